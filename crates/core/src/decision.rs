@@ -1,0 +1,231 @@
+//! One decision over several checks: all or nothing.
+
+use smallvec::SmallVec;
+
+use crate::key::Key;
+use crate::limit::{Cost, Limit};
+use crate::time::{Span, Timestamp};
+
+/// What a check can do to the decision.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// Refuses the request if it does not fit.
+    #[default]
+    Binding,
+    /// Watches: never refuses, and is charged only where it fits.
+    Advisory,
+    /// Counts: never refuses, and is charged even where it does not fit.
+    Overage,
+}
+
+/// One question: may this key spend this much of this limit?
+#[derive(Clone, Copy, Debug)]
+pub struct Check<'a> {
+    /// Whose counter. Within one decision a key stands for one limit.
+    pub key: Key<'a>,
+    /// The limit it counts against, unless the store holds an override for the key.
+    pub limit: &'a Limit,
+    /// What the request costs.
+    pub cost: Cost,
+    /// What the answer can do.
+    pub role: Role,
+}
+
+impl<'a> Check<'a> {
+    /// A binding check of cost 1.
+    pub const fn new(key: Key<'a>, limit: &'a Limit) -> Self {
+        Self { key, limit, cost: Cost::ONE, role: Role::Binding }
+    }
+
+    /// The same check at another cost.
+    pub const fn cost(self, cost: Cost) -> Self {
+        Self { cost, ..self }
+    }
+
+    /// The same check in another role.
+    pub const fn role(self, role: Role) -> Self {
+        Self { role, ..self }
+    }
+}
+
+/// Whether something may pass: now, later, or never.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Verdict {
+    /// It may pass, after `wait` (zero but for a leaky bucket).
+    Pass {
+        /// How long to hold it before it passes.
+        wait: Span,
+    },
+    /// It may not pass yet.
+    NotUntil {
+        /// When the same cost would pass, the first tick and not one earlier.
+        retry_after: Span,
+    },
+    /// It is larger than the limit and will not pass at any time.
+    Never,
+}
+
+impl Verdict {
+    /// Passes at once.
+    pub const PASS: Self = Self::Pass { wait: Span::ZERO };
+
+    /// Whether it may pass.
+    pub const fn is_pass(self) -> bool {
+        matches!(self, Self::Pass { .. })
+    }
+}
+
+/// The answer to one check.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Outcome {
+    /// Whether the cost fits.
+    pub verdict: Verdict,
+    /// The limit in force: the largest cost that could ever fit.
+    pub limit: u64,
+    /// What is left after the decision; at least 1 exactly when one more unit would pass.
+    pub remaining: u64,
+    /// How long until the key is as good as never seen (a fixed window: until its end).
+    pub reset_after: Span,
+}
+
+/// The outcomes of a decision, in the order of its checks. Up to four need no allocation.
+pub type Outcomes = SmallVec<[Outcome; 4]>;
+
+/// The answer to all checks of a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Decision {
+    /// The time at which it was taken, by the store's clock.
+    pub at: Timestamp,
+    /// Whether the request passes: the longest wait of the binding checks, or the longest `retry_after` of
+    /// those that refuse, `Never` being the longest.
+    pub verdict: Verdict,
+    /// Which check refused: the first binding one that does not fit.
+    pub refused_by: Option<usize>,
+    /// The answers, one per check.
+    pub outcomes: Outcomes,
+}
+
+impl Decision {
+    /// Whether the request may pass.
+    pub const fn passes(&self) -> bool {
+        self.verdict.is_pass()
+    }
+
+    /// What to hand to a store's `refund` if the request was not served after all: everything that this
+    /// decision charged, once per key.
+    pub fn refunds<'a>(&self, checks: &[Check<'a>]) -> Refunds<'a> {
+        let mut refunds = Refunds::new();
+        for (check, outcome) in checks.iter().zip(&self.outcomes) {
+            let wait = match outcome.verdict {
+                _ if !self.passes() => continue,
+                Verdict::Pass { wait } => wait,
+                _ if check.role == Role::Overage => Span::ZERO,
+                _ => continue,
+            };
+            match refunds.iter_mut().find(|refund| refund.key == check.key) {
+                Some(refund) => refund.cost = refund.cost.plus(check.cost),
+                None => refunds.push(Refund {
+                    key: check.key,
+                    limit: check.limit,
+                    cost: check.cost,
+                    charged: self.at + wait,
+                }),
+            }
+        }
+        refunds
+    }
+}
+
+/// Units to give back.
+#[derive(Clone, Copy, Debug)]
+pub struct Refund<'a> {
+    /// Whose counter.
+    pub key: Key<'a>,
+    /// The limit it counts against.
+    pub limit: &'a Limit,
+    /// How much to give back.
+    pub cost: Cost,
+    /// When the charged request was to pass: the time of its decision plus its `wait`.
+    pub charged: Timestamp,
+}
+
+/// The refunds of a decision. Up to four need no allocation.
+pub type Refunds<'a> = SmallVec<[Refund<'a>; 4]>;
+
+/// Where a decision reads and writes: the counters of its checks, by their position.
+///
+/// Every store in this process decides through [`decide`] over its own ledger, so "all or nothing" is
+/// written once.
+pub trait Ledger {
+    /// How `cost` fits the counter of check number `check`, nothing changing.
+    fn judge(&self, check: usize, cost: Cost) -> Outcome;
+
+    /// Records `cost` at the counter of check number `check`.
+    fn charge(&mut self, check: usize, cost: Cost);
+}
+
+/// Decides all `checks` at `now`: charges everything that is to be charged, or nothing.
+///
+/// Passes iff every binding check fits. Several checks on one key are judged together: the later ones as if
+/// the earlier that fit were part of their cost.
+pub fn decide(checks: &[Check<'_>], now: Timestamp, ledger: &mut impl Ledger) -> Decision {
+    let mut decision = judge(checks, now, ledger);
+    let charges = decision.passes();
+    for (position, (check, outcome)) in checks.iter().zip(&mut decision.outcomes).enumerate() {
+        let fits = outcome.verdict.is_pass();
+        if charges && (fits || check.role == Role::Overage) {
+            ledger.charge(position, check.cost);
+        }
+        // The outcome was judged as charged if it fits, as uncharged if it does not: correct the others.
+        if charges != fits && (fits || check.role == Role::Overage) {
+            let left = ledger.judge(position, Cost::ZERO);
+            *outcome = Outcome { verdict: outcome.verdict, ..left };
+        }
+    }
+    decision
+}
+
+/// Answers all `checks` at `now` and charges nothing; `remaining` is what is left as it is.
+pub fn peek(checks: &[Check<'_>], now: Timestamp, ledger: &impl Ledger) -> Decision {
+    let mut decision = judge(checks, now, ledger);
+    for (position, outcome) in decision.outcomes.iter_mut().enumerate() {
+        let left = ledger.judge(position, Cost::ZERO);
+        *outcome = Outcome { verdict: outcome.verdict, ..left };
+    }
+    decision
+}
+
+fn judge(checks: &[Check<'_>], now: Timestamp, ledger: &impl Ledger) -> Decision {
+    let mut outcomes = Outcomes::new();
+    let mut verdict = Verdict::PASS;
+    let mut refused_by = None;
+    for (position, check) in checks.iter().enumerate() {
+        let before = earlier_on_same_key(checks.get(..position).unwrap_or_default(), &outcomes, check);
+        let outcome = ledger.judge(position, before.plus(check.cost));
+        if check.role == Role::Binding {
+            if !outcome.verdict.is_pass() && refused_by.is_none() {
+                refused_by = Some(position);
+            }
+            verdict = longest(verdict, outcome.verdict);
+        }
+        outcomes.push(outcome);
+    }
+    Decision { at: now, verdict, refused_by, outcomes }
+}
+
+fn earlier_on_same_key(earlier: &[Check<'_>], outcomes: &[Outcome], check: &Check<'_>) -> Cost {
+    let charged = earlier.iter().zip(outcomes).filter(|(other, outcome)| {
+        other.key == check.key && (outcome.verdict.is_pass() || other.role == Role::Overage)
+    });
+    charged.fold(Cost::ZERO, |sum, (other, _)| sum.plus(other.cost))
+}
+
+fn longest(a: Verdict, b: Verdict) -> Verdict {
+    use Verdict::{Never, NotUntil, Pass};
+    match (a, b) {
+        (Never, _) | (_, Never) => Never,
+        (NotUntil { retry_after: x }, NotUntil { retry_after: y }) => NotUntil { retry_after: x.max(y) },
+        (NotUntil { retry_after }, _) | (_, NotUntil { retry_after }) => NotUntil { retry_after },
+        (Pass { wait: x }, Pass { wait: y }) => Pass { wait: x.max(y) },
+    }
+}

@@ -1,0 +1,107 @@
+//! `fixed_window`: at most `requests` in each window, windows aligned to the Unix epoch.
+//!
+//! Cheapest to keep and easiest to explain. Its price: a client that spends a whole window at its end and
+//! the next at its start passes up to twice `requests` within one window's length.
+
+use core::num::NonZeroU64;
+
+use crate::decision::{Outcome, Verdict};
+use crate::limit::{Algorithm, Cost, LimitError, Meter, Spec};
+use crate::time::{EXACT_MAX, Span, Tick, Timestamp};
+
+/// The parameters of a fixed window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FixedWindow {
+    requests: u64,
+    /// The window's length in microseconds.
+    length: NonZeroU64,
+}
+
+/// Which window, and how many units it has admitted. The default is a key never seen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct WindowCount {
+    window: u64,
+    count: u64,
+}
+
+impl FixedWindow {
+    /// The window's length.
+    pub const fn window(&self) -> Span {
+        Span::from_micros(self.length.get())
+    }
+
+    /// The state as it is at `now`; a window already begun never gives way to an earlier one.
+    fn settle(&self, state: WindowCount, now: Timestamp) -> WindowCount {
+        let window = now.as_micros() / self.length;
+        if window > state.window { WindowCount { window, count: 0 } } else { state }
+    }
+
+    fn end(&self, state: &WindowCount) -> Timestamp {
+        Timestamp::from_micros(state.window.saturating_add(1).saturating_mul(self.length.get()))
+    }
+}
+
+impl Meter for FixedWindow {
+    const ALGORITHM: Algorithm = Algorithm::FixedWindow;
+    type State = WindowCount;
+
+    fn new(spec: &Spec) -> Result<Self, LimitError> {
+        spec.validate()?;
+        spec.refuse_burst(Self::ALGORITHM)?;
+        match NonZeroU64::new(spec.window.as_micros()) {
+            Some(length) if spec.requests <= EXACT_MAX => Ok(Self { requests: spec.requests, length }),
+            _ => Err(spec.not_representable()),
+        }
+    }
+
+    fn capacity(&self) -> u64 {
+        self.requests
+    }
+
+    fn tick(&self) -> Tick {
+        Tick::Micro
+    }
+
+    fn judge(&self, state: &WindowCount, now: Timestamp, cost: Cost) -> Outcome {
+        let before = self.settle(*state, now);
+        let end = self.end(&before);
+        let total = before.count.saturating_add(cost.get());
+        let (verdict, count) = if cost.get() > self.requests {
+            (Verdict::Never, before.count)
+        } else if total <= self.requests {
+            (Verdict::PASS, total)
+        } else {
+            (Verdict::NotUntil { retry_after: end.since(now) }, before.count)
+        };
+        Outcome {
+            verdict,
+            limit: self.requests,
+            remaining: self.requests.saturating_sub(count),
+            reset_after: end.since(now),
+        }
+    }
+
+    fn charge(&self, state: &mut WindowCount, now: Timestamp, cost: Cost) {
+        *state = self.settle(*state, now);
+        state.count = state.count.saturating_add(cost.get()).min(EXACT_MAX);
+    }
+
+    fn refund(&self, state: &mut WindowCount, charged: Timestamp, now: Timestamp, cost: Cost) {
+        *state = self.settle(*state, now);
+        if charged.as_micros() / self.length == state.window {
+            state.count = state.count.saturating_sub(cost.get());
+        }
+    }
+
+    fn rebase(&self, old: &Self, state: WindowCount, now: Timestamp) -> WindowCount {
+        if self.length == old.length {
+            return state;
+        }
+        let settled = old.settle(state, now);
+        WindowCount { window: now.as_micros() / self.length, count: settled.count }
+    }
+
+    fn fresh_at(&self, state: &WindowCount) -> Timestamp {
+        self.end(state)
+    }
+}

@@ -1,0 +1,78 @@
+//! Whose counter it is.
+
+use core::fmt;
+
+/// A rule's identity: a stable hash of its name.
+///
+/// The name *is* the identity, so a rule keeps its counters over reloads, restarts and on every node, and no
+/// string has to travel with a decision. Whoever loads rules must refuse two names with one id.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RuleId(u64);
+
+impl RuleId {
+    /// The id of the rule called `name` (64-bit FNV-1a).
+    pub const fn named(name: &str) -> Self {
+        const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
+        const PRIME: u64 = 0x0000_0100_0000_01b3;
+        let mut hash = OFFSET;
+        let mut rest = name.as_bytes();
+        while let [byte, tail @ ..] = rest {
+            hash = (hash ^ *byte as u64).wrapping_mul(PRIME);
+            rest = tail;
+        }
+        Self(hash)
+    }
+
+    /// The id as a number, for hashing and for key names.
+    pub const fn as_u64(self) -> u64 {
+        self.0
+    }
+}
+
+impl fmt::Debug for RuleId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RuleId({:016x})", self.0)
+    }
+}
+
+/// Whose counter: a rule, and the client it counts.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Key<'a> {
+    /// The rule that counts.
+    pub rule: RuleId,
+    /// Whom it counts: an API key, an address, or nothing at all for everybody together.
+    pub client: &'a [u8],
+}
+
+impl<'a> Key<'a> {
+    /// The counter of `client` under `rule`.
+    pub const fn new(rule: RuleId, client: &'a [u8]) -> Self {
+        Self { rule, client }
+    }
+}
+
+impl fmt::Debug for Key<'_> {
+    /// Redacted: a client may be an API key.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Key({:?}, {} bytes)", self.rule, self.client.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use super::*;
+
+    #[test]
+    fn the_id_of_a_name_never_changes() {
+        assert_eq!(RuleId::named("").as_u64(), 0xcbf2_9ce4_8422_2325);
+        assert_eq!(RuleId::named("a").as_u64(), 0xaf63_dc4c_8601_ec8c);
+        assert_ne!(RuleId::named("default"), RuleId::named("global"));
+    }
+
+    #[test]
+    fn debug_never_shows_the_client() {
+        let shown = std::format!("{:?}", Key::new(RuleId::named("default"), b"sk_live_secret"));
+        assert!(!shown.contains("secret"), "{shown}");
+    }
+}

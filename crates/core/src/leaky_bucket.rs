@@ -1,0 +1,62 @@
+//! `leaky_bucket`: a queue that lets requests depart exactly `1 / rate` apart.
+//!
+//! An admitted request learns its `wait`, the time until its departure. At most `burst` units wait (the one
+//! departing not counted); the next is refused. A request of cost n departs once and holds n departures.
+
+use crate::bucket::{Bucket, Level, Rate};
+use crate::decision::{Outcome, Verdict};
+use crate::limit::{Algorithm, Cost, LimitError, Meter, Spec};
+use crate::time::{Tick, Timestamp};
+
+/// The parameters of a leaky bucket; `burst` defaults to `requests`, and 0 lets nothing wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LeakyBucket(Bucket);
+
+impl LeakyBucket {
+    /// The exact rate of departures.
+    pub const fn rate(&self) -> &Rate {
+        self.0.rate()
+    }
+}
+
+impl Meter for LeakyBucket {
+    const ALGORITHM: Algorithm = Algorithm::LeakyBucket;
+    type State = Level;
+
+    fn new(spec: &Spec) -> Result<Self, LimitError> {
+        let waiting = spec.burst.unwrap_or(spec.requests);
+        Bucket::new(spec, waiting.saturating_add(1)).map(Self)
+    }
+
+    fn capacity(&self) -> u64 {
+        self.0.capacity()
+    }
+
+    fn tick(&self) -> Tick {
+        self.0.rate().tick()
+    }
+
+    fn judge(&self, state: &Level, now: Timestamp, cost: Cost) -> Outcome {
+        let (mut outcome, before) = self.0.judge(state, now, cost);
+        if let Verdict::Pass { wait } = &mut outcome.verdict {
+            *wait = self.0.until_empty(&before, now);
+        }
+        outcome
+    }
+
+    fn charge(&self, state: &mut Level, now: Timestamp, cost: Cost) {
+        self.0.charge(state, now, cost);
+    }
+
+    fn refund(&self, state: &mut Level, charged: Timestamp, now: Timestamp, cost: Cost) {
+        self.0.withdraw_last(state, charged, now, cost);
+    }
+
+    fn rebase(&self, old: &Self, state: Level, now: Timestamp) -> Level {
+        self.0.rebase(&old.0, &state, now)
+    }
+
+    fn fresh_at(&self, state: &Level) -> Timestamp {
+        self.0.empty_at(state)
+    }
+}

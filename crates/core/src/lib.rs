@@ -1,0 +1,69 @@
+//! Pure decisions about which requests may pass.
+//!
+//! This crate holds the arithmetic and nothing else: no I/O, no clock, no async, no randomness. Time is an
+//! argument ([`Timestamp`]), and every algorithm is data plus pure functions over integers, so the same
+//! inputs give the same answer on every machine, and in the Lua twin of each formula.
+//!
+//! ```
+//! use tidegate_core::{Algorithm, Cost, Limit, Span, Spec, State, Timestamp, Verdict};
+//!
+//! let spec = Spec { requests: 2, window: Span::from_secs(1), burst: Some(10) };
+//! let limit = Limit::new(Algorithm::TokenBucket, spec)?;
+//! let mut state = State::default();
+//! let start = Timestamp::from_secs(1_700_000_000);
+//!
+//! let outcome = limit.step(&mut state, start, Cost::new(5));
+//! assert_eq!(outcome.remaining, 5);
+//!
+//! // Half a second later one token has come back.
+//! let later = start + Span::from_millis(500);
+//! assert_eq!(limit.judge(&state, later, Cost::ZERO).remaining, 6);
+//!
+//! // A denial is a value: "not until" is not "never".
+//! let refused = limit.judge(&state, later, Cost::new(7));
+//! assert_eq!(refused.verdict, Verdict::NotUntil { retry_after: Span::from_millis(500) });
+//! assert_eq!(limit.judge(&state, later, Cost::new(11)).verdict, Verdict::Never);
+//! # Ok::<(), tidegate_core::LimitError>(())
+//! ```
+//!
+//! The words: a [`Limit`] is an algorithm with its parameters, a [`Check`] asks one question of it for one
+//! [`Key`], an [`Outcome`] answers one check, a [`Decision`] answers all checks of a request.
+
+#![no_std]
+#![forbid(unsafe_code)]
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::arithmetic_side_effects,
+        clippy::expect_used,
+        clippy::indexing_slicing,
+        clippy::panic,
+        clippy::unwrap_used,
+    )
+)]
+
+extern crate alloc;
+
+mod bucket;
+mod decision;
+mod fixed_window;
+mod key;
+mod leaky_bucket;
+mod limit;
+mod sliding_counter;
+mod sliding_log;
+mod time;
+mod token_bucket;
+
+pub use bucket::{Level, Rate};
+pub use decision::{
+    Check, Decision, Ledger, Outcome, Outcomes, Refund, Refunds, Role, Verdict, decide, peek,
+};
+pub use fixed_window::{FixedWindow, WindowCount};
+pub use key::{Key, RuleId};
+pub use leaky_bucket::LeakyBucket;
+pub use limit::{Algorithm, Cost, Limit, LimitError, Meter, Spec, State, UnknownAlgorithm};
+pub use sliding_counter::{SlidingCounter, TwoWindows};
+pub use sliding_log::{Log, SlidingLog};
+pub use time::{Span, Tick, Timestamp};
+pub use token_bucket::TokenBucket;

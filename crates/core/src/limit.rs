@@ -1,0 +1,304 @@
+//! A limit: an algorithm with its parameters, valid by construction.
+//!
+//! Every algorithm is one file that implements [`Meter`]; the list at the end of this one makes it known.
+
+use core::fmt;
+use core::str::FromStr;
+
+use thiserror::Error;
+
+use crate::decision::Outcome;
+use crate::time::{Span, Tick, Timestamp};
+
+/// How much a request takes from a limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Cost(u64);
+
+impl Cost {
+    /// Takes nothing: a peek.
+    pub const ZERO: Self = Self(0);
+    /// What an ordinary request takes.
+    pub const ONE: Self = Self(1);
+
+    /// A cost of `units`.
+    pub const fn new(units: u64) -> Self {
+        Self(units)
+    }
+
+    /// The cost in units.
+    pub const fn get(self) -> u64 {
+        self.0
+    }
+
+    /// Both costs together.
+    pub const fn plus(self, other: Self) -> Self {
+        Self(self.0.saturating_add(other.0))
+    }
+}
+
+/// What an operator says of a limit: so many requests per window, and how many at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Spec {
+    /// Units per window.
+    pub requests: u64,
+    /// The window.
+    pub window: Span,
+    /// Units at once, for the algorithms that know a burst; `None` takes the algorithm's default.
+    pub burst: Option<u64>,
+}
+
+impl Spec {
+    /// `requests` per `window`, the burst left to the algorithm.
+    pub const fn new(requests: u64, window: Span) -> Self {
+        Self { requests, window, burst: None }
+    }
+
+    pub(crate) fn validate(&self) -> Result<(), LimitError> {
+        match self {
+            Self { requests: 0, .. } => Err(LimitError::ZeroRequests),
+            Self { window, .. } if window.is_zero() => Err(LimitError::ZeroWindow),
+            _ => Ok(()),
+        }
+    }
+
+    pub(crate) fn refuse_burst(&self, algorithm: Algorithm) -> Result<(), LimitError> {
+        if self.burst.is_some() { Err(LimitError::NoBurst { algorithm }) } else { Ok(()) }
+    }
+
+    pub(crate) fn not_representable(&self) -> LimitError {
+        LimitError::NotRepresentable {
+            requests: self.requests,
+            window: self.window,
+            capacity: self.burst.unwrap_or(self.requests),
+        }
+    }
+}
+
+/// Why a limit cannot be made.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum LimitError {
+    /// A limit of nothing.
+    #[error("`requests` is 0: nothing would ever pass; use at least 1")]
+    ZeroRequests,
+    /// A window without length.
+    #[error("`window` is 0: use at least 1 µs, usually seconds or minutes")]
+    ZeroWindow,
+    /// A token bucket that never holds a token.
+    #[error("`burst` is 0: nothing would ever pass; use at least 1")]
+    ZeroBurst,
+    /// A burst for an algorithm that has none.
+    #[error("`{algorithm}` takes no `burst`; remove it, or use token_bucket or leaky_bucket")]
+    NoBurst {
+        /// The algorithm that was given one.
+        algorithm: Algorithm,
+    },
+    /// No tick keeps the arithmetic exact.
+    #[error(
+        "{requests} per {window:?} with {capacity} at once cannot be counted exactly; \
+         use fewer requests, a shorter window or rounder numbers"
+    )]
+    NotRepresentable {
+        /// Units per window.
+        requests: u64,
+        /// The window.
+        window: Span,
+        /// Units at once.
+        capacity: u64,
+    },
+}
+
+/// What every algorithm does. Parameters are the implementor; what is remembered per key is the `State`.
+///
+/// For all of them: a cost of 0 peeks; a cost that could never fit is `Never`; time that goes backwards
+/// refills nothing; whatever overflows saturates towards refusal; nothing panics.
+pub trait Meter: Copy {
+    /// The algorithm's name.
+    const ALGORITHM: Algorithm;
+    /// What is remembered of a key; the default is a key never seen.
+    type State: Clone + Default;
+
+    /// The limit an operator specified, or why it cannot be.
+    fn new(spec: &Spec) -> Result<Self, LimitError>;
+
+    /// The largest cost that could ever fit; what clients are shown as the limit.
+    fn capacity(&self) -> u64;
+
+    /// The step in which it sees time.
+    fn tick(&self) -> Tick;
+
+    /// Whether `cost` fits at `now`, changing nothing. Where it fits, `remaining` and `reset_after` are
+    /// those after it was charged.
+    fn judge(&self, state: &Self::State, now: Timestamp, cost: Cost) -> Outcome;
+
+    /// Records `cost`, also one that does not fit (overage).
+    fn charge(&self, state: &mut Self::State, now: Timestamp, cost: Cost);
+
+    /// Gives back what the state still holds of `cost`. `charged` is when the charged request was to pass:
+    /// the time of its decision plus its own `wait`.
+    fn refund(&self, state: &mut Self::State, charged: Timestamp, now: Timestamp, cost: Cost);
+
+    /// The state under this limit of a key last counted under `old`: what is spent stays spent.
+    fn rebase(&self, old: &Self, state: Self::State, now: Timestamp) -> Self::State;
+
+    /// From when on the state is as good as never seen.
+    fn fresh_at(&self, state: &Self::State) -> Timestamp;
+}
+
+/// Declares the algorithms: their names, and [`Limit`] and [`State`] with one variant each.
+macro_rules! algorithms {
+    ($($(#[$doc:meta])* $variant:ident => $module:ident, $name:literal;)+) => {
+        /// The algorithms by name.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum Algorithm {
+            $($(#[$doc])* $variant,)+
+        }
+
+        impl Algorithm {
+            /// All algorithms.
+            pub const ALL: &'static [Self] = &[$(Self::$variant),+];
+
+            /// The name used in configuration.
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name,)+ }
+            }
+        }
+
+        /// An algorithm with its parameters.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum Limit {
+            $($(#[$doc])* $variant(crate::$module::$variant),)+
+        }
+
+        /// What is remembered of a key under a [`Limit`]; the default is a key never seen.
+        #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+        pub enum State {
+            /// A key never seen.
+            #[default]
+            Unseen,
+            $($(#[$doc])* $variant(<crate::$module::$variant as Meter>::State),)+
+        }
+
+        impl Limit {
+            /// The limit an operator specified, or why it cannot be.
+            pub fn new(algorithm: Algorithm, spec: Spec) -> Result<Self, LimitError> {
+                Ok(match algorithm {
+                    $(Algorithm::$variant => Self::$variant(Meter::new(&spec)?),)+
+                })
+            }
+
+            /// The algorithm.
+            pub const fn algorithm(&self) -> Algorithm {
+                match self { $(Self::$variant(_) => Algorithm::$variant,)+ }
+            }
+
+            /// The largest cost that could ever fit; what clients are shown as the limit.
+            pub fn capacity(&self) -> u64 {
+                match self { $(Self::$variant(limit) => limit.capacity(),)+ }
+            }
+
+            /// The step in which it sees time.
+            pub fn tick(&self) -> Tick {
+                match self { $(Self::$variant(limit) => limit.tick(),)+ }
+            }
+
+            /// Whether `cost` fits at `now`, changing nothing. Where it fits, `remaining` and `reset_after`
+            /// are those after it was charged. A state of another algorithm counts as never seen.
+            pub fn judge(&self, state: &State, now: Timestamp, cost: Cost) -> Outcome {
+                match (self, state) {
+                    $((Self::$variant(limit), State::$variant(state)) => limit.judge(state, now, cost),
+                    (Self::$variant(limit), _) => limit.judge(&Default::default(), now, cost),)+
+                }
+            }
+
+            /// Records `cost`, also one that does not fit (overage). A cost of 0 leaves no trace.
+            pub fn charge(&self, state: &mut State, now: Timestamp, cost: Cost) {
+                if cost == Cost::ZERO {
+                    return;
+                }
+                match self {
+                    $(Self::$variant(limit) => {
+                        if !matches!(state, State::$variant(_)) {
+                            *state = State::$variant(Default::default());
+                        }
+                        if let State::$variant(state) = state {
+                            limit.charge(state, now, cost);
+                        }
+                    })+
+                }
+            }
+
+            /// Gives back what the state still holds of `cost`. `charged` is when the charged request was
+            /// to pass: the time of its decision plus its own `wait`.
+            pub fn refund(&self, state: &mut State, charged: Timestamp, now: Timestamp, cost: Cost) {
+                match (self, state) {
+                    $((Self::$variant(limit), State::$variant(state)) => limit.refund(state, charged, now, cost),)+
+                    _ => {}
+                }
+            }
+
+            /// The state under this limit of a key last counted under `old`: what is spent stays spent; a
+            /// changed algorithm starts afresh.
+            pub fn rebase(&self, old: &Self, state: State, now: Timestamp) -> State {
+                match (self, old, state) {
+                    $((Self::$variant(new), Self::$variant(old), State::$variant(state)) => {
+                        State::$variant(new.rebase(old, state, now))
+                    })+
+                    _ => State::Unseen,
+                }
+            }
+
+            /// From when on the state is as good as never seen.
+            pub fn fresh_at(&self, state: &State) -> Timestamp {
+                match (self, state) {
+                    $((Self::$variant(limit), State::$variant(state)) => limit.fresh_at(state),)+
+                    _ => Timestamp::ZERO,
+                }
+            }
+        }
+    };
+}
+
+algorithms! {
+    /// Steady refill with bursts.
+    TokenBucket => token_bucket, "token_bucket";
+    /// A queue with evenly spaced departures.
+    LeakyBucket => leaky_bucket, "leaky_bucket";
+    /// One count per aligned window.
+    FixedWindow => fixed_window, "fixed_window";
+    /// Every instant kept: exact.
+    SlidingLog => sliding_log, "sliding_window_log";
+    /// Two counts that stand for a sliding window.
+    SlidingCounter => sliding_counter, "sliding_window_counter";
+}
+
+impl Limit {
+    /// One whole step: judges `cost`, and charges it if it fits.
+    pub fn step(&self, state: &mut State, now: Timestamp, cost: Cost) -> Outcome {
+        let outcome = self.judge(state, now, cost);
+        if outcome.verdict.is_pass() {
+            self.charge(state, now, cost);
+        }
+        outcome
+    }
+}
+
+impl fmt::Display for Algorithm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A name that no algorithm has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error(
+    "no such algorithm; there are token_bucket, leaky_bucket, fixed_window, sliding_window_log, sliding_window_counter"
+)]
+pub struct UnknownAlgorithm;
+
+impl FromStr for Algorithm {
+    type Err = UnknownAlgorithm;
+
+    fn from_str(name: &str) -> Result<Self, UnknownAlgorithm> {
+        Self::ALL.iter().copied().find(|algorithm| algorithm.name() == name).ok_or(UnknownAlgorithm)
+    }
+}

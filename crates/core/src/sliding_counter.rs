@@ -1,0 +1,158 @@
+//! `sliding_window_counter`: two counts that stand for a sliding window.
+//!
+//! The last window's count is taken to have been spread evenly, so its share still inside the sliding window
+//! is `previous · (1 − elapsed/window)`. Admitted iff the floor of that share, plus what this window has
+//! admitted, plus the cost, is at most `requests`. It bounds its estimate: the true count of any window's
+//! length stays under twice `requests`.
+
+use core::num::NonZeroU64;
+
+use crate::decision::{Outcome, Verdict};
+use crate::limit::{Algorithm, Cost, LimitError, Meter, Spec};
+use crate::time::{EXACT_MAX, Span, Tick, Timestamp};
+
+/// The parameters of a sliding window counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SlidingCounter {
+    tick: Tick,
+    requests: u64,
+    /// The window's length in ticks.
+    length: NonZeroU64,
+}
+
+/// Which window, what it has admitted, and what the one before it had. The default is a key never seen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct TwoWindows {
+    window: u64,
+    previous: u64,
+    current: u64,
+}
+
+impl SlidingCounter {
+    /// The window's length.
+    pub const fn window(&self) -> Span {
+        Span::from_micros(self.length.get().saturating_mul(self.tick.micros()))
+    }
+
+    /// The state and the ticks elapsed of its window at `now`; never an earlier window than the state's.
+    fn settle(&self, state: TwoWindows, now: Timestamp) -> (TwoWindows, u64) {
+        let tick = self.tick.of(now);
+        let window = tick / self.length;
+        let settled = match window.checked_sub(state.window) {
+            None | Some(0) => state,
+            Some(1) => TwoWindows { window, previous: state.current, current: 0 },
+            Some(_) => TwoWindows { window, previous: 0, current: 0 },
+        };
+        (settled, tick.saturating_sub(self.start_tick(settled.window)))
+    }
+
+    fn start_tick(&self, window: u64) -> u64 {
+        window.saturating_mul(self.length.get())
+    }
+
+    /// What of `previous` is still inside the sliding window.
+    fn share(&self, previous: u64, elapsed: u64) -> u64 {
+        previous.saturating_mul(self.length.get().saturating_sub(elapsed)) / self.length
+    }
+
+    /// The first tick of a window at which at most `room` of `previous` is still inside.
+    fn ticks_until_share(&self, previous: u64, room: u64) -> u64 {
+        let Some(previous) = NonZeroU64::new(previous).filter(|count| count.get() > room) else { return 0 };
+        // share ≤ room  ⇔  previous · (length − elapsed) < (room + 1) · length
+        let inside = room.saturating_add(1).saturating_mul(self.length.get()).div_ceil(previous.get());
+        self.length.get().saturating_sub(inside.saturating_sub(1))
+    }
+
+    /// The first instant at which `cost` (at most `requests`) fits, nothing else being charged.
+    fn when_fits(&self, state: &TwoWindows, cost: u64) -> Timestamp {
+        let beside = self.requests.saturating_sub(cost);
+        let tick = match beside.checked_sub(state.current) {
+            Some(room) => {
+                self.start_tick(state.window).saturating_add(self.ticks_until_share(state.previous, room))
+            }
+            None => self
+                .start_tick(state.window.saturating_add(1))
+                .saturating_add(self.ticks_until_share(state.current, beside)),
+        };
+        self.tick.start(tick)
+    }
+
+    /// Counts stay where `count · length` is exact, also when more than `requests` is charged.
+    fn most(&self) -> u64 {
+        EXACT_MAX / self.length
+    }
+}
+
+impl Meter for SlidingCounter {
+    const ALGORITHM: Algorithm = Algorithm::SlidingCounter;
+    type State = TwoWindows;
+
+    fn new(spec: &Spec) -> Result<Self, LimitError> {
+        spec.validate()?;
+        spec.refuse_burst(Self::ALGORITHM)?;
+        let fitting = Tick::ALL.into_iter().find_map(|tick| {
+            let length = NonZeroU64::new(tick.count(spec.window)?)?;
+            (spec.requests <= EXACT_MAX / length).then_some(Self { tick, requests: spec.requests, length })
+        });
+        fitting.ok_or_else(|| spec.not_representable())
+    }
+
+    fn capacity(&self) -> u64 {
+        self.requests
+    }
+
+    fn tick(&self) -> Tick {
+        self.tick
+    }
+
+    fn judge(&self, state: &TwoWindows, now: Timestamp, cost: Cost) -> Outcome {
+        let (mut state, elapsed) = self.settle(*state, now);
+        let used = self.share(state.previous, elapsed).saturating_add(state.current);
+        let total = used.saturating_add(cost.get());
+        let (verdict, used) = if cost.get() > self.requests {
+            (Verdict::Never, used)
+        } else if total <= self.requests {
+            state.current = state.current.saturating_add(cost.get());
+            (Verdict::PASS, total)
+        } else {
+            (Verdict::NotUntil { retry_after: self.when_fits(&state, cost.get()).since(now) }, used)
+        };
+        let reset_after =
+            if used == 0 { Span::ZERO } else { self.when_fits(&state, self.requests).since(now) };
+        Outcome { verdict, limit: self.requests, remaining: self.requests.saturating_sub(used), reset_after }
+    }
+
+    fn charge(&self, state: &mut TwoWindows, now: Timestamp, cost: Cost) {
+        *state = self.settle(*state, now).0;
+        state.current = state.current.saturating_add(cost.get()).min(self.most());
+    }
+
+    fn refund(&self, state: &mut TwoWindows, charged: Timestamp, now: Timestamp, cost: Cost) {
+        *state = self.settle(*state, now).0;
+        let charged = self.tick.of(charged) / self.length;
+        if charged == state.window {
+            state.current = state.current.saturating_sub(cost.get());
+        } else if charged.saturating_add(1) == state.window {
+            state.previous = state.previous.saturating_sub(cost.get());
+        }
+    }
+
+    fn rebase(&self, old: &Self, state: TwoWindows, now: Timestamp) -> TwoWindows {
+        if self.window() == old.window() {
+            // The same windows, perhaps in other ticks: their numbers and counts stay what they were.
+            let most = self.most();
+            return TwoWindows {
+                previous: state.previous.min(most),
+                current: state.current.min(most),
+                ..state
+            };
+        }
+        let (settled, elapsed) = old.settle(state, now);
+        let used = old.share(settled.previous, elapsed).saturating_add(settled.current);
+        TwoWindows { window: self.tick.of(now) / self.length, previous: 0, current: used.min(self.most()) }
+    }
+
+    fn fresh_at(&self, state: &TwoWindows) -> Timestamp {
+        self.when_fits(state, self.requests)
+    }
+}

@@ -1,0 +1,169 @@
+//! `sliding_window_log`: the instants themselves, and so exact.
+//!
+//! Law: no (now − window, now] ever holds more than `requests`. Refused requests are not stored, so memory
+//! is at most `requests` entries per key.
+
+use alloc::collections::VecDeque;
+
+use crate::decision::{Outcome, Verdict};
+use crate::limit::{Algorithm, Cost, LimitError, Meter, Spec};
+use crate::time::{EXACT_MAX, Span, Tick, Timestamp};
+
+/// The parameters of a sliding window log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SlidingLog {
+    requests: u64,
+    window: Span,
+}
+
+/// When units were admitted, oldest first. The default is a key never seen.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Log {
+    /// The newest instant seen by a charge: time never goes back behind it.
+    seen: Timestamp,
+    /// The units of all entries together.
+    held: u64,
+    entries: VecDeque<Entry>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Entry {
+    at: Timestamp,
+    units: u64,
+}
+
+impl Log {
+    /// How many entries are kept.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether nothing is kept.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    fn newest(&self) -> Timestamp {
+        self.entries.back().map_or(Timestamp::ZERO, |newest| newest.at)
+    }
+}
+
+impl SlidingLog {
+    /// The window's length.
+    pub const fn window(&self) -> Span {
+        self.window
+    }
+
+    fn inside(&self, entry: &Entry, now: Timestamp) -> bool {
+        now.since(entry.at) < self.window
+    }
+
+    /// The units of the entries that have left the window by `now`.
+    fn left_by(&self, log: &Log, now: Timestamp) -> u64 {
+        let left = log.entries.iter().take_while(|entry| !self.inside(entry, now));
+        left.fold(0, |units, entry| units.saturating_add(entry.units))
+    }
+
+    /// Forgets the entries that have left the window by `now`.
+    fn drop_left(&self, log: &mut Log, now: Timestamp) {
+        log.seen = log.seen.max(now);
+        let at = log.seen;
+        while let Some(oldest) = log.entries.pop_front_if(|oldest| !self.inside(oldest, at)) {
+            log.held = log.held.saturating_sub(oldest.units);
+        }
+    }
+
+    /// The first instant at which at least `units` of all entries have left.
+    fn when_left(&self, log: &Log, units: u64) -> Timestamp {
+        let mut left = 0_u64;
+        let last = log.entries.iter().find(|entry| {
+            left = left.saturating_add(entry.units);
+            left >= units
+        });
+        last.map_or(log.seen, |entry| entry.at + self.window)
+    }
+}
+
+impl Meter for SlidingLog {
+    const ALGORITHM: Algorithm = Algorithm::SlidingLog;
+    type State = Log;
+
+    fn new(spec: &Spec) -> Result<Self, LimitError> {
+        spec.validate()?;
+        spec.refuse_burst(Self::ALGORITHM)?;
+        if spec.requests > EXACT_MAX {
+            return Err(spec.not_representable());
+        }
+        Ok(Self { requests: spec.requests, window: spec.window })
+    }
+
+    fn capacity(&self) -> u64 {
+        self.requests
+    }
+
+    fn tick(&self) -> Tick {
+        Tick::Micro
+    }
+
+    fn judge(&self, log: &Log, now: Timestamp, cost: Cost) -> Outcome {
+        let at = now.max(log.seen);
+        let left = self.left_by(log, at);
+        let used = log.held.saturating_sub(left);
+        let total = used.saturating_add(cost.get());
+        let (verdict, used) = if cost.get() > self.requests {
+            (Verdict::Never, used)
+        } else if total <= self.requests {
+            (Verdict::PASS, total)
+        } else {
+            let must_leave = left.saturating_add(total.saturating_sub(self.requests));
+            (Verdict::NotUntil { retry_after: self.when_left(log, must_leave).since(now) }, used)
+        };
+        let newest = if verdict.is_pass() && cost > Cost::ZERO { at } else { log.newest() };
+        Outcome {
+            verdict,
+            limit: self.requests,
+            remaining: self.requests.saturating_sub(used),
+            reset_after: if used == 0 { Span::ZERO } else { (newest + self.window).since(now) },
+        }
+    }
+
+    fn charge(&self, log: &mut Log, now: Timestamp, cost: Cost) {
+        self.drop_left(log, now);
+        let at = log.seen;
+        let units = cost.get().min(EXACT_MAX.saturating_sub(log.held));
+        if units == 0 {
+            return;
+        }
+        log.held = log.held.saturating_add(units);
+        let full = log.entries.len() as u64 >= self.requests;
+        match log.entries.back_mut() {
+            // One entry per instant; and where more is charged than fits, the newest entry takes it.
+            Some(newest) if newest.at == at || full => {
+                *newest = Entry { at, units: newest.units.saturating_add(units) };
+            }
+            _ => log.entries.push_back(Entry { at, units }),
+        }
+    }
+
+    fn refund(&self, log: &mut Log, charged: Timestamp, _now: Timestamp, cost: Cost) {
+        let Ok(index) = log.entries.binary_search_by_key(&charged, |entry| entry.at) else { return };
+        let Some(entry) = log.entries.get_mut(index) else { return };
+        let units = cost.get().min(entry.units);
+        entry.units = entry.units.saturating_sub(units);
+        log.held = log.held.saturating_sub(units);
+        if entry.units == 0 {
+            log.entries.remove(index);
+        }
+    }
+
+    fn rebase(&self, old: &Self, mut log: Log, now: Timestamp) -> Log {
+        if self.window != old.window {
+            old.drop_left(&mut log, now);
+        }
+        log
+    }
+
+    fn fresh_at(&self, log: &Log) -> Timestamp {
+        log.newest() + self.window
+    }
+}

@@ -1,0 +1,63 @@
+//! `token_bucket`: tokens come back at a steady rate, up to `burst` of them can be taken at once.
+//!
+//! Law: any interval of length t admits at most `burst + rate · t` units.
+//!
+//! What is remembered is what was *spent*, not what is left: a key never seen has spent nothing, and a limit
+//! that changes keeps what was spent without asking how large the bucket used to be.
+
+use crate::bucket::{Bucket, Level, Rate};
+use crate::decision::Outcome;
+use crate::limit::{Algorithm, Cost, LimitError, Meter, Spec};
+use crate::time::{Tick, Timestamp};
+
+/// The parameters of a token bucket; `burst` defaults to `requests`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TokenBucket(Bucket);
+
+impl TokenBucket {
+    /// The exact rate at which tokens come back.
+    pub const fn rate(&self) -> &Rate {
+        self.0.rate()
+    }
+}
+
+impl Meter for TokenBucket {
+    const ALGORITHM: Algorithm = Algorithm::TokenBucket;
+    type State = Level;
+
+    fn new(spec: &Spec) -> Result<Self, LimitError> {
+        let burst = spec.burst.unwrap_or(spec.requests);
+        if spec.burst == Some(0) {
+            return Err(LimitError::ZeroBurst);
+        }
+        Bucket::new(spec, burst).map(Self)
+    }
+
+    fn capacity(&self) -> u64 {
+        self.0.capacity()
+    }
+
+    fn tick(&self) -> Tick {
+        self.0.rate().tick()
+    }
+
+    fn judge(&self, state: &Level, now: Timestamp, cost: Cost) -> Outcome {
+        self.0.judge(state, now, cost).0
+    }
+
+    fn charge(&self, state: &mut Level, now: Timestamp, cost: Cost) {
+        self.0.charge(state, now, cost);
+    }
+
+    fn refund(&self, state: &mut Level, charged: Timestamp, now: Timestamp, cost: Cost) {
+        self.0.refund(state, charged, now, cost);
+    }
+
+    fn rebase(&self, old: &Self, state: Level, now: Timestamp) -> Level {
+        self.0.rebase(&old.0, &state, now)
+    }
+
+    fn fresh_at(&self, state: &Level) -> Timestamp {
+        self.0.empty_at(state)
+    }
+}

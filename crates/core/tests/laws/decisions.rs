@@ -1,0 +1,179 @@
+//! One decision over several checks: all or nothing.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+use tidegate_core::{
+    Check, Cost, Decision, Key, Ledger, Limit, Outcome, Role, RuleId, Span, State, Timestamp, Verdict,
+    decide, peek,
+};
+
+use crate::generate::{Made, any_made, start};
+
+type States = BTreeMap<RuleId, State>;
+
+struct Book<'a> {
+    checks: &'a [Check<'a>],
+    now: Timestamp,
+    states: States,
+}
+
+impl Ledger for Book<'_> {
+    fn judge(&self, check: usize, cost: Cost) -> Outcome {
+        let check = &self.checks[check];
+        let state = self.states.get(&check.key.rule).cloned().unwrap_or_default();
+        check.limit.judge(&state, self.now, cost)
+    }
+
+    fn charge(&mut self, check: usize, cost: Cost) {
+        let check = &self.checks[check];
+        check.limit.charge(self.states.entry(check.key.rule).or_default(), self.now, cost);
+    }
+}
+
+const RULES: [RuleId; 4] =
+    [RuleId::named("global"), RuleId::named("tenant"), RuleId::named("default"), RuleId::named("search")];
+
+fn checks_of<'a>(limits: &'a [Limit], asked: &[(usize, u64, Role)]) -> Vec<Check<'a>> {
+    let check = |&(rule, cost, role): &(usize, u64, Role)| {
+        Check::new(Key::new(RULES[rule], b"client"), &limits[rule]).cost(Cost::new(cost)).role(role)
+    };
+    asked.iter().map(check).collect()
+}
+
+fn role() -> impl Strategy<Value = Role> {
+    prop_oneof![4 => Just(Role::Binding), 2 => Just(Role::Advisory), 1 => Just(Role::Overage)]
+}
+
+fn asked() -> impl Strategy<Value = Vec<(usize, u64, Role)>> {
+    proptest::collection::vec((0..RULES.len(), 0_u64..=4, role()), 0..6)
+}
+
+/// Few requests per limit, so that many decisions are refused.
+fn limits() -> impl Strategy<Value = Vec<Limit>> {
+    let tight = |made: Made| {
+        let spec = tidegate_core::Spec { requests: made.spec.requests.min(7), ..made.spec };
+        Limit::new(made.limit.algorithm(), spec).unwrap()
+    };
+    proptest::collection::vec(any_made().prop_map(tight), RULES.len())
+}
+
+proptest! {
+    #[test]
+    fn all_binding_checks_and_fitting_advisory_ones_are_charged_or_nothing_is(
+        limits in limits(), start in start(),
+        requests in proptest::collection::vec((asked(), 0_u64..2_000_000), 1..12),
+    ) {
+        let mut states = States::new();
+        let mut now = start;
+        for (asked, gap) in requests {
+            now = now + Span::from_micros(gap);
+            let checks = checks_of(&limits, &asked);
+            let mut book = Book { checks: &checks, now, states: states.clone() };
+            let peeked = peek(&checks, now, &book);
+            let decision = decide(&checks, now, &mut book);
+
+            prop_assert_eq!(peeked.verdict, decision.verdict);
+            prop_assert_eq!(peeked.refused_by, decision.refused_by);
+            let binding = || checks.iter().zip(&decision.outcomes).filter(|(check, _)| check.role == Role::Binding);
+            prop_assert_eq!(decision.passes(), binding().all(|(_, outcome)| outcome.verdict.is_pass()));
+
+            let mut expected = states.clone();
+            for (check, outcome) in checks.iter().zip(&decision.outcomes) {
+                if decision.passes() && (outcome.verdict.is_pass() || check.role == Role::Overage) {
+                    check.limit.charge(expected.entry(check.key.rule).or_default(), now, check.cost);
+                }
+            }
+            prop_assert_eq!(&book.states, &expected);
+            if !decision.passes() {
+                prop_assert_eq!(&book.states, &states, "a refused decision charges nothing");
+                prop_assert_eq!(&peeked, &decision);
+            }
+            states = book.states;
+        }
+    }
+
+    #[test]
+    fn retry_after_is_the_largest_over_the_binding_checks_that_refuse(
+        limits in limits(), start in start(), asked in asked()
+    ) {
+        let spent: Vec<_> = (0..RULES.len()).map(|rule| (rule, limits[rule].capacity(), Role::Overage)).collect();
+        let checks = checks_of(&limits, &spent);
+        let mut book = Book { checks: &checks, now: start, states: States::new() };
+        decide(&checks, start, &mut book);
+
+        let checks = checks_of(&limits, &asked);
+        let mut book = Book { checks: &checks, now: start, states: book.states };
+        let decision = decide(&checks, start, &mut book);
+        let refusing: Vec<_> = checks
+            .iter()
+            .zip(&decision.outcomes)
+            .enumerate()
+            .filter(|(_, (check, outcome))| check.role == Role::Binding && !outcome.verdict.is_pass())
+            .map(|(position, (_, outcome))| (position, outcome.verdict))
+            .collect();
+        prop_assert_eq!(decision.refused_by, refusing.first().map(|(position, _)| *position));
+        let expected = refusing.iter().map(|(_, verdict)| *verdict).max_by_key(|verdict| match verdict {
+            Verdict::NotUntil { retry_after } => *retry_after,
+            _ => Span::MAX,
+        });
+        if let Some(expected) = expected {
+            prop_assert_eq!(decision.verdict, expected);
+        }
+    }
+
+    #[test]
+    fn refunding_a_decision_at_once_undoes_it(limits in limits(), start in start(), asked in asked()) {
+        let checks = checks_of(&limits, &asked);
+        let mut book = Book { checks: &checks, now: start, states: States::new() };
+        let before = peek(&checks, start, &book);
+        let decision = decide(&checks, start, &mut book);
+        for refund in &decision.refunds(&checks) {
+            let state = book.states.get_mut(&refund.key.rule).unwrap();
+            refund.limit.refund(state, refund.charged, start, refund.cost);
+        }
+        prop_assert_eq!(peek(&checks, start, &book), before);
+    }
+}
+
+fn fixed(requests: u64) -> Limit {
+    let spec = tidegate_core::Spec::new(requests, Span::from_secs(60));
+    Limit::new(tidegate_core::Algorithm::FixedWindow, spec).unwrap()
+}
+
+fn decide_fresh(checks: &[Check<'_>]) -> Decision {
+    let now = Timestamp::from_secs(1_700_000_000);
+    decide(checks, now, &mut Book { checks, now, states: States::new() })
+}
+
+#[test]
+fn two_checks_on_one_key_are_judged_together() {
+    let limits = [fixed(3), fixed(3), fixed(3), fixed(3)];
+    let twice = |first, second| checks_of(&limits, &[(0, first, Role::Binding), (0, second, Role::Binding)]);
+    assert!(decide_fresh(&twice(1, 2)).passes());
+    let decision = decide_fresh(&twice(2, 2));
+    assert_eq!((decision.verdict, decision.refused_by), (Verdict::Never, Some(1)));
+}
+
+#[test]
+fn what_fits_but_is_not_charged_still_remains() {
+    let limits = [fixed(10), fixed(1), fixed(3), fixed(3)];
+    let checks = checks_of(&limits, &[(0, 4, Role::Binding), (1, 2, Role::Binding)]);
+    let decision = decide_fresh(&checks);
+    assert_eq!((decision.passes(), decision.refused_by), (false, Some(1)));
+    assert_eq!(decision.outcomes[0].remaining, 10);
+}
+
+#[test]
+fn an_advisory_wait_holds_nobody() {
+    let spec = tidegate_core::Spec::new(10, Span::from_secs(1));
+    let leaky = Limit::new(tidegate_core::Algorithm::LeakyBucket, spec).unwrap();
+    let limits = [leaky, fixed(5), fixed(5), fixed(5)];
+    let asked = [(0, 1, Role::Advisory), (0, 1, Role::Advisory), (1, 1, Role::Binding)];
+    assert_eq!(decide_fresh(&checks_of(&limits, &asked)).verdict, Verdict::PASS);
+}
+
+#[test]
+fn no_checks_pass() {
+    assert!(decide_fresh(&[]).passes());
+}

@@ -1,0 +1,121 @@
+//! The textbook's worked examples, to the figure.
+
+use tidegate_core::{Algorithm, Cost, Limit, Span, Spec, State, Timestamp, Verdict};
+
+const START: Timestamp = Timestamp::from_secs(1_700_000_040); // a whole minute
+
+fn limit(algorithm: Algorithm, requests: u64, seconds: u64, burst: Option<u64>) -> Limit {
+    Limit::new(algorithm, Spec { requests, window: Span::from_secs(seconds), burst }).unwrap()
+}
+
+#[test]
+fn token_bucket_of_10_refilled_2_per_second() {
+    let limit = limit(Algorithm::TokenBucket, 2, 1, Some(10));
+    let mut state = State::default();
+    let left = |state: &State, after: u64| {
+        limit.judge(state, START + Span::from_millis(after), Cost::ZERO).remaining
+    };
+    assert_eq!(left(&state, 0), 10);
+    assert_eq!(limit.step(&mut state, START, Cost::new(5)).remaining, 5);
+    assert_eq!(left(&state, 500), 6);
+    assert_eq!(left(&state, 1_000), 7);
+    assert_eq!(left(&state, 60_000), 10);
+}
+
+#[test]
+fn sliding_counter_with_84_before_and_36_now_a_quarter_in_admits_one_more() {
+    let limit = limit(Algorithm::SlidingCounter, 100, 60, None);
+    let mut state = State::default();
+    let quarter = START + Span::from_secs(15);
+    limit.charge(&mut state, START - Span::from_secs(1), Cost::new(84));
+    limit.charge(&mut state, START, Cost::new(36));
+    // floor(84 · 3/4) + 36 = 99
+    let outcome = limit.step(&mut state, quarter, Cost::ONE);
+    assert_eq!((outcome.verdict, outcome.remaining), (Verdict::PASS, 0));
+    // 84 · (60 s − e) / 60 s < 63 first holds one microsecond later.
+    let next = limit.step(&mut state, quarter, Cost::ONE);
+    assert_eq!(next.verdict, Verdict::NotUntil { retry_after: Span::from_micros(1) });
+}
+
+#[test]
+fn leaky_bucket_departures_are_exactly_spaced() {
+    let limit = limit(Algorithm::LeakyBucket, 10, 1, Some(3));
+    let mut state = State::default();
+    let waits: Vec<_> = (0..5).map(|_| limit.step(&mut state, START, Cost::ONE).verdict).collect();
+    let after = |millis| Verdict::Pass { wait: Span::from_millis(millis) };
+    let refused = Verdict::NotUntil { retry_after: Span::from_millis(100) };
+    assert_eq!(waits, [after(0), after(100), after(200), after(300), refused]);
+}
+
+#[test]
+fn leaky_bucket_of_3_per_second_never_drifts() {
+    let limit = limit(Algorithm::LeakyBucket, 3, 1, Some(3_000));
+    let mut state = State::default();
+    let mut last = Span::ZERO;
+    for _ in 0..=3_000 {
+        let Verdict::Pass { wait } = limit.step(&mut state, START, Cost::ONE).verdict else { panic!() };
+        last = wait;
+    }
+    assert_eq!(last, Span::from_secs(1_000));
+}
+
+#[test]
+fn fixed_window_admits_twice_across_a_boundary_and_no_more() {
+    let limit = limit(Algorithm::FixedWindow, 5, 60, None);
+    let mut state = State::default();
+    let before = START - Span::from_micros(1);
+    assert!(limit.step(&mut state, before, Cost::new(5)).verdict.is_pass());
+    let refused = limit.step(&mut state, before, Cost::ONE);
+    assert_eq!(refused.verdict, Verdict::NotUntil { retry_after: Span::from_micros(1) });
+    assert!(limit.step(&mut state, START, Cost::new(5)).verdict.is_pass());
+    let refused = limit.step(&mut state, START, Cost::ONE);
+    assert_eq!(refused.verdict, Verdict::NotUntil { retry_after: Span::from_secs(60) });
+    assert_eq!(refused.reset_after, Span::from_secs(60));
+}
+
+#[test]
+fn sliding_log_frees_each_unit_when_its_own_window_ends() {
+    let limit = limit(Algorithm::SlidingLog, 2, 60, None);
+    let mut state = State::default();
+    let later = START + Span::from_secs(10);
+    limit.step(&mut state, START, Cost::ONE);
+    limit.step(&mut state, later, Cost::ONE);
+    let refused = limit.step(&mut state, later, Cost::ONE);
+    assert_eq!(refused.verdict, Verdict::NotUntil { retry_after: Span::from_secs(50) });
+    assert_eq!(refused.reset_after, Span::from_secs(60));
+    assert!(limit.step(&mut state, START + Span::from_secs(60), Cost::ONE).verdict.is_pass());
+}
+
+#[test]
+fn a_log_holds_at_most_as_many_entries_as_its_limit_whatever_is_charged() {
+    let limit = limit(Algorithm::SlidingLog, 3, 60, None);
+    let mut state = State::default();
+    for second in 0..30 {
+        limit.charge(&mut state, START + Span::from_secs(second), Cost::ONE);
+    }
+    let State::SlidingLog(log) = &state else { panic!("a log's state is a log") };
+    assert_eq!(log.len(), 3);
+    let whole = limit.judge(&state, START + Span::from_secs(88), Cost::new(3));
+    assert_eq!(whole.verdict, Verdict::NotUntil { retry_after: Span::from_secs(1) });
+}
+
+#[test]
+fn the_extreme_rates_are_exact() {
+    const YEAR: u64 = 365 * 86_400;
+    for &algorithm in Algorithm::ALL {
+        let burst = matches!(algorithm, Algorithm::TokenBucket).then_some(1);
+        for (requests, seconds) in [(1, YEAR), (1_000_000, 86_400), (1_000_001, 86_400), (10_000_000, 1)] {
+            let limit = limit(algorithm, requests, seconds, burst);
+            let mut state = State::default();
+            let whole = Cost::new(limit.capacity());
+            assert!(limit.step(&mut state, START, whole).verdict.is_pass(), "{algorithm} {requests}");
+            let refused = limit.step(&mut state, START, whole).verdict;
+            assert!(matches!(refused, Verdict::NotUntil { .. }), "{algorithm} {requests}: {refused:?}");
+        }
+    }
+    let bucket = limit(Algorithm::TokenBucket, 1, YEAR, Some(1));
+    let mut state = State::default();
+    bucket.step(&mut state, START, Cost::ONE);
+    let refused = bucket.step(&mut state, START, Cost::ONE).verdict;
+    assert_eq!(refused, Verdict::NotUntil { retry_after: Span::from_secs(YEAR) });
+}

@@ -1,0 +1,160 @@
+//! Random limits, extremes among them, and random traces in proportion to them.
+
+use proptest::prelude::*;
+use tidegate_core::{Algorithm, Cost, Limit, Span, Spec, Timestamp};
+
+const YEAR: Span = Span::from_secs(365 * 86_400);
+const DAY: Span = Span::from_secs(86_400);
+
+/// A limit with the specification it was made from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Made {
+    pub(crate) limit: Limit,
+    pub(crate) spec: Spec,
+}
+
+impl Made {
+    pub(crate) fn burst(&self) -> u64 {
+        self.spec.burst.unwrap_or(self.spec.requests)
+    }
+
+    /// The window in the limit's ticks.
+    pub(crate) fn period(&self) -> u64 {
+        self.spec.window.as_micros() / self.limit.tick().micros()
+    }
+
+    pub(crate) fn tick_of(&self, at: Timestamp) -> u64 {
+        at.as_micros() / self.limit.tick().micros()
+    }
+}
+
+fn takes_burst(algorithm: Algorithm) -> bool {
+    matches!(algorithm, Algorithm::TokenBucket | Algorithm::LeakyBucket)
+}
+
+pub(crate) fn algorithm() -> impl Strategy<Value = Algorithm> {
+    proptest::sample::select(Algorithm::ALL)
+}
+
+/// Rates an operator might write, and the extremes nobody should.
+fn spec() -> impl Strategy<Value = Spec> {
+    let rate = prop_oneof![
+        6 => (1_u64..=20, prop_oneof![
+            (1_u64..=120).prop_map(Span::from_secs),
+            (1_u64..=5_000).prop_map(Span::from_millis),
+            (1_u64..=5_000).prop_map(Span::from_micros),
+        ]),
+        1 => Just((1, YEAR)),
+        1 => Just((1_000_000, DAY)),
+        1 => Just((1_000_001, DAY)),
+        1 => Just((10_000_000, Span::from_secs(1))),
+        1 => (1_u64..=1_000_000, (1_u64..=100_000).prop_map(Span::from_millis)),
+    ];
+    let burst = prop_oneof![
+        2 => Just(None),
+        1 => Just(Some(1)),
+        2 => (1_u64..=50).prop_map(Some),
+    ];
+    (rate, burst).prop_map(|((requests, window), burst)| Spec { requests, window, burst })
+}
+
+pub(crate) fn made(algorithm: Algorithm) -> impl Strategy<Value = Made> {
+    spec().prop_map(move |spec| {
+        let spec = if takes_burst(algorithm) { spec } else { Spec { burst: None, ..spec } };
+        let limit = Limit::new(algorithm, spec).expect("every generated rate has a tick that holds it");
+        Made { limit, spec }
+    })
+}
+
+pub(crate) fn any_made() -> impl Strategy<Value = Made> {
+    algorithm().prop_flat_map(made)
+}
+
+/// One request of a trace: how long after the one before, and what it costs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Arrival {
+    gap: Gap,
+    cost: CostShape,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Gap {
+    None,
+    Micros(u64),
+    /// Thousandths of the time in which one unit comes back.
+    Units(u64),
+    /// Thousandths of the window.
+    Windows(u64),
+    Back(u64),
+}
+
+#[derive(Clone, Copy, Debug)]
+enum CostShape {
+    Exactly(u64),
+    /// Thousandths of the capacity.
+    Share(u64),
+    OverCapacity,
+}
+
+fn gap(backwards: bool) -> impl Strategy<Value = Gap> {
+    prop_oneof![
+        3 => Just(Gap::None),
+        2 => (1_u64..=3).prop_map(Gap::Micros),
+        4 => (1_u64..=3_000).prop_map(Gap::Units),
+        2 => (1_u64..=2_500).prop_map(Gap::Windows),
+        u32::from(backwards) * 2 => (1_u64..=2_500).prop_map(Gap::Back),
+    ]
+}
+
+fn cost() -> impl Strategy<Value = CostShape> {
+    prop_oneof![
+        6 => Just(CostShape::Exactly(1)),
+        1 => Just(CostShape::Exactly(0)),
+        2 => (1_u64..=5).prop_map(CostShape::Exactly),
+        2 => (1_u64..=1_000).prop_map(CostShape::Share),
+        1 => Just(CostShape::OverCapacity),
+    ]
+}
+
+fn arrivals(backwards: bool) -> impl Strategy<Value = Vec<Arrival>> {
+    proptest::collection::vec((gap(backwards), cost()).prop_map(|(gap, cost)| Arrival { gap, cost }), 1..60)
+}
+
+/// Arrivals whose time never goes back.
+pub(crate) fn forward() -> impl Strategy<Value = Vec<Arrival>> {
+    arrivals(false)
+}
+
+/// Arrivals whose time goes back now and then.
+pub(crate) fn unruly() -> impl Strategy<Value = Vec<Arrival>> {
+    arrivals(true)
+}
+
+/// A start somewhere in a window of whatever length, in our own century.
+pub(crate) fn start() -> impl Strategy<Value = Timestamp> {
+    (1_600_000_000_000_000_u64..1_900_000_000_000_000).prop_map(Timestamp::from_micros)
+}
+
+/// The instants and costs of `arrivals` under `made`.
+pub(crate) fn play(made: &Made, start: Timestamp, arrivals: &[Arrival]) -> Vec<(Timestamp, Cost)> {
+    let window = made.spec.window.as_micros();
+    let unit = (window / made.spec.requests).max(1);
+    let mut now = start;
+    let play_one = |arrival: &Arrival| {
+        now = match arrival.gap {
+            Gap::None => now,
+            Gap::Micros(micros) => now + Span::from_micros(micros),
+            Gap::Units(thousandths) => now + Span::from_micros((unit * thousandths).div_ceil(1_000)),
+            Gap::Windows(thousandths) => now + Span::from_micros(window * thousandths / 1_000),
+            Gap::Back(thousandths) => now - Span::from_micros(window * thousandths / 1_000),
+        };
+        let capacity = made.limit.capacity();
+        let cost = match arrival.cost {
+            CostShape::Exactly(units) => units,
+            CostShape::Share(thousandths) => (capacity * thousandths).div_ceil(1_000),
+            CostShape::OverCapacity => capacity + 1,
+        };
+        (now, Cost::new(cost))
+    };
+    arrivals.iter().map(play_one).collect()
+}

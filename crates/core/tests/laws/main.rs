@@ -1,0 +1,11 @@
+//! The laws of the algorithms and of the decision, stated as properties over random limits and traces.
+
+#![allow(missing_docs, reason = "tests speak through their names")]
+
+mod bounds;
+mod decisions;
+mod examples;
+mod generate;
+mod model;
+mod refunds;
+mod verdicts;

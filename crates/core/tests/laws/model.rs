@@ -1,0 +1,247 @@
+//! A second opinion in 128-bit rationals, written from the definitions and not from the code: the same
+//! verdict, remaining, `retry_after`, `reset_after` and wait in every field.
+
+use proptest::prelude::*;
+use tidegate_core::{Algorithm, Cost, Outcome, Span, State, Timestamp, Verdict};
+
+use crate::generate::{Made, any_made, made, play, start, unruly};
+
+/// What the definitions say of a cost at an instant: times are ticks, counted from the epoch.
+struct Answer {
+    fits: bool,
+    never: bool,
+    /// The first tick at which it fits, if it does not fit now.
+    fits_at: i128,
+    departs: i128,
+    left: i128,
+    fresh_at: i128,
+}
+
+trait Model {
+    fn ask(&self, tick: i128, cost: i128) -> Answer;
+    fn charge(&mut self, tick: i128, cost: i128);
+}
+
+fn ceil_div(a: i128, b: i128) -> i128 {
+    (a + b - 1).div_euclid(b)
+}
+
+/// Tokens as a fraction over the period: `tokens / period`, `count / period` more with each tick.
+struct Tokens {
+    count: i128,
+    period: i128,
+    burst: i128,
+    tokens: i128,
+    at: i128,
+}
+
+impl Tokens {
+    fn at(&self, tick: i128) -> (i128, i128) {
+        let at = tick.max(self.at);
+        (at, (self.tokens + (at - self.at) * self.count).min(self.burst * self.period))
+    }
+}
+
+impl Model for Tokens {
+    fn ask(&self, tick: i128, cost: i128) -> Answer {
+        let (at, tokens) = self.at(tick);
+        let needs = cost * self.period;
+        let fits = tokens >= needs;
+        let after = if fits { tokens - needs } else { tokens };
+        Answer {
+            fits,
+            never: cost > self.burst,
+            fits_at: at + ceil_div(needs - tokens, self.count),
+            departs: tick,
+            left: after.div_euclid(self.period),
+            fresh_at: at + ceil_div(self.burst * self.period - after, self.count),
+        }
+    }
+
+    fn charge(&mut self, tick: i128, cost: i128) {
+        let (at, tokens) = self.at(tick);
+        (self.at, self.tokens) = (at, tokens - cost * self.period);
+    }
+}
+
+/// The next departure as a fraction of a tick over `count`.
+struct Queue {
+    count: i128,
+    period: i128,
+    burst: i128,
+    next: i128,
+    at: i128,
+}
+
+impl Model for Queue {
+    fn ask(&self, tick: i128, cost: i128) -> Answer {
+        let at = tick.max(self.at);
+        let departs = self.next.max(at * self.count);
+        // At most `burst` wait beside the one departing.
+        let last_start = at * self.count + (self.burst + 1) * self.period;
+        let fits = departs + cost * self.period <= last_start;
+        let next = if fits { departs + cost * self.period } else { departs };
+        Answer {
+            fits,
+            never: cost > self.burst + 1,
+            fits_at: ceil_div(departs + (cost - self.burst - 1) * self.period, self.count),
+            departs: ceil_div(departs, self.count),
+            left: (last_start - next).div_euclid(self.period),
+            fresh_at: ceil_div(next, self.count),
+        }
+    }
+
+    fn charge(&mut self, tick: i128, cost: i128) {
+        self.at = tick.max(self.at);
+        self.next = self.next.max(self.at * self.count) + cost * self.period;
+    }
+}
+
+/// Every charge ever made, with the instant at which it counts.
+struct Charges {
+    algorithm: Algorithm,
+    requests: i128,
+    window: i128,
+    charges: Vec<(i128, i128)>,
+}
+
+impl Charges {
+    fn forward(&self, tick: i128) -> i128 {
+        self.charges.last().map_or(tick, |(at, _)| {
+            // A window once begun is never left backwards; the log never goes back behind its newest.
+            if self.algorithm == Algorithm::SlidingLog || at / self.window > tick / self.window {
+                tick.max(*at)
+            } else {
+                tick
+            }
+        })
+    }
+
+    fn sum(&self, inside: impl Fn(i128) -> bool) -> i128 {
+        self.charges.iter().filter(|(at, _)| inside(*at)).map(|(_, units)| units).sum()
+    }
+
+    fn used(&self, tick: i128) -> i128 {
+        let window = tick / self.window;
+        let of = |number: i128| self.sum(|at| at / self.window == number);
+        match self.algorithm {
+            Algorithm::FixedWindow => of(window),
+            Algorithm::SlidingLog => self.sum(|at| at > tick - self.window && at <= tick),
+            _ => {
+                let inside = self.window - (tick - window * self.window);
+                (of(window - 1) * inside).div_euclid(self.window) + of(window)
+            }
+        }
+    }
+
+    /// By bisection: what is used only falls while nothing is charged.
+    fn first_with_at_most(&self, from: i128, most: i128) -> i128 {
+        let (mut low, mut high) = (from, from + 3 * self.window);
+        while low < high {
+            let middle = (low + high).div_euclid(2);
+            if self.used(middle) <= most { high = middle } else { low = middle + 1 }
+        }
+        low
+    }
+}
+
+impl Model for Charges {
+    fn ask(&self, tick: i128, cost: i128) -> Answer {
+        // In a window that time has gone back behind, a sliding counter sees its very start.
+        let seen = match self.forward(tick) {
+            seen if seen > tick && self.algorithm == Algorithm::SlidingCounter => {
+                seen / self.window * self.window
+            }
+            seen => seen,
+        };
+        let used = self.used(seen);
+        let fits = used + cost <= self.requests;
+        let mut after = Self { charges: self.charges.clone(), ..*self };
+        if fits && cost > 0 {
+            after.charge(tick, cost);
+        }
+        let fresh_at = match self.algorithm {
+            Algorithm::FixedWindow => (seen / self.window + 1) * self.window,
+            _ if after.used(seen) == 0 => tick,
+            _ => after.first_with_at_most(seen, 0),
+        };
+        Answer {
+            fits,
+            never: cost > self.requests,
+            fits_at: if fits || cost > self.requests {
+                tick
+            } else {
+                self.first_with_at_most(seen, self.requests - cost)
+            },
+            departs: tick,
+            left: self.requests - after.used(seen),
+            fresh_at,
+        }
+    }
+
+    fn charge(&mut self, tick: i128, cost: i128) {
+        let seen = self.forward(tick);
+        self.charges.push((seen, cost));
+    }
+}
+
+fn model(made: &Made) -> Box<dyn Model> {
+    let count = i128::from(made.spec.requests);
+    let period = i128::from(made.period());
+    let burst = i128::from(made.burst());
+    match made.limit.algorithm() {
+        Algorithm::TokenBucket => Box::new(Tokens { count, period, burst, tokens: burst * period, at: 0 }),
+        Algorithm::LeakyBucket => Box::new(Queue { count, period, burst, next: 0, at: 0 }),
+        algorithm => Box::new(Charges { algorithm, requests: count, window: period, charges: Vec::new() }),
+    }
+}
+
+fn expected(made: &Made, model: &dyn Model, now: Timestamp, cost: Cost) -> Outcome {
+    let tick = i128::from(made.tick_of(now));
+    let answer = model.ask(tick, i128::from(cost.get()));
+    let until = |at: i128| {
+        let micros = at * i128::from(made.limit.tick().micros()) - i128::from(now.as_micros());
+        Span::from_micros(u64::try_from(micros.max(0)).unwrap_or(u64::MAX))
+    };
+    let verdict = if answer.never {
+        Verdict::Never
+    } else if answer.fits {
+        let waits = answer.departs > tick;
+        Verdict::Pass { wait: if waits { until(answer.departs) } else { Span::ZERO } }
+    } else {
+        Verdict::NotUntil { retry_after: until(answer.fits_at) }
+    };
+    let remaining = u64::try_from(answer.left.max(0)).expect("what is left is below the limit");
+    let reset_after = until(answer.fresh_at);
+    Outcome { verdict, limit: made.limit.capacity(), remaining, reset_after }
+}
+
+fn agrees(made: &Made, trace: &[(Timestamp, Cost)]) -> Result<(), TestCaseError> {
+    let mut model = model(made);
+    let mut state = State::default();
+    for &(now, cost) in trace {
+        let expected = expected(made, &*model, now, cost);
+        let outcome = made.limit.step(&mut state, now, cost);
+        prop_assert_eq!(outcome, expected, "cost {} at {:?}", cost.get(), now);
+        if outcome.verdict.is_pass() && cost > Cost::ZERO {
+            model.charge(i128::from(made.tick_of(now)), i128::from(cost.get()));
+        }
+    }
+    Ok(())
+}
+
+proptest! {
+    #[test]
+    fn a_128_bit_rational_model_agrees_in_every_field(
+        made in any_made(), start in start(), arrivals in unruly()
+    ) {
+        agrees(&made, &play(&made, start, &arrivals))?;
+    }
+
+    #[test]
+    fn a_sliding_log_equals_a_naive_list_of_the_instants_after_now_minus_window(
+        made in made(Algorithm::SlidingLog), start in start(), arrivals in unruly()
+    ) {
+        agrees(&made, &play(&made, start, &arrivals))?;
+    }
+}
