@@ -173,7 +173,7 @@ pub fn decide(checks: &[Check<'_>], now: Timestamp, ledger: &mut impl Ledger) ->
     let charges = decision.passes();
     for (position, (check, outcome)) in checks.iter().zip(&mut decision.outcomes).enumerate() {
         let fits = outcome.verdict.is_pass();
-        if charges && (fits || check.role == Role::Overage) {
+        if charges && check.cost > Cost::ZERO && (fits || check.role == Role::Overage) {
             ledger.charge(position, check.cost);
         }
         // The outcome was judged as charged if it fits, as uncharged if it does not: correct the others.

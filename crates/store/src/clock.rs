@@ -1,0 +1,102 @@
+//! The only place that reads time.
+//!
+//! A caller reads the clock once per decision, or once per batch, and passes the [`Timestamp`] on.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use tidegate_core::{Span, Timestamp};
+
+/// Tells the time.
+pub trait Clock: Send + Sync {
+    /// The instant it is now.
+    fn now(&self) -> Timestamp;
+}
+
+/// The machine's clock: set to wall time once, when it is made, and monotonic from then on.
+///
+/// Steps of the wall clock (an operator, NTP, a leap second) therefore neither refill a limit nor freeze it.
+/// Reading it costs a few nanoseconds where the processor's counter can be used.
+#[derive(Clone, Debug)]
+pub struct SystemClock {
+    counter: quanta::Clock,
+    start: u64,
+    wall: Timestamp,
+}
+
+impl SystemClock {
+    /// A clock that starts at the present wall time.
+    #[expect(clippy::disallowed_methods, reason = "this is the clock")]
+    pub fn new() -> Self {
+        let counter = quanta::Clock::new();
+        let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self { start: counter.raw(), wall: Timestamp::ZERO + Span::from(since_epoch), counter }
+    }
+}
+
+impl Default for SystemClock {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Clock for SystemClock {
+    #[expect(clippy::disallowed_methods, reason = "this is the clock")]
+    fn now(&self) -> Timestamp {
+        let nanos = self.counter.delta_as_nanos(self.start, self.counter.raw());
+        self.wall + Span::from_micros(nanos / 1_000)
+    }
+}
+
+/// A clock that moves only when told to, for tests and simulations.
+#[derive(Debug, Default)]
+pub struct ManualClock(AtomicU64);
+
+impl ManualClock {
+    /// A clock that stands at `now`.
+    pub fn at(now: Timestamp) -> Self {
+        Self(AtomicU64::new(now.as_micros()))
+    }
+
+    /// Moves the clock forward.
+    pub fn advance(&self, by: Span) {
+        self.set(self.now() + by);
+    }
+
+    /// Sets the clock, backwards too.
+    pub fn set(&self, now: Timestamp) {
+        self.0.store(now.as_micros(), Ordering::Release);
+    }
+}
+
+impl Clock for ManualClock {
+    fn now(&self) -> Timestamp {
+        Timestamp::from_micros(self.0.load(Ordering::Acquire))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_system_clock_never_goes_back() {
+        let clock = SystemClock::new();
+        let mut last = clock.now();
+        assert!(last > Timestamp::from_secs(1_700_000_000), "it tells wall time");
+        for _ in 0..10_000 {
+            let now = clock.now();
+            assert!(now >= last);
+            last = now;
+        }
+    }
+
+    #[test]
+    fn a_manual_clock_moves_as_told() {
+        let clock = ManualClock::at(Timestamp::from_secs(10));
+        clock.advance(Span::from_secs(5));
+        assert_eq!(clock.now(), Timestamp::from_secs(15));
+        clock.set(Timestamp::from_secs(3));
+        assert_eq!(clock.now(), Timestamp::from_secs(3));
+    }
+}

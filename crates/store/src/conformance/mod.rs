@@ -1,0 +1,172 @@
+//! The suite that every store must pass.
+//!
+//! It plays random traces (several limits and clients, costs, roles, batches, refunds, resets, overrides, limits
+//! that change, time that jumps and goes back) through the store and through an oracle made of nothing but
+//! `tidegate-core` and a map, and demands equal decisions, field by field. A failure prints the seed, the step
+//! and both answers; the same seed plays the same trace.
+//!
+//! ```
+//! use tidegate_core::Algorithm;
+//! use tidegate_store::{ReferenceStore, conformance::Suite};
+//!
+//! let suite = Suite { algorithms: Algorithm::ALL, seed: 1, traces: 2, steps: 100 };
+//! pollster::block_on(suite.run(&ReferenceStore::new()));
+//! ```
+
+mod oracle;
+mod trace;
+
+use std::fmt;
+
+use tidegate_core::{Algorithm, Decision, Verdict};
+
+use crate::store::{Store, StoreError};
+use oracle::Oracle;
+use trace::{Op, Trace};
+
+/// What to play.
+#[derive(Clone, Copy, Debug)]
+pub struct Suite {
+    /// The algorithms that the store knows.
+    pub algorithms: &'static [Algorithm],
+    /// Where chance begins; the same seed plays the same traces.
+    pub seed: u64,
+    /// How many traces, each with clients of its own.
+    pub traces: u64,
+    /// How many operations each.
+    pub steps: usize,
+}
+
+/// What the traces came across, so that a suite that tests nothing shows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Coverage {
+    /// Decisions compared.
+    pub decisions: u64,
+    /// Decisions that passed.
+    pub passed: u64,
+    /// Decisions that had to wait.
+    pub not_until: u64,
+    /// Decisions that never can pass.
+    pub never: u64,
+    /// Peeks compared.
+    pub peeks: u64,
+    /// Refunds, resets, overrides and changed limits.
+    pub changes: u64,
+}
+
+impl Suite {
+    /// Plays every trace.
+    ///
+    /// # Panics
+    /// If the store differs from the oracle in any field, fails, or if chance left something untested.
+    pub async fn run(&self, store: &impl Store) -> Coverage {
+        let mut coverage = Coverage::default();
+        for number in 0..self.traces {
+            let seed = self.seed.wrapping_add(number);
+            let mut trace = Trace::new(self.algorithms, seed);
+            let mut oracle = Oracle::default();
+            for step in 0..self.steps {
+                let op = trace.next_op();
+                let place = Place { seed, step, op: &op };
+                compare(&place, store, &mut oracle, &mut trace, &mut coverage).await;
+            }
+        }
+        let Coverage { passed, not_until, never, peeks, changes, .. } = coverage;
+        let everything = [passed, not_until, never, peeks, changes];
+        assert!(!everything.contains(&0), "too few steps to test everything: {coverage:?}");
+        coverage
+    }
+}
+
+struct Place<'a> {
+    seed: u64,
+    step: usize,
+    op: &'a Op,
+}
+
+impl fmt::Display for Place<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "seed {}, step {}: {:?}", self.seed, self.step, self.op)
+    }
+}
+
+impl Place<'_> {
+    fn answered<T>(&self, answer: Result<T, StoreError>) -> T {
+        answer.unwrap_or_else(|error| panic!("{self}\nthe store failed: {error:?}"))
+    }
+
+    fn equal(&self, expected: &Decision, got: &Decision) {
+        assert_eq!(got, expected, "{self}\nleft is the store's, right is the oracle's");
+    }
+}
+
+async fn compare(
+    place: &Place<'_>,
+    store: &impl Store,
+    oracle: &mut Oracle,
+    trace: &mut Trace,
+    coverage: &mut Coverage,
+) {
+    let now = trace.now();
+    match place.op {
+        Op::Decide(asked) => {
+            let checks = trace.checks(asked);
+            let expected = oracle.decide(&checks, now);
+            place.equal(&expected, &place.answered(store.decide(&checks, now).await));
+            coverage.count(&expected);
+            trace.remember(asked.clone(), expected);
+        }
+        Op::Batch(asked) => {
+            let checks: Vec<_> = asked.iter().map(|asked| trace.checks(asked)).collect();
+            let batch: Vec<_> = checks.iter().map(Vec::as_slice).collect();
+            let mut decisions = Vec::new();
+            place.answered(store.decide_batch(&batch, now, &mut decisions).await);
+            assert_eq!(decisions.len(), batch.len(), "{place}\na decision for every request");
+            for (checks, decision) in batch.iter().zip(&decisions) {
+                let expected = oracle.decide(checks, now);
+                place.equal(&expected, decision);
+                coverage.count(&expected);
+            }
+        }
+        Op::Peek(asked) => {
+            let checks = trace.checks(asked);
+            let expected = oracle.peek(&checks, now);
+            place.equal(&expected, &place.answered(store.peek(&checks, now).await));
+            coverage.peeks += 1;
+        }
+        Op::Refund { asked, decision } => {
+            let checks = trace.checks(asked);
+            let refunds = decision.refunds(&checks);
+            oracle.refund(&refunds, now);
+            place.answered(store.refund(&refunds, now).await);
+            coverage.changes += 1;
+        }
+        Op::Reset(whose) => {
+            let key = trace.key(*whose);
+            oracle.reset(key);
+            place.answered(store.reset(key).await);
+            coverage.changes += 1;
+        }
+        Op::Override(whose, instead) => {
+            let key = trace.key(*whose);
+            oracle.override_limit(key, *instead);
+            place.answered(store.override_limit(key, *instead, now).await);
+            coverage.changes += 1;
+        }
+        Op::ChangeLimit(rule, limit) => {
+            trace.change(*rule, *limit);
+            coverage.changes += 1;
+        }
+    }
+}
+
+impl Coverage {
+    fn count(&mut self, decision: &Decision) {
+        self.decisions += 1;
+        match decision.verdict {
+            Verdict::Pass { .. } => self.passed += 1,
+            Verdict::NotUntil { .. } => self.not_until += 1,
+            Verdict::Never => self.never += 1,
+        }
+    }
+}

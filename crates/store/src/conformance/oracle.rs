@@ -1,0 +1,59 @@
+//! What every store must answer: the core over a plain map, one thing at a time, nothing ever forgotten.
+
+use std::collections::BTreeMap;
+
+use tidegate_core::{Check, Cost, Decision, Key, Ledger, Outcome, Refund, RuleId, Timestamp, decide, peek};
+
+use crate::entry::{Entry, Override};
+
+#[derive(Debug, Default)]
+pub(super) struct Oracle {
+    entries: BTreeMap<(RuleId, Vec<u8>), Entry>,
+}
+
+impl Oracle {
+    pub(super) fn decide(&mut self, checks: &[Check<'_>], now: Timestamp) -> Decision {
+        decide(checks, now, &mut Page { oracle: self, checks, now })
+    }
+
+    pub(super) fn peek(&mut self, checks: &[Check<'_>], now: Timestamp) -> Decision {
+        peek(checks, now, &Page { oracle: self, checks, now })
+    }
+
+    pub(super) fn refund(&mut self, refunds: &[Refund<'_>], now: Timestamp) {
+        for refund in refunds {
+            self.entry(refund.key).refund(refund, now);
+        }
+    }
+
+    pub(super) fn reset(&mut self, key: Key<'_>) {
+        self.entry(key).reset();
+    }
+
+    pub(super) fn override_limit(&mut self, key: Key<'_>, instead: Option<Override>) {
+        self.entry(key).override_limit(instead);
+    }
+
+    fn entry(&mut self, key: Key<'_>) -> &mut Entry {
+        self.entries.entry((key.rule, key.client.to_vec())).or_default()
+    }
+}
+
+struct Page<'a> {
+    oracle: &'a mut Oracle,
+    checks: &'a [Check<'a>],
+    now: Timestamp,
+}
+
+impl Ledger for Page<'_> {
+    fn judge(&self, check: usize, cost: Cost) -> Outcome {
+        let Check { key, limit, .. } = self.checks[check];
+        let entry = self.oracle.entries.get(&(key.rule, key.client.to_vec()));
+        entry.unwrap_or(&Entry::default()).judge(limit, self.now, cost)
+    }
+
+    fn charge(&mut self, check: usize, cost: Cost) {
+        let Check { key, limit, .. } = self.checks[check];
+        self.oracle.entry(key).charge(limit, self.now, cost);
+    }
+}

@@ -1,0 +1,181 @@
+//! Random traces: a few rules, a few clients, and everything that can be asked of a store.
+
+use fastrand::Rng;
+use tidegate_core::{Algorithm, Check, Cost, Decision, Key, Limit, Role, RuleId, Span, Spec, Timestamp};
+
+use crate::entry::Override;
+
+const RULES: [RuleId; 3] = [RuleId::named("global"), RuleId::named("default"), RuleId::named("search")];
+const CLIENTS: usize = 3;
+/// As many decisions are kept as can still be refunded.
+const REFUNDABLE: usize = 8;
+
+/// A rule and a client, by number.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Whose {
+    rule: usize,
+    client: usize,
+}
+
+/// One check as it was asked for; its limit is the rule's at the time it is played.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Asked {
+    whose: Whose,
+    cost: Cost,
+    role: Role,
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum Op {
+    Decide(Vec<Asked>),
+    Batch(Vec<Vec<Asked>>),
+    Peek(Vec<Asked>),
+    Refund { asked: Vec<Asked>, decision: Decision },
+    Reset(Whose),
+    Override(Whose, Option<Override>),
+    ChangeLimit(usize, Limit),
+}
+
+pub(super) struct Trace {
+    rng: Rng,
+    algorithms: &'static [Algorithm],
+    limits: [Limit; RULES.len()],
+    clients: [Vec<u8>; CLIENTS],
+    refundable: Vec<(Vec<Asked>, Decision)>,
+    now: Timestamp,
+}
+
+impl Trace {
+    pub(super) fn new(algorithms: &'static [Algorithm], seed: u64) -> Self {
+        let mut rng = Rng::with_seed(seed);
+        let limits = std::array::from_fn(|_| random_limit(&mut rng, algorithms));
+        let now = Timestamp::from_micros(rng.u64(1_600_000_000_000_000..1_900_000_000_000_000));
+        // Whatever bytes a client is made of, it is only ever itself.
+        let hostile: [&[u8]; CLIENTS] = [b"alice", b"bob:{x}\r\n\0\xff", b""];
+        let clients = hostile.map(|name| [name, &seed.to_be_bytes()].concat());
+        Self { rng, algorithms, limits, clients, refundable: Vec::new(), now }
+    }
+
+    pub(super) fn now(&self) -> Timestamp {
+        self.now
+    }
+
+    pub(super) fn next_op(&mut self) -> Op {
+        self.move_time();
+        match self.rng.u32(0..100) {
+            0..60 => Op::Decide(self.asked()),
+            60..68 => Op::Batch((0..self.rng.usize(1..=5)).map(|_| self.asked()).collect()),
+            68..76 => Op::Peek(self.asked()),
+            76..86 if !self.refundable.is_empty() => {
+                let chosen = self.rng.usize(0..self.refundable.len());
+                let (asked, decision) = self.refundable.swap_remove(chosen);
+                Op::Refund { asked, decision }
+            }
+            76..90 => Op::Reset(self.whose()),
+            90..95 => Op::Override(self.whose(), self.instead()),
+            _ => {
+                let rule = self.rng.usize(0..RULES.len());
+                Op::ChangeLimit(rule, random_limit(&mut self.rng, self.algorithms))
+            }
+        }
+    }
+
+    pub(super) fn key(&self, whose: Whose) -> Key<'_> {
+        Key::new(RULES[whose.rule], &self.clients[whose.client])
+    }
+
+    pub(super) fn checks(&self, asked: &[Asked]) -> Vec<Check<'_>> {
+        let check = |asked: &Asked| {
+            let limit = &self.limits[asked.whose.rule];
+            Check::new(self.key(asked.whose), limit).cost(asked.cost).role(asked.role)
+        };
+        asked.iter().map(check).collect()
+    }
+
+    pub(super) fn remember(&mut self, asked: Vec<Asked>, decision: Decision) {
+        if decision.passes() {
+            self.refundable.push((asked, decision));
+            if self.refundable.len() > REFUNDABLE {
+                self.refundable.remove(0);
+            }
+        }
+    }
+
+    pub(super) fn change(&mut self, rule: usize, limit: Limit) {
+        self.limits[rule] = limit;
+    }
+
+    /// By nothing, by a little, by about what a limit takes to recover, by far; now and then back.
+    fn move_time(&mut self) {
+        let rng = &mut self.rng;
+        let by = match rng.u32(0..20) {
+            0..6 => 0,
+            6..9 => rng.u64(1..10),
+            9..14 => rng.u64(1..2_000_000),
+            14..17 => rng.u64(1..200_000_000),
+            17 => rng.u64(1..100_000_000_000),
+            _ => {
+                self.now = self.now - Span::from_micros(rng.u64(1..5_000_000));
+                0
+            }
+        };
+        self.now = self.now + Span::from_micros(by);
+    }
+
+    fn asked(&mut self) -> Vec<Asked> {
+        let count = if self.rng.u32(0..20) == 0 { 0 } else { self.rng.usize(1..=5) };
+        (0..count).map(|_| self.ask_one()).collect()
+    }
+
+    fn ask_one(&mut self) -> Asked {
+        let whose = self.whose();
+        let capacity = self.limits[whose.rule].capacity();
+        let cost = match self.rng.u32(0..24) {
+            0..14 => 1,
+            14..16 => 0,
+            16..20 => self.rng.u64(1..=5),
+            20..22 => self.rng.u64(1..=capacity),
+            22 => capacity,
+            _ => [capacity.saturating_add(1), 1 << 53, u64::MAX][self.rng.usize(0..3)],
+        };
+        let role = match self.rng.u32(0..10) {
+            0..7 => Role::Binding,
+            7..9 => Role::Advisory,
+            _ => Role::Overage,
+        };
+        Asked { whose, cost: Cost::new(cost), role }
+    }
+
+    fn whose(&mut self) -> Whose {
+        Whose { rule: self.rng.usize(0..RULES.len()), client: self.rng.usize(0..CLIENTS) }
+    }
+
+    fn instead(&mut self) -> Option<Override> {
+        let until = self.now + Span::from_micros(self.rng.u64(0..60_000_000));
+        self.rng.bool().then(|| Override { limit: random_limit(&mut self.rng, self.algorithms), until })
+    }
+}
+
+/// A limit an operator might write, an extreme now and then, of one of the `algorithms`.
+fn random_limit(rng: &mut Rng, algorithms: &[Algorithm]) -> Limit {
+    let algorithm = algorithms[rng.usize(0..algorithms.len())];
+    let (requests, window) = match rng.u32(0..12) {
+        0 => (1, Span::from_secs(365 * 86_400)),
+        1 => (1_000_000, Span::from_secs(86_400)),
+        2 => (1_000_001, Span::from_secs(86_400)),
+        3 => (10_000_000, Span::from_secs(1)),
+        4 => (rng.u64(1..1_000_000), Span::from_millis(rng.u64(1..100_000))),
+        5..8 => (rng.u64(1..20), Span::from_millis(rng.u64(1..5_000))),
+        _ => (rng.u64(1..20), Span::from_secs(rng.u64(1..120))),
+    };
+    let burst = match rng.u32(0..3) {
+        0 => None,
+        1 => Some(1),
+        _ => Some(rng.u64(1..50)),
+    };
+    let spec = Spec { requests, window, burst };
+    // Some algorithms know no burst.
+    Limit::new(algorithm, spec)
+        .or_else(|_| Limit::new(algorithm, Spec { burst: None, ..spec }))
+        .expect("every rate made here has a tick that holds it")
+}

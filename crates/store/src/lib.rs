@@ -1,0 +1,38 @@
+//! What remembers across requests.
+//!
+//! A [`Store`] answers checks: data in, data out, one `now` per decision. [`ReferenceStore`] keeps its
+//! counters in this process; other crates keep them elsewhere. All of them pass the one suite in
+//! `conformance` (a feature), which replays random traces and demands the same decisions, field by field.
+//!
+//! ```
+//! use tidegate_core::{Algorithm, Check, Key, Limit, RuleId, Span, Spec};
+//! use tidegate_store::{Clock, ReferenceStore, Store, SystemClock};
+//!
+//! # pollster::block_on(async {
+//! let clock = SystemClock::new();
+//! let store = ReferenceStore::new();
+//! let limit = Limit::new(Algorithm::FixedWindow, Spec::new(2, Span::from_secs(60)))?;
+//! let check = Check::new(Key::new(RuleId::named("default"), b"alice"), &limit);
+//!
+//! let now = clock.now();
+//! assert!(store.decide(&[check], now).await?.passes());
+//! assert!(store.decide(&[check], now).await?.passes());
+//! assert!(!store.decide(&[check], now).await?.passes());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! # }).unwrap();
+//! ```
+
+#![forbid(unsafe_code)]
+
+pub mod clock;
+#[cfg(feature = "conformance")]
+pub mod conformance;
+mod entry;
+mod reference;
+mod store;
+mod sync;
+
+pub use clock::{Clock, ManualClock, SystemClock};
+pub use entry::Override;
+pub use reference::ReferenceStore;
+pub use store::{Store, StoreError};

@@ -1,0 +1,78 @@
+//! The one trait of every store.
+
+use std::error::Error;
+
+use thiserror::Error;
+use tidegate_core::{Algorithm, Check, Decision, Key, Refund, Timestamp};
+
+use crate::entry::Override;
+
+/// Remembers counters and answers checks.
+///
+/// Within one store a decision is atomic: all of its checks are charged together or none is, and no other
+/// decision sees it half done. `now` is read once by the caller; a store that keeps time itself (so that
+/// several nodes agree) says in [`Decision::at`] what time it took.
+pub trait Store: Send + Sync {
+    /// Decides `checks` and charges what is to be charged.
+    fn decide(
+        &self,
+        checks: &[Check<'_>],
+        now: Timestamp,
+    ) -> impl Future<Output = Result<Decision, StoreError>> + Send;
+
+    /// Decides several requests, one after the other at one `now`, and appends their decisions. Worth it
+    /// wherever more than one request is at hand. On an error nothing is appended.
+    fn decide_batch(
+        &self,
+        batch: &[&[Check<'_>]],
+        now: Timestamp,
+        decisions: &mut Vec<Decision>,
+    ) -> impl Future<Output = Result<(), StoreError>> + Send;
+
+    /// Answers `checks` as [`decide`](Self::decide) would and charges nothing; `remaining` is what is left
+    /// as it is.
+    fn peek(
+        &self,
+        checks: &[Check<'_>],
+        now: Timestamp,
+    ) -> impl Future<Output = Result<Decision, StoreError>> + Send;
+
+    /// Gives back what was charged and not served: see [`Decision::refunds`].
+    fn refund(
+        &self,
+        refunds: &[Refund<'_>],
+        now: Timestamp,
+    ) -> impl Future<Output = Result<(), StoreError>> + Send;
+
+    /// Forgets what `key` has spent; its override stays.
+    fn reset(&self, key: Key<'_>) -> impl Future<Output = Result<(), StoreError>> + Send;
+
+    /// Puts another limit in force for `key` until it ends, or with `None` ends it now. What is spent stays
+    /// spent.
+    fn override_limit(
+        &self,
+        key: Key<'_>,
+        instead: Option<Override>,
+        now: Timestamp,
+    ) -> impl Future<Output = Result<(), StoreError>> + Send;
+}
+
+/// Why a store could not answer. It never means that a request may pass.
+#[derive(Debug, Error)]
+pub enum StoreError {
+    /// The store cannot be reached, or did not answer in time; whether it charged is not known.
+    #[error("the store is unavailable")]
+    Unavailable(#[source] Box<dyn Error + Send + Sync>),
+    /// The store answered something that is not an answer.
+    #[error("the store's answer makes no sense: {reason}")]
+    Protocol {
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The store does not know this algorithm.
+    #[error("this store cannot count a {algorithm}")]
+    Unsupported {
+        /// The algorithm asked for.
+        algorithm: Algorithm,
+    },
+}
