@@ -106,6 +106,21 @@ pub struct Decision {
 }
 
 impl Decision {
+    /// The decision that follows from the `outcomes` of `checks`.
+    pub fn new(at: Timestamp, checks: &[Check<'_>], outcomes: Outcomes) -> Self {
+        let mut verdict = Verdict::PASS;
+        let mut refused_by = None;
+        for (position, (check, outcome)) in checks.iter().zip(&outcomes).enumerate() {
+            if check.role == Role::Binding {
+                verdict = longest(verdict, outcome.verdict);
+                if !outcome.verdict.is_pass() && refused_by.is_none() {
+                    refused_by = Some(position);
+                }
+            }
+        }
+        Self { at, verdict, refused_by, outcomes }
+    }
+
     /// Whether the request may pass.
     pub const fn passes(&self) -> bool {
         self.verdict.is_pass()
@@ -197,20 +212,11 @@ pub fn peek(checks: &[Check<'_>], now: Timestamp, ledger: &impl Ledger) -> Decis
 
 fn judge(checks: &[Check<'_>], now: Timestamp, ledger: &impl Ledger) -> Decision {
     let mut outcomes = Outcomes::new();
-    let mut verdict = Verdict::PASS;
-    let mut refused_by = None;
     for (position, check) in checks.iter().enumerate() {
         let before = earlier_on_same_key(checks.get(..position).unwrap_or_default(), &outcomes, check);
-        let outcome = ledger.judge(position, before.plus(check.cost));
-        if check.role == Role::Binding {
-            if !outcome.verdict.is_pass() && refused_by.is_none() {
-                refused_by = Some(position);
-            }
-            verdict = longest(verdict, outcome.verdict);
-        }
-        outcomes.push(outcome);
+        outcomes.push(ledger.judge(position, before.plus(check.cost)));
     }
-    Decision { at: now, verdict, refused_by, outcomes }
+    Decision::new(now, checks, outcomes)
 }
 
 fn earlier_on_same_key(earlier: &[Check<'_>], outcomes: &[Outcome], check: &Check<'_>) -> Cost {

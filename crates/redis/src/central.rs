@@ -1,0 +1,122 @@
+//! `central`: every decision is taken by Redis itself.
+
+use redis::Script;
+use redis::aio::ConnectionManager;
+use tidegate_core::{Check, Decision, Key, Refund, Timestamp};
+use tidegate_store::{Override, Store, StoreError};
+
+use crate::script::{Call, central, decisions};
+
+/// A key lives at least this long: short enough to cost little, long enough for every round trip.
+const SHORTEST_TTL_MILLIS: u64 = 1_000;
+/// With time from the caller, keys must outlive any trace played faster than its own time.
+const CALLER_TTL_MILLIS: u64 = 3_600_000;
+
+/// Whose time counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TimeSource {
+    /// The Redis server's: all nodes agree.
+    #[default]
+    Server,
+    /// The caller's `now`: for replaying traces.
+    Caller,
+}
+
+/// Counters in one Redis server.
+#[derive(Clone)]
+pub struct CentralStore {
+    connection: ConnectionManager,
+    script: Script,
+    time: TimeSource,
+}
+
+impl CentralStore {
+    /// A store over an open connection.
+    pub fn new(connection: ConnectionManager, time: TimeSource) -> Self {
+        Self { connection, script: central(), time }
+    }
+
+    /// Connects to `url`, such as `redis://127.0.0.1:6379`.
+    pub async fn connect(url: &str, time: TimeSource) -> Result<Self, StoreError> {
+        let client = redis::Client::open(url).map_err(unavailable)?;
+        let connection = ConnectionManager::new(client).await.map_err(unavailable)?;
+        Ok(Self::new(connection, time))
+    }
+
+    async fn run(&self, operation: &str, call: &Call, now: Timestamp) -> Result<Vec<u64>, StoreError> {
+        let (now, ttl) = match self.time {
+            TimeSource::Server => (String::new(), SHORTEST_TTL_MILLIS),
+            TimeSource::Caller => (now.as_micros().to_string(), CALLER_TTL_MILLIS),
+        };
+        let mut invocation = self.script.prepare_invoke();
+        invocation.arg(operation).arg(now).arg(ttl);
+        for key in &call.keys {
+            invocation.key(key);
+        }
+        for number in &call.numbers {
+            invocation.arg(*number);
+        }
+        invocation.invoke_async(&mut self.connection.clone()).await.map_err(unavailable)
+    }
+
+    async fn answer(
+        &self,
+        operation: &str,
+        batch: &[&[Check<'_>]],
+        now: Timestamp,
+    ) -> Result<Vec<Decision>, StoreError> {
+        let reply = self.run(operation, &Call::checks(batch)?, now).await?;
+        decisions(batch, &reply)
+    }
+
+    async fn answer_one(
+        &self,
+        operation: &str,
+        checks: &[Check<'_>],
+        now: Timestamp,
+    ) -> Result<Decision, StoreError> {
+        let mut decisions = self.answer(operation, &[checks], now).await?;
+        decisions.pop().ok_or_else(|| StoreError::Protocol { reason: "it holds no decision".to_owned() })
+    }
+}
+
+impl Store for CentralStore {
+    async fn decide(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
+        self.answer_one("decide", checks, now).await
+    }
+
+    async fn decide_batch(
+        &self,
+        batch: &[&[Check<'_>]],
+        now: Timestamp,
+        decisions: &mut Vec<Decision>,
+    ) -> Result<(), StoreError> {
+        decisions.append(&mut self.answer("decide", batch, now).await?);
+        Ok(())
+    }
+
+    async fn peek(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
+        self.answer_one("peek", checks, now).await
+    }
+
+    async fn refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<(), StoreError> {
+        self.run("refund", &Call::refunds(refunds)?, now).await.map(drop)
+    }
+
+    async fn reset(&self, key: Key<'_>) -> Result<(), StoreError> {
+        self.run("reset", &Call::reset(key), Timestamp::ZERO).await.map(drop)
+    }
+
+    async fn override_limit(
+        &self,
+        key: Key<'_>,
+        instead: Option<Override>,
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
+        self.run("override", &Call::override_limit(key, instead.as_ref())?, now).await.map(drop)
+    }
+}
+
+fn unavailable(error: redis::RedisError) -> StoreError {
+    StoreError::Unavailable(Box::new(error))
+}

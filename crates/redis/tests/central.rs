@@ -1,0 +1,151 @@
+//! The central store against a real redis-server.
+
+#![allow(missing_docs, reason = "tests speak through their names")]
+
+mod server;
+
+use redis::AsyncCommands;
+use server::RedisServer;
+use tidegate_core::{Algorithm, Check, Cost, Key, Limit, RuleId, Span, Spec, Timestamp, Verdict};
+use tidegate_redis::{CentralStore, TimeSource};
+use tidegate_store::conformance::Suite;
+use tidegate_store::{Clock, Override, Store, StoreError, SystemClock};
+
+const RULE: RuleId = RuleId::named("default");
+
+fn bucket(requests: u64, window: Span) -> Limit {
+    Limit::new(Algorithm::TokenBucket, Spec::new(requests, window)).unwrap()
+}
+
+async fn connect(server: &RedisServer, time: TimeSource) -> CentralStore {
+    CentralStore::connect(&server.url(), time).await.unwrap()
+}
+
+async fn raw(server: &RedisServer) -> redis::aio::MultiplexedConnection {
+    redis::Client::open(server.url()).unwrap().get_multiplexed_async_connection().await.unwrap()
+}
+
+#[tokio::test]
+async fn token_bucket_passes_the_conformance_suite() {
+    let server = RedisServer::start();
+    let store = connect(&server, TimeSource::Caller).await;
+    let suite =
+        Suite { algorithms: &[Algorithm::TokenBucket], seed: fastrand::u64(..), traces: 20, steps: 400 };
+    let coverage = suite.run(&store).await;
+    println!("seed {}: {coverage:?}", suite.seed);
+}
+
+#[tokio::test]
+async fn every_key_has_a_time_to_live_of_at_least_twice_its_recovery() {
+    let server = RedisServer::start();
+    let store = connect(&server, TimeSource::Server).await;
+    let limits = [bucket(1, Span::from_secs(3_600)), bucket(1, Span::from_secs(10))];
+    for (limit, client) in limits.iter().zip([&b"slow"[..], b"fast"]) {
+        let check = Check::new(Key::new(RULE, client), limit);
+        assert!(store.decide(&[check], Timestamp::ZERO).await.unwrap().passes());
+    }
+    let day = Override { limit: limits[0], until: SystemClock::new().now() + Span::from_secs(86_400) };
+    store.override_limit(Key::new(RULE, b"special"), Some(day), Timestamp::ZERO).await.unwrap();
+
+    let mut raw = raw(&server).await;
+    let keys: Vec<String> = raw.keys("*").await.unwrap();
+    let mut lives = Vec::new();
+    for key in &keys {
+        lives.push(raw.pttl::<_, i64>(key).await.unwrap());
+    }
+    lives.sort_unstable();
+    assert_eq!(lives.len(), 3, "one key per client: {keys:?}");
+    assert!((10_000..=20_000).contains(&lives[0]), "{lives:?}");
+    assert!((7_100_000..=7_200_000).contains(&lives[1]), "{lives:?}");
+    assert!((86_300_000..=86_400_000).contains(&lives[2]), "{lives:?}");
+}
+
+#[tokio::test]
+async fn time_is_the_servers_whatever_the_caller_says() {
+    let server = RedisServer::start();
+    let store = connect(&server, TimeSource::Server).await;
+    let limit = bucket(1, Span::from_secs(3_600));
+    let check = Check::new(Key::new(RULE, b"client"), &limit);
+    assert!(store.decide(&[check], Timestamp::MAX).await.unwrap().passes());
+    let refused = store.decide(&[check], Timestamp::MAX).await.unwrap();
+    assert!(matches!(refused.verdict, Verdict::NotUntil { .. }));
+    assert!(refused.at.since(SystemClock::new().now()) < Span::from_secs(60));
+}
+
+#[tokio::test]
+async fn refusing_writes_nothing() {
+    let server = RedisServer::start();
+    let store = connect(&server, TimeSource::Server).await;
+    let limit = bucket(2, Span::from_secs(3_600));
+    let check = Check::new(Key::new(RULE, b"client"), &limit);
+    assert_eq!(
+        store.decide(&[check.cost(Cost::new(3))], Timestamp::ZERO).await.unwrap().verdict,
+        Verdict::Never
+    );
+    store.peek(&[check], Timestamp::ZERO).await.unwrap();
+    let keys: Vec<String> = raw(&server).await.keys("*").await.unwrap();
+    assert_eq!(keys, [""; 0]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_tasks_together_admit_exactly_the_ideal() {
+    let server = RedisServer::start();
+    let store = connect(&server, TimeSource::Caller).await;
+    let (narrow, wide) = (bucket(500, Span::from_secs(3_600)), bucket(800, Span::from_secs(3_600)));
+    let now = Timestamp::from_secs(1_700_000_000);
+    let tasks: Vec<_> = (0..16)
+        .map(|_| {
+            let store = store.clone();
+            tokio::spawn(async move {
+                let checks = [
+                    Check::new(Key::new(RuleId::named("wide"), b"client"), &wide),
+                    Check::new(Key::new(RuleId::named("narrow"), b"client"), &narrow),
+                ];
+                let mut passed = 0;
+                for _ in 0..50 {
+                    passed += u64::from(store.decide(&checks, now).await.unwrap().passes());
+                }
+                passed
+            })
+        })
+        .collect();
+    let mut passed = 0;
+    for task in tasks {
+        passed += task.await.unwrap();
+    }
+    assert_eq!(passed, 500);
+    let left = Check::new(Key::new(RuleId::named("wide"), b"client"), &wide).cost(Cost::ZERO);
+    assert_eq!(store.peek(&[left], now).await.unwrap().outcomes[0].remaining, 300);
+}
+
+#[tokio::test]
+async fn a_flushed_script_cache_is_no_error() {
+    let server = RedisServer::start();
+    let store = connect(&server, TimeSource::Server).await;
+    let limit = bucket(5, Span::from_secs(3_600));
+    let check = Check::new(Key::new(RULE, b"client"), &limit);
+    store.decide(&[check], Timestamp::ZERO).await.unwrap();
+    let _: () = redis::cmd("SCRIPT").arg("FLUSH").query_async(&mut raw(&server).await).await.unwrap();
+    let decision = store.decide(&[check], Timestamp::ZERO).await.unwrap();
+    assert_eq!(decision.outcomes[0].remaining, 3);
+}
+
+#[tokio::test]
+async fn an_unknown_algorithm_is_refused_before_anything_is_sent() {
+    let server = RedisServer::start();
+    let store = connect(&server, TimeSource::Server).await;
+    let limit = Limit::new(Algorithm::SlidingLog, Spec::new(5, Span::from_secs(60))).unwrap();
+    let error = store.decide(&[Check::new(Key::new(RULE, b"a"), &limit)], Timestamp::ZERO).await.unwrap_err();
+    assert!(matches!(error, StoreError::Unsupported { algorithm: Algorithm::SlidingLog }));
+    assert_eq!(error.to_string(), "this store cannot count a sliding_window_log");
+}
+
+#[tokio::test]
+async fn a_server_that_is_gone_is_an_error_and_never_a_pass() {
+    let server = RedisServer::start();
+    let store = connect(&server, TimeSource::Server).await;
+    drop(server);
+    let limit = bucket(5, Span::from_secs(60));
+    let error = store.decide(&[Check::new(Key::new(RULE, b"a"), &limit)], Timestamp::ZERO).await.unwrap_err();
+    assert!(matches!(error, StoreError::Unavailable(_)), "{error:?}");
+}
