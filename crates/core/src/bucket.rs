@@ -142,16 +142,20 @@ impl Bucket {
         let settled = self.settle(*level, now);
         let drained =
             settled.at.saturating_sub(self.rate.tick.of(charged)).saturating_mul(self.rate.drain.get());
-        let held = cost.get().saturating_mul(self.rate.unit.get()).saturating_sub(drained);
+        let held = self.filled(0, cost).saturating_sub(drained);
         *level = Level { drops: settled.drops.saturating_sub(held), at: settled.at };
     }
 
-    /// Takes back `cost` if the one that departs at `departure` is the last to depart.
+    /// Takes back `cost` if the one that departs at `departure` is the last to depart. Where several depart
+    /// within one tick nobody can tell which is the last, and none is taken back.
     pub(crate) fn withdraw_last(&self, level: &mut Level, departure: Timestamp, now: Timestamp, cost: Cost) {
+        if self.rate.unit < self.rate.drain {
+            return;
+        }
         *level = self.settle(*level, now);
         let departs = self.rate.tick.of(departure);
         let drain = self.rate.drain.get();
-        let held = cost.get().saturating_mul(self.rate.unit.get());
+        let held = self.filled(0, cost);
         // The bucket runs dry at at + drops/drain; its last departure lies held/drain before that.
         let dry = level.at.saturating_sub(departs).saturating_mul(drain).saturating_add(level.drops);
         let dry_if_last = departs.saturating_sub(level.at).saturating_mul(drain).saturating_add(held);

@@ -132,7 +132,7 @@ impl Decision {
         let mut refunds = Refunds::new();
         for (check, outcome) in checks.iter().zip(&self.outcomes) {
             let wait = match outcome.verdict {
-                _ if !self.passes() => continue,
+                _ if !self.passes() || check.cost == Cost::ZERO => continue,
                 Verdict::Pass { wait } => wait,
                 _ if check.role == Role::Overage => Span::ZERO,
                 _ => continue,

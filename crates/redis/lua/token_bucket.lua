@@ -53,7 +53,7 @@ end
 function token_bucket.refund(limit, state, charged, now, cost)
   local level = settle(limit, state, now)
   local drained = math.max(level.at - floor_div(charged, limit.tick), 0) * limit.drain
-  local held = math.max(math.min(cost * limit.unit, MAX) - drained, 0)
+  local held = math.max(filled(limit, 0, cost) - drained, 0)
   level.drops = math.max(level.drops - held, 0)
   return level
 end

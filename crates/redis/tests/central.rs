@@ -1,6 +1,6 @@
 //! The central store against a real redis-server.
 
-#![allow(missing_docs, reason = "tests speak through their names")]
+#![allow(missing_docs, clippy::unwrap_used, reason = "tests speak through their names and fail by panicking")]
 
 mod server;
 
@@ -148,4 +148,15 @@ async fn a_server_that_is_gone_is_an_error_and_never_a_pass() {
     let limit = bucket(5, Span::from_secs(60));
     let error = store.decide(&[Check::new(Key::new(RULE, b"a"), &limit)], Timestamp::ZERO).await.unwrap_err();
     assert!(matches!(error, StoreError::Unavailable(_)), "{error:?}");
+}
+
+#[tokio::test]
+#[ignore = "long: cargo xtask scorecard equivalence"]
+async fn long_equivalence() {
+    let server = RedisServer::start();
+    let store = connect(&server, TimeSource::Caller).await;
+    let suite =
+        Suite { algorithms: &[Algorithm::TokenBucket], seed: fastrand::u64(..), traces: 1_000, steps: 500 };
+    println!("redis, central: seed {}", suite.seed);
+    println!("redis, central: {:?}, 0 mismatches", suite.run(&store).await);
 }

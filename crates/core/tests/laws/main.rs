@@ -1,6 +1,6 @@
 //! The laws of the algorithms and of the decision, stated as properties over random limits and traces.
 
-#![allow(missing_docs, reason = "tests speak through their names")]
+#![allow(missing_docs, clippy::unwrap_used, reason = "tests speak through their names and fail by panicking")]
 
 mod bounds;
 mod decisions;

@@ -31,14 +31,14 @@ struct Tokens {
     count: i128,
     period: i128,
     burst: i128,
-    tokens: i128,
+    level: i128,
     at: i128,
 }
 
 impl Tokens {
     fn at(&self, tick: i128) -> (i128, i128) {
         let at = tick.max(self.at);
-        (at, (self.tokens + (at - self.at) * self.count).min(self.burst * self.period))
+        (at, (self.level + (at - self.at) * self.count).min(self.burst * self.period))
     }
 }
 
@@ -60,7 +60,7 @@ impl Model for Tokens {
 
     fn charge(&mut self, tick: i128, cost: i128) {
         let (at, tokens) = self.at(tick);
-        (self.at, self.tokens) = (at, tokens - cost * self.period);
+        (self.at, self.level) = (at, tokens - cost * self.period);
     }
 }
 
@@ -102,12 +102,12 @@ struct Charges {
     algorithm: Algorithm,
     requests: i128,
     window: i128,
-    charges: Vec<(i128, i128)>,
+    made: Vec<(i128, i128)>,
 }
 
 impl Charges {
     fn forward(&self, tick: i128) -> i128 {
-        self.charges.last().map_or(tick, |(at, _)| {
+        self.made.last().map_or(tick, |(at, _)| {
             // A window once begun is never left backwards; the log never goes back behind its newest.
             if self.algorithm == Algorithm::SlidingLog || at / self.window > tick / self.window {
                 tick.max(*at)
@@ -118,7 +118,7 @@ impl Charges {
     }
 
     fn sum(&self, inside: impl Fn(i128) -> bool) -> i128 {
-        self.charges.iter().filter(|(at, _)| inside(*at)).map(|(_, units)| units).sum()
+        self.made.iter().filter(|(at, _)| inside(*at)).map(|(_, units)| units).sum()
     }
 
     fn used(&self, tick: i128) -> i128 {
@@ -156,7 +156,7 @@ impl Model for Charges {
         };
         let used = self.used(seen);
         let fits = used + cost <= self.requests;
-        let mut after = Self { charges: self.charges.clone(), ..*self };
+        let mut after = Self { made: self.made.clone(), ..*self };
         if fits && cost > 0 {
             after.charge(tick, cost);
         }
@@ -181,7 +181,7 @@ impl Model for Charges {
 
     fn charge(&mut self, tick: i128, cost: i128) {
         let seen = self.forward(tick);
-        self.charges.push((seen, cost));
+        self.made.push((seen, cost));
     }
 }
 
@@ -190,9 +190,9 @@ fn model(made: &Made) -> Box<dyn Model> {
     let period = i128::from(made.period());
     let burst = i128::from(made.burst());
     match made.limit.algorithm() {
-        Algorithm::TokenBucket => Box::new(Tokens { count, period, burst, tokens: burst * period, at: 0 }),
+        Algorithm::TokenBucket => Box::new(Tokens { count, period, burst, level: burst * period, at: 0 }),
         Algorithm::LeakyBucket => Box::new(Queue { count, period, burst, next: 0, at: 0 }),
-        algorithm => Box::new(Charges { algorithm, requests: count, window: period, charges: Vec::new() }),
+        algorithm => Box::new(Charges { algorithm, requests: count, window: period, made: Vec::new() }),
     }
 }
 

@@ -1,0 +1,43 @@
+//! The same work on Tidegate and on its peers, in one run, round by round in turn.
+
+#![allow(clippy::disallowed_methods, reason = "a bench measures wall time")]
+
+mod decide;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Compares Tidegate with its peers. Rounds are interleaved, the median counts, and every run ends with
+/// `bars: M/N met`; it succeeds only if all are.
+#[derive(Debug, Parser)]
+#[command(name = "bench-peers", max_term_width = 100)]
+struct Args {
+    #[command(subcommand)]
+    bench: Bench,
+}
+
+#[derive(Debug, Subcommand)]
+enum Bench {
+    /// One decision in a process, against governor
+    Decide {
+        /// Write every round's figure here, as JSON
+        #[arg(long, value_name = "FILE")]
+        json: Option<PathBuf>,
+    },
+}
+
+fn main() -> ExitCode {
+    let result = match Args::parse().bench {
+        Bench::Decide { json } => decide::run(json.as_deref()),
+    };
+    match result {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("bench-peers: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,43 @@
+//! What the arithmetic costs: one step of each algorithm on a state at hand.
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use tidegate_core::{Algorithm, Cost, Limit, Span, Spec, State, Timestamp};
+
+const ROUNDS: usize = 9;
+const STEPS: u64 = 1_000_000;
+
+pub(crate) fn run() -> anyhow::Result<()> {
+    println!("{:24} {:>12} {:>12}", "ns per step", "allowed", "refused");
+    for &algorithm in Algorithm::ALL {
+        let limit = Limit::new(algorithm, Spec::new(100, Span::from_secs(1)))?;
+        // Every 10 ms one unit comes back: at that pace all pass, a hundred times faster nearly none does.
+        let allowed = median(|| time_steps(&limit, Span::from_millis(10)));
+        let refused = median(|| time_steps(&limit, Span::from_micros(10)));
+        println!("{:24} {allowed:>12.1} {refused:>12.1}", algorithm.name());
+    }
+    Ok(())
+}
+
+fn time_steps(limit: &Limit, pace: Span) -> f64 {
+    let mut state = State::default();
+    let mut now = Timestamp::from_secs(1_700_000_000);
+    let start = Instant::now();
+    for _ in 0..STEPS {
+        now = now + pace;
+        black_box(limit.step(&mut state, black_box(now), Cost::ONE));
+    }
+    nanos_each(start.elapsed().as_nanos())
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a figure to read, not to compute with")]
+fn nanos_each(nanos: u128) -> f64 {
+    nanos as f64 / STEPS as f64
+}
+
+fn median(mut measure: impl FnMut() -> f64) -> f64 {
+    let mut rounds: Vec<_> = (0..ROUNDS).map(|_| measure()).collect();
+    rounds.sort_by(f64::total_cmp);
+    rounds[ROUNDS / 2]
+}

@@ -1,0 +1,31 @@
+//! Two limits in one decision: a narrow one for each client and a wide one for everybody together.
+//!
+//! `cargo run -p tidegate-store --example several_limits`
+
+use pollster::block_on;
+use tidegate_core::{Algorithm, Check, Key, Limit, RuleId, Span, Spec, Verdict};
+use tidegate_store::{Clock, ReferenceStore, Store, SystemClock};
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let clock = SystemClock::new();
+    let store = ReferenceStore::new();
+    let per_client = Limit::new(Algorithm::TokenBucket, Spec::new(2, Span::from_secs(60)))?;
+    let together = Limit::new(Algorithm::SlidingCounter, Spec::new(3, Span::from_secs(60)))?;
+
+    for client in ["alice", "alice", "alice", "bob", "bob"] {
+        let checks = [
+            Check::new(Key::new(RuleId::named("global"), b""), &together),
+            Check::new(Key::new(RuleId::named("default"), client.as_bytes()), &per_client),
+        ];
+        let decision = block_on(store.decide(&checks, clock.now()))?;
+        let left: Vec<_> = decision.outcomes.iter().map(|outcome| outcome.remaining).collect();
+        match decision.verdict {
+            Verdict::Pass { .. } => println!("{client:6} passes,  {left:?} left (together, own)"),
+            Verdict::NotUntil { retry_after } => {
+                println!("{client:6} refused, {left:?} left (together, own), retry after {retry_after:?}");
+            }
+            Verdict::Never => println!("{client:6} asks for more than is ever allowed"),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,67 @@
+//! The tasks of this repository: `cargo xtask --help`.
+
+mod run;
+mod scorecard;
+mod setup;
+mod test;
+mod tidy;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Builds trust in this repository, one task at a time.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", max_term_width = 100, after_help = EXAMPLES)]
+struct Args {
+    #[command(subcommand)]
+    task: Task,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  cargo xtask test                     everything a change must pass, as CI runs it
+  cargo xtask test --only tests        one step of it again
+  cargo xtask scorecard                what long tests there are, and their bars
+  cargo xtask scorecard equivalence    one of them";
+
+#[derive(Debug, Subcommand)]
+enum Task {
+    /// Install what is missing, then check and test everything.
+    ///
+    /// Steps, in order: setup, format, clippy, tidy, tests (units, laws, conformance, a real redis-server, the real
+    /// binary, doc tests), docs, loom. The first step that fails ends the run.
+    Test {
+        /// Run only this step.
+        #[arg(long, value_name = "STEP", value_enum)]
+        only: Option<test::Step>,
+    },
+    /// Check what no compiler checks: crate direction, file length, names, forbidden words.
+    Tidy,
+    /// Try every interleaving of whatever is lock-free or ordered by locks.
+    Loom,
+    /// Install what the tests need (Debian, Ubuntu), or say what is missing.
+    Setup,
+    /// Run the long tests; each prints its seed and figure and succeeds only if its bar holds.
+    Scorecard {
+        /// Which; without it they are listed.
+        name: Option<String>,
+    },
+}
+
+fn main() -> ExitCode {
+    let result = match Args::parse().task {
+        Task::Test { only } => test::run(only),
+        Task::Tidy => tidy::run(),
+        Task::Loom => test::loom(),
+        Task::Setup => setup::run(),
+        Task::Scorecard { name } => scorecard::run(name.as_deref()),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! `cargo xtask scorecard`: tests that take minutes, each with a bar.
+
+use anyhow::bail;
+
+use crate::run::{self, cargo};
+use crate::test;
+
+/// A long test and what it must show.
+struct Entry {
+    name: &'static str,
+    what: &'static str,
+    bar: &'static str,
+    run: fn() -> anyhow::Result<()>,
+}
+
+const ENTRIES: [Entry; 2] = [
+    Entry {
+        name: "equivalence",
+        what: "core, the stores, the Lua scripts and a 128-bit model over random traces with extremes",
+        bar: "0 mismatches in any field",
+        run: equivalence,
+    },
+    Entry {
+        name: "loom",
+        what: "every interleaving of whatever is lock-free or ordered by locks",
+        bar: "clean",
+        run: test::loom,
+    },
+];
+
+pub(crate) fn run(name: Option<&str>) -> anyhow::Result<()> {
+    let Some(name) = name else {
+        for Entry { name, what, bar, .. } in &ENTRIES {
+            println!("{name:12} {what}\n{:12} bar: {bar}", "");
+        }
+        return Ok(());
+    };
+    let Some(entry) = ENTRIES.iter().find(|entry| entry.name == name) else {
+        let names: Vec<_> = ENTRIES.iter().map(|entry| entry.name).collect();
+        bail!("there is no `{name}`; there are {}", names.join(", "));
+    };
+    (entry.run)()?;
+    println!("{name}: bar held: {}", entry.bar);
+    Ok(())
+}
+
+fn equivalence() -> anyhow::Result<()> {
+    run::run(cargo("test --release --package tidegate-core --test laws").env("PROPTEST_CASES", "100000"))?;
+    for package in ["tidegate-store", "tidegate-redis"] {
+        let line = format!("test --release --package {package} -- --ignored --nocapture long_equivalence");
+        run::run(&mut cargo(&line))?;
+    }
+    Ok(())
+}

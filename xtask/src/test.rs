@@ -1,0 +1,59 @@
+//! `cargo xtask test`: everything a change must pass.
+
+use clap::ValueEnum;
+
+use crate::run::{self, cargo};
+use crate::{setup, tidy};
+
+/// The steps, in the order in which they run: what is cheap and fails often comes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Step {
+    /// Install what is missing
+    Setup,
+    /// `cargo fmt --check`
+    Format,
+    /// clippy over everything, warnings being errors
+    Clippy,
+    /// Crate direction, file length, names
+    Tidy,
+    /// Every test of every crate, doc tests included
+    Tests,
+    /// rustdoc, warnings being errors
+    Docs,
+    /// Every interleaving
+    Loom,
+}
+
+impl Step {
+    fn run(self) -> anyhow::Result<()> {
+        match self {
+            Self::Setup => setup::run(),
+            Self::Format => run::run(&mut cargo("fmt --all --check")),
+            Self::Clippy => run::run(&mut cargo("clippy --quiet --workspace --all-targets -- -D warnings")),
+            Self::Tidy => tidy::run(),
+            Self::Tests => run::run(&mut cargo("test --quiet --workspace")),
+            Self::Docs => run::run(
+                cargo("doc --quiet --workspace --no-deps --document-private-items")
+                    .env("RUSTDOCFLAGS", "-D warnings"),
+            ),
+            Self::Loom => loom(),
+        }
+    }
+}
+
+pub(crate) fn run(only: Option<Step>) -> anyhow::Result<()> {
+    for &step in Step::value_variants().iter().filter(|step| only.is_none_or(|only| only == **step)) {
+        println!("\n== {}", format!("{step:?}").to_lowercase());
+        step.run()?;
+    }
+    println!("\nall steps passed");
+    Ok(())
+}
+
+/// Everything that loom can try is named `loom_…`; it is built apart, with loom's locks.
+pub(crate) fn loom() -> anyhow::Result<()> {
+    run::run(
+        cargo("test --quiet --target-dir target/loom --package tidegate-store --lib loom_")
+            .env("RUSTFLAGS", "--cfg loom"),
+    )
+}

@@ -1,0 +1,166 @@
+//! `cargo xtask tidy`: the architecture's invariants, as far as text and metadata show them.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, bail};
+use serde_json::Value;
+
+use crate::run::{cargo, output, root};
+
+/// A longer file holds two ideas.
+const LONGEST_FILE: usize = 600;
+/// Names that say nothing.
+const BANNED_NAMES: [&str; 7] = ["util", "utils", "misc", "common", "helpers", "types", "manager"];
+
+/// Which crates of ours a crate may build on. A crate that is not named here may not exist.
+const MAY_USE: [(&str, &[&str]); 7] = [
+    ("tidegate-core", &[]),
+    ("tidegate-store", &["tidegate-core"]),
+    ("tidegate-redis", &["tidegate-core", "tidegate-store"]),
+    ("tidegate", &["tidegate-core", "tidegate-store", "tidegate-redis"]),
+    ("bench", &["tidegate-core", "tidegate-store", "tidegate-redis"]),
+    ("bench-peers", &["tidegate-core", "tidegate-store", "tidegate-redis"]),
+    ("xtask", &[]),
+];
+
+/// Words that may stand only in certain places.
+const ONLY_IN: [(&str, &str, &str); 4] = [
+    ("std::env", "crates/cli/", "only cli reads the environment"),
+    ("redis::", "crates/redis/", "only the redis crate knows Redis"),
+    ("quanta::", "crates/store/src/clock.rs", "only store::clock reads time"),
+    ("SystemTime", "crates/store/src/clock.rs", "only store::clock reads time"),
+];
+
+/// Words that may stand nowhere.
+const NOWHERE: [(&str, &str); 3] = [
+    ("::*;", "name what is imported or exported, one by one"),
+    ("allow(dead_code)", "delete what is dead"),
+    ("TODO", "do it, or write it where work is planned"),
+];
+
+pub(crate) fn run() -> anyhow::Result<()> {
+    let mut problems =
+        direction(&serde_json::from_str(&output(&mut cargo("metadata --no-deps --format-version 1"))?)?);
+    let listed = output(
+        std::process::Command::new("git")
+            .args(["ls-files", "--cached", "--others", "--exclude-standard"])
+            .current_dir(root()),
+    )?;
+    let is_source =
+        |path: &&str| Path::new(path).extension().is_some_and(|ending| ending == "rs" || ending == "lua");
+    let sources = listed.lines().filter(is_source);
+    let mut count = 0;
+    for path in sources.filter(|path| root().join(path).exists()) {
+        let text = fs::read_to_string(root().join(path)).with_context(|| format!("cannot read {path}"))?;
+        problems.extend(file(path, &text));
+        count += 1;
+    }
+    if !problems.is_empty() {
+        bail!("{} problems\n{}", problems.len(), problems.join("\n"));
+    }
+    println!("{count} files are tidy");
+    Ok(())
+}
+
+/// Dependencies point one way.
+fn direction(metadata: &Value) -> Vec<String> {
+    let packages = metadata["packages"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let name_of = |value: &Value| value["name"].as_str().unwrap_or_default().to_owned();
+    let ours: Vec<_> = packages.iter().map(name_of).collect();
+    let mut problems = Vec::new();
+    for package in packages {
+        let name = name_of(package);
+        let Some((_, allowed)) = MAY_USE.iter().find(|(known, _)| *known == name) else {
+            problems.push(format!("{name}: say in xtask/src/tidy.rs what this crate may build on"));
+            continue;
+        };
+        let dependencies = package["dependencies"].as_array().map(Vec::as_slice).unwrap_or_default();
+        for dependency in dependencies.iter().filter(|dependency| dependency["kind"].is_null()) {
+            let used = name_of(dependency);
+            if ours.contains(&used) && !allowed.contains(&used.as_str()) {
+                problems.push(format!("{name} must not build on {used}: dependencies point one way"));
+            }
+        }
+    }
+    problems
+}
+
+fn file(path: &str, text: &str) -> Vec<String> {
+    let mut problems = Vec::new();
+    let lines = text.lines().count();
+    if lines > LONGEST_FILE {
+        problems.push(format!("{path}: {lines} lines, at most {LONGEST_FILE}; it holds two ideas"));
+    }
+    let names = Path::new(path).with_extension("");
+    let banned = names.iter().find(|part| BANNED_NAMES.iter().any(|banned| *part == *banned));
+    if let Some(banned) = banned {
+        problems.push(format!("{path}: `{}` says nothing; name what it holds", banned.display()));
+    }
+    if path == "crates/core/src/lib.rs" && !text.contains("#![no_std]") {
+        problems.push(format!("{path}: core is no_std, so that it cannot do I/O or read a clock"));
+    }
+    // This file names the words; tests and benches are not the product.
+    if path.starts_with("xtask/") {
+        return problems;
+    }
+    let product = path.starts_with("crates/") && path.contains("/src/");
+    for (number, line) in text.lines().enumerate() {
+        let place = || format!("{path}:{}", number + 1);
+        for (word, place_allowed, why) in ONLY_IN {
+            if product && line.contains(word) && !path.starts_with(place_allowed) {
+                problems.push(format!("{}: `{word}`: {why}", place()));
+            }
+        }
+        for (word, why) in NOWHERE {
+            if line.contains(word)
+                && !line.trim_start().starts_with("use super::*")
+                && !line.contains("prelude::*")
+            {
+                problems.push(format!("{}: `{word}`: {why}", place()));
+            }
+        }
+    }
+    problems
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn package(name: &str, uses: &[&str]) -> Value {
+        let dependencies: Vec<_> = uses.iter().map(|used| json!({ "name": used, "kind": null })).collect();
+        json!({ "name": name, "dependencies": dependencies })
+    }
+
+    #[test]
+    fn a_dependency_against_the_direction_is_found() {
+        let packages =
+            [package("tidegate-core", &["tidegate-store", "smallvec"]), package("tidegate-store", &[])];
+        let problems = direction(&json!({ "packages": packages }));
+        assert_eq!(problems.len(), 1);
+        assert!(problems[0].contains("tidegate-core must not build on tidegate-store"), "{problems:?}");
+    }
+
+    #[test]
+    fn an_unknown_crate_is_found() {
+        assert_eq!(direction(&json!({ "packages": [package("tidegate-common", &[])] })).len(), 1);
+    }
+
+    #[test]
+    fn long_files_empty_names_and_misplaced_words_are_found() {
+        let found = |path, text: &str| file(path, text).len();
+        assert_eq!(found("crates/core/src/time.rs", "fine\n"), 0);
+        assert_eq!(found("crates/core/src/time.rs", &"line\n".repeat(LONGEST_FILE + 1)), 1);
+        assert_eq!(found("crates/core/src/utils/time.rs", ""), 1);
+        assert_eq!(found("crates/core/src/types.rs", ""), 1);
+        assert_eq!(found("crates/core/src/lib.rs", "//! has std"), 1);
+        assert_eq!(found("crates/store/src/entry.rs", "let home = std::env::var(\"HOME\");"), 1);
+        assert_eq!(found("crates/cli/src/main.rs", "let home = std::env::var(\"HOME\");"), 0);
+        assert_eq!(found("crates/store/src/entry.rs", "pub use time::*;"), 1);
+        assert_eq!(found("crates/store/src/entry.rs", "#[allow(dead_code)]"), 1);
+        assert_eq!(found("crates/store/src/entry.rs", "SystemTime::UNIX_EPOCH"), 1);
+    }
+}
