@@ -153,6 +153,9 @@ macro_rules! algorithms {
             $($(#[$doc])* $variant,)+
         }
 
+        /// All names, each behind a space.
+        const NAMES: &str = concat!($(" ", $name),+);
+
         impl Algorithm {
             /// All algorithms.
             pub const ALL: &'static [Self] = &[$(Self::$variant),+];
@@ -290,9 +293,7 @@ impl fmt::Display for Algorithm {
 
 /// A name that no algorithm has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error(
-    "no such algorithm; there are token_bucket, leaky_bucket, fixed_window, sliding_window_log, sliding_window_counter"
-)]
+#[error("no such algorithm; there are{NAMES}")]
 pub struct UnknownAlgorithm;
 
 impl FromStr for Algorithm {
