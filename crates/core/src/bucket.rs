@@ -1,14 +1,13 @@
 //! A bucket that fills with what is spent and drains at an exact rate.
 //!
-//! Token bucket and leaky bucket are one bucket seen from two sides: both remember how full it is and when
-//! that was. To keep every rational rate exact, the content is counted in *drops*: with `g` the greatest
+//! Token bucket and leaky bucket are one bucket seen from two sides, and both remember only when it runs dry. To keep every rational rate exact, the content is counted in *drops*: with `g` the greatest
 //! common divisor of `requests` and the window in ticks, one unit of cost is `window / g` drops and each
 //! tick drains `requests / g` of them. Nothing is ever rounded, so nothing drifts.
 
 use core::num::NonZeroU64;
 
 use crate::decision::{Outcome, Verdict};
-use crate::limit::{Cost, LimitError, Spec};
+use crate::limit::{Cost, LimitError, Spec, WORD_MAX};
 use crate::time::{EXACT_MAX, Span, Tick, Timestamp};
 
 /// An exact rate: a unit of cost is `unit` drops, and each tick drains `drain` drops.
@@ -45,11 +44,12 @@ impl Rate {
     }
 }
 
-/// How full a bucket was, and when. The default is a bucket never used.
+/// When a bucket runs dry: so many drops after the epoch have drained. The default is a bucket never used.
+///
+/// One number says it all: how full the bucket is at any instant is how far that instant lies before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Level {
-    drops: u64,
-    at: u64,
+    dry: u128,
 }
 
 /// A rate and a capacity: all that token bucket and leaky bucket share.
@@ -81,38 +81,116 @@ impl Bucket {
         self.capacity
     }
 
-    /// The level as it is at `now`; earlier than what was seen counts as no time passed.
-    fn settle(&self, level: Level, now: Timestamp) -> Level {
-        let at = self.rate.tick.of(now).max(level.at);
-        let drained = at.saturating_sub(level.at).saturating_mul(self.rate.drain.get());
-        Level { drops: level.drops.saturating_sub(drained), at }
-    }
-
-    /// The first instant at which at most `drops` are left.
-    fn when_down_to(&self, level: Level, drops: u64) -> Timestamp {
-        let ticks = level.drops.saturating_sub(drops).div_ceil(self.rate.drain.get());
-        self.rate.tick.start(level.at.saturating_add(ticks))
-    }
-
-    /// How `cost` fits, and how full the bucket is before it (what a leaky bucket's wait is made of).
-    pub(crate) fn judge(&self, level: &Level, now: Timestamp, cost: Cost) -> (Outcome, Level) {
-        let before = self.settle(*level, now);
-        let mut after = before;
-        let verdict = match self.room_for(cost) {
-            None => Verdict::Never,
-            Some(room) if before.drops <= room => {
-                after.drops = self.filled(before.drops, cost);
-                Verdict::PASS
+    /// How `cost` fits.
+    pub(crate) fn judge(&self, level: Level, now: Timestamp, cost: Cost) -> Outcome {
+        let before = self.drops(level, now);
+        let (verdict, after, reset_after) = match self.room_for(cost) {
+            Some(room) if before <= room => {
+                let after = self.filled(before, cost);
+                (Verdict::PASS, after, self.until_dry(self.level(after, now), now))
             }
-            Some(room) => Verdict::NotUntil { retry_after: self.when_down_to(before, room).since(now) },
+            Some(room) => {
+                let verdict = Verdict::NotUntil { retry_after: self.until_at_most(room, level, now) };
+                (verdict, before, self.until_dry(level, now))
+            }
+            None => (Verdict::Never, before, self.until_dry(level, now)),
         };
-        let outcome = Outcome {
-            verdict,
-            limit: self.capacity,
-            remaining: self.brim.saturating_sub(after.drops) / self.rate.unit,
-            reset_after: self.until_empty(&after, now),
+        let remaining = self.brim.saturating_sub(after) / self.rate.unit;
+        Outcome { verdict, limit: self.capacity, remaining, reset_after }
+    }
+
+    /// Records `cost`, even over the brim.
+    pub(crate) fn charge(&self, level: &mut Level, now: Timestamp, cost: Cost) {
+        *level = self.level(self.filled(self.drops(*level, now), cost), now);
+    }
+
+    /// Takes back what may still be there of `cost`, charged at `charged`.
+    ///
+    /// The bucket may have been empty before that charge, so all that drained since may have been its drops:
+    /// only the rest is given back. More would let a full burst pass twice in one instant.
+    pub(crate) fn refund(&self, level: &mut Level, charged: Timestamp, now: Timestamp, cost: Cost) {
+        let ticks = self.rate.tick.of(now).saturating_sub(self.rate.tick.of(charged));
+        let drained = ticks.saturating_mul(self.rate.drain.get());
+        self.take_back(level, self.filled(0, cost).saturating_sub(drained), now);
+    }
+
+    /// Takes back `cost` if the one that departs at `departure` is the last to depart. Where several depart
+    /// within one tick nobody can tell which is the last, and none is taken back.
+    pub(crate) fn withdraw_last(&self, level: &mut Level, departure: Timestamp, now: Timestamp, cost: Cost) {
+        let held = self.filled(0, cost);
+        let after_departure = self.drops(*level, departure);
+        // The departure was seen at the first tick not before it.
+        let is_last = after_departure <= held && after_departure.saturating_add(self.rate.drain.get()) > held;
+        if is_last && self.rate.unit >= self.rate.drain {
+            self.take_back(level, held, now);
+        }
+    }
+
+    fn take_back(&self, level: &mut Level, drops: u64, now: Timestamp) {
+        let before = self.drops(*level, now);
+        if before > 0 {
+            *level = self.level(before.saturating_sub(drops), now);
+        }
+    }
+
+    /// The level under this bucket of what was spent under `old`: whole units, a part counting as one.
+    pub(crate) fn rebase(&self, old: &Self, level: Level, now: Timestamp) -> Level {
+        if self.rate == old.rate {
+            return level;
+        }
+        let units = old.drops(level, now).div_ceil(old.rate.unit.get());
+        self.level(self.filled(0, Cost::new(units)), now)
+    }
+
+    /// Whether nothing is left at `now`.
+    pub(crate) fn is_empty(&self, level: Level, now: Timestamp) -> bool {
+        self.drops(level, now) == 0
+    }
+
+    /// How long until nothing is left.
+    pub(crate) fn until_dry(&self, level: Level, now: Timestamp) -> Span {
+        self.until_at_most(0, level, now)
+    }
+
+    /// How long until at most so many drops are left.
+    fn until_at_most(&self, drops: u64, level: Level, now: Timestamp) -> Span {
+        let excess = level.dry.saturating_sub(self.drained_by(now)).saturating_sub(u128::from(drops));
+        // Only time that went far back leaves an excess that needs the slow division.
+        let ticks = match u64::try_from(excess) {
+            Ok(0) => return Span::ZERO,
+            Ok(excess) => excess.div_ceil(self.rate.drain.get()),
+            Err(_) => u64::try_from(excess.div_ceil(u128::from(self.rate.drain.get()))).unwrap_or(u64::MAX),
         };
-        (outcome, before)
+        self.rate.tick.start(self.rate.tick.of(now).saturating_add(ticks)).since(now)
+    }
+
+    /// The level in one word, counted from `origin`; `None` if it lies before it or does not fit.
+    pub(crate) fn pack(&self, level: Level, origin: Timestamp) -> Option<u64> {
+        let word = u64::try_from(level.dry.checked_sub(self.drained_by(origin))?).ok()?;
+        (word <= WORD_MAX).then_some(word)
+    }
+
+    pub(crate) fn unpack(&self, word: u64, origin: Timestamp) -> Level {
+        Level { dry: self.drained_by(origin).saturating_add(u128::from(word)) }
+    }
+
+    /// How full the bucket is at `now`.
+    fn drops(&self, level: Level, now: Timestamp) -> u64 {
+        u64::try_from(level.dry.saturating_sub(self.drained_by(now)))
+            .map_or(EXACT_MAX, |drops| drops.min(EXACT_MAX))
+    }
+
+    /// The level of a bucket that holds so many drops at `now`; it runs dry in the tick after the last at the
+    /// latest.
+    fn level(&self, drops: u64, now: Timestamp) -> Level {
+        let latest =
+            u128::from(EXACT_MAX.saturating_add(1)).saturating_mul(u128::from(self.rate.drain.get()));
+        Level { dry: self.drained_by(now).saturating_add(u128::from(drops)).min(latest) }
+    }
+
+    /// All that drained from the epoch to `now`.
+    fn drained_by(&self, now: Timestamp) -> u128 {
+        u128::from(self.rate.tick.of(now)).saturating_mul(u128::from(self.rate.drain.get()))
     }
 
     /// The most drops beside which `cost` still fits; `None` if it fits beside nothing.
@@ -126,65 +204,6 @@ impl Bucket {
     fn filled(&self, drops: u64, cost: Cost) -> u64 {
         let added = cost.get().saturating_mul(self.rate.unit.get());
         drops.saturating_add(added).min(EXACT_MAX)
-    }
-
-    /// Records `cost`, even over the brim.
-    pub(crate) fn charge(&self, level: &mut Level, now: Timestamp, cost: Cost) {
-        *level = self.settle(*level, now);
-        level.drops = self.filled(level.drops, cost);
-    }
-
-    /// Takes back what may still be there of `cost`, charged at `charged`.
-    ///
-    /// The bucket may have been empty before that charge, so all that drained since may have been its drops:
-    /// only the rest is given back. More would let a full burst pass twice in one instant.
-    pub(crate) fn refund(&self, level: &mut Level, charged: Timestamp, now: Timestamp, cost: Cost) {
-        let settled = self.settle(*level, now);
-        let drained =
-            settled.at.saturating_sub(self.rate.tick.of(charged)).saturating_mul(self.rate.drain.get());
-        let held = self.filled(0, cost).saturating_sub(drained);
-        *level = Level { drops: settled.drops.saturating_sub(held), at: settled.at };
-    }
-
-    /// Takes back `cost` if the one that departs at `departure` is the last to depart. Where several depart
-    /// within one tick nobody can tell which is the last, and none is taken back.
-    pub(crate) fn withdraw_last(&self, level: &mut Level, departure: Timestamp, now: Timestamp, cost: Cost) {
-        if self.rate.unit < self.rate.drain {
-            return;
-        }
-        *level = self.settle(*level, now);
-        let departs = self.rate.tick.of(departure);
-        let drain = self.rate.drain.get();
-        let held = self.filled(0, cost);
-        // The bucket runs dry at at + drops/drain; its last departure lies held/drain before that.
-        let dry = level.at.saturating_sub(departs).saturating_mul(drain).saturating_add(level.drops);
-        let dry_if_last = departs.saturating_sub(level.at).saturating_mul(drain).saturating_add(held);
-        if dry <= dry_if_last {
-            level.drops = level.drops.saturating_sub(held);
-        }
-    }
-
-    /// The level under this bucket of what was spent under `old`: whole units, a part counting as one.
-    pub(crate) fn rebase(&self, old: &Self, level: &Level, now: Timestamp) -> Level {
-        if self.rate == old.rate {
-            return *level;
-        }
-        let settled = old.settle(*level, now);
-        let units = settled.drops.div_ceil(old.rate.unit.get());
-        Level {
-            drops: self.filled(0, Cost::new(units)),
-            at: self.rate.tick.of(now.max(old.rate.tick.start(settled.at))),
-        }
-    }
-
-    /// How long until nothing is left; no time at all if nothing is.
-    pub(crate) fn until_empty(&self, level: &Level, now: Timestamp) -> Span {
-        if level.drops == 0 { Span::ZERO } else { self.empty_at(level).since(now) }
-    }
-
-    /// The first instant at which nothing is left.
-    pub(crate) fn empty_at(&self, level: &Level) -> Timestamp {
-        self.when_down_to(*level, 0)
     }
 }
 

@@ -181,20 +181,22 @@ pub trait Ledger {
 
 /// Decides all `checks` at `now`: charges everything that is to be charged, or nothing.
 ///
-/// Passes iff every binding check fits. Several checks on one key are judged together: the later ones as if
-/// the earlier that fit were part of their cost.
+/// Passes iff every binding check fits. Several checks on one key are judged together, see [`beside`].
 pub fn decide(checks: &[Check<'_>], now: Timestamp, ledger: &mut impl Ledger) -> Decision {
     let mut decision = judge(checks, now, ledger);
     let charges = decision.passes();
-    for (position, (check, outcome)) in checks.iter().zip(&mut decision.outcomes).enumerate() {
-        let fits = outcome.verdict.is_pass();
-        if charges && check.cost > Cost::ZERO && (fits || check.role == Role::Overage) {
-            ledger.charge(position, check.cost);
+    if charges {
+        for (position, (check, outcome)) in checks.iter().zip(&decision.outcomes).enumerate() {
+            if is_charged(check, outcome) && check.cost > Cost::ZERO {
+                ledger.charge(position, check.cost);
+            }
         }
-        // The outcome was judged as charged if it fits, as uncharged if it does not: correct the others.
-        if charges != fits && (fits || check.role == Role::Overage) {
-            let left = ledger.judge(position, Cost::ZERO);
-            *outcome = Outcome { verdict: outcome.verdict, ..left };
+    }
+    for (position, (check, outcome)) in checks.iter().zip(&mut decision.outcomes).enumerate() {
+        // Judged as charged if it fits, as uncharged if not, and on its own: correct whatever is otherwise.
+        let fits = outcome.verdict.is_pass();
+        if fits != (charges && is_charged(check, outcome)) || shares_its_key(checks, check) {
+            *outcome = Outcome { verdict: outcome.verdict, ..ledger.judge(position, Cost::ZERO) };
         }
     }
     decision
@@ -204,8 +206,7 @@ pub fn decide(checks: &[Check<'_>], now: Timestamp, ledger: &mut impl Ledger) ->
 pub fn peek(checks: &[Check<'_>], now: Timestamp, ledger: &impl Ledger) -> Decision {
     let mut decision = judge(checks, now, ledger);
     for (position, outcome) in decision.outcomes.iter_mut().enumerate() {
-        let left = ledger.judge(position, Cost::ZERO);
-        *outcome = Outcome { verdict: outcome.verdict, ..left };
+        *outcome = Outcome { verdict: outcome.verdict, ..ledger.judge(position, Cost::ZERO) };
     }
     decision
 }
@@ -213,17 +214,39 @@ pub fn peek(checks: &[Check<'_>], now: Timestamp, ledger: &impl Ledger) -> Decis
 fn judge(checks: &[Check<'_>], now: Timestamp, ledger: &impl Ledger) -> Decision {
     let mut outcomes = Outcomes::new();
     for (position, check) in checks.iter().enumerate() {
-        let before = earlier_on_same_key(checks.get(..position).unwrap_or_default(), &outcomes, check);
-        outcomes.push(ledger.judge(position, before.plus(check.cost)));
+        let cost = beside(checks, &outcomes, position).plus(check.cost);
+        outcomes.push(ledger.judge(position, cost));
     }
     Decision::new(now, checks, outcomes)
 }
 
-fn earlier_on_same_key(earlier: &[Check<'_>], outcomes: &[Outcome], check: &Check<'_>) -> Cost {
-    let charged = earlier.iter().zip(outcomes).filter(|(other, outcome)| {
-        other.key == check.key && (outcome.verdict.is_pass() || other.role == Role::Overage)
+/// What else is charged to the key of the check at `position`: for a binding check the earlier binding ones,
+/// for any other all binding ones (they come first) and the earlier others that are charged.
+fn beside(checks: &[Check<'_>], outcomes: &[Outcome], position: usize) -> Cost {
+    let Some(check) = checks.get(position).filter(|check| shares_its_key(checks, check)) else {
+        return Cost::ZERO;
+    };
+    let others = checks.iter().enumerate().filter(|(other, _)| *other != position);
+    let counted = others.filter(|(other, candidate)| {
+        candidate.key == check.key
+            && match candidate.role {
+                Role::Binding => check.role != Role::Binding || *other < position,
+                _ => {
+                    check.role != Role::Binding
+                        && outcomes.get(*other).is_some_and(|o| is_charged(candidate, o))
+                }
+            }
     });
-    charged.fold(Cost::ZERO, |sum, (other, _)| sum.plus(other.cost))
+    counted.fold(Cost::ZERO, |sum, (_, other)| sum.plus(other.cost))
+}
+
+/// Whether a decision that passes charges this check.
+fn is_charged(check: &Check<'_>, outcome: &Outcome) -> bool {
+    outcome.verdict.is_pass() || check.role == Role::Overage
+}
+
+fn shares_its_key(checks: &[Check<'_>], check: &Check<'_>) -> bool {
+    checks.len() > 1 && checks.iter().filter(|other| other.key == check.key).count() > 1
 }
 
 fn longest(a: Verdict, b: Verdict) -> Verdict {

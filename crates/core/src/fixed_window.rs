@@ -8,6 +8,7 @@ use core::num::NonZeroU64;
 use crate::decision::{Outcome, Verdict};
 use crate::limit::{Algorithm, Cost, LimitError, Meter, Spec};
 use crate::time::{EXACT_MAX, Span, Tick, Timestamp};
+use crate::word::{bits_for_twice, join, split};
 
 /// The parameters of a fixed window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -98,10 +99,22 @@ impl Meter for FixedWindow {
             return state;
         }
         let settled = old.settle(state, now);
-        WindowCount { window: now.as_micros() / self.length, count: settled.count }
+        let begun = Timestamp::from_micros(settled.window.saturating_mul(old.length.get()));
+        WindowCount { window: now.max(begun).as_micros() / self.length, count: settled.count }
     }
 
-    fn fresh_at(&self, state: &WindowCount) -> Timestamp {
-        self.end(state)
+    fn is_fresh(&self, state: &WindowCount, now: Timestamp) -> bool {
+        self.settle(*state, now).count == 0
+    }
+
+    /// The count in its bits, the window above it.
+    fn pack(&self, state: &WindowCount, origin: Timestamp) -> Option<u64> {
+        let window = state.window.checked_sub(origin.as_micros() / self.length)?;
+        join(window, state.count, bits_for_twice(self.requests))
+    }
+
+    fn unpack(&self, word: u64, origin: Timestamp) -> WindowCount {
+        let (window, count) = split(word, bits_for_twice(self.requests));
+        WindowCount { window: window.saturating_add(origin.as_micros() / self.length), count }
     }
 }

@@ -37,9 +37,9 @@ impl Meter for LeakyBucket {
     }
 
     fn judge(&self, state: &Level, now: Timestamp, cost: Cost) -> Outcome {
-        let (mut outcome, before) = self.0.judge(state, now, cost);
+        let mut outcome = self.0.judge(*state, now, cost);
         if let Verdict::Pass { wait } = &mut outcome.verdict {
-            *wait = self.0.until_empty(&before, now);
+            *wait = self.0.until_dry(*state, now);
         }
         outcome
     }
@@ -53,10 +53,18 @@ impl Meter for LeakyBucket {
     }
 
     fn rebase(&self, old: &Self, state: Level, now: Timestamp) -> Level {
-        self.0.rebase(&old.0, &state, now)
+        self.0.rebase(&old.0, state, now)
     }
 
-    fn fresh_at(&self, state: &Level) -> Timestamp {
-        self.0.empty_at(state)
+    fn is_fresh(&self, state: &Level, now: Timestamp) -> bool {
+        self.0.is_empty(*state, now)
+    }
+
+    fn pack(&self, state: &Level, origin: Timestamp) -> Option<u64> {
+        self.0.pack(*state, origin)
+    }
+
+    fn unpack(&self, word: u64, origin: Timestamp) -> Level {
+        self.0.unpack(word, origin)
     }
 }

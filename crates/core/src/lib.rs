@@ -54,6 +54,7 @@ mod sliding_counter;
 mod sliding_log;
 mod time;
 mod token_bucket;
+mod word;
 
 pub use bucket::{Level, Rate};
 pub use decision::{
@@ -62,7 +63,7 @@ pub use decision::{
 pub use fixed_window::{FixedWindow, WindowCount};
 pub use key::{Key, RuleId};
 pub use leaky_bucket::LeakyBucket;
-pub use limit::{Algorithm, Cost, Limit, LimitError, Meter, Spec, State, UnknownAlgorithm};
+pub use limit::{Algorithm, Cost, Kind, Limit, LimitError, Meter, Spec, State, UnknownAlgorithm, WORD_MAX};
 pub use sliding_counter::{SlidingCounter, TwoWindows};
 pub use sliding_log::{Log, SlidingLog};
 pub use time::{Span, Tick, Timestamp};

@@ -3,6 +3,7 @@
 //! Every algorithm is one file that implements [`Meter`]; the list at the end of this one makes it known.
 
 use core::fmt;
+use core::hash::{Hash, Hasher};
 use core::str::FromStr;
 
 use thiserror::Error;
@@ -140,8 +141,44 @@ pub trait Meter: Copy {
     /// The state under this limit of a key last counted under `old`: what is spent stays spent.
     fn rebase(&self, old: &Self, state: Self::State, now: Timestamp) -> Self::State;
 
-    /// From when on the state is as good as never seen.
-    fn fresh_at(&self, state: &Self::State) -> Timestamp;
+    /// Whether the state is as good as never seen at `now`, and stays so.
+    fn is_fresh(&self, state: &Self::State, now: Timestamp) -> bool;
+
+    /// The state in one word of at most [`WORD_MAX`], times counted from `origin`, if it fits. A meter whose
+    /// states never do need not say more.
+    fn pack(&self, _state: &Self::State, _origin: Timestamp) -> Option<u64> {
+        None
+    }
+
+    /// The state that [`pack`](Self::pack) packed.
+    fn unpack(&self, _word: u64, _origin: Timestamp) -> Self::State {
+        Self::State::default()
+    }
+}
+
+/// The largest word a packed state takes: two bits are left to whoever keeps it.
+pub const WORD_MAX: u64 = (1 << 62) - 1;
+
+/// A stable hash of a limit's parameters.
+struct Fingerprint(u64);
+
+impl Hasher for Fingerprint {
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64(u64::from(*byte));
+        }
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        // Multiply and fold: every bit of the number reaches every bit of the hash.
+        let product = u128::from(self.0 ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
+        let [low, high] = [product, product >> 64].map(|half| u64::try_from(half & u128::from(u64::MAX)));
+        self.0 = low.unwrap_or_default() ^ high.unwrap_or_default().rotate_left(23);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
 }
 
 /// Declares the algorithms: their names, and [`Limit`] and [`State`] with one variant each.
@@ -166,9 +203,9 @@ macro_rules! algorithms {
             }
         }
 
-        /// An algorithm with its parameters.
+        /// The parameters of one of the algorithms.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-        pub enum Limit {
+        pub enum Kind {
             $($(#[$doc])* $variant(crate::$module::$variant),)+
         }
 
@@ -184,32 +221,33 @@ macro_rules! algorithms {
         impl Limit {
             /// The limit an operator specified, or why it cannot be.
             pub fn new(algorithm: Algorithm, spec: Spec) -> Result<Self, LimitError> {
-                Ok(match algorithm {
-                    $(Algorithm::$variant => Self::$variant(Meter::new(&spec)?),)+
-                })
+                let kind = match algorithm {
+                    $(Algorithm::$variant => Kind::$variant(Meter::new(&spec)?),)+
+                };
+                Ok(Self::from(kind))
             }
 
             /// The algorithm.
             pub const fn algorithm(&self) -> Algorithm {
-                match self { $(Self::$variant(_) => Algorithm::$variant,)+ }
+                match &self.kind { $(Kind::$variant(_) => Algorithm::$variant,)+ }
             }
 
             /// The largest cost that could ever fit; what clients are shown as the limit.
             pub fn capacity(&self) -> u64 {
-                match self { $(Self::$variant(limit) => limit.capacity(),)+ }
+                match &self.kind { $(Kind::$variant(limit) => limit.capacity(),)+ }
             }
 
             /// The step in which it sees time.
             pub fn tick(&self) -> Tick {
-                match self { $(Self::$variant(limit) => limit.tick(),)+ }
+                match &self.kind { $(Kind::$variant(limit) => limit.tick(),)+ }
             }
 
             /// Whether `cost` fits at `now`, changing nothing. Where it fits, `remaining` and `reset_after`
             /// are those after it was charged. A state of another algorithm counts as never seen.
             pub fn judge(&self, state: &State, now: Timestamp, cost: Cost) -> Outcome {
-                match (self, state) {
-                    $((Self::$variant(limit), State::$variant(state)) => limit.judge(state, now, cost),
-                    (Self::$variant(limit), _) => limit.judge(&Default::default(), now, cost),)+
+                match (&self.kind, state) {
+                    $((Kind::$variant(limit), State::$variant(state)) => limit.judge(state, now, cost),
+                    (Kind::$variant(limit), _) => limit.judge(&Default::default(), now, cost),)+
                 }
             }
 
@@ -218,8 +256,8 @@ macro_rules! algorithms {
                 if cost == Cost::ZERO {
                     return;
                 }
-                match self {
-                    $(Self::$variant(limit) => {
+                match &self.kind {
+                    $(Kind::$variant(limit) => {
                         if !matches!(state, State::$variant(_)) {
                             *state = State::$variant(Default::default());
                         }
@@ -233,8 +271,8 @@ macro_rules! algorithms {
             /// Gives back what the state still holds of `cost`. `charged` is when the charged request was
             /// to pass: the time of its decision plus its own `wait`.
             pub fn refund(&self, state: &mut State, charged: Timestamp, now: Timestamp, cost: Cost) {
-                match (self, state) {
-                    $((Self::$variant(limit), State::$variant(state)) => limit.refund(state, charged, now, cost),)+
+                match (&self.kind, state) {
+                    $((Kind::$variant(limit), State::$variant(state)) => limit.refund(state, charged, now, cost),)+
                     _ => {}
                 }
             }
@@ -242,19 +280,34 @@ macro_rules! algorithms {
             /// The state under this limit of a key last counted under `old`: what is spent stays spent; a
             /// changed algorithm starts afresh.
             pub fn rebase(&self, old: &Self, state: State, now: Timestamp) -> State {
-                match (self, old, state) {
-                    $((Self::$variant(new), Self::$variant(old), State::$variant(state)) => {
+                match (&self.kind, &old.kind, state) {
+                    $((Kind::$variant(new), Kind::$variant(old), State::$variant(state)) => {
                         State::$variant(new.rebase(old, state, now))
                     })+
                     _ => State::Unseen,
                 }
             }
 
-            /// From when on the state is as good as never seen.
-            pub fn fresh_at(&self, state: &State) -> Timestamp {
-                match (self, state) {
-                    $((Self::$variant(limit), State::$variant(state)) => limit.fresh_at(state),)+
-                    _ => Timestamp::ZERO,
+            /// Whether the state is as good as never seen at `now`, and stays so.
+            pub fn is_fresh(&self, state: &State, now: Timestamp) -> bool {
+                match (&self.kind, state) {
+                    $((Kind::$variant(limit), State::$variant(state)) => limit.is_fresh(state, now),)+
+                    _ => true,
+                }
+            }
+
+            /// The state in one word of at most [`WORD_MAX`], times counted from `origin`, if it fits.
+            pub fn pack(&self, state: &State, origin: Timestamp) -> Option<u64> {
+                match (&self.kind, state) {
+                    $((Kind::$variant(limit), State::$variant(state)) => limit.pack(state, origin),)+
+                    _ => None,
+                }
+            }
+
+            /// The state that [`pack`](Self::pack) packed.
+            pub fn unpack(&self, word: u64, origin: Timestamp) -> State {
+                match &self.kind {
+                    $(Kind::$variant(limit) => State::$variant(limit.unpack(word, origin)),)+
                 }
             }
         }
@@ -274,7 +327,32 @@ algorithms! {
     SlidingCounter => sliding_counter, "sliding_window_counter";
 }
 
+/// An algorithm with its parameters, valid by construction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Limit {
+    kind: Kind,
+    fingerprint: u64,
+}
+
+impl From<Kind> for Limit {
+    fn from(kind: Kind) -> Self {
+        let mut hasher = Fingerprint(0);
+        kind.hash(&mut hasher);
+        Self { kind, fingerprint: hasher.finish() }
+    }
+}
+
 impl Limit {
+    /// Its parameters.
+    pub const fn kind(&self) -> &Kind {
+        &self.kind
+    }
+
+    /// A hash of its parameters: equal limits have equal fingerprints.
+    pub const fn fingerprint(&self) -> u64 {
+        self.fingerprint
+    }
+
     /// One whole step: judges `cost`, and charges it if it fits.
     pub fn step(&self, state: &mut State, now: Timestamp, cost: Cost) -> Outcome {
         let outcome = self.judge(state, now, cost);

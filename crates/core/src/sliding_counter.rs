@@ -2,14 +2,15 @@
 //!
 //! The last window's count is taken to have been spread evenly, so its share still inside the sliding window
 //! is `previous · (1 − elapsed/window)`. Admitted iff the floor of that share, plus what this window has
-//! admitted, plus the cost, is at most `requests`. It bounds its estimate: the true count of any window's
-//! length stays under twice `requests`.
+//! admitted, plus the cost, is at most `requests`. It bounds its estimate: any window's length truly holds at
+//! most twice `requests`, which small limits reach (1 per minute: one at the end of a minute, one after it).
 
 use core::num::NonZeroU64;
 
 use crate::decision::{Outcome, Verdict};
 use crate::limit::{Algorithm, Cost, LimitError, Meter, Spec};
 use crate::time::{EXACT_MAX, Span, Tick, Timestamp};
+use crate::word::{bits_for_twice, join, split};
 
 /// The parameters of a sliding window counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -149,10 +150,27 @@ impl Meter for SlidingCounter {
         }
         let (settled, elapsed) = old.settle(state, now);
         let used = old.share(settled.previous, elapsed).saturating_add(settled.current);
-        TwoWindows { window: self.tick.of(now) / self.length, previous: 0, current: used.min(self.most()) }
+        let begun = old.tick.start(old.start_tick(settled.window));
+        let window = self.tick.of(now.max(begun)) / self.length;
+        TwoWindows { window, previous: 0, current: used.min(self.most()) }
     }
 
-    fn fresh_at(&self, state: &TwoWindows) -> Timestamp {
-        self.when_fits(state, self.requests)
+    fn is_fresh(&self, state: &TwoWindows, now: Timestamp) -> bool {
+        let (state, elapsed) = self.settle(*state, now);
+        state.current == 0 && self.share(state.previous, elapsed) == 0
+    }
+
+    /// The counts in their bits, the window above them.
+    fn pack(&self, state: &TwoWindows, origin: Timestamp) -> Option<u64> {
+        let bits = bits_for_twice(self.requests);
+        let window = state.window.checked_sub(self.tick.of(origin) / self.length)?;
+        join(join(window, state.previous, bits)?, state.current, bits)
+    }
+
+    fn unpack(&self, word: u64, origin: Timestamp) -> TwoWindows {
+        let bits = bits_for_twice(self.requests);
+        let (above, current) = split(word, bits);
+        let (window, previous) = split(above, bits);
+        TwoWindows { window: window.saturating_add(self.tick.of(origin) / self.length), previous, current }
     }
 }

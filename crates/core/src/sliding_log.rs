@@ -38,6 +38,11 @@ impl Log {
         self.entries.len()
     }
 
+    /// The bytes it has allocated.
+    pub fn heap_bytes(&self) -> usize {
+        self.entries.capacity().saturating_mul(size_of::<Entry>())
+    }
+
     /// Whether nothing is kept.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
@@ -163,7 +168,7 @@ impl Meter for SlidingLog {
         log
     }
 
-    fn fresh_at(&self, log: &Log) -> Timestamp {
-        log.newest() + self.window
+    fn is_fresh(&self, log: &Log, now: Timestamp) -> bool {
+        log.entries.back().is_none_or(|newest| !self.inside(newest, now.max(log.seen)))
     }
 }

@@ -42,7 +42,7 @@ impl Meter for TokenBucket {
     }
 
     fn judge(&self, state: &Level, now: Timestamp, cost: Cost) -> Outcome {
-        self.0.judge(state, now, cost).0
+        self.0.judge(*state, now, cost)
     }
 
     fn charge(&self, state: &mut Level, now: Timestamp, cost: Cost) {
@@ -54,10 +54,18 @@ impl Meter for TokenBucket {
     }
 
     fn rebase(&self, old: &Self, state: Level, now: Timestamp) -> Level {
-        self.0.rebase(&old.0, &state, now)
+        self.0.rebase(&old.0, state, now)
     }
 
-    fn fresh_at(&self, state: &Level) -> Timestamp {
-        self.0.empty_at(state)
+    fn is_fresh(&self, state: &Level, now: Timestamp) -> bool {
+        self.0.is_empty(*state, now)
+    }
+
+    fn pack(&self, state: &Level, origin: Timestamp) -> Option<u64> {
+        self.0.pack(*state, origin)
+    }
+
+    fn unpack(&self, word: u64, origin: Timestamp) -> Level {
+        self.0.unpack(word, origin)
     }
 }

@@ -13,14 +13,14 @@
 -- Reply    integers; decide and peek: now, then for each check of each decision: verdict (0 pass, 1 not until,
 --          2 never), span (us: wait or retry_after), limit, remaining, reset_after (us). The others: now.
 --
--- A counter is { algorithm, drops, at, capacity, tick, unit, drain }, packed; an override adds
+-- A counter is { algorithm, tick, part, capacity, tick, unit, drain }, packed; an override adds
 -- { until, capacity, tick, unit, drain }. `algorithm` is 0 where there is only an override.
 
 local TOKEN_BUCKET = 1
 local BINDING, ADVISORY, OVERAGE = 1, 2, 3
 
--- An override that ended is kept for another minute, in case time goes back.
-local GRACE = 60000000
+-- For so long after its end an override may concern a refund; twice that it is kept, in case time goes back.
+local REFUNDS_END = 60000000
 
 local place = 3
 local function next_number()
@@ -51,7 +51,7 @@ local function entry_of(key)
   if packed then
     local f = { cmsgpack.unpack(packed) }
     if f[1] == TOKEN_BUCKET then
-      entry.state = { drops = f[2], at = f[3] }
+      entry.state = { tick = f[2], part = f[3] }
       entry.limit = { capacity = f[4], tick = f[5], unit = f[6], drain = f[7] }
     end
     if f[8] then
@@ -64,7 +64,7 @@ end
 
 local function write(key, entry)
   local instead = entry.instead
-  if instead and instead.till + GRACE <= now then
+  if instead and instead.till + 2 * REFUNDS_END <= now then
     instead = nil
   end
   if not entry.state and not instead then
@@ -75,15 +75,19 @@ local function write(key, entry)
   local f = { 0, 0, 0, 0, 0, 0, 0 }
   if entry.state then
     local l = entry.limit
-    f = { TOKEN_BUCKET, entry.state.drops, entry.state.at, l.capacity, l.tick, l.unit, l.drain }
-    ttl = math.max(ttl, 2 * ceil_div(since(token_bucket.fresh_at(l, entry.state), now), 1000))
+    f = { TOKEN_BUCKET, entry.state.tick, entry.state.part, l.capacity, l.tick, l.unit, l.drain }
+    ttl = math.max(ttl, 2 * ceil_div(token_bucket.until_fresh(l, entry.state, now), 1000))
   end
   if instead then
     local l = instead.limit
     f[8], f[9], f[10], f[11], f[12] = instead.till, l.capacity, l.tick, l.unit, l.drain
-    ttl = math.max(ttl, ceil_div(since(instead.till, now), 1000))
+    ttl = math.max(ttl, ceil_div(since(instead.till + 2 * REFUNDS_END, now), 1000))
   end
   redis.call('SET', KEYS[key], cmsgpack.pack(unpack(f)), 'PX', string.format('%.0f', ttl))
+end
+
+local function same(a, b)
+  return a.capacity == b.capacity and a.tick == b.tick and a.unit == b.unit and a.drain == b.drain
 end
 
 local function in_force(entry, limit)
@@ -106,26 +110,52 @@ local function judge(check, cost)
   return token_bucket.judge(limit, state_under(entry, limit), now, cost)
 end
 
-local function charge(check)
+-- Moves the counter to the limit in force, if that has changed: a refusing decision does so too.
+local function adopt(check)
   local entry = entry_of(check.key)
   local limit = in_force(entry, check.limit)
-  entry.state = token_bucket.charge(limit, state_under(entry, limit), now, check.cost)
-  entry.limit = limit
-  entry.dirty = true
+  if entry.state and not same(limit, entry.limit) then
+    entry.state, entry.limit, entry.dirty = state_under(entry, limit), limit, true
+  end
 end
 
--- Checks on one key are judged together: the later as if the earlier that fit were part of their cost.
+local function charge(check)
+  local entry = entry_of(check.key)
+  local limit = entry.limit or in_force(entry, check.limit)
+  entry.state = token_bucket.charge(limit, state_under(entry, limit), now, check.cost)
+  entry.limit, entry.dirty = limit, true
+end
+
+local function is_charged(check, outcome)
+  return outcome.verdict == PASS or check.role == OVERAGE
+end
+
+-- What else is charged to the key of a check: for a binding one the earlier binding ones, for any other all
+-- binding ones and the earlier others that are charged.
+local function beside(checks, outcomes, place)
+  local check, cost, shared = checks[place], 0, false
+  for i, other in ipairs(checks) do
+    if i ~= place and other.key == check.key then
+      shared = true
+      local counted
+      if other.role == BINDING then
+        counted = check.role ~= BINDING or i < place
+      else
+        counted = check.role ~= BINDING and outcomes[i] and is_charged(other, outcomes[i])
+      end
+      if counted then
+        cost = cost + other.cost
+      end
+    end
+  end
+  check.shared = shared
+  return cost
+end
+
 local function judge_all(checks)
   local outcomes, passes = {}, true
   for i, check in ipairs(checks) do
-    local cost = check.cost
-    for j = 1, i - 1 do
-      local charged = outcomes[j].verdict == PASS or checks[j].role == OVERAGE
-      if charged and checks[j].key == check.key then
-        cost = cost + checks[j].cost
-      end
-    end
-    outcomes[i] = judge(check, cost)
+    outcomes[i] = judge(check, beside(checks, outcomes, i) + check.cost)
     passes = passes and (outcomes[i].verdict == PASS or check.role ~= BINDING)
   end
   return outcomes, passes
@@ -138,14 +168,20 @@ local function refresh(check, outcome)
 end
 
 local function decide(checks)
+  for _, check in ipairs(checks) do
+    adopt(check)
+  end
   local outcomes, passes = judge_all(checks)
+  if passes then
+    for i, check in ipairs(checks) do
+      if is_charged(check, outcomes[i]) and check.cost > 0 then
+        charge(check)
+      end
+    end
+  end
   for i, check in ipairs(checks) do
     local fits = outcomes[i].verdict == PASS
-    local counts = fits or check.role == OVERAGE
-    if passes and counts and check.cost > 0 then
-      charge(check)
-    end
-    if passes ~= fits and counts then
+    if fits ~= (passes and is_charged(check, outcomes[i])) or check.shared then
       refresh(check, outcomes[i])
     end
   end
@@ -184,19 +220,23 @@ elseif operation == 'peek' then
 elseif operation == 'refund' then
   for _ = 1, next_number() do
     local entry, limit, cost, charged = entry_of(next_number()), next_limit(), next_number(), next_number()
-    if entry.state then
-      limit = in_force(entry, limit)
-      entry.state = token_bucket.refund(limit, state_under(entry, limit), charged, now, cost)
-      entry.limit = limit
-      entry.dirty = true
+    -- Only what was charged under the limit that still counts: under another, nobody can tell what is left.
+    local instead = entry.instead
+    local overridden = instead and charged < instead.till and now < instead.till + REFUNDS_END
+    if entry.state and same(limit, entry.limit) and not overridden then
+      entry.state, entry.dirty = token_bucket.refund(limit, entry.state, charged, now, cost), true
     end
   end
 elseif operation == 'reset' then
   local entry = entry_of(next_number())
-  entry.state, entry.dirty = nil, true
+  entry.state, entry.limit, entry.dirty = nil, nil, true
 elseif operation == 'override' then
   local entry, till = entry_of(next_number()), next_number()
-  entry.instead = till > 0 and { till = till, limit = next_limit() } or nil
+  if till > 0 then
+    entry.instead = { till = till, limit = next_limit() }
+  elseif entry.instead then
+    entry.instead.till = math.min(entry.instead.till, now)
+  end
   entry.dirty = true
 else
   return redis.error_reply('TIDEGATE unknown operation ' .. tostring(operation))

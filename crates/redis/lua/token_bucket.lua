@@ -2,21 +2,41 @@
 -- an exact rate; its content is counted in drops.
 --
 -- limit: { capacity, tick (in microseconds), unit (drops per unit of cost), drain (drops per tick) }
--- state: { drops, at (in ticks) }
+-- state: { tick, part }: it runs dry when `part` drops more than at the start of `tick` have drained, part < drain
 
 local token_bucket = {}
 
-token_bucket.unseen = { drops = 0, at = 0 }
+token_bucket.unseen = { tick = 0, part = 0 }
 
-local function settle(limit, state, now)
-  local at = math.max(floor_div(now, limit.tick), state.at)
-  return { drops = math.max(state.drops - (at - state.at) * limit.drain, 0), at = at }
+-- How full the bucket is at `now`.
+local function drops_at(limit, state, now)
+  local ticks = state.tick - floor_div(now, limit.tick)
+  if ticks < 0 then
+    return 0
+  end
+  return math.min(ticks * limit.drain + state.part, MAX)
 end
 
--- The first instant at which at most `drops` are left.
-local function when_down_to(limit, state, drops)
-  local ticks = ceil_div(math.max(state.drops - drops, 0), limit.drain)
-  return math.min((state.at + ticks) * limit.tick, MAX)
+-- The state of a bucket that holds so many drops at `now`; it runs dry in the tick after the last
+-- at the latest.
+local function holding(limit, drops, now)
+  local tick = floor_div(now, limit.tick) + floor_div(drops, limit.drain)
+  if tick > MAX then
+    return { tick = MAX + 1, part = 0 }
+  end
+  return { tick = tick, part = math.fmod(drops, limit.drain) }
+end
+
+-- How long until at most so many drops are left.
+local function until_at_most(limit, drops, state, now)
+  local tick = state.tick + 1
+  if drops >= state.part then
+    tick = state.tick - floor_div(drops - state.part, limit.drain)
+  end
+  if tick <= floor_div(now, limit.tick) then
+    return 0
+  end
+  return since(math.min(tick * limit.tick, MAX), now)
 end
 
 local function filled(limit, drops, cost)
@@ -24,38 +44,40 @@ local function filled(limit, drops, cost)
 end
 
 function token_bucket.judge(limit, state, now, cost)
-  local level = settle(limit, state, now)
+  local drops = drops_at(limit, state, now)
   local brim = limit.capacity * limit.unit
+  local room = brim - cost * limit.unit
   local verdict, span = PASS, 0
   if cost > limit.capacity then
     verdict = NEVER
-  elseif level.drops <= brim - cost * limit.unit then
-    level.drops = filled(limit, level.drops, cost)
+  elseif drops <= room then
+    drops = filled(limit, drops, cost)
+    state = holding(limit, drops, now)
   else
-    verdict, span = NOT_UNTIL, since(when_down_to(limit, level, brim - cost * limit.unit), now)
+    verdict, span = NOT_UNTIL, until_at_most(limit, room, state, now)
   end
   return {
     verdict = verdict,
     span = span,
     limit = limit.capacity,
-    remaining = floor_div(math.max(brim - level.drops, 0), limit.unit),
-    reset_after = level.drops == 0 and 0 or since(when_down_to(limit, level, 0), now),
+    remaining = floor_div(math.max(brim - drops, 0), limit.unit),
+    reset_after = until_at_most(limit, 0, state, now),
   }
 end
 
 function token_bucket.charge(limit, state, now, cost)
-  local level = settle(limit, state, now)
-  level.drops = filled(limit, level.drops, cost)
-  return level
+  return holding(limit, filled(limit, drops_at(limit, state, now), cost), now)
 end
 
 -- Only what cannot have drained since the charge is given back.
 function token_bucket.refund(limit, state, charged, now, cost)
-  local level = settle(limit, state, now)
-  local drained = math.max(level.at - floor_div(charged, limit.tick), 0) * limit.drain
-  local held = math.max(filled(limit, 0, cost) - drained, 0)
-  level.drops = math.max(level.drops - held, 0)
-  return level
+  local drops = drops_at(limit, state, now)
+  if drops == 0 then
+    return state
+  end
+  local ticks = math.max(floor_div(now, limit.tick) - floor_div(charged, limit.tick), 0)
+  local held = math.max(filled(limit, 0, cost) - ticks * limit.drain, 0)
+  return holding(limit, math.max(drops - held, 0), now)
 end
 
 -- Whole units stay spent, a part counting as one.
@@ -63,12 +85,10 @@ function token_bucket.rebase(new, old, state, now)
   if new.tick == old.tick and new.unit == old.unit and new.drain == old.drain then
     return state
   end
-  local level = settle(old, state, now)
-  local units = ceil_div(level.drops, old.unit)
-  local at = math.max(now, math.min(level.at * old.tick, MAX))
-  return { drops = filled(new, 0, units), at = floor_div(at, new.tick) }
+  return holding(new, filled(new, 0, ceil_div(drops_at(old, state, now), old.unit)), now)
 end
 
-function token_bucket.fresh_at(limit, state)
-  return when_down_to(limit, state, 0)
+-- How long until the state is as good as never seen.
+function token_bucket.until_fresh(limit, state, now)
+  return until_at_most(limit, 0, state, now)
 end

@@ -2,7 +2,7 @@
 
 use redis::Script;
 use tidegate_core::{
-    Check, Cost, Decision, Key, Limit, Outcome, Outcomes, Refund, Role, Span, Timestamp, Verdict,
+    Check, Cost, Decision, Key, Kind, Limit, Outcome, Outcomes, Refund, Role, Span, Timestamp, Verdict,
 };
 use tidegate_store::{Override, StoreError};
 
@@ -95,7 +95,7 @@ impl Call {
     }
 
     fn push_limit(&mut self, limit: &Limit) -> Result<(), StoreError> {
-        let Limit::TokenBucket(bucket) = limit else {
+        let Kind::TokenBucket(bucket) = limit.kind() else {
             return Err(StoreError::Unsupported { algorithm: limit.algorithm() });
         };
         let rate = bucket.rate();

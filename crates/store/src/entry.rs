@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use tidegate_core::{Cost, Limit, Outcome, Refund, State, Timestamp};
+use tidegate_core::{Cost, Limit, Outcome, Refund, Span, State, Timestamp};
 
 /// Another limit in force for one key, for a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,6 +11,16 @@ pub struct Override {
     pub limit: Limit,
     /// From then on the rule's own limit is in force again.
     pub until: Timestamp,
+}
+
+/// Refunds come soon after their decisions: so long after its end an override no longer concerns them.
+const REFUNDS_END: Span = Span::from_secs(60);
+
+impl Override {
+    /// Whether what is to be refunded may have been charged, or drained, under this override.
+    pub(crate) fn touches(&self, refund: &Refund<'_>, now: Timestamp) -> bool {
+        refund.charged < self.until && now < self.until + REFUNDS_END
+    }
 }
 
 /// One key's counter and override. The default is a key never seen.
@@ -33,14 +43,29 @@ impl Entry {
         limit.judge(&self.state_under(&limit, now), now, cost)
     }
 
+    /// Moves the counter to the limit in force, if that has changed. Every decision does so, a refusing one
+    /// too: else what was spent would keep draining at the old rate for as long as it refuses.
+    pub(crate) fn adopt(&mut self, limit: &Limit, now: Timestamp) {
+        let limit = self.in_force(limit, now);
+        if let Some(counter) = self.counter.as_mut().filter(|counter| counter.limit != limit) {
+            let state = std::mem::take(&mut counter.state);
+            *counter = Counter { limit, state: limit.rebase(&counter.limit, state, now) };
+        }
+    }
+
+    /// Records `cost` under the limit that [`adopt`](Self::adopt) put in force.
     pub(crate) fn charge(&mut self, limit: &Limit, now: Timestamp, cost: Cost) {
-        let counter = self.counter_under(limit, now);
+        let limit = self.in_force(limit, now);
+        let counter = self.counter.get_or_insert(Counter { limit, state: State::Unseen });
         counter.limit.charge(&mut counter.state, now, cost);
     }
 
+    /// Gives back only what was charged under the limit that still counts: under another, nobody can tell how
+    /// much of it is left.
     pub(crate) fn refund(&mut self, refund: &Refund<'_>, now: Timestamp) {
-        if self.counter.is_some() {
-            let counter = self.counter_under(refund.limit, now);
+        let overridden = self.instead.is_some_and(|instead| instead.touches(refund, now));
+        let counter = self.counter.as_mut().filter(|counter| counter.limit == *refund.limit);
+        if let Some(counter) = counter.filter(|_| !overridden) {
             counter.limit.refund(&mut counter.state, refund.charged, now, refund.cost);
         }
     }
@@ -49,15 +74,23 @@ impl Entry {
         self.counter = None;
     }
 
-    pub(crate) fn override_limit(&mut self, instead: Option<Override>) {
-        self.instead = instead;
+    /// `None` ends the override now; that there was one stays known, for refunds.
+    pub(crate) fn override_limit(&mut self, instead: Option<Override>, now: Timestamp) {
+        match instead {
+            Some(_) => self.instead = instead,
+            None => {
+                if let Some(ended) = &mut self.instead {
+                    ended.until = ended.until.min(now);
+                }
+            }
+        }
     }
 
     /// Whether forgetting the entry changes no answer from `now` on.
     pub(crate) fn is_fresh(&self, now: Timestamp) -> bool {
         let counter = self.counter.as_ref();
-        counter.is_none_or(|counter| counter.limit.fresh_at(&counter.state) <= now)
-            && self.instead.is_none_or(|instead| instead.until <= now)
+        counter.is_none_or(|counter| counter.limit.is_fresh(&counter.state, now))
+            && self.instead.is_none_or(|instead| instead.until + REFUNDS_END <= now)
     }
 
     fn in_force(&self, limit: &Limit, now: Timestamp) -> Limit {
@@ -71,29 +104,23 @@ impl Entry {
             Some(counter) => Cow::Owned(limit.rebase(&counter.limit, counter.state.clone(), now)),
         }
     }
-
-    /// The counter, moved to the limit in force.
-    fn counter_under(&mut self, limit: &Limit, now: Timestamp) -> &mut Counter {
-        let limit = self.in_force(limit, now);
-        let counter = self.counter.get_or_insert(Counter { limit, state: State::Unseen });
-        if counter.limit != limit {
-            let state = std::mem::take(&mut counter.state);
-            *counter = Counter { limit, state: limit.rebase(&counter.limit, state, now) };
-        }
-        counter
-    }
 }
 
 #[cfg(test)]
 mod tests {
-    use tidegate_core::{Algorithm, Span, Spec, Verdict};
+    use tidegate_core::{Algorithm, Key, RuleId, Spec, Verdict};
 
     use super::*;
 
     const NOW: Timestamp = Timestamp::from_secs(1_700_000_000);
 
     fn minute(requests: u64) -> Limit {
-        Limit::new(Algorithm::TokenBucket, Spec::new(requests, Span::from_secs(60))).expect("a valid limit")
+        limit(requests, 60)
+    }
+
+    fn limit(requests: u64, seconds: u64) -> Limit {
+        let spec = Spec::new(requests, Span::from_secs(seconds));
+        Limit::new(Algorithm::TokenBucket, spec).expect("a valid limit")
     }
 
     #[test]
@@ -101,7 +128,7 @@ mod tests {
         let (rule, instead) = (minute(10), minute(3));
         let mut entry = Entry::default();
         entry.charge(&rule, NOW, Cost::new(2));
-        entry.override_limit(Some(Override { limit: instead, until: NOW + Span::from_secs(1) }));
+        entry.override_limit(Some(Override { limit: instead, until: NOW + Span::from_secs(1) }), NOW);
         let outcome = entry.judge(&rule, NOW, Cost::ZERO);
         assert_eq!((outcome.limit, outcome.remaining), (3, 1));
         let after = entry.judge(&rule, NOW + Span::from_secs(1), Cost::ZERO);
@@ -109,11 +136,54 @@ mod tests {
     }
 
     #[test]
-    fn what_is_judged_under_another_limit_is_not_moved_to_it() {
+    fn a_changed_limit_keeps_its_promise_while_it_refuses() {
+        let (old, new) = (limit(1_000, 3_600), limit(10, 1));
         let mut entry = Entry::default();
-        entry.charge(&minute(10), NOW, Cost::new(10));
-        assert_eq!(entry.judge(&minute(5), NOW, Cost::new(6)).verdict, Verdict::Never);
-        assert_eq!(entry.judge(&minute(10), NOW + Span::from_secs(60), Cost::new(10)).verdict, Verdict::PASS);
+        entry.charge(&old, NOW, Cost::new(1_000));
+        let mut now = NOW;
+        entry.adopt(&new, now);
+        let Verdict::NotUntil { retry_after } = entry.judge(&new, now, Cost::ONE).verdict else {
+            panic!("everything is spent");
+        };
+        assert_eq!(retry_after, Span::from_millis(99_100), "1,000 spent, 9 may stay, 10 come back a second");
+        now = now + retry_after;
+        entry.adopt(&new, now);
+        assert_eq!(entry.judge(&new, now, Cost::ONE).verdict, Verdict::PASS);
+    }
+
+    #[test]
+    fn a_refund_from_before_a_change_gives_nothing_back() {
+        let (old, new) = (limit(10, 1), limit(10, 3_600));
+        let refund = refund_of(&old, NOW);
+        let mut entry = Entry::default();
+        entry.charge(&old, NOW, Cost::new(5));
+        let later = NOW + Span::from_secs(3);
+        entry.adopt(&new, later);
+        entry.charge(&new, later, Cost::new(10));
+        entry.refund(&refund, later);
+        assert_eq!(entry.judge(&new, later, Cost::ZERO).remaining, 0);
+    }
+
+    #[test]
+    fn a_refund_across_an_override_gives_nothing_back() {
+        let (rule, instead) = (limit(10, 60), limit(10, 3_600));
+        let refund = refund_of(&rule, NOW);
+        let mut entry = Entry::default();
+        entry.charge(&rule, NOW, Cost::new(5));
+        let later = NOW + Span::from_secs(300);
+        entry.override_limit(Some(Override { limit: instead, until: later + Span::from_secs(9) }), later);
+        entry.adopt(&rule, later);
+        entry.charge(&rule, later, Cost::new(10));
+        entry.refund(&refund, later);
+        assert_eq!(entry.judge(&rule, later, Cost::ZERO).remaining, 0);
+        entry.override_limit(None, later);
+        entry.adopt(&rule, later);
+        entry.refund(&refund, later);
+        assert_eq!(entry.judge(&rule, later, Cost::ZERO).remaining, 0, "nor after it ended");
+    }
+
+    fn refund_of(limit: &Limit, charged: Timestamp) -> Refund<'_> {
+        Refund { key: Key::new(RuleId::named("rule"), b""), limit, cost: Cost::new(5), charged }
     }
 
     #[test]
@@ -121,9 +191,9 @@ mod tests {
         let mut entry = Entry::default();
         assert!(entry.is_fresh(NOW));
         entry.charge(&minute(60), NOW, Cost::ONE);
-        entry.override_limit(Some(Override { limit: minute(1), until: NOW + Span::from_secs(9) }));
-        assert!(!entry.is_fresh(NOW + Span::from_secs(8)));
-        assert!(entry.is_fresh(NOW + Span::from_secs(9)));
+        entry.override_limit(Some(Override { limit: minute(1), until: NOW + Span::from_secs(9) }), NOW);
+        assert!(!entry.is_fresh(NOW + Span::from_secs(68)));
+        assert!(entry.is_fresh(NOW + Span::from_secs(69)));
         entry.reset();
         assert!(!entry.is_fresh(NOW), "the override outlives a reset");
     }

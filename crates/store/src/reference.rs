@@ -86,7 +86,10 @@ impl ReferenceStore {
     }
 
     fn decide_now(&self, checks: &[Check<'_>], now: Timestamp) -> Decision {
-        self.with_ledger(checks, now, |ledger| decide(checks, now, ledger))
+        self.with_ledger(checks, now, |ledger| {
+            ledger.adopt();
+            decide(checks, now, ledger)
+        })
     }
 }
 
@@ -138,7 +141,7 @@ impl Store for ReferenceStore {
         instead: Option<Override>,
         now: Timestamp,
     ) -> Result<(), StoreError> {
-        self.lock(self.shard_of(key)).find_or_insert(key, now).override_limit(instead);
+        self.lock(self.shard_of(key)).find_or_insert(key, now).override_limit(instead, now);
         Ok(())
     }
 }
@@ -191,7 +194,7 @@ struct Locked<'s> {
 impl Locked<'_> {
     fn guard(&self, position: usize) -> usize {
         let shard = self.shards[position];
-        self.guards.iter().position(|(held, _)| *held == shard).unwrap_or_default()
+        self.guards.iter().position(|(held, _)| *held == shard).expect("the shard of every key is locked")
     }
 
     fn shard(&self, position: usize) -> &Shard {
@@ -208,6 +211,16 @@ struct LockedLedger<'s> {
     locked: Locked<'s>,
     checks: &'s [Check<'s>],
     now: Timestamp,
+}
+
+impl LockedLedger<'_> {
+    fn adopt(&mut self) {
+        for (position, Check { key, limit, .. }) in self.checks.iter().enumerate() {
+            if let Some(entry) = self.locked.shard_mut(position).find_mut(*key) {
+                entry.adopt(limit, self.now);
+            }
+        }
+    }
 }
 
 impl Ledger for LockedLedger<'_> {

@@ -87,6 +87,9 @@ proptest! {
                 }
             }
             prop_assert_eq!(&book.states, &expected);
+            for (position, outcome) in decision.outcomes.iter().enumerate() {
+                prop_assert_eq!(outcome.remaining, book.judge(position, Cost::ZERO).remaining);
+            }
             if !decision.passes() {
                 prop_assert_eq!(&book.states, &states, "a refused decision charges nothing");
                 prop_assert_eq!(&peeked, &decision);
@@ -149,6 +152,22 @@ fn fixed(requests: u64) -> Limit {
 fn decide_fresh(checks: &[Check<'_>]) -> Decision {
     let now = Timestamp::from_secs(1_700_000_000);
     decide(checks, now, &mut Book { checks, now, states: States::new() })
+}
+
+#[test]
+fn retry_after_counts_all_binding_checks_of_a_key_and_no_advisory_one() {
+    let spec = tidegate_core::Spec::new(10, Span::from_secs(60));
+    let bucket = Limit::new(tidegate_core::Algorithm::TokenBucket, spec).unwrap();
+    let limits = [bucket; 4];
+    let now = Timestamp::from_secs(1_700_000_000);
+    let spent = checks_of(&limits, &[(0, 9, Role::Binding)]);
+    let mut book = Book { checks: &spent, now, states: States::new() };
+    decide(&spent, now, &mut book);
+    let checks = checks_of(&limits, &[(0, 2, Role::Binding), (0, 1, Role::Binding)]);
+    let decision = decide(&checks, now, &mut Book { checks: &checks, now, states: book.states });
+    assert_eq!(decision.verdict, Verdict::NotUntil { retry_after: Span::from_secs(12) });
+    let checks = checks_of(&limits, &[(0, 6, Role::Advisory), (0, 6, Role::Binding)]);
+    assert_eq!(decide_fresh(&checks).verdict, Verdict::PASS);
 }
 
 #[test]

@@ -26,41 +26,39 @@ fn ceil_div(a: i128, b: i128) -> i128 {
     (a + b - 1).div_euclid(b)
 }
 
-/// Tokens as a fraction over the period: `tokens / period`, `count / period` more with each tick.
+/// When the bucket is full again, as a fraction of a tick over `count`; at any time before, `count / period`
+/// tokens less per tick.
 struct Tokens {
     count: i128,
     period: i128,
     burst: i128,
-    level: i128,
-    at: i128,
+    full_at: i128,
 }
 
 impl Tokens {
-    fn at(&self, tick: i128) -> (i128, i128) {
-        let at = tick.max(self.at);
-        (at, (self.level + (at - self.at) * self.count).min(self.burst * self.period))
+    fn at(&self, tick: i128) -> i128 {
+        self.burst * self.period - (self.full_at - tick * self.count).max(0)
     }
 }
 
 impl Model for Tokens {
     fn ask(&self, tick: i128, cost: i128) -> Answer {
-        let (at, tokens) = self.at(tick);
+        let tokens = self.at(tick);
         let needs = cost * self.period;
         let fits = tokens >= needs;
         let after = if fits { tokens - needs } else { tokens };
         Answer {
             fits,
             never: cost > self.burst,
-            fits_at: at + ceil_div(needs - tokens, self.count),
+            fits_at: tick + ceil_div(needs - tokens, self.count),
             departs: tick,
             left: after.div_euclid(self.period),
-            fresh_at: at + ceil_div(self.burst * self.period - after, self.count),
+            fresh_at: tick + ceil_div(self.burst * self.period - after, self.count),
         }
     }
 
     fn charge(&mut self, tick: i128, cost: i128) {
-        let (at, tokens) = self.at(tick);
-        (self.at, self.level) = (at, tokens - cost * self.period);
+        self.full_at = self.full_at.max(tick * self.count) + cost * self.period;
     }
 }
 
@@ -70,15 +68,13 @@ struct Queue {
     period: i128,
     burst: i128,
     next: i128,
-    at: i128,
 }
 
 impl Model for Queue {
     fn ask(&self, tick: i128, cost: i128) -> Answer {
-        let at = tick.max(self.at);
-        let departs = self.next.max(at * self.count);
+        let departs = self.next.max(tick * self.count);
         // At most `burst` wait beside the one departing.
-        let last_start = at * self.count + (self.burst + 1) * self.period;
+        let last_start = tick * self.count + (self.burst + 1) * self.period;
         let fits = departs + cost * self.period <= last_start;
         let next = if fits { departs + cost * self.period } else { departs };
         Answer {
@@ -92,8 +88,7 @@ impl Model for Queue {
     }
 
     fn charge(&mut self, tick: i128, cost: i128) {
-        self.at = tick.max(self.at);
-        self.next = self.next.max(self.at * self.count) + cost * self.period;
+        self.next = self.next.max(tick * self.count) + cost * self.period;
     }
 }
 
@@ -190,8 +185,8 @@ fn model(made: &Made) -> Box<dyn Model> {
     let period = i128::from(made.period());
     let burst = i128::from(made.burst());
     match made.limit.algorithm() {
-        Algorithm::TokenBucket => Box::new(Tokens { count, period, burst, level: burst * period, at: 0 }),
-        Algorithm::LeakyBucket => Box::new(Queue { count, period, burst, next: 0, at: 0 }),
+        Algorithm::TokenBucket => Box::new(Tokens { count, period, burst, full_at: 0 }),
+        Algorithm::LeakyBucket => Box::new(Queue { count, period, burst, next: 0 }),
         algorithm => Box::new(Charges { algorithm, requests: count, window: period, made: Vec::new() }),
     }
 }

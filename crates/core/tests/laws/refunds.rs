@@ -1,7 +1,7 @@
 //! What is given back, and what a changed limit keeps.
 
 use proptest::prelude::*;
-use tidegate_core::{Algorithm, Cost, Limit, Span, Spec, State, Timestamp, Verdict};
+use tidegate_core::{Algorithm, Cost, Kind, Limit, Span, Spec, State, Timestamp, Verdict};
 
 use crate::generate::{Arrival, Made, any_made, forward, play, start};
 
@@ -25,7 +25,7 @@ fn after(made: &Made, start: Timestamp, arrivals: &[Arrival]) -> (State, Timesta
 
 /// Where several depart within one tick, a leaky bucket gives nothing back.
 pub(crate) fn gives_back(limit: &Limit) -> bool {
-    !matches!(limit, Limit::LeakyBucket(bucket) if bucket.rate().unit() < bucket.rate().drain())
+    !matches!(limit.kind(), Kind::LeakyBucket(bucket) if bucket.rate().unit() < bucket.rate().drain())
 }
 
 proptest! {

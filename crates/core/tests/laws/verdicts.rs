@@ -1,7 +1,7 @@
 //! What an outcome says must be true: of the next tick, of one unit more, of nothing charged.
 
 use proptest::prelude::*;
-use tidegate_core::{Algorithm, Cost, Limit, LimitError, Span, Spec, State, Timestamp, Verdict};
+use tidegate_core::{Algorithm, Cost, Limit, LimitError, Span, Spec, State, Timestamp, Verdict, WORD_MAX};
 
 use crate::generate::{any_made, play, start, unruly};
 
@@ -87,10 +87,25 @@ proptest! {
                 let before = then - Span::from_micros(1);
                 prop_assert!(!made.limit.judge(&state, before, whole).verdict.is_pass());
             }
-            let fresh_at = made.limit.fresh_at(&state).max(now);
+            prop_assert!(made.limit.is_fresh(&state, then));
             for cost in [Cost::ONE, whole] {
-                let unseen = made.limit.judge(&State::Unseen, fresh_at, cost);
-                prop_assert_eq!(made.limit.judge(&state, fresh_at, cost), unseen);
+                let unseen = made.limit.judge(&State::Unseen, then, cost);
+                prop_assert_eq!(made.limit.judge(&state, then, cost), unseen);
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_packed_into_a_word_is_unpacked_unchanged(
+        made in any_made(), start in start(), arrivals in unruly(), before in 0_u64..1_000_000_000_000_000
+    ) {
+        let origin = start - Span::from_micros(before);
+        let mut state = State::default();
+        for (now, cost) in play(&made, start, &arrivals) {
+            made.limit.step(&mut state, now, cost);
+            if let Some(word) = made.limit.pack(&state, origin) {
+                prop_assert!(word <= WORD_MAX);
+                prop_assert_eq!(made.limit.unpack(word, origin), state.clone());
             }
         }
     }
@@ -118,8 +133,11 @@ proptest! {
                     prop_assert!(!limit.judge(&state, at, whole).verdict.is_pass());
                 }
                 limit.refund(&mut state, at, newest, cost);
+                if let Some(word) = limit.pack(&state, Timestamp::ZERO) {
+                    prop_assert_eq!(limit.unpack(word, Timestamp::ZERO), state.clone());
+                }
             }
-            limit.fresh_at(&state);
+            limit.is_fresh(&state, newest);
         }
     }
 }

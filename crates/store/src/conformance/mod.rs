@@ -1,8 +1,8 @@
 //! The suite that every store must pass.
 //!
 //! It plays random traces (several limits and clients, costs, roles, batches, refunds, resets, overrides, limits
-//! that change, time that jumps and goes back) through the store and through an oracle made of nothing but
-//! `tidegate-core` and a map, and demands equal decisions, field by field. A failure prints the seed, the step
+//! that change, time that jumps and goes back) through the store and through an oracle, which is the core over a
+//! plain map, one thing at a time, and demands equal decisions, field by field. A failure prints the seed, the step
 //! and both answers; the same seed plays the same trace.
 //!
 //! ```
@@ -50,8 +50,14 @@ pub struct Coverage {
     pub never: u64,
     /// Peeks compared.
     pub peeks: u64,
-    /// Refunds, resets, overrides and changed limits.
-    pub changes: u64,
+    /// Decisions refunded.
+    pub refunds: u64,
+    /// Keys reset.
+    pub resets: u64,
+    /// Overrides begun or ended.
+    pub overrides: u64,
+    /// Limits changed.
+    pub changed_limits: u64,
 }
 
 impl Suite {
@@ -71,8 +77,18 @@ impl Suite {
                 compare(&place, store, &mut oracle, &mut trace, &mut coverage).await;
             }
         }
-        let Coverage { passed, not_until, never, peeks, changes, .. } = coverage;
-        let everything = [passed, not_until, never, peeks, changes];
+        let Coverage {
+            decisions: _,
+            passed,
+            not_until,
+            never,
+            peeks,
+            refunds,
+            resets,
+            overrides,
+            changed_limits,
+        } = coverage;
+        let everything = [passed, not_until, never, peeks, refunds, resets, overrides, changed_limits];
         assert!(!everything.contains(&0), "too few steps to test everything: {coverage:?}");
         coverage
     }
@@ -134,28 +150,28 @@ async fn compare(
             place.equal(&expected, &place.answered(store.peek(&checks, now).await));
             coverage.peeks += 1;
         }
-        Op::Refund { asked, decision } => {
-            let checks = trace.checks(asked);
-            let refunds = decision.refunds(&checks);
+        Op::Refund(charged) => {
+            let checks = trace.checks_under(&charged.asked, &charged.limits);
+            let refunds = charged.decision.refunds(&checks);
             oracle.refund(&refunds, now);
             place.answered(store.refund(&refunds, now).await);
-            coverage.changes += 1;
+            coverage.refunds += 1;
         }
         Op::Reset(whose) => {
             let key = trace.key(*whose);
             oracle.reset(key);
             place.answered(store.reset(key).await);
-            coverage.changes += 1;
+            coverage.resets += 1;
         }
         Op::Override(whose, instead) => {
             let key = trace.key(*whose);
-            oracle.override_limit(key, *instead);
+            oracle.override_limit(key, *instead, now);
             place.answered(store.override_limit(key, *instead, now).await);
-            coverage.changes += 1;
+            coverage.overrides += 1;
         }
         Op::ChangeLimit(rule, limit) => {
             trace.change(*rule, *limit);
-            coverage.changes += 1;
+            coverage.changed_limits += 1;
         }
     }
 }

@@ -13,6 +13,9 @@ pub(super) struct Oracle {
 
 impl Oracle {
     pub(super) fn decide(&mut self, checks: &[Check<'_>], now: Timestamp) -> Decision {
+        for check in checks {
+            self.entry(check.key).adopt(check.limit, now);
+        }
         decide(checks, now, &mut Page { oracle: self, checks, now })
     }
 
@@ -30,8 +33,8 @@ impl Oracle {
         self.entry(key).reset();
     }
 
-    pub(super) fn override_limit(&mut self, key: Key<'_>, instead: Option<Override>) {
-        self.entry(key).override_limit(instead);
+    pub(super) fn override_limit(&mut self, key: Key<'_>, instead: Option<Override>, now: Timestamp) {
+        self.entry(key).override_limit(instead, now);
     }
 
     fn entry(&mut self, key: Key<'_>) -> &mut Entry {

@@ -30,10 +30,18 @@ pub(super) enum Op {
     Decide(Vec<Asked>),
     Batch(Vec<Vec<Asked>>),
     Peek(Vec<Asked>),
-    Refund { asked: Vec<Asked>, decision: Decision },
+    Refund(Box<Charged>),
     Reset(Whose),
     Override(Whose, Option<Override>),
     ChangeLimit(usize, Limit),
+}
+
+/// A decision that passed, with the limits it was taken under: its refund may come after they changed.
+#[derive(Clone, Debug)]
+pub(super) struct Charged {
+    pub(super) asked: Vec<Asked>,
+    pub(super) limits: [Limit; RULES.len()],
+    pub(super) decision: Decision,
 }
 
 pub(super) struct Trace {
@@ -41,7 +49,7 @@ pub(super) struct Trace {
     algorithms: &'static [Algorithm],
     limits: [Limit; RULES.len()],
     clients: [Vec<u8>; CLIENTS],
-    refundable: Vec<(Vec<Asked>, Decision)>,
+    refundable: Vec<Charged>,
     now: Timestamp,
 }
 
@@ -68,8 +76,7 @@ impl Trace {
             68..76 => Op::Peek(self.asked()),
             76..86 if !self.refundable.is_empty() => {
                 let chosen = self.rng.usize(0..self.refundable.len());
-                let (asked, decision) = self.refundable.swap_remove(chosen);
-                Op::Refund { asked, decision }
+                Op::Refund(Box::new(self.refundable.swap_remove(chosen)))
             }
             76..90 => Op::Reset(self.whose()),
             90..95 => Op::Override(self.whose(), self.instead()),
@@ -85,8 +92,12 @@ impl Trace {
     }
 
     pub(super) fn checks(&self, asked: &[Asked]) -> Vec<Check<'_>> {
+        self.checks_under(asked, &self.limits)
+    }
+
+    pub(super) fn checks_under<'a>(&'a self, asked: &[Asked], limits: &'a [Limit]) -> Vec<Check<'a>> {
         let check = |asked: &Asked| {
-            let limit = &self.limits[asked.whose.rule];
+            let limit = &limits[asked.whose.rule];
             Check::new(self.key(asked.whose), limit).cost(asked.cost).role(asked.role)
         };
         asked.iter().map(check).collect()
@@ -94,7 +105,7 @@ impl Trace {
 
     pub(super) fn remember(&mut self, asked: Vec<Asked>, decision: Decision) {
         if decision.passes() {
-            self.refundable.push((asked, decision));
+            self.refundable.push(Charged { asked, limits: self.limits, decision });
             if self.refundable.len() > REFUNDABLE {
                 self.refundable.remove(0);
             }
