@@ -12,7 +12,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
     println!("{:24} {:>12} {:>12}", "ns per step", "allowed", "refused");
     for &algorithm in Algorithm::ALL {
         let limit = Limit::new(algorithm, Spec::new(100, Span::from_secs(1)))?;
-        // Every 10 ms one unit comes back: at that pace all pass, a hundred times faster nearly none does.
+        // Every 10 ms one unit comes back: at that pace all pass, a thousand times faster nearly none does.
         let allowed = median(|| time_steps(&limit, Span::from_millis(10)));
         let refused = median(|| time_steps(&limit, Span::from_micros(10)));
         println!("{:24} {allowed:>12.1} {refused:>12.1}", algorithm.name());

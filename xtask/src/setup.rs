@@ -6,13 +6,14 @@ use anyhow::bail;
 
 use crate::run;
 
-/// A program, and the Debian package that brings it.
+/// A program, the Debian package that brings it, and what its version must show.
 struct Tool {
     program: &'static str,
     package: &'static str,
+    oldest: u32,
 }
 
-const TOOLS: [Tool; 1] = [Tool { program: "redis-server", package: "redis-server" }];
+const TOOLS: [Tool; 1] = [Tool { program: "redis-server", package: "redis-server", oldest: 7 }];
 
 /// Installs what is missing where we know how, and says what is missing where we do not.
 fn install(missing: &[&str]) -> anyhow::Result<()> {
@@ -36,9 +37,23 @@ pub(crate) fn run() -> anyhow::Result<()> {
         TOOLS.iter().filter(|tool| !answers(tool.program)).map(|tool| tool.package).collect();
     if missing.is_empty() {
         println!("everything the tests need is installed");
-        return Ok(());
+    } else {
+        install(&missing)?;
     }
-    install(&missing)
+    for Tool { program, oldest, .. } in TOOLS {
+        let version = run::output(Command::new(program).arg("--version"))?;
+        match major(&version) {
+            Some(major) if major >= oldest => {}
+            _ => bail!("{program} {oldest}.0 or newer is needed; this is {}", version.trim()),
+        }
+    }
+    Ok(())
+}
+
+/// The first number of the first word that is a version: `Redis server v=7.0.15 sha=…` is 7.
+fn major(version: &str) -> Option<u32> {
+    let words = version.split([' ', '=']);
+    words.filter(|word| word.contains('.')).find_map(|word| word.split('.').next()?.parse().ok())
 }
 
 fn answers(program: &str) -> bool {
@@ -49,4 +64,15 @@ fn answers(program: &str) -> bool {
 
 fn is_root() -> bool {
     Command::new("id").arg("-u").output().is_ok_and(|output| output.stdout.trim_ascii() == b"0")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_major_version_is_found() {
+        assert_eq!(major("Redis server v=7.0.15 sha=00000000:0 malloc=jemalloc-5.3.0 bits=64"), Some(7));
+        assert_eq!(major("no version here"), None);
+    }
 }

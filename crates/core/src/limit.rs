@@ -2,6 +2,7 @@
 //!
 //! Every algorithm is one file that implements [`Meter`]; the list at the end of this one makes it known.
 
+use alloc::string::String;
 use core::fmt;
 use core::hash::{Hash, Hasher};
 use core::str::FromStr;
@@ -190,8 +191,8 @@ macro_rules! algorithms {
             $($(#[$doc])* $variant,)+
         }
 
-        /// All names, each behind a space.
-        const NAMES: &str = concat!($(" ", $name),+);
+        /// All names, each on a line of its own.
+        const NAMES: &str = concat!($("\n  ", $name),+);
 
         impl Algorithm {
             /// All algorithms.
@@ -370,14 +371,21 @@ impl fmt::Display for Algorithm {
 }
 
 /// A name that no algorithm has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("no such algorithm; there are{NAMES}")]
-pub struct UnknownAlgorithm;
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("there is no algorithm `{name}`; there are{NAMES}")]
+pub struct UnknownAlgorithm {
+    /// What was asked for.
+    pub name: String,
+}
 
 impl FromStr for Algorithm {
     type Err = UnknownAlgorithm;
 
     fn from_str(name: &str) -> Result<Self, UnknownAlgorithm> {
-        Self::ALL.iter().copied().find(|algorithm| algorithm.name() == name).ok_or(UnknownAlgorithm)
+        Self::ALL
+            .iter()
+            .copied()
+            .find(|algorithm| algorithm.name() == name)
+            .ok_or_else(|| UnknownAlgorithm { name: name.into() })
     }
 }

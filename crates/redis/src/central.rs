@@ -38,8 +38,8 @@ impl CentralStore {
 
     /// Connects to `url`, such as `redis://127.0.0.1:6379`.
     pub async fn connect(url: &str, time: TimeSource) -> Result<Self, StoreError> {
-        let client = redis::Client::open(url).map_err(unavailable)?;
-        let connection = ConnectionManager::new(client).await.map_err(unavailable)?;
+        let client = redis::Client::open(url).map_err(failed)?;
+        let connection = ConnectionManager::new(client).await.map_err(failed)?;
         Ok(Self::new(connection, time))
     }
 
@@ -56,7 +56,7 @@ impl CentralStore {
         for number in &call.numbers {
             invocation.arg(*number);
         }
-        invocation.invoke_async(&mut self.connection.clone()).await.map_err(unavailable)
+        invocation.invoke_async(&mut self.connection.clone()).await.map_err(failed)
     }
 
     async fn answer(
@@ -117,6 +117,12 @@ impl Store for CentralStore {
     }
 }
 
-fn unavailable(error: redis::RedisError) -> StoreError {
-    StoreError::Unavailable(Box::new(error))
+/// What the server itself says is not an outage: the script, the user's rights or the server's version.
+fn failed(error: redis::RedisError) -> StoreError {
+    match error.kind() {
+        redis::ErrorKind::Server(_) | redis::ErrorKind::Extension => {
+            StoreError::Protocol { reason: format!("{error} (Redis 7.0 or newer is needed)") }
+        }
+        _ => StoreError::Unavailable(Box::new(error)),
+    }
 }

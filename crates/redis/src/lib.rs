@@ -4,7 +4,7 @@
 //! of ours. Time is the server's, so nodes whose clocks differ agree. The script is the second and last copy
 //! of the arithmetic in `tidegate-core`; the conformance suite holds the two together, field by field.
 //!
-//! So far: `token_bucket`, one server.
+//! So far: `token_bucket`, one server, Redis 7.0 or newer.
 
 #![forbid(unsafe_code)]
 

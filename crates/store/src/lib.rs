@@ -24,7 +24,7 @@
 
 #![forbid(unsafe_code)]
 
-pub mod clock;
+mod clock;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 mod entry;

@@ -7,6 +7,7 @@ mod refusal;
 mod respond;
 
 use std::convert::Infallible;
+use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
@@ -17,6 +18,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
+use tidegate_store::SystemClock;
 use tokio::net::{TcpListener, TcpStream};
 
 use crate::args::ServeArgs;
@@ -35,18 +37,27 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
         .build()
         .context("cannot start the runtime")?;
     runtime.block_on(async {
-        let listener = TcpListener::bind(args.listen).await.with_context(|| {
-            format!(
-                "cannot listen on {}; stop what holds it, or choose another: \
-                 tidegate serve --listen 127.0.0.1:0 takes a free port",
-                args.listen
-            )
-        })?;
+        let listener = listen(&args.listen).await?;
         let address = listener.local_addr().context("cannot tell the address listened on")?;
-        let responder = Responder::new(demo::policy()?);
+        let responder = Responder::new(demo::policy()?, SystemClock::new());
         println!("{}", demo::welcome(address, responder.policy()));
         serve(listener, responder, stop_signal()?).await;
         Ok(())
+    })
+}
+
+async fn listen(address: &str) -> anyhow::Result<TcpListener> {
+    TcpListener::bind(address).await.map_err(|error| {
+        let hint = match error.kind() {
+            ErrorKind::AddrInUse => {
+                "stop what holds it, or choose another with --listen; port 0 takes a free one"
+            }
+            ErrorKind::PermissionDenied => "choose a port from 1024 on, or give the right to lower ones",
+            ErrorKind::AddrNotAvailable => "that address is not this machine's",
+            ErrorKind::InvalidInput => "write it as 127.0.0.1:8080 or localhost:8080",
+            _ => "tidegate serve --help shows the form",
+        };
+        anyhow::Error::from(error).context(format!("cannot listen on {address} ({hint})"))
     })
 }
 
@@ -70,8 +81,13 @@ async fn serve(listener: TcpListener, responder: Responder, stop: impl Future<Ou
         }
     }
     drop(listener);
-    if tokio::time::timeout(DRAIN, graceful.shutdown()).await.is_err() {
-        eprintln!("tidegate: stopped with requests still under way after {} s", DRAIN.as_secs());
+    eprintln!("tidegate: stopping; Ctrl-C again ends what is still under way");
+    tokio::select! {
+        () = graceful.shutdown() => {}
+        () = tokio::time::sleep(DRAIN) => {
+            eprintln!("tidegate: stopped with requests still under way after {} s", DRAIN.as_secs());
+        }
+        _ = tokio::signal::ctrl_c() => {}
     }
 }
 

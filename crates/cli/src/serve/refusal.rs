@@ -9,7 +9,7 @@ use super::demo::Policy;
 
 /// The body of a 429; what it says is what the headers say.
 #[derive(Debug, Serialize)]
-pub(crate) struct Refusal<'a> {
+pub(crate) struct Refusal {
     error: &'static str,
     message: String,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -18,11 +18,11 @@ pub(crate) struct Refusal<'a> {
     remaining: u64,
     reset: u64,
     window: String,
-    rule: &'a str,
+    rule: &'static str,
 }
 
-impl<'a> Refusal<'a> {
-    pub(crate) fn new(policy: &Policy, outcome: &Outcome, at: Timestamp, client: &[u8]) -> Refusal<'a> {
+impl Refusal {
+    pub(crate) fn new(policy: &Policy, outcome: &Outcome, at: Timestamp, client: &[u8]) -> Self {
         let retry_after = match outcome.verdict {
             Verdict::NotUntil { retry_after } => Some(spread(retry_after.as_secs_ceil(), client)),
             _ => None,
@@ -32,7 +32,7 @@ impl<'a> Refusal<'a> {
             Some(seconds) => format!("Too many requests. Please retry after {seconds} seconds."),
             None => "This request costs more than its limit ever allows. Retrying does not help.".to_owned(),
         };
-        Refusal {
+        Self {
             error: "rate_limit_exceeded",
             message,
             retry_after,

@@ -48,7 +48,7 @@ fn keeps_its_promise(made: &Made, admitted: &[Admitted]) -> Result<(), TestCaseE
                 Algorithm::FixedWindow | Algorithm::SlidingCounter if length < period => {
                     units <= 2 * requests
                 }
-                _ => true,
+                Algorithm::FixedWindow | Algorithm::SlidingLog | Algorithm::SlidingCounter => true,
             };
             prop_assert!(within, "{units} units within {length} ticks, from {from:?} to {to:?}");
         }

@@ -187,7 +187,9 @@ fn model(made: &Made) -> Box<dyn Model> {
     match made.limit.algorithm() {
         Algorithm::TokenBucket => Box::new(Tokens { count, period, burst, full_at: 0 }),
         Algorithm::LeakyBucket => Box::new(Queue { count, period, burst, next: 0 }),
-        algorithm => Box::new(Charges { algorithm, requests: count, window: period, made: Vec::new() }),
+        algorithm @ (Algorithm::FixedWindow | Algorithm::SlidingLog | Algorithm::SlidingCounter) => {
+            Box::new(Charges { algorithm, requests: count, window: period, made: Vec::new() })
+        }
     }
 }
 
