@@ -181,7 +181,8 @@ pub trait Ledger {
 
 /// Decides all `checks` at `now`: charges everything that is to be charged, or nothing.
 ///
-/// Passes iff every binding check fits. Several checks on one key are judged together, see [`beside`].
+/// Passes iff every binding check fits. Several checks on one key are judged together: binding ones first, each on top
+/// of the earlier, the others on top of all binding ones.
 pub fn decide(checks: &[Check<'_>], now: Timestamp, ledger: &mut impl Ledger) -> Decision {
     let mut decision = judge(checks, now, ledger);
     let charges = decision.passes();
