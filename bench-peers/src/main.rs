@@ -2,6 +2,7 @@
 
 #![allow(clippy::disallowed_methods, reason = "a bench measures wall time")]
 
+mod bars;
 mod decide;
 
 use std::path::PathBuf;

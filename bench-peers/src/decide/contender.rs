@@ -1,107 +1,147 @@
-//! Who competes: governor's keyed limiter, as it comes and with a faster hasher, and our stores.
+//! Who competes: governor's keyed limiter, as it comes and with a faster hasher, and our in-memory store.
 
+use std::hash::BuildHasher;
 use std::num::NonZeroU32;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
-use governor::clock::DefaultClock;
+use governor::clock::{Clock as _, DefaultClock};
 use governor::middleware::NoOpMiddleware;
 use governor::state::keyed::DashMapStateStore;
-use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
-use tidegate_core::{Algorithm, Check, Key, Limit, RuleId, Span, Spec};
-use tidegate_store::{Clock, ReferenceStore, Store, SystemClock};
+use governor::{Quota, RateLimiter};
+use tidegate_core::{Algorithm, Check, Decision, Key, Limit, RuleId, Span, Spec};
+use tidegate_store::{Clock, MemoryStore, Store, SystemClock};
 
-/// So much per second that no key is ever refused.
-const PER_SECOND: u32 = 1_000_000;
+/// Requests that arrive together.
+pub(crate) const BATCH: usize = 16;
+/// Checks in one decision.
+pub(crate) const CHECKS: usize = 4;
 
-/// Decides one request per key, and says how many passed.
-pub(crate) trait Contender: Sync {
-    fn name(&self) -> &'static str;
-    fn decide_each(&self, keys: &[String]) -> u64;
+/// How generous the limit is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Rate {
+    /// A thousand million a second: everything passes, however hot the key.
+    Generous,
+    /// One an hour: all but the first are refused.
+    Stingy,
 }
 
-pub(crate) struct Governor(DefaultKeyedRateLimiter<String>);
+/// How requests are asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// One by one, the clock read for each.
+    OneByOne,
+    /// So many at a time, where the contender can.
+    Batches,
+    /// Four keys for one decision; without that, four calls.
+    FourChecks,
+}
 
-type FoldStore = DashMapStateStore<String, foldhash::fast::RandomState>;
+/// Decides for each key of a stream, and says how many keys passed.
+pub(crate) trait Contender: Sync {
+    fn name(&self) -> &'static str;
+    fn run(&self, way: Way, keys: &[String]) -> u64;
+}
 
-pub(crate) struct GovernorFold(
-    RateLimiter<
+/// Governor over `DashMap`, with any hasher.
+pub(crate) struct Governor<S: BuildHasher + Clone> {
+    name: &'static str,
+    limiter: RateLimiter<
         String,
-        FoldStore,
+        DashMapStateStore<String, S>,
         DefaultClock,
         NoOpMiddleware<<DefaultClock as governor::clock::Clock>::Instant>,
     >,
-);
-
-fn quota() -> Quota {
-    let rate = NonZeroU32::new(PER_SECOND).unwrap_or(NonZeroU32::MIN);
-    Quota::per_second(rate)
 }
 
-impl Governor {
-    pub(crate) fn new() -> Self {
-        Self(RateLimiter::keyed(quota()))
+impl<S: BuildHasher + Clone + Default> Governor<S> {
+    pub(crate) fn new(name: &'static str, rate: Rate) -> Self {
+        let quota = match rate {
+            Rate::Generous => Quota::per_second(NonZeroU32::new(1_000_000_000).unwrap_or(NonZeroU32::MIN)),
+            Rate::Stingy => Quota::per_hour(NonZeroU32::MIN),
+        };
+        let clock = DefaultClock::default();
+        clock.now();
+        Self { name, limiter: RateLimiter::dashmap_with_clock_and_hasher(quota, clock, S::default()) }
     }
 }
 
-impl Contender for Governor {
-    fn name(&self) -> &'static str {
-        "governor 0.10, keyed, default store"
-    }
-
-    fn decide_each(&self, keys: &[String]) -> u64 {
-        keys.iter().map(|key| u64::from(self.0.check_key(key).is_ok())).sum()
-    }
-}
-
-impl GovernorFold {
-    pub(crate) fn new() -> Self {
-        Self(RateLimiter::dashmap_with_clock_and_hasher(
-            quota(),
-            DefaultClock::default(),
-            foldhash::fast::RandomState::default(),
-        ))
-    }
-}
-
-impl Contender for GovernorFold {
-    fn name(&self) -> &'static str {
-        "governor 0.10, keyed, DashMap with foldhash"
-    }
-
-    fn decide_each(&self, keys: &[String]) -> u64 {
-        keys.iter().map(|key| u64::from(self.0.check_key(key).is_ok())).sum()
-    }
-}
-
-pub(crate) struct Tidegate<S> {
-    name: &'static str,
-    store: S,
-    clock: SystemClock,
-    limit: Limit,
-}
-
-impl Tidegate<ReferenceStore> {
-    pub(crate) fn reference() -> anyhow::Result<Self> {
-        let limit = Limit::new(Algorithm::TokenBucket, Spec::new(PER_SECOND.into(), Span::from_secs(1)))?;
-        let (store, clock) = (ReferenceStore::new(), SystemClock::new());
-        Ok(Self { name: "tidegate, reference store", store, clock, limit })
-    }
-}
-
-impl<S: Store> Contender for Tidegate<S> {
+impl<S: BuildHasher + Clone + Send + Sync> Contender for Governor<S> {
     fn name(&self) -> &'static str {
         self.name
     }
 
-    fn decide_each(&self, keys: &[String]) -> u64 {
-        let rule = RuleId::named("default");
+    fn run(&self, _way: Way, keys: &[String]) -> u64 {
+        keys.iter().map(|key| u64::from(self.limiter.check_key(key).is_ok())).sum()
+    }
+}
+
+pub(crate) struct Tidegate {
+    pub(crate) store: MemoryStore,
+    clock: SystemClock,
+    limit: Limit,
+}
+
+const RULE: RuleId = RuleId::named("default");
+
+impl Tidegate {
+    pub(crate) fn new(keys: usize, rate: Rate) -> anyhow::Result<Self> {
+        let spec = match rate {
+            Rate::Generous => Spec::new(1_000_000_000, Span::from_secs(1)),
+            Rate::Stingy => Spec::new(1, Span::from_secs(3_600)),
+        };
+        let limit = Limit::new(Algorithm::TokenBucket, spec)?;
+        let store = MemoryStore::with_cap(MemoryStore::cap_for(keys));
+        Ok(Self { store, clock: SystemClock::new(), limit })
+    }
+
+    fn check<'a>(&'a self, key: &'a str) -> Check<'a> {
+        Check::new(Key::new(RULE, key.as_bytes()), &self.limit)
+    }
+
+    fn one_by_one(&self, keys: &[String]) -> u64 {
         let decide = |key: &String| {
-            let check = Check::new(Key::new(rule, key.as_bytes()), &self.limit);
-            let decision = ready(self.store.decide(&[check], self.clock.now()));
+            let decision = ready(self.store.decide(&[self.check(key)], self.clock.now()));
             u64::from(decision.is_ok_and(|decision| decision.passes()))
         };
         keys.iter().map(decide).sum()
+    }
+
+    fn batches(&self, keys: &[String]) -> u64 {
+        let mut passed = 0;
+        let mut decisions: Vec<Decision> = Vec::with_capacity(BATCH);
+        for keys in keys.chunks_exact(BATCH) {
+            let checks: [[Check<'_>; 1]; BATCH] = std::array::from_fn(|n| [self.check(&keys[n])]);
+            let batch: [&[Check<'_>]; BATCH] = std::array::from_fn(|n| &checks[n][..]);
+            decisions.clear();
+            if ready(self.store.decide_batch(&batch, self.clock.now(), &mut decisions)).is_ok() {
+                passed += decisions.iter().filter(|decision| decision.passes()).count() as u64;
+            }
+        }
+        passed
+    }
+
+    fn four_checks(&self, keys: &[String]) -> u64 {
+        let decide = |keys: &[String]| {
+            let checks: [Check<'_>; CHECKS] = std::array::from_fn(|n| self.check(&keys[n]));
+            let decision = ready(self.store.decide(&checks, self.clock.now()));
+            u64::from(decision.is_ok_and(|decision| decision.passes())) * CHECKS as u64
+        };
+        keys.chunks_exact(CHECKS).map(decide).sum()
+    }
+}
+
+impl Contender for Tidegate {
+    fn name(&self) -> &'static str {
+        "tidegate"
+    }
+
+    fn run(&self, way: Way, keys: &[String]) -> u64 {
+        match way {
+            Way::OneByOne => self.one_by_one(keys),
+            Way::Batches => self.batches(keys),
+            Way::FourChecks => self.four_checks(keys),
+        }
     }
 }
 

@@ -1,115 +1,92 @@
 //! One decision in a process: a 21-byte string key, hashed each time, clock read included.
 
 mod contender;
+mod memory;
+mod work;
 
 use std::path::Path;
-use std::sync::Barrier;
-use std::thread;
-use std::time::Instant;
 
-use anyhow::ensure;
-use contender::{Contender, Governor, GovernorFold, Tidegate};
+use contender::{Contender, Governor, Rate, Tidegate};
 use serde::Serialize;
+use work::{WORKS, Work};
 
-const ROUNDS: usize = 5;
+use crate::bars::{Bars, median};
 
-/// What is asked: how many different keys, how many threads, how many requests each.
-#[derive(Clone, Copy, Debug, Serialize)]
-struct Work {
-    name: &'static str,
-    keys: u64,
-    threads: usize,
-    requests: usize,
-}
+const ROUNDS: usize = 7;
 
-const WORKS: [Work; 4] = [
-    Work { name: "1 k keys, 1 thread", keys: 1_000, threads: 1, requests: 1_000_000 },
-    Work { name: "1 k keys, 2 threads", keys: 1_000, threads: 2, requests: 1_000_000 },
-    Work { name: "1 M keys, 1 thread", keys: 1_000_000, threads: 1, requests: 1_000_000 },
-    Work { name: "1 M keys, 2 threads", keys: 1_000_000, threads: 2, requests: 1_000_000 },
-];
-
-/// One contender's rounds at one work, in nanoseconds of wall time per decision.
+/// One contender's rounds at one work, in nanoseconds of wall time per check.
 #[derive(Debug, Serialize)]
-struct Result {
+struct Measured {
     work: &'static str,
+    threads: usize,
     contender: &'static str,
     rounds: Vec<f64>,
 }
 
-impl Result {
-    fn median(&self) -> f64 {
-        let mut sorted = self.rounds.clone();
-        sorted.sort_by(f64::total_cmp);
-        sorted[sorted.len() / 2]
-    }
-}
-
 pub(crate) fn run(json: Option<&Path>) -> anyhow::Result<bool> {
-    let mut results = Vec::new();
-    for work in &WORKS {
-        let measured = measure(work)?;
-        let peer = measured[0].median();
-        println!("\n{}", work.name);
-        for result in &measured {
-            let median = result.median();
-            println!("  {:46} {median:8.1} ns   {:5.2} x", result.contender, peer / median);
+    let mut bars = Bars::default();
+    let mut all = Vec::new();
+    // Before anything else has taken memory.
+    memory::run(&mut bars)?;
+    println!("\nns of wall time per check, median of {ROUNDS} rounds, the contenders in turn; (elsewhere)");
+    for works in WORKS.chunk_by(|a, b| (a.keys, a.rate) == (b.keys, b.rate)) {
+        let contenders = contenders(works[0].keys, works[0].rate)?;
+        for contender in &contenders {
+            work::fill(&**contender, works[0].keys);
         }
-        results.extend(measured);
+        for work in works {
+            let measured = measure(work, &contenders)?;
+            report(work, &measured, &mut bars);
+            all.extend(measured);
+        }
     }
     if let Some(path) = json {
-        std::fs::write(path, serde_json::to_vec_pretty(&results)?)?;
+        std::fs::write(path, serde_json::to_vec_pretty(&all)?)?;
     }
-    println!("\nbars: 0/0 met");
-    Ok(true)
+    Ok(bars.close())
 }
 
-fn measure(work: &Work) -> anyhow::Result<Vec<Result>> {
-    let streams: Vec<_> = (0..work.threads).map(|thread| stream(work, thread as u64)).collect();
-    let contenders: [Box<dyn Contender>; 3] =
-        [Box::new(Governor::new()), Box::new(GovernorFold::new()), Box::new(Tidegate::reference()?)];
-    let mut results: Vec<_> = contenders
+fn contenders(keys: usize, rate: Rate) -> anyhow::Result<[Box<dyn Contender>; 3]> {
+    Ok([
+        Box::new(Governor::<std::hash::RandomState>::new("governor 0.10", rate)),
+        Box::new(Governor::<foldhash::fast::RandomState>::new("governor 0.10, foldhash", rate)),
+        Box::new(Tidegate::new(keys, rate)?),
+    ])
+}
+
+fn measure(work: &Work, contenders: &[Box<dyn Contender>]) -> anyhow::Result<Vec<Measured>> {
+    let streams: Vec<_> = (0..work.threads).map(|thread| work::stream(work, thread)).collect();
+    let mut measured: Vec<_> = contenders
         .iter()
-        .map(|one| Result { work: work.name, contender: one.name(), rounds: Vec::new() })
+        .map(|one| Measured {
+            work: work.name,
+            threads: work.threads,
+            contender: one.name(),
+            rounds: Vec::new(),
+        })
         .collect();
     for round in 0..=ROUNDS {
-        for (contender, result) in contenders.iter().zip(&mut results) {
-            let nanos = race(&**contender, &streams)?;
-            // The first round fills the tables.
+        for (contender, measured) in contenders.iter().zip(&mut measured) {
+            let nanos = work::race(work, &**contender, &streams)?;
+            // The first round warms up.
             if round > 0 {
-                result.rounds.push(nanos);
+                measured.rounds.push(nanos);
             }
         }
     }
-    Ok(results)
+    Ok(measured)
 }
 
-/// The keys of one thread's requests, in the order in which it sends them, as a server would meet them.
-fn stream(work: &Work, seed: u64) -> Vec<String> {
-    let mut rng = fastrand::Rng::with_seed(seed);
-    (0..work.requests).map(|_| format!("customer:{:012}", rng.u64(0..work.keys))).collect()
-}
-
-/// All threads at once; wall nanoseconds per decision, and everything must have passed.
-#[expect(clippy::cast_precision_loss, reason = "a figure to read, not to compute with")]
-fn race(contender: &dyn Contender, streams: &[Vec<String>]) -> anyhow::Result<f64> {
-    let barrier = Barrier::new(streams.len() + 1);
-    let requests: usize = streams.iter().map(Vec::len).sum();
-    let (passed, nanos) = thread::scope(|scope| {
-        let racers: Vec<_> = streams
-            .iter()
-            .map(|keys| {
-                scope.spawn(|| {
-                    barrier.wait();
-                    contender.decide_each(keys)
-                })
-            })
-            .collect();
-        barrier.wait();
-        let start = Instant::now();
-        let passed: u64 = racers.into_iter().map(|racer| racer.join().unwrap_or_default()).sum();
-        (passed, start.elapsed().as_nanos())
-    });
-    ensure!(passed == requests as u64, "{} refused {}", contender.name(), requests as u64 - passed);
-    Ok(nanos as f64 / requests as f64)
+fn report(work: &Work, measured: &[Measured], bars: &mut Bars) {
+    println!("\n{}, {} thread(s)", work.name, work.threads);
+    let elsewhere = [work.elsewhere.0, work.elsewhere.1, "–"];
+    for (one, elsewhere) in measured.iter().zip(elsewhere) {
+        let rounds: Vec<_> = one.rounds.iter().map(|nanos| format!("{nanos:.1}")).collect();
+        println!("  {:24} {:8.1}  ({elsewhere})  {}", one.contender, median(&one.rounds), rounds.join(" "));
+    }
+    let ours = median(&measured[2].rounds);
+    bars.at_least("× governor", median(&measured[0].rounds) / ours, work.bars.0);
+    if let Some(bar) = work.bars.1 {
+        bars.at_least("× governor with foldhash", median(&measured[1].rounds) / ours, bar);
+    }
 }

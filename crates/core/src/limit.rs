@@ -155,6 +155,28 @@ pub trait Meter: Copy {
     fn unpack(&self, _word: u64, _origin: Timestamp) -> Self::State {
         Self::State::default()
     }
+
+    /// One whole step on a packed state: the outcome and, where the cost fits, the state it leaves, if that
+    /// can be packed too.
+    #[inline]
+    fn step_word(&self, word: u64, origin: Timestamp, now: Timestamp, cost: Cost) -> (Outcome, Option<u64>) {
+        let mut state = self.unpack(word, origin);
+        let outcome = self.judge(&state, now, cost);
+        if !outcome.verdict.is_pass() {
+            return (outcome, None);
+        }
+        self.charge(&mut state, now, cost);
+        (outcome, self.pack(&state, origin))
+    }
+
+    /// The bytes that a state has allocated beside itself.
+    fn heap_bytes(_state: &Self::State) -> usize {
+        0
+    }
+
+    /// Makes room in a state for one more charge without allocating; what it forgets, it forgets towards
+    /// refusal.
+    fn make_room(_state: &mut Self::State) {}
 }
 
 /// The largest word a packed state takes: two bits are left to whoever keeps it.
@@ -217,6 +239,24 @@ macro_rules! algorithms {
             #[default]
             Unseen,
             $($(#[$doc])* $variant(<crate::$module::$variant as Meter>::State),)+
+        }
+
+        impl State {
+            /// The bytes it has allocated beside itself.
+            pub fn heap_bytes(&self) -> usize {
+                match self {
+                    Self::Unseen => 0,
+                    $(Self::$variant(state) => <crate::$module::$variant as Meter>::heap_bytes(state),)+
+                }
+            }
+
+            /// Makes room for one more charge without allocating; what it forgets, it forgets towards refusal.
+            pub fn make_room(&mut self) {
+                match self {
+                    Self::Unseen => {}
+                    $(Self::$variant(state) => <crate::$module::$variant as Meter>::make_room(state),)+
+                }
+            }
         }
 
         impl Limit {
@@ -309,6 +349,17 @@ macro_rules! algorithms {
             pub fn unpack(&self, word: u64, origin: Timestamp) -> State {
                 match &self.kind {
                     $(Kind::$variant(limit) => State::$variant(limit.unpack(word, origin)),)+
+                }
+            }
+
+            /// One whole step on a packed state: the outcome and, where the cost fits, the state it leaves,
+            /// if that can be packed too. A cost of 0 leaves the state as it is.
+            #[inline]
+            pub fn step_word(
+                &self, word: u64, origin: Timestamp, now: Timestamp, cost: Cost,
+            ) -> (Outcome, Option<u64>) {
+                match &self.kind {
+                    $(Kind::$variant(limit) => limit.step_word(word, origin, now, cost),)+
                 }
             }
         }

@@ -38,11 +38,6 @@ impl Log {
         self.entries.len()
     }
 
-    /// The bytes it has allocated.
-    pub fn heap_bytes(&self) -> usize {
-        self.entries.capacity().saturating_mul(size_of::<Entry>())
-    }
-
     /// Whether nothing is kept.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
@@ -166,6 +161,25 @@ impl Meter for SlidingLog {
             old.drop_left(&mut log, now);
         }
         log
+    }
+
+    fn heap_bytes(log: &Log) -> usize {
+        log.entries.capacity().saturating_mul(size_of::<Entry>())
+    }
+
+    /// The two newest entries become one, at the later instant: its units leave no earlier than they would.
+    fn make_room(log: &mut Log) {
+        if log.entries.len() < log.entries.capacity() {
+            return;
+        }
+        if let Some(newest) = log.entries.pop_back() {
+            match log.entries.back_mut() {
+                Some(before) => {
+                    *before = Entry { at: newest.at, units: before.units.saturating_add(newest.units) };
+                }
+                None => log.entries.push_back(newest),
+            }
+        }
     }
 
     fn is_fresh(&self, log: &Log, now: Timestamp) -> bool {

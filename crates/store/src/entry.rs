@@ -17,6 +17,11 @@ pub struct Override {
 const REFUNDS_END: Span = Span::from_secs(60);
 
 impl Override {
+    /// Whether it concerns nobody any more.
+    pub(crate) fn is_over(&self, now: Timestamp) -> bool {
+        self.until + REFUNDS_END <= now
+    }
+
     /// Whether what is to be refunded may have been charged, or drained, under this override.
     pub(crate) fn touches(&self, refund: &Refund<'_>, now: Timestamp) -> bool {
         refund.charged < self.until && now < self.until + REFUNDS_END
@@ -90,7 +95,7 @@ impl Entry {
     pub(crate) fn is_fresh(&self, now: Timestamp) -> bool {
         let counter = self.counter.as_ref();
         counter.is_none_or(|counter| counter.limit.is_fresh(&counter.state, now))
-            && self.instead.is_none_or(|instead| instead.until + REFUNDS_END <= now)
+            && self.instead.is_none_or(|instead| instead.is_over(now))
     }
 
     fn in_force(&self, limit: &Limit, now: Timestamp) -> Limit {

@@ -22,17 +22,19 @@
 //! # }).unwrap();
 //! ```
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod clock;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 mod entry;
+mod memory;
 mod reference;
 mod store;
 mod sync;
 
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use entry::Override;
+pub use memory::{HeavyKey, MemoryStore, MemoryUse};
 pub use reference::ReferenceStore;
 pub use store::{Store, StoreError};

@@ -69,6 +69,9 @@ pub enum StoreError {
         /// What is wrong with it.
         reason: String,
     },
+    /// The store has met more different limits than it can tell apart.
+    #[error("more than 16,382 different limits were used since the start; restart to begin afresh")]
+    TooManyLimits,
     /// The store does not know this algorithm.
     #[error("this store cannot count a {algorithm}")]
     Unsupported {

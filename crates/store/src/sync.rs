@@ -1,6 +1,18 @@
-//! The locks of this crate: the standard ones, or loom's when every interleaving is to be tried.
+//! The locks and atomics of this crate: the standard ones, or loom's when every interleaving is to be tried.
 
 #[cfg(loom)]
-pub(crate) use loom::sync::{Mutex, MutexGuard};
+pub(crate) use loom::{
+    sync::{
+        Mutex, MutexGuard,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread::yield_now,
+};
 #[cfg(not(loom))]
-pub(crate) use std::sync::{Mutex, MutexGuard};
+pub(crate) use std::{
+    sync::{
+        Mutex, MutexGuard,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread::yield_now,
+};

@@ -1,0 +1,122 @@
+//! What is asked of every contender, and the bars that follow.
+
+use std::sync::Barrier;
+use std::thread;
+use std::time::Instant;
+
+use anyhow::ensure;
+
+use super::contender::{Contender, Rate, Way};
+
+/// One line of the table.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Work {
+    pub(crate) name: &'static str,
+    pub(crate) keys: usize,
+    pub(crate) rate: Rate,
+    pub(crate) way: Way,
+    pub(crate) threads: usize,
+    /// How many times faster than governor as it comes, and than governor with a faster hasher.
+    pub(crate) bars: (f64, Option<f64>),
+    /// What the peers took elsewhere, ns per decision: governor, governor with foldhash.
+    pub(crate) elsewhere: (&'static str, &'static str),
+}
+
+const ONE: usize = 1;
+const THOUSAND: usize = 1_000;
+const MILLION: usize = 1_000_000;
+
+const fn work(name: &'static str, keys: usize, way: Way, threads: usize) -> Work {
+    Work { name, keys, rate: Rate::Generous, way, threads, bars: (0.0, None), elsewhere: ("–", "–") }
+}
+
+/// Works with the same number of keys and the same rate stand together: they share their tables.
+pub(crate) const WORKS: [Work; 12] = [
+    Work {
+        bars: (1.5, Some(1.1)),
+        elsewhere: ("33", "23"),
+        ..work("1 k keys, one by one", THOUSAND, Way::OneByOne, 1)
+    },
+    Work {
+        bars: (2.5, Some(1.5)),
+        elsewhere: ("30", "27"),
+        ..work("1 k keys, one by one", THOUSAND, Way::OneByOne, 2)
+    },
+    Work {
+        bars: (5.0, Some(2.5)),
+        elsewhere: ("409–460", "227"),
+        ..work("1 M keys, one by one", MILLION, Way::OneByOne, 1)
+    },
+    Work {
+        bars: (5.0, Some(2.5)),
+        elsewhere: ("208", "145"),
+        ..work("1 M keys, one by one", MILLION, Way::OneByOne, 2)
+    },
+    Work { bars: (12.0, Some(6.0)), ..work("1 M keys, batches of 16", MILLION, Way::Batches, 1) },
+    Work { bars: (12.0, Some(6.0)), ..work("1 M keys, batches of 16", MILLION, Way::Batches, 2) },
+    Work { bars: (4.5, Some(2.2)), ..work("1 M keys, four checks a decision", MILLION, Way::FourChecks, 1) },
+    Work { bars: (4.5, Some(2.2)), ..work("1 M keys, four checks a decision", MILLION, Way::FourChecks, 2) },
+    Work {
+        bars: (2.0, None),
+        elsewhere: ("63", "71"),
+        ..work("one hot key, all allowed", ONE, Way::OneByOne, 2)
+    },
+    Work {
+        bars: (5.0, None),
+        elsewhere: ("30", "–"),
+        rate: Rate::Stingy,
+        ..work("one hot key, all refused", ONE, Way::OneByOne, 2)
+    },
+    Work { bars: (5.0, None), ..work("10 M keys, one by one", 10 * MILLION, Way::OneByOne, 1) },
+    Work { bars: (5.0, None), ..work("10 M keys, one by one", 10 * MILLION, Way::OneByOne, 2) },
+];
+
+/// The keys of one thread's requests, in the order in which it sends them, as a server would meet them.
+pub(crate) fn stream(work: &Work, thread: usize) -> Vec<String> {
+    // Where many keys fit a cache, so should their requests.
+    let requests = if work.keys <= THOUSAND { 1 << 14 } else { 1 << 20 };
+    let mut rng = fastrand::Rng::with_seed(thread as u64);
+    (0..requests).map(|_| key(rng.usize(0..work.keys))).collect()
+}
+
+/// A key of 21 bytes.
+pub(crate) fn key(number: usize) -> String {
+    format!("customer:{number:012}")
+}
+
+/// Shows every key once.
+pub(crate) fn fill(contender: &dyn Contender, keys: usize) {
+    for first in (0..keys).step_by(1 << 16) {
+        let some: Vec<_> = (first..keys.min(first + (1 << 16))).map(key).collect();
+        contender.run(Way::OneByOne, &some);
+    }
+}
+
+/// All threads at once: nanoseconds of wall time per check.
+#[expect(clippy::cast_precision_loss, reason = "a figure to read, not to compute with")]
+pub(crate) fn race(work: &Work, contender: &dyn Contender, streams: &[Vec<String>]) -> anyhow::Result<f64> {
+    let repeat = (1 << 20) / streams[0].len();
+    let barrier = Barrier::new(streams.len());
+    let ends: Vec<_> = thread::scope(|scope| {
+        let racers: Vec<_> = streams
+            .iter()
+            .map(|keys| {
+                scope.spawn(|| {
+                    barrier.wait();
+                    let start = Instant::now();
+                    let passed: u64 = (0..repeat).map(|_| contender.run(work.way, keys)).sum();
+                    (start, Instant::now(), passed)
+                })
+            })
+            .collect();
+        racers.into_iter().filter_map(|racer| racer.join().ok()).collect()
+    });
+    let requests = (repeat * streams.iter().map(Vec::len).sum::<usize>()) as u64;
+    let passed: u64 = ends.iter().map(|(_, _, passed)| passed).sum();
+    let expected = if work.rate == Rate::Generous { requests } else { 0 };
+    ensure!(passed == expected, "{}: {passed} of {requests} passed, not {expected}", contender.name());
+    let start = ends.iter().map(|(start, ..)| *start).min();
+    let end = ends.iter().map(|(_, end, _)| *end).max();
+    let wall = start.zip(end).map(|(start, end)| end - start).unwrap_or_default();
+    Ok(wall.as_nanos() as f64 / requests as f64)
+}

@@ -1,0 +1,212 @@
+//! Deciding with locks held: several checks at once, newcomers, and whatever the fast way does not do.
+
+use smallvec::SmallVec;
+use tidegate_core::{Cost, Ledger, Limit, Outcome, State, Timestamp};
+
+use super::bucket::{LINES, Locked, Tag, Word};
+use super::metrics::Metrics;
+use super::table::{Counted, Slot, Table};
+
+/// One check, ready to be decided: its key's hash, the limit in force and that limit's number.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Asked<'a> {
+    pub(super) hash: u64,
+    pub(super) limit: &'a Limit,
+    pub(super) number: u16,
+}
+
+/// Where the counter of a check is.
+#[derive(Clone, Copy, Debug)]
+enum Place {
+    /// In a slot of its own.
+    Slot(Slot),
+    /// Nowhere yet: this slot becomes its own when it is charged.
+    Free(Slot),
+    /// Shared with others, for the table is full.
+    Overflow,
+}
+
+/// Another decision holds a line that we may not wait for.
+#[derive(Debug)]
+pub(super) struct Busy;
+
+/// The lines and places of one decision, their locks held until it is dropped.
+#[derive(Debug)]
+pub(super) struct Held<'t> {
+    table: &'t Table,
+    metrics: &'t Metrics,
+    asked: &'t [Asked<'t>],
+    now: Timestamp,
+    lines: SmallVec<[(usize, Locked<'t>); 4]>,
+    places: SmallVec<[Place; 4]>,
+}
+
+impl<'t> Held<'t> {
+    /// Locks the homes of all checks, in ascending order, and finds their places.
+    ///
+    /// A line behind a home may come after a line already held: it is not waited for, or two decisions could
+    /// wait for each other. Whoever meets `Busy` lets everything go and begins again.
+    pub(super) fn lock(
+        table: &'t Table,
+        metrics: &'t Metrics,
+        asked: &'t [Asked<'t>],
+        now: Timestamp,
+    ) -> Result<Self, Busy> {
+        let mut homes: SmallVec<[usize; 4]> = asked.iter().map(|asked| table.home(asked.hash)).collect();
+        homes.sort_unstable();
+        homes.dedup();
+        let lines = homes.into_iter().map(|line| (line, table.line(line).lock())).collect();
+        let mut held = Self { table, metrics, asked, now, lines, places: SmallVec::new() };
+        for check in 0..held.asked.len() {
+            let place = held.find_place(check)?;
+            held.places.push(place);
+        }
+        Ok(held)
+    }
+
+    fn find_place(&mut self, check: usize) -> Result<Place, Busy> {
+        let asked = self.asked[check];
+        let same_key = self.asked[..check].iter().position(|earlier| earlier.hash == asked.hash);
+        if let Some(earlier) = same_key {
+            return Ok(self.places[earlier]);
+        }
+        let home = self.table.home(asked.hash);
+        let found = self.line(home).and_then(|line| self.table.find(line, home, asked.hash));
+        if let Some(slot) = found {
+            self.hold(slot.line)?;
+            // Without its own lock, a fresh slot behind its home may have been given away.
+            if self.is_its(slot, asked.hash, home) {
+                return Ok(Place::Slot(slot));
+            }
+        }
+        for line in home..home + LINES {
+            self.hold(line)?;
+            if let Some(slot) = self.table.free_slot(line, self.now, |slot| self.is_taken(slot)) {
+                let has_room = self.table.has_room_for(asked.limit, self.now);
+                return Ok(if has_room { Place::Free(slot) } else { Place::Overflow });
+            }
+        }
+        Ok(Place::Overflow)
+    }
+
+    fn is_its(&self, slot: Slot, hash: u64, home: usize) -> bool {
+        let found = self.table.line(slot.line).find(Tag::new(hash, slot.line - home, 0));
+        found.is_some_and(|(at, _)| at == slot.slot)
+    }
+
+    /// Whether another check of this decision lives there, or is about to.
+    fn is_taken(&self, slot: Slot) -> bool {
+        self.places
+            .iter()
+            .any(|place| matches!(place, Place::Slot(other) | Place::Free(other) if *other == slot))
+    }
+
+    fn line(&self, line: usize) -> Option<&Locked<'t>> {
+        self.lines.iter().find(|(held, _)| *held == line).map(|(_, locked)| locked)
+    }
+
+    /// Holds one more line: waits for it only if it comes after all that are held.
+    fn hold(&mut self, line: usize) -> Result<(), Busy> {
+        if self.line(line).is_some() {
+            return Ok(());
+        }
+        let last = self.lines.iter().all(|(held, _)| *held < line);
+        let bucket = self.table.line(line);
+        let locked = if last { bucket.lock() } else { bucket.try_lock().ok_or(Busy)? };
+        self.lines.push((line, locked));
+        Ok(())
+    }
+
+    /// Moves counters to the limits in force where those have changed.
+    pub(super) fn adopt(&mut self) {
+        for check in 0..self.asked.len() {
+            let Place::Slot(slot) = self.places[check] else { continue };
+            let asked = self.asked[check];
+            if self.table.line(slot.line).tag(slot.slot).limit() != asked.number {
+                let state = self.table.read(slot, asked.limit, self.now, Clone::clone);
+                self.write(check, slot, state);
+            }
+        }
+    }
+
+    fn write(&mut self, check: usize, slot: Slot, state: State) {
+        let asked = self.asked[check];
+        let home = self.table.home(asked.hash);
+        let away = slot.line - home;
+        let tag = Tag::new(asked.hash, away, asked.number);
+        let Some(line) = self.line(slot.line) else { return };
+        let written = self.table.write(line, slot.slot, tag, Counted { limit: asked.limit, state });
+        if away > 0
+            && let Some(home) = self.line(home)
+        {
+            home.set_spilled(true);
+        }
+        let place = if written.is_ok() { Place::Slot(slot) } else { Place::Overflow };
+        for (other, known) in self.asked.iter().zip(&mut self.places) {
+            if other.hash == asked.hash {
+                *known = place;
+            }
+        }
+    }
+
+    /// The state of a check's counter, changed and written back.
+    pub(super) fn change(&mut self, check: usize, change: impl Fn(&Limit, &mut State)) {
+        let asked = self.asked[check];
+        match self.places[check] {
+            Place::Slot(slot) => {
+                let bucket = self.table.line(slot.line);
+                if let (Word::Pooled(place), true) =
+                    (bucket.word(slot.slot), self.counts_under_its_limit(check))
+                {
+                    self.table.pool.change(place, |state| change(asked.limit, state));
+                } else {
+                    let mut state = self.table.read(slot, asked.limit, self.now, Clone::clone);
+                    change(asked.limit, &mut state);
+                    self.write(check, slot, state);
+                }
+            }
+            Place::Free(slot) => {
+                let mut state = State::Unseen;
+                change(asked.limit, &mut state);
+                let Some(line) = self.line(slot.line) else { return };
+                self.table.clear(line, slot.slot);
+                self.write(check, slot, state);
+            }
+            Place::Overflow => {}
+        }
+        // Found to be there, or sent there just now because the pool had filled up.
+        if let Place::Overflow = self.places[check] {
+            self.metrics.overflowed();
+            if let Some(known) = self.table.limits.known(asked.number) {
+                change(asked.limit, &mut known.overflow(asked.hash));
+            }
+        }
+    }
+
+    /// Whether a check has a counter of its own, and that counts under the limit it names.
+    pub(super) fn counts_under_its_limit(&self, check: usize) -> bool {
+        let asked = self.asked[check];
+        matches!(self.places[check], Place::Slot(slot)
+            if self.table.line(slot.line).tag(slot.slot).limit() == asked.number)
+    }
+}
+
+impl Ledger for Held<'_> {
+    fn judge(&self, check: usize, cost: Cost) -> Outcome {
+        let asked = self.asked[check];
+        let judge = |state: &State| asked.limit.judge(state, self.now, cost);
+        match self.places[check] {
+            Place::Slot(slot) => self.table.read(slot, asked.limit, self.now, judge),
+            Place::Free(_) => judge(&State::Unseen),
+            Place::Overflow => match self.table.limits.known(asked.number) {
+                Some(known) => judge(&known.overflow(asked.hash)),
+                None => judge(&State::Unseen),
+            },
+        }
+    }
+
+    fn charge(&mut self, check: usize, cost: Cost) {
+        let now = self.now;
+        self.change(check, |limit, state| limit.charge(state, now, cost));
+    }
+}

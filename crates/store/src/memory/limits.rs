@@ -1,0 +1,131 @@
+//! The limits a table has met, by number: a slot has room for a number, not for a limit.
+
+use std::sync::{OnceLock, PoisonError};
+
+use tidegate_core::{Limit, State};
+
+use super::bucket::LIMITS;
+use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
+
+/// Counters shared by the newcomers of one limit when the table is full.
+const OVERFLOW_CELLS: usize = 256;
+const CHUNK: usize = 64;
+
+/// A limit that has a number.
+#[derive(Debug)]
+pub(super) struct Known {
+    pub(super) limit: Limit,
+    overflow: OnceLock<Box<[Mutex<State>]>>,
+}
+
+type Chunk = [OnceLock<Known>; CHUNK];
+
+/// Numbered limits: a number is a place in a hash table, found by the limit's fingerprint. Numbers are never
+/// given back; place 0 is never taken.
+#[derive(Debug)]
+pub(super) struct Limits {
+    fingerprints: Box<[AtomicU64]>,
+    chunks: Box<[OnceLock<Box<Chunk>>]>,
+    /// How many are known; held while one is added.
+    count: Mutex<usize>,
+}
+
+impl Limits {
+    pub(super) fn new() -> Self {
+        Self {
+            fingerprints: (0..LIMITS).map(|_| AtomicU64::new(0)).collect(),
+            chunks: (0..LIMITS / CHUNK).map(|_| OnceLock::new()).collect(),
+            count: Mutex::new(0),
+        }
+    }
+
+    /// The number of `limit`; `None` if there are no more numbers.
+    #[inline]
+    pub(super) fn number(&self, limit: &Limit) -> Option<u16> {
+        let wanted = fingerprint(limit);
+        let place = first_place(wanted);
+        if self.fingerprints[place].load(Ordering::Acquire) == wanted {
+            return u16::try_from(place).ok();
+        }
+        self.find_or_add(limit)
+    }
+
+    #[cold]
+    fn find_or_add(&self, limit: &Limit) -> Option<u16> {
+        let wanted = fingerprint(limit);
+        let mut count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut place = first_place(wanted);
+        loop {
+            match self.fingerprints[place].load(Ordering::Acquire) {
+                found if found == wanted => return u16::try_from(place).ok(),
+                // One place stays free, so that every search ends.
+                0 if *count < LIMITS - 2 => break,
+                0 => return None,
+                _ => place = next_place(place),
+            }
+        }
+        let chunk = self.chunks[place / CHUNK].get_or_init(|| Box::new([const { OnceLock::new() }; CHUNK]));
+        let known = Known { limit: *limit, overflow: OnceLock::new() };
+        // The place was free, and only the holder of `count` fills places.
+        let _ = chunk[place % CHUNK].set(known);
+        self.fingerprints[place].store(wanted, Ordering::Release);
+        *count += 1;
+        u16::try_from(place).ok()
+    }
+
+    /// The limit of a number that [`number`](Self::number) gave.
+    pub(super) fn known(&self, number: u16) -> Option<&Known> {
+        let place = usize::from(number);
+        self.chunks.get(place / CHUNK)?.get()?[place % CHUNK].get()
+    }
+}
+
+impl Known {
+    /// The counter that the key with this hash shares with others.
+    pub(super) fn overflow(&self, hash: u64) -> MutexGuard<'_, State> {
+        let cells =
+            self.overflow.get_or_init(|| (0..OVERFLOW_CELLS).map(|_| Mutex::new(State::Unseen)).collect());
+        cells[hash as usize % OVERFLOW_CELLS].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Never 0, which marks a free place.
+fn fingerprint(limit: &Limit) -> u64 {
+    limit.fingerprint().max(1)
+}
+
+fn first_place(fingerprint: u64) -> usize {
+    (fingerprint as usize & (LIMITS - 1)).max(1)
+}
+
+fn next_place(place: usize) -> usize {
+    (place + 1) % LIMITS + usize::from(place + 1 == LIMITS)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use tidegate_core::{Algorithm, Span, Spec};
+
+    use super::*;
+
+    fn limit(requests: u64) -> Limit {
+        Limit::new(Algorithm::FixedWindow, Spec::new(requests, Span::from_secs(1))).expect("a valid limit")
+    }
+
+    #[test]
+    fn every_limit_keeps_its_number_until_there_are_no_more() {
+        let limits = Limits::new();
+        let most = LIMITS as u64 - 2;
+        let numbers: Vec<_> = (1..=most).map(|n| limits.number(&limit(n)).unwrap()).collect();
+        let mut distinct = numbers.clone();
+        distinct.sort_unstable();
+        distinct.dedup();
+        assert_eq!(distinct.len(), numbers.len());
+        assert!(!distinct.contains(&0));
+        assert_eq!(limits.number(&limit(most + 1)), None);
+        for (n, number) in (1..=most).zip(numbers) {
+            assert_eq!(limits.number(&limit(n)), Some(number));
+            assert_eq!(limits.known(number).unwrap().limit, limit(n));
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! States that do not fit a word: logs, and what is extreme. All of it counts towards the cap.
+
+use std::sync::{OnceLock, PoisonError};
+
+use tidegate_core::State;
+
+use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
+
+const CHUNK: usize = 1_024;
+/// What a state takes beside what it allocates.
+const CELL_BYTES: u64 = size_of::<Mutex<State>>() as u64;
+
+/// Places for states, taken and given back one by one, within a budget of bytes.
+#[derive(Debug)]
+pub(super) struct Pool {
+    chunks: Box<[Chunk]>,
+    free: Mutex<Free>,
+    budget: u64,
+    used: AtomicU64,
+}
+
+/// Made when the first of its places is taken.
+type Chunk = OnceLock<Box<[Mutex<State>]>>;
+
+/// Places given back, and the first never taken.
+#[derive(Debug, Default)]
+struct Free {
+    returned: Vec<u32>,
+    next: u32,
+}
+
+/// No state of the pool can be made or grown within its budget.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PoolFull;
+
+impl Pool {
+    pub(super) fn new(budget: u64) -> Self {
+        let places = usize::try_from(budget / CELL_BYTES).unwrap_or(usize::MAX);
+        Self {
+            chunks: (0..places.div_ceil(CHUNK)).map(|_| OnceLock::new()).collect(),
+            free: Mutex::new(Free::default()),
+            budget,
+            used: AtomicU64::new(0),
+        }
+    }
+
+    /// The bytes that states take.
+    pub(super) fn used(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    /// Whether one more state, not a large one, can be put in.
+    pub(super) fn has_room(&self) -> bool {
+        self.used() + 2 * CELL_BYTES <= self.budget
+    }
+
+    /// Puts a state into a place of its own.
+    pub(super) fn insert(&self, state: State) -> Result<u64, PoolFull> {
+        let bytes = CELL_BYTES + state.heap_bytes() as u64;
+        let place = self.take_place(bytes).ok_or(PoolFull)?;
+        *self.cell(place) = state;
+        Ok(place)
+    }
+
+    fn take_place(&self, bytes: u64) -> Option<u64> {
+        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.used() + bytes > self.budget {
+            return None;
+        }
+        let place = free.returned.pop().or_else(|| {
+            let next = free.next;
+            (next as usize / CHUNK < self.chunks.len()).then(|| {
+                free.next += 1;
+                next
+            })
+        })?;
+        self.used.fetch_add(bytes, Ordering::Relaxed);
+        Some(u64::from(place))
+    }
+
+    /// Gives a place back.
+    pub(super) fn remove(&self, place: u64) {
+        let state = std::mem::take(&mut *self.cell(place));
+        self.used.fetch_sub(CELL_BYTES + state.heap_bytes() as u64, Ordering::Relaxed);
+        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        free.returned.extend(u32::try_from(place));
+    }
+
+    /// Reads the state of a place.
+    pub(super) fn read<R>(&self, place: u64, read: impl FnOnce(&State) -> R) -> R {
+        read(&self.cell(place))
+    }
+
+    /// Changes the state of a place; it grows only within the budget.
+    pub(super) fn change<R>(&self, place: u64, change: impl FnOnce(&mut State) -> R) -> R {
+        let mut state = self.cell(place);
+        let before = state.heap_bytes() as u64;
+        // A log that grows doubles.
+        if self.used() + before > self.budget {
+            state.make_room();
+        }
+        let result = change(&mut state);
+        let after = state.heap_bytes() as u64;
+        self.used.fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
+        result
+    }
+
+    fn cell(&self, place: u64) -> MutexGuard<'_, State> {
+        let place = usize::try_from(place).unwrap_or(usize::MAX);
+        let chunk = self.chunks[place / CHUNK]
+            .get_or_init(|| (0..CHUNK).map(|_| Mutex::new(State::Unseen)).collect());
+        chunk[place % CHUNK].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use tidegate_core::{Algorithm, Cost, Limit, Span, Spec, Timestamp};
+
+    use super::*;
+
+    #[test]
+    fn places_are_used_again_and_the_budget_holds() {
+        let pool = Pool::new(10 * CELL_BYTES);
+        let places: Vec<_> = (0..10).map(|_| pool.insert(State::Unseen).unwrap()).collect();
+        assert_eq!(pool.insert(State::Unseen), Err(PoolFull));
+        pool.remove(places[3]);
+        assert_eq!(pool.insert(State::Unseen), Ok(places[3]));
+        for place in places {
+            pool.remove(place);
+        }
+        assert_eq!(pool.used(), 0);
+    }
+
+    #[test]
+    fn a_log_out_of_memory_gets_coarser_and_never_admits_more() {
+        let limit = Limit::new(Algorithm::SlidingLog, Spec::new(1_000, Span::from_secs(60))).unwrap();
+        let pool = Pool::new(CELL_BYTES + 2_000);
+        let place = pool.insert(State::Unseen).unwrap();
+        let start = Timestamp::from_secs(1_700_000_000);
+        for n in 0..1_000 {
+            let now = start + Span::from_millis(n);
+            let outcome = pool.change(place, |state| limit.step(state, now, Cost::ONE));
+            assert_eq!(outcome.remaining, 999 - n);
+            assert!(pool.used() <= CELL_BYTES + 2_000, "{} bytes after {n}", pool.used());
+        }
+        let full =
+            pool.read(place, |state| limit.judge(state, start + Span::from_secs(60), Cost::new(1_000)));
+        assert!(!full.verdict.is_pass());
+    }
+}

@@ -1,0 +1,224 @@
+//! Where keys live: a fixed number of lines, so many bytes and no more.
+//!
+//! A key's home is the line its hash points to. If its home is full of keys that still count, it lives in one
+//! of the seven lines behind, and its home remembers that it has spilled. A slot whose state is as good as never
+//! seen is free: nothing is swept, moved or grown. Where all eight lines are full, the key has no place.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use tidegate_core::{Cost, Limit, State, Timestamp};
+
+use super::bucket::{Bucket, LINES, Locked, SLOTS, Tag, Word};
+use super::limits::Limits;
+use super::pool::{Pool, PoolFull};
+use super::prefetch::prefetch;
+
+/// Lines, the limits their tags name, and the pool their words point into.
+#[derive(Debug)]
+pub(super) struct Table {
+    lines: Box<[Bucket]>,
+    pub(super) limits: Limits,
+    pub(super) pool: Pool,
+    /// What packed times are counted from.
+    pub(super) origin: Timestamp,
+    /// How far sweeping has come.
+    swept: AtomicUsize,
+}
+
+/// So many lines a sweep looks at: microseconds.
+const SWEEP_LINES: usize = 512;
+
+/// A slot of a line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Slot {
+    pub(super) line: usize,
+    pub(super) slot: usize,
+}
+
+impl Table {
+    /// A table of at least eight lines.
+    pub(super) fn new(lines: usize, pool: Pool, origin: Timestamp) -> Self {
+        let lines = (0..lines.max(LINES)).map(|_| Bucket::default()).collect();
+        Self { lines, limits: Limits::new(), pool, origin, swept: AtomicUsize::new(0) }
+    }
+
+    /// How many keys fit at the very most.
+    pub(super) fn slots(&self) -> usize {
+        self.lines.len() * SLOTS
+    }
+
+    /// The line a hash points to; the last ones are nobody's home, so that every home has lines behind it.
+    #[inline]
+    pub(super) fn home(&self, hash: u64) -> usize {
+        let homes = (self.lines.len() - (LINES - 1)) as u128;
+        ((u128::from(hash) * homes) >> 64) as usize
+    }
+
+    #[inline]
+    pub(super) fn line(&self, line: usize) -> &Bucket {
+        &self.lines[line]
+    }
+
+    #[inline]
+    pub(super) fn prefetch(&self, hash: u64) {
+        prefetch(self.line(self.home(hash)));
+    }
+
+    /// The slot of a key whose home's lock is held, if it has one. Nobody can give or take the key a slot
+    /// meanwhile, but for a fresh one behind its home.
+    pub(super) fn find(&self, home: &Locked<'_>, at: usize, hash: u64) -> Option<Slot> {
+        if let Some((slot, _)) = home.find(Tag::new(hash, 0, 0)) {
+            return Some(Slot { line: at, slot });
+        }
+        if !home.has_spilled() {
+            return None;
+        }
+        let mut still_spilled = false;
+        for away in 1..LINES {
+            let line = self.line(at + away);
+            if let Some((slot, _)) = line.find(Tag::new(hash, away, 0)) {
+                return Some(Slot { line: at + away, slot });
+            }
+            still_spilled |= (0..SLOTS).any(|slot| {
+                let tag = line.tag(slot);
+                tag != Tag::EMPTY && tag.away() == away
+            });
+        }
+        if !still_spilled {
+            home.set_spilled(false);
+        }
+        None
+    }
+
+    /// A slot of this line that is free at `now` and not among those already `taken`.
+    pub(super) fn free_slot(
+        &self,
+        line: usize,
+        now: Timestamp,
+        taken: impl Fn(Slot) -> bool,
+    ) -> Option<Slot> {
+        let bucket = self.line(line);
+        let slots = || (0..SLOTS).map(|slot| Slot { line, slot }).filter(|slot| !taken(*slot));
+        let never_used = slots().find(|slot| bucket.tag(slot.slot) == Tag::EMPTY);
+        never_used.or_else(|| slots().find(|slot| self.is_fresh(bucket, slot.slot, now)))
+    }
+
+    fn is_fresh(&self, bucket: &Bucket, slot: usize, now: Timestamp) -> bool {
+        let Some(known) = self.limits.known(bucket.tag(slot).limit()) else { return false };
+        match bucket.word(slot) {
+            Word::Packed(word) => known.limit.is_fresh(&known.limit.unpack(word, self.origin), now),
+            Word::Pooled(place) => self.pool.read(place, |state| known.limit.is_fresh(state, now)),
+        }
+    }
+
+    /// Reads the state of a slot, as it would be under `limit`, whose number is `number`.
+    pub(super) fn read<R>(
+        &self,
+        slot: Slot,
+        limit: &Limit,
+        now: Timestamp,
+        read: impl FnOnce(&State) -> R,
+    ) -> R {
+        let bucket = self.line(slot.line);
+        let old = self.limits.known(bucket.tag(slot.slot).limit()).map(|known| &known.limit);
+        let rebased = |state: State| match old {
+            Some(old) if old != limit => limit.rebase(old, state, now),
+            _ => state,
+        };
+        match bucket.word(slot.slot) {
+            Word::Packed(word) => read(&rebased(old.unwrap_or(limit).unpack(word, self.origin))),
+            Word::Pooled(place) => self.pool.read(place, |state| match old {
+                Some(old) if old != limit => read(&rebased(state.clone())),
+                _ => read(state),
+            }),
+        }
+    }
+
+    /// Writes a state into a slot of a line whose lock is held. If it neither fits a word nor the pool, the
+    /// slot is emptied.
+    pub(super) fn write(
+        &self,
+        line: &Locked<'_>,
+        slot: usize,
+        tag: Tag,
+        counted: Counted<'_>,
+    ) -> Result<(), PoolFull> {
+        let packed = counted.limit.pack(&counted.state, self.origin);
+        match (packed, line.word(slot), line.tag(slot) == Tag::EMPTY) {
+            (Some(word), Word::Pooled(place), false) => {
+                self.pool.remove(place);
+                line.set(slot, tag, Word::Packed(word));
+            }
+            (Some(word), ..) => line.set(slot, tag, Word::Packed(word)),
+            (None, Word::Pooled(place), false) => {
+                self.pool.remove(place);
+                return self.write_pooled(line, slot, tag, counted.state);
+            }
+            (None, ..) => return self.write_pooled(line, slot, tag, counted.state),
+        }
+        Ok(())
+    }
+
+    fn write_pooled(&self, line: &Locked<'_>, slot: usize, tag: Tag, state: State) -> Result<(), PoolFull> {
+        match self.pool.insert(state) {
+            Ok(place) => line.set(slot, tag, Word::Pooled(place)),
+            Err(full) => {
+                line.set(slot, Tag::EMPTY, Word::Packed(0));
+                return Err(full);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the first state of a newcomer can be kept. If the pool is full, a few lines are swept for
+    /// pooled states that are as good as never seen.
+    pub(super) fn has_room_for(&self, limit: &Limit, now: Timestamp) -> bool {
+        let mut first = State::Unseen;
+        limit.charge(&mut first, now, Cost::ONE);
+        if limit.pack(&first, self.origin).is_some() || self.pool.has_room() {
+            return true;
+        }
+        let start = self.swept.fetch_add(SWEEP_LINES, Ordering::Relaxed);
+        for line in start..start + SWEEP_LINES {
+            // A line that is held will be swept another time.
+            let Some(line) = self.line(line % self.lines.len()).try_lock() else { continue };
+            for slot in 0..SLOTS {
+                if matches!(line.word(slot), Word::Pooled(_)) && self.is_fresh(&line, slot, now) {
+                    self.clear(&line, slot);
+                }
+            }
+        }
+        self.pool.has_room()
+    }
+
+    /// Forgets what a key has spent.
+    pub(super) fn forget(&self, hash: u64) {
+        let at = self.home(hash);
+        let home = self.line(at).lock();
+        match self.find(&home, at, hash) {
+            Some(Slot { line, slot }) if line == at => self.clear(&home, slot),
+            Some(Slot { line, slot }) => {
+                let behind = self.line(line).lock();
+                if behind.find(Tag::new(hash, line - at, 0)).is_some_and(|(found, _)| found == slot) {
+                    self.clear(&behind, slot);
+                }
+            }
+            None => {}
+        }
+    }
+
+    /// Empties a slot of a line whose lock is held.
+    pub(super) fn clear(&self, line: &Locked<'_>, slot: usize) {
+        if let (Word::Pooled(place), false) = (line.word(slot), line.tag(slot) == Tag::EMPTY) {
+            self.pool.remove(place);
+        }
+        line.set(slot, Tag::EMPTY, Word::Packed(0));
+    }
+}
+
+/// A state and the limit it is counted under.
+#[derive(Debug)]
+pub(super) struct Counted<'a> {
+    pub(super) limit: &'a Limit,
+    pub(super) state: State,
+}

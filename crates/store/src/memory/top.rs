@@ -1,0 +1,127 @@
+//! The heaviest keys, by a small sample of all decisions.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
+use tidegate_core::{Key, RuleId, Timestamp};
+
+/// One decision of so many is looked at.
+const SAMPLE: u64 = 256;
+/// So many keys are kept per rule: whoever sends more than one in so many requests is among them.
+const KEPT: usize = 64;
+
+/// A key that asks more than most.
+#[derive(Clone, PartialEq, Eq)]
+pub struct HeavyKey {
+    /// The rule it asks of.
+    pub rule: RuleId,
+    /// Who asks.
+    pub client: Box<[u8]>,
+    /// How often it passed, about.
+    pub passed: u64,
+    /// How often it was refused, about.
+    pub refused: u64,
+}
+
+impl std::fmt::Debug for HeavyKey {
+    /// Redacted: a client may be an API key.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { rule, client, passed, refused } = self;
+        write!(f, "HeavyKey({rule:?}, {} bytes, {passed} passed, {refused} refused)", client.len())
+    }
+}
+
+/// A sketch per rule: the space-saving algorithm over the sampled decisions.
+#[derive(Debug, Default)]
+pub(super) struct Top {
+    rules: Mutex<HashMap<RuleId, Vec<Seen>>>,
+}
+
+#[derive(Debug)]
+struct Seen {
+    client: Box<[u8]>,
+    passed: u64,
+    refused: u64,
+    /// What it inherited from the key it replaced: its own count is too high by at most this.
+    inherited: u64,
+}
+
+impl Seen {
+    fn weight(&self) -> u64 {
+        self.passed + self.refused + self.inherited
+    }
+}
+
+impl Top {
+    /// Looks at this decision, if chance will have it.
+    #[inline]
+    pub(super) fn sample(&self, key: Key<'_>, hash: u64, now: Timestamp, passes: bool) {
+        // The time is as good as random in its low bits, and the hash keeps one instant from choosing all.
+        if (now.as_micros() ^ hash).is_multiple_of(SAMPLE) {
+            self.record(key, passes);
+        }
+    }
+
+    #[cold]
+    fn record(&self, key: Key<'_>, passes: bool) {
+        // Nobody waits for statistics.
+        let Ok(mut rules) = self.rules.try_lock() else { return };
+        let seen = rules.entry(key.rule).or_default();
+        let known = seen.iter().position(|one| *one.client == *key.client).unwrap_or_else(|| {
+            let newcomer = Seen { client: key.client.into(), passed: 0, refused: 0, inherited: 0 };
+            if seen.len() < KEPT {
+                seen.push(newcomer);
+                return seen.len() - 1;
+            }
+            let (lightest, weight) = seen
+                .iter()
+                .map(Seen::weight)
+                .enumerate()
+                .min_by_key(|(_, weight)| *weight)
+                .unwrap_or_default();
+            seen[lightest] = Seen { inherited: weight, ..newcomer };
+            lightest
+        });
+        if passes { seen[known].passed += 1 } else { seen[known].refused += 1 }
+    }
+
+    pub(super) fn heaviest(&self) -> Vec<HeavyKey> {
+        let rules = self.rules.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut heaviest: Vec<_> = rules
+            .iter()
+            .flat_map(|(rule, seen)| seen.iter().map(|one| (*rule, one)))
+            .map(|(rule, one)| HeavyKey {
+                rule,
+                client: one.client.clone(),
+                passed: one.passed * SAMPLE,
+                refused: one.refused * SAMPLE,
+            })
+            .collect();
+        heaviest.sort_by_key(|key| std::cmp::Reverse(key.passed + key.refused));
+        heaviest
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    const RULE: RuleId = RuleId::named("default");
+
+    #[test]
+    fn a_heavy_key_is_found_among_many_light_ones() {
+        let top = Top::default();
+        for n in 0_u64..1_000_000 {
+            let now = Timestamp::from_micros(n);
+            top.sample(Key::new(RULE, &n.to_be_bytes()), n.wrapping_mul(0x9e37_79b9_7f4a_7c15), now, true);
+            if n % 10 == 0 {
+                top.sample(Key::new(RULE, b"abuser"), 77, Timestamp::from_micros(n / 10), n % 20 == 0);
+            }
+        }
+        let heaviest = top.heaviest();
+        assert_eq!(&*heaviest[0].client, b"abuser");
+        let asked = heaviest[0].passed + heaviest[0].refused;
+        assert!((90_000..=110_000).contains(&asked), "100,000 were about {asked}");
+        assert!(heaviest.len() <= KEPT);
+    }
+}
