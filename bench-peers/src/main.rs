@@ -26,12 +26,15 @@ enum Bench {
         /// Write every round's figure here, as JSON
         #[arg(long, value_name = "FILE")]
         json: Option<PathBuf>,
+        /// Only the works whose name holds this
+        #[arg(long, value_name = "TEXT")]
+        only: Option<String>,
     },
 }
 
 fn main() -> ExitCode {
     let result = match Args::parse().bench {
-        Bench::Decide { json } => decide::run(json.as_deref()),
+        Bench::Decide { json, only } => decide::run(json.as_deref(), only.as_deref().unwrap_or_default()),
     };
     match result {
         Ok(true) => ExitCode::SUCCESS,

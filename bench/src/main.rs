@@ -2,6 +2,7 @@
 
 #![allow(clippy::disallowed_methods, reason = "a bench measures wall time")]
 
+mod hot;
 mod step;
 
 use clap::{Parser, Subcommand};
@@ -18,10 +19,22 @@ struct Args {
 enum Bench {
     /// One step of each algorithm, no store around it: nanoseconds, median of rounds
     Step,
+    /// One check a decision over and over, for a profiler
+    Hot {
+        /// How many different keys
+        #[arg(default_value_t = 1_000)]
+        keys: usize,
+    },
 }
 
 fn main() -> anyhow::Result<()> {
     match Args::parse().bench {
         Bench::Step => step::run(),
+        Bench::Hot { keys } => hot::run(keys),
     }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a figure to read, not to compute with")]
+fn nanos_each(elapsed: std::time::Duration, count: u64) -> f64 {
+    elapsed.as_nanos() as f64 / count as f64
 }

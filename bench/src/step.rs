@@ -28,12 +28,7 @@ fn time_steps(limit: &Limit, pace: Span) -> f64 {
         now = now + pace;
         black_box(limit.step(&mut state, black_box(now), Cost::ONE));
     }
-    nanos_each(start.elapsed().as_nanos())
-}
-
-#[expect(clippy::cast_precision_loss, reason = "a figure to read, not to compute with")]
-fn nanos_each(nanos: u128) -> f64 {
-    nanos as f64 / STEPS as f64
+    crate::nanos_each(start.elapsed(), STEPS)
 }
 
 fn median(mut measure: impl FnMut() -> f64) -> f64 {

@@ -12,6 +12,8 @@ use governor::{Quota, RateLimiter};
 use tidegate_core::{Algorithm, Check, Decision, Key, Limit, RuleId, Span, Spec};
 use tidegate_store::{Clock, MemoryStore, Store, SystemClock};
 
+use super::stream::Stream;
+
 /// Requests that arrive together.
 pub(crate) const BATCH: usize = 16;
 /// Checks in one decision.
@@ -37,10 +39,10 @@ pub(crate) enum Way {
     FourChecks,
 }
 
-/// Decides for each key of a stream, and says how many keys passed.
+/// Decides for so many keys of a stream, and says how many passed.
 pub(crate) trait Contender: Sync {
     fn name(&self) -> &'static str;
-    fn run(&self, way: Way, keys: &[String]) -> u64;
+    fn run(&self, way: Way, stream: &mut Stream, requests: usize) -> u64;
 }
 
 /// Governor over `DashMap`, with any hasher.
@@ -71,8 +73,8 @@ impl<S: BuildHasher + Clone + Send + Sync> Contender for Governor<S> {
         self.name
     }
 
-    fn run(&self, _way: Way, keys: &[String]) -> u64 {
-        keys.iter().map(|key| u64::from(self.limiter.check_key(key).is_ok())).sum()
+    fn run(&self, _way: Way, stream: &mut Stream, requests: usize) -> u64 {
+        (0..requests).map(|_| u64::from(self.limiter.check_key(stream.next_key()).is_ok())).sum()
     }
 }
 
@@ -99,18 +101,24 @@ impl Tidegate {
         Check::new(Key::new(RULE, key.as_bytes()), &self.limit)
     }
 
-    fn one_by_one(&self, keys: &[String]) -> u64 {
-        let decide = |key: &String| {
-            let decision = ready(self.store.decide(&[self.check(key)], self.clock.now()));
-            u64::from(decision.is_ok_and(|decision| decision.passes()))
-        };
-        keys.iter().map(decide).sum()
+    fn one_by_one(&self, stream: &mut Stream, requests: usize) -> u64 {
+        let mut passed = 0;
+        for _ in 0..requests {
+            let checks = [self.check(stream.next_key())];
+            let decision = ready(self.store.decide(&checks, self.clock.now()));
+            passed += u64::from(decision.is_ok_and(|decision| decision.passes()));
+        }
+        passed
     }
 
-    fn batches(&self, keys: &[String]) -> u64 {
+    fn batches(&self, stream: &mut Stream, requests: usize) -> u64 {
         let mut passed = 0;
         let mut decisions: Vec<Decision> = Vec::with_capacity(BATCH);
-        for keys in keys.chunks_exact(BATCH) {
+        let mut keys: [String; BATCH] = Default::default();
+        for _ in 0..requests / BATCH {
+            for key in &mut keys {
+                stream.write_key(key);
+            }
             let checks: [[Check<'_>; 1]; BATCH] = std::array::from_fn(|n| [self.check(&keys[n])]);
             let batch: [&[Check<'_>]; BATCH] = std::array::from_fn(|n| &checks[n][..]);
             decisions.clear();
@@ -121,13 +129,18 @@ impl Tidegate {
         passed
     }
 
-    fn four_checks(&self, keys: &[String]) -> u64 {
-        let decide = |keys: &[String]| {
+    fn four_checks(&self, stream: &mut Stream, requests: usize) -> u64 {
+        let mut passed = 0;
+        let mut keys: [String; CHECKS] = Default::default();
+        for _ in 0..requests / CHECKS {
+            for key in &mut keys {
+                stream.write_key(key);
+            }
             let checks: [Check<'_>; CHECKS] = std::array::from_fn(|n| self.check(&keys[n]));
             let decision = ready(self.store.decide(&checks, self.clock.now()));
-            u64::from(decision.is_ok_and(|decision| decision.passes())) * CHECKS as u64
-        };
-        keys.chunks_exact(CHECKS).map(decide).sum()
+            passed += u64::from(decision.is_ok_and(|decision| decision.passes())) * CHECKS as u64;
+        }
+        passed
     }
 }
 
@@ -136,16 +149,18 @@ impl Contender for Tidegate {
         "tidegate"
     }
 
-    fn run(&self, way: Way, keys: &[String]) -> u64 {
+    fn run(&self, way: Way, stream: &mut Stream, requests: usize) -> u64 {
         match way {
-            Way::OneByOne => self.one_by_one(keys),
-            Way::Batches => self.batches(keys),
-            Way::FourChecks => self.four_checks(keys),
+            Way::OneByOne => self.one_by_one(stream, requests),
+            Way::Batches => self.batches(stream, requests),
+            Way::FourChecks => self.four_checks(stream, requests),
         }
     }
 }
 
 /// The answer of a future that never waits: an in-memory store's.
+#[expect(clippy::inline_always, reason = "it stands for an await")]
+#[inline(always)]
 fn ready<T>(future: impl Future<Output = T>) -> T {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(answer) => answer,

@@ -2,6 +2,7 @@
 
 mod contender;
 mod memory;
+mod stream;
 mod work;
 
 use std::path::Path;
@@ -23,13 +24,16 @@ struct Measured {
     rounds: Vec<f64>,
 }
 
-pub(crate) fn run(json: Option<&Path>) -> anyhow::Result<bool> {
+pub(crate) fn run(json: Option<&Path>, only: &str) -> anyhow::Result<bool> {
     let mut bars = Bars::default();
     let mut all = Vec::new();
-    // Before anything else has taken memory.
-    memory::run(&mut bars)?;
+    if "memory".contains(only) {
+        // Before anything else has taken any.
+        memory::run(&mut bars)?;
+    }
     println!("\nns of wall time per check, median of {ROUNDS} rounds, the contenders in turn; (elsewhere)");
-    for works in WORKS.chunk_by(|a, b| (a.keys, a.rate) == (b.keys, b.rate)) {
+    let chosen: Vec<_> = WORKS.into_iter().filter(|work| work.name.contains(only)).collect();
+    for works in chosen.chunk_by(|a, b| (a.keys, a.rate) == (b.keys, b.rate)) {
         let contenders = contenders(works[0].keys, works[0].rate)?;
         for contender in &contenders {
             work::fill(&**contender, works[0].keys);
@@ -55,7 +59,6 @@ fn contenders(keys: usize, rate: Rate) -> anyhow::Result<[Box<dyn Contender>; 3]
 }
 
 fn measure(work: &Work, contenders: &[Box<dyn Contender>]) -> anyhow::Result<Vec<Measured>> {
-    let streams: Vec<_> = (0..work.threads).map(|thread| work::stream(work, thread)).collect();
     let mut measured: Vec<_> = contenders
         .iter()
         .map(|one| Measured {
@@ -67,7 +70,7 @@ fn measure(work: &Work, contenders: &[Box<dyn Contender>]) -> anyhow::Result<Vec
         .collect();
     for round in 0..=ROUNDS {
         for (contender, measured) in contenders.iter().zip(&mut measured) {
-            let nanos = work::race(work, &**contender, &streams)?;
+            let nanos = work::race(work, &**contender, round as u64)?;
             // The first round warms up.
             if round > 0 {
                 measured.rounds.push(nanos);

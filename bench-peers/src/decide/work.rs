@@ -7,6 +7,7 @@ use std::time::Instant;
 use anyhow::ensure;
 
 use super::contender::{Contender, Rate, Way};
+use super::stream::Stream;
 
 /// One line of the table.
 #[derive(Clone, Copy, Debug)]
@@ -71,47 +72,31 @@ pub(crate) const WORKS: [Work; 12] = [
     Work { bars: (5.0, None), ..work("10 M keys, one by one", 10 * MILLION, Way::OneByOne, 2) },
 ];
 
-/// The keys of one thread's requests, in the order in which it sends them, as a server would meet them.
-pub(crate) fn stream(work: &Work, thread: usize) -> Vec<String> {
-    // Where many keys fit a cache, so should their requests.
-    let requests = if work.keys <= THOUSAND { 1 << 14 } else { 1 << 20 };
-    let mut rng = fastrand::Rng::with_seed(thread as u64);
-    (0..requests).map(|_| key(rng.usize(0..work.keys))).collect()
-}
-
-/// A key of 21 bytes.
-pub(crate) fn key(number: usize) -> String {
-    format!("customer:{number:012}")
-}
+/// So many requests a thread and round.
+const REQUESTS: usize = 1 << 21;
 
 /// Shows every key once.
 pub(crate) fn fill(contender: &dyn Contender, keys: usize) {
-    for first in (0..keys).step_by(1 << 16) {
-        let some: Vec<_> = (first..keys.min(first + (1 << 16))).map(key).collect();
-        contender.run(Way::OneByOne, &some);
-    }
+    contender.run(Way::OneByOne, &mut Stream::in_order(), keys);
 }
 
 /// All threads at once: nanoseconds of wall time per check.
 #[expect(clippy::cast_precision_loss, reason = "a figure to read, not to compute with")]
-pub(crate) fn race(work: &Work, contender: &dyn Contender, streams: &[Vec<String>]) -> anyhow::Result<f64> {
-    let repeat = (1 << 20) / streams[0].len();
-    let barrier = Barrier::new(streams.len());
+pub(crate) fn race(work: &Work, contender: &dyn Contender, round: u64) -> anyhow::Result<f64> {
+    let barrier = Barrier::new(work.threads);
+    let race_one = |thread: usize| {
+        let mut stream = Stream::random(work.keys, round * 2 + thread as u64);
+        barrier.wait();
+        let start = Instant::now();
+        let passed = contender.run(work.way, &mut stream, REQUESTS);
+        (start, Instant::now(), passed)
+    };
     let ends: Vec<_> = thread::scope(|scope| {
-        let racers: Vec<_> = streams
-            .iter()
-            .map(|keys| {
-                scope.spawn(|| {
-                    barrier.wait();
-                    let start = Instant::now();
-                    let passed: u64 = (0..repeat).map(|_| contender.run(work.way, keys)).sum();
-                    (start, Instant::now(), passed)
-                })
-            })
-            .collect();
+        let race_one = &race_one;
+        let racers: Vec<_> = (0..work.threads).map(|thread| scope.spawn(move || race_one(thread))).collect();
         racers.into_iter().filter_map(|racer| racer.join().ok()).collect()
     });
-    let requests = (repeat * streams.iter().map(Vec::len).sum::<usize>()) as u64;
+    let requests = (REQUESTS * work.threads) as u64;
     let passed: u64 = ends.iter().map(|(_, _, passed)| passed).sum();
     let expected = if work.rate == Rate::Generous { requests } else { 0 };
     ensure!(passed == expected, "{}: {passed} of {requests} passed, not {expected}", contender.name());

@@ -83,20 +83,70 @@ impl Bucket {
 
     /// How `cost` fits.
     pub(crate) fn judge(&self, level: Level, now: Timestamp, cost: Cost) -> Outcome {
-        let before = self.drops(level, now);
-        let (verdict, after, reset_after) = match self.room_for(cost) {
-            Some(room) if before <= room => {
-                let after = self.filled(before, cost);
-                (Verdict::PASS, after, self.until_dry(self.level(after, now), now))
+        let before = level.dry.saturating_sub(self.drained_by(now));
+        match u64::try_from(before) {
+            Ok(before) if before <= EXACT_MAX => self.judge_drops(before, now, cost).0,
+            // Only time that went far back finds so much: exact, though not fast.
+            _ => {
+                let verdict = match self.room_for(cost) {
+                    Some(room) => Verdict::NotUntil { retry_after: self.until_at_most(room, level, now) },
+                    None => Verdict::Never,
+                };
+                let reset_after = self.until_at_most(0, level, now);
+                Outcome { verdict, limit: self.capacity, remaining: 0, reset_after }
             }
+        }
+    }
+
+    /// How `cost` fits beside so many drops, and how many are held then.
+    #[expect(clippy::inline_always, reason = "what every decision runs through")]
+    #[inline(always)]
+    fn judge_drops(&self, before: u64, now: Timestamp, cost: Cost) -> (Outcome, u64) {
+        let (verdict, after) = match self.room_for(cost) {
+            Some(room) if before <= room => (Verdict::PASS, self.filled(before, cost)),
             Some(room) => {
-                let verdict = Verdict::NotUntil { retry_after: self.until_at_most(room, level, now) };
-                (verdict, before, self.until_dry(level, now))
+                let retry_after = self.until_drained(before.saturating_sub(room), now);
+                (Verdict::NotUntil { retry_after }, before)
             }
-            None => (Verdict::Never, before, self.until_dry(level, now)),
+            None => (Verdict::Never, before),
         };
-        let remaining = self.brim.saturating_sub(after) / self.rate.unit;
-        Outcome { verdict, limit: self.capacity, remaining, reset_after }
+        let left = self.brim.saturating_sub(after);
+        // Where less than a unit is left, which is where most refusals are, no division is needed.
+        let remaining = if left < self.rate.unit.get() { 0 } else { left / self.rate.unit };
+        let reset_after = self.until_drained(after, now);
+        (Outcome { verdict, limit: self.capacity, remaining, reset_after }, after)
+    }
+
+    /// Judges and charges a packed level, where that takes no wide arithmetic: almost always.
+    #[expect(clippy::inline_always, reason = "what every decision runs through")]
+    #[inline(always)]
+    pub(crate) fn step_word(
+        &self,
+        word: u64,
+        origin: Timestamp,
+        now: Timestamp,
+        cost: Cost,
+    ) -> Option<(Outcome, Option<u64>, u64)> {
+        let ticks = self.rate.tick.of(now).checked_sub(self.rate.tick.of(origin))?;
+        let drained = ticks.checked_mul(self.rate.drain.get())?;
+        let before = word.saturating_sub(drained);
+        if before > EXACT_MAX {
+            return None;
+        }
+        let (outcome, after) = self.judge_drops(before, now, cost);
+        let next = drained.checked_add(after).filter(|next| *next <= WORD_MAX);
+        Some((outcome, next, before))
+    }
+
+    /// How long until so many drops have drained.
+    #[inline]
+    pub(crate) fn until_drained(&self, drops: u64, now: Timestamp) -> Span {
+        if drops == 0 {
+            return Span::ZERO;
+        }
+        let drain = self.rate.drain.get();
+        let ticks = if drain == 1 { drops } else { drops.div_ceil(drain) };
+        self.rate.tick.start(self.rate.tick.of(now).saturating_add(ticks)).since(now)
     }
 
     /// Records `cost`, even over the brim.

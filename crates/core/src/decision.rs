@@ -121,6 +121,19 @@ impl Decision {
         Self { at, verdict, refused_by, outcomes }
     }
 
+    /// The decision that follows from the `outcome` of a single check in this role.
+    #[expect(clippy::inline_always, reason = "a decision is large: it is best made where it is wanted")]
+    #[inline(always)]
+    pub fn of_one(at: Timestamp, role: Role, outcome: Outcome) -> Self {
+        let (verdict, refused_by) = match (role, outcome.verdict) {
+            (Role::Binding, verdict) => (verdict, if verdict.is_pass() { None } else { Some(0) }),
+            _ => (Verdict::PASS, None),
+        };
+        let mut decision = Self { at, verdict, refused_by, outcomes: Outcomes::new() };
+        decision.outcomes.push(outcome);
+        decision
+    }
+
     /// Whether the request may pass.
     pub const fn passes(&self) -> bool {
         self.verdict.is_pass()

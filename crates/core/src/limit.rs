@@ -160,13 +160,7 @@ pub trait Meter: Copy {
     /// can be packed too.
     #[inline]
     fn step_word(&self, word: u64, origin: Timestamp, now: Timestamp, cost: Cost) -> (Outcome, Option<u64>) {
-        let mut state = self.unpack(word, origin);
-        let outcome = self.judge(&state, now, cost);
-        if !outcome.verdict.is_pass() {
-            return (outcome, None);
-        }
-        self.charge(&mut state, now, cost);
-        (outcome, self.pack(&state, origin))
+        step_unpacked(self, word, origin, now, cost)
     }
 
     /// The bytes that a state has allocated beside itself.
@@ -177,6 +171,26 @@ pub trait Meter: Copy {
     /// Makes room in a state for one more charge without allocating; what it forgets, it forgets towards
     /// refusal.
     fn make_room(_state: &mut Self::State) {}
+}
+
+/// One whole step on a packed state, by unpacking and packing it.
+#[inline(never)]
+pub(crate) fn step_unpacked<M: Meter>(
+    meter: &M,
+    word: u64,
+    origin: Timestamp,
+    now: Timestamp,
+    cost: Cost,
+) -> (Outcome, Option<u64>) {
+    let mut state = meter.unpack(word, origin);
+    let outcome = meter.judge(&state, now, cost);
+    if !outcome.verdict.is_pass() {
+        return (outcome, None);
+    }
+    if cost > Cost::ZERO {
+        meter.charge(&mut state, now, cost);
+    }
+    (outcome, meter.pack(&state, origin))
 }
 
 /// The largest word a packed state takes: two bits are left to whoever keeps it.
@@ -354,7 +368,7 @@ macro_rules! algorithms {
 
             /// One whole step on a packed state: the outcome and, where the cost fits, the state it leaves,
             /// if that can be packed too. A cost of 0 leaves the state as it is.
-            #[inline]
+            #[inline(always)]
             pub fn step_word(
                 &self, word: u64, origin: Timestamp, now: Timestamp, cost: Cost,
             ) -> (Outcome, Option<u64>) {

@@ -22,7 +22,12 @@ pub struct SystemClock {
     counter: quanta::Clock,
     start: u64,
     wall: Timestamp,
+    /// Microseconds per count, times 2^64.
+    micros_per_count: u64,
 }
+
+/// Counts over which the counter's pace is taken: an error of a nanosecond in hours.
+const PACE: u64 = 1 << 44;
 
 impl SystemClock {
     /// A clock that starts at the present wall time.
@@ -30,7 +35,10 @@ impl SystemClock {
     pub fn new() -> Self {
         let counter = quanta::Clock::new();
         let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Self { start: counter.raw(), wall: Timestamp::ZERO + Span::from(since_epoch), counter }
+        let nanos = u128::from(counter.delta_as_nanos(0, PACE));
+        let micros_per_count = u64::try_from((nanos << 64) / (1_000 * u128::from(PACE))).unwrap_or(u64::MAX);
+        let wall = Timestamp::ZERO + Span::from(since_epoch);
+        Self { start: counter.raw(), wall, counter, micros_per_count }
     }
 }
 
@@ -43,8 +51,10 @@ impl Default for SystemClock {
 impl Clock for SystemClock {
     #[expect(clippy::disallowed_methods, reason = "this is the clock")]
     fn now(&self) -> Timestamp {
-        let nanos = self.counter.delta_as_nanos(self.start, self.counter.raw());
-        self.wall + Span::from_micros(nanos / 1_000)
+        let counts = self.counter.raw().saturating_sub(self.start);
+        // One multiplication instead of two and a shift: this is read for every decision.
+        let micros = (u128::from(counts) * u128::from(self.micros_per_count)) >> 64;
+        self.wall + Span::from_micros(u64::try_from(micros).unwrap_or(u64::MAX))
     }
 }
 

@@ -1,15 +1,16 @@
 //! One cache line: four slots and the lock that guards them.
 //!
 //! ```text
-//!           63            17 16  14 13          0
-//! tags[i]  | fingerprint    | away | limit      |   0: the slot was never used
-//!           63     62      61                   0
-//! words[i] | flag | pooled | packed state       |   the flag of word 0 is the lock, of word 1 "spilled"
+//!           63     62       17 16  14 13          0
+//! tags[i]  | used | fingerprint | away | limit    |
+//!           63     62       61                    0
+//! words[i] | flag | pooled | packed state         |   the flag of word 0 is the lock, of word 1 "spilled"
 //! ```
 //!
 //! Whoever changes anything in a line holds its lock. Whoever only reads a tag and its word needs none: every
 //! word ever stored under a tag was a whole state of that key.
 
+use std::cell::Cell;
 use std::hint;
 
 use crate::sync::{AtomicU64, Ordering, yield_now};
@@ -23,6 +24,8 @@ pub(super) const LINES: usize = 1 << AWAY_BITS;
 /// How many limits can be told apart.
 pub(super) const LIMITS: usize = 1 << LIMIT_BITS;
 
+/// Every tag but the empty one has it.
+const USED: u64 = 1 << 63;
 const FLAG: u64 = 1 << 63;
 const POOLED: u64 = 1 << 62;
 /// A holder is done within nanoseconds, unless it was put to sleep.
@@ -36,9 +39,10 @@ pub(super) struct Tag(u64);
 impl Tag {
     pub(super) const EMPTY: Self = Self(0);
 
+    #[inline]
     pub(super) fn new(hash: u64, away: usize, limit: u16) -> Self {
         let fingerprint = hash << (LIMIT_BITS + AWAY_BITS);
-        Self(fingerprint | (away as u64) << LIMIT_BITS | u64::from(limit))
+        Self(USED | fingerprint | (away as u64) << LIMIT_BITS | u64::from(limit))
     }
 
     /// The limit's number.
@@ -53,7 +57,7 @@ impl Tag {
 
     /// Whether it is that key's, whatever its limit.
     fn is_of(self, other: Self) -> bool {
-        (self.0 ^ other.0) >> LIMIT_BITS == 0 && self != Self::EMPTY
+        (self.0 ^ other.0) >> LIMIT_BITS == 0
     }
 }
 
@@ -92,10 +96,25 @@ impl Bucket {
         (0..SLOTS).map(|slot| (slot, self.tag(slot))).find(|(_, tag)| tag.is_of(wanted))
     }
 
+    /// The slot of exactly this tag. Without the lock this is a hint.
+    #[inline]
+    pub(super) fn find_exactly(&self, wanted: Tag) -> Option<usize> {
+        // All four are compared: which slot it is, no branch predictor knows.
+        let found = (0..SLOTS).fold(0_u32, |found, slot| found | u32::from(self.tag(slot) == wanted) << slot);
+        if found == 0 { None } else { Some(found.trailing_zeros() as usize % SLOTS) }
+    }
+
+    /// Whether a slot was never used. Without the lock this is a hint.
+    pub(super) fn has_empty(&self) -> bool {
+        (0..SLOTS).any(|slot| self.tag(slot) == Tag::EMPTY)
+    }
+
+    #[inline]
     pub(super) fn tag(&self, slot: usize) -> Tag {
         Tag(self.tags[slot].load(Ordering::Acquire))
     }
 
+    #[inline]
     pub(super) fn word(&self, slot: usize) -> Word {
         Word::from_bits(self.words[slot].load(Ordering::Acquire))
     }
@@ -106,6 +125,7 @@ impl Bucket {
     }
 
     /// Waits for the lock.
+    #[inline]
     pub(super) fn lock(&self) -> Locked<'_> {
         let mut spins = 0;
         loop {
@@ -118,10 +138,12 @@ impl Bucket {
     }
 
     /// The lock, if nobody holds it.
+    #[inline]
     pub(super) fn try_lock(&self) -> Option<Locked<'_>> {
-        let was = self.words[0].fetch_or(FLAG, Ordering::Acquire);
+        let was = self.words[0].load(Ordering::Relaxed) & !FLAG;
+        let locked = self.words[0].compare_exchange(was, was | FLAG, Ordering::Acquire, Ordering::Relaxed);
         // Not `then_some`: a guard made and dropped would let go of another's lock.
-        (was & FLAG == 0).then(|| Locked { bucket: self })
+        locked.is_ok().then(|| Locked { bucket: self, first_word: Cell::new(was) })
     }
 
     /// The address that a prefetch wants.
@@ -134,6 +156,8 @@ impl Bucket {
 #[derive(Debug)]
 pub(super) struct Locked<'t> {
     bucket: &'t Bucket,
+    /// What word 0 is to be when the lock is let go.
+    first_word: Cell<u64>,
 }
 
 impl Locked<'_> {
@@ -142,9 +166,13 @@ impl Locked<'_> {
         self.set_word(slot, word);
     }
 
+    #[inline]
     pub(super) fn set_word(&self, slot: usize, word: Word) {
         let flag = self.bucket.words[slot].load(Ordering::Relaxed) & FLAG;
         self.bucket.words[slot].store(word.to_bits() | flag, Ordering::Release);
+        if slot == 0 {
+            self.first_word.set(word.to_bits());
+        }
     }
 
     pub(super) fn set_spilled(&self, spilled: bool) {
@@ -162,9 +190,9 @@ impl std::ops::Deref for Locked<'_> {
 }
 
 impl Drop for Locked<'_> {
+    #[inline]
     fn drop(&mut self) {
-        let bits = self.bucket.words[0].load(Ordering::Relaxed);
-        self.bucket.words[0].store(bits & !FLAG, Ordering::Release);
+        self.bucket.words[0].store(self.first_word.get(), Ordering::Release);
     }
 }
 

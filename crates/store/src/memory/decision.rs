@@ -9,9 +9,9 @@ use super::table::{Counted, Slot, Table};
 
 /// One check, ready to be decided: its key's hash, the limit in force and that limit's number.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Asked<'a> {
+pub(super) struct Asked {
     pub(super) hash: u64,
-    pub(super) limit: &'a Limit,
+    pub(super) limit: Limit,
     pub(super) number: u16,
 }
 
@@ -35,7 +35,7 @@ pub(super) struct Busy;
 pub(super) struct Held<'t> {
     table: &'t Table,
     metrics: &'t Metrics,
-    asked: &'t [Asked<'t>],
+    asked: &'t [Asked],
     now: Timestamp,
     lines: SmallVec<[(usize, Locked<'t>); 4]>,
     places: SmallVec<[Place; 4]>,
@@ -49,7 +49,7 @@ impl<'t> Held<'t> {
     pub(super) fn lock(
         table: &'t Table,
         metrics: &'t Metrics,
-        asked: &'t [Asked<'t>],
+        asked: &'t [Asked],
         now: Timestamp,
     ) -> Result<Self, Busy> {
         let mut homes: SmallVec<[usize; 4]> = asked.iter().map(|asked| table.home(asked.hash)).collect();
@@ -65,7 +65,7 @@ impl<'t> Held<'t> {
     }
 
     fn find_place(&mut self, check: usize) -> Result<Place, Busy> {
-        let asked = self.asked[check];
+        let asked = &self.asked[check];
         let same_key = self.asked[..check].iter().position(|earlier| earlier.hash == asked.hash);
         if let Some(earlier) = same_key {
             return Ok(self.places[earlier]);
@@ -79,14 +79,27 @@ impl<'t> Held<'t> {
                 return Ok(Place::Slot(slot));
             }
         }
+        // A slot never used first, wherever: whoever takes a fresh one sends its owner looking for another.
+        for line in home..home + LINES {
+            if self.table.line(line).has_empty() {
+                self.hold(line)?;
+                if let Some(slot) = self.table.empty_slot(line, |slot| self.is_taken(slot)) {
+                    return Ok(self.free(asked, slot));
+                }
+            }
+        }
         for line in home..home + LINES {
             self.hold(line)?;
-            if let Some(slot) = self.table.free_slot(line, self.now, |slot| self.is_taken(slot)) {
-                let has_room = self.table.has_room_for(asked.limit, self.now);
-                return Ok(if has_room { Place::Free(slot) } else { Place::Overflow });
+            if let Some(slot) = self.table.fresh_slot(line, self.now, |slot| self.is_taken(slot)) {
+                return Ok(self.free(asked, slot));
             }
         }
         Ok(Place::Overflow)
+    }
+
+    fn free(&self, asked: &Asked, slot: Slot) -> Place {
+        let has_room = self.table.has_room_for(&asked.limit, self.now);
+        if has_room { Place::Free(slot) } else { Place::Overflow }
     }
 
     fn is_its(&self, slot: Slot, hash: u64, home: usize) -> bool {
@@ -121,21 +134,21 @@ impl<'t> Held<'t> {
     pub(super) fn adopt(&mut self) {
         for check in 0..self.asked.len() {
             let Place::Slot(slot) = self.places[check] else { continue };
-            let asked = self.asked[check];
+            let asked = &self.asked[check];
             if self.table.line(slot.line).tag(slot.slot).limit() != asked.number {
-                let state = self.table.read(slot, asked.limit, self.now, Clone::clone);
+                let state = self.table.read(slot, &asked.limit, self.now, Clone::clone);
                 self.write(check, slot, state);
             }
         }
     }
 
     fn write(&mut self, check: usize, slot: Slot, state: State) {
-        let asked = self.asked[check];
+        let asked = &self.asked[check];
         let home = self.table.home(asked.hash);
         let away = slot.line - home;
         let tag = Tag::new(asked.hash, away, asked.number);
         let Some(line) = self.line(slot.line) else { return };
-        let written = self.table.write(line, slot.slot, tag, Counted { limit: asked.limit, state });
+        let written = self.table.write(line, slot.slot, tag, Counted { limit: &asked.limit, state });
         if away > 0
             && let Some(home) = self.line(home)
         {
@@ -151,23 +164,23 @@ impl<'t> Held<'t> {
 
     /// The state of a check's counter, changed and written back.
     pub(super) fn change(&mut self, check: usize, change: impl Fn(&Limit, &mut State)) {
-        let asked = self.asked[check];
+        let asked = &self.asked[check];
         match self.places[check] {
             Place::Slot(slot) => {
                 let bucket = self.table.line(slot.line);
                 if let (Word::Pooled(place), true) =
                     (bucket.word(slot.slot), self.counts_under_its_limit(check))
                 {
-                    self.table.pool.change(place, |state| change(asked.limit, state));
+                    self.table.pool.change(place, |state| change(&asked.limit, state));
                 } else {
-                    let mut state = self.table.read(slot, asked.limit, self.now, Clone::clone);
-                    change(asked.limit, &mut state);
+                    let mut state = self.table.read(slot, &asked.limit, self.now, Clone::clone);
+                    change(&asked.limit, &mut state);
                     self.write(check, slot, state);
                 }
             }
             Place::Free(slot) => {
                 let mut state = State::Unseen;
-                change(asked.limit, &mut state);
+                change(&asked.limit, &mut state);
                 let Some(line) = self.line(slot.line) else { return };
                 self.table.clear(line, slot.slot);
                 self.write(check, slot, state);
@@ -178,14 +191,14 @@ impl<'t> Held<'t> {
         if let Place::Overflow = self.places[check] {
             self.metrics.overflowed();
             if let Some(known) = self.table.limits.known(asked.number) {
-                change(asked.limit, &mut known.overflow(asked.hash));
+                change(&asked.limit, &mut known.overflow(asked.hash));
             }
         }
     }
 
     /// Whether a check has a counter of its own, and that counts under the limit it names.
     pub(super) fn counts_under_its_limit(&self, check: usize) -> bool {
-        let asked = self.asked[check];
+        let asked = &self.asked[check];
         matches!(self.places[check], Place::Slot(slot)
             if self.table.line(slot.line).tag(slot.slot).limit() == asked.number)
     }
@@ -193,10 +206,10 @@ impl<'t> Held<'t> {
 
 impl Ledger for Held<'_> {
     fn judge(&self, check: usize, cost: Cost) -> Outcome {
-        let asked = self.asked[check];
+        let asked = &self.asked[check];
         let judge = |state: &State| asked.limit.judge(state, self.now, cost);
         match self.places[check] {
-            Place::Slot(slot) => self.table.read(slot, asked.limit, self.now, judge),
+            Place::Slot(slot) => self.table.read(slot, &asked.limit, self.now, judge),
             Place::Free(_) => judge(&State::Unseen),
             Place::Overflow => match self.table.limits.known(asked.number) {
                 Some(known) => judge(&known.overflow(asked.hash)),

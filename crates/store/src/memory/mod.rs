@@ -2,14 +2,15 @@
 //!
 //! A key is a seeded 64-bit hash. Its high bits say which cache line is its home, its low bits stand in the
 //! slot, beside a state packed into one word: one line is all that an ordinary check touches. `bucket` is a
-//! line, `table` says where keys live, `decision` decides with locks held. This file has the fast way: one check,
-//! its counter at home, read without a lock; a refusal writes nothing, and what passes takes the lock for the
-//! few instructions that store the new word.
+//! line, `table` says where keys live. `fast` is the way of almost all decisions: counters are read without a
+//! lock, a refusal writes nothing, and what passes takes the locks for the few instructions that store the new
+//! words. `decision` is the way of the rest, with locks held from the start.
 
 #![allow(clippy::cast_possible_truncation, reason = "bits of hashes and tags are cut on purpose")]
 
 mod bucket;
 mod decision;
+mod fast;
 mod limits;
 mod metrics;
 mod overrides;
@@ -22,11 +23,11 @@ use std::hash::{BuildHasher, Hasher};
 
 use foldhash::quality::RandomState;
 use smallvec::SmallVec;
-use tidegate_core::{Check, Cost, Decision, Key, Limit, Outcomes, Refund, Role, Timestamp, decide, peek};
+use tidegate_core::{Check, Decision, Key, Limit, Refund, Timestamp, decide, peek};
 
 use crate::entry::Override;
 use crate::store::{Store, StoreError};
-use bucket::{Bucket, Tag, Word};
+use bucket::Bucket;
 use decision::{Asked, Held};
 use metrics::Metrics;
 use overrides::Overrides;
@@ -42,8 +43,6 @@ const FILL: f64 = 0.5;
 const SLOT_BYTES: usize = size_of::<Bucket>() / bucket::SLOTS;
 /// One part of so many is for states that do not fit a slot.
 const POOL_SHARE: usize = 8;
-/// Times are packed relative to 2026-01-01: for decades of them there is room.
-const ORIGIN: Timestamp = Timestamp::from_secs(1_767_225_600);
 
 /// Counters in this process, in a table of fixed size.
 ///
@@ -75,7 +74,7 @@ impl MemoryStore {
         let pool = Pool::new((bytes / POOL_SHARE) as u64);
         let lines = (bytes - bytes / POOL_SHARE) / size_of::<Bucket>();
         Self {
-            table: Table::new(lines, pool, ORIGIN),
+            table: Table::new(lines, pool),
             hasher: RandomState::default(),
             overrides: Overrides::default(),
             metrics: Metrics::default(),
@@ -117,107 +116,81 @@ impl MemoryStore {
         hasher.finish()
     }
 
+    /// What the table needs to know of a check; its line is asked for meanwhile.
     #[inline]
-    fn decide_hashed(
-        &self,
-        checks: &[Check<'_>],
-        hashes: &[u64],
-        now: Timestamp,
-    ) -> Result<Decision, StoreError> {
-        let decision = match (checks, hashes) {
-            ([check], [hash]) => match self.decide_at_home(check, *hash, now) {
-                Some(decision) => decision,
-                None => self.decide_held(checks, hashes, now)?,
+    fn ask(&self, key: Key<'_>, limit: &Limit) -> Result<Ask, StoreError> {
+        let hash = self.hash(key);
+        self.table.prefetch(hash);
+        let number = self.table.limits.number(limit).ok_or(StoreError::TooManyLimits)?;
+        Ok(Ask { hash, number })
+    }
+
+    fn ask_all(&self, checks: &[Check<'_>]) -> Result<SmallVec<[Ask; 4]>, StoreError> {
+        checks.iter().map(|check| self.ask(check.key, check.limit)).collect()
+    }
+
+    #[inline]
+    fn decide_now(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
+        if let [check] = checks {
+            let ask = self.ask(check.key, check.limit)?;
+            return Ok(self.decide_one(check, ask, now));
+        }
+        Ok(self.decide_asked(checks, &self.ask_all(checks)?, now))
+    }
+
+    #[inline]
+    fn decide_asked(&self, checks: &[Check<'_>], asks: &[Ask], now: Timestamp) -> Decision {
+        match (checks, asks) {
+            ([check], [ask]) => self.decide_one(check, *ask, now),
+            _ => match self.decide_several(checks, asks, now) {
+                Some(decision) => self.sampled(checks, asks, decision),
+                None => self.decide_held(checks, asks, now),
             },
-            _ => self.decide_held(checks, hashes, now)?,
-        };
-        for (check, hash) in checks.iter().zip(hashes) {
-            self.top.sample(check.key, *hash, now, decision.passes());
         }
-        Ok(decision)
     }
 
-    /// The fast way; `None` if it does not lead to a decision.
-    #[inline]
-    fn decide_at_home(&self, check: &Check<'_>, hash: u64, now: Timestamp) -> Option<Decision> {
-        if self.overrides.in_force(check.key, now).is_some() {
-            return None;
-        }
-        let number = self.table.limits.number(check.limit)?;
-        let line = self.table.line(self.table.home(hash));
-        let wanted = Tag::new(hash, 0, number);
-        let (slot, tag) = line.find(wanted)?;
-        let Word::Packed(word) = line.word(slot) else { return None };
-        if tag != wanted {
-            return None;
-        }
-        let (outcome, next) = check.limit.step_word(word, self.table.origin, now, check.cost);
-        if outcome.verdict.is_pass() {
-            if check.cost > Cost::ZERO {
-                let locked = line.lock();
-                if locked.tag(slot) != tag || locked.word(slot) != Word::Packed(word) {
-                    return None;
-                }
-                locked.set_word(slot, Word::Packed(next?));
-            }
-        } else if check.role == Role::Overage || line.tag(slot) != tag {
-            return None;
-        }
-        let mut outcomes = Outcomes::new();
-        outcomes.push(outcome);
-        Some(Decision::new(now, std::slice::from_ref(check), outcomes))
-    }
-
-    fn decide_held(
-        &self,
-        checks: &[Check<'_>],
-        hashes: &[u64],
-        now: Timestamp,
-    ) -> Result<Decision, StoreError> {
-        self.with_held(&self.limits_in_force(checks, now), hashes, now, |held| {
+    /// With all locks held from the start.
+    #[cold]
+    #[inline(never)]
+    fn decide_held(&self, checks: &[Check<'_>], asks: &[Ask], now: Timestamp) -> Decision {
+        let decision = self.with_held(&self.in_force(checks, asks, now), now, |held| {
             held.adopt();
             decide(checks, now, held)
-        })
+        });
+        self.sampled(checks, asks, decision)
     }
 
-    fn limits_in_force(&self, checks: &[Check<'_>], now: Timestamp) -> SmallVec<[Limit; 4]> {
-        let in_force = |check: &Check<'_>| self.overrides.in_force(check.key, now).unwrap_or(*check.limit);
-        checks.iter().map(in_force).collect()
-    }
-
-    /// Locks what keys with these hashes need under these limits, and acts.
-    fn with_held<R>(
-        &self,
-        limits: &[Limit],
-        hashes: &[u64],
-        now: Timestamp,
-        act: impl FnOnce(&mut Held<'_>) -> R,
-    ) -> Result<R, StoreError> {
-        let mut asked = SmallVec::<[Asked<'_>; 4]>::new();
-        for (limit, hash) in limits.iter().zip(hashes) {
-            let number = self.table.limits.number(limit).ok_or(StoreError::TooManyLimits)?;
-            asked.push(Asked { hash: *hash, limit, number });
+    fn sampled(&self, checks: &[Check<'_>], asks: &[Ask], decision: Decision) -> Decision {
+        for (check, ask) in checks.iter().zip(asks) {
+            self.top.sample(check.key, ask.hash, decision.at, decision.passes());
         }
+        decision
+    }
+
+    /// The limits in force. Those of overrides got their numbers when they began.
+    fn in_force(&self, checks: &[Check<'_>], asks: &[Ask], now: Timestamp) -> SmallVec<[Asked; 4]> {
+        let in_force = |(check, ask): (&Check<'_>, &Ask)| {
+            let instead = self.overrides.in_force(check.key, now);
+            let instead = instead.and_then(|limit| Some((limit, self.table.limits.number(&limit)?)));
+            let (limit, number) = instead.unwrap_or((*check.limit, ask.number));
+            Asked { hash: ask.hash, limit, number }
+        };
+        checks.iter().zip(asks).map(in_force).collect()
+    }
+
+    /// Locks what these keys need, and acts.
+    fn with_held<R>(&self, asked: &[Asked], now: Timestamp, act: impl FnOnce(&mut Held<'_>) -> R) -> R {
         loop {
-            match Held::lock(&self.table, &self.metrics, &asked, now) {
-                Ok(mut held) => return Ok(act(&mut held)),
+            match Held::lock(&self.table, &self.metrics, asked, now) {
+                Ok(mut held) => return act(&mut held),
                 Err(decision::Busy) => crate::sync::yield_now(),
             }
         }
     }
 
-    fn hashes<'a>(&self, keys: impl Iterator<Item = Key<'a>>) -> SmallVec<[u64; 16]> {
-        let hash_and_prefetch = |key| {
-            let hash = self.hash(key);
-            self.table.prefetch(hash);
-            hash
-        };
-        keys.map(hash_and_prefetch).collect()
-    }
-
     fn peek_now(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
-        let hashes = self.hashes(checks.iter().map(|check| check.key));
-        self.with_held(&self.limits_in_force(checks, now), &hashes, now, |held| peek(checks, now, held))
+        let asked = self.in_force(checks, &self.ask_all(checks)?, now);
+        Ok(self.with_held(&asked, now, |held| peek(checks, now, held)))
     }
 
     /// Gives back only what was charged under the limit that still counts.
@@ -225,18 +198,27 @@ impl MemoryStore {
         if self.overrides.touch(refund, now) {
             return Ok(());
         }
-        self.with_held(&[*refund.limit], &[self.hash(refund.key)], now, |held| {
+        let Ask { hash, number } = self.ask(refund.key, refund.limit)?;
+        self.with_held(&[Asked { hash, limit: *refund.limit, number }], now, |held| {
             if held.counts_under_its_limit(0) {
                 held.change(0, |limit, state| limit.refund(state, refund.charged, now, refund.cost));
             }
-        })
+        });
+        Ok(())
     }
 }
 
+/// A key's hash and its limit's number.
+#[derive(Clone, Copy, Debug)]
+struct Ask {
+    hash: u64,
+    number: u16,
+}
+
 impl Store for MemoryStore {
+    #[inline]
     async fn decide(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
-        let hashes = self.hashes(checks.iter().map(|check| check.key));
-        self.decide_hashed(checks, &hashes, now)
+        self.decide_now(checks, now)
     }
 
     async fn decide_batch(
@@ -245,21 +227,16 @@ impl Store for MemoryStore {
         now: Timestamp,
         decisions: &mut Vec<Decision>,
     ) -> Result<(), StoreError> {
-        let before = decisions.len();
-        decisions.reserve(batch.len());
-        let hashes = self.hashes(batch.iter().flat_map(|checks| checks.iter().map(|check| check.key)));
-        let mut rest = hashes.as_slice();
-        for checks in batch {
+        let mut asks = SmallVec::<[Ask; 16]>::new();
+        for check in batch.iter().copied().flatten() {
+            asks.push(self.ask(check.key, check.limit)?);
+        }
+        let mut rest = asks.as_slice();
+        decisions.extend(batch.iter().map(|checks| {
             let (these, others) = rest.split_at(checks.len());
             rest = others;
-            match self.decide_hashed(checks, these, now) {
-                Ok(decision) => decisions.push(decision),
-                Err(error) => {
-                    decisions.truncate(before);
-                    return Err(error);
-                }
-            }
-        }
+            self.decide_asked(checks, these, now)
+        }));
         Ok(())
     }
 
@@ -282,6 +259,9 @@ impl Store for MemoryStore {
         instead: Option<Override>,
         now: Timestamp,
     ) -> Result<(), StoreError> {
+        if let Some(instead) = &instead {
+            self.table.limits.number(&instead.limit).ok_or(StoreError::TooManyLimits)?;
+        }
         self.overrides.set(key, instead, now);
         Ok(())
     }

@@ -19,11 +19,12 @@ pub(super) struct Table {
     lines: Box<[Bucket]>,
     pub(super) limits: Limits,
     pub(super) pool: Pool,
-    /// What packed times are counted from.
-    pub(super) origin: Timestamp,
     /// How far sweeping has come.
     swept: AtomicUsize,
 }
+
+/// Times are packed relative to 2026-01-01: for decades of them there is room.
+pub(super) const ORIGIN: Timestamp = Timestamp::from_secs(1_767_225_600);
 
 /// So many lines a sweep looks at: microseconds.
 const SWEEP_LINES: usize = 512;
@@ -37,9 +38,9 @@ pub(super) struct Slot {
 
 impl Table {
     /// A table of at least eight lines.
-    pub(super) fn new(lines: usize, pool: Pool, origin: Timestamp) -> Self {
+    pub(super) fn new(lines: usize, pool: Pool) -> Self {
         let lines = (0..lines.max(LINES)).map(|_| Bucket::default()).collect();
-        Self { lines, limits: Limits::new(), pool, origin, swept: AtomicUsize::new(0) }
+        Self { lines, limits: Limits::new(), pool, swept: AtomicUsize::new(0) }
     }
 
     /// How many keys fit at the very most.
@@ -90,23 +91,29 @@ impl Table {
         None
     }
 
-    /// A slot of this line that is free at `now` and not among those already `taken`.
-    pub(super) fn free_slot(
+    /// A slot of this line that was never used and is not `taken`.
+    pub(super) fn empty_slot(&self, line: usize, taken: impl Fn(Slot) -> bool) -> Option<Slot> {
+        let bucket = self.line(line);
+        let mut slots = (0..SLOTS).map(|slot| Slot { line, slot });
+        slots.find(|slot| bucket.tag(slot.slot) == Tag::EMPTY && !taken(*slot))
+    }
+
+    /// A slot of this line that is as good as never seen at `now` and is not `taken`.
+    pub(super) fn fresh_slot(
         &self,
         line: usize,
         now: Timestamp,
         taken: impl Fn(Slot) -> bool,
     ) -> Option<Slot> {
         let bucket = self.line(line);
-        let slots = || (0..SLOTS).map(|slot| Slot { line, slot }).filter(|slot| !taken(*slot));
-        let never_used = slots().find(|slot| bucket.tag(slot.slot) == Tag::EMPTY);
-        never_used.or_else(|| slots().find(|slot| self.is_fresh(bucket, slot.slot, now)))
+        let mut slots = (0..SLOTS).map(|slot| Slot { line, slot });
+        slots.find(|slot| !taken(*slot) && self.is_fresh(bucket, slot.slot, now))
     }
 
     fn is_fresh(&self, bucket: &Bucket, slot: usize, now: Timestamp) -> bool {
         let Some(known) = self.limits.known(bucket.tag(slot).limit()) else { return false };
         match bucket.word(slot) {
-            Word::Packed(word) => known.limit.is_fresh(&known.limit.unpack(word, self.origin), now),
+            Word::Packed(word) => known.limit.is_fresh(&known.limit.unpack(word, ORIGIN), now),
             Word::Pooled(place) => self.pool.read(place, |state| known.limit.is_fresh(state, now)),
         }
     }
@@ -126,7 +133,7 @@ impl Table {
             _ => state,
         };
         match bucket.word(slot.slot) {
-            Word::Packed(word) => read(&rebased(old.unwrap_or(limit).unpack(word, self.origin))),
+            Word::Packed(word) => read(&rebased(old.unwrap_or(limit).unpack(word, ORIGIN))),
             Word::Pooled(place) => self.pool.read(place, |state| match old {
                 Some(old) if old != limit => read(&rebased(state.clone())),
                 _ => read(state),
@@ -143,7 +150,7 @@ impl Table {
         tag: Tag,
         counted: Counted<'_>,
     ) -> Result<(), PoolFull> {
-        let packed = counted.limit.pack(&counted.state, self.origin);
+        let packed = counted.limit.pack(&counted.state, ORIGIN);
         match (packed, line.word(slot), line.tag(slot) == Tag::EMPTY) {
             (Some(word), Word::Pooled(place), false) => {
                 self.pool.remove(place);
@@ -175,7 +182,7 @@ impl Table {
     pub(super) fn has_room_for(&self, limit: &Limit, now: Timestamp) -> bool {
         let mut first = State::Unseen;
         limit.charge(&mut first, now, Cost::ONE);
-        if limit.pack(&first, self.origin).is_some() || self.pool.has_room() {
+        if limit.pack(&first, ORIGIN).is_some() || self.pool.has_room() {
             return true;
         }
         let start = self.swept.fetch_add(SWEEP_LINES, Ordering::Relaxed);
