@@ -111,8 +111,13 @@ impl Bucket {
             None => (Verdict::Never, before),
         };
         let left = self.brim.saturating_sub(after);
-        // Where less than a unit is left, which is where most refusals are, no division is needed.
-        let remaining = if left < self.rate.unit.get() { 0 } else { left / self.rate.unit };
+        // A division costs as much as all the rest. Where less than a unit is left, which is where most
+        // refusals are, and where a unit is a single drop, none is needed.
+        let remaining = match self.rate.unit.get() {
+            unit if left < unit => 0,
+            1 => left,
+            _ => left / self.rate.unit,
+        };
         let reset_after = self.until_drained(after, now);
         (Outcome { verdict, limit: self.capacity, remaining, reset_after }, after)
     }
@@ -145,7 +150,11 @@ impl Bucket {
             return Span::ZERO;
         }
         let drain = self.rate.drain.get();
-        let ticks = if drain == 1 { drops } else { drops.div_ceil(drain) };
+        let ticks = match drain {
+            1 => drops,
+            _ if drops <= drain => 1,
+            _ => drops.div_ceil(drain),
+        };
         self.rate.tick.start(self.rate.tick.of(now).saturating_add(ticks)).since(now)
     }
 

@@ -5,7 +5,7 @@
 
 use crate::bucket::{Bucket, Level, Rate};
 use crate::decision::{Outcome, Verdict};
-use crate::limit::{Algorithm, Cost, LimitError, Meter, Spec, step_unpacked};
+use crate::limit::{Algorithm, Cost, LimitError, Meter, Spec, Stepped};
 use crate::time::{Tick, Timestamp};
 
 /// The parameters of a leaky bucket; `burst` defaults to `requests`, and 0 lets nothing wait.
@@ -68,17 +68,12 @@ impl Meter for LeakyBucket {
         self.0.unpack(word, origin)
     }
 
-    #[expect(clippy::inline_always, reason = "its answer is large and taken apart at once")]
-    #[inline(always)]
-    fn step_word(&self, word: u64, origin: Timestamp, now: Timestamp, cost: Cost) -> (Outcome, Option<u64>) {
-        match self.0.step_word(word, origin, now, cost) {
-            Some((mut outcome, next, before)) => {
-                if let Verdict::Pass { wait } = &mut outcome.verdict {
-                    *wait = self.0.until_drained(before, now);
-                }
-                (outcome, next)
-            }
-            None => step_unpacked(self, word, origin, now, cost),
+    #[inline]
+    fn step_word(&self, word: u64, origin: Timestamp, now: Timestamp, cost: Cost) -> Option<Stepped> {
+        let (mut outcome, next, before) = self.0.step_word(word, origin, now, cost)?;
+        if let Verdict::Pass { wait } = &mut outcome.verdict {
+            *wait = self.0.until_drained(before, now);
         }
+        Some((outcome, next))
     }
 }

@@ -63,7 +63,10 @@ pub use decision::{
 pub use fixed_window::{FixedWindow, WindowCount};
 pub use key::{Key, RuleId};
 pub use leaky_bucket::LeakyBucket;
-pub use limit::{Algorithm, Cost, Kind, Limit, LimitError, Meter, Spec, State, UnknownAlgorithm, WORD_MAX};
+pub use limit::{
+    Algorithm, Cost, Kind, Limit, LimitError, Meter, Spec, State, Stepped, UnknownAlgorithm, Visitor,
+    WORD_MAX,
+};
 pub use sliding_counter::{SlidingCounter, TwoWindows};
 pub use sliding_log::{Log, SlidingLog};
 pub use time::{Span, Tick, Timestamp};

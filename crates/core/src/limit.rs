@@ -156,11 +156,19 @@ pub trait Meter: Copy {
         Self::State::default()
     }
 
-    /// One whole step on a packed state: the outcome and, where the cost fits, the state it leaves, if that
-    /// can be packed too.
+    /// One whole step on a packed state, if that can be done at once: the outcome and, where the cost fits, the
+    /// state it leaves, if that can be packed too. A cost of 0 leaves the state as it is.
     #[inline]
-    fn step_word(&self, word: u64, origin: Timestamp, now: Timestamp, cost: Cost) -> (Outcome, Option<u64>) {
-        step_unpacked(self, word, origin, now, cost)
+    fn step_word(&self, word: u64, origin: Timestamp, now: Timestamp, cost: Cost) -> Option<Stepped> {
+        let mut state = self.unpack(word, origin);
+        let outcome = self.judge(&state, now, cost);
+        if !outcome.verdict.is_pass() {
+            return Some((outcome, None));
+        }
+        if cost > Cost::ZERO {
+            self.charge(&mut state, now, cost);
+        }
+        Some((outcome, self.pack(&state, origin)))
     }
 
     /// The bytes that a state has allocated beside itself.
@@ -173,25 +181,8 @@ pub trait Meter: Copy {
     fn make_room(_state: &mut Self::State) {}
 }
 
-/// One whole step on a packed state, by unpacking and packing it.
-#[inline(never)]
-pub(crate) fn step_unpacked<M: Meter>(
-    meter: &M,
-    word: u64,
-    origin: Timestamp,
-    now: Timestamp,
-    cost: Cost,
-) -> (Outcome, Option<u64>) {
-    let mut state = meter.unpack(word, origin);
-    let outcome = meter.judge(&state, now, cost);
-    if !outcome.verdict.is_pass() {
-        return (outcome, None);
-    }
-    if cost > Cost::ZERO {
-        meter.charge(&mut state, now, cost);
-    }
-    (outcome, meter.pack(&state, origin))
-}
+/// What a step on a packed state gives: the outcome, and the state that follows where the cost fits.
+pub type Stepped = (Outcome, Option<u64>);
 
 /// The largest word a packed state takes: two bits are left to whoever keeps it.
 pub const WORD_MAX: u64 = (1 << 62) - 1;
@@ -216,6 +207,15 @@ impl Hasher for Fingerprint {
     fn finish(&self) -> u64 {
         self.0
     }
+}
+
+/// Something done with a limit whose algorithm is known: compiled once for each of them.
+pub trait Visitor {
+    /// What comes of it.
+    type Output;
+
+    /// Does it.
+    fn visit<M: Meter>(self, meter: &M) -> Self::Output;
 }
 
 /// Declares the algorithms: their names, and [`Limit`] and [`State`] with one variant each.
@@ -285,6 +285,12 @@ macro_rules! algorithms {
             /// The algorithm.
             pub const fn algorithm(&self) -> Algorithm {
                 match &self.kind { $(Kind::$variant(_) => Algorithm::$variant,)+ }
+            }
+
+            /// Has `visitor` visit the algorithm's own type.
+            #[inline]
+            pub fn visit<V: Visitor>(&self, visitor: V) -> V::Output {
+                match &self.kind { $(Kind::$variant(limit) => visitor.visit(limit),)+ }
             }
 
             /// The largest cost that could ever fit; what clients are shown as the limit.
@@ -366,12 +372,10 @@ macro_rules! algorithms {
                 }
             }
 
-            /// One whole step on a packed state: the outcome and, where the cost fits, the state it leaves,
-            /// if that can be packed too. A cost of 0 leaves the state as it is.
-            #[inline(always)]
+            /// One whole step on a packed state, if that can be done at once: see [`Meter::step_word`].
             pub fn step_word(
                 &self, word: u64, origin: Timestamp, now: Timestamp, cost: Cost,
-            ) -> (Outcome, Option<u64>) {
+            ) -> Option<Stepped> {
                 match &self.kind {
                     $(Kind::$variant(limit) => limit.step_word(word, origin, now, cost),)+
                 }

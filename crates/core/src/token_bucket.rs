@@ -7,7 +7,7 @@
 
 use crate::bucket::{Bucket, Level, Rate};
 use crate::decision::Outcome;
-use crate::limit::{Algorithm, Cost, LimitError, Meter, Spec, step_unpacked};
+use crate::limit::{Algorithm, Cost, LimitError, Meter, Spec, Stepped};
 use crate::time::{Tick, Timestamp};
 
 /// The parameters of a token bucket; `burst` defaults to `requests`.
@@ -69,12 +69,9 @@ impl Meter for TokenBucket {
         self.0.unpack(word, origin)
     }
 
-    #[expect(clippy::inline_always, reason = "its answer is large and taken apart at once")]
-    #[inline(always)]
-    fn step_word(&self, word: u64, origin: Timestamp, now: Timestamp, cost: Cost) -> (Outcome, Option<u64>) {
-        match self.0.step_word(word, origin, now, cost) {
-            Some((outcome, next, _)) => (outcome, next),
-            None => step_unpacked(self, word, origin, now, cost),
-        }
+    #[inline]
+    fn step_word(&self, word: u64, origin: Timestamp, now: Timestamp, cost: Cost) -> Option<Stepped> {
+        let (outcome, next, _) = self.0.step_word(word, origin, now, cost)?;
+        Some((outcome, next))
     }
 }

@@ -5,20 +5,20 @@
 //! anything is out of the ordinary, there is no answer here, and nothing was touched.
 
 use smallvec::SmallVec;
-use tidegate_core::{Check, Cost, Decision, Outcome, Outcomes, Role, Timestamp};
+use tidegate_core::{Check, Cost, Decision, Meter, Outcome, Outcomes, Role, Timestamp, Visitor};
 
 use super::bucket::{Bucket, LINES, Locked, Tag, Word};
 use super::table::ORIGIN;
 use super::{Ask, MemoryStore};
+use crate::store::StoreError;
 
-/// A counter as it was read, and as it is to be.
+/// A counter as it was read.
 #[derive(Clone, Copy, Debug)]
 struct Found<'t> {
     line: &'t Bucket,
     slot: usize,
     tag: Tag,
     word: u64,
-    next: Option<u64>,
 }
 
 impl Found<'_> {
@@ -29,35 +29,23 @@ impl Found<'_> {
 
 impl MemoryStore {
     /// The decision over a single check.
-    #[inline(never)]
-    pub(super) fn decide_one(&self, check: &Check<'_>, ask: Ask, now: Timestamp) -> Decision {
-        let slow = || self.decide_held(std::slice::from_ref(check), &[ask], now);
-        let Some((outcome, found)) = self.judge_found(check, ask, now) else { return slow() };
-        let passes = outcome.verdict.is_pass();
-        // Made where it is wanted, before anything is stored: it is large.
-        let decision = Decision::of_one(now, check.role, outcome);
-        if passes && check.cost > Cost::ZERO {
-            let line = found.line.lock();
-            match found.next {
-                Some(next) if found.is_unchanged() => line.set_word(found.slot, Word::Packed(next)),
-                _ => {
-                    drop(line);
-                    return self.decide_contended(check, ask, now, found);
-                }
-            }
-        } else if check.role == Role::Overage {
-            return slow();
-        }
-        self.top.sample(check.key, ask.hash, now, passes);
-        decision
+    #[inline]
+    pub(super) fn decide_one(
+        &self,
+        check: &Check<'_>,
+        ask: Ask,
+        now: Timestamp,
+    ) -> Result<Decision, StoreError> {
+        check.limit.visit(DecideOne { store: self, check, ask, now })
     }
 
     /// Another was faster: judges what it left, now that nobody else can change it.
     #[inline(never)]
     fn decide_contended(&self, check: &Check<'_>, ask: Ask, now: Timestamp, found: Found<'_>) -> Decision {
         let line = found.line.lock();
-        if let (Word::Packed(word), true) = (line.word(found.slot), line.tag(found.slot) == found.tag) {
-            let (outcome, next) = check.limit.step_word(word, ORIGIN, now, check.cost);
+        if let (Word::Packed(word), true) = (line.word(found.slot), line.tag(found.slot) == found.tag)
+            && let Some((outcome, next)) = check.limit.step_word(word, ORIGIN, now, check.cost)
+        {
             if let (true, Some(next)) = (outcome.verdict.is_pass(), next) {
                 line.set_word(found.slot, Word::Packed(next));
                 return Decision::of_one(now, check.role, outcome);
@@ -78,23 +66,24 @@ impl MemoryStore {
         now: Timestamp,
     ) -> Option<Decision> {
         let mut outcomes = Outcomes::new();
-        let mut found = SmallVec::<[Found<'_>; 4]>::new();
+        let mut found = SmallVec::<[(Found<'_>, Option<u64>); 4]>::new();
         for (position, (check, ask)) in checks.iter().zip(asks).enumerate() {
             // Checks that share a key are judged together, and overage is charged whatever it is.
             if check.role == Role::Overage || asks[..position].iter().any(|other| other.hash == ask.hash) {
                 return None;
             }
-            let (outcome, one) = self.judge_found(check, *ask, now)?;
+            let one = self.find(check, *ask, now)?;
+            let (outcome, next) = check.limit.step_word(one.word, ORIGIN, now, check.cost)?;
             outcomes.push(outcome);
-            found.push(one);
+            found.push((one, next));
         }
         let mut decision = Decision::new(now, checks, outcomes);
         if decision.passes() {
             charge_all(checks, &decision.outcomes, &found)?;
         } else {
-            for ((check, found), outcome) in checks.iter().zip(&found).zip(&mut decision.outcomes) {
+            for ((check, (found, _)), outcome) in checks.iter().zip(&found).zip(&mut decision.outcomes) {
                 if outcome.verdict.is_pass() {
-                    let (left, _) = check.limit.step_word(found.word, ORIGIN, now, Cost::ZERO);
+                    let (left, _) = check.limit.step_word(found.word, ORIGIN, now, Cost::ZERO)?;
                     *outcome = Outcome { verdict: outcome.verdict, ..left };
                 }
             }
@@ -102,9 +91,10 @@ impl MemoryStore {
         Some(decision)
     }
 
-    #[expect(clippy::inline_always, reason = "its answer is large and taken apart at once")]
+    /// The counter of a check, if it is in its slot, packed, under the limit that is asked for.
+    #[expect(clippy::inline_always, reason = "its answer is taken apart at once")]
     #[inline(always)]
-    fn judge_found(&self, check: &Check<'_>, ask: Ask, now: Timestamp) -> Option<(Outcome, Found<'_>)> {
+    fn find(&self, check: &Check<'_>, ask: Ask, now: Timestamp) -> Option<Found<'_>> {
         let Ask { hash, number } = ask;
         let home = self.table.home(hash);
         let mut line = self.table.line(home);
@@ -118,12 +108,11 @@ impl MemoryStore {
             line.find_exactly(tag)?
         };
         let Word::Packed(word) = line.word(slot) else { return None };
-        if self.overrides.in_force(check.key, now).is_some() {
+        // The word was the tag's if the tag is still there.
+        if line.tag(slot) != tag || self.overrides.in_force(&check.key, now).is_some() {
             return None;
         }
-        let (outcome, next) = check.limit.step_word(word, ORIGIN, now, check.cost);
-        // The word was the tag's if the tag is still there.
-        if line.tag(slot) == tag { Some((outcome, Found { line, slot, tag, word, next })) } else { None }
+        Some(Found { line, slot, tag, word })
     }
 
     /// How far from its home a key lives that has spilled.
@@ -138,23 +127,62 @@ impl MemoryStore {
     }
 }
 
+/// Decides a single check, in code of its own for each algorithm: nothing goes through memory on the way from
+/// the slot to the decision.
+struct DecideOne<'a> {
+    store: &'a MemoryStore,
+    check: &'a Check<'a>,
+    ask: Ask,
+    now: Timestamp,
+}
+
+impl Visitor for DecideOne<'_> {
+    /// As callers want it: to wrap a decision later would be to copy it.
+    type Output = Result<Decision, StoreError>;
+
+    #[inline(never)]
+    fn visit<M: Meter>(self, meter: &M) -> Result<Decision, StoreError> {
+        let Self { store, check, ask, now } = self;
+        let slow = || Ok(store.decide_held(std::slice::from_ref(check), &[ask], now));
+        let Some(found) = store.find(check, ask, now) else { return slow() };
+        let Some((outcome, next)) = meter.step_word(found.word, ORIGIN, now, check.cost) else {
+            return slow();
+        };
+        let passes = outcome.verdict.is_pass();
+        if passes && check.cost > Cost::ZERO {
+            let line = found.line.lock();
+            match next {
+                Some(next) if found.is_unchanged() => line.set_word(found.slot, Word::Packed(next)),
+                _ => {
+                    drop(line);
+                    return Ok(store.decide_contended(check, ask, now, found));
+                }
+            }
+        } else if !passes && check.role == Role::Overage {
+            return slow();
+        }
+        store.top.sample(&check.key, ask.hash, now, passes);
+        Ok(Decision::of_one(now, check.role, outcome))
+    }
+}
+
 /// Stores all new words, or nothing if any counter has changed.
-fn charge_all(checks: &[Check<'_>], outcomes: &[Outcome], found: &[Found<'_>]) -> Option<()> {
+fn charge_all(checks: &[Check<'_>], outcomes: &[Outcome], found: &[(Found<'_>, Option<u64>)]) -> Option<()> {
     let charged = || {
         let fitting = checks.iter().zip(outcomes).zip(found);
         fitting.filter(|((check, outcome), _)| outcome.verdict.is_pass() && check.cost > Cost::ZERO)
     };
-    let mut lines: SmallVec<[&Bucket; 4]> = charged().map(|(_, found)| found.line).collect();
+    let mut lines: SmallVec<[&Bucket; 4]> = charged().map(|(_, (found, _))| found.line).collect();
     lines.sort_unstable_by_key(|line| line.as_ptr());
     lines.dedup_by_key(|line| line.as_ptr());
     let locked: SmallVec<[Locked<'_>; 4]> = lines.into_iter().map(Bucket::lock).collect();
-    if charged().any(|(_, found)| found.next.is_none() || !found.is_unchanged()) {
+    if charged().any(|(_, (found, next))| next.is_none() || !found.is_unchanged()) {
         return None;
     }
-    for (_, found) in charged() {
+    for (_, (found, next)) in charged() {
         let line = locked.iter().find(|line| line.as_ptr() == found.line.as_ptr());
-        if let (Some(line), Some(next)) = (line, found.next) {
-            line.set_word(found.slot, Word::Packed(next));
+        if let (Some(line), Some(next)) = (line, next) {
+            line.set_word(found.slot, Word::Packed(*next));
         }
     }
     Some(())

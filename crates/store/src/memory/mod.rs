@@ -109,7 +109,7 @@ impl MemoryStore {
     }
 
     #[inline]
-    fn hash(&self, key: Key<'_>) -> u64 {
+    fn hash(&self, key: &Key<'_>) -> u64 {
         let mut hasher = self.hasher.build_hasher();
         hasher.write_u64(key.rule.as_u64());
         hasher.write(key.client);
@@ -118,7 +118,7 @@ impl MemoryStore {
 
     /// What the table needs to know of a check; its line is asked for meanwhile.
     #[inline]
-    fn ask(&self, key: Key<'_>, limit: &Limit) -> Result<Ask, StoreError> {
+    fn ask(&self, key: &Key<'_>, limit: &Limit) -> Result<Ask, StoreError> {
         let hash = self.hash(key);
         self.table.prefetch(hash);
         let number = self.table.limits.number(limit).ok_or(StoreError::TooManyLimits)?;
@@ -126,26 +126,31 @@ impl MemoryStore {
     }
 
     fn ask_all(&self, checks: &[Check<'_>]) -> Result<SmallVec<[Ask; 4]>, StoreError> {
-        checks.iter().map(|check| self.ask(check.key, check.limit)).collect()
+        checks.iter().map(|check| self.ask(&check.key, check.limit)).collect()
     }
 
-    #[inline]
+    #[inline(never)]
     fn decide_now(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
         if let [check] = checks {
-            let ask = self.ask(check.key, check.limit)?;
-            return Ok(self.decide_one(check, ask, now));
+            let ask = self.ask(&check.key, check.limit)?;
+            return self.decide_one(check, ask, now);
         }
-        Ok(self.decide_asked(checks, &self.ask_all(checks)?, now))
+        self.decide_asked(checks, &self.ask_all(checks)?, now)
     }
 
     #[inline]
-    fn decide_asked(&self, checks: &[Check<'_>], asks: &[Ask], now: Timestamp) -> Decision {
+    fn decide_asked(
+        &self,
+        checks: &[Check<'_>],
+        asks: &[Ask],
+        now: Timestamp,
+    ) -> Result<Decision, StoreError> {
         match (checks, asks) {
             ([check], [ask]) => self.decide_one(check, *ask, now),
-            _ => match self.decide_several(checks, asks, now) {
+            _ => Ok(match self.decide_several(checks, asks, now) {
                 Some(decision) => self.sampled(checks, asks, decision),
                 None => self.decide_held(checks, asks, now),
-            },
+            }),
         }
     }
 
@@ -162,7 +167,7 @@ impl MemoryStore {
 
     fn sampled(&self, checks: &[Check<'_>], asks: &[Ask], decision: Decision) -> Decision {
         for (check, ask) in checks.iter().zip(asks) {
-            self.top.sample(check.key, ask.hash, decision.at, decision.passes());
+            self.top.sample(&check.key, ask.hash, decision.at, decision.passes());
         }
         decision
     }
@@ -170,7 +175,7 @@ impl MemoryStore {
     /// The limits in force. Those of overrides got their numbers when they began.
     fn in_force(&self, checks: &[Check<'_>], asks: &[Ask], now: Timestamp) -> SmallVec<[Asked; 4]> {
         let in_force = |(check, ask): (&Check<'_>, &Ask)| {
-            let instead = self.overrides.in_force(check.key, now);
+            let instead = self.overrides.in_force(&check.key, now);
             let instead = instead.and_then(|limit| Some((limit, self.table.limits.number(&limit)?)));
             let (limit, number) = instead.unwrap_or((*check.limit, ask.number));
             Asked { hash: ask.hash, limit, number }
@@ -198,7 +203,7 @@ impl MemoryStore {
         if self.overrides.touch(refund, now) {
             return Ok(());
         }
-        let Ask { hash, number } = self.ask(refund.key, refund.limit)?;
+        let Ask { hash, number } = self.ask(&refund.key, refund.limit)?;
         self.with_held(&[Asked { hash, limit: *refund.limit, number }], now, |held| {
             if held.counts_under_its_limit(0) {
                 held.change(0, |limit, state| limit.refund(state, refund.charged, now, refund.cost));
@@ -229,14 +234,15 @@ impl Store for MemoryStore {
     ) -> Result<(), StoreError> {
         let mut asks = SmallVec::<[Ask; 16]>::new();
         for check in batch.iter().copied().flatten() {
-            asks.push(self.ask(check.key, check.limit)?);
+            asks.push(self.ask(&check.key, check.limit)?);
         }
         let mut rest = asks.as_slice();
-        decisions.extend(batch.iter().map(|checks| {
+        decisions.reserve(batch.len());
+        for checks in batch {
             let (these, others) = rest.split_at(checks.len());
             rest = others;
-            self.decide_asked(checks, these, now)
-        }));
+            decisions.push(self.decide_asked(checks, these, now)?);
+        }
         Ok(())
     }
 
@@ -249,7 +255,7 @@ impl Store for MemoryStore {
     }
 
     async fn reset(&self, key: Key<'_>) -> Result<(), StoreError> {
-        self.table.forget(self.hash(key));
+        self.table.forget(self.hash(&key));
         Ok(())
     }
 

@@ -23,7 +23,7 @@ pub(super) struct Overrides {
 impl Overrides {
     /// The limit in force for `key`, if it is not the rule's.
     #[inline]
-    pub(super) fn in_force(&self, key: Key<'_>, now: Timestamp) -> Option<Limit> {
+    pub(super) fn in_force(&self, key: &Key<'_>, now: Timestamp) -> Option<Limit> {
         if self.count.load(Ordering::Acquire) == 0 {
             return None;
         }
@@ -32,10 +32,11 @@ impl Overrides {
 
     /// Whether what is to be refunded may have been charged under an override.
     pub(super) fn touch(&self, refund: &Refund<'_>, now: Timestamp) -> bool {
-        self.find(refund.key).is_some_and(|instead| instead.touches(refund, now))
+        self.find(&refund.key).is_some_and(|instead| instead.touches(refund, now))
     }
 
-    fn find(&self, key: Key<'_>) -> Option<Override> {
+    #[cold]
+    fn find(&self, key: &Key<'_>) -> Option<Override> {
         let keys = self.keys.read().unwrap_or_else(PoisonError::into_inner);
         keys.get(&key.rule)?.get(key.client).copied()
     }

@@ -55,7 +55,7 @@ impl Seen {
 impl Top {
     /// Looks at this decision, if chance will have it.
     #[inline]
-    pub(super) fn sample(&self, key: Key<'_>, hash: u64, now: Timestamp, passes: bool) {
+    pub(super) fn sample(&self, key: &Key<'_>, hash: u64, now: Timestamp, passes: bool) {
         // The time is as good as random in its low bits, and the hash keeps one instant from choosing all.
         if (now.as_micros() ^ hash).is_multiple_of(SAMPLE) {
             self.record(key, passes);
@@ -63,7 +63,7 @@ impl Top {
     }
 
     #[cold]
-    fn record(&self, key: Key<'_>, passes: bool) {
+    fn record(&self, key: &Key<'_>, passes: bool) {
         // Nobody waits for statistics.
         let Ok(mut rules) = self.rules.try_lock() else { return };
         let seen = rules.entry(key.rule).or_default();
@@ -113,9 +113,9 @@ mod tests {
         let top = Top::default();
         for n in 0_u64..1_000_000 {
             let now = Timestamp::from_micros(n);
-            top.sample(Key::new(RULE, &n.to_be_bytes()), n.wrapping_mul(0x9e37_79b9_7f4a_7c15), now, true);
+            top.sample(&Key::new(RULE, &n.to_be_bytes()), n.wrapping_mul(0x9e37_79b9_7f4a_7c15), now, true);
             if n % 10 == 0 {
-                top.sample(Key::new(RULE, b"abuser"), 77, Timestamp::from_micros(n / 10), n % 20 == 0);
+                top.sample(&Key::new(RULE, b"abuser"), 77, Timestamp::from_micros(n / 10), n % 20 == 0);
             }
         }
         let heaviest = top.heaviest();
