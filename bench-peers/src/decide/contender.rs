@@ -12,8 +12,6 @@ use governor::{Quota, RateLimiter};
 use tidegate_core::{Algorithm, Check, Decision, Key, Limit, RuleId, Span, Spec};
 use tidegate_store::{Clock, MemoryStore, Store, SystemClock};
 
-use super::stream::Stream;
-
 /// Requests that arrive together.
 pub(crate) const BATCH: usize = 16;
 /// Checks in one decision.
@@ -39,10 +37,10 @@ pub(crate) enum Way {
     FourChecks,
 }
 
-/// Decides for so many keys of a stream, and says how many passed.
+/// Decides for each key, and says how many passed.
 pub(crate) trait Contender: Sync {
     fn name(&self) -> &'static str;
-    fn run(&self, way: Way, stream: &mut Stream, requests: usize) -> u64;
+    fn run(&self, way: Way, keys: &[String]) -> u64;
 }
 
 /// Governor over `DashMap`, with any hasher.
@@ -73,8 +71,8 @@ impl<S: BuildHasher + Clone + Send + Sync> Contender for Governor<S> {
         self.name
     }
 
-    fn run(&self, _way: Way, stream: &mut Stream, requests: usize) -> u64 {
-        (0..requests).map(|_| u64::from(self.limiter.check_key(stream.next_key()).is_ok())).sum()
+    fn run(&self, _way: Way, keys: &[String]) -> u64 {
+        keys.iter().map(|key| u64::from(self.limiter.check_key(key).is_ok())).sum()
     }
 }
 
@@ -101,24 +99,20 @@ impl Tidegate {
         Check::new(Key::new(RULE, key.as_bytes()), &self.limit)
     }
 
-    fn one_by_one(&self, stream: &mut Stream, requests: usize) -> u64 {
+    fn one_by_one(&self, keys: &[String]) -> u64 {
         let mut passed = 0;
-        for _ in 0..requests {
-            let checks = [self.check(stream.next_key())];
+        for key in keys {
+            let checks = [self.check(key)];
             let decision = ready(self.store.decide(&checks, self.clock.now()));
             passed += u64::from(decision.is_ok_and(|decision| decision.passes()));
         }
         passed
     }
 
-    fn batches(&self, stream: &mut Stream, requests: usize) -> u64 {
+    fn batches(&self, keys: &[String]) -> u64 {
         let mut passed = 0;
         let mut decisions: Vec<Decision> = Vec::with_capacity(BATCH);
-        let mut keys: [String; BATCH] = Default::default();
-        for _ in 0..requests / BATCH {
-            for key in &mut keys {
-                stream.write_key(key);
-            }
+        for keys in keys.chunks_exact(BATCH) {
             let checks: [[Check<'_>; 1]; BATCH] = std::array::from_fn(|n| [self.check(&keys[n])]);
             let batch: [&[Check<'_>]; BATCH] = std::array::from_fn(|n| &checks[n][..]);
             decisions.clear();
@@ -129,13 +123,9 @@ impl Tidegate {
         passed
     }
 
-    fn four_checks(&self, stream: &mut Stream, requests: usize) -> u64 {
+    fn four_checks(&self, keys: &[String]) -> u64 {
         let mut passed = 0;
-        let mut keys: [String; CHECKS] = Default::default();
-        for _ in 0..requests / CHECKS {
-            for key in &mut keys {
-                stream.write_key(key);
-            }
+        for keys in keys.chunks_exact(CHECKS) {
             let checks: [Check<'_>; CHECKS] = std::array::from_fn(|n| self.check(&keys[n]));
             let decision = ready(self.store.decide(&checks, self.clock.now()));
             passed += u64::from(decision.is_ok_and(|decision| decision.passes())) * CHECKS as u64;
@@ -149,11 +139,11 @@ impl Contender for Tidegate {
         "tidegate"
     }
 
-    fn run(&self, way: Way, stream: &mut Stream, requests: usize) -> u64 {
+    fn run(&self, way: Way, keys: &[String]) -> u64 {
         match way {
-            Way::OneByOne => self.one_by_one(stream, requests),
-            Way::Batches => self.batches(stream, requests),
-            Way::FourChecks => self.four_checks(stream, requests),
+            Way::OneByOne => self.one_by_one(keys),
+            Way::Batches => self.batches(keys),
+            Way::FourChecks => self.four_checks(keys),
         }
     }
 }
