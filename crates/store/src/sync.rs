@@ -6,10 +6,11 @@ pub(crate) use loom::{
         Mutex, MutexGuard,
         atomic::{AtomicU64, Ordering},
     },
-    thread::yield_now,
+    thread::{yield_now, yield_now as spin},
 };
 #[cfg(not(loom))]
 pub(crate) use std::{
+    hint::spin_loop as spin,
     sync::{
         Mutex, MutexGuard,
         atomic::{AtomicU64, Ordering},

@@ -11,9 +11,8 @@
 //! word ever stored under a tag was a whole state of that key.
 
 use std::cell::Cell;
-use std::hint;
 
-use crate::sync::{AtomicU64, Ordering, yield_now};
+use crate::sync::{AtomicU64, Ordering, spin, yield_now};
 
 pub(super) const SLOTS: usize = 4;
 
@@ -133,7 +132,7 @@ impl Bucket {
                 return locked;
             }
             spins += 1;
-            if spins < SPINS { hint::spin_loop() } else { yield_now() }
+            if spins < SPINS { spin() } else { yield_now() }
         }
     }
 

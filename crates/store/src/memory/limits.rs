@@ -1,11 +1,11 @@
 //! The limits a table has met, by number: a slot has room for a number, not for a limit.
 
-use std::sync::{OnceLock, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use tidegate_core::{Limit, State};
 
 use super::bucket::LIMITS;
-use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
 
 /// Counters shared by the newcomers of one limit when the table is full.
 const OVERFLOW_CELLS: usize = 256;

@@ -21,7 +21,7 @@ mod top;
 
 use std::hash::{BuildHasher, Hasher};
 
-use foldhash::quality::RandomState;
+use foldhash::quality::SeedableRandomState;
 use smallvec::SmallVec;
 use tidegate_core::{Check, Decision, Key, Limit, Refund, Timestamp, decide, peek};
 
@@ -51,7 +51,7 @@ const POOL_SHARE: usize = 8;
 #[derive(Debug)]
 pub struct MemoryStore {
     table: Table,
-    hasher: RandomState,
+    hasher: SeedableRandomState,
     overrides: Overrides,
     metrics: Metrics,
     top: Top,
@@ -75,7 +75,7 @@ impl MemoryStore {
         let lines = (bytes - bytes / POOL_SHARE) / size_of::<Bucket>();
         Self {
             table: Table::new(lines, pool),
-            hasher: RandomState::default(),
+            hasher: SeedableRandomState::random(),
             overrides: Overrides::default(),
             metrics: Metrics::default(),
             top: Top::default(),
@@ -270,5 +270,74 @@ impl Store for MemoryStore {
         }
         self.overrides.set(key, instead, now);
         Ok(())
+    }
+}
+
+/// Every interleaving of two threads on one table, by loom: `cargo xtask loom`.
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use loom::sync::Arc;
+    use loom::thread;
+    use tidegate_core::{Algorithm, RuleId, Span, Spec};
+
+    use super::*;
+
+    const NOW: Timestamp = Timestamp::from_secs(1_800_000_000);
+
+    /// A table of eight lines; the seed of the hashes is fixed, as loom needs it.
+    fn store() -> Arc<MemoryStore> {
+        Arc::new(MemoryStore {
+            table: Table::new(1, Pool::new(0)),
+            hasher: SeedableRandomState::fixed(),
+            overrides: Overrides::default(),
+            metrics: Metrics::default(),
+            top: Top::default(),
+        })
+    }
+
+    fn decide(store: &MemoryStore, clients: &[&'static [u8]], requests: u64) -> bool {
+        let spec = Spec::new(requests, Span::from_secs(60));
+        let limit = Limit::new(Algorithm::FixedWindow, spec).expect("a valid limit");
+        let check = |client: &&'static [u8]| Check::new(Key::new(RuleId::named("rule"), client), &limit);
+        let checks: Vec<_> = clients.iter().map(check).collect();
+        store.decide_now(&checks, NOW).expect("there are few limits").passes()
+    }
+
+    /// Two threads ask at once for what `clients` name; how many passed.
+    fn race(store: &Arc<MemoryStore>, clients: [&'static [&'static [u8]]; 2], requests: u64) -> usize {
+        let racers = clients.map(|clients| {
+            let store = Arc::clone(store);
+            thread::spawn(move || decide(&store, clients, requests))
+        });
+        racers
+            .map(|racer| racer.join().expect("no racer panics"))
+            .into_iter()
+            .filter(|passed| *passed)
+            .count()
+    }
+
+    #[test]
+    fn loom_two_newcomers_of_one_name_are_one_key() {
+        loom::model(|| assert_eq!(race(&store(), [&[b"a"], &[b"a"]], 1), 1));
+    }
+
+    #[test]
+    fn loom_one_unit_of_a_known_key_passes_once() {
+        loom::model(|| {
+            let store = store();
+            assert!(decide(&store, &[b"a"], 2));
+            assert_eq!(race(&store, [&[b"a"], &[b"a"]], 2), 1);
+        });
+    }
+
+    #[test]
+    fn loom_checks_in_opposite_order_never_wait_for_each_other_and_pass_once() {
+        loom::model(|| {
+            let store = store();
+            assert!(decide(&store, &[b"a", b"b"], 2));
+            assert_eq!(race(&store, [&[b"a", b"b"], &[b"b", b"a"]], 2), 1);
+            assert!(!decide(&store, &[b"a"], 2));
+            assert!(!decide(&store, &[b"b"], 2), "both were charged together");
+        });
     }
 }
