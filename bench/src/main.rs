@@ -2,6 +2,7 @@
 
 #![allow(clippy::disallowed_methods, reason = "a bench measures wall time")]
 
+mod flood;
 mod hot;
 mod step;
 
@@ -19,6 +20,8 @@ struct Args {
 enum Bench {
     /// One step of each algorithm, no store around it: nanoseconds, median of rounds
     Step,
+    /// 10 million random keys against a cap for a million, an abuser and a thousand regulars
+    Flood,
     /// One check a decision over and over, for a profiler
     Hot {
         /// How many different keys
@@ -30,6 +33,7 @@ enum Bench {
 fn main() -> anyhow::Result<()> {
     match Args::parse().bench {
         Bench::Step => step::run(),
+        Bench::Flood => flood::run(),
         Bench::Hot { keys } => hot::run(keys),
     }
 }

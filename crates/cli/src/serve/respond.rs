@@ -7,23 +7,26 @@ use hyper::body::Bytes;
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::{Request, Response, StatusCode};
 use tidegate_core::{Check, Decision, Key};
-use tidegate_store::{Clock, ReferenceStore, Store, StoreError, SystemClock};
+use tidegate_store::{Clock, MemoryStore, Store, StoreError, SystemClock};
 
 use super::demo::{self, Policy};
 use super::refusal::Refusal;
 use super::{client, headers};
+
+/// Room for about 900,000 clients that are being counted; more share counters, and memory stays what it is.
+const STORE_BYTES: usize = 32 << 20;
 
 /// Everything an answer needs.
 #[derive(Debug)]
 pub(crate) struct Responder<C = SystemClock> {
     policy: Policy,
     clock: C,
-    store: ReferenceStore,
+    store: MemoryStore,
 }
 
 impl<C: Clock> Responder<C> {
     pub(crate) fn new(policy: Policy, clock: C) -> Self {
-        Self { policy, clock, store: ReferenceStore::new() }
+        Self { policy, clock, store: MemoryStore::with_cap(STORE_BYTES) }
     }
 
     pub(crate) fn policy(&self) -> &Policy {

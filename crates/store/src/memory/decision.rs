@@ -59,6 +59,9 @@ impl<'t> Held<'t> {
         let mut held = Self { table, metrics, asked, now, lines, places: SmallVec::new() };
         for check in 0..held.asked.len() {
             let place = held.find_place(check)?;
+            if matches!(place, Place::Overflow) {
+                held.metrics.overflowed();
+            }
             held.places.push(place);
         }
         Ok(held)
@@ -189,7 +192,6 @@ impl<'t> Held<'t> {
         }
         // Found to be there, or sent there just now because the pool had filled up.
         if let Place::Overflow = self.places[check] {
-            self.metrics.overflowed();
             if let Some(known) = self.table.limits.known(asked.number) {
                 change(&asked.limit, &mut known.overflow(asked.hash));
             }

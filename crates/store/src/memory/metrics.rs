@@ -9,7 +9,7 @@ pub(super) struct Metrics {
 }
 
 impl Metrics {
-    /// A check was charged to a counter that its key shares with others.
+    /// A check was judged by a counter that its key shares with others.
     pub(super) fn overflowed(&self) {
         self.overflowed.fetch_add(1, Ordering::Relaxed);
     }

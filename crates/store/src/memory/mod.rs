@@ -64,7 +64,7 @@ pub struct MemoryUse {
     pub table_bytes: u64,
     /// Bytes in use for states that do not fit a slot: logs, mostly.
     pub pool_bytes: u64,
-    /// Checks charged to a shared counter, since the start.
+    /// Checks judged by a shared counter, since the start.
     pub overflowed: u64,
 }
 
