@@ -17,9 +17,9 @@ pub struct Override {
 const REFUNDS_END: Span = Span::from_secs(60);
 
 impl Override {
-    /// Whether it concerns nobody any more.
+    /// Whether it concerns nobody any more, even if time goes back a little.
     pub(crate) fn is_over(&self, now: Timestamp) -> bool {
-        self.until + REFUNDS_END <= now
+        self.until + REFUNDS_END + REFUNDS_END <= now
     }
 
     /// Whether what is to be refunded may have been charged, or drained, under this override.
@@ -197,8 +197,8 @@ mod tests {
         assert!(entry.is_fresh(NOW));
         entry.charge(&minute(60), NOW, Cost::ONE);
         entry.override_limit(Some(Override { limit: minute(1), until: NOW + Span::from_secs(9) }), NOW);
-        assert!(!entry.is_fresh(NOW + Span::from_secs(68)));
-        assert!(entry.is_fresh(NOW + Span::from_secs(69)));
+        assert!(!entry.is_fresh(NOW + Span::from_secs(128)));
+        assert!(entry.is_fresh(NOW + Span::from_secs(129)));
         entry.reset();
         assert!(!entry.is_fresh(NOW), "the override outlives a reset");
     }

@@ -191,10 +191,10 @@ impl<'t> Held<'t> {
             Place::Overflow => {}
         }
         // Found to be there, or sent there just now because the pool had filled up.
-        if let Place::Overflow = self.places[check] {
-            if let Some(known) = self.table.limits.known(asked.number) {
-                change(&asked.limit, &mut known.overflow(asked.hash));
-            }
+        if let Place::Overflow = self.places[check]
+            && let Some(known) = self.table.limits.known(asked.number)
+        {
+            change(&asked.limit, &mut known.overflow(asked.hash));
         }
     }
 

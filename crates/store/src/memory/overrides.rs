@@ -8,9 +8,6 @@ use tidegate_core::{Key, Limit, Refund, RuleId, Timestamp};
 
 use crate::entry::Override;
 
-/// Below so many, those that ended long ago are not worth looking for.
-const SWEEP_AT: usize = 1_024;
-
 type Keys = HashMap<RuleId, HashMap<Box<[u8]>, Override>>;
 
 /// Overrides by key.
@@ -27,7 +24,24 @@ impl Overrides {
         if self.count.load(Ordering::Acquire) == 0 {
             return None;
         }
-        self.find(key).filter(|instead| now < instead.until).map(|instead| instead.limit)
+        self.find_in_force(key, now)
+    }
+
+    #[cold]
+    fn find_in_force(&self, key: &Key<'_>, now: Timestamp) -> Option<Limit> {
+        let instead = self.find(key)?;
+        if instead.is_over(now) {
+            self.forget(key);
+        }
+        (now < instead.until).then_some(instead.limit)
+    }
+
+    fn forget(&self, key: &Key<'_>) {
+        let mut keys = self.keys.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(clients) = keys.get_mut(&key.rule) {
+            clients.remove(key.client);
+        }
+        self.count.store(keys.values().map(HashMap::len).sum(), Ordering::Release);
     }
 
     /// Whether what is to be refunded may have been charged under an override.
@@ -35,7 +49,6 @@ impl Overrides {
         self.find(&refund.key).is_some_and(|instead| instead.touches(refund, now))
     }
 
-    #[cold]
     fn find(&self, key: &Key<'_>) -> Option<Override> {
         let keys = self.keys.read().unwrap_or_else(PoisonError::into_inner);
         keys.get(&key.rule)?.get(key.client).copied()
@@ -44,12 +57,6 @@ impl Overrides {
     /// Begins an override, or with `None` ends it now.
     pub(super) fn set(&self, key: Key<'_>, instead: Option<Override>, now: Timestamp) {
         let mut keys = self.keys.write().unwrap_or_else(PoisonError::into_inner);
-        if self.count.load(Ordering::Relaxed) >= SWEEP_AT {
-            for clients in keys.values_mut() {
-                clients.retain(|_, instead| !instead.is_over(now));
-            }
-            keys.retain(|_, clients| !clients.is_empty());
-        }
         if let Some(instead) = instead {
             keys.entry(key.rule).or_default().insert(key.client.into(), instead);
         } else if let Some(ended) = keys.get_mut(&key.rule).and_then(|clients| clients.get_mut(key.client)) {
