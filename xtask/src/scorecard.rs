@@ -13,12 +13,18 @@ struct Entry {
     run: fn() -> anyhow::Result<()>,
 }
 
-const ENTRIES: [Entry; 2] = [
+const ENTRIES: [Entry; 3] = [
     Entry {
         name: "equivalence",
         what: "core, the stores, the Lua scripts and a 128-bit model over random traces with extremes",
         bar: "0 mismatches in any field",
         run: equivalence,
+    },
+    Entry {
+        name: "flood",
+        what: "10 million random keys against a store for a million, an abuser and a thousand regulars",
+        bar: "memory within the cap + 5 %, the abuser stays refused, no regular is, no pause over 1 ms",
+        run: || run::run(&mut cargo("run --release --package bench -- flood")),
     },
     Entry {
         name: "loom",

@@ -4,11 +4,11 @@
 
 use pollster::block_on;
 use tidegate_core::{Algorithm, Check, Key, Limit, RuleId, Span, Spec, Verdict};
-use tidegate_store::{Clock, ReferenceStore, Store, SystemClock};
+use tidegate_store::{Clock, MemoryStore, Store, SystemClock};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let clock = SystemClock::new();
-    let store = ReferenceStore::new();
+    let store = MemoryStore::with_cap(MemoryStore::cap_for(10_000));
     let per_client = Limit::new(Algorithm::TokenBucket, Spec::new(2, Span::from_secs(60)))?;
     let together = Limit::new(Algorithm::SlidingCounter, Spec::new(3, Span::from_secs(60)))?;
 

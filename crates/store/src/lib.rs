@@ -1,16 +1,17 @@
 //! What remembers across requests.
 //!
-//! A [`Store`] answers checks: data in, data out, one `now` per decision. [`ReferenceStore`] keeps its
-//! counters in this process; other crates keep them elsewhere. All of them pass the one suite in
+//! A [`Store`] answers checks: data in, data out, one `now` per decision. [`MemoryStore`] keeps its
+//! counters in this process, within a cap of bytes; [`ReferenceStore`] is the simple one that it is compared with;
+//! other crates keep counters elsewhere. All of them pass the one suite in
 //! `conformance` (a feature), which replays random traces and demands the same decisions, field by field.
 //!
 //! ```
 //! use tidegate_core::{Algorithm, Check, Key, Limit, RuleId, Span, Spec};
-//! use tidegate_store::{Clock, ReferenceStore, Store, SystemClock};
+//! use tidegate_store::{Clock, MemoryStore, Store, SystemClock};
 //!
 //! # pollster::block_on(async {
 //! let clock = SystemClock::new();
-//! let store = ReferenceStore::new();
+//! let store = MemoryStore::with_cap(MemoryStore::cap_for(100_000));
 //! let limit = Limit::new(Algorithm::FixedWindow, Spec::new(2, Span::from_secs(60)))?;
 //! let check = Check::new(Key::new(RuleId::named("default"), b"alice"), &limit);
 //!
