@@ -102,13 +102,14 @@ impl Bucket {
     #[expect(clippy::inline_always, reason = "what every decision runs through")]
     #[inline(always)]
     fn judge_drops(&self, before: u64, now: Timestamp, cost: Cost) -> (Outcome, u64) {
-        let (verdict, after) = match self.room_for(cost) {
-            Some(room) if before <= room => (Verdict::PASS, self.filled(before, cost)),
-            Some(room) => {
-                let retry_after = self.until_drained(before.saturating_sub(room), now);
-                (Verdict::NotUntil { retry_after }, before)
-            }
-            None => (Verdict::Never, before),
+        let needs = cost.get().saturating_mul(self.rate.unit.get());
+        let (verdict, after) = if cost.get() > self.capacity {
+            (Verdict::Never, before)
+        } else if before.saturating_add(needs) <= self.brim {
+            (Verdict::PASS, before.saturating_add(needs))
+        } else {
+            let excess = before.saturating_sub(self.brim.saturating_sub(needs));
+            (Verdict::NotUntil { retry_after: self.until_drained(excess, now) }, before)
         };
         let left = self.brim.saturating_sub(after);
         // A division costs as much as all the rest. Where less than a unit is left, which is where most
@@ -155,6 +156,9 @@ impl Bucket {
             _ if drops <= drain => 1,
             _ => drops.div_ceil(drain),
         };
+        if self.rate.tick == Tick::Micro {
+            return Span::from_micros(ticks).min(Timestamp::MAX.since(now));
+        }
         self.rate.tick.start(self.rate.tick.of(now).saturating_add(ticks)).since(now)
     }
 

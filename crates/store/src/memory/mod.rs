@@ -117,7 +117,8 @@ impl MemoryStore {
     }
 
     /// What the table needs to know of a check; its line is asked for meanwhile.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "a few instructions of every decision")]
+    #[inline(always)]
     fn ask(&self, key: &Key<'_>, limit: &Limit) -> Result<Ask, StoreError> {
         let hash = self.hash(key);
         self.table.prefetch(hash);
