@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
 use pollster::block_on;
-use tidegate_core::{Algorithm, Check, Cost, Decision, Key, Limit, RuleId, Span, Spec, Timestamp};
-use tidegate_store::conformance::Suite;
+use tidegate_core::{Algorithm, Check, Decision, Key, Limit, RuleId, Span, Spec, Timestamp};
+use tidegate_store::conformance::{Suite, two_threads_admit_exactly_the_ideal};
 use tidegate_store::{MemoryStore, Store};
 
 const START: Timestamp = Timestamp::from_secs(1_800_000_000);
@@ -73,29 +73,7 @@ fn long_equivalence() {
 #[test]
 fn two_threads_together_admit_exactly_the_ideal() {
     for &algorithm in Algorithm::ALL {
-        let (narrow, wide) = (limit(algorithm, 5_000, 3_600), limit(algorithm, 8_000, 3_600));
-        let store = MemoryStore::with_cap(ROOMY);
-        let checks = [
-            Check::new(Key::new(RuleId::named("narrow"), b"client"), &narrow),
-            Check::new(Key::new(RuleId::named("wide"), b""), &wide),
-        ];
-        let mut reversed = checks;
-        reversed.reverse();
-        let passed = AtomicU64::new(0);
-        thread::scope(|scope| {
-            for checks in [&checks, &reversed] {
-                let (store, passed) = (&store, &passed);
-                scope.spawn(move || {
-                    for _ in 0..4_000 {
-                        passed.fetch_add(u64::from(decide(store, checks, START).passes()), Ordering::Relaxed);
-                    }
-                });
-            }
-        });
-        assert_eq!(passed.into_inner(), narrow.capacity(), "{algorithm}");
-        let left = block_on(store.peek(&[checks[1].cost(Cost::ZERO)], START)).unwrap();
-        let ideal = wide.capacity() - narrow.capacity();
-        assert_eq!(left.outcomes[0].remaining, ideal, "{algorithm}: nothing is lost");
+        two_threads_admit_exactly_the_ideal(&MemoryStore::with_cap(ROOMY), algorithm);
     }
 }
 

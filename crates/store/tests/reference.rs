@@ -2,12 +2,9 @@
 
 #![allow(missing_docs, clippy::unwrap_used, reason = "tests speak through their names and fail by panicking")]
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread;
-
 use pollster::block_on;
-use tidegate_core::{Algorithm, Check, Cost, Key, Limit, Role, RuleId, Span, Spec, Timestamp};
-use tidegate_store::conformance::Suite;
+use tidegate_core::{Algorithm, Check, Key, Limit, Role, RuleId, Span, Spec, Timestamp};
+use tidegate_store::conformance::{Suite, two_threads_admit_exactly_the_ideal};
 use tidegate_store::{ReferenceStore, Store};
 
 const START: Timestamp = Timestamp::from_secs(1_700_000_000);
@@ -26,37 +23,10 @@ fn each_algorithm_alone_passes_the_conformance_suite() {
     }
 }
 
-/// Two threads fight over two counters, naming them in opposite order; time stands still, so exactly the
-/// smaller limit passes, and the larger one is charged for exactly what passed.
 #[test]
 fn two_threads_together_admit_exactly_the_ideal() {
     for &algorithm in Algorithm::ALL {
-        let limit_of = |requests| Limit::new(algorithm, Spec::new(requests, Span::from_secs(3_600))).unwrap();
-        let (narrow, wide) = (limit_of(5_000), limit_of(8_000));
-        let store = ReferenceStore::new();
-        let checks = [
-            Check::new(Key::new(RuleId::named("narrow"), b"client"), &narrow),
-            Check::new(Key::new(RuleId::named("wide"), b""), &wide),
-        ];
-        let mut reversed = checks;
-        reversed.reverse();
-        let passed = AtomicU64::new(0);
-        thread::scope(|scope| {
-            for checks in [&checks, &reversed] {
-                let (store, passed) = (&store, &passed);
-                scope.spawn(move || {
-                    for _ in 0..4_000 {
-                        if block_on(store.decide(checks, START)).unwrap().passes() {
-                            passed.fetch_add(1, Ordering::Relaxed);
-                        }
-                    }
-                });
-            }
-        });
-        let ideal = narrow.capacity();
-        assert_eq!(passed.into_inner(), ideal, "{algorithm}");
-        let left = block_on(store.peek(&[checks[1].cost(Cost::ZERO)], START)).unwrap();
-        assert_eq!(left.outcomes[0].remaining, wide.capacity() - ideal, "{algorithm}: nothing is lost");
+        two_threads_admit_exactly_the_ideal(&ReferenceStore::new(), algorithm);
     }
 }
 

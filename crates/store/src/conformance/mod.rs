@@ -13,6 +13,7 @@
 //! pollster::block_on(suite.run(&ReferenceStore::new()));
 //! ```
 
+mod contention;
 mod oracle;
 mod trace;
 
@@ -21,6 +22,7 @@ use std::fmt;
 use tidegate_core::{Algorithm, Decision, Verdict};
 
 use crate::store::{Store, StoreError};
+pub use contention::two_threads_admit_exactly_the_ideal;
 use oracle::Oracle;
 use trace::{Op, Trace};
 
