@@ -46,7 +46,7 @@ const POOL_SHARE: usize = 8;
 
 /// Counters in this process, in a table of fixed size.
 ///
-/// The cap is taken at the start and never exceeded. When keys that still count fill it, newcomers share
+/// The table is taken at the start and never grows. When keys that still count fill it, newcomers share
 /// counters: they are limited too, only together. No key that still counts is ever forgotten for another.
 #[derive(Debug)]
 pub struct MemoryStore {
@@ -69,7 +69,8 @@ pub struct MemoryUse {
 }
 
 impl MemoryStore {
-    /// A store that takes at most `bytes`, and at least a few kilobytes.
+    /// A store whose table and pool take at most `bytes`, and at least a few kilobytes. Beside them it keeps
+    /// less than 0.2 MB of books and, for each limit that overflows, the counters its newcomers share.
     pub fn with_cap(bytes: usize) -> Self {
         let pool = Pool::new((bytes / POOL_SHARE) as u64);
         let lines = (bytes - bytes / POOL_SHARE) / size_of::<Bucket>();
