@@ -1,0 +1,1 @@
+//! What the operator wrote, and what it means for one request.
