@@ -7,7 +7,7 @@
 use core::num::NonZeroU64;
 
 use crate::decision::{Outcome, Verdict};
-use crate::limit::{Cost, LimitError, Spec, WORD_MAX};
+use crate::limit::{Cost, LimitError, Spec, Stepped, WORD_MAX};
 use crate::time::{EXACT_MAX, Span, Tick, Timestamp};
 
 /// An exact rate: a unit of cost is `unit` drops, and each tick drains `drain` drops.
@@ -103,13 +103,13 @@ impl Bucket {
     #[inline(always)]
     fn judge_drops(&self, before: u64, now: Timestamp, cost: Cost) -> (Outcome, u64) {
         let needs = cost.get().saturating_mul(self.rate.unit.get());
-        let (verdict, after) = if cost.get() > self.capacity {
-            (Verdict::Never, before)
-        } else if before.saturating_add(needs) <= self.brim {
-            (Verdict::PASS, before.saturating_add(needs))
-        } else {
-            let excess = before.saturating_sub(self.brim.saturating_sub(needs));
-            (Verdict::NotUntil { retry_after: self.until_drained(excess, now) }, before)
+        let (verdict, after) = match self.brim.checked_sub(needs) {
+            Some(room) if before <= room => (Verdict::PASS, before.saturating_add(needs)),
+            Some(room) => {
+                let excess = before.saturating_sub(room);
+                (Verdict::NotUntil { retry_after: self.until_drained(excess, now) }, before)
+            }
+            None => (Verdict::Never, before),
         };
         let left = self.brim.saturating_sub(after);
         // A division costs as much as all the rest. Where less than a unit is left, which is where most
@@ -132,7 +132,7 @@ impl Bucket {
         origin: Timestamp,
         now: Timestamp,
         cost: Cost,
-    ) -> Option<(Outcome, Option<u64>, u64)> {
+    ) -> Option<(Stepped, u64)> {
         let ticks = self.rate.tick.of(now).checked_sub(self.rate.tick.of(origin))?;
         let drained = ticks.checked_mul(self.rate.drain.get())?;
         let before = word.saturating_sub(drained);
@@ -140,8 +140,7 @@ impl Bucket {
             return None;
         }
         let (outcome, after) = self.judge_drops(before, now, cost);
-        let next = drained.checked_add(after).filter(|next| *next <= WORD_MAX);
-        Some((outcome, next, before))
+        Some((Stepped { outcome, next: drained.saturating_add(after) }, before))
     }
 
     /// How long until so many drops have drained.

@@ -7,7 +7,7 @@
 
 use crate::bucket::{Bucket, Level, Rate};
 use crate::decision::Outcome;
-use crate::limit::{Algorithm, Cost, LimitError, Meter, Spec, Stepped};
+use crate::limit::{Algorithm, Cost, LimitError, Meter, Spec, Stepped, step_unpacked};
 use crate::time::{Tick, Timestamp};
 
 /// The parameters of a token bucket; `burst` defaults to `requests`.
@@ -70,8 +70,10 @@ impl Meter for TokenBucket {
     }
 
     #[inline]
-    fn step_word(&self, word: u64, origin: Timestamp, now: Timestamp, cost: Cost) -> Option<Stepped> {
-        let (outcome, next, _) = self.0.step_word(word, origin, now, cost)?;
-        Some((outcome, next))
+    fn step_word(&self, word: u64, origin: Timestamp, now: Timestamp, cost: Cost) -> Stepped {
+        match self.0.step_word(word, origin, now, cost) {
+            Some((stepped, _)) => stepped,
+            None => step_unpacked(self, word, origin, (now, cost)),
+        }
     }
 }

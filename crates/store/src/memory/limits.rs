@@ -24,7 +24,7 @@ type Chunk = [OnceLock<Known>; CHUNK];
 /// given back; place 0 is never taken.
 #[derive(Debug)]
 pub(super) struct Limits {
-    fingerprints: Box<[AtomicU64]>,
+    fingerprints: Box<[AtomicU64; LIMITS]>,
     chunks: Box<[OnceLock<Box<Chunk>>]>,
     /// How many are known; held while one is added.
     count: Mutex<usize>,
@@ -33,7 +33,7 @@ pub(super) struct Limits {
 impl Limits {
     pub(super) fn new() -> Self {
         Self {
-            fingerprints: (0..LIMITS).map(|_| AtomicU64::new(0)).collect(),
+            fingerprints: Box::new([const { AtomicU64::new(0) }; LIMITS]),
             chunks: (0..LIMITS / CHUNK).map(|_| OnceLock::new()).collect(),
             count: Mutex::new(0),
         }
@@ -45,7 +45,7 @@ impl Limits {
         let wanted = fingerprint(limit);
         let place = first_place(wanted);
         if self.fingerprints[place].load(Ordering::Acquire) == wanted {
-            return u16::try_from(place).ok();
+            return Some(place as u16);
         }
         self.find_or_add(limit)
     }
@@ -89,13 +89,13 @@ impl Known {
     }
 }
 
-/// Never 0, which marks a free place.
+/// Odd, so that neither it nor its first place is 0, which marks what is free.
 fn fingerprint(limit: &Limit) -> u64 {
-    limit.fingerprint().max(1)
+    limit.fingerprint() | 1
 }
 
 fn first_place(fingerprint: u64) -> usize {
-    (fingerprint as usize & (LIMITS - 1)).max(1)
+    fingerprint as usize % LIMITS
 }
 
 fn next_place(place: usize) -> usize {

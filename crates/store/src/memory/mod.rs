@@ -2,9 +2,8 @@
 //!
 //! A key is a seeded 64-bit hash. Its high bits say which cache line is its home, its low bits stand in the
 //! slot, beside a state packed into one word: one line is all that an ordinary check touches. `bucket` is a
-//! line, `table` says where keys live. `fast` is the way of almost all decisions: counters are read without a
-//! lock, a refusal writes nothing, and what passes takes the locks for the few instructions that store the new
-//! words. `decision` is the way of the rest, with locks held from the start.
+//! line, `table` says where keys live. `fast` is the way of almost all decisions: a refusal writes nothing, and
+//! what passes replaces the words it has read. `decision` is the way of the rest, with locks held from the start.
 
 #![allow(clippy::cast_possible_truncation, reason = "bits of hashes and tags are cut on purpose")]
 
@@ -29,6 +28,7 @@ use crate::entry::Override;
 use crate::store::{Store, StoreError};
 use bucket::Bucket;
 use decision::{Asked, Held};
+use fast::{DecideAsked, DecideOne};
 use metrics::Metrics;
 use overrides::Overrides;
 use pool::Pool;
@@ -36,9 +36,9 @@ use table::Table;
 pub use top::HeavyKey;
 use top::Top;
 
-/// At this share of its slots a table is as full as it should get: of a million keys about six then find all
-/// of their eight lines full.
-const FILL: f64 = 0.5;
+/// At this share of its slots a table is as full as it should get: of a million keys about nine then find all
+/// of their sixteen lines full.
+const FILL: f64 = 0.65;
 /// So many bytes for each slot; a line holds four.
 const SLOT_BYTES: usize = size_of::<Bucket>() / bucket::SLOTS;
 /// One part of so many is for states that do not fit a slot.
@@ -117,54 +117,63 @@ impl MemoryStore {
         hasher.finish()
     }
 
-    /// What the table needs to know of a check; its line is asked for meanwhile.
+    /// What the table needs to know of a check.
     #[expect(clippy::inline_always, reason = "a few instructions of every decision")]
     #[inline(always)]
     fn ask(&self, key: &Key<'_>, limit: &Limit) -> Result<Ask, StoreError> {
         let hash = self.hash(key);
-        self.table.prefetch(hash);
+        let home = self.table.home(hash);
         let number = self.table.limits.number(limit).ok_or(StoreError::TooManyLimits)?;
-        Ok(Ask { hash, number })
+        Ok(Ask { hash, home, number })
     }
 
+    /// The same for several, whose lines are all asked for before the first is looked at.
     fn ask_all(&self, checks: &[Check<'_>]) -> Result<SmallVec<[Ask; 4]>, StoreError> {
-        checks.iter().map(|check| self.ask(&check.key, check.limit)).collect()
+        let mut asks = SmallVec::new();
+        for check in checks {
+            let ask = self.ask(&check.key, check.limit)?;
+            self.table.prefetch(ask.home);
+            asks.push(ask);
+        }
+        Ok(asks)
+    }
+
+    /// Not part of its callers: a decision is large, and this way it is made where it is wanted.
+    #[inline(never)]
+    fn decide_now(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
+        match checks {
+            [check] => check.limit.visit(DecideOne { store: self, check, now }),
+            _ => self.decide_several(checks, now),
+        }
     }
 
     #[inline(never)]
-    fn decide_now(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
-        if let [check] = checks {
-            let ask = self.ask(&check.key, check.limit)?;
-            return self.decide_one(check, ask, now);
-        }
+    fn decide_several(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
         self.decide_asked(checks, &self.ask_all(checks)?, now)
     }
 
-    #[inline]
     fn decide_asked(
         &self,
         checks: &[Check<'_>],
         asks: &[Ask],
         now: Timestamp,
     ) -> Result<Decision, StoreError> {
-        match (checks, asks) {
-            ([check], [ask]) => self.decide_one(check, *ask, now),
-            _ => Ok(match self.decide_several(checks, asks, now) {
-                Some(decision) => self.sampled(checks, asks, decision),
-                None => self.decide_held(checks, asks, now),
-            }),
+        match self.try_several(checks, asks, now) {
+            Some(decision) => Ok(self.sampled(checks, asks, decision)),
+            None => self.decide_held(checks, now),
         }
     }
 
     /// With all locks held from the start.
     #[cold]
     #[inline(never)]
-    fn decide_held(&self, checks: &[Check<'_>], asks: &[Ask], now: Timestamp) -> Decision {
-        let decision = self.with_held(&self.in_force(checks, asks, now), now, |held| {
+    fn decide_held(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
+        let asks = self.ask_all(checks)?;
+        let decision = self.with_held(&self.in_force(checks, &asks, now), now, |held| {
             held.adopt();
             decide(checks, now, held)
         });
-        self.sampled(checks, asks, decision)
+        Ok(self.sampled(checks, &asks, decision))
     }
 
     fn sampled(&self, checks: &[Check<'_>], asks: &[Ask], decision: Decision) -> Decision {
@@ -205,7 +214,7 @@ impl MemoryStore {
         if self.overrides.touch(refund, now) {
             return Ok(());
         }
-        let Ask { hash, number } = self.ask(&refund.key, refund.limit)?;
+        let Ask { hash, number, .. } = self.ask(&refund.key, refund.limit)?;
         self.with_held(&[Asked { hash, limit: *refund.limit, number }], now, |held| {
             if held.counts_under_its_limit(0) {
                 held.change(0, |limit, state| limit.refund(state, refund.charged, now, refund.cost));
@@ -215,10 +224,11 @@ impl MemoryStore {
     }
 }
 
-/// A key's hash and its limit's number.
+/// A key's hash and home, and its limit's number.
 #[derive(Clone, Copy, Debug)]
 struct Ask {
     hash: u64,
+    home: usize,
     number: u16,
 }
 
@@ -236,14 +246,22 @@ impl Store for MemoryStore {
     ) -> Result<(), StoreError> {
         let mut asks = SmallVec::<[Ask; 16]>::new();
         for check in batch.iter().copied().flatten() {
-            asks.push(self.ask(&check.key, check.limit)?);
+            let ask = self.ask(&check.key, check.limit)?;
+            self.table.prefetch(ask.home);
+            asks.push(ask);
         }
         let mut rest = asks.as_slice();
-        decisions.reserve(batch.len());
-        for checks in batch {
+        let first = decisions.len();
+        decisions.extend(batch.iter().map(|_| Decision::of_none(now)));
+        for (checks, decision) in batch.iter().zip(&mut decisions[first..]) {
             let (these, others) = rest.split_at(checks.len());
             rest = others;
-            decisions.push(self.decide_asked(checks, these, now)?);
+            match (checks, these) {
+                ([check], [ask]) => {
+                    check.limit.visit(DecideAsked { store: self, check, ask: *ask, now, decision })?;
+                }
+                _ => *decision = self.decide_asked(checks, these, now)?,
+            }
         }
         Ok(())
     }
@@ -286,7 +304,7 @@ mod loom_tests {
 
     const NOW: Timestamp = Timestamp::from_secs(1_800_000_000);
 
-    /// A table of eight lines; the seed of the hashes is fixed, as loom needs it.
+    /// A table of as few lines as can be; the seed of the hashes is fixed, as loom needs it.
     fn store() -> Arc<MemoryStore> {
         Arc::new(MemoryStore {
             table: Table::new(1, Pool::new(0)),
