@@ -140,7 +140,11 @@ impl Bucket {
             return None;
         }
         let (outcome, after) = self.judge_drops(before, now, cost);
-        Some((Stepped { outcome, next: drained.saturating_add(after) }, before))
+        let next = drained.saturating_add(after);
+        if next > WORD_MAX {
+            return None;
+        }
+        Some((Stepped { outcome, next }, before))
     }
 
     /// How long until so many drops have drained.

@@ -5,7 +5,7 @@
 
 use crate::bucket::{Bucket, Level, Rate};
 use crate::decision::{Outcome, Verdict};
-use crate::limit::{Algorithm, Cost, LimitError, Meter, Spec, Stepped, step_unpacked};
+use crate::limit::{Algorithm, Cost, LimitError, Meter, Spec, Stepped};
 use crate::time::{Tick, Timestamp};
 
 /// The parameters of a leaky bucket; `burst` defaults to `requests`, and 0 lets nothing wait.
@@ -69,13 +69,11 @@ impl Meter for LeakyBucket {
     }
 
     #[inline]
-    fn step_word(&self, word: u64, origin: Timestamp, now: Timestamp, cost: Cost) -> Stepped {
-        let Some((mut stepped, before)) = self.0.step_word(word, origin, now, cost) else {
-            return step_unpacked(self, word, origin, (now, cost));
-        };
+    fn step_word(&self, word: u64, origin: Timestamp, now: Timestamp, cost: Cost) -> Option<Stepped> {
+        let (mut stepped, before) = self.0.step_word(word, origin, now, cost)?;
         if let Verdict::Pass { wait } = &mut stepped.outcome.verdict {
             *wait = self.0.until_drained(before, now);
         }
-        stepped
+        Some(stepped)
     }
 }

@@ -156,10 +156,16 @@ pub trait Meter: Copy {
         Self::State::default()
     }
 
-    /// One whole step on a packed state.
+    /// One whole step on a packed state; `None` where that takes more than words can hold.
     #[inline]
-    fn step_word(&self, word: u64, origin: Timestamp, now: Timestamp, cost: Cost) -> Stepped {
-        step_unpacked(self, word, origin, (now, cost))
+    fn step_word(&self, word: u64, origin: Timestamp, now: Timestamp, cost: Cost) -> Option<Stepped> {
+        let mut state = self.unpack(word, origin);
+        let outcome = self.judge(&state, now, cost);
+        if !outcome.verdict.is_pass() || cost == Cost::ZERO {
+            return Some(Stepped { outcome, next: word });
+        }
+        self.charge(&mut state, now, cost);
+        Some(Stepped { outcome, next: self.pack(&state, origin)? })
     }
 
     /// The bytes that a state has allocated beside itself.
@@ -177,24 +183,8 @@ pub trait Meter: Copy {
 pub struct Stepped {
     /// The answer.
     pub outcome: Outcome,
-    /// Where the cost fits, the packed state that follows; more than [`WORD_MAX`] if that cannot be packed.
+    /// Where the cost fits, the packed state that follows.
     pub next: u64,
-}
-
-/// A step on a packed state by way of the state itself.
-pub(crate) fn step_unpacked<M: Meter>(
-    meter: &M,
-    word: u64,
-    origin: Timestamp,
-    (now, cost): (Timestamp, Cost),
-) -> Stepped {
-    let mut state = meter.unpack(word, origin);
-    let outcome = meter.judge(&state, now, cost);
-    if !outcome.verdict.is_pass() || cost == Cost::ZERO {
-        return Stepped { outcome, next: word };
-    }
-    meter.charge(&mut state, now, cost);
-    Stepped { outcome, next: meter.pack(&state, origin).unwrap_or(u64::MAX) }
 }
 
 /// The largest word a packed state takes: two bits are left to whoever keeps it.
@@ -385,10 +375,10 @@ macro_rules! algorithms {
                 }
             }
 
-            /// One whole step on a packed state.
+            /// One whole step on a packed state; `None` where that takes more than words can hold.
             pub fn step_word(
                 &self, word: u64, origin: Timestamp, now: Timestamp, cost: Cost,
-            ) -> Stepped {
+            ) -> Option<Stepped> {
                 match &self.kind {
                     $(Kind::$variant(limit) => limit.step_word(word, origin, now, cost),)+
                 }

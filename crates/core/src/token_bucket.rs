@@ -7,7 +7,7 @@
 
 use crate::bucket::{Bucket, Level, Rate};
 use crate::decision::Outcome;
-use crate::limit::{Algorithm, Cost, LimitError, Meter, Spec, Stepped, step_unpacked};
+use crate::limit::{Algorithm, Cost, LimitError, Meter, Spec, Stepped};
 use crate::time::{Tick, Timestamp};
 
 /// The parameters of a token bucket; `burst` defaults to `requests`.
@@ -69,11 +69,10 @@ impl Meter for TokenBucket {
         self.0.unpack(word, origin)
     }
 
-    #[inline]
-    fn step_word(&self, word: u64, origin: Timestamp, now: Timestamp, cost: Cost) -> Stepped {
-        match self.0.step_word(word, origin, now, cost) {
-            Some((stepped, _)) => stepped,
-            None => step_unpacked(self, word, origin, (now, cost)),
-        }
+    #[expect(clippy::inline_always, reason = "what a caller does not ask of an outcome is not computed")]
+    #[inline(always)]
+    fn step_word(&self, word: u64, origin: Timestamp, now: Timestamp, cost: Cost) -> Option<Stepped> {
+        let (stepped, _) = self.0.step_word(word, origin, now, cost)?;
+        Some(stepped)
     }
 }

@@ -6,7 +6,7 @@
 
 use smallvec::SmallVec;
 use tidegate_core::{
-    Check, Cost, Decision, Meter, Outcome, Outcomes, Role, Stepped, Timestamp, Visitor, WORD_MAX,
+    Check, Cost, Decision, Meter, Outcome, Outcomes, Role, Stepped, Timestamp, Visitor,
 };
 
 use super::bucket::{Bucket, HeldWord, LINES, Tag, Word, patiently};
@@ -33,10 +33,10 @@ impl Found<'_> {
 }
 
 impl MemoryStore {
-    /// The answer to a single check.
+    /// The answer to a single check, if nobody else is about to change its counter.
     #[expect(clippy::inline_always, reason = "its answer is taken apart at once")]
     #[inline(always)]
-    fn try_one<M: Meter>(
+    pub(super) fn try_one<M: Meter>(
         &self,
         meter: &M,
         check: &Check<'_>,
@@ -44,14 +44,11 @@ impl MemoryStore {
         now: Timestamp,
     ) -> Option<Outcome> {
         let found = self.find(check, ask, now)?;
-        let Stepped { outcome, next } = meter.step_word(found.word, ORIGIN, now, check.cost);
+        let Stepped { outcome, next } = meter.step_word(found.word, ORIGIN, now, check.cost)?;
         let passes = outcome.verdict.is_pass();
         if passes && check.cost > Cost::ZERO {
-            if next > WORD_MAX {
-                return None;
-            }
             if !found.line.replace(found.slot, found.word, next) {
-                return self.try_contended(check, ask, now);
+                return None;
             }
         } else if !passes && check.role == Role::Overage {
             return None;
@@ -61,19 +58,17 @@ impl MemoryStore {
     }
 
     /// Another was faster: judges what it left, until nobody is.
-    #[cold]
-    #[inline(never)]
-    fn try_contended(&self, check: &Check<'_>, ask: Ask, now: Timestamp) -> Option<Outcome> {
+    pub(super) fn try_contended(&self, check: &Check<'_>, ask: Ask, now: Timestamp) -> Option<Outcome> {
         let found = self.find(check, ask, now)?;
         let outcome = patiently(|| {
-            let Some(found) = found.again() else { return Some(None) };
-            let Stepped { outcome, next } = check.limit.step_word(found.word, ORIGIN, now, check.cost);
+            let stepped = found.again().map(|found| {
+                (found, check.limit.step_word(found.word, ORIGIN, now, check.cost))
+            });
+            let Some((found, Some(Stepped { outcome, next }))) = stepped else { return Some(None) };
             match outcome.verdict.is_pass() {
-                true if next <= WORD_MAX => {
-                    found.line.replace(found.slot, found.word, next).then_some(Some(outcome))
-                }
-                false if check.role != Role::Overage => Some(Some(outcome)),
-                _ => Some(None),
+                true => found.line.replace(found.slot, found.word, next).then_some(Some(outcome)),
+                false if check.role == Role::Overage => Some(None),
+                false => Some(Some(outcome)),
             }
         })?;
         self.top.sample(&check.key, ask.hash, now, outcome.verdict.is_pass());
@@ -90,7 +85,7 @@ impl MemoryStore {
                 return None;
             }
             let one = self.find(check, *ask, now)?;
-            let stepped = check.limit.step_word(one.word, ORIGIN, now, check.cost);
+            let stepped = check.limit.step_word(one.word, ORIGIN, now, check.cost)?;
             outcomes.push(stepped.outcome);
             found.push((one, stepped.next));
         }
@@ -100,7 +95,7 @@ impl MemoryStore {
         } else {
             for ((check, (found, _)), outcome) in checks.iter().zip(&found).zip(&mut decision.outcomes) {
                 if outcome.verdict.is_pass() {
-                    let left = check.limit.step_word(found.word, ORIGIN, now, Cost::ZERO).outcome;
+                    let left = check.limit.step_word(found.word, ORIGIN, now, Cost::ZERO)?.outcome;
                     *outcome = Outcome { verdict: outcome.verdict, ..left };
                 }
             }
@@ -117,82 +112,60 @@ impl MemoryStore {
     #[inline(always)]
     fn find(&self, check: &Check<'_>, ask: Ask, now: Timestamp) -> Option<Found<'_>> {
         let Ask { hash, home, number } = ask;
-        let line = self.table.line(home);
-        let tag = Tag::new(hash, 0, number);
-        let found = match line.find_exactly(tag) {
-            Some(slot) => Found { line, slot, tag, word: 0 },
-            None => self.find_away(home, hash, number)?,
-        };
         if self.overrides.in_force(&check.key, now).is_some() {
             return None;
         }
-        found.again()
-    }
-
-    /// The slot of a key that has spilled from its home.
-    #[inline(never)]
-    fn find_away(&self, home: usize, hash: u64, number: u16) -> Option<Found<'_>> {
-        if !self.table.line(home).has_spilled() {
-            return None;
+        let (line, tag) = (self.table.line(home), Tag::new(hash, 0, number));
+        if let Some(slot) = line.find_exactly(tag) {
+            return Found { line, slot, tag, word: 0 }.again();
         }
-        (1..LINES).find_map(|away| {
-            let (line, tag) = (self.table.line(home + away), Tag::new(hash, away, number));
-            line.find_exactly(tag).map(|slot| Found { line, slot, tag, word: 0 })
-        })
+        let away = self.find_away(home, hash, number)?;
+        let (line, tag) = (self.table.line(home + away), Tag::new(hash, away, number));
+        Found { line, slot: line.find_exactly(tag)?, tag, word: 0 }.again()
     }
 
-    /// The decision over a single check, in code of its own for each algorithm: nothing goes through memory on
-    /// the way from the slot to the decision.
+    /// How far from its home a key lives that has spilled.
     #[inline(never)]
-    fn decide_metered<M: Meter>(
-        &self,
-        meter: &M,
-        check: &Check<'_>,
-        now: Timestamp,
-    ) -> Result<Decision, StoreError> {
-        let ask = self.ask(&check.key, check.limit)?;
-        match self.try_one(meter, check, ask, now) {
+    fn find_away(&self, home: usize, hash: u64, number: u16) -> Option<usize> {
+        let lives =
+            |away: &usize| self.table.line(home + away).find_exactly(Tag::new(hash, *away, number)).is_some();
+        if self.table.line(home).has_spilled() { (1..LINES).find(lives) } else { None }
+    }
+
+    /// The decision over a single check that is out of the ordinary, or asked for by several threads at once.
+    #[cold]
+    #[inline(never)]
+    fn decide_contended(&self, check: &Check<'_>, ask: Ask, now: Timestamp) -> Result<Decision, StoreError> {
+        match self.try_contended(check, ask, now) {
             Some(outcome) => Ok(Decision::of_one(now, check.role, outcome)),
             None => self.decide_held(std::slice::from_ref(check), now),
         }
     }
-
-    /// The same for one of a batch, whose key was hashed before.
-    #[inline(never)]
-    fn decide_asked_metered<M: Meter>(
-        &self,
-        meter: &M,
-        (check, ask): (&Check<'_>, Ask),
-        now: Timestamp,
-        decision: &mut Decision,
-    ) -> Result<(), StoreError> {
-        match self.try_one(meter, check, ask, now) {
-            Some(outcome) => decision.add_one(check.role, outcome),
-            None => *decision = self.decide_held(std::slice::from_ref(check), now)?,
-        }
-        Ok(())
-    }
 }
 
-/// Decides a single check.
+/// Decides a single check, in code of its own for each algorithm.
 pub(super) struct DecideOne<'a> {
     pub(super) store: &'a MemoryStore,
     pub(super) check: &'a Check<'a>,
+    pub(super) ask: Ask,
     pub(super) now: Timestamp,
 }
 
 impl Visitor for DecideOne<'_> {
-    /// As callers want it: to wrap a decision later would be to copy it.
     type Output = Result<Decision, StoreError>;
 
-    #[inline]
+    #[inline(never)]
     fn visit<M: Meter>(self, meter: &M) -> Result<Decision, StoreError> {
-        self.store.decide_metered(meter, self.check, self.now)
+        let Self { store, check, ask, now } = self;
+        match store.try_one(meter, check, ask, now) {
+            Some(outcome) => Ok(Decision::of_one(now, check.role, outcome)),
+            None => store.decide_contended(check, ask, now),
+        }
     }
 }
 
-/// Decides a single check of a batch, into its place.
-pub(super) struct DecideAsked<'a> {
+/// The same, into its place: to return a decision and then to store it would be to copy it.
+pub(super) struct DecideInto<'a> {
     pub(super) store: &'a MemoryStore,
     pub(super) check: &'a Check<'a>,
     pub(super) ask: Ask,
@@ -200,12 +173,17 @@ pub(super) struct DecideAsked<'a> {
     pub(super) decision: &'a mut Decision,
 }
 
-impl Visitor for DecideAsked<'_> {
+impl Visitor for DecideInto<'_> {
     type Output = Result<(), StoreError>;
 
-    #[inline]
+    #[inline(never)]
     fn visit<M: Meter>(self, meter: &M) -> Result<(), StoreError> {
-        self.store.decide_asked_metered(meter, (self.check, self.ask), self.now, self.decision)
+        let Self { store, check, ask, now, decision } = self;
+        match store.try_one(meter, check, ask, now) {
+            Some(outcome) => decision.add_one(check.role, outcome),
+            None => *decision = store.decide_contended(check, ask, now)?,
+        }
+        Ok(())
     }
 }
 
@@ -214,9 +192,6 @@ fn charge_all(checks: &[Check<'_>], outcomes: &[Outcome], found: &[(Found<'_>, u
     let mut held = SmallVec::<[(HeldWord<'_>, u64); 4]>::new();
     for ((check, outcome), (found, next)) in checks.iter().zip(outcomes).zip(found) {
         if outcome.verdict.is_pass() && check.cost > Cost::ZERO {
-            if *next > WORD_MAX {
-                return None;
-            }
             held.push((found.line.hold(found.slot, found.word)?, *next));
         }
     }

@@ -19,16 +19,18 @@ mod table;
 mod top;
 
 use std::hash::{BuildHasher, Hasher};
+use std::pin::Pin;
+use std::task::{Context, Poll};
 
 use foldhash::quality::SeedableRandomState;
 use smallvec::SmallVec;
-use tidegate_core::{Check, Decision, Key, Limit, Refund, Timestamp, decide, peek};
+use tidegate_core::{Check, Decision, Key, Kind, Limit, Refund, Timestamp, decide, peek};
 
 use crate::entry::Override;
 use crate::store::{Store, StoreError};
 use bucket::Bucket;
 use decision::{Asked, Held};
-use fast::{DecideAsked, DecideOne};
+use fast::{DecideInto, DecideOne};
 use metrics::Metrics;
 use overrides::Overrides;
 use pool::Pool;
@@ -117,39 +119,47 @@ impl MemoryStore {
         hasher.finish()
     }
 
-    /// What the table needs to know of a check.
+    /// What the table needs to know of a check; `None` if there are too many limits.
     #[expect(clippy::inline_always, reason = "a few instructions of every decision")]
     #[inline(always)]
-    fn ask(&self, key: &Key<'_>, limit: &Limit) -> Result<Ask, StoreError> {
+    fn ask(&self, key: &Key<'_>, limit: &Limit) -> Option<Ask> {
+        let number = self.table.limits.number(limit)?;
         let hash = self.hash(key);
-        let home = self.table.home(hash);
-        let number = self.table.limits.number(limit).ok_or(StoreError::TooManyLimits)?;
-        Ok(Ask { hash, home, number })
+        Some(Ask { hash, home: self.table.home(hash), number })
     }
 
     /// The same for several, whose lines are all asked for before the first is looked at.
     fn ask_all(&self, checks: &[Check<'_>]) -> Result<SmallVec<[Ask; 4]>, StoreError> {
         let mut asks = SmallVec::new();
         for check in checks {
-            let ask = self.ask(&check.key, check.limit)?;
+            let ask = self.ask(&check.key, check.limit).ok_or(StoreError::TooManyLimits)?;
             self.table.prefetch(ask.home);
             asks.push(ask);
         }
         Ok(asks)
     }
 
-    /// Not part of its callers: a decision is large, and this way it is made where it is wanted.
-    #[inline(never)]
+    #[expect(clippy::inline_always, reason = "what a caller does not ask of a decision is not computed")]
+    #[inline(always)]
     fn decide_now(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
-        match checks {
-            [check] => check.limit.visit(DecideOne { store: self, check, now }),
-            _ => self.decide_several(checks, now),
+        // One algorithm is small enough to be part of every caller.
+        if let [check] = checks
+            && let Kind::TokenBucket(meter) = check.limit.kind()
+            && let Some(ask) = self.ask(&check.key, check.limit)
+            && let Some(outcome) = self.try_one(meter, check, ask, now)
+        {
+            return Ok(Decision::of_one(now, check.role, outcome));
         }
+        self.decide_apart(checks, now)
     }
 
     #[inline(never)]
-    fn decide_several(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
-        self.decide_asked(checks, &self.ask_all(checks)?, now)
+    fn decide_apart(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
+        let asks = self.ask_all(checks)?;
+        match (checks, asks.as_slice()) {
+            ([check], [ask]) => check.limit.visit(DecideOne { store: self, check, ask: *ask, now }),
+            _ => self.decide_asked(checks, &asks, now),
+        }
     }
 
     fn decide_asked(
@@ -214,8 +224,9 @@ impl MemoryStore {
         if self.overrides.touch(refund, now) {
             return Ok(());
         }
-        let Ask { hash, number, .. } = self.ask(&refund.key, refund.limit)?;
-        self.with_held(&[Asked { hash, limit: *refund.limit, number }], now, |held| {
+        let ask = self.ask(&refund.key, refund.limit).ok_or(StoreError::TooManyLimits)?;
+        let asked = Asked { hash: ask.hash, limit: *refund.limit, number: ask.number };
+        self.with_held(&[asked], now, |held| {
             if held.counts_under_its_limit(0) {
                 held.change(0, |limit, state| limit.refund(state, refund.charged, now, refund.cost));
             }
@@ -232,10 +243,31 @@ struct Ask {
     number: u16,
 }
 
+/// Decides when it is polled, and never waits.
+struct Deciding<'s, 'c, 'k> {
+    store: &'s MemoryStore,
+    checks: &'c [Check<'k>],
+    now: Timestamp,
+}
+
+impl Future for Deciding<'_, '_, '_> {
+    type Output = Result<Decision, StoreError>;
+
+    #[expect(clippy::inline_always, reason = "see decide_now")]
+    #[inline(always)]
+    fn poll(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Self::Output> {
+        Poll::Ready(self.store.decide_now(self.checks, self.now))
+    }
+}
+
 impl Store for MemoryStore {
     #[inline]
-    async fn decide(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
-        self.decide_now(checks, now)
+    fn decide(
+        &self,
+        checks: &[Check<'_>],
+        now: Timestamp,
+    ) -> impl Future<Output = Result<Decision, StoreError>> + Send {
+        Deciding { store: self, checks, now }
     }
 
     async fn decide_batch(
@@ -246,7 +278,7 @@ impl Store for MemoryStore {
     ) -> Result<(), StoreError> {
         let mut asks = SmallVec::<[Ask; 16]>::new();
         for check in batch.iter().copied().flatten() {
-            let ask = self.ask(&check.key, check.limit)?;
+            let ask = self.ask(&check.key, check.limit).ok_or(StoreError::TooManyLimits)?;
             self.table.prefetch(ask.home);
             asks.push(ask);
         }
@@ -258,7 +290,7 @@ impl Store for MemoryStore {
             rest = others;
             match (checks, these) {
                 ([check], [ask]) => {
-                    check.limit.visit(DecideAsked { store: self, check, ask: *ask, now, decision })?;
+                    check.limit.visit(DecideInto { store: self, check, ask: *ask, now, decision })?;
                 }
                 _ => *decision = self.decide_asked(checks, these, now)?,
             }
