@@ -103,15 +103,17 @@ impl Bucket {
     #[inline(always)]
     fn judge_drops(&self, before: u64, now: Timestamp, cost: Cost) -> (Outcome, u64) {
         let needs = cost.get().saturating_mul(self.rate.unit.get());
-        let (verdict, after) = match self.brim.checked_sub(needs) {
-            Some(room) if before <= room => (Verdict::PASS, before.saturating_add(needs)),
-            Some(room) => {
-                let excess = before.saturating_sub(room);
-                (Verdict::NotUntil { retry_after: self.until_drained(excess, now) }, before)
+        // Where it fits, nothing can wrap: `before + needs` is at most the brim.
+        let (verdict, after, left) = match self.brim.checked_sub(needs) {
+            Some(room) if before <= room => {
+                (Verdict::PASS, before.wrapping_add(needs), room.wrapping_sub(before))
             }
-            None => (Verdict::Never, before),
+            Some(room) => {
+                let retry_after = self.until_drained(before.saturating_sub(room), now);
+                (Verdict::NotUntil { retry_after }, before, self.brim.saturating_sub(before))
+            }
+            None => (Verdict::Never, before, self.brim.saturating_sub(before)),
         };
-        let left = self.brim.saturating_sub(after);
         // A division costs as much as all the rest. Where less than a unit is left, which is where most
         // refusals are, and where a unit is a single drop, none is needed.
         let remaining = match self.rate.unit.get() {
@@ -136,15 +138,12 @@ impl Bucket {
         let ticks = self.rate.tick.of(now).checked_sub(self.rate.tick.of(origin))?;
         let drained = ticks.checked_mul(self.rate.drain.get())?;
         let before = word.saturating_sub(drained);
-        if before > EXACT_MAX {
+        // Then whatever follows fits a word too.
+        if before > EXACT_MAX || drained > WORD_MAX.saturating_sub(EXACT_MAX) {
             return None;
         }
         let (outcome, after) = self.judge_drops(before, now, cost);
-        let next = drained.saturating_add(after);
-        if next > WORD_MAX {
-            return None;
-        }
-        Some((Stepped { outcome, next }, before))
+        Some((Stepped { outcome, next: drained.wrapping_add(after) }, before))
     }
 
     /// How long until so many drops have drained.

@@ -100,13 +100,10 @@ impl Bucket {
     /// The slot of exactly this tag. Unless the line is locked this is a hint.
     #[inline]
     pub(super) fn find_exactly(&self, wanted: Tag) -> Option<usize> {
-        // All four are compared: which slot it is, no branch predictor knows.
-        let found = (0..SLOTS).fold(0_u32, |found, slot| {
-            let tag = self.tags[slot].load(Ordering::Acquire);
-            let tag = if slot == 0 { tag & !SPILLED } else { tag };
-            found | u32::from(tag == wanted.0) << slot
-        });
-        if found == 0 { None } else { Some(found.trailing_zeros() as usize % SLOTS) }
+        // Without a branch: which slot it is, no branch predictor knows. The first is it if no other is.
+        let is_in = |slot: usize| usize::from(self.tags[slot].load(Ordering::Acquire) == wanted.0);
+        let slot = (is_in(1) + 2 * is_in(2) + 3 * is_in(3)) % SLOTS;
+        (self.tag(slot) == wanted).then_some(slot)
     }
 
     /// Whether a slot was never used. Unless the line is locked this is a hint.
@@ -122,6 +119,13 @@ impl Bucket {
     #[inline]
     pub(super) fn word(&self, slot: usize) -> Word {
         Word::from_bits(self.words[slot].load(Ordering::Acquire))
+    }
+
+    /// The state in this slot, if it is packed and nobody holds it.
+    #[inline]
+    pub(super) fn packed(&self, slot: usize) -> Option<u64> {
+        let bits = self.words[slot].load(Ordering::Acquire);
+        if bits > WORD_MAX { None } else { Some(bits) }
     }
 
     /// Whether keys whose home this is may live in the lines behind it.

@@ -9,7 +9,7 @@ use tidegate_core::{
     Check, Cost, Decision, Meter, Outcome, Outcomes, Role, Stepped, Timestamp, Visitor,
 };
 
-use super::bucket::{Bucket, HeldWord, LINES, Tag, Word, patiently};
+use super::bucket::{Bucket, HeldWord, LINES, Tag, patiently};
 use super::table::ORIGIN;
 use super::{Ask, MemoryStore};
 use crate::store::StoreError;
@@ -24,9 +24,10 @@ struct Found<'t> {
 }
 
 impl Found<'_> {
-    /// The same counter as it is now; `None` if it is not there any more.
+    /// The same counter as it is now; `None` if it is not there any more, or held.
+    #[inline]
     fn again(&self) -> Option<Self> {
-        let Word::Packed(word) = self.line.word(self.slot) else { return None };
+        let word = self.line.packed(self.slot)?;
         // The word was the tag's if the tag is still there.
         (self.line.tag(self.slot) == self.tag).then_some(Self { word, ..*self })
     }
@@ -161,29 +162,6 @@ impl Visitor for DecideOne<'_> {
             Some(outcome) => Ok(Decision::of_one(now, check.role, outcome)),
             None => store.decide_contended(check, ask, now),
         }
-    }
-}
-
-/// The same, into its place: to return a decision and then to store it would be to copy it.
-pub(super) struct DecideInto<'a> {
-    pub(super) store: &'a MemoryStore,
-    pub(super) check: &'a Check<'a>,
-    pub(super) ask: Ask,
-    pub(super) now: Timestamp,
-    pub(super) decision: &'a mut Decision,
-}
-
-impl Visitor for DecideInto<'_> {
-    type Output = Result<(), StoreError>;
-
-    #[inline(never)]
-    fn visit<M: Meter>(self, meter: &M) -> Result<(), StoreError> {
-        let Self { store, check, ask, now, decision } = self;
-        match store.try_one(meter, check, ask, now) {
-            Some(outcome) => decision.add_one(check.role, outcome),
-            None => *decision = store.decide_contended(check, ask, now)?,
-        }
-        Ok(())
     }
 }
 

@@ -10,19 +10,18 @@
 mod bucket;
 mod decision;
 mod fast;
+mod hash;
+mod hint;
 mod limits;
 mod metrics;
 mod overrides;
 mod pool;
-mod prefetch;
 mod table;
 mod top;
 
-use std::hash::{BuildHasher, Hasher};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use foldhash::quality::SeedableRandomState;
 use smallvec::SmallVec;
 use tidegate_core::{Check, Decision, Key, Kind, Limit, Refund, Timestamp, decide, peek};
 
@@ -30,7 +29,8 @@ use crate::entry::Override;
 use crate::store::{Store, StoreError};
 use bucket::Bucket;
 use decision::{Asked, Held};
-use fast::{DecideInto, DecideOne};
+use fast::DecideOne;
+use hash::KeyHasher;
 use metrics::Metrics;
 use overrides::Overrides;
 use pool::Pool;
@@ -53,7 +53,7 @@ const POOL_SHARE: usize = 8;
 #[derive(Debug)]
 pub struct MemoryStore {
     table: Table,
-    hasher: SeedableRandomState,
+    hasher: KeyHasher,
     overrides: Overrides,
     metrics: Metrics,
     top: Top,
@@ -78,7 +78,7 @@ impl MemoryStore {
         let lines = (bytes - bytes / POOL_SHARE) / size_of::<Bucket>();
         Self {
             table: Table::new(lines, pool),
-            hasher: SeedableRandomState::random(),
+            hasher: KeyHasher::random(),
             overrides: Overrides::default(),
             metrics: Metrics::default(),
             top: Top::default(),
@@ -111,20 +111,12 @@ impl MemoryStore {
         self.top.heaviest()
     }
 
-    #[inline]
-    fn hash(&self, key: &Key<'_>) -> u64 {
-        let mut hasher = self.hasher.build_hasher();
-        hasher.write_u64(key.rule.as_u64());
-        hasher.write(key.client);
-        hasher.finish()
-    }
-
     /// What the table needs to know of a check; `None` if there are too many limits.
     #[expect(clippy::inline_always, reason = "a few instructions of every decision")]
     #[inline(always)]
     fn ask(&self, key: &Key<'_>, limit: &Limit) -> Option<Ask> {
         let number = self.table.limits.number(limit)?;
-        let hash = self.hash(key);
+        let hash = self.hasher.hash(key);
         Some(Ask { hash, home: self.table.home(hash), number })
     }
 
@@ -288,11 +280,16 @@ impl Store for MemoryStore {
         for (checks, decision) in batch.iter().zip(&mut decisions[first..]) {
             let (these, others) = rest.split_at(checks.len());
             rest = others;
-            match (checks, these) {
-                ([check], [ask]) => {
-                    check.limit.visit(DecideInto { store: self, check, ask: *ask, now, decision })?;
+            if let ([check], [ask]) = (checks, these) {
+                if let Kind::TokenBucket(meter) = check.limit.kind()
+                    && let Some(outcome) = self.try_one(meter, check, *ask, now)
+                {
+                    decision.add_one(check.role, outcome);
+                } else {
+                    *decision = check.limit.visit(DecideOne { store: self, check, ask: *ask, now })?;
                 }
-                _ => *decision = self.decide_asked(checks, these, now)?,
+            } else {
+                *decision = self.decide_asked(checks, these, now)?;
             }
         }
         Ok(())
@@ -307,7 +304,7 @@ impl Store for MemoryStore {
     }
 
     async fn reset(&self, key: Key<'_>) -> Result<(), StoreError> {
-        self.table.forget(self.hash(&key));
+        self.table.forget(self.hasher.hash(&key));
         Ok(())
     }
 
@@ -340,7 +337,7 @@ mod loom_tests {
     fn store() -> Arc<MemoryStore> {
         Arc::new(MemoryStore {
             table: Table::new(1, Pool::new(0)),
-            hasher: SeedableRandomState::fixed(),
+            hasher: KeyHasher::fixed(),
             overrides: Overrides::default(),
             metrics: Metrics::default(),
             top: Top::default(),

@@ -11,7 +11,7 @@ use tidegate_core::{Cost, Limit, State, Timestamp};
 use super::bucket::{Bucket, LINES, Locked, SLOTS, Tag, Word};
 use super::limits::Limits;
 use super::pool::{Pool, PoolFull};
-use super::prefetch::prefetch;
+use super::hint::{in_huge_pages, prefetch};
 
 /// Lines, the limits their tags name, and the pool their words point into.
 #[derive(Debug)]
@@ -39,8 +39,11 @@ pub(super) struct Slot {
 impl Table {
     /// A table of at least sixteen lines.
     pub(super) fn new(lines: usize, pool: Pool) -> Self {
-        let lines = (0..lines.max(LINES)).map(|_| Bucket::default()).collect();
-        Self { lines, limits: Limits::new(), pool, swept: AtomicUsize::new(0) }
+        let count = lines.max(LINES);
+        let mut lines = Vec::with_capacity(count);
+        in_huge_pages(&mut lines);
+        lines.resize_with(count, Bucket::default);
+        Self { lines: lines.into_boxed_slice(), limits: Limits::new(), pool, swept: AtomicUsize::new(0) }
     }
 
     /// How many keys fit at the very most.
