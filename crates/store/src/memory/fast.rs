@@ -34,7 +34,7 @@ impl Found<'_> {
 }
 
 impl MemoryStore {
-    /// The answer to a single check, if nobody else is about to change its counter.
+    /// The answer to a single check.
     #[expect(clippy::inline_always, reason = "its answer is taken apart at once")]
     #[inline(always)]
     pub(super) fn try_one<M: Meter>(
@@ -43,23 +43,26 @@ impl MemoryStore {
         check: &Check<'_>,
         ask: Ask,
         now: Timestamp,
-    ) -> Option<Outcome> {
-        let found = self.find(check, ask, now)?;
-        let Stepped { outcome, next } = meter.step_word(found.word, ORIGIN, now, check.cost)?;
+    ) -> Result<Outcome, Missed> {
+        let found = self.find(check, ask, now).ok_or(Missed::Unusual)?;
+        let stepped = meter.step_word(found.word, ORIGIN, now, check.cost);
+        let Stepped { outcome, next } = stepped.ok_or(Missed::Unusual)?;
         let passes = outcome.verdict.is_pass();
         if passes && check.cost > Cost::ZERO {
             if !found.line.replace(found.slot, found.word, next) {
-                return None;
+                return Err(Missed::Contended);
             }
         } else if !passes && check.role == Role::Overage {
-            return None;
+            return Err(Missed::Unusual);
         }
         self.top.sample(&check.key, ask.hash, now, passes);
-        Some(outcome)
+        Ok(outcome)
     }
 
     /// Another was faster: judges what it left, until nobody is.
-    pub(super) fn try_contended(&self, check: &Check<'_>, ask: Ask, now: Timestamp) -> Option<Outcome> {
+    #[cold]
+    #[inline(never)]
+    fn try_contended(&self, check: &Check<'_>, ask: Ask, now: Timestamp) -> Option<Outcome> {
         let found = self.find(check, ask, now)?;
         let outcome = patiently(|| {
             let stepped = found.again().map(|found| {
@@ -132,16 +135,15 @@ impl MemoryStore {
             |away: &usize| self.table.line(home + away).find_exactly(Tag::new(hash, *away, number)).is_some();
         if self.table.line(home).has_spilled() { (1..LINES).find(lives) } else { None }
     }
+}
 
-    /// The decision over a single check that is out of the ordinary, or asked for by several threads at once.
-    #[cold]
-    #[inline(never)]
-    fn decide_contended(&self, check: &Check<'_>, ask: Ask, now: Timestamp) -> Result<Decision, StoreError> {
-        match self.try_contended(check, ask, now) {
-            Some(outcome) => Ok(Decision::of_one(now, check.role, outcome)),
-            None => self.decide_held(std::slice::from_ref(check), now),
-        }
-    }
+/// Why a check was not answered here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Missed {
+    /// Its counter is not in a slot, not packed, held, or asks for more than a step.
+    Unusual,
+    /// Another thread has just changed its counter.
+    Contended,
 }
 
 /// Decides a single check, in code of its own for each algorithm.
@@ -158,9 +160,14 @@ impl Visitor for DecideOne<'_> {
     #[inline(never)]
     fn visit<M: Meter>(self, meter: &M) -> Result<Decision, StoreError> {
         let Self { store, check, ask, now } = self;
-        match store.try_one(meter, check, ask, now) {
+        let outcome = match store.try_one(meter, check, ask, now) {
+            Ok(outcome) => Some(outcome),
+            Err(Missed::Contended) => store.try_contended(check, ask, now),
+            Err(Missed::Unusual) => None,
+        };
+        match outcome {
             Some(outcome) => Ok(Decision::of_one(now, check.role, outcome)),
-            None => store.decide_contended(check, ask, now),
+            None => store.decide_held(std::slice::from_ref(check), now),
         }
     }
 }

@@ -24,7 +24,7 @@ type Chunk = [OnceLock<Known>; CHUNK];
 /// given back; place 0 is never taken.
 #[derive(Debug)]
 pub(super) struct Limits {
-    fingerprints: Box<[AtomicU64; LIMITS]>,
+    fingerprints: Box<[AtomicU64]>,
     chunks: Box<[OnceLock<Box<Chunk>>]>,
     /// How many are known; held while one is added.
     count: Mutex<usize>,
@@ -33,7 +33,7 @@ pub(super) struct Limits {
 impl Limits {
     pub(super) fn new() -> Self {
         Self {
-            fingerprints: Box::new([const { AtomicU64::new(0) }; LIMITS]),
+            fingerprints: (0..LIMITS).map(|_| AtomicU64::new(0)).collect(),
             chunks: (0..LIMITS / CHUNK).map(|_| OnceLock::new()).collect(),
             count: Mutex::new(0),
         }
