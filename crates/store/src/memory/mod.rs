@@ -147,19 +147,19 @@ impl MemoryStore {
 
     #[inline(never)]
     fn decide_apart(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
-        let asks = self.ask_all(checks)?;
-        match (checks, asks.as_slice()) {
-            ([check], [ask]) => check.limit.visit(DecideOne { store: self, check, ask: *ask, now }),
-            _ => self.decide_asked(checks, &asks, now),
-        }
+        self.decide_asked(checks, &self.ask_all(checks)?, now)
     }
 
+    #[inline(never)]
     fn decide_asked(
         &self,
         checks: &[Check<'_>],
         asks: &[Ask],
         now: Timestamp,
     ) -> Result<Decision, StoreError> {
+        if let ([check], [ask]) = (checks, asks) {
+            return check.limit.visit(DecideOne { store: self, check, ask: *ask, now });
+        }
         match self.try_several(checks, asks, now) {
             Some(decision) => Ok(self.sampled(checks, asks, decision)),
             None => self.decide_held(checks, now),
@@ -275,21 +275,17 @@ impl Store for MemoryStore {
             asks.push(ask);
         }
         let mut rest = asks.as_slice();
-        let first = decisions.len();
-        decisions.extend(batch.iter().map(|_| Decision::of_none(now)));
-        for (checks, decision) in batch.iter().zip(&mut decisions[first..]) {
+        decisions.reserve(batch.len());
+        for checks in batch {
             let (these, others) = rest.split_at(checks.len());
             rest = others;
-            if let ([check], [ask]) = (checks, these) {
-                if let Kind::TokenBucket(meter) = check.limit.kind()
-                    && let Ok(outcome) = self.try_one(meter, check, *ask, now)
-                {
-                    decision.add_one(check.role, outcome);
-                } else {
-                    *decision = check.limit.visit(DecideOne { store: self, check, ask: *ask, now })?;
-                }
+            if let ([check], [ask]) = (checks, these)
+                && let Kind::TokenBucket(meter) = check.limit.kind()
+                && let Ok(outcome) = self.try_one(meter, check, *ask, now)
+            {
+                decisions.push(Decision::of_one(now, check.role, outcome));
             } else {
-                *decision = self.decide_asked(checks, these, now)?;
+                decisions.push(self.decide_asked(checks, these, now)?);
             }
         }
         Ok(())
