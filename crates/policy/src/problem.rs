@@ -80,6 +80,8 @@ pub struct Problems {
 impl Problems {
     pub(crate) fn new(mut problems: Vec<Problem>, left_off: usize) -> Self {
         problems.sort_by(|a, b| (a.line, a.column, a.severity).cmp(&(b.line, b.column, b.severity)));
+        // What stands behind an alias is wrong once, however often it is used.
+        problems.dedup();
         Self { problems, left_off }
     }
 

@@ -90,7 +90,7 @@ fn section<'n, 's>(
 
 /// One or many identities, each of which a request can have.
 pub(super) fn identities(node: &Node<'_>, clients: &Clients, context: &mut Context<'_, '_>) -> Vec<Identity> {
-    let chosen = scalar::choices(node, IDENTITIES, &Identity::ALL, &mut context.report);
+    let chosen = scalar::choices(node, "identity", IDENTITIES, &Identity::ALL, &mut context.report);
     for identity in chosen.iter().copied().filter(|identity| !clients.knows(*identity)) {
         // One that was written wrongly has been reported.
         if context.written.contains(&identity) {
@@ -128,9 +128,9 @@ fn name_source<'s>(
         (None, Some(_)) => token.map(NameSource::Token),
         (None, None) => {
             let finding = Finding::error(node, format!("`{key}` says nowhere where it stands"));
-            context
-                .report
-                .push(finding.expected("`header` or `jwt`").hint("add one, such as `header: X-User-Id`"));
+            let example = mapping.key("header").map_or("X-User-Id", |key| key.example);
+            let finding = finding.expected("`header` or `jwt`");
+            context.report.push(finding.hint(format!("add one, such as `header: {example}`")));
             None
         }
     }
@@ -143,7 +143,9 @@ fn token<'s>(node: &Node<'s>, context: &mut Context<'s, '_>) -> Option<Token> {
         None => Some("authorization".to_owned()),
     };
     let claim = match fields.get("claim") {
-        Some(node) => scalar::text(node, "the name of a claim", &mut context.report).map(str::to_owned),
+        Some(node) => {
+            scalar::text(node, "the name of a claim, such as `sub`", &mut context.report).map(str::to_owned)
+        }
         None => Some("sub".to_owned()),
     };
     let key = match (fields.get("secret_file"), fields.get("jwks_file")) {
@@ -209,7 +211,7 @@ fn ip(fields: &Fields<'_, '_>, clients: &mut Clients, context: &mut Context<'_, 
 }
 
 fn cookie(node: &Node<'_>, context: &mut Context<'_, '_>) -> Option<String> {
-    let text = scalar::text(node, "a cookie's name", &mut context.report)?;
+    let text = scalar::text(node, "a cookie's name, such as `session`", &mut context.report)?;
     if !scalar::is_token(text) {
         let finding = Finding::error(node, format!("{} cannot be a cookie's name", quote(text)));
         context.report.push(finding.hint("write the name alone, such as `session`"));
@@ -221,7 +223,7 @@ fn cookie(node: &Node<'_>, context: &mut Context<'_, '_>) -> Option<String> {
 fn tier_source(fields: &Fields<'_, '_>, tiers: &[&str], context: &mut Context<'_, '_>) -> TierSource {
     let file = fields.get("file").and_then(|node| files::referenced(node, context)).map(|file| file.name);
     let default = fields.get("default").and_then(|node| {
-        let name = scalar::text(node, "the name of a tier", &mut context.report)?;
+        let name = scalar::text(node, "the name of a tier, such as `free`", &mut context.report)?;
         let found = tiers.iter().position(|tier| *tier == name);
         if found.is_none() {
             let finding = Finding::error(node, format!("there is no tier {}", quote(name)));

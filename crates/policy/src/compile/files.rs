@@ -16,7 +16,7 @@ pub(super) struct Referenced {
 
 /// The file that `node` names.
 pub(super) fn referenced(node: &Node<'_>, context: &mut Context<'_, '_>) -> Option<Referenced> {
-    let name = scalar::text(node, "a file name", &mut context.report)?;
+    let name = scalar::text(node, "a file name, such as `keys.csv`", &mut context.report)?;
     let finding = match context.files.read(name) {
         Ok(bytes) => return Some(Referenced { name: name.to_owned(), bytes: bytes.into_owned() }),
         Err(FileError::Missing) => Finding::error(node, format!("there is no file {}", quote(name)))

@@ -191,7 +191,7 @@ fn limit<'s>(
         .and_then(|node| scalar::positive(node, "requests would let nothing pass", report));
     let window = fields.require("window", report).and_then(|node| scalar::duration(node, report));
     let algorithm = match fields.get("algorithm") {
-        Some(node) => scalar::choice(node, ALGORITHMS, &IN_ORDER, report),
+        Some(node) => scalar::choice(node, "algorithm", ALGORITHMS, &IN_ORDER, report),
         None => Some(Algorithm::SlidingCounter),
     };
     let burst = match fields.get("burst") {

@@ -105,12 +105,22 @@ fn text<'s>(file: &str, bytes: &'s [u8]) -> Result<&'s str, Box<Problems>> {
         ));
     }
     std::str::from_utf8(bytes).map_err(|error| {
-        let good = bytes.get(..error.valid_up_to()).unwrap_or_default();
-        let line = good.iter().filter(|byte| **byte == b'\n').count() + 1;
-        let finding = Finding::error_at(Place::default(), format!("line {line} is not UTF-8 text"));
-        refuse(
-            finding.hint("give the policy's YAML file, saved as UTF-8; a compressed or binary file is none"),
-        )
+        let good = String::from_utf8_lossy(bytes.get(..error.valid_up_to()).unwrap_or_default());
+        let number = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        let last = good.rsplit('\n').next().unwrap_or_default();
+        let place = Place {
+            offset: good.len(),
+            line: number(good.matches('\n').count() + 1),
+            column: number(last.chars().count() + 1),
+            length: 1,
+        };
+        // What follows cannot be shown as text; the replacement character stands for it.
+        let shown = format!("{good}\u{fffd}");
+        let mut report = Report::new(file, &shown);
+        let finding = Finding::error_at(place, "the file is not UTF-8 text from here on");
+        let hint = "give the policy's YAML file, saved as UTF-8; a compressed or binary file is none";
+        report.push(finding.hint(hint));
+        Box::new(report.finish(None))
     })
 }
 
@@ -180,10 +190,14 @@ fn decode<'s>(root: &Node<'s>, context: &mut Context<'s, '_>) -> Option<Plan> {
     });
     let headers = fields.get("headers").map_or_else(
         || vec![HeaderStyle::XRateLimit, HeaderStyle::RateLimit],
-        |node| scalar::choices(node, HEADER_STYLES, &HeaderStyle::ALL, &mut context.report),
+        |node| {
+            scalar::choices(node, "style of headers", HEADER_STYLES, &HeaderStyle::ALL, &mut context.report)
+        },
     );
     let error_body = match fields.get("error_body") {
-        Some(node) => scalar::choice(node, ERROR_BODIES, &ErrorBody::ALL, &mut context.report),
+        Some(node) => {
+            scalar::choice(node, "form of body", ERROR_BODIES, &ErrorBody::ALL, &mut context.report)
+        }
         None => Some(ErrorBody::default()),
     };
     let store = match fields.get("store") {
@@ -222,7 +236,7 @@ fn store<'s>(node: &Node<'s>, report: &mut Report<'s>) -> Option<StorePlan> {
 
 fn store_url<'s>(node: &Node<'s>, report: &mut Report<'s>) -> Option<StoreUrl> {
     const SCHEMES: [&str; 4] = ["redis", "rediss", "valkey", "valkeys"];
-    let text = scalar::text(node, "a URL or `memory`", report)?;
+    let text = scalar::text(node, "`memory`, or a URL such as `redis://127.0.0.1:6379`", report)?;
     if text == "memory" {
         return None;
     }

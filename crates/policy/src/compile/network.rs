@@ -20,7 +20,7 @@ struct NetworkProblem {
 pub(super) fn networks(node: &Node<'_>, report: &mut Report<'_>) -> Vec<(IpNet, Mark)> {
     let mut found = Vec::new();
     for item in scalar::one_or_many(node, "network", report) {
-        let Some(text) = scalar::text(item, "a network", report) else { continue };
+        let Some(text) = scalar::text(item, "a network, such as `10.0.0.0/8`", report) else { continue };
         match network(text) {
             Ok(network) => found.push((network, Mark::from(item))),
             Err(NetworkProblem { what, hint }) => {
@@ -40,7 +40,7 @@ fn network(text: &str) -> Result<IpNet, NetworkProblem> {
     let Ok(address) = address.parse::<IpAddr>() else {
         let hint = if address.contains("..") || address.contains('-') {
             "ranges are written with a prefix length: `10.0.0.0/24`"
-        } else if address.split('.').count() < 4 && address.contains('.') && !address.contains(':') {
+        } else if address.contains('.') && address.bytes().all(|b| b.is_ascii_digit() || b == b'.') {
             "write all four parts of the address"
         } else {
             "names are not looked up; write the address"

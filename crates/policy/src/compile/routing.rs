@@ -11,7 +11,7 @@ use crate::render::quote;
 pub(super) fn listen(node: &Node<'_>, report: &mut Report<'_>) -> Vec<String> {
     let mut addresses: Vec<String> = Vec::new();
     for item in scalar::one_or_many(node, "address", report) {
-        let Some(text) = scalar::text(item, "an address", report) else { continue };
+        let Some(text) = scalar::text(item, "an address, such as `0.0.0.0:8080`", report) else { continue };
         let parts = text.rsplit_once(':');
         let port = parts.and_then(|(_, port)| port.parse::<u16>().ok());
         let host = parts.map(|(host, _)| host).filter(|host| is_host(host));
@@ -68,7 +68,9 @@ pub(super) fn upstreams<'s>(node: &Node<'s>, report: &mut Report<'s>) -> Vec<Ups
 fn servers(node: &Node<'_>, report: &mut Report<'_>) -> Vec<String> {
     let mut servers = Vec::new();
     for item in scalar::one_or_many(node, "server", report) {
-        let Some(text) = scalar::text(item, "a URL", report) else { continue };
+        let Some(text) = scalar::text(item, "a URL, such as `http://10.0.0.1:3000`", report) else {
+            continue;
+        };
         match server_problem(text) {
             None => servers.push(text.trim_end_matches('/').to_owned()),
             Some(hint) => {
@@ -141,7 +143,7 @@ fn route<'s>(item: &Node<'s>, upstreams: &HashMap<&str, usize>, report: &mut Rep
         None => Some(PathPattern::everything()),
     };
     let node = fields.require("upstream", report)?;
-    let name = scalar::text(node, "the name of an upstream", report)?;
+    let name = scalar::text(node, "the name of an upstream, such as `api`", report)?;
     let upstream = upstreams.get(name).copied();
     if upstream.is_none() {
         let mut known: Vec<_> = upstreams.keys().copied().collect();
@@ -161,7 +163,7 @@ fn route<'s>(item: &Node<'s>, upstreams: &HashMap<&str, usize>, report: &mut Rep
 }
 
 fn host(node: &Node<'_>, report: &mut Report<'_>) -> Option<HostPattern> {
-    let text = scalar::text(node, "a host", report)?;
+    let text = scalar::text(node, "a host, such as `api.example.com`", report)?;
     let name = text.to_ascii_lowercase();
     match name.strip_prefix('*') {
         Some("") => return Some(HostPattern::Any),
@@ -179,7 +181,7 @@ fn host(node: &Node<'_>, report: &mut Report<'_>) -> Option<HostPattern> {
 
 /// A path pattern.
 pub(super) fn path(node: &Node<'_>, report: &mut Report<'_>) -> Option<PathPattern> {
-    let text = scalar::text(node, "a path", report)?;
+    let text = scalar::text(node, "a path, such as `/api/**`", report)?;
     match PathPattern::parse(text) {
         Ok(pattern) => Some(pattern),
         Err(PatternProblem { what, hint }) => {

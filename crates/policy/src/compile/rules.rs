@@ -50,7 +50,7 @@ fn custom<'s>(
 
 /// A name that is not taken by the limits with a place of their own.
 fn name(node: &Node<'_>, context: &mut Context<'_, '_>) -> Option<String> {
-    let text = scalar::text(node, "a name", &mut context.report)?;
+    let text = scalar::text(node, "a name, such as `login-bruteforce`", &mut context.report)?;
     limits::check_name(node, text, context);
     let reserved = matches!(text, "global" | "tenant" | "default");
     if reserved || text.starts_with("tier:") || text.starts_with("endpoint:") {
@@ -69,7 +69,7 @@ fn matching<'s>(node: &Node<'s>, context: &mut Context<'s, '_>) -> Option<Match>
     let mut matches = Match::default();
     if let Some(node) = fields.get("method") {
         for item in scalar::one_or_many(node, "method", &mut context.report) {
-            let text = scalar::text(item, "a method", &mut context.report);
+            let text = scalar::text(item, "a method, such as `POST`", &mut context.report);
             let method = text.and_then(|text| scalar::method(item, text, &mut context.report));
             matches.methods.extend(method.map(str::to_owned));
         }
@@ -102,7 +102,7 @@ fn headers(node: &Node<'_>, context: &mut Context<'_, '_>) -> Vec<HeaderMatch> {
         }
         let items = scalar::one_or_many(&entry.value, "value", &mut context.report);
         let values: Vec<_> =
-            items.iter().filter_map(|item| scalar::text(item, "a value", &mut context.report)).collect();
+            items.iter().filter_map(|item| scalar::text(item, "a text", &mut context.report)).collect();
         let any = values.contains(&"*");
         let values = if any { Vec::new() } else { values.into_iter().map(str::to_owned).collect() };
         headers.push(HeaderMatch { name: entry.key.text.to_ascii_lowercase(), values });
@@ -111,7 +111,8 @@ fn headers(node: &Node<'_>, context: &mut Context<'_, '_>) -> Vec<HeaderMatch> {
 }
 
 fn when(node: &Node<'_>, context: &mut Context<'_, '_>) -> Option<When> {
-    let source = scalar::text(node, "a CEL expression", &mut context.report)?;
+    let source =
+        scalar::text(node, "a CEL expression, such as `request.method == \"GET\"`", &mut context.report)?;
     if let Some(ExpressionProblem { what, hint }) = expression_problem(source) {
         context.report.push(Finding::error(node, what).expected("a CEL expression").hint(hint));
         return None;

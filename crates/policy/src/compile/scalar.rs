@@ -11,15 +11,19 @@ pub(super) fn text<'n>(node: &'n Node<'_>, what: &str, report: &mut Report<'_>) 
     match &node.value {
         Value::Scalar { text, .. } if !node.is_null() && !text.trim().is_empty() => Some(text),
         _ => {
-            let found = if matches!(node.value, Value::Scalar { .. }) {
-                "nothing".to_owned()
-            } else {
-                node.describe()
-            };
-            report.push(Finding::error(node, format!("expected {what}, found {found}")).expected(what));
+            report.push(misplaced(node, what));
             None
         }
     }
+}
+
+/// Something else was written than `what`.
+fn misplaced(node: &Node<'_>, what: &str) -> Finding {
+    let found = match &node.value {
+        Value::Scalar { .. } => "nothing is written here".to_owned(),
+        _ => format!("{} cannot stand here", node.describe()),
+    };
+    Finding::error(node, found).expected(what)
 }
 
 /// One value or a list of at least one.
@@ -61,9 +65,7 @@ pub(super) fn positive(node: &Node<'_>, consequence: &str, report: &mut Report<'
 pub(super) fn count(node: &Node<'_>, report: &mut Report<'_>) -> Option<u64> {
     const EXPECTED: &str = "a whole number, such as 100";
     let Value::Scalar { text, quoted } = &node.value else {
-        report.push(
-            Finding::error(node, format!("expected a number, found {}", node.describe())).expected(EXPECTED),
-        );
+        report.push(misplaced(node, EXPECTED));
         return None;
     };
     let counted = quantity::count(text);
@@ -78,7 +80,7 @@ pub(super) fn count(node: &Node<'_>, report: &mut Report<'_>) -> Option<u64> {
         }
         Err(QuantityError::TooLarge) => wrong(format!("{} is too large", quote(text)))
             .hint("nothing that can be counted exactly is that large"),
-        Err(_) if node.is_null() => wrong("expected a number, found nothing".to_owned()),
+        Err(_) if node.is_null() => misplaced(node, EXPECTED),
         Err(_) if &**text == "unlimited" => {
             wrong("`unlimited` stands for a whole tier, not for a number".to_owned())
                 .hint("write `NAME: unlimited` in `rate_limits.tiers`; elsewhere leave the limit out")
@@ -93,7 +95,11 @@ pub(super) fn count(node: &Node<'_>, report: &mut Report<'_>) -> Option<u64> {
 fn number_hint(text: &str) -> String {
     let plain = text.replace([',', '\'', ' '], "");
     let digits: String = text.chars().take_while(char::is_ascii_digit).collect();
-    match plain.parse::<u64>() {
+    let power = text.to_lowercase().split_once('e').and_then(|(digits, zeros)| {
+        let ten = 10_u64.checked_pow(zeros.parse().ok()?)?;
+        digits.parse::<u64>().ok()?.checked_mul(ten)
+    });
+    match plain.parse::<u64>().ok().or(power).ok_or(()) {
         Ok(number) => format!("write {number}"),
         Err(_) if text.contains('/') && !digits.is_empty() => {
             format!("write `requests: {digits}` and the time as `window`")
@@ -104,8 +110,8 @@ fn number_hint(text: &str) -> String {
 
 /// A length of time that is not zero.
 pub(super) fn duration(node: &Node<'_>, report: &mut Report<'_>) -> Option<Span> {
-    const EXPECTED: &str = "a duration: seconds, or a number with ms, s, m, h or d";
-    let text = text(node, "a duration", report)?;
+    const EXPECTED: &str = "a duration such as `60s`: a number with ms, s, m, h or d, or seconds";
+    let text = text(node, EXPECTED, report)?;
     let wrong = |what: String| Finding::error(node, what).expected(EXPECTED);
     let finding = match quantity::duration(text) {
         Ok(span) if !span.is_zero() => return Some(span),
@@ -134,17 +140,22 @@ fn unit_hint(text: &str, unit: &str) -> String {
         unit if unit.starts_with("min") || unit == "m" => "m",
         unit if unit.starts_with("ho") || matches!(unit, "h" | "hr" | "hrs") => "h",
         unit if unit.starts_with("day") || unit == "d" => "d",
-        unit if unit.starts_with('w') => return "write weeks in days: `7d`".to_owned(),
-        unit if unit.starts_with("mo") => return "write months in days: `30d`".to_owned(),
-        unit if unit.starts_with('y') => return "write years in days: `365d`".to_owned(),
+        unit if unit.starts_with('w') => return in_days(&number, 7),
+        unit if unit.starts_with("mo") => return in_days(&number, 30),
+        unit if unit.starts_with('y') => return in_days(&number, 365),
         _ => return "write it like `500ms`, `60s`, `15m`, `1h` or `1d`".to_owned(),
     };
     format!("did you mean `{number}{meant}`?")
 }
 
+fn in_days(number: &str, days: u64) -> String {
+    let days = number.parse::<u64>().unwrap_or(1).saturating_mul(days);
+    format!("write it in days: `{days}d`")
+}
+
 /// A number of bytes.
 pub(super) fn size(node: &Node<'_>, report: &mut Report<'_>) -> Option<u64> {
-    let text = text(node, "a size", report)?;
+    let text = text(node, "a size, such as `64MiB`", report)?;
     match quantity::size(text) {
         Ok(bytes) => Some(bytes),
         Err(error) => {
@@ -161,18 +172,19 @@ pub(super) fn size(node: &Node<'_>, report: &mut Report<'_>) -> Option<u64> {
     }
 }
 
-/// One of `names`, as the value that stands at the same position.
+/// One of `names`, each of them a `what`, as the value that stands at the same position.
 pub(super) fn choice<T: Copy>(
     node: &Node<'_>,
+    what: &str,
     names: &[&'static str],
     values: &[T],
     report: &mut Report<'_>,
 ) -> Option<T> {
-    let expected = format!("one of {}", names.join(", "));
-    let text = text(node, "a name", report)?;
+    let text = text(node, &format!("one of {}", names.join(", ")), report)?;
     let found = names.iter().position(|name| *name == text).and_then(|at| values.get(at)).copied();
     if found.is_none() {
-        let finding = Finding::error(node, format!("there is no {} here", quote(text))).expected(expected);
+        let finding = Finding::error(node, format!("there is no {what} {}", quote(text)));
+        let finding = finding.expected(format!("one of {}", names.join(", ")));
         report.push(match nearest(text, names.iter().copied()) {
             Some(near) => finding.hint(format!("did you mean `{near}`?")),
             None => finding,
@@ -184,13 +196,14 @@ pub(super) fn choice<T: Copy>(
 /// One or many of `names`, each once.
 pub(super) fn choices<T: Copy + PartialEq>(
     node: &Node<'_>,
+    what: &str,
     names: &[&'static str],
     values: &[T],
     report: &mut Report<'_>,
 ) -> Vec<T> {
     let mut chosen = Vec::new();
-    for item in one_or_many(node, "name", report) {
-        let Some(value) = choice(item, names, values, report) else { continue };
+    for item in one_or_many(node, what, report) {
+        let Some(value) = choice(item, what, names, values, report) else { continue };
         if chosen.contains(&value) {
             report.push(
                 Finding::error(item, format!("{} stands here twice", item.describe())).hint("remove one"),
@@ -204,7 +217,7 @@ pub(super) fn choices<T: Copy + PartialEq>(
 
 /// A header's name in lower case.
 pub(super) fn header(node: &Node<'_>, report: &mut Report<'_>) -> Option<String> {
-    let text = text(node, "a header name", report)?;
+    let text = text(node, "a header name, such as `X-API-Key`", report)?;
     if is_token(text) {
         return Some(text.to_ascii_lowercase());
     }

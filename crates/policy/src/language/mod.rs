@@ -33,6 +33,9 @@ impl Mapping {
 
     /// An example of the whole mapping.
     pub(crate) fn hint(&self) -> String {
+        if self.path.is_empty() {
+            return "begin with `rate_limits:` at the margin, and indent what belongs to it".to_owned();
+        }
         let shown = self.keys.iter().filter(|key| key.required).take(3);
         let shown: Vec<_> = shown.map(|key| format!("{}: {}", key.name, key.example)).collect();
         match (shown.as_slice(), self.keys) {

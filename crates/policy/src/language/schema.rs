@@ -49,17 +49,23 @@ fn property(key: &'static Key, definitions: &mut Definitions) -> Value {
 fn shape(of: &'static Shape, definitions: &mut Definitions) -> Value {
     match of {
         Shape::Text(kind) => json!({ "type": "string", "minLength": 1, "title": kind }),
-        Shape::Count => json!({ "type": "integer", "minimum": 0 }),
+        // Grouped digits are text to an editor, and a number to us.
+        Shape::Count => json!({
+            "oneOf": [
+                { "type": "integer", "minimum": 0 },
+                { "type": "string", "pattern": "^[0-9]+(_[0-9]+)+$" },
+            ]
+        }),
         Shape::Duration => json!({
             "oneOf": [
                 { "type": "integer", "minimum": 1 },
-                { "type": "string", "pattern": "^[0-9]+(ms|s|m|h|d)?$" },
+                { "type": "string", "pattern": "^[0-9][0-9_]* ?(ms|s|m|h|d)?$" },
             ]
         }),
         Shape::Size => json!({
             "oneOf": [
                 { "type": "integer", "minimum": 1 },
-                { "type": "string", "pattern": "^[0-9]+ ?(B|KiB|MiB|GiB)?$" },
+                { "type": "string", "pattern": "^[0-9][0-9_]* ?(B|KiB|MiB|GiB)?$" },
             ]
         }),
         Shape::Choice(names) => json!({ "enum": names }),

@@ -47,12 +47,21 @@ impl<'n, 's> Fields<'n, 's> {
     /// The value of `key`; reports that it is missing.
     pub(crate) fn require(&self, key: &str, report: &mut Report<'s>) -> Option<&'n Node<'s>> {
         let value = self.get(key);
-        if value.is_none() {
+        if value.is_none() && !self.is_meant_by_another(key) {
             let example = self.mapping.key(key).map(|key| format!("{}: {}", key.name, key.example));
             let finding = Finding::error(self.node, format!("{} lacks `{key}`", self.mapping.name));
             report.push(finding.hint(format!("add it, such as `{}`", example.unwrap_or_default())));
         }
         value
+    }
+
+    /// Whether `key` is missing only because it was misspelt, which has been told.
+    fn is_meant_by_another(&self, key: &str) -> bool {
+        let Value::Mapping(entries) = &self.node.value else { return false };
+        let names = || self.mapping.keys.iter().map(|key| key.name);
+        let unknown = |written: &str| self.mapping.key(written).is_none();
+        let mut entries = entries.iter().map(|entry| &*entry.key.text).filter(|written| unknown(written));
+        entries.any(|written| written == "<<" || nearest(written, names()) == Some(key))
     }
 }
 
@@ -70,6 +79,8 @@ pub(crate) fn nearest<'a>(written: &str, known: impl IntoIterator<Item = &'a str
         let most = plain_name.len().max(3) / 3;
         // `jwks` for `jwks_file`, `request` for `requests`, `limit` for `rate_limits`.
         let part = written.len() >= 4 && plain_name.contains(&written);
+        // Of several names that hold it, the first of the language is the usual one.
+        let distance = if part { distance.min(1) } else { distance };
         (distance <= most || part).then_some((distance, name))
     };
     known.into_iter().filter_map(near).min_by_key(|(distance, _)| *distance).map(|(_, name)| name)

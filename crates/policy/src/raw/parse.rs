@@ -30,7 +30,7 @@ pub(crate) fn parse<'s>(text: &'s str, report: &mut Report<'s>) -> Option<Node<'
                 let mark = error.marker();
                 let at = place(Span::new(*mark, *mark));
                 let info = error.info();
-                let finding = Finding::error_at(at, format!("this is not YAML: {info}"));
+                let finding = Finding::error_at(at, format!("the YAML cannot be read: {info}"));
                 report.push(finding.hint(syntax_hint(text, at, &info)));
                 Err(Stop)
             }
@@ -50,12 +50,12 @@ fn syntax_hint(text: &str, at: Place, info: &str) -> &'static str {
         "this looks like a binary file; give the policy's YAML file"
     } else if line.chars().take_while(|c| c.is_whitespace()).any(|c| c == '\t') || info.contains("tab") {
         "indent with spaces; YAML allows no tabs there"
-    } else if info.contains("nest") {
-        "a policy needs fewer than ten levels"
+    } else if info.contains("recursion limit") {
+        "values may nest 32 levels deep; a policy needs fewer than ten"
     } else if info.contains("anchor") {
         "define it with `&name` before it is used, or quote a text that begins with `*`"
-    } else if line.contains(": *") || line.contains("- *") || line.contains("{") {
-        "quote texts that hold `*`, `{`, `}`, `[`, `]`, `#`, `&`, `%` or `: `"
+    } else if info.contains("flow") {
+        "close every `{` and `[`, write `,` between their entries, and quote texts that hold these characters"
     } else {
         "look for a missing colon, quote or bracket, or for uneven indentation"
     }
