@@ -1,9 +1,11 @@
 //! The difference of two plans in words, for whoever reloads one.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 
-use crate::plan::{Clients, Count, CustomRule, Match, NameSource, Plan, Rule, TokenKey};
+use tidegate_core::Cost;
+
+use crate::plan::{Clients, Count, CustomRule, Match, NameSource, Plan, Rule, RuleCost, TokenKey};
 use crate::quantity::size_text;
 
 /// One difference.
@@ -81,7 +83,7 @@ pub fn diff(old: &Plan, new: &Plan) -> Vec<Change> {
             changes.push(rule.change(how, Some(counters)));
         }
     }
-    let names: std::collections::HashSet<&str> = after.iter().map(|rule| rule.name.as_str()).collect();
+    let names: HashSet<&str> = after.iter().map(|rule| rule.name.as_str()).collect();
     for rule in before.iter().filter(|rule| !names.contains(rule.name.as_str())) {
         changes.push(rule.change(How::Removed { from: rule.words.clone() }, None));
     }
@@ -108,18 +110,22 @@ impl Described {
 
     fn custom(custom: &CustomRule) -> Self {
         let CustomRule { rule, matches, count, cost } = custom;
-        let mut words = rule.words();
+        let mut words = vec![rule.words()];
         if *count != Count::Client {
-            words.push_str(&format!(", {count}"));
+            words.push(count.to_string());
         }
-        if cost.to_string() != "1" {
-            words.push_str(&format!(", cost {cost}"));
+        if *cost != RuleCost::Constant(Cost::ONE) {
+            words.push(format!("cost {cost}"));
         }
         let place = match_words(matches);
         if !place.is_empty() {
-            words.push_str(&format!(", where {place}"));
+            words.push(format!("where {place}"));
         }
-        Self { name: rule.name.clone(), words, family: format!("{} {count}", rule.algorithm()) }
+        Self {
+            name: rule.name.clone(),
+            words: words.join(", "),
+            family: format!("{} {count}", rule.algorithm()),
+        }
     }
 }
 

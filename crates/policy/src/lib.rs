@@ -1,7 +1,7 @@
 //! What the operator wrote, and what it means for one request.
 //!
-//! A policy is YAML ([`compile`] takes its bytes), then a tree in which everything knows its place, then a
-//! [`Plan`]: valid by construction. Only [`compile`] can fail, and it tells every [`Problem`] at once, with file,
+//! A policy is YAML ([`compile()`] takes its bytes), then a tree in which everything knows its place, then a
+//! [`Plan`]: valid by construction. Only [`compile()`] can fail, and it tells every [`Problem`] at once, with file,
 //! line, path in the document and a hint. This crate does no I/O: what a policy refers to is handed in as [`Files`].
 //!
 //! ```

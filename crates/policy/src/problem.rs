@@ -79,7 +79,7 @@ pub struct Problems {
 
 impl Problems {
     pub(crate) fn new(mut problems: Vec<Problem>, left_off: usize) -> Self {
-        problems.sort_by(|a, b| (a.line, a.column, a.severity).cmp(&(b.line, b.column, b.severity)));
+        problems.sort_by_key(|problem| (problem.line, problem.column, problem.severity));
         // What stands behind an alias is wrong once, however often it is used.
         problems.dedup();
         Self { problems, left_off }

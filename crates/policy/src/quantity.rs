@@ -72,7 +72,7 @@ fn named(units: &[(&str, u64)], unit: &str) -> Result<u64, QuantityError> {
 /// A span as an operator writes it: 60 s is `1m`.
 pub fn span_text(span: Span) -> String {
     let micros = span.as_micros();
-    let fits = |(_, factor): &&(&str, u64)| micros > 0 && micros % *factor == 0;
+    let fits = |(_, factor): &&(&str, u64)| micros > 0 && micros.is_multiple_of(*factor);
     match UNITS.iter().find(fits) {
         Some((unit, factor)) => format!("{}{unit}", micros / factor),
         None => format!("{micros}µs"),
@@ -81,7 +81,7 @@ pub fn span_text(span: Span) -> String {
 
 /// A size as an operator writes it.
 pub(crate) fn size_text(bytes: u64) -> String {
-    let fits = |(_, factor): &&(&str, u64)| bytes > 0 && bytes % *factor == 0;
+    let fits = |(_, factor): &&(&str, u64)| bytes > 0 && bytes.is_multiple_of(*factor);
     SIZES
         .iter()
         .find(fits)

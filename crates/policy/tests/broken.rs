@@ -5,6 +5,7 @@
 #![allow(missing_docs, clippy::unwrap_used, reason = "tests speak through their names and fail by panicking")]
 
 use std::borrow::Cow;
+use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 
@@ -69,7 +70,7 @@ fn a_file_of_more_than_16_mib_is_not_even_read() {
 fn thousands_of_problems_are_counted_and_the_first_are_told() {
     let mut text = String::from("rate_limits:\n  endpoints:\n");
     for index in 0..5_000 {
-        text.push_str(&format!("    /{index}: {{ requests: 0, window: 1s }}\n"));
+        writeln!(text, "    /{index}: {{ requests: 0, window: 1s }}").unwrap();
     }
     let problems = compile("many.yaml", text.as_bytes(), &NoFiles).unwrap_err();
     assert_eq!(problems.count(), 5_000);

@@ -3,6 +3,7 @@
 #![allow(missing_docs, clippy::unwrap_used, reason = "tests speak through their names and fail by panicking")]
 
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 
@@ -15,47 +16,44 @@ fn the_reference_is_up_to_date() {
     assert!(fs::read_to_string(path).unwrap() == reference(), "run `cargo xtask docs`");
 }
 
-/// Every key of the schema, as a document that holds only the way to it and `value` behind it.
+/// Every key of the schema by its path, as a document that holds only the way to it and `value` behind it.
 fn documents(value: &Value) -> BTreeMap<String, Value> {
-    let schema = schema();
-    let mut found = BTreeMap::new();
-    walk(&schema, &schema, "", &|inner| inner, value, &mut found);
-    found
+    let mut walk = Walk { schema: schema(), value: value.clone(), found: BTreeMap::new() };
+    walk.step(&walk.schema.clone(), "", &|inner| inner);
+    walk.found
 }
 
-type Wrap<'a> = &'a dyn Fn(Value) -> Value;
+struct Walk {
+    schema: Value,
+    value: Value,
+    found: BTreeMap<String, Value>,
+}
 
-fn walk(
-    root: &Value,
-    at: &Value,
-    path: &str,
-    wrap: Wrap<'_>,
-    value: &Value,
-    found: &mut BTreeMap<String, Value>,
-) {
-    if let Some(reference) = at["$ref"].as_str() {
-        let name = reference.trim_start_matches("#/$defs/").replace("%5B", "[").replace("%5D", "]");
-        let target = &root["$defs"][&name];
-        assert!(target.is_object(), "{reference} leads nowhere");
-        return walk(root, target, path, wrap, value, found);
-    }
-    for one in at["oneOf"].as_array().into_iter().flatten() {
-        walk(root, one, path, wrap, value, found);
-    }
-    if at["items"].is_object() {
-        let wrap = |inner| wrap(json!([inner]));
-        walk(root, &at["items"], &format!("{path}[0]"), &wrap, value, found);
-    }
-    if at["additionalProperties"].is_object() {
-        let name = if path.ends_with("endpoints") { "/name" } else { "name" };
-        let wrap = |inner| wrap(json!({ name: inner }));
-        walk(root, &at["additionalProperties"], &format!("{path}.{name}"), &wrap, value, found);
-    }
-    for (key, inner) in at["properties"].as_object().unwrap_or(&Map::new()) {
-        let wrap = |inner| wrap(json!({ key: inner }));
-        let path = format!("{path}.{key}").trim_start_matches('.').to_owned();
-        found.insert(path.clone(), wrap(value.clone()));
-        walk(root, inner, &path, &wrap, value, found);
+impl Walk {
+    fn step(&mut self, at: &Value, path: &str, wrap: &dyn Fn(Value) -> Value) {
+        if let Some(reference) = at["$ref"].as_str() {
+            let name = reference.trim_start_matches("#/$defs/").replace("%5B", "[").replace("%5D", "]");
+            let target = self.schema["$defs"][&name].clone();
+            assert!(target.is_object(), "{reference} leads nowhere");
+            return self.step(&target, path, wrap);
+        }
+        for one in at["oneOf"].as_array().into_iter().flatten() {
+            self.step(one, path, wrap);
+        }
+        if at["items"].is_object() {
+            self.step(&at["items"], &format!("{path}[0]"), &|inner| wrap(json!([inner])));
+        }
+        if at["additionalProperties"].is_object() {
+            let name = if path.ends_with("endpoints") { "/name" } else { "name" };
+            let inner = &at["additionalProperties"];
+            self.step(inner, &format!("{path}.{name}"), &|inner| wrap(json!({ name: inner })));
+        }
+        for (key, inner) in at["properties"].as_object().unwrap_or(&Map::new()) {
+            let wrap = |inner| wrap(json!({ key: inner }));
+            let path = format!("{path}.{key}").trim_start_matches('.').to_owned();
+            self.found.insert(path.clone(), wrap(self.value.clone()));
+            self.step(inner, &path, &wrap);
+        }
     }
 }
 
@@ -93,7 +91,7 @@ fn every_example_of_the_reference_can_be_written_where_it_stands() {
     let mut document = String::new();
     for line in reference().split("\n## ").nth(1).unwrap().lines().filter(|line| line.starts_with("| `")) {
         let example = line.split(" | ").nth(3).unwrap().trim_matches('`');
-        document.push_str(&format!("{}\n", example.replace("\\|", "|")));
+        writeln!(document, "{}", example.replace("\\|", "|")).unwrap();
     }
     let compiled = compile("p.yaml", document.as_bytes(), &NoFiles);
     assert!(compiled.is_ok(), "{document}\n{}", compiled.unwrap_err());

@@ -190,7 +190,7 @@ fn deep_and_wide_files_end_at_their_bounds() {
     let wide = format!("listen: [{}]", "a,".repeat(2_000_000));
     let problems = compile("wide.yaml", wide.as_bytes(), &NoFiles).unwrap_err();
     assert!(problems.to_string().contains("more than 1000000 values"), "{problems}");
-    let deep: String = (0..100).map(|level| format!("{}a:\n", " ".repeat(level))).collect();
+    let deep = (0..100).fold(String::new(), |text, level| text + &" ".repeat(level) + "a:\n");
     let problems = compile("deep.yaml", deep.as_bytes(), &NoFiles).unwrap_err();
     assert!(problems.to_string().contains("nest 32 levels deep"), "{problems}");
     let open = "[".repeat(10_000_000);

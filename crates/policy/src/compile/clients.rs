@@ -200,12 +200,11 @@ fn ip(fields: &Fields<'_, '_>, clients: &mut Clients, context: &mut Context<'_, 
     if let Some(node) = fields.get("ipv6_prefix")
         && let Some(bits) = scalar::positive(node, "bits would make all clients one", &mut context.report)
     {
-        match u8::try_from(bits).ok().filter(|bits| *bits <= 128) {
-            Some(bits) => clients.ipv6_prefix = bits,
-            None => {
-                let finding = Finding::error(node, "an IPv6 address has 128 bits");
-                context.report.push(finding.expected("1 to 128").hint("one customer usually has a /64"));
-            }
+        if let Some(bits) = u8::try_from(bits).ok().filter(|bits| *bits <= 128) {
+            clients.ipv6_prefix = bits;
+        } else {
+            let finding = Finding::error(node, "an IPv6 address has 128 bits");
+            context.report.push(finding.expected("1 to 128").hint("one customer usually has a /64"));
         }
     }
 }

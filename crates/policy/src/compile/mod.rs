@@ -172,16 +172,11 @@ fn decode<'s>(root: &Node<'s>, context: &mut Context<'s, '_>) -> Option<Plan> {
         }
         None => Some(Clients::default()),
     };
-    let rate_limits = match fields.get("rate_limits") {
-        Some(node) => {
-            context.marks.rate_limits = Mark::from(node);
-            Fields::open(node, &RATE_LIMITS, &mut context.report)
-                .map(|fields| limits::rate_limits(&fields, clients.as_ref(), context))
-        }
-        None => {
-            context.marks.rate_limits = Mark::from(root);
-            Some(RateLimits::default())
-        }
+    let limits_at = fields.get("rate_limits");
+    context.marks.rate_limits = Mark::from(limits_at.unwrap_or(root));
+    let rate_limits = match limits_at.map(|node| Fields::open(node, &RATE_LIMITS, &mut context.report)) {
+        Some(fields) => fields.map(|fields| limits::rate_limits(&fields, clients.as_ref(), context)),
+        None => Some(RateLimits::default()),
     };
     let bans = fields.get("bans").and_then(|node| {
         context.marks.bans = Mark::from(node);
@@ -224,7 +219,7 @@ fn store<'s>(node: &Node<'s>, report: &mut Report<'s>) -> Option<StorePlan> {
         Some(node) => {
             let bytes = scalar::size(node, report)?;
             if bytes < LEAST_MEMORY {
-                let finding = Finding::error(node, format!("{} bytes hold hardly a counter", bytes));
+                let finding = Finding::error(node, format!("{bytes} bytes hold hardly a counter"));
                 report.push(finding.expected("at least 1MiB").hint("say the unit, such as `64MiB`"));
             }
             bytes

@@ -99,12 +99,12 @@ fn number_hint(text: &str) -> String {
         let ten = 10_u64.checked_pow(zeros.parse().ok()?)?;
         digits.parse::<u64>().ok()?.checked_mul(ten)
     });
-    match plain.parse::<u64>().ok().or(power).ok_or(()) {
-        Ok(number) => format!("write {number}"),
-        Err(_) if text.contains('/') && !digits.is_empty() => {
+    match plain.parse::<u64>().ok().or(power) {
+        Some(number) => format!("write {number}"),
+        None if text.contains('/') && !digits.is_empty() => {
             format!("write `requests: {digits}` and the time as `window`")
         }
-        Err(_) => "write digits only".to_owned(),
+        None => "write digits only".to_owned(),
     }
 }
 

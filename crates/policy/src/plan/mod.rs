@@ -1,6 +1,6 @@
 //! A policy that can be used: valid by construction, free of places and of YAML.
 //!
-//! Only [`compile`](crate::compile) makes a plan. Whatever stands in one has been checked: limits can be counted
+//! Only [`compile()`](crate::compile()) makes a plan. Whatever stands in one has been checked: limits can be counted
 //! exactly, names are unique, networks are networks, an upstream that a route names is there.
 
 mod clients;

@@ -147,7 +147,8 @@ impl fmt::Display for PathPattern {
 
 fn encoded(c: char) -> String {
     let mut buffer = [0; 4];
-    c.encode_utf8(&mut buffer).bytes().map(|byte| format!("%{byte:02X}")).collect()
+    let bytes = c.encode_utf8(&mut buffer).bytes();
+    bytes.fold(String::new(), |text, byte| text + &format!("%{byte:02X}"))
 }
 
 /// The name of a segment that is a parameter.

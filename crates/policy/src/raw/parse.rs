@@ -4,7 +4,8 @@
 //! ends at the bound.
 
 use std::borrow::Cow;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
+use std::collections::hash_map::Entry as Slot;
 
 use granit_parser::{Event, Options, Parser, ScalarStyle, Span};
 
@@ -67,7 +68,7 @@ struct Stop;
 /// A collection that is still open.
 enum Open<'s> {
     List(Vec<Node<'s>>),
-    Mapping { entries: Vec<Entry<'s>>, seen: HashSet<Cow<'s, str>>, key: Option<PendingKey<'s>> },
+    Mapping { entries: Vec<Entry<'s>>, seen: HashMap<Cow<'s, str>, usize>, key: Option<PendingKey<'s>> },
 }
 
 /// A key that waits for its value.
@@ -129,7 +130,7 @@ impl<'s> Tree<'s> {
             }
             Event::MappingStart(_, anchor, tag) => {
                 refuse_tag(tag.is_some(), at, report);
-                let open = Open::Mapping { entries: Vec::new(), seen: HashSet::new(), key: None };
+                let open = Open::Mapping { entries: Vec::new(), seen: HashMap::new(), key: None };
                 self.open(open, anchor, at, report)?;
             }
             Event::SequenceEnd | Event::MappingEnd => self.close(report)?,
@@ -236,7 +237,7 @@ impl<'s> Tree<'s> {
 fn pending<'s>(
     node: Node<'s>,
     entries: &[Entry<'s>],
-    seen: &mut HashSet<Cow<'s, str>>,
+    seen: &mut HashMap<Cow<'s, str>, usize>,
     report: &mut Report<'s>,
 ) -> PendingKey<'s> {
     let Node { id, place, value: Value::Scalar { text, .. } } = node else {
@@ -244,12 +245,22 @@ fn pending<'s>(
         report.push(finding.hint("quote a key that begins with `{` or `[`"));
         return PendingKey::Bad;
     };
-    if seen.insert(text.clone()) {
-        return PendingKey::Good(Key { id, place, text });
-    }
-    let first = entries.iter().find(|entry| entry.key.text == text).map_or(0, |entry| entry.key.place.line);
+    let first = match seen.entry(text.clone()) {
+        Slot::Vacant(slot) => {
+            // Its entry comes next.
+            slot.insert(entries.len());
+            return PendingKey::Good(Key { id, place, text });
+        }
+        Slot::Occupied(slot) => entries.get(*slot.get()).map(|entry| &entry.key),
+    };
     let finding = Finding::error_at(place, format!("the key {} is written twice", quote(&text)));
-    report.push(finding.hint(format!("it stands on line {first} already; keep one of them")));
+    report.push(match first {
+        Some(first) => {
+            let hint = format!("it stands on line {} already; keep one of them", first.place.line);
+            finding.like(first).hint(hint)
+        }
+        None => finding.hint("keep one of them"),
+    });
     PendingKey::Bad
 }
 

@@ -15,26 +15,26 @@ const MOST_KEPT: usize = 500;
 pub(crate) struct Finding {
     severity: Severity,
     place: Place,
-    /// The node or key; `None` where there is no tree.
-    target: Option<u32>,
+    /// The node or key whose path it has; `None` where there is no tree.
+    target: Option<Mark>,
     what: String,
     expected: Option<String>,
     hint: Option<String>,
 }
 
 impl Finding {
-    fn new(severity: Severity, place: Place, target: Option<u32>, what: impl Into<String>) -> Self {
+    fn new(severity: Severity, place: Place, target: Option<Mark>, what: impl Into<String>) -> Self {
         Self { severity, place, target, what: what.into(), expected: None, hint: None }
     }
 
     /// A value that is wrong.
     pub(crate) fn error(node: &Node<'_>, what: impl Into<String>) -> Self {
-        Self::new(Severity::Error, node.place, Some(node.id), what)
+        Self::new(Severity::Error, node.place, Some(node.into()), what)
     }
 
     /// A key that is wrong.
     pub(crate) fn key_error(key: &Key<'_>, what: impl Into<String>) -> Self {
-        Self::new(Severity::Error, key.place, Some(key.id), what)
+        Self::new(Severity::Error, key.place, Some(key.into()), what)
     }
 
     /// A place that is wrong, where there is no tree to find it in.
@@ -44,7 +44,13 @@ impl Finding {
 
     /// A value that is hardly what was meant.
     pub(crate) fn warning(mark: Mark, what: impl Into<String>) -> Self {
-        Self::new(Severity::Warning, mark.place, Some(mark.id), what)
+        Self::new(Severity::Warning, mark.place, Some(mark), what)
+    }
+
+    /// Gives it the path of `key`, which it is like.
+    pub(crate) fn like(mut self, key: &Key<'_>) -> Self {
+        self.target = Some(key.into());
+        self
     }
 
     /// What would be right.
@@ -115,7 +121,7 @@ impl<'s> Report<'s> {
             let Finding { severity, mut place, target, what, expected, hint } = finding;
             let mut path = String::new();
             if let (Some(root), Some(target)) = (root, target) {
-                let found = locate(root, target, place.offset);
+                let found = locate(root, target.id, target.place.offset);
                 path = found.path;
                 // A mapping that lacks something begins with what it has; its own name says more.
                 if let (true, Some(key)) = (found.is_collection, found.key) {
@@ -158,7 +164,7 @@ fn locate(root: &Node<'_>, target: u32, offset: usize) -> Found {
                 else {
                     return found;
                 };
-                found.path.push_str(&format!("[{index}]"));
+                found.path.extend(["[", &index.to_string(), "]"]);
                 found.key = None;
                 node = item;
             }

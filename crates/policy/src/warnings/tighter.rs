@@ -43,8 +43,8 @@ pub(super) fn find(plan: &Plan, marks: &Marks, report: &mut Report<'_>) {
     let of_client: Vec<Option<&Rule>> =
         default.into_iter().chain(has_tiers.then(tiers).into_iter().flatten()).collect();
     let under_client = |rule: &Rule| {
-        let tighter = |of: &Option<&Rule>| of.is_some_and(|of| is_tighter(of, rule));
-        of_client.iter().all(tighter).then(|| of_client.first().copied().flatten()).flatten()
+        let tighter = |of: Option<&Rule>| of.is_some_and(|of| is_tighter(of, rule));
+        of_client.iter().copied().all(tighter).then(|| of_client.first().copied().flatten()).flatten()
     };
     for endpoint in &limits.endpoints {
         if let Some(by) = under_global(&endpoint.rule).or_else(|| under_client(&endpoint.rule)) {
