@@ -197,6 +197,30 @@ fn deep_and_wide_files_end_at_their_bounds() {
     assert!(compile("open.yaml", open.as_bytes(), &NoFiles).is_err());
 }
 
+/// `count` lines, each made of its number.
+fn lines(count: usize, line: impl Fn(usize) -> String) -> String {
+    (0..count).map(line).collect::<Vec<_>>().join("\n")
+}
+
+/// Were any of this quadratic, the test would take minutes.
+#[test]
+fn twenty_thousand_of_anything_are_compared_in_no_time() {
+    const MANY: usize = 20_000;
+    let routes = lines(MANY, |n| format!("  - {{ path: /api/r{n}, upstream: a }}"));
+    let endpoints = lines(MANY, |n| format!("    /api/e{n}: {{ requests: 1000000, window: 1 }}"));
+    let tiers = lines(MANY, |n| format!("    t{n}: {{ requests: 1, window: {} }}", n + 1));
+    let head = "upstreams: { a: { servers: http://a } }\nclients: { tiers: { default: t0 } }";
+    let text =
+        format!("{head}\nroutes:\n{routes}\nrate_limits:\n  endpoints:\n{endpoints}\n  tiers:\n{tiers}\n");
+    assert_eq!(good(&text).warnings.count(), MANY);
+
+    let upstreams = lines(MANY, |n| format!("  up{n}: {{ servers: http://a }}"));
+    let missing = lines(MANY, |n| format!("  - {{ path: /r{n}, upstream: no{n} }}"));
+    let listen = lines(MANY, |n| format!("  - h{n}:80"));
+    let text = format!("listen:\n{listen}\nupstreams:\n{upstreams}\nroutes:\n{missing}\n");
+    assert_eq!(compile("many.yaml", text.as_bytes(), &NoFiles).unwrap_err().count(), MANY);
+}
+
 /// Bytes that come near to being policies.
 fn nearly_policies() -> impl Strategy<Value = Vec<u8>> {
     let words = prop::sample::select(vec![

@@ -1,6 +1,6 @@
 //! Where requests come in and where they go.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use crate::compile::{Context, scalar};
 use crate::language::{ROUTE, UPSTREAM};
@@ -8,8 +8,14 @@ use crate::plan::{HostPattern, PathPattern, PatternProblem, Route, Upstream};
 use crate::raw::{Fields, Finding, Mark, Node, Report, Value, nearest};
 use crate::render::quote;
 
+/// How many names a message lists.
+const MOST_NAMED: usize = 12;
+/// Among more names than this none is looked for that may have been meant.
+const MOST_COMPARED: usize = 1_000;
+
 pub(super) fn listen(node: &Node<'_>, report: &mut Report<'_>) -> Vec<String> {
     let mut addresses: Vec<String> = Vec::new();
+    let mut seen = HashSet::new();
     for item in scalar::one_or_many(node, "address", report) {
         let Some(text) = scalar::text(item, "an address, such as `0.0.0.0:8080`", report) else { continue };
         let parts = text.rsplit_once(':');
@@ -25,7 +31,7 @@ pub(super) fn listen(node: &Node<'_>, report: &mut Report<'_>) -> Vec<String> {
                 Err(_) => "write it like `0.0.0.0:8080` or `[::]:8080`".to_owned(),
             };
             report.push(finding.expected("host and port").hint(hint));
-        } else if addresses.iter().any(|address| address == text) {
+        } else if !seen.insert(text) {
             report
                 .push(Finding::error(item, format!("{} stands here twice", quote(text))).hint("remove one"));
         } else {
@@ -146,20 +152,31 @@ fn route<'s>(item: &Node<'s>, upstreams: &HashMap<&str, usize>, report: &mut Rep
     let name = scalar::text(node, "the name of an upstream, such as `api`", report)?;
     let upstream = upstreams.get(name).copied();
     if upstream.is_none() {
-        let mut known: Vec<_> = upstreams.keys().copied().collect();
-        known.sort_unstable();
-        let finding = Finding::error(node, format!("there is no upstream {}", quote(name)));
-        report.push(match nearest(name, known.iter().copied()) {
-            Some(near) => finding.hint(format!("did you mean `{near}`?")),
-            None if known.is_empty() => {
-                finding.hint("define it: `upstreams: { NAME: { servers: [http://10.0.0.1:3000] } }`")
-            }
-            None => finding
-                .expected(format!("one of {}", known.join(", ")))
-                .hint("name one of these, or add it to `upstreams`"),
-        });
+        missing_upstream(node, name, upstreams, report);
     }
     Some(Route { host: host?, path: path?, upstream: upstream? })
+}
+
+fn missing_upstream(node: &Node<'_>, name: &str, upstreams: &HashMap<&str, usize>, report: &mut Report<'_>) {
+    let finding = Finding::error(node, format!("there is no upstream {}", quote(name)));
+    if report.is_full() {
+        report.push(finding);
+        return;
+    }
+    let mut known: Vec<_> = upstreams.keys().copied().collect();
+    known.sort_unstable();
+    let near = if known.len() > MOST_COMPARED { None } else { nearest(name, known.iter().copied()) };
+    report.push(match near {
+        Some(near) => finding.hint(format!("did you mean `{near}`?")),
+        None if known.is_empty() => {
+            finding.hint("define it: `upstreams: { NAME: { servers: [http://10.0.0.1:3000] } }`")
+        }
+        None => {
+            known.truncate(MOST_NAMED);
+            let finding = finding.expected(format!("one of {}", known.join(", ")));
+            finding.hint("name one that there is, or add it to `upstreams`")
+        }
+    });
 }
 
 fn host(node: &Node<'_>, report: &mut Report<'_>) -> Option<HostPattern> {

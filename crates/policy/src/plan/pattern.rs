@@ -1,4 +1,4 @@
-//! Path patterns, as far as a plan needs to know them: their form, and whether two can meet.
+//! Path patterns, as far as a plan needs to know them: their form.
 //!
 //! How requests are matched is the router's business; this is what it is built from.
 
@@ -118,25 +118,6 @@ impl PathPattern {
         };
         self.segments().map(segment).fold(String::new(), |shape, segment| shape + "/" + segment)
     }
-
-    /// Whether some path is taken by both.
-    pub(crate) fn meets(&self, other: &Self) -> bool {
-        let (mut mine, mut theirs) = (self.segments(), other.segments());
-        loop {
-            match (mine.next(), theirs.next()) {
-                (Some(Segment::Rest), _) | (_, Some(Segment::Rest)) | (None, None) => return true,
-                (Some(Segment::Literal(a)), Some(Segment::Literal(b))) if a != b => return false,
-                (Some(_), Some(_)) => {}
-                // `/a/**` takes `/a` too, so a rest that is still to come may be empty.
-                (None, Some(_)) | (Some(_), None) => return false,
-            }
-        }
-    }
-
-    /// Whether every path is taken.
-    pub(crate) fn is_everything(&self) -> bool {
-        self.0 == "/**"
-    }
 }
 
 impl fmt::Display for PathPattern {
@@ -182,20 +163,6 @@ mod tests {
     fn patterns_of_one_shape_differ_only_in_names() {
         assert_eq!(pattern("/a/{x}/**").shape(), pattern("/a/*/**").shape());
         assert_ne!(pattern("/a/b").shape(), pattern("/a/*").shape());
-    }
-
-    #[test]
-    fn patterns_meet_where_a_path_fits_both() {
-        for (a, b) in
-            [("/a/*", "/a/b"), ("/**", "/x/y"), ("/a/**", "/a/b/c"), ("/{x}/b", "/a/{y}"), ("/", "/")]
-        {
-            assert!(pattern(a).meets(&pattern(b)) && pattern(b).meets(&pattern(a)), "{a} {b}");
-        }
-        for (a, b) in [("/a", "/b"), ("/a/*", "/a/b/c"), ("/a/b", "/a")] {
-            assert!(!pattern(a).meets(&pattern(b)) && !pattern(b).meets(&pattern(a)), "{a} {b}");
-        }
-        // The rest may be empty.
-        assert!(pattern("/a/**").meets(&pattern("/a")));
     }
 
     #[test]

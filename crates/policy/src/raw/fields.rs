@@ -27,6 +27,10 @@ impl<'n, 's> Fields<'n, 's> {
         };
         for entry in entries.iter().filter(|entry| mapping.key(&entry.key.text).is_none()) {
             let finding = Finding::key_error(&entry.key, format!("unknown key {}", quote(&entry.key.text)));
+            if report.is_full() {
+                report.push(finding);
+                continue;
+            }
             let known: Vec<_> = mapping.keys.iter().map(|key| key.name).collect();
             let finding = finding.expected(format!("one of {}", known.join(", ")));
             report.push(match nearest(&entry.key.text, known) {
@@ -58,6 +62,10 @@ impl<'n, 's> Fields<'n, 's> {
     /// Whether `key` is missing only because it was misspelt, which has been told.
     fn is_meant_by_another(&self, key: &str) -> bool {
         let Value::Mapping(entries) = &self.node.value else { return false };
+        // A mapping of many unknown keys is not a misspelt one.
+        if entries.len() > 64 {
+            return false;
+        }
         let names = || self.mapping.keys.iter().map(|key| key.name);
         let unknown = |written: &str| self.mapping.key(written).is_none();
         let mut entries = entries.iter().map(|entry| &*entry.key.text).filter(|written| unknown(written));

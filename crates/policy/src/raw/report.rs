@@ -102,11 +102,16 @@ impl<'s> Report<'s> {
 
     pub(crate) fn push(&mut self, finding: Finding) {
         self.failed |= finding.severity == Severity::Error;
-        if self.findings.len() < MOST_KEPT {
-            self.findings.push(finding);
-        } else {
+        if self.is_full() {
             self.left_off = self.left_off.saturating_add(1);
+        } else {
+            self.findings.push(finding);
         }
+    }
+
+    /// Whether further findings are only counted, so that nobody need look for hints.
+    pub(crate) fn is_full(&self) -> bool {
+        self.findings.len() >= MOST_KEPT
     }
 
     /// Whether the policy cannot be used.

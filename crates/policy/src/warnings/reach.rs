@@ -7,6 +7,9 @@ use crate::plan::{PathPattern, Plan, Segment};
 use crate::raw::{Finding, Report};
 use crate::render::quote;
 
+/// Enough for 100,000 patterns without many wildcards; after them a doubt counts as met.
+const MOST_STEPS: usize = 10_000_000;
+
 pub(super) fn find(plan: &Plan, marks: &Marks, report: &mut Report<'_>) {
     if plan.routes.is_empty() {
         return;
@@ -17,7 +20,7 @@ pub(super) fn find(plan: &Plan, marks: &Marks, report: &mut Report<'_>) {
 
 /// Rules at paths that no route takes.
 fn unreachable(plan: &Plan, marks: &Marks, report: &mut Report<'_>) {
-    let routes = Patterns::new(plan.routes.iter().map(|route| &route.path));
+    let mut routes = Patterns::new(plan.routes.iter().map(|route| &route.path));
     let endpoints = plan.rate_limits.endpoints.iter();
     let places = endpoints.map(|endpoint| (&endpoint.rule, std::slice::from_ref(&endpoint.path)));
     let custom = plan.rate_limits.rules.iter().map(|custom| (&custom.rule, custom.matches.paths.as_slice()));
@@ -41,7 +44,7 @@ fn unlimited_routes(plan: &Plan, marks: &Marks, report: &mut Report<'_>) {
         return;
     }
     let custom = limits.rules.iter().flat_map(|custom| &custom.matches.paths);
-    let limited = Patterns::new(limits.endpoints.iter().map(|endpoint| &endpoint.path).chain(custom));
+    let mut limited = Patterns::new(limits.endpoints.iter().map(|endpoint| &endpoint.path).chain(custom));
     for (route, mark) in plan.routes.iter().zip(&marks.routes) {
         if !limited.meet(&route.path) {
             let finding =
@@ -51,37 +54,133 @@ fn unlimited_routes(plan: &Plan, marks: &Marks, report: &mut Report<'_>) {
     }
 }
 
-/// Patterns by their first segment, so that meeting them does not mean trying all.
+/// Patterns by their segments, so that meeting them does not mean trying all.
 struct Patterns<'a> {
-    by_first: HashMap<&'a str, Vec<&'a PathPattern>>,
-    /// Those that begin with no literal.
-    anywhere: Vec<&'a PathPattern>,
-    everything: bool,
+    nodes: Vec<Branch<'a>>,
+    /// What is left of the steps; patterns full of wildcards would otherwise try every branch again and again.
+    steps: usize,
+}
+
+/// Where patterns part.
+#[derive(Default)]
+struct Branch<'a> {
+    literals: HashMap<&'a str, usize>,
+    one: Option<usize>,
+    /// A pattern ends here.
+    ends: bool,
+    /// A pattern takes any rest from here.
+    rest: bool,
 }
 
 impl<'a> Patterns<'a> {
     fn new(patterns: impl Iterator<Item = &'a PathPattern>) -> Self {
-        let mut all = Self { by_first: HashMap::new(), anywhere: Vec::new(), everything: false };
-        for pattern in patterns {
-            all.everything |= pattern.is_everything();
-            match pattern.segments().next() {
-                Some(Segment::Literal(first)) => all.by_first.entry(first).or_default().push(pattern),
-                _ => all.anywhere.push(pattern),
-            }
-        }
+        let mut all = Self { nodes: vec![Branch::default()], steps: MOST_STEPS };
+        patterns.for_each(|pattern| all.insert(pattern));
         all
     }
 
-    /// Whether one of them meets `path`.
-    fn meet(&self, path: &PathPattern) -> bool {
-        if self.everything || self.anywhere.iter().any(|pattern| pattern.meets(path)) {
-            return true;
-        }
-        match path.segments().next() {
-            Some(Segment::Literal(first)) => {
-                self.by_first.get(first).is_some_and(|some| some.iter().any(|pattern| pattern.meets(path)))
+    fn insert(&mut self, pattern: &'a PathPattern) {
+        let mut at = 0;
+        for segment in pattern.segments() {
+            let next = self.nodes.len();
+            let Some(branch) = self.nodes.get_mut(at) else { return };
+            at = match segment {
+                Segment::Literal(text) => *branch.literals.entry(text).or_insert(next),
+                Segment::One => *branch.one.get_or_insert(next),
+                Segment::Rest => {
+                    branch.rest = true;
+                    return;
+                }
+            };
+            if at == next {
+                self.nodes.push(Branch::default());
             }
-            _ => self.by_first.values().flatten().any(|pattern| pattern.meets(path)),
+        }
+        if let Some(branch) = self.nodes.get_mut(at) {
+            branch.ends = true;
+        }
+    }
+
+    /// Whether one of them meets `path`, or it took too long to see that none does.
+    fn meet(&mut self, path: &PathPattern) -> bool {
+        let segments: Vec<_> = path.segments().collect();
+        let mut open = vec![(0, 0)];
+        while let Some((at, depth)) = open.pop() {
+            self.steps = self.steps.saturating_sub(1);
+            let Some(branch) = self.nodes.get(at) else { continue };
+            if branch.rest || self.steps == 0 {
+                return true;
+            }
+            match segments.get(depth) {
+                None if branch.ends => return true,
+                None => {}
+                // Every branch ends somewhere, and the rest takes all of it.
+                Some(Segment::Rest) => return true,
+                Some(Segment::Literal(text)) => {
+                    let next = branch.literals.get(text).copied().into_iter().chain(branch.one);
+                    open.extend(next.map(|at| (at, depth + 1)));
+                }
+                Some(Segment::One) => {
+                    let next = branch.literals.values().copied().chain(branch.one);
+                    self.steps = self.steps.saturating_sub(branch.literals.len());
+                    open.extend(next.map(|at| (at, depth + 1)));
+                }
+            }
+        }
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Whether some path is taken by both, segment by segment.
+    fn meets(one: &PathPattern, other: &PathPattern) -> bool {
+        let (mut one, mut other) = (one.segments(), other.segments());
+        loop {
+            match (one.next(), other.next()) {
+                // The rest may be empty.
+                (Some(Segment::Rest), _) | (_, Some(Segment::Rest)) | (None, None) => return true,
+                (Some(Segment::Literal(a)), Some(Segment::Literal(b))) if a != b => return false,
+                (Some(_), Some(_)) => {}
+                (None, Some(_)) | (Some(_), None) => return false,
+            }
+        }
+    }
+
+    #[test]
+    fn patterns_meet_where_a_path_fits_both() {
+        let pattern = |text| PathPattern::parse(text).unwrap();
+        let meet = |a, b| Patterns::new([pattern(a)].iter()).meet(&pattern(b));
+        for (a, b) in
+            [("/a/*", "/a/b"), ("/**", "/x/y"), ("/a/**", "/a/b/c"), ("/{x}/b", "/a/{y}"), ("/a/**", "/a")]
+        {
+            assert!(meet(a, b) && meet(b, a), "{a} {b}");
+        }
+        for (a, b) in [("/a", "/b"), ("/a/*", "/a/b/c"), ("/a/b", "/a")] {
+            assert!(!meet(a, b) && !meet(b, a), "{a} {b}");
+        }
+    }
+
+    fn patterns() -> impl Strategy<Value = PathPattern> {
+        let segment = prop::sample::select(vec!["a", "b", "*", "{x}", ""]);
+        let rest = prop::sample::select(vec!["", "/**"]);
+        (prop::collection::vec(segment, 1..4), rest).prop_filter_map("no pattern", |(segments, rest)| {
+            PathPattern::parse(&format!("/{}{rest}", segments.join("/"))).ok()
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn many_patterns_meet_what_one_of_them_meets(
+            all in prop::collection::vec(patterns(), 1..6),
+            path in patterns(),
+        ) {
+            let one_by_one = all.iter().any(|pattern| meets(pattern, &path));
+            prop_assert_eq!(Patterns::new(all.iter()).meet(&path), one_by_one);
         }
     }
 }

@@ -4,7 +4,7 @@
 //! everything within another's envelope can never refuse what that one let pass. The comparison is careful: where
 //! it cannot be sure, it says nothing.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use tidegate_core::{Algorithm, Cost};
 
@@ -13,8 +13,8 @@ use crate::plan::{Count, Match, Plan, Rule, RuleCost};
 use crate::raw::{Finding, Report};
 use crate::render::quote;
 
-/// Rules that say the same of the same requests are few; more are not compared.
-const MOST_COMPARED: usize = 16;
+/// Limits that see the same requests are few; more are not compared.
+const MOST_COMPARED: usize = 64;
 
 pub(super) fn find(plan: &Plan, marks: &Marks, report: &mut Report<'_>) {
     let limits = &plan.rate_limits;
@@ -40,9 +40,16 @@ pub(super) fn find(plan: &Plan, marks: &Marks, report: &mut Report<'_>) {
     // Which of these sees a client depends on the client, so all must be tighter.
     let default = plan.clients.tiers.default.is_none().then_some(limits.default.as_ref());
     let has_tiers = plan.clients.tiers.file.is_some() || plan.clients.tiers.default.is_some();
-    let of_client: Vec<Option<&Rule>> =
+    let mut of_client: Vec<Option<&Rule>> =
         default.into_iter().chain(has_tiers.then(tiers).into_iter().flatten()).collect();
+    // Equal limits are one; a rule that many different ones would have to be tighter than is not looked at.
+    let mut seen = HashSet::new();
+    of_client.retain(|of| seen.insert(of.map(|rule| rule.limit)));
+    let few = of_client.len() <= MOST_COMPARED;
     let under_client = |rule: &Rule| {
+        if !few {
+            return None;
+        }
         let tighter = |of: Option<&Rule>| of.is_some_and(|of| is_tighter(of, rule));
         of_client.iter().copied().all(tighter).then(|| of_client.first().copied().flatten()).flatten()
     };
