@@ -98,7 +98,12 @@ fn endpoints<'s>(node: &Node<'s>, context: &mut Context<'s, '_>) -> Vec<Endpoint
             continue;
         }
         let place = endpoint_place(key, context);
-        let rule = named(value, &ENDPOINT, format!("endpoint:{}", key.text), context);
+        let name = match &place {
+            Some((Some(method), path)) => format!("endpoint:{method} {path}"),
+            Some((None, path)) => format!("endpoint:{path}"),
+            None => format!("endpoint:{}", key.text),
+        };
+        let rule = named(value, &ENDPOINT, name, context);
         let Some((method, path)) = place else { continue };
         if let Some(first) = shapes.insert((method.clone(), path.shape()), key.place.line) {
             let finding = Finding::key_error(key, "another endpoint takes the same requests");

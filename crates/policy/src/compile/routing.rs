@@ -116,17 +116,23 @@ fn server_problem(text: &str) -> Option<String> {
     (!is_host(host) || port.is_none()).then(|| "write it like `http://10.0.0.1:3000`".to_owned())
 }
 
+/// The upstreams that there are.
+struct Known<'a> {
+    index: HashMap<&'a str, usize>,
+    names: Vec<&'a str>,
+}
+
 pub(super) fn routes<'s>(
     node: &Node<'s>,
     upstreams: &[Upstream],
     context: &mut Context<'s, '_>,
 ) -> Vec<Route> {
-    let index: HashMap<&str, usize> =
-        upstreams.iter().enumerate().map(|(at, upstream)| (upstream.name.as_str(), at)).collect();
+    let names: Vec<_> = upstreams.iter().map(|upstream| upstream.name.as_str()).collect();
+    let known = Known { index: names.iter().enumerate().map(|(at, name)| (*name, at)).collect(), names };
     let mut seen: HashMap<(HostPattern, String), u32> = HashMap::new();
     let mut routes = Vec::new();
     for item in scalar::list(node, "routes", &mut context.report) {
-        let Some(route) = route(item, &index, &mut context.report) else { continue };
+        let Some(route) = route(item, &known, &mut context.report) else { continue };
         let line = item.place.line;
         if let Some(first) = seen.insert((route.host.clone(), route.path.shape()), line) {
             let finding = Finding::error(item, "a route before this one takes the same requests");
@@ -138,7 +144,7 @@ pub(super) fn routes<'s>(
     routes
 }
 
-fn route<'s>(item: &Node<'s>, upstreams: &HashMap<&str, usize>, report: &mut Report<'s>) -> Option<Route> {
+fn route<'s>(item: &Node<'s>, upstreams: &Known<'_>, report: &mut Report<'s>) -> Option<Route> {
     let fields = Fields::open(item, &ROUTE, report)?;
     let host = match fields.get("host") {
         Some(node) => host(node, report),
@@ -150,21 +156,19 @@ fn route<'s>(item: &Node<'s>, upstreams: &HashMap<&str, usize>, report: &mut Rep
     };
     let node = fields.require("upstream", report)?;
     let name = scalar::text(node, "the name of an upstream, such as `api`", report)?;
-    let upstream = upstreams.get(name).copied();
+    let upstream = upstreams.index.get(name).copied();
     if upstream.is_none() {
-        missing_upstream(node, name, upstreams, report);
+        missing_upstream(node, name, &upstreams.names, report);
     }
     Some(Route { host: host?, path: path?, upstream: upstream? })
 }
 
-fn missing_upstream(node: &Node<'_>, name: &str, upstreams: &HashMap<&str, usize>, report: &mut Report<'_>) {
+fn missing_upstream(node: &Node<'_>, name: &str, known: &[&str], report: &mut Report<'_>) {
     let finding = Finding::error(node, format!("there is no upstream {}", quote(name)));
     if report.is_full() {
         report.push(finding);
         return;
     }
-    let mut known: Vec<_> = upstreams.keys().copied().collect();
-    known.sort_unstable();
     let near = if known.len() > MOST_COMPARED { None } else { nearest(name, known.iter().copied()) };
     report.push(match near {
         Some(near) => finding.hint(format!("did you mean `{near}`?")),
@@ -172,8 +176,9 @@ fn missing_upstream(node: &Node<'_>, name: &str, upstreams: &HashMap<&str, usize
             finding.hint("define it: `upstreams: { NAME: { servers: [http://10.0.0.1:3000] } }`")
         }
         None => {
-            known.truncate(MOST_NAMED);
-            let finding = finding.expected(format!("one of {}", known.join(", ")));
+            let some =
+                known.get(..MOST_NAMED).map_or_else(|| known.join(", "), |some| some.join(", ") + ", …");
+            let finding = finding.expected(format!("one of {some}"));
             finding.hint("name one that there is, or add it to `upstreams`")
         }
     });

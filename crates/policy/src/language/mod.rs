@@ -78,8 +78,8 @@ impl Key {
 pub(crate) enum Shape {
     /// A text of a kind that the word names.
     Text(&'static str),
-    /// A whole number.
-    Count,
+    /// A whole number of at least this.
+    Count(u64),
     /// A length of time.
     Duration,
     /// A number of bytes.

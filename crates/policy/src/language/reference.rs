@@ -58,7 +58,7 @@ fn mappings(shape: &'static Shape, found: &mut dyn FnMut(&'static Mapping)) {
 fn words(shape: &Shape) -> String {
     match shape {
         Shape::Text(kind) => (*kind).to_owned(),
-        Shape::Count => "whole number".to_owned(),
+        Shape::Count(_) => "whole number".to_owned(),
         Shape::Duration => "duration".to_owned(),
         Shape::Size => "size".to_owned(),
         Shape::Choice(names) => names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", "),

@@ -50,9 +50,9 @@ fn shape(of: &'static Shape, definitions: &mut Definitions) -> Value {
     match of {
         Shape::Text(kind) => json!({ "type": "string", "minLength": 1, "title": kind }),
         // Grouped digits are text to an editor, and a number to us.
-        Shape::Count => json!({
+        Shape::Count(least) => json!({
             "oneOf": [
-                { "type": "integer", "minimum": 0 },
+                { "type": "integer", "minimum": least },
                 { "type": "string", "pattern": "^[0-9]+(_[0-9]+)+$" },
             ]
         }),
@@ -72,7 +72,7 @@ fn shape(of: &'static Shape, definitions: &mut Definitions) -> Value {
         Shape::List(item) => json!({ "type": "array", "items": shape(item, definitions) }),
         Shape::OneOrMany(item) => {
             let one = shape(item, definitions);
-            json!({ "oneOf": [one, { "type": "array", "items": one }] })
+            json!({ "oneOf": [one, { "type": "array", "items": one, "minItems": 1 }] })
         }
         Shape::Object(mapping) => reference(mapping, definitions),
         Shape::Named(_, value) => {

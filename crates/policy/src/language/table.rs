@@ -194,9 +194,8 @@ pub(crate) static IP: Mapping = Mapping {
             OneOrMany(&NETWORK),
             "Proxies whose `Forwarded` and `X-Forwarded-For` are believed, read from right to left.",
             "[10.0.0.0/8]",
-        )
-        .default("[]"),
-        Key::new("ipv6_prefix", Count, "How many bits of an IPv6 address are one client.", "64")
+        ),
+        Key::new("ipv6_prefix", Count(1), "How many bits of an IPv6 address are one client.", "64")
             .default("64"),
     ],
 };
@@ -236,7 +235,7 @@ pub(crate) static EXEMPT: Mapping = Mapping {
     path: "clients.exempt",
     doc: "Who is never limited, only counted.",
     keys: &[
-        Key::new("networks", OneOrMany(&NETWORK), "Addresses.", "[10.1.0.0/16]").default("[]"),
+        Key::new("networks", OneOrMany(&NETWORK), "Addresses.", "[10.1.0.0/16]"),
         Key::new(
             "api_keys_file",
             FILE,
@@ -251,7 +250,7 @@ pub(crate) static BANS: Mapping = Mapping {
     path: "bans",
     doc: "Who is refused with 403, whatever the limits say.",
     keys: &[
-        Key::new("networks", OneOrMany(&NETWORK), "Addresses.", "[203.0.113.0/24]").default("[]"),
+        Key::new("networks", OneOrMany(&NETWORK), "Addresses.", "[203.0.113.0/24]"),
         Key::new("file", FILE, "A file of networks, one on a line; `#` begins a comment.", "bans.txt"),
     ],
 };
@@ -285,15 +284,19 @@ pub(crate) static RATE_LIMITS: Mapping = Mapping {
     ],
 };
 
-const REQUESTS: Key = Key::new("requests", Count, "How many per window.", "100").required();
+const REQUESTS: Key = Key::new("requests", Count(1), "How many per window.", "100").required();
 const WINDOW: Key =
     Key::new("window", Duration, "The window: seconds, or a number with ms, s, m, h or d.", "60s").required();
 const ALGORITHM: Key =
     Key::new("algorithm", Choice(ALGORITHMS), "How it is counted.", "sliding_window_counter")
         .default("sliding_window_counter");
-const BURST: Key =
-    Key::new("burst", Count, "How many at once (`token_bucket`), or how many wait (`leaky_bucket`).", "20")
-        .default("`requests` for `token_bucket`");
+const BURST: Key = Key::new(
+    "burst",
+    Count(0),
+    "How many at once (`token_bucket`), or how many wait (`leaky_bucket`).",
+    "20",
+)
+.default("`requests` for `token_bucket`");
 
 pub(crate) static LIMIT: Mapping = Mapping {
     name: "a limit",
@@ -337,7 +340,7 @@ pub(crate) static RULE: Mapping = Mapping {
         WINDOW,
         ALGORITHM,
         BURST,
-        Key::new("cost", Either(&[Count, Object(&COST)]), "How much a request takes of the limit.", "5")
+        Key::new("cost", Either(&[Count(1), Object(&COST)]), "How much a request takes of the limit.", "5")
             .default("1"),
     ],
 };

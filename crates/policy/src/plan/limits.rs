@@ -36,6 +36,7 @@ impl RateLimits {
 
 /// A limit with a name.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Rule {
     /// Its name: `global`, `tenant`, `default`, `tier:NAME`, `endpoint:PATH`, or the operator's own.
     pub name: String,

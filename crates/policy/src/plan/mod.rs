@@ -18,6 +18,7 @@ pub use pattern::{PathPattern, Segment};
 
 /// What the operator wants, checked whole.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Plan {
     /// Where to answer requests, as `host:port`.
     pub listen: Vec<String>,

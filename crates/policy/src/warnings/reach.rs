@@ -36,9 +36,13 @@ fn unreachable(plan: &Plan, marks: &Marks, report: &mut Report<'_>) {
 /// Routes whose requests meet no limit at all.
 fn unlimited_routes(plan: &Plan, marks: &Marks, report: &mut Report<'_>) {
     let limits = &plan.rate_limits;
-    let default_tier = plan.clients.tiers.default.and_then(|index| limits.tiers.get(index));
+    let clients = &plan.clients;
+    let has_tiers = clients.tiers.file.is_some() || clients.tiers.default.is_some();
+    let has_tenants = clients.tiers.file.is_some() || clients.tenant.is_some();
     let everywhere = limits.global.is_some()
-        || default_tier.map_or(limits.default.is_some(), |tier| tier.rule.is_some())
+        || limits.default.is_some()
+        || (has_tenants && limits.tenant.is_some())
+        || (has_tiers && limits.tiers.iter().any(|tier| tier.rule.is_some()))
         || limits.rules.iter().any(|custom| custom.matches.paths.is_empty());
     if everywhere {
         return;
