@@ -61,8 +61,8 @@ fn a_file_of_more_than_16_mib_is_not_even_read() {
     let problems = compile("large.yaml", &large, &NoFiles).unwrap_err();
     assert_eq!(
         problems.to_string().trim_end(),
-        "error: the file is larger than 16 MiB\n --> large.yaml\n = hint: a policy of 100,000 rules is half as \
-         large; is this the right file?"
+        "error: the file is larger than 16 MiB\n --> large.yaml\n = hint: a policy of 10,000 rules takes about \
+         1 MiB; is this the right file?"
     );
 }
 

@@ -22,7 +22,7 @@ use crate::raw::{self, Fields, Finding, Mark, Node, Place, Report};
 use crate::warnings;
 use names::Names;
 
-/// The largest file that is read; a hundred thousand rules take half of it.
+/// The largest file that is read; ten thousand rules take about a fifteenth of it.
 pub const LARGEST_FILE: usize = 16 << 20;
 
 /// What counters of one process may take where the policy does not say.
@@ -101,7 +101,7 @@ fn text<'s>(file: &str, bytes: &'s [u8]) -> Result<&'s str, Box<Problems>> {
     if bytes.len() > LARGEST_FILE {
         let finding = Finding::error_at(Place::default(), "the file is larger than 16 MiB");
         return Err(refuse(
-            finding.hint("a policy of 100,000 rules is half as large; is this the right file?"),
+            finding.hint("a policy of 10,000 rules takes about 1 MiB; is this the right file?"),
         ));
     }
     std::str::from_utf8(bytes).map_err(|error| {

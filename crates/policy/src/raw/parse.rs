@@ -14,7 +14,7 @@ use crate::render::quote;
 
 /// No policy nests deeper; the language itself needs less than ten levels.
 const DEEPEST: usize = 32;
-/// A policy of a hundred thousand rules stays below.
+/// A rule is ten to twenty values, keys included, so tens of thousands of rules stay below.
 const MOST_NODES: usize = 1_000_000;
 
 /// The tree of `text`; `None` where there is none to speak of. What is wrong goes to `report`.
