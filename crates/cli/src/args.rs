@@ -45,11 +45,9 @@ pub(crate) enum Command {
     Check(CheckArgs),
     /// Print the policy language for editors (JSON Schema) or people (Markdown).
     ///
-    /// Keep the schema beside your policies and begin each of them with this line, and editors with a YAML language
-    /// server complete and check what you type:
-    ///
-    ///   # yaml-language-server: $schema=tidegate.schema.json
-    #[command(after_help = SCHEMA_EXAMPLES, verbatim_doc_comment)]
+    /// Keep the schema beside your policies and begin each of them with the line below; editors with a YAML language
+    /// server then complete and check what you type.
+    #[command(after_help = SCHEMA_EXAMPLES)]
     Schema(SchemaArgs),
     /// Print a script that completes this command line in a shell.
     #[command(after_help = COMPLETIONS_EXAMPLES)]
@@ -62,6 +60,9 @@ Examples:
   tidegate check --format json policies/*.yaml | jq '.[] | select(.ok | not).file'";
 
 const SCHEMA_EXAMPLES: &str = "\
+The first line of a policy:
+  # yaml-language-server: $schema=tidegate.schema.json
+
 Examples:
   tidegate schema > tidegate.schema.json
   tidegate schema --format markdown | less";
