@@ -2,8 +2,16 @@
 
 mod directory;
 mod endpoints;
+mod facts;
+mod identity;
 mod path;
 
 pub use directory::{Directory, DirectoryError, Grant, LineError, LineProblem};
 pub use endpoints::{DuplicateEndpoint, EndpointPattern, Endpoints, PatternError};
+pub use facts::Facts;
+pub use identity::{
+    Addresses, ClaimSource, Claims, ClientKind, CookieName, CookieNameError, Fingerprint, ForwardingHeader,
+    Identities, Identity, IdentityError, IdentitySpec, KeysError, NoHeaders, PrefixError, Source, TokenError,
+    Verifier,
+};
 pub use path::{PathError, normalize};
