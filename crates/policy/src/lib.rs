@@ -2,12 +2,14 @@
 
 mod directory;
 mod endpoints;
+mod expression;
 mod facts;
 mod identity;
 mod path;
 
 pub use directory::{Directory, DirectoryError, Grant, LineError, LineProblem};
 pub use endpoints::{DuplicateEndpoint, EndpointPattern, Endpoints, PatternError};
+pub use expression::{EvaluationError, Expression, ExpressionError, Place};
 pub use facts::Facts;
 pub use identity::{
     Addresses, ClaimSource, Claims, ClientKind, CookieName, CookieNameError, Fingerprint, ForwardingHeader,
