@@ -4,6 +4,7 @@
 
 mod flood;
 mod hot;
+mod matching;
 mod step;
 
 use clap::{Parser, Subcommand};
@@ -22,6 +23,8 @@ enum Bench {
     Step,
     /// 10 million random keys against a cap for a million, an abuser and a thousand regulars
     Flood,
+    /// What a policy says about a request: paths, endpoints, identities, conditions, API keys
+    Match,
     /// One check a decision over and over, for a profiler
     Hot {
         /// How many different keys
@@ -34,8 +37,17 @@ fn main() -> anyhow::Result<()> {
     match Args::parse().bench {
         Bench::Step => step::run(),
         Bench::Flood => flood::run(),
+        Bench::Match => matching::run(),
         Bench::Hot { keys } => hot::run(keys),
     }
+}
+
+const ROUNDS: usize = 9;
+
+fn median(mut measure: impl FnMut() -> f64) -> f64 {
+    let mut rounds: Vec<_> = (0..ROUNDS).map(|_| measure()).collect();
+    rounds.sort_by(f64::total_cmp);
+    rounds[ROUNDS / 2]
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a figure to read, not to compute with")]
