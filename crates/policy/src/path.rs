@@ -78,7 +78,7 @@ pub enum PathError {
 /// # Ok::<(), tidegate_policy::PathError>(())
 /// ```
 pub fn normalize(path: &str) -> Result<Cow<'_, str>, PathError> {
-    if path == "*" {
+    if is_plain(path) || path == "*" {
         return Ok(Cow::Borrowed(path));
     }
     if !path.starts_with('/') {
@@ -147,6 +147,22 @@ const fn is_unreserved(byte: u8) -> bool {
 
 fn class(byte: u8) -> Class {
     CLASSES[usize::from(byte)]
+}
+
+/// Whether `path` is clean at first sight, as nearly all are: no escape, no empty segment, none that begins with
+/// a dot. What is not plain may be clean all the same.
+fn is_plain(path: &str) -> bool {
+    let mut before = None;
+    let plain = path.bytes().all(|byte| {
+        let fits = match before {
+            Some(b'/') => class(byte) == Class::Plain && byte != b'.',
+            Some(_) => matches!(class(byte), Class::Plain | Class::Slash),
+            None => byte == b'/',
+        };
+        before = Some(byte);
+        fits
+    });
+    plain && before.is_some()
 }
 
 /// Where the segment that begins at `start` ends, and whether every byte of it stands for itself.

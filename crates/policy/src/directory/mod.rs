@@ -15,21 +15,24 @@
 //! A directory never changes; a new file makes a new one, which the caller puts in the old one's place.
 
 mod problem;
+mod table;
 
 use std::fmt;
 use std::hash::{BuildHasher, Hasher, RandomState};
 
-use hashbrown::HashTable;
+use hashbrown::{HashMap, HashTable};
 
+use problem::Problems;
 pub use problem::{DirectoryError, LineError, LineProblem};
-
-/// After this many, problems are only counted.
-const MOST_PROBLEMS: usize = 20;
+use table::{Duplicate, Fingerprint, Table};
 
 /// Tiers and tenants by API key.
 pub struct Directory {
-    entries: HashTable<Entry>,
+    /// Positions in `grants`.
+    keys: Table,
     seeds: [RandomState; 2],
+    /// Positions in `tiers` and in `tenants`.
+    grants: Vec<(u32, u32)>,
     tiers: Vec<Box<str>>,
     tenants: Names,
 }
@@ -43,16 +46,6 @@ pub struct Grant<'a> {
     pub tier_index: usize,
     /// Its tenant, if the file names one.
     pub tenant: Option<&'a str>,
-}
-
-/// Bytes rather than numbers, so that an entry takes 24 of them and no more.
-type Fingerprint = [u8; 16];
-
-#[derive(Clone, Copy)]
-struct Entry {
-    key: Fingerprint,
-    tier: u32,
-    tenant: u32,
 }
 
 const NO_TENANT: u32 = u32::MAX;
@@ -70,7 +63,7 @@ impl Directory {
     /// # Ok::<(), tidegate_policy::DirectoryError>(())
     /// ```
     pub fn from_csv(text: &[u8], tiers: &[impl AsRef<str>]) -> Result<Self, DirectoryError> {
-        let mut loading = Loading::new(tiers, text.len());
+        let mut loading = Loading::new(tiers);
         let mut reader = csv::ReaderBuilder::new()
             .has_headers(false)
             .flexible(true)
@@ -87,9 +80,9 @@ impl Directory {
             {
                 continue;
             }
-            if let Err(cause) = loading.add(&record) {
-                let line = record.position().map_or(0, csv::Position::line);
-                loading.note(LineProblem { line, cause });
+            let line = record.position().map_or(0, csv::Position::line);
+            if let Err(cause) = loading.add(&record, line) {
+                loading.problems.note(line, cause);
             }
         }
         loading.finish()
@@ -97,26 +90,25 @@ impl Directory {
 
     /// What the directory knows of `key`.
     pub fn get(&self, key: &[u8]) -> Option<Grant<'_>> {
-        let key = fingerprint(&self.seeds, key);
-        let entry = self.entries.find(low(&key), |entry| entry.key == key)?;
-        let tier_index = entry.tier as usize;
-        let tier = self.tiers.get(tier_index)?;
-        Some(Grant { tier, tier_index, tenant: self.tenants.get(entry.tenant) })
+        let grant = self.keys.find(&fingerprint(&self.seeds, key))?;
+        let &(tier, tenant) = self.grants.get(grant as usize)?;
+        let tier_index = tier as usize;
+        Some(Grant { tier: self.tiers.get(tier_index)?, tier_index, tenant: self.tenants.get(tenant) })
     }
 
     /// How many keys there are.
     pub fn len(&self) -> usize {
-        self.entries.len()
+        self.keys.len()
     }
 
     /// Whether there is no key.
     pub fn is_empty(&self) -> bool {
-        self.entries.is_empty()
+        self.len() == 0
     }
 
     /// How many bytes the directory takes, to the allocator's rounding.
     pub fn size(&self) -> usize {
-        self.entries.allocation_size() + self.tenants.size()
+        self.keys.size() + self.grants.capacity() * size_of::<(u32, u32)>() + self.tenants.size()
     }
 }
 
@@ -137,34 +129,41 @@ fn fingerprint(seeds: &[RandomState; 2], key: &[u8]) -> Fingerprint {
     fingerprint
 }
 
-/// The table's own hash of an entry: half of the fingerprint.
-fn low(fingerprint: &Fingerprint) -> u64 {
-    fingerprint.first_chunk().map_or(0, |half| u64::from_le_bytes(*half))
-}
-
-/// A directory in the making.
+/// A directory in the making. The table is made when it is known for how many keys.
 struct Loading {
     directory: Directory,
+    lines: Vec<Line>,
     /// Positions in `tenants`, found by name.
-    known: HashTable<u32>,
-    problems: Vec<LineProblem>,
-    more: usize,
+    known_tenants: HashTable<u32>,
+    known_grants: HashMap<(u32, u32), u32, foldhash::fast::RandomState>,
+    problems: Problems,
+}
+
+struct Line {
+    key: Fingerprint,
+    grant: u32,
+    number: u64,
 }
 
 impl Loading {
-    fn new(tiers: &[impl AsRef<str>], bytes: usize) -> Self {
-        /// Shorter lines are rare; the table is shrunk to what it holds in the end.
-        const SHORT_LINE: usize = 24;
+    fn new(tiers: &[impl AsRef<str>]) -> Self {
         let directory = Directory {
-            entries: HashTable::with_capacity(bytes / SHORT_LINE),
+            keys: Table::for_entries(0),
             seeds: [RandomState::new(), RandomState::new()],
+            grants: Vec::new(),
             tiers: tiers.iter().map(|tier| tier.as_ref().into()).collect(),
             tenants: Names::default(),
         };
-        Self { directory, known: HashTable::new(), problems: Vec::new(), more: 0 }
+        Self {
+            directory,
+            lines: Vec::new(),
+            known_tenants: HashTable::new(),
+            known_grants: HashMap::default(),
+            problems: Problems::default(),
+        }
     }
 
-    fn add(&mut self, record: &csv::ByteRecord) -> Result<(), LineError> {
+    fn add(&mut self, record: &csv::ByteRecord, number: u64) -> Result<(), LineError> {
         if record.as_slice().iter().any(u8::is_ascii_control) {
             return Err(LineError::Control);
         }
@@ -179,15 +178,13 @@ impl Loading {
             None | Some(b"") => NO_TENANT,
             Some(tenant) => self.tenant(tenant)?,
         };
-        let key = fingerprint(&self.directory.seeds, key);
-        let entries = &mut self.directory.entries;
-        match entries.entry(low(&key), |entry| entry.key == key, |entry| low(&entry.key)) {
-            hashbrown::hash_table::Entry::Occupied(_) => Err(LineError::Duplicate),
-            hashbrown::hash_table::Entry::Vacant(vacant) => {
-                vacant.insert(Entry { key, tier, tenant });
-                Ok(())
-            }
+        let next = u32::try_from(self.directory.grants.len()).map_err(|_| LineError::TooManyTenants)?;
+        let grant = *self.known_grants.entry((tier, tenant)).or_insert(next);
+        if grant == next {
+            self.directory.grants.push((tier, tenant));
         }
+        self.lines.push(Line { key: fingerprint(&self.directory.seeds, key), grant, number });
+        Ok(())
     }
 
     fn tier(&self, name: &[u8]) -> Option<u32> {
@@ -210,24 +207,25 @@ impl Loading {
         let name = str::from_utf8(name).map_err(|_| LineError::NotUtf8)?;
         let Directory { tenants, seeds: [seed, _], .. } = &mut self.directory;
         let hash = |name: &str| seed.hash_one(name);
-        if let Some(&index) = self.known.find(hash(name), |&index| tenants.get(index) == Some(name)) {
+        if let Some(&index) = self.known_tenants.find(hash(name), |&index| tenants.get(index) == Some(name)) {
             return Ok(index);
         }
         let index = tenants.push(name).ok_or(LineError::TooManyTenants)?;
         let of_known = |&index: &u32| hash(tenants.get(index).unwrap_or_default());
-        self.known.insert_unique(hash(name), index, of_known);
+        self.known_tenants.insert_unique(hash(name), index, of_known);
         Ok(index)
     }
 
-    fn note(&mut self, problem: LineProblem) {
-        if self.problems.len() < MOST_PROBLEMS { self.problems.push(problem) } else { self.more += 1 }
-    }
-
     fn finish(mut self) -> Result<Directory, DirectoryError> {
-        if !self.problems.is_empty() {
-            return Err(DirectoryError { problems: self.problems, more: self.more });
+        let mut keys = Table::for_entries(self.lines.len());
+        for Line { key, grant, number } in self.lines {
+            if let Err(Duplicate) = keys.insert(key, grant) {
+                self.problems.note(number, LineError::Duplicate);
+            }
         }
-        self.directory.entries.shrink_to_fit(|entry| low(&entry.key));
+        self.problems.none()?;
+        self.directory.keys = keys;
+        self.directory.grants.shrink_to_fit();
         self.directory.tenants.shrink();
         Ok(self.directory)
     }

@@ -1,6 +1,10 @@
 //! What is wrong with a directory's file, line by line.
 
+use std::collections::BTreeMap;
 use std::fmt;
+
+/// After this many, problems are only counted.
+const MOST_PROBLEMS: usize = 20;
 
 /// Everything that is wrong with a directory's file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -78,4 +82,29 @@ impl std::error::Error for DirectoryError {}
 
 fn hint(nearest: Option<&str>) -> String {
     nearest.map(|name| format!(", or is it `{name}`?")).unwrap_or_default()
+}
+
+/// The first problems of a file, in whatever order they are found. A line has at most one.
+#[derive(Default)]
+pub(super) struct Problems {
+    first: BTreeMap<u64, LineError>,
+    more: usize,
+}
+
+impl Problems {
+    pub(super) fn note(&mut self, line: u64, cause: LineError) {
+        self.first.insert(line, cause);
+        if self.first.len() > MOST_PROBLEMS {
+            self.first.pop_last();
+            self.more += 1;
+        }
+    }
+
+    pub(super) fn none(self) -> Result<(), DirectoryError> {
+        if self.first.is_empty() {
+            return Ok(());
+        }
+        let problems = self.first.into_iter().map(|(line, cause)| LineProblem { line, cause });
+        Err(DirectoryError { problems: problems.collect(), more: self.more })
+    }
 }

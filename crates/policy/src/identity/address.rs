@@ -17,7 +17,7 @@ use ipnet::IpNet;
 
 use super::hops;
 
-const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+static X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
 /// Whoever has an IPv6 address usually has all of its /64.
 const DEFAULT_IPV6_PREFIX: u8 = 64;
@@ -88,24 +88,23 @@ impl Addresses {
         if !self.trusts(peer) {
             return peer;
         }
+        let x_lines = headers.get_all(&X_FORWARDED_FOR);
+        let forwarded_lines = headers.get_all(FORWARDED);
         let by_x = || {
-            let lines = headers.get_all(X_FORWARDED_FOR).iter().rev();
-            self.walk(peer, lines.flat_map(|line| hops::x_forwarded_for(line.as_bytes())))
+            let hops = x_lines.iter().rev().flat_map(|line| hops::x_forwarded_for(line.as_bytes()));
+            self.walk(peer, hops)
         };
         let by_forwarded = || {
-            let lines = headers.get_all(FORWARDED).iter().rev();
-            self.walk(peer, lines.flat_map(|line| hops::forwarded(line.as_bytes())))
+            let hops = forwarded_lines.iter().rev().flat_map(|line| hops::forwarded(line.as_bytes()));
+            self.walk(peer, hops)
         };
         match self.header {
             ForwardingHeader::XForwardedFor => by_x(),
             ForwardingHeader::Forwarded => by_forwarded(),
+            ForwardingHeader::Either if forwarded_lines.iter().next().is_none() => by_x(),
+            ForwardingHeader::Either if x_lines.iter().next().is_none() => by_forwarded(),
             ForwardingHeader::Either => {
-                match (headers.contains_key(X_FORWARDED_FOR), headers.contains_key(FORWARDED)) {
-                    (false, false) => peer,
-                    (true, false) => by_x(),
-                    (false, true) => by_forwarded(),
-                    (true, true) => Some(by_x()).filter(|client| *client == by_forwarded()).unwrap_or(peer),
-                }
+                Some(by_x()).filter(|client| *client == by_forwarded()).unwrap_or(peer)
             }
         }
     }
