@@ -135,6 +135,7 @@ fn directory() -> anyhow::Result<()> {
         write!(keys, "sk_live_{:018}", random.usize(..KEYS))?;
     }
     let (keys, _) = keys.as_bytes().as_chunks::<26>();
+    report("  look one key up again and again", || time(|_| directory.get(black_box(&keys[0])).is_some()));
     report("  look a random key up", || time(|n| directory.get(&keys[n % keys.len()]).is_some()));
     Ok(())
 }

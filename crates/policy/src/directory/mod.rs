@@ -10,17 +10,18 @@
 //! The header line, the tenant and its comma may be left out; lines that begin with `#` and empty lines are
 //! skipped; fields may be quoted; line ends are LF or CRLF.
 //!
-//! Keys are secrets and there may be millions of them, so none is kept: a key is known by 128 bits of two
-//! `SipHash`es under random seeds. A key that is not in the file passes for one with a chance of n · 2^-128.
+//! Keys are secrets and there may be millions of them, so none is kept: a key is known by a `SipHash` of 128 bits
+//! under a random seed. A key that is not in a file of n keys passes for one with a chance of n · 2^-128.
 //! A directory never changes; a new file makes a new one, which the caller puts in the old one's place.
 
 mod problem;
 mod table;
 
 use std::fmt;
-use std::hash::{BuildHasher, Hasher, RandomState};
+use std::hash::{BuildHasher, RandomState};
 
 use hashbrown::{HashMap, HashTable};
+use siphasher::sip128::SipHasher13;
 
 use problem::Problems;
 pub use problem::{DirectoryError, LineError, LineProblem};
@@ -30,7 +31,7 @@ use table::{Duplicate, Fingerprint, Table};
 pub struct Directory {
     /// Positions in `grants`.
     keys: Table,
-    seeds: [RandomState; 2],
+    seed: Seed,
     /// Positions in `tiers` and in `tenants`.
     grants: Vec<(u32, u32)>,
     tiers: Vec<Box<str>>,
@@ -90,7 +91,7 @@ impl Directory {
 
     /// What the directory knows of `key`.
     pub fn get(&self, key: &[u8]) -> Option<Grant<'_>> {
-        let grant = self.keys.find(&fingerprint(&self.seeds, key))?;
+        let grant = self.keys.find(&self.seed.fingerprint(key))?;
         let &(tier, tenant) = self.grants.get(grant as usize)?;
         let tier_index = tier as usize;
         Some(Grant { tier: self.tiers.get(tier_index)?, tier_index, tenant: self.tenants.get(tenant) })
@@ -119,14 +120,18 @@ impl fmt::Debug for Directory {
     }
 }
 
-fn fingerprint(seeds: &[RandomState; 2], key: &[u8]) -> Fingerprint {
-    let mut fingerprint = Fingerprint::default();
-    for (part, seed) in fingerprint.chunks_exact_mut(size_of::<u64>()).zip(seeds) {
-        let mut hasher = seed.build_hasher();
-        hasher.write(key);
-        part.copy_from_slice(&hasher.finish().to_le_bytes());
+/// The secret that turns a key into its fingerprint: random, of this directory alone.
+struct Seed(SipHasher13);
+
+impl Seed {
+    fn random() -> Self {
+        let random = RandomState::new();
+        Self(SipHasher13::new_with_keys(random.hash_one(0), random.hash_one(1)))
     }
-    fingerprint
+
+    fn fingerprint(&self, key: &[u8]) -> Fingerprint {
+        self.0.hash(key).as_bytes()
+    }
 }
 
 /// A directory in the making. The table is made when it is known for how many keys.
@@ -149,7 +154,7 @@ impl Loading {
     fn new(tiers: &[impl AsRef<str>]) -> Self {
         let directory = Directory {
             keys: Table::for_entries(0),
-            seeds: [RandomState::new(), RandomState::new()],
+            seed: Seed::random(),
             grants: Vec::new(),
             tiers: tiers.iter().map(|tier| tier.as_ref().into()).collect(),
             tenants: Names::default(),
@@ -183,7 +188,7 @@ impl Loading {
         if grant == next {
             self.directory.grants.push((tier, tenant));
         }
-        self.lines.push(Line { key: fingerprint(&self.directory.seeds, key), grant, number });
+        self.lines.push(Line { key: self.directory.seed.fingerprint(key), grant, number });
         Ok(())
     }
 
@@ -205,8 +210,9 @@ impl Loading {
 
     fn tenant(&mut self, name: &[u8]) -> Result<u32, LineError> {
         let name = str::from_utf8(name).map_err(|_| LineError::NotUtf8)?;
-        let Directory { tenants, seeds: [seed, _], .. } = &mut self.directory;
-        let hash = |name: &str| seed.hash_one(name);
+        let tenants = &mut self.directory.tenants;
+        let hasher = self.known_grants.hasher();
+        let hash = |name: &str| hasher.hash_one(name);
         if let Some(&index) = self.known_tenants.find(hash(name), |&index| tenants.get(index) == Some(name)) {
             return Ok(index);
         }

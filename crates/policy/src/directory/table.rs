@@ -58,11 +58,15 @@ impl Table {
         let mut at = self.home(key);
         loop {
             let bucket = &self.buckets[at];
-            for (known, &value) in bucket.keys.iter().zip(&bucket.values) {
-                // A vacant slot may hold any key, so the value decides.
-                if known == key || value == VACANT {
-                    return Some(value).filter(|value| *value != VACANT);
-                }
+            // Which slot it is nobody can predict, so all are compared without a branch. A vacant one may hold
+            // any key, but its value says nothing.
+            let slots = bucket.keys.iter().zip(&bucket.values);
+            let found = slots.fold(VACANT, |found, (known, &value)| if known == key { value } else { found });
+            if found != VACANT {
+                return Some(found);
+            }
+            if bucket.values.last() == Some(&VACANT) {
+                return None;
             }
             at = self.next(at);
         }
