@@ -59,9 +59,10 @@ impl Table {
         loop {
             let bucket = &self.buckets[at];
             // Which slot it is nobody can predict, so all are compared without a branch. A vacant one may hold
-            // any key, but its value says nothing.
+            // the same key, but its value is the largest.
             let slots = bucket.keys.iter().zip(&bucket.values);
-            let found = slots.fold(VACANT, |found, (known, &value)| if known == key { value } else { found });
+            let found = slots
+                .fold(VACANT, |found, (known, &value)| if known == key { found.min(value) } else { found });
             if found != VACANT {
                 return Some(found);
             }
