@@ -4,6 +4,7 @@
 
 mod flood;
 mod hot;
+mod matching;
 mod policy;
 mod step;
 
@@ -25,6 +26,8 @@ enum Bench {
     Flood,
     /// Compile a policy of 10,000 endpoint rules: milliseconds, median of rounds
     Policy,
+    /// What a policy says about a request: paths, endpoints, identities, conditions, API keys
+    Match,
     /// One check a decision over and over, for a profiler
     Hot {
         /// How many different keys
@@ -38,8 +41,17 @@ fn main() -> anyhow::Result<()> {
         Bench::Step => step::run(),
         Bench::Flood => flood::run(),
         Bench::Policy => policy::run(),
+        Bench::Match => matching::run(),
         Bench::Hot { keys } => hot::run(keys),
     }
+}
+
+const ROUNDS: usize = 9;
+
+fn median(mut measure: impl FnMut() -> f64) -> f64 {
+    let mut rounds: Vec<_> = (0..ROUNDS).map(|_| measure()).collect();
+    rounds.sort_by(f64::total_cmp);
+    rounds[ROUNDS / 2]
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a figure to read, not to compute with")]

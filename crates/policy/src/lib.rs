@@ -21,8 +21,14 @@
 
 mod compile;
 mod diff;
+mod directory;
+mod endpoints;
+mod expression;
+mod facts;
 mod files;
+mod identity;
 mod language;
+mod path;
 mod plan;
 mod problem;
 mod quantity;
@@ -32,12 +38,22 @@ mod warnings;
 
 pub use compile::{Compiled, LARGEST_FILE, compile};
 pub use diff::{Change, Counters, How, diff};
+pub use directory::{Directory, DirectoryError, Grant, LineError, LineProblem};
+pub use endpoints::{DuplicateEndpoint, EndpointPattern, Endpoints, PatternError};
+pub use expression::{EvaluationError, Expression, ExpressionError, Place};
+pub use facts::Facts;
 pub use files::{FileError, Files, NoFiles};
+pub use identity::{
+    Addresses, ClaimSource, Claims, ClientKind, CookieName, CookieNameError, Fingerprint, ForwardingHeader,
+    Identities, Identity, IdentityError, IdentitySpec, KeysError, NoHeaders, PrefixError, Source, TokenError,
+    Verifier,
+};
 pub use language::{reference, schema};
+pub use path::{PathError, normalize};
 pub use plan::{
     Claim, Clients, Count, CustomRule, Endpoint, ErrorBody, Exempt, HeaderMatch, HeaderStyle, HostPattern,
-    Identity, Match, NameSource, PathPattern, Plan, RateLimits, Route, Rule, RuleCost, Secret, Segment,
-    StorePlan, StoreUrl, Tier, TierSource, Token, TokenKey, Upstream, When,
+    Match, NameSource, PathPattern, Plan, RateLimits, Route, Rule, RuleCost, Secret, Segment, StorePlan,
+    StoreUrl, Tier, TierSource, Token, TokenKey, Upstream, When,
 };
 pub use problem::{Excerpt, Problem, Problems, Severity};
 pub use quantity::span_text;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
 use tidegate_core::Algorithm;
-use tidegate_policy::{Compiled, FileError, Files, Identity, NoFiles, Plan, Severity, compile};
+use tidegate_policy::{ClientKind, Compiled, FileError, Files, NoFiles, Plan, Severity, compile};
 
 /// The smallest form, as the documentation shows it.
 const SMALLEST: &str = "\
@@ -68,7 +68,7 @@ fn the_smallest_form_loads_as_it_stands() {
     );
     assert_eq!(limits.endpoints[0].rule.words(), "30 per 1m, token_bucket, burst 10");
     assert_eq!(limits.tiers[0].rule.as_ref().unwrap().algorithm(), Algorithm::SlidingCounter);
-    assert_eq!(plan.clients.identify_by, [Identity::ApiKey, Identity::Ip]);
+    assert_eq!(plan.clients.identify_by, [ClientKind::ApiKey, ClientKind::Ip]);
     assert_eq!(plan.store.max_memory, 64 << 20);
 }
 

@@ -1,10 +1,11 @@
 //! Who a request comes from.
 
 use crate::compile::{Context, files, network, scalar};
+use crate::identity::ClientKind;
 use crate::language::{
     API_KEY, COOKIE, EXEMPT, FINGERPRINT, IDENTITIES, IP, JWT, Mapping, TENANT, TIERS, USER,
 };
-use crate::plan::{Claim, Clients, Exempt, Identity, NameSource, Secret, TierSource, Token, TokenKey};
+use crate::plan::{Claim, Clients, Exempt, NameSource, Secret, TierSource, Token, TokenKey};
 use crate::raw::{Fields, Finding, Node, nearest};
 use crate::render::quote;
 
@@ -14,7 +15,7 @@ const SHORTEST_SECRET: usize = 16;
 impl Default for Clients {
     fn default() -> Self {
         Self {
-            identify_by: vec![Identity::ApiKey, Identity::Ip],
+            identify_by: vec![ClientKind::ApiKey, ClientKind::Ip],
             api_key_header: "x-api-key".to_owned(),
             user: None,
             tenant: None,
@@ -32,19 +33,20 @@ impl Default for Clients {
 
 impl Clients {
     /// Whether a request can have such a name at all.
-    fn knows(&self, identity: Identity) -> bool {
+    fn knows(&self, identity: ClientKind) -> bool {
         match identity {
-            Identity::User => self.user.is_some(),
-            Identity::Tenant => self.tenant.is_some() || self.tiers.file.is_some(),
-            Identity::Cookie => self.cookie.is_some(),
-            Identity::ApiKey | Identity::Ip | Identity::Fingerprint => true,
+            ClientKind::User => self.user.is_some(),
+            ClientKind::Tenant => self.tenant.is_some() || self.tiers.file.is_some(),
+            ClientKind::Cookie => self.cookie.is_some(),
+            ClientKind::ApiKey | ClientKind::Ip | ClientKind::Fingerprint => true,
+            ClientKind::Anonymous => false,
         }
     }
 }
 
 pub(super) fn clients<'s>(fields: &Fields<'_, 's>, tiers: &[&str], context: &mut Context<'s, '_>) -> Clients {
     let mut clients = Clients::default();
-    context.written = Identity::ALL.into_iter().filter(|one| fields.get(one.name()).is_some()).collect();
+    context.written = ClientKind::NAMED.into_iter().filter(|one| fields.get(one.name()).is_some()).collect();
     if let Some(fields) = section(fields, "api_key", &API_KEY, context)
         && let Some(header) = fields.get("header").and_then(|node| scalar::header(node, &mut context.report))
     {
@@ -89,16 +91,20 @@ fn section<'n, 's>(
 }
 
 /// One or many identities, each of which a request can have.
-pub(super) fn identities(node: &Node<'_>, clients: &Clients, context: &mut Context<'_, '_>) -> Vec<Identity> {
-    let chosen = scalar::choices(node, "identity", IDENTITIES, &Identity::ALL, &mut context.report);
+pub(super) fn identities(
+    node: &Node<'_>,
+    clients: &Clients,
+    context: &mut Context<'_, '_>,
+) -> Vec<ClientKind> {
+    let chosen = scalar::choices(node, "identity", IDENTITIES, &ClientKind::NAMED, &mut context.report);
     for identity in chosen.iter().copied().filter(|identity| !clients.knows(*identity)) {
         // One that was written wrongly has been reported.
         if context.written.contains(&identity) {
             continue;
         }
         let example = match identity {
-            Identity::Cookie => "cookie: { name: session }",
-            Identity::Tenant => "tenant: { header: X-Tenant }",
+            ClientKind::Cookie => "cookie: { name: session }",
+            ClientKind::Tenant => "tenant: { header: X-Tenant }",
             _ => "user: { header: X-User-Id }",
         };
         let finding =

@@ -15,8 +15,9 @@ mod rules;
 mod scalar;
 
 use crate::files::Files;
+use crate::identity::ClientKind;
 use crate::language::{BANS, CLIENTS, ERROR_BODIES, HEADER_STYLES, POLICY, RATE_LIMITS, STORE};
-use crate::plan::{Clients, ErrorBody, HeaderStyle, Identity, Plan, RateLimits, StorePlan, StoreUrl};
+use crate::plan::{Clients, ErrorBody, HeaderStyle, Plan, RateLimits, StorePlan, StoreUrl};
 use crate::problem::Problems;
 use crate::raw::{self, Fields, Finding, Mark, Node, Place, Report};
 use crate::warnings;
@@ -136,7 +137,7 @@ struct Context<'s, 'f> {
     names: Names,
     marks: Marks,
     /// Which identities `clients` speaks of, rightly or wrongly.
-    written: Vec<Identity>,
+    written: Vec<ClientKind>,
 }
 
 /// Where things stand that a warning may be about.
@@ -166,7 +167,7 @@ fn decode<'s>(root: &Node<'s>, context: &mut Context<'s, '_>) -> Option<Plan> {
     let clients = match fields.get("clients") {
         Some(node) => {
             // If they cannot be read, nothing that rules say of them is held against it.
-            context.written = Identity::ALL.to_vec();
+            context.written = ClientKind::NAMED.to_vec();
             Fields::open(node, &CLIENTS, &mut context.report)
                 .map(|fields| clients::clients(&fields, &tiers, context))
         }

@@ -4,52 +4,13 @@ use std::fmt;
 
 use ipnet::IpNet;
 
-/// What can name a client.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Identity {
-    /// The API key.
-    ApiKey,
-    /// The user.
-    User,
-    /// The tenant.
-    Tenant,
-    /// The address; every request has one.
-    Ip,
-    /// A hash over some headers.
-    Fingerprint,
-    /// A cookie.
-    Cookie,
-}
-
-impl Identity {
-    /// All of them.
-    pub const ALL: [Self; 6] =
-        [Self::ApiKey, Self::User, Self::Tenant, Self::Ip, Self::Fingerprint, Self::Cookie];
-
-    /// The name used in configuration.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::ApiKey => "api_key",
-            Self::User => "user",
-            Self::Tenant => "tenant",
-            Self::Ip => "ip",
-            Self::Fingerprint => "fingerprint",
-            Self::Cookie => "cookie",
-        }
-    }
-}
-
-impl fmt::Display for Identity {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
+use crate::identity::ClientKind;
 
 /// How clients are told apart. Header names are lower case.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Clients {
     /// What names a client: the first of these that a request has.
-    pub identify_by: Vec<Identity>,
+    pub identify_by: Vec<ClientKind>,
     /// The header that carries the API key.
     pub api_key_header: String,
     /// Where the user stands.
@@ -159,7 +120,7 @@ mod tests {
 
     #[test]
     fn the_language_names_every_identity() {
-        assert_eq!(Identity::ALL.map(Identity::name), *IDENTITIES);
+        assert_eq!(ClientKind::NAMED.map(ClientKind::name), *IDENTITIES);
     }
 
     #[test]

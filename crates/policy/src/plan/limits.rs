@@ -4,7 +4,8 @@ use std::fmt;
 
 use tidegate_core::{Algorithm, Cost, Limit, RuleId, Span};
 
-use crate::plan::{Identity, PathPattern};
+use crate::identity::ClientKind;
+use crate::plan::PathPattern;
 use crate::quantity::span_text;
 
 /// All limits, in the order in which a request meets them.
@@ -135,15 +136,15 @@ pub enum Count {
     /// Each client, as `identify_by` tells them apart.
     Client,
     /// Each combination of these.
-    Per(Vec<Identity>),
+    Per(Vec<ClientKind>),
     /// Each of these, apart.
-    PerEach(Vec<Identity>),
+    PerEach(Vec<ClientKind>),
 }
 
 impl fmt::Display for Count {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names =
-            |of: &[Identity]| of.iter().map(|identity| identity.name()).collect::<Vec<_>>().join(", ");
+            |of: &[ClientKind]| of.iter().map(|identity| identity.name()).collect::<Vec<_>>().join(", ");
         match self {
             Self::Client => f.write_str("each client"),
             Self::Per(of) => write!(f, "per {}", names(of)),

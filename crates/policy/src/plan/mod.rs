@@ -11,7 +11,7 @@ use std::fmt;
 
 use ipnet::IpNet;
 
-pub use clients::{Claim, Clients, Exempt, Identity, NameSource, Secret, TierSource, Token, TokenKey};
+pub use clients::{Claim, Clients, Exempt, NameSource, Secret, TierSource, Token, TokenKey};
 pub use limits::{Count, CustomRule, Endpoint, HeaderMatch, Match, RateLimits, Rule, RuleCost, Tier, When};
 pub(crate) use pattern::PatternProblem;
 pub use pattern::{PathPattern, Segment};
