@@ -33,6 +33,12 @@ enum Bench {
         /// How many different keys
         #[arg(default_value_t = 1_000)]
         keys: usize,
+        /// Sixteen decisions at a time
+        #[arg(long)]
+        batch: bool,
+        /// Refuse all but the first of each key
+        #[arg(long)]
+        refuse: bool,
     },
 }
 
@@ -42,7 +48,7 @@ fn main() -> anyhow::Result<()> {
         Bench::Flood => flood::run(),
         Bench::Policy => policy::run(),
         Bench::Match => matching::run(),
-        Bench::Hot { keys } => hot::run(keys),
+        Bench::Hot { keys, batch, refuse } => hot::run(keys, batch, refuse),
     }
 }
 

@@ -7,7 +7,7 @@
 use core::num::NonZeroU64;
 
 use crate::decision::{Outcome, Verdict};
-use crate::limit::{Cost, LimitError, Spec, WORD_MAX};
+use crate::limit::{Cost, LimitError, Spec, Stepped, WORD_MAX};
 use crate::time::{EXACT_MAX, Span, Tick, Timestamp};
 
 /// An exact rate: a unit of cost is `unit` drops, and each tick drains `drain` drops.
@@ -103,15 +103,17 @@ impl Bucket {
     #[inline(always)]
     fn judge_drops(&self, before: u64, now: Timestamp, cost: Cost) -> (Outcome, u64) {
         let needs = cost.get().saturating_mul(self.rate.unit.get());
-        let (verdict, after) = if cost.get() > self.capacity {
-            (Verdict::Never, before)
-        } else if before.saturating_add(needs) <= self.brim {
-            (Verdict::PASS, before.saturating_add(needs))
-        } else {
-            let excess = before.saturating_sub(self.brim.saturating_sub(needs));
-            (Verdict::NotUntil { retry_after: self.until_drained(excess, now) }, before)
+        // Where it fits, nothing can wrap: `before + needs` is at most the brim.
+        let (verdict, after, left) = match self.brim.checked_sub(needs) {
+            Some(room) if before <= room => {
+                (Verdict::PASS, before.wrapping_add(needs), room.wrapping_sub(before))
+            }
+            Some(room) => {
+                let retry_after = self.until_drained(before.saturating_sub(room), now);
+                (Verdict::NotUntil { retry_after }, before, self.brim.saturating_sub(before))
+            }
+            None => (Verdict::Never, before, self.brim.saturating_sub(before)),
         };
-        let left = self.brim.saturating_sub(after);
         // A division costs as much as all the rest. Where less than a unit is left, which is where most
         // refusals are, and where a unit is a single drop, none is needed.
         let remaining = match self.rate.unit.get() {
@@ -132,16 +134,16 @@ impl Bucket {
         origin: Timestamp,
         now: Timestamp,
         cost: Cost,
-    ) -> Option<(Outcome, Option<u64>, u64)> {
+    ) -> Option<(Stepped, u64)> {
         let ticks = self.rate.tick.of(now).checked_sub(self.rate.tick.of(origin))?;
         let drained = ticks.checked_mul(self.rate.drain.get())?;
         let before = word.saturating_sub(drained);
-        if before > EXACT_MAX {
+        // Then whatever follows fits a word too.
+        if before > EXACT_MAX || drained > WORD_MAX.saturating_sub(EXACT_MAX) {
             return None;
         }
         let (outcome, after) = self.judge_drops(before, now, cost);
-        let next = drained.checked_add(after).filter(|next| *next <= WORD_MAX);
-        Some((outcome, next, before))
+        Some((Stepped { outcome, next: drained.wrapping_add(after) }, before))
     }
 
     /// How long until so many drops have drained.

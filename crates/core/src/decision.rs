@@ -121,17 +121,30 @@ impl Decision {
         Self { at, verdict, refused_by, outcomes }
     }
 
+    /// The decision over no checks at all: it passes.
+    #[inline]
+    pub fn of_none(at: Timestamp) -> Self {
+        Self { at, verdict: Verdict::PASS, refused_by: None, outcomes: Outcomes::new() }
+    }
+
     /// The decision that follows from the `outcome` of a single check in this role.
     #[expect(clippy::inline_always, reason = "a decision is large: it is best made where it is wanted")]
     #[inline(always)]
     pub fn of_one(at: Timestamp, role: Role, outcome: Outcome) -> Self {
-        let (verdict, refused_by) = match (role, outcome.verdict) {
-            (Role::Binding, verdict) => (verdict, if verdict.is_pass() { None } else { Some(0) }),
-            _ => (Verdict::PASS, None),
-        };
-        let mut decision = Self { at, verdict, refused_by, outcomes: Outcomes::new() };
-        decision.outcomes.push(outcome);
+        let mut decision = Self::of_none(at);
+        decision.add_one(role, outcome);
         decision
+    }
+
+    /// Makes a decision over no checks that over a single one.
+    #[expect(clippy::inline_always, reason = "see of_one")]
+    #[inline(always)]
+    pub fn add_one(&mut self, role: Role, outcome: Outcome) {
+        if role == Role::Binding {
+            self.verdict = outcome.verdict;
+            self.refused_by = if outcome.verdict.is_pass() { None } else { Some(0) };
+        }
+        self.outcomes.push(outcome);
     }
 
     /// Whether the request may pass.

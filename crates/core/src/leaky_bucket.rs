@@ -70,10 +70,10 @@ impl Meter for LeakyBucket {
 
     #[inline]
     fn step_word(&self, word: u64, origin: Timestamp, now: Timestamp, cost: Cost) -> Option<Stepped> {
-        let (mut outcome, next, before) = self.0.step_word(word, origin, now, cost)?;
-        if let Verdict::Pass { wait } = &mut outcome.verdict {
+        let (mut stepped, before) = self.0.step_word(word, origin, now, cost)?;
+        if let Verdict::Pass { wait } = &mut stepped.outcome.verdict {
             *wait = self.0.until_drained(before, now);
         }
-        Some((outcome, next))
+        Some(stepped)
     }
 }

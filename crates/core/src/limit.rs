@@ -156,19 +156,16 @@ pub trait Meter: Copy {
         Self::State::default()
     }
 
-    /// One whole step on a packed state, if that can be done at once: the outcome and, where the cost fits, the
-    /// state it leaves, if that can be packed too. A cost of 0 leaves the state as it is.
+    /// One whole step on a packed state; `None` where that takes more than words can hold.
     #[inline]
     fn step_word(&self, word: u64, origin: Timestamp, now: Timestamp, cost: Cost) -> Option<Stepped> {
         let mut state = self.unpack(word, origin);
         let outcome = self.judge(&state, now, cost);
-        if !outcome.verdict.is_pass() {
-            return Some((outcome, None));
+        if !outcome.verdict.is_pass() || cost == Cost::ZERO {
+            return Some(Stepped { outcome, next: word });
         }
-        if cost > Cost::ZERO {
-            self.charge(&mut state, now, cost);
-        }
-        Some((outcome, self.pack(&state, origin)))
+        self.charge(&mut state, now, cost);
+        Some(Stepped { outcome, next: self.pack(&state, origin)? })
     }
 
     /// The bytes that a state has allocated beside itself.
@@ -181,8 +178,14 @@ pub trait Meter: Copy {
     fn make_room(_state: &mut Self::State) {}
 }
 
-/// What a step on a packed state gives: the outcome, and the state that follows where the cost fits.
-pub type Stepped = (Outcome, Option<u64>);
+/// What a step on a packed state gives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stepped {
+    /// The answer.
+    pub outcome: Outcome,
+    /// Where the cost fits, the packed state that follows.
+    pub next: u64,
+}
 
 /// The largest word a packed state takes: two bits are left to whoever keeps it.
 pub const WORD_MAX: u64 = (1 << 62) - 1;
@@ -372,7 +375,7 @@ macro_rules! algorithms {
                 }
             }
 
-            /// One whole step on a packed state, if that can be done at once: see [`Meter::step_word`].
+            /// One whole step on a packed state; `None` where that takes more than words can hold.
             pub fn step_word(
                 &self, word: u64, origin: Timestamp, now: Timestamp, cost: Cost,
             ) -> Option<Stepped> {

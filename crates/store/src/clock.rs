@@ -20,10 +20,10 @@ pub trait Clock: Send + Sync {
 #[derive(Clone, Debug)]
 pub struct SystemClock {
     counter: quanta::Clock,
-    start: u64,
-    wall: Timestamp,
     /// Microseconds per count, times 2^64.
     micros_per_count: u64,
+    /// What the wall clock showed when the counter stood at zero, in microseconds; it may wrap.
+    at_zero: u64,
 }
 
 /// Counts over which the counter's pace is taken: an error of a nanosecond in hours.
@@ -37,8 +37,9 @@ impl SystemClock {
         let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let nanos = u128::from(counter.delta_as_nanos(0, PACE));
         let micros_per_count = u64::try_from((nanos << 64) / (1_000 * u128::from(PACE))).unwrap_or(u64::MAX);
-        let wall = Timestamp::ZERO + Span::from(since_epoch);
-        Self { start: counter.raw(), wall, counter, micros_per_count }
+        let wall = (Timestamp::ZERO + Span::from(since_epoch)).as_micros();
+        let at_zero = wall.wrapping_sub(micros(counter.raw(), micros_per_count));
+        Self { counter, micros_per_count, at_zero }
     }
 }
 
@@ -51,11 +52,15 @@ impl Default for SystemClock {
 impl Clock for SystemClock {
     #[expect(clippy::disallowed_methods, reason = "this is the clock")]
     fn now(&self) -> Timestamp {
-        let counts = self.counter.raw().saturating_sub(self.start);
-        // One multiplication instead of two and a shift: this is read for every decision.
-        let micros = (u128::from(counts) * u128::from(self.micros_per_count)) >> 64;
-        self.wall + Span::from_micros(u64::try_from(micros).unwrap_or(u64::MAX))
+        let micros = micros(self.counter.raw(), self.micros_per_count);
+        Timestamp::from_micros(self.at_zero.wrapping_add(micros))
     }
+}
+
+/// One multiplication and no division: this is computed for every decision.
+#[expect(clippy::cast_possible_truncation, reason = "the high half of a product of two words is a word")]
+fn micros(counts: u64, micros_per_count: u64) -> u64 {
+    ((u128::from(counts) * u128::from(micros_per_count)) >> 64) as u64
 }
 
 /// A clock that moves only when told to, for tests and simulations.

@@ -1,31 +1,33 @@
-//! One cache line: four slots and the lock that guards them.
+//! One cache line: four slots.
 //!
 //! ```text
-//!           63     62       17 16  14 13          0
-//! tags[i]  | used | fingerprint | away | limit    |
-//!           63     62       61                    0
-//! words[i] | flag | pooled | packed state         |   the flag of word 0 is the lock, of word 1 "spilled"
+//!           63        62       18 17  14 13      0
+//! tags[i]  | spilled | fingerprint | away | limit |   spilled: a flag of the line, kept in tags[0]
+//!           63     62       61                   0
+//! words[i] | held | pooled | packed state         |
 //! ```
 //!
-//! Whoever changes anything in a line holds its lock. Whoever only reads a tag and its word needs none: every
-//! word ever stored under a tag was a whole state of that key.
+//! A word changes in one step, by compare-and-swap, unless somebody holds it. A tag changes only while its line is
+//! locked, that is word 0 held, and its own word held too. Whoever only reads a tag and its word needs nothing:
+//! every word ever stored under a tag was a whole state of that key.
 
 use std::cell::Cell;
+
+use tidegate_core::WORD_MAX;
 
 use crate::sync::{AtomicU64, Ordering, spin, yield_now};
 
 pub(super) const SLOTS: usize = 4;
 
 const LIMIT_BITS: u32 = 14;
-const AWAY_BITS: u32 = 3;
+const AWAY_BITS: u32 = 4;
 /// How many lines in a row a key may live in, its home being the first.
 pub(super) const LINES: usize = 1 << AWAY_BITS;
 /// How many limits can be told apart.
 pub(super) const LIMITS: usize = 1 << LIMIT_BITS;
 
-/// Every tag but the empty one has it.
-const USED: u64 = 1 << 63;
-const FLAG: u64 = 1 << 63;
+const SPILLED: u64 = 1 << 63;
+const HELD: u64 = 1 << 63;
 const POOLED: u64 = 1 << 62;
 /// A holder is done within nanoseconds, unless it was put to sleep.
 const SPINS: u32 = 64;
@@ -40,8 +42,8 @@ impl Tag {
 
     #[inline]
     pub(super) fn new(hash: u64, away: usize, limit: u16) -> Self {
-        let fingerprint = hash << (LIMIT_BITS + AWAY_BITS);
-        Self(USED | fingerprint | (away as u64) << LIMIT_BITS | u64::from(limit))
+        let fingerprint = (hash << (LIMIT_BITS + AWAY_BITS)) & !SPILLED;
+        Self(fingerprint | (away as u64) << LIMIT_BITS | u64::from(limit))
     }
 
     /// The limit's number.
@@ -56,7 +58,7 @@ impl Tag {
 
     /// Whether it is that key's, whatever its limit.
     fn is_of(self, other: Self) -> bool {
-        (self.0 ^ other.0) >> LIMIT_BITS == 0
+        self != Self::EMPTY && (self.0 ^ other.0) >> LIMIT_BITS == 0
     }
 }
 
@@ -69,7 +71,7 @@ pub(super) enum Word {
 
 impl Word {
     fn from_bits(bits: u64) -> Self {
-        let content = bits & !(FLAG | POOLED);
+        let content = bits & WORD_MAX;
         if bits & POOLED == 0 { Self::Packed(content) } else { Self::Pooled(content) }
     }
 
@@ -90,27 +92,28 @@ pub(super) struct Bucket {
 }
 
 impl Bucket {
-    /// The slot of the key that `wanted` names, whatever its limit. Without the lock this is a hint.
+    /// The slot of the key that `wanted` names, whatever its limit. Unless the line is locked this is a hint.
     pub(super) fn find(&self, wanted: Tag) -> Option<(usize, Tag)> {
         (0..SLOTS).map(|slot| (slot, self.tag(slot))).find(|(_, tag)| tag.is_of(wanted))
     }
 
-    /// The slot of exactly this tag. Without the lock this is a hint.
+    /// The slot of exactly this tag. Unless the line is locked this is a hint.
     #[inline]
     pub(super) fn find_exactly(&self, wanted: Tag) -> Option<usize> {
-        // All four are compared: which slot it is, no branch predictor knows.
-        let found = (0..SLOTS).fold(0_u32, |found, slot| found | u32::from(self.tag(slot) == wanted) << slot);
-        if found == 0 { None } else { Some(found.trailing_zeros() as usize % SLOTS) }
+        // Without a branch: which slot it is, no branch predictor knows. The first is it if no other is.
+        let is_in = |slot: usize| usize::from(self.tags[slot].load(Ordering::Acquire) == wanted.0);
+        let slot = (is_in(1) + 2 * is_in(2) + 3 * is_in(3)) % SLOTS;
+        (self.tag(slot) == wanted).then_some(slot)
     }
 
-    /// Whether a slot was never used. Without the lock this is a hint.
+    /// Whether a slot was never used. Unless the line is locked this is a hint.
     pub(super) fn has_empty(&self) -> bool {
         (0..SLOTS).any(|slot| self.tag(slot) == Tag::EMPTY)
     }
 
     #[inline]
     pub(super) fn tag(&self, slot: usize) -> Tag {
-        Tag(self.tags[slot].load(Ordering::Acquire))
+        Tag(self.tags[slot].load(Ordering::Acquire) & !SPILLED)
     }
 
     #[inline]
@@ -118,31 +121,44 @@ impl Bucket {
         Word::from_bits(self.words[slot].load(Ordering::Acquire))
     }
 
+    /// The state in this slot, if it is packed and nobody holds it.
+    #[inline]
+    pub(super) fn packed(&self, slot: usize) -> Option<u64> {
+        let bits = self.words[slot].load(Ordering::Acquire);
+        if bits > WORD_MAX { None } else { Some(bits) }
+    }
+
     /// Whether keys whose home this is may live in the lines behind it.
     pub(super) fn has_spilled(&self) -> bool {
-        self.words[1].load(Ordering::Acquire) & FLAG != 0
+        self.tags[0].load(Ordering::Acquire) & SPILLED != 0
+    }
+
+    /// Puts one packed state in the place of another, if that is still there and nobody holds it.
+    #[inline]
+    pub(super) fn replace(&self, slot: usize, was: u64, next: u64) -> bool {
+        self.words[slot].compare_exchange(was, next, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    /// Holds a packed state, if it is still there and nobody else holds it.
+    pub(super) fn hold(&self, slot: usize, was: u64) -> Option<HeldWord<'_>> {
+        self.replace(slot, was, was | HELD).then(|| HeldWord { word: &self.words[slot], then: was })
     }
 
     /// Waits for the lock.
     #[inline]
     pub(super) fn lock(&self) -> Locked<'_> {
-        let mut spins = 0;
-        loop {
-            if let Some(locked) = self.try_lock() {
-                return locked;
-            }
-            spins += 1;
-            if spins < SPINS { spin() } else { yield_now() }
-        }
+        patiently(|| self.try_lock())
     }
 
     /// The lock, if nobody holds it.
-    #[inline]
     pub(super) fn try_lock(&self) -> Option<Locked<'_>> {
-        let was = self.words[0].load(Ordering::Relaxed) & !FLAG;
-        let locked = self.words[0].compare_exchange(was, was | FLAG, Ordering::Acquire, Ordering::Relaxed);
         // Not `then_some`: a guard made and dropped would let go of another's lock.
-        locked.is_ok().then(|| Locked { bucket: self, first_word: Cell::new(was) })
+        self.try_hold(0).then(|| Locked { bucket: self, held: Cell::new(1) })
+    }
+
+    fn try_hold(&self, slot: usize) -> bool {
+        let was = self.words[slot].load(Ordering::Relaxed) & !HELD;
+        self.words[slot].compare_exchange(was, was | HELD, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
     /// The address that a prefetch wants.
@@ -151,32 +167,67 @@ impl Bucket {
     }
 }
 
-/// A line whose lock is held: until it is dropped, nobody else changes it.
+/// Tries until it succeeds; at first without giving way, for holders are quick.
+pub(super) fn patiently<T>(mut attempt: impl FnMut() -> Option<T>) -> T {
+    let mut spins = 0;
+    loop {
+        if let Some(success) = attempt() {
+            return success;
+        }
+        spins += 1;
+        if spins < SPINS { spin() } else { yield_now() }
+    }
+}
+
+/// A word that nobody else changes until this is dropped.
+#[derive(Debug)]
+pub(super) struct HeldWord<'t> {
+    word: &'t AtomicU64,
+    then: u64,
+}
+
+impl HeldWord<'_> {
+    /// What the word is to be when it is let go.
+    pub(super) fn set(&mut self, next: u64) {
+        self.then = next;
+    }
+}
+
+impl Drop for HeldWord<'_> {
+    fn drop(&mut self) {
+        self.word.store(self.then, Ordering::Release);
+    }
+}
+
+/// A line whose lock is held: until this is dropped, nobody else changes a tag, a pooled word or a word that
+/// [`hold`](Self::hold) was called for.
 #[derive(Debug)]
 pub(super) struct Locked<'t> {
     bucket: &'t Bucket,
-    /// What word 0 is to be when the lock is let go.
-    first_word: Cell<u64>,
+    /// A bit for each word that is held; word 0 always is.
+    held: Cell<u8>,
 }
 
 impl Locked<'_> {
-    pub(super) fn set(&self, slot: usize, tag: Tag, word: Word) {
-        self.bucket.tags[slot].store(tag.0, Ordering::Release);
-        self.set_word(slot, word);
-    }
-
-    #[inline]
-    pub(super) fn set_word(&self, slot: usize, word: Word) {
-        let flag = self.bucket.words[slot].load(Ordering::Relaxed) & FLAG;
-        self.bucket.words[slot].store(word.to_bits() | flag, Ordering::Release);
-        if slot == 0 {
-            self.first_word.set(word.to_bits());
+    /// Holds a word too. Others hold a word only while they wait for nothing, so this never waits for long.
+    pub(super) fn hold(&self, slot: usize) {
+        if self.held.get() & 1 << slot == 0 {
+            patiently(|| self.bucket.try_hold(slot).then_some(()));
+            self.held.set(self.held.get() | 1 << slot);
         }
     }
 
+    /// Fills a slot.
+    pub(super) fn set(&self, slot: usize, tag: Tag, word: Word) {
+        self.hold(slot);
+        let spilled = self.bucket.tags[slot].load(Ordering::Relaxed) & SPILLED;
+        self.bucket.tags[slot].store(tag.0 | spilled, Ordering::Release);
+        self.bucket.words[slot].store(word.to_bits() | HELD, Ordering::Release);
+    }
+
     pub(super) fn set_spilled(&self, spilled: bool) {
-        let bits = self.bucket.words[1].load(Ordering::Relaxed) & !FLAG;
-        self.bucket.words[1].store(if spilled { bits | FLAG } else { bits }, Ordering::Release);
+        let tag = self.bucket.tag(0).0;
+        self.bucket.tags[0].store(if spilled { tag | SPILLED } else { tag }, Ordering::Release);
     }
 }
 
@@ -189,9 +240,12 @@ impl std::ops::Deref for Locked<'_> {
 }
 
 impl Drop for Locked<'_> {
-    #[inline]
     fn drop(&mut self) {
-        self.bucket.words[0].store(self.first_word.get(), Ordering::Release);
+        // Word 0 last: it is the lock.
+        for slot in (0..SLOTS).rev().filter(|slot| self.held.get() & 1 << slot != 0) {
+            let word = self.bucket.word(slot);
+            self.bucket.words[slot].store(word.to_bits(), Ordering::Release);
+        }
     }
 }
 
@@ -221,15 +275,31 @@ mod tests {
         let bucket = Bucket::default();
         let locked = bucket.lock();
         for slot in 0..SLOTS {
-            locked.set_word(slot, Word::Packed((1 << 62) - 1));
+            locked.set(slot, Tag::new(slot as u64, 0, 1), Word::Packed(WORD_MAX));
         }
         locked.set_spilled(true);
         drop(locked);
         assert!(bucket.has_spilled());
         for slot in 0..SLOTS {
-            assert_eq!(bucket.word(slot), Word::Packed((1 << 62) - 1));
+            assert_eq!(bucket.tag(slot), Tag::new(slot as u64, 0, 1));
+            assert_eq!(bucket.word(slot), Word::Packed(WORD_MAX));
         }
-        bucket.lock().set_word(1, Word::Pooled(9));
-        assert_eq!((bucket.word(1), bucket.has_spilled()), (Word::Pooled(9), true));
+        bucket.lock().set(0, Tag::new(7, 0, 1), Word::Pooled(9));
+        assert_eq!((bucket.word(0), bucket.has_spilled()), (Word::Pooled(9), true));
+    }
+
+    #[test]
+    fn a_word_that_is_held_is_not_replaced() {
+        let bucket = Bucket::default();
+        let locked = bucket.lock();
+        locked.set(2, Tag::new(1, 0, 1), Word::Packed(5));
+        assert!(!bucket.replace(2, 5, 6));
+        drop(locked);
+        let mut held = bucket.hold(2, 5).unwrap();
+        assert!(bucket.hold(2, 5).is_none() && !bucket.replace(2, 5, 6));
+        held.set(7);
+        assert_eq!(bucket.word(2), Word::Packed(5), "until it is let go");
+        drop(held);
+        assert!(bucket.replace(2, 7, 8));
     }
 }

@@ -77,8 +77,9 @@ impl<'t> Held<'t> {
         let found = self.line(home).and_then(|line| self.table.find(line, home, asked.hash));
         if let Some(slot) = found {
             self.hold(slot.line)?;
-            // Without its own lock, a fresh slot behind its home may have been given away.
+            // Before its own line was locked, a fresh slot behind its home may have been given away.
             if self.is_its(slot, asked.hash, home) {
+                self.hold_word(slot);
                 return Ok(Place::Slot(slot));
             }
         }
@@ -87,14 +88,21 @@ impl<'t> Held<'t> {
             if self.table.line(line).has_empty() {
                 self.hold(line)?;
                 if let Some(slot) = self.table.empty_slot(line, |slot| self.is_taken(slot)) {
+                    self.hold_word(slot);
                     return Ok(self.free(asked, slot));
                 }
             }
         }
         for line in home..home + LINES {
             self.hold(line)?;
-            if let Some(slot) = self.table.fresh_slot(line, self.now, |slot| self.is_taken(slot)) {
-                return Ok(self.free(asked, slot));
+            let fresh =
+                |this: &Self| this.table.fresh_slot(line, this.now, |slot| this.is_taken(slot));
+            while let Some(slot) = fresh(self) {
+                self.hold_word(slot);
+                // Before it was held, its owner may have come back.
+                if fresh(self) == Some(slot) {
+                    return Ok(self.free(asked, slot));
+                }
             }
         }
         Ok(Place::Overflow)
@@ -115,6 +123,12 @@ impl<'t> Held<'t> {
         self.places
             .iter()
             .any(|place| matches!(place, Place::Slot(other) | Place::Free(other) if *other == slot))
+    }
+
+    fn hold_word(&self, slot: Slot) {
+        if let Some(line) = self.line(slot.line) {
+            line.hold(slot.slot);
+        }
     }
 
     fn line(&self, line: usize) -> Option<&Locked<'t>> {

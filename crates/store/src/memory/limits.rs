@@ -45,7 +45,7 @@ impl Limits {
         let wanted = fingerprint(limit);
         let place = first_place(wanted);
         if self.fingerprints[place].load(Ordering::Acquire) == wanted {
-            return u16::try_from(place).ok();
+            return Some(place as u16);
         }
         self.find_or_add(limit)
     }
@@ -89,13 +89,13 @@ impl Known {
     }
 }
 
-/// Never 0, which marks a free place.
+/// Odd, so that neither it nor its first place is 0, which marks what is free.
 fn fingerprint(limit: &Limit) -> u64 {
-    limit.fingerprint().max(1)
+    limit.fingerprint() | 1
 }
 
 fn first_place(fingerprint: u64) -> usize {
-    (fingerprint as usize & (LIMITS - 1)).max(1)
+    fingerprint as usize % LIMITS
 }
 
 fn next_place(place: usize) -> usize {

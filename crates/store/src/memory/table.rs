@@ -1,8 +1,8 @@
 //! Where keys live: a fixed number of lines, so many bytes and no more.
 //!
 //! A key's home is the line its hash points to. If its home is full of keys that still count, it lives in one
-//! of the seven lines behind, and its home remembers that it has spilled. A slot whose state is as good as never
-//! seen is free: nothing is swept, moved or grown. Where all eight lines are full, the key has no place.
+//! of the fifteen lines behind, and its home remembers that it has spilled. A slot whose state is as good as never
+//! seen is free: nothing is swept, moved or grown. Where all sixteen lines are full, the key has no place.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -11,7 +11,7 @@ use tidegate_core::{Cost, Limit, State, Timestamp};
 use super::bucket::{Bucket, LINES, Locked, SLOTS, Tag, Word};
 use super::limits::Limits;
 use super::pool::{Pool, PoolFull};
-use super::prefetch::prefetch;
+use super::hint::{in_huge_pages, prefetch};
 
 /// Lines, the limits their tags name, and the pool their words point into.
 #[derive(Debug)]
@@ -37,10 +37,13 @@ pub(super) struct Slot {
 }
 
 impl Table {
-    /// A table of at least eight lines.
+    /// A table of at least sixteen lines.
     pub(super) fn new(lines: usize, pool: Pool) -> Self {
-        let lines = (0..lines.max(LINES)).map(|_| Bucket::default()).collect();
-        Self { lines, limits: Limits::new(), pool, swept: AtomicUsize::new(0) }
+        let count = lines.max(LINES);
+        let mut lines = Vec::with_capacity(count);
+        in_huge_pages(&mut lines);
+        lines.resize_with(count, Bucket::default);
+        Self { lines: lines.into_boxed_slice(), limits: Limits::new(), pool, swept: AtomicUsize::new(0) }
     }
 
     /// How many keys fit at the very most.
@@ -61,8 +64,8 @@ impl Table {
     }
 
     #[inline]
-    pub(super) fn prefetch(&self, hash: u64) {
-        prefetch(self.line(self.home(hash)));
+    pub(super) fn prefetch(&self, line: usize) {
+        prefetch(self.line(line));
     }
 
     /// The slot of a key whose home's lock is held, if it has one. Nobody can give or take the key a slot

@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use tidegate_core::{Key, RuleId, Timestamp};
 
 /// One decision of so many is looked at.
-const SAMPLE: u64 = 256;
+const SAMPLE: u64 = 1_024;
 /// So many keys are kept per rule: whoever sends more than one in so many requests is among them.
 const KEPT: usize = 64;
 

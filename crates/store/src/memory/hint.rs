@@ -1,0 +1,37 @@
+//! What memory is told before it is used. Hints change no value; the only unsafe code of this crate.
+
+use super::bucket::Bucket;
+
+/// Starts loading a line; nothing waits for it.
+#[inline]
+pub(super) fn prefetch(line: &Bucket) {
+    #[cfg(all(target_arch = "x86_64", not(loom)))]
+    #[expect(unsafe_code, reason = "there is no safe prefetch")]
+    // SAFETY: a prefetch reads no value and never faults, and the address is a live reference's.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast());
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(loom))))]
+    let _ = line.as_ptr();
+}
+
+/// Asks for huge pages where these lines are going to be: a page table that fits the caches is worth a third
+/// of the time of a decision over a million keys. Whether there are any is up to the system.
+#[cfg(all(target_os = "linux", not(loom)))]
+pub(super) fn in_huge_pages(lines: &mut Vec<Bucket>) {
+    const PAGE: usize = 4_096;
+    let room = lines.spare_capacity_mut();
+    let start = room.as_mut_ptr().cast::<u8>();
+    let before = start.align_offset(PAGE);
+    let Some(bytes) = size_of_val(room).checked_sub(before) else { return };
+    #[expect(unsafe_code, reason = "there is no safe madvise")]
+    // SAFETY: the range lies within one allocation that is borrowed mutably, and this advice leaves the
+    // contents of memory as they are. A refusal is as good as an answer.
+    unsafe {
+        libc::madvise(start.wrapping_add(before).cast(), bytes / PAGE * PAGE, libc::MADV_HUGEPAGE);
+    }
+}
+
+#[cfg(not(all(target_os = "linux", not(loom))))]
+pub(super) fn in_huge_pages(_: &mut Vec<Bucket>) {}
