@@ -185,7 +185,7 @@ fn settings_changes(mut old: Settings, new: Settings) -> Vec<Change> {
 
 /// Everything but the rules, as path and text. Secrets are told apart, never shown.
 fn settings(plan: &Plan) -> Settings {
-    let Plan { listen, upstreams, routes, clients, bans, rate_limits, headers, error_body, store } = plan;
+    let Plan { listen, upstreams, routes, clients, bans, rate_limits, headers, error_body, store, .. } = plan;
     let mut settings = Settings::new();
     let mut set = |key: &str, value: String| {
         if !value.is_empty() {

@@ -52,8 +52,8 @@ pub use language::{reference, schema};
 pub use path::{PathError, normalize};
 pub use plan::{
     Claim, Clients, Count, CustomRule, Endpoint, ErrorBody, Exempt, HeaderMatch, HeaderStyle, HostPattern,
-    Match, NameSource, PathPattern, Plan, RateLimits, Route, Rule, RuleCost, Secret, Segment, StorePlan,
-    StoreUrl, Tier, TierSource, Token, TokenKey, Upstream, When,
+    Match, NameSource, Plan, RateLimits, Route, Rule, RuleCost, Secret, StorePlan, StoreUrl, Tier,
+    TierSource, Token, TokenKey, Upstream, When,
 };
 pub use problem::{Excerpt, Problem, Problems, Severity};
 pub use quantity::span_text;

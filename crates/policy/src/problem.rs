@@ -78,8 +78,10 @@ pub struct Problems {
 }
 
 impl Problems {
-    pub(crate) fn new(mut problems: Vec<Problem>, left_off: usize) -> Self {
-        problems.sort_by_key(|problem| (problem.line, problem.column, problem.severity));
+    /// Problems of `file` and, after them, of the files it refers to.
+    pub(crate) fn new(mut problems: Vec<Problem>, left_off: usize, file: &str) -> Self {
+        problems
+            .sort_by_key(|problem| (problem.file != file, problem.line, problem.column, problem.severity));
         // What stands behind an alias is wrong once, however often it is used.
         problems.dedup();
         Self { problems, left_off }

@@ -1,7 +1,10 @@
 //! Who a request comes from.
 
+use std::sync::Arc;
+
 use crate::compile::{Context, files, network, scalar};
-use crate::identity::ClientKind;
+use crate::directory::Directory;
+use crate::identity::{ClientKind, KeysError, Verifier};
 use crate::language::{
     API_KEY, COOKIE, EXEMPT, FINGERPRINT, IDENTITIES, IP, JWT, Mapping, TENANT, TIERS, USER,
 };
@@ -171,10 +174,11 @@ fn token<'s>(node: &Node<'s>, context: &mut Context<'s, '_>) -> Option<Token> {
             None
         }
     };
-    Some(Token { header: header?, claim: Claim(claim?), key: key? })
+    let (key, verifier) = key?;
+    Some(Token { header: header?, claim: Claim(claim?), key, verifier: Arc::new(verifier) })
 }
 
-fn secret(node: &Node<'_>, context: &mut Context<'_, '_>) -> Option<TokenKey> {
+fn secret(node: &Node<'_>, context: &mut Context<'_, '_>) -> Option<(TokenKey, Verifier)> {
     let file = files::referenced(node, context)?;
     let secret = file.bytes.trim_ascii_end();
     if secret.len() < SHORTEST_SECRET {
@@ -183,10 +187,11 @@ fn secret(node: &Node<'_>, context: &mut Context<'_, '_>) -> Option<TokenKey> {
         context.report.push(finding.hint("make one with `openssl rand -base64 32`"));
         return None;
     }
-    Some(TokenKey::Secret { secret: Secret::new(secret), file: file.name })
+    let verifier = usable(node, &file.name, Verifier::hs256(secret), context)?;
+    Some((TokenKey::Secret { secret: Secret::new(secret), file: file.name }, verifier))
 }
 
-fn key_set(node: &Node<'_>, context: &mut Context<'_, '_>) -> Option<TokenKey> {
+fn key_set(node: &Node<'_>, context: &mut Context<'_, '_>) -> Option<(TokenKey, Verifier)> {
     let file = files::referenced(node, context)?;
     let set: Option<serde_json::Value> = serde_json::from_slice(&file.bytes).ok();
     let keys = set.as_ref().and_then(|set| set.get("keys")).and_then(serde_json::Value::as_array);
@@ -195,7 +200,28 @@ fn key_set(node: &Node<'_>, context: &mut Context<'_, '_>) -> Option<TokenKey> {
         context.report.push(finding.expected("JSON such as {\"keys\": [{\"kty\": \"RSA\", …}]}"));
         return None;
     }
-    Some(TokenKey::KeySet { json: String::from_utf8_lossy(&file.bytes).into_owned(), file: file.name })
+    let verifier = usable(node, &file.name, Verifier::jwks(&file.bytes), context)?;
+    Some((
+        TokenKey::KeySet { json: String::from_utf8_lossy(&file.bytes).into_owned(), file: file.name },
+        verifier,
+    ))
+}
+
+fn usable(
+    node: &Node<'_>,
+    file: &str,
+    verifier: Result<Verifier, KeysError>,
+    context: &mut Context<'_, '_>,
+) -> Option<Verifier> {
+    verifier
+        .map_err(|error| {
+            let finding =
+                Finding::error(node, format!("no token can be verified with {}: {error}", quote(file)));
+            context
+                .report
+                .push(finding.expected("a secret for HS256, or a key set with an RS256 or ES256 key"));
+        })
+        .ok()
 }
 
 fn ip(fields: &Fields<'_, '_>, clients: &mut Clients, context: &mut Context<'_, '_>) {
@@ -226,7 +252,13 @@ fn cookie(node: &Node<'_>, context: &mut Context<'_, '_>) -> Option<String> {
 }
 
 fn tier_source(fields: &Fields<'_, '_>, tiers: &[&str], context: &mut Context<'_, '_>) -> TierSource {
-    let file = fields.get("file").and_then(|node| files::referenced(node, context)).map(|file| file.name);
+    let file = fields.get("file").and_then(|node| files::referenced(node, context)).map(|file| {
+        match Directory::from_csv(&file.bytes, tiers) {
+            Ok(directory) => context.directory = Some(Arc::new(directory)),
+            Err(error) => context.report.push_others(error.problems_of(&file.name)),
+        }
+        file.name
+    });
     let default = fields.get("default").and_then(|node| {
         let name = scalar::text(node, "the name of a tier, such as `free`", &mut context.report)?;
         let found = tiers.iter().position(|tier| *tier == name);

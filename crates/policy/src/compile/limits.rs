@@ -6,8 +6,9 @@ use tidegate_core::{Algorithm, Limit, LimitError, Spec};
 
 use crate::compile::names::Taken;
 use crate::compile::{Context, rules, scalar};
+use crate::endpoints::EndpointPattern;
 use crate::language::{ALGORITHMS, ENDPOINT, GLOBAL, LIMIT, Mapping};
-use crate::plan::{Clients, Endpoint, PathPattern, PatternProblem, RateLimits, Rule, Tier};
+use crate::plan::{Clients, Endpoint, RateLimits, Rule, Tier};
 use crate::raw::{Entry, Fields, Finding, Key, Mark, Node, Value};
 use crate::render::quote;
 
@@ -90,55 +91,49 @@ fn tiers<'s>(node: &Node<'s>, context: &mut Context<'s, '_>) -> Vec<Tier> {
 }
 
 fn endpoints<'s>(node: &Node<'s>, context: &mut Context<'s, '_>) -> Vec<Endpoint> {
-    let mut shapes: HashMap<(Option<String>, String), u32> = HashMap::new();
+    let mut seen: HashMap<EndpointPattern, u32> = HashMap::new();
     let mut endpoints = Vec::new();
     for Entry { key, value } in entries(node, "endpoints", context) {
         let hint = "an endpoint's limit applies in addition to the others; leave it out";
         if refuse_unlimited(value, hint, context).is_none() {
             continue;
         }
-        let place = endpoint_place(key, context);
-        let name = match &place {
-            Some((Some(method), path)) => format!("endpoint:{method} {path}"),
-            Some((None, path)) => format!("endpoint:{path}"),
+        let pattern = endpoint_pattern(key, context);
+        let name = match &pattern {
+            Some(pattern) => format!("endpoint:{pattern}"),
             None => format!("endpoint:{}", key.text),
         };
+        // The rule of a duplicate is read under the name it was given, so that its own problems are seen.
+        let first = pattern.clone().and_then(|pattern| seen.insert(pattern, key.place.line));
+        let name = if first.is_some() { format!("endpoint:\0{}", key.id) } else { name };
         let rule = named(value, &ENDPOINT, name, context);
-        let Some((method, path)) = place else { continue };
-        if let Some(first) = shapes.insert((method.clone(), path.shape()), key.place.line) {
+        if let Some(first) = first {
             let finding = Finding::key_error(key, "another endpoint takes the same requests");
-            context
-                .report
-                .push(finding.hint(format!("it stands on line {first} and differs only in names; keep one")));
+            let hint = format!("it stands on line {first} and is only spelled otherwise; keep one");
+            context.report.push(finding.hint(hint));
         }
-        let Some(rule) = rule else { continue };
-        endpoints.push(Endpoint { method, path, rule });
+        let (Some(pattern), Some(rule)) = (pattern, rule) else { continue };
+        endpoints.push(Endpoint { pattern, rule });
     }
     endpoints
 }
 
-/// The method and the path of an endpoint's name.
-fn endpoint_place(key: &Key<'_>, context: &mut Context<'_, '_>) -> Option<(Option<String>, PathPattern)> {
-    let text = key.text.trim();
-    let (method, path) = match text.split_once(char::is_whitespace) {
-        Some((method, path)) => (Some(method), path.trim_start()),
-        None => (None, text),
-    };
+/// The requests that an endpoint's name means.
+fn endpoint_pattern(key: &Key<'_>, context: &mut Context<'_, '_>) -> Option<EndpointPattern> {
     // A key is read by the rules of a value: the same node, so that the problem points at it.
     let node =
         Node { id: key.id, place: key.place, value: Value::Scalar { text: key.text.clone(), quoted: true } };
-    let known = match method {
-        Some(method) => Some(scalar::method(&node, method, &mut context.report)?.to_owned()),
-        None => None,
-    };
-    match PathPattern::parse(path) {
-        Ok(path) => Some((known, path)),
-        Err(PatternProblem { what, hint }) => {
-            let finding = Finding::key_error(key, what);
-            context.report.push(finding.expected("a path, or a method and a path").hint(hint));
-            None
-        }
+    if let Some((method, _)) = key.text.trim().split_once(char::is_whitespace)
+        && !method.starts_with('/')
+    {
+        scalar::method(&node, method, &mut context.report)?;
     }
+    EndpointPattern::parse(&key.text)
+        .map_err(|error| {
+            let finding = Finding::key_error(key, error.to_string());
+            context.report.push(finding.expected("a path, or a method and a path").hint(error.hint()));
+        })
+        .ok()
 }
 
 /// The rule called `name`, whose limit is `node`.

@@ -5,8 +5,8 @@
 //! no error.
 
 mod clients;
-mod expression;
 mod files;
+mod identities;
 mod limits;
 mod names;
 mod network;
@@ -14,6 +14,9 @@ mod routing;
 mod rules;
 mod scalar;
 
+use std::sync::Arc;
+
+use crate::directory::Directory;
 use crate::files::Files;
 use crate::identity::ClientKind;
 use crate::language::{BANS, CLIENTS, ERROR_BODIES, HEADER_STYLES, POLICY, RATE_LIMITS, STORE};
@@ -67,6 +70,7 @@ pub fn compile(file: &str, bytes: &[u8], files: &dyn Files) -> Result<Compiled, 
         names: Names::default(),
         marks: Marks::default(),
         written: Vec::new(),
+        directory: None,
     };
     let root = raw::parse(text, &mut context.report);
     let plan = match &root {
@@ -138,6 +142,8 @@ struct Context<'s, 'f> {
     marks: Marks,
     /// Which identities `clients` speaks of, rightly or wrongly.
     written: Vec<ClientKind>,
+    /// Whose API key is whose.
+    directory: Option<Arc<Directory>>,
 }
 
 /// Where things stand that a warning may be about.
@@ -200,16 +206,20 @@ fn decode<'s>(root: &Node<'s>, context: &mut Context<'s, '_>) -> Option<Plan> {
         Some(node) => store(node, &mut context.report),
         None => Some(StorePlan { url: None, max_memory: DEFAULT_MEMORY }),
     };
+    let clients = clients?;
+    let identities = identities::identities(&clients, root, context);
     Some(Plan {
         listen,
         upstreams,
         routes,
-        clients: clients?,
+        clients,
         bans: bans.unwrap_or_default(),
         rate_limits: rate_limits?,
         headers,
         error_body: error_body?,
         store: store?,
+        identities: identities?,
+        directory: context.directory.take(),
     })
 }
 

@@ -3,8 +3,9 @@
 use std::collections::{HashMap, HashSet};
 
 use crate::compile::{Context, scalar};
+use crate::endpoints::EndpointPattern;
 use crate::language::{ROUTE, UPSTREAM};
-use crate::plan::{HostPattern, PathPattern, PatternProblem, Route, Upstream};
+use crate::plan::{HostPattern, Route, Upstream};
 use crate::raw::{Fields, Finding, Mark, Node, Report, Value, nearest};
 use crate::render::quote;
 
@@ -129,12 +130,12 @@ pub(super) fn routes<'s>(
 ) -> Vec<Route> {
     let names: Vec<_> = upstreams.iter().map(|upstream| upstream.name.as_str()).collect();
     let known = Known { index: names.iter().enumerate().map(|(at, name)| (*name, at)).collect(), names };
-    let mut seen: HashMap<(HostPattern, String), u32> = HashMap::new();
+    let mut seen: HashMap<(HostPattern, EndpointPattern), u32> = HashMap::new();
     let mut routes = Vec::new();
     for item in scalar::list(node, "routes", &mut context.report) {
         let Some(route) = route(item, &known, &mut context.report) else { continue };
         let line = item.place.line;
-        if let Some(first) = seen.insert((route.host.clone(), route.path.shape()), line) {
+        if let Some(first) = seen.insert((route.host.clone(), route.path.clone()), line) {
             let finding = Finding::error(item, "a route before this one takes the same requests");
             context.report.push(finding.hint(format!("it stands on line {first}; keep one of them")));
         }
@@ -152,7 +153,7 @@ fn route<'s>(item: &Node<'s>, upstreams: &Known<'_>, report: &mut Report<'s>) ->
     };
     let path = match fields.get("path") {
         Some(node) => path(node, report),
-        None => Some(PathPattern::everything()),
+        None => Some(EndpointPattern::everything()),
     };
     let node = fields.require("upstream", report)?;
     let name = scalar::text(node, "the name of an upstream, such as `api`", report)?;
@@ -202,13 +203,18 @@ fn host(node: &Node<'_>, report: &mut Report<'_>) -> Option<HostPattern> {
 }
 
 /// A path pattern.
-pub(super) fn path(node: &Node<'_>, report: &mut Report<'_>) -> Option<PathPattern> {
+pub(super) fn path(node: &Node<'_>, report: &mut Report<'_>) -> Option<EndpointPattern> {
+    const EXPECTED: &str = "a path pattern";
     let text = scalar::text(node, "a path, such as `/api/**`", report)?;
-    match PathPattern::parse(text) {
-        Ok(pattern) => Some(pattern),
-        Err(PatternProblem { what, hint }) => {
-            report.push(Finding::error(node, what).expected("a path pattern").hint(hint));
-            None
+    match EndpointPattern::parse(text) {
+        Ok(pattern) if pattern.method().is_none() => return Some(pattern),
+        Ok(_) => {
+            let finding = Finding::error(node, format!("{} names a method too", quote(text)));
+            report.push(finding.expected(EXPECTED).hint("leave it out; a rule names it as `method`"));
+        }
+        Err(error) => {
+            report.push(Finding::error(node, error.to_string()).expected(EXPECTED).hint(error.hint()));
         }
     }
+    None
 }

@@ -1,10 +1,12 @@
 //! Rules of the operator's own.
 
+use std::sync::Arc;
+
 use tidegate_core::Cost;
 
-use crate::compile::expression::{ExpressionProblem, expression_problem};
 use crate::compile::{Context, clients, limits, routing, scalar};
-use crate::language::{COST, MATCH, RULE};
+use crate::expression::Expression;
+use crate::language::{COST, EVERYBODY, MATCH, RULE};
 use crate::plan::{Clients, Count, CustomRule, HeaderMatch, Match, RuleCost, When};
 use crate::raw::{Fields, Finding, Node, Value};
 use crate::render::quote;
@@ -113,11 +115,25 @@ fn headers(node: &Node<'_>, context: &mut Context<'_, '_>) -> Vec<HeaderMatch> {
 fn when(node: &Node<'_>, context: &mut Context<'_, '_>) -> Option<When> {
     let source =
         scalar::text(node, "a CEL expression, such as `request.method == \"GET\"`", &mut context.report)?;
-    if let Some(ExpressionProblem { what, hint }) = expression_problem(source) {
-        context.report.push(Finding::error(node, what).expected("a CEL expression").hint(hint));
-        return None;
+    match Expression::compile(source) {
+        Ok(expression) => Some(When { source: source.to_owned(), expression: Arc::new(expression) }),
+        Err(error) => {
+            let place =
+                error.place().and_then(|at| context.report.within(node, source, (at.line, at.column)));
+            let finding = Finding::error(node, first_line(&error.what())).expected("a CEL expression");
+            context.report.push(finding.at(place).hint(error.hint()));
+            None
+        }
     }
-    Some(When { source: source.to_owned() })
+}
+
+/// What a parser says over several lines is drawn for a terminal of its own; its last line says what it is about.
+fn first_line(what: &str) -> String {
+    let mut lines = what.lines().map(str::trim);
+    match (lines.next(), lines.last()) {
+        (Some(first), Some(last)) => format!("{first} {last}"),
+        (first, _) => first.unwrap_or_default().to_owned(),
+    }
 }
 
 fn count<'s>(
@@ -130,6 +146,7 @@ fn count<'s>(
     let mut identities = |node| clients::identities(node, known, context);
     match (fields.get("per"), fields.get("per_each")) {
         (None, None) => Some(Count::Client),
+        (Some(node), None) if is_everybody(node) => Some(Count::Everybody),
         (Some(node), None) => Some(Count::Per(identities(node))),
         (None, Some(node)) => Some(Count::PerEach(identities(node))),
         (Some(per), Some(each)) => {
@@ -142,6 +159,10 @@ fn count<'s>(
             None
         }
     }
+}
+
+fn is_everybody(node: &Node<'_>) -> bool {
+    matches!(&node.value, Value::Scalar { text, .. } if text == EVERYBODY)
 }
 
 fn cost<'s>(node: &Node<'s>, context: &mut Context<'s, '_>) -> Option<RuleCost> {

@@ -23,7 +23,7 @@ use std::hash::{BuildHasher, RandomState};
 use hashbrown::{HashMap, HashTable};
 use siphasher::sip128::SipHasher13;
 
-use problem::Problems;
+use problem::Found;
 pub use problem::{DirectoryError, LineError, LineProblem};
 use table::{Duplicate, Fingerprint, Table};
 
@@ -76,7 +76,7 @@ impl Directory {
         // Reading from memory cannot fail, and a flexible reader takes any number of fields.
         while let Ok(true) = reader.read_byte_record(&mut record) {
             if std::mem::take(&mut is_first)
-                && record.get(0) == Some(b"key")
+                && matches!(record.get(0), Some(b"key" | b"api_key"))
                 && record.get(1) == Some(b"tier")
             {
                 continue;
@@ -141,7 +141,7 @@ struct Loading {
     /// Positions in `tenants`, found by name.
     known_tenants: HashTable<u32>,
     known_grants: HashMap<(u32, u32), u32, foldhash::fast::RandomState>,
-    problems: Problems,
+    problems: Found,
 }
 
 struct Line {
@@ -164,7 +164,7 @@ impl Loading {
             lines: Vec::new(),
             known_tenants: HashTable::new(),
             known_grants: HashMap::default(),
-            problems: Problems::default(),
+            problems: Found::default(),
         }
     }
 

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use crate::problem::{Problem, Problems, Severity};
+
 /// After this many, problems are only counted.
 const MOST_PROBLEMS: usize = 20;
 
@@ -13,6 +15,41 @@ pub struct DirectoryError {
     pub problems: Vec<LineProblem>,
     /// How many more there are.
     pub more: usize,
+}
+
+impl DirectoryError {
+    /// The same, as problems of the policy that refers to `file`.
+    pub(crate) fn problems_of(self, file: &str) -> Problems {
+        let problem = |LineProblem { line, cause }| {
+            let (what, hint) = cause.told();
+            Problem {
+                severity: Severity::Error,
+                file: file.to_owned(),
+                line: u32::try_from(line).unwrap_or(u32::MAX),
+                column: 1,
+                path: String::new(),
+                what,
+                expected: Some(
+                    "a line such as `sk_live_51H,premium,acme`: API key, tier, maybe a tenant".to_owned(),
+                ),
+                hint,
+                // The line holds a secret.
+                excerpt: None,
+            }
+        };
+        Problems::new(self.problems.into_iter().map(problem).collect(), self.more, file)
+    }
+}
+
+impl LineError {
+    /// What is wrong, and how to mend it.
+    fn told(&self) -> (String, Option<String>) {
+        let text = self.to_string();
+        match text.split_once("; ") {
+            Some((what, hint)) => (what.to_owned(), Some(hint.to_owned())),
+            None => (text, None),
+        }
+    }
 }
 
 /// What is wrong with one line. The key itself is never shown.
@@ -86,12 +123,12 @@ fn hint(nearest: Option<&str>) -> String {
 
 /// The first problems of a file, in whatever order they are found. A line has at most one.
 #[derive(Default)]
-pub(super) struct Problems {
+pub(super) struct Found {
     first: BTreeMap<u64, LineError>,
     more: usize,
 }
 
-impl Problems {
+impl Found {
     pub(super) fn note(&mut self, line: u64, cause: LineError) {
         self.first.insert(line, cause);
         if self.first.len() > MOST_PROBLEMS {

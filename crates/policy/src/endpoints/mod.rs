@@ -14,7 +14,7 @@ mod pattern;
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
 
-use pattern::Segment;
+pub(crate) use pattern::Segment;
 pub use pattern::{EndpointPattern, PatternError};
 
 /// Values by endpoint pattern.

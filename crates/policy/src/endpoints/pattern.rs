@@ -21,7 +21,7 @@ pub struct EndpointPattern {
 
 /// One part of a pattern's path.
 #[derive(Debug, Clone, Eq)]
-pub(super) enum Segment {
+pub(crate) enum Segment {
     Literal(Box<str>),
     /// `{name}`, or `*`, which has no name.
     One(Option<Box<str>>),
@@ -52,43 +52,43 @@ impl std::hash::Hash for Segment {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PatternError {
     /// Nothing stands there.
-    #[error("the pattern is empty; write a path like `/api/v1/search`, or `/**` for every path")]
+    #[error("the pattern is empty")]
     Empty,
     /// What stands before the path is not a method.
-    #[error("`{method}` is not a method; write it in capitals before the path, as in `POST /api/v1/orders`")]
+    #[error("`{method}` is not a method")]
     Method {
         /// What was found instead.
         method: String,
     },
     /// The path does not begin with a slash.
-    #[error("`{path}` does not begin with `/`; write `/{path}`")]
+    #[error("`{path}` does not begin with `/`")]
     NotAbsolute {
         /// The path as written.
         path: String,
     },
     /// `**` stands before the end.
-    #[error("`**` may only be the last segment; use `*` for exactly one segment in between")]
+    #[error("`**` may only be the last segment")]
     RestNotLast,
     /// A wildcard is only a part of its segment.
-    #[error("`{segment}`: `*` must be a whole segment; write `/*/` for one segment or end with `/**`")]
+    #[error("`{segment}`: `*` must be a whole segment")]
     PartialWildcard {
         /// The segment as written.
         segment: String,
     },
     /// Braces that do not make a whole segment with a name.
-    #[error("`{segment}`: a parameter is a whole segment like `{{id}}`, named with letters, digits and `_`")]
+    #[error("`{segment}`: a parameter is a whole segment")]
     Parameter {
         /// The segment as written.
         segment: String,
     },
     /// Two parameters have one name.
-    #[error("two parameters are called `{name}`; give one of them another name")]
+    #[error("two parameters are called `{name}`")]
     ParameterTwice {
         /// The name.
         name: String,
     },
     /// `//`, `.` or `..`: no normalised path has such a segment, so it would never match.
-    #[error("no path has the segment `{segment}` once it is normalised; write the path it leads to")]
+    #[error("no path has the segment `{segment}` once it is normalised")]
     NeverMatches {
         /// The segment as written.
         segment: String,
@@ -102,14 +102,44 @@ pub enum PatternError {
         cause: PathError,
     },
     /// Too many segments.
-    #[error("the pattern has {segments} segments, at most {MOST_SEGMENTS}; end it earlier with `/**`")]
+    #[error("the pattern has {segments} segments, at most {MOST_SEGMENTS}")]
     TooLong {
         /// How many it has.
         segments: usize,
     },
 }
 
+impl PatternError {
+    /// What to write instead.
+    pub fn hint(&self) -> String {
+        match self {
+            Self::Empty => "write a path like `/api/v1/search`, or `/**` for every path".to_owned(),
+            Self::Method { .. } => {
+                "write it in capitals before the path, as in `POST /api/v1/orders`".to_owned()
+            }
+            Self::NotAbsolute { path } => format!("write `/{path}`"),
+            Self::RestNotLast => "use `*` for exactly one segment in between".to_owned(),
+            Self::PartialWildcard { .. } => "write `/*/` for one segment, or end with `/**`".to_owned(),
+            Self::Parameter { .. } => {
+                "write it like `/users/{id}/orders`, named with letters, digits and `_`".to_owned()
+            }
+            Self::ParameterTwice { .. } => "give one of them another name, or use `*`".to_owned(),
+            Self::NeverMatches { .. } => "write the path it leads to".to_owned(),
+            Self::Segment { cause: PathError::Character { found: '?' | '#', .. }, .. } => {
+                "only the path is matched; leave out the query".to_owned()
+            }
+            Self::Segment { .. } => "write the path as requests spell it, percent-encoded".to_owned(),
+            Self::TooLong { .. } => "end it earlier with `/**`".to_owned(),
+        }
+    }
+}
+
 impl EndpointPattern {
+    /// The pattern that takes every request.
+    pub(crate) fn everything() -> Self {
+        Self { method: None, segments: vec![Segment::Rest] }
+    }
+
     /// Reads a pattern.
     ///
     /// ```
@@ -160,7 +190,7 @@ impl EndpointPattern {
         self.segments.iter().all(|segment| matches!(segment, Segment::Literal(_)))
     }
 
-    pub(super) fn segments(&self) -> &[Segment] {
+    pub(crate) fn segments(&self) -> &[Segment] {
         &self.segments
     }
 }
@@ -197,6 +227,8 @@ impl Segment {
         match text {
             "*" => return Ok(Self::One(None)),
             "**" => return Ok(Self::Rest),
+            // Told as what it is, a query, whatever else stands in it.
+            _ if text.contains(['?', '#']) => {}
             _ if text.contains(['{', '}']) => {
                 return match text.strip_prefix('{').and_then(|rest| rest.strip_suffix('}')) {
                     Some(name) if is_name(name) => Ok(Self::One(Some(name.into()))),
@@ -256,7 +288,10 @@ mod tests {
 
     #[test]
     fn a_wrong_pattern_is_told_how_to_be_right() {
-        let said = |text: &str| EndpointPattern::parse(text).unwrap_err().to_string();
+        let said = |text: &str| {
+            let error = EndpointPattern::parse(text).unwrap_err();
+            format!("{error}; {}", error.hint())
+        };
         for (pattern, expected) in [
             ("", "the pattern is empty"),
             ("api/v1", "write `/api/v1`"),
@@ -265,7 +300,7 @@ mod tests {
             ("/a/**/b", "`**` may only be the last segment"),
             ("/a*", "`a*`: `*` must be a whole segment"),
             ("/a/***", "`*` must be a whole segment"),
-            ("/x{id}", "`x{id}`: a parameter is a whole segment like `{id}`"),
+            ("/x{id}", "`x{id}`: a parameter is a whole segment; write it like"),
             ("/{}", "a parameter is a whole segment"),
             ("/{a-b}", "a parameter is a whole segment"),
             ("/{a}/{a}", "two parameters are called `a`"),

@@ -132,6 +132,56 @@ fn hint(nearest: Option<&str>) -> String {
     nearest.map(|name| format!("; is it `{name}`?")).unwrap_or_default()
 }
 
+impl ExpressionError {
+    /// Where in the expression, if that is known.
+    pub fn place(&self) -> Option<Place> {
+        match self {
+            Self::TooDeep { place }
+            | Self::Syntax { place, .. }
+            | Self::UnknownVariable { place, .. }
+            | Self::UnknownFunction { place, .. }
+            | Self::Types { place, .. }
+            | Self::Pattern { place, .. } => Some(*place).filter(|place| *place != Place::default()),
+            Self::TooLong { .. } | Self::NotBoolean { .. } => None,
+        }
+    }
+
+    /// What is wrong, without the place.
+    pub fn what(&self) -> String {
+        match self {
+            Self::TooLong { length } => format!("the expression has {length} bytes, at most {LONGEST}"),
+            Self::TooDeep { .. } => "the expression is nested too deeply".to_owned(),
+            Self::Syntax { message, .. } | Self::Types { message, .. } | Self::Pattern { message, .. } => {
+                message.clone()
+            }
+            Self::UnknownVariable { name, .. } => format!("there is no `{name}`"),
+            Self::UnknownFunction { name, .. } => format!("there is no function `{name}`"),
+            Self::NotBoolean { found } => format!("the result is {found}, not true or false"),
+        }
+    }
+
+    /// How to mend it.
+    pub fn hint(&self) -> String {
+        match self {
+            Self::TooLong { .. } | Self::TooDeep { .. } => "split the rule in two".to_owned(),
+            Self::Syntax { .. } => "write it like `request.method == \"GET\"`".to_owned(),
+            Self::UnknownVariable { nearest: Some(nearest), .. } => format!("did you mean `{nearest}`?"),
+            Self::UnknownVariable { nearest: None, .. } => {
+                let names: Vec<_> = Variable::ALL.iter().map(|variable| variable.name()).collect();
+                format!("there are {} and {}", names.join(", "), facts::HEADERS)
+            }
+            Self::UnknownFunction { .. } => {
+                "there are the standard functions of CEL, such as `startsWith`, and `matches`".to_owned()
+            }
+            Self::Types { .. } => "compare what is of one kind".to_owned(),
+            Self::Pattern { .. } => {
+                "write a regular expression as a literal, such as `'^/v[0-9]+/'`".to_owned()
+            }
+            Self::NotBoolean { .. } => "compare it with something".to_owned(),
+        }
+    }
+}
+
 impl Expression {
     /// Reads an expression and finds what is wrong with it, as far as that can be known without a request.
     pub fn compile(source: &str) -> Result<Self, ExpressionError> {

@@ -14,6 +14,8 @@ const HEADER: Shape = Text("header name");
 const NETWORK: Shape = Text("network");
 const PATH: Shape = Text("path pattern");
 const IDENTITY: Shape = Choice(IDENTITIES);
+/// Whom a rule counts that counts all together.
+pub(crate) const EVERYBODY: &str = "everybody";
 const METHOD: Shape = Text("method");
 const ANY_TEXT: Shape = Text("text");
 
@@ -261,7 +263,12 @@ pub(crate) static RATE_LIMITS: Mapping = Mapping {
     doc: "How much may pass. A request is held against `global`, `tenant`, its tier or `default`, the rules that match and the most specific endpoint, in that order and in one decision: all pass, or nothing is charged.",
     keys: &[
         Key::new("global", Object(&GLOBAL), "Everybody together.", "{ requests: 10000, window: 1s }"),
-        Key::new("tenant", Object(&LIMIT), "Each tenant.", "{ requests: 1000, window: 1m }"),
+        Key::new(
+            "tenant",
+            Object(&LIMIT),
+            "Each tenant; each client without one.",
+            "{ requests: 1000, window: 1m }",
+        ),
         Key::new("default", Object(&LIMIT), "Each client without a tier.", "{ requests: 100, window: 60 }"),
         Key::new(
             "tiers",
@@ -328,12 +335,17 @@ pub(crate) static RULE: Mapping = Mapping {
             .required(),
         Key::new("match", Object(&MATCH), "Where it applies.", "{ method: [POST], path: /login }")
             .default("every request"),
-        Key::new("per", OneOrMany(&IDENTITY), "One counter for each combination of these.", "[ip, user]")
+        Key::new(
+            "per",
+            Either(&[OneOrMany(&IDENTITY), Choice(&[EVERYBODY])]),
+            "One counter for each combination of these; `everybody` is one counter for all. Where a request lacks one of them, the client that `identify_by` finds stands in its place.",
+            "[ip, user]",
+        )
             .default("each client"),
         Key::new(
             "per_each",
             OneOrMany(&IDENTITY),
-            "A counter for each of these, apart; all must fit.",
+            "A counter for each of these, apart; all must fit. Where a request lacks one of them, the client that `identify_by` finds stands in its place; no counter is charged twice.",
             "[ip, user, fingerprint]",
         ),
         REQUESTS,
@@ -362,7 +374,7 @@ pub(crate) static MATCH: Mapping = Mapping {
         Key::new(
             "when",
             Text("CEL expression"),
-            "An expression over the request that must be true.",
+            "An expression over the request that must be true. If it fails for a request, the rule applies.",
             "request.path.startsWith(\"/api\")",
         )
         .default("always"),
@@ -376,7 +388,7 @@ pub(crate) static COST: Mapping = Mapping {
     keys: &[Key::new(
         "header",
         HEADER,
-        "The request header that carries it as a whole number. A request without it costs 1.",
+        "The request header that carries it as a whole number. A request without it, or with 0, costs 1; one whose header is given twice or is no whole number costs the whole limit; more than the limit never passes.",
         "X-Cost",
     )
     .required()],

@@ -1,13 +1,14 @@
 //! Who a request comes from.
 
 use std::fmt;
+use std::sync::Arc;
 
 use ipnet::IpNet;
 
-use crate::identity::ClientKind;
+use crate::identity::{ClientKind, Verifier};
 
 /// How clients are told apart. Header names are lower case.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Clients {
     /// What names a client: the first of these that a request has.
     pub identify_by: Vec<ClientKind>,
@@ -32,7 +33,7 @@ pub struct Clients {
 }
 
 /// Where a name stands in a request.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub enum NameSource {
     /// In a header that clients cannot set.
     Header(String),
@@ -41,14 +42,16 @@ pub enum NameSource {
 }
 
 /// A JSON Web Token to verify.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Token {
     /// The header that carries it.
     pub header: String,
     /// The claim that is the name.
     pub claim: Claim,
-    /// What verifies it.
+    /// What verifies it, as it was read.
     pub key: TokenKey,
+    /// What verifies it, ready for use.
+    pub verifier: Arc<Verifier>,
 }
 
 /// The name of a claim.

@@ -1,11 +1,14 @@
 //! How much may pass.
 
 use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
 
 use tidegate_core::{Algorithm, Cost, Limit, RuleId, Span};
 
+use crate::endpoints::EndpointPattern;
+use crate::expression::Expression;
 use crate::identity::ClientKind;
-use crate::plan::PathPattern;
 use crate::quantity::span_text;
 
 /// All limits, in the order in which a request meets them.
@@ -80,10 +83,8 @@ pub struct Tier {
 /// A limit at an endpoint.
 #[derive(Clone, Debug)]
 pub struct Endpoint {
-    /// The method; `None` is any.
-    pub method: Option<String>,
-    /// The path.
-    pub path: PathPattern,
+    /// Which requests it means.
+    pub pattern: EndpointPattern,
     /// The limit.
     pub rule: Rule,
 }
@@ -107,7 +108,7 @@ pub struct Match {
     /// Any of these methods.
     pub methods: Vec<String>,
     /// Any of these paths.
-    pub paths: Vec<PathPattern>,
+    pub paths: Vec<EndpointPattern>,
     /// All of these headers.
     pub headers: Vec<HeaderMatch>,
     /// An expression that must be true.
@@ -123,11 +124,27 @@ pub struct HeaderMatch {
     pub values: Vec<String>,
 }
 
-/// A CEL expression, as written.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+/// A condition on the request. Two are equal if they are written alike.
+#[derive(Clone, Debug)]
 pub struct When {
-    /// Its text.
+    /// The CEL expression, as written.
     pub source: String,
+    /// The expression, compiled.
+    pub expression: Arc<Expression>,
+}
+
+impl PartialEq for When {
+    fn eq(&self, other: &Self) -> bool {
+        self.source == other.source
+    }
+}
+
+impl Eq for When {}
+
+impl Hash for When {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.source.hash(state);
+    }
 }
 
 /// Whom a rule counts.
@@ -135,6 +152,8 @@ pub struct When {
 pub enum Count {
     /// Each client, as `identify_by` tells them apart.
     Client,
+    /// Everybody together.
+    Everybody,
     /// Each combination of these.
     Per(Vec<ClientKind>),
     /// Each of these, apart.
@@ -147,6 +166,7 @@ impl fmt::Display for Count {
             |of: &[ClientKind]| of.iter().map(|identity| identity.name()).collect::<Vec<_>>().join(", ");
         match self {
             Self::Client => f.write_str("each client"),
+            Self::Everybody => f.write_str("everybody together"),
             Self::Per(of) => write!(f, "per {}", names(of)),
             Self::PerEach(of) => write!(f, "per each of {}", names(of)),
         }
@@ -158,7 +178,7 @@ impl fmt::Display for Count {
 pub enum RuleCost {
     /// Always this much.
     Constant(Cost),
-    /// What this request header says, in lower case; 1 without it.
+    /// What this request header says, in lower case; 1 without it, the whole limit if it is no whole number.
     Header(String),
 }
 

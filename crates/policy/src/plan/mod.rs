@@ -5,16 +5,19 @@
 
 mod clients;
 mod limits;
-mod pattern;
 
 use std::fmt;
+use std::sync::Arc;
 
 use ipnet::IpNet;
 
+use crate::directory::Directory;
+use crate::endpoints::EndpointPattern;
+use crate::identity::Identities;
+use crate::problem::Problems;
+
 pub use clients::{Claim, Clients, Exempt, NameSource, Secret, TierSource, Token, TokenKey};
 pub use limits::{Count, CustomRule, Endpoint, HeaderMatch, Match, RateLimits, Rule, RuleCost, Tier, When};
-pub(crate) use pattern::PatternProblem;
-pub use pattern::{PathPattern, Segment};
 
 /// What the operator wants, checked whole.
 #[derive(Clone, Debug)]
@@ -38,6 +41,21 @@ pub struct Plan {
     pub error_body: ErrorBody,
     /// Where counters are kept.
     pub store: StorePlan,
+    /// Where clients are found in requests: [`Plan::clients`], made usable.
+    pub identities: Identities,
+    /// Whose API key is whose, as the file said when the policy was compiled. The file may change on its own:
+    /// [`Plan::load_directory`] reads it again.
+    pub directory: Option<Arc<Directory>>,
+}
+
+impl Plan {
+    /// Reads the file of [`TierSource::file`] again, by the tiers of this plan. Whoever runs the plan puts the result
+    /// in the old one's place.
+    pub fn load_directory(&self, csv: &[u8]) -> Result<Arc<Directory>, Problems> {
+        let tiers: Vec<_> = self.rate_limits.tiers.iter().map(|tier| tier.name.as_str()).collect();
+        let file = self.clients.tiers.file.as_deref().unwrap_or_default();
+        Directory::from_csv(csv, &tiers).map(Arc::new).map_err(|error| error.problems_of(file))
+    }
 }
 
 /// A service behind the gateway.
@@ -55,7 +73,7 @@ pub struct Route {
     /// The host asked for.
     pub host: HostPattern,
     /// The path asked for.
-    pub path: PathPattern,
+    pub path: EndpointPattern,
     /// Where to, as an index into [`Plan::upstreams`].
     pub upstream: usize,
 }

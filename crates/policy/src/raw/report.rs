@@ -53,6 +53,12 @@ impl Finding {
         self
     }
 
+    /// Points at a part of its value, where that part is known.
+    pub(crate) fn at(mut self, place: Option<Place>) -> Self {
+        self.place = place.unwrap_or(self.place);
+        self
+    }
+
     /// What would be right.
     pub(crate) fn expected(mut self, expected: impl Into<String>) -> Self {
         self.expected = Some(expected.into());
@@ -91,13 +97,15 @@ pub(crate) struct Report<'s> {
     file: &'s str,
     text: &'s str,
     findings: Vec<Finding>,
+    /// What is wrong with other files.
+    others: Vec<Problem>,
     left_off: usize,
     failed: bool,
 }
 
 impl<'s> Report<'s> {
     pub(crate) fn new(file: &'s str, text: &'s str) -> Self {
-        Self { file, text, findings: Vec::new(), left_off: 0, failed: false }
+        Self { file, text, findings: Vec::new(), others: Vec::new(), left_off: 0, failed: false }
     }
 
     pub(crate) fn push(&mut self, finding: Finding) {
@@ -107,6 +115,37 @@ impl<'s> Report<'s> {
         } else {
             self.findings.push(finding);
         }
+    }
+
+    /// Adds what is wrong with a file that the policy refers to.
+    pub(crate) fn push_others(&mut self, problems: Problems) {
+        self.failed |= problems.has_errors();
+        self.left_off = self.left_off.saturating_add(problems.left_off());
+        self.others.extend(problems.iter().cloned());
+    }
+
+    /// The place of a line and a column of `text`, which the scalar `node` was read as. None if the scalar is written
+    /// in another way than it reads: over several lines, or with escapes.
+    pub(crate) fn within(
+        &self,
+        node: &Node<'_>,
+        text: &str,
+        (line, column): (usize, usize),
+    ) -> Option<Place> {
+        let written = self.text.get(node.place.offset..)?;
+        let quote = usize::from(written.starts_with(['"', '\'']));
+        if line != 1 || !written.get(quote..)?.starts_with(text) {
+            return None;
+        }
+        let before = column.checked_sub(1)?;
+        let bytes: usize = text.chars().take(before).map(char::len_utf8).sum();
+        let characters = u32::try_from(quote + before).ok()?;
+        Some(Place {
+            offset: node.place.offset + quote + bytes,
+            line: node.place.line,
+            column: node.place.column.saturating_add(characters),
+            length: 1,
+        })
     }
 
     /// Whether further findings are only counted, so that nobody need look for hints.
@@ -121,7 +160,7 @@ impl<'s> Report<'s> {
 
     /// All of it, with paths and excerpts.
     pub(crate) fn finish(self, root: Option<&Node<'_>>) -> Problems {
-        let Self { file, text, findings, left_off, .. } = self;
+        let Self { file, text, findings, others, left_off, .. } = self;
         let problem = |finding: Finding| {
             let Finding { severity, mut place, target, what, expected, hint } = finding;
             let mut path = String::new();
@@ -139,7 +178,7 @@ impl<'s> Report<'s> {
             let (line, column) = (place.line, place.column);
             Problem { severity, file: file.to_owned(), line, column, path, what, expected, hint, excerpt }
         };
-        Problems::new(findings.into_iter().map(problem).collect(), left_off)
+        Problems::new(findings.into_iter().map(problem).chain(others).collect(), left_off, file)
     }
 }
 

@@ -45,8 +45,10 @@ fn tiers(plan: &Plan, marks: &Marks, report: &mut Report<'_>) {
 fn tenant(plan: &Plan, marks: &Marks, report: &mut Report<'_>) {
     let Some(rule) = &plan.rate_limits.tenant else { return };
     if plan.clients.tenant.is_none() && plan.clients.tiers.file.is_none() {
-        let finding =
-            Finding::warning(marks.rule(rule.id), "no request has a tenant, so this limit never applies");
+        let finding = Finding::warning(
+            marks.rule(rule.id),
+            "no request has a tenant, so this limit counts each client",
+        );
         report.push(finding.hint("say where it stands: `clients: { tenant: { header: X-Tenant } }`"));
     }
 }

@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 
 use crate::compile::Marks;
-use crate::plan::{PathPattern, Plan, Segment};
+use crate::endpoints::{EndpointPattern, Segment};
+use crate::plan::Plan;
 use crate::raw::{Finding, Report};
 use crate::render::quote;
 
@@ -22,7 +23,7 @@ pub(super) fn find(plan: &Plan, marks: &Marks, report: &mut Report<'_>) {
 fn unreachable(plan: &Plan, marks: &Marks, report: &mut Report<'_>) {
     let mut routes = Patterns::new(plan.routes.iter().map(|route| &route.path));
     let endpoints = plan.rate_limits.endpoints.iter();
-    let places = endpoints.map(|endpoint| (&endpoint.rule, std::slice::from_ref(&endpoint.path)));
+    let places = endpoints.map(|endpoint| (&endpoint.rule, std::slice::from_ref(&endpoint.pattern)));
     let custom = plan.rate_limits.rules.iter().map(|custom| (&custom.rule, custom.matches.paths.as_slice()));
     for (rule, paths) in places.chain(custom) {
         if !paths.is_empty() && !paths.iter().any(|path| routes.meet(path)) {
@@ -38,21 +39,20 @@ fn unlimited_routes(plan: &Plan, marks: &Marks, report: &mut Report<'_>) {
     let limits = &plan.rate_limits;
     let clients = &plan.clients;
     let has_tiers = clients.tiers.file.is_some() || clients.tiers.default.is_some();
-    let has_tenants = clients.tiers.file.is_some() || clients.tenant.is_some();
     let everywhere = limits.global.is_some()
         || limits.default.is_some()
-        || (has_tenants && limits.tenant.is_some())
+        || limits.tenant.is_some()
         || (has_tiers && limits.tiers.iter().any(|tier| tier.rule.is_some()))
         || limits.rules.iter().any(|custom| custom.matches.paths.is_empty());
     if everywhere {
         return;
     }
     let custom = limits.rules.iter().flat_map(|custom| &custom.matches.paths);
-    let mut limited = Patterns::new(limits.endpoints.iter().map(|endpoint| &endpoint.path).chain(custom));
+    let mut limited = Patterns::new(limits.endpoints.iter().map(|endpoint| &endpoint.pattern).chain(custom));
     for (route, mark) in plan.routes.iter().zip(&marks.routes) {
         if !limited.meet(&route.path) {
             let finding =
-                Finding::warning(*mark, format!("the route {} has no limit", quote(route.path.as_str())));
+                Finding::warning(*mark, format!("the route {} has no limit", quote(&route.path.to_string())));
             report.push(finding.hint("add `rate_limits.default`, or an endpoint below it"));
         }
     }
@@ -77,20 +77,20 @@ struct Branch<'a> {
 }
 
 impl<'a> Patterns<'a> {
-    fn new(patterns: impl Iterator<Item = &'a PathPattern>) -> Self {
+    fn new(patterns: impl Iterator<Item = &'a EndpointPattern>) -> Self {
         let mut all = Self { nodes: vec![Branch::default()], steps: MOST_STEPS };
         patterns.for_each(|pattern| all.insert(pattern));
         all
     }
 
-    fn insert(&mut self, pattern: &'a PathPattern) {
+    fn insert(&mut self, pattern: &'a EndpointPattern) {
         let mut at = 0;
         for segment in pattern.segments() {
             let next = self.nodes.len();
             let Some(branch) = self.nodes.get_mut(at) else { return };
             at = match segment {
                 Segment::Literal(text) => *branch.literals.entry(text).or_insert(next),
-                Segment::One => *branch.one.get_or_insert(next),
+                Segment::One(_) => *branch.one.get_or_insert(next),
                 Segment::Rest => {
                     branch.rest = true;
                     return;
@@ -106,8 +106,8 @@ impl<'a> Patterns<'a> {
     }
 
     /// Whether one of them meets `path`, or it took too long to see that none does.
-    fn meet(&mut self, path: &PathPattern) -> bool {
-        let segments: Vec<_> = path.segments().collect();
+    fn meet(&mut self, path: &EndpointPattern) -> bool {
+        let segments = path.segments();
         let mut open = vec![(0, 0)];
         while let Some((at, depth)) = open.pop() {
             self.steps = self.steps.saturating_sub(1);
@@ -121,10 +121,10 @@ impl<'a> Patterns<'a> {
                 // Every branch ends somewhere, and the rest takes all of it.
                 Some(Segment::Rest) => return true,
                 Some(Segment::Literal(text)) => {
-                    let next = branch.literals.get(text).copied().into_iter().chain(branch.one);
+                    let next = branch.literals.get(&**text).copied().into_iter().chain(branch.one);
                     open.extend(next.map(|at| (at, depth + 1)));
                 }
-                Some(Segment::One) => {
+                Some(Segment::One(_)) => {
                     let next = branch.literals.values().copied().chain(branch.one);
                     self.steps = self.steps.saturating_sub(branch.literals.len());
                     open.extend(next.map(|at| (at, depth + 1)));
@@ -142,8 +142,8 @@ mod tests {
     use super::*;
 
     /// Whether some path is taken by both, segment by segment.
-    fn meets(one: &PathPattern, other: &PathPattern) -> bool {
-        let (mut one, mut other) = (one.segments(), other.segments());
+    fn meets(one: &EndpointPattern, other: &EndpointPattern) -> bool {
+        let (mut one, mut other) = (one.segments().iter(), other.segments().iter());
         loop {
             match (one.next(), other.next()) {
                 // The rest may be empty.
@@ -157,7 +157,7 @@ mod tests {
 
     #[test]
     fn patterns_meet_where_a_path_fits_both() {
-        let pattern = |text| PathPattern::parse(text).unwrap();
+        let pattern = |text| EndpointPattern::parse(text).unwrap();
         let meet = |a, b| Patterns::new([pattern(a)].iter()).meet(&pattern(b));
         for (a, b) in
             [("/a/*", "/a/b"), ("/**", "/x/y"), ("/a/**", "/a/b/c"), ("/{x}/b", "/a/{y}"), ("/a/**", "/a")]
@@ -169,11 +169,11 @@ mod tests {
         }
     }
 
-    fn patterns() -> impl Strategy<Value = PathPattern> {
+    fn patterns() -> impl Strategy<Value = EndpointPattern> {
         let segment = prop::sample::select(vec!["a", "b", "*", "{x}", ""]);
         let rest = prop::sample::select(vec!["", "/**"]);
         (prop::collection::vec(segment, 1..4), rest).prop_filter_map("no pattern", |(segments, rest)| {
-            PathPattern::parse(&format!("/{}{rest}", segments.join("/"))).ok()
+            EndpointPattern::parse(&format!("/{}{rest}", segments.join("/"))).ok()
         })
     }
 

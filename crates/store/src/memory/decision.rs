@@ -95,8 +95,7 @@ impl<'t> Held<'t> {
         }
         for line in home..home + LINES {
             self.hold(line)?;
-            let fresh =
-                |this: &Self| this.table.fresh_slot(line, this.now, |slot| this.is_taken(slot));
+            let fresh = |this: &Self| this.table.fresh_slot(line, this.now, |slot| this.is_taken(slot));
             while let Some(slot) = fresh(self) {
                 self.hold_word(slot);
                 // Before it was held, its owner may have come back.

@@ -5,9 +5,7 @@
 //! and then replaced together. If anything is out of the ordinary, there is no answer here, and nothing was touched.
 
 use smallvec::SmallVec;
-use tidegate_core::{
-    Check, Cost, Decision, Meter, Outcome, Outcomes, Role, Stepped, Timestamp, Visitor,
-};
+use tidegate_core::{Check, Cost, Decision, Meter, Outcome, Outcomes, Role, Stepped, Timestamp, Visitor};
 
 use super::bucket::{Bucket, HeldWord, LINES, Tag, patiently};
 use super::table::ORIGIN;
@@ -65,9 +63,9 @@ impl MemoryStore {
     fn try_contended(&self, check: &Check<'_>, ask: Ask, now: Timestamp) -> Option<Outcome> {
         let found = self.find(check, ask, now)?;
         let outcome = patiently(|| {
-            let stepped = found.again().map(|found| {
-                (found, check.limit.step_word(found.word, ORIGIN, now, check.cost))
-            });
+            let stepped = found
+                .again()
+                .map(|found| (found, check.limit.step_word(found.word, ORIGIN, now, check.cost)));
             let Some((found, Some(Stepped { outcome, next }))) = stepped else { return Some(None) };
             match outcome.verdict.is_pass() {
                 true => found.line.replace(found.slot, found.word, next).then_some(Some(outcome)),

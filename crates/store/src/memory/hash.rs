@@ -33,7 +33,14 @@ impl KeyHasher {
     /// Always the same hasher, for tests.
     #[cfg(test)]
     pub(super) fn fixed() -> Self {
-        Self { seed: [0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344, 0xa409_3822_299f_31d0, 0x082e_fa98_ec4e_6c89] }
+        Self {
+            seed: [
+                0x243f_6a88_85a3_08d3,
+                0x1319_8a2e_0370_7344,
+                0xa409_3822_299f_31d0,
+                0x082e_fa98_ec4e_6c89,
+            ],
+        }
     }
 
     /// The hash of a key: every bit depends on every bit of it.

@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use tidegate_core::{Cost, Limit, State, Timestamp};
 
 use super::bucket::{Bucket, LINES, Locked, SLOTS, Tag, Word};
+use super::hint::{in_huge_pages, prefetch};
 use super::limits::Limits;
 use super::pool::{Pool, PoolFull};
-use super::hint::{in_huge_pages, prefetch};
 
 /// Lines, the limits their tags name, and the pool their words point into.
 #[derive(Debug)]
