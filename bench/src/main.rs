@@ -4,6 +4,8 @@
 
 mod flood;
 mod hot;
+mod matching;
+mod policy;
 mod step;
 
 use clap::{Parser, Subcommand};
@@ -22,6 +24,10 @@ enum Bench {
     Step,
     /// 10 million random keys against a cap for a million, an abuser and a thousand regulars
     Flood,
+    /// Compile a policy of 10,000 endpoint rules: milliseconds, median of rounds
+    Policy,
+    /// What a policy says about a request: paths, endpoints, identities, conditions, API keys
+    Match,
     /// One check a decision over and over, for a profiler
     Hot {
         /// How many different keys
@@ -40,8 +46,18 @@ fn main() -> anyhow::Result<()> {
     match Args::parse().bench {
         Bench::Step => step::run(),
         Bench::Flood => flood::run(),
+        Bench::Policy => policy::run(),
+        Bench::Match => matching::run(),
         Bench::Hot { keys, batch, refuse } => hot::run(keys, batch, refuse),
     }
+}
+
+const ROUNDS: usize = 9;
+
+fn median(mut measure: impl FnMut() -> f64) -> f64 {
+    let mut rounds: Vec<_> = (0..ROUNDS).map(|_| measure()).collect();
+    rounds.sort_by(f64::total_cmp);
+    rounds[ROUNDS / 2]
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a figure to read, not to compute with")]

@@ -5,7 +5,8 @@ use std::time::Instant;
 
 use tidegate_core::{Algorithm, Cost, Limit, Span, Spec, State, Timestamp};
 
-const ROUNDS: usize = 9;
+use crate::{median, nanos_each};
+
 const STEPS: u64 = 1_000_000;
 
 pub(crate) fn run() -> anyhow::Result<()> {
@@ -28,11 +29,5 @@ fn time_steps(limit: &Limit, pace: Span) -> f64 {
         now = now + pace;
         black_box(limit.step(&mut state, black_box(now), Cost::ONE));
     }
-    crate::nanos_each(start.elapsed(), STEPS)
-}
-
-fn median(mut measure: impl FnMut() -> f64) -> f64 {
-    let mut rounds: Vec<_> = (0..ROUNDS).map(|_| measure()).collect();
-    rounds.sort_by(f64::total_cmp);
-    rounds[ROUNDS / 2]
+    nanos_each(start.elapsed(), STEPS)
 }

@@ -40,6 +40,8 @@ enum Task {
     Tidy,
     /// Try every interleaving of whatever is lock-free or ordered by locks.
     Loom,
+    /// Write docs/config.md from the table of the policy language.
+    Docs,
     /// Install what the tests need (Debian, Ubuntu), or say what is missing.
     Setup,
     /// Run the long tests; each prints its seed and figure and succeeds only if its bar holds.
@@ -54,6 +56,7 @@ fn main() -> ExitCode {
         Task::Test { only } => test::run(only),
         Task::Tidy => tidy::run(),
         Task::Loom => test::loom(),
+        Task::Docs => docs(),
         Task::Setup => setup::run(),
         Task::Scorecard { name } => scorecard::run(name.as_deref()),
     };
@@ -64,4 +67,12 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+fn docs() -> anyhow::Result<()> {
+    let page = run::output(&mut run::cargo("run --quiet --package tidegate -- schema --format markdown"))?;
+    let path = run::root().join("docs/config.md");
+    std::fs::write(&path, page)?;
+    println!("wrote docs/config.md");
+    Ok(())
 }

@@ -1,6 +1,8 @@
 //! What can be typed.
 
-use clap::{Parser, Subcommand};
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand, ValueEnum};
 
 /// Decides, fast and fairly, which requests may pass.
 ///
@@ -17,6 +19,8 @@ Examples:
   tidegate                                 serve the demo on 127.0.0.1:8080
   tidegate serve --listen 127.0.0.1:9000   the same elsewhere
   curl -i http://127.0.0.1:8080/           what a client sees
+  tidegate check policy.yaml               everything that is wrong with a policy, at once
+  tidegate schema > tidegate.schema.json   for the editor
 
 Exit codes: 0 done, 1 failed, 2 wrong usage.";
 
@@ -30,7 +34,44 @@ pub(crate) enum Command {
     /// when it is whole again. Keys are not checked: whoever invents one is a new client, which is fine for a
     /// demo and nothing else.
     Serve(ServeArgs),
+    /// Say whether policies are good, and everything that is wrong with them.
+    ///
+    /// Each problem comes with its file, line and path in the document, with what was expected and how to mend it.
+    /// Warnings are about what can be used but is hardly meant: a rule that can never match, a limit that never
+    /// binds, a proxy list that trusts everybody. Files that a policy names are looked for in its own folder.
+    ///
+    /// The exit code is 0 if every policy is good, with or without warnings, and 1 if not.
+    #[command(after_help = CHECK_EXAMPLES)]
+    Check(CheckArgs),
+    /// Print the policy language for editors (JSON Schema) or people (Markdown).
+    ///
+    /// Keep the schema beside your policies and begin each of them with the line below; editors with a YAML language
+    /// server then complete and check what you type.
+    #[command(after_help = SCHEMA_EXAMPLES)]
+    Schema(SchemaArgs),
+    /// Print a script that completes this command line in a shell.
+    #[command(after_help = COMPLETIONS_EXAMPLES)]
+    Completions(CompletionsArgs),
 }
+
+const CHECK_EXAMPLES: &str = "\
+Examples:
+  tidegate check policy.yaml
+  tidegate check --format json policies/*.yaml | jq '.[] | select(.ok | not).file'";
+
+const SCHEMA_EXAMPLES: &str = "\
+The first line of a policy:
+  # yaml-language-server: $schema=tidegate.schema.json
+
+Examples:
+  tidegate schema > tidegate.schema.json
+  tidegate schema --format markdown | less";
+
+const COMPLETIONS_EXAMPLES: &str = "\
+Examples:
+  source <(tidegate completions bash)
+  tidegate completions zsh > ~/.zfunc/_tidegate
+  tidegate completions fish > ~/.config/fish/completions/tidegate.fish";
 
 impl Default for Command {
     fn default() -> Self {
@@ -48,6 +89,48 @@ pub(crate) struct ServeArgs {
     pub(crate) listen: String,
 }
 
+#[derive(Debug, clap::Args)]
+pub(crate) struct CheckArgs {
+    /// The policies to check.
+    #[arg(required = true, value_name = "FILE")]
+    pub(crate) files: Vec<PathBuf>,
+    /// How to tell the result.
+    #[arg(long, value_enum, default_value_t = Format::Human)]
+    pub(crate) format: Format,
+}
+
+/// How a result is told.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum Format {
+    /// For people: the line, a caret under the place, a hint
+    Human,
+    /// For tools: a list with one entry for each file
+    Json,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct SchemaArgs {
+    /// In which form.
+    #[arg(long, value_enum, default_value_t = SchemaFormat::Json)]
+    pub(crate) format: SchemaFormat,
+}
+
+/// In which form the language is told.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum SchemaFormat {
+    /// JSON Schema, draft 2020-12
+    Json,
+    /// A page with every key, its default and an example
+    Markdown,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct CompletionsArgs {
+    /// The shell.
+    #[arg(value_enum)]
+    pub(crate) shell: clap_complete::Shell,
+}
+
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
@@ -61,7 +144,9 @@ mod tests {
 
     #[test]
     fn no_command_serves_on_loopback() {
-        let Command::Serve(serve) = Args::parse_from(["tidegate"]).command.unwrap_or_default();
+        let Command::Serve(serve) = Args::parse_from(["tidegate"]).command.unwrap_or_default() else {
+            panic!("without a command it serves");
+        };
         let Some(Command::Serve(named)) = Args::parse_from(["tidegate", "serve"]).command else {
             panic!("serve is a command");
         };

@@ -3,7 +3,9 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod check;
 mod exit;
+mod print;
 mod serve;
 
 use std::process::ExitCode;
@@ -15,7 +17,7 @@ use exit::Exit;
 
 fn main() -> ExitCode {
     match run(Args::parse()) {
-        Ok(()) => Exit::Done.into(),
+        Ok(exit) => exit.into(),
         Err(error) => {
             eprintln!("tidegate: {error:#}");
             Exit::Failed.into()
@@ -23,8 +25,12 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(args: Args) -> anyhow::Result<()> {
+fn run(args: Args) -> anyhow::Result<Exit> {
     match args.command.unwrap_or_default() {
-        Command::Serve(serve) => serve::run(&serve),
+        Command::Serve(serve) => serve::run(&serve)?,
+        Command::Check(check) => return check::run(&check),
+        Command::Schema(schema) => print::schema(&schema)?,
+        Command::Completions(completions) => print::completions(&completions)?,
     }
+    Ok(Exit::Done)
 }

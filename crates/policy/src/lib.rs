@@ -1,1 +1,59 @@
 //! What the operator wrote, and what it means for one request.
+//!
+//! A policy is YAML ([`compile()`] takes its bytes), then a tree in which everything knows its place, then a
+//! [`Plan`]: valid by construction. Only [`compile()`] can fail, and it tells every [`Problem`] at once, with file,
+//! line, path in the document and a hint. This crate does no I/O: what a policy refers to is handed in as [`Files`].
+//!
+//! ```
+//! use tidegate_policy::{NoFiles, compile, diff};
+//!
+//! let old = compile("old.yaml", b"rate_limits: { default: { requests: 100, window: 1m } }", &NoFiles)?;
+//! let new = compile("new.yaml", b"rate_limits: { default: { requests: 200, window: 1m } }", &NoFiles)?;
+//! let changes = diff(&old.plan, &new.plan);
+//! assert_eq!(
+//!     changes[0].to_string(),
+//!     "rule `default` changed: 100 per 1m, sliding_window_counter → 200 per 1m, sliding_window_counter; counters kept"
+//! );
+//! # Ok::<(), tidegate_policy::Problems>(())
+//! ```
+
+#![forbid(unsafe_code)]
+
+mod compile;
+mod diff;
+mod directory;
+mod endpoints;
+mod expression;
+mod facts;
+mod files;
+mod identity;
+mod language;
+mod path;
+mod plan;
+mod problem;
+mod quantity;
+mod raw;
+mod render;
+mod warnings;
+
+pub use compile::{Compiled, LARGEST_FILE, compile};
+pub use diff::{Change, Counters, How, diff};
+pub use directory::{Directory, DirectoryError, Grant, LineError, LineProblem};
+pub use endpoints::{DuplicateEndpoint, EndpointPattern, Endpoints, PatternError};
+pub use expression::{EvaluationError, Expression, ExpressionError, Place};
+pub use facts::Facts;
+pub use files::{FileError, Files, NoFiles};
+pub use identity::{
+    Addresses, ClaimSource, Claims, ClientKind, CookieName, CookieNameError, Fingerprint, ForwardingHeader,
+    Identities, Identity, IdentityError, IdentitySpec, KeysError, NoHeaders, PrefixError, Source, TokenError,
+    Verifier,
+};
+pub use language::{reference, schema};
+pub use path::{PathError, normalize};
+pub use plan::{
+    Claim, Clients, Count, CustomRule, Endpoint, ErrorBody, Exempt, HeaderMatch, HeaderStyle, HostPattern,
+    Match, NameSource, Plan, RateLimits, Route, Rule, RuleCost, Secret, StorePlan, StoreUrl, Tier,
+    TierSource, Token, TokenKey, Upstream, When,
+};
+pub use problem::{Excerpt, Problem, Problems, Severity};
+pub use quantity::span_text;

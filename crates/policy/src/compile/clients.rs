@@ -1,0 +1,293 @@
+//! Who a request comes from.
+
+use std::sync::Arc;
+
+use crate::compile::{Context, files, network, scalar};
+use crate::directory::Directory;
+use crate::identity::{ClientKind, KeysError, Verifier};
+use crate::language::{
+    API_KEY, COOKIE, EXEMPT, FINGERPRINT, IDENTITIES, IP, JWT, Mapping, TENANT, TIERS, USER,
+};
+use crate::plan::{Claim, Clients, Exempt, NameSource, Secret, TierSource, Token, TokenKey};
+use crate::raw::{Fields, Finding, Node, nearest};
+use crate::render::quote;
+
+/// A shorter secret is guessed faster than a limit is reached.
+const SHORTEST_SECRET: usize = 16;
+
+impl Default for Clients {
+    fn default() -> Self {
+        Self {
+            identify_by: vec![ClientKind::ApiKey, ClientKind::Ip],
+            api_key_header: "x-api-key".to_owned(),
+            user: None,
+            tenant: None,
+            trusted_proxies: Vec::new(),
+            ipv6_prefix: 64,
+            fingerprint_headers: ["user-agent", "accept-language", "accept-encoding"]
+                .map(str::to_owned)
+                .to_vec(),
+            cookie: None,
+            tiers: TierSource::default(),
+            exempt: Exempt::default(),
+        }
+    }
+}
+
+impl Clients {
+    /// Whether a request can have such a name at all.
+    fn knows(&self, identity: ClientKind) -> bool {
+        match identity {
+            ClientKind::User => self.user.is_some(),
+            ClientKind::Tenant => self.tenant.is_some() || self.tiers.file.is_some(),
+            ClientKind::Cookie => self.cookie.is_some(),
+            ClientKind::ApiKey | ClientKind::Ip | ClientKind::Fingerprint => true,
+            ClientKind::Anonymous => false,
+        }
+    }
+}
+
+pub(super) fn clients<'s>(fields: &Fields<'_, 's>, tiers: &[&str], context: &mut Context<'s, '_>) -> Clients {
+    let mut clients = Clients::default();
+    context.written = ClientKind::NAMED.into_iter().filter(|one| fields.get(one.name()).is_some()).collect();
+    if let Some(fields) = section(fields, "api_key", &API_KEY, context)
+        && let Some(header) = fields.get("header").and_then(|node| scalar::header(node, &mut context.report))
+    {
+        clients.api_key_header = header;
+    }
+    clients.user = name_source(fields, "user", &USER, context);
+    clients.tenant = name_source(fields, "tenant", &TENANT, context);
+    if let Some(fields) = section(fields, "ip", &IP, context) {
+        ip(&fields, &mut clients, context);
+    }
+    if let Some(fields) = section(fields, "fingerprint", &FINGERPRINT, context)
+        && let Some(node) = fields.get("headers")
+    {
+        let items = scalar::one_or_many(node, "header", &mut context.report);
+        clients.fingerprint_headers =
+            items.iter().filter_map(|item| scalar::header(item, &mut context.report)).collect();
+    }
+    if let Some(fields) = section(fields, "cookie", &COOKIE, context)
+        && let Some(node) = fields.require("name", &mut context.report)
+    {
+        clients.cookie = cookie(node, context);
+    }
+    if let Some(fields) = section(fields, "tiers", &TIERS, context) {
+        clients.tiers = tier_source(&fields, tiers, context);
+    }
+    if let Some(fields) = section(fields, "exempt", &EXEMPT, context) {
+        clients.exempt = exempt(&fields, context);
+    }
+    if let Some(node) = fields.get("identify_by") {
+        clients.identify_by = identities(node, &clients, context);
+    }
+    clients
+}
+
+fn section<'n, 's>(
+    fields: &Fields<'n, 's>,
+    key: &str,
+    mapping: &'static Mapping,
+    context: &mut Context<'s, '_>,
+) -> Option<Fields<'n, 's>> {
+    fields.get(key).and_then(|node| Fields::open(node, mapping, &mut context.report))
+}
+
+/// One or many identities, each of which a request can have.
+pub(super) fn identities(
+    node: &Node<'_>,
+    clients: &Clients,
+    context: &mut Context<'_, '_>,
+) -> Vec<ClientKind> {
+    let chosen = scalar::choices(node, "identity", IDENTITIES, &ClientKind::NAMED, &mut context.report);
+    for identity in chosen.iter().copied().filter(|identity| !clients.knows(*identity)) {
+        // One that was written wrongly has been reported.
+        if context.written.contains(&identity) {
+            continue;
+        }
+        let example = match identity {
+            ClientKind::Cookie => "cookie: { name: session }",
+            ClientKind::Tenant => "tenant: { header: X-Tenant }",
+            _ => "user: { header: X-User-Id }",
+        };
+        let finding =
+            Finding::error(node, format!("no request has a `{identity}`: `clients.{identity}` is not set"));
+        context.report.push(finding.hint(format!("add `{example}` to `clients`")));
+    }
+    chosen
+}
+
+fn name_source<'s>(
+    fields: &Fields<'_, 's>,
+    key: &str,
+    mapping: &'static Mapping,
+    context: &mut Context<'s, '_>,
+) -> Option<NameSource> {
+    let node = fields.get(key)?;
+    let fields = Fields::open(node, mapping, &mut context.report)?;
+    let header = fields.get("header").and_then(|node| scalar::header(node, &mut context.report));
+    let token = fields.get("jwt").and_then(|node| token(node, context));
+    match (fields.get("header"), fields.get("jwt")) {
+        (Some(_), Some(jwt)) => {
+            let finding = Finding::error(jwt, format!("`{key}` has both `header` and `jwt`"));
+            context.report.push(finding.hint("keep one; the token's own header is set within `jwt`"));
+            None
+        }
+        (Some(_), None) => header.map(NameSource::Header),
+        (None, Some(_)) => token.map(NameSource::Token),
+        (None, None) => {
+            let finding = Finding::error(node, format!("`{key}` says nowhere where it stands"));
+            let example = mapping.key("header").map_or("X-User-Id", |key| key.example);
+            let finding = finding.expected("`header` or `jwt`");
+            context.report.push(finding.hint(format!("add one, such as `header: {example}`")));
+            None
+        }
+    }
+}
+
+fn token<'s>(node: &Node<'s>, context: &mut Context<'s, '_>) -> Option<Token> {
+    let fields = Fields::open(node, &JWT, &mut context.report)?;
+    let header = match fields.get("header") {
+        Some(node) => scalar::header(node, &mut context.report),
+        None => Some("authorization".to_owned()),
+    };
+    let claim = match fields.get("claim") {
+        Some(node) => {
+            scalar::text(node, "the name of a claim, such as `sub`", &mut context.report).map(str::to_owned)
+        }
+        None => Some("sub".to_owned()),
+    };
+    let key = match (fields.get("secret_file"), fields.get("jwks_file")) {
+        (Some(_), Some(both)) => {
+            let finding = Finding::error(both, "`jwt` has both `secret_file` and `jwks_file`");
+            context.report.push(finding.hint("keep the one that your tokens are signed with"));
+            None
+        }
+        (Some(node), None) => secret(node, context),
+        (None, Some(node)) => key_set(node, context),
+        (None, None) => {
+            let finding = Finding::error(node, "`jwt` has nothing to verify tokens with");
+            let finding = finding.expected("`secret_file` (HS256) or `jwks_file` (RS256, ES256)");
+            context
+                .report
+                .push(finding.hint("add one; a token that is not verified names whomever its sender likes"));
+            None
+        }
+    };
+    let (key, verifier) = key?;
+    Some(Token { header: header?, claim: Claim(claim?), key, verifier: Arc::new(verifier) })
+}
+
+fn secret(node: &Node<'_>, context: &mut Context<'_, '_>) -> Option<(TokenKey, Verifier)> {
+    let file = files::referenced(node, context)?;
+    let secret = file.bytes.trim_ascii_end();
+    if secret.len() < SHORTEST_SECRET {
+        let what = format!("the secret in {} is only {} bytes long", quote(&file.name), secret.len());
+        let finding = Finding::error(node, what).expected(format!("at least {SHORTEST_SECRET} bytes"));
+        context.report.push(finding.hint("make one with `openssl rand -base64 32`"));
+        return None;
+    }
+    let verifier = usable(node, &file.name, Verifier::hs256(secret), context)?;
+    Some((TokenKey::Secret { secret: Secret::new(secret), file: file.name }, verifier))
+}
+
+fn key_set(node: &Node<'_>, context: &mut Context<'_, '_>) -> Option<(TokenKey, Verifier)> {
+    let file = files::referenced(node, context)?;
+    let set: Option<serde_json::Value> = serde_json::from_slice(&file.bytes).ok();
+    let keys = set.as_ref().and_then(|set| set.get("keys")).and_then(serde_json::Value::as_array);
+    if keys.is_none_or(Vec::is_empty) {
+        let finding = Finding::error(node, format!("{} holds no JSON Web Key Set", quote(&file.name)));
+        context.report.push(finding.expected("JSON such as {\"keys\": [{\"kty\": \"RSA\", …}]}"));
+        return None;
+    }
+    let verifier = usable(node, &file.name, Verifier::jwks(&file.bytes), context)?;
+    Some((
+        TokenKey::KeySet { json: String::from_utf8_lossy(&file.bytes).into_owned(), file: file.name },
+        verifier,
+    ))
+}
+
+fn usable(
+    node: &Node<'_>,
+    file: &str,
+    verifier: Result<Verifier, KeysError>,
+    context: &mut Context<'_, '_>,
+) -> Option<Verifier> {
+    verifier
+        .map_err(|error| {
+            let finding =
+                Finding::error(node, format!("no token can be verified with {}: {error}", quote(file)));
+            context
+                .report
+                .push(finding.expected("a secret for HS256, or a key set with an RS256 or ES256 key"));
+        })
+        .ok()
+}
+
+fn ip(fields: &Fields<'_, '_>, clients: &mut Clients, context: &mut Context<'_, '_>) {
+    if let Some(node) = fields.get("trusted_proxies") {
+        let found = network::networks(node, &mut context.report);
+        (clients.trusted_proxies, context.marks.trusted_proxies) = found.into_iter().unzip();
+    }
+    if let Some(node) = fields.get("ipv6_prefix")
+        && let Some(bits) = scalar::positive(node, "bits would make all clients one", &mut context.report)
+    {
+        if let Some(bits) = u8::try_from(bits).ok().filter(|bits| *bits <= 128) {
+            clients.ipv6_prefix = bits;
+        } else {
+            let finding = Finding::error(node, "an IPv6 address has 128 bits");
+            context.report.push(finding.expected("1 to 128").hint("one customer usually has a /64"));
+        }
+    }
+}
+
+fn cookie(node: &Node<'_>, context: &mut Context<'_, '_>) -> Option<String> {
+    let text = scalar::text(node, "a cookie's name, such as `session`", &mut context.report)?;
+    if !scalar::is_token(text) {
+        let finding = Finding::error(node, format!("{} cannot be a cookie's name", quote(text)));
+        context.report.push(finding.hint("write the name alone, such as `session`"));
+        return None;
+    }
+    Some(text.to_owned())
+}
+
+fn tier_source(fields: &Fields<'_, '_>, tiers: &[&str], context: &mut Context<'_, '_>) -> TierSource {
+    let file = fields.get("file").and_then(|node| files::referenced(node, context)).map(|file| {
+        match Directory::from_csv(&file.bytes, tiers) {
+            Ok(directory) => context.directory = Some(Arc::new(directory)),
+            Err(error) => context.report.push_others(error.problems_of(&file.name)),
+        }
+        file.name
+    });
+    let default = fields.get("default").and_then(|node| {
+        let name = scalar::text(node, "the name of a tier, such as `free`", &mut context.report)?;
+        let found = tiers.iter().position(|tier| *tier == name);
+        if found.is_none() {
+            let finding = Finding::error(node, format!("there is no tier {}", quote(name)));
+            context.report.push(match nearest(name, tiers.iter().copied()) {
+                Some(near) => finding.hint(format!("did you mean `{near}`?")),
+                None => finding.hint(format!(
+                    "give it a limit in `rate_limits.tiers`, or write `{name}: unlimited` there"
+                )),
+            });
+        }
+        found
+    });
+    TierSource { file, default }
+}
+
+fn exempt(fields: &Fields<'_, '_>, context: &mut Context<'_, '_>) -> Exempt {
+    let mut exempt = Exempt::default();
+    if let Some(node) = fields.get("networks") {
+        let found = network::networks(node, &mut context.report);
+        (exempt.networks, context.marks.exempt_networks) = found.into_iter().unzip();
+    }
+    if let Some(node) = fields.get("api_keys_file")
+        && let Some(file) = files::referenced(node, context)
+    {
+        exempt.api_keys = files::lines(&file.bytes).map(|(_, line)| Secret::new(line)).collect();
+        exempt.api_keys.sort();
+        exempt.api_keys.dedup();
+    }
+    exempt
+}

@@ -1,0 +1,79 @@
+//! Where clients are found in requests: what the policy says of them, made usable.
+
+use std::sync::Arc;
+
+use http::header::{HeaderName, InvalidHeaderName};
+
+use crate::compile::Context;
+use crate::identity::{
+    Addresses, ClaimSource, CookieName, CookieNameError, Fingerprint, Identities, IdentityError,
+    IdentitySpec, NoHeaders, PrefixError, Source,
+};
+use crate::plan::{Clients, NameSource, Token};
+use crate::raw::{Finding, Node};
+
+/// What the decoder let pass and the request's side refuses. It has not been seen; if it is, the policy is refused.
+#[derive(Debug, thiserror::Error)]
+enum Unusable {
+    #[error(transparent)]
+    Header(#[from] InvalidHeaderName),
+    #[error(transparent)]
+    Cookie(#[from] CookieNameError),
+    #[error(transparent)]
+    Fingerprint(#[from] NoHeaders),
+    #[error(transparent)]
+    Prefix(#[from] PrefixError),
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+}
+
+/// The identities of `clients`. Where they cannot be had, the problem stands at `root` unless there is another one.
+pub(super) fn identities(
+    clients: &Clients,
+    root: &Node<'_>,
+    context: &mut Context<'_, '_>,
+) -> Option<Identities> {
+    // Half of what was read wrongly may not fit together; the reason has been told.
+    if context.report.failed() {
+        return None;
+    }
+    let made = build(clients);
+    made.map_err(|error| {
+        let finding = Finding::error(root, format!("`clients` cannot be used: {error}"));
+        context.report.push(finding.hint("correct `clients`"));
+    })
+    .ok()
+}
+
+fn build(clients: &Clients) -> Result<Identities, Unusable> {
+    let header = |name: &String| HeaderName::from_bytes(name.as_bytes());
+    let user_token = clients.user.as_ref().and_then(token);
+    let source = |from: &NameSource| match from {
+        NameSource::Header(name) => header(name).map(Source::Header),
+        NameSource::Token(token) => {
+            // Under one key a token is verified once, whoever asks.
+            let known = user_token.filter(|user| user.key == token.key).unwrap_or(token);
+            let verifier = Arc::clone(&known.verifier);
+            Ok(Source::Claim(ClaimSource::new(header(&token.header)?, &token.claim.0, verifier)))
+        }
+    };
+    let headers = clients.fingerprint_headers.iter().map(header).collect::<Result<_, _>>()?;
+    let addresses = Addresses::default().trusting(clients.trusted_proxies.iter().copied());
+    let spec = IdentitySpec {
+        identify_by: clients.identify_by.clone(),
+        api_key: Some(header(&clients.api_key_header)?),
+        user: clients.user.as_ref().map(source).transpose()?,
+        tenant: clients.tenant.as_ref().map(source).transpose()?,
+        addresses: addresses.counting_ipv6_by(clients.ipv6_prefix)?,
+        fingerprint: Some(Fingerprint::of(headers)?),
+        cookie: clients.cookie.as_deref().map(CookieName::new).transpose()?,
+    };
+    Ok(Identities::new(spec)?)
+}
+
+fn token(source: &NameSource) -> Option<&Token> {
+    match source {
+        NameSource::Header(_) => None,
+        NameSource::Token(token) => Some(token),
+    }
+}

@@ -1,0 +1,265 @@
+//! Limits, and the places where they stand.
+
+use std::collections::HashMap;
+
+use tidegate_core::{Algorithm, Limit, LimitError, Spec};
+
+use crate::compile::names::Taken;
+use crate::compile::{Context, rules, scalar};
+use crate::endpoints::EndpointPattern;
+use crate::language::{ALGORITHMS, ENDPOINT, GLOBAL, LIMIT, Mapping};
+use crate::plan::{Clients, Endpoint, RateLimits, Rule, Tier};
+use crate::raw::{Entry, Fields, Finding, Key, Mark, Node, Value};
+use crate::render::quote;
+
+/// The algorithms in the order of [`ALGORITHMS`].
+const IN_ORDER: [Algorithm; 5] = [
+    Algorithm::SlidingCounter,
+    Algorithm::SlidingLog,
+    Algorithm::TokenBucket,
+    Algorithm::LeakyBucket,
+    Algorithm::FixedWindow,
+];
+
+/// The names of the tiers, before anything is decoded.
+pub(super) fn tier_names<'n>(rate_limits: Option<&'n Node<'_>>) -> Vec<&'n str> {
+    let entries = |node: &'n Node<'_>| match &node.value {
+        Value::Mapping(entries) => entries.as_slice(),
+        _ => &[],
+    };
+    let tiers = rate_limits.map(entries).unwrap_or_default().iter().find(|entry| entry.key.text == "tiers");
+    tiers
+        .map(|entry| entries(&entry.value))
+        .unwrap_or_default()
+        .iter()
+        .map(|entry| &*entry.key.text)
+        .collect()
+}
+
+/// All limits. `clients` is `None` if they could not be read.
+pub(super) fn rate_limits<'s>(
+    fields: &Fields<'_, 's>,
+    clients: Option<&Clients>,
+    context: &mut Context<'s, '_>,
+) -> RateLimits {
+    let mut single = |key: &str, mapping: &'static Mapping| {
+        let node = fields.get(key)?;
+        let hint = "leave it out; what has no limit is not limited";
+        refuse_unlimited(node, hint, context)?;
+        named(node, mapping, key.to_owned(), context)
+    };
+    let global = single("global", &GLOBAL);
+    let tenant = single("tenant", &LIMIT);
+    let default = single("default", &LIMIT);
+    let tiers = fields.get("tiers").map(|node| tiers(node, context)).unwrap_or_default();
+    let endpoints = fields.get("endpoints").map(|node| endpoints(node, context)).unwrap_or_default();
+    // Last, so that a rule which takes the name of one of those above is the one to be told.
+    let rules = fields.get("rules").map(|node| rules::rules(node, clients, context)).unwrap_or_default();
+    RateLimits { global, tenant, default, tiers, rules, endpoints }
+}
+
+fn refuse_unlimited(node: &Node<'_>, hint: &str, context: &mut Context<'_, '_>) -> Option<()> {
+    if matches!(&node.value, Value::Scalar { text, .. } if text == "unlimited") {
+        let finding = Finding::error(node, "only a tier can be `unlimited`");
+        context.report.push(finding.hint(hint));
+        return None;
+    }
+    Some(())
+}
+
+fn entries<'n, 's>(node: &'n Node<'s>, what: &str, context: &mut Context<'_, '_>) -> &'n [Entry<'s>] {
+    if let Value::Mapping(entries) = &node.value {
+        return entries;
+    }
+    let finding = Finding::error(node, format!("`{what}` must be a mapping, not {}", node.describe()));
+    context.report.push(finding.hint("write each as `NAME: { requests: 100, window: 60 }`"));
+    &[]
+}
+
+fn tiers<'s>(node: &Node<'s>, context: &mut Context<'s, '_>) -> Vec<Tier> {
+    context.marks.tiers = Mark::from(node);
+    let mut tiers = Vec::new();
+    for Entry { key, value } in entries(node, "tiers", context) {
+        check_name(key, &key.text, context);
+        let name = key.text.clone().into_owned();
+        let unlimited = matches!(&value.value, Value::Scalar { text, .. } if text == "unlimited");
+        let rule = if unlimited { None } else { named(value, &LIMIT, format!("tier:{name}"), context) };
+        // A tier that could not be read is no unlimited one; but then there is no plan either.
+        tiers.push(Tier { name, rule });
+    }
+    tiers
+}
+
+fn endpoints<'s>(node: &Node<'s>, context: &mut Context<'s, '_>) -> Vec<Endpoint> {
+    let mut seen: HashMap<EndpointPattern, u32> = HashMap::new();
+    let mut endpoints = Vec::new();
+    for Entry { key, value } in entries(node, "endpoints", context) {
+        let hint = "an endpoint's limit applies in addition to the others; leave it out";
+        if refuse_unlimited(value, hint, context).is_none() {
+            continue;
+        }
+        let pattern = endpoint_pattern(key, context);
+        let name = match &pattern {
+            Some(pattern) => format!("endpoint:{pattern}"),
+            None => format!("endpoint:{}", key.text),
+        };
+        // The rule of a duplicate is read under the name it was given, so that its own problems are seen.
+        let first = pattern.clone().and_then(|pattern| seen.insert(pattern, key.place.line));
+        let name = if first.is_some() { format!("endpoint:\0{}", key.id) } else { name };
+        let rule = named(value, &ENDPOINT, name, context);
+        if let Some(first) = first {
+            let finding = Finding::key_error(key, "another endpoint takes the same requests");
+            let hint = format!("it stands on line {first} and is only spelled otherwise; keep one");
+            context.report.push(finding.hint(hint));
+        }
+        let (Some(pattern), Some(rule)) = (pattern, rule) else { continue };
+        endpoints.push(Endpoint { pattern, rule });
+    }
+    endpoints
+}
+
+/// The requests that an endpoint's name means.
+fn endpoint_pattern(key: &Key<'_>, context: &mut Context<'_, '_>) -> Option<EndpointPattern> {
+    // A key is read by the rules of a value: the same node, so that the problem points at it.
+    let node =
+        Node { id: key.id, place: key.place, value: Value::Scalar { text: key.text.clone(), quoted: true } };
+    if let Some((method, _)) = key.text.trim().split_once(char::is_whitespace)
+        && !method.starts_with('/')
+    {
+        scalar::method(&node, method, &mut context.report)?;
+    }
+    EndpointPattern::parse(&key.text)
+        .map_err(|error| {
+            let finding = Finding::key_error(key, error.to_string());
+            context.report.push(finding.expected("a path, or a method and a path").hint(error.hint()));
+        })
+        .ok()
+}
+
+/// The rule called `name`, whose limit is `node`.
+pub(super) fn named<'s>(
+    node: &Node<'s>,
+    mapping: &'static Mapping,
+    name: String,
+    context: &mut Context<'s, '_>,
+) -> Option<Rule> {
+    let fields = Fields::open(node, mapping, &mut context.report)?;
+    rule(node, &fields, name, context)
+}
+
+/// The rule called `name` with the limit of `fields`.
+pub(super) fn rule<'s>(
+    node: &Node<'s>,
+    fields: &Fields<'_, 's>,
+    name: String,
+    context: &mut Context<'s, '_>,
+) -> Option<Rule> {
+    let claimed = context.names.claim(&name, node.place.line);
+    let id = match claimed {
+        Ok(id) => Some(id),
+        Err(taken) => {
+            let (what, hint) = match taken {
+                Taken::Same { line } => (
+                    format!("there are two rules {}", quote(&name)),
+                    format!("the other stands on line {line}; rename one"),
+                ),
+                Taken::Collides { other } => (
+                    format!("{} and {} have the same id by chance", quote(&name), quote(&other)),
+                    "rename one of them".to_owned(),
+                ),
+            };
+            let at = fields.get("name").unwrap_or(node);
+            context.report.push(Finding::error(at, what).hint(hint));
+            None
+        }
+    };
+    let (limit, spec) = limit(node, fields, context)?;
+    let id = id?;
+    context.marks.rules.insert(id, Mark::from(node));
+    let Spec { requests, window, burst } = spec;
+    Some(Rule { name, id, limit, requests, window, burst, line: node.place.line })
+}
+
+fn limit<'s>(
+    node: &Node<'s>,
+    fields: &Fields<'_, 's>,
+    context: &mut Context<'s, '_>,
+) -> Option<(Limit, Spec)> {
+    let report = &mut context.report;
+    let requests = fields
+        .require("requests", report)
+        .and_then(|node| scalar::positive(node, "requests would let nothing pass", report));
+    let window = fields.require("window", report).and_then(|node| scalar::duration(node, report));
+    let algorithm = match fields.get("algorithm") {
+        Some(node) => scalar::choice(node, "algorithm", ALGORITHMS, &IN_ORDER, report),
+        None => Some(Algorithm::SlidingCounter),
+    };
+    let burst = match fields.get("burst") {
+        Some(node) => Some(scalar::count(node, report)?),
+        None => None,
+    };
+    let (algorithm, spec) = (algorithm?, Spec { requests: requests?, window: window?, burst });
+    let error = match Limit::new(algorithm, spec) {
+        Ok(limit) => return Some((limit, spec)),
+        Err(error) => error,
+    };
+    let at = |key: &str| fields.get(key).unwrap_or(node);
+    report.push(match &error {
+        LimitError::NoBurst { algorithm } => {
+            let finding = Finding::error(at("burst"), format!("`{algorithm}` takes no `burst`"));
+            finding.hint("remove it, or add `algorithm: token_bucket`")
+        }
+        LimitError::ZeroBurst => Finding::error(at("burst"), "a burst of 0 would let nothing pass")
+            .expected("a whole number of at least 1"),
+        LimitError::NotRepresentable { .. } => {
+            Finding::error(at("requests"), "this many requests per window cannot be counted exactly")
+                .hint("use fewer requests, a shorter window or rounder numbers")
+        }
+        LimitError::ZeroRequests => Finding::error(at("requests"), error.to_string()),
+        LimitError::ZeroWindow => Finding::error(at("window"), error.to_string()),
+    });
+    None
+}
+
+/// Reports a name that clients could not be shown in a header.
+pub(super) fn check_name<'k>(at: impl Into<NameAt<'k>>, name: &str, context: &mut Context<'_, '_>) {
+    let good = (1..=128).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_graphic() || b == b' ');
+    if !good || name.contains(['"', '\\']) || name.trim() != name {
+        let what = format!("{} cannot be a name", quote(name));
+        let finding = match at.into() {
+            NameAt::Key(key) => Finding::key_error(key, what),
+            NameAt::Node(node) => Finding::error(node, what),
+        };
+        let finding = finding.expected("1 to 128 ASCII characters without quotes and backslashes");
+        context.report.push(finding.hint("clients are shown the name in a header"));
+    }
+}
+
+/// Where a name stands.
+pub(super) enum NameAt<'k> {
+    Key(&'k Key<'k>),
+    Node(&'k Node<'k>),
+}
+
+impl<'k> From<&'k Key<'k>> for NameAt<'k> {
+    fn from(key: &'k Key<'k>) -> Self {
+        Self::Key(key)
+    }
+}
+
+impl<'k> From<&'k Node<'k>> for NameAt<'k> {
+    fn from(node: &'k Node<'k>) -> Self {
+        Self::Node(node)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_language_names_every_algorithm() {
+        assert_eq!(IN_ORDER.map(Algorithm::name), *ALGORITHMS);
+        assert_eq!(IN_ORDER.len(), Algorithm::ALL.len());
+    }
+}

@@ -1,0 +1,92 @@
+//! Networks, in the policy and in files.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use crate::compile::{Context, files, scalar};
+use crate::raw::{Fields, Finding, Mark, Node, Report};
+use crate::render::quote;
+
+const EXPECTED: &str = "an address with a prefix length, such as 10.0.0.0/8 or 2001:db8::/32";
+
+/// Why a text is no network, and what to write.
+struct NetworkProblem {
+    what: String,
+    hint: String,
+}
+
+/// One or many networks, each with its place.
+pub(super) fn networks(node: &Node<'_>, report: &mut Report<'_>) -> Vec<(IpNet, Mark)> {
+    let mut found = Vec::new();
+    for item in scalar::one_or_many(node, "network", report) {
+        let Some(text) = scalar::text(item, "a network, such as `10.0.0.0/8`", report) else { continue };
+        match network(text) {
+            Ok(network) => found.push((network, Mark::from(item))),
+            Err(NetworkProblem { what, hint }) => {
+                report.push(Finding::error(item, what).expected(EXPECTED).hint(hint));
+            }
+        }
+    }
+    found
+}
+
+fn network(text: &str) -> Result<IpNet, NetworkProblem> {
+    let problem = |what: String, hint: String| Err(NetworkProblem { what, hint });
+    let (address, prefix) = match text.split_once('/') {
+        Some((address, prefix)) => (address, Some(prefix)),
+        None => (text, None),
+    };
+    let Ok(address) = address.parse::<IpAddr>() else {
+        let hint = if address.contains("..") || address.contains('-') {
+            "ranges are written with a prefix length: `10.0.0.0/24`"
+        } else if address.contains('.') && address.bytes().all(|b| b.is_ascii_digit() || b == b'.') {
+            "write all four parts of the address"
+        } else {
+            "names are not looked up; write the address"
+        };
+        return problem(format!("{} is no network", quote(text)), hint.to_owned());
+    };
+    let longest: u8 = if address.is_ipv4() { 32 } else { 128 };
+    let Some(prefix) = prefix else { return Ok(IpNet::from(address)) };
+    let Some(prefix) = prefix.parse::<u8>().ok().filter(|prefix| *prefix <= longest) else {
+        let what = format!("{} has a prefix length that is not between 0 and {longest}", quote(text));
+        return problem(what, format!("a single address is `{address}/{longest}`"));
+    };
+    match IpNet::new(address, prefix) {
+        Ok(network) if network.addr() == network.network() => Ok(network),
+        // Bits behind the prefix are more often a typing error than meant.
+        Ok(network) => problem(
+            format!("{} has address bits behind its prefix", quote(text)),
+            format!(
+                "write `{}` for the network, or `{address}/{longest}` for the one address",
+                network.trunc()
+            ),
+        ),
+        Err(_) => problem(format!("{} is no network", quote(text)), String::new()),
+    }
+}
+
+/// Who is banned: networks written here, and those of a file.
+pub(super) fn bans(fields: &Fields<'_, '_>, context: &mut Context<'_, '_>) -> Vec<IpNet> {
+    let mut banned: Vec<IpNet> = Vec::new();
+    if let Some(node) = fields.get("networks") {
+        banned.extend(networks(node, &mut context.report).into_iter().map(|(network, _)| network));
+    }
+    if let Some(node) = fields.get("file")
+        && let Some(file) = files::referenced(node, context)
+    {
+        let mut bad = Vec::new();
+        for (number, line) in files::lines(&file.bytes) {
+            let text = String::from_utf8_lossy(line);
+            match network(&text) {
+                Ok(network) => banned.push(network),
+                Err(NetworkProblem { what, .. }) => bad.push((number, what)),
+            }
+        }
+        files::bad_lines(node, &file.name, &bad, EXPECTED, context);
+    }
+    banned.sort();
+    banned.dedup();
+    banned
+}

@@ -1,0 +1,220 @@
+//! Where requests come in and where they go.
+
+use std::collections::{HashMap, HashSet};
+
+use crate::compile::{Context, scalar};
+use crate::endpoints::EndpointPattern;
+use crate::language::{ROUTE, UPSTREAM};
+use crate::plan::{HostPattern, Route, Upstream};
+use crate::raw::{Fields, Finding, Mark, Node, Report, Value, nearest};
+use crate::render::quote;
+
+/// How many names a message lists.
+const MOST_NAMED: usize = 12;
+/// Among more names than this none is looked for that may have been meant.
+const MOST_COMPARED: usize = 1_000;
+
+pub(super) fn listen(node: &Node<'_>, report: &mut Report<'_>) -> Vec<String> {
+    let mut addresses: Vec<String> = Vec::new();
+    let mut seen = HashSet::new();
+    for item in scalar::one_or_many(node, "address", report) {
+        let Some(text) = scalar::text(item, "an address, such as `0.0.0.0:8080`", report) else { continue };
+        let parts = text.rsplit_once(':');
+        let port = parts.and_then(|(_, port)| port.parse::<u16>().ok());
+        let host = parts.map(|(host, _)| host).filter(|host| is_host(host));
+        if port.is_none() || host.is_none() {
+            let finding = Finding::error(item, format!("{} is no address to listen on", quote(text)));
+            let hint = match text.parse::<u16>() {
+                Ok(port) => {
+                    format!("write the host too: `127.0.0.1:{port}`, or `0.0.0.0:{port}` for everybody")
+                }
+                Err(_) if text.contains("://") => "leave out the scheme".to_owned(),
+                Err(_) => "write it like `0.0.0.0:8080` or `[::]:8080`".to_owned(),
+            };
+            report.push(finding.expected("host and port").hint(hint));
+        } else if !seen.insert(text) {
+            report
+                .push(Finding::error(item, format!("{} stands here twice", quote(text))).hint("remove one"));
+        } else {
+            addresses.push(text.to_owned());
+        }
+    }
+    addresses
+}
+
+/// A host name, an IPv4 address, or an IPv6 address in brackets.
+fn is_host(host: &str) -> bool {
+    if let Some(inner) = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
+        return inner.parse::<std::net::Ipv6Addr>().is_ok();
+    }
+    let label = |label: &str| {
+        !label.is_empty()
+            && label.len() <= 63
+            && label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
+    };
+    host.len() <= 253 && host.split('.').all(label)
+}
+
+pub(super) fn upstreams<'s>(node: &Node<'s>, report: &mut Report<'s>) -> Vec<Upstream> {
+    let Value::Mapping(entries) = &node.value else {
+        let finding = Finding::error(node, format!("`upstreams` must be a mapping, not {}", node.describe()));
+        report.push(finding.hint("write each as `NAME: { servers: [http://10.0.0.1:3000] }`"));
+        return Vec::new();
+    };
+    let mut upstreams = Vec::new();
+    for entry in entries {
+        let servers = Fields::open(&entry.value, &UPSTREAM, report)
+            .and_then(|fields| fields.require("servers", report))
+            .map(|node| servers(node, report))
+            .unwrap_or_default();
+        upstreams.push(Upstream { name: entry.key.text.clone().into_owned(), servers });
+    }
+    upstreams
+}
+
+fn servers(node: &Node<'_>, report: &mut Report<'_>) -> Vec<String> {
+    let mut servers = Vec::new();
+    for item in scalar::one_or_many(node, "server", report) {
+        let Some(text) = scalar::text(item, "a URL, such as `http://10.0.0.1:3000`", report) else {
+            continue;
+        };
+        match server_problem(text) {
+            None => servers.push(text.trim_end_matches('/').to_owned()),
+            Some(hint) => {
+                let finding = Finding::error(item, format!("{} is no server's URL", quote(text)));
+                report.push(finding.expected("http:// or https://, a host, maybe a port").hint(hint));
+            }
+        }
+    }
+    servers
+}
+
+/// What to change in a server's URL; `None` if it is good.
+fn server_problem(text: &str) -> Option<String> {
+    let rest = text.strip_prefix("http://").or_else(|| text.strip_prefix("https://"));
+    let Some(rest) = rest else {
+        return Some(match text.split_once("://") {
+            Some((scheme, _)) => format!(
+                "there is no `{}://` here; use http:// or https://",
+                scheme.chars().take(20).map(crate::render::visible).collect::<String>()
+            ),
+            None => format!(
+                "write the scheme too: `http://{}`",
+                text.chars().take(60).map(crate::render::visible).collect::<String>()
+            ),
+        });
+    };
+    let rest = rest.strip_suffix('/').unwrap_or(rest);
+    if rest.contains(['/', '?', '#', '@']) {
+        return Some("leave out path, query and user; requests keep their own path".to_owned());
+    }
+    let (host, port) = match rest.rsplit_once(':') {
+        Some((host, port)) if !rest.ends_with(']') => {
+            (host, port.parse::<u16>().ok().filter(|port| *port > 0))
+        }
+        _ => (rest, Some(80)),
+    };
+    (!is_host(host) || port.is_none()).then(|| "write it like `http://10.0.0.1:3000`".to_owned())
+}
+
+/// The upstreams that there are.
+struct Known<'a> {
+    index: HashMap<&'a str, usize>,
+    names: Vec<&'a str>,
+}
+
+pub(super) fn routes<'s>(
+    node: &Node<'s>,
+    upstreams: &[Upstream],
+    context: &mut Context<'s, '_>,
+) -> Vec<Route> {
+    let names: Vec<_> = upstreams.iter().map(|upstream| upstream.name.as_str()).collect();
+    let known = Known { index: names.iter().enumerate().map(|(at, name)| (*name, at)).collect(), names };
+    let mut seen: HashMap<(HostPattern, EndpointPattern), u32> = HashMap::new();
+    let mut routes = Vec::new();
+    for item in scalar::list(node, "routes", &mut context.report) {
+        let Some(route) = route(item, &known, &mut context.report) else { continue };
+        let line = item.place.line;
+        if let Some(first) = seen.insert((route.host.clone(), route.path.clone()), line) {
+            let finding = Finding::error(item, "a route before this one takes the same requests");
+            context.report.push(finding.hint(format!("it stands on line {first}; keep one of them")));
+        }
+        routes.push(route);
+        context.marks.routes.push(Mark::from(item));
+    }
+    routes
+}
+
+fn route<'s>(item: &Node<'s>, upstreams: &Known<'_>, report: &mut Report<'s>) -> Option<Route> {
+    let fields = Fields::open(item, &ROUTE, report)?;
+    let host = match fields.get("host") {
+        Some(node) => host(node, report),
+        None => Some(HostPattern::Any),
+    };
+    let path = match fields.get("path") {
+        Some(node) => path(node, report),
+        None => Some(EndpointPattern::everything()),
+    };
+    let node = fields.require("upstream", report)?;
+    let name = scalar::text(node, "the name of an upstream, such as `api`", report)?;
+    let upstream = upstreams.index.get(name).copied();
+    if upstream.is_none() {
+        missing_upstream(node, name, &upstreams.names, report);
+    }
+    Some(Route { host: host?, path: path?, upstream: upstream? })
+}
+
+fn missing_upstream(node: &Node<'_>, name: &str, known: &[&str], report: &mut Report<'_>) {
+    let finding = Finding::error(node, format!("there is no upstream {}", quote(name)));
+    if report.is_full() {
+        report.push(finding);
+        return;
+    }
+    let near = if known.len() > MOST_COMPARED { None } else { nearest(name, known.iter().copied()) };
+    report.push(match near {
+        Some(near) => finding.hint(format!("did you mean `{near}`?")),
+        None if known.is_empty() => {
+            finding.hint("define it: `upstreams: { NAME: { servers: [http://10.0.0.1:3000] } }`")
+        }
+        None => {
+            let some =
+                known.get(..MOST_NAMED).map_or_else(|| known.join(", "), |some| some.join(", ") + ", …");
+            let finding = finding.expected(format!("one of {some}"));
+            finding.hint("name one that there is, or add it to `upstreams`")
+        }
+    });
+}
+
+fn host(node: &Node<'_>, report: &mut Report<'_>) -> Option<HostPattern> {
+    let text = scalar::text(node, "a host, such as `api.example.com`", report)?;
+    let name = text.to_ascii_lowercase();
+    match name.strip_prefix('*') {
+        Some("") => return Some(HostPattern::Any),
+        Some(below) if below.strip_prefix('.').is_some_and(is_host) => {
+            return Some(HostPattern::Below(below.to_owned()));
+        }
+        None if is_host(&name) => return Some(HostPattern::Exact(name)),
+        _ => {}
+    }
+    let finding = Finding::error(node, format!("{} is no host", quote(text)));
+    let finding = finding.expected("a name, `*.` and a name, or `*`");
+    report.push(finding.hint("leave out scheme, port and path: `api.example.com`"));
+    None
+}
+
+/// A path pattern.
+pub(super) fn path(node: &Node<'_>, report: &mut Report<'_>) -> Option<EndpointPattern> {
+    const EXPECTED: &str = "a path pattern";
+    let text = scalar::text(node, "a path, such as `/api/**`", report)?;
+    match EndpointPattern::parse(text) {
+        Ok(pattern) if pattern.method().is_none() => return Some(pattern),
+        Ok(_) => {
+            let finding = Finding::error(node, format!("{} names a method too", quote(text)));
+            report.push(finding.expected(EXPECTED).hint("leave it out; a rule names it as `method`"));
+        }
+        Err(error) => {
+            report.push(Finding::error(node, error.to_string()).expected(EXPECTED).hint(error.hint()));
+        }
+    }
+    None
+}

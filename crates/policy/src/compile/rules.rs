@@ -1,0 +1,176 @@
+//! Rules of the operator's own.
+
+use std::sync::Arc;
+
+use tidegate_core::Cost;
+
+use crate::compile::{Context, clients, limits, routing, scalar};
+use crate::expression::Expression;
+use crate::language::{COST, EVERYBODY, MATCH, RULE};
+use crate::plan::{Clients, Count, CustomRule, HeaderMatch, Match, RuleCost, When};
+use crate::raw::{Fields, Finding, Node, Value};
+use crate::render::quote;
+
+pub(super) fn rules<'s>(
+    node: &Node<'s>,
+    clients: Option<&Clients>,
+    context: &mut Context<'s, '_>,
+) -> Vec<CustomRule> {
+    let items = scalar::list(node, "rules", &mut context.report);
+    items.iter().filter_map(|item| custom(item, clients, context)).collect()
+}
+
+fn custom<'s>(
+    item: &Node<'s>,
+    clients: Option<&Clients>,
+    context: &mut Context<'s, '_>,
+) -> Option<CustomRule> {
+    let fields = Fields::open(item, &RULE, &mut context.report)?;
+    let name = fields.require("name", &mut context.report).and_then(|node| name(node, context));
+    let matches = match fields.get("match") {
+        Some(node) => matching(node, context),
+        None => Some(Match::default()),
+    };
+    let count = count(&fields, clients, context);
+    let cost = match fields.get("cost") {
+        Some(node) => cost(node, context),
+        None => Some(RuleCost::Constant(Cost::ONE)),
+    };
+    // A rule without a name is still read, so that its other problems are seen.
+    let rule =
+        limits::rule(item, &fields, name.clone().unwrap_or_else(|| format!("\0{}", item.id)), context)?;
+    if let Some(RuleCost::Constant(cost)) = cost
+        && cost.get() > rule.limit.capacity()
+    {
+        let at = fields.get("cost").unwrap_or(item);
+        let finding = Finding::error(at, "a request costs more than the whole limit: none would ever pass");
+        context.report.push(finding.expected(format!("at most {}", rule.limit.capacity())));
+    }
+    name?;
+    Some(CustomRule { rule, matches: matches?, count: count?, cost: cost? })
+}
+
+/// A name that is not taken by the limits with a place of their own.
+fn name(node: &Node<'_>, context: &mut Context<'_, '_>) -> Option<String> {
+    let text = scalar::text(node, "a name, such as `login-bruteforce`", &mut context.report)?;
+    limits::check_name(node, text, context);
+    let reserved = matches!(text, "global" | "tenant" | "default");
+    if reserved || text.starts_with("tier:") || text.starts_with("endpoint:") {
+        let finding = Finding::error(
+            node,
+            format!("the name {} is taken by a limit with a place of its own", quote(text)),
+        );
+        context.report.push(finding.hint("choose another name"));
+        return None;
+    }
+    Some(text.to_owned())
+}
+
+fn matching<'s>(node: &Node<'s>, context: &mut Context<'s, '_>) -> Option<Match> {
+    let fields = Fields::open(node, &MATCH, &mut context.report)?;
+    let mut matches = Match::default();
+    if let Some(node) = fields.get("method") {
+        for item in scalar::one_or_many(node, "method", &mut context.report) {
+            let text = scalar::text(item, "a method, such as `POST`", &mut context.report);
+            let method = text.and_then(|text| scalar::method(item, text, &mut context.report));
+            matches.methods.extend(method.map(str::to_owned));
+        }
+    }
+    if let Some(node) = fields.get("path") {
+        let items = scalar::one_or_many(node, "path", &mut context.report);
+        matches.paths = items.iter().filter_map(|item| routing::path(item, &mut context.report)).collect();
+    }
+    if let Some(node) = fields.get("header") {
+        matches.headers = headers(node, context);
+    }
+    matches.when = fields.get("when").and_then(|node| when(node, context));
+    Some(matches)
+}
+
+fn headers(node: &Node<'_>, context: &mut Context<'_, '_>) -> Vec<HeaderMatch> {
+    let Value::Mapping(entries) = &node.value else {
+        let finding = Finding::error(node, format!("`header` must be a mapping, not {}", node.describe()));
+        context.report.push(finding.hint("write it like `{ X-Plan: trial }`"));
+        return Vec::new();
+    };
+    let mut headers = Vec::new();
+    for entry in entries {
+        if !scalar::is_token(&entry.key.text) {
+            let finding = Finding::key_error(
+                &entry.key,
+                format!("{} cannot be a header's name", quote(&entry.key.text)),
+            );
+            context.report.push(finding.hint("write it like `X-Plan`"));
+        }
+        let items = scalar::one_or_many(&entry.value, "value", &mut context.report);
+        let values: Vec<_> =
+            items.iter().filter_map(|item| scalar::text(item, "a text", &mut context.report)).collect();
+        let any = values.contains(&"*");
+        let values = if any { Vec::new() } else { values.into_iter().map(str::to_owned).collect() };
+        headers.push(HeaderMatch { name: entry.key.text.to_ascii_lowercase(), values });
+    }
+    headers
+}
+
+fn when(node: &Node<'_>, context: &mut Context<'_, '_>) -> Option<When> {
+    let source =
+        scalar::text(node, "a CEL expression, such as `request.method == \"GET\"`", &mut context.report)?;
+    match Expression::compile(source) {
+        Ok(expression) => Some(When { source: source.to_owned(), expression: Arc::new(expression) }),
+        Err(error) => {
+            let place =
+                error.place().and_then(|at| context.report.within(node, source, (at.line, at.column)));
+            let finding = Finding::error(node, first_line(&error.what())).expected("a CEL expression");
+            context.report.push(finding.at(place).hint(error.hint()));
+            None
+        }
+    }
+}
+
+/// What a parser says over several lines is drawn for a terminal of its own; its last line says what it is about.
+fn first_line(what: &str) -> String {
+    let mut lines = what.lines().map(str::trim);
+    match (lines.next(), lines.last()) {
+        (Some(first), Some(last)) => format!("{first} {last}"),
+        (first, _) => first.unwrap_or_default().to_owned(),
+    }
+}
+
+fn count<'s>(
+    fields: &Fields<'_, 's>,
+    known: Option<&Clients>,
+    context: &mut Context<'s, '_>,
+) -> Option<Count> {
+    let fallback = Clients::default();
+    let known = known.unwrap_or(&fallback);
+    let mut identities = |node| clients::identities(node, known, context);
+    match (fields.get("per"), fields.get("per_each")) {
+        (None, None) => Some(Count::Client),
+        (Some(node), None) if is_everybody(node) => Some(Count::Everybody),
+        (Some(node), None) => Some(Count::Per(identities(node))),
+        (None, Some(node)) => Some(Count::PerEach(identities(node))),
+        (Some(per), Some(each)) => {
+            identities(per);
+            identities(each);
+            let finding = Finding::error(each, "a rule has `per` or `per_each`, not both");
+            let hint =
+                "`per` is one counter for each combination, `per_each` a counter for each alone; keep one";
+            context.report.push(finding.hint(hint));
+            None
+        }
+    }
+}
+
+fn is_everybody(node: &Node<'_>) -> bool {
+    matches!(&node.value, Value::Scalar { text, .. } if text == EVERYBODY)
+}
+
+fn cost<'s>(node: &Node<'s>, context: &mut Context<'s, '_>) -> Option<RuleCost> {
+    if let Value::Mapping(_) = &node.value {
+        let fields = Fields::open(node, &COST, &mut context.report)?;
+        let header = fields.require("header", &mut context.report)?;
+        return scalar::header(header, &mut context.report).map(RuleCost::Header);
+    }
+    let cost = scalar::positive(node, "would make requests free", &mut context.report)?;
+    Some(RuleCost::Constant(Cost::new(cost)))
+}

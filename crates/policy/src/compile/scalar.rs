@@ -1,0 +1,255 @@
+//! Single values: texts, numbers, durations, names out of a list.
+
+use tidegate_core::Span;
+
+use crate::quantity::{self, QuantityError};
+use crate::raw::{Finding, Node, Report, Value, nearest};
+use crate::render::quote;
+
+/// A text that is not empty.
+pub(super) fn text<'n>(node: &'n Node<'_>, what: &str, report: &mut Report<'_>) -> Option<&'n str> {
+    match &node.value {
+        Value::Scalar { text, .. } if !node.is_null() && !text.trim().is_empty() => Some(text),
+        _ => {
+            report.push(misplaced(node, what));
+            None
+        }
+    }
+}
+
+/// Something else was written than `what`.
+fn misplaced(node: &Node<'_>, what: &str) -> Finding {
+    let found = match &node.value {
+        Value::Scalar { .. } => "nothing is written here".to_owned(),
+        _ => format!("{} cannot stand here", node.describe()),
+    };
+    Finding::error(node, found).expected(what)
+}
+
+/// One value or a list of at least one.
+pub(super) fn one_or_many<'n, 's>(node: &'n Node<'s>, what: &str, report: &mut Report<'_>) -> &'n [Node<'s>] {
+    match &node.value {
+        Value::List(items) if items.is_empty() => {
+            let finding = Finding::error(node, "the list is empty");
+            report
+                .push(finding.expected(format!("at least one {what}")).hint("fill it, or leave the key out"));
+            &[]
+        }
+        Value::List(items) => items,
+        _ => std::slice::from_ref(node),
+    }
+}
+
+/// A list.
+pub(super) fn list<'n, 's>(node: &'n Node<'s>, what: &str, report: &mut Report<'_>) -> &'n [Node<'s>] {
+    if let Value::List(items) = &node.value {
+        return items;
+    }
+    let finding = Finding::error(node, format!("expected a list of {what}, found {}", node.describe()));
+    report.push(finding.expected("a list").hint("begin each entry with `- ` on a line of its own"));
+    &[]
+}
+
+/// A number that is at least 1; `consequence` says what zero would mean.
+pub(super) fn positive(node: &Node<'_>, consequence: &str, report: &mut Report<'_>) -> Option<u64> {
+    let number = count(node, report)?;
+    if number == 0 {
+        report
+            .push(Finding::error(node, format!("0 {consequence}")).expected("a whole number of at least 1"));
+        return None;
+    }
+    Some(number)
+}
+
+/// A whole number.
+pub(super) fn count(node: &Node<'_>, report: &mut Report<'_>) -> Option<u64> {
+    const EXPECTED: &str = "a whole number, such as 100";
+    let Value::Scalar { text, quoted } = &node.value else {
+        report.push(misplaced(node, EXPECTED));
+        return None;
+    };
+    let counted = quantity::count(text);
+    let wrong = |what: String| Finding::error(node, what).expected(EXPECTED);
+    let finding = match counted {
+        Ok(number) if !quoted => return Some(number),
+        Ok(number) => {
+            wrong("a number in quotes is a text".to_owned()).hint(format!("write {number} without quotes"))
+        }
+        Err(QuantityError::Negative) => {
+            wrong(format!("{} is negative", quote(text))).hint("write how many may pass")
+        }
+        Err(QuantityError::TooLarge) => wrong(format!("{} is too large", quote(text)))
+            .hint("nothing that can be counted exactly is that large"),
+        Err(_) if node.is_null() => misplaced(node, EXPECTED),
+        Err(_) if &**text == "unlimited" => {
+            wrong("`unlimited` stands for a whole tier, not for a number".to_owned())
+                .hint("write `NAME: unlimited` in `rate_limits.tiers`; elsewhere leave the limit out")
+        }
+        Err(_) => wrong(format!("{} is not a whole number", quote(text))).hint(number_hint(text)),
+    };
+    report.push(finding);
+    None
+}
+
+/// What may have been meant by a number that is none.
+fn number_hint(text: &str) -> String {
+    let plain = text.replace([',', '\'', ' '], "");
+    let digits: String = text.chars().take_while(char::is_ascii_digit).collect();
+    let power = text.to_lowercase().split_once('e').and_then(|(digits, zeros)| {
+        let ten = 10_u64.checked_pow(zeros.parse().ok()?)?;
+        digits.parse::<u64>().ok()?.checked_mul(ten)
+    });
+    match plain.parse::<u64>().ok().or(power) {
+        Some(number) => format!("write {number}"),
+        None if text.contains('/') && !digits.is_empty() => {
+            format!("write `requests: {digits}` and the time as `window`")
+        }
+        None => "write digits only".to_owned(),
+    }
+}
+
+/// A length of time that is not zero.
+pub(super) fn duration(node: &Node<'_>, report: &mut Report<'_>) -> Option<Span> {
+    const EXPECTED: &str = "a duration such as `60s`: a number with ms, s, m, h or d, or seconds";
+    let text = text(node, EXPECTED, report)?;
+    let wrong = |what: String| Finding::error(node, what).expected(EXPECTED);
+    let finding = match quantity::duration(text) {
+        Ok(span) if !span.is_zero() => return Some(span),
+        Ok(_) => wrong("a window of 0 has no length".to_owned()).hint("write `1s`, `1m` or longer"),
+        Err(QuantityError::UnknownUnit { unit }) => {
+            let finding = wrong(format!("there is no unit {} of time", quote(&unit)));
+            finding.hint(unit_hint(text, &unit))
+        }
+        Err(error) => wrong(format!("{} {error}", quote(text))).hint(match error {
+            QuantityError::TooLarge => "the longest is about 285 years",
+            QuantityError::Negative => "time runs forward; remove the sign",
+            _ => "write it like `500ms`, `60s`, `15m`, `1h` or `1d`",
+        }),
+    };
+    report.push(finding);
+    None
+}
+
+fn unit_hint(text: &str, unit: &str) -> String {
+    let number: String = text.chars().take_while(char::is_ascii_digit).collect();
+    let number = if number.is_empty() { "1".to_owned() } else { number };
+    let lower = unit.to_lowercase();
+    let meant = match lower.as_str() {
+        unit if unit.starts_with("milli") || unit == "ms" => "ms",
+        unit if unit.starts_with("sec") || unit == "s" => "s",
+        unit if unit.starts_with("min") || unit == "m" => "m",
+        unit if unit.starts_with("ho") || matches!(unit, "h" | "hr" | "hrs") => "h",
+        unit if unit.starts_with("day") || unit == "d" => "d",
+        unit if unit.starts_with('w') => return in_days(&number, 7),
+        unit if unit.starts_with("mo") => return in_days(&number, 30),
+        unit if unit.starts_with('y') => return in_days(&number, 365),
+        _ => return "write it like `500ms`, `60s`, `15m`, `1h` or `1d`".to_owned(),
+    };
+    format!("did you mean `{number}{meant}`?")
+}
+
+fn in_days(number: &str, days: u64) -> String {
+    let days = number.parse::<u64>().unwrap_or(1).saturating_mul(days);
+    format!("write it in days: `{days}d`")
+}
+
+/// A number of bytes.
+pub(super) fn size(node: &Node<'_>, report: &mut Report<'_>) -> Option<u64> {
+    let text = text(node, "a size, such as `64MiB`", report)?;
+    match quantity::size(text) {
+        Ok(bytes) => Some(bytes),
+        Err(error) => {
+            let hint = match &error {
+                QuantityError::UnknownUnit { unit } if unit.to_lowercase().starts_with('m') => {
+                    "units are powers of 1024: write `MiB`"
+                }
+                _ => "write it like `64MiB`",
+            };
+            let finding = Finding::error(node, format!("{} {error}", quote(text)));
+            report.push(finding.expected("a number with B, KiB, MiB or GiB").hint(hint));
+            None
+        }
+    }
+}
+
+/// One of `names`, each of them a `what`, as the value that stands at the same position.
+pub(super) fn choice<T: Copy>(
+    node: &Node<'_>,
+    what: &str,
+    names: &[&'static str],
+    values: &[T],
+    report: &mut Report<'_>,
+) -> Option<T> {
+    let text = text(node, &format!("one of {}", names.join(", ")), report)?;
+    let found = names.iter().position(|name| *name == text).and_then(|at| values.get(at)).copied();
+    if found.is_none() {
+        let finding = Finding::error(node, format!("there is no {what} {}", quote(text)));
+        let finding = finding.expected(format!("one of {}", names.join(", ")));
+        report.push(match nearest(text, names.iter().copied()) {
+            Some(near) => finding.hint(format!("did you mean `{near}`?")),
+            None => finding,
+        });
+    }
+    found
+}
+
+/// One or many of `names`, each once.
+pub(super) fn choices<T: Copy + PartialEq>(
+    node: &Node<'_>,
+    what: &str,
+    names: &[&'static str],
+    values: &[T],
+    report: &mut Report<'_>,
+) -> Vec<T> {
+    let mut chosen = Vec::new();
+    for item in one_or_many(node, what, report) {
+        let Some(value) = choice(item, what, names, values, report) else { continue };
+        if chosen.contains(&value) {
+            report.push(
+                Finding::error(item, format!("{} stands here twice", item.describe())).hint("remove one"),
+            );
+        } else {
+            chosen.push(value);
+        }
+    }
+    chosen
+}
+
+/// A header's name in lower case.
+pub(super) fn header(node: &Node<'_>, report: &mut Report<'_>) -> Option<String> {
+    let text = text(node, "a header name, such as `X-API-Key`", report)?;
+    if is_token(text) {
+        return Some(text.to_ascii_lowercase());
+    }
+    let finding = Finding::error(node, format!("{} cannot be a header's name", quote(text)));
+    report.push(
+        finding.expected("letters, digits and dashes").hint("write it like `X-API-Key`, without a colon"),
+    );
+    None
+}
+
+/// Whether `text` is a token of HTTP: what headers, methods and cookies are named with.
+pub(super) fn is_token(text: &str) -> bool {
+    let allowed = |b: u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b);
+    !text.is_empty() && text.len() <= 256 && text.bytes().all(allowed)
+}
+
+/// A method: a standard one, or a plausible one of somebody's own.
+pub(super) fn method<'n>(node: &'n Node<'_>, text: &'n str, report: &mut Report<'_>) -> Option<&'n str> {
+    const STANDARD: [&str; 9] =
+        ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT", "TRACE"];
+    if STANDARD.contains(&text) {
+        return Some(text);
+    }
+    let near = nearest(text, STANDARD);
+    if near.is_none() && is_token(text) && !text.bytes().any(|b| b.is_ascii_lowercase()) {
+        return Some(text);
+    }
+    let finding = Finding::error(node, format!("there is no method {}", quote(text)));
+    let finding = finding.expected(format!("one of {}, or another in capitals", STANDARD.join(", ")));
+    report.push(match near {
+        Some(near) => finding.hint(format!("did you mean `{near}`?")),
+        None => finding.hint("methods are written in capitals"),
+    });
+    None
+}

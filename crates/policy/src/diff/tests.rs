@@ -1,0 +1,58 @@
+use crate::{NoFiles, Plan, compile};
+
+use super::*;
+
+fn plan(text: &str) -> Plan {
+    compile("policy.yaml", text.as_bytes(), &NoFiles).unwrap().plan
+}
+
+fn words(old: &str, new: &str) -> Vec<String> {
+    diff(&plan(old), &plan(new)).iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn a_plan_does_not_differ_from_itself() {
+    let text = include_str!("../../../../examples/small-api.yaml");
+    assert_eq!(words(text, text), Vec::<String>::new());
+}
+
+#[test]
+fn a_changed_limit_keeps_counters_and_a_changed_algorithm_starts_afresh() {
+    let old = "rate_limits: { default: { requests: 100, window: 60 }, global: { requests: 5, window: 1s } }";
+    let new = "rate_limits: { default: { requests: 200, window: 60 }, \
+               global: { requests: 5, window: 1s, algorithm: token_bucket } }";
+    assert_eq!(
+        words(old, new),
+        [
+            "rule `global` changed: 5 per 1s, sliding_window_counter → 5 per 1s, token_bucket; counters start afresh",
+            "rule `default` changed: 100 per 1m, sliding_window_counter → 200 per 1m, sliding_window_counter; \
+             counters kept",
+        ]
+    );
+}
+
+#[test]
+fn whom_a_rule_counts_is_part_of_its_counters() {
+    let rule = |per| format!("rate_limits: {{ rules: [{{ name: login, {per}, requests: 5, window: 1m }}] }}");
+    assert_eq!(
+        words(&rule("per: ip"), &rule("per_each: [ip, fingerprint]")),
+        [
+            "rule `login` changed: 5 per 1m, sliding_window_counter, per ip → 5 per 1m, sliding_window_counter, per \
+             each of ip, fingerprint; counters start afresh"
+        ]
+    );
+}
+
+#[test]
+fn what_comes_and_goes_is_told_with_settings_after_rules() {
+    let old = "{ listen: 0.0.0.0:80, rate_limits: { endpoints: { /a: { requests: 1, window: 1 } } } }";
+    let new = "{ listen: 0.0.0.0:81, rate_limits: { endpoints: { POST /b: { requests: 1, window: 1 } } } }";
+    assert_eq!(
+        words(old, new),
+        [
+            "rule `endpoint:POST /b` added: 1 per 1s, sliding_window_counter",
+            "rule `endpoint:/a` removed: 1 per 1s, sliding_window_counter",
+            "listen changed: 0.0.0.0:80 → 0.0.0.0:81",
+        ]
+    );
+}

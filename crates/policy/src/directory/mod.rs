@@ -1,0 +1,338 @@
+//! Who an API key belongs to: its tier and its tenant, from a file with a line for each key.
+//!
+//! ```csv
+//! key,tier,tenant
+//! # partners
+//! sk_live_51H,premium,acme
+//! sk_live_9x2,free
+//! ```
+//!
+//! The header line, the tenant and its comma may be left out; lines that begin with `#` and empty lines are
+//! skipped; fields may be quoted; line ends are LF or CRLF.
+//!
+//! Keys are secrets and there may be millions of them, so none is kept: a key is known by a `SipHash` of 128 bits
+//! under a random seed. A key that is not in a file of n keys passes for one with a chance of n · 2^-128.
+//! A directory never changes; a new file makes a new one, which the caller puts in the old one's place.
+
+mod problem;
+mod table;
+
+use std::fmt;
+use std::hash::{BuildHasher, RandomState};
+
+use hashbrown::{HashMap, HashTable};
+use siphasher::sip128::SipHasher13;
+
+use problem::Found;
+pub use problem::{DirectoryError, LineError, LineProblem};
+use table::{Duplicate, Fingerprint, Table};
+
+/// Tiers and tenants by API key.
+pub struct Directory {
+    /// Positions in `grants`.
+    keys: Table,
+    seed: Seed,
+    /// Positions in `tiers` and in `tenants`.
+    grants: Vec<(u32, u32)>,
+    tiers: Vec<Box<str>>,
+    tenants: Names,
+}
+
+/// What a directory knows of a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Grant<'a> {
+    /// The name of its tier.
+    pub tier: &'a str,
+    /// Where the tier stands among those the directory was made with.
+    pub tier_index: usize,
+    /// Its tenant, if the file names one.
+    pub tenant: Option<&'a str>,
+}
+
+const NO_TENANT: u32 = u32::MAX;
+
+impl Directory {
+    /// Reads a CSV file whose tiers must be among `tiers`.
+    ///
+    /// ```
+    /// use tidegate_policy::Directory;
+    ///
+    /// let directory = Directory::from_csv(b"key,tier,tenant\nsk_1,premium,acme\nsk_2,free\n", &["free", "premium"])?;
+    /// let grant = directory.get(b"sk_1").expect("it is in the file");
+    /// assert_eq!((grant.tier, grant.tenant), ("premium", Some("acme")));
+    /// assert_eq!(directory.get(b"sk_3"), None);
+    /// # Ok::<(), tidegate_policy::DirectoryError>(())
+    /// ```
+    pub fn from_csv(text: &[u8], tiers: &[impl AsRef<str>]) -> Result<Self, DirectoryError> {
+        let mut loading = Loading::new(tiers);
+        let mut reader = csv::ReaderBuilder::new()
+            .has_headers(false)
+            .flexible(true)
+            .comment(Some(b'#'))
+            .trim(csv::Trim::All)
+            .from_reader(text);
+        let mut record = csv::ByteRecord::new();
+        let mut is_first = true;
+        // Reading from memory cannot fail, and a flexible reader takes any number of fields.
+        while let Ok(true) = reader.read_byte_record(&mut record) {
+            if std::mem::take(&mut is_first)
+                && matches!(record.get(0), Some(b"key" | b"api_key"))
+                && record.get(1) == Some(b"tier")
+            {
+                continue;
+            }
+            let line = record.position().map_or(0, csv::Position::line);
+            if let Err(cause) = loading.add(&record, line) {
+                loading.problems.note(line, cause);
+            }
+        }
+        loading.finish()
+    }
+
+    /// What the directory knows of `key`.
+    pub fn get(&self, key: &[u8]) -> Option<Grant<'_>> {
+        let grant = self.keys.find(&self.seed.fingerprint(key))?;
+        let &(tier, tenant) = self.grants.get(grant as usize)?;
+        let tier_index = tier as usize;
+        Some(Grant { tier: self.tiers.get(tier_index)?, tier_index, tenant: self.tenants.get(tenant) })
+    }
+
+    /// How many keys there are.
+    pub fn len(&self) -> usize {
+        self.keys.len()
+    }
+
+    /// Whether there is no key.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// How many bytes the directory takes, to the allocator's rounding.
+    pub fn size(&self) -> usize {
+        self.keys.size() + self.grants.capacity() * size_of::<(u32, u32)>() + self.tenants.size()
+    }
+}
+
+impl fmt::Debug for Directory {
+    /// Only how much it holds.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Directory({} keys, {} tenants)", self.len(), self.tenants.ends.len())
+    }
+}
+
+/// The secret that turns a key into its fingerprint: random, of this directory alone.
+struct Seed(SipHasher13);
+
+impl Seed {
+    fn random() -> Self {
+        let random = RandomState::new();
+        Self(SipHasher13::new_with_keys(random.hash_one(0), random.hash_one(1)))
+    }
+
+    fn fingerprint(&self, key: &[u8]) -> Fingerprint {
+        self.0.hash(key).as_bytes()
+    }
+}
+
+/// A directory in the making. The table is made when it is known for how many keys.
+struct Loading {
+    directory: Directory,
+    lines: Vec<Line>,
+    /// Positions in `tenants`, found by name.
+    known_tenants: HashTable<u32>,
+    known_grants: HashMap<(u32, u32), u32, foldhash::fast::RandomState>,
+    problems: Found,
+}
+
+struct Line {
+    key: Fingerprint,
+    grant: u32,
+    number: u64,
+}
+
+impl Loading {
+    fn new(tiers: &[impl AsRef<str>]) -> Self {
+        let directory = Directory {
+            keys: Table::for_entries(0),
+            seed: Seed::random(),
+            grants: Vec::new(),
+            tiers: tiers.iter().map(|tier| tier.as_ref().into()).collect(),
+            tenants: Names::default(),
+        };
+        Self {
+            directory,
+            lines: Vec::new(),
+            known_tenants: HashTable::new(),
+            known_grants: HashMap::default(),
+            problems: Found::default(),
+        }
+    }
+
+    fn add(&mut self, record: &csv::ByteRecord, number: u64) -> Result<(), LineError> {
+        if record.as_slice().iter().any(u8::is_ascii_control) {
+            return Err(LineError::Control);
+        }
+        let (2..=3, Some(key), Some(tier)) = (record.len(), record.get(0), record.get(1)) else {
+            return Err(LineError::Fields { found: record.len() });
+        };
+        if key.is_empty() {
+            return Err(LineError::NoKey);
+        }
+        let tier = self.tier(tier).ok_or_else(|| self.unknown(tier, key))?;
+        let tenant = match record.get(2) {
+            None | Some(b"") => NO_TENANT,
+            Some(tenant) => self.tenant(tenant)?,
+        };
+        let next = u32::try_from(self.directory.grants.len()).map_err(|_| LineError::TooManyTenants)?;
+        let grant = *self.known_grants.entry((tier, tenant)).or_insert(next);
+        if grant == next {
+            self.directory.grants.push((tier, tenant));
+        }
+        self.lines.push(Line { key: self.directory.seed.fingerprint(key), grant, number });
+        Ok(())
+    }
+
+    fn tier(&self, name: &[u8]) -> Option<u32> {
+        let index = self.directory.tiers.iter().position(|tier| tier.as_bytes() == name)?;
+        u32::try_from(index).ok()
+    }
+
+    /// Where the fields are swapped, what stands for a tier may be a key and is not shown.
+    fn unknown(&self, tier: &[u8], key: &[u8]) -> LineError {
+        if self.tier(key).is_some() {
+            return LineError::Swapped { tier: String::from_utf8_lossy(key).into_owned() };
+        }
+        let Ok(tier) = str::from_utf8(tier) else { return LineError::NotUtf8 };
+        let mut tiers = self.directory.tiers.iter();
+        let nearest = tiers.find(|known| known.eq_ignore_ascii_case(tier)).map(ToString::to_string);
+        LineError::UnknownTier { tier: tier.to_owned(), nearest }
+    }
+
+    fn tenant(&mut self, name: &[u8]) -> Result<u32, LineError> {
+        let name = str::from_utf8(name).map_err(|_| LineError::NotUtf8)?;
+        let tenants = &mut self.directory.tenants;
+        let hasher = self.known_grants.hasher();
+        let hash = |name: &str| hasher.hash_one(name);
+        if let Some(&index) = self.known_tenants.find(hash(name), |&index| tenants.get(index) == Some(name)) {
+            return Ok(index);
+        }
+        let index = tenants.push(name).ok_or(LineError::TooManyTenants)?;
+        let of_known = |&index: &u32| hash(tenants.get(index).unwrap_or_default());
+        self.known_tenants.insert_unique(hash(name), index, of_known);
+        Ok(index)
+    }
+
+    fn finish(mut self) -> Result<Directory, DirectoryError> {
+        let mut keys = Table::for_entries(self.lines.len());
+        for Line { key, grant, number } in self.lines {
+            if let Err(Duplicate) = keys.insert(key, grant) {
+                self.problems.note(number, LineError::Duplicate);
+            }
+        }
+        self.problems.none()?;
+        self.directory.keys = keys;
+        self.directory.grants.shrink_to_fit();
+        self.directory.tenants.shrink();
+        Ok(self.directory)
+    }
+}
+
+/// Many names in one string: four bytes each beside their text.
+#[derive(Default)]
+struct Names {
+    text: String,
+    ends: Vec<u32>,
+}
+
+impl Names {
+    fn get(&self, index: u32) -> Option<&str> {
+        let index = index as usize;
+        let end = *self.ends.get(index)? as usize;
+        let start =
+            index.checked_sub(1).and_then(|before| self.ends.get(before)).map_or(0, |&end| end as usize);
+        self.text.get(start..end)
+    }
+
+    fn push(&mut self, name: &str) -> Option<u32> {
+        let index = u32::try_from(self.ends.len()).ok().filter(|&index| index != NO_TENANT)?;
+        let end = u32::try_from(self.text.len() + name.len()).ok()?;
+        self.text.push_str(name);
+        self.ends.push(end);
+        Some(index)
+    }
+
+    fn shrink(&mut self) {
+        self.text.shrink_to_fit();
+        self.ends.shrink_to_fit();
+    }
+
+    fn size(&self) -> usize {
+        self.text.capacity() + self.ends.capacity() * size_of::<u32>()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TIERS: [&str; 2] = ["free", "premium"];
+
+    fn load(text: &str) -> Directory {
+        Directory::from_csv(text.as_bytes(), &TIERS).unwrap()
+    }
+
+    fn problems(text: &str) -> String {
+        Directory::from_csv(text.as_bytes(), &TIERS).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn header_comments_blank_lines_quotes_and_crlf_are_understood() {
+        let directory = load(
+            "\u{feff}key,tier,tenant\r\n# partners\r\n\r\nk1, premium ,acme\r\n\"k,2\",free\r\nk3,free,\r\n",
+        );
+        assert_eq!(directory.len(), 3);
+        assert_eq!(
+            directory.get(b"k1"),
+            Some(Grant { tier: "premium", tier_index: 1, tenant: Some("acme") })
+        );
+        assert_eq!(directory.get(b"k,2"), Some(Grant { tier: "free", tier_index: 0, tenant: None }));
+        assert_eq!(directory.get(b"k3").unwrap().tenant, None);
+        assert_eq!(directory.get(b""), None);
+        assert_eq!(directory.get(b"key"), None);
+        assert!(load("").is_empty());
+        assert_eq!(load("key,free\n").len(), 1, "without a header line, `key` is a key");
+    }
+
+    #[test]
+    fn tenants_are_kept_once() {
+        let directory = load("a,free,acme\nb,free,umbrella\nc,free,acme\n");
+        assert_eq!(directory.tenants.text, "acmeumbrella");
+        assert_eq!(directory.get(b"c").unwrap().tenant, Some("acme"));
+        assert_eq!(directory.get(b"b").unwrap().tenant, Some("umbrella"));
+    }
+
+    #[test]
+    fn every_problem_is_told_with_its_line() {
+        assert_eq!(
+            problems("a,free\nb\nc,gold\nd,Premium\n,free\na,free\ne,free,x,y\n"),
+            "line 2: 1 fields; write `key,tier` or `key,tier,tenant`\n\
+             line 3: there is no tier `gold`; add it to `rate_limits.tiers`\n\
+             line 4: there is no tier `Premium`; add it to `rate_limits.tiers`, or is it `premium`?\n\
+             line 5: the key is empty\n\
+             line 6: the key was given on an earlier line\n\
+             line 7: 4 fields; write `key,tier` or `key,tier,tenant`"
+        );
+        assert!(problems("a,free\n\"b,free\nc,free\n").starts_with("line 2: a field holds a control"));
+        assert!(problems("free,sk_1\n").contains("`free` is a tier; the key comes first"));
+        let many = problems(&"x\n".repeat(25));
+        assert_eq!(many.lines().count(), 21);
+        assert!(many.ends_with("and 5 more"));
+    }
+
+    #[test]
+    fn no_key_is_shown() {
+        let shown =
+            format!("{:?} {}", load("sk_secret,free"), problems("sk_secret,gold\nsk_secret\nfree,sk_secret"));
+        assert!(!shown.contains("secret"), "{shown}");
+    }
+}

@@ -1,0 +1,318 @@
+//! `[METHOD ]/segment/{parameter}/*/**`: what an operator writes to name endpoints.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::path::{PathError, normalize};
+
+/// More segments than any honest path has; it bounds the depth of a search.
+const MOST_SEGMENTS: usize = 64;
+
+/// Which requests an endpoint means: a method, or any, and the shape of a path.
+///
+/// A segment is a literal, `{name}` or `*` (exactly one segment, whatever it is), or, at the end, `**` (any
+/// number of segments, none included). Literals are normalised like paths, so they match however a request
+/// spells them. A trailing slash means nothing: `/a` and `/a/` are one pattern and match both paths.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct EndpointPattern {
+    method: Option<Box<str>>,
+    segments: Vec<Segment>,
+}
+
+/// One part of a pattern's path.
+#[derive(Debug, Clone, Eq)]
+pub(crate) enum Segment {
+    Literal(Box<str>),
+    /// `{name}`, or `*`, which has no name.
+    One(Option<Box<str>>),
+    Rest,
+}
+
+impl PartialEq for Segment {
+    /// A parameter's name does not change what it matches.
+    fn eq(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Literal(one), Self::Literal(other)) => one == other,
+            (Self::One(_), Self::One(_)) | (Self::Rest, Self::Rest) => true,
+            _ => false,
+        }
+    }
+}
+
+impl std::hash::Hash for Segment {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        std::mem::discriminant(self).hash(state);
+        if let Self::Literal(text) = self {
+            text.hash(state);
+        }
+    }
+}
+
+/// What is wrong with a pattern, and how to write it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PatternError {
+    /// Nothing stands there.
+    #[error("the pattern is empty")]
+    Empty,
+    /// What stands before the path is not a method.
+    #[error("`{method}` is not a method")]
+    Method {
+        /// What was found instead.
+        method: String,
+    },
+    /// The path does not begin with a slash.
+    #[error("`{path}` does not begin with `/`")]
+    NotAbsolute {
+        /// The path as written.
+        path: String,
+    },
+    /// `**` stands before the end.
+    #[error("`**` may only be the last segment")]
+    RestNotLast,
+    /// A wildcard is only a part of its segment.
+    #[error("`{segment}`: `*` must be a whole segment")]
+    PartialWildcard {
+        /// The segment as written.
+        segment: String,
+    },
+    /// Braces that do not make a whole segment with a name.
+    #[error("`{segment}`: a parameter is a whole segment")]
+    Parameter {
+        /// The segment as written.
+        segment: String,
+    },
+    /// Two parameters have one name.
+    #[error("two parameters are called `{name}`")]
+    ParameterTwice {
+        /// The name.
+        name: String,
+    },
+    /// `//`, `.` or `..`: no normalised path has such a segment, so it would never match.
+    #[error("no path has the segment `{segment}` once it is normalised")]
+    NeverMatches {
+        /// The segment as written.
+        segment: String,
+    },
+    /// A segment that no path may have.
+    #[error("`{segment}`: {cause}")]
+    Segment {
+        /// The segment as written.
+        segment: String,
+        /// Why it may not.
+        cause: PathError,
+    },
+    /// Too many segments.
+    #[error("the pattern has {segments} segments, at most {MOST_SEGMENTS}")]
+    TooLong {
+        /// How many it has.
+        segments: usize,
+    },
+}
+
+impl PatternError {
+    /// What to write instead.
+    pub fn hint(&self) -> String {
+        match self {
+            Self::Empty => "write a path like `/api/v1/search`, or `/**` for every path".to_owned(),
+            Self::Method { .. } => {
+                "write it in capitals before the path, as in `POST /api/v1/orders`".to_owned()
+            }
+            Self::NotAbsolute { path } => format!("write `/{path}`"),
+            Self::RestNotLast => "use `*` for exactly one segment in between".to_owned(),
+            Self::PartialWildcard { .. } => "write `/*/` for one segment, or end with `/**`".to_owned(),
+            Self::Parameter { .. } => {
+                "write it like `/users/{id}/orders`, named with letters, digits and `_`".to_owned()
+            }
+            Self::ParameterTwice { .. } => "give one of them another name, or use `*`".to_owned(),
+            Self::NeverMatches { .. } => "write the path it leads to".to_owned(),
+            Self::Segment { cause: PathError::Character { found: '?' | '#', .. }, .. } => {
+                "only the path is matched; leave out the query".to_owned()
+            }
+            Self::Segment { .. } => "write the path as requests spell it, percent-encoded".to_owned(),
+            Self::TooLong { .. } => "end it earlier with `/**`".to_owned(),
+        }
+    }
+}
+
+impl EndpointPattern {
+    /// The pattern that takes every request.
+    pub(crate) fn everything() -> Self {
+        Self { method: None, segments: vec![Segment::Rest] }
+    }
+
+    /// Reads a pattern.
+    ///
+    /// ```
+    /// use tidegate_policy::EndpointPattern;
+    ///
+    /// let pattern = EndpointPattern::parse("POST /api/v1/orders/{id}")?;
+    /// assert_eq!(pattern.method(), Some("POST"));
+    /// assert_eq!(pattern, EndpointPattern::parse("POST /%61pi/v1/orders/*/")?);
+    /// # Ok::<(), tidegate_policy::PatternError>(())
+    /// ```
+    pub fn parse(text: &str) -> Result<Self, PatternError> {
+        let text = text.trim();
+        if text.is_empty() {
+            return Err(PatternError::Empty);
+        }
+        let (method, path) = match text.split_once(char::is_whitespace) {
+            Some((method, path)) if !method.starts_with('/') => {
+                (Some(checked_method(method)?), path.trim_start())
+            }
+            _ => (None, text),
+        };
+        let Some(relative) = path.strip_prefix('/') else {
+            return Err(PatternError::NotAbsolute { path: path.to_owned() });
+        };
+        let relative = relative.strip_suffix('/').unwrap_or(relative);
+        let written: Vec<_> = if relative.is_empty() { Vec::new() } else { relative.split('/').collect() };
+        if written.len() > MOST_SEGMENTS {
+            return Err(PatternError::TooLong { segments: written.len() });
+        }
+        let segments = written.iter().map(|text| Segment::parse(text)).collect::<Result<Vec<_>, _>>()?;
+        if segments.iter().rev().skip(1).any(|segment| *segment == Segment::Rest) {
+            return Err(PatternError::RestNotLast);
+        }
+        let names: Vec<_> = segments.iter().filter_map(Segment::name).collect();
+        if let Some((_, name)) = names.iter().enumerate().find(|(at, name)| names[..*at].contains(name)) {
+            return Err(PatternError::ParameterTwice { name: (*name).to_owned() });
+        }
+        Ok(Self { method, segments })
+    }
+
+    /// The method it asks for; none if any will do.
+    pub fn method(&self) -> Option<&str> {
+        self.method.as_deref()
+    }
+
+    /// Whether its path has no parameter and no wildcard.
+    pub fn is_literal(&self) -> bool {
+        self.segments.iter().all(|segment| matches!(segment, Segment::Literal(_)))
+    }
+
+    pub(crate) fn segments(&self) -> &[Segment] {
+        &self.segments
+    }
+}
+
+impl FromStr for EndpointPattern {
+    type Err = PatternError;
+
+    fn from_str(text: &str) -> Result<Self, PatternError> {
+        Self::parse(text)
+    }
+}
+
+impl fmt::Display for EndpointPattern {
+    /// The pattern as it matches: normalised, without a trailing slash.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(method) = &self.method {
+            write!(f, "{method} ")?;
+        }
+        if self.segments.is_empty() {
+            return f.write_str("/");
+        }
+        self.segments.iter().try_for_each(|segment| match segment {
+            Segment::Literal(text) => write!(f, "/{text}"),
+            Segment::One(Some(name)) => write!(f, "/{{{name}}}"),
+            Segment::One(None) => f.write_str("/*"),
+            Segment::Rest => f.write_str("/**"),
+        })
+    }
+}
+
+impl Segment {
+    fn parse(text: &str) -> Result<Self, PatternError> {
+        let segment = || text.to_owned();
+        match text {
+            "*" => return Ok(Self::One(None)),
+            "**" => return Ok(Self::Rest),
+            // Told as what it is, a query, whatever else stands in it.
+            _ if text.contains(['?', '#']) => {}
+            _ if text.contains(['{', '}']) => {
+                return match text.strip_prefix('{').and_then(|rest| rest.strip_suffix('}')) {
+                    Some(name) if is_name(name) => Ok(Self::One(Some(name.into()))),
+                    _ => Err(PatternError::Parameter { segment: segment() }),
+                };
+            }
+            _ if text.contains('*') => return Err(PatternError::PartialWildcard { segment: segment() }),
+            _ => {}
+        }
+        match normalize(&format!("/{text}")) {
+            Ok(path) if path == "/" => Err(PatternError::NeverMatches { segment: segment() }),
+            Ok(path) => Ok(Self::Literal(path[1..].into())),
+            Err(cause) => Err(PatternError::Segment { segment: segment(), cause }),
+        }
+    }
+
+    fn name(&self) -> Option<&str> {
+        match self {
+            Self::One(name) => name.as_deref(),
+            Self::Literal(_) | Self::Rest => None,
+        }
+    }
+}
+
+fn is_name(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+}
+
+fn checked_method(text: &str) -> Result<Box<str>, PatternError> {
+    let fits = text.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'-' || byte == b'_');
+    if fits { Ok(text.into()) } else { Err(PatternError::Method { method: text.to_owned() }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shown(text: &str) -> String {
+        EndpointPattern::parse(text).unwrap().to_string()
+    }
+
+    #[test]
+    fn a_pattern_is_normalised_like_a_path() {
+        assert_eq!(shown("/%61pi/a%2fb/café/"), "/api/a%2Fb/caf%C3%A9");
+        assert_eq!(shown("  POST   /x/{id}/*/** "), "POST /x/{id}/*/**");
+        assert_eq!(shown("/"), "/");
+        assert_eq!(shown("M-SEARCH /**/"), "M-SEARCH /**");
+    }
+
+    #[test]
+    fn equal_patterns_match_the_same() {
+        let parse = |text| EndpointPattern::parse(text).unwrap();
+        assert_eq!(parse("/a/{x}"), parse("/a/*/"));
+        assert_ne!(parse("/a/{x}"), parse("/a/**"));
+        assert_ne!(parse("GET /a"), parse("/a"));
+    }
+
+    #[test]
+    fn a_wrong_pattern_is_told_how_to_be_right() {
+        let said = |text: &str| {
+            let error = EndpointPattern::parse(text).unwrap_err();
+            format!("{error}; {}", error.hint())
+        };
+        for (pattern, expected) in [
+            ("", "the pattern is empty"),
+            ("api/v1", "write `/api/v1`"),
+            ("post /x", "`post` is not a method; write it in capitals"),
+            ("GET x", "write `/x`"),
+            ("/a/**/b", "`**` may only be the last segment"),
+            ("/a*", "`a*`: `*` must be a whole segment"),
+            ("/a/***", "`*` must be a whole segment"),
+            ("/x{id}", "`x{id}`: a parameter is a whole segment; write it like"),
+            ("/{}", "a parameter is a whole segment"),
+            ("/{a-b}", "a parameter is a whole segment"),
+            ("/{a}/{a}", "two parameters are called `a`"),
+            ("/a//b", "no path has the segment ``"),
+            ("/a/../b", "no path has the segment `..`"),
+            ("/a/%2e", "no path has the segment `%2e`"),
+            ("/a b", "`a b`: ' ' at byte 2 of the path must be percent-encoded"),
+            ("/%c0%af", "are not UTF-8"),
+            ("/a?b=1", "'?' at byte"),
+        ] {
+            assert!(said(pattern).contains(expected), "{pattern}: {}", said(pattern));
+        }
+        assert!(said(&"/a".repeat(65)).contains("65 segments"));
+    }
+}

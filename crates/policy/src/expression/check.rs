@@ -1,0 +1,351 @@
+//! What can be known of an expression before there is a request: its names and, mostly, its types.
+
+use std::collections::HashMap;
+use std::fmt;
+
+use cel::common::ast::{EntryExpr, Expr, IdedExpr, LiteralValue, operators};
+use cel::{ExecutionError, ParseErrors, Program};
+use regex::{Regex, RegexBuilder};
+
+use super::ExpressionError;
+use super::facts::{HEADERS, Variable};
+
+/// A pattern's automaton may take so many bytes.
+const LARGEST_PATTERN: usize = 1 << 20;
+/// Evaluation recurses; so deep it stays far from the end of any stack. `&&` and `||` in a row count little, as
+/// the parser balances them.
+const DEEPEST: usize = 48;
+/// Names that stand for types, as in `type(x) == string`.
+const TYPE_NAMES: [&str; 10] =
+    ["bool", "bytes", "double", "int", "list", "map", "null_type", "string", "type", "uint"];
+
+/// Where in an expression, from 1. The default says nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Place {
+    /// The line.
+    pub line: usize,
+    /// The character in its line.
+    pub column: usize,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self { line: 0, .. } => f.write_str("the expression"),
+            Self { line: 1, column } => write!(f, "column {column}"),
+            Self { line, column } => write!(f, "line {line}, column {column}"),
+        }
+    }
+}
+
+/// What an expression asks for.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    pub(super) variables: Vec<Variable>,
+    pub(super) patterns: HashMap<String, Regex>,
+}
+
+/// The first thing the parser did not understand.
+pub(super) fn syntax(errors: &ParseErrors) -> ExpressionError {
+    let first = errors.errors.first();
+    let number = |number: isize| usize::try_from(number).unwrap_or_default();
+    let place = first.map(|error| Place { line: number(error.pos.0), column: number(error.pos.1) });
+    let place = place.unwrap_or_default();
+    let message = first.map_or_else(|| errors.to_string(), |error| error.msg.trim().to_owned());
+    // The parser's own bound comes wrapped in the debug form of its error.
+    if message.contains("Recursion limit") {
+        return ExpressionError::TooDeep { place };
+    }
+    ExpressionError::Syntax { place, message }
+}
+
+/// Whether an error of the rehearsal lies in the expression, not in the request.
+pub(super) fn is_mistake(error: &ExecutionError) -> bool {
+    matches!(
+        error,
+        ExecutionError::NoSuchOverload(_)
+            | ExecutionError::UnsupportedBinaryOperator(..)
+            | ExecutionError::UndeclaredReference(_)
+            | ExecutionError::UnexpectedType { .. }
+            | ExecutionError::UnsupportedTargetType { .. }
+            | ExecutionError::NotSupportedAsMethod { .. }
+            | ExecutionError::ValuesNotComparable(..)
+            | ExecutionError::InvalidArgumentCount { .. }
+            | ExecutionError::UnsupportedKeyType(_)
+            | ExecutionError::MissingArgumentOrTarget
+    )
+}
+
+/// Finds unknown names, parts that do not fit together, and a result that is not true or false.
+pub(super) fn check(program: &Program) -> Result<Found, ExpressionError> {
+    let mut checker = Checker { program, depth: 0, scope: Vec::new(), found: Found::default() };
+    match checker.type_of(program.expression())? {
+        Type::Bool | Type::Unknown => Ok(checker.found),
+        found => Err(ExpressionError::NotBoolean { found: found.name().to_owned() }),
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Type {
+    Bool,
+    Number,
+    String,
+    Headers,
+    List,
+    Unknown,
+}
+
+impl Type {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Bool => "true or false",
+            Self::Number => "a number",
+            Self::String => "a string",
+            Self::Headers => "the headers",
+            Self::List => "a list",
+            Self::Unknown => "unknown",
+        }
+    }
+
+    fn can_be(self, other: Self) -> bool {
+        self == other || self == Self::Unknown || other == Self::Unknown
+    }
+}
+
+struct Checker<'e> {
+    program: &'e Program,
+    depth: usize,
+    /// The variables of the macros (`all`, `exists`, …) around.
+    scope: Vec<&'e str>,
+    found: Found,
+}
+
+impl<'e> Checker<'e> {
+    fn type_of(&mut self, expr: &'e IdedExpr) -> Result<Type, ExpressionError> {
+        if self.depth == DEEPEST {
+            return Err(ExpressionError::TooDeep { place: self.place(expr) });
+        }
+        self.depth += 1;
+        let found = self.type_within(expr);
+        self.depth -= 1;
+        found
+    }
+
+    fn type_within(&mut self, expr: &'e IdedExpr) -> Result<Type, ExpressionError> {
+        Ok(match &expr.expr {
+            Expr::Literal(LiteralValue::Boolean(_)) => Type::Bool,
+            Expr::Literal(LiteralValue::String(_)) => Type::String,
+            Expr::Literal(LiteralValue::Int(_) | LiteralValue::UInt(_) | LiteralValue::Double(_)) => {
+                Type::Number
+            }
+            Expr::Literal(_) | Expr::Unspecified => Type::Unknown,
+            Expr::Ident(name) => self.variable(expr, name.clone())?,
+            Expr::Select(select) if select.test => {
+                let message = "`has` sees no headers; write `'name' in request.headers`".to_owned();
+                return Err(ExpressionError::Types { place: self.place(expr), message });
+            }
+            Expr::Select(select) => {
+                if let Some(name) = qualified(expr) {
+                    return self.variable(expr, name);
+                }
+                self.type_of(&select.operand)?;
+                Type::Unknown
+            }
+            Expr::Call(call) => match &call.target {
+                None => self.call(expr, &call.func_name, &call.args.iter().collect::<Vec<_>>())?,
+                Some(target) => {
+                    let args: Vec<_> = std::iter::once(&**target).chain(&call.args).collect();
+                    self.call(expr, &call.func_name, &args)?
+                }
+            },
+            Expr::List(list) => {
+                list.elements.iter().try_for_each(|element| self.type_of(element).map(drop))?;
+                Type::List
+            }
+            Expr::Map(map) => self.entries(map.entries.iter().map(|entry| &entry.expr))?,
+            Expr::Struct(fields) => self.entries(fields.entries.iter().map(|entry| &entry.expr))?,
+            Expr::Comprehension(macro_) => {
+                if self.type_of(&macro_.iter_range)? == Type::Headers {
+                    let message = "the headers cannot be iterated over; ask for them by name".to_owned();
+                    return Err(ExpressionError::Types { place: self.place(&macro_.iter_range), message });
+                }
+                self.type_of(&macro_.accu_init)?;
+                let outside = self.scope.len();
+                self.scope.extend([macro_.iter_var.as_str(), &macro_.accu_var]);
+                self.scope.extend(macro_.iter_var2.as_deref());
+                for part in [&macro_.loop_cond, &macro_.loop_step, &macro_.result] {
+                    self.type_of(part)?;
+                }
+                self.scope.truncate(outside);
+                Type::Unknown
+            }
+        })
+    }
+
+    fn entries(&mut self, entries: impl Iterator<Item = &'e EntryExpr>) -> Result<Type, ExpressionError> {
+        for entry in entries {
+            match entry {
+                EntryExpr::StructField(field) => self.type_of(&field.value)?,
+                EntryExpr::MapEntry(entry) => {
+                    self.type_of(&entry.key)?;
+                    self.type_of(&entry.value)?
+                }
+            };
+        }
+        Ok(Type::Unknown)
+    }
+
+    fn variable(&mut self, expr: &IdedExpr, name: String) -> Result<Type, ExpressionError> {
+        let root = name.split('.').next().unwrap_or_default();
+        if self.scope.contains(&root) || TYPE_NAMES.contains(&name.as_str()) {
+            return Ok(Type::Unknown);
+        }
+        if name == HEADERS {
+            return Ok(Type::Headers);
+        }
+        let field = name.strip_prefix(HEADERS).and_then(|rest| rest.strip_prefix('.'));
+        if field.is_some_and(|field| !field.contains('.')) {
+            return Ok(Type::String);
+        }
+        if let Some(variable) = Variable::named(&name) {
+            if !self.found.variables.contains(&variable) {
+                self.found.variables.push(variable);
+            }
+            return Ok(Type::String);
+        }
+        let known = Variable::ALL.iter().map(|variable| variable.name()).chain([HEADERS]);
+        let nearest = known.map(|known| (distance(known, &name), known)).min();
+        let nearest = nearest.filter(|(distance, _)| *distance <= 3).map(|(_, known)| known.to_owned());
+        Err(ExpressionError::UnknownVariable { place: self.place(expr), name, nearest })
+    }
+
+    fn call(&mut self, expr: &IdedExpr, name: &str, args: &[&'e IdedExpr]) -> Result<Type, ExpressionError> {
+        let types = args.iter().map(|arg| self.type_of(arg)).collect::<Result<Vec<_>, _>>()?;
+        let at = |index: usize| types.get(index).copied().unwrap_or(Type::Unknown);
+        let fits = |is_fit: bool, message: &str| {
+            let message = message.to_owned();
+            if is_fit { Ok(()) } else { Err(ExpressionError::Types { place: self.place(expr), message }) }
+        };
+        match name {
+            operators::LOGICAL_AND | operators::LOGICAL_OR | operators::LOGICAL_NOT => {
+                let is_fit = types.iter().all(|operand| operand.can_be(Type::Bool));
+                fits(is_fit, "`&&`, `||` and `!` take what is true or false")?;
+                Ok(Type::Bool)
+            }
+            operators::EQUALS | operators::NOT_EQUALS => {
+                let (one, other) = (at(0), at(1));
+                let message = format!("{} never equals {}", one.name(), other.name());
+                fits(one.can_be(other), &message)?;
+                Ok(Type::Bool)
+            }
+            operators::LESS | operators::LESS_EQUALS | operators::GREATER | operators::GREATER_EQUALS => {
+                let (one, other) = (at(0), at(1));
+                let message = format!("{} and {} have no order", one.name(), other.name());
+                fits(one.can_be(other), &message)?;
+                Ok(Type::Bool)
+            }
+            operators::CONDITIONAL => {
+                fits(at(0).can_be(Type::Bool), "what stands before `?` must be true or false")?;
+                Ok(if at(1) == at(2) { at(1) } else { Type::Unknown })
+            }
+            operators::INDEX if at(0) == Type::Headers => {
+                fits(at(1).can_be(Type::String), "headers are found by name, as in `request.headers['x']`")?;
+                Ok(Type::String)
+            }
+            operators::IN | operators::NOT_STRICTLY_FALSE => Ok(Type::Bool),
+            operators::ADD if at(0) == at(1) => Ok(at(0)),
+            _ if is_operator(name) => Ok(Type::Unknown),
+            "matches" => {
+                self.pattern(expr, args.get(1).copied())?;
+                Ok(Type::Bool)
+            }
+            _ => {
+                if !is_function(name) {
+                    let name = name.to_owned();
+                    return Err(ExpressionError::UnknownFunction { place: self.place(expr), name });
+                }
+                Ok(result_of(name))
+            }
+        }
+    }
+
+    fn pattern(&mut self, call: &IdedExpr, pattern: Option<&IdedExpr>) -> Result<(), ExpressionError> {
+        let place = self.place(pattern.unwrap_or(call));
+        let Some(Expr::Literal(LiteralValue::String(text))) = pattern.map(|pattern| &pattern.expr) else {
+            let message =
+                "the pattern of `matches` must be a literal, so that it is compiled once".to_owned();
+            return Err(ExpressionError::Pattern { place, message });
+        };
+        let regex = RegexBuilder::new(text.inner()).size_limit(LARGEST_PATTERN).build();
+        let regex = regex.map_err(|error| ExpressionError::Pattern { place, message: error.to_string() })?;
+        self.found.patterns.insert(text.inner().to_owned(), regex);
+        Ok(())
+    }
+
+    fn place(&self, expr: &IdedExpr) -> Place {
+        let info = self.program.source_info();
+        let Some((start, _)) = info.offset_for(leftmost(expr).id) else { return Place::default() };
+        let before: String = info.source.chars().take(start as usize).collect();
+        let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
+        Place { line: before.matches('\n').count() + 1, column }
+    }
+}
+
+/// Where a name begins: a selection is placed at its dot.
+fn leftmost(expr: &IdedExpr) -> &IdedExpr {
+    match &expr.expr {
+        Expr::Select(select) => leftmost(&select.operand),
+        _ => expr,
+    }
+}
+
+/// `a.b.c`, where the expression is just that.
+fn qualified(expr: &IdedExpr) -> Option<String> {
+    match &expr.expr {
+        Expr::Ident(name) => Some(name.clone()),
+        Expr::Select(select) if !select.test => {
+            Some(format!("{}.{}", qualified(&select.operand)?, select.field))
+        }
+        _ => None,
+    }
+}
+
+fn is_operator(name: &str) -> bool {
+    !name.starts_with(|first: char| first.is_ascii_alphabetic())
+}
+
+/// Asks the interpreter itself: an unknown function is an unknown reference, a known one misses its arguments.
+fn is_function(name: &str) -> bool {
+    let is_known = |source: String| {
+        let context = cel::Context::with_env(std::sync::Arc::clone(&super::ENVIRONMENT));
+        let program = super::ENVIRONMENT.compile(&source);
+        program.is_ok_and(|program| {
+            !matches!(program.execute(&context), Err(ExecutionError::UndeclaredReference(_)))
+        })
+    };
+    is_known(format!("{name}()")) || is_known(format!("''.{name}()"))
+}
+
+fn result_of(function: &str) -> Type {
+    match function {
+        "contains" | "startsWith" | "endsWith" | "bool" => Type::Bool,
+        "size" | "int" | "uint" | "double" => Type::Number,
+        "string" => Type::String,
+        _ => Type::Unknown,
+    }
+}
+
+/// How many characters to change (Levenshtein).
+fn distance(one: &str, other: &str) -> usize {
+    let mut row: Vec<usize> = (0..=other.chars().count()).collect();
+    for (above, a) in one.chars().enumerate() {
+        let mut diagonal = above;
+        row[0] = above + 1;
+        for (left, b) in other.chars().enumerate() {
+            let change = diagonal + usize::from(a != b);
+            diagonal = row[left + 1];
+            row[left + 1] = change.min(diagonal + 1).min(row[left] + 1);
+        }
+    }
+    row.last().copied().unwrap_or_default()
+}

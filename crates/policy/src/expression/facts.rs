@@ -1,0 +1,178 @@
+//! The request as an expression sees it.
+
+use std::borrow::Cow;
+
+use cel::ExecutionError;
+use cel::common::traits::{Container, Indexer};
+use cel::common::types::{CelString, Type};
+use cel::common::value::{CowVal, Val};
+use cel::context::VariableResolver;
+use http::HeaderMap;
+
+use crate::identity::Identity;
+
+/// What an expression can name, but for the headers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Variable {
+    Method,
+    Host,
+    Path,
+    Kind,
+    Ip,
+    Tier,
+    Tenant,
+    User,
+}
+
+/// The one name that is not a string.
+pub(super) const HEADERS: &str = "request.headers";
+
+impl Variable {
+    pub(super) const ALL: [Self; 8] =
+        [Self::Method, Self::Host, Self::Path, Self::Kind, Self::Ip, Self::Tier, Self::Tenant, Self::User];
+
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Method => "request.method",
+            Self::Host => "request.host",
+            Self::Path => "request.path",
+            Self::Kind => "client.kind",
+            Self::Ip => "client.ip",
+            Self::Tier => "client.tier",
+            Self::Tenant => "client.tenant",
+            Self::User => "client.user",
+        }
+    }
+
+    pub(super) fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|variable| variable.name() == name)
+    }
+
+    fn value<'a>(self, identity: &'a Identity<'_>, tier: Option<&'a str>) -> CelString<'a> {
+        let facts = identity.facts();
+        match self {
+            Self::Method => facts.method.into(),
+            Self::Host => facts.host.into(),
+            Self::Path => facts.path.into(),
+            Self::Kind => identity.kind().name().into(),
+            Self::Ip => identity.address().to_string().into(),
+            Self::Tier => tier.unwrap_or_default().into(),
+            Self::Tenant => text(identity.tenant().unwrap_or_default()),
+            Self::User => text(identity.user().unwrap_or_default()),
+        }
+    }
+}
+
+fn text(bytes: &[u8]) -> CelString<'_> {
+    match String::from_utf8_lossy(bytes) {
+        Cow::Borrowed(text) => text.into(),
+        Cow::Owned(text) => text.into(),
+    }
+}
+
+/// The values that one expression asks for, of one request.
+#[derive(Debug)]
+pub(super) struct Bound<'a> {
+    values: [CelString<'a>; Variable::ALL.len()],
+    headers: Headers<'a>,
+}
+
+impl<'a> Bound<'a> {
+    pub(super) fn new(variables: &[Variable], identity: &'a Identity<'_>, tier: Option<&'a str>) -> Self {
+        let mut values = <[CelString<'a>; Variable::ALL.len()]>::default();
+        for &variable in variables {
+            values[variable as usize] = variable.value(identity, tier);
+        }
+        Self { values, headers: Headers(Some(identity.facts().headers)) }
+    }
+
+    /// A request of which everything is empty.
+    pub(super) fn sample() -> Self {
+        Self { values: Default::default(), headers: Headers(None) }
+    }
+}
+
+impl VariableResolver for Bound<'_> {
+    fn resolve<'b>(&'b self, name: &str) -> Option<CowVal<'b, 'b>> {
+        if name == HEADERS {
+            return Some(CowVal::Borrowed(&self.headers));
+        }
+        Variable::named(name).map(|variable| CowVal::Borrowed(&self.values[variable as usize] as &dyn Val))
+    }
+}
+
+static HEADERS_TYPE: Type = Type::new_unspecified_type("headers");
+
+/// The headers, looked up by name when an expression asks.
+#[derive(Debug, Clone, Copy)]
+struct Headers<'a>(Option<&'a HeaderMap>);
+
+impl<'a> Headers<'a> {
+    fn find(self, name: &dyn Val) -> Result<CelString<'a>, ExecutionError> {
+        let name = named(name)?;
+        let mut lines = self.0.into_iter().flat_map(|headers| headers.get_all(name).iter());
+        let mut found = text(lines.next().map_or(&[], http::HeaderValue::as_bytes));
+        for line in lines {
+            found = format!("{}, {}", found.inner(), text(line.as_bytes()).inner()).into();
+        }
+        Ok(found)
+    }
+}
+
+fn named(name: &dyn Val) -> Result<&str, ExecutionError> {
+    name.downcast_ref::<CelString<'_>>().map(CelString::inner).ok_or_else(|| ExecutionError::UnexpectedType {
+        got: name.get_type().name().to_owned(),
+        want: "string".to_owned(),
+    })
+}
+
+impl Val for Headers<'_> {
+    fn get_type(&self) -> &Type {
+        <Self as Val>::cel_type()
+    }
+
+    fn cel_type() -> &'static Type {
+        &HEADERS_TYPE
+    }
+
+    fn as_container(&self) -> Option<&dyn Container> {
+        Some(self)
+    }
+
+    fn as_indexer<'b, 'v>(&'b self) -> Option<&'b (dyn Indexer + 'v)>
+    where
+        Self: 'v,
+    {
+        Some(self)
+    }
+
+    fn clone_as_boxed<'v>(&self) -> Box<dyn Val + 'v>
+    where
+        Self: 'v,
+    {
+        Box::new(*self)
+    }
+}
+
+impl Container for Headers<'_> {
+    fn contains(&self, name: &dyn Val) -> Result<bool, ExecutionError> {
+        let name = named(name)?;
+        Ok(self.0.is_some_and(|headers| headers.contains_key(name)))
+    }
+}
+
+impl Indexer for Headers<'_> {
+    fn get<'b, 'v>(&'b self, name: &dyn Val) -> Result<CowVal<'b, 'v>, ExecutionError>
+    where
+        Self: 'v,
+    {
+        Ok(CowVal::owned(self.find(name)?))
+    }
+
+    fn steal<'v>(self: Box<Self>, name: &dyn Val) -> Result<Box<dyn Val + 'v>, ExecutionError>
+    where
+        Self: 'v,
+    {
+        Ok(Box::new(self.find(name)?))
+    }
+}

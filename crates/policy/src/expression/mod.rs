@@ -1,0 +1,249 @@
+//! `when:` a condition on the request, in the Common Expression Language.
+//!
+//! | variable | value |
+//! |---|---|
+//! | `request.method`, `request.host`, `request.path` | strings; the path is normalised |
+//! | `request.headers['x-name']` | a string, empty where the header is absent; several lines joined by `, ` |
+//! | `'x-name' in request.headers` | whether the header is there |
+//! | `client.kind` | `api_key`, `user`, `tenant`, `ip`, `cookie`, `fingerprint` or `anonymous` |
+//! | `client.ip` | the client's whole address |
+//! | `client.tier`, `client.tenant`, `client.user` | strings, empty where there is none |
+//!
+//! Secrets are not among them. Values are looked up when the expression asks for them, and only what it names is
+//! looked for at all.
+//!
+//! Beside the standard functions there is `matches`, whose pattern must be a literal: it is compiled once, with
+//! the expression. A run-time error, `int('x')` for instance, is an error, not an answer: whoever asked takes
+//! the stricter side.
+
+mod check;
+mod facts;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, LazyLock};
+
+use cel::common::types::CelBool;
+use cel::common::value::Val;
+use cel::extractors::This;
+use cel::{Context, Env, ExecutionError, Program, Value};
+use regex::Regex;
+
+pub use check::Place;
+use facts::{Bound, Variable};
+
+use crate::identity::Identity;
+
+/// A longer expression is a mistake, or an attack on the parser.
+const LONGEST: usize = 4096;
+
+static ENVIRONMENT: LazyLock<Arc<Env>> = LazyLock::new(|| Arc::new(Env::stdlib()));
+
+/// A compiled condition.
+///
+/// ```
+/// use tidegate_policy::Expression;
+///
+/// assert!(Expression::compile("request.method == 'POST' && client.tier != 'premium'").is_ok());
+/// let error = Expression::compile("request.methd == 'POST'").unwrap_err();
+/// assert_eq!(error.to_string(), "column 1: there is no `request.methd`; is it `request.method`?");
+/// ```
+pub struct Expression {
+    program: Program,
+    variables: Vec<Variable>,
+    /// The functions; each evaluation adds its request in a scope of its own.
+    root: Context<'static, 'static>,
+}
+
+/// Why an expression cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ExpressionError {
+    /// It is too long.
+    #[error("{length} bytes, at most {LONGEST}")]
+    TooLong {
+        /// How long it is.
+        length: usize,
+    },
+    /// Its parts are nested too deeply.
+    #[error("{place}: nested too deeply; split the rule in two")]
+    TooDeep {
+        /// Where.
+        place: Place,
+    },
+    /// It is not an expression.
+    #[error("{place}: {message}")]
+    Syntax {
+        /// Where.
+        place: Place,
+        /// What the parser says.
+        message: String,
+    },
+    /// It names what does not exist.
+    #[error("{place}: there is no `{name}`{}", hint(nearest.as_deref()))]
+    UnknownVariable {
+        /// Where.
+        place: Place,
+        /// The name as written.
+        name: String,
+        /// What may be meant.
+        nearest: Option<String>,
+    },
+    /// It calls what does not exist.
+    #[error("{place}: there is no function `{name}`")]
+    UnknownFunction {
+        /// Where.
+        place: Place,
+        /// The name as written.
+        name: String,
+    },
+    /// Its parts do not fit together.
+    #[error("{place}: {message}")]
+    Types {
+        /// Where.
+        place: Place,
+        /// What does not fit.
+        message: String,
+    },
+    /// The pattern of `matches` is no regular expression, or no literal.
+    #[error("{place}: {message}")]
+    Pattern {
+        /// Where.
+        place: Place,
+        /// What is wrong with it.
+        message: String,
+    },
+    /// It does not yield true or false.
+    #[error("the result is {found}, not true or false; compare it with something")]
+    NotBoolean {
+        /// What it yields.
+        found: String,
+    },
+}
+
+/// An expression could not be evaluated for a request. The rule it guards applies: the stricter answer.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct EvaluationError {
+    /// What went wrong; it may quote the request.
+    pub message: String,
+}
+
+fn hint(nearest: Option<&str>) -> String {
+    nearest.map(|name| format!("; is it `{name}`?")).unwrap_or_default()
+}
+
+impl ExpressionError {
+    /// Where in the expression, if that is known.
+    pub fn place(&self) -> Option<Place> {
+        match self {
+            Self::TooDeep { place }
+            | Self::Syntax { place, .. }
+            | Self::UnknownVariable { place, .. }
+            | Self::UnknownFunction { place, .. }
+            | Self::Types { place, .. }
+            | Self::Pattern { place, .. } => Some(*place).filter(|place| *place != Place::default()),
+            Self::TooLong { .. } | Self::NotBoolean { .. } => None,
+        }
+    }
+
+    /// What is wrong, without the place.
+    pub fn what(&self) -> String {
+        match self {
+            Self::TooLong { length } => format!("the expression has {length} bytes, at most {LONGEST}"),
+            Self::TooDeep { .. } => "the expression is nested too deeply".to_owned(),
+            Self::Syntax { message, .. } | Self::Types { message, .. } | Self::Pattern { message, .. } => {
+                message.clone()
+            }
+            Self::UnknownVariable { name, .. } => format!("there is no `{name}`"),
+            Self::UnknownFunction { name, .. } => format!("there is no function `{name}`"),
+            Self::NotBoolean { found } => format!("the result is {found}, not true or false"),
+        }
+    }
+
+    /// How to mend it.
+    pub fn hint(&self) -> String {
+        match self {
+            Self::TooLong { .. } | Self::TooDeep { .. } => "split the rule in two".to_owned(),
+            Self::Syntax { .. } => "write it like `request.method == \"GET\"`".to_owned(),
+            Self::UnknownVariable { nearest: Some(nearest), .. } => format!("did you mean `{nearest}`?"),
+            Self::UnknownVariable { nearest: None, .. } => {
+                let names: Vec<_> = Variable::ALL.iter().map(|variable| variable.name()).collect();
+                format!("there are {} and {}", names.join(", "), facts::HEADERS)
+            }
+            Self::UnknownFunction { .. } => {
+                "there are the standard functions of CEL, such as `startsWith`, and `matches`".to_owned()
+            }
+            Self::Types { .. } => "compare what is of one kind".to_owned(),
+            Self::Pattern { .. } => {
+                "write a regular expression as a literal, such as `'^/v[0-9]+/'`".to_owned()
+            }
+            Self::NotBoolean { .. } => "compare it with something".to_owned(),
+        }
+    }
+}
+
+impl Expression {
+    /// Reads an expression and finds what is wrong with it, as far as that can be known without a request.
+    pub fn compile(source: &str) -> Result<Self, ExpressionError> {
+        if source.len() > LONGEST {
+            return Err(ExpressionError::TooLong { length: source.len() });
+        }
+        let program = ENVIRONMENT.compile(source).map_err(|errors| check::syntax(&errors))?;
+        let found = check::check(&program)?;
+        let expression = Self { program, variables: found.variables, root: context(found.patterns) };
+        expression.rehearse()?;
+        Ok(expression)
+    }
+
+    /// Whether the condition holds for a request whose client has this tier.
+    pub fn evaluate(&self, identity: &Identity<'_>, tier: Option<&str>) -> Result<bool, EvaluationError> {
+        let bound = Bound::new(&self.variables, identity, tier);
+        let verdict = self.run(&bound, |result| match result.downcast_ref::<CelBool>() {
+            Some(verdict) => Ok(*verdict.inner()),
+            None => Err(format!("the result is {}, not true or false", result.get_type().name())),
+        });
+        verdict.map_err(|error| error.to_string()).flatten().map_err(|message| EvaluationError { message })
+    }
+
+    /// Evaluates once for a request of no importance: what cannot be typed ahead shows its type.
+    fn rehearse(&self) -> Result<(), ExpressionError> {
+        let result = self.run(&Bound::sample(), |result| result.get_type().name().to_owned());
+        match result {
+            Ok(found) if found == "bool" => Ok(()),
+            Ok(found) => Err(ExpressionError::NotBoolean { found }),
+            Err(error) if check::is_mistake(&error) => {
+                Err(ExpressionError::Types { place: Place::default(), message: error.to_string() })
+            }
+            Err(_) => Ok(()),
+        }
+    }
+
+    fn run<R>(&self, bound: &Bound<'_>, read: impl FnOnce(&dyn Val) -> R) -> Result<R, ExecutionError> {
+        let root: &Context<'_, '_> = &self.root;
+        let mut scope = root.new_inner_scope();
+        scope.set_variable_resolver(bound);
+        let result = Value::resolve_val(self.program.expression(), &scope)?;
+        Ok(read(result.as_ref()))
+    }
+}
+
+impl fmt::Debug for Expression {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Expression").field(&self.program.source_info().source).finish()
+    }
+}
+
+/// The standard functions, and `matches` over patterns that were compiled ahead.
+fn context(patterns: HashMap<String, Regex>) -> Context<'static, 'static> {
+    let mut context = Context::with_env(Arc::clone(&ENVIRONMENT));
+    let matches = move |This(text): This<Arc<String>>, pattern: Arc<String>| match patterns.get(&*pattern) {
+        Some(regex) => Ok(regex.is_match(&text)),
+        None => Err(ExecutionError::function_error("matches", "the pattern is not a literal")),
+    };
+    // It would only fail if the standard functions held `matches`; the tests would show it.
+    let _ = context.add_function("matches", matches);
+    context
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,177 @@
+use http::HeaderMap;
+use http::header::HeaderName;
+use proptest::prelude::{Strategy, any, prop, prop_oneof, proptest};
+use tidegate_core::Timestamp;
+
+use super::Expression;
+use crate::{Facts, Identities, IdentitySpec, Source};
+
+fn headers() -> HeaderMap {
+    let lines =
+        [("x-user", "alice"), ("x-debug", "1"), ("x-list", "a"), ("x-list", "b"), ("user-agent", "curl/8.1")];
+    let named = |name: &'static str| HeaderName::from_static(name);
+    lines.into_iter().map(|(name, value)| (named(name), value.parse().unwrap())).collect()
+}
+
+fn evaluate(source: &str) -> Result<bool, String> {
+    let headers = headers();
+    let facts = Facts {
+        method: "POST",
+        host: "api.example.org",
+        path: "/api/v1/orders",
+        headers: &headers,
+        peer: [192, 0, 2, 7].into(),
+    };
+    let user = Some(Source::Header(HeaderName::from_static("x-user")));
+    let identities = Identities::new(IdentitySpec { user, ..IdentitySpec::default() }).unwrap();
+    let identity = identities.of(&facts, None, Timestamp::from_secs(1_800_000_000));
+    let expression = Expression::compile(source).unwrap_or_else(|error| panic!("{source}: {error}"));
+    expression.evaluate(&identity, Some("free")).map_err(|error| error.to_string())
+}
+
+fn refused(source: &str) -> String {
+    Expression::compile(source).expect_err(source).to_string()
+}
+
+#[test]
+fn the_request_and_its_client_are_seen() {
+    for holds in [
+        "request.method == 'POST'",
+        "request.host.endsWith('.example.org')",
+        "request.path.startsWith('/api/') && !request.path.contains('admin')",
+        "request.method in ['POST', 'PUT']",
+        "client.kind == 'ip' && client.ip == '192.0.2.7'",
+        "client.tier == 'free'",
+        "client.user == 'alice' && client.tenant == ''",
+        "request.headers['x-debug'] == '1'",
+        "request.headers['X-Debug'] == '1'",
+        "request.headers['x-list'] == 'a, b'",
+        "request.headers['absent'] == ''",
+        "'x-debug' in request.headers && !('absent' in request.headers)",
+        "int(request.headers['x-debug']) < 2",
+        "size(request.path) > 5 ? true : false",
+        "['a', 'b'].exists(x, request.headers['x-list'].contains(x))",
+        "request.headers['user-agent'].matches('^curl/[0-9]+')",
+        "matches(request.path, 'v[0-9]')",
+        "true",
+    ] {
+        assert_eq!(evaluate(holds), Ok(true), "{holds}");
+    }
+    assert_eq!(evaluate("request.method == 'GET' || client.tier == 'premium'"), Ok(false));
+}
+
+#[test]
+fn a_run_time_error_is_an_error_not_an_answer() {
+    assert!(evaluate("int(request.headers['absent']) > 5").is_err());
+    assert!(evaluate("1 / size(request.headers['absent']) > 5").is_err());
+    assert_eq!(evaluate("request.method == 'POST' || int(request.headers['absent']) > 5"), Ok(true));
+}
+
+#[test]
+fn syntax_errors_have_a_place() {
+    assert!(refused("request.method == ").starts_with("column "), "{}", refused("request.method == "));
+    assert!(refused("request.method ==\n 'POST' &&& true").starts_with("line 2, column "));
+    assert!(refused("").starts_with("column 1"), "{}", refused(""));
+    assert!(refused(&"x".repeat(5000)).contains("5000 bytes, at most 4096"));
+}
+
+#[test]
+fn deep_nesting_is_no_way_to_overflow_the_stack() {
+    let deep = [
+        format!("{}true{}", "(".repeat(2000), ")".repeat(2000)),
+        format!("{}true", "!".repeat(4000)),
+        format!("{}1 == 1", "-".repeat(4000)),
+        format!("true{}", "&&true".repeat(600)),
+        format!("1{} == 1", "+1".repeat(2000)),
+        format!("request{} == ''", ".a".repeat(2000)),
+        format!("{}1{} == 1", "[".repeat(2000), "]".repeat(2000)),
+        format!("{}true{}", "true?".repeat(600), ":true".repeat(200)),
+        format!("request.path{} == ''", ".size()".repeat(500)),
+    ];
+    for source in deep {
+        let _ = Expression::compile(&source);
+    }
+    let nested = format!("{}true{}", "(".repeat(200), ")".repeat(200));
+    assert!(refused(&nested).contains("nested too deeply"), "{}", refused(&nested));
+    assert!(refused(&format!("1{} == 1", "+1".repeat(60))).contains("nested too deeply"));
+    assert_eq!(evaluate(&format!("true{}", "&&true".repeat(600))), Ok(true));
+}
+
+#[test]
+fn unknown_names_are_found_wherever_they_stand() {
+    for (source, expected) in [
+        ("request.paht == '/'", "column 1: there is no `request.paht`; is it `request.path`?"),
+        ("true || client.tire == 'x'", "column 9: there is no `client.tire`; is it `client.tier`?"),
+        ("client.api_key == 'x'", "column 1: there is no `client.api_key`"),
+        ("request == 'x'", "there is no `request`"),
+        ("request.path.length == 3", "there is no `request.path.length`"),
+        ("method == 'GET'", "there is no `method`"),
+        ("['a'].exists(x, y == 'a')", "column 17: there is no `y`"),
+        ("false && lower(request.path) == 'x'", "there is no function `lower`"),
+        ("request.path.startswith('/')", "there is no function `startswith`"),
+        ("request.path == '/' &&\n  client.nobody == ''", "line 2, column 3: there is no `client.nobody`"),
+    ] {
+        assert!(refused(source).contains(expected), "{source}: {}", refused(source));
+    }
+}
+
+#[test]
+fn what_is_not_true_or_false_is_found() {
+    for (source, expected) in [
+        ("request.path", "the result is a string, not true or false"),
+        ("1 + 1", "the result is a number"),
+        ("'a' + 'b'", "the result is a string"),
+        ("size(request.path)", "the result is a number"),
+        ("request.headers", "the result is the headers"),
+        ("request.headers['x']", "the result is a string"),
+        ("['a'].map(x, x)", "the result is list"),
+        ("true ? 'a' : 'b'", "the result is a string"),
+        ("type(request.path)", "the result is type"),
+    ] {
+        assert!(refused(source).contains(expected), "{source}: {}", refused(source));
+    }
+}
+
+#[test]
+fn parts_that_do_not_fit_are_found() {
+    for (source, expected) in [
+        ("request.method == 1", "a string never equals a number"),
+        ("request.path > 5", "a string and a number have no order"),
+        ("request.method && true", "take what is true or false"),
+        ("!request.method", "take what is true or false"),
+        ("request.headers[1] == 'x'", "headers are found by name"),
+        ("has(request.headers.x)", "write `'name' in request.headers`"),
+        ("request.headers.exists(h, h == 'x')", "cannot be iterated over"),
+        ("request.path.startsWith(1)", "no matching overload"),
+        ("request.path.matches('(')", "column 22: regex parse error"),
+        ("request.path.matches(request.host)", "must be a literal"),
+    ] {
+        assert!(refused(source).contains(expected), "{source}: {}", refused(source));
+    }
+}
+
+#[test]
+fn only_what_is_named_is_looked_for() {
+    let expression = Expression::compile("request.method == 'GET' && request.method != client.tier").unwrap();
+    assert_eq!(expression.variables.len(), 2);
+    assert!(format!("{expression:?}").contains("request.method"));
+}
+
+proptest! {
+    #[test]
+    fn any_text_is_compiled_or_refused(
+        parts in prop::collection::vec(
+            prop_oneof![
+                prop::sample::select(vec![
+                    "request", ".", "headers", "['x']", "path", "client.tier", " && ", "==", "'a'", "(", ")", "!",
+                    "size(", "?", ":", "[", "]", "1", ".exists(x, ", "in", "-", "{", "}", "matches(", ",", "\n",
+                ])
+                .prop_map(str::to_owned),
+                any::<char>().prop_map(String::from),
+            ],
+            0..12,
+        ),
+    ) {
+        let _ = Expression::compile(&parts.concat());
+    }
+}

@@ -1,0 +1,236 @@
+//! Where a request comes from, behind proxies that may be believed.
+//!
+//! A proxy adds the address of its own peer to the right of a header; whatever stands left of that is hearsay.
+//! So the addresses are read from right to left, beginning with the peer of the connection, and each is
+//! believed only while the one that reported it is a trusted proxy. A client can write into these headers
+//! what it likes: it only ever stands left of what the first trusted proxy wrote.
+//!
+//! An address that cannot be read, a hidden one (`unknown`, `_secret`) among them, ends the walk: the last
+//! trusted proxy stands for the client, so hiding leads into a counter shared with all who hide, never to a
+//! counter of one's own.
+
+use std::net::IpAddr;
+
+use http::HeaderMap;
+use http::header::{FORWARDED, HeaderName};
+use ipnet::IpNet;
+
+use super::hops;
+
+static X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+
+/// Whoever has an IPv6 address usually has all of its /64.
+const DEFAULT_IPV6_PREFIX: u8 = 64;
+
+/// Which proxies are believed, and how addresses are counted.
+#[derive(Debug, Clone)]
+pub struct Addresses {
+    trusted: Vec<IpNet>,
+    ipv6_prefix: u8,
+    header: ForwardingHeader,
+}
+
+/// Which header the trusted proxies write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ForwardingHeader {
+    /// Whichever is there. If both are and lead to different addresses, one of them must be the client's own
+    /// work, as proxies that write one pass the other on: neither is believed, and the peer stands for the
+    /// client.
+    #[default]
+    Either,
+    /// Only `X-Forwarded-For`.
+    XForwardedFor,
+    /// Only `Forwarded` (RFC 7239).
+    Forwarded,
+}
+
+/// No such prefix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("an IPv6 prefix of {bits} bits; write 1 to 128, 64 is usual")]
+pub struct PrefixError {
+    /// What was asked for.
+    pub bits: u8,
+}
+
+impl Default for Addresses {
+    /// Nobody is believed but the connection itself.
+    fn default() -> Self {
+        let header = ForwardingHeader::default();
+        Self { trusted: Vec::new(), ipv6_prefix: DEFAULT_IPV6_PREFIX, header }
+    }
+}
+
+impl Addresses {
+    /// Believes the proxies in these networks.
+    pub fn trusting(mut self, proxies: impl IntoIterator<Item = IpNet>) -> Self {
+        self.trusted.extend(proxies);
+        self
+    }
+
+    /// Reads only what these proxies write.
+    pub fn reading(mut self, header: ForwardingHeader) -> Self {
+        self.header = header;
+        self
+    }
+
+    /// Counts IPv6 clients by the first `bits` of their address.
+    pub fn counting_ipv6_by(mut self, bits: u8) -> Result<Self, PrefixError> {
+        if !(1..=128).contains(&bits) {
+            return Err(PrefixError { bits });
+        }
+        self.ipv6_prefix = bits;
+        Ok(self)
+    }
+
+    /// The address of whoever sent the request to the outermost trusted proxy, or to us.
+    pub fn client(&self, headers: &HeaderMap, peer: IpAddr) -> IpAddr {
+        let peer = peer.to_canonical();
+        if !self.trusts(peer) {
+            return peer;
+        }
+        let x_lines = headers.get_all(&X_FORWARDED_FOR);
+        let forwarded_lines = headers.get_all(FORWARDED);
+        let by_x = || {
+            let hops = x_lines.iter().rev().flat_map(|line| hops::x_forwarded_for(line.as_bytes()));
+            self.walk(peer, hops)
+        };
+        let by_forwarded = || {
+            let hops = forwarded_lines.iter().rev().flat_map(|line| hops::forwarded(line.as_bytes()));
+            self.walk(peer, hops)
+        };
+        match self.header {
+            ForwardingHeader::XForwardedFor => by_x(),
+            ForwardingHeader::Forwarded => by_forwarded(),
+            ForwardingHeader::Either if forwarded_lines.iter().next().is_none() => by_x(),
+            ForwardingHeader::Either if x_lines.iter().next().is_none() => by_forwarded(),
+            ForwardingHeader::Either => {
+                Some(by_x()).filter(|client| *client == by_forwarded()).unwrap_or(peer)
+            }
+        }
+    }
+
+    /// What an address is counted as: IPv4 whole, IPv6 by its prefix.
+    pub fn counted(&self, address: IpAddr) -> IpAddr {
+        match address.to_canonical() {
+            IpAddr::V6(address) => {
+                let unused = u32::from(128_u8.saturating_sub(self.ipv6_prefix));
+                let mask = u128::MAX.checked_shl(unused).unwrap_or(0);
+                IpAddr::V6((address.to_bits() & mask).into())
+            }
+            v4 @ IpAddr::V4(_) => v4,
+        }
+    }
+
+    fn walk(&self, peer: IpAddr, hops: impl Iterator<Item = Option<IpAddr>>) -> IpAddr {
+        let mut current = peer;
+        for hop in hops {
+            match hop {
+                Some(address) if self.trusts(current) => current = address.to_canonical(),
+                _ => break,
+            }
+        }
+        current
+    }
+
+    fn trusts(&self, address: IpAddr) -> bool {
+        self.trusted.iter().any(|network| network.contains(&address))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(lines: &[(&HeaderName, &str)]) -> HeaderMap {
+        lines.iter().map(|(name, value)| ((*name).clone(), value.parse().unwrap())).collect()
+    }
+
+    fn behind_tens() -> Addresses {
+        Addresses::default().trusting(["10.0.0.0/8".parse().unwrap(), "fd00::/8".parse().unwrap()])
+    }
+
+    #[track_caller]
+    fn found(lines: &[(&HeaderName, &str)], peer: &str) -> String {
+        behind_tens().client(&headers(lines), peer.parse().unwrap()).to_string()
+    }
+
+    fn x(value: &str) -> String {
+        found(&[(&X_FORWARDED_FOR, value)], "10.0.0.1")
+    }
+
+    fn forwarded(value: &str) -> String {
+        found(&[(&FORWARDED, value)], "10.0.0.1")
+    }
+
+    #[test]
+    fn nobody_but_a_trusted_peer_is_believed() {
+        let spoof = [(&X_FORWARDED_FOR, "1.1.1.1"), (&FORWARDED, "for=1.1.1.1")];
+        assert_eq!(found(&spoof, "192.0.2.7"), "192.0.2.7");
+        assert_eq!(found(&spoof, "::ffff:192.0.2.7"), "192.0.2.7");
+        assert_eq!(found(&spoof, "::ffff:10.1.2.3"), "1.1.1.1");
+        assert_eq!(found(&spoof, "fd00::1"), "1.1.1.1");
+        assert_eq!(found(&[], "10.0.0.1"), "10.0.0.1");
+    }
+
+    #[test]
+    fn the_walk_goes_from_right_to_left_through_trusted_proxies() {
+        assert_eq!(x("192.0.2.7"), "192.0.2.7");
+        assert_eq!(x("1.1.1.1, 192.0.2.7"), "192.0.2.7");
+        assert_eq!(x("1.1.1.1, 192.0.2.7, 10.9.9.9"), "192.0.2.7");
+        assert_eq!(x("10.2.2.2, 10.3.3.3"), "10.2.2.2");
+        assert_eq!(x("1.1.1.1,192.0.2.7:4711"), "192.0.2.7");
+        assert_eq!(x("[2001:db8::7]:443, [fd00::2]"), "2001:db8::7");
+        assert_eq!(x("2001:db8::7, ::ffff:10.1.1.1"), "2001:db8::7");
+        assert_eq!(x("192.0.2.7, , "), "192.0.2.7");
+    }
+
+    #[test]
+    fn header_lines_are_one_list() {
+        let lines = [(&X_FORWARDED_FOR, "1.1.1.1"), (&X_FORWARDED_FOR, "192.0.2.7, 10.2.2.2")];
+        assert_eq!(found(&lines, "10.0.0.1"), "192.0.2.7");
+        let lines = [(&X_FORWARDED_FOR, "1.1.1.1, 192.0.2.7"), (&X_FORWARDED_FOR, "10.2.2.2")];
+        assert_eq!(found(&lines, "10.0.0.1"), "192.0.2.7");
+    }
+
+    #[test]
+    fn what_cannot_be_read_ends_the_walk() {
+        assert_eq!(x("192.0.2.7, unknown, 10.2.2.2"), "10.2.2.2");
+        assert_eq!(x("192.0.2.7, 10.2.2.999"), "10.0.0.1");
+        assert_eq!(x("garbage"), "10.0.0.1");
+        assert_eq!(forwarded("for=192.0.2.7, for=_hidden, for=10.2.2.2"), "10.2.2.2");
+        assert_eq!(forwarded("for=192.0.2.7, proto=https"), "10.0.0.1");
+    }
+
+    #[test]
+    fn rfc_7239_is_read_the_same_way() {
+        assert_eq!(forwarded("for=1.1.1.1, For=\"192.0.2.7:80\";proto=https;by=_x"), "192.0.2.7");
+        assert_eq!(forwarded("for=\"[2001:db8::7]:4711\", for=10.2.2.2"), "2001:db8::7");
+        assert_eq!(forwarded("for=\"evil, for=192.0.2.7"), "192.0.2.7", "an open quote swallows nothing");
+    }
+
+    #[test]
+    fn two_headers_must_agree() {
+        let agreeing = [(&X_FORWARDED_FOR, "192.0.2.7"), (&FORWARDED, "for=192.0.2.7")];
+        assert_eq!(found(&agreeing, "10.0.0.1"), "192.0.2.7");
+        let lines = [(&X_FORWARDED_FOR, "192.0.2.7"), (&FORWARDED, "for=1.1.1.1")];
+        assert_eq!(found(&lines, "10.0.0.1"), "10.0.0.1");
+        let only = |header| behind_tens().reading(header).client(&headers(&lines), [10, 0, 0, 1].into());
+        assert_eq!(only(ForwardingHeader::XForwardedFor).to_string(), "192.0.2.7");
+        assert_eq!(only(ForwardingHeader::Forwarded).to_string(), "1.1.1.1");
+    }
+
+    #[test]
+    fn ipv6_is_counted_by_its_prefix() {
+        let counted = |bits, address: &str| {
+            let addresses = Addresses::default().counting_ipv6_by(bits).unwrap();
+            addresses.counted(address.parse().unwrap()).to_string()
+        };
+        assert_eq!(counted(64, "2001:db8:1:2:3::9"), "2001:db8:1:2::");
+        assert_eq!(counted(56, "2001:db8:1:2ff:3::9"), "2001:db8:1:200::");
+        assert_eq!(counted(128, "2001:db8::9"), "2001:db8::9");
+        assert_eq!(counted(64, "::ffff:192.0.2.7"), "192.0.2.7");
+        assert_eq!(counted(64, "192.0.2.7"), "192.0.2.7");
+        assert!(Addresses::default().counting_ipv6_by(0).is_err());
+        assert!(Addresses::default().counting_ipv6_by(129).is_err());
+    }
+}

@@ -1,0 +1,148 @@
+//! The addresses in `X-Forwarded-For` and `Forwarded`, last first.
+//!
+//! Each hop is an address, or none where it cannot be read. Both lists are taken apart from the right: what a
+//! proxy wrote there is whole, while anything, an open quote for instance, may stand left of it.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// The hops of one line of `X-Forwarded-For`.
+pub(super) fn x_forwarded_for(line: &[u8]) -> impl Iterator<Item = Option<IpAddr>> {
+    let entries = line.rsplit(|&byte| byte == b',').map(<[u8]>::trim_ascii);
+    entries.filter(|entry| !entry.is_empty()).map(node)
+}
+
+/// The hops of one line of `Forwarded`.
+pub(super) fn forwarded(line: &[u8]) -> impl Iterator<Item = Option<IpAddr>> {
+    let elements = Parts { rest: Some(line), separator: b',' }.map(<[u8]>::trim_ascii);
+    elements.filter(|element| !element.is_empty()).map(|element| {
+        let mut found = None;
+        for pair in (Parts { rest: Some(element), separator: b';' }) {
+            let Some(at) = pair.iter().position(|&byte| byte == b'=') else { continue };
+            if pair[..at].trim_ascii().eq_ignore_ascii_case(b"for") {
+                // Two answers are none.
+                if found.replace(&pair[at + 1..]).is_some() {
+                    return None;
+                }
+            }
+        }
+        node(unquoted(found?.trim_ascii())?)
+    })
+}
+
+/// What stands in quotes; an address needs no escapes.
+fn unquoted(value: &[u8]) -> Option<&[u8]> {
+    let inner = match value {
+        [b'"', inner @ .., b'"'] => inner,
+        bare => bare,
+    };
+    (!inner.iter().any(|byte| matches!(byte, b'"' | b'\\'))).then_some(inner)
+}
+
+/// `192.0.2.7`, `192.0.2.7:80`, `2001:db8::7`, `[2001:db8::7]` or `[2001:db8::7]:80`.
+fn node(text: &[u8]) -> Option<IpAddr> {
+    let text = str::from_utf8(text).ok()?;
+    if let Some(bracketed) = text.strip_prefix('[') {
+        let (address, port) = bracketed.split_once(']')?;
+        let address = address.parse::<Ipv6Addr>().ok()?;
+        return (port.is_empty() || port.strip_prefix(':').is_some_and(is_port)).then_some(address.into());
+    }
+    if let Ok(address) = text.parse() {
+        return Some(address);
+    }
+    let (address, port) = text.split_once(':')?;
+    let address = address.parse::<Ipv4Addr>().ok()?;
+    is_port(port).then_some(address.into())
+}
+
+/// A number, or the obfuscated form of RFC 7239.
+fn is_port(text: &str) -> bool {
+    let is_hidden = text.strip_prefix('_').is_some_and(|rest| {
+        !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
+    });
+    is_hidden || text.bytes().all(|byte| byte.is_ascii_digit()) && text.parse::<u16>().is_ok()
+}
+
+/// The parts of a list, last first; separators in quotes do not count.
+struct Parts<'a> {
+    rest: Option<&'a [u8]>,
+    separator: u8,
+}
+
+impl<'a> Iterator for Parts<'a> {
+    type Item = &'a [u8];
+
+    fn next(&mut self) -> Option<&'a [u8]> {
+        let rest = self.rest.take()?;
+        let mut in_quotes = false;
+        for (at, &byte) in rest.iter().enumerate().rev() {
+            if byte == b'"' && !is_escaped(&rest[..at]) {
+                in_quotes = !in_quotes;
+            } else if byte == self.separator && !in_quotes {
+                self.rest = Some(&rest[..at]);
+                return Some(&rest[at + 1..]);
+            }
+        }
+        Some(rest)
+    }
+}
+
+/// Whether what follows `before` is escaped by the backslashes at its end.
+fn is_escaped(before: &[u8]) -> bool {
+    before.iter().rev().take_while(|&&byte| byte == b'\\').count() % 2 == 1
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::{any, prop, prop_assert, prop_assert_eq, proptest};
+
+    use super::*;
+
+    fn read(hops: impl Iterator<Item = Option<IpAddr>>) -> Vec<String> {
+        hops.map(|hop| hop.map_or("-".to_owned(), |address| address.to_string())).collect()
+    }
+
+    #[test]
+    fn nodes_are_read_with_and_without_ports() {
+        let line = b"192.0.2.1, 192.0.2.2:80,[2001:db8::1],[2001:db8::2]:_p, 2001:db8::3, 192.0.2.3:99999, \
+            [::1, ::1], 1.2.3.4:, fe80::1%eth0, 1.2.3.4:+80, 01.2.3.4, \xff";
+        let mut hops = read(x_forwarded_for(line));
+        hops.reverse();
+        let expected = ["192.0.2.1", "192.0.2.2", "2001:db8::1", "2001:db8::2", "2001:db8::3"];
+        assert_eq!(hops[..5], expected);
+        assert!(hops[5..].iter().all(|hop| hop == "-"), "{hops:?}");
+    }
+
+    #[test]
+    fn elements_are_read_with_quotes_and_parameters() {
+        let line = br#"for=192.0.2.1;proto=http , by="a,b;c"; FOR = "192.0.2.2" ,for="_x", host=a, for=1.1.1.1;for=2.2.2.2, for="1.1.\1.1",for="#;
+        let mut hops = read(forwarded(line));
+        hops.reverse();
+        assert_eq!(hops, ["192.0.2.1", "192.0.2.2", "-", "-", "-", "-", "-"]);
+    }
+
+    proptest! {
+        #[test]
+        fn what_the_proxy_wrote_is_read_whatever_stands_before_it(
+            before in prop::collection::vec(any::<u8>(), 0..60),
+            address in any::<IpAddr>(),
+            quoted in any::<bool>(),
+        ) {
+            let text = match address {
+                IpAddr::V6(address) => format!("\"[{address}]:80\""),
+                IpAddr::V4(address) if quoted => format!("\"{address}\""),
+                IpAddr::V4(address) => address.to_string(),
+            };
+            let line = [&before, format!(", for={text};proto=https").as_bytes()].concat();
+            prop_assert_eq!(forwarded(&line).next(), Some(Some(address)));
+            let line = [&before, format!(",{address}").as_bytes()].concat();
+            prop_assert_eq!(x_forwarded_for(&line).next(), Some(Some(address)));
+        }
+
+        #[test]
+        fn no_line_yields_more_hops_than_it_has_parts(line in prop::collection::vec(any::<u8>(), 0..80)) {
+            let parts = line.split(|&byte| byte == b',').count();
+            prop_assert!(x_forwarded_for(&line).count() <= parts);
+            prop_assert!(forwarded(&line).count() <= parts);
+        }
+    }
+}

@@ -1,0 +1,163 @@
+use aws_lc_rs::encoding::AsDer;
+use aws_lc_rs::rsa::KeySize;
+use aws_lc_rs::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair};
+use jsonwebtoken::{EncodingKey, Header, encode};
+use serde_json::json;
+
+use super::{Algorithm, Jwk, KeysError, LEEWAY, Timestamp, TokenError, Value, Verifier};
+
+const SECRET: &[u8] = b"a secret that is long enough for HS256";
+const NOW: u64 = 1_800_000_000;
+
+fn now() -> Timestamp {
+    Timestamp::from_secs(NOW)
+}
+
+fn claims() -> Value {
+    json!({ "sub": "alice", "org": "acme", "exp": NOW + 600 })
+}
+
+fn signed(algorithm: Algorithm, id: Option<&str>, key: &EncodingKey, claims: &Value) -> String {
+    let header = Header { kid: id.map(str::to_owned), ..Header::new(algorithm) };
+    encode(&header, claims, key).unwrap()
+}
+
+fn hs256(claims: &Value) -> String {
+    signed(Algorithm::HS256, None, &EncodingKey::from_secret(SECRET), claims)
+}
+
+fn subject(verifier: &Verifier, token: &str) -> Result<String, TokenError> {
+    let claims = verifier.verify(token.as_bytes(), now())?;
+    Ok(claims.get("sub").unwrap_or_default().to_owned())
+}
+
+fn rsa_key() -> EncodingKey {
+    /// Before the key itself, PKCS #8 says what it is.
+    const PKCS8_HEAD: usize = 26;
+    let pair = aws_lc_rs::rsa::KeyPair::generate(KeySize::Rsa2048).unwrap();
+    let der: aws_lc_rs::encoding::Pkcs8V1Der<'_> = pair.as_der().unwrap();
+    EncodingKey::from_rsa_der(&der.as_ref()[PKCS8_HEAD..])
+}
+
+fn ec_key() -> EncodingKey {
+    let pair = EcdsaKeyPair::generate(&ECDSA_P256_SHA256_FIXED_SIGNING).unwrap();
+    EncodingKey::from_ec_der(pair.to_pkcs8v1().unwrap().as_ref())
+}
+
+/// The public half of `key` as a member of a key set.
+fn public(key: &EncodingKey, algorithm: Algorithm, id: &str) -> Value {
+    let mut jwk = Jwk::from_encoding_key(key, algorithm).unwrap();
+    jwk.common.key_id = Some(id.to_owned());
+    serde_json::to_value(jwk).unwrap()
+}
+
+fn jwks(keys: &[Value]) -> Result<Verifier, KeysError> {
+    Verifier::jwks(json!({ "keys": keys }).to_string().as_bytes())
+}
+
+#[test]
+fn a_secret_verifies_what_it_signed() {
+    let verifier = Verifier::hs256(SECRET).unwrap();
+    assert_eq!(subject(&verifier, &hs256(&claims())), Ok("alice".to_owned()));
+    let with_line_end = Verifier::hs256(&[SECRET, b"\r\n"].concat()).unwrap();
+    assert_eq!(subject(&with_line_end, &hs256(&claims())), Ok("alice".to_owned()));
+    let other = Verifier::hs256(b"another secret").unwrap();
+    assert_eq!(subject(&other, &hs256(&claims())), Err(TokenError::Signature));
+    assert!(matches!(Verifier::hs256(b"\n"), Err(KeysError::NoSecret)));
+}
+
+#[test]
+fn a_key_set_verifies_rsa_and_elliptic_curves_by_key_id() {
+    let (rsa, other, curve) = (rsa_key(), rsa_key(), ec_key());
+    let verifier = jwks(&[
+        public(&other, Algorithm::RS256, "other"),
+        public(&rsa, Algorithm::RS256, "rsa"),
+        public(&curve, Algorithm::ES256, "ec"),
+    ])
+    .unwrap();
+    let alice = || Ok("alice".to_owned());
+    assert_eq!(subject(&verifier, &signed(Algorithm::RS256, Some("rsa"), &rsa, &claims())), alice());
+    assert_eq!(subject(&verifier, &signed(Algorithm::RS256, None, &rsa, &claims())), alice());
+    assert_eq!(subject(&verifier, &signed(Algorithm::ES256, Some("ec"), &curve, &claims())), alice());
+    let wrong_id = signed(Algorithm::RS256, Some("other"), &rsa, &claims());
+    assert_eq!(subject(&verifier, &wrong_id), Err(TokenError::Signature));
+    let unknown_id = signed(Algorithm::RS256, Some("new"), &rsa, &claims());
+    assert_eq!(subject(&verifier, &unknown_id), Err(TokenError::NoKey));
+    let other_algorithm = signed(Algorithm::RS512, Some("rsa"), &rsa, &claims());
+    assert_eq!(subject(&verifier, &other_algorithm), Err(TokenError::NoKey));
+}
+
+#[test]
+fn the_token_does_not_choose_its_algorithm() {
+    let rsa = rsa_key();
+    let key = public(&rsa, Algorithm::RS256, "rsa");
+    let verifier = jwks(std::slice::from_ref(&key)).unwrap();
+    // The public key as an HMAC secret, in the spellings an attacker would try.
+    for secret in [key["n"].as_str().unwrap().to_owned(), key.to_string()] {
+        let confused =
+            signed(Algorithm::HS256, Some("rsa"), &EncodingKey::from_secret(secret.as_bytes()), &claims());
+        assert_eq!(subject(&verifier, &confused), Err(TokenError::NoKey));
+    }
+    // {"alg":"none"} and {"alg":"None"}, with and without a signature.
+    let token = hs256(&claims());
+    let mut parts = token.split('.').skip(1);
+    let (payload, signature) = (parts.next().unwrap(), parts.next().unwrap());
+    for none in ["eyJhbGciOiJub25lIn0", "eyJhbGciOiJOb25lIn0"] {
+        let verifier = Verifier::hs256(SECRET).unwrap();
+        assert_eq!(subject(&verifier, &format!("{none}.{payload}.")), Err(TokenError::Malformed));
+        assert_eq!(subject(&verifier, &format!("{none}.{payload}.{signature}")), Err(TokenError::Malformed));
+    }
+}
+
+#[test]
+fn time_is_told_and_checked() {
+    let verifier = Verifier::hs256(SECRET).unwrap();
+    let verdict = |claims: Value| subject(&verifier, &hs256(&claims)).map(|_| ());
+    assert_eq!(verdict(json!({ "exp": NOW - LEEWAY + 1 })), Ok(()));
+    assert_eq!(verdict(json!({ "exp": NOW - LEEWAY })), Err(TokenError::Expired));
+    assert_eq!(verdict(json!({ "exp": 1_800_000_600.5 })), Ok(()));
+    assert_eq!(verdict(json!({ "exp": -1 })), Err(TokenError::Expired));
+    assert_eq!(verdict(json!({ "exp": u64::MAX })), Ok(()));
+    for claims in [json!({}), json!({ "exp": "tomorrow" }), json!({ "exp": null })] {
+        assert_eq!(verdict(claims), Err(TokenError::NoExpiry));
+    }
+    assert_eq!(verdict(json!({ "exp": NOW + 99, "nbf": NOW + LEEWAY })), Ok(()));
+    assert_eq!(verdict(json!({ "exp": NOW + 99, "nbf": NOW + LEEWAY + 1 })), Err(TokenError::TooEarly));
+    assert_eq!(verdict(json!({ "exp": NOW + 99, "nbf": "soon" })), Err(TokenError::TooEarly));
+}
+
+#[test]
+fn a_changed_or_broken_token_is_refused() {
+    let verifier = Verifier::hs256(SECRET).unwrap();
+    let token = hs256(&claims());
+    let (message, signature) = token.rsplit_once('.').unwrap();
+    let (header, _) = message.split_once('.').unwrap();
+    let other = hs256(&json!({ "sub": "mallory", "exp": NOW + 600 }));
+    let payload = other.split('.').nth(1).unwrap();
+    assert_eq!(subject(&verifier, &format!("{header}.{payload}.{signature}")), Err(TokenError::Signature));
+    assert_eq!(subject(&verifier, &format!("{message}.")), Err(TokenError::Signature));
+    for broken in ["", ".", "..", "a.b.c", "Bearer x", &"x".repeat(20_000)] {
+        assert_eq!(subject(&verifier, broken), Err(TokenError::Malformed), "{broken}");
+    }
+}
+
+#[test]
+fn a_key_set_without_a_usable_key_is_told() {
+    assert!(matches!(Verifier::jwks(b"not json"), Err(KeysError::NotJwks(_))));
+    assert!(matches!(jwks(&[]), Err(KeysError::NoKey)));
+    let mut encrypting = public(&ec_key(), Algorithm::ES256, "enc");
+    encrypting["use"] = json!("enc");
+    assert!(matches!(jwks(&[encrypting]), Err(KeysError::NoKey)));
+    let secret = EncodingKey::from_secret(SECRET);
+    let verifier = jwks(&[public(&secret, Algorithm::HS256, "shared")]).unwrap();
+    let token = signed(Algorithm::HS256, Some("shared"), &secret, &claims());
+    assert_eq!(subject(&verifier, &token), Ok("alice".to_owned()));
+}
+
+#[test]
+fn neither_keys_nor_claims_are_shown() {
+    let verifier = Verifier::hs256(SECRET).unwrap();
+    let claims = verifier.verify(hs256(&claims()).as_bytes(), now()).unwrap();
+    let shown = format!("{verifier:?} {claims:?}");
+    assert!(!shown.contains("secret") && !shown.contains("alice"), "{shown}");
+}

@@ -1,0 +1,367 @@
+//! Who is asking.
+//!
+//! A request can carry several identities: an API key, a user, a tenant, an address, a cookie, the looks of its
+//! software. [`Identities`] says where each is found, [`Identity`] finds them for one request, each when it is
+//! first asked for and only once. Nothing is allocated but by the verification of a token.
+//!
+//! What cannot be told for sure names nobody, and the next identity counts: an empty value, a header given
+//! twice, a token that does not verify, and, where there is a directory, a key that is not in it. So no
+//! client gets a fresh counter by inventing something.
+
+mod address;
+mod cookie;
+mod fingerprint;
+mod hops;
+mod jwt;
+
+use std::cell::OnceCell;
+use std::fmt;
+use std::net::IpAddr;
+
+use http::HeaderMap;
+use http::header::HeaderName;
+use tidegate_core::Timestamp;
+
+pub use address::{Addresses, ForwardingHeader, PrefixError};
+pub use cookie::{CookieName, CookieNameError};
+pub use fingerprint::{Fingerprint, NoHeaders};
+pub use jwt::{ClaimSource, Claims, KeysError, TokenError, Verifier};
+
+use crate::directory::{Directory, Grant};
+use crate::facts::Facts;
+
+/// By what a client is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum ClientKind {
+    /// An API key.
+    ApiKey,
+    /// A user.
+    User,
+    /// A tenant: a customer with many users or keys.
+    Tenant,
+    /// An address; IPv6 by its prefix.
+    Ip,
+    /// A hash of chosen headers.
+    Fingerprint,
+    /// A cookie.
+    Cookie,
+    /// By nothing: all such clients are counted together.
+    Anonymous,
+}
+
+impl ClientKind {
+    /// The kinds an operator can write; nobody asks for `anonymous`.
+    pub const NAMED: [Self; 6] =
+        [Self::ApiKey, Self::User, Self::Tenant, Self::Ip, Self::Fingerprint, Self::Cookie];
+
+    /// The name an operator writes.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::ApiKey => "api_key",
+            Self::User => "user",
+            Self::Tenant => "tenant",
+            Self::Ip => "ip",
+            Self::Cookie => "cookie",
+            Self::Fingerprint => "fingerprint",
+            Self::Anonymous => "anonymous",
+        }
+    }
+
+    /// The kind called `name`, of those an operator can write.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::NAMED.into_iter().find(|kind| kind.name() == name)
+    }
+
+    /// What the bytes of such a client begin with. Part of every counter's key: it must never change.
+    const fn tag(self) -> u8 {
+        match self {
+            Self::ApiKey => b'k',
+            Self::User => b'u',
+            Self::Tenant => b't',
+            Self::Ip => b'a',
+            Self::Cookie => b'c',
+            Self::Fingerprint => b'f',
+            Self::Anonymous => b'-',
+        }
+    }
+}
+
+impl fmt::Display for ClientKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Where a user or a tenant is found.
+#[derive(Debug, Clone)]
+pub enum Source {
+    /// In a header, which whoever stands in front must write or strip.
+    Header(HeaderName),
+    /// In a claim of a signed token.
+    Claim(ClaimSource),
+}
+
+/// Where identities are found, as configured.
+#[derive(Debug, Clone)]
+pub struct IdentitySpec {
+    /// A client is the first of these that is present.
+    pub identify_by: Vec<ClientKind>,
+    /// The header with the API key.
+    pub api_key: Option<HeaderName>,
+    /// Where the user is found.
+    pub user: Option<Source>,
+    /// Where the tenant is found, unless the directory knows it by the API key.
+    pub tenant: Option<Source>,
+    /// How addresses are found and counted.
+    pub addresses: Addresses,
+    /// What makes a fingerprint.
+    pub fingerprint: Option<Fingerprint>,
+    /// The cookie that counts.
+    pub cookie: Option<CookieName>,
+}
+
+impl Default for IdentitySpec {
+    /// An API key in `X-API-Key` where one is sent, the address otherwise.
+    fn default() -> Self {
+        Self {
+            identify_by: vec![ClientKind::ApiKey, ClientKind::Ip],
+            api_key: Some(HeaderName::from_static("x-api-key")),
+            user: None,
+            tenant: None,
+            addresses: Addresses::default(),
+            fingerprint: None,
+            cookie: None,
+        }
+    }
+}
+
+/// Where identities are found, valid by construction.
+#[derive(Debug, Clone)]
+pub struct Identities {
+    spec: IdentitySpec,
+}
+
+/// What is wrong with `identify_by`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum IdentityError {
+    /// It is empty.
+    #[error("nothing identifies a client; write at least `ip`")]
+    Empty,
+    /// It names a kind twice.
+    #[error("`{}` is named twice", .kind.name())]
+    Twice {
+        /// Which.
+        kind: ClientKind,
+    },
+    /// It names a kind of which nobody said where to find it.
+    #[error("nothing says where to find `{}`; configure it beside `identify_by`", .kind.name())]
+    NotConfigured {
+        /// Which.
+        kind: ClientKind,
+    },
+}
+
+impl Identities {
+    /// Checks that everything that identifies can be found.
+    pub fn new(spec: IdentitySpec) -> Result<Self, IdentityError> {
+        if spec.identify_by.is_empty() {
+            return Err(IdentityError::Empty);
+        }
+        let identities = Self { spec };
+        let kinds = &identities.spec.identify_by;
+        for (index, &kind) in kinds.iter().enumerate() {
+            if kinds[..index].contains(&kind) {
+                return Err(IdentityError::Twice { kind });
+            }
+            if !identities.can_find(kind) {
+                return Err(IdentityError::NotConfigured { kind });
+            }
+        }
+        Ok(identities)
+    }
+
+    /// Whether such an identity can ever be found. A tenant can: a directory may know it.
+    pub fn can_find(&self, kind: ClientKind) -> bool {
+        match kind {
+            ClientKind::ApiKey => self.spec.api_key.is_some(),
+            ClientKind::User => self.spec.user.is_some(),
+            ClientKind::Cookie => self.spec.cookie.is_some(),
+            ClientKind::Fingerprint => self.spec.fingerprint.is_some(),
+            ClientKind::Tenant | ClientKind::Ip => true,
+            ClientKind::Anonymous => false,
+        }
+    }
+
+    /// Looks at one request. With a directory, a key that is not in it identifies nobody.
+    pub fn of<'a>(
+        &'a self,
+        facts: &'a Facts<'a>,
+        directory: Option<&'a Directory>,
+        now: Timestamp,
+    ) -> Identity<'a> {
+        Identity {
+            spec: &self.spec,
+            facts,
+            directory,
+            now,
+            api_key: OnceCell::new(),
+            address: OnceCell::new(),
+            user_token: OnceCell::new(),
+            tenant_token: OnceCell::new(),
+        }
+    }
+}
+
+/// The identities of one request.
+#[derive(Debug)]
+pub struct Identity<'a> {
+    spec: &'a IdentitySpec,
+    facts: &'a Facts<'a>,
+    directory: Option<&'a Directory>,
+    now: Timestamp,
+    api_key: OnceCell<Option<ApiKey<'a>>>,
+    address: OnceCell<IpAddr>,
+    user_token: OnceCell<Option<Claims>>,
+    tenant_token: OnceCell<Option<Claims>>,
+}
+
+#[derive(Clone, Copy)]
+struct ApiKey<'a> {
+    key: &'a [u8],
+    grant: Option<Grant<'a>>,
+}
+
+impl fmt::Debug for ApiKey<'_> {
+    /// Redacted: it is a secret.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ApiKey({} bytes, {:?})", self.key.len(), self.grant)
+    }
+}
+
+impl<'a> Identity<'a> {
+    /// The request itself.
+    pub fn facts(&self) -> &'a Facts<'a> {
+        self.facts
+    }
+
+    /// By what the client is known: the first of `identify_by` that is present.
+    pub fn kind(&self) -> ClientKind {
+        let present = |kind: &ClientKind| match kind {
+            ClientKind::ApiKey => self.api_key().is_some(),
+            ClientKind::User => self.user().is_some(),
+            ClientKind::Tenant => self.tenant().is_some(),
+            ClientKind::Ip => true,
+            ClientKind::Cookie => self.cookie().is_some(),
+            ClientKind::Fingerprint => self.fingerprint().is_some(),
+            ClientKind::Anonymous => false,
+        };
+        self.spec.identify_by.iter().copied().find(present).unwrap_or(ClientKind::Anonymous)
+    }
+
+    /// The API key.
+    pub fn api_key(&self) -> Option<&'a [u8]> {
+        self.found_key().map(|found| found.key)
+    }
+
+    /// What the directory knows of the API key.
+    pub fn grant(&self) -> Option<Grant<'a>> {
+        self.found_key().and_then(|found| found.grant)
+    }
+
+    /// The user.
+    pub fn user(&self) -> Option<&[u8]> {
+        match self.spec.user.as_ref()? {
+            Source::Header(name) => single(self.facts.headers, name),
+            Source::Claim(source) => self.user_claims(source)?.get(source.claim()).map(str::as_bytes),
+        }
+    }
+
+    /// The tenant: the directory's word before the request's own.
+    pub fn tenant(&self) -> Option<&[u8]> {
+        if let Some(tenant) = self.grant().and_then(|grant| grant.tenant) {
+            return Some(tenant.as_bytes());
+        }
+        match self.spec.tenant.as_ref()? {
+            Source::Header(name) => single(self.facts.headers, name),
+            Source::Claim(source) => self.tenant_claims(source)?.get(source.claim()).map(str::as_bytes),
+        }
+    }
+
+    /// The whole address; it is counted by its prefix.
+    pub fn address(&self) -> IpAddr {
+        let find = || self.spec.addresses.client(self.facts.headers, self.facts.peer);
+        *self.address.get_or_init(find)
+    }
+
+    /// The value of the cookie.
+    pub fn cookie(&self) -> Option<&'a [u8]> {
+        self.spec.cookie.as_ref()?.find(self.facts.headers)
+    }
+
+    /// The fingerprint.
+    pub fn fingerprint(&self) -> Option<[u8; 16]> {
+        self.spec.fingerprint.as_ref()?.take(self.facts.headers)
+    }
+
+    /// Appends the bytes that a counter knows this identity by, and says whether there are any.
+    ///
+    /// They begin with the kind and the length, so no API key is ever taken for an address, and identities
+    /// appended one after another are told apart from any others.
+    pub fn append(&self, kind: ClientKind, key: &mut Vec<u8>) -> bool {
+        match kind {
+            ClientKind::ApiKey => append(key, kind, self.api_key()),
+            ClientKind::User => append(key, kind, self.user()),
+            ClientKind::Tenant => append(key, kind, self.tenant()),
+            ClientKind::Cookie => append(key, kind, self.cookie()),
+            ClientKind::Fingerprint => {
+                append(key, kind, self.fingerprint().as_ref().map(<[u8; 16]>::as_slice))
+            }
+            ClientKind::Ip => match self.spec.addresses.counted(self.address()) {
+                IpAddr::V4(address) => append(key, kind, Some(&address.octets())),
+                IpAddr::V6(address) => append(key, kind, Some(&address.octets())),
+            },
+            ClientKind::Anonymous => append(key, kind, Some(&[])),
+        }
+    }
+
+    fn found_key(&self) -> Option<ApiKey<'a>> {
+        *self.api_key.get_or_init(|| {
+            let key = single(self.facts.headers, self.spec.api_key.as_ref()?)?;
+            match self.directory {
+                Some(directory) => Some(ApiKey { key, grant: Some(directory.get(key)?) }),
+                None => Some(ApiKey { key, grant: None }),
+            }
+        })
+    }
+
+    fn user_claims(&self, source: &ClaimSource) -> Option<&Claims> {
+        self.user_token.get_or_init(|| source.claims(self.facts.headers, self.now)).as_ref()
+    }
+
+    /// One token is verified once, whoever asks.
+    fn tenant_claims(&self, source: &ClaimSource) -> Option<&Claims> {
+        match &self.spec.user {
+            Some(Source::Claim(user)) if user.shares_token(source) => self.user_claims(user),
+            _ => self.tenant_token.get_or_init(|| source.claims(self.facts.headers, self.now)).as_ref(),
+        }
+    }
+}
+
+fn append(key: &mut Vec<u8>, kind: ClientKind, bytes: Option<&[u8]>) -> bool {
+    let Some(bytes) = bytes else { return false };
+    key.push(kind.tag());
+    // No header comes near 4 GiB.
+    key.extend_from_slice(&(bytes.len() as u64).to_le_bytes()[..4]);
+    key.extend_from_slice(bytes);
+    true
+}
+
+/// The value of a header that is given once and not empty: services disagree which of two they take.
+fn single<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a [u8]> {
+    let mut values = headers.get_all(name).iter();
+    let value = values.next()?.as_bytes();
+    (values.next().is_none() && !value.is_empty()).then_some(value)
+}
+
+#[cfg(test)]
+mod tests;

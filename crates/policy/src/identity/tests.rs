@@ -1,0 +1,189 @@
+use std::sync::Arc;
+
+use http::header::{AUTHORIZATION, COOKIE, USER_AGENT};
+use jsonwebtoken::{EncodingKey, Header, encode};
+use serde_json::json;
+
+use super::*;
+
+const SECRET: &[u8] = b"a secret that is long enough for HS256";
+const NOW: Timestamp = Timestamp::from_secs(1_800_000_000);
+const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+const X_USER: HeaderName = HeaderName::from_static("x-user");
+const X_TENANT: HeaderName = HeaderName::from_static("x-tenant");
+
+fn headers(lines: &[(HeaderName, &str)]) -> HeaderMap {
+    lines.iter().map(|(name, value)| (name.clone(), value.parse().unwrap())).collect()
+}
+
+fn facts(headers: &HeaderMap) -> Facts<'_> {
+    Facts { method: "GET", host: "example.org", path: "/", headers, peer: [192, 0, 2, 7].into() }
+}
+
+fn everything() -> IdentitySpec {
+    IdentitySpec {
+        identify_by: vec![
+            ClientKind::ApiKey,
+            ClientKind::User,
+            ClientKind::Cookie,
+            ClientKind::Fingerprint,
+            ClientKind::Ip,
+        ],
+        user: Some(Source::Header(X_USER)),
+        tenant: Some(Source::Header(X_TENANT)),
+        fingerprint: Some(Fingerprint::of(vec![USER_AGENT]).unwrap()),
+        cookie: Some(CookieName::new("session").unwrap()),
+        ..IdentitySpec::default()
+    }
+}
+
+/// The kind of client and the key it is counted by.
+fn client(
+    spec: &IdentitySpec,
+    lines: &[(HeaderName, &str)],
+    directory: Option<&Directory>,
+) -> (ClientKind, Vec<u8>) {
+    let (identities, headers) = (Identities::new(spec.clone()).unwrap(), headers(lines));
+    let facts = facts(&headers);
+    let identity = identities.of(&facts, directory, NOW);
+    let mut key = Vec::new();
+    assert!(identity.append(identity.kind(), &mut key));
+    (identity.kind(), key)
+}
+
+#[test]
+fn the_first_identity_that_is_present_counts() {
+    let lines = [(X_API_KEY, "k1"), (X_USER, "alice"), (COOKIE, "session=s1"), (USER_AGENT, "curl")];
+    let kinds: Vec<_> =
+        (0..=lines.len()).map(|skipped| client(&everything(), &lines[skipped..], None).0).collect();
+    assert_eq!(kinds, everything().identify_by);
+}
+
+#[test]
+fn without_any_identity_clients_are_counted_together() {
+    let spec = IdentitySpec { identify_by: vec![ClientKind::ApiKey], ..IdentitySpec::default() };
+    assert_eq!(client(&spec, &[], None).0, ClientKind::Anonymous);
+}
+
+#[test]
+fn no_identity_is_taken_for_another() {
+    let spec = everything();
+    let keys = [
+        client(&spec, &[(X_API_KEY, "alice")], None).1,
+        client(&spec, &[(X_USER, "alice")], None).1,
+        client(&spec, &[(COOKIE, "session=alice")], None).1,
+        client(&spec, &[(USER_AGENT, "alice")], None).1,
+        client(&spec, &[], None).1,
+        client(&spec, &[(X_API_KEY, "192.0.2.7")], None).1,
+    ];
+    for (index, key) in keys.iter().enumerate() {
+        assert!(!keys[..index].contains(key));
+    }
+}
+
+#[test]
+fn combinations_are_told_apart() {
+    let (identities, both) = (Identities::new(everything()).unwrap(), |user: &str, tenant: &str| {
+        headers(&[(X_USER, user), (X_TENANT, tenant)])
+    });
+    let key = |headers: &HeaderMap| {
+        let facts = facts(headers);
+        let identity = identities.of(&facts, None, NOW);
+        let mut key = Vec::new();
+        assert!(identity.append(ClientKind::User, &mut key) && identity.append(ClientKind::Tenant, &mut key));
+        key
+    };
+    assert_ne!(key(&both("ab", "c")), key(&both("a", "bc")));
+    let headers = headers(&[]);
+    let facts = facts(&headers);
+    assert!(!identities.of(&facts, None, NOW).append(ClientKind::User, &mut Vec::new()));
+}
+
+#[test]
+fn an_invented_key_identifies_nobody_where_keys_are_known() {
+    let directory = Directory::from_csv(b"k1,free,acme\n", &["free"]).unwrap();
+    let spec = IdentitySpec::default();
+    assert_eq!(client(&spec, &[(X_API_KEY, "k1")], Some(&directory)).0, ClientKind::ApiKey);
+    let invented = client(&spec, &[(X_API_KEY, "k2")], Some(&directory));
+    assert_eq!(invented, client(&spec, &[], Some(&directory)));
+    assert_eq!(
+        client(&spec, &[(X_API_KEY, "k2")], None).0,
+        ClientKind::ApiKey,
+        "without a directory all are"
+    );
+}
+
+#[test]
+fn an_empty_or_doubled_header_names_nobody() {
+    let spec = IdentitySpec::default();
+    assert_eq!(client(&spec, &[(X_API_KEY, "")], None).0, ClientKind::Ip);
+    assert_eq!(client(&spec, &[(X_API_KEY, "a"), (X_API_KEY, "b")], None).0, ClientKind::Ip);
+}
+
+#[test]
+fn the_directory_knows_the_tenant_better_than_the_request() {
+    let directory = Directory::from_csv(b"k1,free,acme\nk2,free\n", &["free"]).unwrap();
+    let identities = Identities::new(everything()).unwrap();
+    let tenant = |key: &str| {
+        let headers = headers(&[(X_API_KEY, key), (X_TENANT, "umbrella")]);
+        let facts = facts(&headers);
+        let identity = identities.of(&facts, Some(&directory), NOW);
+        identity.tenant().map(|tenant| String::from_utf8(tenant.to_vec()).unwrap())
+    };
+    assert_eq!(tenant("k1").as_deref(), Some("acme"));
+    assert_eq!(tenant("k2").as_deref(), Some("umbrella"));
+}
+
+#[test]
+fn user_and_tenant_come_from_one_verified_token() {
+    let verifier = Arc::new(Verifier::hs256(SECRET).unwrap());
+    let claim = |name| Some(Source::Claim(ClaimSource::new(AUTHORIZATION, name, Arc::clone(&verifier))));
+    let spec = IdentitySpec {
+        identify_by: vec![ClientKind::User, ClientKind::Ip],
+        user: claim("sub"),
+        tenant: claim("org"),
+        ..IdentitySpec::default()
+    };
+    let claims = json!({ "sub": "alice", "org": "acme", "exp": 1_800_000_600 });
+    let token = encode(&Header::default(), &claims, &EncodingKey::from_secret(SECRET)).unwrap();
+    for value in [format!("Bearer {token}"), format!("bearer  {token}"), token.clone()] {
+        let (identities, headers) =
+            (Identities::new(spec.clone()).unwrap(), headers(&[(AUTHORIZATION, &value)]));
+        let facts = facts(&headers);
+        let identity = identities.of(&facts, None, NOW);
+        assert_eq!((identity.user(), identity.tenant()), (Some(&b"alice"[..]), Some(&b"acme"[..])));
+        assert!(identity.tenant_token.get().is_none(), "verified once");
+    }
+    assert_eq!(client(&spec, &[(AUTHORIZATION, &format!("Bearer {token}x"))], None).0, ClientKind::Ip);
+    assert_eq!(client(&spec, &[(AUTHORIZATION, "Basic YTpi")], None).0, ClientKind::Ip);
+}
+
+#[test]
+fn what_identifies_must_be_found_somewhere() {
+    let with = |kinds: &[ClientKind]| {
+        Identities::new(IdentitySpec { identify_by: kinds.to_vec(), ..IdentitySpec::default() }).map(|_| ())
+    };
+    assert_eq!(with(&[]), Err(IdentityError::Empty));
+    assert_eq!(with(&[ClientKind::Ip, ClientKind::Ip]), Err(IdentityError::Twice { kind: ClientKind::Ip }));
+    for kind in [ClientKind::User, ClientKind::Cookie, ClientKind::Fingerprint, ClientKind::Anonymous] {
+        assert_eq!(with(&[kind]), Err(IdentityError::NotConfigured { kind }));
+    }
+    assert_eq!(with(&[ClientKind::Tenant, ClientKind::Ip]), Ok(()));
+}
+
+#[test]
+fn names_lead_back_to_kinds() {
+    for kind in ClientKind::NAMED.into_iter().chain([ClientKind::Anonymous]) {
+        assert_eq!(ClientKind::named(kind.name()), Some(kind).filter(|kind| *kind != ClientKind::Anonymous));
+    }
+}
+
+#[test]
+fn a_key_is_never_shown() {
+    let (identities, headers) = (Identities::new(everything()).unwrap(), headers(&[]));
+    let facts = facts(&headers);
+    let identity = identities.of(&facts, None, NOW);
+    identity.api_key.set(Some(ApiKey { key: b"sk_secret", grant: None })).unwrap();
+    assert!(!format!("{identity:?}").contains("secret"));
+    assert!(!format!("{:?}", identity.found_key()).contains("115"));
+}

@@ -1,0 +1,317 @@
+//! One spelling for every path.
+//!
+//! `/login`, `//login`, `/%6Cogin` and `/x/../login` reach the same handler of most services, so a limit on
+//! `/login` must hold for all of them. [`normalize`] is applied once, before matching and before forwarding:
+//! the bytes that were matched are the bytes that are sent, and no later reader can see another path.
+//!
+//! | in the path | answer |
+//! |---|---|
+//! | `%41`, `%2d`, `%7E`: an escape of an unreserved character | decoded |
+//! | `%2f`, `%5c`, `%3F`: any other escape | stays an escape, hex in upper case |
+//! | `%2F` | stays an escape; never a separator |
+//! | `//` | `/`, before dot segments are looked at: `/a//../b` is `/b` |
+//! | `.`, `..`, `%2e%2E` as a segment | removed; above the root stays at the root |
+//! | `..;x`, `.;` as a segment | refused: some services read it as `..`, others as a name |
+//! | upper and lower case | kept: paths are case-sensitive |
+//! | one trailing slash | kept; patterns match with and without it |
+//! | `é`, `{`, `"`, `[`: not allowed in a path, but harmless | escaped: `%C3%A9`, `%7B` |
+//! | `%C0%AF`, `%ED%A0%80`, `%E9`: escapes that are not UTF-8 | refused |
+//! | `%00` | refused |
+//! | `%0A`: an escaped control character | stays an escape |
+//! | `%`, `%4`, `%zz` | refused |
+//! | a raw space, control character, `\`, `?` or `#` | refused; the query is not part of the path |
+//! | `*` alone (`OPTIONS *`) | kept |
+//! | anything else that does not begin with `/` | refused |
+
+use std::borrow::Cow;
+
+/// Why a path was refused. The request is malformed: 400.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum PathError {
+    /// It does not begin with a slash.
+    #[error("the path does not begin with `/`")]
+    NotAbsolute,
+    /// A raw character that no path may hold.
+    #[error("{found:?} at byte {at} of the path must be percent-encoded")]
+    Character {
+        /// The character.
+        found: char,
+        /// Where it stands, in bytes.
+        at: usize,
+    },
+    /// A percent sign without two hexadecimal digits.
+    #[error("`%` at byte {at} of the path is not followed by two hexadecimal digits")]
+    Escape {
+        /// Where the percent sign stands, in bytes.
+        at: usize,
+    },
+    /// Escapes that do not decode to UTF-8, overlong forms among them.
+    #[error("the escapes at byte {at} of the path are not UTF-8")]
+    NotUtf8 {
+        /// Where the first of them stands, in bytes.
+        at: usize,
+    },
+    /// An escaped NUL.
+    #[error("`%00` at byte {at} of the path")]
+    Nul {
+        /// Where it stands, in bytes.
+        at: usize,
+    },
+    /// A dot segment with parameters, which services read differently.
+    #[error("a dot segment with parameters at byte {at} of the path")]
+    DotParameters {
+        /// Where the segment begins, in bytes.
+        at: usize,
+    },
+}
+
+/// The one spelling of `path`; borrowed exactly when it is spelled so already.
+///
+/// Normalising twice changes nothing more.
+///
+/// ```
+/// use tidegate_policy::normalize;
+///
+/// assert_eq!(normalize("/api//v1/./%6Cogin")?, "/api/v1/login");
+/// assert_eq!(normalize("/a%2fb/../c")?, "/c");
+/// assert!(normalize("/%c0%af").is_err());
+/// # Ok::<(), tidegate_policy::PathError>(())
+/// ```
+pub fn normalize(path: &str) -> Result<Cow<'_, str>, PathError> {
+    if is_plain(path) || path == "*" {
+        return Ok(Cow::Borrowed(path));
+    }
+    if !path.starts_with('/') {
+        return Err(PathError::NotAbsolute);
+    }
+    let mut output = Output { input: path, same: 1, text: None };
+    let mut start = 1;
+    // Before each segment the output ends with a slash.
+    while start < path.len() {
+        let begin = output.len();
+        let (end, plain) = scan(path, start);
+        if plain {
+            output.keep(start, end);
+        } else {
+            rewrite(path, start..end, &mut output)?;
+        }
+        match output.since(begin) {
+            b"" => {}
+            b"." => output.truncate(begin),
+            b".." => output.pop_segment(begin),
+            [b'.', b';', ..] | [b'.', b'.', b';', ..] => return Err(PathError::DotParameters { at: start }),
+            _ if end < path.len() => output.keep(end, end + 1),
+            _ => {}
+        }
+        start = end + 1;
+    }
+    Ok(output.finish())
+}
+
+/// How a byte stands in a path.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Class {
+    /// It stands for itself.
+    Plain,
+    Slash,
+    Percent,
+    /// Not allowed raw, but nobody can mistake it.
+    Encode,
+    Refuse,
+}
+
+const CLASSES: [Class; 256] = {
+    let mut classes = [Class::Encode; 256];
+    let mut byte = 0;
+    while byte < 256 {
+        #[expect(clippy::cast_possible_truncation, reason = "below 256")]
+        let value = byte as u8;
+        classes[byte] = match value {
+            b'/' => Class::Slash,
+            b'%' => Class::Percent,
+            b'!' | b'$' | b'&' | b'\'' | b'(' | b')' | b'*' | b'+' | b',' | b';' | b'=' | b':' | b'@' => {
+                Class::Plain
+            }
+            _ if is_unreserved(value) => Class::Plain,
+            b'\\' | b'?' | b'#' | 0..=b' ' | 0x7f => Class::Refuse,
+            _ => Class::Encode,
+        };
+        byte += 1;
+    }
+    classes
+};
+
+const fn is_unreserved(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~')
+}
+
+fn class(byte: u8) -> Class {
+    CLASSES[usize::from(byte)]
+}
+
+/// Whether `path` is clean at first sight, as nearly all are: no escape, no empty segment, none that begins with
+/// a dot. What is not plain may be clean all the same.
+fn is_plain(path: &str) -> bool {
+    let mut before = None;
+    let plain = path.bytes().all(|byte| {
+        let fits = match before {
+            Some(b'/') => class(byte) == Class::Plain && byte != b'.',
+            Some(_) => matches!(class(byte), Class::Plain | Class::Slash),
+            None => byte == b'/',
+        };
+        before = Some(byte);
+        fits
+    });
+    plain && before.is_some()
+}
+
+/// Where the segment that begins at `start` ends, and whether every byte of it stands for itself.
+fn scan(path: &str, start: usize) -> (usize, bool) {
+    let mut plain = true;
+    for (index, &byte) in path.as_bytes().iter().enumerate().skip(start) {
+        match class(byte) {
+            Class::Plain => {}
+            Class::Slash => return (index, plain),
+            _ => plain = false,
+        }
+    }
+    (path.len(), plain)
+}
+
+fn rewrite(path: &str, segment: std::ops::Range<usize>, output: &mut Output<'_>) -> Result<(), PathError> {
+    let bytes = path.as_bytes();
+    let mut at = segment.start;
+    // Up to here the escapes are known to be UTF-8.
+    let mut checked = at;
+    while at < segment.end {
+        let byte = bytes[at];
+        match class(byte) {
+            Class::Percent => {
+                let decoded = escaped(bytes, at)?;
+                match decoded {
+                    0 => return Err(PathError::Nul { at }),
+                    0x80.. if at >= checked => checked = utf8_end(bytes, at)?,
+                    _ => {}
+                }
+                if is_unreserved(decoded) {
+                    output.push(char::from(decoded));
+                } else if bytes[at + 1].is_ascii_lowercase() || bytes[at + 2].is_ascii_lowercase() {
+                    output.escape(decoded);
+                } else {
+                    output.keep(at, at + 3);
+                }
+                at += 3;
+            }
+            Class::Encode => {
+                output.escape(byte);
+                at += 1;
+            }
+            Class::Refuse => return Err(PathError::Character { found: char::from(byte), at }),
+            Class::Plain | Class::Slash => {
+                output.keep(at, at + 1);
+                at += 1;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The byte that the escape at `at` stands for.
+fn escaped(bytes: &[u8], at: usize) -> Result<u8, PathError> {
+    let digit = |offset| bytes.get(at + offset).and_then(|&digit| char::from(digit).to_digit(16));
+    let (Some(high), Some(low)) = (digit(1), digit(2)) else { return Err(PathError::Escape { at }) };
+    u8::try_from(high << 4 | low).map_err(|_| PathError::Escape { at })
+}
+
+/// Where the escaped character that begins at `at` ends. Raw text is UTF-8 already and cannot complete it.
+fn utf8_end(bytes: &[u8], at: usize) -> Result<usize, PathError> {
+    let wrong = PathError::NotUtf8 { at };
+    let length = match escaped(bytes, at)? {
+        0xc2..=0xdf => 2,
+        0xe0..=0xef => 3,
+        0xf0..=0xf4 => 4,
+        _ => return Err(wrong),
+    };
+    let mut character = [0; 4];
+    for (index, decoded) in character.iter_mut().enumerate().take(length) {
+        let escape = at + 3 * index;
+        if bytes.get(escape) != Some(&b'%') {
+            return Err(wrong);
+        }
+        *decoded = escaped(bytes, escape)?;
+    }
+    str::from_utf8(&character[..length]).map_err(|_| wrong)?;
+    Ok(at + 3 * length)
+}
+
+/// The normalised path so far: a prefix of the input until something differs, then a string.
+struct Output<'a> {
+    input: &'a str,
+    /// While there is no `text`, the output is this much of the input.
+    same: usize,
+    text: Option<String>,
+}
+
+impl<'a> Output<'a> {
+    fn len(&self) -> usize {
+        self.text.as_ref().map_or(self.same, String::len)
+    }
+
+    fn since(&self, begin: usize) -> &[u8] {
+        &self.bytes()[begin..]
+    }
+
+    fn bytes(&self) -> &[u8] {
+        self.text.as_ref().map_or(&self.input.as_bytes()[..self.same], String::as_bytes)
+    }
+
+    /// Takes `start..end` of the input over as it is.
+    fn keep(&mut self, start: usize, end: usize) {
+        if self.text.is_none() && self.same == start {
+            self.same = end;
+        } else {
+            let kept = &self.input[start..end];
+            self.text().push_str(kept);
+        }
+    }
+
+    fn push(&mut self, character: char) {
+        self.text().push(character);
+    }
+
+    fn escape(&mut self, byte: u8) {
+        const HEX: [char; 16] =
+            ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9', 'A', 'B', 'C', 'D', 'E', 'F'];
+        let text = self.text();
+        text.extend(['%', HEX[usize::from(byte >> 4)], HEX[usize::from(byte & 15)]]);
+    }
+
+    fn truncate(&mut self, length: usize) {
+        self.text().truncate(length);
+    }
+
+    /// Drops what begins at `begin` and the segment before it.
+    fn pop_segment(&mut self, begin: usize) {
+        let parent = self.bytes()[..begin - 1].iter().rposition(|&byte| byte == b'/').unwrap_or(0);
+        self.truncate(parent + 1);
+    }
+
+    fn text(&mut self) -> &mut String {
+        self.text.get_or_insert_with(|| {
+            let mut text = String::with_capacity(self.input.len() + 8);
+            text.push_str(&self.input[..self.same]);
+            text
+        })
+    }
+
+    fn finish(self) -> Cow<'a, str> {
+        match self.text {
+            Some(text) => Cow::Owned(text),
+            None if self.same == self.input.len() => Cow::Borrowed(self.input),
+            None => Cow::Owned(self.input[..self.same].to_owned()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

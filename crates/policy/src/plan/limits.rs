@@ -1,0 +1,192 @@
+//! How much may pass.
+
+use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+
+use tidegate_core::{Algorithm, Cost, Limit, RuleId, Span};
+
+use crate::endpoints::EndpointPattern;
+use crate::expression::Expression;
+use crate::identity::ClientKind;
+use crate::quantity::span_text;
+
+/// All limits, in the order in which a request meets them.
+#[derive(Clone, Debug, Default)]
+pub struct RateLimits {
+    /// Everybody together.
+    pub global: Option<Rule>,
+    /// Each tenant.
+    pub tenant: Option<Rule>,
+    /// Each client without a tier.
+    pub default: Option<Rule>,
+    /// Each client of a tier, instead of `default`.
+    pub tiers: Vec<Tier>,
+    /// What the operator added.
+    pub rules: Vec<CustomRule>,
+    /// Each client at an endpoint; the most specific applies.
+    pub endpoints: Vec<Endpoint>,
+}
+
+impl RateLimits {
+    /// Every rule in the order in which a request meets them; unlimited tiers have none.
+    pub fn iter(&self) -> impl Iterator<Item = &Rule> {
+        let single = [&self.global, &self.tenant, &self.default].into_iter().flatten();
+        let tiers = self.tiers.iter().filter_map(|tier| tier.rule.as_ref());
+        let rules = self.rules.iter().map(|custom| &custom.rule);
+        single.chain(tiers).chain(rules).chain(self.endpoints.iter().map(|endpoint| &endpoint.rule))
+    }
+}
+
+/// A limit with a name.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Rule {
+    /// Its name: `global`, `tenant`, `default`, `tier:NAME`, `endpoint:PATH`, or the operator's own.
+    pub name: String,
+    /// The id that counters are kept under.
+    pub id: RuleId,
+    /// What is counted.
+    pub limit: Limit,
+    /// Units per window, as written.
+    pub requests: u64,
+    /// The window, as written.
+    pub window: Span,
+    /// Units at once, where they were written.
+    pub burst: Option<u64>,
+    /// The line it stands on.
+    pub line: u32,
+}
+
+impl Rule {
+    /// The algorithm.
+    pub const fn algorithm(&self) -> Algorithm {
+        self.limit.algorithm()
+    }
+
+    /// The limit in words: `100 per 1m, token_bucket, burst 20`.
+    pub fn words(&self) -> String {
+        let burst = self.burst.map(|burst| format!(", burst {burst}")).unwrap_or_default();
+        format!("{} per {}, {}{burst}", self.requests, span_text(self.window), self.algorithm())
+    }
+}
+
+/// A tier of clients.
+#[derive(Clone, Debug)]
+pub struct Tier {
+    /// Its name.
+    pub name: String,
+    /// Its limit; `None` is unlimited.
+    pub rule: Option<Rule>,
+}
+
+/// A limit at an endpoint.
+#[derive(Clone, Debug)]
+pub struct Endpoint {
+    /// Which requests it means.
+    pub pattern: EndpointPattern,
+    /// The limit.
+    pub rule: Rule,
+}
+
+/// A limit of the operator's own.
+#[derive(Clone, Debug)]
+pub struct CustomRule {
+    /// The limit.
+    pub rule: Rule,
+    /// Where it applies.
+    pub matches: Match,
+    /// Whom it counts.
+    pub count: Count,
+    /// What a request takes of it.
+    pub cost: RuleCost,
+}
+
+/// Where a rule applies: all that is given must hold; what is empty holds always.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Match {
+    /// Any of these methods.
+    pub methods: Vec<String>,
+    /// Any of these paths.
+    pub paths: Vec<EndpointPattern>,
+    /// All of these headers.
+    pub headers: Vec<HeaderMatch>,
+    /// An expression that must be true.
+    pub when: Option<When>,
+}
+
+/// A header that a request must have.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct HeaderMatch {
+    /// Its name in lower case.
+    pub name: String,
+    /// Any of these values; none given is any value.
+    pub values: Vec<String>,
+}
+
+/// A condition on the request. Two are equal if they are written alike.
+#[derive(Clone, Debug)]
+pub struct When {
+    /// The CEL expression, as written.
+    pub source: String,
+    /// The expression, compiled.
+    pub expression: Arc<Expression>,
+}
+
+impl PartialEq for When {
+    fn eq(&self, other: &Self) -> bool {
+        self.source == other.source
+    }
+}
+
+impl Eq for When {}
+
+impl Hash for When {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.source.hash(state);
+    }
+}
+
+/// Whom a rule counts.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Count {
+    /// Each client, as `identify_by` tells them apart.
+    Client,
+    /// Everybody together.
+    Everybody,
+    /// Each combination of these.
+    Per(Vec<ClientKind>),
+    /// Each of these, apart.
+    PerEach(Vec<ClientKind>),
+}
+
+impl fmt::Display for Count {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names =
+            |of: &[ClientKind]| of.iter().map(|identity| identity.name()).collect::<Vec<_>>().join(", ");
+        match self {
+            Self::Client => f.write_str("each client"),
+            Self::Everybody => f.write_str("everybody together"),
+            Self::Per(of) => write!(f, "per {}", names(of)),
+            Self::PerEach(of) => write!(f, "per each of {}", names(of)),
+        }
+    }
+}
+
+/// What a request takes of a rule's limit.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum RuleCost {
+    /// Always this much.
+    Constant(Cost),
+    /// What this request header says, in lower case; 1 without it, the whole limit if it is no whole number.
+    Header(String),
+}
+
+impl fmt::Display for RuleCost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Constant(cost) => write!(f, "{}", cost.get()),
+            Self::Header(name) => write!(f, "from the header {name}"),
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! A policy that can be used: valid by construction, free of places and of YAML.
+//!
+//! Only [`compile()`](crate::compile()) makes a plan. Whatever stands in one has been checked: limits can be counted
+//! exactly, names are unique, networks are networks, an upstream that a route names is there.
+
+mod clients;
+mod limits;
+
+use std::fmt;
+use std::sync::Arc;
+
+use ipnet::IpNet;
+
+use crate::directory::Directory;
+use crate::endpoints::EndpointPattern;
+use crate::identity::Identities;
+use crate::problem::Problems;
+
+pub use clients::{Claim, Clients, Exempt, NameSource, Secret, TierSource, Token, TokenKey};
+pub use limits::{Count, CustomRule, Endpoint, HeaderMatch, Match, RateLimits, Rule, RuleCost, Tier, When};
+
+/// What the operator wants, checked whole.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Plan {
+    /// Where to answer requests, as `host:port`.
+    pub listen: Vec<String>,
+    /// The services behind.
+    pub upstreams: Vec<Upstream>,
+    /// Which requests go where; the first that matches.
+    pub routes: Vec<Route>,
+    /// Who a request comes from.
+    pub clients: Clients,
+    /// Networks that are refused with 403.
+    pub bans: Vec<IpNet>,
+    /// How much may pass.
+    pub rate_limits: RateLimits,
+    /// Which headers tell clients about their limits.
+    pub headers: Vec<HeaderStyle>,
+    /// The form of a refusal's body.
+    pub error_body: ErrorBody,
+    /// Where counters are kept.
+    pub store: StorePlan,
+    /// Where clients are found in requests: [`Plan::clients`], made usable.
+    pub identities: Identities,
+    /// Whose API key is whose, as the file said when the policy was compiled. The file may change on its own:
+    /// [`Plan::load_directory`] reads it again.
+    pub directory: Option<Arc<Directory>>,
+}
+
+impl Plan {
+    /// Reads the file of [`TierSource::file`] again, by the tiers of this plan. Whoever runs the plan puts the result
+    /// in the old one's place.
+    pub fn load_directory(&self, csv: &[u8]) -> Result<Arc<Directory>, Problems> {
+        let tiers: Vec<_> = self.rate_limits.tiers.iter().map(|tier| tier.name.as_str()).collect();
+        let file = self.clients.tiers.file.as_deref().unwrap_or_default();
+        Directory::from_csv(csv, &tiers).map(Arc::new).map_err(|error| error.problems_of(file))
+    }
+}
+
+/// A service behind the gateway.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Upstream {
+    /// Its name.
+    pub name: String,
+    /// Its servers: `http://` or `https://`, a host, maybe a port.
+    pub servers: Vec<String>,
+}
+
+/// Sends what matches to an upstream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// The host asked for.
+    pub host: HostPattern,
+    /// The path asked for.
+    pub path: EndpointPattern,
+    /// Where to, as an index into [`Plan::upstreams`].
+    pub upstream: usize,
+}
+
+/// Which hosts a route takes; names are lower case.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum HostPattern {
+    /// Any host.
+    Any,
+    /// This host.
+    Exact(String),
+    /// Every host below this one, which begins with a dot.
+    Below(String),
+}
+
+impl fmt::Display for HostPattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Any => f.write_str("*"),
+            Self::Exact(name) => f.write_str(name),
+            Self::Below(name) => write!(f, "*{name}"),
+        }
+    }
+}
+
+/// A style of headers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum HeaderStyle {
+    /// `X-RateLimit-Limit`, `-Remaining`, `-Reset` in Unix seconds.
+    XRateLimit,
+    /// `RateLimit-Policy` and `RateLimit`, structured fields.
+    RateLimit,
+    /// `RateLimit-Limit`, `-Remaining`, `-Reset` in Unix seconds.
+    RateLimitEpoch,
+    /// `RateLimit-Limit`, `-Remaining`, `-Reset` in seconds from now.
+    RateLimitDelta,
+}
+
+impl HeaderStyle {
+    /// All styles.
+    pub const ALL: [Self; 4] =
+        [Self::XRateLimit, Self::RateLimit, Self::RateLimitEpoch, Self::RateLimitDelta];
+
+    /// The name used in configuration.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::XRateLimit => "x_ratelimit",
+            Self::RateLimit => "ratelimit",
+            Self::RateLimitEpoch => "ratelimit_epoch",
+            Self::RateLimitDelta => "ratelimit_delta",
+        }
+    }
+}
+
+/// The form of a refusal's body.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum ErrorBody {
+    /// One flat JSON object.
+    #[default]
+    Flat,
+    /// A JSON object within `error`.
+    Nested,
+    /// `application/problem+json` (RFC 9457).
+    Problem,
+}
+
+impl ErrorBody {
+    /// All forms.
+    pub const ALL: [Self; 3] = [Self::Flat, Self::Nested, Self::Problem];
+
+    /// The name used in configuration.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Flat => "flat",
+            Self::Nested => "nested",
+            Self::Problem => "problem",
+        }
+    }
+}
+
+/// Where counters are kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StorePlan {
+    /// The URL of a shared store; `None` keeps counters in this process.
+    pub url: Option<StoreUrl>,
+    /// How many bytes the counters of this process may take.
+    pub max_memory: u64,
+}
+
+/// The URL of a store. It may hold a password, so it redacts itself.
+#[derive(Clone, PartialEq, Eq)]
+pub struct StoreUrl(String);
+
+impl StoreUrl {
+    pub(crate) fn new(url: &str) -> Self {
+        Self(url.to_owned())
+    }
+
+    /// The URL, password included.
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for StoreUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (scheme, rest) = self.0.split_once("://").unwrap_or(("", &self.0));
+        match rest.rsplit_once('@') {
+            Some((_, place)) => write!(f, "{scheme}://…@{place}"),
+            None => f.write_str(&self.0),
+        }
+    }
+}
+
+impl fmt::Debug for StoreUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::language::{ERROR_BODIES, HEADER_STYLES};
+
+    #[test]
+    fn the_language_names_every_style_and_form() {
+        assert_eq!(HeaderStyle::ALL.map(HeaderStyle::name), *HEADER_STYLES);
+        assert_eq!(ErrorBody::ALL.map(ErrorBody::name), *ERROR_BODIES);
+    }
+
+    #[test]
+    fn a_password_is_never_shown() {
+        let url = StoreUrl::new("redis://user:hunter2@cache:6379/0");
+        assert_eq!(url.to_string(), "redis://…@cache:6379/0");
+        assert!(!format!("{url:?}").contains("hunter2"));
+    }
+}

@@ -1,0 +1,293 @@
+//! YAML events → tree, within bounds whatever is written.
+//!
+//! Aliases are copies, and every copy is counted: a file of a few lines that would unfold to billions of values
+//! ends at the bound.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry as Slot;
+
+use granit_parser::{Event, Options, Parser, ScalarStyle, Span};
+
+use crate::raw::{Entry, Finding, Key, Node, Place, Report, Value};
+use crate::render::quote;
+
+/// No policy nests deeper; the language itself needs less than ten levels.
+const DEEPEST: usize = 32;
+/// A rule is ten to twenty values, keys included, so tens of thousands of rules stay below.
+const MOST_NODES: usize = 1_000_000;
+
+/// The tree of `text`; `None` where there is none to speak of. What is wrong goes to `report`.
+pub(crate) fn parse<'s>(text: &'s str, report: &mut Report<'s>) -> Option<Node<'s>> {
+    let mut options = Options::default();
+    options.flow_nesting_limit = DEEPEST;
+    options.block_nesting_limit = DEEPEST;
+    let mut parser = Parser::new_from_str_with_options(text, options);
+    let mut tree = Tree::default();
+    while let Some(next) = parser.next_event() {
+        let step = match next {
+            Ok((event, span)) => tree.take(event, span, report),
+            Err(error) => {
+                let mark = error.marker();
+                let at = place(Span::new(*mark, *mark));
+                let info = error.info();
+                let finding = Finding::error_at(at, format!("the YAML cannot be read: {info}"));
+                report.push(finding.hint(syntax_hint(text, at, &info)));
+                Err(Stop)
+            }
+        };
+        if step.is_err() {
+            return None;
+        }
+    }
+    tree.root
+}
+
+/// What most often stands behind a syntax error.
+fn syntax_hint(text: &str, at: Place, info: &str) -> &'static str {
+    let line = usize::try_from(at.line).ok().and_then(|line| text.lines().nth(line.saturating_sub(1)));
+    let line = line.unwrap_or_default();
+    if text.contains('\0') {
+        "this looks like a binary file; give the policy's YAML file"
+    } else if line.chars().take_while(|c| c.is_whitespace()).any(|c| c == '\t') || info.contains("tab") {
+        "indent with spaces; YAML allows no tabs there"
+    } else if info.contains("recursion limit") {
+        "values may nest 32 levels deep; a policy needs fewer than ten"
+    } else if info.contains("anchor") {
+        "define it with `&name` before it is used, or quote a text that begins with `*`"
+    } else if info.contains("flow") {
+        "close every `{` and `[`, write `,` between their entries, and quote texts that hold these characters"
+    } else {
+        "look for a missing colon, quote or bracket, or for uneven indentation"
+    }
+}
+
+/// Nothing sensible follows.
+struct Stop;
+
+/// A collection that is still open.
+enum Open<'s> {
+    List(Vec<Node<'s>>),
+    Mapping { entries: Vec<Entry<'s>>, seen: HashMap<Cow<'s, str>, usize>, key: Option<PendingKey<'s>> },
+}
+
+/// A key that waits for its value.
+enum PendingKey<'s> {
+    Good(Key<'s>),
+    /// Reported already; its value is read and dropped.
+    Bad,
+}
+
+struct Level<'s> {
+    open: Open<'s>,
+    id: u32,
+    anchor: usize,
+    place: Place,
+    /// How many nodes there were before it.
+    nodes_before: usize,
+}
+
+/// What an alias stands for.
+struct Anchored<'s> {
+    node: Node<'s>,
+    nodes: usize,
+}
+
+#[derive(Default)]
+struct Tree<'s> {
+    levels: Vec<Level<'s>>,
+    anchors: HashMap<usize, Anchored<'s>>,
+    root: Option<Node<'s>>,
+    documents: usize,
+    nodes: usize,
+    next_id: u32,
+}
+
+impl<'s> Tree<'s> {
+    fn take(&mut self, event: Event<'s>, span: Span, report: &mut Report<'s>) -> Result<(), Stop> {
+        let at = place(span);
+        match event {
+            Event::DocumentStart(..) => {
+                self.documents += 1;
+                if self.documents > 1 {
+                    let finding = Finding::error_at(at, "a second YAML document begins here");
+                    report.push(finding.hint("keep one policy in a file; remove the `---` between them"));
+                    return Err(Stop);
+                }
+            }
+            Event::Scalar(text, style, anchor, tag) => {
+                refuse_tag(tag.is_some(), at, report);
+                let quoted = style != ScalarStyle::Plain;
+                let id = self.id();
+                let node = Node { id, place: at, value: Value::Scalar { text, quoted } };
+                self.count(1, at, report)?;
+                self.remember(anchor, &node, 1, report)?;
+                self.put(node, report);
+            }
+            Event::SequenceStart(_, anchor, tag) => {
+                refuse_tag(tag.is_some(), at, report);
+                self.open(Open::List(Vec::new()), anchor, at, report)?;
+            }
+            Event::MappingStart(_, anchor, tag) => {
+                refuse_tag(tag.is_some(), at, report);
+                let open = Open::Mapping { entries: Vec::new(), seen: HashMap::new(), key: None };
+                self.open(open, anchor, at, report)?;
+            }
+            Event::SequenceEnd | Event::MappingEnd => self.close(report)?,
+            Event::Alias(id) => self.alias(id, at, report)?,
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn id(&mut self) -> u32 {
+        self.next_id = self.next_id.saturating_add(1);
+        self.next_id
+    }
+
+    fn count(&mut self, more: usize, at: Place, report: &mut Report<'s>) -> Result<(), Stop> {
+        self.nodes = self.nodes.saturating_add(more);
+        if self.nodes <= MOST_NODES {
+            return Ok(());
+        }
+        let finding = Finding::error_at(at, format!("the file holds more than {MOST_NODES} values"));
+        report
+            .push(finding.hint("aliases count as often as they are used; write fewer, or split the policy"));
+        Err(Stop)
+    }
+
+    fn open(
+        &mut self,
+        open: Open<'s>,
+        anchor: usize,
+        at: Place,
+        report: &mut Report<'s>,
+    ) -> Result<(), Stop> {
+        let nodes_before = self.nodes;
+        self.count(1, at, report)?;
+        // What a collection spans is many lines; its first character is enough to find it.
+        let place = Place { length: 1, ..at };
+        let id = self.id();
+        self.levels.push(Level { open, id, anchor, place, nodes_before });
+        Ok(())
+    }
+
+    fn close(&mut self, report: &mut Report<'s>) -> Result<(), Stop> {
+        let Some(Level { open, id, anchor, place, nodes_before }) = self.levels.pop() else { return Ok(()) };
+        let value = match open {
+            Open::List(items) => Value::List(items),
+            Open::Mapping { entries, .. } => Value::Mapping(entries),
+        };
+        let node = Node { id, place, value };
+        self.remember(anchor, &node, self.nodes.saturating_sub(nodes_before), report)?;
+        self.put(node, report);
+        Ok(())
+    }
+
+    fn remember(
+        &mut self,
+        anchor: usize,
+        node: &Node<'s>,
+        nodes: usize,
+        report: &mut Report<'s>,
+    ) -> Result<(), Stop> {
+        if anchor != 0 {
+            // Remembering is copying, so it counts.
+            self.count(nodes, node.place, report)?;
+            self.anchors.insert(anchor, Anchored { node: node.clone(), nodes });
+        }
+        Ok(())
+    }
+
+    fn alias(&mut self, id: usize, at: Place, report: &mut Report<'s>) -> Result<(), Stop> {
+        let Some(nodes) = self.anchors.get(&id).map(|anchored| anchored.nodes) else {
+            let finding = Finding::error_at(at, "this alias stands inside what it refers to");
+            report.push(finding.hint("write the values out"));
+            return Err(Stop);
+        };
+        self.count(nodes, at, report)?;
+        let Some(mut node) = self.anchors.get(&id).map(|anchored| anchored.node.clone()) else {
+            return Err(Stop);
+        };
+        if self.levels.len().saturating_add(depth(&node)) > DEEPEST {
+            let finding = Finding::error_at(at, format!("values nest deeper than {DEEPEST} levels"));
+            report.push(finding.hint("a policy needs fewer than ten levels"));
+            return Err(Stop);
+        }
+        node.place = at;
+        self.put(node, report);
+        Ok(())
+    }
+
+    /// Puts a finished node where it belongs.
+    fn put(&mut self, node: Node<'s>, report: &mut Report<'s>) {
+        match self.levels.last_mut().map(|level| &mut level.open) {
+            None => self.root = Some(node),
+            Some(Open::List(items)) => items.push(node),
+            Some(Open::Mapping { entries, seen, key }) => match key.take() {
+                None => *key = Some(pending(node, entries, seen, report)),
+                Some(PendingKey::Good(key)) => entries.push(Entry { key, value: node }),
+                Some(PendingKey::Bad) => {}
+            },
+        }
+    }
+}
+
+/// The key that `node` is, unless it cannot be one.
+fn pending<'s>(
+    node: Node<'s>,
+    entries: &[Entry<'s>],
+    seen: &mut HashMap<Cow<'s, str>, usize>,
+    report: &mut Report<'s>,
+) -> PendingKey<'s> {
+    let Node { id, place, value: Value::Scalar { text, .. } } = node else {
+        let finding = Finding::error_at(node.place, format!("a key must be a text, not {}", node.describe()));
+        report.push(finding.hint("quote a key that begins with `{` or `[`"));
+        return PendingKey::Bad;
+    };
+    let first = match seen.entry(text.clone()) {
+        Slot::Vacant(slot) => {
+            // Its entry comes next.
+            slot.insert(entries.len());
+            return PendingKey::Good(Key { id, place, text });
+        }
+        Slot::Occupied(slot) => entries.get(*slot.get()).map(|entry| &entry.key),
+    };
+    let finding = Finding::error_at(place, format!("the key {} is written twice", quote(&text)));
+    report.push(match first {
+        Some(first) => {
+            let hint = format!("it stands on line {} already; keep one of them", first.place.line);
+            finding.like(first).hint(hint)
+        }
+        None => finding.hint("keep one of them"),
+    });
+    PendingKey::Bad
+}
+
+fn refuse_tag(tagged: bool, at: Place, report: &mut Report<'_>) {
+    if tagged {
+        report.push(Finding::error_at(at, "YAML tags (`!name`) mean nothing here").hint("remove the tag"));
+    }
+}
+
+/// How many levels a node has.
+fn depth(node: &Node<'_>) -> usize {
+    let deepest = match &node.value {
+        Value::Scalar { .. } => return 0,
+        Value::List(items) => items.iter().map(depth).max(),
+        Value::Mapping(entries) => entries.iter().map(|entry| depth(&entry.value)).max(),
+    };
+    deepest.unwrap_or(0).saturating_add(1)
+}
+
+fn place(span: Span) -> Place {
+    let number = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+    let (start, end) = (span.start, span.end);
+    let length = if end.line() == start.line() { end.col().saturating_sub(start.col()) } else { 1 };
+    Place {
+        offset: start.byte_offset().unwrap_or(start.index()),
+        line: number(start.line()),
+        column: number(start.col()).saturating_add(1),
+        length: number(length.max(1)),
+    }
+}

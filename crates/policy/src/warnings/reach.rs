@@ -1,0 +1,190 @@
+//! Rules that no request reaches, and routes that no rule covers.
+
+use std::collections::HashMap;
+
+use crate::compile::Marks;
+use crate::endpoints::{EndpointPattern, Segment};
+use crate::plan::Plan;
+use crate::raw::{Finding, Report};
+use crate::render::quote;
+
+/// Enough for 100,000 patterns without many wildcards; after them a doubt counts as met.
+const MOST_STEPS: usize = 10_000_000;
+
+pub(super) fn find(plan: &Plan, marks: &Marks, report: &mut Report<'_>) {
+    if plan.routes.is_empty() {
+        return;
+    }
+    unreachable(plan, marks, report);
+    unlimited_routes(plan, marks, report);
+}
+
+/// Rules at paths that no route takes.
+fn unreachable(plan: &Plan, marks: &Marks, report: &mut Report<'_>) {
+    let mut routes = Patterns::new(plan.routes.iter().map(|route| &route.path));
+    let endpoints = plan.rate_limits.endpoints.iter();
+    let places = endpoints.map(|endpoint| (&endpoint.rule, std::slice::from_ref(&endpoint.pattern)));
+    let custom = plan.rate_limits.rules.iter().map(|custom| (&custom.rule, custom.matches.paths.as_slice()));
+    for (rule, paths) in places.chain(custom) {
+        if !paths.is_empty() && !paths.iter().any(|path| routes.meet(path)) {
+            let what = format!("{} can never match: no route takes its path", quote(&rule.name));
+            let finding = Finding::warning(marks.rule(rule.id), what);
+            report.push(finding.hint("correct the path, or add a route for it"));
+        }
+    }
+}
+
+/// Routes whose requests meet no limit at all.
+fn unlimited_routes(plan: &Plan, marks: &Marks, report: &mut Report<'_>) {
+    let limits = &plan.rate_limits;
+    let clients = &plan.clients;
+    let has_tiers = clients.tiers.file.is_some() || clients.tiers.default.is_some();
+    let everywhere = limits.global.is_some()
+        || limits.default.is_some()
+        || limits.tenant.is_some()
+        || (has_tiers && limits.tiers.iter().any(|tier| tier.rule.is_some()))
+        || limits.rules.iter().any(|custom| custom.matches.paths.is_empty());
+    if everywhere {
+        return;
+    }
+    let custom = limits.rules.iter().flat_map(|custom| &custom.matches.paths);
+    let mut limited = Patterns::new(limits.endpoints.iter().map(|endpoint| &endpoint.pattern).chain(custom));
+    for (route, mark) in plan.routes.iter().zip(&marks.routes) {
+        if !limited.meet(&route.path) {
+            let finding =
+                Finding::warning(*mark, format!("the route {} has no limit", quote(&route.path.to_string())));
+            report.push(finding.hint("add `rate_limits.default`, or an endpoint below it"));
+        }
+    }
+}
+
+/// Patterns by their segments, so that meeting them does not mean trying all.
+struct Patterns<'a> {
+    nodes: Vec<Branch<'a>>,
+    /// What is left of the steps; patterns full of wildcards would otherwise try every branch again and again.
+    steps: usize,
+}
+
+/// Where patterns part.
+#[derive(Default)]
+struct Branch<'a> {
+    literals: HashMap<&'a str, usize>,
+    one: Option<usize>,
+    /// A pattern ends here.
+    ends: bool,
+    /// A pattern takes any rest from here.
+    rest: bool,
+}
+
+impl<'a> Patterns<'a> {
+    fn new(patterns: impl Iterator<Item = &'a EndpointPattern>) -> Self {
+        let mut all = Self { nodes: vec![Branch::default()], steps: MOST_STEPS };
+        patterns.for_each(|pattern| all.insert(pattern));
+        all
+    }
+
+    fn insert(&mut self, pattern: &'a EndpointPattern) {
+        let mut at = 0;
+        for segment in pattern.segments() {
+            let next = self.nodes.len();
+            let Some(branch) = self.nodes.get_mut(at) else { return };
+            at = match segment {
+                Segment::Literal(text) => *branch.literals.entry(text).or_insert(next),
+                Segment::One(_) => *branch.one.get_or_insert(next),
+                Segment::Rest => {
+                    branch.rest = true;
+                    return;
+                }
+            };
+            if at == next {
+                self.nodes.push(Branch::default());
+            }
+        }
+        if let Some(branch) = self.nodes.get_mut(at) {
+            branch.ends = true;
+        }
+    }
+
+    /// Whether one of them meets `path`, or it took too long to see that none does.
+    fn meet(&mut self, path: &EndpointPattern) -> bool {
+        let segments = path.segments();
+        let mut open = vec![(0, 0)];
+        while let Some((at, depth)) = open.pop() {
+            self.steps = self.steps.saturating_sub(1);
+            let Some(branch) = self.nodes.get(at) else { continue };
+            if branch.rest || self.steps == 0 {
+                return true;
+            }
+            match segments.get(depth) {
+                None if branch.ends => return true,
+                None => {}
+                // Every branch ends somewhere, and the rest takes all of it.
+                Some(Segment::Rest) => return true,
+                Some(Segment::Literal(text)) => {
+                    let next = branch.literals.get(&**text).copied().into_iter().chain(branch.one);
+                    open.extend(next.map(|at| (at, depth + 1)));
+                }
+                Some(Segment::One(_)) => {
+                    let next = branch.literals.values().copied().chain(branch.one);
+                    self.steps = self.steps.saturating_sub(branch.literals.len());
+                    open.extend(next.map(|at| (at, depth + 1)));
+                }
+            }
+        }
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Whether some path is taken by both, segment by segment.
+    fn meets(one: &EndpointPattern, other: &EndpointPattern) -> bool {
+        let (mut one, mut other) = (one.segments().iter(), other.segments().iter());
+        loop {
+            match (one.next(), other.next()) {
+                // The rest may be empty.
+                (Some(Segment::Rest), _) | (_, Some(Segment::Rest)) | (None, None) => return true,
+                (Some(Segment::Literal(a)), Some(Segment::Literal(b))) if a != b => return false,
+                (Some(_), Some(_)) => {}
+                (None, Some(_)) | (Some(_), None) => return false,
+            }
+        }
+    }
+
+    #[test]
+    fn patterns_meet_where_a_path_fits_both() {
+        let pattern = |text| EndpointPattern::parse(text).unwrap();
+        let meet = |a, b| Patterns::new([pattern(a)].iter()).meet(&pattern(b));
+        for (a, b) in
+            [("/a/*", "/a/b"), ("/**", "/x/y"), ("/a/**", "/a/b/c"), ("/{x}/b", "/a/{y}"), ("/a/**", "/a")]
+        {
+            assert!(meet(a, b) && meet(b, a), "{a} {b}");
+        }
+        for (a, b) in [("/a", "/b"), ("/a/*", "/a/b/c"), ("/a/b", "/a")] {
+            assert!(!meet(a, b) && !meet(b, a), "{a} {b}");
+        }
+    }
+
+    fn patterns() -> impl Strategy<Value = EndpointPattern> {
+        let segment = prop::sample::select(vec!["a", "b", "*", "{x}", ""]);
+        let rest = prop::sample::select(vec!["", "/**"]);
+        (prop::collection::vec(segment, 1..4), rest).prop_filter_map("no pattern", |(segments, rest)| {
+            EndpointPattern::parse(&format!("/{}{rest}", segments.join("/"))).ok()
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn many_patterns_meet_what_one_of_them_meets(
+            all in prop::collection::vec(patterns(), 1..6),
+            path in patterns(),
+        ) {
+            let one_by_one = all.iter().any(|pattern| meets(pattern, &path));
+            prop_assert_eq!(Patterns::new(all.iter()).meet(&path), one_by_one);
+        }
+    }
+}
