@@ -2,6 +2,7 @@
 
 #![allow(clippy::disallowed_methods, reason = "a bench measures wall time")]
 
+mod admit;
 mod flood;
 mod hot;
 mod matching;
@@ -26,7 +27,7 @@ enum Bench {
     Flood,
     /// Compile a policy of 10,000 endpoint rules: milliseconds, median of rounds
     Policy,
-    /// What a policy says about a request: paths, endpoints, identities, conditions, API keys
+    /// What a policy says about a request: paths, identities, conditions, API keys, a whole match
     Match,
     /// One check a decision over and over, for a profiler
     Hot {

@@ -1,4 +1,4 @@
-//! What it costs to find out what a policy says about a request, part by part.
+//! What it costs to find out what a policy says about a request: part by part, then whole.
 
 use std::fmt::Write;
 use std::hint::black_box;
@@ -10,7 +10,7 @@ use tidegate_policy::{
     ClientKind, Directory, EndpointPattern, Endpoints, Expression, Facts, Identities, IdentitySpec, normalize,
 };
 
-use crate::{median, nanos_each};
+use crate::{admit, median, nanos_each};
 
 const CALLS: usize = 1_000_000;
 const KEYS: usize = 1_000_000;
@@ -25,7 +25,8 @@ pub(crate) fn run() -> anyhow::Result<()> {
     println!("{:44} {:>10.2}", "  10,000 patterns to 10, a ratio", many / few);
     identity()?;
     expressions()?;
-    directory()
+    directory()?;
+    admit::run(&sample()?)
 }
 
 fn paths() {

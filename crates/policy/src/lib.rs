@@ -28,6 +28,7 @@ mod facts;
 mod files;
 mod identity;
 mod language;
+mod matcher;
 mod path;
 mod plan;
 mod problem;
@@ -49,6 +50,7 @@ pub use identity::{
     Verifier,
 };
 pub use language::{reference, schema};
+pub use matcher::{Active, Admission, Exemption, Matched, Matcher, Scratch};
 pub use path::{PathError, normalize};
 pub use plan::{
     Claim, Clients, Count, CustomRule, Endpoint, ErrorBody, Exempt, HeaderMatch, HeaderStyle, HostPattern,

@@ -21,7 +21,9 @@ impl Files for Referenced {
             "short.secret" => b"hunter2\n",
             "jwks.json" => br#"{"keys": [{"kty": "RSA"}]}"#,
             "no-key.json" => br#"{"keys": [{"kty": "EC", "crv": "P-384", "x": "AA", "y": "AA"}]}"#,
-            "bad-keys.csv" => b"key,tier\nsk_1,free\nsk_2,gold\nsk_3,Premium,acme\nsk_4\nsk_1,free\nfree,sk_5\n",
+            "bad-keys.csv" => {
+                b"key,tier\nsk_1,free\nsk_2,gold\nsk_3,Premium,acme\nsk_4\nsk_1,free\nfree,sk_5\n"
+            }
             "bad-bans.txt" => b"# harm\n10.0.0.0/8\n10.0.0/24\nexample.com # who\n10.0.0.0/99\n",
             "locked.txt" => return Err(FileError::Unreadable { reason: "permission denied".to_owned() }),
             _ => return Err(FileError::Missing),

@@ -10,8 +10,8 @@ use http::HeaderMap;
 use http::header::{COOKIE, FORWARDED, HeaderName, USER_AGENT};
 use tidegate_core::Timestamp;
 use tidegate_policy::{
-    ClientKind, CookieName, Directory, EndpointPattern, Endpoints, Facts, Fingerprint, Identities,
-    IdentitySpec, Source, normalize,
+    Admission, ClientKind, CookieName, Directory, EndpointPattern, Endpoints, Facts, Fingerprint, Identities,
+    IdentitySpec, Matcher, NoFiles, Scratch, Source, compile, normalize,
 };
 
 thread_local! {
@@ -120,4 +120,37 @@ fn looking_a_key_up_allocates_nothing() {
     let directory = Directory::from_csv(b"k1,free,acme\n", &["free"]).unwrap();
     assert_eq!(allocations(|| directory.get(black_box(b"k1")).is_some()), 0);
     assert_eq!(allocations(|| directory.get(black_box(b"k2")).is_some()), 0);
+}
+
+#[test]
+fn matching_a_request_allocates_nothing_once_the_scratch_has_grown() {
+    let policy = b"
+clients: { user: { header: X-User }, tenant: { header: X-Tenant } }
+rate_limits:
+  global: { requests: 9, window: 1 }
+  tenant: { requests: 9, window: 1 }
+  default: { requests: 9, window: 1 }
+  rules:
+    - { name: combined, match: { path: '/api/**' }, per: [ip, user], requests: 9, window: 1 }
+    - { name: each, match: { method: GET, header: { X-User: alice } }, per_each: [ip, user], requests: 9, window: 1 }
+    - { name: costly, cost: { header: X-Cost }, requests: 9, window: 1 }
+  endpoints: { '/api/{version}/orders': { requests: 9, window: 1 } }
+bans: { networks: [203.0.113.0/24] }
+";
+    let matcher = Matcher::new(compile("policy.yaml", policy, &NoFiles).unwrap().plan);
+    let headers: HeaderMap =
+        [("x-api-key", "k1"), ("x-user", "alice"), ("x-tenant", "acme"), ("x-cost", "3")]
+            .into_iter()
+            .map(|(name, value)| (HeaderName::from_static(name), value.parse().unwrap()))
+            .collect();
+    let peer = [10, 0, 0, 1].into();
+    let facts = Facts { method: "GET", host: "example.org", path: "/api/v1/orders", headers: &headers, peer };
+    let mut scratch = Scratch::default();
+    let mut count = || match matcher.admit(&facts, None, Timestamp::ZERO, &mut scratch) {
+        Admission::Checked(matched) => matched.checks().len(),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(count(), 8);
+    assert_eq!(allocations(&mut count), 0);
+    assert_eq!(allocations(|| matcher.route("example.org", "/api/v1/orders").is_some()), 0);
 }

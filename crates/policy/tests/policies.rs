@@ -111,7 +111,7 @@ fn a_default_behind_a_default_tier_is_doubtful() {
 #[test]
 fn a_tenant_limit_without_tenants_is_doubtful() {
     let text = "rate_limits:\n  tenant: { requests: 9, window: 1 }\n";
-    assert_eq!(warnings(text), ["2: no request has a tenant, so this limit never applies"]);
+    assert_eq!(warnings(text), ["2: no request has a tenant, so this limit counts each client"]);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use http::header::HeaderName;
 use tidegate_core::Cost;
 
 use crate::compile::{Context, clients, limits, routing, scalar};
@@ -101,15 +102,27 @@ fn headers(node: &Node<'_>, context: &mut Context<'_, '_>) -> Vec<HeaderMatch> {
                 format!("{} cannot be a header's name", quote(&entry.key.text)),
             );
             context.report.push(finding.hint("write it like `X-Plan`"));
+            continue;
         }
         let items = scalar::one_or_many(&entry.value, "value", &mut context.report);
         let values: Vec<_> =
             items.iter().filter_map(|item| scalar::text(item, "a text", &mut context.report)).collect();
         let any = values.contains(&"*");
         let values = if any { Vec::new() } else { values.into_iter().map(str::to_owned).collect() };
-        headers.push(HeaderMatch { name: entry.key.text.to_ascii_lowercase(), values });
+        let name = header_name(&entry.key.text, &entry.value, context);
+        headers.extend(name.map(|name| HeaderMatch { name, values }));
     }
     headers
+}
+
+/// A name that is a token is a header's name, unless it is absurdly long.
+fn header_name(name: &str, at: &Node<'_>, context: &mut Context<'_, '_>) -> Option<HeaderName> {
+    HeaderName::from_bytes(name.as_bytes())
+        .map_err(|error| {
+            let finding = Finding::error(at, format!("{} cannot be a header's name: {error}", quote(name)));
+            context.report.push(finding.hint("write it like `X-Plan`"));
+        })
+        .ok()
 }
 
 fn when(node: &Node<'_>, context: &mut Context<'_, '_>) -> Option<When> {
@@ -169,7 +182,8 @@ fn cost<'s>(node: &Node<'s>, context: &mut Context<'s, '_>) -> Option<RuleCost> 
     if let Value::Mapping(_) = &node.value {
         let fields = Fields::open(node, &COST, &mut context.report)?;
         let header = fields.require("header", &mut context.report)?;
-        return scalar::header(header, &mut context.report).map(RuleCost::Header);
+        let name = scalar::header(header, &mut context.report)?;
+        return header_name(&name, header, context).map(RuleCost::Header);
     }
     let cost = scalar::positive(node, "would make requests free", &mut context.report)?;
     Some(RuleCost::Constant(Cost::new(cost)))

@@ -263,6 +263,11 @@ impl<'a> Identity<'a> {
         self.found_key().map(|found| found.key)
     }
 
+    /// The API key as it was sent, known to the directory or not.
+    pub(crate) fn sent_key(&self) -> Option<&'a [u8]> {
+        single(self.facts.headers, self.spec.api_key.as_ref()?)
+    }
+
     /// What the directory knows of the API key.
     pub fn grant(&self) -> Option<Grant<'a>> {
         self.found_key().and_then(|found| found.grant)
@@ -326,7 +331,7 @@ impl<'a> Identity<'a> {
 
     fn found_key(&self) -> Option<ApiKey<'a>> {
         *self.api_key.get_or_init(|| {
-            let key = single(self.facts.headers, self.spec.api_key.as_ref()?)?;
+            let key = self.sent_key()?;
             match self.directory {
                 Some(directory) => Some(ApiKey { key, grant: Some(directory.get(key)?) }),
                 None => Some(ApiKey { key, grant: None }),

@@ -4,6 +4,7 @@ use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
+use http::header::HeaderName;
 use tidegate_core::{Algorithm, Cost, Limit, RuleId, Span};
 
 use crate::endpoints::EndpointPattern;
@@ -118,8 +119,8 @@ pub struct Match {
 /// A header that a request must have.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct HeaderMatch {
-    /// Its name in lower case.
-    pub name: String,
+    /// Its name.
+    pub name: HeaderName,
     /// Any of these values; none given is any value.
     pub values: Vec<String>,
 }
@@ -178,8 +179,8 @@ impl fmt::Display for Count {
 pub enum RuleCost {
     /// Always this much.
     Constant(Cost),
-    /// What this request header says, in lower case; 1 without it, the whole limit if it is no whole number.
-    Header(String),
+    /// What this request header says; 1 without it, the whole limit if it is no whole number.
+    Header(HeaderName),
 }
 
 impl fmt::Display for RuleCost {

@@ -1,0 +1,159 @@
+//! What it costs to match one whole request, against the bars.
+
+use std::fmt::Write as _;
+use std::hint::black_box;
+use std::time::Instant;
+
+use anyhow::ensure;
+use http::HeaderMap;
+use tidegate_core::Timestamp;
+use tidegate_policy::{Admission, Facts, Matcher, NoFiles, Scratch, compile};
+
+use crate::{median, nanos_each};
+
+const CALLS: usize = 500_000;
+/// Asked for in turn, so that no single path stays in the cache for its own sake.
+const PATHS: usize = 4096;
+
+/// A figure that must not be exceeded.
+struct Bar {
+    name: &'static str,
+    figure: f64,
+    most: f64,
+    unit: &'static str,
+}
+
+pub(crate) fn run(headers: &HeaderMap) -> anyhow::Result<()> {
+    println!("\n{:44} {:>10} {:>10}", "one whole request", "", "bar");
+    let few = endpoints(10, headers)?;
+    let many = endpoints(10_000, headers)?;
+    let bars = [
+        Bar { name: "match, 10 endpoint rules", figure: few, most: 300.0, unit: "ns" },
+        Bar {
+            name: "match, 10 rules that all apply or nearly",
+            figure: rules(10, headers)?,
+            most: 300.0,
+            unit: "ns",
+        },
+        Bar { name: "match, 10,000 endpoint rules", figure: many, most: 2.0 * few, unit: "ns" },
+        Bar {
+            name: "match, 10,000 rules with paths",
+            figure: rules(10_000, headers)?,
+            most: 2.0 * few,
+            unit: "ns",
+        },
+        Bar {
+            name: "match, one rule with an expression",
+            figure: expression(headers)?,
+            most: 2_000.0,
+            unit: "ns",
+        },
+        Bar {
+            name: "compile and index 10,000 endpoint rules",
+            figure: compiling(&endpoint_policy(10_000)?)?,
+            most: 1_000.0,
+            unit: "ms",
+        },
+        Bar {
+            name: "compile and index 10,000 rules with paths",
+            figure: compiling(&rule_policy(10_000)?)?,
+            most: 1_000.0,
+            unit: "ms",
+        },
+    ];
+    let met = bars.iter().filter(|bar| bar.figure <= bar.most).count();
+    for Bar { name, figure, most, unit } in &bars {
+        let mark = if figure <= most { "" } else { "  missed" };
+        println!("{name:44} {figure:>10.1} {most:>10.1} {unit}{mark}");
+    }
+    println!("bars: {met}/{} met", bars.len());
+    ensure!(met == bars.len(), "a bar is missed");
+    Ok(())
+}
+
+const HEAD: &str = "\
+clients: { ip: { trusted_proxies: [10.0.0.0/8] } }
+rate_limits:
+  global: { requests: 100000, window: 1s }
+  default: { requests: 1000, window: 1m }
+";
+
+/// Half the endpoints are literal, the others have a parameter.
+fn endpoint_policy(count: usize) -> anyhow::Result<String> {
+    let mut policy = format!("{HEAD}  endpoints:\n");
+    for n in 0..count {
+        let path = if n % 2 == 0 {
+            format!("/api/v1/resource-{n}/items")
+        } else {
+            format!("GET /api/v1/resource-{n}/{{id}}")
+        };
+        writeln!(policy, "    '{path}': {{ requests: {}, window: 1m }}", n + 1)?;
+    }
+    Ok(policy)
+}
+
+fn rule_policy(count: usize) -> anyhow::Result<String> {
+    let mut policy = format!("{HEAD}  rules:\n");
+    for n in 0..count {
+        let path = format!("/api/v1/resource-{n}/items");
+        writeln!(
+            policy,
+            "    - {{ name: rule-{n}, match: {{ method: [GET, POST], path: {path} }}, per: ip, requests: {}, window: 1m }}",
+            n + 1
+        )?;
+    }
+    Ok(policy)
+}
+
+fn endpoints(count: usize, headers: &HeaderMap) -> anyhow::Result<f64> {
+    time(&endpoint_policy(count)?, count, headers)
+}
+
+fn rules(count: usize, headers: &HeaderMap) -> anyhow::Result<f64> {
+    time(&rule_policy(count)?, count, headers)
+}
+
+fn expression(headers: &HeaderMap) -> anyhow::Result<f64> {
+    let rule = "{ name: r, match: { when: \"request.method == 'GET' && client.tier != 'premium'\" }, requests: 9, window: 1m }";
+    time(&format!("{HEAD}  rules: [{rule}]\n"), 1, headers)
+}
+
+/// Nanoseconds to match a request; every tenth path is nobody's.
+fn time(policy: &str, count: usize, headers: &HeaderMap) -> anyhow::Result<f64> {
+    let matcher = Matcher::new(compile("bench.yaml", policy.as_bytes(), &NoFiles)?.plan);
+    let mut random = fastrand::Rng::with_seed(7);
+    let path = |n: usize| {
+        let resource = if n.is_multiple_of(10) { count + n } else { random.usize(..count) };
+        format!("/api/v1/resource-{resource}/items")
+    };
+    let paths: Vec<_> = (0..PATHS).map(path).collect();
+    let mut scratch = Scratch::default();
+    let mut round = || {
+        let mut checks = 0;
+        let start = Instant::now();
+        for n in 0..CALLS {
+            let path = &paths[n % PATHS];
+            let facts =
+                Facts { method: "GET", host: "api.example.org", path, headers, peer: [10, 0, 0, 1].into() };
+            let admission = matcher.admit(black_box(&facts), None, Timestamp::default(), &mut scratch);
+            if let Admission::Checked(matched) = black_box(&admission) {
+                checks += matched.checks().len();
+            }
+        }
+        black_box(checks);
+        nanos_each(start.elapsed(), CALLS as u64)
+    };
+    Ok(median(&mut round))
+}
+
+/// Milliseconds from bytes to a matcher.
+fn compiling(policy: &str) -> anyhow::Result<f64> {
+    compile("bench.yaml", policy.as_bytes(), &NoFiles)?;
+    Ok(median(|| {
+        let start = Instant::now();
+        let matcher =
+            compile("bench.yaml", black_box(policy.as_bytes()), &NoFiles).map(|it| Matcher::new(it.plan));
+        black_box(matcher.is_ok());
+        start.elapsed().as_secs_f64() * 1e3
+    }))
+}

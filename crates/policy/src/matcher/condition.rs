@@ -1,0 +1,82 @@
+//! What a rule asks of a request beyond its path, and what the request costs it.
+
+use http::{HeaderMap, HeaderValue};
+use tidegate_core::Cost;
+
+use crate::identity::Identity;
+use crate::plan::{CustomRule, RuleCost};
+
+/// Whether a rule applies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Holds {
+    No,
+    Yes,
+    /// The expression could not be evaluated. The rule applies: the stricter answer.
+    Failed,
+}
+
+/// Whether `custom`, whose path fits, applies to a request. What is cheap is asked first.
+pub(super) fn holds(custom: &CustomRule, identity: &Identity<'_>, tier: Option<&str>) -> Holds {
+    let matches = &custom.matches;
+    let facts = identity.facts();
+    if !matches.methods.is_empty() && !matches.methods.iter().any(|method| method == facts.method) {
+        return Holds::No;
+    }
+    for header in &matches.headers {
+        let fits = |value: &HeaderValue| {
+            header.values.is_empty() || header.values.iter().any(|known| known.as_bytes() == value.as_bytes())
+        };
+        if !facts.headers.get_all(&header.name).iter().any(fits) {
+            return Holds::No;
+        }
+    }
+    match matches.when.as_ref().map(|when| when.expression.evaluate(identity, tier)) {
+        None | Some(Ok(true)) => Holds::Yes,
+        Some(Ok(false)) => Holds::No,
+        Some(Err(_)) => Holds::Failed,
+    }
+}
+
+/// What a request takes of the limit of `custom`. Whatever cannot be read takes all of it.
+pub(super) fn cost(custom: &CustomRule, headers: &HeaderMap) -> Cost {
+    let name = match &custom.cost {
+        RuleCost::Constant(cost) => return *cost,
+        RuleCost::Header(name) => name,
+    };
+    let mut values = headers.get_all(name).iter();
+    let units = match (values.next(), values.next()) {
+        (None, _) => Some(Cost::ONE),
+        (Some(value), None) => units(value.as_bytes()),
+        (Some(_), Some(_)) => None,
+    };
+    units.unwrap_or_else(|| Cost::new(custom.rule.limit.capacity()))
+}
+
+/// A whole number of at least 1: what is written as 0 is not free. One too large for its type is too large for any limit.
+fn units(text: &[u8]) -> Option<Cost> {
+    let text = text.trim_ascii();
+    if text.is_empty() || !text.iter().all(u8::is_ascii_digit) {
+        return None;
+    }
+    let units = text.iter().fold(0_u64, |sum, digit| {
+        sum.saturating_mul(10).saturating_add(u64::from(digit.saturating_sub(b'0')))
+    });
+    Some(Cost::new(units.max(1)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cost_is_a_whole_number_or_none() {
+        let read = |text: &str| units(text.as_bytes()).map(Cost::get);
+        assert_eq!(read("7"), Some(7));
+        assert_eq!(read(" 007 "), Some(7));
+        assert_eq!(read("0"), Some(1));
+        assert_eq!(read("99999999999999999999"), Some(u64::MAX));
+        for garbage in ["", "-1", "+1", "1.5", "1e3", "0x10", "1,000", "seven"] {
+            assert_eq!(read(garbage), None, "{garbage}");
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! What a request is held against.
+
+use ipnet::IpNet;
+use smallvec::SmallVec;
+use tidegate_core::{Check, Cost, Decision, Key, Role};
+
+use crate::identity::ClientKind;
+use crate::plan::{Plan, Rule, Tier};
+
+/// Checks that need no allocation: the limits with a place of their own, and four more.
+const INLINE: usize = 8;
+
+/// Where a match is worked out. One for each thread or connection, used again and again: once it has grown to what
+/// requests need, matching takes nothing from the heap.
+#[derive(Debug, Default)]
+pub struct Scratch {
+    /// The clients of all keys, one after another.
+    pub(super) bytes: Vec<u8>,
+    /// Rules whose path fits.
+    pub(super) found: Vec<u32>,
+    pub(super) applied: Vec<Applied>,
+}
+
+/// A part of [`Scratch::bytes`].
+pub(super) type Range = (u32, u32);
+
+/// A rule that applies, and whom it counts.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Applied {
+    pub(super) place: Place,
+    pub(super) client: Range,
+    pub(super) cost: Cost,
+    /// Its condition could not be evaluated.
+    pub(super) failed: bool,
+}
+
+/// Where a rule stands in a plan.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Place {
+    Global,
+    Tenant,
+    Default,
+    Tier(usize),
+    Custom(usize),
+    Endpoint(usize),
+}
+
+impl Place {
+    fn rule(self, plan: &Plan) -> Option<&Rule> {
+        let limits = &plan.rate_limits;
+        match self {
+            Self::Global => limits.global.as_ref(),
+            Self::Tenant => limits.tenant.as_ref(),
+            Self::Default => limits.default.as_ref(),
+            Self::Tier(at) => limits.tiers.get(at).and_then(|tier| tier.rule.as_ref()),
+            Self::Custom(at) => limits.rules.get(at).map(|custom| &custom.rule),
+            Self::Endpoint(at) => limits.endpoints.get(at).map(|endpoint| &endpoint.rule),
+        }
+    }
+}
+
+/// What becomes of a request before any counter is asked.
+#[expect(clippy::large_enum_variant, reason = "nearly every request is the large one")]
+#[derive(Debug)]
+pub enum Admission<'a> {
+    /// It passes, whatever it costs; it is only counted.
+    Exempt {
+        /// Why.
+        why: Exemption,
+    },
+    /// It is refused with 403.
+    Banned {
+        /// The network that is banned.
+        network: IpNet,
+    },
+    /// It passes if all its checks do, in one decision.
+    Checked(Matched<'a>),
+}
+
+/// Why a request is never limited.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exemption {
+    /// Its address lies in this network.
+    Network(IpNet),
+    /// Its API key is on the list.
+    ApiKey,
+}
+
+/// The checks of a request, in the order of the policy, and the rules they come from.
+#[derive(Debug)]
+pub struct Matched<'a> {
+    pub(super) checks: SmallVec<[Check<'a>; INLINE]>,
+    pub(super) applied: &'a [Applied],
+    pub(super) plan: &'a Plan,
+    pub(super) kind: ClientKind,
+    pub(super) client: &'a [u8],
+    pub(super) tier: Option<&'a Tier>,
+}
+
+impl<'a> Matched<'a> {
+    pub(super) fn new(
+        plan: &'a Plan,
+        scratch: &'a Scratch,
+        who: (ClientKind, Range, Option<&'a Tier>),
+    ) -> Self {
+        let bytes = |(start, end): Range| scratch.bytes.get(start as usize..end as usize).unwrap_or_default();
+        let check = |applied: &'a Applied| {
+            let rule = applied.place.rule(plan)?;
+            let key = Key::new(rule.id, bytes(applied.client));
+            Some(Check { key, limit: &rule.limit, cost: applied.cost, role: Role::Binding })
+        };
+        let (kind, client, tier) = who;
+        let checks = scratch.applied.iter().filter_map(check).collect();
+        Self { checks, applied: &scratch.applied, plan, kind, client: bytes(client), tier }
+    }
+
+    /// The checks: one decision.
+    pub fn checks(&self) -> &[Check<'a>] {
+        &self.checks
+    }
+
+    /// The rule that check number `index` comes from: its name, its limit in words, its window.
+    pub fn rule(&self, index: usize) -> Option<&'a Rule> {
+        self.applied.get(index).and_then(|applied| applied.place.rule(self.plan))
+    }
+
+    /// The rules, one for each check.
+    pub fn rules(&self) -> impl Iterator<Item = &'a Rule> {
+        self.applied.iter().filter_map(|applied| applied.place.rule(self.plan))
+    }
+
+    /// By what the client is known.
+    pub fn kind(&self) -> ClientKind {
+        self.kind
+    }
+
+    /// The bytes that counters of the client have; they may hold an API key.
+    pub fn client(&self) -> &'a [u8] {
+        self.client
+    }
+
+    /// The client's tier.
+    pub fn tier(&self) -> Option<&'a Tier> {
+        self.tier
+    }
+
+    /// Rules that apply only because their condition could not be evaluated; to be counted, and looked into.
+    pub fn failed_conditions(&self) -> impl Iterator<Item = &'a Rule> {
+        let failed = self.applied.iter().filter(|applied| applied.failed);
+        failed.filter_map(|applied| applied.place.rule(self.plan))
+    }
+
+    /// Which check single-valued headers speak of: the one that refuses, as the body names it, or that with the least
+    /// remaining of its limit; the first of equals. None if there is no check.
+    pub fn tightest(&self, decision: &Decision) -> Option<usize> {
+        if decision.refused_by.is_some() {
+            return decision.refused_by;
+        }
+        let outcomes = self.checks.iter().zip(&decision.outcomes).enumerate();
+        let binding = outcomes.filter(|(_, (check, _))| check.role == Role::Binding);
+        // a/b < c/d without a fraction; what two 64-bit numbers multiply to fits.
+        let product = |remaining: u64, limit: u64| u128::from(remaining) * u128::from(limit);
+        let least = binding.min_by(|(_, (_, one)), (_, (_, other))| {
+            product(one.remaining, other.limit).cmp(&product(other.remaining, one.limit))
+        });
+        least.map(|(index, _)| index)
+    }
+}

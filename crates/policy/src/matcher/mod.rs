@@ -1,0 +1,144 @@
+//! What a policy says about one request, as checks that are lent and not made.
+//!
+//! A matcher is built from a [`Plan`] once and never changes. It is an index: endpoints and rules by path, networks by
+//! prefix, exempt keys by their bytes, so a request meets only the rules whose path fits, in the order of the policy.
+//! It decides nothing and remembers nothing; the checks go to a store.
+
+mod condition;
+mod index;
+mod matched;
+mod networks;
+mod walk;
+
+use std::sync::Arc;
+
+use foldhash::fast::RandomState;
+use hashbrown::HashSet;
+
+use index::PathIndex;
+pub use matched::{Admission, Exemption, Matched, Scratch};
+use networks::Networks;
+
+use crate::directory::Directory;
+use crate::endpoints::Endpoints;
+use crate::plan::{HostPattern, Plan, Route};
+use crate::problem::Problems;
+
+/// A plan, indexed for requests.
+///
+/// ```
+/// use http::HeaderMap;
+/// use tidegate_core::Timestamp;
+/// use tidegate_policy::{Admission, Facts, Matcher, NoFiles, Scratch, compile};
+///
+/// let policy = b"rate_limits:\n  default: { requests: 100, window: 60 }\n  endpoints: { /search: { requests: 5, window: 1 } }";
+/// let matcher = Matcher::new(compile("policy.yaml", policy, &NoFiles)?.plan);
+/// let headers = HeaderMap::new();
+/// let facts = Facts { method: "GET", host: "example.org", path: "/search", headers: &headers, peer: [192, 0, 2, 1].into() };
+/// let mut scratch = Scratch::default();
+/// let Admission::Checked(matched) = matcher.admit(&facts, None, Timestamp::ZERO, &mut scratch) else { panic!() };
+/// let names: Vec<_> = matched.rules().map(|rule| rule.name.as_str()).collect();
+/// assert_eq!(names, ["default", "endpoint:/search"]);
+/// # Ok::<(), tidegate_policy::Problems>(())
+/// ```
+#[derive(Debug)]
+pub struct Matcher {
+    plan: Arc<Plan>,
+    routes: PathIndex,
+    /// Positions of endpoints.
+    endpoints: Endpoints<usize>,
+    /// Positions of rules with paths.
+    paths: PathIndex,
+    /// Positions of rules without a path, in order.
+    everywhere: Vec<u32>,
+    exempt: Networks,
+    exempt_keys: HashSet<Box<[u8]>, RandomState>,
+    bans: Networks,
+}
+
+impl Matcher {
+    /// Indexes a plan.
+    pub fn new(plan: impl Into<Arc<Plan>>) -> Self {
+        let plan = plan.into();
+        let limits = &plan.rate_limits;
+        let mut routes = PathIndex::default();
+        for (at, route) in (0..).zip(&plan.routes) {
+            routes.insert(&route.path, at);
+        }
+        let mut endpoints = Endpoints::default();
+        for (at, endpoint) in limits.endpoints.iter().enumerate() {
+            // A plan has no endpoint twice.
+            let _ = endpoints.insert(&endpoint.pattern, at);
+        }
+        let (mut paths, mut everywhere) = (PathIndex::default(), Vec::new());
+        for (at, custom) in (0..).zip(&limits.rules) {
+            if custom.matches.paths.is_empty() {
+                everywhere.push(at);
+            }
+            custom.matches.paths.iter().for_each(|path| paths.insert(path, at));
+        }
+        let exempt = &plan.clients.exempt;
+        let exempt_keys = exempt.api_keys.iter().map(|key| key.expose().into()).collect();
+        let (exempt, bans) = (Networks::new(&exempt.networks), Networks::new(&plan.bans));
+        Self { routes, endpoints, paths, everywhere, exempt, exempt_keys, bans, plan }
+    }
+
+    /// The plan it was built from.
+    pub fn plan(&self) -> &Arc<Plan> {
+        &self.plan
+    }
+
+    /// The first route that takes `path`, normalised, at `host`.
+    pub fn route(&self, host: &str, path: &str) -> Option<&Route> {
+        let mut first = None;
+        self.routes.visit(path, &mut |at| {
+            let is_earlier = first.is_none_or(|first| at < first);
+            if is_earlier && self.plan.routes.get(at as usize).is_some_and(|route| route.host.takes(host)) {
+                first = Some(at);
+            }
+        });
+        self.plan.routes.get(first? as usize)
+    }
+}
+
+impl HostPattern {
+    /// Whether it takes `host`, however that is capitalised.
+    fn takes(&self, host: &str) -> bool {
+        match self {
+            Self::Any => true,
+            Self::Exact(name) => name.eq_ignore_ascii_case(host),
+            Self::Below(name) => {
+                let end = host.len().checked_sub(name.len()).filter(|start| *start > 0);
+                let end = end.and_then(|start| host.as_bytes().get(start..));
+                end.is_some_and(|end| end.eq_ignore_ascii_case(name.as_bytes()))
+            }
+        }
+    }
+}
+
+/// What is in force: a matcher and the directory that goes with it. Whoever serves requests holds one behind a pointer
+/// that is swapped whole, so no request sees half of a change.
+#[derive(Debug, Clone)]
+pub struct Active {
+    /// The rules.
+    pub matcher: Arc<Matcher>,
+    /// Whose API key is whose.
+    pub directory: Option<Arc<Directory>>,
+}
+
+impl Active {
+    /// A plan with the directory it was compiled with.
+    pub fn new(plan: Plan) -> Self {
+        let directory = plan.directory.clone();
+        Self { matcher: Arc::new(Matcher::new(plan)), directory }
+    }
+
+    /// The same rules with what the file of API keys says now; the policy is not compiled again.
+    pub fn with_keys(&self, csv: &[u8]) -> Result<Self, Problems> {
+        let directory = self.matcher.plan().load_directory(csv)?;
+        Ok(Self { matcher: Arc::clone(&self.matcher), directory: Some(directory) })
+    }
+}
+
+#[cfg(test)]
+mod tests;

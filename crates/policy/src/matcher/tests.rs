@@ -1,0 +1,265 @@
+use http::{HeaderMap, HeaderName};
+use tidegate_core::{Decision, Outcome, Span, Timestamp, Verdict};
+
+use super::*;
+use crate::facts::Facts;
+use crate::files::NoFiles;
+
+fn matcher(policy: &str) -> Matcher {
+    let compiled = crate::compile("policy.yaml", policy.as_bytes(), &NoFiles);
+    Matcher::new(compiled.unwrap_or_else(|problems| panic!("{problems}")).plan)
+}
+
+fn headers(lines: &[(&str, &str)]) -> HeaderMap {
+    let line = |(name, value): &(&str, &str)| (name.parse::<HeaderName>().unwrap(), value.parse().unwrap());
+    lines.iter().map(line).collect()
+}
+
+/// Each check as `rule key cost`, the key as far as it is text.
+fn checks(matcher: &Matcher, request: &str, lines: &[(&str, &str)]) -> Vec<String> {
+    with(matcher, request, lines, |admission| match admission {
+        Admission::Exempt { why } => vec![format!("{why:?}")],
+        Admission::Banned { network } => vec![format!("banned {network}")],
+        Admission::Checked(matched) => {
+            let shown = matched.checks().iter().zip(matched.rules()).map(|(check, rule)| {
+                assert_eq!(check.key.rule, rule.id);
+                let key: String = check
+                    .key
+                    .client
+                    .iter()
+                    .map(|byte| match byte {
+                        byte if byte.is_ascii_graphic() => char::from(*byte),
+                        _ => '.',
+                    })
+                    .collect();
+                format!("{} {key} {}", rule.name, check.cost.get())
+            });
+            shown.collect()
+        }
+    })
+}
+
+fn with<R>(
+    matcher: &Matcher,
+    request: &str,
+    lines: &[(&str, &str)],
+    read: impl FnOnce(&Admission<'_>) -> R,
+) -> R {
+    let (method, path) = request.split_once(' ').unwrap();
+    let headers = headers(lines);
+    let facts = Facts { method, host: "example.org", path, headers: &headers, peer: [65, 66, 67, 68].into() };
+    let mut scratch = Scratch::default();
+    let directory = matcher.plan().directory.clone();
+    read(&matcher.admit(&facts, directory.as_deref(), Timestamp::ZERO, &mut scratch))
+}
+
+const ORDER: &str = "
+clients:
+  tenant: { header: X-Tenant }
+rate_limits:
+  endpoints: { /a: { requests: 1, window: 1 }, POST /a: { requests: 2, window: 1 } }
+  rules:
+    - { name: second, match: { path: /a }, per: ip, requests: 3, window: 1 }
+    - { name: all, per: everybody, requests: 9, window: 1, cost: 3 }
+    - { name: elsewhere, match: { path: /b }, requests: 3, window: 1 }
+    - { name: twice, match: { path: [/a, '/*'], method: POST }, requests: 3, window: 1 }
+  default: { requests: 5, window: 1 }
+  tenant: { requests: 6, window: 1 }
+  global: { requests: 7, window: 1 }
+";
+
+#[test]
+fn limits_are_met_in_the_documented_order() {
+    let matcher = matcher(ORDER);
+    assert_eq!(
+        checks(&matcher, "POST /a", &[("x-api-key", "me"), ("x-tenant", "acme")]),
+        [
+            "global  1",
+            "tenant t....acme 1",
+            "default k....me 1",
+            "second a....ABCD 1",
+            "all  3",
+            "twice k....me 1",
+            "endpoint:POST /a k....me 1",
+        ]
+    );
+    assert_eq!(
+        checks(&matcher, "GET /a/", &[]),
+        [
+            "global  1",
+            "tenant a....ABCD 1",
+            "default a....ABCD 1",
+            "second a....ABCD 1",
+            "all  3",
+            "endpoint:/a a....ABCD 1"
+        ]
+    );
+}
+
+#[test]
+fn leaving_a_header_out_never_leads_past_a_rule() {
+    let matcher = matcher(
+        "
+clients: { identify_by: [api_key, ip], user: { header: X-User } }
+rate_limits:
+  rules:
+    - { name: one, per: user, requests: 3, window: 1 }
+    - { name: both, per: [ip, user], requests: 3, window: 1 }
+    - { name: each, per_each: [ip, user, fingerprint, api_key], requests: 3, window: 1 }
+",
+    );
+    assert_eq!(
+        checks(&matcher, "GET /", &[("x-user", "ann"), ("x-api-key", "me")]),
+        [
+            "one u....ann 1",
+            "both a....ABCDu....ann 1",
+            "each a....ABCD 1",
+            "each u....ann 1",
+            "each k....me 1"
+        ],
+        "a fingerprint is missing: the client stands for it, once"
+    );
+    assert_eq!(
+        checks(&matcher, "GET /", &[]),
+        ["one a....ABCD 1", "both a....ABCDa....ABCD 1", "each a....ABCD 1"]
+    );
+}
+
+#[test]
+fn costs_come_from_a_header_and_garbage_takes_the_whole_limit() {
+    let matcher = matcher(
+        "rate_limits: { rules: [{ name: r, per: everybody, cost: { header: X-Cost }, requests: 50, window: 1 }] }",
+    );
+    let cost = |lines: &[(&str, &str)]| checks(&matcher, "GET /", lines).concat();
+    assert_eq!(cost(&[]), "r  1");
+    assert_eq!(cost(&[("x-cost", "7")]), "r  7");
+    assert_eq!(cost(&[("x-cost", "0")]), "r  1");
+    assert_eq!(cost(&[("x-cost", "-7")]), "r  50");
+    assert_eq!(cost(&[("x-cost", "7"), ("x-cost", "7")]), "r  50");
+    assert_eq!(cost(&[("x-cost", "99999999999999999999")]), format!("r  {}", u64::MAX));
+    with(&matcher, "GET /", &[("x-cost", "51")], |admission| {
+        let Admission::Checked(matched) = admission else { panic!("{admission:?}") };
+        let check = matched.checks()[0];
+        let mut state = tidegate_core::State::default();
+        assert_eq!(check.limit.step(&mut state, Timestamp::ZERO, check.cost).verdict, Verdict::Never);
+    });
+}
+
+#[test]
+fn exempt_comes_before_banned_before_everything() {
+    let matcher = matcher(
+        "
+clients: { ip: { trusted_proxies: [65.0.0.0/8] }, exempt: { networks: [10.1.0.0/16] } }
+bans: { networks: [10.0.0.0/8, 203.0.113.0/24] }
+rate_limits: { default: { requests: 5, window: 1 } }
+",
+    );
+    let from = |address| checks(&matcher, "GET /", &[("x-forwarded-for", address)]).concat();
+    assert_eq!(from("10.1.2.3"), "Network(10.1.0.0/16)");
+    assert_eq!(from("10.2.2.3"), "banned 10.0.0.0/8");
+    assert!(from("192.0.2.1").starts_with("default"));
+}
+
+#[test]
+fn a_rule_whose_condition_fails_applies_and_is_told() {
+    let matcher = matcher(
+        "
+rate_limits:
+  rules:
+    - { name: risky, match: { when: \"int(request.headers['x-n']) > 5\" }, requests: 5, window: 1 }
+    - { name: sure, match: { when: request.method == 'GET', header: { X-N: ['*'] } }, requests: 5, window: 1 }
+",
+    );
+    let applied = |value| {
+        with(&matcher, "GET /", &[("x-n", value)], |admission| {
+            let Admission::Checked(matched) = admission else { panic!("{admission:?}") };
+            (
+                matched.checks().len(),
+                matched.failed_conditions().map(|rule| rule.name.clone()).collect::<Vec<_>>(),
+            )
+        })
+    };
+    assert_eq!(applied("7"), (2, vec![]));
+    assert_eq!(applied("4"), (1, vec![]));
+    assert_eq!(applied("x"), (2, vec!["risky".to_owned()]));
+}
+
+#[test]
+fn tiers_replace_default_and_unlimited_ones_are_not_checked() {
+    struct Keys;
+    impl crate::Files for Keys {
+        fn read(&self, name: &str) -> Result<std::borrow::Cow<'_, [u8]>, crate::FileError> {
+            assert_eq!(name, "keys.csv");
+            Ok(b"key,tier\nk1,gold\nk2,staff\n".as_slice().into())
+        }
+    }
+    let policy = b"
+clients: { tiers: { file: keys.csv } }
+rate_limits:
+  default: { requests: 5, window: 1 }
+  tiers: { gold: { requests: 50, window: 1 }, staff: unlimited }
+";
+    let active = Active::new(crate::compile("policy.yaml", policy, &Keys).unwrap().plan);
+    let of = |active: &Active, key| {
+        let headers = headers(&[("x-api-key", key)]);
+        let facts =
+            Facts { method: "GET", host: "", path: "/", headers: &headers, peer: [65, 66, 67, 68].into() };
+        let mut scratch = Scratch::default();
+        match active.matcher.admit(&facts, active.directory.as_deref(), Timestamp::ZERO, &mut scratch) {
+            Admission::Checked(matched) => {
+                matched.rules().map(|rule| rule.name.clone()).collect::<Vec<_>>().join(" ")
+            }
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(of(&active, "k1"), "tier:gold");
+    assert_eq!(of(&active, "k2"), "");
+    assert_eq!(of(&active, "invented"), "default", "and it is counted by its address");
+    let swapped = active.with_keys(b"k2,gold\n").unwrap();
+    assert_eq!((of(&swapped, "k1").as_str(), of(&swapped, "k2").as_str()), ("default", "tier:gold"));
+    let problems = active.with_keys(b"k1,silver\n").unwrap_err().to_string();
+    assert!(problems.contains("keys.csv:1") && problems.contains("no tier `silver`"), "{problems}");
+}
+
+#[test]
+fn the_first_route_that_fits_takes_a_request() {
+    let matcher = matcher(
+        "
+upstreams: { a: { servers: ['http://a'] }, b: { servers: ['http://b'] }, c: { servers: ['http://c'] } }
+routes:
+  - { host: '*.example.org', path: /x/**, upstream: a }
+  - { host: example.org, upstream: b }
+  - { path: /x/y, upstream: c }
+rate_limits: { default: { requests: 5, window: 1 } }
+",
+    );
+    let to = |host, path| matcher.route(host, path).map(|route| route.upstream);
+    assert_eq!(to("API.example.org", "/x/y"), Some(0));
+    assert_eq!(to("Example.org", "/x/y"), Some(1));
+    assert_eq!(to("other", "/x/y"), Some(2));
+    assert_eq!(to(".example.org", "/z"), None);
+}
+
+#[test]
+fn the_tightest_has_the_least_remaining_of_its_limit() {
+    let matcher = matcher(ORDER);
+    with(&matcher, "GET /nowhere", &[], |admission| {
+        let Admission::Checked(matched) = admission else { panic!("{admission:?}") };
+        let outcome =
+            |remaining, limit| Outcome { verdict: Verdict::PASS, limit, remaining, reset_after: Span::ZERO };
+        let decision = |outcomes: &[Outcome]| {
+            Decision::new(Timestamp::ZERO, matched.checks(), outcomes.iter().copied().collect())
+        };
+        let outcomes = [outcome(50, 100), outcome(u64::MAX - 1, u64::MAX), outcome(1, 3), outcome(2, 6)];
+        assert_eq!(matched.tightest(&decision(&outcomes)), Some(2));
+        let refused = Outcome { verdict: Verdict::Never, ..outcome(9, 10) };
+        assert_eq!(matched.tightest(&decision(&[outcomes[0], refused, outcomes[2], outcomes[3]])), Some(1));
+    });
+}
+
+#[test]
+fn what_serves_requests_can_be_shared_by_threads() {
+    fn shared<T: Send + Sync + 'static>() {}
+    shared::<Active>();
+    shared::<Plan>();
+}

@@ -1,0 +1,212 @@
+//! The way of one request through the limits: `global` → `tenant` → tier or `default` → rules → endpoint.
+
+use tidegate_core::{Cost, Timestamp};
+
+use crate::directory::Directory;
+use crate::facts::Facts;
+use crate::identity::{ClientKind, Identity};
+use crate::matcher::Matcher;
+use crate::matcher::condition::{self, Holds};
+use crate::matcher::matched::{Admission, Applied, Exemption, Matched, Place, Range, Scratch};
+use crate::plan::{Count, Tier};
+
+impl Matcher {
+    /// What the policy says about a request: whether it is exempt or banned, or which checks it must pass.
+    ///
+    /// `directory` is the plan's own or the newest one of [`Plan::load_directory`](crate::Plan::load_directory);
+    /// `now` is the decision's. Nothing is allocated once `scratch` has grown, but by expressions, by the verification
+    /// of tokens, and for requests with more than eight checks.
+    pub fn admit<'a>(
+        &'a self,
+        facts: &'a Facts<'a>,
+        directory: Option<&'a Directory>,
+        now: Timestamp,
+        scratch: &'a mut Scratch,
+    ) -> Admission<'a> {
+        let identity = self.plan.identities.of(facts, directory, now);
+        if let Some(why) = self.exemption(&identity) {
+            return Admission::Exempt { why };
+        }
+        if !self.bans.is_empty()
+            && let Some(network) = self.bans.find(identity.address())
+        {
+            return Admission::Banned { network };
+        }
+        let Scratch { bytes, found, applied } = scratch;
+        bytes.clear();
+        found.clear();
+        applied.clear();
+        let mut walk =
+            Walk { identity: &identity, kind: identity.kind(), bytes, applied, seen: [None; KINDS] };
+        let client = walk.client();
+        let tier = self.tier(&identity);
+        walk.limits(self, client, tier);
+        self.find_rules(facts.path, found);
+        for &index in &*found {
+            walk.custom(self, index as usize, tier.map(|(_, tier)| tier.name.as_str()));
+        }
+        if let Some(&endpoint) = self.endpoints.find(facts.method, facts.path) {
+            walk.apply(Place::Endpoint(endpoint), client, Cost::ONE);
+        }
+        let kind = walk.kind;
+        Admission::Checked(Matched::new(&self.plan, scratch, (kind, client, tier.map(|(_, tier)| tier))))
+    }
+
+    fn exemption(&self, identity: &Identity<'_>) -> Option<Exemption> {
+        if !self.exempt.is_empty()
+            && let Some(network) = self.exempt.find(identity.address())
+        {
+            return Some(Exemption::Network(network));
+        }
+        if self.exempt_keys.is_empty() {
+            return None;
+        }
+        // A friend need not be in the directory.
+        let key = identity.sent_key()?;
+        self.exempt_keys.contains(key).then_some(Exemption::ApiKey)
+    }
+
+    /// The client's tier, and where it stands. A directory that was made for another plan is read by name.
+    pub(crate) fn tier<'a>(&'a self, identity: &Identity<'_>) -> Option<(usize, &'a Tier)> {
+        let tiers = &self.plan.rate_limits.tiers;
+        let granted = identity.grant().and_then(|grant| {
+            let known = tiers.get(grant.tier_index).filter(|tier| tier.name == grant.tier);
+            known
+                .map(|tier| (grant.tier_index, tier))
+                .or_else(|| tiers.iter().enumerate().find(|(_, tier)| tier.name == grant.tier))
+        });
+        granted.or_else(|| {
+            let default = self.plan.clients.tiers.default?;
+            tiers.get(default).map(|tier| (default, tier))
+        })
+    }
+
+    /// The rules whose path fits, in the order of the policy, each once.
+    fn find_rules(&self, path: &str, found: &mut Vec<u32>) {
+        found.extend_from_slice(&self.everywhere);
+        let sorted = found.len();
+        self.paths.visit(path, &mut |index| found.push(index));
+        if found.len() > sorted {
+            found.sort_unstable();
+            found.dedup();
+        }
+    }
+}
+
+const KINDS: usize = ClientKind::NAMED.len() + 1;
+
+/// What has been found out so far.
+struct Walk<'w, 'a> {
+    identity: &'w Identity<'a>,
+    /// By what the client is known.
+    kind: ClientKind,
+    bytes: &'w mut Vec<u8>,
+    applied: &'w mut Vec<Applied>,
+    /// Identities that stand in `bytes` already.
+    seen: [Option<Range>; KINDS],
+}
+
+impl Walk<'_, '_> {
+    fn limits(&mut self, matcher: &Matcher, client: Range, tier: Option<(usize, &Tier)>) {
+        let limits = &matcher.plan.rate_limits;
+        if limits.global.is_some() {
+            self.apply(Place::Global, (0, 0), Cost::ONE);
+        }
+        if limits.tenant.is_some() {
+            let tenant = self.identity_or_client(ClientKind::Tenant);
+            self.apply(Place::Tenant, tenant, Cost::ONE);
+        }
+        match tier {
+            Some((at, tier)) if tier.rule.is_some() => self.apply(Place::Tier(at), client, Cost::ONE),
+            Some(_) => {}
+            None if limits.default.is_some() => self.apply(Place::Default, client, Cost::ONE),
+            None => {}
+        }
+    }
+
+    fn custom(&mut self, matcher: &Matcher, index: usize, tier: Option<&str>) {
+        let Some(custom) = matcher.plan.rate_limits.rules.get(index) else { return };
+        let holds = condition::holds(custom, self.identity, tier);
+        if holds == Holds::No {
+            return;
+        }
+        let cost = condition::cost(custom, self.identity.facts().headers);
+        let first = self.applied.len();
+        let place = Place::Custom(index);
+        match &custom.count {
+            Count::Client => {
+                let client = self.client();
+                self.apply(place, client, cost);
+            }
+            Count::Everybody => self.apply(place, (0, 0), cost),
+            Count::Per(kinds) => {
+                let client = self.combination(kinds);
+                self.apply(place, client, cost);
+            }
+            Count::PerEach(kinds) => {
+                for kind in kinds {
+                    let client = self.identity_or_client(*kind);
+                    // The client may stand for several identities, and be one of them itself.
+                    let is_new = self.applied.iter().skip(first).all(|other| other.client != client);
+                    if is_new {
+                        self.apply(place, client, cost);
+                    }
+                }
+            }
+        }
+        for applied in self.applied.iter_mut().skip(first) {
+            applied.failed = holds == Holds::Failed;
+        }
+    }
+
+    fn apply(&mut self, place: Place, client: Range, cost: Cost) {
+        self.applied.push(Applied { place, client, cost, failed: false });
+    }
+
+    /// The client as `identify_by` finds it.
+    fn client(&mut self) -> Range {
+        self.find(self.kind).unwrap_or_default()
+    }
+
+    /// What a request lacks, the client stands in for: leaving a header out leads to another counter, never past it.
+    fn identity_or_client(&mut self, kind: ClientKind) -> Range {
+        self.find(kind).unwrap_or_else(|| self.client())
+    }
+
+    /// All of `kinds` in one key.
+    fn combination(&mut self, kinds: &[ClientKind]) -> Range {
+        if let [kind] = kinds {
+            return self.identity_or_client(*kind);
+        }
+        let start = self.bytes.len();
+        for kind in kinds {
+            if !self.identity.append(*kind, self.bytes) {
+                self.identity.append(self.kind, self.bytes);
+            }
+        }
+        range(start, self.bytes.len())
+    }
+
+    /// Where the identity of this kind stands, if the request has one.
+    fn find(&mut self, kind: ClientKind) -> Option<Range> {
+        let seen = self.seen.get(kind as usize).copied().flatten();
+        if seen.is_some() {
+            return seen;
+        }
+        let start = self.bytes.len();
+        if !self.identity.append(kind, self.bytes) {
+            return None;
+        }
+        let found = range(start, self.bytes.len());
+        if let Some(slot) = self.seen.get_mut(kind as usize) {
+            *slot = Some(found);
+        }
+        Some(found)
+    }
+}
+
+/// No request comes near 4 GiB.
+fn range(start: usize, end: usize) -> Range {
+    let number = |at| u32::try_from(at).unwrap_or(u32::MAX);
+    (number(start), number(end))
+}

@@ -1,0 +1,55 @@
+//! Whatever an operator writes, it is a policy that can be used, or told what is wrong with it.
+
+use std::borrow::Cow;
+
+use http::HeaderMap;
+use tidegate_core::Timestamp;
+use tidegate_policy::{Admission, Facts, FileError, Files, Matcher, Scratch, compile, diff};
+
+/// Some files that a policy may refer to.
+struct Some;
+
+impl Files for Some {
+    fn read(&self, name: &str) -> Result<Cow<'_, [u8]>, FileError> {
+        match name {
+            "keys.csv" => Ok(Cow::Borrowed(b"key,tier,tenant\nk1,free,acme\nk2,premium\n")),
+            "bans.txt" => Ok(Cow::Borrowed(b"203.0.113.0/24\n")),
+            "jwt.secret" => Ok(Cow::Borrowed(b"a secret of more than sixteen bytes\n")),
+            _ => Err(FileError::Missing),
+        }
+    }
+}
+
+pub(crate) fn holds(bytes: &[u8]) {
+    let compiled = match compile("policy.yaml", bytes, &Some) {
+        Ok(compiled) => compiled,
+        Err(problems) => {
+            assert!(problems.has_errors());
+            assert!(!problems.to_string().is_empty());
+            return;
+        }
+    };
+    assert!(!compiled.warnings.has_errors());
+    assert!(diff(&compiled.plan, &compiled.plan).is_empty());
+    let matcher = Matcher::new(compiled.plan);
+    let plan = matcher.plan();
+    let headers: HeaderMap = [(http::header::USER_AGENT, "fuzz".parse().ok())]
+        .into_iter()
+        .filter_map(|(name, value)| Option::Some((name, value?)))
+        .collect();
+    let mut scratch = Scratch::default();
+    for (method, path) in [("GET", "/"), ("POST", "/login"), ("GET", "/api/v1/search/"), ("OPTIONS", "*")] {
+        let facts = Facts { method, host: "example.org", path, headers: &headers, peer: [192, 0, 2, 1].into() };
+        let directory = plan.directory.as_deref();
+        if let Admission::Checked(matched) = matcher.admit(&facts, directory, Timestamp::ZERO, &mut scratch) {
+            assert_eq!(matched.checks().len(), matched.rules().count());
+            for (check, rule) in matched.checks().iter().zip(matched.rules()) {
+                assert_eq!(check.key.rule, rule.id);
+                assert!(check.cost.get() >= 1);
+            }
+            let limits = &plan.rate_limits;
+            assert!(limits.global.is_none() || matched.rules().any(|rule| rule.name == "global"));
+        }
+        matcher.route("example.org", path);
+    }
+}
