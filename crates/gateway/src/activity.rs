@@ -1,0 +1,188 @@
+//! How lively a connection is: those that only hold a place are ended.
+//!
+//! Nothing here reads a clock. A connection notes what moved, and every few seconds somebody looks.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+/// How often a connection is looked at.
+pub(crate) const LOOK: Duration = Duration::from_secs(5);
+/// Looks that the head of a request may take, however lively it drips.
+const HEAD: u32 = 3;
+/// Looks that a client may take no byte of its answer.
+const STUCK: u32 = 6;
+/// Looks that a connection may be idle between requests.
+const IDLE: u32 = 15;
+
+/// What moved on a connection.
+#[derive(Debug, Default)]
+pub(crate) struct Activity {
+    moved: AtomicBool,
+    /// Part of a request's head has come.
+    begun: AtomicBool,
+    /// What we write is not taken.
+    blocked: AtomicBool,
+    in_flight: AtomicU32,
+    /// Many requests at once: heads are then the protocol's business.
+    multiplexed: AtomicBool,
+}
+
+impl Activity {
+    /// A request's head is complete; it is in flight until the guard is dropped.
+    pub(crate) fn begin(self: &Arc<Self>, multiplexed: bool) -> InFlight {
+        self.begun.store(false, Ordering::Relaxed);
+        self.in_flight.fetch_add(1, Ordering::Relaxed);
+        if multiplexed {
+            self.multiplexed.store(true, Ordering::Relaxed);
+        }
+        InFlight(Arc::clone(self))
+    }
+}
+
+/// A request that is being served.
+#[derive(Debug)]
+pub(crate) struct InFlight(Arc<Activity>);
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.0.in_flight.fetch_sub(1, Ordering::Relaxed);
+        self.0.moved.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Looks at a connection again and again.
+#[derive(Debug, Default)]
+pub(crate) struct Watch {
+    still: u32,
+    head: u32,
+}
+
+impl Watch {
+    /// Whether the connection has outstayed its welcome.
+    pub(crate) fn is_over(&mut self, activity: &Activity) -> bool {
+        let moved = activity.moved.swap(false, Ordering::Relaxed);
+        self.still = if moved { 0 } else { self.still + 1 };
+        let in_flight = activity.in_flight.load(Ordering::Relaxed) > 0;
+        let reads_a_head = !in_flight
+            && activity.begun.load(Ordering::Relaxed)
+            && !activity.multiplexed.load(Ordering::Relaxed);
+        self.head = if reads_a_head { self.head + 1 } else { 0 };
+        let is_stuck = activity.blocked.load(Ordering::Relaxed) && self.still >= STUCK;
+        let is_idle = !in_flight && self.still >= IDLE;
+        self.head >= HEAD || is_stuck || is_idle
+    }
+}
+
+/// A connection that notes what moves.
+#[derive(Debug)]
+pub(crate) struct Watched<T> {
+    inner: T,
+    activity: Arc<Activity>,
+}
+
+impl<T> Watched<T> {
+    pub(crate) fn new(inner: T, activity: Arc<Activity>) -> Self {
+        Self { inner, activity }
+    }
+
+    fn wrote(&self, written: &Poll<io::Result<usize>>) {
+        self.activity.blocked.store(written.is_pending(), Ordering::Relaxed);
+        if written.is_ready() {
+            self.activity.moved.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+impl<T: AsyncRead + Unpin> AsyncRead for Watched<T> {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        let before = buf.filled().len();
+        let read = Pin::new(&mut this.inner).poll_read(cx, buf);
+        if buf.filled().len() > before {
+            this.activity.moved.store(true, Ordering::Relaxed);
+            if this.activity.in_flight.load(Ordering::Relaxed) == 0 {
+                this.activity.begun.store(true, Ordering::Relaxed);
+            }
+        }
+        read
+    }
+}
+
+impl<T: AsyncWrite + Unpin> AsyncWrite for Watched<T> {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        let written = Pin::new(&mut this.inner).poll_write(cx, buf);
+        this.wrote(&written);
+        written
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        let written = Pin::new(&mut this.inner).poll_write_vectored(cx, bufs);
+        this.wrote(&written);
+        written
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.inner.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().inner).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().inner).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn looks_until_over(activity: &Activity, mut between: impl FnMut(&Activity)) -> u32 {
+        let mut watch = Watch::default();
+        (1..100)
+            .find(|_| {
+                between(activity);
+                watch.is_over(activity)
+            })
+            .unwrap_or(u32::MAX)
+    }
+
+    #[test]
+    fn an_idle_connection_ends_and_a_lively_one_stays() {
+        assert_eq!(looks_until_over(&Activity::default(), |_| {}), IDLE);
+        let lively = |activity: &Activity| activity.moved.store(true, Ordering::Relaxed);
+        assert_eq!(looks_until_over(&Activity::default(), lively), u32::MAX);
+    }
+
+    #[test]
+    fn a_head_that_drips_ends_however_lively() {
+        let drips = |activity: &Activity| {
+            activity.moved.store(true, Ordering::Relaxed);
+            activity.begun.store(true, Ordering::Relaxed);
+        };
+        assert_eq!(looks_until_over(&Activity::default(), drips), HEAD);
+    }
+
+    #[test]
+    fn who_does_not_take_the_answer_ends_and_who_waits_for_it_stays() {
+        let activity = Arc::new(Activity::default());
+        let in_flight = activity.begin(false);
+        assert_eq!(looks_until_over(&activity, |_| {}), u32::MAX, "the upstream is slow, not the client");
+        activity.blocked.store(true, Ordering::Relaxed);
+        assert_eq!(looks_until_over(&activity, |_| {}), STUCK);
+        drop(in_flight);
+    }
+}

@@ -1,0 +1,205 @@
+//! The bodies that pass through: never held whole.
+
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use hyper::body::Incoming;
+use tokio::time::{Sleep, sleep};
+
+use crate::upstream::Lease;
+
+/// What a client is answered with.
+#[derive(Debug)]
+pub(crate) enum ResponseBody {
+    /// Our own words.
+    Own(Option<Bytes>),
+    /// An upstream's, as it comes.
+    Upstream(UpstreamBody),
+}
+
+impl ResponseBody {
+    pub(crate) fn empty() -> Self {
+        Self::Own(None)
+    }
+
+    pub(crate) fn of(bytes: Vec<u8>) -> Self {
+        Self::Own(Some(Bytes::from(bytes)))
+    }
+}
+
+impl Body for ResponseBody {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        match self.get_mut() {
+            Self::Own(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
+            Self::Upstream(body) => body.poll_frame(cx),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Own(bytes) => bytes.is_none(),
+            Self::Upstream(body) => body.incoming.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Own(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
+            Self::Upstream(body) => body.incoming.size_hint(),
+        }
+    }
+}
+
+/// Why a body broke off.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum BodyError {
+    /// The connection it came over did.
+    #[error(transparent)]
+    Broken(#[from] hyper::Error),
+    /// Too little came.
+    #[error("too little of the body came within {} s", .0.as_secs())]
+    TooSlow(Duration),
+    /// It is longer than we take.
+    #[error("the body is longer than {0} bytes")]
+    TooLarge(u64),
+}
+
+/// An upstream's body. Its connection goes back to the pool when it has ended.
+#[derive(Debug)]
+pub(crate) struct UpstreamBody {
+    incoming: Incoming,
+    lease: Option<Lease>,
+    patience: Patience,
+}
+
+impl UpstreamBody {
+    pub(crate) fn new(incoming: Incoming, lease: Lease, pace: Pace) -> Self {
+        let mut body = Self { incoming, lease: Some(lease), patience: Patience::new(pace) };
+        body.let_go_at_the_end();
+        body
+    }
+
+    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let frame = match Pin::new(&mut self.incoming).poll_frame(cx) {
+            Poll::Ready(frame) => frame,
+            Poll::Pending => return self.patience.poll(cx).map(|error| Some(Err(error))),
+        };
+        if let Some(Ok(frame)) = &frame {
+            self.patience.saw(frame.data_ref().map_or(1, Bytes::len));
+        }
+        match &frame {
+            // What broke off is not used again.
+            Some(Err(_)) => self.lease = None,
+            Some(Ok(_)) => self.let_go_at_the_end(),
+            None => self.let_go(),
+        }
+        Poll::Ready(frame.map(|frame| frame.map_err(BodyError::from)))
+    }
+
+    fn let_go_at_the_end(&mut self) {
+        if self.incoming.is_end_stream() {
+            self.let_go();
+        }
+    }
+
+    fn let_go(&mut self) {
+        if let Some(lease) = self.lease.take() {
+            lease.give_back();
+        }
+    }
+}
+
+/// What a client sends, within a size and without stalling for long.
+#[derive(Debug)]
+pub(crate) struct RequestBody {
+    incoming: Incoming,
+    left: u64,
+    most: u64,
+    patience: Patience,
+}
+
+impl RequestBody {
+    pub(crate) fn new(incoming: Incoming, most: u64, pace: Pace) -> Self {
+        Self { incoming, left: most, most, patience: Patience::new(pace) }
+    }
+}
+
+impl Body for RequestBody {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let this = self.get_mut();
+        let frame = match Pin::new(&mut this.incoming).poll_frame(cx) {
+            Poll::Ready(frame) => frame,
+            Poll::Pending => return this.patience.poll(cx).map(|error| Some(Err(error))),
+        };
+        let Some(frame) = frame.transpose()? else { return Poll::Ready(None) };
+        let length = frame.data_ref().map_or(0, Bytes::len);
+        this.patience.saw(length);
+        match this.left.checked_sub(length as u64) {
+            Some(left) => this.left = left,
+            None => return Poll::Ready(Some(Err(BodyError::TooLarge(this.most)))),
+        }
+        Poll::Ready(Some(Ok(frame)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.incoming.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.incoming.size_hint()
+    }
+}
+
+/// How little a body may bring in a period. A timer is made only for one that has to be waited for.
+#[derive(Debug)]
+struct Patience {
+    pace: Pace,
+    moved: u64,
+    timer: Option<Pin<Box<Sleep>>>,
+}
+
+/// So many bytes at least in each period.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pace {
+    pub(crate) period: Duration,
+    pub(crate) bytes: u64,
+}
+
+impl Patience {
+    fn new(pace: Pace) -> Self {
+        Self { pace, moved: 0, timer: None }
+    }
+
+    fn saw(&mut self, bytes: usize) {
+        self.moved = self.moved.saturating_add(bytes as u64);
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<BodyError> {
+        let period = self.pace.period;
+        let timer = self.timer.get_or_insert_with(|| Box::pin(sleep(period)));
+        loop {
+            ready!(timer.as_mut().poll(cx));
+            if self.moved < self.pace.bytes {
+                return Poll::Ready(BodyError::TooSlow(period));
+            }
+            self.moved = 0;
+            let deadline = timer.deadline() + period;
+            timer.as_mut().reset(deadline);
+        }
+    }
+}

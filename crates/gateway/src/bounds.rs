@@ -1,0 +1,56 @@
+//! What one client may cost us, whatever the policy says: safe by default.
+
+use std::time::Duration;
+
+use crate::body::Pace;
+
+/// Bounds that hold for every request and connection.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bounds {
+    /// Header fields of a request.
+    pub(crate) headers: usize,
+    /// Bytes of a request's line and headers together.
+    pub(crate) head_bytes: usize,
+    /// Bytes of a body. Bodies are never held whole, so this bounds time, not memory.
+    pub(crate) body_bytes: u64,
+    /// How slowly a client may send a body: slower than a modem means harm.
+    pub(crate) request_pace: Pace,
+    /// How long an upstream may be silent within a body; event streams send something more often.
+    pub(crate) response_pace: Pace,
+    /// How long until an upstream accepts a connection.
+    pub(crate) connect: Duration,
+    /// How long until an upstream's answer begins.
+    pub(crate) answer: Duration,
+    /// How long a TLS handshake may take.
+    pub(crate) handshake: Duration,
+    /// The longest that a request is held until its turn comes.
+    pub(crate) wait: Duration,
+    /// How many requests of one core may be held at once.
+    pub(crate) waiting: usize,
+    /// Connections of all clients together.
+    pub(crate) connections: usize,
+    /// Connections of one address.
+    pub(crate) connections_per_address: usize,
+    /// Streams of one HTTP/2 connection at once.
+    pub(crate) streams: u32,
+}
+
+impl Default for Bounds {
+    fn default() -> Self {
+        Self {
+            headers: 100,
+            head_bytes: 64 << 10,
+            body_bytes: 8 << 30,
+            request_pace: Pace { period: Duration::from_secs(30), bytes: 3_000 },
+            response_pace: Pace { period: Duration::from_secs(120), bytes: 1 },
+            connect: Duration::from_secs(5),
+            answer: Duration::from_secs(60),
+            handshake: Duration::from_secs(10),
+            wait: Duration::from_secs(30),
+            waiting: 10_000,
+            connections: 100_000,
+            connections_per_address: 20_000,
+            streams: 128,
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! One client's connection: TLS or not, HTTP/1.1 or HTTP/2.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use http::Version;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use tidegate_store::Store;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+use tokio_rustls::TlsAcceptor;
+
+use crate::activity::{Activity, LOOK, Watch, Watched};
+use crate::bounds::Bounds;
+use crate::core::Core;
+use crate::forward::Hop;
+use crate::runtime::LocalExecutor;
+use crate::stack;
+
+/// How to speak with clients: made once for each core.
+#[derive(Clone, Debug)]
+pub(crate) struct Speaking {
+    http: auto::Builder<LocalExecutor>,
+}
+
+impl Speaking {
+    pub(crate) fn new(bounds: &Bounds) -> Self {
+        let mut http = auto::Builder::new(LocalExecutor);
+        http.http1()
+            .timer(TokioTimer::new())
+            // Slow heads are ended by `activity`, which needs no timer for each request.
+            .header_read_timeout(None)
+            .max_headers(bounds.headers)
+            .max_buf_size(bounds.head_bytes)
+            .pipeline_flush(true);
+        http.http2()
+            .timer(TokioTimer::new())
+            .max_concurrent_streams(bounds.streams)
+            .max_pending_accept_reset_streams(64)
+            .max_local_error_reset_streams(256)
+            .max_header_list_size(u32::try_from(bounds.head_bytes).unwrap_or(u32::MAX))
+            .max_send_buf_size(256 << 10)
+            .keep_alive_interval(std::time::Duration::from_secs(20))
+            .keep_alive_timeout(std::time::Duration::from_secs(20));
+        Self { http }
+    }
+}
+
+/// Serves a connection until its client, its idleness or `stop` ends it.
+pub(crate) async fn serve<S: Store + 'static>(
+    core: Rc<Core<S>>,
+    speaking: Speaking,
+    stream: TcpStream,
+    peer: SocketAddr,
+    tls: Option<TlsAcceptor>,
+    stop: watch::Receiver<bool>,
+) {
+    // Small writes are whole answers; a socket that cannot be set is about to fail anyway.
+    let _ = stream.set_nodelay(true);
+    match tls {
+        None => speak(core, speaking, stream, Hop::new(peer, false), stop).await,
+        Some(tls) => {
+            let handshake = tokio::time::timeout(core.bounds.handshake, tls.accept(stream));
+            // Who does not speak TLS is not answered.
+            if let Ok(Ok(stream)) = handshake.await {
+                speak(core, speaking, stream, Hop::new(peer, true), stop).await;
+            }
+        }
+    }
+}
+
+async fn speak<S: Store + 'static>(
+    core: Rc<Core<S>>,
+    speaking: Speaking,
+    stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    hop: Hop,
+    mut stop: watch::Receiver<bool>,
+) {
+    let activity = Arc::new(Activity::default());
+    let hop = Rc::new(hop);
+    let service = service_fn({
+        let activity = Arc::clone(&activity);
+        move |request: http::Request<hyper::body::Incoming>| {
+            let (core, hop) = (Rc::clone(&core), Rc::clone(&hop));
+            let in_flight = activity.begin(request.version() == Version::HTTP_2);
+            async move {
+                let response = stack::serve(&core, &hop, request).await;
+                drop(in_flight);
+                Ok::<_, Infallible>(response)
+            }
+        }
+    });
+    let io = TokioIo::new(Watched::new(stream, Arc::clone(&activity)));
+    let mut connection = pin!(speaking.http.serve_connection_with_upgrades(io, service));
+    let mut watched = Watch::default();
+    let mut look = tokio::time::interval(LOOK);
+    look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    look.reset();
+    let mut is_stopping = false;
+    loop {
+        tokio::select! {
+            biased;
+            // A connection that breaks off is the client's business; there is nobody left to tell.
+            _ = connection.as_mut() => return,
+            _ = stop.wait_for(|stop| *stop), if !is_stopping => {
+                is_stopping = true;
+                connection.as_mut().graceful_shutdown();
+            }
+            _ = look.tick() => {
+                if watched.is_over(&activity) {
+                    return;
+                }
+            }
+        }
+    }
+}

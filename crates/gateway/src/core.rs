@@ -1,0 +1,77 @@
+//! What one core has to serve requests with.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use tidegate_policy::Scratch;
+use tidegate_store::{Store, SystemClock};
+
+use crate::bounds::Bounds;
+use crate::live::Live;
+use crate::upstream::{Connector, Pools};
+
+/// The state of one core. Whatever is shared with others is behind an `Arc`.
+#[derive(Debug)]
+pub(crate) struct Core<S> {
+    pub(crate) live: Arc<ArcSwap<Live>>,
+    pub(crate) store: Arc<S>,
+    pub(crate) clock: SystemClock,
+    pub(crate) pools: Rc<Pools>,
+    pub(crate) bounds: Bounds,
+    scratches: RefCell<Vec<Scratch>>,
+    waiting: Cell<usize>,
+}
+
+impl<S: Store> Core<S> {
+    pub(crate) fn new(live: Arc<ArcSwap<Live>>, store: Arc<S>, connector: Connector, bounds: Bounds) -> Self {
+        Self {
+            live,
+            store,
+            clock: SystemClock::new(),
+            pools: Pools::new(connector),
+            bounds,
+            scratches: RefCell::default(),
+            waiting: Cell::new(0),
+        }
+    }
+
+    /// Lends room for one match; it comes back by itself.
+    pub(crate) fn with_scratch(&self) -> LentScratch<'_, S> {
+        let scratch = self.scratches.borrow_mut().pop().unwrap_or_default();
+        LentScratch { core: self, scratch }
+    }
+
+    /// A place among those who wait; `None` if all are taken.
+    pub(crate) fn begin_waiting(self: &Rc<Self>) -> Option<Waiting<S>> {
+        let waiting = self.waiting.get();
+        (waiting < self.bounds.waiting).then(|| {
+            self.waiting.set(waiting + 1);
+            Waiting(Rc::clone(self))
+        })
+    }
+}
+
+/// Room for one match.
+#[derive(Debug)]
+pub(crate) struct LentScratch<'c, S> {
+    core: &'c Core<S>,
+    pub(crate) scratch: Scratch,
+}
+
+impl<S> Drop for LentScratch<'_, S> {
+    fn drop(&mut self) {
+        self.core.scratches.borrow_mut().push(std::mem::take(&mut self.scratch));
+    }
+}
+
+/// A request that is held until its turn comes.
+#[derive(Debug)]
+pub(crate) struct Waiting<S>(Rc<Core<S>>);
+
+impl<S> Drop for Waiting<S> {
+    fn drop(&mut self) {
+        self.0.waiting.set(self.0.waiting.get() - 1);
+    }
+}

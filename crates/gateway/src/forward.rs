@@ -1,0 +1,158 @@
+//! What is changed on the way: what belongs to one hop stays there, and nobody's word about the client is passed on
+//! that is not to be trusted.
+
+use std::net::{IpAddr, SocketAddr};
+
+use bytes::{BufMut, BytesMut};
+use http::header::{
+    CONNECTION, CONTENT_LENGTH, EXPECT, FORWARDED, HOST, HeaderName, HeaderValue, PROXY_AUTHENTICATE,
+    PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
+};
+use http::{HeaderMap, Version};
+
+const FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+const HOST_ASKED: HeaderName = HeaderName::from_static("x-forwarded-host");
+const PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+const PORT: HeaderName = HeaderName::from_static("x-forwarded-port");
+const REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
+const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
+
+/// What a connection says to upstreams about itself, written once.
+#[derive(Debug)]
+pub(crate) struct Hop {
+    pub(crate) peer: IpAddr,
+    /// The peer as `X-Forwarded-For` writes it.
+    address: HeaderValue,
+    /// `for=…;proto=…` of `Forwarded`.
+    forwarded: HeaderValue,
+    proto: HeaderValue,
+}
+
+impl Hop {
+    pub(crate) fn new(peer: SocketAddr, is_tls: bool) -> Self {
+        let peer = peer.ip().to_canonical();
+        let proto = if is_tls { "https" } else { "http" };
+        let node = match peer {
+            IpAddr::V4(v4) => v4.to_string(),
+            IpAddr::V6(v6) => format!("\"[{v6}]\""),
+        };
+        // Addresses and these words are valid in headers.
+        let value = |text: &str| HeaderValue::from_str(text).unwrap_or(HeaderValue::from_static("unknown"));
+        Self {
+            peer,
+            address: value(&peer.to_string()),
+            forwarded: value(&format!("for={node};proto={proto}")),
+            proto: HeaderValue::from_static(if is_tls { "https" } else { "http" }),
+        }
+    }
+}
+
+/// Whether a request asks to speak something else over its connection, and what.
+pub(crate) fn wants_upgrade(version: Version, headers: &HeaderMap) -> bool {
+    version == Version::HTTP_11 && headers.contains_key(UPGRADE) && lists(headers, &CONNECTION, "upgrade")
+}
+
+fn lists(headers: &HeaderMap, name: &HeaderName, word: &str) -> bool {
+    let values = headers.get_all(name).into_iter().filter_map(|value| value.to_str().ok());
+    values.flat_map(|value| value.split(',')).any(|part| part.trim().eq_ignore_ascii_case(word))
+}
+
+/// Takes out what belongs to the connection a message came over. An upgrade is kept where it is meant.
+pub(crate) fn strip_hop(headers: &mut HeaderMap, keeps_upgrade: bool) {
+    if let Some(connection) = headers.remove(CONNECTION) {
+        // Rarely more than `keep-alive`, which is not a header that is looked for.
+        if connection != "keep-alive" && connection != "close" {
+            strip_named(headers, &connection, keeps_upgrade);
+        }
+        if keeps_upgrade {
+            headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+        }
+    }
+    for name in [KEEP_ALIVE, PROXY_CONNECTION, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TRANSFER_ENCODING] {
+        headers.remove(name);
+    }
+    if !keeps_upgrade {
+        headers.remove(UPGRADE);
+    }
+}
+
+fn strip_named(headers: &mut HeaderMap, connection: &HeaderValue, keeps_upgrade: bool) {
+    let named: Vec<HeaderName> = connection
+        .to_str()
+        .unwrap_or_default()
+        .split(',')
+        .filter_map(|name| HeaderName::from_bytes(name.trim().as_bytes()).ok())
+        // Naming these would change whom the request is for or how long it is.
+        .filter(|name| *name != HOST && *name != CONTENT_LENGTH)
+        .filter(|name| !(keeps_upgrade && *name == UPGRADE))
+        .collect();
+    for name in named {
+        headers.remove(name);
+    }
+}
+
+/// Makes a client's headers ready for an upstream. `is_trusted` says whether the peer is a proxy whose word about the
+/// client is believed.
+pub(crate) fn for_upstream(headers: &mut HeaderMap, hop: &Hop, is_trusted: bool, keeps_upgrade: bool) {
+    let takes_trailers = lists(headers, &TE, "trailers");
+    strip_hop(headers, keeps_upgrade);
+    headers.remove(TE);
+    if takes_trailers {
+        headers.insert(TE, HeaderValue::from_static("trailers"));
+    }
+    // The body is asked for, and so sent, by us.
+    headers.remove(EXPECT);
+    if is_trusted {
+        append(headers, &FOR, &hop.address);
+        append(headers, &FORWARDED, &hop.forwarded);
+        if !headers.contains_key(PROTO) {
+            headers.insert(PROTO, hop.proto.clone());
+        }
+    } else {
+        headers.insert(FOR, hop.address.clone());
+        headers.insert(FORWARDED, hop.forwarded.clone());
+        headers.insert(PROTO, hop.proto.clone());
+        headers.remove(REAL_IP);
+        headers.remove(PORT);
+        headers.remove(HOST_ASKED);
+    }
+    if !headers.contains_key(HOST_ASKED)
+        && let Some(host) = headers.get(HOST)
+    {
+        let host = host.clone();
+        headers.insert(HOST_ASKED, host);
+    }
+    if !is_trusted || !headers.contains_key(REQUEST_ID) {
+        headers.insert(REQUEST_ID, request_id());
+    }
+}
+
+/// Makes an upstream's headers ready for a client.
+pub(crate) fn for_client(headers: &mut HeaderMap, keeps_upgrade: bool) {
+    strip_hop(headers, keeps_upgrade);
+    // Announced trailers are still sent; the announcement belongs to the hop.
+    headers.remove(TRAILER);
+}
+
+fn append(headers: &mut HeaderMap, name: &HeaderName, value: &HeaderValue) {
+    let mut joined = BytesMut::new();
+    for part in headers.get_all(name).into_iter().chain([value]) {
+        if !joined.is_empty() {
+            joined.put_slice(b", ");
+        }
+        joined.put_slice(part.as_bytes());
+    }
+    if let Ok(joined) = HeaderValue::from_maybe_shared(joined.freeze()) {
+        headers.insert(name, joined);
+    }
+}
+
+/// 128 random bits, to find a request again in the logs of two machines.
+fn request_id() -> HeaderValue {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let bits = fastrand::u128(..);
+    let id: [u8; 32] = std::array::from_fn(|n| DIGITS[(bits >> (4 * n)) as usize & 15]);
+    HeaderValue::from_bytes(&id).unwrap_or(HeaderValue::from_static("0"))
+}

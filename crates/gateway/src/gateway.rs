@@ -1,0 +1,184 @@
+//! All cores together.
+
+use std::io;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use rustls::RootCertStore;
+use thiserror::Error;
+use tidegate_policy::Active;
+use tidegate_store::Store;
+use tokio::sync::watch;
+use tokio::task::LocalSet;
+
+use crate::bounds::Bounds;
+use crate::connection::{self, Speaking};
+use crate::core::Core;
+use crate::guests::Guests;
+use crate::listen::Listener;
+use crate::live::{Live, LiveError};
+use crate::upstream::{Connector, TlsError};
+
+/// When descriptors run out, accepting again at once would only spin.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// How often a core that drains looks whether it is done.
+const DRAIN_LOOK: Duration = Duration::from_millis(10);
+
+/// The reverse proxy: a policy in force, and cores that serve it.
+#[derive(Debug)]
+pub struct Gateway<S> {
+    live: Arc<ArcSwap<Live>>,
+    store: Arc<S>,
+    connector: Connector,
+    bounds: Bounds,
+    guests: Arc<Guests>,
+}
+
+/// Why a gateway cannot start.
+#[derive(Debug, Error)]
+pub enum GatewayError {
+    /// Its policy cannot be served.
+    #[error(transparent)]
+    Live(#[from] LiveError),
+    /// TLS towards upstreams cannot be set up.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    /// A core cannot start.
+    #[error("cannot start a core")]
+    Core(#[from] io::Error),
+}
+
+impl<S: Store + 'static> Gateway<S> {
+    /// A gateway that serves `active` with the counters of `store`.
+    pub fn new(active: Active, store: Arc<S>) -> Result<Self, GatewayError> {
+        let bounds = Bounds::default();
+        Ok(Self {
+            live: Arc::new(ArcSwap::from_pointee(Live::new(active, None)?)),
+            store,
+            connector: Connector::new(bounds.connect, &RootCertStore::empty())?,
+            guests: Guests::new(bounds.connections, bounds.connections_per_address),
+            bounds,
+        })
+    }
+
+    /// Puts another policy in force, whole or not at all. Requests under way keep theirs; counters stay.
+    pub fn replace(&self, active: Active) -> Result<(), GatewayError> {
+        let live = Live::new(active, Some(&self.live.load()))?;
+        self.live.store(Arc::new(live));
+        Ok(())
+    }
+
+    /// The policy in force.
+    pub fn active(&self) -> Active {
+        self.live.load().active.clone()
+    }
+
+    /// How many clients are connected.
+    pub fn connections(&self) -> usize {
+        self.guests.count()
+    }
+
+    /// Starts a thread for each core. They end when `stop` turns true and all requests under way have ended, or
+    /// `drain` later.
+    pub fn start(
+        &self,
+        listeners: &[Listener],
+        stop: &watch::Receiver<bool>,
+        drain: Duration,
+    ) -> Result<Vec<JoinHandle<()>>, GatewayError> {
+        let cores = listeners.iter().map(|listener| listener.sockets.len()).max().unwrap_or_default();
+        (0..cores).map(|core| self.start_core(core, listeners, stop, drain)).collect()
+    }
+
+    fn start_core(
+        &self,
+        number: usize,
+        listeners: &[Listener],
+        stop: &watch::Receiver<bool>,
+        drain: Duration,
+    ) -> Result<JoinHandle<()>, GatewayError> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let mut doors = Vec::new();
+        for listener in listeners {
+            if let Some(socket) = listener.sockets.get(number) {
+                doors.push((socket.try_clone()?, listener.tls.clone()));
+            }
+        }
+        let (live, store) = (Arc::clone(&self.live), Arc::clone(&self.store));
+        let (connector, bounds, guests) = (self.connector.clone(), self.bounds, Arc::clone(&self.guests));
+        let stop = stop.clone();
+        let thread = std::thread::Builder::new().name(format!("core-{number}"));
+        Ok(thread.spawn(move || {
+            let core = Rc::new(Core::new(live, store, connector, bounds));
+            let local = LocalSet::new();
+            local.block_on(&runtime, run(core, doors, guests, stop, drain));
+        })?)
+    }
+}
+
+type Door = (std::net::TcpListener, Option<tokio_rustls::TlsAcceptor>);
+
+async fn run<S: Store + 'static>(
+    core: Rc<Core<S>>,
+    doors: Vec<Door>,
+    guests: Arc<Guests>,
+    mut stop: watch::Receiver<bool>,
+    drain: Duration,
+) {
+    let inside = Rc::new(());
+    for door in doors {
+        let accepting = accept(Rc::clone(&core), door, Arc::clone(&guests), stop.clone(), Rc::clone(&inside));
+        tokio::task::spawn_local(accepting);
+    }
+    // If nobody can stop it any more, it is to stop.
+    let _ = stop.wait_for(|stop| *stop).await;
+    let drained = async {
+        while Rc::strong_count(&inside) > 1 {
+            tokio::time::sleep(DRAIN_LOOK).await;
+        }
+    };
+    // What is still under way then is cut off.
+    let _ = tokio::time::timeout(drain, drained).await;
+}
+
+/// Lets connections in until `stop`.
+async fn accept<S: Store + 'static>(
+    core: Rc<Core<S>>,
+    (socket, tls): Door,
+    guests: Arc<Guests>,
+    mut stop: watch::Receiver<bool>,
+    inside: Rc<()>,
+) {
+    let Ok(listener) = tokio::net::TcpListener::from_std(socket) else { return };
+    let speaking = Speaking::new(&core.bounds);
+    loop {
+        let accepted = tokio::select! {
+            biased;
+            _ = stop.wait_for(|stop| *stop) => return,
+            accepted = listener.accept() => accepted,
+        };
+        match accepted {
+            Ok((stream, peer)) => {
+                // Who finds no room is let go at once: a reset costs less than a wait.
+                let Some(guest) = guests.enter(peer.ip()) else { continue };
+                let serving = connection::serve(
+                    Rc::clone(&core),
+                    speaking.clone(),
+                    stream,
+                    peer,
+                    tls.clone(),
+                    stop.clone(),
+                );
+                let inside = Rc::clone(&inside);
+                tokio::task::spawn_local(async move {
+                    serving.await;
+                    drop((guest, inside));
+                });
+            }
+            Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
+        }
+    }
+}

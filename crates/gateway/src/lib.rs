@@ -1,0 +1,32 @@
+//! The reverse proxy that enforces a policy.
+//!
+//! Bytes enter at `listen`, one socket and one thread for each core. `stack` reads, top to bottom, as the journey of
+//! a request: what it asks for, who is banned, what it is held against, the one decision, its turn, the upstream.
+//! Whatever goes wrong is a typed cause that rises to `rescue`, the only place that chooses a status code. What is in
+//! force is swapped whole: no request sees half of a reload.
+
+#![forbid(unsafe_code)]
+
+mod activity;
+mod body;
+mod bounds;
+mod connection;
+mod core;
+mod forward;
+mod gateway;
+mod guests;
+mod hold;
+mod listen;
+mod live;
+mod refusal;
+mod rescue;
+mod runtime;
+mod stack;
+mod told;
+mod tunnel;
+mod upstream;
+
+pub use gateway::{Gateway, GatewayError};
+pub use listen::{ListenError, Listener};
+pub use live::LiveError;
+pub use upstream::{BadServer, Balance, TlsError};

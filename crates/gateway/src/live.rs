@@ -1,0 +1,68 @@
+//! What is in force: the policy and the upstreams it names, swapped whole.
+
+use thiserror::Error;
+use tidegate_policy::{Active, ErrorBody, HeaderStyle, Plan};
+
+use crate::upstream::{BadServer, Balance, Upstream};
+
+/// A policy with its upstreams.
+#[derive(Debug)]
+pub(crate) struct Live {
+    pub(crate) active: Active,
+    upstreams: Vec<Upstream>,
+}
+
+/// A policy that cannot be served.
+#[derive(Debug, Error)]
+pub enum LiveError {
+    /// An upstream's server cannot be.
+    #[error("upstream `{upstream}`: {source}")]
+    Server {
+        /// The upstream's name.
+        upstream: String,
+        /// What is wrong with it.
+        source: BadServer,
+    },
+}
+
+impl Live {
+    /// Puts `active` in force. Servers that were there `before` keep what is known of them.
+    pub(crate) fn new(active: Active, before: Option<&Self>) -> Result<Self, LiveError> {
+        let mut upstreams = Vec::new();
+        for planned in &active.matcher.plan().upstreams {
+            let mut upstream = Upstream::new(&planned.name, &planned.servers, Balance::RoundRobin)
+                .map_err(|source| LiveError::Server { upstream: planned.name.clone(), source })?;
+            if let Some(earlier) = before.and_then(|live| live.named(&planned.name)) {
+                upstream.adopt(earlier);
+            }
+            upstreams.push(upstream);
+        }
+        Ok(Self { active, upstreams })
+    }
+
+    fn named(&self, name: &str) -> Option<&Upstream> {
+        self.upstreams.iter().find(|upstream| upstream.name == name)
+    }
+
+    pub(crate) fn plan(&self) -> &Plan {
+        self.active.matcher.plan()
+    }
+
+    pub(crate) fn error_body(&self) -> ErrorBody {
+        self.plan().error_body
+    }
+
+    pub(crate) fn styles(&self) -> &[HeaderStyle] {
+        &self.plan().headers
+    }
+
+    /// The upstream that a request to `path` at `host` goes to.
+    pub(crate) fn upstream(&self, host: &str, path: &str) -> Option<&Upstream> {
+        let route = self.active.matcher.route(host, path)?;
+        self.upstreams.get(route.upstream)
+    }
+
+    pub(crate) fn upstreams(&self) -> &[Upstream] {
+        &self.upstreams
+    }
+}

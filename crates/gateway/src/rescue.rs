@@ -1,0 +1,127 @@
+//! What a client reads when its request was not served: the only place that chooses status codes.
+
+use http::header::{CONNECTION, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
+use http::{Response, StatusCode};
+use serde_json::json;
+use tidegate_policy::{ErrorBody, PathError};
+
+use crate::body::ResponseBody;
+use crate::refusal::Refusal;
+
+/// Why a request was not served.
+#[derive(Debug)]
+pub(crate) enum Cause {
+    /// Its path has no single meaning.
+    Path(PathError),
+    /// It cannot be told how long it is, or whom it is for.
+    Framing(&'static str),
+    /// Its body is longer than we take.
+    TooLarge,
+    /// Its body comes too slowly.
+    SlowBody,
+    /// No route takes it.
+    NoRoute,
+    /// An operator banned its network.
+    Banned,
+    /// A limit is used up.
+    Refused(Box<Refusal>),
+    /// Too many wait already.
+    TooManyWaiting,
+    /// The store gave no decision.
+    Undecided,
+    /// The upstream has no server that can be asked.
+    NoServer,
+    /// The server cannot be reached.
+    Unreachable,
+    /// The server broke off, or did not answer in HTTP.
+    BadAnswer,
+    /// The server did not answer in time.
+    TooSlow,
+}
+
+impl Cause {
+    fn status(&self) -> StatusCode {
+        match self {
+            Self::Path(_) | Self::Framing(_) => StatusCode::BAD_REQUEST,
+            Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::SlowBody => StatusCode::REQUEST_TIMEOUT,
+            Self::NoRoute => StatusCode::NOT_FOUND,
+            Self::Banned => StatusCode::FORBIDDEN,
+            Self::Refused(_) => StatusCode::TOO_MANY_REQUESTS,
+            Self::TooManyWaiting | Self::Undecided | Self::NoServer => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Unreachable | Self::BadAnswer => StatusCode::BAD_GATEWAY,
+            Self::TooSlow => StatusCode::GATEWAY_TIMEOUT,
+        }
+    }
+
+    /// A word for programs and a sentence for people.
+    fn words(&self) -> (&'static str, String) {
+        let (code, message) = match self {
+            Self::Path(error) => return ("bad_path", format!("The path cannot be used: {error}.")),
+            Self::Framing(what) => return ("bad_request", format!("The request cannot be used: {what}.")),
+            Self::TooLarge => ("body_too_large", "The body is too large."),
+            Self::SlowBody => ("body_too_slow", "The body came too slowly."),
+            Self::NoRoute => ("no_route", "Nothing is served here."),
+            Self::Banned => ("banned", "This network may not use the service."),
+            Self::Refused(refusal) => ("rate_limit_exceeded", refusal.message.as_str()),
+            Self::TooManyWaiting => ("too_many_waiting", "Too many requests are waiting. Please retry later."),
+            Self::Undecided => ("undecided", "No decision could be made. Please retry later."),
+            Self::NoServer => ("no_server", "The service has no server at hand. Please retry later."),
+            Self::Unreachable => ("upstream_unreachable", "The service cannot be reached."),
+            Self::BadAnswer => ("upstream_failed", "The service gave no valid answer."),
+            Self::TooSlow => ("upstream_timeout", "The service did not answer in time."),
+        };
+        (code, message.to_owned())
+    }
+
+    /// Whether what follows on the connection cannot be trusted to be a request.
+    fn ends_the_connection(&self) -> bool {
+        matches!(self, Self::Framing(_) | Self::TooLarge | Self::SlowBody)
+    }
+}
+
+/// The response for a request that was not served.
+pub(crate) fn rescue(cause: &Cause, style: ErrorBody) -> Response<ResponseBody> {
+    let (body, content_type) = match cause {
+        Cause::Refused(refusal) => refusal.body(style),
+        _ => plain(cause, style),
+    };
+    let mut response = Response::new(ResponseBody::of(body));
+    *response.status_mut() = cause.status();
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+    match cause {
+        Cause::Refused(refusal) => {
+            if let Some(seconds) = refusal.retry_after {
+                headers.insert(RETRY_AFTER, seconds.into());
+            }
+        }
+        Cause::TooManyWaiting | Cause::Undecided | Cause::NoServer => {
+            headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        _ if cause.ends_the_connection() => {
+            headers.insert(CONNECTION, HeaderValue::from_static("close"));
+        }
+        _ => {}
+    }
+    response
+}
+
+fn plain(cause: &Cause, style: ErrorBody) -> (Vec<u8>, &'static str) {
+    let (code, message) = cause.words();
+    let (value, content_type) = match style {
+        ErrorBody::Flat => (json!({ "error": code, "message": message }), "application/json"),
+        ErrorBody::Nested => {
+            (json!({ "error": { "code": code.to_uppercase(), "message": message } }), "application/json")
+        }
+        ErrorBody::Problem => {
+            let status = cause.status();
+            let title = status.canonical_reason().unwrap_or_default();
+            let value = json!({ "title": title, "status": status.as_u16(), "detail": message });
+            (value, "application/problem+json")
+        }
+    };
+    let mut body = value.to_string().into_bytes();
+    body.push(b'\n');
+    (body, content_type)
+}

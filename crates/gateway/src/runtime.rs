@@ -1,0 +1,18 @@
+//! One core, one thread, one runtime: nothing of a request ever changes threads.
+
+use std::future::Future;
+
+use hyper::rt::Executor;
+
+/// Spawns on the runtime of this core.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LocalExecutor;
+
+impl<F> Executor<F> for LocalExecutor
+where
+    F: Future + 'static,
+{
+    fn execute(&self, future: F) {
+        tokio::task::spawn_local(future);
+    }
+}

@@ -1,0 +1,229 @@
+//! The journey of a request, top to bottom.
+
+use std::borrow::Cow;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use http::header::{CONTENT_LENGTH, HOST, HeaderValue, TRANSFER_ENCODING};
+use http::request::Parts;
+use http::uri::PathAndQuery;
+use http::{Request, Response, StatusCode, Uri, Version};
+use hyper::body::Incoming;
+use hyper::upgrade::OnUpgrade;
+use tidegate_core::{Decision, Timestamp, Verdict};
+use tidegate_policy::{Admission, Facts, Matched, normalize};
+use tidegate_store::{Clock, Store};
+
+use crate::body::{BodyError, RequestBody, ResponseBody, UpstreamBody};
+use crate::core::Core;
+use crate::forward::{self, Hop};
+use crate::hold;
+use crate::live::Live;
+use crate::refusal::Refusal;
+use crate::rescue::{Cause, rescue};
+use crate::told::{Told, tell, tell_when};
+use crate::upstream::{SendError, Server, Upstream};
+
+/// Serves one request. Whatever happens, there is a response.
+pub(crate) async fn serve<S: Store + 'static>(
+    core: &Rc<Core<S>>,
+    hop: &Hop,
+    request: Request<Incoming>,
+) -> Response<ResponseBody> {
+    let live = core.live.load_full();
+    let mut told = Told::new();
+    let mut response = match journey(core, &live, hop, request, &mut told).await {
+        Ok(response) => response,
+        // Every failure ends here, and only here becomes a status code.
+        Err(cause) => rescue(&cause, live.error_body()),
+    };
+    for (name, value) in told {
+        response.headers_mut().insert(name, value);
+    }
+    response
+}
+
+async fn journey<S: Store + 'static>(
+    core: &Rc<Core<S>>,
+    live: &Live,
+    hop: &Hop,
+    mut request: Request<Incoming>,
+    told: &mut Told,
+) -> Result<Response<ResponseBody>, Cause> {
+    let upgrade = forward::wants_upgrade(request.version(), request.headers())
+        .then(|| hyper::upgrade::on(&mut request));
+    let (mut parts, body) = request.into_parts();
+    check_framing(&mut parts, core.bounds.body_bytes)?;
+    // One spelling of the path, for matching and for forwarding.
+    let path = normalize(parts.uri.path()).map_err(Cause::Path)?;
+    let (server, upstream) = {
+        let host = host_without_port(parts.headers.get(HOST));
+        let facts = Facts {
+            method: parts.method.as_str(),
+            host,
+            path: &path,
+            headers: &parts.headers,
+            peer: hop.peer,
+        };
+        // Where to, before anything is charged for a request that nobody takes.
+        let upstream = live.upstream(host, &path).ok_or(Cause::NoRoute)?;
+        // Who is banned, who is exempt, and what the rest is held against.
+        let mut lent = core.with_scratch();
+        let now = core.clock.now();
+        let directory = live.active.directory.as_deref();
+        match live.active.matcher.admit(&facts, directory, now, &mut lent.scratch) {
+            Admission::Banned { .. } => return Err(Cause::Banned),
+            Admission::Exempt { .. } => (upstream.choose(&[], &[]).cloned(), upstream),
+            Admission::Checked(matched) => {
+                limit(core, live, &matched, now, told).await?;
+                (upstream.choose(matched.client(), &[]).cloned(), upstream)
+            }
+        }
+    };
+    let server = server.ok_or(Cause::NoServer)?;
+    if let Cow::Owned(path) = path {
+        parts.uri = with_path(&parts.uri, &path)?;
+    }
+    let is_trusted = live.plan().clients.trusted_proxies.iter().any(|network| network.contains(&hop.peer));
+    forward::for_upstream(&mut parts.headers, hop, is_trusted, upgrade.is_some());
+    let body = RequestBody::new(body, core.bounds.body_bytes, core.bounds.request_pace);
+    send(core, upstream, server, Request::from_parts(parts, body), upgrade).await
+}
+
+/// One decision over all limits that apply. What must wait for its turn is held here.
+async fn limit<S: Store + 'static>(
+    core: &Rc<Core<S>>,
+    live: &Live,
+    matched: &Matched<'_>,
+    now: Timestamp,
+    told: &mut Told,
+) -> Result<(), Cause> {
+    if matched.checks().is_empty() {
+        return Ok(());
+    }
+    let decision = core.store.decide(matched.checks(), now).await.map_err(|_| Cause::Undecided)?;
+    if let Some(tightest) = matched.tightest(&decision) {
+        tell(told, live.styles(), &decision, tightest, matched);
+    }
+    match decision.verdict {
+        Verdict::Pass { wait } if wait.is_zero() => Ok(()),
+        Verdict::Pass { wait } => hold::until_its_turn(core, matched, &decision, wait).await,
+        _ => Err(refused(live, matched, &decision, told)),
+    }
+}
+
+fn refused(live: &Live, matched: &Matched<'_>, decision: &Decision, told: &mut Told) -> Cause {
+    let refused = decision.refused_by.and_then(|index| {
+        Some((matched.rule(index)?, decision.outcomes.get(index)?))
+    });
+    let Some(refused) = refused else { return Cause::Undecided };
+    let violated = matched
+        .rules()
+        .zip(&decision.outcomes)
+        .filter(|(_, outcome)| !outcome.verdict.is_pass())
+        .map(|(rule, _)| rule.name.clone())
+        .collect();
+    let refusal = Refusal::new(decision, refused, violated, matched.client());
+    if let Some(seconds) = refusal.retry_after {
+        tell_when(told, live.styles(), seconds);
+    }
+    Cause::Refused(Box::new(refusal))
+}
+
+/// What hyper lets through and has more than one reading.
+fn check_framing(parts: &mut Parts, most: u64) -> Result<(), Cause> {
+    let headers = &mut parts.headers;
+    if parts.version < Version::HTTP_2 && headers.contains_key(TRANSFER_ENCODING) && headers.contains_key(CONTENT_LENGTH)
+    {
+        return Err(Cause::Framing("it has both a Content-Length and a Transfer-Encoding"));
+    }
+    if let Some(length) = headers.get(CONTENT_LENGTH) {
+        let length = length.to_str().ok().and_then(|length| length.parse::<u64>().ok());
+        if length.ok_or(Cause::Framing("its Content-Length is not a number"))? > most {
+            return Err(Cause::TooLarge);
+        }
+    }
+    if let Some(authority) = parts.uri.authority() {
+        // HTTP/2, or a whole URL in the request line: that names the host, whatever a header says.
+        let host = HeaderValue::from_str(authority.as_str()).map_err(|_| Cause::Framing("its host is not a host"))?;
+        headers.insert(HOST, host);
+    }
+    let mut hosts = headers.get_all(HOST).iter();
+    match (hosts.next(), hosts.next()) {
+        (Some(_), None) => Ok(()),
+        (None, _) if parts.version == Version::HTTP_10 => Ok(()),
+        (None, _) => Err(Cause::Framing("it has no Host")),
+        _ => Err(Cause::Framing("it has more than one Host")),
+    }
+}
+
+fn host_without_port(host: Option<&HeaderValue>) -> &str {
+    let host = host.and_then(|host| host.to_str().ok()).unwrap_or_default();
+    match host.rfind(':') {
+        // The last colon of an address in brackets may be part of it.
+        Some(colon) if !host[colon..].contains(']') => &host[..colon],
+        _ => host,
+    }
+}
+
+fn with_path(uri: &Uri, path: &str) -> Result<Uri, Cause> {
+    let bad = || Cause::Framing("its path cannot be written");
+    let path = match uri.query() {
+        Some(query) => PathAndQuery::try_from(format!("{path}?{query}")),
+        None => PathAndQuery::try_from(path),
+    };
+    let mut parts = uri.clone().into_parts();
+    parts.path_and_query = Some(path.map_err(|_| bad())?);
+    Uri::from_parts(parts).map_err(|_| bad())
+}
+
+/// The upstream's answer. A server that cannot be reached is passed over: nothing was sent to it.
+async fn send<S: Store>(
+    core: &Rc<Core<S>>,
+    upstream: &Upstream,
+    mut server: Arc<Server>,
+    mut request: Request<RequestBody>,
+    upgrade: Option<OnUpgrade>,
+) -> Result<Response<ResponseBody>, Cause> {
+    let mut tried = Vec::new();
+    let (mut response, lease) = loop {
+        let sending = core.pools.send(&server, request, server.begin());
+        match tokio::time::timeout(core.bounds.answer, sending).await {
+            Ok(Ok(answer)) => break answer,
+            Ok(Err(SendError::Connect(_, unsent))) => {
+                tried.push(Arc::as_ptr(&server));
+                request = *unsent;
+                server = upstream.choose(&[], &tried).cloned().ok_or(Cause::Unreachable)?;
+            }
+            Ok(Err(SendError::Broken(error))) => return Err(broken(&error)),
+            Err(_) => return Err(Cause::TooSlow),
+        }
+    };
+    let switches = response.status() == StatusCode::SWITCHING_PROTOCOLS;
+    if switches {
+        let Some(client) = upgrade else { return Err(Cause::BadAnswer) };
+        let server = hyper::upgrade::on(&mut response);
+        tokio::task::spawn_local(crate::tunnel::between(client, server, lease));
+        let mut response = response.map(|_| ResponseBody::empty());
+        forward::for_client(response.headers_mut(), true);
+        return Ok(response);
+    }
+    let pace = core.bounds.response_pace;
+    let mut response = response.map(|body| ResponseBody::Upstream(UpstreamBody::new(body, lease, pace)));
+    forward::for_client(response.headers_mut(), false);
+    *response.version_mut() = Version::HTTP_11;
+    Ok(response)
+}
+
+/// Whose fault it is that nothing came back.
+fn broken(error: &hyper::Error) -> Cause {
+    let mut source = std::error::Error::source(error);
+    while let Some(error) = source {
+        match error.downcast_ref::<BodyError>() {
+            Some(BodyError::TooLarge(_)) => return Cause::TooLarge,
+            Some(BodyError::TooSlow(_)) => return Cause::SlowBody,
+            _ => source = error.source(),
+        }
+    }
+    Cause::BadAnswer
+}

@@ -1,0 +1,13 @@
+//! The services behind: which server takes a request, and the connections to it.
+
+mod balance;
+mod connect;
+mod pool;
+mod server;
+
+pub use balance::Balance;
+pub(crate) use connect::Connector;
+pub use connect::TlsError;
+pub(crate) use pool::{Lease, Pools, SendError};
+pub use server::BadServer;
+pub(crate) use server::{Server, Upstream};

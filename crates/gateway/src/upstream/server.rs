@@ -1,0 +1,193 @@
+//! Servers and what is known of them. Shared by all cores.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use http::header::HOST;
+use http::uri::{Authority, PathAndQuery, Scheme};
+use http::{HeaderValue, Request, Uri, Version};
+use thiserror::Error;
+use super::balance::{Balance, Ring};
+
+/// A service: servers that answer the same.
+#[derive(Debug)]
+pub(crate) struct Upstream {
+    pub(crate) name: String,
+    pub(crate) servers: Vec<Arc<Server>>,
+    pub(super) balance: Balance,
+    pub(super) turn: AtomicUsize,
+    pub(super) ring: Ring,
+}
+
+impl Upstream {
+    pub(crate) fn new(name: &str, servers: &[String], balance: Balance) -> Result<Self, BadServer> {
+        let servers = servers.iter().map(|url| Server::parse(url).map(Arc::new)).collect::<Result<Vec<_>, _>>()?;
+        let ring = Ring::of(servers.iter().map(|server| server.url.as_str()));
+        Ok(Self { name: name.to_owned(), servers, balance, turn: AtomicUsize::new(0), ring })
+    }
+
+    /// Takes over from an earlier upstream what it knew of the servers both have.
+    pub(crate) fn adopt(&mut self, earlier: &Self) {
+        for server in &mut self.servers {
+            if let Some(known) = earlier.servers.iter().find(|known| known.url == server.url) {
+                *server = Arc::clone(known);
+            }
+        }
+    }
+}
+
+/// One server of an upstream.
+#[derive(Debug)]
+pub(crate) struct Server {
+    /// As the operator wrote it; who it is.
+    pub(crate) url: String,
+    pub(crate) scheme: Scheme,
+    pub(crate) authority: Authority,
+    pub(crate) host_header: HeaderValue,
+    /// `host:port` to connect to.
+    pub(crate) place: String,
+    pub(crate) speaks: Speaks,
+    healthy: AtomicBool,
+    busy: AtomicUsize,
+}
+
+/// What is spoken to a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Speaks {
+    Http1,
+    /// HTTP/2 without TLS, known beforehand.
+    Http2,
+    /// TLS; the server chooses between HTTP/2 and HTTP/1.1.
+    Tls,
+}
+
+/// A server that cannot be.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("`{url}` is not a server; write http://host:port, https://host:port or h2c://host:port")]
+pub struct BadServer {
+    url: String,
+}
+
+impl Server {
+    fn parse(url: &str) -> Result<Self, BadServer> {
+        let bad = || BadServer { url: url.to_owned() };
+        let uri: Uri = url.parse().map_err(|_| bad())?;
+        let authority = uri.authority().cloned().ok_or_else(bad)?;
+        let (scheme, speaks, port) = match uri.scheme_str() {
+            Some("http") => (Scheme::HTTP, Speaks::Http1, 80),
+            Some("h2c") => (Scheme::HTTP, Speaks::Http2, 80),
+            Some("https") => (Scheme::HTTPS, Speaks::Tls, 443),
+            _ => return Err(bad()),
+        };
+        let host = authority.host();
+        Ok(Self {
+            url: url.to_owned(),
+            place: format!("{host}:{}", authority.port_u16().unwrap_or(port)),
+            host_header: HeaderValue::from_str(authority.as_str()).map_err(|_| bad())?,
+            scheme,
+            authority,
+            speaks,
+            healthy: AtomicBool::new(true),
+            busy: AtomicUsize::new(0),
+        })
+    }
+
+    /// Addresses a request to this server, in the form that what it speaks wants.
+    pub(super) fn address<B>(&self, request: &mut Request<B>, is_http2: bool) {
+        if !is_http2 {
+            *request.version_mut() = Version::HTTP_11;
+            if request.uri().authority().is_some() {
+                let path = request.uri().path_and_query().cloned();
+                *request.uri_mut() = path.map(Uri::from).unwrap_or_default();
+            }
+            if !request.headers().contains_key(HOST) {
+                request.headers_mut().insert(HOST, self.host_header.clone());
+            }
+            return;
+        }
+        let asked = request.headers_mut().remove(HOST);
+        let asked = asked.and_then(|host| Authority::try_from(host.as_bytes()).ok());
+        let mut parts = std::mem::take(request.uri_mut()).into_parts();
+        parts.scheme = Some(self.scheme.clone());
+        parts.authority = Some(asked.unwrap_or_else(|| self.authority.clone()));
+        let path = parts.path_and_query.get_or_insert(PathAndQuery::from_static("/")).clone();
+        *request.uri_mut() = Uri::from_parts(parts).unwrap_or_else(|_| Uri::from(path));
+        *request.version_mut() = Version::HTTP_2;
+    }
+
+    /// The name its certificate must bear.
+    pub(crate) fn host(&self) -> &str {
+        self.authority.host().trim_start_matches('[').trim_end_matches(']')
+    }
+
+    pub(crate) fn is_healthy(&self) -> bool {
+        self.healthy.load(Ordering::Relaxed)
+    }
+
+    /// What a health check found; whether that is news.
+    pub(crate) fn set_healthy(&self, healthy: bool) -> bool {
+        self.healthy.swap(healthy, Ordering::Relaxed) != healthy
+    }
+
+    pub(super) fn load(&self) -> usize {
+        self.busy.load(Ordering::Relaxed)
+    }
+
+    /// Counts a request towards its load until the guard is dropped.
+    pub(crate) fn begin(self: &Arc<Self>) -> Busy {
+        self.busy.fetch_add(1, Ordering::Relaxed);
+        Busy(Arc::clone(self))
+    }
+}
+
+/// A request that a server is working on.
+#[derive(Debug)]
+pub(crate) struct Busy(Arc<Server>);
+
+impl Busy {
+    pub(super) fn server(&self) -> &Arc<Server> {
+        &self.0
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.busy.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_are_read_as_written() {
+        let server = Server::parse("http://10.0.0.1:3000").unwrap();
+        assert_eq!((server.place.as_str(), server.speaks), ("10.0.0.1:3000", Speaks::Http1));
+        assert_eq!(Server::parse("https://api.internal").unwrap().place, "api.internal:443");
+        assert_eq!(Server::parse("h2c://[::1]:50051").unwrap().host(), "::1");
+        for bad in ["10.0.0.1:3000", "ftp://a", "http://", "/path"] {
+            assert!(Server::parse(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_server_is_busy_as_long_as_its_guards_live() {
+        let server = Arc::new(Server::parse("http://a:1").unwrap());
+        let (first, second) = (server.begin(), server.begin());
+        assert_eq!(server.load(), 2);
+        drop(first);
+        drop(second);
+        assert_eq!(server.load(), 0);
+    }
+
+    #[test]
+    fn a_server_kept_over_a_reload_keeps_its_health() {
+        let old = Upstream::new("api", &["http://a:1".into(), "http://b:1".into()], Balance::RoundRobin).unwrap();
+        old.servers[1].set_healthy(false);
+        let mut new = Upstream::new("api", &["http://b:1".into(), "http://c:1".into()], Balance::Sticky).unwrap();
+        new.adopt(&old);
+        assert!(!new.servers[0].is_healthy());
+        assert!(new.servers[1].is_healthy());
+    }
+}
