@@ -39,7 +39,8 @@ pub(crate) fn holds(bytes: &[u8]) {
         .collect();
     let mut scratch = Scratch::default();
     for (method, path) in [("GET", "/"), ("POST", "/login"), ("GET", "/api/v1/search/"), ("OPTIONS", "*")] {
-        let facts = Facts { method, host: "example.org", path, headers: &headers, peer: [192, 0, 2, 1].into() };
+        let facts =
+            Facts { method, host: "example.org", path, headers: &headers, peer: [192, 0, 2, 1].into() };
         let directory = plan.directory.as_deref();
         if let Admission::Checked(matched) = matcher.admit(&facts, directory, Timestamp::ZERO, &mut scratch) {
             assert_eq!(matched.checks().len(), matched.rules().count());

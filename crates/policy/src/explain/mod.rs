@@ -139,7 +139,7 @@ pub fn explain(
             (Ruling::Exempt { why: "its API key is on the list".to_owned() }, Vec::new(), None)
         }
         Admission::Banned { network } => (Ruling::Banned { network: network.to_string() }, Vec::new(), None),
-        Admission::Checked(matched) => held_against(&matched, now),
+        Admission::Checked(held) => held_against(&held, now),
     };
     let [method, host, path] = [facts.method, facts.host, facts.path].map(str::to_owned);
     Explanation { method, host, path, client, route, verdict, rules, tightest }
