@@ -48,10 +48,18 @@ pub(crate) fn run() -> anyhow::Result<()> {
     }
     let (mut longest, mut most, mut abuser_passed, mut regulars_refused, mut regulars_asked) =
         (Duration::ZERO, before, 0_u64, 0_u64, 0_u64);
+    let mut waited = waited_for_a_processor()?;
     for request in 0..FLOOD {
         let start = Instant::now();
         flood.decide(&rng.u128(..).to_be_bytes())?;
-        longest = longest.max(start.elapsed());
+        let mut took = start.elapsed();
+        if took > LONGEST_PAUSE {
+            // Others may have had the processor meanwhile: that is no pause of ours.
+            let now_waited = waited_for_a_processor()?;
+            took = took.saturating_sub(now_waited - waited);
+            waited = now_waited;
+        }
+        longest = longest.max(took);
         if request % EVERY == 0 {
             abuser_passed += u64::from(flood.decide(b"abuser")?.passes());
             // Each regular asks ten times in all: far below its limit.
@@ -77,7 +85,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
         used.overflowed,
         used.overflowed as f64 / FLOOD as f64 * 100.0
     );
-    println!("  longest pause   {longest:?}, the kernel's own included");
+    println!("  longest pause   {longest:?} in which this thread had a processor");
     println!("  the abuser      passed {abuser_passed} times while it was to be refused");
     println!("  the regulars    were refused {regulars_refused} of {regulars_asked} times");
     ensure!(taken <= cap as f64 * 1.05, "memory went over the cap by more than 5 %");
@@ -89,6 +97,13 @@ pub(crate) fn run() -> anyhow::Result<()> {
 }
 
 const SEED: u64 = 42;
+
+/// How long this thread was ready to run and had to wait for others, since its start.
+fn waited_for_a_processor() -> anyhow::Result<Duration> {
+    let schedstat = std::fs::read_to_string("/proc/thread-self/schedstat").context("this needs Linux")?;
+    let nanos = schedstat.split_whitespace().nth(1).context("no waiting time")?;
+    Ok(Duration::from_nanos(nanos.parse()?))
+}
 
 /// Resident memory of this process.
 fn resident_bytes() -> anyhow::Result<u64> {

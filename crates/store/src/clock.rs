@@ -58,7 +58,6 @@ impl Clock for SystemClock {
 }
 
 /// One multiplication and no division: this is computed for every decision.
-#[expect(clippy::cast_possible_truncation, reason = "the high half of a product of two words is a word")]
 fn micros(counts: u64, micros_per_count: u64) -> u64 {
     ((u128::from(counts) * u128::from(micros_per_count)) >> 64) as u64
 }

@@ -1,11 +1,15 @@
 //! Deciding with locks held: several checks at once, newcomers, and whatever the fast way does not do.
 
+use std::sync::TryLockError;
+
 use smallvec::SmallVec;
 use tidegate_core::{Cost, Ledger, Limit, Outcome, State, Timestamp};
 
 use super::bucket::{LINES, Locked, Tag, Word};
+use super::limits::SharedCell;
 use super::metrics::Metrics;
 use super::table::{Counted, Slot, Table};
+use crate::sync::MutexGuard;
 
 /// One check, ready to be decided: its key's hash, the limit in force and that limit's number.
 #[derive(Clone, Copy, Debug)]
@@ -22,9 +26,12 @@ enum Place {
     Slot(Slot),
     /// Nowhere yet: this slot becomes its own when it is charged.
     Free(Slot),
-    /// Shared with others, for the table is full.
-    Overflow,
+    /// Shared with others, for the table is full; the number of its lock.
+    Shared(usize),
 }
+
+/// The lock of a shared counter that is not held yet.
+const NOT_YET: usize = usize::MAX;
 
 /// Another decision holds a line that we may not wait for.
 #[derive(Debug)]
@@ -39,6 +46,7 @@ pub(super) struct Held<'t> {
     now: Timestamp,
     lines: SmallVec<[(usize, Locked<'t>); 4]>,
     places: SmallVec<[Place; 4]>,
+    shared: SmallVec<[(&'t SharedCell, MutexGuard<'t, State>); 1]>,
 }
 
 impl<'t> Held<'t> {
@@ -56,22 +64,43 @@ impl<'t> Held<'t> {
         homes.sort_unstable();
         homes.dedup();
         let lines = homes.into_iter().map(|line| (line, table.line(line).lock())).collect();
-        let mut held = Self { table, metrics, asked, now, lines, places: SmallVec::new() };
+        let (places, shared) = (SmallVec::new(), SmallVec::new());
+        let mut held = Self { table, metrics, asked, now, lines, places, shared };
         for check in 0..held.asked.len() {
             let place = held.find_place(check)?;
-            if matches!(place, Place::Overflow) {
+            held.places.push(place.unwrap_or(Place::Shared(NOT_YET)));
+        }
+        // Shared counters last, and without waiting: whoever holds one waits for nothing.
+        for check in 0..held.asked.len() {
+            if let Place::Shared(_) = held.places[check] {
                 held.metrics.overflowed();
+                held.places[check] = held.hold_shared(check).ok_or(Busy)?;
             }
-            held.places.push(place);
         }
         Ok(held)
     }
 
-    fn find_place(&mut self, check: usize) -> Result<Place, Busy> {
+    fn hold_shared(&mut self, check: usize) -> Option<Place> {
+        let asked = &self.asked[check];
+        let cell = self.table.limits.known(asked.number)?.shared(&self.table.pool.budget, asked.hash);
+        if let Some(held) = self.shared.iter().position(|(held, _)| std::ptr::eq(*held, cell)) {
+            return Some(Place::Shared(held));
+        }
+        let guard = match cell.try_lock() {
+            Ok(guard) => guard,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        self.shared.push((cell, guard));
+        Some(Place::Shared(self.shared.len() - 1))
+    }
+
+    /// Its own place, or one that can become it; `None` if there is none.
+    fn find_place(&mut self, check: usize) -> Result<Option<Place>, Busy> {
         let asked = &self.asked[check];
         let same_key = self.asked[..check].iter().position(|earlier| earlier.hash == asked.hash);
         if let Some(earlier) = same_key {
-            return Ok(self.places[earlier]);
+            return Ok(Some(self.places[earlier]));
         }
         let home = self.table.home(asked.hash);
         let found = self.line(home).and_then(|line| self.table.find(line, home, asked.hash));
@@ -80,7 +109,7 @@ impl<'t> Held<'t> {
             // Before its own line was locked, a fresh slot behind its home may have been given away.
             if self.is_its(slot, asked.hash, home) {
                 self.hold_word(slot);
-                return Ok(Place::Slot(slot));
+                return Ok(Some(Place::Slot(slot)));
             }
         }
         // A slot never used first, wherever: whoever takes a fresh one sends its owner looking for another.
@@ -104,12 +133,11 @@ impl<'t> Held<'t> {
                 }
             }
         }
-        Ok(Place::Overflow)
+        Ok(None)
     }
 
-    fn free(&self, asked: &Asked, slot: Slot) -> Place {
-        let has_room = self.table.has_room_for(&asked.limit, self.now);
-        if has_room { Place::Free(slot) } else { Place::Overflow }
+    fn free(&self, asked: &Asked, slot: Slot) -> Option<Place> {
+        self.table.has_room_for(&asked.limit, self.now).then_some(Place::Free(slot))
     }
 
     fn is_its(&self, slot: Slot, hash: u64, home: usize) -> bool {
@@ -170,7 +198,7 @@ impl<'t> Held<'t> {
         {
             home.set_spilled(true);
         }
-        let place = if written.is_ok() { Place::Slot(slot) } else { Place::Overflow };
+        let place = if written.is_ok() { Place::Slot(slot) } else { Place::Shared(NOT_YET) };
         for (other, known) in self.asked.iter().zip(&mut self.places) {
             if other.hash == asked.hash {
                 *known = place;
@@ -201,13 +229,17 @@ impl<'t> Held<'t> {
                 self.table.clear(line, slot.slot);
                 self.write(check, slot, state);
             }
-            Place::Overflow => {}
+            Place::Shared(_) => {}
         }
-        // Found to be there, or sent there just now because the pool had filled up.
-        if let Place::Overflow = self.places[check]
-            && let Some(known) = self.table.limits.known(asked.number)
+        // The pool may have filled up since a place was found. Then nobody is waited for: the worst that can happen
+        // is that one unit of one newcomer goes uncounted.
+        if let Place::Shared(NOT_YET) = self.places[check] {
+            self.places[check] = self.hold_shared(check).unwrap_or(Place::Shared(NOT_YET));
+        }
+        if let Place::Shared(shared) = self.places[check]
+            && let Some((_, state)) = self.shared.get_mut(shared)
         {
-            change(&asked.limit, &mut known.overflow(asked.hash));
+            self.table.pool.budget.change_shared(state, |state| change(&asked.limit, state));
         }
     }
 
@@ -226,8 +258,8 @@ impl Ledger for Held<'_> {
         match self.places[check] {
             Place::Slot(slot) => self.table.read(slot, &asked.limit, self.now, judge),
             Place::Free(_) => judge(&State::Unseen),
-            Place::Overflow => match self.table.limits.known(asked.number) {
-                Some(known) => judge(&known.overflow(asked.hash)),
+            Place::Shared(shared) => match self.shared.get(shared) {
+                Some((_, state)) => judge(state),
                 None => judge(&State::Unseen),
             },
         }

@@ -99,3 +99,62 @@ fn halves(bytes: &[u8; 16]) -> [u64; 2] {
     let both = u128::from_le_bytes(*bytes);
     [both as u64, (both >> 64) as u64]
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::collections::HashSet;
+
+    use tidegate_core::RuleId;
+
+    use super::*;
+
+    const RULE: RuleId = RuleId::named("default");
+
+    fn hash(client: &[u8]) -> u64 {
+        KeyHasher::fixed().hash(&Key::new(RULE, client))
+    }
+
+    #[test]
+    fn a_bit_of_a_name_turns_about_half_of_the_bits() {
+        for length in 1..=80 {
+            let name: Vec<u8> = (0..length).map(|n| (n * 37 + 11) as u8).collect();
+            let (mut turned, mut flips) = (0, 0);
+            for bit in 0..length * 8 {
+                let mut other = name.clone();
+                other[bit / 8] ^= 1 << (bit % 8);
+                let difference = (hash(&name) ^ hash(&other)).count_ones();
+                assert!(difference >= 10, "bit {bit} of {length} bytes turned only {difference}");
+                turned += difference;
+                flips += 1;
+            }
+            let average = turned / flips;
+            assert!((29..=35).contains(&average), "{average} of 64 bits on average at {length} bytes");
+        }
+    }
+
+    #[test]
+    fn names_in_a_row_spread_evenly_and_none_collide() {
+        let (mut seen, mut high, mut low) = (HashSet::new(), [0_u32; 256], [0_u32; 256]);
+        for n in 0..100_000 {
+            let hash = hash(format!("customer:{n:012}").as_bytes());
+            assert!(seen.insert(hash), "two names have the hash {hash:x}");
+            high[(hash >> 56) as usize] += 1;
+            low[hash as usize % 256] += 1;
+        }
+        // 391 on average; six standard deviations are 119.
+        assert!(high.iter().chain(&low).all(|count| (272..=510).contains(count)), "{high:?} {low:?}");
+    }
+
+    #[test]
+    fn length_rule_and_seed_tell_keys_apart() {
+        assert_ne!(hash(b""), hash(b"\0"));
+        assert_ne!(hash(&[0; 16]), hash(&[0; 15]));
+        assert_ne!(hash(&[0; 32]), hash(&[0; 48]));
+        let other = KeyHasher::fixed().hash(&Key::new(RuleId::named("other"), b"a"));
+        assert_ne!(hash(b"a"), other);
+        assert_ne!(
+            KeyHasher::random().hash(&Key::new(RULE, b"a")),
+            KeyHasher::random().hash(&Key::new(RULE, b"a"))
+        );
+    }
+}

@@ -1,22 +1,27 @@
 //! The limits a table has met, by number: a slot has room for a number, not for a limit.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{OnceLock, PoisonError};
 
 use tidegate_core::{Limit, State};
 
 use super::bucket::LIMITS;
+use super::pool::Budget;
+use crate::sync::Mutex;
 
-/// Counters shared by the newcomers of one limit when the table is full.
-const OVERFLOW_CELLS: usize = 256;
+/// Counters shared by the newcomers of one limit when the table is full: so many, or fewer where memory is short.
+const SHARED: [usize; 5] = [256, 64, 16, 4, 1];
 const CHUNK: usize = 64;
 
 /// A limit that has a number.
 #[derive(Debug)]
 pub(super) struct Known {
     pub(super) limit: Limit,
-    overflow: OnceLock<Box<[Mutex<State>]>>,
+    shared: OnceLock<Box<[SharedCell]>>,
 }
+
+/// A counter that several keys share.
+pub(super) type SharedCell = Mutex<State>;
 
 type Chunk = [OnceLock<Known>; CHUNK];
 
@@ -65,7 +70,7 @@ impl Limits {
             }
         }
         let chunk = self.chunks[place / CHUNK].get_or_init(|| Box::new([const { OnceLock::new() }; CHUNK]));
-        let known = Known { limit: *limit, overflow: OnceLock::new() };
+        let known = Known { limit: *limit, shared: OnceLock::new() };
         // The place was free, and only the holder of `count` fills places.
         let _ = chunk[place % CHUNK].set(known);
         self.fingerprints[place].store(wanted, Ordering::Release);
@@ -82,10 +87,12 @@ impl Limits {
 
 impl Known {
     /// The counter that the key with this hash shares with others.
-    pub(super) fn overflow(&self, hash: u64) -> MutexGuard<'_, State> {
-        let cells =
-            self.overflow.get_or_init(|| (0..OVERFLOW_CELLS).map(|_| Mutex::new(State::Unseen)).collect());
-        cells[hash as usize % OVERFLOW_CELLS].lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn shared(&self, budget: &Budget, hash: u64) -> &SharedCell {
+        let cells = self.shared.get_or_init(|| {
+            let cells = budget.take_cells(SHARED.into_iter());
+            (0..cells).map(|_| SharedCell::new(State::Unseen)).collect()
+        });
+        &cells[hash as usize % cells.len()]
     }
 }
 

@@ -71,8 +71,8 @@ pub struct MemoryUse {
 }
 
 impl MemoryStore {
-    /// A store whose table and pool take at most `bytes`, and at least a few kilobytes. Beside them it keeps
-    /// less than 0.2 MB of books and, for each limit that overflows, the counters its newcomers share.
+    /// A store whose counters take at most `bytes`, and at least a few kilobytes; less than 0.2 MB of books stand
+    /// beside them.
     pub fn with_cap(bytes: usize) -> Self {
         let pool = Pool::new((bytes / POOL_SHARE) as u64);
         let lines = (bytes - bytes / POOL_SHARE) / size_of::<Bucket>();

@@ -9,14 +9,58 @@ use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
 const CHUNK: usize = 1_024;
 /// What a state takes beside what it allocates.
 const CELL_BYTES: u64 = size_of::<Mutex<State>>() as u64;
+/// One part of so many is left to counters that newcomers share when all else is full.
+const SHARED_PART: u64 = 8;
+
+/// Bytes for states that are not in slots.
+#[derive(Debug)]
+pub(super) struct Budget {
+    bytes: u64,
+    used: AtomicU64,
+}
+
+impl Budget {
+    /// Takes as many cells for shared counters as there is room for: one of these numbers, and always one.
+    pub(super) fn take_cells(&self, numbers: impl Iterator<Item = usize>) -> usize {
+        let mut numbers = numbers;
+        let fitting = numbers.find(|cells| self.used() + *cells as u64 * CELL_BYTES <= self.bytes);
+        let cells = fitting.unwrap_or(1);
+        self.used.fetch_add(cells as u64 * CELL_BYTES, Ordering::Relaxed);
+        cells
+    }
+
+    /// Changes a state that is shared, which grows only within the budget.
+    pub(super) fn change_shared(&self, state: &mut State, change: impl FnOnce(&mut State)) {
+        self.change(self.bytes, state, change);
+    }
+
+    fn change<R>(&self, most: u64, state: &mut State, change: impl FnOnce(&mut State) -> R) -> R {
+        let before = state.heap_bytes() as u64;
+        // A log that grows doubles.
+        if self.used() + before > most {
+            state.make_room();
+        }
+        let result = change(state);
+        let after = state.heap_bytes() as u64;
+        self.used.fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
+        result
+    }
+
+    fn used(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    fn for_places(&self) -> u64 {
+        self.bytes - self.bytes / SHARED_PART
+    }
+}
 
 /// Places for states, taken and given back one by one, within a budget of bytes.
 #[derive(Debug)]
 pub(super) struct Pool {
     chunks: Box<[Chunk]>,
     free: Mutex<Free>,
-    budget: u64,
-    used: AtomicU64,
+    pub(super) budget: Budget,
 }
 
 /// Made when the first of its places is taken.
@@ -39,19 +83,18 @@ impl Pool {
         Self {
             chunks: (0..places.div_ceil(CHUNK)).map(|_| OnceLock::new()).collect(),
             free: Mutex::new(Free::default()),
-            budget,
-            used: AtomicU64::new(0),
+            budget: Budget { bytes: budget, used: AtomicU64::new(0) },
         }
     }
 
     /// The bytes that states take.
     pub(super) fn used(&self) -> u64 {
-        self.used.load(Ordering::Relaxed)
+        self.budget.used()
     }
 
     /// Whether one more state, not a large one, can be put in.
     pub(super) fn has_room(&self) -> bool {
-        self.used() + 2 * CELL_BYTES <= self.budget
+        self.used() + 2 * CELL_BYTES <= self.budget.for_places()
     }
 
     /// Puts a state into a place of its own.
@@ -64,7 +107,7 @@ impl Pool {
 
     fn take_place(&self, bytes: u64) -> Option<u64> {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.used() + bytes > self.budget {
+        if self.used() + bytes > self.budget.for_places() {
             return None;
         }
         let place = free.returned.pop().or_else(|| {
@@ -74,14 +117,14 @@ impl Pool {
                 next
             })
         })?;
-        self.used.fetch_add(bytes, Ordering::Relaxed);
+        self.budget.used.fetch_add(bytes, Ordering::Relaxed);
         Some(u64::from(place))
     }
 
     /// Gives a place back.
     pub(super) fn remove(&self, place: u64) {
         let state = std::mem::take(&mut *self.cell(place));
-        self.used.fetch_sub(CELL_BYTES + state.heap_bytes() as u64, Ordering::Relaxed);
+        self.budget.used.fetch_sub(CELL_BYTES + state.heap_bytes() as u64, Ordering::Relaxed);
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         free.returned.extend(u32::try_from(place));
     }
@@ -93,16 +136,7 @@ impl Pool {
 
     /// Changes the state of a place; it grows only within the budget.
     pub(super) fn change<R>(&self, place: u64, change: impl FnOnce(&mut State) -> R) -> R {
-        let mut state = self.cell(place);
-        let before = state.heap_bytes() as u64;
-        // A log that grows doubles.
-        if self.used() + before > self.budget {
-            state.make_room();
-        }
-        let result = change(&mut state);
-        let after = state.heap_bytes() as u64;
-        self.used.fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
-        result
+        self.budget.change(self.budget.for_places(), &mut self.cell(place), change)
     }
 
     fn cell(&self, place: u64) -> MutexGuard<'_, State> {
@@ -121,21 +155,23 @@ mod tests {
 
     #[test]
     fn places_are_used_again_and_the_budget_holds() {
-        let pool = Pool::new(10 * CELL_BYTES);
-        let places: Vec<_> = (0..10).map(|_| pool.insert(State::Unseen).unwrap()).collect();
+        let pool = Pool::new(16 * CELL_BYTES);
+        let places: Vec<_> = (0..14).map(|_| pool.insert(State::Unseen).unwrap()).collect();
         assert_eq!(pool.insert(State::Unseen), Err(PoolFull));
         pool.remove(places[3]);
         assert_eq!(pool.insert(State::Unseen), Ok(places[3]));
+        assert_eq!(pool.budget.take_cells([4, 2, 1].into_iter()), 2, "the rest is for those who share");
+        assert_eq!(pool.budget.take_cells([4, 2, 1].into_iter()), 1, "whatever happens");
         for place in places {
             pool.remove(place);
         }
-        assert_eq!(pool.used(), 0);
+        assert_eq!(pool.used(), 3 * CELL_BYTES);
     }
 
     #[test]
     fn a_log_out_of_memory_gets_coarser_and_never_admits_more() {
         let limit = Limit::new(Algorithm::SlidingLog, Spec::new(1_000, Span::from_secs(60))).unwrap();
-        let pool = Pool::new(CELL_BYTES + 2_000);
+        let pool = Pool::new((CELL_BYTES + 2_000) / 7 * 8);
         let place = pool.insert(State::Unseen).unwrap();
         let start = Timestamp::from_secs(1_700_000_000);
         for n in 0..1_000 {
