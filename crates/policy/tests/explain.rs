@@ -33,7 +33,10 @@ fn explained(policy: &str, request: &str, lines: &[(&str, &str)]) -> Explanation
     explain(&matcher, &facts, directory.as_deref(), Timestamp::from_secs(1_800_000_000))
 }
 
-fn told(requests: &[(&str, &str, &[(&str, &str)])]) -> String {
+/// A policy, a request (method, host, path, peer) and its headers.
+type Asked<'a> = (&'a str, &'a str, &'a [(&'a str, &'a str)]);
+
+fn told(requests: &[Asked<'_>]) -> String {
     let told = requests.iter().map(|(policy, request, lines)| explained(policy, request, lines).to_string());
     told.collect::<Vec<_>>().join("\n")
 }
