@@ -6,10 +6,10 @@ use http::HeaderMap;
 use tidegate_core::Timestamp;
 use tidegate_policy::{Admission, Facts, FileError, Files, Matcher, Scratch, compile, diff};
 
-/// Some files that a policy may refer to.
-struct Some;
+/// Files that a policy may refer to.
+struct Beside;
 
-impl Files for Some {
+impl Files for Beside {
     fn read(&self, name: &str) -> Result<Cow<'_, [u8]>, FileError> {
         match name {
             "keys.csv" => Ok(Cow::Borrowed(b"key,tier,tenant\nk1,free,acme\nk2,premium\n")),
@@ -21,7 +21,7 @@ impl Files for Some {
 }
 
 pub(crate) fn holds(bytes: &[u8]) {
-    let compiled = match compile("policy.yaml", bytes, &Some) {
+    let compiled = match compile("policy.yaml", bytes, &Beside) {
         Ok(compiled) => compiled,
         Err(problems) => {
             assert!(problems.has_errors());
@@ -35,11 +35,12 @@ pub(crate) fn holds(bytes: &[u8]) {
     let plan = matcher.plan();
     let headers: HeaderMap = [(http::header::USER_AGENT, "fuzz".parse().ok())]
         .into_iter()
-        .filter_map(|(name, value)| Option::Some((name, value?)))
+        .filter_map(|(name, value)| Some((name, value?)))
         .collect();
     let mut scratch = Scratch::default();
     for (method, path) in [("GET", "/"), ("POST", "/login"), ("GET", "/api/v1/search/"), ("OPTIONS", "*")] {
-        let facts = Facts { method, host: "example.org", path, headers: &headers, peer: [192, 0, 2, 1].into() };
+        let facts =
+            Facts { method, host: "example.org", path, headers: &headers, peer: [192, 0, 2, 1].into() };
         let directory = plan.directory.as_deref();
         if let Admission::Checked(matched) = matcher.admit(&facts, directory, Timestamp::ZERO, &mut scratch) {
             assert_eq!(matched.checks().len(), matched.rules().count());

@@ -20,6 +20,7 @@ Examples:
   tidegate serve --listen 127.0.0.1:9000   the same elsewhere
   curl -i http://127.0.0.1:8080/           what a client sees
   tidegate check policy.yaml               everything that is wrong with a policy, at once
+  tidegate explain -c policy.yaml GET /    what it would do with a request
   tidegate schema > tidegate.schema.json   for the editor
 
 Exit codes: 0 done, 1 failed, 2 wrong usage.";
@@ -43,6 +44,13 @@ pub(crate) enum Command {
     /// The exit code is 0 if every policy is good, with or without warnings, and 1 if not.
     #[command(after_help = CHECK_EXAMPLES)]
     Check(CheckArgs),
+    /// Say what a policy would do with a request, and why.
+    ///
+    /// Who the client is and how it was found, its tier, where the request goes, and every rule that applies, in
+    /// order: whose counter, what it costs, and what it would answer to a client nobody has seen before. Nothing is
+    /// sent and nothing is counted. API keys are shown by how they begin and a hash.
+    #[command(after_help = EXPLAIN_EXAMPLES)]
+    Explain(ExplainArgs),
     /// Print the policy language for editors (JSON Schema) or people (Markdown).
     ///
     /// Keep the schema beside your policies and begin each of them with the line below; editors with a YAML language
@@ -58,6 +66,12 @@ const CHECK_EXAMPLES: &str = "\
 Examples:
   tidegate check policy.yaml
   tidegate check --format json policies/*.yaml | jq '.[] | select(.ok | not).file'";
+
+const EXPLAIN_EXAMPLES: &str = "\
+Examples:
+  tidegate explain --config policy.yaml GET /api/v1/search
+  tidegate explain --config policy.yaml POST /login -H 'X-API-Key: k' --from 203.0.113.9
+  tidegate explain --config policy.yaml GET / --format json | jq '.rules[].name'";
 
 const SCHEMA_EXAMPLES: &str = "\
 The first line of a policy:
@@ -99,12 +113,32 @@ pub(crate) struct CheckArgs {
     pub(crate) format: Format,
 }
 
+#[derive(Debug, clap::Args)]
+pub(crate) struct ExplainArgs {
+    /// The policy.
+    #[arg(long, short, value_name = "FILE")]
+    pub(crate) config: PathBuf,
+    /// The method, in capitals.
+    pub(crate) method: String,
+    /// The path; a query is left out.
+    pub(crate) path: String,
+    /// A header of the request; may be given many times.
+    #[arg(short = 'H', long = "header", value_name = "NAME: VALUE")]
+    pub(crate) headers: Vec<String>,
+    /// The address at the other end of the connection.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    pub(crate) from: std::net::IpAddr,
+    /// How to tell the result.
+    #[arg(long, value_enum, default_value_t = Format::Human)]
+    pub(crate) format: Format,
+}
+
 /// How a result is told.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum Format {
-    /// For people: the line, a caret under the place, a hint
+    /// For people
     Human,
-    /// For tools: a list with one entry for each file
+    /// For tools
     Json,
 }
 

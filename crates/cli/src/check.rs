@@ -1,19 +1,15 @@
 //! `tidegate check`: is this policy good, and if not, why.
 
-use std::borrow::Cow;
-use std::fs::File;
-use std::io::{ErrorKind, Read, Write};
-use std::path::{Path, PathBuf};
+use std::io::{ErrorKind, Write};
+use std::path::Path;
 
 use anyhow::Context;
 use serde::Serialize;
-use tidegate_policy::{FileError, Files, LARGEST_FILE, Problems, compile};
+use tidegate_policy::{Problems, compile};
 
 use crate::args::{CheckArgs, Format};
 use crate::exit::Exit;
-
-/// What a policy may refer to can be larger than itself: a million API keys are about 50 MB.
-const LARGEST_REFERENCED: u64 = 256 << 20;
+use crate::file::{self, Folder};
 
 pub(crate) fn run(args: &CheckArgs) -> anyhow::Result<Exit> {
     let reports: Vec<_> = args.files.iter().map(|path| check(path)).collect();
@@ -47,17 +43,14 @@ struct Report {
 
 fn check(path: &Path) -> Report {
     let file = path.display().to_string();
-    // One byte more than allowed is enough to see that there is too much.
-    let most = u64::try_from(LARGEST_FILE).unwrap_or(u64::MAX).saturating_add(1);
-    let bytes = match read(path, most) {
+    let bytes = match file::policy(path) {
         Ok(bytes) => bytes,
         Err(error) => {
             let unreadable = Some(error.to_string());
             return Report { file, ok: false, unreadable, problems: Problems::default(), rules: None };
         }
     };
-    let folder = Folder(path.parent().unwrap_or(Path::new("")).to_owned());
-    match compile(&file, &bytes, &folder) {
+    match compile(&file, &bytes, &Folder::of(path)) {
         Ok(compiled) => {
             let rules = Some(compiled.plan.rate_limits.iter().count());
             Report { file, ok: true, unreadable: None, problems: compiled.warnings, rules }
@@ -89,27 +82,4 @@ fn human(reports: &[Report], output: &mut impl Write) -> std::io::Result<()> {
 fn json(reports: &[Report], output: &mut impl Write) -> std::io::Result<()> {
     serde_json::to_writer_pretty(&mut *output, reports)?;
     writeln!(output)
-}
-
-/// Files in the folder of the policy.
-struct Folder(PathBuf);
-
-impl Files for Folder {
-    fn read(&self, name: &str) -> Result<Cow<'_, [u8]>, FileError> {
-        match read(&self.0.join(name), LARGEST_REFERENCED.saturating_add(1)) {
-            Ok(bytes) if u64::try_from(bytes.len()).unwrap_or(u64::MAX) > LARGEST_REFERENCED => {
-                Err(FileError::Unreadable { reason: "it is larger than 256 MiB".to_owned() })
-            }
-            Ok(bytes) => Ok(Cow::Owned(bytes)),
-            Err(error) if error.kind() == ErrorKind::NotFound => Err(FileError::Missing),
-            Err(error) => Err(FileError::Unreadable { reason: error.to_string() }),
-        }
-    }
-}
-
-/// At most `most` bytes of a file.
-fn read(path: &Path, most: u64) -> std::io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    File::open(path)?.take(most).read_to_end(&mut bytes)?;
-    Ok(bytes)
 }

@@ -5,6 +5,8 @@
 mod args;
 mod check;
 mod exit;
+mod explain;
+mod file;
 mod print;
 mod serve;
 
@@ -29,6 +31,7 @@ fn run(args: Args) -> anyhow::Result<Exit> {
     match args.command.unwrap_or_default() {
         Command::Serve(serve) => serve::run(&serve)?,
         Command::Check(check) => return check::run(&check),
+        Command::Explain(explain) => return explain::run(&explain),
         Command::Schema(schema) => print::schema(&schema)?,
         Command::Completions(completions) => print::completions(&completions)?,
     }

@@ -89,7 +89,16 @@ fn every_key_stands_in_the_reference_with_default_and_example() {
 fn every_example_of_the_reference_can_be_written_where_it_stands() {
     // Root keys alone: their examples are whole, but for names they refer to.
     let mut document = String::new();
-    for line in reference().split("\n## ").nth(1).unwrap().lines().filter(|line| line.starts_with("| `")) {
+    for line in reference()
+        .split("\n## The file\n")
+        .nth(1)
+        .unwrap()
+        .split("\n## ")
+        .next()
+        .unwrap()
+        .lines()
+        .filter(|line| line.starts_with("| `"))
+    {
         let example = line.split(" | ").nth(3).unwrap().trim_matches('`');
         writeln!(document, "{}", example.replace("\\|", "|")).unwrap();
     }

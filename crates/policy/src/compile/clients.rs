@@ -255,7 +255,7 @@ fn tier_source(fields: &Fields<'_, '_>, tiers: &[&str], context: &mut Context<'_
     let file = fields.get("file").and_then(|node| files::referenced(node, context)).map(|file| {
         match Directory::from_csv(&file.bytes, tiers) {
             Ok(directory) => context.directory = Some(Arc::new(directory)),
-            Err(error) => context.report.push_others(error.problems_of(&file.name)),
+            Err(error) => context.report.push_others(&error.problems_of(&file.name)),
         }
         file.name
     });

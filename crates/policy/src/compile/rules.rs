@@ -143,7 +143,7 @@ fn when(node: &Node<'_>, context: &mut Context<'_, '_>) -> Option<When> {
 /// What a parser says over several lines is drawn for a terminal of its own; its last line says what it is about.
 fn first_line(what: &str) -> String {
     let mut lines = what.lines().map(str::trim);
-    match (lines.next(), lines.last()) {
+    match (lines.next(), lines.next_back()) {
         (Some(first), Some(last)) => format!("{first} {last}"),
         (first, _) => first.unwrap_or_default().to_owned(),
     }

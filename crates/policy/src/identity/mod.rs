@@ -361,6 +361,18 @@ fn append(key: &mut Vec<u8>, kind: ClientKind, bytes: Option<&[u8]>) -> bool {
     true
 }
 
+/// What [`Identity::append`] wrote, taken apart.
+pub(crate) fn parts(mut key: &[u8]) -> impl Iterator<Item = (ClientKind, &[u8])> {
+    let kinds = || ClientKind::NAMED.into_iter().chain([ClientKind::Anonymous]);
+    std::iter::from_fn(move || {
+        let (tag, rest) = key.split_first()?;
+        let (length, rest) = rest.split_first_chunk::<4>()?;
+        let (bytes, rest) = rest.split_at_checked(u32::from_le_bytes(*length) as usize)?;
+        key = rest;
+        Some((kinds().find(|kind| kind.tag() == *tag)?, bytes))
+    })
+}
+
 /// The value of a header that is given once and not empty: services disagree which of two they take.
 fn single<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a [u8]> {
     let mut values = headers.get_all(name).iter();

@@ -3,16 +3,17 @@
 //! The decoder takes its key lists from it, the JSON Schema for editors and docs/config.md are written from it, so
 //! none of them can say something else.
 
+mod names;
 mod reference;
 mod schema;
 mod table;
 
+pub(crate) use names::{ALGORITHMS, ERROR_BODIES, EVERYBODY, HEADER_STYLES, IDENTITIES};
 pub use reference::reference;
 pub use schema::schema;
 pub(crate) use table::{
-    ALGORITHMS, API_KEY, BANS, CLIENTS, COOKIE, COST, ENDPOINT, ERROR_BODIES, EVERYBODY, EXEMPT, FINGERPRINT,
-    GLOBAL, HEADER_STYLES, IDENTITIES, IP, JWT, LIMIT, MATCH, POLICY, RATE_LIMITS, ROUTE, RULE, STORE,
-    TENANT, TIERS, UPSTREAM, USER,
+    API_KEY, BANS, CLIENTS, COOKIE, COST, ENDPOINT, EXEMPT, FINGERPRINT, GLOBAL, IP, JWT, LIMIT, MATCH,
+    POLICY, RATE_LIMITS, ROUTE, RULE, STORE, TENANT, TIERS, UPSTREAM, USER,
 };
 
 /// A mapping of the language.

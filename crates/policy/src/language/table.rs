@@ -1,21 +1,14 @@
 //! The table itself. A key that stands here is accepted, offered by editors and explained in docs/config.md.
 
 use super::Shape::{Choice, Count, Duration, Either, List, Named, Object, OneOrMany, Size, Text};
+use super::names::{ALGORITHMS, ERROR_BODIES, EVERYBODY, HEADER_STYLES, IDENTITIES};
 use super::{Key, Mapping, Shape};
-
-pub(crate) const ALGORITHMS: &[&str] =
-    &["sliding_window_counter", "sliding_window_log", "token_bucket", "leaky_bucket", "fixed_window"];
-pub(crate) const IDENTITIES: &[&str] = &["api_key", "user", "tenant", "ip", "fingerprint", "cookie"];
-pub(crate) const HEADER_STYLES: &[&str] = &["x_ratelimit", "ratelimit", "ratelimit_epoch", "ratelimit_delta"];
-pub(crate) const ERROR_BODIES: &[&str] = &["flat", "nested", "problem"];
 
 const FILE: Shape = Text("file name");
 const HEADER: Shape = Text("header name");
 const NETWORK: Shape = Text("network");
 const PATH: Shape = Text("path pattern");
 const IDENTITY: Shape = Choice(IDENTITIES);
-/// Whom a rule counts that counts all together.
-pub(crate) const EVERYBODY: &str = "everybody";
 const METHOD: Shape = Text("method");
 const ANY_TEXT: Shape = Text("text");
 

@@ -80,7 +80,7 @@ impl Matcher {
         let exempt = &plan.clients.exempt;
         let exempt_keys = exempt.api_keys.iter().map(|key| key.expose().into()).collect();
         let (exempt, bans) = (Networks::new(&exempt.networks), Networks::new(&plan.bans));
-        Self { routes, endpoints, paths, everywhere, exempt, exempt_keys, bans, plan }
+        Self { plan, routes, endpoints, paths, everywhere, exempt, exempt_keys, bans }
     }
 
     /// The plan it was built from.

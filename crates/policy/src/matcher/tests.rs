@@ -20,8 +20,8 @@ fn checks(matcher: &Matcher, request: &str, lines: &[(&str, &str)]) -> Vec<Strin
     with(matcher, request, lines, |admission| match admission {
         Admission::Exempt { why } => vec![format!("{why:?}")],
         Admission::Banned { network } => vec![format!("banned {network}")],
-        Admission::Checked(matched) => {
-            let shown = matched.checks().iter().zip(matched.rules()).map(|(check, rule)| {
+        Admission::Checked(held) => {
+            let shown = held.checks().iter().zip(held.rules()).map(|(check, rule)| {
                 assert_eq!(check.key.rule, rule.id);
                 let key: String = check
                     .key
@@ -138,8 +138,8 @@ fn costs_come_from_a_header_and_garbage_takes_the_whole_limit() {
     assert_eq!(cost(&[("x-cost", "7"), ("x-cost", "7")]), "r  50");
     assert_eq!(cost(&[("x-cost", "99999999999999999999")]), format!("r  {}", u64::MAX));
     with(&matcher, "GET /", &[("x-cost", "51")], |admission| {
-        let Admission::Checked(matched) = admission else { panic!("{admission:?}") };
-        let check = matched.checks()[0];
+        let Admission::Checked(held) = admission else { panic!("{admission:?}") };
+        let check = held.checks()[0];
         let mut state = tidegate_core::State::default();
         assert_eq!(check.limit.step(&mut state, Timestamp::ZERO, check.cost).verdict, Verdict::Never);
     });
@@ -172,11 +172,8 @@ rate_limits:
     );
     let applied = |value| {
         with(&matcher, "GET /", &[("x-n", value)], |admission| {
-            let Admission::Checked(matched) = admission else { panic!("{admission:?}") };
-            (
-                matched.checks().len(),
-                matched.failed_conditions().map(|rule| rule.name.clone()).collect::<Vec<_>>(),
-            )
+            let Admission::Checked(held) = admission else { panic!("{admission:?}") };
+            (held.checks().len(), held.failed_conditions().map(|rule| rule.name.clone()).collect::<Vec<_>>())
         })
     };
     assert_eq!(applied("7"), (2, vec![]));
@@ -206,8 +203,8 @@ rate_limits:
             Facts { method: "GET", host: "", path: "/", headers: &headers, peer: [65, 66, 67, 68].into() };
         let mut scratch = Scratch::default();
         match active.matcher.admit(&facts, active.directory.as_deref(), Timestamp::ZERO, &mut scratch) {
-            Admission::Checked(matched) => {
-                matched.rules().map(|rule| rule.name.clone()).collect::<Vec<_>>().join(" ")
+            Admission::Checked(held) => {
+                held.rules().map(|rule| rule.name.clone()).collect::<Vec<_>>().join(" ")
             }
             other => panic!("{other:?}"),
         }
@@ -244,16 +241,16 @@ rate_limits: { default: { requests: 5, window: 1 } }
 fn the_tightest_has_the_least_remaining_of_its_limit() {
     let matcher = matcher(ORDER);
     with(&matcher, "GET /nowhere", &[], |admission| {
-        let Admission::Checked(matched) = admission else { panic!("{admission:?}") };
+        let Admission::Checked(held) = admission else { panic!("{admission:?}") };
         let outcome =
             |remaining, limit| Outcome { verdict: Verdict::PASS, limit, remaining, reset_after: Span::ZERO };
         let decision = |outcomes: &[Outcome]| {
-            Decision::new(Timestamp::ZERO, matched.checks(), outcomes.iter().copied().collect())
+            Decision::new(Timestamp::ZERO, held.checks(), outcomes.iter().copied().collect())
         };
         let outcomes = [outcome(50, 100), outcome(u64::MAX - 1, u64::MAX), outcome(1, 3), outcome(2, 6)];
-        assert_eq!(matched.tightest(&decision(&outcomes)), Some(2));
+        assert_eq!(held.tightest(&decision(&outcomes)), Some(2));
         let refused = Outcome { verdict: Verdict::Never, ..outcome(9, 10) };
-        assert_eq!(matched.tightest(&decision(&[outcomes[0], refused, outcomes[2], outcomes[3]])), Some(1));
+        assert_eq!(held.tightest(&decision(&[outcomes[0], refused, outcomes[2], outcomes[3]])), Some(1));
     });
 }
 

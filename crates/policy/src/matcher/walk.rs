@@ -118,9 +118,9 @@ impl Walk<'_, '_> {
         }
         match tier {
             Some((at, tier)) if tier.rule.is_some() => self.apply(Place::Tier(at), client, Cost::ONE),
-            Some(_) => {}
             None if limits.default.is_some() => self.apply(Place::Default, client, Cost::ONE),
-            None => {}
+            // Unlimited, or nothing is said of clients without a tier.
+            Some(_) | None => {}
         }
     }
 

@@ -118,7 +118,7 @@ impl<'s> Report<'s> {
     }
 
     /// Adds what is wrong with a file that the policy refers to.
-    pub(crate) fn push_others(&mut self, problems: Problems) {
+    pub(crate) fn push_others(&mut self, problems: &Problems) {
         self.failed |= problems.has_errors();
         self.left_off = self.left_off.saturating_add(problems.left_off());
         self.others.extend(problems.iter().cloned());

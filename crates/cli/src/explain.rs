@@ -1,0 +1,66 @@
+//! `tidegate explain`: what a policy would do with a request, and why.
+
+use std::io::{ErrorKind, Write};
+
+use anyhow::{Context, bail};
+use http::{HeaderMap, HeaderName, HeaderValue};
+use tidegate_policy::{Facts, Matcher, compile, explain, normalize};
+use tidegate_store::{Clock, SystemClock};
+
+use crate::args::{ExplainArgs, Format};
+use crate::exit::Exit;
+use crate::file::{self, Folder};
+
+pub(crate) fn run(args: &ExplainArgs) -> anyhow::Result<Exit> {
+    let file = args.config.display().to_string();
+    let bytes = file::policy(&args.config).with_context(|| format!("{file} cannot be read"))?;
+    let plan = match compile(&file, &bytes, &Folder::of(&args.config)) {
+        Ok(compiled) => compiled.plan,
+        Err(problems) => {
+            eprint!("{problems}");
+            bail!("{file} is no good policy");
+        }
+    };
+    let headers = args.headers.iter().map(|line| header(line)).collect::<anyhow::Result<HeaderMap>>()?;
+    let target = args.path.split_once('?').map_or(args.path.as_str(), |(path, _)| path);
+    let path = normalize(target).with_context(|| format!("a request for {target} is answered with 400"))?;
+    let host = headers.get(http::header::HOST).and_then(|host| host.to_str().ok()).unwrap_or("localhost");
+    let facts = Facts {
+        method: &args.method,
+        host: without_port(host),
+        path: &path,
+        headers: &headers,
+        peer: args.from,
+    };
+    let matcher = Matcher::new(plan);
+    let directory = matcher.plan().directory.clone();
+    let explanation = explain(&matcher, &facts, directory.as_deref(), SystemClock::new().now());
+    let mut output = std::io::stdout().lock();
+    let written = match args.format {
+        Format::Human => write!(output, "{explanation}"),
+        Format::Json => serde_json::to_writer_pretty(&mut output, &explanation)
+            .map_err(Into::into)
+            .and_then(|()| writeln!(output)),
+    };
+    match written {
+        // Whoever reads has seen enough.
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
+        written => written.context("cannot write the result")?,
+    }
+    Ok(Exit::Done)
+}
+
+/// `Name: value`.
+fn header(line: &str) -> anyhow::Result<(HeaderName, HeaderValue)> {
+    let (name, value) =
+        line.split_once(':').with_context(|| format!("`{line}` is no header; write `Name: value`"))?;
+    let name = name.trim().parse().with_context(|| format!("`{name}` is no header's name"))?;
+    Ok((name, value.trim().parse().context("a header's value holds a control character")?))
+}
+
+fn without_port(host: &str) -> &str {
+    match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        _ => host,
+    }
+}

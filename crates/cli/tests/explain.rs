@@ -1,0 +1,51 @@
+//! What the real binary says about requests under the example policies.
+
+#![allow(missing_docs, clippy::unwrap_used, reason = "tests speak through their names and fail by panicking")]
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+fn tidegate(policy: &str, args: &[&str]) -> Output {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+    command.args(["explain", "--config", policy]).args(args).current_dir(root).output().unwrap()
+}
+
+#[test]
+fn a_request_is_explained_to_people() {
+    let output = tidegate(
+        "examples/saas-tiers.yaml",
+        &["POST", "/v1//reports?x=1", "-H", "Host: api.example.com:443", "-H", "X-API-Key: pk_live_4f9a"],
+    );
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    for part in
+        ["POST /v1/reports at api.example.com", "tier      premium", "→ app", "endpoint:POST /v1/reports"]
+    {
+        assert!(text.contains(part), "{part}:\n{text}");
+    }
+    assert!(!text.contains("pk_live_4f9a"), "{text}");
+}
+
+#[test]
+fn a_request_is_explained_to_tools() {
+    let output = tidegate(
+        "examples/login-protection.yaml",
+        &["GET", "/", "--from", "203.0.113.9", "--format", "json"],
+    );
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(json["verdict"], serde_json::json!({ "is": "banned", "network": "203.0.113.0/24" }));
+}
+
+#[test]
+fn what_cannot_be_explained_fails() {
+    for (policy, args) in [
+        ("examples/none.yaml", ["GET", "/"]),
+        ("examples/keys.csv", ["GET", "/"]),
+        ("examples/small-api.yaml", ["GET", "/%zz"]),
+    ] {
+        let output = tidegate(policy, &args);
+        assert_eq!(output.status.code(), Some(1), "{policy}");
+        assert!(!output.stderr.is_empty() && output.stdout.is_empty());
+    }
+}

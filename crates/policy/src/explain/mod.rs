@@ -1,0 +1,187 @@
+//! What a policy would do with a request, and why: as data, then as text.
+//!
+//! The answer is that for a client nobody has seen before: every counter is whole, so it depends on nothing but the
+//! policy and the request.
+
+mod fresh;
+mod text;
+mod who;
+
+use serde::Serialize;
+use tidegate_core::{Check, Outcome, Role, Timestamp, Verdict};
+
+use crate::directory::Directory;
+use crate::facts::Facts;
+use crate::matcher::{Admission, Exemption, Matched, Matcher, Scratch};
+use crate::plan::Rule;
+use crate::quantity::span_text;
+pub use who::Client;
+
+/// Everything a policy says about one request. Secrets are shortened.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Explanation {
+    /// The method.
+    pub method: String,
+    /// The host.
+    pub host: String,
+    /// The path, as it is matched and forwarded.
+    pub path: String,
+    /// Who asks.
+    pub client: Client,
+    /// Where the request would go.
+    pub route: Option<RouteTaken>,
+    /// What becomes of it.
+    pub verdict: Ruling,
+    /// The rules it is held against, in order.
+    pub rules: Vec<RuleMet>,
+    /// Which of them single-valued headers speak of.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tightest: Option<usize>,
+}
+
+/// Where a request goes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct RouteTaken {
+    /// The host of the route.
+    pub host: String,
+    /// The path of the route.
+    pub path: String,
+    /// The name of the upstream.
+    pub upstream: String,
+    /// Its servers.
+    pub servers: Vec<String>,
+}
+
+/// What becomes of a request.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "is", rename_all = "snake_case")]
+pub enum Ruling {
+    /// It is never limited.
+    Exempt {
+        /// Why.
+        why: String,
+    },
+    /// It is refused with 403.
+    Banned {
+        /// The network that is banned.
+        network: String,
+    },
+    /// It passes.
+    Passes,
+    /// It is refused with 429.
+    Refused {
+        /// The rule that refuses.
+        by: String,
+    },
+}
+
+/// A rule that applies to a request.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct RuleMet {
+    /// Its name.
+    pub name: String,
+    /// The line it stands on.
+    pub line: u32,
+    /// Its limit in words.
+    pub limit: String,
+    /// Whose counter: `everybody`, or what names the client.
+    pub key: String,
+    /// What the request costs.
+    pub cost: u64,
+    /// Whether it can refuse.
+    pub binding: bool,
+    /// Whether it applies only because its condition could not be evaluated.
+    pub condition_failed: bool,
+    /// What it would answer now.
+    pub outcome: Answer,
+}
+
+/// What a limit would answer to somebody it has not seen.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Answer {
+    /// `pass`, `not_until` or `never`.
+    pub verdict: &'static str,
+    /// How long the request is held before it passes, or when to try again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub after: Option<String>,
+    /// The largest cost that could ever fit.
+    pub limit: u64,
+    /// What is left afterwards.
+    pub remaining: u64,
+}
+
+/// What the policy of `matcher` says about a request.
+pub fn explain(
+    matcher: &Matcher,
+    facts: &Facts<'_>,
+    directory: Option<&Directory>,
+    now: Timestamp,
+) -> Explanation {
+    let plan = matcher.plan();
+    let identity = plan.identities.of(facts, directory, now);
+    let client = Client::of(matcher, &identity);
+    let route = matcher.route(facts.host, facts.path).and_then(|route| {
+        let upstream = plan.upstreams.get(route.upstream)?;
+        Some(RouteTaken {
+            host: route.host.to_string(),
+            path: route.path.to_string(),
+            upstream: upstream.name.clone(),
+            servers: upstream.servers.clone(),
+        })
+    });
+    let mut scratch = Scratch::default();
+    let (verdict, rules, tightest) = match matcher.admit(facts, directory, now, &mut scratch) {
+        Admission::Exempt { why: Exemption::Network(network) } => {
+            (Ruling::Exempt { why: format!("its address lies in {network}") }, Vec::new(), None)
+        }
+        Admission::Exempt { why: Exemption::ApiKey } => {
+            (Ruling::Exempt { why: "its API key is on the list".to_owned() }, Vec::new(), None)
+        }
+        Admission::Banned { network } => (Ruling::Banned { network: network.to_string() }, Vec::new(), None),
+        Admission::Checked(held) => held_against(&held, now),
+    };
+    let [method, host, path] = [facts.method, facts.host, facts.path].map(str::to_owned);
+    Explanation { method, host, path, client, route, verdict, rules, tightest }
+}
+
+fn held_against(matched: &Matched<'_>, now: Timestamp) -> (Ruling, Vec<RuleMet>, Option<usize>) {
+    let decision = fresh::decide(matched.checks(), now);
+    let failed: Vec<_> = matched.failed_conditions().map(|rule| rule.id).collect();
+    let checks = matched.checks().iter().zip(matched.rules()).zip(&decision.outcomes);
+    let rules = checks
+        .map(|((check, rule), outcome)| RuleMet {
+            condition_failed: failed.contains(&rule.id),
+            ..met(check, rule, outcome)
+        })
+        .collect();
+    let refusing = decision.refused_by.and_then(|index| matched.rule(index));
+    let verdict = match refusing {
+        Some(rule) => Ruling::Refused { by: rule.name.clone() },
+        None => Ruling::Passes,
+    };
+    (verdict, rules, matched.tightest(&decision))
+}
+
+fn met(check: &Check<'_>, rule: &Rule, outcome: &Outcome) -> RuleMet {
+    let (verdict, after) = match outcome.verdict {
+        Verdict::Pass { wait } => ("pass", Some(wait).filter(|wait| !wait.is_zero())),
+        Verdict::NotUntil { retry_after } => ("not_until", Some(retry_after)),
+        Verdict::Never => ("never", None),
+    };
+    RuleMet {
+        name: rule.name.clone(),
+        line: rule.line,
+        limit: rule.words(),
+        key: who::key_text(check.key.client),
+        cost: check.cost.get(),
+        binding: check.role == Role::Binding,
+        condition_failed: false,
+        outcome: Answer {
+            verdict,
+            after: after.map(span_text),
+            limit: outcome.limit,
+            remaining: outcome.remaining,
+        },
+    }
+}

@@ -1,0 +1,60 @@
+//! An explanation for people.
+
+use std::fmt;
+
+use crate::explain::{Explanation, RuleMet, Ruling};
+
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { method, host, path, client, route, verdict, rules, tightest } = self;
+        writeln!(
+            f,
+            "{method} {path}{}",
+            if host.is_empty() { String::new() } else { format!(" at {host}") }
+        )?;
+        writeln!(f, "client    {} ({})", client.key, client.how)?;
+        writeln!(f, "address   {}", client.address)?;
+        writeln!(f, "tier      {}", client.tier.as_deref().unwrap_or("none"))?;
+        if let Some(tenant) = &client.tenant {
+            writeln!(f, "tenant    {tenant}")?;
+        }
+        match route {
+            Some(route) => {
+                let servers = route.servers.join(", ");
+                writeln!(f, "route     {}{} → {} ({servers})", route.host, route.path, route.upstream)?;
+            }
+            None => writeln!(f, "route     none takes it")?,
+        }
+        for (index, rule) in rules.iter().enumerate() {
+            rule.write(index + 1, *tightest == Some(index), f)?;
+        }
+        match verdict {
+            Ruling::Exempt { why } => writeln!(f, "verdict   exempt, never limited: {why}"),
+            Ruling::Banned { network } => writeln!(f, "verdict   403: {network} is banned"),
+            Ruling::Passes if rules.is_empty() => writeln!(f, "verdict   passes: no limit applies"),
+            Ruling::Passes => writeln!(f, "verdict   passes, if nothing has been spent"),
+            Ruling::Refused { by } => writeln!(f, "verdict   429: `{by}` refuses"),
+        }
+    }
+}
+
+impl RuleMet {
+    fn write(&self, number: usize, is_tightest: bool, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, line, limit, key, cost, binding, condition_failed, outcome } = self;
+        writeln!(f, "{number:>2}. {name} (line {line}): {limit}")?;
+        let role = if *binding { "binding" } else { "advisory" };
+        writeln!(f, "    counts {key}, costs {cost}, {role}")?;
+        if *condition_failed {
+            writeln!(f, "    its condition could not be evaluated, so it applies")?;
+        }
+        let after = outcome.after.as_deref().unwrap_or_default();
+        let answer = match outcome.verdict {
+            "pass" if after.is_empty() => "passes".to_owned(),
+            "pass" => format!("passes after {after}"),
+            "never" => "never passes: it costs more than the whole limit".to_owned(),
+            _ => format!("not until {after} from now"),
+        };
+        let tightest = if is_tightest { "; the tightest" } else { "" };
+        writeln!(f, "    {answer}, {} of {} left{tightest}", outcome.remaining, outcome.limit)
+    }
+}
