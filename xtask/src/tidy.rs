@@ -20,7 +20,10 @@ const MAY_USE: [(&str, &[&str]); 9] = [
     ("tidegate-redis", &["tidegate-core", "tidegate-store"]),
     ("tidegate-policy", &["tidegate-core"]),
     ("tidegate-gateway", &["tidegate-core", "tidegate-store", "tidegate-policy"]),
-    ("tidegate", &["tidegate-core", "tidegate-store", "tidegate-redis", "tidegate-policy"]),
+    (
+        "tidegate",
+        &["tidegate-core", "tidegate-store", "tidegate-redis", "tidegate-policy", "tidegate-gateway"],
+    ),
     ("bench", &["tidegate-core", "tidegate-store", "tidegate-redis", "tidegate-policy"]),
     ("bench-peers", &["tidegate-core", "tidegate-store", "tidegate-redis"]),
     ("xtask", &[]),

@@ -17,7 +17,9 @@ pub(crate) struct Args {
 const EXAMPLES: &str = "\
 Examples:
   tidegate                                 serve the demo on 127.0.0.1:8080
-  tidegate serve --listen 127.0.0.1:9000   the same elsewhere
+  tidegate serve --upstream http://localhost:3000 --limit 100/m
+                                           100 a minute for each client of a service
+  tidegate serve --config policy.yaml      a whole policy
   curl -i http://127.0.0.1:8080/           what a client sees
   tidegate check policy.yaml               everything that is wrong with a policy, at once
   tidegate explain -c policy.yaml GET /    what it would do with a request
@@ -27,13 +29,18 @@ Exit codes: 0 done, 1 failed, 2 wrong usage.";
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Answer HTTP requests, within limits.
+    /// Stand in front of an API and let through what its policy allows.
     ///
-    /// A built-in demo upstream stands behind a built-in demo policy: 10 requests a minute for each
-    /// X-API-Key, or for each client address where no key is sent. What passes is answered by the upstream;
-    /// what does not gets 429 with Retry-After. Every response carries the limit, what is left of it and
-    /// when it is whole again. Keys are not checked: whoever invents one is a new client, which is fine for a
-    /// demo and nothing else.
+    /// With --config the policy says everything: where to listen, which upstreams there are, who may do how much. It is
+    /// read again when it changes or at SIGHUP; a policy that is not good changes nothing. With --upstream one limit
+    /// for each client stands in front of one service, and the policy that this equals is printed. With neither, a
+    /// built-in demo shows what clients see.
+    ///
+    /// What passes is forwarded; what does not gets 429 with Retry-After. Every response carries the limit, what is
+    /// left of it and when it is whole again. SIGTERM and Ctrl-C let requests under way end first.
+    ///
+    /// Without a list of API keys (`clients.tiers.file`) keys are not checked: whoever invents one is a new client.
+    #[command(after_help = SERVE_EXAMPLES)]
     Serve(ServeArgs),
     /// Say whether policies are good, and everything that is wrong with them.
     ///
@@ -62,6 +69,12 @@ pub(crate) enum Command {
     Completions(CompletionsArgs),
 }
 
+const SERVE_EXAMPLES: &str = "\
+Examples:
+  tidegate serve
+  tidegate serve --upstream http://localhost:3000 --limit 100/m
+  tidegate serve --config policy.yaml";
+
 const CHECK_EXAMPLES: &str = "\
 Examples:
   tidegate check policy.yaml
@@ -89,18 +102,31 @@ Examples:
 
 impl Default for Command {
     fn default() -> Self {
-        Self::Serve(ServeArgs { listen: DEFAULT_LISTEN.to_owned() })
+        Self::Serve(ServeArgs::default())
     }
 }
 
-/// Loopback: nobody else's machine reaches a demo by accident.
-const DEFAULT_LISTEN: &str = "127.0.0.1:8080";
+/// Loopback: nobody else's machine reaches it by accident.
+pub(crate) const DEFAULT_LISTEN: &str = "127.0.0.1:8080";
 
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Default, clap::Args)]
 pub(crate) struct ServeArgs {
-    /// Where to listen, such as 127.0.0.1:8080 or localhost:9000; port 0 takes a free one.
-    #[arg(long, value_name = "HOST:PORT", default_value = DEFAULT_LISTEN)]
-    pub(crate) listen: String,
+    /// The policy.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["upstream", "limit"])]
+    pub(crate) config: Option<PathBuf>,
+    /// The service to stand in front of, such as http://localhost:3000.
+    #[arg(long, value_name = "URL")]
+    pub(crate) upstream: Option<String>,
+    /// How much each client may do: 100/m, 10/s, 1000/15m. 100/m unless said, 10/m for the demo.
+    #[arg(long, value_name = "REQUESTS/WINDOW")]
+    pub(crate) limit: Option<String>,
+    /// Where to listen, such as 127.0.0.1:8080 or localhost:9000; port 0 takes a free one. What the policy says, or
+    /// 127.0.0.1:8080, unless given.
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(crate) listen: Option<String>,
+    /// How many cores to use; all unless given.
+    #[arg(long, value_name = "NUMBER")]
+    pub(crate) cores: Option<std::num::NonZeroUsize>,
 }
 
 #[derive(Debug, clap::Args)]
@@ -177,15 +203,12 @@ mod tests {
     }
 
     #[test]
-    fn no_command_serves_on_loopback() {
+    fn no_command_serves_the_demo_on_loopback() {
         let Command::Serve(serve) = Args::parse_from(["tidegate"]).command.unwrap_or_default() else {
-            panic!("without a command it serves");
+            panic!("it serves");
         };
-        let Some(Command::Serve(named)) = Args::parse_from(["tidegate", "serve"]).command else {
-            panic!("serve is a command");
-        };
-        assert_eq!(serve.listen, named.listen);
-        let address: std::net::SocketAddr = serve.listen.parse().unwrap();
+        assert!(serve.config.is_none() && serve.upstream.is_none() && serve.listen.is_none());
+        let address: std::net::SocketAddr = DEFAULT_LISTEN.parse().unwrap();
         assert!(address.ip().is_loopback());
     }
 }

@@ -7,12 +7,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// How often a connection is looked at.
-pub(crate) const LOOK: Duration = Duration::from_secs(5);
 /// Looks that the head of a request may take, however lively it drips.
 const HEAD: u32 = 3;
 /// Looks that a client may take no byte of its answer.

@@ -175,9 +175,11 @@ struct Patience {
 
 /// So many bytes at least in each period.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Pace {
-    pub(crate) period: Duration,
-    pub(crate) bytes: u64,
+pub struct Pace {
+    /// How long a period is.
+    pub period: Duration,
+    /// What it must bring.
+    pub bytes: u64,
 }
 
 impl Patience {

@@ -6,33 +6,36 @@ use crate::body::Pace;
 
 /// Bounds that hold for every request and connection.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Bounds {
+pub struct Bounds {
     /// Header fields of a request.
-    pub(crate) headers: usize,
+    pub headers: usize,
     /// Bytes of a request's line and headers together.
-    pub(crate) head_bytes: usize,
+    pub head_bytes: usize,
     /// Bytes of a body. Bodies are never held whole, so this bounds time, not memory.
-    pub(crate) body_bytes: u64,
+    pub body_bytes: u64,
     /// How slowly a client may send a body: slower than a modem means harm.
-    pub(crate) request_pace: Pace,
+    pub request_pace: Pace,
     /// How long an upstream may be silent within a body; event streams send something more often.
-    pub(crate) response_pace: Pace,
+    pub response_pace: Pace,
     /// How long until an upstream accepts a connection.
-    pub(crate) connect: Duration,
+    pub connect: Duration,
     /// How long until an upstream's answer begins.
-    pub(crate) answer: Duration,
+    pub answer: Duration,
     /// How long a TLS handshake may take.
-    pub(crate) handshake: Duration,
+    pub handshake: Duration,
     /// The longest that a request is held until its turn comes.
-    pub(crate) wait: Duration,
+    pub wait: Duration,
     /// How many requests of one core may be held at once.
-    pub(crate) waiting: usize,
+    pub waiting: usize,
     /// Connections of all clients together.
-    pub(crate) connections: usize,
+    pub connections: usize,
     /// Connections of one address.
-    pub(crate) connections_per_address: usize,
+    pub connections_per_address: usize,
+    /// How often a connection is looked at; three times of it is what the head of a request may take, six times how
+    /// long a client may take none of its answer, fifteen times how long it may be idle.
+    pub look: Duration,
     /// Streams of one HTTP/2 connection at once.
-    pub(crate) streams: u32,
+    pub streams: u32,
 }
 
 impl Default for Bounds {
@@ -42,14 +45,15 @@ impl Default for Bounds {
             head_bytes: 64 << 10,
             body_bytes: 8 << 30,
             request_pace: Pace { period: Duration::from_secs(30), bytes: 3_000 },
-            response_pace: Pace { period: Duration::from_secs(120), bytes: 1 },
+            response_pace: Pace { period: Duration::from_mins(2), bytes: 1 },
             connect: Duration::from_secs(5),
-            answer: Duration::from_secs(60),
+            answer: Duration::from_mins(1),
             handshake: Duration::from_secs(10),
             wait: Duration::from_secs(30),
             waiting: 10_000,
             connections: 100_000,
             connections_per_address: 20_000,
+            look: Duration::from_secs(5),
             streams: 128,
         }
     }

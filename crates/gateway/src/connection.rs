@@ -16,7 +16,7 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 
-use crate::activity::{Activity, LOOK, Watch, Watched};
+use crate::activity::{Activity, Watch, Watched};
 use crate::bounds::Bounds;
 use crate::core::Core;
 use crate::forward::Hop;
@@ -82,6 +82,7 @@ async fn speak<S: Store + 'static>(
     hop: Hop,
     mut stop: watch::Receiver<bool>,
 ) {
+    let look = core.bounds.look;
     let activity = Arc::new(Activity::default());
     let hop = Rc::new(hop);
     let service = service_fn({
@@ -99,7 +100,7 @@ async fn speak<S: Store + 'static>(
     let io = TokioIo::new(Watched::new(stream, Arc::clone(&activity)));
     let mut connection = pin!(speaking.http.serve_connection_with_upgrades(io, service));
     let mut watched = Watch::default();
-    let mut look = tokio::time::interval(LOOK);
+    let mut look = tokio::time::interval(look);
     look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     look.reset();
     let mut is_stopping = false;

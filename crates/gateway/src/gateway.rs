@@ -54,7 +54,11 @@ pub enum GatewayError {
 impl<S: Store + 'static> Gateway<S> {
     /// A gateway that serves `active` with the counters of `store`.
     pub fn new(active: Active, store: Arc<S>) -> Result<Self, GatewayError> {
-        let bounds = Bounds::default();
+        Self::with_bounds(active, store, Bounds::default())
+    }
+
+    /// The same within other bounds.
+    pub fn with_bounds(active: Active, store: Arc<S>, bounds: Bounds) -> Result<Self, GatewayError> {
         Ok(Self {
             live: Arc::new(ArcSwap::from_pointee(Live::new(active, None)?)),
             store,

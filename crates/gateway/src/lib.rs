@@ -26,6 +26,8 @@ mod told;
 mod tunnel;
 mod upstream;
 
+pub use body::Pace;
+pub use bounds::Bounds;
 pub use gateway::{Gateway, GatewayError};
 pub use listen::{ListenError, Listener};
 pub use live::LiveError;

@@ -86,7 +86,8 @@ impl Listener {
 
     /// Speaks TLS there, with this certificate chain and key in PEM.
     pub fn with_tls(mut self, chain: &[u8], key: &[u8]) -> Result<Self, ListenError> {
-        let chain = CertificateDer::pem_slice_iter(chain).collect::<Result<_, _>>().map_err(ListenError::Pem)?;
+        let chain =
+            CertificateDer::pem_slice_iter(chain).collect::<Result<_, _>>().map_err(ListenError::Pem)?;
         let key = PrivateKeyDer::from_pem_slice(key).map_err(ListenError::Pem)?;
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let mut config = ServerConfig::builder_with_provider(provider)

@@ -64,7 +64,9 @@ impl Cause {
             Self::NoRoute => ("no_route", "Nothing is served here."),
             Self::Banned => ("banned", "This network may not use the service."),
             Self::Refused(refusal) => ("rate_limit_exceeded", refusal.message.as_str()),
-            Self::TooManyWaiting => ("too_many_waiting", "Too many requests are waiting. Please retry later."),
+            Self::TooManyWaiting => {
+                ("too_many_waiting", "Too many requests are waiting. Please retry later.")
+            }
             Self::Undecided => ("undecided", "No decision could be made. Please retry later."),
             Self::NoServer => ("no_server", "The service has no server at hand. Please retry later."),
             Self::Unreachable => ("upstream_unreachable", "The service cannot be reached."),

@@ -113,9 +113,8 @@ async fn limit<S: Store + 'static>(
 }
 
 fn refused(live: &Live, matched: &Matched<'_>, decision: &Decision, told: &mut Told) -> Cause {
-    let refused = decision.refused_by.and_then(|index| {
-        Some((matched.rule(index)?, decision.outcomes.get(index)?))
-    });
+    let refused =
+        decision.refused_by.and_then(|index| Some((matched.rule(index)?, decision.outcomes.get(index)?)));
     let Some(refused) = refused else { return Cause::Undecided };
     let violated = matched
         .rules()
@@ -133,7 +132,9 @@ fn refused(live: &Live, matched: &Matched<'_>, decision: &Decision, told: &mut T
 /// What hyper lets through and has more than one reading.
 fn check_framing(parts: &mut Parts, most: u64) -> Result<(), Cause> {
     let headers = &mut parts.headers;
-    if parts.version < Version::HTTP_2 && headers.contains_key(TRANSFER_ENCODING) && headers.contains_key(CONTENT_LENGTH)
+    if parts.version < Version::HTTP_2
+        && headers.contains_key(TRANSFER_ENCODING)
+        && headers.contains_key(CONTENT_LENGTH)
     {
         return Err(Cause::Framing("it has both a Content-Length and a Transfer-Encoding"));
     }
@@ -145,7 +146,8 @@ fn check_framing(parts: &mut Parts, most: u64) -> Result<(), Cause> {
     }
     if let Some(authority) = parts.uri.authority() {
         // HTTP/2, or a whole URL in the request line: that names the host, whatever a header says.
-        let host = HeaderValue::from_str(authority.as_str()).map_err(|_| Cause::Framing("its host is not a host"))?;
+        let host = HeaderValue::from_str(authority.as_str())
+            .map_err(|_| Cause::Framing("its host is not a host"))?;
         headers.insert(HOST, host);
     }
     let mut hosts = headers.get_all(HOST).iter();

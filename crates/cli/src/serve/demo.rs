@@ -1,56 +1,39 @@
-//! What `serve` shows without any set-up: a policy of one rule, and an upstream in this process.
+//! What `serve` shows without any set-up: an upstream in this process.
 
+use std::convert::Infallible;
 use std::net::SocketAddr;
 
+use anyhow::Context;
 use http_body_util::Full;
-use hyper::body::Bytes;
+use hyper::body::{Bytes, Incoming};
 use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
 use hyper::{Request, Response};
-use tidegate_core::{Algorithm, Limit, LimitError, RuleId, Span, Spec};
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpListener;
 
-const REQUESTS: u64 = 10;
-const WINDOW: Span = Span::from_secs(60);
-
-/// One limit for each client.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Policy {
-    pub(crate) name: &'static str,
-    pub(crate) rule: RuleId,
-    pub(crate) limit: Limit,
-    pub(crate) window: Span,
+/// Starts the demo upstream on a free loopback port, in a thread of its own.
+pub(crate) fn start() -> anyhow::Result<SocketAddr> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let listener = runtime.block_on(TcpListener::bind(("127.0.0.1", 0))).context("cannot start the demo")?;
+    let address = listener.local_addr()?;
+    std::thread::Builder::new().name("demo".to_owned()).spawn(move || {
+        runtime.block_on(async {
+            while let Ok((stream, _)) = listener.accept().await {
+                let serving =
+                    http1::Builder::new().serve_connection(TokioIo::new(stream), service_fn(answer));
+                tokio::spawn(serving);
+            }
+        });
+    })?;
+    Ok(address)
 }
 
-pub(crate) fn policy() -> Result<Policy, LimitError> {
-    let name = "demo";
-    let limit = Limit::new(Algorithm::TokenBucket, Spec::new(REQUESTS, WINDOW))?;
-    Ok(Policy { name, rule: RuleId::named(name), limit, window: WINDOW })
-}
-
-pub(crate) fn upstream<B>(request: &Request<B>) -> Response<Full<Bytes>> {
+async fn answer(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
     let body =
         format!("Hello from behind Tidegate. You asked to {} {}\n", request.method(), request.uri().path());
     let mut response = Response::new(Full::new(Bytes::from(body)));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
-    response
-}
-
-pub(crate) fn welcome(address: SocketAddr, policy: &Policy) -> String {
-    format!(
-        "\
-tidegate is listening on http://{address}
-  upstream   the built-in demo
-  limit      {requests} requests per {window} for each X-API-Key, or else each address ({algorithm})
-
-Try:
-  curl -i http://{address}/
-  curl -i -H 'X-API-Key: alice' http://{address}/
-  for i in $(seq {more}); do curl -s -o /dev/null -w '%{{http_code}}\\n' http://{address}/; done
-  curl -i http://{address}/
-
-Ctrl-C stops it.",
-        requests = policy.limit.capacity(),
-        window = super::refusal::window_text(policy.window),
-        algorithm = policy.limit.algorithm(),
-        more = policy.limit.capacity() + 2,
-    )
+    Ok(response)
 }

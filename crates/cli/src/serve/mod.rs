@@ -1,126 +1,122 @@
-//! `tidegate serve`: listen, identify, decide, answer.
+//! `tidegate serve`: the gateway, from its policy to its last request.
 
-mod client;
 mod demo;
-mod headers;
-mod refusal;
-mod respond;
+mod reload;
+mod source;
 
-use std::convert::Infallible;
 use std::io::ErrorKind;
-use std::net::SocketAddr;
-use std::pin::pin;
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context;
-use hyper::server::conn::http1;
-use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::server::graceful::GracefulShutdown;
-use tidegate_store::SystemClock;
-use tokio::net::{TcpListener, TcpStream};
+use anyhow::bail;
+use tidegate_gateway::{Gateway, ListenError, Listener};
+use tidegate_policy::Plan;
+use tidegate_store::MemoryStore;
+use tokio::sync::watch;
 
-use crate::args::ServeArgs;
-use respond::Responder;
+use crate::args::{DEFAULT_LISTEN, ServeArgs};
+use source::{Loaded, Source};
 
-/// A client that takes longer to send its headers is not coming.
-const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
 /// What is under way at a stop gets this long to end.
 const DRAIN: Duration = Duration::from_secs(10);
-/// When descriptors run out, accepting again at once would only spin.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("cannot start the runtime")?;
-    runtime.block_on(async {
-        let listener = listen(&args.listen).await?;
-        let address = listener.local_addr().context("cannot tell the address listened on")?;
-        let responder = Responder::new(demo::policy()?, SystemClock::new());
-        println!("{}", demo::welcome(address, responder.policy()));
-        serve(listener, responder, stop_signal()?).await;
-        Ok(())
-    })
+    let source = Source::of(args)?;
+    let Loaded { active, warnings, files } = source.load()?;
+    eprint!("{warnings}");
+    let plan = Arc::clone(active.matcher.plan());
+    if plan.store.url.is_some() {
+        bail!(
+            "`store.url` names a shared store, which `serve` cannot use yet; remove it to count in this process"
+        );
+    }
+    if plan.routes.is_empty() {
+        bail!("the policy has no `routes`: nothing would be served; add `upstreams` and `routes`");
+    }
+    let cores = args.cores.map_or_else(cores, NonZeroUsize::get);
+    let listeners = listen(args, &plan, cores)?;
+    let memory = usize::try_from(plan.store.max_memory).unwrap_or(usize::MAX);
+    let gateway = Arc::new(Gateway::new(active, Arc::new(MemoryStore::with_cap(memory)))?);
+    let (stop, stopping) = watch::channel(false);
+    let threads = gateway.start(&listeners, &stopping, DRAIN)?;
+    println!("{}", welcome(&source, &listeners, &plan));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(reload::until_stopped(&gateway, &source, files))?;
+    eprintln!("tidegate: stopping; what is under way gets {} s to end", DRAIN.as_secs());
+    stop.send_replace(true);
+    for thread in threads {
+        if thread.join().is_err() {
+            bail!("a core has panicked");
+        }
+    }
+    Ok(())
 }
 
-async fn listen(address: &str) -> anyhow::Result<TcpListener> {
-    TcpListener::bind(address).await.map_err(|error| {
-        let hint = match error.kind() {
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, NonZeroUsize::get)
+}
+
+fn listen(args: &ServeArgs, plan: &Plan, cores: usize) -> anyhow::Result<Vec<Listener>> {
+    let addresses = match &args.listen {
+        Some(address) => vec![address.clone()],
+        None if plan.listen.is_empty() => vec![DEFAULT_LISTEN.to_owned()],
+        None => plan.listen.clone(),
+    };
+    addresses
+        .iter()
+        .map(|address| Listener::bind(address, cores).map_err(|error| explain(error, address)))
+        .collect()
+}
+
+fn explain(error: ListenError, address: &str) -> anyhow::Error {
+    let hint = match &error {
+        ListenError::Bind { source, .. } => match source.kind() {
             ErrorKind::AddrInUse => {
                 "stop what holds it, or choose another with --listen; port 0 takes a free one"
             }
             ErrorKind::PermissionDenied => "choose a port from 1024 on, or give the right to lower ones",
             ErrorKind::AddrNotAvailable => "that address is not this machine's",
-            ErrorKind::InvalidInput => "write it as 127.0.0.1:8080 or localhost:8080",
             _ => "tidegate serve --help shows the form",
-        };
-        anyhow::Error::from(error).context(format!("cannot listen on {address} ({hint})"))
-    })
+        },
+        _ => "write it as 127.0.0.1:8080 or localhost:8080",
+    };
+    anyhow::Error::from(error).context(format!("cannot listen on {address} ({hint})"))
 }
 
-/// Serves until `stop` is ready, then lets what is under way end.
-async fn serve(listener: TcpListener, responder: Responder, stop: impl Future<Output = ()>) {
-    let responder = Arc::new(responder);
-    let graceful = GracefulShutdown::new();
-    let mut stop = pin!(stop);
-    loop {
-        tokio::select! {
-            accepted = listener.accept() => match accepted {
-                Ok((stream, peer)) => {
-                    tokio::spawn(connection(stream, peer, Arc::clone(&responder), graceful.watcher()));
-                }
-                Err(error) => {
-                    eprintln!("tidegate: cannot accept a connection: {error}");
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
-                }
-            },
-            () = &mut stop => break,
+fn welcome(source: &Source, listeners: &[Listener], plan: &Plan) -> String {
+    let urls: Vec<_> = listeners
+        .iter()
+        .map(|listener| {
+            let scheme = if listener.is_tls() { "https" } else { "http" };
+            format!("{scheme}://{}", listener.address())
+        })
+        .collect();
+    let mut text = format!("tidegate is listening on {}\n", urls.join(", "));
+    let url = urls.first().map(String::as_str).unwrap_or_default();
+    for rule in plan.rate_limits.iter() {
+        text.push_str(&format!("  limit      {}: {}\n", rule.name, rule.words()));
+    }
+    match source {
+        Source::File(path) => text
+            .push_str(&format!("  policy     {}, read again when it changes or at SIGHUP\n", path.display())),
+        Source::Line(yaml) => text.push_str(&format!("\nAs a file, which could hold more:\n\n{yaml}")),
+        Source::Demo(_) => {
+            let requests = plan.rate_limits.default.as_ref().map_or(10, |rule| rule.requests);
+            text.push_str(&format!(
+                "\
+  upstream   the built-in demo; put your own service behind it with --upstream http://localhost:3000
+
+Try:
+  curl -i {url}/
+  curl -i -H 'X-API-Key: alice' {url}/
+  for i in $(seq {}); do curl -s -o /dev/null -w '%{{http_code}}\\n' {url}/; done
+  curl -i {url}/
+",
+                requests + 2
+            ));
         }
     }
-    drop(listener);
-    eprintln!("tidegate: stopping; Ctrl-C again ends what is still under way");
-    tokio::select! {
-        () = graceful.shutdown() => {}
-        () = tokio::time::sleep(DRAIN) => {
-            eprintln!("tidegate: stopped with requests still under way after {} s", DRAIN.as_secs());
-        }
-        _ = tokio::signal::ctrl_c() => {}
-    }
-}
-
-async fn connection(
-    stream: TcpStream,
-    peer: SocketAddr,
-    responder: Arc<Responder>,
-    watcher: hyper_util::server::graceful::Watcher,
-) {
-    let service = service_fn(move |request| {
-        let responder = Arc::clone(&responder);
-        async move { Ok::<_, Infallible>(responder.respond(&request, peer.ip()).await) }
-    });
-    let connection = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(HEADER_TIMEOUT)
-        .serve_connection(TokioIo::new(stream), service);
-    // A connection that breaks off is the client's business; there is nobody left to tell.
-    let _ = watcher.watch(connection).await;
-}
-
-/// Ready at Ctrl-C or, on Unix, SIGTERM.
-fn stop_signal() -> anyhow::Result<impl Future<Output = ()>> {
-    #[cfg(unix)]
-    let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())
-        .context("cannot listen for SIGTERM")?;
-    Ok(async move {
-        #[cfg(unix)]
-        tokio::select! {
-            _ = tokio::signal::ctrl_c() => {}
-            _ = terminate.recv() => {}
-        }
-        #[cfg(not(unix))]
-        let _ = tokio::signal::ctrl_c().await;
-    })
+    text.push_str("\nCtrl-C stops it.");
+    text
 }

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use super::balance::{Balance, Ring};
 use http::header::HOST;
 use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{HeaderValue, Request, Uri, Version};
 use thiserror::Error;
-use super::balance::{Balance, Ring};
 
 /// A service: servers that answer the same.
 #[derive(Debug)]
@@ -21,7 +21,8 @@ pub(crate) struct Upstream {
 
 impl Upstream {
     pub(crate) fn new(name: &str, servers: &[String], balance: Balance) -> Result<Self, BadServer> {
-        let servers = servers.iter().map(|url| Server::parse(url).map(Arc::new)).collect::<Result<Vec<_>, _>>()?;
+        let servers =
+            servers.iter().map(|url| Server::parse(url).map(Arc::new)).collect::<Result<Vec<_>, _>>()?;
         let ring = Ring::of(servers.iter().map(|server| server.url.as_str()));
         Ok(Self { name: name.to_owned(), servers, balance, turn: AtomicUsize::new(0), ring })
     }
@@ -183,9 +184,11 @@ mod tests {
 
     #[test]
     fn a_server_kept_over_a_reload_keeps_its_health() {
-        let old = Upstream::new("api", &["http://a:1".into(), "http://b:1".into()], Balance::RoundRobin).unwrap();
+        let old =
+            Upstream::new("api", &["http://a:1".into(), "http://b:1".into()], Balance::RoundRobin).unwrap();
         old.servers[1].set_healthy(false);
-        let mut new = Upstream::new("api", &["http://b:1".into(), "http://c:1".into()], Balance::Sticky).unwrap();
+        let mut new =
+            Upstream::new("api", &["http://b:1".into(), "http://c:1".into()], Balance::Sticky).unwrap();
         new.adopt(&old);
         assert!(!new.servers[0].is_healthy());
         assert!(new.servers[1].is_healthy());

@@ -1,0 +1,137 @@
+//! Where the policy comes from: a file, a line, or the demo.
+
+use std::borrow::Cow;
+use std::cell::RefCell;
+use std::path::PathBuf;
+
+use anyhow::{Context, bail};
+use tidegate_policy::{Active, Compiled, FileError, Files, Problems, compile};
+
+use super::demo;
+use crate::args::ServeArgs;
+use crate::file::{self, Folder};
+
+/// A policy that can be read again.
+#[derive(Debug)]
+pub(crate) enum Source {
+    File(PathBuf),
+    /// Made from the command line, as the YAML it equals.
+    Line(String),
+    /// The built-in demo.
+    Demo(String),
+}
+
+/// A policy as it was read.
+pub(crate) struct Loaded {
+    pub(crate) active: Active,
+    pub(crate) warnings: Problems,
+    /// Every file it was read from.
+    pub(crate) files: Vec<PathBuf>,
+}
+
+/// Why a policy was not read.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LoadError {
+    #[error("cannot read {file}: {source}")]
+    Unreadable { file: String, source: std::io::Error },
+    #[error("{0}")]
+    Problems(Problems),
+}
+
+impl Source {
+    pub(crate) fn of(args: &ServeArgs) -> anyhow::Result<Self> {
+        if let Some(path) = &args.config {
+            return Ok(Self::File(path.clone()));
+        }
+        let limit = args.limit.as_deref();
+        match &args.upstream {
+            Some(upstream) => Ok(Self::Line(policy(upstream, limit.unwrap_or("100/m"))?)),
+            None => {
+                let upstream = format!("http://{}", demo::start()?);
+                Ok(Self::Demo(policy(&upstream, limit.unwrap_or("10/m"))?))
+            }
+        }
+    }
+
+    pub(crate) fn load(&self) -> Result<Loaded, LoadError> {
+        match self {
+            Self::File(path) => {
+                let name = path.display().to_string();
+                let bytes = file::policy(path)
+                    .map_err(|source| LoadError::Unreadable { file: name.clone(), source })?;
+                let files = Noting { folder: Folder::of(path), read: RefCell::new(vec![path.clone()]), path };
+                let compiled = compile(&name, &bytes, &files).map_err(LoadError::Problems)?;
+                Ok(loaded(compiled, files.read.into_inner()))
+            }
+            Self::Line(yaml) | Self::Demo(yaml) => {
+                let compiled = compile("command line", yaml.as_bytes(), &tidegate_policy::NoFiles);
+                Ok(loaded(compiled.map_err(LoadError::Problems)?, Vec::new()))
+            }
+        }
+    }
+}
+
+fn loaded(Compiled { plan, warnings, .. }: Compiled, files: Vec<PathBuf>) -> Loaded {
+    Loaded { active: Active::new(plan), warnings, files }
+}
+
+/// Files of a folder, noting which were asked for.
+struct Noting<'a> {
+    folder: Folder,
+    path: &'a std::path::Path,
+    read: RefCell<Vec<PathBuf>>,
+}
+
+impl Files for Noting<'_> {
+    fn read(&self, name: &str) -> Result<Cow<'_, [u8]>, FileError> {
+        let folder = self.path.parent().unwrap_or(std::path::Path::new(""));
+        self.read.borrow_mut().push(folder.join(name));
+        self.folder.read(name)
+    }
+}
+
+/// One limit for each client in front of one upstream, as it would be written in a file.
+fn policy(upstream: &str, limit: &str) -> anyhow::Result<String> {
+    let (requests, window) = limit
+        .split_once('/')
+        .with_context(|| format!("`{limit}` is no limit; write it as 100/m, 10/s or 1000/15m"))?;
+    let Ok(requests) = requests.trim().parse::<u64>() else {
+        bail!("`{requests}` is no number of requests; write the limit as 100/m, 10/s or 1000/15m");
+    };
+    let window = window.trim();
+    let window = if window.starts_with(|c: char| c.is_ascii_digit()) {
+        window.to_owned()
+    } else {
+        format!("1{window}")
+    };
+    Ok(format!(
+        "\
+upstreams:
+  api: {{ servers: [{upstream}] }}
+routes:
+  - {{ path: /**, upstream: api }}
+clients:
+  identify_by: [api_key, ip]
+  api_key: {{ header: X-API-Key }}
+rate_limits:
+  default: {{ requests: {requests}, window: {window}, algorithm: token_bucket }}
+"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_a_policy() {
+        for limit in ["100/m", "10/s", "1000/15m", "5 / 1d"] {
+            let yaml = policy("http://localhost:3000", limit).unwrap();
+            assert!(compile("line", yaml.as_bytes(), &tidegate_policy::NoFiles).is_ok(), "{yaml}");
+        }
+        for bad in ["100", "many/m", "-1/m"] {
+            let error = policy("http://localhost:3000", bad).unwrap_err().to_string();
+            assert!(error.contains("100/m"), "{error}");
+        }
+    }
+}
