@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::task::{Context, Poll};
 
+use http_body::{Body, Frame, SizeHint};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// Looks that the head of a request may take, however lively it drips.
@@ -45,6 +46,40 @@ impl Activity {
 /// A request that is being served.
 #[derive(Debug)]
 pub(crate) struct InFlight(Arc<Activity>);
+
+impl InFlight {
+    /// It is being served until its answer has been sent whole.
+    pub(crate) fn until_the_end_of<B>(self, body: B) -> Answering<B> {
+        Answering { body, _in_flight: self }
+    }
+}
+
+/// A response's body. Hyper drops it when it has been sent.
+#[derive(Debug)]
+pub(crate) struct Answering<B> {
+    body: B,
+    _in_flight: InFlight,
+}
+
+impl<B: Body + Unpin> Body for Answering<B> {
+    type Data = B::Data;
+    type Error = B::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+        Pin::new(&mut self.get_mut().body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
 
 impl Drop for InFlight {
     fn drop(&mut self) {

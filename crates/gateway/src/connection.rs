@@ -20,6 +20,7 @@ use crate::activity::{Activity, Watch, Watched};
 use crate::bounds::Bounds;
 use crate::core::Core;
 use crate::forward::Hop;
+use crate::guests::Place;
 use crate::runtime::LocalExecutor;
 use crate::stack;
 
@@ -52,24 +53,31 @@ impl Speaking {
     }
 }
 
+/// Who has come in.
+#[derive(Debug)]
+pub(crate) struct Client {
+    pub(crate) stream: TcpStream,
+    pub(crate) peer: SocketAddr,
+    pub(crate) place: Place,
+}
+
 /// Serves a connection until its client, its idleness or `stop` ends it.
 pub(crate) async fn serve<S: Store + 'static>(
     core: Rc<Core<S>>,
     speaking: Speaking,
-    stream: TcpStream,
-    peer: SocketAddr,
+    Client { stream, peer, place }: Client,
     tls: Option<TlsAcceptor>,
     stop: watch::Receiver<bool>,
 ) {
     // Small writes are whole answers; a socket that cannot be set is about to fail anyway.
     let _ = stream.set_nodelay(true);
     match tls {
-        None => speak(core, speaking, stream, Hop::new(peer, false), stop).await,
+        None => speak(core, speaking, stream, Hop::new(peer, false, place), stop).await,
         Some(tls) => {
             let handshake = tokio::time::timeout(core.bounds.handshake, tls.accept(stream));
             // Who does not speak TLS is not answered.
             if let Ok(Ok(stream)) = handshake.await {
-                speak(core, speaking, stream, Hop::new(peer, true), stop).await;
+                speak(core, speaking, stream, Hop::new(peer, true, place), stop).await;
             }
         }
     }
@@ -92,8 +100,7 @@ async fn speak<S: Store + 'static>(
             let in_flight = activity.begin(request.version() == Version::HTTP_2);
             async move {
                 let response = stack::serve(&core, &hop, request).await;
-                drop(in_flight);
-                Ok::<_, Infallible>(response)
+                Ok::<_, Infallible>(response.map(|body| in_flight.until_the_end_of(body)))
             }
         }
     });

@@ -3,10 +3,11 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use crate::guests::Place;
 use bytes::{BufMut, BytesMut};
 use http::header::{
     CONNECTION, CONTENT_LENGTH, EXPECT, FORWARDED, HOST, HeaderName, HeaderValue, PROXY_AUTHENTICATE,
-    PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
+    PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE,
 };
 use http::{HeaderMap, Version};
 
@@ -19,7 +20,7 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 
-/// What a connection says to upstreams about itself, written once.
+/// A client's connection: its place, and what it says to upstreams about itself, written once.
 #[derive(Debug)]
 pub(crate) struct Hop {
     pub(crate) peer: IpAddr,
@@ -28,10 +29,12 @@ pub(crate) struct Hop {
     /// `for=…;proto=…` of `Forwarded`.
     forwarded: HeaderValue,
     proto: HeaderValue,
+    /// Held as long as anything goes over the connection, a tunnel included.
+    _place: Place,
 }
 
 impl Hop {
-    pub(crate) fn new(peer: SocketAddr, is_tls: bool) -> Self {
+    pub(crate) fn new(peer: SocketAddr, is_tls: bool, place: Place) -> Self {
         let peer = peer.ip().to_canonical();
         let proto = if is_tls { "https" } else { "http" };
         let node = match peer {
@@ -45,13 +48,18 @@ impl Hop {
             address: value(&peer.to_string()),
             forwarded: value(&format!("for={node};proto={proto}")),
             proto: HeaderValue::from_static(if is_tls { "https" } else { "http" }),
+            _place: place,
         }
     }
 }
 
-/// Whether a request asks to speak something else over its connection, and what.
+/// Whether a request asks to speak something else over its connection. HTTP/2 is not something else: its requests would
+/// pass through a tunnel unseen.
 pub(crate) fn wants_upgrade(version: Version, headers: &HeaderMap) -> bool {
-    version == Version::HTTP_11 && headers.contains_key(UPGRADE) && lists(headers, &CONNECTION, "upgrade")
+    version == Version::HTTP_11
+        && headers.contains_key(UPGRADE)
+        && lists(headers, &CONNECTION, "upgrade")
+        && !lists(headers, &UPGRADE, "h2c")
 }
 
 fn lists(headers: &HeaderMap, name: &HeaderName, word: &str) -> bool {
@@ -129,11 +137,9 @@ pub(crate) fn for_upstream(headers: &mut HeaderMap, hop: &Hop, is_trusted: bool,
     }
 }
 
-/// Makes an upstream's headers ready for a client.
+/// Makes an upstream's headers ready for a client. `Trailer` stays: only announced trailers are sent over HTTP/1.1.
 pub(crate) fn for_client(headers: &mut HeaderMap, keeps_upgrade: bool) {
     strip_hop(headers, keeps_upgrade);
-    // Announced trailers are still sent; the announcement belongs to the hop.
-    headers.remove(TRAILER);
 }
 
 fn append(headers: &mut HeaderMap, name: &HeaderName, value: &HeaderValue) {

@@ -15,9 +15,9 @@ use tokio::sync::watch;
 use tokio::task::LocalSet;
 
 use crate::bounds::Bounds;
-use crate::connection::{self, Speaking};
+use crate::connection::{self, Client, Speaking};
 use crate::core::Core;
-use crate::guests::Guests;
+use crate::guests::{Guests, Place};
 use crate::listen::Listener;
 use crate::live::{Live, LiveError};
 use crate::upstream::{Connector, TlsError};
@@ -168,19 +168,10 @@ async fn accept<S: Store + 'static>(
             Ok((stream, peer)) => {
                 // Who finds no room is let go at once: a reset costs less than a wait.
                 let Some(guest) = guests.enter(peer.ip()) else { continue };
-                let serving = connection::serve(
-                    Rc::clone(&core),
-                    speaking.clone(),
-                    stream,
-                    peer,
-                    tls.clone(),
-                    stop.clone(),
-                );
-                let inside = Rc::clone(&inside);
-                tokio::task::spawn_local(async move {
-                    serving.await;
-                    drop((guest, inside));
-                });
+                let client = Client { stream, peer, place: Place::new(guest, &inside) };
+                let serving =
+                    connection::serve(Rc::clone(&core), speaking.clone(), client, tls.clone(), stop.clone());
+                tokio::task::spawn_local(serving);
             }
             Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
         }

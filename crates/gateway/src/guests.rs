@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
+use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -35,6 +36,19 @@ impl Guests {
 
     pub(crate) fn count(&self) -> usize {
         self.count.load(Ordering::Relaxed)
+    }
+}
+
+/// A connection's place: counted among the guests, and waited for when its core drains.
+#[derive(Debug)]
+pub(crate) struct Place {
+    _guest: Guest,
+    _inside: Rc<()>,
+}
+
+impl Place {
+    pub(crate) fn new(guest: Guest, inside: &Rc<()>) -> Self {
+        Self { _guest: guest, _inside: Rc::clone(inside) }
     }
 }
 

@@ -55,9 +55,7 @@ impl Refusal {
     /// The body and its type.
     pub(crate) fn body(&self, style: ErrorBody) -> (Vec<u8>, &'static str) {
         let Self { message, retry_after, limit, remaining, reset, window, rule, violated } = self;
-        let flat = Flat {
-            error: "rate_limit_exceeded",
-            message,
+        let details = Details {
             retry_after: *retry_after,
             limit: *limit,
             remaining: *remaining,
@@ -66,24 +64,23 @@ impl Refusal {
             rule,
         };
         let (body, content_type) = match style {
-            ErrorBody::Flat => (serde_json::to_vec(&flat), "application/json"),
+            ErrorBody::Flat => {
+                let flat = Flat { error: "rate_limit_exceeded", message, details };
+                (serde_json::to_vec(&flat), "application/json")
+            }
             ErrorBody::Nested => {
-                let nested = json!({ "error": Nested { code: "RATE_LIMITED", rest: &flat } });
-                (serde_json::to_vec(&nested), "application/json")
+                let error = Nested { code: "RATE_LIMITED", message, details };
+                (serde_json::to_vec(&json!({ "error": error })), "application/json")
             }
             ErrorBody::Problem => {
-                let problem = json!({
-                    "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
-                    "title": "Request cannot be satisfied as assigned quota has been exceeded",
-                    "status": 429,
-                    "detail": message,
-                    "violated-policies": violated,
-                    "retry_after": retry_after,
-                    "limit": limit,
-                    "remaining": remaining,
-                    "reset": reset,
-                    "window": window,
-                });
+                let problem = Problem {
+                    kind: "https://iana.org/assignments/http-problem-types#quota-exceeded",
+                    title: "Request cannot be satisfied as assigned quota has been exceeded",
+                    status: 429,
+                    detail: message,
+                    violated,
+                    details,
+                };
                 (serde_json::to_vec(&problem), "application/problem+json")
             }
         };
@@ -94,10 +91,9 @@ impl Refusal {
     }
 }
 
+/// What every body says in the same words.
 #[derive(Serialize)]
-struct Flat<'a> {
-    error: &'static str,
-    message: &'a str,
+struct Details<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     retry_after: Option<u64>,
     limit: u64,
@@ -107,20 +103,34 @@ struct Flat<'a> {
     rule: &'a str,
 }
 
-struct Nested<'a> {
-    code: &'static str,
-    rest: &'a Flat<'a>,
+#[derive(Serialize)]
+struct Flat<'a> {
+    error: &'static str,
+    message: &'a str,
+    #[serde(flatten)]
+    details: Details<'a>,
 }
 
-impl Serialize for Nested<'_> {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let Flat { message, retry_after, limit, remaining, reset, window, rule, .. } = self.rest;
-        json!({
-            "code": self.code, "message": message, "retry_after": retry_after, "limit": limit,
-            "remaining": remaining, "reset": reset, "window": window, "rule": rule,
-        })
-        .serialize(serializer)
-    }
+#[derive(Serialize)]
+struct Nested<'a> {
+    code: &'static str,
+    message: &'a str,
+    #[serde(flatten)]
+    details: Details<'a>,
+}
+
+/// As RFC 9457 has it.
+#[derive(Serialize)]
+struct Problem<'a> {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    title: &'static str,
+    status: u16,
+    detail: &'a str,
+    #[serde(rename = "violated-policies")]
+    violated: &'a [String],
+    #[serde(flatten)]
+    details: Details<'a>,
 }
 
 /// The second from which the limit is whole again.

@@ -27,7 +27,7 @@ use crate::upstream::{SendError, Server, Upstream};
 /// Serves one request. Whatever happens, there is a response.
 pub(crate) async fn serve<S: Store + 'static>(
     core: &Rc<Core<S>>,
-    hop: &Hop,
+    hop: &Rc<Hop>,
     request: Request<Incoming>,
 ) -> Response<ResponseBody> {
     let live = core.live.load_full();
@@ -46,12 +46,12 @@ pub(crate) async fn serve<S: Store + 'static>(
 async fn journey<S: Store + 'static>(
     core: &Rc<Core<S>>,
     live: &Live,
-    hop: &Hop,
+    hop: &Rc<Hop>,
     mut request: Request<Incoming>,
     told: &mut Told,
 ) -> Result<Response<ResponseBody>, Cause> {
     let upgrade = forward::wants_upgrade(request.version(), request.headers())
-        .then(|| hyper::upgrade::on(&mut request));
+        .then(|| Upgrade { client: hyper::upgrade::on(&mut request), hop: Rc::clone(hop) });
     let (mut parts, body) = request.into_parts();
     check_framing(&mut parts, core.bounds.body_bytes)?;
     // One spelling of the path, for matching and for forwarding.
@@ -179,13 +179,19 @@ fn with_path(uri: &Uri, path: &str) -> Result<Uri, Cause> {
     Uri::from_parts(parts).map_err(|_| bad())
 }
 
+/// What a client's connection becomes if the upstream agrees.
+struct Upgrade {
+    client: OnUpgrade,
+    hop: Rc<Hop>,
+}
+
 /// The upstream's answer. A server that cannot be reached is passed over: nothing was sent to it.
 async fn send<S: Store>(
     core: &Rc<Core<S>>,
     upstream: &Upstream,
     mut server: Arc<Server>,
     mut request: Request<RequestBody>,
-    upgrade: Option<OnUpgrade>,
+    upgrade: Option<Upgrade>,
 ) -> Result<Response<ResponseBody>, Cause> {
     let mut tried = Vec::new();
     let (mut response, lease) = loop {
@@ -203,9 +209,9 @@ async fn send<S: Store>(
     };
     let switches = response.status() == StatusCode::SWITCHING_PROTOCOLS;
     if switches {
-        let Some(client) = upgrade else { return Err(Cause::BadAnswer) };
+        let Some(Upgrade { client, hop }) = upgrade else { return Err(Cause::BadAnswer) };
         let server = hyper::upgrade::on(&mut response);
-        tokio::task::spawn_local(crate::tunnel::between(client, server, lease));
+        tokio::task::spawn_local(crate::tunnel::between(client, server, lease, hop));
         let mut response = response.map(|_| ResponseBody::empty());
         forward::for_client(response.headers_mut(), true);
         return Ok(response);

@@ -82,7 +82,7 @@ fn servers(node: &Node<'_>, report: &mut Report<'_>) -> Vec<String> {
             None => servers.push(text.trim_end_matches('/').to_owned()),
             Some(hint) => {
                 let finding = Finding::error(item, format!("{} is no server's URL", quote(text)));
-                report.push(finding.expected("http:// or https://, a host, maybe a port").hint(hint));
+                report.push(finding.expected("http://, https:// or h2c://, a host, maybe a port").hint(hint));
             }
         }
     }
@@ -91,11 +91,11 @@ fn servers(node: &Node<'_>, report: &mut Report<'_>) -> Vec<String> {
 
 /// What to change in a server's URL; `None` if it is good.
 fn server_problem(text: &str) -> Option<String> {
-    let rest = text.strip_prefix("http://").or_else(|| text.strip_prefix("https://"));
+    let rest = ["http://", "https://", "h2c://"].iter().find_map(|scheme| text.strip_prefix(scheme));
     let Some(rest) = rest else {
         return Some(match text.split_once("://") {
             Some((scheme, _)) => format!(
-                "there is no `{}://` here; use http:// or https://",
+                "there is no `{}://` here; use http://, https:// or h2c://",
                 scheme.chars().take(20).map(crate::render::visible).collect::<String>()
             ),
             None => format!(

@@ -68,7 +68,7 @@ pub(crate) static UPSTREAM: Mapping = Mapping {
     keys: &[Key::new(
         "servers",
         OneOrMany(&Text("URL")),
-        "Its servers, as http:// or https:// and host, with a port where it is not the usual one.",
+        "Its servers, as http://, https:// or h2c:// (HTTP/2 without TLS) and host, with a port where it is not the usual one.",
         "[http://10.0.0.1:3000, http://10.0.0.2:3000]",
     )
     .required()],

@@ -1,0 +1,82 @@
+//! Who is banned, who is exempt, and who is who.
+
+use tidegate_gateway::Bounds;
+
+use super::support::{Proxy, Upstream};
+
+const ONE: &str = "rate_limits: { default: { requests: 1, window: 1h, algorithm: sliding_window_log } }";
+
+async fn proxy(rest: &str, files: &[(&str, &str)]) -> (Proxy, Upstream) {
+    let upstream = Upstream::named("served").await;
+    let proxy = Proxy::with(&[upstream.url()], &format!("{ONE}\n{rest}\n"), files, Bounds::default());
+    (proxy, upstream)
+}
+
+#[tokio::test]
+async fn a_banned_network_gets_403_and_nothing_about_limits() {
+    let (proxy, _upstream) = proxy("bans: { networks: [127.0.0.0/8] }", &[]).await;
+    let answer = proxy.get("/").await;
+    assert_eq!(answer.status, 403);
+    assert_eq!(answer.json()["error"], "banned");
+    assert_eq!(answer.header("retry-after"), None);
+    assert_eq!(answer.header("x-ratelimit-limit"), None);
+}
+
+#[tokio::test]
+async fn a_ban_from_a_file_finds_the_client_behind_a_trusted_proxy() {
+    let rest = "clients: { ip: { trusted_proxies: [127.0.0.1] } }\nbans: { file: bans.txt }";
+    let (proxy, _upstream) = proxy(rest, &[("bans.txt", "203.0.113.0/24 # abuse\n")]).await;
+    assert_eq!(proxy.ask("/", &[("x-forwarded-for", "203.0.113.9")]).await.status, 403);
+    assert_eq!(proxy.ask("/", &[("x-forwarded-for", "203.0.114.9")]).await.status, 200);
+}
+
+#[tokio::test]
+async fn an_exempt_network_is_not_limited_even_if_it_is_banned() {
+    let rest = "clients: { exempt: { networks: [127.0.0.1] } }\nbans: { networks: [127.0.0.0/8] }";
+    let (proxy, _upstream) = proxy(rest, &[]).await;
+    for _ in 0..5 {
+        let answer = proxy.get("/").await;
+        assert_eq!((answer.status.as_u16(), answer.text()), (200, "served"));
+        assert_eq!(answer.header("x-ratelimit-limit"), None);
+    }
+}
+
+#[tokio::test]
+async fn an_exempt_key_is_not_limited_and_costs_others_nothing() {
+    let rest = "clients: { identify_by: [ip], exempt: { api_keys_file: friends.txt } }";
+    let (proxy, _upstream) = proxy(rest, &[("friends.txt", "friend\n")]).await;
+    for _ in 0..5 {
+        assert_eq!(proxy.ask("/", &[("x-api-key", "friend")]).await.status, 200);
+    }
+    assert_eq!(proxy.get("/").await.status, 200);
+    assert_eq!(proxy.ask("/", &[("x-api-key", "foe")]).await.status, 429);
+}
+
+#[tokio::test]
+async fn without_a_directory_every_key_is_a_client() {
+    let (proxy, _upstream) = proxy("", &[]).await;
+    for key in ["a", "b", "c"] {
+        assert_eq!(proxy.ask("/", &[("x-api-key", key)]).await.status, 200);
+        assert_eq!(proxy.ask("/", &[("x-api-key", key)]).await.status, 429);
+    }
+}
+
+#[tokio::test]
+async fn with_a_directory_an_unknown_key_falls_through_to_the_address() {
+    let upstream = Upstream::named("served").await;
+    let policy = "
+clients: { identify_by: [api_key, ip], tiers: { file: keys.csv } }
+rate_limits:
+  default: { requests: 2, window: 1h, algorithm: sliding_window_log }
+  tiers: { premium: { requests: 9, window: 1h, algorithm: sliding_window_log } }
+";
+    let files = [("keys.csv", "key,tier\nknown,premium\n")];
+    let proxy = Proxy::with(&[upstream.url()], policy, &files, Bounds::default());
+    let known = proxy.ask("/", &[("x-api-key", "known")]).await;
+    assert_eq!(known.number("x-ratelimit-limit"), 9);
+    let invented = proxy.ask("/", &[("x-api-key", "invented-1")]).await;
+    assert_eq!((invented.number("x-ratelimit-limit"), invented.number("x-ratelimit-remaining")), (2, 1));
+    assert_eq!(proxy.ask("/", &[("x-api-key", "invented-2")]).await.number("x-ratelimit-remaining"), 0);
+    assert_eq!(proxy.get("/").await.status, 429, "all of them are one address");
+    assert_eq!(proxy.ask("/", &[("x-api-key", "known")]).await.number("x-ratelimit-remaining"), 7);
+}

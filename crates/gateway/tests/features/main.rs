@@ -1,0 +1,13 @@
+//! What a gateway promises its clients, over real sockets.
+
+#![allow(missing_docs, clippy::unwrap_used, reason = "tests speak through their names and fail by panicking")]
+
+mod admission;
+mod balance;
+mod grpc;
+mod hold;
+mod layers;
+mod messages;
+mod support;
+mod told;
+mod upgrade;
