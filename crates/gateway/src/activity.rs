@@ -96,6 +96,14 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
+    /// Whether a connection may be told to close: over HTTP/2 any time, since that loses no request; over HTTP/1.1 when
+    /// nothing has moved since the last look.
+    pub(crate) fn may_close(activity: &Activity) -> bool {
+        let moved = activity.moved.swap(false, Ordering::Relaxed);
+        let in_flight = activity.in_flight.load(Ordering::Relaxed) > 0;
+        activity.multiplexed.load(Ordering::Relaxed) || (!moved && !in_flight)
+    }
+
     /// Whether the connection has outstayed its welcome.
     pub(crate) fn is_over(&mut self, activity: &Activity) -> bool {
         let moved = activity.moved.swap(false, Ordering::Relaxed);

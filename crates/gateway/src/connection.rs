@@ -5,8 +5,10 @@ use std::net::SocketAddr;
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
-use http::Version;
+use http::header::{CONNECTION, HeaderValue};
+use http::{StatusCode, Version};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
@@ -23,6 +25,10 @@ use crate::forward::Hop;
 use crate::guests::Place;
 use crate::runtime::LocalExecutor;
 use crate::stack;
+
+/// When stopping, a connection over which nothing has moved for so long is closed. At once would be too soon: a request
+/// may be on its way, and over HTTP/1.1 only an answer can say that no other is taken.
+const LINGER: Duration = Duration::from_millis(500);
 
 /// How to speak with clients: made once for each core.
 #[derive(Clone, Debug)]
@@ -47,8 +53,8 @@ impl Speaking {
             .max_local_error_reset_streams(256)
             .max_header_list_size(u32::try_from(bounds.head_bytes).unwrap_or(u32::MAX))
             .max_send_buf_size(256 << 10)
-            .keep_alive_interval(std::time::Duration::from_secs(20))
-            .keep_alive_timeout(std::time::Duration::from_secs(20));
+            .keep_alive_interval(Duration::from_secs(20))
+            .keep_alive_timeout(Duration::from_secs(20));
         Self { http }
     }
 }
@@ -99,7 +105,11 @@ async fn speak<S: Store + 'static>(
             let (core, hop) = (Rc::clone(&core), Rc::clone(&hop));
             let in_flight = activity.begin(request.version() == Version::HTTP_2);
             async move {
-                let response = stack::serve(&core, &hop, request).await;
+                let is_http1 = request.version() < Version::HTTP_2;
+                let mut response = stack::serve(&core, &hop, request).await;
+                if is_http1 && core.is_stopping() && response.status() != StatusCode::SWITCHING_PROTOCOLS {
+                    response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+                }
                 Ok::<_, Infallible>(response.map(|body| in_flight.until_the_end_of(body)))
             }
         }
@@ -118,10 +128,15 @@ async fn speak<S: Store + 'static>(
             _ = connection.as_mut() => return,
             _ = stop.wait_for(|stop| *stop), if !is_stopping => {
                 is_stopping = true;
-                connection.as_mut().graceful_shutdown();
+                look = tokio::time::interval(LINGER);
+                look.reset();
             }
             _ = look.tick() => {
-                if watched.is_over(&activity) {
+                if is_stopping {
+                    if Watch::may_close(&activity) {
+                        connection.as_mut().graceful_shutdown();
+                    }
+                } else if watched.is_over(&activity) {
                     return;
                 }
             }

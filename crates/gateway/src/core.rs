@@ -22,6 +22,7 @@ pub(crate) struct Core<S> {
     pub(crate) bounds: Bounds,
     scratches: RefCell<Vec<Scratch>>,
     waiting: Cell<usize>,
+    is_stopping: Cell<bool>,
 }
 
 impl<S: Store> Core<S> {
@@ -34,7 +35,17 @@ impl<S: Store> Core<S> {
             bounds,
             scratches: RefCell::default(),
             waiting: Cell::new(0),
+            is_stopping: Cell::new(false),
         }
+    }
+
+    /// From now on every answer is the last of its connection.
+    pub(crate) fn begin_stopping(&self) {
+        self.is_stopping.set(true);
+    }
+
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.is_stopping.get()
     }
 
     /// Lends room for one match; it comes back by itself.

@@ -1,6 +1,7 @@
 //! All cores together.
 
 use std::io;
+use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -11,6 +12,7 @@ use rustls::RootCertStore;
 use thiserror::Error;
 use tidegate_policy::Active;
 use tidegate_store::Store;
+use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::task::LocalSet;
 
@@ -139,6 +141,7 @@ async fn run<S: Store + 'static>(
     }
     // If nobody can stop it any more, it is to stop.
     let _ = stop.wait_for(|stop| *stop).await;
+    core.begin_stopping();
     let drained = async {
         while Rc::strong_count(&inside) > 1 {
             tokio::time::sleep(DRAIN_LOOK).await;
@@ -158,22 +161,33 @@ async fn accept<S: Store + 'static>(
 ) {
     let Ok(listener) = tokio::net::TcpListener::from_std(socket) else { return };
     let speaking = Speaking::new(&core.bounds);
+    let let_in = {
+        let stop = stop.clone();
+        move |stream, peer: SocketAddr| {
+            // Who finds no room is let go at once: a reset costs less than a wait.
+            let Some(guest) = guests.enter(peer.ip()) else { return };
+            let client = Client { stream, peer, place: Place::new(guest, &inside) };
+            let serving =
+                connection::serve(Rc::clone(&core), speaking.clone(), client, tls.clone(), stop.clone());
+            tokio::task::spawn_local(serving);
+        }
+    };
     loop {
         let accepted = tokio::select! {
             biased;
-            _ = stop.wait_for(|stop| *stop) => return,
+            _ = stop.wait_for(|stop| *stop) => break,
             accepted = listener.accept() => accepted,
         };
         match accepted {
-            Ok((stream, peer)) => {
-                // Who finds no room is let go at once: a reset costs less than a wait.
-                let Some(guest) = guests.enter(peer.ip()) else { continue };
-                let client = Client { stream, peer, place: Place::new(guest, &inside) };
-                let serving =
-                    connection::serve(Rc::clone(&core), speaking.clone(), client, tls.clone(), stop.clone());
-                tokio::task::spawn_local(serving);
-            }
+            Ok((stream, peer)) => let_in(stream, peer),
             Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
+        }
+    }
+    // Who has connected by now counts on an answer; closing the socket would reset them.
+    let Ok(listener) = listener.into_std() else { return };
+    while let Ok((stream, peer)) = listener.accept() {
+        if let Ok(stream) = stream.set_nonblocking(true).and_then(|()| TcpStream::from_std(stream)) {
+            let_in(stream, peer);
         }
     }
 }

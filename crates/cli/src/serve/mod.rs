@@ -16,6 +16,7 @@ use tidegate_store::MemoryStore;
 use tokio::sync::watch;
 
 use crate::args::{DEFAULT_LISTEN, ServeArgs};
+use reload::Events;
 use source::{Loaded, Source};
 
 /// What is under way at a stop gets this long to end.
@@ -26,24 +27,20 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     let Loaded { active, warnings, files } = source.load()?;
     eprint!("{warnings}");
     let plan = Arc::clone(active.matcher.plan());
-    if plan.store.url.is_some() {
-        bail!(
-            "`store.url` names a shared store, which `serve` cannot use yet; remove it to count in this process"
-        );
-    }
-    if plan.routes.is_empty() {
-        bail!("the policy has no `routes`: nothing would be served; add `upstreams` and `routes`");
-    }
     let cores = args.cores.map_or_else(cores, NonZeroUsize::get);
     let listeners = listen(args, &plan, cores)?;
     let memory = usize::try_from(plan.store.max_memory).unwrap_or(usize::MAX);
     let gateway = Arc::new(Gateway::new(active, Arc::new(MemoryStore::with_cap(memory)))?);
     let (stop, stopping) = watch::channel(false);
     let threads = gateway.start(&listeners, &stopping, DRAIN)?;
-    println!("{}", welcome(&source, &listeners, &plan));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(reload::until_stopped(&gateway, &source, files))?;
+    // Whoever reads the welcome may already change the policy or send a signal.
+    let events = runtime.block_on(async { Events::new(files) })?;
+    println!("{}", welcome(&source, &listeners, &plan));
+    runtime.block_on(events.until_stopped(&gateway, &source))?;
     eprintln!("tidegate: stopping; what is under way gets {} s to end", DRAIN.as_secs());
+    // The cores close theirs; as long as one is open the system would connect clients whom nobody answers.
+    drop(listeners);
     stop.send_replace(true);
     for thread in threads {
         if thread.join().is_err() {
@@ -103,11 +100,10 @@ fn welcome(source: &Source, listeners: &[Listener], plan: &Plan) -> String {
         Source::Line(yaml) => text.push_str(&format!("\nAs a file, which could hold more:\n\n{yaml}")),
         Source::Demo(_) => {
             let requests = plan.rate_limits.default.as_ref().map_or(10, |rule| rule.requests);
+            text.push_str("  upstream   the built-in demo; put your own service behind it with ");
+            text.push_str("--upstream http://localhost:3000\n\n");
             text.push_str(&format!(
-                "\
-  upstream   the built-in demo; put your own service behind it with --upstream http://localhost:3000
-
-Try:
+                "Try:
   curl -i {url}/
   curl -i -H 'X-API-Key: alice' {url}/
   for i in $(seq {}); do curl -s -o /dev/null -w '%{{http_code}}\\n' {url}/; done

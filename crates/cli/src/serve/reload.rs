@@ -9,7 +9,7 @@ use notify::{RecursiveMode, Watcher};
 use tidegate_gateway::Gateway;
 use tidegate_policy::diff;
 use tidegate_store::MemoryStore;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
 use super::source::{Loaded, Source};
@@ -17,25 +17,41 @@ use super::source::{Loaded, Source};
 /// Editors write a file in several steps: what follows so soon belongs together.
 const SETTLE: Duration = Duration::from_millis(100);
 
-/// Reloads the policy whenever it changes, until a signal says to stop.
-pub(crate) async fn until_stopped(
-    gateway: &Gateway<MemoryStore>,
-    source: &Source,
-    files: Vec<PathBuf>,
-) -> anyhow::Result<()> {
-    let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
-    let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
-    let mut hangup = signal(SignalKind::hangup()).context("cannot listen for SIGHUP")?;
-    let mut watched = Watched::new(files)?;
-    loop {
-        tokio::select! {
-            _ = terminate.recv() => return Ok(()),
-            _ = interrupt.recv() => return Ok(()),
-            _ = hangup.recv() => {}
-            () = watched.changed() => {}
-        }
-        if let Some(files) = reload(gateway, source) {
-            watched.watch(files)?;
+/// Signals and changes of files, none missed from here on.
+pub(crate) struct Events {
+    terminate: Signal,
+    interrupt: Signal,
+    hangup: Signal,
+    watched: Watched,
+}
+
+impl Events {
+    /// Needs a runtime.
+    pub(crate) fn new(files: Vec<PathBuf>) -> anyhow::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?,
+            interrupt: signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?,
+            hangup: signal(SignalKind::hangup()).context("cannot listen for SIGHUP")?,
+            watched: Watched::new(files)?,
+        })
+    }
+
+    /// Reloads the policy whenever it changes, until a signal says to stop.
+    pub(crate) async fn until_stopped(
+        mut self,
+        gateway: &Gateway<MemoryStore>,
+        source: &Source,
+    ) -> anyhow::Result<()> {
+        loop {
+            tokio::select! {
+                _ = self.terminate.recv() => return Ok(()),
+                _ = self.interrupt.recv() => return Ok(()),
+                _ = self.hangup.recv() => {}
+                () = self.watched.changed() => {}
+            }
+            if let Some(files) = reload(gateway, source) {
+                self.watched.watch(files)?;
+            }
         }
     }
 }

@@ -36,6 +36,19 @@ pub(crate) enum LoadError {
     Unreadable { file: String, source: std::io::Error },
     #[error("{0}")]
     Problems(Problems),
+    #[error(transparent)]
+    Unservable(#[from] Unservable),
+}
+
+/// A good policy that cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Unservable {
+    #[error("the policy has no `routes`: nothing would be served; add `upstreams` and `routes`")]
+    NoRoutes,
+    #[error(
+        "`store.url` names a shared store, which `serve` cannot use yet; remove it to count in this process"
+    )]
+    SharedStore,
 }
 
 impl Source {
@@ -61,18 +74,24 @@ impl Source {
                     .map_err(|source| LoadError::Unreadable { file: name.clone(), source })?;
                 let files = Noting { folder: Folder::of(path), read: RefCell::new(vec![path.clone()]), path };
                 let compiled = compile(&name, &bytes, &files).map_err(LoadError::Problems)?;
-                Ok(loaded(compiled, files.read.into_inner()))
+                loaded(compiled, files.read.into_inner())
             }
             Self::Line(yaml) | Self::Demo(yaml) => {
                 let compiled = compile("command line", yaml.as_bytes(), &tidegate_policy::NoFiles);
-                Ok(loaded(compiled.map_err(LoadError::Problems)?, Vec::new()))
+                loaded(compiled.map_err(LoadError::Problems)?, Vec::new())
             }
         }
     }
 }
 
-fn loaded(Compiled { plan, warnings, .. }: Compiled, files: Vec<PathBuf>) -> Loaded {
-    Loaded { active: Active::new(plan), warnings, files }
+fn loaded(Compiled { plan, warnings, .. }: Compiled, files: Vec<PathBuf>) -> Result<Loaded, LoadError> {
+    if plan.store.url.is_some() {
+        return Err(Unservable::SharedStore.into());
+    }
+    if plan.routes.is_empty() {
+        return Err(Unservable::NoRoutes.into());
+    }
+    Ok(Loaded { active: Active::new(plan), warnings, files })
 }
 
 /// Files of a folder, noting which were asked for.

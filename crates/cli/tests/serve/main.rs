@@ -1,0 +1,11 @@
+//! The real binary on a real port.
+
+#![cfg(target_os = "linux")]
+#![allow(missing_docs, clippy::unwrap_used, reason = "tests speak through their names and fail by panicking")]
+
+mod process;
+mod reload;
+mod stop;
+mod streaming;
+mod welcome;
+mod wire;

@@ -1,0 +1,115 @@
+//! The real binary as a process, with its output.
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+
+/// An event that does not come within this time never will.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
+
+pub(crate) fn tidegate(args: &[&str]) -> std::process::Output {
+    Command::new(env!("CARGO_BIN_EXE_tidegate")).args(args).output().unwrap()
+}
+
+/// `tidegate serve` on a free port.
+pub(crate) struct Server {
+    process: Child,
+    pub(crate) address: String,
+    pub(crate) welcome: String,
+    said: mpsc::Receiver<String>,
+}
+
+impl Server {
+    pub(crate) fn start(args: &[&str]) -> Self {
+        let mut process = Command::new(env!("CARGO_BIN_EXE_tidegate"))
+            .args(["serve", "--listen", "127.0.0.1:0"])
+            .args(args)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut welcome = String::new();
+        let mut output = BufReader::new(process.stdout.take().unwrap());
+        let errors = BufReader::new(process.stderr.take().unwrap());
+        let (say, said) = mpsc::channel();
+        std::thread::spawn(move || {
+            for line in errors.lines().map_while(Result::ok) {
+                // The test may have ended.
+                let _ = say.send(line);
+            }
+        });
+        while !welcome.contains("Ctrl-C") {
+            assert_ne!(output.read_line(&mut welcome).unwrap(), 0, "it ended after {welcome:?}");
+        }
+        let address =
+            welcome.lines().next().and_then(|line| line.rsplit_once("http://")).unwrap().1.to_owned();
+        Self { process, address, welcome, said }
+    }
+
+    /// Waits until it says `text` among its messages; the whole line.
+    pub(crate) fn hears(&self, text: &str) -> String {
+        loop {
+            let line = self.said.recv_timeout(DEADLINE).unwrap_or_else(|_| panic!("nobody said {text:?}"));
+            if line.contains(text) {
+                return line;
+            }
+        }
+    }
+
+    pub(crate) fn signal(&self, name: &str) {
+        let sent = Command::new("kill").args([name, &self.process.id().to_string()]).status();
+        assert!(sent.unwrap().success());
+    }
+
+    pub(crate) fn ends(&mut self) -> ExitStatus {
+        self.process.wait().unwrap()
+    }
+
+    /// How much memory it has in use, in KiB.
+    pub(crate) fn resident(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.id())).unwrap();
+        let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse().unwrap()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// A policy file in a folder of its own, removed at the end.
+pub(crate) struct Policy {
+    folder: PathBuf,
+}
+
+impl Policy {
+    pub(crate) fn new(name: &str, text: &str) -> Self {
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let policy = Self { folder };
+        policy.write(text);
+        policy
+    }
+
+    pub(crate) fn path(&self) -> String {
+        self.folder.join("policy.yaml").to_str().unwrap().to_owned()
+    }
+
+    /// Puts another file in its place, at once.
+    pub(crate) fn write(&self, text: &str) {
+        let new = self.folder.join("policy.yaml.new");
+        std::fs::write(&new, text).unwrap();
+        std::fs::rename(new, self.path()).unwrap();
+    }
+}
+
+impl Drop for Policy {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}

@@ -1,0 +1,99 @@
+//! Another policy while requests come.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+use crate::process::{Policy, Server};
+use crate::wire::{Connection, echo, get};
+
+/// A limit that nobody reaches and no window's end meets.
+fn policy(servers: &str, rest: &str) -> String {
+    format!(
+        "upstreams: {{ api: {{ servers: [{servers}] }} }}\nroutes: [{{ path: /**, upstream: api }}]\n\
+         rate_limits:\n  default: {{ requests: 100_000_000, window: 365d, algorithm: fixed_window }}\n{rest}"
+    )
+}
+
+/// Asks without a pause until told to stop, each time expecting one less. How often it asked.
+fn ask_on(address: &str, client: usize, stop: &Arc<AtomicBool>) -> JoinHandle<u64> {
+    let (address, stop) = (address.to_owned(), Arc::clone(stop));
+    std::thread::spawn(move || {
+        let mut connection = Connection::open(&address).unwrap();
+        let mut asked = 0;
+        while !stop.load(Ordering::Relaxed) {
+            let response = connection.get(&format!("X-API-Key: client-{client}\r\n")).unwrap();
+            assert_eq!(response.status(), "200", "{response:?}");
+            asked += 1;
+            assert_eq!(response.remaining(), 100_000_000 - asked, "no counter begins again");
+        }
+        asked
+    })
+}
+
+#[test]
+fn a_hundred_reloads_under_load_fail_no_request_and_reset_no_counter() {
+    let (first, second) = (format!("http://{}", echo()), format!("http://{}", echo()));
+    let both = format!("{first}, {second}");
+    let file = Policy::new("reloads", &policy(&first, ""));
+    let server = Server::start(&["--config", &file.path()]);
+    let stop = Arc::new(AtomicBool::new(false));
+    let clients: Vec<_> = (0..3).map(|client| ask_on(&server.address, client, &stop)).collect();
+    for reload in 0..100 {
+        match reload % 5 {
+            0 => file.write(&policy(
+                &both,
+                &format!("  endpoints: {{ /x: {{ requests: {}, window: 1m }} }}\n", reload + 1),
+            )),
+            1 => file.write(&policy(&first, "headers: [x_ratelimit, ratelimit]\n")),
+            2 => file.write("rate_limits: { default: { requests: 0, window: 1m } }\n"),
+            3 => file.write(&policy(&second, "error_body: nested\n")),
+            _ => file.write("upstreams: [{{ this is no YAML"),
+        }
+        let heard = server.hears("tidegate: ");
+        let expected =
+            if matches!(reload % 5, 2 | 4) { "the old one stays in force" } else { "policy reloaded" };
+        assert!(heard.contains(expected), "reload {reload}: {heard}");
+    }
+    stop.store(true, Ordering::Relaxed);
+    for client in clients {
+        assert!(client.join().unwrap() > 100);
+    }
+}
+
+#[test]
+fn sighup_reads_the_policy_again() {
+    let file = Policy::new("hangup", &policy(&format!("http://{}", echo()), ""));
+    let server = Server::start(&["--config", &file.path()]);
+    let before = get(&server.address, "").remaining();
+    server.signal("-HUP");
+    assert!(server.hears("policy reloaded").contains("0 changes"));
+    assert_eq!(get(&server.address, "").remaining(), before - 1);
+}
+
+#[test]
+fn a_policy_that_serves_nothing_is_not_put_in_force() {
+    let good = policy(&format!("http://{}", echo()), "");
+    let file = Policy::new("nothing", &good);
+    let server = Server::start(&["--config", &file.path()]);
+    file.write("rate_limits: { default: { requests: 1, window: 1m } }\n");
+    server.hears("the old one stays in force");
+    assert_eq!(get(&server.address, "").status(), "200");
+}
+
+#[test]
+fn a_list_of_keys_is_watched_too() {
+    let rest = "  tiers: { premium: { requests: 7, window: 1h }, free: { requests: 3, window: 1h } }\n\
+                clients: { tiers: { file: keys.csv } }\n";
+    let file = Policy::new("keys", "");
+    let keys = file.path().replace("policy.yaml", "keys.csv");
+    std::fs::write(&keys, "key,tier\nalice,free\n").unwrap();
+    file.write(&policy(&format!("http://{}", echo()), rest));
+    let server = Server::start(&["--config", &file.path()]);
+    let limit =
+        || get(&server.address, "X-API-Key: alice\r\n").header("x-ratelimit-limit").map(str::to_owned);
+    assert_eq!(limit().as_deref(), Some("3"));
+    std::fs::write(&keys, "key,tier\nalice,premium\n").unwrap();
+    server.hears("policy reloaded");
+    assert_eq!(limit().as_deref(), Some("7"));
+}

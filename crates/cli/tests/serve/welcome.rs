@@ -1,0 +1,73 @@
+//! What somebody sees who starts it.
+
+use std::net::TcpListener;
+
+use crate::process::{Policy, Server, tidegate};
+use crate::wire::{echo, get};
+
+#[test]
+fn the_demo_answers_with_its_limit() {
+    let server = Server::start(&[]);
+    let first = get(&server.address, "");
+    assert_eq!(first.status(), "200", "{first:?}");
+    assert!(first.body.contains("You asked to GET /hello"), "{first:?}");
+    assert_eq!(first.remaining(), 9, "{first:?}");
+}
+
+#[test]
+fn the_welcome_of_the_demo_says_what_to_try() {
+    let server = Server::start(&[]);
+    assert!(server.welcome.contains(&format!("curl -i http://{}/", server.address)), "{}", server.welcome);
+    assert!(server.welcome.contains("  limit      default: 10 per 1m"), "{}", server.welcome);
+}
+
+#[test]
+fn one_line_is_printed_as_the_policy_it_equals() {
+    let upstream = format!("http://{}", echo());
+    let server = Server::start(&["--upstream", &upstream, "--limit", "100/m"]);
+    assert_eq!(get(&server.address, "").header("x-ratelimit-limit"), Some("100"));
+    let (_, rest) = server.welcome.split_once("\nupstreams:").unwrap();
+    let (yaml, _) = rest.split_once("\n\n").unwrap();
+    let policy = Policy::new("one-line", &format!("upstreams:{yaml}\n"));
+    let checked = tidegate(&["check", &policy.path()]);
+    assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stderr));
+    let as_file = Server::start(&["--config", &policy.path()]);
+    assert_eq!(get(&as_file.address, "").header("x-ratelimit-limit"), Some("100"));
+}
+
+#[test]
+fn a_limit_that_is_none_is_a_clear_error() {
+    let output = tidegate(&["serve", "--upstream", "http://localhost:3000", "--limit", "many"]);
+    assert_eq!(output.status.code(), Some(1));
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(error.contains("`many`") && error.contains("100/m"), "{error}");
+}
+
+#[test]
+fn a_policy_that_is_not_good_does_not_start() {
+    let policy = Policy::new("not-good", "rate_limits: { default: { requests: 0, window: 1m } }");
+    let output = tidegate(&["serve", "--config", &policy.path()]);
+    assert_eq!(output.status.code(), Some(1));
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(error.contains("policy.yaml:1:"), "{error}");
+}
+
+#[test]
+fn a_taken_port_is_a_clear_error() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let output = tidegate(&["serve", "--listen", &address]);
+    assert_eq!(output.status.code(), Some(1));
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(error.contains(&format!("cannot listen on {address}")), "{error}");
+    assert!(error.contains("--listen"), "{error}");
+}
+
+#[test]
+fn a_name_that_is_no_address_is_a_clear_error_without_a_wrong_hint() {
+    let output = tidegate(&["serve", "--listen", "8080"]);
+    assert_eq!(output.status.code(), Some(1));
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(error.contains("cannot listen on 8080"), "{error}");
+    assert!(error.contains("127.0.0.1:8080"), "an example shows the form: {error}");
+}
