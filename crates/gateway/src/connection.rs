@@ -56,8 +56,7 @@ impl Speaking {
 pub(crate) async fn serve<S: Store + 'static>(
     core: Rc<Core<S>>,
     speaking: Speaking,
-    stream: TcpStream,
-    peer: SocketAddr,
+    (stream, peer): (TcpStream, SocketAddr),
     tls: Option<TlsAcceptor>,
     stop: watch::Receiver<bool>,
 ) {

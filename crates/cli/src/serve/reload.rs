@@ -26,7 +26,7 @@ pub(crate) async fn until_stopped(
     let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
     let mut hangup = signal(SignalKind::hangup()).context("cannot listen for SIGHUP")?;
-    let mut watched = Watched::new(files)?;
+    let mut watched = Watched::new(&files)?;
     loop {
         tokio::select! {
             _ = terminate.recv() => return Ok(()),
@@ -35,7 +35,7 @@ pub(crate) async fn until_stopped(
             () = watched.changed() => {}
         }
         if let Some(files) = reload(gateway, source) {
-            watched.watch(files)?;
+            watched.watch(&files)?;
         }
     }
 }
@@ -76,7 +76,7 @@ struct Watched {
 }
 
 impl Watched {
-    fn new(files: Vec<PathBuf>) -> anyhow::Result<Self> {
+    fn new(files: &[PathBuf]) -> anyhow::Result<Self> {
         let (send, events) = mpsc::unbounded_channel();
         let watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
             if let Ok(event) = event
@@ -87,12 +87,12 @@ impl Watched {
             }
         })
         .context("cannot watch files")?;
-        let mut watched = Self { watcher, events, files: BTreeSet::new(), folders: BTreeSet::new() };
-        watched.watch(files)?;
-        Ok(watched)
+        let mut all = Self { watcher, events, files: BTreeSet::new(), folders: BTreeSet::new() };
+        all.watch(files)?;
+        Ok(all)
     }
 
-    fn watch(&mut self, files: Vec<PathBuf>) -> anyhow::Result<()> {
+    fn watch(&mut self, files: &[PathBuf]) -> anyhow::Result<()> {
         self.files = files.iter().map(|file| absolute(file)).collect();
         for file in &self.files {
             let Some(folder) = file.parent().map(Path::to_owned) else { continue };

@@ -4,6 +4,7 @@ pub(crate) const ALGORITHMS: &[&str] =
     &["sliding_window_counter", "sliding_window_log", "token_bucket", "leaky_bucket", "fixed_window"];
 pub(crate) const IDENTITIES: &[&str] = &["api_key", "user", "tenant", "ip", "fingerprint", "cookie"];
 pub(crate) const HEADER_STYLES: &[&str] = &["x_ratelimit", "ratelimit", "ratelimit_epoch", "ratelimit_delta"];
+pub(crate) const BALANCES: &[&str] = &["round_robin", "least_loaded", "sticky"];
 pub(crate) const ERROR_BODIES: &[&str] = &["flat", "nested", "problem"];
 /// Whom a rule counts that counts all together.
 pub(crate) const EVERYBODY: &str = "everybody";
