@@ -99,11 +99,12 @@ fn welcome(source: &Source, listeners: &[Listener], plan: &Plan) -> String {
         })
         .collect();
     let url = urls.first().map(String::as_str).unwrap_or_default();
-    let limits: String = plan
+    let limits: Vec<_> = plan
         .rate_limits
         .iter()
         .map(|rule| format!("  limit      {}: {}\n", rule.name, rule.words()))
         .collect();
+    let limits = limits.concat();
     let rest = match source {
         Source::File(path) => {
             format!("  policy     {}, read again when it changes or at SIGHUP\n", path.display())

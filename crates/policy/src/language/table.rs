@@ -1,16 +1,11 @@
 //! The table itself. A key that stands here is accepted, offered by editors and explained in docs/config.md.
 
 use super::Shape::{Choice, Count, Duration, Either, List, Named, Object, OneOrMany, Size, Text};
-use super::names::{ALGORITHMS, BALANCES, ERROR_BODIES, EVERYBODY, HEADER_STYLES, IDENTITIES};
-use super::{Key, Mapping, Shape};
-
-const FILE: Shape = Text("file name");
-const HEADER: Shape = Text("header name");
-const NETWORK: Shape = Text("network");
-const PATH: Shape = Text("path pattern");
-const IDENTITY: Shape = Choice(IDENTITIES);
-const METHOD: Shape = Text("method");
-const ANY_TEXT: Shape = Text("text");
+use super::names::{
+    ALGORITHMS, ANY_TEXT, BALANCES, ERROR_BODIES, EVERYBODY, FILE, HEADER, HEADER_STYLES, IDENTITY, METHOD,
+    NETWORK, PATH,
+};
+use super::{Key, Mapping};
 
 pub(crate) static POLICY: Mapping = Mapping {
     name: "the policy",
