@@ -56,7 +56,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
         if took > LONGEST_PAUSE {
             // Others may have had the processor meanwhile: that is no pause of ours.
             let now_waited = waited_for_a_processor()?;
-            took = took.saturating_sub(now_waited - waited);
+            took = took.saturating_sub(now_waited.saturating_sub(waited));
             waited = now_waited;
         }
         longest = longest.max(took);

@@ -106,15 +106,12 @@ impl Default for Command {
     }
 }
 
-/// Loopback: nobody else's machine reaches it by accident.
-pub(crate) const DEFAULT_LISTEN: &str = "127.0.0.1:8080";
-
 #[derive(Debug, Default, clap::Args)]
 pub(crate) struct ServeArgs {
     /// The policy.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["upstream", "limit"])]
     pub(crate) config: Option<PathBuf>,
-    /// The service to stand in front of, such as http://localhost:3000.
+    /// The service to stand in front of, such as <http://localhost:3000>.
     #[arg(long, value_name = "URL")]
     pub(crate) upstream: Option<String>,
     /// How much each client may do: 100/m, 10/s, 1000/15m. 100/m unless said, 10/m for the demo.
@@ -203,12 +200,10 @@ mod tests {
     }
 
     #[test]
-    fn no_command_serves_the_demo_on_loopback() {
+    fn no_command_serves_the_demo() {
         let Command::Serve(serve) = Args::parse_from(["tidegate"]).command.unwrap_or_default() else {
             panic!("it serves");
         };
         assert!(serve.config.is_none() && serve.upstream.is_none() && serve.listen.is_none());
-        let address: std::net::SocketAddr = DEFAULT_LISTEN.parse().unwrap();
-        assert!(address.ip().is_loopback());
     }
 }

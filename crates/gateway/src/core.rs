@@ -10,12 +10,12 @@ use tidegate_store::{Store, SystemClock};
 
 use crate::bounds::Bounds;
 use crate::live::Live;
-use crate::upstream::{Connector, Pools};
+use crate::upstream::{Connector, Pools, Server};
 
 /// The state of one core. Whatever is shared with others is behind an `Arc`.
 #[derive(Debug)]
 pub(crate) struct Core<S> {
-    pub(crate) live: Arc<ArcSwap<Live>>,
+    live: Arc<ArcSwap<Live>>,
     pub(crate) store: Arc<S>,
     pub(crate) clock: SystemClock,
     pub(crate) pools: Rc<Pools>,
@@ -23,6 +23,8 @@ pub(crate) struct Core<S> {
     scratches: RefCell<Vec<Scratch>>,
     waiting: Cell<usize>,
     is_stopping: Cell<bool>,
+    /// What was in force when a request was last served.
+    served: Cell<*const Live>,
 }
 
 impl<S: Store> Core<S> {
@@ -36,7 +38,23 @@ impl<S: Store> Core<S> {
             scratches: RefCell::default(),
             waiting: Cell::new(0),
             is_stopping: Cell::new(false),
+            served: Cell::new(std::ptr::null()),
         }
+    }
+
+    /// What is in force. The first to see a new policy lets go of connections that nobody needs any more.
+    pub(crate) fn live(&self) -> Arc<Live> {
+        let live = self.live.load_full();
+        if self.served.replace(Arc::as_ptr(&live)) != Arc::as_ptr(&live) {
+            let is_used = |server: &Arc<Server>| {
+                live.upstreams()
+                    .iter()
+                    .flat_map(|upstream| &upstream.servers)
+                    .any(|used| Arc::ptr_eq(used, server))
+            };
+            self.pools.keep_only(is_used);
+        }
+        live
     }
 
     /// From now on every answer is the last of its connection.

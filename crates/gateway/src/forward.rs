@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use crate::guests::Place;
 use bytes::{BufMut, BytesMut};
 use http::header::{
-    CONNECTION, CONTENT_LENGTH, EXPECT, FORWARDED, HOST, HeaderName, HeaderValue, PROXY_AUTHENTICATE,
+    CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, FORWARDED, HOST, HeaderName, HeaderValue, PROXY_AUTHENTICATE,
     PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE,
 };
 use http::{HeaderMap, Version};
@@ -110,6 +110,7 @@ pub(crate) fn for_upstream(headers: &mut HeaderMap, hop: &Hop, is_trusted: bool,
     if takes_trailers {
         headers.insert(TE, HeaderValue::from_static("trailers"));
     }
+    join_cookies(headers);
     // The body is asked for, and so sent, by us.
     headers.remove(EXPECT);
     if is_trusted {
@@ -134,6 +135,18 @@ pub(crate) fn for_upstream(headers: &mut HeaderMap, hop: &Hop, is_trusted: bool,
     }
     if !is_trusted || !headers.contains_key(REQUEST_ID) {
         headers.insert(REQUEST_ID, request_id());
+    }
+}
+
+/// HTTP/2 may split what HTTP/1.1 knows only as one header.
+fn join_cookies(headers: &mut HeaderMap) {
+    let mut cookies = headers.get_all(COOKIE).iter();
+    if cookies.next().is_none() || cookies.next().is_none() {
+        return;
+    }
+    let cookies: Vec<_> = headers.get_all(COOKIE).iter().map(HeaderValue::as_bytes).collect();
+    if let Ok(joined) = HeaderValue::from_bytes(&cookies.join(&b"; "[..])) {
+        headers.insert(COOKIE, joined);
     }
 }
 

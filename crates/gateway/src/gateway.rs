@@ -22,7 +22,7 @@ use crate::core::Core;
 use crate::guests::{Guests, Place};
 use crate::listen::Listener;
 use crate::live::{Live, LiveError};
-use crate::upstream::{Connector, TlsError};
+use crate::upstream::{Connector, TlsError, health};
 
 /// When descriptors run out, accepting again at once would only spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -118,8 +118,11 @@ impl<S: Store + 'static> Gateway<S> {
         let stop = stop.clone();
         let thread = std::thread::Builder::new().name(format!("core-{number}"));
         Ok(thread.spawn(move || {
-            let core = Rc::new(Core::new(live, store, connector, bounds));
             let local = LocalSet::new();
+            if number == 0 {
+                local.spawn_local(health::watch(Arc::clone(&live), connector.clone()));
+            }
+            let core = Rc::new(Core::new(live, store, connector, bounds));
             local.block_on(&runtime, run(core, doors, guests, stop, drain));
         })?)
     }

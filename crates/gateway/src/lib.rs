@@ -31,4 +31,4 @@ pub use bounds::Bounds;
 pub use gateway::{Gateway, GatewayError};
 pub use listen::{ListenError, Listener};
 pub use live::LiveError;
-pub use upstream::{BadServer, Balance, TlsError};
+pub use upstream::{BadServer, TlsError};

@@ -3,7 +3,7 @@
 use thiserror::Error;
 use tidegate_policy::{Active, ErrorBody, HeaderStyle, Plan};
 
-use crate::upstream::{BadServer, Balance, Upstream};
+use crate::upstream::{BadServer, Upstream};
 
 /// A policy with its upstreams.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ impl Live {
     pub(crate) fn new(active: Active, before: Option<&Self>) -> Result<Self, LiveError> {
         let mut upstreams = Vec::new();
         for planned in &active.matcher.plan().upstreams {
-            let mut upstream = Upstream::new(&planned.name, &planned.servers, Balance::RoundRobin)
+            let mut upstream = Upstream::new(planned)
                 .map_err(|source| LiveError::Server { upstream: planned.name.clone(), source })?;
             if let Some(earlier) = before.and_then(|live| live.named(&planned.name)) {
                 upstream.adopt(earlier);

@@ -30,7 +30,7 @@ pub(crate) async fn serve<S: Store + 'static>(
     hop: &Rc<Hop>,
     request: Request<Incoming>,
 ) -> Response<ResponseBody> {
-    let live = core.live.load_full();
+    let live = core.live();
     let mut told = Told::new();
     let mut response = match journey(core, &live, hop, request, &mut told).await {
         Ok(response) => response,

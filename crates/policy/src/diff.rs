@@ -1,12 +1,12 @@
 //! The difference of two plans in words, for whoever reloads one.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::fmt;
+use std::fmt::{self, Write};
 
 use tidegate_core::Cost;
 
 use crate::plan::{Clients, Count, CustomRule, Match, NameSource, Plan, Rule, RuleCost, TokenKey};
-use crate::quantity::size_text;
+use crate::quantity::{size_text, span_text};
 
 /// One difference.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -192,14 +192,23 @@ fn settings(plan: &Plan) -> Settings {
             settings.insert(key.to_owned(), value);
         }
     };
-    set("listen", listen.join(", "));
+    let places = listen.iter().map(|place| match place.tls {
+        Some(_) => format!("{} with TLS", place.address),
+        None => place.address.clone(),
+    });
+    set("listen", places.collect::<Vec<_>>().join(", "));
     set("bans", network_words(bans));
     set("headers", headers.iter().map(|style| style.name()).collect::<Vec<_>>().join(", "));
     set("error_body", error_body.name().to_owned());
     set("store.url", store.url.as_ref().map_or("memory".to_owned(), ToString::to_string));
     set("store.max_memory", size_text(store.max_memory));
     for upstream in upstreams {
-        set(&format!("upstream `{}`", upstream.name), upstream.servers.join(", "));
+        let mut words = format!("{}, {}", upstream.servers.join(", "), upstream.balance.name());
+        if let Some(health) = &upstream.health {
+            // Writing to a text does not fail.
+            let _ = write!(words, ", {} every {}", health.path, span_text(health.every));
+        }
+        set(&format!("upstream `{}`", upstream.name), words);
     }
     let name = |index: usize| upstreams.get(index).map_or("", |upstream| upstream.name.as_str());
     let route_words =

@@ -55,9 +55,9 @@ pub use language::{reference, schema};
 pub use matcher::{Active, Admission, Exemption, Matched, Matcher, Scratch};
 pub use path::{PathError, normalize};
 pub use plan::{
-    Claim, Clients, Count, CustomRule, Endpoint, ErrorBody, Exempt, HeaderMatch, HeaderStyle, HostPattern,
-    Match, NameSource, Plan, RateLimits, Route, Rule, RuleCost, Secret, StorePlan, StoreUrl, Tier,
-    TierSource, Token, TokenKey, Upstream, When,
+    Balance, Certificate, Claim, Clients, Count, CustomRule, Endpoint, ErrorBody, Exempt, HeaderMatch,
+    HeaderStyle, Health, HostPattern, Listen, Match, NameSource, Plan, RateLimits, Route, Rule, RuleCost,
+    Secret, StorePlan, StoreUrl, Tier, TierSource, Token, TokenKey, Upstream, When,
 };
 pub use problem::{Excerpt, Problem, Problems, Severity};
 pub use quantity::span_text;

@@ -14,17 +14,20 @@ fn corpus(name: &str) -> Vec<Vec<u8>> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(name);
     let files = fs::read_dir(folder).unwrap().map(|entry| fs::read(entry.unwrap().path()).unwrap());
     let files: Vec<_> = files.collect();
-    assert!(files.len() >= 10, "{} files", files.len());
+    assert!(files.len() > 100, "{} files", files.len());
     files
 }
 
 #[test]
 fn any_text_is_a_path_with_one_spelling_or_refused() {
-    let texts = corpus("path").into_iter().filter_map(|bytes| String::from_utf8(bytes).ok());
-    texts.for_each(|text| path::holds(&text));
+    for text in corpus("path").into_iter().filter_map(|bytes| String::from_utf8(bytes).ok()) {
+        path::holds(&text);
+    }
 }
 
 #[test]
 fn any_bytes_are_a_policy_or_told_why_not() {
-    corpus("policy").iter().for_each(|bytes| policy::holds(bytes));
+    for bytes in corpus("policy") {
+        policy::holds(&bytes);
+    }
 }

@@ -147,7 +147,7 @@ bans: { networks: [203.0.113.0/24] }
     let facts = Facts { method: "GET", host: "example.org", path: "/api/v1/orders", headers: &headers, peer };
     let mut scratch = Scratch::default();
     let mut count = || match matcher.admit(&facts, None, Timestamp::ZERO, &mut scratch) {
-        Admission::Checked(matched) => matched.checks().len(),
+        Admission::Checked(held) => held.checks().len(),
         other => panic!("{other:?}"),
     };
     assert_eq!(count(), 8);

@@ -11,11 +11,11 @@ use std::time::Duration;
 
 use anyhow::bail;
 use tidegate_gateway::{Gateway, ListenError, Listener};
-use tidegate_policy::Plan;
+use tidegate_policy::{Listen, Plan};
 use tidegate_store::MemoryStore;
 use tokio::sync::watch;
 
-use crate::args::{DEFAULT_LISTEN, ServeArgs};
+use crate::args::ServeArgs;
 use reload::Events;
 use source::{Loaded, Source};
 
@@ -35,7 +35,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     let threads = gateway.start(&listeners, &stopping, DRAIN)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     // Whoever reads the welcome may already change the policy or send a signal.
-    let events = runtime.block_on(async { Events::new(files) })?;
+    let events = runtime.block_on(async { Events::new(&files) })?;
     println!("{}", welcome(&source, &listeners, &plan));
     runtime.block_on(events.until_stopped(&gateway, &source))?;
     eprintln!("tidegate: stopping; what is under way gets {} s to end", DRAIN.as_secs());
@@ -55,14 +55,20 @@ fn cores() -> usize {
 }
 
 fn listen(args: &ServeArgs, plan: &Plan, cores: usize) -> anyhow::Result<Vec<Listener>> {
-    let addresses = match &args.listen {
-        Some(address) => vec![address.clone()],
-        None if plan.listen.is_empty() => vec![DEFAULT_LISTEN.to_owned()],
+    let places = match &args.listen {
+        Some(address) => vec![Listen { address: address.clone(), tls: None }],
         None => plan.listen.clone(),
     };
-    addresses
+    places
         .iter()
-        .map(|address| Listener::bind(address, cores).map_err(|error| explain(error, address)))
+        .map(|place| {
+            let listener =
+                Listener::bind(&place.address, cores).map_err(|error| explain(error, &place.address))?;
+            Ok(match &place.tls {
+                Some(tls) => listener.with_tls(&tls.chain, tls.key.expose())?,
+                None => listener,
+            })
+        })
         .collect()
 }
 
@@ -89,30 +95,32 @@ fn welcome(source: &Source, listeners: &[Listener], plan: &Plan) -> String {
             format!("{scheme}://{}", listener.address())
         })
         .collect();
-    let mut text = format!("tidegate is listening on {}\n", urls.join(", "));
     let url = urls.first().map(String::as_str).unwrap_or_default();
-    for rule in plan.rate_limits.iter() {
-        text.push_str(&format!("  limit      {}: {}\n", rule.name, rule.words()));
-    }
-    match source {
-        Source::File(path) => text
-            .push_str(&format!("  policy     {}, read again when it changes or at SIGHUP\n", path.display())),
-        Source::Line(yaml) => text.push_str(&format!("\nAs a file, which could hold more:\n\n{yaml}")),
+    let limits: Vec<_> = plan
+        .rate_limits
+        .iter()
+        .map(|rule| format!("  limit      {}: {}\n", rule.name, rule.words()))
+        .collect();
+    let limits = limits.concat();
+    let rest = match source {
+        Source::File(path) => {
+            format!("  policy     {}, read again when it changes or at SIGHUP\n", path.display())
+        }
+        Source::Line(yaml) => format!("\nAs a file, which could hold more:\n\n{yaml}"),
         Source::Demo(_) => {
             let requests = plan.rate_limits.default.as_ref().map_or(10, |rule| rule.requests);
-            text.push_str("  upstream   the built-in demo; put your own service behind it with ");
-            text.push_str("--upstream http://localhost:3000\n\n");
-            text.push_str(&format!(
-                "Try:
+            format!(
+                "\x20 upstream   the built-in demo; put your own service behind it with --upstream http://localhost:3000
+
+Try:
   curl -i {url}/
   curl -i -H 'X-API-Key: alice' {url}/
   for i in $(seq {}); do curl -s -o /dev/null -w '%{{http_code}}\\n' {url}/; done
   curl -i {url}/
 ",
                 requests + 2
-            ));
+            )
         }
-    }
-    text.push_str("\nCtrl-C stops it.");
-    text
+    };
+    format!("tidegate is listening on {}\n{limits}{rest}\nCtrl-C stops it.", urls.join(", "))
 }

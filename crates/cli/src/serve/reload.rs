@@ -1,7 +1,9 @@
 //! What happens while the gateway runs: its policy changes, or it is told to stop.
 
 use std::collections::BTreeSet;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -27,7 +29,7 @@ pub(crate) struct Events {
 
 impl Events {
     /// Needs a runtime.
-    pub(crate) fn new(files: Vec<PathBuf>) -> anyhow::Result<Self> {
+    pub(crate) fn new(files: &[PathBuf]) -> anyhow::Result<Self> {
         Ok(Self {
             terminate: signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?,
             interrupt: signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?,
@@ -50,7 +52,7 @@ impl Events {
                 () = self.watched.changed() => {}
             }
             if let Some(files) = reload(gateway, source) {
-                self.watched.watch(files)?;
+                self.watched.watch(&files)?;
             }
         }
     }
@@ -69,7 +71,8 @@ fn reload(gateway: &Gateway<MemoryStore>, source: &Source) -> Option<Vec<PathBuf
     };
     eprint!("{warnings}");
     let before = gateway.active();
-    let changes = diff(before.matcher.plan(), active.matcher.plan());
+    let (old, new) = (before.matcher.plan(), Arc::clone(active.matcher.plan()));
+    let changes = diff(old, &new);
     if let Err(error) = gateway.replace(active) {
         eprintln!(
             "tidegate: the policy has changed and cannot be served; the old one stays in force: {error}"
@@ -80,55 +83,87 @@ fn reload(gateway: &Gateway<MemoryStore>, source: &Source) -> Option<Vec<PathBuf
     for change in changes {
         eprintln!("  {change}");
     }
+    if old.listen != new.listen || old.store != new.store {
+        eprintln!("  where to listen and the store stay as they are until the next start");
+    }
     Some(files)
 }
 
-/// Files that are watched by way of their folders: editors put new files in the place of old ones.
+/// Files that are watched by way of their folders: editors put new files in the place of old ones, and a mounted
+/// configuration turns a link beside them.
 struct Watched {
     watcher: notify::RecommendedWatcher,
-    events: mpsc::UnboundedReceiver<Vec<PathBuf>>,
+    events: mpsc::UnboundedReceiver<()>,
     files: BTreeSet<PathBuf>,
     folders: BTreeSet<PathBuf>,
+    /// The files as they were when last looked at.
+    seen: Vec<Stamp>,
 }
 
+/// Which file it is and when it was written; `None` if there is none.
+type Stamp = Option<(u64, u64, i64, i64, u64)>;
+
 impl Watched {
-    fn new(files: Vec<PathBuf>) -> anyhow::Result<Self> {
+    fn new(files: &[PathBuf]) -> anyhow::Result<Self> {
         let (send, events) = mpsc::unbounded_channel();
         let watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
-            if let Ok(event) = event
-                && !event.kind.is_access()
-            {
+            if event.is_ok_and(|event| !event.kind.is_access()) {
                 // Nobody listens any more only when the process ends.
-                let _ = send.send(event.paths);
+                let _ = send.send(());
             }
         })
         .context("cannot watch files")?;
-        let mut watched = Self { watcher, events, files: BTreeSet::new(), folders: BTreeSet::new() };
-        watched.watch(files)?;
-        Ok(watched)
+        let (none, folders, seen) = (BTreeSet::new(), BTreeSet::new(), Vec::new());
+        let mut all = Self { watcher, events, files: none, folders, seen };
+        all.watch(files)?;
+        Ok(all)
     }
 
-    fn watch(&mut self, files: Vec<PathBuf>) -> anyhow::Result<()> {
-        self.files = files.iter().map(|file| absolute(file)).collect();
-        for file in &self.files {
+    fn watch(&mut self, files: &[PathBuf]) -> anyhow::Result<()> {
+        let files: BTreeSet<_> = files.iter().map(|file| absolute(file)).collect();
+        for file in &files {
             let Some(folder) = file.parent().map(Path::to_owned) else { continue };
             if self.folders.insert(folder.clone()) {
                 let watching = self.watcher.watch(&folder, RecursiveMode::NonRecursive);
                 watching.with_context(|| format!("cannot watch {}", folder.display()))?;
             }
         }
+        if files != self.files {
+            self.files = files;
+            self.seen = self.look();
+        }
         Ok(())
     }
 
-    /// Ready when one of the files has changed and come to rest.
+    fn look(&self) -> Vec<Stamp> {
+        let stamp = |file: &PathBuf| {
+            let file = std::fs::metadata(file).ok()?;
+            Some((file.dev(), file.ino(), file.mtime(), file.mtime_nsec(), file.size()))
+        };
+        self.files.iter().map(stamp).collect()
+    }
+
+    /// Ready when one of the files has changed and come to rest, whatever else happens in its folder.
     async fn changed(&mut self) {
         loop {
-            let Some(paths) = self.events.recv().await else { return std::future::pending().await };
-            if paths.iter().any(|path| self.files.contains(&absolute(path))) {
-                break;
+            if self.events.recv().await.is_none() {
+                return std::future::pending().await;
             }
+            let mut now = self.look();
+            if now == self.seen {
+                continue;
+            }
+            loop {
+                tokio::time::sleep(SETTLE).await;
+                let later = self.look();
+                if later == now {
+                    break;
+                }
+                now = later;
+            }
+            self.seen = now;
+            return;
         }
-        while tokio::time::timeout(SETTLE, self.events.recv()).await.is_ok_and(|event| event.is_some()) {}
     }
 }
 

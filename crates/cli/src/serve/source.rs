@@ -57,13 +57,11 @@ impl Source {
             return Ok(Self::File(path.clone()));
         }
         let limit = args.limit.as_deref();
-        match &args.upstream {
-            Some(upstream) => Ok(Self::Line(policy(upstream, limit.unwrap_or("100/m"))?)),
-            None => {
-                let upstream = format!("http://{}", demo::start()?);
-                Ok(Self::Demo(policy(&upstream, limit.unwrap_or("10/m"))?))
-            }
+        if let Some(upstream) = &args.upstream {
+            return Ok(Self::Line(policy(upstream, limit.unwrap_or("100/m"))?));
         }
+        let upstream = format!("http://{}", demo::start()?);
+        Ok(Self::Demo(policy(&upstream, limit.unwrap_or("10/m"))?))
     }
 
     pub(crate) fn load(&self) -> Result<Loaded, LoadError> {

@@ -97,3 +97,53 @@ fn a_list_of_keys_is_watched_too() {
     server.hears("policy reloaded");
     assert_eq!(limit().as_deref(), Some("7"));
 }
+
+#[test]
+fn what_else_happens_in_the_folder_does_not_delay_a_reload() {
+    let good = policy(&format!("http://{}", echo()), "");
+    let file = Policy::new("busy-folder", &good);
+    let server = Server::start(&["--config", &file.path()]);
+    let stop = Arc::new(AtomicBool::new(false));
+    let log = file.path().replace("policy.yaml", "busy.log");
+    let busy = std::thread::spawn({
+        let stop = Arc::clone(&stop);
+        move || {
+            while !stop.load(Ordering::Relaxed) {
+                std::fs::write(&log, "busy").unwrap();
+            }
+        }
+    });
+    file.write(&format!("{good}error_body: nested\n"));
+    server.hears("policy reloaded, 1 changes");
+    stop.store(true, Ordering::Relaxed);
+    busy.join().unwrap();
+}
+
+#[test]
+fn a_mounted_configuration_is_reloaded_when_its_link_is_turned() {
+    let good = policy(&format!("http://{}", echo()), "");
+    let file = Policy::new("mounted", "");
+    let folder = std::path::PathBuf::from(file.path().replace("/policy.yaml", ""));
+    let turn = |version: &str, text: &str| {
+        std::fs::create_dir(folder.join(version)).unwrap();
+        std::fs::write(folder.join(version).join("policy.yaml"), text).unwrap();
+        std::os::unix::fs::symlink(version, folder.join("next")).unwrap();
+        std::fs::rename(folder.join("next"), folder.join("..data")).unwrap();
+    };
+    turn("one", &good);
+    std::fs::remove_file(file.path()).unwrap();
+    std::os::unix::fs::symlink("..data/policy.yaml", file.path()).unwrap();
+    let server = Server::start(&["--config", &file.path()]);
+    turn("two", &format!("{good}error_body: nested\n"));
+    server.hears("policy reloaded, 1 changes");
+}
+
+#[test]
+fn another_address_is_said_to_take_a_restart() {
+    let good = policy(&format!("http://{}", echo()), "");
+    let file = Policy::new("address", &good);
+    let server = Server::start(&["--config", &file.path()]);
+    file.write(&format!("{good}listen: 127.0.0.1:1\n"));
+    server.hears("until the next start");
+    assert_eq!(get(&server.address, "").status(), "200");
+}

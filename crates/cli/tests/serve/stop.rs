@@ -91,3 +91,30 @@ fn a_request_that_takes_its_time_is_answered_after_sigterm() {
     assert_eq!(server.ends().code(), Some(0));
     assert_eq!(asked.read(&mut [0; 1]).unwrap_or(0), 0);
 }
+
+#[test]
+fn a_tunnel_may_end_by_itself_after_sigterm() {
+    let upstream = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", upstream.local_addr().unwrap());
+    let mut server = Server::start(&["--upstream", &url]);
+    let mut client = Connection::open(&server.address).unwrap().into_stream();
+    let ask = b"GET / HTTP/1.1\r\nHost: test\r\nConnection: upgrade\r\nUpgrade: words\r\n\r\n";
+    client.get_mut().write_all(ask).unwrap();
+    let (mut tunnel, _) = upstream.accept().unwrap();
+    read_head(&mut io::BufReader::new(&mut tunnel)).unwrap();
+    tunnel.write_all(b"HTTP/1.1 101 Go\r\nConnection: upgrade\r\nUpgrade: words\r\n\r\n").unwrap();
+    assert!(read_head(&mut client).unwrap().starts_with("HTTP/1.1 101 "));
+    server.signal("-TERM");
+    server.hears("stopping");
+    while Connection::open(&server.address).is_ok() {
+        std::thread::yield_now();
+    }
+    let mut heard = [0; 5];
+    client.get_mut().write_all(b"hello").unwrap();
+    tunnel.read_exact(&mut heard).unwrap();
+    tunnel.write_all(&heard).unwrap();
+    client.read_exact(&mut heard).unwrap();
+    assert_eq!(&heard, b"hello");
+    drop((client, tunnel));
+    assert_eq!(server.ends().code(), Some(0));
+}

@@ -4,24 +4,9 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use tidegate_policy::Balance;
+
 use super::server::{Server, Upstream};
-
-/// How a server is chosen.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Balance {
-    /// One after another.
-    #[default]
-    RoundRobin,
-    /// The less busy of two.
-    LeastLoaded,
-    /// The same for the same client, as long as it is there.
-    Sticky,
-}
-
-impl Balance {
-    /// All of them.
-    pub const ALL: [Self; 3] = [Self::RoundRobin, Self::LeastLoaded, Self::Sticky];
-}
 
 /// So many points of each server on the ring: one leaving moves its share and hardly anything else.
 const POINTS: u64 = 64;
@@ -102,7 +87,8 @@ mod tests {
 
     fn upstream(balance: Balance, servers: u32) -> Upstream {
         let servers: Vec<_> = (0..servers).map(|n| format!("http://10.0.0.{n}:80")).collect();
-        Upstream::new("api", &servers, balance).unwrap()
+        let plan = tidegate_policy::Upstream { name: "api".to_owned(), servers, balance, health: None };
+        Upstream::new(&plan).unwrap()
     }
 
     fn chosen(upstream: &Upstream, client: &[u8]) -> String {
@@ -125,7 +111,7 @@ mod tests {
             let upstream = upstream(balance, 3);
             upstream.servers[1].set_healthy(false);
             assert!((0..100_u32).all(|n| chosen(&upstream, &n.to_be_bytes()) != upstream.servers[1].url));
-            upstream.servers.iter().for_each(|server| _ = server.set_healthy(false));
+            upstream.servers.iter().for_each(|server| server.set_healthy(false));
             assert!(upstream.choose(b"", &[]).is_some(), "{balance:?}");
         }
     }

@@ -2,10 +2,10 @@
 
 mod balance;
 mod connect;
+pub(crate) mod health;
 mod pool;
 mod server;
 
-pub use balance::Balance;
 pub(crate) use connect::Connector;
 pub use connect::TlsError;
 pub(crate) use pool::{Lease, Pools, SendError};

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use super::balance::{Balance, Ring};
+use tidegate_policy::{Balance, Health};
+
+use super::balance::Ring;
 use http::header::HOST;
 use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{HeaderValue, Request, Uri, Version};
@@ -15,16 +17,25 @@ pub(crate) struct Upstream {
     pub(crate) name: String,
     pub(crate) servers: Vec<Arc<Server>>,
     pub(super) balance: Balance,
+    pub(crate) health: Option<Health>,
     pub(super) turn: AtomicUsize,
     pub(super) ring: Ring,
 }
 
 impl Upstream {
-    pub(crate) fn new(name: &str, servers: &[String], balance: Balance) -> Result<Self, BadServer> {
+    pub(crate) fn new(plan: &tidegate_policy::Upstream) -> Result<Self, BadServer> {
+        let tidegate_policy::Upstream { name, servers, balance, health } = plan;
         let servers =
             servers.iter().map(|url| Server::parse(url).map(Arc::new)).collect::<Result<Vec<_>, _>>()?;
         let ring = Ring::of(servers.iter().map(|server| server.url.as_str()));
-        Ok(Self { name: name.to_owned(), servers, balance, turn: AtomicUsize::new(0), ring })
+        Ok(Self {
+            name: name.clone(),
+            servers,
+            balance: *balance,
+            health: health.clone(),
+            turn: AtomicUsize::new(0),
+            ring,
+        })
     }
 
     /// Takes over from an earlier upstream what it knew of the servers both have.
@@ -125,9 +136,9 @@ impl Server {
         self.healthy.load(Ordering::Relaxed)
     }
 
-    /// What a health check found; whether that is news.
-    pub(crate) fn set_healthy(&self, healthy: bool) -> bool {
-        self.healthy.swap(healthy, Ordering::Relaxed) != healthy
+    /// What a health check found.
+    pub(crate) fn set_healthy(&self, healthy: bool) {
+        self.healthy.store(healthy, Ordering::Relaxed);
     }
 
     pub(super) fn load(&self) -> usize {
@@ -184,11 +195,14 @@ mod tests {
 
     #[test]
     fn a_server_kept_over_a_reload_keeps_its_health() {
-        let old =
-            Upstream::new("api", &["http://a:1".into(), "http://b:1".into()], Balance::RoundRobin).unwrap();
+        let upstream = |servers: [&str; 2]| {
+            let servers = servers.map(str::to_owned).to_vec();
+            let (name, balance) = ("api".to_owned(), Balance::RoundRobin);
+            Upstream::new(&tidegate_policy::Upstream { name, servers, balance, health: None }).unwrap()
+        };
+        let old = upstream(["http://a:1", "http://b:1"]);
         old.servers[1].set_healthy(false);
-        let mut new =
-            Upstream::new("api", &["http://b:1".into(), "http://c:1".into()], Balance::Sticky).unwrap();
+        let mut new = upstream(["http://b:1", "http://c:1"]);
         new.adopt(&old);
         assert!(!new.servers[0].is_healthy());
         assert!(new.servers[1].is_healthy());

@@ -2,7 +2,10 @@
 
 use std::net::SocketAddr;
 
-use super::support::{Proxy, Upstream};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+
+use super::support::{Proxy, Upstream, soon};
 
 const LIMIT: &str = "rate_limits: { default: { requests: 1000, window: 1h } }\n";
 
@@ -42,6 +45,27 @@ async fn a_server_that_goes_away_is_passed_over_from_then_on() {
         let answer = proxy.get("/").await;
         assert_eq!((answer.status.as_u16(), answer.text()), (200, "right"));
     }
+}
+
+#[tokio::test]
+async fn a_server_that_a_reload_left_out_loses_its_connections() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let old = format!("http://{}", listener.local_addr().unwrap());
+    let new = Upstream::named("new").await;
+    let proxy = Proxy::before(&[old], LIMIT);
+    let (answer, mut kept) = tokio::join!(proxy.get("/"), async {
+        let (mut stream, _) = soon(listener.accept()).await.unwrap();
+        let mut asked = Vec::new();
+        while !asked.ends_with(b"\r\n\r\n") {
+            asked.push(soon(stream.read_u8()).await.unwrap());
+        }
+        stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nold").await.unwrap();
+        stream
+    });
+    assert_eq!(answer.text(), "old");
+    proxy.replace(&[new.url()], LIMIT);
+    assert_eq!(proxy.get("/").await.text(), "new");
+    assert_eq!(soon(kept.read(&mut [0; 1])).await.unwrap(), 0);
 }
 
 #[tokio::test]

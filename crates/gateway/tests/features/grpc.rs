@@ -51,7 +51,7 @@ async fn greet(request: Request<Incoming>) -> Response<AnyBody> {
             match frame.into_data() {
                 Ok(data) => sending.send_data(data).await.unwrap(),
                 Err(frame) if frame.trailers_ref().is_some_and(|sent| sent["x-checksum"] == "7") => {
-                    status = "0"
+                    status = "0";
                 }
                 Err(_) => {}
             }
@@ -128,4 +128,22 @@ async fn http_1_clients_reach_an_http_2_server_and_the_other_way_round() {
     drop(sending);
     let response = soon(client(&proxy).await.send_request(call("/", body))).await.unwrap();
     assert_eq!(Answer::of(response).await.text(), "HTTP/1.1 greeter.test");
+}
+
+#[tokio::test]
+async fn cookies_that_came_apart_are_one_header_over_http_1() {
+    let upstream = Upstream::start(|request: Request<Incoming>| async move {
+        let cookies = request.headers().get_all("cookie").iter().map(|value| value.to_str().unwrap());
+        Response::new(full(cookies.collect::<Vec<_>>().join(" | ")))
+    })
+    .await;
+    let proxy = Proxy::before(&[upstream.url()], LIMIT);
+    let (sending, body) = Channel::new(1);
+    drop(sending);
+    let mut request = call("/", body);
+    for cookie in ["a=1", "b=2", "c=3"] {
+        request.headers_mut().append("cookie", HeaderValue::from_static(cookie));
+    }
+    let response = soon(client(&proxy).await.send_request(request)).await.unwrap();
+    assert_eq!(Answer::of(response).await.text(), "a=1; b=2; c=3");
 }

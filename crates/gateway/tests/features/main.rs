@@ -8,6 +8,7 @@ mod grpc;
 mod hold;
 mod layers;
 mod messages;
+mod stop;
 mod support;
 mod told;
 mod upgrade;

@@ -36,9 +36,22 @@ pub(crate) fn full(text: impl Into<Bytes>) -> AnyBody {
     Full::new(text.into()).map_err(|never: Infallible| match never {}).boxed_unsync()
 }
 
+/// The rest of a policy, before these servers.
+pub(crate) fn active(servers: &[String], rest: &str, files: &[(&str, &str)]) -> Active {
+    let policy = format!(
+        "upstreams: {{ api: {{ servers: [{}] }} }}\nroutes: [{{ path: /**, upstream: api }}]\n{rest}",
+        servers.join(", ")
+    );
+    let files: BTreeMap<_, _> =
+        files.iter().map(|(name, text)| ((*name).to_owned(), text.as_bytes().to_vec())).collect();
+    let plan = compile("policy.yaml", policy.as_bytes(), &files).unwrap_or_else(|e| panic!("{e}")).plan;
+    Active::new(plan)
+}
+
 /// A gateway of one core.
 pub(crate) struct Proxy {
     pub(crate) address: SocketAddr,
+    gateway: Gateway<MemoryStore>,
     stop: watch::Sender<bool>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -50,20 +63,31 @@ impl Proxy {
     }
 
     pub(crate) fn with(servers: &[String], rest: &str, files: &[(&str, &str)], bounds: Bounds) -> Self {
-        let policy = format!(
-            "upstreams: {{ api: {{ servers: [{}] }} }}\nroutes: [{{ path: /**, upstream: api }}]\n{rest}",
-            servers.join(", ")
-        );
-        let files: BTreeMap<_, _> =
-            files.iter().map(|(name, text)| ((*name).to_owned(), text.as_bytes().to_vec())).collect();
-        let plan = compile("policy.yaml", policy.as_bytes(), &files).unwrap_or_else(|e| panic!("{e}")).plan;
+        Self::draining(active(servers, rest, files), bounds, Duration::ZERO)
+    }
+
+    /// What is under way when it stops gets `drain` to end.
+    pub(crate) fn draining(active: Active, bounds: Bounds, drain: Duration) -> Self {
         let store = Arc::new(MemoryStore::with_cap(1 << 20));
-        let gateway = Gateway::with_bounds(Active::new(plan), store, bounds).unwrap();
+        let gateway = Gateway::with_bounds(active, store, bounds).unwrap();
         let listener = Listener::bind("127.0.0.1:0", 1).unwrap();
         let address = listener.address();
         let (stop, stopping) = watch::channel(false);
-        let threads = gateway.start(&[listener], &stopping, Duration::ZERO).unwrap();
-        Self { address, stop, threads }
+        let threads = gateway.start(&[listener], &stopping, drain).unwrap();
+        Self { address, gateway, stop, threads }
+    }
+
+    /// Puts another policy in force.
+    pub(crate) fn replace(&self, servers: &[String], rest: &str) {
+        self.gateway.replace(active(servers, rest, &[])).unwrap();
+    }
+
+    /// Lets what is under way end. Other tasks go on meanwhile.
+    pub(crate) async fn stop(mut self) {
+        self.stop.send_replace(true);
+        for thread in std::mem::take(&mut self.threads) {
+            soon(tokio::task::spawn_blocking(|| thread.join())).await.unwrap().expect("no core panics");
+        }
     }
 
     pub(crate) async fn get(&self, path: &str) -> Answer {

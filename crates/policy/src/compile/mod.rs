@@ -20,7 +20,7 @@ use crate::directory::Directory;
 use crate::files::Files;
 use crate::identity::ClientKind;
 use crate::language::{BANS, CLIENTS, ERROR_BODIES, HEADER_STYLES, POLICY, RATE_LIMITS, STORE};
-use crate::plan::{Clients, ErrorBody, HeaderStyle, Plan, RateLimits, StorePlan, StoreUrl};
+use crate::plan::{Clients, ErrorBody, HeaderStyle, Listen, Plan, RateLimits, StorePlan, StoreUrl};
 use crate::problem::Problems;
 use crate::raw::{self, Fields, Finding, Mark, Node, Place, Report};
 use crate::warnings;
@@ -161,8 +161,8 @@ pub(crate) struct Marks {
 fn decode<'s>(root: &Node<'s>, context: &mut Context<'s, '_>) -> Option<Plan> {
     let fields = Fields::open(root, &POLICY, &mut context.report)?;
     let listen = match fields.get("listen") {
-        Some(node) => routing::listen(node, &mut context.report),
-        None => vec!["127.0.0.1:8080".to_owned()],
+        Some(node) => routing::listen(node, context),
+        None => vec![Listen { address: "127.0.0.1:8080".to_owned(), tls: None }],
     };
     let upstreams =
         fields.get("upstreams").map(|node| routing::upstreams(node, &mut context.report)).unwrap_or_default();

@@ -2,10 +2,12 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::compile::{Context, scalar};
+use tidegate_core::Span;
+
+use crate::compile::{Context, files, scalar};
 use crate::endpoints::EndpointPattern;
-use crate::language::{ROUTE, UPSTREAM};
-use crate::plan::{HostPattern, Route, Upstream};
+use crate::language::{BALANCES, HEALTH, LISTEN, ROUTE, TLS, UPSTREAM};
+use crate::plan::{Balance, Certificate, Health, HostPattern, Listen, Route, Secret, Upstream};
 use crate::raw::{Fields, Finding, Mark, Node, Report, Value, nearest};
 use crate::render::quote;
 
@@ -14,10 +16,25 @@ const MOST_NAMED: usize = 12;
 /// Among more names than this none is looked for that may have been meant.
 const MOST_COMPARED: usize = 1_000;
 
-pub(super) fn listen(node: &Node<'_>, report: &mut Report<'_>) -> Vec<String> {
-    let mut addresses: Vec<String> = Vec::new();
+pub(super) fn listen<'s>(node: &Node<'s>, context: &mut Context<'s, '_>) -> Vec<Listen> {
+    let mut places: Vec<Listen> = Vec::new();
     let mut seen = HashSet::new();
-    for item in scalar::one_or_many(node, "address", report) {
+    // One place may be a mapping of its own.
+    let items = match &node.value {
+        Value::Mapping(_) => std::slice::from_ref(node),
+        _ => scalar::one_or_many(node, "address", &mut context.report),
+    };
+    for item in items {
+        let (item, tls) = match &item.value {
+            Value::Mapping(_) => {
+                let Some(fields) = Fields::open(item, &LISTEN, &mut context.report) else { continue };
+                let tls = fields.get("tls").and_then(|node| certificate(node, context));
+                let Some(address) = fields.require("address", &mut context.report) else { continue };
+                (address, tls)
+            }
+            _ => (item, None),
+        };
+        let report = &mut context.report;
         let Some(text) = scalar::text(item, "an address, such as `0.0.0.0:8080`", report) else { continue };
         let parts = text.rsplit_once(':');
         let port = parts.and_then(|(_, port)| port.parse::<u16>().ok());
@@ -32,14 +49,30 @@ pub(super) fn listen(node: &Node<'_>, report: &mut Report<'_>) -> Vec<String> {
                 Err(_) => "write it like `0.0.0.0:8080` or `[::]:8080`".to_owned(),
             };
             report.push(finding.expected("host and port").hint(hint));
-        } else if !seen.insert(text) {
+        } else if !seen.insert(text.to_owned()) {
             report
                 .push(Finding::error(item, format!("{} stands here twice", quote(text))).hint("remove one"));
         } else {
-            addresses.push(text.to_owned());
+            places.push(Listen { address: text.to_owned(), tls });
         }
     }
-    addresses
+    places
+}
+
+fn certificate<'s>(node: &Node<'s>, context: &mut Context<'s, '_>) -> Option<Certificate> {
+    let fields = Fields::open(node, &TLS, &mut context.report)?;
+    let mut pem = |key: &str| {
+        let node = fields.require(key, &mut context.report)?;
+        let file = files::referenced(node, context)?;
+        let begins = file.bytes.windows(11).any(|window| window == b"-----BEGIN ");
+        if !begins {
+            let finding = Finding::error(node, format!("{} is not PEM", quote(&file.name)));
+            context.report.push(finding.expected("a file with `-----BEGIN`").hint("convert it with openssl"));
+        }
+        begins.then_some(file.bytes)
+    };
+    let (chain, key) = (pem("cert"), pem("key"));
+    Some(Certificate { chain: chain?, key: Secret::new(&key?) })
 }
 
 /// A host name, an IPv4 address, or an IPv6 address in brackets.
@@ -63,16 +96,35 @@ pub(super) fn upstreams<'s>(node: &Node<'s>, report: &mut Report<'s>) -> Vec<Ups
     };
     let mut upstreams = Vec::new();
     for entry in entries {
-        let servers = Fields::open(&entry.value, &UPSTREAM, report)
-            .and_then(|fields| fields.require("servers", report))
-            .map(|node| servers(node, report))
-            .unwrap_or_default();
-        upstreams.push(Upstream { name: entry.key.text.clone().into_owned(), servers });
+        let fields = Fields::open(&entry.value, &UPSTREAM, report);
+        let servers = fields.as_ref().and_then(|fields| fields.require("servers", report));
+        let servers = servers.map(|node| servers_of(node, report)).unwrap_or_default();
+        let balance = fields.as_ref().and_then(|fields| fields.get("balance"));
+        let balance =
+            balance.and_then(|node| scalar::choice(node, "balance", BALANCES, &Balance::ALL, report));
+        let health = fields.as_ref().and_then(|fields| fields.get("health"));
+        let health = health.and_then(|node| health_of(node, report));
+        let name = entry.key.text.clone().into_owned();
+        upstreams.push(Upstream { name, servers, balance: balance.unwrap_or_default(), health });
     }
     upstreams
 }
 
-fn servers(node: &Node<'_>, report: &mut Report<'_>) -> Vec<String> {
+fn health_of<'s>(node: &Node<'s>, report: &mut Report<'s>) -> Option<Health> {
+    const EVERY: Span = Span::from_secs(5);
+    let fields = Fields::open(node, &HEALTH, report)?;
+    let every = fields.get("every").map_or(Some(EVERY), |node| scalar::duration(node, report));
+    let node = fields.require("path", report)?;
+    let path = scalar::text(node, "a path, such as `/healthz`", report)?;
+    if !path.starts_with('/') || !path.bytes().all(|byte| byte.is_ascii_graphic()) {
+        let finding = Finding::error(node, format!("{} is no path", quote(path)));
+        report.push(finding.expected("a path that begins with `/`").hint("write it like `/healthz`"));
+        return None;
+    }
+    Some(Health { path: path.to_owned(), every: every? })
+}
+
+fn servers_of(node: &Node<'_>, report: &mut Report<'_>) -> Vec<String> {
     let mut servers = Vec::new();
     for item in scalar::one_or_many(node, "server", report) {
         let Some(text) = scalar::text(item, "a URL, such as `http://10.0.0.1:3000`", report) else {

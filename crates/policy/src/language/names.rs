@@ -1,9 +1,20 @@
-//! Names that can be chosen from.
+//! Names that can be chosen from, and shapes that stand in many places.
+
+use super::Shape::{self, Choice, Text};
 
 pub(crate) const ALGORITHMS: &[&str] =
     &["sliding_window_counter", "sliding_window_log", "token_bucket", "leaky_bucket", "fixed_window"];
 pub(crate) const IDENTITIES: &[&str] = &["api_key", "user", "tenant", "ip", "fingerprint", "cookie"];
 pub(crate) const HEADER_STYLES: &[&str] = &["x_ratelimit", "ratelimit", "ratelimit_epoch", "ratelimit_delta"];
+pub(crate) const BALANCES: &[&str] = &["round_robin", "least_loaded", "sticky"];
 pub(crate) const ERROR_BODIES: &[&str] = &["flat", "nested", "problem"];
 /// Whom a rule counts that counts all together.
 pub(crate) const EVERYBODY: &str = "everybody";
+
+pub(super) const FILE: Shape = Text("file name");
+pub(super) const HEADER: Shape = Text("header name");
+pub(super) const NETWORK: Shape = Text("network");
+pub(super) const PATH: Shape = Text("path pattern");
+pub(super) const IDENTITY: Shape = Choice(IDENTITIES);
+pub(super) const METHOD: Shape = Text("method");
+pub(super) const ANY_TEXT: Shape = Text("text");

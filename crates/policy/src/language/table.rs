@@ -1,16 +1,11 @@
 //! The table itself. A key that stands here is accepted, offered by editors and explained in docs/config.md.
 
 use super::Shape::{Choice, Count, Duration, Either, List, Named, Object, OneOrMany, Size, Text};
-use super::names::{ALGORITHMS, ERROR_BODIES, EVERYBODY, HEADER_STYLES, IDENTITIES};
-use super::{Key, Mapping, Shape};
-
-const FILE: Shape = Text("file name");
-const HEADER: Shape = Text("header name");
-const NETWORK: Shape = Text("network");
-const PATH: Shape = Text("path pattern");
-const IDENTITY: Shape = Choice(IDENTITIES);
-const METHOD: Shape = Text("method");
-const ANY_TEXT: Shape = Text("text");
+use super::names::{
+    ALGORITHMS, ANY_TEXT, BALANCES, ERROR_BODIES, EVERYBODY, FILE, HEADER, HEADER_STYLES, IDENTITY, METHOD,
+    NETWORK, PATH,
+};
+use super::{Key, Mapping};
 
 pub(crate) static POLICY: Mapping = Mapping {
     name: "the policy",
@@ -19,8 +14,8 @@ pub(crate) static POLICY: Mapping = Mapping {
     keys: &[
         Key::new(
             "listen",
-            OneOrMany(&Text("address")),
-            "Where to answer requests: host and port.",
+            OneOrMany(&Either(&[Text("address"), Object(&LISTEN)])),
+            "Where to answer requests: host and port, or these with a certificate.",
             "0.0.0.0:8080",
         )
         .default("127.0.0.1:8080"),
@@ -61,17 +56,63 @@ pub(crate) static POLICY: Mapping = Mapping {
     ],
 };
 
+pub(crate) static LISTEN: Mapping = Mapping {
+    name: "a place to listen",
+    path: "listen[]",
+    doc: "Where to answer requests, and with which certificate. Clients choose HTTP/2 or HTTP/1.1.",
+    keys: &[
+        Key::new("address", Text("address"), "Host and port.", "0.0.0.0:8443").required(),
+        Key::new(
+            "tls",
+            Object(&TLS),
+            "The certificate; without it nothing is encrypted.",
+            "{ cert: cert.pem, key: key.pem }",
+        ),
+    ],
+};
+
+pub(crate) static TLS: Mapping = Mapping {
+    name: "`tls`",
+    path: "listen[].tls",
+    doc: "A certificate and its key, both PEM.",
+    keys: &[
+        Key::new("cert", FILE, "The certificate, followed by those that vouch for it.", "cert.pem")
+            .required(),
+        Key::new("key", FILE, "Its private key.", "key.pem").required(),
+    ],
+};
+
 pub(crate) static UPSTREAM: Mapping = Mapping {
     name: "an upstream",
     path: "upstreams.NAME",
     doc: "A service behind the gateway.",
-    keys: &[Key::new(
-        "servers",
-        OneOrMany(&Text("URL")),
-        "Its servers, as http://, https:// or h2c:// (HTTP/2 without TLS) and host, with a port where it is not the usual one.",
-        "[http://10.0.0.1:3000, http://10.0.0.2:3000]",
-    )
-    .required()],
+    keys: &[
+        Key::new(
+            "servers",
+            OneOrMany(&Text("URL")),
+            "Its servers: http://, https:// or h2c:// (HTTP/2 without TLS) and host, with a port where it is not the usual one.",
+            "[http://10.0.0.1:3000, http://10.0.0.2:3000]",
+        )
+        .required(),
+        Key::new(
+            "balance",
+            Choice(BALANCES),
+            "Which server takes a request: one after another, the less busy of two, or always the same for one client.",
+            "least_loaded",
+        )
+        .default("round_robin"),
+        Key::new("health", Object(&HEALTH), "How servers are asked whether they are well.", "{ path: /healthz }"),
+    ],
+};
+
+pub(crate) static HEALTH: Mapping = Mapping {
+    name: "`health`",
+    path: "upstreams.NAME.health",
+    doc: "A server that does not answer this with 2xx or 3xx gets no requests until it does, unless no server is well.",
+    keys: &[
+        Key::new("path", Text("path"), "What is asked for.", "/healthz").required(),
+        Key::new("every", Duration, "How often, and how long an answer may take.", "5s").default("5s"),
+    ],
 };
 
 pub(crate) static ROUTE: Mapping = Mapping {

@@ -10,6 +10,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use ipnet::IpNet;
+use tidegate_core::Span;
 
 use crate::directory::Directory;
 use crate::endpoints::EndpointPattern;
@@ -23,8 +24,8 @@ pub use limits::{Count, CustomRule, Endpoint, HeaderMatch, Match, RateLimits, Ru
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Plan {
-    /// Where to answer requests, as `host:port`.
-    pub listen: Vec<String>,
+    /// Where to answer requests.
+    pub listen: Vec<Listen>,
     /// The services behind.
     pub upstreams: Vec<Upstream>,
     /// Which requests go where; the first that matches.
@@ -58,13 +59,70 @@ impl Plan {
     }
 }
 
+/// A place to answer requests.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listen {
+    /// `host:port`.
+    pub address: String,
+    /// The certificate, if what is spoken there is encrypted.
+    pub tls: Option<Certificate>,
+}
+
+/// A certificate and its key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Certificate {
+    /// The certificate and those that vouch for it, PEM.
+    pub chain: Vec<u8>,
+    /// The private key, PEM.
+    pub key: Secret,
+}
+
 /// A service behind the gateway.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Upstream {
     /// Its name.
     pub name: String,
-    /// Its servers: `http://` or `https://`, a host, maybe a port.
+    /// Its servers: `http://`, `https://` or `h2c://`, a host, maybe a port.
     pub servers: Vec<String>,
+    /// Which of them takes a request.
+    pub balance: Balance,
+    /// How they are asked whether they are well.
+    pub health: Option<Health>,
+}
+
+/// How a server is chosen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Balance {
+    /// One after another.
+    #[default]
+    RoundRobin,
+    /// The less busy of two.
+    LeastLoaded,
+    /// The same for the same client, as long as it is there.
+    Sticky,
+}
+
+impl Balance {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::RoundRobin, Self::LeastLoaded, Self::Sticky];
+
+    /// The name used in configuration.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::RoundRobin => "round_robin",
+            Self::LeastLoaded => "least_loaded",
+            Self::Sticky => "sticky",
+        }
+    }
+}
+
+/// How servers are asked whether they are well.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Health {
+    /// What is asked for.
+    pub path: String,
+    /// How often, and how long an answer may take.
+    pub every: Span,
 }
 
 /// Sends what matches to an upstream.

@@ -1,0 +1,103 @@
+//! Asks servers whether they are well, so that requests need not find out.
+
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use bytes::Bytes;
+use http::header::{HOST, USER_AGENT};
+use http::{HeaderValue, Request};
+use http_body::Body;
+use hyper::client::conn::{http1, http2};
+use hyper_util::rt::TokioIo;
+use tidegate_policy::Health;
+use tokio::time::Instant;
+
+use super::connect::Connector;
+use super::server::Server;
+use crate::live::Live;
+use crate::runtime::LocalExecutor;
+
+/// How soon a changed policy is noticed.
+const NOTICE: Duration = Duration::from_millis(500);
+
+/// Asks every server of every upstream with a health check, for ever. Of all cores, one does this.
+#[expect(clippy::disallowed_methods, reason = "timers run on the runtime's clock")]
+pub(crate) async fn watch(live: Arc<ArcSwap<Live>>, connector: Connector) {
+    let connector = Rc::new(connector);
+    let mut due: HashMap<*const Server, Instant> = HashMap::new();
+    loop {
+        let now = Instant::now();
+        let mut next = now + NOTICE;
+        let current = live.load_full();
+        for upstream in current.upstreams() {
+            let Some(health) = &upstream.health else { continue };
+            for server in &upstream.servers {
+                let at = due.entry(Arc::as_ptr(server)).or_insert(now);
+                if *at <= now {
+                    *at = now + Duration::from(health.every);
+                    tokio::task::spawn_local(ask(Rc::clone(&connector), Arc::clone(server), health.clone()));
+                }
+                next = next.min(*at);
+            }
+        }
+        drop(current);
+        tokio::time::sleep_until(next).await;
+    }
+}
+
+async fn ask(connector: Rc<Connector>, server: Arc<Server>, health: Health) {
+    let asking = is_well(&connector, &server, &health.path);
+    let is_well = tokio::time::timeout(Duration::from(health.every), asking).await.unwrap_or_default();
+    server.set_healthy(is_well);
+}
+
+/// Whether the server answers with success or a redirect.
+async fn is_well(connector: &Connector, server: &Server, path: &str) -> bool {
+    let Ok((stream, is_http2)) = connector.connect(server).await else { return false };
+    let uri = http::Uri::builder()
+        .scheme(server.scheme.clone())
+        .authority(server.authority.clone())
+        .path_and_query(path)
+        .build();
+    let Ok(uri) = uri else { return false };
+    let mut request = Request::new(Nothing);
+    *request.uri_mut() =
+        if is_http2 { uri } else { uri.path_and_query().cloned().map(Into::into).unwrap_or(uri) };
+    request.headers_mut().insert(HOST, server.host_header.clone());
+    request.headers_mut().insert(USER_AGENT, HeaderValue::from_static("tidegate-health"));
+    let io = TokioIo::new(stream);
+    let answer = if is_http2 {
+        request.headers_mut().remove(HOST);
+        let Ok((mut sender, connection)) = http2::handshake(LocalExecutor, io).await else { return false };
+        tokio::task::spawn_local(connection);
+        sender.send_request(request).await
+    } else {
+        let Ok((mut sender, connection)) = http1::handshake(io).await else { return false };
+        tokio::task::spawn_local(connection);
+        sender.send_request(request).await
+    };
+    answer.is_ok_and(|answer| answer.status().is_success() || answer.status().is_redirection())
+}
+
+/// A body without anything in it.
+#[derive(Debug)]
+struct Nothing;
+
+impl Body for Nothing {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        self: std::pin::Pin<&mut Self>,
+        _: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<Option<Result<http_body::Frame<Bytes>, Self::Error>>> {
+        std::task::Poll::Ready(None)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        true
+    }
+}
