@@ -10,10 +10,11 @@ mod work;
 
 use std::path::Path;
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use load::Outcome;
+use process::spent_on_proxy_core;
 use proxy::{Limit, Proxy, Running, Setting};
 use report::{Measured, Round};
 use tools::Tools;
@@ -41,6 +42,9 @@ struct Pace {
 pub(crate) fn run(options: Options<'_>) -> anyhow::Result<bool> {
     let cores = thread::available_parallelism()?.get();
     ensure!(cores >= 2, "the proxy needs a core of its own beside the load's; there is {cores}");
+    let names: Vec<_> = WORKS.iter().map(|work| work.name).chain([idle::NAME]).collect();
+    let any = names.iter().any(|name| name.contains(options.only));
+    ensure!(any, "no work is named like `{}`; there are: {}", options.only, names.join("; "));
     let pace = if options.quick { Pace { rounds: 3, seconds: 1 } } else { Pace { rounds: 5, seconds: 2 } };
     let tools = Tools::gather()?;
     report::versions(&tools);
@@ -117,30 +121,33 @@ fn warm_up(work: &Work, setting: &Setting<'_>, proxy: &Running) -> anyhow::Resul
 #[expect(clippy::cast_precision_loss, reason = "figures to read, not to compute with")]
 fn round(work: &Work, setting: &Setting<'_>, proxy: &Running, seconds: u64) -> anyhow::Result<Round> {
     let before = proxy.server.usage()?.cpu;
+    let core_before = spent_on_proxy_core()?;
     let start = Instant::now();
     let outcome = work.load.run(&setting.tools.dir, proxy.port, seconds, false)?;
     let elapsed = start.elapsed();
     let cpu = proxy.server.usage()?.cpu.saturating_sub(before);
+    let others = spent_on_proxy_core()?.saturating_sub(core_before).saturating_sub(cpu);
     let Outcome { requests, refused, errors, p99_micros, .. } = outcome;
     ensure!(errors == 0, "{errors} of {requests} requests failed");
     match work.limit {
         Limit::PassesAll => ensure!(refused == 0, "{refused} of {requests} were refused"),
         // nginx lets one of each key through every minute.
         Limit::RefusesAll => {
-            ensure!(refused * 20 >= requests * 19, "only {refused} of {requests} were refused")
+            ensure!(refused * 20 >= requests * 19, "only {refused} of {requests} were refused");
         }
     }
     let figure = match work.figure {
         Figure::CpuMicros => cpu.as_secs_f64() * 1e6 / requests as f64,
         Figure::P99Micros => p99_micros,
     };
-    Ok(Round { figure, requests, busy: cpu.as_secs_f64() / elapsed.as_secs_f64() })
+    let share = |time: Duration| time.as_secs_f64() / elapsed.as_secs_f64();
+    Ok(Round { figure, requests, busy: share(cpu), others: share(others) })
 }
 
 fn hold(proxy: Proxy, setting: &Setting<'_>) -> Measured {
     let mut measured = Measured::new(idle::NAME, proxy);
     match idle::kib_per_connection(proxy, setting) {
-        Ok(figure) => measured.rounds.push(Round { figure, requests: 0, busy: 0.0 }),
+        Ok(figure) => measured.rounds.push(Round { figure, ..Round::default() }),
         Err(error) => measured.failed = Some(format!("{error:#}")),
     }
     measured

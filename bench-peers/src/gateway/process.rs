@@ -21,6 +21,8 @@ pub(crate) enum Core {
 const LONGEST: &str = "600";
 /// A server that is not up by then is not coming.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// A server that was asked to end may take so long.
+const GRACE: Duration = Duration::from_secs(1);
 
 /// A command on its core and bounded in time. It ends with the bench, even a killed one, and its group has
 /// nobody else in it: `timeout` leads a group of its own and passes signals on to it.
@@ -43,6 +45,24 @@ pub(crate) fn bounded(core: Core, seconds: &str, program: &Path) -> Command {
     ]);
     command.arg(program).stdin(Stdio::null());
     command
+}
+
+/// CPU time that the proxy's core has spent on anything at all.
+pub(crate) fn spent_on_proxy_core() -> anyhow::Result<Duration> {
+    let stat = fs::read_to_string("/proc/stat").context("this needs Linux")?;
+    spent(&stat).context("/proc/stat is not as expected")
+}
+
+fn spent(stat: &str) -> Option<Duration> {
+    let line = stat.lines().find_map(|line| line.strip_prefix("cpu0 "))?;
+    let fields: Option<Vec<u64>> = line.split_whitespace().map(|field| field.parse().ok()).collect();
+    // user, nice, system, idle, iowait, irq, softirq, steal; then guests, who are in user already.
+    let [user, nice, system, _, _, irq, softirq, steal, ..] = fields?[..] else { return None };
+    Some(of_ticks(user + nice + system + irq + softirq + steal))
+}
+
+fn of_ticks(ticks: u64) -> Duration {
+    Duration::from_millis(ticks * 1000 / clock_ticks_per_second())
 }
 
 /// A running server and all the processes it started.
@@ -120,15 +140,20 @@ fn usage_in_group(stat: &str, group: u32) -> Option<Usage> {
     if number(2)? != u64::from(group) {
         return None;
     }
-    let ticks = number(11)? + number(12)?;
-    let millis = ticks * 1000 / clock_ticks_per_second();
-    Some(Usage { cpu: Duration::from_millis(millis), resident_bytes: number(21)? * page_size() as u64 })
+    let cpu = of_ticks(number(11)? + number(12)?);
+    Some(Usage { cpu, resident_bytes: number(21)? * page_size() as u64 })
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // A group that is gone already needs no stopping.
-        let _ = kill_process_group(Pid::from_child(&self.leader), Signal::KILL);
+        // Asked first, so that its children are waited for by itself; errors mean that it is gone already.
+        let group = Pid::from_child(&self.leader);
+        let _ = kill_process_group(group, Signal::TERM);
+        let start = Instant::now();
+        while matches!(self.leader.try_wait(), Ok(None)) && start.elapsed() < GRACE {
+            thread::sleep(Duration::from_millis(10));
+        }
+        let _ = kill_process_group(group, Signal::KILL);
         let _ = self.leader.wait();
     }
 }
@@ -141,8 +166,15 @@ mod tests {
     fn a_stat_line_is_read_past_a_name_with_brackets() {
         let stat = "7 (a) (b) S 1 42 42 0 -1 0 0 0 0 0 150 50 0 0 20 0 1 0 9 1000 3 0 0";
         let usage = usage_in_group(stat, 42).unwrap();
-        assert_eq!(usage.cpu, Duration::from_millis(200 * 1000 / clock_ticks_per_second()));
+        assert_eq!(usage.cpu, of_ticks(200));
         assert_eq!(usage.resident_bytes, 3 * page_size() as u64);
         assert!(usage_in_group(stat, 43).is_none());
+    }
+
+    #[test]
+    fn time_spent_is_all_but_idle_and_waiting() {
+        let stat = "cpu  9 9 9 9 9 9 9 9 9 9\ncpu0 1 2 3 1000 1000 4 5 6 7 8\n";
+        assert_eq!(spent(stat), Some(of_ticks(21)));
+        assert_eq!(spent("cpu  9 9"), None);
     }
 }

@@ -116,7 +116,7 @@ fn nginx(setting: &Setting<'_>) -> String {
     };
     let (cert, key) = pem(setting.tools);
     let tls = format!(
-        " ssl;\n    ssl_certificate {cert};\n    ssl_certificate_key {key};\n    ssl_session_tickets off"
+        " ssl;\n    ssl_certificate {cert};\n    ssl_certificate_key {key};\n    ssl_protocols TLSv1.2 TLSv1.3"
     );
     include_str!("configs/nginx.conf")
         .replace("@RATE@", rate)
@@ -195,6 +195,7 @@ pub(crate) fn version(program: &Path, argument: &str) -> String {
     let Ok(output) = std::process::Command::new(program).arg(argument).output() else {
         return "not found".to_owned();
     };
+    // Some say it on the one, some on the other.
     let text = [output.stdout, output.stderr].concat();
     let text = String::from_utf8_lossy(&text);
     text.lines().find(|line| !line.trim().is_empty()).unwrap_or("it does not say").trim().to_owned()

@@ -23,12 +23,14 @@ pub(crate) struct Measured {
     pub(crate) failed: Option<String>,
 }
 
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(crate) struct Round {
     pub(crate) figure: f64,
     pub(crate) requests: u64,
     /// How much of its core the proxy used.
     pub(crate) busy: f64,
+    /// How much of it everything else took: on a machine that is not quiet, figures are too high.
+    pub(crate) others: f64,
 }
 
 impl Measured {
@@ -48,7 +50,9 @@ pub(crate) fn versions(tools: &Tools) {
         [(&tools.nginx, "-v"), (&tools.haproxy, "-v"), (&tools.envoy, "--version"), (&tools.wrk, "-v")];
     for (program, argument) in asked.into_iter().chain([(&tools.tidegate, "--version")]) {
         let name = program.file_name().unwrap_or_default().to_string_lossy();
-        println!("{name:9} {}", version(program, argument));
+        // Envoy begins with where it lies.
+        let version = version(program, argument).replace(&*program.to_string_lossy(), &name);
+        println!("{name:9} {version}");
     }
 }
 
@@ -89,7 +93,7 @@ fn figure_of(measured: &[Measured], proxy: Proxy) -> Option<f64> {
     measured.iter().find(|one| one.proxy == proxy)?.figure()
 }
 
-/// Median, figure elsewhere, ratio to nginx, load of its core, and the rounds; then what was answered.
+/// Median, figure elsewhere, ratio to nginx and the rounds; then who used the core, and what was answered.
 fn lines(measured: &[Measured], proxies: &[(Proxy, &str)]) {
     let nginx = figure_of(measured, Proxy::Nginx);
     for (one, (proxy, elsewhere)) in measured.iter().zip(proxies) {
@@ -97,10 +101,12 @@ fn lines(measured: &[Measured], proxies: &[(Proxy, &str)]) {
         if let Some(figure) = one.figure() {
             let ratio = nginx.map_or_else(String::new, |nginx| format!("{:.2} × nginx", figure / nginx));
             let rounds: Vec<_> = one.rounds.iter().map(|round| format!("{:.1}", round.figure)).collect();
-            let busy: Vec<_> = one.rounds.iter().map(|round| 100.0 * round.busy).collect();
+            let percent =
+                |share: fn(&Round) -> f64| 100.0 * median(&one.rounds.iter().map(share).collect::<Vec<_>>());
             println!("  {name:24} {figure:8.1}  ({elsewhere})  {ratio}  {}", rounds.join(" "));
             if !one.answers.is_empty() {
-                println!("  {:24} {:.0} % of its core; first {}", "", median(&busy), one.answers);
+                let (own, others) = (percent(|round| round.busy), percent(|round| round.others));
+                println!("  {:24} {own:.0} % of its core, others {others:.0} %; first {}", "", one.answers);
             }
         }
         if let Some(reason) = &one.failed {

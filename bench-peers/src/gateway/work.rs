@@ -96,6 +96,8 @@ pub(crate) const WORKS: [Work; 6] = [
         ],
         bars: &[Bar::Times(Proxy::Nginx, 1.0)],
     },
+    // wrk offers the session it had before, and every proxy may resume it, as they all do by default: were it
+    // forbidden to some, one that resumes would win by that.
     Work {
         name: "TLS, a new connection each",
         limit: Limit::PassesAll,
