@@ -69,6 +69,7 @@ pub(crate) fn run(options: Options<'_>) -> anyhow::Result<bool> {
         std::fs::write(path, serde_json::to_vec_pretty(&all)?)
             .with_context(|| format!("cannot write {}", path.display()))?;
     }
+    report::quiet(&all);
     Ok(bars.close())
 }
 

@@ -89,6 +89,19 @@ pub(crate) fn connections(measured: &[Measured], bars: &mut Bars) {
     }
 }
 
+/// Says so if other processes had more than a tenth of the proxy's core: medians hide it.
+pub(crate) fn quiet(measured: &[Measured]) {
+    let shares = measured.iter().flat_map(|one| &one.rounds).map(|round| round.others);
+    let most = shares.fold(0.0, f64::max);
+    if most > 0.1 {
+        println!(
+            "\nNOT QUIET: others took up to {:.0} % of the proxy's core. CPU figures are too high, ratios \
+             rough, and the p99 is theirs.",
+            100.0 * most
+        );
+    }
+}
+
 fn figure_of(measured: &[Measured], proxy: Proxy) -> Option<f64> {
     measured.iter().find(|one| one.proxy == proxy)?.figure()
 }
