@@ -16,6 +16,11 @@ impl Bars {
         self.count(figure <= bar, &format!("{figure:.2} {what}, bar ≤ {bar:.2}"));
     }
 
+    /// A bar that nothing was measured for is missed.
+    pub(crate) fn without_figure(&mut self, what: &str) {
+        self.count(false, &format!("no figure: {what}"));
+    }
+
     fn count(&mut self, met: bool, text: &str) {
         println!("  {} {text}", if met { "met   " } else { "MISSED" });
         self.met += usize::from(met);

@@ -4,6 +4,7 @@
 
 mod bars;
 mod decide;
+mod gateway;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -30,11 +31,28 @@ enum Bench {
         #[arg(long, value_name = "TEXT")]
         only: Option<String>,
     },
+    /// The gateway against nginx, HAProxy and Envoy, which it starts (and installs, on Debian, where missing)
+    Gateway {
+        /// Write every round's figure here, as JSON
+        #[arg(long, value_name = "FILE")]
+        json: Option<PathBuf>,
+        /// Only the works whose name holds this
+        #[arg(long, value_name = "TEXT")]
+        only: Option<String>,
+        /// Fewer and shorter rounds, for a first look
+        #[arg(long)]
+        quick: bool,
+    },
 }
 
 fn main() -> ExitCode {
     let result = match Args::parse().bench {
         Bench::Decide { json, only } => decide::run(json.as_deref(), only.as_deref().unwrap_or_default()),
+        Bench::Gateway { json, only, quick } => gateway::run(gateway::Options {
+            only: only.as_deref().unwrap_or_default(),
+            quick,
+            json: json.as_deref(),
+        }),
     };
     match result {
         Ok(true) => ExitCode::SUCCESS,

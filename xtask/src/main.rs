@@ -43,7 +43,11 @@ enum Task {
     /// Write docs/config.md from the table of the policy language.
     Docs,
     /// Install what the tests need (Debian, Ubuntu), or say what is missing.
-    Setup,
+    Setup {
+        /// What `bench-peers -- gateway` compares with instead: nginx, HAProxy, wrk, Envoy (in target/).
+        #[arg(long)]
+        peers: bool,
+    },
     /// Run the long tests; each prints its seed and figure and succeeds only if its bar holds.
     Scorecard {
         /// Which; without it they are listed.
@@ -57,7 +61,8 @@ fn main() -> ExitCode {
         Task::Tidy => tidy::run(),
         Task::Loom => test::loom(),
         Task::Docs => docs(),
-        Task::Setup => setup::run(),
+        Task::Setup { peers: true } => setup::peers(),
+        Task::Setup { peers: false } => setup::run(),
         Task::Scorecard { name } => scorecard::run(name.as_deref()),
     };
     match result {

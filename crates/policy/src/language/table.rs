@@ -261,7 +261,12 @@ pub(crate) static TIERS: Mapping = Mapping {
     path: "clients.tiers",
     doc: "Which client has which tier. The limits of the tiers stand in `rate_limits.tiers`.",
     keys: &[
-        Key::new("file", FILE, "A CSV file: API key, tier and tenant.", "keys.csv"),
+        Key::new(
+            "file",
+            FILE,
+            "A CSV file: API key, tier and tenant; or YAML, a mapping from API keys to tiers or to `{ tier, tenant }`.",
+            "keys.csv",
+        ),
         Key::new("default", Text("name"), "The tier of everybody whom the file does not name.", "free"),
     ],
 };

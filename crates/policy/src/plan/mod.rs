@@ -12,7 +12,7 @@ use std::sync::Arc;
 use ipnet::IpNet;
 use tidegate_core::Span;
 
-use crate::directory::Directory;
+use crate::directory::{self, Directory};
 use crate::endpoints::EndpointPattern;
 use crate::identity::Identities;
 use crate::problem::Problems;
@@ -52,10 +52,10 @@ pub struct Plan {
 impl Plan {
     /// Reads the file of [`TierSource::file`] again, by the tiers of this plan. Whoever runs the plan puts the result
     /// in the old one's place.
-    pub fn load_directory(&self, csv: &[u8]) -> Result<Arc<Directory>, Problems> {
+    pub fn load_directory(&self, bytes: &[u8]) -> Result<Arc<Directory>, Problems> {
         let tiers: Vec<_> = self.rate_limits.tiers.iter().map(|tier| tier.name.as_str()).collect();
         let file = self.clients.tiers.file.as_deref().unwrap_or_default();
-        Directory::from_csv(csv, &tiers).map(Arc::new).map_err(|error| error.problems_of(file))
+        directory::file::read(file, bytes, &tiers).map(Arc::new)
     }
 }
 

@@ -1,0 +1,155 @@
+//! The gateway against nginx, HAProxy and Envoy: CPU time of the proxy per request, on a core of its own.
+
+mod idle;
+mod load;
+mod process;
+mod proxy;
+mod report;
+mod tools;
+mod work;
+
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use load::Outcome;
+use process::spent_on_proxy_core;
+use proxy::{Limit, Proxy, Running, Setting};
+use report::{Measured, Round};
+use tools::Tools;
+use work::{Figure, LARGE, WORKS, Work};
+
+use crate::bars::Bars;
+
+/// What is asked of the bench.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Options<'a> {
+    /// Only the works whose name holds this.
+    pub(crate) only: &'a str,
+    /// Fewer and shorter rounds, for a first look.
+    pub(crate) quick: bool,
+    pub(crate) json: Option<&'a Path>,
+}
+
+/// How often and how long.
+#[derive(Clone, Copy, Debug)]
+struct Pace {
+    rounds: usize,
+    seconds: u64,
+}
+
+pub(crate) fn run(options: Options<'_>) -> anyhow::Result<bool> {
+    let cores = thread::available_parallelism()?.get();
+    ensure!(cores >= 2, "the proxy needs a core of its own beside the load's; there is {cores}");
+    let names: Vec<_> = WORKS.iter().map(|work| work.name).chain([idle::NAME]).collect();
+    let any = names.iter().any(|name| name.contains(options.only));
+    ensure!(any, "no work is named like `{}`; there are: {}", options.only, names.join("; "));
+    let pace = if options.quick { Pace { rounds: 3, seconds: 1 } } else { Pace { rounds: 5, seconds: 2 } };
+    let tools = Tools::gather()?;
+    report::versions(&tools);
+    let upstream = proxy::start_upstream(&tools)?;
+    let setting = Setting { tools: &tools, upstream: upstream.port, limit: Limit::PassesAll, tls: false };
+    println!("\nmedians of {} rounds of {} s, the proxies in turn; (elsewhere)", pace.rounds, pace.seconds);
+
+    let mut bars = Bars::default();
+    let mut all = Vec::new();
+    for work in WORKS.iter().filter(|work| work.name.contains(options.only)) {
+        let setting = Setting { limit: work.limit, tls: work.load.tls, ..setting };
+        let measured = measure(work, &setting, pace);
+        report::work(work, &measured, &mut bars);
+        all.extend(measured);
+    }
+    if idle::NAME.contains(options.only) {
+        let measured: Vec<_> = idle::PROXIES.iter().map(|(proxy, _)| hold(*proxy, &setting)).collect();
+        report::connections(&measured, &mut bars);
+        all.extend(measured);
+    }
+    if let Some(path) = options.json {
+        std::fs::write(path, serde_json::to_vec_pretty(&all)?)
+            .with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    report::quiet(&all);
+    Ok(bars.close())
+}
+
+/// All proxies of a work, round by round in turn. One that fails is out, and says why.
+fn measure(work: &Work, setting: &Setting<'_>, pace: Pace) -> Vec<Measured> {
+    let mut field: Vec<_> = work
+        .proxies
+        .iter()
+        .map(|(proxy, _)| {
+            let mut measured = Measured::new(work.name, *proxy);
+            let running = proxy.start(setting).and_then(|running| {
+                measured.answers = warm_up(work, setting, &running)?;
+                Ok(running)
+            });
+            let running = running.map_err(|error| measured.failed = Some(format!("{error:#}"))).ok();
+            (running, measured)
+        })
+        .collect();
+    for _ in 0..pace.rounds {
+        for (running, measured) in &mut field {
+            let Some(proxy) = running else { continue };
+            match round(work, setting, proxy, pace.seconds) {
+                Ok(round) => measured.rounds.push(round),
+                Err(error) => {
+                    measured.failed = Some(format!("{error:#}"));
+                    *running = None;
+                }
+            }
+        }
+    }
+    field.into_iter().map(|(_, measured)| measured).collect()
+}
+
+/// A second of load, every answer looked at: a proxy that does other work than the others shows here.
+fn warm_up(work: &Work, setting: &Setting<'_>, proxy: &Running) -> anyhow::Result<String> {
+    let Outcome { mut answers, .. } = work.load.run(&setting.tools.dir, proxy.port, 1, true)?;
+    answers.sort_by_key(|(.., number)| std::cmp::Reverse(*number));
+    let shown: Vec<_> =
+        answers.iter().map(|(status, size, number)| format!("{number} × {status} ({size} B)")).collect();
+    let shown = shown.join(", ");
+    let (status, size, _) = answers.first().context("no answers")?;
+    match work.limit {
+        Limit::PassesAll => ensure!(*status == 200 && answers.len() == 1, "not all are 200: {shown}"),
+        Limit::RefusesAll => ensure!(*status == 429, "not 429: {shown}"),
+    }
+    ensure!(work.load.path != "/large" || *size == LARGE, "not {LARGE} B each: {shown}");
+    Ok(shown)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "figures to read, not to compute with")]
+fn round(work: &Work, setting: &Setting<'_>, proxy: &Running, seconds: u64) -> anyhow::Result<Round> {
+    let before = proxy.server.usage()?.cpu;
+    let core_before = spent_on_proxy_core()?;
+    let start = Instant::now();
+    let outcome = work.load.run(&setting.tools.dir, proxy.port, seconds, false)?;
+    let elapsed = start.elapsed();
+    let cpu = proxy.server.usage()?.cpu.saturating_sub(before);
+    let others = spent_on_proxy_core()?.saturating_sub(core_before).saturating_sub(cpu);
+    let Outcome { requests, refused, errors, p99_micros, .. } = outcome;
+    ensure!(errors == 0, "{errors} of {requests} requests failed");
+    match work.limit {
+        Limit::PassesAll => ensure!(refused == 0, "{refused} of {requests} were refused"),
+        // nginx lets one of each key through every minute.
+        Limit::RefusesAll => {
+            ensure!(refused * 20 >= requests * 19, "only {refused} of {requests} were refused");
+        }
+    }
+    let figure = match work.figure {
+        Figure::CpuMicros => cpu.as_secs_f64() * 1e6 / requests as f64,
+        Figure::P99Micros => p99_micros,
+    };
+    let share = |time: Duration| time.as_secs_f64() / elapsed.as_secs_f64();
+    Ok(Round { figure, requests, busy: share(cpu), others: share(others) })
+}
+
+fn hold(proxy: Proxy, setting: &Setting<'_>) -> Measured {
+    let mut measured = Measured::new(idle::NAME, proxy);
+    match idle::kib_per_connection(proxy, setting) {
+        Ok(figure) => measured.rounds.push(Round { figure, ..Round::default() }),
+        Err(error) => measured.failed = Some(format!("{error:#}")),
+    }
+    measured
+}

@@ -1,0 +1,111 @@
+//! A directory as it stands in a file: CSV, or YAML for those who have few keys.
+
+use crate::directory::{Directory, LineError, Loading};
+use crate::problem::Problems;
+use crate::raw::{self, Finding, Report, Value};
+
+/// The directory in `file`: YAML if its name says so, CSV if not.
+pub(crate) fn read(file: &str, bytes: &[u8], tiers: &[&str]) -> Result<Directory, Problems> {
+    let is_yaml = file
+        .rsplit_once('.')
+        .is_some_and(|(_, end)| end.eq_ignore_ascii_case("yaml") || end.eq_ignore_ascii_case("yml"));
+    if is_yaml {
+        return from_yaml(file, bytes, tiers);
+    }
+    Directory::from_csv(bytes, tiers).map_err(|error| error.problems_of(file))
+}
+
+/// A mapping from API keys to tiers, or to `{ tier: …, tenant: … }`.
+fn from_yaml(file: &str, bytes: &[u8], tiers: &[&str]) -> Result<Directory, Problems> {
+    // Without the text, because a problem must not show a line that holds a key.
+    let mut report = Report::new(file, "");
+    let hint = "write it like `sk_live_51H: premium` or `sk_live_51H: { tier: premium, tenant: acme }`";
+    let Ok(text) = std::str::from_utf8(bytes) else {
+        report.push(Finding::error_at(raw::Place::default(), "the file is not UTF-8 text").hint(hint));
+        return Err(report.finish(None));
+    };
+    let root = raw::parse(text, &mut report);
+    let entries = match root.as_ref().map(|root| (&root.value, root.is_null())) {
+        Some((Value::Mapping(entries), _)) => entries.as_slice(),
+        Some((_, true)) | None => &[],
+        Some(_) => {
+            let what = "the file must be a mapping from API keys to tiers";
+            report.push(Finding::error_at(raw::Place::default(), what).hint(hint));
+            &[]
+        }
+    };
+    if report.failed() {
+        return Err(report.finish(None));
+    }
+    let mut loading = Loading::new(tiers);
+    for entry in entries {
+        let line = u64::from(entry.key.place.line);
+        let added = fields(&entry.value).and_then(|(tier, tenant)| {
+            let mut record = csv::ByteRecord::from(vec![entry.key.text.as_bytes(), tier.as_bytes()]);
+            if let Some(tenant) = tenant {
+                record.push_field(tenant.as_bytes());
+            }
+            loading.add(&record, line)
+        });
+        if let Err(cause) = added {
+            loading.problems.note(line, cause);
+        }
+    }
+    loading.finish().map_err(|error| error.problems_of(file))
+}
+
+/// The tier and the tenant that a key stands for.
+fn fields<'n>(node: &'n raw::Node<'_>) -> Result<(&'n str, Option<&'n str>), LineError> {
+    let scalar = |value: &'n Value<'_>| match value {
+        Value::Scalar { text, .. } => Some(text.as_ref()),
+        _ => None,
+    };
+    match &node.value {
+        Value::Mapping(entries) => {
+            let named = |name: &str| {
+                entries
+                    .iter()
+                    .find(|entry| entry.key.text == name)
+                    .and_then(|entry| scalar(&entry.value.value))
+            };
+            let (tier, tenant) = (named("tier"), named("tenant"));
+            let known = usize::from(tier.is_some()) + usize::from(tenant.is_some());
+            match tier {
+                Some(tier) if known == entries.len() => Ok((tier, tenant)),
+                _ => Err(LineError::Fields { found: entries.len() + 1 }),
+            }
+        }
+        value => scalar(value).map(|tier| (tier, None)).ok_or(LineError::Fields { found: 1 }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TIERS: [&str; 2] = ["free", "premium"];
+
+    #[test]
+    fn yaml_and_csv_say_the_same() {
+        let yaml = b"sk_1: premium\nsk_2: { tier: free, tenant: acme }\n";
+        let yaml = read("keys.yaml", yaml, &TIERS).unwrap();
+        let csv = read("keys.csv", b"sk_1,premium\nsk_2,free,acme\n", &TIERS).unwrap();
+        for key in [&b"sk_1"[..], b"sk_2", b"sk_3"] {
+            assert_eq!(yaml.get(key), csv.get(key));
+        }
+        assert_eq!(yaml.get(b"sk_2").unwrap().tenant, Some("acme"));
+        assert!(read("keys.yml", b"", &TIERS).unwrap().is_empty());
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_by_line_and_never_shows_a_key() {
+        let text = b"sk_secret_1: gold\nsk_secret_2: { tier: free, colour: red }\nsk_secret_3: [free]\n";
+        let problems = read("keys.yaml", text, &TIERS).unwrap_err();
+        let lines: Vec<_> = problems.iter().map(|problem| problem.line).collect();
+        assert_eq!(lines, [1, 2, 3]);
+        assert!(!problems.to_string().contains("secret"), "{problems}");
+        let broken = read("keys.yaml", b"sk_secret: [free\nsk_secret_2: }", &TIERS).unwrap_err();
+        assert!(!broken.to_string().contains("secret"), "{broken}");
+        assert!(read("keys.yaml", b"- sk_secret", &TIERS).is_err());
+    }
+}
