@@ -16,7 +16,7 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 
-use crate::activity::{Activity, Watch, Watched};
+use crate::activity::{Activity, InFlightBody, Watch, Watched};
 use crate::bounds::Bounds;
 use crate::core::Core;
 use crate::forward::Hop;
@@ -37,8 +37,7 @@ impl Speaking {
             // Slow heads are ended by `activity`, which needs no timer for each request.
             .header_read_timeout(None)
             .max_headers(bounds.headers)
-            .max_buf_size(bounds.head_bytes)
-            .pipeline_flush(true);
+            .max_buf_size(bounds.head_bytes);
         http.http2()
             .timer(TokioTimer::new())
             .max_concurrent_streams(bounds.streams)
@@ -91,8 +90,7 @@ async fn speak<S: Store + 'static>(
             let in_flight = activity.begin(request.version() == Version::HTTP_2);
             async move {
                 let response = stack::serve(&core, &hop, request).await;
-                drop(in_flight);
-                Ok::<_, Infallible>(response)
+                Ok::<_, Infallible>(response.map(|body| InFlightBody::new(body, in_flight)))
             }
         }
     });
