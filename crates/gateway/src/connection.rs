@@ -1,7 +1,6 @@
 //! One client's connection: TLS or not, HTTP/1.1 or HTTP/2.
 
 use std::convert::Infallible;
-use std::net::SocketAddr;
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -20,6 +19,7 @@ use crate::activity::{Activity, InFlightBody, Watch, Watched};
 use crate::bounds::Bounds;
 use crate::core::Core;
 use crate::forward::Hop;
+use crate::guests::Guest;
 use crate::runtime::LocalExecutor;
 use crate::stack;
 
@@ -55,19 +55,19 @@ impl Speaking {
 pub(crate) async fn serve<S: Store + 'static>(
     core: Rc<Core<S>>,
     speaking: Speaking,
-    (stream, peer): (TcpStream, SocketAddr),
+    (stream, guest): (TcpStream, Guest),
     tls: Option<TlsAcceptor>,
     stop: watch::Receiver<bool>,
 ) {
     // Small writes are whole answers; a socket that cannot be set is about to fail anyway.
     let _ = stream.set_nodelay(true);
     match tls {
-        None => speak(core, speaking, stream, Hop::new(peer, false), stop).await,
+        None => speak(core, speaking, stream, Hop::new(guest, false), stop).await,
         Some(tls) => {
             let handshake = tokio::time::timeout(core.bounds.handshake, tls.accept(stream));
             // Who does not speak TLS is not answered.
             if let Ok(Ok(stream)) = handshake.await {
-                speak(core, speaking, stream, Hop::new(peer, true), stop).await;
+                speak(core, speaking, stream, Hop::new(guest, true), stop).await;
             }
         }
     }

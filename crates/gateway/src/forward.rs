@@ -1,7 +1,8 @@
 //! What is changed on the way: what belongs to one hop stays there, and nobody's word about the client is passed on
 //! that is not to be trusted.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
+use std::rc::Rc;
 
 use bytes::{BufMut, BytesMut};
 use http::header::{
@@ -10,6 +11,8 @@ use http::header::{
 };
 use http::{HeaderMap, Version};
 use smallvec::SmallVec;
+
+use crate::guests::Guest;
 
 const FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const HOST_ASKED: HeaderName = HeaderName::from_static("x-forwarded-host");
@@ -24,6 +27,7 @@ const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection")
 #[derive(Debug)]
 pub(crate) struct Hop {
     pub(crate) peer: IpAddr,
+    pub(crate) guest: Rc<Guest>,
     /// The peer as `X-Forwarded-For` writes it.
     address: HeaderValue,
     /// `for=…;proto=…` of `Forwarded`.
@@ -32,8 +36,8 @@ pub(crate) struct Hop {
 }
 
 impl Hop {
-    pub(crate) fn new(peer: SocketAddr, is_tls: bool) -> Self {
-        let peer = peer.ip().to_canonical();
+    pub(crate) fn new(guest: Guest, is_tls: bool) -> Self {
+        let peer = guest.address.to_canonical();
         let proto = if is_tls { "https" } else { "http" };
         let node = match peer {
             IpAddr::V4(v4) => v4.to_string(),
@@ -43,6 +47,7 @@ impl Hop {
         let value = |text: &str| HeaderValue::from_str(text).unwrap_or(HeaderValue::from_static("unknown"));
         Self {
             peer,
+            guest: Rc::new(guest),
             address: value(&peer.to_string()),
             forwarded: value(&format!("for={node};proto={proto}")),
             proto: HeaderValue::from_static(if is_tls { "https" } else { "http" }),

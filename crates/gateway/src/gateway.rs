@@ -174,14 +174,14 @@ async fn accept<S: Store + 'static>(
                 let serving = connection::serve(
                     Rc::clone(&core),
                     speaking.clone(),
-                    (stream, peer),
+                    (stream, guest),
                     tls.clone(),
                     stop.clone(),
                 );
                 let inside = Rc::clone(&inside);
                 tokio::task::spawn_local(async move {
                     serving.await;
-                    drop((guest, inside));
+                    drop(inside);
                 });
             }
             Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,

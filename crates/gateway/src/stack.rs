@@ -11,7 +11,6 @@ use http::request::Parts;
 use http::uri::PathAndQuery;
 use http::{Method, Request, Response, StatusCode, Uri, Version};
 use hyper::body::Incoming;
-use hyper::upgrade::OnUpgrade;
 use tidegate_core::{Decision, Timestamp, Verdict};
 use tidegate_policy::{Admission, Facts, Matched, normalize};
 use tidegate_store::{Clock, Store};
@@ -24,6 +23,7 @@ use crate::live::Live;
 use crate::refusal::Refusal;
 use crate::rescue::{Cause, rescue};
 use crate::told::{Told, tell, tell_when};
+use crate::tunnel::{self, Asked};
 use crate::upstream::{SendError, Server, Upstream};
 
 /// Serves one request. Whatever happens, there is a response.
@@ -53,7 +53,7 @@ async fn journey<S: Store + 'static>(
     told: &mut Told,
 ) -> Result<Response<ResponseBody>, Cause> {
     let upgrade = forward::wants_upgrade(request.version(), request.headers())
-        .then(|| hyper::upgrade::on(&mut request));
+        .then(|| Asked { client: hyper::upgrade::on(&mut request), guest: Rc::clone(&hop.guest) });
     let (mut parts, body) = request.into_parts();
     check_framing(&mut parts, core.bounds.body_bytes)?;
     // One spelling of the path, for matching and for forwarding.
@@ -200,7 +200,7 @@ async fn send<S: Store>(
     upstream: &Upstream,
     mut server: Arc<Server>,
     mut request: Request<RequestBody>,
-    upgrade: Option<OnUpgrade>,
+    upgrade: Option<Asked>,
 ) -> Result<Response<ResponseBody>, Cause> {
     let mut tried = Vec::new();
     let progress = request.body().progress();
@@ -218,9 +218,9 @@ async fn send<S: Store>(
     };
     let switches = response.status() == StatusCode::SWITCHING_PROTOCOLS;
     if switches {
-        let Some(client) = upgrade else { return Err(Cause::BadAnswer) };
+        let Some(asked) = upgrade else { return Err(Cause::BadAnswer) };
         let server = hyper::upgrade::on(&mut response);
-        tokio::task::spawn_local(crate::tunnel::between(client, server, lease));
+        tokio::task::spawn_local(tunnel::between(asked, server, lease));
         let mut response = response.map(|_| ResponseBody::empty());
         forward::for_client(response.headers_mut(), true);
         return Ok(response);

@@ -69,7 +69,8 @@ async fn a_trusted_peer_is_believed_from_the_right_and_no_further() {
 async fn an_upstream_is_told_only_the_peer_by_one_that_is_not_trusted() {
     let upstream = Upstream::answering().await;
     let served = served(&upstream, false, 100);
-    let lies = "X-Forwarded-Host: evil\r\nX-Forwarded-Proto: https\r\nX-Forwarded-Port: 1\r\nX-Request-Id: evil\r\n";
+    let lies =
+        "X-Forwarded-Host: evil\r\nX-Forwarded-Proto: https\r\nX-Forwarded-Port: 1\r\nX-Request-Id: evil\r\n";
     for (headers, _) in FORMS {
         served.ask(&request(&format!("{headers}{lies}"))).await;
         let seen = upstream.last();
@@ -107,11 +108,20 @@ async fn what_belongs_to_one_hop_stays_there() {
                Proxy-Connection: a\r\nProxy-Authorization: b\r\nTE: gzip\r\nUpgrade: h3\r\nX-Kept: yes\r\n";
     served.ask(&request(hop)).await;
     let seen = upstream.last();
-    let gone = ["connection", "x-one", "x-two", "keep-alive", "proxy-connection", "proxy-authorization", "te", "upgrade"];
+    let gone = [
+        "connection",
+        "x-one",
+        "x-two",
+        "keep-alive",
+        "proxy-connection",
+        "proxy-authorization",
+        "te",
+        "upgrade",
+    ];
     for name in gone {
         assert_eq!(seen.header(name), None, "{name}");
     }
-    assert_eq!(seen.header("x-kept"), Some("yes"));
+    assert_eq!((seen.method.as_str(), seen.header("x-kept")), ("GET", Some("yes")));
 }
 
 #[tokio::test]

@@ -82,7 +82,9 @@ async fn a_path_of_two_meanings_is_refused_and_not_charged() {
     let upstream = Upstream::answering().await;
     let served = served(&upstream, 1_000);
     let left = served.get("/").await.remaining();
-    for path in ["/%c0%ae%c0%ae/login", "/..;/login", "/.;x/login", "/%zz", "/%", "/a%00", "/%ff", "/%ed%a0%80"] {
+    for path in
+        ["/%c0%ae%c0%ae/login", "/..;/login", "/.;x/login", "/%zz", "/%", "/a%00", "/%ff", "/%ed%a0%80"]
+    {
         let answer = served.get(path).await;
         assert_eq!(answer.status, 400, "{path}");
         assert!(answer.text().contains("bad_path"), "{path}: {}", answer.text());

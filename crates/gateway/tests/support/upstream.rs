@@ -37,6 +37,7 @@ struct Record {
     /// What no upstream should ever see.
     wrong: Mutex<Vec<String>>,
     connections: AtomicUsize,
+    open: AtomicUsize,
     bytes: AtomicUsize,
 }
 
@@ -55,7 +56,11 @@ impl Upstream {
             while let Ok((stream, _)) = listener.accept().await {
                 shared.connections.fetch_add(1, Ordering::SeqCst);
                 let (record, script) = (Arc::clone(&shared), Arc::clone(&script));
-                tokio::spawn(async move { record.serve(stream, &*script).await });
+                tokio::spawn(async move {
+                    record.open.fetch_add(1, Ordering::SeqCst);
+                    record.serve(stream, &*script).await;
+                    record.open.fetch_sub(1, Ordering::SeqCst);
+                });
             }
         });
         Self { address, record, accepting }
@@ -83,6 +88,11 @@ impl Upstream {
 
     pub(crate) fn connections(&self) -> usize {
         self.record.connections.load(Ordering::SeqCst)
+    }
+
+    /// How many of them are open.
+    pub(crate) fn open(&self) -> usize {
+        self.record.open.load(Ordering::SeqCst)
     }
 
     /// How many bytes came in all.
