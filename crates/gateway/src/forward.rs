@@ -7,7 +7,7 @@ use std::rc::Rc;
 use bytes::{BufMut, BytesMut};
 use http::header::{
     CONNECTION, CONTENT_LENGTH, EXPECT, Entry, FORWARDED, HOST, HeaderName, HeaderValue, PROXY_AUTHENTICATE,
-    PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
+    PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE,
 };
 use http::{HeaderMap, Version};
 use smallvec::SmallVec;
@@ -161,9 +161,8 @@ pub(crate) fn strip_trailers(trailers: &mut HeaderMap) {
 
 /// Makes an upstream's headers ready for a client.
 pub(crate) fn for_client(headers: &mut HeaderMap, keeps_upgrade: bool) {
+    // `Trailer` stays: over HTTP/1.1 only what is announced is sent.
     strip_hop(headers, keeps_upgrade);
-    // Announced trailers are still sent; the announcement belongs to the hop.
-    headers.remove(TRAILER);
 }
 
 fn append(headers: &mut HeaderMap, name: &HeaderName, value: &HeaderValue) {

@@ -85,9 +85,9 @@ async fn an_answer_that_breaks_off_is_seen_to_break_off() {
     ];
     for answer in answers {
         for hangs in [false, true] {
-            let upstream = Upstream::doing(move |_| match hangs {
-                true => Act::ReplyAndHang(answer.into()),
-                false => Act::ReplyAndClose(answer.into()),
+            let upstream = Upstream::doing(move |_| {
+                let bytes = answer.into();
+                if hangs { Act::ReplyAndHang(bytes) } else { Act::ReplyAndClose(bytes) }
             });
             let upstream = upstream.await;
             let served = Served::before(&[&upstream], 100, bounds());

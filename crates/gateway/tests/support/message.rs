@@ -127,9 +127,8 @@ fn head(bytes: &[u8]) -> Option<Result<Head, String>> {
     let mut lines =
         bytes[..end].split(|&byte| byte == b'\n').map(|line| line.strip_suffix(b"\r").unwrap_or(line));
     let first = String::from_utf8_lossy(lines.next().unwrap_or_default()).into_owned();
-    if bytes[..end].iter().filter(|&&byte| byte == b'\r').count()
-        != bytes[..end].iter().filter(|&&byte| byte == b'\n').count()
-    {
+    let is_broken = |pair: &[u8]| (pair[0] == b'\r') != (pair[1] == b'\n');
+    if bytes[..end + 2].windows(2).any(is_broken) {
         return wrong("a line break that is none");
     }
     let mut headers = Vec::new();

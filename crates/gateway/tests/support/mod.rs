@@ -22,10 +22,7 @@ const DEADLINE: Duration = Duration::from_secs(10);
 
 /// Waits for `event`, and fails if it never comes.
 pub(crate) async fn within<F: Future>(what: &str, event: F) -> F::Output {
-    match tokio::time::timeout(DEADLINE, event).await {
-        Ok(output) => output,
-        Err(_) => panic!("{what}: nothing happened for {DEADLINE:?}"),
-    }
+    tokio::time::timeout(DEADLINE, event).await.unwrap_or_else(|late| panic!("{what}: {late}"))
 }
 
 /// Asks again until `holds`, and fails if it never does.

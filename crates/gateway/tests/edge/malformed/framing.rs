@@ -67,6 +67,13 @@ async fn a_coding_is_chunked_once_or_nothing_is_forwarded() {
             b"POST /a HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked, chunked\r\n\r\n0\r\n\r\n",
             Refused,
         ),
+    ];
+    hold(cases).await;
+}
+
+#[tokio::test]
+async fn a_coding_in_two_lines_or_disguise_is_refused_and_a_plain_one_in_any_case_is_not() {
+    let cases: &[Case] = &[
         (
             "chunked in two lines",
             b"POST /a HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
