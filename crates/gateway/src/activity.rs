@@ -29,6 +29,10 @@ pub(crate) struct Activity {
     in_flight: AtomicU32,
     /// Many requests at once: heads are then the protocol's business.
     multiplexed: AtomicBool,
+    /// Streams with more to send than their client has made room for; on one's own connection that is `blocked`.
+    offered: AtomicU32,
+    /// A stream got room.
+    taken: AtomicBool,
 }
 
 impl Activity {
@@ -47,21 +51,50 @@ impl Activity {
 #[derive(Debug)]
 pub(crate) struct InFlight(Arc<Activity>);
 
-impl InFlight {
-    /// It is being served until its answer has been sent whole.
-    pub(crate) fn until_the_end_of<B>(self, body: B) -> Answering<B> {
-        Answering { body, _in_flight: self }
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.0.in_flight.fetch_sub(1, Ordering::Relaxed);
+        self.0.moved.store(true, Ordering::Relaxed);
     }
 }
 
-/// A response's body. Hyper drops it when it has been sent.
+/// A response's body. Its request is in flight until it has ended.
 #[derive(Debug)]
-pub(crate) struct Answering<B> {
+pub(crate) struct InFlightBody<B> {
     body: B,
-    _in_flight: InFlight,
+    in_flight: InFlight,
+    is_offered: bool,
 }
 
-impl<B: Body + Unpin> Body for Answering<B> {
+impl<B> InFlightBody<B> {
+    pub(crate) fn new(body: B, in_flight: InFlight) -> Self {
+        let mut body = Self { body, in_flight, is_offered: false };
+        // It is asked for once there is room for it.
+        body.set_offered(true);
+        body
+    }
+
+    fn set_offered(&mut self, is_offered: bool) {
+        let activity = &self.in_flight.0;
+        if self.is_offered == is_offered || !activity.multiplexed.load(Ordering::Relaxed) {
+            return;
+        }
+        self.is_offered = is_offered;
+        if is_offered {
+            activity.offered.fetch_add(1, Ordering::Relaxed);
+        } else {
+            activity.offered.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl<B> Drop for InFlightBody<B> {
+    fn drop(&mut self) {
+        self.set_offered(false);
+    }
+}
+
+impl<B: Body + Unpin> Body for InFlightBody<B> {
     type Data = B::Data;
     type Error = B::Error;
 
@@ -69,7 +102,12 @@ impl<B: Body + Unpin> Body for Answering<B> {
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
-        Pin::new(&mut self.get_mut().body).poll_frame(cx)
+        let this = self.get_mut();
+        let frame = Pin::new(&mut this.body).poll_frame(cx);
+        this.in_flight.0.taken.store(true, Ordering::Relaxed);
+        // While it is the upstream that is waited for, the client owes nothing.
+        this.set_offered(matches!(frame, Poll::Ready(Some(_))));
+        frame
     }
 
     fn is_end_stream(&self) -> bool {
@@ -81,18 +119,12 @@ impl<B: Body + Unpin> Body for Answering<B> {
     }
 }
 
-impl Drop for InFlight {
-    fn drop(&mut self) {
-        self.0.in_flight.fetch_sub(1, Ordering::Relaxed);
-        self.0.moved.store(true, Ordering::Relaxed);
-    }
-}
-
 /// Looks at a connection again and again.
 #[derive(Debug, Default)]
 pub(crate) struct Watch {
     still: u32,
     head: u32,
+    untaken: u32,
 }
 
 impl Watch {
@@ -113,7 +145,12 @@ impl Watch {
             && activity.begun.load(Ordering::Relaxed)
             && !activity.multiplexed.load(Ordering::Relaxed);
         self.head = if reads_a_head { self.head + 1 } else { 0 };
-        let is_stuck = activity.blocked.load(Ordering::Relaxed) && self.still >= STUCK;
+        let is_blocked = activity.blocked.load(Ordering::Relaxed);
+        let is_taken = activity.taken.swap(false, Ordering::Relaxed);
+        let is_offered = activity.offered.load(Ordering::Relaxed) > 0;
+        // Pings move a connection, but take nothing.
+        self.untaken = if is_offered && !is_taken && !is_blocked { self.untaken + 1 } else { 0 };
+        let is_stuck = is_blocked && self.still >= STUCK || self.untaken >= STUCK;
         let is_idle = !in_flight && self.still >= IDLE;
         self.head >= HEAD || is_stuck || is_idle
     }

@@ -1,6 +1,8 @@
 //! The bodies that pass through: never held whole.
 
+use std::cell::Cell;
 use std::pin::Pin;
+use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -9,6 +11,7 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::{Sleep, sleep};
 
+use crate::forward;
 use crate::upstream::Lease;
 
 /// What a client is answered with.
@@ -125,11 +128,34 @@ pub(crate) struct RequestBody {
     left: u64,
     most: u64,
     patience: Patience,
+    progress: Progress,
 }
 
 impl RequestBody {
     pub(crate) fn new(incoming: Incoming, most: u64, pace: Pace) -> Self {
-        Self { incoming, left: most, most, patience: Patience::new(pace) }
+        let progress = Progress((!incoming.is_end_stream()).then(Rc::default));
+        Self { incoming, left: most, most, patience: Patience::new(pace), progress }
+    }
+
+    pub(crate) fn progress(&self) -> Progress {
+        self.progress.clone()
+    }
+}
+
+/// Whether a body moves, for those who do not hold it. One that is empty never does.
+#[derive(Clone, Debug)]
+pub(crate) struct Progress(Option<Rc<Cell<bool>>>);
+
+impl Progress {
+    fn moved(&self) {
+        if let Some(moved) = &self.0 {
+            moved.set(true);
+        }
+    }
+
+    /// Whether it has moved since this was last asked.
+    pub(crate) fn has_moved(&self) -> bool {
+        self.0.as_ref().is_some_and(|moved| moved.replace(false))
     }
 }
 
@@ -146,7 +172,11 @@ impl Body for RequestBody {
             Poll::Ready(frame) => frame,
             Poll::Pending => return this.patience.poll(cx).map(|error| Some(Err(error))),
         };
-        let Some(frame) = frame.transpose()? else { return Poll::Ready(None) };
+        let Some(mut frame) = frame.transpose()? else { return Poll::Ready(None) };
+        this.progress.moved();
+        if let Some(trailers) = frame.trailers_mut() {
+            forward::strip_trailers(trailers);
+        }
         let length = frame.data_ref().map_or(0, Bytes::len);
         this.patience.saw(length);
         match this.left.checked_sub(length as u64) {

@@ -18,7 +18,7 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 
-use crate::activity::{Activity, Watch, Watched};
+use crate::activity::{Activity, InFlightBody, Watch, Watched};
 use crate::bounds::Bounds;
 use crate::core::Core;
 use crate::forward::Hop;
@@ -44,8 +44,7 @@ impl Speaking {
             // Slow heads are ended by `activity`, which needs no timer for each request.
             .header_read_timeout(None)
             .max_headers(bounds.headers)
-            .max_buf_size(bounds.head_bytes)
-            .pipeline_flush(true);
+            .max_buf_size(bounds.head_bytes);
         http.http2()
             .timer(TokioTimer::new())
             .max_concurrent_streams(bounds.streams)
@@ -110,7 +109,7 @@ async fn speak<S: Store + 'static>(
                 if is_http1 && core.is_stopping() && response.status() != StatusCode::SWITCHING_PROTOCOLS {
                     response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
                 }
-                Ok::<_, Infallible>(response.map(|body| in_flight.until_the_end_of(body)))
+                Ok::<_, Infallible>(response.map(|body| InFlightBody::new(body, in_flight)))
             }
         }
     });

@@ -6,10 +6,11 @@ use std::net::{IpAddr, SocketAddr};
 use crate::guests::Place;
 use bytes::{BufMut, BytesMut};
 use http::header::{
-    CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, FORWARDED, HOST, HeaderName, HeaderValue, PROXY_AUTHENTICATE,
-    PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE,
+    CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, Entry, FORWARDED, HOST, HeaderName, HeaderValue,
+    PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE,
 };
 use http::{HeaderMap, Version};
+use smallvec::SmallVec;
 
 const FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const HOST_ASKED: HeaderName = HeaderName::from_static("x-forwarded-host");
@@ -59,7 +60,19 @@ pub(crate) fn wants_upgrade(version: Version, headers: &HeaderMap) -> bool {
     version == Version::HTTP_11
         && headers.contains_key(UPGRADE)
         && lists(headers, &CONNECTION, "upgrade")
-        && !lists(headers, &UPGRADE, "h2c")
+        && !is_http_again(headers)
+}
+
+/// HTTP in a tunnel would carry requests that nobody counts.
+fn is_http_again(headers: &HeaderMap) -> bool {
+    let mut asked =
+        headers.get_all(UPGRADE).iter().flat_map(|value| value.as_bytes().split(|&byte| byte == b','));
+    asked.any(|protocol| {
+        let protocol = protocol.trim_ascii();
+        let starts =
+            |with: &[u8]| protocol.get(..with.len()).is_some_and(|start| start.eq_ignore_ascii_case(with));
+        starts(b"h2") || starts(b"http") || starts(b"tls")
+    })
 }
 
 fn lists(headers: &HeaderMap, name: &HeaderName, word: &str) -> bool {
@@ -69,10 +82,11 @@ fn lists(headers: &HeaderMap, name: &HeaderName, word: &str) -> bool {
 
 /// Takes out what belongs to the connection a message came over. An upgrade is kept where it is meant.
 pub(crate) fn strip_hop(headers: &mut HeaderMap, keeps_upgrade: bool) {
-    if let Some(connection) = headers.remove(CONNECTION) {
+    if let Entry::Occupied(connection) = headers.entry(CONNECTION) {
+        let lines: SmallVec<[HeaderValue; 1]> = connection.remove_entry_mult().1.collect();
         // Rarely more than `keep-alive`, which is not a header that is looked for.
-        if connection != "keep-alive" && connection != "close" {
-            strip_named(headers, &connection, keeps_upgrade);
+        for line in lines.iter().filter(|line| *line != "keep-alive" && *line != "close") {
+            strip_named(headers, line, keeps_upgrade);
         }
         if keeps_upgrade {
             headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
@@ -150,8 +164,17 @@ fn join_cookies(headers: &mut HeaderMap) {
     }
 }
 
-/// Makes an upstream's headers ready for a client. `Trailer` stays: only announced trailers are sent over HTTP/1.1.
+/// Takes out of a client's trailers what it may not say in headers either, or what belongs there only.
+pub(crate) fn strip_trailers(trailers: &mut HeaderMap) {
+    strip_hop(trailers, false);
+    for name in [FOR, FORWARDED, PROTO, PORT, HOST_ASKED, REAL_IP, REQUEST_ID, HOST, CONTENT_LENGTH, TE] {
+        trailers.remove(name);
+    }
+}
+
+/// Makes an upstream's headers ready for a client.
 pub(crate) fn for_client(headers: &mut HeaderMap, keeps_upgrade: bool) {
+    // `Trailer` stays: over HTTP/1.1 only what is announced is sent.
     strip_hop(headers, keeps_upgrade);
 }
 

@@ -12,6 +12,7 @@ pub(crate) struct Guests {
     most: usize,
     most_of_one: usize,
     count: AtomicUsize,
+    /// By what an address is counted as.
     by_address: Mutex<HashMap<IpAddr, usize>>,
 }
 
@@ -27,7 +28,7 @@ impl Guests {
         let guest = Guest { guests: Arc::clone(self), address };
         let before = self.count.fetch_add(1, Ordering::Relaxed);
         let mut by_address = self.by_address.lock().unwrap_or_else(PoisonError::into_inner);
-        let of_one = by_address.entry(address).or_default();
+        let of_one = by_address.entry(counted(address)).or_default();
         *of_one += 1;
         let has_room = before < self.most && *of_one <= self.most_of_one;
         drop(by_address);
@@ -63,12 +64,21 @@ impl Drop for Guest {
     fn drop(&mut self) {
         self.guests.count.fetch_sub(1, Ordering::Relaxed);
         let mut by_address = self.guests.by_address.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(of_one) = by_address.get_mut(&self.address) {
+        let counted = counted(self.address);
+        if let Some(of_one) = by_address.get_mut(&counted) {
             *of_one = of_one.saturating_sub(1);
             if *of_one == 0 {
-                by_address.remove(&self.address);
+                by_address.remove(&counted);
             }
         }
+    }
+}
+
+/// IPv4 whole; IPv6 by the network of 64 bits that one customer has at least, all of whose addresses are theirs.
+fn counted(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => IpAddr::V6((address.to_bits() & !u128::from(u64::MAX)).into()),
+        v4 @ IpAddr::V4(_) => v4,
     }
 }
 
@@ -88,5 +98,17 @@ mod tests {
         drop(first);
         assert!(guests.enter(a).is_some());
         assert_eq!(guests.count(), 2);
+    }
+
+    #[test]
+    fn all_addresses_of_one_ipv6_customer_are_one() {
+        let guests = Guests::new(9, 1);
+        let enter = |address: &str| guests.enter(address.parse().unwrap());
+        let _first = enter("2001:db8::1").unwrap();
+        assert!(enter("2001:db8::2").is_none());
+        assert!(enter("2001:db8:0:1::1").is_some());
+        let _v4 = enter("10.0.0.1").unwrap();
+        assert!(enter("::ffff:10.0.0.1").is_none(), "the same in another spelling");
+        assert!(enter("10.0.0.2").is_some());
     }
 }

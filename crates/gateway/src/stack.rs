@@ -1,20 +1,22 @@
 //! The journey of a request, top to bottom.
 
 use std::borrow::Cow;
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use http::header::{CONTENT_LENGTH, HOST, HeaderValue, TRANSFER_ENCODING};
 use http::request::Parts;
 use http::uri::PathAndQuery;
-use http::{Request, Response, StatusCode, Uri, Version};
+use http::{Method, Request, Response, StatusCode, Uri, Version};
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 use tidegate_core::{Decision, Timestamp, Verdict};
 use tidegate_policy::{Admission, Facts, Matched, normalize};
 use tidegate_store::{Clock, Store};
 
-use crate::body::{BodyError, RequestBody, ResponseBody, UpstreamBody};
+use crate::body::{BodyError, Progress, RequestBody, ResponseBody, UpstreamBody};
 use crate::core::Core;
 use crate::forward::{self, Hop};
 use crate::hold;
@@ -132,11 +134,18 @@ fn refused(live: &Live, matched: &Matched<'_>, decision: &Decision, told: &mut T
 /// What hyper lets through and has more than one reading.
 fn check_framing(parts: &mut Parts, most: u64) -> Result<(), Cause> {
     let headers = &mut parts.headers;
-    if parts.version < Version::HTTP_2
-        && headers.contains_key(TRANSFER_ENCODING)
-        && headers.contains_key(CONTENT_LENGTH)
+    if parts.method == Method::CONNECT {
+        return Err(Cause::Framing("it asks for a tunnel"));
+    }
+    if parts.uri.path() == "*" && parts.method != Method::OPTIONS {
+        return Err(Cause::Framing("only OPTIONS may ask for `*`"));
+    }
+    // hyper takes any list that ends in `chunked`, and undoes only that.
+    let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
+    if let Some(coding) = codings.next()
+        && (codings.next().is_some() || !coding.as_bytes().eq_ignore_ascii_case(b"chunked"))
     {
-        return Err(Cause::Framing("it has both a Content-Length and a Transfer-Encoding"));
+        return Err(Cause::Framing("its Transfer-Encoding is not `chunked`"));
     }
     if let Some(length) = headers.get(CONTENT_LENGTH) {
         let length = length.to_str().ok().and_then(|length| length.parse::<u64>().ok());
@@ -152,11 +161,17 @@ fn check_framing(parts: &mut Parts, most: u64) -> Result<(), Cause> {
     }
     let mut hosts = headers.get_all(HOST).iter();
     match (hosts.next(), hosts.next()) {
-        (Some(_), None) => Ok(()),
+        (Some(host), None) if is_host(host) => Ok(()),
+        (Some(_), None) => Err(Cause::Framing("its Host is not a host")),
         (None, _) if parts.version == Version::HTTP_10 => Ok(()),
         (None, _) => Err(Cause::Framing("it has no Host")),
         _ => Err(Cause::Framing("it has more than one Host")),
     }
+}
+
+/// Whether every reader finds the same host in it: no user, no path, no second host.
+fn is_host(host: &HeaderValue) -> bool {
+    host.as_bytes().iter().all(|byte| byte.is_ascii_alphanumeric() || b".-_~%:[]".contains(byte))
 }
 
 fn host_without_port(host: Option<&HeaderValue>) -> &str {
@@ -194,17 +209,17 @@ async fn send<S: Store>(
     upgrade: Option<Upgrade>,
 ) -> Result<Response<ResponseBody>, Cause> {
     let mut tried = Vec::new();
+    let progress = request.body().progress();
     let (mut response, lease) = loop {
         let sending = core.pools.send(&server, request, server.begin());
-        match tokio::time::timeout(core.bounds.answer, sending).await {
-            Ok(Ok(answer)) => break answer,
-            Ok(Err(SendError::Connect(_, unsent))) => {
+        match in_time(core.bounds.answer, &progress, sending).await? {
+            Ok(answer) => break answer,
+            Err(SendError::Connect(_, unsent)) => {
                 tried.push(Arc::as_ptr(&server));
                 request = *unsent;
                 server = upstream.choose(&[], &tried).cloned().ok_or(Cause::Unreachable)?;
             }
-            Ok(Err(SendError::Broken(error))) => return Err(broken(&error)),
-            Err(_) => return Err(Cause::TooSlow),
+            Err(SendError::Broken(error)) => return Err(broken(&error)),
         }
     };
     let switches = response.status() == StatusCode::SWITCHING_PROTOCOLS;
@@ -221,6 +236,22 @@ async fn send<S: Store>(
     forward::for_client(response.headers_mut(), false);
     *response.version_mut() = Version::HTTP_11;
     Ok(response)
+}
+
+/// Waits for `answer` as long as the request's body still moves, and then for `patience`.
+async fn in_time<A>(
+    patience: Duration,
+    progress: &Progress,
+    answer: impl Future<Output = A>,
+) -> Result<A, Cause> {
+    let mut answer = pin!(answer);
+    loop {
+        match tokio::time::timeout(patience, answer.as_mut()).await {
+            Ok(answer) => return Ok(answer),
+            Err(_) if progress.has_moved() => {}
+            Err(_) => return Err(Cause::TooSlow),
+        }
+    }
 }
 
 /// Whose fault it is that nothing came back.

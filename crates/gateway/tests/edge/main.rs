@@ -1,0 +1,12 @@
+//! What happens at the edges: with clients that mean harm and upstreams that fail, over real sockets.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod forwarded;
+mod http2;
+mod malformed;
+mod paths;
+mod room;
+mod slow;
+mod upstreams;

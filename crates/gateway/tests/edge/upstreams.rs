@@ -1,0 +1,217 @@
+//! Upstreams that fail: a clear answer, never a hang.
+
+use std::time::Duration;
+
+use tidegate_gateway::{Bounds, Pace};
+
+use crate::support::{Act, Response, Served, Upstream, ok, until};
+
+fn bounds() -> Bounds {
+    Bounds {
+        answer: Duration::from_millis(150),
+        response_pace: Pace { period: Duration::from_millis(150), bytes: 1 },
+        ..Bounds::default()
+    }
+}
+
+fn assert_failed(answer: &Response, status: u16, word: &str) {
+    assert_eq!(answer.status, status, "{}", answer.text());
+    assert!(answer.text().contains(word), "{}", answer.text());
+    assert_eq!(answer.header("content-type"), Some("application/json"));
+}
+
+#[tokio::test]
+async fn an_upstream_that_is_down_is_a_502() {
+    let down = Upstream::down().await;
+    let served = Served::before(&[&down], 100, bounds());
+    assert_failed(&served.get("/").await, 502, "upstream_unreachable");
+}
+
+#[tokio::test]
+async fn another_server_is_asked_if_one_is_down() {
+    let (down, up) = (Upstream::down().await, Upstream::answering().await);
+    let served = Served::before(&[&down, &up], 100, bounds());
+    for turn in 0..10 {
+        let answer = served.ask("POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\nabc").await;
+        assert_eq!((answer.status, answer.remaining()), (200, 99 - turn), "charged once");
+    }
+    assert!(up.requests().iter().all(|request| request.body == b"abc"));
+    assert_eq!(up.requests().len(), 10);
+}
+
+#[tokio::test]
+async fn an_upstream_that_does_not_answer_is_a_504() {
+    for said in ["", "HTTP/1.1 200 OK\r\nContent-Le"] {
+        let hangs = Upstream::doing(move |_| Act::ReplyAndHang(said.into())).await;
+        let served = Served::before(&[&hangs], 100, bounds());
+        assert_failed(&served.get("/").await, 504, "upstream_timeout");
+    }
+}
+
+#[tokio::test]
+async fn an_upstream_that_does_not_speak_http_is_a_502() {
+    let answers = [
+        "",
+        "HTTP/1.1 200 OK\r\nContent-Le",
+        "\0\0\0\0",
+        "220 mail.example ESMTP\r\n",
+        "HTTP/1.1 2x0 OK\r\n\r\n",
+        "HTTP/9.9 200 OK\r\n\r\n",
+        "HTTP/1.1 200 OK\r\nNo colon\r\n\r\n",
+        "HTTP/1.1 200 OK\r\nX: a\0b\r\n\r\n",
+        "HTTP/1.1 200 OK\r\nX : a\r\n\r\n",
+        "HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n",
+        "HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab",
+        "HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n",
+    ];
+    for answer in answers {
+        let upstream = Upstream::doing(move |_| Act::ReplyAndClose(answer.into())).await;
+        let served = Served::before(&[&upstream], 100, bounds());
+        assert_failed(&served.get("/").await, 502, "upstream_failed");
+        assert_eq!(
+            upstream.requests().len(),
+            1,
+            "{answer:?}: it may have acted on it, so nobody else is asked"
+        );
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_breaks_off_is_seen_to_break_off() {
+    let answers = [
+        "HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nabc",
+        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n",
+        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\nzz\r\n",
+    ];
+    for answer in answers {
+        for hangs in [false, true] {
+            let upstream = Upstream::doing(move |_| {
+                let bytes = answer.into();
+                if hangs { Act::ReplyAndHang(bytes) } else { Act::ReplyAndClose(bytes) }
+            });
+            let upstream = upstream.await;
+            let served = Served::before(&[&upstream], 100, bounds());
+            let mut client = served.client().await;
+            client.send(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
+            let seen = String::from_utf8_lossy(&client.rest().await).into_owned();
+            assert!(seen.starts_with("HTTP/1.1 200 "), "{answer:?}: {seen}");
+            assert!(!seen.ends_with("0\r\n\r\n"), "{answer:?}: it looks whole: {seen}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_kept_connection_that_was_closed_meanwhile_fails_nobody() {
+    let upstream = Upstream::doing(|_| {
+        let Act::Reply(bytes) = ok("ok") else { unreachable!("it is a reply") };
+        Act::ReplyAndClose(bytes)
+    })
+    .await;
+    let served = Served::before(&[&upstream], 100, Bounds::default());
+    let mut client = served.client().await;
+    for turn in 1..=20 {
+        client.send(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\nabc").await;
+        let answer = client.response().await.expect("an answer");
+        assert_eq!(answer.status, 200, "{turn}: {}", answer.text());
+        assert_eq!((upstream.requests().len(), upstream.connections()), (turn, turn));
+    }
+}
+
+#[tokio::test]
+async fn a_connection_is_used_again_only_after_a_whole_answer() {
+    let upstream = Upstream::doing(|turn| match turn {
+        // More than was asked for: the rest must not become the next answer.
+        2 => Act::Reply(
+            b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nokHTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil"
+                .into(),
+        ),
+        _ => ok("ok"),
+    })
+    .await;
+    let served = Served::before(&[&upstream], 100, bounds());
+    for _ in 0..6 {
+        assert_eq!(served.get("/").await.body, b"ok");
+    }
+    assert_eq!(upstream.connections(), 2, "one until it is spoilt, then another");
+}
+
+#[tokio::test]
+async fn informational_answers_come_before_the_real_one() {
+    let upstream = Upstream::doing(|_| {
+        Act::Reply(
+            b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n\
+              HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+                .into(),
+        )
+    })
+    .await;
+    let served = Served::before(&[&upstream], 100, bounds());
+    for _ in 0..2 {
+        let answer = served.get("/").await;
+        assert_eq!((answer.status, answer.body.as_slice()), (200, &b"ok"[..]));
+    }
+}
+
+#[tokio::test]
+async fn trailers_reach_the_client_that_takes_them() {
+    let upstream = Upstream::doing(|_| {
+        Act::Reply(
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTrailer: X-Sum\r\n\r\n\
+              3\r\nabc\r\n0\r\nX-Sum: 6\r\n\r\n"
+                .into(),
+        )
+    })
+    .await;
+    let served = Served::before(&[&upstream], 100, bounds());
+    let mut client = served.client().await;
+    client.send(b"GET / HTTP/1.1\r\nHost: a\r\nTE: trailers\r\nConnection: te, close\r\n\r\n").await;
+    let seen = String::from_utf8_lossy(&client.rest().await).to_ascii_lowercase();
+    assert!(seen.ends_with("3\r\nabc\r\n0\r\nx-sum: 6\r\n\r\n"), "{seen}");
+}
+
+#[tokio::test]
+async fn a_tunnel_opens_only_for_who_asked_and_never_for_http() {
+    let upstream = Upstream::doing(|_| {
+        Act::Reply(b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n".into())
+    })
+    .await;
+    let served = Served::before(&[&upstream], 100, bounds());
+    for protocol in ["h2c", "H2C", "websocket, h2c", "HTTP/2.0", "TLS/1.0"] {
+        let answer = served
+            .ask(&format!(
+                "GET / HTTP/1.1\r\nHost: a\r\nConnection: upgrade, HTTP2-Settings\r\nUpgrade: {protocol}\r\n\
+                 HTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA\r\n\r\n"
+            ))
+            .await;
+        assert_eq!(answer.status, 502, "{protocol}");
+        let seen = upstream.last();
+        assert_eq!((seen.header("upgrade"), seen.header("http2-settings")), (None, None), "{protocol}");
+    }
+    let asked = "GET / HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n";
+    assert_eq!(served.ask(asked).await.status, 101);
+    assert_eq!(upstream.last().header("upgrade"), Some("websocket"));
+}
+
+#[tokio::test]
+async fn a_tunnel_keeps_its_place_among_the_connections() {
+    let upstream = Upstream::doing(|_| {
+        Act::ReplyAndHang(
+            b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n".into(),
+        )
+    })
+    .await;
+    let served = Served::before(&[&upstream], 100, bounds());
+    let mut client = served.client().await;
+    client.send(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n").await;
+    assert_eq!(client.response().await.map(|response| response.status), Some(101));
+    // Another client is answered twice: the gateway has done by then what it does after a switch.
+    let mut other = served.client().await;
+    for _ in 0..2 {
+        other.send(b"GET /%zz HTTP/1.1\r\nHost: a\r\n\r\n").await;
+        assert_eq!(other.response().await.map(|response| response.status), Some(400));
+    }
+    assert_eq!(served.connections(), 2, "the tunnel and the other");
+    drop(other);
+    drop(client);
+    until("the tunnel is closed", || served.connections() == 0).await;
+}

@@ -1,0 +1,71 @@
+//! A client that sends exactly the bytes it is given.
+
+use std::net::SocketAddr;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use super::message::{Response, read_response};
+use super::within;
+
+pub(crate) struct Client {
+    stream: TcpStream,
+    /// Read, but not taken yet.
+    unread: Vec<u8>,
+}
+
+impl Client {
+    pub(crate) async fn connect(address: SocketAddr) -> Self {
+        let stream = within("connecting", TcpStream::connect(address)).await.expect("a connection");
+        stream.set_nodelay(true).expect("a live socket");
+        Self { stream, unread: Vec::new() }
+    }
+
+    /// Sends; that the gateway may have closed already is seen when reading.
+    pub(crate) async fn send(&mut self, bytes: &[u8]) -> bool {
+        within("sending", self.stream.write_all(bytes)).await.is_ok()
+    }
+
+    /// The next response; `None` if the connection ends before it is whole.
+    pub(crate) async fn response(&mut self) -> Option<Response> {
+        loop {
+            if let Some((response, length)) = read_response(&self.unread, false) {
+                self.unread.drain(..length);
+                return Some(response);
+            }
+            if !self.read_some().await {
+                let (response, length) = read_response(&self.unread, true)?;
+                self.unread.drain(..length);
+                return Some(response);
+            }
+        }
+    }
+
+    /// Everything up to the end of the connection.
+    pub(crate) async fn rest(&mut self) -> Vec<u8> {
+        while self.read_some().await {}
+        std::mem::take(&mut self.unread)
+    }
+
+    /// All responses up to the end of the connection.
+    pub(crate) async fn responses(&mut self) -> Vec<Response> {
+        let mut responses = Vec::new();
+        while let Some(response) = self.response().await {
+            responses.push(response);
+        }
+        responses
+    }
+
+    /// Whatever comes first; it can still be read.
+    pub(crate) async fn until_some(&mut self) -> &[u8] {
+        self.read_some().await;
+        &self.unread
+    }
+
+    /// Reads what comes next; whether anything did.
+    async fn read_some(&mut self) -> bool {
+        let read = within("reading", self.stream.read_buf(&mut self.unread)).await;
+        // A reset is an end, too.
+        matches!(read, Ok(1..))
+    }
+}

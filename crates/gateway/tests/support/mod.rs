@@ -1,0 +1,100 @@
+//! A gateway in this process, upstreams that record what they get, and clients that send what they like.
+
+mod client;
+mod message;
+mod upstream;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidegate_gateway::{Bounds, Gateway, Listener};
+use tidegate_policy::{Active, NoFiles, compile};
+use tidegate_store::MemoryStore;
+use tokio::sync::watch;
+
+pub(crate) use client::Client;
+pub(crate) use message::Response;
+pub(crate) use upstream::{Act, Upstream, ok};
+
+/// Nothing here takes longer unless it hangs.
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// Waits for `event`, and fails if it never comes.
+pub(crate) async fn within<F: Future>(what: &str, event: F) -> F::Output {
+    tokio::time::timeout(DEADLINE, event).await.unwrap_or_else(|late| panic!("{what}: {late}"))
+}
+
+/// Asks again until `holds`, and fails if it never does.
+pub(crate) async fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let asking = async {
+        while !holds() {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    within(what, asking).await;
+}
+
+/// A gateway that serves until it is dropped.
+pub(crate) struct Served {
+    pub(crate) address: SocketAddr,
+    gateway: Gateway<MemoryStore>,
+    stop: watch::Sender<bool>,
+}
+
+impl Served {
+    pub(crate) fn start(policy: &str, bounds: Bounds) -> Self {
+        let compiled = compile("test.yaml", policy.as_bytes(), &NoFiles)
+            .unwrap_or_else(|problems| panic!("{problems}\n{policy}"));
+        let store = Arc::new(MemoryStore::with_cap(1 << 20));
+        let gateway = Gateway::with_bounds(Active::new(compiled.plan), store, bounds).expect("a gateway");
+        let listener = Listener::bind("127.0.0.1:0", 1).expect("a free port");
+        let (stop, stopping) = watch::channel(false);
+        gateway.start(std::slice::from_ref(&listener), &stopping, Duration::ZERO).expect("a core");
+        Self { address: listener.address(), gateway, stop }
+    }
+
+    /// In front of `upstreams`, with so many requests an hour for each client.
+    pub(crate) fn before(upstreams: &[&Upstream], requests: u32, bounds: Bounds) -> Self {
+        Self::start(
+            &policy(upstreams, &format!("rate_limits: {{ default: {{ {} }} }}", hourly(requests))),
+            bounds,
+        )
+    }
+
+    pub(crate) async fn client(&self) -> Client {
+        Client::connect(self.address).await
+    }
+
+    /// The answer to one request over a connection of its own.
+    pub(crate) async fn ask(&self, request: &str) -> Response {
+        let mut client = self.client().await;
+        client.send(request.as_bytes()).await;
+        client.response().await.expect("an answer")
+    }
+
+    pub(crate) async fn get(&self, path: &str) -> Response {
+        self.ask(&format!("GET {path} HTTP/1.1\r\nHost: a.example\r\n\r\n")).await
+    }
+
+    pub(crate) fn connections(&self) -> usize {
+        self.gateway.connections()
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.stop.send_replace(true);
+    }
+}
+
+pub(crate) fn hourly(requests: u32) -> String {
+    format!("requests: {requests}, window: 1h, algorithm: fixed_window")
+}
+
+/// A policy that routes everything to `upstreams`, and says `more`.
+pub(crate) fn policy(upstreams: &[&Upstream], more: &str) -> String {
+    let servers: Vec<_> = upstreams.iter().map(|upstream| format!("http://{}", upstream.address)).collect();
+    let servers = servers.join(", ");
+    format!("upstreams: {{ app: {{ servers: [{servers}] }} }}\nroutes: [{{ upstream: app }}]\n{more}\n")
+}
