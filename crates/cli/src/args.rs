@@ -121,6 +121,11 @@ pub(crate) struct ServeArgs {
     /// 127.0.0.1:8080, unless given.
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) listen: Option<String>,
+    /// Take over from the process that was started with the same file, and let the next one take over from this. The
+    /// new process is started beside the old one, gets its listening sockets through this Unix socket, and the old one
+    /// ends: no connection is refused.
+    #[arg(long, value_name = "SOCKET")]
+    pub(crate) takeover: Option<PathBuf>,
     /// How many cores to use; all unless given.
     #[arg(long, value_name = "NUMBER")]
     pub(crate) cores: Option<std::num::NonZeroUsize>,

@@ -3,6 +3,7 @@
 mod demo;
 mod reload;
 mod source;
+mod takeover;
 
 use std::io::ErrorKind;
 use std::num::NonZeroUsize;
@@ -16,8 +17,9 @@ use tidegate_store::MemoryStore;
 use tokio::sync::watch;
 
 use crate::args::ServeArgs;
-use reload::Events;
+use reload::{End, Events};
 use source::{Loaded, Source};
+use takeover::Predecessor;
 
 /// What is under way at a stop gets this long to end.
 const DRAIN: Duration = Duration::from_secs(10);
@@ -28,16 +30,30 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     eprint!("{warnings}");
     let plan = Arc::clone(active.matcher.plan());
     let cores = args.cores.map_or_else(cores, NonZeroUsize::get);
-    let listeners = listen(args, &plan, cores)?;
+    let mut predecessor = match &args.takeover {
+        Some(path) => Predecessor::at(path)?,
+        None => None,
+    };
+    let listeners = listen(args, &plan, cores, predecessor.as_mut())?;
     let memory = usize::try_from(plan.store.max_memory).unwrap_or(usize::MAX);
     let gateway = Arc::new(Gateway::new(active, Arc::new(MemoryStore::with_cap(memory)))?);
     let (stop, stopping) = watch::channel(false);
     let threads = gateway.start(&listeners, &stopping, DRAIN)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     // Whoever reads the welcome may already change the policy or send a signal.
-    let events = runtime.block_on(async { Events::new(&files) })?;
+    let mut events = runtime.block_on(async { Events::new(&files) })?;
+    if let Some(predecessor) = predecessor {
+        predecessor.dismiss()?;
+    }
+    if let Some(path) = &args.takeover {
+        events.successor = Some(takeover::await_successor(path, &listeners)?);
+    }
     println!("{}", welcome(&source, &listeners, &plan));
-    runtime.block_on(events.until_stopped(&gateway, &source))?;
+    let end = runtime.block_on(events.until_stopped(&gateway, &source))?;
+    if let (End::Told, Some(path)) = (end, &args.takeover) {
+        // Nobody is waited for any more; whoever comes now starts afresh.
+        let _ = std::fs::remove_file(path);
+    }
     eprintln!("tidegate: stopping; what is under way gets {} s to end", DRAIN.as_secs());
     // The cores close theirs; as long as one is open the system would connect clients whom nobody answers.
     drop(listeners);
@@ -54,7 +70,12 @@ fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, NonZeroUsize::get)
 }
 
-fn listen(args: &ServeArgs, plan: &Plan, cores: usize) -> anyhow::Result<Vec<Listener>> {
+fn listen(
+    args: &ServeArgs,
+    plan: &Plan,
+    cores: usize,
+    mut predecessor: Option<&mut Predecessor>,
+) -> anyhow::Result<Vec<Listener>> {
     let places = match &args.listen {
         Some(address) => vec![Listen { address: address.clone(), tls: None }],
         None => plan.listen.clone(),
@@ -62,8 +83,16 @@ fn listen(args: &ServeArgs, plan: &Plan, cores: usize) -> anyhow::Result<Vec<Lis
     places
         .iter()
         .map(|place| {
-            let listener =
-                Listener::bind(&place.address, cores).map_err(|error| explain(error, &place.address))?;
+            let handed_over = match &mut predecessor {
+                Some(predecessor) => predecessor.take(&place.address)?,
+                None => None,
+            };
+            let listener = match handed_over {
+                Some(listener) => listener,
+                None => {
+                    Listener::bind(&place.address, cores).map_err(|error| explain(error, &place.address))?
+                }
+            };
             Ok(match &place.tls {
                 Some(tls) => listener.with_tls(&tls.chain, tls.key.expose())?,
                 None => listener,

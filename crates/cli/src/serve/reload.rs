@@ -25,6 +25,17 @@ pub(crate) struct Events {
     interrupt: Signal,
     hangup: Signal,
     watched: Watched,
+    /// Says that another process has taken over.
+    pub(crate) successor: Option<mpsc::UnboundedReceiver<()>>,
+}
+
+/// Why the gateway stops.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// A signal said so.
+    Told,
+    /// Another process serves in its place.
+    TakenOver,
 }
 
 impl Events {
@@ -35,19 +46,27 @@ impl Events {
             interrupt: signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?,
             hangup: signal(SignalKind::hangup()).context("cannot listen for SIGHUP")?,
             watched: Watched::new(files)?,
+            successor: None,
         })
     }
 
-    /// Reloads the policy whenever it changes, until a signal says to stop.
+    /// Reloads the policy whenever it changes, until a signal or a successor says to stop.
     pub(crate) async fn until_stopped(
         mut self,
         gateway: &Gateway<MemoryStore>,
         source: &Source,
-    ) -> anyhow::Result<()> {
+    ) -> anyhow::Result<End> {
         loop {
+            let taken_over = async {
+                match &mut self.successor {
+                    Some(successor) => successor.recv().await,
+                    None => std::future::pending().await,
+                }
+            };
             tokio::select! {
-                _ = self.terminate.recv() => return Ok(()),
-                _ = self.interrupt.recv() => return Ok(()),
+                _ = self.terminate.recv() => return Ok(End::Told),
+                _ = self.interrupt.recv() => return Ok(End::Told),
+                _ = taken_over => return Ok(End::TakenOver),
                 _ = self.hangup.recv() => {}
                 () = self.watched.changed() => {}
             }

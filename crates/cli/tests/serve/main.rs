@@ -7,5 +7,6 @@ mod process;
 mod reload;
 mod stop;
 mod streaming;
+mod takeover;
 mod welcome;
 mod wire;

@@ -23,8 +23,12 @@ pub(crate) struct Server {
 
 impl Server {
     pub(crate) fn start(args: &[&str]) -> Self {
+        Self::start_at("127.0.0.1:0", args)
+    }
+
+    pub(crate) fn start_at(address: &str, args: &[&str]) -> Self {
         let mut process = Command::new(env!("CARGO_BIN_EXE_tidegate"))
-            .args(["serve", "--listen", "127.0.0.1:0"])
+            .args(["serve", "--listen", address])
             .args(args)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
