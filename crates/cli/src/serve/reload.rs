@@ -98,7 +98,8 @@ fn reload(gateway: &Gateway<MemoryStore>, source: &Source) -> Option<Vec<PathBuf
         );
         return None;
     }
-    eprintln!("tidegate: policy reloaded, {} changes", changes.len());
+    let count = changes.len();
+    eprintln!("tidegate: policy reloaded, {count} change{}", if count == 1 { "" } else { "s" });
     for change in changes {
         eprintln!("  {change}");
     }

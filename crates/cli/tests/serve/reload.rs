@@ -114,7 +114,7 @@ fn what_else_happens_in_the_folder_does_not_delay_a_reload() {
         }
     });
     file.write(&format!("{good}error_body: nested\n"));
-    server.hears("policy reloaded, 1 changes");
+    server.hears("policy reloaded, 1 change");
     stop.store(true, Ordering::Relaxed);
     busy.join().unwrap();
 }
@@ -135,7 +135,7 @@ fn a_mounted_configuration_is_reloaded_when_its_link_is_turned() {
     std::os::unix::fs::symlink("..data/policy.yaml", file.path()).unwrap();
     let server = Server::start(&["--config", &file.path()]);
     turn("two", &format!("{good}error_body: nested\n"));
-    server.hears("policy reloaded, 1 changes");
+    server.hears("policy reloaded, 1 change");
 }
 
 #[test]
