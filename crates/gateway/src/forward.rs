@@ -3,7 +3,6 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use crate::guests::Place;
 use bytes::{BufMut, BytesMut};
 use http::header::{
     CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, Entry, FORWARDED, HOST, HeaderName, HeaderValue,
@@ -11,6 +10,8 @@ use http::header::{
 };
 use http::{HeaderMap, Version};
 use smallvec::SmallVec;
+
+use crate::guests::Place;
 
 const FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const HOST_ASKED: HeaderName = HeaderName::from_static("x-forwarded-host");

@@ -16,8 +16,8 @@ pub(super) fn prefetch(line: &Bucket) {
     let _ = line.as_ptr();
 }
 
-/// Asks for huge pages where these lines are going to be: a page table that fits the caches is worth a third
-/// of the time of a decision over a million keys. Whether there are any is up to the system.
+/// Asks for huge pages where these lines are going to be, so that the page table competes less with them for the
+/// caches. Whether there are any is up to the system.
 #[cfg(all(target_os = "linux", not(loom)))]
 pub(super) fn in_huge_pages(lines: &mut Vec<Bucket>) {
     const PAGE: usize = 4_096;
