@@ -6,18 +6,31 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use tidegate_policy::Scratch;
-use tidegate_store::{Store, SystemClock};
+use tidegate_store::{Clock, Store};
 
 use crate::bounds::Bounds;
 use crate::live::Live;
 use crate::upstream::{Connector, Pools, Server};
+
+/// What the cores share to decide with.
+#[derive(Debug)]
+pub(crate) struct Shared<S> {
+    pub(crate) store: Arc<S>,
+    pub(crate) clock: Arc<dyn Clock>,
+}
+
+impl<S> Clone for Shared<S> {
+    fn clone(&self) -> Self {
+        Self { store: Arc::clone(&self.store), clock: Arc::clone(&self.clock) }
+    }
+}
 
 /// The state of one core. Whatever is shared with others is behind an `Arc`.
 #[derive(Debug)]
 pub(crate) struct Core<S> {
     live: Arc<ArcSwap<Live>>,
     pub(crate) store: Arc<S>,
-    pub(crate) clock: SystemClock,
+    pub(crate) clock: Arc<dyn Clock>,
     pub(crate) pools: Rc<Pools>,
     pub(crate) bounds: Bounds,
     scratches: RefCell<Vec<Scratch>>,
@@ -28,11 +41,17 @@ pub(crate) struct Core<S> {
 }
 
 impl<S: Store> Core<S> {
-    pub(crate) fn new(live: Arc<ArcSwap<Live>>, store: Arc<S>, connector: Connector, bounds: Bounds) -> Self {
+    pub(crate) fn new(
+        live: Arc<ArcSwap<Live>>,
+        shared: Shared<S>,
+        connector: Connector,
+        bounds: Bounds,
+    ) -> Self {
+        let Shared { store, clock } = shared;
         Self {
             live,
             store,
-            clock: SystemClock::new(),
+            clock,
             pools: Pools::new(connector),
             bounds,
             scratches: RefCell::default(),

@@ -11,14 +11,14 @@ use arc_swap::ArcSwap;
 use rustls::RootCertStore;
 use thiserror::Error;
 use tidegate_policy::Active;
-use tidegate_store::Store;
+use tidegate_store::{Clock, Store, SystemClock};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::task::LocalSet;
 
 use crate::bounds::Bounds;
 use crate::connection::{self, Client, Speaking};
-use crate::core::Core;
+use crate::core::{Core, Shared};
 use crate::guests::{Guests, Place};
 use crate::listen::Listener;
 use crate::live::{Live, LiveError};
@@ -33,7 +33,7 @@ const DRAIN_LOOK: Duration = Duration::from_millis(10);
 #[derive(Debug)]
 pub struct Gateway<S> {
     live: Arc<ArcSwap<Live>>,
-    store: Arc<S>,
+    shared: Shared<S>,
     connector: Connector,
     bounds: Bounds,
     guests: Arc<Guests>,
@@ -63,11 +63,18 @@ impl<S: Store + 'static> Gateway<S> {
     pub fn with_bounds(active: Active, store: Arc<S>, bounds: Bounds) -> Result<Self, GatewayError> {
         Ok(Self {
             live: Arc::new(ArcSwap::from_pointee(Live::new(active, None)?)),
-            store,
+            shared: Shared { store, clock: Arc::new(SystemClock::new()) },
             connector: Connector::new(bounds.connect, &RootCertStore::empty())?,
             guests: Guests::new(bounds.connections, bounds.connections_per_address),
             bounds,
         })
+    }
+
+    /// The same by another clock.
+    #[must_use]
+    pub fn with_clock(mut self, clock: Arc<dyn Clock>) -> Self {
+        self.shared.clock = clock;
+        self
     }
 
     /// Puts another policy in force, whole or not at all. Requests under way keep theirs; counters stay.
@@ -113,7 +120,7 @@ impl<S: Store + 'static> Gateway<S> {
                 doors.push((socket.try_clone()?, listener.tls.clone()));
             }
         }
-        let (live, store) = (Arc::clone(&self.live), Arc::clone(&self.store));
+        let (live, shared) = (Arc::clone(&self.live), self.shared.clone());
         let (connector, bounds, guests) = (self.connector.clone(), self.bounds, Arc::clone(&self.guests));
         let stop = stop.clone();
         let thread = std::thread::Builder::new().name(format!("core-{number}"));
@@ -122,7 +129,7 @@ impl<S: Store + 'static> Gateway<S> {
             if number == 0 {
                 local.spawn_local(health::watch(Arc::clone(&live), connector.clone()));
             }
-            let core = Rc::new(Core::new(live, store, connector, bounds));
+            let core = Rc::new(Core::new(live, shared, connector, bounds));
             local.block_on(&runtime, run(core, doors, guests, stop, drain));
         })?)
     }
