@@ -34,7 +34,7 @@ mod reference;
 mod store;
 mod sync;
 
-pub use clock::{Clock, ManualClock, SystemClock};
+pub use clock::{Clock, ManualClock, Reading, SystemClock};
 pub use entry::Override;
 pub use memory::{HeavyKey, MemoryStore, MemoryUse};
 pub use reference::ReferenceStore;

@@ -6,5 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod metrics;
+mod story;
 
-pub use metrics::{Decided, Kind, Meter, Metrics, Page, Reader, RuleSlots, Try, UpstreamCounts};
+pub use metrics::{Decided, Family, Kind, Meter, Metrics, Page, Reader, RuleSlots, Try, UpstreamCounts};
+pub use story::{Story, Telemetry, Teller, Trial};

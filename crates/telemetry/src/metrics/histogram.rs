@@ -1,7 +1,7 @@
 //! How long things take.
 
 use super::cell::{Apart, Counter};
-use super::page::{Page, Unit};
+use super::page::{Family, Unit};
 
 /// The upper bounds of the buckets in nanoseconds, and as they are written in milliseconds and in seconds. A decision
 /// takes about a microsecond, an upstream anything up to a minute; 5 ms is where the alert on slow decisions stands.
@@ -70,9 +70,8 @@ impl Span {
 
 /// Writes the histograms of all cores as one.
 pub(crate) fn write<'h>(
-    page: &mut Page,
+    family: &mut Family<'_>,
     span: Span,
-    name: &str,
     labels: &[(&str, &str)],
     cores: impl Iterator<Item = &'h Histogram> + Clone,
 ) {
@@ -84,17 +83,17 @@ pub(crate) fn write<'h>(
             Span::Upstream => seconds,
         };
         if span.shows(*bound) {
-            page.bucket(name, labels, written, count);
+            family.bucket(labels, written, count);
         }
     }
     count += cores.clone().map(|core| core.buckets[BUCKETS - 1].get()).sum::<u64>();
-    page.bucket(name, labels, "+Inf", count);
+    family.bucket(labels, "+Inf", count);
     let nanos = cores.map(|core| core.nanos.get()).sum();
     let unit = match span {
         Span::Decision => Unit::Millis,
         Span::Upstream => Unit::Seconds,
     };
-    page.histogram_end(name, labels, count, unit.of(nanos));
+    family.end(labels, count, unit.of(nanos));
 }
 
 /// The histograms in a list of per-core things.
@@ -107,6 +106,7 @@ pub(crate) fn of_cores<T>(
 
 #[cfg(test)]
 mod tests {
+    use super::super::page::{Kind, Page};
     use super::*;
 
     #[test]
@@ -126,7 +126,8 @@ mod tests {
         one.observe(1_001);
         two.observe(3_000_000_000);
         let mut page = Page::default();
-        write(&mut page, Span::Decision, "t", &[], [&one, &two].into_iter());
+        let mut family = page.family("t", Kind::Histogram, "Some.");
+        write(&mut family, Span::Decision, &[], [&one, &two].into_iter());
         let text = page.into_text();
         for line in ["t_bucket{le=\"0.0005\"} 0", "t_bucket{le=\"0.001\"} 1", "t_bucket{le=\"0.002\"} 2"] {
             assert!(text.contains(line), "{text}");

@@ -22,7 +22,7 @@ use cell::{Apart, Counter, for_each_core};
 use histogram::{Histogram, Span};
 use offenders::Offenders;
 pub use offenders::Reader;
-pub use page::{Kind, Page};
+pub use page::{Family, Kind, Page};
 pub use rules::RuleSlots;
 use rules::{ByRule, Registry};
 use sketch::{Sampler, Sketch};
@@ -119,7 +119,7 @@ impl Metrics {
             self.shards().map(|shard| shard.sketch.lock().unwrap_or_else(PoisonError::into_inner).take());
         self.offenders.compare(sketches.flatten(), now);
         let rules = self.rules.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut page = Page::with_capacity(32 << 10 | rules.len() * 200);
+        let mut page = Page::with_capacity((32 << 10) + rules.len() * 200);
         self.write_decisions(&mut page);
         self.write_exceeded(&mut page, &rules, reader);
         self.write_rules(&mut page, &rules);
@@ -140,71 +140,74 @@ impl Metrics {
     }
 
     fn write_decisions(&self, page: &mut Page) {
-        const REQUESTS: &str = "rate_limit_requests_total";
-        page.family(
-            REQUESTS,
+        let mut family = page.family(
+            "rate_limit_requests_total",
             Kind::Counter,
             "Requests that were decided about, each once, by what was decided.",
         );
         for (at, decided) in Decided::ALL.into_iter().enumerate() {
-            page.sample(REQUESTS, &[("decision", decided.name())], self.sum(|shard| &shard.requests[at]));
+            family.sample(&[("decision", decided.name())], self.sum(|shard| &shard.requests[at]));
         }
-        const LATENCY: &str = "rate_limit_latency";
-        page.family(LATENCY, Kind::Histogram, "How long decisions took, matching included, in milliseconds.");
-        histogram::write(page, Span::Decision, LATENCY, &[], self.shards().map(|shard| &shard.latency));
+        let mut family = page.family(
+            "rate_limit_latency",
+            Kind::Histogram,
+            "How long decisions took, matching included, in milliseconds.",
+        );
+        histogram::write(&mut family, Span::Decision, &[], self.shards().map(|shard| &shard.latency));
     }
 
     fn write_exceeded(&self, page: &mut Page, rules: &Registry, reader: Reader) {
-        const EXCEEDED: &str = "rate_limit_exceeded_total";
-        page.family(EXCEEDED, Kind::Counter, "Requests refused by a rule. The clients refused most are named, at most 100 series; the rest is `other`.");
+        let mut family = page.family("rate_limit_exceeded_total", Kind::Counter, "Requests refused by a rule. The clients refused most are named, at most 100 series; the rest is `other`.");
         let (offenders, left) = self.offenders.show(reader);
         for one in &offenders {
             let labels = [("client_id", one.client.as_str()), ("rule", rules.name(one.rule))];
-            page.sample(EXCEEDED, &labels, one.count);
+            family.sample(&labels, one.count);
         }
         for (slot, left) in left.iter().filter(|(_, left)| left.seen > 0) {
             let client = format!("former-{}", left.since.as_micros());
-            page.sample(EXCEEDED, &[("client_id", &client), ("rule", rules.name(*slot))], left.seen);
+            family.sample(&[("client_id", &client), ("rule", rules.name(*slot))], left.seen);
         }
         for (slot, known) in rules.iter() {
             let counted: u64 =
                 self.shards().map(|shard| shard.by_rule.get(slot, |counts| &counts.exceeded)).sum();
             let count = counted + left.get(&slot).map_or(0, |left| left.unseen);
             if count > 0 || known.limit.is_some() {
-                page.sample(EXCEEDED, &[("client_id", "other"), ("rule", &known.name)], count);
+                family.sample(&[("client_id", "other"), ("rule", &known.name)], count);
             }
         }
     }
 
     fn write_rules(&self, page: &mut Page, rules: &Registry) {
-        const SHADOW: &str = "rate_limit_shadow_exceeded_total";
-        page.family(SHADOW, Kind::Counter, "Requests that a rule would have refused if it were enforced.");
+        let mut family = page.family(
+            "rate_limit_shadow_exceeded_total",
+            Kind::Counter,
+            "Requests that a rule would have refused if it were enforced.",
+        );
         for (slot, known) in rules.iter() {
             let count: u64 =
                 self.shards().map(|shard| shard.by_rule.get(slot, |counts| &counts.shadow)).sum();
             if count > 0 {
-                page.sample(SHADOW, &[("rule", &known.name)], count);
+                family.sample(&[("rule", &known.name)], count);
             }
         }
-        const LIMIT: &str = "rate_limit_limit";
-        page.family(LIMIT, Kind::Gauge, "The limit of each rule: units per window.");
+        let mut family =
+            page.family("rate_limit_limit", Kind::Gauge, "The limit of each rule: units per window.");
         for (_, known) in rules.iter() {
             if let Some((requests, window)) = &known.limit {
-                page.sample(LIMIT, &[("rule", &known.name), ("window", window)], requests);
+                family.sample(&[("rule", &known.name), ("window", window)], requests);
             }
         }
     }
 
     fn write_gateway(&self, page: &mut Page) {
-        const RESPONSES: &str = "tidegate_responses_total";
-        page.family(
-            RESPONSES,
+        let mut family = page.family(
+            "tidegate_responses_total",
             Kind::Counter,
             "Answers to clients by class of their status; `gone` left before theirs.",
         );
         for at in 0..=GONE {
             let code = if at == GONE { "gone" } else { upstreams::class_name(at) };
-            page.sample(RESPONSES, &[("code", code)], self.sum(|shard| &shard.responses[at]));
+            family.sample(&[("code", code)], self.sum(|shard| &shard.responses[at]));
         }
         let accepted = self.sum(|shard| &shard.accepted);
         page.single(

@@ -59,10 +59,12 @@ impl Offender {
     }
 }
 
+type Place = Option<(u64, Arc<Offender>)>;
+
 /// Offenders by hash, with open addressing.
 #[derive(Debug)]
 struct Table {
-    places: Box<[Option<(u64, Arc<Offender>)>]>,
+    places: Box<[Place]>,
     count: usize,
 }
 

@@ -49,38 +49,19 @@ impl Page {
     }
 
     /// Begins a family: its name, its type and what it says.
-    pub fn family(&mut self, name: &str, kind: Kind, help: &str) {
+    pub fn family<'p>(&'p mut self, name: &'p str, kind: Kind, help: &str) -> Family<'p> {
         let kind = match kind {
             Kind::Counter => "counter",
             Kind::Gauge => "gauge",
             Kind::Histogram => "histogram",
         };
         self.put(format_args!("# HELP {name} {help}\n# TYPE {name} {kind}\n"));
-    }
-
-    /// One number of a family that was begun. Labels may hold any text.
-    pub fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: impl Display) {
-        self.text.push_str(name);
-        self.labels(labels, None);
-        self.put(format_args!(" {value}\n"));
+        Family { page: self, name }
     }
 
     /// A family of a single number.
     pub fn single(&mut self, name: &str, kind: Kind, help: &str, value: impl Display) {
-        self.family(name, kind, help);
-        self.sample(name, &[], value);
-    }
-
-    pub(crate) fn bucket(&mut self, name: &str, labels: &[(&str, &str)], bound: &str, count: u64) {
-        self.text.push_str(name);
-        self.text.push_str("_bucket");
-        self.labels(labels, Some(("le", bound)));
-        self.put(format_args!(" {count}\n"));
-    }
-
-    pub(crate) fn histogram_end(&mut self, name: &str, labels: &[(&str, &str)], count: u64, sum: f64) {
-        self.sample(&format!("{name}_count"), labels, count);
-        self.sample(&format!("{name}_sum"), labels, sum);
+        self.family(name, kind, help).sample(&[], value);
     }
 
     /// The text.
@@ -125,6 +106,43 @@ impl Page {
     }
 }
 
+/// A family that was begun.
+#[derive(Debug)]
+pub struct Family<'p> {
+    page: &'p mut Page,
+    name: &'p str,
+}
+
+impl Family<'_> {
+    /// One number. Labels may hold any text.
+    pub fn sample(&mut self, labels: &[(&str, &str)], value: impl Display) {
+        self.line("", labels, None, value);
+    }
+
+    pub(crate) fn bucket(&mut self, labels: &[(&str, &str)], bound: &str, count: u64) {
+        self.line("_bucket", labels, Some(("le", bound)), count);
+    }
+
+    pub(crate) fn end(&mut self, labels: &[(&str, &str)], count: u64, sum: f64) {
+        self.line("_count", labels, None, count);
+        self.line("_sum", labels, None, sum);
+    }
+
+    fn line(
+        &mut self,
+        ending: &str,
+        labels: &[(&str, &str)],
+        last: Option<(&str, &str)>,
+        value: impl Display,
+    ) {
+        let Self { page, name } = self;
+        page.text.push_str(name);
+        page.text.push_str(ending);
+        page.labels(labels, last);
+        page.put(format_args!(" {value}\n"));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -132,8 +150,12 @@ mod tests {
     #[test]
     fn whatever_a_label_holds_stays_in_it() {
         let mut page = Page::default();
-        page.sample("a", &[("x", "q\"b\\n\nz"), ("y", "")], 1);
-        page.sample("a", &[], 0.5);
-        assert_eq!(page.into_text(), "a{x=\"q\\\"b\\\\n\\nz\",y=\"\"} 1\na 0.5\n");
+        let mut family = page.family("a", Kind::Gauge, "Some.");
+        family.sample(&[("x", "q\"b\\n\nz"), ("y", "")], 1);
+        family.sample(&[], 0.5);
+        assert_eq!(
+            page.into_text(),
+            "# HELP a Some.\n# TYPE a gauge\na{x=\"q\\\"b\\\\n\\nz\",y=\"\"} 1\na 0.5\n"
+        );
     }
 }

@@ -7,9 +7,10 @@ use super::*;
 const NOW: Timestamp = Timestamp::from_secs(1_700_000_000);
 
 fn plan(rules: usize) -> Plan {
-    let endpoints: String = (0..rules)
+    let endpoints: Vec<_> = (0..rules)
         .map(|n| format!("    /api/v1/things/{n}: {{ requests: {}, window: 60 }}\n", n + 1))
         .collect();
+    let endpoints = endpoints.concat();
     let yaml = format!("rate_limits:\n  default: {{ requests: 100, window: 60 }}\n  endpoints:\n{endpoints}");
     compile("policy.yaml", yaml.as_bytes(), &NoFiles).unwrap().plan
 }

@@ -92,35 +92,36 @@ impl Upstreams {
         if known.is_empty() {
             return;
         }
-        const REQUESTS: &str = "tidegate_upstream_requests_total";
-        page.family(
-            REQUESTS,
+        let mut family = page.family(
+            "tidegate_upstream_requests_total",
             Kind::Counter,
             "Answers of upstreams by class of their status; each try is one.",
         );
         for counts in &known {
             for (at, class) in CLASSES.iter().enumerate() {
                 let labels = [("upstream", counts.name.as_str()), ("code", class)];
-                page.sample(REQUESTS, &labels, counts.sum(|tries| &tries.answered[at]));
+                family.sample(&labels, counts.sum(|tries| &tries.answered[at]));
             }
         }
-        const FAILED: &str = "tidegate_upstream_failures_total";
-        page.family(FAILED, Kind::Counter, "Tries that got no answer, by what went wrong.");
+        let mut family = page.family(
+            "tidegate_upstream_failures_total",
+            Kind::Counter,
+            "Tries that got no answer, by what went wrong.",
+        );
         for counts in &known {
             for (at, reason) in FAILURES.iter().enumerate() {
                 let labels = [("upstream", counts.name.as_str()), ("reason", reason)];
-                page.sample(FAILED, &labels, counts.sum(|tries| &tries.failed[at]));
+                family.sample(&labels, counts.sum(|tries| &tries.failed[at]));
             }
         }
-        const LATENCY: &str = "tidegate_upstream_latency_seconds";
-        page.family(
-            LATENCY,
+        let mut family = page.family(
+            "tidegate_upstream_latency_seconds",
             Kind::Histogram,
             "How long upstreams took until their answer began, in seconds.",
         );
         for counts in &known {
             let cores = histogram::of_cores(&counts.cores, |tries: &Tries| &tries.latency);
-            histogram::write(page, Span::Upstream, LATENCY, &[("upstream", counts.name.as_str())], cores);
+            histogram::write(&mut family, Span::Upstream, &[("upstream", counts.name.as_str())], cores);
         }
     }
 }
