@@ -11,6 +11,7 @@ mod limits;
 mod manner;
 mod names;
 mod network;
+mod observe;
 mod routing;
 mod rules;
 mod scalar;
@@ -21,7 +22,7 @@ use crate::directory::Directory;
 use crate::files::Files;
 use crate::identity::ClientKind;
 use crate::language::{BANS, CLIENTS, ERROR_BODIES, HEADER_STYLES, POLICY, RATE_LIMITS, STORE};
-use crate::plan::{Clients, ErrorBody, HeaderStyle, Listen, Plan, RateLimits, StorePlan, StoreUrl};
+use crate::plan::{Clients, ErrorBody, HeaderStyle, Listen, LogPlan, Plan, RateLimits, StorePlan, StoreUrl};
 use crate::problem::Problems;
 use crate::raw::{self, Fields, Finding, Mark, Node, Place, Report};
 use crate::warnings;
@@ -207,6 +208,11 @@ fn decode<'s>(root: &Node<'s>, context: &mut Context<'s, '_>) -> Option<Plan> {
         Some(node) => store(node, &mut context.report),
         None => Some(StorePlan { url: None, max_memory: DEFAULT_MEMORY }),
     };
+    let log = match fields.get("log") {
+        Some(node) => observe::log(node, &mut context.report),
+        None => Some(LogPlan::default()),
+    };
+    let traces = fields.get("traces").and_then(|node| observe::traces(node, &mut context.report));
     let clients = clients?;
     let identities = identities::identities(&clients, root, context);
     Some(Plan {
@@ -219,6 +225,8 @@ fn decode<'s>(root: &Node<'s>, context: &mut Context<'s, '_>) -> Option<Plan> {
         headers,
         error_body: error_body?,
         store: store?,
+        log: log?,
+        traces,
         identities: identities?,
         directory: context.directory.take(),
     })
