@@ -12,6 +12,7 @@ use tidegate_core::{Check, Outcome, Role, Timestamp, Verdict};
 
 use crate::directory::Directory;
 use crate::facts::Facts;
+use crate::identity::ClientName;
 use crate::matcher::{Admission, Exemption, Matched, Matcher, Scratch};
 use crate::plan::Rule;
 use crate::quantity::span_text;
@@ -173,7 +174,7 @@ fn met(check: &Check<'_>, rule: &Rule, outcome: &Outcome) -> RuleMet {
         name: rule.name.clone(),
         line: rule.line,
         limit: rule.words(),
-        key: who::key_text(check.key.client),
+        key: ClientName::of(check.key.client).to_string(),
         cost: check.cost.get(),
         binding: check.role == Role::Binding,
         condition_failed: false,

@@ -13,6 +13,7 @@ mod cookie;
 mod fingerprint;
 mod hops;
 mod jwt;
+mod name;
 
 use std::cell::OnceCell;
 use std::fmt;
@@ -26,6 +27,7 @@ pub use address::{Addresses, ForwardingHeader, PrefixError};
 pub use cookie::{CookieName, CookieNameError};
 pub use fingerprint::{Fingerprint, NoHeaders};
 pub use jwt::{ClaimSource, Claims, KeysError, TokenError, Verifier};
+pub use name::{ClientName, ClientNameError};
 
 use crate::directory::{Directory, Grant};
 use crate::facts::Facts;
