@@ -206,9 +206,9 @@ fn damage_is_found_or_harmless() {
         block_on(durable.apply(vec![change])).unwrap();
     }
     drop(durable);
-    let (_, expected) = open(&path);
-    // Closed once more, as a clean stop leaves it.
-    drop(open(&path));
+    let (durable, expected) = open(&path);
+    // Closed, as a clean stop leaves it.
+    block_on(durable.release()).unwrap();
     let sound = fs::read(&path).unwrap();
     let damaged = folder.path().join("damaged");
     let (mut found, mut harmless) = (0, 0);

@@ -9,7 +9,7 @@ mod files;
 mod identities;
 mod limits;
 mod names;
-mod network;
+pub(crate) mod network;
 mod routing;
 mod rules;
 mod scalar;
