@@ -10,6 +10,7 @@ use tidegate_store::{Store, SystemClock};
 
 use crate::bounds::Bounds;
 use crate::live::Live;
+use crate::shut::Shut;
 use crate::upstream::{Connector, Pools, Server};
 
 /// The state of one core. Whatever is shared with others is behind an `Arc`.
@@ -17,6 +18,7 @@ use crate::upstream::{Connector, Pools, Server};
 pub(crate) struct Core<S> {
     live: Arc<ArcSwap<Live>>,
     pub(crate) store: Arc<S>,
+    pub(crate) bans: Arc<Shut>,
     pub(crate) clock: SystemClock,
     pub(crate) pools: Rc<Pools>,
     pub(crate) bounds: Bounds,
@@ -28,10 +30,17 @@ pub(crate) struct Core<S> {
 }
 
 impl<S: Store> Core<S> {
-    pub(crate) fn new(live: Arc<ArcSwap<Live>>, store: Arc<S>, connector: Connector, bounds: Bounds) -> Self {
+    pub(crate) fn new(
+        live: Arc<ArcSwap<Live>>,
+        store: Arc<S>,
+        bans: Arc<Shut>,
+        connector: Connector,
+        bounds: Bounds,
+    ) -> Self {
         Self {
             live,
             store,
+            bans,
             clock: SystemClock::new(),
             pools: Pools::new(connector),
             bounds,

@@ -10,7 +10,7 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use rustls::RootCertStore;
 use thiserror::Error;
-use tidegate_policy::Active;
+use tidegate_policy::{Active, Bans};
 use tidegate_store::Store;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
@@ -22,6 +22,7 @@ use crate::core::Core;
 use crate::guests::{Guests, Place};
 use crate::listen::Listener;
 use crate::live::{Live, LiveError};
+use crate::shut::Shut;
 use crate::upstream::{Connector, TlsError, health};
 
 /// When descriptors run out, accepting again at once would only spin.
@@ -37,6 +38,7 @@ pub struct Gateway<S> {
     connector: Connector,
     bounds: Bounds,
     guests: Arc<Guests>,
+    bans: Arc<Shut>,
 }
 
 /// Why a gateway cannot start.
@@ -66,6 +68,7 @@ impl<S: Store + 'static> Gateway<S> {
             store,
             connector: Connector::new(bounds.connect, &RootCertStore::empty())?,
             guests: Guests::new(bounds.connections, bounds.connections_per_address),
+            bans: Arc::default(),
             bounds,
         })
     }
@@ -80,6 +83,16 @@ impl<S: Store + 'static> Gateway<S> {
     /// The policy in force.
     pub fn active(&self) -> Active {
         self.live.load().active.clone()
+    }
+
+    /// Puts other bans in force, beside those of the policy. From now on every request meets them.
+    pub fn ban(&self, bans: Bans) {
+        self.bans.replace(bans);
+    }
+
+    /// The bans in force, those that are over included.
+    pub fn bans(&self) -> Arc<Bans> {
+        self.bans.all()
     }
 
     /// How many clients are connected.
@@ -113,7 +126,7 @@ impl<S: Store + 'static> Gateway<S> {
                 doors.push((socket.try_clone()?, listener.tls.clone()));
             }
         }
-        let (live, store) = (Arc::clone(&self.live), Arc::clone(&self.store));
+        let (live, store, bans) = (Arc::clone(&self.live), Arc::clone(&self.store), Arc::clone(&self.bans));
         let (connector, bounds, guests) = (self.connector.clone(), self.bounds, Arc::clone(&self.guests));
         let stop = stop.clone();
         let thread = std::thread::Builder::new().name(format!("core-{number}"));
@@ -122,7 +135,7 @@ impl<S: Store + 'static> Gateway<S> {
             if number == 0 {
                 local.spawn_local(health::watch(Arc::clone(&live), connector.clone()));
             }
-            let core = Rc::new(Core::new(live, store, connector, bounds));
+            let core = Rc::new(Core::new(live, store, bans, connector, bounds));
             local.block_on(&runtime, run(core, doors, guests, stop, drain));
         })?)
     }

@@ -69,7 +69,7 @@ fn a_fingerprint_and_a_very_long_user_are_met() {
         [(http::header::USER_AGENT, HeaderValue::from_static("bot"))].into_iter().collect();
     let facts = Facts { method: "GET", host: "", path: "/", headers: &headers, peer: [192, 0, 2, 1].into() };
     let print = plan.identities.of(&facts, None, NOW).fingerprint().unwrap();
-    let hex: String = print.iter().map(|byte| format!("{byte:02x}")).collect();
+    let hex = print.map(|byte| format!("{byte:02x}")).concat();
     let bans = Bans::new([ban(&format!("fingerprint:{hex}"), None), ban(&format!("user:{long}"), None)]);
     assert_eq!(met(&bans, "192.0.2.1", &[("user-agent", "bot")]), Some(format!("fingerprint:{hex}")));
     assert!(met(&bans, "192.0.2.1", &[("x-user", &long)]).is_some());
