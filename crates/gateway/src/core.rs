@@ -6,20 +6,35 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use tidegate_policy::Scratch;
-use tidegate_store::{Store, SystemClock};
+use tidegate_store::{Clock, Store};
 
 use crate::bounds::Bounds;
 use crate::live::Live;
 use crate::shut::Shut;
 use crate::upstream::{Connector, Pools, Server};
 
+/// What the cores share to decide with.
+#[derive(Debug)]
+pub(crate) struct Shared<S> {
+    pub(crate) store: Arc<S>,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) bans: Arc<Shut>,
+}
+
+impl<S> Clone for Shared<S> {
+    fn clone(&self) -> Self {
+        let Self { store, clock, bans } = self;
+        Self { store: Arc::clone(store), clock: Arc::clone(clock), bans: Arc::clone(bans) }
+    }
+}
+
 /// The state of one core. Whatever is shared with others is behind an `Arc`.
 #[derive(Debug)]
 pub(crate) struct Core<S> {
     live: Arc<ArcSwap<Live>>,
     pub(crate) store: Arc<S>,
+    pub(crate) clock: Arc<dyn Clock>,
     pub(crate) bans: Arc<Shut>,
-    pub(crate) clock: SystemClock,
     pub(crate) pools: Rc<Pools>,
     pub(crate) bounds: Bounds,
     scratches: RefCell<Vec<Scratch>>,
@@ -32,16 +47,16 @@ pub(crate) struct Core<S> {
 impl<S: Store> Core<S> {
     pub(crate) fn new(
         live: Arc<ArcSwap<Live>>,
-        store: Arc<S>,
-        bans: Arc<Shut>,
+        shared: Shared<S>,
         connector: Connector,
         bounds: Bounds,
     ) -> Self {
+        let Shared { store, clock, bans } = shared;
         Self {
             live,
             store,
+            clock,
             bans,
-            clock: SystemClock::new(),
             pools: Pools::new(connector),
             bounds,
             scratches: RefCell::default(),

@@ -11,18 +11,17 @@ use arc_swap::ArcSwap;
 use rustls::RootCertStore;
 use thiserror::Error;
 use tidegate_policy::{Active, Bans};
-use tidegate_store::Store;
+use tidegate_store::{Clock, Store, SystemClock};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::task::LocalSet;
 
 use crate::bounds::Bounds;
 use crate::connection::{self, Client, Speaking};
-use crate::core::Core;
+use crate::core::{Core, Shared};
 use crate::guests::{Guests, Place};
 use crate::listen::Listener;
 use crate::live::{Live, LiveError};
-use crate::shut::Shut;
 use crate::upstream::{Connector, TlsError, health};
 
 /// When descriptors run out, accepting again at once would only spin.
@@ -34,11 +33,10 @@ const DRAIN_LOOK: Duration = Duration::from_millis(10);
 #[derive(Debug)]
 pub struct Gateway<S> {
     live: Arc<ArcSwap<Live>>,
-    store: Arc<S>,
+    shared: Shared<S>,
     connector: Connector,
     bounds: Bounds,
     guests: Arc<Guests>,
-    bans: Arc<Shut>,
 }
 
 /// Why a gateway cannot start.
@@ -65,12 +63,18 @@ impl<S: Store + 'static> Gateway<S> {
     pub fn with_bounds(active: Active, store: Arc<S>, bounds: Bounds) -> Result<Self, GatewayError> {
         Ok(Self {
             live: Arc::new(ArcSwap::from_pointee(Live::new(active, None)?)),
-            store,
+            shared: Shared { store, clock: Arc::new(SystemClock::new()), bans: Arc::default() },
             connector: Connector::new(bounds.connect, &RootCertStore::empty())?,
             guests: Guests::new(bounds.connections, bounds.connections_per_address),
-            bans: Arc::default(),
             bounds,
         })
+    }
+
+    /// The same by another clock.
+    #[must_use]
+    pub fn with_clock(mut self, clock: Arc<dyn Clock>) -> Self {
+        self.shared.clock = clock;
+        self
     }
 
     /// Puts another policy in force, whole or not at all. Requests under way keep theirs; counters stay.
@@ -87,12 +91,12 @@ impl<S: Store + 'static> Gateway<S> {
 
     /// Puts other bans in force, beside those of the policy. From now on every request meets them.
     pub fn ban(&self, bans: Bans) {
-        self.bans.replace(bans);
+        self.shared.bans.replace(bans);
     }
 
     /// The bans in force, those that are over included.
     pub fn bans(&self) -> Arc<Bans> {
-        self.bans.all()
+        self.shared.bans.all()
     }
 
     /// How many clients are connected.
@@ -126,7 +130,7 @@ impl<S: Store + 'static> Gateway<S> {
                 doors.push((socket.try_clone()?, listener.tls.clone()));
             }
         }
-        let (live, store, bans) = (Arc::clone(&self.live), Arc::clone(&self.store), Arc::clone(&self.bans));
+        let (live, shared) = (Arc::clone(&self.live), self.shared.clone());
         let (connector, bounds, guests) = (self.connector.clone(), self.bounds, Arc::clone(&self.guests));
         let stop = stop.clone();
         let thread = std::thread::Builder::new().name(format!("core-{number}"));
@@ -135,7 +139,7 @@ impl<S: Store + 'static> Gateway<S> {
             if number == 0 {
                 local.spawn_local(health::watch(Arc::clone(&live), connector.clone()));
             }
-            let core = Rc::new(Core::new(live, store, bans, connector, bounds));
+            let core = Rc::new(Core::new(live, shared, connector, bounds));
             local.block_on(&runtime, run(core, doors, guests, stop, drain));
         })?)
     }

@@ -13,8 +13,8 @@ use http::{Method, Request, Response, StatusCode, Uri, Version};
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 use tidegate_core::{Decision, Timestamp, Verdict};
-use tidegate_policy::{Admission, Facts, Known, Matched, normalize};
-use tidegate_store::{Clock, Store};
+use tidegate_policy::{Admission, Facts, Judged, Known, Matched, normalize};
+use tidegate_store::Store;
 
 use crate::body::{BodyError, Progress, RequestBody, ResponseBody, UpstreamBody};
 use crate::core::Core;
@@ -105,7 +105,12 @@ async fn limit<S: Store + 'static>(
     if matched.checks().is_empty() {
         return Ok(());
     }
-    let decision = core.store.decide(matched.checks(), now).await.map_err(|_| Cause::Undecided)?;
+    let decision = match core.store.decide(matched.checks(), now).await {
+        Ok(decision) => decision,
+        // Nobody is refused for what only watches.
+        Err(_) if !matched.binds() => return Ok(()),
+        Err(_) => return Err(Cause::Undecided),
+    };
     if let Some(tightest) = matched.tightest(&decision) {
         tell(told, live.styles(), &decision, tightest, matched);
     }
@@ -120,12 +125,8 @@ fn refused(live: &Live, matched: &Matched<'_>, decision: &Decision, told: &mut T
     let refused =
         decision.refused_by.and_then(|index| Some((matched.rule(index)?, decision.outcomes.get(index)?)));
     let Some(refused) = refused else { return Cause::Undecided };
-    let violated = matched
-        .rules()
-        .zip(&decision.outcomes)
-        .filter(|(_, outcome)| !outcome.verdict.is_pass())
-        .map(|(rule, _)| rule.name.clone())
-        .collect();
+    let violated = matched.judged(decision).filter(Judged::refuses);
+    let violated = violated.map(|judged| judged.rule.name.clone()).collect();
     let refusal = Refusal::new(decision, refused, violated, matched.client());
     if let Some(seconds) = refusal.retry_after {
         tell_when(told, live.styles(), seconds);

@@ -2,13 +2,14 @@
 //!
 //! A caller reads the clock once per decision, or once per batch, and passes the [`Timestamp`] on.
 
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use tidegate_core::{Span, Timestamp};
 
 /// Tells the time.
-pub trait Clock: Send + Sync {
+pub trait Clock: fmt::Debug + Send + Sync {
     /// The instant it is now.
     fn now(&self) -> Timestamp;
 }

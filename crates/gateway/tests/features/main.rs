@@ -8,6 +8,7 @@ mod grpc;
 mod hold;
 mod layers;
 mod messages;
+mod shadow;
 mod stop;
 mod support;
 mod told;
