@@ -7,6 +7,7 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 use tidegate_policy::Scratch;
 use tidegate_store::{Clock, Store};
+use tidegate_telemetry::{Telemetry, Teller};
 
 use crate::bounds::Bounds;
 use crate::live::Live;
@@ -17,11 +18,13 @@ use crate::upstream::{Connector, Pools, Server};
 pub(crate) struct Shared<S> {
     pub(crate) store: Arc<S>,
     pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) telemetry: Telemetry,
 }
 
 impl<S> Clone for Shared<S> {
     fn clone(&self) -> Self {
-        Self { store: Arc::clone(&self.store), clock: Arc::clone(&self.clock) }
+        let Self { store, clock, telemetry } = self;
+        Self { store: Arc::clone(store), clock: Arc::clone(clock), telemetry: telemetry.clone() }
     }
 }
 
@@ -31,6 +34,7 @@ pub(crate) struct Core<S> {
     live: Arc<ArcSwap<Live>>,
     pub(crate) store: Arc<S>,
     pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) teller: Teller,
     pub(crate) pools: Rc<Pools>,
     pub(crate) bounds: Bounds,
     scratches: RefCell<Vec<Scratch>>,
@@ -47,10 +51,11 @@ impl<S: Store> Core<S> {
         connector: Connector,
         bounds: Bounds,
     ) -> Self {
-        let Shared { store, clock } = shared;
+        let Shared { store, clock, telemetry } = shared;
         Self {
             live,
             store,
+            teller: telemetry.teller(Arc::clone(&clock)),
             clock,
             pools: Pools::new(connector),
             bounds,

@@ -35,7 +35,7 @@ mod reference;
 mod store;
 mod sync;
 
-pub use clock::{Clock, ManualClock, SystemClock};
+pub use clock::{Clock, ManualClock, Reading, SystemClock};
 pub use entry::Override;
 pub use memory::{HeavyKey, MemoryStore, MemoryUse};
 pub use penalties::{Penalised, Penalties, PenaltyChanges, PenaltyKey};
