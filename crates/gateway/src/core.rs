@@ -7,6 +7,7 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 use tidegate_policy::Scratch;
 use tidegate_store::{Clock, Store};
+use tidegate_telemetry::{Telemetry, Teller};
 
 use crate::bounds::Bounds;
 use crate::live::Live;
@@ -19,12 +20,14 @@ pub(crate) struct Shared<S> {
     pub(crate) store: Arc<S>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) bans: Arc<Shut>,
+    pub(crate) telemetry: Telemetry,
 }
 
 impl<S> Clone for Shared<S> {
     fn clone(&self) -> Self {
-        let Self { store, clock, bans } = self;
-        Self { store: Arc::clone(store), clock: Arc::clone(clock), bans: Arc::clone(bans) }
+        let Self { store, clock, bans, telemetry } = self;
+        let telemetry = telemetry.clone();
+        Self { store: Arc::clone(store), clock: Arc::clone(clock), bans: Arc::clone(bans), telemetry }
     }
 }
 
@@ -35,6 +38,7 @@ pub(crate) struct Core<S> {
     pub(crate) store: Arc<S>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) bans: Arc<Shut>,
+    pub(crate) teller: Teller,
     pub(crate) pools: Rc<Pools>,
     pub(crate) bounds: Bounds,
     scratches: RefCell<Vec<Scratch>>,
@@ -51,10 +55,11 @@ impl<S: Store> Core<S> {
         connector: Connector,
         bounds: Bounds,
     ) -> Self {
-        let Shared { store, clock, bans } = shared;
+        let Shared { store, clock, bans, telemetry } = shared;
         Self {
             live,
             store,
+            teller: telemetry.teller(Arc::clone(&clock)),
             clock,
             bans,
             pools: Pools::new(connector),

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::num::NonZeroUsize;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -12,6 +13,7 @@ use rustls::RootCertStore;
 use thiserror::Error;
 use tidegate_policy::{Active, Bans};
 use tidegate_store::{Clock, Store, SystemClock};
+use tidegate_telemetry::{Kind, Metrics, Page, Reader, Telemetry};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::task::LocalSet;
@@ -61,9 +63,12 @@ impl<S: Store + 'static> Gateway<S> {
 
     /// The same within other bounds.
     pub fn with_bounds(active: Active, store: Arc<S>, bounds: Bounds) -> Result<Self, GatewayError> {
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+        let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+        let telemetry = Telemetry::new(Metrics::new(cores, clock.now()));
         Ok(Self {
-            live: Arc::new(ArcSwap::from_pointee(Live::new(active, None)?)),
-            shared: Shared { store, clock: Arc::new(SystemClock::new()), bans: Arc::default() },
+            live: Arc::new(ArcSwap::from_pointee(Live::new(active, None, telemetry.metrics())?)),
+            shared: Shared { store, clock, bans: Arc::default(), telemetry },
             connector: Connector::new(bounds.connect, &RootCertStore::empty())?,
             guests: Guests::new(bounds.connections, bounds.connections_per_address),
             bounds,
@@ -77,9 +82,25 @@ impl<S: Store + 'static> Gateway<S> {
         self
     }
 
+    /// The same, telling its stories to `telemetry`.
+    pub fn with_telemetry(mut self, telemetry: Telemetry) -> Result<Self, GatewayError> {
+        self.live.store(Arc::new(Live::new(self.active(), None, telemetry.metrics())?));
+        self.shared.telemetry = telemetry;
+        Ok(self)
+    }
+
+    /// What is counted, and what is known of connections and upstreams.
+    pub fn page(&self, reader: Reader) -> Page {
+        let mut page = self.shared.telemetry.metrics().page(reader, self.shared.clock.now());
+        let open = self.connections();
+        page.single("tidegate_connections_open", Kind::Gauge, "Connections of clients that are open.", open);
+        self.live.load().write(&mut page);
+        page
+    }
+
     /// Puts another policy in force, whole or not at all. Requests under way keep theirs; counters stay.
     pub fn replace(&self, active: Active) -> Result<(), GatewayError> {
-        let live = Live::new(active, Some(&self.live.load()))?;
+        let live = Live::new(active, Some(&self.live.load()), self.shared.telemetry.metrics())?;
         self.live.store(Arc::new(live));
         Ok(())
     }
@@ -185,7 +206,9 @@ async fn accept<S: Store + 'static>(
         let stop = stop.clone();
         move |stream, peer: SocketAddr| {
             // Who finds no room is let go at once: a reset costs less than a wait.
-            let Some(guest) = guests.enter(peer.ip()) else { return };
+            let guest = guests.enter(peer.ip());
+            core.teller.connected(guest.is_some());
+            let Some(guest) = guest else { return };
             let client = Client { stream, peer, place: Place::new(guest, &inside) };
             let serving =
                 connection::serve(Rc::clone(&core), speaking.clone(), client, tls.clone(), stop.clone());

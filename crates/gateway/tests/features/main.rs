@@ -4,6 +4,7 @@
 
 mod admission;
 mod balance;
+mod counted;
 mod grpc;
 mod hold;
 mod layers;

@@ -21,6 +21,7 @@ use hyper_util::server::conn::auto;
 use tidegate_gateway::{Bounds, Gateway, Listener};
 use tidegate_policy::{Active, compile};
 use tidegate_store::{Clock, MemoryStore};
+use tidegate_telemetry::Reader;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle as Task, JoinSet};
@@ -90,6 +91,13 @@ impl Proxy {
     /// Puts another policy in force.
     pub(crate) fn replace(&self, servers: &[String], rest: &str) {
         self.gateway.replace(active(servers, rest, &[])).unwrap();
+    }
+
+    /// The value of a series among what is counted.
+    pub(crate) fn counted(&self, series: &str) -> u64 {
+        let text = self.gateway.page(Reader::Person).into_text();
+        let line = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
+        line.unwrap_or_else(|| panic!("no {series} in\n{text}")).parse().unwrap()
     }
 
     /// Lets what is under way end. Other tasks go on meanwhile.
