@@ -11,6 +11,7 @@ use tidegate_telemetry::{Telemetry, Teller};
 
 use crate::bounds::Bounds;
 use crate::live::Live;
+use crate::shut::Shut;
 use crate::upstream::{Connector, Pools, Server};
 
 /// What the cores share to decide with.
@@ -18,13 +19,15 @@ use crate::upstream::{Connector, Pools, Server};
 pub(crate) struct Shared<S> {
     pub(crate) store: Arc<S>,
     pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) bans: Arc<Shut>,
     pub(crate) telemetry: Telemetry,
 }
 
 impl<S> Clone for Shared<S> {
     fn clone(&self) -> Self {
-        let Self { store, clock, telemetry } = self;
-        Self { store: Arc::clone(store), clock: Arc::clone(clock), telemetry: telemetry.clone() }
+        let Self { store, clock, bans, telemetry } = self;
+        let telemetry = telemetry.clone();
+        Self { store: Arc::clone(store), clock: Arc::clone(clock), bans: Arc::clone(bans), telemetry }
     }
 }
 
@@ -34,6 +37,7 @@ pub(crate) struct Core<S> {
     live: Arc<ArcSwap<Live>>,
     pub(crate) store: Arc<S>,
     pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) bans: Arc<Shut>,
     pub(crate) teller: Teller,
     pub(crate) pools: Rc<Pools>,
     pub(crate) bounds: Bounds,
@@ -51,12 +55,13 @@ impl<S: Store> Core<S> {
         connector: Connector,
         bounds: Bounds,
     ) -> Self {
-        let Shared { store, clock, telemetry } = shared;
+        let Shared { store, clock, bans, telemetry } = shared;
         Self {
             live,
             store,
             teller: telemetry.teller(Arc::clone(&clock)),
             clock,
+            bans,
             pools: Pools::new(connector),
             bounds,
             scratches: RefCell::default(),

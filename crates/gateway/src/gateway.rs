@@ -11,9 +11,9 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use rustls::RootCertStore;
 use thiserror::Error;
-use tidegate_policy::Active;
+use tidegate_policy::{Active, Bans};
 use tidegate_store::{Clock, Store, SystemClock};
-use tidegate_telemetry::{Kind, Metrics, Page, Reader, Telemetry};
+use tidegate_telemetry::{Kind, Page, Reader, Telemetry};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::task::LocalSet;
@@ -65,10 +65,10 @@ impl<S: Store + 'static> Gateway<S> {
     pub fn with_bounds(active: Active, store: Arc<S>, bounds: Bounds) -> Result<Self, GatewayError> {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
         let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-        let telemetry = Telemetry::new(Metrics::new(cores, clock.now()));
+        let telemetry = Telemetry::counting(cores, Arc::clone(&clock));
         Ok(Self {
             live: Arc::new(ArcSwap::from_pointee(Live::new(active, None, telemetry.metrics())?)),
-            shared: Shared { store, clock, telemetry },
+            shared: Shared { store, clock, bans: Arc::default(), telemetry },
             connector: Connector::new(bounds.connect, &RootCertStore::empty())?,
             guests: Guests::new(bounds.connections, bounds.connections_per_address),
             bounds,
@@ -110,6 +110,16 @@ impl<S: Store + 'static> Gateway<S> {
         self.live.load().active.clone()
     }
 
+    /// Puts other bans in force, beside those of the policy. From now on every request meets them.
+    pub fn ban(&self, bans: Bans) {
+        self.shared.bans.replace(bans);
+    }
+
+    /// The bans in force, those that are over included.
+    pub fn bans(&self) -> Arc<Bans> {
+        self.shared.bans.all()
+    }
+
     /// How many clients are connected.
     pub fn connections(&self) -> usize {
         self.guests.count()
@@ -148,7 +158,8 @@ impl<S: Store + 'static> Gateway<S> {
         Ok(thread.spawn(move || {
             let local = LocalSet::new();
             if number == 0 {
-                local.spawn_local(health::watch(Arc::clone(&live), connector.clone()));
+                let log = shared.telemetry.log().clone();
+                local.spawn_local(health::watch(Arc::clone(&live), connector.clone(), log));
             }
             let core = Rc::new(Core::new(live, shared, connector, bounds));
             local.block_on(&runtime, run(core, doors, guests, stop, drain));

@@ -21,6 +21,8 @@ mod live;
 mod refusal;
 mod rescue;
 mod runtime;
+mod seen;
+mod shut;
 mod stack;
 mod told;
 mod tunnel;

@@ -21,7 +21,7 @@ pub(crate) enum Cause {
     SlowBody,
     /// No route takes it.
     NoRoute,
-    /// An operator banned its network.
+    /// An operator banned its client or its network.
     Banned,
     /// A limit is used up.
     Refused(Box<Refusal>),
@@ -62,7 +62,7 @@ impl Cause {
             Self::TooLarge => ("body_too_large", "The body is too large."),
             Self::SlowBody => ("body_too_slow", "The body came too slowly."),
             Self::NoRoute => ("no_route", "Nothing is served here."),
-            Self::Banned => ("banned", "This network may not use the service."),
+            Self::Banned => ("banned", "This client may not use the service."),
             Self::Refused(refusal) => ("rate_limit_exceeded", refusal.message.as_str()),
             Self::TooManyWaiting => {
                 ("too_many_waiting", "Too many requests are waiting. Please retry later.")
@@ -74,6 +74,15 @@ impl Cause {
             Self::TooSlow => ("upstream_timeout", "The service did not answer in time."),
         };
         (code, message.to_owned())
+    }
+
+    /// What operators are told: the word for programs, and when the client may come back.
+    pub(crate) fn told(&self) -> (&'static str, Option<u64>) {
+        let retry_after = match self {
+            Self::Refused(refusal) => refusal.retry_after,
+            _ => None,
+        };
+        (self.words().0, retry_after)
     }
 
     /// Whether what follows on the connection cannot be trusted to be a request.

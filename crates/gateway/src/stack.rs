@@ -10,10 +10,11 @@ use http::header::{CONTENT_LENGTH, HOST, HeaderValue, TRANSFER_ENCODING};
 use http::request::Parts;
 use http::uri::PathAndQuery;
 use http::{Method, Request, Response, StatusCode, Uri, Version};
+use http_body::Body;
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 use tidegate_core::{Decision, Timestamp, Verdict};
-use tidegate_policy::{Admission, Facts, Judged, Matched, normalize};
+use tidegate_policy::{Admission, Facts, Judged, Known, Matched, normalize};
 use tidegate_store::Store;
 use tidegate_telemetry::{Decided, Story, Try};
 
@@ -24,6 +25,7 @@ use crate::hold;
 use crate::live::Live;
 use crate::refusal::Refusal;
 use crate::rescue::{Cause, rescue};
+use crate::seen::seen;
 use crate::told::{Told, tell, tell_when};
 use crate::upstream::{SendError, Server, Upstream};
 
@@ -40,12 +42,15 @@ pub(crate) async fn serve<S: Store + 'static>(
     let mut response = match journey(core, &live, hop, request, (&mut told, &mut story)).await {
         Ok(response) => response,
         // Every failure ends here, and only here becomes a status code.
-        Err(cause) => rescue(&cause, live.error_body()),
+        Err(cause) => {
+            story.failed(|| cause.told());
+            rescue(&cause, live.error_body())
+        }
     };
     for (name, value) in told {
         response.headers_mut().insert(name, value);
     }
-    story.answered(response.status().as_u16());
+    story.answered(response.status().as_u16(), response.body().size_hint().exact());
     response
 }
 
@@ -59,6 +64,7 @@ async fn journey<S: Store + 'static>(
     let upgrade = forward::wants_upgrade(request.version(), request.headers())
         .then(|| Upgrade { client: hyper::upgrade::on(&mut request), hop: Rc::clone(hop) });
     let (mut parts, body) = request.into_parts();
+    story.see(|| seen(&parts, hop.peer, &live.plan().identities));
     check_framing(&mut parts, core.bounds.body_bytes)?;
     // One spelling of the path, for matching and for forwarding.
     let path = normalize(parts.uri.path()).map_err(Cause::Path)?;
@@ -76,8 +82,10 @@ async fn journey<S: Store + 'static>(
         // Who is banned, who is exempt, and what the rest is held against.
         let mut lent = core.with_scratch();
         let now = story.deciding();
-        let directory = live.active.directory.as_deref();
-        match live.active.matcher.admit(&facts, directory, now, &mut lent.scratch) {
+        let bans = core.bans.any();
+        let known =
+            Known { directory: live.active.directory.as_deref(), bans: bans.as_deref().map(|bans| &**bans) };
+        match live.active.matcher.admit(&facts, known, now, &mut lent.scratch) {
             Admission::Banned { .. } => {
                 story.decided(Decided::Banned);
                 return Err(Cause::Banned);
@@ -87,6 +95,7 @@ async fn journey<S: Store + 'static>(
                 (upstream.choose(&[], &[]).cloned(), upstream)
             }
             Admission::Checked(matched) => {
+                story.client(matched.client());
                 limit(core, live, &matched, now, (told, story)).await?;
                 (upstream.choose(matched.client(), &[]).cloned(), upstream)
             }
@@ -98,6 +107,7 @@ async fn journey<S: Store + 'static>(
     }
     let is_trusted = live.plan().clients.trusted_proxies.iter().any(|network| network.contains(&hop.peer));
     forward::for_upstream(&mut parts.headers, hop, is_trusted, upgrade.is_some());
+    story.id(parts.headers.get(forward::REQUEST_ID).and_then(|id| id.to_str().ok()));
     let body = RequestBody::new(body, core.bounds.body_bytes, core.bounds.request_pace);
     send(core, (upstream, server), Request::from_parts(parts, body), upgrade, story).await
 }
@@ -124,6 +134,9 @@ async fn limit<S: Store + 'static>(
         story.would_refuse(&live.counted, judged.rule.id);
     }
     if let Some(tightest) = matched.tightest(&decision) {
+        if let (Some(rule), Some(outcome)) = (matched.rule(tightest), decision.outcomes.get(tightest)) {
+            story.judged(rule, outcome);
+        }
         tell(told, live.styles(), &decision, tightest, matched);
     }
     match decision.verdict {
@@ -235,16 +248,16 @@ async fn send<S: Store>(
         let trial = story.trying(&upstream.counts);
         let sending = core.pools.send(&server, request, server.begin());
         let Some(sent) = in_time(core.bounds.answer, &progress, sending).await else {
-            trial.ended(Try::TooSlow);
+            story.tried(trial, &server.place, Try::TooSlow);
             return Err(Cause::TooSlow);
         };
         match sent {
             Ok(answer) => {
-                trial.ended(Try::Answered(answer.0.status().as_u16()));
+                story.tried(trial, &server.place, Try::Answered(answer.0.status().as_u16()));
                 break answer;
             }
             Err(SendError::Connect(_, unsent)) => {
-                trial.ended(Try::Unreachable);
+                story.tried(trial, &server.place, Try::Unreachable);
                 tried.push(Arc::as_ptr(&server));
                 request = *unsent;
                 server = upstream.choose(&[], &tried).cloned().ok_or(Cause::Unreachable)?;
@@ -252,7 +265,8 @@ async fn send<S: Store>(
             Err(SendError::Broken(error)) => {
                 let cause = broken(&error);
                 // What a client sends wrongly is not the server's failure.
-                trial.ended(if matches!(cause, Cause::BadAnswer) { Try::Broken } else { Try::Abandoned });
+                let result = if matches!(cause, Cause::BadAnswer) { Try::Broken } else { Try::Abandoned };
+                story.tried(trial, &server.place, result);
                 return Err(cause);
             }
         }

@@ -10,7 +10,7 @@ mod identities;
 mod limits;
 mod manner;
 mod names;
-mod network;
+pub(crate) mod network;
 mod observe;
 mod routing;
 mod rules;
@@ -192,12 +192,7 @@ fn decode<'s>(root: &Node<'s>, context: &mut Context<'s, '_>) -> Option<Plan> {
         let fields = Fields::open(node, &BANS, &mut context.report)?;
         Some(network::bans(&fields, context))
     });
-    let headers = fields.get("headers").map_or_else(
-        || vec![HeaderStyle::XRateLimit, HeaderStyle::RateLimit],
-        |node| {
-            scalar::choices(node, "style of headers", HEADER_STYLES, &HeaderStyle::ALL, &mut context.report)
-        },
-    );
+    let headers = headers(&fields, &mut context.report);
     let error_body = match fields.get("error_body") {
         Some(node) => {
             scalar::choice(node, "form of body", ERROR_BODIES, &ErrorBody::ALL, &mut context.report)
@@ -208,10 +203,8 @@ fn decode<'s>(root: &Node<'s>, context: &mut Context<'s, '_>) -> Option<Plan> {
         Some(node) => store(node, &mut context.report),
         None => Some(StorePlan { url: None, max_memory: DEFAULT_MEMORY }),
     };
-    let log = match fields.get("log") {
-        Some(node) => observe::log(node, &mut context.report),
-        None => Some(LogPlan::default()),
-    };
+    let log =
+        fields.get("log").map_or(Some(LogPlan::default()), |node| observe::log(node, &mut context.report));
     let traces = fields.get("traces").and_then(|node| observe::traces(node, &mut context.report));
     let clients = clients?;
     let identities = identities::identities(&clients, root, context);
@@ -230,6 +223,13 @@ fn decode<'s>(root: &Node<'s>, context: &mut Context<'s, '_>) -> Option<Plan> {
         identities: identities?,
         directory: context.directory.take(),
     })
+}
+
+fn headers(fields: &Fields<'_, '_>, report: &mut Report<'_>) -> Vec<HeaderStyle> {
+    match fields.get("headers") {
+        Some(node) => scalar::choices(node, "style of headers", HEADER_STYLES, &HeaderStyle::ALL, report),
+        None => vec![HeaderStyle::XRateLimit, HeaderStyle::RateLimit],
+    }
 }
 
 fn store<'s>(node: &Node<'s>, report: &mut Report<'s>) -> Option<StorePlan> {

@@ -58,11 +58,9 @@ fn sample(node: &Node<'_>, report: &mut Report<'_>) -> Option<Sample> {
         _ => {}
     }
     let wrong = |what: String| Finding::error(node, what).expected(EXPECTED);
-    let finding = match quantity::percent(text) {
-        Ok(millionths) => match Sample::of_millionths(millionths) {
-            Some(sample) => return Some(sample),
-            None => wrong(format!("{} is more than all", quote(text))).hint("write `all`"),
-        },
+    let finding = match quantity::percent(text).map(Sample::of_millionths) {
+        Ok(Some(sample)) => return Some(sample),
+        Ok(None) => wrong(format!("{} is more than all", quote(text))).hint("write `all`"),
         Err(_) => {
             let hint = match text.parse::<f64>() {
                 Ok(number) if (0.0..=100.0).contains(&number) => format!("write `{text}%`"),

@@ -22,6 +22,11 @@ impl Sample {
         if millionths > Self::WHOLE { None } else { Some(Self { millionths }) }
     }
 
+    /// How many millionths.
+    pub const fn millionths(self) -> u32 {
+        self.millionths
+    }
+
     /// Whether the thing with this random number is looked at.
     pub const fn takes(self, random: u32) -> bool {
         // The number as a fraction of 1: below the share in as many cases as the share says.

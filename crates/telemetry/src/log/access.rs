@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use tidegate_core::{Outcome, Verdict};
+use tidegate_core::Outcome;
 use tidegate_policy::{ClientName, Rule};
 use tidegate_store::Reading;
 
@@ -34,7 +34,7 @@ pub(crate) struct Access {
     id: Option<String>,
     client: Option<ClientName>,
     judged: Option<Judgement>,
-    held_nanos: u64,
+    retry_after: Option<u64>,
     tries: Vec<Tried>,
     cause: Option<&'static str>,
     bytes: Option<u64>,
@@ -46,7 +46,6 @@ struct Judgement {
     rule: String,
     limit: u64,
     remaining: u64,
-    retry_after: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -65,7 +64,7 @@ impl Access {
             id: None,
             client: None,
             judged: None,
-            held_nanos: 0,
+            retry_after: None,
             tries: Vec::new(),
             cause: None,
             bytes: None,
@@ -81,24 +80,16 @@ impl Access {
     }
 
     pub(crate) fn judged(&mut self, rule: &Rule, outcome: &Outcome) {
-        let retry_after = match outcome.verdict {
-            Verdict::NotUntil { retry_after } => Some(retry_after.as_secs_ceil()),
-            _ => None,
-        };
         let Outcome { limit, remaining, .. } = *outcome;
-        self.judged = Some(Judgement { rule: rule.name.clone(), limit, remaining, retry_after });
-    }
-
-    pub(crate) fn held(&mut self, nanos: u64) {
-        self.held_nanos = nanos;
+        self.judged = Some(Judgement { rule: rule.name.clone(), limit, remaining });
     }
 
     pub(crate) fn tried(&mut self, upstream: &str, server: &str, result: Try, nanos: u64) {
         self.tries.push(Tried { upstream: upstream.to_owned(), server: server.to_owned(), result, nanos });
     }
 
-    pub(crate) fn failed(&mut self, cause: &'static str) {
-        self.cause = Some(cause);
+    pub(crate) fn failed(&mut self, cause: &'static str, retry_after: Option<u64>) {
+        (self.cause, self.retry_after) = (Some(cause), retry_after);
     }
 
     pub(crate) fn answered(&mut self, bytes: Option<u64>) {
@@ -133,16 +124,13 @@ impl Access {
             line.text("decision", decided.name());
             line.millis("decision_ms", nanos);
         }
-        if let Some(Judgement { rule, limit, remaining, retry_after }) = &self.judged {
+        if let Some(Judgement { rule, limit, remaining }) = &self.judged {
             line.text("rule", rule);
             line.number("limit", *limit);
             line.number("remaining", *remaining);
-            if let Some(seconds) = retry_after {
-                line.number("retry_after", *seconds);
-            }
         }
-        if self.held_nanos > 0 {
-            line.millis("held_ms", self.held_nanos);
+        if let Some(seconds) = self.retry_after {
+            line.number("retry_after", seconds);
         }
         if let Some(last) = self.tries.last() {
             line.text("upstream", &last.upstream);

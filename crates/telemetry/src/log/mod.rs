@@ -12,11 +12,11 @@ mod writer;
 use std::fmt;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, channel, sync_channel};
 use std::thread::Builder;
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
 use tidegate_policy::Sample;
 use tidegate_store::Clock;
 
@@ -51,11 +51,32 @@ pub struct Which {
     pub refused: Sample,
 }
 
+/// What was last chosen: read for every request, and written hardly ever.
+#[derive(Debug, Default)]
+struct Chosen {
+    access: AtomicU32,
+    refused: AtomicU32,
+}
+
+impl Chosen {
+    fn store(&self, which: Which) {
+        self.access.store(which.access.millionths(), Ordering::Relaxed);
+        self.refused.store(which.refused.millionths(), Ordering::Relaxed);
+    }
+
+    fn load(&self) -> Which {
+        let sample = |millionths: &AtomicU32| {
+            Sample::of_millionths(millionths.load(Ordering::Relaxed)).unwrap_or(Sample::NONE)
+        };
+        Which { access: sample(&self.access), refused: sample(&self.refused) }
+    }
+}
+
 /// The log. Clones write to the same place.
 #[derive(Clone)]
 pub struct Log {
     lines: Option<SyncSender<Message>>,
-    which: Arc<ArcSwap<Which>>,
+    which: Arc<Chosen>,
     form: Form,
     dropped: Arc<Counter>,
     clock: Arc<dyn Clock>,
@@ -63,7 +84,7 @@ pub struct Log {
 
 impl fmt::Debug for Log {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Log").field("which", &self.which.load()).finish_non_exhaustive()
+        f.debug_struct("Log").field("which", &self.which()).finish_non_exhaustive()
     }
 }
 
@@ -93,7 +114,7 @@ impl Log {
 
     /// Which requests have a line from now on.
     pub fn choose(&self, which: Which) {
-        self.which.store(Arc::new(which));
+        self.which.store(which);
     }
 
     /// Writes elsewhere from now on, or to the same file opened anew.
@@ -126,7 +147,8 @@ impl Log {
                 object.into_line()
             }
             Form::Words => {
-                let list: Vec<_> = list.iter().map(|line| format!("\n  {}", line.replace('\n', "\n  "))).collect();
+                let list: Vec<_> =
+                    list.iter().map(|line| format!("\n  {}", line.replace('\n', "\n  "))).collect();
                 format!("tidegate: {message}{}\n", list.concat()).into_bytes().into()
             }
         };
@@ -148,7 +170,7 @@ impl Log {
     }
 
     pub(crate) fn which(&self) -> Which {
-        **self.which.load()
+        self.which.load()
     }
 
     pub(crate) fn send(&self, line: Box<[u8]>) {
@@ -179,4 +201,3 @@ impl Lines {
         }
     }
 }
-

@@ -80,7 +80,10 @@ impl Object {
                 '"' => self.text.push_str("\\\""),
                 '\\' => self.text.push_str("\\\\"),
                 c if is_harmless(c) => self.text.push(c),
-                c => c.encode_utf16(&mut [0; 2]).iter().for_each(|unit| self.put(format_args!("\\u{unit:04x}"))),
+                c => c
+                    .encode_utf16(&mut [0; 2])
+                    .iter()
+                    .for_each(|unit| self.put(format_args!("\\u{unit:04x}"))),
             }
         }
         self.text.push('"');
@@ -94,7 +97,8 @@ impl Object {
 
 /// Neither ends a line, nor moves a cursor, nor turns the direction of what follows.
 fn is_harmless(c: char) -> bool {
-    let hides = matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}');
+    let hides =
+        matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}');
     !c.is_control() && !hides
 }
 
