@@ -7,6 +7,7 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 use tidegate_policy::Scratch;
 use tidegate_store::{Store, SystemClock};
+use tokio::sync::watch;
 
 use crate::bounds::Bounds;
 use crate::live::Live;
@@ -23,12 +24,19 @@ pub(crate) struct Core<S> {
     scratches: RefCell<Vec<Scratch>>,
     waiting: Cell<usize>,
     is_stopping: Cell<bool>,
+    stop: watch::Receiver<bool>,
     /// What was in force when a request was last served.
     served: Cell<*const Live>,
 }
 
 impl<S: Store> Core<S> {
-    pub(crate) fn new(live: Arc<ArcSwap<Live>>, store: Arc<S>, connector: Connector, bounds: Bounds) -> Self {
+    pub(crate) fn new(
+        live: Arc<ArcSwap<Live>>,
+        store: Arc<S>,
+        connector: Connector,
+        bounds: Bounds,
+        stop: watch::Receiver<bool>,
+    ) -> Self {
         Self {
             live,
             store,
@@ -38,6 +46,7 @@ impl<S: Store> Core<S> {
             scratches: RefCell::default(),
             waiting: Cell::new(0),
             is_stopping: Cell::new(false),
+            stop,
             served: Cell::new(std::ptr::null()),
         }
     }
@@ -64,6 +73,11 @@ impl<S: Store> Core<S> {
 
     pub(crate) fn is_stopping(&self) -> bool {
         self.is_stopping.get()
+    }
+
+    /// Turns true when it is to stop.
+    pub(crate) fn stop(&self) -> watch::Receiver<bool> {
+        self.stop.clone()
     }
 
     /// Lends room for one match; it comes back by itself.
