@@ -6,19 +6,36 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use tidegate_policy::Scratch;
-use tidegate_store::{Store, SystemClock};
+use tidegate_store::{Clock, Store};
+use tidegate_telemetry::{Telemetry, Teller};
 use tokio::sync::watch;
 
 use crate::bounds::Bounds;
 use crate::live::Live;
 use crate::upstream::{Connector, Pools, Server};
 
+/// What the cores share to decide with.
+#[derive(Debug)]
+pub(crate) struct Shared<S> {
+    pub(crate) store: Arc<S>,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) telemetry: Telemetry,
+}
+
+impl<S> Clone for Shared<S> {
+    fn clone(&self) -> Self {
+        let Self { store, clock, telemetry } = self;
+        Self { store: Arc::clone(store), clock: Arc::clone(clock), telemetry: telemetry.clone() }
+    }
+}
+
 /// The state of one core. Whatever is shared with others is behind an `Arc`.
 #[derive(Debug)]
 pub(crate) struct Core<S> {
     live: Arc<ArcSwap<Live>>,
     pub(crate) store: Arc<S>,
-    pub(crate) clock: SystemClock,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) teller: Teller,
     pub(crate) pools: Rc<Pools>,
     pub(crate) bounds: Bounds,
     scratches: RefCell<Vec<Scratch>>,
@@ -32,15 +49,17 @@ pub(crate) struct Core<S> {
 impl<S: Store> Core<S> {
     pub(crate) fn new(
         live: Arc<ArcSwap<Live>>,
-        store: Arc<S>,
+        shared: Shared<S>,
         connector: Connector,
         bounds: Bounds,
         stop: watch::Receiver<bool>,
     ) -> Self {
+        let Shared { store, clock, telemetry } = shared;
         Self {
             live,
             store,
-            clock: SystemClock::new(),
+            teller: telemetry.teller(Arc::clone(&clock)),
+            clock,
             pools: Pools::new(connector),
             bounds,
             scratches: RefCell::default(),

@@ -52,12 +52,12 @@ pub use identity::{
     KeysError, NoHeaders, PrefixError, Source, TokenError, Verifier,
 };
 pub use language::{reference, schema};
-pub use matcher::{Active, Admission, Exemption, Matched, Matcher, Scratch};
+pub use matcher::{Active, Admission, Exemption, Judged, Matched, Matcher, Scratch};
 pub use path::{PathError, normalize};
 pub use plan::{
     Balance, Certificate, Claim, Clients, Count, CustomRule, Endpoint, ErrorBody, Exempt, HeaderMatch,
-    HeaderStyle, Health, HostPattern, Listen, Match, NameSource, Plan, RateLimits, Route, Rule, RuleCost,
-    Secret, StorePlan, StoreUrl, Tier, TierSource, Token, TokenKey, Upstream, When,
+    HeaderStyle, Health, HostPattern, Listen, Match, Mode, NameSource, Plan, RateLimits, Route, Rule,
+    RuleCost, Secret, Share, StorePlan, StoreUrl, Tier, TierSource, Token, TokenKey, Upstream, When,
 };
 pub use problem::{Excerpt, Problem, Problems, Severity};
 pub use quantity::span_text;

@@ -30,12 +30,14 @@ mod clock;
 pub mod conformance;
 mod entry;
 mod memory;
+mod penalties;
 mod reference;
 mod store;
 mod sync;
 
-pub use clock::{Clock, ManualClock, SystemClock};
+pub use clock::{Clock, ManualClock, Reading, SystemClock};
 pub use entry::Override;
 pub use memory::{HeavyKey, MemoryStore, MemoryUse};
+pub use penalties::{Penalised, Penalties, PenaltyChanges, PenaltyKey};
 pub use reference::ReferenceStore;
 pub use store::{Store, StoreError};

@@ -8,6 +8,7 @@ mod clients;
 mod files;
 mod identities;
 mod limits;
+mod manner;
 mod names;
 mod network;
 mod routing;

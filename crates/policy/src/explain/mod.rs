@@ -90,8 +90,10 @@ pub struct RuleMet {
     pub key: String,
     /// What the request costs.
     pub cost: u64,
-    /// Whether it can refuse.
+    /// Whether it can refuse this client.
     pub binding: bool,
+    /// Whom it is enforced on: `enforce`, `shadow`, or `canary` and a share.
+    pub mode: String,
     /// Whether it applies only because its condition could not be evaluated.
     pub condition_failed: bool,
     /// What it would answer now.
@@ -177,6 +179,7 @@ fn met(check: &Check<'_>, rule: &Rule, outcome: &Outcome) -> RuleMet {
         key: ClientName::of(check.key.client).to_string(),
         cost: check.cost.get(),
         binding: check.role == Role::Binding,
+        mode: rule.mode.to_string(),
         condition_failed: false,
         outcome: Answer {
             verdict,

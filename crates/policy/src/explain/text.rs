@@ -40,9 +40,14 @@ impl fmt::Display for Explanation {
 
 impl RuleMet {
     fn write(&self, number: usize, is_tightest: bool, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { name, line, limit, key, cost, binding, condition_failed, outcome } = self;
+        let Self { name, line, limit, key, cost, binding, mode, condition_failed, outcome } = self;
         writeln!(f, "{number:>2}. {name} (line {line}): {limit}")?;
-        let role = if *binding { "binding" } else { "advisory" };
+        let role = match (mode.as_str(), *binding) {
+            ("enforce", _) => "binding".to_owned(),
+            ("shadow", _) => "advisory: in shadow".to_owned(),
+            (mode, true) => format!("binding: in the {mode}"),
+            (mode, false) => format!("advisory: outside the {mode}"),
+        };
         writeln!(f, "    counts {key}, costs {cost}, {role}")?;
         if *condition_failed {
             writeln!(f, "    its condition could not be evaluated, so it applies")?;
@@ -55,6 +60,7 @@ impl RuleMet {
             _ => format!("not until {after} from now"),
         };
         let tightest = if is_tightest { "; the tightest" } else { "" };
-        writeln!(f, "    {answer}, {} of {} left{tightest}", outcome.remaining, outcome.limit)
+        let would = if *binding { "" } else { "if it were enforced: " };
+        writeln!(f, "    {would}{answer}, {} of {} left{tightest}", outcome.remaining, outcome.limit)
     }
 }
