@@ -12,6 +12,7 @@ use tokio::sync::watch;
 
 use crate::bounds::Bounds;
 use crate::live::Live;
+use crate::shut::Shut;
 use crate::upstream::{Connector, Pools, Server};
 
 /// What the cores share to decide with.
@@ -19,13 +20,15 @@ use crate::upstream::{Connector, Pools, Server};
 pub(crate) struct Shared<S> {
     pub(crate) store: Arc<S>,
     pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) bans: Arc<Shut>,
     pub(crate) telemetry: Telemetry,
 }
 
 impl<S> Clone for Shared<S> {
     fn clone(&self) -> Self {
-        let Self { store, clock, telemetry } = self;
-        Self { store: Arc::clone(store), clock: Arc::clone(clock), telemetry: telemetry.clone() }
+        let Self { store, clock, bans, telemetry } = self;
+        let telemetry = telemetry.clone();
+        Self { store: Arc::clone(store), clock: Arc::clone(clock), bans: Arc::clone(bans), telemetry }
     }
 }
 
@@ -35,6 +38,7 @@ pub(crate) struct Core<S> {
     live: Arc<ArcSwap<Live>>,
     pub(crate) store: Arc<S>,
     pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) bans: Arc<Shut>,
     pub(crate) teller: Teller,
     pub(crate) pools: Rc<Pools>,
     pub(crate) bounds: Bounds,
@@ -54,12 +58,13 @@ impl<S: Store> Core<S> {
         bounds: Bounds,
         stop: watch::Receiver<bool>,
     ) -> Self {
-        let Shared { store, clock, telemetry } = shared;
+        let Shared { store, clock, bans, telemetry } = shared;
         Self {
             live,
             store,
             teller: telemetry.teller(Arc::clone(&clock)),
             clock,
+            bans,
             pools: Pools::new(connector),
             bounds,
             scratches: RefCell::default(),

@@ -23,6 +23,7 @@ mod live;
 mod refusal;
 mod rescue;
 mod runtime;
+mod shut;
 mod stack;
 mod told;
 mod tunnel;

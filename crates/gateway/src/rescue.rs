@@ -21,7 +21,7 @@ pub(crate) enum Cause {
     SlowBody,
     /// No route takes it.
     NoRoute,
-    /// An operator banned its network.
+    /// An operator banned its client or its network.
     Banned,
     /// A limit is used up.
     Refused(Box<Refusal>),
@@ -64,7 +64,7 @@ impl Cause {
             Self::TooLarge => ("body_too_large", "The body is too large."),
             Self::SlowBody => ("body_too_slow", "The body came too slowly."),
             Self::NoRoute => ("no_route", "Nothing is served here."),
-            Self::Banned => ("banned", "This network may not use the service."),
+            Self::Banned => ("banned", "This client may not use the service."),
             Self::Refused(refusal) => ("rate_limit_exceeded", refusal.message.as_str()),
             Self::TooManyWaiting => {
                 ("too_many_waiting", "Too many requests are waiting. Please retry later.")
