@@ -161,7 +161,7 @@ impl<S: Store + 'static> Gateway<S> {
                 let log = shared.telemetry.log().clone();
                 local.spawn_local(health::watch(Arc::clone(&live), connector.clone(), log));
             }
-            let core = Rc::new(Core::new(live, shared, connector, bounds));
+            let core = Rc::new(Core::new(live, shared, connector, bounds, stop.clone()));
             local.block_on(&runtime, run(core, doors, guests, stop, drain));
         })?)
     }
