@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use tidegate_policy::Scratch;
-use tidegate_store::{Clock, Store};
+use tidegate_store::{Clock, Penalties, Store};
 use tidegate_telemetry::{Telemetry, Teller};
 
 use crate::bounds::Bounds;
@@ -19,12 +19,18 @@ pub(crate) struct Shared<S> {
     pub(crate) store: Arc<S>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) telemetry: Telemetry,
+    pub(crate) penalties: Arc<Penalties>,
 }
 
 impl<S> Clone for Shared<S> {
     fn clone(&self) -> Self {
-        let Self { store, clock, telemetry } = self;
-        Self { store: Arc::clone(store), clock: Arc::clone(clock), telemetry: telemetry.clone() }
+        let Self { store, clock, telemetry, penalties } = self;
+        Self {
+            store: Arc::clone(store),
+            clock: Arc::clone(clock),
+            telemetry: telemetry.clone(),
+            penalties: Arc::clone(penalties),
+        }
     }
 }
 
@@ -35,6 +41,7 @@ pub(crate) struct Core<S> {
     pub(crate) store: Arc<S>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) teller: Teller,
+    pub(crate) penalties: Arc<Penalties>,
     pub(crate) pools: Rc<Pools>,
     pub(crate) bounds: Bounds,
     scratches: RefCell<Vec<Scratch>>,
@@ -51,12 +58,13 @@ impl<S: Store> Core<S> {
         connector: Connector,
         bounds: Bounds,
     ) -> Self {
-        let Shared { store, clock, telemetry } = shared;
+        let Shared { store, clock, telemetry, penalties } = shared;
         Self {
             live,
             store,
             teller: telemetry.teller(Arc::clone(&clock)),
             clock,
+            penalties,
             pools: Pools::new(connector),
             bounds,
             scratches: RefCell::default(),

@@ -18,6 +18,7 @@ mod guests;
 mod hold;
 mod listen;
 mod live;
+mod lock_out;
 mod refusal;
 mod rescue;
 mod runtime;
