@@ -11,6 +11,7 @@ use tidegate_telemetry::{Telemetry, Teller};
 
 use crate::bounds::Bounds;
 use crate::live::Live;
+use crate::shut::Shut;
 use crate::upstream::{Connector, Pools, Server};
 
 /// What the cores share to decide with.
@@ -18,16 +19,18 @@ use crate::upstream::{Connector, Pools, Server};
 pub(crate) struct Shared<S> {
     pub(crate) store: Arc<S>,
     pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) bans: Arc<Shut>,
     pub(crate) telemetry: Telemetry,
     pub(crate) penalties: Arc<Penalties>,
 }
 
 impl<S> Clone for Shared<S> {
     fn clone(&self) -> Self {
-        let Self { store, clock, telemetry, penalties } = self;
+        let Self { store, clock, bans, telemetry, penalties } = self;
         Self {
             store: Arc::clone(store),
             clock: Arc::clone(clock),
+            bans: Arc::clone(bans),
             telemetry: telemetry.clone(),
             penalties: Arc::clone(penalties),
         }
@@ -40,6 +43,7 @@ pub(crate) struct Core<S> {
     live: Arc<ArcSwap<Live>>,
     pub(crate) store: Arc<S>,
     pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) bans: Arc<Shut>,
     pub(crate) teller: Teller,
     pub(crate) penalties: Arc<Penalties>,
     pub(crate) pools: Rc<Pools>,
@@ -58,12 +62,13 @@ impl<S: Store> Core<S> {
         connector: Connector,
         bounds: Bounds,
     ) -> Self {
-        let Shared { store, clock, telemetry, penalties } = shared;
+        let Shared { store, clock, bans, telemetry, penalties } = shared;
         Self {
             live,
             store,
             teller: telemetry.teller(Arc::clone(&clock)),
             clock,
+            bans,
             penalties,
             pools: Pools::new(connector),
             bounds,

@@ -11,7 +11,7 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use rustls::RootCertStore;
 use thiserror::Error;
-use tidegate_policy::Active;
+use tidegate_policy::{Active, Bans};
 use tidegate_store::{Clock, Penalties, Store, SystemClock};
 use tidegate_telemetry::{Kind, Metrics, Page, Reader, Telemetry};
 use tokio::net::TcpStream;
@@ -68,7 +68,7 @@ impl<S: Store + 'static> Gateway<S> {
         let telemetry = Telemetry::new(Metrics::new(cores, clock.now()));
         Ok(Self {
             live: Arc::new(ArcSwap::from_pointee(Live::new(active, None, telemetry.metrics())?)),
-            shared: Shared { store, clock, telemetry, penalties: Arc::default() },
+            shared: Shared { store, clock, bans: Arc::default(), telemetry, penalties: Arc::default() },
             connector: Connector::new(bounds.connect, &RootCertStore::empty())?,
             guests: Guests::new(bounds.connections, bounds.connections_per_address),
             bounds,
@@ -120,6 +120,16 @@ impl<S: Store + 'static> Gateway<S> {
     /// The policy in force.
     pub fn active(&self) -> Active {
         self.live.load().active.clone()
+    }
+
+    /// Puts other bans in force, beside those of the policy. From now on every request meets them.
+    pub fn ban(&self, bans: Bans) {
+        self.shared.bans.replace(bans);
+    }
+
+    /// The bans in force, those that are over included.
+    pub fn bans(&self) -> Arc<Bans> {
+        self.shared.bans.all()
     }
 
     /// How many clients are connected.

@@ -22,6 +22,7 @@ mod lock_out;
 mod refusal;
 mod rescue;
 mod runtime;
+mod shut;
 mod stack;
 mod told;
 mod tunnel;

@@ -22,7 +22,7 @@ pub(crate) enum Cause {
     SlowBody,
     /// No route takes it.
     NoRoute,
-    /// An operator banned its network.
+    /// An operator banned its client or its network.
     Banned,
     /// A limit is used up.
     Refused(Box<Refusal>),
@@ -65,7 +65,7 @@ impl Cause {
             Self::TooLarge => ("body_too_large", "The body is too large."),
             Self::SlowBody => ("body_too_slow", "The body came too slowly."),
             Self::NoRoute => ("no_route", "Nothing is served here."),
-            Self::Banned => ("banned", "This network may not use the service."),
+            Self::Banned => ("banned", "This client may not use the service."),
             Self::Refused(refusal) => ("rate_limit_exceeded", refusal.message.as_str()),
             Self::LockedOut(lock_out) => return ("locked_out", lock_out.message()),
             Self::TooManyWaiting => {

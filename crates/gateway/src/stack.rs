@@ -13,7 +13,7 @@ use http::{Method, Request, Response, StatusCode, Uri, Version};
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 use tidegate_core::{Decision, Timestamp, Verdict};
-use tidegate_policy::{Admission, Facts, Judged, Matched, normalize};
+use tidegate_policy::{Admission, Facts, Judged, Known, Matched, normalize};
 use tidegate_store::Store;
 use tidegate_telemetry::{Decided, Story, Try};
 
@@ -77,8 +77,10 @@ async fn journey<S: Store + 'static>(
         // Who is banned, who is exempt, and what the rest is held against.
         let mut lent = core.with_scratch();
         let now = story.deciding();
-        let directory = live.active.directory.as_deref();
-        match live.active.matcher.admit(&facts, directory, now, &mut lent.scratch) {
+        let bans = core.bans.any();
+        let known =
+            Known { directory: live.active.directory.as_deref(), bans: bans.as_deref().map(|bans| &**bans) };
+        match live.active.matcher.admit(&facts, known, now, &mut lent.scratch) {
             Admission::Banned { .. } => {
                 story.decided(Decided::Banned);
                 return Err(Cause::Banned);

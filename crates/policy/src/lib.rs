@@ -19,6 +19,7 @@
 
 #![forbid(unsafe_code)]
 
+mod bans;
 mod compile;
 mod diff;
 mod directory;
@@ -38,6 +39,7 @@ mod raw;
 mod render;
 mod warnings;
 
+pub use bans::{Ban, Bans, Subject, SubjectError};
 pub use compile::{Compiled, LARGEST_FILE, compile};
 pub use diff::{Change, Counters, How, diff};
 pub use directory::{Directory, DirectoryError, Grant, LineError, LineProblem};
@@ -52,7 +54,7 @@ pub use identity::{
     PrefixError, Source, TokenError, Verifier,
 };
 pub use language::{reference, schema};
-pub use matcher::{Active, Admission, Exemption, Judged, Matched, Matcher, Scratch};
+pub use matcher::{Active, Admission, BannedBy, Exemption, Judged, Known, Matched, Matcher, Scratch};
 pub use path::{PathError, normalize};
 pub use plan::{
     Balance, Certificate, Claim, Clients, Count, CustomRule, Endpoint, ErrorBody, Exempt, HeaderMatch,

@@ -52,7 +52,7 @@ pub(crate) fn active(servers: &[String], rest: &str, files: &[(&str, &str)]) -> 
 /// A gateway of one core.
 pub(crate) struct Proxy {
     pub(crate) address: SocketAddr,
-    gateway: Gateway<MemoryStore>,
+    pub(crate) gateway: Gateway<MemoryStore>,
     stop: watch::Sender<bool>,
     threads: Vec<JoinHandle<()>>,
 }

@@ -10,7 +10,7 @@ mod identities;
 mod limits;
 mod manner;
 mod names;
-mod network;
+pub(crate) mod network;
 mod routing;
 mod rules;
 mod scalar;

@@ -30,7 +30,8 @@ impl fmt::Display for Explanation {
         }
         match verdict {
             Ruling::Exempt { why } => writeln!(f, "verdict   exempt, never limited: {why}"),
-            Ruling::Banned { network } => writeln!(f, "verdict   403: {network} is banned"),
+            Ruling::Banned { subject, by: "policy" } => writeln!(f, "verdict   403: {subject} is banned"),
+            Ruling::Banned { subject, by } => writeln!(f, "verdict   403: {subject} is banned by an {by}"),
             Ruling::Passes if rules.is_empty() => writeln!(f, "verdict   passes: no limit applies"),
             Ruling::Passes => writeln!(f, "verdict   passes, if nothing has been spent"),
             Ruling::Refused { by } => writeln!(f, "verdict   429: `{by}` refuses"),

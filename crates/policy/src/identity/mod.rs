@@ -27,6 +27,7 @@ pub use address::{Addresses, ForwardingHeader, PrefixError};
 pub use cookie::{CookieName, CookieNameError};
 pub use fingerprint::{Fingerprint, NoHeaders};
 pub use jwt::{ClaimSource, Claims, KeysError, TokenError, Verifier};
+pub(crate) use name::Handle;
 pub use name::{ClientName, ClientNameError};
 
 use crate::directory::{Directory, Grant};

@@ -53,6 +53,19 @@ enum Value {
     Hashed { start: String, hash: [u8; 4] },
 }
 
+/// What the shown form of an identity is found by.
+pub(crate) enum Handle<'a> {
+    Whole(&'a [u8]),
+    Hash([u8; 4]),
+}
+
+impl Handle<'_> {
+    /// What a shown name of the identity of this kind and these bytes has.
+    pub(crate) fn of(kind: ClientKind, bytes: &[u8]) -> Handle<'_> {
+        if Value::is_hashed(kind, bytes) { Handle::Hash(hash(bytes)) } else { Handle::Whole(bytes) }
+    }
+}
+
 /// What is wrong with a client's name. Nothing of it is repeated: it may be a secret.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ClientNameError {
@@ -114,6 +127,32 @@ impl ClientName {
         Some(key)
     }
 
+    /// The name as it is shown: what is a secret or very long is kept by its hash alone.
+    pub(crate) fn shown(&self) -> Self {
+        let shown = |Part { kind, value }: &Part| {
+            let value = match value {
+                Value::Whole(bytes) => Value::shown(*kind, bytes),
+                hashed @ Value::Hashed { .. } => hashed.clone(),
+            };
+            Part { kind: *kind, value }
+        };
+        Self { parts: self.parts.iter().map(shown).collect() }
+    }
+
+    /// What to look a client of one identity up by, so that [`names_one`](Self::names_one) need be asked of few.
+    pub(crate) fn handle(&self) -> Option<(ClientKind, Handle<'_>)> {
+        let [Part { kind, value }] = self.parts.as_slice() else { return None };
+        Some(match value {
+            Value::Whole(bytes) => (*kind, Handle::Whole(bytes)),
+            Value::Hashed { hash, .. } => (*kind, Handle::Hash(*hash)),
+        })
+    }
+
+    /// Whether it names the one identity of this kind and these bytes.
+    pub(crate) fn names_one(&self, kind: ClientKind, bytes: &[u8]) -> bool {
+        matches!(self.parts.as_slice(), [part] if part.kind == kind && part.value.is_of(kind, bytes))
+    }
+
     /// By what it is known, if by one thing alone.
     pub fn kind(&self) -> Option<ClientKind> {
         match self.parts.as_slice() {
@@ -126,9 +165,18 @@ impl ClientName {
 impl Value {
     fn shown(kind: ClientKind, bytes: &[u8]) -> Self {
         match kind {
+            _ if !Self::is_hashed(kind, bytes) => Self::Whole(bytes.to_vec()),
             ClientKind::ApiKey | ClientKind::Cookie => Self::hashed(bytes, SHOWN),
-            ClientKind::User | ClientKind::Tenant if bytes.len() > LONG => Self::hashed(bytes, SHOWN_OF_LONG),
-            _ => Self::Whole(bytes.to_vec()),
+            _ => Self::hashed(bytes, SHOWN_OF_LONG),
+        }
+    }
+
+    /// Whether it is a secret, or too long to be shown.
+    fn is_hashed(kind: ClientKind, bytes: &[u8]) -> bool {
+        match kind {
+            ClientKind::ApiKey | ClientKind::Cookie => true,
+            ClientKind::User | ClientKind::Tenant => bytes.len() > LONG,
+            ClientKind::Ip | ClientKind::Fingerprint | ClientKind::Anonymous => false,
         }
     }
 

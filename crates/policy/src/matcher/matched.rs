@@ -4,6 +4,8 @@ use ipnet::IpNet;
 use smallvec::SmallVec;
 use tidegate_core::{Check, Cost, Decision, Key, Outcome, Penalty, Role};
 
+use crate::bans::{Ban, Bans};
+use crate::directory::Directory;
 use crate::identity::ClientKind;
 use crate::plan::{Plan, Rule, Tier};
 
@@ -70,11 +72,36 @@ pub enum Admission<'a> {
     },
     /// It is refused with 403.
     Banned {
-        /// The network that is banned.
-        network: IpNet,
+        /// By whom.
+        by: BannedBy<'a>,
     },
     /// It passes if all its checks do, in one decision.
     Checked(Matched<'a>),
+}
+
+/// What a request is refused for with 403.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BannedBy<'a> {
+    /// The policy bans this network.
+    Policy(IpNet),
+    /// An operator has banned its client or its network while the policy was in force.
+    Operator(&'a Ban),
+}
+
+/// What is known beside the policy, and changes without it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Known<'a> {
+    /// Whose API key is whose: the plan's own directory, or the newest of
+    /// [`Plan::load_directory`](crate::Plan::load_directory).
+    pub directory: Option<&'a Directory>,
+    /// Whom operators have banned.
+    pub bans: Option<&'a Bans>,
+}
+
+impl<'a> From<Option<&'a Directory>> for Known<'a> {
+    fn from(directory: Option<&'a Directory>) -> Self {
+        Self { directory, bans: None }
+    }
 }
 
 /// Why a request is never limited.

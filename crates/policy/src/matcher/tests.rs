@@ -19,7 +19,8 @@ fn headers(lines: &[(&str, &str)]) -> HeaderMap {
 fn checks(matcher: &Matcher, request: &str, lines: &[(&str, &str)]) -> Vec<String> {
     with(matcher, request, lines, |admission| match admission {
         Admission::Exempt { why } => vec![format!("{why:?}")],
-        Admission::Banned { network } => vec![format!("banned {network}")],
+        Admission::Banned { by: BannedBy::Policy(network) } => vec![format!("banned {network}")],
+        Admission::Banned { by: BannedBy::Operator(ban) } => vec![format!("banned {}", ban.subject)],
         Admission::Checked(held) => {
             let shown = held.checks().iter().zip(held.rules()).map(|(check, rule)| {
                 assert_eq!(check.key.rule, rule.id);
