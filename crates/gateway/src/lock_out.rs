@@ -2,7 +2,7 @@
 
 use serde_json::json;
 use tidegate_core::{Decision, RuleId, Span, Timestamp, Verdict};
-use tidegate_policy::{ErrorBody, Matched, Rule};
+use tidegate_policy::{ErrorBody, Judged, Matched, Rule};
 use tidegate_store::Penalties;
 
 /// A client that is locked out.
@@ -30,7 +30,7 @@ impl LockOut {
         decision: &Decision,
         now: Timestamp,
     ) -> Option<Self> {
-        let refusing = matched.judged(decision).filter(|judged| judged.refuses());
+        let refusing = matched.judged(decision).filter(Judged::refuses);
         let violated = refusing.filter_map(|judged| Some((judged, judged.rule.penalty.as_ref()?)));
         let mut longest = None;
         for (judged, penalty) in violated {
