@@ -8,6 +8,7 @@ use arc_swap::ArcSwap;
 use tidegate_policy::Scratch;
 use tidegate_store::{Clock, Penalties, Store};
 use tidegate_telemetry::{Telemetry, Teller};
+use tokio::sync::watch;
 
 use crate::bounds::Bounds;
 use crate::live::Live;
@@ -51,6 +52,7 @@ pub(crate) struct Core<S> {
     scratches: RefCell<Vec<Scratch>>,
     waiting: Cell<usize>,
     is_stopping: Cell<bool>,
+    stop: watch::Receiver<bool>,
     /// What was in force when a request was last served.
     served: Cell<*const Live>,
 }
@@ -61,6 +63,7 @@ impl<S: Store> Core<S> {
         shared: Shared<S>,
         connector: Connector,
         bounds: Bounds,
+        stop: watch::Receiver<bool>,
     ) -> Self {
         let Shared { store, clock, bans, telemetry, penalties } = shared;
         Self {
@@ -75,6 +78,7 @@ impl<S: Store> Core<S> {
             scratches: RefCell::default(),
             waiting: Cell::new(0),
             is_stopping: Cell::new(false),
+            stop,
             served: Cell::new(std::ptr::null()),
         }
     }
@@ -101,6 +105,11 @@ impl<S: Store> Core<S> {
 
     pub(crate) fn is_stopping(&self) -> bool {
         self.is_stopping.get()
+    }
+
+    /// Turns true when it is to stop.
+    pub(crate) fn stop(&self) -> watch::Receiver<bool> {
+        self.stop.clone()
     }
 
     /// Lends room for one match; it comes back by itself.
