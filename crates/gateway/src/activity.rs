@@ -3,13 +3,18 @@
 //! Nothing here reads a clock. A connection notes what moved, and every few seconds somebody looks.
 
 use std::io;
+use std::mem::MaybeUninit;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
+use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use crate::joined::poll_write_joined;
+use crate::rounds::Order;
 
 /// Looks that the head of a request may take, however lively it drips.
 const HEAD: u32 = 3;
@@ -17,6 +22,8 @@ const HEAD: u32 = 3;
 const STUCK: u32 = 6;
 /// Looks that a connection may be idle between requests.
 const IDLE: u32 = 15;
+/// So much is read ahead of HTTP: the head of most requests.
+const AHEAD: usize = 1024;
 
 /// What moved on a connection.
 #[derive(Debug, Default)]
@@ -136,8 +143,8 @@ impl Watch {
         activity.multiplexed.load(Ordering::Relaxed) || (!moved && !in_flight)
     }
 
-    /// Whether the connection has outstayed its welcome.
-    pub(crate) fn is_over(&mut self, activity: &Activity) -> bool {
+    /// What becomes of the connection: it has outstayed its welcome, it may rest, or nothing.
+    pub(crate) fn look(&mut self, activity: &Activity) -> Order {
         let moved = activity.moved.swap(false, Ordering::Relaxed);
         self.still = if moved { 0 } else { self.still + 1 };
         let in_flight = activity.in_flight.load(Ordering::Relaxed) > 0;
@@ -152,7 +159,12 @@ impl Watch {
         self.untaken = if is_offered && !is_taken && !is_blocked { self.untaken + 1 } else { 0 };
         let is_stuck = is_blocked && self.still >= STUCK || self.untaken >= STUCK;
         let is_idle = !in_flight && self.still >= IDLE;
-        self.head >= HEAD || is_stuck || is_idle
+        if self.head >= HEAD || is_stuck || is_idle {
+            return Order::End;
+        }
+        let rests = !moved && !in_flight && !is_blocked && !activity.begun.load(Ordering::Relaxed);
+        // Once is enough.
+        if rests && self.still == 1 { Order::Rest } else { Order::Stay }
     }
 }
 
@@ -161,11 +173,38 @@ impl Watch {
 pub(crate) struct Watched<T> {
     inner: T,
     activity: Arc<Activity>,
+    /// What was read and belongs to whoever reads next.
+    unread: Bytes,
 }
 
 impl<T> Watched<T> {
     pub(crate) fn new(inner: T, activity: Arc<Activity>) -> Self {
-        Self { inner, activity }
+        Self { inner, activity, unread: Bytes::new() }
+    }
+
+    /// Gives back what was read too early.
+    pub(crate) fn unread(&mut self, bytes: Bytes) {
+        self.unread = bytes;
+    }
+
+    /// Whether what was heard begins so.
+    pub(crate) fn begins(&self, with: &[u8]) -> bool {
+        self.unread.starts_with(with)
+    }
+
+    /// Whether what was heard and what follows may begin so.
+    pub(crate) fn may_begin(&self, with: &[u8]) -> bool {
+        let length = self.unread.len().min(with.len());
+        self.unread[..length] == with[..length]
+    }
+
+    fn heard(&self, something: bool) {
+        if something {
+            self.activity.moved.store(true, Ordering::Relaxed);
+            if self.activity.in_flight.load(Ordering::Relaxed) == 0 {
+                self.activity.begun.store(true, Ordering::Relaxed);
+            }
+        }
     }
 
     fn wrote(&self, written: &Poll<io::Result<usize>>) {
@@ -176,17 +215,34 @@ impl<T> Watched<T> {
     }
 }
 
+impl<T: AsyncRead + Unpin> Watched<T> {
+    /// Reads a little ahead; whoever reads next gets it. At the end it is nothing.
+    pub(crate) fn poll_hear(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        let mut bytes = [MaybeUninit::uninit(); AHEAD];
+        let mut heard = ReadBuf::uninit(&mut bytes);
+        ready!(Pin::new(&mut self.inner).poll_read(cx, &mut heard))?;
+        let heard = heard.filled();
+        self.heard(!heard.is_empty());
+        self.unread = if self.unread.is_empty() {
+            Bytes::copy_from_slice(heard)
+        } else {
+            Bytes::from([&self.unread[..], heard].concat())
+        };
+        Poll::Ready(Ok(heard.len()))
+    }
+}
+
 impl<T: AsyncRead + Unpin> AsyncRead for Watched<T> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
+        if !this.unread.is_empty() {
+            let length = this.unread.len().min(buf.remaining());
+            buf.put_slice(&this.unread.split_to(length));
+            return Poll::Ready(Ok(()));
+        }
         let before = buf.filled().len();
         let read = Pin::new(&mut this.inner).poll_read(cx, buf);
-        if buf.filled().len() > before {
-            this.activity.moved.store(true, Ordering::Relaxed);
-            if this.activity.in_flight.load(Ordering::Relaxed) == 0 {
-                this.activity.begun.store(true, Ordering::Relaxed);
-            }
-        }
+        this.heard(buf.filled().len() > before);
         read
     }
 }
@@ -205,7 +261,7 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Watched<T> {
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
-        let written = Pin::new(&mut this.inner).poll_write_vectored(cx, bufs);
+        let written = poll_write_joined(Pin::new(&mut this.inner), cx, bufs);
         this.wrote(&written);
         written
     }
@@ -232,7 +288,7 @@ mod tests {
         (1..100)
             .find(|_| {
                 between(activity);
-                watch.is_over(activity)
+                watch.look(activity) == Order::End
             })
             .unwrap_or(u32::MAX)
     }

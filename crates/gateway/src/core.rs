@@ -10,6 +10,7 @@ use tidegate_store::{Store, SystemClock};
 
 use crate::bounds::Bounds;
 use crate::live::Live;
+use crate::rounds::Rounds;
 use crate::upstream::{Connector, Pools, Server};
 
 /// The state of one core. Whatever is shared with others is behind an `Arc`.
@@ -19,6 +20,7 @@ pub(crate) struct Core<S> {
     pub(crate) store: Arc<S>,
     pub(crate) clock: SystemClock,
     pub(crate) pools: Rc<Pools>,
+    pub(crate) rounds: Rc<Rounds>,
     pub(crate) bounds: Bounds,
     scratches: RefCell<Vec<Scratch>>,
     waiting: Cell<usize>,
@@ -34,6 +36,7 @@ impl<S: Store> Core<S> {
             store,
             clock: SystemClock::new(),
             pools: Pools::new(connector),
+            rounds: Rc::default(),
             bounds,
             scratches: RefCell::default(),
             waiting: Cell::new(0),

@@ -138,6 +138,7 @@ async fn run<S: Store + 'static>(
     drain: Duration,
 ) {
     let inside = Rc::new(());
+    tokio::task::spawn_local(Rc::clone(&core.rounds).go(core.bounds.look, stop.clone()));
     for door in doors {
         let accepting = accept(Rc::clone(&core), door, Arc::clone(&guests), stop.clone(), Rc::clone(&inside));
         tokio::task::spawn_local(accepting);
@@ -163,16 +164,13 @@ async fn accept<S: Store + 'static>(
     inside: Rc<()>,
 ) {
     let Ok(listener) = tokio::net::TcpListener::from_std(socket) else { return };
-    let speaking = Speaking::new(&core.bounds);
+    let speaking = Rc::new(Speaking::new(&core.bounds));
     let let_in = {
-        let stop = stop.clone();
         move |stream, peer: SocketAddr| {
             // Who finds no room is let go at once: a reset costs less than a wait.
             let Some(guest) = guests.enter(peer.ip()) else { return };
             let client = Client { stream, peer, place: Place::new(guest, &inside) };
-            let serving =
-                connection::serve(Rc::clone(&core), speaking.clone(), client, tls.clone(), stop.clone());
-            tokio::task::spawn_local(serving);
+            connection::serve(Rc::clone(&core), Rc::clone(&speaking), client, tls.clone());
         }
     };
     loop {
