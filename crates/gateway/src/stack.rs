@@ -211,7 +211,7 @@ async fn send<S: Store>(
     let mut tried = Vec::new();
     let progress = request.body().progress();
     let (mut response, lease) = loop {
-        let sending = core.pools.send(&server, request, server.begin());
+        let sending = core.pools.send(&server, request, server.begin(), upgrade.is_some());
         match in_time(core.bounds.answer, &progress, sending).await? {
             Ok(answer) => break answer,
             Err(SendError::Connect(_, unsent)) => {
