@@ -14,15 +14,23 @@ const LONGEST_FILE: usize = 600;
 const BANNED_NAMES: [&str; 7] = ["util", "utils", "misc", "common", "helpers", "types", "manager"];
 
 /// Which crates of ours a crate may build on. A crate that is not named here may not exist.
-const MAY_USE: [(&str, &[&str]); 9] = [
+const MAY_USE: [(&str, &[&str]); 10] = [
     ("tidegate-core", &[]),
     ("tidegate-store", &["tidegate-core"]),
     ("tidegate-redis", &["tidegate-core", "tidegate-store"]),
     ("tidegate-policy", &["tidegate-core"]),
-    ("tidegate-gateway", &["tidegate-core", "tidegate-store", "tidegate-policy"]),
+    ("tidegate-telemetry", &["tidegate-core", "tidegate-store", "tidegate-policy"]),
+    ("tidegate-gateway", &["tidegate-core", "tidegate-store", "tidegate-policy", "tidegate-telemetry"]),
     (
         "tidegate",
-        &["tidegate-core", "tidegate-store", "tidegate-redis", "tidegate-policy", "tidegate-gateway"],
+        &[
+            "tidegate-core",
+            "tidegate-store",
+            "tidegate-redis",
+            "tidegate-policy",
+            "tidegate-telemetry",
+            "tidegate-gateway",
+        ],
     ),
     ("bench", &["tidegate-core", "tidegate-store", "tidegate-redis", "tidegate-policy"]),
     ("bench-peers", &["tidegate-core", "tidegate-store", "tidegate-redis"]),

@@ -50,6 +50,7 @@ mod fixed_window;
 mod key;
 mod leaky_bucket;
 mod limit;
+mod penalty;
 mod sliding_counter;
 mod sliding_log;
 mod time;
@@ -67,6 +68,7 @@ pub use limit::{
     Algorithm, Cost, Kind, Limit, LimitError, Meter, Spec, State, Stepped, UnknownAlgorithm, Visitor,
     WORD_MAX,
 };
+pub use penalty::{Penalty, PenaltyError, Record};
 pub use sliding_counter::{SlidingCounter, TwoWindows};
 pub use sliding_log::{Log, SlidingLog};
 pub use time::{Span, Tick, Timestamp};

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use http::header::{CONNECTION, HeaderValue};
 use http::{Request, StatusCode, Version};
+use http_body::Body;
 use hyper::body::Incoming;
 use hyper::server::conn::http1::UpgradeableConnection;
 use hyper::server::conn::{http1, http2};
@@ -21,7 +22,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
 
-use crate::activity::{Activity, InFlightBody, Watched};
+use crate::activity::{InFlightBody, Watched};
 use crate::bounds::Bounds;
 use crate::core::Core;
 use crate::forward::Hop;
@@ -100,13 +101,14 @@ async fn speak<S: Store + 'static>(
     stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
     hop: Hop,
 ) {
-    let activity = Arc::new(Activity::default());
+    let activity = Arc::clone(&hop.activity);
     let ward = core.rounds.begin(&activity);
     let service = service_fn({
         let (hop, activity) = (Rc::new(hop), Arc::clone(&activity));
         move |request: Request<Incoming>| {
             let (core, hop) = (Rc::clone(&core), Rc::clone(&hop));
-            let in_flight = activity.begin(request.version() == Version::HTTP_2);
+            let in_flight =
+                activity.begin(request.version() == Version::HTTP_2, !request.body().is_end_stream());
             async move {
                 let is_http1 = request.version() < Version::HTTP_2;
                 let mut response = stack::serve(&core, &hop, request).await;

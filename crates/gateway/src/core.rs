@@ -6,41 +6,74 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use tidegate_policy::Scratch;
-use tidegate_store::{Store, SystemClock};
+use tidegate_store::{Clock, Store};
+use tidegate_telemetry::{Telemetry, Teller};
+use tokio::sync::watch;
 
 use crate::bounds::Bounds;
 use crate::live::Live;
 use crate::rounds::Rounds;
+use crate::shut::Shut;
 use crate::upstream::{Connector, Pools, Server};
+
+/// What the cores share to decide with.
+#[derive(Debug)]
+pub(crate) struct Shared<S> {
+    pub(crate) store: Arc<S>,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) bans: Arc<Shut>,
+    pub(crate) telemetry: Telemetry,
+}
+
+impl<S> Clone for Shared<S> {
+    fn clone(&self) -> Self {
+        let Self { store, clock, bans, telemetry } = self;
+        let telemetry = telemetry.clone();
+        Self { store: Arc::clone(store), clock: Arc::clone(clock), bans: Arc::clone(bans), telemetry }
+    }
+}
 
 /// The state of one core. Whatever is shared with others is behind an `Arc`.
 #[derive(Debug)]
 pub(crate) struct Core<S> {
     live: Arc<ArcSwap<Live>>,
     pub(crate) store: Arc<S>,
-    pub(crate) clock: SystemClock,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) bans: Arc<Shut>,
+    pub(crate) teller: Teller,
     pub(crate) pools: Rc<Pools>,
     pub(crate) rounds: Rc<Rounds>,
     pub(crate) bounds: Bounds,
     scratches: RefCell<Vec<Scratch>>,
     waiting: Cell<usize>,
     is_stopping: Cell<bool>,
+    stop: watch::Receiver<bool>,
     /// What was in force when a request was last served.
     served: Cell<*const Live>,
 }
 
 impl<S: Store> Core<S> {
-    pub(crate) fn new(live: Arc<ArcSwap<Live>>, store: Arc<S>, connector: Connector, bounds: Bounds) -> Self {
+    pub(crate) fn new(
+        live: Arc<ArcSwap<Live>>,
+        shared: Shared<S>,
+        connector: Connector,
+        bounds: Bounds,
+        stop: watch::Receiver<bool>,
+    ) -> Self {
+        let Shared { store, clock, bans, telemetry } = shared;
         Self {
             live,
             store,
-            clock: SystemClock::new(),
+            teller: telemetry.teller(Arc::clone(&clock)),
+            clock,
+            bans,
             pools: Pools::new(connector),
             rounds: Rc::default(),
             bounds,
             scratches: RefCell::default(),
             waiting: Cell::new(0),
             is_stopping: Cell::new(false),
+            stop,
             served: Cell::new(std::ptr::null()),
         }
     }
@@ -67,6 +100,11 @@ impl<S: Store> Core<S> {
 
     pub(crate) fn is_stopping(&self) -> bool {
         self.is_stopping.get()
+    }
+
+    /// Turns true when it is to stop.
+    pub(crate) fn stop(&self) -> watch::Receiver<bool> {
+        self.stop.clone()
     }
 
     /// Lends room for one match; it comes back by itself.

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::num::NonZeroUsize;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -10,15 +11,16 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use rustls::RootCertStore;
 use thiserror::Error;
-use tidegate_policy::Active;
-use tidegate_store::Store;
+use tidegate_policy::{Active, Bans};
+use tidegate_store::{Clock, Store, SystemClock};
+use tidegate_telemetry::{Kind, Metrics, Page, Reader, Telemetry};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::task::LocalSet;
 
 use crate::bounds::Bounds;
 use crate::connection::{self, Client, Speaking};
-use crate::core::Core;
+use crate::core::{Core, Shared};
 use crate::guests::{Guests, Place};
 use crate::listen::Listener;
 use crate::live::{Live, LiveError};
@@ -33,7 +35,7 @@ const DRAIN_LOOK: Duration = Duration::from_millis(10);
 #[derive(Debug)]
 pub struct Gateway<S> {
     live: Arc<ArcSwap<Live>>,
-    store: Arc<S>,
+    shared: Shared<S>,
     connector: Connector,
     bounds: Bounds,
     guests: Arc<Guests>,
@@ -61,18 +63,44 @@ impl<S: Store + 'static> Gateway<S> {
 
     /// The same within other bounds.
     pub fn with_bounds(active: Active, store: Arc<S>, bounds: Bounds) -> Result<Self, GatewayError> {
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+        let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+        let telemetry = Telemetry::new(Metrics::new(cores, clock.now()));
         Ok(Self {
-            live: Arc::new(ArcSwap::from_pointee(Live::new(active, None)?)),
-            store,
+            live: Arc::new(ArcSwap::from_pointee(Live::new(active, None, telemetry.metrics())?)),
+            shared: Shared { store, clock, bans: Arc::default(), telemetry },
             connector: Connector::new(bounds.connect, &RootCertStore::empty())?,
             guests: Guests::new(bounds.connections, bounds.connections_per_address),
             bounds,
         })
     }
 
+    /// The same by another clock.
+    #[must_use]
+    pub fn with_clock(mut self, clock: Arc<dyn Clock>) -> Self {
+        self.shared.clock = clock;
+        self
+    }
+
+    /// The same, telling its stories to `telemetry`.
+    pub fn with_telemetry(mut self, telemetry: Telemetry) -> Result<Self, GatewayError> {
+        self.live.store(Arc::new(Live::new(self.active(), None, telemetry.metrics())?));
+        self.shared.telemetry = telemetry;
+        Ok(self)
+    }
+
+    /// What is counted, and what is known of connections and upstreams.
+    pub fn page(&self, reader: Reader) -> Page {
+        let mut page = self.shared.telemetry.metrics().page(reader, self.shared.clock.now());
+        let open = self.connections();
+        page.single("tidegate_connections_open", Kind::Gauge, "Connections of clients that are open.", open);
+        self.live.load().write(&mut page);
+        page
+    }
+
     /// Puts another policy in force, whole or not at all. Requests under way keep theirs; counters stay.
     pub fn replace(&self, active: Active) -> Result<(), GatewayError> {
-        let live = Live::new(active, Some(&self.live.load()))?;
+        let live = Live::new(active, Some(&self.live.load()), self.shared.telemetry.metrics())?;
         self.live.store(Arc::new(live));
         Ok(())
     }
@@ -80,6 +108,16 @@ impl<S: Store + 'static> Gateway<S> {
     /// The policy in force.
     pub fn active(&self) -> Active {
         self.live.load().active.clone()
+    }
+
+    /// Puts other bans in force, beside those of the policy. From now on every request meets them.
+    pub fn ban(&self, bans: Bans) {
+        self.shared.bans.replace(bans);
+    }
+
+    /// The bans in force, those that are over included.
+    pub fn bans(&self) -> Arc<Bans> {
+        self.shared.bans.all()
     }
 
     /// How many clients are connected.
@@ -113,7 +151,7 @@ impl<S: Store + 'static> Gateway<S> {
                 doors.push((socket.try_clone()?, listener.tls.clone()));
             }
         }
-        let (live, store) = (Arc::clone(&self.live), Arc::clone(&self.store));
+        let (live, shared) = (Arc::clone(&self.live), self.shared.clone());
         let (connector, bounds, guests) = (self.connector.clone(), self.bounds, Arc::clone(&self.guests));
         let stop = stop.clone();
         let thread = std::thread::Builder::new().name(format!("core-{number}"));
@@ -122,7 +160,7 @@ impl<S: Store + 'static> Gateway<S> {
             if number == 0 {
                 local.spawn_local(health::watch(Arc::clone(&live), connector.clone()));
             }
-            let core = Rc::new(Core::new(live, store, connector, bounds));
+            let core = Rc::new(Core::new(live, shared, connector, bounds, stop.clone()));
             local.block_on(&runtime, run(core, doors, guests, stop, drain));
         })?)
     }
@@ -139,7 +177,7 @@ async fn run<S: Store + 'static>(
 ) {
     let inside = Rc::new(());
     let look = core.bounds.look;
-    tokio::task::spawn_local(Rc::clone(&core.rounds).go(look, stop.clone()));
+    tokio::task::spawn_local(Rc::clone(&core.rounds).go(core.bounds, stop.clone()));
     let pools = Rc::clone(&core.pools);
     tokio::task::spawn_local(async move {
         loop {
@@ -176,7 +214,9 @@ async fn accept<S: Store + 'static>(
     let let_in = {
         move |stream, peer: SocketAddr| {
             // Who finds no room is let go at once: a reset costs less than a wait.
-            let Some(guest) = guests.enter(peer.ip()) else { return };
+            let guest = guests.enter(peer.ip());
+            core.teller.connected(guest.is_some());
+            let Some(guest) = guest else { return };
             let client = Client { stream, peer, place: Place::new(guest, &inside) };
             connection::serve(Rc::clone(&core), Rc::clone(&speaking), client, tls.clone());
         }

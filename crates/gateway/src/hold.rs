@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tidegate_core::{Cost, Decision, Key, Limit, Refund, RuleId, Span, Timestamp};
 use tidegate_policy::Matched;
-use tidegate_store::{Clock, Store};
+use tidegate_store::Store;
 
 use crate::core::Core;
 use crate::rescue::Cause;

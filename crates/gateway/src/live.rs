@@ -2,14 +2,17 @@
 
 use thiserror::Error;
 use tidegate_policy::{Active, ErrorBody, HeaderStyle, Plan};
+use tidegate_telemetry::{Kind, Metrics, Page, RuleSlots};
 
-use crate::upstream::{BadServer, Upstream};
+use crate::upstream::{BadServer, Server, Upstream};
 
 /// A policy with its upstreams.
 #[derive(Debug)]
 pub(crate) struct Live {
     pub(crate) active: Active,
     upstreams: Vec<Upstream>,
+    /// Where its rules are counted.
+    pub(crate) counted: RuleSlots,
 }
 
 /// A policy that cannot be served.
@@ -27,17 +30,18 @@ pub enum LiveError {
 
 impl Live {
     /// Puts `active` in force. Servers that were there `before` keep what is known of them.
-    pub(crate) fn new(active: Active, before: Option<&Self>) -> Result<Self, LiveError> {
+    pub(crate) fn new(active: Active, before: Option<&Self>, metrics: &Metrics) -> Result<Self, LiveError> {
         let mut upstreams = Vec::new();
         for planned in &active.matcher.plan().upstreams {
-            let mut upstream = Upstream::new(planned)
+            let mut upstream = Upstream::new(planned, metrics.upstream(&planned.name))
                 .map_err(|source| LiveError::Server { upstream: planned.name.clone(), source })?;
             if let Some(earlier) = before.and_then(|live| live.named(&planned.name)) {
                 upstream.adopt(earlier);
             }
             upstreams.push(upstream);
         }
-        Ok(Self { active, upstreams })
+        let counted = metrics.apply(active.matcher.plan());
+        Ok(Self { active, upstreams, counted })
     }
 
     fn named(&self, name: &str) -> Option<&Upstream> {
@@ -64,5 +68,26 @@ impl Live {
 
     pub(crate) fn upstreams(&self) -> &[Upstream] {
         &self.upstreams
+    }
+
+    /// What is known of servers.
+    pub(crate) fn write(&self, page: &mut Page) {
+        let mut family = page.family(
+            "tidegate_upstream_healthy",
+            Kind::Gauge,
+            "Whether a server is taken for well: 1, or 0.",
+        );
+        self.each_server(|labels, server| family.sample(labels, u8::from(server.is_healthy())));
+        let mut family =
+            page.family("tidegate_upstream_in_flight", Kind::Gauge, "Requests that a server is working on.");
+        self.each_server(|labels, server| family.sample(labels, server.load()));
+    }
+
+    fn each_server(&self, mut tell: impl FnMut(&[(&str, &str)], &Server)) {
+        for upstream in &self.upstreams {
+            for server in &upstream.servers {
+                tell(&[("upstream", &upstream.name), ("server", &server.url)], server);
+            }
+        }
     }
 }

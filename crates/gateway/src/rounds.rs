@@ -11,6 +11,7 @@ use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
 use crate::activity::{Activity, Watch};
+use crate::bounds::Bounds;
 
 /// When stopping, a connection over which nothing has moved for so long is closed. At once would be too soon: a request
 /// may be on its way, and over HTTP/1.1 only an answer can say that no other is taken.
@@ -64,9 +65,9 @@ impl Rounds {
         Ward { rounds: Rc::clone(self), seat, place }
     }
 
-    /// Goes round every `look`; when `stop` turns true, more often, and closes what may be closed.
-    pub(crate) async fn go(self: Rc<Self>, look: Duration, mut stop: watch::Receiver<bool>) {
-        let mut looks = tokio::time::interval(look);
+    /// Goes round every look; when `stop` turns true, more often, and closes what may be closed.
+    pub(crate) async fn go(self: Rc<Self>, bounds: Bounds, mut stop: watch::Receiver<bool>) {
+        let mut looks = tokio::time::interval(bounds.look);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         looks.reset();
         let mut is_stopping = false;
@@ -78,18 +79,18 @@ impl Rounds {
                     looks = tokio::time::interval(LINGER);
                     looks.reset();
                 }
-                _ = looks.tick() => self.round(is_stopping),
+                _ = looks.tick() => self.round(is_stopping, bounds.reader_bytes),
             }
         }
     }
 
-    fn round(&self, is_stopping: bool) {
+    fn round(&self, is_stopping: bool, least: u64) {
         for (_, seat) in &*self.wards.borrow() {
             let Seat { activity, watch, .. } = &**seat;
             let order = if is_stopping {
                 if Watch::may_close(activity) { Order::Close } else { Order::Stay }
             } else {
-                watch.borrow_mut().look(activity)
+                watch.borrow_mut().look(activity, least)
             };
             if order != Order::Stay {
                 seat.tell(order);

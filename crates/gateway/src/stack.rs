@@ -13,8 +13,9 @@ use http::{Method, Request, Response, StatusCode, Uri, Version};
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 use tidegate_core::{Decision, Timestamp, Verdict};
-use tidegate_policy::{Admission, Facts, Matched, normalize};
-use tidegate_store::{Clock, Store};
+use tidegate_policy::{Admission, Facts, Judged, Known, Matched, normalize};
+use tidegate_store::Store;
+use tidegate_telemetry::{Decided, Story, Try};
 
 use crate::body::{BodyError, Progress, RequestBody, ResponseBody, UpstreamBody};
 use crate::core::Core;
@@ -33,8 +34,10 @@ pub(crate) async fn serve<S: Store + 'static>(
     request: Request<Incoming>,
 ) -> Response<ResponseBody> {
     let live = core.live();
+    // Told when it is dropped, whatever happens until then.
+    let mut story = core.teller.begin();
     let mut told = Told::new();
-    let mut response = match journey(core, &live, hop, request, &mut told).await {
+    let mut response = match journey(core, &live, hop, request, (&mut told, &mut story)).await {
         Ok(response) => response,
         // Every failure ends here, and only here becomes a status code.
         Err(cause) => rescue(&cause, live.error_body()),
@@ -42,6 +45,7 @@ pub(crate) async fn serve<S: Store + 'static>(
     for (name, value) in told {
         response.headers_mut().insert(name, value);
     }
+    story.answered(response.status().as_u16());
     response
 }
 
@@ -50,7 +54,7 @@ async fn journey<S: Store + 'static>(
     live: &Live,
     hop: &Rc<Hop>,
     mut request: Request<Incoming>,
-    told: &mut Told,
+    (told, story): (&mut Told, &mut Story<'_>),
 ) -> Result<Response<ResponseBody>, Cause> {
     let upgrade = forward::wants_upgrade(request.version(), request.headers())
         .then(|| Upgrade { client: hyper::upgrade::on(&mut request), hop: Rc::clone(hop) });
@@ -71,13 +75,21 @@ async fn journey<S: Store + 'static>(
         let upstream = live.upstream(host, &path).ok_or(Cause::NoRoute)?;
         // Who is banned, who is exempt, and what the rest is held against.
         let mut lent = core.with_scratch();
-        let now = core.clock.now();
-        let directory = live.active.directory.as_deref();
-        match live.active.matcher.admit(&facts, directory, now, &mut lent.scratch) {
-            Admission::Banned { .. } => return Err(Cause::Banned),
-            Admission::Exempt { .. } => (upstream.choose(&[], &[]).cloned(), upstream),
+        let now = story.deciding();
+        let bans = core.bans.any();
+        let known =
+            Known { directory: live.active.directory.as_deref(), bans: bans.as_deref().map(|bans| &**bans) };
+        match live.active.matcher.admit(&facts, known, now, &mut lent.scratch) {
+            Admission::Banned { .. } => {
+                story.decided(Decided::Banned);
+                return Err(Cause::Banned);
+            }
+            Admission::Exempt { .. } => {
+                story.decided(Decided::Exempt);
+                (upstream.choose(&[], &[]).cloned(), upstream)
+            }
             Admission::Checked(matched) => {
-                limit(core, live, &matched, now, told).await?;
+                limit(core, live, &matched, now, (told, story)).await?;
                 (upstream.choose(matched.client(), &[]).cloned(), upstream)
             }
         }
@@ -86,10 +98,9 @@ async fn journey<S: Store + 'static>(
     if let Cow::Owned(path) = path {
         parts.uri = with_path(&parts.uri, &path)?;
     }
-    let is_trusted = live.plan().clients.trusted_proxies.iter().any(|network| network.contains(&hop.peer));
-    forward::for_upstream(&mut parts.headers, hop, is_trusted, upgrade.is_some());
-    let body = RequestBody::new(body, core.bounds.body_bytes, core.bounds.request_pace);
-    send(core, upstream, server, Request::from_parts(parts, body), upgrade).await
+    forward::for_upstream(&mut parts.headers, hop, live.plan().identities.addresses(), upgrade.is_some());
+    let body = RequestBody::new(body, core.bounds.body_bytes, core.bounds.request_pace, &hop.activity);
+    send(core, (upstream, server), Request::from_parts(parts, body), upgrade, story).await
 }
 
 /// One decision over all limits that apply. What must wait for its turn is held here.
@@ -98,32 +109,43 @@ async fn limit<S: Store + 'static>(
     live: &Live,
     matched: &Matched<'_>,
     now: Timestamp,
-    told: &mut Told,
+    (told, story): (&mut Told, &mut Story<'_>),
 ) -> Result<(), Cause> {
     if matched.checks().is_empty() {
+        story.decided(Decided::Passed);
         return Ok(());
     }
-    let decision = core.store.decide(matched.checks(), now).await.map_err(|_| Cause::Undecided)?;
+    let Ok(decision) = core.store.decide(matched.checks(), now).await else {
+        story.decided(Decided::Undecided);
+        // Nobody is refused for what only watches.
+        return if matched.binds() { Err(Cause::Undecided) } else { Ok(()) };
+    };
+    story.decided(if decision.passes() { Decided::Passed } else { Decided::Refused });
+    for judged in matched.judged(&decision).filter(Judged::would_refuse) {
+        story.would_refuse(&live.counted, judged.rule.id);
+    }
     if let Some(tightest) = matched.tightest(&decision) {
         tell(told, live.styles(), &decision, tightest, matched);
     }
     match decision.verdict {
         Verdict::Pass { wait } if wait.is_zero() => Ok(()),
         Verdict::Pass { wait } => hold::until_its_turn(core, matched, &decision, wait).await,
-        _ => Err(refused(live, matched, &decision, told)),
+        _ => Err(refused(live, matched, &decision, (told, story))),
     }
 }
 
-fn refused(live: &Live, matched: &Matched<'_>, decision: &Decision, told: &mut Told) -> Cause {
+fn refused(
+    live: &Live,
+    matched: &Matched<'_>,
+    decision: &Decision,
+    (told, story): (&mut Told, &mut Story<'_>),
+) -> Cause {
     let refused =
         decision.refused_by.and_then(|index| Some((matched.rule(index)?, decision.outcomes.get(index)?)));
     let Some(refused) = refused else { return Cause::Undecided };
-    let violated = matched
-        .rules()
-        .zip(&decision.outcomes)
-        .filter(|(_, outcome)| !outcome.verdict.is_pass())
-        .map(|(rule, _)| rule.name.clone())
-        .collect();
+    story.refused(&live.counted, refused.0.id, matched.client());
+    let violated = matched.judged(decision).filter(Judged::refuses);
+    let violated = violated.map(|judged| judged.rule.name.clone()).collect();
     let refusal = Refusal::new(decision, refused, violated, matched.client());
     if let Some(seconds) = refusal.retry_after {
         tell_when(told, live.styles(), seconds);
@@ -134,6 +156,10 @@ fn refused(live: &Live, matched: &Matched<'_>, decision: &Decision, told: &mut T
 /// What hyper lets through and has more than one reading.
 fn check_framing(parts: &mut Parts, most: u64) -> Result<(), Cause> {
     let headers = &mut parts.headers;
+    // Rules name methods exactly; services that take `post` for `POST` would be asked past them.
+    if parts.method.as_str().bytes().any(|byte| byte.is_ascii_lowercase()) {
+        return Err(Cause::Framing("its method is not in capitals"));
+    }
     if parts.method == Method::CONNECT {
         return Err(Cause::Framing("it asks for a tunnel"));
     }
@@ -203,30 +229,45 @@ struct Upgrade {
 /// The upstream's answer. A server that cannot be reached is passed over: nothing was sent to it.
 async fn send<S: Store>(
     core: &Rc<Core<S>>,
-    upstream: &Upstream,
-    mut server: Arc<Server>,
+    (upstream, mut server): (&Upstream, Arc<Server>),
     mut request: Request<RequestBody>,
     upgrade: Option<Upgrade>,
+    story: &mut Story<'_>,
 ) -> Result<Response<ResponseBody>, Cause> {
     let mut tried = Vec::new();
     let progress = request.body().progress();
     let (mut response, lease) = loop {
+        let trial = story.trying(&upstream.counts);
         let sending = core.pools.send(&server, request, server.begin(), upgrade.is_some());
-        match in_time(core.bounds.answer, &progress, sending).await? {
-            Ok(answer) => break answer,
-            Err(SendError::Connect(_, unsent)) => {
+        let Some(sent) = in_time(core.bounds.answer, &progress, sending).await else {
+            trial.ended(Try::TooSlow);
+            return Err(Cause::TooSlow);
+        };
+        match sent {
+            Ok(answer) => {
+                trial.ended(Try::Answered(answer.0.status().as_u16()));
+                break answer;
+            }
+            Err(SendError::Connect(error, unsent)) => {
+                trial.ended(Try::Unreachable);
                 tried.push(Arc::as_ptr(&server));
                 request = *unsent;
-                server = upstream.choose(&[], &tried).cloned().ok_or(Cause::Unreachable)?;
+                server = upstream.choose(&[], &tried).cloned().ok_or_else(|| unreachable(&error))?;
             }
-            Err(SendError::Broken(error)) => return Err(broken(&error)),
+            Err(SendError::Broken(error)) => {
+                let cause = broken(&error);
+                // What a client sends wrongly is not the server's failure.
+                trial.ended(if matches!(cause, Cause::BadAnswer) { Try::Broken } else { Try::Abandoned });
+                return Err(cause);
+            }
         }
     };
     let switches = response.status() == StatusCode::SWITCHING_PROTOCOLS;
     if switches {
         let Some(Upgrade { client, hop }) = upgrade else { return Err(Cause::BadAnswer) };
         let server = hyper::upgrade::on(&mut response);
-        tokio::task::spawn_local(crate::tunnel::between(client, server, lease, hop));
+        let passing = crate::tunnel::between((client, server), lease, hop, core.bounds.tunnel, core.stop());
+        tokio::task::spawn_local(passing);
         let mut response = response.map(|_| ResponseBody::empty());
         forward::for_client(response.headers_mut(), true);
         return Ok(response);
@@ -239,19 +280,29 @@ async fn send<S: Store>(
 }
 
 /// Waits for `answer` as long as the request's body still moves, and then for `patience`.
-async fn in_time<A>(
-    patience: Duration,
-    progress: &Progress,
-    answer: impl Future<Output = A>,
-) -> Result<A, Cause> {
+async fn in_time<A>(patience: Duration, progress: &Progress, answer: impl Future<Output = A>) -> Option<A> {
     let mut answer = pin!(answer);
     loop {
         match tokio::time::timeout(patience, answer.as_mut()).await {
-            Ok(answer) => return Ok(answer),
+            Ok(answer) => return Some(answer),
             Err(_) if progress.has_moved() => {}
-            Err(_) => return Err(Cause::TooSlow),
+            Err(_) => return None,
         }
     }
+}
+
+/// Why there is no connection.
+fn unreachable(error: &std::io::Error) -> Cause {
+    use rustls::CertificateError as Bad;
+    let tls = error.get_ref().and_then(|error| error.downcast_ref());
+    let Some(rustls::Error::InvalidCertificate(bad)) = tls else { return Cause::Unreachable };
+    Cause::Untrusted(match bad {
+        Bad::UnknownIssuer => "nobody whom this machine trusts has issued it",
+        Bad::NotValidForName | Bad::NotValidForNameContext { .. } => "it is for another name",
+        Bad::Expired | Bad::ExpiredContext { .. } => "it has expired",
+        Bad::NotValidYet | Bad::NotValidYetContext { .. } => "it is not valid yet",
+        _ => "it cannot be verified",
+    })
 }
 
 /// Whose fault it is that nothing came back.

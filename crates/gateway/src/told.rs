@@ -5,7 +5,7 @@ use std::fmt::Write;
 use bytes::{BufMut, Bytes, BytesMut};
 use http::header::{HeaderName, HeaderValue};
 use smallvec::SmallVec;
-use tidegate_core::{Decision, Outcome};
+use tidegate_core::{Decision, Outcome, Role};
 use tidegate_policy::{HeaderStyle, Matched, Rule};
 
 use crate::refusal::reset;
@@ -24,7 +24,7 @@ const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 pub(crate) type Told = SmallVec<[(HeaderName, HeaderValue); 6]>;
 
 /// Tells of a decision in the chosen styles: the single-valued ones of the tightest limit, the structured one of
-/// every limit. What an upstream says of limits of its own is replaced.
+/// every limit that can refuse. What an upstream says of limits of its own is replaced.
 pub(crate) fn tell(
     told: &mut Told,
     styles: &[HeaderStyle],
@@ -50,7 +50,11 @@ pub(crate) fn tell(
                 };
                 told.push((RESET, seconds.into()));
             }
-            HeaderStyle::RateLimit => structured(told, matched.rules().zip(&decision.outcomes)),
+            HeaderStyle::RateLimit => {
+                // What only watches is not the client's business.
+                let binding = matched.judged(decision).filter(|judged| judged.check.role == Role::Binding);
+                structured(told, binding.map(|judged| (judged.rule, judged.outcome)));
+            }
         }
     }
 }

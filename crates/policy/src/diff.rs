@@ -105,12 +105,12 @@ impl Described {
     }
 
     fn plain(rule: &Rule) -> Self {
-        Self { name: rule.name.clone(), words: rule.words(), family: rule.algorithm().to_string() }
+        Self { name: rule.name.clone(), words: rule.all_words(), family: rule.algorithm().to_string() }
     }
 
     fn custom(custom: &CustomRule) -> Self {
         let CustomRule { rule, matches, count, cost } = custom;
-        let mut words = vec![rule.words()];
+        let mut words = vec![rule.all_words()];
         if *count != Count::Client {
             words.push(count.to_string());
         }

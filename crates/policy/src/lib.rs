@@ -19,6 +19,7 @@
 
 #![forbid(unsafe_code)]
 
+mod bans;
 mod compile;
 mod diff;
 mod directory;
@@ -38,6 +39,7 @@ mod raw;
 mod render;
 mod warnings;
 
+pub use bans::{Ban, Bans, Subject, SubjectError};
 pub use compile::{Compiled, LARGEST_FILE, compile};
 pub use diff::{Change, Counters, How, diff};
 pub use directory::{Directory, DirectoryError, Grant, LineError, LineProblem};
@@ -47,17 +49,17 @@ pub use expression::{EvaluationError, Expression, ExpressionError, Place};
 pub use facts::Facts;
 pub use files::{FileError, Files, NoFiles};
 pub use identity::{
-    Addresses, ClaimSource, Claims, ClientKind, CookieName, CookieNameError, Fingerprint, ForwardingHeader,
-    Identities, Identity, IdentityError, IdentitySpec, KeysError, NoHeaders, PrefixError, Source, TokenError,
-    Verifier,
+    Addresses, Believed, ClaimSource, Claims, ClientKind, ClientName, ClientNameError, CookieName,
+    CookieNameError, Fingerprint, ForwardingHeader, Identities, Identity, IdentityError, IdentitySpec,
+    KeysError, NoHeaders, PrefixError, Source, TokenError, Verifier,
 };
 pub use language::{reference, schema};
-pub use matcher::{Active, Admission, Exemption, Matched, Matcher, Scratch};
+pub use matcher::{Active, Admission, BannedBy, Exemption, Judged, Known, Matched, Matcher, Scratch};
 pub use path::{PathError, normalize};
 pub use plan::{
     Balance, Certificate, Claim, Clients, Count, CustomRule, Endpoint, ErrorBody, Exempt, HeaderMatch,
-    HeaderStyle, Health, HostPattern, Listen, Match, NameSource, Plan, RateLimits, Route, Rule, RuleCost,
-    Secret, StorePlan, StoreUrl, Tier, TierSource, Token, TokenKey, Upstream, When,
+    HeaderStyle, Health, HostPattern, Listen, Match, Mode, NameSource, Plan, RateLimits, Route, Rule,
+    RuleCost, Secret, Share, StorePlan, StoreUrl, Tier, TierSource, Token, TokenKey, Upstream, When,
 };
 pub use problem::{Excerpt, Problem, Problems, Severity};
 pub use quantity::span_text;

@@ -12,6 +12,10 @@ pub(crate) enum QuantityError {
     Negative,
     #[error("is too large")]
     TooLarge,
+    #[error("is not a number of percent")]
+    NotPercent,
+    #[error("has more than four places behind the point")]
+    TooFine,
     #[error("has the unknown unit `{unit}`")]
     UnknownUnit { unit: String },
 }
@@ -53,6 +57,36 @@ pub(crate) fn size(text: &str) -> Result<u64, QuantityError> {
         unit => named(&SIZES, unit)?,
     };
     count(number)?.checked_mul(factor).ok_or(QuantityError::TooLarge)
+}
+
+/// A share in millionths: `10%`, `0.5%`. Four places behind the point can be told apart.
+pub(crate) fn percent(text: &str) -> Result<u32, QuantityError> {
+    let (number, unit) = split(text);
+    if unit != "%" {
+        return Err(named(&[], unit).err().unwrap_or(QuantityError::NotWhole));
+    }
+    if number.starts_with('-') {
+        return Err(QuantityError::Negative);
+    }
+    let (whole, part) = number.split_once('.').unwrap_or((number, "0"));
+    let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    if !digits(whole) || !digits(part) {
+        return Err(QuantityError::NotPercent);
+    }
+    if part.len() > 4 {
+        return Err(QuantityError::TooFine);
+    }
+    let part = format!("{part:0<4}");
+    let [whole, part] = [whole, &part].map(|digits| digits.parse::<u32>().ok());
+    let millionths = whole.and_then(|whole| whole.checked_mul(10_000)?.checked_add(part?));
+    millionths.ok_or(QuantityError::TooLarge)
+}
+
+/// A share as an operator writes it.
+pub(crate) fn percent_text(millionths: u32) -> String {
+    let (whole, part) = (millionths / 10_000, millionths % 10_000);
+    let text = format!("{whole}.{part:04}");
+    format!("{}%", text.trim_end_matches('0').trim_end_matches('.'))
 }
 
 /// The number and what follows it.
@@ -114,6 +148,21 @@ mod tests {
         assert_eq!(duration("1.5s"), Err(QuantityError::NotWhole));
         assert_eq!(duration("s"), Err(QuantityError::NotWhole));
         assert_eq!(duration("99999999999d"), Err(QuantityError::TooLarge));
+    }
+
+    #[test]
+    fn shares_read_as_they_are_written() {
+        for (text, millionths) in [("10%", 100_000), ("0.5%", 5_000), ("100 %", 1_000_000), ("0.0001%", 1)] {
+            assert_eq!(percent(text), Ok(millionths), "{text}");
+        }
+        for (millionths, text) in [(100_000, "10%"), (5_000, "0.5%"), (1, "0.0001%"), (333_333, "33.3333%")] {
+            assert_eq!(percent_text(millionths), text);
+        }
+        assert_eq!(percent("-1%"), Err(QuantityError::Negative));
+        assert_eq!(percent("1.%"), Err(QuantityError::NotPercent));
+        assert_eq!(percent("0.00001%"), Err(QuantityError::TooFine));
+        assert_eq!(percent("99999999999%"), Err(QuantityError::TooLarge));
+        assert!(percent("10").is_err() && percent("%").is_err());
     }
 
     #[test]

@@ -300,3 +300,34 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn what_only_watches_protects_nothing() {
+    let shadow = "rate_limits:\n  default: { requests: 5, window: 1m, mode: shadow }";
+    assert_eq!(warnings(shadow), ["2: every limit is in shadow: nothing is ever refused"]);
+    let beside = "\
+upstreams: { api: { servers: ['http://a'] } }
+routes: [{ path: /a, upstream: api }, { path: /b, upstream: api }]
+rate_limits:
+  endpoints:
+    /a: { requests: 5, window: 1m, mode: shadow }
+    /b: { requests: 5, window: 1m, mode: { canary: 1% } }";
+    assert_eq!(warnings(beside), ["2: the route `/a` has no limit"]);
+}
+
+#[test]
+fn a_shadow_never_keeps_a_limit_from_binding() {
+    let twins = |live: &str, tried: &str| {
+        format!(
+            "rate_limits:\n  rules:\n    - {{ name: live, requests: {live} }}\n    - {{ name: tried, requests: {tried} }}\n"
+        )
+    };
+    let tighter = "50, window: 1m, mode: shadow";
+    assert_eq!(warnings(&twins("100, window: 1m", tighter)), [""; 0]);
+    assert_eq!(warnings(&twins("100, window: 1m", "50, window: 1m, mode: { canary: 10% }")), [""; 0]);
+    let looser = "200, window: 1m, mode: shadow";
+    assert_eq!(
+        warnings(&twins("100, window: 1m", looser)),
+        ["4: `tried` never binds: `live` is always tighter"]
+    );
+}

@@ -2,15 +2,38 @@
 //!
 //! A caller reads the clock once per decision, or once per batch, and passes the [`Timestamp`] on.
 
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use tidegate_core::{Span, Timestamp};
 
 /// Tells the time.
-pub trait Clock: Send + Sync {
+pub trait Clock: fmt::Debug + Send + Sync {
     /// The instant it is now.
     fn now(&self) -> Timestamp;
+
+    /// The same, and finer for measuring how long something takes: one look at the clock for both.
+    fn read(&self) -> Reading {
+        let at = self.now();
+        Reading { at, nanos: at.as_micros().saturating_mul(1_000) }
+    }
+}
+
+/// A look at a clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reading {
+    /// The instant it was.
+    pub at: Timestamp,
+    /// Nanoseconds since some instant that only this clock knows.
+    nanos: u64,
+}
+
+impl Reading {
+    /// Nanoseconds since an earlier look at the same clock.
+    pub const fn nanos_since(self, earlier: Self) -> u64 {
+        self.nanos.saturating_sub(earlier.nanos)
+    }
 }
 
 /// The machine's clock: set to wall time once, when it is made, and monotonic from then on.
@@ -22,6 +45,8 @@ pub struct SystemClock {
     counter: quanta::Clock,
     /// Microseconds per count, times 2^64.
     micros_per_count: u64,
+    /// Nanoseconds per count, times 2^32.
+    nanos_per_count: u64,
     /// What the wall clock showed when the counter stood at zero, in microseconds; it may wrap.
     at_zero: u64,
 }
@@ -37,9 +62,10 @@ impl SystemClock {
         let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let nanos = u128::from(counter.delta_as_nanos(0, PACE));
         let micros_per_count = u64::try_from((nanos << 64) / (1_000 * u128::from(PACE))).unwrap_or(u64::MAX);
+        let nanos_per_count = u64::try_from((nanos << 32) / u128::from(PACE)).unwrap_or(u64::MAX);
         let wall = (Timestamp::ZERO + Span::from(since_epoch)).as_micros();
         let at_zero = wall.wrapping_sub(micros(counter.raw(), micros_per_count));
-        Self { counter, micros_per_count, at_zero }
+        Self { counter, micros_per_count, nanos_per_count, at_zero }
     }
 }
 
@@ -54,6 +80,15 @@ impl Clock for SystemClock {
     fn now(&self) -> Timestamp {
         let micros = micros(self.counter.raw(), self.micros_per_count);
         Timestamp::from_micros(self.at_zero.wrapping_add(micros))
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "this is the clock")]
+    fn read(&self) -> Reading {
+        let counts = self.counter.raw();
+        let micros = micros(counts, self.micros_per_count);
+        let nanos = (u128::from(counts) * u128::from(self.nanos_per_count)) >> 32;
+        let at = Timestamp::from_micros(self.at_zero.wrapping_add(micros));
+        Reading { at, nanos: u64::try_from(nanos).unwrap_or(u64::MAX) }
     }
 }
 
@@ -103,6 +138,22 @@ mod tests {
             assert!(now >= last);
             last = now;
         }
+    }
+
+    #[test]
+    fn one_look_tells_the_instant_and_how_long_it_took() {
+        let clock = SystemClock::new();
+        let (first, mut last) = (clock.read(), clock.read());
+        while last.at.since(first.at) < Span::from_millis(2) {
+            last = clock.read();
+        }
+        let micros = last.at.since(first.at).as_micros();
+        assert!((last.nanos_since(first) / 1_000).abs_diff(micros) <= 1, "{last:?} {first:?}");
+        let manual = ManualClock::at(Timestamp::from_secs(10));
+        let before = manual.read();
+        manual.advance(Span::from_micros(3));
+        assert_eq!(manual.read().nanos_since(before), 3_000);
+        assert_eq!(before.nanos_since(manual.read()), 0);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What remembers across requests.
 //!
 //! A [`Store`] answers checks: data in, data out, one `now` per decision. [`MemoryStore`] keeps its
-//! counters in this process, within a cap of bytes; [`ReferenceStore`] is the simple one that it is compared with;
+//! counters in this process, within a cap of bytes; [`durable`] keeps what must survive it; [`ReferenceStore`] is the simple one that it is compared with;
 //! other crates keep counters elsewhere. All of them pass the one suite in
 //! `conformance` (a feature), which replays random traces and demands the same decisions, field by field.
 //!
@@ -28,14 +28,17 @@
 mod clock;
 #[cfg(feature = "conformance")]
 pub mod conformance;
+pub mod durable;
 mod entry;
 mod memory;
+mod penalties;
 mod reference;
 mod store;
 mod sync;
 
-pub use clock::{Clock, ManualClock, SystemClock};
+pub use clock::{Clock, ManualClock, Reading, SystemClock};
 pub use entry::Override;
 pub use memory::{HeavyKey, MemoryStore, MemoryUse};
+pub use penalties::{Penalised, Penalties, PenaltyChanges, PenaltyKey};
 pub use reference::ReferenceStore;
 pub use store::{Store, StoreError};

@@ -7,5 +7,6 @@ mod decisions;
 mod examples;
 mod generate;
 mod model;
+mod penalties;
 mod refunds;
 mod verdicts;

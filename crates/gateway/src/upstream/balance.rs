@@ -88,7 +88,8 @@ mod tests {
     fn upstream(balance: Balance, servers: u32) -> Upstream {
         let servers: Vec<_> = (0..servers).map(|n| format!("http://10.0.0.{n}:80")).collect();
         let plan = tidegate_policy::Upstream { name: "api".to_owned(), servers, balance, health: None };
-        Upstream::new(&plan).unwrap()
+        let metrics = tidegate_telemetry::Metrics::new(1, tidegate_core::Timestamp::ZERO);
+        Upstream::new(&plan, metrics.upstream("api")).unwrap()
     }
 
     fn chosen(upstream: &Upstream, client: &[u8]) -> String {

@@ -212,7 +212,9 @@ impl Lease {
                 driven.rest();
                 idle.driven.push(driven);
             }
-            Sender::Http1(sender) if idle.http1.len() < IDLE && !sender.is_closed() => idle.http1.push(sender),
+            Sender::Http1(sender) if idle.http1.len() < IDLE && !sender.is_closed() => {
+                idle.http1.push(sender)
+            }
             _ => {}
         });
     }

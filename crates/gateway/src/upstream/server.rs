@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use tidegate_policy::{Balance, Health};
+use tidegate_telemetry::UpstreamCounts;
 
 use super::balance::Ring;
 use http::header::HOST;
@@ -20,10 +21,15 @@ pub(crate) struct Upstream {
     pub(crate) health: Option<Health>,
     pub(super) turn: AtomicUsize,
     pub(super) ring: Ring,
+    /// Where what it does is counted.
+    pub(crate) counts: Arc<UpstreamCounts>,
 }
 
 impl Upstream {
-    pub(crate) fn new(plan: &tidegate_policy::Upstream) -> Result<Self, BadServer> {
+    pub(crate) fn new(
+        plan: &tidegate_policy::Upstream,
+        counts: Arc<UpstreamCounts>,
+    ) -> Result<Self, BadServer> {
         let tidegate_policy::Upstream { name, servers, balance, health } = plan;
         let servers =
             servers.iter().map(|url| Server::parse(url).map(Arc::new)).collect::<Result<Vec<_>, _>>()?;
@@ -35,6 +41,7 @@ impl Upstream {
             health: health.clone(),
             turn: AtomicUsize::new(0),
             ring,
+            counts,
         })
     }
 
@@ -141,7 +148,7 @@ impl Server {
         self.healthy.store(healthy, Ordering::Relaxed);
     }
 
-    pub(super) fn load(&self) -> usize {
+    pub(crate) fn load(&self) -> usize {
         self.busy.load(Ordering::Relaxed)
     }
 
@@ -198,7 +205,9 @@ mod tests {
         let upstream = |servers: [&str; 2]| {
             let servers = servers.map(str::to_owned).to_vec();
             let (name, balance) = ("api".to_owned(), Balance::RoundRobin);
-            Upstream::new(&tidegate_policy::Upstream { name, servers, balance, health: None }).unwrap()
+            let plan = tidegate_policy::Upstream { name, servers, balance, health: None };
+            let metrics = tidegate_telemetry::Metrics::new(1, tidegate_core::Timestamp::ZERO);
+            Upstream::new(&plan, metrics.upstream("api")).unwrap()
         };
         let old = upstream(["http://a:1", "http://b:1"]);
         old.servers[1].set_healthy(false);

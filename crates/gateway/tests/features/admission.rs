@@ -1,6 +1,8 @@
 //! Who is banned, who is exempt, and who is who.
 
+use tidegate_core::Timestamp;
 use tidegate_gateway::Bounds;
+use tidegate_policy::{Ban, Bans, Subject};
 
 use super::support::{Proxy, Upstream};
 
@@ -79,4 +81,34 @@ rate_limits:
     assert_eq!(proxy.ask("/", &[("x-api-key", "invented-2")]).await.number("x-ratelimit-remaining"), 0);
     assert_eq!(proxy.get("/").await.status, 429, "all of them are one address");
     assert_eq!(proxy.ask("/", &[("x-api-key", "known")]).await.number("x-ratelimit-remaining"), 7);
+}
+
+/// Whom an operator bans, until then.
+fn ban(subject: &str, until: Timestamp) -> Ban {
+    let subject = Subject::parse(subject, 64).unwrap();
+    Ban { subject, reason: "abuse".to_owned(), since: Timestamp::ZERO, until: Some(until) }
+}
+
+#[tokio::test]
+async fn a_ban_at_run_time_holds_at_once_for_networks_and_clients_until_it_ends_or_is_taken_back() {
+    let rest = "clients: { identify_by: [api_key], user: { header: X-User } }";
+    let (proxy, _upstream) = proxy(rest, &[]).await;
+    let as_user = |name| [("x-user", name), ("x-api-key", name)];
+    proxy.gateway.ban(Bans::new([ban("user:bob", Timestamp::MAX), ban("user:eve", Timestamp::from_secs(1))]));
+    let answer = proxy.ask("/", &as_user("bob")).await;
+    assert_eq!((answer.status.as_u16(), &answer.json()["error"]), (403, &"banned".into()));
+    assert_eq!(proxy.ask("/", &as_user("eve")).await.status, 200, "hers is over");
+    assert_eq!(proxy.ask("/", &as_user("carol")).await.status, 200);
+    proxy.gateway.ban(Bans::new([ban("127.0.0.0/8", Timestamp::MAX)]));
+    assert_eq!(proxy.ask("/", &as_user("dave")).await.status, 403);
+    proxy.gateway.ban(Bans::default());
+    assert_eq!(proxy.ask("/", &as_user("bob")).await.status, 200, "what was refused was not charged");
+}
+
+#[tokio::test]
+async fn who_is_exempt_meets_no_ban_at_run_time_either() {
+    let rest = "clients: { exempt: { networks: [127.0.0.1] } }";
+    let (proxy, _upstream) = proxy(rest, &[]).await;
+    proxy.gateway.ban(Bans::new([ban("127.0.0.1", Timestamp::MAX)]));
+    assert_eq!(proxy.get("/").await.status, 200);
 }

@@ -4,10 +4,12 @@
 
 mod admission;
 mod balance;
+mod counted;
 mod grpc;
 mod hold;
 mod layers;
 mod messages;
+mod shadow;
 mod stop;
 mod support;
 mod told;

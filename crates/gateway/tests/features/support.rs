@@ -20,7 +20,8 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
 use tidegate_gateway::{Bounds, Gateway, Listener};
 use tidegate_policy::{Active, compile};
-use tidegate_store::MemoryStore;
+use tidegate_store::{Clock, MemoryStore};
+use tidegate_telemetry::Reader;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle as Task, JoinSet};
@@ -51,7 +52,7 @@ pub(crate) fn active(servers: &[String], rest: &str, files: &[(&str, &str)]) -> 
 /// A gateway of one core.
 pub(crate) struct Proxy {
     pub(crate) address: SocketAddr,
-    gateway: Gateway<MemoryStore>,
+    pub(crate) gateway: Gateway<MemoryStore>,
     stop: watch::Sender<bool>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -69,7 +70,17 @@ impl Proxy {
     /// What is under way when it stops gets `drain` to end.
     pub(crate) fn draining(active: Active, bounds: Bounds, drain: Duration) -> Self {
         let store = Arc::new(MemoryStore::with_cap(1 << 20));
-        let gateway = Gateway::with_bounds(active, store, bounds).unwrap();
+        Self::start(Gateway::with_bounds(active, store, bounds).unwrap(), drain)
+    }
+
+    /// Lives by `clock`.
+    pub(crate) fn on(clock: Arc<dyn Clock>, active: Active, bounds: Bounds) -> Self {
+        let store = Arc::new(MemoryStore::with_cap(1 << 20));
+        let gateway = Gateway::with_bounds(active, store, bounds).unwrap().with_clock(clock);
+        Self::start(gateway, Duration::ZERO)
+    }
+
+    fn start(gateway: Gateway<MemoryStore>, drain: Duration) -> Self {
         let listener = Listener::bind("127.0.0.1:0", 1).unwrap();
         let address = listener.address();
         let (stop, stopping) = watch::channel(false);
@@ -80,6 +91,13 @@ impl Proxy {
     /// Puts another policy in force.
     pub(crate) fn replace(&self, servers: &[String], rest: &str) {
         self.gateway.replace(active(servers, rest, &[])).unwrap();
+    }
+
+    /// The value of a series among what is counted.
+    pub(crate) fn counted(&self, series: &str) -> u64 {
+        let text = self.gateway.page(Reader::Person).into_text();
+        let line = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
+        line.unwrap_or_else(|| panic!("no {series} in\n{text}")).parse().unwrap()
     }
 
     /// Lets what is under way end. Other tasks go on meanwhile.

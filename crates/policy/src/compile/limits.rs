@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use tidegate_core::{Algorithm, Limit, LimitError, Spec};
 
 use crate::compile::names::Taken;
-use crate::compile::{Context, rules, scalar};
+use crate::compile::{Context, manner, rules, scalar};
 use crate::endpoints::EndpointPattern;
 use crate::language::{ALGORITHMS, ENDPOINT, GLOBAL, LIMIT, Mapping};
 use crate::plan::{Clients, Endpoint, RateLimits, Rule, Tier};
@@ -173,11 +173,12 @@ pub(super) fn rule<'s>(
             None
         }
     };
+    let mode = manner::mode(fields, &mut context.report);
     let (limit, spec) = limit(node, fields, context)?;
-    let id = id?;
+    let (id, mode) = (id?, mode?);
     context.marks.rules.insert(id, Mark::from(node));
     let Spec { requests, window, burst } = spec;
-    Some(Rule { name, id, limit, requests, window, burst, line: node.place.line })
+    Some(Rule { name, id, limit, requests, window, burst, mode, line: node.place.line })
 }
 
 fn limit<'s>(

@@ -11,9 +11,9 @@ use crate::render::quote;
 const EXPECTED: &str = "an address with a prefix length, such as 10.0.0.0/8 or 2001:db8::/32";
 
 /// Why a text is no network, and what to write.
-struct NetworkProblem {
-    what: String,
-    hint: String,
+pub(crate) struct NetworkProblem {
+    pub(crate) what: String,
+    pub(crate) hint: String,
 }
 
 /// One or many networks, each with its place.
@@ -31,7 +31,7 @@ pub(super) fn networks(node: &Node<'_>, report: &mut Report<'_>) -> Vec<(IpNet, 
     found
 }
 
-fn network(text: &str) -> Result<IpNet, NetworkProblem> {
+pub(crate) fn network(text: &str) -> Result<IpNet, NetworkProblem> {
     let problem = |what: String, hint: String| Err(NetworkProblem { what, hint });
     let (address, prefix) = match text.split_once('/') {
         Some((address, prefix)) => (address, Some(prefix)),

@@ -56,3 +56,16 @@ fn what_comes_and_goes_is_told_with_settings_after_rules() {
         ]
     );
 }
+
+#[test]
+fn whom_a_rule_is_enforced_on_is_told_and_keeps_its_counters() {
+    let rule = |mode| format!("rate_limits: {{ default: {{ requests: 5, window: 1m, mode: {mode} }} }}");
+    assert_eq!(
+        words(&rule("shadow"), &rule("{ canary: 0.5% }")),
+        [
+            "rule `default` changed: 5 per 1m, sliding_window_counter, shadow → 5 per 1m, sliding_window_counter, \
+             canary 0.5%; counters kept"
+        ]
+    );
+    assert_eq!(words(&rule("enforce"), "rate_limits: { default: { requests: 5, window: 1m } }"), [""; 0]);
+}

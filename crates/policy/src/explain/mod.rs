@@ -10,9 +10,9 @@ mod who;
 use serde::Serialize;
 use tidegate_core::{Check, Outcome, Role, Timestamp, Verdict};
 
-use crate::directory::Directory;
 use crate::facts::Facts;
-use crate::matcher::{Admission, Exemption, Matched, Matcher, Scratch};
+use crate::identity::ClientName;
+use crate::matcher::{Admission, BannedBy, Exemption, Known, Matched, Matcher, Scratch};
 use crate::plan::Rule;
 use crate::quantity::span_text;
 pub use who::Client;
@@ -64,8 +64,10 @@ pub enum Ruling {
     },
     /// It is refused with 403.
     Banned {
-        /// The network that is banned.
-        network: String,
+        /// The network or client that is banned.
+        subject: String,
+        /// `policy`, or `operator` for a ban that was made at run time.
+        by: &'static str,
     },
     /// It passes.
     Passes,
@@ -89,8 +91,10 @@ pub struct RuleMet {
     pub key: String,
     /// What the request costs.
     pub cost: u64,
-    /// Whether it can refuse.
+    /// Whether it can refuse this client.
     pub binding: bool,
+    /// Whom it is enforced on: `enforce`, `shadow`, or `canary` and a share.
+    pub mode: String,
     /// Whether it applies only because its condition could not be evaluated.
     pub condition_failed: bool,
     /// What it would answer now.
@@ -111,13 +115,15 @@ pub struct Answer {
     pub remaining: u64,
 }
 
-/// What the policy of `matcher` says about a request.
-pub fn explain(
-    matcher: &Matcher,
-    facts: &Facts<'_>,
-    directory: Option<&Directory>,
+/// What the policy of `matcher` says about a request; `known` is a directory, or a directory and bans.
+pub fn explain<'a>(
+    matcher: &'a Matcher,
+    facts: &'a Facts<'a>,
+    known: impl Into<Known<'a>>,
     now: Timestamp,
 ) -> Explanation {
+    let known = known.into();
+    let directory = known.directory;
     let plan = matcher.plan();
     let identity = plan.identities.of(facts, directory, now);
     let client = Client::of(matcher, &identity);
@@ -131,14 +137,19 @@ pub fn explain(
         })
     });
     let mut scratch = Scratch::default();
-    let (verdict, rules, tightest) = match matcher.admit(facts, directory, now, &mut scratch) {
+    let (verdict, rules, tightest) = match matcher.admit(facts, known, now, &mut scratch) {
         Admission::Exempt { why: Exemption::Network(network) } => {
             (Ruling::Exempt { why: format!("its address lies in {network}") }, Vec::new(), None)
         }
         Admission::Exempt { why: Exemption::ApiKey } => {
             (Ruling::Exempt { why: "its API key is on the list".to_owned() }, Vec::new(), None)
         }
-        Admission::Banned { network } => (Ruling::Banned { network: network.to_string() }, Vec::new(), None),
+        Admission::Banned { by: BannedBy::Policy(network) } => {
+            (Ruling::Banned { subject: network.to_string(), by: "policy" }, Vec::new(), None)
+        }
+        Admission::Banned { by: BannedBy::Operator(ban) } => {
+            (Ruling::Banned { subject: ban.subject.to_string(), by: "operator" }, Vec::new(), None)
+        }
         Admission::Checked(held) => held_against(&held, now),
     };
     let [method, host, path] = [facts.method, facts.host, facts.path].map(str::to_owned);
@@ -173,9 +184,10 @@ fn met(check: &Check<'_>, rule: &Rule, outcome: &Outcome) -> RuleMet {
         name: rule.name.clone(),
         line: rule.line,
         limit: rule.words(),
-        key: who::key_text(check.key.client),
+        key: ClientName::of(check.key.client).to_string(),
         cost: check.cost.get(),
         binding: check.role == Role::Binding,
+        mode: rule.mode.to_string(),
         condition_failed: false,
         outcome: Answer {
             verdict,

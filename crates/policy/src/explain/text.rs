@@ -30,7 +30,8 @@ impl fmt::Display for Explanation {
         }
         match verdict {
             Ruling::Exempt { why } => writeln!(f, "verdict   exempt, never limited: {why}"),
-            Ruling::Banned { network } => writeln!(f, "verdict   403: {network} is banned"),
+            Ruling::Banned { subject, by: "policy" } => writeln!(f, "verdict   403: {subject} is banned"),
+            Ruling::Banned { subject, by } => writeln!(f, "verdict   403: {subject} is banned by an {by}"),
             Ruling::Passes if rules.is_empty() => writeln!(f, "verdict   passes: no limit applies"),
             Ruling::Passes => writeln!(f, "verdict   passes, if nothing has been spent"),
             Ruling::Refused { by } => writeln!(f, "verdict   429: `{by}` refuses"),
@@ -40,9 +41,14 @@ impl fmt::Display for Explanation {
 
 impl RuleMet {
     fn write(&self, number: usize, is_tightest: bool, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { name, line, limit, key, cost, binding, condition_failed, outcome } = self;
+        let Self { name, line, limit, key, cost, binding, mode, condition_failed, outcome } = self;
         writeln!(f, "{number:>2}. {name} (line {line}): {limit}")?;
-        let role = if *binding { "binding" } else { "advisory" };
+        let role = match (mode.as_str(), *binding) {
+            ("enforce", _) => "binding".to_owned(),
+            ("shadow", _) => "advisory: in shadow".to_owned(),
+            (mode, true) => format!("binding: in the {mode}"),
+            (mode, false) => format!("advisory: outside the {mode}"),
+        };
         writeln!(f, "    counts {key}, costs {cost}, {role}")?;
         if *condition_failed {
             writeln!(f, "    its condition could not be evaluated, so it applies")?;
@@ -55,6 +61,7 @@ impl RuleMet {
             _ => format!("not until {after} from now"),
         };
         let tightest = if is_tightest { "; the tightest" } else { "" };
-        writeln!(f, "    {answer}, {} of {} left{tightest}", outcome.remaining, outcome.limit)
+        let would = if *binding { "" } else { "if it were enforced: " };
+        writeln!(f, "    {would}{answer}, {} of {} left{tightest}", outcome.remaining, outcome.limit)
     }
 }

@@ -8,12 +8,12 @@ mod reference;
 mod schema;
 mod table;
 
-pub(crate) use names::{ALGORITHMS, BALANCES, ERROR_BODIES, EVERYBODY, HEADER_STYLES, IDENTITIES};
+pub(crate) use names::{ALGORITHMS, BALANCES, ERROR_BODIES, EVERYBODY, HEADER_STYLES, IDENTITIES, MODES};
 pub use reference::reference;
 pub use schema::schema;
 pub(crate) use table::{
-    API_KEY, BANS, CLIENTS, COOKIE, COST, ENDPOINT, EXEMPT, FINGERPRINT, GLOBAL, HEALTH, IP, JWT, LIMIT,
-    LISTEN, MATCH, POLICY, RATE_LIMITS, ROUTE, RULE, STORE, TENANT, TIERS, TLS, UPSTREAM, USER,
+    API_KEY, BANS, CANARY, CLIENTS, COOKIE, COST, ENDPOINT, EXEMPT, FINGERPRINT, GLOBAL, HEALTH, IP, JWT,
+    LIMIT, LISTEN, MATCH, POLICY, RATE_LIMITS, ROUTE, RULE, STORE, TENANT, TIERS, TLS, UPSTREAM, USER,
 };
 
 /// A mapping of the language.
@@ -85,6 +85,8 @@ pub(crate) enum Shape {
     Duration,
     /// A number of bytes.
     Size,
+    /// A share of all.
+    Percent,
     /// One of these names.
     Choice(&'static [&'static str]),
     /// One or many, in a list.

@@ -8,6 +8,8 @@ pub(crate) const IDENTITIES: &[&str] = &["api_key", "user", "tenant", "ip", "fin
 pub(crate) const HEADER_STYLES: &[&str] = &["x_ratelimit", "ratelimit", "ratelimit_epoch", "ratelimit_delta"];
 pub(crate) const BALANCES: &[&str] = &["round_robin", "least_loaded", "sticky"];
 pub(crate) const ERROR_BODIES: &[&str] = &["flat", "nested", "problem"];
+/// What can be said of a rule's mode in one word.
+pub(crate) const MODES: &[&str] = &["enforce", "shadow"];
 /// Whom a rule counts that counts all together.
 pub(crate) const EVERYBODY: &str = "everybody";
 

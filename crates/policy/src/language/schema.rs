@@ -68,6 +68,7 @@ fn shape(of: &'static Shape, definitions: &mut Definitions) -> Value {
                 { "type": "string", "pattern": "^[0-9][0-9_]* ?(B|KiB|MiB|GiB)?$" },
             ]
         }),
+        Shape::Percent => json!({ "type": "string", "pattern": "^[0-9]+(\\.[0-9]{1,4})? ?%$" }),
         Shape::Choice(names) => json!({ "enum": names }),
         Shape::List(item) => json!({ "type": "array", "items": shape(item, definitions) }),
         Shape::OneOrMany(item) => {

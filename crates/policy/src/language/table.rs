@@ -1,11 +1,11 @@
 //! The table itself. A key that stands here is accepted, offered by editors and explained in docs/config.md.
 
-use super::Shape::{Choice, Count, Duration, Either, List, Named, Object, OneOrMany, Size, Text};
+use super::Shape::{Choice, Count, Duration, Either, List, Named, Object, OneOrMany, Percent, Size, Text};
 use super::names::{
     ALGORITHMS, ANY_TEXT, BALANCES, ERROR_BODIES, EVERYBODY, FILE, HEADER, HEADER_STYLES, IDENTITY, METHOD,
-    NETWORK, PATH,
+    MODES, NETWORK, PATH,
 };
-use super::{Key, Mapping};
+use super::{Key, Mapping, Shape};
 
 pub(crate) static POLICY: Mapping = Mapping {
     name: "the policy",
@@ -344,25 +344,47 @@ const BURST: Key = Key::new(
 )
 .default("`requests` for `token_bucket`");
 
+const MODE_SHAPES: &[Shape] = &[Choice(MODES), Object(&CANARY)];
+const MODE: Key = Key::new(
+    "mode",
+    Either(MODE_SHAPES),
+    "`shadow` decides, counts and logs, and changes nothing that a client can see; a canary refuses some clients only.",
+    "shadow",
+)
+.default("enforce");
+
+pub(crate) static CANARY: Mapping = Mapping {
+    name: "`mode`",
+    path: "rate_limits.default.mode",
+    doc: "Enforces a limit for some clients and is a shadow for the rest. Every limit and rule can have it.",
+    keys: &[Key::new(
+        "canary",
+        Percent,
+        "The share of clients, as `identify_by` tells them apart: the same ones every time, after restarts and on every node. A larger share holds everybody of a smaller one.",
+        "10%",
+    )
+    .required()],
+};
+
 pub(crate) static LIMIT: Mapping = Mapping {
     name: "a limit",
     path: "rate_limits.default",
     doc: "A limit. `rate_limits.tenant`, each tier and each endpoint have the same keys.",
-    keys: &[REQUESTS, WINDOW, ALGORITHM, BURST],
+    keys: &[REQUESTS, WINDOW, ALGORITHM, BURST, MODE],
 };
 
 pub(crate) static GLOBAL: Mapping = Mapping {
     name: "the global limit",
     path: "rate_limits.global",
     doc: "A limit for everybody together.",
-    keys: &[REQUESTS, WINDOW, ALGORITHM, BURST],
+    keys: &[REQUESTS, WINDOW, ALGORITHM, BURST, MODE],
 };
 
 pub(crate) static ENDPOINT: Mapping = Mapping {
     name: "an endpoint's limit",
     path: "rate_limits.endpoints.PATH",
     doc: "A limit for each client at an endpoint. In the path `*` and `{name}` stand for one segment, a final `**` for any rest.",
-    keys: &[REQUESTS, WINDOW, ALGORITHM, BURST],
+    keys: &[REQUESTS, WINDOW, ALGORITHM, BURST, MODE],
 };
 
 pub(crate) static RULE: Mapping = Mapping {
@@ -391,6 +413,7 @@ pub(crate) static RULE: Mapping = Mapping {
         WINDOW,
         ALGORITHM,
         BURST,
+        MODE,
         Key::new("cost", Either(&[Count(1), Object(&COST)]), "How much a request takes of the limit.", "5")
             .default("1"),
     ],

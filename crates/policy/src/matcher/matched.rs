@@ -2,8 +2,10 @@
 
 use ipnet::IpNet;
 use smallvec::SmallVec;
-use tidegate_core::{Check, Cost, Decision, Key, Role};
+use tidegate_core::{Check, Cost, Decision, Key, Outcome, Role};
 
+use crate::bans::{Ban, Bans};
+use crate::directory::Directory;
 use crate::identity::ClientKind;
 use crate::plan::{Plan, Rule, Tier};
 
@@ -70,11 +72,36 @@ pub enum Admission<'a> {
     },
     /// It is refused with 403.
     Banned {
-        /// The network that is banned.
-        network: IpNet,
+        /// By whom.
+        by: BannedBy<'a>,
     },
     /// It passes if all its checks do, in one decision.
     Checked(Matched<'a>),
+}
+
+/// What a request is refused for with 403.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BannedBy<'a> {
+    /// The policy bans this network.
+    Policy(IpNet),
+    /// An operator has banned its client or its network while the policy was in force.
+    Operator(&'a Ban),
+}
+
+/// What is known beside the policy, and changes without it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Known<'a> {
+    /// Whose API key is whose: the plan's own directory, or the newest of
+    /// [`Plan::load_directory`](crate::Plan::load_directory).
+    pub directory: Option<&'a Directory>,
+    /// Whom operators have banned.
+    pub bans: Option<&'a Bans>,
+}
+
+impl<'a> From<Option<&'a Directory>> for Known<'a> {
+    fn from(directory: Option<&'a Directory>) -> Self {
+        Self { directory, bans: None }
+    }
 }
 
 /// Why a request is never limited.
@@ -104,14 +131,15 @@ impl<'a> Matched<'a> {
         who: (ClientKind, Range, Option<&'a Tier>),
     ) -> Self {
         let bytes = |(start, end): Range| scratch.bytes.get(start as usize..end as usize).unwrap_or_default();
+        let (kind, client, tier) = who;
+        let client = bytes(client);
         let check = |applied: &'a Applied| {
             let rule = applied.place.rule(plan)?;
             let key = Key::new(rule.id, bytes(applied.client));
-            Some(Check { key, limit: &rule.limit, cost: applied.cost, role: Role::Binding })
+            Some(Check { key, limit: &rule.limit, cost: applied.cost, role: rule.mode.role(rule.id, client) })
         };
-        let (kind, client, tier) = who;
         let checks = scratch.applied.iter().filter_map(check).collect();
-        Self { checks, applied: &scratch.applied, plan, kind, client: bytes(client), tier }
+        Self { checks, applied: &scratch.applied, plan, kind, client, tier }
     }
 
     /// The checks: one decision.
@@ -127,6 +155,41 @@ impl<'a> Matched<'a> {
     /// The rules, one for each check.
     pub fn rules(&self) -> impl Iterator<Item = &'a Rule> {
         self.applied.iter().filter_map(|applied| applied.place.rule(self.plan))
+    }
+
+    /// Every check with its rule and what `decision` answered to it, in order.
+    ///
+    /// A check whose role is [`Role::Advisory`] belongs to a rule in shadow, or to a client outside its canary: its
+    /// outcome must not reach the client, but operators want to see it.
+    ///
+    /// ```
+    /// # use http::HeaderMap;
+    /// # use tidegate_core::{Outcomes, Timestamp};
+    /// # use tidegate_policy::{Admission, Facts, Matcher, NoFiles, Scratch, compile};
+    /// # let policy = b"rate_limits: { default: { requests: 5, window: 60, mode: shadow } }";
+    /// # let matcher = Matcher::new(compile("policy.yaml", policy, &NoFiles)?.plan);
+    /// # let headers = HeaderMap::new();
+    /// # let facts = Facts { method: "GET", host: "", path: "/", headers: &headers, peer: [192, 0, 2, 1].into() };
+    /// # let mut scratch = Scratch::default();
+    /// # let now = Timestamp::ZERO;
+    /// # let Admission::Checked(matched) = matcher.admit(&facts, None, now, &mut scratch) else { panic!() };
+    /// # let check = matched.checks()[0];
+    /// # let outcome = check.limit.judge(&Default::default(), now, tidegate_core::Cost::new(6));
+    /// # let decision = tidegate_core::Decision::new(now, matched.checks(), Outcomes::from_slice(&[outcome]));
+    /// assert!(decision.passes());
+    /// let would_refuse: Vec<_> =
+    ///     matched.judged(&decision).filter(|judged| judged.would_refuse()).map(|judged| &judged.rule.name).collect();
+    /// assert_eq!(would_refuse, ["default"]);
+    /// # Ok::<(), tidegate_policy::Problems>(())
+    /// ```
+    pub fn judged<'d>(&'d self, decision: &'d Decision) -> impl Iterator<Item = Judged<'d>> {
+        let checks = self.checks.iter().zip(self.rules()).zip(&decision.outcomes);
+        checks.map(|((check, rule), outcome)| Judged { rule, check, outcome })
+    }
+
+    /// Whether there is a check that can refuse the request; the others only watch.
+    pub fn binds(&self) -> bool {
+        self.checks.iter().any(|check| check.role == Role::Binding)
     }
 
     /// By what the client is known.
@@ -164,5 +227,28 @@ impl<'a> Matched<'a> {
             product(one.remaining, other.limit).cmp(&product(other.remaining, one.limit))
         });
         least.map(|(index, _)| index)
+    }
+}
+
+/// A check, the rule it comes from and the answer to it.
+#[derive(Clone, Copy, Debug)]
+pub struct Judged<'a> {
+    /// The rule.
+    pub rule: &'a Rule,
+    /// What was asked: whose counter, at what cost, in which role.
+    pub check: &'a Check<'a>,
+    /// What was answered.
+    pub outcome: &'a Outcome,
+}
+
+impl Judged<'_> {
+    /// Whether the rule refused the request, alone or with others.
+    pub fn refuses(&self) -> bool {
+        self.check.role == Role::Binding && !self.outcome.verdict.is_pass()
+    }
+
+    /// Whether the rule only watches, and would have refused the request if it were enforced.
+    pub fn would_refuse(&self) -> bool {
+        self.check.role == Role::Advisory && !self.outcome.verdict.is_pass()
     }
 }

@@ -16,7 +16,7 @@ use foldhash::fast::RandomState;
 use hashbrown::HashSet;
 
 use index::PathIndex;
-pub use matched::{Admission, Exemption, Matched, Scratch};
+pub use matched::{Admission, BannedBy, Exemption, Judged, Known, Matched, Scratch};
 use networks::Networks;
 
 use crate::directory::Directory;

@@ -1,5 +1,5 @@
 use http::{HeaderMap, HeaderName};
-use tidegate_core::{Decision, Outcome, Span, Timestamp, Verdict};
+use tidegate_core::{Decision, Outcome, Role, Span, Timestamp, Verdict};
 
 use super::*;
 use crate::facts::Facts;
@@ -19,7 +19,8 @@ fn headers(lines: &[(&str, &str)]) -> HeaderMap {
 fn checks(matcher: &Matcher, request: &str, lines: &[(&str, &str)]) -> Vec<String> {
     with(matcher, request, lines, |admission| match admission {
         Admission::Exempt { why } => vec![format!("{why:?}")],
-        Admission::Banned { network } => vec![format!("banned {network}")],
+        Admission::Banned { by: BannedBy::Policy(network) } => vec![format!("banned {network}")],
+        Admission::Banned { by: BannedBy::Operator(ban) } => vec![format!("banned {}", ban.subject)],
         Admission::Checked(held) => {
             let shown = held.checks().iter().zip(held.rules()).map(|(check, rule)| {
                 assert_eq!(check.key.rule, rule.id);
@@ -259,4 +260,69 @@ fn what_serves_requests_can_be_shared_by_threads() {
     fn shared<T: Send + Sync + 'static>() {}
     shared::<Active>();
     shared::<Plan>();
+}
+
+#[test]
+fn every_form_of_rule_can_watch_without_binding() {
+    let matcher = matcher(
+        "
+clients: { tenant: { header: X-Tenant }, tiers: { default: free } }
+rate_limits:
+  global: { requests: 9, window: 1, mode: shadow }
+  tenant: { requests: 9, window: 1, mode: shadow }
+  tiers: { free: { requests: 9, window: 1, mode: shadow } }
+  endpoints: { /a: { requests: 9, window: 1, mode: shadow } }
+  rules:
+    - { name: watching, requests: 9, window: 1, mode: shadow }
+    - { name: binding, requests: 9, window: 1, mode: enforce }
+",
+    );
+    with(&matcher, "GET /a", &[], |admission| {
+        let Admission::Checked(held) = admission else { panic!("{admission:?}") };
+        let binding: Vec<_> = held
+            .checks()
+            .iter()
+            .zip(held.rules())
+            .map(|(check, rule)| (rule.name.as_str(), check.role))
+            .collect();
+        assert_eq!(
+            binding,
+            [
+                ("global", Role::Advisory),
+                ("tenant", Role::Advisory),
+                ("tier:free", Role::Advisory),
+                ("watching", Role::Advisory),
+                ("binding", Role::Binding),
+                ("endpoint:/a", Role::Advisory)
+            ]
+        );
+        assert!(held.binds());
+    });
+}
+
+#[test]
+fn a_canary_holds_the_same_tenth_of_clients_for_all_counters_of_a_rule() {
+    let policy = "
+rate_limits:
+  global: { requests: 9, window: 1, mode: { canary: 10% } }
+  rules: [{ name: each, per_each: [ip, fingerprint, api_key], requests: 9, window: 1, mode: { canary: 10% } }]
+";
+    let [before, restarted] = [matcher(policy), matcher(policy)];
+    let bound = |matcher: &Matcher, client: u32| {
+        let lines = [("x-api-key", format!("key-{client}")), ("user-agent", "curl".to_owned())];
+        let lines = lines.each_ref().map(|(name, value)| (*name, value.as_str()));
+        with(matcher, "GET /", &lines, |admission| {
+            let Admission::Checked(held) = admission else { panic!("{admission:?}") };
+            let roles: Vec<_> = held.checks().iter().map(|check| check.role).collect();
+            assert_eq!(roles.len(), 4);
+            assert!(roles[2..].iter().all(|role| *role == roles[1]), "one rule, one role");
+            (roles[0] == Role::Binding, roles[1] == Role::Binding)
+        })
+    };
+    let slices: Vec<_> = (0..10_000).map(|client| bound(&before, client)).collect();
+    assert!((0..10_000).zip(&slices).all(|(client, slice)| bound(&restarted, client) == *slice));
+    for held in [slices.iter().filter(|slice| slice.0).count(), slices.iter().filter(|slice| slice.1).count()]
+    {
+        assert!((900..1_100).contains(&held), "{held} of 10,000");
+    }
 }

@@ -2,27 +2,28 @@
 
 use tidegate_core::{Cost, Timestamp};
 
-use crate::directory::Directory;
 use crate::facts::Facts;
 use crate::identity::{ClientKind, Identity};
 use crate::matcher::Matcher;
 use crate::matcher::condition::{self, Holds};
-use crate::matcher::matched::{Admission, Applied, Exemption, Matched, Place, Range, Scratch};
+use crate::matcher::matched::{
+    Admission, Applied, BannedBy, Exemption, Known, Matched, Place, Range, Scratch,
+};
 use crate::plan::{Count, Tier};
 
 impl Matcher {
     /// What the policy says about a request: whether it is exempt or banned, or which checks it must pass.
     ///
-    /// `directory` is the plan's own or the newest one of [`Plan::load_directory`](crate::Plan::load_directory);
-    /// `now` is the decision's. Nothing is allocated once `scratch` has grown, but by expressions, by the verification
+    /// `known` is a directory, or a directory and bans; `now` is the decision's. Nothing is allocated once `scratch` has grown, but by expressions, by the verification
     /// of tokens, and for requests with more than eight checks.
     pub fn admit<'a>(
         &'a self,
         facts: &'a Facts<'a>,
-        directory: Option<&'a Directory>,
+        known: impl Into<Known<'a>>,
         now: Timestamp,
         scratch: &'a mut Scratch,
     ) -> Admission<'a> {
+        let Known { directory, bans } = known.into();
         let identity = self.plan.identities.of(facts, directory, now);
         if let Some(why) = self.exemption(&identity) {
             return Admission::Exempt { why };
@@ -30,7 +31,10 @@ impl Matcher {
         if !self.bans.is_empty()
             && let Some(network) = self.bans.find(identity.address())
         {
-            return Admission::Banned { network };
+            return Admission::Banned { by: BannedBy::Policy(network) };
+        }
+        if let Some(ban) = bans.and_then(|bans| bans.find(&identity, now)) {
+            return Admission::Banned { by: BannedBy::Operator(ban) };
         }
         let Scratch { bytes, found, applied } = scratch;
         bytes.clear();

@@ -1,6 +1,6 @@
 //! How much may pass.
 
-use std::fmt;
+use std::fmt::{self, Write as _};
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
@@ -10,6 +10,7 @@ use tidegate_core::{Algorithm, Cost, Limit, RuleId, Span};
 use crate::endpoints::EndpointPattern;
 use crate::expression::Expression;
 use crate::identity::ClientKind;
+use crate::plan::Mode;
 use crate::quantity::span_text;
 
 /// All limits, in the order in which a request meets them.
@@ -55,6 +56,8 @@ pub struct Rule {
     pub window: Span,
     /// Units at once, where they were written.
     pub burst: Option<u64>,
+    /// Whether it refuses, or only watches.
+    pub mode: Mode,
     /// The line it stands on.
     pub line: u32,
 }
@@ -69,6 +72,16 @@ impl Rule {
     pub fn words(&self) -> String {
         let burst = self.burst.map(|burst| format!(", burst {burst}")).unwrap_or_default();
         format!("{} per {}, {}{burst}", self.requests, span_text(self.window), self.algorithm())
+    }
+
+    /// The limit in words, and all else that is out of the ordinary: `…, shadow`.
+    pub fn all_words(&self) -> String {
+        let mut words = self.words();
+        if self.mode != Mode::Enforce {
+            // Writing to a text does not fail.
+            let _ = write!(words, ", {}", self.mode);
+        }
+        words
     }
 }
 

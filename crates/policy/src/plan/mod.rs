@@ -5,6 +5,7 @@
 
 mod clients;
 mod limits;
+mod mode;
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,6 +20,7 @@ use crate::problem::Problems;
 
 pub use clients::{Claim, Clients, Exempt, NameSource, Secret, TierSource, Token, TokenKey};
 pub use limits::{Count, CustomRule, Endpoint, HeaderMatch, Match, RateLimits, Rule, RuleCost, Tier, When};
+pub use mode::{Mode, Share};
 
 /// What the operator wants, checked whole.
 #[derive(Clone, Debug)]

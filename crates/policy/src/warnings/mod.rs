@@ -75,14 +75,20 @@ fn everybody(plan: &Plan, marks: &Marks, report: &mut Report<'_>) {
 }
 
 fn fixed_window_alone(plan: &Plan, marks: &Marks, report: &mut Report<'_>) {
-    let mut rules = plan.rate_limits.iter();
-    let Some(first) = rules.next() else {
+    let Some(first) = plan.rate_limits.iter().next() else {
         let finding = Finding::warning(marks.rate_limits, "the policy limits nothing");
         report.push(finding.hint("add `default: { requests: 100, window: 60 }` to `rate_limits`"));
         return;
     };
+    let mut refusing = plan.rate_limits.iter().filter(|rule| rule.mode.can_refuse());
+    let Some(first) = refusing.next() else {
+        let finding =
+            Finding::warning(marks.rule(first.id), "every limit is in shadow: nothing is ever refused");
+        report.push(finding.hint("when its figures look right, enforce one: `mode: { canary: 10% }`"));
+        return;
+    };
     let fixed = |algorithm| algorithm == Algorithm::FixedWindow;
-    if fixed(first.algorithm()) && rules.all(|rule| fixed(rule.algorithm())) {
+    if fixed(first.algorithm()) && refusing.all(|rule| fixed(rule.algorithm())) {
         let what = "`fixed_window` is the only protection: up to twice the limit passes across a boundary";
         let finding = Finding::warning(marks.rule(first.id), what);
         report.push(finding.hint("use `sliding_window_counter`, or add a limit of another algorithm"));

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use crate::compile::Marks;
 use crate::endpoints::{EndpointPattern, Segment};
-use crate::plan::Plan;
+use crate::plan::{Plan, Rule};
 use crate::raw::{Finding, Report};
 use crate::render::quote;
 
@@ -39,16 +39,18 @@ fn unlimited_routes(plan: &Plan, marks: &Marks, report: &mut Report<'_>) {
     let limits = &plan.rate_limits;
     let clients = &plan.clients;
     let has_tiers = clients.tiers.file.is_some() || clients.tiers.default.is_some();
-    let everywhere = limits.global.is_some()
-        || limits.default.is_some()
-        || limits.tenant.is_some()
-        || (has_tiers && limits.tiers.iter().any(|tier| tier.rule.is_some()))
-        || limits.rules.iter().any(|custom| custom.matches.paths.is_empty());
+    // What only watches limits nothing.
+    let refuses = |rule: &Option<Rule>| rule.as_ref().is_some_and(|rule| rule.mode.can_refuse());
+    let rules = || limits.rules.iter().filter(|custom| custom.rule.mode.can_refuse());
+    let everywhere = [&limits.global, &limits.default, &limits.tenant].into_iter().any(refuses)
+        || (has_tiers && limits.tiers.iter().any(|tier| refuses(&tier.rule)))
+        || rules().any(|custom| custom.matches.paths.is_empty());
     if everywhere {
         return;
     }
-    let custom = limits.rules.iter().flat_map(|custom| &custom.matches.paths);
-    let mut limited = Patterns::new(limits.endpoints.iter().map(|endpoint| &endpoint.pattern).chain(custom));
+    let custom = rules().flat_map(|custom| &custom.matches.paths);
+    let endpoints = limits.endpoints.iter().filter(|endpoint| endpoint.rule.mode.can_refuse());
+    let mut limited = Patterns::new(endpoints.map(|endpoint| &endpoint.pattern).chain(custom));
     for (route, mark) in plan.routes.iter().zip(&marks.routes) {
         if !limited.meet(&route.path) {
             let finding =

@@ -9,7 +9,7 @@ use std::collections::{HashMap, HashSet};
 use tidegate_core::{Algorithm, Cost};
 
 use crate::compile::Marks;
-use crate::plan::{Count, Match, Plan, Rule, RuleCost};
+use crate::plan::{Count, Match, Mode, Plan, Rule, RuleCost};
 use crate::raw::{Finding, Report};
 use crate::render::quote;
 
@@ -27,7 +27,9 @@ pub(super) fn find(plan: &Plan, marks: &Marks, report: &mut Report<'_>) {
             by.words()
         )));
     };
-    let global = limits.global.as_ref();
+    // Only what refuses everybody's requests can keep another from ever doing so.
+    let enforced = |rule: &&Rule| rule.mode == Mode::Enforce;
+    let global = limits.global.as_ref().filter(enforced);
     let under_global = |rule: &Rule| global.filter(|global| is_tighter(global, rule));
     let tiers = || limits.tiers.iter().map(|tier| tier.rule.as_ref());
 
@@ -50,7 +52,7 @@ pub(super) fn find(plan: &Plan, marks: &Marks, report: &mut Report<'_>) {
         if !few {
             return None;
         }
-        let tighter = |of: Option<&Rule>| of.is_some_and(|of| is_tighter(of, rule));
+        let tighter = |of: Option<&Rule>| of.filter(enforced).is_some_and(|of| is_tighter(of, rule));
         of_client.iter().copied().all(tighter).then(|| of_client.first().copied().flatten()).flatten()
     };
     for endpoint in &limits.endpoints {
@@ -63,10 +65,12 @@ pub(super) fn find(plan: &Plan, marks: &Marks, report: &mut Report<'_>) {
         let rule = &custom.rule;
         let group = groups.entry((&custom.matches, &custom.count)).or_default();
         let client = || (custom.count == Count::Client).then(|| under_client(rule)).flatten();
-        let twin = || group.iter().copied().find(|other| is_tighter(other, rule));
+        let twin = || group.iter().copied().filter(enforced).find(|other| is_tighter(other, rule));
         if let Some(by) = under_global(rule).or_else(client).or_else(twin) {
             warn(rule, by);
-        } else if let Some(looser) = group.iter().copied().find(|other| is_tighter(rule, other)) {
+        } else if enforced(&rule)
+            && let Some(looser) = group.iter().copied().find(|other| is_tighter(rule, other))
+        {
             warn(looser, rule);
         }
         if group.len() < MOST_COMPARED {

@@ -11,7 +11,7 @@ use tidegate_core::Key;
 
 /// Hashes keys.
 #[derive(Clone, Copy)]
-pub(super) struct KeyHasher {
+pub(crate) struct KeyHasher {
     seed: [u64; 4],
 }
 
@@ -24,7 +24,7 @@ impl std::fmt::Debug for KeyHasher {
 
 impl KeyHasher {
     /// A hasher like no other.
-    pub(super) fn random() -> Self {
+    pub(crate) fn random() -> Self {
         // The standard library's keys come from the system's randomness.
         let random = RandomState::new();
         Self { seed: std::array::from_fn(|n| random.hash_one(n)) }
@@ -46,7 +46,7 @@ impl KeyHasher {
     /// The hash of a key: every bit depends on every bit of it.
     #[expect(clippy::inline_always, reason = "a few instructions of every decision")]
     #[inline(always)]
-    pub(super) fn hash(&self, key: &Key<'_>) -> u64 {
+    pub(crate) fn hash(&self, key: &Key<'_>) -> u64 {
         let bytes = key.client;
         let client = match (bytes.first_chunk(), bytes.last_chunk()) {
             (Some(first), Some(last)) if bytes.len() <= 32 => self.mix(first, last),

@@ -10,7 +10,7 @@
 mod bucket;
 mod decision;
 mod fast;
-mod hash;
+pub(crate) mod hash;
 mod hint;
 mod limits;
 mod metrics;

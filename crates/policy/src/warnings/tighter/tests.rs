@@ -7,7 +7,16 @@ use super::*;
 fn rule(algorithm: Algorithm, spec: Spec) -> Option<Rule> {
     let limit = Limit::new(algorithm, spec).ok()?;
     let Spec { requests, window, burst } = spec;
-    Some(Rule { name: "r".to_owned(), id: RuleId::named("r"), limit, requests, window, burst, line: 1 })
+    Some(Rule {
+        name: "r".to_owned(),
+        id: RuleId::named("r"),
+        limit,
+        requests,
+        window,
+        burst,
+        mode: Mode::Enforce,
+        line: 1,
+    })
 }
 
 fn rules(most: u64) -> impl Strategy<Value = Rule> {

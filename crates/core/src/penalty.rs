@@ -1,0 +1,199 @@
+//! A lock-out for repeated violation. It doubles, and is forgotten with good behaviour.
+//!
+//! A *violation* is a request that a rule has refused. The `after`th brings a lock-out of `first`; each further lock-out
+//! is twice as long as the one before, up to `most`. Violations during a lock-out change nothing: it ends when it was
+//! said to end.
+//!
+//! Good behaviour is time without a violation, counted from the last violation or from the end of the last lock-out.
+//! It is rewarded step by step: each `forget` of it takes back one violation; when none is left, each level of the
+//! lock-out is taken back after as long as that lock-out lasted, or after `forget` if that is longer. When nothing is
+//! left, the client is as good as never seen.
+
+use core::fmt;
+
+use crate::time::{Span, Timestamp};
+
+/// The parameters of a lock-out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Penalty {
+    after: u32,
+    first: Span,
+    most: Span,
+    forget: Span,
+}
+
+/// Why a penalty cannot be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PenaltyError {
+    /// No violation at all would lock out.
+    ZeroAfter,
+    /// A lock-out of no length, or violations that are forgotten at once.
+    ZeroSpan,
+    /// The longest lock-out is shorter than the first.
+    MostBelowFirst {
+        /// The first lock-out.
+        first: Span,
+        /// The longest.
+        most: Span,
+    },
+}
+
+impl fmt::Display for PenaltyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::ZeroAfter => f.write_str("a lock-out after 0 violations would lock out everybody"),
+            Self::ZeroSpan => f.write_str("a lock-out must last, and violations must be remembered"),
+            Self::MostBelowFirst { first, most } => {
+                write!(f, "the longest lock-out, {most:?}, is shorter than the first, {first:?}")
+            }
+        }
+    }
+}
+
+impl core::error::Error for PenaltyError {}
+
+/// What is remembered of a client that has violated a rule. The default is a client never seen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Record {
+    /// Violations since the last lock-out, less those forgotten.
+    pub violations: u32,
+    /// How many times the lock-out has grown: 1 is the first, 2 is twice as long; less what is forgotten.
+    pub level: u32,
+    /// From when on good behaviour counts: the last violation, or the end of the last lock-out.
+    pub since: Timestamp,
+    /// When the last lock-out ends, or has ended.
+    pub locked_until: Timestamp,
+    /// How long the last lock-out is, or was.
+    pub locked_for: Span,
+}
+
+impl Record {
+    /// How long the client is still locked out at `now`; `None` if it is not.
+    pub fn lock_out(&self, now: Timestamp) -> Option<Span> {
+        Some(self.locked_until.since(now)).filter(|left| !left.is_zero())
+    }
+
+    /// The same record on a clock that may have gone back since it was written: no lock-out lasts longer from `now` on
+    /// than it did when it began, and no violation lies in the future.
+    #[must_use]
+    pub fn rebase(self, now: Timestamp) -> Self {
+        let is_lock_out = self.since == self.locked_until;
+        let latest = if is_lock_out { now + self.locked_for } else { now };
+        let ahead = self.since.since(latest);
+        Self { since: self.since - ahead, locked_until: self.locked_until - ahead, ..self }
+    }
+}
+
+impl Penalty {
+    /// A lock-out of `first` after so many violations, doubling up to `most`; `forget` is how long one violation is
+    /// remembered.
+    pub fn new(after: u32, first: Span, most: Span, forget: Span) -> Result<Self, PenaltyError> {
+        if after == 0 {
+            return Err(PenaltyError::ZeroAfter);
+        }
+        if first.is_zero() || forget.is_zero() {
+            return Err(PenaltyError::ZeroSpan);
+        }
+        if most < first {
+            return Err(PenaltyError::MostBelowFirst { first, most });
+        }
+        Ok(Self { after, first, most, forget })
+    }
+
+    /// After how many violations it locks out.
+    pub const fn after(&self) -> u32 {
+        self.after
+    }
+
+    /// The first lock-out.
+    pub const fn first(&self) -> Span {
+        self.first
+    }
+
+    /// The longest lock-out.
+    pub const fn most(&self) -> Span {
+        self.most
+    }
+
+    /// How long one violation is remembered.
+    pub const fn forget(&self) -> Span {
+        self.forget
+    }
+
+    /// The lock-out at `level`: the first at 1, twice as long at 2.
+    pub fn length(&self, level: u32) -> Span {
+        let doublings = level.saturating_sub(1);
+        let factor = 1_u64.checked_shl(doublings).unwrap_or(u64::MAX);
+        Span::from_micros(self.first.as_micros().saturating_mul(factor)).min(self.most)
+    }
+
+    /// What is left of `record` at `now`, after what good behaviour has taken back.
+    #[must_use]
+    pub fn settle(&self, record: Record, now: Timestamp) -> Record {
+        let mut record = record;
+        let mut good = now.since(record.since);
+        if record.violations > 0 {
+            let steps = good.as_micros().checked_div(self.forget.as_micros()).unwrap_or_default();
+            let forgotten = u32::try_from(steps).unwrap_or(u32::MAX).min(record.violations);
+            let taken = times(self.forget, forgotten);
+            record.violations = record.violations.saturating_sub(forgotten);
+            record.since = record.since + taken;
+            good = less(good, taken);
+        }
+        while record.violations == 0 && record.level > 0 {
+            let step = self.remembered(record.level);
+            if good < step {
+                return record;
+            }
+            record.level = record.level.saturating_sub(1);
+            record.since = record.since + step;
+            good = less(good, step);
+        }
+        let is_over = record.violations == 0 && record.locked_until <= now;
+        if is_over { Record::default() } else { record }
+    }
+
+    /// The record after a violation at `now`. During a lock-out nothing changes.
+    #[must_use]
+    pub fn violate(&self, record: Record, now: Timestamp) -> Record {
+        if record.lock_out(now).is_some() {
+            return record;
+        }
+        let mut record = self.settle(record, now);
+        record.violations = record.violations.saturating_add(1);
+        record.since = record.since.max(now);
+        if record.violations < self.after {
+            return record;
+        }
+        // Beyond the longest lock-out a level would only take longer to be forgotten.
+        let level = if self.length(record.level) < self.most || record.level == 0 {
+            record.level.saturating_add(1)
+        } else {
+            record.level
+        };
+        let length = self.length(level);
+        let end = now + length;
+        Record { violations: 0, level, since: end, locked_until: end, locked_for: length }
+    }
+
+    /// From when on `record` is as good as never seen, if nothing else happens.
+    pub fn forgotten(&self, record: &Record) -> Timestamp {
+        let violations = record.since + times(self.forget, record.violations);
+        let levels =
+            (1..=record.level.min(u64::BITS)).fold(violations, |at, level| at + self.remembered(level));
+        levels.max(record.locked_until)
+    }
+
+    /// How much good behaviour takes `level` back.
+    fn remembered(&self, level: u32) -> Span {
+        self.length(level).max(self.forget)
+    }
+}
+
+fn times(span: Span, factor: u32) -> Span {
+    Span::from_micros(span.as_micros().saturating_mul(u64::from(factor)))
+}
+
+fn less(span: Span, taken: Span) -> Span {
+    Span::from_micros(span.as_micros().saturating_sub(taken.as_micros()))
+}

@@ -1,0 +1,98 @@
+//! Everything that happens to requests is counted once.
+
+use super::support::{Proxy, Upstream, connect, soon};
+use bytes::Bytes;
+use http::Request;
+use http_body_util::Empty;
+use tokio::net::TcpListener;
+
+const TWO: &str = "rate_limits: { default: { requests: 2, window: 1h, algorithm: sliding_window_log } }";
+
+#[tokio::test]
+async fn what_is_decided_and_answered_is_counted() {
+    let upstream = Upstream::named("served").await;
+    let proxy = Proxy::before(&[upstream.url()], TWO);
+    for status in [200, 200, 429, 429, 429] {
+        assert_eq!(proxy.ask("/", &[("x-api-key", "sk_live_51H_very_secret")]).await.status, status);
+    }
+    let decided = |what: &str| proxy.counted(&format!("rate_limit_requests_total{{decision=\"{what}\"}}"));
+    assert_eq!((decided("passed"), decided("refused"), decided("banned")), (2, 3, 0));
+    let exceeded = |client: &str| {
+        proxy.counted(&format!("rate_limit_exceeded_total{{client_id=\"{client}\",rule=\"default\"}}"))
+    };
+    assert_eq!((exceeded("api_key:sk_l…#b59c1698"), exceeded("other")), (2, 1), "a key is never shown whole");
+    assert_eq!(proxy.counted("rate_limit_latency_count"), 5);
+    assert_eq!(proxy.counted("tidegate_responses_total{code=\"2xx\"}"), 2);
+    assert_eq!(proxy.counted("tidegate_responses_total{code=\"4xx\"}"), 3);
+    assert_eq!(proxy.counted("tidegate_upstream_requests_total{upstream=\"api\",code=\"2xx\"}"), 2);
+    assert_eq!(proxy.counted("tidegate_connections_accepted_total"), 5);
+    assert_eq!(proxy.counted("rate_limit_limit{rule=\"default\",window=\"1h\"}"), 2);
+    let healthy = format!("tidegate_upstream_healthy{{upstream=\"api\",server=\"{}\"}}", upstream.url());
+    assert_eq!(proxy.counted(&healthy), 1);
+}
+
+#[tokio::test]
+async fn counts_go_on_over_a_reload() {
+    let upstream = Upstream::named("served").await;
+    let proxy = Proxy::before(&[upstream.url()], TWO);
+    proxy.get("/").await;
+    proxy.replace(
+        &[upstream.url()],
+        "rate_limits: { default: { requests: 1, window: 1h, algorithm: sliding_window_log } }",
+    );
+    assert_eq!(proxy.get("/").await.status, 429);
+    assert_eq!(proxy.counted("rate_limit_requests_total{decision=\"passed\"}"), 1);
+    assert_eq!(proxy.counted("tidegate_upstream_requests_total{upstream=\"api\",code=\"2xx\"}"), 1);
+    assert_eq!(proxy.counted("rate_limit_limit{rule=\"default\",window=\"1h\"}"), 1);
+}
+
+#[tokio::test]
+async fn a_rule_in_shadow_says_whom_it_would_refuse() {
+    let upstream = Upstream::named("served").await;
+    let proxy = Proxy::before(
+        &[upstream.url()],
+        "rate_limits: { default: { requests: 1, window: 1h, mode: shadow } }",
+    );
+    for _ in 0..4 {
+        assert_eq!(proxy.get("/").await.status, 200);
+    }
+    assert_eq!(proxy.counted("rate_limit_shadow_exceeded_total{rule=\"default\"}"), 3);
+    assert_eq!(proxy.counted("rate_limit_requests_total{decision=\"passed\"}"), 4);
+    assert_eq!(proxy.counted("rate_limit_exceeded_total{client_id=\"other\",rule=\"default\"}"), 0);
+}
+
+#[tokio::test]
+async fn who_hangs_up_is_counted_as_gone() {
+    let upstream = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let proxy = Proxy::before(&[format!("http://{}", upstream.local_addr().unwrap())], TWO);
+    let mut client = connect(proxy.address).await;
+    let asking = tokio::spawn(async move {
+        let request = Request::get("/").header("host", "test").body(Empty::<Bytes>::new()).unwrap();
+        client.send_request(request).await.map(|_| ())
+    });
+    let _asked = soon(upstream.accept()).await.unwrap();
+    asking.abort();
+    soon(async {
+        while proxy.counted("tidegate_responses_total{code=\"gone\"}") == 0 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    let failed = |why: &str| {
+        proxy.counted(&format!("tidegate_upstream_failures_total{{upstream=\"api\",reason=\"{why}\"}}"))
+    };
+    assert_eq!((failed("abandoned"), failed("broken")), (1, 0));
+    assert_eq!(proxy.counted("rate_limit_requests_total{decision=\"passed\"}"), 1);
+}
+
+#[tokio::test]
+async fn a_server_that_cannot_be_reached_is_counted() {
+    let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", nobody.local_addr().unwrap());
+    drop(nobody);
+    let proxy = Proxy::before(&[url], TWO);
+    assert_eq!(proxy.get("/").await.status, 502);
+    let failed = "tidegate_upstream_failures_total{upstream=\"api\",reason=\"unreachable\"}";
+    assert_eq!(proxy.counted(failed), 1);
+    assert_eq!(proxy.counted("tidegate_responses_total{code=\"5xx\"}"), 1);
+}

@@ -1,0 +1,149 @@
+//! Bans, found by who asks.
+
+use std::hash::Hash;
+use std::net::IpAddr;
+
+use foldhash::fast::RandomState;
+use hashbrown::HashMap;
+use ipnet::IpNet;
+use tidegate_core::Timestamp;
+
+use super::{Ban, Subject};
+use crate::identity::{ClientKind, Handle, Identity};
+
+type Map<K, V> = HashMap<K, V, RandomState>;
+/// Positions of bans, by network, for one length of prefix.
+type ByLength<T> = Vec<(u8, Map<T, usize>)>;
+
+/// All bans of operators.
+#[derive(Debug, Default)]
+pub struct Bans {
+    all: Vec<Ban>,
+    v4: ByLength<u32>,
+    v6: ByLength<u128>,
+    /// Only kinds that somebody is banned by.
+    clients: Vec<(ClientKind, Clients)>,
+}
+
+#[derive(Debug, Default)]
+struct Clients {
+    whole: Map<Box<[u8]>, usize>,
+    /// A hash may be that of several: they differ in how they begin.
+    hashed: Map<[u8; 4], Vec<usize>>,
+}
+
+impl Bans {
+    /// Indexes bans. Of two of one subject the later counts.
+    pub fn new(bans: impl IntoIterator<Item = Ban>) -> Self {
+        let mut index = Self::default();
+        for ban in bans {
+            let at = index.all.len();
+            match &ban.subject {
+                Subject::Network(IpNet::V4(net)) => {
+                    insert(&mut index.v4, net.prefix_len(), net.network().to_bits(), at);
+                }
+                Subject::Network(IpNet::V6(net)) => {
+                    insert(&mut index.v6, net.prefix_len(), net.network().to_bits(), at);
+                }
+                Subject::Client(name) => {
+                    let Some((kind, handle)) = name.handle() else { continue };
+                    let clients = index.of_kind(kind);
+                    match handle {
+                        Handle::Whole(bytes) => {
+                            clients.whole.insert(bytes.into(), at);
+                        }
+                        Handle::Hash(hash) => clients.hashed.entry(hash).or_default().push(at),
+                    }
+                }
+            }
+            index.all.push(ban);
+        }
+        index
+    }
+
+    /// All of them, in the order they were given in.
+    pub fn iter(&self) -> impl Iterator<Item = &Ban> {
+        self.all.iter()
+    }
+
+    /// How many there are, those that are over included.
+    pub fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    /// A ban that is in force at `now` for whoever asks.
+    pub fn find(&self, identity: &Identity<'_>, now: Timestamp) -> Option<&Ban> {
+        self.find_network(identity, now).or_else(|| {
+            self.clients.iter().find_map(|(kind, clients)| {
+                let fingerprint;
+                let bytes = match kind {
+                    // A key that the directory does not know is banned all the same.
+                    ClientKind::ApiKey => identity.sent_key(),
+                    ClientKind::User => identity.user(),
+                    ClientKind::Tenant => identity.tenant(),
+                    ClientKind::Cookie => identity.cookie(),
+                    ClientKind::Fingerprint => {
+                        fingerprint = identity.fingerprint();
+                        fingerprint.as_ref().map(<[u8; 16]>::as_slice)
+                    }
+                    ClientKind::Ip | ClientKind::Anonymous => None,
+                };
+                self.find_client(*kind, clients, bytes?, now)
+            })
+        })
+    }
+
+    fn find_network(&self, identity: &Identity<'_>, now: Timestamp) -> Option<&Ban> {
+        if self.v4.is_empty() && self.v6.is_empty() {
+            return None;
+        }
+        match identity.address() {
+            IpAddr::V4(address) => self.v4.iter().find_map(|(length, nets)| {
+                let mask = u32::MAX.checked_shl(32 - u32::from(*length)).unwrap_or(0);
+                self.in_force(*nets.get(&(address.to_bits() & mask))?, now)
+            }),
+            IpAddr::V6(address) => self.v6.iter().find_map(|(length, nets)| {
+                let mask = u128::MAX.checked_shl(128 - u32::from(*length)).unwrap_or(0);
+                self.in_force(*nets.get(&(address.to_bits() & mask))?, now)
+            }),
+        }
+    }
+
+    fn find_client(&self, kind: ClientKind, clients: &Clients, bytes: &[u8], now: Timestamp) -> Option<&Ban> {
+        match Handle::of(kind, bytes) {
+            Handle::Whole(bytes) => self.in_force(*clients.whole.get(bytes)?, now),
+            Handle::Hash(hash) => clients.hashed.get(&hash)?.iter().find_map(|at| {
+                let ban = self.in_force(*at, now)?;
+                let is_named = matches!(&ban.subject, Subject::Client(name) if name.names_one(kind, bytes));
+                is_named.then_some(ban)
+            }),
+        }
+    }
+
+    fn in_force(&self, at: usize, now: Timestamp) -> Option<&Ban> {
+        self.all.get(at).filter(|ban| !ban.is_over(now))
+    }
+
+    fn of_kind(&mut self, kind: ClientKind) -> &mut Clients {
+        let known = self.clients.iter().position(|(known, _)| *known == kind);
+        let at = known.unwrap_or_else(|| {
+            self.clients.push((kind, Clients::default()));
+            self.clients.len() - 1
+        });
+        &mut self.clients[at].1
+    }
+}
+
+fn insert<T: Hash + Eq>(lengths: &mut ByLength<T>, length: u8, network: T, at: usize) {
+    let known = lengths.iter().position(|(known, _)| *known == length);
+    let place = known.unwrap_or_else(|| {
+        lengths.push((length, Map::default()));
+        lengths.len() - 1
+    });
+    lengths[place].1.insert(network, at);
+}

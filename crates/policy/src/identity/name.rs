@@ -1,0 +1,394 @@
+//! A client as operators read and write it: `ip:203.0.113.7`, `user:bob`, `api_key:sk_l…#b59c1698`.
+//!
+//! One spelling everywhere: metrics, logs, the admin API, the command line. What is shown can be typed again and names
+//! the same client. Secrets and very long names are shown by how they begin and a hash, never whole; whatever a line
+//! or a terminal would take for something else is percent-encoded. A key of several identities is joined by `+`:
+//! `ip:203.0.113.7+user:bob`.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::str::FromStr;
+
+use serde::{Serialize, Serializer};
+use sha2::{Digest, Sha256};
+use strsim::damerau_levenshtein;
+
+use super::{ClientKind, Identities, append, parts};
+
+/// Of a secret so many characters are shown, and only if it is thrice as long.
+const SHOWN: usize = 4;
+/// Of a long name so many.
+const SHOWN_OF_LONG: usize = 60;
+/// A longer name is shortened.
+const LONG: usize = 120;
+/// What everybody together is called.
+const EVERYBODY: &str = "everybody";
+
+/// A client's name. Showing it gives no secret away, however it was made.
+///
+/// ```
+/// use tidegate_policy::ClientName;
+///
+/// let typed: ClientName = "api_key:sk_live_51H_very_secret".parse()?;
+/// assert_eq!(typed.to_string(), "api_key:sk_l…#b59c1698");
+/// # Ok::<(), tidegate_policy::ClientNameError>(())
+/// ```
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ClientName {
+    /// None: everybody together.
+    parts: Vec<Part>,
+}
+
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+struct Part {
+    kind: ClientKind,
+    value: Value,
+}
+
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum Value {
+    /// The bytes that counters know it by.
+    Whole(Vec<u8>),
+    /// How it begins, and a hash of all of it.
+    Hashed { start: String, hash: [u8; 4] },
+}
+
+/// What the shown form of an identity is found by.
+pub(crate) enum Handle<'a> {
+    Whole(&'a [u8]),
+    Hash([u8; 4]),
+}
+
+impl Handle<'_> {
+    /// What a shown name of the identity of this kind and these bytes has.
+    pub(crate) fn of(kind: ClientKind, bytes: &[u8]) -> Handle<'_> {
+        if Value::is_hashed(kind, bytes) { Handle::Hash(hash(bytes)) } else { Handle::Whole(bytes) }
+    }
+}
+
+/// What is wrong with a client's name. Nothing of it is repeated: it may be a secret.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum ClientNameError {
+    /// It does not begin with a kind.
+    #[error("say what kind of client it is, for instance ip:203.0.113.7, user:bob or api_key:KEY")]
+    NoKind,
+    /// It begins with something like a kind.
+    #[error("no client is known by that; did you mean `{}:…`?", .nearest.name())]
+    UnknownKind {
+        /// What was probably meant.
+        nearest: ClientKind,
+    },
+    /// Nothing follows the kind.
+    #[error("nothing follows `{}:`", .kind.name())]
+    Empty {
+        /// The kind.
+        kind: ClientKind,
+    },
+    /// Not an address.
+    #[error("what follows `ip:` is not an address, for instance 203.0.113.7 or 2001:db8::1")]
+    NotAnAddress,
+    /// Not a fingerprint.
+    #[error("what follows `fingerprint:` is not 32 hexadecimal digits")]
+    NotAFingerprint,
+    /// A percent sign that encodes nothing.
+    #[error("`%` wants two hexadecimal digits behind it; a percent sign is written %25")]
+    Encoding,
+}
+
+impl ClientName {
+    /// The client of a counter's key, as [`Matched::client`](crate::Matched::client) and the keys of checks have it.
+    pub fn of(key: &[u8]) -> Self {
+        Self {
+            parts: parts(key).map(|(kind, bytes)| Part { kind, value: Value::shown(kind, bytes) }).collect(),
+        }
+    }
+
+    /// Whether `key` is a key of this client. A name that shows a hash means whoever would be shown so.
+    pub fn names(&self, key: &[u8]) -> bool {
+        let mut named = self.parts.iter();
+        let all = parts(key).all(|(kind, bytes)| {
+            named.next().is_some_and(|part| part.kind == kind && part.value.is_of(kind, bytes))
+        });
+        all && named.next().is_none()
+    }
+
+    /// The key that counters know this client by; `None` if the name shows only a hash.
+    pub fn key(&self, identities: &Identities) -> Option<Vec<u8>> {
+        let mut key = Vec::new();
+        for Part { kind, value } in &self.parts {
+            let Value::Whole(bytes) = value else { return None };
+            match address(bytes).filter(|_| *kind == ClientKind::Ip) {
+                Some(address) => {
+                    append(&mut key, *kind, Some(&octets(identities.spec.addresses.counted(address))))
+                }
+                None => append(&mut key, *kind, Some(bytes)),
+            };
+        }
+        Some(key)
+    }
+
+    /// The name as it is shown: what is a secret or very long is kept by its hash alone.
+    pub(crate) fn shown(&self) -> Self {
+        let shown = |Part { kind, value }: &Part| {
+            let value = match value {
+                Value::Whole(bytes) => Value::shown(*kind, bytes),
+                hashed @ Value::Hashed { .. } => hashed.clone(),
+            };
+            Part { kind: *kind, value }
+        };
+        Self { parts: self.parts.iter().map(shown).collect() }
+    }
+
+    /// What to look a client of one identity up by, so that [`names_one`](Self::names_one) need be asked of few.
+    pub(crate) fn handle(&self) -> Option<(ClientKind, Handle<'_>)> {
+        let [Part { kind, value }] = self.parts.as_slice() else { return None };
+        Some(match value {
+            Value::Whole(bytes) => (*kind, Handle::Whole(bytes)),
+            Value::Hashed { hash, .. } => (*kind, Handle::Hash(*hash)),
+        })
+    }
+
+    /// Whether it names the one identity of this kind and these bytes.
+    pub(crate) fn names_one(&self, kind: ClientKind, bytes: &[u8]) -> bool {
+        matches!(self.parts.as_slice(), [part] if part.kind == kind && part.value.is_of(kind, bytes))
+    }
+
+    /// By what it is known, if by one thing alone.
+    pub fn kind(&self) -> Option<ClientKind> {
+        match self.parts.as_slice() {
+            [part] => Some(part.kind),
+            _ => None,
+        }
+    }
+}
+
+impl Value {
+    fn shown(kind: ClientKind, bytes: &[u8]) -> Self {
+        match kind {
+            _ if !Self::is_hashed(kind, bytes) => Self::Whole(bytes.to_vec()),
+            ClientKind::ApiKey | ClientKind::Cookie => Self::hashed(bytes, SHOWN),
+            _ => Self::hashed(bytes, SHOWN_OF_LONG),
+        }
+    }
+
+    /// Whether it is a secret, or too long to be shown.
+    fn is_hashed(kind: ClientKind, bytes: &[u8]) -> bool {
+        match kind {
+            ClientKind::ApiKey | ClientKind::Cookie => true,
+            ClientKind::User | ClientKind::Tenant => bytes.len() > LONG,
+            ClientKind::Ip | ClientKind::Fingerprint | ClientKind::Anonymous => false,
+        }
+    }
+
+    fn hashed(bytes: &[u8], shown: usize) -> Self {
+        let start = if bytes.len() >= 3 * SHOWN {
+            bytes.get(..shown.min(bytes.len() / 2)).map(written).unwrap_or_default()
+        } else {
+            String::new()
+        };
+        Self::Hashed { start, hash: hash(bytes) }
+    }
+
+    fn is_of(&self, kind: ClientKind, bytes: &[u8]) -> bool {
+        match (self, Self::shown(kind, bytes)) {
+            (Self::Whole(whole), _) => whole == bytes,
+            (Self::Hashed { start, hash }, Self::Hashed { start: shown, hash: of_shown }) => {
+                *hash == of_shown && shown.starts_with(start)
+            }
+            (Self::Hashed { .. }, Self::Whole(_)) => false,
+        }
+    }
+
+    fn parse(kind: ClientKind, text: &str) -> Result<Self, ClientNameError> {
+        if text.is_empty() && kind != ClientKind::Anonymous {
+            return Err(ClientNameError::Empty { kind });
+        }
+        let bytes = match kind {
+            ClientKind::Ip => {
+                let address: IpAddr = text.parse().map_err(|_| ClientNameError::NotAnAddress)?;
+                octets(address.to_canonical())
+            }
+            ClientKind::Fingerprint => {
+                let bits = Some(text).filter(|text| text.len() == 32).and_then(from_hex);
+                bits.ok_or(ClientNameError::NotAFingerprint)?
+            }
+            _ if let Some(hashed) = Self::parse_hashed(text) => return Ok(hashed),
+            // A key is taken as it is: whoever pastes one does not encode it.
+            ClientKind::ApiKey | ClientKind::Cookie => text.as_bytes().to_vec(),
+            ClientKind::User | ClientKind::Tenant | ClientKind::Anonymous => decoded(text)?,
+        };
+        Ok(Self::Whole(bytes))
+    }
+
+    /// `abcd…#1f2e3d4c`, or with three dots for those who cannot type one.
+    fn parse_hashed(text: &str) -> Option<Self> {
+        let (start, hash) = text.rsplit_once('#')?;
+        let start = start.strip_suffix('…').or_else(|| start.strip_suffix("..."))?;
+        let hash = from_hex(hash)?.try_into().ok()?;
+        Some(Self::Hashed { start: start.to_owned(), hash })
+    }
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { kind, value } = self;
+        match (kind, value) {
+            (ClientKind::Anonymous, _) => write!(f, "{kind}"),
+            (_, Value::Hashed { start, hash }) => write!(f, "{kind}:{start}…#{}", hex(hash)),
+            (ClientKind::ApiKey | ClientKind::Cookie, Value::Whole(secret)) => {
+                Self { kind: *kind, value: Value::shown(*kind, secret) }.fmt(f)
+            }
+            (ClientKind::Ip, Value::Whole(bytes)) => match address(bytes) {
+                Some(address) => write!(f, "{kind}:{address}"),
+                None => write!(f, "{kind}:{}", hex(bytes)),
+            },
+            (ClientKind::Fingerprint, Value::Whole(bytes)) => write!(f, "{kind}:{}", hex(bytes)),
+            (_, Value::Whole(bytes)) => write!(f, "{kind}:{}", written(bytes)),
+        }
+    }
+}
+
+impl fmt::Display for ClientName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.parts.is_empty() {
+            return f.write_str(EVERYBODY);
+        }
+        for (index, part) in self.parts.iter().enumerate() {
+            if index > 0 {
+                f.write_str("+")?;
+            }
+            part.fmt(f)?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for ClientName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ClientName({self})")
+    }
+}
+
+impl Serialize for ClientName {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl FromStr for ClientName {
+    type Err = ClientNameError;
+
+    fn from_str(text: &str) -> Result<Self, ClientNameError> {
+        let mut parts = Vec::new();
+        let mut rest = Some(text).filter(|text| *text != EVERYBODY);
+        while let Some(text) = rest {
+            let joint = text.match_indices('+').map(|(at, _)| at).find(|at| is_joint(&text[at + 1..]));
+            let (part, others) = match joint {
+                Some(at) => (&text[..at], Some(&text[at + 1..])),
+                None => (text, None),
+            };
+            let (kind, value) = part.split_once(':').unwrap_or((part, ""));
+            let kind = match ClientKind::named(kind) {
+                Some(kind) => kind,
+                None if part == ClientKind::Anonymous.name() => ClientKind::Anonymous,
+                None => return Err(unknown(kind)),
+            };
+            parts.push(Part { kind, value: Value::parse(kind, value)? });
+            rest = others;
+        }
+        Ok(Self { parts })
+    }
+}
+
+/// Whether a `+` before this joins two identities; in `bob+tag@example.org` it does not.
+fn is_joint(rest: &str) -> bool {
+    let word = rest.split([':', '+']).next().unwrap_or_default();
+    word == ClientKind::Anonymous.name()
+        || ClientKind::named(word).is_some() && rest.as_bytes().get(word.len()) == Some(&b':')
+}
+
+fn unknown(kind: &str) -> ClientNameError {
+    let nearest = ClientKind::NAMED.into_iter().min_by_key(|known| damerau_levenshtein(known.name(), kind));
+    match nearest {
+        Some(nearest) if damerau_levenshtein(nearest.name(), kind) <= 2 => {
+            ClientNameError::UnknownKind { nearest }
+        }
+        _ => ClientNameError::NoKind,
+    }
+}
+
+/// Text as it is, and the rest in percent signs.
+fn written(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(bytes.len());
+    let encode = |text: &mut String, bytes: &[u8]| {
+        for byte in bytes {
+            text.push('%');
+            text.push_str(&hex(&[*byte]).to_uppercase());
+        }
+    };
+    for chunk in bytes.utf8_chunks() {
+        for (at, c) in chunk.valid().char_indices() {
+            let joins = c == '+' && is_joint(&chunk.valid()[at + 1..]);
+            if joins || !is_plain(c) {
+                encode(&mut text, c.encode_utf8(&mut [0; 4]).as_bytes());
+            } else {
+                text.push(c);
+            }
+        }
+        encode(&mut text, chunk.invalid());
+    }
+    text
+}
+
+/// Neither ends a line nor moves a cursor, and means nothing in a name.
+fn is_plain(c: char) -> bool {
+    let hides =
+        matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}');
+    !c.is_control() && !hides && c != '%' && c != '…'
+}
+
+fn decoded(text: &str) -> Result<Vec<u8>, ClientNameError> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((before, behind)) = rest.split_once('%') {
+        bytes.extend_from_slice(before.as_bytes());
+        let byte = behind.get(..2).and_then(from_hex).ok_or(ClientNameError::Encoding)?;
+        bytes.extend(byte);
+        rest = &behind[2..];
+    }
+    bytes.extend_from_slice(rest.as_bytes());
+    Ok(bytes)
+}
+
+fn hash(bytes: &[u8]) -> [u8; 4] {
+    Sha256::digest(bytes).first_chunk().copied().unwrap_or_default()
+}
+
+fn octets(address: IpAddr) -> Vec<u8> {
+    match address {
+        IpAddr::V4(address) => address.octets().to_vec(),
+        IpAddr::V6(address) => address.octets().to_vec(),
+    }
+}
+
+fn address(bytes: &[u8]) -> Option<IpAddr> {
+    let v4 = <[u8; 4]>::try_from(bytes).map(IpAddr::from);
+    v4.or_else(|_| <[u8; 16]>::try_from(bytes).map(IpAddr::from)).ok()
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes
+        .iter()
+        .flat_map(|byte| [byte >> 4, byte & 15])
+        .filter_map(|digit| char::from_digit(digit.into(), 16))
+        .collect()
+}
+
+fn from_hex(text: &str) -> Option<Vec<u8>> {
+    let digits = text.chars().map(|c| c.to_digit(16)).collect::<Option<Vec<_>>>()?;
+    let (pairs, []) = digits.as_chunks::<2>() else { return None };
+    pairs.iter().map(|[high, low]| u8::try_from(high << 4 | low).ok()).collect()
+}
+
+#[cfg(test)]
+mod tests;

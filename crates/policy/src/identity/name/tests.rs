@@ -1,0 +1,113 @@
+use proptest::prelude::{Strategy, any, proptest};
+use proptest::sample::select;
+
+use super::*;
+use crate::identity::IdentitySpec;
+
+fn key(parts: &[(ClientKind, &[u8])]) -> Vec<u8> {
+    let mut key = Vec::new();
+    for (kind, bytes) in parts {
+        append(&mut key, *kind, Some(bytes));
+    }
+    key
+}
+
+fn shown(kind: ClientKind, bytes: &[u8]) -> String {
+    ClientName::of(&key(&[(kind, bytes)])).to_string()
+}
+
+fn parse(text: &str) -> Result<ClientName, ClientNameError> {
+    text.parse()
+}
+
+#[test]
+fn clients_are_named_by_kind_and_value() {
+    assert_eq!(shown(ClientKind::Ip, &[203, 0, 113, 7]), "ip:203.0.113.7");
+    assert_eq!(shown(ClientKind::User, b"bob+news@example.org"), "user:bob+news@example.org");
+    assert_eq!(shown(ClientKind::Fingerprint, &[0xab; 16]), format!("fingerprint:{}", "ab".repeat(16)));
+    assert_eq!(shown(ClientKind::Anonymous, b""), "anonymous");
+    assert_eq!(ClientName::of(b"").to_string(), "everybody");
+    let both = key(&[(ClientKind::Ip, &[10, 0, 0, 1]), (ClientKind::User, "Zoë".as_bytes())]);
+    assert_eq!(ClientName::of(&both).to_string(), "ip:10.0.0.1+user:Zoë");
+}
+
+#[test]
+fn a_secret_is_told_apart_and_not_shown() {
+    assert_eq!(shown(ClientKind::ApiKey, b"sk_live_51H_very_secret"), "api_key:sk_l…#b59c1698");
+    assert!(!shown(ClientKind::Cookie, b"short").contains("short"));
+    assert_ne!(shown(ClientKind::ApiKey, b"short"), shown(ClientKind::ApiKey, b"other"));
+    let typed = parse("api_key:sk_live_51H_very_secret").unwrap();
+    assert_eq!(format!("{typed} {typed:?}").matches("very").count(), 0);
+}
+
+#[test]
+fn a_secret_can_be_named_whole_or_by_its_hash() {
+    let (secret, other) =
+        (key(&[(ClientKind::ApiKey, b"sk_live_51H_very_secret")]), key(&[(ClientKind::ApiKey, b"x")]));
+    let spellings = ["sk_live_51H_very_secret", "sk_l…#b59c1698", "sk_l...#b59c1698", "...#b59c1698"];
+    for spelling in spellings {
+        let name = parse(&format!("api_key:{spelling}")).unwrap();
+        assert!(name.names(&secret) && !name.names(&other), "{spelling}");
+    }
+    assert!(!parse("api_key:pk_l…#b59c1698").unwrap().names(&secret), "it begins otherwise");
+    assert!(!parse("user:sk_live_51H_very_secret").unwrap().names(&secret));
+}
+
+#[test]
+fn what_a_line_or_a_terminal_would_misread_is_encoded() {
+    assert_eq!(shown(ClientKind::User, b"a\r\n\x1b[2J\"\xff%"), "user:a%0D%0A%1B[2J\"%FF%25");
+    assert_eq!(shown(ClientKind::User, "a\u{202e}b".as_bytes()), "user:a%E2%80%AEb");
+    assert_eq!(shown(ClientKind::User, b"a+ip:1.2.3.4"), "user:a%2Bip:1.2.3.4", "not two identities");
+    let long = shown(ClientKind::User, &[b'x'; 5_000]);
+    assert!(long.len() < 100, "{long}");
+}
+
+#[test]
+fn an_address_is_found_by_the_prefix_it_is_counted_by() {
+    let identities = Identities::new(IdentitySpec::default()).unwrap();
+    let name = parse("ip:2001:db8::5").unwrap();
+    let counted = key(&[(ClientKind::Ip, &"2001:db8::".parse::<std::net::Ipv6Addr>().unwrap().octets())]);
+    assert_eq!(name.key(&identities).as_ref(), Some(&counted));
+    assert_eq!(parse("user:bob").unwrap().key(&identities), Some(key(&[(ClientKind::User, b"bob")])));
+    assert_eq!(parse("api_key:sk_l…#b59c1698").unwrap().key(&identities), None);
+}
+
+#[test]
+fn a_bad_name_is_told_without_repeating_it() {
+    let error = |text: &str| parse(text).unwrap_err();
+    assert_eq!(error("sk_live_51H_very_secret"), ClientNameError::NoKind);
+    assert_eq!(error("apikey:sk_live"), ClientNameError::UnknownKind { nearest: ClientKind::ApiKey });
+    assert_eq!(error("user:"), ClientNameError::Empty { kind: ClientKind::User });
+    assert_eq!(error("ip:999.1.1.1"), ClientNameError::NotAnAddress);
+    assert_eq!(error("fingerprint:xyz"), ClientNameError::NotAFingerprint);
+    assert_eq!(error("user:100%"), ClientNameError::Encoding);
+    assert_eq!(error("ip:10.0.0.1+user:"), ClientNameError::Empty { kind: ClientKind::User });
+    assert!(!error("sk_live_51H_very_secret").to_string().contains("sk_live"));
+}
+
+fn identity() -> impl Strategy<Value = (ClientKind, Vec<u8>)> {
+    let text = any::<String>().prop_map(String::into_bytes);
+    let bytes = proptest::collection::vec(any::<u8>(), 1..200);
+    (select(&ClientKind::NAMED[..]), text, bytes).prop_map(|(kind, text, bytes)| match kind {
+        ClientKind::Ip if bytes.len() < 16 => (kind, vec![10, 0, 0, bytes[0]]),
+        ClientKind::Ip | ClientKind::Fingerprint => (kind, [&bytes[..], &[1; 16]].concat()[..16].to_vec()),
+        _ if text.is_empty() => (kind, bytes),
+        _ => (kind, text),
+    })
+}
+
+proptest! {
+    #[test]
+    fn what_is_shown_can_be_typed_and_names_the_same_client(
+        parts in proptest::collection::vec(identity(), 0..3),
+    ) {
+        let parts: Vec<_> = parts.iter().map(|(kind, bytes)| (*kind, bytes.as_slice())).collect();
+        let key = key(&parts);
+        let name = ClientName::of(&key);
+        let text = name.to_string();
+        let again = parse(&text).unwrap_or_else(|error| panic!("{text:?}: {error}"));
+        assert!(again.names(&key), "{text:?}");
+        assert_eq!(again.to_string(), text);
+        assert!(!text.chars().any(char::is_control));
+    }
+}

@@ -1,0 +1,301 @@
+//! The file itself: one redb database, with a format of its own inside.
+//!
+//! Tables: `meta` (name → number; `format`), `bans` (whom → since, until, reason), `overrides` (rule and client →
+//! algorithm, requests, window, burst, since, until, reason). Times are microseconds since 1970. A new kind of record
+//! is a new table, which an older format simply lacks; a change of what stands in a table is a new format.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{self, ErrorKind, Read};
+use std::os::unix::fs::OpenOptionsExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+
+use redb::backends::InMemoryBackend;
+use redb::{
+    Builder, Database, DatabaseError, ReadableDatabase, ReadableTable, StorageBackend, StorageError,
+    TableDefinition, TableError, WriteTransaction,
+};
+use tidegate_core::{Limit, Span, Spec, Timestamp};
+
+use super::error::{BackupError, OpenError};
+use super::record::{BanRecord, Change, Contents, OverrideKey, OverrideRecord};
+
+/// What this version writes, and the newest that it reads.
+pub(super) const FORMAT: u64 = 1;
+/// What is read from the file is held elsewhere: hardly anything is worth remembering here.
+const CACHE: usize = 4 << 20;
+
+const META: TableDefinition<'_, &str, u64> = TableDefinition::new("meta");
+const BANS: TableDefinition<'_, &str, (u64, Option<u64>, &str)> = TableDefinition::new("bans");
+const OVERRIDES: TableDefinition<'_, (&str, &[u8]), OverrideRow<'_>> = TableDefinition::new("overrides");
+type OverrideRow<'a> = (&'a str, u64, u64, Option<u64>, u64, Option<u64>, &'a str);
+
+/// An open file. Everything here blocks.
+#[derive(Debug)]
+pub(super) struct DurableFile {
+    database: Database,
+}
+
+impl DurableFile {
+    /// Opens the file, or makes it if there is none, and reads all of it.
+    pub(super) fn open(path: &Path) -> Result<(Self, Contents), OpenError> {
+        let fails = |source: io::Error| OpenError::Io { path: path.to_owned(), source };
+        match std::fs::metadata(path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => create(path, &Contents::default()),
+            Err(error) => return Err(fails(error)),
+            // The database would take it for a new one.
+            Ok(found) if found.len() == 0 => return Err(damaged(path, "it is empty")),
+            Ok(_) => Ok(()),
+        }
+        .or_else(|error| match error {
+            // Somebody else was faster.
+            Failure::Io(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
+            error => Err(error.opening(path)),
+        })?;
+        // Whoever meddled with the file may have led the database anywhere.
+        let opened = catch_unwind(AssertUnwindSafe(|| Self::open_existing(path)));
+        opened.unwrap_or_else(|_| Err(damaged(path, "the database cannot make sense of it")))
+    }
+
+    fn open_existing(path: &Path) -> Result<(Self, Contents), OpenError> {
+        if !is_sound(path).map_err(|error| error.opening(path))? {
+            return Err(damaged(path, "checksums do not hold"));
+        }
+        let database = builder().open(path).map_err(|error| Failure::from(error).opening(path))?;
+        let file = Self { database };
+        let contents = file.read(path)?;
+        Ok((file, contents))
+    }
+
+    /// A database that is gone when the process is.
+    pub(super) fn in_memory() -> Result<Self, OpenError> {
+        let nowhere = Path::new("memory");
+        let made = builder().create_with_backend(InMemoryBackend::new());
+        let file = Self { database: made.map_err(|error| Failure::from(error).opening(nowhere))? };
+        file.fill(&Contents::default()).map_err(|error| error.opening(nowhere))?;
+        Ok(file)
+    }
+
+    /// Writes all of `changes` or none. When it returns they are on the disk.
+    pub(super) fn apply(&self, changes: &[Change]) -> Result<(), String> {
+        self.try_apply(changes).map_err(|error| error.to_string())
+    }
+
+    fn try_apply(&self, changes: &[Change]) -> Result<(), Failure> {
+        let transaction = self.begin()?;
+        for change in changes {
+            write(&transaction, change)?;
+        }
+        transaction.commit()?;
+        Ok(())
+    }
+
+    /// A consistent copy at `path`, where nothing may be yet.
+    pub(super) fn back_up(&self, path: &Path) -> Result<(), BackupError> {
+        let failed = |reason: String| BackupError::Write { path: path.to_owned(), reason };
+        let contents = self.read(path).map_err(|error| failed(error.to_string()))?;
+        create(path, &contents).map_err(|error| match error {
+            Failure::Io(error) if error.kind() == ErrorKind::AlreadyExists => {
+                BackupError::Exists { path: path.to_owned() }
+            }
+            error => failed(error.to_string()),
+        })
+    }
+
+    fn read(&self, path: &Path) -> Result<Contents, OpenError> {
+        let opening = |error: Failure| error.opening(path);
+        let transaction = self.database.begin_read().map_err(|error| opening(error.into()))?;
+        let meta = transaction.open_table(META).map_err(|error| opening(error.into()))?;
+        let format = meta.get("format").map_err(|error| opening(error.into()))?;
+        match format.map(|format| format.value()) {
+            None => return Err(damaged(path, "it says no format")),
+            Some(found) if found > FORMAT => {
+                return Err(OpenError::Newer { path: path.to_owned(), found, known: FORMAT });
+            }
+            Some(_) => {}
+        }
+        let read = || -> Result<Contents, Failure> {
+            let mut contents = Contents::default();
+            for row in transaction.open_table(BANS)?.iter()? {
+                let (subject, ban) = row?;
+                contents.bans.insert(subject.value().to_owned(), ban_of(ban.value()));
+            }
+            for row in transaction.open_table(OVERRIDES)?.iter()? {
+                let (key, instead) = row?;
+                let (rule, client) = key.value();
+                let key = OverrideKey { rule: rule.to_owned(), client: client.to_vec() };
+                contents.overrides.insert(key, override_of(instead.value())?);
+            }
+            Ok(contents)
+        };
+        read().map_err(opening)
+    }
+
+    fn fill(&self, contents: &Contents) -> Result<(), Failure> {
+        let transaction = self.begin()?;
+        transaction.open_table(META)?.insert("format", FORMAT)?;
+        // An empty table is there all the same.
+        transaction.open_table(BANS)?;
+        transaction.open_table(OVERRIDES)?;
+        for (subject, ban) in &contents.bans {
+            write(&transaction, &Change::Ban(subject.clone(), ban.clone()))?;
+        }
+        for (key, instead) in &contents.overrides {
+            write(&transaction, &Change::Override(key.clone(), instead.clone()))?;
+        }
+        transaction.commit()?;
+        Ok(())
+    }
+
+    fn begin(&self) -> Result<WriteTransaction, Failure> {
+        let mut transaction = self.database.begin_write()?;
+        // Clients choose part of what is written: a torn commit must never pass for a whole one.
+        transaction.set_two_phase_commit(true);
+        Ok(transaction)
+    }
+}
+
+fn builder() -> Builder {
+    let mut builder = Builder::new();
+    builder.set_cache_size(CACHE);
+    builder
+}
+
+/// Looks through all of the file. The database mends what it finds, be it by going back to an older state; so it is
+/// shown a copy in memory, and a damaged file stays as it is, to be refused again and to be looked into.
+fn is_sound(path: &Path) -> Result<bool, Failure> {
+    let file = File::open(path)?;
+    file.try_lock().map_err(|error| match error {
+        TryLockError::WouldBlock => Failure::Database(redb::Error::DatabaseAlreadyOpen),
+        TryLockError::Error(error) => Failure::Io(error),
+    })?;
+    let mut bytes = Vec::new();
+    (&file).read_to_end(&mut bytes)?;
+    let copy = InMemoryBackend::new();
+    copy.set_len(u64::try_from(bytes.len()).unwrap_or(u64::MAX))?;
+    copy.write(0, &bytes)?;
+    drop(bytes);
+    Ok(builder().create_with_backend(copy)?.check_integrity()?)
+}
+
+/// Makes a whole file beside `path`, then puts it there at once: nobody ever finds half of one. It is for nobody
+/// else's eyes.
+fn create(path: &Path, contents: &Contents) -> Result<(), Failure> {
+    let unfinished = beside(path);
+    let made = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(&unfinished)
+        .map_err(Failure::Io)
+        .and_then(|file| {
+            let file = DurableFile { database: builder().create_file(file)? };
+            file.fill(contents)?;
+            drop(file);
+            // Unlike a rename, a link replaces nothing.
+            std::fs::hard_link(&unfinished, path)?;
+            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+            File::open(folder.unwrap_or(Path::new(".")))?.sync_all()?;
+            Ok(())
+        });
+    // What is left of a failure is worth nothing.
+    let _ = std::fs::remove_file(&unfinished);
+    made
+}
+
+fn beside(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(format!(".{}.new", std::process::id()));
+    name.into()
+}
+
+fn write(transaction: &WriteTransaction, change: &Change) -> Result<(), Failure> {
+    let micros = |at: &Option<Timestamp>| at.map(Timestamp::as_micros);
+    match change {
+        Change::Ban(subject, BanRecord { reason, since, until }) => {
+            let row = (since.as_micros(), micros(until), reason.as_str());
+            transaction.open_table(BANS)?.insert(subject.as_str(), row)?;
+        }
+        Change::Unban(subject) => {
+            transaction.open_table(BANS)?.remove(subject.as_str())?;
+        }
+        Change::Override(OverrideKey { rule, client }, instead) => {
+            let OverrideRecord { algorithm, spec, reason, since, until } = instead;
+            let Spec { requests, window, burst } = spec;
+            let (since, until) = (since.as_micros(), micros(until));
+            let row =
+                (algorithm.name(), *requests, window.as_micros(), *burst, since, until, reason.as_str());
+            transaction.open_table(OVERRIDES)?.insert((rule.as_str(), client.as_slice()), row)?;
+        }
+        Change::EndOverride(OverrideKey { rule, client }) => {
+            transaction.open_table(OVERRIDES)?.remove((rule.as_str(), client.as_slice()))?;
+        }
+    }
+    Ok(())
+}
+
+fn ban_of((since, until, reason): (u64, Option<u64>, &str)) -> BanRecord {
+    BanRecord {
+        reason: reason.to_owned(),
+        since: Timestamp::from_micros(since),
+        until: until.map(Timestamp::from_micros),
+    }
+}
+
+fn override_of(row: OverrideRow<'_>) -> Result<OverrideRecord, Failure> {
+    let (algorithm, requests, window, burst, since, until, reason) = row;
+    let algorithm = algorithm.parse().map_err(|_| Failure::Record("an override's algorithm is none"))?;
+    let spec = Spec { requests, window: Span::from_micros(window), burst };
+    Limit::new(algorithm, spec).map_err(|_| Failure::Record("an override's limit cannot be"))?;
+    Ok(OverrideRecord {
+        algorithm,
+        spec,
+        reason: reason.to_owned(),
+        since: Timestamp::from_micros(since),
+        until: until.map(Timestamp::from_micros),
+    })
+}
+
+/// What can go wrong below.
+#[derive(Debug, thiserror::Error)]
+enum Failure {
+    #[error("{0}")]
+    Database(redb::Error),
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    #[error("{0}")]
+    Record(&'static str),
+}
+
+impl Failure {
+    fn opening(self, path: &Path) -> OpenError {
+        let path = path.to_owned();
+        match self {
+            Self::Database(redb::Error::DatabaseAlreadyOpen) => OpenError::InUse { path },
+            // So the database says that it does not know what it reads.
+            Self::Database(redb::Error::Io(source)) | Self::Io(source) => match source.kind() {
+                ErrorKind::InvalidData | ErrorKind::UnexpectedEof => damaged(&path, &source.to_string()),
+                _ => OpenError::Io { path, source },
+            },
+            Self::Database(error) => damaged(&path, &error.to_string()),
+            Self::Record(what) => damaged(&path, what),
+        }
+    }
+}
+
+fn damaged(path: &Path, what: &str) -> OpenError {
+    OpenError::Damaged { path: path.to_owned(), what: what.to_owned() }
+}
+
+macro_rules! failures {
+    ($($error:ty),+) => {
+        $(impl From<$error> for Failure {
+            fn from(error: $error) -> Self {
+                Self::Database(error.into())
+            }
+        })+
+    };
+}
+failures!(DatabaseError, StorageError, TableError, redb::TransactionError, redb::CommitError);

@@ -1,0 +1,257 @@
+//! Who is locked out, and who is about to be.
+//!
+//! A bounded table beside the counters: a record for each client that has violated a rule with a penalty, until it is
+//! forgotten. The arithmetic is [`Penalty`]'s. Asking costs one load while a part of the table is empty, and a short lock
+//! otherwise. When the table is full, whoever has been forgotten gives way, then whoever has done least; nobody who is
+//! locked out ever does. Newcomers that find no room are not remembered: their limits still hold.
+
+mod shard;
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use tidegate_core::{Key, Penalty, Record, RuleId, Span, Timestamp};
+
+use crate::memory::hash::KeyHasher;
+use shard::Shard;
+
+/// Parts that are locked on their own.
+const SHARDS: usize = 64;
+/// Records kept where nothing else is said.
+const DEFAULT_CAP: usize = 65_536;
+/// What the names of clients may take on average; a few are longer.
+const CLIENT_BYTES: usize = 128;
+/// A longer name is not remembered: one client is not to take the room of hundreds.
+const LONGEST_CLIENT: usize = 4 << 10;
+
+/// Lock-outs and violations, within a cap.
+#[derive(Debug)]
+pub struct Penalties {
+    hasher: KeyHasher,
+    parts: Box<[Part]>,
+    /// Counts changes.
+    version: AtomicU64,
+    /// Violations that found no room.
+    unrecorded: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Part {
+    /// How many records there are: none, mostly, and then there is nothing to lock.
+    count: AtomicUsize,
+    shard: Mutex<Shard>,
+}
+
+/// A client under a rule. It may be an API key, so it is not shown.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PenaltyKey {
+    /// The rule.
+    pub rule: RuleId,
+    /// The client, as its counter's key has it.
+    pub client: Box<[u8]>,
+}
+
+impl PenaltyKey {
+    /// A key that is kept.
+    pub fn of(key: Key<'_>) -> Self {
+        Self { rule: key.rule, client: key.client.into() }
+    }
+
+    /// The key of the client's counter.
+    pub fn as_key(&self) -> Key<'_> {
+        Key::new(self.rule, &self.client)
+    }
+
+    fn is(&self, key: Key<'_>) -> bool {
+        self.as_key() == key
+    }
+}
+
+impl fmt::Debug for PenaltyKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.as_key().fmt(f)
+    }
+}
+
+/// What is remembered of one client under one rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Penalised {
+    /// Who.
+    pub key: PenaltyKey,
+    /// What is remembered.
+    pub record: Record,
+    /// From when on it is as good as never seen.
+    pub forgotten: Timestamp,
+}
+
+/// What has changed since it was last asked.
+#[derive(Debug, Default)]
+pub struct PenaltyChanges {
+    /// Records that are new or different.
+    pub set: Vec<Penalised>,
+    /// Records that are gone: forgotten, removed by hand, or given way to others.
+    pub removed: Vec<PenaltyKey>,
+    /// Too many went for all to be listed: whoever keeps a copy replaces it by a [`snapshot`](Penalties::snapshot).
+    pub is_partial: bool,
+}
+
+impl PenaltyChanges {
+    /// Whether nothing has changed.
+    pub fn is_empty(&self) -> bool {
+        self.set.is_empty() && self.removed.is_empty() && !self.is_partial
+    }
+}
+
+impl Default for Penalties {
+    fn default() -> Self {
+        Self::with_cap(DEFAULT_CAP)
+    }
+}
+
+impl Penalties {
+    /// A table of at most `records`, rounded up to a multiple of 64; each takes about 250 bytes at most, on average.
+    pub fn with_cap(records: usize) -> Self {
+        let each = records.div_ceil(SHARDS).max(1);
+        let part = |_| Part {
+            count: AtomicUsize::new(0),
+            shard: Mutex::new(Shard::new(each, each.saturating_mul(CLIENT_BYTES).max(LONGEST_CLIENT))),
+        };
+        Self {
+            hasher: KeyHasher::random(),
+            parts: (0..SHARDS).map(part).collect(),
+            version: AtomicU64::new(0),
+            unrecorded: AtomicU64::new(0),
+        }
+    }
+
+    /// How long `key` is still locked out; `None` if it is not.
+    #[inline]
+    pub fn lock_out(&self, key: Key<'_>, now: Timestamp) -> Option<Span> {
+        let hash = self.hasher.hash(&key);
+        let part = self.part(hash)?;
+        if part.count.load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        part.with(|shard| shard.find(hash, key).and_then(|found| found.record.lock_out(now)))
+    }
+
+    /// Records that `key` has violated a rule with this `penalty`; says how long it is locked out now, if it is.
+    pub fn violate(&self, key: Key<'_>, penalty: &Penalty, now: Timestamp) -> Option<Span> {
+        if key.client.len() > LONGEST_CLIENT {
+            self.unrecorded.fetch_add(1, Ordering::Relaxed);
+            return None;
+        }
+        let hash = self.hasher.hash(&key);
+        let violated = |record| {
+            let record = penalty.violate(record, now);
+            (record, penalty.forgotten(&record))
+        };
+        let record = self.part(hash)?.with(|shard| shard.update(hash, key, now, violated));
+        self.version.fetch_add(1, Ordering::AcqRel);
+        if record.is_none() {
+            self.unrecorded.fetch_add(1, Ordering::Relaxed);
+        }
+        record?.lock_out(now)
+    }
+
+    /// Forgets `key` by hand; says whether it was remembered.
+    pub fn remove(&self, key: Key<'_>) -> bool {
+        let hash = self.hasher.hash(&key);
+        let removed = self.part(hash).is_some_and(|part| part.with(|shard| shard.remove(hash, key)));
+        if removed {
+            self.version.fetch_add(1, Ordering::AcqRel);
+        }
+        removed
+    }
+
+    /// Everybody who is locked out, the longest first.
+    pub fn locked_out(&self, now: Timestamp) -> Vec<Penalised> {
+        let mut locked = self.collect(|penalised| penalised.record.lock_out(now).is_some());
+        locked.sort_by_key(|penalised| std::cmp::Reverse(penalised.record.locked_until));
+        locked
+    }
+
+    /// Everything that is remembered at `now`, in no order.
+    pub fn snapshot(&self, now: Timestamp) -> Vec<Penalised> {
+        self.collect(|penalised| penalised.forgotten > now)
+    }
+
+    /// Remembers what a [`snapshot`](Self::snapshot) has held, perhaps before a restart and by another clock. What is
+    /// already here stays.
+    pub fn restore(&self, records: impl IntoIterator<Item = Penalised>, now: Timestamp) {
+        for penalised in records {
+            let record = penalised.record.rebase(now);
+            let ahead = penalised.record.since.since(record.since);
+            let forgotten = penalised.forgotten - ahead;
+            if forgotten <= now || penalised.key.client.len() > LONGEST_CLIENT {
+                continue;
+            }
+            let key = penalised.key.as_key();
+            let hash = self.hasher.hash(&key);
+            if let Some(part) = self.part(hash) {
+                part.with(|shard| {
+                    if shard.find(hash, key).is_none() {
+                        shard.update(hash, key, now, |_| (record, forgotten));
+                    }
+                });
+            }
+        }
+        self.version.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// A number that grows with every change: if it stands, there is nothing to [take](Self::take_changes).
+    pub fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
+    }
+
+    /// What has changed since this was last asked, for one keeper of a durable copy.
+    pub fn take_changes(&self) -> PenaltyChanges {
+        let mut changes = PenaltyChanges::default();
+        for part in &self.parts {
+            part.with(|shard| shard.take_changes(&mut changes));
+        }
+        changes
+    }
+
+    /// How many records there are.
+    pub fn len(&self) -> usize {
+        self.parts.iter().map(|part| part.count.load(Ordering::Acquire)).sum()
+    }
+
+    /// Whether nobody is remembered.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// How many violations could not be recorded, because there was no room for them, since the start.
+    pub fn unrecorded(&self) -> u64 {
+        self.unrecorded.load(Ordering::Relaxed)
+    }
+
+    fn part(&self, hash: u64) -> Option<&Part> {
+        // The table within a part uses the other bits.
+        self.parts.get((hash >> 32) as usize % SHARDS)
+    }
+
+    fn collect(&self, wanted: impl Fn(&Penalised) -> bool) -> Vec<Penalised> {
+        let mut found = Vec::new();
+        for part in self.parts.iter().filter(|part| part.count.load(Ordering::Acquire) > 0) {
+            part.with(|shard| found.extend(shard.iter().filter(|penalised| wanted(penalised)).cloned()));
+        }
+        found
+    }
+}
+
+impl Part {
+    fn with<R>(&self, act: impl FnOnce(&mut Shard) -> R) -> R {
+        // Nothing in there panics half-way through a change.
+        let mut shard = self.shard.lock().unwrap_or_else(PoisonError::into_inner);
+        let result = act(&mut shard);
+        self.count.store(shard.len(), Ordering::Release);
+        result
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,12 @@
+//! What operators see: metrics, logs, traces.
+//!
+//! Whoever serves requests fills a story while it does, and tells it once. No trait of observers stands between: there
+//! is one of each.
+
+#![forbid(unsafe_code)]
+
+mod metrics;
+mod story;
+
+pub use metrics::{Decided, Family, Kind, Meter, Metrics, Page, Reader, RuleSlots, Try, UpstreamCounts};
+pub use story::{Story, Telemetry, Teller, Trial};

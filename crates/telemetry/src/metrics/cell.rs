@@ -1,0 +1,31 @@
+//! Counters that nobody waits for.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A number that only grows. Each core has its own, so adding to it is never contended.
+#[derive(Debug, Default)]
+pub(crate) struct Counter(AtomicU64);
+
+impl Counter {
+    pub(crate) fn add(&self, count: u64) {
+        self.0.fetch_add(count, Ordering::Relaxed);
+    }
+
+    pub(crate) fn one(&self) {
+        self.add(1);
+    }
+
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// A value on cache lines of its own: two cores never write to the same.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub(crate) struct Apart<T>(pub(crate) T);
+
+/// So many of them, one for each core.
+pub(crate) fn for_each_core<T: Default>(cores: usize) -> Box<[Apart<T>]> {
+    (0..cores.max(1)).map(|_| Apart::default()).collect()
+}

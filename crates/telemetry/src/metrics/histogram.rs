@@ -1,0 +1,140 @@
+//! How long things take.
+
+use super::cell::{Apart, Counter};
+use super::page::{Family, Unit};
+
+/// The upper bounds of the buckets in nanoseconds, and as they are written in milliseconds and in seconds. A decision
+/// takes about a microsecond, an upstream anything up to a minute; 5 ms is where the alert on slow decisions stands.
+const BOUNDS: [(u64, &str, &str); 24] = [
+    (500, "0.0005", "0.0000005"),
+    (1_000, "0.001", "0.000001"),
+    (2_000, "0.002", "0.000002"),
+    (3_000, "0.003", "0.000003"),
+    (5_000, "0.005", "0.000005"),
+    (10_000, "0.01", "0.00001"),
+    (20_000, "0.02", "0.00002"),
+    (50_000, "0.05", "0.00005"),
+    (100_000, "0.1", "0.0001"),
+    (250_000, "0.25", "0.00025"),
+    (500_000, "0.5", "0.0005"),
+    (1_000_000, "1", "0.001"),
+    (2_500_000, "2.5", "0.0025"),
+    (5_000_000, "5", "0.005"),
+    (10_000_000, "10", "0.01"),
+    (25_000_000, "25", "0.025"),
+    (50_000_000, "50", "0.05"),
+    (100_000_000, "100", "0.1"),
+    (250_000_000, "250", "0.25"),
+    (500_000_000, "500", "0.5"),
+    (1_000_000_000, "1000", "1"),
+    (2_500_000_000, "2500", "2.5"),
+    (10_000_000_000, "10000", "10"),
+    (60_000_000_000, "60000", "60"),
+];
+const BUCKETS: usize = BOUNDS.len() + 1;
+
+/// A histogram of one core.
+#[derive(Debug, Default)]
+pub(crate) struct Histogram {
+    buckets: [Counter; BUCKETS],
+    nanos: Counter,
+}
+
+impl Histogram {
+    pub(crate) fn observe(&self, nanos: u64) {
+        let bucket = BOUNDS.partition_point(|(bound, ..)| *bound < nanos);
+        if let Some(bucket) = self.buckets.get(bucket) {
+            bucket.one();
+        }
+        self.nanos.add(nanos);
+    }
+}
+
+/// Which of the buckets are shown: decisions are quick, upstreams are not.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Span {
+    /// Up to a second, in milliseconds.
+    Decision,
+    /// From half a millisecond, in seconds.
+    Upstream,
+}
+
+impl Span {
+    fn shows(self, nanos: u64) -> bool {
+        match self {
+            Self::Decision => nanos <= 1_000_000_000,
+            Self::Upstream => nanos >= 500_000,
+        }
+    }
+}
+
+/// Writes the histograms of all cores as one.
+pub(crate) fn write<'h>(
+    family: &mut Family<'_>,
+    span: Span,
+    labels: &[(&str, &str)],
+    cores: impl Iterator<Item = &'h Histogram> + Clone,
+) {
+    let mut count = 0;
+    for (index, (bound, millis, seconds)) in BOUNDS.iter().enumerate() {
+        count += cores.clone().map(|core| core.buckets[index].get()).sum::<u64>();
+        let written = match span {
+            Span::Decision => millis,
+            Span::Upstream => seconds,
+        };
+        if span.shows(*bound) {
+            family.bucket(labels, written, count);
+        }
+    }
+    count += cores.clone().map(|core| core.buckets[BUCKETS - 1].get()).sum::<u64>();
+    family.bucket(labels, "+Inf", count);
+    let nanos = cores.map(|core| core.nanos.get()).sum();
+    let unit = match span {
+        Span::Decision => Unit::Millis,
+        Span::Upstream => Unit::Seconds,
+    };
+    family.end(labels, count, unit.of(nanos));
+}
+
+/// The histograms in a list of per-core things.
+pub(crate) fn of_cores<T>(
+    cores: &[Apart<T>],
+    which: impl Fn(&T) -> &Histogram + Clone,
+) -> impl Iterator<Item = &Histogram> + Clone {
+    cores.iter().map(move |core| which(&core.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::page::{Kind, Page};
+    use super::*;
+
+    #[test]
+    fn every_bound_is_written_as_what_it_is() {
+        #[expect(clippy::cast_precision_loss, reason = "bounds are small")]
+        for (nanos, millis, seconds) in BOUNDS {
+            assert!((millis.parse::<f64>().unwrap() * 1e6 - nanos as f64).abs() < 1e-6, "{millis}");
+            assert!((seconds.parse::<f64>().unwrap() * 1e9 - nanos as f64).abs() < 1e-3, "{seconds}");
+        }
+        assert!(BOUNDS.is_sorted());
+    }
+
+    #[test]
+    fn buckets_are_cumulative_and_bounds_inclusive() {
+        let (one, two) = (Histogram::default(), Histogram::default());
+        one.observe(1_000);
+        one.observe(1_001);
+        two.observe(3_000_000_000);
+        let mut page = Page::default();
+        let mut family = page.family("t", Kind::Histogram, "Some.");
+        write(&mut family, Span::Decision, &[], [&one, &two].into_iter());
+        let text = page.into_text();
+        for line in ["t_bucket{le=\"0.0005\"} 0", "t_bucket{le=\"0.001\"} 1", "t_bucket{le=\"0.002\"} 2"] {
+            assert!(text.contains(line), "{text}");
+        }
+        assert!(
+            text.contains("t_bucket{le=\"1000\"} 2\nt_bucket{le=\"+Inf\"} 3\nt_count 3\nt_sum 3000.002001\n"),
+            "{text}"
+        );
+    }
+}
