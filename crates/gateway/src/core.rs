@@ -12,6 +12,7 @@ use tokio::sync::watch;
 
 use crate::bounds::Bounds;
 use crate::live::Live;
+use crate::rounds::Rounds;
 use crate::shut::Shut;
 use crate::upstream::{Connector, Pools, Server};
 
@@ -48,6 +49,7 @@ pub(crate) struct Core<S> {
     pub(crate) teller: Teller,
     pub(crate) penalties: Arc<Penalties>,
     pub(crate) pools: Rc<Pools>,
+    pub(crate) rounds: Rc<Rounds>,
     pub(crate) bounds: Bounds,
     scratches: RefCell<Vec<Scratch>>,
     waiting: Cell<usize>,
@@ -74,6 +76,7 @@ impl<S: Store> Core<S> {
             bans,
             penalties,
             pools: Pools::new(connector),
+            rounds: Rc::default(),
             bounds,
             scratches: RefCell::default(),
             waiting: Cell::new(0),
