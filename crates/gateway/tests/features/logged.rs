@@ -94,12 +94,12 @@ async fn refusals_may_be_all_that_is_logged_or_all_that_is_not() {
     }
     assert_eq!(next(&lines)["decision"], "refused");
     let never = Which { access: Sample::ALL, refused: Sample::NONE };
-    let (proxy, _upstream, lines) = logging(never, TWO).await;
+    let (proxy, upstream, lines) = logging(never, TWO).await;
     for _ in 0..3 {
         proxy.get("/").await;
     }
     proxy.replace(
-        &[_upstream.url()],
+        &[upstream.url()],
         "rate_limits: { default: { requests: 9, window: 1h, algorithm: sliding_window_log } }",
     );
     proxy.get("/").await;

@@ -10,6 +10,7 @@ mod hold;
 mod layers;
 mod logged;
 mod messages;
+mod penalties;
 mod shadow;
 mod stop;
 mod support;
