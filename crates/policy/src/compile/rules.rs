@@ -156,6 +156,14 @@ fn count<'s>(
 ) -> Option<Count> {
     let fallback = Clients::default();
     let known = known.unwrap_or(&fallback);
+    for node in [fields.get("per"), fields.get("per_each")].into_iter().flatten() {
+        if let Some(everybody) = meant_for_everybody(node) {
+            let finding = Finding::error(everybody, format!("`{EVERYBODY}` stands by itself"));
+            let hint = format!("write `per: {EVERYBODY}`: one counter for all clients together");
+            context.report.push(finding.hint(hint));
+            return None;
+        }
+    }
     let mut identities = |node| clients::identities(node, known, context);
     match (fields.get("per"), fields.get("per_each")) {
         (None, None) => Some(Count::Client),
@@ -171,6 +179,21 @@ fn count<'s>(
             context.report.push(finding.hint(hint));
             None
         }
+    }
+}
+
+/// What was meant for `everybody`, but is in a list or spelled in another way.
+fn meant_for_everybody<'n, 's>(node: &'n Node<'s>) -> Option<&'n Node<'s>> {
+    let means = |node: &&Node<'_>| match &node.value {
+        Value::Scalar { text, .. } => {
+            ["all", "global", "anybody", "anyone", "everyone"].contains(&&**text)
+                || strsim::damerau_levenshtein(text, EVERYBODY) <= 2
+        }
+        _ => false,
+    };
+    match &node.value {
+        Value::List(items) => items.iter().find(means),
+        _ => Some(node).filter(means).filter(|node| !is_everybody(node)),
     }
 }
 
