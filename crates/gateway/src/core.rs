@@ -12,6 +12,7 @@ use tokio::sync::watch;
 
 use crate::bounds::Bounds;
 use crate::live::Live;
+use crate::rounds::Rounds;
 use crate::shut::Shut;
 use crate::upstream::{Connector, Pools, Server};
 
@@ -41,6 +42,7 @@ pub(crate) struct Core<S> {
     pub(crate) bans: Arc<Shut>,
     pub(crate) teller: Teller,
     pub(crate) pools: Rc<Pools>,
+    pub(crate) rounds: Rc<Rounds>,
     pub(crate) bounds: Bounds,
     scratches: RefCell<Vec<Scratch>>,
     waiting: Cell<usize>,
@@ -66,6 +68,7 @@ impl<S: Store> Core<S> {
             clock,
             bans,
             pools: Pools::new(connector),
+            rounds: Rc::default(),
             bounds,
             scratches: RefCell::default(),
             waiting: Cell::new(0),

@@ -176,6 +176,15 @@ async fn run<S: Store + 'static>(
     drain: Duration,
 ) {
     let inside = Rc::new(());
+    let look = core.bounds.look;
+    tokio::task::spawn_local(Rc::clone(&core.rounds).go(core.bounds, stop.clone()));
+    let pools = Rc::clone(&core.pools);
+    tokio::task::spawn_local(async move {
+        loop {
+            tokio::time::sleep(look).await;
+            pools.sweep();
+        }
+    });
     for door in doors {
         let accepting = accept(Rc::clone(&core), door, Arc::clone(&guests), stop.clone(), Rc::clone(&inside));
         tokio::task::spawn_local(accepting);
@@ -201,18 +210,15 @@ async fn accept<S: Store + 'static>(
     inside: Rc<()>,
 ) {
     let Ok(listener) = tokio::net::TcpListener::from_std(socket) else { return };
-    let speaking = Speaking::new(&core.bounds);
+    let speaking = Rc::new(Speaking::new(&core.bounds));
     let let_in = {
-        let stop = stop.clone();
         move |stream, peer: SocketAddr| {
             // Who finds no room is let go at once: a reset costs less than a wait.
             let guest = guests.enter(peer.ip());
             core.teller.connected(guest.is_some());
             let Some(guest) = guest else { return };
             let client = Client { stream, peer, place: Place::new(guest, &inside) };
-            let serving =
-                connection::serve(Rc::clone(&core), speaking.clone(), client, tls.clone(), stop.clone());
-            tokio::task::spawn_local(serving);
+            connection::serve(Rc::clone(&core), Rc::clone(&speaking), client, tls.clone());
         }
     };
     loop {

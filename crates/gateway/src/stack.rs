@@ -239,7 +239,7 @@ async fn send<S: Store>(
     let progress = request.body().progress();
     let (mut response, lease) = loop {
         let trial = story.trying(&upstream.counts);
-        let sending = core.pools.send(&server, request, server.begin());
+        let sending = core.pools.send(&server, request, server.begin(), upgrade.is_some());
         let Some(sent) = in_time(core.bounds.answer, &progress, sending).await else {
             trial.ended(Try::TooSlow);
             return Err(Cause::TooSlow);

@@ -2,6 +2,7 @@
 
 mod balance;
 mod connect;
+mod driven;
 pub(crate) mod health;
 mod pool;
 mod server;
