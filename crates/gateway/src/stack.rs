@@ -26,7 +26,7 @@ use crate::live::Live;
 use crate::refusal::Refusal;
 use crate::rescue::{Cause, rescue};
 use crate::told::{Told, tell, tell_when};
-use crate::upstream::{SendError, Server, Upstream};
+use crate::upstream::{SendError, Stand, Upstream};
 
 /// Serves one request. Whatever happens, there is a response.
 pub(crate) async fn serve<S: Store + 'static>(
@@ -63,7 +63,7 @@ async fn journey<S: Store + 'static>(
     check_framing(&mut parts, core.bounds.body_bytes)?;
     // One spelling of the path, for matching and for forwarding.
     let path = normalize(parts.uri.path()).map_err(Cause::Path)?;
-    let (server, upstream, held) = {
+    let (upstream, stand, held) = {
         let host = host_without_port(parts.headers.get(HOST));
         let facts = Facts {
             method: parts.method.as_str(),
@@ -87,21 +87,22 @@ async fn journey<S: Store + 'static>(
             }
             Admission::Exempt { .. } => {
                 story.decided(Decided::Exempt);
-                (upstream.choose(&[], &[]).cloned(), upstream, Held::new())
+                let addresses = live.plan().identities.addresses();
+                let stand = upstream.stand(|| addresses.client(&parts.headers, hop.peer));
+                (upstream, stand, Held::new())
             }
             Admission::Checked(matched) => {
                 let held = limit(core, live, &matched, now, (told, story)).await?;
-                (upstream.choose(matched.client(), &[]).cloned(), upstream, held)
+                (upstream, upstream.stand(|| matched.client()), held)
             }
         }
     };
-    let server = server.ok_or(Cause::NoServer)?;
     if let Cow::Owned(path) = path {
         parts.uri = with_path(&parts.uri, &path)?;
     }
     forward::for_upstream(&mut parts.headers, hop, live.plan().identities.addresses(), upgrade.is_some());
     let body = RequestBody::new(body, core.bounds.body_bytes, core.bounds.request_pace, &hop.activity);
-    send(core, (upstream, server), Request::from_parts(parts, body), (upgrade, held), story).await
+    send(core, (upstream, stand), Request::from_parts(parts, body), (upgrade, held), story).await
 }
 
 /// One decision over all limits that apply. What must wait for its turn is held here. What the request has to hold until
@@ -266,11 +267,12 @@ struct Upgrade {
 /// The upstream's answer. A server that cannot be reached is passed over: nothing was sent to it.
 async fn send<S: Store>(
     core: &Rc<Core<S>>,
-    (upstream, mut server): (&Upstream, Arc<Server>),
+    (upstream, stand): (&Upstream, Stand),
     mut request: Request<RequestBody>,
     (upgrade, held): (Option<Upgrade>, Held),
     story: &mut Story<'_>,
 ) -> Result<Response<ResponseBody>, Cause> {
+    let mut server = upstream.choose(stand, &[]).cloned().ok_or(Cause::NoServer)?;
     let mut tried = Vec::new();
     let progress = request.body().progress();
     let (mut response, lease) = loop {
@@ -289,7 +291,7 @@ async fn send<S: Store>(
                 trial.ended(Try::Unreachable);
                 tried.push(Arc::as_ptr(&server));
                 request = *unsent;
-                server = upstream.choose(&[], &tried).cloned().ok_or_else(|| unreachable(&error))?;
+                server = upstream.choose(stand, &tried).cloned().ok_or_else(|| unreachable(&error))?;
             }
             Err(SendError::Broken(error)) => {
                 let cause = broken(&error);
