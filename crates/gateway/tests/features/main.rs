@@ -9,6 +9,7 @@ mod counted;
 mod grpc;
 mod hold;
 mod layers;
+mod logged;
 mod messages;
 mod penalties;
 mod shadow;
