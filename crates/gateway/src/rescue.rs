@@ -90,7 +90,7 @@ impl Cause {
     pub(crate) fn told(&self) -> (&'static str, Option<u64>) {
         let retry_after = match self {
             Self::Refused(refusal) => refusal.retry_after,
-            Self::LockedOut(lock_out) => Some(lock_out.retry_after),
+            Self::Excluded(exclusion) => Some(exclusion.retry_after),
             _ => None,
         };
         (self.words().0, retry_after)
