@@ -30,6 +30,7 @@ mod seen;
 mod shut;
 mod stack;
 mod told;
+mod traced;
 mod tunnel;
 mod upstream;
 

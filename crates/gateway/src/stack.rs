@@ -28,6 +28,7 @@ use crate::refusal::Refusal;
 use crate::rescue::{Cause, rescue};
 use crate::seen::seen;
 use crate::told::{Told, tell, tell_when};
+use crate::traced;
 use crate::upstream::{SendError, Stand, Upstream};
 
 /// Serves one request. Whatever happens, there is a response.
@@ -65,6 +66,7 @@ async fn journey<S: Store + 'static>(
     let upgrade = forward::wants_upgrade(request.version(), request.headers())
         .then(|| Upgrade { client: hyper::upgrade::on(&mut request), hop: Rc::clone(hop) });
     let (mut parts, body) = request.into_parts();
+    traced::join(story, &parts.headers);
     story.see(|| seen(&parts, hop.peer, &live.plan().identities));
     check_framing(&mut parts, core.bounds.body_bytes)?;
     // One spelling of the path, for matching and for forwarding.
@@ -108,6 +110,7 @@ async fn journey<S: Store + 'static>(
         parts.uri = with_path(&parts.uri, &path)?;
     }
     forward::for_upstream(&mut parts.headers, hop, live.plan().identities.addresses(), upgrade.is_some());
+    traced::pass_on(story, &mut parts.headers);
     story.id(parts.headers.get(forward::REQUEST_ID).and_then(|id| id.to_str().ok()));
     let body = RequestBody::new(body, core.bounds.body_bytes, core.bounds.request_pace, &hop.activity);
     send(core, (upstream, stand), Request::from_parts(parts, body), (upgrade, held), story).await

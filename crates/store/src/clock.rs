@@ -4,7 +4,7 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tidegate_core::{Span, Timestamp};
 
@@ -34,6 +34,11 @@ impl Reading {
     pub const fn nanos_since(self, earlier: Self) -> u64 {
         self.nanos.saturating_sub(earlier.nanos)
     }
+}
+
+/// An instant as other libraries want it.
+pub fn wall(at: Timestamp) -> SystemTime {
+    UNIX_EPOCH + Duration::from_micros(at.as_micros())
 }
 
 /// The machine's clock: set to wall time once, when it is made, and monotonic from then on.

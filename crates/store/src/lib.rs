@@ -37,7 +37,7 @@ mod reference;
 mod store;
 mod sync;
 
-pub use clock::{Clock, ManualClock, Reading, SystemClock};
+pub use clock::{Clock, ManualClock, Reading, SystemClock, wall};
 pub use entry::Override;
 pub use memory::{HeavyKey, MemoryStore, MemoryUse};
 pub use penalties::{Penalised, Penalties, PenaltyChanges, PenaltyKey};

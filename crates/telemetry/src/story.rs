@@ -6,21 +6,29 @@ use tidegate_core::{Outcome, RuleId, Timestamp};
 use tidegate_policy::Rule;
 use tidegate_store::{Clock, Reading};
 
-use crate::log::{Access, Log, Seen};
+use crate::log::{Access, Log, Seen, Tried};
 use crate::metrics::{Decided, Kind, Meter, Metrics, Page, Reader, RuleSlots, Try, UpstreamCounts};
+use crate::trace::{Context, Joined, Traced, Tracer, span_id};
 
 /// Where stories go: one for the whole process.
 #[derive(Clone, Debug)]
 pub struct Telemetry {
     metrics: Arc<Metrics>,
     log: Log,
+    tracer: Tracer,
     is_on: bool,
 }
 
 impl Telemetry {
-    /// Counts into `metrics`, writes to `log`.
+    /// Counts into `metrics`, writes to `log`, and traces nothing yet.
     pub fn new(metrics: Arc<Metrics>, log: Log) -> Self {
-        Self { metrics, log, is_on: true }
+        Self { metrics, log, tracer: Tracer::off(), is_on: true }
+    }
+
+    /// The same, tracing with `tracer`.
+    #[must_use]
+    pub fn with_tracer(self, tracer: Tracer) -> Self {
+        Self { tracer, ..self }
     }
 
     /// Counts, and writes nothing.
@@ -43,6 +51,8 @@ impl Telemetry {
         let mut page = self.metrics.page(reader, now);
         let (name, help) = ("tidegate_log_lines_lost_total", "Lines of the log that could not be written.");
         page.single(name, Kind::Counter, help, self.log.dropped());
+        let (name, help) = ("tidegate_spans_lost_total", "Spans that the collector did not take.");
+        page.single(name, Kind::Counter, help, self.tracer.lost());
         page
     }
 
@@ -53,7 +63,8 @@ impl Telemetry {
 
     /// Who tells the stories of one core.
     pub fn teller(&self, clock: Arc<dyn Clock>) -> Teller {
-        Teller { meter: self.is_on.then(|| self.metrics.meter()), log: self.log.clone(), clock }
+        let meter = self.is_on.then(|| self.metrics.meter());
+        Teller { meter, log: self.log.clone(), tracer: self.tracer.clone(), clock }
     }
 }
 
@@ -62,6 +73,7 @@ impl Telemetry {
 pub struct Teller {
     meter: Option<Meter>,
     log: Log,
+    tracer: Tracer,
     clock: Arc<dyn Clock>,
 }
 
@@ -72,7 +84,7 @@ impl Teller {
         let is_logged = !which.access.is_none() || !which.refused.is_none();
         let random = if is_logged { fastrand::u32(..) } else { u32::MAX };
         let wants = Wants { line: which.access.takes(random), refused: which.refused.takes(random) };
-        Story { teller: self, began: None, decided: None, status: None, wants, access: None }
+        Story { teller: self, began: None, decided: None, status: None, wants, access: None, joined: None }
     }
 
     /// A connection was let in, or found no room.
@@ -93,6 +105,7 @@ pub struct Story<'t> {
     status: Option<u16>,
     wants: Wants,
     access: Option<Box<Access>>,
+    joined: Option<(Joined, u64)>,
 }
 
 /// Whether there is to be a line of it.
@@ -104,9 +117,22 @@ struct Wants {
 }
 
 impl<'t> Story<'t> {
+    /// Joins the trace that the request's `traceparent` headers speak of, or begins one, if there are traces.
+    pub fn join<'h>(&mut self, traceparent: impl Iterator<Item = &'h [u8]>) {
+        self.joined = self.teller.tracer.join(traceparent).map(|joined| (joined, span_id()));
+    }
+
+    /// What an upstream is told of the trace, and whether the request was part of one already. `None` if there are no
+    /// traces: then what the client sent is left as it is.
+    pub fn context(&self) -> Option<(Context, bool)> {
+        let (joined, next_try) = self.joined?;
+        Some((joined.context.asked_by(next_try), joined.parent.is_some()))
+    }
+
     /// Notes what the request looks like, if there may be a line of it.
     pub fn see(&mut self, look: impl FnOnce() -> Seen) {
-        if self.wants.line || self.wants.refused {
+        let is_traced = self.joined.is_some_and(|(joined, _)| joined.context.sampled);
+        if self.wants.line || self.wants.refused || is_traced {
             self.access = Some(Box::new(Access::new(look(), self.teller.clock.read())));
         }
     }
@@ -125,6 +151,9 @@ impl<'t> Story<'t> {
             _ => 0,
         };
         self.decided = Some((decided, nanos));
+        if let (Some(access), Some(began)) = (&mut self.access, self.began) {
+            access.decision_began = Some(began.at);
+        }
     }
 
     /// Who asks (the bytes of its key).
@@ -173,9 +202,10 @@ impl<'t> Story<'t> {
 
     /// This came of asking `server`.
     pub fn tried(&mut self, mut trial: Trial<'_>, server: &str, result: Try) {
-        let nanos = trial.tell(result);
+        let (began, nanos) = trial.tell(result).unwrap_or_default();
         if let Some(access) = &mut self.access {
-            access.tried(trial.upstream.name(), server, result, nanos);
+            let (upstream, server) = (trial.upstream.name().to_owned(), server.to_owned());
+            access.tried(Tried { upstream, server, result, began, nanos });
         }
     }
 
@@ -198,17 +228,24 @@ impl<'t> Story<'t> {
 
 impl Drop for Story<'_> {
     fn drop(&mut self) {
-        let Teller { meter, log, clock } = self.teller;
+        let Teller { meter, log, tracer, clock } = self.teller;
         if let Some(meter) = meter {
             if let Some((decided, nanos)) = self.decided {
                 meter.decided(decided, nanos);
             }
             meter.responded(self.status);
         }
+        let Some(access) = &self.access else { return };
+        let now = clock.read();
+        let traced = self.joined.filter(|(joined, _)| joined.context.sampled);
         let is_refused = self.decided.is_some_and(|(decided, _)| decided == Decided::Refused);
-        let is_wanted = if is_refused { self.wants.refused } else { self.wants.line };
-        if let Some(access) = self.access.as_ref().filter(|_| is_wanted) {
-            log.send(access.line(clock.read(), self.decided, self.status, None));
+        if if is_refused { self.wants.refused } else { self.wants.line } {
+            let trace = traced.map(|(joined, _)| joined.context.trace_text());
+            log.send(access.line(now, self.decided, self.status, trace.as_deref()));
+        }
+        if let Some((Joined { context, parent }, next_try)) = traced {
+            let traced = Traced { context, parent, next_try };
+            tracer.send(traced.spans(access, now, self.decided, self.status));
         }
     }
 }
@@ -223,11 +260,11 @@ pub struct Trial<'u> {
 }
 
 impl Trial<'_> {
-    fn tell(&mut self, result: Try) -> u64 {
-        let (Some(meter), Some(began)) = (&self.teller.meter, self.began.take()) else { return 0 };
+    fn tell(&mut self, result: Try) -> Option<(Timestamp, u64)> {
+        let (meter, began) = (self.teller.meter.as_ref()?, self.began.take()?);
         let nanos = self.teller.clock.read().nanos_since(began);
         meter.tried(self.upstream, result, nanos);
-        nanos
+        Some((began.at, nanos))
     }
 }
 

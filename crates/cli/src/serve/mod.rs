@@ -66,7 +66,8 @@ fn serve(args: &ServeArgs, source: &Source, start: Start, telling: &Telling) -> 
     })?;
     given.must_be_none()?;
     let memory = usize::try_from(plan.store.max_memory).unwrap_or(usize::MAX);
-    let telemetry = Telemetry::new(Metrics::new(cores, clock.now()), telling.log.clone());
+    let telemetry = Telemetry::new(Metrics::new(cores, clock.now()), telling.log.clone())
+        .with_tracer(telling.tracer.clone());
     let gateway = Gateway::new(active, Arc::new(MemoryStore::with_cap(memory)))?;
     let gateway = Arc::new(gateway.with_clock(clock).with_telemetry(telemetry)?);
     let (stop, stopping) = watch::channel(false);

@@ -1,4 +1,4 @@
-//! Where what happens is told: the log that the policy asks for.
+//! Where what happens is told: the log and the traces that the policy asks for.
 
 use std::io::{IsTerminal, stderr};
 use std::path::{Path, PathBuf};
@@ -7,14 +7,15 @@ use std::sync::Arc;
 use anyhow::Context;
 use tidegate_policy::{LogTo, Plan, Problems};
 use tidegate_store::Clock;
-use tidegate_telemetry::{Destination, Form, Log, Which};
+use tidegate_telemetry::{Destination, Form, Log, Tracer, Which};
 
 use super::source::Source;
 
-/// The log, and where the files it may go to are looked for.
+/// The log, the traces, and where the files it may go to are looked for.
 #[derive(Clone, Debug)]
 pub(crate) struct Telling {
     pub(crate) log: Log,
+    pub(crate) tracer: Tracer,
     folder: PathBuf,
 }
 
@@ -31,7 +32,7 @@ impl Telling {
         let log = Log::open(&to, form, clock).with_context(|| {
             format!("cannot write the log to {} (see `log.to` in the policy)", plan.log.to)
         })?;
-        let telling = Self { log, folder };
+        let telling = Self { log, tracer: Tracer::off(), folder };
         telling.choose(plan);
         Ok(telling)
     }
@@ -55,6 +56,9 @@ impl Telling {
 
     fn choose(&self, plan: &Plan) {
         self.log.choose(Which { access: plan.log.access, refused: plan.log.refused });
+        if let Err(error) = self.tracer.follow(plan.traces.as_ref(), &self.log) {
+            self.log.event("traces_failed", &format!("cannot start to trace: {error}"), &[]);
+        }
     }
 }
 

@@ -16,4 +16,5 @@ mod shadow;
 mod stop;
 mod support;
 mod told;
+mod traces;
 mod upgrade;

@@ -266,6 +266,15 @@ impl Upstream {
         self.has_been_asked.clone().wait_for(|asked| *asked).await.unwrap();
     }
 
+    /// Says what headers it was asked with.
+    pub(crate) async fn mirror() -> Self {
+        let answer = |request: Request<Incoming>| async move {
+            let headers = request.headers().iter().map(|(name, value)| format!("{name}: {value:?}\n"));
+            Response::new(full(headers.collect::<Vec<_>>().concat()))
+        };
+        Self::start(answer).await
+    }
+
     /// Says its name to everybody.
     pub(crate) async fn named(name: &'static str) -> Self {
         Self::start(move |_| async move { Response::new(full(name)) }).await

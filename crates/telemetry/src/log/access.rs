@@ -2,12 +2,14 @@
 
 use std::net::IpAddr;
 
-use tidegate_core::Outcome;
+use opentelemetry::KeyValue;
+use tidegate_core::{Outcome, Timestamp};
 use tidegate_policy::{ClientName, Rule};
 use tidegate_store::Reading;
 
 use super::object::Object;
 use crate::metrics::{Decided, Try};
+use crate::trace::number;
 
 /// What is seen of a request at first sight. Secrets are not in it.
 #[derive(Clone, Debug)]
@@ -29,13 +31,14 @@ pub struct Seen {
 /// A request that gets a line.
 #[derive(Debug)]
 pub(crate) struct Access {
-    seen: Seen,
-    began: Reading,
+    pub(crate) seen: Seen,
+    pub(crate) began: Reading,
+    pub(crate) decision_began: Option<Timestamp>,
     id: Option<String>,
     client: Option<ClientName>,
     judged: Option<Judgement>,
     retry_after: Option<u64>,
-    tries: Vec<Tried>,
+    pub(crate) tries: Vec<Tried>,
     cause: Option<&'static str>,
     bytes: Option<u64>,
 }
@@ -48,12 +51,14 @@ struct Judgement {
     remaining: u64,
 }
 
+/// A try to get an answer from an upstream.
 #[derive(Debug)]
-struct Tried {
-    upstream: String,
-    server: String,
-    result: Try,
-    nanos: u64,
+pub(crate) struct Tried {
+    pub(crate) upstream: String,
+    pub(crate) server: String,
+    pub(crate) result: Try,
+    pub(crate) began: Timestamp,
+    pub(crate) nanos: u64,
 }
 
 impl Access {
@@ -61,6 +66,7 @@ impl Access {
         Self {
             seen,
             began,
+            decision_began: None,
             id: None,
             client: None,
             judged: None,
@@ -84,8 +90,37 @@ impl Access {
         self.judged = Some(Judgement { rule: rule.name.clone(), limit, remaining });
     }
 
-    pub(crate) fn tried(&mut self, upstream: &str, server: &str, result: Try, nanos: u64) {
-        self.tries.push(Tried { upstream: upstream.to_owned(), server: server.to_owned(), result, nanos });
+    pub(crate) fn tried(&mut self, tried: Tried) {
+        self.tries.push(tried);
+    }
+
+    /// What a span says of the request itself.
+    pub(crate) fn request_attributes(&self) -> Vec<KeyValue> {
+        let Seen { method, host, path, peer, version, .. } = &self.seen;
+        let mut attributes = vec![
+            KeyValue::new("http.request.method", method.clone()),
+            KeyValue::new("url.path", path.clone()),
+            KeyValue::new("server.address", host.clone()),
+            KeyValue::new("network.peer.address", peer.to_string()),
+            KeyValue::new("network.protocol.version", *version),
+        ];
+        attributes.extend(self.id.as_ref().map(|id| KeyValue::new("tidegate.request_id", id.clone())));
+        attributes.extend(self.cause.map(|cause| KeyValue::new("error.type", cause)));
+        attributes
+    }
+
+    /// What a span says of the decision.
+    pub(crate) fn decision_attributes(&self) -> Vec<KeyValue> {
+        let client = self.client.as_ref().map(|client| KeyValue::new("tidegate.client", client.to_string()));
+        let mut attributes: Vec<_> = client.into_iter().collect();
+        if let Some(Judgement { rule, limit, remaining }) = &self.judged {
+            attributes.push(KeyValue::new("tidegate.rule", rule.clone()));
+            attributes.push(KeyValue::new("tidegate.limit", number(*limit)));
+            attributes.push(KeyValue::new("tidegate.remaining", number(*remaining)));
+        }
+        attributes
+            .extend(self.retry_after.map(|seconds| KeyValue::new("tidegate.retry_after", number(seconds))));
+        attributes
     }
 
     pub(crate) fn failed(&mut self, cause: &'static str, retry_after: Option<u64>) {

@@ -20,8 +20,8 @@ use std::time::Duration;
 use tidegate_policy::Sample;
 use tidegate_store::Clock;
 
-pub(crate) use access::Access;
 pub use access::Seen;
+pub(crate) use access::{Access, Tried};
 use object::Object;
 pub use writer::Destination;
 use writer::Message;

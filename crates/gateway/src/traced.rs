@@ -1,0 +1,24 @@
+//! A request's place in a trace, as headers carry it.
+
+use http::HeaderMap;
+use http::header::{HeaderName, HeaderValue};
+use tidegate_telemetry::Story;
+
+const PARENT: HeaderName = HeaderName::from_static("traceparent");
+const STATE: HeaderName = HeaderName::from_static("tracestate");
+
+/// Finds the trace that a request belongs to.
+pub(crate) fn join(story: &mut Story<'_>, headers: &HeaderMap) {
+    story.join(headers.get_all(PARENT).iter().map(HeaderValue::as_bytes));
+}
+
+/// Tells the upstream of it. What others say beside it is passed on only if it belongs to a trace that could be read.
+pub(crate) fn pass_on(story: &Story<'_>, headers: &mut HeaderMap) {
+    let Some((context, is_joined)) = story.context() else { return };
+    if let Ok(parent) = HeaderValue::try_from(context.to_string()) {
+        headers.insert(PARENT, parent);
+    }
+    if !is_joined {
+        headers.remove(STATE);
+    }
+}
