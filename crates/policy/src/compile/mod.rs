@@ -5,6 +5,7 @@
 //! no error.
 
 mod clients;
+mod costs;
 mod files;
 mod identities;
 mod limits;

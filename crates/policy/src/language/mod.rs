@@ -12,9 +12,9 @@ pub(crate) use names::{ALGORITHMS, BALANCES, ERROR_BODIES, EVERYBODY, HEADER_STY
 pub use reference::reference;
 pub use schema::schema;
 pub(crate) use table::{
-    API_KEY, BANS, CANARY, CLIENTS, COOKIE, COST, ENDPOINT, EXEMPT, FINGERPRINT, GLOBAL, HEALTH, IP, JWT,
-    LIMIT, LISTEN, LOG, MATCH, PENALTY, POLICY, RATE_LIMITS, ROUTE, RULE, STORE, TENANT, TIERS, TLS, TRACES,
-    UPSTREAM, USER,
+    AFTER, API_KEY, BANS, CANARY, CHARGE, CLIENTS, COOKIE, COST, ENDPOINT, EXEMPT, FINGERPRINT, GLOBAL,
+    HEALTH, IP, JWT, LIMIT, LISTEN, LOG, MATCH, PENALTY, POLICY, RATE_LIMITS, ROUTE, RULE, STORE, TENANT,
+    TIERS, TLS, TRACES, UPSTREAM, USER,
 };
 
 /// A mapping of the language.
@@ -95,6 +95,8 @@ pub(crate) enum Shape {
     Size,
     /// A share of all.
     Percent,
+    /// A status of a response, or a class of them.
+    Status,
     /// One of these names.
     Choice(&'static [&'static str]),
     /// One or many, in a list.

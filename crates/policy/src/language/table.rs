@@ -1,6 +1,8 @@
 //! The table itself. A key that stands here is accepted, offered by editors and explained in docs/config.md.
 
-use super::Shape::{Choice, Count, Duration, Either, List, Named, Object, OneOrMany, Percent, Size, Text};
+use super::Shape::{
+    Choice, Count, Duration, Either, List, Named, Object, OneOrMany, Percent, Size, Status, Text,
+};
 use super::names::{
     ALGORITHMS, ANY_TEXT, BALANCES, ERROR_BODIES, EVERYBODY, FILE, HEADER, HEADER_STYLES, IDENTITY, METHOD,
     MODES, NETWORK, PATH,
@@ -454,6 +456,13 @@ pub(crate) static RULE: Mapping = Mapping {
         PENALISES,
         Key::new("cost", Either(&[Count(1), Object(&COST)]), "How much a request takes of the limit.", "5")
             .default("1"),
+        Key::new(
+            "charge",
+            Object(&CHARGE),
+            "Whether the response settles what was charged.",
+            "{ after: { status: [401, 403] } }",
+        )
+        .default("up front"),
     ],
 };
 
@@ -484,14 +493,49 @@ pub(crate) static MATCH: Mapping = Mapping {
 pub(crate) static COST: Mapping = Mapping {
     name: "`cost`",
     path: "rate_limits.rules[].cost",
-    doc: "What a request costs, where that is not one number for all.",
-    keys: &[Key::new(
-        "header",
-        HEADER,
-        "The request header that carries it as a whole number. A request without it, or with 0, costs 1; one whose header is given twice or is no whole number costs the whole limit; more than the limit never passes.",
-        "X-Cost",
-    )
-    .required()],
+    doc: "What a request costs, where that is not one number for all: one of these.",
+    keys: &[
+        Key::new(
+            "header",
+            HEADER,
+            "The request header that carries it as a whole number. A request without it, or with 0, costs 1; one whose header is given twice or is no whole number costs the whole limit; more than the limit never passes.",
+            "X-Cost",
+        ),
+        Key::new(
+            "body",
+            Size,
+            "A unit for each so many bytes of the request's body that have begun, at least one. Where `Content-Length` does not say how long it is, one unit is taken up front and the rest as it comes, even into debt.",
+            "1KiB",
+        ),
+    ],
+};
+
+pub(crate) static CHARGE: Mapping = Mapping {
+    name: "`charge`",
+    path: "rate_limits.rules[].charge",
+    doc: "When a request is charged. What it costs is reserved up front in any case, and stands if there is no response.",
+    keys: &[Key::new("after", Object(&AFTER), "What of the response settles it.", "{ status: [401, 403] }")
+        .required()],
+};
+
+pub(crate) static AFTER: Mapping = Mapping {
+    name: "`after`",
+    path: "rate_limits.rules[].charge.after",
+    doc: "What of the response settles what was reserved: one of these.",
+    keys: &[
+        Key::new(
+            "status",
+            OneOrMany(&Status),
+            "What was reserved stays charged if the status is one of these, and is given back if not. `5xx` is the whole class.",
+            "[401, 403]",
+        ),
+        Key::new(
+            "header",
+            HEADER,
+            "The response header that says as a whole number what the request cost: the rest is given back, or more is charged, even into debt. Without it, and if it is no whole number or given twice, what was reserved stays charged.",
+            "X-Tokens-Used",
+        ),
+    ],
 };
 
 pub(crate) static STORE: Mapping = Mapping {
