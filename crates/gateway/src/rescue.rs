@@ -8,6 +8,9 @@ use tidegate_policy::{ErrorBody, PathError};
 use crate::body::ResponseBody;
 use crate::refusal::Refusal;
 
+/// Headers that a refusal has, ours and those that are written last.
+const HEADERS: usize = 12;
+
 /// Why a request was not served.
 #[derive(Debug)]
 pub(crate) enum Cause {
@@ -24,7 +27,7 @@ pub(crate) enum Cause {
     /// An operator banned its client or its network.
     Banned,
     /// A limit is used up.
-    Refused(Box<Refusal>),
+    Refused(Refusal),
     /// Too many wait already.
     TooManyWaiting,
     /// The store gave no decision.
@@ -65,7 +68,7 @@ impl Cause {
             Self::SlowBody => ("body_too_slow", "The body came too slowly."),
             Self::NoRoute => ("no_route", "Nothing is served here."),
             Self::Banned => ("banned", "This client may not use the service."),
-            Self::Refused(refusal) => ("rate_limit_exceeded", refusal.message.as_str()),
+            Self::Refused(_) => ("rate_limit_exceeded", "Too many requests."),
             Self::TooManyWaiting => {
                 ("too_many_waiting", "Too many requests are waiting. Please retry later.")
             }
@@ -89,16 +92,17 @@ impl Cause {
 }
 
 /// The response for a request that was not served.
-pub(crate) fn rescue(cause: &Cause, style: ErrorBody) -> Response<ResponseBody> {
-    let (body, content_type) = match cause {
-        Cause::Refused(refusal) => refusal.body(style),
-        _ => plain(cause, style),
+pub(crate) fn rescue(mut cause: Cause, style: ErrorBody) -> Response<ResponseBody> {
+    let (body, content_type) = match &mut cause {
+        Cause::Refused(refusal) => (std::mem::take(&mut refusal.body), refusal.content_type),
+        _ => plain(&cause, style),
     };
     let mut response = Response::new(ResponseBody::of(body));
     *response.status_mut() = cause.status();
     let headers = response.headers_mut();
+    headers.reserve(HEADERS);
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
-    match cause {
+    match &cause {
         Cause::Refused(refusal) => {
             if let Some(seconds) = refusal.retry_after {
                 headers.insert(RETRY_AFTER, seconds.into());

@@ -40,8 +40,9 @@ pub(crate) async fn serve<S: Store + 'static>(
     let mut response = match journey(core, &live, hop, request, (&mut told, &mut story)).await {
         Ok(response) => response,
         // Every failure ends here, and only here becomes a status code.
-        Err(cause) => rescue(&cause, live.error_body()),
+        Err(cause) => rescue(cause, live.error_body()),
     };
+    response.headers_mut().reserve(told.len());
     for (name, value) in told {
         response.headers_mut().insert(name, value);
     }
@@ -144,13 +145,12 @@ fn refused(
         decision.refused_by.and_then(|index| Some((matched.rule(index)?, decision.outcomes.get(index)?)));
     let Some(refused) = refused else { return Cause::Undecided };
     story.refused(&live.counted, refused.0.id, matched.client());
-    let violated = matched.judged(decision).filter(Judged::refuses);
-    let violated = violated.map(|judged| judged.rule.name.clone()).collect();
-    let refusal = Refusal::new(decision, refused, violated, matched.client());
+    let violated = matched.judged(decision).filter(Judged::refuses).map(|judged| judged.rule.name.as_str());
+    let refusal = Refusal::new(live.error_body(), decision, refused, violated, matched.client());
     if let Some(seconds) = refusal.retry_after {
         tell_when(told, live.styles(), seconds);
     }
-    Cause::Refused(Box::new(refusal))
+    Cause::Refused(refusal)
 }
 
 /// What hyper lets through and has more than one reading.
