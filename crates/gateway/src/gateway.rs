@@ -12,7 +12,7 @@ use arc_swap::ArcSwap;
 use rustls::RootCertStore;
 use thiserror::Error;
 use tidegate_policy::{Active, Bans};
-use tidegate_store::{Clock, Store, SystemClock};
+use tidegate_store::{Clock, Penalties, Store, SystemClock};
 use tidegate_telemetry::{Kind, Metrics, Page, Reader, Telemetry};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
@@ -68,7 +68,7 @@ impl<S: Store + 'static> Gateway<S> {
         let telemetry = Telemetry::new(Metrics::new(cores, clock.now()));
         Ok(Self {
             live: Arc::new(ArcSwap::from_pointee(Live::new(active, None, telemetry.metrics())?)),
-            shared: Shared { store, clock, bans: Arc::default(), telemetry },
+            shared: Shared { store, clock, bans: Arc::default(), telemetry, penalties: Arc::default() },
             connector: Connector::new(bounds.connect, &RootCertStore::empty())?,
             guests: Guests::new(bounds.connections, bounds.connections_per_address),
             bounds,
@@ -96,6 +96,18 @@ impl<S: Store + 'static> Gateway<S> {
         page.single("tidegate_connections_open", Kind::Gauge, "Connections of clients that are open.", open);
         self.live.load().write(&mut page);
         page
+    }
+
+    /// The same with lock-outs that are known already, and that others look at too.
+    #[must_use]
+    pub fn with_penalties(mut self, penalties: Arc<Penalties>) -> Self {
+        self.shared.penalties = penalties;
+        self
+    }
+
+    /// Who is locked out.
+    pub fn penalties(&self) -> &Arc<Penalties> {
+        &self.shared.penalties
     }
 
     /// Puts another policy in force, whole or not at all. Requests under way keep theirs; counters stay.

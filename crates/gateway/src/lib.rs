@@ -21,6 +21,7 @@ mod joined;
 mod linger;
 mod listen;
 mod live;
+mod lock_out;
 mod refusal;
 mod rescue;
 mod rounds;

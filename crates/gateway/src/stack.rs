@@ -22,6 +22,7 @@ use crate::core::Core;
 use crate::forward::{self, Hop};
 use crate::hold;
 use crate::live::Live;
+use crate::lock_out::LockOut;
 use crate::refusal::Refusal;
 use crate::rescue::{Cause, rescue};
 use crate::told::{Told, tell, tell_when};
@@ -116,6 +117,12 @@ async fn limit<S: Store + 'static>(
         story.decided(Decided::Passed);
         return Ok(());
     }
+    let has_penalties = live.active.matcher.has_penalties();
+    // Who is locked out is charged nothing: otherwise it would find its limits used up at the end of it.
+    if has_penalties && let Some(lock_out) = LockOut::find(&core.penalties, matched, now) {
+        story.decided(Decided::Refused);
+        return Err(locked_out(live, matched, lock_out, (told, story)));
+    }
     let Ok(decision) = core.store.decide(matched.checks(), now).await else {
         story.decided(Decided::Undecided);
         // Nobody is refused for what only watches.
@@ -130,9 +137,26 @@ async fn limit<S: Store + 'static>(
     }
     match decision.verdict {
         Verdict::Pass { wait } if wait.is_zero() => Ok(()),
-        Verdict::Pass { wait } => hold::until_its_turn(core, matched, &decision, wait).await,
-        _ => Err(refused(live, matched, &decision, (told, story))),
+        Verdict::Pass { wait } => Box::pin(hold::until_its_turn(core, matched, &decision, wait)).await,
+        _ => {
+            let record = || LockOut::record(&core.penalties, matched, &decision, now);
+            match has_penalties.then(record).flatten() {
+                Some(lock_out) => Err(locked_out(live, matched, lock_out, (told, story))),
+                None => Err(refused(live, matched, &decision, (told, story))),
+            }
+        }
     }
+}
+
+fn locked_out(
+    live: &Live,
+    matched: &Matched<'_>,
+    lock_out: LockOut,
+    (told, story): (&mut Told, &mut Story<'_>),
+) -> Cause {
+    story.refused(&live.counted, lock_out.rule, matched.client());
+    tell_when(told, live.styles(), lock_out.retry_after);
+    Cause::LockedOut(Box::new(lock_out))
 }
 
 fn refused(

@@ -72,7 +72,8 @@ impl Pools {
         loop {
             let mut sender = match self.take(server, alone).await {
                 Some(sender) => sender,
-                None => match self.open(server, alone).await {
+                // In a box: what opening takes would else be part of every request.
+                None => match Box::pin(self.open(server, alone)).await {
                     Ok(sender) => sender,
                     Err(error) => return Err(SendError::Connect(error, Box::new(request))),
                 },

@@ -20,7 +20,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
 use tidegate_gateway::{Bounds, Gateway, Listener};
 use tidegate_policy::{Active, compile};
-use tidegate_store::{Clock, MemoryStore};
+use tidegate_store::{Clock, MemoryStore, Penalties};
 use tidegate_telemetry::Reader;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -86,6 +86,10 @@ impl Proxy {
         let (stop, stopping) = watch::channel(false);
         let threads = gateway.start(&[listener], &stopping, drain).unwrap();
         Self { address, gateway, stop, threads }
+    }
+
+    pub(crate) fn penalties(&self) -> &Penalties {
+        self.gateway.penalties()
     }
 
     /// Puts another policy in force.

@@ -47,6 +47,10 @@ fn custom<'s>(
         let finding = Finding::error(at, "a request costs more than the whole limit: none would ever pass");
         context.report.push(finding.expected(format!("at most {}", rule.limit.capacity())));
     }
+    if let (Some(Count::Everybody), Some(node)) = (&count, fields.get("penalty")) {
+        let finding = Finding::error(node, "a lock-out of everybody: the rule counts all clients together");
+        context.report.push(finding.hint("say whom it counts, such as `per: ip`, or remove the penalty"));
+    }
     name?;
     Some(CustomRule { rule, matches: matches?, count: count?, cost: cost? })
 }
