@@ -214,7 +214,7 @@ impl Lease {
                 idle.driven.push(driven);
             }
             Sender::Http1(sender) if idle.http1.len() < IDLE && !sender.is_closed() => {
-                idle.http1.push(sender)
+                idle.http1.push(sender);
             }
             _ => {}
         });
