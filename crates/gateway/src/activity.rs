@@ -45,6 +45,8 @@ pub(crate) struct Activity {
     taken: AtomicU64,
     /// The client has more to send of a body than we have read.
     owed: AtomicBool,
+    /// Our side has ended: whatever still comes is no request.
+    parting: AtomicBool,
 }
 
 impl Activity {
@@ -175,6 +177,10 @@ impl Watch {
     /// What becomes of the connection: it has outstayed its welcome, it may rest, or nothing. Of an answer that waits
     /// for it, `least` bytes must be taken in [`BEHIND`] looks.
     pub(crate) fn look(&mut self, activity: &Activity, least: u64) -> Order {
+        // It ends by itself. Were it to rest, what is thrown away would be heard as a request.
+        if activity.parting.load(Ordering::Relaxed) {
+            return Order::Stay;
+        }
         let moved = activity.has_moved();
         self.still = if moved { 0 } else { self.still + 1 };
         let in_flight = activity.in_flight.load(Ordering::Relaxed) > 0;
@@ -341,6 +347,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Watched<T> {
             if !this.activity.may_still_send() {
                 return Poll::Ready(Ok(()));
             }
+            this.activity.parting.store(true, Ordering::Relaxed);
             this.linger.insert(Box::new(Linger::new()))
         };
         linger.poll(Pin::new(&mut this.inner), cx).map(Ok)

@@ -5,6 +5,7 @@ mod demo;
 mod reload;
 mod source;
 mod takeover;
+mod telling;
 mod watched;
 
 use std::io::ErrorKind;
@@ -14,8 +15,9 @@ use std::time::Duration;
 
 use anyhow::bail;
 use tidegate_gateway::{Gateway, ListenError, Listener};
-use tidegate_policy::{Listen, Plan};
-use tidegate_store::MemoryStore;
+use tidegate_policy::{Active, Listen, LogTo, Plan};
+use tidegate_store::{Clock, MemoryStore, SystemClock};
+use tidegate_telemetry::{Metrics, Telemetry};
 use tokio::sync::watch;
 
 use crate::args::ServeArgs;
@@ -23,6 +25,8 @@ use activation::Given;
 use reload::{End, Events};
 use source::{Loaded, Source};
 use takeover::Predecessor;
+use telling::Telling;
+use watched::Seen;
 
 /// What is under way at a stop gets this long to end.
 const DRAIN: Duration = Duration::from_secs(10);
@@ -31,7 +35,24 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     let source = Source::of(args)?;
     let (loaded, files) = source.load();
     let Loaded { active, warnings } = loaded?;
-    eprint!("{warnings}");
+    let plan = Arc::clone(active.matcher.plan());
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+    let telling = Telling::open(&source, &plan, Arc::clone(&clock))?;
+    telling.warn(&warnings);
+    let ended = serve(args, &source, Start { active, files, clock }, &telling);
+    telling.log.flush();
+    ended
+}
+
+/// What a gateway is started with.
+struct Start {
+    active: Active,
+    files: Vec<Seen>,
+    clock: Arc<dyn Clock>,
+}
+
+fn serve(args: &ServeArgs, source: &Source, start: Start, telling: &Telling) -> anyhow::Result<()> {
+    let Start { active, files, clock } = start;
     let plan = Arc::clone(active.matcher.plan());
     let cores = args.cores.map_or_else(cores, NonZeroUsize::get);
     let mut predecessor = match &args.takeover {
@@ -45,25 +66,32 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     })?;
     given.must_be_none()?;
     let memory = usize::try_from(plan.store.max_memory).unwrap_or(usize::MAX);
-    let gateway = Arc::new(Gateway::new(active, Arc::new(MemoryStore::with_cap(memory)))?);
+    let telemetry = Telemetry::new(Metrics::new(cores, clock.now()), telling.log.clone());
+    let gateway = Gateway::new(active, Arc::new(MemoryStore::with_cap(memory)))?;
+    let gateway = Arc::new(gateway.with_clock(clock).with_telemetry(telemetry)?);
     let (stop, stopping) = watch::channel(false);
     let threads = gateway.start(&listeners, &stopping, DRAIN)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     // Whoever reads the welcome may already change the policy or send a signal.
-    let mut events = runtime.block_on(async { Events::new(files) })?;
+    let mut events = runtime.block_on(async { Events::new(files, telling.clone()) })?;
     if let Some(predecessor) = predecessor {
         predecessor.dismiss()?;
     }
     if let Some(path) = &args.takeover {
         events.successor = Some(takeover::await_successor(path, &listeners)?);
     }
-    println!("{}", welcome(&source, &listeners, &plan));
-    let end = runtime.block_on(events.until_stopped(&gateway, &source))?;
+    let urls = urls(&listeners);
+    telling.log.event("started", &format!("listening on {urls}"), &[("version", env!("CARGO_PKG_VERSION"))]);
+    if plan.log.to != LogTo::Stdout {
+        println!("{}", welcome(source, &urls, &plan));
+    }
+    let end = runtime.block_on(events.until_stopped(&gateway, source))?;
     if let (End::Told, Some(path)) = (end, &args.takeover) {
         // Nobody is waited for any more; whoever comes now starts afresh.
         let _ = std::fs::remove_file(path);
     }
-    eprintln!("tidegate: stopping; what is under way gets {} s to end", DRAIN.as_secs());
+    let message = format!("stopping; what is under way gets {} s to end", DRAIN.as_secs());
+    telling.log.event("stopping", &message, &[]);
     // The cores close theirs; as long as one is open the system would connect clients whom nobody answers.
     drop(listeners);
     stop.send_replace(true);
@@ -72,6 +100,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
             bail!("a core has panicked");
         }
     }
+    telling.log.event("stopped", "stopped", &[]);
     Ok(())
 }
 
@@ -121,7 +150,7 @@ fn explain(error: ListenError, address: &str) -> anyhow::Error {
     anyhow::Error::from(error).context(format!("cannot listen on {address} ({hint})"))
 }
 
-fn welcome(source: &Source, listeners: &[Listener], plan: &Plan) -> String {
+fn urls(listeners: &[Listener]) -> String {
     let urls: Vec<_> = listeners
         .iter()
         .map(|listener| {
@@ -129,7 +158,11 @@ fn welcome(source: &Source, listeners: &[Listener], plan: &Plan) -> String {
             format!("{scheme}://{}", listener.address())
         })
         .collect();
-    let url = urls.first().map(String::as_str).unwrap_or_default();
+    urls.join(", ")
+}
+
+fn welcome(source: &Source, urls: &str, plan: &Plan) -> String {
+    let url = urls.split(", ").next().unwrap_or_default();
     let limits: Vec<_> = plan
         .rate_limits
         .iter()
@@ -156,5 +189,5 @@ Try:
             )
         }
     };
-    format!("tidegate is listening on {}\n{limits}{rest}\nCtrl-C stops it.", urls.join(", "))
+    format!("tidegate is listening on {urls}\n{limits}{rest}\nCtrl-C stops it.")
 }

@@ -10,6 +10,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
 use super::source::{LoadError, Loaded, Source};
+use super::telling::Telling;
 use super::watched::{Seen, Watched};
 
 /// Signals and changes of files, none missed from here on.
@@ -18,6 +19,7 @@ pub(crate) struct Events {
     interrupt: Signal,
     hangup: Signal,
     watched: Watched,
+    telling: Telling,
     /// Says that another process has taken over.
     pub(crate) successor: Option<mpsc::UnboundedReceiver<()>>,
 }
@@ -33,12 +35,13 @@ pub(crate) enum End {
 
 impl Events {
     /// Needs a runtime.
-    pub(crate) fn new(files: Vec<Seen>) -> anyhow::Result<Self> {
+    pub(crate) fn new(files: Vec<Seen>, telling: Telling) -> anyhow::Result<Self> {
         Ok(Self {
             terminate: signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?,
             interrupt: signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?,
             hangup: signal(SignalKind::hangup()).context("cannot listen for SIGHUP")?,
-            watched: Watched::new(files)?,
+            watched: Watched::new(files, telling.log.clone())?,
+            telling,
             successor: None,
         })
     }
@@ -65,7 +68,7 @@ impl Events {
             }
             let (outcome, files) = source.load();
             // What a bad policy names is watched too: it may be all that is missing.
-            if put_in_force(gateway, outcome) {
+            if put_in_force(gateway, outcome, &self.telling) {
                 self.watched.watch(files);
             } else {
                 self.watched.watch_also(files);
@@ -75,33 +78,36 @@ impl Events {
 }
 
 /// Puts a policy in force if it is good, and says whether it was. A bad one changes nothing.
-fn put_in_force(gateway: &Gateway<MemoryStore>, outcome: Result<Loaded, LoadError>) -> bool {
+fn put_in_force(
+    gateway: &Gateway<MemoryStore>,
+    outcome: Result<Loaded, LoadError>,
+    telling: &Telling,
+) -> bool {
+    let refuse = |message: &str, why: String| {
+        telling.log.event_with("reload_failed", message, &[], &[why]);
+        false
+    };
     let Loaded { active, warnings } = match outcome {
         Ok(loaded) => loaded,
         Err(error) => {
-            eprintln!(
-                "tidegate: the policy has changed and is not good; the old one stays in force\n{error}"
-            );
-            return false;
+            let message = "the policy has changed and is not good; the old one stays in force";
+            return refuse(message, error.to_string());
         }
     };
-    eprint!("{warnings}");
+    telling.warn(&warnings);
     let before = gateway.active();
     let (old, new) = (before.matcher.plan(), Arc::clone(active.matcher.plan()));
-    let changes = diff(old, &new);
+    let mut changes: Vec<_> = diff(old, &new).iter().map(ToString::to_string).collect();
     if let Err(error) = gateway.replace(active) {
-        eprintln!(
-            "tidegate: the policy has changed and cannot be served; the old one stays in force: {error}"
-        );
-        return false;
+        let message = "the policy has changed and cannot be served; the old one stays in force";
+        return refuse(message, error.to_string());
     }
+    telling.follow(&new);
     let count = changes.len();
-    eprintln!("tidegate: policy reloaded, {count} change{}", if count == 1 { "" } else { "s" });
-    for change in changes {
-        eprintln!("  {change}");
-    }
     if old.listen != new.listen || old.store != new.store {
-        eprintln!("  where to listen and the store stay as they are until the next start");
+        changes.push("where to listen and the store stay as they are until the next start".to_owned());
     }
+    let message = format!("policy reloaded, {count} change{}", if count == 1 { "" } else { "s" });
+    telling.log.event_with("reloaded", &message, &[], &changes);
     true
 }
