@@ -5,7 +5,7 @@ use std::fmt::{self, Write};
 
 use tidegate_core::Cost;
 
-use crate::plan::{Clients, Count, CustomRule, Match, NameSource, Plan, Rule, RuleCost, TokenKey};
+use crate::plan::{AdminPlan, Clients, Count, CustomRule, Match, NameSource, Plan, Rule, RuleCost, TokenKey};
 use crate::quantity::{size_text, span_text};
 
 /// One difference.
@@ -185,7 +185,9 @@ fn settings_changes(mut old: Settings, new: Settings) -> Vec<Change> {
 
 /// Everything but the rules, as path and text. Secrets are told apart, never shown.
 fn settings(plan: &Plan) -> Settings {
-    let Plan { listen, upstreams, routes, clients, bans, rate_limits, headers, error_body, store, .. } = plan;
+    let Plan {
+        listen, admin, upstreams, routes, clients, bans, rate_limits, headers, error_body, store, ..
+    } = plan;
     let mut settings = Settings::new();
     let mut set = |key: &str, value: String| {
         if !value.is_empty() {
@@ -197,6 +199,9 @@ fn settings(plan: &Plan) -> Settings {
         None => place.address.clone(),
     });
     set("listen", places.collect::<Vec<_>>().join(", "));
+    set("admin", admin.as_ref().map_or("off", AdminPlan::address).to_owned());
+    set("admin.token_file", admin.as_ref().and_then(|admin| admin.token_file.clone()).unwrap_or_default());
+    set("store.directory", store.directory.clone().unwrap_or_default());
     set("bans", network_words(bans));
     set("headers", headers.iter().map(|style| style.name()).collect::<Vec<_>>().join(", "));
     set("error_body", error_body.name().to_owned());

@@ -57,9 +57,9 @@ pub use language::{reference, schema};
 pub use matcher::{Active, Admission, BannedBy, Exemption, Judged, Known, Matched, Matcher, Scratch};
 pub use path::{PathError, normalize};
 pub use plan::{
-    Balance, Certificate, Claim, Clients, Count, CustomRule, Endpoint, ErrorBody, Exempt, HeaderMatch,
-    HeaderStyle, Health, HostPattern, Listen, Match, Mode, NameSource, Plan, RateLimits, Route, Rule,
-    RuleCost, Secret, Share, StorePlan, StoreUrl, Tier, TierSource, Token, TokenKey, Upstream, When,
+    AdminPlan, Balance, Certificate, Claim, Clients, Count, CustomRule, Endpoint, ErrorBody, Exempt,
+    HeaderMatch, HeaderStyle, Health, HostPattern, Listen, Match, Mode, NameSource, Plan, RateLimits, Route,
+    Rule, RuleCost, Secret, Share, StorePlan, StoreUrl, Tier, TierSource, Token, TokenKey, Upstream, When,
 };
 pub use problem::{Excerpt, Problem, Problems, Severity};
 pub use quantity::span_text;

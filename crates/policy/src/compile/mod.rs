@@ -4,6 +4,7 @@
 //! rest is decoded all the same, so that the operator sees every problem at once. A plan is made only if there was
 //! no error.
 
+mod admin;
 mod clients;
 mod files;
 mod identities;
@@ -21,7 +22,9 @@ use crate::directory::Directory;
 use crate::files::Files;
 use crate::identity::ClientKind;
 use crate::language::{BANS, CLIENTS, ERROR_BODIES, HEADER_STYLES, POLICY, RATE_LIMITS, STORE};
-use crate::plan::{Clients, ErrorBody, HeaderStyle, Listen, Plan, RateLimits, StorePlan, StoreUrl};
+use crate::plan::{
+    AdminPlan, Clients, ErrorBody, HeaderStyle, Listen, Plan, RateLimits, StorePlan, StoreUrl,
+};
 use crate::problem::Problems;
 use crate::raw::{self, Fields, Finding, Mark, Node, Place, Report};
 use crate::warnings;
@@ -165,6 +168,9 @@ fn decode<'s>(root: &Node<'s>, context: &mut Context<'s, '_>) -> Option<Plan> {
         Some(node) => routing::listen(node, context),
         None => vec![Listen { address: "127.0.0.1:8080".to_owned(), tls: None }],
     };
+    let admin = fields
+        .get("admin")
+        .map_or_else(|| Some(AdminPlan::default()), |node| admin::admin(node, &mut context.report));
     let upstreams =
         fields.get("upstreams").map(|node| routing::upstreams(node, &mut context.report)).unwrap_or_default();
     let routes =
@@ -205,12 +211,13 @@ fn decode<'s>(root: &Node<'s>, context: &mut Context<'s, '_>) -> Option<Plan> {
     };
     let store = match fields.get("store") {
         Some(node) => store(node, &mut context.report),
-        None => Some(StorePlan { url: None, max_memory: DEFAULT_MEMORY }),
+        None => Some(StorePlan { url: None, max_memory: DEFAULT_MEMORY, directory: None }),
     };
     let clients = clients?;
     let identities = identities::identities(&clients, root, context);
     Some(Plan {
         listen,
+        admin,
         upstreams,
         routes,
         clients,
@@ -238,7 +245,11 @@ fn store<'s>(node: &Node<'s>, report: &mut Report<'s>) -> Option<StorePlan> {
         }
         None => DEFAULT_MEMORY,
     };
-    Some(StorePlan { url, max_memory })
+    let directory = fields.get("directory").and_then(|node| {
+        let text = scalar::text(node, "a folder, such as `/var/lib/tidegate`", report)?;
+        Some(text.to_owned())
+    });
+    Some(StorePlan { url, max_memory, directory })
 }
 
 fn store_url<'s>(node: &Node<'s>, report: &mut Report<'s>) -> Option<StoreUrl> {

@@ -36,19 +36,8 @@ pub(super) fn listen<'s>(node: &Node<'s>, context: &mut Context<'s, '_>) -> Vec<
         };
         let report = &mut context.report;
         let Some(text) = scalar::text(item, "an address, such as `0.0.0.0:8080`", report) else { continue };
-        let parts = text.rsplit_once(':');
-        let port = parts.and_then(|(_, port)| port.parse::<u16>().ok());
-        let host = parts.map(|(host, _)| host).filter(|host| is_host(host));
-        if port.is_none() || host.is_none() {
-            let finding = Finding::error(item, format!("{} is no address to listen on", quote(text)));
-            let hint = match text.parse::<u16>() {
-                Ok(port) => {
-                    format!("write the host too: `127.0.0.1:{port}`, or `0.0.0.0:{port}` for everybody")
-                }
-                Err(_) if text.contains("://") => "leave out the scheme".to_owned(),
-                Err(_) => "write it like `0.0.0.0:8080` or `[::]:8080`".to_owned(),
-            };
-            report.push(finding.expected("host and port").hint(hint));
+        if let Err(finding) = address(item, text) {
+            report.push(finding);
         } else if !seen.insert(text.to_owned()) {
             report
                 .push(Finding::error(item, format!("{} stands here twice", quote(text))).hint("remove one"));
@@ -57,6 +46,23 @@ pub(super) fn listen<'s>(node: &Node<'s>, context: &mut Context<'s, '_>) -> Vec<
         }
     }
     places
+}
+
+/// The host of an address to listen on.
+pub(super) fn address<'n>(node: &Node<'_>, text: &'n str) -> Result<&'n str, Finding> {
+    let parts = text.rsplit_once(':');
+    let port = parts.and_then(|(_, port)| port.parse::<u16>().ok());
+    let host = parts.map(|(host, _)| host).filter(|host| is_host(host));
+    if let (Some(_), Some(host)) = (port, host) {
+        return Ok(host);
+    }
+    let finding = Finding::error(node, format!("{} is no address to listen on", quote(text)));
+    let hint = match text.parse::<u16>() {
+        Ok(port) => format!("write the host too: `127.0.0.1:{port}`, or `0.0.0.0:{port}` for everybody"),
+        Err(_) if text.contains("://") => "leave out the scheme".to_owned(),
+        Err(_) => "write it like `0.0.0.0:8080` or `[::]:8080`".to_owned(),
+    };
+    Err(finding.expected("host and port").hint(hint))
 }
 
 fn certificate<'s>(node: &Node<'s>, context: &mut Context<'s, '_>) -> Option<Certificate> {
