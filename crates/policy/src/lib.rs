@@ -62,4 +62,4 @@ pub use plan::{
     Rule, RuleCost, Secret, Share, StorePlan, StoreUrl, Tier, TierSource, Token, TokenKey, Upstream, When,
 };
 pub use problem::{Excerpt, Problem, Problems, Severity};
-pub use quantity::span_text;
+pub use quantity::{QuantityError, duration, span_text};

@@ -8,7 +8,8 @@ use crate::plan::AdminPlan;
 use crate::raw::{Fields, Finding, Node, Report, Value};
 use crate::render::quote;
 
-pub(super) fn admin<'s>(node: &Node<'s>, report: &mut Report<'s>) -> Option<AdminPlan> {
+pub(super) fn admin<'s>(node: Option<&Node<'s>>, report: &mut Report<'s>) -> Option<AdminPlan> {
+    let Some(node) = node else { return Some(AdminPlan::default()) };
     if !matches!(node.value, Value::Mapping(_)) {
         let word = scalar::text(node, "`off`, or a mapping", report)?;
         if !OFF.contains(&word) {
@@ -25,23 +26,15 @@ pub(super) fn admin<'s>(node: &Node<'s>, report: &mut Report<'s>) -> Option<Admi
         .map(str::to_owned);
     let listen = fields.get("listen").and_then(|node| {
         let text = scalar::text(node, "an address, such as `127.0.0.1:9900`", report)?;
-        match routing::address(node, text) {
-            Ok(host) if is_loopback(host) || fields.get("token_file").is_some() => Some(text.to_owned()),
-            Ok(_) => {
-                let finding = Finding::error(
-                    node,
-                    format!("others can reach {}, and no `token_file` is named", quote(text)),
-                );
-                report.push(finding.expected("a loopback address, or a `token_file` beside it").hint(
-                    "write `127.0.0.1:9900`, or make a token with `openssl rand -hex 32 > admin.token` and name it",
-                ));
-                None
-            }
-            Err(finding) => {
-                report.push(finding);
-                None
-            }
+        let host = routing::address(node, text, report)?;
+        if !is_loopback(host) && fields.get("token_file").is_none() {
+            let what = format!("others can reach {}, and no `token_file` is named", quote(text));
+            let finding = Finding::error(node, what).expected("a loopback address, or a `token_file` beside it");
+            report.push(finding.hint(
+                "write `127.0.0.1:9900`, or make a token with `openssl rand -hex 32 > admin.token` and name it",
+            ));
         }
+        Some(text.to_owned())
     });
     Some(AdminPlan { listen, token_file })
 }

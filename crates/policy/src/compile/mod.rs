@@ -22,9 +22,7 @@ use crate::directory::Directory;
 use crate::files::Files;
 use crate::identity::ClientKind;
 use crate::language::{BANS, CLIENTS, ERROR_BODIES, HEADER_STYLES, POLICY, RATE_LIMITS, STORE};
-use crate::plan::{
-    AdminPlan, Clients, ErrorBody, HeaderStyle, Listen, Plan, RateLimits, StorePlan, StoreUrl,
-};
+use crate::plan::{Clients, ErrorBody, HeaderStyle, Plan, RateLimits, StorePlan, StoreUrl};
 use crate::problem::Problems;
 use crate::raw::{self, Fields, Finding, Mark, Node, Place, Report};
 use crate::warnings;
@@ -164,10 +162,7 @@ pub(crate) struct Marks {
 
 fn decode<'s>(root: &Node<'s>, context: &mut Context<'s, '_>) -> Option<Plan> {
     let fields = Fields::open(root, &POLICY, &mut context.report)?;
-    let listen = match fields.get("listen") {
-        Some(node) => routing::listen(node, context),
-        None => vec![Listen { address: "127.0.0.1:8080".to_owned(), tls: None }],
-    };
+    let listen = routing::listen(fields.get("listen"), context);
     let admin = fields
         .get("admin")
         .map_or_else(|| Some(AdminPlan::default()), |node| admin::admin(node, &mut context.report));
@@ -209,10 +204,7 @@ fn decode<'s>(root: &Node<'s>, context: &mut Context<'s, '_>) -> Option<Plan> {
         }
         None => Some(ErrorBody::default()),
     };
-    let store = match fields.get("store") {
-        Some(node) => store(node, &mut context.report),
-        None => Some(StorePlan { url: None, max_memory: DEFAULT_MEMORY, directory: None }),
-    };
+    let store = store(fields.get("store"), &mut context.report);
     let clients = clients?;
     let identities = identities::identities(&clients, root, context);
     Some(Plan {
@@ -231,7 +223,10 @@ fn decode<'s>(root: &Node<'s>, context: &mut Context<'s, '_>) -> Option<Plan> {
     })
 }
 
-fn store<'s>(node: &Node<'s>, report: &mut Report<'s>) -> Option<StorePlan> {
+fn store<'s>(node: Option<&Node<'s>>, report: &mut Report<'s>) -> Option<StorePlan> {
+    let Some(node) = node else {
+        return Some(StorePlan { url: None, max_memory: DEFAULT_MEMORY, directory: None });
+    };
     let fields = Fields::open(node, &STORE, report)?;
     let url = fields.get("url").and_then(|node| store_url(node, report));
     let max_memory = match fields.get("max_memory") {
