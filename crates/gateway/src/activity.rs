@@ -5,16 +5,19 @@
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::task::{Context, Poll};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::task::{Context, Poll, ready};
 
+use bytes::Buf;
 use http_body::{Body, Frame, SizeHint};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+use crate::linger::Linger;
+
 /// Looks that the head of a request may take, however lively it drips.
 const HEAD: u32 = 3;
-/// Looks that a client may take no byte of its answer.
-const STUCK: u32 = 6;
+/// Looks after which a client that never caught up must have taken its share.
+const BEHIND: u32 = 6;
 /// Looks that a connection may be idle between requests.
 const IDLE: u32 = 15;
 
@@ -26,25 +29,50 @@ pub(crate) struct Activity {
     begun: AtomicBool,
     /// What we write is not taken.
     blocked: AtomicBool,
+    /// Bytes that were.
+    written: AtomicU64,
     in_flight: AtomicU32,
     /// Many requests at once: heads are then the protocol's business.
     multiplexed: AtomicBool,
     /// Streams with more to send than their client has made room for; on one's own connection that is `blocked`.
     offered: AtomicU32,
-    /// A stream got room.
-    taken: AtomicBool,
+    /// Bytes of bodies that streams had room for.
+    taken: AtomicU64,
+    /// The client has more to send of a body than we have read.
+    owed: AtomicBool,
 }
 
 impl Activity {
     /// A request's head is complete; it is in flight until the guard is dropped.
-    pub(crate) fn begin(self: &Arc<Self>, multiplexed: bool) -> InFlight {
+    pub(crate) fn begin(self: &Arc<Self>, multiplexed: bool, has_body: bool) -> InFlight {
         self.begun.store(false, Ordering::Relaxed);
+        self.owed.store(has_body && !multiplexed, Ordering::Relaxed);
         self.in_flight.fetch_add(1, Ordering::Relaxed);
         if multiplexed {
             self.multiplexed.store(true, Ordering::Relaxed);
         }
         InFlight(Arc::clone(self))
     }
+
+    /// A request's body has been read to its end.
+    pub(crate) fn body_ended(&self) {
+        self.owed.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether anything has moved since this was last asked.
+    pub(crate) fn has_moved(&self) -> bool {
+        self.moved.swap(false, Ordering::Relaxed)
+    }
+
+    /// Whether the client may still be sending what nobody wants any more.
+    fn may_still_send(&self) -> bool {
+        self.owed.load(Ordering::Relaxed) || self.begun.load(Ordering::Relaxed)
+    }
+}
+
+/// Adds to what only one thread ever adds to.
+fn add(to: &AtomicU64, bytes: usize) {
+    to.store(to.load(Ordering::Relaxed).wrapping_add(bytes as u64), Ordering::Relaxed);
 }
 
 /// A request that is being served.
@@ -104,7 +132,9 @@ impl<B: Body + Unpin> Body for InFlightBody<B> {
     ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
         let this = self.get_mut();
         let frame = Pin::new(&mut this.body).poll_frame(cx);
-        this.in_flight.0.taken.store(true, Ordering::Relaxed);
+        if let Poll::Ready(Some(Ok(frame))) = &frame {
+            add(&this.in_flight.0.taken, frame.data_ref().map_or(0, Buf::remaining));
+        }
         // While it is the upstream that is waited for, the client owes nothing.
         this.set_offered(matches!(frame, Poll::Ready(Some(_))));
         frame
@@ -124,21 +154,23 @@ impl<B: Body + Unpin> Body for InFlightBody<B> {
 pub(crate) struct Watch {
     still: u32,
     head: u32,
-    untaken: u32,
+    writes: Behind,
+    streams: Behind,
 }
 
 impl Watch {
     /// Whether a connection may be told to close: over HTTP/2 any time, since that loses no request; over HTTP/1.1 when
     /// nothing has moved since the last look.
     pub(crate) fn may_close(activity: &Activity) -> bool {
-        let moved = activity.moved.swap(false, Ordering::Relaxed);
+        let moved = activity.has_moved();
         let in_flight = activity.in_flight.load(Ordering::Relaxed) > 0;
         activity.multiplexed.load(Ordering::Relaxed) || (!moved && !in_flight)
     }
 
-    /// Whether the connection has outstayed its welcome.
-    pub(crate) fn is_over(&mut self, activity: &Activity) -> bool {
-        let moved = activity.moved.swap(false, Ordering::Relaxed);
+    /// Whether the connection has outstayed its welcome. Of an answer that waits for it, `least` bytes must be taken
+    /// in [`BEHIND`] looks.
+    pub(crate) fn is_over(&mut self, activity: &Activity, least: u64) -> bool {
+        let moved = activity.has_moved();
         self.still = if moved { 0 } else { self.still + 1 };
         let in_flight = activity.in_flight.load(Ordering::Relaxed) > 0;
         let reads_a_head = !in_flight
@@ -146,13 +178,38 @@ impl Watch {
             && !activity.multiplexed.load(Ordering::Relaxed);
         self.head = if reads_a_head { self.head + 1 } else { 0 };
         let is_blocked = activity.blocked.load(Ordering::Relaxed);
-        let is_taken = activity.taken.swap(false, Ordering::Relaxed);
         let is_offered = activity.offered.load(Ordering::Relaxed) > 0;
-        // Pings move a connection, but take nothing.
-        self.untaken = if is_offered && !is_taken && !is_blocked { self.untaken + 1 } else { 0 };
-        let is_stuck = is_blocked && self.still >= STUCK || self.untaken >= STUCK;
+        let (written, taken) =
+            (activity.written.load(Ordering::Relaxed), activity.taken.load(Ordering::Relaxed));
+        let is_too_slow = self.writes.is_too_slow(is_blocked, written, least)
+            // Pings move a connection, but take nothing.
+            | self.streams.is_too_slow(is_offered && !is_blocked, taken, least);
         let is_idle = !in_flight && self.still >= IDLE;
-        self.head >= HEAD || is_stuck || is_idle
+        self.head >= HEAD || is_too_slow || is_idle
+    }
+}
+
+/// For how many looks something has been waiting to be taken, and how much had been taken when that began.
+#[derive(Debug, Default)]
+struct Behind {
+    looks: u32,
+    from: u64,
+}
+
+impl Behind {
+    /// A client that has caught up owes nothing, however little there was: a quiet stream has no slow reader.
+    fn is_too_slow(&mut self, is_behind: bool, taken: u64, least: u64) -> bool {
+        self.looks = if is_behind { self.looks + 1 } else { 0 };
+        if self.looks >= BEHIND {
+            if taken.wrapping_sub(self.from) < least {
+                return true;
+            }
+            self.looks = 0;
+        }
+        if self.looks == 0 {
+            self.from = taken;
+        }
+        false
     }
 }
 
@@ -161,16 +218,19 @@ impl Watch {
 pub(crate) struct Watched<T> {
     inner: T,
     activity: Arc<Activity>,
+    /// Set once our side has ended.
+    linger: Option<Box<Linger>>,
 }
 
 impl<T> Watched<T> {
     pub(crate) fn new(inner: T, activity: Arc<Activity>) -> Self {
-        Self { inner, activity }
+        Self { inner, activity, linger: None }
     }
 
     fn wrote(&self, written: &Poll<io::Result<usize>>) {
         self.activity.blocked.store(written.is_pending(), Ordering::Relaxed);
-        if written.is_ready() {
+        if let Poll::Ready(Ok(written)) = written {
+            add(&self.activity.written, *written);
             self.activity.moved.store(true, Ordering::Relaxed);
         }
     }
@@ -191,7 +251,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for Watched<T> {
     }
 }
 
-impl<T: AsyncWrite + Unpin> AsyncWrite for Watched<T> {
+impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Watched<T> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         let written = Pin::new(&mut this.inner).poll_write(cx, buf);
@@ -219,7 +279,17 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Watched<T> {
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().inner).poll_shutdown(cx)
+        let this = self.get_mut();
+        let linger = if let Some(linger) = &mut this.linger {
+            linger
+        } else {
+            ready!(Pin::new(&mut this.inner).poll_shutdown(cx))?;
+            if !this.activity.may_still_send() {
+                return Poll::Ready(Ok(()));
+            }
+            this.linger.insert(Box::new(Linger::new()))
+        };
+        linger.poll(Pin::new(&mut this.inner), cx).map(Ok)
     }
 }
 
@@ -227,12 +297,14 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Watched<T> {
 mod tests {
     use super::*;
 
+    const LEAST: u64 = 1_000;
+
     fn looks_until_over(activity: &Activity, mut between: impl FnMut(&Activity)) -> u32 {
         let mut watch = Watch::default();
         (1..100)
             .find(|_| {
                 between(activity);
-                watch.is_over(activity)
+                watch.is_over(activity, LEAST)
             })
             .unwrap_or(u32::MAX)
     }
@@ -256,10 +328,64 @@ mod tests {
     #[test]
     fn who_does_not_take_the_answer_ends_and_who_waits_for_it_stays() {
         let activity = Arc::new(Activity::default());
-        let in_flight = activity.begin(false);
+        let in_flight = activity.begin(false, false);
         assert_eq!(looks_until_over(&activity, |_| {}), u32::MAX, "the upstream is slow, not the client");
         activity.blocked.store(true, Ordering::Relaxed);
-        assert_eq!(looks_until_over(&activity, |_| {}), STUCK);
+        assert_eq!(looks_until_over(&activity, |_| {}), BEHIND);
+        drop(in_flight);
+    }
+
+    /// Takes `bytes` before each look and is behind at it.
+    fn takes(bytes: usize) -> impl FnMut(&Activity) {
+        move |activity| {
+            activity.moved.store(true, Ordering::Relaxed);
+            activity.blocked.store(true, Ordering::Relaxed);
+            add(&activity.written, bytes);
+        }
+    }
+
+    #[test]
+    fn who_takes_too_little_of_what_waits_ends_and_who_keeps_the_pace_stays() {
+        assert_eq!(looks_until_over(&Activity::default(), takes(1)), BEHIND);
+        assert_eq!(looks_until_over(&Activity::default(), takes(1_000 / 6)), BEHIND);
+        assert_eq!(looks_until_over(&Activity::default(), takes(1_000 / 6 + 1)), u32::MAX);
+    }
+
+    #[test]
+    fn having_been_fast_does_not_make_up_for_being_slow() {
+        let mut look = 0;
+        let slackens = |activity: &Activity| {
+            look += 1;
+            takes(if look <= 12 { 1 << 30 } else { 1 })(activity);
+        };
+        assert_eq!(looks_until_over(&Activity::default(), slackens), 12 + BEHIND);
+    }
+
+    #[test]
+    fn who_has_caught_up_owes_nothing() {
+        let mut look = 0_u32;
+        // An event stream that says little, each time more than fits at once for a moment.
+        let quiet = |activity: &Activity| {
+            look += 1;
+            takes(1)(activity);
+            activity.blocked.store(!look.is_multiple_of(BEHIND - 1), Ordering::Relaxed);
+        };
+        assert_eq!(looks_until_over(&Activity::default(), quiet), u32::MAX);
+    }
+
+    #[test]
+    fn a_stream_that_waits_is_held_to_the_same_pace() {
+        let activity = Arc::new(Activity::default());
+        let in_flight = activity.begin(true, false);
+        activity.offered.store(1, Ordering::Relaxed);
+        let takes = |bytes| {
+            move |activity: &Activity| {
+                activity.moved.store(true, Ordering::Relaxed);
+                add(&activity.taken, bytes);
+            }
+        };
+        assert_eq!(looks_until_over(&activity, takes(1)), BEHIND);
+        assert_eq!(looks_until_over(&activity, takes(200)), u32::MAX);
         drop(in_flight);
     }
 }

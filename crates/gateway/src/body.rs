@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::pin::Pin;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::{Sleep, sleep};
 
+use crate::activity::Activity;
 use crate::forward;
 use crate::upstream::Lease;
 
@@ -129,12 +131,24 @@ pub(crate) struct RequestBody {
     most: u64,
     patience: Patience,
     progress: Progress,
+    /// Told when it has ended; `None` once it has.
+    owed: Option<Arc<Activity>>,
 }
 
 impl RequestBody {
-    pub(crate) fn new(incoming: Incoming, most: u64, pace: Pace) -> Self {
-        let progress = Progress((!incoming.is_end_stream()).then(Rc::default));
-        Self { incoming, left: most, most, patience: Patience::new(pace), progress }
+    pub(crate) fn new(incoming: Incoming, most: u64, pace: Pace, activity: &Arc<Activity>) -> Self {
+        let has_any = !incoming.is_end_stream();
+        let progress = Progress(has_any.then(Rc::default));
+        let owed = has_any.then(|| Arc::clone(activity));
+        Self { incoming, left: most, most, patience: Patience::new(pace), progress, owed }
+    }
+
+    fn note_the_end(&mut self) {
+        if self.incoming.is_end_stream()
+            && let Some(activity) = self.owed.take()
+        {
+            activity.body_ended();
+        }
     }
 
     pub(crate) fn progress(&self) -> Progress {
@@ -172,6 +186,7 @@ impl Body for RequestBody {
             Poll::Ready(frame) => frame,
             Poll::Pending => return this.patience.poll(cx).map(|error| Some(Err(error))),
         };
+        this.note_the_end();
         let Some(mut frame) = frame.transpose()? else { return Poll::Ready(None) };
         this.progress.moved();
         if let Some(trailers) = frame.trailers_mut() {

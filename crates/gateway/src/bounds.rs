@@ -17,6 +17,11 @@ pub struct Bounds {
     pub request_pace: Pace,
     /// How long an upstream may be silent within a body; event streams send something more often.
     pub response_pace: Pace,
+    /// What a client must take of an answer that waits for it, in bytes in six looks: slower than a modem means harm.
+    /// While nothing waits it owes nothing, so streams may be as quiet as they like.
+    pub reader_bytes: u64,
+    /// How long an upgraded connection may be silent, both ways.
+    pub tunnel: Duration,
     /// How long until an upstream accepts a connection.
     pub connect: Duration,
     /// How long until an upstream's answer begins.
@@ -31,8 +36,8 @@ pub struct Bounds {
     pub connections: usize,
     /// Connections of one address.
     pub connections_per_address: usize,
-    /// How often a connection is looked at; three times of it is what the head of a request may take, six times how
-    /// long a client may take none of its answer, fifteen times how long it may be idle.
+    /// How often a connection is looked at; three times of it is what the head of a request may take, six times
+    /// what its pace as a reader is measured in, fifteen times how long it may be idle.
     pub look: Duration,
     /// Streams of one HTTP/2 connection at once.
     pub streams: u32,
@@ -46,6 +51,8 @@ impl Default for Bounds {
             body_bytes: 8 << 30,
             request_pace: Pace { period: Duration::from_secs(30), bytes: 3_000 },
             response_pace: Pace { period: Duration::from_mins(2), bytes: 1 },
+            reader_bytes: 3_000,
+            tunnel: Duration::from_mins(10),
             connect: Duration::from_secs(5),
             answer: Duration::from_mins(1),
             handshake: Duration::from_secs(10),

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use http::header::{CONNECTION, HeaderValue};
 use http::{StatusCode, Version};
+use http_body::Body;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
@@ -18,7 +19,7 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 
-use crate::activity::{Activity, InFlightBody, Watch, Watched};
+use crate::activity::{InFlightBody, Watch, Watched};
 use crate::bounds::Bounds;
 use crate::core::Core;
 use crate::forward::Hop;
@@ -95,14 +96,15 @@ async fn speak<S: Store + 'static>(
     hop: Hop,
     mut stop: watch::Receiver<bool>,
 ) {
-    let look = core.bounds.look;
-    let activity = Arc::new(Activity::default());
+    let (look, reader_bytes) = (core.bounds.look, core.bounds.reader_bytes);
+    let activity = Arc::clone(&hop.activity);
     let hop = Rc::new(hop);
     let service = service_fn({
         let activity = Arc::clone(&activity);
         move |request: http::Request<hyper::body::Incoming>| {
             let (core, hop) = (Rc::clone(&core), Rc::clone(&hop));
-            let in_flight = activity.begin(request.version() == Version::HTTP_2);
+            let in_flight =
+                activity.begin(request.version() == Version::HTTP_2, !request.body().is_end_stream());
             async move {
                 let is_http1 = request.version() < Version::HTTP_2;
                 let mut response = stack::serve(&core, &hop, request).await;
@@ -135,7 +137,7 @@ async fn speak<S: Store + 'static>(
                     if Watch::may_close(&activity) {
                         connection.as_mut().graceful_shutdown();
                     }
-                } else if watched.is_over(&activity) {
+                } else if watched.is_over(&activity, reader_bytes) {
                     return;
                 }
             }

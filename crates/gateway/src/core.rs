@@ -8,6 +8,7 @@ use arc_swap::ArcSwap;
 use tidegate_policy::Scratch;
 use tidegate_store::{Clock, Store};
 use tidegate_telemetry::{Telemetry, Teller};
+use tokio::sync::watch;
 
 use crate::bounds::Bounds;
 use crate::live::Live;
@@ -44,6 +45,7 @@ pub(crate) struct Core<S> {
     scratches: RefCell<Vec<Scratch>>,
     waiting: Cell<usize>,
     is_stopping: Cell<bool>,
+    stop: watch::Receiver<bool>,
     /// What was in force when a request was last served.
     served: Cell<*const Live>,
 }
@@ -54,6 +56,7 @@ impl<S: Store> Core<S> {
         shared: Shared<S>,
         connector: Connector,
         bounds: Bounds,
+        stop: watch::Receiver<bool>,
     ) -> Self {
         let Shared { store, clock, bans, telemetry } = shared;
         Self {
@@ -67,6 +70,7 @@ impl<S: Store> Core<S> {
             scratches: RefCell::default(),
             waiting: Cell::new(0),
             is_stopping: Cell::new(false),
+            stop,
             served: Cell::new(std::ptr::null()),
         }
     }
@@ -93,6 +97,11 @@ impl<S: Store> Core<S> {
 
     pub(crate) fn is_stopping(&self) -> bool {
         self.is_stopping.get()
+    }
+
+    /// Turns true when it is to stop.
+    pub(crate) fn stop(&self) -> watch::Receiver<bool> {
+        self.stop.clone()
     }
 
     /// Lends room for one match; it comes back by itself.

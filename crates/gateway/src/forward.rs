@@ -2,22 +2,25 @@
 //! that is not to be trusted.
 
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
-use bytes::{BufMut, BytesMut};
 use http::header::{
     CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, Entry, FORWARDED, HOST, HeaderName, HeaderValue,
     PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE,
 };
 use http::{HeaderMap, Version};
 use smallvec::SmallVec;
+use tidegate_policy::Addresses;
 
+use crate::activity::Activity;
+use crate::chain::{self, Node};
 use crate::guests::Place;
 
-const FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+pub(crate) const FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const HOST_ASKED: HeaderName = HeaderName::from_static("x-forwarded-host");
-const PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+pub(crate) const PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 const PORT: HeaderName = HeaderName::from_static("x-forwarded-port");
-const REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
+pub(crate) const REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
@@ -29,8 +32,10 @@ pub(crate) struct Hop {
     /// The peer as `X-Forwarded-For` writes it.
     address: HeaderValue,
     /// `for=…;proto=…` of `Forwarded`.
-    forwarded: HeaderValue,
-    proto: HeaderValue,
+    pub(crate) forwarded: HeaderValue,
+    pub(crate) proto: HeaderValue,
+    /// What moves on it.
+    pub(crate) activity: Arc<Activity>,
     /// Held as long as anything goes over the connection, a tunnel included.
     _place: Place,
 }
@@ -39,17 +44,14 @@ impl Hop {
     pub(crate) fn new(peer: SocketAddr, is_tls: bool, place: Place) -> Self {
         let peer = peer.ip().to_canonical();
         let proto = if is_tls { "https" } else { "http" };
-        let node = match peer {
-            IpAddr::V4(v4) => v4.to_string(),
-            IpAddr::V6(v6) => format!("\"[{v6}]\""),
-        };
         // Addresses and these words are valid in headers.
         let value = |text: &str| HeaderValue::from_str(text).unwrap_or(HeaderValue::from_static("unknown"));
         Self {
             peer,
             address: value(&peer.to_string()),
-            forwarded: value(&format!("for={node};proto={proto}")),
+            forwarded: value(&format!("for={};proto={proto}", Node(peer))),
             proto: HeaderValue::from_static(if is_tls { "https" } else { "http" }),
+            activity: Arc::default(),
             _place: place,
         }
     }
@@ -116,9 +118,10 @@ fn strip_named(headers: &mut HeaderMap, connection: &HeaderValue, keeps_upgrade:
     }
 }
 
-/// Makes a client's headers ready for an upstream. `is_trusted` says whether the peer is a proxy whose word about the
+/// Makes a client's headers ready for an upstream. `addresses` says whether the peer is a proxy whose word about the
 /// client is believed.
-pub(crate) fn for_upstream(headers: &mut HeaderMap, hop: &Hop, is_trusted: bool, keeps_upgrade: bool) {
+pub(crate) fn for_upstream(headers: &mut HeaderMap, hop: &Hop, addresses: &Addresses, keeps_upgrade: bool) {
+    let is_trusted = addresses.trusts(hop.peer);
     let takes_trailers = lists(headers, &TE, "trailers");
     strip_hop(headers, keeps_upgrade);
     headers.remove(TE);
@@ -129,11 +132,7 @@ pub(crate) fn for_upstream(headers: &mut HeaderMap, hop: &Hop, is_trusted: bool,
     // The body is asked for, and so sent, by us.
     headers.remove(EXPECT);
     if is_trusted {
-        append(headers, &FOR, &hop.address);
-        append(headers, &FORWARDED, &hop.forwarded);
-        if !headers.contains_key(PROTO) {
-            headers.insert(PROTO, hop.proto.clone());
-        }
+        chain::retell(headers, hop, addresses);
     } else {
         headers.insert(FOR, hop.address.clone());
         headers.insert(FORWARDED, hop.forwarded.clone());
@@ -177,19 +176,6 @@ pub(crate) fn strip_trailers(trailers: &mut HeaderMap) {
 pub(crate) fn for_client(headers: &mut HeaderMap, keeps_upgrade: bool) {
     // `Trailer` stays: over HTTP/1.1 only what is announced is sent.
     strip_hop(headers, keeps_upgrade);
-}
-
-fn append(headers: &mut HeaderMap, name: &HeaderName, value: &HeaderValue) {
-    let mut joined = BytesMut::new();
-    for part in headers.get_all(name).into_iter().chain([value]) {
-        if !joined.is_empty() {
-            joined.put_slice(b", ");
-        }
-        joined.put_slice(part.as_bytes());
-    }
-    if let Ok(joined) = HeaderValue::from_maybe_shared(joined.freeze()) {
-        headers.insert(name, joined);
-    }
 }
 
 /// 128 random bits, to find a request again in the logs of two machines.

@@ -160,7 +160,7 @@ impl<S: Store + 'static> Gateway<S> {
             if number == 0 {
                 local.spawn_local(health::watch(Arc::clone(&live), connector.clone()));
             }
-            let core = Rc::new(Core::new(live, shared, connector, bounds));
+            let core = Rc::new(Core::new(live, shared, connector, bounds, stop.clone()));
             local.block_on(&runtime, run(core, doors, guests, stop, drain));
         })?)
     }

@@ -10,12 +10,14 @@
 mod activity;
 mod body;
 mod bounds;
+mod chain;
 mod connection;
 mod core;
 mod forward;
 mod gateway;
 mod guests;
 mod hold;
+mod linger;
 mod listen;
 mod live;
 mod refusal;

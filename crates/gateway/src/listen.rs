@@ -7,12 +7,16 @@ use std::sync::Arc;
 use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use socket2::{Domain, Protocol, Socket, Type};
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use thiserror::Error;
 use tokio_rustls::TlsAcceptor;
 
 /// How many connections may wait to be accepted.
 const BACKLOG: i32 = 4_096;
+
+/// How much of an answer the system keeps unsent for a slow client. It is told of room when half of that has gone, so
+/// this is also how finely a reader's pace is seen; what it keeps by default is megabytes.
+const UNSENT: u32 = 128 << 10;
 
 /// A place to listen at, and what is spoken there.
 #[derive(Clone)]
@@ -74,14 +78,17 @@ impl Listener {
         Ok(Self { address, sockets, tls: None })
     }
 
-    /// Listens on sockets that another process opened.
-    pub fn adopt(sockets: Vec<TcpListener>) -> io::Result<Self> {
+    /// Listens on sockets that another process opened, with at least `cores` of them: they share what they have.
+    pub fn adopt(sockets: Vec<TcpListener>, cores: usize) -> io::Result<Self> {
         let first = sockets.first().ok_or(io::ErrorKind::InvalidInput)?;
         let address = first.local_addr()?;
         for socket in &sockets {
             socket.set_nonblocking(true)?;
+            keep_little_unsent(&SockRef::from(socket))?;
         }
-        Ok(Self { address, sockets: sockets.into_iter().map(Arc::new).collect(), tls: None })
+        let sockets: Vec<_> = sockets.into_iter().map(Arc::new).collect();
+        let count = sockets.len().max(cores);
+        Ok(Self { address, sockets: sockets.into_iter().cycle().take(count).collect(), tls: None })
     }
 
     /// Speaks TLS there, with this certificate chain and key in PEM.
@@ -127,7 +134,15 @@ fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     socket.set_reuse_address(true)?;
     socket.set_reuse_port(true)?;
     socket.set_nonblocking(true)?;
+    keep_little_unsent(&socket)?;
     socket.bind(&address.into())?;
     socket.listen(BACKLOG)?;
     Ok(socket.into())
+}
+
+/// What is set on a listening socket holds for every connection it takes.
+fn keep_little_unsent(socket: &Socket) -> io::Result<()> {
+    #[cfg(target_os = "linux")]
+    socket.set_tcp_notsent_lowat(UNSENT)?;
+    Ok(())
 }

@@ -33,6 +33,8 @@ pub(crate) enum Cause {
     NoServer,
     /// The server cannot be reached.
     Unreachable,
+    /// The server's certificate is not to be trusted.
+    Untrusted(&'static str),
     /// The server broke off, or did not answer in HTTP.
     BadAnswer,
     /// The server did not answer in time.
@@ -49,7 +51,7 @@ impl Cause {
             Self::Banned => StatusCode::FORBIDDEN,
             Self::Refused(_) => StatusCode::TOO_MANY_REQUESTS,
             Self::TooManyWaiting | Self::Undecided | Self::NoServer => StatusCode::SERVICE_UNAVAILABLE,
-            Self::Unreachable | Self::BadAnswer => StatusCode::BAD_GATEWAY,
+            Self::Unreachable | Self::Untrusted(_) | Self::BadAnswer => StatusCode::BAD_GATEWAY,
             Self::TooSlow => StatusCode::GATEWAY_TIMEOUT,
         }
     }
@@ -70,6 +72,10 @@ impl Cause {
             Self::Undecided => ("undecided", "No decision could be made. Please retry later."),
             Self::NoServer => ("no_server", "The service has no server at hand. Please retry later."),
             Self::Unreachable => ("upstream_unreachable", "The service cannot be reached."),
+            Self::Untrusted(why) => {
+                let message = format!("The certificate of the service is not to be trusted: {why}.");
+                return ("upstream_untrusted", message);
+            }
             Self::BadAnswer => ("upstream_failed", "The service gave no valid answer."),
             Self::TooSlow => ("upstream_timeout", "The service did not answer in time."),
         };

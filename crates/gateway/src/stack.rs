@@ -98,9 +98,8 @@ async fn journey<S: Store + 'static>(
     if let Cow::Owned(path) = path {
         parts.uri = with_path(&parts.uri, &path)?;
     }
-    let is_trusted = live.plan().clients.trusted_proxies.iter().any(|network| network.contains(&hop.peer));
-    forward::for_upstream(&mut parts.headers, hop, is_trusted, upgrade.is_some());
-    let body = RequestBody::new(body, core.bounds.body_bytes, core.bounds.request_pace);
+    forward::for_upstream(&mut parts.headers, hop, live.plan().identities.addresses(), upgrade.is_some());
+    let body = RequestBody::new(body, core.bounds.body_bytes, core.bounds.request_pace, &hop.activity);
     send(core, (upstream, server), Request::from_parts(parts, body), upgrade, story).await
 }
 
@@ -157,6 +156,10 @@ fn refused(
 /// What hyper lets through and has more than one reading.
 fn check_framing(parts: &mut Parts, most: u64) -> Result<(), Cause> {
     let headers = &mut parts.headers;
+    // Rules name methods exactly; services that take `post` for `POST` would be asked past them.
+    if parts.method.as_str().bytes().any(|byte| byte.is_ascii_lowercase()) {
+        return Err(Cause::Framing("its method is not in capitals"));
+    }
     if parts.method == Method::CONNECT {
         return Err(Cause::Framing("it asks for a tunnel"));
     }
@@ -245,11 +248,11 @@ async fn send<S: Store>(
                 trial.ended(Try::Answered(answer.0.status().as_u16()));
                 break answer;
             }
-            Err(SendError::Connect(_, unsent)) => {
+            Err(SendError::Connect(error, unsent)) => {
                 trial.ended(Try::Unreachable);
                 tried.push(Arc::as_ptr(&server));
                 request = *unsent;
-                server = upstream.choose(&[], &tried).cloned().ok_or(Cause::Unreachable)?;
+                server = upstream.choose(&[], &tried).cloned().ok_or_else(|| unreachable(&error))?;
             }
             Err(SendError::Broken(error)) => {
                 let cause = broken(&error);
@@ -263,7 +266,8 @@ async fn send<S: Store>(
     if switches {
         let Some(Upgrade { client, hop }) = upgrade else { return Err(Cause::BadAnswer) };
         let server = hyper::upgrade::on(&mut response);
-        tokio::task::spawn_local(crate::tunnel::between(client, server, lease, hop));
+        let passing = crate::tunnel::between((client, server), lease, hop, core.bounds.tunnel, core.stop());
+        tokio::task::spawn_local(passing);
         let mut response = response.map(|_| ResponseBody::empty());
         forward::for_client(response.headers_mut(), true);
         return Ok(response);
@@ -285,6 +289,20 @@ async fn in_time<A>(patience: Duration, progress: &Progress, answer: impl Future
             Err(_) => return None,
         }
     }
+}
+
+/// Why there is no connection.
+fn unreachable(error: &std::io::Error) -> Cause {
+    use rustls::CertificateError as Bad;
+    let tls = error.get_ref().and_then(|error| error.downcast_ref());
+    let Some(rustls::Error::InvalidCertificate(bad)) = tls else { return Cause::Unreachable };
+    Cause::Untrusted(match bad {
+        Bad::UnknownIssuer => "nobody whom this machine trusts has issued it",
+        Bad::NotValidForName | Bad::NotValidForNameContext { .. } => "it is for another name",
+        Bad::Expired | Bad::ExpiredContext { .. } => "it has expired",
+        Bad::NotValidYet | Bad::NotValidYetContext { .. } => "it is not valid yet",
+        _ => "it cannot be verified",
+    })
 }
 
 /// Whose fault it is that nothing came back.

@@ -49,9 +49,9 @@ pub use expression::{EvaluationError, Expression, ExpressionError, Place};
 pub use facts::Facts;
 pub use files::{FileError, Files, NoFiles};
 pub use identity::{
-    Addresses, ClaimSource, Claims, ClientKind, ClientName, ClientNameError, CookieName, CookieNameError,
-    Fingerprint, ForwardingHeader, Identities, Identity, IdentityError, IdentitySpec, KeysError, NoHeaders,
-    PrefixError, Source, TokenError, Verifier,
+    Addresses, Believed, ClaimSource, Claims, ClientKind, ClientName, ClientNameError, CookieName,
+    CookieNameError, Fingerprint, ForwardingHeader, Identities, Identity, IdentityError, IdentitySpec,
+    KeysError, NoHeaders, PrefixError, Source, TokenError, Verifier,
 };
 pub use language::{reference, schema};
 pub use matcher::{Active, Admission, BannedBy, Exemption, Judged, Known, Matched, Matcher, Scratch};

@@ -1,9 +1,11 @@
 //! `tidegate serve`: the gateway, from its policy to its last request.
 
+mod activation;
 mod demo;
 mod reload;
 mod source;
 mod takeover;
+mod watched;
 
 use std::io::ErrorKind;
 use std::num::NonZeroUsize;
@@ -17,6 +19,7 @@ use tidegate_store::MemoryStore;
 use tokio::sync::watch;
 
 use crate::args::ServeArgs;
+use activation::Given;
 use reload::{End, Events};
 use source::{Loaded, Source};
 use takeover::Predecessor;
@@ -26,7 +29,8 @@ const DRAIN: Duration = Duration::from_secs(10);
 
 pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     let source = Source::of(args)?;
-    let Loaded { active, warnings, files } = source.load()?;
+    let (loaded, files) = source.load();
+    let Loaded { active, warnings } = loaded?;
     eprint!("{warnings}");
     let plan = Arc::clone(active.matcher.plan());
     let cores = args.cores.map_or_else(cores, NonZeroUsize::get);
@@ -34,14 +38,19 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
         Some(path) => Predecessor::at(path)?,
         None => None,
     };
-    let listeners = listen(args, &plan, cores, predecessor.as_mut())?;
+    let mut given = Given::from_environment()?;
+    let listeners = listen(args, &plan, cores, &mut |address| match given.take(address, cores)? {
+        None => predecessor.as_mut().map_or(Ok(None), |predecessor| predecessor.take(address, cores)),
+        given => Ok(given),
+    })?;
+    given.must_be_none()?;
     let memory = usize::try_from(plan.store.max_memory).unwrap_or(usize::MAX);
     let gateway = Arc::new(Gateway::new(active, Arc::new(MemoryStore::with_cap(memory)))?);
     let (stop, stopping) = watch::channel(false);
     let threads = gateway.start(&listeners, &stopping, DRAIN)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     // Whoever reads the welcome may already change the policy or send a signal.
-    let mut events = runtime.block_on(async { Events::new(&files) })?;
+    let mut events = runtime.block_on(async { Events::new(files) })?;
     if let Some(predecessor) = predecessor {
         predecessor.dismiss()?;
     }
@@ -74,7 +83,7 @@ fn listen(
     args: &ServeArgs,
     plan: &Plan,
     cores: usize,
-    mut predecessor: Option<&mut Predecessor>,
+    inherited: &mut dyn FnMut(&str) -> anyhow::Result<Option<Listener>>,
 ) -> anyhow::Result<Vec<Listener>> {
     let places = match &args.listen {
         Some(address) => vec![Listen { address: address.clone(), tls: None }],
@@ -83,11 +92,7 @@ fn listen(
     places
         .iter()
         .map(|place| {
-            let handed_over = match &mut predecessor {
-                Some(predecessor) => predecessor.take(&place.address)?,
-                None => None,
-            };
-            let listener = match handed_over {
+            let listener = match inherited(&place.address)? {
                 Some(listener) => listener,
                 None => {
                     Listener::bind(&place.address, cores).map_err(|error| explain(error, &place.address))?

@@ -8,6 +8,7 @@ use anyhow::{Context, bail};
 use tidegate_policy::{Active, Compiled, FileError, Files, Problems, compile};
 
 use super::demo;
+use super::watched::Seen;
 use crate::args::ServeArgs;
 use crate::file::{self, Folder};
 
@@ -25,8 +26,6 @@ pub(crate) enum Source {
 pub(crate) struct Loaded {
     pub(crate) active: Active,
     pub(crate) warnings: Problems,
-    /// Every file it was read from.
-    pub(crate) files: Vec<PathBuf>,
 }
 
 /// Why a policy was not read.
@@ -64,45 +63,48 @@ impl Source {
         Ok(Self::Demo(policy(&upstream, limit.unwrap_or("10/m"))?))
     }
 
-    pub(crate) fn load(&self) -> Result<Loaded, LoadError> {
+    /// Reads the policy, and says which files that took, whether it is good or not.
+    pub(crate) fn load(&self) -> (Result<Loaded, LoadError>, Vec<Seen>) {
         match self {
             Self::File(path) => {
                 let name = path.display().to_string();
-                let bytes = file::policy(path)
-                    .map_err(|source| LoadError::Unreadable { file: name.clone(), source })?;
-                let files = Noting { folder: Folder::of(path), read: RefCell::new(vec![path.clone()]), path };
-                let compiled = compile(&name, &bytes, &files).map_err(LoadError::Problems)?;
-                loaded(compiled, files.read.into_inner())
+                let files =
+                    Noting { folder: Folder::of(path), read: RefCell::new(vec![Seen::now(path)]), path };
+                let outcome = file::policy(path)
+                    .map_err(|source| LoadError::Unreadable { file: name.clone(), source })
+                    .and_then(|bytes| compile(&name, &bytes, &files).map_err(LoadError::Problems))
+                    .and_then(loaded);
+                (outcome, files.read.into_inner())
             }
             Self::Line(yaml) | Self::Demo(yaml) => {
                 let compiled = compile("command line", yaml.as_bytes(), &tidegate_policy::NoFiles);
-                loaded(compiled.map_err(LoadError::Problems)?, Vec::new())
+                (compiled.map_err(LoadError::Problems).and_then(loaded), Vec::new())
             }
         }
     }
 }
 
-fn loaded(Compiled { plan, warnings, .. }: Compiled, files: Vec<PathBuf>) -> Result<Loaded, LoadError> {
+fn loaded(Compiled { plan, warnings, .. }: Compiled) -> Result<Loaded, LoadError> {
     if plan.store.url.is_some() {
         return Err(Unservable::SharedStore.into());
     }
     if plan.routes.is_empty() {
         return Err(Unservable::NoRoutes.into());
     }
-    Ok(Loaded { active: Active::new(plan), warnings, files })
+    Ok(Loaded { active: Active::new(plan), warnings })
 }
 
 /// Files of a folder, noting which were asked for.
 struct Noting<'a> {
     folder: Folder,
     path: &'a std::path::Path,
-    read: RefCell<Vec<PathBuf>>,
+    read: RefCell<Vec<Seen>>,
 }
 
 impl Files for Noting<'_> {
     fn read(&self, name: &str) -> Result<Cow<'_, [u8]>, FileError> {
         let folder = self.path.parent().unwrap_or(std::path::Path::new(""));
-        self.read.borrow_mut().push(folder.join(name));
+        self.read.borrow_mut().push(Seen::now(&folder.join(name)));
         self.folder.read(name)
     }
 }

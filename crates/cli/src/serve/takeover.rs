@@ -56,23 +56,28 @@ impl Predecessor {
     }
 
     /// Takes the sockets that listen at `address`, if any do.
-    pub(crate) fn take(&mut self, address: &str) -> anyhow::Result<Option<Listener>> {
-        let wanted: Vec<_> =
-            std::net::ToSocketAddrs::to_socket_addrs(address).into_iter().flatten().collect();
-        let is_wanted = |socket: &TcpListener| socket.local_addr().is_ok_and(|at| wanted.contains(&at));
-        let (taken, left) = std::mem::take(&mut self.sockets).into_iter().partition(is_wanted);
-        self.sockets = left;
-        let taken: Vec<_> = taken;
+    pub(crate) fn take(&mut self, address: &str, cores: usize) -> anyhow::Result<Option<Listener>> {
+        let taken = take(&mut self.sockets, address);
         if taken.is_empty() {
             return Ok(None);
         }
-        Ok(Some(Listener::adopt(taken).context("cannot listen on sockets that were handed over")?))
+        let adopted = Listener::adopt(taken, cores);
+        Ok(Some(adopted.context("cannot listen on sockets that were handed over")?))
     }
 
     /// Tells the old process that it may go.
     pub(crate) fn dismiss(mut self) -> anyhow::Result<()> {
         self.stream.write_all(b"!").context("the old process is gone")
     }
+}
+
+/// Takes those out of `sockets` that listen at `address`.
+pub(super) fn take(sockets: &mut Vec<TcpListener>, address: &str) -> Vec<TcpListener> {
+    let wanted: Vec<_> = std::net::ToSocketAddrs::to_socket_addrs(address).into_iter().flatten().collect();
+    let is_wanted = |socket: &TcpListener| socket.local_addr().is_ok_and(|at| wanted.contains(&at));
+    let (taken, left) = std::mem::take(sockets).into_iter().partition(is_wanted);
+    *sockets = left;
+    taken
 }
 
 /// Waits at `path` for a successor. What is received says that one has taken over.

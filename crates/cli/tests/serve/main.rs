@@ -3,6 +3,7 @@
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, clippy::unwrap_used, reason = "tests speak through their names and fail by panicking")]
 
+mod activation;
 mod process;
 mod reload;
 mod stop;

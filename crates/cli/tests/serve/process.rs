@@ -27,13 +27,14 @@ impl Server {
     }
 
     pub(crate) fn start_at(address: &str, args: &[&str]) -> Self {
-        let mut process = Command::new(env!("CARGO_BIN_EXE_tidegate"))
-            .args(["serve", "--listen", address])
-            .args(args)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+        command.args(["serve", "--listen", address]).args(args);
+        Self::spawn(&mut command)
+    }
+
+    /// Any command that becomes `tidegate serve`.
+    pub(crate) fn spawn(command: &mut Command) -> Self {
+        let mut process = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut welcome = String::new();
         let mut output = BufReader::new(process.stdout.take().unwrap());
         let errors = BufReader::new(process.stderr.take().unwrap());

@@ -147,3 +147,36 @@ fn another_address_is_said_to_take_a_restart() {
     server.hears("until the next start");
     assert_eq!(get(&server.address, "").status(), "200");
 }
+
+#[test]
+fn what_a_bad_policy_misses_is_watched_for() {
+    let good = policy(&format!("http://{}", echo()), "");
+    let file = Policy::new("misses", &good);
+    let server = Server::start(&["--config", &file.path()]);
+    let tiers =
+        "  tiers: { premium: { requests: 7, window: 1h } }\nclients: { tiers: { file: lists/keys.csv } }\n";
+    file.write(&format!("{good}{tiers}"));
+    server.hears("the old one stays in force");
+    // Not even the folder was there.
+    let folder = file.path().replace("policy.yaml", "lists");
+    std::fs::create_dir(&folder).unwrap();
+    std::fs::write(format!("{folder}/keys.csv"), "key,tier\nalice,premium\n").unwrap();
+    server.hears("policy reloaded");
+    let answer = get(&server.address, "X-API-Key: alice\r\n");
+    assert_eq!(answer.header("x-ratelimit-limit"), Some("7"));
+    // From now on it is a file like any other.
+    std::fs::write(format!("{folder}/keys.csv"), "key,tier\nalice,nonsense\n").unwrap();
+    server.hears("the old one stays in force");
+}
+
+#[test]
+fn a_policy_that_is_gone_is_read_when_it_comes_back() {
+    let good = policy(&format!("http://{}", echo()), "");
+    let file = Policy::new("gone", &good);
+    let server = Server::start(&["--config", &file.path()]);
+    std::fs::remove_file(file.path()).unwrap();
+    server.hears("the old one stays in force");
+    assert_eq!(get(&server.address, "").status(), "200");
+    file.write(&format!("{good}error_body: nested\n"));
+    server.hears("policy reloaded, 1 change");
+}

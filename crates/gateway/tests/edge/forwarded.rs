@@ -87,17 +87,62 @@ async fn an_upstream_is_told_only_the_peer_by_one_that_is_not_trusted() {
     }
 }
 
+/// What a trusted proxy sends, and what the upstream is told: `X-Forwarded-For`, `Forwarded`, `X-Forwarded-Proto`.
+const RETOLD: [(&str, [&str; 3]); 9] = [
+    ("", ["127.0.0.1", "for=127.0.0.1;proto=http", "http"]),
+    (
+        "X-Forwarded-For: 9.9.9.9\r\nX-Forwarded-For: 1.1.1.1\r\nX-Forwarded-Proto: https\r\n",
+        ["1.1.1.1, 127.0.0.1", "for=1.1.1.1;proto=https, for=127.0.0.1;proto=http", "https"],
+    ),
+    (
+        "X-Forwarded-For: 9.9.9.9, 2001:db8::7, 10.0.0.7\r\n",
+        [
+            "2001:db8::7, 10.0.0.7, 127.0.0.1",
+            "for=\"[2001:db8::7]\", for=10.0.0.7, for=127.0.0.1;proto=http",
+            "http",
+        ],
+    ),
+    (
+        "Forwarded: for=\"9.9.9.9, for=1.1.1.1;proto=https;host=b.example\r\n",
+        ["1.1.1.1, 127.0.0.1", "for=1.1.1.1;proto=https;host=b.example, for=127.0.0.1;proto=http", "https"],
+    ),
+    (
+        "Forwarded: for=1.1.1.1;proto=https\r\nX-Forwarded-For: 8.8.8.8, 1.1.1.1\r\n",
+        ["1.1.1.1, 127.0.0.1", "for=1.1.1.1;proto=https, for=127.0.0.1;proto=http", "https"],
+    ),
+    // One of the two is the client's own work: neither is passed on.
+    (
+        "Forwarded: for=1.1.1.1;proto=https\r\nX-Forwarded-For: 9.9.9.9\r\n",
+        ["127.0.0.1", "for=127.0.0.1;proto=http", "http"],
+    ),
+    ("X-Forwarded-For: 1.1.1.1, junk\r\n", ["127.0.0.1", "for=127.0.0.1;proto=http", "http"]),
+    ("Forwarded: for=_hidden\r\n", ["127.0.0.1", "for=127.0.0.1;proto=http", "http"]),
+    (
+        "X-Forwarded-For: 1.1.1.1\r\nX-Forwarded-Proto: https;for=9.9.9.9\r\n",
+        ["1.1.1.1, 127.0.0.1", "for=1.1.1.1, for=127.0.0.1;proto=http", "https;for=9.9.9.9"],
+    ),
+];
+
 #[tokio::test]
-async fn an_upstream_is_told_the_whole_chain_by_one_that_is_trusted() {
+async fn an_upstream_is_told_what_was_believed_of_one_that_is_trusted() {
     let upstream = Upstream::answering().await;
     let served = served(&upstream, true, 100);
-    let headers = "X-Forwarded-For: 9.9.9.9\r\nX-Forwarded-For: 1.1.1.1\r\nX-Forwarded-Proto: https\r\n\
-                   X-Request-Id: r1\r\n";
-    served.ask(&request(headers)).await;
-    let seen = upstream.last();
-    assert_eq!(seen.header("x-forwarded-for"), Some("9.9.9.9, 1.1.1.1, 127.0.0.1"));
-    assert_eq!(seen.header("x-forwarded-proto"), Some("https"));
-    assert_eq!(seen.header("x-request-id"), Some("r1"));
+    for (headers, told) in RETOLD {
+        served.ask(&request(&format!("{headers}X-Real-IP: 9.9.9.9\r\nX-Request-Id: r1\r\n"))).await;
+        let seen = upstream.last();
+        let named = |name: &str| {
+            let mut all = seen.headers.iter().filter(|(header, _)| header == name);
+            let first = all.next().map(|(_, value)| value.as_str());
+            assert_eq!(all.next(), None, "{name} is told once");
+            first
+        };
+        let all = ["x-forwarded-for", "forwarded", "x-forwarded-proto"].map(named);
+        assert_eq!(all, told.map(Some), "{headers:?}");
+        let client = told[0].split(", ").next();
+        assert_eq!((named("x-real-ip"), named("x-request-id")), (client, Some("r1")), "{headers:?}");
+    }
+    served.ask(&request("X-Forwarded-For: 1.1.1.1\r\n")).await;
+    assert_eq!(upstream.last().header("x-real-ip"), None, "what nobody asked for is not told");
 }
 
 #[tokio::test]

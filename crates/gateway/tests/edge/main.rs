@@ -6,6 +6,7 @@ mod support;
 mod forwarded;
 mod http2;
 mod malformed;
+mod parting;
 mod paths;
 mod room;
 mod slow;

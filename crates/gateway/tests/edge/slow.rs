@@ -3,6 +3,8 @@
 use std::time::Duration;
 
 use tidegate_gateway::{Bounds, Pace};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 
 use crate::support::{Act, Client, Served, Upstream, until, within};
 
@@ -92,15 +94,66 @@ async fn a_body_that_stops_or_drips_is_ended_with_a_word() {
 
 #[tokio::test]
 async fn a_client_that_does_not_read_is_ended() {
-    let answer =
-        [b"HTTP/1.1 200 OK\r\nContent-Length: 67108864\r\n\r\n".to_vec(), vec![b'a'; 64 << 20]].concat();
-    let large = Upstream::doing(move |_| Act::Reply(answer.clone())).await;
-    let served = Served::before(&[&large], 10_000, bounds());
+    let upstream = large().await;
+    let served = Served::before(&[&upstream], 10_000, bounds());
     let mut client = served.client().await;
     client.send(GET).await;
     until("the connection is there", || served.connections() == 1).await;
     until("the connection is ended", || served.connections() == 0).await;
-    assert!(client.rest().await.len() < 64 << 20);
+    assert!(client.rest().await.len() < LARGE);
+}
+
+/// Sends 64 MiB to everybody.
+async fn large() -> Upstream {
+    let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {LARGE}\r\n\r\n").into_bytes();
+    let answer = [head, vec![b'a'; LARGE]].concat();
+    Upstream::doing(move |_| Act::Reply(answer.clone())).await
+}
+
+const LARGE: usize = 64 << 20;
+
+/// Reads `piece` bytes now and then, and says how many in all.
+async fn sips(served: &Served, piece: usize, most: usize) -> usize {
+    let mut stream = TcpStream::connect(served.address).await.expect("a connection");
+    stream.write_all(GET).await.expect("a request");
+    let (mut taken, mut sip) = (0, vec![0; piece]);
+    while taken < most {
+        tokio::time::sleep(DRIP).await;
+        match within("reading", stream.read(&mut sip)).await {
+            Ok(read @ 1..) => taken += read,
+            _ => break,
+        }
+    }
+    taken
+}
+
+#[tokio::test]
+async fn a_client_that_reads_slowly_but_steadily_is_served() {
+    let upstream = large().await;
+    let served = Served::before(&[&upstream], 10_000, bounds());
+    // Some looks' worth of what the system keeps unsent; megabytes would come too late.
+    let taken = sips(&served, 64 << 10, 24 << 20).await;
+    assert!(taken >= 24 << 20, "it was ended after {taken} bytes");
+}
+
+#[tokio::test]
+async fn a_client_that_reads_but_too_little_is_ended() {
+    let upstream = large().await;
+    let served = Served::before(&[&upstream], 10_000, Bounds { reader_bytes: 64 << 20, ..bounds() });
+    assert!(sips(&served, 4 << 10, LARGE).await < LARGE);
+    until("the connection is ended", || served.connections() == 0).await;
+}
+
+#[tokio::test]
+async fn a_quiet_stream_has_no_slow_reader() {
+    let head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\ndata: 1\n\n".to_vec();
+    let upstream = Upstream::doing(move |_| Act::ReplyAndHang(head.clone())).await;
+    let served = Served::before(&[&upstream], 10_000, Bounds { reader_bytes: 64 << 20, ..bounds() });
+    let mut client = served.client().await;
+    client.send(GET).await;
+    client.until_some().await;
+    let windows = 6 * bounds().look * 4;
+    assert!(tokio::time::timeout(windows, client.rest()).await.is_err(), "it is kept while nothing comes");
 }
 
 #[tokio::test]

@@ -52,6 +52,15 @@ pub struct PrefixError {
     pub bits: u8,
 }
 
+/// What trusted proxies said of a client, as far as it is believed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Believed {
+    /// The client, the proxies between, and the peer of the connection; one address if there are no proxies.
+    pub chain: Vec<IpAddr>,
+    /// The elements of `Forwarded` for all but the peer, in the words of the proxies; empty if they wrote none.
+    pub elements: Vec<Vec<u8>>,
+}
+
 impl Default for Addresses {
     /// Nobody is believed but the connection itself.
     fn default() -> Self {
@@ -109,6 +118,41 @@ impl Addresses {
         }
     }
 
+    /// What is believed of what the proxies said: as much as led to [`Addresses::client`], and nothing left of it. If
+    /// the two headers lead to different clients, nothing is.
+    pub fn believed(&self, headers: &HeaderMap, peer: IpAddr) -> Believed {
+        let (client, peer) = (self.client(headers, peer), peer.to_canonical());
+        let mut believed = Believed { chain: vec![peer], elements: Vec::new() };
+        if client == peer {
+            return believed;
+        }
+        let x_hops = headers.get_all(&X_FORWARDED_FOR).iter().rev();
+        let by_x = self.followed(peer, x_hops.flat_map(|line| hops::x_forwarded_for(line.as_bytes())));
+        let forwarded = || headers.get_all(FORWARDED).iter().rev();
+        let by_forwarded = self.followed(peer, forwarded().flat_map(|line| hops::forwarded(line.as_bytes())));
+        let leads = |chain: &[IpAddr]| chain.first() == Some(&client);
+        if leads(&by_forwarded) {
+            let elements = forwarded().flat_map(|line| hops::elements(line.as_bytes()));
+            believed.elements = elements.take(by_forwarded.len() - 1).map(<[u8]>::to_vec).collect();
+            believed.elements.reverse();
+        }
+        believed.chain = if leads(&by_x) { by_x } else { by_forwarded };
+        believed
+    }
+
+    /// Everybody from the client to `peer`.
+    fn followed(&self, peer: IpAddr, hops: impl Iterator<Item = Option<IpAddr>>) -> Vec<IpAddr> {
+        let mut chain = vec![peer];
+        for hop in hops {
+            match (hop, chain.last()) {
+                (Some(address), Some(last)) if self.trusts(*last) => chain.push(address.to_canonical()),
+                _ => break,
+            }
+        }
+        chain.reverse();
+        chain
+    }
+
     /// What an address is counted as: IPv4 whole, IPv6 by its prefix.
     pub fn counted(&self, address: IpAddr) -> IpAddr {
         match address.to_canonical() {
@@ -132,7 +176,9 @@ impl Addresses {
         current
     }
 
-    fn trusts(&self, address: IpAddr) -> bool {
+    /// Whether the word of a peer at `address` is believed.
+    pub fn trusts(&self, address: IpAddr) -> bool {
+        let address = address.to_canonical();
         self.trusted.iter().any(|network| network.contains(&address))
     }
 }
@@ -217,6 +263,27 @@ mod tests {
         let only = |header| behind_tens().reading(header).client(&headers(&lines), [10, 0, 0, 1].into());
         assert_eq!(only(ForwardingHeader::XForwardedFor).to_string(), "192.0.2.7");
         assert_eq!(only(ForwardingHeader::Forwarded).to_string(), "1.1.1.1");
+    }
+
+    #[test]
+    fn what_is_believed_begins_with_the_client() {
+        let believed = |lines: &[(&HeaderName, &str)]| {
+            let Believed { chain, elements } = behind_tens().believed(&headers(lines), [10, 0, 0, 1].into());
+            let chain: Vec<_> = chain.iter().map(IpAddr::to_string).collect();
+            (chain.join(" "), String::from_utf8(elements.join(&b" "[..])).unwrap())
+        };
+        let x = |value| believed(&[(&X_FORWARDED_FOR, value)]);
+        assert_eq!(x("9.9.9.9, 1.1.1.1, 10.0.0.2"), ("1.1.1.1 10.0.0.2 10.0.0.1".to_owned(), String::new()));
+        assert_eq!(x("9.9.9.9, unknown"), ("10.0.0.1".to_owned(), String::new()));
+        let forwarded = (&FORWARDED, "for=9.9.9.9, for=1.1.1.1;proto=https");
+        let told = ("1.1.1.1 10.0.0.1".to_owned(), "for=1.1.1.1;proto=https".to_owned());
+        assert_eq!(believed(&[forwarded]), told);
+        assert_eq!(believed(&[forwarded, (&X_FORWARDED_FOR, "8.8.8.8, 1.1.1.1")]), told);
+        let conflict = believed(&[forwarded, (&X_FORWARDED_FOR, "8.8.8.8")]);
+        assert_eq!(conflict, ("10.0.0.1".to_owned(), String::new()));
+        let spoof = headers(&[forwarded]);
+        let stranger = behind_tens().believed(&spoof, [192, 0, 2, 7].into());
+        assert_eq!((stranger.chain, stranger.elements), (vec![[192, 0, 2, 7].into()], vec![]));
     }
 
     #[test]

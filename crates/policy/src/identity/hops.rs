@@ -13,8 +13,7 @@ pub(super) fn x_forwarded_for(line: &[u8]) -> impl Iterator<Item = Option<IpAddr
 
 /// The hops of one line of `Forwarded`.
 pub(super) fn forwarded(line: &[u8]) -> impl Iterator<Item = Option<IpAddr>> {
-    let elements = Parts { rest: Some(line), separator: b',' }.map(<[u8]>::trim_ascii);
-    elements.filter(|element| !element.is_empty()).map(|element| {
+    elements(line).map(|element| {
         let mut found = None;
         for pair in (Parts { rest: Some(element), separator: b';' }) {
             let Some(at) = pair.iter().position(|&byte| byte == b'=') else { continue };
@@ -27,6 +26,12 @@ pub(super) fn forwarded(line: &[u8]) -> impl Iterator<Item = Option<IpAddr>> {
         }
         node(unquoted(found?.trim_ascii())?)
     })
+}
+
+/// What the hops of one line of `Forwarded` are written as.
+pub(super) fn elements(line: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let elements = Parts { rest: Some(line), separator: b',' }.map(<[u8]>::trim_ascii);
+    elements.filter(|element| !element.is_empty())
 }
 
 /// What stands in quotes; an address needs no escapes.

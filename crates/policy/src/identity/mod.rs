@@ -23,7 +23,7 @@ use http::HeaderMap;
 use http::header::HeaderName;
 use tidegate_core::Timestamp;
 
-pub use address::{Addresses, ForwardingHeader, PrefixError};
+pub use address::{Addresses, Believed, ForwardingHeader, PrefixError};
 pub use cookie::{CookieName, CookieNameError};
 pub use fingerprint::{Fingerprint, NoHeaders};
 pub use jwt::{ClaimSource, Claims, KeysError, TokenError, Verifier};
@@ -193,6 +193,11 @@ impl Identities {
             ClientKind::Tenant | ClientKind::Ip => true,
             ClientKind::Anonymous => false,
         }
+    }
+
+    /// How addresses are found and counted.
+    pub fn addresses(&self) -> &Addresses {
+        &self.spec.addresses
     }
 
     /// Looks at one request. With a directory, a key that is not in it identifies nobody.

@@ -1,0 +1,84 @@
+//! What a trusted proxy said of the client, passed on as far as it was believed.
+//!
+//! A proxy often writes one of the headers and passes the other on as the client wrote it. An upstream that reads that
+//! other one would see another client than the one that was counted. So both are written anew from what was believed.
+
+use std::fmt::Write;
+use std::net::IpAddr;
+
+use bytes::{BufMut, BytesMut};
+use http::HeaderMap;
+use http::header::{FORWARDED, HeaderName, HeaderValue};
+use tidegate_policy::{Addresses, Believed};
+
+use crate::forward::{FOR, Hop, PROTO, REAL_IP};
+
+/// Writes the headers of a request that came through a trusted proxy.
+pub(crate) fn retell(headers: &mut HeaderMap, hop: &Hop, addresses: &Addresses) {
+    let Believed { chain, elements } = addresses.believed(headers, hop.peer);
+    let spoken = spoken(headers, elements.first());
+    let (mut plain, mut forwarded) = (BytesMut::with_capacity(64), BytesMut::with_capacity(96));
+    for (at, address) in chain.iter().enumerate() {
+        if at > 0 {
+            plain.put_slice(b", ");
+        }
+        // Writing to memory does not fail.
+        let _ = write!(plain, "{address}");
+    }
+    if elements.is_empty() {
+        for (at, address) in chain.iter().take(chain.len().saturating_sub(1)).enumerate() {
+            let _ = write!(forwarded, "for={}", Node(*address));
+            if let Some(spoken) = spoken.filter(|_| at == 0) {
+                let _ = write!(forwarded, ";proto={spoken}");
+            }
+            forwarded.put_slice(b", ");
+        }
+    }
+    for element in elements {
+        forwarded.put_slice(&element);
+        forwarded.put_slice(b", ");
+    }
+    forwarded.put_slice(hop.forwarded.as_bytes());
+    if headers.contains_key(REAL_IP)
+        && let Some(client) = chain.first()
+    {
+        set(headers, REAL_IP, BytesMut::from(client.to_string().as_bytes()));
+    }
+    set(headers, FOR, plain);
+    set(headers, FORWARDED, forwarded);
+    if !headers.contains_key(PROTO) {
+        headers.insert(PROTO, spoken.map_or_else(|| hop.proto.clone(), HeaderValue::from_static));
+    }
+}
+
+/// What the client spoke, in the words of the proxy; only that is written into another header.
+fn spoken(headers: &HeaderMap, element: Option<&Vec<u8>>) -> Option<&'static str> {
+    let told = match headers.get(PROTO) {
+        Some(told) => told.as_bytes(),
+        None => element?.split(|&byte| byte == b';').map(<[u8]>::trim_ascii).find_map(|pair| {
+            let (name, value) = pair.split_at_checked(6)?;
+            name.eq_ignore_ascii_case(b"proto=").then(|| value.trim_ascii())
+        })?,
+    };
+    ["https", "http"].into_iter().find(|known| told.eq_ignore_ascii_case(known.as_bytes()))
+}
+
+fn set(headers: &mut HeaderMap, name: HeaderName, value: BytesMut) {
+    // Addresses are valid in headers, and so is what came in one.
+    match HeaderValue::from_maybe_shared(value.freeze()) {
+        Ok(value) => headers.insert(name, value),
+        Err(_) => headers.remove(name),
+    };
+}
+
+/// An address as `Forwarded` has it.
+pub(crate) struct Node(pub(crate) IpAddr);
+
+impl std::fmt::Display for Node {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.0 {
+            IpAddr::V4(v4) => write!(f, "{v4}"),
+            IpAddr::V6(v6) => write!(f, "\"[{v6}]\""),
+        }
+    }
+}

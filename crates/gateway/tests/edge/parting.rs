@@ -1,0 +1,97 @@
+//! Refused while still sending: the answer is read all the same.
+
+use bytes::Bytes;
+use http::{Request, StatusCode};
+use tidegate_gateway::Bounds;
+use tokio::net::TcpStream;
+
+use crate::support::{Client, Response, Served, Upstream, until, within};
+
+/// More than the system keeps for anybody.
+const SIZE: usize = 10 << 20;
+
+/// Sends all of it before it reads anything.
+async fn sends_then_reads(mut client: Client, head: &str, body: &[u8]) -> Option<Response> {
+    assert!(client.send(head.as_bytes()).await, "the head is taken");
+    assert!(client.send(body).await, "the body is taken, and thrown away");
+    client.response().await
+}
+
+fn posts(more: &str) -> String {
+    format!("POST / HTTP/1.1\r\nHost: a\r\n{more}\r\n")
+}
+
+#[tokio::test]
+async fn a_body_too_large_is_answered_though_nobody_reads_it() {
+    let upstream = Upstream::answering().await;
+    let served = Served::before(&[&upstream], 100, Bounds { body_bytes: 1 << 20, ..Bounds::default() });
+    let head = posts(&format!("Content-Length: {SIZE}\r\n"));
+    let answer = sends_then_reads(served.client().await, &head, &vec![b'a'; SIZE]).await.expect("an answer");
+    assert_eq!((answer.status, answer.header("connection")), (413, Some("close")));
+    until("the connection is ended", || served.connections() == 0).await;
+}
+
+#[tokio::test]
+async fn chunks_that_become_too_many_are_answered_though_nobody_reads_the_rest() {
+    let upstream = Upstream::answering().await;
+    let served = Served::before(&[&upstream], 100, Bounds { body_bytes: 1 << 20, ..Bounds::default() });
+    let mut body = format!("{SIZE:x}\r\n").into_bytes();
+    body.resize(body.len() + SIZE, b'a');
+    body.extend_from_slice(b"\r\n0\r\n\r\n");
+    let head = posts("Transfer-Encoding: chunked\r\n");
+    let answer = sends_then_reads(served.client().await, &head, &body).await.expect("an answer");
+    assert_eq!(answer.status, 413, "{}", answer.text());
+    assert!(upstream.requests().is_empty(), "no whole request came");
+}
+
+#[tokio::test]
+async fn a_limit_is_told_to_a_client_that_is_still_sending() {
+    let upstream = Upstream::answering().await;
+    let served = Served::before(&[&upstream], 1, Bounds::default());
+    assert_eq!(served.get("/").await.status, 200);
+    let head = posts(&format!("Content-Length: {SIZE}\r\n"));
+    let answer = sends_then_reads(served.client().await, &head, &vec![b'a'; SIZE]).await.expect("an answer");
+    assert_eq!(answer.status, 429, "{}", answer.text());
+    assert_eq!(upstream.requests().len(), 1);
+}
+
+#[tokio::test]
+async fn what_is_no_request_is_told_so_however_much_follows() {
+    let upstream = Upstream::answering().await;
+    let served = Served::before(&[&upstream], 100, Bounds::default());
+    let head = "GET / HTTP/1.1\r\nHost: a\r\nBad Header: 1\r\n\r\n";
+    let answer = sends_then_reads(served.client().await, head, &vec![b'a'; SIZE]).await.expect("an answer");
+    assert_eq!(answer.status, 400);
+}
+
+#[tokio::test]
+async fn who_has_sent_everything_is_not_waited_for() {
+    let upstream = Upstream::answering().await;
+    let served = Served::before(&[&upstream], 100, Bounds::default());
+    let mut client = served.client().await;
+    client.send(posts("Content-Length: 3\r\nConnection: close\r\n").as_bytes()).await;
+    client.send(b"abc").await;
+    assert_eq!(client.response().await.map(|response| response.status), Some(200));
+    // The client has not ended its side, and need not.
+    until("the connection is ended", || served.connections() == 0).await;
+    assert_eq!(client.rest().await, b"");
+}
+
+#[tokio::test]
+async fn over_http2_a_limit_is_told_and_the_connection_goes_on() {
+    let upstream = Upstream::answering().await;
+    let served = Served::before(&[&upstream], 1, Bounds::default());
+    assert_eq!(served.get("/").await.status, 200);
+    let stream = TcpStream::connect(served.address).await.expect("a connection");
+    let (client, connection) = h2::client::handshake(stream).await.expect("HTTP/2");
+    tokio::spawn(connection);
+    for _ in 0..3 {
+        let mut ready = within("room", client.clone().ready()).await.expect("the connection goes on");
+        let request = Request::post("http://a.example/").body(()).expect("a request");
+        let (response, mut body) = ready.send_request(request, false).expect("a stream");
+        // Whether it is cut off by a reset or by the answer, the answer is there.
+        let _ = body.send_data(Bytes::from(vec![b'a'; SIZE]), true);
+        let response = within("an answer", response).await.expect("an answer");
+        assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+    }
+}
