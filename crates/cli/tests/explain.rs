@@ -34,7 +34,10 @@ fn a_request_is_explained_to_tools() {
         &["GET", "/", "--from", "203.0.113.9", "--format", "json"],
     );
     let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(json["verdict"], serde_json::json!({ "is": "banned", "network": "203.0.113.0/24" }));
+    assert_eq!(
+        json["verdict"],
+        serde_json::json!({ "is": "banned", "subject": "203.0.113.0/24", "by": "policy" })
+    );
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! What is answered: JSON, and errors that say what is wrong, where, and what to do.
 
 use bytes::Bytes;
-use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
-use http::{HeaderName, Response, StatusCode};
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue};
+use http::{Response, StatusCode};
 use http_body_util::Full;
 use serde::Serialize;
 use serde_json::json;
@@ -39,7 +39,7 @@ pub(crate) struct Refusal {
     at: Option<&'static str>,
     /// What to do.
     hint: String,
-    header: Option<(HeaderName, &'static str)>,
+    header: Option<(&'static str, &'static str)>,
 }
 
 impl Refusal {
@@ -63,21 +63,21 @@ impl Refusal {
         let what = if is_wrong { "the token is wrong" } else { "a token is wanted" };
         let mut refusal = Self::new(StatusCode::UNAUTHORIZED, "unauthorized", what)
             .hint("send `Authorization: Bearer TOKEN`, with the token of the admin API");
-        refusal.header = Some((WWW_AUTHENTICATE, "Bearer"));
+        refusal.header = Some(("www-authenticate", "Bearer"));
         refusal
     }
 
     pub(crate) fn method(allowed: &'static str) -> Self {
         let what = format!("this path takes {allowed}");
         let mut refusal = Self::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", what);
-        refusal.header = Some((ALLOW, allowed));
+        refusal.header = Some(("allow", allowed));
         refusal
     }
 
     /// Asking again soon may help.
     pub(crate) fn unavailable(code: &'static str, what: impl Into<String>) -> Self {
         let mut refusal = Self::new(StatusCode::SERVICE_UNAVAILABLE, code, what);
-        refusal.header = Some((RETRY_AFTER, "1"));
+        refusal.header = Some(("retry-after", "1"));
         refusal
     }
 

@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::TcpListener;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -113,12 +113,9 @@ async fn accept<R: Running>(
     loop {
         // Who finds no room waits in the queue of the socket.
         let Ok(permit) = Arc::clone(&room).acquire_owned().await else { return };
-        let (stream, _): (_, SocketAddr) = match listener.accept().await {
-            Ok(accepted) => accepted,
-            Err(_) => {
-                tokio::time::sleep(PAUSE).await;
-                continue;
-            }
+        let Ok((stream, _)) = listener.accept().await else {
+            tokio::time::sleep(PAUSE).await;
+            continue;
         };
         let (console, mut stop) = (Arc::clone(&console), stop.clone());
         tokio::spawn(async move {

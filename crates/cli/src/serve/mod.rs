@@ -1,15 +1,18 @@
 //! `tidegate serve`: the gateway, from its policy to its last request.
 
 mod activation;
+mod admin;
 mod demo;
 mod reload;
-mod source;
+pub(crate) mod source;
+pub(crate) mod state;
 mod takeover;
 mod watched;
 
 use std::io::ErrorKind;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::bail;
@@ -20,8 +23,10 @@ use tokio::sync::watch;
 
 use crate::args::ServeArgs;
 use activation::Given;
+use admin::{Prepared, Served};
 use reload::{End, Events};
 use source::{Loaded, Source};
+use state::State;
 use takeover::Predecessor;
 
 /// What is under way at a stop gets this long to end.
@@ -44,32 +49,58 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
         given => Ok(given),
     })?;
     given.must_be_none()?;
+    let inherited = match (&plan.admin, &mut predecessor) {
+        (Some(admin), Some(predecessor)) => predecessor.take_one(admin.address()),
+        _ => None,
+    };
+    // A predecessor has let go of the file by now.
+    let state = State::open(source.file(), &plan)?;
+    let prepared = Prepared::new(source.file(), &plan, inherited)?;
     let memory = usize::try_from(plan.store.max_memory).unwrap_or(usize::MAX);
-    let gateway = Arc::new(Gateway::new(active, Arc::new(MemoryStore::with_cap(memory)))?);
+    let store = Arc::new(MemoryStore::with_cap(memory));
+    let gateway = Arc::new(Gateway::new(active, Arc::clone(&store))?);
+    let (served, reloads) = Served::new(Arc::clone(&gateway), store, &source);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    // Before the first request: nobody who is banned slips through.
+    let desk = runtime.block_on(served.restore(state))?;
     let (stop, stopping) = watch::channel(false);
     let threads = gateway.start(&listeners, &stopping, DRAIN)?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     // Whoever reads the welcome may already change the policy or send a signal.
-    let mut events = runtime.block_on(async { Events::new(files) })?;
+    let mut events = runtime.block_on(async { Events::new(files, reloads) })?;
     if let Some(predecessor) = predecessor {
         predecessor.dismiss()?;
     }
     if let Some(path) = &args.takeover {
-        events.successor = Some(takeover::await_successor(path, &listeners)?);
+        let admin = prepared.as_ref().map(|prepared| &prepared.listener);
+        let handed = takeover::sockets(&listeners, admin)?;
+        events.successor = Some(takeover::await_successor(path, handed, Arc::clone(&desk))?);
     }
-    println!("{}", welcome(&source, &listeners, &plan));
+    let (stop_admin, admin_stopping) = watch::channel(false);
+    let notice = prepared.as_ref().map_or(String::new(), |prepared| prepared.notice.clone());
+    let admin = prepared.map(|prepared| prepared.start(&served, &desk, admin_stopping)).transpose()?;
+    println!("{}", welcome(&source, &listeners, &plan, &notice));
     let end = runtime.block_on(events.until_stopped(&gateway, &source))?;
-    if let (End::Told, Some(path)) = (end, &args.takeover) {
+    match (end, &args.takeover) {
         // Nobody is waited for any more; whoever comes now starts afresh.
-        let _ = std::fs::remove_file(path);
+        (End::Told, Some(path)) => drop(std::fs::remove_file(path)),
+        (End::Told, None) => {}
+        // Operators are the successor's from now on; otherwise they may watch until the last request has ended.
+        (End::TakenOver, _) => drop(stop_admin.send_replace(true)),
     }
+    served.begin_stopping();
     eprintln!("tidegate: stopping; what is under way gets {} s to end", DRAIN.as_secs());
     // The cores close theirs; as long as one is open the system would connect clients whom nobody answers.
     drop(listeners);
     stop.send_replace(true);
+    end_of(threads, "a core")?;
+    stop_admin.send_replace(true);
+    end_of(admin, "the admin API")
+}
+
+fn end_of(threads: impl IntoIterator<Item = JoinHandle<()>>, what: &str) -> anyhow::Result<()> {
     for thread in threads {
         if thread.join().is_err() {
-            bail!("a core has panicked");
+            bail!("{what} has panicked");
         }
     }
     Ok(())
@@ -121,7 +152,7 @@ fn explain(error: ListenError, address: &str) -> anyhow::Error {
     anyhow::Error::from(error).context(format!("cannot listen on {address} ({hint})"))
 }
 
-fn welcome(source: &Source, listeners: &[Listener], plan: &Plan) -> String {
+fn welcome(source: &Source, listeners: &[Listener], plan: &Plan, admin: &str) -> String {
     let urls: Vec<_> = listeners
         .iter()
         .map(|listener| {
@@ -156,5 +187,5 @@ Try:
             )
         }
     };
-    format!("tidegate is listening on {}\n{limits}{rest}\nCtrl-C stops it.", urls.join(", "))
+    format!("tidegate is listening on {}\n{limits}{admin}{rest}\nCtrl-C stops it.", urls.join(", "))
 }

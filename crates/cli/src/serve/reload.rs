@@ -3,12 +3,14 @@
 use std::sync::Arc;
 
 use anyhow::Context;
+use tidegate_console::{ReloadError, Reloaded};
 use tidegate_gateway::Gateway;
 use tidegate_policy::diff;
 use tidegate_store::MemoryStore;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
+use super::admin::ReloadRequest;
 use super::source::{LoadError, Loaded, Source};
 use super::watched::{Seen, Watched};
 
@@ -18,6 +20,8 @@ pub(crate) struct Events {
     interrupt: Signal,
     hangup: Signal,
     watched: Watched,
+    /// Who wants the policy read again.
+    reloads: mpsc::Receiver<ReloadRequest>,
     /// Says that another process has taken over.
     pub(crate) successor: Option<mpsc::UnboundedReceiver<()>>,
 }
@@ -33,12 +37,13 @@ pub(crate) enum End {
 
 impl Events {
     /// Needs a runtime.
-    pub(crate) fn new(files: Vec<Seen>) -> anyhow::Result<Self> {
+    pub(crate) fn new(files: Vec<Seen>, reloads: mpsc::Receiver<ReloadRequest>) -> anyhow::Result<Self> {
         Ok(Self {
             terminate: signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?,
             interrupt: signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?,
             hangup: signal(SignalKind::hangup()).context("cannot listen for SIGHUP")?,
             watched: Watched::new(files)?,
+            reloads,
             successor: None,
         })
     }
@@ -56,33 +61,42 @@ impl Events {
                     None => std::future::pending().await,
                 }
             };
-            tokio::select! {
+            let asked = tokio::select! {
                 _ = self.terminate.recv() => return Ok(End::Told),
                 _ = self.interrupt.recv() => return Ok(End::Told),
                 _ = taken_over => return Ok(End::TakenOver),
-                _ = self.hangup.recv() => {}
-                () = self.watched.changed() => {}
-            }
+                _ = self.hangup.recv() => None,
+                () = self.watched.changed() => None,
+                Some(asked) = self.reloads.recv() => Some(asked),
+            };
             let (outcome, files) = source.load();
+            let outcome = put_in_force(gateway, outcome);
             // What a bad policy names is watched too: it may be all that is missing.
-            if put_in_force(gateway, outcome) {
+            if outcome.is_ok() {
                 self.watched.watch(files);
             } else {
                 self.watched.watch_also(files);
+            }
+            if let Some(asked) = asked {
+                // Whoever asked may have left.
+                let _ = asked.send(outcome);
             }
         }
     }
 }
 
-/// Puts a policy in force if it is good, and says whether it was. A bad one changes nothing.
-fn put_in_force(gateway: &Gateway<MemoryStore>, outcome: Result<Loaded, LoadError>) -> bool {
+/// Puts a policy in force if it is good, and says what is different. A bad one changes nothing.
+fn put_in_force(
+    gateway: &Gateway<MemoryStore>,
+    outcome: Result<Loaded, LoadError>,
+) -> Result<Reloaded, ReloadError> {
     let Loaded { active, warnings } = match outcome {
         Ok(loaded) => loaded,
         Err(error) => {
             eprintln!(
                 "tidegate: the policy has changed and is not good; the old one stays in force\n{error}"
             );
-            return false;
+            return Err(ReloadError { reason: error.to_string() });
         }
     };
     eprint!("{warnings}");
@@ -93,15 +107,16 @@ fn put_in_force(gateway: &Gateway<MemoryStore>, outcome: Result<Loaded, LoadErro
         eprintln!(
             "tidegate: the policy has changed and cannot be served; the old one stays in force: {error}"
         );
-        return false;
+        return Err(ReloadError { reason: error.to_string() });
     }
     let count = changes.len();
     eprintln!("tidegate: policy reloaded, {count} change{}", if count == 1 { "" } else { "s" });
-    for change in changes {
+    let mut changes: Vec<_> = changes.iter().map(ToString::to_string).collect();
+    if old.listen != new.listen || old.store != new.store || old.admin != new.admin {
+        changes.push("where to listen and the store stay as they are until the next start".to_owned());
+    }
+    for change in &changes {
         eprintln!("  {change}");
     }
-    if old.listen != new.listen || old.store != new.store {
-        eprintln!("  where to listen and the store stay as they are until the next start");
-    }
-    true
+    Ok(Reloaded { changes, warnings: warnings.to_string() })
 }

@@ -163,9 +163,7 @@ pub(crate) struct Marks {
 fn decode<'s>(root: &Node<'s>, context: &mut Context<'s, '_>) -> Option<Plan> {
     let fields = Fields::open(root, &POLICY, &mut context.report)?;
     let listen = routing::listen(fields.get("listen"), context);
-    let admin = fields
-        .get("admin")
-        .map_or_else(|| Some(AdminPlan::default()), |node| admin::admin(node, &mut context.report));
+    let admin = admin::admin(fields.get("admin"), &mut context.report);
     let upstreams =
         fields.get("upstreams").map(|node| routing::upstreams(node, &mut context.report)).unwrap_or_default();
     let routes =
