@@ -36,7 +36,7 @@ fn a_request_is_explained_to_tools() {
     let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(
         json["verdict"],
-        serde_json::json!({ "is": "banned", "subject": "203.0.113.0/24", "by": "policy" })
+        serde_json::json!({ "is": "banned", "by": "policy", "subject": "203.0.113.0/24" })
     );
 }
 

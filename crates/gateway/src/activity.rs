@@ -3,16 +3,19 @@
 //! Nothing here reads a clock. A connection notes what moved, and every few seconds somebody looks.
 
 use std::io;
+use std::mem::MaybeUninit;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 
-use bytes::Buf;
+use bytes::{Buf, Bytes};
 use http_body::{Body, Frame, SizeHint};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+use crate::joined::poll_write_joined;
 use crate::linger::Linger;
+use crate::rounds::Order;
 
 /// Looks that the head of a request may take, however lively it drips.
 const HEAD: u32 = 3;
@@ -20,6 +23,8 @@ const HEAD: u32 = 3;
 const BEHIND: u32 = 6;
 /// Looks that a connection may be idle between requests.
 const IDLE: u32 = 15;
+/// So much is read ahead of HTTP: the head of most requests.
+const AHEAD: usize = 1024;
 
 /// What moved on a connection.
 #[derive(Debug, Default)]
@@ -40,6 +45,8 @@ pub(crate) struct Activity {
     taken: AtomicU64,
     /// The client has more to send of a body than we have read.
     owed: AtomicBool,
+    /// Our side has ended: whatever still comes is no request.
+    parting: AtomicBool,
 }
 
 impl Activity {
@@ -167,9 +174,13 @@ impl Watch {
         activity.multiplexed.load(Ordering::Relaxed) || (!moved && !in_flight)
     }
 
-    /// Whether the connection has outstayed its welcome. Of an answer that waits for it, `least` bytes must be taken
-    /// in [`BEHIND`] looks.
-    pub(crate) fn is_over(&mut self, activity: &Activity, least: u64) -> bool {
+    /// What becomes of the connection: it has outstayed its welcome, it may rest, or nothing. Of an answer that waits
+    /// for it, `least` bytes must be taken in [`BEHIND`] looks.
+    pub(crate) fn look(&mut self, activity: &Activity, least: u64) -> Order {
+        // It ends by itself. Were it to rest, what is thrown away would be heard as a request.
+        if activity.parting.load(Ordering::Relaxed) {
+            return Order::Stay;
+        }
         let moved = activity.has_moved();
         self.still = if moved { 0 } else { self.still + 1 };
         let in_flight = activity.in_flight.load(Ordering::Relaxed) > 0;
@@ -185,7 +196,12 @@ impl Watch {
             // Pings move a connection, but take nothing.
             | self.streams.is_too_slow(is_offered && !is_blocked, taken, least);
         let is_idle = !in_flight && self.still >= IDLE;
-        self.head >= HEAD || is_too_slow || is_idle
+        if self.head >= HEAD || is_too_slow || is_idle {
+            return Order::End;
+        }
+        let rests = !moved && !in_flight && !is_blocked && !activity.begun.load(Ordering::Relaxed);
+        // Once is enough.
+        if rests && self.still == 1 { Order::Rest } else { Order::Stay }
     }
 }
 
@@ -218,13 +234,40 @@ impl Behind {
 pub(crate) struct Watched<T> {
     inner: T,
     activity: Arc<Activity>,
+    /// What was read and belongs to whoever reads next.
+    unread: Bytes,
     /// Set once our side has ended.
     linger: Option<Box<Linger>>,
 }
 
 impl<T> Watched<T> {
     pub(crate) fn new(inner: T, activity: Arc<Activity>) -> Self {
-        Self { inner, activity, linger: None }
+        Self { inner, activity, unread: Bytes::new(), linger: None }
+    }
+
+    /// Gives back what was read too early.
+    pub(crate) fn unread(&mut self, bytes: Bytes) {
+        self.unread = bytes;
+    }
+
+    /// Whether what was heard begins so.
+    pub(crate) fn begins(&self, with: &[u8]) -> bool {
+        self.unread.starts_with(with)
+    }
+
+    /// Whether what was heard and what follows may begin so.
+    pub(crate) fn may_begin(&self, with: &[u8]) -> bool {
+        let length = self.unread.len().min(with.len());
+        self.unread[..length] == with[..length]
+    }
+
+    fn heard(&self, something: bool) {
+        if something {
+            self.activity.moved.store(true, Ordering::Relaxed);
+            if self.activity.in_flight.load(Ordering::Relaxed) == 0 {
+                self.activity.begun.store(true, Ordering::Relaxed);
+            }
+        }
     }
 
     fn wrote(&self, written: &Poll<io::Result<usize>>) {
@@ -236,17 +279,34 @@ impl<T> Watched<T> {
     }
 }
 
+impl<T: AsyncRead + Unpin> Watched<T> {
+    /// Reads a little ahead; whoever reads next gets it. At the end it is nothing.
+    pub(crate) fn poll_hear(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        let mut bytes = [MaybeUninit::uninit(); AHEAD];
+        let mut heard = ReadBuf::uninit(&mut bytes);
+        ready!(Pin::new(&mut self.inner).poll_read(cx, &mut heard))?;
+        let heard = heard.filled();
+        self.heard(!heard.is_empty());
+        self.unread = if self.unread.is_empty() {
+            Bytes::copy_from_slice(heard)
+        } else {
+            Bytes::from([&self.unread[..], heard].concat())
+        };
+        Poll::Ready(Ok(heard.len()))
+    }
+}
+
 impl<T: AsyncRead + Unpin> AsyncRead for Watched<T> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
+        if !this.unread.is_empty() {
+            let length = this.unread.len().min(buf.remaining());
+            buf.put_slice(&this.unread.split_to(length));
+            return Poll::Ready(Ok(()));
+        }
         let before = buf.filled().len();
         let read = Pin::new(&mut this.inner).poll_read(cx, buf);
-        if buf.filled().len() > before {
-            this.activity.moved.store(true, Ordering::Relaxed);
-            if this.activity.in_flight.load(Ordering::Relaxed) == 0 {
-                this.activity.begun.store(true, Ordering::Relaxed);
-            }
-        }
+        this.heard(buf.filled().len() > before);
         read
     }
 }
@@ -265,7 +325,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Watched<T> {
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
-        let written = Pin::new(&mut this.inner).poll_write_vectored(cx, bufs);
+        let written = poll_write_joined(Pin::new(&mut this.inner), cx, bufs);
         this.wrote(&written);
         written
     }
@@ -287,6 +347,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Watched<T> {
             if !this.activity.may_still_send() {
                 return Poll::Ready(Ok(()));
             }
+            this.activity.parting.store(true, Ordering::Relaxed);
             this.linger.insert(Box::new(Linger::new()))
         };
         linger.poll(Pin::new(&mut this.inner), cx).map(Ok)
@@ -304,7 +365,7 @@ mod tests {
         (1..100)
             .find(|_| {
                 between(activity);
-                watch.is_over(activity, LEAST)
+                watch.look(activity, LEAST) == Order::End
             })
             .unwrap_or(u32::MAX)
     }

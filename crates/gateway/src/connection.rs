@@ -1,52 +1,57 @@
 //! One client's connection: TLS or not, HTTP/1.1 or HTTP/2.
 
 use std::convert::Infallible;
+use std::future::poll_fn;
 use std::net::SocketAddr;
-use std::pin::pin;
+use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use http::header::{CONNECTION, HeaderValue};
-use http::{StatusCode, Version};
+use http::{Request, StatusCode, Version};
 use http_body::Body;
+use hyper::body::Incoming;
+use hyper::server::conn::http1::UpgradeableConnection;
+use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::server::conn::auto;
 use tidegate_store::Store;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
-use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 
-use crate::activity::{InFlightBody, Watch, Watched};
+use crate::activity::{InFlightBody, Watched};
 use crate::bounds::Bounds;
 use crate::core::Core;
 use crate::forward::Hop;
 use crate::guests::Place;
+use crate::rounds::{Order, Ward};
 use crate::runtime::LocalExecutor;
 use crate::stack;
 
-/// When stopping, a connection over which nothing has moved for so long is closed. At once would be too soon: a request
-/// may be on its way, and over HTTP/1.1 only an answer can say that no other is taken.
-const LINGER: Duration = Duration::from_millis(500);
+/// How HTTP/2 begins.
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// How to speak with clients: made once for each core.
 #[derive(Clone, Debug)]
 pub(crate) struct Speaking {
-    http: auto::Builder<LocalExecutor>,
+    http1: http1::Builder,
+    http2: http2::Builder<LocalExecutor>,
 }
 
 impl Speaking {
     pub(crate) fn new(bounds: &Bounds) -> Self {
-        let mut http = auto::Builder::new(LocalExecutor);
-        http.http1()
+        let mut http1 = http1::Builder::new();
+        http1
             .timer(TokioTimer::new())
-            // Slow heads are ended by `activity`, which needs no timer for each request.
+            // Slow heads are ended by `rounds`, which needs no timer for each request.
             .header_read_timeout(None)
             .max_headers(bounds.headers)
             .max_buf_size(bounds.head_bytes);
-        http.http2()
+        let mut http2 = http2::Builder::new(LocalExecutor);
+        http2
             .timer(TokioTimer::new())
             .max_concurrent_streams(bounds.streams)
             .max_pending_accept_reset_streams(64)
@@ -55,7 +60,7 @@ impl Speaking {
             .max_send_buf_size(256 << 10)
             .keep_alive_interval(Duration::from_secs(20))
             .keep_alive_timeout(Duration::from_secs(20));
-        Self { http }
+        Self { http1, http2 }
     }
 }
 
@@ -67,41 +72,40 @@ pub(crate) struct Client {
     pub(crate) place: Place,
 }
 
-/// Serves a connection until its client, its idleness or `stop` ends it.
-pub(crate) async fn serve<S: Store + 'static>(
+/// Serves a connection until its client, its idleness or its core ends it.
+pub(crate) fn serve<S: Store + 'static>(
     core: Rc<Core<S>>,
-    speaking: Speaking,
+    speaking: Rc<Speaking>,
     Client { stream, peer, place }: Client,
     tls: Option<TlsAcceptor>,
-    stop: watch::Receiver<bool>,
 ) {
     // Small writes are whole answers; a socket that cannot be set is about to fail anyway.
     let _ = stream.set_nodelay(true);
+    let hop = Hop::new(peer, tls.is_some(), place);
+    // Two tasks of different size: thousands of them are at rest.
     match tls {
-        None => speak(core, speaking, stream, Hop::new(peer, false, place), stop).await,
-        Some(tls) => {
-            let handshake = tokio::time::timeout(core.bounds.handshake, tls.accept(stream));
+        None => drop(tokio::task::spawn_local(speak(core, speaking, stream, hop))),
+        Some(tls) => drop(tokio::task::spawn_local(async move {
+            let handshake = Box::pin(tokio::time::timeout(core.bounds.handshake, tls.accept(stream)));
             // Who does not speak TLS is not answered.
             if let Ok(Ok(stream)) = handshake.await {
-                speak(core, speaking, stream, Hop::new(peer, true, place), stop).await;
+                speak(core, speaking, stream, hop).await;
             }
-        }
+        })),
     }
 }
 
 async fn speak<S: Store + 'static>(
     core: Rc<Core<S>>,
-    speaking: Speaking,
+    speaking: Rc<Speaking>,
     stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
     hop: Hop,
-    mut stop: watch::Receiver<bool>,
 ) {
-    let (look, reader_bytes) = (core.bounds.look, core.bounds.reader_bytes);
     let activity = Arc::clone(&hop.activity);
-    let hop = Rc::new(hop);
+    let ward = core.rounds.begin(&activity);
     let service = service_fn({
-        let activity = Arc::clone(&activity);
-        move |request: http::Request<hyper::body::Incoming>| {
+        let (hop, activity) = (Rc::new(hop), Arc::clone(&activity));
+        move |request: Request<Incoming>| {
             let (core, hop) = (Rc::clone(&core), Rc::clone(&hop));
             let in_flight =
                 activity.begin(request.version() == Version::HTTP_2, !request.body().is_end_stream());
@@ -115,32 +119,60 @@ async fn speak<S: Store + 'static>(
             }
         }
     });
-    let io = TokioIo::new(Watched::new(stream, Arc::clone(&activity)));
-    let mut connection = pin!(speaking.http.serve_connection_with_upgrades(io, service));
-    let mut watched = Watch::default();
-    let mut look = tokio::time::interval(look);
-    look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    look.reset();
-    let mut is_stopping = false;
-    loop {
-        tokio::select! {
-            biased;
-            // A connection that breaks off is the client's business; there is nobody left to tell.
-            _ = connection.as_mut() => return,
-            _ = stop.wait_for(|stop| *stop), if !is_stopping => {
-                is_stopping = true;
-                look = tokio::time::interval(LINGER);
-                look.reset();
-            }
-            _ = look.tick() => {
-                if is_stopping {
-                    if Watch::may_close(&activity) {
-                        connection.as_mut().graceful_shutdown();
-                    }
-                } else if watched.is_over(&activity, reader_bytes) {
-                    return;
-                }
-            }
+    let mut stream = Watched::new(stream, activity);
+    if !hears(&mut stream, &ward).await {
+        return;
+    }
+    while stream.may_begin(PREFACE) {
+        if stream.begins(PREFACE) {
+            let connection = speaking.http2.serve_connection(TokioIo::new(stream), service);
+            let mut connection = Box::pin(connection);
+            // It may have streams that only wait: it does not rest.
+            while attend(&mut connection, &ward, |connection| connection.as_mut().graceful_shutdown()).await
+                == Order::Rest
+            {}
+            return;
+        }
+        if !hears(&mut stream, &ward).await {
+            return;
         }
     }
+    loop {
+        // What HTTP takes is in a box that is there only while something goes on.
+        let connection = speaking.http1.serve_connection(TokioIo::new(stream), service.clone());
+        let mut connection = Box::new(connection.with_upgrades());
+        let close = |connection: &mut Box<_>| UpgradeableConnection::graceful_shutdown(Pin::new(connection));
+        if attend(&mut connection, &ward, close).await != Order::Rest {
+            return;
+        }
+        let Some(parts) = connection.into_parts() else { return };
+        stream = parts.io.into_inner();
+        stream.unread(parts.read_buf);
+        if !hears(&mut stream, &ward).await {
+            return;
+        }
+    }
+}
+
+/// Waits until a client says something more.
+async fn hears<T: AsyncRead + Unpin>(stream: &mut Watched<T>, ward: &Ward) -> bool {
+    poll_fn(|cx| match ward.order(cx) {
+        Order::Stay | Order::Rest => stream.poll_hear(cx).map(|heard| heard.is_ok_and(|bytes| bytes > 0)),
+        Order::Close | Order::End => Poll::Ready(false),
+    })
+    .await
+}
+
+/// Polls a connection until it ends, or may rest. One that breaks off is the client's business; there is nobody left
+/// to tell.
+async fn attend<C: Future + Unpin>(connection: &mut C, ward: &Ward, close: impl Fn(&mut C)) -> Order {
+    poll_fn(|cx| {
+        match ward.order(cx) {
+            Order::Stay => {}
+            Order::Close => close(connection),
+            order @ (Order::Rest | Order::End) => return Poll::Ready(order),
+        }
+        Pin::new(&mut *connection).poll(cx).map(|_| Order::End)
+    })
+    .await
 }

@@ -6,12 +6,13 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use tidegate_policy::Scratch;
-use tidegate_store::{Clock, Store};
+use tidegate_store::{Clock, Penalties, Store};
 use tidegate_telemetry::{Telemetry, Teller};
 use tokio::sync::watch;
 
 use crate::bounds::Bounds;
 use crate::live::Live;
+use crate::rounds::Rounds;
 use crate::shut::Shut;
 use crate::upstream::{Connector, Pools, Server};
 
@@ -22,13 +23,19 @@ pub(crate) struct Shared<S> {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) bans: Arc<Shut>,
     pub(crate) telemetry: Telemetry,
+    pub(crate) penalties: Arc<Penalties>,
 }
 
 impl<S> Clone for Shared<S> {
     fn clone(&self) -> Self {
-        let Self { store, clock, bans, telemetry } = self;
-        let telemetry = telemetry.clone();
-        Self { store: Arc::clone(store), clock: Arc::clone(clock), bans: Arc::clone(bans), telemetry }
+        let Self { store, clock, bans, telemetry, penalties } = self;
+        Self {
+            store: Arc::clone(store),
+            clock: Arc::clone(clock),
+            bans: Arc::clone(bans),
+            telemetry: telemetry.clone(),
+            penalties: Arc::clone(penalties),
+        }
     }
 }
 
@@ -40,7 +47,9 @@ pub(crate) struct Core<S> {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) bans: Arc<Shut>,
     pub(crate) teller: Teller,
+    pub(crate) penalties: Arc<Penalties>,
     pub(crate) pools: Rc<Pools>,
+    pub(crate) rounds: Rc<Rounds>,
     pub(crate) bounds: Bounds,
     scratches: RefCell<Vec<Scratch>>,
     waiting: Cell<usize>,
@@ -58,14 +67,16 @@ impl<S: Store> Core<S> {
         bounds: Bounds,
         stop: watch::Receiver<bool>,
     ) -> Self {
-        let Shared { store, clock, bans, telemetry } = shared;
+        let Shared { store, clock, bans, telemetry, penalties } = shared;
         Self {
             live,
             store,
             teller: telemetry.teller(Arc::clone(&clock)),
             clock,
             bans,
+            penalties,
             pools: Pools::new(connector),
+            rounds: Rc::default(),
             bounds,
             scratches: RefCell::default(),
             waiting: Cell::new(0),

@@ -12,7 +12,7 @@ use arc_swap::ArcSwap;
 use rustls::RootCertStore;
 use thiserror::Error;
 use tidegate_policy::{Active, Bans};
-use tidegate_store::{Clock, Store, SystemClock};
+use tidegate_store::{Clock, Penalties, Store, SystemClock};
 use tidegate_telemetry::{Kind, Metrics, Page, Reader, Telemetry};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
@@ -68,7 +68,7 @@ impl<S: Store + 'static> Gateway<S> {
         let telemetry = Telemetry::new(Metrics::new(cores, clock.now()));
         Ok(Self {
             live: Arc::new(ArcSwap::from_pointee(Live::new(active, None, telemetry.metrics())?)),
-            shared: Shared { store, clock, bans: Arc::default(), telemetry },
+            shared: Shared { store, clock, bans: Arc::default(), telemetry, penalties: Arc::default() },
             connector: Connector::new(bounds.connect, &RootCertStore::empty())?,
             guests: Guests::new(bounds.connections, bounds.connections_per_address),
             bounds,
@@ -96,6 +96,18 @@ impl<S: Store + 'static> Gateway<S> {
         page.single("tidegate_connections_open", Kind::Gauge, "Connections of clients that are open.", open);
         self.live.load().write(&mut page);
         page
+    }
+
+    /// The same with lock-outs that are known already, and that others look at too.
+    #[must_use]
+    pub fn with_penalties(mut self, penalties: Arc<Penalties>) -> Self {
+        self.shared.penalties = penalties;
+        self
+    }
+
+    /// Who is locked out.
+    pub fn penalties(&self) -> &Arc<Penalties> {
+        &self.shared.penalties
     }
 
     /// Puts another policy in force, whole or not at all. Requests under way keep theirs; counters stay.
@@ -176,6 +188,15 @@ async fn run<S: Store + 'static>(
     drain: Duration,
 ) {
     let inside = Rc::new(());
+    let look = core.bounds.look;
+    tokio::task::spawn_local(Rc::clone(&core.rounds).go(core.bounds, stop.clone()));
+    let pools = Rc::clone(&core.pools);
+    tokio::task::spawn_local(async move {
+        loop {
+            tokio::time::sleep(look).await;
+            pools.sweep();
+        }
+    });
     for door in doors {
         let accepting = accept(Rc::clone(&core), door, Arc::clone(&guests), stop.clone(), Rc::clone(&inside));
         tokio::task::spawn_local(accepting);
@@ -201,18 +222,15 @@ async fn accept<S: Store + 'static>(
     inside: Rc<()>,
 ) {
     let Ok(listener) = tokio::net::TcpListener::from_std(socket) else { return };
-    let speaking = Speaking::new(&core.bounds);
+    let speaking = Rc::new(Speaking::new(&core.bounds));
     let let_in = {
-        let stop = stop.clone();
         move |stream, peer: SocketAddr| {
             // Who finds no room is let go at once: a reset costs less than a wait.
             let guest = guests.enter(peer.ip());
             core.teller.connected(guest.is_some());
             let Some(guest) = guest else { return };
             let client = Client { stream, peer, place: Place::new(guest, &inside) };
-            let serving =
-                connection::serve(Rc::clone(&core), speaking.clone(), client, tls.clone(), stop.clone());
-            tokio::task::spawn_local(serving);
+            connection::serve(Rc::clone(&core), Rc::clone(&speaking), client, tls.clone());
         }
     };
     loop {

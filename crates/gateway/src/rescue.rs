@@ -6,6 +6,7 @@ use serde_json::json;
 use tidegate_policy::{ErrorBody, PathError};
 
 use crate::body::ResponseBody;
+use crate::lock_out::LockOut;
 use crate::refusal::Refusal;
 
 /// Why a request was not served.
@@ -25,6 +26,8 @@ pub(crate) enum Cause {
     Banned,
     /// A limit is used up.
     Refused(Box<Refusal>),
+    /// It was refused too often.
+    LockedOut(Box<LockOut>),
     /// Too many wait already.
     TooManyWaiting,
     /// The store gave no decision.
@@ -49,7 +52,7 @@ impl Cause {
             Self::SlowBody => StatusCode::REQUEST_TIMEOUT,
             Self::NoRoute => StatusCode::NOT_FOUND,
             Self::Banned => StatusCode::FORBIDDEN,
-            Self::Refused(_) => StatusCode::TOO_MANY_REQUESTS,
+            Self::Refused(_) | Self::LockedOut(_) => StatusCode::TOO_MANY_REQUESTS,
             Self::TooManyWaiting | Self::Undecided | Self::NoServer => StatusCode::SERVICE_UNAVAILABLE,
             Self::Unreachable | Self::Untrusted(_) | Self::BadAnswer => StatusCode::BAD_GATEWAY,
             Self::TooSlow => StatusCode::GATEWAY_TIMEOUT,
@@ -66,6 +69,7 @@ impl Cause {
             Self::NoRoute => ("no_route", "Nothing is served here."),
             Self::Banned => ("banned", "This client may not use the service."),
             Self::Refused(refusal) => ("rate_limit_exceeded", refusal.message.as_str()),
+            Self::LockedOut(lock_out) => return ("locked_out", lock_out.message()),
             Self::TooManyWaiting => {
                 ("too_many_waiting", "Too many requests are waiting. Please retry later.")
             }
@@ -92,6 +96,7 @@ impl Cause {
 pub(crate) fn rescue(cause: &Cause, style: ErrorBody) -> Response<ResponseBody> {
     let (body, content_type) = match cause {
         Cause::Refused(refusal) => refusal.body(style),
+        Cause::LockedOut(lock_out) => lock_out.body(style),
         _ => plain(cause, style),
     };
     let mut response = Response::new(ResponseBody::of(body));
@@ -103,6 +108,9 @@ pub(crate) fn rescue(cause: &Cause, style: ErrorBody) -> Response<ResponseBody> 
             if let Some(seconds) = refusal.retry_after {
                 headers.insert(RETRY_AFTER, seconds.into());
             }
+        }
+        Cause::LockedOut(lock_out) => {
+            headers.insert(RETRY_AFTER, lock_out.retry_after.into());
         }
         Cause::TooManyWaiting | Cause::Undecided | Cause::NoServer => {
             headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));

@@ -22,10 +22,11 @@ use crate::core::Core;
 use crate::forward::{self, Hop};
 use crate::hold;
 use crate::live::Live;
+use crate::lock_out::LockOut;
 use crate::refusal::Refusal;
 use crate::rescue::{Cause, rescue};
 use crate::told::{Told, tell, tell_when};
-use crate::upstream::{SendError, Server, Upstream};
+use crate::upstream::{SendError, Stand, Upstream};
 
 /// Serves one request. Whatever happens, there is a response.
 pub(crate) async fn serve<S: Store + 'static>(
@@ -62,7 +63,7 @@ async fn journey<S: Store + 'static>(
     check_framing(&mut parts, core.bounds.body_bytes)?;
     // One spelling of the path, for matching and for forwarding.
     let path = normalize(parts.uri.path()).map_err(Cause::Path)?;
-    let (server, upstream) = {
+    let (upstream, stand) = {
         let host = host_without_port(parts.headers.get(HOST));
         let facts = Facts {
             method: parts.method.as_str(),
@@ -86,21 +87,21 @@ async fn journey<S: Store + 'static>(
             }
             Admission::Exempt { .. } => {
                 story.decided(Decided::Exempt);
-                (upstream.choose(&[], &[]).cloned(), upstream)
+                let addresses = live.plan().identities.addresses();
+                (upstream, upstream.stand(|| addresses.client(&parts.headers, hop.peer)))
             }
             Admission::Checked(matched) => {
                 limit(core, live, &matched, now, (told, story)).await?;
-                (upstream.choose(matched.client(), &[]).cloned(), upstream)
+                (upstream, upstream.stand(|| matched.client()))
             }
         }
     };
-    let server = server.ok_or(Cause::NoServer)?;
     if let Cow::Owned(path) = path {
         parts.uri = with_path(&parts.uri, &path)?;
     }
     forward::for_upstream(&mut parts.headers, hop, live.plan().identities.addresses(), upgrade.is_some());
     let body = RequestBody::new(body, core.bounds.body_bytes, core.bounds.request_pace, &hop.activity);
-    send(core, (upstream, server), Request::from_parts(parts, body), upgrade, story).await
+    send(core, (upstream, stand), Request::from_parts(parts, body), upgrade, story).await
 }
 
 /// One decision over all limits that apply. What must wait for its turn is held here.
@@ -114,6 +115,12 @@ async fn limit<S: Store + 'static>(
     if matched.checks().is_empty() {
         story.decided(Decided::Passed);
         return Ok(());
+    }
+    let has_penalties = live.active.matcher.has_penalties();
+    // Who is locked out is charged nothing: otherwise it would find its limits used up at the end of it.
+    if has_penalties && let Some(lock_out) = LockOut::find(&core.penalties, matched, now) {
+        story.decided(Decided::Refused);
+        return Err(locked_out(live, matched, lock_out, (told, story)));
     }
     let Ok(decision) = core.store.decide(matched.checks(), now).await else {
         story.decided(Decided::Undecided);
@@ -130,8 +137,25 @@ async fn limit<S: Store + 'static>(
     match decision.verdict {
         Verdict::Pass { wait } if wait.is_zero() => Ok(()),
         Verdict::Pass { wait } => hold::until_its_turn(core, matched, &decision, wait).await,
-        _ => Err(refused(live, matched, &decision, (told, story))),
+        _ => {
+            let record = || LockOut::record(&core.penalties, matched, &decision, now);
+            match has_penalties.then(record).flatten() {
+                Some(lock_out) => Err(locked_out(live, matched, lock_out, (told, story))),
+                None => Err(refused(live, matched, &decision, (told, story))),
+            }
+        }
     }
+}
+
+fn locked_out(
+    live: &Live,
+    matched: &Matched<'_>,
+    lock_out: LockOut,
+    (told, story): (&mut Told, &mut Story<'_>),
+) -> Cause {
+    story.refused(&live.counted, lock_out.rule, matched.client());
+    tell_when(told, live.styles(), lock_out.retry_after);
+    Cause::LockedOut(Box::new(lock_out))
 }
 
 fn refused(
@@ -229,16 +253,17 @@ struct Upgrade {
 /// The upstream's answer. A server that cannot be reached is passed over: nothing was sent to it.
 async fn send<S: Store>(
     core: &Rc<Core<S>>,
-    (upstream, mut server): (&Upstream, Arc<Server>),
+    (upstream, stand): (&Upstream, Stand),
     mut request: Request<RequestBody>,
     upgrade: Option<Upgrade>,
     story: &mut Story<'_>,
 ) -> Result<Response<ResponseBody>, Cause> {
+    let mut server = upstream.choose(stand, &[]).cloned().ok_or(Cause::NoServer)?;
     let mut tried = Vec::new();
     let progress = request.body().progress();
     let (mut response, lease) = loop {
         let trial = story.trying(&upstream.counts);
-        let sending = core.pools.send(&server, request, server.begin());
+        let sending = core.pools.send(&server, request, server.begin(), upgrade.is_some());
         let Some(sent) = in_time(core.bounds.answer, &progress, sending).await else {
             trial.ended(Try::TooSlow);
             return Err(Cause::TooSlow);
@@ -252,7 +277,7 @@ async fn send<S: Store>(
                 trial.ended(Try::Unreachable);
                 tried.push(Arc::as_ptr(&server));
                 request = *unsent;
-                server = upstream.choose(&[], &tried).cloned().ok_or_else(|| unreachable(&error))?;
+                server = upstream.choose(stand, &tried).cloned().ok_or_else(|| unreachable(&error))?;
             }
             Err(SendError::Broken(error)) => {
                 let cause = broken(&error);

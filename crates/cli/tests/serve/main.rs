@@ -4,10 +4,13 @@
 #![allow(missing_docs, clippy::unwrap_used, reason = "tests speak through their names and fail by panicking")]
 
 mod activation;
+mod floods;
+mod frames;
 mod process;
 mod reload;
 mod stop;
 mod streaming;
 mod takeover;
+mod trust;
 mod welcome;
 mod wire;

@@ -55,8 +55,7 @@ impl Server {
         while !welcome.contains("Ctrl-C") {
             assert_ne!(output.read_line(&mut welcome).unwrap(), 0, "it ended after {welcome:?}");
         }
-        let address =
-            welcome.lines().next().and_then(|line| line.rsplit_once("http://")).unwrap().1.to_owned();
+        let address = welcome.lines().next().and_then(|line| line.rsplit_once("://")).unwrap().1.to_owned();
         Self { process, address, welcome, said }
     }
 

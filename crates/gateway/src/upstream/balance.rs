@@ -11,16 +11,26 @@ use super::server::{Server, Upstream};
 /// So many points of each server on the ring: one leaving moves its share and hardly anything else.
 const POINTS: u64 = 64;
 
+/// Where a client stands on the ring of an upstream.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stand(u64);
+
 impl Upstream {
-    /// A server for a request of `client`, not one in `tried`; a healthy one if there is any. If none is
-    /// healthy all may be asked: health checks can be wrong, and refusing everybody is worse.
-    pub(crate) fn choose(&self, client: &[u8], tried: &[*const Server]) -> Option<&Arc<Server>> {
-        let untried = |server: &&Arc<Server>| !tried.contains(&Arc::as_ptr(server));
-        let healthy = |server: &&Arc<Server>| untried(server) && server.is_healthy();
-        self.choose_among(client, &healthy).or_else(|| self.choose_among(client, &untried))
+    /// Where a client stands. Only if it is to stick to its server is it asked who it is.
+    pub(crate) fn stand<C: Hash>(&self, client: impl FnOnce() -> C) -> Stand {
+        let sticks = self.balance == Balance::Sticky && self.servers.len() > 1;
+        Stand(if sticks { place(&client()) } else { 0 })
     }
 
-    fn choose_among(&self, client: &[u8], may: &dyn Fn(&&Arc<Server>) -> bool) -> Option<&Arc<Server>> {
+    /// A server for a request of the client at `stand`, not one in `tried`; a healthy one if there is any. If none is
+    /// healthy all may be asked: health checks can be wrong, and refusing everybody is worse.
+    pub(crate) fn choose(&self, stand: Stand, tried: &[*const Server]) -> Option<&Arc<Server>> {
+        let untried = |server: &&Arc<Server>| !tried.contains(&Arc::as_ptr(server));
+        let healthy = |server: &&Arc<Server>| untried(server) && server.is_healthy();
+        self.choose_among(stand, &healthy).or_else(|| self.choose_among(stand, &untried))
+    }
+
+    fn choose_among(&self, stand: Stand, may: &dyn Fn(&&Arc<Server>) -> bool) -> Option<&Arc<Server>> {
         if let [only] = self.servers.as_slice() {
             return Some(only).filter(may);
         }
@@ -28,10 +38,11 @@ impl Upstream {
             Balance::RoundRobin => self.in_turn(may),
             Balance::LeastLoaded => {
                 // The better of two random ones: nearly as good as the best of all, and nobody is stormed.
-                let (first, second) = (self.at_random(may)?, self.at_random(may)?);
-                Some(if second.load() < first.load() { second } else { first })
+                let first = self.at_random(may)?;
+                let second = self.at_random(&|server| may(server) && !Arc::ptr_eq(server, first));
+                Some(second.filter(|second| second.load() < first.load()).unwrap_or(first))
             }
-            Balance::Sticky => self.ring.walk(client).map(|server| &self.servers[server]).find(may),
+            Balance::Sticky => self.ring.walk(stand).map(|server| &self.servers[server]).find(may),
         }
     }
 
@@ -64,9 +75,8 @@ impl Ring {
         Self { points }
     }
 
-    /// Servers in the order in which `client` meets them, some of them more than once.
-    fn walk(&self, client: &[u8]) -> impl Iterator<Item = usize> {
-        let here = place(&client);
+    /// Servers in the order in which a client at `here` meets them, some of them more than once.
+    fn walk(&self, Stand(here): Stand) -> impl Iterator<Item = usize> {
         let start = self.points.partition_point(|(point, _)| *point < here);
         self.points[start..].iter().chain(&self.points[..start]).map(|(_, server)| *server)
     }
@@ -93,7 +103,7 @@ mod tests {
     }
 
     fn chosen(upstream: &Upstream, client: &[u8]) -> String {
-        upstream.choose(client, &[]).unwrap().url.clone()
+        upstream.choose(upstream.stand(|| client), &[]).unwrap().url.clone()
     }
 
     #[test]
@@ -113,16 +123,38 @@ mod tests {
             upstream.servers[1].set_healthy(false);
             assert!((0..100_u32).all(|n| chosen(&upstream, &n.to_be_bytes()) != upstream.servers[1].url));
             upstream.servers.iter().for_each(|server| server.set_healthy(false));
-            assert!(upstream.choose(b"", &[]).is_some(), "{balance:?}");
+            assert!(upstream.choose(upstream.stand(|| b""), &[]).is_some(), "{balance:?}");
         }
     }
 
     #[test]
-    fn the_less_loaded_gets_more() {
+    fn the_less_loaded_of_two_is_chosen() {
         let upstream = upstream(Balance::LeastLoaded, 2);
+        let _busy = upstream.servers[0].begin();
+        assert!((0..1_000).all(|_| chosen(&upstream, b"") == upstream.servers[1].url));
+    }
+
+    #[test]
+    fn the_busiest_of_many_is_never_chosen_and_all_others_are() {
+        let upstream = upstream(Balance::LeastLoaded, 5);
         let _busy: Vec<_> = (0..10).map(|_| upstream.servers[0].begin()).collect();
-        let to_idle = (0..1_000).filter(|_| chosen(&upstream, b"") == upstream.servers[1].url).count();
-        assert!(to_idle > 650, "three quarters are expected, {to_idle} were");
+        let mut counts = HashMap::new();
+        for _ in 0..1_000 {
+            *counts.entry(chosen(&upstream, b"")).or_insert(0) += 1;
+        }
+        assert_eq!((counts.len(), counts.get(&upstream.servers[0].url)), (4, None));
+    }
+
+    #[test]
+    fn a_client_whose_server_cannot_be_reached_goes_where_it_would_if_that_had_left() {
+        let (all, left) = (upstream(Balance::Sticky, 4), upstream(Balance::Sticky, 4));
+        left.servers[2].set_healthy(false);
+        let tried = [Arc::as_ptr(&all.servers[2])];
+        for n in 0..1_000_u32 {
+            let stand = all.stand(|| n.to_be_bytes());
+            let (passed_over, without) = (all.choose(stand, &tried), left.choose(stand, &[]));
+            assert_eq!(passed_over.unwrap().url, without.unwrap().url);
+        }
     }
 
     #[test]

@@ -15,6 +15,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use super::server::{Server, Speaks};
+use crate::joined::poll_write_joined;
 
 /// Opens connections; one for all cores.
 #[derive(Clone)]
@@ -116,7 +117,7 @@ impl AsyncWrite for Stream {
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
+            Self::Plain(stream) => poll_write_joined(Pin::new(stream), cx, bufs),
             Self::Tls(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
         }
     }

@@ -2,10 +2,12 @@
 
 mod balance;
 mod connect;
+mod driven;
 pub(crate) mod health;
 mod pool;
 mod server;
 
+pub(crate) use balance::Stand;
 pub(crate) use connect::Connector;
 pub use connect::TlsError;
 pub(crate) use pool::{Lease, Pools, SendError};

@@ -2,17 +2,22 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::future::poll_fn;
 use std::io;
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
 use http::{Request, Response};
+use http_body::Body;
 use hyper::body::Incoming;
 use hyper::client::conn::{http1, http2};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use thiserror::Error;
 
 use super::connect::Connector;
+use super::driven::Driven;
 use super::server::{Busy, Server};
 use crate::body::RequestBody;
 use crate::runtime::LocalExecutor;
@@ -31,6 +36,9 @@ pub(crate) struct Pools {
 #[derive(Debug)]
 struct Idle {
     server: Arc<Server>,
+    /// For requests without a body.
+    driven: Vec<Driven>,
+    /// For the others: their connections go on by themselves, whether anybody waits for an answer or not.
     http1: Vec<http1::SendRequest<RequestBody>>,
     /// One carries many requests at once.
     http2: Option<http2::SendRequest<RequestBody>>,
@@ -58,11 +66,13 @@ impl Pools {
         server: &Arc<Server>,
         mut request: Request<RequestBody>,
         busy: Busy,
+        upgrades: bool,
     ) -> Result<(Response<Incoming>, Lease), SendError> {
+        let alone = upgrades || !request.body().is_end_stream();
         loop {
-            let mut sender = match self.take(server).await {
+            let mut sender = match self.take(server, alone).await {
                 Some(sender) => sender,
-                None => match self.open(server).await {
+                None => match self.open(server, alone).await {
                     Ok(sender) => sender,
                     Err(error) => return Err(SendError::Connect(error, Box::new(request))),
                 },
@@ -79,14 +89,22 @@ impl Pools {
         }
     }
 
-    async fn take(&self, server: &Server) -> Option<Sender> {
+    /// A kept connection; one that goes on `alone`, or one to be driven.
+    async fn take(&self, server: &Server, alone: bool) -> Option<Sender> {
         loop {
             let kept = {
                 let mut idle = self.idle.borrow_mut();
                 let idle = idle.get_mut(&std::ptr::from_ref(server))?;
                 match &idle.http2 {
                     Some(sender) if !sender.is_closed() => return Some(Sender::Http2(sender.clone())),
-                    _ => idle.http1.pop()?,
+                    _ if alone => idle.http1.pop()?,
+                    _ => {
+                        let mut kept = idle.driven.pop()?;
+                        if kept.is_fit() {
+                            return Some(Sender::Driven(kept));
+                        }
+                        continue;
+                    }
                 }
             };
             let mut kept = kept;
@@ -105,12 +123,20 @@ impl Pools {
         let mut idle = self.idle.borrow_mut();
         act(idle.entry(Arc::as_ptr(server)).or_insert_with(|| Idle {
             server: Arc::clone(server),
+            driven: Vec::new(),
             http1: Vec::new(),
             http2: None,
         }));
     }
 
-    async fn open(&self, server: &Arc<Server>) -> io::Result<Sender> {
+    /// Closes what servers have closed.
+    pub(crate) fn sweep(&self) {
+        for idle in self.idle.borrow_mut().values_mut() {
+            idle.driven.retain_mut(Driven::is_fit);
+        }
+    }
+
+    async fn open(&self, server: &Arc<Server>, alone: bool) -> io::Result<Sender> {
         let (stream, is_http2) = self.connector.connect(server).await?;
         let io = TokioIo::new(stream);
         if is_http2 {
@@ -124,6 +150,9 @@ impl Pools {
             return Ok(Sender::Http2(sender));
         }
         let (sender, connection) = http1::Builder::new().handshake(io).await.map_err(io::Error::other)?;
+        if !alone {
+            return Ok(Sender::Driven(Driven::new(sender, connection)));
+        }
         tokio::task::spawn_local(connection.with_upgrades());
         Ok(Sender::Http1(sender))
     }
@@ -131,6 +160,7 @@ impl Pools {
 
 #[derive(Debug)]
 enum Sender {
+    Driven(Driven),
     Http1(http1::SendRequest<RequestBody>),
     Http2(http2::SendRequest<RequestBody>),
 }
@@ -140,6 +170,10 @@ type Unsent = (hyper::Error, Option<Request<RequestBody>>);
 impl Sender {
     async fn send(&mut self, request: Request<RequestBody>) -> Result<Response<Incoming>, Unsent> {
         let sent = match self {
+            Self::Driven(driven) => {
+                let mut sending = pin!(driven.sender.try_send_request(request));
+                poll_fn(|cx| driven.poll(cx, |cx| sending.as_mut().poll(cx))).await
+            }
             Self::Http1(sender) => sender.try_send_request(request).await,
             Self::Http2(sender) => sender.try_send_request(request).await,
         };
@@ -159,16 +193,29 @@ pub(crate) struct Lease {
 }
 
 impl Lease {
+    /// Polls `what`, which comes over the connection.
+    pub(crate) fn poll<T>(
+        &mut self,
+        cx: &mut Context<'_>,
+        mut what: impl FnMut(&mut Context<'_>) -> Poll<T>,
+    ) -> Poll<T> {
+        match &mut self.sender {
+            Sender::Driven(driven) => driven.poll(cx, what),
+            Sender::Http1(_) | Sender::Http2(_) => what(cx),
+        }
+    }
+
     /// The exchange is over: another may use the connection.
     pub(crate) fn give_back(self) {
-        if let Sender::Http1(sender) = self.sender
-            && !sender.is_closed()
-        {
-            self.pools.with_idle(self.busy.server(), |idle| {
-                if idle.http1.len() < IDLE {
-                    idle.http1.push(sender);
-                }
-            });
-        }
+        self.pools.with_idle(self.busy.server(), |idle| match self.sender {
+            Sender::Driven(driven) if idle.driven.len() < IDLE => {
+                driven.rest();
+                idle.driven.push(driven);
+            }
+            Sender::Http1(sender) if idle.http1.len() < IDLE && !sender.is_closed() => {
+                idle.http1.push(sender);
+            }
+            _ => {}
+        });
     }
 }

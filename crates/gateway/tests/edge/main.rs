@@ -10,4 +10,5 @@ mod parting;
 mod paths;
 mod room;
 mod slow;
+mod tls;
 mod upstreams;

@@ -1,5 +1,7 @@
 //! Refused while still sending: the answer is read all the same.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use http::{Request, StatusCode};
 use tidegate_gateway::Bounds;
@@ -62,6 +64,27 @@ async fn what_is_no_request_is_told_so_however_much_follows() {
     let head = "GET / HTTP/1.1\r\nHost: a\r\nBad Header: 1\r\n\r\n";
     let answer = sends_then_reads(served.client().await, head, &vec![b'a'; SIZE]).await.expect("an answer");
     assert_eq!(answer.status, 400);
+}
+
+#[tokio::test]
+async fn what_is_thrown_away_is_never_taken_for_a_request() {
+    let upstream = Upstream::answering().await;
+    let look = Duration::from_millis(20);
+    let served = Served::before(&[&upstream], 100, Bounds { body_bytes: 1 << 20, look, ..Bounds::default() });
+    for head in [posts(&format!("Content-Length: {SIZE}\r\n")), "BAD\r\n\r\n".to_owned()] {
+        let mut client = served.client().await;
+        client.send(head.as_bytes()).await;
+        let status = client.response().await.expect("an answer").status;
+        assert!(matches!(status, 400 | 413), "{status}");
+        // Long enough that a connection at rest would have been put aside.
+        for _ in 0..5 {
+            tokio::time::sleep(look * 3).await;
+            client.send(b"GET /smuggled HTTP/1.1\r\nHost: a\r\n\r\n").await;
+        }
+        assert_eq!(client.rest().await, b"");
+    }
+    assert_eq!(served.get("/").await.remaining(), 99, "nothing else was charged");
+    assert_eq!(upstream.requests().len(), 1, "nothing else was forwarded");
 }
 
 #[tokio::test]

@@ -1,11 +1,17 @@
 //! Several servers of one upstream.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use http::Response;
+use tidegate_gateway::Bounds;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 
-use super::support::{Proxy, Upstream, soon};
+use super::support::{Proxy, Upstream, full, soon};
 
 const LIMIT: &str = "rate_limits: { default: { requests: 1000, window: 1h } }\n";
 
@@ -76,6 +82,184 @@ async fn with_no_server_left_the_answer_is_502() {
     assert_eq!(answer.status, 502);
     assert_eq!(answer.json()["error"], "upstream_unreachable");
     assert_eq!(answer.number("x-ratelimit-limit"), 1000, "also failures tell the limit");
+}
+
+/// These servers, chosen among in this way.
+fn balanced(servers: &[String], how: &str) -> String {
+    format!(
+        "upstreams: {{ api: {{ servers: [{}], {how} }} }}\nroutes: [{{ path: /**, upstream: api }}]\n{LIMIT}",
+        servers.join(", ")
+    )
+}
+
+#[tokio::test]
+async fn a_busy_server_gets_less() {
+    let (release, released) = watch::channel(false);
+    let busy = Upstream::start(move |_| {
+        let mut released = released.clone();
+        async move {
+            released.wait_for(|released| *released).await.unwrap();
+            Response::new(full("busy"))
+        }
+    })
+    .await;
+    let idle = Upstream::named("idle").await;
+    let policy = balanced(&[busy.url(), idle.url()], "balance: least_loaded");
+    let proxy = Arc::new(Proxy::of(&policy, Bounds::default()));
+    let ask = || {
+        let proxy = Arc::clone(&proxy);
+        tokio::spawn(async move { proxy.get("/").await.text().to_owned() })
+    };
+    // One of them meets the busy server before long; there it stays.
+    let waiting = loop {
+        let mut asked = ask();
+        tokio::select! {
+            answer = &mut asked => assert_eq!(answer.unwrap(), "idle"),
+            () = soon(busy.has_been_asked()) => break asked,
+        }
+    };
+    for _ in 0..50 {
+        assert_eq!(soon(ask()).await.unwrap(), "idle", "the other works");
+    }
+    release.send_replace(true);
+    assert_eq!(soon(waiting).await.unwrap(), "busy");
+    let back = async { while ask().await.unwrap() != "busy" {} };
+    soon(back).await;
+}
+
+/// Which server each of a hundred clients meets.
+async fn met(proxy: &Proxy) -> BTreeMap<String, String> {
+    let mut met = BTreeMap::new();
+    for client in 0..100 {
+        let key = format!("client-{client}");
+        let answer = proxy.ask("/", &[("x-api-key", &key)]).await;
+        assert_eq!(answer.status, 200, "{answer:?}");
+        met.insert(key, answer.text().to_owned());
+    }
+    met
+}
+
+/// That exactly the clients of `leaver` have moved, and not all to one.
+fn assert_only_moved(before: &BTreeMap<String, String>, after: &BTreeMap<String, String>, leaver: &str) {
+    let mut taken_by = std::collections::BTreeSet::new();
+    for (client, server) in before {
+        if server == leaver {
+            assert_ne!(&after[client], leaver);
+            taken_by.insert(after[client].clone());
+        } else {
+            assert_eq!(&after[client], server, "{client} stays");
+        }
+    }
+    assert!(taken_by.len() > 1, "they are spread over the others: {taken_by:?}");
+}
+
+#[tokio::test]
+async fn clients_stick_and_only_those_of_a_leaving_server_move() {
+    let names = ["one", "two", "three", "four"];
+    let mut servers = Vec::new();
+    for name in names {
+        servers.push(Upstream::named(name).await);
+    }
+    let urls: Vec<_> = servers.iter().map(Upstream::url).collect();
+    let proxy = Proxy::of(&balanced(&urls, "balance: sticky"), Bounds::default());
+    let before = met(&proxy).await;
+    assert_eq!(met(&proxy).await, before, "each comes back to its server");
+    for name in names {
+        assert!(before.values().filter(|server| *server == name).count() > 5, "{name} has its share");
+    }
+    // It cannot be reached any more.
+    servers.remove(1).leave().await;
+    let without = met(&proxy).await;
+    assert_only_moved(&before, &without, "two");
+    // Nor is it in the policy: nobody moves again.
+    let left: Vec<_> = servers.iter().map(Upstream::url).collect();
+    proxy.put(&balanced(&left, "balance: sticky"));
+    assert_eq!(met(&proxy).await, without);
+    // When it is back, so are its clients.
+    proxy.put(&balanced(&urls, "balance: sticky"));
+    let address = urls[1].trim_start_matches("http://").parse().unwrap();
+    let _two = Upstream::start_at(address, |_| async { Response::new(full("two")) }).await;
+    assert_eq!(met(&proxy).await, before);
+}
+
+/// Asks until `count` answers on end were all from `server`.
+async fn until_only(proxy: &Proxy, server: &str, count: usize) {
+    let asking = async {
+        let mut on_end = 0;
+        while on_end < count {
+            let answer = proxy.get("/").await;
+            assert_eq!(answer.status, 200, "{answer:?}");
+            on_end = if answer.text() == server { on_end + 1 } else { 0 };
+        }
+    };
+    soon(asking).await;
+}
+
+async fn until_seen(proxy: &Proxy, server: &str) {
+    let asking = async { while proxy.get("/").await.text() != server {} };
+    soon(asking).await;
+}
+
+const HEALTH: &str = "health: { path: /healthz, every: 20ms }";
+
+#[tokio::test]
+async fn a_server_that_says_it_is_unwell_is_left_alone_until_it_is_well() {
+    let is_well = Arc::new(AtomicBool::new(true));
+    let left = {
+        let is_well = Arc::clone(&is_well);
+        Upstream::start(move |request| {
+            let fails = request.uri().path() == "/healthz" && !is_well.load(Ordering::SeqCst);
+            let answer =
+                Response::builder().status(if fails { 503 } else { 200 }).body(full("left")).unwrap();
+            async { answer }
+        })
+        .await
+    };
+    let right = Upstream::named("right").await;
+    for balance in ["round_robin", "least_loaded"] {
+        let how = format!("balance: {balance}, {HEALTH}");
+        let proxy = Proxy::of(&balanced(&[left.url(), right.url()], &how), Bounds::default());
+        until_seen(&proxy, "left").await;
+        until_seen(&proxy, "right").await;
+        is_well.store(false, Ordering::SeqCst);
+        // It would still answer: whoever asks it is told so.
+        until_only(&proxy, "right", 20).await;
+        is_well.store(true, Ordering::SeqCst);
+        until_seen(&proxy, "left").await;
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_dies_is_left_and_found_again_when_it_is_back() {
+    let (left, right) = (Upstream::named("left").await, Upstream::named("right").await);
+    let (address, policy) = (left.address, balanced(&[left.url(), right.url()], HEALTH));
+    let proxy = Proxy::of(&policy, Bounds::default());
+    until_seen(&proxy, "left").await;
+    left.leave().await;
+    until_only(&proxy, "right", 20).await;
+    let _left = Upstream::start_at(address, |_| async { Response::new(full("left")) }).await;
+    until_seen(&proxy, "left").await;
+    until_seen(&proxy, "right").await;
+}
+
+#[tokio::test]
+async fn with_all_servers_unwell_they_are_asked_all_the_same() {
+    let unwell = Upstream::start(|request| {
+        let status = if request.uri().path() == "/healthz" { 503 } else { 200 };
+        async move { Response::builder().status(status).body(full("served")).unwrap() }
+    })
+    .await;
+    let (asked, mut checked) = watch::channel(0);
+    let counts = Upstream::start(move |request| {
+        asked.send_modify(|count| *count += u32::from(request.uri().path() == "/healthz"));
+        async { Response::builder().status(503).body(full("")).unwrap() }
+    })
+    .await;
+    let proxy = Proxy::of(&balanced(&[unwell.url()], HEALTH), Bounds::default());
+    let _other = Proxy::of(&balanced(&[counts.url()], HEALTH), Bounds::default());
+    // By now the first must have been found unwell, too.
+    soon(checked.wait_for(|count| *count > 5)).await.unwrap();
+    assert_eq!(proxy.get("/").await.text(), "served");
 }
 
 /// A server that is not there: its port is taken, and nobody listens.

@@ -9,6 +9,7 @@ mod grpc;
 mod hold;
 mod layers;
 mod messages;
+mod penalties;
 mod shadow;
 mod stop;
 mod support;

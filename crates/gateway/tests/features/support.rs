@@ -20,7 +20,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
 use tidegate_gateway::{Bounds, Gateway, Listener};
 use tidegate_policy::{Active, compile};
-use tidegate_store::{Clock, MemoryStore};
+use tidegate_store::{Clock, MemoryStore, Penalties};
 use tidegate_telemetry::Reader;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -49,6 +49,11 @@ pub(crate) fn active(servers: &[String], rest: &str, files: &[(&str, &str)]) -> 
     Active::new(plan)
 }
 
+fn whole(policy: &str) -> Active {
+    let compiled = compile("policy.yaml", policy.as_bytes(), &tidegate_policy::NoFiles);
+    Active::new(compiled.unwrap_or_else(|problems| panic!("{problems}")).plan)
+}
+
 /// A gateway of one core.
 pub(crate) struct Proxy {
     pub(crate) address: SocketAddr,
@@ -58,6 +63,16 @@ pub(crate) struct Proxy {
 }
 
 impl Proxy {
+    /// Serves a whole policy.
+    pub(crate) fn of(policy: &str, bounds: Bounds) -> Self {
+        Self::draining(whole(policy), bounds, Duration::ZERO)
+    }
+
+    /// Puts another whole policy in force.
+    pub(crate) fn put(&self, policy: &str) {
+        self.gateway.replace(whole(policy)).unwrap();
+    }
+
     /// Serves `rest` of a policy before these servers.
     pub(crate) fn before(servers: &[String], rest: &str) -> Self {
         Self::with(servers, rest, &[], Bounds::default())
@@ -86,6 +101,10 @@ impl Proxy {
         let (stop, stopping) = watch::channel(false);
         let threads = gateway.start(&[listener], &stopping, drain).unwrap();
         Self { address, gateway, stop, threads }
+    }
+
+    pub(crate) fn penalties(&self) -> &Penalties {
+        self.gateway.penalties()
     }
 
     /// Puts another policy in force.
@@ -191,6 +210,7 @@ impl Answer {
 pub(crate) struct Upstream {
     pub(crate) address: SocketAddr,
     accepting: Task<()>,
+    has_been_asked: watch::Receiver<bool>,
 }
 
 impl Upstream {
@@ -199,14 +219,24 @@ impl Upstream {
         F: Fn(Request<Incoming>) -> A + Clone + Send + 'static,
         A: Future<Output = Response<AnyBody>> + Send + 'static,
     {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        Self::start_at(SocketAddr::from(([127, 0, 0, 1], 0)), answer).await
+    }
+
+    pub(crate) async fn start_at<F, A>(address: SocketAddr, answer: F) -> Self
+    where
+        F: Fn(Request<Incoming>) -> A + Clone + Send + 'static,
+        A: Future<Output = Response<AnyBody>> + Send + 'static,
+    {
+        let listener = TcpListener::bind(address).await.unwrap();
         let address = listener.local_addr().unwrap();
+        let (asked, has_been_asked) = watch::channel(false);
         let accepting = tokio::spawn(async move {
             // Ended with the task that accepts.
             let mut connections = JoinSet::new();
             while let Ok((stream, _)) = listener.accept().await {
-                let answer = answer.clone();
+                let (answer, asked) = (answer.clone(), asked.clone());
                 let service = service_fn(move |request| {
+                    asked.send_replace(true);
                     let answer = answer(request);
                     async move { Ok::<_, Infallible>(answer.await) }
                 });
@@ -217,7 +247,12 @@ impl Upstream {
                 });
             }
         });
-        Self { address, accepting }
+        Self { address, accepting, has_been_asked }
+    }
+
+    /// Waits until somebody has asked it something.
+    pub(crate) async fn has_been_asked(&self) {
+        self.has_been_asked.clone().wait_for(|asked| *asked).await.unwrap();
     }
 
     /// Says its name to everybody.

@@ -44,13 +44,16 @@ pub(crate) struct Served {
 
 impl Served {
     pub(crate) fn start(policy: &str, bounds: Bounds) -> Self {
+        Self::at(&Listener::bind("127.0.0.1:0", 1).expect("a free port"), policy, bounds)
+    }
+
+    pub(crate) fn at(listener: &Listener, policy: &str, bounds: Bounds) -> Self {
         let compiled = compile("test.yaml", policy.as_bytes(), &NoFiles)
             .unwrap_or_else(|problems| panic!("{problems}\n{policy}"));
         let store = Arc::new(MemoryStore::with_cap(1 << 20));
         let gateway = Gateway::with_bounds(Active::new(compiled.plan), store, bounds).expect("a gateway");
-        let listener = Listener::bind("127.0.0.1:0", 1).expect("a free port");
         let (stop, stopping) = watch::channel(false);
-        gateway.start(std::slice::from_ref(&listener), &stopping, Duration::ZERO).expect("a core");
+        gateway.start(std::slice::from_ref(listener), &stopping, Duration::ZERO).expect("a core");
         Self { address: listener.address(), gateway, stop }
     }
 

@@ -174,11 +174,13 @@ pub(super) fn rule<'s>(
         }
     };
     let mode = manner::mode(fields, &mut context.report);
+    let window = fields.get("window").and_then(scalar::peek_duration);
+    let penalty = manner::penalty(fields, window, &mut context.report);
     let (limit, spec) = limit(node, fields, context)?;
-    let (id, mode) = (id?, mode?);
+    let (id, mode, penalty) = (id?, mode?, penalty?);
     context.marks.rules.insert(id, Mark::from(node));
     let Spec { requests, window, burst } = spec;
-    Some(Rule { name, id, limit, requests, window, burst, mode, line: node.place.line })
+    Some(Rule { name, id, limit, requests, window, burst, mode, penalty, line: node.place.line })
 }
 
 fn limit<'s>(

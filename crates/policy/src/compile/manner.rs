@@ -1,8 +1,10 @@
-//! How a rule acts: on whom it is enforced.
+//! How a rule acts: on whom it is enforced, and what becomes of those who do not listen.
 
-use crate::language::{CANARY, MODES};
+use tidegate_core::{Penalty, PenaltyError, Span};
+
+use crate::language::{CANARY, MODES, PENALTY};
 use crate::plan::{Mode, Share};
-use crate::quantity::{self, QuantityError};
+use crate::quantity::{self, QuantityError, span_text};
 use crate::raw::{Fields, Finding, Node, Report, Value};
 use crate::render::quote;
 
@@ -22,6 +24,50 @@ pub(super) fn mode<'s>(fields: &Fields<'_, 's>, report: &mut Report<'s>) -> Opti
         return None;
     }
     scalar::choice(node, "mode", MODES, &[Mode::Enforce, Mode::Shadow], report)
+}
+
+/// The longest lock-out where nothing else is said.
+const LONGEST: Span = Span::from_secs(86_400);
+
+/// The penalty of the rule with these keys and this `window`, if it has one. `None` if it cannot be read.
+#[expect(clippy::option_option, reason = "not there, and not readable")]
+pub(super) fn penalty<'s>(
+    fields: &Fields<'_, 's>,
+    window: Option<Span>,
+    report: &mut Report<'s>,
+) -> Option<Option<Penalty>> {
+    let Some(node) = fields.get("penalty") else { return Some(None) };
+    let fields = Fields::open(node, &PENALTY, report)?;
+    let after = fields
+        .require("after", report)
+        .and_then(|node| scalar::positive(node, "refusals would lock out everybody", report));
+    let first = fields.require("for", report).and_then(|node| scalar::duration(node, report));
+    let most = match fields.get("doubling_to") {
+        Some(node) => scalar::duration(node, report),
+        None => first.map(|first| first.max(LONGEST)),
+    };
+    let (after, first, most) = (after?, first?, most?);
+    let at = |key: &str| fields.get(key).unwrap_or(node);
+    let Ok(after) = u32::try_from(after) else {
+        let finding = Finding::error(at("after"), format!("{after} is too large"));
+        report.push(finding.expected(format!("at most {}", u32::MAX)));
+        return None;
+    };
+    match Penalty::new(after, first, most, window?) {
+        Ok(penalty) => Some(Some(penalty)),
+        Err(PenaltyError::MostBelowFirst { .. }) => {
+            let finding = Finding::error(
+                at("doubling_to"),
+                format!("the longest lock-out is shorter than the first, {}", span_text(first)),
+            );
+            report.push(finding.hint("write more than `for`, or leave it out"));
+            None
+        }
+        Err(error) => {
+            report.push(Finding::error(node, error.to_string()));
+            None
+        }
+    }
 }
 
 fn share(node: &Node<'_>, report: &mut Report<'_>) -> Option<Share> {

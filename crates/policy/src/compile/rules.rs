@@ -47,6 +47,10 @@ fn custom<'s>(
         let finding = Finding::error(at, "a request costs more than the whole limit: none would ever pass");
         context.report.push(finding.expected(format!("at most {}", rule.limit.capacity())));
     }
+    if let (Some(Count::Everybody), Some(node)) = (&count, fields.get("penalty")) {
+        let finding = Finding::error(node, "a lock-out of everybody: the rule counts all clients together");
+        context.report.push(finding.hint("say whom it counts, such as `per: ip`, or remove the penalty"));
+    }
     name?;
     Some(CustomRule { rule, matches: matches?, count: count?, cost: cost? })
 }
@@ -156,10 +160,25 @@ fn count<'s>(
 ) -> Option<Count> {
     let fallback = Clients::default();
     let known = known.unwrap_or(&fallback);
+    let (per, per_each) = (fields.get("per"), fields.get("per_each"));
+    if per_each.is_none() && per.is_some_and(is_everybody) {
+        return Some(Count::Everybody);
+    }
+    for node in [per, per_each].into_iter().flatten() {
+        if let Some(everybody) = meant_for_everybody(node) {
+            let finding = if is_everybody(everybody) {
+                Finding::error(everybody, format!("`{EVERYBODY}` stands by itself"))
+            } else {
+                Finding::error(everybody, "there is no such identity")
+            };
+            let hint = format!("write `per: {EVERYBODY}`: one counter for all clients together");
+            context.report.push(finding.hint(hint));
+            return None;
+        }
+    }
     let mut identities = |node| clients::identities(node, known, context);
-    match (fields.get("per"), fields.get("per_each")) {
+    match (per, per_each) {
         (None, None) => Some(Count::Client),
-        (Some(node), None) if is_everybody(node) => Some(Count::Everybody),
         (Some(node), None) => Some(Count::Per(identities(node))),
         (None, Some(node)) => Some(Count::PerEach(identities(node))),
         (Some(per), Some(each)) => {
@@ -171,6 +190,21 @@ fn count<'s>(
             context.report.push(finding.hint(hint));
             None
         }
+    }
+}
+
+/// What was meant for `everybody`, but is in a list or spelled in another way.
+fn meant_for_everybody<'n, 's>(node: &'n Node<'s>) -> Option<&'n Node<'s>> {
+    let means = |node: &&Node<'_>| match &node.value {
+        Value::Scalar { text, .. } => {
+            ["all", "global", "anybody", "anyone", "everyone"].contains(&&**text)
+                || strsim::damerau_levenshtein(text, EVERYBODY) <= 2
+        }
+        _ => false,
+    };
+    match &node.value {
+        Value::List(items) => items.iter().find(means),
+        _ => Some(node).filter(means),
     }
 }
 

@@ -130,6 +130,12 @@ pub(super) fn duration(node: &Node<'_>, report: &mut Report<'_>) -> Option<Span>
     None
 }
 
+/// A length of time that somebody else reports on.
+pub(super) fn peek_duration(node: &Node<'_>) -> Option<Span> {
+    let Value::Scalar { text, .. } = &node.value else { return None };
+    quantity::duration(text).ok().filter(|span| !span.is_zero())
+}
+
 fn unit_hint(text: &str, unit: &str) -> String {
     let number: String = text.chars().take_while(char::is_ascii_digit).collect();
     let number = if number.is_empty() { "1".to_owned() } else { number };

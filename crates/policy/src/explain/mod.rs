@@ -13,7 +13,7 @@ use tidegate_core::{Check, Outcome, Role, Timestamp, Verdict};
 use crate::facts::Facts;
 use crate::identity::ClientName;
 use crate::matcher::{Admission, BannedBy, Exemption, Known, Matched, Matcher, Scratch};
-use crate::plan::Rule;
+use crate::plan::{Rule, penalty_words};
 use crate::quantity::span_text;
 pub use who::Client;
 
@@ -95,6 +95,9 @@ pub struct RuleMet {
     pub binding: bool,
     /// Whom it is enforced on: `enforce`, `shadow`, or `canary` and a share.
     pub mode: String,
+    /// Whether and how it locks out who is refused again and again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub penalty: Option<String>,
     /// Whether it applies only because its condition could not be evaluated.
     pub condition_failed: bool,
     /// What it would answer now.
@@ -188,6 +191,7 @@ fn met(check: &Check<'_>, rule: &Rule, outcome: &Outcome) -> RuleMet {
         cost: check.cost.get(),
         binding: check.role == Role::Binding,
         mode: rule.mode.to_string(),
+        penalty: rule.penalty.as_ref().map(penalty_words),
         condition_failed: false,
         outcome: Answer {
             verdict,

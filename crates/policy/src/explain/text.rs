@@ -41,7 +41,7 @@ impl fmt::Display for Explanation {
 
 impl RuleMet {
     fn write(&self, number: usize, is_tightest: bool, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { name, line, limit, key, cost, binding, mode, condition_failed, outcome } = self;
+        let Self { name, line, limit, key, cost, binding, mode, penalty, condition_failed, outcome } = self;
         writeln!(f, "{number:>2}. {name} (line {line}): {limit}")?;
         let role = match (mode.as_str(), *binding) {
             ("enforce", _) => "binding".to_owned(),
@@ -50,6 +50,9 @@ impl RuleMet {
             (mode, false) => format!("advisory: outside the {mode}"),
         };
         writeln!(f, "    counts {key}, costs {cost}, {role}")?;
+        if let Some(penalty) = penalty {
+            writeln!(f, "    {penalty}")?;
+        }
         if *condition_failed {
             writeln!(f, "    its condition could not be evaluated, so it applies")?;
         }

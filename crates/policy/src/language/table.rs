@@ -395,11 +395,35 @@ pub(crate) static CANARY: Mapping = Mapping {
     .required()],
 };
 
+const PENALISES: Key = Key::new(
+    "penalty",
+    Object(&PENALTY),
+    "A lock-out for whoever is refused again and again.",
+    "{ after: 3, for: 1m, doubling_to: 1d }",
+);
+
+pub(crate) static PENALTY: Mapping = Mapping {
+    name: "`penalty`",
+    path: "rate_limits.default.penalty",
+    doc: "A lock-out: 429 until it ends, whatever the limit says meanwhile. Every limit but the global one can have it; with `per_each` each counter has its own. A violation is forgotten after a `window` without another, a doubling after as long as its lock-out lasted (at least a `window`).",
+    keys: &[
+        Key::new("after", Count(1), "How many refusals lock out.", "3").required(),
+        Key::new("for", Duration, "How long the first lock-out lasts.", "1m").required(),
+        Key::new(
+            "doubling_to",
+            Duration,
+            "Each further lock-out lasts twice as long as the one before, up to this.",
+            "1d",
+        )
+        .default("`1d`, or `for` if that is longer"),
+    ],
+};
+
 pub(crate) static LIMIT: Mapping = Mapping {
     name: "a limit",
     path: "rate_limits.default",
     doc: "A limit. `rate_limits.tenant`, each tier and each endpoint have the same keys.",
-    keys: &[REQUESTS, WINDOW, ALGORITHM, BURST, MODE],
+    keys: &[REQUESTS, WINDOW, ALGORITHM, BURST, MODE, PENALISES],
 };
 
 pub(crate) static GLOBAL: Mapping = Mapping {
@@ -413,7 +437,7 @@ pub(crate) static ENDPOINT: Mapping = Mapping {
     name: "an endpoint's limit",
     path: "rate_limits.endpoints.PATH",
     doc: "A limit for each client at an endpoint. In the path `*` and `{name}` stand for one segment, a final `**` for any rest.",
-    keys: &[REQUESTS, WINDOW, ALGORITHM, BURST, MODE],
+    keys: &[REQUESTS, WINDOW, ALGORITHM, BURST, MODE, PENALISES],
 };
 
 pub(crate) static RULE: Mapping = Mapping {
@@ -443,6 +467,7 @@ pub(crate) static RULE: Mapping = Mapping {
         ALGORITHM,
         BURST,
         MODE,
+        PENALISES,
         Key::new("cost", Either(&[Count(1), Object(&COST)]), "How much a request takes of the limit.", "5")
             .default("1"),
     ],

@@ -2,7 +2,7 @@
 
 use ipnet::IpNet;
 use smallvec::SmallVec;
-use tidegate_core::{Check, Cost, Decision, Key, Outcome, Role};
+use tidegate_core::{Check, Cost, Decision, Key, Outcome, Penalty, Role};
 
 use crate::bans::{Ban, Bans};
 use crate::directory::Directory;
@@ -190,6 +190,12 @@ impl<'a> Matched<'a> {
     /// Whether there is a check that can refuse the request; the others only watch.
     pub fn binds(&self) -> bool {
         self.checks.iter().any(|check| check.role == Role::Binding)
+    }
+
+    /// The checks that can refuse the request and lock its client out, each with its rule.
+    pub fn penalties(&self) -> impl Iterator<Item = (&Check<'a>, &'a Rule, &'a Penalty)> {
+        let binding = self.checks.iter().zip(self.rules()).filter(|(check, _)| check.role == Role::Binding);
+        binding.filter_map(|(check, rule)| Some((check, rule, rule.penalty.as_ref()?)))
     }
 
     /// By what the client is known.

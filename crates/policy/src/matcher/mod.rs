@@ -54,6 +54,7 @@ pub struct Matcher {
     exempt: Networks,
     exempt_keys: HashSet<Box<[u8]>, RandomState>,
     bans: Networks,
+    has_penalties: bool,
 }
 
 impl Matcher {
@@ -80,12 +81,18 @@ impl Matcher {
         let exempt = &plan.clients.exempt;
         let exempt_keys = exempt.api_keys.iter().map(|key| key.expose().into()).collect();
         let (exempt, bans) = (Networks::new(&exempt.networks), Networks::new(&plan.bans));
-        Self { plan, routes, endpoints, paths, everywhere, exempt, exempt_keys, bans }
+        let has_penalties = limits.iter().any(|rule| rule.penalty.is_some());
+        Self { plan, routes, endpoints, paths, everywhere, exempt, exempt_keys, bans, has_penalties }
     }
 
     /// The plan it was built from.
     pub fn plan(&self) -> &Arc<Plan> {
         &self.plan
+    }
+
+    /// Whether any rule locks clients out.
+    pub fn has_penalties(&self) -> bool {
+        self.has_penalties
     }
 
     /// The first route that takes `path`, normalised, at `host`.

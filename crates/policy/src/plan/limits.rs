@@ -5,7 +5,7 @@ use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use http::header::HeaderName;
-use tidegate_core::{Algorithm, Cost, Limit, RuleId, Span};
+use tidegate_core::{Algorithm, Cost, Limit, Penalty, RuleId, Span};
 
 use crate::endpoints::EndpointPattern;
 use crate::expression::Expression;
@@ -58,6 +58,8 @@ pub struct Rule {
     pub burst: Option<u64>,
     /// Whether it refuses, or only watches.
     pub mode: Mode,
+    /// A lock-out for whoever is refused again and again.
+    pub penalty: Option<Penalty>,
     /// The line it stands on.
     pub line: u32,
 }
@@ -81,8 +83,24 @@ impl Rule {
             // Writing to a text does not fail.
             let _ = write!(words, ", {}", self.mode);
         }
+        if let Some(penalty) = self.penalty {
+            let _ = write!(words, ", {}", penalty_words(&penalty));
+        }
         words
     }
+}
+
+/// A penalty in words: `locks out after 3 refusals for 1m, doubling to 1d`.
+pub(crate) fn penalty_words(penalty: &Penalty) -> String {
+    let (first, most) = (span_text(penalty.first()), span_text(penalty.most()));
+    let refusals = match penalty.after() {
+        1 => "a refusal".to_owned(),
+        after => format!("{after} refusals"),
+    };
+    if penalty.first() == penalty.most() {
+        return format!("locks out after {refusals} for {first}");
+    }
+    format!("locks out after {refusals} for {first}, doubling to {most}")
 }
 
 /// A tier of clients.

@@ -19,6 +19,7 @@ use crate::identity::Identities;
 use crate::problem::Problems;
 
 pub use clients::{Claim, Clients, Exempt, NameSource, Secret, TierSource, Token, TokenKey};
+pub(crate) use limits::penalty_words;
 pub use limits::{Count, CustomRule, Endpoint, HeaderMatch, Match, RateLimits, Rule, RuleCost, Tier, When};
 pub use mode::{Mode, Share};
 

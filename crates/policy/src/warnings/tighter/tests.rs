@@ -15,6 +15,7 @@ fn rule(algorithm: Algorithm, spec: Spec) -> Option<Rule> {
         window,
         burst,
         mode: Mode::Enforce,
+        penalty: None,
         line: 1,
     })
 }

@@ -1,0 +1,150 @@
+//! TLS towards clients: what is spoken is agreed on, and who does not come to terms is let go.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::Request;
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, RootCertStore};
+use tidegate_gateway::{Bounds, Listener};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+use crate::support::{Served, Upstream, hourly, policy, until, within};
+
+/// A gateway that speaks TLS, and who trusts it.
+struct Tls {
+    served: Served,
+    roots: RootCertStore,
+}
+
+impl Tls {
+    fn before(upstream: &Upstream, bounds: Bounds) -> Self {
+        let made = rcgen::generate_simple_self_signed(["a.example".to_owned()]).expect("a certificate");
+        let (chain, key) = (made.cert.pem(), made.signing_key.serialize_pem());
+        let listener = Listener::bind("127.0.0.1:0", 1).expect("a free port");
+        let listener = listener.with_tls(chain.as_bytes(), key.as_bytes()).expect("a certificate");
+        let limits = format!("rate_limits: {{ default: {{ {} }} }}", hourly(1_000));
+        let served = Served::at(&listener, &policy(&[upstream], &limits), bounds);
+        let mut roots = RootCertStore::empty();
+        roots.add(made.cert.der().clone()).expect("a certificate");
+        Self { served, roots }
+    }
+
+    /// A handshake that offers `protocols`.
+    async fn connect(&self, protocols: &[&str]) -> std::io::Result<TlsStream<TcpStream>> {
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let mut config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .expect("versions")
+            .with_root_certificates(self.roots.clone())
+            .with_no_client_auth();
+        config.alpn_protocols = protocols.iter().map(|protocol| protocol.as_bytes().to_vec()).collect();
+        let stream = TcpStream::connect(self.served.address).await?;
+        let name = ServerName::try_from("a.example").expect("a name");
+        within("a handshake", TlsConnector::from(Arc::new(config)).connect(name, stream)).await
+    }
+
+    /// That somebody who behaves is served, over HTTP/1.1.
+    async fn serves(&self) {
+        let mut stream = self.connect(&["http/1.1"]).await.expect("a handshake");
+        stream
+            .write_all(b"GET / HTTP/1.1\r\nHost: a.example\r\nConnection: close\r\n\r\n")
+            .await
+            .expect("TLS");
+        let mut answer = String::new();
+        within("an answer", stream.read_to_string(&mut answer)).await.expect("it is ended as TLS ends");
+        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+    }
+}
+
+#[tokio::test]
+async fn http2_is_spoken_with_those_who_offer_it() {
+    let upstream = Upstream::answering().await;
+    let tls = Tls::before(&upstream, Bounds::default());
+    let stream = tls.connect(&["h2", "http/1.1"]).await.expect("a handshake");
+    assert_eq!(stream.get_ref().1.alpn_protocol(), Some(&b"h2"[..]));
+    let (client, connection) = h2::client::handshake(stream).await.expect("HTTP/2");
+    tokio::spawn(connection);
+    let mut client = within("room", client.ready()).await.expect("room");
+    let request = Request::get("https://a.example/").body(()).expect("a request");
+    let (response, _): (_, h2::SendStream<Bytes>) = client.send_request(request, true).expect("a stream");
+    assert_eq!(within("an answer", response).await.expect("an answer").status(), 200);
+    let seen = upstream.last();
+    assert_eq!((seen.header("x-forwarded-proto"), seen.header("host")), (Some("https"), Some("a.example")));
+    assert_eq!(seen.header("forwarded"), Some("for=127.0.0.1;proto=https"));
+}
+
+#[tokio::test]
+async fn http1_is_spoken_with_those_who_offer_that_or_nothing() {
+    let upstream = Upstream::answering().await;
+    let tls = Tls::before(&upstream, Bounds::default());
+    let offers: [(&[&str], Option<&[u8]>); 3] =
+        [(&["http/1.1"], Some(b"http/1.1")), (&["h3", "http/1.1"], Some(b"http/1.1")), (&[], None)];
+    for (offered, agreed) in offers {
+        let mut stream = tls.connect(offered).await.expect("a handshake");
+        assert_eq!(stream.get_ref().1.alpn_protocol(), agreed, "{offered:?}");
+        stream.write_all(b"GET / HTTP/1.1\r\nHost: a.example\r\n\r\n").await.expect("TLS");
+        let mut start = [0; 15];
+        within("an answer", stream.read_exact(&mut start)).await.expect("an answer");
+        assert_eq!(&start, b"HTTP/1.1 200 OK");
+    }
+}
+
+#[tokio::test]
+async fn who_offers_only_what_we_do_not_speak_is_told_so() {
+    let upstream = Upstream::answering().await;
+    let tls = Tls::before(&upstream, Bounds::default());
+    let refused = tls.connect(&["spdy/1"]).await.expect_err("no protocol");
+    assert!(refused.to_string().contains("NoApplicationProtocol"), "{refused}");
+    tls.serves().await;
+}
+
+#[tokio::test]
+async fn who_does_not_speak_tls_gets_no_answer_in_http() {
+    let upstream = Upstream::answering().await;
+    let tls = Tls::before(&upstream, Bounds::default());
+    let garbage: [&[u8]; 5] = [
+        b"GET / HTTP/1.1\r\nHost: a.example\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        &[0; 100],
+        // A record that claims to be longer than any, and one of a version that nobody speaks.
+        b"\x16\x03\x01\xff\xff\x01\x00\xff\xfb",
+        b"\x16\x02\x00\x00\x05\x01\x00\x00\x01\x00",
+    ];
+    for bytes in garbage {
+        let mut client = tls.served.client().await;
+        client.send(bytes).await;
+        let said = client.rest().await;
+        assert!(!said.starts_with(b"HTTP"), "{:?} to {bytes:?}", String::from_utf8_lossy(&said));
+        // At most an alert, which is no secret.
+        assert!(said.len() <= 7, "{said:?} to {bytes:?}");
+    }
+    until("they are gone", || tls.served.connections() == 0).await;
+    tls.serves().await;
+    assert_eq!(upstream.requests().len(), 1);
+}
+
+#[tokio::test]
+async fn a_handshake_that_stalls_or_drips_is_ended() {
+    let upstream = Upstream::answering().await;
+    let bounds = Bounds { handshake: Duration::from_millis(300), ..Bounds::default() };
+    let tls = Tls::before(&upstream, bounds);
+    let mut silent = tls.served.client().await;
+    assert_eq!(silent.rest().await, b"", "not a word");
+    let mut stalls = tls.served.client().await;
+    stalls.send(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03").await;
+    assert_eq!(stalls.rest().await, b"", "half a hello");
+    let mut drips = tls.served.client().await;
+    let dripping = async {
+        drips.send(b"\x16\x03\x01\x02\x00").await;
+        while drips.send(b"\x01").await {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    within("a hello that drips is ended", dripping).await;
+    until("they are gone", || tls.served.connections() == 0).await;
+}
