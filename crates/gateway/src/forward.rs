@@ -21,7 +21,7 @@ const HOST_ASKED: HeaderName = HeaderName::from_static("x-forwarded-host");
 pub(crate) const PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 const PORT: HeaderName = HeaderName::from_static("x-forwarded-port");
 pub(crate) const REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
-const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 

@@ -13,7 +13,7 @@ use rustls::RootCertStore;
 use thiserror::Error;
 use tidegate_policy::{Active, Bans};
 use tidegate_store::{Clock, Penalties, Store, SystemClock};
-use tidegate_telemetry::{Kind, Metrics, Page, Reader, Telemetry};
+use tidegate_telemetry::{Kind, Page, Reader, Telemetry};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::task::LocalSet;
@@ -65,7 +65,7 @@ impl<S: Store + 'static> Gateway<S> {
     pub fn with_bounds(active: Active, store: Arc<S>, bounds: Bounds) -> Result<Self, GatewayError> {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
         let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-        let telemetry = Telemetry::new(Metrics::new(cores, clock.now()));
+        let telemetry = Telemetry::counting(cores, Arc::clone(&clock));
         Ok(Self {
             live: Arc::new(ArcSwap::from_pointee(Live::new(active, None, telemetry.metrics())?)),
             shared: Shared { store, clock, bans: Arc::default(), telemetry, penalties: Arc::default() },
@@ -170,7 +170,8 @@ impl<S: Store + 'static> Gateway<S> {
         Ok(thread.spawn(move || {
             let local = LocalSet::new();
             if number == 0 {
-                local.spawn_local(health::watch(Arc::clone(&live), connector.clone()));
+                let log = shared.telemetry.log().clone();
+                local.spawn_local(health::watch(Arc::clone(&live), connector.clone(), log));
             }
             let core = Rc::new(Core::new(live, shared, connector, bounds, stop.clone()));
             local.block_on(&runtime, run(core, doors, guests, stop, drain));

@@ -26,6 +26,7 @@ mod refusal;
 mod rescue;
 mod rounds;
 mod runtime;
+mod seen;
 mod shut;
 mod stack;
 mod told;

@@ -86,7 +86,7 @@ impl Live {
     fn each_server(&self, mut tell: impl FnMut(&[(&str, &str)], &Server)) {
         for upstream in &self.upstreams {
             for server in &upstream.servers {
-                tell(&[("upstream", &upstream.name), ("server", &server.url)], server);
+                tell(&[("upstream", &upstream.name), ("server", &server.place)], server);
             }
         }
     }

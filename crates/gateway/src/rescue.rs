@@ -86,6 +86,16 @@ impl Cause {
         (code, message.to_owned())
     }
 
+    /// What operators are told: the word for programs, and when the client may come back.
+    pub(crate) fn told(&self) -> (&'static str, Option<u64>) {
+        let retry_after = match self {
+            Self::Refused(refusal) => refusal.retry_after,
+            Self::LockedOut(lock_out) => Some(lock_out.retry_after),
+            _ => None,
+        };
+        (self.words().0, retry_after)
+    }
+
     /// Whether what follows on the connection cannot be trusted to be a request.
     fn ends_the_connection(&self) -> bool {
         matches!(self, Self::Framing(_) | Self::TooLarge | Self::SlowBody)

@@ -10,6 +10,7 @@ use http::header::{CONTENT_LENGTH, HOST, HeaderValue, TRANSFER_ENCODING};
 use http::request::Parts;
 use http::uri::PathAndQuery;
 use http::{Method, Request, Response, StatusCode, Uri, Version};
+use http_body::Body;
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 use tidegate_core::{Decision, Timestamp, Verdict};
@@ -25,6 +26,7 @@ use crate::live::Live;
 use crate::lock_out::LockOut;
 use crate::refusal::Refusal;
 use crate::rescue::{Cause, rescue};
+use crate::seen::seen;
 use crate::told::{Told, tell, tell_when};
 use crate::upstream::{SendError, Stand, Upstream};
 
@@ -41,12 +43,15 @@ pub(crate) async fn serve<S: Store + 'static>(
     let mut response = match journey(core, &live, hop, request, (&mut told, &mut story)).await {
         Ok(response) => response,
         // Every failure ends here, and only here becomes a status code.
-        Err(cause) => rescue(&cause, live.error_body()),
+        Err(cause) => {
+            story.failed(|| cause.told());
+            rescue(&cause, live.error_body())
+        }
     };
     for (name, value) in told {
         response.headers_mut().insert(name, value);
     }
-    story.answered(response.status().as_u16());
+    story.answered(response.status().as_u16(), response.body().size_hint().exact());
     response
 }
 
@@ -60,6 +65,7 @@ async fn journey<S: Store + 'static>(
     let upgrade = forward::wants_upgrade(request.version(), request.headers())
         .then(|| Upgrade { client: hyper::upgrade::on(&mut request), hop: Rc::clone(hop) });
     let (mut parts, body) = request.into_parts();
+    story.see(|| seen(&parts, hop.peer, &live.plan().identities));
     check_framing(&mut parts, core.bounds.body_bytes)?;
     // One spelling of the path, for matching and for forwarding.
     let path = normalize(parts.uri.path()).map_err(Cause::Path)?;
@@ -91,6 +97,7 @@ async fn journey<S: Store + 'static>(
                 (upstream, upstream.stand(|| addresses.client(&parts.headers, hop.peer)))
             }
             Admission::Checked(matched) => {
+                story.client(matched.client());
                 limit(core, live, &matched, now, (told, story)).await?;
                 (upstream, upstream.stand(|| matched.client()))
             }
@@ -100,6 +107,7 @@ async fn journey<S: Store + 'static>(
         parts.uri = with_path(&parts.uri, &path)?;
     }
     forward::for_upstream(&mut parts.headers, hop, live.plan().identities.addresses(), upgrade.is_some());
+    story.id(parts.headers.get(forward::REQUEST_ID).and_then(|id| id.to_str().ok()));
     let body = RequestBody::new(body, core.bounds.body_bytes, core.bounds.request_pace, &hop.activity);
     send(core, (upstream, stand), Request::from_parts(parts, body), upgrade, story).await
 }
@@ -132,6 +140,9 @@ async fn limit<S: Store + 'static>(
         story.would_refuse(&live.counted, judged.rule.id);
     }
     if let Some(tightest) = matched.tightest(&decision) {
+        if let (Some(rule), Some(outcome)) = (matched.rule(tightest), decision.outcomes.get(tightest)) {
+            story.judged(rule, outcome);
+        }
         tell(told, live.styles(), &decision, tightest, matched);
     }
     match decision.verdict {
@@ -265,16 +276,16 @@ async fn send<S: Store>(
         let trial = story.trying(&upstream.counts);
         let sending = core.pools.send(&server, request, server.begin(), upgrade.is_some());
         let Some(sent) = in_time(core.bounds.answer, &progress, sending).await else {
-            trial.ended(Try::TooSlow);
+            story.tried(trial, &server.place, Try::TooSlow);
             return Err(Cause::TooSlow);
         };
         match sent {
             Ok(answer) => {
-                trial.ended(Try::Answered(answer.0.status().as_u16()));
+                story.tried(trial, &server.place, Try::Answered(answer.0.status().as_u16()));
                 break answer;
             }
             Err(SendError::Connect(error, unsent)) => {
-                trial.ended(Try::Unreachable);
+                story.tried(trial, &server.place, Try::Unreachable);
                 tried.push(Arc::as_ptr(&server));
                 request = *unsent;
                 server = upstream.choose(stand, &tried).cloned().ok_or_else(|| unreachable(&error))?;
@@ -282,7 +293,8 @@ async fn send<S: Store>(
             Err(SendError::Broken(error)) => {
                 let cause = broken(&error);
                 // What a client sends wrongly is not the server's failure.
-                trial.ended(if matches!(cause, Cause::BadAnswer) { Try::Broken } else { Try::Abandoned });
+                let result = if matches!(cause, Cause::BadAnswer) { Try::Broken } else { Try::Abandoned };
+                story.tried(trial, &server.place, result);
                 return Err(cause);
             }
         }

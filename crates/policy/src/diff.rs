@@ -186,7 +186,19 @@ fn settings_changes(mut old: Settings, new: Settings) -> Vec<Change> {
 /// Everything but the rules, as path and text. Secrets are told apart, never shown.
 fn settings(plan: &Plan) -> Settings {
     let Plan {
-        listen, admin, upstreams, routes, clients, bans, rate_limits, headers, error_body, store, ..
+        listen,
+        admin,
+        upstreams,
+        routes,
+        clients,
+        bans,
+        rate_limits,
+        headers,
+        error_body,
+        store,
+        log,
+        traces,
+        ..
     } = plan;
     let mut settings = Settings::new();
     let mut set = |key: &str, value: String| {
@@ -206,6 +218,12 @@ fn settings(plan: &Plan) -> Settings {
     set("headers", headers.iter().map(|style| style.name()).collect::<Vec<_>>().join(", "));
     set("error_body", error_body.name().to_owned());
     set("store.url", store.url.as_ref().map_or("memory".to_owned(), ToString::to_string));
+    set("log.access", log.access.to_string());
+    set("log.refused", log.refused.to_string());
+    set("log.to", log.to.to_string());
+    let traced =
+        traces.as_ref().map(|traces| format!("{} of requests to {}", traces.sample, traces.endpoint));
+    set("traces", traced.unwrap_or_default());
     set("store.max_memory", size_text(store.max_memory));
     for upstream in upstreams {
         let mut words = format!("{}, {}", upstream.servers.join(", "), upstream.balance.name());

@@ -58,8 +58,9 @@ pub use matcher::{Active, Admission, BannedBy, Exemption, Judged, Known, Matched
 pub use path::{PathError, normalize};
 pub use plan::{
     AdminPlan, Balance, Certificate, Claim, Clients, Count, CustomRule, Endpoint, ErrorBody, Exempt,
-    HeaderMatch, HeaderStyle, Health, HostPattern, Listen, Match, Mode, NameSource, Plan, RateLimits, Route,
-    Rule, RuleCost, Secret, Share, StorePlan, StoreUrl, Tier, TierSource, Token, TokenKey, Upstream, When,
+    HeaderMatch, HeaderStyle, Health, HostPattern, Listen, LogPlan, LogTo, Match, Mode, NameSource, Plan,
+    RateLimits, Route, Rule, RuleCost, Sample, Secret, Share, StorePlan, StoreUrl, Tier, TierSource, Token,
+    TokenKey, TracesPlan, Upstream, When,
 };
 pub use problem::{Excerpt, Problem, Problems, Severity};
 pub use quantity::{QuantityError, duration, span_text};

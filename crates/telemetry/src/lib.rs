@@ -5,8 +5,10 @@
 
 #![forbid(unsafe_code)]
 
+mod log;
 mod metrics;
 mod story;
 
+pub use log::{Destination, Form, Lines, Log, Seen, Which};
 pub use metrics::{Decided, Family, Kind, Meter, Metrics, Page, Reader, RuleSlots, Try, UpstreamCounts};
 pub use story::{Story, Telemetry, Teller, Trial};

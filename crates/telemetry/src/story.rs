@@ -2,27 +2,35 @@
 
 use std::sync::Arc;
 
-use tidegate_core::{RuleId, Timestamp};
+use tidegate_core::{Outcome, RuleId, Timestamp};
+use tidegate_policy::Rule;
 use tidegate_store::{Clock, Reading};
 
+use crate::log::{Access, Log, Seen};
 use crate::metrics::{Decided, Meter, Metrics, RuleSlots, Try, UpstreamCounts};
 
 /// Where stories go: one for the whole process.
 #[derive(Clone, Debug)]
 pub struct Telemetry {
     metrics: Arc<Metrics>,
+    log: Log,
     is_on: bool,
 }
 
 impl Telemetry {
-    /// Counts into `metrics`.
-    pub fn new(metrics: Arc<Metrics>) -> Self {
-        Self { metrics, is_on: true }
+    /// Counts into `metrics`, writes to `log`.
+    pub fn new(metrics: Arc<Metrics>, log: Log) -> Self {
+        Self { metrics, log, is_on: true }
+    }
+
+    /// Counts, and writes nothing.
+    pub fn counting(cores: usize, clock: Arc<dyn Clock>) -> Self {
+        Self::new(Metrics::new(cores, clock.now()), Log::off(clock))
     }
 
     /// Tells nothing to anybody, to measure what telling costs.
-    pub fn off() -> Self {
-        Self { metrics: Metrics::new(1, Timestamp::ZERO), is_on: false }
+    pub fn off(clock: Arc<dyn Clock>) -> Self {
+        Self { is_on: false, ..Self::counting(1, clock) }
     }
 
     /// What is counted.
@@ -30,9 +38,14 @@ impl Telemetry {
         &self.metrics
     }
 
+    /// The log.
+    pub fn log(&self) -> &Log {
+        &self.log
+    }
+
     /// Who tells the stories of one core.
     pub fn teller(&self, clock: Arc<dyn Clock>) -> Teller {
-        Teller { meter: self.is_on.then(|| self.metrics.meter()), clock }
+        Teller { meter: self.is_on.then(|| self.metrics.meter()), log: self.log.clone(), clock }
     }
 }
 
@@ -40,13 +53,18 @@ impl Telemetry {
 #[derive(Debug)]
 pub struct Teller {
     meter: Option<Meter>,
+    log: Log,
     clock: Arc<dyn Clock>,
 }
 
 impl Teller {
     /// A request has come.
     pub fn begin(&self) -> Story<'_> {
-        Story { teller: self, began: None, decided: None, status: None }
+        let which = self.log.which();
+        let is_logged = !which.access.is_none() || !which.refused.is_none();
+        let random = if is_logged { fastrand::u32(..) } else { u32::MAX };
+        let wants = Wants { line: which.access.takes(random), refused: which.refused.takes(random) };
+        Story { teller: self, began: None, decided: None, status: None, wants, access: None }
     }
 
     /// A connection was let in, or found no room.
@@ -65,9 +83,26 @@ pub struct Story<'t> {
     /// What was decided, after how many nanoseconds.
     decided: Option<(Decided, u64)>,
     status: Option<u16>,
+    wants: Wants,
+    access: Option<Box<Access>>,
+}
+
+/// Whether there is to be a line of it.
+#[derive(Clone, Copy, Debug)]
+struct Wants {
+    line: bool,
+    /// If it is refused.
+    refused: bool,
 }
 
 impl<'t> Story<'t> {
+    /// Notes what the request looks like, if there may be a line of it.
+    pub fn see(&mut self, look: impl FnOnce() -> Seen) {
+        if self.wants.line || self.wants.refused {
+            self.access = Some(Box::new(Access::new(look(), self.teller.clock.read())));
+        }
+    }
+
     /// The decision begins; the one instant it is taken at.
     pub fn deciding(&mut self) -> Timestamp {
         let now = self.teller.clock.read();
@@ -77,14 +112,28 @@ impl<'t> Story<'t> {
 
     /// The decision was taken.
     pub fn decided(&mut self, decided: Decided) {
-        let nanos = match (&self.teller.meter, self.began) {
-            (Some(_), Some(began)) => self.teller.clock.read().nanos_since(began),
+        let nanos = match self.began {
+            Some(began) if self.teller.meter.is_some() => self.teller.clock.read().nanos_since(began),
             _ => 0,
         };
         self.decided = Some((decided, nanos));
     }
 
-    /// A rule refuses the request of `client` (the bytes of its key).
+    /// Who asks (the bytes of its key).
+    pub fn client(&mut self, key: &[u8]) {
+        if let Some(access) = &mut self.access {
+            access.client(key);
+        }
+    }
+
+    /// The rule that speaks for all, and its answer.
+    pub fn judged(&mut self, rule: &Rule, outcome: &Outcome) {
+        if let Some(access) = &mut self.access {
+            access.judged(rule, outcome);
+        }
+    }
+
+    /// A rule refuses the request of `client` (the bytes of its key), which is told when to come back.
     pub fn refused(&mut self, slots: &RuleSlots, rule: RuleId, client: &[u8]) {
         if let (Some(meter), Some(began)) = (&self.teller.meter, self.began) {
             meter.refused(slots, rule, client, began.at);
@@ -98,6 +147,13 @@ impl<'t> Story<'t> {
         }
     }
 
+    /// By what the request is known to us and to the upstream.
+    pub fn id(&mut self, id: Option<&str>) {
+        if let (Some(access), Some(id)) = (&mut self.access, id) {
+            access.id(id);
+        }
+    }
+
     /// An upstream is asked. Whoever does not say how that ended has abandoned it.
     pub fn trying<'u>(&self, upstream: &'u UpstreamCounts) -> Trial<'u>
     where
@@ -107,19 +163,45 @@ impl<'t> Story<'t> {
         Trial { teller: self.teller, upstream, began }
     }
 
-    /// The client is answered with this status.
-    pub fn answered(&mut self, status: u16) {
+    /// This came of asking `server`.
+    pub fn tried(&mut self, mut trial: Trial<'_>, server: &str, result: Try) {
+        let nanos = trial.tell(result);
+        if let Some(access) = &mut self.access {
+            access.tried(trial.upstream.name(), server, result, nanos);
+        }
+    }
+
+    /// The request is not served, for this cause.
+    pub fn failed(&mut self, cause: impl FnOnce() -> (&'static str, Option<u64>)) {
+        if let Some(access) = &mut self.access {
+            let (cause, retry_after) = cause();
+            access.failed(cause, retry_after);
+        }
+    }
+
+    /// The client is answered with this status and so many bytes, if that is known.
+    pub fn answered(&mut self, status: u16, bytes: Option<u64>) {
         self.status = Some(status);
+        if let Some(access) = &mut self.access {
+            access.answered(bytes);
+        }
     }
 }
 
 impl Drop for Story<'_> {
     fn drop(&mut self) {
-        let Some(meter) = &self.teller.meter else { return };
-        if let Some((decided, nanos)) = self.decided {
-            meter.decided(decided, nanos);
+        let Teller { meter, log, clock } = self.teller;
+        if let Some(meter) = meter {
+            if let Some((decided, nanos)) = self.decided {
+                meter.decided(decided, nanos);
+            }
+            meter.responded(self.status);
         }
-        meter.responded(self.status);
+        let is_refused = self.decided.is_some_and(|(decided, _)| decided == Decided::Refused);
+        let is_wanted = if is_refused { self.wants.refused } else { self.wants.line };
+        if let Some(access) = self.access.as_ref().filter(|_| is_wanted) {
+            log.send(access.line(clock.read(), self.decided, self.status, None));
+        }
     }
 }
 
@@ -133,15 +215,11 @@ pub struct Trial<'u> {
 }
 
 impl Trial<'_> {
-    /// This came of it.
-    pub fn ended(mut self, result: Try) {
-        self.tell(result);
-    }
-
-    fn tell(&mut self, result: Try) {
-        if let (Some(meter), Some(began)) = (&self.teller.meter, self.began.take()) {
-            meter.tried(self.upstream, result, self.teller.clock.read().nanos_since(began));
-        }
+    fn tell(&mut self, result: Try) -> u64 {
+        let (Some(meter), Some(began)) = (&self.teller.meter, self.began.take()) else { return 0 };
+        let nanos = self.teller.clock.read().nanos_since(began);
+        meter.tried(self.upstream, result, nanos);
+        nanos
     }
 }
 

@@ -6,16 +6,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use tidegate_console::{Console, Desk, ReloadError, Reloaded, Running, Token};
 use tidegate_gateway::Gateway;
 use tidegate_policy::{Active, AdminPlan, Bans, Plan};
-use tidegate_store::{HeavyKey, MemoryStore, SystemClock};
-use tidegate_telemetry::{Page, Reader};
+use tidegate_store::{Clock, HeavyKey, MemoryStore};
+use tidegate_telemetry::{Log, Page, Reader};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::source::Source;
 use super::state::{self, Kept, State};
+use super::takeover::Predecessor;
 
 /// Somebody wants the policy read again, and to hear how it went.
 pub(crate) type ReloadRequest = oneshot::Sender<Result<Reloaded, ReloadError>>;
@@ -50,9 +51,12 @@ impl Served {
     }
 
     /// Puts in force what was in force when a gateway last ran with this state.
-    pub(crate) async fn restore(self: &Arc<Self>, state: State) -> anyhow::Result<Arc<Desk<Self>>> {
+    pub(crate) async fn restore(
+        self: &Arc<Self>,
+        clock: Arc<dyn Clock>,
+        state: State,
+    ) -> anyhow::Result<Arc<Desk<Self>>> {
         let State { durable, path, contents } = state;
-        let clock = Arc::new(SystemClock::new());
         let place = path.clone().unwrap_or_default();
         let desk = Desk::restore(Arc::clone(self), clock, (durable, path), contents).await;
         desk.with_context(|| format!("cannot use {}; put a backup in its place", place.display()))
@@ -115,23 +119,26 @@ pub(crate) struct Prepared {
 }
 
 impl Prepared {
-    /// Binds the socket, unless `inherited` is one, and finds the token. `None` if the policy wants no admin API, or
+    /// Binds the socket, unless a predecessor has it, and finds the token. `None` if the policy wants no admin API, or
     /// if another process holds the address that nobody chose.
     pub(crate) fn new(
         policy: Option<&Path>,
         plan: &Plan,
-        inherited: Option<TcpListener>,
+        predecessor: Option<&mut Predecessor>,
+        log: &Log,
     ) -> anyhow::Result<Option<Self>> {
         let Some(admin) = &plan.admin else { return Ok(None) };
         let address = admin.address();
+        let inherited = predecessor.and_then(|predecessor| predecessor.take_one(address));
         let listener = match inherited.map_or_else(|| TcpListener::bind(address), Ok) {
             Ok(listener) => listener,
             Err(error) if admin.listen.is_none() => {
-                eprintln!(
-                    "tidegate: no admin API: {} is taken ({error}); choose another address with `admin.listen`, \
-                     or write `admin: off`",
+                let message = format!(
+                    "no admin API: cannot listen on {} ({error}); choose another address with `admin.listen`, or \
+                     write `admin: off`",
                     AdminPlan::LISTEN
                 );
+                log.event("no_admin", &message, &[]);
                 return Ok(None);
             }
             Err(error) => {
@@ -142,7 +149,7 @@ impl Prepared {
         };
         let bound = listener.local_addr()?;
         let path = policy.map(|policy| state::token_file(policy, plan)).or_else(state::own_token_file);
-        let (token, kept) = state::token(path.as_deref(), bound.ip().to_canonical().is_loopback())?;
+        let (token, kept) = state::token(path.as_deref(), bound.ip().to_canonical().is_loopback(), log)?;
         let kept = match kept {
             Kept::In(path) => format!("the token is in {}", path.display()),
             Kept::New(path) => {
@@ -157,14 +164,29 @@ impl Prepared {
         Ok(Some(Self { listener, token, notice: format!("  admin      http://{bound}; {kept}\n") }))
     }
 
-    /// Answers operators until `stop`.
-    pub(crate) fn start(
-        self,
-        served: &Arc<Served>,
-        desk: &Arc<Desk<Served>>,
-        stop: watch::Receiver<bool>,
-    ) -> anyhow::Result<JoinHandle<()>> {
+    /// Answers operators.
+    pub(crate) fn start(self, served: &Arc<Served>, desk: &Arc<Desk<Served>>) -> anyhow::Result<Answering> {
         let console = Console::new(Arc::clone(served), Arc::clone(desk), self.token);
-        Ok(console.start(self.listener, stop)?)
+        let (stop, stopping) = watch::channel(false);
+        Ok(Answering { stop, thread: console.start(self.listener, stopping)? })
+    }
+}
+
+/// An admin API that answers.
+pub(crate) struct Answering {
+    stop: watch::Sender<bool>,
+    thread: JoinHandle<()>,
+}
+
+impl Answering {
+    /// Nobody else is answered.
+    pub(crate) fn stop(&self) {
+        self.stop.send_replace(true);
+    }
+
+    /// Stops, and waits until it has ended.
+    pub(crate) fn end(self) -> anyhow::Result<()> {
+        self.stop();
+        self.thread.join().map_err(|_| anyhow!("the admin API has panicked"))
     }
 }

@@ -7,27 +7,30 @@ mod reload;
 pub(crate) mod source;
 pub(crate) mod state;
 mod takeover;
+mod telling;
 mod watched;
 
 use std::io::ErrorKind;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::bail;
 use tidegate_gateway::{Gateway, ListenError, Listener};
-use tidegate_policy::{Listen, Plan};
-use tidegate_store::MemoryStore;
+use tidegate_policy::{Active, Listen, LogTo, Plan};
+use tidegate_store::{Clock, MemoryStore, SystemClock};
+use tidegate_telemetry::{Metrics, Telemetry};
 use tokio::sync::watch;
 
 use crate::args::ServeArgs;
 use activation::Given;
-use admin::{Prepared, Served};
+use admin::{Answering, Prepared, Served};
 use reload::{End, Events};
 use source::{Loaded, Source};
 use state::State;
 use takeover::Predecessor;
+use telling::Telling;
+use watched::Seen;
 
 /// What is under way at a stop gets this long to end.
 const DRAIN: Duration = Duration::from_secs(10);
@@ -36,7 +39,24 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     let source = Source::of(args)?;
     let (loaded, files) = source.load();
     let Loaded { active, warnings } = loaded?;
-    eprint!("{warnings}");
+    let plan = Arc::clone(active.matcher.plan());
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+    let telling = Telling::open(&source, &plan, Arc::clone(&clock))?;
+    telling.warn(&warnings);
+    let ended = serve(args, &source, Start { active, files, clock }, &telling);
+    telling.log.flush();
+    ended
+}
+
+/// What a gateway is started with.
+struct Start {
+    active: Active,
+    files: Vec<Seen>,
+    clock: Arc<dyn Clock>,
+}
+
+fn serve(args: &ServeArgs, source: &Source, start: Start, telling: &Telling) -> anyhow::Result<()> {
+    let Start { active, files, clock } = start;
     let plan = Arc::clone(active.matcher.plan());
     let cores = args.cores.map_or_else(cores, NonZeroUsize::get);
     let mut predecessor = match &args.takeover {
@@ -49,61 +69,67 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
         given => Ok(given),
     })?;
     given.must_be_none()?;
-    let inherited = match (&plan.admin, &mut predecessor) {
-        (Some(admin), Some(predecessor)) => predecessor.take_one(admin.address()),
-        _ => None,
-    };
     // A predecessor has let go of the file by now.
-    let state = State::open(source.file(), &plan)?;
-    let prepared = Prepared::new(source.file(), &plan, inherited)?;
+    let state = State::open(source.file(), &plan, &telling.log)?;
+    let prepared = Prepared::new(source.file(), &plan, predecessor.as_mut(), &telling.log)?;
     let memory = usize::try_from(plan.store.max_memory).unwrap_or(usize::MAX);
+    let telemetry = Telemetry::new(Metrics::new(cores, clock.now()), telling.log.clone());
     let store = Arc::new(MemoryStore::with_cap(memory));
-    let gateway = Arc::new(Gateway::new(active, Arc::clone(&store))?);
-    let (served, reloads) = Served::new(Arc::clone(&gateway), store, &source);
+    let gateway = Gateway::new(active, Arc::clone(&store))?.with_clock(Arc::clone(&clock));
+    let gateway = Arc::new(gateway.with_telemetry(telemetry)?);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let (served, reloads) = Served::new(Arc::clone(&gateway), store, source);
     // Before the first request: nobody who is banned slips through.
-    let desk = runtime.block_on(served.restore(state))?;
+    let desk = runtime.block_on(served.restore(clock, state))?;
     let (stop, stopping) = watch::channel(false);
     let threads = gateway.start(&listeners, &stopping, DRAIN)?;
     // Whoever reads the welcome may already change the policy or send a signal.
-    let mut events = runtime.block_on(async { Events::new(files, reloads) })?;
+    let mut events = runtime.block_on(async { Events::new(files, telling.clone(), reloads) })?;
     if let Some(predecessor) = predecessor {
         predecessor.dismiss()?;
     }
     if let Some(path) = &args.takeover {
-        let admin = prepared.as_ref().map(|prepared| &prepared.listener);
-        let handed = takeover::sockets(&listeners, admin)?;
+        let handed = takeover::sockets(&listeners, prepared.as_ref().map(|prepared| &prepared.listener))?;
         events.successor = Some(takeover::await_successor(path, handed, Arc::clone(&desk))?);
     }
-    let (stop_admin, admin_stopping) = watch::channel(false);
     let notice = prepared.as_ref().map_or(String::new(), |prepared| prepared.notice.clone());
-    let admin = prepared.map(|prepared| prepared.start(&served, &desk, admin_stopping)).transpose()?;
-    println!("{}", welcome(&source, &listeners, &plan, &notice));
-    let end = runtime.block_on(events.until_stopped(&gateway, &source))?;
-    match (end, &args.takeover) {
+    let admin = prepared.map(|prepared| prepared.start(&served, &desk)).transpose()?;
+    greet(source, &listeners, &plan, &notice, telling);
+    let end = runtime.block_on(events.until_stopped(&gateway, source))?;
+    if let (End::Told, Some(path)) = (end, &args.takeover) {
         // Nobody is waited for any more; whoever comes now starts afresh.
-        (End::Told, Some(path)) => drop(std::fs::remove_file(path)),
-        (End::Told, None) => {}
-        // Operators are the successor's from now on; otherwise they may watch until the last request has ended.
-        (End::TakenOver, _) => drop(stop_admin.send_replace(true)),
+        let _ = std::fs::remove_file(path);
     }
+    let message = format!("stopping; what is under way gets {} s to end", DRAIN.as_secs());
+    telling.log.event("stopping", &message, &[]);
     served.begin_stopping();
-    eprintln!("tidegate: stopping; what is under way gets {} s to end", DRAIN.as_secs());
+    if let (End::TakenOver, Some(admin)) = (end, &admin) {
+        // Operators are the successor's from now on; otherwise they may watch until the last request has ended.
+        admin.stop();
+    }
     // The cores close theirs; as long as one is open the system would connect clients whom nobody answers.
     drop(listeners);
     stop.send_replace(true);
-    end_of(threads, "a core")?;
-    stop_admin.send_replace(true);
-    end_of(admin, "the admin API")
-}
-
-fn end_of(threads: impl IntoIterator<Item = JoinHandle<()>>, what: &str) -> anyhow::Result<()> {
     for thread in threads {
         if thread.join().is_err() {
-            bail!("{what} has panicked");
+            bail!("a core has panicked");
         }
     }
+    admin.map_or(Ok(()), Answering::end)?;
+    telling.log.event("stopped", "stopped", &[]);
     Ok(())
+}
+
+/// Says what runs, to whoever started it.
+fn greet(source: &Source, listeners: &[Listener], plan: &Plan, admin: &str, telling: &Telling) {
+    let urls = urls(listeners);
+    telling.log.event("started", &format!("listening on {urls}"), &[("version", env!("CARGO_PKG_VERSION"))]);
+    if plan.log.to == LogTo::Stdout {
+        // A token that is shown once is shown, but never in a log.
+        eprint!("{admin}");
+    } else {
+        println!("{}", welcome(source, &urls, plan, admin));
+    }
 }
 
 fn cores() -> usize {
@@ -152,7 +178,7 @@ fn explain(error: ListenError, address: &str) -> anyhow::Error {
     anyhow::Error::from(error).context(format!("cannot listen on {address} ({hint})"))
 }
 
-fn welcome(source: &Source, listeners: &[Listener], plan: &Plan, admin: &str) -> String {
+fn urls(listeners: &[Listener]) -> String {
     let urls: Vec<_> = listeners
         .iter()
         .map(|listener| {
@@ -160,7 +186,11 @@ fn welcome(source: &Source, listeners: &[Listener], plan: &Plan, admin: &str) ->
             format!("{scheme}://{}", listener.address())
         })
         .collect();
-    let url = urls.first().map(String::as_str).unwrap_or_default();
+    urls.join(", ")
+}
+
+fn welcome(source: &Source, urls: &str, plan: &Plan, admin: &str) -> String {
+    let url = urls.split(", ").next().unwrap_or_default();
     let limits: Vec<_> = plan
         .rate_limits
         .iter()
@@ -187,5 +217,5 @@ Try:
             )
         }
     };
-    format!("tidegate is listening on {}\n{limits}{admin}{rest}\nCtrl-C stops it.", urls.join(", "))
+    format!("tidegate is listening on {urls}\n{limits}{admin}{rest}\nCtrl-C stops it.")
 }

@@ -12,6 +12,7 @@ use tokio::sync::mpsc;
 
 use super::admin::ReloadRequest;
 use super::source::{LoadError, Loaded, Source};
+use super::telling::Telling;
 use super::watched::{Seen, Watched};
 
 /// Signals and changes of files, none missed from here on.
@@ -20,6 +21,7 @@ pub(crate) struct Events {
     interrupt: Signal,
     hangup: Signal,
     watched: Watched,
+    telling: Telling,
     /// Who wants the policy read again.
     reloads: mpsc::Receiver<ReloadRequest>,
     /// Says that another process has taken over.
@@ -37,12 +39,17 @@ pub(crate) enum End {
 
 impl Events {
     /// Needs a runtime.
-    pub(crate) fn new(files: Vec<Seen>, reloads: mpsc::Receiver<ReloadRequest>) -> anyhow::Result<Self> {
+    pub(crate) fn new(
+        files: Vec<Seen>,
+        telling: Telling,
+        reloads: mpsc::Receiver<ReloadRequest>,
+    ) -> anyhow::Result<Self> {
         Ok(Self {
             terminate: signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?,
             interrupt: signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?,
             hangup: signal(SignalKind::hangup()).context("cannot listen for SIGHUP")?,
-            watched: Watched::new(files)?,
+            watched: Watched::new(files, telling.log.clone())?,
+            telling,
             reloads,
             successor: None,
         })
@@ -70,7 +77,7 @@ impl Events {
                 Some(asked) = self.reloads.recv() => Some(asked),
             };
             let (outcome, files) = source.load();
-            let outcome = put_in_force(gateway, outcome);
+            let outcome = put_in_force(gateway, outcome, &self.telling);
             // What a bad policy names is watched too: it may be all that is missing.
             if outcome.is_ok() {
                 self.watched.watch(files);
@@ -89,34 +96,33 @@ impl Events {
 fn put_in_force(
     gateway: &Gateway<MemoryStore>,
     outcome: Result<Loaded, LoadError>,
+    telling: &Telling,
 ) -> Result<Reloaded, ReloadError> {
+    let refuse = |message: &str, reason: String| {
+        telling.log.event_with("reload_failed", message, &[], std::slice::from_ref(&reason));
+        Err(ReloadError { reason })
+    };
     let Loaded { active, warnings } = match outcome {
         Ok(loaded) => loaded,
         Err(error) => {
-            eprintln!(
-                "tidegate: the policy has changed and is not good; the old one stays in force\n{error}"
-            );
-            return Err(ReloadError { reason: error.to_string() });
+            let message = "the policy has changed and is not good; the old one stays in force";
+            return refuse(message, error.to_string());
         }
     };
-    eprint!("{warnings}");
+    telling.warn(&warnings);
     let before = gateway.active();
     let (old, new) = (before.matcher.plan(), Arc::clone(active.matcher.plan()));
-    let changes = diff(old, &new);
+    let mut changes: Vec<_> = diff(old, &new).iter().map(ToString::to_string).collect();
     if let Err(error) = gateway.replace(active) {
-        eprintln!(
-            "tidegate: the policy has changed and cannot be served; the old one stays in force: {error}"
-        );
-        return Err(ReloadError { reason: error.to_string() });
+        let message = "the policy has changed and cannot be served; the old one stays in force";
+        return refuse(message, error.to_string());
     }
+    telling.follow(&new);
     let count = changes.len();
-    eprintln!("tidegate: policy reloaded, {count} change{}", if count == 1 { "" } else { "s" });
-    let mut changes: Vec<_> = changes.iter().map(ToString::to_string).collect();
     if old.listen != new.listen || old.store != new.store || old.admin != new.admin {
         changes.push("where to listen and the store stay as they are until the next start".to_owned());
     }
-    for change in &changes {
-        eprintln!("  {change}");
-    }
+    let message = format!("policy reloaded, {count} change{}", if count == 1 { "" } else { "s" });
+    telling.log.event_with("reloaded", &message, &[], &changes);
     Ok(Reloaded { changes, warnings: warnings.to_string() })
 }

@@ -48,6 +48,8 @@ pub(crate) enum Unservable {
         "`store.url` names a shared store, which `serve` cannot use yet; remove it to count in this process"
     )]
     SharedStore,
+    #[error("`traces` cannot be sent yet; remove it")]
+    Traces,
 }
 
 impl Source {
@@ -95,6 +97,9 @@ impl Source {
 fn loaded(Compiled { plan, warnings, .. }: Compiled) -> Result<Loaded, LoadError> {
     if plan.store.url.is_some() {
         return Err(Unservable::SharedStore.into());
+    }
+    if plan.traces.is_some() {
+        return Err(Unservable::Traces.into());
     }
     if plan.routes.is_empty() {
         return Err(Unservable::NoRoutes.into());

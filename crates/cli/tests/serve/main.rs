@@ -6,6 +6,7 @@
 mod activation;
 mod floods;
 mod frames;
+mod log;
 mod process;
 mod reload;
 mod stop;

@@ -59,6 +59,29 @@ impl Server {
         Self { process, address, welcome, said }
     }
 
+    /// The same with its log on standard output, where it says also where it listens.
+    pub(crate) fn start_logging(args: &[&str]) -> Self {
+        let mut process = Command::new(env!("CARGO_BIN_EXE_tidegate"))
+            .args(["serve", "--listen", "127.0.0.1:0"])
+            .args(args)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let output = BufReader::new(process.stdout.take().unwrap());
+        let (say, said) = mpsc::channel();
+        std::thread::spawn(move || {
+            for line in output.lines().map_while(Result::ok) {
+                // The test may have ended.
+                let _ = say.send(line);
+            }
+        });
+        let mut server = Self { process, address: String::new(), welcome: String::new(), said };
+        let started = server.hears("\"started\"");
+        let address = started.split("http://").nth(1).unwrap();
+        server.address = address.chars().take_while(|c| *c != '"').collect();
+        server
+    }
+
     /// Waits until it says `text` among its messages; the whole line.
     pub(crate) fn hears(&self, text: &str) -> String {
         loop {
@@ -109,6 +132,11 @@ impl Policy {
 
     pub(crate) fn path(&self) -> String {
         self.folder.join("policy.yaml").to_str().unwrap().to_owned()
+    }
+
+    /// Another file in the same folder.
+    pub(crate) fn beside(&self, name: &str) -> String {
+        self.folder.join(name).to_str().unwrap().to_owned()
     }
 
     /// Puts another file in its place, at once.

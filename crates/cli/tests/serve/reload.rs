@@ -50,7 +50,7 @@ fn a_hundred_reloads_under_load_fail_no_request_and_reset_no_counter() {
             3 => file.write(&policy(&second, "error_body: nested\n")),
             _ => file.write("upstreams: [{{ this is no YAML"),
         }
-        let heard = server.hears("tidegate: ");
+        let heard = server.hears("\"event\":\"reload");
         let expected =
             if matches!(reload % 5, 2 | 4) { "the old one stays in force" } else { "policy reloaded" };
         assert!(heard.contains(expected), "reload {reload}: {heard}");

@@ -122,7 +122,9 @@ mod tests {
             let upstream = upstream(balance, 3);
             upstream.servers[1].set_healthy(false);
             assert!((0..100_u32).all(|n| chosen(&upstream, &n.to_be_bytes()) != upstream.servers[1].url));
-            upstream.servers.iter().for_each(|server| server.set_healthy(false));
+            for server in &upstream.servers {
+                server.set_healthy(false);
+            }
             assert!(upstream.choose(upstream.stand(|| b""), &[]).is_some(), "{balance:?}");
         }
     }

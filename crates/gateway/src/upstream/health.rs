@@ -13,6 +13,7 @@ use http_body::Body;
 use hyper::client::conn::{http1, http2};
 use hyper_util::rt::TokioIo;
 use tidegate_policy::Health;
+use tidegate_telemetry::Log;
 use tokio::time::Instant;
 
 use super::connect::Connector;
@@ -25,8 +26,8 @@ const NOTICE: Duration = Duration::from_millis(500);
 
 /// Asks every server of every upstream with a health check, for ever. Of all cores, one does this.
 #[expect(clippy::disallowed_methods, reason = "timers run on the runtime's clock")]
-pub(crate) async fn watch(live: Arc<ArcSwap<Live>>, connector: Connector) {
-    let connector = Rc::new(connector);
+pub(crate) async fn watch(live: Arc<ArcSwap<Live>>, connector: Connector, log: Log) {
+    let asking = Rc::new((connector, log));
     let mut due: HashMap<*const Server, Instant> = HashMap::new();
     loop {
         let now = Instant::now();
@@ -38,7 +39,9 @@ pub(crate) async fn watch(live: Arc<ArcSwap<Live>>, connector: Connector) {
                 let at = due.entry(Arc::as_ptr(server)).or_insert(now);
                 if *at <= now {
                     *at = now + Duration::from(health.every);
-                    tokio::task::spawn_local(ask(Rc::clone(&connector), Arc::clone(server), health.clone()));
+                    let name = upstream.name.clone();
+                    let ask = ask(Rc::clone(&asking), name, Arc::clone(server), health.clone());
+                    tokio::task::spawn_local(ask);
                 }
                 next = next.min(*at);
             }
@@ -48,10 +51,16 @@ pub(crate) async fn watch(live: Arc<ArcSwap<Live>>, connector: Connector) {
     }
 }
 
-async fn ask(connector: Rc<Connector>, server: Arc<Server>, health: Health) {
-    let asking = is_well(&connector, &server, &health.path);
+async fn ask(with: Rc<(Connector, Log)>, upstream: String, server: Arc<Server>, health: Health) {
+    let (connector, log) = &*with;
+    let asking = is_well(connector, &server, &health.path);
     let is_well = tokio::time::timeout(Duration::from(health.every), asking).await.unwrap_or_default();
-    server.set_healthy(is_well);
+    if server.set_healthy(is_well) {
+        let (event, what) =
+            if is_well { ("upstream_up", "is well again") } else { ("upstream_down", "is not well") };
+        let message = format!("server {} of upstream `{upstream}` {what}", server.place);
+        log.event(event, &message, &[("upstream", &upstream), ("server", &server.place)]);
+    }
 }
 
 /// Whether the server answers with success or a redirect.

@@ -143,9 +143,9 @@ impl Server {
         self.healthy.load(Ordering::Relaxed)
     }
 
-    /// What a health check found.
-    pub(crate) fn set_healthy(&self, healthy: bool) {
-        self.healthy.store(healthy, Ordering::Relaxed);
+    /// What a health check found; whether that is new.
+    pub(crate) fn set_healthy(&self, healthy: bool) -> bool {
+        self.healthy.swap(healthy, Ordering::Relaxed) != healthy
     }
 
     pub(crate) fn load(&self) -> usize {

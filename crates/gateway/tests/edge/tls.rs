@@ -13,7 +13,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use crate::support::{Served, Upstream, hourly, policy, until, within};
+use crate::support::{Act, Served, Upstream, hourly, policy, until, within};
 
 /// A gateway that speaks TLS, and who trusts it.
 struct Tls {
@@ -147,4 +147,22 @@ async fn a_handshake_that_stalls_or_drips_is_ended() {
     };
     within("a hello that drips is ended", dripping).await;
     until("they are gone", || tls.served.connections() == 0).await;
+}
+
+#[tokio::test]
+async fn a_tunnel_goes_through_tls() {
+    let switches = b"HTTP/1.1 101 Go\r\nConnection: upgrade\r\nUpgrade: words\r\n\r\nhello".to_vec();
+    let upstream = Upstream::doing(move |_| Act::ReplyAndHang(switches.clone())).await;
+    let tls = Tls::before(&upstream, Bounds::default());
+    let mut stream = tls.connect(&["http/1.1"]).await.expect("a handshake");
+    let ask = b"GET / HTTP/1.1\r\nHost: a.example\r\nConnection: upgrade\r\nUpgrade: words\r\n\r\n";
+    stream.write_all(ask).await.expect("TLS");
+    let mut said = Vec::new();
+    while !said.ends_with(b"\r\n\r\nhello") {
+        assert!(within("its words", stream.read_buf(&mut said)).await.expect("TLS") > 0);
+    }
+    assert!(said.starts_with(b"HTTP/1.1 101 "), "{}", String::from_utf8_lossy(&said));
+    stream.shutdown().await.expect("TLS");
+    let mut rest = Vec::new();
+    within("both sides end", stream.read_to_end(&mut rest)).await.expect("it is ended as TLS ends");
 }

@@ -27,7 +27,10 @@ async fn what_is_decided_and_answered_is_counted() {
     assert_eq!(proxy.counted("tidegate_upstream_requests_total{upstream=\"api\",code=\"2xx\"}"), 2);
     assert_eq!(proxy.counted("tidegate_connections_accepted_total"), 5);
     assert_eq!(proxy.counted("rate_limit_limit{rule=\"default\",window=\"1h\"}"), 2);
-    let healthy = format!("tidegate_upstream_healthy{{upstream=\"api\",server=\"{}\"}}", upstream.url());
+    let healthy = format!(
+        "tidegate_upstream_healthy{{upstream=\"api\",server=\"{}\"}}",
+        upstream.url().replace("http://", "")
+    );
     assert_eq!(proxy.counted(&healthy), 1);
 }
 

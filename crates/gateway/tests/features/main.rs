@@ -8,6 +8,7 @@ mod counted;
 mod grpc;
 mod hold;
 mod layers;
+mod logged;
 mod messages;
 mod penalties;
 mod shadow;

@@ -21,7 +21,7 @@ use hyper_util::server::conn::auto;
 use tidegate_gateway::{Bounds, Gateway, Listener};
 use tidegate_policy::{Active, compile};
 use tidegate_store::{Clock, MemoryStore, Penalties};
-use tidegate_telemetry::Reader;
+use tidegate_telemetry::{Reader, Telemetry};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle as Task, JoinSet};
@@ -93,6 +93,13 @@ impl Proxy {
         let store = Arc::new(MemoryStore::with_cap(1 << 20));
         let gateway = Gateway::with_bounds(active, store, bounds).unwrap().with_clock(clock);
         Self::start(gateway, Duration::ZERO)
+    }
+
+    /// Tells its stories to `telemetry`.
+    pub(crate) fn telling(telemetry: Telemetry, active: Active, bounds: Bounds) -> Self {
+        let store = Arc::new(MemoryStore::with_cap(1 << 20));
+        let gateway = Gateway::with_bounds(active, store, bounds).unwrap();
+        Self::start(gateway.with_telemetry(telemetry).unwrap(), Duration::ZERO)
     }
 
     fn start(gateway: Gateway<MemoryStore>, drain: Duration) -> Self {

@@ -12,6 +12,7 @@ mod limits;
 mod manner;
 mod names;
 pub(crate) mod network;
+mod observe;
 mod routing;
 mod rules;
 mod scalar;
@@ -22,7 +23,7 @@ use crate::directory::Directory;
 use crate::files::Files;
 use crate::identity::ClientKind;
 use crate::language::{BANS, CLIENTS, ERROR_BODIES, HEADER_STYLES, POLICY, RATE_LIMITS, STORE};
-use crate::plan::{Clients, ErrorBody, HeaderStyle, Plan, RateLimits, StorePlan, StoreUrl};
+use crate::plan::{Clients, ErrorBody, HeaderStyle, LogPlan, Plan, RateLimits, StorePlan, StoreUrl};
 use crate::problem::Problems;
 use crate::raw::{self, Fields, Finding, Mark, Node, Place, Report};
 use crate::warnings;
@@ -190,12 +191,7 @@ fn decode<'s>(root: &Node<'s>, context: &mut Context<'s, '_>) -> Option<Plan> {
         let fields = Fields::open(node, &BANS, &mut context.report)?;
         Some(network::bans(&fields, context))
     });
-    let headers = fields.get("headers").map_or_else(
-        || vec![HeaderStyle::XRateLimit, HeaderStyle::RateLimit],
-        |node| {
-            scalar::choices(node, "style of headers", HEADER_STYLES, &HeaderStyle::ALL, &mut context.report)
-        },
-    );
+    let headers = headers(&fields, &mut context.report);
     let error_body = match fields.get("error_body") {
         Some(node) => {
             scalar::choice(node, "form of body", ERROR_BODIES, &ErrorBody::ALL, &mut context.report)
@@ -203,6 +199,9 @@ fn decode<'s>(root: &Node<'s>, context: &mut Context<'s, '_>) -> Option<Plan> {
         None => Some(ErrorBody::default()),
     };
     let store = store(fields.get("store"), &mut context.report);
+    let log =
+        fields.get("log").map_or(Some(LogPlan::default()), |node| observe::log(node, &mut context.report));
+    let traces = fields.get("traces").and_then(|node| observe::traces(node, &mut context.report));
     let clients = clients?;
     let identities = identities::identities(&clients, root, context);
     Some(Plan {
@@ -216,9 +215,18 @@ fn decode<'s>(root: &Node<'s>, context: &mut Context<'s, '_>) -> Option<Plan> {
         headers,
         error_body: error_body?,
         store: store?,
+        log: log?,
+        traces,
         identities: identities?,
         directory: context.directory.take(),
     })
+}
+
+fn headers(fields: &Fields<'_, '_>, report: &mut Report<'_>) -> Vec<HeaderStyle> {
+    match fields.get("headers") {
+        Some(node) => scalar::choices(node, "style of headers", HEADER_STYLES, &HeaderStyle::ALL, report),
+        None => vec![HeaderStyle::XRateLimit, HeaderStyle::RateLimit],
+    }
 }
 
 fn store<'s>(node: Option<&Node<'s>>, report: &mut Report<'s>) -> Option<StorePlan> {

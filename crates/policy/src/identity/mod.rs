@@ -11,6 +11,7 @@
 mod address;
 mod cookie;
 mod fingerprint;
+mod hide;
 mod hops;
 mod jwt;
 mod name;

@@ -59,6 +59,13 @@ pub(crate) static POLICY: Mapping = Mapping {
         )
         .default("[x_ratelimit, ratelimit]"),
         Key::new("error_body", Choice(ERROR_BODIES), "The form of a refusal's body.", "flat").default("flat"),
+        Key::new("log", Object(&LOG), "What is logged, as lines of JSON.", "{ access: 1% }"),
+        Key::new(
+            "traces",
+            Object(&TRACES),
+            "Who is told of requests as traces.",
+            "{ endpoint: http://127.0.0.1:4317 }",
+        ),
         Key::new("store", Object(&STORE), "Where counters are kept.", "{ max_memory: 64MiB }"),
     ],
 };
@@ -531,5 +538,53 @@ pub(crate) static STORE: Mapping = Mapping {
             "/var/lib/tidegate",
         )
         .default("the policy's name with `.state` instead of its ending, beside it"),
+    ],
+};
+
+pub(crate) static LOG: Mapping = Mapping {
+    name: "`log`",
+    path: "log",
+    doc: "Every event (start, reload, a server that fails, a ban, stop) is a line of JSON. Requests are too, as many as one wants.",
+    keys: &[
+        Key::new(
+            "access",
+            SAMPLE,
+            "How many requests have a line: who asked for what, what was decided, by whom and how fast it was answered.",
+            "1%",
+        )
+        .default("off"),
+        Key::new("refused", SAMPLE, "How many of the requests that a limit refuses have one.", "all")
+            .default("as `access`"),
+        Key::new(
+            "to",
+            Either(&[Choice(&["stderr", "stdout"]), Text("file")]),
+            "Where lines go. A file is written at its end, and opened anew at SIGHUP.",
+            "/var/log/tidegate.log",
+        )
+        .default("stderr"),
+    ],
+};
+
+const SAMPLE: Shape = Either(&[Choice(&["off", "all"]), Percent]);
+
+pub(crate) static TRACES: Mapping = Mapping {
+    name: "`traces`",
+    path: "traces",
+    doc: "OpenTelemetry: a span for each request, for its decision and for each try of an upstream.",
+    keys: &[
+        Key::new(
+            "endpoint",
+            Text("URL"),
+            "The collector that takes spans, over OTLP with gRPC.",
+            "http://127.0.0.1:4317",
+        )
+        .required(),
+        Key::new(
+            "sample",
+            SAMPLE,
+            "How many requests are traced. Where the sender of a request has decided that, its word counts.",
+            "10%",
+        )
+        .default("1%"),
     ],
 };

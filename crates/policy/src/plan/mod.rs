@@ -6,6 +6,7 @@
 mod clients;
 mod limits;
 mod mode;
+mod observe;
 
 use std::fmt;
 use std::sync::Arc;
@@ -22,6 +23,7 @@ pub use clients::{Claim, Clients, Exempt, NameSource, Secret, TierSource, Token,
 pub(crate) use limits::penalty_words;
 pub use limits::{Count, CustomRule, Endpoint, HeaderMatch, Match, RateLimits, Rule, RuleCost, Tier, When};
 pub use mode::{Mode, Share};
+pub use observe::{LogPlan, LogTo, Sample, TracesPlan};
 
 /// What the operator wants, checked whole.
 #[derive(Clone, Debug)]
@@ -47,6 +49,10 @@ pub struct Plan {
     pub error_body: ErrorBody,
     /// Where counters are kept.
     pub store: StorePlan,
+    /// What is logged.
+    pub log: LogPlan,
+    /// What is traced, if anything is.
+    pub traces: Option<TracesPlan>,
     /// Where clients are found in requests: [`Plan::clients`], made usable.
     pub identities: Identities,
     /// Whose API key is whose, as the file said when the policy was compiled. The file may change on its own:

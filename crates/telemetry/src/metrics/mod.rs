@@ -18,7 +18,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tidegate_core::{RuleId, Timestamp};
 use tidegate_policy::Plan;
 
-use cell::{Apart, Counter, for_each_core};
+pub(crate) use cell::Counter;
+use cell::{Apart, for_each_core};
 use histogram::{Histogram, Span};
 use offenders::Offenders;
 pub use offenders::Reader;

@@ -21,8 +21,21 @@ pub enum Try {
     Abandoned,
 }
 
+impl Try {
+    /// As metrics, logs and traces call it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Answered(_) => "answered",
+            Self::Unreachable => "unreachable",
+            Self::Broken => "broken",
+            Self::TooSlow => "too_slow",
+            Self::Abandoned => "abandoned",
+        }
+    }
+}
+
 const CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
-const FAILURES: [&str; 4] = ["unreachable", "broken", "too_slow", "abandoned"];
+const FAILURES: [Try; 4] = [Try::Unreachable, Try::Broken, Try::TooSlow, Try::Abandoned];
 
 /// The class of a status, as a position in `CLASSES`.
 pub(crate) fn class(status: u16) -> usize {
@@ -48,20 +61,19 @@ pub struct UpstreamCounts {
 }
 
 impl UpstreamCounts {
+    /// The upstream's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
     pub(crate) fn tried(&self, core: usize, result: Try, nanos: u64) {
         let Some(Apart(tries)) = self.cores.get(core % self.cores.len().max(1)) else { return };
-        let failed = match result {
-            Try::Answered(status) => {
-                tries.answered[class(status)].one();
-                tries.latency.observe(nanos);
-                return;
-            }
-            Try::Unreachable => 0,
-            Try::Broken => 1,
-            Try::TooSlow => 2,
-            Try::Abandoned => 3,
-        };
-        tries.failed[failed].one();
+        if let Try::Answered(status) = result {
+            tries.answered[class(status)].one();
+            tries.latency.observe(nanos);
+        } else if let Some(at) = FAILURES.iter().position(|failure| *failure == result) {
+            tries.failed[at].one();
+        }
     }
 
     fn sum(&self, which: impl Fn(&Tries) -> &Counter) -> u64 {
@@ -109,8 +121,8 @@ impl Upstreams {
             "Tries that got no answer, by what went wrong.",
         );
         for counts in &known {
-            for (at, reason) in FAILURES.iter().enumerate() {
-                let labels = [("upstream", counts.name.as_str()), ("reason", reason)];
+            for (at, failure) in FAILURES.iter().enumerate() {
+                let labels = [("upstream", counts.name.as_str()), ("reason", failure.name())];
                 family.sample(&labels, counts.sum(|tries| &tries.failed[at]));
             }
         }

@@ -1,6 +1,7 @@
 //! Malformed HTTP/1: what is forwarded is what was parsed and charged.
 
 mod chunks;
+mod downgrade;
 mod framing;
 mod heads;
 

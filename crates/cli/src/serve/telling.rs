@@ -1,0 +1,67 @@
+//! Where what happens is told: the log that the policy asks for.
+
+use std::io::{IsTerminal, stderr};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::Context;
+use tidegate_policy::{LogTo, Plan, Problems};
+use tidegate_store::Clock;
+use tidegate_telemetry::{Destination, Form, Log, Which};
+
+use super::source::Source;
+
+/// The log, and where the files it may go to are looked for.
+#[derive(Clone, Debug)]
+pub(crate) struct Telling {
+    pub(crate) log: Log,
+    folder: PathBuf,
+}
+
+impl Telling {
+    /// Opens the log that `plan` asks for. Somebody who sits at a terminal reads sentences, everybody else JSON.
+    pub(crate) fn open(source: &Source, plan: &Plan, clock: Arc<dyn Clock>) -> anyhow::Result<Self> {
+        let folder = match source {
+            Source::File(path) => path.parent().unwrap_or(Path::new("")).to_owned(),
+            Source::Line(_) | Source::Demo(_) => PathBuf::new(),
+        };
+        let is_read_live = plan.log.to == LogTo::Stderr && stderr().is_terminal();
+        let form = if is_read_live { Form::Words } else { Form::Json };
+        let to = destination(&folder, &plan.log.to);
+        let log = Log::open(&to, form, clock).with_context(|| {
+            format!("cannot write the log to {} (see `log.to` in the policy)", plan.log.to)
+        })?;
+        let telling = Self { log, folder };
+        telling.choose(plan);
+        Ok(telling)
+    }
+
+    /// Follows another plan. The file is opened anew even if it is the same: the old one may have been moved away.
+    pub(crate) fn follow(&self, plan: &Plan) {
+        if let Err(error) = self.log.turn(&destination(&self.folder, &plan.log.to)) {
+            let message = format!("cannot write the log to {}, the old place is kept: {error}", plan.log.to);
+            self.log.event("log_failed", &message, &[]);
+        }
+        self.choose(plan);
+    }
+
+    /// Tells what is doubtful about a good policy.
+    pub(crate) fn warn(&self, warnings: &Problems) {
+        let list: Vec<_> = warnings.into_iter().map(ToString::to_string).collect();
+        if !list.is_empty() {
+            self.log.event_with("policy_doubtful", "the policy is good, but hardly meant so", &[], &list);
+        }
+    }
+
+    fn choose(&self, plan: &Plan) {
+        self.log.choose(Which { access: plan.log.access, refused: plan.log.refused });
+    }
+}
+
+fn destination(folder: &Path, to: &LogTo) -> Destination {
+    match to {
+        LogTo::Stderr => Destination::Stderr,
+        LogTo::Stdout => Destination::Stdout,
+        LogTo::File(name) => Destination::File(folder.join(name)),
+    }
+}

@@ -1,0 +1,108 @@
+//! What the log says of requests, and what it never says.
+
+use std::time::Duration;
+
+use serde_json::Value;
+use tidegate_gateway::Bounds;
+use tidegate_policy::Sample;
+use tidegate_telemetry::{Lines, Log, Telemetry, Which};
+
+use super::support::{Proxy, Upstream, active};
+
+const TWO: &str = "rate_limits: { default: { requests: 2, window: 1h, algorithm: sliding_window_log } }";
+
+async fn logging(which: Which, rest: &str) -> (Proxy, Upstream, Lines) {
+    let upstream = Upstream::named("served").await;
+    let clock = std::sync::Arc::new(tidegate_store::SystemClock::new());
+    let (log, lines) = Log::into_channel(clock.clone());
+    log.choose(which);
+    let telemetry = Telemetry::new(tidegate_telemetry::Metrics::new(1, tidegate_core::Timestamp::ZERO), log);
+    let active = active(&[upstream.url()], rest, &[]);
+    (Proxy::telling(telemetry, active, Bounds::default()), upstream, lines)
+}
+
+const ALL: Which = Which { access: Sample::ALL, refused: Sample::ALL };
+
+fn next(lines: &Lines) -> Value {
+    let line = lines.next_within(Duration::from_secs(20)).expect("a line comes");
+    assert_eq!(line.matches('\n').count(), 1, "{line:?}");
+    assert!(!line.trim_end().chars().any(char::is_control), "{line:?}");
+    serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line:?}"))
+}
+
+#[tokio::test]
+async fn a_line_tells_who_asked_what_was_decided_and_how_it_was_answered() {
+    let (proxy, upstream, lines) = logging(ALL, TWO).await;
+    let key = [("x-api-key", "sk_live_51H_very_secret"), ("authorization", "Bearer hunter2hunter2")];
+    for _ in 0..3 {
+        proxy.ask("/things/7?token=sesame", &key).await;
+    }
+    let passed = next(&lines);
+    assert_eq!(passed["event"], "request");
+    assert_eq!(
+        (&passed["method"], &passed["path"], &passed["host"]),
+        (&"GET".into(), &"/things/7".into(), &"test".into())
+    );
+    assert_eq!((&passed["client"], &passed["peer"]), (&"api_key:sk_l…#b59c1698".into(), &"127.0.0.1".into()));
+    assert_eq!((&passed["decision"], &passed["rule"]), (&"passed".into(), &"default".into()));
+    assert_eq!((&passed["limit"], &passed["remaining"]), (&2.into(), &1.into()));
+    assert_eq!(
+        (&passed["upstream"], &passed["result"], &passed["tries"]),
+        (&"api".into(), &"answered".into(), &1.into())
+    );
+    assert_eq!(passed["server"], upstream.url().replace("http://", ""));
+    assert_eq!((&passed["status"], &passed["response_bytes"]), (&200.into(), &6.into()));
+    assert_eq!(passed["id"].as_str().unwrap().len(), 32);
+    assert!(passed["total_ms"].as_f64().unwrap() >= passed["decision_ms"].as_f64().unwrap());
+    next(&lines);
+    let refused = next(&lines);
+    assert_eq!((&refused["decision"], &refused["status"]), (&"refused".into(), &429.into()));
+    assert_eq!((&refused["cause"], &refused["remaining"]), (&"rate_limit_exceeded".into(), &0.into()));
+    assert!(refused["retry_after"].as_u64().unwrap() > 3_500);
+    assert_eq!(refused["upstream"], Value::Null);
+    let all = format!("{passed}{refused}");
+    for secret in ["very_secret", "hunter2", "sesame"] {
+        assert!(!all.contains(secret), "{all}");
+    }
+}
+
+#[tokio::test]
+async fn whatever_is_sent_every_line_is_one_object_and_no_key_is_in_it() {
+    let (proxy, _upstream, lines) =
+        logging(ALL, "clients: { identify_by: [user, ip], user: { header: X-User } }").await;
+    let nasty = "a\"b\\c\u{9b}31m\u{202e}\t]}";
+    let answer = proxy
+        .ask(
+            "/%0d%0a%1b[31m%22%27/sk_live_51H_very_secret",
+            &[("x-user", nasty), ("x-api-key", "sk_live_51H_very_secret")],
+        )
+        .await;
+    let line = next(&lines);
+    assert_eq!(line["status"], answer.status.as_u16());
+    assert!(!line.to_string().contains("very_secret"), "{line}");
+    assert!(line["client"].as_str().unwrap().starts_with("user:a\"b"), "{line}");
+    let bad = proxy.ask("/%", &[("x-user", "x\u{ff}\u{1f600}")]).await;
+    assert_eq!(next(&lines)["status"], bad.status.as_u16());
+}
+
+#[tokio::test]
+async fn refusals_may_be_all_that_is_logged_or_all_that_is_not() {
+    let only = Which { access: Sample::NONE, refused: Sample::ALL };
+    let (proxy, _upstream, lines) = logging(only, TWO).await;
+    for _ in 0..3 {
+        proxy.get("/").await;
+    }
+    assert_eq!(next(&lines)["decision"], "refused");
+    let never = Which { access: Sample::ALL, refused: Sample::NONE };
+    let (proxy, upstream, lines) = logging(never, TWO).await;
+    for _ in 0..3 {
+        proxy.get("/").await;
+    }
+    proxy.replace(
+        &[upstream.url()],
+        "rate_limits: { default: { requests: 9, window: 1h, algorithm: sliding_window_log } }",
+    );
+    proxy.get("/").await;
+    let decided: Vec<_> = (0..3).map(|_| next(&lines)["decision"].clone()).collect();
+    assert_eq!(decided, ["passed", "passed", "passed"]);
+}
