@@ -13,6 +13,7 @@ use hyper::body::Incoming;
 use tokio::time::{Sleep, sleep};
 
 use crate::activity::Activity;
+use crate::exclusion::Held;
 use crate::forward;
 use crate::upstream::Lease;
 
@@ -85,13 +86,28 @@ pub(crate) struct UpstreamBody {
     lease: Option<Lease>,
     patience: Patience,
     broken: Option<hyper::Error>,
+    held: Held,
 }
 
 impl UpstreamBody {
     pub(crate) fn new(incoming: Incoming, lease: Lease, pace: Pace) -> Self {
-        let mut body = Self { incoming, lease: Some(lease), patience: Patience::new(pace), broken: None };
+        let mut body = Self {
+            incoming,
+            lease: Some(lease),
+            patience: Patience::new(pace),
+            broken: None,
+            held: Held::new(),
+        };
         body.let_go_at_the_end();
         body
+    }
+
+    /// Keeps `held` until it has ended, or nobody wants it any more.
+    pub(crate) fn holding(mut self, held: Held) -> Self {
+        if self.lease.is_some() {
+            self.held = held;
+        }
+        self
     }
 
     fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
@@ -137,6 +153,7 @@ impl UpstreamBody {
     }
 
     fn let_go(&mut self) {
+        self.held.clear();
         if let Some(lease) = self.lease.take() {
             lease.give_back();
         }

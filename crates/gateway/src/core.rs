@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use tidegate_policy::Scratch;
-use tidegate_store::{Clock, Penalties, Store};
+use tidegate_store::{Clock, Penalties, Permits, Store};
 use tidegate_telemetry::{Telemetry, Teller};
 use tokio::sync::watch;
 
@@ -24,17 +24,19 @@ pub(crate) struct Shared<S> {
     pub(crate) bans: Arc<Shut>,
     pub(crate) telemetry: Telemetry,
     pub(crate) penalties: Arc<Penalties>,
+    pub(crate) permits: Arc<Permits>,
 }
 
 impl<S> Clone for Shared<S> {
     fn clone(&self) -> Self {
-        let Self { store, clock, bans, telemetry, penalties } = self;
+        let Self { store, clock, bans, telemetry, penalties, permits } = self;
         Self {
             store: Arc::clone(store),
             clock: Arc::clone(clock),
             bans: Arc::clone(bans),
             telemetry: telemetry.clone(),
             penalties: Arc::clone(penalties),
+            permits: Arc::clone(permits),
         }
     }
 }
@@ -48,6 +50,7 @@ pub(crate) struct Core<S> {
     pub(crate) bans: Arc<Shut>,
     pub(crate) teller: Teller,
     pub(crate) penalties: Arc<Penalties>,
+    pub(crate) permits: Arc<Permits>,
     pub(crate) pools: Rc<Pools>,
     pub(crate) rounds: Rc<Rounds>,
     pub(crate) bounds: Bounds,
@@ -67,7 +70,7 @@ impl<S: Store> Core<S> {
         bounds: Bounds,
         stop: watch::Receiver<bool>,
     ) -> Self {
-        let Shared { store, clock, bans, telemetry, penalties } = shared;
+        let Shared { store, clock, bans, telemetry, penalties, permits } = shared;
         Self {
             live,
             store,
@@ -75,6 +78,7 @@ impl<S: Store> Core<S> {
             clock,
             bans,
             penalties,
+            permits,
             pools: Pools::new(connector),
             rounds: Rc::default(),
             bounds,

@@ -12,7 +12,7 @@ use arc_swap::ArcSwap;
 use rustls::RootCertStore;
 use thiserror::Error;
 use tidegate_policy::{Active, Bans};
-use tidegate_store::{Clock, Penalties, Store, SystemClock};
+use tidegate_store::{Clock, Penalties, Permits, Store, SystemClock};
 use tidegate_telemetry::{Kind, Page, Reader, Telemetry};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
@@ -68,7 +68,14 @@ impl<S: Store + 'static> Gateway<S> {
         let telemetry = Telemetry::counting(cores, Arc::clone(&clock));
         Ok(Self {
             live: Arc::new(ArcSwap::from_pointee(Live::new(active, None, telemetry.metrics())?)),
-            shared: Shared { store, clock, bans: Arc::default(), telemetry, penalties: Arc::default() },
+            shared: Shared {
+                store,
+                clock,
+                bans: Arc::default(),
+                telemetry,
+                penalties: Arc::default(),
+                permits: Arc::default(),
+            },
             connector: Connector::new(bounds.connect, &RootCertStore::empty())?,
             guests: Guests::new(bounds.connections, bounds.connections_per_address),
             bounds,
@@ -108,6 +115,11 @@ impl<S: Store + 'static> Gateway<S> {
     /// Who is locked out.
     pub fn penalties(&self) -> &Arc<Penalties> {
         &self.shared.penalties
+    }
+
+    /// How many requests are under way that a rule counts.
+    pub fn permits(&self) -> &Arc<Permits> {
+        &self.shared.permits
     }
 
     /// Puts another policy in force, whole or not at all. Requests under way keep theirs; counters stay.

@@ -6,7 +6,7 @@ use serde_json::json;
 use tidegate_policy::{ErrorBody, PathError};
 
 use crate::body::ResponseBody;
-use crate::lock_out::LockOut;
+use crate::exclusion::Exclusion;
 use crate::refusal::Refusal;
 
 /// Why a request was not served.
@@ -26,8 +26,8 @@ pub(crate) enum Cause {
     Banned,
     /// A limit is used up.
     Refused(Box<Refusal>),
-    /// It was refused too often.
-    LockedOut(Box<LockOut>),
+    /// Its client is locked out, or has too much under way.
+    Excluded(Box<Exclusion>),
     /// Too many wait already.
     TooManyWaiting,
     /// The store gave no decision.
@@ -52,7 +52,7 @@ impl Cause {
             Self::SlowBody => StatusCode::REQUEST_TIMEOUT,
             Self::NoRoute => StatusCode::NOT_FOUND,
             Self::Banned => StatusCode::FORBIDDEN,
-            Self::Refused(_) | Self::LockedOut(_) => StatusCode::TOO_MANY_REQUESTS,
+            Self::Refused(_) | Self::Excluded(_) => StatusCode::TOO_MANY_REQUESTS,
             Self::TooManyWaiting | Self::Undecided | Self::NoServer => StatusCode::SERVICE_UNAVAILABLE,
             Self::Unreachable | Self::Untrusted(_) | Self::BadAnswer => StatusCode::BAD_GATEWAY,
             Self::TooSlow => StatusCode::GATEWAY_TIMEOUT,
@@ -69,7 +69,7 @@ impl Cause {
             Self::NoRoute => ("no_route", "Nothing is served here."),
             Self::Banned => ("banned", "This client may not use the service."),
             Self::Refused(refusal) => ("rate_limit_exceeded", refusal.message.as_str()),
-            Self::LockedOut(lock_out) => return ("locked_out", lock_out.message()),
+            Self::Excluded(exclusion) => return exclusion.words(),
             Self::TooManyWaiting => {
                 ("too_many_waiting", "Too many requests are waiting. Please retry later.")
             }
@@ -90,7 +90,7 @@ impl Cause {
     pub(crate) fn told(&self) -> (&'static str, Option<u64>) {
         let retry_after = match self {
             Self::Refused(refusal) => refusal.retry_after,
-            Self::LockedOut(lock_out) => Some(lock_out.retry_after),
+            Self::Excluded(exclusion) => Some(exclusion.retry_after),
             _ => None,
         };
         (self.words().0, retry_after)
@@ -106,7 +106,7 @@ impl Cause {
 pub(crate) fn rescue(cause: &Cause, style: ErrorBody) -> Response<ResponseBody> {
     let (body, content_type) = match cause {
         Cause::Refused(refusal) => refusal.body(style),
-        Cause::LockedOut(lock_out) => lock_out.body(style),
+        Cause::Excluded(exclusion) => exclusion.body(style),
         _ => plain(cause, style),
     };
     let mut response = Response::new(ResponseBody::of(body));
@@ -119,8 +119,8 @@ pub(crate) fn rescue(cause: &Cause, style: ErrorBody) -> Response<ResponseBody> 
                 headers.insert(RETRY_AFTER, seconds.into());
             }
         }
-        Cause::LockedOut(lock_out) => {
-            headers.insert(RETRY_AFTER, lock_out.retry_after.into());
+        Cause::Excluded(exclusion) => {
+            headers.insert(RETRY_AFTER, exclusion.retry_after.into());
         }
         Cause::TooManyWaiting | Cause::Undecided | Cause::NoServer => {
             headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));

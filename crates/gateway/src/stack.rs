@@ -20,10 +20,10 @@ use tidegate_telemetry::{Decided, Story, Try};
 
 use crate::body::{BodyError, Progress, RequestBody, ResponseBody, UpstreamBody};
 use crate::core::Core;
+use crate::exclusion::{Exclusion, Held};
 use crate::forward::{self, Hop};
 use crate::hold;
 use crate::live::Live;
-use crate::lock_out::LockOut;
 use crate::refusal::Refusal;
 use crate::rescue::{Cause, rescue};
 use crate::seen::seen;
@@ -69,7 +69,7 @@ async fn journey<S: Store + 'static>(
     check_framing(&mut parts, core.bounds.body_bytes)?;
     // One spelling of the path, for matching and for forwarding.
     let path = normalize(parts.uri.path()).map_err(Cause::Path)?;
-    let (upstream, stand) = {
+    let (upstream, stand, held) = {
         let host = host_without_port(parts.headers.get(HOST));
         let facts = Facts {
             method: parts.method.as_str(),
@@ -94,12 +94,13 @@ async fn journey<S: Store + 'static>(
             Admission::Exempt { .. } => {
                 story.decided(Decided::Exempt);
                 let addresses = live.plan().identities.addresses();
-                (upstream, upstream.stand(|| addresses.client(&parts.headers, hop.peer)))
+                let stand = upstream.stand(|| addresses.client(&parts.headers, hop.peer));
+                (upstream, stand, Held::new())
             }
             Admission::Checked(matched) => {
                 story.client(matched.client());
-                limit(core, live, &matched, now, (told, story)).await?;
-                (upstream, upstream.stand(|| matched.client()))
+                let held = limit(core, live, &matched, now, (told, story)).await?;
+                (upstream, upstream.stand(|| matched.client()), held)
             }
         }
     };
@@ -109,31 +110,41 @@ async fn journey<S: Store + 'static>(
     forward::for_upstream(&mut parts.headers, hop, live.plan().identities.addresses(), upgrade.is_some());
     story.id(parts.headers.get(forward::REQUEST_ID).and_then(|id| id.to_str().ok()));
     let body = RequestBody::new(body, core.bounds.body_bytes, core.bounds.request_pace, &hop.activity);
-    send(core, (upstream, stand), Request::from_parts(parts, body), upgrade, story).await
+    send(core, (upstream, stand), Request::from_parts(parts, body), (upgrade, held), story).await
 }
 
-/// One decision over all limits that apply. What must wait for its turn is held here.
+/// One decision over all limits that apply. What must wait for its turn is held here. What the request has to hold until
+/// it has ended comes back.
 async fn limit<S: Store + 'static>(
     core: &Rc<Core<S>>,
     live: &Live,
     matched: &Matched<'_>,
     now: Timestamp,
     (told, story): (&mut Told, &mut Story<'_>),
-) -> Result<(), Cause> {
-    if matched.checks().is_empty() {
-        story.decided(Decided::Passed);
-        return Ok(());
-    }
+) -> Result<Held, Cause> {
     let has_penalties = live.active.matcher.has_penalties();
     // Who is locked out is charged nothing: otherwise it would find its limits used up at the end of it.
-    if has_penalties && let Some(lock_out) = LockOut::find(&core.penalties, matched, now) {
+    if has_penalties && let Some(locked_out) = Exclusion::of_locked_out(&core.penalties, matched, now) {
         story.decided(Decided::Refused);
-        return Err(locked_out(live, matched, lock_out, (told, story)));
+        return Err(excluded(live, matched, locked_out, (told, story)));
+    }
+    // Before anything is charged: a place that is not needed after all is given back at once, and leaves no trace.
+    let watched = |rule| story.would_refuse(&live.counted, rule);
+    let held = match Exclusion::of_crowd(&core.permits, matched, watched) {
+        Ok(held) => held,
+        Err(crowded) => {
+            story.decided(Decided::Refused);
+            return Err(excluded(live, matched, crowded, (told, story)));
+        }
+    };
+    if matched.checks().is_empty() {
+        story.decided(Decided::Passed);
+        return Ok(held);
     }
     let Ok(decision) = core.store.decide(matched.checks(), now).await else {
         story.decided(Decided::Undecided);
         // Nobody is refused for what only watches.
-        return if matched.binds() { Err(Cause::Undecided) } else { Ok(()) };
+        return if matched.binds() { Err(Cause::Undecided) } else { Ok(held) };
     };
     story.decided(if decision.passes() { Decided::Passed } else { Decided::Refused });
     for judged in matched.judged(&decision).filter(Judged::would_refuse) {
@@ -146,27 +157,30 @@ async fn limit<S: Store + 'static>(
         tell(told, live.styles(), &decision, tightest, matched);
     }
     match decision.verdict {
-        Verdict::Pass { wait } if wait.is_zero() => Ok(()),
-        Verdict::Pass { wait } => hold::until_its_turn(core, matched, &decision, wait).await,
+        Verdict::Pass { wait } if wait.is_zero() => Ok(held),
+        Verdict::Pass { wait } => {
+            hold::until_its_turn(core, matched, &decision, wait).await?;
+            Ok(held)
+        }
         _ => {
-            let record = || LockOut::record(&core.penalties, matched, &decision, now);
+            let record = || Exclusion::of_violation(&core.penalties, matched, &decision, now);
             match has_penalties.then(record).flatten() {
-                Some(lock_out) => Err(locked_out(live, matched, lock_out, (told, story))),
+                Some(locked_out) => Err(excluded(live, matched, locked_out, (told, story))),
                 None => Err(refused(live, matched, &decision, (told, story))),
             }
         }
     }
 }
 
-fn locked_out(
+fn excluded(
     live: &Live,
     matched: &Matched<'_>,
-    lock_out: LockOut,
+    exclusion: Exclusion,
     (told, story): (&mut Told, &mut Story<'_>),
 ) -> Cause {
-    story.refused(&live.counted, lock_out.rule, matched.client());
-    tell_when(told, live.styles(), lock_out.retry_after);
-    Cause::LockedOut(Box::new(lock_out))
+    story.refused(&live.counted, exclusion.rule, matched.client());
+    tell_when(told, live.styles(), exclusion.retry_after);
+    Cause::Excluded(Box::new(exclusion))
 }
 
 fn refused(
@@ -266,7 +280,7 @@ async fn send<S: Store>(
     core: &Rc<Core<S>>,
     (upstream, stand): (&Upstream, Stand),
     mut request: Request<RequestBody>,
-    upgrade: Option<Upgrade>,
+    (upgrade, held): (Option<Upgrade>, Held),
     story: &mut Story<'_>,
 ) -> Result<Response<ResponseBody>, Cause> {
     let mut server = upstream.choose(stand, &[]).cloned().ok_or(Cause::NoServer)?;
@@ -303,14 +317,16 @@ async fn send<S: Store>(
     if switches {
         let Some(Upgrade { client, hop }) = upgrade else { return Err(Cause::BadAnswer) };
         let server = hyper::upgrade::on(&mut response);
-        let passing = crate::tunnel::between((client, server), lease, hop, core.bounds.tunnel, core.stop());
+        let passing =
+            crate::tunnel::between((client, server), lease, (hop, held), core.bounds.tunnel, core.stop());
         tokio::task::spawn_local(passing);
         let mut response = response.map(|_| ResponseBody::empty());
         forward::for_client(response.headers_mut(), true);
         return Ok(response);
     }
     let pace = core.bounds.response_pace;
-    let mut response = response.map(|body| ResponseBody::Upstream(UpstreamBody::new(body, lease, pace)));
+    let body = |body| ResponseBody::Upstream(UpstreamBody::new(body, lease, pace).holding(held));
+    let mut response = response.map(body);
     forward::for_client(response.headers_mut(), false);
     *response.version_mut() = Version::HTTP_11;
     Ok(response)

@@ -11,6 +11,7 @@ use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::activity::Activity;
+use crate::exclusion::Held;
 use crate::forward::Hop;
 use crate::upstream::Lease;
 
@@ -21,18 +22,18 @@ const LOOKS: u32 = 8;
 const LINGER: Duration = Duration::from_secs(1);
 
 /// Passes bytes both ways until both sides have ended, or neither has said anything for `idle`. As long the server
-/// counts as busy, and the client keeps its place.
+/// counts as busy, and the client keeps its place and what it has `held`.
 pub(crate) async fn between(
     (client, server): (OnUpgrade, OnUpgrade),
     lease: Lease,
-    hop: Rc<Hop>,
+    (hop, held): (Rc<Hop>, Held),
     idle: Duration,
     stop: watch::Receiver<bool>,
 ) {
     if let (Ok(client), Ok(server)) = tokio::join!(client, server) {
         pass(TokioIo::new(client), TokioIo::new(server), &hop.activity, idle, stop).await;
     }
-    drop((lease, hop));
+    drop((lease, hop, held));
 }
 
 /// Whatever passes goes over the client's connection, so its activity is that of both.

@@ -5,7 +5,10 @@ use std::fmt::{self, Write};
 
 use tidegate_core::Cost;
 
-use crate::plan::{AdminPlan, Clients, Count, CustomRule, Match, NameSource, Plan, Rule, RuleCost, TokenKey};
+use crate::plan::{
+    AdminPlan, Clients, ConcurrencyRule, Count, CustomRule, Match, Mode, NameSource, Plan, Rule, RuleCost,
+    TokenKey,
+};
 use crate::quantity::{size_text, span_text};
 
 /// One difference.
@@ -129,6 +132,25 @@ impl Described {
     }
 }
 
+impl Described {
+    fn at_once(rule: &ConcurrencyRule) -> Self {
+        let ConcurrencyRule { name, mode, matches, count, .. } = rule;
+        let mut words = vec![rule.words()];
+        if *mode != Mode::Enforce {
+            words.push(mode.to_string());
+        }
+        words.extend(rest_of_words(matches, count));
+        Self { name: name.clone(), words: words.join(", "), family: format!("at once {count}") }
+    }
+}
+
+/// Whom a rule counts and where, as far as that is out of the ordinary.
+fn rest_of_words(matches: &Match, count: &Count) -> impl Iterator<Item = String> {
+    let whom = (*count != Count::Client).then(|| count.to_string());
+    let place = Some(match_words(matches)).filter(|place| !place.is_empty());
+    whom.into_iter().chain(place.map(|place| format!("where {place}")))
+}
+
 fn described(plan: &Plan) -> Vec<Described> {
     let limits = &plan.rate_limits;
     let single =
@@ -143,7 +165,8 @@ fn described(plan: &Plan) -> Vec<Described> {
     });
     let custom = limits.rules.iter().map(Described::custom);
     let endpoints = limits.endpoints.iter().map(|endpoint| Described::plain(&endpoint.rule));
-    single.chain(tiers).chain(custom).chain(endpoints).collect()
+    let concurrent = limits.concurrent.iter().map(Described::at_once);
+    single.chain(tiers).chain(custom).chain(endpoints).chain(concurrent).collect()
 }
 
 fn match_words(matches: &Match) -> String {

@@ -44,7 +44,7 @@ pub use compile::{Compiled, LARGEST_FILE, compile};
 pub use diff::{Change, Counters, How, diff};
 pub use directory::{Directory, DirectoryError, Grant, LineError, LineProblem};
 pub use endpoints::{DuplicateEndpoint, EndpointPattern, Endpoints, PatternError};
-pub use explain::{Answer, Client, Explanation, RouteTaken, RuleMet, Ruling, explain};
+pub use explain::{Answer, Client, Explanation, PlaceMet, RouteTaken, RuleMet, Ruling, explain};
 pub use expression::{EvaluationError, Expression, ExpressionError, Place};
 pub use facts::Facts;
 pub use files::{FileError, Files, NoFiles};
@@ -54,13 +54,13 @@ pub use identity::{
     KeysError, NoHeaders, PrefixError, Source, TokenError, Verifier,
 };
 pub use language::{reference, schema};
-pub use matcher::{Active, Admission, BannedBy, Exemption, Judged, Known, Matched, Matcher, Scratch};
+pub use matcher::{Active, Admission, AtOnce, BannedBy, Exemption, Judged, Known, Matched, Matcher, Scratch};
 pub use path::{PathError, normalize};
 pub use plan::{
-    AdminPlan, Balance, Certificate, Claim, Clients, Count, CustomRule, Endpoint, ErrorBody, Exempt,
-    HeaderMatch, HeaderStyle, Health, HostPattern, Listen, LogPlan, LogTo, Match, Mode, NameSource, Plan,
-    RateLimits, Route, Rule, RuleCost, Sample, Secret, Share, StorePlan, StoreUrl, Tier, TierSource, Token,
-    TokenKey, TracesPlan, Upstream, When,
+    AdminPlan, Balance, Certificate, Claim, Clients, ConcurrencyRule, Count, CustomRule, Endpoint, ErrorBody,
+    Exempt, HeaderMatch, HeaderStyle, Health, HostPattern, Listen, LogPlan, LogTo, Match, Mode, NameSource,
+    Plan, RateLimits, Route, Rule, RuleCost, Sample, Secret, Share, StorePlan, StoreUrl, Tier, TierSource,
+    Token, TokenKey, TracesPlan, Upstream, When,
 };
 pub use problem::{Excerpt, Problem, Problems, Severity};
 pub use quantity::{QuantityError, duration, span_text};

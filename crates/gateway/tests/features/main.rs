@@ -4,6 +4,7 @@
 
 mod admission;
 mod balance;
+mod concurrent;
 mod counted;
 mod grpc;
 mod hold;

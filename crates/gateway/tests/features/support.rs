@@ -20,7 +20,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
 use tidegate_gateway::{Bounds, Gateway, Listener};
 use tidegate_policy::{Active, compile};
-use tidegate_store::{Clock, MemoryStore, Penalties};
+use tidegate_store::{Clock, MemoryStore, Penalties, Permits};
 use tidegate_telemetry::{Reader, Telemetry};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -112,6 +112,10 @@ impl Proxy {
 
     pub(crate) fn penalties(&self) -> &Penalties {
         self.gateway.penalties()
+    }
+
+    pub(crate) fn permits(&self) -> &Permits {
+        self.gateway.permits()
     }
 
     /// Puts another policy in force.

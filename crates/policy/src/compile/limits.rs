@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use tidegate_core::{Algorithm, Limit, LimitError, Spec};
+use tidegate_core::{Algorithm, Limit, LimitError, RuleId, Spec};
 
 use crate::compile::names::Taken;
 use crate::compile::{Context, manner, rules, scalar};
@@ -54,8 +54,9 @@ pub(super) fn rate_limits<'s>(
     let tiers = fields.get("tiers").map(|node| tiers(node, context)).unwrap_or_default();
     let endpoints = fields.get("endpoints").map(|node| endpoints(node, context)).unwrap_or_default();
     // Last, so that a rule which takes the name of one of those above is the one to be told.
-    let rules = fields.get("rules").map(|node| rules::rules(node, clients, context)).unwrap_or_default();
-    RateLimits { global, tenant, default, tiers, rules, endpoints }
+    let (rules, concurrent) =
+        fields.get("rules").map(|node| rules::rules(node, clients, context)).unwrap_or_default();
+    RateLimits { global, tenant, default, tiers, rules, endpoints, concurrent }
 }
 
 fn refuse_unlimited(node: &Node<'_>, hint: &str, context: &mut Context<'_, '_>) -> Option<()> {
@@ -154,25 +155,7 @@ pub(super) fn rule<'s>(
     name: String,
     context: &mut Context<'s, '_>,
 ) -> Option<Rule> {
-    let claimed = context.names.claim(&name, node.place.line);
-    let id = match claimed {
-        Ok(id) => Some(id),
-        Err(taken) => {
-            let (what, hint) = match taken {
-                Taken::Same { line } => (
-                    format!("there are two rules {}", quote(&name)),
-                    format!("the other stands on line {line}; rename one"),
-                ),
-                Taken::Collides { other } => (
-                    format!("{} and {} have the same id by chance", quote(&name), quote(&other)),
-                    "rename one of them".to_owned(),
-                ),
-            };
-            let at = fields.get("name").unwrap_or(node);
-            context.report.push(Finding::error(at, what).hint(hint));
-            None
-        }
-    };
+    let id = claim(node, fields, &name, context);
     let mode = manner::mode(fields, &mut context.report);
     let window = fields.get("window").and_then(scalar::peek_duration);
     let penalty = manner::penalty(fields, window, &mut context.report);
@@ -181,6 +164,33 @@ pub(super) fn rule<'s>(
     context.marks.rules.insert(id, Mark::from(node));
     let Spec { requests, window, burst } = spec;
     Some(Rule { name, id, limit, requests, window, burst, mode, penalty, line: node.place.line })
+}
+
+/// The id of the rule called `name`, unless another has taken it.
+pub(super) fn claim<'s>(
+    node: &Node<'s>,
+    fields: &Fields<'_, 's>,
+    name: &str,
+    context: &mut Context<'s, '_>,
+) -> Option<RuleId> {
+    match context.names.claim(name, node.place.line) {
+        Ok(id) => Some(id),
+        Err(taken) => {
+            let (what, hint) = match taken {
+                Taken::Same { line } => (
+                    format!("there are two rules {}", quote(name)),
+                    format!("the other stands on line {line}; rename one"),
+                ),
+                Taken::Collides { other } => (
+                    format!("{} and {} have the same id by chance", quote(name), quote(&other)),
+                    "rename one of them".to_owned(),
+                ),
+            };
+            let at = fields.get("name").unwrap_or(node);
+            context.report.push(Finding::error(at, what).hint(hint));
+            None
+        }
+    }
 }
 
 fn limit<'s>(

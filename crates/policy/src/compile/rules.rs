@@ -5,41 +5,97 @@ use std::sync::Arc;
 use http::header::HeaderName;
 use tidegate_core::Cost;
 
-use crate::compile::{Context, clients, limits, routing, scalar};
+use crate::compile::{Context, clients, limits, manner, routing, scalar};
 use crate::expression::Expression;
 use crate::language::{COST, EVERYBODY, MATCH, RULE};
-use crate::plan::{Clients, Count, CustomRule, HeaderMatch, Match, RuleCost, When};
-use crate::raw::{Fields, Finding, Node, Value};
+use crate::plan::{Clients, ConcurrencyRule, Count, CustomRule, HeaderMatch, Match, RuleCost, When};
+use crate::raw::{Fields, Finding, Mark, Node, Value};
 use crate::render::quote;
 
 pub(super) fn rules<'s>(
     node: &Node<'s>,
     clients: Option<&Clients>,
     context: &mut Context<'s, '_>,
-) -> Vec<CustomRule> {
-    let items = scalar::list(node, "rules", &mut context.report);
-    items.iter().filter_map(|item| custom(item, clients, context)).collect()
+) -> (Vec<CustomRule>, Vec<ConcurrencyRule>) {
+    let (mut rates, mut concurrent) = (Vec::new(), Vec::new());
+    for item in scalar::list(node, "rules", &mut context.report) {
+        let Some(fields) = Fields::open(item, &RULE, &mut context.report) else { continue };
+        let whom = Whom::read(&fields, clients, context);
+        if fields.get("concurrent").is_some() {
+            concurrent.extend(at_once(item, &fields, whom, context));
+        } else {
+            rates.extend(custom(item, &fields, whom, context));
+        }
+    }
+    (rates, concurrent)
+}
+
+/// What every rule says of itself. What could not be read is `None`.
+struct Whom {
+    name: Option<String>,
+    matches: Option<Match>,
+    count: Option<Count>,
+}
+
+impl Whom {
+    fn read<'s>(fields: &Fields<'_, 's>, clients: Option<&Clients>, context: &mut Context<'s, '_>) -> Self {
+        let name = fields.require("name", &mut context.report).and_then(|node| name(node, context));
+        let matches = match fields.get("match") {
+            Some(node) => matching(node, context),
+            None => Some(Match::default()),
+        };
+        Self { name, matches, count: count(fields, clients, context) }
+    }
+
+    /// A rule without a name is still read, so that its other problems are seen.
+    fn name_or_number(&self, item: &Node<'_>) -> String {
+        self.name.clone().unwrap_or_else(|| format!("\0{}", item.id))
+    }
+}
+
+/// So many requests at once.
+fn at_once<'s>(
+    item: &Node<'s>,
+    fields: &Fields<'_, 's>,
+    whom: Whom,
+    context: &mut Context<'s, '_>,
+) -> Option<ConcurrencyRule> {
+    for key in ["requests", "window", "algorithm", "burst", "cost", "penalty"] {
+        if let Some(node) = fields.get(key) {
+            let what = format!("`{key}` has no place beside `concurrent`, which counts requests under way");
+            context.report.push(Finding::error(node, what).hint("make two rules: one for each"));
+        }
+    }
+    let id = limits::claim(item, fields, &whom.name_or_number(item), context);
+    let mode = manner::mode(fields, &mut context.report);
+    let concurrent = fields.get("concurrent").and_then(|node| {
+        let count = scalar::positive(node, "at once would let nothing pass", &mut context.report)?;
+        let fits = u32::try_from(count).ok();
+        if fits.is_none() {
+            let finding = Finding::error(node, format!("{count} is too large"));
+            context.report.push(finding.expected(format!("at most {}", u32::MAX)));
+        }
+        fits
+    });
+    let Whom { name, matches, count } = whom;
+    let (id, name) = (id?, name?);
+    context.marks.rules.insert(id, Mark::from(item));
+    let (concurrent, mode, line) = (concurrent?, mode?, item.place.line);
+    Some(ConcurrencyRule { name, id, concurrent, mode, matches: matches?, count: count?, line })
 }
 
 fn custom<'s>(
     item: &Node<'s>,
-    clients: Option<&Clients>,
+    fields: &Fields<'_, 's>,
+    whom: Whom,
     context: &mut Context<'s, '_>,
 ) -> Option<CustomRule> {
-    let fields = Fields::open(item, &RULE, &mut context.report)?;
-    let name = fields.require("name", &mut context.report).and_then(|node| name(node, context));
-    let matches = match fields.get("match") {
-        Some(node) => matching(node, context),
-        None => Some(Match::default()),
-    };
-    let count = count(&fields, clients, context);
     let cost = match fields.get("cost") {
         Some(node) => cost(node, context),
         None => Some(RuleCost::Constant(Cost::ONE)),
     };
-    // A rule without a name is still read, so that its other problems are seen.
-    let rule =
-        limits::rule(item, &fields, name.clone().unwrap_or_else(|| format!("\0{}", item.id)), context)?;
+    let rule = limits::rule(item, fields, whom.name_or_number(item), context)?;
+    let Whom { name, matches, count } = whom;
     if let Some(RuleCost::Constant(cost)) = cost
         && cost.get() > rule.limit.capacity()
     {

@@ -12,7 +12,7 @@ use tidegate_core::{Check, Outcome, Role, Timestamp, Verdict};
 
 use crate::facts::Facts;
 use crate::identity::ClientName;
-use crate::matcher::{Admission, BannedBy, Exemption, Known, Matched, Matcher, Scratch};
+use crate::matcher::{Admission, AtOnce, BannedBy, Exemption, Known, Matched, Matcher, Scratch};
 use crate::plan::{Rule, penalty_words};
 use crate::quantity::span_text;
 pub use who::Client;
@@ -35,6 +35,9 @@ pub struct Explanation {
     pub verdict: Ruling,
     /// The rules it is held against, in order.
     pub rules: Vec<RuleMet>,
+    /// Rules of how many requests at once, in order.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub at_once: Vec<PlaceMet>,
     /// Which of them single-valued headers speak of.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tightest: Option<usize>,
@@ -104,6 +107,39 @@ pub struct RuleMet {
     pub outcome: Answer,
 }
 
+/// A rule of how many requests at once that applies to a request.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct PlaceMet {
+    /// Its name.
+    pub name: String,
+    /// The line it stands on.
+    pub line: u32,
+    /// How many at once.
+    pub limit: String,
+    /// Whose requests: `everybody`, or what names the client.
+    pub key: String,
+    /// Whether it can refuse this client.
+    pub binding: bool,
+    /// Whom it is enforced on: `enforce`, `shadow`, or `canary` and a share.
+    pub mode: String,
+    /// Whether it applies only because its condition could not be evaluated.
+    pub condition_failed: bool,
+}
+
+impl PlaceMet {
+    fn of(place: &AtOnce<'_>) -> Self {
+        Self {
+            name: place.rule.name.clone(),
+            line: place.rule.line,
+            limit: place.rule.words(),
+            key: ClientName::of(place.key.client).to_string(),
+            binding: place.role == Role::Binding,
+            mode: place.rule.mode.to_string(),
+            condition_failed: place.condition_failed,
+        }
+    }
+}
+
 /// What a limit would answer to somebody it has not seen.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Answer {
@@ -140,6 +176,7 @@ pub fn explain<'a>(
         })
     });
     let mut scratch = Scratch::default();
+    let mut at_once = Vec::new();
     let (verdict, rules, tightest) = match matcher.admit(facts, known, now, &mut scratch) {
         Admission::Exempt { why: Exemption::Network(network) } => {
             (Ruling::Exempt { why: format!("its address lies in {network}") }, Vec::new(), None)
@@ -153,10 +190,13 @@ pub fn explain<'a>(
         Admission::Banned { by: BannedBy::Operator(ban) } => {
             (Ruling::Banned { subject: ban.subject.to_string(), by: "operator" }, Vec::new(), None)
         }
-        Admission::Checked(held) => held_against(&held, now),
+        Admission::Checked(held) => {
+            at_once.extend(held.at_once().iter().map(PlaceMet::of));
+            held_against(&held, now)
+        }
     };
     let [method, host, path] = [facts.method, facts.host, facts.path].map(str::to_owned);
-    Explanation { method, host, path, client, route, verdict, rules, tightest }
+    Explanation { method, host, path, client, route, verdict, rules, at_once, tightest }
 }
 
 fn held_against(matched: &Matched<'_>, now: Timestamp) -> (Ruling, Vec<RuleMet>, Option<usize>) {

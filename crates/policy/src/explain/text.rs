@@ -2,11 +2,11 @@
 
 use std::fmt;
 
-use crate::explain::{Explanation, RuleMet, Ruling};
+use crate::explain::{Explanation, PlaceMet, RuleMet, Ruling};
 
 impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { method, host, path, client, route, verdict, rules, tightest } = self;
+        let Self { method, host, path, client, route, verdict, rules, at_once, tightest } = self;
         writeln!(
             f,
             "{method} {path}{}",
@@ -28,11 +28,16 @@ impl fmt::Display for Explanation {
         for (index, rule) in rules.iter().enumerate() {
             rule.write(index + 1, *tightest == Some(index), f)?;
         }
+        for (index, place) in (rules.len() + 1..).zip(at_once) {
+            place.write(index, f)?;
+        }
         match verdict {
             Ruling::Exempt { why } => writeln!(f, "verdict   exempt, never limited: {why}"),
             Ruling::Banned { subject, by: "policy" } => writeln!(f, "verdict   403: {subject} is banned"),
             Ruling::Banned { subject, by } => writeln!(f, "verdict   403: {subject} is banned by an {by}"),
-            Ruling::Passes if rules.is_empty() => writeln!(f, "verdict   passes: no limit applies"),
+            Ruling::Passes if rules.is_empty() && at_once.is_empty() => {
+                writeln!(f, "verdict   passes: no limit applies")
+            }
             Ruling::Passes => writeln!(f, "verdict   passes, if nothing has been spent"),
             Ruling::Refused { by } => writeln!(f, "verdict   429: `{by}` refuses"),
         }
@@ -43,13 +48,7 @@ impl RuleMet {
     fn write(&self, number: usize, is_tightest: bool, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { name, line, limit, key, cost, binding, mode, penalty, condition_failed, outcome } = self;
         writeln!(f, "{number:>2}. {name} (line {line}): {limit}")?;
-        let role = match (mode.as_str(), *binding) {
-            ("enforce", _) => "binding".to_owned(),
-            ("shadow", _) => "advisory: in shadow".to_owned(),
-            (mode, true) => format!("binding: in the {mode}"),
-            (mode, false) => format!("advisory: outside the {mode}"),
-        };
-        writeln!(f, "    counts {key}, costs {cost}, {role}")?;
+        writeln!(f, "    counts {key}, costs {cost}, {}", role(mode, *binding))?;
         if let Some(penalty) = penalty {
             writeln!(f, "    {penalty}")?;
         }
@@ -66,5 +65,27 @@ impl RuleMet {
         let tightest = if is_tightest { "; the tightest" } else { "" };
         let would = if *binding { "" } else { "if it were enforced: " };
         writeln!(f, "    {would}{answer}, {} of {} left{tightest}", outcome.remaining, outcome.limit)
+    }
+}
+
+impl PlaceMet {
+    fn write(&self, number: usize, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, line, limit, key, binding, mode, condition_failed } = self;
+        writeln!(f, "{number:>2}. {name} (line {line}): {limit}")?;
+        writeln!(f, "    counts requests of {key} under way, {}", role(mode, *binding))?;
+        if *condition_failed {
+            writeln!(f, "    its condition could not be evaluated, so it applies")?;
+        }
+        Ok(())
+    }
+}
+
+/// Whether a rule can refuse the client, and why not.
+fn role(mode: &str, binding: bool) -> String {
+    match (mode, binding) {
+        ("enforce", _) => "binding".to_owned(),
+        ("shadow", _) => "advisory: in shadow".to_owned(),
+        (mode, true) => format!("binding: in the {mode}"),
+        (mode, false) => format!("advisory: outside the {mode}"),
     }
 }

@@ -40,7 +40,7 @@ impl Mapping {
         if self.path.is_empty() {
             return "begin with `rate_limits:` at the margin, and indent what belongs to it".to_owned();
         }
-        let shown = self.keys.iter().filter(|key| key.required).take(3);
+        let shown = self.keys.iter().filter(|key| key.usual).take(3);
         let shown: Vec<_> = shown.map(|key| format!("{}: {}", key.name, key.example)).collect();
         match (shown.as_slice(), self.keys) {
             ([], [first, ..]) => format!("write it like `{{ {}: {} }}`", first.name, first.example),
@@ -61,11 +61,13 @@ pub(crate) struct Key {
     /// YAML that can stand behind the key.
     pub(crate) example: &'static str,
     pub(crate) required: bool,
+    /// Whether it is required where something else does not stand in its place.
+    pub(crate) usual: bool,
 }
 
 impl Key {
     const fn new(name: &'static str, shape: Shape, doc: &'static str, example: &'static str) -> Self {
-        Self { name, shape, default: "none", doc, example, required: false }
+        Self { name, shape, default: "none", doc, example, required: false, usual: false }
     }
 
     const fn default(self, default: &'static str) -> Self {
@@ -73,7 +75,12 @@ impl Key {
     }
 
     const fn required(self) -> Self {
-        Self { default: "required", required: true, ..self }
+        Self { default: "required", required: true, usual: true, ..self }
+    }
+
+    /// Required unless something else stands in its place, as `default` says.
+    const fn required_unless(self, default: &'static str) -> Self {
+        Self { default, required: false, usual: true, ..self }
     }
 }
 

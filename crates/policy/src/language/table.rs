@@ -469,10 +469,16 @@ pub(crate) static RULE: Mapping = Mapping {
             "A counter for each of these, apart; all must fit. Where a request lacks one of them, the client that `identify_by` finds stands in its place; no counter is charged twice.",
             "[ip, user, fingerprint]",
         ),
-        REQUESTS,
-        WINDOW,
+        REQUESTS.required_unless("required, unless `concurrent` is given"),
+        WINDOW.required_unless("required, unless `concurrent` is given"),
         ALGORITHM,
         BURST,
+        Key::new(
+            "concurrent",
+            Count(1),
+            "How many requests at once, instead of `requests` in a `window`: counted from the decision to the end of the response, or of the tunnel, on this node.",
+            "10",
+        ),
         MODE,
         PENALISES,
         Key::new("cost", Either(&[Count(1), Object(&COST)]), "How much a request takes of the limit.", "5")

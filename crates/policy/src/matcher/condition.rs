@@ -4,7 +4,7 @@ use http::{HeaderMap, HeaderValue};
 use tidegate_core::Cost;
 
 use crate::identity::Identity;
-use crate::plan::{CustomRule, RuleCost};
+use crate::plan::{CustomRule, Match, RuleCost};
 
 /// Whether a rule applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,9 +15,8 @@ pub(super) enum Holds {
     Failed,
 }
 
-/// Whether `custom`, whose path fits, applies to a request. What is cheap is asked first.
-pub(super) fn holds(custom: &CustomRule, identity: &Identity<'_>, tier: Option<&str>) -> Holds {
-    let matches = &custom.matches;
+/// Whether a rule whose path fits applies to a request. What is cheap is asked first.
+pub(super) fn holds(matches: &Match, identity: &Identity<'_>, tier: Option<&str>) -> Holds {
     let facts = identity.facts();
     if !matches.methods.is_empty() && !matches.methods.iter().any(|method| method == facts.method) {
         return Holds::No;

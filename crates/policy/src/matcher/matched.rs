@@ -7,7 +7,7 @@ use tidegate_core::{Check, Cost, Decision, Key, Outcome, Penalty, Role};
 use crate::bans::{Ban, Bans};
 use crate::directory::Directory;
 use crate::identity::ClientKind;
-use crate::plan::{Plan, Rule, Tier};
+use crate::plan::{ConcurrencyRule, Plan, Rule, Tier};
 
 /// Checks that need no allocation: the limits with a place of their own, and four more.
 const INLINE: usize = 8;
@@ -45,6 +45,8 @@ pub(super) enum Place {
     Tier(usize),
     Custom(usize),
     Endpoint(usize),
+    /// A rule of how many at once, which has no counter.
+    AtOnce(usize),
 }
 
 impl Place {
@@ -57,6 +59,7 @@ impl Place {
             Self::Tier(at) => limits.tiers.get(at).and_then(|tier| tier.rule.as_ref()),
             Self::Custom(at) => limits.rules.get(at).map(|custom| &custom.rule),
             Self::Endpoint(at) => limits.endpoints.get(at).map(|endpoint| &endpoint.rule),
+            Self::AtOnce(_) => None,
         }
     }
 }
@@ -118,6 +121,7 @@ pub enum Exemption {
 pub struct Matched<'a> {
     pub(super) checks: SmallVec<[Check<'a>; INLINE]>,
     pub(super) applied: &'a [Applied],
+    pub(super) at_once: SmallVec<[AtOnce<'a>; 1]>,
     pub(super) plan: &'a Plan,
     pub(super) kind: ClientKind,
     pub(super) client: &'a [u8],
@@ -128,6 +132,7 @@ impl<'a> Matched<'a> {
     pub(super) fn new(
         plan: &'a Plan,
         scratch: &'a Scratch,
+        checks: usize,
         who: (ClientKind, Range, Option<&'a Tier>),
     ) -> Self {
         let bytes = |(start, end): Range| scratch.bytes.get(start as usize..end as usize).unwrap_or_default();
@@ -138,8 +143,21 @@ impl<'a> Matched<'a> {
             let key = Key::new(rule.id, bytes(applied.client));
             Some(Check { key, limit: &rule.limit, cost: applied.cost, role: rule.mode.role(rule.id, client) })
         };
-        let checks = scratch.applied.iter().filter_map(check).collect();
-        Self { checks, applied: &scratch.applied, plan, kind, client, tier }
+        let (applied, at_once) = scratch.applied.split_at_checked(checks).unwrap_or_default();
+        let checks = applied.iter().filter_map(check).collect();
+        let place = |applied: &'a Applied| {
+            let Place::AtOnce(at) = applied.place else { return None };
+            let rule = plan.rate_limits.concurrent.get(at)?;
+            let key = Key::new(rule.id, bytes(applied.client));
+            Some(AtOnce {
+                rule,
+                key,
+                role: rule.mode.role(rule.id, client),
+                condition_failed: applied.failed,
+            })
+        };
+        let at_once = at_once.iter().filter_map(place).collect();
+        Self { checks, applied, at_once, plan, kind, client, tier }
     }
 
     /// The checks: one decision.
@@ -155,6 +173,11 @@ impl<'a> Matched<'a> {
     /// The rules, one for each check.
     pub fn rules(&self) -> impl Iterator<Item = &'a Rule> {
         self.applied.iter().filter_map(|applied| applied.place.rule(self.plan))
+    }
+
+    /// Places among the requests under way that the request needs beside its checks, in the order of the policy.
+    pub fn at_once(&self) -> &[AtOnce<'a>] {
+        &self.at_once
     }
 
     /// Every check with its rule and what `decision` answered to it, in order.
@@ -234,6 +257,19 @@ impl<'a> Matched<'a> {
         });
         least.map(|(index, _)| index)
     }
+}
+
+/// A place among the requests under way that a rule wants a request to take.
+#[derive(Clone, Copy, Debug)]
+pub struct AtOnce<'a> {
+    /// The rule.
+    pub rule: &'a ConcurrencyRule,
+    /// Whose requests are counted.
+    pub key: Key<'a>,
+    /// Whether the request is refused if there is no place.
+    pub role: Role,
+    /// Whether the rule applies only because its condition could not be evaluated.
+    pub condition_failed: bool,
 }
 
 /// A check, the rule it comes from and the answer to it.

@@ -16,7 +16,7 @@ use foldhash::fast::RandomState;
 use hashbrown::HashSet;
 
 use index::PathIndex;
-pub use matched::{Admission, BannedBy, Exemption, Judged, Known, Matched, Scratch};
+pub use matched::{Admission, AtOnce, BannedBy, Exemption, Judged, Known, Matched, Scratch};
 use networks::Networks;
 
 use crate::directory::Directory;
@@ -72,11 +72,13 @@ impl Matcher {
             let _ = endpoints.insert(&endpoint.pattern, at);
         }
         let (mut paths, mut everywhere) = (PathIndex::default(), Vec::new());
-        for (at, custom) in (0..).zip(&limits.rules) {
-            if custom.matches.paths.is_empty() {
+        // Those that count requests under way are numbered after the others.
+        let concurrent = limits.concurrent.iter().map(|rule| &rule.matches);
+        for (at, matches) in (0..).zip(limits.rules.iter().map(|custom| &custom.matches).chain(concurrent)) {
+            if matches.paths.is_empty() {
                 everywhere.push(at);
             }
-            custom.matches.paths.iter().for_each(|path| paths.insert(path, at));
+            matches.paths.iter().for_each(|path| paths.insert(path, at));
         }
         let exempt = &plan.clients.exempt;
         let exempt_keys = exempt.api_keys.iter().map(|key| key.expose().into()).collect();

@@ -326,3 +326,41 @@ rate_limits:
         assert!((900..1_100).contains(&held), "{held} of 10,000");
     }
 }
+
+#[test]
+fn rules_of_how_many_at_once_are_no_checks_and_keep_their_order() {
+    let matcher = matcher(
+        "
+clients: { user: { header: X-User } }
+rate_limits:
+  endpoints: { /export: { requests: 9, window: 1 } }
+  rules:
+    - { name: exports, match: { path: /export }, per: user, concurrent: 2 }
+    - { name: rate, match: { path: /export }, requests: 9, window: 1 }
+    - { name: each, per_each: [ip, user, api_key], concurrent: 10, mode: shadow }
+    - { name: elsewhere, match: { path: /import }, concurrent: 1 }
+    - { name: posts, match: { method: POST }, per: everybody, concurrent: 1 }
+",
+    );
+    assert_eq!(
+        checks(&matcher, "GET /export", &[("x-user", "ann")]),
+        ["rate a....ABCD 1", "endpoint:/export a....ABCD 1"]
+    );
+    with(&matcher, "GET /export", &[("x-user", "ann")], |admission| {
+        let Admission::Checked(held) = admission else { panic!("{admission:?}") };
+        let places: Vec<_> = held
+            .at_once()
+            .iter()
+            .map(|place| {
+                let key =
+                    String::from_utf8_lossy(place.key.client).replace(|c: char| !c.is_ascii_graphic(), ".");
+                format!("{} {key} {} {:?}", place.rule.name, place.rule.concurrent, place.role)
+            })
+            .collect();
+        assert_eq!(
+            places,
+            ["exports u....ann 2 Binding", "each a....ABCD 10 Advisory", "each u....ann 10 Advisory"],
+            "no API key: the address stands for it, once"
+        );
+    });
+}

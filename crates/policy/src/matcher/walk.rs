@@ -46,14 +46,22 @@ impl Matcher {
         let tier = self.tier(&identity);
         walk.limits(self, client, tier);
         self.find_rules(facts.path, found);
-        for &index in &*found {
-            walk.custom(self, index as usize, tier.map(|(_, tier)| tier.name.as_str()));
+        let tier_name = tier.map(|(_, tier)| tier.name.as_str());
+        let rates = found.partition_point(|index| (*index as usize) < self.plan.rate_limits.rules.len());
+        let (of_rates, of_places) = found.split_at(rates);
+        for &index in of_rates {
+            walk.custom(self, index as usize, tier_name);
         }
         if let Some(&endpoint) = self.endpoints.find(facts.method, facts.path) {
             walk.apply(Place::Endpoint(endpoint), client, Cost::ONE);
         }
+        let checks = walk.applied.len();
+        for &index in of_places {
+            walk.at_once(self, index as usize, tier_name);
+        }
         let kind = walk.kind;
-        Admission::Checked(Matched::new(&self.plan, scratch, (kind, client, tier.map(|(_, tier)| tier))))
+        let who = (kind, client, tier.map(|(_, tier)| tier));
+        Admission::Checked(Matched::new(&self.plan, scratch, checks, who))
     }
 
     fn exemption(&self, identity: &Identity<'_>) -> Option<Exemption> {
@@ -130,14 +138,27 @@ impl Walk<'_, '_> {
 
     fn custom(&mut self, matcher: &Matcher, index: usize, tier: Option<&str>) {
         let Some(custom) = matcher.plan.rate_limits.rules.get(index) else { return };
-        let holds = condition::holds(custom, self.identity, tier);
-        if holds == Holds::No {
-            return;
+        let holds = condition::holds(&custom.matches, self.identity, tier);
+        if holds != Holds::No {
+            let cost = condition::cost(custom, self.identity.facts().headers);
+            self.count(Place::Custom(index), &custom.count, cost, holds);
         }
-        let cost = condition::cost(custom, self.identity.facts().headers);
+    }
+
+    /// How many requests at once. `index` counts on from the other rules.
+    fn at_once(&mut self, matcher: &Matcher, index: usize, tier: Option<&str>) {
+        let limits = &matcher.plan.rate_limits;
+        let index = index.saturating_sub(limits.rules.len());
+        let Some(rule) = limits.concurrent.get(index) else { return };
+        let holds = condition::holds(&rule.matches, self.identity, tier);
+        if holds != Holds::No {
+            self.count(Place::AtOnce(index), &rule.count, Cost::ONE, holds);
+        }
+    }
+
+    fn count(&mut self, place: Place, count: &Count, cost: Cost, holds: Holds) {
         let first = self.applied.len();
-        let place = Place::Custom(index);
-        match &custom.count {
+        match count {
             Count::Client => {
                 let client = self.client();
                 self.apply(place, client, cost);

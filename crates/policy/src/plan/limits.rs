@@ -28,10 +28,12 @@ pub struct RateLimits {
     pub rules: Vec<CustomRule>,
     /// Each client at an endpoint; the most specific applies.
     pub endpoints: Vec<Endpoint>,
+    /// How many requests at once.
+    pub concurrent: Vec<ConcurrencyRule>,
 }
 
 impl RateLimits {
-    /// Every rule in the order in which a request meets them; unlimited tiers have none.
+    /// Every rule of a rate in the order in which a request meets them; unlimited tiers have none.
     pub fn iter(&self) -> impl Iterator<Item = &Rule> {
         let single = [&self.global, &self.tenant, &self.default].into_iter().flatten();
         let tiers = self.tiers.iter().filter_map(|tier| tier.rule.as_ref());
@@ -132,6 +134,33 @@ pub struct CustomRule {
     pub count: Count,
     /// What a request takes of it.
     pub cost: RuleCost,
+}
+
+/// How many requests of a client may be under way at once, on this node.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ConcurrencyRule {
+    /// Its name.
+    pub name: String,
+    /// The id that requests under way are counted under.
+    pub id: RuleId,
+    /// So many at once.
+    pub concurrent: u32,
+    /// Whether it refuses, or only watches.
+    pub mode: Mode,
+    /// Where it applies.
+    pub matches: Match,
+    /// Whom it counts.
+    pub count: Count,
+    /// The line it stands on.
+    pub line: u32,
+}
+
+impl ConcurrencyRule {
+    /// The limit in words: `10 at once`.
+    pub fn words(&self) -> String {
+        format!("{} at once", self.concurrent)
+    }
 }
 
 /// Where a rule applies: all that is given must hold; what is empty holds always.

@@ -21,7 +21,9 @@ use crate::problem::Problems;
 
 pub use clients::{Claim, Clients, Exempt, NameSource, Secret, TierSource, Token, TokenKey};
 pub(crate) use limits::penalty_words;
-pub use limits::{Count, CustomRule, Endpoint, HeaderMatch, Match, RateLimits, Rule, RuleCost, Tier, When};
+pub use limits::{
+    ConcurrencyRule, Count, CustomRule, Endpoint, HeaderMatch, Match, RateLimits, Rule, RuleCost, Tier, When,
+};
 pub use mode::{Mode, Share};
 pub use observe::{LogPlan, LogTo, Sample, TracesPlan};
 

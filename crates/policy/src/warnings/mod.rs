@@ -75,6 +75,9 @@ fn everybody(plan: &Plan, marks: &Marks, report: &mut Report<'_>) {
 }
 
 fn fixed_window_alone(plan: &Plan, marks: &Marks, report: &mut Report<'_>) {
+    if plan.rate_limits.concurrent.iter().any(|rule| rule.mode.can_refuse()) {
+        return;
+    }
     let Some(first) = plan.rate_limits.iter().next() else {
         let finding = Finding::warning(marks.rate_limits, "the policy limits nothing");
         report.push(finding.hint("add `default: { requests: 100, window: 60 }` to `rate_limits`"));

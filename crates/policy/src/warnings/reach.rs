@@ -25,10 +25,13 @@ fn unreachable(plan: &Plan, marks: &Marks, report: &mut Report<'_>) {
     let endpoints = plan.rate_limits.endpoints.iter();
     let places = endpoints.map(|endpoint| (&endpoint.rule, std::slice::from_ref(&endpoint.pattern)));
     let custom = plan.rate_limits.rules.iter().map(|custom| (&custom.rule, custom.matches.paths.as_slice()));
-    for (rule, paths) in places.chain(custom) {
+    let named = places.chain(custom).map(|(rule, paths)| (&rule.name, rule.id, paths));
+    let at_once = plan.rate_limits.concurrent.iter();
+    let at_once = at_once.map(|rule| (&rule.name, rule.id, rule.matches.paths.as_slice()));
+    for (name, id, paths) in named.chain(at_once) {
         if !paths.is_empty() && !paths.iter().any(|path| routes.meet(path)) {
-            let what = format!("{} can never match: no route takes its path", quote(&rule.name));
-            let finding = Finding::warning(marks.rule(rule.id), what);
+            let what = format!("{} can never match: no route takes its path", quote(name));
+            let finding = Finding::warning(marks.rule(id), what);
             report.push(finding.hint("correct the path, or add a route for it"));
         }
     }
@@ -42,13 +45,16 @@ fn unlimited_routes(plan: &Plan, marks: &Marks, report: &mut Report<'_>) {
     // What only watches limits nothing.
     let refuses = |rule: &Option<Rule>| rule.as_ref().is_some_and(|rule| rule.mode.can_refuse());
     let rules = || limits.rules.iter().filter(|custom| custom.rule.mode.can_refuse());
+    let at_once = || limits.concurrent.iter().filter(|rule| rule.mode.can_refuse());
     let everywhere = [&limits.global, &limits.default, &limits.tenant].into_iter().any(refuses)
         || (has_tiers && limits.tiers.iter().any(|tier| refuses(&tier.rule)))
-        || rules().any(|custom| custom.matches.paths.is_empty());
+        || rules().any(|custom| custom.matches.paths.is_empty())
+        || at_once().any(|rule| rule.matches.paths.is_empty());
     if everywhere {
         return;
     }
-    let custom = rules().flat_map(|custom| &custom.matches.paths);
+    let custom = rules().map(|custom| &custom.matches).chain(at_once().map(|rule| &rule.matches));
+    let custom = custom.flat_map(|matches| &matches.paths);
     let endpoints = limits.endpoints.iter().filter(|endpoint| endpoint.rule.mode.can_refuse());
     let mut limited = Patterns::new(endpoints.map(|endpoint| &endpoint.pattern).chain(custom));
     for (route, mark) in plan.routes.iter().zip(&marks.routes) {

@@ -97,21 +97,26 @@ impl Registry {
             known.limit = None;
         }
         let mut slots = RuleSlots::default();
-        for rule in plan.rate_limits.iter() {
-            let slot = match self.by_id.get(&rule.id) {
+        let limits = &plan.rate_limits;
+        let rates = limits.iter().map(|rule| (rule.id, &rule.name, rule.requests, span_text(rule.window)));
+        // No window: so many at once.
+        let at_once = limits.concurrent.iter();
+        let at_once = at_once.map(|rule| (rule.id, &rule.name, u64::from(rule.concurrent), String::new()));
+        for (id, name, limit, window) in rates.chain(at_once) {
+            let slot = match self.by_id.get(&id) {
                 Some(slot) => *slot,
                 None if self.known.len() < MOST => {
                     let slot = Slot(u32::try_from(self.known.len()).unwrap_or_default());
-                    self.by_id.insert(rule.id, slot);
-                    self.known.push(Known { name: rule.name.clone(), limit: None });
+                    self.by_id.insert(id, slot);
+                    self.known.push(Known { name: name.clone(), limit: None });
                     slot
                 }
                 None => BEYOND,
             };
             if let Some(known) = self.known.get_mut(slot.0 as usize).filter(|_| slot != BEYOND) {
-                known.limit = Some((rule.requests, span_text(rule.window)));
+                known.limit = Some((limit, window));
             }
-            slots.by_id.insert(rule.id, slot);
+            slots.by_id.insert(id, slot);
         }
         slots
     }
