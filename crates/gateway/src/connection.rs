@@ -107,8 +107,7 @@ async fn speak<S: Store + 'static>(
         let (hop, activity) = (Rc::new(hop), Arc::clone(&activity));
         move |request: Request<Incoming>| {
             let (core, hop) = (Rc::clone(&core), Rc::clone(&hop));
-            let in_flight =
-                activity.begin(request.version() == Version::HTTP_2, !request.body().is_end_stream());
+            let in_flight = activity.begin(!request.body().is_end_stream());
             async move {
                 let is_http1 = request.version() < Version::HTTP_2;
                 let mut response = stack::serve(&core, &hop, request).await;
@@ -125,6 +124,7 @@ async fn speak<S: Store + 'static>(
     }
     while stream.may_begin(PREFACE) {
         if stream.begins(PREFACE) {
+            stream.multiplex();
             let connection = speaking.http2.serve_connection(TokioIo::new(stream), service);
             let mut connection = Box::pin(connection);
             // It may have streams that only wait: it does not rest.
