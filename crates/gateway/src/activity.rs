@@ -39,6 +39,8 @@ pub(crate) struct Activity {
     in_flight: AtomicU32,
     /// Many requests at once: heads are then the protocol's business.
     multiplexed: AtomicBool,
+    /// A request has come.
+    asked: AtomicBool,
     /// Streams with more to send than their client has made room for; on one's own connection that is `blocked`.
     offered: AtomicU32,
     /// Bytes of bodies that streams had room for.
@@ -51,13 +53,11 @@ pub(crate) struct Activity {
 
 impl Activity {
     /// A request's head is complete; it is in flight until the guard is dropped.
-    pub(crate) fn begin(self: &Arc<Self>, multiplexed: bool, has_body: bool) -> InFlight {
+    pub(crate) fn begin(self: &Arc<Self>, has_body: bool) -> InFlight {
         self.begun.store(false, Ordering::Relaxed);
-        self.owed.store(has_body && !multiplexed, Ordering::Relaxed);
+        self.owed.store(has_body, Ordering::Relaxed);
         self.in_flight.fetch_add(1, Ordering::Relaxed);
-        if multiplexed {
-            self.multiplexed.store(true, Ordering::Relaxed);
-        }
+        self.asked.store(true, Ordering::Relaxed);
         InFlight(Arc::clone(self))
     }
 
@@ -71,9 +71,10 @@ impl Activity {
         self.moved.swap(false, Ordering::Relaxed)
     }
 
-    /// Whether the client may still be sending what nobody wants any more.
+    /// Whether the client may still be sending what nobody wants any more. Over HTTP/2 a stream ends by itself.
     fn may_still_send(&self) -> bool {
-        self.owed.load(Ordering::Relaxed) || self.begun.load(Ordering::Relaxed)
+        !self.multiplexed.load(Ordering::Relaxed)
+            && (self.owed.load(Ordering::Relaxed) || self.begun.load(Ordering::Relaxed))
     }
 }
 
@@ -160,6 +161,8 @@ impl<B: Body + Unpin> Body for InFlightBody<B> {
 #[derive(Debug, Default)]
 pub(crate) struct Watch {
     still: u32,
+    /// Looks without a request.
+    vacant: u32,
     head: u32,
     writes: Behind,
     streams: Behind,
@@ -195,7 +198,13 @@ impl Watch {
         let is_too_slow = self.writes.is_too_slow(is_blocked, written, least)
             // Pings move a connection, but take nothing.
             | self.streams.is_too_slow(is_offered && !is_blocked, taken, least);
+        let is_vacant = !activity.asked.swap(false, Ordering::Relaxed) && !in_flight;
+        self.vacant = if is_vacant { self.vacant + 1 } else { 0 };
         let is_idle = !in_flight && self.still >= IDLE;
+        if activity.multiplexed.load(Ordering::Relaxed) && self.vacant >= IDLE {
+            // Whatever moves is no request. A request on its way is not lost if it is told first.
+            return if self.vacant < IDLE + HEAD { Order::Close } else { Order::End };
+        }
         if self.head >= HEAD || is_too_slow || is_idle {
             return Order::End;
         }
@@ -243,6 +252,11 @@ pub(crate) struct Watched<T> {
 impl<T> Watched<T> {
     pub(crate) fn new(inner: T, activity: Arc<Activity>) -> Self {
         Self { inner, activity, unread: Bytes::new(), linger: None }
+    }
+
+    /// From now on many requests come at once.
+    pub(crate) fn multiplex(&self) {
+        self.activity.multiplexed.store(true, Ordering::Relaxed);
     }
 
     /// Gives back what was read too early.
@@ -389,7 +403,7 @@ mod tests {
     #[test]
     fn who_does_not_take_the_answer_ends_and_who_waits_for_it_stays() {
         let activity = Arc::new(Activity::default());
-        let in_flight = activity.begin(false, false);
+        let in_flight = activity.begin(false);
         assert_eq!(looks_until_over(&activity, |_| {}), u32::MAX, "the upstream is slow, not the client");
         activity.blocked.store(true, Ordering::Relaxed);
         assert_eq!(looks_until_over(&activity, |_| {}), BEHIND);
@@ -437,7 +451,8 @@ mod tests {
     #[test]
     fn a_stream_that_waits_is_held_to_the_same_pace() {
         let activity = Arc::new(Activity::default());
-        let in_flight = activity.begin(true, false);
+        activity.multiplexed.store(true, Ordering::Relaxed);
+        let in_flight = activity.begin(false);
         activity.offered.store(1, Ordering::Relaxed);
         let takes = |bytes| {
             move |activity: &Activity| {
@@ -447,6 +462,27 @@ mod tests {
         };
         assert_eq!(looks_until_over(&activity, takes(1)), BEHIND);
         assert_eq!(looks_until_over(&activity, takes(200)), u32::MAX);
+        drop(in_flight);
+    }
+
+    #[test]
+    fn pings_without_requests_do_not_keep_a_connection_for_ever() {
+        let activity = Arc::new(Activity::default());
+        activity.multiplexed.store(true, Ordering::Relaxed);
+        let pings = |activity: &Activity| activity.moved.store(true, Ordering::Relaxed);
+        let mut watch = Watch::default();
+        let mut look = || {
+            pings(&activity);
+            watch.look(&activity, LEAST)
+        };
+        assert!((1..IDLE).all(|_| look() == Order::Stay));
+        drop(activity.begin(false));
+        assert!((0..IDLE).all(|_| look() == Order::Stay), "a request, however short, begins it anew");
+        assert_eq!(look(), Order::Close, "it is told first");
+        assert_eq!((1..HEAD).map(|_| look()).last(), Some(Order::Close));
+        assert_eq!(look(), Order::End);
+        let in_flight = activity.begin(false);
+        assert_eq!(looks_until_over(&activity, pings), u32::MAX, "a long answer is not idle");
         drop(in_flight);
     }
 }

@@ -159,3 +159,26 @@ async fn a_client_that_opens_no_window_is_ended() {
     let _ = within("the connection is ended", ended).await;
     within("the pings end with it", pinging).await.expect("no panic");
 }
+
+#[tokio::test]
+async fn a_connection_that_only_pings_is_told_to_go_and_then_ended() {
+    let upstream = Upstream::answering().await;
+    let served =
+        Served::before(&[&upstream], 100, Bounds { look: Duration::from_millis(20), ..Bounds::default() });
+    // With a request before it, and without any.
+    for asks in [true, false] {
+        let stream = TcpStream::connect(served.address).await.expect("a connection");
+        let (client, mut connection) =
+            within("a handshake", h2::client::handshake(stream)).await.expect("HTTP/2");
+        let mut pings = connection.ping_pong().expect("pings");
+        let ended = tokio::spawn(connection);
+        if asks {
+            assert_eq!(ask(&client, "/").await.expect("an answer").0, StatusCode::OK);
+        }
+        let pinging = tokio::spawn(async move { while pings.ping(h2::Ping::opaque()).await.is_ok() {} });
+        let end = within("the connection is ended", ended).await.expect("no panic");
+        assert!(end.is_ok(), "in peace: {end:?}");
+        within("the pings end with it", pinging).await.expect("no panic");
+    }
+    until("they are gone", || served.connections() == 0).await;
+}
