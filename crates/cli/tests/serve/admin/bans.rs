@@ -171,3 +171,29 @@ fn a_ban_that_was_acknowledged_goes_over_to_the_successor() {
         old = next;
     }
 }
+
+#[test]
+fn a_lock_out_is_listed_survives_a_restart_and_can_be_lifted() {
+    let rule = "{ name: login, match: { path: / }, per: [user], requests: 1, window: 1h, penalty: { after: 1, for: 1h, doubling_to: 1d } }";
+    let policy =
+        super::policy_text("").replace("rate_limits: {", &format!("rate_limits: {{ rules: [{rule}],"));
+    let mut gate = Gate::serve(Policy::new("penalty", &policy));
+    assert_eq!((gate.get("X-User: eve\r\n"), gate.get("X-User: eve\r\n")), (200, 429));
+    let listed = |gate: &Gate| gate.ask("GET", "/v1/bans", "").json()["bans"].clone();
+    let one = listed(&gate);
+    assert_eq!(one.as_array().unwrap().len(), 1, "{one}");
+    let penalty = &one[0];
+    assert_eq!((&penalty["kind"], &penalty["source"]), (&"penalty".into(), &"login".into()));
+    assert_eq!(penalty["subject"], "user:eve");
+    gate.server.signal("-TERM");
+    assert_eq!(gate.server.ends().code(), Some(0));
+    let gate = gate.again();
+    assert_eq!(listed(&gate)[0]["subject"], "user:eve");
+    assert_eq!(gate.get("X-User: eve\r\n"), 429, "though her counter started afresh");
+    let (_, sets, _) = gate.command(&["bans", "--format", "nft"]);
+    assert!(!sets.contains("add element"), "{sets}");
+    let (done, said, error) = gate.command(&["unban", "user:eve"]);
+    assert!(done, "{said}{error}");
+    assert_eq!(listed(&gate), serde_json::json!([]));
+    assert_eq!(gate.get("X-User: eve\r\n"), 200);
+}
