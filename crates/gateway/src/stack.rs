@@ -1,7 +1,7 @@
 //! The journey of a request, top to bottom.
 
 use std::borrow::Cow;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,28 +27,35 @@ use crate::live::Live;
 use crate::refusal::Refusal;
 use crate::rescue::{Cause, rescue};
 use crate::seen::seen;
+use crate::settle::{self, Passed};
 use crate::told::{Told, tell, tell_when};
 use crate::traced;
 use crate::upstream::{SendError, Stand, Upstream};
+
+/// A request, lent: what is large is not handed from one to the other.
+pub(crate) type Asked<'a> = (&'a mut Parts, &'a mut Option<Incoming>);
 
 /// Serves one request. Whatever happens, there is a response.
 pub(crate) async fn serve<S: Store + 'static>(
     core: &Rc<Core<S>>,
     hop: &Rc<Hop>,
-    request: Request<Incoming>,
+    asked: Asked<'_>,
 ) -> Response<ResponseBody> {
     let live = core.live();
     // Told when it is dropped, whatever happens until then.
     let mut story = core.teller.begin();
+    traced::join(&mut story, &asked.0.headers);
+    story.see(|| seen(asked.0, hop.peer, &live.plan().identities));
     let mut told = Told::new();
-    let mut response = match journey(core, &live, hop, request, (&mut told, &mut story)).await {
+    let mut response = match journey(core, &live, hop, asked, (&mut told, &mut story)).await {
         Ok(response) => response,
         // Every failure ends here, and only here becomes a status code.
         Err(cause) => {
             story.failed(|| cause.told());
-            rescue(&cause, live.error_body())
+            rescue(cause, live.error_body())
         }
     };
+    response.headers_mut().reserve(told.len());
     for (name, value) in told {
         response.headers_mut().insert(name, value);
     }
@@ -60,18 +67,13 @@ async fn journey<S: Store + 'static>(
     core: &Rc<Core<S>>,
     live: &Live,
     hop: &Rc<Hop>,
-    mut request: Request<Incoming>,
+    (parts, body): Asked<'_>,
     (told, story): (&mut Told, &mut Story<'_>),
 ) -> Result<Response<ResponseBody>, Cause> {
-    let upgrade = forward::wants_upgrade(request.version(), request.headers())
-        .then(|| Upgrade { client: hyper::upgrade::on(&mut request), hop: Rc::clone(hop) });
-    let (mut parts, body) = request.into_parts();
-    traced::join(story, &parts.headers);
-    story.see(|| seen(&parts, hop.peer, &live.plan().identities));
-    check_framing(&mut parts, core.bounds.body_bytes)?;
+    check_framing(parts, core.bounds.body_bytes)?;
     // One spelling of the path, for matching and for forwarding.
     let path = normalize(parts.uri.path()).map_err(Cause::Path)?;
-    let (upstream, stand, held) = {
+    let (upstream, stand, passed) = {
         let host = host_without_port(parts.headers.get(HOST));
         let facts = Facts {
             method: parts.method.as_str(),
@@ -97,34 +99,48 @@ async fn journey<S: Store + 'static>(
                 story.decided(Decided::Exempt);
                 let addresses = live.plan().identities.addresses();
                 let stand = upstream.stand(|| addresses.client(&parts.headers, hop.peer));
-                (upstream, stand, Held::new())
+                (upstream, stand, Passed::default())
             }
             Admission::Checked(matched) => {
                 story.client(matched.client());
-                let held = limit(core, live, &matched, now, (told, story)).await?;
-                (upstream, upstream.stand(|| matched.client()), held)
+                let passed = limit(core, live, &matched, now, (told, story)).await?;
+                (upstream, upstream.stand(|| matched.client()), passed)
             }
         }
     };
     if let Cow::Owned(path) = path {
         parts.uri = with_path(&parts.uri, &path)?;
     }
+    let upgrade = Upgrade::wanted(parts, hop);
     forward::for_upstream(&mut parts.headers, hop, live.plan().identities.addresses(), upgrade.is_some());
     traced::pass_on(story, &mut parts.headers);
     story.id(parts.headers.get(forward::REQUEST_ID).and_then(|id| id.to_str().ok()));
-    let body = RequestBody::new(body, core.bounds.body_bytes, core.bounds.request_pace, &hop.activity);
-    send(core, (upstream, stand), Request::from_parts(parts, body), (upgrade, held), story).await
+    let Passed { held, mut reserved } = passed;
+    let meter = settle::meter(core, &mut reserved);
+    let mut request = body.take().map(|body| {
+        let body = RequestBody::new(body, core.bounds.body_bytes, core.bounds.request_pace, &hop.activity);
+        let mut request = Request::new(body.counted_by(meter));
+        std::mem::swap(request.method_mut(), &mut parts.method);
+        std::mem::swap(request.uri_mut(), &mut parts.uri);
+        std::mem::swap(request.headers_mut(), &mut parts.headers);
+        request
+    });
+    let answer = send(core, (upstream, stand), &mut request, (upgrade, held), story).await;
+    if !reserved.is_empty() {
+        Box::pin(settle::settle(core, reserved, &answer)).await;
+    }
+    answer
 }
 
-/// One decision over all limits that apply. What must wait for its turn is held here. What the request has to hold until
-/// it has ended comes back.
+/// One decision over all limits that apply. What must wait for its turn is held here. What the request takes along
+/// comes back.
 async fn limit<S: Store + 'static>(
     core: &Rc<Core<S>>,
     live: &Live,
     matched: &Matched<'_>,
     now: Timestamp,
     (told, story): (&mut Told, &mut Story<'_>),
-) -> Result<Held, Cause> {
+) -> Result<Passed, Cause> {
     let has_penalties = live.active.matcher.has_penalties();
     // Who is locked out is charged nothing: otherwise it would find its limits used up at the end of it.
     if has_penalties && let Some(locked_out) = Exclusion::of_locked_out(&core.penalties, matched, now) {
@@ -133,8 +149,8 @@ async fn limit<S: Store + 'static>(
     }
     // Before anything is charged: a place that is not needed after all is given back at once, and leaves no trace.
     let watched = |rule| story.would_refuse(&live.counted, rule);
-    let held = match Exclusion::of_crowd(&core.permits, matched, watched) {
-        Ok(held) => held,
+    let passed = match Exclusion::of_crowd(&core.permits, matched, watched) {
+        Ok(held) => Passed::holding(held),
         Err(crowded) => {
             story.decided(Decided::Refused);
             return Err(excluded(live, matched, crowded, (told, story)));
@@ -142,12 +158,12 @@ async fn limit<S: Store + 'static>(
     };
     if matched.checks().is_empty() {
         story.decided(Decided::Passed);
-        return Ok(held);
+        return Ok(passed);
     }
     let Ok(decision) = core.store.decide(matched.checks(), now).await else {
         story.decided(Decided::Undecided);
         // Nobody is refused for what only watches.
-        return if matched.binds() { Err(Cause::Undecided) } else { Ok(held) };
+        return if matched.binds() { Err(Cause::Undecided) } else { Ok(passed) };
     };
     story.decided(if decision.passes() { Decided::Passed } else { Decided::Refused });
     for judged in matched.judged(&decision).filter(Judged::would_refuse) {
@@ -159,20 +175,18 @@ async fn limit<S: Store + 'static>(
         }
         tell(told, live.styles(), &decision, tightest, matched);
     }
-    match decision.verdict {
-        Verdict::Pass { wait } if wait.is_zero() => Ok(held),
-        Verdict::Pass { wait } => {
-            hold::until_its_turn(core, matched, &decision, wait).await?;
-            Ok(held)
-        }
-        _ => {
-            let record = || Exclusion::of_violation(&core.penalties, matched, &decision, now);
-            match has_penalties.then(record).flatten() {
-                Some(locked_out) => Err(excluded(live, matched, locked_out, (told, story))),
-                None => Err(refused(live, matched, &decision, (told, story))),
-            }
-        }
+    let Verdict::Pass { wait } = decision.verdict else {
+        let record = || Exclusion::of_violation(&core.penalties, matched, &decision, now);
+        return Err(match has_penalties.then(record).flatten() {
+            Some(locked_out) => excluded(live, matched, locked_out, (told, story)),
+            None => refused(live, matched, &decision, (told, story)),
+        });
+    };
+    if !wait.is_zero() {
+        Box::pin(hold::until_its_turn(core, matched, &decision, wait)).await?;
     }
+    let has_reservations = live.active.matcher.has_reservations();
+    Ok(if has_reservations { passed.reserving(matched, &decision) } else { passed })
 }
 
 fn excluded(
@@ -196,13 +210,12 @@ fn refused(
         decision.refused_by.and_then(|index| Some((matched.rule(index)?, decision.outcomes.get(index)?)));
     let Some(refused) = refused else { return Cause::Undecided };
     story.refused(&live.counted, refused.0.id, matched.client());
-    let violated = matched.judged(decision).filter(Judged::refuses);
-    let violated = violated.map(|judged| judged.rule.name.clone()).collect();
-    let refusal = Refusal::new(decision, refused, violated, matched.client());
+    let violated = matched.judged(decision).filter(Judged::refuses).map(|judged| judged.rule.name.as_str());
+    let refusal = Refusal::new(live.error_body(), decision, refused, violated, matched.client());
     if let Some(seconds) = refusal.retry_after {
         tell_when(told, live.styles(), seconds);
     }
-    Cause::Refused(Box::new(refusal))
+    Cause::Refused(refusal)
 }
 
 /// What hyper lets through and has more than one reading.
@@ -278,21 +291,32 @@ struct Upgrade {
     hop: Rc<Hop>,
 }
 
+impl Upgrade {
+    fn wanted(parts: &mut Parts, hop: &Rc<Hop>) -> Option<Self> {
+        let is_wanted = forward::wants_upgrade(parts.version, &parts.headers);
+        let client = is_wanted.then(|| parts.extensions.remove::<OnUpgrade>()).flatten()?;
+        Some(Self { client, hop: Rc::clone(hop) })
+    }
+}
+
 /// The upstream's answer. A server that cannot be reached is passed over: nothing was sent to it.
 async fn send<S: Store>(
     core: &Rc<Core<S>>,
     (upstream, stand): (&Upstream, Stand),
-    mut request: Request<RequestBody>,
+    request: &mut Option<Request<RequestBody>>,
     (upgrade, held): (Option<Upgrade>, Held),
     story: &mut Story<'_>,
 ) -> Result<Response<ResponseBody>, Cause> {
     let mut server = upstream.choose(stand, &[]).cloned().ok_or(Cause::NoServer)?;
     let mut tried = Vec::new();
-    let progress = request.body().progress();
+    let progress = request.as_ref().map(|request| request.body().progress()).unwrap_or_default();
     let (mut response, lease) = loop {
         let trial = story.trying(&upstream.counts);
-        let sending = core.pools.send(&server, request, server.begin(), upgrade.is_some());
-        let Some(sent) = in_time(core.bounds.answer, &progress, sending).await else {
+        let sent = {
+            let sending = pin!(core.pools.send(&server, request, server.begin(), upgrade.is_some()));
+            in_time(core.bounds.answer, &progress, sending).await
+        };
+        let Some(sent) = sent else {
             story.tried(trial, &server.place, Try::TooSlow);
             return Err(Cause::TooSlow);
         };
@@ -301,10 +325,9 @@ async fn send<S: Store>(
                 story.tried(trial, &server.place, Try::Answered(answer.0.status().as_u16()));
                 break answer;
             }
-            Err(SendError::Connect(error, unsent)) => {
+            Err(SendError::Connect(error)) => {
                 story.tried(trial, &server.place, Try::Unreachable);
                 tried.push(Arc::as_ptr(&server));
-                request = *unsent;
                 server = upstream.choose(stand, &tried).cloned().ok_or_else(|| unreachable(&error))?;
             }
             Err(SendError::Broken(error)) => {
@@ -336,8 +359,11 @@ async fn send<S: Store>(
 }
 
 /// Waits for `answer` as long as the request's body still moves, and then for `patience`.
-async fn in_time<A>(patience: Duration, progress: &Progress, answer: impl Future<Output = A>) -> Option<A> {
-    let mut answer = pin!(answer);
+async fn in_time<F: Future>(
+    patience: Duration,
+    progress: &Progress,
+    mut answer: Pin<&mut F>,
+) -> Option<F::Output> {
     loop {
         match tokio::time::timeout(patience, answer.as_mut()).await {
             Ok(answer) => return Some(answer),

@@ -4,10 +4,12 @@
 #![allow(missing_docs, clippy::unwrap_used, reason = "tests speak through their names and fail by panicking")]
 
 mod activation;
+mod admin;
 mod floods;
 mod frames;
 mod log;
 mod process;
+mod prometheus;
 mod reload;
 mod stop;
 mod streaming;

@@ -97,13 +97,11 @@ impl Tracer {
             (Some(header), None) => Context::parse(header),
             _ => None,
         };
-        Some(match sent {
-            Some(context) => Joined { context: context.asked_by(span_id()), parent: Some(context.span) },
-            None => {
-                let sample = Sample::of_millionths(millionths).unwrap_or(Sample::NONE);
-                Joined { context: Context::new(sample.takes(fastrand::u32(..))), parent: None }
-            }
-        })
+        if let Some(context) = sent {
+            return Some(Joined { context: context.asked_by(span_id()), parent: Some(context.span) });
+        }
+        let sample = Sample::of_millionths(millionths).unwrap_or(Sample::NONE);
+        Some(Joined { context: Context::new(sample.takes(fastrand::u32(..))), parent: None })
     }
 
     pub(crate) fn send(&self, spans: Batch) {

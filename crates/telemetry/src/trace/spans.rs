@@ -7,7 +7,7 @@ use tidegate_core::{Span as Length, Timestamp};
 use tidegate_store::{Reading, wall};
 
 use super::context::{Context, span_id};
-use crate::log::Access;
+use crate::log::{Access, Tried};
 use crate::metrics::{Decided, Try};
 
 /// A request that is traced.
@@ -21,12 +21,6 @@ pub(crate) struct Traced {
     pub(crate) next_try: u64,
 }
 
-/// A span in the making.
-struct Making<'t> {
-    traced: &'t Traced,
-    spans: Vec<SpanData>,
-}
-
 impl Traced {
     /// All spans: the request, its decision, each try.
     pub(crate) fn spans(
@@ -36,79 +30,74 @@ impl Traced {
         decided: Option<(Decided, u64)>,
         status: Option<u16>,
     ) -> Vec<SpanData> {
-        let mut making = Making { traced: self, spans: Vec::new() };
-        let began = access.began.at;
-        if let (Some((decided, nanos)), Some(decision_began)) = (decided, access.decision_began) {
-            let mut attributes = vec![KeyValue::new("tidegate.decision", decided.name())];
-            attributes.extend(access.decision_attributes());
-            let times = (decision_began, decision_began + length(nanos));
-            making.add(span_id(), "decision", SpanKind::Internal, times, attributes, Status::Unset);
+        let mut spans = Vec::with_capacity(2 + access.tries.len());
+        if let (Some((decided, nanos)), Some(began)) = (decided, access.decision_began) {
+            let mut span = self.span(span_id(), SpanKind::Internal, (began, began + length(nanos)));
+            span.name = "decision".into();
+            span.attributes = access.decision_attributes();
+            span.attributes.push(KeyValue::new("tidegate.decision", decided.name()));
+            spans.push(span);
         }
         for (index, tried) in access.tries.iter().enumerate() {
             let is_last = index + 1 == access.tries.len();
-            let id = if is_last { self.next_try } else { span_id() };
-            let mut attributes = vec![
-                KeyValue::new("tidegate.upstream", tried.upstream.clone()),
-                KeyValue::new("server.address", tried.server.clone()),
-            ];
-            let status = match tried.result {
-                Try::Answered(code) => {
-                    attributes.push(KeyValue::new("http.response.status_code", i64::from(code)));
-                    if code >= 500 { Status::error("") } else { Status::Unset }
-                }
-                failed => {
-                    attributes.push(KeyValue::new("error.type", failed.name()));
-                    Status::error(failed.name())
-                }
-            };
-            let times = (tried.began, tried.began + length(tried.nanos));
-            making.add(id, "upstream", SpanKind::Client, times, attributes, status);
+            spans.push(self.upstream(if is_last { self.next_try } else { span_id() }, tried));
         }
-        let mut attributes = access.request_attributes();
-        let failed = match status {
-            Some(code) => {
-                attributes.push(KeyValue::new("http.response.status_code", i64::from(code)));
-                if code >= 500 { Status::error("") } else { Status::Unset }
-            }
-            None => Status::error("client_gone"),
-        };
-        let name = access.seen.method.clone();
-        making.add(self.context.span, name, SpanKind::Server, (began, now.at), attributes, failed);
-        if let Some(request) = making.spans.last_mut() {
-            request.parent_span_id = self.parent.map_or(SpanId::INVALID, |span| SpanId::from(span));
-            request.parent_span_is_remote = self.parent.is_some();
+        let mut span = self.span(self.context.span, SpanKind::Server, (access.began.at, now.at));
+        span.name = access.seen.method.clone().into();
+        span.parent_span_id = self.parent.map_or(SpanId::INVALID, SpanId::from);
+        span.parent_span_is_remote = self.parent.is_some();
+        span.attributes = access.request_attributes();
+        match status {
+            Some(code) => answered(&mut span, code),
+            None => span.status = Status::error("client_gone"),
         }
-        making.spans
+        spans.push(span);
+        spans
     }
-}
 
-impl Making<'_> {
-    fn add(
-        &mut self,
-        id: u64,
-        name: impl Into<std::borrow::Cow<'static, str>>,
-        span_kind: SpanKind,
-        (began, ended): (Timestamp, Timestamp),
-        attributes: Vec<KeyValue>,
-        status: Status,
-    ) {
-        let trace = TraceId::from(self.traced.context.trace);
-        let id = SpanId::from(id);
-        self.spans.push(SpanData {
+    fn upstream(&self, id: u64, tried: &Tried) -> SpanData {
+        let times = (tried.began, tried.began + length(tried.nanos));
+        let mut span = self.span(id, SpanKind::Client, times);
+        span.name = "upstream".into();
+        span.attributes = vec![
+            KeyValue::new("tidegate.upstream", tried.upstream.clone()),
+            KeyValue::new("server.address", tried.server.clone()),
+        ];
+        match tried.result {
+            Try::Answered(code) => answered(&mut span, code),
+            failed => {
+                span.attributes.push(KeyValue::new("error.type", failed.name()));
+                span.status = Status::error(failed.name());
+            }
+        }
+        span
+    }
+
+    /// A span below that of the request, without a name yet.
+    fn span(&self, id: u64, span_kind: SpanKind, (began, ended): (Timestamp, Timestamp)) -> SpanData {
+        let (trace, id) = (TraceId::from(self.context.trace), SpanId::from(id));
+        SpanData {
             span_context: SpanContext::new(trace, id, TraceFlags::SAMPLED, false, TraceState::NONE),
-            parent_span_id: SpanId::from(self.traced.context.span),
+            parent_span_id: SpanId::from(self.context.span),
             parent_span_is_remote: false,
             span_kind,
-            name: name.into(),
+            name: "".into(),
             start_time: wall(began),
             end_time: wall(ended.max(began)),
-            attributes,
+            attributes: Vec::new(),
             dropped_attributes_count: 0,
             events: SpanEvents::default(),
             links: SpanLinks::default(),
-            status,
+            status: Status::Unset,
             instrumentation_scope: InstrumentationScope::builder("tidegate").build(),
-        });
+        }
+    }
+}
+
+fn answered(span: &mut SpanData, code: u16) {
+    span.attributes.push(KeyValue::new("http.response.status_code", i64::from(code)));
+    if code >= 500 {
+        span.status = Status::error("");
     }
 }
 
