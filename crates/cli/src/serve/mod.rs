@@ -2,6 +2,7 @@
 
 mod activation;
 mod demo;
+mod descriptors;
 mod reload;
 mod source;
 mod takeover;
@@ -67,7 +68,11 @@ fn serve(args: &ServeArgs, source: &Source, start: Start, telling: &Telling) -> 
     given.must_be_none()?;
     let memory = usize::try_from(plan.store.max_memory).unwrap_or(usize::MAX);
     let telemetry = Telemetry::new(Metrics::new(cores, clock.now()), telling.log.clone());
-    let gateway = Gateway::new(active, Arc::new(MemoryStore::with_cap(memory)))?;
+    let (bounds, less) = descriptors::fitting(cores);
+    if let Some(less) = less {
+        telling.log.event("few_descriptors", &less, &[]);
+    }
+    let gateway = Gateway::with_bounds(active, Arc::new(MemoryStore::with_cap(memory)), bounds)?;
     let gateway = Arc::new(gateway.with_clock(clock).with_telemetry(telemetry)?);
     let (stop, stopping) = watch::channel(false);
     let threads = gateway.start(&listeners, &stopping, DRAIN)?;
