@@ -13,7 +13,11 @@ struct Tool {
     oldest: u32,
 }
 
-const TOOLS: [Tool; 1] = [Tool { program: "redis-server", package: "redis-server", oldest: 7 }];
+const TOOLS: [Tool; 3] = [
+    Tool { program: "redis-server", package: "redis-server", oldest: 7 },
+    Tool { program: "prometheus", package: "prometheus", oldest: 2 },
+    Tool { program: "promtool", package: "prometheus", oldest: 2 },
+];
 
 /// Installs what is missing where we know how, and says what is missing where we do not.
 fn install(missing: &[&str]) -> anyhow::Result<()> {
@@ -33,8 +37,9 @@ fn install(missing: &[&str]) -> anyhow::Result<()> {
 }
 
 pub(crate) fn run() -> anyhow::Result<()> {
-    let missing: Vec<_> =
+    let mut missing: Vec<_> =
         TOOLS.iter().filter(|tool| !answers(tool.program)).map(|tool| tool.package).collect();
+    missing.dedup();
     if missing.is_empty() {
         println!("everything the tests need is installed");
     } else {
@@ -110,6 +115,7 @@ mod tests {
     #[test]
     fn the_major_version_is_found() {
         assert_eq!(major("Redis server v=7.0.15 sha=00000000:0 malloc=jemalloc-5.3.0 bits=64"), Some(7));
+        assert_eq!(major("prometheus, version 2.42.0+ds (branch: debian/sid)"), Some(2));
         assert_eq!(major("no version here"), None);
     }
 }

@@ -1,7 +1,13 @@
 //! What can be typed.
 
+mod admin;
+
 use std::path::PathBuf;
 
+pub(crate) use admin::{
+    AdminArgs, BAN_EXAMPLES, BANS_EXAMPLES, BackupArgs, BanArgs, BansArgs, BansFormat, OVERRIDE_EXAMPLES,
+    OverrideArgs, RESET_EXAMPLES, ResetArgs, StatusArgs, UnbanArgs,
+};
 use clap::{Parser, Subcommand, ValueEnum};
 
 /// Decides, fast and fairly, which requests may pass.
@@ -23,6 +29,7 @@ Examples:
   curl -i http://127.0.0.1:8080/           what a client sees
   tidegate check policy.yaml               everything that is wrong with a policy, at once
   tidegate explain -c policy.yaml GET /    what it would do with a request
+  tidegate ban -c policy.yaml user:bob     shut somebody out of a gateway that runs
   tidegate schema > tidegate.schema.json   for the editor
 
 Exit codes: 0 done, 1 failed, 2 wrong usage.";
@@ -58,6 +65,37 @@ pub(crate) enum Command {
     /// sent and nothing is counted. API keys are shown by how they begin and a hash.
     #[command(after_help = EXPLAIN_EXAMPLES)]
     Explain(ExplainArgs),
+    /// Shut out networks or clients of a gateway that runs: they get 403 at once, and after restarts too.
+    ///
+    /// Whom: a network (203.0.113.0/24), an address (203.0.113.7; of IPv6 its whole prefix, as clients are counted), a
+    /// user (user:bob), a tenant (tenant:acme), an API key, whole or as it is shown (`api_key:sk_l…#b59c1698`), a cookie
+    /// or a fingerprint. When the command returns, the ban is in force and on the disk.
+    #[command(after_help = BAN_EXAMPLES)]
+    Ban(BanArgs),
+    /// Take bans back.
+    #[command(after_help = BAN_EXAMPLES)]
+    Unban(UnbanArgs),
+    /// List bans: those of operators and those of the policy.
+    ///
+    /// With --format nft it prints the banned networks as sets of nftables, for those who want to drop them before they
+    /// reach the gateway.
+    #[command(after_help = BANS_EXAMPLES)]
+    Bans(BansArgs),
+    /// Give one client another limit under one rule, end that, or list all such limits.
+    ///
+    /// What the client has spent stays spent. The other limit survives restarts.
+    #[command(after_help = OVERRIDE_EXAMPLES)]
+    Override(OverrideArgs),
+    /// Forget what a client has spent, under one rule or under all.
+    #[command(after_help = RESET_EXAMPLES)]
+    Reset(ResetArgs),
+    /// Say how a gateway that runs is: its policy, limits, connections, bans.
+    Status(StatusArgs),
+    /// Have a gateway that runs write a copy of its bans and overrides.
+    ///
+    /// The gateway writes it, as its own user, where nothing may be yet. To go back to it, stop the gateway and put the
+    /// copy in the place of `tidegate.redb`.
+    Backup(BackupArgs),
     /// Print the policy language for editors (JSON Schema) or people (Markdown).
     ///
     /// Keep the schema beside your policies and begin each of them with the line below; editors with a YAML language

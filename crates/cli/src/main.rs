@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+mod admin;
 mod args;
 mod check;
 mod exit;
@@ -36,6 +37,13 @@ fn run(args: Args) -> anyhow::Result<Exit> {
         Command::Serve(serve) => serve::run(&serve)?,
         Command::Check(check) => return check::run(&check),
         Command::Explain(explain) => return explain::run(&explain),
+        Command::Ban(ban) => return admin::ban(&ban),
+        Command::Unban(unban) => return admin::unban(&unban),
+        Command::Bans(bans) => return admin::bans(&bans),
+        Command::Override(instead) => return admin::override_limit(&instead),
+        Command::Reset(reset) => return admin::reset(&reset),
+        Command::Status(status) => return admin::status(&status),
+        Command::Backup(backup) => return admin::backup(&backup),
         Command::Schema(schema) => print::schema(&schema)?,
         Command::Completions(completions) => print::completions(&completions)?,
     }

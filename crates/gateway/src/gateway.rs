@@ -98,7 +98,7 @@ impl<S: Store + 'static> Gateway<S> {
 
     /// What is counted, and what is known of connections and upstreams.
     pub fn page(&self, reader: Reader) -> Page {
-        let mut page = self.shared.telemetry.metrics().page(reader, self.shared.clock.now());
+        let mut page = self.shared.telemetry.page(reader, self.shared.clock.now());
         let open = self.connections();
         page.single("tidegate_connections_open", Kind::Gauge, "Connections of clients that are open.", open);
         self.live.load().write(&mut page);

@@ -6,7 +6,8 @@ use std::fmt::{self, Write};
 use tidegate_core::Cost;
 
 use crate::plan::{
-    Clients, ConcurrencyRule, Count, CustomRule, Match, Mode, NameSource, Plan, Rule, RuleCost, TokenKey,
+    AdminPlan, Clients, ConcurrencyRule, Count, CustomRule, Match, Mode, NameSource, Plan, Rule, RuleCost,
+    TokenKey,
 };
 use crate::quantity::{size_text, span_text};
 
@@ -209,6 +210,7 @@ fn settings_changes(mut old: Settings, new: Settings) -> Vec<Change> {
 fn settings(plan: &Plan) -> Settings {
     let Plan {
         listen,
+        admin,
         upstreams,
         routes,
         clients,
@@ -232,6 +234,9 @@ fn settings(plan: &Plan) -> Settings {
         None => place.address.clone(),
     });
     set("listen", places.collect::<Vec<_>>().join(", "));
+    set("admin", admin.as_ref().map_or("off", AdminPlan::address).to_owned());
+    set("admin.token_file", admin.as_ref().and_then(|admin| admin.token_file.clone()).unwrap_or_default());
+    set("store.directory", store.directory.clone().unwrap_or_default());
     set("bans", network_words(bans));
     set("headers", headers.iter().map(|style| style.name()).collect::<Vec<_>>().join(", "));
     set("error_body", error_body.name().to_owned());

@@ -57,10 +57,10 @@ pub use language::{reference, schema};
 pub use matcher::{Active, Admission, AtOnce, BannedBy, Exemption, Judged, Known, Matched, Matcher, Scratch};
 pub use path::{PathError, normalize};
 pub use plan::{
-    Balance, Certificate, Claim, Clients, ConcurrencyRule, Count, CustomRule, Endpoint, ErrorBody, Exempt,
-    HeaderMatch, HeaderStyle, Health, HostPattern, Listen, LogPlan, LogTo, Match, Mode, NameSource, Plan,
-    RateLimits, Route, Rule, RuleCost, Sample, Secret, Share, StorePlan, StoreUrl, Tier, TierSource, Token,
-    TokenKey, TracesPlan, Upstream, When,
+    AdminPlan, Balance, Certificate, Claim, Clients, ConcurrencyRule, Count, CustomRule, Endpoint, ErrorBody,
+    Exempt, HeaderMatch, HeaderStyle, Health, HostPattern, Listen, LogPlan, LogTo, Match, Mode, NameSource,
+    Plan, RateLimits, Route, Rule, RuleCost, Sample, Secret, Share, StorePlan, StoreUrl, Tier, TierSource,
+    Token, TokenKey, TracesPlan, Upstream, When,
 };
 pub use problem::{Excerpt, Problem, Problems, Severity};
-pub use quantity::span_text;
+pub use quantity::{QuantityError, duration, span_text};

@@ -5,19 +5,28 @@ use tidegate_core::Span;
 
 /// Why a number is not what was asked for.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub(crate) enum QuantityError {
+pub enum QuantityError {
+    /// `many`, or `1.5`.
     #[error("is not a whole number")]
     NotWhole,
+    /// `-1`.
     #[error("is negative")]
     Negative,
+    /// More than can be counted.
     #[error("is too large")]
     TooLarge,
+    /// `ten%`.
     #[error("is not a number of percent")]
     NotPercent,
+    /// `0.00001%`.
     #[error("has more than four places behind the point")]
     TooFine,
+    /// `1y`.
     #[error("has the unknown unit `{unit}`")]
-    UnknownUnit { unit: String },
+    UnknownUnit {
+        /// Which.
+        unit: String,
+    },
 }
 
 const UNITS: [(&str, u64); 5] =
@@ -38,8 +47,8 @@ pub(crate) fn count(text: &str) -> Result<u64, QuantityError> {
     digits.replace('_', "").parse().map_err(|_| QuantityError::TooLarge)
 }
 
-/// A length of time: `60`, `60s`, `500ms`, `1m`, `1h`, `1d`.
-pub(crate) fn duration(text: &str) -> Result<Span, QuantityError> {
+/// Reads a length of time as policies have it: `60`, `60s`, `500ms`, `1m`, `1h`, `1d`.
+pub fn duration(text: &str) -> Result<Span, QuantityError> {
     let (number, unit) = split(text);
     let factor = match unit {
         "" => 1_000_000,

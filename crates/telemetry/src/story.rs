@@ -7,7 +7,7 @@ use tidegate_policy::Rule;
 use tidegate_store::{Clock, Reading};
 
 use crate::log::{Access, Log, Seen};
-use crate::metrics::{Decided, Meter, Metrics, RuleSlots, Try, UpstreamCounts};
+use crate::metrics::{Decided, Kind, Meter, Metrics, Page, Reader, RuleSlots, Try, UpstreamCounts};
 
 /// Where stories go: one for the whole process.
 #[derive(Clone, Debug)]
@@ -36,6 +36,14 @@ impl Telemetry {
     /// What is counted.
     pub fn metrics(&self) -> &Arc<Metrics> {
         &self.metrics
+    }
+
+    /// Everything that is counted, as text, up to what others add.
+    pub fn page(&self, reader: Reader, now: Timestamp) -> Page {
+        let mut page = self.metrics.page(reader, now);
+        let (name, help) = ("tidegate_log_lines_lost_total", "Lines of the log that could not be written.");
+        page.single(name, Kind::Counter, help, self.log.dropped());
+        page
     }
 
     /// The log.

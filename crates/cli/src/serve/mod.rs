@@ -1,10 +1,12 @@
 //! `tidegate serve`: the gateway, from its policy to its last request.
 
 mod activation;
+mod admin;
 mod demo;
 mod descriptors;
 mod reload;
-mod source;
+pub(crate) mod source;
+pub(crate) mod state;
 mod takeover;
 mod telling;
 mod watched;
@@ -23,8 +25,10 @@ use tokio::sync::watch;
 
 use crate::args::ServeArgs;
 use activation::Given;
+use admin::{Answering, Prepared, Served};
 use reload::{End, Events};
 use source::{Loaded, Source};
+use state::State;
 use takeover::Predecessor;
 use telling::Telling;
 use watched::Seen;
@@ -66,30 +70,36 @@ fn serve(args: &ServeArgs, source: &Source, start: Start, telling: &Telling) -> 
         given => Ok(given),
     })?;
     given.must_be_none()?;
+    // A predecessor has let go of the file by now.
+    let state = State::open(source.file(), &plan, &telling.log)?;
+    let prepared = Prepared::new(source.file(), &plan, predecessor.as_mut(), &telling.log)?;
     let memory = usize::try_from(plan.store.max_memory).unwrap_or(usize::MAX);
     let telemetry = Telemetry::new(Metrics::new(cores, clock.now()), telling.log.clone());
     let (bounds, less) = descriptors::fitting(cores);
     if let Some(less) = less {
         telling.log.event("few_descriptors", &less, &[]);
     }
-    let gateway = Gateway::with_bounds(active, Arc::new(MemoryStore::with_cap(memory)), bounds)?;
-    let gateway = Arc::new(gateway.with_clock(clock).with_telemetry(telemetry)?);
+    let store = Arc::new(MemoryStore::with_cap(memory));
+    let gateway = Gateway::with_bounds(active, Arc::clone(&store), bounds)?.with_clock(Arc::clone(&clock));
+    let gateway = Arc::new(gateway.with_telemetry(telemetry)?);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let (served, reloads) = Served::new(Arc::clone(&gateway), store, source);
+    // Before the first request: nobody who is banned slips through.
+    let desk = runtime.block_on(served.restore(clock, state))?;
     let (stop, stopping) = watch::channel(false);
     let threads = gateway.start(&listeners, &stopping, DRAIN)?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     // Whoever reads the welcome may already change the policy or send a signal.
-    let mut events = runtime.block_on(async { Events::new(files, telling.clone()) })?;
+    let mut events = runtime.block_on(async { Events::new(files, telling.clone(), reloads) })?;
     if let Some(predecessor) = predecessor {
         predecessor.dismiss()?;
     }
     if let Some(path) = &args.takeover {
-        events.successor = Some(takeover::await_successor(path, &listeners)?);
+        let handed = takeover::sockets(&listeners, prepared.as_ref().map(|prepared| &prepared.listener))?;
+        events.successor = Some(takeover::await_successor(path, handed, Arc::clone(&desk))?);
     }
-    let urls = urls(&listeners);
-    telling.log.event("started", &format!("listening on {urls}"), &[("version", env!("CARGO_PKG_VERSION"))]);
-    if plan.log.to != LogTo::Stdout {
-        println!("{}", welcome(source, &urls, &plan));
-    }
+    let notice = prepared.as_ref().map_or(String::new(), |prepared| prepared.notice.clone());
+    let admin = prepared.map(|prepared| prepared.start(&served, &desk)).transpose()?;
+    greet(source, &listeners, &plan, &notice, telling);
     let end = runtime.block_on(events.until_stopped(&gateway, source))?;
     if let (End::Told, Some(path)) = (end, &args.takeover) {
         // Nobody is waited for any more; whoever comes now starts afresh.
@@ -97,6 +107,11 @@ fn serve(args: &ServeArgs, source: &Source, start: Start, telling: &Telling) -> 
     }
     let message = format!("stopping; what is under way gets {} s to end", DRAIN.as_secs());
     telling.log.event("stopping", &message, &[]);
+    served.begin_stopping();
+    if let (End::TakenOver, Some(admin)) = (end, &admin) {
+        // Operators are the successor's from now on; otherwise they may watch until the last request has ended.
+        admin.stop();
+    }
     // The cores close theirs; as long as one is open the system would connect clients whom nobody answers.
     drop(listeners);
     stop.send_replace(true);
@@ -105,8 +120,21 @@ fn serve(args: &ServeArgs, source: &Source, start: Start, telling: &Telling) -> 
             bail!("a core has panicked");
         }
     }
+    admin.map_or(Ok(()), Answering::end)?;
     telling.log.event("stopped", "stopped", &[]);
     Ok(())
+}
+
+/// Says what runs, to whoever started it.
+fn greet(source: &Source, listeners: &[Listener], plan: &Plan, admin: &str, telling: &Telling) {
+    let urls = urls(listeners);
+    telling.log.event("started", &format!("listening on {urls}"), &[("version", env!("CARGO_PKG_VERSION"))]);
+    if plan.log.to == LogTo::Stdout {
+        // A token that is shown once is shown, but never in a log.
+        eprint!("{admin}");
+    } else {
+        println!("{}", welcome(source, &urls, plan, admin));
+    }
 }
 
 fn cores() -> usize {
@@ -166,7 +194,7 @@ fn urls(listeners: &[Listener]) -> String {
     urls.join(", ")
 }
 
-fn welcome(source: &Source, urls: &str, plan: &Plan) -> String {
+fn welcome(source: &Source, urls: &str, plan: &Plan, admin: &str) -> String {
     let url = urls.split(", ").next().unwrap_or_default();
     let limits: Vec<_> = plan
         .rate_limits
@@ -194,5 +222,5 @@ Try:
             )
         }
     };
-    format!("tidegate is listening on {urls}\n{limits}{rest}\nCtrl-C stops it.")
+    format!("tidegate is listening on {urls}\n{limits}{admin}{rest}\nCtrl-C stops it.")
 }

@@ -3,12 +3,14 @@
 use std::sync::Arc;
 
 use anyhow::Context;
+use tidegate_console::{ReloadError, Reloaded};
 use tidegate_gateway::Gateway;
 use tidegate_policy::diff;
 use tidegate_store::MemoryStore;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
+use super::admin::ReloadRequest;
 use super::source::{LoadError, Loaded, Source};
 use super::telling::Telling;
 use super::watched::{Seen, Watched};
@@ -20,6 +22,8 @@ pub(crate) struct Events {
     hangup: Signal,
     watched: Watched,
     telling: Telling,
+    /// Who wants the policy read again.
+    reloads: mpsc::Receiver<ReloadRequest>,
     /// Says that another process has taken over.
     pub(crate) successor: Option<mpsc::UnboundedReceiver<()>>,
 }
@@ -35,13 +39,18 @@ pub(crate) enum End {
 
 impl Events {
     /// Needs a runtime.
-    pub(crate) fn new(files: Vec<Seen>, telling: Telling) -> anyhow::Result<Self> {
+    pub(crate) fn new(
+        files: Vec<Seen>,
+        telling: Telling,
+        reloads: mpsc::Receiver<ReloadRequest>,
+    ) -> anyhow::Result<Self> {
         Ok(Self {
             terminate: signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?,
             interrupt: signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?,
             hangup: signal(SignalKind::hangup()).context("cannot listen for SIGHUP")?,
             watched: Watched::new(files, telling.log.clone())?,
             telling,
+            reloads,
             successor: None,
         })
     }
@@ -59,33 +68,39 @@ impl Events {
                     None => std::future::pending().await,
                 }
             };
-            tokio::select! {
+            let asked = tokio::select! {
                 _ = self.terminate.recv() => return Ok(End::Told),
                 _ = self.interrupt.recv() => return Ok(End::Told),
                 _ = taken_over => return Ok(End::TakenOver),
-                _ = self.hangup.recv() => {}
-                () = self.watched.changed() => {}
-            }
+                _ = self.hangup.recv() => None,
+                () = self.watched.changed() => None,
+                Some(asked) = self.reloads.recv() => Some(asked),
+            };
             let (outcome, files) = source.load();
+            let outcome = put_in_force(gateway, outcome, &self.telling);
             // What a bad policy names is watched too: it may be all that is missing.
-            if put_in_force(gateway, outcome, &self.telling) {
+            if outcome.is_ok() {
                 self.watched.watch(files);
             } else {
                 self.watched.watch_also(files);
+            }
+            if let Some(asked) = asked {
+                // Whoever asked may have left.
+                let _ = asked.send(outcome);
             }
         }
     }
 }
 
-/// Puts a policy in force if it is good, and says whether it was. A bad one changes nothing.
+/// Puts a policy in force if it is good, and says what is different. A bad one changes nothing.
 fn put_in_force(
     gateway: &Gateway<MemoryStore>,
     outcome: Result<Loaded, LoadError>,
     telling: &Telling,
-) -> bool {
-    let refuse = |message: &str, why: String| {
-        telling.log.event_with("reload_failed", message, &[], &[why]);
-        false
+) -> Result<Reloaded, ReloadError> {
+    let refuse = |message: &str, reason: String| {
+        telling.log.event_with("reload_failed", message, &[], std::slice::from_ref(&reason));
+        Err(ReloadError { reason })
     };
     let Loaded { active, warnings } = match outcome {
         Ok(loaded) => loaded,
@@ -104,10 +119,10 @@ fn put_in_force(
     }
     telling.follow(&new);
     let count = changes.len();
-    if old.listen != new.listen || old.store != new.store {
+    if old.listen != new.listen || old.store != new.store || old.admin != new.admin {
         changes.push("where to listen and the store stay as they are until the next start".to_owned());
     }
     let message = format!("policy reloaded, {count} change{}", if count == 1 { "" } else { "s" });
     telling.log.event_with("reloaded", &message, &[], &changes);
-    true
+    Ok(Reloaded { changes, warnings: warnings.to_string() })
 }

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 use std::cell::RefCell;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use tidegate_policy::{Active, Compiled, FileError, Files, Problems, compile};
@@ -66,6 +66,14 @@ impl Source {
     }
 
     /// Reads the policy, and says which files that took, whether it is good or not.
+    /// The file it is read from, if it is one.
+    pub(crate) fn file(&self) -> Option<&Path> {
+        match self {
+            Self::File(path) => Some(path),
+            Self::Line(_) | Self::Demo(_) => None,
+        }
+    }
+
     pub(crate) fn load(&self) -> (Result<Loaded, LoadError>, Vec<Seen>) {
         match self {
             Self::File(path) => {
@@ -102,20 +110,20 @@ fn loaded(Compiled { plan, warnings, .. }: Compiled) -> Result<Loaded, LoadError
 /// Files of a folder, noting which were asked for.
 struct Noting<'a> {
     folder: Folder,
-    path: &'a std::path::Path,
+    path: &'a Path,
     read: RefCell<Vec<Seen>>,
 }
 
 impl Files for Noting<'_> {
     fn read(&self, name: &str) -> Result<Cow<'_, [u8]>, FileError> {
-        let folder = self.path.parent().unwrap_or(std::path::Path::new(""));
+        let folder = self.path.parent().unwrap_or(Path::new(""));
         self.read.borrow_mut().push(Seen::now(&folder.join(name)));
         self.folder.read(name)
     }
 }
 
-/// One limit for each client in front of one upstream, as it would be written in a file.
-fn policy(upstream: &str, limit: &str) -> anyhow::Result<String> {
+/// `100/m` as a number of requests and a window.
+pub(crate) fn parts_of_limit(limit: &str) -> anyhow::Result<(u64, String)> {
     let (requests, window) = limit
         .split_once('/')
         .with_context(|| format!("`{limit}` is no limit; write it as 100/m, 10/s or 1000/15m"))?;
@@ -123,11 +131,13 @@ fn policy(upstream: &str, limit: &str) -> anyhow::Result<String> {
         bail!("`{requests}` is no number of requests; write the limit as 100/m, 10/s or 1000/15m");
     };
     let window = window.trim();
-    let window = if window.starts_with(|c: char| c.is_ascii_digit()) {
-        window.to_owned()
-    } else {
-        format!("1{window}")
-    };
+    let has_number = window.starts_with(|c: char| c.is_ascii_digit());
+    Ok((requests, if has_number { window.to_owned() } else { format!("1{window}") }))
+}
+
+/// One limit for each client in front of one upstream, as it would be written in a file.
+fn policy(upstream: &str, limit: &str) -> anyhow::Result<String> {
+    let (requests, window) = parts_of_limit(limit)?;
     Ok(format!(
         "\
 upstreams:

@@ -12,6 +12,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -19,8 +20,11 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, recvmsg, sendmsg,
 };
+use tidegate_console::Desk;
 use tidegate_gateway::Listener;
 use tokio::sync::mpsc;
+
+use super::admin::Served;
 
 /// The kernel passes at most so many descriptors at once.
 const MOST: usize = 250;
@@ -65,6 +69,11 @@ impl Predecessor {
         Ok(Some(adopted.context("cannot listen on sockets that were handed over")?))
     }
 
+    /// Takes one socket that listens at `address`, if any does.
+    pub(crate) fn take_one(&mut self, address: &str) -> Option<TcpListener> {
+        take(&mut self.sockets, address).pop()
+    }
+
     /// Tells the old process that it may go.
     pub(crate) fn dismiss(mut self) -> anyhow::Result<()> {
         self.stream.write_all(b"!").context("the old process is gone")
@@ -80,19 +89,31 @@ pub(super) fn take(sockets: &mut Vec<TcpListener>, address: &str) -> Vec<TcpList
     taken
 }
 
-/// Waits at `path` for a successor. What is received says that one has taken over.
-pub(crate) fn await_successor(
-    path: &Path,
-    listeners: &[Listener],
-) -> anyhow::Result<mpsc::UnboundedReceiver<()>> {
+/// What a successor gets.
+pub(crate) fn sockets(listeners: &[Listener], admin: Option<&TcpListener>) -> anyhow::Result<Vec<OwnedFd>> {
     let sockets: Vec<OwnedFd> = listeners
         .iter()
         .flat_map(Listener::sockets)
-        .map(|socket| socket.as_fd().try_clone_to_owned())
+        .map(AsFd::as_fd)
+        .chain(admin.map(AsFd::as_fd))
+        .map(|socket| socket.try_clone_to_owned())
         .collect::<Result<_, _>>()?;
     if sockets.len() > MOST {
         bail!("{} sockets are more than can be handed over; use fewer --cores", sockets.len());
     }
+    Ok(sockets)
+}
+
+/// Waits at `path` for a successor. What is received says that one has taken over.
+///
+/// The durable file goes over first: what was acknowledged is in it, and from then on nothing is acknowledged here. A
+/// successor that does not come after all leaves it as it was, and it is taken back.
+pub(crate) fn await_successor(
+    path: &Path,
+    sockets: Vec<OwnedFd>,
+    desk: Arc<Desk<Served>>,
+) -> anyhow::Result<mpsc::UnboundedReceiver<()>> {
+    let runtime = tokio::runtime::Builder::new_current_thread().build()?;
     // What is left there belongs to a process that has gone, or has handed over.
     let _ = std::fs::remove_file(path);
     let at = || format!("cannot wait for a successor at {}", path.display());
@@ -101,11 +122,15 @@ pub(crate) fn await_successor(
     let (taken_over, told) = mpsc::unbounded_channel();
     std::thread::Builder::new().name("takeover".to_owned()).spawn(move || {
         for stream in listener.incoming().map_while(Result::ok) {
+            // If nobody keeps the file any more, there is nothing to let go of.
+            let _ = runtime.block_on(desk.release());
             if hand_over(&stream, &sockets).is_ok() {
                 // The receiver is gone only when the process ends.
                 let _ = taken_over.send(());
                 return;
             }
+            // If it cannot be had yet, whoever wants to write next opens it.
+            let _ = runtime.block_on(desk.resume());
         }
     })?;
     Ok(told)

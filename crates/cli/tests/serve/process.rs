@@ -9,8 +9,15 @@ use std::time::Duration;
 /// An event that does not come within this time never will.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
 
+/// The binary, with a home of its own.
+pub(crate) fn command() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+    command.env("XDG_STATE_HOME", Path::new(env!("CARGO_TARGET_TMPDIR")).join("home"));
+    command
+}
+
 pub(crate) fn tidegate(args: &[&str]) -> std::process::Output {
-    Command::new(env!("CARGO_BIN_EXE_tidegate")).args(args).output().unwrap()
+    command().args(args).output().unwrap()
 }
 
 /// `tidegate serve` on a free port.
@@ -27,7 +34,7 @@ impl Server {
     }
 
     pub(crate) fn start_at(address: &str, args: &[&str]) -> Self {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+        let mut command = command();
         command.args(["serve", "--listen", address]).args(args);
         Self::spawn(&mut command)
     }

@@ -4,6 +4,7 @@
 //! rest is decoded all the same, so that the operator sees every problem at once. A plan is made only if there was
 //! no error.
 
+mod admin;
 mod clients;
 mod files;
 mod identities;
@@ -22,7 +23,7 @@ use crate::directory::Directory;
 use crate::files::Files;
 use crate::identity::ClientKind;
 use crate::language::{BANS, CLIENTS, ERROR_BODIES, HEADER_STYLES, POLICY, RATE_LIMITS, STORE};
-use crate::plan::{Clients, ErrorBody, HeaderStyle, Listen, LogPlan, Plan, RateLimits, StorePlan, StoreUrl};
+use crate::plan::{Clients, ErrorBody, HeaderStyle, LogPlan, Plan, RateLimits, StorePlan, StoreUrl};
 use crate::problem::Problems;
 use crate::raw::{self, Fields, Finding, Mark, Node, Place, Report};
 use crate::warnings;
@@ -162,10 +163,8 @@ pub(crate) struct Marks {
 
 fn decode<'s>(root: &Node<'s>, context: &mut Context<'s, '_>) -> Option<Plan> {
     let fields = Fields::open(root, &POLICY, &mut context.report)?;
-    let listen = match fields.get("listen") {
-        Some(node) => routing::listen(node, context),
-        None => vec![Listen { address: "127.0.0.1:8080".to_owned(), tls: None }],
-    };
+    let listen = routing::listen(fields.get("listen"), context);
+    let admin = admin::admin(fields.get("admin"), &mut context.report);
     let upstreams =
         fields.get("upstreams").map(|node| routing::upstreams(node, &mut context.report)).unwrap_or_default();
     let routes =
@@ -199,10 +198,7 @@ fn decode<'s>(root: &Node<'s>, context: &mut Context<'s, '_>) -> Option<Plan> {
         }
         None => Some(ErrorBody::default()),
     };
-    let store = match fields.get("store") {
-        Some(node) => store(node, &mut context.report),
-        None => Some(StorePlan { url: None, max_memory: DEFAULT_MEMORY }),
-    };
+    let store = store(fields.get("store"), &mut context.report);
     let log =
         fields.get("log").map_or(Some(LogPlan::default()), |node| observe::log(node, &mut context.report));
     let traces = fields.get("traces").and_then(|node| observe::traces(node, &mut context.report));
@@ -210,6 +206,7 @@ fn decode<'s>(root: &Node<'s>, context: &mut Context<'s, '_>) -> Option<Plan> {
     let identities = identities::identities(&clients, root, context);
     Some(Plan {
         listen,
+        admin,
         upstreams,
         routes,
         clients,
@@ -232,7 +229,10 @@ fn headers(fields: &Fields<'_, '_>, report: &mut Report<'_>) -> Vec<HeaderStyle>
     }
 }
 
-fn store<'s>(node: &Node<'s>, report: &mut Report<'s>) -> Option<StorePlan> {
+fn store<'s>(node: Option<&Node<'s>>, report: &mut Report<'s>) -> Option<StorePlan> {
+    let Some(node) = node else {
+        return Some(StorePlan { url: None, max_memory: DEFAULT_MEMORY, directory: None });
+    };
     let fields = Fields::open(node, &STORE, report)?;
     let url = fields.get("url").and_then(|node| store_url(node, report));
     let max_memory = match fields.get("max_memory") {
@@ -246,7 +246,11 @@ fn store<'s>(node: &Node<'s>, report: &mut Report<'s>) -> Option<StorePlan> {
         }
         None => DEFAULT_MEMORY,
     };
-    Some(StorePlan { url, max_memory })
+    let directory = fields.get("directory").and_then(|node| {
+        let text = scalar::text(node, "a folder, such as `/var/lib/tidegate`", report)?;
+        Some(text.to_owned())
+    });
+    Some(StorePlan { url, max_memory, directory })
 }
 
 fn store_url<'s>(node: &Node<'s>, report: &mut Report<'s>) -> Option<StoreUrl> {

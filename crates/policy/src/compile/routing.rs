@@ -16,7 +16,10 @@ const MOST_NAMED: usize = 12;
 /// Among more names than this none is looked for that may have been meant.
 const MOST_COMPARED: usize = 1_000;
 
-pub(super) fn listen<'s>(node: &Node<'s>, context: &mut Context<'s, '_>) -> Vec<Listen> {
+pub(super) fn listen<'s>(node: Option<&Node<'s>>, context: &mut Context<'s, '_>) -> Vec<Listen> {
+    let Some(node) = node else {
+        return vec![Listen { address: "127.0.0.1:8080".to_owned(), tls: None }];
+    };
     let mut places: Vec<Listen> = Vec::new();
     let mut seen = HashSet::new();
     // One place may be a mapping of its own.
@@ -36,27 +39,35 @@ pub(super) fn listen<'s>(node: &Node<'s>, context: &mut Context<'s, '_>) -> Vec<
         };
         let report = &mut context.report;
         let Some(text) = scalar::text(item, "an address, such as `0.0.0.0:8080`", report) else { continue };
-        let parts = text.rsplit_once(':');
-        let port = parts.and_then(|(_, port)| port.parse::<u16>().ok());
-        let host = parts.map(|(host, _)| host).filter(|host| is_host(host));
-        if port.is_none() || host.is_none() {
-            let finding = Finding::error(item, format!("{} is no address to listen on", quote(text)));
-            let hint = match text.parse::<u16>() {
-                Ok(port) => {
-                    format!("write the host too: `127.0.0.1:{port}`, or `0.0.0.0:{port}` for everybody")
-                }
-                Err(_) if text.contains("://") => "leave out the scheme".to_owned(),
-                Err(_) => "write it like `0.0.0.0:8080` or `[::]:8080`".to_owned(),
-            };
-            report.push(finding.expected("host and port").hint(hint));
-        } else if !seen.insert(text.to_owned()) {
-            report
-                .push(Finding::error(item, format!("{} stands here twice", quote(text))).hint("remove one"));
-        } else {
+        if address(item, text, report).is_none() {
+            continue;
+        }
+        if seen.insert(text.to_owned()) {
             places.push(Listen { address: text.to_owned(), tls });
+        } else {
+            let finding = Finding::error(item, format!("{} stands here twice", quote(text)));
+            report.push(finding.hint("remove one"));
         }
     }
     places
+}
+
+/// The host of an address to listen on.
+pub(super) fn address<'n>(node: &Node<'_>, text: &'n str, report: &mut Report<'_>) -> Option<&'n str> {
+    let parts = text.rsplit_once(':');
+    let port = parts.and_then(|(_, port)| port.parse::<u16>().ok());
+    let host = parts.map(|(host, _)| host).filter(|host| is_host(host));
+    if let (Some(_), Some(host)) = (port, host) {
+        return Some(host);
+    }
+    let finding = Finding::error(node, format!("{} is no address to listen on", quote(text)));
+    let hint = match text.parse::<u16>() {
+        Ok(port) => format!("write the host too: `127.0.0.1:{port}`, or `0.0.0.0:{port}` for everybody"),
+        Err(_) if text.contains("://") => "leave out the scheme".to_owned(),
+        Err(_) => "write it like `0.0.0.0:8080` or `[::]:8080`".to_owned(),
+    };
+    report.push(finding.expected("host and port").hint(hint));
+    None
 }
 
 fn certificate<'s>(node: &Node<'s>, context: &mut Context<'s, '_>) -> Option<Certificate> {

@@ -10,6 +10,8 @@ pub(crate) const BALANCES: &[&str] = &["round_robin", "least_loaded", "sticky"];
 pub(crate) const ERROR_BODIES: &[&str] = &["flat", "nested", "problem"];
 /// What can be said of a rule's mode in one word.
 pub(crate) const MODES: &[&str] = &["enforce", "shadow"];
+/// Nowhere.
+pub(crate) const OFF: &[&str] = &["off"];
 /// Whom a rule counts that counts all together.
 pub(crate) const EVERYBODY: &str = "everybody";
 

@@ -3,7 +3,7 @@
 use super::Shape::{Choice, Count, Duration, Either, List, Named, Object, OneOrMany, Percent, Size, Text};
 use super::names::{
     ALGORITHMS, ANY_TEXT, BALANCES, ERROR_BODIES, EVERYBODY, FILE, HEADER, HEADER_STYLES, IDENTITY, METHOD,
-    MODES, NETWORK, PATH,
+    MODES, NETWORK, OFF, PATH,
 };
 use super::{Key, Mapping, Shape};
 
@@ -19,6 +19,13 @@ pub(crate) static POLICY: Mapping = Mapping {
             "0.0.0.0:8080",
         )
         .default("127.0.0.1:8080"),
+        Key::new(
+            "admin",
+            Either(&[Choice(OFF), Object(&ADMIN)]),
+            "Where operators ask and change what is in force while it runs; `off` for nowhere.",
+            "{ listen: 127.0.0.1:9900 }",
+        )
+        .default("127.0.0.1:9900"),
         Key::new(
             "upstreams",
             Named("upstream", &Object(&UPSTREAM)),
@@ -86,6 +93,28 @@ pub(crate) static TLS: Mapping = Mapping {
         Key::new("cert", FILE, "The certificate, followed by those that vouch for it.", "cert.pem")
             .required(),
         Key::new("key", FILE, "Its private key.", "key.pem").required(),
+    ],
+};
+
+pub(crate) static ADMIN: Mapping = Mapping {
+    name: "`admin`",
+    path: "admin",
+    doc: "The admin API: metrics, bans, overrides, and what the `tidegate` commands ask. docs/operations.md tells more.",
+    keys: &[
+        Key::new(
+            "listen",
+            Text("address"),
+            "Host and port. One that others can reach wants a `token_file`; nothing there is encrypted.",
+            "127.0.0.1:9900",
+        )
+        .default("127.0.0.1:9900"),
+        Key::new(
+            "token_file",
+            FILE,
+            "The file with the token that everything but health wants. Made at the first start if there is none, for a loopback address.",
+            "admin.token",
+        )
+        .default("`admin.token` in `store.directory`"),
     ],
 };
 
@@ -497,7 +526,7 @@ pub(crate) static COST: Mapping = Mapping {
 pub(crate) static STORE: Mapping = Mapping {
     name: "`store`",
     path: "store",
-    doc: "Where counters are kept.",
+    doc: "Where counters are kept, and what must outlive the process.",
     keys: &[
         Key::new(
             "url",
@@ -508,6 +537,13 @@ pub(crate) static STORE: Mapping = Mapping {
         .default("memory"),
         Key::new("max_memory", Size, "How much memory the counters of this process may take.", "64MiB")
             .default("64MiB"),
+        Key::new(
+            "directory",
+            Text("folder"),
+            "Where bans and overrides survive restarts; looked for from the folder of the policy, and made if there is none.",
+            "/var/lib/tidegate",
+        )
+        .default("the policy's name with `.state` instead of its ending, beside it"),
     ],
 };
 

@@ -33,6 +33,8 @@ pub use observe::{LogPlan, LogTo, Sample, TracesPlan};
 pub struct Plan {
     /// Where to answer requests.
     pub listen: Vec<Listen>,
+    /// Where operators are answered; `None` is nowhere.
+    pub admin: Option<AdminPlan>,
     /// The services behind.
     pub upstreams: Vec<Upstream>,
     /// Which requests go where; the first that matches.
@@ -77,6 +79,25 @@ pub struct Listen {
     pub address: String,
     /// The certificate, if what is spoken there is encrypted.
     pub tls: Option<Certificate>,
+}
+
+/// Where operators are answered.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AdminPlan {
+    /// `host:port`, if the operator wrote it.
+    pub listen: Option<String>,
+    /// The file with the token, if the operator named one. It is read by whoever runs the plan.
+    pub token_file: Option<String>,
+}
+
+impl AdminPlan {
+    /// Where operators are answered unless they say so.
+    pub const LISTEN: &str = "127.0.0.1:9900";
+
+    /// Where to listen.
+    pub fn address(&self) -> &str {
+        self.listen.as_deref().unwrap_or(Self::LISTEN)
+    }
 }
 
 /// A certificate and its key.
@@ -230,6 +251,8 @@ pub struct StorePlan {
     pub url: Option<StoreUrl>,
     /// How many bytes the counters of this process may take.
     pub max_memory: u64,
+    /// The folder for what outlives the process, if the operator named one.
+    pub directory: Option<String>,
 }
 
 /// The URL of a store. It may hold a password, so it redacts itself.

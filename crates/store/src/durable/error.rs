@@ -10,7 +10,8 @@ use thiserror::Error;
 pub enum OpenError {
     /// Another process has it open.
     #[error(
-        "{} is in use by another process; stop that one first, or let this one take over from it (--takeover)",
+        "{} is in use by another process; stop that one first, let this one take over from it (--takeover), \
+         or give each its own `store.directory`",
         .path.display()
     )]
     InUse {

@@ -1,0 +1,192 @@
+//! The admin API of a gateway that runs.
+
+use std::net::TcpListener;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+use anyhow::{Context, anyhow};
+use tidegate_console::{Console, Desk, ReloadError, Reloaded, Running, Token};
+use tidegate_gateway::Gateway;
+use tidegate_policy::{Active, AdminPlan, Bans, Plan};
+use tidegate_store::{Clock, HeavyKey, MemoryStore};
+use tidegate_telemetry::{Log, Page, Reader};
+use tokio::sync::{mpsc, oneshot, watch};
+
+use super::source::Source;
+use super::state::{self, Kept, State};
+use super::takeover::Predecessor;
+
+/// Somebody wants the policy read again, and to hear how it went.
+pub(crate) type ReloadRequest = oneshot::Sender<Result<Reloaded, ReloadError>>;
+
+/// The gateway, as its operators see it.
+pub(crate) struct Served {
+    gateway: Arc<Gateway<MemoryStore>>,
+    store: Arc<MemoryStore>,
+    source: String,
+    reloads: mpsc::Sender<ReloadRequest>,
+    is_ready: AtomicBool,
+}
+
+impl Served {
+    pub(crate) fn new(
+        gateway: Arc<Gateway<MemoryStore>>,
+        store: Arc<MemoryStore>,
+        source: &Source,
+    ) -> (Arc<Self>, mpsc::Receiver<ReloadRequest>) {
+        let (reloads, wanted) = mpsc::channel(8);
+        let source = match source {
+            Source::File(path) => path.display().to_string(),
+            Source::Line(_) => "the command line".to_owned(),
+            Source::Demo(_) => "the built-in demo".to_owned(),
+        };
+        (Arc::new(Self { gateway, store, source, reloads, is_ready: AtomicBool::new(true) }), wanted)
+    }
+
+    /// From now on nobody should send requests here.
+    pub(crate) fn begin_stopping(&self) {
+        self.is_ready.store(false, Ordering::Release);
+    }
+
+    /// Puts in force what was in force when a gateway last ran with this state.
+    pub(crate) async fn restore(
+        self: &Arc<Self>,
+        clock: Arc<dyn Clock>,
+        state: State,
+    ) -> anyhow::Result<Arc<Desk<Self>>> {
+        let State { durable, path, contents } = state;
+        let place = path.clone().unwrap_or_default();
+        let desk = Desk::restore(Arc::clone(self), clock, (durable, path), contents).await;
+        desk.with_context(|| format!("cannot use {}; put a backup in its place", place.display()))
+    }
+}
+
+impl Running for Served {
+    type Store = MemoryStore;
+
+    fn store(&self) -> &MemoryStore {
+        &self.store
+    }
+
+    fn active(&self) -> Active {
+        self.gateway.active()
+    }
+
+    fn source(&self) -> String {
+        self.source.clone()
+    }
+
+    fn ban(&self, bans: Bans) {
+        self.gateway.ban(bans);
+    }
+
+    fn bans(&self) -> Arc<Bans> {
+        self.gateway.bans()
+    }
+
+    fn heaviest(&self) -> Vec<HeavyKey> {
+        self.store.heaviest()
+    }
+
+    fn connections(&self) -> usize {
+        self.gateway.connections()
+    }
+
+    fn is_ready(&self) -> bool {
+        self.is_ready.load(Ordering::Acquire)
+    }
+
+    fn metrics(&self) -> (String, &'static str) {
+        (self.gateway.page(Reader::Scraper).into_text(), Page::CONTENT_TYPE)
+    }
+
+    async fn reload(&self) -> Result<Reloaded, ReloadError> {
+        let ending = || ReloadError { reason: "the process is ending".to_owned() };
+        let (reply, outcome) = oneshot::channel();
+        self.reloads.send(reply).await.map_err(|_| ending())?;
+        outcome.await.map_err(|_| ending())?
+    }
+}
+
+/// A socket and a token, before anybody is answered.
+pub(crate) struct Prepared {
+    pub(crate) listener: TcpListener,
+    token: Token,
+    /// What the welcome says of it.
+    pub(crate) notice: String,
+}
+
+impl Prepared {
+    /// Binds the socket, unless a predecessor has it, and finds the token. `None` if the policy wants no admin API, or
+    /// if another process holds the address that nobody chose.
+    pub(crate) fn new(
+        policy: Option<&Path>,
+        plan: &Plan,
+        predecessor: Option<&mut Predecessor>,
+        log: &Log,
+    ) -> anyhow::Result<Option<Self>> {
+        let Some(admin) = &plan.admin else { return Ok(None) };
+        let address = admin.address();
+        let inherited = predecessor.and_then(|predecessor| predecessor.take_one(address));
+        let listener = match inherited.map_or_else(|| TcpListener::bind(address), Ok) {
+            Ok(listener) => listener,
+            Err(error) if admin.listen.is_none() => {
+                let message = format!(
+                    "no admin API: cannot listen on {} ({error}); choose another address with `admin.listen`, or \
+                     write `admin: off`",
+                    AdminPlan::LISTEN
+                );
+                log.event("no_admin", &message, &[]);
+                return Ok(None);
+            }
+            Err(error) => {
+                return Err(error).with_context(|| {
+                    format!("cannot listen on {address}, the `admin.listen` of the policy")
+                });
+            }
+        };
+        let bound = listener.local_addr()?;
+        let path = policy.map(|policy| state::token_file(policy, plan)).or_else(state::own_token_file);
+        let (token, kept) = state::token(path.as_deref(), bound.ip().to_canonical().is_loopback(), log)?;
+        let kept = match kept {
+            Kept::In(path) => format!("the token is in {}", path.display()),
+            Kept::New(path) => {
+                format!(
+                    "its token is new, kept in {} and shown only now:\n             {}",
+                    path.display(),
+                    token.expose()
+                )
+            }
+            Kept::Nowhere => format!("its token, until it ends:\n             {}", token.expose()),
+        };
+        Ok(Some(Self { listener, token, notice: format!("  admin      http://{bound}; {kept}\n") }))
+    }
+
+    /// Answers operators.
+    pub(crate) fn start(self, served: &Arc<Served>, desk: &Arc<Desk<Served>>) -> anyhow::Result<Answering> {
+        let console = Console::new(Arc::clone(served), Arc::clone(desk), self.token);
+        let (stop, stopping) = watch::channel(false);
+        Ok(Answering { stop, thread: console.start(self.listener, stopping)? })
+    }
+}
+
+/// An admin API that answers.
+pub(crate) struct Answering {
+    stop: watch::Sender<bool>,
+    thread: JoinHandle<()>,
+}
+
+impl Answering {
+    /// Nobody else is answered.
+    pub(crate) fn stop(&self) {
+        self.stop.send_replace(true);
+    }
+
+    /// Stops, and waits until it has ended.
+    pub(crate) fn end(self) -> anyhow::Result<()> {
+        self.stop();
+        self.thread.join().map_err(|_| anyhow!("the admin API has panicked"))
+    }
+}

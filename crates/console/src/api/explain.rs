@@ -1,0 +1,58 @@
+//! `/v1/explain`: what would become of a request, and why.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use serde::Deserialize;
+use tidegate_policy::{Facts, Known, explain as explain_request, normalize};
+
+use crate::answer::{self, Answer, Refusal};
+use crate::running::Running;
+use crate::server::Console;
+
+/// A request that nobody sends.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Asked {
+    #[serde(default = "get")]
+    method: String,
+    path: String,
+    #[serde(default)]
+    headers: BTreeMap<String, String>,
+    /// The address at the other end of the connection.
+    #[serde(default = "loopback")]
+    from: IpAddr,
+}
+
+fn get() -> String {
+    "GET".to_owned()
+}
+
+fn loopback() -> IpAddr {
+    [127, 0, 0, 1].into()
+}
+
+/// By the policy in force, its API keys and the bans of this moment; counters are taken for whole.
+pub(super) fn explain<R: Running>(console: &Console<R>, asked: &Asked) -> Result<Answer, Refusal> {
+    let mut headers = HeaderMap::new();
+    for (name, value) in &asked.headers {
+        let bad = |what| Refusal::bad("headers", what);
+        let name = HeaderName::try_from(name).map_err(|_| bad("a header's name cannot be"))?;
+        let value =
+            HeaderValue::try_from(value).map_err(|_| bad("a header's value holds a control character"))?;
+        headers.append(name, value);
+    }
+    let target = asked.path.split_once('?').map_or(asked.path.as_str(), |(path, _)| path);
+    let path = normalize(target)
+        .map_err(|error| Refusal::bad("path", format!("such a request is answered with 400: {error}")))?;
+    let host = headers.get(http::header::HOST).and_then(|host| host.to_str().ok()).unwrap_or("localhost");
+    let host = match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        _ => host,
+    };
+    let facts = Facts { method: &asked.method, host, path: &path, headers: &headers, peer: asked.from };
+    let (active, bans) = (console.running.active(), console.running.bans());
+    let known = Known { directory: active.directory.as_deref(), bans: Some(&bans) };
+    Ok(answer::json(StatusCode::OK, &explain_request(&active.matcher, &facts, known, console.desk.now())))
+}

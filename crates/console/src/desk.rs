@@ -1,0 +1,253 @@
+//! Where bans and overrides are made and taken back: first written down, then put in force, then acknowledged.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use tidegate_core::{Key, Limit, RuleId, Timestamp};
+use tidegate_policy::{Ban, Bans, Subject, SubjectError};
+use tidegate_store::durable::{
+    BackupError, BanRecord, Change, Contents, Durable, DurableError, OverrideKey, OverrideRecord,
+};
+use tidegate_store::{Clock, Override, Store, StoreError};
+use tokio::sync::{Mutex, OwnedMutexGuard};
+
+use crate::running::Running;
+
+/// What all of them together may come to.
+const MOST_BANS: usize = 100_000;
+const MOST_OVERRIDES: usize = 10_000;
+
+/// The books of one gateway. One change is made at a time.
+#[derive(Debug)]
+pub struct Desk<R: Running> {
+    running: Arc<R>,
+    clock: Arc<dyn Clock>,
+    durable: Durable,
+    /// Where it is written down; `None` is nowhere.
+    path: Option<PathBuf>,
+    books: Arc<Mutex<Books>>,
+}
+
+#[derive(Debug, Default)]
+struct Books {
+    bans: BTreeMap<Subject, Ban>,
+    overrides: BTreeMap<OverrideKey, OverrideRecord>,
+}
+
+/// Why what was written down cannot be put in force.
+#[derive(Debug, thiserror::Error)]
+pub enum RestoreError {
+    /// Nobody is called so.
+    #[error("the durable store holds a ban of nobody: {0}")]
+    Subject(#[from] SubjectError),
+    /// The counters do not take an override.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// Why a change was not made.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum DeskError {
+    #[error(transparent)]
+    Durable(#[from] DurableError),
+    #[error("there are {most} {what} already")]
+    Full { most: usize, what: &'static str },
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error("the process is ending")]
+    Ended,
+}
+
+impl<R: Running> Desk<R> {
+    /// Puts `contents` in force.
+    pub async fn restore(
+        running: Arc<R>,
+        clock: Arc<dyn Clock>,
+        (durable, path): (Durable, Option<PathBuf>),
+        contents: Contents,
+    ) -> Result<Arc<Self>, RestoreError> {
+        let mut books = Books { bans: BTreeMap::new(), overrides: contents.overrides };
+        for (subject, BanRecord { reason, since, until }) in contents.bans {
+            // A network is written with its length, so this one counts for nothing.
+            let subject = Subject::parse(&subject, 128)?;
+            books.bans.insert(subject.clone(), Ban { subject, reason, since, until });
+        }
+        let desk = Self { running, clock, durable, path, books: Arc::default() };
+        let now = desk.now();
+        for (key, record) in &books.overrides {
+            desk.put_in_force(key, Some(record), now).await?;
+        }
+        desk.publish(&books, now);
+        *desk.books.lock().await = books;
+        Ok(Arc::new(desk))
+    }
+
+    pub(crate) fn now(&self) -> Timestamp {
+        self.clock.now()
+    }
+
+    /// Where it is written down.
+    pub(crate) fn path(&self) -> Option<&Path> {
+        self.path.as_deref()
+    }
+
+    pub(crate) async fn bans(&self) -> Vec<Ban> {
+        let now = self.now();
+        self.books.lock().await.bans.values().filter(|ban| !ban.is_over(now)).cloned().collect()
+    }
+
+    pub(crate) async fn overrides(&self) -> Vec<(OverrideKey, OverrideRecord)> {
+        let now = self.now();
+        let books = self.books.lock().await;
+        let lasting = books.overrides.iter().filter(|(_, instead)| !is_over(instead.until, now));
+        lasting.map(|(key, instead)| (key.clone(), instead.clone())).collect()
+    }
+
+    /// Whether it is new.
+    pub(crate) async fn ban(self: &Arc<Self>, ban: Ban) -> Result<bool, DeskError> {
+        self.change(|desk, mut books, now| async move {
+            let is_new = books.bans.get(&ban.subject).is_none_or(|earlier| earlier.is_over(now));
+            let mut changes = books.forget(now);
+            if books.bans.len() >= MOST_BANS && !books.bans.contains_key(&ban.subject) {
+                return Err(DeskError::Full { most: MOST_BANS, what: "bans" });
+            }
+            let Ban { reason, since, until, .. } = ban.clone();
+            changes.push(Change::Ban(ban.subject.to_string(), BanRecord { reason, since, until }));
+            desk.durable.apply(changes).await?;
+            books.bans.insert(ban.subject.clone(), ban);
+            desk.publish(&books, now);
+            Ok(is_new)
+        })
+        .await
+    }
+
+    /// Whether there was one.
+    pub(crate) async fn unban(self: &Arc<Self>, subject: Subject) -> Result<bool, DeskError> {
+        self.change(|desk, mut books, now| async move {
+            let was_banned = books.bans.get(&subject).is_some_and(|ban| !ban.is_over(now));
+            let mut changes = books.forget(now);
+            if was_banned {
+                changes.push(Change::Unban(subject.to_string()));
+            }
+            if !changes.is_empty() {
+                desk.durable.apply(changes).await?;
+            }
+            books.bans.remove(&subject);
+            desk.publish(&books, now);
+            Ok(was_banned)
+        })
+        .await
+    }
+
+    /// Whether it is new.
+    pub(crate) async fn override_limit(
+        self: &Arc<Self>,
+        key: OverrideKey,
+        instead: OverrideRecord,
+    ) -> Result<bool, DeskError> {
+        self.change(|desk, mut books, now| async move {
+            let is_new = books.overrides.get(&key).is_none_or(|earlier| is_over(earlier.until, now));
+            let mut changes = books.forget(now);
+            if books.overrides.len() >= MOST_OVERRIDES && !books.overrides.contains_key(&key) {
+                return Err(DeskError::Full { most: MOST_OVERRIDES, what: "overrides" });
+            }
+            changes.push(Change::Override(key.clone(), instead.clone()));
+            desk.durable.apply(changes).await?;
+            if let Err(error) = desk.put_in_force(&key, Some(&instead), now).await {
+                desk.durable.apply(vec![Change::EndOverride(key)]).await?;
+                return Err(error.into());
+            }
+            books.overrides.insert(key, instead);
+            Ok(is_new)
+        })
+        .await
+    }
+
+    /// Whether there was one.
+    pub(crate) async fn end_override(self: &Arc<Self>, key: OverrideKey) -> Result<bool, DeskError> {
+        self.change(|desk, mut books, now| async move {
+            let was_there = books.overrides.get(&key).is_some_and(|instead| !is_over(instead.until, now));
+            let mut changes = books.forget(now);
+            if was_there {
+                changes.push(Change::EndOverride(key.clone()));
+            }
+            if !changes.is_empty() {
+                desk.durable.apply(changes).await?;
+            }
+            desk.put_in_force(&key, None, now).await?;
+            books.overrides.remove(&key);
+            Ok(was_there)
+        })
+        .await
+    }
+
+    pub(crate) async fn back_up(&self, path: &Path) -> Result<(), BackupError> {
+        self.durable.back_up(path).await
+    }
+
+    /// Lets go of the durable file, for a process that takes over: until [`resume`](Self::resume) nothing is changed.
+    pub async fn release(&self) -> Result<(), DurableError> {
+        self.durable.release().await
+    }
+
+    /// Takes the durable file back: whoever was to take over did not.
+    pub async fn resume(&self) -> Result<(), DurableError> {
+        // Who did not take over has changed nothing.
+        let resumed = self.durable.resume().await?;
+        resumed.map(drop).map_err(|error| DurableError::Write { reason: error.to_string() })
+    }
+
+    /// Makes a change from beginning to end, even if whoever asked for it leaves half-way.
+    async fn change<T, F>(
+        self: &Arc<Self>,
+        change: impl FnOnce(Arc<Self>, OwnedMutexGuard<Books>, Timestamp) -> F + Send + 'static,
+    ) -> Result<T, DeskError>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, DeskError>> + Send,
+    {
+        let desk = Arc::clone(self);
+        let made = tokio::spawn(async move {
+            let books = Arc::clone(&desk.books).lock_owned().await;
+            let now = desk.now();
+            change(desk, books, now).await
+        });
+        made.await.map_err(|_| DeskError::Ended)?
+    }
+
+    fn publish(&self, books: &Books, now: Timestamp) {
+        self.running.ban(Bans::new(books.bans.values().filter(|ban| !ban.is_over(now)).cloned()));
+    }
+
+    async fn put_in_force(
+        &self,
+        key: &OverrideKey,
+        instead: Option<&OverrideRecord>,
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
+        let instead = instead.and_then(|record| {
+            let until = record.until.unwrap_or(Timestamp::MAX);
+            // What cannot be a limit is neither taken nor found in the file.
+            let limit = Limit::new(record.algorithm, record.spec).ok()?;
+            Some(Override { limit, until })
+        });
+        let key = Key::new(RuleId::named(&key.rule), &key.client);
+        self.running.store().override_limit(key, instead, now).await
+    }
+}
+
+impl Books {
+    /// Drops what is over, and says how to drop it elsewhere.
+    fn forget(&mut self, now: Timestamp) -> Vec<Change> {
+        let bans = self.bans.extract_if(.., |_, ban| ban.is_over(now));
+        let mut changes: Vec<_> = bans.map(|(subject, _)| Change::Unban(subject.to_string())).collect();
+        let overrides = self.overrides.extract_if(.., |_, instead| is_over(instead.until, now));
+        changes.extend(overrides.map(|(key, _)| Change::EndOverride(key)));
+        changes
+    }
+}
+
+fn is_over(until: Option<Timestamp>, now: Timestamp) -> bool {
+    until.is_some_and(|until| until <= now)
+}
