@@ -194,7 +194,7 @@ impl RequestBody {
 }
 
 /// Whether a body moves, for those who do not hold it. One that is empty never does.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Progress(Option<Rc<Cell<bool>>>);
 
 impl Progress {

@@ -107,10 +107,12 @@ async fn speak<S: Store + 'static>(
         let (hop, activity) = (Rc::new(hop), Arc::clone(&activity));
         move |request: Request<Incoming>| {
             let (core, hop) = (Rc::clone(&core), Rc::clone(&hop));
+            let is_http1 = request.version() < Version::HTTP_2;
             let in_flight = activity.begin(!request.body().is_end_stream());
+            let (mut parts, body) = request.into_parts();
+            let mut body = Some(body);
             async move {
-                let is_http1 = request.version() < Version::HTTP_2;
-                let mut response = stack::serve(&core, &hop, request).await;
+                let mut response = stack::serve(&core, &hop, (&mut parts, &mut body)).await;
                 if is_http1 && core.is_stopping() && response.status() != StatusCode::SWITCHING_PROTOCOLS {
                     response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
                 }

@@ -25,6 +25,14 @@ pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id"
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 
+/// What belongs to one connection, whatever `Connection` says.
+static OF_A_HOP: [HeaderName; 5] =
+    [KEEP_ALIVE, PROXY_CONNECTION, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TRANSFER_ENCODING];
+/// What only a proxy that is trusted may say.
+static UNTRUSTED: [HeaderName; 3] = [REAL_IP, PORT, HOST_ASKED];
+/// So many headers are added on the way.
+const TOLD: usize = 6;
+
 /// A client's connection: its place, and what it says to upstreams about itself, written once.
 #[derive(Debug)]
 pub(crate) struct Hop {
@@ -95,11 +103,19 @@ pub(crate) fn strip_hop(headers: &mut HeaderMap, keeps_upgrade: bool) {
             headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
         }
     }
-    for name in [KEEP_ALIVE, PROXY_CONNECTION, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TRANSFER_ENCODING] {
-        headers.remove(name);
-    }
+    remove(headers, &OF_A_HOP);
     if !keeps_upgrade {
         headers.remove(UPGRADE);
+    }
+}
+
+/// Takes out all of `names`. Most messages have none of them, and one look at their few headers costs less than a search
+/// for each name.
+fn remove(headers: &mut HeaderMap, names: &[HeaderName]) {
+    if headers.keys().any(|name| names.contains(name)) {
+        for name in names {
+            headers.remove(name);
+        }
     }
 }
 
@@ -124,22 +140,20 @@ pub(crate) fn for_upstream(headers: &mut HeaderMap, hop: &Hop, addresses: &Addre
     let is_trusted = addresses.trusts(hop.peer);
     let takes_trailers = lists(headers, &TE, "trailers");
     strip_hop(headers, keeps_upgrade);
-    headers.remove(TE);
+    // A body is asked for, and so sent, by us.
+    remove(headers, &[TE, EXPECT]);
     if takes_trailers {
         headers.insert(TE, HeaderValue::from_static("trailers"));
     }
     join_cookies(headers);
-    // The body is asked for, and so sent, by us.
-    headers.remove(EXPECT);
+    headers.reserve(TOLD);
     if is_trusted {
         chain::retell(headers, hop, addresses);
     } else {
+        remove(headers, &UNTRUSTED);
         headers.insert(FOR, hop.address.clone());
         headers.insert(FORWARDED, hop.forwarded.clone());
         headers.insert(PROTO, hop.proto.clone());
-        headers.remove(REAL_IP);
-        headers.remove(PORT);
-        headers.remove(HOST_ASKED);
     }
     if !headers.contains_key(HOST_ASKED)
         && let Some(host) = headers.get(HOST)
@@ -167,9 +181,10 @@ fn join_cookies(headers: &mut HeaderMap) {
 /// Takes out of a client's trailers what it may not say in headers either, or what belongs there only.
 pub(crate) fn strip_trailers(trailers: &mut HeaderMap) {
     strip_hop(trailers, false);
-    for name in [FOR, FORWARDED, PROTO, PORT, HOST_ASKED, REAL_IP, REQUEST_ID, HOST, CONTENT_LENGTH, TE] {
-        trailers.remove(name);
-    }
+    remove(
+        trailers,
+        &[FOR, FORWARDED, PROTO, PORT, HOST_ASKED, REAL_IP, REQUEST_ID, HOST, CONTENT_LENGTH, TE],
+    );
 }
 
 /// Makes an upstream's headers ready for a client.

@@ -2,135 +2,107 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use serde::Serialize;
-use serde_json::json;
 use tidegate_core::{Decision, Outcome, Timestamp, Verdict};
-use tidegate_policy::{ErrorBody, Rule, span_text};
+use tidegate_policy::{ErrorBody, Rule, span_parts};
 
-/// What is told about a request that a limit refused.
+/// Room for most bodies.
+const USUAL: usize = 320;
+
+/// What is told about a request that a limit refused, written while the rule is at hand.
 #[derive(Debug)]
 pub(crate) struct Refusal {
-    pub(crate) message: String,
     /// Seconds after which it would pass; `None` if it never would.
     pub(crate) retry_after: Option<u64>,
-    limit: u64,
-    remaining: u64,
-    reset: u64,
-    window: String,
-    rule: String,
-    /// Names of all rules that refused it.
-    violated: Vec<String>,
+    pub(crate) body: Vec<u8>,
+    pub(crate) content_type: &'static str,
 }
 
 impl Refusal {
-    /// What `decision` says to `client`. `refused` is the rule that is reported and its outcome.
-    pub(crate) fn new(
+    /// What `decision` says to `client`. `refused` is the rule that is reported and its outcome, `violated` the names
+    /// of all rules that refuse.
+    pub(crate) fn new<'r>(
+        style: ErrorBody,
         decision: &Decision,
         refused: (&Rule, &Outcome),
-        violated: Vec<String>,
+        violated: impl Iterator<Item = &'r str>,
         client: &[u8],
     ) -> Self {
-        let (rule, outcome) = refused;
         let retry_after = match decision.verdict {
             Verdict::NotUntil { retry_after } => Some(spread(retry_after.as_secs_ceil(), client)),
             _ => None,
         };
-        let message = match retry_after {
-            Some(1) => "Too many requests. Please retry after 1 second.".to_owned(),
-            Some(seconds) => format!("Too many requests. Please retry after {seconds} seconds."),
-            None => "This request costs more than its limit ever allows. Retrying does not help.".to_owned(),
-        };
-        Self {
-            message,
-            retry_after,
-            limit: outcome.limit,
-            remaining: outcome.remaining,
-            reset: reset(decision.at, outcome),
-            window: span_text(rule.window),
-            rule: rule.name.clone(),
-            violated,
+        let mut body = Json(Vec::with_capacity(USUAL));
+        match style {
+            ErrorBody::Flat => body.put(r#"{"error":"rate_limit_exceeded","message":""#),
+            ErrorBody::Nested => body.put(r#"{"error":{"code":"RATE_LIMITED","message":""#),
+            // As RFC 9457 has it.
+            ErrorBody::Problem => body.put(concat!(
+                r#"{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","#,
+                r#""title":"Request cannot be satisfied as assigned quota has been exceeded","#,
+                r#""status":429,"detail":""#
+            )),
+        }
+        body.message(retry_after);
+        if style == ErrorBody::Problem {
+            body.put(r#","violated-policies":["#);
+            for (number, name) in violated.enumerate() {
+                body.put(if number > 0 { "," } else { "" });
+                body.text(name);
+            }
+            body.put("]");
+        }
+        body.details(retry_after, decision.at, refused);
+        body.put(if style == ErrorBody::Nested { "}}\n" } else { "}\n" });
+        let content_type =
+            if style == ErrorBody::Problem { "application/problem+json" } else { "application/json" };
+        Self { retry_after, body: body.0, content_type }
+    }
+}
+
+/// JSON that is written in order.
+struct Json(Vec<u8>);
+
+impl Json {
+    fn put(&mut self, text: &str) {
+        self.0.extend_from_slice(text.as_bytes());
+    }
+
+    fn number(&mut self, before: &str, number: u64) {
+        self.put(before);
+        self.put(itoa::Buffer::new().format(number));
+    }
+
+    fn text(&mut self, text: &str) {
+        // Text is always JSON, and memory takes it.
+        let _ = serde_json::to_writer(&mut self.0, text);
+    }
+
+    /// The sentence for people, and its closing quote.
+    fn message(&mut self, retry_after: Option<u64>) {
+        match retry_after {
+            Some(1) => self.put("Too many requests. Please retry after 1 second.\""),
+            Some(seconds) => {
+                self.number("Too many requests. Please retry after ", seconds);
+                self.put(" seconds.\"");
+            }
+            None => self.put("This request costs more than its limit ever allows. Retrying does not help.\""),
         }
     }
 
-    /// The body and its type.
-    pub(crate) fn body(&self, style: ErrorBody) -> (Vec<u8>, &'static str) {
-        let Self { message, retry_after, limit, remaining, reset, window, rule, violated } = self;
-        let details = Details {
-            retry_after: *retry_after,
-            limit: *limit,
-            remaining: *remaining,
-            reset: *reset,
-            window,
-            rule,
-        };
-        let (body, content_type) = match style {
-            ErrorBody::Flat => {
-                let flat = Flat { error: "rate_limit_exceeded", message, details };
-                (serde_json::to_vec(&flat), "application/json")
-            }
-            ErrorBody::Nested => {
-                let error = Nested { code: "RATE_LIMITED", message, details };
-                (serde_json::to_vec(&json!({ "error": error })), "application/json")
-            }
-            ErrorBody::Problem => {
-                let problem = Problem {
-                    kind: "https://iana.org/assignments/http-problem-types#quota-exceeded",
-                    title: "Request cannot be satisfied as assigned quota has been exceeded",
-                    status: 429,
-                    detail: message,
-                    violated,
-                    details,
-                };
-                (serde_json::to_vec(&problem), "application/problem+json")
-            }
-        };
-        // Numbers and names are always JSON.
-        let mut body = body.unwrap_or_default();
-        body.push(b'\n');
-        (body, content_type)
+    /// What every body says in the same words.
+    fn details(&mut self, retry_after: Option<u64>, at: Timestamp, (rule, outcome): (&Rule, &Outcome)) {
+        if let Some(seconds) = retry_after {
+            self.number(r#","retry_after":"#, seconds);
+        }
+        self.number(r#","limit":"#, outcome.limit);
+        self.number(r#","remaining":"#, outcome.remaining);
+        self.number(r#","reset":"#, reset(at, outcome));
+        let (count, unit) = span_parts(rule.window);
+        self.number(r#","window":""#, count);
+        self.put(unit);
+        self.put(r#"","rule":"#);
+        self.text(&rule.name);
     }
-}
-
-/// What every body says in the same words.
-#[derive(Serialize)]
-struct Details<'a> {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    retry_after: Option<u64>,
-    limit: u64,
-    remaining: u64,
-    reset: u64,
-    window: &'a str,
-    rule: &'a str,
-}
-
-#[derive(Serialize)]
-struct Flat<'a> {
-    error: &'static str,
-    message: &'a str,
-    #[serde(flatten)]
-    details: Details<'a>,
-}
-
-#[derive(Serialize)]
-struct Nested<'a> {
-    code: &'static str,
-    message: &'a str,
-    #[serde(flatten)]
-    details: Details<'a>,
-}
-
-/// As RFC 9457 has it.
-#[derive(Serialize)]
-struct Problem<'a> {
-    #[serde(rename = "type")]
-    kind: &'static str,
-    title: &'static str,
-    status: u16,
-    detail: &'a str,
-    #[serde(rename = "violated-policies")]
-    violated: &'a [String],
-    #[serde(flatten)]
-    details: Details<'a>,
 }
 
 /// The second from which the limit is whole again.
@@ -140,6 +112,9 @@ pub(crate) fn reset(at: Timestamp, outcome: &Outcome) -> u64 {
 
 /// Up to a tenth later, always the same for one client, so that not all come back at one instant.
 fn spread(seconds: u64, client: &[u8]) -> u64 {
+    if seconds < 10 {
+        return seconds;
+    }
     let mut hasher = DefaultHasher::new();
     client.hash(&mut hasher);
     seconds + hasher.finish() % (seconds / 10 + 1)

@@ -9,6 +9,9 @@ use crate::body::ResponseBody;
 use crate::exclusion::Exclusion;
 use crate::refusal::Refusal;
 
+/// Headers that a refusal has, ours and those that are written last.
+const HEADERS: usize = 12;
+
 /// Why a request was not served.
 #[derive(Debug)]
 pub(crate) enum Cause {
@@ -25,7 +28,7 @@ pub(crate) enum Cause {
     /// An operator banned its client or its network.
     Banned,
     /// A limit is used up.
-    Refused(Box<Refusal>),
+    Refused(Refusal),
     /// Its client is locked out, or has too much under way.
     Excluded(Box<Exclusion>),
     /// Too many wait already.
@@ -68,7 +71,7 @@ impl Cause {
             Self::SlowBody => ("body_too_slow", "The body came too slowly."),
             Self::NoRoute => ("no_route", "Nothing is served here."),
             Self::Banned => ("banned", "This client may not use the service."),
-            Self::Refused(refusal) => ("rate_limit_exceeded", refusal.message.as_str()),
+            Self::Refused(_) => ("rate_limit_exceeded", "Too many requests."),
             Self::Excluded(exclusion) => return exclusion.words(),
             Self::TooManyWaiting => {
                 ("too_many_waiting", "Too many requests are waiting. Please retry later.")
@@ -103,17 +106,18 @@ impl Cause {
 }
 
 /// The response for a request that was not served.
-pub(crate) fn rescue(cause: &Cause, style: ErrorBody) -> Response<ResponseBody> {
-    let (body, content_type) = match cause {
-        Cause::Refused(refusal) => refusal.body(style),
+pub(crate) fn rescue(mut cause: Cause, style: ErrorBody) -> Response<ResponseBody> {
+    let (body, content_type) = match &mut cause {
+        Cause::Refused(refusal) => (std::mem::take(&mut refusal.body), refusal.content_type),
         Cause::Excluded(exclusion) => exclusion.body(style),
-        _ => plain(cause, style),
+        _ => plain(&cause, style),
     };
     let mut response = Response::new(ResponseBody::of(body));
     *response.status_mut() = cause.status();
     let headers = response.headers_mut();
+    headers.reserve(HEADERS);
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
-    match cause {
+    match &cause {
         Cause::Refused(refusal) => {
             if let Some(seconds) = refusal.retry_after {
                 headers.insert(RETRY_AFTER, seconds.into());

@@ -1,7 +1,7 @@
 //! The journey of a request, top to bottom.
 
 use std::borrow::Cow;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,24 +30,28 @@ use crate::seen::seen;
 use crate::told::{Told, tell, tell_when};
 use crate::upstream::{SendError, Stand, Upstream};
 
+/// A request, lent: what is large is not handed from one to the other.
+pub(crate) type Asked<'a> = (&'a mut Parts, &'a mut Option<Incoming>);
+
 /// Serves one request. Whatever happens, there is a response.
 pub(crate) async fn serve<S: Store + 'static>(
     core: &Rc<Core<S>>,
     hop: &Rc<Hop>,
-    request: Request<Incoming>,
+    asked: Asked<'_>,
 ) -> Response<ResponseBody> {
     let live = core.live();
     // Told when it is dropped, whatever happens until then.
     let mut story = core.teller.begin();
     let mut told = Told::new();
-    let mut response = match journey(core, &live, hop, request, (&mut told, &mut story)).await {
+    let mut response = match journey(core, &live, hop, asked, (&mut told, &mut story)).await {
         Ok(response) => response,
         // Every failure ends here, and only here becomes a status code.
         Err(cause) => {
             story.failed(|| cause.told());
-            rescue(&cause, live.error_body())
+            rescue(cause, live.error_body())
         }
     };
+    response.headers_mut().reserve(told.len());
     for (name, value) in told {
         response.headers_mut().insert(name, value);
     }
@@ -59,14 +63,11 @@ async fn journey<S: Store + 'static>(
     core: &Rc<Core<S>>,
     live: &Live,
     hop: &Rc<Hop>,
-    mut request: Request<Incoming>,
+    (parts, body): Asked<'_>,
     (told, story): (&mut Told, &mut Story<'_>),
 ) -> Result<Response<ResponseBody>, Cause> {
-    let upgrade = forward::wants_upgrade(request.version(), request.headers())
-        .then(|| Upgrade { client: hyper::upgrade::on(&mut request), hop: Rc::clone(hop) });
-    let (mut parts, body) = request.into_parts();
-    story.see(|| seen(&parts, hop.peer, &live.plan().identities));
-    check_framing(&mut parts, core.bounds.body_bytes)?;
+    story.see(|| seen(parts, hop.peer, &live.plan().identities));
+    check_framing(parts, core.bounds.body_bytes)?;
     // One spelling of the path, for matching and for forwarding.
     let path = normalize(parts.uri.path()).map_err(Cause::Path)?;
     let (upstream, stand, held) = {
@@ -107,10 +108,21 @@ async fn journey<S: Store + 'static>(
     if let Cow::Owned(path) = path {
         parts.uri = with_path(&parts.uri, &path)?;
     }
+    let upgrade = forward::wants_upgrade(parts.version, &parts.headers)
+        .then(|| parts.extensions.remove::<OnUpgrade>())
+        .flatten()
+        .map(|client| Upgrade { client, hop: Rc::clone(hop) });
     forward::for_upstream(&mut parts.headers, hop, live.plan().identities.addresses(), upgrade.is_some());
     story.id(parts.headers.get(forward::REQUEST_ID).and_then(|id| id.to_str().ok()));
-    let body = RequestBody::new(body, core.bounds.body_bytes, core.bounds.request_pace, &hop.activity);
-    send(core, (upstream, stand), Request::from_parts(parts, body), (upgrade, held), story).await
+    let mut request = body.take().map(|body| {
+        let body = RequestBody::new(body, core.bounds.body_bytes, core.bounds.request_pace, &hop.activity);
+        let mut request = Request::new(body);
+        std::mem::swap(request.method_mut(), &mut parts.method);
+        std::mem::swap(request.uri_mut(), &mut parts.uri);
+        std::mem::swap(request.headers_mut(), &mut parts.headers);
+        request
+    });
+    send(core, (upstream, stand), &mut request, (upgrade, held), story).await
 }
 
 /// One decision over all limits that apply. What must wait for its turn is held here. What the request has to hold until
@@ -159,7 +171,7 @@ async fn limit<S: Store + 'static>(
     match decision.verdict {
         Verdict::Pass { wait } if wait.is_zero() => Ok(held),
         Verdict::Pass { wait } => {
-            hold::until_its_turn(core, matched, &decision, wait).await?;
+            Box::pin(hold::until_its_turn(core, matched, &decision, wait)).await?;
             Ok(held)
         }
         _ => {
@@ -193,13 +205,12 @@ fn refused(
         decision.refused_by.and_then(|index| Some((matched.rule(index)?, decision.outcomes.get(index)?)));
     let Some(refused) = refused else { return Cause::Undecided };
     story.refused(&live.counted, refused.0.id, matched.client());
-    let violated = matched.judged(decision).filter(Judged::refuses);
-    let violated = violated.map(|judged| judged.rule.name.clone()).collect();
-    let refusal = Refusal::new(decision, refused, violated, matched.client());
+    let violated = matched.judged(decision).filter(Judged::refuses).map(|judged| judged.rule.name.as_str());
+    let refusal = Refusal::new(live.error_body(), decision, refused, violated, matched.client());
     if let Some(seconds) = refusal.retry_after {
         tell_when(told, live.styles(), seconds);
     }
-    Cause::Refused(Box::new(refusal))
+    Cause::Refused(refusal)
 }
 
 /// What hyper lets through and has more than one reading.
@@ -279,17 +290,20 @@ struct Upgrade {
 async fn send<S: Store>(
     core: &Rc<Core<S>>,
     (upstream, stand): (&Upstream, Stand),
-    mut request: Request<RequestBody>,
+    request: &mut Option<Request<RequestBody>>,
     (upgrade, held): (Option<Upgrade>, Held),
     story: &mut Story<'_>,
 ) -> Result<Response<ResponseBody>, Cause> {
     let mut server = upstream.choose(stand, &[]).cloned().ok_or(Cause::NoServer)?;
     let mut tried = Vec::new();
-    let progress = request.body().progress();
+    let progress = request.as_ref().map(|request| request.body().progress()).unwrap_or_default();
     let (mut response, lease) = loop {
         let trial = story.trying(&upstream.counts);
-        let sending = core.pools.send(&server, request, server.begin(), upgrade.is_some());
-        let Some(sent) = in_time(core.bounds.answer, &progress, sending).await else {
+        let sent = {
+            let sending = pin!(core.pools.send(&server, request, server.begin(), upgrade.is_some()));
+            in_time(core.bounds.answer, &progress, sending).await
+        };
+        let Some(sent) = sent else {
             story.tried(trial, &server.place, Try::TooSlow);
             return Err(Cause::TooSlow);
         };
@@ -298,10 +312,9 @@ async fn send<S: Store>(
                 story.tried(trial, &server.place, Try::Answered(answer.0.status().as_u16()));
                 break answer;
             }
-            Err(SendError::Connect(error, unsent)) => {
+            Err(SendError::Connect(error)) => {
                 story.tried(trial, &server.place, Try::Unreachable);
                 tried.push(Arc::as_ptr(&server));
-                request = *unsent;
                 server = upstream.choose(stand, &tried).cloned().ok_or_else(|| unreachable(&error))?;
             }
             Err(SendError::Broken(error)) => {
@@ -333,8 +346,11 @@ async fn send<S: Store>(
 }
 
 /// Waits for `answer` as long as the request's body still moves, and then for `patience`.
-async fn in_time<A>(patience: Duration, progress: &Progress, answer: impl Future<Output = A>) -> Option<A> {
-    let mut answer = pin!(answer);
+async fn in_time<F: Future>(
+    patience: Duration,
+    progress: &Progress,
+    mut answer: Pin<&mut F>,
+) -> Option<F::Output> {
     loop {
         match tokio::time::timeout(patience, answer.as_mut()).await {
             Ok(answer) => return Some(answer),

@@ -1,12 +1,10 @@
 //! What every response says of its limits.
 
-use std::fmt::Write;
-
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::{BufMut, BytesMut};
 use http::header::{HeaderName, HeaderValue};
 use smallvec::SmallVec;
-use tidegate_core::{Decision, Outcome, Role};
-use tidegate_policy::{HeaderStyle, Matched, Rule};
+use tidegate_core::{Decision, Role};
+use tidegate_policy::{HeaderStyle, Judged, Matched};
 
 use crate::refusal::reset;
 
@@ -33,27 +31,37 @@ pub(crate) fn tell(
     matched: &Matched<'_>,
 ) {
     let Some(outcome) = decision.outcomes.get(tightest) else { return };
+    let mut values = Values::default();
     for style in styles {
         match style {
             HeaderStyle::XRateLimit => {
-                told.push((X_LIMIT, outcome.limit.into()));
-                told.push((X_REMAINING, outcome.remaining.into()));
-                told.push((X_RESET, reset(decision.at, outcome).into()));
+                told.push((X_LIMIT, values.number(outcome.limit)));
+                told.push((X_REMAINING, values.number(outcome.remaining)));
+                told.push((X_RESET, values.number(reset(decision.at, outcome))));
             }
             HeaderStyle::RateLimitEpoch | HeaderStyle::RateLimitDelta => {
-                told.push((LIMIT, outcome.limit.into()));
-                told.push((REMAINING, outcome.remaining.into()));
+                told.push((LIMIT, values.number(outcome.limit)));
+                told.push((REMAINING, values.number(outcome.remaining)));
                 let seconds = if *style == HeaderStyle::RateLimitEpoch {
                     reset(decision.at, outcome)
                 } else {
                     outcome.reset_after.as_secs_ceil()
                 };
-                told.push((RESET, seconds.into()));
+                told.push((RESET, values.number(seconds)));
             }
             HeaderStyle::RateLimit => {
                 // What only watches is not the client's business.
-                let binding = matched.judged(decision).filter(|judged| judged.check.role == Role::Binding);
-                structured(told, binding.map(|judged| (judged.rule, judged.outcome)));
+                let binding = || matched.judged(decision).filter(|judged| judged.check.role == Role::Binding);
+                for (number, Judged { rule, outcome, .. }) in binding().enumerate() {
+                    let window = rule.window.as_secs_ceil();
+                    values.member(number, &rule.name, (";q=", outcome.limit), (";w=", window));
+                }
+                told.push((POLICY, values.take()));
+                for (number, Judged { rule, outcome, .. }) in binding().enumerate() {
+                    let reset_after = outcome.reset_after.as_secs_ceil();
+                    values.member(number, &rule.name, (";r=", outcome.remaining), (";t=", reset_after));
+                }
+                told.push((RATELIMIT, values.take()));
             }
         }
     }
@@ -66,38 +74,57 @@ pub(crate) fn tell_when(told: &mut Told, styles: &[HeaderStyle], seconds: u64) {
     }
 }
 
-fn structured<'r, 'o>(told: &mut Told, outcomes: impl Iterator<Item = (&'r Rule, &'o Outcome)>) {
-    let (mut policy, mut state) = (BytesMut::with_capacity(64), BytesMut::with_capacity(64));
-    for (rule, outcome) in outcomes {
-        if !policy.is_empty() {
-            policy.put_slice(b", ");
-            state.put_slice(b", ");
-        }
-        let window = rule.window.as_secs_ceil();
-        quoted(&mut policy, &rule.name);
-        quoted(&mut state, &rule.name);
-        // Writing to memory does not fail.
-        let _ = write!(policy, ";q={};w={window}", outcome.limit);
-        let _ = write!(state, ";r={};t={}", outcome.remaining, outcome.reset_after.as_secs_ceil());
+/// Values of headers, written one after another into the same memory.
+struct Values(BytesMut);
+
+impl Default for Values {
+    fn default() -> Self {
+        // Room for what most policies tell.
+        Self(BytesMut::with_capacity(192))
     }
-    push(told, POLICY, policy.freeze());
-    push(told, RATELIMIT, state.freeze());
 }
 
-/// A string of a structured field: visible ASCII, the rest left out.
-fn quoted(to: &mut BytesMut, text: &str) {
-    to.put_u8(b'"');
-    for byte in text.bytes().filter(|byte| matches!(byte, b' '..=b'~')) {
-        if matches!(byte, b'"' | b'\\') {
-            to.put_u8(b'\\');
-        }
-        to.put_u8(byte);
+impl Values {
+    fn number(&mut self, number: u64) -> HeaderValue {
+        self.put_number(number);
+        self.take()
     }
-    to.put_u8(b'"');
-}
 
-fn push(told: &mut Told, name: HeaderName, value: Bytes) {
-    if let Ok(value) = HeaderValue::from_maybe_shared(value) {
-        told.push((name, value));
+    fn put_number(&mut self, number: u64) {
+        self.0.put_slice(itoa::Buffer::new().format(number).as_bytes());
+    }
+
+    /// A member of a structured list: a name and two parameters.
+    fn member(&mut self, number: usize, name: &str, first: (&str, u64), second: (&str, u64)) {
+        if number > 0 {
+            self.0.put_slice(b", ");
+        }
+        self.quoted(name);
+        for (parameter, value) in [first, second] {
+            self.0.put_slice(parameter.as_bytes());
+            self.put_number(value);
+        }
+    }
+
+    /// A string of a structured field: visible ASCII, the rest left out.
+    fn quoted(&mut self, text: &str) {
+        self.0.put_u8(b'"');
+        if text.bytes().all(|byte| matches!(byte, b' '..=b'~') && !matches!(byte, b'"' | b'\\')) {
+            self.0.put_slice(text.as_bytes());
+        } else {
+            for byte in text.bytes().filter(|byte| matches!(byte, b' '..=b'~')) {
+                if matches!(byte, b'"' | b'\\') {
+                    self.0.put_u8(b'\\');
+                }
+                self.0.put_u8(byte);
+            }
+        }
+        self.0.put_u8(b'"');
+    }
+
+    /// What was written since the last one.
+    fn take(&mut self) -> HeaderValue {
+        // Digits and visible ASCII are always a value.
+        HeaderValue::from_maybe_shared(self.0.split().freeze()).unwrap_or(HeaderValue::from_static(""))
     }
 }

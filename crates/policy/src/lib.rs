@@ -63,4 +63,4 @@ pub use plan::{
     Token, TokenKey, TracesPlan, Upstream, When,
 };
 pub use problem::{Excerpt, Problem, Problems, Severity};
-pub use quantity::{QuantityError, duration, span_text};
+pub use quantity::{QuantityError, duration, span_parts, span_text};

@@ -114,12 +114,15 @@ fn named(units: &[(&str, u64)], unit: &str) -> Result<u64, QuantityError> {
 
 /// A span as an operator writes it: 60 s is `1m`.
 pub fn span_text(span: Span) -> String {
+    let (count, unit) = span_parts(span);
+    format!("{count}{unit}")
+}
+
+/// A span in the largest unit that tells it exactly: 60 s is 1 and `m`.
+pub fn span_parts(span: Span) -> (u64, &'static str) {
     let micros = span.as_micros();
     let fits = |(_, factor): &&(&str, u64)| micros > 0 && micros.is_multiple_of(*factor);
-    match UNITS.iter().find(fits) {
-        Some((unit, factor)) => format!("{}{unit}", micros / factor),
-        None => format!("{micros}µs"),
-    }
+    UNITS.iter().find(fits).map_or((micros, "µs"), |(unit, factor)| (micros / factor, *unit))
 }
 
 /// A size as an operator writes it.

@@ -47,9 +47,9 @@ struct Idle {
 /// Why a server gave no response.
 #[derive(Debug, Error)]
 pub(crate) enum SendError {
-    /// It cannot be reached; the request was not sent and is given back.
+    /// It cannot be reached; the request is where it was.
     #[error("cannot connect")]
-    Connect(#[source] io::Error, Box<Request<RequestBody>>),
+    Connect(#[source] io::Error),
     /// The connection broke, or what came is not HTTP.
     #[error("no valid response came")]
     Broken(#[source] hyper::Error),
@@ -60,30 +60,34 @@ impl Pools {
         Rc::new(Self { connector, idle: RefCell::default() })
     }
 
-    /// Sends a request over a kept connection or a new one.
+    /// Sends a request over a kept connection or a new one. It is taken once there is one.
     pub(crate) async fn send(
         self: &Rc<Self>,
         server: &Arc<Server>,
-        mut request: Request<RequestBody>,
+        request: &mut Option<Request<RequestBody>>,
         busy: Busy,
         upgrades: bool,
     ) -> Result<(Response<Incoming>, Lease), SendError> {
-        let alone = upgrades || !request.body().is_end_stream();
+        let alone = upgrades || request.as_ref().is_some_and(|request| !request.body().is_end_stream());
         loop {
             let mut sender = match self.take(server, alone).await {
                 Some(sender) => sender,
-                None => match self.open(server, alone).await {
+                // In a box: what opening takes would else be part of every request.
+                None => match Box::pin(self.open(server, alone)).await {
                     Ok(sender) => sender,
-                    Err(error) => return Err(SendError::Connect(error, Box::new(request))),
+                    Err(error) => return Err(SendError::Connect(error)),
                 },
             };
-            server.address(&mut request, matches!(sender, Sender::Http2(_)));
-            match sender.send(request).await {
+            let Some(mut sent) = request.take() else {
+                return Err(SendError::Connect(io::ErrorKind::Other.into()));
+            };
+            server.address(&mut sent, matches!(sender, Sender::Http2(_)));
+            match sender.send(sent).await {
                 Ok(response) => {
                     return Ok((response, Lease { pools: Rc::clone(self), sender, busy }));
                 }
                 // The server had closed it before anything was sent: that is no answer, so another is asked.
-                Err((_, Some(unsent))) => request = unsent,
+                Err((_, Some(unsent))) => *request = Some(unsent),
                 Err((error, None)) => return Err(SendError::Broken(error)),
             }
         }
