@@ -10,7 +10,10 @@ use tidegate_gateway::Bounds;
 const OWN: usize = 32;
 const OF_A_CORE: usize = 8;
 
-/// Raises what may be open to what is allowed, and bounds the clients by it. Says so if that is less than usual.
+/// Room for fewer clients than this is worth a word.
+const FEW: usize = 5_000;
+
+/// Raises what may be open to what is allowed, and bounds the clients by it. Says so if they are few.
 pub(super) fn fitting(cores: usize) -> (Bounds, Option<String>) {
     let limit = getrlimit(Resource::Nofile);
     // What cannot be raised stays as it is.
@@ -20,14 +23,15 @@ pub(super) fn fitting(cores: usize) -> (Bounds, Option<String>) {
         .map_or(usize::MAX, |open| usize::try_from(open).unwrap_or(usize::MAX));
     let usual = Bounds::default();
     let room = room(open, cores);
-    if room >= usual.connections {
-        return (usual, None);
+    let bounds = Bounds { connections: usual.connections.min(room), ..usual };
+    if room >= FEW {
+        return (bounds, None);
     }
     let said = format!(
         "only {open} files may be open at once, which is room for {room} clients; raise it with `ulimit -n` or \
          LimitNOFILE="
     );
-    (Bounds { connections: room, ..usual }, Some(said))
+    (bounds, Some(said))
 }
 
 /// How many clients can be served with so many descriptors.
