@@ -5,6 +5,7 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tidegate_gateway::Bounds;
+use tidegate_telemetry::Log;
 
 /// What the process itself needs, and what each of its cores does.
 const OWN: usize = 32;
@@ -14,7 +15,7 @@ const OF_A_CORE: usize = 8;
 const FEW: usize = 5_000;
 
 /// Raises what may be open to what is allowed, and bounds the clients by it. Says so if they are few.
-pub(super) fn fitting(cores: usize) -> (Bounds, Option<String>) {
+pub(super) fn fitting(cores: usize, log: &Log) -> Bounds {
     let limit = getrlimit(Resource::Nofile);
     // What cannot be raised stays as it is.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
@@ -24,14 +25,14 @@ pub(super) fn fitting(cores: usize) -> (Bounds, Option<String>) {
     let usual = Bounds::default();
     let room = room(open, cores);
     let bounds = Bounds { connections: usual.connections.min(room), ..usual };
-    if room >= FEW {
-        return (bounds, None);
+    if room < FEW {
+        let said = format!(
+            "only {open} files may be open at once, which is room for {room} clients; raise it with `ulimit -n` or \
+             LimitNOFILE="
+        );
+        log.event("few_descriptors", &said, &[]);
     }
-    let said = format!(
-        "only {open} files may be open at once, which is room for {room} clients; raise it with `ulimit -n` or \
-         LimitNOFILE="
-    );
-    (bounds, Some(said))
+    bounds
 }
 
 /// How many clients can be served with so many descriptors.

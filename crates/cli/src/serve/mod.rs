@@ -75,17 +75,16 @@ fn serve(args: &ServeArgs, source: &Source, start: Start, telling: &Telling) -> 
     let prepared = Prepared::new(source.file(), &plan, predecessor.as_mut(), &telling.log)?;
     let memory = usize::try_from(plan.store.max_memory).unwrap_or(usize::MAX);
     let telemetry = Telemetry::new(Metrics::new(cores, clock.now()), telling.log.clone());
-    let (bounds, less) = descriptors::fitting(cores);
-    if let Some(less) = less {
-        telling.log.event("few_descriptors", &less, &[]);
-    }
     let store = Arc::new(MemoryStore::with_cap(memory));
-    let gateway = Gateway::with_bounds(active, Arc::clone(&store), bounds)?.with_clock(Arc::clone(&clock));
+    let gateway =
+        Gateway::with_bounds(active, Arc::clone(&store), descriptors::fitting(cores, &telling.log))?
+            .with_clock(Arc::clone(&clock));
     let gateway = Arc::new(gateway.with_telemetry(telemetry)?);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let (served, reloads) = Served::new(Arc::clone(&gateway), store, source);
     // Before the first request: nobody who is banned slips through.
     let desk = runtime.block_on(served.restore(clock, state))?;
+    runtime.spawn(Arc::clone(&desk).keep_penalties());
     let (stop, stopping) = watch::channel(false);
     let threads = gateway.start(&listeners, &stopping, DRAIN)?;
     // Whoever reads the welcome may already change the policy or send a signal.
@@ -120,6 +119,8 @@ fn serve(args: &ServeArgs, source: &Source, start: Start, telling: &Telling) -> 
             bail!("a core has panicked");
         }
     }
+    // After a takeover they are the successor's, and this is refused.
+    let _ = runtime.block_on(desk.write_penalties());
     admin.map_or(Ok(()), Answering::end)?;
     telling.log.event("stopped", "stopped", &[]);
     Ok(())
