@@ -20,7 +20,6 @@ use anyhow::bail;
 use tidegate_gateway::{Gateway, ListenError, Listener};
 use tidegate_policy::{Active, Listen, LogTo, Plan};
 use tidegate_store::{Clock, MemoryStore, SystemClock};
-use tidegate_telemetry::{Metrics, Telemetry};
 use tokio::sync::watch;
 
 use crate::args::ServeArgs;
@@ -74,8 +73,7 @@ fn serve(args: &ServeArgs, source: &Source, start: Start, telling: &Telling) -> 
     let state = State::open(source.file(), &plan, &telling.log)?;
     let prepared = Prepared::new(source.file(), &plan, predecessor.as_mut(), &telling.log)?;
     let memory = usize::try_from(plan.store.max_memory).unwrap_or(usize::MAX);
-    let telemetry = Telemetry::new(Metrics::new(cores, clock.now()), telling.log.clone())
-        .with_tracer(telling.tracer.clone());
+    let telemetry = telling.telemetry(cores, clock.now());
     let store = Arc::new(MemoryStore::with_cap(memory));
     let gateway =
         Gateway::with_bounds(active, Arc::clone(&store), descriptors::fitting(cores, &telling.log))?

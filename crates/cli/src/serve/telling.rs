@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Context;
+use tidegate_core::Timestamp;
 use tidegate_policy::{LogTo, Plan, Problems};
 use tidegate_store::Clock;
-use tidegate_telemetry::{Destination, Form, Log, Tracer, Which};
+use tidegate_telemetry::{Destination, Form, Log, Metrics, Telemetry, Tracer, Which};
 
 use super::source::Source;
 
@@ -15,7 +16,7 @@ use super::source::Source;
 #[derive(Clone, Debug)]
 pub(crate) struct Telling {
     pub(crate) log: Log,
-    pub(crate) tracer: Tracer,
+    tracer: Tracer,
     folder: PathBuf,
 }
 
@@ -35,6 +36,11 @@ impl Telling {
         let telling = Self { log, tracer: Tracer::off(), folder };
         telling.choose(plan);
         Ok(telling)
+    }
+
+    /// Tells of what so many cores do from `now` on.
+    pub(crate) fn telemetry(&self, cores: usize, now: Timestamp) -> Telemetry {
+        Telemetry::new(Metrics::new(cores, now), self.log.clone()).with_tracer(self.tracer.clone())
     }
 
     /// Follows another plan. The file is opened anew even if it is the same: the old one may have been moved away.
