@@ -13,7 +13,13 @@ struct Entry {
     run: fn() -> anyhow::Result<()>,
 }
 
-const ENTRIES: [Entry; 3] = [
+const ENTRIES: [Entry; 4] = [
+    Entry {
+        name: "crash",
+        what: "the real binary, killed 200 times while bans are added and taken back through the admin API",
+        bar: "0 acknowledged changes lost",
+        run: crash,
+    },
     Entry {
         name: "equivalence",
         what: "core, the stores, the Lua scripts and a 128-bit model over random traces with extremes",
@@ -48,6 +54,11 @@ pub(crate) fn run(name: Option<&str>) -> anyhow::Result<()> {
     (entry.run)()?;
     println!("{name}: bar held: {}", entry.bar);
     Ok(())
+}
+
+fn crash() -> anyhow::Result<()> {
+    let line = "test --release --package tidegate --test serve -- --ignored --nocapture long_crash";
+    run::run(&mut cargo(line))
 }
 
 fn equivalence() -> anyhow::Result<()> {

@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use tidegate_core::{Key, Limit, RuleId, Timestamp};
 use tidegate_policy::{Ban, Bans, Subject, SubjectError};
 use tidegate_store::durable::{
     BackupError, BanRecord, Change, Contents, Durable, DurableError, OverrideKey, OverrideRecord,
 };
-use tidegate_store::{Clock, Override, Store, StoreError};
+use tidegate_store::{Clock, Override, Penalised, PenaltyChanges, Store, StoreError};
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
 use crate::running::Running;
@@ -17,6 +18,8 @@ use crate::running::Running;
 /// What all of them together may come to.
 const MOST_BANS: usize = 100_000;
 const MOST_OVERRIDES: usize = 10_000;
+/// How often penalties are written down.
+const KEEPING: Duration = Duration::from_secs(1);
 
 /// The books of one gateway. One change is made at a time.
 #[derive(Debug)]
@@ -27,6 +30,16 @@ pub struct Desk<R: Running> {
     /// Where it is written down; `None` is nowhere.
     path: Option<PathBuf>,
     books: Arc<Mutex<Books>>,
+    /// Which changes of penalties are written down; held while more are.
+    penalties: Mutex<Written>,
+}
+
+/// How far the copy of the penalties goes.
+#[derive(Debug, Default)]
+struct Written {
+    version: u64,
+    /// Some changes were taken and not written: only a whole copy will do.
+    is_behind: bool,
 }
 
 #[derive(Debug, Default)]
@@ -73,8 +86,10 @@ impl<R: Running> Desk<R> {
             let subject = Subject::parse(&subject, 128)?;
             books.bans.insert(subject.clone(), Ban { subject, reason, since, until });
         }
-        let desk = Self { running, clock, durable, path, books: Arc::default() };
+        let (none, penalties) = (Arc::default(), Mutex::default());
+        let desk = Self { running, clock, durable, path, books: none, penalties };
         let now = desk.now();
+        desk.running.penalties().restore(contents.penalties.into_values(), now);
         for (key, record) in &books.overrides {
             desk.put_in_force(key, Some(record), now).await?;
         }
@@ -182,12 +197,58 @@ impl<R: Running> Desk<R> {
         .await
     }
 
+    /// Whose lock-outs there are.
+    pub(crate) fn locked_out(&self) -> Vec<Penalised> {
+        self.running.penalties().locked_out(self.now())
+    }
+
+    /// Lets everybody go whom `subject` names; how many were locked out.
+    pub(crate) fn forgive(&self, subject: &Subject) -> usize {
+        let named = |penalised: &Penalised| subject.names(&penalised.key.client);
+        let locked = self.locked_out().into_iter().filter(named);
+        locked.filter(|penalised| self.running.penalties().remove(penalised.key.as_key())).count()
+    }
+
+    /// Writes penalties down as they change, until it is dropped. Nobody waits for it: after a crash a lock-out of the
+    /// last second may be forgotten.
+    pub async fn keep_penalties(self: Arc<Self>) {
+        loop {
+            tokio::time::sleep(KEEPING).await;
+            // What could not be written now is written next time.
+            let _ = self.write_penalties().await;
+        }
+    }
+
+    /// Writes down what has changed of the penalties.
+    pub async fn write_penalties(&self) -> Result<(), DurableError> {
+        let mut written = self.penalties.lock().await;
+        let penalties = self.running.penalties();
+        let version = penalties.version();
+        if version == written.version && !written.is_behind {
+            return Ok(());
+        }
+        let PenaltyChanges { set, removed, is_partial } = penalties.take_changes();
+        let changes = if is_partial || written.is_behind {
+            let whole = penalties.snapshot(self.now()).into_iter().map(Change::Penalise);
+            std::iter::once(Change::ForgiveAll).chain(whole).collect()
+        } else {
+            let removed = removed.into_iter().map(Change::Forgive);
+            removed.chain(set.into_iter().map(Change::Penalise)).collect()
+        };
+        // Until it is known to be written, it is not.
+        written.is_behind = true;
+        self.durable.apply(changes).await?;
+        *written = Written { version, is_behind: false };
+        Ok(())
+    }
+
     pub(crate) async fn back_up(&self, path: &Path) -> Result<(), BackupError> {
         self.durable.back_up(path).await
     }
 
     /// Lets go of the durable file, for a process that takes over: until [`resume`](Self::resume) nothing is changed.
     pub async fn release(&self) -> Result<(), DurableError> {
+        self.write_penalties().await?;
         self.durable.release().await
     }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tidegate_policy::{Active, Bans};
-use tidegate_store::{HeavyKey, Store};
+use tidegate_store::{HeavyKey, Penalties, Store};
 
 /// A gateway that runs, as its operators see it.
 pub trait Running: Send + Sync + 'static {
@@ -24,6 +24,9 @@ pub trait Running: Send + Sync + 'static {
 
     /// The bans in force, those of the policy excepted.
     fn bans(&self) -> Arc<Bans>;
+
+    /// Who is locked out, and who is about to be.
+    fn penalties(&self) -> &Penalties;
 
     /// The heaviest clients of each rule, heaviest first.
     fn heaviest(&self) -> Vec<HeavyKey>;

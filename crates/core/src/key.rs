@@ -23,6 +23,11 @@ impl RuleId {
         Self(hash)
     }
 
+    /// The id that [`as_u64`](Self::as_u64) gave, perhaps before a restart.
+    pub const fn from_u64(id: u64) -> Self {
+        Self(id)
+    }
+
     /// The id as a number, for hashing and for key names.
     pub const fn as_u64(self) -> u64 {
         self.0

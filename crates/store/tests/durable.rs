@@ -10,10 +10,11 @@ use pollster::block_on;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use tempfile::TempDir;
-use tidegate_core::{Algorithm, Limit, Span, Spec, Timestamp};
+use tidegate_core::{Algorithm, Limit, Record, RuleId, Span, Spec, Timestamp};
 use tidegate_store::durable::{
     BackupError, BanRecord, Change, Contents, Durable, DurableError, OpenError, OverrideKey, OverrideRecord,
 };
+use tidegate_store::{Penalised, PenaltyKey};
 
 fn ban(reason: &str) -> BanRecord {
     BanRecord { reason: reason.to_owned(), since: Timestamp::from_secs(1_800_000_000), until: None }
@@ -70,7 +71,26 @@ fn changes() -> impl Strategy<Value = Change> {
         subject.prop_map(Change::Unban),
         (key.clone(), instead).prop_map(|(key, instead)| Change::Override(key, instead)),
         key.prop_map(Change::EndOverride),
+        penalised().prop_map(Change::Penalise),
+        penalised().prop_map(|penalised| Change::Forgive(penalised.key)),
+        Just(Change::ForgiveAll),
     ]
+}
+
+fn penalised() -> impl Strategy<Value = Penalised> {
+    let times = proptest::array::uniform4(0_u64..1 << 53);
+    (0_u64..3, vec(0_u8..3, 1..=1), any::<(u32, u32)>(), times).prop_map(|(rule, client, counts, times)| {
+        let [since, locked_until, forgotten, locked_for] = times;
+        let key = PenaltyKey { rule: RuleId::from_u64(rule), client: client.into() };
+        let record = Record {
+            violations: counts.0,
+            level: counts.1,
+            since: Timestamp::from_micros(since),
+            locked_until: Timestamp::from_micros(locked_until),
+            locked_for: Span::from_micros(locked_for),
+        };
+        Penalised { key, record, forgotten: Timestamp::from_micros(forgotten) }
+    })
 }
 
 fn steps() -> impl Strategy<Value = Step> {
@@ -83,7 +103,7 @@ fn steps() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
 
     #[test]
     fn whatever_is_acknowledged_is_there_whenever_it_is_opened(steps in vec(steps(), 1..24)) {

@@ -18,7 +18,8 @@ struct Network {
 /// A set of each family.
 pub(super) fn sets<'b>(bans: impl Iterator<Item = &'b Value>) -> anyhow::Result<String> {
     let mut networks = Vec::new();
-    for ban in bans {
+    // Who is locked out for a while is answered with when to come back.
+    for ban in bans.filter(|ban| ban["kind"] != "penalty") {
         let subject = ban["subject"].as_str().unwrap_or_default();
         // Other clients have no address that nftables could know.
         let Some(address) = subject.strip_prefix("ip:") else { continue };

@@ -10,7 +10,7 @@ use anyhow::{Context, anyhow};
 use tidegate_console::{Console, Desk, ReloadError, Reloaded, Running, Token};
 use tidegate_gateway::Gateway;
 use tidegate_policy::{Active, AdminPlan, Bans, Plan};
-use tidegate_store::{Clock, HeavyKey, MemoryStore};
+use tidegate_store::{Clock, HeavyKey, MemoryStore, Penalties};
 use tidegate_telemetry::{Log, Page, Reader};
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -84,6 +84,10 @@ impl Running for Served {
 
     fn bans(&self) -> Arc<Bans> {
         self.gateway.bans()
+    }
+
+    fn penalties(&self) -> &Penalties {
+        self.gateway.penalties()
     }
 
     fn heaviest(&self) -> Vec<HeavyKey> {

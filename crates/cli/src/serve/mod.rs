@@ -81,6 +81,7 @@ fn serve(args: &ServeArgs, source: &Source, start: Start, telling: &Telling) -> 
     let (served, reloads) = Served::new(Arc::clone(&gateway), store, source);
     // Before the first request: nobody who is banned slips through.
     let desk = runtime.block_on(served.restore(clock, state))?;
+    runtime.spawn(Arc::clone(&desk).keep_penalties());
     let (stop, stopping) = watch::channel(false);
     let threads = gateway.start(&listeners, &stopping, DRAIN)?;
     // Whoever reads the welcome may already change the policy or send a signal.
@@ -115,6 +116,8 @@ fn serve(args: &ServeArgs, source: &Source, start: Start, telling: &Telling) -> 
             bail!("a core has panicked");
         }
     }
+    // After a takeover they are the successor's, and this is refused.
+    let _ = runtime.block_on(desk.write_penalties());
     admin.map_or(Ok(()), Answering::end)?;
     telling.log.event("stopped", "stopped", &[]);
     Ok(())

@@ -4,6 +4,7 @@
 #![allow(missing_docs, clippy::unwrap_used, reason = "tests speak through their names and fail by panicking")]
 
 mod activation;
+mod admin;
 mod floods;
 mod frames;
 mod log;

@@ -1,10 +1,11 @@
-//! `/v1/bans`: whom nobody answers but with 403.
+//! `/v1/bans`: who is shut out, by operators, by the policy, or by the penalty of a rule.
 
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tidegate_core::Timestamp;
-use tidegate_policy::{Ban, Subject};
+use tidegate_policy::{Ban, ClientName, Plan, Subject};
+use tidegate_store::Penalised;
 
 use super::{left, reason, seconds, until};
 use crate::answer::{self, Answer, Refusal};
@@ -33,8 +34,10 @@ pub(super) struct OldBan {
 #[derive(Serialize)]
 struct Told {
     subject: String,
-    /// Who made it: `policy` or `operator`.
-    source: &'static str,
+    /// `ban`: 403. `penalty`: 429 until it ends.
+    kind: &'static str,
+    /// Who made it: `policy`, `operator`, or a rule by its name.
+    source: String,
     #[serde(skip_serializing_if = "String::is_empty")]
     reason: String,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -51,7 +54,8 @@ impl Told {
     fn operator(ban: &Ban, now: Timestamp) -> Self {
         Self {
             subject: ban.subject.to_string(),
-            source: "operator",
+            kind: "ban",
+            source: "operator".to_owned(),
             reason: ban.reason.clone(),
             since: Some(seconds(ban.since)),
             until: ban.until.map(seconds),
@@ -62,11 +66,25 @@ impl Told {
     fn policy(subject: &Subject) -> Self {
         Self {
             subject: subject.to_string(),
-            source: "policy",
+            kind: "ban",
+            source: "policy".to_owned(),
             reason: String::new(),
             since: None,
             until: None,
             left: None,
+        }
+    }
+
+    fn penalty(Penalised { key, record, .. }: &Penalised, plan: &Plan, now: Timestamp) -> Self {
+        let rule = plan.rate_limits.iter().find(|rule| rule.id == key.rule);
+        Self {
+            subject: ClientName::of(&key.client).to_string(),
+            kind: "penalty",
+            source: rule.map_or_else(|| "a rule that is gone".to_owned(), |rule| rule.name.clone()),
+            reason: format!("lock-out number {}", record.level),
+            since: Some(seconds(record.locked_until - record.locked_for)),
+            until: Some(record.locked_until.as_secs_ceil()),
+            left: Some(left(record.locked_until, now)),
         }
     }
 }
@@ -74,10 +92,13 @@ impl Told {
 pub(super) async fn list<R: Running>(console: &Console<R>) -> Answer {
     let now = console.desk.now();
     let active = console.running.active();
-    let written = active.matcher.plan().bans.iter().map(|net| Told::policy(&Subject::Network(*net)));
+    let plan = active.matcher.plan();
+    let written = plan.bans.iter().map(|net| Told::policy(&Subject::Network(*net)));
     let made = console.desk.bans().await;
     let made = made.iter().map(|ban| Told::operator(ban, now));
-    let bans: Vec<_> = made.chain(written).collect();
+    let locked_out = console.desk.locked_out();
+    let locked_out = locked_out.iter().map(|penalised| Told::penalty(penalised, plan, now));
+    let bans: Vec<_> = made.chain(locked_out).chain(written).collect();
     answer::json(StatusCode::OK, &json!({ "bans": bans }))
 }
 
@@ -96,8 +117,11 @@ pub(super) async fn remove<R: Running>(console: &Console<R>, asked: OldBan) -> R
     let shown = subject.to_string();
     let in_policy = matches!(&subject, Subject::Network(net)
         if console.running.active().matcher.plan().bans.contains(net));
-    if console.desk.unban(subject).await? {
-        return Ok(answer::json(StatusCode::OK, &json!({ "subject": shown })));
+    let penalties = console.desk.forgive(&subject);
+    let was_banned = console.desk.unban(subject).await?;
+    if was_banned || penalties > 0 {
+        let told = json!({ "subject": shown, "banned": was_banned, "penalties": penalties });
+        return Ok(answer::json(StatusCode::OK, &told));
     }
     if in_policy {
         let what = format!("{shown} is banned by the policy");

@@ -73,6 +73,16 @@ impl Subject {
     }
 }
 
+impl Subject {
+    /// Whether `key` is a counter's key of whom it names.
+    pub fn names(&self, key: &[u8]) -> bool {
+        match self {
+            Self::Network(net) => ClientName::of(key).address().is_some_and(|address| net.contains(&address)),
+            Self::Client(name) => name.names(key),
+        }
+    }
+}
+
 /// Without `ip:` before it.
 fn is_like_a_network(text: &str) -> bool {
     let address = text.split('/').next().unwrap_or_default();

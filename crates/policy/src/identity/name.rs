@@ -153,6 +153,14 @@ impl ClientName {
         matches!(self.parts.as_slice(), [part] if part.kind == kind && part.value.is_of(kind, bytes))
     }
 
+    /// Its address, if that is all it is known by.
+    pub(crate) fn address(&self) -> Option<IpAddr> {
+        match self.parts.as_slice() {
+            [Part { kind: ClientKind::Ip, value: Value::Whole(bytes) }] => address(bytes),
+            _ => None,
+        }
+    }
+
     /// By what it is known, if by one thing alone.
     pub fn kind(&self) -> Option<ClientKind> {
         match self.parts.as_slice() {

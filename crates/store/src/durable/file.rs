@@ -1,7 +1,8 @@
 //! The file itself: one redb database, with a format of its own inside.
 //!
 //! Tables: `meta` (name → number; `format`), `bans` (whom → since, until, reason), `overrides` (rule and client →
-//! algorithm, requests, window, burst, since, until, reason). Times are microseconds since 1970. A new kind of record
+//! algorithm, requests, window, burst, since, until, reason), `penalties` (rule's number and client → violations, level,
+//! since, locked until, locked for, forgotten). Times are microseconds since 1970. A new kind of record
 //! is a new table, which an older format simply lacks; a change of what stands in a table is a new format.
 
 use std::fs::{File, OpenOptions, TryLockError};
@@ -15,10 +16,11 @@ use redb::{
     Builder, Database, DatabaseError, ReadableDatabase, ReadableTable, StorageBackend, StorageError,
     TableDefinition, TableError, WriteTransaction,
 };
-use tidegate_core::{Limit, Span, Spec, Timestamp};
+use tidegate_core::{Limit, Record, RuleId, Span, Spec, Timestamp};
 
 use super::error::{BackupError, OpenError};
 use super::record::{BanRecord, Change, Contents, OverrideKey, OverrideRecord};
+use crate::penalties::{Penalised, PenaltyKey};
 
 /// What this version writes, and the newest that it reads.
 pub(super) const FORMAT: u64 = 1;
@@ -29,6 +31,9 @@ const META: TableDefinition<'_, &str, u64> = TableDefinition::new("meta");
 const BANS: TableDefinition<'_, &str, (u64, Option<u64>, &str)> = TableDefinition::new("bans");
 const OVERRIDES: TableDefinition<'_, (&str, &[u8]), OverrideRow<'_>> = TableDefinition::new("overrides");
 type OverrideRow<'a> = (&'a str, u64, u64, Option<u64>, u64, Option<u64>, &'a str);
+
+const PENALTIES: TableDefinition<'_, (u64, &[u8]), PenaltyRow> = TableDefinition::new("penalties");
+type PenaltyRow = (u32, u32, u64, u64, u64, u64);
 
 /// An open file. Everything here blocks.
 #[derive(Debug)]
@@ -126,6 +131,12 @@ impl DurableFile {
                 let key = OverrideKey { rule: rule.to_owned(), client: client.to_vec() };
                 contents.overrides.insert(key, override_of(instead.value())?);
             }
+            for row in transaction.open_table(PENALTIES)?.iter()? {
+                let (key, row) = row?;
+                let (rule, client) = key.value();
+                let key = PenaltyKey { rule: RuleId::from_u64(rule), client: client.into() };
+                contents.penalties.insert(key.clone(), penalised_of(key, row.value()));
+            }
             Ok(contents)
         };
         read().map_err(opening)
@@ -137,11 +148,15 @@ impl DurableFile {
         // An empty table is there all the same.
         transaction.open_table(BANS)?;
         transaction.open_table(OVERRIDES)?;
+        transaction.open_table(PENALTIES)?;
         for (subject, ban) in &contents.bans {
             write(&transaction, &Change::Ban(subject.clone(), ban.clone()))?;
         }
         for (key, instead) in &contents.overrides {
             write(&transaction, &Change::Override(key.clone(), instead.clone()))?;
+        }
+        for penalised in contents.penalties.values() {
+            write(&transaction, &Change::Penalise(penalised.clone()))?;
         }
         transaction.commit()?;
         Ok(())
@@ -232,6 +247,21 @@ fn write(transaction: &WriteTransaction, change: &Change) -> Result<(), Failure>
         Change::EndOverride(OverrideKey { rule, client }) => {
             transaction.open_table(OVERRIDES)?.remove((rule.as_str(), client.as_slice()))?;
         }
+        Change::Penalise(Penalised { key, record, forgotten }) => {
+            let row = (
+                record.violations,
+                record.level,
+                record.since.as_micros(),
+                record.locked_until.as_micros(),
+                record.locked_for.as_micros(),
+                forgotten.as_micros(),
+            );
+            transaction.open_table(PENALTIES)?.insert((key.rule.as_u64(), &*key.client), row)?;
+        }
+        Change::Forgive(key) => {
+            transaction.open_table(PENALTIES)?.remove((key.rule.as_u64(), &*key.client))?;
+        }
+        Change::ForgiveAll => transaction.open_table(PENALTIES)?.retain(|_, _| false)?,
     }
     Ok(())
 }
@@ -242,6 +272,18 @@ fn ban_of((since, until, reason): (u64, Option<u64>, &str)) -> BanRecord {
         since: Timestamp::from_micros(since),
         until: until.map(Timestamp::from_micros),
     }
+}
+
+fn penalised_of(key: PenaltyKey, row: PenaltyRow) -> Penalised {
+    let (violations, level, since, locked_until, locked_for, forgotten) = row;
+    let record = Record {
+        violations,
+        level,
+        since: Timestamp::from_micros(since),
+        locked_until: Timestamp::from_micros(locked_until),
+        locked_for: Span::from_micros(locked_for),
+    };
+    Penalised { key, record, forgotten: Timestamp::from_micros(forgotten) }
 }
 
 fn override_of(row: OverrideRow<'_>) -> Result<OverrideRecord, Failure> {

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use tidegate_core::{Algorithm, Spec, Timestamp};
 
+use crate::penalties::{Penalised, PenaltyKey};
+
 /// Somebody whom an operator shut out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BanRecord {
@@ -57,6 +59,12 @@ pub enum Change {
     Override(OverrideKey, OverrideRecord),
     /// No longer.
     EndOverride(OverrideKey),
+    /// A client is about to be locked out, or is.
+    Penalise(Penalised),
+    /// No longer.
+    Forgive(PenaltyKey),
+    /// Nobody is any longer.
+    ForgiveAll,
 }
 
 /// Everything that is kept.
@@ -66,6 +74,8 @@ pub struct Contents {
     pub bans: BTreeMap<String, BanRecord>,
     /// Overrides.
     pub overrides: BTreeMap<OverrideKey, OverrideRecord>,
+    /// Who is locked out, and who is about to be.
+    pub penalties: BTreeMap<PenaltyKey, Penalised>,
 }
 
 impl Contents {
@@ -84,6 +94,13 @@ impl Contents {
             Change::EndOverride(key) => {
                 self.overrides.remove(&key);
             }
+            Change::Penalise(penalised) => {
+                self.penalties.insert(penalised.key.clone(), penalised);
+            }
+            Change::Forgive(key) => {
+                self.penalties.remove(&key);
+            }
+            Change::ForgiveAll => self.penalties.clear(),
         }
     }
 }

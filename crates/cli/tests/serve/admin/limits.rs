@@ -1,0 +1,88 @@
+//! Limits of one client: overrides, and counters that start afresh.
+
+use super::Gate;
+
+/// How many of ten requests of a user pass.
+fn passed(gate: &Gate, user: &str) -> usize {
+    (0..10).filter(|_| gate.get(&format!("X-User: {user}\r\n")) == 200).count()
+}
+
+#[test]
+fn an_override_is_in_force_at_once_after_a_restart_and_until_it_is_ended() {
+    let gate = Gate::start("override", "");
+    let body = r#"{"client":"user:bob","rule":"default","requests":7,"reason":"a friend"}"#;
+    let made = gate.ask("POST", "/v1/overrides", body);
+    assert_eq!(made.status, 201, "{made:?}");
+    let told = made.json();
+    assert_eq!(
+        (&told["window"], &told["algorithm"]),
+        (&"1h".into(), &"sliding_window_log".into()),
+        "the rule's own"
+    );
+    assert_eq!(passed(&gate, "bob"), 7);
+    assert_eq!(passed(&gate, "carol"), 5);
+    gate.server.signal("-KILL");
+    let gate = gate.again();
+    assert_eq!(passed(&gate, "bob"), 7, "it survives");
+    let listed = gate.ask("GET", "/v1/overrides", "").json();
+    assert_eq!(listed["overrides"][0]["client"], "user:bob");
+    assert_eq!(gate.ask("DELETE", "/v1/overrides", r#"{"client":"user:bob","rule":"default"}"#).status, 200);
+    assert_eq!(gate.ask("DELETE", "/v1/overrides", r#"{"client":"user:bob","rule":"default"}"#).status, 404);
+    assert_eq!(gate.ask("POST", "/v1/reset", r#"{"client":"user:bob"}"#).status, 200);
+    assert_eq!(passed(&gate, "bob"), 5);
+}
+
+#[test]
+fn an_override_ends_by_itself() {
+    let gate = Gate::start("override-ends", "");
+    let body = r#"{"client":"user:bob","rule":"default","requests":1,"for":"300ms"}"#;
+    assert_eq!(gate.ask("POST", "/v1/overrides", body).status, 201);
+    // At most one passes while it is in force; then what is left of five.
+    let mut passed = 0;
+    while passed < 5 {
+        passed += u32::from(gate.get("X-User: bob\r\n") == 200);
+    }
+    assert_eq!(gate.get("X-User: bob\r\n"), 429);
+    assert_eq!(gate.ask("GET", "/v1/overrides", "").json()["overrides"], serde_json::json!([]));
+}
+
+#[test]
+fn a_reset_forgets_what_one_client_has_spent() {
+    let gate = Gate::start("reset", "");
+    assert_eq!((passed(&gate, "bob"), passed(&gate, "carol")), (5, 5));
+    let (done, said, error) = gate.command(&["reset", "user:bob", "--rule", "default"]);
+    assert!(done, "{error}");
+    assert_eq!(said, "user:bob starts afresh under default\n");
+    assert_eq!((passed(&gate, "bob"), passed(&gate, "carol")), (5, 0));
+    let wrong = gate.ask("POST", "/v1/reset", r#"{"client":"user:bob","rule":"defualt"}"#);
+    assert_eq!(wrong.status, 400);
+    assert!(wrong.json()["hint"].as_str().unwrap().contains("default"), "{wrong:?}");
+    let hashed = gate.ask("POST", "/v1/reset", r#"{"client":"api_key:…#12345678"}"#);
+    assert!(hashed.status == 400 && hashed.body.contains("whole key"), "{hashed:?}");
+}
+
+#[test]
+fn commands_override_and_list() {
+    let gate = Gate::start("override-commands", "");
+    let args = ["override", "user:bob", "--rule", "default", "--limit", "2/m", "--for", "1h"];
+    let (done, said, error) = gate.command(&args);
+    assert!(done, "{error}");
+    assert!(said.contains("user:bob  default  2 per 1m, sliding_window_log"), "{said}");
+    assert_eq!(passed(&gate, "bob"), 2);
+    let (_, listed, _) = gate.command(&["override"]);
+    assert_eq!(listed.lines().count(), 2, "{listed}");
+    let (done, said, _) = gate.command(&["override", "user:bob", "--rule", "default", "--end"]);
+    assert_eq!((done, said.as_str()), (true, "user:bob has the limit of default again\n"));
+    let (_, listed, _) = gate.command(&["override"]);
+    assert_eq!(listed, "nobody has a limit of their own\n");
+    for (args, told) in [
+        (&["override", "user:bob", "--rule", "default", "--limit", "0/m"][..], "requests"),
+        (&["override", "user:bob", "--rule", "none", "--limit", "1/m"], "no rule of that name"),
+        (&["override", "bob", "--rule", "default", "--limit", "1/m"], "user:bob"),
+        (&["override", "user:bob", "--rule", "default", "--limit", "1/m", "--algorithm", "magic"], "magic"),
+        (&["override", "user:bob", "--rule", "default"], "--limit"),
+    ] {
+        let (done, _, error) = gate.command(args);
+        assert!(!done && error.contains(told), "{args:?}: {error}");
+    }
+}
