@@ -13,10 +13,11 @@ struct Tool {
     oldest: u32,
 }
 
-const TOOLS: [Tool; 4] = [
+const TOOLS: [Tool; 5] = [
     Tool { program: "redis-server", package: "redis-server", oldest: 7 },
     Tool { program: "prometheus", package: "prometheus", oldest: 2 },
     Tool { program: "promtool", package: "prometheus", oldest: 2 },
+    Tool { program: "systemd-analyze", package: "systemd", oldest: 250 },
     // Where users do not look for programs.
     Tool { program: "/usr/sbin/nft", package: "nftables", oldest: 1 },
 ];
@@ -62,7 +63,7 @@ fn major(version: &str) -> Option<u32> {
     let words = version.split([' ', '=']);
     words
         .filter(|word| word.contains('.'))
-        .find_map(|word| word.trim_start_matches('v').split('.').next()?.parse().ok())
+        .find_map(|word| word.trim_start_matches(['v', '(']).split('.').next()?.parse().ok())
 }
 
 /// A program of the gateway's bench, and the Debian package that brings it.
@@ -119,6 +120,7 @@ mod tests {
     #[test]
     fn the_major_version_is_found() {
         assert_eq!(major("Redis server v=7.0.15 sha=00000000:0 malloc=jemalloc-5.3.0 bits=64"), Some(7));
+        assert_eq!(major("systemd 252 (252.38-1~deb12u1)\n+PAM"), Some(252));
         assert_eq!(major("nftables v1.0.6 (Lester Gooch #5)"), Some(1));
         assert_eq!(major("prometheus, version 2.42.0+ds (branch: debian/sid)"), Some(2));
         assert_eq!(major("no version here"), None);

@@ -52,7 +52,8 @@ fn check(path: &Path) -> Report {
     };
     match compile(&file, &bytes, &Folder::of(path)) {
         Ok(compiled) => {
-            let rules = Some(compiled.plan.rate_limits.iter().count());
+            let limits = &compiled.plan.rate_limits;
+            let rules = Some(limits.iter().count() + limits.concurrent.len());
             Report { file, ok: true, unreadable: None, problems: compiled.warnings, rules }
         }
         Err(problems) => Report { file, ok: false, unreadable: None, problems, rules: None },

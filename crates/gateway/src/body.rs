@@ -145,6 +145,13 @@ pub(crate) struct RequestBody {
     progress: Progress,
     /// Told when it has ended; `None` once it has.
     owed: Option<Arc<Activity>>,
+    meter: Option<Box<dyn Metering>>,
+}
+
+/// Counts what comes of a body. Dropped when it has ended, or nobody wants the rest.
+pub(crate) trait Metering: std::fmt::Debug {
+    /// So many bytes more.
+    fn saw(&mut self, bytes: usize);
 }
 
 impl RequestBody {
@@ -152,7 +159,12 @@ impl RequestBody {
         let has_any = !incoming.is_end_stream();
         let progress = Progress(has_any.then(Rc::default));
         let owed = has_any.then(|| Arc::clone(activity));
-        Self { incoming, left: most, most, patience: Patience::new(pace), progress, owed }
+        Self { incoming, left: most, most, patience: Patience::new(pace), progress, owed, meter: None }
+    }
+
+    /// The same, counted by `meter`.
+    pub(crate) fn counted_by(self, meter: Option<Box<dyn Metering>>) -> Self {
+        Self { meter, ..self }
     }
 
     fn note_the_end(&mut self) {
@@ -206,6 +218,9 @@ impl Body for RequestBody {
         }
         let length = frame.data_ref().map_or(0, Bytes::len);
         this.patience.saw(length);
+        if let Some(meter) = &mut this.meter {
+            meter.saw(length);
+        }
         match this.left.checked_sub(length as u64) {
             Some(left) => this.left = left,
             None => return Poll::Ready(Some(Err(BodyError::TooLarge(this.most)))),

@@ -27,6 +27,7 @@ mod rescue;
 mod rounds;
 mod runtime;
 mod seen;
+mod settle;
 mod shut;
 mod stack;
 mod told;

@@ -27,6 +27,7 @@ use crate::live::Live;
 use crate::refusal::Refusal;
 use crate::rescue::{Cause, rescue};
 use crate::seen::seen;
+use crate::settle::{self, Passed};
 use crate::told::{Told, tell, tell_when};
 use crate::upstream::{SendError, Stand, Upstream};
 
@@ -70,7 +71,7 @@ async fn journey<S: Store + 'static>(
     check_framing(parts, core.bounds.body_bytes)?;
     // One spelling of the path, for matching and for forwarding.
     let path = normalize(parts.uri.path()).map_err(Cause::Path)?;
-    let (upstream, stand, held) = {
+    let (upstream, stand, passed) = {
         let host = host_without_port(parts.headers.get(HOST));
         let facts = Facts {
             method: parts.method.as_str(),
@@ -96,44 +97,47 @@ async fn journey<S: Store + 'static>(
                 story.decided(Decided::Exempt);
                 let addresses = live.plan().identities.addresses();
                 let stand = upstream.stand(|| addresses.client(&parts.headers, hop.peer));
-                (upstream, stand, Held::new())
+                (upstream, stand, Passed::default())
             }
             Admission::Checked(matched) => {
                 story.client(matched.client());
-                let held = limit(core, live, &matched, now, (told, story)).await?;
-                (upstream, upstream.stand(|| matched.client()), held)
+                let passed = limit(core, live, &matched, now, (told, story)).await?;
+                (upstream, upstream.stand(|| matched.client()), passed)
             }
         }
     };
     if let Cow::Owned(path) = path {
         parts.uri = with_path(&parts.uri, &path)?;
     }
-    let upgrade = forward::wants_upgrade(parts.version, &parts.headers)
-        .then(|| parts.extensions.remove::<OnUpgrade>())
-        .flatten()
-        .map(|client| Upgrade { client, hop: Rc::clone(hop) });
+    let upgrade = Upgrade::wanted(parts, hop);
     forward::for_upstream(&mut parts.headers, hop, live.plan().identities.addresses(), upgrade.is_some());
     story.id(parts.headers.get(forward::REQUEST_ID).and_then(|id| id.to_str().ok()));
+    let Passed { held, mut reserved } = passed;
+    let meter = settle::meter(core, &mut reserved);
     let mut request = body.take().map(|body| {
         let body = RequestBody::new(body, core.bounds.body_bytes, core.bounds.request_pace, &hop.activity);
-        let mut request = Request::new(body);
+        let mut request = Request::new(body.counted_by(meter));
         std::mem::swap(request.method_mut(), &mut parts.method);
         std::mem::swap(request.uri_mut(), &mut parts.uri);
         std::mem::swap(request.headers_mut(), &mut parts.headers);
         request
     });
-    send(core, (upstream, stand), &mut request, (upgrade, held), story).await
+    let answer = send(core, (upstream, stand), &mut request, (upgrade, held), story).await;
+    if !reserved.is_empty() {
+        Box::pin(settle::settle(core, reserved, &answer)).await;
+    }
+    answer
 }
 
-/// One decision over all limits that apply. What must wait for its turn is held here. What the request has to hold until
-/// it has ended comes back.
+/// One decision over all limits that apply. What must wait for its turn is held here. What the request takes along
+/// comes back.
 async fn limit<S: Store + 'static>(
     core: &Rc<Core<S>>,
     live: &Live,
     matched: &Matched<'_>,
     now: Timestamp,
     (told, story): (&mut Told, &mut Story<'_>),
-) -> Result<Held, Cause> {
+) -> Result<Passed, Cause> {
     let has_penalties = live.active.matcher.has_penalties();
     // Who is locked out is charged nothing: otherwise it would find its limits used up at the end of it.
     if has_penalties && let Some(locked_out) = Exclusion::of_locked_out(&core.penalties, matched, now) {
@@ -142,8 +146,8 @@ async fn limit<S: Store + 'static>(
     }
     // Before anything is charged: a place that is not needed after all is given back at once, and leaves no trace.
     let watched = |rule| story.would_refuse(&live.counted, rule);
-    let held = match Exclusion::of_crowd(&core.permits, matched, watched) {
-        Ok(held) => held,
+    let passed = match Exclusion::of_crowd(&core.permits, matched, watched) {
+        Ok(held) => Passed::holding(held),
         Err(crowded) => {
             story.decided(Decided::Refused);
             return Err(excluded(live, matched, crowded, (told, story)));
@@ -151,12 +155,12 @@ async fn limit<S: Store + 'static>(
     };
     if matched.checks().is_empty() {
         story.decided(Decided::Passed);
-        return Ok(held);
+        return Ok(passed);
     }
     let Ok(decision) = core.store.decide(matched.checks(), now).await else {
         story.decided(Decided::Undecided);
         // Nobody is refused for what only watches.
-        return if matched.binds() { Err(Cause::Undecided) } else { Ok(held) };
+        return if matched.binds() { Err(Cause::Undecided) } else { Ok(passed) };
     };
     story.decided(if decision.passes() { Decided::Passed } else { Decided::Refused });
     for judged in matched.judged(&decision).filter(Judged::would_refuse) {
@@ -168,20 +172,18 @@ async fn limit<S: Store + 'static>(
         }
         tell(told, live.styles(), &decision, tightest, matched);
     }
-    match decision.verdict {
-        Verdict::Pass { wait } if wait.is_zero() => Ok(held),
-        Verdict::Pass { wait } => {
-            Box::pin(hold::until_its_turn(core, matched, &decision, wait)).await?;
-            Ok(held)
-        }
-        _ => {
-            let record = || Exclusion::of_violation(&core.penalties, matched, &decision, now);
-            match has_penalties.then(record).flatten() {
-                Some(locked_out) => Err(excluded(live, matched, locked_out, (told, story))),
-                None => Err(refused(live, matched, &decision, (told, story))),
-            }
-        }
+    let Verdict::Pass { wait } = decision.verdict else {
+        let record = || Exclusion::of_violation(&core.penalties, matched, &decision, now);
+        return Err(match has_penalties.then(record).flatten() {
+            Some(locked_out) => excluded(live, matched, locked_out, (told, story)),
+            None => refused(live, matched, &decision, (told, story)),
+        });
+    };
+    if !wait.is_zero() {
+        Box::pin(hold::until_its_turn(core, matched, &decision, wait)).await?;
     }
+    let has_reservations = live.active.matcher.has_reservations();
+    Ok(if has_reservations { passed.reserving(matched, &decision) } else { passed })
 }
 
 fn excluded(
@@ -284,6 +286,14 @@ fn with_path(uri: &Uri, path: &str) -> Result<Uri, Cause> {
 struct Upgrade {
     client: OnUpgrade,
     hop: Rc<Hop>,
+}
+
+impl Upgrade {
+    fn wanted(parts: &mut Parts, hop: &Rc<Hop>) -> Option<Self> {
+        let is_wanted = forward::wants_upgrade(parts.version, &parts.headers);
+        let client = is_wanted.then(|| parts.extensions.remove::<OnUpgrade>()).flatten()?;
+        Some(Self { client, hop: Rc::clone(hop) })
+    }
 }
 
 /// The upstream's answer. A server that cannot be reached is passed over: nothing was sent to it.

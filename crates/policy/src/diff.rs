@@ -6,8 +6,8 @@ use std::fmt::{self, Write};
 use tidegate_core::Cost;
 
 use crate::plan::{
-    AdminPlan, Clients, ConcurrencyRule, Count, CustomRule, Match, Mode, NameSource, Plan, Rule, RuleCost,
-    TokenKey,
+    AdminPlan, Charge, Clients, ConcurrencyRule, Count, CustomRule, Match, Mode, NameSource, Plan, Rule,
+    RuleCost, TokenKey,
 };
 use crate::quantity::{size_text, span_text};
 
@@ -112,13 +112,16 @@ impl Described {
     }
 
     fn custom(custom: &CustomRule) -> Self {
-        let CustomRule { rule, matches, count, cost } = custom;
+        let CustomRule { rule, matches, count, cost, charge } = custom;
         let mut words = vec![rule.all_words()];
         if *count != Count::Client {
             words.push(count.to_string());
         }
         if *cost != RuleCost::Constant(Cost::ONE) {
             words.push(format!("cost {cost}"));
+        }
+        if *charge != Charge::UpFront {
+            words.push(charge.to_string());
         }
         let place = match_words(matches);
         if !place.is_empty() {

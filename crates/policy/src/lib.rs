@@ -54,13 +54,16 @@ pub use identity::{
     KeysError, NoHeaders, PrefixError, Source, TokenError, Verifier,
 };
 pub use language::{reference, schema};
-pub use matcher::{Active, Admission, AtOnce, BannedBy, Exemption, Judged, Known, Matched, Matcher, Scratch};
+pub use matcher::{
+    Active, Admission, AtOnce, BannedBy, Exemption, Judged, Known, Matched, Matcher, Reservation, Scratch,
+    Settles,
+};
 pub use path::{PathError, normalize};
 pub use plan::{
-    AdminPlan, Balance, Certificate, Claim, Clients, ConcurrencyRule, Count, CustomRule, Endpoint, ErrorBody,
-    Exempt, HeaderMatch, HeaderStyle, Health, HostPattern, Listen, LogPlan, LogTo, Match, Mode, NameSource,
-    Plan, RateLimits, Route, Rule, RuleCost, Sample, Secret, Share, StorePlan, StoreUrl, Tier, TierSource,
-    Token, TokenKey, TracesPlan, Upstream, When,
+    AdminPlan, Balance, Certificate, Charge, Claim, Clients, ConcurrencyRule, Count, CustomRule, Endpoint,
+    ErrorBody, Exempt, HeaderMatch, HeaderStyle, Health, HostPattern, Listen, LogPlan, LogTo, Match, Mode,
+    NameSource, Plan, RateLimits, Route, Rule, RuleCost, Sample, Secret, Share, Statuses, StorePlan,
+    StoreUrl, Tier, TierSource, Token, TokenKey, TracesPlan, Upstream, When,
 };
 pub use problem::{Excerpt, Problem, Problems, Severity};
 pub use quantity::{QuantityError, duration, span_parts, span_text};

@@ -92,6 +92,17 @@ fn the_platform_of_many_tenants() {
 }
 
 #[test]
+fn the_rollout() {
+    let policy = "rollout.yaml";
+    insta::assert_snapshot!(told(&[
+        (policy, "GET example.org /search 192.0.2.1", &[("x-api-key", "key_of_a_canary_47")]),
+        (policy, "GET example.org /search 192.0.2.1", &[]),
+        (policy, "POST example.org /files/a 192.0.2.1", &[("content-length", "5000")]),
+        (policy, "GET example.org /export 192.0.2.1", &[]),
+    ]));
+}
+
+#[test]
 fn tools_are_told_the_same() {
     let explanation = explained("small-api.yaml", "GET example.org /api/v1/search 192.0.2.1", &[]);
     let json = serde_json::to_value(&explanation).unwrap();

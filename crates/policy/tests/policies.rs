@@ -85,7 +85,7 @@ fn every_example_is_a_good_policy_without_warnings() {
             count += 1;
         }
     }
-    assert_eq!(count, 5);
+    assert_eq!(count, 6);
 }
 
 #[test]

@@ -5,6 +5,7 @@
 mod admission;
 mod balance;
 mod concurrent;
+mod costs;
 mod counted;
 mod grpc;
 mod hold;

@@ -6,6 +6,7 @@
 
 mod admin;
 mod clients;
+mod costs;
 mod files;
 mod identities;
 mod limits;

@@ -3,12 +3,11 @@
 use std::sync::Arc;
 
 use http::header::HeaderName;
-use tidegate_core::Cost;
 
-use crate::compile::{Context, clients, limits, manner, routing, scalar};
+use crate::compile::{Context, clients, costs, limits, manner, routing, scalar};
 use crate::expression::Expression;
-use crate::language::{COST, EVERYBODY, MATCH, RULE};
-use crate::plan::{Clients, ConcurrencyRule, Count, CustomRule, HeaderMatch, Match, RuleCost, When};
+use crate::language::{EVERYBODY, MATCH, RULE};
+use crate::plan::{Clients, ConcurrencyRule, Count, CustomRule, HeaderMatch, Match, When};
 use crate::raw::{Fields, Finding, Mark, Node, Value};
 use crate::render::quote;
 
@@ -60,7 +59,7 @@ fn at_once<'s>(
     whom: Whom,
     context: &mut Context<'s, '_>,
 ) -> Option<ConcurrencyRule> {
-    for key in ["requests", "window", "algorithm", "burst", "cost", "penalty"] {
+    for key in ["requests", "window", "algorithm", "burst", "cost", "charge", "penalty"] {
         if let Some(node) = fields.get(key) {
             let what = format!("`{key}` has no place beside `concurrent`, which counts requests under way");
             context.report.push(Finding::error(node, what).hint("make two rules: one for each"));
@@ -90,25 +89,17 @@ fn custom<'s>(
     whom: Whom,
     context: &mut Context<'s, '_>,
 ) -> Option<CustomRule> {
-    let cost = match fields.get("cost") {
-        Some(node) => cost(node, context),
-        None => Some(RuleCost::Constant(Cost::ONE)),
-    };
+    let cost = costs::cost(fields, context);
+    let charge = costs::charge(fields, context);
     let rule = limits::rule(item, fields, whom.name_or_number(item), context)?;
     let Whom { name, matches, count } = whom;
-    if let Some(RuleCost::Constant(cost)) = cost
-        && cost.get() > rule.limit.capacity()
-    {
-        let at = fields.get("cost").unwrap_or(item);
-        let finding = Finding::error(at, "a request costs more than the whole limit: none would ever pass");
-        context.report.push(finding.expected(format!("at most {}", rule.limit.capacity())));
-    }
+    costs::check(fields, &rule, (cost.as_ref(), charge.as_ref()), context);
     if let (Some(Count::Everybody), Some(node)) = (&count, fields.get("penalty")) {
         let finding = Finding::error(node, "a lock-out of everybody: the rule counts all clients together");
         context.report.push(finding.hint("say whom it counts, such as `per: ip`, or remove the penalty"));
     }
     name?;
-    Some(CustomRule { rule, matches: matches?, count: count?, cost: cost? })
+    Some(CustomRule { rule, matches: matches?, count: count?, cost: cost?, charge: charge? })
 }
 
 /// A name that is not taken by the limits with a place of their own.
@@ -176,7 +167,7 @@ fn headers(node: &Node<'_>, context: &mut Context<'_, '_>) -> Vec<HeaderMatch> {
 }
 
 /// A name that is a token is a header's name, unless it is absurdly long.
-fn header_name(name: &str, at: &Node<'_>, context: &mut Context<'_, '_>) -> Option<HeaderName> {
+pub(super) fn header_name(name: &str, at: &Node<'_>, context: &mut Context<'_, '_>) -> Option<HeaderName> {
     HeaderName::from_bytes(name.as_bytes())
         .map_err(|error| {
             let finding = Finding::error(at, format!("{} cannot be a header's name: {error}", quote(name)));
@@ -266,15 +257,4 @@ fn meant_for_everybody<'n, 's>(node: &'n Node<'s>) -> Option<&'n Node<'s>> {
 
 fn is_everybody(node: &Node<'_>) -> bool {
     matches!(&node.value, Value::Scalar { text, .. } if text == EVERYBODY)
-}
-
-fn cost<'s>(node: &Node<'s>, context: &mut Context<'s, '_>) -> Option<RuleCost> {
-    if let Value::Mapping(_) = &node.value {
-        let fields = Fields::open(node, &COST, &mut context.report)?;
-        let header = fields.require("header", &mut context.report)?;
-        let name = scalar::header(header, &mut context.report)?;
-        return header_name(&name, header, context).map(RuleCost::Header);
-    }
-    let cost = scalar::positive(node, "would make requests free", &mut context.report)?;
-    Some(RuleCost::Constant(Cost::new(cost)))
 }

@@ -94,6 +94,9 @@ pub struct RuleMet {
     pub key: String,
     /// What the request costs.
     pub cost: u64,
+    /// What settles what it costs, where it is not simply charged up front.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub charge: Option<String>,
     /// Whether it can refuse this client.
     pub binding: bool,
     /// Whom it is enforced on: `enforce`, `shadow`, or `canary` and a share.
@@ -204,7 +207,9 @@ fn held_against(matched: &Matched<'_>, now: Timestamp) -> (Ruling, Vec<RuleMet>,
     let failed: Vec<_> = matched.failed_conditions().map(|rule| rule.id).collect();
     let checks = matched.checks().iter().zip(matched.rules()).zip(&decision.outcomes);
     let rules = checks
-        .map(|((check, rule), outcome)| RuleMet {
+        .enumerate()
+        .map(|(index, ((check, rule), outcome))| RuleMet {
+            charge: matched.charge(index).map(ToString::to_string),
             condition_failed: failed.contains(&rule.id),
             ..met(check, rule, outcome)
         })
@@ -229,6 +234,7 @@ fn met(check: &Check<'_>, rule: &Rule, outcome: &Outcome) -> RuleMet {
         limit: rule.words(),
         key: ClientName::of(check.key.client).to_string(),
         cost: check.cost.get(),
+        charge: None,
         binding: check.role == Role::Binding,
         mode: rule.mode.to_string(),
         penalty: rule.penalty.as_ref().map(penalty_words),

@@ -46,9 +46,13 @@ impl fmt::Display for Explanation {
 
 impl RuleMet {
     fn write(&self, number: usize, is_tightest: bool, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { name, line, limit, key, cost, binding, mode, penalty, condition_failed, outcome } = self;
+        let Self { name, line, limit, key, cost, charge, binding, mode, penalty, condition_failed, outcome } =
+            self;
         writeln!(f, "{number:>2}. {name} (line {line}): {limit}")?;
         writeln!(f, "    counts {key}, costs {cost}, {}", role(mode, *binding))?;
+        if let Some(charge) = charge {
+            writeln!(f, "    {charge}")?;
+        }
         if let Some(penalty) = penalty {
             writeln!(f, "    {penalty}")?;
         }

@@ -3,20 +3,23 @@
 //! The decoder takes its key lists from it, the JSON Schema for editors and docs/config.md are written from it, so
 //! none of them can say something else.
 
+mod limits;
 mod names;
 mod reference;
 mod schema;
 mod table;
 
+pub(crate) use limits::{
+    AFTER, CANARY, CHARGE, COST, ENDPOINT, GLOBAL, LIMIT, MATCH, PENALTY, RATE_LIMITS, RULE,
+};
 pub(crate) use names::{
     ALGORITHMS, BALANCES, ERROR_BODIES, EVERYBODY, HEADER_STYLES, IDENTITIES, MODES, OFF,
 };
 pub use reference::reference;
 pub use schema::schema;
 pub(crate) use table::{
-    ADMIN, API_KEY, BANS, CANARY, CLIENTS, COOKIE, COST, ENDPOINT, EXEMPT, FINGERPRINT, GLOBAL, HEALTH, IP,
-    JWT, LIMIT, LISTEN, LOG, MATCH, PENALTY, POLICY, RATE_LIMITS, ROUTE, RULE, STORE, TENANT, TIERS, TLS,
-    TRACES, UPSTREAM, USER,
+    ADMIN, API_KEY, BANS, CLIENTS, COOKIE, EXEMPT, FINGERPRINT, HEALTH, IP, JWT, LISTEN, LOG, POLICY, ROUTE,
+    STORE, TENANT, TIERS, TLS, TRACES, UPSTREAM, USER,
 };
 
 /// A mapping of the language.
@@ -97,6 +100,8 @@ pub(crate) enum Shape {
     Size,
     /// A share of all.
     Percent,
+    /// A status of a response, or a class of them.
+    Status,
     /// One of these names.
     Choice(&'static [&'static str]),
     /// One or many, in a list.

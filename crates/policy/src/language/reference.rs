@@ -62,6 +62,7 @@ fn words(shape: &Shape) -> String {
         Shape::Duration => "duration".to_owned(),
         Shape::Size => "size".to_owned(),
         Shape::Percent => "percent".to_owned(),
+        Shape::Status => "status".to_owned(),
         Shape::Choice(names) => names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", "),
         Shape::List(inner) => format!("list: {}", words(inner)),
         Shape::OneOrMany(inner) => format!("one or a list: {}", words(inner)),

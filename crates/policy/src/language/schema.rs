@@ -69,6 +69,12 @@ fn shape(of: &'static Shape, definitions: &mut Definitions) -> Value {
             ]
         }),
         Shape::Percent => json!({ "type": "string", "pattern": "^[0-9]+(\\.[0-9]{1,4})? ?%$" }),
+        Shape::Status => json!({
+            "oneOf": [
+                { "type": "integer", "minimum": 100, "maximum": 599 },
+                { "type": "string", "pattern": "^[1-5]xx$" },
+            ]
+        }),
         Shape::Choice(names) => json!({ "enum": names }),
         Shape::List(item) => json!({ "type": "array", "items": shape(item, definitions) }),
         Shape::OneOrMany(item) => {

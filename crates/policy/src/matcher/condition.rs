@@ -1,5 +1,6 @@
 //! What a rule asks of a request beyond its path, and what the request costs it.
 
+use http::header::{CONTENT_LENGTH, HeaderName};
 use http::{HeaderMap, HeaderValue};
 use tidegate_core::Cost;
 
@@ -36,11 +37,15 @@ pub(super) fn holds(matches: &Match, identity: &Identity<'_>, tier: Option<&str>
     }
 }
 
-/// What a request takes of the limit of `custom`. Whatever cannot be read takes all of it.
-pub(super) fn cost(custom: &CustomRule, headers: &HeaderMap) -> Cost {
+/// What a request takes of the limit of `custom`. Whatever cannot be read takes all of it. `None`: only its body will tell.
+pub(super) fn cost(custom: &CustomRule, headers: &HeaderMap) -> Option<Cost> {
     let name = match &custom.cost {
-        RuleCost::Constant(cost) => return *cost,
+        RuleCost::Constant(cost) => return Some(*cost),
         RuleCost::Header(name) => name,
+        RuleCost::Body(unit) => {
+            let length = digits(headers.get(CONTENT_LENGTH)?.as_bytes())?;
+            return Some(Cost::new(body_units(length, *unit)));
+        }
     };
     let mut values = headers.get_all(name).iter();
     let units = match (values.next(), values.next()) {
@@ -48,19 +53,36 @@ pub(super) fn cost(custom: &CustomRule, headers: &HeaderMap) -> Cost {
         (Some(value), None) => units(value.as_bytes()),
         (Some(_), Some(_)) => None,
     };
-    units.unwrap_or_else(|| Cost::new(custom.rule.limit.capacity()))
+    Some(units.unwrap_or_else(|| Cost::new(custom.rule.limit.capacity())))
 }
 
 /// A whole number of at least 1: what is written as 0 is not free. One too large for its type is too large for any limit.
 fn units(text: &[u8]) -> Option<Cost> {
+    digits(text).map(|units| Cost::new(units.max(1)))
+}
+
+/// A whole number, however large.
+fn digits(text: &[u8]) -> Option<u64> {
     let text = text.trim_ascii();
     if text.is_empty() || !text.iter().all(u8::is_ascii_digit) {
         return None;
     }
-    let units = text.iter().fold(0_u64, |sum, digit| {
+    Some(text.iter().fold(0_u64, |sum, digit| {
         sum.saturating_mul(10).saturating_add(u64::from(digit.saturating_sub(b'0')))
-    });
-    Some(Cost::new(units.max(1)))
+    }))
+}
+
+/// The units of a body of so many bytes: each that has begun, at least one.
+pub(super) fn body_units(bytes: u64, unit: u64) -> u64 {
+    bytes.div_ceil(unit.max(1)).max(1)
+}
+
+/// What a response says the request has cost; `None` if it says nothing that can be believed.
+pub(super) fn told_cost(headers: &HeaderMap, name: &HeaderName) -> Option<Cost> {
+    let mut values = headers.get_all(name).iter();
+    let value = values.next().filter(|_| values.next().is_none())?;
+    // Beyond this no limit counts; it is a mistake, and nobody is to be in debt for a lifetime by one.
+    digits(value.as_bytes()).filter(|units| *units < 1 << 53).map(Cost::new)
 }
 
 #[cfg(test)]

@@ -1,13 +1,16 @@
 //! What a request is held against.
 
+use http::HeaderMap;
+use http::header::HeaderName;
 use ipnet::IpNet;
 use smallvec::SmallVec;
-use tidegate_core::{Check, Cost, Decision, Key, Outcome, Penalty, Role};
+use tidegate_core::{Check, Cost, Decision, Key, Outcome, Penalty, Role, Timestamp, Verdict};
 
 use crate::bans::{Ban, Bans};
 use crate::directory::Directory;
 use crate::identity::ClientKind;
-use crate::plan::{ConcurrencyRule, Plan, Rule, Tier};
+use crate::matcher::condition;
+use crate::plan::{Charge, ConcurrencyRule, Plan, Rule, RuleCost, Statuses, Tier};
 
 /// Checks that need no allocation: the limits with a place of their own, and four more.
 const INLINE: usize = 8;
@@ -34,6 +37,8 @@ pub(super) struct Applied {
     pub(super) cost: Cost,
     /// Its condition could not be evaluated.
     pub(super) failed: bool,
+    /// What it costs is not known before its body has come.
+    pub(super) open: bool,
 }
 
 /// Where a rule stands in a plan.
@@ -170,6 +175,13 @@ impl<'a> Matched<'a> {
         self.applied.get(index).and_then(|applied| applied.place.rule(self.plan))
     }
 
+    /// When check number `index` is charged, where that is not up front.
+    pub(crate) fn charge(&self, index: usize) -> Option<&'a Charge> {
+        let Place::Custom(at) = self.applied.get(index)?.place else { return None };
+        let custom = self.plan.rate_limits.rules.get(at)?;
+        Some(&custom.charge).filter(|charge| **charge != Charge::UpFront)
+    }
+
     /// The rules, one for each check.
     pub fn rules(&self) -> impl Iterator<Item = &'a Rule> {
         self.applied.iter().filter_map(|applied| applied.place.rule(self.plan))
@@ -208,6 +220,23 @@ impl<'a> Matched<'a> {
     pub fn judged<'d>(&'d self, decision: &'d Decision) -> impl Iterator<Item = Judged<'d>> {
         let checks = self.checks.iter().zip(self.rules()).zip(&decision.outcomes);
         checks.map(|((check, rule), outcome)| Judged { rule, check, outcome })
+    }
+
+    /// What `decision` has charged and is yet to be settled: by the response, or by the body of the request.
+    pub fn reservations<'d>(&'d self, decision: &'d Decision) -> impl Iterator<Item = Reservation<'d>> {
+        let judged = self.judged(decision).zip(self.applied).filter(|_| decision.passes());
+        judged.filter_map(|(judged, applied)| {
+            let Place::Custom(at) = applied.place else { return None };
+            let Verdict::Pass { wait } = judged.outcome.verdict else { return None };
+            let custom = self.plan.rate_limits.rules.get(at)?;
+            let settles = match (&custom.charge, &custom.cost) {
+                (Charge::Status(statuses), _) => Settles::Status(statuses),
+                (Charge::Header(name), _) => Settles::Header(name),
+                (Charge::UpFront, RuleCost::Body(unit)) if applied.open => Settles::Body(*unit),
+                (Charge::UpFront, _) => return None,
+            };
+            Some(Reservation { check: judged.check, charged: decision.at + wait, settles })
+        })
     }
 
     /// Whether there is a check that can refuse the request; the others only watch.
@@ -256,6 +285,48 @@ impl<'a> Matched<'a> {
             product(one.remaining, other.limit).cmp(&product(other.remaining, one.limit))
         });
         least.map(|(index, _)| index)
+    }
+}
+
+/// Units that were charged up front and are yet to be settled.
+#[derive(Clone, Copy, Debug)]
+pub struct Reservation<'a> {
+    /// What was charged: whose counter, how much.
+    pub check: &'a Check<'a>,
+    /// When the request was to pass.
+    pub charged: Timestamp,
+    /// What settles it.
+    pub settles: Settles<'a>,
+}
+
+/// What settles a reservation.
+#[derive(Clone, Copy, Debug)]
+pub enum Settles<'a> {
+    /// It stands if the response has one of these statuses, and is given back if not.
+    Status(&'a Statuses),
+    /// This response header says what the request has cost.
+    Header(&'a HeaderName),
+    /// A unit for each so many bytes of the request's body.
+    Body(u64),
+}
+
+impl Settles<'_> {
+    /// What a response makes of a reservation of `reserved`; `None` if the response does not settle it, so that it
+    /// stands.
+    pub fn by_response(&self, reserved: Cost, status: u16, headers: &HeaderMap) -> Option<Cost> {
+        match self {
+            Self::Status(statuses) => Some(if statuses.contains(status) { reserved } else { Cost::ZERO }),
+            Self::Header(name) => condition::told_cost(headers, name),
+            Self::Body(_) => None,
+        }
+    }
+
+    /// What a request's body of so many bytes costs; `None` if the body does not settle it.
+    pub fn by_body(&self, bytes: u64) -> Option<Cost> {
+        match self {
+            Self::Body(unit) => Some(Cost::new(condition::body_units(bytes, *unit))),
+            Self::Status(_) | Self::Header(_) => None,
+        }
     }
 }
 

@@ -16,12 +16,14 @@ use foldhash::fast::RandomState;
 use hashbrown::HashSet;
 
 use index::PathIndex;
-pub use matched::{Admission, AtOnce, BannedBy, Exemption, Judged, Known, Matched, Scratch};
+pub use matched::{
+    Admission, AtOnce, BannedBy, Exemption, Judged, Known, Matched, Reservation, Scratch, Settles,
+};
 use networks::Networks;
 
 use crate::directory::Directory;
 use crate::endpoints::Endpoints;
-use crate::plan::{HostPattern, Plan, Route};
+use crate::plan::{Charge, CustomRule, HostPattern, Plan, Route, RuleCost};
 use crate::problem::Problems;
 
 /// A plan, indexed for requests.
@@ -55,6 +57,7 @@ pub struct Matcher {
     exempt_keys: HashSet<Box<[u8]>, RandomState>,
     bans: Networks,
     has_penalties: bool,
+    has_reservations: bool,
 }
 
 impl Matcher {
@@ -83,8 +86,23 @@ impl Matcher {
         let exempt = &plan.clients.exempt;
         let exempt_keys = exempt.api_keys.iter().map(|key| key.expose().into()).collect();
         let (exempt, bans) = (Networks::new(&exempt.networks), Networks::new(&plan.bans));
+        let settled = |custom: &CustomRule| {
+            custom.charge != Charge::UpFront || matches!(custom.cost, RuleCost::Body(_))
+        };
+        let has_reservations = limits.rules.iter().any(settled);
         let has_penalties = limits.iter().any(|rule| rule.penalty.is_some());
-        Self { plan, routes, endpoints, paths, everywhere, exempt, exempt_keys, bans, has_penalties }
+        Self {
+            plan,
+            routes,
+            endpoints,
+            paths,
+            everywhere,
+            exempt,
+            exempt_keys,
+            bans,
+            has_penalties,
+            has_reservations,
+        }
     }
 
     /// The plan it was built from.
@@ -95,6 +113,11 @@ impl Matcher {
     /// Whether any rule locks clients out.
     pub fn has_penalties(&self) -> bool {
         self.has_penalties
+    }
+
+    /// Whether any rule charges what is settled later.
+    pub fn has_reservations(&self) -> bool {
+        self.has_reservations
     }
 
     /// The first route that takes `path`, normalised, at `host`.

@@ -364,3 +364,65 @@ rate_limits:
         );
     });
 }
+
+#[test]
+fn a_body_costs_by_its_length_and_one_of_unknown_length_is_settled_later() {
+    let matcher =
+        matcher("rate_limits: { rules: [{ name: r, cost: { body: 1KiB }, requests: 50, window: 1 }] }");
+    let cost = |length: &str| checks(&matcher, "POST /", &[("content-length", length)]).concat();
+    assert_eq!(cost("0"), "r a....ABCD 1");
+    assert_eq!(cost("1024"), "r a....ABCD 1");
+    assert_eq!(cost("1025"), "r a....ABCD 2");
+    assert_eq!(cost("18446744073709551615"), format!("r a....ABCD {}", 1_u64 << 54));
+    assert_eq!(checks(&matcher, "POST /", &[]), ["r a....ABCD 1"]);
+    let open = |lines: &[(&str, &str)]| {
+        with(&matcher, "POST /", lines, |admission| {
+            let Admission::Checked(held) = admission else { panic!("{admission:?}") };
+            let decision = passing(held);
+            let reserved: Vec<_> =
+                held.reservations(&decision).map(|reserved| reserved.settles.by_body(2_049)).collect();
+            reserved
+        })
+    };
+    assert_eq!(open(&[("content-length", "5")]), []);
+    assert_eq!(open(&[("transfer-encoding", "chunked")]), [Some(tidegate_core::Cost::new(3))]);
+}
+
+/// The decision in which everything passes.
+fn passing(held: &Matched<'_>) -> Decision {
+    let outcome = Outcome { verdict: Verdict::PASS, limit: 9, remaining: 9, reset_after: Span::ZERO };
+    Decision::new(Timestamp::ZERO, held.checks(), held.checks().iter().map(|_| outcome).collect())
+}
+
+#[test]
+fn a_response_settles_what_was_reserved() {
+    use tidegate_core::Cost;
+    let matcher = matcher(
+        "
+rate_limits:
+  rules:
+    - { name: login, requests: 5, window: 1, charge: { after: { status: [401, 5xx] } } }
+    - { name: tokens, requests: 500, window: 1, cost: 100, charge: { after: { header: X-Used } } }
+    - { name: plain, requests: 500, window: 1 }
+",
+    );
+    with(&matcher, "POST /", &[], |admission| {
+        let Admission::Checked(held) = admission else { panic!("{admission:?}") };
+        let decision = passing(held);
+        let settled = |status, lines: &[(&str, &str)]| {
+            let headers = headers(lines);
+            let settled = held.reservations(&decision).map(|reserved| {
+                reserved.settles.by_response(reserved.check.cost, status, &headers).map(Cost::get)
+            });
+            settled.collect::<Vec<_>>()
+        };
+        assert_eq!(settled(200, &[("x-used", "7")]), [Some(0), Some(7)]);
+        assert_eq!(settled(401, &[("x-used", "700")]), [Some(1), Some(700)]);
+        assert_eq!(settled(503, &[("x-used", "0")]), [Some(1), Some(0)]);
+        assert_eq!(settled(403, &[]), [Some(0), None], "without the header the reservation stands");
+        for garbage in ["", "-1", "1.5", "many", "9007199254740992", "99999999999999999999"] {
+            assert_eq!(settled(200, &[("x-used", garbage)]), [Some(0), None], "{garbage}");
+        }
+        assert_eq!(settled(200, &[("x-used", "7"), ("x-used", "7")]), [Some(0), None]);
+    });
+}

@@ -141,7 +141,11 @@ impl Walk<'_, '_> {
         let holds = condition::holds(&custom.matches, self.identity, tier);
         if holds != Holds::No {
             let cost = condition::cost(custom, self.identity.facts().headers);
-            self.count(Place::Custom(index), &custom.count, cost, holds);
+            let first = self.applied.len();
+            self.count(Place::Custom(index), &custom.count, cost.unwrap_or(Cost::ONE), holds);
+            for applied in self.applied.iter_mut().skip(first) {
+                applied.open = cost.is_none();
+            }
         }
     }
 
@@ -185,7 +189,7 @@ impl Walk<'_, '_> {
     }
 
     fn apply(&mut self, place: Place, client: Range, cost: Cost) {
-        self.applied.push(Applied { place, client, cost, failed: false });
+        self.applied.push(Applied { place, client, cost, failed: false, open: false });
     }
 
     /// The client as `identify_by` finds it.

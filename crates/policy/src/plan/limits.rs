@@ -10,7 +10,7 @@ use tidegate_core::{Algorithm, Cost, Limit, Penalty, RuleId, Span};
 use crate::endpoints::EndpointPattern;
 use crate::expression::Expression;
 use crate::identity::ClientKind;
-use crate::plan::Mode;
+use crate::plan::{Charge, Mode, RuleCost};
 use crate::quantity::span_text;
 
 /// All limits, in the order in which a request meets them.
@@ -134,6 +134,15 @@ pub struct CustomRule {
     pub count: Count,
     /// What a request takes of it.
     pub cost: RuleCost,
+    /// When it is charged.
+    pub charge: Charge,
+}
+
+impl CustomRule {
+    /// Whether every request takes one unit, up front.
+    pub(crate) fn is_plain(&self) -> bool {
+        self.cost == RuleCost::Constant(Cost::ONE) && self.charge == Charge::UpFront
+    }
 }
 
 /// How many requests of a client may be under way at once, on this node.
@@ -230,24 +239,6 @@ impl fmt::Display for Count {
             Self::Everybody => f.write_str("everybody together"),
             Self::Per(of) => write!(f, "per {}", names(of)),
             Self::PerEach(of) => write!(f, "per each of {}", names(of)),
-        }
-    }
-}
-
-/// What a request takes of a rule's limit.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum RuleCost {
-    /// Always this much.
-    Constant(Cost),
-    /// What this request header says; 1 without it, the whole limit if it is no whole number.
-    Header(HeaderName),
-}
-
-impl fmt::Display for RuleCost {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Constant(cost) => write!(f, "{}", cost.get()),
-            Self::Header(name) => write!(f, "from the header {name}"),
         }
     }
 }

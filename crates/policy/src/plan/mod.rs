@@ -4,6 +4,7 @@
 //! exactly, names are unique, networks are networks, an upstream that a route names is there.
 
 mod clients;
+mod cost;
 mod limits;
 mod mode;
 mod observe;
@@ -20,9 +21,10 @@ use crate::identity::Identities;
 use crate::problem::Problems;
 
 pub use clients::{Claim, Clients, Exempt, NameSource, Secret, TierSource, Token, TokenKey};
+pub use cost::{Charge, RuleCost, Statuses};
 pub(crate) use limits::penalty_words;
 pub use limits::{
-    ConcurrencyRule, Count, CustomRule, Endpoint, HeaderMatch, Match, RateLimits, Rule, RuleCost, Tier, When,
+    ConcurrencyRule, Count, CustomRule, Endpoint, HeaderMatch, Match, RateLimits, Rule, Tier, When,
 };
 pub use mode::{Mode, Share};
 pub use observe::{LogPlan, LogTo, Sample, TracesPlan};

@@ -59,6 +59,12 @@ impl<'n, 's> Fields<'n, 's> {
         value
     }
 
+    /// Whether a key was written that is not of the language, which has been told.
+    pub(crate) fn is_misspelt(&self) -> bool {
+        let Value::Mapping(entries) = &self.node.value else { return false };
+        entries.iter().any(|entry| self.mapping.key(&entry.key.text).is_none())
+    }
+
     /// Whether `key` is missing only because it was misspelt, which has been told.
     fn is_meant_by_another(&self, key: &str) -> bool {
         let Value::Mapping(entries) = &self.node.value else { return false };

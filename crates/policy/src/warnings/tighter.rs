@@ -6,10 +6,10 @@
 
 use std::collections::{HashMap, HashSet};
 
-use tidegate_core::{Algorithm, Cost};
+use tidegate_core::Algorithm;
 
 use crate::compile::Marks;
-use crate::plan::{Count, Match, Mode, Plan, Rule, RuleCost};
+use crate::plan::{Count, Match, Mode, Plan, Rule};
 use crate::raw::{Finding, Report};
 use crate::render::quote;
 
@@ -61,7 +61,7 @@ pub(super) fn find(plan: &Plan, marks: &Marks, report: &mut Report<'_>) {
         }
     }
     let mut groups: HashMap<(&Match, &Count), Vec<&Rule>> = HashMap::new();
-    for custom in limits.rules.iter().filter(|custom| custom.cost == RuleCost::Constant(Cost::ONE)) {
+    for custom in limits.rules.iter().filter(|custom| custom.is_plain()) {
         let rule = &custom.rule;
         let group = groups.entry((&custom.matches, &custom.count)).or_default();
         let client = || (custom.count == Count::Client).then(|| under_client(rule)).flatten();

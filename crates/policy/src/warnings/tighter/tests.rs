@@ -1,4 +1,4 @@
-use tidegate_core::{Limit, RuleId, Span, Spec, State, Timestamp};
+use tidegate_core::{Cost, Limit, RuleId, Span, Spec, State, Timestamp};
 
 use proptest::prelude::*;
 
