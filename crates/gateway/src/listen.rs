@@ -5,6 +5,7 @@ use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::sync::Arc;
 
 use rustls::ServerConfig;
+use rustls::crypto::aws_lc_rs::Ticketer;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
@@ -102,6 +103,8 @@ impl Listener {
             .and_then(|builder| builder.with_no_client_auth().with_single_cert(chain, key))
             .map_err(ListenError::Certificate)?;
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        // Clients keep their sessions themselves: remembering them here would end at some hundreds.
+        config.ticketer = Ticketer::new().map_err(ListenError::Certificate)?;
         self.tls = Some(TlsAcceptor::from(Arc::new(config)));
         Ok(self)
     }

@@ -3,6 +3,7 @@
 mod activation;
 mod admin;
 mod demo;
+mod descriptors;
 mod reload;
 pub(crate) mod source;
 pub(crate) mod state;
@@ -75,7 +76,9 @@ fn serve(args: &ServeArgs, source: &Source, start: Start, telling: &Telling) -> 
     let memory = usize::try_from(plan.store.max_memory).unwrap_or(usize::MAX);
     let telemetry = Telemetry::new(Metrics::new(cores, clock.now()), telling.log.clone());
     let store = Arc::new(MemoryStore::with_cap(memory));
-    let gateway = Gateway::new(active, Arc::clone(&store))?.with_clock(Arc::clone(&clock));
+    let gateway =
+        Gateway::with_bounds(active, Arc::clone(&store), descriptors::fitting(cores, &telling.log))?
+            .with_clock(Arc::clone(&clock));
     let gateway = Arc::new(gateway.with_telemetry(telemetry)?);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let (served, reloads) = Served::new(Arc::clone(&gateway), store, source);

@@ -15,7 +15,8 @@ fn policy(upstream: &str, log: &str) -> String {
     format!(
         "upstreams: {{ api: {{ servers: [{upstream}] }} }}\nroutes: [{{ path: /**, upstream: api }}]\n\
          clients: {{ identify_by: [api_key, user, ip], user: {{ header: X-User-Id }} }}\n\
-         rate_limits: {{ default: {{ requests: 3, window: 1h, algorithm: sliding_window_log }} }}\nlog: {log}\n"
+         rate_limits: {{ default: {{ requests: 3, window: 1h, algorithm: sliding_window_log }} }}\nlog: {log}\n\
+         admin: off\n"
     )
 }
 

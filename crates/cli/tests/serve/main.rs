@@ -5,6 +5,7 @@
 
 mod activation;
 mod admin;
+mod descriptors;
 mod floods;
 mod frames;
 mod log;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::Request;
 use rustls::pki_types::ServerName;
-use rustls::{ClientConfig, RootCertStore};
+use rustls::{ClientConfig, HandshakeKind, RootCertStore};
 use tidegate_gateway::{Bounds, Listener};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -36,6 +36,17 @@ impl Tls {
 
     /// A handshake that offers `protocols`.
     async fn connect(&self, protocols: &[&str]) -> std::io::Result<TlsStream<TcpStream>> {
+        self.greet(&self.client(protocols)).await
+    }
+
+    async fn greet(&self, client: &Arc<ClientConfig>) -> std::io::Result<TlsStream<TcpStream>> {
+        let stream = TcpStream::connect(self.served.address).await?;
+        let name = ServerName::try_from("a.example").expect("a name");
+        within("a handshake", TlsConnector::from(Arc::clone(client)).connect(name, stream)).await
+    }
+
+    /// Somebody who remembers sessions.
+    fn client(&self, protocols: &[&str]) -> Arc<ClientConfig> {
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let mut config = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
@@ -43,14 +54,17 @@ impl Tls {
             .with_root_certificates(self.roots.clone())
             .with_no_client_auth();
         config.alpn_protocols = protocols.iter().map(|protocol| protocol.as_bytes().to_vec()).collect();
-        let stream = TcpStream::connect(self.served.address).await?;
-        let name = ServerName::try_from("a.example").expect("a name");
-        within("a handshake", TlsConnector::from(Arc::new(config)).connect(name, stream)).await
+        Arc::new(config)
     }
 
     /// That somebody who behaves is served, over HTTP/1.1.
     async fn serves(&self) {
-        let mut stream = self.connect(&["http/1.1"]).await.expect("a handshake");
+        let kind = self.serves_to(&self.client(&["http/1.1"])).await;
+        assert_eq!(kind, Some(HandshakeKind::Full));
+    }
+
+    async fn serves_to(&self, client: &Arc<ClientConfig>) -> Option<HandshakeKind> {
+        let mut stream = self.greet(client).await.expect("a handshake");
         stream
             .write_all(b"GET / HTTP/1.1\r\nHost: a.example\r\nConnection: close\r\n\r\n")
             .await
@@ -58,6 +72,7 @@ impl Tls {
         let mut answer = String::new();
         within("an answer", stream.read_to_string(&mut answer)).await.expect("it is ended as TLS ends");
         assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+        stream.get_ref().1.handshake_kind()
     }
 }
 
@@ -165,4 +180,16 @@ async fn a_tunnel_goes_through_tls() {
     stream.shutdown().await.expect("TLS");
     let mut rest = Vec::new();
     within("both sides end", stream.read_to_end(&mut rest)).await.expect("it is ended as TLS ends");
+}
+
+#[tokio::test]
+async fn a_session_is_resumed_however_many_others_there_were_meanwhile() {
+    let upstream = Upstream::answering().await;
+    let tls = Tls::before(&upstream, Bounds::default());
+    let client = tls.client(&["http/1.1"]);
+    assert_eq!(tls.serves_to(&client).await, Some(HandshakeKind::Full));
+    for _ in 0..300 {
+        tls.serves().await;
+    }
+    assert_eq!(tls.serves_to(&client).await, Some(HandshakeKind::Resumed));
 }
