@@ -46,6 +46,8 @@ pub(crate) enum Command {
     /// What passes is forwarded; what does not gets 429 with Retry-After. Every response carries the limit, what is
     /// left of it and when it is whole again. SIGTERM and Ctrl-C let requests under way end first.
     ///
+    /// Operators are answered on 127.0.0.1:9900 unless the policy says otherwise: see `tidegate status --help`.
+    ///
     /// Without a list of API keys (`clients.tiers.file`) keys are not checked: whoever invents one is a new client.
     #[command(after_help = SERVE_EXAMPLES)]
     Serve(ServeArgs),

@@ -248,7 +248,8 @@ impl<R: Running> Desk<R> {
 
     /// Lets go of the durable file, for a process that takes over: until [`resume`](Self::resume) nothing is changed.
     pub async fn release(&self) -> Result<(), DurableError> {
-        self.write_penalties().await?;
+        // Penalties that cannot be written are no reason to keep the file from whoever takes over.
+        let _ = self.write_penalties().await;
         self.durable.release().await
     }
 

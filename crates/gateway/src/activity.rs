@@ -71,6 +71,18 @@ impl Activity {
         self.moved.swap(false, Ordering::Relaxed)
     }
 
+    /// Whether the next byte can only be the first of a request: a connection may then be taken apart and put together
+    /// again. What is left of a body, or of what is thrown away, would be read as a request.
+    pub(crate) fn is_between_requests(&self) -> bool {
+        let is_set = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
+        self.in_flight.load(Ordering::Relaxed) == 0
+            && !is_set(&self.begun)
+            && !is_set(&self.blocked)
+            && !is_set(&self.owed)
+            && !is_set(&self.parting)
+            && !is_set(&self.multiplexed)
+    }
+
     /// Whether the client may still be sending what nobody wants any more. Over HTTP/2 a stream ends by itself.
     fn may_still_send(&self) -> bool {
         !self.multiplexed.load(Ordering::Relaxed)
@@ -208,9 +220,8 @@ impl Watch {
         if self.head >= HEAD || is_too_slow || is_idle {
             return Order::End;
         }
-        let rests = !moved && !in_flight && !is_blocked && !activity.begun.load(Ordering::Relaxed);
         // Once is enough.
-        if rests && self.still == 1 { Order::Rest } else { Order::Stay }
+        if self.still == 1 && activity.is_between_requests() { Order::Rest } else { Order::Stay }
     }
 }
 

@@ -85,19 +85,13 @@ pub(crate) struct UpstreamBody {
     incoming: Incoming,
     lease: Option<Lease>,
     patience: Patience,
-    broken: Option<hyper::Error>,
     held: Held,
 }
 
 impl UpstreamBody {
     pub(crate) fn new(incoming: Incoming, lease: Lease, pace: Pace) -> Self {
-        let mut body = Self {
-            incoming,
-            lease: Some(lease),
-            patience: Patience::new(pace),
-            broken: None,
-            held: Held::new(),
-        };
+        let mut body =
+            Self { incoming, lease: Some(lease), patience: Patience::new(pace), held: Held::new() };
         body.let_go_at_the_end();
         body
     }
@@ -111,39 +105,20 @@ impl UpstreamBody {
     }
 
     fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        if let Some(error) = self.broken.take() {
-            return Poll::Ready(Some(Err(error.into())));
-        }
-        let incoming = &mut self.incoming;
-        let polled = match &mut self.lease {
-            Some(lease) => lease.poll(cx, |cx| Pin::new(&mut *incoming).poll_frame(cx)),
-            None => Pin::new(incoming).poll_frame(cx),
-        };
-        let frame = match polled {
+        let frame = match Pin::new(&mut self.incoming).poll_frame(cx) {
             Poll::Ready(frame) => frame,
             Poll::Pending => return self.patience.poll(cx).map(|error| Some(Err(error))),
         };
         if let Some(Ok(frame)) = &frame {
             self.patience.saw(frame.data_ref().map_or(1, Bytes::len));
         }
-        Poll::Ready(match frame {
-            Some(Err(error)) => {
-                // What broke off is not used again. What came before it is sent first: hearing of the error, hyper
-                // would keep that to itself.
-                self.lease = None;
-                self.broken = Some(error);
-                cx.waker().wake_by_ref();
-                return Poll::Pending;
-            }
-            Some(Ok(frame)) => {
-                self.let_go_at_the_end();
-                Some(Ok(frame))
-            }
-            None => {
-                self.let_go();
-                None
-            }
-        })
+        match &frame {
+            // What broke off is not used again.
+            Some(Err(_)) => self.lease = None,
+            Some(Ok(_)) => self.let_go_at_the_end(),
+            None => self.let_go(),
+        }
+        Poll::Ready(frame.map(|frame| frame.map_err(BodyError::from)))
     }
 
     fn let_go_at_the_end(&mut self) {

@@ -174,7 +174,11 @@ async fn attend<C: Future + Unpin>(connection: &mut C, ward: &Ward, close: impl 
             Order::Close => close(connection),
             order @ (Order::Rest | Order::End) => return Poll::Ready(order),
         }
-        Pin::new(&mut *connection).poll(cx).map(|_| Order::End)
+        match Pin::new(&mut *connection).poll(cx) {
+            Poll::Ready(_) => Poll::Ready(Order::End),
+            Poll::Pending if ward.makes_room() => Poll::Ready(Order::Rest),
+            Poll::Pending => Poll::Pending,
+        }
     })
     .await
 }

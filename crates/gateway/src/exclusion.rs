@@ -76,9 +76,9 @@ impl Exclusion {
     ) -> Result<Held, Self> {
         let mut held = Held::new();
         for AtOnce { rule, key, role, .. } in matched.at_once() {
-            match permits.take(*key, rule.concurrent) {
+            match permits.take(key, rule.concurrent) {
                 Some(permit) => held.push(permit),
-                None if *role == Role::Binding => {
+                None if role == Role::Binding => {
                     let why = Why::Crowded(rule.concurrent);
                     let (rule, rule_name) = (rule.id, rule.name.clone());
                     return Err(Self { rule, rule_name, why, retry_after: SOON });

@@ -201,15 +201,7 @@ async fn run<S: Store + 'static>(
     drain: Duration,
 ) {
     let inside = Rc::new(());
-    let look = core.bounds.look;
     tokio::task::spawn_local(Rc::clone(&core.rounds).go(core.bounds, stop.clone()));
-    let pools = Rc::clone(&core.pools);
-    tokio::task::spawn_local(async move {
-        loop {
-            tokio::time::sleep(look).await;
-            pools.sweep();
-        }
-    });
     for door in doors {
         let accepting = accept(Rc::clone(&core), door, Arc::clone(&guests), stop.clone(), Rc::clone(&inside));
         tokio::task::spawn_local(accepting);

@@ -313,7 +313,7 @@ async fn send<S: Store>(
     let (mut response, lease) = loop {
         let trial = story.trying(&upstream.counts);
         let sent = {
-            let sending = pin!(core.pools.send(&server, request, server.begin(), upgrade.is_some()));
+            let sending = pin!(core.pools.send(&server, request, server.begin()));
             in_time(core.bounds.answer, &progress, sending).await
         };
         let Some(sent) = sent else {

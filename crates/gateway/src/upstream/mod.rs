@@ -2,7 +2,6 @@
 
 mod balance;
 mod connect;
-mod driven;
 pub(crate) mod health;
 mod pool;
 mod server;

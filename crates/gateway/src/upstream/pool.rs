@@ -2,22 +2,17 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::future::poll_fn;
 use std::io;
-use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 
 use http::{Request, Response};
-use http_body::Body;
 use hyper::body::Incoming;
 use hyper::client::conn::{http1, http2};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use thiserror::Error;
 
 use super::connect::Connector;
-use super::driven::Driven;
 use super::server::{Busy, Server};
 use crate::body::RequestBody;
 use crate::runtime::LocalExecutor;
@@ -36,9 +31,6 @@ pub(crate) struct Pools {
 #[derive(Debug)]
 struct Idle {
     server: Arc<Server>,
-    /// For requests without a body.
-    driven: Vec<Driven>,
-    /// For the others: their connections go on by themselves, whether anybody waits for an answer or not.
     http1: Vec<http1::SendRequest<RequestBody>>,
     /// One carries many requests at once.
     http2: Option<http2::SendRequest<RequestBody>>,
@@ -66,14 +58,12 @@ impl Pools {
         server: &Arc<Server>,
         request: &mut Option<Request<RequestBody>>,
         busy: Busy,
-        upgrades: bool,
     ) -> Result<(Response<Incoming>, Lease), SendError> {
-        let alone = upgrades || request.as_ref().is_some_and(|request| !request.body().is_end_stream());
         loop {
-            let mut sender = match self.take(server, alone).await {
+            let mut sender = match self.take(server).await {
                 Some(sender) => sender,
                 // In a box: what opening takes would else be part of every request.
-                None => match Box::pin(self.open(server, alone)).await {
+                None => match Box::pin(self.open(server)).await {
                     Ok(sender) => sender,
                     Err(error) => return Err(SendError::Connect(error)),
                 },
@@ -93,22 +83,14 @@ impl Pools {
         }
     }
 
-    /// A kept connection; one that goes on `alone`, or one to be driven.
-    async fn take(&self, server: &Server, alone: bool) -> Option<Sender> {
+    async fn take(&self, server: &Server) -> Option<Sender> {
         loop {
             let kept = {
                 let mut idle = self.idle.borrow_mut();
                 let idle = idle.get_mut(&std::ptr::from_ref(server))?;
                 match &idle.http2 {
                     Some(sender) if !sender.is_closed() => return Some(Sender::Http2(sender.clone())),
-                    _ if alone => idle.http1.pop()?,
-                    _ => {
-                        let mut kept = idle.driven.pop()?;
-                        if kept.is_fit() {
-                            return Some(Sender::Driven(kept));
-                        }
-                        continue;
-                    }
+                    _ => idle.http1.pop()?,
                 }
             };
             let mut kept = kept;
@@ -127,20 +109,12 @@ impl Pools {
         let mut idle = self.idle.borrow_mut();
         act(idle.entry(Arc::as_ptr(server)).or_insert_with(|| Idle {
             server: Arc::clone(server),
-            driven: Vec::new(),
             http1: Vec::new(),
             http2: None,
         }));
     }
 
-    /// Closes what servers have closed.
-    pub(crate) fn sweep(&self) {
-        for idle in self.idle.borrow_mut().values_mut() {
-            idle.driven.retain_mut(Driven::is_fit);
-        }
-    }
-
-    async fn open(&self, server: &Arc<Server>, alone: bool) -> io::Result<Sender> {
+    async fn open(&self, server: &Arc<Server>) -> io::Result<Sender> {
         let (stream, is_http2) = self.connector.connect(server).await?;
         let io = TokioIo::new(stream);
         if is_http2 {
@@ -154,9 +128,8 @@ impl Pools {
             return Ok(Sender::Http2(sender));
         }
         let (sender, connection) = http1::Builder::new().handshake(io).await.map_err(io::Error::other)?;
-        if !alone {
-            return Ok(Sender::Driven(Driven::new(sender, connection)));
-        }
+        // A task of its own, though each request wakes it twice: what many requests do in turn, parsing, sending,
+        // receiving, is then done for all of them at once, and the processor keeps the code for it at hand.
         tokio::task::spawn_local(connection.with_upgrades());
         Ok(Sender::Http1(sender))
     }
@@ -164,7 +137,6 @@ impl Pools {
 
 #[derive(Debug)]
 enum Sender {
-    Driven(Driven),
     Http1(http1::SendRequest<RequestBody>),
     Http2(http2::SendRequest<RequestBody>),
 }
@@ -174,10 +146,6 @@ type Unsent = (hyper::Error, Option<Request<RequestBody>>);
 impl Sender {
     async fn send(&mut self, request: Request<RequestBody>) -> Result<Response<Incoming>, Unsent> {
         let sent = match self {
-            Self::Driven(driven) => {
-                let mut sending = pin!(driven.sender.try_send_request(request));
-                poll_fn(|cx| driven.poll(cx, |cx| sending.as_mut().poll(cx))).await
-            }
             Self::Http1(sender) => sender.try_send_request(request).await,
             Self::Http2(sender) => sender.try_send_request(request).await,
         };
@@ -197,29 +165,16 @@ pub(crate) struct Lease {
 }
 
 impl Lease {
-    /// Polls `what`, which comes over the connection.
-    pub(crate) fn poll<T>(
-        &mut self,
-        cx: &mut Context<'_>,
-        mut what: impl FnMut(&mut Context<'_>) -> Poll<T>,
-    ) -> Poll<T> {
-        match &mut self.sender {
-            Sender::Driven(driven) => driven.poll(cx, what),
-            Sender::Http1(_) | Sender::Http2(_) => what(cx),
-        }
-    }
-
     /// The exchange is over: another may use the connection.
     pub(crate) fn give_back(self) {
-        self.pools.with_idle(self.busy.server(), |idle| match self.sender {
-            Sender::Driven(driven) if idle.driven.len() < IDLE => {
-                driven.rest();
-                idle.driven.push(driven);
-            }
-            Sender::Http1(sender) if idle.http1.len() < IDLE && !sender.is_closed() => {
-                idle.http1.push(sender);
-            }
-            _ => {}
-        });
+        if let Sender::Http1(sender) = self.sender
+            && !sender.is_closed()
+        {
+            self.pools.with_idle(self.busy.server(), |idle| {
+                if idle.http1.len() < IDLE {
+                    idle.http1.push(sender);
+                }
+            });
+        }
     }
 }

@@ -5,7 +5,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{Request, StatusCode};
 use tidegate_gateway::Bounds;
-use tokio::net::TcpStream;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
 
 use crate::support::{Client, Response, Served, Upstream, until, within};
 
@@ -117,4 +118,40 @@ async fn over_http2_a_limit_is_told_and_the_connection_goes_on() {
         let response = within("an answer", response).await.expect("an answer");
         assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
     }
+}
+
+#[tokio::test]
+async fn the_rest_of_a_body_that_was_answered_early_is_never_taken_for_a_request() {
+    // It answers as soon as it has the head, and goes on reading.
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let address = listener.local_addr().expect("an address");
+    let answering = tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.expect("a connection");
+        let mut seen = Vec::new();
+        while !seen.windows(4).any(|end| end == b"\r\n\r\n") {
+            stream.read_buf(&mut seen).await.expect("a head");
+        }
+        stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nearly").await.expect("an answer");
+        while let Ok(1..) = stream.read_buf(&mut seen).await {}
+    });
+    let look = Duration::from_millis(20);
+    let policy = format!(
+        "upstreams: {{ app: {{ servers: [\"http://{address}\"] }} }}\n\
+         routes: [{{ path: /**, upstream: app }}]\n\
+         rate_limits: {{ default: {{ requests: 100, window: 1h }} }}\n"
+    );
+    let served = Served::start(&policy, Bounds { look, ..Bounds::default() });
+    let mut client = served.client().await;
+    client.send(posts("Content-Length: 1000\r\n").as_bytes()).await;
+    let answer = client.response().await.expect("an answer");
+    assert_eq!((answer.status, answer.text().as_str()), (200, "early"));
+    // Long enough that a connection at rest would have been put aside.
+    for _ in 0..5 {
+        tokio::time::sleep(look * 3).await;
+        client.send(b"GET /smuggled HTTP/1.1\r\nHost: a\r\n\r\n").await;
+    }
+    client.shut().await;
+    assert_eq!(client.rest().await, b"", "none of it was answered");
+    drop(served);
+    answering.abort();
 }

@@ -41,6 +41,12 @@ impl Client {
         }
     }
 
+    /// Ends its side.
+    pub(crate) async fn shut(&mut self) {
+        // A connection that is gone is shut, too.
+        let _ = within("ending", self.stream.shutdown()).await;
+    }
+
     /// Everything up to the end of the connection.
     pub(crate) async fn rest(&mut self) -> Vec<u8> {
         while self.read_some().await {}

@@ -194,7 +194,7 @@ pub fn explain<'a>(
             (Ruling::Banned { subject: ban.subject.to_string(), by: "operator" }, Vec::new(), None)
         }
         Admission::Checked(held) => {
-            at_once.extend(held.at_once().iter().map(PlaceMet::of));
+            at_once.extend(held.at_once().map(|place| PlaceMet::of(&place)));
             held_against(&held, now)
         }
     };

@@ -126,7 +126,8 @@ pub enum Exemption {
 pub struct Matched<'a> {
     pub(super) checks: SmallVec<[Check<'a>; INLINE]>,
     pub(super) applied: &'a [Applied],
-    pub(super) at_once: SmallVec<[AtOnce<'a>; 1]>,
+    pub(super) at_once: &'a [Applied],
+    pub(super) bytes: &'a [u8],
     pub(super) plan: &'a Plan,
     pub(super) kind: ClientKind,
     pub(super) client: &'a [u8],
@@ -150,19 +151,8 @@ impl<'a> Matched<'a> {
         };
         let (applied, at_once) = scratch.applied.split_at_checked(checks).unwrap_or_default();
         let checks = applied.iter().filter_map(check).collect();
-        let place = |applied: &'a Applied| {
-            let Place::AtOnce(at) = applied.place else { return None };
-            let rule = plan.rate_limits.concurrent.get(at)?;
-            let key = Key::new(rule.id, bytes(applied.client));
-            Some(AtOnce {
-                rule,
-                key,
-                role: rule.mode.role(rule.id, client),
-                condition_failed: applied.failed,
-            })
-        };
-        let at_once = at_once.iter().filter_map(place).collect();
-        Self { checks, applied, at_once, plan, kind, client, tier }
+        let bytes = &scratch.bytes;
+        Self { checks, applied, at_once, bytes, plan, kind, client, tier }
     }
 
     /// The checks: one decision.
@@ -188,8 +178,15 @@ impl<'a> Matched<'a> {
     }
 
     /// Places among the requests under way that the request needs beside its checks, in the order of the policy.
-    pub fn at_once(&self) -> &[AtOnce<'a>] {
-        &self.at_once
+    pub fn at_once(&self) -> impl Iterator<Item = AtOnce<'a>> {
+        self.at_once.iter().filter_map(|applied| {
+            let Place::AtOnce(at) = applied.place else { return None };
+            let rule = self.plan.rate_limits.concurrent.get(at)?;
+            let (start, end) = applied.client;
+            let key = Key::new(rule.id, self.bytes.get(start as usize..end as usize).unwrap_or_default());
+            let condition_failed = applied.failed;
+            Some(AtOnce { rule, key, role: rule.mode.role(rule.id, self.client), condition_failed })
+        })
     }
 
     /// Every check with its rule and what `decision` answered to it, in order.

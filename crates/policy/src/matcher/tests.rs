@@ -350,7 +350,6 @@ rate_limits:
         let Admission::Checked(held) = admission else { panic!("{admission:?}") };
         let places: Vec<_> = held
             .at_once()
-            .iter()
             .map(|place| {
                 let key =
                     String::from_utf8_lossy(place.key.client).replace(|c: char| !c.is_ascii_graphic(), ".");

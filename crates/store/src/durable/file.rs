@@ -83,7 +83,11 @@ impl DurableFile {
 
     /// Writes all of `changes` or none. When it returns they are on the disk.
     pub(super) fn apply(&self, changes: &[Change]) -> Result<(), String> {
-        self.try_apply(changes).map_err(|error| error.to_string())
+        // What fails in there must not end the thread that everybody waits for.
+        match catch_unwind(AssertUnwindSafe(|| self.try_apply(changes))) {
+            Ok(applied) => applied.map_err(|error| error.to_string()),
+            Err(_) => Err("the database failed".to_owned()),
+        }
     }
 
     fn try_apply(&self, changes: &[Change]) -> Result<(), Failure> {

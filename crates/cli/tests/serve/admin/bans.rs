@@ -1,5 +1,6 @@
 //! Who is banned gets 403, from the acknowledged request on until the ban ends.
 
+use std::io::Read;
 use std::process::Command;
 
 use super::{Gate, request};
@@ -170,6 +171,30 @@ fn a_ban_that_was_acknowledged_goes_over_to_the_successor() {
         }
         old = next;
     }
+}
+
+#[test]
+fn a_successor_that_does_not_come_after_all_changes_nothing() {
+    let meeting = format!("{}/gone-{}.socket", env!("CARGO_TARGET_TMPDIR"), std::process::id());
+    let policy = Policy::new("gone", &super::policy_text(""));
+    let server = Server::start(&["--config", &policy.path(), "--takeover", &meeting]);
+    let (admin, token) = super::admin_of(&server, &policy);
+    let gate = Gate { server, policy, admin, token };
+    assert_eq!(gate.ask("POST", "/v1/bans", r#"{"subject":"user:bob"}"#).status, 201);
+    let mut successor = std::os::unix::net::UnixStream::connect(&meeting).unwrap();
+    // It has been given everything now, the file too.
+    successor.read_exact(&mut [0; 8]).unwrap();
+    assert_eq!(
+        gate.ask("POST", "/v1/bans", r#"{"subject":"user:eve"}"#).status,
+        503,
+        "this is another's to do"
+    );
+    assert_eq!(gate.get("X-User: bob\r\n"), 403);
+    drop(successor);
+    while gate.ask("POST", "/v1/bans", r#"{"subject":"user:eve"}"#).status == 503 {
+        std::thread::yield_now();
+    }
+    assert_eq!((gate.get("X-User: bob\r\n"), gate.get("X-User: eve\r\n")), (403, 403));
 }
 
 #[test]

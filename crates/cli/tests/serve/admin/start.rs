@@ -88,6 +88,17 @@ fn a_damaged_file_a_newer_one_and_one_in_use_are_refused_with_what_to_do() {
     std::fs::remove_file(&file).unwrap();
     let gate = Gate::serve(policy);
     assert_eq!(gate.get("X-User: bob\r\n"), 200, "moved away, it starts with none");
+
+    let Gate { server, policy, .. } = gate;
+    drop(server);
+    let database = redb::Database::open(&file).unwrap();
+    let transaction = database.begin_write().unwrap();
+    let meta = redb::TableDefinition::<&str, u64>::new("meta");
+    transaction.open_table(meta).unwrap().insert("format", 99).unwrap();
+    transaction.commit().unwrap();
+    drop(database);
+    let error = refused(&policy);
+    assert!(error.contains("has format 99") && error.contains("newer tidegate"), "{error}");
 }
 
 #[test]
