@@ -99,14 +99,14 @@ pub(crate) fn run() -> anyhow::Result<()> {
 const SEED: u64 = 42;
 
 /// How long this thread was ready to run and had to wait for others, since its start.
-fn waited_for_a_processor() -> anyhow::Result<Duration> {
+pub(crate) fn waited_for_a_processor() -> anyhow::Result<Duration> {
     let schedstat = std::fs::read_to_string("/proc/thread-self/schedstat").context("this needs Linux")?;
     let nanos = schedstat.split_whitespace().nth(1).context("no waiting time")?;
     Ok(Duration::from_nanos(nanos.parse()?))
 }
 
 /// Resident memory of this process.
-fn resident_bytes() -> anyhow::Result<u64> {
+pub(crate) fn resident_bytes() -> anyhow::Result<u64> {
     let status = std::fs::read_to_string("/proc/self/status").context("this needs Linux")?;
     let line = status.lines().find(|line| line.starts_with("VmRSS:")).context("no VmRSS")?;
     let kilobytes: u64 = line.split_whitespace().nth(1).context("no figure")?.parse()?;

@@ -8,6 +8,7 @@ mod hot;
 mod matching;
 mod policy;
 mod step;
+mod telemetry;
 
 use clap::{Parser, Subcommand};
 
@@ -29,6 +30,8 @@ enum Bench {
     Policy,
     /// What a policy says about a request: paths, identities, conditions, API keys, a whole match
     Match,
+    /// What metrics, logs and scrapes cost
+    Telemetry,
     /// One check a decision over and over, for a profiler
     Hot {
         /// How many different keys
@@ -49,6 +52,7 @@ fn main() -> anyhow::Result<()> {
         Bench::Flood => flood::run(),
         Bench::Policy => policy::run(),
         Bench::Match => matching::run(),
+        Bench::Telemetry => telemetry::run(),
         Bench::Hot { keys, batch, refuse } => hot::run(keys, batch, refuse),
     }
 }

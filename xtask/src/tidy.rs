@@ -34,7 +34,17 @@ const MAY_USE: [(&str, &[&str]); 11] = [
             "tidegate-console",
         ],
     ),
-    ("bench", &["tidegate-core", "tidegate-store", "tidegate-redis", "tidegate-policy"]),
+    (
+        "bench",
+        &[
+            "tidegate-core",
+            "tidegate-store",
+            "tidegate-redis",
+            "tidegate-policy",
+            "tidegate-telemetry",
+            "tidegate-gateway",
+        ],
+    ),
     ("bench-peers", &["tidegate-core", "tidegate-store", "tidegate-redis"]),
     ("xtask", &[]),
 ];

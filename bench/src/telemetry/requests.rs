@@ -1,0 +1,157 @@
+//! What counting everything and logging one request in a hundred adds to a request through the gateway.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use tidegate_gateway::{Gateway, Listener};
+use tidegate_policy::{Active, NoFiles, Sample, compile};
+use tidegate_store::{Clock, MemoryStore, SystemClock};
+use tidegate_telemetry::{Destination, Form, Log, Metrics, Telemetry, Which};
+use tokio::sync::watch;
+
+const CONNECTIONS: usize = 16;
+/// Requests of one connection in a round.
+const EACH: usize = 1_500;
+const ROUNDS: usize = 15;
+const MOST: f64 = 1.05;
+
+const ANSWER: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
+const REQUEST: &[u8] = b"GET /things/7 HTTP/1.1\r\nHost: bench\r\nX-API-Key: sk_bench_0123456789\r\n\r\n";
+
+/// A gateway of one core that runs until the process ends.
+struct Running {
+    /// The thread that serves.
+    thread: String,
+    connections: Vec<TcpStream>,
+}
+
+impl Running {
+    fn start(upstream: SocketAddr, telemetry: Telemetry) -> anyhow::Result<Self> {
+        let policy = format!(
+            "upstreams: {{ api: {{ servers: ['http://{upstream}'] }} }}\nroutes: [{{ path: /**, upstream: api }}]\n\
+             rate_limits: {{ default: {{ requests: 100000000, window: 1s, algorithm: token_bucket }} }}"
+        );
+        let active = Active::new(compile("bench.yaml", policy.as_bytes(), &NoFiles)?.plan);
+        let store = Arc::new(MemoryStore::with_cap(16 << 20));
+        let gateway = Gateway::new(active, store)?.with_telemetry(telemetry)?;
+        let listener = Listener::bind("127.0.0.1:0", 1)?;
+        let address = listener.address();
+        let (stop, stopping) = watch::channel(false);
+        let before = cores()?;
+        gateway.start(&[listener], &stopping, Duration::ZERO)?;
+        // It runs as long as somebody could stop it.
+        std::mem::forget((stop, gateway));
+        let connect = |_| -> anyhow::Result<TcpStream> {
+            let stream = TcpStream::connect(address)?;
+            stream.set_nodelay(true)?;
+            Ok(stream)
+        };
+        let connections = (0..CONNECTIONS).map(connect).collect::<Result<_, _>>()?;
+        let thread = cores()?.into_iter().find(|thread| !before.contains(thread));
+        Ok(Self { thread: thread.context("no core has started")?, connections })
+    }
+
+    /// Processor time of the core for each request, in nanoseconds.
+    #[expect(clippy::cast_precision_loss, reason = "figures to read, not to compute with")]
+    fn round(&mut self) -> anyhow::Result<f64> {
+        let before = processor_nanos(&self.thread)?;
+        let mut answer = [0; 4_096];
+        for _ in 0..EACH {
+            for connection in &mut self.connections {
+                connection.write_all(REQUEST)?;
+            }
+            for connection in &mut self.connections {
+                let mut seen = 0;
+                while !answer[..seen].ends_with(b"\r\n\r\nok") {
+                    seen += connection.read(&mut answer[seen..])?;
+                }
+            }
+        }
+        Ok((processor_nanos(&self.thread)? - before) as f64 / (EACH * CONNECTIONS) as f64)
+    }
+}
+
+/// Threads of this process that serve.
+fn cores() -> anyhow::Result<Vec<String>> {
+    let mut cores = Vec::new();
+    for task in std::fs::read_dir("/proc/self/task")? {
+        let path = task?.path();
+        if std::fs::read_to_string(path.join("comm"))?.starts_with("core-") {
+            cores.push(path.display().to_string());
+        }
+    }
+    Ok(cores)
+}
+
+fn processor_nanos(thread: &str) -> anyhow::Result<u64> {
+    let stat = std::fs::read_to_string(Path::new(thread).join("schedstat"))?;
+    Ok(stat.split(' ').next().context("schedstat is empty")?.parse()?)
+}
+
+fn upstream() -> anyhow::Result<SocketAddr> {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let address = listener.local_addr()?;
+    std::thread::spawn(move || {
+        for stream in listener.incoming().map_while(Result::ok) {
+            std::thread::spawn(move || answer(stream));
+        }
+    });
+    Ok(address)
+}
+
+/// Answers each request head, one after another.
+fn answer(mut stream: TcpStream) -> std::io::Result<()> {
+    stream.set_nodelay(true)?;
+    let (mut seen, mut buffer) = (Vec::new(), [0; 4_096]);
+    loop {
+        let read = stream.read(&mut buffer)?;
+        if read == 0 {
+            return Ok(());
+        }
+        seen.extend_from_slice(&buffer[..read]);
+        if seen.ends_with(b"\r\n\r\n") {
+            seen.clear();
+            stream.write_all(ANSWER)?;
+        }
+    }
+}
+
+/// Whether the bar is met.
+pub(super) fn run() -> anyhow::Result<bool> {
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+    let upstream = upstream()?;
+    let file = std::env::temp_dir().join(format!("tidegate-bench-{}.log", std::process::id()));
+    let log = Log::open(&Destination::File(file.clone()), Form::Json, Arc::clone(&clock))?;
+    let one_percent = Sample::of_millionths(10_000).context("one percent is a share")?;
+    log.choose(Which { access: one_percent, refused: one_percent });
+    let mut on = Running::start(upstream, Telemetry::new(Metrics::new(1, clock.now()), log.clone()))?;
+    let mut off = Running::start(upstream, Telemetry::off(clock))?;
+    on.round()?;
+    off.round()?;
+    let mut rounds = Vec::new();
+    for _ in 0..ROUNDS {
+        rounds.push((off.round()?, on.round()?));
+    }
+    log.flush();
+    let lines = std::fs::read_to_string(&file)?.lines().count();
+    std::fs::remove_file(file)?;
+    let median = |which: fn(&(f64, f64)) -> f64| {
+        let mut all: Vec<f64> = rounds.iter().map(which).collect();
+        all.sort_by(f64::total_cmp);
+        all[all.len() / 2]
+    };
+    let (off, on, ratio) =
+        (median(|round| round.0), median(|round| round.1), median(|round| round.1 / round.0));
+    println!(
+        "processor time of the gateway for a request, median of {ROUNDS} rounds of {}",
+        EACH * CONNECTIONS
+    );
+    println!("  telling nothing                    {off:.0} ns");
+    println!("  metrics, and 1 % logged            {on:.0} ns, {lines} lines");
+    println!("  ratio                              {ratio:.3} (bar {MOST})");
+    Ok(ratio <= MOST)
+}

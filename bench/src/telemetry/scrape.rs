@@ -1,0 +1,84 @@
+//! A scrape with 10,000 rules and a million clients seen, while a core goes on counting.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use tidegate_policy::{NoFiles, compile};
+use tidegate_store::{Clock, SystemClock};
+use tidegate_telemetry::{Decided, Metrics, Reader};
+
+use crate::flood::{resident_bytes, waited_for_a_processor};
+
+const RULES: usize = 10_000;
+const CLIENTS: u32 = 1_000_000;
+const SCRAPES: usize = 20;
+const LONGEST_SCRAPE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_millis(1);
+/// Two megabytes, and so much for each rule.
+const MOST_BYTES: u64 = 2_000_000 + 200 * RULES as u64;
+
+/// Whether the bar is met.
+#[expect(clippy::cast_precision_loss, reason = "figures to read, not to compute with")]
+pub(super) fn run() -> anyhow::Result<bool> {
+    let rules: Vec<_> = (0..RULES - 1)
+        .map(|rule| format!("    /api/v1/things/{rule}: {{ requests: 100, window: 60 }}\n"))
+        .collect();
+    let policy =
+        format!("rate_limits:\n  default: {{ requests: 1, window: 1 }}\n  endpoints:\n{}", rules.concat());
+    let plan = compile("bench.yaml", policy.as_bytes(), &NoFiles)?.plan;
+    let clock = SystemClock::new();
+    let before = resident_bytes()?;
+    let metrics = Metrics::new(2, clock.now());
+    let slots = Arc::new(metrics.apply(&plan));
+    let ids: Vec<_> = plan.rate_limits.iter().map(|rule| rule.id).collect();
+    let meter = metrics.meter();
+    for client in 0..CLIENTS {
+        let key = [b"a\x04\0\0\0", &client.to_be_bytes()[..]].concat();
+        let rule = ids[client as usize % ids.len()];
+        meter.decided(Decided::Refused, 1_000);
+        meter.refused(&slots, rule, &key, clock.now());
+    }
+    let done = Arc::new(AtomicBool::new(false));
+    let counting = {
+        let (meter, slots, done, ids) = (metrics.meter(), Arc::clone(&slots), Arc::clone(&done), ids.clone());
+        std::thread::spawn(move || -> anyhow::Result<Duration> {
+            let (clock, mut longest, mut waited) =
+                (SystemClock::new(), Duration::ZERO, waited_for_a_processor()?);
+            let mut rng = fastrand::Rng::with_seed(7);
+            while !done.load(Ordering::Relaxed) {
+                let key = [b"a\x04\0\0\0", &rng.u32(..CLIENTS).to_be_bytes()[..]].concat();
+                let (rule, now) = (ids[rng.usize(..ids.len())], clock.now());
+                let start = Instant::now();
+                meter.decided(Decided::Refused, 1_000);
+                meter.refused(&slots, rule, &key, now);
+                let mut took = start.elapsed();
+                if took > LONGEST_PAUSE {
+                    // Others may have had the processor meanwhile: that is no pause of ours.
+                    let now_waited = waited_for_a_processor()?;
+                    took = took.saturating_sub(now_waited.saturating_sub(waited));
+                    waited = now_waited;
+                }
+                longest = longest.max(took);
+            }
+            Ok(longest)
+        })
+    };
+    let (mut slowest, mut bytes) = (Duration::ZERO, 0);
+    for _ in 0..SCRAPES {
+        let start = Instant::now();
+        let text = metrics.page(Reader::Scraper, clock.now()).into_text();
+        slowest = slowest.max(start.elapsed());
+        bytes = bytes.max(text.len() as u64);
+    }
+    let memory = resident_bytes()?.saturating_sub(before);
+    done.store(true, Ordering::Relaxed);
+    let pause = counting.join().ok().context("the counting thread has panicked")??;
+    println!("a scrape with {RULES} rules and {CLIENTS} clients seen, while a core counts");
+    println!("  slowest of {SCRAPES}   {:.1} ms (bar 100)", slowest.as_secs_f64() * 1e3);
+    println!("  text            {:.2} MB (bar {:.2})", bytes as f64 / 1e6, MOST_BYTES as f64 / 1e6);
+    println!("  memory          {:.2} MB (bar {:.2})", memory as f64 / 1e6, MOST_BYTES as f64 / 1e6);
+    println!("  longest pause   {:.3} ms of one that counts (bar 1)", pause.as_secs_f64() * 1e3);
+    Ok(slowest <= LONGEST_SCRAPE && bytes <= MOST_BYTES && memory <= MOST_BYTES && pause <= LONGEST_PAUSE)
+}
