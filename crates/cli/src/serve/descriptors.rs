@@ -1,7 +1,8 @@
 //! How many files may be open, and so how many clients there is room for.
 //!
 //! A client takes a descriptor, and so does the connection to the service that answers it. Where they run out, clients
-//! that were let in could not be served; so no more are let in than that.
+//! that were let in could not be served. Most clients are idle most of the time, and connections to services are
+//! kept and shared: a quarter is for those, and no more clients are let in than the rest has room for.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tidegate_gateway::Bounds;
@@ -38,7 +39,7 @@ pub(super) fn fitting(cores: usize, log: &Log) -> Bounds {
 /// How many clients can be served with so many descriptors.
 fn room(open: usize, cores: usize) -> usize {
     let own = OWN.saturating_add(cores.saturating_mul(OF_A_CORE));
-    (open.saturating_sub(own) / 2).max(1)
+    (open.saturating_sub(own) / 4).saturating_mul(3).max(1)
 }
 
 #[cfg(test)]
@@ -46,9 +47,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_client_takes_two_and_there_is_always_room_for_one() {
-        assert_eq!(room(1_024, 2), 488);
-        assert_eq!((room(0, 1), room(40, 1), room(44, 1)), (1, 1, 2));
+    fn a_quarter_is_for_services_and_there_is_always_room_for_one() {
+        assert_eq!(room(1_024, 2), 732);
+        assert_eq!((room(0, 1), room(40, 1), room(44, 1)), (1, 1, 3));
         assert!(room(usize::MAX, usize::MAX) >= 1);
     }
 }
