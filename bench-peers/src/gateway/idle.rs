@@ -12,8 +12,6 @@ use super::proxy::{Proxy, Running, Setting};
 
 pub(crate) const NAME: &str = "10,000 idle connections";
 const CONNECTIONS: usize = 10_000;
-/// How long they are idle before anybody looks: whoever gives memory back has done so by then.
-const REST: Duration = Duration::from_secs(12);
 /// Each client address holds so many, so that no limit per address is met.
 const PER_ADDRESS: usize = 100;
 
@@ -30,7 +28,6 @@ pub(crate) fn kib_per_connection(proxy: Proxy, setting: &Setting<'_>) -> anyhow:
     drop(open(port, PER_ADDRESS)?);
     let before = server.usage()?.resident_bytes;
     let held = open(port, CONNECTIONS)?;
-    std::thread::sleep(REST);
     let after = server.usage()?.resident_bytes;
     ensure!(server.is_running()?, "it ended under {CONNECTIONS} connections");
     for stream in held.iter().step_by(PER_ADDRESS) {
