@@ -40,6 +40,9 @@ pub trait Running: Send + Sync + 'static {
     /// What Prometheus reads, and its media type. `remembers` is whether the reader compares it with what it read before.
     fn metrics(&self, remembers: bool) -> (String, &'static str);
 
+    /// Writes down what an operator did, and to whom.
+    fn tell(&self, event: &str, message: &str, subject: &str);
+
     /// Reads the policy again and puts it in force if it is good.
     fn reload(&self) -> impl Future<Output = Result<Reloaded, ReloadError>> + Send;
 }

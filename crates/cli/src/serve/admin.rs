@@ -28,6 +28,7 @@ pub(crate) struct Served {
     source: String,
     reloads: mpsc::Sender<ReloadRequest>,
     is_ready: AtomicBool,
+    log: Log,
 }
 
 impl Served {
@@ -35,6 +36,7 @@ impl Served {
         gateway: Arc<Gateway<MemoryStore>>,
         store: Arc<MemoryStore>,
         source: &Source,
+        log: Log,
     ) -> (Arc<Self>, mpsc::Receiver<ReloadRequest>) {
         let (reloads, wanted) = mpsc::channel(8);
         let source = match source {
@@ -42,7 +44,7 @@ impl Served {
             Source::Line(_) => "the command line".to_owned(),
             Source::Demo(_) => "the built-in demo".to_owned(),
         };
-        (Arc::new(Self { gateway, store, source, reloads, is_ready: AtomicBool::new(true) }), wanted)
+        (Arc::new(Self { gateway, store, source, reloads, is_ready: AtomicBool::new(true), log }), wanted)
     }
 
     /// From now on nobody should send requests here.
@@ -113,6 +115,10 @@ impl Running for Served {
         let (bans, help) = ("tidegate_bans", "Bans that operators have made while it runs.");
         page.single(bans, Kind::Gauge, help, self.gateway.bans().len());
         (page.into_text(), Page::CONTENT_TYPE)
+    }
+
+    fn tell(&self, event: &str, message: &str, subject: &str) {
+        self.log.event(event, message, &[("subject", subject)]);
     }
 
     async fn reload(&self) -> Result<Reloaded, ReloadError> {

@@ -80,7 +80,7 @@ fn serve(args: &ServeArgs, source: &Source, start: Start, telling: &Telling) -> 
             .with_clock(Arc::clone(&clock));
     let gateway = Arc::new(gateway.with_telemetry(telemetry)?);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let (served, reloads) = Served::new(Arc::clone(&gateway), store, source);
+    let (served, reloads) = Served::new(Arc::clone(&gateway), store, source, telling.log.clone());
     // Before the first request: nobody who is banned slips through.
     let desk = runtime.block_on(served.restore(clock, state))?;
     runtime.spawn(Arc::clone(&desk).keep_penalties());

@@ -109,6 +109,10 @@ pub(super) async fn add<R: Running>(console: &Console<R>, asked: NewBan) -> Resu
     let ban = Ban { subject, reason: reason(asked.reason)?, since: now, until };
     let told = Told::operator(&ban, now);
     let is_new = console.desk.ban(ban).await?;
+    let until = told.left.as_ref().map_or_else(String::new, |left| format!(" for {left}"));
+    let because = if told.reason.is_empty() { String::new() } else { format!(": {}", told.reason) };
+    let message = format!("{} is banned{until}{because}", told.subject);
+    console.running.tell("ban_added", &message, &told.subject);
     Ok(answer::json(if is_new { StatusCode::CREATED } else { StatusCode::OK }, &told))
 }
 
@@ -120,6 +124,7 @@ pub(super) async fn remove<R: Running>(console: &Console<R>, asked: OldBan) -> R
     let penalties = console.desk.forgive(&subject);
     let was_banned = console.desk.unban(subject).await?;
     if was_banned || penalties > 0 {
+        console.running.tell("ban_removed", &format!("{shown} is let in again"), &shown);
         let told = json!({ "subject": shown, "banned": was_banned, "penalties": penalties });
         return Ok(answer::json(StatusCode::OK, &told));
     }

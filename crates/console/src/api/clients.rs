@@ -36,6 +36,8 @@ pub(super) async fn reset<R: Running>(console: &Console<R>, asked: Reset) -> Res
     }
     let names: Vec<_> = rules.iter().map(|rule| rule.name.as_str()).collect();
     let client = ClientName::of(&key);
+    let message = format!("{client} begins anew under {}", names.join(", "));
+    console.running.tell("counters_reset", &message, &client.to_string());
     Ok(answer::json(StatusCode::OK, &json!({ "client": client, "rules": names })))
 }
 

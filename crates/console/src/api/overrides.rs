@@ -102,6 +102,10 @@ pub(super) async fn add<R: Running>(console: &Console<R>, asked: NewOverride) ->
     let instead = OverrideRecord { algorithm, spec, reason: reason(asked.reason)?, since: now, until };
     let told = Told::of(&key, &instead, now);
     let is_new = console.desk.override_limit(key, instead).await?;
+    let Told { client, rule, requests, window, .. } = &told;
+    let client = client.to_string();
+    let message = format!("{client} may have {requests} per {window} under {rule}");
+    console.running.tell("override_added", &message, &client);
     Ok(answer::json(if is_new { StatusCode::CREATED } else { StatusCode::OK }, &told))
 }
 
@@ -135,5 +139,11 @@ pub(super) async fn remove<R: Running>(console: &Console<R>, asked: OldOverride)
     if !console.desk.end_override(key).await? {
         return Err(missing());
     }
+    let client = wanted.to_string();
+    console.running.tell(
+        "override_removed",
+        &format!("{client} is limited by {rule} as others are"),
+        &client,
+    );
     Ok(answer::json(StatusCode::OK, &json!({ "client": wanted, "rule": rule })))
 }

@@ -33,6 +33,21 @@ fn a_ban_holds_at_once_after_a_restart_and_until_it_is_taken_back() {
 }
 
 #[test]
+fn what_operators_do_is_written_down() {
+    let gate = Gate::start("audit", "");
+    let ban = r#"{"subject":"api_key:sk_live_4f9a8b7c6d5e","for":"1d","reason":"abuse \"again\""}"#;
+    assert_eq!(gate.ask("POST", "/v1/bans", ban).status, 201);
+    let line = gate.server.hears("ban_added");
+    let line: serde_json::Value = serde_json::from_str(&line).unwrap();
+    let subject = line["subject"].as_str().unwrap();
+    assert!(!subject.contains("4f9a8b7c6d5e"), "{line}");
+    assert_eq!(line["message"], format!("{subject} is banned for 1d: abuse \"again\""));
+    let old = r#"{"subject":"api_key:sk_live_4f9a8b7c6d5e"}"#;
+    assert_eq!(gate.ask("DELETE", "/v1/bans", old).status, 200);
+    gate.server.hears("ban_removed");
+}
+
+#[test]
 fn a_ban_ends_by_itself() {
     let gate = Gate::start("ban-ends", "");
     assert_eq!(gate.ask("POST", "/v1/bans", r#"{"subject":"user:bob","for":"300ms"}"#).status, 201);
