@@ -81,6 +81,9 @@ impl Live {
         let mut family =
             page.family("tidegate_upstream_in_flight", Kind::Gauge, "Requests that a server is working on.");
         self.each_server(|labels, server| family.sample(labels, server.load()));
+        let mut family =
+            page.family("tidegate_upstream_connections", Kind::Gauge, "Open connections to a server.");
+        self.each_server(|labels, server| family.sample(labels, server.connections()));
     }
 
     fn each_server(&self, mut tell: impl FnMut(&[(&str, &str)], &Server)) {

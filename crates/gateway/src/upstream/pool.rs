@@ -123,16 +123,26 @@ impl Pools {
                 .handshake(io)
                 .await
                 .map_err(io::Error::other)?;
-            tokio::task::spawn_local(connection);
+            spawn(connection, server);
             self.with_idle(server, |idle| idle.http2 = Some(sender.clone()));
             return Ok(Sender::Http2(sender));
         }
         let (sender, connection) = http1::Builder::new().handshake(io).await.map_err(io::Error::other)?;
         // A task of its own, though each request wakes it twice: what many requests do in turn, parsing, sending,
         // receiving, is then done for all of them at once, and the processor keeps the code for it at hand.
-        tokio::task::spawn_local(connection.with_upgrades());
+        spawn(connection.with_upgrades(), server);
         Ok(Sender::Http1(sender))
     }
+}
+
+/// Lets a connection go on until it ends.
+fn spawn(connection: impl Future + 'static, server: &Arc<Server>) {
+    let connected = server.connected();
+    tokio::task::spawn_local(async move {
+        // That it broke off is told to whoever waits for an answer.
+        connection.await;
+        drop(connected);
+    });
 }
 
 #[derive(Debug)]

@@ -68,6 +68,8 @@ pub(crate) struct Server {
     pub(crate) speaks: Speaks,
     healthy: AtomicBool,
     busy: AtomicUsize,
+    /// Connections of all cores to it.
+    connected: AtomicUsize,
 }
 
 /// What is spoken to a server.
@@ -108,6 +110,7 @@ impl Server {
             speaks,
             healthy: AtomicBool::new(true),
             busy: AtomicUsize::new(0),
+            connected: AtomicUsize::new(0),
         })
     }
 
@@ -152,10 +155,30 @@ impl Server {
         self.busy.load(Ordering::Relaxed)
     }
 
+    pub(crate) fn connections(&self) -> usize {
+        self.connected.load(Ordering::Relaxed)
+    }
+
+    /// Counts a connection to it until the guard is dropped.
+    pub(super) fn connected(self: &Arc<Self>) -> Connected {
+        self.connected.fetch_add(1, Ordering::Relaxed);
+        Connected(Arc::clone(self))
+    }
+
     /// Counts a request towards its load until the guard is dropped.
     pub(crate) fn begin(self: &Arc<Self>) -> Busy {
         self.busy.fetch_add(1, Ordering::Relaxed);
         Busy(Arc::clone(self))
+    }
+}
+
+/// A connection to a server that is open.
+#[derive(Debug)]
+pub(super) struct Connected(Arc<Server>);
+
+impl Drop for Connected {
+    fn drop(&mut self) {
+        self.0.connected.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
