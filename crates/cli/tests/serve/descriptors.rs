@@ -18,7 +18,7 @@ fn limited(limit: &str, upstream: &str) -> Server {
 fn no_more_are_let_in_than_can_be_served() {
     let upstream = format!("http://{}", echo());
     let server = limited("ulimit -n 120", &upstream);
-    server.hears("only 120 files may be open at once, which is room for 40 clients");
+    server.hears("only 120 files may be open at once, which is room for 60 clients");
     let mut inside = Vec::new();
     for _ in 0..100 {
         let mut client = Connection::open(&server.address).unwrap();
@@ -28,7 +28,7 @@ fn no_more_are_let_in_than_can_be_served() {
             inside.push(client);
         }
     }
-    assert_eq!(inside.len(), 40);
+    assert_eq!(inside.len(), 60);
     for client in &mut inside {
         assert_eq!(client.get("").unwrap().status(), "200", "they stay");
     }
