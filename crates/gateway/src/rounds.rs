@@ -18,7 +18,7 @@ use crate::bounds::Bounds;
 const LINGER: Duration = Duration::from_millis(500);
 
 /// A core with more connections than this lets each rest as soon as it has been answered: making its HTTP state anew
-/// for the next request takes a microsecond, keeping it 20 KiB.
+/// for the next request is work, but keeping it for so many is memory that few of them use.
 const CROWD: usize = 2_048;
 
 /// What a connection is told.
