@@ -39,20 +39,20 @@ pub(crate) type Asked<'a> = (&'a mut Parts, &'a mut Option<Incoming>);
 pub(crate) async fn serve<S: Store + 'static>(
     core: &Rc<Core<S>>,
     hop: &Rc<Hop>,
-    asked: Asked<'_>,
+    (parts, body): Asked<'_>,
 ) -> Response<ResponseBody> {
     let live = core.live();
     // Told when it is dropped, whatever happens until then.
     let mut story = core.teller.begin();
-    traced::join(&mut story, &asked.0.headers);
-    story.see(|| seen(asked.0, hop.peer, &live.plan().identities));
+    traced::join(&mut story, &parts.headers);
+    story.see(|| seen(parts, hop.peer, &live.plan().identities));
     let mut told = Told::new();
-    let mut response = match journey(core, &live, hop, asked, (&mut told, &mut story)).await {
+    let mut response = match journey(core, &live, hop, (&mut *parts, body), (&mut told, &mut story)).await {
         Ok(response) => response,
         // Every failure ends here, and only here becomes a status code.
         Err(cause) => {
             story.failed(|| cause.told());
-            rescue(cause, live.error_body())
+            rescue(cause, live.error_body(), std::mem::take(&mut parts.headers))
         }
     };
     response.headers_mut().reserve(told.len());
@@ -126,7 +126,10 @@ async fn journey<S: Store + 'static>(
         std::mem::swap(request.headers_mut(), &mut parts.headers);
         request
     });
-    let answer = send(core, (upstream, stand), &mut request, (upgrade, held), story).await;
+    // Its length is not told, nor anything but an answer asked for.
+    let is_plain =
+        upgrade.is_none() && !marks.has(Marks::CONTENT_LENGTH) && !marks.has(Marks::TRANSFER_ENCODING);
+    let answer = send(core, (upstream, stand), (&mut request, is_plain), (upgrade, held), story).await;
     if !reserved.is_empty() {
         Box::pin(settle::settle(core, reserved, &answer)).await;
     }
@@ -322,7 +325,7 @@ impl Upgrade {
 async fn send<S: Store>(
     core: &Rc<Core<S>>,
     (upstream, stand): (&Upstream, Stand),
-    request: &mut Option<Request<RequestBody>>,
+    (request, is_plain): (&mut Option<Request<RequestBody>>, bool),
     (upgrade, held): (Option<Upgrade>, Held),
     story: &mut Story<'_>,
 ) -> Result<Response<ResponseBody>, Cause> {
@@ -332,7 +335,7 @@ async fn send<S: Store>(
     let (mut response, lease) = loop {
         let trial = story.trying(&upstream.counts);
         let sent = {
-            let sending = pin!(core.pools.send(&server, request, server.begin()));
+            let sending = pin!(core.pools.send(&server, request, is_plain, server.begin()));
             core.patience.wait(sending, || progress.has_moved()).await
         };
         let Some(sent) = sent else {
@@ -356,6 +359,10 @@ async fn send<S: Store>(
                 story.tried(trial, &server.place, result);
                 return Err(cause);
             }
+            Err(SendError::Unanswered) => {
+                story.tried(trial, &server.place, Try::Broken);
+                return Err(Cause::BadAnswer);
+            }
         }
     };
     let switches = response.status() == StatusCode::SWITCHING_PROTOCOLS;
@@ -370,7 +377,7 @@ async fn send<S: Store>(
         return Ok(response);
     }
     let pace = core.bounds.response_pace;
-    let body = |body| ResponseBody::Upstream(UpstreamBody::new(body, lease, pace).holding(held));
+    let body = |source| ResponseBody::Upstream(UpstreamBody::new(source, lease, pace, held));
     let mut response = response.map(body);
     forward::for_client(response.headers_mut(), false);
     *response.version_mut() = Version::HTTP_11;

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use http::header::{HeaderName, HeaderValue};
 use smallvec::SmallVec;
-use tidegate_core::{Decision, Role, RuleId};
+use tidegate_core::{Decision, Outcome, Role, RuleId};
 use tidegate_policy::{HeaderStyle, Judged, Matched};
 
 use crate::refusal::reset;
@@ -36,12 +36,12 @@ pub(crate) fn tell(
         match style {
             HeaderStyle::XRateLimit => {
                 told.push((X_LIMIT, said.limit(outcome.limit)));
-                told.push((X_REMAINING, outcome.remaining.into()));
+                told.push((X_REMAINING, remaining(outcome)));
                 told.push((X_RESET, said.reset(reset(decision.at, outcome))));
             }
             HeaderStyle::RateLimitEpoch | HeaderStyle::RateLimitDelta => {
                 told.push((LIMIT, said.limit(outcome.limit)));
-                told.push((REMAINING, outcome.remaining.into()));
+                told.push((REMAINING, remaining(outcome)));
                 let seconds = if *style == HeaderStyle::RateLimitEpoch {
                     reset(decision.at, outcome)
                 } else {
@@ -62,6 +62,11 @@ pub(crate) fn tell(
             }
         }
     }
+}
+
+fn remaining(outcome: &Outcome) -> HeaderValue {
+    // As every refusal has it.
+    if outcome.remaining == 0 { HeaderValue::from_static("0") } else { outcome.remaining.into() }
 }
 
 /// When a refused client may come back, for those who look for it among the `X-RateLimit` headers.
@@ -110,9 +115,10 @@ impl Said {
 /// So many values of a kind.
 const KEPT: u64 = 16;
 
-/// The last values by what they say, each at its place.
+/// The last values by what they say, each at its place. One is kept when it is asked for again, before anything else at
+/// its place: what is told once is not worth it.
 #[derive(Debug)]
-struct Kept<K>([Option<(K, HeaderValue)>; KEPT as usize]);
+struct Kept<K>([Option<(K, Option<HeaderValue>)>; KEPT as usize]);
 
 impl<K> Default for Kept<K> {
     fn default() -> Self {
@@ -121,12 +127,15 @@ impl<K> Default for Kept<K> {
 }
 
 impl<K: PartialEq> Kept<K> {
-    /// The value for `key`, which stands at `place` or is written there.
+    /// The value for `key`, whose place is `place`.
     fn get(&mut self, place: u64, key: K, write: impl FnOnce() -> HeaderValue) -> HeaderValue {
         let Some(kept) = self.0.get_mut((place % KEPT) as usize) else { return write() };
         match kept {
-            Some((said, value)) if *said == key => value.clone(),
-            _ => kept.insert((key, write())).1.clone(),
+            Some((said, value)) if *said == key => value.get_or_insert_with(write).clone(),
+            _ => {
+                *kept = Some((key, None));
+                write()
+            }
         }
     }
 }
@@ -182,7 +191,7 @@ mod tests {
     fn what_was_said_is_said_again_and_nothing_else() {
         let mut kept = Kept::default();
         let mut value = |key: u64| kept.get(key, key, || key.into());
-        for key in [1, 1, 17, 1, 2, 17, 2] {
+        for key in [1, 1, 1, 17, 17, 1, 2, 17, 2, 2, 17] {
             assert_eq!(value(key), key.to_string());
         }
     }
