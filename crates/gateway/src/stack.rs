@@ -73,41 +73,7 @@ async fn journey<S: Store + 'static>(
     let marks = check_framing(parts, core.bounds.body_bytes)?;
     // One spelling of the path, for matching and for forwarding.
     let path = normalize(parts.uri.path()).map_err(Cause::Path)?;
-    let (upstream, stand, passed) = {
-        let host = host_without_port(parts.headers.get(HOST));
-        let facts = Facts {
-            method: parts.method.as_str(),
-            host,
-            path: &path,
-            headers: &parts.headers,
-            peer: hop.peer,
-        };
-        // Where to, before anything is charged for a request that nobody takes.
-        let upstream = live.upstream(host, &path).ok_or(Cause::NoRoute)?;
-        // Who is banned, who is exempt, and what the rest is held against.
-        let mut lent = core.with_scratch();
-        let now = story.deciding();
-        let bans = core.bans.any();
-        let known =
-            Known { directory: live.active.directory.as_deref(), bans: bans.as_deref().map(|bans| &**bans) };
-        match live.active.matcher.admit(&facts, known, now, &mut lent.scratch) {
-            Admission::Banned { .. } => {
-                story.decided(Decided::Banned);
-                return Err(Cause::Banned);
-            }
-            Admission::Exempt { .. } => {
-                story.decided(Decided::Exempt);
-                let addresses = live.plan().identities.addresses();
-                let stand = upstream.stand(|| addresses.client(&parts.headers, hop.peer));
-                (upstream, stand, Passed::default())
-            }
-            Admission::Checked(matched) => {
-                story.client(matched.client());
-                let passed = limit(core, live, &matched, now, (told, story)).await?;
-                (upstream, upstream.stand(|| matched.client()), passed)
-            }
-        }
-    };
+    let (upstream, stand, passed) = admit(core, live, hop, (parts, &path), (told, story)).await?;
     if let Cow::Owned(path) = path {
         parts.uri = with_path(&parts.uri, &path)?;
     }
@@ -130,10 +96,51 @@ async fn journey<S: Store + 'static>(
     let is_plain =
         upgrade.is_none() && !marks.has(Marks::CONTENT_LENGTH) && !marks.has(Marks::TRANSFER_ENCODING);
     let answer = send(core, (upstream, stand), (&mut request, is_plain), (upgrade, held), story).await;
-    if !reserved.is_empty() {
-        Box::pin(settle::settle(core, reserved, &answer)).await;
+    if reserved.is_empty() {
+        return answer;
     }
-    answer
+    let settling = async move {
+        settle::settle(core, reserved, &answer).await;
+        answer
+    };
+    Box::pin(settling).await
+}
+
+/// Whether a request may pass, and where to.
+async fn admit<'l, S: Store + 'static>(
+    core: &Rc<Core<S>>,
+    live: &'l Live,
+    hop: &Hop,
+    (parts, path): (&Parts, &str),
+    (told, story): (&mut Told, &mut Story<'_>),
+) -> Result<(&'l Upstream, Stand, Passed), Cause> {
+    let host = host_without_port(parts.headers.get(HOST));
+    let facts = Facts { method: parts.method.as_str(), host, path, headers: &parts.headers, peer: hop.peer };
+    // Where to, before anything is charged for a request that nobody takes.
+    let upstream = live.upstream(host, path).ok_or(Cause::NoRoute)?;
+    // Who is banned, who is exempt, and what the rest is held against.
+    let mut lent = core.with_scratch();
+    let now = story.deciding();
+    let bans = core.bans.any();
+    let known =
+        Known { directory: live.active.directory.as_deref(), bans: bans.as_deref().map(|bans| &**bans) };
+    match live.active.matcher.admit(&facts, known, now, &mut lent.scratch) {
+        Admission::Banned { .. } => {
+            story.decided(Decided::Banned);
+            Err(Cause::Banned)
+        }
+        Admission::Exempt { .. } => {
+            story.decided(Decided::Exempt);
+            let addresses = live.plan().identities.addresses();
+            let stand = upstream.stand(|| addresses.client(&parts.headers, hop.peer));
+            Ok((upstream, stand, Passed::default()))
+        }
+        Admission::Checked(matched) => {
+            story.client(matched.client());
+            let passed = limit(core, live, &matched, now, (told, story)).await?;
+            Ok((upstream, upstream.stand(|| matched.client()), passed))
+        }
+    }
 }
 
 /// One decision over all limits that apply. What must wait for its turn is held here. What the request takes along
@@ -177,7 +184,7 @@ async fn limit<S: Store + 'static>(
         if let (Some(rule), Some(outcome)) = (matched.rule(tightest), decision.outcomes.get(tightest)) {
             story.judged(rule, outcome);
         }
-        tell(told, &mut core.said.borrow_mut(), live.styles(), &decision, tightest, matched);
+        tell((told, &mut core.said.borrow_mut()), live.styles(), &decision, tightest, matched);
     }
     let Verdict::Pass { wait } = decision.verdict else {
         let record = || Exclusion::of_violation(&core.penalties, matched, &decision, now);

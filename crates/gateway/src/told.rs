@@ -24,8 +24,7 @@ pub(crate) type Told = SmallVec<[(HeaderName, HeaderValue); 6]>;
 /// Tells of a decision in the chosen styles: the single-valued ones of the tightest limit, the structured one of
 /// every limit that can refuse. What an upstream says of limits of its own is replaced.
 pub(crate) fn tell(
-    told: &mut Told,
-    said: &mut Said,
+    (told, said): (&mut Told, &mut Said),
     styles: &[HeaderStyle],
     decision: &Decision,
     tightest: usize,
@@ -52,7 +51,7 @@ pub(crate) fn tell(
             HeaderStyle::RateLimit => {
                 // What only watches is not the client's business.
                 let binding = || matched.judged(decision).filter(|judged| judged.check.role == Role::Binding);
-                told.push((POLICY, said.policy(&binding)));
+                told.push((POLICY, said.policy(binding)));
                 let mut value = Value::default();
                 for Judged { rule, outcome, .. } in binding() {
                     let reset_after = outcome.reset_after.as_secs_ceil();
@@ -113,23 +112,24 @@ impl Said {
 }
 
 /// So many values of a kind.
-const KEPT: u64 = 16;
+const KEPT: usize = 16;
 
 /// The last values by what they say, each at its place. One is kept when it is asked for again, before anything else at
 /// its place: what is told once is not worth it.
 #[derive(Debug)]
-struct Kept<K>([Option<(K, Option<HeaderValue>)>; KEPT as usize]);
+struct Kept<K>([Option<(K, Option<HeaderValue>)>; KEPT]);
 
 impl<K> Default for Kept<K> {
     fn default() -> Self {
-        Self([const { None }; KEPT as usize])
+        Self([const { None }; KEPT])
     }
 }
 
 impl<K: PartialEq> Kept<K> {
     /// The value for `key`, whose place is `place`.
     fn get(&mut self, place: u64, key: K, write: impl FnOnce() -> HeaderValue) -> HeaderValue {
-        let Some(kept) = self.0.get_mut((place % KEPT) as usize) else { return write() };
+        let place = usize::try_from(place % KEPT as u64).unwrap_or_default();
+        let Some(kept) = self.0.get_mut(place) else { return write() };
         match kept {
             Some((said, value)) if *said == key => value.get_or_insert_with(write).clone(),
             _ => {

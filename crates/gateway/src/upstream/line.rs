@@ -277,7 +277,7 @@ mod tests {
         for other in others {
             assert_eq!(read(other, &Method::GET), None, "{other:?}");
         }
-        let many: String = (0..=HEADERS).map(|n| format!("X-{n}: a\r\n")).collect();
+        let many = "X-A: a\r\n".repeat(HEADERS + 1);
         assert_eq!(read(&format!("HTTP/1.1 204 No Content\r\n{many}\r\n"), &Method::GET), None);
     }
 

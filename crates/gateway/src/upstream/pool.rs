@@ -95,7 +95,8 @@ impl Pools {
             server.address(addressed, matches!(way, Way::Http2(_)));
             let answered = match way {
                 Way::Line(line) => self.ask(line, request).await?,
-                other => ask_hyper(other, request).await?,
+                // In a box as well: what hyper takes along is large.
+                other => Box::pin(ask_hyper(other, request)).await?,
             };
             // The server had closed it before anything was sent: that is no answer, so another is asked.
             if let Some((response, way)) = answered {
