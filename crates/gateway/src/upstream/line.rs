@@ -46,6 +46,8 @@ pub(crate) struct PlainBody {
     first: Bytes,
     /// What is still to be read.
     left: u64,
+    /// Why no more comes.
+    broke: Option<io::Error>,
 }
 
 /// What came of asking.
@@ -100,6 +102,16 @@ impl Line {
         .await
     }
 
+    /// Waits for a piece of a body, of which so much is left.
+    fn poll_piece(&mut self, cx: &mut Context<'_>, left: u64) -> Poll<io::Result<Bytes>> {
+        // Room is made once there is something to put into it.
+        ready!(self.stream.poll_read_ready(cx))?;
+        let most = usize::try_from(left).unwrap_or(PIECE).min(PIECE);
+        let mut piece = BytesMut::with_capacity(most);
+        let read = ready!(pin!(self.stream.read_buf(&mut (&mut piece).limit(most))).poll(cx))?;
+        Poll::Ready(if read > 0 { Ok(piece.freeze()) } else { Err(io::ErrorKind::UnexpectedEof.into()) })
+    }
+
     /// Waits for the answer to a request with `method`. `room` is where to read, `headers` where to put them.
     pub(super) fn poll_answer(
         &mut self,
@@ -150,17 +162,25 @@ impl PlainBody {
         if self.left == 0 {
             return Poll::Ready(None);
         }
-        let Some(line) = line else { return Poll::Ready(Some(Err(io::ErrorKind::NotConnected.into()))) };
-        // Room is made once there is something to put into it.
-        ready!(line.stream.poll_read_ready(cx))?;
-        let most = usize::try_from(self.left).unwrap_or(PIECE).min(PIECE);
-        let mut piece = BytesMut::with_capacity(most);
-        let read = ready!(pin!(line.stream.read_buf(&mut (&mut piece).limit(most))).poll(cx))?;
-        if read == 0 {
-            return Poll::Ready(Some(Err(io::ErrorKind::UnexpectedEof.into())));
+        if let Some(error) = self.broke.take() {
+            return Poll::Ready(Some(Err(error)));
         }
-        self.left -= read as u64;
-        Poll::Ready(Some(Ok(piece.freeze())))
+        let read = match line {
+            Some(line) => ready!(line.poll_piece(cx, self.left)),
+            None => Err(io::ErrorKind::NotConnected.into()),
+        };
+        match read {
+            Ok(piece) => {
+                self.left -= piece.len() as u64;
+                Poll::Ready(Some(Ok(piece)))
+            }
+            Err(error) => {
+                // Told the next time: what has come so far is sent on first.
+                self.broke = Some(error);
+                cx.waker().wake_by_ref();
+                Poll::Pending
+            }
+        }
     }
 }
 
@@ -193,7 +213,7 @@ fn plain(read: &Bytes, method: &Method, headers: &mut HeaderMap) -> Option<(Stat
     }
     let has_none = *method == Method::HEAD || matches!(status.as_u16(), 204 | 304);
     let left = if has_none { 0 } else { length? };
-    Some((status, PlainBody { first: read.slice(start..), left }))
+    Some((status, PlainBody { first: read.slice(start..), left, broke: None }))
 }
 
 /// Digits alone, and few enough.
