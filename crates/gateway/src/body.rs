@@ -22,8 +22,8 @@ use crate::upstream::{Lease, PlainBody};
 pub(crate) enum ResponseBody {
     /// Our own words.
     Own(Option<Bytes>),
-    /// An upstream's, as it comes.
-    Upstream(UpstreamBody),
+    /// An upstream's, as it comes. In a box: a response changes hands often, and most of ours are small.
+    Upstream(Box<UpstreamBody>),
 }
 
 impl ResponseBody {

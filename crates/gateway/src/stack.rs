@@ -135,9 +135,10 @@ async fn admit<'l, S: Store + 'static>(
             let stand = upstream.stand(|| addresses.client(&parts.headers, hop.peer));
             Ok((upstream, stand, Passed::default()))
         }
-        Admission::Checked(matched) => {
+        // Where it is: a match is large.
+        Admission::Checked(ref matched) => {
             story.client(matched.client());
-            let passed = limit(core, live, &matched, now, (told, story)).await?;
+            let passed = limit(core, live, matched, now, (told, story)).await?;
             Ok((upstream, upstream.stand(|| matched.client()), passed))
         }
     }
@@ -384,7 +385,7 @@ async fn send<S: Store>(
         return Ok(response);
     }
     let pace = core.bounds.response_pace;
-    let body = |source| ResponseBody::Upstream(UpstreamBody::new(source, lease, pace, held));
+    let body = |source| ResponseBody::Upstream(Box::new(UpstreamBody::new(source, lease, pace, held)));
     let mut response = response.map(body);
     forward::for_client(response.headers_mut(), false);
     *response.version_mut() = Version::HTTP_11;

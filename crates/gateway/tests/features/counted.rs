@@ -1,9 +1,13 @@
 //! Everything that happens to requests is counted once.
 
+use std::time::Duration;
+
 use super::support::{Proxy, Upstream, connect, soon};
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http::Request;
 use http_body_util::Empty;
+use tidegate_gateway::Bounds;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
 const TWO: &str = "rate_limits: { default: { requests: 2, window: 1h, algorithm: sliding_window_log } }";
@@ -89,6 +93,31 @@ async fn who_hangs_up_is_counted_as_gone() {
     };
     assert_eq!((failed("abandoned"), failed("broken")), (1, 0));
     assert_eq!(proxy.counted("rate_limit_requests_total{decision=\"passed\"}"), 1);
+}
+
+#[tokio::test]
+async fn a_connection_at_rest_that_its_server_ends_is_let_go() {
+    let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let place = server.local_addr().unwrap();
+    let bounds = Bounds { look: Duration::from_millis(5), ..Bounds::default() };
+    let proxy = Proxy::with(&[format!("http://{place}")], TWO, &[], bounds);
+    let open =
+        || proxy.counted(&format!("tidegate_upstream_connections{{upstream=\"api\",server=\"{place}\"}}"));
+    let serving = async {
+        let (mut stream, _) = server.accept().await.unwrap();
+        stream.read_buf(&mut BytesMut::with_capacity(4096)).await.unwrap();
+        stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").await.unwrap();
+        stream
+    };
+    let (stream, answer) = soon(async { tokio::join!(serving, proxy.get("/")) }).await;
+    assert_eq!((answer.text(), open()), ("ok", 1), "kept");
+    drop(stream);
+    soon(async {
+        while open() > 0 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
 }
 
 #[tokio::test]
