@@ -29,30 +29,34 @@ type Chunk = [OnceLock<Known>; CHUNK];
 /// given back; place 0 is never taken.
 #[derive(Debug)]
 pub(super) struct Limits {
-    fingerprints: Box<[AtomicU64]>,
+    fingerprints: Box<[AtomicU64; LIMITS]>,
     chunks: Box<[OnceLock<Box<Chunk>>]>,
     /// How many are known; held while one is added.
     count: Mutex<usize>,
 }
 
 impl Limits {
+    #[expect(clippy::large_stack_arrays, reason = "it is made where it stays, or at the start of a process")]
     pub(super) fn new() -> Self {
         Self {
-            fingerprints: (0..LIMITS).map(|_| AtomicU64::new(0)).collect(),
+            fingerprints: Box::new([const { AtomicU64::new(0) }; LIMITS]),
             chunks: (0..LIMITS / CHUNK).map(|_| OnceLock::new()).collect(),
             count: Mutex::new(0),
         }
     }
 
     /// The number of `limit`; `None` if there are no more numbers.
-    #[inline]
     pub(super) fn number(&self, limit: &Limit) -> Option<u16> {
+        self.likely_number(limit).or_else(|| self.find_or_add(limit))
+    }
+
+    /// The number of `limit`, if it is known and at its first place, as almost every one is.
+    #[expect(clippy::inline_always, reason = "a few instructions of every decision")]
+    #[inline(always)]
+    pub(super) fn likely_number(&self, limit: &Limit) -> Option<u16> {
         let wanted = fingerprint(limit);
         let place = first_place(wanted);
-        if self.fingerprints[place].load(Ordering::Acquire) == wanted {
-            return Some(place as u16);
-        }
-        self.find_or_add(limit)
+        (self.fingerprints[place].load(Ordering::Acquire) == wanted).then_some(place as u16)
     }
 
     #[cold]
