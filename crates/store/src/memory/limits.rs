@@ -36,10 +36,10 @@ pub(super) struct Limits {
 }
 
 impl Limits {
-    #[expect(clippy::large_stack_arrays, reason = "it is made where it stays, or at the start of a process")]
     pub(super) fn new() -> Self {
+        let fingerprints: Box<[_]> = (0..LIMITS).map(|_| AtomicU64::new(0)).collect();
         Self {
-            fingerprints: Box::new([const { AtomicU64::new(0) }; LIMITS]),
+            fingerprints: fingerprints.try_into().unwrap_or_else(|_| unreachable!("they are so many")),
             chunks: (0..LIMITS / CHUNK).map(|_| OnceLock::new()).collect(),
             count: Mutex::new(0),
         }

@@ -392,25 +392,33 @@ mod loom_tests {
 
     /// Every interleaving with at most three preemptions: what more would find has not been seen yet, and takes
     /// minutes.
-    fn model(test: impl Fn() + Sync + Send + 'static) {
-        let mut model = loom::model::Builder::new();
-        model.preemption_bound = Some(3);
-        model.check(test);
+    fn model(test: impl Fn(Algorithm) + Copy + Sync + Send + 'static) {
+        // One that has a way of its own, and one for all others.
+        for algorithm in [Algorithm::TokenBucket, Algorithm::FixedWindow] {
+            let mut model = loom::model::Builder::new();
+            model.preemption_bound = Some(3);
+            model.check(move || test(algorithm));
+        }
     }
 
-    fn decide(store: &MemoryStore, clients: &[&'static [u8]], requests: u64) -> bool {
+    fn decide(store: &MemoryStore, algorithm: Algorithm, clients: &[&'static [u8]], requests: u64) -> bool {
         let spec = Spec::new(requests, Span::from_secs(60));
-        let limit = Limit::new(Algorithm::FixedWindow, spec).expect("a valid limit");
+        let limit = Limit::new(algorithm, spec).expect("a valid limit");
         let check = |client: &&'static [u8]| Check::new(Key::new(RuleId::named("rule"), client), &limit);
         let checks: Vec<_> = clients.iter().map(check).collect();
         store.decide_now(&checks, NOW).expect("there are few limits").passes()
     }
 
     /// Two threads ask at once for what `clients` name; how many passed.
-    fn race(store: &Arc<MemoryStore>, clients: [&'static [&'static [u8]]; 2], requests: u64) -> usize {
+    fn race(
+        store: &Arc<MemoryStore>,
+        algorithm: Algorithm,
+        clients: [&'static [&'static [u8]]; 2],
+        requests: u64,
+    ) -> usize {
         let racers = clients.map(|clients| {
             let store = Arc::clone(store);
-            thread::spawn(move || decide(&store, clients, requests))
+            thread::spawn(move || decide(&store, algorithm, clients, requests))
         });
         racers
             .map(|racer| racer.join().expect("no racer panics"))
@@ -421,26 +429,36 @@ mod loom_tests {
 
     #[test]
     fn loom_two_newcomers_of_one_name_are_one_key() {
-        model(|| assert_eq!(race(&store(), [&[b"a"], &[b"a"]], 1), 1));
+        model(|algorithm| assert_eq!(race(&store(), algorithm, [&[b"a"], &[b"a"]], 1), 1));
     }
 
     #[test]
     fn loom_one_unit_of_a_known_key_passes_once() {
-        model(|| {
+        model(|algorithm| {
             let store = store();
-            assert!(decide(&store, &[b"a"], 2));
-            assert_eq!(race(&store, [&[b"a"], &[b"a"]], 2), 1);
+            assert!(decide(&store, algorithm, &[b"a"], 2));
+            assert_eq!(race(&store, algorithm, [&[b"a"], &[b"a"]], 2), 1);
+        });
+    }
+
+    #[test]
+    fn loom_one_check_and_several_on_its_key_pass_once() {
+        model(|algorithm| {
+            let store = store();
+            assert!(decide(&store, algorithm, &[b"a", b"b"], 2));
+            assert_eq!(race(&store, algorithm, [&[b"a"], &[b"a", b"b"]], 2), 1);
+            assert!(!decide(&store, algorithm, &[b"a"], 2));
         });
     }
 
     #[test]
     fn loom_checks_in_opposite_order_never_wait_for_each_other_and_pass_once() {
-        model(|| {
+        model(|algorithm| {
             let store = store();
-            assert!(decide(&store, &[b"a", b"b"], 2));
-            assert_eq!(race(&store, [&[b"a", b"b"], &[b"b", b"a"]], 2), 1);
-            assert!(!decide(&store, &[b"a"], 2));
-            assert!(!decide(&store, &[b"b"], 2), "both were charged together");
+            assert!(decide(&store, algorithm, &[b"a", b"b"], 2));
+            assert_eq!(race(&store, algorithm, [&[b"a", b"b"], &[b"b", b"a"]], 2), 1);
+            assert!(!decide(&store, algorithm, &[b"a"], 2));
+            assert!(!decide(&store, algorithm, &[b"b"], 2), "both were charged together");
         });
     }
 }
