@@ -56,7 +56,7 @@ impl Activity {
     pub(crate) fn begin(self: &Arc<Self>, has_body: bool) -> InFlight {
         self.begun.store(false, Ordering::Relaxed);
         self.owed.store(has_body, Ordering::Relaxed);
-        self.in_flight.fetch_add(1, Ordering::Relaxed);
+        change(&self.in_flight, |count| count + 1);
         self.asked.store(true, Ordering::Relaxed);
         InFlight(Arc::clone(self))
     }
@@ -95,13 +95,18 @@ fn add(to: &AtomicU64, bytes: usize) {
     to.store(to.load(Ordering::Relaxed).wrapping_add(bytes as u64), Ordering::Relaxed);
 }
 
+/// Changes what only one thread ever changes: that need not be one step.
+fn change(count: &AtomicU32, to: impl FnOnce(u32) -> u32) {
+    count.store(to(count.load(Ordering::Relaxed)), Ordering::Relaxed);
+}
+
 /// A request that is being served.
 #[derive(Debug)]
 pub(crate) struct InFlight(Arc<Activity>);
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        self.0.in_flight.fetch_sub(1, Ordering::Relaxed);
+        change(&self.0.in_flight, |count| count.saturating_sub(1));
         self.0.moved.store(true, Ordering::Relaxed);
     }
 }
@@ -129,9 +134,9 @@ impl<B> InFlightBody<B> {
         }
         self.is_offered = is_offered;
         if is_offered {
-            activity.offered.fetch_add(1, Ordering::Relaxed);
+            change(&activity.offered, |count| count + 1);
         } else {
-            activity.offered.fetch_sub(1, Ordering::Relaxed);
+            change(&activity.offered, |count| count.saturating_sub(1));
         }
     }
 }

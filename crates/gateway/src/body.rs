@@ -15,7 +15,7 @@ use tokio::time::{Sleep, sleep};
 use crate::activity::Activity;
 use crate::exclusion::Held;
 use crate::forward;
-use crate::upstream::Lease;
+use crate::upstream::{Lease, PlainBody};
 
 /// What a client is answered with.
 #[derive(Debug)]
@@ -53,14 +53,14 @@ impl Body for ResponseBody {
     fn is_end_stream(&self) -> bool {
         match self {
             Self::Own(bytes) => bytes.is_none(),
-            Self::Upstream(body) => body.incoming.is_end_stream(),
+            Self::Upstream(body) => body.source.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match self {
             Self::Own(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
-            Self::Upstream(body) => body.incoming.size_hint(),
+            Self::Upstream(body) => body.source.size_hint(),
         }
     }
 }
@@ -71,6 +71,9 @@ pub(crate) enum BodyError {
     /// The connection it came over did.
     #[error(transparent)]
     Broken(#[from] hyper::Error),
+    /// The same, where nobody but us was reading.
+    #[error("the server broke off")]
+    BrokeOff(#[from] std::io::Error),
     /// Too little came.
     #[error("too little of the body came within {} s", .0.as_secs())]
     TooSlow(Duration),
@@ -79,56 +82,102 @@ pub(crate) enum BodyError {
     TooLarge(u64),
 }
 
-/// An upstream's body. Its connection goes back to the pool when it has ended.
+/// Where an upstream's body comes from.
+#[derive(Debug)]
+pub(crate) enum Source {
+    Hyper(Incoming),
+    /// Over the line that was leased.
+    Plain(PlainBody),
+}
+
+impl Source {
+    fn poll_frame(
+        &mut self,
+        cx: &mut Context<'_>,
+        lease: Option<&mut Lease>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        match self {
+            Self::Hyper(incoming) => {
+                Pin::new(incoming).poll_frame(cx).map(|frame| Some(frame?.map_err(BodyError::from)))
+            }
+            Self::Plain(plain) => {
+                let piece = plain.poll_piece(cx, lease.and_then(Lease::line));
+                piece.map(|piece| Some(piece?.map(Frame::data).map_err(BodyError::from)))
+            }
+        }
+    }
+
+    /// Whether its connection is not needed any more.
+    fn has_come(&self) -> bool {
+        match self {
+            Self::Hyper(incoming) => incoming.is_end_stream(),
+            Self::Plain(plain) => plain.has_come(),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Hyper(incoming) => incoming.is_end_stream(),
+            Self::Plain(plain) => plain.length() == 0,
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Hyper(incoming) => incoming.size_hint(),
+            Self::Plain(plain) => SizeHint::with_exact(plain.length()),
+        }
+    }
+}
+
+/// An upstream's body. Its connection goes back to the pool when it has come.
 #[derive(Debug)]
 pub(crate) struct UpstreamBody {
-    incoming: Incoming,
+    source: Source,
     lease: Option<Lease>,
     patience: Patience,
     held: Held,
 }
 
 impl UpstreamBody {
-    pub(crate) fn new(incoming: Incoming, lease: Lease, pace: Pace) -> Self {
-        let mut body =
-            Self { incoming, lease: Some(lease), patience: Patience::new(pace), held: Held::new() };
+    /// Keeps `held` until it has ended, or nobody wants it any more.
+    pub(crate) fn new(source: Source, lease: Lease, pace: Pace, held: Held) -> Self {
+        let mut body = Self { source, lease: Some(lease), patience: Patience::new(pace), held };
         body.let_go_at_the_end();
         body
     }
 
-    /// Keeps `held` until it has ended, or nobody wants it any more.
-    pub(crate) fn holding(mut self, held: Held) -> Self {
-        if self.lease.is_some() {
-            self.held = held;
-        }
-        self
-    }
-
     fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        let frame = match Pin::new(&mut self.incoming).poll_frame(cx) {
+        let frame = match self.source.poll_frame(cx, self.lease.as_mut()) {
             Poll::Ready(frame) => frame,
             Poll::Pending => return self.patience.poll(cx).map(|error| Some(Err(error))),
         };
-        if let Some(Ok(frame)) = &frame {
-            self.patience.saw(frame.data_ref().map_or(1, Bytes::len));
-        }
         match &frame {
+            Some(Ok(frame)) => {
+                self.patience.saw(frame.data_ref().map_or(1, Bytes::len));
+                self.let_go_at_the_end();
+            }
             // What broke off is not used again.
             Some(Err(_)) => self.lease = None,
-            Some(Ok(_)) => self.let_go_at_the_end(),
             None => self.let_go(),
         }
-        Poll::Ready(frame.map(|frame| frame.map_err(BodyError::from)))
+        Poll::Ready(frame)
     }
 
     fn let_go_at_the_end(&mut self) {
-        if self.incoming.is_end_stream() {
+        if self.source.is_end_stream() {
             self.let_go();
+        } else if self.source.has_come() {
+            self.give_back();
         }
     }
 
     fn let_go(&mut self) {
         self.held.clear();
+        self.give_back();
+    }
+
+    fn give_back(&mut self) {
         if let Some(lease) = self.lease.take() {
             lease.give_back();
         }

@@ -1,10 +1,11 @@
 //! What one core has to serve requests with.
 
 use std::cell::{Cell, RefCell};
+use std::ops::Deref;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, Cache};
 use tidegate_policy::Scratch;
 use tidegate_store::{Clock, Penalties, Permits, Store};
 use tidegate_telemetry::{Telemetry, Teller};
@@ -12,8 +13,10 @@ use tokio::sync::watch;
 
 use crate::bounds::Bounds;
 use crate::live::Live;
+use crate::patience::Patience;
 use crate::rounds::Rounds;
 use crate::shut::Shut;
+use crate::told::Said;
 use crate::upstream::{Connector, Pools, Server};
 
 /// What the cores share to decide with.
@@ -44,7 +47,7 @@ impl<S> Clone for Shared<S> {
 /// The state of one core. Whatever is shared with others is behind an `Arc`.
 #[derive(Debug)]
 pub(crate) struct Core<S> {
-    live: Arc<ArcSwap<Live>>,
+    live: RefCell<Cache<Arc<ArcSwap<Live>>, Arc<Live>>>,
     pub(crate) store: Arc<S>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) bans: Arc<Shut>,
@@ -53,13 +56,27 @@ pub(crate) struct Core<S> {
     pub(crate) permits: Arc<Permits>,
     pub(crate) pools: Rc<Pools>,
     pub(crate) rounds: Rc<Rounds>,
+    pub(crate) patience: Rc<Patience>,
     pub(crate) bounds: Bounds,
     scratches: RefCell<Vec<Scratch>>,
+    pub(crate) said: RefCell<Said>,
     waiting: Cell<usize>,
     is_stopping: Cell<bool>,
     stop: watch::Receiver<bool>,
     /// What was in force when a request was last served.
-    served: Cell<*const Live>,
+    served: RefCell<Rc<InForce>>,
+}
+
+/// What is in force, for the requests of one core: counting them is no other core's business.
+#[derive(Debug)]
+pub(crate) struct InForce(Arc<Live>);
+
+impl Deref for InForce {
+    type Target = Live;
+
+    fn deref(&self) -> &Live {
+        &self.0
+    }
 }
 
 impl<S: Store> Core<S> {
@@ -72,7 +89,8 @@ impl<S: Store> Core<S> {
     ) -> Self {
         let Shared { store, clock, bans, telemetry, penalties, permits } = shared;
         Self {
-            live,
+            served: RefCell::new(Rc::new(InForce(live.load_full()))),
+            live: RefCell::new(Cache::new(live)),
             store,
             teller: telemetry.teller(Arc::clone(&clock)),
             clock,
@@ -81,19 +99,22 @@ impl<S: Store> Core<S> {
             permits,
             pools: Pools::new(connector),
             rounds: Rc::default(),
+            patience: Patience::new(bounds.answer),
             bounds,
             scratches: RefCell::default(),
+            said: RefCell::default(),
             waiting: Cell::new(0),
             is_stopping: Cell::new(false),
             stop,
-            served: Cell::new(std::ptr::null()),
         }
     }
 
     /// What is in force. The first to see a new policy lets go of connections that nobody needs any more.
-    pub(crate) fn live(&self) -> Arc<Live> {
-        let live = self.live.load_full();
-        if self.served.replace(Arc::as_ptr(&live)) != Arc::as_ptr(&live) {
+    pub(crate) fn live(&self) -> Rc<InForce> {
+        let (mut live, mut served) = (self.live.borrow_mut(), self.served.borrow_mut());
+        let live = live.load();
+        if !Arc::ptr_eq(live, &served.0) {
+            *served = Rc::new(InForce(Arc::clone(live)));
             let is_used = |server: &Arc<Server>| {
                 live.upstreams()
                     .iter()
@@ -102,7 +123,7 @@ impl<S: Store> Core<S> {
             };
             self.pools.keep_only(is_used);
         }
-        live
+        Rc::clone(&served)
     }
 
     /// From now on every answer is the last of its connection.

@@ -15,9 +15,10 @@ use tidegate_policy::Addresses;
 use crate::activity::Activity;
 use crate::chain::{self, Node};
 use crate::guests::Place;
+use crate::marks::Marks;
 
 pub(crate) const FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
-const HOST_ASKED: HeaderName = HeaderName::from_static("x-forwarded-host");
+pub(crate) const HOST_ASKED: HeaderName = HeaderName::from_static("x-forwarded-host");
 pub(crate) const PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 const PORT: HeaderName = HeaderName::from_static("x-forwarded-port");
 pub(crate) const REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
@@ -26,10 +27,10 @@ const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 
 /// What belongs to one connection, whatever `Connection` says.
-static OF_A_HOP: [HeaderName; 5] =
+pub(crate) static OF_A_HOP: [HeaderName; 5] =
     [KEEP_ALIVE, PROXY_CONNECTION, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TRANSFER_ENCODING];
 /// What only a proxy that is trusted may say.
-static UNTRUSTED: [HeaderName; 3] = [REAL_IP, PORT, HOST_ASKED];
+pub(crate) static UNTRUSTED: [HeaderName; 3] = [REAL_IP, PORT, HOST_ASKED];
 /// So many headers are added on the way.
 const TOLD: usize = 6;
 
@@ -67,9 +68,9 @@ impl Hop {
 
 /// Whether a request asks to speak something else over its connection. HTTP/2 is not something else: its requests would
 /// pass through a tunnel unseen.
-pub(crate) fn wants_upgrade(version: Version, headers: &HeaderMap) -> bool {
+pub(crate) fn wants_upgrade(version: Version, headers: &HeaderMap, marks: Marks) -> bool {
     version == Version::HTTP_11
-        && headers.contains_key(UPGRADE)
+        && marks.has(Marks::UPGRADE)
         && lists(headers, &CONNECTION, "upgrade")
         && !is_http_again(headers)
 }
@@ -92,8 +93,10 @@ fn lists(headers: &HeaderMap, name: &HeaderName, word: &str) -> bool {
 }
 
 /// Takes out what belongs to the connection a message came over. An upgrade is kept where it is meant.
-pub(crate) fn strip_hop(headers: &mut HeaderMap, keeps_upgrade: bool) {
-    if let Entry::Occupied(connection) = headers.entry(CONNECTION) {
+fn strip_hop(headers: &mut HeaderMap, marks: Marks, keeps_upgrade: bool) {
+    if marks.has(Marks::CONNECTION)
+        && let Entry::Occupied(connection) = headers.entry(CONNECTION)
+    {
         let lines: SmallVec<[HeaderValue; 1]> = connection.remove_entry_mult().1.collect();
         // Rarely more than `keep-alive`, which is not a header that is looked for.
         for line in lines.iter().filter(|line| *line != "keep-alive" && *line != "close") {
@@ -103,19 +106,17 @@ pub(crate) fn strip_hop(headers: &mut HeaderMap, keeps_upgrade: bool) {
             headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
         }
     }
-    remove(headers, &OF_A_HOP);
-    if !keeps_upgrade {
+    if marks.has(Marks::OF_A_HOP) {
+        remove(headers, &OF_A_HOP);
+    }
+    if marks.has(Marks::UPGRADE) && !keeps_upgrade {
         headers.remove(UPGRADE);
     }
 }
 
-/// Takes out all of `names`. Most messages have none of them, and one look at their few headers costs less than a search
-/// for each name.
 fn remove(headers: &mut HeaderMap, names: &[HeaderName]) {
-    if headers.keys().any(|name| names.contains(name)) {
-        for name in names {
-            headers.remove(name);
-        }
+    for name in names {
+        headers.remove(name);
     }
 }
 
@@ -135,33 +136,47 @@ fn strip_named(headers: &mut HeaderMap, connection: &HeaderValue, keeps_upgrade:
 }
 
 /// Makes a client's headers ready for an upstream. `addresses` says whether the peer is a proxy whose word about the
-/// client is believed.
-pub(crate) fn for_upstream(headers: &mut HeaderMap, hop: &Hop, addresses: &Addresses, keeps_upgrade: bool) {
+/// client is believed, `marks` what a look at the headers has found.
+pub(crate) fn for_upstream(
+    headers: &mut HeaderMap,
+    marks: Marks,
+    hop: &Hop,
+    addresses: &Addresses,
+    keeps_upgrade: bool,
+) {
     let is_trusted = addresses.trusts(hop.peer);
-    let takes_trailers = lists(headers, &TE, "trailers");
-    strip_hop(headers, keeps_upgrade);
+    let takes_trailers = marks.has(Marks::TE) && lists(headers, &TE, "trailers");
+    strip_hop(headers, marks, keeps_upgrade);
     // A body is asked for, and so sent, by us.
-    remove(headers, &[TE, EXPECT]);
+    if marks.has(Marks::EXPECT) {
+        headers.remove(EXPECT);
+    }
     if takes_trailers {
         headers.insert(TE, HeaderValue::from_static("trailers"));
+    } else if marks.has(Marks::TE) {
+        headers.remove(TE);
     }
-    join_cookies(headers);
+    if marks.has(Marks::COOKIE) {
+        join_cookies(headers);
+    }
     headers.reserve(TOLD);
     if is_trusted {
         chain::retell(headers, hop, addresses);
     } else {
-        remove(headers, &UNTRUSTED);
+        if marks.has(Marks::UNTRUSTED) {
+            remove(headers, &UNTRUSTED);
+        }
         headers.insert(FOR, hop.address.clone());
         headers.insert(FORWARDED, hop.forwarded.clone());
         headers.insert(PROTO, hop.proto.clone());
     }
-    if !headers.contains_key(HOST_ASKED)
+    if !(is_trusted && marks.has(Marks::HOST_ASKED) && headers.contains_key(HOST_ASKED))
         && let Some(host) = headers.get(HOST)
     {
         let host = host.clone();
         headers.insert(HOST_ASKED, host);
     }
-    if !is_trusted || !headers.contains_key(REQUEST_ID) {
+    if !(is_trusted && marks.has(Marks::REQUEST_ID) && headers.contains_key(REQUEST_ID)) {
         headers.insert(REQUEST_ID, request_id());
     }
 }
@@ -180,7 +195,7 @@ fn join_cookies(headers: &mut HeaderMap) {
 
 /// Takes out of a client's trailers what it may not say in headers either, or what belongs there only.
 pub(crate) fn strip_trailers(trailers: &mut HeaderMap) {
-    strip_hop(trailers, false);
+    strip_hop(trailers, Marks::of(trailers), false);
     remove(
         trailers,
         &[FOR, FORWARDED, PROTO, PORT, HOST_ASKED, REAL_IP, REQUEST_ID, HOST, CONTENT_LENGTH, TE],
@@ -190,7 +205,7 @@ pub(crate) fn strip_trailers(trailers: &mut HeaderMap) {
 /// Makes an upstream's headers ready for a client.
 pub(crate) fn for_client(headers: &mut HeaderMap, keeps_upgrade: bool) {
     // `Trailer` stays: over HTTP/1.1 only what is announced is sent.
-    strip_hop(headers, keeps_upgrade);
+    strip_hop(headers, Marks::of(headers), keeps_upgrade);
 }
 
 /// 128 random bits, to find a request again in the logs of two machines.

@@ -15,8 +15,8 @@ use tidegate_policy::{Active, Bans};
 use tidegate_store::{Clock, Penalties, Permits, Store, SystemClock};
 use tidegate_telemetry::{Kind, Page, Reader, Telemetry};
 use tokio::net::TcpStream;
+use tokio::runtime::{Builder, LocalOptions};
 use tokio::sync::watch;
-use tokio::task::LocalSet;
 
 use crate::bounds::Bounds;
 use crate::connection::{self, Client, Speaking};
@@ -168,7 +168,6 @@ impl<S: Store + 'static> Gateway<S> {
         stop: &watch::Receiver<bool>,
         drain: Duration,
     ) -> Result<JoinHandle<()>, GatewayError> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let mut doors = Vec::new();
         for listener in listeners {
             if let Some(socket) = listener.sockets.get(number) {
@@ -179,15 +178,28 @@ impl<S: Store + 'static> Gateway<S> {
         let (connector, bounds, guests) = (self.connector.clone(), self.bounds, Arc::clone(&self.guests));
         let stop = stop.clone();
         let thread = std::thread::Builder::new().name(format!("core-{number}"));
-        Ok(thread.spawn(move || {
-            let local = LocalSet::new();
-            if number == 0 {
-                let log = shared.telemetry.log().clone();
-                local.spawn_local(health::watch(Arc::clone(&live), connector.clone(), log));
-            }
-            let core = Rc::new(Core::new(live, shared, connector, bounds, stop.clone()));
-            local.block_on(&runtime, run(core, doors, guests, stop, drain));
-        })?)
+        let (starts, started) = std::sync::mpsc::sync_channel(1);
+        let handle = thread.spawn(move || {
+            // Made here, where it stays: nothing of a request changes threads.
+            let runtime = Builder::new_current_thread().enable_all().build_local(LocalOptions::default());
+            let runtime = match runtime {
+                Ok(runtime) => runtime,
+                Err(error) => return drop(starts.send(Err(error))),
+            };
+            // If nobody listens any more, it is to stop, and finds out.
+            let _ = starts.send(Ok(()));
+            runtime.block_on(async {
+                if number == 0 {
+                    let log = shared.telemetry.log().clone();
+                    tokio::task::spawn_local(health::watch(Arc::clone(&live), connector.clone(), log));
+                }
+                let core = Rc::new(Core::new(live, shared, connector, bounds, stop.clone()));
+                run(core, doors, guests, stop, drain).await;
+            });
+        })?;
+        // Who cannot say that it started has not.
+        started.recv().unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))?;
+        Ok(handle)
     }
 }
 
@@ -202,6 +214,8 @@ async fn run<S: Store + 'static>(
 ) {
     let inside = Rc::new(());
     tokio::task::spawn_local(Rc::clone(&core.rounds).go(core.bounds, stop.clone()));
+    tokio::task::spawn_local(Rc::clone(&core.patience).go());
+    tokio::task::spawn_local(Rc::clone(&core.pools).go(core.bounds.look));
     for door in doors {
         let accepting = accept(Rc::clone(&core), door, Arc::clone(&guests), stop.clone(), Rc::clone(&inside));
         tokio::task::spawn_local(accepting);

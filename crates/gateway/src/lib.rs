@@ -22,6 +22,8 @@ mod joined;
 mod linger;
 mod listen;
 mod live;
+mod marks;
+mod patience;
 mod refusal;
 mod rescue;
 mod rounds;

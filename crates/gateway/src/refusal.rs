@@ -1,7 +1,8 @@
 //! What a 429 says: header and body agree.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hash::BuildHasher;
 
+use foldhash::fast::FixedState;
 use tidegate_core::{Decision, Outcome, Timestamp, Verdict};
 use tidegate_policy::{ErrorBody, Rule, span_parts};
 
@@ -115,9 +116,7 @@ fn spread(seconds: u64, client: &[u8]) -> u64 {
     if seconds < 10 {
         return seconds;
     }
-    let mut hasher = DefaultHasher::new();
-    client.hash(&mut hasher);
-    seconds + hasher.finish() % (seconds / 10 + 1)
+    seconds + FixedState::default().hash_one(client) % (seconds / 10 + 1)
 }
 
 #[cfg(test)]

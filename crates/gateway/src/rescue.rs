@@ -1,7 +1,7 @@
 //! What a client reads when its request was not served: the only place that chooses status codes.
 
 use http::header::{CONNECTION, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
-use http::{Response, StatusCode};
+use http::{HeaderMap, Response, StatusCode};
 use serde_json::json;
 use tidegate_policy::{ErrorBody, PathError};
 
@@ -105,8 +105,8 @@ impl Cause {
     }
 }
 
-/// The response for a request that was not served.
-pub(crate) fn rescue(mut cause: Cause, style: ErrorBody) -> Response<ResponseBody> {
+/// The response for a request that was not served. Its headers are put where those of the request were.
+pub(crate) fn rescue(mut cause: Cause, style: ErrorBody, mut headers: HeaderMap) -> Response<ResponseBody> {
     let (body, content_type) = match &mut cause {
         Cause::Refused(refusal) => (std::mem::take(&mut refusal.body), refusal.content_type),
         Cause::Excluded(exclusion) => exclusion.body(style),
@@ -114,7 +114,7 @@ pub(crate) fn rescue(mut cause: Cause, style: ErrorBody) -> Response<ResponseBod
     };
     let mut response = Response::new(ResponseBody::of(body));
     *response.status_mut() = cause.status();
-    let headers = response.headers_mut();
+    headers.clear();
     headers.reserve(HEADERS);
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
     match &cause {
@@ -134,6 +134,7 @@ pub(crate) fn rescue(mut cause: Cause, style: ErrorBody) -> Response<ResponseBod
         }
         _ => {}
     }
+    *response.headers_mut() = headers;
     response
 }
 

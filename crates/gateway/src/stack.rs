@@ -1,10 +1,9 @@
 //! The journey of a request, top to bottom.
 
 use std::borrow::Cow;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
 
 use http::header::{CONTENT_LENGTH, HOST, HeaderValue, TRANSFER_ENCODING};
 use http::request::Parts;
@@ -18,12 +17,13 @@ use tidegate_policy::{Admission, Facts, Judged, Known, Matched, normalize};
 use tidegate_store::Store;
 use tidegate_telemetry::{Decided, Story, Try};
 
-use crate::body::{BodyError, Progress, RequestBody, ResponseBody, UpstreamBody};
+use crate::body::{BodyError, RequestBody, ResponseBody, UpstreamBody};
 use crate::core::Core;
 use crate::exclusion::{Exclusion, Held};
 use crate::forward::{self, Hop};
 use crate::hold;
 use crate::live::Live;
+use crate::marks::Marks;
 use crate::refusal::Refusal;
 use crate::rescue::{Cause, rescue};
 use crate::seen::seen;
@@ -39,20 +39,20 @@ pub(crate) type Asked<'a> = (&'a mut Parts, &'a mut Option<Incoming>);
 pub(crate) async fn serve<S: Store + 'static>(
     core: &Rc<Core<S>>,
     hop: &Rc<Hop>,
-    asked: Asked<'_>,
+    (parts, body): Asked<'_>,
 ) -> Response<ResponseBody> {
     let live = core.live();
     // Told when it is dropped, whatever happens until then.
     let mut story = core.teller.begin();
-    traced::join(&mut story, &asked.0.headers);
-    story.see(|| seen(asked.0, hop.peer, &live.plan().identities));
+    traced::join(&mut story, &parts.headers);
+    story.see(|| seen(parts, hop.peer, &live.plan().identities));
     let mut told = Told::new();
-    let mut response = match journey(core, &live, hop, asked, (&mut told, &mut story)).await {
+    let mut response = match journey(core, &live, hop, (&mut *parts, body), (&mut told, &mut story)).await {
         Ok(response) => response,
         // Every failure ends here, and only here becomes a status code.
         Err(cause) => {
             story.failed(|| cause.told());
-            rescue(cause, live.error_body())
+            rescue(cause, live.error_body(), std::mem::take(&mut parts.headers))
         }
     };
     response.headers_mut().reserve(told.len());
@@ -70,51 +70,18 @@ async fn journey<S: Store + 'static>(
     (parts, body): Asked<'_>,
     (told, story): (&mut Told, &mut Story<'_>),
 ) -> Result<Response<ResponseBody>, Cause> {
-    check_framing(parts, core.bounds.body_bytes)?;
+    let marks = check_framing(parts, core.bounds.body_bytes)?;
     // One spelling of the path, for matching and for forwarding.
     let path = normalize(parts.uri.path()).map_err(Cause::Path)?;
-    let (upstream, stand, passed) = {
-        let host = host_without_port(parts.headers.get(HOST));
-        let facts = Facts {
-            method: parts.method.as_str(),
-            host,
-            path: &path,
-            headers: &parts.headers,
-            peer: hop.peer,
-        };
-        // Where to, before anything is charged for a request that nobody takes.
-        let upstream = live.upstream(host, &path).ok_or(Cause::NoRoute)?;
-        // Who is banned, who is exempt, and what the rest is held against.
-        let mut lent = core.with_scratch();
-        let now = story.deciding();
-        let bans = core.bans.any();
-        let known =
-            Known { directory: live.active.directory.as_deref(), bans: bans.as_deref().map(|bans| &**bans) };
-        match live.active.matcher.admit(&facts, known, now, &mut lent.scratch) {
-            Admission::Banned { .. } => {
-                story.decided(Decided::Banned);
-                return Err(Cause::Banned);
-            }
-            Admission::Exempt { .. } => {
-                story.decided(Decided::Exempt);
-                let addresses = live.plan().identities.addresses();
-                let stand = upstream.stand(|| addresses.client(&parts.headers, hop.peer));
-                (upstream, stand, Passed::default())
-            }
-            Admission::Checked(matched) => {
-                story.client(matched.client());
-                let passed = limit(core, live, &matched, now, (told, story)).await?;
-                (upstream, upstream.stand(|| matched.client()), passed)
-            }
-        }
-    };
+    let (upstream, stand, passed) = admit(core, live, hop, (parts, &path), (told, story)).await?;
     if let Cow::Owned(path) = path {
         parts.uri = with_path(&parts.uri, &path)?;
     }
-    let upgrade = Upgrade::wanted(parts, hop);
-    forward::for_upstream(&mut parts.headers, hop, live.plan().identities.addresses(), upgrade.is_some());
+    let upgrade = Upgrade::wanted(parts, marks, hop);
+    let addresses = live.plan().identities.addresses();
+    forward::for_upstream(&mut parts.headers, marks, hop, addresses, upgrade.is_some());
     traced::pass_on(story, &mut parts.headers);
-    story.id(parts.headers.get(forward::REQUEST_ID).and_then(|id| id.to_str().ok()));
+    story.id(|| parts.headers.get(forward::REQUEST_ID).and_then(|id| id.to_str().ok()));
     let Passed { held, mut reserved } = passed;
     let meter = settle::meter(core, &mut reserved);
     let mut request = body.take().map(|body| {
@@ -125,11 +92,55 @@ async fn journey<S: Store + 'static>(
         std::mem::swap(request.headers_mut(), &mut parts.headers);
         request
     });
-    let answer = send(core, (upstream, stand), &mut request, (upgrade, held), story).await;
-    if !reserved.is_empty() {
-        Box::pin(settle::settle(core, reserved, &answer)).await;
+    // Its length is not told, nor anything but an answer asked for.
+    let is_plain =
+        upgrade.is_none() && !marks.has(Marks::CONTENT_LENGTH) && !marks.has(Marks::TRANSFER_ENCODING);
+    let answer = send(core, (upstream, stand), (&mut request, is_plain), (upgrade, held), story).await;
+    if reserved.is_empty() {
+        return answer;
     }
-    answer
+    let settling = async move {
+        settle::settle(core, reserved, &answer).await;
+        answer
+    };
+    Box::pin(settling).await
+}
+
+/// Whether a request may pass, and where to.
+async fn admit<'l, S: Store + 'static>(
+    core: &Rc<Core<S>>,
+    live: &'l Live,
+    hop: &Hop,
+    (parts, path): (&Parts, &str),
+    (told, story): (&mut Told, &mut Story<'_>),
+) -> Result<(&'l Upstream, Stand, Passed), Cause> {
+    let host = host_without_port(parts.headers.get(HOST));
+    let facts = Facts { method: parts.method.as_str(), host, path, headers: &parts.headers, peer: hop.peer };
+    // Where to, before anything is charged for a request that nobody takes.
+    let upstream = live.upstream(host, path).ok_or(Cause::NoRoute)?;
+    // Who is banned, who is exempt, and what the rest is held against.
+    let mut lent = core.with_scratch();
+    let now = story.deciding();
+    let bans = core.bans.any();
+    let known =
+        Known { directory: live.active.directory.as_deref(), bans: bans.as_deref().map(|bans| &**bans) };
+    match live.active.matcher.admit(&facts, known, now, &mut lent.scratch) {
+        Admission::Banned { .. } => {
+            story.decided(Decided::Banned);
+            Err(Cause::Banned)
+        }
+        Admission::Exempt { .. } => {
+            story.decided(Decided::Exempt);
+            let addresses = live.plan().identities.addresses();
+            let stand = upstream.stand(|| addresses.client(&parts.headers, hop.peer));
+            Ok((upstream, stand, Passed::default()))
+        }
+        Admission::Checked(matched) => {
+            story.client(matched.client());
+            let passed = limit(core, live, &matched, now, (told, story)).await?;
+            Ok((upstream, upstream.stand(|| matched.client()), passed))
+        }
+    }
 }
 
 /// One decision over all limits that apply. What must wait for its turn is held here. What the request takes along
@@ -173,7 +184,7 @@ async fn limit<S: Store + 'static>(
         if let (Some(rule), Some(outcome)) = (matched.rule(tightest), decision.outcomes.get(tightest)) {
             story.judged(rule, outcome);
         }
-        tell(told, live.styles(), &decision, tightest, matched);
+        tell((told, &mut core.said.borrow_mut()), live.styles(), &decision, tightest, matched);
     }
     let Verdict::Pass { wait } = decision.verdict else {
         let record = || Exclusion::of_violation(&core.penalties, matched, &decision, now);
@@ -218,9 +229,10 @@ fn refused(
     Cause::Refused(refusal)
 }
 
-/// What hyper lets through and has more than one reading.
-fn check_framing(parts: &mut Parts, most: u64) -> Result<(), Cause> {
+/// What hyper lets through and has more than one reading. Says what stands in the headers.
+fn check_framing(parts: &mut Parts, most: u64) -> Result<Marks, Cause> {
     let headers = &mut parts.headers;
+    let mut marks = Marks::of(headers);
     // Rules name methods exactly; services that take `post` for `POST` would be asked past them.
     if parts.method.as_str().bytes().any(|byte| byte.is_ascii_lowercase()) {
         return Err(Cause::Framing("its method is not in capitals"));
@@ -232,13 +244,17 @@ fn check_framing(parts: &mut Parts, most: u64) -> Result<(), Cause> {
         return Err(Cause::Framing("only OPTIONS may ask for `*`"));
     }
     // hyper takes any list that ends in `chunked`, and undoes only that.
-    let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
-    if let Some(coding) = codings.next()
-        && (codings.next().is_some() || !coding.as_bytes().eq_ignore_ascii_case(b"chunked"))
-    {
-        return Err(Cause::Framing("its Transfer-Encoding is not `chunked`"));
+    if marks.has(Marks::TRANSFER_ENCODING) {
+        let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
+        if let Some(coding) = codings.next()
+            && (codings.next().is_some() || !coding.as_bytes().eq_ignore_ascii_case(b"chunked"))
+        {
+            return Err(Cause::Framing("its Transfer-Encoding is not `chunked`"));
+        }
     }
-    if let Some(length) = headers.get(CONTENT_LENGTH) {
+    if marks.has(Marks::CONTENT_LENGTH)
+        && let Some(length) = headers.get(CONTENT_LENGTH)
+    {
         let length = length.to_str().ok().and_then(|length| length.parse::<u64>().ok());
         if length.ok_or(Cause::Framing("its Content-Length is not a number"))? > most {
             return Err(Cause::TooLarge);
@@ -249,12 +265,13 @@ fn check_framing(parts: &mut Parts, most: u64) -> Result<(), Cause> {
         let host = HeaderValue::from_str(authority.as_str())
             .map_err(|_| Cause::Framing("its host is not a host"))?;
         headers.insert(HOST, host);
+        marks = Marks::of(headers);
     }
     let mut hosts = headers.get_all(HOST).iter();
     match (hosts.next(), hosts.next()) {
-        (Some(host), None) if is_host(host) => Ok(()),
+        (Some(host), None) if is_host(host) => Ok(marks),
         (Some(_), None) => Err(Cause::Framing("its Host is not a host")),
-        (None, _) if parts.version == Version::HTTP_10 => Ok(()),
+        (None, _) if parts.version == Version::HTTP_10 => Ok(marks),
         (None, _) => Err(Cause::Framing("it has no Host")),
         _ => Err(Cause::Framing("it has more than one Host")),
     }
@@ -262,14 +279,26 @@ fn check_framing(parts: &mut Parts, most: u64) -> Result<(), Cause> {
 
 /// Whether every reader finds the same host in it: no user, no path, no second host.
 fn is_host(host: &HeaderValue) -> bool {
-    host.as_bytes().iter().all(|byte| byte.is_ascii_alphanumeric() || b".-_~%:[]".contains(byte))
+    host.as_bytes().iter().all(|byte| OF_A_HOST[usize::from(*byte)])
 }
+
+/// Bytes that a host may have.
+static OF_A_HOST: [bool; 256] = {
+    let mut table = [false; 256];
+    let mut byte = 0_u8;
+    while byte < 128 {
+        let is_mark = matches!(byte, b'.' | b'-' | b'_' | b'~' | b'%' | b':' | b'[' | b']');
+        table[byte as usize] = byte.is_ascii_alphanumeric() || is_mark;
+        byte += 1;
+    }
+    table
+};
 
 fn host_without_port(host: Option<&HeaderValue>) -> &str {
     let host = host.and_then(|host| host.to_str().ok()).unwrap_or_default();
-    match host.rfind(':') {
-        // The last colon of an address in brackets may be part of it.
-        Some(colon) if !host[colon..].contains(']') => &host[..colon],
+    // The last colon of an address in brackets may be part of it.
+    match host.bytes().rposition(|byte| matches!(byte, b':' | b']')) {
+        Some(colon) if host.as_bytes()[colon] == b':' => &host[..colon],
         _ => host,
     }
 }
@@ -292,8 +321,8 @@ struct Upgrade {
 }
 
 impl Upgrade {
-    fn wanted(parts: &mut Parts, hop: &Rc<Hop>) -> Option<Self> {
-        let is_wanted = forward::wants_upgrade(parts.version, &parts.headers);
+    fn wanted(parts: &mut Parts, marks: Marks, hop: &Rc<Hop>) -> Option<Self> {
+        let is_wanted = forward::wants_upgrade(parts.version, &parts.headers, marks);
         let client = is_wanted.then(|| parts.extensions.remove::<OnUpgrade>()).flatten()?;
         Some(Self { client, hop: Rc::clone(hop) })
     }
@@ -303,7 +332,7 @@ impl Upgrade {
 async fn send<S: Store>(
     core: &Rc<Core<S>>,
     (upstream, stand): (&Upstream, Stand),
-    request: &mut Option<Request<RequestBody>>,
+    (request, is_plain): (&mut Option<Request<RequestBody>>, bool),
     (upgrade, held): (Option<Upgrade>, Held),
     story: &mut Story<'_>,
 ) -> Result<Response<ResponseBody>, Cause> {
@@ -313,8 +342,8 @@ async fn send<S: Store>(
     let (mut response, lease) = loop {
         let trial = story.trying(&upstream.counts);
         let sent = {
-            let sending = pin!(core.pools.send(&server, request, server.begin()));
-            in_time(core.bounds.answer, &progress, sending).await
+            let sending = pin!(core.pools.send(&server, request, is_plain, server.begin()));
+            core.patience.wait(sending, || progress.has_moved()).await
         };
         let Some(sent) = sent else {
             story.tried(trial, &server.place, Try::TooSlow);
@@ -337,6 +366,10 @@ async fn send<S: Store>(
                 story.tried(trial, &server.place, result);
                 return Err(cause);
             }
+            Err(SendError::Unanswered) => {
+                story.tried(trial, &server.place, Try::Broken);
+                return Err(Cause::BadAnswer);
+            }
         }
     };
     let switches = response.status() == StatusCode::SWITCHING_PROTOCOLS;
@@ -351,26 +384,11 @@ async fn send<S: Store>(
         return Ok(response);
     }
     let pace = core.bounds.response_pace;
-    let body = |body| ResponseBody::Upstream(UpstreamBody::new(body, lease, pace).holding(held));
+    let body = |source| ResponseBody::Upstream(UpstreamBody::new(source, lease, pace, held));
     let mut response = response.map(body);
     forward::for_client(response.headers_mut(), false);
     *response.version_mut() = Version::HTTP_11;
     Ok(response)
-}
-
-/// Waits for `answer` as long as the request's body still moves, and then for `patience`.
-async fn in_time<F: Future>(
-    patience: Duration,
-    progress: &Progress,
-    mut answer: Pin<&mut F>,
-) -> Option<F::Output> {
-    loop {
-        match tokio::time::timeout(patience, answer.as_mut()).await {
-            Ok(answer) => return Some(answer),
-            Err(_) if progress.has_moved() => {}
-            Err(_) => return None,
-        }
-    }
 }
 
 /// Why there is no connection.

@@ -9,7 +9,7 @@ const STATE: HeaderName = HeaderName::from_static("tracestate");
 
 /// Finds the trace that a request belongs to.
 pub(crate) fn join(story: &mut Story<'_>, headers: &HeaderMap) {
-    story.join(headers.get_all(PARENT).iter().map(HeaderValue::as_bytes));
+    story.join(|| headers.get_all(PARENT).iter().map(HeaderValue::as_bytes));
 }
 
 /// Tells the upstream of it. What others say beside it is passed on only if it belongs to a trace that could be read.

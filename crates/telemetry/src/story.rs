@@ -118,7 +118,7 @@ struct Wants {
 
 impl<'t> Story<'t> {
     /// Joins the trace that the request's `traceparent` headers speak of, or begins one, if there are traces.
-    pub fn join<'h>(&mut self, traceparent: impl Iterator<Item = &'h [u8]>) {
+    pub fn join<'h, I: Iterator<Item = &'h [u8]>>(&mut self, traceparent: impl FnOnce() -> I) {
         self.joined = self.teller.tracer.join(traceparent).map(|joined| (joined, span_id()));
     }
 
@@ -185,8 +185,10 @@ impl<'t> Story<'t> {
     }
 
     /// By what the request is known to us and to the upstream.
-    pub fn id(&mut self, id: Option<&str>) {
-        if let (Some(access), Some(id)) = (&mut self.access, id) {
+    pub fn id<'i>(&mut self, id: impl FnOnce() -> Option<&'i str>) {
+        if let Some(access) = &mut self.access
+            && let Some(id) = id()
+        {
             access.id(id);
         }
     }

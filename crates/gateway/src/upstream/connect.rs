@@ -1,11 +1,12 @@
 //! New connections to servers.
 
-use std::io;
+use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use bytes::Bytes;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, RootCertStore};
 use thiserror::Error;
@@ -78,6 +79,49 @@ impl Connector {
 pub(crate) enum Stream {
     Plain(TcpStream),
     Tls(Box<TlsStream<TcpStream>>),
+    Handed(Box<Handed>),
+}
+
+/// A connection over which somebody has asked, and part of the answer has come already. Who gets it asks to nobody
+/// first, and then reads that answer.
+#[derive(Debug)]
+pub(crate) struct Handed {
+    stream: TcpStream,
+    read: Bytes,
+    has_asked: bool,
+    /// Who reads before it has asked.
+    early: Option<Waker>,
+}
+
+impl Handed {
+    pub(super) fn new(stream: TcpStream, read: Bytes) -> Self {
+        Self { stream, read, has_asked: false, early: None }
+    }
+
+    /// The first words, the whole of a request without a body, were said before.
+    fn poll_write(&mut self, cx: &mut Context<'_>, words: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
+        if self.has_asked {
+            return poll_write_joined(Pin::new(&mut self.stream), cx, words);
+        }
+        self.has_asked = true;
+        if let Some(early) = self.early.take() {
+            early.wake();
+        }
+        Poll::Ready(Ok(words.iter().map(|word| word.len()).sum()))
+    }
+
+    fn poll_read(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if !self.has_asked {
+            self.early = Some(cx.waker().clone());
+            return Poll::Pending;
+        }
+        if self.read.is_empty() {
+            return Pin::new(&mut self.stream).poll_read(cx, buf);
+        }
+        let length = self.read.len().min(buf.remaining());
+        buf.put_slice(&self.read.split_to(length));
+        Poll::Ready(Ok(()))
+    }
 }
 
 impl AsyncRead for Stream {
@@ -85,6 +129,7 @@ impl AsyncRead for Stream {
         match self.get_mut() {
             Self::Plain(stream) => Pin::new(stream).poll_read(cx, buf),
             Self::Tls(stream) => Pin::new(stream).poll_read(cx, buf),
+            Self::Handed(handed) => handed.poll_read(cx, buf),
         }
     }
 }
@@ -94,6 +139,7 @@ impl AsyncWrite for Stream {
         match self.get_mut() {
             Self::Plain(stream) => Pin::new(stream).poll_write(cx, buf),
             Self::Tls(stream) => Pin::new(stream).poll_write(cx, buf),
+            Self::Handed(handed) => handed.poll_write(cx, &[IoSlice::new(buf)]),
         }
     }
 
@@ -101,6 +147,7 @@ impl AsyncWrite for Stream {
         match self.get_mut() {
             Self::Plain(stream) => Pin::new(stream).poll_flush(cx),
             Self::Tls(stream) => Pin::new(stream).poll_flush(cx),
+            Self::Handed(handed) => Pin::new(&mut handed.stream).poll_flush(cx),
         }
     }
 
@@ -108,17 +155,19 @@ impl AsyncWrite for Stream {
         match self.get_mut() {
             Self::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
             Self::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
+            Self::Handed(handed) => Pin::new(&mut handed.stream).poll_shutdown(cx),
         }
     }
 
     fn poll_write_vectored(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-        bufs: &[io::IoSlice<'_>],
+        bufs: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         match self.get_mut() {
             Self::Plain(stream) => poll_write_joined(Pin::new(stream), cx, bufs),
             Self::Tls(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
+            Self::Handed(handed) => handed.poll_write(cx, bufs),
         }
     }
 
@@ -126,6 +175,7 @@ impl AsyncWrite for Stream {
         match self {
             Self::Plain(stream) => stream.is_write_vectored(),
             Self::Tls(stream) => stream.is_write_vectored(),
+            Self::Handed(handed) => handed.stream.is_write_vectored(),
         }
     }
 }

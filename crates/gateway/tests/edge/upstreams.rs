@@ -109,8 +109,10 @@ async fn a_kept_connection_that_was_closed_meanwhile_fails_nobody() {
     .await;
     let served = Served::before(&[&upstream], 100, Bounds::default());
     let mut client = served.client().await;
+    let requests: [&[u8]; 2] =
+        [b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\nabc", b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"];
     for turn in 1..=20 {
-        client.send(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\nabc").await;
+        client.send(requests[turn % 2]).await;
         let answer = client.response().await.expect("an answer");
         assert_eq!(answer.status, 200, "{turn}: {}", answer.text());
         assert_eq!((upstream.requests().len(), upstream.connections()), (turn, turn));
@@ -133,6 +135,42 @@ async fn a_connection_is_used_again_only_after_a_whole_answer() {
         assert_eq!(served.get("/").await.body, b"ok");
     }
     assert_eq!(upstream.connections(), 2, "one until it is spoilt, then another");
+}
+
+#[tokio::test]
+async fn whatever_an_answer_is_like_the_next_is_whole_over_the_same_connection() {
+    let large = "x".repeat(300_000);
+    let script: Vec<(String, String)> = vec![
+        ("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nplain".to_owned(), "plain".to_owned()),
+        (format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{large}", large.len()), large),
+        ("HTTP/1.1 204 No Content\r\n\r\n".to_owned(), String::new()),
+        ("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n".to_owned(), String::new()),
+        ("HTTP/1.1 404 Nowhere\r\nContent-Length: 2\r\n\r\nno".to_owned(), "no".to_owned()),
+        (
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n1\r\nd\r\n0\r\n\r\n".to_owned(),
+            "abcd".to_owned(),
+        ),
+        (
+            "HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nreal".to_owned(),
+            "real".to_owned(),
+        ),
+    ];
+    // Every one of them is the first of a connection once, and follows every other.
+    for first in 0..script.len() {
+        let answers = script.clone();
+        let turns = script.len();
+        let upstream =
+            Upstream::doing(move |turn| Act::Reply(answers[(first + turn) % turns].0.clone().into())).await;
+        let served = Served::before(&[&upstream], 100, Bounds::default());
+        for turn in 0..2 * turns {
+            let (answer, body) = &script[(first + turn) % turns];
+            let seen = served.get("/").await;
+            assert_eq!(seen.body.len(), body.len(), "{first} {turn}");
+            assert_eq!(seen.text(), *body, "{first} {turn}");
+            assert!(answer.contains(&format!("HTTP/1.1 {}", seen.status)), "{first} {turn}: {}", seen.status);
+        }
+        assert_eq!(upstream.connections(), 1, "{first}");
+    }
 }
 
 #[tokio::test]

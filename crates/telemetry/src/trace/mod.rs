@@ -88,11 +88,15 @@ impl Tracer {
 
     /// What a request that says `parent` of itself (the `traceparent` headers it has) is traced as. `None` if nothing is
     /// traced at all.
-    pub(crate) fn join<'h>(&self, mut parent: impl Iterator<Item = &'h [u8]>) -> Option<Joined> {
+    pub(crate) fn join<'h, I: Iterator<Item = &'h [u8]>>(
+        &self,
+        parent: impl FnOnce() -> I,
+    ) -> Option<Joined> {
         let millionths = self.0.sample.load(Ordering::Relaxed);
         if millionths == OFF {
             return None;
         }
+        let mut parent = parent();
         let sent = match (parent.next(), parent.next()) {
             (Some(header), None) => Context::parse(header),
             _ => None,
