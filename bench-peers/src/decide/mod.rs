@@ -9,11 +9,14 @@ use std::path::Path;
 
 use contender::{Contender, Governor, Rate, Tidegate};
 use serde::Serialize;
+use stream::Stream;
 use work::{WORKS, Work};
 
 use crate::bars::{Bars, median};
 
-const ROUNDS: usize = 7;
+/// Many short rounds rather than few long ones: a shared machine changes its pace within seconds, and a round's
+/// ratio is of contenders that ran within one.
+const ROUNDS: usize = 15;
 
 /// One contender's rounds at one work, in nanoseconds of wall time per check.
 #[derive(Debug, Serialize)]
@@ -24,6 +27,14 @@ struct Measured {
     rounds: Vec<f64>,
 }
 
+impl Measured {
+    /// The median of the rounds' ratios.
+    fn times_slower_than(&self, other: &Self) -> f64 {
+        let ratios: Vec<_> = self.rounds.iter().zip(&other.rounds).map(|(one, other)| one / other).collect();
+        median(&ratios)
+    }
+}
+
 pub(crate) fn run(json: Option<&Path>, only: &str) -> anyhow::Result<bool> {
     let mut bars = Bars::default();
     let mut all = Vec::new();
@@ -31,15 +42,16 @@ pub(crate) fn run(json: Option<&Path>, only: &str) -> anyhow::Result<bool> {
         // Before anything else has taken any.
         memory::run(&mut bars)?;
     }
-    println!("\nns of wall time per check, median of {ROUNDS} rounds, the contenders in turn; (elsewhere)");
+    println!("\nns of wall time per check, medians of {ROUNDS} rounds, the contenders in turn; (elsewhere)");
     let chosen: Vec<_> = WORKS.into_iter().filter(|work| work.name.contains(only)).collect();
+    let mut streams: Vec<_> = (0..work::THREADS).map(|_| Stream::in_order()).collect();
     for works in chosen.chunk_by(|a, b| (a.keys, a.rate) == (b.keys, b.rate)) {
         let contenders = contenders(works[0].keys, works[0].rate)?;
         for contender in &contenders {
             work::fill(&**contender, works[0].keys);
         }
         for work in works {
-            let measured = measure(work, &contenders)?;
+            let measured = measure(work, &contenders, &mut streams)?;
             report(work, &measured, &mut bars);
             all.extend(measured);
         }
@@ -58,7 +70,11 @@ fn contenders(keys: usize, rate: Rate) -> anyhow::Result<[Box<dyn Contender>; 3]
     ])
 }
 
-fn measure(work: &Work, contenders: &[Box<dyn Contender>]) -> anyhow::Result<Vec<Measured>> {
+fn measure(
+    work: &Work,
+    contenders: &[Box<dyn Contender>],
+    streams: &mut [Stream],
+) -> anyhow::Result<Vec<Measured>> {
     let mut measured: Vec<_> = contenders
         .iter()
         .map(|one| Measured {
@@ -70,7 +86,7 @@ fn measure(work: &Work, contenders: &[Box<dyn Contender>]) -> anyhow::Result<Vec
         .collect();
     for round in 0..=ROUNDS {
         for (contender, measured) in contenders.iter().zip(&mut measured) {
-            let nanos = work::race(work, &**contender, round as u64)?;
+            let nanos = work::race(work, &**contender, streams, round as u64)?;
             // The first round warms up.
             if round > 0 {
                 measured.rounds.push(nanos);
@@ -87,9 +103,9 @@ fn report(work: &Work, measured: &[Measured], bars: &mut Bars) {
         let rounds: Vec<_> = one.rounds.iter().map(|nanos| format!("{nanos:.1}")).collect();
         println!("  {:24} {:8.1}  ({elsewhere})  {}", one.contender, median(&one.rounds), rounds.join(" "));
     }
-    let ours = median(&measured[2].rounds);
-    bars.at_least("× governor", median(&measured[0].rounds) / ours, work.bars.0);
+    let ours = &measured[2];
+    bars.at_least("× governor", measured[0].times_slower_than(ours), work.bars.0);
     if let Some(bar) = work.bars.1 {
-        bars.at_least("× governor with foldhash", median(&measured[1].rounds) / ours, bar);
+        bars.at_least("× governor with foldhash", measured[1].times_slower_than(ours), bar);
     }
 }

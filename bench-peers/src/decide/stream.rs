@@ -6,6 +6,9 @@ use std::fmt::Write;
 /// So many keys are written, untimed, and then decided, timed.
 pub(crate) const CHUNK: usize = 4_096;
 
+/// Bytes of a key.
+const LENGTH: usize = 21;
+
 /// Keys of 21 bytes, chosen evenly or in order.
 #[derive(Debug)]
 pub(crate) struct Stream {
@@ -20,18 +23,15 @@ enum Next {
 }
 
 impl Stream {
-    /// Any of so many keys, each as likely.
-    pub(crate) fn random(keys: usize, seed: u64) -> Self {
-        Self::new(Next::Random { rng: fastrand::Rng::with_seed(seed), keys })
-    }
-
-    /// Every key, one after the other.
+    /// Every key, one after the other. Make all streams before any is used: their keys then lie in lines of their own,
+    /// and no thread writes where another reads.
     pub(crate) fn in_order() -> Self {
-        Self::new(Next::InOrder(0))
+        Self { next: Next::InOrder(0), keys: (0..CHUNK).map(|_| String::with_capacity(LENGTH)).collect() }
     }
 
-    fn new(next: Next) -> Self {
-        Self { next, keys: vec![String::new(); CHUNK] }
+    /// From now on any of so many keys, each as likely.
+    pub(crate) fn shuffle(&mut self, keys: usize, seed: u64) {
+        self.next = Next::Random { rng: fastrand::Rng::with_seed(seed), keys };
     }
 
     /// The next keys.
@@ -61,6 +61,6 @@ mod tests {
         let mut stream = Stream::in_order();
         assert_eq!(stream.next_chunk()[0], "customer:000000000000");
         let last = &stream.next_chunk()[CHUNK - 1];
-        assert_eq!((last.as_str(), last.len()), ("customer:000000008191", 21));
+        assert_eq!((last.as_str(), last.len()), ("customer:000000008191", LENGTH));
     }
 }

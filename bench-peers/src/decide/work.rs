@@ -1,6 +1,7 @@
 //! What is asked of every contender, and the bars that follow.
 
-use std::sync::Barrier;
+use std::hint::spin_loop;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -72,8 +73,27 @@ pub(crate) const WORKS: [Work; 12] = [
     Work { bars: (5.0, None), ..work("10 M keys, one by one", 10 * MILLION, Way::OneByOne, 2) },
 ];
 
+/// As many threads as a work has at most.
+pub(crate) const THREADS: usize = 2;
+
 /// So many requests a thread and round.
-const REQUESTS: usize = 1 << 21;
+const REQUESTS: usize = 1 << 20;
+
+/// Lets threads go together, within nanoseconds: what is timed is timed while all of them decide.
+struct Gate {
+    threads: usize,
+    arrived: AtomicUsize,
+}
+
+impl Gate {
+    fn wait(&self) {
+        let before = self.arrived.fetch_add(1, Ordering::AcqRel);
+        let all = (before / self.threads + 1) * self.threads;
+        while self.arrived.load(Ordering::Acquire) < all {
+            spin_loop();
+        }
+    }
+}
 
 /// Shows every key once.
 pub(crate) fn fill(contender: &dyn Contender, keys: usize) {
@@ -85,14 +105,19 @@ pub(crate) fn fill(contender: &dyn Contender, keys: usize) {
 
 /// All threads at once: nanoseconds per check, of the thread that took longest, over the checks of all.
 #[expect(clippy::cast_precision_loss, reason = "a figure to read, not to compute with")]
-pub(crate) fn race(work: &Work, contender: &dyn Contender, round: u64) -> anyhow::Result<f64> {
-    let barrier = Barrier::new(work.threads);
-    let race_one = |thread: usize| {
-        let mut stream = Stream::random(work.keys, round * 2 + thread as u64);
+pub(crate) fn race(
+    work: &Work,
+    contender: &dyn Contender,
+    streams: &mut [Stream],
+    round: u64,
+) -> anyhow::Result<f64> {
+    let gate = Gate { threads: work.threads, arrived: AtomicUsize::new(0) };
+    let race_one = |thread: usize, stream: &mut Stream| {
+        stream.shuffle(work.keys, round * 2 + thread as u64);
         let (mut passed, mut taken) = (0, Duration::ZERO);
-        barrier.wait();
         for _ in 0..REQUESTS / CHUNK {
             let keys = stream.next_chunk();
+            gate.wait();
             let start = Instant::now();
             passed += contender.run(work.way, keys);
             taken += start.elapsed();
@@ -101,7 +126,9 @@ pub(crate) fn race(work: &Work, contender: &dyn Contender, round: u64) -> anyhow
     };
     let ends: Vec<_> = thread::scope(|scope| {
         let race_one = &race_one;
-        let racers: Vec<_> = (0..work.threads).map(|thread| scope.spawn(move || race_one(thread))).collect();
+        let streams = streams.iter_mut().take(work.threads).enumerate();
+        let racers: Vec<_> =
+            streams.map(|(thread, stream)| scope.spawn(move || race_one(thread, stream))).collect();
         racers.into_iter().filter_map(|racer| racer.join().ok()).collect()
     });
     let requests = (REQUESTS * work.threads) as u64;

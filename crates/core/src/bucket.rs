@@ -59,16 +59,19 @@ pub(crate) struct Bucket {
     capacity: u64,
     /// `capacity` in drops.
     brim: u64,
+    /// The last tick, counted from an origin, at which a level still fits a word, and whatever is added to it too.
+    last: u64,
 }
 
 impl Bucket {
-    /// A bucket of `capacity` units, in the finest tick that holds it exactly.
+    /// A bucket of `capacity` units, at least one, in the finest tick that holds it exactly.
     pub(crate) fn new(spec: &Spec, capacity: u64) -> Result<Self, LimitError> {
         spec.validate()?;
         let fitting = Tick::ALL.into_iter().find_map(|tick| {
             let rate = Rate::of(spec, tick)?;
             let brim = capacity.checked_mul(rate.unit.get()).filter(|brim| *brim <= EXACT_MAX)?;
-            Some(Self { rate, capacity, brim })
+            let last = WORD_MAX.saturating_sub(EXACT_MAX) / rate.drain;
+            Some(Self { rate, capacity, brim, last })
         });
         fitting.ok_or(LimitError::NotRepresentable { requests: spec.requests, window: spec.window, capacity })
     }
@@ -84,36 +87,53 @@ impl Bucket {
     /// How `cost` fits.
     pub(crate) fn judge(&self, level: Level, now: Timestamp, cost: Cost) -> Outcome {
         let before = level.dry.saturating_sub(self.drained_by(now));
-        match u64::try_from(before) {
-            Ok(before) if before <= EXACT_MAX => self.judge_drops(before, now, cost).0,
-            // Only time that went far back finds so much: exact, though not fast.
-            _ => {
-                let verdict = match self.room_for(cost) {
-                    Some(room) => Verdict::NotUntil { retry_after: self.until_at_most(room, level, now) },
-                    None => Verdict::Never,
-                };
-                let reset_after = self.until_at_most(0, level, now);
-                Outcome { verdict, limit: self.capacity, remaining: 0, reset_after }
-            }
+        if let Ok(before) = u64::try_from(before) {
+            return self.judge_drops(before, now, cost).0;
         }
+        // Only time that went far back finds so much: exact, though not fast.
+        let verdict = match self.room_for(cost) {
+            Some(room) => Verdict::NotUntil { retry_after: self.until_at_most(room, level, now) },
+            None => Verdict::Never,
+        };
+        let reset_after = self.until_at_most(0, level, now);
+        Outcome { verdict, limit: self.capacity, remaining: 0, reset_after }
     }
 
     /// How `cost` fits beside so many drops, and how many are held then.
     #[expect(clippy::inline_always, reason = "what every decision runs through")]
     #[inline(always)]
     fn judge_drops(&self, before: u64, now: Timestamp, cost: Cost) -> (Outcome, u64) {
-        let needs = cost.get().saturating_mul(self.rate.unit.get());
-        // Where it fits, nothing can wrap: `before + needs` is at most the brim.
-        let (verdict, after, left) = match self.brim.checked_sub(needs) {
-            Some(room) if before <= room => {
-                (Verdict::PASS, before.wrapping_add(needs), room.wrapping_sub(before))
-            }
+        match before.checked_add(self.drops_of(cost)) {
+            Some(after) if after <= self.brim => (self.passed(before, now, cost), after),
+            _ => (self.refused(before, self.room_for(cost), now), before),
+        }
+    }
+
+    /// The answer where `cost` fits beside so many drops.
+    #[expect(clippy::inline_always, reason = "what a caller does not ask of an outcome is not computed")]
+    #[inline(always)]
+    pub(crate) fn passed(&self, before: u64, now: Timestamp, cost: Cost) -> Outcome {
+        self.outcome(Verdict::PASS, before.wrapping_add(self.drops_of(cost)), now)
+    }
+
+    /// The answer where a cost does not fit beside so many drops, for which at most `room` may be there.
+    #[expect(clippy::inline_always, reason = "what a caller does not ask of an outcome is not computed")]
+    #[inline(always)]
+    pub(crate) fn refused(&self, before: u64, room: Option<u64>, now: Timestamp) -> Outcome {
+        let verdict = match room {
             Some(room) => {
-                let retry_after = self.until_drained(before.saturating_sub(room), now);
-                (Verdict::NotUntil { retry_after }, before, self.brim.saturating_sub(before))
+                Verdict::NotUntil { retry_after: self.until_drained(before.saturating_sub(room), now) }
             }
-            None => (Verdict::Never, before, self.brim.saturating_sub(before)),
+            None => Verdict::Never,
         };
+        self.outcome(verdict, before, now)
+    }
+
+    /// The answer where so many drops are held afterwards.
+    #[expect(clippy::inline_always, reason = "what a caller does not ask of an outcome is not computed")]
+    #[inline(always)]
+    fn outcome(&self, verdict: Verdict, held: u64, now: Timestamp) -> Outcome {
+        let left = self.brim.saturating_sub(held);
         // A division costs as much as all the rest. Where less than a unit is left, which is where most
         // refusals are, and where a unit is a single drop, none is needed.
         let remaining = match self.rate.unit.get() {
@@ -121,11 +141,30 @@ impl Bucket {
             1 => left,
             _ => left / self.rate.unit,
         };
-        let reset_after = self.until_drained(after, now);
-        (Outcome { verdict, limit: self.capacity, remaining, reset_after }, after)
+        Outcome { verdict, limit: self.capacity, remaining, reset_after: self.until_drained(held, now) }
     }
 
-    /// Judges and charges a packed level, where that takes no wide arithmetic: almost always.
+    #[expect(clippy::inline_always, reason = "two instructions")]
+    #[inline(always)]
+    fn drops_of(&self, cost: Cost) -> u64 {
+        cost.get().saturating_mul(self.rate.unit.get())
+    }
+
+    /// How many drops a packed level holds at `now`, and how many have drained since `origin`; `None` where that
+    /// takes wide arithmetic: almost never.
+    #[expect(clippy::inline_always, reason = "what every decision runs through")]
+    #[inline(always)]
+    fn held(&self, word: u64, origin: Timestamp, now: Timestamp) -> Option<(u64, u64)> {
+        // Before the origin it wraps, and lies after the last.
+        let ticks = self.rate.tick.of(now).wrapping_sub(self.rate.tick.of(origin));
+        if ticks > self.last {
+            return None;
+        }
+        let drained = ticks.wrapping_mul(self.rate.drain.get());
+        Some((word.saturating_sub(drained), drained))
+    }
+
+    /// Judges and charges a packed level.
     #[expect(clippy::inline_always, reason = "what every decision runs through")]
     #[inline(always)]
     pub(crate) fn step_word(
@@ -135,19 +174,39 @@ impl Bucket {
         now: Timestamp,
         cost: Cost,
     ) -> Option<(Stepped, u64)> {
-        let ticks = self.rate.tick.of(now).checked_sub(self.rate.tick.of(origin))?;
-        let drained = ticks.checked_mul(self.rate.drain.get())?;
-        let before = word.saturating_sub(drained);
-        // Then whatever follows fits a word too.
-        if before > EXACT_MAX || drained > WORD_MAX.saturating_sub(EXACT_MAX) {
-            return None;
-        }
+        let (before, drained) = self.held(word, origin, now)?;
         let (outcome, after) = self.judge_drops(before, now, cost);
         Some((Stepped { outcome, next: drained.wrapping_add(after) }, before))
     }
 
+    /// Charges one unit to a packed level: how many drops it held before, and what follows if a unit fits beside
+    /// them.
+    #[expect(clippy::inline_always, reason = "what every decision runs through")]
+    #[inline(always)]
+    pub(crate) fn spend_one(
+        &self,
+        word: u64,
+        origin: Timestamp,
+        now: Timestamp,
+    ) -> Option<(u64, Option<u64>)> {
+        let (before, drained) = self.held(word, origin, now)?;
+        if before <= self.room_for_one() {
+            Some((before, Some(drained.wrapping_add(before).wrapping_add(self.rate.unit.get()))))
+        } else {
+            Some((before, None))
+        }
+    }
+
+    /// The most drops beside which one unit still fits: it always fits beside none, so nothing wraps.
+    #[expect(clippy::inline_always, reason = "two instructions")]
+    #[inline(always)]
+    pub(crate) const fn room_for_one(&self) -> u64 {
+        self.brim.wrapping_sub(self.rate.unit.get())
+    }
+
     /// How long until so many drops have drained.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "what a caller does not ask of an outcome is not computed")]
+    #[inline(always)]
     pub(crate) fn until_drained(&self, drops: u64, now: Timestamp) -> Span {
         if drops == 0 {
             return Span::ZERO;
@@ -260,15 +319,11 @@ impl Bucket {
 
     /// The most drops beside which `cost` still fits; `None` if it fits beside nothing.
     fn room_for(&self, cost: Cost) -> Option<u64> {
-        if cost.get() > self.capacity {
-            return None;
-        }
-        self.brim.checked_sub(cost.get().saturating_mul(self.rate.unit.get()))
+        self.brim.checked_sub(self.drops_of(cost))
     }
 
     fn filled(&self, drops: u64, cost: Cost) -> u64 {
-        let added = cost.get().saturating_mul(self.rate.unit.get());
-        drops.saturating_add(added).min(EXACT_MAX)
+        drops.saturating_add(self.drops_of(cost)).min(EXACT_MAX)
     }
 }
 

@@ -72,4 +72,4 @@ pub use penalty::{Penalty, PenaltyError, Record};
 pub use sliding_counter::{SlidingCounter, TwoWindows};
 pub use sliding_log::{Log, SlidingLog};
 pub use time::{Span, Tick, Timestamp};
-pub use token_bucket::TokenBucket;
+pub use token_bucket::{Spent, TokenBucket};

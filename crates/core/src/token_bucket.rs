@@ -19,6 +19,33 @@ impl TokenBucket {
     pub const fn rate(&self) -> &Rate {
         self.0.rate()
     }
+
+    /// The answer to a charge of one unit that found so much spent.
+    #[expect(clippy::inline_always, reason = "what a caller does not ask of an outcome is not computed")]
+    #[inline(always)]
+    pub fn outcome_of_one(&self, spent: Spent, now: Timestamp) -> Outcome {
+        match spent {
+            Spent::Passing(drops) => self.0.passed(drops, now, Cost::ONE),
+            Spent::Refused(drops) => self.0.refused(drops, Some(self.0.room_for_one()), now),
+        }
+    }
+
+    /// Charges one unit to a packed state, the way of almost every decision: how many drops it found spent, and the
+    /// packed state that follows where the unit fits. `None` where that takes more than words can hold.
+    #[expect(clippy::inline_always, reason = "what almost every decision runs through")]
+    #[inline(always)]
+    pub fn spend_one(&self, word: u64, origin: Timestamp, now: Timestamp) -> Option<(u64, Option<u64>)> {
+        self.0.spend_one(word, origin, now)
+    }
+}
+
+/// What a charge found spent, and whether it was refused: all that its answer follows from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Spent {
+    /// It fits beside so many drops.
+    Passing(u64),
+    /// It does not.
+    Refused(u64),
 }
 
 impl Meter for TokenBucket {

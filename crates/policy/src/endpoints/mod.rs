@@ -146,10 +146,15 @@ impl<T> Endpoints<T> {
     }
 }
 
+/// The method whose rules apply to this one too: a HEAD is a GET without its body, and no way around its limits.
+pub(crate) fn stands_for(method: &str) -> Option<&'static str> {
+    (method == "HEAD").then_some("GET")
+}
+
 impl Methods {
     fn find(&self, method: &str) -> Option<usize> {
-        let named = self.named.iter().find(|(known, _)| **known == *method);
-        named.map(|(_, value)| *value).or(self.any)
+        let named = |method: &str| Some(self.named.iter().find(|(known, _)| **known == *method)?.1);
+        named(method).or_else(|| named(stands_for(method)?)).or(self.any)
     }
 }
 

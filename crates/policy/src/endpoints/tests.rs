@@ -47,6 +47,15 @@ fn a_method_beats_none_on_the_same_path_only() {
 }
 
 #[test]
+fn a_head_is_a_get_unless_something_is_said_of_it() {
+    let endpoints = endpoints(&["GET /a", "/a", "GET /b", "HEAD /b", "POST /c"]);
+    assert_eq!(endpoints.find("HEAD", "/a"), Some(&"GET /a"));
+    assert_eq!(endpoints.find("HEAD", "/b"), Some(&"HEAD /b"));
+    assert_eq!(endpoints.find("GET", "/b"), Some(&"GET /b"));
+    assert_eq!(endpoints.find("HEAD", "/c"), None);
+}
+
+#[test]
 fn a_wildcard_takes_exactly_one_segment() {
     let endpoints = endpoints(&["/a/*", "/b/{x}/c"]);
     assert_eq!(endpoints.find("GET", "/a"), None);
@@ -94,10 +103,12 @@ fn rank(pattern: &EndpointPattern, segments: &[&str], method: &str) -> Option<Ve
         }
         rank.push(END);
     }
-    match pattern.method() {
-        Some(wanted) if wanted != method => return None,
-        named => rank.push(u8::from(named.is_none())),
-    }
+    rank.push(match pattern.method() {
+        Some(wanted) if wanted == method => 0,
+        Some("GET") if method == "HEAD" => 1,
+        Some(_) => return None,
+        None => 2,
+    });
     Some(rank)
 }
 
@@ -106,7 +117,7 @@ fn segment() -> impl Strategy<Value = &'static str> {
 }
 
 fn patterns() -> impl Strategy<Value = Vec<String>> {
-    let method = prop::sample::select(vec!["", "", "GET ", "POST "]);
+    let method = prop::sample::select(vec!["", "", "GET ", "POST ", "HEAD "]);
     let pattern = (method, prop::collection::vec(segment(), 0..5), prop::bool::weighted(0.3)).prop_map(
         |(method, segments, rest)| {
             let mut named = 0;
@@ -130,7 +141,7 @@ proptest! {
         patterns in patterns(),
         path in prop::collection::vec(prop::sample::select(vec!["a", "b", "c", "d"]), 0..6),
         slash in prop::bool::ANY,
-        method in prop::sample::select(vec!["GET", "POST", "PUT"]),
+        method in prop::sample::select(vec!["GET", "POST", "PUT", "HEAD"]),
     ) {
         let mut endpoints = Endpoints::default();
         let mut kept = Vec::new();

@@ -28,7 +28,7 @@ pub(crate) static RATE_LIMITS: Mapping = Mapping {
         Key::new(
             "endpoints",
             Named("endpoint", &Object(&ENDPOINT)),
-            "Each client at an endpoint, in addition. The name is a path pattern, with or without a method before it.",
+            "Each client at an endpoint, in addition. The name is a path pattern, with or without a method before it; GET is HEAD too.",
             "{ POST /orders: { requests: 10, window: 1m } }",
         ),
         Key::new(
@@ -172,7 +172,8 @@ pub(crate) static MATCH: Mapping = Mapping {
     path: "rate_limits.rules[].match",
     doc: "Where a rule applies: all that stands here must hold.",
     keys: &[
-        Key::new("method", OneOrMany(&METHOD), "Any of these methods.", "[POST, PUT]").default("any"),
+        Key::new("method", OneOrMany(&METHOD), "Any of these methods; GET is HEAD too.", "[POST, PUT]")
+            .default("any"),
         Key::new("path", OneOrMany(&PATH), "Any of these paths.", "/login").default("any"),
         Key::new(
             "header",

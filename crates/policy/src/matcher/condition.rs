@@ -4,6 +4,7 @@ use http::header::{CONTENT_LENGTH, HeaderName};
 use http::{HeaderMap, HeaderValue};
 use tidegate_core::Cost;
 
+use crate::endpoints::stands_for;
 use crate::identity::Identity;
 use crate::plan::{CustomRule, Match, RuleCost};
 
@@ -19,7 +20,8 @@ pub(super) enum Holds {
 /// Whether a rule whose path fits applies to a request. What is cheap is asked first.
 pub(super) fn holds(matches: &Match, identity: &Identity<'_>, tier: Option<&str>) -> Holds {
     let facts = identity.facts();
-    if !matches.methods.is_empty() && !matches.methods.iter().any(|method| method == facts.method) {
+    let asked = |method: &String| method == facts.method || Some(&**method) == stands_for(facts.method);
+    if !matches.methods.is_empty() && !matches.methods.iter().any(asked) {
         return Holds::No;
     }
     for header in &matches.headers {

@@ -70,6 +70,16 @@ rate_limits:
 ";
 
 #[test]
+fn a_rule_for_get_is_no_way_around_for_head() {
+    let matcher = matcher(
+        "rate_limits: { rules: [{ name: reads, match: { method: GET }, per: everybody, requests: 3, window: 1 }] }",
+    );
+    assert_eq!(checks(&matcher, "HEAD /a", &[]), checks(&matcher, "GET /a", &[]));
+    assert_eq!(checks(&matcher, "GET /a", &[]).len(), 1);
+    assert!(checks(&matcher, "POST /a", &[]).is_empty());
+}
+
+#[test]
 fn limits_are_met_in_the_documented_order() {
     let matcher = matcher(ORDER);
     assert_eq!(

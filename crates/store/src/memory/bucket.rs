@@ -12,6 +12,7 @@
 //! every word ever stored under a tag was a whole state of that key.
 
 use std::cell::Cell;
+use std::hint::select_unpredictable;
 
 use tidegate_core::WORD_MAX;
 
@@ -42,7 +43,8 @@ impl Tag {
 
     #[inline]
     pub(super) fn new(hash: u64, away: usize, limit: u16) -> Self {
-        let fingerprint = (hash << (LIMIT_BITS + AWAY_BITS)) & !SPILLED;
+        // The highest bit is not the hash's.
+        let fingerprint = (hash << (LIMIT_BITS + AWAY_BITS + 1)) >> 1;
         Self(fingerprint | (away as u64) << LIMIT_BITS | u64::from(limit))
     }
 
@@ -97,13 +99,15 @@ impl Bucket {
         (0..SLOTS).map(|slot| (slot, self.tag(slot))).find(|(_, tag)| tag.is_of(wanted))
     }
 
-    /// The slot of exactly this tag. Unless the line is locked this is a hint.
+    /// Where exactly this tag is.
     #[inline]
-    pub(super) fn find_exactly(&self, wanted: Tag) -> Option<usize> {
+    pub(super) fn see(&self, wanted: Tag) -> Option<Seen<'_>> {
         // Without a branch: which slot it is, no branch predictor knows. The first is it if no other is.
-        let is_in = |slot: usize| usize::from(self.tags[slot].load(Ordering::Acquire) == wanted.0);
-        let slot = (is_in(1) + 2 * is_in(2) + 3 * is_in(3)) % SLOTS;
-        (self.tag(slot) == wanted).then_some(slot)
+        let is_in = |slot: usize| self.tags[slot].load(Ordering::Acquire) == wanted.0;
+        let slot = select_unpredictable(is_in(2), 2, usize::from(is_in(1)));
+        let slot = select_unpredictable(is_in(3), 3, slot);
+        let bits = self.tags[slot].load(Ordering::Acquire);
+        if bits & !SPILLED == wanted.0 { Some(Seen { line: self, slot, bits }) } else { None }
     }
 
     /// Whether a slot was never used. Unless the line is locked this is a hint.
@@ -121,27 +125,9 @@ impl Bucket {
         Word::from_bits(self.words[slot].load(Ordering::Acquire))
     }
 
-    /// The state in this slot, if it is packed and nobody holds it.
-    #[inline]
-    pub(super) fn packed(&self, slot: usize) -> Option<u64> {
-        let bits = self.words[slot].load(Ordering::Acquire);
-        if bits > WORD_MAX { None } else { Some(bits) }
-    }
-
     /// Whether keys whose home this is may live in the lines behind it.
     pub(super) fn has_spilled(&self) -> bool {
         self.tags[0].load(Ordering::Acquire) & SPILLED != 0
-    }
-
-    /// Puts one packed state in the place of another, if that is still there and nobody holds it.
-    #[inline]
-    pub(super) fn replace(&self, slot: usize, was: u64, next: u64) -> bool {
-        self.words[slot].compare_exchange(was, next, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-    }
-
-    /// Holds a packed state, if it is still there and nobody else holds it.
-    pub(super) fn hold(&self, slot: usize, was: u64) -> Option<HeldWord<'_>> {
-        self.replace(slot, was, was | HELD).then(|| HeldWord { word: &self.words[slot], then: was })
     }
 
     /// Waits for the lock.
@@ -164,6 +150,38 @@ impl Bucket {
     /// The address that a prefetch wants.
     pub(super) fn as_ptr(&self) -> *const u8 {
         std::ptr::from_ref(self).cast()
+    }
+}
+
+/// A slot in which a tag was seen without any lock.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Seen<'t> {
+    line: &'t Bucket,
+    slot: usize,
+    bits: u64,
+}
+
+impl<'t> Seen<'t> {
+    /// The state there, if the tag is still there too, and the state is packed and held by nobody.
+    #[inline]
+    pub(super) fn packed(&self) -> Option<u64> {
+        let word = self.line.words[self.slot].load(Ordering::Acquire);
+        // The word was the tag's if the tag was there before it was read and is there after it.
+        let is_there = self.line.tags[self.slot].load(Ordering::Acquire) == self.bits;
+        if word <= WORD_MAX && is_there { Some(word) } else { None }
+    }
+
+    /// Puts one packed state in the place of another, if that is still there and nobody holds it.
+    #[inline]
+    pub(super) fn replace(&self, was: u64, next: u64) -> bool {
+        let word = &self.line.words[self.slot];
+        word.compare_exchange(was, next, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    /// Holds a packed state, if it is still there and nobody else holds it.
+    pub(super) fn hold(&self, was: u64) -> Option<HeldWord<'t>> {
+        // Not `then_some`: a guard made and dropped would let go of another's word.
+        self.replace(was, was | HELD).then(|| HeldWord { word: &self.line.words[self.slot], then: was })
     }
 }
 
@@ -293,13 +311,17 @@ mod tests {
         let bucket = Bucket::default();
         let locked = bucket.lock();
         locked.set(2, Tag::new(1, 0, 1), Word::Packed(5));
-        assert!(!bucket.replace(2, 5, 6));
+        let seen = bucket.see(Tag::new(1, 0, 1)).unwrap();
+        assert!(!seen.replace(5, 6) && seen.packed().is_none());
         drop(locked);
-        let mut held = bucket.hold(2, 5).unwrap();
-        assert!(bucket.hold(2, 5).is_none() && !bucket.replace(2, 5, 6));
+        let mut held = seen.hold(5).unwrap();
+        assert!(seen.hold(5).is_none() && !seen.replace(5, 6));
         held.set(7);
         assert_eq!(bucket.word(2), Word::Packed(5), "until it is let go");
         drop(held);
-        assert!(bucket.replace(2, 7, 8));
+        assert!(seen.replace(7, 8));
+        assert_eq!(seen.packed(), Some(8));
+        bucket.lock().set(2, Tag::new(2, 0, 1), Word::Packed(9));
+        assert_eq!(seen.packed(), None, "it is another's now");
     }
 }

@@ -5,70 +5,116 @@
 //! and then replaced together. If anything is out of the ordinary, there is no answer here, and nothing was touched.
 
 use smallvec::SmallVec;
-use tidegate_core::{Check, Cost, Decision, Meter, Outcome, Outcomes, Role, Stepped, Timestamp, Visitor};
+use tidegate_core::{
+    Check, Cost, Decision, Key, Meter, Outcome, Outcomes, Role, Spent, Stepped, Timestamp, TokenBucket,
+    Visitor,
+};
 
-use super::bucket::{Bucket, HeldWord, LINES, Tag, patiently};
+use super::bucket::{HeldWord, LINES, Seen, Tag, patiently};
 use super::table::ORIGIN;
 use super::{Ask, MemoryStore};
 use crate::store::StoreError;
 
-/// A counter as it was read.
-#[derive(Clone, Copy, Debug)]
-struct Found<'t> {
-    line: &'t Bucket,
-    slot: usize,
-    tag: Tag,
-    word: u64,
+/// Why a check was not answered here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Missed {
+    /// Its counter is not in a slot, not packed, held, or asks for more than a step.
+    Unusual,
+    /// Another thread has just changed its counter.
+    Contended,
 }
 
-impl Found<'_> {
-    /// The same counter as it is now; `None` if it is not there any more, or held.
-    #[inline]
-    fn again(&self) -> Option<Self> {
-        let word = self.line.packed(self.slot)?;
-        // The word was the tag's if the tag is still there.
-        (self.line.tag(self.slot) == self.tag).then_some(Self { word, ..*self })
-    }
+/// Whether a check is what almost all are: of one unit, and binding.
+#[expect(clippy::inline_always, reason = "what almost every decision runs through")]
+#[inline(always)]
+pub(super) fn is_ordinary(check: &Check<'_>) -> bool {
+    check.cost == Cost::ONE && check.role == Role::Binding
 }
 
 impl MemoryStore {
-    /// The answer to a single check.
-    #[expect(clippy::inline_always, reason = "its answer is taken apart at once")]
+    /// Charges an ordinary check to a token bucket. Of what it found spent, the caller makes what it wants to know.
+    #[expect(clippy::inline_always, reason = "what almost every decision runs through")]
     #[inline(always)]
-    pub(super) fn try_one<M: Meter>(
+    pub(super) fn spend(
         &self,
-        meter: &M,
-        check: &Check<'_>,
+        meter: &TokenBucket,
+        key: &Key<'_>,
         ask: Ask,
         now: Timestamp,
-    ) -> Result<Outcome, Missed> {
-        let found = self.find(check, ask, now).ok_or(Missed::Unusual)?;
-        let stepped = meter.step_word(found.word, ORIGIN, now, check.cost);
-        let Stepped { outcome, next } = stepped.ok_or(Missed::Unusual)?;
-        let passes = outcome.verdict.is_pass();
-        if passes && check.cost > Cost::ZERO {
-            if !found.line.replace(found.slot, found.word, next) {
-                return Err(Missed::Contended);
-            }
-        } else if !passes && check.role == Role::Overage {
-            return Err(Missed::Unusual);
+    ) -> Option<Spent> {
+        if self.overrides.are_any() {
+            return None;
         }
-        self.top.sample(&check.key, ask.hash, now, passes);
-        Ok(outcome)
+        let at_home = self.table.line(ask.home).see(Tag::new(ask.hash, 0, ask.number));
+        let spent = at_home
+            .ok_or(Missed::Contended)
+            .and_then(|seen| self.spend_seen(meter, key, ask.hash, seen, now));
+        match spent {
+            Ok(spent) => Some(spent),
+            Err(Missed::Contended) => self.spend_patiently(meter, key, ask.hash, ask.number, now),
+            Err(Missed::Unusual) => None,
+        }
     }
 
-    /// Another was faster: judges what it left, until nobody is.
-    #[cold]
+    /// The same for a key that does not live in its home, or that another thread charges too.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "each has a register; gathered, they would go through memory"
+    )]
     #[inline(never)]
-    fn try_contended(&self, check: &Check<'_>, ask: Ask, now: Timestamp) -> Option<Outcome> {
-        let found = self.find(check, ask, now)?;
+    fn spend_patiently(
+        &self,
+        meter: &TokenBucket,
+        key: &Key<'_>,
+        hash: u64,
+        number: u16,
+        now: Timestamp,
+    ) -> Option<Spent> {
+        let seen = self.see(self.table.home(hash), hash, number)?;
+        patiently(|| match self.spend_seen(meter, key, hash, seen, now) {
+            Ok(spent) => Some(Some(spent)),
+            Err(Missed::Contended) => None,
+            Err(Missed::Unusual) => Some(None),
+        })
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "it is part of its callers")]
+    #[expect(clippy::inline_always, reason = "what almost every decision runs through")]
+    #[inline(always)]
+    fn spend_seen(
+        &self,
+        meter: &TokenBucket,
+        key: &Key<'_>,
+        hash: u64,
+        seen: Seen<'_>,
+        now: Timestamp,
+    ) -> Result<Spent, Missed> {
+        let word = seen.packed().ok_or(Missed::Unusual)?;
+        match meter.spend_one(word, ORIGIN, now) {
+            Some((spent, Some(next))) if seen.replace(word, next) => {
+                self.top.sample(key, hash, now, true);
+                Ok(Spent::Passing(spent))
+            }
+            Some((spent, None)) => {
+                self.top.sample(key, hash, now, false);
+                Ok(Spent::Refused(spent))
+            }
+            Some(_) => Err(Missed::Contended),
+            None => Err(Missed::Unusual),
+        }
+    }
+
+    /// The answer to a single check.
+    fn try_one<M: Meter>(&self, meter: &M, check: &Check<'_>, ask: Ask, now: Timestamp) -> Option<Outcome> {
+        let seen = self.find(check, ask, now)?;
         let outcome = patiently(|| {
-            let stepped = found
-                .again()
-                .map(|found| (found, check.limit.step_word(found.word, ORIGIN, now, check.cost)));
-            let Some((found, Some(Stepped { outcome, next }))) = stepped else { return Some(None) };
+            let stepped =
+                seen.packed().and_then(|word| Some((word, meter.step_word(word, ORIGIN, now, check.cost)?)));
+            let Some((word, Stepped { outcome, next })) = stepped else { return Some(None) };
             match outcome.verdict.is_pass() {
-                true => found.line.replace(found.slot, found.word, next).then_some(Some(outcome)),
+                true if check.cost == Cost::ZERO => Some(Some(outcome)),
+                // If another was faster, what it left is judged.
+                true => seen.replace(word, next).then_some(Some(outcome)),
                 false if check.role == Role::Overage => Some(None),
                 false => Some(Some(outcome)),
             }
@@ -80,68 +126,53 @@ impl MemoryStore {
     /// The decision over several checks.
     pub(super) fn try_several(&self, checks: &[Check<'_>], asks: &[Ask], now: Timestamp) -> Option<Decision> {
         let mut outcomes = Outcomes::new();
-        let mut found = SmallVec::<[(Found<'_>, u64); 4]>::new();
+        let mut found = SmallVec::<[Found<'_>; 4]>::new();
         for (position, (check, ask)) in checks.iter().zip(asks).enumerate() {
             // Checks that share a key are judged together, and overage is charged whatever it is.
             if check.role == Role::Overage || asks[..position].iter().any(|other| other.hash == ask.hash) {
                 return None;
             }
-            let one = self.find(check, *ask, now)?;
-            let stepped = check.limit.step_word(one.word, ORIGIN, now, check.cost)?;
-            outcomes.push(stepped.outcome);
-            found.push((one, stepped.next));
+            let seen = self.find(check, *ask, now)?;
+            let word = seen.packed()?;
+            let Stepped { outcome, next } = check.limit.step_word(word, ORIGIN, now, check.cost)?;
+            outcomes.push(outcome);
+            found.push(Found { seen, word, next });
         }
         let mut decision = Decision::new(now, checks, outcomes);
         if decision.passes() {
             charge_all(checks, &decision.outcomes, &found)?;
         } else {
-            for ((check, (found, _)), outcome) in checks.iter().zip(&found).zip(&mut decision.outcomes) {
+            for ((check, found), outcome) in checks.iter().zip(&found).zip(&mut decision.outcomes) {
                 if outcome.verdict.is_pass() {
                     let left = check.limit.step_word(found.word, ORIGIN, now, Cost::ZERO)?.outcome;
                     *outcome = Outcome { verdict: outcome.verdict, ..left };
                 }
             }
             // All were read at one instant if none has changed since.
-            if found.iter().any(|(found, _)| found.again().is_none_or(|again| again.word != found.word)) {
+            if found.iter().any(|found| found.seen.packed() != Some(found.word)) {
                 return None;
             }
         }
         Some(decision)
     }
 
-    /// The counter of a check, if it is in its slot, packed, under the limit that is asked for.
-    #[expect(clippy::inline_always, reason = "its answer is taken apart at once")]
-    #[inline(always)]
-    fn find(&self, check: &Check<'_>, ask: Ask, now: Timestamp) -> Option<Found<'_>> {
-        let Ask { hash, home, number } = ask;
-        if self.overrides.in_force(&check.key, now).is_some() {
-            return None;
+    /// Where the counter of a check is, if it is in a slot under the limit that is asked for.
+    #[inline]
+    fn find(&self, check: &Check<'_>, ask: Ask, now: Timestamp) -> Option<Seen<'_>> {
+        match self.overrides.in_force(&check.key, now) {
+            Some(_) => None,
+            None => self.see(ask.home, ask.hash, ask.number),
         }
-        let (line, tag) = (self.table.line(home), Tag::new(hash, 0, number));
-        if let Some(slot) = line.find_exactly(tag) {
-            return Found { line, slot, tag, word: 0 }.again();
-        }
-        let away = self.find_away(home, hash, number)?;
-        let (line, tag) = (self.table.line(home + away), Tag::new(hash, away, number));
-        Found { line, slot: line.find_exactly(tag)?, tag, word: 0 }.again()
     }
 
-    /// How far from its home a key lives that has spilled.
-    #[inline(never)]
-    fn find_away(&self, home: usize, hash: u64, number: u16) -> Option<usize> {
-        let lives =
-            |away: &usize| self.table.line(home + away).find_exactly(Tag::new(hash, *away, number)).is_some();
-        if self.table.line(home).has_spilled() { (1..LINES).find(lives) } else { None }
+    #[inline]
+    fn see(&self, home: usize, hash: u64, number: u16) -> Option<Seen<'_>> {
+        let line = self.table.line(home);
+        line.see(Tag::new(hash, 0, number)).or_else(|| {
+            let see_in = |away| self.table.line(home + away).see(Tag::new(hash, away, number));
+            if line.has_spilled() { (1..LINES).find_map(see_in) } else { None }
+        })
     }
-}
-
-/// Why a check was not answered here.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Missed {
-    /// Its counter is not in a slot, not packed, held, or asks for more than a step.
-    Unusual,
-    /// Another thread has just changed its counter.
-    Contended,
 }
 
 /// Decides a single check, in code of its own for each algorithm.
@@ -158,24 +189,27 @@ impl Visitor for DecideOne<'_> {
     #[inline(never)]
     fn visit<M: Meter>(self, meter: &M) -> Result<Decision, StoreError> {
         let Self { store, check, ask, now } = self;
-        let outcome = match store.try_one(meter, check, ask, now) {
-            Ok(outcome) => Some(outcome),
-            Err(Missed::Contended) => store.try_contended(check, ask, now),
-            Err(Missed::Unusual) => None,
-        };
-        match outcome {
+        match store.try_one(meter, check, ask, now) {
             Some(outcome) => Ok(Decision::of_one(now, check.role, outcome)),
             None => store.decide_held(std::slice::from_ref(check), now),
         }
     }
 }
 
+/// A counter as it was read, and what it becomes if it is charged.
+#[derive(Clone, Copy, Debug)]
+struct Found<'t> {
+    seen: Seen<'t>,
+    word: u64,
+    next: u64,
+}
+
 /// Stores all new words, or nothing if any counter has changed.
-fn charge_all(checks: &[Check<'_>], outcomes: &[Outcome], found: &[(Found<'_>, u64)]) -> Option<()> {
+fn charge_all(checks: &[Check<'_>], outcomes: &[Outcome], found: &[Found<'_>]) -> Option<()> {
     let mut held = SmallVec::<[(HeldWord<'_>, u64); 4]>::new();
-    for ((check, outcome), (found, next)) in checks.iter().zip(outcomes).zip(found) {
+    for ((check, outcome), found) in checks.iter().zip(outcomes).zip(found) {
         if outcome.verdict.is_pass() && check.cost > Cost::ZERO {
-            held.push((found.line.hold(found.slot, found.word)?, *next));
+            held.push((found.seen.hold(found.word)?, found.next));
         }
     }
     for (word, next) in &mut held {

@@ -54,8 +54,7 @@ impl KeyHasher {
             _ => self.hash_short(bytes),
         };
         // The length tells names from each other that are read as the same bytes.
-        let rule = key.rule.as_u64() ^ self.seed[2].rotate_left(bytes.len() as u32);
-        fold(client ^ rule, self.seed[3])
+        fold(client ^ key.rule.as_u64(), self.seed[3] ^ bytes.len() as u64)
     }
 
     /// 32 bytes, which may overlap.

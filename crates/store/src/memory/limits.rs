@@ -29,7 +29,7 @@ type Chunk = [OnceLock<Known>; CHUNK];
 /// given back; place 0 is never taken.
 #[derive(Debug)]
 pub(super) struct Limits {
-    fingerprints: Box<[AtomicU64]>,
+    fingerprints: Box<[AtomicU64; LIMITS]>,
     chunks: Box<[OnceLock<Box<Chunk>>]>,
     /// How many are known; held while one is added.
     count: Mutex<usize>,
@@ -37,22 +37,26 @@ pub(super) struct Limits {
 
 impl Limits {
     pub(super) fn new() -> Self {
+        let fingerprints: Box<[_]> = (0..LIMITS).map(|_| AtomicU64::new(0)).collect();
         Self {
-            fingerprints: (0..LIMITS).map(|_| AtomicU64::new(0)).collect(),
+            fingerprints: fingerprints.try_into().unwrap_or_else(|_| unreachable!("they are so many")),
             chunks: (0..LIMITS / CHUNK).map(|_| OnceLock::new()).collect(),
             count: Mutex::new(0),
         }
     }
 
     /// The number of `limit`; `None` if there are no more numbers.
-    #[inline]
     pub(super) fn number(&self, limit: &Limit) -> Option<u16> {
+        self.likely_number(limit).or_else(|| self.find_or_add(limit))
+    }
+
+    /// The number of `limit`, if it is known and at its first place, as almost every one is.
+    #[expect(clippy::inline_always, reason = "a few instructions of every decision")]
+    #[inline(always)]
+    pub(super) fn likely_number(&self, limit: &Limit) -> Option<u16> {
         let wanted = fingerprint(limit);
         let place = first_place(wanted);
-        if self.fingerprints[place].load(Ordering::Acquire) == wanted {
-            return Some(place as u16);
-        }
-        self.find_or_add(limit)
+        (self.fingerprints[place].load(Ordering::Acquire) == wanted).then_some(place as u16)
     }
 
     #[cold]

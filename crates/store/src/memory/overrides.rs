@@ -18,13 +18,16 @@ pub(super) struct Overrides {
 }
 
 impl Overrides {
+    /// Whether there are any.
+    #[inline]
+    pub(super) fn are_any(&self) -> bool {
+        self.count.load(Ordering::Acquire) != 0
+    }
+
     /// The limit in force for `key`, if it is not the rule's.
     #[inline]
     pub(super) fn in_force(&self, key: &Key<'_>, now: Timestamp) -> Option<Limit> {
-        if self.count.load(Ordering::Acquire) == 0 {
-            return None;
-        }
-        self.find_in_force(key, now)
+        if self.are_any() { self.find_in_force(key, now) } else { None }
     }
 
     #[cold]

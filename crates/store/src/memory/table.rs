@@ -17,6 +17,8 @@ use super::pool::{Pool, PoolFull};
 #[derive(Debug)]
 pub(super) struct Table {
     lines: Box<[Bucket]>,
+    /// The last lines are nobody's home, so that every home has lines behind it.
+    homes: usize,
     pub(super) limits: Limits,
     pub(super) pool: Pool,
     /// How far sweeping has come.
@@ -43,7 +45,14 @@ impl Table {
         let mut lines = Vec::with_capacity(count);
         in_huge_pages(&mut lines);
         lines.resize_with(count, Bucket::default);
-        Self { lines: lines.into_boxed_slice(), limits: Limits::new(), pool, swept: AtomicUsize::new(0) }
+        let homes = count - (LINES - 1);
+        Self {
+            lines: lines.into_boxed_slice(),
+            homes,
+            limits: Limits::new(),
+            pool,
+            swept: AtomicUsize::new(0),
+        }
     }
 
     /// How many keys fit at the very most.
@@ -51,11 +60,10 @@ impl Table {
         self.lines.len() * SLOTS
     }
 
-    /// The line a hash points to; the last ones are nobody's home, so that every home has lines behind it.
+    /// The line a hash points to.
     #[inline]
     pub(super) fn home(&self, hash: u64) -> usize {
-        let homes = (self.lines.len() - (LINES - 1)) as u128;
-        ((u128::from(hash) * homes) >> 64) as usize
+        ((u128::from(hash) * self.homes as u128) >> 64) as usize
     }
 
     #[inline]
