@@ -34,9 +34,6 @@ use crate::stack;
 /// How HTTP/2 begins.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// So many headers hyper takes unless it is told otherwise.
-const HEADERS: usize = 100;
-
 /// How to speak with clients: made once for each core.
 #[derive(Clone, Debug)]
 pub(crate) struct Speaking {
@@ -51,11 +48,8 @@ impl Speaking {
             .timer(TokioTimer::new())
             // Slow heads are ended by `rounds`, which needs no timer for each request.
             .header_read_timeout(None)
+            .max_headers(bounds.headers)
             .max_buf_size(bounds.head_bytes);
-        // Said or not, they would be as many; said, room for them is made anew for every request.
-        if bounds.headers != HEADERS {
-            http1.max_headers(bounds.headers);
-        }
         let mut http2 = http2::Builder::new(LocalExecutor);
         http2
             .timer(TokioTimer::new())
