@@ -20,7 +20,7 @@ use crate::store::StoreError;
 enum Missed {
     /// Its counter is not in a slot, not packed, held, or asks for more than a step.
     Unusual,
-    /// Another thread has just changed its counter.
+    /// Another thread has just changed its counter, or it is not in its home: a longer look will tell.
     Contended,
 }
 
