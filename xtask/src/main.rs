@@ -1,5 +1,6 @@
 //! The tasks of this repository: `cargo xtask --help`.
 
+mod instructions;
 mod run;
 mod scorecard;
 mod setup;
@@ -23,7 +24,8 @@ Examples:
   cargo xtask test                     everything a change must pass, as CI runs it
   cargo xtask test --only tests        one step of it again
   cargo xtask scorecard                what long tests there are, and their bars
-  cargo xtask scorecard equivalence    one of them";
+  cargo xtask scorecard equivalence    one of them
+  cargo xtask instructions             instructions per request of target/release/tidegate";
 
 #[derive(Debug, Subcommand)]
 enum Task {
@@ -48,6 +50,14 @@ enum Task {
         #[arg(long)]
         peers: bool,
     },
+    /// Count the user-space instructions of a release build per request: passed, rejected, with a body of 64 KiB.
+    ///
+    /// One request at a time, so that two runs differ by less than 0.5 %. To compare two versions, count both binaries.
+    Instructions {
+        /// The binary; target/release/tidegate unless given.
+        #[arg(long, value_name = "PATH")]
+        binary: Option<std::path::PathBuf>,
+    },
     /// Run the long tests; each prints its seed and figure and succeeds only if its bar holds.
     Scorecard {
         /// Which; without it they are listed.
@@ -63,6 +73,7 @@ fn main() -> ExitCode {
         Task::Docs => docs(),
         Task::Setup { peers: true } => setup::peers(),
         Task::Setup { peers: false } => setup::run(),
+        Task::Instructions { binary } => instructions::run(binary),
         Task::Scorecard { name } => scorecard::run(name.as_deref()),
     };
     match result {

@@ -1,8 +1,10 @@
 //! What the tests need beside Rust and a C compiler, and what the gateway is compared with.
 
+use std::fs;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 
 use crate::run;
 
@@ -13,14 +15,23 @@ struct Tool {
     oldest: u32,
 }
 
-const TOOLS: [Tool; 5] = [
+const TOOLS: [Tool; 9] = [
     Tool { program: "redis-server", package: "redis-server", oldest: 7 },
     Tool { program: "prometheus", package: "prometheus", oldest: 2 },
     Tool { program: "promtool", package: "prometheus", oldest: 2 },
     Tool { program: "systemd-analyze", package: "systemd", oldest: 250 },
     // Where users do not look for programs.
     Tool { program: "/usr/sbin/nft", package: "nftables", oldest: 1 },
+    Tool { program: "node", package: "nodejs", oldest: 18 },
+    Tool { program: "npm", package: "npm", oldest: 9 },
+    Tool { program: "python3", package: "python3", oldest: 3 },
+    Tool { program: "pip3", package: "python3-pip", oldest: 22 },
 ];
+
+/// The web frameworks that are tested behind the gateway. One version of each, so that every run tests the same.
+const NODE_PACKAGES: [&str; 1] = ["express@5.2.1"];
+const PYTHON_PACKAGES: [&str; 4] =
+    ["fastapi==0.128.0", "uvicorn==0.40.0", "flask==3.1.2", "gunicorn==23.0.0"];
 
 /// Installs what is missing where we know how, and says what is missing where we do not.
 fn install(missing: &[&str]) -> anyhow::Result<()> {
@@ -55,7 +66,44 @@ pub(crate) fn run() -> anyhow::Result<()> {
             _ => bail!("{program} {oldest}.0 or newer is needed; this is {}", version.trim()),
         }
     }
-    Ok(())
+    frameworks()
+}
+
+/// Installs the web frameworks into target/frameworks, unless these versions are there.
+fn frameworks() -> anyhow::Result<()> {
+    let folder = run::root().join("target/frameworks");
+    let mut npm = Command::new("npm");
+    npm.args(["install", "--silent", "--no-audit", "--no-fund", "--prefix"]).arg(folder.join("node"));
+    install_packages(&folder.join("node"), npm, &NODE_PACKAGES)?;
+    // The interpreter's own pip: compiled packages belong to one version of Python.
+    let mut pip = Command::new("python3");
+    pip.args([
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-warn-conflicts",
+        "--root-user-action=ignore",
+        "--upgrade",
+    ]);
+    pip.arg("--target").arg(folder.join("python"));
+    install_packages(&folder.join("python"), pip, &PYTHON_PACKAGES)
+}
+
+/// Runs `installer` for `packages`. A file in `folder` has their versions, once they are complete.
+fn install_packages(folder: &Path, mut installer: Command, packages: &[&str]) -> anyhow::Result<()> {
+    let (marker, wanted) = (folder.join("installed.txt"), packages.join("\n"));
+    if fs::read_to_string(&marker).is_ok_and(|installed| installed == wanted) {
+        return Ok(());
+    }
+    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    run::run(installer.args(packages))?;
+    fs::write(&marker, wanted).with_context(|| format!("cannot write {}", marker.display()))
+}
+
+/// Installs a program that only some tasks need, from the Debian package of the same name, if it is missing.
+pub(crate) fn ensure(program: &str) -> anyhow::Result<()> {
+    if exists(program) { Ok(()) } else { install(&[program]) }
 }
 
 /// The first number of the first word that is a version: `Redis server v=7.0.15 sha=…` is 7.
@@ -123,6 +171,8 @@ mod tests {
         assert_eq!(major("systemd 252 (252.38-1~deb12u1)\n+PAM"), Some(252));
         assert_eq!(major("nftables v1.0.6 (Lester Gooch #5)"), Some(1));
         assert_eq!(major("prometheus, version 2.42.0+ds (branch: debian/sid)"), Some(2));
+        assert_eq!(major("v20.20.2"), Some(20));
+        assert_eq!(major("pip 23.0.1 from /usr/lib/python3/dist-packages/pip (python 3.11)"), Some(23));
         assert_eq!(major("no version here"), None);
     }
 }
