@@ -3,7 +3,7 @@
 use anyhow::bail;
 
 use crate::run::{self, cargo};
-use crate::test;
+use crate::{setup, test};
 
 /// A long test and what it must show.
 struct Entry {
@@ -13,7 +13,7 @@ struct Entry {
     run: fn() -> anyhow::Result<()>,
 }
 
-const ENTRIES: [Entry; 4] = [
+const ENTRIES: [Entry; 5] = [
     Entry {
         name: "crash",
         what: "the real binary, killed 200 times while bans are added and taken back through the admin API",
@@ -38,6 +38,12 @@ const ENTRIES: [Entry; 4] = [
         bar: "clean",
         run: test::loom,
     },
+    Entry {
+        name: "probes",
+        what: "several hundred valid and invalid requests, byte by byte, to the gateway and to nginx",
+        bar: "no different treatment that docs/gateway.md does not list",
+        run: probes,
+    },
 ];
 
 pub(crate) fn run(name: Option<&str>) -> anyhow::Result<()> {
@@ -59,6 +65,13 @@ pub(crate) fn run(name: Option<&str>) -> anyhow::Result<()> {
 fn crash() -> anyhow::Result<()> {
     let line = "test --release --package tidegate --test serve -- --ignored --nocapture long_crash";
     run::run(&mut cargo(line))
+}
+
+fn probes() -> anyhow::Result<()> {
+    setup::ensure("nginx")?;
+    run::run(&mut cargo(
+        "test --workspace --exclude bench --exclude bench-peers --test edge -- --ignored --nocapture long_probes",
+    ))
 }
 
 fn equivalence() -> anyhow::Result<()> {

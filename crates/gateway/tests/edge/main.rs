@@ -8,6 +8,7 @@ mod http2;
 mod malformed;
 mod parting;
 mod paths;
+mod probes;
 mod room;
 mod slow;
 mod tls;

@@ -47,14 +47,19 @@ fn find<'h>(headers: &'h [(String, String)], name: &str) -> Option<&'h str> {
 
 /// The response at the beginning of `bytes` and its length, if it is whole. Informational ones are left out.
 pub(crate) fn read_response(bytes: &[u8], is_ended: bool) -> Option<(Response, usize)> {
+    read_response_to("GET", bytes, is_ended)
+}
+
+/// The same for a request of this method: a response to HEAD has no body, whatever its headers announce.
+pub(crate) fn read_response_to(method: &str, bytes: &[u8], is_ended: bool) -> Option<(Response, usize)> {
     let (line, headers, mut at) = head(bytes)?.expect("a well-formed head");
     let status: u16 = line.get(9..12)?.parse().expect("a status code");
     if (102..200).contains(&status) || status == 100 {
-        let (response, length) = read_response(&bytes[at..], is_ended)?;
+        let (response, length) = read_response_to(method, &bytes[at..], is_ended)?;
         return Some((response, at + length));
     }
     let rest = &bytes[at..];
-    let body = if status == 101 || status == 204 || status == 304 {
+    let body = if method == "HEAD" || matches!(status, 101 | 204 | 304) {
         Vec::new()
     } else if find(&headers, "transfer-encoding").is_some() {
         let (body, _, length) = chunks(rest)?.expect("well-formed chunks");

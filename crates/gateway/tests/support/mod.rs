@@ -14,7 +14,7 @@ use tidegate_store::MemoryStore;
 use tokio::sync::watch;
 
 pub(crate) use client::Client;
-pub(crate) use message::Response;
+pub(crate) use message::{Request, Response, read_response_to};
 pub(crate) use upstream::{Act, Upstream, ok};
 
 /// Nothing here takes longer unless it hangs.

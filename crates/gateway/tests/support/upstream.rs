@@ -48,6 +48,15 @@ impl Upstream {
 
     /// Does for the request of each number, from 0 on, what `script` says.
     pub(crate) async fn doing(script: impl Fn(usize) -> Act + Send + Sync + 'static) -> Self {
+        Self::serving(move |number, _| script(number)).await
+    }
+
+    /// Replies to each request as `script` says.
+    pub(crate) async fn replying(script: impl Fn(&Request) -> Act + Send + Sync + 'static) -> Self {
+        Self::serving(move |_, request| script(request)).await
+    }
+
+    async fn serving(script: impl Fn(usize, &Request) -> Act + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("an address");
         let record = Arc::new(Record::default());
@@ -82,6 +91,21 @@ impl Upstream {
         self.record.requests.lock().expect("no panic").clone()
     }
 
+    /// How many whole requests came so far.
+    pub(crate) fn count(&self) -> usize {
+        self.record.requests.lock().expect("no panic").len()
+    }
+
+    /// The whole requests after the first `count`.
+    pub(crate) fn since(&self, count: usize) -> Vec<Request> {
+        self.record.requests.lock().expect("no panic")[count..].to_vec()
+    }
+
+    /// Removes and returns the bytes so far that are no HTTP/1.1 request.
+    pub(crate) fn take_malformed(&self) -> Vec<String> {
+        std::mem::take(&mut *self.record.wrong.lock().expect("no panic"))
+    }
+
     pub(crate) fn last(&self) -> Request {
         self.requests().pop().expect("a request")
     }
@@ -108,7 +132,7 @@ impl Drop for Upstream {
 }
 
 impl Record {
-    async fn serve(&self, mut stream: TcpStream, script: &(dyn Fn(usize) -> Act + Send + Sync)) {
+    async fn serve(&self, mut stream: TcpStream, script: &(dyn Fn(usize, &Request) -> Act + Send + Sync)) {
         let mut unread = Vec::new();
         while let Ok(1..) = stream.read_buf(&mut unread).await {
             self.bytes.fetch_add(unread.len(), Ordering::SeqCst);
@@ -118,12 +142,13 @@ impl Record {
                     Err(wrong) => return self.wrong.lock().expect("no panic").push(wrong),
                 };
                 unread.drain(..length);
-                let number = {
+                let act = {
                     let mut requests = self.requests.lock().expect("no panic");
+                    let act = script(requests.len(), &request);
                     requests.push(request);
-                    requests.len() - 1
+                    act
                 };
-                let (bytes, closes, hangs) = match script(number) {
+                let (bytes, closes, hangs) = match act {
                     Act::Reply(bytes) => (bytes, false, false),
                     Act::ReplyAndClose(bytes) => (bytes, true, false),
                     Act::ReplyAndHang(bytes) => (bytes, false, true),
