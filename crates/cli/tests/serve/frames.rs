@@ -8,6 +8,7 @@ use crate::process::DEADLINE;
 pub(crate) const DATA: u8 = 0;
 pub(crate) const HEADERS: u8 = 1;
 pub(crate) const PRIORITY: u8 = 2;
+const RST_STREAM: u8 = 3;
 pub(crate) const SETTINGS: u8 = 4;
 pub(crate) const PING: u8 = 6;
 pub(crate) const GOAWAY: u8 = 7;
@@ -93,13 +94,18 @@ impl<S: Read + Write> Http2<S> {
 
     /// The next frame: its kind, its stream, its payload.
     pub(crate) fn read(&mut self) -> io::Result<(u8, u32, Vec<u8>)> {
+        self.read_frame().map(|(kind, _, stream, payload)| (kind, stream, payload))
+    }
+
+    /// The next frame: its kind, its flags, its stream, its payload.
+    fn read_frame(&mut self) -> io::Result<(u8, u8, u32, Vec<u8>)> {
         let mut head = [0; 9];
         self.stream.read_exact(&mut head)?;
         let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
         let stream = u32::from_be_bytes([head[5] & 0x7f, head[6], head[7], head[8]]);
         let mut payload = vec![0; usize::try_from(length).unwrap()];
         self.stream.read_exact(&mut payload)?;
-        Ok((head[3], stream, payload))
+        Ok((head[3], head[4], stream, payload))
     }
 
     /// The payload of the head that answers on `stream`: it begins with the status, `0x88` for 200.
@@ -108,6 +114,23 @@ impl<S: Read + Write> Http2<S> {
             let (kind, on, payload) = self.read()?;
             if kind == HEADERS && on == stream {
                 return Ok(payload);
+            }
+        }
+    }
+
+    /// The payloads of the head and the body that answer on `stream`; `None` if the stream is reset.
+    pub(crate) fn response(&mut self, stream: u32) -> Option<(Vec<u8>, Vec<u8>)> {
+        let (mut head, mut body) = (Vec::new(), Vec::new());
+        loop {
+            let (kind, flags, on, payload) = self.read_frame().ok()?;
+            match kind {
+                HEADERS if on == stream => head.extend(payload),
+                DATA if on == stream => body.extend(payload),
+                RST_STREAM if on == stream => return None,
+                _ => continue,
+            }
+            if flags & END_STREAM != 0 {
+                return Some((head, body));
             }
         }
     }

@@ -8,6 +8,7 @@ mod admin;
 mod descriptors;
 mod floods;
 mod frames;
+mod frameworks;
 mod log;
 mod process;
 mod prometheus;

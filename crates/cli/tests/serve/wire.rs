@@ -19,8 +19,12 @@ impl Connection {
     }
 
     pub(crate) fn get(&mut self, headers: &str) -> io::Result<Response> {
-        let request = format!("GET /hello HTTP/1.1\r\nHost: test\r\n{headers}\r\n");
-        self.stream.get_mut().write_all(request.as_bytes())?;
+        self.send(format!("GET /hello HTTP/1.1\r\nHost: test\r\n{headers}\r\n").as_bytes())
+    }
+
+    /// Sends exactly these bytes and reads one response.
+    pub(crate) fn send(&mut self, request: &[u8]) -> io::Result<Response> {
+        self.stream.get_mut().write_all(request)?;
         let head = read_head(&mut self.stream)?;
         let mut body = vec![0; usize::try_from(length(&head).unwrap_or(0)).unwrap()];
         self.stream.read_exact(&mut body)?;
