@@ -1,22 +1,17 @@
 //! New connections to servers.
 
-use std::io::{self, IoSlice};
-use std::pin::Pin;
+use std::io;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use bytes::Bytes;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, RootCertStore};
 use thiserror::Error;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
-use tokio_rustls::client::TlsStream;
 
 use super::server::{Server, Speaks};
-use crate::joined::poll_write_joined;
+use super::stream::Stream;
 
 /// Opens connections; one for all cores.
 #[derive(Clone)]
@@ -71,111 +66,5 @@ impl Connector {
         tokio::time::timeout(self.timeout, connecting).await.unwrap_or_else(|_| {
             Err(io::Error::new(io::ErrorKind::TimedOut, "the server did not accept in time"))
         })
-    }
-}
-
-/// A connection with or without TLS.
-#[derive(Debug)]
-pub(crate) enum Stream {
-    Plain(TcpStream),
-    Tls(Box<TlsStream<TcpStream>>),
-    Handed(Box<Handed>),
-}
-
-/// A connection over which somebody has asked, and part of the answer has come already. Who gets it asks to nobody
-/// first, and then reads that answer.
-#[derive(Debug)]
-pub(crate) struct Handed {
-    stream: TcpStream,
-    read: Bytes,
-    has_asked: bool,
-    /// Who reads before it has asked.
-    early: Option<Waker>,
-}
-
-impl Handed {
-    pub(super) fn new(stream: TcpStream, read: Bytes) -> Self {
-        Self { stream, read, has_asked: false, early: None }
-    }
-
-    /// The first words, the whole of a request without a body, were said before.
-    fn poll_write(&mut self, cx: &mut Context<'_>, words: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
-        if self.has_asked {
-            return poll_write_joined(Pin::new(&mut self.stream), cx, words);
-        }
-        self.has_asked = true;
-        if let Some(early) = self.early.take() {
-            early.wake();
-        }
-        Poll::Ready(Ok(words.iter().map(|word| word.len()).sum()))
-    }
-
-    fn poll_read(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        if !self.has_asked {
-            self.early = Some(cx.waker().clone());
-            return Poll::Pending;
-        }
-        if self.read.is_empty() {
-            return Pin::new(&mut self.stream).poll_read(cx, buf);
-        }
-        let length = self.read.len().min(buf.remaining());
-        buf.put_slice(&self.read.split_to(length));
-        Poll::Ready(Ok(()))
-    }
-}
-
-impl AsyncRead for Stream {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_read(cx, buf),
-            Self::Tls(stream) => Pin::new(stream).poll_read(cx, buf),
-            Self::Handed(handed) => handed.poll_read(cx, buf),
-        }
-    }
-}
-
-impl AsyncWrite for Stream {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_write(cx, buf),
-            Self::Tls(stream) => Pin::new(stream).poll_write(cx, buf),
-            Self::Handed(handed) => handed.poll_write(cx, &[IoSlice::new(buf)]),
-        }
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_flush(cx),
-            Self::Tls(stream) => Pin::new(stream).poll_flush(cx),
-            Self::Handed(handed) => Pin::new(&mut handed.stream).poll_flush(cx),
-        }
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
-            Self::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
-            Self::Handed(handed) => Pin::new(&mut handed.stream).poll_shutdown(cx),
-        }
-    }
-
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Self::Plain(stream) => poll_write_joined(Pin::new(stream), cx, bufs),
-            Self::Tls(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
-            Self::Handed(handed) => handed.poll_write(cx, bufs),
-        }
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        match self {
-            Self::Plain(stream) => stream.is_write_vectored(),
-            Self::Tls(stream) => stream.is_write_vectored(),
-            Self::Handed(handed) => handed.stream.is_write_vectored(),
-        }
     }
 }

@@ -17,7 +17,9 @@ use http::{HeaderMap, Method, Request, StatusCode, Version};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
+use super::abandon::ServerSocket;
 use super::server::Connected;
+use super::stream::Stream;
 
 /// So many headers of an answer are looked at here.
 const HEADERS: usize = 64;
@@ -84,6 +86,10 @@ impl Line {
 
     pub(super) fn into_parts(self) -> (TcpStream, Connected) {
         (self.stream, self.connected)
+    }
+
+    pub(super) fn into_socket(self) -> ServerSocket {
+        ServerSocket { stream: Stream::Plain(self.stream), connected: self.connected }
     }
 
     /// Sends the head of a request.

@@ -3,11 +3,16 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod cancelled;
+mod client_body;
+mod early;
 mod forwarded;
 mod http2;
+mod interim;
 mod malformed;
 mod parting;
 mod paths;
+mod resent;
 mod room;
 mod slow;
 mod tls;
