@@ -13,6 +13,7 @@ use hyper::client::conn::{http1, http2};
 use hyper_util::rt::TokioIo;
 
 use super::abandon::{AbandonedExchange, GRACE, Handoff};
+use super::framing::normalize;
 use super::line::{Answered, Failed, Line, Plain, write_head};
 use super::pool::{Pools, SendError, drive};
 use super::server::Busy;
@@ -193,10 +194,11 @@ impl Lease {
 
     fn take_response(
         &mut self,
-        response: Response<hyper::body::Incoming>,
+        mut response: Response<hyper::body::Incoming>,
     ) -> Result<Response<Source>, AttemptError> {
+        let is_clear = normalize(&mut response).map_err(|_| SendError::Framing)?;
         // hyper would speak HTTP/1.0 from now on, and could send no body whose length is not known.
-        self.is_spent = response.version() == Version::HTTP_10;
+        self.is_spent = !is_clear || response.version() == Version::HTTP_10;
         Ok(response.map(Source::Hyper))
     }
 

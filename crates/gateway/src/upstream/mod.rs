@@ -3,6 +3,7 @@
 mod abandon;
 mod balance;
 mod connect;
+mod framing;
 pub(crate) mod health;
 mod lease;
 mod line;

@@ -95,6 +95,9 @@ pub(crate) enum SendError {
     /// The connection broke, or what came is not HTTP.
     #[error("no valid response came")]
     Broken(#[source] hyper::Error),
+    /// Where the response ends can be read in two ways.
+    #[error("the response has no clear end")]
+    Framing,
     /// The connection broke before anything came.
     #[error("no response came")]
     Unanswered,

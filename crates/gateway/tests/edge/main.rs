@@ -13,6 +13,7 @@ mod malformed;
 mod parting;
 mod paths;
 mod resent;
+mod response_framing;
 mod room;
 mod slow;
 mod tls;
