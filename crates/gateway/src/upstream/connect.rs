@@ -6,12 +6,24 @@ use std::time::Duration;
 
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, RootCertStore};
+use socket2::{SockRef, TcpKeepalive};
 use thiserror::Error;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 use super::server::{Server, Speaks};
 use super::stream::Stream;
+
+/// A connection over which nothing has come for so long is probed: a machine that vanished sends no end. Quiet
+/// responses and tunnels have nothing else that would find out.
+const PROBE_AFTER: Duration = Duration::from_secs(20);
+/// How far apart probes are.
+const PROBE_EVERY: Duration = Duration::from_secs(5);
+/// So many probes without an answer are the end.
+const PROBES: u32 = 2;
+/// What was sent must be acknowledged within this time. Longer than a route takes to change, and half of the response
+/// timeout. The same as until the last probe: the system counts failed probes by it, too.
+const USER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Opens connections; one for all cores.
 #[derive(Clone)]
@@ -53,7 +65,7 @@ impl Connector {
     pub(crate) async fn connect(&self, server: &Server) -> io::Result<(Stream, bool)> {
         let connecting = async {
             let tcp = TcpStream::connect(&server.place).await?;
-            tcp.set_nodelay(true)?;
+            set_options(&tcp)?;
             if server.speaks != Speaks::Tls {
                 return Ok((Stream::Plain(tcp), server.speaks == Speaks::Http2));
             }
@@ -66,5 +78,39 @@ impl Connector {
         tokio::time::timeout(self.timeout, connecting).await.unwrap_or_else(|_| {
             Err(io::Error::new(io::ErrorKind::TimedOut, "the server did not accept in time"))
         })
+    }
+}
+
+/// Small writes leave at once, and a machine that has vanished is noticed.
+fn set_options(tcp: &TcpStream) -> io::Result<()> {
+    tcp.set_nodelay(true)?;
+    let socket = SockRef::from(tcp);
+    let probes = TcpKeepalive::new().with_time(PROBE_AFTER).with_interval(PROBE_EVERY).with_retries(PROBES);
+    socket.set_tcp_keepalive(&probes)?;
+    #[cfg(target_os = "linux")]
+    socket.set_tcp_user_timeout(Some(USER_TIMEOUT))?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn upstream_socket_connected_has_keep_alive_and_a_user_timeout() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let server = Server::parse(&url).unwrap();
+        let connector = Connector::new(Duration::from_secs(5), &RootCertStore::empty()).unwrap();
+        let (stream, is_http2) = connector.connect(&server).await.unwrap();
+        let Stream::Plain(tcp) = stream else { panic!("a connection without TLS") };
+        let socket = SockRef::from(&tcp);
+        assert!(!is_http2 && tcp.nodelay().unwrap() && socket.keepalive().unwrap());
+        let probes = (socket.tcp_keepalive_time().unwrap(), socket.tcp_keepalive_interval().unwrap());
+        assert_eq!(probes, (PROBE_AFTER, PROBE_EVERY));
+        assert_eq!(socket.tcp_keepalive_retries().unwrap(), PROBES);
+        #[cfg(target_os = "linux")]
+        assert_eq!(socket.tcp_user_timeout().unwrap(), Some(USER_TIMEOUT));
+        assert_eq!(USER_TIMEOUT, PROBE_AFTER + PROBE_EVERY * PROBES);
     }
 }
