@@ -1,9 +1,6 @@
 //! The bodies that pass through: never held whole.
 
-use std::cell::Cell;
 use std::pin::Pin;
-use std::rc::Rc;
-use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -12,9 +9,7 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::{Sleep, sleep};
 
-use crate::activity::Activity;
 use crate::exclusion::Held;
-use crate::forward;
 use crate::upstream::{Lease, PlainBody};
 
 /// What a client is answered with.
@@ -80,6 +75,15 @@ pub(crate) enum BodyError {
     /// It is longer than we take.
     #[error("the body is longer than {0} bytes")]
     TooLarge(u64),
+    /// The rest of a request's body is of no use. An HTTP/2 server is told `CANCEL`.
+    #[error("the rest of the body is not needed")]
+    NotNeeded(#[source] h2::Error),
+}
+
+impl BodyError {
+    pub(crate) fn not_needed() -> Self {
+        Self::NotNeeded(h2::Reason::CANCEL.into())
+    }
 }
 
 /// Where an upstream's body comes from.
@@ -130,19 +134,20 @@ impl Source {
     }
 }
 
-/// An upstream's body. Its connection goes back to the pool when it has come.
+/// An upstream's body. Its connection goes back to the pool when it has come; until then the lease has the permits of
+/// the request, afterwards the body has them until it was taken.
 #[derive(Debug)]
 pub(crate) struct UpstreamBody {
     source: Source,
     lease: Option<Lease>,
     patience: Patience,
-    held: Held,
+    permits: Held,
 }
 
 impl UpstreamBody {
-    /// Keeps `held` until it has ended, or nobody wants it any more.
-    pub(crate) fn new(source: Source, lease: Lease, pace: Pace, held: Held) -> Self {
-        let mut body = Self { source, lease: Some(lease), patience: Patience::new(pace), held };
+    pub(crate) fn new(source: Source, lease: Lease, pace: Pace) -> Self {
+        let mut body =
+            Self { source, lease: Some(lease), patience: Patience::new(pace), permits: Held::new() };
         body.let_go_at_the_end();
         body
     }
@@ -173,122 +178,20 @@ impl UpstreamBody {
     }
 
     fn let_go(&mut self) {
-        self.held.clear();
         self.give_back();
+        self.permits.clear();
     }
 
     fn give_back(&mut self) {
         if let Some(lease) = self.lease.take() {
-            lease.give_back();
+            self.permits = lease.give_back();
         }
-    }
-}
-
-/// What a client sends, within a size and without stalling for long.
-#[derive(Debug)]
-pub(crate) struct RequestBody {
-    incoming: Incoming,
-    left: u64,
-    most: u64,
-    patience: Patience,
-    progress: Progress,
-    /// Told when it has ended; `None` once it has.
-    owed: Option<Arc<Activity>>,
-    meter: Option<Box<dyn Metering>>,
-}
-
-/// Counts what comes of a body. Dropped when it has ended, or nobody wants the rest.
-pub(crate) trait Metering: std::fmt::Debug {
-    /// So many bytes more.
-    fn saw(&mut self, bytes: usize);
-}
-
-impl RequestBody {
-    pub(crate) fn new(incoming: Incoming, most: u64, pace: Pace, activity: &Arc<Activity>) -> Self {
-        let has_any = !incoming.is_end_stream();
-        let progress = Progress(has_any.then(Rc::default));
-        let owed = has_any.then(|| Arc::clone(activity));
-        Self { incoming, left: most, most, patience: Patience::new(pace), progress, owed, meter: None }
-    }
-
-    /// The same, counted by `meter`.
-    pub(crate) fn counted_by(self, meter: Option<Box<dyn Metering>>) -> Self {
-        Self { meter, ..self }
-    }
-
-    fn note_the_end(&mut self) {
-        if self.incoming.is_end_stream()
-            && let Some(activity) = self.owed.take()
-        {
-            activity.body_ended();
-        }
-    }
-
-    pub(crate) fn progress(&self) -> Progress {
-        self.progress.clone()
-    }
-}
-
-/// Whether a body moves, for those who do not hold it. One that is empty never does.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Progress(Option<Rc<Cell<bool>>>);
-
-impl Progress {
-    fn moved(&self) {
-        if let Some(moved) = &self.0 {
-            moved.set(true);
-        }
-    }
-
-    /// Whether it has moved since this was last asked.
-    pub(crate) fn has_moved(&self) -> bool {
-        self.0.as_ref().is_some_and(|moved| moved.replace(false))
-    }
-}
-
-impl Body for RequestBody {
-    type Data = Bytes;
-    type Error = BodyError;
-
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        let this = self.get_mut();
-        let frame = match Pin::new(&mut this.incoming).poll_frame(cx) {
-            Poll::Ready(frame) => frame,
-            Poll::Pending => return this.patience.poll(cx).map(|error| Some(Err(error))),
-        };
-        this.note_the_end();
-        let Some(mut frame) = frame.transpose()? else { return Poll::Ready(None) };
-        this.progress.moved();
-        if let Some(trailers) = frame.trailers_mut() {
-            forward::strip_trailers(trailers);
-        }
-        let length = frame.data_ref().map_or(0, Bytes::len);
-        this.patience.saw(length);
-        if let Some(meter) = &mut this.meter {
-            meter.saw(length);
-        }
-        match this.left.checked_sub(length as u64) {
-            Some(left) => this.left = left,
-            None => return Poll::Ready(Some(Err(BodyError::TooLarge(this.most)))),
-        }
-        Poll::Ready(Some(Ok(frame)))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.incoming.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.incoming.size_hint()
     }
 }
 
 /// How little a body may bring in a period. A timer is made only for one that has to be waited for.
 #[derive(Debug)]
-struct Patience {
+pub(crate) struct Patience {
     pace: Pace,
     moved: u64,
     timer: Option<Pin<Box<Sleep>>>,
@@ -304,15 +207,15 @@ pub struct Pace {
 }
 
 impl Patience {
-    fn new(pace: Pace) -> Self {
+    pub(crate) fn new(pace: Pace) -> Self {
         Self { pace, moved: 0, timer: None }
     }
 
-    fn saw(&mut self, bytes: usize) {
+    pub(crate) fn saw(&mut self, bytes: usize) {
         self.moved = self.moved.saturating_add(bytes as u64);
     }
 
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<BodyError> {
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<BodyError> {
         let period = self.pace.period;
         let timer = self.timer.get_or_insert_with(|| Box::pin(sleep(period)));
         loop {

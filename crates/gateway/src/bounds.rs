@@ -26,6 +26,12 @@ pub struct Bounds {
     pub connect: Duration,
     /// How long until an upstream's answer begins.
     pub answer: Duration,
+    /// How long a connection to an upstream may be idle before it is closed: servers and the networks between forget
+    /// such connections, some without a word.
+    pub upstream_idle: Duration,
+    /// After how long without a frame an HTTP/2 upstream is pinged; it has half of that to answer. Seldom enough for
+    /// gRPC servers, which by default end a connection at the fourth ping without data between.
+    pub upstream_ping: Duration,
     /// How long a TLS handshake may take.
     pub handshake: Duration,
     /// The longest that a request is held until its turn comes.
@@ -55,6 +61,8 @@ impl Default for Bounds {
             tunnel: Duration::from_mins(10),
             connect: Duration::from_secs(5),
             answer: Duration::from_mins(1),
+            upstream_idle: Duration::from_mins(1),
+            upstream_ping: Duration::from_secs(30),
             handshake: Duration::from_secs(10),
             wait: Duration::from_secs(30),
             waiting: 10_000,

@@ -97,7 +97,7 @@ impl<S: Store> Core<S> {
             bans,
             penalties,
             permits,
-            pools: Pools::new(connector),
+            pools: Pools::new(connector, &bounds),
             rounds: Rc::default(),
             patience: Patience::new(bounds.answer),
             bounds,

@@ -35,6 +35,7 @@ mod stack;
 mod told;
 mod traced;
 mod tunnel;
+mod upload;
 mod upstream;
 
 pub use body::Pace;

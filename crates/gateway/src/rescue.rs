@@ -23,6 +23,8 @@ pub(crate) enum Cause {
     TooLarge,
     /// Its body comes too slowly.
     SlowBody,
+    /// Its body is malformed, or ends too early.
+    BadBody,
     /// No route takes it.
     NoRoute,
     /// An operator banned its client or its network.
@@ -50,7 +52,7 @@ pub(crate) enum Cause {
 impl Cause {
     fn status(&self) -> StatusCode {
         match self {
-            Self::Path(_) | Self::Framing(_) => StatusCode::BAD_REQUEST,
+            Self::Path(_) | Self::Framing(_) | Self::BadBody => StatusCode::BAD_REQUEST,
             Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::SlowBody => StatusCode::REQUEST_TIMEOUT,
             Self::NoRoute => StatusCode::NOT_FOUND,
@@ -69,6 +71,7 @@ impl Cause {
             Self::Framing(what) => return ("bad_request", format!("The request cannot be used: {what}.")),
             Self::TooLarge => ("body_too_large", "The body is too large."),
             Self::SlowBody => ("body_too_slow", "The body came too slowly."),
+            Self::BadBody => ("bad_body", "The body is malformed or ends too early."),
             Self::NoRoute => ("no_route", "Nothing is served here."),
             Self::Banned => ("banned", "This client may not use the service."),
             Self::Refused(_) => ("rate_limit_exceeded", "Too many requests."),
@@ -101,7 +104,7 @@ impl Cause {
 
     /// Whether what follows on the connection cannot be trusted to be a request.
     fn ends_the_connection(&self) -> bool {
-        matches!(self, Self::Framing(_) | Self::TooLarge | Self::SlowBody)
+        matches!(self, Self::Framing(_) | Self::TooLarge | Self::SlowBody | Self::BadBody)
     }
 }
 

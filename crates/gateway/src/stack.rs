@@ -17,7 +17,7 @@ use tidegate_policy::{Admission, Facts, Judged, Known, Matched, normalize};
 use tidegate_store::Store;
 use tidegate_telemetry::{Decided, Story, Try};
 
-use crate::body::{BodyError, RequestBody, ResponseBody, UpstreamBody};
+use crate::body::{ResponseBody, UpstreamBody};
 use crate::core::Core;
 use crate::exclusion::{Exclusion, Held};
 use crate::forward::{self, Hop};
@@ -30,6 +30,7 @@ use crate::seen::seen;
 use crate::settle::{self, Passed};
 use crate::told::{Told, tell, tell_when};
 use crate::traced;
+use crate::upload::{RequestBody, UploadFailure};
 use crate::upstream::{SendError, Stand, Upstream};
 
 /// A request, lent: what is large is not handed from one to the other.
@@ -334,17 +335,17 @@ async fn send<S: Store>(
     core: &Rc<Core<S>>,
     (upstream, stand): (&Upstream, Stand),
     (request, is_plain): (&mut Option<Request<RequestBody>>, bool),
-    (upgrade, held): (Option<Upgrade>, Held),
+    (upgrade, mut permits): (Option<Upgrade>, Held),
     story: &mut Story<'_>,
 ) -> Result<Response<ResponseBody>, Cause> {
     let mut server = upstream.choose(stand, &[]).cloned().ok_or(Cause::NoServer)?;
     let mut tried = Vec::new();
-    let progress = request.as_ref().map(|request| request.body().progress()).unwrap_or_default();
+    let upload = request.as_ref().map(|request| request.body().handle()).unwrap_or_default();
     let (mut response, lease) = loop {
         let trial = story.trying(&upstream.counts);
         let sent = {
-            let sending = pin!(core.pools.send(&server, request, is_plain, server.begin()));
-            core.patience.wait(sending, || progress.has_moved()).await
+            let sending = pin!(core.pools.send(&server, request, is_plain, &mut permits));
+            core.patience.wait(sending, || upload.has_moved()).await
         };
         let Some(sent) = sent else {
             story.tried(trial, &server.place, Try::TooSlow);
@@ -360,16 +361,12 @@ async fn send<S: Store>(
                 tried.push(Arc::as_ptr(&server));
                 server = upstream.choose(stand, &tried).cloned().ok_or_else(|| unreachable(&error))?;
             }
-            Err(SendError::Broken(error)) => {
-                let cause = broken(&error);
+            Err(error) => {
+                let cause = broken(&error, upload.failure());
                 // What a client sends wrongly is not the server's failure.
                 let result = if matches!(cause, Cause::BadAnswer) { Try::Broken } else { Try::Abandoned };
                 story.tried(trial, &server.place, result);
                 return Err(cause);
-            }
-            Err(SendError::Unanswered) => {
-                story.tried(trial, &server.place, Try::Broken);
-                return Err(Cause::BadAnswer);
             }
         }
     };
@@ -377,15 +374,14 @@ async fn send<S: Store>(
     if switches {
         let Some(Upgrade { client, hop }) = upgrade else { return Err(Cause::BadAnswer) };
         let server = hyper::upgrade::on(&mut response);
-        let passing =
-            crate::tunnel::between((client, server), lease, (hop, held), core.bounds.tunnel, core.stop());
+        let passing = crate::tunnel::between((client, server), lease, hop, core.bounds.tunnel, core.stop());
         tokio::task::spawn_local(passing);
         let mut response = response.map(|_| ResponseBody::empty());
         forward::for_client(response.headers_mut(), true);
         return Ok(response);
     }
     let pace = core.bounds.response_pace;
-    let body = |source| ResponseBody::Upstream(Box::new(UpstreamBody::new(source, lease, pace, held)));
+    let body = |source| ResponseBody::Upstream(Box::new(UpstreamBody::new(source, lease, pace)));
     let mut response = response.map(body);
     forward::for_client(response.headers_mut(), false);
     *response.version_mut() = Version::HTTP_11;
@@ -406,15 +402,14 @@ fn unreachable(error: &std::io::Error) -> Cause {
     })
 }
 
-/// Whose fault it is that nothing came back.
-fn broken(error: &hyper::Error) -> Cause {
-    let mut source = std::error::Error::source(error);
-    while let Some(error) = source {
-        match error.downcast_ref::<BodyError>() {
-            Some(BodyError::TooLarge(_)) => return Cause::TooLarge,
-            Some(BodyError::TooSlow(_)) => return Cause::SlowBody,
-            _ => source = error.source(),
-        }
+/// Whose fault it is that nothing came back. A body that its client sent wrongly ends the exchange, however the server
+/// and hyper call that.
+fn broken(error: &SendError, upload: Option<UploadFailure>) -> Cause {
+    match (upload, error) {
+        (Some(UploadFailure::Malformed), _) => Cause::BadBody,
+        (Some(UploadFailure::TooLarge), _) => Cause::TooLarge,
+        (Some(UploadFailure::TooSlow), _) => Cause::SlowBody,
+        (None, SendError::Host) => Cause::Framing("its Host is not a host"),
+        (None, _) => Cause::BadAnswer,
     }
-    Cause::BadAnswer
 }

@@ -11,7 +11,6 @@ use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::activity::Activity;
-use crate::exclusion::Held;
 use crate::forward::Hop;
 use crate::upstream::Lease;
 
@@ -22,18 +21,18 @@ const LOOKS: u32 = 8;
 const LINGER: Duration = Duration::from_secs(1);
 
 /// Passes bytes both ways until both sides have ended, or neither has said anything for `idle`. As long the server
-/// counts as busy, and the client keeps its place and what it has `held`.
+/// counts as busy, the client keeps its place, and the lease has its permits.
 pub(crate) async fn between(
     (client, server): (OnUpgrade, OnUpgrade),
     lease: Lease,
-    (hop, held): (Rc<Hop>, Held),
+    hop: Rc<Hop>,
     idle: Duration,
     stop: watch::Receiver<bool>,
 ) {
     if let (Ok(client), Ok(server)) = tokio::join!(client, server) {
         pass(TokioIo::new(client), TokioIo::new(server), &hop.activity, idle, stop).await;
     }
-    drop((lease, hop, held));
+    drop((lease, hop));
 }
 
 /// Whatever passes goes over the client's connection, so its activity is that of both.

@@ -1,22 +1,29 @@
 //! New connections to servers.
 
-use std::io::{self, IoSlice};
-use std::pin::Pin;
+use std::io;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use bytes::Bytes;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, RootCertStore};
+use socket2::{SockRef, TcpKeepalive};
 use thiserror::Error;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
-use tokio_rustls::client::TlsStream;
 
 use super::server::{Server, Speaks};
-use crate::joined::poll_write_joined;
+use super::stream::Stream;
+
+/// A connection over which nothing has come for so long is probed: a machine that vanished sends no end. Quiet
+/// responses and tunnels have nothing else that would find out.
+const PROBE_AFTER: Duration = Duration::from_secs(20);
+/// How far apart probes are.
+const PROBE_EVERY: Duration = Duration::from_secs(5);
+/// So many probes without an answer are the end.
+const PROBES: u32 = 2;
+/// What was sent must be acknowledged within this time. Longer than a route takes to change, and half of the response
+/// timeout. The same as until the last probe: the system counts failed probes by it, too.
+const USER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Opens connections; one for all cores.
 #[derive(Clone)]
@@ -58,7 +65,7 @@ impl Connector {
     pub(crate) async fn connect(&self, server: &Server) -> io::Result<(Stream, bool)> {
         let connecting = async {
             let tcp = TcpStream::connect(&server.place).await?;
-            tcp.set_nodelay(true)?;
+            set_options(&tcp)?;
             if server.speaks != Speaks::Tls {
                 return Ok((Stream::Plain(tcp), server.speaks == Speaks::Http2));
             }
@@ -74,108 +81,36 @@ impl Connector {
     }
 }
 
-/// A connection with or without TLS.
-#[derive(Debug)]
-pub(crate) enum Stream {
-    Plain(TcpStream),
-    Tls(Box<TlsStream<TcpStream>>),
-    Handed(Box<Handed>),
+/// Small writes leave at once, and a machine that has vanished is noticed.
+fn set_options(tcp: &TcpStream) -> io::Result<()> {
+    tcp.set_nodelay(true)?;
+    let socket = SockRef::from(tcp);
+    let probes = TcpKeepalive::new().with_time(PROBE_AFTER).with_interval(PROBE_EVERY).with_retries(PROBES);
+    socket.set_tcp_keepalive(&probes)?;
+    #[cfg(target_os = "linux")]
+    socket.set_tcp_user_timeout(Some(USER_TIMEOUT))?;
+    Ok(())
 }
 
-/// A connection over which somebody has asked, and part of the answer has come already. Who gets it asks to nobody
-/// first, and then reads that answer.
-#[derive(Debug)]
-pub(crate) struct Handed {
-    stream: TcpStream,
-    read: Bytes,
-    has_asked: bool,
-    /// Who reads before it has asked.
-    early: Option<Waker>,
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-impl Handed {
-    pub(super) fn new(stream: TcpStream, read: Bytes) -> Self {
-        Self { stream, read, has_asked: false, early: None }
-    }
-
-    /// The first words, the whole of a request without a body, were said before.
-    fn poll_write(&mut self, cx: &mut Context<'_>, words: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
-        if self.has_asked {
-            return poll_write_joined(Pin::new(&mut self.stream), cx, words);
-        }
-        self.has_asked = true;
-        if let Some(early) = self.early.take() {
-            early.wake();
-        }
-        Poll::Ready(Ok(words.iter().map(|word| word.len()).sum()))
-    }
-
-    fn poll_read(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        if !self.has_asked {
-            self.early = Some(cx.waker().clone());
-            return Poll::Pending;
-        }
-        if self.read.is_empty() {
-            return Pin::new(&mut self.stream).poll_read(cx, buf);
-        }
-        let length = self.read.len().min(buf.remaining());
-        buf.put_slice(&self.read.split_to(length));
-        Poll::Ready(Ok(()))
-    }
-}
-
-impl AsyncRead for Stream {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_read(cx, buf),
-            Self::Tls(stream) => Pin::new(stream).poll_read(cx, buf),
-            Self::Handed(handed) => handed.poll_read(cx, buf),
-        }
-    }
-}
-
-impl AsyncWrite for Stream {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_write(cx, buf),
-            Self::Tls(stream) => Pin::new(stream).poll_write(cx, buf),
-            Self::Handed(handed) => handed.poll_write(cx, &[IoSlice::new(buf)]),
-        }
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_flush(cx),
-            Self::Tls(stream) => Pin::new(stream).poll_flush(cx),
-            Self::Handed(handed) => Pin::new(&mut handed.stream).poll_flush(cx),
-        }
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
-            Self::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
-            Self::Handed(handed) => Pin::new(&mut handed.stream).poll_shutdown(cx),
-        }
-    }
-
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Self::Plain(stream) => poll_write_joined(Pin::new(stream), cx, bufs),
-            Self::Tls(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
-            Self::Handed(handed) => handed.poll_write(cx, bufs),
-        }
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        match self {
-            Self::Plain(stream) => stream.is_write_vectored(),
-            Self::Tls(stream) => stream.is_write_vectored(),
-            Self::Handed(handed) => handed.stream.is_write_vectored(),
-        }
+    #[tokio::test]
+    async fn upstream_socket_connected_has_keep_alive_and_a_user_timeout() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let server = Server::parse(&url).unwrap();
+        let connector = Connector::new(Duration::from_secs(5), &RootCertStore::empty()).unwrap();
+        let (stream, is_http2) = connector.connect(&server).await.unwrap();
+        let Stream::Plain(tcp) = stream else { panic!("a connection without TLS") };
+        let socket = SockRef::from(&tcp);
+        assert!(!is_http2 && tcp.nodelay().unwrap() && socket.keepalive().unwrap());
+        let probes = (socket.tcp_keepalive_time().unwrap(), socket.tcp_keepalive_interval().unwrap());
+        assert_eq!(probes, (PROBE_AFTER, PROBE_EVERY));
+        assert_eq!(socket.tcp_keepalive_retries().unwrap(), PROBES);
+        #[cfg(target_os = "linux")]
+        assert_eq!(socket.tcp_user_timeout().unwrap(), Some(USER_TIMEOUT));
+        assert_eq!(USER_TIMEOUT, PROBE_AFTER + PROBE_EVERY * PROBES);
     }
 }

@@ -17,7 +17,9 @@ use http::{HeaderMap, Method, Request, StatusCode, Version};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
+use super::abandon::ServerSocket;
 use super::server::Connected;
+use super::stream::Stream;
 
 /// So many headers of an answer are looked at here.
 const HEADERS: usize = 64;
@@ -84,6 +86,10 @@ impl Line {
 
     pub(super) fn into_parts(self) -> (TcpStream, Connected) {
         (self.stream, self.connected)
+    }
+
+    pub(super) fn into_socket(self) -> ServerSocket {
+        ServerSocket { stream: Stream::Plain(self.stream), connected: self.connected }
     }
 
     /// Sends the head of a request.
@@ -206,7 +212,16 @@ fn plain(read: &Bytes, method: &Method, headers: &mut HeaderMap) -> Option<(Stat
             CONNECTION if header.value.eq_ignore_ascii_case(b"keep-alive") => continue,
             CONNECTION | TRANSFER_ENCODING | UPGRADE => return None,
             CONTENT_LENGTH if length.is_some() => return None,
-            CONTENT_LENGTH => length = Some(number(header.value)?),
+            CONTENT_LENGTH => {
+                length = Some(number(header.value)?);
+                // Such an answer has no length to pass on, and should say none.
+                if status == StatusCode::NO_CONTENT {
+                    if length != Some(0) {
+                        return None;
+                    }
+                    continue;
+                }
+            }
             _ => {}
         }
         headers.append(name, HeaderValue::from_maybe_shared(read.slice_ref(header.value)).ok()?);
@@ -265,6 +280,8 @@ mod tests {
             let answer = format!("HTTP/1.1 {status} {reason}\r\n\r\n");
             assert_eq!(read(&answer, &Method::GET), Some((status, 0, vec![])));
         }
+        let empty = "HTTP/1.1 204 No Content\r\nContent-Length: 0\r\n\r\n";
+        assert_eq!(read(empty, &Method::GET), Some((204, 0, vec![])), "it has no length");
     }
 
     #[test]
@@ -280,6 +297,7 @@ mod tests {
             "HTTP/1.1 200 OK\r\n\r\n",
             "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n",
             "HTTP/1.1 204 No Content\r\nTransfer-Encoding: chunked\r\n\r\n",
+            "HTTP/1.1 204 No Content\r\nContent-Length: 5\r\n\r\n",
             "HTTP/1.1 200 OK\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n",
             "HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 5\r\n\r\n",
             "HTTP/1.1 200 OK\r\nContent-Length: 5, 5\r\n\r\n",

@@ -1,32 +1,40 @@
 //! Connections of one core to its servers, kept for the next request.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
-use std::future::poll_fn;
 use std::io;
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use foldhash::fast::RandomState;
-use http::{HeaderMap, Request, Response};
+use http::{Request, Response};
 use http_body::Body;
 use hyper::client::conn::{http1, http2};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use thiserror::Error;
 use tokio::time::MissedTickBehavior;
 
-use super::connect::{Connector, Handed, Stream};
-use super::line::{Answered, Failed, Line, Plain, write_head};
-use super::server::{Busy, Connected, Server, Speaks};
-use crate::body::{RequestBody, Source};
+use super::connect::Connector;
+use super::lease::{AttemptError, Http1, Http2, Lease, Way};
+use super::line::Line;
+use super::server::{Connected, Server, Speaks};
+use super::stream::{HyperIo, Stream};
+use crate::body::Source;
+use crate::bounds::Bounds;
+use crate::exclusion::Held;
 use crate::runtime::LocalExecutor;
+use crate::upload::RequestBody;
 
 /// So many idle connections of one core to one server are kept.
 const IDLE: usize = 256;
 /// So much of an answer is read before it is known what it is: most are whole then.
 const ROOM: usize = 16 << 10;
+/// So often a request is sent again that a server has certainly not processed. Each attempt has another connection.
+const RESENDS: u32 = 3;
+/// Idle connections are swept at least so many times in the time for which they may be idle.
+const SWEEPS: u32 = 4;
 
 /// All connections of a core.
 #[derive(Debug)]
@@ -35,142 +43,175 @@ pub(crate) struct Pools {
     /// By the address of a server, which lives as long as its entry.
     idle: RefCell<HashMap<*const Server, Idle, RandomState>>,
     /// Where requests are written.
-    head: RefCell<Vec<u8>>,
+    pub(super) head: RefCell<Vec<u8>>,
     /// Where answers are read.
-    room: RefCell<Box<[u8]>>,
+    pub(super) room: RefCell<Box<[u8]>>,
+    pub(super) response_timeout: Duration,
+    /// After how long without a word HTTP/2 servers are pinged.
+    ping: Duration,
+    /// How often idle connections are swept, and how many sweeps one survives.
+    sweep: Duration,
+    sweeps: u32,
 }
 
 #[derive(Debug)]
 struct Idle {
     server: Arc<Server>,
-    lines: Vec<Line>,
-    http1: Vec<http1::SendRequest<RequestBody>>,
-    /// One carries many requests at once.
-    http2: Option<http2::SendRequest<RequestBody>>,
+    lines: Vec<IdleConnection<Line>>,
+    http1: Vec<IdleConnection<Http1>>,
+    /// Those in use, too: each carries many requests at once.
+    http2: Vec<IdleConnection<Http2>>,
+}
+
+/// A connection in the pool.
+#[derive(Debug)]
+struct IdleConnection<C> {
+    connection: C,
+    /// How many sweeps have found it idle.
+    sweeps: u32,
+}
+
+impl<C> IdleConnection<C> {
+    fn new(connection: C) -> Self {
+        Self { connection, sweeps: 0 }
+    }
+
+    /// Whether it stays, being `usable`.
+    fn survives(&mut self, is_usable: bool, most: u32) -> bool {
+        self.sweeps += 1;
+        is_usable && self.sweeps <= most
+    }
 }
 
 /// Why a server gave no response.
 #[derive(Debug, Error)]
 pub(crate) enum SendError {
-    /// It cannot be reached; the request is where it was.
+    /// It cannot be reached or takes no requests; this one is where it was.
     #[error("cannot connect")]
     Connect(#[source] io::Error),
+    /// The request's `Host` cannot be said to an HTTP/2 server.
+    #[error("the host is no authority")]
+    Host,
     /// The connection broke, or what came is not HTTP.
     #[error("no valid response came")]
     Broken(#[source] hyper::Error),
+    /// Where the response ends can be read in two ways.
+    #[error("the response has no clear end")]
+    Framing,
     /// The connection broke before anything came.
     #[error("no response came")]
     Unanswered,
 }
 
 impl Pools {
-    pub(crate) fn new(connector: Connector) -> Rc<Self> {
-        let (idle, head) = (RefCell::default(), RefCell::default());
-        Rc::new(Self { connector, idle, head, room: RefCell::new(vec![0; ROOM].into()) })
+    pub(crate) fn new(connector: Connector, bounds: &Bounds) -> Rc<Self> {
+        let sweep = bounds.look.min(bounds.upstream_idle / SWEEPS).max(Duration::from_millis(1));
+        let sweeps = bounds.upstream_idle.as_nanos().div_ceil(sweep.as_nanos());
+        Rc::new(Self {
+            connector,
+            idle: RefCell::default(),
+            head: RefCell::default(),
+            room: RefCell::new(vec![0; ROOM].into()),
+            response_timeout: bounds.answer,
+            ping: bounds.upstream_ping,
+            sweep,
+            sweeps: u32::try_from(sweeps).unwrap_or(u32::MAX),
+        })
     }
 
-    /// Sends a request over a kept connection or a new one. It is taken once there is one. `is_plain` says that nothing
-    /// but the answer is expected.
+    /// Sends a request over a kept connection or a new one. It is taken, and `permits` with it, once there is one.
+    /// `is_plain` says that nothing but the answer is expected.
     pub(crate) async fn send(
         self: &Rc<Self>,
         server: &Arc<Server>,
         request: &mut Option<Request<RequestBody>>,
         is_plain: bool,
-        busy: Busy,
+        permits: &mut Held,
     ) -> Result<(Response<Source>, Lease), SendError> {
         let has_no_body = request.as_ref().is_some_and(|request| request.body().is_end_stream());
         let is_plain = is_plain && has_no_body && server.speaks == Speaks::Http1;
+        let mut resends = 0;
         loop {
-            let way = match self.take(server, is_plain).await {
-                Some(way) => way,
+            let busy = server.begin();
+            let (way, is_new) = match self.take(server, is_plain) {
+                Some(way) => (way, false),
                 // In a box: what opening takes would else be part of every request.
                 None => match Box::pin(self.open(server, is_plain)).await {
-                    Ok(way) => way,
+                    Ok(way) => (way, true),
                     Err(error) => return Err(SendError::Connect(error)),
                 },
             };
-            let Some(addressed) = request else {
-                return Err(SendError::Connect(io::ErrorKind::Other.into()));
+            let upload = request.as_ref().map(|request| request.body().handle()).unwrap_or_default();
+            let mut lease = Lease::new(self, way, busy, std::mem::take(permits), upload);
+            let is_refused = match lease.ask(request).await {
+                Ok(response) => return Ok((response, lease)),
+                Err(AttemptError::Failed(error)) => return Err(error),
+                // The server had closed it before anything was sent: that is no answer, so another is asked.
+                Err(AttemptError::NotSent) => false,
+                Err(AttemptError::Refused) => true,
             };
-            server.address(addressed, matches!(way, Way::Http2(_)));
-            let answered = match way {
-                Way::Line(line) => self.ask(line, request).await?,
-                // In a box as well: what hyper takes along is large.
-                other => Box::pin(ask_hyper(other, request)).await?,
-            };
-            // The server had closed it before anything was sent: that is no answer, so another is asked.
-            if let Some((response, way)) = answered {
-                return Ok((response, Lease { pools: Rc::clone(self), way, busy }));
+            *permits = lease.give_up();
+            // IdleConnection connections are used up in the end.
+            resends += u32::from(is_new || is_refused);
+            if resends > RESENDS {
+                return Err(SendError::Connect(io::ErrorKind::ConnectionRefused.into()));
             }
         }
     }
 
-    /// Asks over a line; `None` if nothing could be sent. The request is left where it is, without its headers.
-    async fn ask(
-        &self,
-        mut line: Line,
-        request: &mut Option<Request<RequestBody>>,
-    ) -> Result<Option<(Response<Source>, Way)>, SendError> {
-        let Some(asked) = request else { return Ok(None) };
-        let sent = {
-            let mut head = self.head.take();
-            head.clear();
-            write_head(&mut head, asked);
-            let sent = line.send(&head).await;
-            self.head.replace(head);
-            sent
-        };
-        match sent {
-            Ok(()) => {}
-            Err(Failed::Unsent) => return Ok(None),
-            Err(Failed::Unanswered) => return Err(SendError::Unanswered),
-        }
-        let method = asked.method().clone();
-        let answered =
-            poll_fn(|cx| line.poll_answer(cx, &method, &mut self.room.borrow_mut(), asked.headers_mut()));
-        match answered.await {
-            Ok(Answered::Plain(Plain { status, headers, body })) => {
-                let mut response = Response::new(Source::Plain(body));
-                *response.status_mut() = status;
-                *response.headers_mut() = headers;
-                Ok(Some((response, Way::Line(line))))
+    fn take(&self, server: &Server, is_plain: bool) -> Option<Way> {
+        let mut idle = self.idle.borrow_mut();
+        let idle = idle.get_mut(&std::ptr::from_ref(server))?;
+        while is_plain && let Some(kept) = idle.lines.pop() {
+            if kept.connection.is_fresh() {
+                return Some(Way::Line(kept.connection));
             }
-            Ok(Answered::Other(read)) => Box::pin(hand_over(line, read, request)).await,
-            Err(_) => Err(SendError::Unanswered),
         }
+        if let Some(kept) = idle.http2.iter_mut().find(|kept| kept.connection.has_room()) {
+            kept.sweeps = 0;
+            return Some(Way::Http2(kept.connection.clone()));
+        }
+        while let Some(kept) = idle.http1.pop() {
+            // One that is not ready is closed, or has not written all of a request.
+            if kept.connection.sender.is_ready() {
+                return Some(Way::Http1(kept.connection));
+            }
+        }
+        None
     }
 
-    async fn take(&self, server: &Server, is_plain: bool) -> Option<Way> {
+    /// Keeps a connection for the next request, unless a request is still being written over it.
+    pub(super) fn keep(&self, server: &Arc<Server>, way: Way) {
+        self.with_idle(server, |idle| match way {
+            Way::Line(line) if !line.is_spent() && idle.lines.len() < IDLE => {
+                idle.lines.push(IdleConnection::new(line));
+            }
+            Way::Http1(http1) if http1.sender.is_ready() && idle.http1.len() < IDLE => {
+                idle.http1.push(IdleConnection::new(http1));
+            }
+            _ => {}
+        });
+    }
+
+    /// Closes connections that have been idle for too long or that their servers have ended, again and again. Nobody
+    /// else looks at them while they are idle, and a server may forget them without a word.
+    pub(crate) async fn go(self: Rc<Self>) {
+        let mut sweeps = tokio::time::interval(self.sweep);
+        sweeps.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            let kept = {
-                let mut idle = self.idle.borrow_mut();
-                let idle = idle.get_mut(&std::ptr::from_ref(server))?;
-                while is_plain && let Some(line) = idle.lines.pop() {
-                    if line.is_fresh() {
-                        return Some(Way::Line(line));
+            sweeps.tick().await;
+            let most = self.sweeps;
+            self.idle.borrow_mut().retain(|_, idle| {
+                idle.lines.retain_mut(|kept| kept.survives(kept.connection.is_fresh(), most));
+                idle.http1.retain_mut(|kept| kept.survives(kept.connection.sender.is_ready(), most));
+                idle.http2.retain_mut(|kept| {
+                    if kept.connection.streams() > 0 {
+                        kept.sweeps = 0;
                     }
-                }
-                match &idle.http2 {
-                    Some(sender) if !sender.is_closed() => return Some(Way::Http2(sender.clone())),
-                    _ => idle.http1.pop()?,
-                }
-            };
-            let mut kept = kept;
-            if kept.is_ready() || kept.ready().await.is_ok() {
-                return Some(Way::Http1(kept));
-            }
-        }
-    }
-
-    /// Lets go of lines that their servers have ended, again and again: nobody else looks at them while they rest.
-    pub(crate) async fn go(self: Rc<Self>, every: Duration) {
-        let mut looks = tokio::time::interval(every);
-        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        loop {
-            looks.tick().await;
-            for idle in self.idle.borrow_mut().values_mut() {
-                idle.lines.retain(Line::is_fresh);
-            }
+                    kept.survives(!kept.connection.sender.is_closed(), most)
+                });
+                !(idle.lines.is_empty() && idle.http1.is_empty() && idle.http2.is_empty())
+            });
         }
     }
 
@@ -179,128 +220,95 @@ impl Pools {
         self.idle.borrow_mut().retain(|_, idle| servers(&idle.server));
     }
 
+    /// No other request goes over an HTTP/2 connection; those in progress go on.
+    pub(super) fn forget_http2(&self, server: &Arc<Server>, http2: &Http2) {
+        self.with_idle(server, |idle| {
+            idle.http2.retain(|kept| !Rc::ptr_eq(&kept.connection.most_streams, &http2.most_streams));
+        });
+    }
+
     fn with_idle(&self, server: &Arc<Server>, act: impl FnOnce(&mut Idle)) {
         let mut idle = self.idle.borrow_mut();
         act(idle.entry(Arc::as_ptr(server)).or_insert_with(|| Idle {
             server: Arc::clone(server),
             lines: Vec::new(),
             http1: Vec::new(),
-            http2: None,
+            http2: Vec::new(),
         }));
     }
 
     async fn open(&self, server: &Arc<Server>, is_plain: bool) -> io::Result<Way> {
         let (stream, is_http2) = self.connector.connect(server).await?;
-        let io = match stream {
+        match stream {
             Stream::Plain(stream) if is_plain && !is_http2 => {
-                return Ok(Way::Line(Line::new(stream, server.connected())));
+                Ok(Way::Line(Line::new(stream, server.connected())))
             }
-            stream => TokioIo::new(stream),
-        };
-        if is_http2 {
-            let (sender, connection) = http2::Builder::new(LocalExecutor)
-                .timer(TokioTimer::new())
-                .handshake(io)
-                .await
-                .map_err(io::Error::other)?;
-            spawn(connection, server.connected());
-            self.with_idle(server, |idle| idle.http2 = Some(sender.clone()));
-            return Ok(Way::Http2(sender));
-        }
-        let (sender, connection) = http1::Builder::new().handshake(io).await.map_err(io::Error::other)?;
-        // A task of its own, though each request wakes it twice: what many requests do in turn, parsing, sending,
-        // receiving, is then done for all of them at once, and the processor keeps the code for it at hand.
-        spawn(connection.with_upgrades(), server.connected());
-        Ok(Way::Http1(sender))
-    }
-}
-
-/// Lets a connection go on until it ends.
-fn spawn(connection: impl Future + 'static, connected: Connected) {
-    tokio::task::spawn_local(async move {
-        // That it broke off is told to whoever waits for an answer.
-        connection.await;
-        drop(connected);
-    });
-}
-
-/// Has hyper judge an answer that is not plain, of which this has been read.
-async fn hand_over(
-    line: Line,
-    read: Bytes,
-    request: &mut Option<Request<RequestBody>>,
-) -> Result<Option<(Response<Source>, Way)>, SendError> {
-    let (stream, connected) = line.into_parts();
-    let io = TokioIo::new(Stream::Handed(Box::new(Handed::new(stream, read))));
-    let (sender, connection) = http1::Builder::new().handshake(io).await.map_err(SendError::Broken)?;
-    spawn(connection.with_upgrades(), connected);
-    // Written to nobody; its method says what kind of answer it is.
-    if let Some(request) = request {
-        *request.headers_mut() = HeaderMap::new();
-    }
-    match ask_hyper(Way::Http1(sender), request).await {
-        Ok(Some(answered)) => Ok(Some(answered)),
-        // It was sent, whatever hyper says.
-        Ok(None) => Err(SendError::Unanswered),
-        Err(error) => Err(error),
-    }
-}
-
-/// Asks over a connection that is hyper's; `None` if nothing was sent.
-async fn ask_hyper(
-    mut way: Way,
-    request: &mut Option<Request<RequestBody>>,
-) -> Result<Option<(Response<Source>, Way)>, SendError> {
-    let Some(sent) = request.take() else { return Ok(None) };
-    let answered = match &mut way {
-        Way::Http1(sender) => sender.try_send_request(sent).await,
-        Way::Http2(sender) => sender.try_send_request(sent).await,
-        Way::Line(_) => return Ok(None),
-    };
-    match answered {
-        Ok(response) => Ok(Some((response.map(Source::Hyper), way))),
-        Err(mut error) => match error.take_message() {
-            Some(unsent) => {
-                *request = Some(unsent);
-                Ok(None)
-            }
-            None => Err(SendError::Broken(error.into_error())),
-        },
-    }
-}
-
-/// How a server is asked.
-#[derive(Debug)]
-enum Way {
-    Line(Line),
-    Http1(http1::SendRequest<RequestBody>),
-    Http2(http2::SendRequest<RequestBody>),
-}
-
-/// A connection in use. It is closed unless it is given back.
-#[derive(Debug)]
-pub(crate) struct Lease {
-    pools: Rc<Pools>,
-    way: Way,
-    busy: Busy,
-}
-
-impl Lease {
-    /// The line that a plain answer comes over.
-    pub(crate) fn line(&mut self) -> Option<&mut Line> {
-        match &mut self.way {
-            Way::Line(line) => Some(line),
-            Way::Http1(_) | Way::Http2(_) => None,
+            stream if is_http2 => self.open_http2(server, stream).await,
+            stream => open_http1(stream, server.connected()).await,
         }
     }
 
-    /// The exchange is over: another may use the connection.
-    pub(crate) fn give_back(self) {
-        let Self { pools, way, busy } = self;
-        pools.with_idle(busy.server(), |idle| match way {
-            Way::Line(line) if !line.is_spent() && idle.lines.len() < IDLE => idle.lines.push(line),
-            Way::Http1(sender) if !sender.is_closed() && idle.http1.len() < IDLE => idle.http1.push(sender),
-            _ => {}
+    async fn open_http2(&self, server: &Arc<Server>, stream: Stream) -> io::Result<Way> {
+        let io = HyperIo::new(stream, server.connected(), true);
+        let (sender, connection) = http2::Builder::new(LocalExecutor)
+            .timer(TokioTimer::new())
+            .keep_alive_interval(self.ping)
+            .keep_alive_timeout(self.ping / 2)
+            .keep_alive_while_idle(true)
+            .handshake(TokioIo::new(io))
+            .await
+            .map_err(io::Error::other)?;
+        let most_streams = Rc::new(Cell::new(connection.current_max_send_streams()));
+        let http2 = Http2 { sender, most_streams };
+        let most_streams = Rc::downgrade(&http2.most_streams);
+        tokio::task::spawn_local(async move {
+            let mut connection = pin!(connection);
+            // That it broke off is told to whoever waits for an answer.
+            let _ = std::future::poll_fn(|cx| {
+                let ended = connection.as_mut().poll(cx);
+                if let Some(most_streams) = most_streams.upgrade() {
+                    most_streams.set(connection.current_max_send_streams());
+                }
+                ended
+            })
+            .await;
         });
+        self.with_idle(server, |idle| {
+            // Of those that were opened at the same time one stays.
+            if !idle.http2.iter().any(|kept| kept.connection.has_room()) {
+                idle.http2.push(IdleConnection::new(http2.clone()));
+            }
+        });
+        Ok(Way::Http2(http2))
     }
+}
+
+impl Http2 {
+    /// How many streams it has: each has a clone, and the pool has one.
+    fn streams(&self) -> usize {
+        Rc::strong_count(&self.most_streams) - 1
+    }
+
+    /// Whether one more request can be sent at once. It would else wait behind others, for as long as they like.
+    fn has_room(&self) -> bool {
+        !self.sender.is_closed() && self.streams() < self.most_streams.get()
+    }
+}
+
+async fn open_http1(stream: Stream, connected: Connected) -> io::Result<Way> {
+    let io = HyperIo::new(stream, connected, false);
+    let handoff = io.handoff();
+    let (sender, connection) =
+        http1::Builder::new().handshake(TokioIo::new(io)).await.map_err(io::Error::other)?;
+    // A task of its own, though each request wakes it twice: what many requests do in turn, parsing, sending,
+    // receiving, is then done for all of them at once, and the processor keeps the code for it at hand.
+    drive(connection.with_upgrades());
+    Ok(Way::Http1(Http1 { sender, handoff }))
+}
+
+/// Lets a connection go on until it ends. That it broke off is told to whoever waits for an answer.
+pub(super) fn drive(connection: impl Future + 'static) {
+    tokio::task::spawn_local(async move {
+        connection.await;
+    });
 }

@@ -90,7 +90,7 @@ pub struct BadServer {
 }
 
 impl Server {
-    fn parse(url: &str) -> Result<Self, BadServer> {
+    pub(super) fn parse(url: &str) -> Result<Self, BadServer> {
         let bad = || BadServer { url: url.to_owned() };
         let uri: Uri = url.parse().map_err(|_| bad())?;
         let authority = uri.authority().cloned().ok_or_else(bad)?;
@@ -114,27 +114,37 @@ impl Server {
         })
     }
 
-    /// Addresses a request to this server, in the form that what it speaks wants.
-    pub(super) fn address<B>(&self, request: &mut Request<B>, is_http2: bool) {
-        if !is_http2 {
-            *request.version_mut() = Version::HTTP_11;
-            if request.uri().authority().is_some() {
-                let path = request.uri().path_and_query().cloned();
-                *request.uri_mut() = path.map(Uri::from).unwrap_or_default();
-            }
-            if !request.headers().contains_key(HOST) {
-                request.headers_mut().insert(HOST, self.host_header.clone());
-            }
-            return;
+    /// Addresses a request to this server in the form of HTTP/1.1. Says whether a `Host` had to be added: the request
+    /// had none, and for another server it is another one.
+    pub(super) fn address_http1<B>(&self, request: &mut Request<B>) -> bool {
+        *request.version_mut() = Version::HTTP_11;
+        if request.uri().authority().is_some() {
+            let path = request.uri().path_and_query().cloned();
+            *request.uri_mut() = path.map(Uri::from).unwrap_or_default();
         }
-        let asked = request.headers_mut().remove(HOST);
-        let asked = asked.and_then(|host| Authority::try_from(host.as_bytes()).ok());
-        let mut parts = std::mem::take(request.uri_mut()).into_parts();
-        parts.scheme = Some(self.scheme.clone());
-        parts.authority = Some(asked.unwrap_or_else(|| self.authority.clone()));
-        let path = parts.path_and_query.get_or_insert(PathAndQuery::from_static("/")).clone();
-        *request.uri_mut() = Uri::from_parts(parts).unwrap_or_else(|_| Uri::from(path));
-        *request.version_mut() = Version::HTTP_2;
+        let has_host = request.headers().contains_key(HOST);
+        if !has_host {
+            request.headers_mut().insert(HOST, self.host_header.clone());
+        }
+        !has_host
+    }
+
+    /// The head of a request to this server in the form of HTTP/2; `None` if its `Host` is no authority. The request
+    /// itself stays as it is: it may have to be sent again.
+    pub(super) fn http2_head<B>(&self, request: &Request<B>) -> Option<Request<()>> {
+        let mut head = Request::new(());
+        head.method_mut().clone_from(request.method());
+        head.headers_mut().clone_from(request.headers());
+        let host = head.headers_mut().remove(HOST).filter(|host| !host.is_empty());
+        let authority = match host {
+            Some(host) => Authority::try_from(host.as_bytes()).ok()?,
+            None => self.authority.clone(),
+        };
+        let path = request.uri().path_and_query().cloned().unwrap_or(PathAndQuery::from_static("/"));
+        let uri = Uri::builder().scheme(self.scheme.clone()).authority(authority).path_and_query(path);
+        *head.uri_mut() = uri.build().ok()?;
+        *head.version_mut() = Version::HTTP_2;
+        Some(head)
     }
 
     /// The name its certificate must bear.
@@ -210,6 +220,26 @@ mod tests {
         assert_eq!(Server::parse("h2c://[::1]:50051").unwrap().host(), "::1");
         for bad in ["10.0.0.1:3000", "ftp://a", "http://", "/path"] {
             assert!(Server::parse(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn http2_head_has_the_authority_of_the_request_however_often_it_is_made() {
+        let server = Server::parse("h2c://10.0.0.1:3000").unwrap();
+        let mut request = Request::new(());
+        *request.uri_mut() = "/a?b".parse().unwrap();
+        assert_eq!(server.http2_head(&request).unwrap().uri(), "http://10.0.0.1:3000/a?b");
+        request.headers_mut().insert(HOST, HeaderValue::from_static("tenant.example:81"));
+        for _ in 0..2 {
+            let head = server.http2_head(&request).unwrap();
+            assert_eq!(
+                (head.uri(), head.headers().len()),
+                (&Uri::from_static("http://tenant.example:81/a?b"), 0)
+            );
+        }
+        for bad in ["a%41.example", "a:b:c", "["] {
+            request.headers_mut().insert(HOST, HeaderValue::from_static(bad));
+            assert!(server.http2_head(&request).is_none(), "{bad}: not sent as another host");
         }
     }
 

@@ -3,12 +3,19 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod cancelled;
+mod client_body;
+mod early;
 mod forwarded;
 mod http2;
+mod idle_upstreams;
+mod interim;
 mod malformed;
 mod parting;
 mod paths;
 mod probes;
+mod resent;
+mod response_framing;
 mod room;
 mod slow;
 mod tls;

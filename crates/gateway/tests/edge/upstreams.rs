@@ -1,10 +1,14 @@
 //! Upstreams that fail: a clear answer, never a hang.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tidegate_gateway::{Bounds, Pace};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
 
-use crate::support::{Act, Response, Served, Upstream, ok, until};
+use crate::support::{Act, Response, Served, Upstream, ok, until, within};
 
 fn bounds() -> Bounds {
     Bounds {
@@ -252,4 +256,89 @@ async fn a_tunnel_keeps_its_place_among_the_connections() {
     drop(other);
     drop(client);
     until("the tunnel is closed", || served.connections() == 0).await;
+}
+
+#[tokio::test]
+async fn response_that_comes_before_its_request_is_given_to_nobody() {
+    let requests =
+        ["GET / HTTP/1.1\r\nHost: a\r\n\r\n", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\n\r\na"];
+    for request in requests {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let policy = format!(
+            "upstreams: {{ app: {{ servers: [\"http://{}\"] }} }}\nroutes: [{{ upstream: app }}]\n\
+             rate_limits: {{ default: {{ requests: 100, window: 1h }} }}\n",
+            listener.local_addr().expect("an address")
+        );
+        let served = Served::start(&policy, Bounds::default());
+        let mut kept = Vec::new();
+        for _ in 0..3 {
+            let answering = async {
+                let (mut stream, _) = listener.accept().await.expect("a connection");
+                stream.read_buf(&mut Vec::with_capacity(4 << 10)).await.expect("a request");
+                stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").await.expect("room");
+                stream
+            };
+            let both = async { tokio::join!(served.ask(request), answering) };
+            let (answer, mut stream) = within("another connection is used", both).await;
+            assert_eq!(answer.text(), "ok");
+            // It is kept for the next request, and then something comes that nobody asked for.
+            stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil").await.expect("room");
+            kept.push(stream);
+        }
+    }
+}
+
+#[tokio::test]
+async fn request_body_of_any_method_reaches_the_upstream() {
+    let upstream = Upstream::answering().await;
+    let served = Served::before(&[&upstream], 100, Bounds::default());
+    for method in ["GET", "HEAD", "DELETE", "OPTIONS", "POST", "QUERY"] {
+        let mut client = served.client().await;
+        let head = format!("{method} / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n");
+        client.send(format!("{head}3\r\nabc\r\n0\r\n\r\n").as_bytes()).await;
+        client.until_some().await;
+        let seen = upstream.last();
+        assert_eq!((seen.method.as_str(), seen.body.as_slice()), (method, &b"abc"[..]));
+    }
+}
+
+#[tokio::test]
+async fn upstream_that_resets_every_connection_is_a_502_at_once() {
+    // It resets connections before anything can be sent over them.
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let address = listener.local_addr().expect("an address");
+    let policy = format!(
+        "upstreams: {{ app: {{ servers: [\"http://{address}\"] }} }}\nroutes: [{{ upstream: app }}]\n\
+         rate_limits: {{ default: {{ requests: 100, window: 1h }} }}\n"
+    );
+    let accepted = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&accepted);
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            counted.fetch_add(1, Ordering::SeqCst);
+            stream.set_zero_linger().expect("a live socket");
+        }
+    });
+    let served = Served::start(&policy, Bounds::default());
+    for request in
+        ["GET / HTTP/1.1\r\nHost: a\r\n\r\n", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n"]
+    {
+        let before = accepted.load(Ordering::SeqCst);
+        assert_eq!(served.ask(request).await.status, 502);
+        assert!(accepted.load(Ordering::SeqCst) - before <= 4);
+    }
+}
+
+#[tokio::test]
+async fn request_body_of_unknown_length_reaches_an_upstream_that_answers_in_http_1_0() {
+    let upstream = Upstream::doing(|_| {
+        Act::Reply(b"HTTP/1.0 200 OK\r\nConnection: keep-alive\r\nContent-Length: 2\r\n\r\nok".into())
+    })
+    .await;
+    let served = Served::before(&[&upstream], 100, Bounds::default());
+    for _ in 0..3 {
+        let head = "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n";
+        assert_eq!(served.ask(&format!("{head}3\r\nabc\r\n0\r\n\r\n")).await.status, 200);
+        assert_eq!(upstream.last().body, b"abc");
+    }
 }

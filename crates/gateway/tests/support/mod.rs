@@ -11,6 +11,7 @@ use std::time::Duration;
 use tidegate_gateway::{Bounds, Gateway, Listener};
 use tidegate_policy::{Active, NoFiles, compile};
 use tidegate_store::MemoryStore;
+use tidegate_telemetry::Reader;
 use tokio::sync::watch;
 
 pub(crate) use client::Client;
@@ -82,6 +83,18 @@ impl Served {
 
     pub(crate) fn connections(&self) -> usize {
         self.gateway.connections()
+    }
+
+    /// Concurrency permits that requests hold.
+    pub(crate) fn permits_in_use(&self) -> u64 {
+        self.gateway.permits().taken()
+    }
+
+    /// The value of a metric's series.
+    pub(crate) fn metric(&self, series: &str) -> u64 {
+        let text = self.gateway.page(Reader::Person).into_text();
+        let value = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
+        value.unwrap_or_else(|| panic!("no {series} in\n{text}")).parse().expect("a number")
     }
 }
 

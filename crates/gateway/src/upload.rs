@@ -1,0 +1,267 @@
+//! A client's body on its way to an upstream: within a size, without stalling, and never held whole.
+//!
+//! hyper reads the body. Whoever sends the request keeps a handle to it: to see that it moves, to learn that it was the
+//! client that failed, to stop it once nobody needs the rest, and to take it back while nothing of it was read.
+
+use std::cell::RefCell;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use hyper::body::Incoming;
+
+use crate::activity::Activity;
+use crate::body::{BodyError, Pace, Patience};
+use crate::forward;
+
+/// The body of a request, as hyper reads it.
+#[derive(Debug)]
+pub(crate) struct RequestBody {
+    /// `None` if it is empty.
+    upload: Option<Rc<RefCell<Upload>>>,
+    /// Only the latest of the bodies that were made of an upload may read it.
+    generation: u32,
+}
+
+/// Counts what comes of a body. Dropped when it has ended, or nobody wants the rest.
+pub(crate) trait Metering: std::fmt::Debug {
+    /// So many bytes more.
+    fn saw(&mut self, bytes: usize);
+}
+
+/// What a client did wrong with a body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum UploadFailure {
+    /// It is malformed, or ends too early.
+    Malformed,
+    TooLarge,
+    TooSlow,
+}
+
+/// What hyper and the sender of a request share of its body.
+#[derive(Debug)]
+struct Upload {
+    state: UploadState,
+    generation: u32,
+    left: u64,
+    most: u64,
+    patience: Patience,
+    has_moved: bool,
+    /// Something of it was read: it cannot be sent again.
+    is_read: bool,
+    failure: Option<UploadFailure>,
+    /// Told when it has ended; `None` once it has.
+    owed: Option<Arc<Activity>>,
+    meter: Option<Box<dyn Metering>>,
+    /// The task that waits for more of it.
+    reader: Option<Waker>,
+}
+
+#[derive(Debug)]
+enum UploadState {
+    Open(Incoming),
+    Ended,
+    /// It failed, or the rest of it is not needed.
+    Stopped,
+}
+
+impl RequestBody {
+    pub(crate) fn new(incoming: Incoming, most: u64, pace: Pace, activity: &Arc<Activity>) -> Self {
+        if incoming.is_end_stream() {
+            return Self { upload: None, generation: 0 };
+        }
+        let upload = Upload {
+            state: UploadState::Open(incoming),
+            generation: 0,
+            left: most,
+            most,
+            patience: Patience::new(pace),
+            has_moved: false,
+            is_read: false,
+            failure: None,
+            owed: Some(Arc::clone(activity)),
+            meter: None,
+            reader: None,
+        };
+        Self { upload: Some(Rc::new(RefCell::new(upload))), generation: 0 }
+    }
+
+    /// The same, counted by `meter`.
+    pub(crate) fn counted_by(self, meter: Option<Box<dyn Metering>>) -> Self {
+        if let Some(upload) = &self.upload {
+            upload.borrow_mut().meter = meter;
+        }
+        self
+    }
+
+    pub(crate) fn handle(&self) -> UploadHandle {
+        UploadHandle(self.upload.clone())
+    }
+}
+
+impl Body for RequestBody {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let Some(upload) = &self.upload else { return Poll::Ready(None) };
+        let mut upload = upload.borrow_mut();
+        if upload.generation != self.generation {
+            return Poll::Ready(Some(Err(BodyError::not_needed())));
+        }
+        upload.poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.upload.as_ref().is_none_or(|upload| matches!(upload.borrow().state, UploadState::Ended))
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.upload.as_ref().map_or(SizeHint::with_exact(0), |upload| match &upload.borrow().state {
+            UploadState::Open(incoming) => incoming.size_hint(),
+            UploadState::Ended => SizeHint::with_exact(0),
+            UploadState::Stopped => SizeHint::default(),
+        })
+    }
+}
+
+impl Drop for RequestBody {
+    /// A body that hyper has begun to read and drops is needed by nobody any more.
+    fn drop(&mut self) {
+        if let Some(upload) = &self.upload {
+            let mut upload = upload.borrow_mut();
+            if upload.generation == self.generation && upload.is_read {
+                upload.stop();
+            }
+        }
+    }
+}
+
+impl Upload {
+    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let incoming = match &mut self.state {
+            UploadState::Open(incoming) => incoming,
+            UploadState::Ended => return Poll::Ready(None),
+            UploadState::Stopped => return Poll::Ready(Some(Err(BodyError::not_needed()))),
+        };
+        let frame = match Pin::new(&mut *incoming).poll_frame(cx) {
+            Poll::Ready(frame) => frame,
+            Poll::Pending => {
+                return match self.patience.poll(cx) {
+                    Poll::Ready(error) => Poll::Ready(Some(Err(self.fail(UploadFailure::TooSlow, error)))),
+                    Poll::Pending => {
+                        self.wait(cx);
+                        Poll::Pending
+                    }
+                };
+            }
+        };
+        let has_ended = incoming.is_end_stream();
+        let mut frame = match frame {
+            Some(Ok(frame)) => frame,
+            Some(Err(error)) => {
+                let error = self.fail(UploadFailure::Malformed, error.into());
+                return Poll::Ready(Some(Err(error)));
+            }
+            None => {
+                self.end();
+                return Poll::Ready(None);
+            }
+        };
+        self.has_moved = true;
+        self.is_read = true;
+        if let Some(trailers) = frame.trailers_mut() {
+            forward::strip_trailers(trailers);
+        }
+        let length = frame.data_ref().map_or(0, Bytes::len);
+        self.patience.saw(length);
+        if let Some(meter) = &mut self.meter {
+            meter.saw(length);
+        }
+        if has_ended {
+            self.end();
+        }
+        let Some(left) = self.left.checked_sub(length as u64) else {
+            let error = self.fail(UploadFailure::TooLarge, BodyError::TooLarge(self.most));
+            return Poll::Ready(Some(Err(error)));
+        };
+        self.left = left;
+        Poll::Ready(Some(Ok(frame)))
+    }
+
+    /// Notes who is to be woken if it is stopped.
+    fn wait(&mut self, cx: &Context<'_>) {
+        match &mut self.reader {
+            Some(reader) => reader.clone_from(cx.waker()),
+            reader => *reader = Some(cx.waker().clone()),
+        }
+    }
+
+    /// All of it has come.
+    fn end(&mut self) {
+        self.state = UploadState::Ended;
+        self.meter = None;
+        if let Some(activity) = self.owed.take() {
+            activity.body_ended();
+        }
+    }
+
+    fn fail(&mut self, failure: UploadFailure, error: BodyError) -> BodyError {
+        self.failure = Some(failure);
+        self.state = UploadState::Stopped;
+        self.meter = None;
+        error
+    }
+
+    /// Lets go of what has not come yet. Whoever reads it finds that it has ended with an error.
+    fn stop(&mut self) {
+        if matches!(self.state, UploadState::Open(_)) {
+            self.state = UploadState::Stopped;
+            self.meter = None;
+            if let Some(reader) = self.reader.take() {
+                reader.wake();
+            }
+        }
+    }
+}
+
+/// What the sender of a request keeps of its body.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct UploadHandle(Option<Rc<RefCell<Upload>>>);
+
+impl UploadHandle {
+    /// Whether it has moved since this was last asked. One that is empty never does.
+    pub(crate) fn has_moved(&self) -> bool {
+        self.0.as_ref().is_some_and(|upload| std::mem::take(&mut upload.borrow_mut().has_moved))
+    }
+
+    /// What its client did wrong.
+    pub(crate) fn failure(&self) -> Option<UploadFailure> {
+        self.0.as_ref().and_then(|upload| upload.borrow().failure)
+    }
+
+    /// Nobody needs the rest of it.
+    pub(crate) fn stop(&self) {
+        if let Some(upload) = &self.0 {
+            upload.borrow_mut().stop();
+        }
+    }
+
+    /// The body for another attempt, if nothing of it was read. The one before it reads nothing any more.
+    pub(crate) fn take_back(&self) -> Option<RequestBody> {
+        let Some(upload) = &self.0 else { return Some(RequestBody { upload: None, generation: 0 }) };
+        let mut shared = upload.borrow_mut();
+        if shared.is_read || !matches!(shared.state, UploadState::Open(_)) {
+            return None;
+        }
+        shared.generation += 1;
+        shared.reader = None;
+        Some(RequestBody { upload: Some(Rc::clone(upload)), generation: shared.generation })
+    }
+}

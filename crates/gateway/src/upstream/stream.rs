@@ -1,0 +1,214 @@
+//! Connections to servers as hyper uses them.
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use bytes::Bytes;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio_rustls::client::TlsStream;
+
+use super::abandon::{Handoff, ServerSocket};
+use super::server::Connected;
+use crate::joined::poll_write_joined;
+
+/// A connection that hyper has. Its end is told to the exchange that uses it.
+#[derive(Debug)]
+pub(super) struct HyperIo {
+    /// `None` when it is dropped.
+    socket: Option<ServerSocket>,
+    handoff: Arc<Handoff>,
+    /// Whether HTTP/1 is spoken. A server may respond and close before it has the whole request. Its response has come
+    /// then, though writing fails; hyper would not read it. So failed writes pass for good ones: the end is read soon.
+    reads_on: bool,
+}
+
+impl HyperIo {
+    pub(super) fn new(stream: Stream, connected: Connected, is_http2: bool) -> Self {
+        let socket = Some(ServerSocket { stream, connected });
+        Self { socket, handoff: Arc::default(), reads_on: !is_http2 }
+    }
+
+    pub(super) fn handoff(&self) -> Arc<Handoff> {
+        Arc::clone(&self.handoff)
+    }
+
+    fn stream(&mut self) -> io::Result<Pin<&mut Stream>> {
+        let socket = self.socket.as_mut().ok_or(io::ErrorKind::NotConnected)?;
+        Ok(Pin::new(&mut socket.stream))
+    }
+
+    fn after_write(&self, written: Poll<io::Result<usize>>, length: usize) -> Poll<io::Result<usize>> {
+        use io::ErrorKind::{BrokenPipe, ConnectionReset};
+        match written {
+            Poll::Ready(Err(error))
+                if self.reads_on && matches!(error.kind(), BrokenPipe | ConnectionReset) =>
+            {
+                Poll::Ready(Ok(length))
+            }
+            written => written,
+        }
+    }
+}
+
+impl Drop for HyperIo {
+    fn drop(&mut self) {
+        if let Some(socket) = self.socket.take() {
+            self.handoff.connection_ended(socket);
+        }
+    }
+}
+
+impl AsyncRead for HyperIo {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        self.get_mut().stream()?.poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for HyperIo {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        let written = this.stream()?.poll_write(cx, buf);
+        this.after_write(written, buf.len())
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        let written = this.stream()?.poll_write_vectored(cx, bufs);
+        this.after_write(written, bufs.iter().map(|buf| buf.len()).sum())
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.socket.as_ref().is_some_and(|socket| socket.stream.is_write_vectored())
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.get_mut().stream()?.poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.get_mut().stream()?.poll_shutdown(cx)
+    }
+}
+
+/// A connection with or without TLS.
+#[derive(Debug)]
+pub(crate) enum Stream {
+    Plain(TcpStream),
+    Tls(Box<TlsStream<TcpStream>>),
+    Handed(Box<Handed>),
+}
+
+impl Stream {
+    /// What comes over it from now on, without what was read before.
+    pub(super) fn without_replay(self) -> Self {
+        match self {
+            Self::Handed(handed) => Self::Plain(handed.stream),
+            stream => stream,
+        }
+    }
+}
+
+/// A connection over which somebody has asked, and part of the answer has come already. Who gets it asks to nobody
+/// first, and then reads that answer.
+#[derive(Debug)]
+pub(crate) struct Handed {
+    stream: TcpStream,
+    read: Bytes,
+    has_asked: bool,
+    /// Who reads before it has asked.
+    early: Option<Waker>,
+}
+
+impl Handed {
+    pub(super) fn new(stream: TcpStream, read: Bytes) -> Self {
+        Self { stream, read, has_asked: false, early: None }
+    }
+
+    /// The first words, the whole of a request without a body, were said before.
+    fn poll_write(&mut self, cx: &mut Context<'_>, words: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
+        if self.has_asked {
+            return poll_write_joined(Pin::new(&mut self.stream), cx, words);
+        }
+        self.has_asked = true;
+        if let Some(early) = self.early.take() {
+            early.wake();
+        }
+        Poll::Ready(Ok(words.iter().map(|word| word.len()).sum()))
+    }
+
+    fn poll_read(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if !self.has_asked {
+            self.early = Some(cx.waker().clone());
+            return Poll::Pending;
+        }
+        if self.read.is_empty() {
+            return Pin::new(&mut self.stream).poll_read(cx, buf);
+        }
+        let length = self.read.len().min(buf.remaining());
+        buf.put_slice(&self.read.split_to(length));
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_read(cx, buf),
+            Self::Tls(stream) => Pin::new(stream).poll_read(cx, buf),
+            Self::Handed(handed) => handed.poll_read(cx, buf),
+        }
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_write(cx, buf),
+            Self::Tls(stream) => Pin::new(stream).poll_write(cx, buf),
+            Self::Handed(handed) => handed.poll_write(cx, &[IoSlice::new(buf)]),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_flush(cx),
+            Self::Tls(stream) => Pin::new(stream).poll_flush(cx),
+            Self::Handed(handed) => Pin::new(&mut handed.stream).poll_flush(cx),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
+            Self::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
+            Self::Handed(handed) => Pin::new(&mut handed.stream).poll_shutdown(cx),
+        }
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Plain(stream) => poll_write_joined(Pin::new(stream), cx, bufs),
+            Self::Tls(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
+            Self::Handed(handed) => handed.poll_write(cx, bufs),
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        match self {
+            Self::Plain(stream) => stream.is_write_vectored(),
+            Self::Tls(stream) => stream.is_write_vectored(),
+            Self::Handed(handed) => handed.stream.is_write_vectored(),
+        }
+    }
+}
