@@ -151,7 +151,7 @@ impl Pools {
                 Err(AttemptError::Refused) => true,
             };
             *permits = lease.give_up();
-            // IdleConnection connections are used up in the end.
+            // Idle connections are used up in the end.
             resends += u32::from(is_new || is_refused);
             if resends > RESENDS {
                 return Err(SendError::Connect(io::ErrorKind::ConnectionRefused.into()));

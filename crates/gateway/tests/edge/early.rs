@@ -10,7 +10,7 @@ use tidegate_gateway::Bounds;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::support::{Served, until, within};
+use crate::support::{Act, Served, Upstream, until, within};
 
 /// Larger than what sockets and HTTP/2 windows take at once.
 const EARLY_BYTES: usize = 6 << 20;
@@ -212,4 +212,17 @@ async fn http2_upstream_upload_unfinished_is_reset_after_the_response() {
         let reason = within("the upload is reset", ended.recv()).await.expect("an end");
         assert_eq!(reason, Some(h2::Reason::CANCEL));
     }
+}
+
+#[tokio::test]
+async fn upstream_connection_exchanges_complete_is_reused() {
+    let chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n";
+    let upstream = Upstream::doing(|_| Act::Reply(chunked.to_vec())).await;
+    let served = Served::before(&[&upstream], 10_000, Bounds::default());
+    let mut client = served.client().await;
+    for _ in 0..50 {
+        client.send(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nhello").await;
+        assert_eq!(client.response().await.expect("a response").body, b"hello");
+    }
+    assert_eq!((upstream.requests().len(), upstream.connections()), (50, 1));
 }
