@@ -8,6 +8,7 @@ mod admin;
 mod clients;
 mod costs;
 mod files;
+mod http;
 mod identities;
 mod limits;
 mod manner;
@@ -24,7 +25,9 @@ use crate::directory::Directory;
 use crate::files::Files;
 use crate::identity::ClientKind;
 use crate::language::{BANS, CLIENTS, ERROR_BODIES, HEADER_STYLES, POLICY, RATE_LIMITS, STORE};
-use crate::plan::{Clients, ErrorBody, HeaderStyle, LogPlan, Plan, RateLimits, StorePlan, StoreUrl};
+use crate::plan::{
+    Clients, ErrorBody, HeaderStyle, HttpOptions, LogPlan, Plan, RateLimits, StorePlan, StoreUrl,
+};
 use crate::problem::Problems;
 use crate::raw::{self, Fields, Finding, Mark, Node, Place, Report};
 use crate::warnings;
@@ -168,8 +171,12 @@ fn decode<'s>(root: &Node<'s>, context: &mut Context<'s, '_>) -> Option<Plan> {
     let admin = admin::admin(fields.get("admin"), &mut context.report);
     let upstreams =
         fields.get("upstreams").map(|node| routing::upstreams(node, &mut context.report)).unwrap_or_default();
-    let routes =
-        fields.get("routes").map(|node| routing::routes(node, &upstreams, context)).unwrap_or_default();
+    // Before the routes, which inherit from it.
+    let http = http::options(fields.get("http"), HttpOptions::default(), &mut context.report);
+    let routes = fields
+        .get("routes")
+        .map(|node| routing::routes(node, (&upstreams, http), context))
+        .unwrap_or_default();
     // Clients name tiers and rules name identities, so both sides are opened before either is decoded.
     let tiers = limits::tier_names(fields.get("rate_limits"));
     let clients = match fields.get("clients") {
@@ -210,6 +217,7 @@ fn decode<'s>(root: &Node<'s>, context: &mut Context<'s, '_>) -> Option<Plan> {
         admin,
         upstreams,
         routes,
+        http,
         clients,
         bans: bans.unwrap_or_default(),
         rate_limits: rate_limits?,

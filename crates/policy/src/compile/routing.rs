@@ -4,10 +4,10 @@ use std::collections::{HashMap, HashSet};
 
 use tidegate_core::Span;
 
-use crate::compile::{Context, files, scalar};
+use crate::compile::{Context, files, http, scalar};
 use crate::endpoints::EndpointPattern;
 use crate::language::{BALANCES, HEALTH, LISTEN, ROUTE, TLS, UPSTREAM};
-use crate::plan::{Balance, Certificate, Health, HostPattern, Listen, Route, Secret, Upstream};
+use crate::plan::{Balance, Certificate, Health, HostPattern, HttpOptions, Listen, Route, Secret, Upstream};
 use crate::raw::{Fields, Finding, Mark, Node, Report, Value, nearest};
 use crate::render::quote;
 
@@ -188,7 +188,7 @@ struct Known<'a> {
 
 pub(super) fn routes<'s>(
     node: &Node<'s>,
-    upstreams: &[Upstream],
+    (upstreams, http): (&[Upstream], HttpOptions),
     context: &mut Context<'s, '_>,
 ) -> Vec<Route> {
     let names: Vec<_> = upstreams.iter().map(|upstream| upstream.name.as_str()).collect();
@@ -196,7 +196,7 @@ pub(super) fn routes<'s>(
     let mut seen: HashMap<(HostPattern, EndpointPattern), u32> = HashMap::new();
     let mut routes = Vec::new();
     for item in scalar::list(node, "routes", &mut context.report) {
-        let Some(route) = route(item, &known, &mut context.report) else { continue };
+        let Some(route) = route(item, (&known, http), &mut context.report) else { continue };
         let line = item.place.line;
         if let Some(first) = seen.insert((route.host.clone(), route.path.clone()), line) {
             let finding = Finding::error(item, "a route before this one takes the same requests");
@@ -208,7 +208,11 @@ pub(super) fn routes<'s>(
     routes
 }
 
-fn route<'s>(item: &Node<'s>, upstreams: &Known<'_>, report: &mut Report<'s>) -> Option<Route> {
+fn route<'s>(
+    item: &Node<'s>,
+    (upstreams, inherited): (&Known<'_>, HttpOptions),
+    report: &mut Report<'s>,
+) -> Option<Route> {
     let fields = Fields::open(item, &ROUTE, report)?;
     let host = match fields.get("host") {
         Some(node) => host(node, report),
@@ -218,13 +222,14 @@ fn route<'s>(item: &Node<'s>, upstreams: &Known<'_>, report: &mut Report<'s>) ->
         Some(node) => path(node, report),
         None => Some(EndpointPattern::everything()),
     };
+    let http = http::options(fields.get("http"), inherited, report);
     let node = fields.require("upstream", report)?;
     let name = scalar::text(node, "the name of an upstream, such as `api`", report)?;
     let upstream = upstreams.index.get(name).copied();
     if upstream.is_none() {
         missing_upstream(node, name, &upstreams.names, report);
     }
-    Some(Route { host: host?, path: path?, upstream: upstream? })
+    Some(Route { host: host?, path: path?, upstream: upstream?, http })
 }
 
 fn missing_upstream(node: &Node<'_>, name: &str, known: &[&str], report: &mut Report<'_>) {

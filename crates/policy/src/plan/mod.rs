@@ -5,6 +5,7 @@
 
 mod clients;
 mod cost;
+mod http;
 mod limits;
 mod mode;
 mod observe;
@@ -22,6 +23,7 @@ use crate::problem::Problems;
 
 pub use clients::{Claim, Clients, Exempt, NameSource, Secret, TierSource, Token, TokenKey};
 pub use cost::{Charge, RuleCost, Statuses};
+pub use http::{EncodedSlash, HttpOptions, PathCase, UnderscoreHeaders};
 pub(crate) use limits::penalty_words;
 pub use limits::{
     ConcurrencyRule, Count, CustomRule, Endpoint, HeaderMatch, Match, RateLimits, Rule, Tier, When,
@@ -41,6 +43,8 @@ pub struct Plan {
     pub upstreams: Vec<Upstream>,
     /// Which requests go where; the first that matches.
     pub routes: Vec<Route>,
+    /// How requests are read where upstream servers disagree, unless a route says otherwise.
+    pub http: HttpOptions,
     /// Who a request comes from.
     pub clients: Clients,
     /// Networks that are refused with 403.
@@ -168,6 +172,8 @@ pub struct Route {
     pub path: EndpointPattern,
     /// Where to, as an index into [`Plan::upstreams`].
     pub upstream: usize,
+    /// How its requests are read: its own `http`, and that of the policy for the keys it does not set.
+    pub http: HttpOptions,
 }
 
 /// Which hosts a route takes; names are lower case.
