@@ -56,7 +56,7 @@ pub use identity::{
 pub use language::{reference, schema};
 pub use matcher::{
     Active, Admission, AtOnce, BannedBy, Exemption, Judged, Known, Matched, Matcher, Reservation, Scratch,
-    Settles,
+    Settles, Target,
 };
 pub use path::{PathError, normalize};
 pub use plan::{

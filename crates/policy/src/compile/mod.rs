@@ -26,7 +26,8 @@ use crate::files::Files;
 use crate::identity::ClientKind;
 use crate::language::{BANS, CLIENTS, ERROR_BODIES, HEADER_STYLES, POLICY, RATE_LIMITS, STORE};
 use crate::plan::{
-    Clients, ErrorBody, HeaderStyle, HttpOptions, LogPlan, Plan, RateLimits, StorePlan, StoreUrl,
+    self, Clients, ErrorBody, HeaderStyle, HttpOptions, LogPlan, PathCase, Plan, RateLimits, StorePlan,
+    StoreUrl,
 };
 use crate::problem::Problems;
 use crate::raw::{self, Fields, Finding, Mark, Node, Place, Report};
@@ -78,6 +79,7 @@ pub fn compile(file: &str, bytes: &[u8], files: &dyn Files) -> Result<Compiled, 
         marks: Marks::default(),
         written: Vec::new(),
         directory: None,
+        path_case: PathCase::default(),
     };
     let root = raw::parse(text, &mut context.report);
     let plan = match &root {
@@ -151,6 +153,8 @@ struct Context<'s, 'f> {
     written: Vec<ClientKind>,
     /// Whose API key is whose.
     directory: Option<Arc<Directory>>,
+    /// Whether any request is matched without regard to case.
+    path_case: PathCase,
 }
 
 /// Where things stand that a warning may be about.
@@ -177,6 +181,8 @@ fn decode<'s>(root: &Node<'s>, context: &mut Context<'s, '_>) -> Option<Plan> {
         .get("routes")
         .map(|node| routing::routes(node, (&upstreams, http), context))
         .unwrap_or_default();
+    let ignores_case = plan::has_path_case(PathCase::Insensitive, http, &routes);
+    context.path_case = if ignores_case { PathCase::Insensitive } else { PathCase::Sensitive };
     // Clients name tiers and rules name identities, so both sides are opened before either is decoded.
     let tiers = limits::tier_names(fields.get("rate_limits"));
     let clients = match fields.get("clients") {

@@ -76,6 +76,19 @@ impl Plan {
         let file = self.clients.tiers.file.as_deref().unwrap_or_default();
         directory::file::read(file, bytes, &tiers).map(Arc::new)
     }
+
+    /// Whether requests are matched with this case: by a route, or by a policy without routes.
+    pub(crate) fn has_path_case(&self, case: PathCase) -> bool {
+        has_path_case(case, self.http, &self.routes)
+    }
+}
+
+/// Whether requests are matched with this case: by one of `routes`, or by `http` if there are none.
+pub(crate) fn has_path_case(case: PathCase, http: HttpOptions, routes: &[Route]) -> bool {
+    match routes {
+        [] => http.path_case == case,
+        routes => routes.iter().any(|route| route.http.path_case == case),
+    }
 }
 
 /// A place to answer requests.
