@@ -28,6 +28,7 @@ mod explain;
 mod expression;
 mod facts;
 mod files;
+mod host;
 mod identity;
 mod language;
 mod matcher;
@@ -37,6 +38,7 @@ mod problem;
 mod quantity;
 mod raw;
 mod render;
+mod request;
 mod warnings;
 
 pub use bans::{Ban, Bans, Subject, SubjectError};
@@ -48,6 +50,7 @@ pub use explain::{Answer, Client, Explanation, PlaceMet, RouteTaken, RuleMet, Ru
 pub use expression::{EvaluationError, Expression, ExpressionError, Place};
 pub use facts::Facts;
 pub use files::{FileError, Files, NoFiles};
+pub use host::normalize_host;
 pub use identity::{
     Addresses, Believed, ClaimSource, Claims, ClientKind, ClientName, ClientNameError, CookieName,
     CookieNameError, Fingerprint, ForwardingHeader, Identities, Identity, IdentityError, IdentitySpec,
@@ -68,3 +71,4 @@ pub use plan::{
 };
 pub use problem::{Excerpt, Problem, Problems, Severity};
 pub use quantity::{QuantityError, duration, span_parts, span_text};
+pub use request::{RequestError, check_method, requested_host};

@@ -10,5 +10,6 @@ mod parting;
 mod paths;
 mod room;
 mod slow;
+mod spellings;
 mod tls;
 mod upstreams;

@@ -1,11 +1,13 @@
 //! Where requests come in and where they go.
 
+use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 
 use tidegate_core::Span;
 
 use crate::compile::{Context, files, http, scalar};
 use crate::endpoints::EndpointPattern;
+use crate::host::normalize_host;
 use crate::language::{BALANCES, HEALTH, LISTEN, ROUTE, TLS, UPSTREAM};
 use crate::plan::{Balance, Certificate, Health, HostPattern, HttpOptions, Listen, Route, Secret, Upstream};
 use crate::raw::{Fields, Finding, Mark, Node, Report, Value, nearest};
@@ -261,7 +263,11 @@ fn host(node: &Node<'_>, report: &mut Report<'_>) -> Option<HostPattern> {
         Some(below) if below.strip_prefix('.').is_some_and(is_host) => {
             return Some(HostPattern::Below(below.to_owned()));
         }
-        None if is_host(&name) => return Some(HostPattern::Exact(name)),
+        // As requests are normalised; for a name that is a host already.
+        None if is_host(&name) => {
+            let name = normalize_host(&name).map_or_else(|| name.clone(), Cow::into_owned);
+            return Some(HostPattern::Exact(name));
+        }
         _ => {}
     }
     let finding = Finding::error(node, format!("{} is no host", quote(text)));
