@@ -30,10 +30,9 @@ pub fn normalize_host(host: &str) -> Option<Cow<'_, str>> {
     for (at, &byte) in bytes.iter().enumerate() {
         let class = CLASSES[usize::from(byte)];
         match class {
-            Class::Lower => {}
             Class::Upper => has_upper = true,
             Class::Dot if before == Class::Dot => return None,
-            Class::Dot => {}
+            Class::Lower | Class::Dot => {}
             Class::Colon if at > 0 && is_port(bytes.get(at + 1..)?) => {
                 end = at;
                 break;

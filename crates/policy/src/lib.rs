@@ -46,7 +46,9 @@ pub use compile::{Compiled, LARGEST_FILE, compile};
 pub use diff::{Change, Counters, How, diff};
 pub use directory::{Directory, DirectoryError, Grant, LineError, LineProblem};
 pub use endpoints::{DuplicateEndpoint, EndpointPattern, Endpoints, PatternError};
-pub use explain::{Answer, Client, Explanation, PlaceMet, RouteTaken, RuleMet, Ruling, explain};
+pub use explain::{
+    Answer, Client, ExplainRequest, Explanation, PlaceMet, RouteTaken, RuleMet, Ruling, explain,
+};
 pub use expression::{EvaluationError, Expression, ExpressionError, Place};
 pub use facts::Facts;
 pub use files::{FileError, Files, NoFiles};

@@ -11,7 +11,7 @@ use http::header::{COOKIE, FORWARDED, HeaderName, USER_AGENT};
 use tidegate_core::Timestamp;
 use tidegate_policy::{
     Admission, ClientKind, CookieName, Directory, EndpointPattern, Endpoints, Facts, Fingerprint, Identities,
-    IdentitySpec, Matcher, NoFiles, Scratch, Source, compile, normalize,
+    IdentitySpec, Matcher, NoFiles, Scratch, Source, compile, normalize, normalize_host,
 };
 
 thread_local! {
@@ -62,6 +62,14 @@ fn a_clean_path_is_lent() {
     for path in ["/", "/api/v1/orders/4711/", "/.well-known/x", "/caf%C3%A9/a%2Fb", "*"] {
         assert_eq!(allocations(|| normalize(black_box(path)).is_ok()), 0, "{path}");
     }
+}
+
+#[test]
+fn host_in_lower_case_allocates_nothing() {
+    for host in ["api.example.org", "api.example.org.:443", "[2001:db8::1]:80", "192.0.2.1", ""] {
+        assert_eq!(allocations(|| normalize_host(black_box(host)).is_some()), 0, "{host}");
+    }
+    assert_eq!(allocations(|| normalize_host("API.example.org").is_some()), 1);
 }
 
 #[test]

@@ -177,12 +177,8 @@ fn decode<'s>(root: &Node<'s>, context: &mut Context<'s, '_>) -> Option<Plan> {
         fields.get("upstreams").map(|node| routing::upstreams(node, &mut context.report)).unwrap_or_default();
     // Before the routes, which inherit from it.
     let http = http::options(fields.get("http"), HttpOptions::default(), &mut context.report);
-    let routes = fields
-        .get("routes")
-        .map(|node| routing::routes(node, (&upstreams, http), context))
-        .unwrap_or_default();
-    let ignores_case = plan::has_path_case(PathCase::Insensitive, http, &routes);
-    context.path_case = if ignores_case { PathCase::Insensitive } else { PathCase::Sensitive };
+    let routes = routing::routes(fields.get("routes"), (&upstreams, http), context);
+    context.path_case = plan::loosest_path_case(http, &routes);
     // Clients name tiers and rules name identities, so both sides are opened before either is decoded.
     let tiers = limits::tier_names(fields.get("rate_limits"));
     let clients = match fields.get("clients") {

@@ -189,10 +189,11 @@ struct Known<'a> {
 }
 
 pub(super) fn routes<'s>(
-    node: &Node<'s>,
+    node: Option<&Node<'s>>,
     (upstreams, http): (&[Upstream], HttpOptions),
     context: &mut Context<'s, '_>,
 ) -> Vec<Route> {
+    let Some(node) = node else { return Vec::new() };
     let names: Vec<_> = upstreams.iter().map(|upstream| upstream.name.as_str()).collect();
     let known = Known { index: names.iter().enumerate().map(|(at, name)| (*name, at)).collect(), names };
     let mut seen: HashMap<(HostPattern, EndpointPattern), u32> = HashMap::new();

@@ -283,7 +283,9 @@ pub(crate) static TENANT: Mapping = Mapping {
 pub(crate) static JWT: Mapping = Mapping {
     name: "`jwt`",
     path: "clients.user.jwt",
-    doc: "A JSON Web Token that is verified before it counts. `clients.tenant.jwt` has the same keys.",
+    doc: "A JSON Web Token that is verified before it counts. `clients.tenant.jwt` has the same keys. A token is rejected, \
+          and counts as absent, if no key verifies its signature, if it has no `exp`, if it has expired, or if its `nbf` \
+          lies ahead; clocks may differ by 60 s. `tidegate explain` says why a token is rejected.",
     keys: &[
         Key::new(
             "header",

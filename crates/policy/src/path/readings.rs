@@ -67,8 +67,10 @@ impl Readings {
 /// Whether a path may have another reading: it has a capital, a semicolon or an escape.
 fn may_vary(path: &str) -> bool {
     // Without an early end, so that several bytes are looked at in one step.
-    path.bytes()
-        .fold(false, |found, byte| found | byte.is_ascii_uppercase() | (byte == b';') | (byte == b'%'))
+    let marks = path.bytes().fold(0, |marks: u8, byte| {
+        marks | u8::from(byte.is_ascii_uppercase()) | u8::from(byte == b';') | u8::from(byte == b'%')
+    });
+    marks != 0
 }
 
 /// Writes the folded reading of `path` to `out`. Segments that become empty or `..` are resolved.

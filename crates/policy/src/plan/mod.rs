@@ -91,6 +91,12 @@ pub(crate) fn has_path_case(case: PathCase, http: HttpOptions, routes: &[Route])
     }
 }
 
+/// How limits are compared with each other: without regard to case if any request is matched so.
+pub(crate) fn loosest_path_case(http: HttpOptions, routes: &[Route]) -> PathCase {
+    let is_loose = has_path_case(PathCase::Insensitive, http, routes);
+    if is_loose { PathCase::Insensitive } else { PathCase::Sensitive }
+}
+
 /// A place to answer requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listen {

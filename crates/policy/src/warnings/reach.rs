@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use crate::compile::Marks;
 use crate::endpoints::{EndpointPattern, Segment};
-use crate::plan::{PathCase, Plan, Rule};
+use crate::plan::{Plan, Rule, loosest_path_case};
 use crate::raw::{Finding, Report};
 use crate::render::quote;
 
@@ -73,8 +73,7 @@ fn unlimited_routes(plan: &Plan, marks: &Marks, report: &mut Report<'_>) {
 
 /// How patterns are compared: as requests are matched with them.
 fn folding(plan: &Plan) -> impl Fn(&EndpointPattern) -> EndpointPattern {
-    let ignores_case = plan.has_path_case(PathCase::Insensitive);
-    let case = if ignores_case { PathCase::Insensitive } else { PathCase::Sensitive };
+    let case = loosest_path_case(plan.http, &plan.routes);
     move |pattern| pattern.folded(case)
 }
 

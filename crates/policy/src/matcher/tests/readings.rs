@@ -5,7 +5,7 @@ use super::*;
 /// The names of the rules that a request for `path` is checked against.
 fn rules(matcher: &Matcher, path: &str) -> Vec<String> {
     with(matcher, &format!("GET {path}"), &[], |admission| match admission {
-        Admission::Checked(matched) => matched.rules().map(|rule| rule.name.clone()).collect(),
+        Admission::Checked(held) => held.rules().map(|rule| rule.name.clone()).collect(),
         other => panic!("{other:?}"),
     })
 }
