@@ -70,7 +70,7 @@ fn with_http(upstream: &Upstream, http: &str) -> Served {
 }
 
 /// Sends every spelling and requires each to be counted or to get 400. Returns how many were counted.
-async fn counted(upstream: &Upstream, served: &Served) -> usize {
+async fn counted(upstream: &Upstream, served: &Served) -> u64 {
     let mut left = 1_000;
     for spelling in SPELLINGS {
         let before = upstream.requests().len();
@@ -83,7 +83,7 @@ async fn counted(upstream: &Upstream, served: &Served) -> usize {
             left -= 1;
         }
     }
-    1_000 - usize::try_from(left).unwrap()
+    1_000 - left
 }
 
 #[tokio::test]
@@ -124,8 +124,7 @@ async fn legitimate_path_reaches_the_upstream_byte_for_byte() {
         "/API/loginx",
     ] {
         let response = served.get(path).await;
-        assert_eq!((response.status, response.remaining()), (200, response.remaining()), "{path}");
-        assert_eq!(response.header("x-ratelimit-limit"), Some("10000"), "{path} has no endpoint");
+        assert_eq!((response.status, limit(&response)), (200, Some("10000")), "{path} has no endpoint");
         assert_eq!(upstream.last().target, path);
     }
 }

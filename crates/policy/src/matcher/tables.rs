@@ -54,6 +54,7 @@ impl PathTables {
             PathCase::Sensitive => self.sensitive.as_ref(),
         };
         match folded {
+            None if readings.is_single() => {}
             None => readings.others(path).for_each(|reading| look(&self.exact, reading)),
             Some(folded) => {
                 readings.decoded().into_iter().for_each(|reading| look(&self.exact, reading));
