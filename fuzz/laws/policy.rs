@@ -38,7 +38,14 @@ pub(crate) fn holds(bytes: &[u8]) {
         .filter_map(|(name, value)| Some((name, value?)))
         .collect();
     let mut scratch = Scratch::default();
-    for (method, path) in [("GET", "/"), ("POST", "/login"), ("GET", "/api/v1/search/"), ("OPTIONS", "*")] {
+    let requests = [
+        ("GET", "/"),
+        ("POST", "/login"),
+        ("GET", "/api/v1/search/"),
+        ("GET", "/API%2FV1;x/%C3%89%0A"),
+        ("OPTIONS", "*"),
+    ];
+    for (method, path) in requests {
         let facts =
             Facts { method, host: "example.org", path, headers: &headers, peer: [192, 0, 2, 1].into() };
         let directory = plan.directory.as_deref();
@@ -51,6 +58,8 @@ pub(crate) fn holds(bytes: &[u8]) {
             let limits = &plan.rate_limits;
             assert!(limits.global.is_none() || matched.rules().any(|rule| rule.name == "global"));
         }
-        matcher.route("example.org", path);
+        if let Ok(target) = matcher.target("example.org", path) {
+            assert_eq!(target.route, matcher.route("example.org", &target.path));
+        }
     }
 }

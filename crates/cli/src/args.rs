@@ -188,7 +188,7 @@ pub(crate) struct ExplainArgs {
     pub(crate) config: PathBuf,
     /// The method, in capitals.
     pub(crate) method: String,
-    /// The path; a query is left out.
+    /// The path, with or without a query, or a whole URL.
     pub(crate) path: String,
     /// A header of the request; may be given many times.
     #[arg(short = 'H', long = "header", value_name = "NAME: VALUE")]

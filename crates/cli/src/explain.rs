@@ -4,7 +4,7 @@ use std::io::{ErrorKind, Write};
 
 use anyhow::{Context, bail};
 use http::{HeaderMap, HeaderName, HeaderValue};
-use tidegate_policy::{Facts, Matcher, compile, explain, normalize};
+use tidegate_policy::{ExplainRequest, Matcher, compile, explain};
 use tidegate_store::{Clock, SystemClock};
 
 use crate::args::{ExplainArgs, Format};
@@ -22,19 +22,11 @@ pub(crate) fn run(args: &ExplainArgs) -> anyhow::Result<Exit> {
         }
     };
     let headers = args.headers.iter().map(|line| header(line)).collect::<anyhow::Result<HeaderMap>>()?;
-    let target = args.path.split_once('?').map_or(args.path.as_str(), |(path, _)| path);
-    let path = normalize(target).with_context(|| format!("a request for {target} is answered with 400"))?;
-    let host = headers.get(http::header::HOST).and_then(|host| host.to_str().ok()).unwrap_or("localhost");
-    let facts = Facts {
-        method: &args.method,
-        host: without_port(host),
-        path: &path,
-        headers: &headers,
-        peer: args.from,
-    };
+    let request =
+        ExplainRequest { method: &args.method, target: &args.path, headers: &headers, peer: args.from };
     let matcher = Matcher::new(plan);
     let directory = matcher.plan().directory.clone();
-    let explanation = explain(&matcher, &facts, directory.as_deref(), SystemClock::new().now());
+    let explanation = explain(&matcher, &request, directory.as_deref(), SystemClock::new().now());
     let mut output = std::io::stdout().lock();
     let written = match args.format {
         Format::Human => write!(output, "{explanation}"),
@@ -56,11 +48,4 @@ fn header(line: &str) -> anyhow::Result<(HeaderName, HeaderValue)> {
         line.split_once(':').with_context(|| format!("`{line}` is no header; write `Name: value`"))?;
     let name = name.trim().parse().with_context(|| format!("`{name}` is no header's name"))?;
     Ok((name, value.trim().parse().context("a header's value holds a control character")?))
-}
-
-fn without_port(host: &str) -> &str {
-    match host.rsplit_once(':') {
-        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
-        _ => host,
-    }
 }

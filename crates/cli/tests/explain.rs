@@ -42,13 +42,30 @@ fn a_request_is_explained_to_tools() {
 
 #[test]
 fn what_cannot_be_explained_fails() {
-    for (policy, args) in [
-        ("examples/none.yaml", ["GET", "/"]),
-        ("examples/keys.csv", ["GET", "/"]),
-        ("examples/small-api.yaml", ["GET", "/%zz"]),
-    ] {
+    for (policy, args) in [("examples/none.yaml", ["GET", "/"]), ("examples/keys.csv", ["GET", "/"])] {
         let output = tidegate(policy, &args);
         assert_eq!(output.status.code(), Some(1), "{policy}");
         assert!(!output.stderr.is_empty() && output.stdout.is_empty());
     }
+}
+
+#[test]
+fn explain_request_that_is_rejected_says_status_and_reason() {
+    for (args, expected) in [
+        (["GET", "/%zz"], "400: `%` at byte 1 of the path is not followed by two hexadecimal digits"),
+        (["GET", "/a%2Fb"], "400: `%2F` in the path; set `http.encoded_slash: keep` or `decode` to allow it"),
+        (["get", "/"], "400: its method is not in capitals"),
+        (["GET", "/a b"], "400: "),
+    ] {
+        let output = tidegate("examples/small-api.yaml", &args);
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(output.status.success() && text.contains(expected), "{args:?}: {text}");
+    }
+    let output =
+        tidegate("examples/saas-tiers.yaml", &["GET", "/", "-H", "Host: other.org", "--format", "json"]);
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(
+        json["verdict"],
+        serde_json::json!({ "is": "rejected", "status": 404, "reason": "no route takes it" })
+    );
 }

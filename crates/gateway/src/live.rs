@@ -1,7 +1,7 @@
 //! What is in force: the policy and the upstreams it names, swapped whole.
 
 use thiserror::Error;
-use tidegate_policy::{Active, ErrorBody, HeaderStyle, Plan};
+use tidegate_policy::{Active, ErrorBody, HeaderStyle, Plan, Route};
 use tidegate_telemetry::{Kind, Metrics, Page, RuleSlots};
 
 use crate::upstream::{BadServer, Server, Upstream};
@@ -60,9 +60,8 @@ impl Live {
         &self.plan().headers
     }
 
-    /// The upstream that a request to `path` at `host` goes to.
-    pub(crate) fn upstream(&self, host: &str, path: &str) -> Option<&Upstream> {
-        let route = self.active.matcher.route(host, path)?;
+    /// The upstream that the requests of `route` go to.
+    pub(crate) fn upstream(&self, route: &Route) -> Option<&Upstream> {
         self.upstreams.get(route.upstream)
     }
 

@@ -8,12 +8,14 @@ use std::sync::Arc;
 use http::header::{CONTENT_LENGTH, HOST, HeaderValue, TRANSFER_ENCODING};
 use http::request::Parts;
 use http::uri::PathAndQuery;
-use http::{Method, Request, Response, StatusCode, Uri, Version};
+use http::{Request, Response, StatusCode, Uri, Version};
 use http_body::Body;
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 use tidegate_core::{Decision, Timestamp, Verdict};
-use tidegate_policy::{Admission, Facts, Judged, Known, Matched, normalize};
+use tidegate_policy::{
+    Admission, Facts, Judged, Known, Matched, RequestError, Target, check_method, requested_host,
+};
 use tidegate_store::Store;
 use tidegate_telemetry::{Decided, Story, Try};
 
@@ -72,9 +74,15 @@ async fn journey<S: Store + 'static>(
     (told, story): (&mut Told, &mut Story<'_>),
 ) -> Result<Response<ResponseBody>, Cause> {
     let marks = check_framing(parts, core.bounds.body_bytes)?;
-    // One spelling of the path, for matching and for forwarding.
-    let path = normalize(parts.uri.path()).map_err(Cause::Path)?;
-    let (upstream, stand, passed) = admit(core, live, hop, (parts, &path), (told, story)).await?;
+    // One spelling of the host and of the path, for routing and matching; the path is forwarded so.
+    let host = host_of(parts)?;
+    let target = live.active.matcher.target(&host, parts.uri.path());
+    let Target { route, path } = target.map_err(Cause::Path)?;
+    // Before anything is charged for a request that nobody takes.
+    let upstream = route.and_then(|route| live.upstream(route)).ok_or(Cause::NoRoute)?;
+    let method = parts.method.as_str();
+    let facts = Facts { method, host: &host, path: &path, headers: &parts.headers, peer: hop.peer };
+    let (stand, passed) = admit(core, live, (&facts, upstream), (told, story)).await?;
     if let Cow::Owned(path) = path {
         parts.uri = with_path(&parts.uri, &path)?;
     }
@@ -107,25 +115,20 @@ async fn journey<S: Store + 'static>(
     Box::pin(settling).await
 }
 
-/// Whether a request may pass, and where to.
-async fn admit<'l, S: Store + 'static>(
+/// Whether a request may pass.
+async fn admit<S: Store + 'static>(
     core: &Rc<Core<S>>,
-    live: &'l Live,
-    hop: &Hop,
-    (parts, path): (&Parts, &str),
+    live: &Live,
+    (facts, upstream): (&Facts<'_>, &Upstream),
     (told, story): (&mut Told, &mut Story<'_>),
-) -> Result<(&'l Upstream, Stand, Passed), Cause> {
-    let host = host_without_port(parts.headers.get(HOST));
-    let facts = Facts { method: parts.method.as_str(), host, path, headers: &parts.headers, peer: hop.peer };
-    // Where to, before anything is charged for a request that nobody takes.
-    let upstream = live.upstream(host, path).ok_or(Cause::NoRoute)?;
+) -> Result<(Stand, Passed), Cause> {
     // Who is banned, who is exempt, and what the rest is held against.
     let mut lent = core.with_scratch();
     let now = story.deciding();
     let bans = core.bans.any();
     let known =
         Known { directory: live.active.directory.as_deref(), bans: bans.as_deref().map(|bans| &**bans) };
-    match live.active.matcher.admit(&facts, known, now, &mut lent.scratch) {
+    match live.active.matcher.admit(facts, known, now, &mut lent.scratch) {
         Admission::Banned { .. } => {
             story.decided(Decided::Banned);
             Err(Cause::Banned)
@@ -133,14 +136,14 @@ async fn admit<'l, S: Store + 'static>(
         Admission::Exempt { .. } => {
             story.decided(Decided::Exempt);
             let addresses = live.plan().identities.addresses();
-            let stand = upstream.stand(|| addresses.client(&parts.headers, hop.peer));
-            Ok((upstream, stand, Passed::default()))
+            let stand = upstream.stand(|| addresses.client(facts.headers, facts.peer));
+            Ok((stand, Passed::default()))
         }
         // Where it is: a match is large.
         Admission::Checked(ref matched) => {
             story.client(matched.client());
             let passed = limit(core, live, matched, now, (told, story)).await?;
-            Ok((upstream, upstream.stand(|| matched.client()), passed))
+            Ok((upstream.stand(|| matched.client()), passed))
         }
     }
 }
@@ -235,16 +238,7 @@ fn refused(
 fn check_framing(parts: &mut Parts, most: u64) -> Result<Marks, Cause> {
     let headers = &mut parts.headers;
     let mut marks = Marks::of(headers);
-    // Rules name methods exactly; services that take `post` for `POST` would be asked past them.
-    if parts.method.as_str().bytes().any(|byte| byte.is_ascii_lowercase()) {
-        return Err(Cause::Framing("its method is not in capitals"));
-    }
-    if parts.method == Method::CONNECT {
-        return Err(Cause::Framing("it asks for a tunnel"));
-    }
-    if parts.uri.path() == "*" && parts.method != Method::OPTIONS {
-        return Err(Cause::Framing("only OPTIONS may ask for `*`"));
-    }
+    check_method(parts.method.as_str(), parts.uri.path()).map_err(unusable)?;
     // hyper takes any list that ends in `chunked`, and undoes only that.
     if marks.has(Marks::TRANSFER_ENCODING) {
         let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
@@ -264,44 +258,22 @@ fn check_framing(parts: &mut Parts, most: u64) -> Result<Marks, Cause> {
     }
     if let Some(authority) = parts.uri.authority() {
         // HTTP/2, or a whole URL in the request line: that names the host, whatever a header says.
-        let host = HeaderValue::from_str(authority.as_str())
-            .map_err(|_| Cause::Framing("its host is not a host"))?;
+        let host = HeaderValue::from_str(authority.as_str()).map_err(|_| unusable(RequestError::Host))?;
         headers.insert(HOST, host);
         marks = Marks::of(headers);
     }
-    let mut hosts = headers.get_all(HOST).iter();
-    match (hosts.next(), hosts.next()) {
-        (Some(host), None) if is_host(host) => Ok(marks),
-        (Some(_), None) => Err(Cause::Framing("its Host is not a host")),
-        (None, _) if parts.version == Version::HTTP_10 => Ok(marks),
-        (None, _) => Err(Cause::Framing("it has no Host")),
-        _ => Err(Cause::Framing("it has more than one Host")),
-    }
+    Ok(marks)
 }
 
-/// Whether every reader finds the same host in it: no user, no path, no second host.
-fn is_host(host: &HeaderValue) -> bool {
-    host.as_bytes().iter().all(|byte| OF_A_HOST[usize::from(*byte)])
+fn unusable(error: RequestError) -> Cause {
+    Cause::Framing(error.reason())
 }
 
-/// Bytes that a host may have.
-static OF_A_HOST: [bool; 256] = {
-    let mut table = [false; 256];
-    let mut byte = 0_u8;
-    while byte < 128 {
-        let is_mark = matches!(byte, b'.' | b'-' | b'_' | b'~' | b'%' | b':' | b'[' | b']');
-        table[byte as usize] = byte.is_ascii_alphanumeric() || is_mark;
-        byte += 1;
-    }
-    table
-};
-
-fn host_without_port(host: Option<&HeaderValue>) -> &str {
-    let host = host.and_then(|host| host.to_str().ok()).unwrap_or_default();
-    // The last colon of an address in brackets may be part of it.
-    match host.bytes().rposition(|byte| matches!(byte, b':' | b']')) {
-        Some(colon) if host.as_bytes()[colon] == b':' => &host[..colon],
-        _ => host,
+/// The host that a request asks for, normalised. HTTP/1.0 need not name one.
+fn host_of(parts: &Parts) -> Result<Cow<'_, str>, Cause> {
+    match requested_host(&parts.headers) {
+        Err(RequestError::NoHost) if parts.version == Version::HTTP_10 => Ok(Cow::Borrowed("")),
+        host => host.map_err(unusable),
     }
 }
 

@@ -211,21 +211,8 @@ fn settings_changes(mut old: Settings, new: Settings) -> Vec<Change> {
 
 /// Everything but the rules, as path and text. Secrets are told apart, never shown.
 fn settings(plan: &Plan) -> Settings {
-    let Plan {
-        listen,
-        admin,
-        upstreams,
-        routes,
-        clients,
-        bans,
-        rate_limits,
-        headers,
-        error_body,
-        store,
-        log,
-        traces,
-        ..
-    } = plan;
+    let Plan { listen, admin, clients, bans, rate_limits, headers, error_body, store, log, traces, .. } =
+        plan;
     let mut settings = Settings::new();
     let mut set = |key: &str, value: String| {
         if !value.is_empty() {
@@ -251,6 +238,19 @@ fn settings(plan: &Plan) -> Settings {
         traces.as_ref().map(|traces| format!("{} of requests to {}", traces.sample, traces.endpoint));
     set("traces", traced.unwrap_or_default());
     set("store.max_memory", size_text(store.max_memory));
+    routing_settings(plan, &mut set);
+    let default_tier = clients.tiers.default.and_then(|index| rate_limits.tiers.get(index));
+    set("clients.tiers.default", default_tier.map(|tier| tier.name.clone()).unwrap_or_default());
+    client_settings(clients, &mut set);
+    settings
+}
+
+/// Where requests go, and how they are read on the way.
+fn routing_settings(plan: &Plan, set: &mut dyn FnMut(&str, String)) {
+    let Plan { upstreams, routes, http, .. } = plan;
+    for (key, value) in http.words() {
+        set(&format!("http.{key}"), value.to_owned());
+    }
     for upstream in upstreams {
         let mut words = format!("{}, {}", upstream.servers.join(", "), upstream.balance.name());
         if let Some(health) = &upstream.health {
@@ -260,13 +260,17 @@ fn settings(plan: &Plan) -> Settings {
         set(&format!("upstream `{}`", upstream.name), words);
     }
     let name = |index: usize| upstreams.get(index).map_or("", |upstream| upstream.name.as_str());
-    let route_words =
-        routes.iter().map(|route| format!("{}{} → {}", route.host, route.path, name(route.upstream)));
+    let route_words = routes.iter().map(|route| {
+        let mut words = format!("{}{} → {}", route.host, route.path, name(route.upstream));
+        for ((key, value), _) in
+            route.http.words().iter().zip(http.words()).filter(|(own, inherited)| *own != inherited)
+        {
+            // Writing to a text does not fail.
+            let _ = write!(words, ", {key}: {value}");
+        }
+        words
+    });
     set("routes", route_words.collect::<Vec<_>>().join("; "));
-    let default_tier = clients.tiers.default.and_then(|index| rate_limits.tiers.get(index));
-    set("clients.tiers.default", default_tier.map(|tier| tier.name.clone()).unwrap_or_default());
-    client_settings(clients, &mut set);
-    settings
 }
 
 fn client_settings(clients: &Clients, set: &mut dyn FnMut(&str, String)) {

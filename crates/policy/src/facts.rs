@@ -9,7 +9,7 @@ use http::HeaderMap;
 pub struct Facts<'a> {
     /// The method, in capitals as it was sent.
     pub method: &'a str,
-    /// The host, without its port.
+    /// The host, as [`normalize_host`](crate::normalize_host) spells it.
     pub host: &'a str,
     /// The path, normalised, without the query.
     pub path: &'a str,

@@ -28,6 +28,7 @@ mod explain;
 mod expression;
 mod facts;
 mod files;
+mod host;
 mod identity;
 mod language;
 mod matcher;
@@ -37,6 +38,7 @@ mod problem;
 mod quantity;
 mod raw;
 mod render;
+mod request;
 mod warnings;
 
 pub use bans::{Ban, Bans, Subject, SubjectError};
@@ -44,10 +46,13 @@ pub use compile::{Compiled, LARGEST_FILE, compile};
 pub use diff::{Change, Counters, How, diff};
 pub use directory::{Directory, DirectoryError, Grant, LineError, LineProblem};
 pub use endpoints::{DuplicateEndpoint, EndpointPattern, Endpoints, PatternError};
-pub use explain::{Answer, Client, Explanation, PlaceMet, RouteTaken, RuleMet, Ruling, explain};
+pub use explain::{
+    Answer, Client, ExplainRequest, Explanation, PlaceMet, RouteTaken, RuleMet, Ruling, explain,
+};
 pub use expression::{EvaluationError, Expression, ExpressionError, Place};
 pub use facts::Facts;
 pub use files::{FileError, Files, NoFiles};
+pub use host::normalize_host;
 pub use identity::{
     Addresses, Believed, ClaimSource, Claims, ClientKind, ClientName, ClientNameError, CookieName,
     CookieNameError, Fingerprint, ForwardingHeader, Identities, Identity, IdentityError, IdentitySpec,
@@ -56,14 +61,16 @@ pub use identity::{
 pub use language::{reference, schema};
 pub use matcher::{
     Active, Admission, AtOnce, BannedBy, Exemption, Judged, Known, Matched, Matcher, Reservation, Scratch,
-    Settles,
+    Settles, Target,
 };
 pub use path::{PathError, normalize};
 pub use plan::{
-    AdminPlan, Balance, Certificate, Charge, Claim, Clients, ConcurrencyRule, Count, CustomRule, Endpoint,
-    ErrorBody, Exempt, HeaderMatch, HeaderStyle, Health, HostPattern, Listen, LogPlan, LogTo, Match, Mode,
-    NameSource, Plan, RateLimits, Route, Rule, RuleCost, Sample, Secret, Share, Statuses, StorePlan,
-    StoreUrl, Tier, TierSource, Token, TokenKey, TracesPlan, Upstream, When,
+    AdminPlan, Balance, Certificate, Charge, Claim, Clients, ConcurrencyRule, Count, CustomRule,
+    EncodedSlash, Endpoint, ErrorBody, Exempt, HeaderMatch, HeaderStyle, Health, HostPattern, HttpOptions,
+    Listen, LogPlan, LogTo, Match, Mode, NameSource, PathCase, Plan, RateLimits, Route, Rule, RuleCost,
+    Sample, Secret, Share, Statuses, StorePlan, StoreUrl, Tier, TierSource, Token, TokenKey, TracesPlan,
+    UnderscoreHeaders, Upstream, When,
 };
 pub use problem::{Excerpt, Problem, Problems, Severity};
 pub use quantity::{QuantityError, duration, span_parts, span_text};
+pub use request::{RequestError, check_method, requested_host};

@@ -4,26 +4,33 @@
 //! `/login` must hold for all of them. [`normalize`] is applied once, before matching and before forwarding:
 //! the bytes that were matched are the bytes that are sent, and no later reader can see another path.
 //!
+//! Upstream servers still read some normalised paths in more than one way: they ignore case, `;parameters`, or the
+//! difference between `%2F` and `/`. `readings` has those readings; limits apply to each of them.
+//!
 //! | in the path | answer |
 //! |---|---|
 //! | `%41`, `%2d`, `%7E`: an escape of an unreserved character | decoded |
 //! | `%2f`, `%5c`, `%3F`: any other escape | stays an escape, hex in upper case |
-//! | `%2F` | stays an escape; never a separator |
+//! | `%2F`, `%5C` | stays an escape; `http.encoded_slash` decides what becomes of the request |
 //! | `//` | `/`, before dot segments are looked at: `/a//../b` is `/b` |
 //! | `.`, `..`, `%2e%2E` as a segment | removed; above the root stays at the root |
 //! | `..;x`, `.;` as a segment | refused: some services read it as `..`, others as a name |
-//! | upper and lower case | kept: paths are case-sensitive |
+//! | upper and lower case | kept |
 //! | one trailing slash | kept; patterns match with and without it |
 //! | `é`, `{`, `"`, `[`: not allowed in a path, but harmless | escaped: `%C3%A9`, `%7B` |
 //! | `%C0%AF`, `%ED%A0%80`, `%E9`: escapes that are not UTF-8 | refused |
 //! | `%00` | refused |
-//! | `%0A`: an escaped control character | stays an escape |
+//! | `%0A`: an escaped control character | stays an escape; `http.encoded_slash` decides what becomes of the request |
 //! | `%`, `%4`, `%zz` | refused |
 //! | a raw space, control character, `\`, `?` or `#` | refused; the query is not part of the path |
 //! | `*` alone (`OPTIONS *`) | kept |
 //! | anything else that does not begin with `/` | refused |
 
+mod readings;
+
 use std::borrow::Cow;
+
+pub(crate) use readings::{Readings, decode_slashes, encoded_control, fold_segment};
 
 /// Why a path was refused. The request is malformed: 400.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -63,6 +70,24 @@ pub enum PathError {
         /// Where the segment begins, in bytes.
         at: usize,
     },
+    /// An escaped slash or backslash, where `http.encoded_slash` is `reject`.
+    #[error("`%{byte:02X}` in the path; set `http.encoded_slash: keep` or `decode` to allow it")]
+    EncodedSlash {
+        /// The byte that the escape stands for.
+        byte: u8,
+    },
+    /// An escaped control character, where `http.encoded_slash` is not `keep`.
+    #[error("`%{byte:02X}` in the path; set `http.encoded_slash: keep` to allow it")]
+    EncodedControl {
+        /// The byte that the escape stands for.
+        byte: u8,
+    },
+    /// An escaped slash that leads, once decoded, to a route where `http.encoded_slash` is not `decode`.
+    #[error(
+        "an encoded slash in the path leads to another route once decoded; set `http.encoded_slash: decode` for that \
+         route too, or `keep` for this one"
+    )]
+    DecodedElsewhere,
 }
 
 /// The one spelling of `path`; borrowed exactly when it is spelled so already.
@@ -78,13 +103,25 @@ pub enum PathError {
 /// # Ok::<(), tidegate_policy::PathError>(())
 /// ```
 pub fn normalize(path: &str) -> Result<Cow<'_, str>, PathError> {
+    spell(path).map(|spelling| spelling.path)
+}
+
+/// A normalised path.
+pub(crate) struct Spelling<'p> {
+    pub(crate) path: Cow<'p, str>,
+    /// The first escape that upstream servers read in more than one way: a slash, a backslash or a control character.
+    pub(crate) ambiguous: Option<u8>,
+}
+
+/// The one spelling of `path`, and whether upstream servers may read an escape in it differently.
+pub(crate) fn spell(path: &str) -> Result<Spelling<'_>, PathError> {
     if is_plain(path) || path == "*" {
-        return Ok(Cow::Borrowed(path));
+        return Ok(Spelling { path: Cow::Borrowed(path), ambiguous: None });
     }
     if !path.starts_with('/') {
         return Err(PathError::NotAbsolute);
     }
-    let mut output = Output { input: path, same: 1, text: None };
+    let mut output = Output { input: path, same: 1, text: None, ambiguous: None };
     let mut start = 1;
     // Before each segment the output ends with a slash.
     while start < path.len() {
@@ -105,7 +142,8 @@ pub fn normalize(path: &str) -> Result<Cow<'_, str>, PathError> {
         }
         start = end + 1;
     }
-    Ok(output.finish())
+    let ambiguous = output.ambiguous;
+    Ok(Spelling { path: output.finish(), ambiguous })
 }
 
 /// How a byte stands in a path.
@@ -143,6 +181,11 @@ const CLASSES: [Class; 256] = {
 
 const fn is_unreserved(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~')
+}
+
+/// Whether upstream servers disagree about the escape of `byte`.
+const fn is_ambiguous(byte: u8) -> bool {
+    matches!(byte, b'/' | b'\\') || byte.is_ascii_control()
 }
 
 fn class(byte: u8) -> Class {
@@ -192,6 +235,9 @@ fn rewrite(path: &str, segment: std::ops::Range<usize>, output: &mut Output<'_>)
                     0 => return Err(PathError::Nul { at }),
                     0x80.. if at >= checked => checked = utf8_end(bytes, at)?,
                     _ => {}
+                }
+                if is_ambiguous(decoded) {
+                    output.ambiguous.get_or_insert(decoded);
                 }
                 if is_unreserved(decoded) {
                     output.push(char::from(decoded));
@@ -244,12 +290,18 @@ fn utf8_end(bytes: &[u8], at: usize) -> Result<usize, PathError> {
     Ok(at + 3 * length)
 }
 
+fn push_escape(text: &mut String, byte: u8) {
+    const HEX: [char; 16] = ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9', 'A', 'B', 'C', 'D', 'E', 'F'];
+    text.extend(['%', HEX[usize::from(byte >> 4)], HEX[usize::from(byte & 15)]]);
+}
+
 /// The normalised path so far: a prefix of the input until something differs, then a string.
 struct Output<'a> {
     input: &'a str,
     /// While there is no `text`, the output is this much of the input.
     same: usize,
     text: Option<String>,
+    ambiguous: Option<u8>,
 }
 
 impl<'a> Output<'a> {
@@ -280,10 +332,7 @@ impl<'a> Output<'a> {
     }
 
     fn escape(&mut self, byte: u8) {
-        const HEX: [char; 16] =
-            ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9', 'A', 'B', 'C', 'D', 'E', 'F'];
-        let text = self.text();
-        text.extend(['%', HEX[usize::from(byte >> 4)], HEX[usize::from(byte & 15)]]);
+        push_escape(self.text(), byte);
     }
 
     fn truncate(&mut self, length: usize) {

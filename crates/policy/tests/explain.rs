@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use http::{HeaderMap, HeaderName};
 use tidegate_core::Timestamp;
-use tidegate_policy::{Explanation, Facts, FileError, Files, Matcher, compile, explain};
+use tidegate_policy::{ExplainRequest, Explanation, FileError, Files, Matcher, compile, explain};
 
 struct Folder(PathBuf);
 
@@ -25,12 +25,12 @@ fn explained(policy: &str, request: &str, lines: &[(&str, &str)]) -> Explanation
     let plan = compile(policy, &bytes, &Folder(folder)).unwrap_or_else(|problems| panic!("{problems}")).plan;
     let parts: Vec<_> = request.split(' ').collect();
     let line = |(name, value): &(&str, &str)| (name.parse::<HeaderName>().unwrap(), value.parse().unwrap());
-    let headers: HeaderMap = lines.iter().map(line).collect();
+    let headers: HeaderMap = std::iter::once(&("host", parts[1])).chain(lines).map(line).collect();
     let peer: IpAddr = parts[3].parse().unwrap();
-    let facts = Facts { method: parts[0], host: parts[1], path: parts[2], headers: &headers, peer };
+    let request = ExplainRequest { method: parts[0], target: parts[2], headers: &headers, peer };
     let matcher = Matcher::new(plan);
     let directory = matcher.plan().directory.clone();
-    explain(&matcher, &facts, directory.as_deref(), Timestamp::from_secs(1_800_000_000))
+    explain(&matcher, &request, directory.as_deref(), Timestamp::from_secs(1_800_000_000))
 }
 
 /// A policy, a request (method, host, path, peer) and its headers.
@@ -57,7 +57,9 @@ fn the_saas_with_tiers() {
         (policy, "GET api.example.com /v1/reports/7/download 192.0.2.1", &[("x-api-key", "pk_live_4f9a")]),
         (policy, "GET api.example.com / 192.0.2.1", &[("x-api-key", "pk_ops_0001")]),
         (policy, "GET api.example.com / 192.0.2.1", &[("x-api-key", "invented")]),
+        (policy, "GET api.example.com / 10.0.0.9", &[("x-forwarded-for", "10.1.2.3")]),
         (policy, "GET other.example.com / 10.0.0.9", &[("x-forwarded-for", "10.1.2.3")]),
+        (policy, "GET API.example.com. /V1/Reports;x 192.0.2.1", &[]),
     ]));
 }
 

@@ -11,7 +11,7 @@ use http::header::{COOKIE, FORWARDED, HeaderName, USER_AGENT};
 use tidegate_core::Timestamp;
 use tidegate_policy::{
     Admission, ClientKind, CookieName, Directory, EndpointPattern, Endpoints, Facts, Fingerprint, Identities,
-    IdentitySpec, Matcher, NoFiles, Scratch, Source, compile, normalize,
+    IdentitySpec, Matcher, NoFiles, Scratch, Source, compile, normalize, normalize_host,
 };
 
 thread_local! {
@@ -62,6 +62,14 @@ fn a_clean_path_is_lent() {
     for path in ["/", "/api/v1/orders/4711/", "/.well-known/x", "/caf%C3%A9/a%2Fb", "*"] {
         assert_eq!(allocations(|| normalize(black_box(path)).is_ok()), 0, "{path}");
     }
+}
+
+#[test]
+fn host_in_lower_case_allocates_nothing() {
+    for host in ["api.example.org", "api.example.org.:443", "[2001:db8::1]:80", "192.0.2.1", ""] {
+        assert_eq!(allocations(|| normalize_host(black_box(host)).is_some()), 0, "{host}");
+    }
+    assert_eq!(allocations(|| normalize_host("API.example.org").is_some()), 1);
 }
 
 #[test]
@@ -153,4 +161,34 @@ bans: { networks: [203.0.113.0/24] }
     assert_eq!(count(), 8);
     assert_eq!(allocations(&mut count), 0);
     assert_eq!(allocations(|| matcher.route("example.org", "/api/v1/orders").is_some()), 0);
+}
+
+#[test]
+fn matching_a_path_with_several_readings_allocates_nothing_once_the_scratch_has_grown() {
+    let policy = b"
+rate_limits:
+  rules: [{ name: rule, match: { path: '/Api/**' }, requests: 9, window: 1 }]
+  endpoints: { '/api/{version}/orders': { requests: 9, window: 1 }, '/API/v1/caf%C3%A9': { requests: 9, window: 1 } }
+";
+    let matcher = Matcher::new(compile("policy.yaml", policy, &NoFiles).unwrap().plan);
+    let headers = HeaderMap::new();
+    let mut scratch = Scratch::default();
+    let mut count = |path: &str| {
+        let path = matcher.target("example.org", path).unwrap().path;
+        let facts = Facts {
+            method: "GET",
+            host: "example.org",
+            path: &path,
+            headers: &headers,
+            peer: [10, 0, 0, 1].into(),
+        };
+        match matcher.admit(&facts, None, Timestamp::ZERO, &mut scratch) {
+            Admission::Checked(held) => held.checks().len(),
+            other => panic!("{other:?}"),
+        }
+    };
+    for path in ["/API/V1/Orders;v=1", "/api/V1/CAF%C3%89", "/api/v1/orders"] {
+        assert_eq!(count(path), 2, "{path}");
+        assert_eq!(allocations(|| count(path)), 0, "{path}");
+    }
 }

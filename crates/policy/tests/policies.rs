@@ -331,3 +331,22 @@ fn a_shadow_never_keeps_a_limit_from_binding() {
         ["4: `tried` never binds: `live` is always tighter"]
     );
 }
+
+#[test]
+fn http_key_absent_in_a_route_has_the_value_of_the_policy() {
+    let policy = "
+upstreams: { api: { servers: [http://a] } }
+http: { encoded_slash: keep }
+routes:
+  - { path: /a/**, upstream: api, http: { path_case: sensitive } }
+  - { path: /b/**, upstream: api, http: { encoded_slash: decode, underscore_headers: keep } }
+  - { path: /c/**, upstream: api }
+";
+    let plan = compile("p.yaml", policy.as_bytes(), &NoFiles).unwrap().plan;
+    let words: Vec<_> = plan.routes.iter().map(|route| route.http.words().map(|(_, value)| value)).collect();
+    assert_eq!(
+        words,
+        [["keep", "sensitive", "drop"], ["decode", "insensitive", "keep"], ["keep", "insensitive", "drop"]]
+    );
+    assert_eq!(plan.http.words().map(|(_, value)| value), ["keep", "insensitive", "drop"]);
+}

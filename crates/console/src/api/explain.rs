@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use serde::Deserialize;
-use tidegate_policy::{Facts, Known, explain as explain_request, normalize};
+use tidegate_policy::{ExplainRequest, Known, explain as explain_request};
 
 use crate::answer::{self, Answer, Refusal};
 use crate::running::Running;
@@ -43,16 +43,9 @@ pub(super) fn explain<R: Running>(console: &Console<R>, asked: &Asked) -> Result
             HeaderValue::try_from(value).map_err(|_| bad("a header's value holds a control character"))?;
         headers.append(name, value);
     }
-    let target = asked.path.split_once('?').map_or(asked.path.as_str(), |(path, _)| path);
-    let path = normalize(target)
-        .map_err(|error| Refusal::bad("path", format!("such a request is answered with 400: {error}")))?;
-    let host = headers.get(http::header::HOST).and_then(|host| host.to_str().ok()).unwrap_or("localhost");
-    let host = match host.rsplit_once(':') {
-        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
-        _ => host,
-    };
-    let facts = Facts { method: &asked.method, host, path: &path, headers: &headers, peer: asked.from };
+    let request =
+        ExplainRequest { method: &asked.method, target: &asked.path, headers: &headers, peer: asked.from };
     let (active, bans) = (console.running.active(), console.running.bans());
     let known = Known { directory: active.directory.as_deref(), bans: Some(&bans) };
-    Ok(answer::json(StatusCode::OK, &explain_request(&active.matcher, &facts, known, console.desk.now())))
+    Ok(answer::json(StatusCode::OK, &explain_request(&active.matcher, &request, known, console.desk.now())))
 }

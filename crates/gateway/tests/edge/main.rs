@@ -18,5 +18,6 @@ mod resent;
 mod response_framing;
 mod room;
 mod slow;
+mod spellings;
 mod tls;
 mod upstreams;

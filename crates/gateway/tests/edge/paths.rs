@@ -5,8 +5,13 @@ use tidegate_gateway::Bounds;
 use crate::support::{Served, Upstream, hourly, policy};
 
 fn served(upstream: &Upstream, requests: u32) -> Served {
+    with_http(upstream, requests, "")
+}
+
+/// A limit on `/login`, and the settings of `http`.
+fn with_http(upstream: &Upstream, requests: u32, http: &str) -> Served {
     let more = format!(
-        "rate_limits: {{ default: {{ {} }}, endpoints: {{ /login: {{ {} }} }} }}",
+        "http: {{ {http} }}\nrate_limits: {{ default: {{ {} }}, endpoints: {{ /login: {{ {} }} }} }}",
         hourly(10_000),
         hourly(requests)
     );
@@ -58,7 +63,7 @@ async fn what_is_refused_as_one_spelling_is_refused_as_any() {
 #[tokio::test]
 async fn an_upstream_gets_the_path_that_was_matched() {
     let upstream = Upstream::answering().await;
-    let served = served(&upstream, 1_000);
+    let served = with_http(&upstream, 1_000, "encoded_slash: keep");
     let sent_and_seen = [
         ("/a/b", "/a/b"),
         ("/a%2fb", "/a%2Fb"),

@@ -68,8 +68,9 @@ async fn a_line_tells_who_asked_what_was_decided_and_how_it_was_answered() {
 
 #[tokio::test]
 async fn whatever_is_sent_every_line_is_one_object_and_no_key_is_in_it() {
-    let (proxy, _upstream, lines) =
-        logging(ALL, "clients: { identify_by: [user, ip], user: { header: X-User } }").await;
+    let policy =
+        "http: { encoded_slash: keep }\nclients: { identify_by: [user, ip], user: { header: X-User } }";
+    let (proxy, _upstream, lines) = logging(ALL, policy).await;
     let nasty = "a\"b\\c\u{9b}31m\u{202e}\t]}";
     let answer = proxy
         .ask(

@@ -8,7 +8,7 @@ use crate::compile::names::Taken;
 use crate::compile::{Context, manner, rules, scalar};
 use crate::endpoints::EndpointPattern;
 use crate::language::{ALGORITHMS, ENDPOINT, GLOBAL, LIMIT, Mapping};
-use crate::plan::{Clients, Endpoint, RateLimits, Rule, Tier};
+use crate::plan::{Clients, Endpoint, PathCase, RateLimits, Rule, Tier};
 use crate::raw::{Entry, Fields, Finding, Key, Mark, Node, Value};
 use crate::render::quote;
 
@@ -92,7 +92,8 @@ fn tiers<'s>(node: &Node<'s>, context: &mut Context<'s, '_>) -> Vec<Tier> {
 }
 
 fn endpoints<'s>(node: &Node<'s>, context: &mut Context<'s, '_>) -> Vec<Endpoint> {
-    let mut seen: HashMap<EndpointPattern, u32> = HashMap::new();
+    // By the folded pattern: endpoints that differ only in what limits ignore take the same requests.
+    let mut seen: HashMap<EndpointPattern, (EndpointPattern, u32)> = HashMap::new();
     let mut endpoints = Vec::new();
     for Entry { key, value } in entries(node, "endpoints", context) {
         let hint = "an endpoint's limit applies in addition to the others; leave it out";
@@ -105,12 +106,24 @@ fn endpoints<'s>(node: &Node<'s>, context: &mut Context<'s, '_>) -> Vec<Endpoint
             None => format!("endpoint:{}", key.text),
         };
         // The rule of a duplicate is read under the name it was given, so that its own problems are seen.
-        let first = pattern.clone().and_then(|pattern| seen.insert(pattern, key.place.line));
+        let line = key.place.line;
+        let first = pattern
+            .as_ref()
+            .and_then(|pattern| seen.insert(pattern.folded(context.path_case), (pattern.clone(), line)));
         let name = if first.is_some() { format!("endpoint:\0{}", key.id) } else { name };
         let rule = named(value, &ENDPOINT, name, context);
-        if let Some(first) = first {
+        if let Some((first, line)) = first {
             let finding = Finding::key_error(key, "another endpoint takes the same requests");
-            let hint = format!("it stands on line {first} and is only spelled otherwise; keep one");
+            let sensitive = |pattern: &EndpointPattern| pattern.folded(PathCase::Sensitive);
+            let hint = if pattern.as_ref() == Some(&first) {
+                format!("it stands on line {line} and is only spelled otherwise; keep one")
+            } else if pattern.as_ref().map(sensitive) == Some(sensitive(&first)) {
+                format!("it stands on line {line}, and limits ignore `;parameters`; keep one")
+            } else {
+                format!(
+                    "it stands on line {line}, and limits ignore case; keep one, or set `http.path_case: sensitive`"
+                )
+            };
             context.report.push(finding.hint(hint));
         }
         let (Some(pattern), Some(rule)) = (pattern, rule) else { continue };

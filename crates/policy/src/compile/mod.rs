@@ -8,6 +8,7 @@ mod admin;
 mod clients;
 mod costs;
 mod files;
+mod http;
 mod identities;
 mod limits;
 mod manner;
@@ -24,7 +25,10 @@ use crate::directory::Directory;
 use crate::files::Files;
 use crate::identity::ClientKind;
 use crate::language::{BANS, CLIENTS, ERROR_BODIES, HEADER_STYLES, POLICY, RATE_LIMITS, STORE};
-use crate::plan::{Clients, ErrorBody, HeaderStyle, LogPlan, Plan, RateLimits, StorePlan, StoreUrl};
+use crate::plan::{
+    self, Clients, ErrorBody, HeaderStyle, HttpOptions, LogPlan, PathCase, Plan, RateLimits, StorePlan,
+    StoreUrl,
+};
 use crate::problem::Problems;
 use crate::raw::{self, Fields, Finding, Mark, Node, Place, Report};
 use crate::warnings;
@@ -75,6 +79,7 @@ pub fn compile(file: &str, bytes: &[u8], files: &dyn Files) -> Result<Compiled, 
         marks: Marks::default(),
         written: Vec::new(),
         directory: None,
+        path_case: PathCase::default(),
     };
     let root = raw::parse(text, &mut context.report);
     let plan = match &root {
@@ -148,6 +153,8 @@ struct Context<'s, 'f> {
     written: Vec<ClientKind>,
     /// Whose API key is whose.
     directory: Option<Arc<Directory>>,
+    /// Whether any request is matched without regard to case.
+    path_case: PathCase,
 }
 
 /// Where things stand that a warning may be about.
@@ -168,8 +175,10 @@ fn decode<'s>(root: &Node<'s>, context: &mut Context<'s, '_>) -> Option<Plan> {
     let admin = admin::admin(fields.get("admin"), &mut context.report);
     let upstreams =
         fields.get("upstreams").map(|node| routing::upstreams(node, &mut context.report)).unwrap_or_default();
-    let routes =
-        fields.get("routes").map(|node| routing::routes(node, &upstreams, context)).unwrap_or_default();
+    // Before the routes, which inherit from it.
+    let http = http::options(fields.get("http"), HttpOptions::default(), &mut context.report);
+    let routes = routing::routes(fields.get("routes"), (&upstreams, http), context);
+    context.path_case = plan::loosest_path_case(http, &routes);
     // Clients name tiers and rules name identities, so both sides are opened before either is decoded.
     let tiers = limits::tier_names(fields.get("rate_limits"));
     let clients = match fields.get("clients") {
@@ -210,6 +219,7 @@ fn decode<'s>(root: &Node<'s>, context: &mut Context<'s, '_>) -> Option<Plan> {
         admin,
         upstreams,
         routes,
+        http,
         clients,
         bans: bans.unwrap_or_default(),
         rate_limits: rate_limits?,

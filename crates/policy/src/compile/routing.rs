@@ -1,13 +1,15 @@
 //! Where requests come in and where they go.
 
+use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 
 use tidegate_core::Span;
 
-use crate::compile::{Context, files, scalar};
+use crate::compile::{Context, files, http, scalar};
 use crate::endpoints::EndpointPattern;
+use crate::host::normalize_host;
 use crate::language::{BALANCES, HEALTH, LISTEN, ROUTE, TLS, UPSTREAM};
-use crate::plan::{Balance, Certificate, Health, HostPattern, Listen, Route, Secret, Upstream};
+use crate::plan::{Balance, Certificate, Health, HostPattern, HttpOptions, Listen, Route, Secret, Upstream};
 use crate::raw::{Fields, Finding, Mark, Node, Report, Value, nearest};
 use crate::render::quote;
 
@@ -187,16 +189,17 @@ struct Known<'a> {
 }
 
 pub(super) fn routes<'s>(
-    node: &Node<'s>,
-    upstreams: &[Upstream],
+    node: Option<&Node<'s>>,
+    (upstreams, http): (&[Upstream], HttpOptions),
     context: &mut Context<'s, '_>,
 ) -> Vec<Route> {
+    let Some(node) = node else { return Vec::new() };
     let names: Vec<_> = upstreams.iter().map(|upstream| upstream.name.as_str()).collect();
     let known = Known { index: names.iter().enumerate().map(|(at, name)| (*name, at)).collect(), names };
     let mut seen: HashMap<(HostPattern, EndpointPattern), u32> = HashMap::new();
     let mut routes = Vec::new();
     for item in scalar::list(node, "routes", &mut context.report) {
-        let Some(route) = route(item, &known, &mut context.report) else { continue };
+        let Some(route) = route(item, (&known, http), &mut context.report) else { continue };
         let line = item.place.line;
         if let Some(first) = seen.insert((route.host.clone(), route.path.clone()), line) {
             let finding = Finding::error(item, "a route before this one takes the same requests");
@@ -208,7 +211,11 @@ pub(super) fn routes<'s>(
     routes
 }
 
-fn route<'s>(item: &Node<'s>, upstreams: &Known<'_>, report: &mut Report<'s>) -> Option<Route> {
+fn route<'s>(
+    item: &Node<'s>,
+    (upstreams, inherited): (&Known<'_>, HttpOptions),
+    report: &mut Report<'s>,
+) -> Option<Route> {
     let fields = Fields::open(item, &ROUTE, report)?;
     let host = match fields.get("host") {
         Some(node) => host(node, report),
@@ -218,13 +225,14 @@ fn route<'s>(item: &Node<'s>, upstreams: &Known<'_>, report: &mut Report<'s>) ->
         Some(node) => path(node, report),
         None => Some(EndpointPattern::everything()),
     };
+    let http = http::options(fields.get("http"), inherited, report);
     let node = fields.require("upstream", report)?;
     let name = scalar::text(node, "the name of an upstream, such as `api`", report)?;
     let upstream = upstreams.index.get(name).copied();
     if upstream.is_none() {
         missing_upstream(node, name, &upstreams.names, report);
     }
-    Some(Route { host: host?, path: path?, upstream: upstream? })
+    Some(Route { host: host?, path: path?, upstream: upstream?, http })
 }
 
 fn missing_upstream(node: &Node<'_>, name: &str, known: &[&str], report: &mut Report<'_>) {
@@ -256,7 +264,11 @@ fn host(node: &Node<'_>, report: &mut Report<'_>) -> Option<HostPattern> {
         Some(below) if below.strip_prefix('.').is_some_and(is_host) => {
             return Some(HostPattern::Below(below.to_owned()));
         }
-        None if is_host(&name) => return Some(HostPattern::Exact(name)),
+        // As requests are normalised; for a name that is a host already.
+        None if is_host(&name) => {
+            let name = normalize_host(&name).map_or_else(|| name.clone(), Cow::into_owned);
+            return Some(HostPattern::Exact(name));
+        }
         _ => {}
     }
     let finding = Finding::error(node, format!("{} is no host", quote(text)));

@@ -75,3 +75,20 @@ fn whom_a_rule_is_enforced_on_is_told_and_keeps_its_counters() {
     );
     assert_eq!(words(&rule("enforce"), "rate_limits: { default: { requests: 5, window: 1m } }"), [""; 0]);
 }
+
+#[test]
+fn diff_http_settings_of_the_policy_and_of_a_route_are_listed() {
+    let policy = |http: &str, route: &str| {
+        format!(
+            "{{ http: {{ {http} }}, upstreams: {{ api: {{ servers: [http://a] }} }}, \
+             routes: [{{ path: /x, upstream: api, http: {{ {route} }} }}] }}"
+        )
+    };
+    assert_eq!(
+        words(&policy("", ""), &policy("encoded_slash: keep", "path_case: sensitive")),
+        [
+            "http.encoded_slash changed: reject → keep",
+            "routes changed: */x → api → */x → api, path_case: sensitive",
+        ]
+    );
+}

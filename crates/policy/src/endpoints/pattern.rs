@@ -3,7 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::path::{PathError, normalize};
+use crate::path::{PathError, fold_segment, normalize};
+use crate::plan::PathCase;
 
 /// More segments than any honest path has; it bounds the depth of a search.
 const MOST_SEGMENTS: usize = 64;
@@ -190,6 +191,18 @@ impl EndpointPattern {
         self.segments.iter().all(|segment| matches!(segment, Segment::Literal(_)))
     }
 
+    /// The pattern whose literals are folded: it takes a folded path where this one takes the path.
+    pub(crate) fn folded(&self, case: PathCase) -> Self {
+        let fold = |segment: &Segment| {
+            let Segment::Literal(text) = segment else { return Some(segment.clone()) };
+            let mut folded = String::with_capacity(text.len());
+            fold_segment(text, case, &mut folded);
+            // A segment that is nothing but parameters is none in a folded path.
+            (!matches!(folded.as_str(), "" | "." | "..")).then(|| Segment::Literal(folded.into()))
+        };
+        Self { method: self.method.clone(), segments: self.segments.iter().filter_map(fold).collect() }
+    }
+
     pub(crate) fn segments(&self) -> &[Segment] {
         &self.segments
     }
@@ -284,6 +297,14 @@ mod tests {
         assert_eq!(parse("/a/{x}"), parse("/a/*/"));
         assert_ne!(parse("/a/{x}"), parse("/a/**"));
         assert_ne!(parse("GET /a"), parse("/a"));
+    }
+
+    #[test]
+    fn pattern_folded_has_literals_in_lower_case_without_parameters() {
+        let folded = |text, case| EndpointPattern::parse(text).unwrap().folded(case).to_string();
+        assert_eq!(folded("POST /API/%C3%89;v=1/**", PathCase::Insensitive), "POST /api/%C3%A9/**");
+        assert_eq!(folded("/API;v=1/{Id}/;x/*", PathCase::Insensitive), "/api/{Id}/*");
+        assert_eq!(folded("/API;v=1/{Id}", PathCase::Sensitive), "/API/{Id}");
     }
 
     #[test]

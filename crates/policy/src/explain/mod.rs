@@ -1,21 +1,42 @@
 //! What a policy would do with a request, and why: as data, then as text.
 //!
 //! The answer is that for a client nobody has seen before: every counter is whole, so it depends on nothing but the
-//! policy and the request.
+//! policy and the request. The request is checked, routed and matched by the code that the gateway runs.
 
 mod fresh;
+mod rejected;
 mod text;
 mod who;
 
+use std::net::IpAddr;
+
+use http::HeaderMap;
+use http::header::HOST;
 use serde::Serialize;
 use tidegate_core::{Check, Outcome, Role, Timestamp, Verdict};
 
 use crate::facts::Facts;
 use crate::identity::ClientName;
 use crate::matcher::{Admission, AtOnce, BannedBy, Exemption, Known, Matched, Matcher, Scratch};
-use crate::plan::{Rule, penalty_words};
+use crate::path::Readings;
+use crate::plan::{Plan, Route, Rule, penalty_words};
 use crate::quantity::span_text;
+use rejected::Accepted;
 pub use who::Client;
+use who::shown;
+
+/// A request to explain, as a client would send it.
+#[derive(Clone, Copy, Debug)]
+pub struct ExplainRequest<'a> {
+    /// The method.
+    pub method: &'a str,
+    /// The request target: path and query, or a whole URL.
+    pub target: &'a str,
+    /// The headers. Without a `Host` the host is `localhost`.
+    pub headers: &'a HeaderMap,
+    /// The address at the other end of the connection.
+    pub peer: IpAddr,
+}
 
 /// Everything a policy says about one request. Secrets are shortened.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -25,8 +46,11 @@ pub struct Explanation {
     pub method: String,
     /// The host.
     pub host: String,
-    /// The path, as it is matched and forwarded.
+    /// The path, as it is matched and forwarded; as it was sent if the request is rejected.
     pub path: String,
+    /// What upstream servers may take the path for; limits apply to these readings too.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub readings: Vec<String>,
     /// Who asks.
     pub client: Client,
     /// Where the request would go.
@@ -71,6 +95,13 @@ pub enum Ruling {
         subject: String,
         /// `policy`, or `operator` for a ban that was made at run time.
         by: &'static str,
+    },
+    /// It is rejected before it is known who asks.
+    Rejected {
+        /// The status of the response: 400, or 404 if no route takes it.
+        status: u16,
+        /// Why.
+        reason: String,
     },
     /// It passes.
     Passes,
@@ -159,28 +190,58 @@ pub struct Answer {
 
 /// What the policy of `matcher` says about a request; `known` is a directory, or a directory and bans.
 pub fn explain<'a>(
-    matcher: &'a Matcher,
-    facts: &'a Facts<'a>,
+    matcher: &Matcher,
+    request: &ExplainRequest<'_>,
     known: impl Into<Known<'a>>,
     now: Timestamp,
 ) -> Explanation {
     let known = known.into();
-    let directory = known.directory;
-    let plan = matcher.plan();
-    let identity = plan.identities.of(facts, directory, now);
-    let client = Client::of(matcher, &identity);
-    let route = matcher.route(facts.host, facts.path).and_then(|route| {
-        let upstream = plan.upstreams.get(route.upstream)?;
-        Some(RouteTaken {
-            host: route.host.to_string(),
-            path: route.path.to_string(),
-            upstream: upstream.name.clone(),
-            servers: upstream.servers.clone(),
-        })
-    });
+    match rejected::check(matcher, request) {
+        Ok(accepted) => accepted_by(matcher, (request, &accepted), known, now),
+        Err(verdict) => rejected_by(matcher, (request, verdict), known, now),
+    }
+}
+
+fn rejected_by(
+    matcher: &Matcher,
+    (request, verdict): (&ExplainRequest<'_>, Ruling),
+    known: Known<'_>,
+    now: Timestamp,
+) -> Explanation {
+    let &ExplainRequest { method, target, headers, peer } = request;
+    let host = headers.get(HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
+    let path = target.split_once('?').map_or(target, |(path, _)| path);
+    let facts = Facts { method, host, path, headers, peer };
+    let identity = matcher.plan().identities.of(&facts, known.directory, now);
+    let [method, host, path] = [method, host, path].map(shown);
+    Explanation {
+        method,
+        host,
+        path,
+        readings: Vec::new(),
+        client: Client::of(matcher, &identity),
+        route: None,
+        verdict,
+        rules: Vec::new(),
+        at_once: Vec::new(),
+        tightest: None,
+    }
+}
+
+fn accepted_by(
+    matcher: &Matcher,
+    (request, accepted): (&ExplainRequest<'_>, &Accepted<'_, '_>),
+    known: Known<'_>,
+    now: Timestamp,
+) -> Explanation {
+    let Accepted { headers, host, path, route } = accepted;
+    let facts = Facts { method: request.method, host, path, headers, peer: request.peer };
+    let identity = matcher.plan().identities.of(&facts, known.directory, now);
+    let mut readings = Readings::default();
+    readings.set(path, matcher.path_case(&facts));
     let mut scratch = Scratch::default();
     let mut at_once = Vec::new();
-    let (verdict, rules, tightest) = match matcher.admit(facts, known, now, &mut scratch) {
+    let (verdict, rules, tightest) = match matcher.admit(&facts, known, now, &mut scratch) {
         Admission::Exempt { why: Exemption::Network(network) } => {
             (Ruling::Exempt { why: format!("its address lies in {network}") }, Vec::new(), None)
         }
@@ -198,8 +259,30 @@ pub fn explain<'a>(
             held_against(&held, now)
         }
     };
-    let [method, host, path] = [facts.method, facts.host, facts.path].map(str::to_owned);
-    Explanation { method, host, path, client, route, verdict, rules, at_once, tightest }
+    Explanation {
+        method: request.method.to_owned(),
+        host: host.clone(),
+        path: path.clone(),
+        readings: readings.others(path).map(str::to_owned).collect(),
+        client: Client::of(matcher, &identity),
+        route: route.and_then(|route| RouteTaken::of(route, matcher.plan())),
+        verdict,
+        rules,
+        at_once,
+        tightest,
+    }
+}
+
+impl RouteTaken {
+    fn of(route: &Route, plan: &Plan) -> Option<Self> {
+        let upstream = plan.upstreams.get(route.upstream)?;
+        Some(Self {
+            host: route.host.to_string(),
+            path: route.path.to_string(),
+            upstream: upstream.name.clone(),
+            servers: upstream.servers.clone(),
+        })
+    }
 }
 
 fn held_against(matched: &Matched<'_>, now: Timestamp) -> (Ruling, Vec<RuleMet>, Option<usize>) {

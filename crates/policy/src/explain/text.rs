@@ -6,12 +6,15 @@ use crate::explain::{Explanation, PlaceMet, RuleMet, Ruling};
 
 impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { method, host, path, client, route, verdict, rules, at_once, tightest } = self;
+        let Self { method, host, path, readings, client, route, verdict, rules, at_once, tightest } = self;
         writeln!(
             f,
             "{method} {path}{}",
             if host.is_empty() { String::new() } else { format!(" at {host}") }
         )?;
+        for reading in readings {
+            writeln!(f, "also as   {reading}")?;
+        }
         writeln!(f, "client    {} ({})", client.key, client.how)?;
         writeln!(f, "address   {}", client.address)?;
         writeln!(f, "tier      {}", client.tier.as_deref().unwrap_or("none"))?;
@@ -19,6 +22,8 @@ impl fmt::Display for Explanation {
             writeln!(f, "tenant    {tenant}")?;
         }
         match route {
+            // Nobody has looked for one.
+            None if matches!(verdict, Ruling::Rejected { status: 400, .. }) => {}
             Some(route) => {
                 let servers = route.servers.join(", ");
                 writeln!(f, "route     {}{} → {} ({servers})", route.host, route.path, route.upstream)?;
@@ -35,6 +40,7 @@ impl fmt::Display for Explanation {
             Ruling::Exempt { why } => writeln!(f, "verdict   exempt, never limited: {why}"),
             Ruling::Banned { subject, by: "policy" } => writeln!(f, "verdict   403: {subject} is banned"),
             Ruling::Banned { subject, by } => writeln!(f, "verdict   403: {subject} is banned by an {by}"),
+            Ruling::Rejected { status, reason } => writeln!(f, "verdict   {status}: {reason}"),
             Ruling::Passes if rules.is_empty() && at_once.is_empty() => {
                 writeln!(f, "verdict   passes: no limit applies")
             }

@@ -1,5 +1,6 @@
 //! Who asks, in words that give no secret away.
 
+use std::fmt::Write as _;
 use std::net::IpAddr;
 
 use serde::Serialize;
@@ -41,6 +42,10 @@ impl Client {
         if identity.sent_key().is_some() && identity.api_key().is_none() {
             how.push_str("; the API key that was sent is not in the keys file");
         }
+        for (kind, problem) in identity.token_problems() {
+            // Writing to a text does not fail.
+            let _ = write!(how, "; the token that names the {} is rejected: {problem}", kind.name());
+        }
         let lossy = |bytes: &[u8]| shown(&String::from_utf8_lossy(bytes));
         Self {
             kind: kind.name(),
@@ -53,6 +58,7 @@ impl Client {
     }
 }
 
-fn shown(text: &str) -> String {
+/// A text of a request, shortened and without control characters.
+pub(super) fn shown(text: &str) -> String {
     text.chars().take(120).map(visible).collect()
 }

@@ -48,12 +48,16 @@ impl Variable {
         Self::ALL.into_iter().find(|variable| variable.name() == name)
     }
 
-    fn value<'a>(self, identity: &'a Identity<'_>, tier: Option<&'a str>) -> CelString<'a> {
+    fn value<'a>(
+        self,
+        (path, identity): (&'a str, &'a Identity<'_>),
+        tier: Option<&'a str>,
+    ) -> CelString<'a> {
         let facts = identity.facts();
         match self {
             Self::Method => facts.method.into(),
             Self::Host => facts.host.into(),
-            Self::Path => facts.path.into(),
+            Self::Path => path.into(),
             Self::Kind => identity.kind().name().into(),
             Self::Ip => identity.address().to_string().into(),
             Self::Tier => tier.unwrap_or_default().into(),
@@ -78,10 +82,15 @@ pub(super) struct Bound<'a> {
 }
 
 impl<'a> Bound<'a> {
-    pub(super) fn new(variables: &[Variable], identity: &'a Identity<'_>, tier: Option<&'a str>) -> Self {
+    /// `path` is the reading of the request's path that the expression sees.
+    pub(super) fn new(
+        variables: &[Variable],
+        (path, identity): (&'a str, &'a Identity<'_>),
+        tier: Option<&'a str>,
+    ) -> Self {
         let mut values = <[CelString<'a>; Variable::ALL.len()]>::default();
         for &variable in variables {
-            values[variable as usize] = variable.value(identity, tier);
+            values[variable as usize] = variable.value((path, identity), tier);
         }
         Self { values, headers: Headers(Some(identity.facts().headers)) }
     }

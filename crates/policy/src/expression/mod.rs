@@ -197,7 +197,22 @@ impl Expression {
 
     /// Whether the condition holds for a request whose client has this tier.
     pub fn evaluate(&self, identity: &Identity<'_>, tier: Option<&str>) -> Result<bool, EvaluationError> {
-        let bound = Bound::new(&self.variables, identity, tier);
+        self.evaluate_at(identity.facts().path, identity, tier)
+    }
+
+    /// Whether the condition depends on the path.
+    pub(crate) fn reads_path(&self) -> bool {
+        self.variables.contains(&Variable::Path)
+    }
+
+    /// Whether the condition holds for a request whose path is read as `path`.
+    pub(crate) fn evaluate_at(
+        &self,
+        path: &str,
+        identity: &Identity<'_>,
+        tier: Option<&str>,
+    ) -> Result<bool, EvaluationError> {
+        let bound = Bound::new(&self.variables, (path, identity), tier);
         let verdict = self.run(&bound, |result| match result.downcast_ref::<CelBool>() {
             Some(verdict) => Ok(*verdict.inner()),
             None => Err(format!("the result is {}, not true or false", result.get_type().name())),

@@ -67,7 +67,7 @@ pub enum TokenError {
     #[error("the signature does not hold")]
     Signature,
     /// It never expires, or what says when is not a number.
-    #[error("no expiry")]
+    #[error("no `exp` that is a number")]
     NoExpiry,
     /// It has expired.
     #[error("expired")]
@@ -223,13 +223,18 @@ impl ClaimSource {
 
     /// The claims of the request's token, if there is one and it may be believed.
     pub(super) fn claims(&self, headers: &HeaderMap, now: Timestamp) -> Option<Claims> {
+        self.verify(headers, now)?.ok()
+    }
+
+    /// The claims of the request's token, or why it is rejected; `None` if there is no token.
+    pub(super) fn verify(&self, headers: &HeaderMap, now: Timestamp) -> Option<Result<Claims, TokenError>> {
         const SCHEME: &[u8] = b"Bearer ";
         let value = super::single(headers, &self.header)?;
         let token = match value.split_at_checked(SCHEME.len()) {
             Some((scheme, token)) if scheme.eq_ignore_ascii_case(SCHEME) => token,
             _ => value,
         };
-        self.verifier.verify(token.trim_ascii(), now).ok()
+        Some(self.verifier.verify(token.trim_ascii(), now))
     }
 }
 

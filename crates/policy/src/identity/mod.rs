@@ -348,6 +348,20 @@ impl<'a> Identity<'a> {
         })
     }
 
+    /// Why a token that the request has does not name the user or the tenant.
+    pub(crate) fn token_problems(&self) -> impl Iterator<Item = (ClientKind, String)> {
+        let sources = [(ClientKind::User, &self.spec.user), (ClientKind::Tenant, &self.spec.tenant)];
+        sources.into_iter().filter_map(|(kind, source)| {
+            let Some(Source::Claim(source)) = source else { return None };
+            let problem = match source.verify(self.facts.headers, self.now)? {
+                Ok(claims) if claims.get(source.claim()).is_some() => return None,
+                Ok(_) => format!("no claim `{}` that is a text", source.claim()),
+                Err(error) => error.to_string(),
+            };
+            Some((kind, problem))
+        })
+    }
+
     fn user_claims(&self, source: &ClaimSource) -> Option<&Claims> {
         self.user_token.get_or_init(|| source.claims(self.facts.headers, self.now)).as_ref()
     }

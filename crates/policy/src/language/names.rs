@@ -8,6 +8,9 @@ pub(crate) const IDENTITIES: &[&str] = &["api_key", "user", "tenant", "ip", "fin
 pub(crate) const HEADER_STYLES: &[&str] = &["x_ratelimit", "ratelimit", "ratelimit_epoch", "ratelimit_delta"];
 pub(crate) const BALANCES: &[&str] = &["round_robin", "least_loaded", "sticky"];
 pub(crate) const ERROR_BODIES: &[&str] = &["flat", "nested", "problem"];
+pub(crate) const ENCODED_SLASHES: &[&str] = &["reject", "keep", "decode"];
+pub(crate) const PATH_CASES: &[&str] = &["insensitive", "sensitive"];
+pub(crate) const UNDERSCORE_HEADERS: &[&str] = &["drop", "keep"];
 /// What can be said of a rule's mode in one word.
 pub(crate) const MODES: &[&str] = &["enforce", "shadow"];
 /// Nowhere.

@@ -2,7 +2,10 @@
 
 use super::Shape::{Choice, Count, Duration, Either, List, Named, Object, OneOrMany, Percent, Size, Text};
 use super::limits::RATE_LIMITS;
-use super::names::{BALANCES, ERROR_BODIES, FILE, HEADER, HEADER_STYLES, IDENTITY, NETWORK, OFF, PATH};
+use super::names::{
+    BALANCES, ENCODED_SLASHES, ERROR_BODIES, FILE, HEADER, HEADER_STYLES, IDENTITY, NETWORK, OFF, PATH,
+    PATH_CASES, UNDERSCORE_HEADERS,
+};
 use super::{Key, Mapping, Shape};
 
 pub(crate) static POLICY: Mapping = Mapping {
@@ -35,6 +38,12 @@ pub(crate) static POLICY: Mapping = Mapping {
             List(&Object(&ROUTE)),
             "Which requests go to which upstream; the first that matches.",
             "[{ path: /**, upstream: api }]",
+        ),
+        Key::new(
+            "http",
+            Object(&HTTP),
+            "How requests are read where upstream servers disagree.",
+            "{ encoded_slash: keep }",
         ),
         Key::new("clients", Object(&CLIENTS), "Who a request comes from.", "{ identify_by: [api_key, ip] }"),
         Key::new(
@@ -163,6 +172,46 @@ pub(crate) static ROUTE: Mapping = Mapping {
         .default("\"*\""),
         Key::new("path", PATH, "The path asked for.", "/api/**").default("/**"),
         Key::new("upstream", Text("name"), "The name of an upstream.", "api").required(),
+        Key::new(
+            "http",
+            Object(&HTTP),
+            "How requests of this route are read. A key that is absent here has the value of the policy's `http`.",
+            "{ encoded_slash: keep }",
+        ),
+    ],
+};
+
+pub(crate) static HTTP: Mapping = Mapping {
+    name: "`http`",
+    path: "http",
+    doc: "How requests are read where upstream servers disagree. `routes[].http` has the same keys. The defaults let no \
+          other spelling of a path or header escape a limit; change them for an upstream that needs it.",
+    keys: &[
+        Key::new(
+            "encoded_slash",
+            Choice(ENCODED_SLASHES),
+            "`%2F`, `%5C` and encoded control characters in a path. `reject`: 400. `keep`: forwarded as sent, and the \
+             limits of both readings apply, with `%2F` and with `/`. `decode`: `%2F` and `%5C` become `/` before \
+             routing, matching and forwarding, and encoded control characters get 400. `%00` always gets 400.",
+            "keep",
+        )
+        .default("reject"),
+        Key::new(
+            "path_case",
+            Choice(PATH_CASES),
+            "How endpoints and rules match paths. `insensitive`: `/LOGIN` counts against the limits of `/login` too. \
+             `sensitive`: case matters. Routes always match exactly, and the forwarded path keeps its case.",
+            "sensitive",
+        )
+        .default("insensitive"),
+        Key::new(
+            "underscore_headers",
+            Choice(UNDERSCORE_HEADERS),
+            "Request headers with an underscore in their name, such as `X_User_Id`, which many servers read as \
+             `X-User-Id`. `drop`: removed. `keep`: forwarded.",
+            "keep",
+        )
+        .default("drop"),
     ],
 };
 
@@ -234,7 +283,9 @@ pub(crate) static TENANT: Mapping = Mapping {
 pub(crate) static JWT: Mapping = Mapping {
     name: "`jwt`",
     path: "clients.user.jwt",
-    doc: "A JSON Web Token that is verified before it counts. `clients.tenant.jwt` has the same keys.",
+    doc: "A JSON Web Token that is verified before it counts. `clients.tenant.jwt` has the same keys. A token is rejected, \
+          and counts as absent, if no key verifies its signature, if it has no `exp`, if it has expired, or if its `nbf` \
+          lies ahead; clocks may differ by 60 s. `tidegate explain` says why a token is rejected.",
     keys: &[
         Key::new(
             "header",

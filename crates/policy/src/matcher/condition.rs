@@ -6,6 +6,7 @@ use tidegate_core::Cost;
 
 use crate::endpoints::stands_for;
 use crate::identity::Identity;
+use crate::path::Readings;
 use crate::plan::{CustomRule, Match, RuleCost};
 
 /// Whether a rule applies.
@@ -17,8 +18,14 @@ pub(super) enum Holds {
     Failed,
 }
 
-/// Whether a rule whose path fits applies to a request. What is cheap is asked first.
-pub(super) fn holds(matches: &Match, identity: &Identity<'_>, tier: Option<&str>) -> Holds {
+/// Whether a rule whose path fits applies to a request. What is cheap is asked first. `readings` is what upstream
+/// servers may take the path for.
+pub(super) fn holds(
+    matches: &Match,
+    identity: &Identity<'_>,
+    tier: Option<&str>,
+    readings: &Readings,
+) -> Holds {
     let facts = identity.facts();
     let asked = |method: &String| method == facts.method || Some(&**method) == stands_for(facts.method);
     if !matches.methods.is_empty() && !matches.methods.iter().any(asked) {
@@ -32,11 +39,19 @@ pub(super) fn holds(matches: &Match, identity: &Identity<'_>, tier: Option<&str>
             return Holds::No;
         }
     }
-    match matches.when.as_ref().map(|when| when.expression.evaluate(identity, tier)) {
-        None | Some(Ok(true)) => Holds::Yes,
-        Some(Ok(false)) => Holds::No,
-        Some(Err(_)) => Holds::Failed,
+    let Some(when) = &matches.when else { return Holds::Yes };
+    let evaluate = |path: &str| match when.expression.evaluate_at(path, identity, tier) {
+        Ok(true) => Holds::Yes,
+        Ok(false) => Holds::No,
+        Err(_) => Holds::Failed,
+    };
+    let holds = evaluate(facts.path);
+    if holds != Holds::No || readings.is_single() || !when.expression.reads_path() {
+        return holds;
     }
+    // A condition on the path holds if it holds for what an upstream server may take the path for.
+    let mut others = readings.others(facts.path).map(evaluate);
+    others.find(|holds| *holds != Holds::No).unwrap_or(Holds::No)
 }
 
 /// What a request takes of the limit of `custom`. Whatever cannot be read takes all of it. `None`: only its body will tell.

@@ -10,6 +10,7 @@ use crate::bans::{Ban, Bans};
 use crate::directory::Directory;
 use crate::identity::ClientKind;
 use crate::matcher::condition;
+use crate::path::Readings;
 use crate::plan::{Charge, ConcurrencyRule, Plan, Rule, RuleCost, Statuses, Tier};
 
 /// Checks that need no allocation: the limits with a place of their own, and four more.
@@ -24,6 +25,7 @@ pub struct Scratch {
     /// Rules whose path fits.
     pub(super) found: Vec<u32>,
     pub(super) applied: Vec<Applied>,
+    pub(super) readings: Readings,
 }
 
 /// A part of [`Scratch::bytes`].

@@ -8,6 +8,8 @@ mod condition;
 mod index;
 mod matched;
 mod networks;
+mod tables;
+mod target;
 mod walk;
 
 use std::sync::Arc;
@@ -20,10 +22,12 @@ pub use matched::{
     Admission, AtOnce, BannedBy, Exemption, Judged, Known, Matched, Reservation, Scratch, Settles,
 };
 use networks::Networks;
+use tables::PathTables;
+pub use target::Target;
 
 use crate::directory::Directory;
-use crate::endpoints::Endpoints;
-use crate::plan::{Charge, CustomRule, HostPattern, Plan, Route, RuleCost};
+use crate::facts::Facts;
+use crate::plan::{Charge, CustomRule, HostPattern, PathCase, Plan, Route, RuleCost};
 use crate::problem::Problems;
 
 /// A plan, indexed for requests.
@@ -47,10 +51,10 @@ use crate::problem::Problems;
 pub struct Matcher {
     plan: Arc<Plan>,
     routes: PathIndex,
-    /// Positions of endpoints.
-    endpoints: Endpoints<usize>,
-    /// Positions of rules with paths.
-    paths: PathIndex,
+    /// Endpoints, and rules with paths.
+    paths: PathTables,
+    /// How limits match paths, if that is the same for all routes.
+    path_case: Option<PathCase>,
     /// Positions of rules without a path, in order.
     everywhere: Vec<u32>,
     exempt: Networks,
@@ -69,20 +73,14 @@ impl Matcher {
         for (at, route) in (0..).zip(&plan.routes) {
             routes.insert(&route.path, at);
         }
-        let mut endpoints = Endpoints::default();
-        for (at, endpoint) in limits.endpoints.iter().enumerate() {
-            // A plan has no endpoint twice.
-            let _ = endpoints.insert(&endpoint.pattern, at);
-        }
-        let (mut paths, mut everywhere) = (PathIndex::default(), Vec::new());
+        let mut cases = PathCase::ALL.into_iter().filter(|case| plan.has_path_case(*case));
+        let path_case = cases.next().filter(|_| cases.next().is_none());
         // Those that count requests under way are numbered after the others.
         let concurrent = limits.concurrent.iter().map(|rule| &rule.matches);
-        for (at, matches) in (0..).zip(limits.rules.iter().map(|custom| &custom.matches).chain(concurrent)) {
-            if matches.paths.is_empty() {
-                everywhere.push(at);
-            }
-            matches.paths.iter().for_each(|path| paths.insert(path, at));
-        }
+        let matches = limits.rules.iter().map(|custom| &custom.matches).chain(concurrent);
+        let everywhere =
+            (0..).zip(matches).filter(|(_, matches)| matches.paths.is_empty()).map(|(at, _)| at).collect();
+        let paths = PathTables::new(&plan);
         let exempt = &plan.clients.exempt;
         let exempt_keys = exempt.api_keys.iter().map(|key| key.expose().into()).collect();
         let (exempt, bans) = (Networks::new(&exempt.networks), Networks::new(&plan.bans));
@@ -94,8 +92,8 @@ impl Matcher {
         Self {
             plan,
             routes,
-            endpoints,
             paths,
+            path_case,
             everywhere,
             exempt,
             exempt_keys,
@@ -120,7 +118,15 @@ impl Matcher {
         self.has_reservations
     }
 
-    /// The first route that takes `path`, normalised, at `host`.
+    /// How limits match the path of a request.
+    pub(crate) fn path_case(&self, facts: &Facts<'_>) -> PathCase {
+        self.path_case.unwrap_or_else(|| {
+            let route = self.route(facts.host, facts.path);
+            route.map_or(self.plan.http, |route| route.http).path_case
+        })
+    }
+
+    /// The first route that takes `path` at `host`, both normalised.
     pub fn route(&self, host: &str, path: &str) -> Option<&Route> {
         let mut first = None;
         self.routes.visit(path, &mut |at| {

@@ -4,6 +4,9 @@ use tidegate_core::{Decision, Outcome, Role, Span, Timestamp, Verdict};
 use super::*;
 use crate::facts::Facts;
 use crate::files::NoFiles;
+use crate::path::PathError;
+
+mod readings;
 
 fn matcher(policy: &str) -> Matcher {
     let compiled = crate::compile("policy.yaml", policy.as_bytes(), &NoFiles);

@@ -9,7 +9,8 @@ use crate::matcher::condition::{self, Holds};
 use crate::matcher::matched::{
     Admission, Applied, BannedBy, Exemption, Known, Matched, Place, Range, Scratch,
 };
-use crate::plan::{Count, Tier};
+use crate::path::Readings;
+use crate::plan::{Count, PathCase, Tier};
 
 impl Matcher {
     /// What the policy says about a request: whether it is exempt or banned, or which checks it must pass.
@@ -36,25 +37,36 @@ impl Matcher {
         if let Some(ban) = bans.and_then(|bans| bans.find(&identity, now)) {
             return Admission::Banned { by: BannedBy::Operator(ban) };
         }
-        let Scratch { bytes, found, applied } = scratch;
+        let Scratch { bytes, found, applied, readings } = scratch;
         bytes.clear();
         found.clear();
         applied.clear();
-        let mut walk =
-            Walk { identity: &identity, kind: identity.kind(), bytes, applied, seen: [None; KINDS] };
+        let case = self.path_case(facts);
+        readings.set(facts.path, case);
+        let readings = &*readings;
+        let mut walk = Walk {
+            identity: &identity,
+            kind: identity.kind(),
+            readings,
+            bytes,
+            applied,
+            seen: [None; KINDS],
+        };
         let client = walk.client();
         let tier = self.tier(&identity);
         walk.limits(self, client, tier);
-        self.find_rules(facts.path, found);
+        self.find_rules((facts.path, case), readings, found);
         let tier_name = tier.map(|(_, tier)| tier.name.as_str());
         let rates = found.partition_point(|index| (*index as usize) < self.plan.rate_limits.rules.len());
         let (of_rates, of_places) = found.split_at(rates);
         for &index in of_rates {
             walk.custom(self, index as usize, tier_name);
         }
-        if let Some(&endpoint) = self.endpoints.find(facts.method, facts.path) {
-            walk.apply(Place::Endpoint(endpoint), client, Cost::ONE);
-        }
+        self.paths.each((facts.path, case), readings, |table, path| {
+            if let Some(&endpoint) = table.endpoints.find(facts.method, path) {
+                walk.endpoint(endpoint, client);
+            }
+        });
         let checks = walk.applied.len();
         for &index in of_places {
             walk.at_once(self, index as usize, tier_name);
@@ -93,11 +105,12 @@ impl Matcher {
         })
     }
 
-    /// The rules whose path fits, in the order of the policy, each once.
-    fn find_rules(&self, path: &str, found: &mut Vec<u32>) {
+    /// The rules whose path fits a reading of the request's, in the order of the policy, each once.
+    fn find_rules(&self, path: (&str, PathCase), readings: &Readings, found: &mut Vec<u32>) {
         found.extend_from_slice(&self.everywhere);
         let sorted = found.len();
-        self.paths.visit(path, &mut |index| found.push(index));
+        self.paths
+            .each(path, readings, |table, path| table.rules.visit(path, &mut |index| found.push(index)));
         if found.len() > sorted {
             found.sort_unstable();
             found.dedup();
@@ -112,6 +125,8 @@ struct Walk<'w, 'a> {
     identity: &'w Identity<'a>,
     /// By what the client is known.
     kind: ClientKind,
+    /// What upstream servers may take the path for.
+    readings: &'w Readings,
     bytes: &'w mut Vec<u8>,
     applied: &'w mut Vec<Applied>,
     /// Identities that stand in `bytes` already.
@@ -138,7 +153,7 @@ impl Walk<'_, '_> {
 
     fn custom(&mut self, matcher: &Matcher, index: usize, tier: Option<&str>) {
         let Some(custom) = matcher.plan.rate_limits.rules.get(index) else { return };
-        let holds = condition::holds(&custom.matches, self.identity, tier);
+        let holds = condition::holds(&custom.matches, self.identity, tier, self.readings);
         if holds != Holds::No {
             let cost = condition::cost(custom, self.identity.facts().headers);
             let first = self.applied.len();
@@ -154,9 +169,18 @@ impl Walk<'_, '_> {
         let limits = &matcher.plan.rate_limits;
         let index = index.saturating_sub(limits.rules.len());
         let Some(rule) = limits.concurrent.get(index) else { return };
-        let holds = condition::holds(&rule.matches, self.identity, tier);
+        let holds = condition::holds(&rule.matches, self.identity, tier, self.readings);
         if holds != Holds::No {
             self.count(Place::AtOnce(index), &rule.count, Cost::ONE, holds);
+        }
+    }
+
+    /// The limit of an endpoint, unless another reading of the path led to it already.
+    fn endpoint(&mut self, endpoint: usize, client: Range) {
+        let is_new =
+            !self.applied.iter().any(|other| matches!(other.place, Place::Endpoint(at) if at == endpoint));
+        if is_new {
+            self.apply(Place::Endpoint(endpoint), client, Cost::ONE);
         }
     }
 

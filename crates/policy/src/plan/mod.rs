@@ -5,6 +5,7 @@
 
 mod clients;
 mod cost;
+mod http;
 mod limits;
 mod mode;
 mod observe;
@@ -22,6 +23,7 @@ use crate::problem::Problems;
 
 pub use clients::{Claim, Clients, Exempt, NameSource, Secret, TierSource, Token, TokenKey};
 pub use cost::{Charge, RuleCost, Statuses};
+pub use http::{EncodedSlash, HttpOptions, PathCase, UnderscoreHeaders};
 pub(crate) use limits::penalty_words;
 pub use limits::{
     ConcurrencyRule, Count, CustomRule, Endpoint, HeaderMatch, Match, RateLimits, Rule, Tier, When,
@@ -41,6 +43,8 @@ pub struct Plan {
     pub upstreams: Vec<Upstream>,
     /// Which requests go where; the first that matches.
     pub routes: Vec<Route>,
+    /// How requests are read where upstream servers disagree, unless a route says otherwise.
+    pub http: HttpOptions,
     /// Who a request comes from.
     pub clients: Clients,
     /// Networks that are refused with 403.
@@ -72,6 +76,25 @@ impl Plan {
         let file = self.clients.tiers.file.as_deref().unwrap_or_default();
         directory::file::read(file, bytes, &tiers).map(Arc::new)
     }
+
+    /// Whether requests are matched with this case: by a route, or by a policy without routes.
+    pub(crate) fn has_path_case(&self, case: PathCase) -> bool {
+        has_path_case(case, self.http, &self.routes)
+    }
+}
+
+/// Whether requests are matched with this case: by one of `routes`, or by `http` if there are none.
+pub(crate) fn has_path_case(case: PathCase, http: HttpOptions, routes: &[Route]) -> bool {
+    match routes {
+        [] => http.path_case == case,
+        routes => routes.iter().any(|route| route.http.path_case == case),
+    }
+}
+
+/// How limits are compared with each other: without regard to case if any request is matched so.
+pub(crate) fn loosest_path_case(http: HttpOptions, routes: &[Route]) -> PathCase {
+    let is_loose = has_path_case(PathCase::Insensitive, http, routes);
+    if is_loose { PathCase::Insensitive } else { PathCase::Sensitive }
 }
 
 /// A place to answer requests.
@@ -168,6 +191,8 @@ pub struct Route {
     pub path: EndpointPattern,
     /// Where to, as an index into [`Plan::upstreams`].
     pub upstream: usize,
+    /// How its requests are read: its own `http`, and that of the policy for the keys it does not set.
+    pub http: HttpOptions,
 }
 
 /// Which hosts a route takes; names are lower case.

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use crate::compile::Marks;
 use crate::endpoints::{EndpointPattern, Segment};
-use crate::plan::{Plan, Rule};
+use crate::plan::{Plan, Rule, loosest_path_case};
 use crate::raw::{Finding, Report};
 use crate::render::quote;
 
@@ -21,7 +21,10 @@ pub(super) fn find(plan: &Plan, marks: &Marks, report: &mut Report<'_>) {
 
 /// Rules at paths that no route takes.
 fn unreachable(plan: &Plan, marks: &Marks, report: &mut Report<'_>) {
-    let mut routes = Patterns::new(plan.routes.iter().map(|route| &route.path));
+    // Limits ignore case where a route says so; then a difference in case is none.
+    let fold = folding(plan);
+    let folded: Vec<_> = plan.routes.iter().map(|route| fold(&route.path)).collect();
+    let mut routes = Patterns::new(folded.iter());
     let endpoints = plan.rate_limits.endpoints.iter();
     let places = endpoints.map(|endpoint| (&endpoint.rule, std::slice::from_ref(&endpoint.pattern)));
     let custom = plan.rate_limits.rules.iter().map(|custom| (&custom.rule, custom.matches.paths.as_slice()));
@@ -29,7 +32,7 @@ fn unreachable(plan: &Plan, marks: &Marks, report: &mut Report<'_>) {
     let at_once = plan.rate_limits.concurrent.iter();
     let at_once = at_once.map(|rule| (&rule.name, rule.id, rule.matches.paths.as_slice()));
     for (name, id, paths) in named.chain(at_once) {
-        if !paths.is_empty() && !paths.iter().any(|path| routes.meet(path)) {
+        if !paths.is_empty() && !paths.iter().any(|path| routes.meet(&fold(path))) {
             let what = format!("{} can never match: no route takes its path", quote(name));
             let finding = Finding::warning(marks.rule(id), what);
             report.push(finding.hint("correct the path, or add a route for it"));
@@ -56,14 +59,22 @@ fn unlimited_routes(plan: &Plan, marks: &Marks, report: &mut Report<'_>) {
     let custom = rules().map(|custom| &custom.matches).chain(at_once().map(|rule| &rule.matches));
     let custom = custom.flat_map(|matches| &matches.paths);
     let endpoints = limits.endpoints.iter().filter(|endpoint| endpoint.rule.mode.can_refuse());
-    let mut limited = Patterns::new(endpoints.map(|endpoint| &endpoint.pattern).chain(custom));
+    let fold = folding(plan);
+    let folded: Vec<_> = endpoints.map(|endpoint| &endpoint.pattern).chain(custom).map(&fold).collect();
+    let mut limited = Patterns::new(folded.iter());
     for (route, mark) in plan.routes.iter().zip(&marks.routes) {
-        if !limited.meet(&route.path) {
+        if !limited.meet(&fold(&route.path)) {
             let finding =
                 Finding::warning(*mark, format!("the route {} has no limit", quote(&route.path.to_string())));
             report.push(finding.hint("add `rate_limits.default`, or an endpoint below it"));
         }
     }
+}
+
+/// How patterns are compared: as requests are matched with them.
+fn folding(plan: &Plan) -> impl Fn(&EndpointPattern) -> EndpointPattern {
+    let case = loosest_path_case(plan.http, &plan.routes);
+    move |pattern| pattern.folded(case)
 }
 
 /// Patterns by their segments, so that meeting them does not mean trying all.

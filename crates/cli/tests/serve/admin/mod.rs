@@ -1,5 +1,6 @@
 //! Operators and the gateway that runs.
 
+mod agreement;
 mod bans;
 mod crash;
 mod crawl;

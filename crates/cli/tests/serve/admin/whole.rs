@@ -45,7 +45,7 @@ fn a_request_is_explained_by_what_is_in_force() {
     let explained = gate.ask("POST", "/v1/explain", asked).json();
     assert_eq!(explained["verdict"], json!({ "is": "banned", "subject": "user:bob", "by": "operator" }));
     let wrong = gate.ask("POST", "/v1/explain", r#"{"path":"/%zz"}"#);
-    assert_eq!((wrong.status, &wrong.json()["at"]), (400, &json!("path")));
+    assert_eq!((wrong.status, &wrong.json()["verdict"]["status"]), (200, &json!(400)));
 }
 
 #[test]

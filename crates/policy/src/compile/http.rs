@@ -1,0 +1,31 @@
+//! `http`: how requests are read where upstream servers disagree.
+
+use crate::compile::scalar;
+use crate::language::{ENCODED_SLASHES, HTTP, PATH_CASES, UNDERSCORE_HEADERS};
+use crate::plan::{EncodedSlash, HttpOptions, PathCase, UnderscoreHeaders};
+use crate::raw::{Fields, Node, Report};
+
+/// The settings of `node`; a key that is absent takes its value from `inherited`. A value that cannot be read is
+/// reported and does not matter any more: there is no plan then.
+pub(super) fn options<'s>(
+    node: Option<&Node<'s>>,
+    inherited: HttpOptions,
+    report: &mut Report<'s>,
+) -> HttpOptions {
+    let Some(fields) = node.and_then(|node| Fields::open(node, &HTTP, report)) else { return inherited };
+    let encoded_slash = fields.get("encoded_slash").and_then(|node| {
+        scalar::choice(node, "handling of encoded slashes", ENCODED_SLASHES, &EncodedSlash::ALL, report)
+    });
+    let path_case = fields
+        .get("path_case")
+        .and_then(|node| scalar::choice(node, "case of paths", PATH_CASES, &PathCase::ALL, report));
+    let underscore_headers = fields.get("underscore_headers").and_then(|node| {
+        let what = "handling of headers with an underscore";
+        scalar::choice(node, what, UNDERSCORE_HEADERS, &UnderscoreHeaders::ALL, report)
+    });
+    HttpOptions {
+        encoded_slash: encoded_slash.unwrap_or(inherited.encoded_slash),
+        path_case: path_case.unwrap_or(inherited.path_case),
+        underscore_headers: underscore_headers.unwrap_or(inherited.underscore_headers),
+    }
+}

@@ -1,0 +1,52 @@
+//! Requests that are rejected before any limit is asked, as the gateway rejects them.
+
+use std::borrow::Cow;
+
+use http::header::{HOST, HeaderValue};
+use http::{HeaderMap, Method, Uri};
+
+use crate::explain::{ExplainRequest, Ruling};
+use crate::matcher::Matcher;
+use crate::plan::Route;
+use crate::request::{RequestError, check_method, requested_host};
+
+/// A request that limits are asked about.
+pub(super) struct Accepted<'m, 'r> {
+    /// `Host` is the one that counts.
+    pub(super) headers: Cow<'r, HeaderMap>,
+    pub(super) host: String,
+    /// As it is matched and forwarded.
+    pub(super) path: String,
+    /// `None` only for a policy without routes.
+    pub(super) route: Option<&'m Route>,
+}
+
+/// Checks a request in the order of the gateway.
+pub(super) fn check<'m, 'r>(
+    matcher: &'m Matcher,
+    request: &ExplainRequest<'r>,
+) -> Result<Accepted<'m, 'r>, Ruling> {
+    let rejected = |reason: String| Ruling::Rejected { status: 400, reason };
+    let invalid = |error: RequestError| rejected(error.reason().to_owned());
+    Method::from_bytes(request.method.as_bytes())
+        .map_err(|_| rejected("its method is not a token".to_owned()))?;
+    let uri: Uri =
+        request.target.parse().map_err(|error| rejected(format!("its target is not a URI: {error}")))?;
+    check_method(request.method, uri.path()).map_err(invalid)?;
+    let mut headers = Cow::Borrowed(request.headers);
+    if let Some(authority) = uri.authority() {
+        let host = HeaderValue::from_str(authority.as_str()).map_err(|_| invalid(RequestError::Host))?;
+        headers.to_mut().insert(HOST, host);
+    }
+    let host = match requested_host(&headers) {
+        // Only here: it spares people to write it.
+        Err(RequestError::NoHost) => "localhost".to_owned(),
+        host => host.map_err(invalid)?.into_owned(),
+    };
+    let target = matcher.target(&host, uri.path()).map_err(|error| rejected(error.to_string()))?;
+    if target.route.is_none() && !matcher.plan().routes.is_empty() {
+        return Err(Ruling::Rejected { status: 404, reason: "no route takes it".to_owned() });
+    }
+    let (path, route) = (target.path.into_owned(), target.route);
+    Ok(Accepted { headers, host, path, route })
+}

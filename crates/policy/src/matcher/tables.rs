@@ -1,0 +1,91 @@
+//! Limits by path, for every reading of a path.
+//!
+//! The path as sent is looked up among the patterns as written, its folded reading among the folded patterns: `/LOGIN`
+//! meets the limit of `/login` and the other way around. Where folding changes no pattern, which is nearly always,
+//! there is one table for both, and a path with one reading is looked up once.
+
+use crate::endpoints::{EndpointPattern, Endpoints};
+use crate::matcher::index::PathIndex;
+use crate::path::Readings;
+use crate::plan::{PathCase, Plan};
+
+/// Endpoints and rules by path.
+#[derive(Debug)]
+pub(super) struct PathTables {
+    exact: Table,
+    /// With folded patterns, where they differ; by the case of the route.
+    insensitive: Option<Table>,
+    sensitive: Option<Table>,
+}
+
+/// Endpoints and rules by patterns of one spelling.
+#[derive(Debug, Default)]
+pub(super) struct Table {
+    /// Positions of endpoints.
+    pub(super) endpoints: Endpoints<usize>,
+    /// Positions of rules with paths.
+    pub(super) rules: PathIndex,
+}
+
+impl PathTables {
+    pub(super) fn new(plan: &Plan) -> Self {
+        let folded = |case: PathCase| {
+            let differs = |pattern: &EndpointPattern| pattern.folded(case) != *pattern;
+            let is_needed = plan.has_path_case(case) && patterns(plan).any(differs);
+            is_needed.then(|| Table::new(plan, |pattern| pattern.folded(case)))
+        };
+        Self {
+            exact: Table::new(plan, EndpointPattern::clone),
+            insensitive: folded(PathCase::Insensitive),
+            sensitive: folded(PathCase::Sensitive),
+        }
+    }
+
+    /// Hands every table with each reading of `path` to look up in it to `look`, the path itself first.
+    pub(super) fn each(
+        &self,
+        (path, case): (&str, PathCase),
+        readings: &Readings,
+        mut look: impl FnMut(&Table, &str),
+    ) {
+        look(&self.exact, path);
+        let folded = match case {
+            PathCase::Insensitive => self.insensitive.as_ref(),
+            PathCase::Sensitive => self.sensitive.as_ref(),
+        };
+        match folded {
+            None if readings.is_single() => {}
+            None => readings.others(path).for_each(|reading| look(&self.exact, reading)),
+            Some(folded) => {
+                readings.decoded().into_iter().for_each(|reading| look(&self.exact, reading));
+                readings.folded(path).for_each(|reading| look(folded, reading));
+            }
+        }
+    }
+}
+
+/// The patterns of all limits.
+fn patterns(plan: &Plan) -> impl Iterator<Item = &EndpointPattern> {
+    let limits = &plan.rate_limits;
+    let rules = limits.rules.iter().map(|custom| &custom.matches);
+    let matches = rules.chain(limits.concurrent.iter().map(|rule| &rule.matches));
+    let endpoints = limits.endpoints.iter().map(|endpoint| &endpoint.pattern);
+    endpoints.chain(matches.flat_map(|matches| &matches.paths))
+}
+
+impl Table {
+    fn new(plan: &Plan, spell: impl Fn(&EndpointPattern) -> EndpointPattern) -> Self {
+        let limits = &plan.rate_limits;
+        let mut table = Self::default();
+        for (at, endpoint) in limits.endpoints.iter().enumerate() {
+            // A plan has no endpoint twice, folded or not.
+            let _ = table.endpoints.insert(&spell(&endpoint.pattern), at);
+        }
+        // Those that count requests under way are numbered after the others.
+        let concurrent = limits.concurrent.iter().map(|rule| &rule.matches);
+        for (at, matches) in (0..).zip(limits.rules.iter().map(|custom| &custom.matches).chain(concurrent)) {
+            matches.paths.iter().for_each(|path| table.rules.insert(&spell(path), at));
+        }
+        table
+    }
+}

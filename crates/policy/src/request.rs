@@ -1,0 +1,92 @@
+//! What every request must be before a policy is asked: the checks that the gateway and `explain` share.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use http::HeaderMap;
+use http::header::HOST;
+
+use crate::host::normalize_host;
+
+/// Why a request is rejected with 400, whatever the policy says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RequestError {
+    /// Its method is not in capitals: rules name methods exactly, and a server that takes `post` for `POST` would be
+    /// asked past them.
+    Method,
+    /// It asks for a tunnel.
+    Connect,
+    /// It asks for `*` with another method than OPTIONS.
+    Asterisk,
+    /// It has no Host.
+    NoHost,
+    /// It has more than one Host.
+    RepeatedHost,
+    /// Its Host is not a host, or readers would disagree which.
+    Host,
+}
+
+impl RequestError {
+    /// What is wrong, as clients read it.
+    pub const fn reason(self) -> &'static str {
+        match self {
+            Self::Method => "its method is not in capitals",
+            Self::Connect => "it asks for a tunnel",
+            Self::Asterisk => "only OPTIONS may ask for `*`",
+            Self::NoHost => "it has no Host",
+            Self::RepeatedHost => "it has more than one Host",
+            Self::Host => "its Host is not a host",
+        }
+    }
+}
+
+impl fmt::Display for RequestError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.reason())
+    }
+}
+
+impl std::error::Error for RequestError {}
+
+/// Whether a request may have this method; `path` is the path as sent.
+pub fn check_method(method: &str, path: &str) -> Result<(), RequestError> {
+    if method.bytes().any(|byte| byte.is_ascii_lowercase()) {
+        return Err(RequestError::Method);
+    }
+    match method {
+        "CONNECT" => Err(RequestError::Connect),
+        "OPTIONS" => Ok(()),
+        _ if path == "*" => Err(RequestError::Asterisk),
+        _ => Ok(()),
+    }
+}
+
+/// The host that a request asks for, normalised. Nothing is allocated for one that is normalised already.
+pub fn requested_host(headers: &HeaderMap) -> Result<Cow<'_, str>, RequestError> {
+    let mut hosts = headers.get_all(HOST).iter();
+    let host = hosts.next().ok_or(RequestError::NoHost)?;
+    if hosts.next().is_some() {
+        return Err(RequestError::RepeatedHost);
+    }
+    host.to_str().ok().and_then(normalize_host).ok_or(RequestError::Host)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn method_that_rules_would_not_see_is_rejected() {
+        for (method, path, expected) in [
+            ("GET", "/", Ok(())),
+            ("M-SEARCH", "/", Ok(())),
+            ("OPTIONS", "*", Ok(())),
+            ("get", "/", Err(RequestError::Method)),
+            ("GEt", "/", Err(RequestError::Method)),
+            ("CONNECT", "/", Err(RequestError::Connect)),
+            ("GET", "*", Err(RequestError::Asterisk)),
+        ] {
+            assert_eq!(check_method(method, path), expected, "{method} {path}");
+        }
+    }
+}
