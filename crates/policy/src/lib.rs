@@ -62,8 +62,8 @@ pub use path::{PathError, normalize};
 pub use plan::{
     AdminPlan, Balance, Certificate, Charge, Claim, Clients, ConcurrencyRule, Count, CustomRule, Endpoint,
     ErrorBody, Exempt, HeaderMatch, HeaderStyle, Health, HostPattern, Listen, LogPlan, LogTo, Match, Mode,
-    NameSource, Plan, RateLimits, Route, Rule, RuleCost, Sample, Secret, Share, Statuses, StorePlan,
-    StoreUrl, Tier, TierSource, Token, TokenKey, TracesPlan, Upstream, When,
+    NameSource, Plan, Quota, QuotaStatus, QuotaUnit, RateLimits, Route, Rule, RuleCost, Sample, Secret,
+    Share, Statuses, StorePlan, StoreUrl, Tier, TierSource, Token, TokenKey, TracesPlan, Upstream, When,
 };
 pub use problem::{Excerpt, Problem, Problems, Severity};
 pub use quantity::{QuantityError, duration, span_parts, span_text};
