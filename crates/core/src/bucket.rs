@@ -59,19 +59,29 @@ pub(crate) struct Bucket {
     capacity: u64,
     /// `capacity` in drops.
     brim: u64,
+    /// The most drops beside which anything is admitted: what drains within the longest wait, at most `brim`.
+    most_before: u64,
+    /// The most drops after a charge of single units: the last of them found at most `most_before`.
+    ceiling: u64,
     /// The last tick, counted from an origin, at which a level still fits a word, and whatever is added to it too.
     last: u64,
 }
 
 impl Bucket {
-    /// A bucket of `capacity` units, at least one, in the finest tick that holds it exactly.
-    pub(crate) fn new(spec: &Spec, capacity: u64) -> Result<Self, LimitError> {
+    /// A bucket of `capacity` units, at least one, in the finest tick that holds it exactly. `max_wait` bounds how long
+    /// a charge waits until what it found has drained, in whole ticks.
+    pub(crate) fn new(spec: &Spec, capacity: u64, max_wait: Option<Span>) -> Result<Self, LimitError> {
         spec.validate()?;
         let fitting = Tick::ALL.into_iter().find_map(|tick| {
             let rate = Rate::of(spec, tick)?;
             let brim = capacity.checked_mul(rate.unit.get()).filter(|brim| *brim <= EXACT_MAX)?;
+            let most_before = max_wait.map_or(brim, |wait| {
+                let ticks = wait.as_micros().checked_div(tick.micros()).unwrap_or_default();
+                ticks.saturating_mul(rate.drain.get()).min(brim)
+            });
+            let ceiling = most_before.saturating_add(rate.unit.get()).min(brim);
             let last = WORD_MAX.saturating_sub(EXACT_MAX) / rate.drain;
-            Some(Self { rate, capacity, brim, last })
+            Some(Self { rate, capacity, brim, most_before, ceiling, last })
         });
         fitting.ok_or(LimitError::NotRepresentable { requests: spec.requests, window: spec.window, capacity })
     }
@@ -104,7 +114,9 @@ impl Bucket {
     #[inline(always)]
     fn judge_drops(&self, before: u64, now: Timestamp, cost: Cost) -> (Outcome, u64) {
         match before.checked_add(self.drops_of(cost)) {
-            Some(after) if after <= self.brim => (self.passed(before, now, cost), after),
+            Some(after) if after <= self.brim && before <= self.most_before => {
+                (self.passed(before, now, cost), after)
+            }
             _ => (self.refused(before, self.room_for(cost), now), before),
         }
     }
@@ -133,7 +145,7 @@ impl Bucket {
     #[expect(clippy::inline_always, reason = "what a caller does not ask of an outcome is not computed")]
     #[inline(always)]
     fn outcome(&self, verdict: Verdict, held: u64, now: Timestamp) -> Outcome {
-        let left = self.brim.saturating_sub(held);
+        let left = self.ceiling.saturating_sub(held);
         // A division costs as much as all the rest. Where less than a unit is left, which is where most
         // refusals are, and where a unit is a single drop, none is needed.
         let remaining = match self.rate.unit.get() {
@@ -319,7 +331,7 @@ impl Bucket {
 
     /// The most drops beside which `cost` still fits; `None` if it fits beside nothing.
     fn room_for(&self, cost: Cost) -> Option<u64> {
-        self.brim.checked_sub(self.drops_of(cost))
+        self.brim.checked_sub(self.drops_of(cost)).map(|room| room.min(self.most_before))
     }
 
     fn filled(&self, drops: u64, cost: Cost) -> u64 {

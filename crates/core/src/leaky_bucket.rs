@@ -1,18 +1,22 @@
 //! `leaky_bucket`: a queue that lets requests depart exactly `1 / rate` apart.
 //!
-//! An admitted request learns its `wait`, the time until its departure. At most `burst` units wait (the one
-//! departing not counted); the next is refused. A request of cost n departs once and holds n departures.
+//! An admitted request learns its `wait`, the time until its departure. The bucket holds at most `burst` units, the
+//! departing one included; a request that finds it full is rejected, and so is one that would wait longer than
+//! `max_wait`. A request of cost n departs once and holds n departures.
 
 use crate::bucket::{Bucket, Level, Rate};
 use crate::decision::{Outcome, Verdict};
 use crate::limit::{Algorithm, Cost, LimitError, Meter, Spec, Stepped};
-use crate::time::{Tick, Timestamp};
+use crate::time::{Span, Tick, Timestamp};
 
-/// The parameters of a leaky bucket; `burst` defaults to `requests`, and 0 lets nothing wait.
+/// The parameters of a leaky bucket; `burst` defaults to `requests`, `max_wait` to [`LeakyBucket::DEFAULT_MAX_WAIT`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LeakyBucket(Bucket);
 
 impl LeakyBucket {
+    /// The longest wait of an admitted request where none is specified.
+    pub const DEFAULT_MAX_WAIT: Span = Span::from_secs(30);
+
     /// The exact rate of departures.
     pub const fn rate(&self) -> &Rate {
         self.0.rate()
@@ -24,8 +28,8 @@ impl Meter for LeakyBucket {
     type State = Level;
 
     fn new(spec: &Spec) -> Result<Self, LimitError> {
-        let waiting = spec.burst.unwrap_or(spec.requests);
-        Bucket::new(spec, waiting.saturating_add(1)).map(Self)
+        let max_wait = spec.max_wait.unwrap_or(Self::DEFAULT_MAX_WAIT);
+        Bucket::new(spec, spec.burst()?, Some(max_wait)).map(Self)
     }
 
     fn capacity(&self) -> u64 {

@@ -7,7 +7,7 @@
 //! ```
 //! use tidegate_core::{Algorithm, Cost, Limit, Span, Spec, State, Timestamp, Verdict};
 //!
-//! let spec = Spec { requests: 2, window: Span::from_secs(1), burst: Some(10) };
+//! let spec = Spec { burst: Some(10), ..Spec::new(2, Span::from_secs(1)) };
 //! let limit = Limit::new(Algorithm::TokenBucket, spec)?;
 //! let mut state = State::default();
 //! let start = Timestamp::from_secs(1_700_000_000);

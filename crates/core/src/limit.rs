@@ -47,12 +47,14 @@ pub struct Spec {
     pub window: Span,
     /// Units at once, for the algorithms that know a burst; `None` takes the algorithm's default.
     pub burst: Option<u64>,
+    /// The longest wait of an admitted request, for the algorithm that knows one; `None` takes its default.
+    pub max_wait: Option<Span>,
 }
 
 impl Spec {
-    /// `requests` per `window`, the burst left to the algorithm.
+    /// `requests` per `window`, the rest left to the algorithm.
     pub const fn new(requests: u64, window: Span) -> Self {
-        Self { requests, window, burst: None }
+        Self { requests, window, burst: None, max_wait: None }
     }
 
     pub(crate) fn validate(&self) -> Result<(), LimitError> {
@@ -63,8 +65,26 @@ impl Spec {
         }
     }
 
+    /// Rejects a burst or a longest wait for an algorithm that knows neither.
     pub(crate) fn refuse_burst(&self, algorithm: Algorithm) -> Result<(), LimitError> {
-        if self.burst.is_some() { Err(LimitError::NoBurst { algorithm }) } else { Ok(()) }
+        if self.burst.is_some() {
+            return Err(LimitError::NoBurst { algorithm });
+        }
+        self.reject_max_wait(algorithm)
+    }
+
+    /// Rejects a longest wait for an algorithm under which no request waits.
+    pub(crate) fn reject_max_wait(&self, algorithm: Algorithm) -> Result<(), LimitError> {
+        if self.max_wait.is_some() { Err(LimitError::NoMaxWait { algorithm }) } else { Ok(()) }
+    }
+
+    /// The burst as written, or `requests`.
+    pub(crate) fn burst(&self) -> Result<u64, LimitError> {
+        match self.burst {
+            Some(0) => Err(LimitError::ZeroBurst),
+            Some(burst) => Ok(burst),
+            None => Ok(self.requests),
+        }
     }
 
     pub(crate) fn not_representable(&self) -> LimitError {
@@ -85,12 +105,18 @@ pub enum LimitError {
     /// A window without length.
     #[error("`window` is 0: use at least 1 µs, usually seconds or minutes")]
     ZeroWindow,
-    /// A token bucket that never holds a token.
+    /// A bucket of no size.
     #[error("`burst` is 0: nothing would ever pass; use at least 1")]
     ZeroBurst,
     /// A burst for an algorithm that has none.
     #[error("`{algorithm}` takes no `burst`; remove it, or use token_bucket or leaky_bucket")]
     NoBurst {
+        /// The algorithm that was given one.
+        algorithm: Algorithm,
+    },
+    /// A longest wait for an algorithm under which no request waits.
+    #[error("`{algorithm}` takes no `max_wait`; remove it, or use leaky_bucket")]
+    NoMaxWait {
         /// The algorithm that was given one.
         algorithm: Algorithm,
     },

@@ -53,11 +53,8 @@ impl Meter for TokenBucket {
     type State = Level;
 
     fn new(spec: &Spec) -> Result<Self, LimitError> {
-        let burst = spec.burst.unwrap_or(spec.requests);
-        if spec.burst == Some(0) {
-            return Err(LimitError::ZeroBurst);
-        }
-        Bucket::new(spec, burst).map(Self)
+        spec.reject_max_wait(Self::ALGORITHM)?;
+        Bucket::new(spec, spec.burst()?, None).map(Self)
     }
 
     fn capacity(&self) -> u64 {

@@ -34,8 +34,6 @@ pub struct Bounds {
     pub upstream_ping: Duration,
     /// How long a TLS handshake may take.
     pub handshake: Duration,
-    /// The longest that a request is held until its turn comes.
-    pub wait: Duration,
     /// How many requests of one core may be held at once.
     pub waiting: usize,
     /// Connections of all clients together.
@@ -64,7 +62,6 @@ impl Default for Bounds {
             upstream_idle: Duration::from_mins(1),
             upstream_ping: Duration::from_secs(30),
             handshake: Duration::from_secs(10),
-            wait: Duration::from_secs(30),
             waiting: 10_000,
             connections: 100_000,
             connections_per_address: 20_000,

@@ -1,159 +1,147 @@
-//! Refusals that no counter decides: who is locked out, and who has too much under way already.
+//! Requests that get 429: by their limits, by a lock-out, or because too many are served at the same time.
+//!
+//! `Retry-After` is the first instant at which none of them rejects the request any more. No limit admits less while
+//! nobody spends, so that is the latest of the instants at which each of them ends.
 
 use std::sync::Arc;
 
-use serde_json::json;
-use tidegate_core::{Decision, Role, RuleId, Span, Timestamp, Verdict};
-use tidegate_policy::{AtOnce, ErrorBody, Judged, Matched};
+use smallvec::SmallVec;
+use tidegate_core::{Check, Decision, Role, RuleId, Span, Timestamp, Verdict};
+use tidegate_policy::{AtOnce, ConcurrencyRule, Matched, QuotaStatus, Rule};
 use tidegate_store::{Penalties, Permit, Permits};
 
+use crate::refusal::{self, Reason};
+use crate::told::PolicyReport;
+
 /// When to try again where nobody can know: a request may end at any time.
-const SOON: u64 = 1;
-
-/// Why a client is not let in, whatever its counters say.
-#[derive(Debug)]
-pub(crate) struct Exclusion {
-    pub(crate) rule: RuleId,
-    rule_name: String,
-    why: Why,
-    /// In seconds.
-    pub(crate) retry_after: u64,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Why {
-    /// It was refused too often.
-    LockedOut,
-    /// So many of its requests are under way.
-    Crowded(u32),
-}
+const SOON: Span = Span::from_secs(1);
 
 /// What a request holds until it has ended.
 pub(crate) type Held = Vec<Permit>;
 
-impl Exclusion {
-    /// Whether one of the counters of a request is locked out; the one that is so longest is told.
-    pub(crate) fn of_locked_out(
-        penalties: &Penalties,
-        matched: &Matched<'_>,
-        now: Timestamp,
-    ) -> Option<Self> {
-        let locked = matched
-            .penalties()
-            .filter_map(|(check, rule, _)| Some((penalties.lock_out(check.key, now)?, rule)));
-        let (left, rule) = locked.max_by_key(|(left, _)| *left)?;
-        Some(Self::locked_out((rule.id, &rule.name), left))
+/// The checks of a request whose counters are locked out, by their positions, and for how long.
+pub(crate) type LockOuts = SmallVec<[(usize, Span); 2]>;
+
+/// The checks of a request that are locked out.
+pub(crate) fn lock_outs(penalties: &Penalties, matched: &Matched<'_>, now: Timestamp) -> LockOuts {
+    let checks = binding(matched).filter(|(_, _, rule)| rule.penalty.is_some());
+    checks.filter_map(|(index, check, _)| Some((index, penalties.lock_out(check.key, now)?))).collect()
+}
+
+/// Records what `decision` rejected, at every counter that had no room for it. Returns those that are locked out now.
+pub(crate) fn record_violations(
+    penalties: &Penalties,
+    matched: &Matched<'_>,
+    decision: &Decision,
+    now: Timestamp,
+) -> LockOuts {
+    let judged = matched.judged(decision).enumerate().filter(|(_, judged)| judged.refuses());
+    let violated = judged.filter_map(|(index, judged)| {
+        let penalty = judged.rule.penalty.as_ref()?;
+        Some((index, penalties.violate(judged.check.key, penalty, now)?))
+    });
+    violated.collect()
+}
+
+/// Takes every place among the concurrent requests that a request needs, or none: then the rule that has none left
+/// comes back. Rules that only watch are told to `shadow` where they have none left.
+pub(crate) fn take_places<'a>(
+    permits: &Arc<Permits>,
+    matched: &Matched<'a>,
+    mut shadow: impl FnMut(RuleId),
+) -> Result<Held, &'a ConcurrencyRule> {
+    let mut held = Held::new();
+    for AtOnce { rule, key, role, .. } in matched.at_once() {
+        match permits.take(key, rule.concurrent) {
+            Some(permit) => held.push(permit),
+            None if role == Role::Binding => return Err(rule),
+            None => shadow(rule.id),
+        }
+    }
+    Ok(held)
+}
+
+/// The checks that can reject a request, with their positions and rules.
+fn binding<'m, 'a>(matched: &'m Matched<'a>) -> impl Iterator<Item = (usize, &'m Check<'a>, &'a Rule)> {
+    let checks = matched.checks().iter().zip(matched.rules()).enumerate();
+    let checks = checks.filter(|(_, (check, _))| check.role == Role::Binding);
+    checks.map(|(index, (check, rule))| (index, check, rule))
+}
+
+/// A request that gets 429, and everything that rejects it.
+#[derive(Debug)]
+pub(crate) struct Rejection<'m, 'a> {
+    pub(crate) at: Timestamp,
+    pub(crate) matched: &'m Matched<'a>,
+    /// What its limits say; `None` if the store gave no answer.
+    pub(crate) decision: Option<&'m Decision>,
+    pub(crate) lock_outs: LockOuts,
+    /// The concurrency limit that has no place left.
+    pub(crate) full: Option<&'m ConcurrencyRule>,
+}
+
+impl<'m, 'a: 'm> Rejection<'m, 'a> {
+    pub(crate) fn reason(&self) -> Reason {
+        match self {
+            Self { full: Some(_), .. } => Reason::Concurrency,
+            Self { lock_outs, .. } if !lock_outs.is_empty() => Reason::LockOut,
+            _ => Reason::Limit,
+        }
     }
 
-    /// Records what `decision` refused, at every counter that had no room for it. Says whether that locks out.
-    pub(crate) fn of_violation(
-        penalties: &Penalties,
-        matched: &Matched<'_>,
-        decision: &Decision,
-        now: Timestamp,
-    ) -> Option<Self> {
-        let refusing = matched.judged(decision).filter(Judged::refuses);
-        let violated = refusing.filter_map(|judged| Some((judged, judged.rule.penalty.as_ref()?)));
-        let mut longest = None;
-        for (judged, penalty) in violated {
-            let left = penalties.violate(judged.check.key, penalty, now).map(|left| (left, judged.rule));
-            longest = longest.into_iter().chain(left).max_by_key(|(left, _)| *left);
-        }
-        let (left, rule) = longest?;
-        // Coming back before the limit has room again would be the next violation.
-        let until = match decision.verdict {
-            Verdict::NotUntil { retry_after } => left.max(retry_after),
-            _ => left,
+    /// Seconds until nothing rejects the request any more; `None` if a limit always will.
+    pub(crate) fn retry_after(&self) -> Option<u64> {
+        let limits = match self.decision.map(|decision| decision.verdict) {
+            Some(Verdict::Never) => return None,
+            Some(Verdict::NotUntil { retry_after }) => retry_after,
+            Some(Verdict::Pass { .. }) | None => Span::ZERO,
         };
-        Some(Self::locked_out((rule.id, &rule.name), until))
+        let places = self.full.map_or(Span::ZERO, |_| SOON);
+        let longest = self.lock_outs.iter().map(|(_, left)| *left).fold(limits.max(places), Span::max);
+        Some(refusal::retry_after(longest, self.matched.client()))
     }
 
-    /// Takes every place that a request needs, or none. What only watches is told to `shadow` where it has no place.
-    pub(crate) fn of_crowd(
-        permits: &Arc<Permits>,
-        matched: &Matched<'_>,
-        mut shadow: impl FnMut(RuleId),
-    ) -> Result<Held, Self> {
-        let mut held = Held::new();
-        for AtOnce { rule, key, role, .. } in matched.at_once() {
-            match permits.take(key, rule.concurrent) {
-                Some(permit) => held.push(permit),
-                None if role == Role::Binding => {
-                    let why = Why::Crowded(rule.concurrent);
-                    let (rule, rule_name) = (rule.id, rule.name.clone());
-                    return Err(Self { rule, rule_name, why, retry_after: SOON });
-                }
-                None => shadow(rule.id),
-            }
+    /// The limit that the response speaks of: a full concurrency limit, the longest lock-out, or the first limit that
+    /// rejects.
+    pub(crate) fn reported(&self) -> Option<PolicyReport<'m>> {
+        if let Some(rule) = self.full {
+            return Some(full(rule));
         }
-        Ok(held)
+        let longest = self.lock_outs.iter().max_by_key(|(_, left)| *left).map(|(index, _)| *index);
+        let index = longest.or_else(|| self.decision?.refused_by)?;
+        self.report(index, self.matched.rule(index)?)
     }
 
-    fn locked_out((rule, name): (RuleId, &str), left: Span) -> Self {
-        let rule_name = name.to_owned();
-        Self { rule, rule_name, why: Why::LockedOut, retry_after: left.as_secs_ceil() }
+    /// Every limit that can reject the request.
+    pub(crate) fn reports(&self) -> impl Iterator<Item = PolicyReport<'m>> {
+        let rates = binding(self.matched).filter_map(|(index, _, rule)| self.report(index, rule));
+        self.full.map(full).into_iter().chain(rates)
     }
 
-    /// A word for programs and a sentence for people.
-    pub(crate) fn words(&self) -> (&'static str, String) {
-        let seconds = match self.retry_after {
-            1 => "1 second".to_owned(),
-            seconds => format!("{seconds} seconds"),
+    /// The names of the limits that reject the request.
+    pub(crate) fn violated(&self) -> impl Iterator<Item = &'m str> {
+        let rates = binding(self.matched).filter(|(index, ..)| {
+            let judged = self.decision.and_then(|decision| decision.outcomes.get(*index));
+            self.lock_out(*index).is_some() || judged.is_some_and(|outcome| !outcome.verdict.is_pass())
+        });
+        self.full.map(|rule| rule.name.as_str()).into_iter().chain(rates.map(|(.., rule)| rule.name.as_str()))
+    }
+
+    fn lock_out(&self, index: usize) -> Option<Span> {
+        self.lock_outs.iter().find(|(locked, _)| *locked == index).map(|(_, left)| *left)
+    }
+
+    fn report(&self, index: usize, rule: &'m Rule) -> Option<PolicyReport<'m>> {
+        let outcome = self.decision.and_then(|decision| decision.outcomes.get(index));
+        let status = match self.lock_out(index) {
+            Some(left) => rule.quota.locked_out(outcome, left),
+            None => rule.quota.status(outcome?),
         };
-        match self.why {
-            Why::LockedOut => (
-                "locked_out",
-                format!(
-                    "Too many refused requests: this client is locked out. Please retry after {seconds}."
-                ),
-            ),
-            Why::Crowded(_) => {
-                ("too_many_at_once", format!("Too many requests at once. Please retry after {seconds}."))
-            }
-        }
+        Some(PolicyReport { rule: rule.id, name: &rule.name, status })
     }
+}
 
-    /// The body and its type.
-    pub(crate) fn body(&self, style: ErrorBody) -> (Vec<u8>, &'static str) {
-        let Self { rule_name, retry_after, why, .. } = self;
-        let (code, message) = self.words();
-        let mut details = json!({ "message": message, "retry_after": retry_after, "rule": rule_name });
-        if let Why::Crowded(most) = why {
-            details["limit"] = (*most).into();
-        }
-        let (body, content_type) = match style {
-            ErrorBody::Flat => {
-                details["error"] = code.into();
-                (details, "application/json")
-            }
-            ErrorBody::Nested => {
-                details["code"] = code.to_uppercase().into();
-                (json!({ "error": details }), "application/json")
-            }
-            ErrorBody::Problem => {
-                let (kind, title) = match why {
-                    Why::LockedOut => (
-                        "https://iana.org/assignments/http-problem-types#abnormal-usage-detected",
-                        "Request not satisfied due to detection of abnormal request pattern",
-                    ),
-                    Why::Crowded(_) => (
-                        "https://iana.org/assignments/http-problem-types#quota-exceeded",
-                        "Request cannot be satisfied as assigned quota has been exceeded",
-                    ),
-                };
-                details["type"] = kind.into();
-                details["title"] = title.into();
-                details["status"] = 429.into();
-                details["detail"] = details["message"].take();
-                details["violated-policies"] = json!([rule_name]);
-                if let Some(details) = details.as_object_mut() {
-                    details.remove("message");
-                }
-                (details, "application/problem+json")
-            }
-        };
-        let mut body = body.to_string().into_bytes();
-        body.push(b'\n');
-        (body, content_type)
-    }
+fn full(rule: &ConcurrencyRule) -> PolicyReport<'_> {
+    let status = QuotaStatus::exhausted_concurrency(rule.concurrent);
+    PolicyReport { rule: rule.id, name: &rule.name, status }
 }

@@ -1,7 +1,6 @@
 //! Requests that pass, but not yet: a leaky bucket's queue.
 
 use std::rc::Rc;
-use std::time::Duration;
 
 use tidegate_core::{Cost, Decision, Key, Limit, Refund, RuleId, Span, Timestamp};
 use tidegate_policy::Matched;
@@ -17,14 +16,10 @@ pub(crate) async fn until_its_turn<S: Store + 'static>(
     decision: &Decision,
     wait: Span,
 ) -> Result<(), Cause> {
+    // Dropping it gives back what was charged.
     let mut charged = Charged::of(core, matched, decision);
-    let wait = Duration::from(wait);
-    if wait > core.bounds.wait {
-        // Dropping it gives back what was charged.
-        return Err(Cause::TooManyWaiting);
-    }
     let Some(_waiting) = core.begin_waiting() else { return Err(Cause::TooManyWaiting) };
-    tokio::time::sleep(wait).await;
+    tokio::time::sleep(wait.into()).await;
     charged.refunds.clear();
     Ok(())
 }

@@ -16,6 +16,7 @@ mod core;
 mod exclusion;
 mod forward;
 mod gateway;
+mod grpc;
 mod guests;
 mod hold;
 mod joined;

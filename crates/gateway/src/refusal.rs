@@ -3,15 +3,77 @@
 use std::hash::BuildHasher;
 
 use foldhash::fast::FixedState;
-use tidegate_core::{Decision, Outcome, Timestamp, Verdict};
-use tidegate_policy::{ErrorBody, Rule, span_parts};
+use tidegate_core::{Span, Timestamp};
+use tidegate_policy::{ErrorBody, span_parts};
+
+use crate::told::{PolicyReport, reset};
 
 /// Room for most bodies.
 const USUAL: usize = 320;
 
-/// What is told about a request that a limit refused, written while the rule is at hand.
+/// Why a request is rejected with 429.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reason {
+    /// A limit is used up.
+    Limit,
+    /// Its client is locked out.
+    LockOut,
+    /// Too many requests of its client are served at the same time.
+    Concurrency,
+}
+
+impl Reason {
+    /// The code of flat bodies, of logs and of traces.
+    pub(crate) const fn code(self) -> &'static str {
+        match self {
+            Self::Limit => "rate_limit_exceeded",
+            Self::LockOut => "locked_out",
+            Self::Concurrency => "too_many_at_once",
+        }
+    }
+
+    /// The code of nested bodies.
+    const fn nested_code(self) -> &'static str {
+        match self {
+            Self::Limit => "RATE_LIMITED",
+            Self::LockOut => "LOCKED_OUT",
+            Self::Concurrency => "TOO_MANY_AT_ONCE",
+        }
+    }
+
+    /// Type and title of a problem, as the draft of the rate limit headers registers them.
+    const fn problem(self) -> &'static str {
+        match self {
+            Self::LockOut => concat!(
+                r#"{"type":"https://iana.org/assignments/http-problem-types#abnormal-usage-detected","#,
+                r#""title":"Request not satisfied due to detection of abnormal request pattern","#
+            ),
+            Self::Limit | Self::Concurrency => concat!(
+                r#"{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","#,
+                r#""title":"Request cannot be satisfied as assigned quota has been exceeded","#
+            ),
+        }
+    }
+
+    /// The sentence for people. Without a time, the request is rejected at any time.
+    pub(crate) fn message(self, retry_after: Option<u64>) -> String {
+        let Some(seconds) = retry_after else {
+            return "This request costs more than its limit ever allows. Retrying does not help.".to_owned();
+        };
+        let what = match self {
+            Self::Limit => "Too many requests.",
+            Self::LockOut => "Too many rejected requests: this client is locked out.",
+            Self::Concurrency => "Too many requests at once.",
+        };
+        let plural = if seconds == 1 { "" } else { "s" };
+        format!("{what} Please retry after {seconds} second{plural}.")
+    }
+}
+
+/// What is told about a request that is rejected with 429, written while the rule is at hand.
 #[derive(Debug)]
 pub(crate) struct Refusal {
+    pub(crate) reason: Reason,
     /// Seconds after which it would pass; `None` if it never would.
     pub(crate) retry_after: Option<u64>,
     pub(crate) body: Vec<u8>,
@@ -19,31 +81,33 @@ pub(crate) struct Refusal {
 }
 
 impl Refusal {
-    /// What `decision` says to `client`. `refused` is the rule that is reported and its outcome, `violated` the names
-    /// of all rules that refuse.
+    /// A rejection for `reason`, at `at`. `report` is the limit that is reported, `violated` the names of all limits that
+    /// reject.
     pub(crate) fn new<'r>(
         style: ErrorBody,
-        decision: &Decision,
-        refused: (&Rule, &Outcome),
+        (reason, retry_after): (Reason, Option<u64>),
+        (at, report): (Timestamp, &PolicyReport<'_>),
         violated: impl Iterator<Item = &'r str>,
-        client: &[u8],
     ) -> Self {
-        let retry_after = match decision.verdict {
-            Verdict::NotUntil { retry_after } => Some(spread(retry_after.as_secs_ceil(), client)),
-            _ => None,
-        };
         let mut body = Json(Vec::with_capacity(USUAL));
         match style {
-            ErrorBody::Flat => body.put(r#"{"error":"rate_limit_exceeded","message":""#),
-            ErrorBody::Nested => body.put(r#"{"error":{"code":"RATE_LIMITED","message":""#),
+            ErrorBody::Flat => {
+                body.put(r#"{"error":""#);
+                body.put(reason.code());
+                body.put(r#"","message":"#);
+            }
+            ErrorBody::Nested => {
+                body.put(r#"{"error":{"code":""#);
+                body.put(reason.nested_code());
+                body.put(r#"","message":"#);
+            }
             // As RFC 9457 has it.
-            ErrorBody::Problem => body.put(concat!(
-                r#"{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","#,
-                r#""title":"Request cannot be satisfied as assigned quota has been exceeded","#,
-                r#""status":429,"detail":""#
-            )),
+            ErrorBody::Problem => {
+                body.put(reason.problem());
+                body.put(r#""status":429,"detail":"#);
+            }
         }
-        body.message(retry_after);
+        body.text(&reason.message(retry_after));
         if style == ErrorBody::Problem {
             body.put(r#","violated-policies":["#);
             for (number, name) in violated.enumerate() {
@@ -52,11 +116,11 @@ impl Refusal {
             }
             body.put("]");
         }
-        body.details(retry_after, decision.at, refused);
+        body.details(retry_after, at, report);
         body.put(if style == ErrorBody::Nested { "}}\n" } else { "}\n" });
         let content_type =
             if style == ErrorBody::Problem { "application/problem+json" } else { "application/json" };
-        Self { retry_after, body: body.0, content_type }
+        Self { reason, retry_after, body: body.0, content_type }
     }
 }
 
@@ -78,41 +142,33 @@ impl Json {
         let _ = serde_json::to_writer(&mut self.0, text);
     }
 
-    /// The sentence for people, and its closing quote.
-    fn message(&mut self, retry_after: Option<u64>) {
-        match retry_after {
-            Some(1) => self.put("Too many requests. Please retry after 1 second.\""),
-            Some(seconds) => {
-                self.number("Too many requests. Please retry after ", seconds);
-                self.put(" seconds.\"");
-            }
-            None => self.put("This request costs more than its limit ever allows. Retrying does not help.\""),
-        }
-    }
-
     /// What every body says in the same words.
-    fn details(&mut self, retry_after: Option<u64>, at: Timestamp, (rule, outcome): (&Rule, &Outcome)) {
+    fn details(&mut self, retry_after: Option<u64>, at: Timestamp, report: &PolicyReport<'_>) {
+        let status = &report.status;
         if let Some(seconds) = retry_after {
             self.number(r#","retry_after":"#, seconds);
         }
-        self.number(r#","limit":"#, outcome.limit);
-        self.number(r#","remaining":"#, outcome.remaining);
-        self.number(r#","reset":"#, reset(at, outcome));
-        let (count, unit) = span_parts(rule.window);
-        self.number(r#","window":""#, count);
-        self.put(unit);
-        self.put(r#"","rule":"#);
-        self.text(&rule.name);
+        self.number(r#","limit":"#, status.limit);
+        self.number(r#","remaining":"#, status.remaining);
+        self.number(r#","reset":"#, reset(at, status));
+        match status.window {
+            Some(seconds) => {
+                let (count, unit) = span_parts(Span::from_secs(seconds));
+                self.number(r#","window":""#, count);
+                self.put(unit);
+                self.put("\"");
+            }
+            None => self.put(r#","window":null"#),
+        }
+        self.put(r#","rule":"#);
+        self.text(report.name);
     }
 }
 
-/// The second from which the limit is whole again.
-pub(crate) fn reset(at: Timestamp, outcome: &Outcome) -> u64 {
-    (at + outcome.reset_after).as_secs_ceil()
-}
-
-/// Up to a tenth later, always the same for one client, so that not all come back at one instant.
-fn spread(seconds: u64, client: &[u8]) -> u64 {
+/// `Retry-After` of a wait: whole seconds, rounded up, and up to a tenth later. The share is always the same for one
+/// client, so that not all clients come back at one instant.
+pub(crate) fn retry_after(wait: Span, client: &[u8]) -> u64 {
+    let seconds = wait.as_secs_ceil();
     if seconds < 10 {
         return seconds;
     }
@@ -124,15 +180,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_spread_is_never_early_at_most_a_tenth_and_the_same_each_time() {
+    fn retry_after_is_never_early_at_most_a_tenth_late_and_the_same_each_time() {
         let mut seen = std::collections::BTreeSet::new();
-        for client in 0_u32..1_000 {
-            let seconds = spread(100, &client.to_be_bytes());
+        let wait = |client: u32| retry_after(Span::from_millis(99_001), &client.to_be_bytes());
+        for client in 0..1_000 {
+            let seconds = wait(client);
             assert!((100..=110).contains(&seconds));
-            assert_eq!(seconds, spread(100, &client.to_be_bytes()));
+            assert_eq!(seconds, wait(client));
             seen.insert(seconds);
         }
         assert_eq!(seen.len(), 11, "clients are spread over all of it");
-        assert_eq!(spread(9, b"a"), 9, "a tenth of little is nothing");
+        assert_eq!(retry_after(Span::from_secs(9), b"a"), 9, "a tenth of little is nothing");
+        assert_eq!(retry_after(Span::from_micros(1), b"a"), 1);
     }
 }

@@ -1,12 +1,12 @@
 //! What a client reads when its request was not served: the only place that chooses status codes.
 
 use http::header::{CONNECTION, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
-use http::{HeaderMap, Response, StatusCode};
+use http::{HeaderMap, Response, StatusCode, Version};
 use serde_json::json;
 use tidegate_policy::{ErrorBody, PathError};
 
 use crate::body::ResponseBody;
-use crate::exclusion::Exclusion;
+use crate::grpc::{self, Pushback};
 use crate::refusal::Refusal;
 
 /// Headers that a refusal has, ours and those that are written last.
@@ -29,10 +29,8 @@ pub(crate) enum Cause {
     NoRoute,
     /// An operator banned its client or its network.
     Banned,
-    /// A limit is used up.
+    /// A limit is used up, its client is locked out, or has too much under way.
     Refused(Refusal),
-    /// Its client is locked out, or has too much under way.
-    Excluded(Box<Exclusion>),
     /// Too many wait already.
     TooManyWaiting,
     /// The store gave no decision.
@@ -50,14 +48,14 @@ pub(crate) enum Cause {
 }
 
 impl Cause {
-    fn status(&self) -> StatusCode {
+    pub(crate) fn status(&self) -> StatusCode {
         match self {
             Self::Path(_) | Self::Framing(_) | Self::BadBody => StatusCode::BAD_REQUEST,
             Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::SlowBody => StatusCode::REQUEST_TIMEOUT,
             Self::NoRoute => StatusCode::NOT_FOUND,
             Self::Banned => StatusCode::FORBIDDEN,
-            Self::Refused(_) | Self::Excluded(_) => StatusCode::TOO_MANY_REQUESTS,
+            Self::Refused(_) => StatusCode::TOO_MANY_REQUESTS,
             Self::TooManyWaiting | Self::Undecided | Self::NoServer => StatusCode::SERVICE_UNAVAILABLE,
             Self::Unreachable | Self::Untrusted(_) | Self::BadAnswer => StatusCode::BAD_GATEWAY,
             Self::TooSlow => StatusCode::GATEWAY_TIMEOUT,
@@ -74,8 +72,9 @@ impl Cause {
             Self::BadBody => ("bad_body", "The body is malformed or ends too early."),
             Self::NoRoute => ("no_route", "Nothing is served here."),
             Self::Banned => ("banned", "This client may not use the service."),
-            Self::Refused(_) => ("rate_limit_exceeded", "Too many requests."),
-            Self::Excluded(exclusion) => return exclusion.words(),
+            Self::Refused(Refusal { reason, retry_after, .. }) => {
+                return (reason.code(), reason.message(*retry_after));
+            }
             Self::TooManyWaiting => {
                 ("too_many_waiting", "Too many requests are waiting. Please retry later.")
             }
@@ -94,12 +93,20 @@ impl Cause {
 
     /// What operators are told: the word for programs, and when the client may come back.
     pub(crate) fn told(&self) -> (&'static str, Option<u64>) {
-        let retry_after = match self {
-            Self::Refused(refusal) => refusal.retry_after,
-            Self::Excluded(exclusion) => Some(exclusion.retry_after),
-            _ => None,
-        };
-        (self.words().0, retry_after)
+        match self {
+            Self::Refused(refusal) => (refusal.reason.code(), refusal.retry_after),
+            _ => (self.words().0, None),
+        }
+    }
+
+    /// When the client may try again.
+    fn pushback(&self) -> Pushback {
+        match self {
+            Self::Refused(Refusal { retry_after: Some(seconds), .. }) => Pushback::Seconds(*seconds),
+            Self::Refused(_) => Pushback::Never,
+            Self::TooManyWaiting | Self::Undecided | Self::NoServer => Pushback::Seconds(1),
+            _ => Pushback::Unknown,
+        }
     }
 
     /// Whether what follows on the connection cannot be trusted to be a request.
@@ -109,10 +116,17 @@ impl Cause {
 }
 
 /// The response for a request that was not served. Its headers are put where those of the request were.
-pub(crate) fn rescue(mut cause: Cause, style: ErrorBody, mut headers: HeaderMap) -> Response<ResponseBody> {
+pub(crate) fn rescue(
+    mut cause: Cause,
+    style: ErrorBody,
+    version: Version,
+    mut headers: HeaderMap,
+) -> Response<ResponseBody> {
+    if let Some(content_type) = grpc::content_type(version, &headers).cloned() {
+        return rescue_grpc(&cause, content_type, headers);
+    }
     let (body, content_type) = match &mut cause {
         Cause::Refused(refusal) => (std::mem::take(&mut refusal.body), refusal.content_type),
-        Cause::Excluded(exclusion) => exclusion.body(style),
         _ => plain(&cause, style),
     };
     let mut response = Response::new(ResponseBody::of(body));
@@ -120,23 +134,27 @@ pub(crate) fn rescue(mut cause: Cause, style: ErrorBody, mut headers: HeaderMap)
     headers.clear();
     headers.reserve(HEADERS);
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
-    match &cause {
-        Cause::Refused(refusal) => {
-            if let Some(seconds) = refusal.retry_after {
-                headers.insert(RETRY_AFTER, seconds.into());
-            }
-        }
-        Cause::Excluded(exclusion) => {
-            headers.insert(RETRY_AFTER, exclusion.retry_after.into());
-        }
-        Cause::TooManyWaiting | Cause::Undecided | Cause::NoServer => {
-            headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
-        }
-        _ if cause.ends_the_connection() => {
-            headers.insert(CONNECTION, HeaderValue::from_static("close"));
-        }
-        _ => {}
+    if let Pushback::Seconds(seconds) = cause.pushback() {
+        headers.insert(RETRY_AFTER, seconds.into());
     }
+    if cause.ends_the_connection() {
+        headers.insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    *response.headers_mut() = headers;
+    response
+}
+
+/// The same for a gRPC call.
+fn rescue_grpc(cause: &Cause, content_type: HeaderValue, mut headers: HeaderMap) -> Response<ResponseBody> {
+    let pushback = cause.pushback();
+    headers.clear();
+    headers.reserve(HEADERS);
+    headers.insert(CONTENT_TYPE, content_type);
+    grpc::write_status(&mut headers, cause.status(), &cause.words().1, pushback);
+    if let Pushback::Seconds(seconds) = pushback {
+        headers.insert(RETRY_AFTER, seconds.into());
+    }
+    let mut response = Response::new(ResponseBody::empty());
     *response.headers_mut() = headers;
     response
 }

@@ -5,14 +5,14 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use http::header::{CONTENT_LENGTH, HOST, HeaderValue, TRANSFER_ENCODING};
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderValue, TRANSFER_ENCODING};
 use http::request::Parts;
 use http::uri::PathAndQuery;
 use http::{Request, Response, StatusCode, Uri, Version};
 use http_body::Body;
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
-use tidegate_core::{Decision, Timestamp, Verdict};
+use tidegate_core::{Role, Timestamp, Verdict};
 use tidegate_policy::{
     Admission, Facts, Judged, Known, Matched, RequestError, Target, check_method, requested_host,
 };
@@ -21,8 +21,9 @@ use tidegate_telemetry::{Decided, Story, Try};
 
 use crate::body::{ResponseBody, UpstreamBody};
 use crate::core::Core;
-use crate::exclusion::{Exclusion, Held};
+use crate::exclusion::{self, Held, LockOuts, Rejection};
 use crate::forward::{self, Hop};
+use crate::grpc;
 use crate::hold;
 use crate::live::Live;
 use crate::marks::Marks;
@@ -30,7 +31,7 @@ use crate::refusal::Refusal;
 use crate::rescue::{Cause, rescue};
 use crate::seen::seen;
 use crate::settle::{self, Passed};
-use crate::told::{Told, tell, tell_when};
+use crate::told::{PolicyReport, Told, is_limited_by_upstream, tell, tell_when};
 use crate::traced;
 use crate::upload::{RequestBody, UploadFailure};
 use crate::upstream::{SendError, Stand, Upstream};
@@ -50,19 +51,28 @@ pub(crate) async fn serve<S: Store + 'static>(
     traced::join(&mut story, &parts.headers);
     story.see(|| seen(parts, hop.peer, &live.plan().identities));
     let mut told = Told::new();
-    let mut response = match journey(core, &live, hop, (&mut *parts, body), (&mut told, &mut story)).await {
-        Ok(response) => response,
+    let journey = journey(core, &live, hop, (&mut *parts, body), (&mut told, &mut story)).await;
+    let (mut response, status) = match journey {
+        Ok(response) => {
+            let status = response.status();
+            if is_limited_by_upstream(status, response.headers()) {
+                told.clear();
+            }
+            (response, status)
+        }
         // Every failure ends here, and only here becomes a status code.
         Err(cause) => {
             story.failed(|| cause.told());
-            rescue(cause, live.error_body(), std::mem::take(&mut parts.headers))
+            let (status, headers) = (cause.status(), std::mem::take(&mut parts.headers));
+            (rescue(cause, live.error_body(), parts.version, headers), status)
         }
     };
     response.headers_mut().reserve(told.len());
     for (name, value) in told {
         response.headers_mut().insert(name, value);
     }
-    story.answered(response.status().as_u16(), response.body().size_hint().exact());
+    // A gRPC call that is rejected counts as such, though it gets 200.
+    story.answered(status.as_u16(), response.body().size_hint().exact());
     response
 }
 
@@ -91,6 +101,10 @@ async fn journey<S: Store + 'static>(
     forward::for_upstream(&mut parts.headers, marks, hop, addresses, upgrade.is_some());
     traced::pass_on(story, &mut parts.headers);
     story.id(|| parts.headers.get(forward::REQUEST_ID).and_then(|id| id.to_str().ok()));
+    // Every gRPC call has `te: trailers`. If its upstream fails, the response needs its content type, and by then its
+    // headers have left.
+    let may_be_grpc = marks.has(Marks::TE) && parts.version == Version::HTTP_2;
+    let grpc = if may_be_grpc { grpc::content_type(parts.version, &parts.headers).cloned() } else { None };
     let Passed { held, mut reserved } = passed;
     let meter = settle::meter(core, &mut reserved);
     let mut request = body.take().map(|body| {
@@ -101,6 +115,9 @@ async fn journey<S: Store + 'static>(
         std::mem::swap(request.headers_mut(), &mut parts.headers);
         request
     });
+    if let Some(grpc) = grpc {
+        parts.headers.insert(CONTENT_TYPE, grpc);
+    }
     // Its length is not told, nor anything but an answer asked for.
     let is_plain =
         upgrade.is_none() && !marks.has(Marks::CONTENT_LENGTH) && !marks.has(Marks::TRANSFER_ENCODING);
@@ -159,17 +176,21 @@ async fn limit<S: Store + 'static>(
 ) -> Result<Passed, Cause> {
     let has_penalties = live.active.matcher.has_penalties();
     // Who is locked out is charged nothing: otherwise it would find its limits used up at the end of it.
-    if has_penalties && let Some(locked_out) = Exclusion::of_locked_out(&core.penalties, matched, now) {
-        story.decided(Decided::Refused);
-        return Err(excluded(live, matched, locked_out, (told, story)));
+    if has_penalties {
+        let lock_outs = exclusion::lock_outs(&core.penalties, matched, now);
+        if !lock_outs.is_empty() {
+            let rejection = Rejection { at: now, matched, decision: None, lock_outs, full: None };
+            return Err(Box::pin(excluded(core, live, rejection, (told, story))).await);
+        }
     }
     // Before anything is charged: a place that is not needed after all is given back at once, and leaves no trace.
     let watched = |rule| story.would_refuse(&live.counted, rule);
-    let passed = match Exclusion::of_crowd(&core.permits, matched, watched) {
+    let passed = match exclusion::take_places(&core.permits, matched, watched) {
         Ok(held) => Passed::holding(held),
-        Err(crowded) => {
-            story.decided(Decided::Refused);
-            return Err(excluded(live, matched, crowded, (told, story)));
+        Err(full) => {
+            let lock_outs = LockOuts::new();
+            let rejection = Rejection { at: now, matched, decision: None, lock_outs, full: Some(full) };
+            return Err(Box::pin(excluded(core, live, rejection, (told, story))).await);
         }
     };
     if matched.checks().is_empty() {
@@ -185,19 +206,23 @@ async fn limit<S: Store + 'static>(
     for judged in matched.judged(&decision).filter(Judged::would_refuse) {
         story.would_refuse(&live.counted, judged.rule.id);
     }
-    if let Some(tightest) = matched.tightest(&decision) {
-        if let (Some(rule), Some(outcome)) = (matched.rule(tightest), decision.outcomes.get(tightest)) {
-            story.judged(rule, outcome);
-        }
-        tell((told, &mut core.said.borrow_mut()), live.styles(), &decision, tightest, matched);
-    }
     let Verdict::Pass { wait } = decision.verdict else {
-        let record = || Exclusion::of_violation(&core.penalties, matched, &decision, now);
-        return Err(match has_penalties.then(record).flatten() {
-            Some(locked_out) => excluded(live, matched, locked_out, (told, story)),
-            None => refused(live, matched, &decision, (told, story)),
-        });
+        let record = || exclusion::record_violations(&core.penalties, matched, &decision, now);
+        let lock_outs = if has_penalties { record() } else { LockOuts::new() };
+        let rejection =
+            Rejection { at: decision.at, matched, decision: Some(&decision), lock_outs, full: None };
+        return Err(rejected(core, live, &rejection, (told, story)));
     };
+    if let Some(tightest) = matched.tightest(&decision)
+        && let Some(judged) = matched.judged(&decision).nth(tightest)
+    {
+        let single = PolicyReport::from(judged);
+        story.judged(single.name, single.status.limit, single.status.remaining);
+        // Limits that only watch are not reported to the client.
+        let binding = || matched.judged(&decision).filter(|judged| judged.check.role == Role::Binding);
+        let all = || binding().map(PolicyReport::from);
+        tell((told, &mut core.said.borrow_mut()), live.styles(), decision.at, &single, all);
+    }
     if !wait.is_zero() {
         Box::pin(hold::until_its_turn(core, matched, &decision, wait)).await?;
     }
@@ -205,33 +230,39 @@ async fn limit<S: Store + 'static>(
     Ok(if has_reservations { passed.reserving(matched, &decision) } else { passed })
 }
 
-fn excluded(
+/// Rejects a request that no limit was asked for. What its limits would say is asked now, charging nothing: a client that
+/// came back before they admit the request would be rejected again.
+async fn excluded<S: Store + 'static>(
+    core: &Rc<Core<S>>,
     live: &Live,
-    matched: &Matched<'_>,
-    exclusion: Exclusion,
+    rejection: Rejection<'_, '_>,
     (told, story): (&mut Told, &mut Story<'_>),
 ) -> Cause {
-    story.refused(&live.counted, exclusion.rule, matched.client());
-    tell_when(told, live.styles(), exclusion.retry_after);
-    Cause::Excluded(Box::new(exclusion))
+    let peeked = core.store.peek(rejection.matched.checks(), rejection.at).await.ok();
+    story.decided(Decided::Refused);
+    let at = peeked.as_ref().map_or(rejection.at, |peeked| peeked.at);
+    let rejection = Rejection { at, decision: peeked.as_ref(), ..rejection };
+    rejected(core, live, &rejection, (told, story))
 }
 
-fn refused(
+/// The response to a rejected request, with everything that is reported of its limits.
+fn rejected<S: Store>(
+    core: &Rc<Core<S>>,
     live: &Live,
-    matched: &Matched<'_>,
-    decision: &Decision,
+    rejection: &Rejection<'_, '_>,
     (told, story): (&mut Told, &mut Story<'_>),
 ) -> Cause {
-    let refused =
-        decision.refused_by.and_then(|index| Some((matched.rule(index)?, decision.outcomes.get(index)?)));
-    let Some(refused) = refused else { return Cause::Undecided };
-    story.refused(&live.counted, refused.0.id, matched.client());
-    let violated = matched.judged(decision).filter(Judged::refuses).map(|judged| judged.rule.name.as_str());
-    let refusal = Refusal::new(live.error_body(), decision, refused, violated, matched.client());
-    if let Some(seconds) = refusal.retry_after {
+    let Some(report) = rejection.reported() else { return Cause::Undecided };
+    story.refused(&live.counted, report.rule, rejection.matched.client());
+    story.judged(report.name, report.status.limit, report.status.remaining);
+    let said = &mut core.said.borrow_mut();
+    tell((told, said), live.styles(), rejection.at, &report, || rejection.reports());
+    let retry_after = rejection.retry_after();
+    if let Some(seconds) = retry_after {
         tell_when(told, live.styles(), seconds);
     }
-    Cause::Refused(refusal)
+    let why = (rejection.reason(), retry_after);
+    Cause::Refused(Refusal::new(live.error_body(), why, (rejection.at, &report), rejection.violated()))
 }
 
 /// What hyper lets through and has more than one reading. Says what stands in the headers.

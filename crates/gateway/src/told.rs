@@ -1,12 +1,11 @@
 //! What every response says of its limits.
 
 use bytes::Bytes;
-use http::header::{HeaderName, HeaderValue};
+use http::header::{HeaderName, HeaderValue, RETRY_AFTER};
+use http::{HeaderMap, StatusCode};
 use smallvec::SmallVec;
-use tidegate_core::{Decision, Outcome, Role, RuleId};
-use tidegate_policy::{HeaderStyle, Judged, Matched};
-
-use crate::refusal::reset;
+use tidegate_core::{RuleId, Timestamp};
+use tidegate_policy::{HeaderStyle, Judged, QuotaStatus, QuotaUnit};
 
 const X_LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
 const X_REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
@@ -21,41 +20,58 @@ const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 /// Headers to be set on a response.
 pub(crate) type Told = SmallVec<[(HeaderName, HeaderValue); 6]>;
 
-/// Tells of a decision in the chosen styles: the single-valued ones of the tightest limit, the structured one of
-/// every limit that can refuse. What an upstream says of limits of its own is replaced.
-pub(crate) fn tell(
+/// What one response reports of one limit.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PolicyReport<'r> {
+    pub(crate) rule: RuleId,
+    pub(crate) name: &'r str,
+    pub(crate) status: QuotaStatus,
+}
+
+impl<'r> From<Judged<'r>> for PolicyReport<'r> {
+    fn from(Judged { rule, outcome, .. }: Judged<'r>) -> Self {
+        Self { rule: rule.id, name: &rule.name, status: rule.quota.status(outcome) }
+    }
+}
+
+/// The second in which the limit is whole again, or admits the request that it rejects now.
+pub(crate) fn reset(at: Timestamp, status: &QuotaStatus) -> u64 {
+    (at + status.reset_after).as_secs_ceil()
+}
+
+/// Writes the chosen styles: the single-valued ones report `single`, the structured one `all` limits that can reject.
+pub(crate) fn tell<'r, I: Iterator<Item = PolicyReport<'r>>>(
     (told, said): (&mut Told, &mut Said),
     styles: &[HeaderStyle],
-    decision: &Decision,
-    tightest: usize,
-    matched: &Matched<'_>,
+    at: Timestamp,
+    single: &PolicyReport<'_>,
+    all: impl Fn() -> I,
 ) {
-    let Some(outcome) = decision.outcomes.get(tightest) else { return };
+    let status = &single.status;
     for style in styles {
         match style {
             HeaderStyle::XRateLimit => {
-                told.push((X_LIMIT, said.limit(outcome.limit)));
-                told.push((X_REMAINING, remaining(outcome)));
-                told.push((X_RESET, said.reset(reset(decision.at, outcome))));
+                told.push((X_LIMIT, said.limit(status.limit)));
+                told.push((X_REMAINING, remaining(status)));
+                told.push((X_RESET, said.reset(reset(at, status))));
             }
             HeaderStyle::RateLimitEpoch | HeaderStyle::RateLimitDelta => {
-                told.push((LIMIT, said.limit(outcome.limit)));
-                told.push((REMAINING, remaining(outcome)));
+                told.push((LIMIT, said.limit(status.limit)));
+                told.push((REMAINING, remaining(status)));
                 let seconds = if *style == HeaderStyle::RateLimitEpoch {
-                    reset(decision.at, outcome)
+                    reset(at, status)
                 } else {
-                    outcome.reset_after.as_secs_ceil()
+                    status.reset_after.as_secs_ceil()
                 };
                 told.push((RESET, said.reset(seconds)));
             }
             HeaderStyle::RateLimit => {
-                // What only watches is not the client's business.
-                let binding = || matched.judged(decision).filter(|judged| judged.check.role == Role::Binding);
-                told.push((POLICY, said.policy(binding)));
+                told.push((POLICY, said.policy(&all)));
                 let mut value = Value::default();
-                for Judged { rule, outcome, .. } in binding() {
-                    let reset_after = outcome.reset_after.as_secs_ceil();
-                    value.member(&rule.name, (";r=", outcome.remaining), (";t=", reset_after));
+                for PolicyReport { name, status, .. } in all() {
+                    value.member(name);
+                    value.integer(";r=", status.remaining);
+                    value.integer(";t=", status.reset_seconds());
                 }
                 told.push((RATELIMIT, value.into()));
             }
@@ -63,9 +79,19 @@ pub(crate) fn tell(
     }
 }
 
-fn remaining(outcome: &Outcome) -> HeaderValue {
-    // As every refusal has it.
-    if outcome.remaining == 0 { HeaderValue::from_static("0") } else { outcome.remaining.into() }
+fn remaining(status: &QuotaStatus) -> HeaderValue {
+    // As nearly every rejection has it.
+    if status.remaining == 0 { HeaderValue::from_static("0") } else { status.remaining.into() }
+}
+
+/// Whether an upstream rejects a request by a limit of its own and says so: then its headers stand, and ours would
+/// contradict them.
+pub(crate) fn is_limited_by_upstream(status: StatusCode, headers: &HeaderMap) -> bool {
+    matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE)
+        && headers.keys().any(|name| {
+            let name = name.as_str();
+            name.starts_with("ratelimit") || name.starts_with("x-ratelimit") || name == RETRY_AFTER.as_str()
+        })
 }
 
 /// When a refused client may come back, for those who look for it among the `X-RateLimit` headers.
@@ -83,8 +109,8 @@ pub(crate) struct Said {
     policies: Kept<Quotas>,
 }
 
-/// What a policy is told as: each rule with its limit and the seconds of its window. A rule is its name.
-type Quotas = SmallVec<[(RuleId, u64, u64); 2]>;
+/// What a policy is announced as: each rule with its limit, the seconds of its window and its unit. A rule is its name.
+type Quotas = SmallVec<[(RuleId, u64, Option<u64>, QuotaUnit); 2]>;
 
 impl Said {
     fn limit(&mut self, limit: u64) -> HeaderValue {
@@ -95,16 +121,22 @@ impl Said {
         self.resets.get(second, second, || second.into())
     }
 
-    fn policy<'j, J: Iterator<Item = Judged<'j>>>(&mut self, binding: impl Fn() -> J) -> HeaderValue {
-        let window = |judged: &Judged<'_>| judged.rule.window.as_secs_ceil();
-        let quotas = binding().map(|judged| (judged.rule.id, judged.outcome.limit, window(&judged)));
-        let quotas: Quotas = quotas.collect();
+    fn policy<'r, I: Iterator<Item = PolicyReport<'r>>>(&mut self, all: &impl Fn() -> I) -> HeaderValue {
+        let quotas: Quotas = all()
+            .map(|PolicyReport { rule, status, .. }| (rule, status.limit, status.window, status.unit))
+            .collect();
         let place = quotas.iter().fold(0, |place, (rule, ..)| place ^ rule.as_u64());
         self.policies.get(place, quotas, || {
             let mut value = Value::default();
-            for judged in binding() {
-                let (limit, window) = (judged.outcome.limit, window(&judged));
-                value.member(&judged.rule.name, (";q=", limit), (";w=", window));
+            for PolicyReport { name, status, .. } in all() {
+                value.member(name);
+                value.integer(";q=", status.limit);
+                if !status.unit.is_default() {
+                    value.string(";qu=", &status.unit.to_string());
+                }
+                if let Some(window) = status.window {
+                    value.integer(";w=", window);
+                }
             }
             value.into()
         })
@@ -151,16 +183,22 @@ impl Default for Value {
 }
 
 impl Value {
-    /// A member: a name and two parameters.
-    fn member(&mut self, name: &str, first: (&str, u64), second: (&str, u64)) {
+    /// Begins a member; its parameters follow.
+    fn member(&mut self, name: &str) {
         if !self.0.is_empty() {
             self.0.extend_from_slice(b", ");
         }
         self.quoted(name);
-        for (parameter, value) in [first, second] {
-            self.0.extend_from_slice(parameter.as_bytes());
-            self.0.extend_from_slice(itoa::Buffer::new().format(value).as_bytes());
-        }
+    }
+
+    fn integer(&mut self, parameter: &str, value: u64) {
+        self.0.extend_from_slice(parameter.as_bytes());
+        self.0.extend_from_slice(itoa::Buffer::new().format(value).as_bytes());
+    }
+
+    fn string(&mut self, parameter: &str, value: &str) {
+        self.0.extend_from_slice(parameter.as_bytes());
+        self.quoted(value);
     }
 
     /// A string of a structured field: visible ASCII, the rest left out.
@@ -199,8 +237,11 @@ mod tests {
     #[test]
     fn names_are_quoted() {
         let mut value = Value::default();
-        value.member("a \"b\" \\ ü", (";q=", 1), (";w=", 2));
-        value.member("c", (";q=", 3), (";w=", 4));
-        assert_eq!(HeaderValue::from(value), r#""a \"b\" \\ ";q=1;w=2, "c";q=3;w=4"#);
+        value.member("a \"b\" \\ ü");
+        value.integer(";q=", 1);
+        value.string(";qu=", "content-bytes");
+        value.member("c");
+        value.integer(";q=", 3);
+        assert_eq!(HeaderValue::from(value), r#""a \"b\" \\ ";q=1;qu="content-bytes", "c";q=3"#);
     }
 }

@@ -73,6 +73,27 @@ fn the_smallest_form_loads_as_it_stands() {
 }
 
 #[test]
+fn leaky_bucket_that_cannot_use_its_burst_within_max_wait_is_warned_of() {
+    let leaky =
+        |rest: &str| warnings(&format!("rate_limits:\n  default: {{ algorithm: leaky_bucket, {rest} }}\n"));
+    let never = "2: no request ever waits: departures are 6m apart, and `max_wait` is 30s";
+    assert_eq!(leaky("requests: 10, window: 1h"), [never]);
+    let partly = "2: the bucket never holds more than 4 of 20: the next would wait over 30s";
+    assert_eq!(leaky("requests: 6, window: 1m, burst: 20"), [partly]);
+    let second = "2: no request ever waits: departures are 100ms apart, and `max_wait` is 50ms";
+    assert_eq!(leaky("requests: 10, window: 1s, max_wait: 50ms"), [second]);
+    for good in [
+        "requests: 10, window: 1h, max_wait: 1h",
+        "requests: 10, window: 1h, burst: 1",
+        "requests: 100, window: 1m",
+        "requests: 6, window: 1m, burst: 4",
+        "requests: 100, window: 10s, burst: 20",
+    ] {
+        assert!(leaky(good).is_empty(), "{good}: {:?}", leaky(good));
+    }
+}
+
+#[test]
 fn every_example_is_a_good_policy_without_warnings() {
     let mut count = 0;
     for entry in fs::read_dir(examples()).unwrap() {

@@ -275,7 +275,7 @@ fn what_is_in_memory_is_never_handed_over() {
 
 #[test]
 fn every_limit_that_can_be_is_kept() {
-    let spec = Spec { requests: 10, window: Span::from_secs(60), burst: Some(20) };
+    let spec = Spec { burst: Some(20), ..Spec::new(10, Span::from_secs(60)) };
     Limit::new(Algorithm::TokenBucket, spec).unwrap();
     let (_folder, path) = file();
     let (durable, _) = Durable::open(&path).unwrap();

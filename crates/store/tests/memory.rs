@@ -14,8 +14,10 @@ const START: Timestamp = Timestamp::from_secs(1_800_000_000);
 const RULE: RuleId = RuleId::named("default");
 const ROOMY: usize = 16 << 20;
 
+/// A leaky bucket makes requests wait as long as it takes.
 fn limit(algorithm: Algorithm, requests: u64, seconds: u64) -> Limit {
-    Limit::new(algorithm, Spec::new(requests, Span::from_secs(seconds))).unwrap()
+    let max_wait = (algorithm == Algorithm::LeakyBucket).then_some(Span::MAX);
+    Limit::new(algorithm, Spec { max_wait, ..Spec::new(requests, Span::from_secs(seconds)) }).unwrap()
 }
 
 fn decide(store: &MemoryStore, checks: &[Check<'_>], now: Timestamp) -> Decision {

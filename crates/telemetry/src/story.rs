@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use tidegate_core::{Outcome, RuleId, Timestamp};
-use tidegate_policy::Rule;
+use tidegate_core::{RuleId, Timestamp};
 use tidegate_store::{Clock, Reading};
 
 use crate::log::{Access, Log, Seen, Tried};
@@ -163,10 +162,10 @@ impl<'t> Story<'t> {
         }
     }
 
-    /// The rule that speaks for all, and its answer.
-    pub fn judged(&mut self, rule: &Rule, outcome: &Outcome) {
+    /// The limit that the response reports: the name of its rule, its units and how many are left.
+    pub fn judged(&mut self, rule: &str, limit: u64, remaining: u64) {
         if let Some(access) = &mut self.access {
-            access.judged(rule, outcome);
+            access.judged(rule, limit, remaining);
         }
     }
 

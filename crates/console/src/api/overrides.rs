@@ -93,7 +93,7 @@ pub(super) async fn add<R: Running>(console: &Console<R>, asked: NewOverride) ->
         Some(text) => window(text)?,
         None => rule.window,
     };
-    let spec = Spec { requests: asked.requests, window, burst: asked.burst };
+    let spec = Spec { burst: asked.burst, ..Spec::new(asked.requests, window) };
     Limit::new(algorithm, spec).map_err(|error| Refusal::bad("requests", error.to_string()))?;
     let client = clients::key(console, plan, &asked.client)?;
     let now = console.desk.now();

@@ -5,7 +5,9 @@ use tidegate_core::{Algorithm, Cost, Limit, Span, Spec, State, Timestamp, Verdic
 const START: Timestamp = Timestamp::from_secs(1_700_000_040); // a whole minute
 
 fn limit(algorithm: Algorithm, requests: u64, seconds: u64, burst: Option<u64>) -> Limit {
-    Limit::new(algorithm, Spec { requests, window: Span::from_secs(seconds), burst }).unwrap()
+    // Waits of any length, but for the tests of the longest wait.
+    let max_wait = (algorithm == Algorithm::LeakyBucket).then_some(Span::MAX);
+    Limit::new(algorithm, Spec { burst, max_wait, ..Spec::new(requests, Span::from_secs(seconds)) }).unwrap()
 }
 
 #[test]
@@ -41,15 +43,32 @@ fn sliding_counter_with_84_before_and_36_now_a_quarter_in_admits_one_more() {
 fn leaky_bucket_departures_are_exactly_spaced() {
     let limit = limit(Algorithm::LeakyBucket, 10, 1, Some(3));
     let mut state = State::default();
-    let waits: Vec<_> = (0..5).map(|_| limit.step(&mut state, START, Cost::ONE).verdict).collect();
+    let waits: Vec<_> = (0..4).map(|_| limit.step(&mut state, START, Cost::ONE).verdict).collect();
     let after = |millis| Verdict::Pass { wait: Span::from_millis(millis) };
     let refused = Verdict::NotUntil { retry_after: Span::from_millis(100) };
-    assert_eq!(waits, [after(0), after(100), after(200), after(300), refused]);
+    assert_eq!(waits, [after(0), after(100), after(200), refused], "the departing one is among the three");
+}
+
+#[test]
+fn leaky_bucket_wait_over_max_wait_is_rejected_until_the_wait_is_within_it() {
+    let hour = Spec::new(10, Span::from_secs(3_600));
+    let limit = Limit::new(Algorithm::LeakyBucket, hour).unwrap();
+    let mut state = State::default();
+    let first = limit.step(&mut state, START, Cost::ONE);
+    assert_eq!((first.verdict, first.limit, first.remaining), (Verdict::PASS, 10, 0));
+    // The next departs after 360 s, and waits at most 30.
+    let rejected = limit.step(&mut state, START, Cost::ONE).verdict;
+    assert_eq!(rejected, Verdict::NotUntil { retry_after: Span::from_secs(330) });
+    let then = limit.step(&mut state, START + Span::from_secs(330), Cost::ONE).verdict;
+    assert_eq!(then, Verdict::Pass { wait: Span::from_secs(30) });
+    // A request that waits for nothing is admitted whatever it costs, up to the burst.
+    let fresh = limit.step(&mut State::default(), START, Cost::new(10));
+    assert_eq!((fresh.verdict, fresh.remaining), (Verdict::PASS, 0));
 }
 
 #[test]
 fn leaky_bucket_of_3_per_second_never_drifts() {
-    let limit = limit(Algorithm::LeakyBucket, 3, 1, Some(3_000));
+    let limit = limit(Algorithm::LeakyBucket, 3, 1, Some(3_001));
     let mut state = State::default();
     let mut last = Span::ZERO;
     for _ in 0..=3_000 {

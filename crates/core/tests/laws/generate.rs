@@ -14,8 +14,18 @@ pub(crate) struct Made {
 }
 
 impl Made {
+    /// The same algorithm with another specification.
+    pub(crate) fn with(&self, spec: Spec) -> Self {
+        Self { limit: Limit::new(self.limit.algorithm(), spec).unwrap(), spec }
+    }
+
     pub(crate) fn burst(&self) -> u64 {
         self.spec.burst.unwrap_or(self.spec.requests)
+    }
+
+    /// The longest wait in the limit's whole ticks.
+    pub(crate) fn max_wait(&self) -> u64 {
+        self.spec.max_wait.unwrap_or(Span::from_secs(30)).as_micros() / self.limit.tick().micros()
     }
 
     /// The window in the limit's ticks.
@@ -55,12 +65,24 @@ fn spec() -> impl Strategy<Value = Spec> {
         1 => Just(Some(1)),
         2 => (1_u64..=50).prop_map(Some),
     ];
-    (rate, burst).prop_map(|((requests, window), burst)| Spec { requests, window, burst })
+    let max_wait = prop_oneof![
+        1 => Just(None),
+        2 => Just(Some(Span::MAX)),
+        1 => Just(Some(Span::ZERO)),
+        2 => (1_u64..=60_000_000).prop_map(|micros| Some(Span::from_micros(micros))),
+    ];
+    (rate, burst, max_wait).prop_map(|((requests, window), burst, max_wait)| Spec {
+        requests,
+        window,
+        burst,
+        max_wait,
+    })
 }
 
 pub(crate) fn made(algorithm: Algorithm) -> impl Strategy<Value = Made> {
     spec().prop_map(move |spec| {
         let spec = if takes_burst(algorithm) { spec } else { Spec { burst: None, ..spec } };
+        let spec = if algorithm == Algorithm::LeakyBucket { spec } else { Spec { max_wait: None, ..spec } };
         let limit = Limit::new(algorithm, spec).expect("every generated rate has a tick that holds it");
         Made { limit, spec }
     })

@@ -67,22 +67,27 @@ struct Queue {
     count: i128,
     period: i128,
     burst: i128,
+    max_wait: i128,
     next: i128,
 }
 
 impl Model for Queue {
     fn ask(&self, tick: i128, cost: i128) -> Answer {
         let departs = self.next.max(tick * self.count);
-        // At most `burst` wait beside the one departing.
-        let last_start = tick * self.count + (self.burst + 1) * self.period;
-        let fits = departs + cost * self.period <= last_start;
+        // The bucket holds at most `burst`, and a request departs at most `max_wait` ticks after it came.
+        let full = tick * self.count + self.burst * self.period;
+        let last_departure = (tick + self.max_wait) * self.count;
+        let fits = departs + cost * self.period <= full && departs <= last_departure;
         let next = if fits { departs + cost * self.period } else { departs };
+        let has_room = ceil_div(departs + (cost - self.burst) * self.period, self.count);
+        let departs = ceil_div(departs, self.count);
         Answer {
             fits,
-            never: cost > self.burst + 1,
-            fits_at: ceil_div(departs + (cost - self.burst - 1) * self.period, self.count),
-            departs: ceil_div(departs, self.count),
-            left: (last_start - next).div_euclid(self.period),
+            never: cost > self.burst,
+            fits_at: has_room.max(departs - self.max_wait),
+            departs,
+            // Single units: the last of them departs within `max_wait`, too.
+            left: (full - next).min(last_departure + self.period - next).div_euclid(self.period),
             fresh_at: ceil_div(next, self.count),
         }
     }
@@ -186,7 +191,10 @@ fn model(made: &Made) -> Box<dyn Model> {
     let burst = i128::from(made.burst());
     match made.limit.algorithm() {
         Algorithm::TokenBucket => Box::new(Tokens { count, period, burst, full_at: 0 }),
-        Algorithm::LeakyBucket => Box::new(Queue { count, period, burst, next: 0 }),
+        Algorithm::LeakyBucket => {
+            let max_wait = i128::from(made.max_wait());
+            Box::new(Queue { count, period, burst, max_wait, next: 0 })
+        }
         algorithm @ (Algorithm::FixedWindow | Algorithm::SlidingLog | Algorithm::SlidingCounter) => {
             Box::new(Charges { algorithm, requests: count, window: period, made: Vec::new() })
         }

@@ -1,9 +1,11 @@
 //! What an outcome says must be true: of the next tick, of one unit more, of nothing charged.
 
 use proptest::prelude::*;
-use tidegate_core::{Algorithm, Cost, Limit, LimitError, Span, Spec, State, Timestamp, Verdict, WORD_MAX};
+use tidegate_core::{
+    Algorithm, Cost, LeakyBucket, Limit, LimitError, Span, Spec, State, Timestamp, Verdict, WORD_MAX,
+};
 
-use crate::generate::{any_made, play, start, unruly};
+use crate::generate::{any_made, made, play, start, unruly};
 
 proptest! {
     #[test]
@@ -35,8 +37,28 @@ proptest! {
                 let all = Cost::new(outcome.remaining);
                 prop_assert!(made.limit.judge(&state, now, all).verdict.is_pass());
             }
-            let more = Cost::new(outcome.remaining + 1);
-            prop_assert!(!made.limit.judge(&state, now, more).verdict.is_pass());
+            // One after another no more than that pass. A leaky bucket whose longest wait is short may admit more in a
+            // single request: that waits once.
+            let mut spent = state.clone();
+            made.limit.charge(&mut spent, now, Cost::new(outcome.remaining));
+            prop_assert!(!made.limit.judge(&spent, now, Cost::ONE).verdict.is_pass());
+            if made.limit.algorithm() != Algorithm::LeakyBucket {
+                let more = Cost::new(outcome.remaining + 1);
+                prop_assert!(!made.limit.judge(&state, now, more).verdict.is_pass());
+            }
+        }
+    }
+
+    #[test]
+    fn leaky_bucket_never_makes_a_request_wait_longer_than_max_wait(
+        made in made(Algorithm::LeakyBucket), start in start(), arrivals in unruly()
+    ) {
+        let mut state = State::default();
+        let max_wait = made.spec.max_wait.unwrap_or(LeakyBucket::DEFAULT_MAX_WAIT);
+        for (now, cost) in play(&made, start, &arrivals) {
+            if let Verdict::Pass { wait } = made.limit.step(&mut state, now, cost).verdict {
+                prop_assert!(wait <= max_wait);
+            }
         }
     }
 
@@ -83,7 +105,7 @@ proptest! {
             let then = now + outcome.reset_after;
             let whole = Cost::new(made.limit.capacity());
             prop_assert!(made.limit.judge(&state, then, whole).verdict.is_pass());
-            if outcome.remaining < outcome.limit {
+            if outcome.remaining < made.limit.judge(&State::Unseen, now, Cost::ZERO).remaining {
                 let before = then - Span::from_micros(1);
                 prop_assert!(!made.limit.judge(&state, before, whole).verdict.is_pass());
             }
@@ -114,9 +136,10 @@ proptest! {
     fn extremes_never_panic_or_wrap(
         algorithm in proptest::sample::select(Algorithm::ALL),
         requests in extreme(), window in extreme(), burst in proptest::option::of(extreme()),
+        max_wait in proptest::option::of(extreme().prop_map(Span::from_micros)),
         steps in proptest::collection::vec((extreme(), extreme(), any::<bool>()), 1..20),
     ) {
-        let spec = Spec { requests, window: Span::from_micros(window), burst };
+        let spec = Spec { requests, window: Span::from_micros(window), burst, max_wait };
         let Ok(limit) = Limit::new(algorithm, spec) else { return Ok(()) };
         let mut state = State::default();
         let mut newest = Timestamp::ZERO;
@@ -163,7 +186,7 @@ fn extreme() -> impl Strategy<Value = u64> {
 
 #[test]
 fn what_no_tick_can_hold_is_refused_with_its_figures() {
-    let spec = Spec { requests: (1 << 53) - 1, window: Span::from_secs(1_000_003), burst: None };
+    let spec = Spec::new((1 << 53) - 1, Span::from_secs(1_000_003));
     let error = Limit::new(Algorithm::TokenBucket, spec).unwrap_err();
     assert!(matches!(error, LimitError::NotRepresentable { requests, .. } if requests == spec.requests));
     assert!(error.to_string().contains("cannot be counted exactly"), "{error}");
@@ -177,8 +200,21 @@ fn zero_is_refused_by_name() {
         assert_eq!(Limit::new(algorithm, Spec::new(1, Span::ZERO)), Err(LimitError::ZeroWindow));
     }
     let no_burst = Spec { burst: Some(0), ..Spec::new(1, window) };
-    assert_eq!(Limit::new(Algorithm::TokenBucket, no_burst), Err(LimitError::ZeroBurst));
-    assert!(Limit::new(Algorithm::LeakyBucket, no_burst).is_ok(), "a leaky bucket may let nothing wait");
+    for algorithm in [Algorithm::TokenBucket, Algorithm::LeakyBucket] {
+        assert_eq!(Limit::new(algorithm, no_burst), Err(LimitError::ZeroBurst));
+    }
+}
+
+#[test]
+fn max_wait_where_no_request_waits_is_rejected() {
+    let spec = Spec { max_wait: Some(Span::from_secs(1)), ..Spec::new(10, Span::from_secs(1)) };
+    for &algorithm in Algorithm::ALL {
+        let made = Limit::new(algorithm, spec);
+        match algorithm {
+            Algorithm::LeakyBucket => assert!(made.is_ok()),
+            _ => assert_eq!(made, Err(LimitError::NoMaxWait { algorithm })),
+        }
+    }
 }
 
 #[test]

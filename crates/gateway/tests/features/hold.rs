@@ -1,7 +1,6 @@
 //! A leaky bucket holds requests until their turn comes.
 
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, Response};
@@ -15,15 +14,13 @@ use tokio::task::JoinHandle;
 
 use super::support::{Answer, Proxy, Upstream, connect, full, soon};
 
-/// One departs, so many wait; the next departure is an hour away.
+/// One departs, so many wait for up to a day; the next departure is an hour away.
 fn hourly(waiting: u32) -> String {
+    let burst = waiting + 1;
     format!(
-        "rate_limits: {{ endpoints: {{ /held: {{ requests: 1, window: 1h, algorithm: leaky_bucket, burst: {waiting} }} }} }}\n"
+        "rate_limits: {{ endpoints: {{ /held: {{ requests: 1, window: 1h, algorithm: leaky_bucket, burst: {burst}, \
+         max_wait: 1d }} }} }}\n"
     )
-}
-
-fn patient() -> Bounds {
-    Bounds { wait: Duration::from_hours(24), ..Bounds::default() }
 }
 
 /// A client with one HTTP/2 connection: the gateway takes its requests in the order in which they are sent.
@@ -108,7 +105,7 @@ async fn a_held_request_has_not_reached_the_upstream_while_others_have() {
         }
     })
     .await;
-    let proxy = Proxy::with(&[upstream.url()], &hourly(5), &[], patient());
+    let proxy = Proxy::with(&[upstream.url()], &hourly(5), &[], Bounds::default());
     let mut client = Client::of(&proxy).await;
     assert_eq!(answer(client.ask("/held")).await.status, 200);
     let held = client.ask("/held");
@@ -119,7 +116,7 @@ async fn a_held_request_has_not_reached_the_upstream_while_others_have() {
 #[tokio::test]
 async fn a_full_queue_refuses_with_429_and_a_time() {
     let upstream = Upstream::named("served").await;
-    let proxy = Proxy::with(&[upstream.url()], &hourly(2), &[], patient());
+    let proxy = Proxy::with(&[upstream.url()], &hourly(2), &[], Bounds::default());
     let mut client = Client::of(&proxy).await;
     assert_eq!(answer(client.ask("/held")).await.status, 200);
     let (second, third) = (client.ask("/held"), client.ask("/held"));
@@ -132,7 +129,7 @@ async fn a_full_queue_refuses_with_429_and_a_time() {
 #[tokio::test]
 async fn the_last_in_the_queue_gives_its_departure_back_when_its_stream_is_reset() {
     let upstream = Upstream::named("served").await;
-    let proxy = Proxy::with(&[upstream.url()], &hourly(1), &[], patient());
+    let proxy = Proxy::with(&[upstream.url()], &hourly(1), &[], Bounds::default());
     let mut client = Client::of(&proxy).await;
     assert_eq!(answer(client.ask("/held")).await.status, 200);
     let held = client.ask("/held");
@@ -145,7 +142,7 @@ async fn the_last_in_the_queue_gives_its_departure_back_when_its_stream_is_reset
 #[tokio::test]
 async fn the_last_in_the_queue_gives_its_departure_back_when_its_connection_ends() {
     let upstream = Upstream::named("served").await;
-    let proxy = Proxy::with(&[upstream.url()], &hourly(1), &[], patient());
+    let proxy = Proxy::with(&[upstream.url()], &hourly(1), &[], Bounds::default());
     let mut client = Client::of(&proxy).await;
     assert_eq!(answer(client.ask("/held")).await.status, 200);
     let mut leaver = connect(proxy.address).await;
@@ -169,7 +166,7 @@ async fn the_last_in_the_queue_gives_its_departure_back_when_its_connection_ends
 #[tokio::test]
 async fn one_in_the_middle_of_the_queue_gives_nothing_back() {
     let upstream = Upstream::named("served").await;
-    let proxy = Proxy::with(&[upstream.url()], &hourly(2), &[], patient());
+    let proxy = Proxy::with(&[upstream.url()], &hourly(2), &[], Bounds::default());
     let mut client = Client::of(&proxy).await;
     assert_eq!(answer(client.ask("/held")).await.status, 200);
     let (middle, last) = (client.ask("/held"), client.ask("/held"));
@@ -181,28 +178,40 @@ async fn one_in_the_middle_of_the_queue_gives_nothing_back() {
 }
 
 #[tokio::test]
-async fn whoever_would_wait_too_long_gets_503_and_is_charged_nothing() {
-    let upstream = Upstream::named("served").await;
-    let bounds = Bounds { wait: Duration::from_secs(1), ..Bounds::default() };
-    let proxy = Proxy::with(&[upstream.url()], &hourly(1), &[], bounds);
-    let mut client = Client::of(&proxy).await;
-    assert_eq!(answer(client.ask("/held")).await.status, 200);
-    for _ in 0..3 {
-        let turned_away = answer(client.ask("/held")).await;
-        assert_eq!(turned_away.status, 503, "not 429: there is room in the queue again");
-        assert_eq!(turned_away.json()["error"], "too_many_waiting");
-        assert!(turned_away.header("retry-after").is_some());
-    }
-}
-
-#[tokio::test]
 async fn only_so_many_are_held_at_once() {
     let upstream = Upstream::named("served").await;
-    let bounds = Bounds { waiting: 1, ..patient() };
+    let bounds = Bounds { waiting: 1, ..Bounds::default() };
     let proxy = Proxy::with(&[upstream.url()], &hourly(9), &[], bounds);
     let mut client = Client::of(&proxy).await;
     assert_eq!(answer(client.ask("/held")).await.status, 200);
     let held = client.ask("/held");
     assert_eq!(answer(client.ask("/held")).await.status, 503);
     assert!(client.is_held(&held).await);
+}
+
+#[tokio::test]
+async fn leaky_bucket_wait_over_max_wait_is_rejected_with_the_time_until_it_would_be_admitted() {
+    let upstream = Upstream::named("served").await;
+    let policy = "rate_limits: { default: { requests: 10, window: 1h, algorithm: leaky_bucket } }\n";
+    let proxy = Proxy::before(&[upstream.url()], policy);
+    assert_eq!(proxy.get("/").await.status, 200);
+    for _ in 0..3 {
+        let rejected = proxy.get("/").await;
+        assert_eq!(rejected.status, 429);
+        // Departures are 360 s apart, and a request waits for at most 30 of them.
+        assert!((329..=363).contains(&rejected.number("retry-after")), "{rejected:?}");
+        let body = rejected.json();
+        assert_eq!((&body["error"], &body["rule"]), (&"rate_limit_exceeded".into(), &"default".into()));
+        assert_eq!((rejected.number("x-ratelimit-limit"), rejected.number("x-ratelimit-remaining")), (10, 0));
+    }
+    assert_eq!(proxy.counted("rate_limit_requests_total{decision=\"refused\"}"), 3);
+}
+
+#[tokio::test]
+async fn leaky_bucket_burst_includes_the_departing_request() {
+    let upstream = Upstream::named("served").await;
+    let policy = "rate_limits: { default: { requests: 1, window: 1h, algorithm: leaky_bucket, burst: 1 } }\n";
+    let proxy = Proxy::before(&[upstream.url()], policy);
+    assert_eq!(proxy.get("/").await.status, 200);
+    assert_eq!(proxy.get("/").await.status, 429);
 }

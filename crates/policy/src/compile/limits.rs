@@ -8,7 +8,7 @@ use crate::compile::names::Taken;
 use crate::compile::{Context, manner, rules, scalar};
 use crate::endpoints::EndpointPattern;
 use crate::language::{ALGORITHMS, ENDPOINT, GLOBAL, LIMIT, Mapping};
-use crate::plan::{Clients, Endpoint, PathCase, RateLimits, Rule, Tier};
+use crate::plan::{Clients, Endpoint, PathCase, Quota, RateLimits, Rule, Tier};
 use crate::raw::{Entry, Fields, Finding, Key, Mark, Node, Value};
 use crate::render::quote;
 
@@ -175,8 +175,9 @@ pub(super) fn rule<'s>(
     let (limit, spec) = limit(node, fields, context)?;
     let (id, mode, penalty) = (id?, mode?, penalty?);
     context.marks.rules.insert(id, Mark::from(node));
-    let Spec { requests, window, burst } = spec;
-    Some(Rule { name, id, limit, requests, window, burst, mode, penalty, line: node.place.line })
+    let Spec { requests, window, burst, max_wait } = spec;
+    let (quota, line) = (Quota::new(&limit, &spec), node.place.line);
+    Some(Rule { name, id, limit, requests, window, burst, max_wait, quota, mode, penalty, line })
 }
 
 /// The id of the rule called `name`, unless another has taken it.
@@ -224,7 +225,11 @@ fn limit<'s>(
         Some(node) => Some(scalar::count(node, report)?),
         None => None,
     };
-    let (algorithm, spec) = (algorithm?, Spec { requests: requests?, window: window?, burst });
+    let max_wait = match fields.get("max_wait") {
+        Some(node) => Some(scalar::duration(node, report)?),
+        None => None,
+    };
+    let (algorithm, spec) = (algorithm?, Spec { requests: requests?, window: window?, burst, max_wait });
     let error = match Limit::new(algorithm, spec) {
         Ok(limit) => return Some((limit, spec)),
         Err(error) => error,
@@ -234,6 +239,10 @@ fn limit<'s>(
         LimitError::NoBurst { algorithm } => {
             let finding = Finding::error(at("burst"), format!("`{algorithm}` takes no `burst`"));
             finding.hint("remove it, or add `algorithm: token_bucket`")
+        }
+        LimitError::NoMaxWait { algorithm } => {
+            let what = format!("`{algorithm}` takes no `max_wait`: no request ever waits under it");
+            Finding::error(at("max_wait"), what).hint("remove it, or use `algorithm: leaky_bucket`")
         }
         LimitError::ZeroBurst => Finding::error(at("burst"), "a burst of 0 would let nothing pass")
             .expected("a whole number of at least 1"),

@@ -3,11 +3,14 @@
 use std::sync::Arc;
 
 use http::header::HeaderName;
+use tidegate_core::Cost;
 
 use crate::compile::{Context, clients, costs, limits, manner, routing, scalar};
 use crate::expression::Expression;
 use crate::language::{EVERYBODY, MATCH, RULE};
-use crate::plan::{Clients, ConcurrencyRule, Count, CustomRule, HeaderMatch, Match, When};
+use crate::plan::{
+    Charge, Clients, ConcurrencyRule, Count, CustomRule, HeaderMatch, Match, QuotaUnit, RuleCost, When,
+};
 use crate::raw::{Fields, Finding, Mark, Node, Value};
 use crate::render::quote;
 
@@ -59,7 +62,7 @@ fn at_once<'s>(
     whom: Whom,
     context: &mut Context<'s, '_>,
 ) -> Option<ConcurrencyRule> {
-    for key in ["requests", "window", "algorithm", "burst", "cost", "charge", "penalty"] {
+    for key in ["requests", "window", "algorithm", "burst", "max_wait", "cost", "charge", "penalty"] {
         if let Some(node) = fields.get(key) {
             let what = format!("`{key}` has no place beside `concurrent`, which counts requests under way");
             context.report.push(Finding::error(node, what).hint("make two rules: one for each"));
@@ -91,7 +94,7 @@ fn custom<'s>(
 ) -> Option<CustomRule> {
     let cost = costs::cost(fields, context);
     let charge = costs::charge(fields, context);
-    let rule = limits::rule(item, fields, whom.name_or_number(item), context)?;
+    let mut rule = limits::rule(item, fields, whom.name_or_number(item), context)?;
     let Whom { name, matches, count } = whom;
     costs::check(fields, &rule, (cost.as_ref(), charge.as_ref()), context);
     if let (Some(Count::Everybody), Some(node)) = (&count, fields.get("penalty")) {
@@ -99,7 +102,18 @@ fn custom<'s>(
         context.report.push(finding.hint("say whom it counts, such as `per: ip`, or remove the penalty"));
     }
     name?;
-    Some(CustomRule { rule, matches: matches?, count: count?, cost: cost?, charge: charge? })
+    let (cost, charge) = (cost?, charge?);
+    rule.quota = rule.quota.counting(quota_unit(&cost, &charge));
+    Some(CustomRule { rule, matches: matches?, count: count?, cost, charge })
+}
+
+/// What a rule with these costs counts.
+fn quota_unit(cost: &RuleCost, charge: &Charge) -> QuotaUnit {
+    match (cost, charge) {
+        (RuleCost::Body(bytes), _) => QuotaUnit::Content(*bytes),
+        (RuleCost::Constant(Cost::ONE), Charge::UpFront | Charge::Status(_)) => QuotaUnit::Requests,
+        _ => QuotaUnit::Cost,
+    }
 }
 
 /// A name that is not taken by the limits with a place of their own.

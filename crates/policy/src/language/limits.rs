@@ -48,11 +48,18 @@ const ALGORITHM: Key =
         .default("sliding_window_counter");
 const BURST: Key = Key::new(
     "burst",
-    Count(0),
-    "How many at once (`token_bucket`), or how many wait (`leaky_bucket`).",
+    Count(1),
+    "How many at once (`token_bucket`), or how many the bucket holds, the departing one included (`leaky_bucket`).",
     "20",
 )
-.default("`requests` for `token_bucket`");
+.default("`requests`");
+const MAX_WAIT: Key = Key::new(
+    "max_wait",
+    Duration,
+    "How long a request may wait for its departure (`leaky_bucket`). One that would wait longer is rejected and charged nothing.",
+    "10s",
+)
+.default("30s");
 
 const MODE_SHAPES: &[Shape] = &[Choice(MODES), Object(&CANARY)];
 const MODE: Key = Key::new(
@@ -104,21 +111,21 @@ pub(crate) static LIMIT: Mapping = Mapping {
     name: "a limit",
     path: "rate_limits.default",
     doc: "A limit. `rate_limits.tenant`, each tier and each endpoint have the same keys.",
-    keys: &[REQUESTS, WINDOW, ALGORITHM, BURST, MODE, PENALISES],
+    keys: &[REQUESTS, WINDOW, ALGORITHM, BURST, MAX_WAIT, MODE, PENALISES],
 };
 
 pub(crate) static GLOBAL: Mapping = Mapping {
     name: "the global limit",
     path: "rate_limits.global",
     doc: "A limit for everybody together.",
-    keys: &[REQUESTS, WINDOW, ALGORITHM, BURST, MODE],
+    keys: &[REQUESTS, WINDOW, ALGORITHM, BURST, MAX_WAIT, MODE],
 };
 
 pub(crate) static ENDPOINT: Mapping = Mapping {
     name: "an endpoint's limit",
     path: "rate_limits.endpoints.PATH",
     doc: "A limit for each client at an endpoint. In the path `*` and `{name}` stand for one segment, a final `**` for any rest.",
-    keys: &[REQUESTS, WINDOW, ALGORITHM, BURST, MODE, PENALISES],
+    keys: &[REQUESTS, WINDOW, ALGORITHM, BURST, MAX_WAIT, MODE, PENALISES],
 };
 
 pub(crate) static RULE: Mapping = Mapping {
@@ -147,6 +154,7 @@ pub(crate) static RULE: Mapping = Mapping {
         WINDOW.required_unless("required, unless `concurrent` is given"),
         ALGORITHM,
         BURST,
+        MAX_WAIT,
         Key::new(
             "concurrent",
             Count(1),

@@ -61,7 +61,7 @@ pub(crate) static POLICY: Mapping = Mapping {
         Key::new(
             "headers",
             OneOrMany(&Choice(HEADER_STYLES)),
-            "Which headers tell clients about their limits.",
+            "Which headers report limits to clients: `x_ratelimit` and `ratelimit_epoch` (reset in Unix seconds) and `ratelimit_delta` (reset in seconds from now) report the tightest limit, `ratelimit` every limit as structured fields. docs/gateway.md has the numbers.",
             "[x_ratelimit, ratelimit]",
         )
         .default("[x_ratelimit, ratelimit]"),

@@ -5,12 +5,12 @@ use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use http::header::HeaderName;
-use tidegate_core::{Algorithm, Cost, Limit, Penalty, RuleId, Span};
+use tidegate_core::{Algorithm, Cost, LeakyBucket, Limit, Penalty, RuleId, Span};
 
 use crate::endpoints::EndpointPattern;
 use crate::expression::Expression;
 use crate::identity::ClientKind;
-use crate::plan::{Charge, Mode, RuleCost};
+use crate::plan::{Charge, Mode, Quota, RuleCost};
 use crate::quantity::span_text;
 
 /// All limits, in the order in which a request meets them.
@@ -58,6 +58,10 @@ pub struct Rule {
     pub window: Span,
     /// Units at once, where they were written.
     pub burst: Option<u64>,
+    /// The longest wait, where it was written.
+    pub max_wait: Option<Span>,
+    /// What clients are told of it.
+    pub quota: Quota,
     /// Whether it refuses, or only watches.
     pub mode: Mode,
     /// A lock-out for whoever is refused again and again.
@@ -72,10 +76,20 @@ impl Rule {
         self.limit.algorithm()
     }
 
+    /// The longest that a request waits under it: as written, or the algorithm's default.
+    pub fn longest_wait(&self) -> Span {
+        match self.algorithm() {
+            Algorithm::LeakyBucket => self.max_wait.unwrap_or(LeakyBucket::DEFAULT_MAX_WAIT),
+            _ => Span::ZERO,
+        }
+    }
+
     /// The limit in words: `100 per 1m, token_bucket, burst 20`.
     pub fn words(&self) -> String {
         let burst = self.burst.map(|burst| format!(", burst {burst}")).unwrap_or_default();
-        format!("{} per {}, {}{burst}", self.requests, span_text(self.window), self.algorithm())
+        let max_wait =
+            self.max_wait.map(|wait| format!(", max_wait {}", span_text(wait))).unwrap_or_default();
+        format!("{} per {}, {}{burst}{max_wait}", self.requests, span_text(self.window), self.algorithm())
     }
 
     /// The limit in words, and all else that is out of the ordinary: `…, shadow`.

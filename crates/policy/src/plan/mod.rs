@@ -9,6 +9,7 @@ mod http;
 mod limits;
 mod mode;
 mod observe;
+mod quota;
 
 use std::fmt;
 use std::sync::Arc;
@@ -30,6 +31,7 @@ pub use limits::{
 };
 pub use mode::{Mode, Share};
 pub use observe::{LogPlan, LogTo, Sample, TracesPlan};
+pub use quota::{Quota, QuotaStatus, QuotaUnit};
 
 /// What the operator wants, checked whole.
 #[derive(Clone, Debug)]

@@ -2,6 +2,7 @@
 
 mod reach;
 mod tighter;
+mod waits;
 
 use ipnet::IpNet;
 use tidegate_core::{Algorithm, RuleId};
@@ -17,6 +18,7 @@ pub(crate) fn find(plan: &Plan, marks: &Marks, report: &mut Report<'_>) {
     tenant(plan, marks, report);
     everybody(plan, marks, report);
     fixed_window_alone(plan, marks, report);
+    waits::find(plan, marks, report);
     reach::find(plan, marks, report);
     tighter::find(plan, marks, report);
 }

@@ -111,15 +111,18 @@ impl Envelope {
         let requests = u128::from(rule.requests);
         let burst = rule.burst.map_or(requests, u128::from);
         let (at_once, units) = match rule.algorithm() {
-            Algorithm::TokenBucket => (burst, requests),
-            // Those that wait, and the one that departs.
-            Algorithm::LeakyBucket => (burst.saturating_add(1), requests),
+            Algorithm::TokenBucket | Algorithm::LeakyBucket => (burst, requests),
             Algorithm::SlidingLog => (requests, requests),
             Algorithm::FixedWindow => (requests.saturating_mul(2), requests),
             // Its true count stays within twice the limit.
             Algorithm::SlidingCounter => (requests.saturating_mul(2), requests.saturating_mul(2)),
         };
         Self { at_once, units, micros: u128::from(rule.window.as_micros()).max(1) }
+    }
+
+    /// Whether its rate is at most `requests` per `window`.
+    fn is_slower(&self, requests: u128, window: u128) -> bool {
+        self.units.saturating_mul(window) <= requests.saturating_mul(self.micros)
     }
 
     /// Whether `rule` admits everything within the envelope.
@@ -132,9 +135,12 @@ impl Envelope {
             spent.saturating_add(self.units.saturating_mul(window)) <= requests.saturating_mul(self.micros)
         };
         match rule.algorithm() {
-            Algorithm::TokenBucket | Algorithm::LeakyBucket => {
-                self.at_once <= burst
-                    && self.units.saturating_mul(window) <= requests.saturating_mul(self.micros)
+            Algorithm::TokenBucket => self.at_once <= burst && self.is_slower(requests, window),
+            // All that stands at once must wait no longer than it may.
+            Algorithm::LeakyBucket => {
+                let last = self.at_once.saturating_sub(1).saturating_mul(window);
+                let waits = requests.saturating_mul(rule.longest_wait().as_micros().into());
+                self.at_once <= burst && last <= waits && self.is_slower(requests, window)
             }
             Algorithm::SlidingLog | Algorithm::FixedWindow => within(1),
             // What it estimates of two windows is at most twice what stands at once.

@@ -21,8 +21,12 @@ const ASKED_BY_EACH: u64 = 4_000;
 /// # Panics
 /// If more or less passes, or if anything is lost.
 pub fn two_threads_admit_exactly_the_ideal(store: &impl Store, algorithm: Algorithm) {
-    let limit =
-        |requests| Limit::new(algorithm, Spec::new(requests, Span::from_secs(3_600))).expect("a valid limit");
+    // A leaky bucket makes requests wait as long as it takes.
+    let max_wait = (algorithm == Algorithm::LeakyBucket).then_some(Span::MAX);
+    let limit = |requests| {
+        let spec = Spec { max_wait, ..Spec::new(requests, Span::from_secs(3_600)) };
+        Limit::new(algorithm, spec).expect("a valid limit")
+    };
     let (narrow, wide) = (limit(NARROW), limit(WIDE));
     let checks = [
         Check::new(Key::new(RuleId::named("narrow"), b"client"), &narrow),

@@ -184,9 +184,15 @@ fn random_limit(rng: &mut Rng, algorithms: &[Algorithm]) -> Limit {
         1 => Some(1),
         _ => Some(rng.u64(1..50)),
     };
-    let spec = Spec { requests, window, burst };
-    // Some algorithms know no burst.
+    let max_wait = match rng.u32(0..4) {
+        0 => Some(Span::MAX),
+        1 => Some(Span::from_millis(rng.u64(0..30_000))),
+        _ => None,
+    };
+    let spec = Spec { requests, window, burst, max_wait };
+    // Some algorithms know no burst, and one knows a longest wait.
     Limit::new(algorithm, spec)
-        .or_else(|_| Limit::new(algorithm, Spec { burst: None, ..spec }))
+        .or_else(|_| Limit::new(algorithm, Spec { max_wait: None, ..spec }))
+        .or_else(|_| Limit::new(algorithm, Spec { burst: None, max_wait: None, ..spec }))
         .expect("every rate made here has a tick that holds it")
 }

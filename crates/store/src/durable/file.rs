@@ -242,7 +242,8 @@ fn write(transaction: &WriteTransaction, change: &Change) -> Result<(), Failure>
         }
         Change::Override(OverrideKey { rule, client }, instead) => {
             let OverrideRecord { algorithm, spec, reason, since, until } = instead;
-            let Spec { requests, window, burst } = spec;
+            // An override's longest wait is always the default: it is not stored.
+            let Spec { requests, window, burst, max_wait: _ } = spec;
             let (since, until) = (since.as_micros(), micros(until));
             let row =
                 (algorithm.name(), *requests, window.as_micros(), *burst, since, until, reason.as_str());
@@ -293,7 +294,7 @@ fn penalised_of(key: PenaltyKey, row: PenaltyRow) -> Penalised {
 fn override_of(row: OverrideRow<'_>) -> Result<OverrideRecord, Failure> {
     let (algorithm, requests, window, burst, since, until, reason) = row;
     let algorithm = algorithm.parse().map_err(|_| Failure::Record("an override's algorithm is none"))?;
-    let spec = Spec { requests, window: Span::from_micros(window), burst };
+    let spec = Spec { burst, ..Spec::new(requests, Span::from_micros(window)) };
     Limit::new(algorithm, spec).map_err(|_| Failure::Record("an override's limit cannot be"))?;
     Ok(OverrideRecord {
         algorithm,

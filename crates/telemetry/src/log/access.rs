@@ -3,8 +3,8 @@
 use std::net::IpAddr;
 
 use opentelemetry::KeyValue;
-use tidegate_core::{Outcome, Timestamp};
-use tidegate_policy::{ClientName, Rule};
+use tidegate_core::Timestamp;
+use tidegate_policy::ClientName;
 use tidegate_store::Reading;
 
 use super::object::Object;
@@ -85,9 +85,8 @@ impl Access {
         self.client = Some(ClientName::of(key));
     }
 
-    pub(crate) fn judged(&mut self, rule: &Rule, outcome: &Outcome) {
-        let Outcome { limit, remaining, .. } = *outcome;
-        self.judged = Some(Judgement { rule: rule.name.clone(), limit, remaining });
+    pub(crate) fn judged(&mut self, rule: &str, limit: u64, remaining: u64) {
+        self.judged = Some(Judgement { rule: rule.to_owned(), limit, remaining });
     }
 
     pub(crate) fn tried(&mut self, tried: Tried) {

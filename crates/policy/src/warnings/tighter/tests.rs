@@ -6,7 +6,7 @@ use super::*;
 
 fn rule(algorithm: Algorithm, spec: Spec) -> Option<Rule> {
     let limit = Limit::new(algorithm, spec).ok()?;
-    let Spec { requests, window, burst } = spec;
+    let Spec { requests, window, burst, max_wait } = spec;
     Some(Rule {
         name: "r".to_owned(),
         id: RuleId::named("r"),
@@ -14,6 +14,8 @@ fn rule(algorithm: Algorithm, spec: Spec) -> Option<Rule> {
         requests,
         window,
         burst,
+        max_wait,
+        quota: crate::plan::Quota::new(&limit, &spec),
         mode: Mode::Enforce,
         penalty: None,
         line: 1,
@@ -21,14 +23,14 @@ fn rule(algorithm: Algorithm, spec: Spec) -> Option<Rule> {
 }
 
 fn rules(most: u64) -> impl Strategy<Value = Rule> {
-    let spec = (0..5_usize, 1..most, 1..12_u64, proptest::option::of(1..most));
-    spec.prop_filter_map("no such limit", |(algorithm, requests, secs, burst)| {
+    let spec =
+        (0..5_usize, 1..most, 1..12_u64, proptest::option::of(1..most), proptest::option::of(0..9_000_u64));
+    spec.prop_filter_map("no such limit", |(algorithm, requests, secs, burst, max_wait)| {
         let algorithm = *Algorithm::ALL.get(algorithm)?;
         let knows_burst = matches!(algorithm, Algorithm::TokenBucket | Algorithm::LeakyBucket);
-        rule(
-            algorithm,
-            Spec { requests, window: Span::from_secs(secs), burst: burst.filter(|_| knows_burst) },
-        )
+        let burst = burst.filter(|_| knows_burst);
+        let max_wait = max_wait.filter(|_| algorithm == Algorithm::LeakyBucket).map(Span::from_millis);
+        rule(algorithm, Spec { burst, max_wait, ..Spec::new(requests, Span::from_secs(secs)) })
     })
 }
 

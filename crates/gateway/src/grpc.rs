@@ -1,0 +1,120 @@
+//! gRPC calls that the gateway does not forward: clients look for a status of gRPC, not of HTTP.
+//!
+//! Such a call gets a response of trailers only: HTTP status 200, the status of gRPC among the headers, no body.
+//! <https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md>
+
+use http::header::{CONTENT_TYPE, HeaderName, HeaderValue};
+use http::{HeaderMap, StatusCode, Version};
+
+const STATUS: HeaderName = HeaderName::from_static("grpc-status");
+const MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
+/// How long a client waits before it tries again; a negative number keeps it from trying again.
+const PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
+
+const MEDIA_TYPE: &[u8] = b"application/grpc";
+
+/// The content type of a gRPC call; `None` if the request is none.
+pub(crate) fn content_type(version: Version, headers: &HeaderMap) -> Option<&HeaderValue> {
+    if version != Version::HTTP_2 {
+        return None;
+    }
+    headers.get(CONTENT_TYPE).filter(|value| {
+        let Some((start, rest)) = value.as_bytes().split_at_checked(MEDIA_TYPE.len()) else { return false };
+        start.eq_ignore_ascii_case(MEDIA_TYPE)
+            && matches!(rest.first(), None | Some(b'+' | b';' | b' ' | b'-'))
+    })
+}
+
+/// When a client may try again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pushback {
+    /// As it thinks fit.
+    Unknown,
+    /// After so many seconds.
+    Seconds(u64),
+    /// Never: it would fail again.
+    Never,
+}
+
+/// Writes the gRPC status of an error into `headers`.
+pub(crate) fn write_status(headers: &mut HeaderMap, status: StatusCode, message: &str, pushback: Pushback) {
+    headers.insert(STATUS, code(status).into());
+    headers.insert(MESSAGE, percent_encoded(message));
+    match pushback {
+        Pushback::Unknown => {}
+        Pushback::Seconds(seconds) => {
+            headers.insert(PUSHBACK, seconds.saturating_mul(1_000).into());
+        }
+        Pushback::Never => {
+            headers.insert(PUSHBACK, HeaderValue::from_static("-1"));
+        }
+    }
+}
+
+/// The gRPC status for an HTTP status of ours. Clients map HTTP statuses likewise, but know no 429 that is a limit:
+/// they take it for UNAVAILABLE.
+fn code(status: StatusCode) -> u16 {
+    const UNKNOWN: u16 = 2;
+    const DEADLINE_EXCEEDED: u16 = 4;
+    const PERMISSION_DENIED: u16 = 7;
+    const RESOURCE_EXHAUSTED: u16 = 8;
+    const UNIMPLEMENTED: u16 = 12;
+    const INTERNAL: u16 = 13;
+    const UNAVAILABLE: u16 = 14;
+    const UNAUTHENTICATED: u16 = 16;
+    match status {
+        StatusCode::BAD_REQUEST => INTERNAL,
+        StatusCode::UNAUTHORIZED => UNAUTHENTICATED,
+        StatusCode::FORBIDDEN => PERMISSION_DENIED,
+        StatusCode::NOT_FOUND => UNIMPLEMENTED,
+        StatusCode::REQUEST_TIMEOUT | StatusCode::GATEWAY_TIMEOUT => DEADLINE_EXCEEDED,
+        StatusCode::PAYLOAD_TOO_LARGE
+        | StatusCode::TOO_MANY_REQUESTS
+        | StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE => RESOURCE_EXHAUSTED,
+        StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE => UNAVAILABLE,
+        _ => UNKNOWN,
+    }
+}
+
+/// Text as `grpc-message` has it: visible ASCII and spaces as they are, but for `%`.
+fn percent_encoded(text: &str) -> HeaderValue {
+    const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
+    let mut encoded = Vec::with_capacity(text.len());
+    for byte in text.bytes() {
+        if matches!(byte, b' '..=b'~') && byte != b'%' {
+            encoded.push(byte);
+        } else {
+            let digit = |half: u8| DIGITS.get(usize::from(half & 15)).copied().unwrap_or(b'0');
+            encoded.extend([b'%', digit(byte >> 4), digit(byte)]);
+        }
+    }
+    // Visible ASCII is always a value.
+    HeaderValue::from_bytes(&encoded).unwrap_or(HeaderValue::from_static(""))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn grpc_message_is_percent_encoded() {
+        assert_eq!(percent_encoded("100 % of \"ü\"\n"), "100 %25 of \"%C3%BC\"%0A");
+    }
+
+    #[test]
+    fn grpc_content_type_is_recognised_over_http_2_only() {
+        let is_grpc = |version, value: &'static str| {
+            let headers = HeaderMap::from_iter([(CONTENT_TYPE, HeaderValue::from_static(value))]);
+            content_type(version, &headers).is_some()
+        };
+        for value in
+            ["application/grpc", "application/grpc+proto", "application/GRPC;a=b", "application/grpc-web"]
+        {
+            assert!(is_grpc(Version::HTTP_2, value), "{value}");
+            assert!(!is_grpc(Version::HTTP_11, value), "{value}");
+        }
+        for value in ["", "application/grp", "application/grpcx", "application/json", "text/plain"] {
+            assert!(!is_grpc(Version::HTTP_2, value), "{value}");
+        }
+    }
+}

@@ -1,0 +1,138 @@
+use proptest::prelude::*;
+use tidegate_core::{Cost, State, Timestamp};
+
+use super::*;
+
+fn quota(algorithm: Algorithm, spec: Spec) -> Option<(Limit, Quota)> {
+    let limit = Limit::new(algorithm, spec).ok()?;
+    Some((limit, Quota::new(&limit, &spec)))
+}
+
+fn spec() -> impl Strategy<Value = (Algorithm, Spec)> {
+    let rate = prop_oneof![
+        4 => (1_u64..=1_000, (1_u64..=120_000).prop_map(Span::from_millis)),
+        2 => (1_u64..=1_000, (1_u64..=999_999).prop_map(Span::from_micros)),
+        2 => (1_u64..=1_000_000_000, (1_u64..=1_000_000).prop_map(Span::from_secs)),
+        1 => (1_u64..=(1 << 53), (1_u64..=1_000_000).prop_map(Span::from_micros)),
+        1 => (Just(1), (1_u64..=1_000_000_000).prop_map(Span::from_secs)),
+    ];
+    let burst = prop_oneof![Just(None), (1_u64..=20).prop_map(Some), (1_u64..=1_000_000_000).prop_map(Some)];
+    let max_wait = prop_oneof![Just(None), (0_u64..=1 << 40).prop_map(|us| Some(Span::from_micros(us)))];
+    let algorithm = proptest::sample::select(Algorithm::ALL);
+    (algorithm, rate, burst, max_wait).prop_map(|(algorithm, (requests, window), burst, max_wait)| {
+        let knows_burst = matches!(algorithm, Algorithm::TokenBucket | Algorithm::LeakyBucket);
+        let burst = burst.filter(|_| knows_burst);
+        let max_wait = max_wait.filter(|_| algorithm == Algorithm::LeakyBucket);
+        (algorithm, Spec { requests, window, burst, max_wait })
+    })
+}
+
+/// Costs in thousandths of the capacity, and whether they are charged in any case; gaps in thousandths of the window.
+fn arrivals() -> impl Strategy<Value = Vec<(u64, u64, bool)>> {
+    let gap = prop_oneof![2 => Just(0), 2 => 0_u64..=100, 1 => 0_u64..=2_500];
+    let cost = prop_oneof![3 => Just(0), 1 => 0_u64..=1_100];
+    proptest::collection::vec((gap, cost, proptest::bool::weighted(0.1)), 1..60)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1_000, max_global_rejects: 100_000, ..ProptestConfig::default() })]
+
+    /// r ≤ q, t ≤ w, and numbers that a structured field can hold, for every algorithm and any history.
+    #[test]
+    fn quota_status_of_any_outcome_stays_within_its_quota((algorithm, spec) in spec(), arrivals in arrivals()) {
+        let Some((limit, quota)) = quota(algorithm, spec) else { return Ok(()) };
+        let capacity = limit.capacity();
+        let whole = quota.whole();
+        let window = whole.window.unwrap();
+        prop_assert!((1..=LARGEST).contains(&whole.limit) && (1..=LARGEST).contains(&window));
+        if algorithm == Algorithm::LeakyBucket && spec.window >= Span::from_secs(1) {
+            prop_assert!(whole.limit <= spec.requests && whole.limit <= spec.burst.unwrap_or(u64::MAX));
+        }
+        let mut state = State::default();
+        let mut now = Timestamp::from_micros(1_700_000_000_123_456);
+        for (gap, cost, forced) in arrivals {
+            let gap = u128::from(spec.window.as_micros()) * u128::from(gap) / 1_000;
+            now = now + Span::from_micros(u64::try_from(gap).unwrap());
+            let cost = u64::try_from(u128::from(capacity) * u128::from(cost) / 1_000).unwrap().max(1);
+            let outcome = limit.step(&mut state, now, Cost::new(cost));
+            let status = quota.status(&outcome);
+            prop_assert_eq!((status.limit, status.window), (whole.limit, whole.window));
+            prop_assert!(status.remaining <= status.limit);
+            prop_assert_eq!(status.remaining == 0, outcome.remaining == 0);
+            prop_assert!(status.reset_seconds() <= window);
+            if let Verdict::NotUntil { retry_after } = outcome.verdict {
+                // `Retry-After` is at least this.
+                prop_assert!(status.reset_seconds() <= retry_after.as_secs_ceil());
+                prop_assert_eq!(status.reset_after, retry_after);
+            } else {
+                prop_assert_eq!(status.reset_seconds(), status.reset_after.as_secs_ceil());
+            }
+            if forced {
+                // Debt, as a response may charge it.
+                limit.charge(&mut state, now, Cost::new(cost));
+            }
+        }
+    }
+
+    /// A client that keeps to the announced quota never asks for more than the rate of the limit.
+    #[test]
+    fn quota_announces_no_higher_rate_than_the_limit((algorithm, spec) in spec()) {
+        let Some((_, quota)) = quota(algorithm, spec) else { return Ok(()) };
+        let QuotaStatus { limit, window, .. } = quota.whole();
+        // No longer time can be written: a bucket that refills in 30 million years.
+        prop_assume!(window != Some(LARGEST));
+        let announced = u128::from(limit) * u128::from(spec.window.as_micros());
+        let allowed = u128::from(window.unwrap()) * u128::from(SECOND) * u128::from(spec.requests);
+        prop_assert!(announced <= allowed, "{limit} per {window:?} s of {spec:?}");
+    }
+}
+
+#[test]
+fn quota_of_each_algorithm_is_announced_as_documented() {
+    let secs = Span::from_secs;
+    let of = |algorithm, requests, window, burst| {
+        let (_, quota) = quota(algorithm, Spec { burst, ..Spec::new(requests, window) }).unwrap();
+        (quota.whole().limit, quota.whole().window.unwrap())
+    };
+    assert_eq!(of(Algorithm::SlidingCounter, 100, secs(60), None), (100, 60));
+    assert_eq!(of(Algorithm::FixedWindow, 10, Span::from_millis(1_500), None), (10, 2));
+    assert_eq!(of(Algorithm::TokenBucket, 30, secs(60), Some(10)), (10, 20));
+    assert_eq!(of(Algorithm::TokenBucket, 30, secs(60), None), (30, 60));
+    assert_eq!(of(Algorithm::TokenBucket, 10, secs(1), Some(100)), (100, 10));
+    assert_eq!(of(Algorithm::TokenBucket, 7, secs(60), Some(1)), (1, 9));
+    assert_eq!(of(Algorithm::LeakyBucket, 10, secs(60), None), (10, 60));
+    assert_eq!(of(Algorithm::LeakyBucket, 10, secs(60), Some(4)), (4, 24));
+    assert_eq!(of(Algorithm::LeakyBucket, 10, secs(60), Some(50)), (10, 60));
+    for algorithm in Algorithm::ALL {
+        assert_eq!(of(*algorithm, 10, Span::from_millis(100), None), (100, 1), "{algorithm}");
+    }
+    assert_eq!(of(Algorithm::SlidingLog, 10, Span::from_millis(300), None), (33, 1));
+    assert_eq!(of(Algorithm::TokenBucket, 10, Span::from_millis(100), Some(20)), (200, 2));
+    assert_eq!(of(Algorithm::FixedWindow, (1 << 53) - 1, secs(1), None), (LARGEST, 1));
+}
+
+#[test]
+fn quota_of_an_override_is_announced_with_the_window_of_the_rule() {
+    let (_, quota) = quota(Algorithm::TokenBucket, Spec::new(10, Span::from_secs(60))).unwrap();
+    let instead = Limit::new(Algorithm::TokenBucket, Spec::new(500, Span::from_secs(60))).unwrap();
+    let outcome = instead.judge(&State::Unseen, Timestamp::from_secs(1), Cost::ONE);
+    let status = quota.status(&outcome);
+    assert_eq!((status.limit, status.window, status.remaining), (500, Some(60), 499));
+}
+
+#[test]
+fn locked_out_status_leaves_nothing_and_lasts_as_long_as_the_longer_of_limit_and_lock_out() {
+    let (limit, quota) = quota(Algorithm::SlidingLog, Spec::new(1, Span::from_secs(60))).unwrap();
+    let now = Timestamp::from_secs(1);
+    let locked = |state: &State, left| {
+        let outcome = limit.judge(state, now, Cost::ONE);
+        let status = quota.locked_out(Some(&outcome), Span::from_secs(left));
+        (status.remaining, status.reset_after, status.reset_seconds())
+    };
+    let mut spent = State::default();
+    limit.step(&mut spent, now, Cost::ONE);
+    assert_eq!(locked(&spent, 10), (0, Span::from_secs(60), 60));
+    assert_eq!(locked(&spent, 90), (0, Span::from_secs(90), 60));
+    assert_eq!(locked(&State::Unseen, 10), (0, Span::from_secs(10), 10));
+    assert_eq!(quota.locked_out(None, Span::from_secs(10)).limit, 1);
+}
