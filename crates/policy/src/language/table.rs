@@ -49,7 +49,7 @@ pub(crate) static POLICY: Mapping = Mapping {
         Key::new(
             "bans",
             Object(&BANS),
-            "Who is refused with 403, whatever the limits say.",
+            "Who is refused with 403, whatever limits and exemptions say.",
             "{ networks: [203.0.113.0/24] }",
         ),
         Key::new(
@@ -357,7 +357,7 @@ pub(crate) static TIERS: Mapping = Mapping {
 pub(crate) static EXEMPT: Mapping = Mapping {
     name: "`exempt`",
     path: "clients.exempt",
-    doc: "Who is never limited, only counted.",
+    doc: "Who is never limited, only counted. A ban is stronger.",
     keys: &[
         Key::new("networks", OneOrMany(&NETWORK), "Addresses.", "[10.1.0.0/16]"),
         Key::new(
@@ -372,7 +372,7 @@ pub(crate) static EXEMPT: Mapping = Mapping {
 pub(crate) static BANS: Mapping = Mapping {
     name: "`bans`",
     path: "bans",
-    doc: "Who is refused with 403, whatever the limits say.",
+    doc: "Who is refused with 403, whatever limits and exemptions say.",
     keys: &[
         Key::new("networks", OneOrMany(&NETWORK), "Addresses.", "[203.0.113.0/24]"),
         Key::new("file", FILE, "A file of networks, one on a line; `#` begins a comment.", "bans.txt"),

@@ -157,17 +157,17 @@ fn costs_come_from_a_header_and_garbage_takes_the_whole_limit() {
 }
 
 #[test]
-fn exempt_comes_before_banned_before_everything() {
+fn banned_comes_before_exempt_before_everything() {
     let matcher = matcher(
         "
-clients: { ip: { trusted_proxies: [65.0.0.0/8] }, exempt: { networks: [10.1.0.0/16] } }
-bans: { networks: [10.0.0.0/8, 203.0.113.0/24] }
+clients: { ip: { trusted_proxies: [65.0.0.0/8] }, exempt: { networks: [10.0.0.0/8] } }
+bans: { networks: [10.1.0.0/16, 203.0.113.0/24] }
 rate_limits: { default: { requests: 5, window: 1 } }
 ",
     );
     let from = |address| checks(&matcher, "GET /", &[("x-forwarded-for", address)]).concat();
-    assert_eq!(from("10.1.2.3"), "Network(10.1.0.0/16)");
-    assert_eq!(from("10.2.2.3"), "banned 10.0.0.0/8");
+    assert_eq!(from("10.1.2.3"), "banned 10.1.0.0/16");
+    assert_eq!(from("10.2.2.3"), "Network(10.0.0.0/8)");
     assert!(from("192.0.2.1").starts_with("default"));
 }
 
