@@ -50,8 +50,8 @@ pub use facts::Facts;
 pub use files::{FileError, Files, NoFiles};
 pub use identity::{
     Addresses, Believed, ClaimSource, Claims, ClientKind, ClientName, ClientNameError, CookieName,
-    CookieNameError, Fingerprint, ForwardingHeader, Identities, Identity, IdentityError, IdentitySpec,
-    KeysError, NoHeaders, PrefixError, Source, TokenError, Verifier,
+    CookieNameError, Fingerprint, ForwardingHeader, HeaderError, HeaderRules, Identities, Identity,
+    IdentityError, IdentitySpec, KeysError, NoHeaders, PrefixError, Source, TokenError, Verifier,
 };
 pub use language::{reference, schema};
 pub use matcher::{

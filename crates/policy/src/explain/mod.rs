@@ -72,6 +72,11 @@ pub enum Ruling {
         /// `policy`, or `operator` for a ban that was made at run time.
         by: &'static str,
     },
+    /// It is rejected with 400: its headers can be read in two ways.
+    BadRequest {
+        /// Which header, and what to change.
+        why: String,
+    },
     /// It passes.
     Passes,
     /// It is refused with 429.
@@ -167,9 +172,16 @@ pub fn explain<'a>(
     let known = known.into();
     let directory = known.directory;
     let plan = matcher.plan();
+    let route = matcher.route(facts.host, facts.path);
+    // What the peer may not say is removed, as it is before a request is forwarded.
+    let (sent, mut headers) = (facts.headers, facts.headers.clone());
+    let underscored = route.map_or(plan.http, |route| route.http).underscore_headers;
+    let is_trusted = plan.identities.addresses().trusts(facts.peer);
+    let checked = matcher.header_rules().apply(&mut headers, is_trusted, underscored);
+    let facts = &Facts { headers: &headers, ..*facts };
     let identity = plan.identities.of(facts, directory, now);
-    let client = Client::of(matcher, &identity);
-    let route = matcher.route(facts.host, facts.path).and_then(|route| {
+    let client = Client::of(matcher, &identity, sent);
+    let route = route.and_then(|route| {
         let upstream = plan.upstreams.get(route.upstream)?;
         Some(RouteTaken {
             host: route.host.to_string(),
@@ -180,20 +192,22 @@ pub fn explain<'a>(
     });
     let mut scratch = Scratch::default();
     let mut at_once = Vec::new();
-    let (verdict, rules, tightest) = match matcher.admit(facts, known, now, &mut scratch) {
-        Admission::Exempt { why: Exemption::Network(network) } => {
+    let admission = checked.map(|()| matcher.admit(facts, known, now, &mut scratch));
+    let (verdict, rules, tightest) = match admission {
+        Err(error) => (Ruling::BadRequest { why: error.to_string() }, Vec::new(), None),
+        Ok(Admission::Exempt { why: Exemption::Network(network) }) => {
             (Ruling::Exempt { why: format!("its address lies in {network}") }, Vec::new(), None)
         }
-        Admission::Exempt { why: Exemption::ApiKey } => {
+        Ok(Admission::Exempt { why: Exemption::ApiKey }) => {
             (Ruling::Exempt { why: "its API key is on the list".to_owned() }, Vec::new(), None)
         }
-        Admission::Banned { by: BannedBy::Policy(network) } => {
+        Ok(Admission::Banned { by: BannedBy::Policy(network) }) => {
             (Ruling::Banned { subject: network.to_string(), by: "policy" }, Vec::new(), None)
         }
-        Admission::Banned { by: BannedBy::Operator(ban) } => {
+        Ok(Admission::Banned { by: BannedBy::Operator(ban) }) => {
             (Ruling::Banned { subject: ban.subject.to_string(), by: "operator" }, Vec::new(), None)
         }
-        Admission::Checked(held) => {
+        Ok(Admission::Checked(held)) => {
             at_once.extend(held.at_once().map(|place| PlaceMet::of(&place)));
             held_against(&held, now)
         }

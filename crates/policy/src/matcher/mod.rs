@@ -23,6 +23,7 @@ use networks::Networks;
 
 use crate::directory::Directory;
 use crate::endpoints::Endpoints;
+use crate::identity::HeaderRules;
 use crate::plan::{Charge, CustomRule, HostPattern, Plan, Route, RuleCost};
 use crate::problem::Problems;
 
@@ -53,6 +54,7 @@ pub struct Matcher {
     paths: PathIndex,
     /// Positions of rules without a path, in order.
     everywhere: Vec<u32>,
+    header_rules: HeaderRules,
     exempt: Networks,
     exempt_keys: HashSet<Box<[u8]>, RandomState>,
     bans: Networks,
@@ -91,12 +93,14 @@ impl Matcher {
         };
         let has_reservations = limits.rules.iter().any(settled);
         let has_penalties = limits.iter().any(|rule| rule.penalty.is_some());
+        let header_rules = HeaderRules::new(&plan);
         Self {
             plan,
             routes,
             endpoints,
             paths,
             everywhere,
+            header_rules,
             exempt,
             exempt_keys,
             bans,
@@ -108,6 +112,11 @@ impl Matcher {
     /// The plan it was built from.
     pub fn plan(&self) -> &Arc<Plan> {
         &self.plan
+    }
+
+    /// What the policy requires of the headers of a request, before [`Matcher::admit`] reads them.
+    pub fn header_rules(&self) -> &HeaderRules {
+        &self.header_rules
     }
 
     /// Whether any rule locks clients out.
