@@ -10,9 +10,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
+use tidegate_policy::UnderscoreHeaders;
 use tokio::time::{Sleep, sleep};
 
 use crate::activity::Activity;
+use crate::core::InForce;
 use crate::exclusion::Held;
 use crate::forward;
 use crate::upstream::{Lease, PlainBody};
@@ -194,6 +196,8 @@ pub(crate) struct RequestBody {
     progress: Progress,
     /// Told when it has ended; `None` once it has.
     owed: Option<Arc<Activity>>,
+    /// The policy and the setting of the route that say which trailers are removed.
+    trailers: (Rc<InForce>, UnderscoreHeaders),
     meter: Option<Box<dyn Metering>>,
 }
 
@@ -204,11 +208,18 @@ pub(crate) trait Metering: std::fmt::Debug {
 }
 
 impl RequestBody {
-    pub(crate) fn new(incoming: Incoming, most: u64, pace: Pace, activity: &Arc<Activity>) -> Self {
+    pub(crate) fn new(
+        incoming: Incoming,
+        most: u64,
+        pace: Pace,
+        activity: &Arc<Activity>,
+        trailers: (Rc<InForce>, UnderscoreHeaders),
+    ) -> Self {
         let has_any = !incoming.is_end_stream();
         let progress = Progress(has_any.then(Rc::default));
         let owed = has_any.then(|| Arc::clone(activity));
-        Self { incoming, left: most, most, patience: Patience::new(pace), progress, owed, meter: None }
+        let patience = Patience::new(pace);
+        Self { incoming, left: most, most, patience, progress, owed, trailers, meter: None }
     }
 
     /// The same, counted by `meter`.
@@ -263,7 +274,8 @@ impl Body for RequestBody {
         let Some(mut frame) = frame.transpose()? else { return Poll::Ready(None) };
         this.progress.moved();
         if let Some(trailers) = frame.trailers_mut() {
-            forward::strip_trailers(trailers);
+            let (live, underscored) = &this.trailers;
+            forward::strip_trailers(trailers, (live.active.matcher.header_rules(), *underscored));
         }
         let length = frame.data_ref().map_or(0, Bytes::len);
         this.patience.saw(length);

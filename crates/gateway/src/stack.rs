@@ -1,6 +1,7 @@
 //! The journey of a request, top to bottom.
 
 use std::borrow::Cow;
+use std::net::IpAddr;
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -15,10 +16,10 @@ use hyper::upgrade::OnUpgrade;
 use tidegate_core::{Decision, Timestamp, Verdict};
 use tidegate_policy::{Admission, Facts, Judged, Known, Matched, normalize};
 use tidegate_store::Store;
-use tidegate_telemetry::{Decided, Story, Try};
+use tidegate_telemetry::{Decided, Log, Story, Try};
 
 use crate::body::{BodyError, RequestBody, ResponseBody, UpstreamBody};
-use crate::core::Core;
+use crate::core::{Core, InForce};
 use crate::exclusion::{Exclusion, Held};
 use crate::forward::{self, Hop};
 use crate::hold;
@@ -41,13 +42,15 @@ pub(crate) async fn serve<S: Store + 'static>(
     hop: &Rc<Hop>,
     (parts, body): Asked<'_>,
 ) -> Response<ResponseBody> {
+    let marks = Marks::of_request(parts.version, &mut parts.headers);
     let live = core.live();
     // Told when it is dropped, whatever happens until then.
     let mut story = core.teller.begin();
     traced::join(&mut story, &parts.headers);
     story.see(|| seen(parts, hop.peer, &live.plan().identities));
     let mut told = Told::new();
-    let mut response = match journey(core, &live, hop, (&mut *parts, body), (&mut told, &mut story)).await {
+    let asked = (&mut *parts, body);
+    let mut response = match journey(core, &live, hop, (asked, marks), (&mut told, &mut story)).await {
         Ok(response) => response,
         // Every failure ends here, and only here becomes a status code.
         Err(cause) => {
@@ -65,27 +68,43 @@ pub(crate) async fn serve<S: Store + 'static>(
 
 async fn journey<S: Store + 'static>(
     core: &Rc<Core<S>>,
-    live: &Live,
+    live: &Rc<InForce>,
     hop: &Rc<Hop>,
-    (parts, body): Asked<'_>,
+    ((parts, body), marks): (Asked<'_>, Marks),
     (told, story): (&mut Told, &mut Story<'_>),
 ) -> Result<Response<ResponseBody>, Cause> {
-    let marks = check_framing(parts, core.bounds.body_bytes)?;
+    let marks = check_framing(parts, marks, core.bounds.body_bytes)?;
     // One spelling of the path, for matching and for forwarding.
     let path = normalize(parts.uri.path()).map_err(Cause::Path)?;
-    let (upstream, stand, passed) = admit(core, live, hop, (parts, &path), (told, story)).await?;
+    // Shared, not copied: the headers change while it is used.
+    let host = parts.headers.get(HOST).cloned();
+    let host = host_without_port(host.as_ref());
+    // Where to, before anything is charged for a request that nobody takes.
+    let (route, upstream) = live.route(host, &path).ok_or(Cause::NoRoute)?;
+    let addresses = live.plan().identities.addresses();
+    let is_trusted = addresses.trusts(hop.peer);
+    let rules = (live.active.matcher.header_rules(), route.http.underscore_headers);
+    forward::from_client(&mut parts.headers, marks, is_trusted, rules).map_err(Cause::Headers)?;
+    let facts =
+        Facts { method: parts.method.as_str(), host, path: &path, headers: &parts.headers, peer: hop.peer };
+    let (stand, passed) = admit(core, live, &facts, upstream, (told, story)).await?;
     if let Cow::Owned(path) = path {
         parts.uri = with_path(&parts.uri, &path)?;
     }
     let upgrade = Upgrade::wanted(parts, marks, hop);
-    let addresses = live.plan().identities.addresses();
-    forward::for_upstream(&mut parts.headers, marks, hop, addresses, upgrade.is_some());
+    let ignores_forwarding =
+        forward::for_upstream(&mut parts.headers, marks, (hop, is_trusted), addresses, upgrade.is_some());
+    if ignores_forwarding && live.is_first_ignored_forwarding() {
+        warn_of_forwarding(&core.log, hop.peer);
+    }
     traced::pass_on(story, &mut parts.headers);
     story.id(|| parts.headers.get(forward::REQUEST_ID).and_then(|id| id.to_str().ok()));
     let Passed { held, mut reserved } = passed;
     let meter = settle::meter(core, &mut reserved);
     let mut request = body.take().map(|body| {
-        let body = RequestBody::new(body, core.bounds.body_bytes, core.bounds.request_pace, &hop.activity);
+        let trailers = (Rc::clone(live), route.http.underscore_headers);
+        let (most, pace) = (core.bounds.body_bytes, core.bounds.request_pace);
+        let body = RequestBody::new(body, most, pace, &hop.activity, trailers);
         let mut request = Request::new(body.counted_by(meter));
         std::mem::swap(request.method_mut(), &mut parts.method);
         std::mem::swap(request.uri_mut(), &mut parts.uri);
@@ -106,25 +125,28 @@ async fn journey<S: Store + 'static>(
     Box::pin(settling).await
 }
 
-/// Whether a request may pass, and where to.
-async fn admit<'l, S: Store + 'static>(
+/// Tells the operator that the address of a proxy may be counted instead of its clients'.
+fn warn_of_forwarding(log: &Log, peer: IpAddr) {
+    let message = "X-Forwarded-For and Forwarded are ignored, because `clients.ip.trusted_proxies` is empty: all clients \
+                   behind one proxy share one limit; if this peer is your proxy, list its address there";
+    log.event("forwarding_headers_ignored", message, &[("peer", &peer.to_string())]);
+}
+
+/// Whether a request may pass.
+async fn admit<S: Store + 'static>(
     core: &Rc<Core<S>>,
-    live: &'l Live,
-    hop: &Hop,
-    (parts, path): (&Parts, &str),
+    live: &Live,
+    facts: &Facts<'_>,
+    upstream: &Upstream,
     (told, story): (&mut Told, &mut Story<'_>),
-) -> Result<(&'l Upstream, Stand, Passed), Cause> {
-    let host = host_without_port(parts.headers.get(HOST));
-    let facts = Facts { method: parts.method.as_str(), host, path, headers: &parts.headers, peer: hop.peer };
-    // Where to, before anything is charged for a request that nobody takes.
-    let upstream = live.upstream(host, path).ok_or(Cause::NoRoute)?;
+) -> Result<(Stand, Passed), Cause> {
     // Who is banned, who is exempt, and what the rest is held against.
     let mut lent = core.with_scratch();
     let now = story.deciding();
     let bans = core.bans.any();
     let known =
         Known { directory: live.active.directory.as_deref(), bans: bans.as_deref().map(|bans| &**bans) };
-    match live.active.matcher.admit(&facts, known, now, &mut lent.scratch) {
+    match live.active.matcher.admit(facts, known, now, &mut lent.scratch) {
         Admission::Banned { .. } => {
             story.decided(Decided::Banned);
             Err(Cause::Banned)
@@ -132,14 +154,14 @@ async fn admit<'l, S: Store + 'static>(
         Admission::Exempt { .. } => {
             story.decided(Decided::Exempt);
             let addresses = live.plan().identities.addresses();
-            let stand = upstream.stand(|| addresses.client(&parts.headers, hop.peer));
-            Ok((upstream, stand, Passed::default()))
+            let stand = upstream.stand(|| addresses.client(facts.headers, facts.peer));
+            Ok((stand, Passed::default()))
         }
         // Where it is: a match is large.
         Admission::Checked(ref matched) => {
             story.client(matched.client());
             let passed = limit(core, live, matched, now, (told, story)).await?;
-            Ok((upstream, upstream.stand(|| matched.client()), passed))
+            Ok((upstream.stand(|| matched.client()), passed))
         }
     }
 }
@@ -231,9 +253,8 @@ fn refused(
 }
 
 /// What hyper lets through and has more than one reading. Says what stands in the headers.
-fn check_framing(parts: &mut Parts, most: u64) -> Result<Marks, Cause> {
+fn check_framing(parts: &mut Parts, mut marks: Marks, most: u64) -> Result<Marks, Cause> {
     let headers = &mut parts.headers;
-    let mut marks = Marks::of(headers);
     // Rules name methods exactly; services that take `post` for `POST` would be asked past them.
     if parts.method.as_str().bytes().any(|byte| byte.is_ascii_lowercase()) {
         return Err(Cause::Framing("its method is not in capitals"));
@@ -266,7 +287,7 @@ fn check_framing(parts: &mut Parts, most: u64) -> Result<Marks, Cause> {
         let host = HeaderValue::from_str(authority.as_str())
             .map_err(|_| Cause::Framing("its host is not a host"))?;
         headers.insert(HOST, host);
-        marks = Marks::of(headers);
+        marks = marks.and(Marks::HOST);
     }
     let mut hosts = headers.get_all(HOST).iter();
     match (hosts.next(), hosts.next()) {

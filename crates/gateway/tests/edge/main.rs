@@ -5,6 +5,7 @@ mod support;
 
 mod forwarded;
 mod http2;
+mod identity;
 mod malformed;
 mod parting;
 mod paths;

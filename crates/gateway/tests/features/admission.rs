@@ -56,8 +56,8 @@ async fn an_exempt_key_is_not_limited_and_costs_others_nothing() {
 }
 
 #[tokio::test]
-async fn without_a_directory_every_key_is_a_client() {
-    let (proxy, _upstream) = proxy("", &[]).await;
+async fn every_key_is_a_client_where_none_is_verified() {
+    let (proxy, _upstream) = proxy("clients: { api_key: { verify: none } }", &[]).await;
     for key in ["a", "b", "c"] {
         assert_eq!(proxy.ask("/", &[("x-api-key", key)]).await.status, 200);
         assert_eq!(proxy.ask("/", &[("x-api-key", key)]).await.status, 429);
@@ -92,9 +92,10 @@ fn ban(subject: &str, until: Timestamp) -> Ban {
 
 #[tokio::test]
 async fn a_ban_at_run_time_holds_at_once_for_networks_and_clients_until_it_ends_or_is_taken_back() {
-    let rest = "clients: { identify_by: [api_key], user: { header: X-User } }";
+    let rest =
+        "clients: { identify_by: [user], user: { header: X-User }, ip: { trusted_proxies: [127.0.0.1] } }";
     let (proxy, _upstream) = proxy(rest, &[]).await;
-    let as_user = |name| [("x-user", name), ("x-api-key", name)];
+    let as_user = |name| [("x-user", name)];
     proxy.gateway.ban(Bans::new([ban("user:bob", Timestamp::MAX), ban("user:eve", Timestamp::from_secs(1))]));
     let answer = proxy.ask("/", &as_user("bob")).await;
     assert_eq!((answer.status.as_u16(), &answer.json()["error"]), (403, &"banned".into()));
