@@ -109,7 +109,7 @@ fn the_rollout() {
 }
 
 #[test]
-fn ambiguous_headers_are_explained_as_a_bad_request() {
+fn ambiguous_headers_are_explained_as_rejected_with_400() {
     let twice = [("x-api-key", "a"), ("x-api-key", "b")];
     let requests: [&[(&str, &str)]; 3] =
         [&twice, &[("x-api-key", "a,b")], &[("connection", "close, X-API-Key"), ("x-api-key", "a")]];
@@ -117,7 +117,7 @@ fn ambiguous_headers_are_explained_as_a_bad_request() {
     for lines in requests {
         let explanation = explained("small-api.yaml", request, lines);
         let json = serde_json::to_value(&explanation).unwrap();
-        assert_eq!(json["verdict"]["is"], "bad_request", "{lines:?}");
+        assert_eq!(json["verdict"]["is"], "rejected", "{lines:?}");
         assert!(explanation.to_string().contains("verdict   400: "), "{explanation}");
         assert!(explanation.to_string().contains("`x-api-key`"), "{explanation}");
     }

@@ -72,10 +72,12 @@ pub enum Ruling {
         /// `policy`, or `operator` for a ban that was made at run time.
         by: &'static str,
     },
-    /// It is rejected with 400: its headers can be read in two ways.
-    BadRequest {
-        /// Which header, and what to change.
-        why: String,
+    /// It is rejected before it is known who asks.
+    Rejected {
+        /// The status of the response: 400.
+        status: u16,
+        /// Why.
+        reason: String,
     },
     /// It passes.
     Passes,
@@ -194,7 +196,7 @@ pub fn explain<'a>(
     let mut at_once = Vec::new();
     let admission = checked.map(|()| matcher.admit(facts, known, now, &mut scratch));
     let (verdict, rules, tightest) = match admission {
-        Err(error) => (Ruling::BadRequest { why: error.to_string() }, Vec::new(), None),
+        Err(error) => (Ruling::Rejected { status: 400, reason: error.to_string() }, Vec::new(), None),
         Ok(Admission::Exempt { why: Exemption::Network(network) }) => {
             (Ruling::Exempt { why: format!("its address lies in {network}") }, Vec::new(), None)
         }

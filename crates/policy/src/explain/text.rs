@@ -35,7 +35,7 @@ impl fmt::Display for Explanation {
             Ruling::Exempt { why } => writeln!(f, "verdict   exempt, never limited: {why}"),
             Ruling::Banned { subject, by: "policy" } => writeln!(f, "verdict   403: {subject} is banned"),
             Ruling::Banned { subject, by } => writeln!(f, "verdict   403: {subject} is banned by an {by}"),
-            Ruling::BadRequest { why } => writeln!(f, "verdict   400: {why}"),
+            Ruling::Rejected { status, reason } => writeln!(f, "verdict   {status}: {reason}"),
             Ruling::Passes if rules.is_empty() && at_once.is_empty() => {
                 writeln!(f, "verdict   passes: no limit applies")
             }
