@@ -48,7 +48,7 @@ pub(crate) fn run(headers: &HeaderMap) -> anyhow::Result<()> {
 }
 
 const HEAD: &str = "\
-clients: { ip: { trusted_proxies: [10.0.0.0/8] } }
+clients: { api_key: { verify: none }, ip: { trusted_proxies: [10.0.0.0/8] } }
 rate_limits:
   global: { requests: 100000, window: 1s }
   default: { requests: 1000, window: 1m }

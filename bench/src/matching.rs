@@ -85,7 +85,7 @@ fn facts(headers: &HeaderMap) -> Facts<'_> {
 fn identity() -> anyhow::Result<()> {
     let spec = IdentitySpec::default();
     let addresses = spec.addresses.clone().trusting(["10.0.0.0/8".parse()?]);
-    let identities = Identities::new(IdentitySpec { addresses, ..spec })?;
+    let identities = Identities::new(IdentitySpec { addresses, accepts_unverified_keys: true, ..spec })?;
     let headers = sample()?;
     let facts = facts(&headers);
     let mut key = Vec::new();

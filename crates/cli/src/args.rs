@@ -48,7 +48,9 @@ pub(crate) enum Command {
     ///
     /// Operators are answered on 127.0.0.1:9900 unless the policy says otherwise: see `tidegate status --help`.
     ///
-    /// Without a list of API keys (`clients.tiers.file`) keys are not checked: whoever invents one is a new client.
+    /// Clients are counted by address, or by what the policy says. An API key counts only if the policy lists it
+    /// (`clients.tiers.file`): a key that a client invents gives it no limit of its own. Behind a proxy, name the proxy in
+    /// `clients.ip.trusted_proxies`: without that, all its clients share one limit.
     #[command(after_help = SERVE_EXAMPLES)]
     Serve(ServeArgs),
     /// Say whether policies are good, and everything that is wrong with them.

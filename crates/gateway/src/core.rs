@@ -8,7 +8,7 @@ use std::sync::Arc;
 use arc_swap::{ArcSwap, Cache};
 use tidegate_policy::Scratch;
 use tidegate_store::{Clock, Penalties, Permits, Store};
-use tidegate_telemetry::{Telemetry, Teller};
+use tidegate_telemetry::{Log, Telemetry, Teller};
 use tokio::sync::watch;
 
 use crate::bounds::Bounds;
@@ -52,6 +52,7 @@ pub(crate) struct Core<S> {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) bans: Arc<Shut>,
     pub(crate) teller: Teller,
+    pub(crate) log: Log,
     pub(crate) penalties: Arc<Penalties>,
     pub(crate) permits: Arc<Permits>,
     pub(crate) pools: Rc<Pools>,
@@ -93,6 +94,7 @@ impl<S: Store> Core<S> {
             live: RefCell::new(Cache::new(live)),
             store,
             teller: telemetry.teller(Arc::clone(&clock)),
+            log: telemetry.log().clone(),
             clock,
             bans,
             penalties,

@@ -10,17 +10,16 @@ use http::header::{
 };
 use http::{HeaderMap, Version};
 use smallvec::SmallVec;
-use tidegate_policy::Addresses;
+use tidegate_policy::{Addresses, HeaderError, HeaderRules, UnderscoreHeaders};
 
 use crate::activity::Activity;
 use crate::chain::{self, Node};
 use crate::guests::Place;
-use crate::marks::Marks;
+use crate::marks::{Marks, is_untrusted};
 
 pub(crate) const FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 pub(crate) const HOST_ASKED: HeaderName = HeaderName::from_static("x-forwarded-host");
 pub(crate) const PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
-const PORT: HeaderName = HeaderName::from_static("x-forwarded-port");
 pub(crate) const REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
@@ -29,8 +28,6 @@ const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection")
 /// What belongs to one connection, whatever `Connection` says.
 pub(crate) static OF_A_HOP: [HeaderName; 5] =
     [KEEP_ALIVE, PROXY_CONNECTION, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TRANSFER_ENCODING];
-/// What only a proxy that is trusted may say.
-pub(crate) static UNTRUSTED: [HeaderName; 3] = [REAL_IP, PORT, HOST_ASKED];
 /// So many headers are added on the way.
 const TOLD: usize = 6;
 
@@ -135,16 +132,49 @@ fn strip_named(headers: &mut HeaderMap, connection: &HeaderValue, keeps_upgrade:
     }
 }
 
-/// Makes a client's headers ready for an upstream. `addresses` says whether the peer is a proxy whose word about the
-/// client is believed, `marks` what a look at the headers has found.
+/// Rejects headers from which two clients could be read, and removes those that the peer may not send, before anything
+/// reads them. `marks` is what a look at the headers has found.
+pub(crate) fn from_client(
+    headers: &mut HeaderMap,
+    marks: Marks,
+    is_trusted: bool,
+    (rules, underscored): (&HeaderRules, UnderscoreHeaders),
+) -> Result<(), HeaderError> {
+    if underscored == UnderscoreHeaders::Drop {
+        if marks.has(Marks::UNDERSCORE) {
+            rules.remove_underscored(headers);
+        }
+        rules.remove_aliases(headers);
+    }
+    rules.check(headers)?;
+    if marks.has(Marks::CONNECTION) {
+        rules.check_connection(headers)?;
+    }
+    if !is_trusted {
+        rules.remove_proxied(headers);
+        if marks.has(Marks::UNTRUSTED) {
+            remove_untrusted(headers);
+        }
+    }
+    Ok(())
+}
+
+fn remove_untrusted(headers: &mut HeaderMap) {
+    let names: SmallVec<[HeaderName; 4]> =
+        headers.keys().filter(|name| is_untrusted(name.as_str())).cloned().collect();
+    remove(headers, &names);
+}
+
+/// Makes a client's headers ready for an upstream. Says whether the client sent forwarding headers that do not count,
+/// because `is_trusted` is not set: its peer is no trusted proxy.
 pub(crate) fn for_upstream(
     headers: &mut HeaderMap,
     marks: Marks,
-    hop: &Hop,
+    (hop, is_trusted): (&Hop, bool),
     addresses: &Addresses,
     keeps_upgrade: bool,
-) {
-    let is_trusted = addresses.trusts(hop.peer);
+) -> bool {
+    let mut ignores_forwarding = false;
     let takes_trailers = marks.has(Marks::TE) && lists(headers, &TE, "trailers");
     strip_hop(headers, marks, keeps_upgrade);
     // A body is asked for, and so sent, by us.
@@ -163,11 +193,9 @@ pub(crate) fn for_upstream(
     if is_trusted {
         chain::retell(headers, hop, addresses);
     } else {
-        if marks.has(Marks::UNTRUSTED) {
-            remove(headers, &UNTRUSTED);
-        }
-        headers.insert(FOR, hop.address.clone());
-        headers.insert(FORWARDED, hop.forwarded.clone());
+        let by_x = headers.insert(FOR, hop.address.clone());
+        let forwarded = headers.insert(FORWARDED, hop.forwarded.clone());
+        ignores_forwarding = by_x.is_some() || forwarded.is_some();
         headers.insert(PROTO, hop.proto.clone());
     }
     if !(is_trusted && marks.has(Marks::HOST_ASKED) && headers.contains_key(HOST_ASKED))
@@ -179,6 +207,7 @@ pub(crate) fn for_upstream(
     if !(is_trusted && marks.has(Marks::REQUEST_ID) && headers.contains_key(REQUEST_ID)) {
         headers.insert(REQUEST_ID, request_id());
     }
+    ignores_forwarding
 }
 
 /// HTTP/2 may split what HTTP/1.1 knows only as one header.
@@ -193,13 +222,21 @@ fn join_cookies(headers: &mut HeaderMap) {
     }
 }
 
-/// Takes out of a client's trailers what it may not say in headers either, or what belongs there only.
-pub(crate) fn strip_trailers(trailers: &mut HeaderMap) {
-    strip_hop(trailers, Marks::of(trailers), false);
-    remove(
-        trailers,
-        &[FOR, FORWARDED, PROTO, PORT, HOST_ASKED, REAL_IP, REQUEST_ID, HOST, CONTENT_LENGTH, TE],
-    );
+/// Takes out of a client's trailers what it may not say in headers either, or what belongs there only. Nothing has counted
+/// an identity in a trailer, so none is forwarded.
+pub(crate) fn strip_trailers(
+    trailers: &mut HeaderMap,
+    (rules, underscored): (&HeaderRules, UnderscoreHeaders),
+) {
+    let marks = Marks::trimming(trailers);
+    strip_hop(trailers, marks, false);
+    remove(trailers, &[FOR, FORWARDED, PROTO, REQUEST_ID, HOST, CONTENT_LENGTH, TE]);
+    remove_untrusted(trailers);
+    rules.remove_identity(trailers);
+    if underscored == UnderscoreHeaders::Drop {
+        rules.remove_underscored(trailers);
+        rules.remove_aliases(trailers);
+    }
 }
 
 /// Makes an upstream's headers ready for a client.

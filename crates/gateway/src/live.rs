@@ -1,7 +1,9 @@
 //! What is in force: the policy and the upstreams it names, swapped whole.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use thiserror::Error;
-use tidegate_policy::{Active, ErrorBody, HeaderStyle, Plan, Route};
+use tidegate_policy::{Active, ClientKind, Count, ErrorBody, HeaderStyle, Plan, Route};
 use tidegate_telemetry::{Kind, Metrics, Page, RuleSlots};
 
 use crate::upstream::{BadServer, Server, Upstream};
@@ -13,6 +15,8 @@ pub(crate) struct Live {
     upstreams: Vec<Upstream>,
     /// Where its rules are counted.
     pub(crate) counted: RuleSlots,
+    /// Whether the next request with forwarding headers is worth a warning.
+    warns_of_forwarding: AtomicBool,
 }
 
 /// A policy that cannot be served.
@@ -41,7 +45,17 @@ impl Live {
             upstreams.push(upstream);
         }
         let counted = metrics.apply(active.matcher.plan());
-        Ok(Self { active, upstreams, counted })
+        let plan = active.matcher.plan();
+        let warns = plan.clients.trusted_proxies.is_empty() && counts_addresses(plan);
+        Ok(Self { active, upstreams, counted, warns_of_forwarding: AtomicBool::new(warns) })
+    }
+
+    /// Whether the operator should know of a request whose forwarding headers were ignored. True once at most: if the policy
+    /// counts addresses and trusts no proxy.
+    pub(crate) fn is_first_ignored_forwarding(&self) -> bool {
+        // A load alone is no write that other cores would have to see.
+        self.warns_of_forwarding.load(Ordering::Relaxed)
+            && self.warns_of_forwarding.swap(false, Ordering::Relaxed)
     }
 
     fn named(&self, name: &str) -> Option<&Upstream> {
@@ -92,4 +106,16 @@ impl Live {
             }
         }
     }
+}
+
+/// Whether any limit counts clients by their address.
+fn counts_addresses(plan: &Plan) -> bool {
+    let limits = &plan.rate_limits;
+    let rules = limits.rules.iter().map(|custom| &custom.count);
+    let mut counts = rules.chain(limits.concurrent.iter().map(|rule| &rule.count));
+    let by_address = |count: &Count| match count {
+        Count::Per(kinds) | Count::PerEach(kinds) => kinds.contains(&ClientKind::Ip),
+        Count::Client | Count::Everybody => false,
+    };
+    plan.clients.identify_by.contains(&ClientKind::Ip) || counts.any(by_address)
 }

@@ -3,7 +3,7 @@
 use http::header::{CONNECTION, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use http::{HeaderMap, Response, StatusCode, Version};
 use serde_json::json;
-use tidegate_policy::{ErrorBody, PathError};
+use tidegate_policy::{ErrorBody, HeaderError, PathError};
 
 use crate::body::ResponseBody;
 use crate::grpc::{self, Pushback};
@@ -19,6 +19,8 @@ pub(crate) enum Cause {
     Path(PathError),
     /// It cannot be told how long it is, or whom it is for.
     Framing(&'static str),
+    /// Its headers name two clients.
+    Headers(HeaderError),
     /// Its body is longer than we take.
     TooLarge,
     /// Its body comes too slowly.
@@ -50,7 +52,7 @@ pub(crate) enum Cause {
 impl Cause {
     pub(crate) fn status(&self) -> StatusCode {
         match self {
-            Self::Path(_) | Self::Framing(_) | Self::BadBody => StatusCode::BAD_REQUEST,
+            Self::Path(_) | Self::Framing(_) | Self::Headers(_) | Self::BadBody => StatusCode::BAD_REQUEST,
             Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::SlowBody => StatusCode::REQUEST_TIMEOUT,
             Self::NoRoute => StatusCode::NOT_FOUND,
@@ -67,6 +69,7 @@ impl Cause {
         let (code, message) = match self {
             Self::Path(error) => return ("bad_path", format!("The path cannot be used: {error}.")),
             Self::Framing(what) => return ("bad_request", format!("The request cannot be used: {what}.")),
+            Self::Headers(error) => return ("bad_request", format!("The request cannot be used: {error}.")),
             Self::TooLarge => ("body_too_large", "The body is too large."),
             Self::SlowBody => ("body_too_slow", "The body came too slowly."),
             Self::BadBody => ("bad_body", "The body is malformed or ends too early."),
@@ -111,7 +114,7 @@ impl Cause {
 
     /// Whether what follows on the connection cannot be trusted to be a request.
     fn ends_the_connection(&self) -> bool {
-        matches!(self, Self::Framing(_) | Self::TooLarge | Self::SlowBody | Self::BadBody)
+        self.status() == StatusCode::BAD_REQUEST || matches!(self, Self::TooLarge | Self::SlowBody)
     }
 }
 

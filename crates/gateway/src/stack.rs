@@ -1,6 +1,7 @@
 //! The journey of a request, top to bottom.
 
 use std::borrow::Cow;
+use std::net::IpAddr;
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -14,13 +15,13 @@ use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 use tidegate_core::{Role, Timestamp, Verdict};
 use tidegate_policy::{
-    Admission, Facts, Judged, Known, Matched, RequestError, Target, check_method, requested_host,
+    Admission, Facts, Judged, Known, Matched, RequestError, Target, check_method, host_header, requested_host,
 };
 use tidegate_store::Store;
-use tidegate_telemetry::{Decided, Story, Try};
+use tidegate_telemetry::{Decided, Log, Story, Try};
 
 use crate::body::{ResponseBody, UpstreamBody};
-use crate::core::Core;
+use crate::core::{Core, InForce};
 use crate::exclusion::{self, Held, LockOuts, Rejection};
 use crate::forward::{self, Hop};
 use crate::grpc;
@@ -45,13 +46,15 @@ pub(crate) async fn serve<S: Store + 'static>(
     hop: &Rc<Hop>,
     (parts, body): Asked<'_>,
 ) -> Response<ResponseBody> {
+    let marks = Marks::of_request(parts.version, &mut parts.headers);
     let live = core.live();
     // Told when it is dropped, whatever happens until then.
     let mut story = core.teller.begin();
     traced::join(&mut story, &parts.headers);
     story.see(|| seen(parts, hop.peer, &live.plan().identities));
     let mut told = Told::new();
-    let journey = journey(core, &live, hop, (&mut *parts, body), (&mut told, &mut story)).await;
+    let asked = (&mut *parts, body);
+    let journey = journey(core, &live, hop, (asked, marks), (&mut told, &mut story)).await;
     let (mut response, status) = match journey {
         Ok(response) => {
             let status = response.status();
@@ -78,27 +81,38 @@ pub(crate) async fn serve<S: Store + 'static>(
 
 async fn journey<S: Store + 'static>(
     core: &Rc<Core<S>>,
-    live: &Live,
+    live: &Rc<InForce>,
     hop: &Rc<Hop>,
-    (parts, body): Asked<'_>,
+    ((parts, body), marks): (Asked<'_>, Marks),
     (told, story): (&mut Told, &mut Story<'_>),
 ) -> Result<Response<ResponseBody>, Cause> {
-    let marks = check_framing(parts, core.bounds.body_bytes)?;
-    // One spelling of the host and of the path, for routing and matching; the path is forwarded so.
-    let host = host_of(parts)?;
-    let target = live.active.matcher.target(&host, parts.uri.path());
-    let Target { route, path } = target.map_err(Cause::Path)?;
+    let marks = check_framing(parts, marks, core.bounds.body_bytes)?;
+    // One spelling of the host and of the path, for routing and matching; the path is forwarded so. The host is shared,
+    // not copied: the headers change while it is used.
+    let host = sent_host(parts)?;
+    let host = host.as_ref().map_or(Ok(Cow::Borrowed("")), requested_host).map_err(unusable)?;
+    let Target { route, path } = live.active.matcher.target(&host, parts.uri.path()).map_err(Cause::Path)?;
     // Before anything is charged for a request that nobody takes.
-    let upstream = route.and_then(|route| live.upstream(route)).ok_or(Cause::NoRoute)?;
+    let (route, upstream) =
+        route.and_then(|route| Some((route, live.upstream(route)?))).ok_or(Cause::NoRoute)?;
+    let addresses = live.plan().identities.addresses();
+    let is_trusted = addresses.trusts(hop.peer);
+    let rules = (live.active.matcher.header_rules(), route.http.underscore_headers);
+    forward::from_client(&mut parts.headers, marks, is_trusted, rules).map_err(Cause::Headers)?;
     let method = parts.method.as_str();
     let facts = Facts { method, host: &host, path: &path, headers: &parts.headers, peer: hop.peer };
     let (stand, passed) = admit(core, live, (&facts, upstream), (told, story)).await?;
-    if let Cow::Owned(path) = path {
+    // The path of `http://a?b` is empty, which no HTTP/1.1 request may send.
+    let is_sent_so = parts.uri.path_and_query().is_some_and(|sent| sent.as_str().starts_with(['/', '*']));
+    if matches!(path, Cow::Owned(_)) || !is_sent_so {
         parts.uri = with_path(&parts.uri, &path)?;
     }
     let upgrade = Upgrade::wanted(parts, marks, hop);
-    let addresses = live.plan().identities.addresses();
-    forward::for_upstream(&mut parts.headers, marks, hop, addresses, upgrade.is_some());
+    let ignores_forwarding =
+        forward::for_upstream(&mut parts.headers, marks, (hop, is_trusted), addresses, upgrade.is_some());
+    if ignores_forwarding && live.is_first_ignored_forwarding() {
+        warn_of_forwarding(&core.log, hop.peer);
+    }
     traced::pass_on(story, &mut parts.headers);
     story.id(|| parts.headers.get(forward::REQUEST_ID).and_then(|id| id.to_str().ok()));
     // Every gRPC call has `te: trailers`. If its upstream fails, the response needs its content type, and by then its
@@ -108,7 +122,8 @@ async fn journey<S: Store + 'static>(
     let Passed { held, mut reserved } = passed;
     let meter = settle::meter(core, &mut reserved);
     let mut request = body.take().map(|body| {
-        let body = RequestBody::new(body, core.bounds.body_bytes, core.bounds.request_pace, &hop.activity);
+        let bounds = (core.bounds.body_bytes, core.bounds.request_pace);
+        let body = RequestBody::new(body, bounds, &hop.activity, (live, route.http.underscore_headers));
         let mut request = Request::new(body.counted_by(meter));
         std::mem::swap(request.method_mut(), &mut parts.method);
         std::mem::swap(request.uri_mut(), &mut parts.uri);
@@ -130,6 +145,13 @@ async fn journey<S: Store + 'static>(
         answer
     };
     Box::pin(settling).await
+}
+
+/// Tells the operator that the address of a proxy may be counted instead of its clients'.
+fn warn_of_forwarding(log: &Log, peer: IpAddr) {
+    let message = "X-Forwarded-For and Forwarded are ignored, because `clients.ip.trusted_proxies` is empty: all clients \
+                   behind one proxy share one limit; if this peer is your proxy, list its address there";
+    log.event("forwarding_headers_ignored", message, &[("peer", &peer.to_string())]);
 }
 
 /// Whether a request may pass.
@@ -266,9 +288,8 @@ fn rejected<S: Store>(
 }
 
 /// What hyper lets through and has more than one reading. Says what stands in the headers.
-fn check_framing(parts: &mut Parts, most: u64) -> Result<Marks, Cause> {
+fn check_framing(parts: &mut Parts, mut marks: Marks, most: u64) -> Result<Marks, Cause> {
     let headers = &mut parts.headers;
-    let mut marks = Marks::of(headers);
     check_method(parts.method.as_str(), parts.uri.path()).map_err(unusable)?;
     // hyper takes any list that ends in `chunked`, and undoes only that.
     if marks.has(Marks::TRANSFER_ENCODING) {
@@ -288,10 +309,14 @@ fn check_framing(parts: &mut Parts, most: u64) -> Result<Marks, Cause> {
         }
     }
     if let Some(authority) = parts.uri.authority() {
+        // RFC 9112, section 3.2: HTTP/1.1 has a Host, whatever form the target has.
+        if parts.version == Version::HTTP_11 && !headers.contains_key(HOST) {
+            return Err(unusable(RequestError::NoHost));
+        }
         // HTTP/2, or a whole URL in the request line: that names the host, whatever a header says.
         let host = HeaderValue::from_str(authority.as_str()).map_err(|_| unusable(RequestError::Host))?;
         headers.insert(HOST, host);
-        marks = Marks::of(headers);
+        marks = marks.and(Marks::HOST);
     }
     Ok(marks)
 }
@@ -300,11 +325,11 @@ fn unusable(error: RequestError) -> Cause {
     Cause::Framing(error.reason())
 }
 
-/// The host that a request asks for, normalised. HTTP/1.0 need not name one.
-fn host_of(parts: &Parts) -> Result<Cow<'_, str>, Cause> {
-    match requested_host(&parts.headers) {
-        Err(RequestError::NoHost) if parts.version == Version::HTTP_10 => Ok(Cow::Borrowed("")),
-        host => host.map_err(unusable),
+/// The `Host` of a request. HTTP/1.0 need not have one.
+fn sent_host(parts: &Parts) -> Result<Option<HeaderValue>, Cause> {
+    match host_header(&parts.headers) {
+        Err(RequestError::NoHost) if parts.version == Version::HTTP_10 => Ok(None),
+        host => host.map(|host| Some(host.clone())).map_err(unusable),
     }
 }
 

@@ -12,9 +12,11 @@ use std::task::{Context, Poll, Waker};
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
+use tidegate_policy::UnderscoreHeaders;
 
 use crate::activity::Activity;
 use crate::body::{BodyError, Pace, Patience};
+use crate::core::InForce;
 use crate::forward;
 
 /// The body of a request, as hyper reads it.
@@ -55,6 +57,8 @@ struct Upload {
     failure: Option<UploadFailure>,
     /// Told when it has ended; `None` once it has.
     owed: Option<Arc<Activity>>,
+    /// The policy and the setting of the route that say which trailers are removed.
+    trailers: (Rc<InForce>, UnderscoreHeaders),
     meter: Option<Box<dyn Metering>>,
     /// The task that waits for more of it.
     reader: Option<Waker>,
@@ -69,7 +73,13 @@ enum UploadState {
 }
 
 impl RequestBody {
-    pub(crate) fn new(incoming: Incoming, most: u64, pace: Pace, activity: &Arc<Activity>) -> Self {
+    /// The policy and the setting of the route say which trailers are removed.
+    pub(crate) fn new(
+        incoming: Incoming,
+        (most, pace): (u64, Pace),
+        activity: &Arc<Activity>,
+        (live, underscored): (&Rc<InForce>, UnderscoreHeaders),
+    ) -> Self {
         if incoming.is_end_stream() {
             return Self { upload: None, generation: 0 };
         }
@@ -83,6 +93,7 @@ impl RequestBody {
             is_read: false,
             failure: None,
             owed: Some(Arc::clone(activity)),
+            trailers: (Rc::clone(live), underscored),
             meter: None,
             reader: None,
         };
@@ -177,7 +188,8 @@ impl Upload {
         self.has_moved = true;
         self.is_read = true;
         if let Some(trailers) = frame.trailers_mut() {
-            forward::strip_trailers(trailers);
+            let (live, underscored) = &self.trailers;
+            forward::strip_trailers(trailers, (live.active.matcher.header_rules(), *underscored));
         }
         let length = frame.data_ref().map_or(0, Bytes::len);
         self.patience.saw(length);

@@ -274,10 +274,12 @@ fn routing_settings(plan: &Plan, set: &mut dyn FnMut(&str, String)) {
 }
 
 fn client_settings(clients: &Clients, set: &mut dyn FnMut(&str, String)) {
-    let Clients { identify_by, api_key_header, user, tenant, trusted_proxies, .. } = clients;
-    let Clients { ipv6_prefix, fingerprint_headers, cookie, tiers, exempt, .. } = clients;
+    let Clients { identify_by, api_key_header, accepts_unverified_keys, user, tenant, .. } = clients;
+    let Clients { trusted_proxies, ipv6_prefix, fingerprint_headers, cookie, tiers, exempt, .. } = clients;
     set("clients.identify_by", identify_by.iter().map(|one| one.name()).collect::<Vec<_>>().join(", "));
     set("clients.api_key.header", api_key_header.clone());
+    let verify = if *accepts_unverified_keys { "none" } else { "keys_file" };
+    set("clients.api_key.verify", verify.to_owned());
     set("clients.user", user.as_ref().map(source_words).unwrap_or_default());
     set("clients.tenant", tenant.as_ref().map(source_words).unwrap_or_default());
     set("clients.ip.trusted_proxies", network_words(trusted_proxies));

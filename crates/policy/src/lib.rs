@@ -55,8 +55,8 @@ pub use files::{FileError, Files, NoFiles};
 pub use host::normalize_host;
 pub use identity::{
     Addresses, Believed, ClaimSource, Claims, ClientKind, ClientName, ClientNameError, CookieName,
-    CookieNameError, Fingerprint, ForwardingHeader, Identities, Identity, IdentityError, IdentitySpec,
-    KeysError, NoHeaders, PrefixError, Source, TokenError, Verifier,
+    CookieNameError, Fingerprint, ForwardingHeader, HeaderError, HeaderRules, Identities, Identity,
+    IdentityError, IdentitySpec, KeysError, NoHeaders, PrefixError, Source, TokenError, Verifier,
 };
 pub use language::{reference, schema};
 pub use matcher::{
@@ -73,4 +73,4 @@ pub use plan::{
 };
 pub use problem::{Excerpt, Problem, Problems, Severity};
 pub use quantity::{QuantityError, duration, span_parts, span_text};
-pub use request::{RequestError, check_method, requested_host};
+pub use request::{RequestError, check_method, host_header, requested_host};

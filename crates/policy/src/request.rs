@@ -3,8 +3,8 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use http::HeaderMap;
 use http::header::HOST;
+use http::{HeaderMap, HeaderValue};
 
 use crate::host::normalize_host;
 
@@ -61,14 +61,17 @@ pub fn check_method(method: &str, path: &str) -> Result<(), RequestError> {
     }
 }
 
-/// The host that a request asks for, normalised. Nothing is allocated for one that is normalised already.
-pub fn requested_host(headers: &HeaderMap) -> Result<Cow<'_, str>, RequestError> {
+/// The `Host` of a request, which it must have once.
+pub fn host_header(headers: &HeaderMap) -> Result<&HeaderValue, RequestError> {
     let mut hosts = headers.get_all(HOST).iter();
     let host = hosts.next().ok_or(RequestError::NoHost)?;
-    if hosts.next().is_some() {
-        return Err(RequestError::RepeatedHost);
-    }
-    host.to_str().ok().and_then(normalize_host).ok_or(RequestError::Host)
+    if hosts.next().is_some() { Err(RequestError::RepeatedHost) } else { Ok(host) }
+}
+
+/// The host that a `Host` names, normalised. Nothing is allocated for one that is normalised already.
+pub fn requested_host(header: &HeaderValue) -> Result<Cow<'_, str>, RequestError> {
+    let host = header.to_str().ok().filter(|host| !host.is_empty());
+    host.and_then(normalize_host).ok_or(RequestError::Host)
 }
 
 #[cfg(test)]

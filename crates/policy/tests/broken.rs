@@ -21,6 +21,7 @@ impl Files for Referenced {
             "short.secret" => b"hunter2\n",
             "jwks.json" => br#"{"keys": [{"kty": "RSA"}]}"#,
             "no-key.json" => br#"{"keys": [{"kty": "EC", "crv": "P-384", "x": "AA", "y": "AA"}]}"#,
+            "good-keys.csv" => b"sk_1,free\n",
             "bad-keys.csv" => {
                 b"key,tier\nsk_1,free\nsk_2,gold\nsk_3,Premium,acme\nsk_4\nsk_1,free\nfree,sk_5\n"
             }

@@ -66,7 +66,13 @@ fn the_saas_with_tiers() {
 #[test]
 fn the_login() {
     let policy = "login-protection.yaml";
+    let forwarded = ("x-forwarded-for", "192.0.2.1");
     insta::assert_snapshot!(told(&[
+        (
+            policy,
+            "POST example.org /login 10.0.0.9",
+            &[forwarded, ("x-login-name", "ann"), ("user-agent", "curl")]
+        ),
         (policy, "POST example.org /login 192.0.2.1", &[("x-login-name", "ann"), ("user-agent", "curl")]),
         (policy, "POST example.org /login 2001:db8:1:2:3::4", &[]),
         (policy, "GET example.org / 203.0.113.9", &[]),
@@ -97,11 +103,26 @@ fn the_platform_of_many_tenants() {
 fn the_rollout() {
     let policy = "rollout.yaml";
     insta::assert_snapshot!(told(&[
-        (policy, "GET example.org /search 192.0.2.1", &[("x-api-key", "key_of_a_canary_47")]),
+        (policy, "GET example.org /search 192.0.2.18", &[]),
         (policy, "GET example.org /search 192.0.2.1", &[]),
         (policy, "POST example.org /files/a 192.0.2.1", &[("content-length", "5000")]),
         (policy, "GET example.org /export 192.0.2.1", &[]),
     ]));
+}
+
+#[test]
+fn ambiguous_headers_are_explained_as_rejected_with_400() {
+    let twice = [("x-api-key", "a"), ("x-api-key", "b")];
+    let requests: [&[(&str, &str)]; 3] =
+        [&twice, &[("x-api-key", "a,b")], &[("connection", "close, X-API-Key"), ("x-api-key", "a")]];
+    let request = "GET example.org / 192.0.2.1";
+    for lines in requests {
+        let explanation = explained("small-api.yaml", request, lines);
+        let json = serde_json::to_value(&explanation).unwrap();
+        assert_eq!(json["verdict"]["is"], "rejected", "{lines:?}");
+        assert!(explanation.to_string().contains("verdict   400: "), "{explanation}");
+        assert!(explanation.to_string().contains("`x-api-key`"), "{explanation}");
+    }
 }
 
 #[test]

@@ -133,7 +133,7 @@ fn looking_a_key_up_allocates_nothing() {
 #[test]
 fn matching_a_request_allocates_nothing_once_the_scratch_has_grown() {
     let policy = b"
-clients: { user: { header: X-User }, tenant: { header: X-Tenant } }
+clients: { user: { header: X-User }, tenant: { header: X-Tenant }, ip: { trusted_proxies: [10.0.0.0/8] } }
 rate_limits:
   global: { requests: 9, window: 1 }
   tenant: { requests: 9, window: 1 }
@@ -160,6 +160,8 @@ bans: { networks: [203.0.113.0/24] }
     };
     assert_eq!(count(), 8);
     assert_eq!(allocations(&mut count), 0);
+    assert_eq!(allocations(|| matcher.header_rules().check(black_box(&headers)).is_ok()), 0);
+    assert_eq!(allocations(|| matcher.header_rules().check_connection(black_box(&headers)).is_ok()), 0);
     assert_eq!(allocations(|| matcher.route("example.org", "/api/v1/orders").is_some()), 0);
 }
 

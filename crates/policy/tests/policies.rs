@@ -371,3 +371,55 @@ routes:
     );
     assert_eq!(plan.http.words().map(|(_, value)| value), ["keep", "insensitive", "drop"]);
 }
+
+const LIMIT: &str = "rate_limits: { default: { requests: 1, window: 1m } }\n";
+
+#[test]
+fn api_key_without_keys_file_in_identify_by_is_doubtful_if_the_operator_wrote_it() {
+    let what = "`api_key` in `identify_by` is ignored: nothing verifies API keys";
+    for identify_by in ["[api_key, ip]", "[ip, api_key]", "[cookie, api_key]"] {
+        let text = format!("clients:\n  cookie: {{ name: s }}\n  identify_by: {identify_by}\n{LIMIT}");
+        assert_eq!(warnings(&text), [format!("3: {what}")]);
+    }
+    assert_eq!(warnings(LIMIT), [""; 0], "the default identifies by API keys, too");
+    assert_eq!(warnings(&format!("clients: {{ identify_by: ip }}\n{LIMIT}")), [""; 0]);
+}
+
+#[test]
+fn api_keys_that_are_not_verified_are_doubtful() {
+    let text = format!("clients:\n  identify_by: [api_key, ip]\n  api_key: {{ verify: none }}\n{LIMIT}");
+    let what = "3: API keys are not verified: a client that invents a key for each request has no limit";
+    assert_eq!(warnings(&text), [what]);
+    assert_eq!(warnings(&format!("clients: {{ api_key: {{ verify: keys_file }} }}\n{LIMIT}")), [""; 0]);
+}
+
+#[test]
+fn header_of_user_or_tenant_without_trusted_proxies_is_doubtful() {
+    let text = |ip: &str| {
+        format!("clients:\n  user: {{ header: X-User }}\n  tenant: {{ header: X-Tenant }}\n{ip}{LIMIT}")
+    };
+    let never = |name| {
+        format!("the header `{name}` never counts: only a trusted proxy may send it, and there is none")
+    };
+    assert_eq!(warnings(&text("")), [format!("2: {}", never("x-user")), format!("3: {}", never("x-tenant"))]);
+    assert_eq!(warnings(&text("  ip: { trusted_proxies: 10.0.0.1 }\n")), [""; 0]);
+}
+
+#[test]
+fn rule_that_a_client_escapes_by_leaving_out_a_header_is_doubtful() {
+    let text = "clients: { user: { header: X-User }, ip: { trusted_proxies: 10.0.0.1 } }\n\
+                rate_limits:\n  rules:\n\
+                \x20   - { name: a, match: { path: /a, header: { X-Client: [web, app] } }, per: ip, requests: 2, window: 1d }\n\
+                \x20   - { name: b, match: { header: { X-User: '*', X-Client: web } }, per: ip, concurrent: 2 }\n\
+                \x20   - { name: c, match: { header: { X-User: ann } }, per: ip, requests: 3, window: 1d }\n\
+                \x20   - { name: d, match: { when: \"!('x-client' in request.headers)\" }, per: ip, requests: 3, window: 1d }\n";
+    assert_eq!(
+        warnings(text),
+        [
+            "4: a client escapes `a` by leaving out the header `x-client`",
+            "5: a client escapes `b` by leaving out the header `x-client`",
+        ]
+    );
+    let hint = good(text).warnings.iter().next().and_then(|warning| warning.hint.clone());
+    assert!(hint.unwrap().contains("when: \"!('x-client' in request.headers)\""), "how to write it instead");
+}

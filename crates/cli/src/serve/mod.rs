@@ -202,6 +202,11 @@ fn welcome(source: &Source, urls: &str, plan: &Plan, admin: &str) -> String {
         .map(|rule| format!("  limit      {}: {}\n", rule.name, rule.words()))
         .collect();
     let limits = limits.concat();
+    let warning = if plan.clients.accepts_unverified_keys {
+        "  warning    API keys are not verified: a client that invents a key for each request has no limit\n"
+    } else {
+        ""
+    };
     let rest = match source {
         Source::File(path) => {
             format!("  policy     {}, read again when it changes or at SIGHUP\n", path.display())
@@ -214,7 +219,6 @@ fn welcome(source: &Source, urls: &str, plan: &Plan, admin: &str) -> String {
 
 Try:
   curl -i {url}/
-  curl -i -H 'X-API-Key: alice' {url}/
   for i in $(seq {}); do curl -s -o /dev/null -w '%{{http_code}}\\n' {url}/; done
   curl -i {url}/
 ",
@@ -222,5 +226,5 @@ Try:
             )
         }
     };
-    format!("tidegate is listening on {urls}\n{limits}{admin}{rest}\nCtrl-C stops it.")
+    format!("tidegate is listening on {urls}\n{limits}{warning}{admin}{rest}\nCtrl-C stops it.")
 }

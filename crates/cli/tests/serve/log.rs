@@ -14,7 +14,7 @@ const KEY: &str = "sk_live_51H_very_secret_indeed";
 fn policy(upstream: &str, log: &str) -> String {
     format!(
         "upstreams: {{ api: {{ servers: [{upstream}] }} }}\nroutes: [{{ path: /**, upstream: api }}]\n\
-         clients: {{ identify_by: [api_key, user, ip], user: {{ header: X-User-Id }} }}\n\
+         clients: {{ identify_by: [user, ip], user: {{ header: X-User-Id }}, ip: {{ trusted_proxies: 127.0.0.1 }} }}\n\
          rate_limits: {{ default: {{ requests: 3, window: 1h, algorithm: sliding_window_log }} }}\nlog: {log}\n\
          admin: off\n"
     )

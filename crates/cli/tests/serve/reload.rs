@@ -22,7 +22,7 @@ fn ask_on(address: &str, client: usize, stop: &Arc<AtomicBool>) -> JoinHandle<u6
         let mut connection = Connection::open(&address).unwrap();
         let mut asked = 0;
         while !stop.load(Ordering::Relaxed) {
-            let response = connection.get(&format!("X-API-Key: client-{client}\r\n")).unwrap();
+            let response = connection.get(&format!("X-Forwarded-For: 203.0.113.{client}\r\n")).unwrap();
             assert_eq!(response.status(), "200", "{response:?}");
             asked += 1;
             assert_eq!(response.remaining(), 100_000_000 - asked, "no counter begins again");
@@ -35,6 +35,8 @@ fn ask_on(address: &str, client: usize, stop: &Arc<AtomicBool>) -> JoinHandle<u6
 fn a_hundred_reloads_under_load_fail_no_request_and_reset_no_counter() {
     let (first, second) = (format!("http://{}", echo()), format!("http://{}", echo()));
     let both = format!("{first}, {second}");
+    let clients = "clients: { ip: { trusted_proxies: 127.0.0.1 } }\n";
+    let policy = |servers: &str, rest: &str| policy(servers, &format!("{rest}{clients}"));
     let file = Policy::new("reloads", &policy(&first, ""));
     let server = Server::start(&["--config", &file.path()]);
     let stop = Arc::new(AtomicBool::new(false));

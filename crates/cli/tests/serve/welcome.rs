@@ -36,6 +36,40 @@ fn one_line_is_printed_as_the_policy_it_equals() {
 }
 
 #[test]
+fn invented_api_keys_share_the_limit_of_the_demo_and_of_one_line() {
+    let upstream = format!("http://{}", echo());
+    for args in [&["--limit", "5/m"][..], &["--upstream", &upstream, "--limit", "5/m"]] {
+        let server = Server::start(args);
+        let left: Vec<_> = (0..5)
+            .map(|turn| get(&server.address, &format!("X-API-Key: invented-{turn}\r\n")).remaining())
+            .collect();
+        assert_eq!(left, [4, 3, 2, 1, 0]);
+        assert_eq!(get(&server.address, "X-API-Key: one-more\r\n").status(), "429");
+        assert!(!server.welcome.to_lowercase().contains("key"), "{}", server.welcome);
+    }
+}
+
+#[test]
+fn keys_that_are_not_verified_are_warned_of_at_the_start_and_by_check() {
+    let text = |verify: &str| {
+        format!(
+            "upstreams: {{ api: {{ servers: ['http://{}'] }} }}\nroutes: [{{ path: /**, upstream: api }}]\nadmin: off\n\
+             clients: {{ api_key: {{ verify: {verify} }} }}\nrate_limits: {{ default: {{ requests: 5, window: 1h }} }}\n",
+            echo()
+        )
+    };
+    let what = "API keys are not verified";
+    for (verify, is_warned) in [("none", true), ("keys_file", false)] {
+        let policy = Policy::new(&format!("verify-{verify}"), &text(verify));
+        let server = Server::start(&["--config", &policy.path()]);
+        assert_eq!(server.welcome.contains(what), is_warned, "{}", server.welcome);
+        let checked = tidegate(&["check", &policy.path()]);
+        assert!(checked.status.success());
+        assert_eq!(String::from_utf8_lossy(&checked.stdout).contains(what), is_warned);
+    }
+}
+
+#[test]
 fn a_limit_that_is_none_is_a_clear_error() {
     let output = tidegate(&["serve", "--upstream", "http://localhost:3000", "--limit", "many"]);
     assert_eq!(output.status.code(), Some(1));

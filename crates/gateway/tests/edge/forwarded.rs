@@ -168,13 +168,3 @@ async fn what_belongs_to_one_hop_stays_there() {
     }
     assert_eq!((seen.method.as_str(), seen.header("x-kept")), ("GET", Some("yes")));
 }
-
-#[tokio::test]
-async fn naming_a_header_in_connection_does_not_hide_who_the_client_is() {
-    let upstream = Upstream::answering().await;
-    let served = served(&upstream, false, 100);
-    served.ask(&request("Connection: x-forwarded-for, forwarded, x-forwarded-proto\r\n")).await;
-    let seen = upstream.last();
-    assert_eq!(seen.header("x-forwarded-for"), Some(PEER));
-    assert_eq!(seen.header("forwarded"), Some("for=127.0.0.1;proto=http"));
-}

@@ -8,6 +8,7 @@ mod client_body;
 mod early;
 mod forwarded;
 mod http2;
+mod identity;
 mod idle_upstreams;
 mod interim;
 mod malformed;

@@ -33,9 +33,10 @@ async fn a_ban_from_a_file_finds_the_client_behind_a_trusted_proxy() {
 }
 
 #[tokio::test]
-async fn an_exempt_network_is_not_limited_even_if_it_is_banned() {
-    let rest = "clients: { exempt: { networks: [127.0.0.1] } }\nbans: { networks: [127.0.0.0/8] }";
-    let (proxy, _upstream) = proxy(rest, &[]).await;
+async fn exempt_network_that_the_policy_bans_gets_403() {
+    let exempt = "clients: { exempt: { networks: [127.0.0.0/8] }, ip: { trusted_proxies: [127.0.0.1] } }";
+    let (proxy, _upstream) = proxy(&format!("{exempt}\nbans: {{ networks: [127.0.0.9] }}"), &[]).await;
+    assert_eq!(proxy.ask("/", &[("x-forwarded-for", "127.0.0.9")]).await.status, 403);
     for _ in 0..5 {
         let answer = proxy.get("/").await;
         assert_eq!((answer.status.as_u16(), answer.text()), (200, "served"));
@@ -55,8 +56,8 @@ async fn an_exempt_key_is_not_limited_and_costs_others_nothing() {
 }
 
 #[tokio::test]
-async fn without_a_directory_every_key_is_a_client() {
-    let (proxy, _upstream) = proxy("", &[]).await;
+async fn every_key_is_a_client_where_none_is_verified() {
+    let (proxy, _upstream) = proxy("clients: { api_key: { verify: none } }", &[]).await;
     for key in ["a", "b", "c"] {
         assert_eq!(proxy.ask("/", &[("x-api-key", key)]).await.status, 200);
         assert_eq!(proxy.ask("/", &[("x-api-key", key)]).await.status, 429);
@@ -91,9 +92,10 @@ fn ban(subject: &str, until: Timestamp) -> Ban {
 
 #[tokio::test]
 async fn a_ban_at_run_time_holds_at_once_for_networks_and_clients_until_it_ends_or_is_taken_back() {
-    let rest = "clients: { identify_by: [api_key], user: { header: X-User } }";
+    let rest =
+        "clients: { identify_by: [user], user: { header: X-User }, ip: { trusted_proxies: [127.0.0.1] } }";
     let (proxy, _upstream) = proxy(rest, &[]).await;
-    let as_user = |name| [("x-user", name), ("x-api-key", name)];
+    let as_user = |name| [("x-user", name)];
     proxy.gateway.ban(Bans::new([ban("user:bob", Timestamp::MAX), ban("user:eve", Timestamp::from_secs(1))]));
     let answer = proxy.ask("/", &as_user("bob")).await;
     assert_eq!((answer.status.as_u16(), &answer.json()["error"]), (403, &"banned".into()));
@@ -106,9 +108,15 @@ async fn a_ban_at_run_time_holds_at_once_for_networks_and_clients_until_it_ends_
 }
 
 #[tokio::test]
-async fn who_is_exempt_meets_no_ban_at_run_time_either() {
-    let rest = "clients: { exempt: { networks: [127.0.0.1] } }";
-    let (proxy, _upstream) = proxy(rest, &[]).await;
-    proxy.gateway.ban(Bans::new([ban("127.0.0.1", Timestamp::MAX)]));
-    assert_eq!(proxy.get("/").await.status, 200);
+async fn exempt_client_that_an_operator_bans_gets_403_until_the_ban_is_lifted() {
+    let rest = "clients: { exempt: { networks: [127.0.0.1], api_keys_file: friends.txt } }";
+    let (proxy, _upstream) = proxy(rest, &[("friends.txt", "friend\n")]).await;
+    for subject in ["127.0.0.1", "api_key:friend"] {
+        proxy.gateway.ban(Bans::new([ban(subject, Timestamp::MAX)]));
+        assert_eq!(proxy.ask("/", &[("x-api-key", "friend")]).await.status, 403, "{subject}");
+    }
+    proxy.gateway.ban(Bans::default());
+    for _ in 0..3 {
+        assert_eq!(proxy.ask("/", &[("x-api-key", "friend")]).await.status, 200);
+    }
 }

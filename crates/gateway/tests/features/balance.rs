@@ -13,7 +13,8 @@ use tokio::sync::watch;
 
 use super::support::{Proxy, Upstream, full, soon};
 
-const LIMIT: &str = "rate_limits: { default: { requests: 1000, window: 1h } }\n";
+const LIMIT: &str = "clients: { api_key: { verify: none } }\n\
+                     rate_limits: { default: { requests: 1000, window: 1h } }\n";
 
 #[tokio::test]
 async fn two_servers_take_turns() {

@@ -16,6 +16,7 @@ use tokio::sync::Semaphore;
 use super::support::{Answer, AnyBody, Proxy, Upstream, connect, full, soon};
 
 const TWO: &str = "
+clients: { api_key: { verify: none } }
 rate_limits:
   default: { requests: 100, window: 1d, algorithm: sliding_window_log }
   rules: [{ name: exports, match: { path: /export }, concurrent: 2 }]

@@ -15,7 +15,8 @@ const TWO: &str = "rate_limits: { default: { requests: 2, window: 1h, algorithm:
 #[tokio::test]
 async fn what_is_decided_and_answered_is_counted() {
     let upstream = Upstream::named("served").await;
-    let proxy = Proxy::before(&[upstream.url()], TWO);
+    let proxy =
+        Proxy::before(&[upstream.url()], &format!("clients: {{ api_key: {{ verify: none }} }}\n{TWO}"));
     for status in [200, 200, 429, 429, 429] {
         assert_eq!(proxy.ask("/", &[("x-api-key", "sk_live_51H_very_secret")]).await.status, status);
     }

@@ -32,7 +32,8 @@ fn next(lines: &Lines) -> Value {
 
 #[tokio::test]
 async fn a_line_tells_who_asked_what_was_decided_and_how_it_was_answered() {
-    let (proxy, upstream, lines) = logging(ALL, TWO).await;
+    let (proxy, upstream, lines) =
+        logging(ALL, &format!("clients: {{ api_key: {{ verify: none }} }}\n{TWO}")).await;
     let key = [("x-api-key", "sk_live_51H_very_secret"), ("authorization", "Bearer hunter2hunter2")];
     for _ in 0..3 {
         proxy.ask("/things/7?token=sesame", &key).await;
@@ -68,8 +69,8 @@ async fn a_line_tells_who_asked_what_was_decided_and_how_it_was_answered() {
 
 #[tokio::test]
 async fn whatever_is_sent_every_line_is_one_object_and_no_key_is_in_it() {
-    let policy =
-        "http: { encoded_slash: keep }\nclients: { identify_by: [user, ip], user: { header: X-User } }";
+    let policy = "http: { encoded_slash: keep }\n\
+        clients: { identify_by: [user, ip], user: { header: X-User }, ip: { trusted_proxies: 127.0.0.1 } }";
     let (proxy, _upstream, lines) = logging(ALL, policy).await;
     let nasty = "a\"b\\c\u{9b}31m\u{202e}\t]}";
     let answer = proxy
@@ -106,4 +107,51 @@ async fn refusals_may_be_all_that_is_logged_or_all_that_is_not() {
     proxy.get("/").await;
     let decided: Vec<_> = (0..3).map(|_| next(&lines)["decision"].clone()).collect();
     assert_eq!(decided, ["passed", "passed", "passed"]);
+}
+
+const NONE: Which = Which { access: Sample::NONE, refused: Sample::NONE };
+
+#[tokio::test]
+async fn forwarding_headers_without_trusted_proxies_are_logged_once_for_each_policy() {
+    for header in [("x-forwarded-for", "203.0.113.9"), ("forwarded", "for=203.0.113.9")] {
+        let (proxy, upstream, lines) = logging(NONE, TWO).await;
+        proxy.get("/").await;
+        for _ in 0..3 {
+            proxy.ask("/", &[header]).await;
+        }
+        let line = next(&lines);
+        assert_eq!(
+            (&line["event"], &line["peer"]),
+            (&"forwarding_headers_ignored".into(), &"127.0.0.1".into())
+        );
+        assert!(line["message"].as_str().unwrap().contains("trusted_proxies"), "{line}");
+        proxy.replace(&[upstream.url()], "rate_limits: { default: { requests: 9, window: 1h } }");
+        proxy.ask("/", &[header]).await;
+        assert_eq!(next(&lines)["event"], "forwarding_headers_ignored");
+        // Nothing else was logged in between, and nothing is from here on.
+        proxy.replace(&[upstream.url()], "rate_limits: { global: { requests: 9, window: 1h } }");
+        proxy.ask("/", &[header]).await;
+        assert_eq!(next(&lines)["event"], "forwarding_headers_ignored");
+    }
+}
+
+#[tokio::test]
+async fn forwarding_headers_are_not_logged_if_a_proxy_is_trusted_or_no_address_is_counted() {
+    let limits = "rate_limits: { default: { requests: 9, window: 1h } }";
+    for clients in [
+        "clients: { ip: { trusted_proxies: [127.0.0.1] } }",
+        "clients: { ip: { trusted_proxies: [192.0.2.1] } }",
+        "clients: { identify_by: cookie, cookie: { name: session } }",
+    ] {
+        let (proxy, upstream, lines) = logging(NONE, &format!("{clients}\n{limits}")).await;
+        proxy.ask("/", &[("x-forwarded-for", "203.0.113.9")]).await;
+        // What comes next is of the next policy.
+        proxy.replace(
+            &[upstream.url()],
+            &format!("clients: {{ identify_by: ip, ip: {{ ipv6_prefix: 48 }} }}\n{limits}"),
+        );
+        proxy.ask("/", &[("x-forwarded-for", "203.0.113.8")]).await;
+        assert_eq!(next(&lines)["event"], "forwarding_headers_ignored", "{clients}");
+        assert!(lines.next_within(Duration::ZERO).is_none(), "{clients}");
+    }
 }

@@ -87,7 +87,8 @@ async fn a_policy_of_shadows_alone_answers_as_one_without_limits() {
 #[tokio::test]
 async fn a_canary_refuses_the_same_clients_after_a_restart_and_nobody_else() {
     let upstream = Upstream::named("served").await;
-    let rest = "rate_limits: { default: { requests: 1, window: 1d, mode: { canary: 20% } } }";
+    let rest = "clients: { api_key: { verify: none } }\n\
+                rate_limits: { default: { requests: 1, window: 1d, mode: { canary: 20% } } }";
     let mut slices = Vec::new();
     for _ in 0..2 {
         let proxy = Proxy::before(&[upstream.url()], rest);

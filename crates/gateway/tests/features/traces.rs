@@ -51,7 +51,8 @@ async fn collector() -> (String, mpsc::UnboundedReceiver<(String, Span)>) {
     (endpoint, spans)
 }
 
-const TWO: &str = "rate_limits: { default: { requests: 2, window: 1h, algorithm: sliding_window_log } }";
+const TWO: &str = "clients: { api_key: { verify: none } }\n\
+                   rate_limits: { default: { requests: 2, window: 1h, algorithm: sliding_window_log } }";
 
 fn tracing(servers: &[String], endpoint: &str, sample: Sample) -> Proxy {
     let clock = Arc::new(tidegate_store::SystemClock::new());

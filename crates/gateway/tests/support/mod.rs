@@ -4,12 +4,14 @@ mod client;
 mod message;
 mod upstream;
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tidegate_core::Timestamp;
 use tidegate_gateway::{Bounds, Gateway, Listener};
-use tidegate_policy::{Active, NoFiles, compile};
+use tidegate_policy::{Active, Ban, Bans, Subject, compile};
 use tidegate_store::MemoryStore;
 use tidegate_telemetry::Reader;
 use tokio::sync::watch;
@@ -48,8 +50,20 @@ impl Served {
         Self::at(&Listener::bind("127.0.0.1:0", 1).expect("a free port"), policy, bounds)
     }
 
+    /// Serves a policy that refers to these files.
+    pub(crate) fn with_files(policy: &str, files: &[(&str, &str)]) -> Self {
+        let listener = Listener::bind("127.0.0.1:0", 1).expect("a free port");
+        Self::serve(&listener, policy, files, Bounds::default())
+    }
+
     pub(crate) fn at(listener: &Listener, policy: &str, bounds: Bounds) -> Self {
-        let compiled = compile("test.yaml", policy.as_bytes(), &NoFiles)
+        Self::serve(listener, policy, &[], bounds)
+    }
+
+    fn serve(listener: &Listener, policy: &str, files: &[(&str, &str)], bounds: Bounds) -> Self {
+        let files: BTreeMap<_, _> =
+            files.iter().map(|(name, text)| ((*name).to_owned(), text.as_bytes().to_vec())).collect();
+        let compiled = compile("test.yaml", policy.as_bytes(), &files)
             .unwrap_or_else(|problems| panic!("{problems}\n{policy}"));
         let store = Arc::new(MemoryStore::with_cap(1 << 20));
         let gateway = Gateway::with_bounds(Active::new(compiled.plan), store, bounds).expect("a gateway");
@@ -79,6 +93,13 @@ impl Served {
 
     pub(crate) async fn get(&self, path: &str) -> Response {
         self.ask(&format!("GET {path} HTTP/1.1\r\nHost: a.example\r\n\r\n")).await
+    }
+
+    /// Bans one subject, as an operator would at run time.
+    pub(crate) fn ban(&self, subject: &str) {
+        let subject = Subject::parse(subject, 64).expect("a subject");
+        let ban = Ban { subject, reason: String::new(), since: Timestamp::ZERO, until: None };
+        self.gateway.ban(Bans::new([ban]));
     }
 
     pub(crate) fn connections(&self) -> usize {

@@ -6,7 +6,7 @@ use crate::{Facts, NoFiles, compile};
 
 const NOW: Timestamp = Timestamp::from_secs(1_800_000_000);
 const POLICY: &[u8] = b"clients: { user: { header: X-User }, tenant: { header: X-Tenant }, fingerprint: { headers: [user-agent] }, \
-cookie: { name: session } }\nrate_limits: { default: { requests: 1, window: 1s } }";
+cookie: { name: session }, ip: { trusted_proxies: [192.0.2.0/24] } }\nrate_limits: { default: { requests: 1, window: 1s } }";
 
 fn subject(text: &str) -> Subject {
     Subject::parse(text, 64).unwrap_or_else(|error| panic!("{text}: {error}"))

@@ -6,10 +6,11 @@ use crate::compile::{Context, files, network, scalar};
 use crate::directory;
 use crate::identity::{ClientKind, KeysError, Verifier};
 use crate::language::{
-    API_KEY, COOKIE, EXEMPT, FINGERPRINT, IDENTITIES, IP, JWT, Mapping, TENANT, TIERS, USER,
+    API_KEY, COOKIE, EXEMPT, FINGERPRINT, IDENTITIES, IP, JWT, KEY_VERIFICATIONS, Mapping, TENANT, TIERS,
+    USER,
 };
 use crate::plan::{Claim, Clients, Exempt, NameSource, Secret, TierSource, Token, TokenKey};
-use crate::raw::{Fields, Finding, Node, nearest};
+use crate::raw::{Fields, Finding, Mark, Node, nearest};
 use crate::render::quote;
 
 /// A shorter secret is guessed faster than a limit is reached.
@@ -20,6 +21,7 @@ impl Default for Clients {
         Self {
             identify_by: vec![ClientKind::ApiKey, ClientKind::Ip],
             api_key_header: "x-api-key".to_owned(),
+            accepts_unverified_keys: false,
             user: None,
             tenant: None,
             trusted_proxies: Vec::new(),
@@ -41,19 +43,23 @@ impl Clients {
             ClientKind::User => self.user.is_some(),
             ClientKind::Tenant => self.tenant.is_some() || self.tiers.file.is_some(),
             ClientKind::Cookie => self.cookie.is_some(),
-            ClientKind::ApiKey | ClientKind::Ip | ClientKind::Fingerprint => true,
+            ClientKind::ApiKey => self.counts_keys(),
+            ClientKind::Ip | ClientKind::Fingerprint => true,
             ClientKind::Anonymous => false,
         }
+    }
+
+    /// Whether any API key counts: because a keys file verifies it, or because none has to.
+    pub(crate) fn counts_keys(&self) -> bool {
+        self.tiers.file.is_some() || self.accepts_unverified_keys
     }
 }
 
 pub(super) fn clients<'s>(fields: &Fields<'_, 's>, tiers: &[&str], context: &mut Context<'s, '_>) -> Clients {
     let mut clients = Clients::default();
     context.written = ClientKind::NAMED.into_iter().filter(|one| fields.get(one.name()).is_some()).collect();
-    if let Some(fields) = section(fields, "api_key", &API_KEY, context)
-        && let Some(header) = fields.get("header").and_then(|node| scalar::header(node, &mut context.report))
-    {
-        clients.api_key_header = header;
+    if let Some(fields) = section(fields, "api_key", &API_KEY, context) {
+        api_key(&fields, &mut clients, context);
     }
     clients.user = name_source(fields, "user", &USER, context);
     clients.tenant = name_source(fields, "tenant", &TENANT, context);
@@ -74,14 +80,47 @@ pub(super) fn clients<'s>(fields: &Fields<'_, 's>, tiers: &[&str], context: &mut
     }
     if let Some(fields) = section(fields, "tiers", &TIERS, context) {
         clients.tiers = tier_source(&fields, tiers, context);
+        if let (Some(node), true) = (fields.get("file"), clients.accepts_unverified_keys) {
+            let finding =
+                Finding::error(node, "a keys file beside `verify: none`: it is not clear which keys count");
+            context.report.push(finding.hint("remove `clients.api_key.verify`; the file verifies keys"));
+        }
     }
     if let Some(fields) = section(fields, "exempt", &EXEMPT, context) {
         clients.exempt = exempt(&fields, context);
     }
     if let Some(node) = fields.get("identify_by") {
-        clients.identify_by = identities(node, &clients, context);
+        clients.identify_by = identify_by(node, &clients, context);
     }
     clients
+}
+
+fn api_key(fields: &Fields<'_, '_>, clients: &mut Clients, context: &mut Context<'_, '_>) {
+    if let Some(header) = fields.get("header").and_then(|node| scalar::header(node, &mut context.report)) {
+        clients.api_key_header = header;
+    }
+    if let Some(node) = fields.get("verify") {
+        context.marks.verify = Mark::from(node);
+        let unverified = scalar::choice(
+            node,
+            "verification of API keys",
+            KEY_VERIFICATIONS,
+            &[false, true],
+            &mut context.report,
+        );
+        // What cannot be read has been reported, and is no second problem where rules count by keys.
+        clients.accepts_unverified_keys = unverified.unwrap_or(true);
+    }
+}
+
+/// What names a client. An API key that nothing verifies is passed over, so something must come after it.
+fn identify_by(node: &Node<'_>, clients: &Clients, context: &mut Context<'_, '_>) -> Vec<ClientKind> {
+    context.marks.identify_by = Some(Mark::from(node));
+    let chosen = scalar::choices(node, "identity", IDENTITIES, &ClientKind::NAMED, &mut context.report);
+    let is_key_alone = chosen == [ClientKind::ApiKey];
+    let unknown = chosen.iter().filter(|kind| **kind != ClientKind::ApiKey || is_key_alone);
+    report_unknown(node, unknown.copied(), clients, context);
+    chosen
 }
 
 fn section<'n, 's>(
@@ -93,14 +132,32 @@ fn section<'n, 's>(
     fields.get(key).and_then(|node| Fields::open(node, mapping, &mut context.report))
 }
 
-/// One or many identities, each of which a request can have.
+/// One or many identities to count by, each of which a request can have.
 pub(super) fn identities(
     node: &Node<'_>,
     clients: &Clients,
     context: &mut Context<'_, '_>,
 ) -> Vec<ClientKind> {
     let chosen = scalar::choices(node, "identity", IDENTITIES, &ClientKind::NAMED, &mut context.report);
-    for identity in chosen.iter().copied().filter(|identity| !clients.knows(*identity)) {
+    report_unknown(node, chosen.iter().copied(), clients, context);
+    chosen
+}
+
+/// Reports every identity that no request can have.
+fn report_unknown(
+    node: &Node<'_>,
+    identities: impl Iterator<Item = ClientKind>,
+    clients: &Clients,
+    context: &mut Context<'_, '_>,
+) {
+    for identity in identities.filter(|identity| !clients.knows(*identity)) {
+        if identity == ClientKind::ApiKey {
+            let what = "no `api_key` counts: nothing verifies API keys, and a client could invent one for each request";
+            context.report.push(Finding::error(node, what).hint(
+                "list the keys: `clients: { tiers: { file: keys.csv } }`; to count any key: `clients: { api_key: { verify: none } }`",
+            ));
+            continue;
+        }
         // One that was written wrongly has been reported.
         if context.written.contains(&identity) {
             continue;
@@ -114,7 +171,6 @@ pub(super) fn identities(
             Finding::error(node, format!("no request has a `{identity}`: `clients.{identity}` is not set"));
         context.report.push(finding.hint(format!("add `{example}` to `clients`")));
     }
-    chosen
 }
 
 fn name_source<'s>(
@@ -133,7 +189,10 @@ fn name_source<'s>(
             context.report.push(finding.hint("keep one; the token's own header is set within `jwt`"));
             None
         }
-        (Some(_), None) => header.map(NameSource::Header),
+        (Some(node), None) => {
+            context.marks.proxied.push(Mark::from(node));
+            header.map(NameSource::Header)
+        }
         (None, Some(_)) => token.map(NameSource::Token),
         (None, None) => {
             let finding = Finding::error(node, format!("`{key}` says nowhere where it stands"));
@@ -252,7 +311,9 @@ fn cookie(node: &Node<'_>, context: &mut Context<'_, '_>) -> Option<String> {
 }
 
 fn tier_source(fields: &Fields<'_, '_>, tiers: &[&str], context: &mut Context<'_, '_>) -> TierSource {
-    let file = fields.get("file").and_then(|node| files::referenced(node, context)).map(|file| {
+    let file = fields.get("file").map(|node| {
+        // A file that cannot be read has been reported; that no key counts without it is no second problem.
+        let Some(file) = files::referenced(node, context) else { return String::new() };
         match directory::file::read(&file.name, &file.bytes, tiers) {
             Ok(directory) => context.directory = Some(Arc::new(directory)),
             Err(problems) => context.report.push_others(&problems),

@@ -62,6 +62,7 @@ fn build(clients: &Clients) -> Result<Identities, Unusable> {
     let spec = IdentitySpec {
         identify_by: clients.identify_by.clone(),
         api_key: Some(header(&clients.api_key_header)?),
+        accepts_unverified_keys: clients.accepts_unverified_keys,
         user: clients.user.as_ref().map(source).transpose()?,
         tenant: clients.tenant.as_ref().map(source).transpose()?,
         addresses: addresses.counting_ipv6_by(clients.ipv6_prefix)?,

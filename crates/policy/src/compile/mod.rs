@@ -164,6 +164,11 @@ pub(crate) struct Marks {
     pub(crate) routes: Vec<Mark>,
     pub(crate) tiers: Mark,
     pub(crate) rate_limits: Mark,
+    /// Only if the operator wrote it.
+    pub(crate) identify_by: Option<Mark>,
+    pub(crate) verify: Mark,
+    /// User and tenant, where a header names them.
+    pub(crate) proxied: Vec<Mark>,
     pub(crate) trusted_proxies: Vec<Mark>,
     pub(crate) exempt_networks: Vec<Mark>,
     pub(crate) bans: Mark,

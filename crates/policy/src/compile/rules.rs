@@ -219,7 +219,8 @@ fn count<'s>(
     known: Option<&Clients>,
     context: &mut Context<'s, '_>,
 ) -> Option<Count> {
-    let fallback = Clients::default();
+    // What is wrong with `clients` has been reported, and is not held against the rule.
+    let fallback = Clients { accepts_unverified_keys: true, ..Clients::default() };
     let known = known.unwrap_or(&fallback);
     let (per, per_each) = (fields.get("per"), fields.get("per_each"));
     if per_each.is_none() && per.is_some_and(is_everybody) {

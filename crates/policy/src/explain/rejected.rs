@@ -8,7 +8,7 @@ use http::{HeaderMap, Method, Uri};
 use crate::explain::{ExplainRequest, Ruling};
 use crate::matcher::Matcher;
 use crate::plan::Route;
-use crate::request::{RequestError, check_method, requested_host};
+use crate::request::{RequestError, check_method, host_header, requested_host};
 
 /// A request that limits are asked about.
 pub(super) struct Accepted<'m, 'r> {
@@ -38,15 +38,23 @@ pub(super) fn check<'m, 'r>(
         let host = HeaderValue::from_str(authority.as_str()).map_err(|_| invalid(RequestError::Host))?;
         headers.to_mut().insert(HOST, host);
     }
-    let host = match requested_host(&headers) {
+    let host = match host_header(&headers) {
         // Only here: it spares people to write it.
         Err(RequestError::NoHost) => "localhost".to_owned(),
-        host => host.map_err(invalid)?.into_owned(),
+        host => host.and_then(requested_host).map_err(invalid)?.into_owned(),
     };
     let target = matcher.target(&host, uri.path()).map_err(|error| rejected(error.to_string()))?;
     if target.route.is_none() && !matcher.plan().routes.is_empty() {
         return Err(Ruling::Rejected { status: 404, reason: "no route takes it".to_owned() });
     }
     let (path, route) = (target.path.into_owned(), target.route);
+    // What the peer may not say is removed, as it is before a request is forwarded.
+    let plan = matcher.plan();
+    let underscored = route.map_or(plan.http, |route| route.http).underscore_headers;
+    let is_trusted = plan.identities.addresses().trusts(request.peer);
+    matcher
+        .header_rules()
+        .apply(headers.to_mut(), is_trusted, underscored)
+        .map_err(|error| rejected(error.to_string()))?;
     Ok(Accepted { headers, host, path, route })
 }

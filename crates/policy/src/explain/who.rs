@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 use std::net::IpAddr;
 
+use http::HeaderMap;
 use serde::Serialize;
 
 use crate::identity::{ClientName, Identity};
@@ -28,7 +29,8 @@ pub struct Client {
 }
 
 impl Client {
-    pub(super) fn of(matcher: &Matcher, identity: &Identity<'_>) -> Self {
+    /// `sent` are the headers before those were removed that do not count.
+    pub(super) fn of(matcher: &Matcher, identity: &Identity<'_>, sent: &HeaderMap) -> Self {
         let plan = matcher.plan();
         let kind = identity.kind();
         let mut key = Vec::new();
@@ -40,7 +42,16 @@ impl Client {
             absent => format!("no {}", absent.join(", no ")),
         };
         if identity.sent_key().is_some() && identity.api_key().is_none() {
-            how.push_str("; the API key that was sent is not in the keys file");
+            how.push_str(match plan.clients.tiers.file {
+                Some(_) => "; the API key that was sent is not in the keys file",
+                None => "; the API key that was sent does not count: no keys file verifies it",
+            });
+        }
+        for name in matcher.header_rules().proxied() {
+            if sent.contains_key(name) && !identity.facts().headers.contains_key(name) {
+                // Writing to a text does not fail.
+                let _ = write!(how, "; `{name}` does not count: its sender is no trusted proxy");
+            }
         }
         for (kind, problem) in identity.token_problems() {
             // Writing to a text does not fail.

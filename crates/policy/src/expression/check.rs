@@ -5,6 +5,7 @@ use std::fmt;
 
 use cel::common::ast::{EntryExpr, Expr, IdedExpr, LiteralValue, operators};
 use cel::{ExecutionError, ParseErrors, Program};
+use http::header::HeaderName;
 use regex::{Regex, RegexBuilder};
 
 use super::ExpressionError;
@@ -43,6 +44,8 @@ impl fmt::Display for Place {
 pub(super) struct Found {
     pub(super) variables: Vec<Variable>,
     pub(super) patterns: HashMap<String, Regex>,
+    /// Headers that are asked for by a literal name.
+    pub(super) headers: Vec<HeaderName>,
 }
 
 /// The first thing the parser did not understand.
@@ -204,7 +207,8 @@ impl<'e> Checker<'e> {
             return Ok(Type::Headers);
         }
         let field = name.strip_prefix(HEADERS).and_then(|rest| rest.strip_prefix('.'));
-        if field.is_some_and(|field| !field.contains('.')) {
+        if let Some(field) = field.filter(|field| !field.contains('.')) {
+            self.header(field);
             return Ok(Type::String);
         }
         if let Some(variable) = Variable::named(&name) {
@@ -221,6 +225,14 @@ impl<'e> Checker<'e> {
 
     fn call(&mut self, expr: &IdedExpr, name: &str, args: &[&'e IdedExpr]) -> Result<Type, ExpressionError> {
         let types = args.iter().map(|arg| self.type_of(arg)).collect::<Result<Vec<_>, _>>()?;
+        // `request.headers['name']`, `'name' in request.headers`.
+        if types.contains(&Type::Headers) {
+            for arg in args {
+                if let Expr::Literal(LiteralValue::String(name)) = &arg.expr {
+                    self.header(name.inner());
+                }
+            }
+        }
         let at = |index: usize| types.get(index).copied().unwrap_or(Type::Unknown);
         let fits = |is_fit: bool, message: &str| {
             let message = message.to_owned();
@@ -267,6 +279,10 @@ impl<'e> Checker<'e> {
                 Ok(result_of(name))
             }
         }
+    }
+
+    fn header(&mut self, name: &str) {
+        self.found.headers.extend(HeaderName::from_bytes(name.as_bytes()));
     }
 
     fn pattern(&mut self, call: &IdedExpr, pattern: Option<&IdedExpr>) -> Result<(), ExpressionError> {

@@ -27,6 +27,7 @@ use cel::common::types::CelBool;
 use cel::common::value::Val;
 use cel::extractors::This;
 use cel::{Context, Env, ExecutionError, Program, Value};
+use http::header::HeaderName;
 use regex::Regex;
 
 pub use check::Place;
@@ -51,6 +52,7 @@ static ENVIRONMENT: LazyLock<Arc<Env>> = LazyLock::new(|| Arc::new(Env::stdlib()
 pub struct Expression {
     program: Program,
     variables: Vec<Variable>,
+    headers: Vec<HeaderName>,
     /// The functions; each evaluation adds its request in a scope of its own.
     root: Context<'static, 'static>,
 }
@@ -190,9 +192,15 @@ impl Expression {
         }
         let program = ENVIRONMENT.compile(source).map_err(|errors| check::syntax(&errors))?;
         let found = check::check(&program)?;
-        let expression = Self { program, variables: found.variables, root: context(found.patterns) };
+        let check::Found { variables, headers, patterns } = found;
+        let expression = Self { program, variables, headers, root: context(patterns) };
         expression.rehearse()?;
         Ok(expression)
+    }
+
+    /// The headers that it asks for by a literal name.
+    pub fn headers(&self) -> &[HeaderName] {
+        &self.headers
     }
 
     /// Whether the condition holds for a request whose client has this tier.

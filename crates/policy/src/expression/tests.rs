@@ -4,7 +4,7 @@ use proptest::prelude::{Strategy, any, prop, prop_oneof, proptest};
 use tidegate_core::Timestamp;
 
 use super::Expression;
-use crate::{Facts, Identities, IdentitySpec, Source};
+use crate::{Addresses, Facts, Identities, IdentitySpec, Source};
 
 fn headers() -> HeaderMap {
     let lines =
@@ -23,7 +23,8 @@ fn evaluate(source: &str) -> Result<bool, String> {
         peer: [192, 0, 2, 7].into(),
     };
     let user = Some(Source::Header(HeaderName::from_static("x-user")));
-    let identities = Identities::new(IdentitySpec { user, ..IdentitySpec::default() }).unwrap();
+    let addresses = Addresses::default().trusting(["192.0.2.7/32".parse().unwrap()]);
+    let identities = Identities::new(IdentitySpec { user, addresses, ..IdentitySpec::default() }).unwrap();
     let identity = identities.of(&facts, None, Timestamp::from_secs(1_800_000_000));
     let expression = Expression::compile(source).unwrap_or_else(|error| panic!("{source}: {error}"));
     expression.evaluate(&identity, Some("free")).map_err(|error| error.to_string())
@@ -174,4 +175,14 @@ proptest! {
     ) {
         let _ = Expression::compile(&parts.concat());
     }
+}
+
+#[test]
+fn headers_asked_for_by_literal_names_are_known() {
+    let expression = Expression::compile(
+        "request.headers['X_One'] == 'not_this' && 'x-two' in request.headers && request.headers.x_three == 'a'",
+    );
+    let expression = expression.unwrap_or_else(|error| panic!("{error}"));
+    let names: Vec<_> = expression.headers().iter().map(HeaderName::as_str).collect();
+    assert_eq!(names, ["x_one", "x-two", "x_three"]);
 }

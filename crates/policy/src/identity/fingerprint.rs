@@ -25,6 +25,11 @@ impl Fingerprint {
         if headers.is_empty() { Err(NoHeaders) } else { Ok(Self { headers }) }
     }
 
+    /// The headers it is made of.
+    pub(super) fn headers(&self) -> &[HeaderName] {
+        &self.headers
+    }
+
     /// 128 bits of a SHA-256; none if the request has none of the headers.
     pub fn take(&self, headers: &HeaderMap) -> Option<[u8; 16]> {
         let mut hash = Sha256::new();

@@ -216,6 +216,11 @@ impl ClaimSource {
         &self.claim
     }
 
+    /// The header that carries the token.
+    pub(super) fn header(&self) -> &HeaderName {
+        &self.header
+    }
+
     /// Whether `other` finds its claim in the same token.
     pub(super) fn shares_token(&self, other: &Self) -> bool {
         self.header == other.header && Arc::ptr_eq(&self.verifier, &other.verifier)

@@ -4,13 +4,15 @@
 //! software. [`Identities`] says where each is found, [`Identity`] finds them for one request, each when it is
 //! first asked for and only once. Nothing is allocated but by the verification of a token.
 //!
-//! What cannot be told for sure names nobody, and the next identity counts: an empty value, a header given
-//! twice, a token that does not verify, and, where there is a directory, a key that is not in it. So no
-//! client gets a fresh counter by inventing something.
+//! What cannot be told for sure names nobody, and the next identity counts: an empty value, a token that does not
+//! verify, a key that is not in the directory (or any key, where there is none), a user or tenant that an untrusted peer
+//! names in a header. So no client gets a fresh counter by inventing something. Headers from which two clients could be
+//! read are rejected by [`HeaderRules`] before this.
 
 mod address;
 mod cookie;
 mod fingerprint;
+mod headers;
 mod hide;
 mod hops;
 mod jwt;
@@ -27,6 +29,7 @@ use tidegate_core::Timestamp;
 pub use address::{Addresses, Believed, ForwardingHeader, PrefixError};
 pub use cookie::{CookieName, CookieNameError};
 pub use fingerprint::{Fingerprint, NoHeaders};
+pub use headers::{HeaderError, HeaderRules};
 pub use jwt::{ClaimSource, Claims, KeysError, TokenError, Verifier};
 pub(crate) use name::Handle;
 pub use name::{ClientName, ClientNameError};
@@ -99,10 +102,20 @@ impl fmt::Display for ClientKind {
 /// Where a user or a tenant is found.
 #[derive(Debug, Clone)]
 pub enum Source {
-    /// In a header, which whoever stands in front must write or strip.
+    /// In a header. It counts if the peer is a trusted proxy.
     Header(HeaderName),
     /// In a claim of a signed token.
     Claim(ClaimSource),
+}
+
+impl Source {
+    /// The header that names the user or tenant itself.
+    fn header(&self) -> Option<&HeaderName> {
+        match self {
+            Self::Header(name) => Some(name),
+            Self::Claim(_) => None,
+        }
+    }
 }
 
 /// Where identities are found, as configured.
@@ -112,6 +125,8 @@ pub struct IdentitySpec {
     pub identify_by: Vec<ClientKind>,
     /// The header with the API key.
     pub api_key: Option<HeaderName>,
+    /// Whether a key counts without a directory that knows it. Then every key that a client invents is a new client.
+    pub accepts_unverified_keys: bool,
     /// Where the user is found.
     pub user: Option<Source>,
     /// Where the tenant is found, unless the directory knows it by the API key.
@@ -125,11 +140,12 @@ pub struct IdentitySpec {
 }
 
 impl Default for IdentitySpec {
-    /// An API key in `X-API-Key` where one is sent, the address otherwise.
+    /// An API key in `X-API-Key` where one is sent and verified, the address otherwise.
     fn default() -> Self {
         Self {
             identify_by: vec![ClientKind::ApiKey, ClientKind::Ip],
             api_key: Some(HeaderName::from_static("x-api-key")),
+            accepts_unverified_keys: false,
             user: None,
             tenant: None,
             addresses: Addresses::default(),
@@ -201,7 +217,8 @@ impl Identities {
         &self.spec.addresses
     }
 
-    /// Looks at one request. With a directory, a key that is not in it identifies nobody.
+    /// Looks at one request. A key that is not in the directory identifies nobody, and neither does any key without a
+    /// directory, unless [`IdentitySpec::accepts_unverified_keys`] is set.
     pub fn of<'a>(
         &'a self,
         facts: &'a Facts<'a>,
@@ -215,6 +232,7 @@ impl Identities {
             now,
             api_key: OnceCell::new(),
             address: OnceCell::new(),
+            is_peer_trusted: OnceCell::new(),
             user_token: OnceCell::new(),
             tenant_token: OnceCell::new(),
         }
@@ -230,6 +248,7 @@ pub struct Identity<'a> {
     now: Timestamp,
     api_key: OnceCell<Option<ApiKey<'a>>>,
     address: OnceCell<IpAddr>,
+    is_peer_trusted: OnceCell<bool>,
     user_token: OnceCell<Option<Claims>>,
     tenant_token: OnceCell<Option<Claims>>,
 }
@@ -267,12 +286,12 @@ impl<'a> Identity<'a> {
         self.spec.identify_by.iter().copied().find(present).unwrap_or(ClientKind::Anonymous)
     }
 
-    /// The API key.
+    /// The API key, if it is verified or need not be.
     pub fn api_key(&self) -> Option<&'a [u8]> {
         self.found_key().map(|found| found.key)
     }
 
-    /// The API key as it was sent, known to the directory or not.
+    /// The API key as it was sent, verified or not.
     pub(crate) fn sent_key(&self) -> Option<&'a [u8]> {
         single(self.facts.headers, self.spec.api_key.as_ref()?)
     }
@@ -285,7 +304,7 @@ impl<'a> Identity<'a> {
     /// The user.
     pub fn user(&self) -> Option<&[u8]> {
         match self.spec.user.as_ref()? {
-            Source::Header(name) => single(self.facts.headers, name),
+            Source::Header(name) => self.proxied(name),
             Source::Claim(source) => self.user_claims(source)?.get(source.claim()).map(str::as_bytes),
         }
     }
@@ -296,7 +315,7 @@ impl<'a> Identity<'a> {
             return Some(tenant.as_bytes());
         }
         match self.spec.tenant.as_ref()? {
-            Source::Header(name) => single(self.facts.headers, name),
+            Source::Header(name) => self.proxied(name),
             Source::Claim(source) => self.tenant_claims(source)?.get(source.claim()).map(str::as_bytes),
         }
     }
@@ -339,12 +358,13 @@ impl<'a> Identity<'a> {
     }
 
     fn found_key(&self) -> Option<ApiKey<'a>> {
-        *self.api_key.get_or_init(|| {
-            let key = self.sent_key()?;
-            match self.directory {
-                Some(directory) => Some(ApiKey { key, grant: Some(directory.get(key)?) }),
-                None => Some(ApiKey { key, grant: None }),
+        *self.api_key.get_or_init(|| match self.directory {
+            Some(directory) => {
+                let key = self.sent_key()?;
+                Some(ApiKey { key, grant: Some(directory.get(key)?) })
             }
+            None if self.spec.accepts_unverified_keys => Some(ApiKey { key: self.sent_key()?, grant: None }),
+            None => None,
         })
     }
 
@@ -360,6 +380,12 @@ impl<'a> Identity<'a> {
             };
             Some((kind, problem))
         })
+    }
+
+    /// A header that only a trusted proxy may send.
+    fn proxied(&self, name: &HeaderName) -> Option<&'a [u8]> {
+        let trusts = || self.spec.addresses.trusts(self.facts.peer);
+        if *self.is_peer_trusted.get_or_init(trusts) { single(self.facts.headers, name) } else { None }
     }
 
     fn user_claims(&self, source: &ClaimSource) -> Option<&Claims> {

@@ -29,6 +29,8 @@ fn everything() -> IdentitySpec {
             ClientKind::Fingerprint,
             ClientKind::Ip,
         ],
+        accepts_unverified_keys: true,
+        addresses: Addresses::default().trusting(["192.0.2.7/32".parse().unwrap()]),
         user: Some(Source::Header(X_USER)),
         tenant: Some(Source::Header(X_TENANT)),
         fingerprint: Some(Fingerprint::of(vec![USER_AGENT]).unwrap()),
@@ -106,11 +108,28 @@ fn an_invented_key_identifies_nobody_where_keys_are_known() {
     assert_eq!(client(&spec, &[(X_API_KEY, "k1")], Some(&directory)).0, ClientKind::ApiKey);
     let invented = client(&spec, &[(X_API_KEY, "k2")], Some(&directory));
     assert_eq!(invented, client(&spec, &[], Some(&directory)));
-    assert_eq!(
-        client(&spec, &[(X_API_KEY, "k2")], None).0,
-        ClientKind::ApiKey,
-        "without a directory all are"
-    );
+}
+
+#[test]
+fn key_without_directory_counts_only_if_unverified_keys_are_accepted() {
+    let (strict, lenient) =
+        (IdentitySpec::default(), IdentitySpec { accepts_unverified_keys: true, ..IdentitySpec::default() });
+    let lines = [(X_API_KEY, "k2")];
+    assert_eq!(client(&strict, &lines, None), client(&strict, &[], None));
+    assert_eq!(client(&lenient, &lines, None).0, ClientKind::ApiKey);
+}
+
+#[test]
+fn user_and_tenant_headers_count_only_if_the_peer_is_trusted() {
+    let headers = headers(&[(X_USER, "alice"), (X_TENANT, "acme")]);
+    let facts = facts(&headers);
+    let trusted = Identities::new(everything()).unwrap();
+    let identity = trusted.of(&facts, None, NOW);
+    assert_eq!((identity.user(), identity.tenant()), (Some(&b"alice"[..]), Some(&b"acme"[..])));
+    let spec = IdentitySpec { addresses: Addresses::default(), ..everything() };
+    let untrusted = Identities::new(spec).unwrap();
+    let identity = untrusted.of(&facts, None, NOW);
+    assert_eq!((identity.user(), identity.tenant(), identity.kind()), (None, None, ClientKind::Ip));
 }
 
 #[test]

@@ -11,6 +11,8 @@ pub(crate) const ERROR_BODIES: &[&str] = &["flat", "nested", "problem"];
 pub(crate) const ENCODED_SLASHES: &[&str] = &["reject", "keep", "decode"];
 pub(crate) const PATH_CASES: &[&str] = &["insensitive", "sensitive"];
 pub(crate) const UNDERSCORE_HEADERS: &[&str] = &["drop", "keep"];
+/// What verifies API keys: the keys file, or nothing.
+pub(crate) const KEY_VERIFICATIONS: &[&str] = &["keys_file", "none"];
 /// What can be said of a rule's mode in one word.
 pub(crate) const MODES: &[&str] = &["enforce", "shadow"];
 /// Nowhere.

@@ -3,8 +3,8 @@
 use super::Shape::{Choice, Count, Duration, Either, List, Named, Object, OneOrMany, Percent, Size, Text};
 use super::limits::RATE_LIMITS;
 use super::names::{
-    BALANCES, ENCODED_SLASHES, ERROR_BODIES, FILE, HEADER, HEADER_STYLES, IDENTITY, NETWORK, OFF, PATH,
-    PATH_CASES, UNDERSCORE_HEADERS,
+    BALANCES, ENCODED_SLASHES, ERROR_BODIES, FILE, HEADER, HEADER_STYLES, IDENTITY, KEY_VERIFICATIONS,
+    NETWORK, OFF, PATH, PATH_CASES, UNDERSCORE_HEADERS,
 };
 use super::{Key, Mapping, Shape};
 
@@ -49,7 +49,7 @@ pub(crate) static POLICY: Mapping = Mapping {
         Key::new(
             "bans",
             Object(&BANS),
-            "Who is refused with 403, whatever the limits say.",
+            "Who is refused with 403, whatever limits and exemptions say.",
             "{ networks: [203.0.113.0/24] }",
         ),
         Key::new(
@@ -208,7 +208,7 @@ pub(crate) static HTTP: Mapping = Mapping {
             "underscore_headers",
             Choice(UNDERSCORE_HEADERS),
             "Request headers with an underscore in their name, such as `X_User_Id`, which many servers read as \
-             `X-User-Id`. `drop`: removed. `keep`: forwarded.",
+             `X-User-Id`. `drop`: removed before anything reads them, unless the policy uses the name. `keep`: forwarded.",
             "keep",
         )
         .default("drop"),
@@ -223,7 +223,7 @@ pub(crate) static CLIENTS: Mapping = Mapping {
         Key::new(
             "identify_by",
             OneOrMany(&IDENTITY),
-            "What names a client: the first of these that a request has.",
+            "What names a client: the first of these that a request has. An API key counts only if it is verified.",
             "[api_key, user, ip]",
         )
         .default("[api_key, ip]"),
@@ -256,16 +256,30 @@ pub(crate) static CLIENTS: Mapping = Mapping {
 pub(crate) static API_KEY: Mapping = Mapping {
     name: "`api_key`",
     path: "clients.api_key",
-    doc: "Where the API key stands.",
-    keys: &[Key::new("header", HEADER, "The header that carries it.", "X-API-Key").default("X-API-Key")],
+    doc: "Where the API key stands. A request that has the header twice, or a comma in it, gets 400.",
+    keys: &[
+        Key::new("header", HEADER, "The header that carries it.", "X-API-Key").default("X-API-Key"),
+        Key::new(
+            "verify",
+            Choice(KEY_VERIFICATIONS),
+            "What verifies a key before it counts: `keys_file` is `clients.tiers.file`, and without one no key counts; `none` counts every key, so a client that invents a key for each request has no limit.",
+            "none",
+        )
+        .default("keys_file"),
+    ],
 };
 
 pub(crate) static USER: Mapping = Mapping {
     name: "`user`",
     path: "clients.user",
-    doc: "Where the user stands: a header that something in front sets and clients cannot, or a verified token.",
+    doc: "Where the user stands: a header that a trusted proxy sets, or a verified token.",
     keys: &[
-        Key::new("header", HEADER, "The header that names the user.", "X-User-Id"),
+        Key::new(
+            "header",
+            HEADER,
+            "The header that names the user. It counts only if the peer is in `clients.ip.trusted_proxies`; from any other peer it is removed.",
+            "X-User-Id",
+        ),
         Key::new("jwt", Object(&JWT), "A token that is verified.", "{ secret_file: jwt.secret }"),
     ],
 };
@@ -273,9 +287,14 @@ pub(crate) static USER: Mapping = Mapping {
 pub(crate) static TENANT: Mapping = Mapping {
     name: "`tenant`",
     path: "clients.tenant",
-    doc: "Where the tenant stands: a header that something in front sets and clients cannot, or a verified token.",
+    doc: "Where the tenant stands: a header that a trusted proxy sets, or a verified token.",
     keys: &[
-        Key::new("header", HEADER, "The header that names the tenant.", "X-Tenant"),
+        Key::new(
+            "header",
+            HEADER,
+            "The header that names the tenant. It counts only if the peer is in `clients.ip.trusted_proxies`; from any other peer it is removed.",
+            "X-Tenant",
+        ),
         Key::new("jwt", Object(&JWT), "A token that is verified.", "{ claim: tenant, jwks_file: jwks.json }"),
     ],
 };
@@ -313,7 +332,7 @@ pub(crate) static IP: Mapping = Mapping {
         Key::new(
             "trusted_proxies",
             OneOrMany(&NETWORK),
-            "Proxies whose `Forwarded` and `X-Forwarded-For` are believed, read from right to left.",
+            "Proxies whose `Forwarded` and `X-Forwarded-For` are believed, read from right to left, and whose headers for user and tenant count.",
             "[10.0.0.0/8]",
         ),
         Key::new("ipv6_prefix", Count(1), "How many bits of an IPv6 address are one client.", "64")
@@ -359,7 +378,7 @@ pub(crate) static TIERS: Mapping = Mapping {
 pub(crate) static EXEMPT: Mapping = Mapping {
     name: "`exempt`",
     path: "clients.exempt",
-    doc: "Who is never limited, only counted.",
+    doc: "Who is never limited, only counted. A ban is stronger.",
     keys: &[
         Key::new("networks", OneOrMany(&NETWORK), "Addresses.", "[10.1.0.0/16]"),
         Key::new(
@@ -374,7 +393,7 @@ pub(crate) static EXEMPT: Mapping = Mapping {
 pub(crate) static BANS: Mapping = Mapping {
     name: "`bans`",
     path: "bans",
-    doc: "Who is refused with 403, whatever the limits say.",
+    doc: "Who is refused with 403, whatever limits and exemptions say.",
     keys: &[
         Key::new("networks", OneOrMany(&NETWORK), "Addresses.", "[203.0.113.0/24]"),
         Key::new("file", FILE, "A file of networks, one on a line; `#` begins a comment.", "bans.txt"),

@@ -27,6 +27,7 @@ pub use target::Target;
 
 use crate::directory::Directory;
 use crate::facts::Facts;
+use crate::identity::HeaderRules;
 use crate::plan::{Charge, CustomRule, HostPattern, PathCase, Plan, Route, RuleCost};
 use crate::problem::Problems;
 
@@ -57,6 +58,7 @@ pub struct Matcher {
     path_case: Option<PathCase>,
     /// Positions of rules without a path, in order.
     everywhere: Vec<u32>,
+    header_rules: HeaderRules,
     exempt: Networks,
     exempt_keys: HashSet<Box<[u8]>, RandomState>,
     bans: Networks,
@@ -89,12 +91,14 @@ impl Matcher {
         };
         let has_reservations = limits.rules.iter().any(settled);
         let has_penalties = limits.iter().any(|rule| rule.penalty.is_some());
+        let header_rules = HeaderRules::new(&plan);
         Self {
             plan,
             routes,
             paths,
             path_case,
             everywhere,
+            header_rules,
             exempt,
             exempt_keys,
             bans,
@@ -106,6 +110,11 @@ impl Matcher {
     /// The plan it was built from.
     pub fn plan(&self) -> &Arc<Plan> {
         &self.plan
+    }
+
+    /// What the policy requires of the headers of a request, before [`Matcher::admit`] reads them.
+    pub fn header_rules(&self) -> &HeaderRules {
+        &self.header_rules
     }
 
     /// Whether any rule locks clients out.

@@ -59,7 +59,9 @@ fn with<R>(
 
 const ORDER: &str = "
 clients:
+  api_key: { verify: none }
   tenant: { header: X-Tenant }
+  ip: { trusted_proxies: [65.66.67.68] }
 rate_limits:
   endpoints: { /a: { requests: 1, window: 1 }, POST /a: { requests: 2, window: 1 } }
   rules:
@@ -114,7 +116,7 @@ fn limits_are_met_in_the_documented_order() {
 fn leaving_a_header_out_never_leads_past_a_rule() {
     let matcher = matcher(
         "
-clients: { identify_by: [api_key, ip], user: { header: X-User } }
+clients: { identify_by: [api_key, ip], api_key: { verify: none }, user: { header: X-User }, ip: { trusted_proxies: [65.66.67.68] } }
 rate_limits:
   rules:
     - { name: one, per: user, requests: 3, window: 1 }
@@ -160,17 +162,17 @@ fn costs_come_from_a_header_and_garbage_takes_the_whole_limit() {
 }
 
 #[test]
-fn exempt_comes_before_banned_before_everything() {
+fn banned_comes_before_exempt_before_everything() {
     let matcher = matcher(
         "
-clients: { ip: { trusted_proxies: [65.0.0.0/8] }, exempt: { networks: [10.1.0.0/16] } }
-bans: { networks: [10.0.0.0/8, 203.0.113.0/24] }
+clients: { ip: { trusted_proxies: [65.0.0.0/8] }, exempt: { networks: [10.0.0.0/8] } }
+bans: { networks: [10.1.0.0/16, 203.0.113.0/24] }
 rate_limits: { default: { requests: 5, window: 1 } }
 ",
     );
     let from = |address| checks(&matcher, "GET /", &[("x-forwarded-for", address)]).concat();
-    assert_eq!(from("10.1.2.3"), "Network(10.1.0.0/16)");
-    assert_eq!(from("10.2.2.3"), "banned 10.0.0.0/8");
+    assert_eq!(from("10.1.2.3"), "banned 10.1.0.0/16");
+    assert_eq!(from("10.2.2.3"), "Network(10.0.0.0/8)");
     assert!(from("192.0.2.1").starts_with("default"));
 }
 
@@ -316,6 +318,7 @@ rate_limits:
 #[test]
 fn a_canary_holds_the_same_tenth_of_clients_for_all_counters_of_a_rule() {
     let policy = "
+clients: { api_key: { verify: none } }
 rate_limits:
   global: { requests: 9, window: 1, mode: { canary: 10% } }
   rules: [{ name: each, per_each: [ip, fingerprint, api_key], requests: 9, window: 1, mode: { canary: 10% } }]
@@ -344,7 +347,7 @@ rate_limits:
 fn rules_of_how_many_at_once_are_no_checks_and_keep_their_order() {
     let matcher = matcher(
         "
-clients: { user: { header: X-User } }
+clients: { user: { header: X-User }, api_key: { verify: none }, ip: { trusted_proxies: [65.66.67.68] } }
 rate_limits:
   endpoints: { /export: { requests: 9, window: 1 } }
   rules:

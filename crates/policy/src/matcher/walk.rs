@@ -13,7 +13,7 @@ use crate::path::Readings;
 use crate::plan::{Count, PathCase, Tier};
 
 impl Matcher {
-    /// What the policy says about a request: whether it is exempt or banned, or which checks it must pass.
+    /// What the policy says about a request: whether it is banned or exempt, in this order, or which checks it must pass.
     ///
     /// `known` is a directory, or a directory and bans; `now` is the decision's. Nothing is allocated once `scratch` has grown, but by expressions, by the verification
     /// of tokens, and for requests with more than eight checks.
@@ -26,9 +26,7 @@ impl Matcher {
     ) -> Admission<'a> {
         let Known { directory, bans } = known.into();
         let identity = self.plan.identities.of(facts, directory, now);
-        if let Some(why) = self.exemption(&identity) {
-            return Admission::Exempt { why };
-        }
+        // A ban is stronger than an exemption: an operator must be able to stop a client whatever the policy grants it.
         if !self.bans.is_empty()
             && let Some(network) = self.bans.find(identity.address())
         {
@@ -36,6 +34,9 @@ impl Matcher {
         }
         if let Some(ban) = bans.and_then(|bans| bans.find(&identity, now)) {
             return Admission::Banned { by: BannedBy::Operator(ban) };
+        }
+        if let Some(why) = self.exemption(&identity) {
+            return Admission::Exempt { why };
         }
         let Scratch { bytes, found, applied, readings } = scratch;
         bytes.clear();

@@ -14,6 +14,8 @@ pub struct Clients {
     pub identify_by: Vec<ClientKind>,
     /// The header that carries the API key.
     pub api_key_header: String,
+    /// Whether a key counts that no keys file knows (`verify: none`). Then every invented key is a new client.
+    pub accepts_unverified_keys: bool,
     /// Where the user stands.
     pub user: Option<NameSource>,
     /// Where the tenant stands.
@@ -35,7 +37,7 @@ pub struct Clients {
 /// Where a name stands in a request.
 #[derive(Clone, Debug)]
 pub enum NameSource {
-    /// In a header that clients cannot set.
+    /// In a header. It counts if the peer is a trusted proxy.
     Header(String),
     /// In a verified token.
     Token(Token),

@@ -1,5 +1,6 @@
 //! What can be used but is hardly meant.
 
+mod identity;
 mod reach;
 mod tighter;
 mod waits;
@@ -18,6 +19,7 @@ pub(crate) fn find(plan: &Plan, marks: &Marks, report: &mut Report<'_>) {
     tenant(plan, marks, report);
     everybody(plan, marks, report);
     fixed_window_alone(plan, marks, report);
+    identity::find(plan, marks, report);
     waits::find(plan, marks, report);
     reach::find(plan, marks, report);
     tighter::find(plan, marks, report);

@@ -145,7 +145,8 @@ fn a_ban_that_was_acknowledged_goes_over_to_the_successor() {
     let meeting = format!("{}/over-{}.socket", env!("CARGO_TARGET_TMPDIR"), std::process::id());
     let text = format!(
         "upstreams: {{ api: {{ servers: ['http://{}'] }} }}\nroutes: [{{ path: /**, upstream: api }}]\n\
-         admin: {{ listen: '127.0.0.1:{port}' }}\nclients: {{ user: {{ header: X-User }}, identify_by: [user, ip] }}\n\
+         admin: {{ listen: '127.0.0.1:{port}' }}\n\
+         clients: {{ user: {{ header: X-User }}, identify_by: [user, ip], ip: {{ trusted_proxies: 127.0.0.1 }} }}\n\
          rate_limits: {{ default: {{ requests: 5000, window: 1h }} }}\n",
         echo()
     );

@@ -44,7 +44,7 @@ pub(crate) fn policy_text(rest: &str) -> String {
     format!(
         "upstreams: {{ api: {{ servers: ['http://{}'] }} }}\nroutes: [{{ path: /**, upstream: api }}]\n\
          admin: {{ listen: '127.0.0.1:0' }}\n\
-         clients: {{ identify_by: [user, api_key, ip], user: {{ header: X-User }} }}\n\
+         clients: {{ identify_by: [user, ip], user: {{ header: X-User }}, ip: {{ trusted_proxies: 127.0.0.1 }} }}\n\
          rate_limits: {{ default: {{ requests: 5, window: 1h, algorithm: sliding_window_log }} }}\n{rest}",
         echo()
     )

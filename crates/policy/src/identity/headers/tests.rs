@@ -1,0 +1,91 @@
+use std::collections::BTreeMap;
+
+use super::*;
+use crate::compile;
+
+const POLICY: &[u8] = b"
+clients:
+  api_key: { header: X_Key, verify: none }
+  user: { header: X-User }
+  tenant: { jwt: { header: X-Token, secret_file: jwt.secret } }
+  fingerprint: { headers: [user-agent] }
+  cookie: { name: session }
+rate_limits:
+  rules:
+    - { name: a, match: { header: { X_Match: a } }, cost: { header: X_Cost }, requests: 1, window: 1 }
+    - { name: b, match: { when: \"request.headers['x_when'] == 'a'\" }, concurrent: 1 }
+";
+
+fn rules() -> HeaderRules {
+    let files: BTreeMap<_, _> = [("jwt.secret".to_owned(), vec![b'a'; 32])].into_iter().collect();
+    HeaderRules::new(
+        &compile("policy.yaml", POLICY, &files).unwrap_or_else(|problems| panic!("{problems}")).plan,
+    )
+}
+
+fn map(lines: &[(&'static str, &str)]) -> HeaderMap {
+    lines.iter().map(|(name, value)| (HeaderName::from_static(name), value.parse().unwrap())).collect()
+}
+
+#[test]
+fn check_identity_header_repeated_is_an_error_that_names_it() {
+    for name in ["x_key", "x-user", "x-token"] {
+        let error = rules().check(&map(&[(name, "a"), ("accept", "*/*"), (name, "a")])).unwrap_err();
+        assert_eq!(error, HeaderError::Repeated(HeaderName::from_static(name)));
+        assert!(error.to_string().contains(&format!("`{name}`")), "{error}");
+    }
+    let repeated = ["user-agent", "cookie", "accept", "x-api-key", "authorization"];
+    let lines: Vec<_> = repeated.iter().chain(&repeated).map(|name| (*name, "a")).collect();
+    assert_eq!(rules().check(&map(&lines)), Ok(()));
+}
+
+#[test]
+fn check_comma_in_api_key_is_an_error_elsewhere_it_is_not() {
+    assert_eq!(
+        rules().check(&map(&[("x_key", "a,b")])),
+        Err(HeaderError::Comma(HeaderName::from_static("x_key")))
+    );
+    assert_eq!(rules().check(&map(&[("x_key", "a b"), ("x-user", "a,b"), ("accept", "a,b")])), Ok(()));
+}
+
+#[test]
+fn check_connection_name_of_identity_or_forwarding_header_is_an_error() {
+    for name in
+        ["X_Key", "x-user", "X-TOKEN", "cookie", "User-Agent", "forwarded", "X-Forwarded-Proto", "x-real-ip"]
+    {
+        for line in [name.to_owned(), format!("close, {name}"), format!("te,\t{name} ,")] {
+            let error = rules().check_connection(&map(&[("connection", &line)])).unwrap_err();
+            assert_eq!(error, HeaderError::Nominated(name.parse().unwrap()), "{line}");
+        }
+    }
+    for line in
+        ["", "keep-alive", "close", "Upgrade, HTTP2-Settings", "x-api-key", "authorization", "x-forwarded"]
+    {
+        assert_eq!(rules().check_connection(&map(&[("connection", line)])), Ok(()), "{line}");
+    }
+}
+
+#[test]
+fn apply_removes_what_an_untrusted_peer_may_not_send() {
+    let sent = [
+        ("x_key", "k"),
+        ("x_match", "a"),
+        ("x_cost", "1"),
+        ("x_when", "a"),
+        ("x_other", "a"),
+        ("x-key", "k"),
+        ("x-user", "ann"),
+        ("accept", "*/*"),
+    ];
+    let left = |is_trusted, underscored| {
+        let mut headers = map(&sent);
+        rules().apply(&mut headers, is_trusted, underscored).unwrap();
+        let gone = sent.iter().map(|(name, _)| *name).filter(|name| !headers.contains_key(*name));
+        gone.collect::<Vec<_>>()
+    };
+    assert_eq!(left(false, UnderscoreHeaders::Drop), ["x_other", "x-key", "x-user"]);
+    assert_eq!(left(false, UnderscoreHeaders::Keep), ["x-user"]);
+    assert_eq!(left(true, UnderscoreHeaders::Drop), ["x_other", "x-key"]);
+    assert_eq!(left(true, UnderscoreHeaders::Keep), [""; 0]);
+    assert!(rules().apply(&mut map(&[("x_key", "a,b")]), true, UnderscoreHeaders::Keep).is_err());
+}
