@@ -1,6 +1,6 @@
-//! `Transfer-Encoding`: `chunked` once, without `Content-Length`, in HTTP/1.1.
+//! `Transfer-Encoding`: `chunked` once, in HTTP/1.1. A `Content-Length` beside it does not count.
 
-use super::Expected::{Forwarded, Rejected};
+use super::Expected::{Forwarded, ForwardedThenClosed, Rejected};
 use super::{Probe, Row, hold, table};
 
 /// The field, or fields; the body is an empty one in chunks.
@@ -39,10 +39,14 @@ const FIELDS: &[Row<'_>] = &[
     ("space before the name", b"X: a\r\n Transfer-Encoding: chunked", Rejected(400)),
     ("folded", b"Transfer-Encoding:\r\n chunked", Rejected(400)),
     ("bare CR before the name", b"X: a\rTransfer-Encoding: chunked", Rejected(400)),
-    ("length first", b"Content-Length: 5\r\nTransfer-Encoding: chunked", Rejected(400)),
-    ("length last", b"Transfer-Encoding: chunked\r\nContent-Length: 5", Rejected(400)),
-    ("length of zero", b"Transfer-Encoding: chunked\r\nContent-Length: 0", Rejected(400)),
-    ("length that is no number", b"Transfer-Encoding: chunked\r\nContent-Length: x", Rejected(400)),
+    ("length first", b"Content-Length: 5\r\nTransfer-Encoding: chunked", ForwardedThenClosed(&["/a"])),
+    ("length last", b"Transfer-Encoding: chunked\r\nContent-Length: 5", ForwardedThenClosed(&["/a"])),
+    ("length of zero", b"Transfer-Encoding: chunked\r\nContent-Length: 0", ForwardedThenClosed(&["/a"])),
+    (
+        "length that is no number",
+        b"Transfer-Encoding: chunked\r\nContent-Length: x",
+        ForwardedThenClosed(&["/a"]),
+    ),
     ("length and identity", b"Content-Length: 5\r\nTransfer-Encoding: identity", Rejected(400)),
     ("length and an empty coding", b"Content-Length: 5\r\nTransfer-Encoding:", Rejected(400)),
 ];

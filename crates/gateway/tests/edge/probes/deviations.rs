@@ -222,6 +222,19 @@ pub(super) const DEVIATIONS: &[Deviation] = &[
         ],
     },
     Deviation {
+        request: "both `Transfer-Encoding: chunked` and `Content-Length`",
+        nginx: "400",
+        gateway: "forwards chunks without the length, then closes",
+        reason: "RFC 9112 allows it: the coding counts, the service sees one framing, and nothing after it is read",
+        probes: &[
+            "transfer-encoding: length first",
+            "transfer-encoding: length last",
+            "transfer-encoding: length of zero",
+            "transfer-encoding: length that is no number",
+            "sequence: length and coding with a request behind them",
+        ],
+    },
+    Deviation {
         request: "a `Transfer-Encoding` other than `chunked`",
         nginx: "501",
         gateway: "400",

@@ -84,7 +84,7 @@ const SEQUENCES: &[Row<'_>] = &[
     (
         "length and coding with a request behind them",
         b"POST /a HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /b HTTP/1.1\r\nHost: a\r\n\r\n",
-        Rejected(400),
+        ForwardedThenClosed(&["/a"]),
     ),
     (
         "length that hides a request from a chunked reader",
