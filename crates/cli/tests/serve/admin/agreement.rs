@@ -178,8 +178,12 @@ fn served(gate: &Gate, case: &Case) -> (u16, Vec<String>, String) {
     let lines = lines.collect::<Vec<_>>().concat();
     let answer = request(&gate.server.address, case.method, case.target, &lines, "");
     let policy = answer.head.lines().find_map(|line| line.strip_prefix("ratelimit-policy: "));
-    let mut rules: Vec<_> =
-        policy.unwrap_or_default().split('"').skip(1).step_by(2).map(str::to_owned).collect();
+    let mut rules: Vec<_> = policy
+        .unwrap_or_default()
+        .split(", ")
+        .filter_map(|member| member.split('"').nth(1))
+        .map(str::to_owned)
+        .collect();
     rules.sort_unstable();
     rules.dedup();
     (answer.status, rules, answer.body)

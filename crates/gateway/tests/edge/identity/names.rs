@@ -87,7 +87,9 @@ async fn header_names_with_underscores_that_the_policy_uses_are_read_and_forward
         let name = format!("x_{rule}");
         let response = over_http1(&served, &[&always[..], &[(&name, "a")]].concat()).await;
         let applied = response.header("ratelimit-policy").unwrap_or_default();
-        let expected = ["tier:known", rule, "cost"].map(|rule| format!("\"{rule}\";q=100;w=3600")).join(", ");
+        let expected = format!(
+            r#""tier:known";q=100;w=3600, "{rule}";q=100;w=3600, "cost";q=100;qu="cost-units";w=3600"#
+        );
         assert_eq!(applied, expected);
         let seen = upstream.last();
         assert_eq!((seen.header(&name), seen.header("x_other")), (Some("a"), None));

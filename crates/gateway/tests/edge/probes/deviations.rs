@@ -222,6 +222,13 @@ pub(super) const DEVIATIONS: &[Deviation] = &[
         ],
     },
     Deviation {
+        request: "a `Connection` that names a forwarding header",
+        nginx: "forwards",
+        gateway: "400",
+        reason: "the header would be removed after it was used to find the client",
+        probes: &["connection: names a forwarding header"],
+    },
+    Deviation {
         request: "both `Transfer-Encoding: chunked` and `Content-Length`",
         nginx: "400",
         gateway: "forwards chunks without the length, then closes",
