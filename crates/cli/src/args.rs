@@ -39,7 +39,8 @@ pub(crate) enum Command {
     /// Stand in front of an API and let through what its policy allows.
     ///
     /// With --config the policy says everything: where to listen, which upstreams there are, who may do how much. It is
-    /// read again when it changes or at SIGHUP; a policy that is not good changes nothing. With --upstream one limit
+    /// read again when it changes or at SIGHUP, as are its certificates; a policy that is not good, or a key that does
+    /// not match its certificate, changes nothing. With --upstream one limit
     /// for each client stands in front of one service, and the policy that this equals is printed. With neither, a
     /// built-in demo shows what clients see.
     ///
@@ -57,7 +58,8 @@ pub(crate) enum Command {
     ///
     /// Each problem comes with its file, line and path in the document, with what was expected and how to mend it.
     /// Warnings are about what can be used but is hardly meant: a rule that can never match, a limit that never
-    /// binds, a proxy list that trusts everybody. Files that a policy names are looked for in its own folder.
+    /// binds, a proxy list that trusts everybody, a certificate that expires within 14 days. Files that a policy names
+    /// are looked for in its own folder; a private key must match its certificate.
     ///
     /// The exit code is 0 if every policy is good, with or without warnings, and 1 if not.
     #[command(after_help = CHECK_EXAMPLES)]
@@ -160,7 +162,8 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "REQUESTS/WINDOW")]
     pub(crate) limit: Option<String>,
     /// Where to listen, such as 127.0.0.1:8080 or localhost:9000; port 0 takes a free one. What the policy says, or
-    /// 127.0.0.1:8080, unless given.
+    /// 127.0.0.1:8080, unless given. It replaces every address of the policy. If the policy has TLS, so does this
+    /// address, with the same certificate; a policy with different certificates is rejected.
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) listen: Option<String>,
     /// Take over from the process that was started with the same file, and let the next one take over from this. The

@@ -5,14 +5,18 @@ use std::path::Path;
 
 use anyhow::Context;
 use serde::Serialize;
+use tidegate_core::Timestamp;
 use tidegate_policy::{Problems, compile};
+use tidegate_store::{Clock, SystemClock};
 
 use crate::args::{CheckArgs, Format};
+use crate::certificate;
 use crate::exit::Exit;
 use crate::file::{self, Folder};
 
 pub(crate) fn run(args: &CheckArgs) -> anyhow::Result<Exit> {
-    let reports: Vec<_> = args.files.iter().map(|path| check(path)).collect();
+    let now = SystemClock::new().now();
+    let reports: Vec<_> = args.files.iter().map(|path| check(path, now)).collect();
     let mut output = std::io::stdout().lock();
     let written = match args.format {
         Format::Human => human(&reports, &mut output),
@@ -41,7 +45,7 @@ struct Report {
     rules: Option<usize>,
 }
 
-fn check(path: &Path) -> Report {
+fn check(path: &Path, now: Timestamp) -> Report {
     let file = path.display().to_string();
     let bytes = match file::policy(path) {
         Ok(bytes) => bytes,
@@ -52,9 +56,12 @@ fn check(path: &Path) -> Report {
     };
     match compile(&file, &bytes, &Folder::of(path)) {
         Ok(compiled) => {
+            let mut problems = compiled.warnings;
+            problems.extend(certificate::inspect(&compiled.plan, now));
+            let ok = !problems.has_errors();
             let limits = &compiled.plan.rate_limits;
-            let rules = Some(limits.iter().count() + limits.concurrent.len());
-            Report { file, ok: true, unreadable: None, problems: compiled.warnings, rules }
+            let rules = ok.then(|| limits.iter().count() + limits.concurrent.len());
+            Report { file, ok, unreadable: None, problems, rules }
         }
         Err(problems) => Report { file, ok: false, unreadable: None, problems, rules: None },
     }

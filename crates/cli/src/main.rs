@@ -4,6 +4,7 @@
 
 mod admin;
 mod args;
+mod certificate;
 mod check;
 mod exit;
 mod explain;

@@ -20,11 +20,20 @@ pub(crate) struct Door {
     pub(crate) is_loopback: bool,
 }
 
+/// What a request may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Access {
+    /// Read health, which needs no token.
+    Public,
+    /// Everything: it has the token.
+    Operator,
+}
+
 /// What may be read without a token.
 const PUBLIC: [&str; 2] = ["/healthz", "/readyz"];
 
 impl Door {
-    pub(crate) fn admit(&self, method: &Method, path: &str, headers: &HeaderMap) -> Result<(), Refusal> {
+    pub(crate) fn admit(&self, method: &Method, path: &str, headers: &HeaderMap) -> Result<Access, Refusal> {
         if headers.contains_key(ORIGIN) || headers.contains_key("sec-fetch-site") {
             let what = "this is not for web pages";
             return Err(Refusal::new(StatusCode::FORBIDDEN, "forbidden", what)
@@ -36,12 +45,12 @@ impl Door {
                 .hint("ask for 127.0.0.1 or localhost"));
         }
         if PUBLIC.contains(&path) && matches!(*method, Method::GET | Method::HEAD) {
-            return Ok(());
+            return Ok(Access::Public);
         }
         let mut sent = headers.get_all(AUTHORIZATION).iter();
         let token = sent.next().and_then(|value| bearer(value.as_bytes()));
         match token {
-            Some(token) if sent.next().is_none() && self.token.is(token) => Ok(()),
+            Some(token) if sent.next().is_none() && self.token.is(token) => Ok(Access::Operator),
             token => Err(Refusal::no_token(token.is_some())),
         }
     }

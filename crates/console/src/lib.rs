@@ -8,6 +8,7 @@
 
 mod answer;
 mod api;
+mod connections;
 mod desk;
 mod door;
 mod running;

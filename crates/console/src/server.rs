@@ -7,26 +7,32 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use bytes::Bytes;
+use http::request::Parts;
 use http::{Request, StatusCode};
-use http_body_util::{BodyExt, Limited};
+use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
-use hyper::service::service_fn;
+use hyper::service::{HttpService, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::sync::{Semaphore, watch};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 
 use crate::answer::{Answer, Refusal};
 use crate::api;
+use crate::connections::{ConnectionEntry, ConnectionTable, Eviction};
 use crate::desk::Desk;
-use crate::door::Door;
+use crate::door::{Access, Door};
 use crate::running::Running;
 use crate::token::Token;
 
-/// Operators and their scrapers are few.
-const CONNECTIONS: usize = 64;
-/// For a head, and between two requests.
-const HEAD: Duration = Duration::from_secs(30);
+/// Open connections. Operators and their scrapers are few.
+const MAX_CONNECTIONS: usize = 128;
+/// Requests of operators in progress. The other connections are left to health checks.
+const MAX_REQUESTS: usize = 64;
+/// For a complete request head, from the start of the connection or the end of the request before.
+const HEAD: Duration = Duration::from_secs(5);
 const HEAD_BYTES: usize = 16 << 10;
 /// For a whole request.
 const WHOLE: Duration = Duration::from_mins(1);
@@ -68,75 +74,153 @@ impl<R: Running> Console<R> {
         Ok(thread.spawn(move || {
             runtime.block_on(async {
                 let Ok(listener) = tokio::net::TcpListener::from_std(listener) else { return };
-                let (console, room) = (Arc::new(self), Arc::new(Semaphore::new(CONNECTIONS)));
+                // Each connection holds a sender: when all are closed, nothing can be received.
+                let (open, mut all_closed) = mpsc::channel(1);
                 tokio::select! {
-                    () = accept(console, listener, Arc::clone(&room), stop.clone()) => {}
+                    () = accept(Arc::new(self), listener, open, stop.clone()) => {}
                     // If nobody can stop it any more, it is to stop.
                     _ = stop.wait_for(|stop| *stop) => {}
                 }
-                // Whoever is still being answered holds a permit.
-                let all = u32::try_from(CONNECTIONS).unwrap_or(u32::MAX);
-                let _ = timeout(DRAIN, room.acquire_many(all)).await;
+                let _ = timeout(DRAIN, all_closed.recv()).await;
             });
         })?)
     }
 
     /// One request.
-    async fn answer(&self, request: Request<Incoming>) -> Answer {
+    async fn answer(&self, request: Request<Incoming>, connection: &ConnectionEntry) -> Answer {
         let (head, body) = request.into_parts();
-        let admitted = self.door.admit(&head.method, head.uri.path(), &head.headers);
-        let answered = match admitted {
+        let answered = match self.door.admit(&head.method, head.uri.path(), &head.headers) {
             Err(refusal) => Err(refusal),
-            Ok(()) => match timeout(WHOLE, Limited::new(body, BODY_BYTES).collect()).await {
-                Ok(Ok(body)) => api::answer(self, &head, &body.to_bytes()).await,
-                Ok(Err(_)) => Err(Refusal::new(
-                    StatusCode::PAYLOAD_TOO_LARGE,
-                    "body_too_large",
-                    format!("the body is larger than {BODY_BYTES} bytes, or broke off"),
+            // Clients without a token never occupy a place while a body is read.
+            Ok(Access::Public) => api::answer(self, &head, &[]).await,
+            Ok(Access::Operator) => match connection.begin_request() {
+                Some(_request) => self.answer_operator(&head, body).await,
+                None => Err(Refusal::unavailable(
+                    "too_many_requests_in_progress",
+                    format!("{MAX_REQUESTS} requests are in progress"),
                 )),
-                Err(_) => {
-                    let what = "the body came too slowly";
-                    Err(Refusal::new(StatusCode::REQUEST_TIMEOUT, "body_too_slow", what))
-                }
             },
         };
         answered.unwrap_or_else(Refusal::into_answer)
+    }
+
+    async fn answer_operator(&self, head: &Parts, body: Incoming) -> Result<Answer, Refusal> {
+        match timeout(WHOLE, Limited::new(body, BODY_BYTES).collect()).await {
+            Ok(Ok(body)) => api::answer(self, head, &body.to_bytes()).await,
+            Ok(Err(_)) => Err(Refusal::new(
+                StatusCode::PAYLOAD_TOO_LARGE,
+                "body_too_large",
+                format!("the body is larger than {BODY_BYTES} bytes, or broke off"),
+            )),
+            Err(_) => {
+                let what = "the body came too slowly";
+                Err(Refusal::new(StatusCode::REQUEST_TIMEOUT, "body_too_slow", what))
+            }
+        }
     }
 }
 
 async fn accept<R: Running>(
     console: Arc<Console<R>>,
     listener: tokio::net::TcpListener,
-    room: Arc<Semaphore>,
+    open: mpsc::Sender<Infallible>,
     stop: watch::Receiver<bool>,
 ) {
+    let connections = ConnectionTable::new(MAX_CONNECTIONS, MAX_REQUESTS);
     loop {
-        // Who finds no room waits in the queue of the socket.
-        let Ok(permit) = Arc::clone(&room).acquire_owned().await else { return };
         let Ok((stream, _)) = listener.accept().await else {
             tokio::time::sleep(PAUSE).await;
             continue;
         };
-        let (console, mut stop) = (Arc::clone(&console), stop.clone());
+        let (connection, eviction) = connections.add();
+        let (console, stop, open) = (Arc::clone(&console), stop.clone(), open.clone());
         tokio::spawn(async move {
-            let answer = service_fn(|request| async { Ok::<_, Infallible>(console.answer(request).await) });
-            let mut connection = std::pin::pin!(
-                http1::Builder::new()
-                    .timer(TokioTimer::new())
-                    .header_read_timeout(HEAD)
-                    .max_buf_size(HEAD_BYTES)
-                    .serve_connection(TokioIo::new(stream), answer)
-            );
-            let is_stopping = tokio::select! {
-                // How a connection ends is its client's business.
-                _ = connection.as_mut() => false,
-                _ = stop.wait_for(|stop| *stop) => true,
-            };
-            if is_stopping {
-                connection.as_mut().graceful_shutdown();
-                let _ = connection.await;
-            }
-            drop(permit);
+            let answer = service_fn(|request| async {
+                Ok::<_, Infallible>(console.answer(request, &connection).await)
+            });
+            serve_connection(stream, answer, eviction, stop).await;
+            drop(open);
         });
+        // A request that has arrived is read before more connections can evict this one.
+        tokio::task::yield_now().await;
+    }
+}
+
+/// Serves a connection until it ends, is evicted, or the admin API stops.
+async fn serve_connection<S>(
+    stream: impl AsyncRead + AsyncWrite + Unpin,
+    service: S,
+    mut eviction: Eviction,
+    mut stop: watch::Receiver<bool>,
+) where
+    S: HttpService<Incoming, ResBody = Full<Bytes>, Error = Infallible>,
+{
+    let mut connection = std::pin::pin!(
+        http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(HEAD)
+            .max_buf_size(HEAD_BYTES)
+            .serve_connection(TokioIo::new(stream), service)
+    );
+    tokio::select! {
+        biased;
+        () = eviction.wait() => return,
+        // How a connection ends is its client's business.
+        _ = connection.as_mut() => return,
+        _ = stop.wait_for(|stop| *stop) => {}
+    }
+    connection.as_mut().graceful_shutdown();
+    let _ = connection.await;
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+    use crate::answer;
+
+    /// Serves a connection that sends `bytes` and nothing more; what is sent back until it is closed.
+    async fn exchange(bytes: &[u8]) -> String {
+        let (mut client, server) = tokio::io::duplex(4 << 10);
+        let (_entry, eviction) = ConnectionTable::new(2, 1).add();
+        let (_stop, stopping) = watch::channel(false);
+        let answer = service_fn(|_| async {
+            Ok::<_, Infallible>(answer::with(StatusCode::OK, "served", "text/plain"))
+        });
+        client.write_all(bytes).await.unwrap();
+        let mut received = String::new();
+        let read = client.read_to_string(&mut received);
+        let ((), read) = tokio::join!(serve_connection(server, answer, eviction, stopping), read);
+        read.unwrap();
+        received
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn connection_without_a_complete_head_is_closed_at_the_head_timeout() {
+        for bytes in ["", "GET / HTTP/1.1\r\nHost:"] {
+            let received = timeout(HEAD + Duration::from_millis(10), exchange(bytes.as_bytes())).await;
+            assert_eq!(received.as_deref(), Ok(""));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn connection_idle_after_a_request_is_closed_at_the_head_timeout() {
+        let request = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n";
+        let received = timeout(HEAD + Duration::from_millis(10), exchange(request)).await.unwrap();
+        assert!(received.ends_with("served"), "{received}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn evicted_connection_is_closed_at_once() {
+        let (mut client, server) = tokio::io::duplex(4 << 10);
+        let (entry, eviction) = ConnectionTable::new(2, 1).add();
+        let (_stop, stopping) = watch::channel(false);
+        let answer = service_fn(|_| std::future::pending::<Result<Answer, Infallible>>());
+        let task = tokio::spawn(serve_connection(server, answer, eviction, stopping));
+        drop(entry);
+        let closed = timeout(Duration::from_millis(1), client.read(&mut [0])).await;
+        assert_eq!(closed.unwrap().unwrap(), 0);
+        task.await.unwrap();
     }
 }

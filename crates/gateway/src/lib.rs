@@ -10,6 +10,7 @@
 mod activity;
 mod body;
 mod bounds;
+mod certificate;
 mod chain;
 mod connection;
 mod core;
@@ -41,6 +42,7 @@ mod upstream;
 
 pub use body::Pace;
 pub use bounds::Bounds;
+pub use certificate::{CertificateError, CertificateResolver, ServerCertificate};
 pub use gateway::{Gateway, GatewayError};
 pub use listen::{ListenError, Listener};
 pub use live::LiveError;

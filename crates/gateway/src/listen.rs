@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use rustls::ServerConfig;
 use rustls::crypto::aws_lc_rs::Ticketer;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use thiserror::Error;
 use tokio_rustls::TlsAcceptor;
+
+use crate::certificate::{CertificateError, CertificateResolver, ServerCertificate};
 
 /// How many connections may wait to be accepted.
 const BACKLOG: i32 = 4_096;
@@ -26,6 +26,7 @@ pub struct Listener {
     /// One for each core.
     pub(crate) sockets: Vec<Arc<TcpListener>>,
     pub(crate) tls: Option<TlsAcceptor>,
+    certificate: Option<Arc<CertificateResolver>>,
 }
 
 impl std::fmt::Debug for Listener {
@@ -54,10 +55,10 @@ pub enum ListenError {
     },
     /// The certificate or its key cannot be used.
     #[error("cannot use the certificate")]
-    Certificate(#[source] rustls::Error),
-    /// A file is not PEM.
-    #[error("cannot read PEM")]
-    Pem(#[source] rustls::pki_types::pem::Error),
+    Certificate(#[from] CertificateError),
+    /// TLS cannot be set up.
+    #[error("cannot set up TLS")]
+    Tls(#[source] rustls::Error),
 }
 
 impl Listener {
@@ -76,7 +77,7 @@ impl Listener {
             let socket = bind(address).map_err(|source| ListenError::Bind { address, source })?;
             sockets.push(Arc::new(socket));
         }
-        Ok(Self { address, sockets, tls: None })
+        Ok(Self { address, sockets, tls: None, certificate: None })
     }
 
     /// Listens on sockets that another process opened, with at least `cores` of them: they share what they have.
@@ -89,24 +90,36 @@ impl Listener {
         }
         let sockets: Vec<_> = sockets.into_iter().map(Arc::new).collect();
         let count = sockets.len().max(cores);
-        Ok(Self { address, sockets: sockets.into_iter().cycle().take(count).collect(), tls: None })
+        let sockets = sockets.into_iter().cycle().take(count).collect();
+        Ok(Self { address, sockets, tls: None, certificate: None })
     }
 
     /// Speaks TLS there, with this certificate chain and key in PEM.
-    pub fn with_tls(mut self, chain: &[u8], key: &[u8]) -> Result<Self, ListenError> {
-        let chain =
-            CertificateDer::pem_slice_iter(chain).collect::<Result<_, _>>().map_err(ListenError::Pem)?;
-        let key = PrivateKeyDer::from_pem_slice(key).map_err(ListenError::Pem)?;
+    pub fn with_tls(self, chain: &[u8], key: &[u8]) -> Result<Self, ListenError> {
+        self.with_certificate(ServerCertificate::from_pem(chain, key)?)
+    }
+
+    /// Speaks TLS there, with this certificate until it is replaced.
+    pub fn with_certificate(mut self, certificate: ServerCertificate) -> Result<Self, ListenError> {
+        let resolver = Arc::new(CertificateResolver::new(certificate));
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let mut config = ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
-            .and_then(|builder| builder.with_no_client_auth().with_single_cert(chain, key))
-            .map_err(ListenError::Certificate)?;
+            .map_err(ListenError::Tls)?
+            .with_no_client_auth()
+            .with_cert_resolver(Arc::<CertificateResolver>::clone(&resolver));
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
         // Clients keep their sessions themselves: remembering them here would end at some hundreds.
-        config.ticketer = Ticketer::new().map_err(ListenError::Certificate)?;
+        config.ticketer = Ticketer::new().map_err(ListenError::Tls)?;
         self.tls = Some(TlsAcceptor::from(Arc::new(config)));
+        self.certificate = Some(resolver);
         Ok(self)
+    }
+
+    /// The certificate that is presented there, if TLS is spoken. It can be replaced at any time: open connections stay,
+    /// and sessions are resumed as before.
+    pub fn certificate(&self) -> Option<&Arc<CertificateResolver>> {
+        self.certificate.as_ref()
     }
 
     /// Where it listens.

@@ -113,6 +113,13 @@ impl Problems {
     }
 }
 
+impl Extend<Problem> for Problems {
+    /// Adds problems that were found after compiling, behind the others.
+    fn extend<I: IntoIterator<Item = Problem>>(&mut self, more: I) {
+        self.problems.extend(more);
+    }
+}
+
 impl<'a> IntoIterator for &'a Problems {
     type Item = &'a Problem;
     type IntoIter = std::slice::Iter<'a, Problem>;

@@ -19,7 +19,8 @@ use tidegate_telemetry::{Reader, Telemetry, Try};
 const RESERVED: [&str; 3] =
     ["redis_connection_errors", "tidegate_breaker_state", "rate_limit_quota_used_ratio"];
 /// Told by others than this crate.
-const ELSEWHERE: [&str; 7] = [
+const ELSEWHERE: [&str; 8] = [
+    "tidegate_certificate_expiry_timestamp_seconds",
     "tidegate_connections_open",
     "tidegate_upstream_healthy",
     "tidegate_upstream_in_flight",

@@ -14,6 +14,7 @@ use tidegate_store::{Clock, HeavyKey, MemoryStore, MemoryUse, Penalties};
 use tidegate_telemetry::{Kind, Log, Page, Reader};
 use tokio::sync::{mpsc, oneshot, watch};
 
+use super::certificates::Certificates;
 use super::source::Source;
 use super::state::{self, Kept, State};
 use super::takeover::Predecessor;
@@ -25,6 +26,7 @@ pub(crate) type ReloadRequest = oneshot::Sender<Result<Reloaded, ReloadError>>;
 pub(crate) struct Served {
     gateway: Arc<Gateway<MemoryStore>>,
     store: Arc<MemoryStore>,
+    certificates: Arc<Certificates>,
     source: String,
     reloads: mpsc::Sender<ReloadRequest>,
     is_ready: AtomicBool,
@@ -33,9 +35,9 @@ pub(crate) struct Served {
 
 impl Served {
     pub(crate) fn new(
-        gateway: Arc<Gateway<MemoryStore>>,
-        store: Arc<MemoryStore>,
+        (gateway, store): (Arc<Gateway<MemoryStore>>, Arc<MemoryStore>),
         source: &Source,
+        certificates: Arc<Certificates>,
         log: Log,
     ) -> (Arc<Self>, mpsc::Receiver<ReloadRequest>) {
         let (reloads, wanted) = mpsc::channel(8);
@@ -44,7 +46,8 @@ impl Served {
             Source::Line(_) => "the command line".to_owned(),
             Source::Demo(_) => "the built-in demo".to_owned(),
         };
-        (Arc::new(Self { gateway, store, source, reloads, is_ready: AtomicBool::new(true), log }), wanted)
+        let is_ready = AtomicBool::new(true);
+        (Arc::new(Self { gateway, store, certificates, source, reloads, is_ready, log }), wanted)
     }
 
     /// From now on nobody should send requests here.
@@ -114,6 +117,7 @@ impl Running for Served {
         page.single(shared, Kind::Counter, help, overflowed);
         let (bans, help) = ("tidegate_bans", "Bans that operators have made while it runs.");
         page.single(bans, Kind::Gauge, help, self.gateway.bans().len());
+        self.certificates.write(&mut page);
         (page.into_text(), Page::CONTENT_TYPE)
     }
 

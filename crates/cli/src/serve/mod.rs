@@ -2,8 +2,10 @@
 
 mod activation;
 mod admin;
+mod certificates;
 mod demo;
 mod descriptors;
+mod listeners;
 mod reload;
 pub(crate) mod source;
 pub(crate) mod state;
@@ -11,20 +13,20 @@ mod takeover;
 mod telling;
 mod watched;
 
-use std::io::ErrorKind;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::bail;
-use tidegate_gateway::{Gateway, ListenError, Listener};
-use tidegate_policy::{Active, Listen, LogTo, Plan};
+use tidegate_gateway::{Gateway, Listener};
+use tidegate_policy::{Active, LogTo, Plan};
 use tidegate_store::{Clock, MemoryStore, SystemClock};
 use tokio::sync::watch;
 
 use crate::args::ServeArgs;
 use activation::Given;
 use admin::{Answering, Prepared, Served};
+use certificates::Certificates;
 use reload::{End, Events};
 use source::{Loaded, Source};
 use state::State;
@@ -63,12 +65,7 @@ fn serve(args: &ServeArgs, source: &Source, start: Start, telling: &Telling) -> 
         Some(path) => Predecessor::at(path)?,
         None => None,
     };
-    let mut given = Given::from_environment()?;
-    let listeners = listen(args, &plan, cores, &mut |address| match given.take(address, cores)? {
-        None => predecessor.as_mut().map_or(Ok(None), |predecessor| predecessor.take(address, cores)),
-        given => Ok(given),
-    })?;
-    given.must_be_none()?;
+    let (listeners, certificates) = listen(args, &plan, cores, predecessor.as_mut())?;
     // A predecessor has let go of the file by now.
     let state = State::open(source.file(), &plan, &telling.log)?;
     let prepared = Prepared::new(source.file(), &plan, predecessor.as_mut(), &telling.log)?;
@@ -80,14 +77,15 @@ fn serve(args: &ServeArgs, source: &Source, start: Start, telling: &Telling) -> 
             .with_clock(Arc::clone(&clock));
     let gateway = Arc::new(gateway.with_telemetry(telemetry)?);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let (served, reloads) = Served::new(Arc::clone(&gateway), store, source, telling.log.clone());
+    let (served, reloads) =
+        Served::new((Arc::clone(&gateway), store), source, Arc::clone(&certificates), telling.log.clone());
     // Before the first request: nobody who is banned slips through.
-    let desk = runtime.block_on(served.restore(clock, state))?;
+    let desk = runtime.block_on(served.restore(Arc::clone(&clock), state))?;
     runtime.spawn(Arc::clone(&desk).keep_penalties());
     let (stop, stopping) = watch::channel(false);
     let threads = gateway.start(&listeners, &stopping, DRAIN)?;
     // Whoever reads the welcome may already change the policy or send a signal.
-    let mut events = runtime.block_on(async { Events::new(files, telling.clone(), reloads) })?;
+    let mut events = runtime.block_on(async { Events::new(files, telling.clone(), reloads, clock) })?;
     if let Some(predecessor) = predecessor {
         predecessor.dismiss()?;
     }
@@ -98,7 +96,7 @@ fn serve(args: &ServeArgs, source: &Source, start: Start, telling: &Telling) -> 
     let notice = prepared.as_ref().map_or(String::new(), |prepared| prepared.notice.clone());
     let admin = prepared.map(|prepared| prepared.start(&served, &desk)).transpose()?;
     greet(source, &listeners, &plan, &notice, telling);
-    let end = runtime.block_on(events.until_stopped(&gateway, source))?;
+    let end = runtime.block_on(events.until_stopped(&gateway, source, &certificates))?;
     if let (End::Told, Some(path)) = (end, &args.takeover) {
         // Nobody is waited for any more; whoever comes now starts afresh.
         let _ = std::fs::remove_file(path);
@@ -137,50 +135,26 @@ fn greet(source: &Source, listeners: &[Listener], plan: &Plan, admin: &str, tell
     }
 }
 
-fn cores() -> usize {
-    std::thread::available_parallelism().map_or(1, NonZeroUsize::get)
-}
-
+/// Opens the listeners, with sockets of the service manager or of the predecessor where there are any.
 fn listen(
     args: &ServeArgs,
     plan: &Plan,
     cores: usize,
-    inherited: &mut dyn FnMut(&str) -> anyhow::Result<Option<Listener>>,
-) -> anyhow::Result<Vec<Listener>> {
-    let places = match &args.listen {
-        Some(address) => vec![Listen { address: address.clone(), tls: None }],
-        None => plan.listen.clone(),
-    };
-    places
-        .iter()
-        .map(|place| {
-            let listener = match inherited(&place.address)? {
-                Some(listener) => listener,
-                None => {
-                    Listener::bind(&place.address, cores).map_err(|error| explain(error, &place.address))?
-                }
-            };
-            Ok(match &place.tls {
-                Some(tls) => listener.with_tls(&tls.chain, tls.key.expose())?,
-                None => listener,
-            })
-        })
-        .collect()
+    mut predecessor: Option<&mut Predecessor>,
+) -> anyhow::Result<(Vec<Listener>, Arc<Certificates>)> {
+    let configs = listeners::configs(args.listen.as_deref(), plan)?;
+    let mut given = Given::from_environment()?;
+    let listeners = listeners::bind(&configs, cores, &mut |address| match given.take(address, cores)? {
+        None => predecessor.as_mut().map_or(Ok(None), |predecessor| predecessor.take(address, cores)),
+        given => Ok(given),
+    })?;
+    given.must_be_none()?;
+    let certificates = Certificates::new(args.listen.as_deref(), plan, &configs, &listeners);
+    Ok((listeners, Arc::new(certificates)))
 }
 
-fn explain(error: ListenError, address: &str) -> anyhow::Error {
-    let hint = match &error {
-        ListenError::Bind { source, .. } => match source.kind() {
-            ErrorKind::AddrInUse => {
-                "stop what holds it, or choose another with --listen; port 0 takes a free one"
-            }
-            ErrorKind::PermissionDenied => "choose a port from 1024 on, or give the right to lower ones",
-            ErrorKind::AddrNotAvailable => "that address is not this machine's",
-            _ => "tidegate serve --help shows the form",
-        },
-        _ => "write it as 127.0.0.1:8080 or localhost:8080",
-    };
-    anyhow::Error::from(error).context(format!("cannot listen on {address} ({hint})"))
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, NonZeroUsize::get)
 }
 
 fn urls(listeners: &[Listener]) -> String {

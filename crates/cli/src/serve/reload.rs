@@ -1,19 +1,25 @@
 //! What happens while the gateway runs: its policy changes, or it is told to stop.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context;
 use tidegate_console::{ReloadError, Reloaded};
+use tidegate_core::Timestamp;
 use tidegate_gateway::Gateway;
 use tidegate_policy::diff;
-use tidegate_store::MemoryStore;
+use tidegate_store::{Clock, MemoryStore};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
 use super::admin::ReloadRequest;
+use super::certificates::Certificates;
 use super::source::{LoadError, Loaded, Source};
 use super::telling::Telling;
 use super::watched::{Seen, Watched};
+
+/// How often the log warns of certificates that expire.
+const EXPIRY_CHECK: Duration = Duration::from_hours(24);
 
 /// Signals and changes of files, none missed from here on.
 pub(crate) struct Events {
@@ -22,6 +28,7 @@ pub(crate) struct Events {
     hangup: Signal,
     watched: Watched,
     telling: Telling,
+    clock: Arc<dyn Clock>,
     /// Who wants the policy read again.
     reloads: mpsc::Receiver<ReloadRequest>,
     /// Says that another process has taken over.
@@ -43,6 +50,7 @@ impl Events {
         files: Vec<Seen>,
         telling: Telling,
         reloads: mpsc::Receiver<ReloadRequest>,
+        clock: Arc<dyn Clock>,
     ) -> anyhow::Result<Self> {
         Ok(Self {
             terminate: signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?,
@@ -50,17 +58,21 @@ impl Events {
             hangup: signal(SignalKind::hangup()).context("cannot listen for SIGHUP")?,
             watched: Watched::new(files, telling.log.clone())?,
             telling,
+            clock,
             reloads,
             successor: None,
         })
     }
 
-    /// Reloads the policy whenever it changes, until a signal or a successor says to stop.
+    /// Reloads the policy and certificates whenever they change, until a signal or a successor says to stop.
     pub(crate) async fn until_stopped(
         mut self,
         gateway: &Gateway<MemoryStore>,
         source: &Source,
+        certificates: &Certificates,
     ) -> anyhow::Result<End> {
+        // The first check is now.
+        let mut expiry_check = tokio::time::interval(EXPIRY_CHECK);
         loop {
             let taken_over = async {
                 match &mut self.successor {
@@ -75,9 +87,13 @@ impl Events {
                 _ = self.hangup.recv() => None,
                 () = self.watched.changed() => None,
                 Some(asked) = self.reloads.recv() => Some(asked),
+                _ = expiry_check.tick() => {
+                    certificates.warn(self.clock.now(), &self.telling.log);
+                    continue;
+                }
             };
             let (outcome, files) = source.load();
-            let outcome = put_in_force(gateway, outcome, &self.telling);
+            let outcome = put_in_force(gateway, certificates, outcome, &self.telling, self.clock.now());
             // What a bad policy names is watched too: it may be all that is missing.
             if outcome.is_ok() {
                 self.watched.watch(files);
@@ -95,8 +111,10 @@ impl Events {
 /// Puts a policy in force if it is good, and says what is different. A bad one changes nothing.
 fn put_in_force(
     gateway: &Gateway<MemoryStore>,
+    certificates: &Certificates,
     outcome: Result<Loaded, LoadError>,
     telling: &Telling,
+    now: Timestamp,
 ) -> Result<Reloaded, ReloadError> {
     let refuse = |message: &str, reason: String| {
         telling.log.event_with("reload_failed", message, &[], std::slice::from_ref(&reason));
@@ -109,6 +127,13 @@ fn put_in_force(
             return refuse(message, error.to_string());
         }
     };
+    let listeners = match certificates.prepare(active.matcher.plan()) {
+        Ok(listeners) => listeners,
+        Err(error) => {
+            let message = "the certificates cannot be used; the old ones and the old policy stay in force";
+            return refuse(message, error.to_string());
+        }
+    };
     telling.warn(&warnings);
     let before = gateway.active();
     let (old, new) = (before.matcher.plan(), Arc::clone(active.matcher.plan()));
@@ -118,11 +143,20 @@ fn put_in_force(
         return refuse(message, error.to_string());
     }
     telling.follow(&new);
+    changes.extend(certificates.replace(listeners));
     let count = changes.len();
-    if old.listen != new.listen || old.store != new.store || old.admin != new.admin {
-        changes.push("where to listen and the store stay as they are until the next start".to_owned());
+    if certificates.needs_restart(&new) {
+        changes.push("the addresses of `listen` stay as they are until the next start".to_owned());
+    }
+    if old.store != new.store || old.admin != new.admin {
+        changes.push("`store` and `admin` stay as they are until the next start".to_owned());
     }
     let message = format!("policy reloaded, {count} change{}", if count == 1 { "" } else { "s" });
     telling.log.event_with("reloaded", &message, &[], &changes);
-    Ok(Reloaded { changes, warnings: warnings.to_string() })
+    let mut warnings = warnings.to_string();
+    for message in certificates.warn(now, &telling.log) {
+        warnings.push_str(&message);
+        warnings.push('\n');
+    }
+    Ok(Reloaded { changes, warnings })
 }

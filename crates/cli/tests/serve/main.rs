@@ -5,6 +5,7 @@
 
 mod activation;
 mod admin;
+mod certificates;
 mod descriptors;
 mod floods;
 mod frames;

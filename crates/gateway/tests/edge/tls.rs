@@ -7,7 +7,7 @@ use bytes::Bytes;
 use http::Request;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, HandshakeKind, RootCertStore};
-use tidegate_gateway::{Bounds, Listener};
+use tidegate_gateway::{Bounds, CertificateResolver, Listener, ServerCertificate};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
@@ -19,6 +19,7 @@ use crate::support::{Act, Served, Upstream, hourly, policy, until, within};
 struct Tls {
     served: Served,
     roots: RootCertStore,
+    certificate: Arc<CertificateResolver>,
 }
 
 impl Tls {
@@ -31,7 +32,7 @@ impl Tls {
         let served = Served::at(&listener, &policy(&[upstream], &limits), bounds);
         let mut roots = RootCertStore::empty();
         roots.add(made.cert.der().clone()).expect("a certificate");
-        Self { served, roots }
+        Self { served, roots, certificate: Arc::clone(listener.certificate().expect("TLS")) }
     }
 
     /// A handshake that offers `protocols`.
@@ -192,4 +193,30 @@ async fn a_session_is_resumed_however_many_others_there_were_meanwhile() {
         tls.serves().await;
     }
     assert_eq!(tls.serves_to(&client).await, Some(HandshakeKind::Resumed));
+}
+
+#[tokio::test]
+async fn replaced_certificate_is_presented_in_new_handshakes_and_sessions_are_still_resumed() {
+    let upstream = Upstream::answering().await;
+    let mut tls = Tls::before(&upstream, Bounds::default());
+    let returning = tls.client(&["http/1.1"]);
+    assert_eq!(tls.serves_to(&returning).await, Some(HandshakeKind::Full));
+    let mut open = tls.connect(&["http/1.1"]).await.expect("a handshake");
+    let made = rcgen::generate_simple_self_signed(["a.example".to_owned()]).expect("a certificate");
+    let (chain, key) = (made.cert.pem(), made.signing_key.serialize_pem());
+    let certificate = ServerCertificate::from_pem(chain.as_bytes(), key.as_bytes()).expect("a certificate");
+    assert!(tls.certificate.replace(certificate));
+
+    assert_eq!(tls.serves_to(&returning).await, Some(HandshakeKind::Resumed));
+    let untrusting = tls.connect(&["http/1.1"]).await.expect_err("the new certificate is not trusted yet");
+    assert_eq!(untrusting.kind(), std::io::ErrorKind::InvalidData, "{untrusting}");
+    tls.roots = RootCertStore::empty();
+    tls.roots.add(made.cert.der().clone()).expect("a certificate");
+    tls.serves().await;
+
+    let request = b"GET / HTTP/1.1\r\nHost: a.example\r\nConnection: close\r\n\r\n";
+    open.write_all(request).await.expect("the open connection stays");
+    let mut answer = String::new();
+    within("an answer", open.read_to_string(&mut answer)).await.expect("it is ended as TLS ends");
+    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
 }

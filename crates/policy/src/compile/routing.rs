@@ -82,10 +82,16 @@ fn certificate<'s>(node: &Node<'s>, context: &mut Context<'s, '_>) -> Option<Cer
             let finding = Finding::error(node, format!("{} is not PEM", quote(&file.name)));
             context.report.push(finding.expected("a file with `-----BEGIN`").hint("convert it with openssl"));
         }
-        begins.then_some(file.bytes)
+        begins.then_some(file)
     };
     let (chain, key) = (pem("cert"), pem("key"));
-    Some(Certificate { chain: chain?, key: Secret::new(&key?) })
+    let (chain, key) = (chain?, key?);
+    Some(Certificate {
+        chain: chain.bytes,
+        key: Secret::new(&key.bytes),
+        chain_file: chain.name,
+        key_file: key.name,
+    })
 }
 
 /// A host name, an IPv4 address, or an IPv6 address in brackets.

@@ -134,6 +134,10 @@ pub struct Certificate {
     pub chain: Vec<u8>,
     /// The private key, PEM.
     pub key: Secret,
+    /// The file of the chain, as the policy names it.
+    pub chain_file: String,
+    /// The file of the key, as the policy names it.
+    pub key_file: String,
 }
 
 /// A service behind the gateway.

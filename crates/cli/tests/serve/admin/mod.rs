@@ -5,6 +5,7 @@ mod bans;
 mod crash;
 mod crawl;
 mod limits;
+mod silent;
 mod start;
 mod whole;
 
