@@ -17,7 +17,7 @@ pub struct Bounds {
     pub request_pace: Pace,
     /// How long an upstream may be silent within a body; event streams send something more often.
     pub response_pace: Pace,
-    /// What a client must take of an answer that waits for it, in bytes in six looks: slower than a modem means harm.
+    /// What a client must take of each response that waits for it, in bytes in six looks: slower than a modem means harm.
     /// While nothing waits it owes nothing, so streams may be as quiet as they like.
     pub reader_bytes: u64,
     /// How long an upgraded connection may be silent, both ways.

@@ -10,26 +10,29 @@ use std::task::Poll;
 use std::time::Duration;
 
 use http::header::{CONNECTION, HeaderValue};
-use http::{Request, StatusCode, Version};
+use http::{Request, Response, StatusCode, Version};
 use http_body::Body;
 use hyper::body::Incoming;
 use hyper::server::conn::http1::UpgradeableConnection;
 use hyper::server::conn::{http1, http2};
-use hyper::service::service_fn;
+use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tidegate_store::Store;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
 
-use crate::activity::{InFlightBody, Watched};
+use crate::body::ResponseBody;
 use crate::bounds::Bounds;
+use crate::client_socket::ClientSocket;
+use crate::client_stream::Watched;
 use crate::core::Core;
 use crate::forward::Hop;
 use crate::guests::Place;
+use crate::response_streams::{InFlightBody, ResponseStreams, StreamExecutor};
 use crate::rounds::{Order, Ward};
-use crate::runtime::LocalExecutor;
-use crate::stack;
+use crate::send_queue::Ends;
+use crate::{stack, unparsable};
 
 /// How HTTP/2 begins.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -38,7 +41,6 @@ const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 #[derive(Clone, Debug)]
 pub(crate) struct Speaking {
     http1: http1::Builder,
-    http2: http2::Builder<LocalExecutor>,
 }
 
 impl Speaking {
@@ -50,19 +52,26 @@ impl Speaking {
             .header_read_timeout(None)
             .max_headers(bounds.headers)
             .max_buf_size(bounds.head_bytes);
-        let mut http2 = http2::Builder::new(LocalExecutor);
-        http2
-            .timer(TokioTimer::new())
-            .max_concurrent_streams(bounds.streams)
-            .max_pending_accept_reset_streams(64)
-            .max_local_error_reset_streams(256)
-            .max_header_list_size(u32::try_from(bounds.head_bytes).unwrap_or(u32::MAX))
-            .max_send_buf_size(256 << 10)
-            .keep_alive_interval(Duration::from_secs(20))
-            .keep_alive_timeout(Duration::from_secs(20));
-        Self { http1, http2 }
+        Self { http1 }
     }
 }
+
+/// HTTP/2 over one connection: it spawns the tasks of its own streams.
+fn http2(bounds: &Bounds, streams: &Rc<ResponseStreams>) -> http2::Builder<StreamExecutor> {
+    let mut http2 = http2::Builder::new(StreamExecutor(Rc::clone(streams)));
+    http2
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(bounds.streams)
+        .max_pending_accept_reset_streams(64)
+        .max_local_error_reset_streams(256)
+        .max_header_list_size(u32::try_from(bounds.head_bytes).unwrap_or(u32::MAX))
+        .max_send_buf_size(256 << 10)
+        .keep_alive_interval(Duration::from_secs(20))
+        .keep_alive_timeout(Duration::from_secs(20));
+    http2
+}
+
+type Served = Response<InFlightBody<ResponseBody>>;
 
 /// Who has come in.
 #[derive(Debug)]
@@ -81,15 +90,17 @@ pub(crate) fn serve<S: Store + 'static>(
 ) {
     // Small writes are whole answers; a socket that cannot be set is about to fail anyway.
     let _ = stream.set_nodelay(true);
+    let ends = stream.local_addr().ok().map(|local| (local, peer));
     let hop = Hop::new(peer, tls.is_some(), place);
+    let stream = ClientSocket::new(stream, Arc::clone(&hop.activity));
     // Two tasks of different size: thousands of them are at rest.
     match tls {
-        None => drop(tokio::task::spawn_local(speak(core, speaking, stream, hop))),
+        None => drop(tokio::task::spawn_local(speak(core, speaking, stream, (hop, ends)))),
         Some(tls) => drop(tokio::task::spawn_local(async move {
             let handshake = Box::pin(tokio::time::timeout(core.bounds.handshake, tls.accept(stream)));
             // Who does not speak TLS is not answered.
             if let Ok(Ok(stream)) = handshake.await {
-                speak(core, speaking, stream, hop).await;
+                speak(core, speaking, stream, (hop, ends)).await;
             }
         })),
     }
@@ -99,39 +110,24 @@ async fn speak<S: Store + 'static>(
     core: Rc<Core<S>>,
     speaking: Rc<Speaking>,
     stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
-    hop: Hop,
+    (hop, ends): (Hop, Option<Ends>),
 ) {
-    let activity = Arc::clone(&hop.activity);
-    let ward = core.rounds.begin(&activity);
-    let service = service_fn({
-        let (hop, activity) = (Rc::new(hop), Arc::clone(&activity));
-        move |request: Request<Incoming>| {
-            let (core, hop) = (Rc::clone(&core), Rc::clone(&hop));
-            let is_http1 = request.version() < Version::HTTP_2;
-            let in_flight = activity.begin(!request.body().is_end_stream());
-            let (mut parts, body) = request.into_parts();
-            let mut body = Some(body);
-            async move {
-                let mut response = stack::serve(&core, &hop, (&mut parts, &mut body)).await;
-                if is_http1 && core.is_stopping() && response.status() != StatusCode::SWITCHING_PROTOCOLS {
-                    response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
-                }
-                Ok::<_, Infallible>(response.map(|body| InFlightBody::new(body, in_flight)))
-            }
-        }
-    });
-    let mut stream = Watched::new(stream, activity);
+    let ward = core.rounds.begin(&hop.activity, ends);
+    let hop = Rc::new(hop);
+    let mut stream = Watched::new(stream, Arc::clone(&hop.activity));
     if !hears(&mut stream, &ward).await {
         return;
     }
     while stream.may_begin(PREFACE) {
-        if stream.begins(PREFACE) {
-            stream.multiplex();
-            let connection = speaking.http2.serve_connection(TokioIo::new(stream), service);
-            let mut connection = Box::pin(connection);
+        if stream.ahead().starts_with(PREFACE) {
+            let streams = Rc::new(ResponseStreams::new(stream.ahead(), core.bounds.reader_bytes));
+            ward.multiplex(Rc::clone(&streams));
+            let http2 = http2(&core.bounds, &streams);
+            let service = service(&core, &hop, Some(streams));
+            let mut connection = Box::pin(http2.serve_connection(TokioIo::new(stream), service));
             // It may have streams that only wait: it does not rest.
             while attend(&mut connection, &ward, |connection| connection.as_mut().graceful_shutdown()).await
-                == Order::Rest
+                == Next::Park
             {}
             return;
         }
@@ -139,21 +135,55 @@ async fn speak<S: Store + 'static>(
             return;
         }
     }
+    let service = service(&core, &hop, None);
     loop {
         // What HTTP takes is in a box that is there only while something goes on.
         let connection = speaking.http1.serve_connection(TokioIo::new(stream), service.clone());
         let mut connection = Box::new(connection.with_upgrades());
         let close = |connection: &mut Box<_>| UpgradeableConnection::graceful_shutdown(Pin::new(connection));
-        if attend(&mut connection, &ward, close).await != Order::Rest {
+        let next = attend(&mut connection, &ward, close).await;
+        if next == Next::End {
             return;
         }
         let Some(parts) = connection.into_parts() else { return };
         stream = parts.io.into_inner();
+        if next == Next::Reject {
+            let mut answering = Box::pin(unparsable::answer(core, hop, stream));
+            attend(&mut answering, &ward, |_| {}).await;
+            return;
+        }
+        // What came with an earlier request is served at once: nothing else may follow it.
+        let is_ahead = !parts.read_buf.is_empty();
         stream.unread(parts.read_buf);
-        if !hears(&mut stream, &ward).await {
+        if !is_ahead && !hears(&mut stream, &ward).await {
             return;
         }
     }
+}
+
+/// Serves the requests of a connection; over HTTP/2 each is one of `streams`.
+fn service<S: Store + 'static>(
+    core: &Rc<Core<S>>,
+    hop: &Rc<Hop>,
+    streams: Option<Rc<ResponseStreams>>,
+) -> impl Service<Request<Incoming>, Response = Served, Error = Infallible, Future: 'static> + Clone + use<S>
+{
+    let (core, hop) = (Rc::clone(core), Rc::clone(hop));
+    service_fn(move |request: Request<Incoming>| {
+        let (core, hop) = (Rc::clone(&core), Rc::clone(&hop));
+        let is_http1 = request.version() < Version::HTTP_2;
+        let in_flight = hop.activity.begin(!request.body().is_end_stream());
+        let stream = streams.as_ref().map(ResponseStreams::begin);
+        let (mut parts, body) = request.into_parts();
+        let mut body = Some(body);
+        async move {
+            let mut response = stack::serve(&core, &hop, (&mut parts, &mut body)).await;
+            if is_http1 && core.is_stopping() && response.status() != StatusCode::SWITCHING_PROTOCOLS {
+                response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+            }
+            Ok::<_, Infallible>(response.map(|body| InFlightBody::new(body, in_flight, stream)))
+        }
+    })
 }
 
 /// Waits until a client says something more.
@@ -165,18 +195,30 @@ async fn hears<T: AsyncRead + Unpin>(stream: &mut Watched<T>, ward: &Ward) -> bo
     .await
 }
 
-/// Polls a connection until it ends, or may rest. One that breaks off is the client's business; there is nobody left
-/// to tell.
-async fn attend<C: Future + Unpin>(connection: &mut C, ward: &Ward, close: impl Fn(&mut C)) -> Order {
+/// What becomes of a connection that is not polled any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Next {
+    End,
+    /// It gives back the memory that it works with until its client says something.
+    Park,
+    /// Its client is told that its head cannot be parsed.
+    Reject,
+}
+
+/// Polls a connection until it ends, may rest, or is to be answered by us. One that breaks off is the client's business;
+/// there is nobody left to tell.
+async fn attend<C: Future + Unpin>(connection: &mut C, ward: &Ward, close: impl Fn(&mut C)) -> Next {
     poll_fn(|cx| {
         match ward.order(cx) {
             Order::Stay => {}
             Order::Close => close(connection),
-            order @ (Order::Rest | Order::End) => return Poll::Ready(order),
+            Order::Rest => return Poll::Ready(Next::Park),
+            Order::End => return Poll::Ready(Next::End),
         }
         match Pin::new(&mut *connection).poll(cx) {
-            Poll::Ready(_) => Poll::Ready(Order::End),
-            Poll::Pending if ward.makes_room() => Poll::Ready(Order::Rest),
+            Poll::Ready(_) => Poll::Ready(Next::End),
+            Poll::Pending if ward.is_unparsable() => Poll::Ready(Next::Reject),
+            Poll::Pending if ward.makes_room() => Poll::Ready(Next::Park),
             Poll::Pending => Poll::Pending,
         }
     })

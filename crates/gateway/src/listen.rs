@@ -15,8 +15,7 @@ use crate::certificate::{CertificateError, CertificateResolver, ServerCertificat
 /// How many connections may wait to be accepted.
 const BACKLOG: i32 = 4_096;
 
-/// How much of an answer the system keeps unsent for a slow client. It is told of room when half of that has gone, so
-/// this is also how finely a reader's pace is seen; what it keeps by default is megabytes.
+/// How much of a response the system keeps unsent for a slow client; by default it is megabytes.
 const UNSENT: u32 = 128 << 10;
 
 /// A place to listen at, and what is spoken there.

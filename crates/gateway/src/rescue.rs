@@ -21,6 +21,12 @@ pub(crate) enum Cause {
     Framing(&'static str),
     /// Its headers name two clients.
     Headers(HeaderError),
+    /// HTTP cannot parse its head.
+    BadHead,
+    /// Its head has more bytes or fields than we take.
+    HeadTooLarge,
+    /// Its URI is longer than we take.
+    UriTooLong,
     /// Its body is longer than we take.
     TooLarge,
     /// Its body comes too slowly.
@@ -52,7 +58,11 @@ pub(crate) enum Cause {
 impl Cause {
     pub(crate) fn status(&self) -> StatusCode {
         match self {
-            Self::Path(_) | Self::Framing(_) | Self::Headers(_) | Self::BadBody => StatusCode::BAD_REQUEST,
+            Self::Path(_) | Self::Framing(_) | Self::Headers(_) | Self::BadHead | Self::BadBody => {
+                StatusCode::BAD_REQUEST
+            }
+            Self::HeadTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+            Self::UriTooLong => StatusCode::URI_TOO_LONG,
             Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::SlowBody => StatusCode::REQUEST_TIMEOUT,
             Self::NoRoute => StatusCode::NOT_FOUND,
@@ -70,6 +80,9 @@ impl Cause {
             Self::Path(error) => return ("bad_path", format!("The path cannot be used: {error}.")),
             Self::Framing(what) => return ("bad_request", format!("The request cannot be used: {what}.")),
             Self::Headers(error) => return ("bad_request", format!("The request cannot be used: {error}.")),
+            Self::BadHead => ("bad_request", "The request line or a header is not valid HTTP."),
+            Self::HeadTooLarge => ("head_too_large", "The request line and headers are too large."),
+            Self::UriTooLong => ("uri_too_long", "The URI of the request is too long."),
             Self::TooLarge => ("body_too_large", "The body is too large."),
             Self::SlowBody => ("body_too_slow", "The body came too slowly."),
             Self::BadBody => ("bad_body", "The body is malformed or ends too early."),
@@ -114,7 +127,8 @@ impl Cause {
 
     /// Whether what follows on the connection cannot be trusted to be a request.
     fn ends_the_connection(&self) -> bool {
-        self.status() == StatusCode::BAD_REQUEST || matches!(self, Self::TooLarge | Self::SlowBody)
+        self.status() == StatusCode::BAD_REQUEST
+            || matches!(self, Self::HeadTooLarge | Self::UriTooLong | Self::TooLarge | Self::SlowBody)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Who looks after the connections of a core: every few seconds somebody goes round, so that none needs a timer.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Waker};
@@ -10,8 +10,11 @@ use slab::Slab;
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
-use crate::activity::{Activity, Watch};
+use crate::activity::Activity;
 use crate::bounds::Bounds;
+use crate::liveness::Watch;
+use crate::response_streams::ResponseStreams;
+use crate::send_queue::{Ends, SendQueues};
 
 /// When stopping, a connection over which nothing has moved for so long is closed. At once would be too soon: a request
 /// may be on its way, and over HTTP/1.1 only an answer can say that no other is taken.
@@ -36,12 +39,17 @@ pub(crate) enum Order {
 #[derive(Debug, Default)]
 pub(crate) struct Rounds {
     wards: RefCell<Slab<Rc<Seat>>>,
+    queues: SendQueues,
 }
 
 /// What is kept of a connection that is looked after.
 #[derive(Debug)]
 struct Seat {
     activity: Arc<Activity>,
+    /// Unknown of a socket that is about to fail.
+    ends: Option<Ends>,
+    /// Its responses, if it speaks HTTP/2.
+    streams: OnceCell<Rc<ResponseStreams>>,
     watch: RefCell<Watch>,
     order: Cell<Order>,
     waker: RefCell<Option<Waker>>,
@@ -58,9 +66,11 @@ impl Seat {
 
 impl Rounds {
     /// Looks after a connection until the guard is dropped.
-    pub(crate) fn begin(self: &Rc<Self>, activity: &Arc<Activity>) -> Ward {
+    pub(crate) fn begin(self: &Rc<Self>, activity: &Arc<Activity>, ends: Option<Ends>) -> Ward {
         let seat = Rc::new(Seat {
             activity: Arc::clone(activity),
+            ends,
+            streams: OnceCell::new(),
             watch: RefCell::default(),
             order: Cell::new(Order::Stay),
             waker: RefCell::default(),
@@ -90,11 +100,19 @@ impl Rounds {
 
     fn round(&self, is_stopping: bool, least: u64) {
         for (_, seat) in &*self.wards.borrow() {
-            let Seat { activity, watch, .. } = &**seat;
+            let Seat { activity, watch, ends, streams, .. } = &**seat;
+            // The system accepts far more than a slow client takes.
+            let delivered = || {
+                let waiting = ends.and_then(|ends| self.queues.unacknowledged(ends)).unwrap_or_default();
+                activity.written().saturating_sub(waiting.into())
+            };
             let order = if is_stopping {
                 if Watch::may_close(activity) { Order::Close } else { Order::Stay }
             } else {
-                watch.borrow_mut().look(activity, least)
+                if let Some(streams) = streams.get() {
+                    streams.look(activity);
+                }
+                watch.borrow_mut().look(activity, least, delivered)
             };
             if order != Order::Stay {
                 seat.tell(order);
@@ -119,6 +137,18 @@ impl Ward {
             *waker = Some(cx.waker().clone());
         }
         self.seat.order.replace(Order::Stay)
+    }
+
+    /// It speaks HTTP/2: its responses are looked after one by one.
+    pub(crate) fn multiplex(&self, streams: Rc<ResponseStreams>) {
+        self.seat.activity.multiplex();
+        // It begins only once.
+        let _ = self.seat.streams.set(streams);
+    }
+
+    /// Whether a head came that HTTP cannot parse.
+    pub(crate) fn is_unparsable(&self) -> bool {
+        self.seat.activity.is_unparsable()
     }
 
     /// Whether it had better rest at once.

@@ -81,7 +81,8 @@ mod tests {
     use tokio::time::{Instant, sleep};
 
     use super::*;
-    use crate::activity::Watched;
+    use crate::client_socket::ClientSocket;
+    use crate::client_stream::Watched;
 
     const IDLE: Duration = Duration::from_mins(10);
 
@@ -92,6 +93,7 @@ mod tests {
         let (stop, stopping) = watch::channel(false);
         let activity = Arc::new(Activity::default());
         let passing = tokio::spawn(async move {
+            let near = ClientSocket::new(near, Arc::clone(&activity));
             pass(Watched::new(near, Arc::clone(&activity)), far, &activity, IDLE, stopping).await;
         });
         (client, server, stop, passing)

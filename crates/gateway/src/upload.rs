@@ -14,7 +14,7 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tidegate_policy::UnderscoreHeaders;
 
-use crate::activity::Activity;
+use crate::activity::{Activity, UnreadBody};
 use crate::body::{BodyError, Pace, Patience};
 use crate::core::InForce;
 use crate::forward;
@@ -55,8 +55,8 @@ struct Upload {
     /// Something of it was read: it cannot be sent again.
     is_read: bool,
     failure: Option<UploadFailure>,
-    /// Told when it has ended; `None` once it has.
-    owed: Option<Arc<Activity>>,
+    /// `None` once it has ended, or nobody reads the rest.
+    unread: Option<UnreadBody>,
     /// The policy and the setting of the route that say which trailers are removed.
     trailers: (Rc<InForce>, UnderscoreHeaders),
     meter: Option<Box<dyn Metering>>,
@@ -92,7 +92,7 @@ impl RequestBody {
             has_moved: false,
             is_read: false,
             failure: None,
-            owed: Some(Arc::clone(activity)),
+            unread: Some(UnreadBody::of_latest(activity)),
             trailers: (Rc::clone(live), underscored),
             meter: None,
             reader: None,
@@ -196,7 +196,8 @@ impl Upload {
         if let Some(meter) = &mut self.meter {
             meter.saw(length);
         }
-        if has_ended {
+        // A body in chunks has no length by which its last piece could be known; trailers are the last.
+        if has_ended || frame.is_trailers() {
             self.end();
         }
         let Some(left) = self.left.checked_sub(length as u64) else {
@@ -219,14 +220,15 @@ impl Upload {
     fn end(&mut self) {
         self.state = UploadState::Ended;
         self.meter = None;
-        if let Some(activity) = self.owed.take() {
-            activity.body_ended();
+        if let Some(unread) = self.unread.take() {
+            unread.end();
         }
     }
 
     fn fail(&mut self, failure: UploadFailure, error: BodyError) -> BodyError {
         self.failure = Some(failure);
         self.state = UploadState::Stopped;
+        self.unread = None;
         self.meter = None;
         error
     }
@@ -235,6 +237,7 @@ impl Upload {
     fn stop(&mut self) {
         if matches!(self.state, UploadState::Open(_)) {
             self.state = UploadState::Stopped;
+            self.unread = None;
             self.meter = None;
             if let Some(reader) = self.reader.take() {
                 reader.wake();

@@ -9,7 +9,7 @@ use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, HandshakeKind, RootCertStore};
 use tidegate_gateway::{Bounds, CertificateResolver, Listener, ServerCertificate};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
@@ -44,6 +44,15 @@ impl Tls {
         let stream = TcpStream::connect(self.served.address).await?;
         let name = ServerName::try_from("a.example").expect("a name");
         within("a handshake", TlsConnector::from(Arc::clone(client)).connect(name, stream)).await
+    }
+
+    /// The same for HTTP/1.1, by somebody for whom the system reads ahead only a little.
+    async fn connect_slowly(&self) -> std::io::Result<TlsStream<TcpStream>> {
+        let socket = TcpSocket::new_v4()?;
+        socket.set_recv_buffer_size(4 << 10)?;
+        let stream = socket.connect(self.served.address).await?;
+        let name = ServerName::try_from("a.example").expect("a name");
+        within("a handshake", TlsConnector::from(self.client(&["http/1.1"])).connect(name, stream)).await
     }
 
     /// Somebody who remembers sessions.
@@ -219,4 +228,57 @@ async fn replaced_certificate_is_presented_in_new_handshakes_and_sessions_are_st
     let mut answer = String::new();
     within("an answer", open.read_to_string(&mut answer)).await.expect("it is ended as TLS ends");
     assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+}
+
+/// Sizes around those of TLS records and of what TLS and the system keep unsent.
+fn sizes() -> Vec<usize> {
+    let mut sizes: Vec<usize> = (96..=320).step_by(8).map(|kilobytes| kilobytes << 10).collect();
+    for edge in [16 << 10, 64 << 10, 128 << 10, 192 << 10, 256 << 10] {
+        sizes.extend([edge - 300, edge - 1, edge, edge + 1, edge + 300]);
+    }
+    sizes
+}
+
+#[tokio::test]
+async fn end_of_a_response_reaches_a_slow_reader() {
+    let look = Duration::from_millis(25);
+    let sizes = sizes();
+    let upstream = {
+        let sizes = sizes.clone();
+        Upstream::replying(move |request| {
+            let path = request.target.as_str();
+            let size: usize = path.trim_start_matches('/').parse().expect("a size");
+            assert!(sizes.contains(&size));
+            let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {size}\r\n\r\n");
+            Act::Reply([head.into_bytes(), vec![b'a'; size]].concat())
+        })
+        .await
+    };
+    let tls = Tls::before(&upstream, Bounds { look, reader_bytes: 1, ..Bounds::default() });
+    let mut reading = tokio::task::JoinSet::new();
+    for size in sizes {
+        let mut stream = tls.connect_slowly().await.expect("a handshake");
+        reading.spawn(async move {
+            let ask = format!("GET /{size} HTTP/1.1\r\nHost: a.example\r\n\r\n");
+            stream.write_all(ask.as_bytes()).await.expect("TLS");
+            // More than a record: TLS reads them whole.
+            let (mut read, mut piece) = (Vec::new(), vec![0; 20 << 10]);
+            // Long enough that an idle connection would be parked, short enough for the pace of a reader.
+            for _ in 0..4 {
+                tokio::time::sleep(look * 4).await;
+                match within("some of it", stream.read(&mut piece)).await {
+                    Ok(bytes @ 1..) => read.extend_from_slice(&piece[..bytes]),
+                    _ => break,
+                }
+            }
+            let whole = |read: &[u8]| {
+                let head = read.windows(4).position(|end| end == b"\r\n\r\n");
+                head.is_some_and(|head| read.len() == head + 4 + size)
+            };
+            while !whole(&read) && matches!(within("the rest", stream.read_buf(&mut read)).await, Ok(1..)) {}
+            (size, whole(&read))
+        });
+    }
+    let cut: Vec<_> = reading.join_all().await.into_iter().filter(|(_, is_whole)| !is_whole).collect();
+    assert_eq!(cut, [], "these were cut off");
 }

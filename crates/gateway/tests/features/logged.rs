@@ -7,7 +7,8 @@ use tidegate_gateway::Bounds;
 use tidegate_policy::Sample;
 use tidegate_telemetry::{Lines, Log, Telemetry, Which};
 
-use super::support::{Proxy, Upstream, active};
+use super::support::{Proxy, Upstream, active, soon};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 const TWO: &str = "rate_limits: { default: { requests: 2, window: 1h, algorithm: sliding_window_log } }";
 
@@ -153,5 +154,24 @@ async fn forwarding_headers_are_not_logged_if_a_proxy_is_trusted_or_no_address_i
         proxy.ask("/", &[("x-forwarded-for", "203.0.113.8")]).await;
         assert_eq!(next(&lines)["event"], "forwarding_headers_ignored", "{clients}");
         assert!(lines.next_within(Duration::ZERO).is_none(), "{clients}");
+    }
+}
+
+#[tokio::test]
+async fn head_that_cannot_be_parsed_is_logged_with_its_cause() {
+    let (proxy, _upstream, lines) = logging(ALL, TWO).await;
+    let many = "X: a\r\n".repeat(101);
+    for (head, status, cause) in [
+        ("BAD \x1b[31mred\r\n\r\n".to_owned(), 400, "bad_request"),
+        (format!("GET / HTTP/1.1\r\nHost: a\r\n{many}\r\n"), 431, "head_too_large"),
+    ] {
+        let mut stream = tokio::net::TcpStream::connect(proxy.address).await.expect("a connection");
+        stream.write_all(head.as_bytes()).await.expect("a head");
+        let mut answer = String::new();
+        soon(stream.read_to_string(&mut answer)).await.expect("an answer");
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{answer}");
+        let line = next(&lines);
+        assert_eq!((&line["event"], &line["status"]), (&"request".into(), &status.into()));
+        assert_eq!((&line["cause"], &line["peer"]), (&cause.into(), &"127.0.0.1".into()), "{line}");
     }
 }

@@ -17,7 +17,7 @@ use tidegate_telemetry::Reader;
 use tokio::sync::watch;
 
 pub(crate) use client::Client;
-pub(crate) use message::{Request, Response, read_response_to};
+pub(crate) use message::{Request, Response, read_request, read_response_to};
 pub(crate) use upstream::{Act, Upstream, ok};
 
 /// Nothing here takes longer unless it hangs.
@@ -100,6 +100,13 @@ impl Served {
         let subject = Subject::parse(subject, 64).expect("a subject");
         let ban = Ban { subject, reason: String::new(), since: Timestamp::ZERO, until: None };
         self.gateway.ban(Bans::new([ban]));
+    }
+
+    /// The value of a series of the metrics.
+    pub(crate) fn counted(&self, series: &str) -> u64 {
+        let page = self.gateway.page(Reader::Person).into_text();
+        let value = page.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
+        value.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("no {series} in\n{page}"))
     }
 
     pub(crate) fn connections(&self) -> usize {

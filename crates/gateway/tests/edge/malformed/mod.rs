@@ -1,5 +1,6 @@
 //! Malformed HTTP/1: what is forwarded is what was parsed and charged.
 
+mod answers;
 mod chunks;
 mod downgrade;
 mod framing;

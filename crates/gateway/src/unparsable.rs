@@ -1,0 +1,125 @@
+//! Heads that HTTP cannot parse: hyper writes a bare answer by itself, which is replaced by one of ours.
+
+use std::rc::Rc;
+
+use http::header::{CONTENT_LENGTH, DATE, HeaderValue};
+use http::{HeaderMap, StatusCode, Version};
+use tidegate_store::Store;
+use tidegate_telemetry::Seen;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+
+use crate::body::ResponseBody;
+use crate::client_stream::Watched;
+use crate::core::Core;
+use crate::forward::Hop;
+use crate::rescue::{Cause, rescue};
+
+/// How every such answer begins.
+const START: &[u8] = b"HTTP/1.1 4";
+/// What follows its status line, up to the date.
+const HEADERS: &[u8] = b"\r\nconnection: close\r\ncontent-length: 0\r\ndate: ";
+const END: &[u8] = b"\r\n\r\n";
+
+/// The answer that hyper writes to a head that it cannot parse. It ends the connection.
+#[derive(Debug)]
+pub(crate) struct BareAnswer {
+    cause: Cause,
+    date: Option<HeaderValue>,
+}
+
+impl BareAnswer {
+    /// `bytes` as such an answer, if they are one and nothing else.
+    pub(crate) fn parse(bytes: &[u8]) -> Option<Self> {
+        if !bytes.starts_with(START) {
+            return None;
+        }
+        let line = bytes.iter().position(|byte| *byte == b'\r')?;
+        let date = bytes.get(line..)?.strip_prefix(HEADERS)?.strip_suffix(END)?;
+        let cause = match StatusCode::from_bytes(bytes.get(9..12)?).ok()? {
+            StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE => Cause::HeadTooLarge,
+            StatusCode::URI_TOO_LONG => Cause::UriTooLong,
+            StatusCode::BAD_REQUEST => Cause::BadHead,
+            _ => return None,
+        };
+        let is_date = date.iter().all(|byte| byte.is_ascii_graphic() || *byte == b' ');
+        is_date.then(|| Self { cause, date: HeaderValue::from_bytes(date).ok() })
+    }
+}
+
+/// Answers a head that could not be parsed, and ends the connection.
+pub(crate) async fn answer<S: Store, T: AsyncRead + AsyncWrite + Unpin>(
+    core: Rc<Core<S>>,
+    hop: Rc<Hop>,
+    mut stream: Watched<T>,
+) {
+    let Some(BareAnswer { cause, date }) = stream.take_withheld() else { return };
+    let response = {
+        let mut story = core.teller.begin();
+        story.see(|| unknown(&hop));
+        story.failed(|| cause.told());
+        let mut response = rescue(cause, core.live().error_body(), Version::HTTP_11, HeaderMap::new());
+        let length = http_body::Body::size_hint(response.body()).exact();
+        story.answered(response.status().as_u16(), length);
+        response.headers_mut().insert(CONTENT_LENGTH, length.unwrap_or_default().into());
+        response.headers_mut().extend(date.map(|date| (DATE, date)));
+        response
+    };
+    let (head, body) = response.into_parts();
+    let ResponseBody::Own(body) = body else { return };
+    let mut bytes = format!("HTTP/1.1 {}\r\n", head.status).into_bytes();
+    for (name, value) in &head.headers {
+        bytes.extend_from_slice(&[name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"].concat());
+    }
+    bytes.extend_from_slice(b"\r\n");
+    bytes.extend_from_slice(&body.unwrap_or_default());
+    // A client that has gone needs no answer.
+    if stream.write_all(&bytes).await.is_ok() {
+        let _ = stream.shutdown().await;
+    }
+}
+
+/// What the log says of a request that could not be read.
+fn unknown(hop: &Hop) -> Seen {
+    Seen {
+        method: "-".to_owned(),
+        host: String::new(),
+        path: "-".to_owned(),
+        peer: hop.peer,
+        version: "1.1",
+        bytes: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BARE: &str = "HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-length: 0\r\n\
+                        date: Sun, 16 Nov 2025 02:27:20 GMT\r\n\r\n";
+
+    #[test]
+    fn bare_answer_is_recognized_only_whole_and_by_itself() {
+        let parse = |text: &str| BareAnswer::parse(text.as_bytes());
+        let answer = parse(BARE).unwrap();
+        assert!(matches!(answer.cause, Cause::BadHead));
+        assert_eq!(answer.date.unwrap(), "Sun, 16 Nov 2025 02:27:20 GMT");
+        let too_large = BARE.replace("400 Bad Request", "431 Request Header Fields Too Large");
+        assert!(matches!(parse(&too_large).unwrap().cause, Cause::HeadTooLarge));
+        assert!(matches!(
+            parse(&BARE.replace("400 Bad Request", "414 URI Too Long")).unwrap().cause,
+            Cause::UriTooLong
+        ));
+        for other in [
+            String::new(),
+            BARE[..BARE.len() - 1].to_owned(),
+            format!("{BARE}a"),
+            format!("{BARE}{BARE}"),
+            BARE.replace("content-length: 0", "content-length: 1"),
+            BARE.replace("400", "200"),
+            BARE.replace("400 Bad Request", "404 Not Found"),
+            BARE.replace("connection: close\r\n", ""),
+        ] {
+            assert!(parse(&other).is_none(), "{other}");
+        }
+    }
+}
