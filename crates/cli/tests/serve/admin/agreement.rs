@@ -241,9 +241,11 @@ fn explain_and_gateway_give_the_same_answer() {
         if u64::from(actual) != status || actual_rules != rules {
             differences.push(format!("{asked}: {actual} {actual_rules:?}, explained as {status} {rules:?}"));
         }
-        // A target that is no URI is rejected without a body.
+        // HTTP's parser rejects a target that is not a URI, and does not say why.
         let message: Value = serde_json::from_str(&body).unwrap_or_default();
-        let message = message["message"].as_str().filter(|_| status == 400);
+        let message = message["message"]
+            .as_str()
+            .filter(|message| status == 400 && !message.contains("not valid HTTP"));
         if message.is_some_and(|message| reason.is_empty() || !message.contains(reason)) {
             differences.push(format!("{asked}: {body}, explained as {reason}"));
         }
