@@ -209,7 +209,7 @@ impl Case {
                 client.send(piece.as_bytes()).await;
                 if number == 0
                     && matches!(self.answers[request], Answers::FirstByte)
-                    && self.is_early(request)
+                    && self.is_awaited(request)
                 {
                     self.answer(&mut client, is_after_early).await?;
                 }
