@@ -113,9 +113,15 @@ impl<'m, 'a: 'm> Rejection<'m, 'a> {
     }
 
     /// Every limit that can reject the request.
-    pub(crate) fn reports(&self) -> impl Iterator<Item = PolicyReport<'m>> {
-        let rates = binding(self.matched).filter_map(|(index, _, rule)| self.report(index, rule));
-        self.full.map(full).into_iter().chain(rates)
+    pub(crate) fn reports(&self) -> SmallVec<[PolicyReport<'m>; 4]> {
+        let mut reports = SmallVec::new();
+        reports.extend(self.full.map(full));
+        for (index, _, rule) in binding(self.matched) {
+            if let Some(report) = self.report(index, rule) {
+                reports.push(report);
+            }
+        }
+        reports
     }
 
     /// The names of the limits that reject the request.

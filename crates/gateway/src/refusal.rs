@@ -57,16 +57,23 @@ impl Reason {
 
     /// The sentence for people. Without a time, the request is rejected at any time.
     pub(crate) fn message(self, retry_after: Option<u64>) -> String {
+        let mut message = String::new();
+        self.write_message(retry_after, |part| message.push_str(part));
+        message
+    }
+
+    /// Writes the sentence in parts, none of which JSON has to escape.
+    fn write_message(self, retry_after: Option<u64>, mut put: impl FnMut(&str)) {
         let Some(seconds) = retry_after else {
-            return "This request costs more than its limit ever allows. Retrying does not help.".to_owned();
+            return put("This request costs more than its limit ever allows. Retrying does not help.");
         };
-        let what = match self {
-            Self::Limit => "Too many requests.",
-            Self::LockOut => "Too many rejected requests: this client is locked out.",
-            Self::Concurrency => "Too many requests at once.",
-        };
-        let plural = if seconds == 1 { "" } else { "s" };
-        format!("{what} Please retry after {seconds} second{plural}.")
+        put(match self {
+            Self::Limit => "Too many requests. Please retry after ",
+            Self::LockOut => "Too many rejected requests: this client is locked out. Please retry after ",
+            Self::Concurrency => "Too many requests at once. Please retry after ",
+        });
+        put(itoa::Buffer::new().format(seconds));
+        put(if seconds == 1 { " second." } else { " seconds." });
     }
 }
 
@@ -94,20 +101,21 @@ impl Refusal {
             ErrorBody::Flat => {
                 body.put(r#"{"error":""#);
                 body.put(reason.code());
-                body.put(r#"","message":"#);
+                body.put(r#"","message":""#);
             }
             ErrorBody::Nested => {
                 body.put(r#"{"error":{"code":""#);
                 body.put(reason.nested_code());
-                body.put(r#"","message":"#);
+                body.put(r#"","message":""#);
             }
             // As RFC 9457 has it.
             ErrorBody::Problem => {
                 body.put(reason.problem());
-                body.put(r#""status":429,"detail":"#);
+                body.put(r#""status":429,"detail":""#);
             }
         }
-        body.text(&reason.message(retry_after));
+        reason.write_message(retry_after, |part| body.put(part));
+        body.put("\"");
         if style == ErrorBody::Problem {
             body.put(r#","violated-policies":["#);
             for (number, name) in violated.enumerate() {

@@ -278,7 +278,8 @@ fn rejected<S: Store>(
     story.refused(&live.counted, report.rule, rejection.matched.client());
     story.judged(report.name, report.status.limit, report.status.remaining);
     let said = &mut core.said.borrow_mut();
-    tell((told, said), live.styles(), rejection.at, &report, || rejection.reports());
+    let reports = rejection.reports();
+    tell((told, said), live.styles(), rejection.at, &report, || reports.iter().copied());
     let retry_after = rejection.retry_after();
     if let Some(seconds) = retry_after {
         tell_when(told, live.styles(), seconds);
