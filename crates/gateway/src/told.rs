@@ -205,8 +205,10 @@ impl Value {
     fn quoted(&mut self, text: &str) {
         self.0.push(b'"');
         // Every byte is looked at, without a branch: several at once, and nearly every name has no such byte.
-        let is_special = |byte: u8| !matches!(byte, b' '..=b'~') | (byte == b'"') | (byte == b'\\');
-        if !text.bytes().fold(false, |any, byte| any | is_special(byte)) {
+        let is_special = |byte: u8| {
+            u8::from(!matches!(byte, b' '..=b'~')) | u8::from(byte == b'"') | u8::from(byte == b'\\')
+        };
+        if text.bytes().fold(0, |any, byte| any | is_special(byte)) == 0 {
             self.0.extend_from_slice(text.as_bytes());
             self.0.push(b'"');
             return;
