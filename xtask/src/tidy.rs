@@ -14,7 +14,7 @@ const LONGEST_FILE: usize = 600;
 const BANNED_NAMES: [&str; 7] = ["util", "utils", "misc", "common", "helpers", "types", "manager"];
 
 /// Which crates of ours a crate may build on. A crate that is not named here may not exist.
-const MAY_USE: [(&str, &[&str]); 11] = [
+const MAY_USE: [(&str, &[&str]); 10] = [
     ("tidegate-core", &[]),
     ("tidegate-store", &["tidegate-core"]),
     ("tidegate-redis", &["tidegate-core", "tidegate-store"]),
@@ -45,7 +45,6 @@ const MAY_USE: [(&str, &[&str]); 11] = [
             "tidegate-gateway",
         ],
     ),
-    ("bench-peers", &["tidegate-core", "tidegate-store", "tidegate-redis"]),
     ("xtask", &[]),
 ];
 
