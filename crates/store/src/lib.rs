@@ -39,7 +39,7 @@ mod sync;
 
 pub use clock::{Clock, ManualClock, Reading, SystemClock, wall};
 pub use entry::Override;
-pub use memory::{HeavyKey, MemoryStore, MemoryUse};
+pub use memory::{HeavyKey, MemoryStore, MemoryUse, RetainedLimits};
 pub use penalties::{Penalised, Penalties, PenaltyChanges, PenaltyKey};
 pub use permits::{Permit, Permits};
 pub use reference::ReferenceStore;

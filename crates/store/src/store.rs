@@ -3,9 +3,10 @@
 use std::error::Error;
 
 use thiserror::Error;
-use tidegate_core::{Algorithm, Check, Decision, Key, Refund, Timestamp};
+use tidegate_core::{Algorithm, Check, Decision, Key, Limit, Refund, Timestamp};
 
 use crate::entry::Override;
+use crate::memory::RetainedLimits;
 
 /// Remembers counters and answers checks.
 ///
@@ -55,6 +56,14 @@ pub trait Store: Send + Sync {
         instead: Option<Override>,
         now: Timestamp,
     ) -> impl Future<Output = Result<(), StoreError>> + Send;
+
+    /// Makes sure that decisions can use each of `limits` until the result is dropped, or changes nothing. A policy
+    /// retains its limits before it is put in force, so that its decisions never fail for want of room.
+    ///
+    /// A store that keeps every limit beside its counter has nothing to retain.
+    fn retain_limits(&self, _limits: &[Limit], _now: Timestamp) -> Result<RetainedLimits, StoreError> {
+        Ok(RetainedLimits::default())
+    }
 }
 
 /// Why a store could not answer. It never means that a request may pass.
@@ -69,9 +78,20 @@ pub enum StoreError {
         /// What is wrong with it.
         reason: String,
     },
-    /// The store has met more different limits than it can tell apart.
-    #[error("more than 16,382 different limits were used since the start; restart to begin afresh")]
-    TooManyLimits,
+    /// The store cannot tell so many different limits apart at once.
+    #[error(
+        "too many different limits: {in_use} of at most {max} are in use (by the policy in force, by overrides and by \
+         counters that have not expired), and this needs {new} more; give several rules the same limit, remove \
+         overrides, or wait until counters of earlier limits expire"
+    )]
+    TooManyLimits {
+        /// How many limits are new.
+        new: usize,
+        /// How many are in use.
+        in_use: usize,
+        /// How many can be in use at once.
+        max: usize,
+    },
     /// The store does not know this algorithm.
     #[error("this store cannot count a {algorithm}")]
     Unsupported {

@@ -67,7 +67,7 @@ fn two_threads_at_once_pass_the_conformance_suite() {
 #[test]
 #[ignore = "long: cargo xtask scorecard equivalence"]
 fn long_equivalence() {
-    // A store of its own for each: it cannot tell apart as many limits as all of them make up.
+    // A store of its own for each: it cannot tell apart as many limits at once as all of them make up.
     let decisions: u64 = (0..50).map(|_| play_together(200, 500)).sum();
     println!("memory store, 2 threads: {decisions} decisions, 0 mismatches");
 }

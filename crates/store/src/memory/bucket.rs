@@ -20,8 +20,15 @@ use crate::sync::{AtomicU64, Ordering, spin, yield_now};
 
 pub(super) const SLOTS: usize = 4;
 
-const LIMIT_BITS: u32 = 14;
-const AWAY_BITS: u32 = 4;
+// Unit tests have few numbers, so that numbers are used again and again, and loom has few lines to try.
+const LIMIT_BITS: u32 = if cfg!(loom) {
+    3
+} else if cfg!(test) {
+    5
+} else {
+    14
+};
+const AWAY_BITS: u32 = if cfg!(loom) { 1 } else { 4 };
 /// How many lines in a row a key may live in, its home being the first.
 pub(super) const LINES: usize = 1 << AWAY_BITS;
 /// How many limits can be told apart.
@@ -72,6 +79,9 @@ pub(super) enum Word {
 }
 
 impl Word {
+    /// What stands in a slot that was emptied. It equals no state, so whoever read the slot before cannot replace it.
+    pub(super) const VACANT: Self = Self::Pooled(WORD_MAX);
+
     fn from_bits(bits: u64) -> Self {
         let content = bits & WORD_MAX;
         if bits & POOLED == 0 { Self::Packed(content) } else { Self::Pooled(content) }

@@ -33,9 +33,14 @@ enum Place {
 /// The lock of a shared counter that is not held yet.
 const NOT_YET: usize = usize::MAX;
 
-/// Another decision holds a line that we may not wait for.
-#[derive(Debug)]
-pub(super) struct Busy;
+/// Why not everything could be locked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NotHeld {
+    /// Another decision holds a line that we may not wait for.
+    Busy,
+    /// A limit's number was retired after it was looked up.
+    Retired,
+}
 
 /// The lines and places of one decision, their locks held until it is dropped.
 #[derive(Debug)]
@@ -54,12 +59,14 @@ impl<'t> Held<'t> {
     ///
     /// A line behind a home may come after a line already held: it is not waited for, or two decisions could
     /// wait for each other. Whoever meets `Busy` lets everything go and begins again.
+    ///
+    /// Once all lines are locked, every number is checked: see `reclaim`.
     pub(super) fn lock(
         table: &'t Table,
         metrics: &'t Metrics,
         asked: &'t [Asked],
         now: Timestamp,
-    ) -> Result<Self, Busy> {
+    ) -> Result<Self, NotHeld> {
         let mut homes: SmallVec<[usize; 4]> = asked.iter().map(|asked| table.home(asked.hash)).collect();
         homes.sort_unstable();
         homes.dedup();
@@ -70,11 +77,14 @@ impl<'t> Held<'t> {
             let place = held.find_place(check)?;
             held.places.push(place.unwrap_or(Place::Shared(NOT_YET)));
         }
+        if held.asked.iter().any(|asked| !table.limits.belongs_to(asked.number, &asked.limit)) {
+            return Err(NotHeld::Retired);
+        }
         // Shared counters last, and without waiting: whoever holds one waits for nothing.
         for check in 0..held.asked.len() {
             if let Place::Shared(_) = held.places[check] {
                 held.metrics.overflowed();
-                held.places[check] = held.hold_shared(check).ok_or(Busy)?;
+                held.places[check] = held.hold_shared(check).ok_or(NotHeld::Busy)?;
             }
         }
         Ok(held)
@@ -82,7 +92,7 @@ impl<'t> Held<'t> {
 
     fn hold_shared(&mut self, check: usize) -> Option<Place> {
         let asked = &self.asked[check];
-        let cell = self.table.limits.known(asked.number)?.shared(&self.table.pool.budget, asked.hash);
+        let cell = self.table.limits.shared(asked.number, &self.table.pool.budget, asked.hash);
         if let Some(held) = self.shared.iter().position(|(held, _)| std::ptr::eq(*held, cell)) {
             return Some(Place::Shared(held));
         }
@@ -96,7 +106,7 @@ impl<'t> Held<'t> {
     }
 
     /// Its own place, or one that can become it; `None` if there is none.
-    fn find_place(&mut self, check: usize) -> Result<Option<Place>, Busy> {
+    fn find_place(&mut self, check: usize) -> Result<Option<Place>, NotHeld> {
         let asked = &self.asked[check];
         let same_key = self.asked[..check].iter().position(|earlier| earlier.hash == asked.hash);
         if let Some(earlier) = same_key {
@@ -122,9 +132,11 @@ impl<'t> Held<'t> {
                 }
             }
         }
+        let mut latest = (asked.number, asked.limit);
         for line in home..home + LINES {
             self.hold(line)?;
-            let fresh = |this: &Self| this.table.fresh_slot(line, this.now, |slot| this.is_taken(slot));
+            let mut fresh =
+                |this: &Self| this.table.fresh_slot(line, this.now, &mut latest, |slot| this.is_taken(slot));
             while let Some(slot) = fresh(self) {
                 self.hold_word(slot);
                 // Before it was held, its owner may have come back.
@@ -163,13 +175,13 @@ impl<'t> Held<'t> {
     }
 
     /// Holds one more line: waits for it only if it comes after all that are held.
-    fn hold(&mut self, line: usize) -> Result<(), Busy> {
+    fn hold(&mut self, line: usize) -> Result<(), NotHeld> {
         if self.line(line).is_some() {
             return Ok(());
         }
         let last = self.lines.iter().all(|(held, _)| *held < line);
         let bucket = self.table.line(line);
-        let locked = if last { bucket.lock() } else { bucket.try_lock().ok_or(Busy)? };
+        let locked = if last { bucket.lock() } else { bucket.try_lock().ok_or(NotHeld::Busy)? };
         self.lines.push((line, locked));
         Ok(())
     }
@@ -180,7 +192,7 @@ impl<'t> Held<'t> {
             let Place::Slot(slot) = self.places[check] else { continue };
             let asked = &self.asked[check];
             if self.table.line(slot.line).tag(slot.slot).limit() != asked.number {
-                let state = self.table.read(slot, &asked.limit, self.now, Clone::clone);
+                let state = self.table.read(slot, asked, self.now, Clone::clone);
                 self.write(check, slot, state);
             }
         }
@@ -217,7 +229,7 @@ impl<'t> Held<'t> {
                 {
                     self.table.pool.change(place, |state| change(&asked.limit, state));
                 } else {
-                    let mut state = self.table.read(slot, &asked.limit, self.now, Clone::clone);
+                    let mut state = self.table.read(slot, asked, self.now, Clone::clone);
                     change(&asked.limit, &mut state);
                     self.write(check, slot, state);
                 }
@@ -256,7 +268,7 @@ impl Ledger for Held<'_> {
         let asked = &self.asked[check];
         let judge = |state: &State| asked.limit.judge(state, self.now, cost);
         match self.places[check] {
-            Place::Slot(slot) => self.table.read(slot, &asked.limit, self.now, judge),
+            Place::Slot(slot) => self.table.read(slot, asked, self.now, judge),
             Place::Free(_) => judge(&State::Unseen),
             Place::Shared(shared) => match self.shared.get(shared) {
                 Some((_, state)) => judge(state),

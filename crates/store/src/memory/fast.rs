@@ -3,11 +3,13 @@
 //! Counters are read and judged as they are. What is refused is answered at once. What passes replaces the word it
 //! has read; if that has changed meanwhile, it is judged again. Several words are held first, all of them unchanged,
 //! and then replaced together. If anything is out of the ordinary, there is no answer here, and nothing was touched.
+//!
+//! After a counter is read, and not only before, its number must belong to the limit: see `limits`.
 
 use smallvec::SmallVec;
 use tidegate_core::{
-    Check, Cost, Decision, Key, Meter, Outcome, Outcomes, Role, Spent, Stepped, Timestamp, TokenBucket,
-    Visitor,
+    Check, Cost, Decision, Key, Kind, Limit, Meter, Outcome, Outcomes, Role, Spent, Stepped, Timestamp,
+    TokenBucket, Visitor,
 };
 
 use super::bucket::{HeldWord, LINES, Seen, Tag, patiently};
@@ -37,7 +39,7 @@ impl MemoryStore {
     #[inline(always)]
     pub(super) fn spend(
         &self,
-        meter: &TokenBucket,
+        (limit, meter): (&Limit, &TokenBucket),
         key: &Key<'_>,
         ask: Ask,
         now: Timestamp,
@@ -48,10 +50,10 @@ impl MemoryStore {
         let at_home = self.table.line(ask.home).see(Tag::new(ask.hash, 0, ask.number));
         let spent = at_home
             .ok_or(Missed::Contended)
-            .and_then(|seen| self.spend_seen(meter, key, ask.hash, seen, now));
+            .and_then(|seen| self.spend_seen((limit, meter), key, ask, seen, now));
         match spent {
             Ok(spent) => Some(spent),
-            Err(Missed::Contended) => self.spend_patiently(meter, key, ask.hash, ask.number, now),
+            Err(Missed::Contended) => self.spend_patiently(limit, key, ask.hash, ask.number, now),
             Err(Missed::Unusual) => None,
         }
     }
@@ -64,14 +66,16 @@ impl MemoryStore {
     #[inline(never)]
     fn spend_patiently(
         &self,
-        meter: &TokenBucket,
+        limit: &Limit,
         key: &Key<'_>,
         hash: u64,
         number: u16,
         now: Timestamp,
     ) -> Option<Spent> {
-        let seen = self.see(self.table.home(hash), hash, number)?;
-        patiently(|| match self.spend_seen(meter, key, hash, seen, now) {
+        let Kind::TokenBucket(meter) = limit.kind() else { return None };
+        let ask = Ask { hash, home: self.table.home(hash), number };
+        let seen = self.see(ask)?;
+        patiently(|| match self.spend_seen((limit, meter), key, ask, seen, now) {
             Ok(spent) => Some(Some(spent)),
             Err(Missed::Contended) => None,
             Err(Missed::Unusual) => Some(None),
@@ -83,13 +87,13 @@ impl MemoryStore {
     #[inline(always)]
     fn spend_seen(
         &self,
-        meter: &TokenBucket,
+        (limit, meter): (&Limit, &TokenBucket),
         key: &Key<'_>,
-        hash: u64,
+        Ask { hash, number, .. }: Ask,
         seen: Seen<'_>,
         now: Timestamp,
     ) -> Result<Spent, Missed> {
-        let word = seen.packed().ok_or(Missed::Unusual)?;
+        let word = self.packed(seen, number, limit).ok_or(Missed::Unusual)?;
         match meter.spend_one(word, ORIGIN, now) {
             Some((spent, Some(next))) if seen.replace(word, next) => {
                 self.top.sample(key, hash, now, true);
@@ -108,8 +112,9 @@ impl MemoryStore {
     fn try_one<M: Meter>(&self, meter: &M, check: &Check<'_>, ask: Ask, now: Timestamp) -> Option<Outcome> {
         let seen = self.find(check, ask, now)?;
         let outcome = patiently(|| {
-            let stepped =
-                seen.packed().and_then(|word| Some((word, meter.step_word(word, ORIGIN, now, check.cost)?)));
+            let stepped = self
+                .packed(seen, ask.number, check.limit)
+                .and_then(|word| Some((word, meter.step_word(word, ORIGIN, now, check.cost)?)));
             let Some((word, Stepped { outcome, next })) = stepped else { return Some(None) };
             match outcome.verdict.is_pass() {
                 true if check.cost == Cost::ZERO => Some(Some(outcome)),
@@ -133,7 +138,7 @@ impl MemoryStore {
                 return None;
             }
             let seen = self.find(check, *ask, now)?;
-            let word = seen.packed()?;
+            let word = self.packed(seen, ask.number, check.limit)?;
             let Stepped { outcome, next } = check.limit.step_word(word, ORIGIN, now, check.cost)?;
             outcomes.push(outcome);
             found.push(Found { seen, word, next });
@@ -161,12 +166,19 @@ impl MemoryStore {
     fn find(&self, check: &Check<'_>, ask: Ask, now: Timestamp) -> Option<Seen<'_>> {
         match self.overrides.in_force(&check.key, now) {
             Some(_) => None,
-            None => self.see(ask.home, ask.hash, ask.number),
+            None => self.see(ask),
         }
     }
 
+    /// The state that was seen, if it is packed and is counted under `limit`.
+    #[expect(clippy::inline_always, reason = "what almost every decision runs through")]
+    #[inline(always)]
+    fn packed(&self, seen: Seen<'_>, number: u16, limit: &Limit) -> Option<u64> {
+        seen.packed().filter(|_| self.table.limits.belongs_to(number, limit))
+    }
+
     #[inline]
-    fn see(&self, home: usize, hash: u64, number: u16) -> Option<Seen<'_>> {
+    fn see(&self, Ask { hash, home, number }: Ask) -> Option<Seen<'_>> {
         let line = self.table.line(home);
         line.see(Tag::new(hash, 0, number)).or_else(|| {
             let see_in = |away| self.table.line(home + away).see(Tag::new(hash, away, number));
@@ -191,7 +203,7 @@ impl Visitor for DecideOne<'_> {
         let Self { store, check, ask, now } = self;
         match store.try_one(meter, check, ask, now) {
             Some(outcome) => Ok(Decision::of_one(now, check.role, outcome)),
-            None => store.decide_held(std::slice::from_ref(check), now),
+            None => store.decide_otherwise(std::slice::from_ref(check), &mut [ask], now),
         }
     }
 }

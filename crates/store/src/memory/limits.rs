@@ -1,38 +1,101 @@
-//! The limits a table has met, by number: a slot has room for a number, not for a limit.
+//! Numbers for limits: a slot has room for a number, not for a limit.
+//!
+//! A number is an index of a hash table that is searched by the limit's fingerprint:
+//!
+//! ```text
+//! fingerprints[n]   0      n is free
+//!                   odd    n belongs to the limit with this fingerprint
+//!                   even   n is retired: a sweep looks for counters that still need it, or n is free and
+//!                          searches for other limits pass it
+//! ```
+//!
+//! A number is used again once nothing needs it: it is not pinned (by a policy or an override), and a sweep of the
+//! whole table (`reclaim`) has found no live counter with it. A decision takes no lock to look a number up, so the
+//! number may be retired, and belong to another limit, before the decision acts on it. Therefore a decision checks
+//! [`belongs_to`](Limits::belongs_to) after it has read a counter, or after it has locked all of its lines.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{OnceLock, PoisonError};
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, OnceLock, PoisonError};
 
-use tidegate_core::{Limit, State};
+use arc_swap::{ArcSwapOption, Guard};
+use tidegate_core::{Limit, State, Timestamp};
 
 use super::bucket::LIMITS;
 use super::pool::Budget;
-use crate::sync::Mutex;
+use crate::store::StoreError;
+use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
 
+/// How many limits can have a number at once. Number 0 stands for an empty slot.
+pub(super) const MAX_LIMITS: usize = LIMITS - 2;
 /// Counters shared by the newcomers of one limit when the table is full: so many, or fewer where memory is short.
 const SHARED: [usize; 5] = [256, 64, 16, 4, 1];
-const CHUNK: usize = 64;
-
-/// A limit that has a number.
-#[derive(Debug)]
-pub(super) struct Known {
-    pub(super) limit: Limit,
-    shared: OnceLock<Box<[SharedCell]>>,
-}
+const CHUNK: usize = if LIMITS < 64 { LIMITS } else { 64 };
 
 /// A counter that several keys share.
 pub(super) type SharedCell = Mutex<State>;
 
-type Chunk = [OnceLock<Known>; CHUNK];
+/// What belongs to a number.
+#[derive(Debug, Default)]
+struct Numbered {
+    /// `None`: the number is free.
+    limit: ArcSwapOption<Limit>,
+    /// Kept when the number is used again, but then every cell is unseen.
+    shared: OnceLock<Box<[SharedCell]>>,
+}
 
-/// Numbered limits: a number is a place in a hash table, found by the limit's fingerprint. Numbers are never
-/// given back; place 0 is never taken.
+type Chunk = [Numbered; CHUNK];
+
+/// All numbers.
 #[derive(Debug)]
 pub(super) struct Limits {
     fingerprints: Box<[AtomicU64; LIMITS]>,
     chunks: Box<[OnceLock<Box<Chunk>>]>,
-    /// How many are known; held while one is added.
-    count: Mutex<usize>,
+    /// Held while a number is assigned, pinned, retired or freed.
+    usage: Arc<Mutex<Usage>>,
+}
+
+#[derive(Debug, Default)]
+struct Usage {
+    /// Numbers that are not free.
+    in_use: usize,
+    /// Numbers assigned since the last sweep began.
+    assigned: usize,
+    /// How often a number is pinned. A pinned number is never retired.
+    pins: HashMap<u16, usize>,
+}
+
+/// Limits that keep their numbers until this is dropped; see
+/// [`Store::retain_limits`](crate::Store::retain_limits). The default retains none.
+#[must_use = "dropping it releases the limits"]
+#[derive(Debug, Default)]
+pub struct RetainedLimits {
+    /// Where `numbers` are pinned, if there are any.
+    usage: Option<Arc<Mutex<Usage>>>,
+    numbers: Box<[u16]>,
+}
+
+impl Drop for RetainedLimits {
+    fn drop(&mut self) {
+        let Some(usage) = &self.usage else { return };
+        let mut usage = lock(usage);
+        for number in &self.numbers {
+            let pins = usage.pins.entry(*number).or_default();
+            *pins = pins.saturating_sub(1);
+            if *pins == 0 {
+                usage.pins.remove(number);
+            }
+        }
+    }
+}
+
+/// Where the search for a limit ends.
+enum Found {
+    /// The limit has this number.
+    Number(usize),
+    /// It has none; this one is free.
+    Free(usize),
+    /// It has none, and no number is free.
+    Nothing,
 }
 
 impl Limits {
@@ -41,102 +104,235 @@ impl Limits {
         Self {
             fingerprints: fingerprints.try_into().unwrap_or_else(|_| unreachable!("they are so many")),
             chunks: (0..LIMITS / CHUNK).map(|_| OnceLock::new()).collect(),
-            count: Mutex::new(0),
+            usage: Arc::default(),
         }
     }
 
-    /// The number of `limit`; `None` if there are no more numbers.
-    pub(super) fn number(&self, limit: &Limit) -> Option<u16> {
-        self.likely_number(limit).or_else(|| self.find_or_add(limit))
-    }
-
-    /// The number of `limit`, if it is known and at its first place, as almost every one is.
+    /// The number that `limit` has if it has one and no earlier limit took its first index, as is almost always so.
+    /// Only [`belongs_to`](Self::belongs_to) tells.
     #[expect(clippy::inline_always, reason = "a few instructions of every decision")]
     #[inline(always)]
-    pub(super) fn likely_number(&self, limit: &Limit) -> Option<u16> {
-        let wanted = fingerprint(limit);
-        let place = first_place(wanted);
-        (self.fingerprints[place].load(Ordering::Acquire) == wanted).then_some(place as u16)
+    pub(super) fn presumed_number(limit: &Limit) -> u16 {
+        first_index(fingerprint(limit)) as u16
     }
 
-    #[cold]
-    fn find_or_add(&self, limit: &Limit) -> Option<u16> {
+    /// Whether `number` belongs to `limit` now.
+    #[expect(clippy::inline_always, reason = "a few instructions of every decision")]
+    #[inline(always)]
+    pub(super) fn belongs_to(&self, number: u16, limit: &Limit) -> bool {
+        let index = usize::from(number) % LIMITS;
+        self.fingerprints[index].load(Ordering::Acquire) == fingerprint(limit)
+    }
+
+    /// The number of `limit`, if it has one that is not retired. Takes no lock.
+    pub(super) fn find(&self, limit: &Limit) -> Option<u16> {
         let wanted = fingerprint(limit);
-        let mut count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut place = first_place(wanted);
-        loop {
-            match self.fingerprints[place].load(Ordering::Acquire) {
-                found if found == wanted => return u16::try_from(place).ok(),
-                // One place stays free, so that every search ends.
-                0 if *count < LIMITS - 2 => break,
-                0 => return None,
-                _ => place = next_place(place),
+        let mut index = first_index(wanted);
+        for _ in 1..LIMITS {
+            match self.fingerprints[index].load(Ordering::Acquire) {
+                found if found == wanted => return Some(index as u16),
+                0 => break,
+                _ => index = next_index(index),
             }
         }
-        let chunk = self.chunks[place / CHUNK].get_or_init(|| Box::new([const { OnceLock::new() }; CHUNK]));
-        let known = Known { limit: *limit, shared: OnceLock::new() };
-        // The place was free, and only the holder of `count` fills places.
-        let _ = chunk[place % CHUNK].set(known);
-        self.fingerprints[place].store(wanted, Ordering::Release);
-        *count += 1;
-        u16::try_from(place).ok()
+        None
     }
 
-    /// The limit of a number that [`number`](Self::number) gave.
-    pub(super) fn known(&self, number: u16) -> Option<&Known> {
-        let place = usize::from(number);
-        self.chunks.get(place / CHUNK)?.get()?[place % CHUNK].get()
+    /// The number of `limit`, if it has one; if it is retired, it is revived.
+    pub(super) fn find_or_revive(&self, limit: &Limit) -> Option<u16> {
+        self.find(limit).or_else(|| match self.search(&lock(&self.usage), limit) {
+            Found::Number(index) => Some(index as u16),
+            Found::Free(_) | Found::Nothing => None,
+        })
     }
-}
 
-impl Known {
-    /// The counter that the key with this hash shares with others.
-    pub(super) fn shared(&self, budget: &Budget, hash: u64) -> &SharedCell {
-        let cells = self.shared.get_or_init(|| {
+    /// The number of `limit`, which gets one if it has none; `None` if all are in use.
+    pub(super) fn find_or_add(&self, limit: &Limit) -> Option<u16> {
+        self.add(&mut lock(&self.usage), limit)
+    }
+
+    /// Searches for a limit, and revives its number if that is retired.
+    fn search(&self, _usage: &Usage, limit: &Limit) -> Found {
+        let wanted = fingerprint(limit);
+        let (mut index, mut free) = (first_index(wanted), Found::Nothing);
+        for _ in 1..LIMITS {
+            let found = self.fingerprints[index].load(Ordering::Acquire);
+            let is_free = is_even(found) && self.limit(index as u16).is_none();
+            if found == wanted {
+                return Found::Number(index);
+            }
+            if found == retired(wanted) && !is_free {
+                self.fingerprints[index].store(wanted, Ordering::Release);
+                return Found::Number(index);
+            }
+            if is_free && matches!(free, Found::Nothing) {
+                free = Found::Free(index);
+            }
+            if found == 0 {
+                break;
+            }
+            index = next_index(index);
+        }
+        free
+    }
+
+    fn add(&self, usage: &mut Usage, limit: &Limit) -> Option<u16> {
+        let index = match self.search(usage, limit) {
+            Found::Number(index) => return Some(index as u16),
+            Found::Free(index) if usage.in_use < MAX_LIMITS => index,
+            Found::Free(_) | Found::Nothing => return None,
+        };
+        self.numbered(index).limit.store(Some(Arc::new(*limit)));
+        self.fingerprints[index].store(fingerprint(limit), Ordering::Release);
+        usage.in_use += 1;
+        usage.assigned += 1;
+        Some(index as u16)
+    }
+
+    /// Pins the number of each of `limits`, and assigns one where there is none; returns how many are new. Changes nothing
+    /// if there are too few.
+    pub(super) fn retain(&self, limits: &[Limit]) -> Result<(RetainedLimits, usize), StoreError> {
+        let mut usage = lock(&self.usage);
+        let missing = |limit: &&Limit| !matches!(self.search(&usage, limit), Found::Number(_));
+        let new = limits.iter().filter(missing).map(fingerprint).collect::<HashSet<_>>().len();
+        if usage.in_use + new > MAX_LIMITS {
+            return Err(StoreError::TooManyLimits { new, in_use: usage.in_use, max: MAX_LIMITS });
+        }
+        let numbers: Box<[_]> = limits.iter().filter_map(|limit| self.add(&mut usage, limit)).collect();
+        for number in &numbers {
+            *usage.pins.entry(*number).or_default() += 1;
+        }
+        Ok((RetainedLimits { usage: Some(Arc::clone(&self.usage)), numbers }, new))
+    }
+
+    /// How many numbers are in use, and how many were assigned since the last sweep began.
+    pub(super) fn counts(&self) -> (usize, usize) {
+        let usage = lock(&self.usage);
+        (usage.in_use, usage.assigned)
+    }
+
+    /// Retires every number that is not pinned. From now on no decision gives it to another counter, unless it finds
+    /// its limit again and thereby revives it.
+    pub(super) fn retire_unpinned(&self) {
+        let mut usage = lock(&self.usage);
+        usage.assigned = 0;
+        for (index, fingerprint) in self.fingerprints.iter().enumerate() {
+            let found = fingerprint.load(Ordering::Relaxed);
+            // A fingerprint of 1 would become 0, which ends searches.
+            if !is_even(found) && found > 1 && !usage.pins.contains_key(&(index as u16)) {
+                fingerprint.store(retired(found), Ordering::Release);
+            }
+        }
+    }
+
+    /// Whether `number`, which a slot carries, is retired.
+    pub(super) fn is_retired(&self, number: u16) -> bool {
+        let found = self.fingerprints[usize::from(number) % LIMITS].load(Ordering::Relaxed);
+        found != 0 && is_even(found)
+    }
+
+    /// Frees the numbers that are still retired. Those of live counters belong to their limits again.
+    pub(super) fn free_retired(&self, is_live: impl Fn(u16) -> bool, budget: &Budget, now: Timestamp) {
+        let mut usage = lock(&self.usage);
+        for index in 1..LIMITS {
+            let number = index as u16;
+            let fingerprint = &self.fingerprints[index];
+            let found = fingerprint.load(Ordering::Relaxed);
+            if !is_even(found) {
+                continue;
+            }
+            let Some(limit) = self.limit(number).as_deref().copied() else { continue };
+            if is_live(number) || !self.clear_shared(index, &limit, budget, now) {
+                fingerprint.store(found | 1, Ordering::Release);
+            } else {
+                self.numbered(index).limit.store(None);
+                usage.in_use -= 1;
+            }
+        }
+        self.end_searches(&usage);
+    }
+
+    /// Marks free numbers that no search has to pass, so that searches stay short.
+    fn end_searches(&self, _usage: &Usage) {
+        let mut is_passed = [false; LIMITS];
+        for at in 1..LIMITS {
+            if self.limit(at as u16).is_some() {
+                let mut index = first_index(self.fingerprints[at].load(Ordering::Relaxed) | 1);
+                while index != at {
+                    is_passed[index] = true;
+                    index = next_index(index);
+                }
+            }
+        }
+        for index in (1..LIMITS).filter(|index| !is_passed[*index]) {
+            if self.limit(index as u16).is_none() {
+                self.fingerprints[index].store(0, Ordering::Release);
+            }
+        }
+    }
+
+    /// The limit that a number belongs to, if it is not free. While the line of a slot is locked, the number that the
+    /// slot carries keeps its limit.
+    pub(super) fn limit(&self, number: u16) -> Guard<Option<Arc<Limit>>> {
+        let index = usize::from(number);
+        let chunk = self.chunks.get(index / CHUNK).and_then(OnceLock::get);
+        chunk.map_or_else(|| Guard::from_inner(None), |chunk| chunk[index % CHUNK].limit.load())
+    }
+
+    fn numbered(&self, index: usize) -> &Numbered {
+        let chunk =
+            self.chunks[index / CHUNK].get_or_init(|| Box::new(std::array::from_fn(|_| Numbered::default())));
+        &chunk[index % CHUNK]
+    }
+
+    /// The counter that the key with this hash shares with others under the limit with this number.
+    pub(super) fn shared(&self, number: u16, budget: &Budget, hash: u64) -> &SharedCell {
+        let cells = self.numbered(usize::from(number)).shared.get_or_init(|| {
             let cells = budget.take_cells(SHARED.into_iter());
             (0..cells).map(|_| SharedCell::new(State::Unseen)).collect()
         });
         &cells[hash as usize % cells.len()]
     }
+
+    /// Makes the shared counters of a number unseen; whether they were as good as that. If not, nothing is lost.
+    fn clear_shared(&self, index: usize, limit: &Limit, budget: &Budget, now: Timestamp) -> bool {
+        let Some(cells) = self.numbered(index).shared.get() else { return true };
+        cells.iter().all(|cell| {
+            let mut state = cell.lock().unwrap_or_else(PoisonError::into_inner);
+            let is_fresh = limit.is_fresh(&state, now);
+            if is_fresh {
+                budget.change_shared(&mut state, |state| *state = State::Unseen);
+            }
+            is_fresh
+        })
+    }
 }
 
-/// Odd, so that neither it nor its first place is 0, which marks what is free.
+/// A panic while it was held leaves it as it was between two changes.
+fn lock(usage: &Mutex<Usage>) -> MutexGuard<'_, Usage> {
+    usage.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Odd, so that neither it nor its first index is 0, and so that an even number marks what is retired.
 fn fingerprint(limit: &Limit) -> u64 {
     limit.fingerprint() | 1
 }
 
-fn first_place(fingerprint: u64) -> usize {
+fn retired(fingerprint: u64) -> u64 {
+    fingerprint & !1
+}
+
+fn is_even(found: u64) -> bool {
+    found & 1 == 0
+}
+
+fn first_index(fingerprint: u64) -> usize {
     fingerprint as usize % LIMITS
 }
 
-fn next_place(place: usize) -> usize {
-    (place + 1) % LIMITS + usize::from(place + 1 == LIMITS)
+fn next_index(index: usize) -> usize {
+    (index + 1) % LIMITS + usize::from(index + 1 == LIMITS)
 }
 
 #[cfg(all(test, not(loom)))]
-mod tests {
-    use tidegate_core::{Algorithm, Span, Spec};
-
-    use super::*;
-
-    fn limit(requests: u64) -> Limit {
-        Limit::new(Algorithm::FixedWindow, Spec::new(requests, Span::from_secs(1))).expect("a valid limit")
-    }
-
-    #[test]
-    fn every_limit_keeps_its_number_until_there_are_no_more() {
-        let limits = Limits::new();
-        let most = LIMITS as u64 - 2;
-        let numbers: Vec<_> = (1..=most).map(|n| limits.number(&limit(n)).unwrap()).collect();
-        let mut distinct = numbers.clone();
-        distinct.sort_unstable();
-        distinct.dedup();
-        assert_eq!(distinct.len(), numbers.len());
-        assert!(!distinct.contains(&0));
-        assert_eq!(limits.number(&limit(most + 1)), None);
-        for (n, number) in (1..=most).zip(numbers) {
-            assert_eq!(limits.number(&limit(n)), Some(number));
-            assert_eq!(limits.known(number).unwrap().limit, limit(n));
-        }
-    }
-}
+mod tests;

@@ -16,6 +16,7 @@ mod limits;
 mod metrics;
 mod overrides;
 mod pool;
+mod reclaim;
 mod table;
 mod top;
 
@@ -23,15 +24,17 @@ use std::hint::cold_path;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 use tidegate_core::{Check, Decision, Key, Kind, Limit, Refund, Role, Timestamp, decide, peek};
 
 use crate::entry::Override;
 use crate::store::{Store, StoreError};
 use bucket::Bucket;
-use decision::{Asked, Held};
+use decision::{Asked, Held, NotHeld};
 use fast::{DecideOne, is_ordinary};
 use hash::KeyHasher;
+pub use limits::RetainedLimits;
+use limits::{Limits, MAX_LIMITS};
 use metrics::Metrics;
 use overrides::Overrides;
 use pool::Pool;
@@ -71,6 +74,11 @@ pub struct MemoryUse {
     pub pool_bytes: u64,
     /// Checks judged by a shared counter, since the start.
     pub overflowed: u64,
+    /// Different limits that have a number: those of the policy, of overrides, and of counters that were not yet found
+    /// to have expired.
+    pub limits_in_use: u64,
+    /// How many different limits can have a number at once.
+    pub limits_max: u64,
 }
 
 impl MemoryStore {
@@ -106,6 +114,8 @@ impl MemoryStore {
             table_bytes: (self.table.slots() * SLOT_BYTES) as u64,
             pool_bytes: self.table.pool.used(),
             overflowed: self.metrics.overflows(),
+            limits_in_use: self.table.limits.counts().0 as u64,
+            limits_max: MAX_LIMITS as u64,
         }
     }
 
@@ -114,29 +124,35 @@ impl MemoryStore {
         self.top.heaviest()
     }
 
-    /// What the table needs to know of a check; `None` if there are too many limits.
+    /// What the table needs to know of a check, but for its limit's number, which is only presumed.
     #[expect(clippy::inline_always, reason = "a few instructions of every decision")]
     #[inline(always)]
-    fn ask(&self, key: &Key<'_>, limit: &Limit) -> Option<Ask> {
-        Some(self.ask_of(key, self.table.limits.number(limit)?))
-    }
-
-    #[expect(clippy::inline_always, reason = "a few instructions of every decision")]
-    #[inline(always)]
-    fn ask_of(&self, key: &Key<'_>, number: u16) -> Ask {
-        let hash = self.hasher.hash(key);
-        Ask { hash, home: self.table.home(hash), number }
+    fn ask(&self, check: &Check<'_>) -> Ask {
+        let hash = self.hasher.hash(&check.key);
+        Ask { hash, home: self.table.home(hash), number: Limits::presumed_number(check.limit) }
     }
 
     /// The same for several, whose lines are all asked for before the first is looked at.
-    fn ask_all(&self, checks: &[Check<'_>]) -> Result<SmallVec<[Ask; 4]>, StoreError> {
-        let mut asks = SmallVec::new();
+    fn ask_all(&self, checks: &[Check<'_>]) -> Asks {
+        let mut asks = Asks::new();
         for check in checks {
-            let ask = self.ask(&check.key, check.limit).ok_or(StoreError::TooManyLimits)?;
+            let ask = self.ask(check);
             self.table.prefetch(ask.home);
             asks.push(ask);
         }
-        Ok(asks)
+        asks
+    }
+
+    /// Puts the numbers that limits have in the place of those that were presumed; whether any was another. A limit
+    /// that has none gets one.
+    fn number_all(&self, checks: &[Check<'_>], asks: &mut [Ask], now: Timestamp) -> Result<bool, StoreError> {
+        let mut is_another = false;
+        for (check, ask) in checks.iter().zip(asks) {
+            let number = self.table.number(check.limit, now)?;
+            is_another |= number != ask.number;
+            ask.number = number;
+        }
+        Ok(is_another)
     }
 
     #[expect(clippy::inline_always, reason = "what a caller does not ask of a decision is not computed")]
@@ -146,8 +162,7 @@ impl MemoryStore {
         if let [check] = checks
             && let Kind::TokenBucket(meter) = check.limit.kind()
             && is_ordinary(check)
-            && let Some(number) = self.table.limits.likely_number(check.limit)
-            && let Some(spent) = self.spend(meter, &check.key, self.ask_of(&check.key, number), now)
+            && let Some(spent) = self.spend((check.limit, meter), &check.key, self.ask(check), now)
         {
             let outcome = meter.outcome_of_one(spent, now);
             #[expect(
@@ -166,22 +181,38 @@ impl MemoryStore {
 
     #[inline(never)]
     fn decide_apart(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
-        self.decide_asked(checks, &self.ask_all(checks)?, now)
+        self.decide_asked(checks, &mut self.ask_all(checks), now)
     }
 
     #[inline(never)]
     fn decide_asked(
         &self,
         checks: &[Check<'_>],
-        asks: &[Ask],
+        asks: &mut [Ask],
         now: Timestamp,
     ) -> Result<Decision, StoreError> {
-        if let ([check], [ask]) = (checks, asks) {
+        if let ([check], [ask]) = (checks, &*asks) {
             return check.limit.visit(DecideOne { store: self, check, ask: *ask, now });
         }
         match self.try_several(checks, asks, now) {
             Some(decision) => Ok(self.sampled(checks, asks, decision)),
-            None => self.decide_held(checks, now),
+            None => self.decide_otherwise(checks, asks, now),
+        }
+    }
+
+    /// What the fast way has no answer for: it is tried again if a number was presumed wrongly.
+    #[cold]
+    #[inline(never)]
+    fn decide_otherwise(
+        &self,
+        checks: &[Check<'_>],
+        asks: &mut [Ask],
+        now: Timestamp,
+    ) -> Result<Decision, StoreError> {
+        if self.number_all(checks, asks, now)? {
+            self.decide_asked(checks, asks, now)
+        } else {
+            self.decide_held(checks, asks, now)
         }
     }
 
@@ -189,7 +220,7 @@ impl MemoryStore {
     fn decide_into(
         &self,
         checks: &[Check<'_>],
-        asks: &[Ask],
+        asks: &mut [Ask],
         now: Timestamp,
         decisions: &mut Vec<Decision>,
     ) -> Result<(), StoreError> {
@@ -197,7 +228,7 @@ impl MemoryStore {
         Ok(())
     }
 
-    /// All lines are asked for before the first is looked at.
+    /// All lines are asked for before the first is looked at. On an error, what was decided until then is appended.
     #[inline(never)]
     fn decide_batch_now(
         &self,
@@ -208,44 +239,54 @@ impl MemoryStore {
         let mut asks = SmallVec::<[Ask; 16]>::new();
         for checks in batch {
             for check in *checks {
-                let ask = self.ask(&check.key, check.limit).ok_or(StoreError::TooManyLimits)?;
+                let ask = self.ask(check);
                 self.table.prefetch(ask.home);
                 asks.push(ask);
             }
         }
-        let first = decisions.len();
         decisions.reserve(batch.len());
-        let mut rest = asks.as_slice();
+        let mut rest = asks.as_mut_slice();
         for checks in batch {
-            let (these, others) = rest.split_at(checks.len());
+            let (these, others) = rest.split_at_mut(checks.len());
             rest = others;
-            if let ([check], [ask]) = (checks, these)
+            if let ([check], [ask]) = (checks, &*these)
                 && let Kind::TokenBucket(meter) = check.limit.kind()
                 && is_ordinary(check)
-                && let Some(spent) = self.spend(meter, &check.key, *ask, now)
+                && let Some(spent) = self.spend((check.limit, meter), &check.key, *ask, now)
             {
                 decisions.push(Decision::of_one(now, Role::Binding, meter.outcome_of_one(spent, now)));
             } else {
                 cold_path();
-                if let Err(error) = self.decide_into(checks, these, now, decisions) {
-                    decisions.truncate(first);
-                    return Err(error);
-                }
+                self.decide_into(checks, these, now, decisions)?;
             }
         }
         Ok(())
     }
 
+    /// Gives back what the first requests of a batch were charged, whose decisions these are.
+    #[cold]
+    fn undo(&self, batch: &[&[Check<'_>]], decisions: impl Iterator<Item = Decision>, now: Timestamp) {
+        let charged = batch.iter().zip(decisions).flat_map(|(checks, decision)| decision.refunds(checks));
+        for refund in charged {
+            // What cannot be given back stays charged, and the caller learns of the first error.
+            let _ = self.refund_one(&refund, now);
+        }
+    }
+
     /// With all locks held from the start.
     #[cold]
     #[inline(never)]
-    fn decide_held(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
-        let asks = self.ask_all(checks)?;
-        let decision = self.with_held(&self.in_force(checks, &asks, now), now, |held| {
+    fn decide_held(
+        &self,
+        checks: &[Check<'_>],
+        asks: &[Ask],
+        now: Timestamp,
+    ) -> Result<Decision, StoreError> {
+        let decision = self.with_held(self.in_force(checks, asks, now)?, now, |held| {
             held.adopt();
             decide(checks, now, held)
-        });
-        Ok(self.sampled(checks, &asks, decision))
+        })?;
+        Ok(self.sampled(checks, asks, decision))
     }
 
     fn sampled(&self, checks: &[Check<'_>], asks: &[Ask], decision: Decision) -> Decision {
@@ -255,30 +296,51 @@ impl MemoryStore {
         decision
     }
 
-    /// The limits in force. Those of overrides got their numbers when they began.
-    fn in_force(&self, checks: &[Check<'_>], asks: &[Ask], now: Timestamp) -> SmallVec<[Asked; 4]> {
-        let in_force = |(check, ask): (&Check<'_>, &Ask)| {
-            let instead = self.overrides.in_force(&check.key, now);
-            let instead = instead.and_then(|limit| Some((limit, self.table.limits.number(&limit)?)));
-            let (limit, number) = instead.unwrap_or((*check.limit, ask.number));
-            Asked { hash: ask.hash, limit, number }
-        };
-        checks.iter().zip(asks).map(in_force).collect()
+    /// The limits in force.
+    fn in_force(
+        &self,
+        checks: &[Check<'_>],
+        asks: &[Ask],
+        now: Timestamp,
+    ) -> Result<SmallVec<[Asked; 4]>, StoreError> {
+        let mut asked = SmallVec::new();
+        for (check, Ask { hash, number, .. }) in checks.iter().zip(asks) {
+            asked.push(match self.overrides.in_force(&check.key, now) {
+                Some(limit) => Asked { hash: *hash, limit, number: self.table.number(&limit, now)? },
+                None => Asked { hash: *hash, limit: *check.limit, number: *number },
+            });
+        }
+        Ok(asked)
     }
 
     /// Locks what these keys need, and acts.
-    fn with_held<R>(&self, asked: &[Asked], now: Timestamp, act: impl FnOnce(&mut Held<'_>) -> R) -> R {
+    fn with_held<R>(
+        &self,
+        mut asked: SmallVec<[Asked; 4]>,
+        now: Timestamp,
+        act: impl FnOnce(&mut Held<'_>) -> R,
+    ) -> Result<R, StoreError> {
         loop {
-            match Held::lock(&self.table, &self.metrics, asked, now) {
-                Ok(mut held) => return act(&mut held),
-                Err(decision::Busy) => crate::sync::yield_now(),
+            let obstacle = match Held::lock(&self.table, &self.metrics, &asked, now) {
+                Ok(mut held) => return Ok(act(&mut held)),
+                Err(obstacle) => obstacle,
+            };
+            match obstacle {
+                NotHeld::Busy => crate::sync::yield_now(),
+                NotHeld::Retired => {
+                    for asked in &mut asked {
+                        asked.number = self.table.number(&asked.limit, now)?;
+                    }
+                }
             }
         }
     }
 
     fn peek_now(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
-        let asked = self.in_force(checks, &self.ask_all(checks)?, now);
-        Ok(self.with_held(&asked, now, |held| peek(checks, now, held)))
+        let mut asks = self.ask_all(checks);
+        self.number_all(checks, &mut asks, now)?;
+        let asked = self.in_force(checks, &asks, now)?;
+        self.with_held(asked, now, |held| peek(checks, now, held))
     }
 
     /// Gives back only what was charged under the limit that still counts.
@@ -286,14 +348,26 @@ impl MemoryStore {
         if self.overrides.touch(refund, now) {
             return Ok(());
         }
-        let ask = self.ask(&refund.key, refund.limit).ok_or(StoreError::TooManyLimits)?;
-        let asked = Asked { hash: ask.hash, limit: *refund.limit, number: ask.number };
-        self.with_held(&[asked], now, |held| {
+        // No counter counts under a limit that has no number.
+        let Some(number) = self.table.limits.find_or_revive(refund.limit) else { return Ok(()) };
+        let asked = Asked { hash: self.hasher.hash(&refund.key), limit: *refund.limit, number };
+        self.with_held(smallvec![asked], now, |held| {
             if held.counts_under_its_limit(0) {
                 held.change(0, |limit, state| limit.refund(state, refund.charged, now, refund.cost));
             }
+        })
+    }
+
+    /// Gives each of `limits` a number that it keeps until the result is dropped, or changes nothing.
+    fn retain(&self, limits: &[Limit], now: Timestamp) -> Result<RetainedLimits, StoreError> {
+        let retained = self.table.limits.retain(limits).or_else(|_| {
+            self.overrides.release_ended(now);
+            self.table.reclaim_all(now);
+            self.table.limits.retain(limits)
         });
-        Ok(())
+        let (retained, new) = retained?;
+        self.table.reclaim_parts(new, now);
+        Ok(retained)
     }
 }
 
@@ -304,6 +378,8 @@ struct Ask {
     home: usize,
     number: u16,
 }
+
+type Asks = SmallVec<[Ask; 4]>;
 
 /// Decides when it is polled, and never waits.
 struct Deciding<'s, 'c, 'k> {
@@ -338,7 +414,12 @@ impl Store for MemoryStore {
         now: Timestamp,
         decisions: &mut Vec<Decision>,
     ) -> Result<(), StoreError> {
-        self.decide_batch_now(batch, now, decisions)
+        let first = decisions.len();
+        let decided = self.decide_batch_now(batch, now, decisions);
+        if decided.is_err() {
+            self.undo(batch, decisions.drain(first..), now);
+        }
+        decided
     }
 
     async fn peek(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
@@ -360,105 +441,20 @@ impl Store for MemoryStore {
         instead: Option<Override>,
         now: Timestamp,
     ) -> Result<(), StoreError> {
-        if let Some(instead) = &instead {
-            self.table.limits.number(&instead.limit).ok_or(StoreError::TooManyLimits)?;
+        match instead {
+            Some(instead) => {
+                let retained = self.retain(&[instead.limit], now)?;
+                self.overrides.set(key, instead, retained, now);
+            }
+            None => self.overrides.end(key, now),
         }
-        self.overrides.set(key, instead, now);
         Ok(())
     }
+
+    fn retain_limits(&self, limits: &[Limit], now: Timestamp) -> Result<RetainedLimits, StoreError> {
+        self.retain(limits, now)
+    }
 }
 
-/// Every interleaving of two threads on one table, by loom: `cargo xtask loom`.
 #[cfg(all(test, loom))]
-mod loom_tests {
-    use loom::sync::Arc;
-    use loom::thread;
-    use tidegate_core::{Algorithm, RuleId, Span, Spec};
-
-    use super::*;
-
-    const NOW: Timestamp = Timestamp::from_secs(1_800_000_000);
-
-    /// A table of as few lines as can be; the seed of the hashes is fixed, as loom needs it.
-    fn store() -> Arc<MemoryStore> {
-        Arc::new(MemoryStore {
-            table: Table::new(1, Pool::new(0)),
-            hasher: KeyHasher::fixed(),
-            overrides: Overrides::default(),
-            metrics: Metrics::default(),
-            top: Top::default(),
-        })
-    }
-
-    /// Every interleaving with at most three preemptions: what more would find has not been seen yet, and takes
-    /// minutes.
-    fn model(test: impl Fn(Algorithm) + Copy + Sync + Send + 'static) {
-        // One that has a way of its own, and one for all others.
-        for algorithm in [Algorithm::TokenBucket, Algorithm::FixedWindow] {
-            let mut model = loom::model::Builder::new();
-            model.preemption_bound = Some(3);
-            model.check(move || test(algorithm));
-        }
-    }
-
-    fn decide(store: &MemoryStore, algorithm: Algorithm, clients: &[&'static [u8]], requests: u64) -> bool {
-        let spec = Spec::new(requests, Span::from_secs(60));
-        let limit = Limit::new(algorithm, spec).expect("a valid limit");
-        let check = |client: &&'static [u8]| Check::new(Key::new(RuleId::named("rule"), client), &limit);
-        let checks: Vec<_> = clients.iter().map(check).collect();
-        store.decide_now(&checks, NOW).expect("there are few limits").passes()
-    }
-
-    /// Two threads ask at once for what `clients` name; how many passed.
-    fn race(
-        store: &Arc<MemoryStore>,
-        algorithm: Algorithm,
-        clients: [&'static [&'static [u8]]; 2],
-        requests: u64,
-    ) -> usize {
-        let racers = clients.map(|clients| {
-            let store = Arc::clone(store);
-            thread::spawn(move || decide(&store, algorithm, clients, requests))
-        });
-        racers
-            .map(|racer| racer.join().expect("no racer panics"))
-            .into_iter()
-            .filter(|passed| *passed)
-            .count()
-    }
-
-    #[test]
-    fn loom_two_newcomers_of_one_name_are_one_key() {
-        model(|algorithm| assert_eq!(race(&store(), algorithm, [&[b"a"], &[b"a"]], 1), 1));
-    }
-
-    #[test]
-    fn loom_one_unit_of_a_known_key_passes_once() {
-        model(|algorithm| {
-            let store = store();
-            assert!(decide(&store, algorithm, &[b"a"], 2));
-            assert_eq!(race(&store, algorithm, [&[b"a"], &[b"a"]], 2), 1);
-        });
-    }
-
-    #[test]
-    fn loom_one_check_and_several_on_its_key_pass_once() {
-        model(|algorithm| {
-            let store = store();
-            assert!(decide(&store, algorithm, &[b"a", b"b"], 2));
-            assert_eq!(race(&store, algorithm, [&[b"a"], &[b"a", b"b"]], 2), 1);
-            assert!(!decide(&store, algorithm, &[b"a"], 2));
-        });
-    }
-
-    #[test]
-    fn loom_checks_in_opposite_order_never_wait_for_each_other_and_pass_once() {
-        model(|algorithm| {
-            let store = store();
-            assert!(decide(&store, algorithm, &[b"a", b"b"], 2));
-            assert_eq!(race(&store, algorithm, [&[b"a", b"b"], &[b"b", b"a"]], 2), 1);
-            assert!(!decide(&store, algorithm, &[b"a"], 2));
-            assert!(!decide(&store, algorithm, &[b"b"], 2), "both were charged together");
-        });
-    }
-}
+mod loom_tests;

@@ -6,15 +6,44 @@ use std::sync::{PoisonError, RwLock};
 
 use tidegate_core::{Key, Limit, Refund, RuleId, Timestamp};
 
+use super::limits::RetainedLimits;
 use crate::entry::Override;
 
-type Keys = HashMap<RuleId, HashMap<Box<[u8]>, Override>>;
+/// Below this many overrides it is not worth looking for those that are over.
+const FORGET_AT_LEAST: usize = 64;
 
 /// Overrides by key.
 #[derive(Debug, Default)]
 pub(super) struct Overrides {
     count: AtomicUsize,
     keys: RwLock<Keys>,
+}
+
+#[derive(Debug, Default)]
+struct Keys {
+    rules: HashMap<RuleId, HashMap<Box<[u8]>, OverrideEntry>>,
+    /// At so many those that are over are looked for: idle clients do not ask for theirs.
+    forget_at: usize,
+}
+
+/// An override, and the number of its limit for as long as it is in force.
+#[derive(Debug)]
+struct OverrideEntry {
+    instead: Override,
+    retained: RetainedLimits,
+}
+
+impl Keys {
+    fn count(&self) -> usize {
+        self.rules.values().map(HashMap::len).sum()
+    }
+
+    fn forget_over(&mut self, now: Timestamp) {
+        for clients in self.rules.values_mut() {
+            clients.retain(|_, entry| !entry.instead.is_over(now));
+        }
+        self.rules.retain(|_, clients| !clients.is_empty());
+    }
 }
 
 impl Overrides {
@@ -40,11 +69,11 @@ impl Overrides {
     }
 
     fn forget(&self, key: &Key<'_>) {
-        let mut keys = self.keys.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(clients) = keys.get_mut(&key.rule) {
-            clients.remove(key.client);
-        }
-        self.count.store(keys.values().map(HashMap::len).sum(), Ordering::Release);
+        self.change(|keys| {
+            if let Some(clients) = keys.rules.get_mut(&key.rule) {
+                clients.remove(key.client);
+            }
+        });
     }
 
     /// Whether what is to be refunded may have been charged under an override.
@@ -54,17 +83,46 @@ impl Overrides {
 
     fn find(&self, key: &Key<'_>) -> Option<Override> {
         let keys = self.keys.read().unwrap_or_else(PoisonError::into_inner);
-        keys.get(&key.rule)?.get(key.client).copied()
+        keys.rules.get(&key.rule)?.get(key.client).map(|entry| entry.instead)
     }
 
-    /// Begins an override, or with `None` ends it now.
-    pub(super) fn set(&self, key: Key<'_>, instead: Option<Override>, now: Timestamp) {
+    /// Begins an override, whose limit is retained.
+    pub(super) fn set(&self, key: Key<'_>, instead: Override, retained: RetainedLimits, now: Timestamp) {
+        self.change(|keys| {
+            if keys.count() >= keys.forget_at.max(FORGET_AT_LEAST) {
+                keys.forget_over(now);
+                keys.forget_at = 2 * keys.count();
+            }
+            let clients = keys.rules.entry(key.rule).or_default();
+            clients.insert(key.client.into(), OverrideEntry { instead, retained });
+        });
+    }
+
+    /// Ends an override now; that there was one stays known, for refunds.
+    pub(super) fn end(&self, key: Key<'_>, now: Timestamp) {
+        self.change(|keys| {
+            let clients = keys.rules.get_mut(&key.rule);
+            if let Some(ended) = clients.and_then(|clients| clients.get_mut(key.client)) {
+                ended.instead.until = ended.instead.until.min(now);
+                ended.retained = RetainedLimits::default();
+            }
+        });
+    }
+
+    /// Gives back the numbers of overrides that are no longer in force.
+    pub(super) fn release_ended(&self, now: Timestamp) {
+        self.change(|keys| {
+            keys.forget_over(now);
+            let all = keys.rules.values_mut().flat_map(HashMap::values_mut);
+            for ended in all.filter(|entry| entry.instead.until <= now) {
+                ended.retained = RetainedLimits::default();
+            }
+        });
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Keys)) {
         let mut keys = self.keys.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(instead) = instead {
-            keys.entry(key.rule).or_default().insert(key.client.into(), instead);
-        } else if let Some(ended) = keys.get_mut(&key.rule).and_then(|clients| clients.get_mut(key.client)) {
-            ended.until = ended.until.min(now);
-        }
-        self.count.store(keys.values().map(HashMap::len).sum(), Ordering::Release);
+        change(&mut keys);
+        self.count.store(keys.count(), Ordering::Release);
     }
 }

@@ -20,6 +20,10 @@ pub(super) struct Budget {
 }
 
 impl Budget {
+    pub(super) fn new(bytes: u64) -> Self {
+        Self { bytes, used: AtomicU64::new(0) }
+    }
+
     /// Takes as many cells for shared counters as there is room for: one of these numbers, and always one.
     pub(super) fn take_cells(&self, numbers: impl Iterator<Item = usize>) -> usize {
         let mut numbers = numbers;
@@ -83,7 +87,7 @@ impl Pool {
         Self {
             chunks: (0..places.div_ceil(CHUNK)).map(|_| OnceLock::new()).collect(),
             free: Mutex::new(Free::default()),
-            budget: Budget { bytes: budget, used: AtomicU64::new(0) },
+            budget: Budget::new(budget),
         }
     }
 

@@ -2,16 +2,19 @@
 //!
 //! A key's home is the line its hash points to. If its home is full of keys that still count, it lives in one
 //! of the fifteen lines behind, and its home remembers that it has spilled. A slot whose state is as good as never
-//! seen is free: nothing is swept, moved or grown. Where all sixteen lines are full, the key has no place.
+//! seen is free: nothing is moved or grown. Where all sixteen lines are full, the key has no place.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tidegate_core::{Cost, Limit, State, Timestamp};
 
 use super::bucket::{Bucket, LINES, Locked, SLOTS, Tag, Word};
+use super::decision::Asked;
 use super::hint::{in_huge_pages, prefetch};
 use super::limits::Limits;
 use super::pool::{Pool, PoolFull};
+use super::reclaim::Sweep;
+use crate::sync::Mutex;
 
 /// Lines, the limits their tags name, and the pool their words point into.
 #[derive(Debug)]
@@ -21,8 +24,10 @@ pub(super) struct Table {
     homes: usize,
     pub(super) limits: Limits,
     pub(super) pool: Pool,
-    /// How far sweeping has come.
+    /// How far sweeping for pooled states has come.
     swept: AtomicUsize,
+    /// How far sweeping for numbers of limits has come.
+    pub(super) sweep: Mutex<Sweep>,
 }
 
 /// Times are packed relative to 2026-01-01: for decades of them there is room.
@@ -52,12 +57,17 @@ impl Table {
             limits: Limits::new(),
             pool,
             swept: AtomicUsize::new(0),
+            sweep: Mutex::default(),
         }
     }
 
     /// How many keys fit at the very most.
     pub(super) fn slots(&self) -> usize {
-        self.lines.len() * SLOTS
+        self.line_count() * SLOTS
+    }
+
+    pub(super) fn line_count(&self) -> usize {
+        self.lines.len()
     }
 
     /// The line a hash points to.
@@ -109,36 +119,52 @@ impl Table {
         slots.find(|slot| bucket.tag(slot.slot) == Tag::EMPTY && !taken(*slot))
     }
 
-    /// A slot of this line that is as good as never seen at `now` and is not `taken`.
+    /// A slot of this line that is as good as never seen at `now` and is not `taken`. The line's lock is held;
+    /// `latest` is a limit with its number, the one that was looked up last.
     pub(super) fn fresh_slot(
         &self,
         line: usize,
         now: Timestamp,
+        latest: &mut (u16, Limit),
         taken: impl Fn(Slot) -> bool,
     ) -> Option<Slot> {
         let bucket = self.line(line);
         let mut slots = (0..SLOTS).map(|slot| Slot { line, slot });
-        slots.find(|slot| !taken(*slot) && self.is_fresh(bucket, slot.slot, now))
+        slots.find(|slot| {
+            let number = bucket.tag(slot.slot).limit();
+            if latest.0 != number {
+                let Some(limit) = self.limits.limit(number).as_deref().copied() else { return false };
+                *latest = (number, limit);
+            }
+            !taken(*slot) && self.is_fresh_under(&latest.1, bucket, slot.slot, now)
+        })
     }
 
-    fn is_fresh(&self, bucket: &Bucket, slot: usize, now: Timestamp) -> bool {
-        let Some(known) = self.limits.known(bucket.tag(slot).limit()) else { return false };
+    /// Whether a slot of a line whose lock is held is as good as never seen; an empty one is not.
+    pub(super) fn is_fresh(&self, bucket: &Bucket, slot: usize, now: Timestamp) -> bool {
+        let limit = self.limits.limit(bucket.tag(slot).limit());
+        limit.as_deref().is_some_and(|limit| self.is_fresh_under(limit, bucket, slot, now))
+    }
+
+    fn is_fresh_under(&self, limit: &Limit, bucket: &Bucket, slot: usize, now: Timestamp) -> bool {
         match bucket.word(slot) {
-            Word::Packed(word) => known.limit.is_fresh(&known.limit.unpack(word, ORIGIN), now),
-            Word::Pooled(place) => self.pool.read(place, |state| known.limit.is_fresh(state, now)),
+            Word::Packed(word) => limit.is_fresh(&limit.unpack(word, ORIGIN), now),
+            Word::Pooled(place) => self.pool.read(place, |state| limit.is_fresh(state, now)),
         }
     }
 
-    /// Reads the state of a slot, as it would be under `limit`, whose number is `number`.
+    /// Reads the state of a slot of a line whose lock is held, as it would be under the limit that is asked for.
     pub(super) fn read<R>(
         &self,
         slot: Slot,
-        limit: &Limit,
+        Asked { limit, number, .. }: &Asked,
         now: Timestamp,
         read: impl FnOnce(&State) -> R,
     ) -> R {
         let bucket = self.line(slot.line);
-        let old = self.limits.known(bucket.tag(slot.slot).limit()).map(|known| &known.limit);
+        let counted = bucket.tag(slot.slot).limit();
+        let other = (counted != *number).then(|| self.limits.limit(counted));
+        let old = other.as_ref().and_then(|other| other.as_deref());
         let rebased = |state: State| match old {
             Some(old) if old != limit => limit.rebase(old, state, now),
             _ => state,
@@ -181,7 +207,7 @@ impl Table {
         match self.pool.insert(state) {
             Ok(place) => line.set(slot, tag, Word::Pooled(place)),
             Err(full) => {
-                line.set(slot, Tag::EMPTY, Word::Packed(0));
+                line.set(slot, Tag::EMPTY, Word::VACANT);
                 return Err(full);
             }
         }
@@ -230,7 +256,7 @@ impl Table {
         if let (Word::Pooled(place), false) = (line.word(slot), line.tag(slot) == Tag::EMPTY) {
             self.pool.remove(place);
         }
-        line.set(slot, Tag::EMPTY, Word::Packed(0));
+        line.set(slot, Tag::EMPTY, Word::VACANT);
     }
 }
 

@@ -1,0 +1,188 @@
+//! Every interleaving of two threads on one table, by loom: `cargo xtask loom`.
+
+use loom::sync::Arc;
+use loom::thread;
+use tidegate_core::{Algorithm, RuleId, Span, Spec};
+
+use super::*;
+
+const NOW: Timestamp = Timestamp::from_secs(1_800_000_000);
+
+/// A table of as few lines as can be; the seed of the hashes is fixed, as loom needs it.
+fn store() -> Arc<MemoryStore> {
+    Arc::new(MemoryStore {
+        table: Table::new(1, Pool::new(0)),
+        hasher: KeyHasher::fixed(),
+        overrides: Overrides::default(),
+        metrics: Metrics::default(),
+        top: Top::default(),
+    })
+}
+
+/// Every interleaving with at most three preemptions: what more would find has not been seen yet, and takes
+/// minutes.
+fn model(test: impl Fn(Algorithm) + Copy + Sync + Send + 'static) {
+    model_within(3, test);
+}
+
+fn model_within(preemptions: usize, test: impl Fn(Algorithm) + Copy + Sync + Send + 'static) {
+    // One that has a way of its own, and one for all others.
+    for algorithm in [Algorithm::TokenBucket, Algorithm::FixedWindow] {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(preemptions);
+        model.check(move || test(algorithm));
+    }
+}
+
+fn decide(store: &MemoryStore, algorithm: Algorithm, clients: &[&'static [u8]], requests: u64) -> bool {
+    let spec = Spec::new(requests, Span::from_secs(60));
+    let limit = Limit::new(algorithm, spec).expect("a valid limit");
+    let check = |client: &&'static [u8]| Check::new(Key::new(RuleId::named("rule"), client), &limit);
+    let checks: Vec<_> = clients.iter().map(check).collect();
+    store.decide_now(&checks, NOW).expect("there are few limits").passes()
+}
+
+/// Two threads ask at once for what `clients` name; how many passed.
+fn race(
+    store: &Arc<MemoryStore>,
+    algorithm: Algorithm,
+    clients: [&'static [&'static [u8]]; 2],
+    requests: u64,
+) -> usize {
+    let racers = clients.map(|clients| {
+        let store = Arc::clone(store);
+        thread::spawn(move || decide(&store, algorithm, clients, requests))
+    });
+    racers.map(|racer| racer.join().expect("no racer panics")).into_iter().filter(|passed| *passed).count()
+}
+
+#[test]
+fn loom_two_newcomers_of_one_name_are_one_key() {
+    model(|algorithm| assert_eq!(race(&store(), algorithm, [&[b"a"], &[b"a"]], 1), 1));
+}
+
+#[test]
+fn loom_one_unit_of_a_known_key_passes_once() {
+    model(|algorithm| {
+        let store = store();
+        assert!(decide(&store, algorithm, &[b"a"], 2));
+        assert_eq!(race(&store, algorithm, [&[b"a"], &[b"a"]], 2), 1);
+    });
+}
+
+#[test]
+fn loom_one_check_and_several_on_its_key_pass_once() {
+    model(|algorithm| {
+        let store = store();
+        assert!(decide(&store, algorithm, &[b"a", b"b"], 2));
+        assert_eq!(race(&store, algorithm, [&[b"a"], &[b"a", b"b"]], 2), 1);
+        assert!(!decide(&store, algorithm, &[b"a"], 2));
+    });
+}
+
+#[test]
+fn loom_checks_in_opposite_order_never_wait_for_each_other_and_pass_once() {
+    model(|algorithm| {
+        let store = store();
+        assert!(decide(&store, algorithm, &[b"a", b"b"], 2));
+        assert_eq!(race(&store, algorithm, [&[b"a", b"b"], &[b"b", b"a"]], 2), 1);
+        assert!(!decide(&store, algorithm, &[b"a"], 2));
+        assert!(!decide(&store, algorithm, &[b"b"], 2), "both were charged together");
+    });
+}
+
+const LONG_AGO: Timestamp = Timestamp::from_secs(1_790_000_000);
+
+fn limit(algorithm: Algorithm, requests: u64, seconds: u64) -> Limit {
+    Limit::new(algorithm, Spec::new(requests, Span::from_secs(seconds))).expect("a valid limit")
+}
+
+/// A limit of one unit at once. Words of its successor, read as its own, would let another unit pass.
+fn once(algorithm: Algorithm) -> Limit {
+    let spec = match algorithm {
+        Algorithm::TokenBucket => Spec { requests: 7, window: Span::from_secs(60), burst: Some(1) },
+        _ => Spec::new(1, Span::from_secs(60)),
+    };
+    Limit::new(algorithm, spec).expect("a valid limit")
+}
+
+/// Another limit that gets the same number once `limit` has given it back.
+fn successor(limit_before: &Limit) -> Limit {
+    let number = Limits::presumed_number(limit_before);
+    let mut others = (2..).map(|requests| limit(limit_before.algorithm(), requests, 3_600));
+    others.find(|other| Limits::presumed_number(other) == number).expect("numbers are few")
+}
+
+/// A compare-and-swap on the word of `a` that always fails. Of each atomic, loom remembers only the last access: without
+/// this, the load with which a lock begins would hide from loom that a sweep conflicts with reads of the word.
+fn conflict_with_reads(store: &MemoryStore, limit: &Limit) {
+    let hash = store.hasher.hash(&Key::new(RuleId::named("rule"), b"a"));
+    let tag = bucket::Tag::new(hash, 0, Limits::presumed_number(limit));
+    if let Some(seen) = store.table.line(store.table.home(hash)).see(tag) {
+        assert!(!seen.replace(u64::MAX, u64::MAX));
+    }
+}
+
+fn charge(store: &MemoryStore, limit: &Limit, now: Timestamp) -> tidegate_core::Outcome {
+    let check = Check::new(Key::new(RuleId::named("rule"), b"a"), limit);
+    store.decide_now(&[check], now).expect("there are few limits").outcomes[0]
+}
+
+#[test]
+fn loom_sweep_during_decision_on_live_counter_loses_no_charge() {
+    model(|algorithm| {
+        let store = store();
+        assert!(decide(&store, algorithm, &[b"a"], 2));
+        let sweeper = {
+            let store = Arc::clone(&store);
+            thread::spawn(move || store.table.reclaim_all(NOW))
+        };
+        assert!(decide(&store, algorithm, &[b"a"], 2));
+        sweeper.join().expect("the sweeper does not panic");
+        assert!(!decide(&store, algorithm, &[b"a"], 2));
+    });
+}
+
+#[test]
+fn loom_sweep_during_decision_on_expired_counter_loses_no_charge() {
+    model(|algorithm| {
+        let (store, once) = (store(), once(algorithm));
+        // The lock of a line holds its first word anyway.
+        assert!(decide(&store, algorithm, &[b"first"], 1));
+        assert!(charge(&store, &once, LONG_AGO).verdict.is_pass());
+        let sweeper = {
+            let store = Arc::clone(&store);
+            thread::spawn(move || {
+                conflict_with_reads(&store, &once);
+                store.table.reclaim_all(NOW);
+            })
+        };
+        assert!(charge(&store, &once, NOW).verdict.is_pass());
+        sweeper.join().expect("the sweeper does not panic");
+        assert!(!charge(&store, &once, NOW).verdict.is_pass());
+    });
+}
+
+/// One thread decides under the old limit while another sweeps, gives the number to a new limit and decides under that.
+/// Each must see the other's charge under its own limit, in one order or the other.
+#[test]
+fn loom_number_reused_during_decision_is_never_read_under_the_old_limit() {
+    model_within(2, |algorithm| {
+        let (store, old) = (store(), once(algorithm));
+        let new = successor(&old);
+        assert!(charge(&store, &old, LONG_AGO).verdict.is_pass());
+        let reuser = {
+            let store = Arc::clone(&store);
+            thread::spawn(move || {
+                conflict_with_reads(&store, &old);
+                store.table.reclaim_all(NOW);
+                charge(&store, &new, NOW)
+            })
+        };
+        let under_old = charge(&store, &old, NOW);
+        let under_new = reuser.join().expect("the reuser does not panic");
+        assert!(under_new.verdict.is_pass());
+        let spent_before = u64::from(under_old.verdict.is_pass());
+        assert_eq!(under_new.remaining, new.capacity() - 1 - spent_before, "{under_old:?}");
+    });
+}

@@ -1,0 +1,143 @@
+//! Numbers of limits that nothing needs any more are found by sweeping the table.
+//!
+//! A sweep retires every number that no policy and no override pins, looks at all lines, one lock at a time, and
+//! frees the numbers that no live counter carries. Slots whose state is as good as never seen are emptied on the way.
+//! A counter that is live keeps its number, however long its window is.
+//!
+//! Why no counter can appear with a number that is freed: whoever writes a number into a slot holds the lock of the
+//! slot's line, and has checked since then that the number is not retired. If that lock came before the sweep's, the
+//! sweep sees the slot. If it came after, the check sees that the number is retired.
+//!
+//! Work is paid for by those who cause it: once half of all numbers are in use, every new number sweeps a small part
+//! of the table. A policy or an override that finds too few numbers free sweeps all of it at once.
+
+use std::sync::{PoisonError, TryLockError};
+
+use tidegate_core::{Limit, Span, Timestamp};
+
+use super::bucket::{LIMITS, SLOTS};
+use super::limits::{Limits, MAX_LIMITS};
+use super::table::Table;
+use crate::store::StoreError;
+
+/// Below this many numbers in use nothing is swept.
+const SWEEP_FROM: usize = MAX_LIMITS / 2;
+/// A new number sweeps one part of so many. A sweep that begins when half of the numbers are in use ends when three
+/// quarters are.
+const PARTS: usize = if MAX_LIMITS < 4 { 1 } else { MAX_LIMITS / 4 };
+/// The next sweep may begin when so many numbers were assigned since the last one began, or so much time has passed.
+const MIN_ASSIGNED: usize = MAX_LIMITS / 8;
+const MIN_INTERVAL: Span = Span::from_secs(1);
+/// Fewer lines are not worth taking a lock for.
+const FEWEST_LINES: usize = 64;
+/// A state that is as good as never seen is kept for another minute: time that goes back by less refills nothing.
+const GRACE: Span = Span::from_secs(60);
+
+/// How far a sweep has come.
+#[derive(Debug, Default)]
+pub(super) struct Sweep {
+    /// The next line to look at; `None` if no sweep is under way.
+    next: Option<usize>,
+    /// Numbers that live counters carry.
+    live: Vec<bool>,
+    /// When the last sweep began.
+    began: Option<Timestamp>,
+}
+
+impl Table {
+    /// The number of `limit`, which gets one if it has none.
+    #[expect(clippy::inline_always, reason = "a few instructions of every decision")]
+    #[inline(always)]
+    pub(super) fn number(&self, limit: &Limit, now: Timestamp) -> Result<u16, StoreError> {
+        let presumed = Limits::presumed_number(limit);
+        if self.limits.belongs_to(presumed, limit) { Ok(presumed) } else { self.find_number(limit, now) }
+    }
+
+    #[cold]
+    fn find_number(&self, limit: &Limit, now: Timestamp) -> Result<u16, StoreError> {
+        if let Some(number) = self.limits.find(limit) {
+            return Ok(number);
+        }
+        let number = self.limits.find_or_add(limit);
+        self.reclaim_parts(1, now);
+        let number = number.or_else(|| self.limits.find_or_add(limit));
+        number.ok_or_else(|| StoreError::TooManyLimits {
+            new: 1,
+            in_use: self.limits.counts().0,
+            max: MAX_LIMITS,
+        })
+    }
+
+    /// Sweeps `parts` of the table, if that is due.
+    pub(super) fn reclaim_parts(&self, parts: usize, now: Timestamp) {
+        let mut sweep = match self.sweep.try_lock() {
+            Ok(sweep) => sweep,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            // Somebody sweeps already.
+            Err(TryLockError::WouldBlock) => return,
+        };
+        if sweep.next.is_none() {
+            let (in_use, assigned) = self.limits.counts();
+            let long_ago = |began: Timestamp| now < began || now.since(began) >= MIN_INTERVAL;
+            let is_due = assigned >= MIN_ASSIGNED || sweep.began.is_none_or(long_ago);
+            if parts == 0 || in_use < SWEEP_FROM || !is_due {
+                return;
+            }
+            self.begin(&mut sweep, now);
+        }
+        let part = self.line_count().div_ceil(PARTS).max(FEWEST_LINES);
+        self.sweep_lines(&mut sweep, part.saturating_mul(parts), now);
+    }
+
+    /// Sweeps the whole table. A sweep under way comes to its end first: numbers that were pinned when it began were
+    /// not retired.
+    pub(super) fn reclaim_all(&self, now: Timestamp) {
+        let mut sweep = self.sweep.lock().unwrap_or_else(PoisonError::into_inner);
+        if sweep.next.is_some() {
+            self.sweep_lines(&mut sweep, usize::MAX, now);
+        }
+        self.begin(&mut sweep, now);
+        self.sweep_lines(&mut sweep, usize::MAX, now);
+    }
+
+    fn begin(&self, sweep: &mut Sweep, now: Timestamp) {
+        *sweep = Sweep { next: Some(0), live: vec![false; LIMITS], began: Some(now) };
+        self.limits.retire_unpinned();
+    }
+
+    fn sweep_lines(&self, sweep: &mut Sweep, most: usize, now: Timestamp) {
+        let Some(first) = sweep.next else { return };
+        let end = first.saturating_add(most).min(self.line_count());
+        for line in first..end {
+            self.sweep_line(line, &mut sweep.live, now - GRACE);
+        }
+        sweep.next = Some(end);
+        if end == self.line_count() {
+            let is_live = |number: u16| sweep.live[usize::from(number)];
+            self.limits.free_retired(is_live, &self.pool.budget, now - GRACE);
+            sweep.next = None;
+        }
+    }
+
+    /// Locks the line even if it carries no retired number: see above.
+    fn sweep_line(&self, line: usize, live_numbers: &mut [bool], now: Timestamp) {
+        let locked = self.line(line).lock();
+        for slot in 0..SLOTS {
+            let number = locked.tag(slot).limit();
+            let is_live = &mut live_numbers[usize::from(number)];
+            if *is_live || !self.limits.is_retired(number) {
+                continue;
+            }
+            // A word that is not held may change while it is looked at.
+            locked.hold(slot);
+            if self.is_fresh(&locked, slot, now) {
+                self.clear(&locked, slot);
+            } else {
+                *is_live = true;
+            }
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests;

@@ -1,0 +1,277 @@
+#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
+
+use fastrand::Rng;
+use pollster::block_on;
+use tidegate_core::{Algorithm, Check, Cost, Decision, Key, Refund, RuleId, Spec};
+
+use super::*;
+use crate::memory::limits::RetainedLimits;
+use crate::{MemoryStore, Override, ReferenceStore, Store};
+
+const START: Timestamp = Timestamp::from_secs(1_800_000_000);
+const RULES: [RuleId; 4] = [RuleId::named("a"), RuleId::named("b"), RuleId::named("c"), RuleId::named("d")];
+const CLIENTS: [&[u8]; 10] =
+    [b"alice", b"bob", b"carol", b"dave", b"erin", b"frank", b"grace", b"heidi", b"ivan", b"judy"];
+/// There are far more limits than numbers, which unit tests have 30 of.
+const WINDOWS: [u64; 4] = [1, 60, 3_600, YEAR];
+const YEAR: u64 = 365 * 86_400;
+
+fn limit(algorithm: Algorithm, requests: u64, seconds: u64) -> Limit {
+    Limit::new(algorithm, Spec::new(requests, Span::from_secs(seconds))).expect("a valid limit")
+}
+
+fn window(requests: u64, seconds: u64) -> Limit {
+    limit(Algorithm::FixedWindow, requests, seconds)
+}
+
+fn store() -> MemoryStore {
+    MemoryStore::with_cap(64 << 10)
+}
+
+fn decide(store: &MemoryStore, client: &[u8], limit: &Limit, now: Timestamp) -> Decision {
+    block_on(store.decide(&[Check::new(Key::new(RULES[0], client), limit)], now)).expect("a free number")
+}
+
+#[test]
+fn reload_with_fresh_limit_100_000_times_is_accepted() {
+    let store = store();
+    let mut in_force = RetainedLimits::default();
+    for n in 0_u64..100_000 {
+        let (now, fresh) = (START + Span::from_millis(100 * n), window(n + 1, 10));
+        in_force = store.retain_limits(&[fresh], now).expect("a free number");
+        let client = CLIENTS[usize::try_from(n % 10).unwrap()];
+        assert_eq!(decide(&store, client, &fresh, now).outcomes[0].limit, n + 1);
+    }
+    drop(in_force);
+}
+
+#[test]
+fn counter_of_released_limit_keeps_its_number_until_it_expires() {
+    let (store, year) = (store(), window(5, YEAR));
+    for _ in 0..5 {
+        assert!(decide(&store, b"alice", &year, START).passes());
+    }
+    let number = store.table.limits.find(&year);
+    for n in 0..1_000 {
+        let now = START + Span::from_secs(60 * n);
+        assert!(decide(&store, b"bob", &window(n + 1, 1), now).passes());
+    }
+    let later = START + Span::from_secs(60_000);
+    store.table.reclaim_all(later);
+    assert_eq!(store.table.limits.find(&year), number);
+    assert!(!decide(&store, b"alice", &year, later).passes(), "what was spent stays spent");
+    store.table.reclaim_all(START + Span::from_secs(2 * YEAR));
+    assert_eq!(store.table.limits.find(&year), None);
+}
+
+#[test]
+fn counter_that_expired_less_than_a_minute_ago_is_not_swept() {
+    let (store, once) = (store(), window(1, 60));
+    assert!(decide(&store, b"alice", &once, START).passes());
+    store.table.reclaim_all(START + Span::from_secs(100));
+    assert!(!decide(&store, b"alice", &once, START + Span::from_secs(45)).passes(), "time went back");
+}
+
+#[test]
+fn live_counters_under_all_numbers_leave_none_for_another_limit() {
+    let store = store();
+    for n in 0..MAX_LIMITS as u64 {
+        assert!(decide(&store, &n.to_be_bytes(), &window(n + 1, 3_600), START).passes());
+    }
+    let (other, check_key) = (window(1_000, 3_600), Key::new(RULES[0], b"alice"));
+    let (known, client) = (window(7, 3_600), 6_u64.to_be_bytes());
+    let checks = [Check::new(Key::new(RULES[0], &client), &known), Check::new(check_key, &other)];
+    let mut decisions = Vec::new();
+    let batch = [&checks[..1], &checks[1..]];
+    assert!(block_on(store.decide_batch(&batch, START, &mut decisions)).is_err() && decisions.is_empty());
+    let left = block_on(store.peek(&checks[..1], START)).unwrap().outcomes[0].remaining;
+    assert_eq!(left, 6, "the batch that failed charged nothing");
+    for n in 0..100 {
+        let now = START + Span::from_secs(n);
+        let failed = block_on(store.decide(&[Check::new(check_key, &other)], now));
+        assert!(matches!(failed, Err(StoreError::TooManyLimits { new: 1, in_use: MAX_LIMITS, .. })));
+        assert!(store.retain_limits(&[other], now).is_err());
+        let instead = Override { limit: other, until: Timestamp::MAX };
+        assert!(block_on(store.override_limit(check_key, Some(instead), now)).is_err());
+    }
+    let later = START + Span::from_secs(7_200);
+    assert!(store.retain_limits(&[other], later).is_ok(), "all of them have expired");
+}
+
+#[test]
+fn shared_counter_keeps_its_number_until_it_expires() {
+    // Sixteen lines, one limit, more clients than slots.
+    let (store, hour) = (MemoryStore::with_cap(0), window(1, 3_600));
+    for client in 0_u64..1_000 {
+        decide(&store, &client.to_be_bytes(), &hour, START);
+    }
+    assert!(store.memory_use().overflowed > 0);
+    // Only shared counters are left.
+    for client in 0_u64..1_000 {
+        block_on(store.reset(Key::new(RULES[0], &client.to_be_bytes()))).unwrap();
+    }
+    store.table.reclaim_all(START);
+    assert_eq!(store.memory_use().limits_in_use, 1);
+    store.table.reclaim_all(START + Span::from_secs(7_200));
+    assert_eq!(store.memory_use().limits_in_use, 0);
+    let pool = store.memory_use().pool_bytes;
+    for n in 0..1_000 {
+        let now = START + Span::from_secs(7_200 + 7_200 * n);
+        for client in 0_u64..100 {
+            decide(&store, &client.to_be_bytes(), &window(n + 2, 3_600), now);
+        }
+    }
+    assert!(store.memory_use().pool_bytes <= pool * LIMITS as u64, "cells are used again");
+}
+
+#[test]
+fn override_ended_or_replaced_releases_its_limit() {
+    let store = store();
+    for n in 0_u64..1_000 {
+        let key = Key::new(RULES[0], CLIENTS[usize::try_from(n % 10).unwrap()]);
+        let instead = Override { limit: window(n + 1, 60), until: Timestamp::MAX };
+        block_on(store.override_limit(key, Some(instead), START)).unwrap();
+        if n % 3 == 0 {
+            block_on(store.override_limit(key, None, START)).unwrap();
+        }
+    }
+    for n in 0_u64..1_000 {
+        // Each client has one, idle and soon over.
+        let (client, now) = (n.to_be_bytes(), START + Span::from_secs(10 * n));
+        let instead = Override { limit: window(n + 2_000, 60), until: now + Span::from_secs(5) };
+        block_on(store.override_limit(Key::new(RULES[0], &client), Some(instead), now)).unwrap();
+    }
+    let used = store.memory_use();
+    assert!(used.limits_in_use <= used.limits_max, "{used:?}");
+}
+
+/// A policy: a limit for each rule.
+type Policy = [Limit; 4];
+
+/// A store, the reference, and what is in force in both.
+struct Play {
+    rng: Rng,
+    store: MemoryStore,
+    reference: ReferenceStore,
+    policy: Policy,
+    retained: RetainedLimits,
+    /// The policy before: requests under way still use it.
+    before: Policy,
+    now: Timestamp,
+    reloads: usize,
+}
+
+impl Play {
+    fn new(seed: u64) -> Self {
+        let (store, mut rng) = (store(), Rng::with_seed(seed));
+        let policy = random_policy(&mut rng);
+        let retained = store.retain_limits(&policy, START).unwrap();
+        let reference = ReferenceStore::new();
+        let (before, now) = (policy, START);
+        Self { rng, store, reference, policy, retained, before, now, reloads: 0 }
+    }
+
+    fn step(&mut self) {
+        match self.rng.u32(0..20) {
+            0 => self.reload(),
+            1 => self.pass_time(),
+            2 => self.override_one(),
+            3 => block_on(async {
+                let key = self.key();
+                self.store.reset(key).await.unwrap();
+                self.reference.reset(key).await.unwrap();
+            }),
+            4 => self.store.table.reclaim_all(self.now),
+            _ => self.decide(),
+        }
+    }
+
+    fn key(&mut self) -> Key<'static> {
+        Key::new(self.rng.choice(RULES).unwrap(), self.rng.choice(CLIENTS).unwrap())
+    }
+
+    fn pass_time(&mut self) {
+        let seconds = match self.rng.u32(0..40) {
+            0 => 2 * YEAR,
+            1..4 => 3_600,
+            _ => *self.rng.choice(&[0, 1, 59, 60, 61]).unwrap(),
+        };
+        self.now = self.now + Span::from_secs(seconds) + Span::from_millis(self.rng.u64(0..1_000));
+    }
+
+    fn reload(&mut self) {
+        let policy = random_policy(&mut self.rng);
+        // It is rejected if live counters need too many of the numbers.
+        if let Ok(retained) = self.store.retain_limits(&policy, self.now) {
+            self.before = std::mem::replace(&mut self.policy, policy);
+            self.retained = retained;
+            self.reloads += 1;
+        }
+    }
+
+    fn override_one(&mut self) {
+        let key = self.key();
+        let until = self.now + Span::from_secs(self.rng.u64(0..200));
+        let limit = random_limit(&mut self.rng);
+        let instead = self.rng.bool().then_some(Override { limit, until });
+        if block_on(self.store.override_limit(key, instead, self.now)).is_ok() {
+            block_on(self.reference.override_limit(key, instead, self.now)).unwrap();
+        }
+    }
+
+    fn decide(&mut self) {
+        let is_old = self.rng.u32(0..8) == 0;
+        let policy = if is_old { self.before } else { self.policy };
+        let client = self.rng.choice(CLIENTS).unwrap();
+        let count = self.rng.usize(1..=3);
+        let checks: Vec<_> = (0..count)
+            .map(|_| {
+                let rule = self.rng.usize(0..RULES.len());
+                let cost = Cost::new(self.rng.u64(0..3));
+                Check::new(Key::new(RULES[rule], client), &policy[rule]).cost(cost)
+            })
+            .collect();
+        if self.rng.u32(0..6) == 0 {
+            let peeked = block_on(self.store.peek(&checks, self.now));
+            let expected = block_on(self.reference.peek(&checks, self.now)).unwrap();
+            assert!(is_old && peeked.is_err() || peeked.unwrap() == expected);
+            return;
+        }
+        let decided = match block_on(self.store.decide(&checks, self.now)) {
+            Ok(decided) => decided,
+            // A policy in force has its numbers; a request under way may find none.
+            Err(StoreError::TooManyLimits { .. }) if is_old => return,
+            Err(error) => panic!("{error}"),
+        };
+        let expected = block_on(self.reference.decide(&checks, self.now)).unwrap();
+        assert_eq!(decided, expected, "left is the memory store's");
+        if self.rng.u32(0..4) == 0 {
+            let refunds: Vec<Refund<'_>> = expected.refunds(&checks).into_iter().collect();
+            block_on(self.store.refund(&refunds, self.now)).unwrap();
+            block_on(self.reference.refund(&refunds, self.now)).unwrap();
+        }
+    }
+}
+
+fn random_limit(rng: &mut Rng) -> Limit {
+    let algorithm = rng.choice(Algorithm::ALL).copied().unwrap();
+    limit(algorithm, rng.u64(1..12), rng.choice(WINDOWS).unwrap())
+}
+
+fn random_policy(rng: &mut Rng) -> Policy {
+    std::array::from_fn(|_| random_limit(rng))
+}
+
+#[test]
+fn decisions_across_reloads_overrides_and_sweeps_equal_the_reference_store() {
+    let seed = fastrand::u64(..);
+    for trace in 0..60 {
+        println!("seed {}", seed.wrapping_add(trace));
+        let mut play = Play::new(seed.wrapping_add(trace));
+        for _ in 0..1_500 {
+            play.step();
+        }
+        assert!(play.reloads * 4 > LIMITS, "numbers were used again");
+        drop(play.retained);
+    }
+}
