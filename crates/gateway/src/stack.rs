@@ -99,6 +99,9 @@ async fn journey<S: Store + 'static>(
     let is_trusted = addresses.trusts(hop.peer);
     let rules = (live.active.matcher.header_rules(), route.http.underscore_headers);
     forward::from_client(&mut parts.headers, marks, is_trusted, rules).map_err(Cause::Headers)?;
+    if is_trusted {
+        addresses.check(&parts.headers, hop.peer).map_err(Cause::Headers)?;
+    }
     let method = parts.method.as_str();
     let facts = Facts { method, host: &host, path: &path, headers: &parts.headers, peer: hop.peer };
     let (stand, passed) = admit(core, live, (&facts, upstream), (told, story)).await?;

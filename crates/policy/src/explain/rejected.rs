@@ -55,6 +55,7 @@ pub(super) fn check<'m, 'r>(
     matcher
         .header_rules()
         .apply(headers.to_mut(), is_trusted, underscored)
+        .and_then(|()| plan.identities.addresses().check(&headers, request.peer))
         .map_err(|error| rejected(error.to_string()))?;
     Ok(Accepted { headers, host, path, route })
 }

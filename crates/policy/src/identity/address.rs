@@ -15,6 +15,7 @@ use http::HeaderMap;
 use http::header::{FORWARDED, HeaderName};
 use ipnet::IpNet;
 
+use super::headers::HeaderError;
 use super::hops;
 
 static X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
@@ -115,6 +116,24 @@ impl Addresses {
             ForwardingHeader::Either => {
                 Some(by_x()).filter(|client| *client == by_forwarded()).unwrap_or(peer)
             }
+        }
+    }
+
+    /// Whether the forwarding headers of a request from a trusted peer lead to one client. If they lead to two, one of
+    /// them is the client's own work: it could hide from a ban behind the address of the proxy.
+    pub fn check(&self, headers: &HeaderMap, peer: IpAddr) -> Result<(), HeaderError> {
+        // Few proxies write it.
+        if self.header != ForwardingHeader::Either || !headers.contains_key(FORWARDED) {
+            return Ok(());
+        }
+        if !headers.contains_key(&X_FORWARDED_FOR) || !self.trusts(peer) {
+            return Ok(());
+        }
+        let only = |header| Self { header, ..self.clone() }.client(headers, peer);
+        if only(ForwardingHeader::XForwardedFor) == only(ForwardingHeader::Forwarded) {
+            Ok(())
+        } else {
+            Err(HeaderError::Forwarding)
         }
     }
 

@@ -37,6 +37,11 @@ pub enum HeaderError {
     /// `Connection` asks to remove a header that says who the client is.
     #[error("`Connection` names the header `{0}`, which says who the client is; remove it from `Connection`")]
     Nominated(HeaderName),
+    /// A trusted proxy wrote one of the two forwarding headers and passed the other one on as the client sent it.
+    #[error(
+        "`X-Forwarded-For` and `Forwarded` name different clients; have the proxy write one of them and remove the other"
+    )]
+    Forwarding,
 }
 
 impl HeaderRules {

@@ -233,14 +233,61 @@ impl ClaimSource {
 
     /// The claims of the request's token, or why it is rejected; `None` if there is no token.
     pub(super) fn verify(&self, headers: &HeaderMap, now: Timestamp) -> Option<Result<Claims, TokenError>> {
-        const SCHEME: &[u8] = b"Bearer ";
+        const SCHEME: &[u8] = b"Bearer";
         let value = super::single(headers, &self.header)?;
+        // Whatever a lenient server takes for white space; the last two are spaces of Latin-1.
+        let is_space = |byte: &u8| matches!(byte, b' ' | b'\t' | 0x85 | 0xa0);
         let token = match value.split_at_checked(SCHEME.len()) {
-            Some((scheme, token)) if scheme.eq_ignore_ascii_case(SCHEME) => token,
+            Some((scheme, rest))
+                if scheme.eq_ignore_ascii_case(SCHEME) && rest.first().is_some_and(is_space) =>
+            {
+                &rest[rest.iter().take_while(|byte| is_space(byte)).count()..]
+            }
             _ => value,
         };
-        Some(self.verifier.verify(token.trim_ascii(), now))
+        let token = token.trim_ascii();
+        let verified = self.verifier.verify(token, now);
+        // A lenient server accepts a signature in many spellings, and a token that names nobody here would escape the
+        // limits and bans of its user.
+        let is_spelling = matches!(verified, Err(TokenError::Malformed | TokenError::Signature));
+        match is_spelling.then(|| with_canonical_signature(token)).flatten() {
+            Some(canonical) => Some(self.verifier.verify(&canonical, now)),
+            None => Some(verified),
+        }
     }
+}
+
+/// `token` with its signature in the one spelling that verifiers accept; `None` if it is spelled so already or is no
+/// token. As lenient decoders do, this accepts both alphabets of Base64, padding, and skips everything else.
+fn with_canonical_signature(token: &[u8]) -> Option<Vec<u8>> {
+    const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+    if token.len() > LONGEST_TOKEN {
+        return None;
+    }
+    let start = token.iter().rposition(|byte| *byte == b'.')? + 1;
+    let sextet = |byte: u8| {
+        let byte = match byte {
+            b'+' => b'-',
+            b'/' => b'_',
+            other => other,
+        };
+        ALPHABET.iter().position(|known| *known == byte)
+    };
+    let sextets: Vec<usize> = token[start..].iter().filter_map(|byte| sextet(*byte)).collect();
+    let mut canonical = token[..start].to_vec();
+    for group in sextets.chunks(4) {
+        // The bits of the last sextet that belong to no byte are zero.
+        let unused = match group.len() {
+            2 => 0b1111,
+            3 => 0b11,
+            _ => 0,
+        };
+        let last = group.len() - 1;
+        let digit =
+            |(at, sextet): (usize, &usize)| ALPHABET[if at == last { sextet & !unused } else { *sextet }];
+        canonical.extend(group.iter().enumerate().map(digit));
+    }
+    (canonical != token).then_some(canonical)
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 //! | reading | who reads so |
 //! |---|---|
 //! | the path itself | most servers |
-//! | folded: lower case, without `;parameters` | routers that ignore case (Express), servlet containers |
+//! | folded: lower case, without `;parameters`, delimiters such as `%3A` decoded | routers that ignore case (Express), servlet containers, servers that decode before they route |
 //! | decoded: `%2F` and `%5C` are `/`, control characters at the end of a segment are dropped | ASGI and WSGI servers, regular expressions whose `$` matches before a line feed |
 //! | decoded, then folded | both |
 //!
@@ -86,30 +86,29 @@ fn fold(path: &str, case: PathCase, out: &mut String) {
     }
 }
 
-/// Appends `segment` of a normalised path without its parameters and, unless case matters, in lower case.
+/// Appends `segment` of a normalised path without its parameters, with its delimiters decoded and, unless case matters,
+/// in lower case.
 pub(crate) fn fold_segment(segment: &str, case: PathCase, out: &mut String) {
     // Some servers decode `%3B` before they look for parameters.
     let end = |mark: &str| segment.find(mark).unwrap_or(segment.len());
-    let name = &segment[..end(";").min(end("%3B"))];
-    if case == PathCase::Sensitive {
-        return out.push_str(name);
-    }
-    let mut rest = name;
+    let mut rest = &segment[..end(";").min(end("%3B"))];
     while let Some(first) = rest.chars().next() {
         let (character, length) = match first {
             '%' => escaped_character(rest),
             other => (Some(other), other.len_utf8()),
         };
         match character {
-            Some(character) => push_lowercase(character, out),
-            None => out.push_str(&rest[..length]),
+            Some(character) if case == PathCase::Insensitive => push_lowercase(character, out),
+            Some(character) if character.is_ascii() => out.push(character),
+            _ => out.push_str(&rest[..length]),
         }
         rest = &rest[length..];
     }
 }
 
-/// The character beyond ASCII whose escapes `text` begins with, and how long they are. An escape in ASCII is none: what
-/// is still escaped in a normalised path is no letter.
+/// The character whose escapes `text` begins with, and how long they are: one beyond ASCII, or a delimiter, which most
+/// servers decode before they route (`%3A` is `:`). No other ASCII character is decoded: what is still escaped in a
+/// normalised path is no letter, and a slash or a control character is a matter of [`decode`].
 fn escaped_character(text: &str) -> (Option<char>, usize) {
     let bytes = text.as_bytes();
     let mut decoded = [0; 4];
@@ -120,7 +119,9 @@ fn escaped_character(text: &str) -> (Option<char>, usize) {
             _ => break,
         }
         if let Ok(text) = str::from_utf8(&decoded[..length]) {
-            return (text.chars().next().filter(|character| !character.is_ascii()), 3 * length);
+            let is_decoded = |character: &char| !character.is_ascii() || "!$&'()*+,=:@".contains(*character);
+            let length = if text.is_ascii() { 3 } else { 3 * length };
+            return (text.chars().next().filter(is_decoded), length);
         }
     }
     (None, 1)
@@ -229,6 +230,16 @@ mod tests {
         let mut readings = Readings::default();
         readings.set(&normal, case);
         readings.others(&normal).map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn folded_delimiter_escaped_or_not_is_one_reading() {
+        for case in [PathCase::Insensitive, PathCase::Sensitive] {
+            assert_eq!(readings("/v1/gpt%3Agenerate", case), ["/v1/gpt:generate"]);
+            assert_eq!(readings("/%40me/a%2bb", case), ["/@me/a+b"]);
+            assert_eq!(readings("/a%21%24%26%27%28%29%2A%2C%3Db", case), ["/a!$&'()*,=b"]);
+            assert_eq!(readings("/a%20b%22", case), Vec::<String>::new(), "these have no other spelling");
+        }
     }
 
     #[test]
