@@ -8,7 +8,7 @@ use tidegate_core::{Cost, Ledger, Limit, Outcome, State, Timestamp};
 use super::bucket::{LINES, Locked, Tag, Word};
 use super::limits::SharedCell;
 use super::metrics::Metrics;
-use super::table::{Counted, Slot, Table};
+use super::table::{Counted, LatestLimit, Slot, Table};
 use crate::sync::MutexGuard;
 
 /// One check, ready to be decided: its key's hash, the limit in force and that limit's number.
@@ -132,7 +132,7 @@ impl<'t> Held<'t> {
                 }
             }
         }
-        let mut latest = (asked.number, asked.limit);
+        let mut latest = LatestLimit(asked.number, asked.limit);
         for line in home..home + LINES {
             self.hold(line)?;
             let mut fresh =

@@ -119,13 +119,13 @@ impl Table {
         slots.find(|slot| bucket.tag(slot.slot) == Tag::EMPTY && !taken(*slot))
     }
 
-    /// A slot of this line that is as good as never seen at `now` and is not `taken`. The line's lock is held;
-    /// `latest` is a limit with its number, the one that was looked up last.
+    /// A slot of this line that is as good as never seen at `now` and is not `taken`. The locks of this line and of those
+    /// that `latest` was used for are held, so that no number has come to belong to another limit meanwhile.
     pub(super) fn fresh_slot(
         &self,
         line: usize,
         now: Timestamp,
-        latest: &mut (u16, Limit),
+        latest: &mut LatestLimit,
         taken: impl Fn(Slot) -> bool,
     ) -> Option<Slot> {
         let bucket = self.line(line);
@@ -134,13 +134,14 @@ impl Table {
             let number = bucket.tag(slot.slot).limit();
             if latest.0 != number {
                 let Some(limit) = self.limits.limit(number).as_deref().copied() else { return false };
-                *latest = (number, limit);
+                *latest = LatestLimit(number, limit);
             }
             !taken(*slot) && self.is_fresh_under(&latest.1, bucket, slot.slot, now)
         })
     }
 
     /// Whether a slot of a line whose lock is held is as good as never seen; an empty one is not.
+    #[inline(never)]
     pub(super) fn is_fresh(&self, bucket: &Bucket, slot: usize, now: Timestamp) -> bool {
         let limit = self.limits.limit(bucket.tag(slot).limit());
         limit.as_deref().is_some_and(|limit| self.is_fresh_under(limit, bucket, slot, now))
@@ -259,6 +260,10 @@ impl Table {
         line.set(slot, Tag::EMPTY, Word::VACANT);
     }
 }
+
+/// The limit that was looked up last, with its number: neighbours often have the same.
+#[derive(Debug)]
+pub(super) struct LatestLimit(pub(super) u16, pub(super) Limit);
 
 /// A state and the limit it is counted under.
 #[derive(Debug)]
