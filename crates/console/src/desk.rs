@@ -163,6 +163,9 @@ impl<R: Running> Desk<R> {
     ) -> Result<bool, DeskError> {
         self.change(|desk, mut books, now| async move {
             let is_new = books.overrides.get(&key).is_none_or(|earlier| is_over(earlier.until, now));
+            // Before anything is written: if the store has no room for the limit, nothing changes.
+            let limits: Vec<_> = Limit::new(instead.algorithm, instead.spec).into_iter().collect();
+            let _retained = desk.running.store().retain_limits(&limits, now)?;
             let mut changes = books.forget(now);
             if books.overrides.len() >= MOST_OVERRIDES && !books.overrides.contains_key(&key) {
                 return Err(DeskError::Full { most: MOST_OVERRIDES, what: "overrides" });
@@ -170,7 +173,11 @@ impl<R: Running> Desk<R> {
             changes.push(Change::Override(key.clone(), instead.clone()));
             desk.durable.apply(changes).await?;
             if let Err(error) = desk.put_in_force(&key, Some(&instead), now).await {
-                desk.durable.apply(vec![Change::EndOverride(key)]).await?;
+                let before = match books.overrides.get(&key) {
+                    Some(earlier) => Change::Override(key, earlier.clone()),
+                    None => Change::EndOverride(key),
+                };
+                desk.durable.apply(vec![before]).await?;
                 return Err(error.into());
             }
             books.overrides.insert(key, instead);

@@ -4,7 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use arc_swap::ArcSwap;
 use rustls::RootCertStore;
 use thiserror::Error;
 use tidegate_policy::{Active, Bans};
-use tidegate_store::{Clock, Penalties, Permits, Store, SystemClock};
+use tidegate_store::{Clock, Penalties, Permits, RetainedLimits, Store, StoreError, SystemClock};
 use tidegate_telemetry::{Kind, Page, Reader, Telemetry};
 use tokio::net::TcpStream;
 use tokio::runtime::{Builder, LocalOptions};
@@ -36,6 +36,8 @@ const DRAIN_LOOK: Duration = Duration::from_millis(10);
 pub struct Gateway<S> {
     live: Arc<ArcSwap<Live>>,
     shared: Shared<S>,
+    /// The limits of the policy in force, which the store must be able to count under.
+    limits: Mutex<RetainedLimits>,
     connector: Connector,
     bounds: Bounds,
     guests: Arc<Guests>,
@@ -47,6 +49,9 @@ pub enum GatewayError {
     /// Its policy cannot be served.
     #[error(transparent)]
     Live(#[from] LiveError),
+    /// The store cannot count under the limits of its policy.
+    #[error(transparent)]
+    Limits(#[from] StoreError),
     /// TLS towards upstreams cannot be set up.
     #[error(transparent)]
     Tls(#[from] TlsError),
@@ -67,6 +72,7 @@ impl<S: Store + 'static> Gateway<S> {
         let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
         let telemetry = Telemetry::counting(cores, Arc::clone(&clock));
         Ok(Self {
+            limits: Mutex::new(retain_limits(&*store, &active, &*clock)?),
             live: Arc::new(ArcSwap::from_pointee(Live::new(active, None, telemetry.metrics())?)),
             shared: Shared {
                 store,
@@ -124,8 +130,12 @@ impl<S: Store + 'static> Gateway<S> {
 
     /// Puts another policy in force, whole or not at all. Requests under way keep theirs; counters stay.
     pub fn replace(&self, active: Active) -> Result<(), GatewayError> {
+        // Held to the end: policies are replaced one after another.
+        let mut limits = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
+        let retained = retain_limits(&*self.shared.store, &active, &*self.shared.clock)?;
         let live = Live::new(active, Some(&self.live.load()), self.shared.telemetry.metrics())?;
         self.live.store(Arc::new(live));
+        *limits = retained;
         Ok(())
     }
 
@@ -201,6 +211,16 @@ impl<S: Store + 'static> Gateway<S> {
         started.recv().unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))?;
         Ok(handle)
     }
+}
+
+/// Has the store retain every limit of a policy.
+fn retain_limits(
+    store: &impl Store,
+    active: &Active,
+    clock: &dyn Clock,
+) -> Result<RetainedLimits, StoreError> {
+    let limits: Vec<_> = active.matcher.plan().rate_limits.iter().map(|rule| rule.limit).collect();
+    store.retain_limits(&limits, clock.now())
 }
 
 type Door = (std::net::TcpListener, Option<tokio_rustls::TlsAcceptor>);

@@ -106,12 +106,17 @@ impl Running for Served {
 
     fn metrics(&self, remembers: bool) -> (String, &'static str) {
         let mut page = self.gateway.page(if remembers { Reader::Scraper } else { Reader::Person });
-        let MemoryUse { table_bytes, pool_bytes, overflowed } = self.store.memory_use();
+        let MemoryUse { table_bytes, pool_bytes, overflowed, limits_in_use, limits_max } =
+            self.store.memory_use();
         let (table, pool) = ("tidegate_store_table_bytes", "tidegate_store_pool_bytes");
         page.single(table, Kind::Gauge, "Memory of the table of counters, taken at the start.", table_bytes);
         page.single(pool, Kind::Gauge, "Memory of counters that do not fit the table.", pool_bytes);
         let (shared, help) = ("tidegate_store_overflowed_total", "Checks on counters that clients share.");
         page.single(shared, Kind::Counter, help, overflowed);
+        let help = "Different limits of the policy, of overrides and of counters that have not expired.";
+        page.single("tidegate_limits_in_use", Kind::Gauge, help, limits_in_use);
+        let help = "How many different limits can be in use at once.";
+        page.single("tidegate_limits_max", Kind::Gauge, help, limits_max);
         let (bans, help) = ("tidegate_bans", "Bans that operators have made while it runs.");
         page.single(bans, Kind::Gauge, help, self.gateway.bans().len());
         (page.into_text(), Page::CONTENT_TYPE)

@@ -104,6 +104,7 @@ fn left(until: Timestamp, now: Timestamp) -> String {
 
 impl From<DeskError> for Refusal {
     fn from(error: DeskError) -> Self {
+        use tidegate_store::StoreError;
         use tidegate_store::durable::DurableError;
         let what = error.to_string();
         match error {
@@ -115,6 +116,9 @@ impl From<DeskError> for Refusal {
             }
             DeskError::Full { .. } => Self::new(StatusCode::INSUFFICIENT_STORAGE, "full", what)
                 .hint("take some back; many networks fit the `bans.file` of the policy better"),
+            DeskError::Store(StoreError::TooManyLimits { .. }) => {
+                Self::new(StatusCode::INSUFFICIENT_STORAGE, "too_many_limits", what)
+            }
             DeskError::Store(_) => Self::new(StatusCode::INTERNAL_SERVER_ERROR, "store", what),
         }
     }

@@ -1,6 +1,7 @@
 //! Limits of one client: overrides, and counters that start afresh.
 
-use super::Gate;
+use super::{Gate, policy_text};
+use crate::process::Policy;
 
 /// How many of ten requests of a user pass.
 fn passed(gate: &Gate, user: &str) -> usize {
@@ -85,4 +86,40 @@ fn commands_override_and_list() {
         let (done, _, error) = gate.command(args);
         assert!(!done && error.contains(told), "{args:?}: {error}");
     }
+}
+
+/// A policy of so many different limits.
+fn policy_of(limits: usize) -> String {
+    let tiers: Vec<_> = (1..limits).map(|n| format!("t{n}: {{ requests: {n}, window: 1m }}")).collect();
+    let default = "default: { requests: 5, window: 1h, algorithm: sliding_window_log }";
+    policy_text("").replace(default, &format!("{default}, tiers: {{ {} }}", tiers.join(", ")))
+}
+
+#[test]
+fn policy_or_override_beyond_the_maximum_of_limits_is_rejected_and_changes_nothing() {
+    let gate = Gate::serve(Policy::new("too-many-limits", &policy_of(16_381)));
+    let limit_bob = |limit| gate.command(&["override", "user:bob", "--rule", "default", "--limit", limit]);
+    let (done, _, error) = limit_bob("7/h");
+    assert!(done, "{error}");
+    let metrics = gate.ask("GET", "/metrics", "").body;
+    for line in ["tidegate_limits_in_use 16382", "tidegate_limits_max 16382"] {
+        assert!(metrics.lines().any(|found| found == line), "{line} is not in\n{metrics}");
+    }
+    let (done, _, error) = limit_bob("8/h");
+    assert!(!done && error.contains("16382 of at most 16382 are in use"), "{error}");
+    assert!(error.contains("needs 1 more") && error.contains("remove overrides"), "{error}");
+    assert_eq!(passed(&gate, "bob"), 7, "the earlier override stays in force");
+
+    gate.policy.write(&policy_of(16_382));
+    let heard = gate.server.hears("\"event\":\"reload");
+    assert!(heard.contains("the old one stays in force") && heard.contains("needs 1 more"), "{heard}");
+    let asked = gate.ask("POST", "/v1/reload", "");
+    assert!(asked.status != 200 && asked.body.contains("16382 of at most 16382"), "{asked:?}");
+    assert_eq!(passed(&gate, "carol"), 5, "the old policy stays in force");
+
+    gate.policy.write(&policy_text(""));
+    gate.server.hears("policy reloaded");
+    let gate = gate.again();
+    let listed = gate.ask("GET", "/v1/overrides", "").json();
+    assert_eq!(listed["overrides"][0]["requests"], 7, "the durable store kept the earlier one: {listed}");
 }
