@@ -9,6 +9,8 @@ use tidegate_core::{Key, RuleId, Timestamp};
 const SAMPLE: u64 = 1_024;
 /// So many keys are kept per rule: whoever sends more than one in so many requests is among them.
 const KEPT: usize = 64;
+/// So many rules are kept, so that those of earlier policies do not pile up.
+const MAX_RULES: usize = 1_024;
 
 /// A key that asks more than most.
 #[derive(Clone, PartialEq, Eq)]
@@ -34,7 +36,15 @@ impl std::fmt::Debug for HeavyKey {
 /// A sketch per rule: the space-saving algorithm over the sampled decisions.
 #[derive(Debug, Default)]
 pub(super) struct Top {
-    rules: Mutex<HashMap<RuleId, Vec<Seen>>>,
+    rules: Mutex<HashMap<RuleId, Sketch>>,
+}
+
+/// The keys of one rule.
+#[derive(Debug, Default)]
+struct Sketch {
+    /// How many decisions were recorded, and how many of the rule it replaced.
+    weight: u64,
+    seen: Vec<Seen>,
 }
 
 #[derive(Debug)]
@@ -66,7 +76,11 @@ impl Top {
     fn record(&self, key: &Key<'_>, passes: bool) {
         // Nobody waits for statistics.
         let Ok(mut rules) = self.rules.try_lock() else { return };
-        let seen = rules.entry(key.rule).or_default();
+        if rules.len() >= MAX_RULES && !rules.contains_key(&key.rule) {
+            replace_lightest(&mut rules, key.rule);
+        }
+        let Sketch { weight, seen } = rules.entry(key.rule).or_default();
+        *weight += 1;
         let known = seen.iter().position(|one| *one.client == *key.client).unwrap_or_else(|| {
             let newcomer = Seen { client: key.client.into(), passed: 0, refused: 0, inherited: 0 };
             if seen.len() < KEPT {
@@ -89,7 +103,7 @@ impl Top {
         let rules = self.rules.lock().unwrap_or_else(PoisonError::into_inner);
         let mut heaviest: Vec<_> = rules
             .iter()
-            .flat_map(|(rule, seen)| seen.iter().map(|one| (*rule, one)))
+            .flat_map(|(rule, sketch)| sketch.seen.iter().map(|one| (*rule, one)))
             .map(|(rule, one)| HeavyKey {
                 rule,
                 client: one.client.clone(),
@@ -100,6 +114,17 @@ impl Top {
         heaviest.sort_by_key(|key| std::cmp::Reverse(key.passed + key.refused));
         heaviest
     }
+}
+
+/// Puts a rule in the place of the one that fewest decisions were recorded of.
+fn replace_lightest(rules: &mut HashMap<RuleId, Sketch>, rule: RuleId) {
+    let Some((lightest, weight)) =
+        rules.iter().map(|(rule, sketch)| (*rule, sketch.weight)).min_by_key(|(_, weight)| *weight)
+    else {
+        return;
+    };
+    rules.remove(&lightest);
+    rules.insert(rule, Sketch { weight, seen: Vec::new() });
 }
 
 #[cfg(all(test, not(loom)))]
@@ -123,5 +148,18 @@ mod tests {
         let asked = heaviest[0].passed + heaviest[0].refused;
         assert!((90_000..=110_000).contains(&asked), "100,000 were about {asked}");
         assert!(heaviest.len() <= KEPT);
+    }
+
+    #[test]
+    fn rules_of_earlier_policies_are_forgotten_and_a_busy_one_is_not() {
+        let top = Top::default();
+        for n in 0..10_000 {
+            let rule = RuleId::named(&format!("rule-{n}"));
+            top.record(&Key::new(rule, b"idle"), true);
+            top.record(&Key::new(RULE, b"busy"), true);
+        }
+        let heaviest = top.heaviest();
+        assert_eq!(heaviest.len(), MAX_RULES);
+        assert_eq!((&*heaviest[0].client, heaviest[0].passed), (&b"busy"[..], 10_000 * SAMPLE));
     }
 }

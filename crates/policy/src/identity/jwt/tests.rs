@@ -4,7 +4,7 @@ use aws_lc_rs::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair};
 use jsonwebtoken::{EncodingKey, Header, encode};
 use serde_json::json;
 
-use super::{Algorithm, Jwk, KeysError, LEEWAY, Timestamp, TokenError, Value, Verifier};
+use super::{Algorithm, ClaimSource, Jwk, KeysError, LEEWAY, Timestamp, TokenError, Value, Verifier};
 
 const SECRET: &[u8] = b"a secret that is long enough for HS256";
 const NOW: u64 = 1_800_000_000;
@@ -160,4 +160,41 @@ fn neither_keys_nor_claims_are_shown() {
     let claims = verifier.verify(hs256(&claims()).as_bytes(), now()).unwrap();
     let shown = format!("{verifier:?} {claims:?}");
     assert!(!shown.contains("secret") && !shown.contains("alice"), "{shown}");
+}
+
+#[test]
+fn token_whose_signature_or_scheme_is_spelled_otherwise_names_its_user() {
+    let source = ClaimSource::new(
+        http::header::AUTHORIZATION,
+        "sub",
+        std::sync::Arc::new(Verifier::hs256(SECRET).unwrap()),
+    );
+    let token = hs256(&claims());
+    let user = |value: &[u8]| {
+        let mut headers = http::HeaderMap::new();
+        headers.insert(http::header::AUTHORIZATION, http::HeaderValue::from_bytes(value).unwrap());
+        source.claims(&headers, now()).and_then(|claims| claims.get("sub").map(str::to_owned))
+    };
+    // 32 bytes are 43 digits: the last one has two bits that belong to no byte.
+    let mut other_bits = token.clone().into_bytes();
+    *other_bits.last_mut().unwrap() += 1;
+    let standard = {
+        let (head, signature) = token.rsplit_once('.').unwrap();
+        format!("{head}.{}", signature.replace('-', "+").replace('_', "/"))
+    };
+    for spelled in [token.clone(), format!("{token}="), format!("{token}=="), format!("{token}!"), standard] {
+        for scheme in ["", "Bearer ", "bearer   ", "Bearer\t", "BEARER \t "] {
+            assert_eq!(
+                user(format!("{scheme}{spelled}").as_bytes()).as_deref(),
+                Some("alice"),
+                "{scheme}{spelled}"
+            );
+        }
+    }
+    assert_eq!(user(&other_bits).as_deref(), Some("alice"));
+    assert_eq!(user(&[b"Bearer\xa0", token.as_bytes()].concat()).as_deref(), Some("alice"));
+    let forged = format!("{}A", &token[..token.len() - 8]);
+    assert_eq!(user(forged.as_bytes()), None);
+    assert_eq!(user(b"Bearer opaque"), None);
+    assert_eq!(user(b"Bearer ..."), None);
 }

@@ -34,7 +34,7 @@ fn decide(store: &MemoryStore, client: &[u8], limit: &Limit, now: Timestamp) -> 
 
 #[test]
 fn reload_with_fresh_limit_100_000_times_is_accepted() {
-    let store = store();
+    let store = MemoryStore::with_cap(0);
     let mut in_force = RetainedLimits::default();
     for n in 0_u64..100_000 {
         let (now, fresh) = (START + Span::from_millis(100 * n), window(n + 1, 10));
