@@ -86,7 +86,12 @@ impl Bans {
                     ClientKind::ApiKey => identity.sent_key(),
                     ClientKind::User => identity.user(),
                     ClientKind::Tenant => identity.tenant(),
-                    ClientKind::Cookie => identity.cookie(),
+                    // Of two values a service may take either.
+                    ClientKind::Cookie => {
+                        return identity
+                            .cookies()
+                            .find_map(|value| self.find_client(*kind, clients, value, now));
+                    }
                     ClientKind::Fingerprint => {
                         fingerprint = identity.fingerprint();
                         fingerprint.as_ref().map(<[u8; 16]>::as_slice)

@@ -118,3 +118,12 @@ fn what_is_nobody_is_told() {
     assert!(wrong("use:bob").contains("`user:…`"));
     assert!(wrong(&format!("user:{}", "x".repeat(5_000))).contains("at most"));
 }
+
+#[test]
+fn cookie_ban_request_with_several_values_is_met_by_any() {
+    let bans = Bans::new([ban("cookie:abc", None)]);
+    for cookies in ["session=abc; session=abc", "session=abc; session=", "session=x; session=\"abc\""] {
+        assert!(met(&bans, "192.0.2.1", &[("cookie", cookies)]).is_some(), "{cookies}");
+    }
+    assert_eq!(met(&bans, "192.0.2.1", &[("cookie", "session=x; session=y")]), None);
+}

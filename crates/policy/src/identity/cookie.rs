@@ -27,16 +27,21 @@ impl CookieName {
 
     /// Its value, if there is one and only one: services disagree which of two they take.
     pub fn find<'a>(&self, headers: &'a HeaderMap) -> Option<&'a [u8]> {
+        let mut values = self.values(headers);
+        let value = values.next()?;
+        (values.all(|other| other == value) && !value.is_empty()).then_some(value)
+    }
+
+    /// All values that a request gives it, any of which a service may take.
+    pub(crate) fn values<'a>(&self, headers: &'a HeaderMap) -> impl Iterator<Item = &'a [u8]> {
         let lines = headers.get_all(COOKIE).iter();
         let pairs = lines.flat_map(|line| line.as_bytes().split(|&byte| byte == b';'));
-        let mut values = pairs.filter_map(|pair| {
+        pairs.filter_map(|pair| {
             let (name, value) = pair.trim_ascii().split_at_checked(self.0.len())?;
             let value = value.trim_ascii_start().strip_prefix(b"=")?.trim_ascii();
-            (name == self.0.as_bytes()).then_some(value)
-        });
-        let value = values.next()?;
-        let bare = value.strip_prefix(b"\"").and_then(|rest| rest.strip_suffix(b"\"")).unwrap_or(value);
-        (values.next().is_none() && !bare.is_empty()).then_some(bare)
+            let bare = value.strip_prefix(b"\"").and_then(|rest| rest.strip_suffix(b"\"")).unwrap_or(value);
+            (name == self.0.as_bytes()).then_some(bare)
+        })
     }
 }
 
@@ -61,11 +66,12 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_or_a_doubled_cookie_is_none() {
+    fn cookie_that_is_empty_or_has_two_values_is_none() {
         assert_eq!(find("a", &["a="]), None);
         assert_eq!(find("a", &["a=\"\""]), None);
         assert_eq!(find("a", &["a=1; a=2"]), None);
-        assert_eq!(find("a", &["a=1", "a=1"]), None);
+        assert_eq!(find("a", &["a=1; a="]), None);
+        assert_eq!(find("a", &["a=1", "a=1; a=\"1\""]).as_deref(), Some("1"), "there is no other value");
         assert_eq!(find("a", &["a", ""]), None);
     }
 

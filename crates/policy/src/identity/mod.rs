@@ -331,6 +331,11 @@ impl<'a> Identity<'a> {
         self.spec.cookie.as_ref()?.find(self.facts.headers)
     }
 
+    /// All values that the request gives the cookie.
+    pub(crate) fn cookies(&self) -> impl Iterator<Item = &'a [u8]> {
+        self.spec.cookie.iter().flat_map(|cookie| cookie.values(self.facts.headers))
+    }
+
     /// The fingerprint.
     pub fn fingerprint(&self) -> Option<[u8; 16]> {
         self.spec.fingerprint.as_ref()?.take(self.facts.headers)
