@@ -100,7 +100,7 @@ fn limit(algorithm: Algorithm, requests: u64, seconds: u64) -> Limit {
 /// A limit of one unit at once. Words of its successor, read as its own, would let another unit pass.
 fn once(algorithm: Algorithm) -> Limit {
     let spec = match algorithm {
-        Algorithm::TokenBucket => Spec { requests: 7, window: Span::from_secs(60), burst: Some(1) },
+        Algorithm::TokenBucket => Spec { burst: Some(1), ..Spec::new(7, Span::from_secs(60)) },
         _ => Spec::new(1, Span::from_secs(60)),
     };
     Limit::new(algorithm, spec).expect("a valid limit")
