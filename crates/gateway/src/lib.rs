@@ -1,55 +1,33 @@
 //! The reverse proxy that enforces a policy.
 //!
-//! Bytes enter at `listen`, one socket and one thread for each core. `stack` reads, top to bottom, as the journey of
+//! Bytes enter at `conn::listener`, one socket and one thread for each core. `service` reads, top to bottom, as the journey of
 //! a request: what it asks for, who is banned, what it is held against, the one decision, its turn, the upstream.
-//! Whatever goes wrong is a typed cause that rises to `rescue`, the only place that chooses a status code. What is in
+//! Whatever goes wrong is a typed cause that rises to `error`, the only place that chooses a status code. What is in
 //! force is swapped whole: no request sees half of a reload.
 
 #![forbid(unsafe_code)]
 
-mod activity;
-mod body;
-mod bounds;
-mod certificate;
-mod chain;
-mod client_socket;
-mod client_stream;
-mod connection;
-mod core;
+mod ban_list;
+mod conn;
+mod delay;
+mod error;
 mod exclusion;
-mod forward;
-mod gateway;
-mod grpc;
-mod guests;
-mod hold;
-mod joined;
-mod linger;
-mod listen;
-mod live;
-mod liveness;
-mod marks;
-mod patience;
+mod executor;
+mod http;
 mod refusal;
-mod rescue;
-mod response_streams;
-mod rounds;
-mod runtime;
-mod seen;
-mod send_queue;
+mod resource_limits;
+mod server;
+mod service;
 mod settle;
-mod shut;
-mod stack;
+mod snapshot;
 mod told;
-mod traced;
-mod tunnel;
-mod unparsable;
-mod upload;
 mod upstream;
+mod worker;
 
-pub use body::Pace;
-pub use bounds::Bounds;
-pub use certificate::{CertificateError, CertificateResolver, ServerCertificate};
-pub use gateway::{Gateway, GatewayError};
-pub use listen::{ListenError, Listener};
-pub use live::LiveError;
-pub use upstream::{BadServer, TlsError};
+pub use crate::conn::certificate::{CertificateError, CertificateResolver, ServerCertificate};
+pub use crate::conn::listener::{ListenError, Listener};
+pub use crate::http::response_body::Pace;
+pub use crate::resource_limits::Bounds;
+pub use crate::server::{Gateway, GatewayError};
+pub use crate::snapshot::LiveError;
+pub use crate::upstream::{BadServer, TlsError};

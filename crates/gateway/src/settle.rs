@@ -11,10 +11,10 @@ use tidegate_core::{Check, Cost, Decision, Key, Limit, Refund, Role, RuleId, Tim
 use tidegate_policy::{Matched, Reservation, Settles, Statuses};
 use tidegate_store::Store;
 
-use crate::core::Core;
+use crate::error::Cause;
 use crate::exclusion::Held;
-use crate::rescue::Cause;
-use crate::upload::Metering;
+use crate::http::request_body::Metering;
+use crate::worker::Core;
 
 /// A body of unknown length is charged whenever so many units of it have come: little enough that nobody gets far
 /// beyond a limit by never ending, much enough that a store is not asked for every frame.

@@ -18,8 +18,8 @@ use tokio::time::Instant;
 
 use super::connect::Connector;
 use super::server::Server;
-use crate::live::Live;
-use crate::runtime::LocalExecutor;
+use crate::executor::LocalExecutor;
+use crate::snapshot::Live;
 
 /// How soon a changed policy is noticed.
 const NOTICE: Duration = Duration::from_millis(500);

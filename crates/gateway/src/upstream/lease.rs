@@ -14,13 +14,13 @@ use hyper_util::rt::TokioIo;
 
 use super::abandon::{AbandonedExchange, GRACE, Handoff};
 use super::framing::normalize;
-use super::line::{Answered, Failed, Line, Plain, write_head};
+use super::http1_fast::{Answered, Failed, Line, Plain, write_head};
 use super::pool::{Pools, SendError, drive};
 use super::server::Busy;
 use super::stream::{Handed, HyperIo, Stream};
-use crate::body::Source;
 use crate::exclusion::Held;
-use crate::upload::{RequestBody, UploadHandle};
+use crate::http::request_body::{RequestBody, UploadHandle};
+use crate::http::response_body::Source;
 
 /// How a server is asked.
 #[derive(Debug)]

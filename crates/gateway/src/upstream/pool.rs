@@ -17,15 +17,15 @@ use thiserror::Error;
 use tokio::time::MissedTickBehavior;
 
 use super::connect::Connector;
+use super::http1_fast::Line;
 use super::lease::{AttemptError, Http1, Http2, Lease, Way};
-use super::line::Line;
 use super::server::{Connected, Server, Speaks};
 use super::stream::{HyperIo, Stream};
-use crate::body::Source;
-use crate::bounds::Bounds;
 use crate::exclusion::Held;
-use crate::runtime::LocalExecutor;
-use crate::upload::RequestBody;
+use crate::executor::LocalExecutor;
+use crate::http::request_body::RequestBody;
+use crate::http::response_body::Source;
+use crate::resource_limits::Bounds;
 
 /// So many idle connections of one core to one server are kept.
 const IDLE: usize = 256;

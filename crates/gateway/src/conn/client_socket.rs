@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use crate::activity::Activity;
+use crate::conn::activity::Activity;
 
 /// Notes what is written. Above TLS that cannot be seen: TLS accepts more than the socket does, and keeps it.
 #[derive(Debug)]

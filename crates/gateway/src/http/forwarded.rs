@@ -11,7 +11,7 @@ use http::HeaderMap;
 use http::header::{FORWARDED, HeaderName, HeaderValue};
 use tidegate_policy::{Addresses, Believed};
 
-use crate::forward::{FOR, Hop, PROTO, REAL_IP};
+use crate::http::hop_headers::{FOR, Hop, PROTO, REAL_IP};
 
 /// Writes the headers of a request that came through a trusted proxy.
 pub(crate) fn retell(headers: &mut HeaderMap, hop: &Hop, addresses: &Addresses) {

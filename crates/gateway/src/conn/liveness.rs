@@ -1,7 +1,7 @@
 //! Whether a connection stays: one that only holds a place is ended. It is looked at every few seconds.
 
-use crate::activity::Activity;
-use crate::rounds::Order;
+use crate::conn::activity::Activity;
+use crate::conn::idle_watchdog::Order;
 
 /// Looks that the head of a request may take, however lively it drips.
 const HEAD: u32 = 3;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::body::Pace;
+use crate::http::response_body::Pace;
 
 /// Bounds that hold for every request and connection.
 #[derive(Clone, Copy, Debug)]

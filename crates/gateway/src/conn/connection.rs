@@ -22,17 +22,18 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
 
-use crate::body::ResponseBody;
-use crate::bounds::Bounds;
-use crate::client_socket::ClientSocket;
-use crate::client_stream::Watched;
-use crate::core::Core;
-use crate::forward::Hop;
-use crate::guests::Place;
-use crate::response_streams::{InFlightBody, ResponseStreams, StreamExecutor};
-use crate::rounds::{Order, Ward};
-use crate::send_queue::Ends;
-use crate::{stack, unparsable};
+use crate::conn::client_socket::ClientSocket;
+use crate::conn::client_stream::Watched;
+use crate::conn::connection_limit::Place;
+use crate::conn::idle_watchdog::{Order, Ward};
+use crate::conn::response_streams::{InFlightBody, ResponseStreams, StreamExecutor};
+use crate::conn::send_queue::Ends;
+use crate::conn::unparsable;
+use crate::http::hop_headers::Hop;
+use crate::http::response_body::ResponseBody;
+use crate::resource_limits::Bounds;
+use crate::service as request_service;
+use crate::worker::Core;
 
 /// How HTTP/2 begins.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -177,7 +178,7 @@ fn service<S: Store + 'static>(
         let (mut parts, body) = request.into_parts();
         let mut body = Some(body);
         async move {
-            let mut response = stack::serve(&core, &hop, (&mut parts, &mut body)).await;
+            let mut response = request_service::serve(&core, &hop, (&mut parts, &mut body)).await;
             if is_http1 && core.is_stopping() && response.status() != StatusCode::SWITCHING_PROTOCOLS {
                 response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             }

@@ -5,8 +5,8 @@ use http::{HeaderMap, Response, StatusCode, Version};
 use serde_json::json;
 use tidegate_policy::{ErrorBody, HeaderError, PathError};
 
-use crate::body::ResponseBody;
-use crate::grpc::{self, Pushback};
+use crate::http::grpc::{self, Pushback};
+use crate::http::response_body::ResponseBody;
 use crate::refusal::Refusal;
 
 /// Headers that a refusal has, ours and those that are written last.

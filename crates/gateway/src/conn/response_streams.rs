@@ -15,8 +15,8 @@ use hyper::rt::Executor;
 use slab::Slab;
 use tokio::task::AbortHandle;
 
-use crate::activity::{Activity, InFlight};
-use crate::liveness::{ReaderPace, WINDOW};
+use crate::conn::activity::{Activity, InFlight};
+use crate::conn::liveness::{ReaderPace, WINDOW};
 
 /// What goes into one frame of HTTP/2 unless its client allows more.
 const LARGE: usize = 16 << 10;

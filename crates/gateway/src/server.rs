@@ -18,13 +18,13 @@ use tokio::net::TcpStream;
 use tokio::runtime::{Builder, LocalOptions};
 use tokio::sync::watch;
 
-use crate::bounds::Bounds;
-use crate::connection::{self, Client, Speaking};
-use crate::core::{Core, Shared};
-use crate::guests::{Guests, Place};
-use crate::listen::Listener;
-use crate::live::{Live, LiveError};
+use crate::conn::connection::{self, Client, Speaking};
+use crate::conn::connection_limit::{Guests, Place};
+use crate::conn::listener::Listener;
+use crate::resource_limits::Bounds;
+use crate::snapshot::{Live, LiveError};
 use crate::upstream::{Connector, TlsError, health};
+use crate::worker::{Core, Shared};
 
 /// When descriptors run out, accepting again at once would only spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);

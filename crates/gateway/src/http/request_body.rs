@@ -14,10 +14,10 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tidegate_policy::UnderscoreHeaders;
 
-use crate::activity::{Activity, UnreadBody};
-use crate::body::{BodyError, Pace, Patience};
-use crate::core::InForce;
-use crate::forward;
+use crate::conn::activity::{Activity, UnreadBody};
+use crate::http::hop_headers;
+use crate::http::response_body::{BodyError, Pace, Patience};
+use crate::worker::InForce;
 
 /// The body of a request, as hyper reads it.
 #[derive(Debug)]
@@ -189,7 +189,7 @@ impl Upload {
         self.is_read = true;
         if let Some(trailers) = frame.trailers_mut() {
             let (live, underscored) = &self.trailers;
-            forward::strip_trailers(trailers, (live.active.matcher.header_rules(), *underscored));
+            hop_headers::strip_trailers(trailers, (live.active.matcher.header_rules(), *underscored));
         }
         let length = frame.data_ref().map_or(0, Bytes::len);
         self.patience.saw(length);

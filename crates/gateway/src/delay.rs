@@ -6,8 +6,8 @@ use tidegate_core::{Cost, Decision, Key, Limit, Refund, RuleId, Span, Timestamp}
 use tidegate_policy::Matched;
 use tidegate_store::Store;
 
-use crate::core::Core;
-use crate::rescue::Cause;
+use crate::error::Cause;
+use crate::worker::Core;
 
 /// Holds a request for `wait`. If its client leaves meanwhile, what was charged is given back.
 pub(crate) async fn until_its_turn<S: Store + 'static>(

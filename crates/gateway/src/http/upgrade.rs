@@ -10,8 +10,8 @@ use tokio::io::{AsyncRead, AsyncWrite, copy_bidirectional};
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::activity::Activity;
-use crate::forward::Hop;
+use crate::conn::activity::Activity;
+use crate::http::hop_headers::Hop;
 use crate::upstream::Lease;
 
 /// Silence is looked for so many times in the time it may last.
@@ -81,8 +81,8 @@ mod tests {
     use tokio::time::{Instant, sleep};
 
     use super::*;
-    use crate::client_socket::ClientSocket;
-    use crate::client_stream::Watched;
+    use crate::conn::client_socket::ClientSocket;
+    use crate::conn::client_stream::Watched;
 
     const IDLE: Duration = Duration::from_mins(10);
 

@@ -20,22 +20,22 @@ use tidegate_policy::{
 use tidegate_store::Store;
 use tidegate_telemetry::{Decided, Log, Story, Try};
 
-use crate::body::{ResponseBody, UpstreamBody};
-use crate::core::{Core, InForce};
+use crate::delay;
+use crate::error::{Cause, rescue};
 use crate::exclusion::{self, Held, LockOuts, Rejection};
-use crate::forward::{self, Hop};
-use crate::grpc;
-use crate::hold;
-use crate::live::Live;
-use crate::marks::Marks;
+use crate::http::access_log::seen;
+use crate::http::grpc;
+use crate::http::header_flags::Marks;
+use crate::http::hop_headers::{self, Hop};
+use crate::http::request_body::{RequestBody, UploadFailure};
+use crate::http::response_body::{ResponseBody, UpstreamBody};
+use crate::http::trace_context;
 use crate::refusal::Refusal;
-use crate::rescue::{Cause, rescue};
-use crate::seen::seen;
 use crate::settle::{self, Passed};
+use crate::snapshot::Live;
 use crate::told::{PolicyReport, Told, is_limited_by_upstream, tell, tell_when};
-use crate::traced;
-use crate::upload::{RequestBody, UploadFailure};
 use crate::upstream::{SendError, Stand, Upstream};
+use crate::worker::{Core, InForce};
 
 /// A request, lent: what is large is not handed from one to the other.
 pub(crate) type Asked<'a> = (&'a mut Parts, &'a mut Option<Incoming>);
@@ -50,7 +50,7 @@ pub(crate) async fn serve<S: Store + 'static>(
     let live = core.live();
     // Told when it is dropped, whatever happens until then.
     let mut story = core.teller.begin();
-    traced::join(&mut story, &parts.headers);
+    trace_context::join(&mut story, &parts.headers);
     story.see(|| seen(parts, hop.peer, &live.plan().identities));
     let mut told = Told::new();
     let asked = (&mut *parts, body);
@@ -98,7 +98,7 @@ async fn journey<S: Store + 'static>(
     let addresses = live.plan().identities.addresses();
     let is_trusted = addresses.trusts(hop.peer);
     let rules = (live.active.matcher.header_rules(), route.http.underscore_headers);
-    forward::from_client(&mut parts.headers, marks, is_trusted, rules).map_err(Cause::Headers)?;
+    hop_headers::from_client(&mut parts.headers, marks, is_trusted, rules).map_err(Cause::Headers)?;
     if is_trusted {
         addresses.check(&parts.headers, hop.peer).map_err(Cause::Headers)?;
     }
@@ -112,12 +112,12 @@ async fn journey<S: Store + 'static>(
     }
     let upgrade = Upgrade::wanted(parts, marks, hop);
     let ignores_forwarding =
-        forward::for_upstream(&mut parts.headers, marks, (hop, is_trusted), addresses, upgrade.is_some());
+        hop_headers::for_upstream(&mut parts.headers, marks, (hop, is_trusted), addresses, upgrade.is_some());
     if ignores_forwarding && live.is_first_ignored_forwarding() {
         warn_of_forwarding(&core.log, hop.peer);
     }
-    traced::pass_on(story, &mut parts.headers);
-    story.id(|| parts.headers.get(forward::REQUEST_ID).and_then(|id| id.to_str().ok()));
+    trace_context::pass_on(story, &mut parts.headers);
+    story.id(|| parts.headers.get(hop_headers::REQUEST_ID).and_then(|id| id.to_str().ok()));
     // Every gRPC call has `te: trailers`. If its upstream fails, the response needs its content type, and by then its
     // headers have left.
     let may_be_grpc = marks.has(Marks::TE) && parts.version == Version::HTTP_2;
@@ -249,7 +249,7 @@ async fn limit<S: Store + 'static>(
         tell((told, &mut core.said.borrow_mut()), live.styles(), decision.at, &single, all);
     }
     if !wait.is_zero() {
-        Box::pin(hold::until_its_turn(core, matched, &decision, wait)).await?;
+        Box::pin(delay::until_its_turn(core, matched, &decision, wait)).await?;
     }
     let has_reservations = live.active.matcher.has_reservations();
     Ok(if has_reservations { passed.reserving(matched, &decision) } else { passed })
@@ -356,7 +356,7 @@ struct Upgrade {
 
 impl Upgrade {
     fn wanted(parts: &mut Parts, marks: Marks, hop: &Rc<Hop>) -> Option<Self> {
-        let is_wanted = forward::wants_upgrade(parts.version, &parts.headers, marks);
+        let is_wanted = hop_headers::wants_upgrade(parts.version, &parts.headers, marks);
         let client = is_wanted.then(|| parts.extensions.remove::<OnUpgrade>()).flatten()?;
         Some(Self { client, hop: Rc::clone(hop) })
     }
@@ -406,16 +406,17 @@ async fn send<S: Store>(
     if switches {
         let Some(Upgrade { client, hop }) = upgrade else { return Err(Cause::BadAnswer) };
         let server = hyper::upgrade::on(&mut response);
-        let passing = crate::tunnel::between((client, server), lease, hop, core.bounds.tunnel, core.stop());
+        let passing =
+            crate::http::upgrade::between((client, server), lease, hop, core.bounds.tunnel, core.stop());
         tokio::task::spawn_local(passing);
         let mut response = response.map(|_| ResponseBody::empty());
-        forward::for_client(response.headers_mut(), true);
+        hop_headers::for_client(response.headers_mut(), true);
         return Ok(response);
     }
     let pace = core.bounds.response_pace;
     let body = |source| ResponseBody::Upstream(Box::new(UpstreamBody::new(source, lease, pace)));
     let mut response = response.map(body);
-    forward::for_client(response.headers_mut(), false);
+    hop_headers::for_client(response.headers_mut(), false);
     *response.version_mut() = Version::HTTP_11;
     Ok(response)
 }

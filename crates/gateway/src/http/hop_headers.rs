@@ -12,10 +12,10 @@ use http::{HeaderMap, Version};
 use smallvec::SmallVec;
 use tidegate_policy::{Addresses, HeaderError, HeaderRules, UnderscoreHeaders};
 
-use crate::activity::Activity;
-use crate::chain::{self, Node};
-use crate::guests::Place;
-use crate::marks::{Marks, is_untrusted};
+use crate::conn::activity::Activity;
+use crate::conn::connection_limit::Place;
+use crate::http::forwarded::{self, Node};
+use crate::http::header_flags::{Marks, is_untrusted};
 
 pub(crate) const FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 pub(crate) const HOST_ASKED: HeaderName = HeaderName::from_static("x-forwarded-host");
@@ -191,7 +191,7 @@ pub(crate) fn for_upstream(
     }
     headers.reserve(TOLD);
     if is_trusted {
-        chain::retell(headers, hop, addresses);
+        forwarded::retell(headers, hop, addresses);
     } else {
         let by_x = headers.insert(FOR, hop.address.clone());
         let forwarded = headers.insert(FORWARDED, hop.forwarded.clone());

@@ -10,11 +10,11 @@ use slab::Slab;
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
-use crate::activity::Activity;
-use crate::bounds::Bounds;
-use crate::liveness::Watch;
-use crate::response_streams::ResponseStreams;
-use crate::send_queue::{Ends, SendQueues};
+use crate::conn::activity::Activity;
+use crate::conn::liveness::Watch;
+use crate::conn::response_streams::ResponseStreams;
+use crate::conn::send_queue::{Ends, SendQueues};
+use crate::resource_limits::Bounds;
 
 /// When stopping, a connection over which nothing has moved for so long is closed. At once would be too soon: a request
 /// may be on its way, and over HTTP/1.1 only an answer can say that no other is taken.

@@ -9,10 +9,10 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use crate::activity::Activity;
-use crate::joined::poll_write_joined;
-use crate::linger::Linger;
-use crate::unparsable::BareAnswer;
+use crate::conn::activity::Activity;
+use crate::conn::coalesce::poll_write_joined;
+use crate::conn::lingering_close::Linger;
+use crate::conn::unparsable::BareAnswer;
 
 /// So much is read ahead of HTTP: the head of most requests.
 const AHEAD: usize = 1024;

@@ -11,12 +11,12 @@ use tidegate_store::{Clock, Penalties, Permits, Store};
 use tidegate_telemetry::{Log, Telemetry, Teller};
 use tokio::sync::watch;
 
-use crate::bounds::Bounds;
-use crate::live::Live;
-use crate::patience::Patience;
-use crate::rounds::Rounds;
-use crate::shut::Shut;
+use crate::ban_list::Shut;
+use crate::conn::idle_watchdog::Rounds;
+use crate::resource_limits::Bounds;
+use crate::snapshot::Live;
 use crate::told::Said;
+use crate::upstream::response_timeout::Patience;
 use crate::upstream::{Connector, Pools, Server};
 
 /// What the cores share to decide with.

@@ -8,11 +8,11 @@ use tidegate_store::Store;
 use tidegate_telemetry::Seen;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 
-use crate::body::ResponseBody;
-use crate::client_stream::Watched;
-use crate::core::Core;
-use crate::forward::Hop;
-use crate::rescue::{Cause, rescue};
+use crate::conn::client_stream::Watched;
+use crate::error::{Cause, rescue};
+use crate::http::hop_headers::Hop;
+use crate::http::response_body::ResponseBody;
+use crate::worker::Core;
 
 /// How every such answer begins.
 const START: &[u8] = b"HTTP/1.1 4";

@@ -114,7 +114,7 @@ fn trim(value: &mut HeaderValue) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::forward;
+    use crate::http::hop_headers;
 
     #[test]
     fn whatever_is_looked_for_has_its_mark() {
@@ -125,7 +125,7 @@ mod tests {
             headers.insert("user-agent", HeaderValue::from_static("a"));
             Marks::of(&headers)
         };
-        for name in &forward::OF_A_HOP {
+        for name in &hop_headers::OF_A_HOP {
             assert!(marked(name).has(Marks::OF_A_HOP), "{name}");
         }
         let untrusted = [
@@ -155,8 +155,8 @@ mod tests {
             (EXPECT, Marks::EXPECT),
             (COOKIE, Marks::COOKIE),
             (HOST, Marks::HOST),
-            (forward::HOST_ASKED, Marks::HOST_ASKED),
-            (forward::REQUEST_ID, Marks::REQUEST_ID),
+            (hop_headers::HOST_ASKED, Marks::HOST_ASKED),
+            (hop_headers::REQUEST_ID, Marks::REQUEST_ID),
         ];
         for (name, mark) in single {
             assert!(marked(&name).has(mark), "{name}");

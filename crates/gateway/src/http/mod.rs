@@ -1,0 +1,11 @@
+//! Requests and responses: hop-by-hop and forwarding headers, bodies, upgrades.
+
+pub(crate) mod access_log;
+pub(crate) mod forwarded;
+pub(crate) mod grpc;
+pub(crate) mod header_flags;
+pub(crate) mod hop_headers;
+pub(crate) mod request_body;
+pub(crate) mod response_body;
+pub(crate) mod trace_context;
+pub(crate) mod upgrade;
