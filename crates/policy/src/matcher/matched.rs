@@ -8,10 +8,9 @@ use tidegate_core::{Check, Cost, Decision, Key, Outcome, Penalty, Role, Timestam
 
 use crate::bans::{Ban, Bans};
 use crate::directory::Directory;
-use crate::identity::ClientKind;
 use crate::matcher::condition;
 use crate::path::Readings;
-use crate::plan::{Charge, ConcurrencyRule, Plan, Rule, RuleCost, Statuses, Tier};
+use crate::plan::{Charge, ConcurrencyRule, Count, Plan, Rule, RuleCost, Statuses, Tier};
 
 /// Checks that need no allocation: the limits with a place of their own, and four more.
 const INLINE: usize = 8;
@@ -69,12 +68,33 @@ impl Place {
             Self::AtOnce(_) => None,
         }
     }
+
+    /// Every rule with a counter, and where it stands.
+    pub(super) fn all(plan: &Plan) -> impl Iterator<Item = (&Rule, Self)> {
+        let limits = &plan.rate_limits;
+        let places = [Self::Global, Self::Tenant, Self::Default].into_iter();
+        let places = places.chain((0..limits.tiers.len()).map(Self::Tier));
+        let places = places.chain((0..limits.rules.len()).map(Self::Custom));
+        let places = places.chain((0..limits.endpoints.len()).map(Self::Endpoint));
+        places.filter_map(|place| Some((place.rule(plan)?, place)))
+    }
+
+    /// Whether all clients share one counter.
+    pub(super) fn counts_everybody(self, plan: &Plan) -> bool {
+        match self {
+            Self::Global => true,
+            Self::Custom(at) => {
+                plan.rate_limits.rules.get(at).is_some_and(|custom| custom.count == Count::Everybody)
+            }
+            _ => false,
+        }
+    }
 }
 
 /// What becomes of a request before any counter is asked.
 #[expect(clippy::large_enum_variant, reason = "nearly every request is the large one")]
 #[derive(Debug)]
-pub enum Admission<'a> {
+pub enum Admission<'a, 'k> {
     /// It passes, whatever it costs; it is only counted.
     Exempt {
         /// Why.
@@ -83,7 +103,7 @@ pub enum Admission<'a> {
     /// It is refused with 403.
     Banned {
         /// By whom.
-        by: BannedBy<'a>,
+        by: BannedBy<'k>,
     },
     /// It passes if all its checks do, in one decision.
     Checked(Matched<'a>),
@@ -131,7 +151,6 @@ pub struct Matched<'a> {
     pub(super) at_once: &'a [Applied],
     pub(super) bytes: &'a [u8],
     pub(super) plan: &'a Plan,
-    pub(super) kind: ClientKind,
     pub(super) client: &'a [u8],
     pub(super) tier: Option<&'a Tier>,
 }
@@ -141,10 +160,9 @@ impl<'a> Matched<'a> {
         plan: &'a Plan,
         scratch: &'a Scratch,
         checks: usize,
-        who: (ClientKind, Range, Option<&'a Tier>),
+        (client, tier): (Range, Option<&'a Tier>),
     ) -> Self {
         let bytes = |(start, end): Range| scratch.bytes.get(start as usize..end as usize).unwrap_or_default();
-        let (kind, client, tier) = who;
         let client = bytes(client);
         let check = |applied: &'a Applied| {
             let rule = applied.place.rule(plan)?;
@@ -154,7 +172,7 @@ impl<'a> Matched<'a> {
         let (applied, at_once) = scratch.applied.split_at_checked(checks).unwrap_or_default();
         let checks = applied.iter().filter_map(check).collect();
         let bytes = &scratch.bytes;
-        Self { checks, applied, at_once, bytes, plan, kind, client, tier }
+        Self { checks, applied, at_once, bytes, plan, client, tier }
     }
 
     /// The checks: one decision.
@@ -247,11 +265,6 @@ impl<'a> Matched<'a> {
     pub fn penalties(&self) -> impl Iterator<Item = (&Check<'a>, &'a Rule, &'a Penalty)> {
         let binding = self.checks.iter().zip(self.rules()).filter(|(check, _)| check.role == Role::Binding);
         binding.filter_map(|(check, rule)| Some((check, rule, rule.penalty.as_ref()?)))
-    }
-
-    /// By what the client is known.
-    pub fn kind(&self) -> ClientKind {
-        self.kind
     }
 
     /// The bytes that counters of the client have; they may hold an API key.

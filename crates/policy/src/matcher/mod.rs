@@ -15,9 +15,10 @@ mod walk;
 use std::sync::Arc;
 
 use foldhash::fast::RandomState;
-use hashbrown::HashSet;
+use hashbrown::{HashMap, HashSet};
 
 use index::PathIndex;
+use matched::Place;
 pub use matched::{
     Admission, AtOnce, BannedBy, Exemption, Judged, Known, Matched, Reservation, Scratch, Settles,
 };
@@ -64,6 +65,7 @@ pub struct Matcher {
     bans: Networks,
     has_penalties: bool,
     has_reservations: bool,
+    rules_by_name: HashMap<Box<str>, Place, RandomState>,
 }
 
 impl Matcher {
@@ -92,6 +94,8 @@ impl Matcher {
         let has_reservations = limits.rules.iter().any(settled);
         let has_penalties = limits.iter().any(|rule| rule.penalty.is_some());
         let header_rules = HeaderRules::new(&plan);
+        let rules_by_name =
+            Place::all(&plan).map(|(rule, place)| (rule.name.as_str().into(), place)).collect();
         Self {
             plan,
             routes,
@@ -104,6 +108,7 @@ impl Matcher {
             bans,
             has_penalties,
             has_reservations,
+            rules_by_name,
         }
     }
 

@@ -47,7 +47,7 @@ fn with<R>(
     matcher: &Matcher,
     request: &str,
     lines: &[(&str, &str)],
-    read: impl FnOnce(&Admission<'_>) -> R,
+    read: impl FnOnce(&Admission<'_, '_>) -> R,
 ) -> R {
     let (method, path) = request.split_once(' ').unwrap();
     let headers = headers(lines);

@@ -15,15 +15,15 @@ use crate::plan::{Count, PathCase, Tier};
 impl Matcher {
     /// What the policy says about a request: whether it is banned or exempt, in this order, or which checks it must pass.
     ///
-    /// `known` is a directory, or a directory and bans; `now` is the decision's. Nothing is allocated once `scratch` has grown, but by expressions, by the verification
-    /// of tokens, and for requests with more than eight checks.
-    pub fn admit<'a>(
+    /// `known` is a directory, or a directory and bans; `now` is the decision's. Nothing is allocated once `scratch` has
+    /// grown, but by expressions, by the verification of tokens, and for requests with more than eight checks.
+    pub fn admit<'a, 'k>(
         &'a self,
-        facts: &'a Facts<'a>,
-        known: impl Into<Known<'a>>,
+        facts: &Facts<'_>,
+        known: impl Into<Known<'k>>,
         now: Timestamp,
         scratch: &'a mut Scratch,
-    ) -> Admission<'a> {
+    ) -> Admission<'a, 'k> {
         let Known { directory, bans } = known.into();
         let identity = self.plan.identities.of(facts, directory, now);
         // A ban is stronger than an exemption: an operator must be able to stop a client whatever the policy grants it.
@@ -72,9 +72,29 @@ impl Matcher {
         for &index in of_places {
             walk.at_once(self, index as usize, tier_name);
         }
-        let kind = walk.kind;
-        let who = (kind, client, tier.map(|(_, tier)| tier));
-        Admission::Checked(Matched::new(&self.plan, scratch, checks, who))
+        let client = (client, tier.map(|(_, tier)| tier));
+        Admission::Checked(Matched::new(&self.plan, scratch, checks, client))
+    }
+
+    /// The check of the rule that is called `name`, for a client that the caller has identified; `None` if there is no
+    /// such rule. `client` is what the rule's counters are kept by. It is not used by rules that count all clients together.
+    pub fn match_rule<'a>(
+        &'a self,
+        name: &str,
+        client: &[u8],
+        cost: Cost,
+        scratch: &'a mut Scratch,
+    ) -> Option<Matched<'a>> {
+        let place = *self.rules_by_name.get(name)?;
+        let Scratch { bytes, found, applied, .. } = scratch;
+        bytes.clear();
+        found.clear();
+        applied.clear();
+        bytes.extend_from_slice(client);
+        let client = range(0, bytes.len());
+        let counted = if place.counts_everybody(&self.plan) { (0, 0) } else { client };
+        applied.push(Applied { place, client: counted, cost, failed: false, open: false });
+        Some(Matched::new(&self.plan, scratch, 1, (client, None)))
     }
 
     fn exemption(&self, identity: &Identity<'_>) -> Option<Exemption> {
