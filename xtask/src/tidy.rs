@@ -14,14 +14,21 @@ const LONGEST_FILE: usize = 600;
 const BANNED_NAMES: [&str; 7] = ["util", "utils", "misc", "common", "helpers", "types", "manager"];
 
 /// Which crates of ours a crate may build on. A crate that is not named here may not exist.
-const MAY_USE: [(&str, &[&str]); 10] = [
+const MAY_USE: [(&str, &[&str]); 11] = [
     ("tidegate-core", &[]),
     ("tidegate-store", &["tidegate-core"]),
     ("tidegate-redis", &["tidegate-core", "tidegate-store"]),
     ("tidegate-policy", &["tidegate-core"]),
     ("tidegate-telemetry", &["tidegate-core", "tidegate-store", "tidegate-policy"]),
-    ("tidegate-gateway", &["tidegate-core", "tidegate-store", "tidegate-policy", "tidegate-telemetry"]),
-    ("tidegate-console", &["tidegate-core", "tidegate-store", "tidegate-policy", "tidegate-telemetry"]),
+    ("tidegate-limiter", &["tidegate-core", "tidegate-store", "tidegate-policy"]),
+    (
+        "tidegate-gateway",
+        &["tidegate-core", "tidegate-store", "tidegate-policy", "tidegate-limiter", "tidegate-telemetry"],
+    ),
+    (
+        "tidegate-console",
+        &["tidegate-core", "tidegate-store", "tidegate-policy", "tidegate-limiter", "tidegate-telemetry"],
+    ),
     (
         "tidegate",
         &[
@@ -29,6 +36,7 @@ const MAY_USE: [(&str, &[&str]); 10] = [
             "tidegate-store",
             "tidegate-redis",
             "tidegate-policy",
+            "tidegate-limiter",
             "tidegate-telemetry",
             "tidegate-gateway",
             "tidegate-console",
@@ -41,6 +49,7 @@ const MAY_USE: [(&str, &[&str]); 10] = [
             "tidegate-store",
             "tidegate-redis",
             "tidegate-policy",
+            "tidegate-limiter",
             "tidegate-telemetry",
             "tidegate-gateway",
         ],

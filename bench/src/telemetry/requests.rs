@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use tidegate_gateway::{Gateway, Listener};
+use tidegate_gateway::{Bounds, Gateway, Listener};
+use tidegate_limiter::Limiter;
 use tidegate_policy::{Active, NoFiles, Sample, compile};
 use tidegate_store::{Clock, MemoryStore, SystemClock};
 use tidegate_telemetry::{Destination, Form, Log, Metrics, Telemetry, Which};
@@ -37,7 +38,8 @@ impl Running {
         );
         let active = Active::new(compile("bench.yaml", policy.as_bytes(), &NoFiles)?.plan);
         let store = Arc::new(MemoryStore::with_cap(16 << 20));
-        let gateway = Gateway::new(active, store)?.with_telemetry(telemetry)?;
+        let limiter = Limiter::new(active, store, Arc::new(SystemClock::new()))?;
+        let gateway = Gateway::new(Arc::new(limiter), telemetry, Bounds::default())?;
         let listener = Listener::bind("127.0.0.1:0", 1)?;
         let address = listener.address();
         let (stop, stopping) = watch::channel(false);

@@ -89,7 +89,7 @@ impl<R: Running> Desk<R> {
         let (none, penalties) = (Arc::default(), Mutex::default());
         let desk = Self { running, clock, durable, path, books: none, penalties };
         let now = desk.now();
-        desk.running.penalties().restore(contents.penalties.into_values(), now);
+        desk.running.limiter().penalties().restore(contents.penalties.into_values(), now);
         for (key, record) in &books.overrides {
             desk.put_in_force(key, Some(record), now).await?;
         }
@@ -165,7 +165,7 @@ impl<R: Running> Desk<R> {
             let is_new = books.overrides.get(&key).is_none_or(|earlier| is_over(earlier.until, now));
             // Before anything is written: if the store has no room for the limit, nothing changes.
             let limits: Vec<_> = Limit::new(instead.algorithm, instead.spec).into_iter().collect();
-            let _retained = desk.running.store().retain_limits(&limits, now)?;
+            let _retained = desk.running.limiter().store().retain_limits(&limits, now)?;
             let mut changes = books.forget(now);
             if books.overrides.len() >= MOST_OVERRIDES && !books.overrides.contains_key(&key) {
                 return Err(DeskError::Full { most: MOST_OVERRIDES, what: "overrides" });
@@ -206,14 +206,14 @@ impl<R: Running> Desk<R> {
 
     /// Whose lock-outs there are.
     pub(crate) fn locked_out(&self) -> Vec<Penalised> {
-        self.running.penalties().locked_out(self.now())
+        self.running.limiter().penalties().locked_out(self.now())
     }
 
     /// Lets everybody go whom `subject` names; how many were locked out.
     pub(crate) fn forgive(&self, subject: &Subject) -> usize {
         let named = |penalised: &Penalised| subject.names(&penalised.key.client);
         let locked = self.locked_out().into_iter().filter(named);
-        locked.filter(|penalised| self.running.penalties().remove(penalised.key.as_key())).count()
+        locked.filter(|penalised| self.running.limiter().penalties().remove(penalised.key.as_key())).count()
     }
 
     /// Writes penalties down as they change, until it is dropped. Nobody waits for it: after a crash a lock-out of the
@@ -229,7 +229,7 @@ impl<R: Running> Desk<R> {
     /// Writes down what has changed of the penalties.
     pub async fn write_penalties(&self) -> Result<(), DurableError> {
         let mut written = self.penalties.lock().await;
-        let penalties = self.running.penalties();
+        let penalties = self.running.limiter().penalties();
         let version = penalties.version();
         if version == written.version && !written.is_behind {
             return Ok(());
@@ -286,7 +286,7 @@ impl<R: Running> Desk<R> {
     }
 
     fn publish(&self, books: &Books, now: Timestamp) {
-        self.running.ban(Bans::new(books.bans.values().filter(|ban| !ban.is_over(now)).cloned()));
+        self.running.limiter().ban(Bans::new(books.bans.values().filter(|ban| !ban.is_over(now)).cloned()));
     }
 
     async fn put_in_force(
@@ -302,7 +302,7 @@ impl<R: Running> Desk<R> {
             Some(Override { limit, until })
         });
         let key = Key::new(RuleId::named(&key.rule), &key.client);
-        self.running.store().override_limit(key, instead, now).await
+        self.running.limiter().store().override_limit(key, instead, now).await
     }
 }
 

@@ -1,32 +1,18 @@
 //! What is administered.
 
-use std::sync::Arc;
-
-use tidegate_policy::{Active, Bans};
-use tidegate_store::{HeavyKey, Penalties, Store};
+use tidegate_limiter::Limiter;
+use tidegate_store::{HeavyKey, Store};
 
 /// A gateway that runs, as its operators see it.
 pub trait Running: Send + Sync + 'static {
     /// Where it counts.
-    type Store: Store;
+    type Store: Store + 'static;
 
-    /// Where it counts.
-    fn store(&self) -> &Self::Store;
-
-    /// The policy in force.
-    fn active(&self) -> Active;
+    /// What decides: the policy in force, bans, lock-outs, counters.
+    fn limiter(&self) -> &Limiter<Self::Store>;
 
     /// Where the policy comes from, in words.
     fn source(&self) -> String;
-
-    /// Puts these bans in force, beside those of the policy. When this returns every new request meets them.
-    fn ban(&self, bans: Bans);
-
-    /// The bans in force, those of the policy excepted.
-    fn bans(&self) -> Arc<Bans>;
-
-    /// Who is locked out, and who is about to be.
-    fn penalties(&self) -> &Penalties;
 
     /// The heaviest clients of each rule, heaviest first.
     fn heaviest(&self) -> Vec<HeavyKey>;

@@ -7,18 +7,16 @@
 
 #![forbid(unsafe_code)]
 
-mod ban_list;
 mod conn;
-mod delay;
 mod error;
-mod exclusion;
 mod executor;
+mod forward;
 mod http;
+mod limit;
 mod refusal;
 mod resource_limits;
 mod server;
 mod service;
-mod settle;
 mod snapshot;
 mod told;
 mod upstream;

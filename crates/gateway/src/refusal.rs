@@ -22,6 +22,16 @@ pub(crate) enum Reason {
     Concurrency,
 }
 
+impl From<tidegate_limiter::Reason> for Reason {
+    fn from(reason: tidegate_limiter::Reason) -> Self {
+        match reason {
+            tidegate_limiter::Reason::Limit => Self::Limit,
+            tidegate_limiter::Reason::LockOut => Self::LockOut,
+            tidegate_limiter::Reason::Concurrency => Self::Concurrency,
+        }
+    }
+}
+
 impl Reason {
     /// The code of flat bodies, of logs and of traces.
     pub(crate) const fn code(self) -> &'static str {

@@ -2,7 +2,6 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::num::NonZeroUsize;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -11,8 +10,9 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use rustls::RootCertStore;
 use thiserror::Error;
-use tidegate_policy::{Active, Bans};
-use tidegate_store::{Clock, Penalties, Permits, RetainedLimits, Store, StoreError, SystemClock};
+use tidegate_limiter::Limiter;
+use tidegate_policy::Active;
+use tidegate_store::{Store, StoreError};
 use tidegate_telemetry::{Kind, Page, Reader, Telemetry};
 use tokio::net::TcpStream;
 use tokio::runtime::{Builder, LocalOptions};
@@ -31,13 +31,13 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// How often a core that drains looks whether it is done.
 const DRAIN_LOOK: Duration = Duration::from_millis(10);
 
-/// The reverse proxy: a policy in force, and cores that serve it.
+/// The reverse proxy: a limiter, the upstreams of its policy, and cores that serve requests.
 #[derive(Debug)]
 pub struct Gateway<S> {
     live: Arc<ArcSwap<Live>>,
     shared: Shared<S>,
-    /// The limits of the policy in force, which the store must be able to count under.
-    limits: Mutex<RetainedLimits>,
+    /// Held while a policy is replaced.
+    replacing: Mutex<()>,
     connector: Connector,
     bounds: Bounds,
     guests: Arc<Guests>,
@@ -61,97 +61,43 @@ pub enum GatewayError {
 }
 
 impl<S: Store + 'static> Gateway<S> {
-    /// A gateway that serves `active` with the counters of `store`.
-    pub fn new(active: Active, store: Arc<S>) -> Result<Self, GatewayError> {
-        Self::with_bounds(active, store, Bounds::default())
-    }
-
-    /// The same within other bounds.
-    pub fn with_bounds(active: Active, store: Arc<S>, bounds: Bounds) -> Result<Self, GatewayError> {
-        let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
-        let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-        let telemetry = Telemetry::counting(cores, Arc::clone(&clock));
+    /// A gateway that asks `limiter` and serves the upstreams of its policy.
+    pub fn new(limiter: Arc<Limiter<S>>, telemetry: Telemetry, bounds: Bounds) -> Result<Self, GatewayError> {
+        let live = Live::new(limiter.policy(), None, telemetry.metrics())?;
         Ok(Self {
-            limits: Mutex::new(retain_limits(&*store, &active, &*clock)?),
-            live: Arc::new(ArcSwap::from_pointee(Live::new(active, None, telemetry.metrics())?)),
-            shared: Shared {
-                store,
-                clock,
-                bans: Arc::default(),
-                telemetry,
-                penalties: Arc::default(),
-                permits: Arc::default(),
-            },
+            live: Arc::new(ArcSwap::from_pointee(live)),
+            shared: Shared { limiter, telemetry },
+            replacing: Mutex::default(),
             connector: Connector::new(bounds.connect, &RootCertStore::empty())?,
             guests: Guests::new(bounds.connections, bounds.connections_per_address),
             bounds,
         })
     }
 
-    /// The same by another clock.
-    #[must_use]
-    pub fn with_clock(mut self, clock: Arc<dyn Clock>) -> Self {
-        self.shared.clock = clock;
-        self
-    }
-
-    /// The same, telling its stories to `telemetry`.
-    pub fn with_telemetry(mut self, telemetry: Telemetry) -> Result<Self, GatewayError> {
-        self.live.store(Arc::new(Live::new(self.active(), None, telemetry.metrics())?));
-        self.shared.telemetry = telemetry;
-        Ok(self)
+    /// The limiter.
+    pub fn limiter(&self) -> &Arc<Limiter<S>> {
+        &self.shared.limiter
     }
 
     /// What is counted, and what is known of connections and upstreams.
     pub fn page(&self, reader: Reader) -> Page {
-        let mut page = self.shared.telemetry.page(reader, self.shared.clock.now());
+        let mut page = self.shared.telemetry.page(reader, self.shared.limiter.clock().now());
         let open = self.connections();
         page.single("tidegate_connections_open", Kind::Gauge, "Connections of clients that are open.", open);
         self.live.load().write(&mut page);
         page
     }
 
-    /// The same with lock-outs that are known already, and that others look at too.
-    #[must_use]
-    pub fn with_penalties(mut self, penalties: Arc<Penalties>) -> Self {
-        self.shared.penalties = penalties;
-        self
-    }
-
-    /// Who is locked out.
-    pub fn penalties(&self) -> &Arc<Penalties> {
-        &self.shared.penalties
-    }
-
-    /// How many requests are under way that a rule counts.
-    pub fn permits(&self) -> &Arc<Permits> {
-        &self.shared.permits
-    }
-
     /// Puts another policy in force, whole or not at all. Requests under way keep theirs; counters stay.
     pub fn replace(&self, active: Active) -> Result<(), GatewayError> {
-        // Held to the end: policies are replaced one after another.
-        let mut limits = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
-        let retained = retain_limits(&*self.shared.store, &active, &*self.shared.clock)?;
-        let live = Live::new(active, Some(&self.live.load()), self.shared.telemetry.metrics())?;
+        let _replacing = self.replacing.lock().unwrap_or_else(PoisonError::into_inner);
+        let limiter = &self.shared.limiter;
+        let prepared = limiter.prepare(active)?;
+        let policy = Arc::clone(prepared.policy());
+        let live = Live::new(policy, Some(&self.live.load()), self.shared.telemetry.metrics())?;
+        limiter.activate(prepared);
         self.live.store(Arc::new(live));
-        *limits = retained;
         Ok(())
-    }
-
-    /// The policy in force.
-    pub fn active(&self) -> Active {
-        self.live.load().active.clone()
-    }
-
-    /// Puts other bans in force, beside those of the policy. From now on every request meets them.
-    pub fn ban(&self, bans: Bans) {
-        self.shared.bans.replace(bans);
-    }
-
-    /// The bans in force, those that are over included.
-    pub fn bans(&self) -> Arc<Bans> {
-        self.shared.bans.all()
     }
 
     /// How many clients are connected.
@@ -211,16 +157,6 @@ impl<S: Store + 'static> Gateway<S> {
         started.recv().unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))?;
         Ok(handle)
     }
-}
-
-/// Has the store retain every limit of a policy.
-fn retain_limits(
-    store: &impl Store,
-    active: &Active,
-    clock: &dyn Clock,
-) -> Result<RetainedLimits, StoreError> {
-    let limits: Vec<_> = active.matcher.plan().rate_limits.iter().map(|rule| rule.limit).collect();
-    store.retain_limits(&limits, clock.now())
 }
 
 type Door = (std::net::TcpListener, Option<tokio_rustls::TlsAcceptor>);

@@ -1,5 +1,6 @@
 //! What is in force: the policy and the upstreams it names, swapped whole.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use thiserror::Error;
@@ -11,7 +12,7 @@ use crate::upstream::{BadServer, Server, Upstream};
 /// A policy with its upstreams.
 #[derive(Debug)]
 pub(crate) struct Live {
-    pub(crate) active: Active,
+    pub(crate) policy: Arc<Active>,
     upstreams: Vec<Upstream>,
     /// Where its rules are counted.
     pub(crate) counted: RuleSlots,
@@ -33,10 +34,14 @@ pub enum LiveError {
 }
 
 impl Live {
-    /// Puts `active` in force. Servers that were there `before` keep what is known of them.
-    pub(crate) fn new(active: Active, before: Option<&Self>, metrics: &Metrics) -> Result<Self, LiveError> {
+    /// A policy with its upstreams. Servers that were there `before` keep what is known of them.
+    pub(crate) fn new(
+        policy: Arc<Active>,
+        before: Option<&Self>,
+        metrics: &Metrics,
+    ) -> Result<Self, LiveError> {
         let mut upstreams = Vec::new();
-        for planned in &active.matcher.plan().upstreams {
+        for planned in &policy.matcher.plan().upstreams {
             let mut upstream = Upstream::new(planned, metrics.upstream(&planned.name))
                 .map_err(|source| LiveError::Server { upstream: planned.name.clone(), source })?;
             if let Some(earlier) = before.and_then(|live| live.named(&planned.name)) {
@@ -44,10 +49,10 @@ impl Live {
             }
             upstreams.push(upstream);
         }
-        let counted = metrics.apply(active.matcher.plan());
-        let plan = active.matcher.plan();
+        let counted = metrics.apply(policy.matcher.plan());
+        let plan = policy.matcher.plan();
         let warns = plan.clients.trusted_proxies.is_empty() && counts_addresses(plan);
-        Ok(Self { active, upstreams, counted, warns_of_forwarding: AtomicBool::new(warns) })
+        Ok(Self { policy, upstreams, counted, warns_of_forwarding: AtomicBool::new(warns) })
     }
 
     /// Whether the operator should know of a request whose forwarding headers were ignored. True once at most: if the policy
@@ -63,7 +68,7 @@ impl Live {
     }
 
     pub(crate) fn plan(&self) -> &Plan {
-        self.active.matcher.plan()
+        self.policy.matcher.plan()
     }
 
     pub(crate) fn error_body(&self) -> ErrorBody {

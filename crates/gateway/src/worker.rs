@@ -1,17 +1,17 @@
 //! What one core has to serve requests with.
 
 use std::cell::{Cell, RefCell};
-use std::ops::Deref;
+use std::ops::{Deref, DerefMut};
 use std::rc::Rc;
 use std::sync::Arc;
 
 use arc_swap::{ArcSwap, Cache};
+use tidegate_limiter::Limiter;
 use tidegate_policy::Scratch;
-use tidegate_store::{Clock, Penalties, Permits, Store};
+use tidegate_store::Store;
 use tidegate_telemetry::{Log, Telemetry, Teller};
 use tokio::sync::watch;
 
-use crate::ban_list::Shut;
 use crate::conn::idle_watchdog::Rounds;
 use crate::resource_limits::Bounds;
 use crate::snapshot::Live;
@@ -19,28 +19,16 @@ use crate::told::Said;
 use crate::upstream::response_timeout::Patience;
 use crate::upstream::{Connector, Pools, Server};
 
-/// What the cores share to decide with.
+/// What the cores share.
 #[derive(Debug)]
 pub(crate) struct Shared<S> {
-    pub(crate) store: Arc<S>,
-    pub(crate) clock: Arc<dyn Clock>,
-    pub(crate) bans: Arc<Shut>,
+    pub(crate) limiter: Arc<Limiter<S>>,
     pub(crate) telemetry: Telemetry,
-    pub(crate) penalties: Arc<Penalties>,
-    pub(crate) permits: Arc<Permits>,
 }
 
 impl<S> Clone for Shared<S> {
     fn clone(&self) -> Self {
-        let Self { store, clock, bans, telemetry, penalties, permits } = self;
-        Self {
-            store: Arc::clone(store),
-            clock: Arc::clone(clock),
-            bans: Arc::clone(bans),
-            telemetry: telemetry.clone(),
-            penalties: Arc::clone(penalties),
-            permits: Arc::clone(permits),
-        }
+        Self { limiter: Arc::clone(&self.limiter), telemetry: self.telemetry.clone() }
     }
 }
 
@@ -48,13 +36,9 @@ impl<S> Clone for Shared<S> {
 #[derive(Debug)]
 pub(crate) struct Core<S> {
     live: RefCell<Cache<Arc<ArcSwap<Live>>, Arc<Live>>>,
-    pub(crate) store: Arc<S>,
-    pub(crate) clock: Arc<dyn Clock>,
-    pub(crate) bans: Arc<Shut>,
+    pub(crate) limiter: Arc<Limiter<S>>,
     pub(crate) teller: Teller,
     pub(crate) log: Log,
-    pub(crate) penalties: Arc<Penalties>,
-    pub(crate) permits: Arc<Permits>,
     pub(crate) pools: Rc<Pools>,
     pub(crate) rounds: Rc<Rounds>,
     pub(crate) patience: Rc<Patience>,
@@ -80,7 +64,7 @@ impl Deref for InForce {
     }
 }
 
-impl<S: Store> Core<S> {
+impl<S: Store + 'static> Core<S> {
     pub(crate) fn new(
         live: Arc<ArcSwap<Live>>,
         shared: Shared<S>,
@@ -88,17 +72,13 @@ impl<S: Store> Core<S> {
         bounds: Bounds,
         stop: watch::Receiver<bool>,
     ) -> Self {
-        let Shared { store, clock, bans, telemetry, penalties, permits } = shared;
+        let Shared { limiter, telemetry } = shared;
         Self {
             served: RefCell::new(Rc::new(InForce(live.load_full()))),
             live: RefCell::new(Cache::new(live)),
-            store,
-            teller: telemetry.teller(Arc::clone(&clock)),
+            teller: telemetry.teller(Arc::clone(limiter.clock())),
             log: telemetry.log().clone(),
-            clock,
-            bans,
-            penalties,
-            permits,
+            limiter,
             pools: Pools::new(connector, &bounds),
             rounds: Rc::default(),
             patience: Patience::new(bounds.answer),
@@ -142,10 +122,10 @@ impl<S: Store> Core<S> {
         self.stop.clone()
     }
 
-    /// Lends room for one match; it comes back by itself.
-    pub(crate) fn with_scratch(&self) -> LentScratch<'_, S> {
+    /// A scratch from the pool; dropping it returns it.
+    pub(crate) fn scratch(&self) -> PooledScratch<'_> {
         let scratch = self.scratches.borrow_mut().pop().unwrap_or_default();
-        LentScratch { core: self, scratch }
+        PooledScratch { pool: &self.scratches, scratch }
     }
 
     /// A place among those who wait; `None` if all are taken.
@@ -158,16 +138,30 @@ impl<S: Store> Core<S> {
     }
 }
 
-/// Room for one match.
+/// A scratch of this core, returned to the pool when it is dropped.
 #[derive(Debug)]
-pub(crate) struct LentScratch<'c, S> {
-    core: &'c Core<S>,
-    pub(crate) scratch: Scratch,
+pub(crate) struct PooledScratch<'c> {
+    pool: &'c RefCell<Vec<Scratch>>,
+    scratch: Scratch,
 }
 
-impl<S> Drop for LentScratch<'_, S> {
+impl Deref for PooledScratch<'_> {
+    type Target = Scratch;
+
+    fn deref(&self) -> &Scratch {
+        &self.scratch
+    }
+}
+
+impl DerefMut for PooledScratch<'_> {
+    fn deref_mut(&mut self) -> &mut Scratch {
+        &mut self.scratch
+    }
+}
+
+impl Drop for PooledScratch<'_> {
     fn drop(&mut self) {
-        self.core.scratches.borrow_mut().push(std::mem::take(&mut self.scratch));
+        self.pool.borrow_mut().push(std::mem::take(&mut self.scratch));
     }
 }
 

@@ -9,14 +9,16 @@ use std::thread::JoinHandle;
 use anyhow::{Context, anyhow};
 use tidegate_console::{Console, Desk, ReloadError, Reloaded, Running, Token};
 use tidegate_gateway::Gateway;
-use tidegate_policy::{Active, AdminPlan, Bans, Plan};
-use tidegate_store::{Clock, HeavyKey, MemoryStore, MemoryUse, Penalties};
+use tidegate_limiter::Limiter;
+use tidegate_policy::{AdminPlan, Plan};
+use tidegate_store::{Clock, HeavyKey, MemoryUse};
 use tidegate_telemetry::{Kind, Log, Page, Reader};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::certificates::Certificates;
 use super::source::Source;
 use super::state::{self, Kept, State};
+use super::store::SelectedStore;
 use super::takeover::Predecessor;
 
 /// Somebody wants the policy read again, and to hear how it went.
@@ -24,8 +26,7 @@ pub(crate) type ReloadRequest = oneshot::Sender<Result<Reloaded, ReloadError>>;
 
 /// The gateway, as its operators see it.
 pub(crate) struct Served {
-    gateway: Arc<Gateway<MemoryStore>>,
-    store: Arc<MemoryStore>,
+    gateway: Arc<Gateway<SelectedStore>>,
     certificates: Arc<Certificates>,
     source: String,
     reloads: mpsc::Sender<ReloadRequest>,
@@ -35,7 +36,7 @@ pub(crate) struct Served {
 
 impl Served {
     pub(crate) fn new(
-        (gateway, store): (Arc<Gateway<MemoryStore>>, Arc<MemoryStore>),
+        gateway: Arc<Gateway<SelectedStore>>,
         source: &Source,
         certificates: Arc<Certificates>,
         log: Log,
@@ -47,7 +48,7 @@ impl Served {
             Source::Demo(_) => "the built-in demo".to_owned(),
         };
         let is_ready = AtomicBool::new(true);
-        (Arc::new(Self { gateway, store, certificates, source, reloads, is_ready, log }), wanted)
+        (Arc::new(Self { gateway, certificates, source, reloads, is_ready, log }), wanted)
     }
 
     /// From now on nobody should send requests here.
@@ -69,34 +70,18 @@ impl Served {
 }
 
 impl Running for Served {
-    type Store = MemoryStore;
+    type Store = SelectedStore;
 
-    fn store(&self) -> &MemoryStore {
-        &self.store
-    }
-
-    fn active(&self) -> Active {
-        self.gateway.active()
+    fn limiter(&self) -> &Limiter<SelectedStore> {
+        self.gateway.limiter()
     }
 
     fn source(&self) -> String {
         self.source.clone()
     }
 
-    fn ban(&self, bans: Bans) {
-        self.gateway.ban(bans);
-    }
-
-    fn bans(&self) -> Arc<Bans> {
-        self.gateway.bans()
-    }
-
-    fn penalties(&self) -> &Penalties {
-        self.gateway.penalties()
-    }
-
     fn heaviest(&self) -> Vec<HeavyKey> {
-        self.store.heaviest()
+        self.limiter().store().heaviest()
     }
 
     fn connections(&self) -> usize {
@@ -110,7 +95,7 @@ impl Running for Served {
     fn metrics(&self, remembers: bool) -> (String, &'static str) {
         let mut page = self.gateway.page(if remembers { Reader::Scraper } else { Reader::Person });
         let MemoryUse { table_bytes, pool_bytes, overflowed, limits_in_use, limits_max } =
-            self.store.memory_use();
+            self.limiter().store().memory_use();
         let (table, pool) = ("tidegate_store_table_bytes", "tidegate_store_pool_bytes");
         page.single(table, Kind::Gauge, "Memory of the table of counters, taken at the start.", table_bytes);
         page.single(pool, Kind::Gauge, "Memory of counters that do not fit the table.", pool_bytes);
@@ -121,7 +106,7 @@ impl Running for Served {
         let help = "How many different limits can be in use at once.";
         page.single("tidegate_limits_max", Kind::Gauge, help, limits_max);
         let (bans, help) = ("tidegate_bans", "Bans that operators have made while it runs.");
-        page.single(bans, Kind::Gauge, help, self.gateway.bans().len());
+        page.single(bans, Kind::Gauge, help, self.limiter().bans().len());
         self.certificates.write(&mut page);
         (page.into_text(), Page::CONTENT_TYPE)
     }

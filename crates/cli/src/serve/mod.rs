@@ -9,6 +9,7 @@ mod listeners;
 mod reload;
 pub(crate) mod source;
 pub(crate) mod state;
+mod store;
 mod takeover;
 mod telling;
 mod watched;
@@ -19,8 +20,9 @@ use std::time::Duration;
 
 use anyhow::bail;
 use tidegate_gateway::{Gateway, Listener};
+use tidegate_limiter::Limiter;
 use tidegate_policy::{Active, LogTo, Plan};
-use tidegate_store::{Clock, MemoryStore, SystemClock};
+use tidegate_store::{Clock, SystemClock};
 use tokio::sync::watch;
 
 use crate::args::ServeArgs;
@@ -30,6 +32,7 @@ use certificates::Certificates;
 use reload::{End, Events};
 use source::{Loaded, Source};
 use state::State;
+use store::SelectedStore;
 use takeover::Predecessor;
 use telling::Telling;
 use watched::Seen;
@@ -69,16 +72,14 @@ fn serve(args: &ServeArgs, source: &Source, start: Start, telling: &Telling) -> 
     // A predecessor has let go of the file by now.
     let state = State::open(source.file(), &plan, &telling.log)?;
     let prepared = Prepared::new(source.file(), &plan, predecessor.as_mut(), &telling.log)?;
-    let memory = usize::try_from(plan.store.max_memory).unwrap_or(usize::MAX);
     let telemetry = telling.telemetry(cores, clock.now());
-    let store = Arc::new(MemoryStore::with_cap(memory));
-    let gateway =
-        Gateway::with_bounds(active, Arc::clone(&store), descriptors::fitting(cores, &telling.log))?
-            .with_clock(Arc::clone(&clock));
-    let gateway = Arc::new(gateway.with_telemetry(telemetry)?);
+    let store = Arc::new(SelectedStore::new(&plan.store));
+    let limiter = Arc::new(Limiter::new(active, store, Arc::clone(&clock))?);
+    let bounds = descriptors::fitting(cores, &telling.log);
+    let gateway = Arc::new(Gateway::new(limiter, telemetry, bounds)?);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let (served, reloads) =
-        Served::new((Arc::clone(&gateway), store), source, Arc::clone(&certificates), telling.log.clone());
+        Served::new(Arc::clone(&gateway), source, Arc::clone(&certificates), telling.log.clone());
     // Before the first request: nobody who is banned slips through.
     let desk = runtime.block_on(served.restore(Arc::clone(&clock), state))?;
     runtime.spawn(Arc::clone(&desk).keep_penalties());

@@ -8,13 +8,14 @@ use tidegate_console::{ReloadError, Reloaded};
 use tidegate_core::Timestamp;
 use tidegate_gateway::Gateway;
 use tidegate_policy::diff;
-use tidegate_store::{Clock, MemoryStore};
+use tidegate_store::Clock;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
 use super::admin::ReloadRequest;
 use super::certificates::Certificates;
 use super::source::{LoadError, Loaded, Source};
+use super::store::SelectedStore;
 use super::telling::Telling;
 use super::watched::{Seen, Watched};
 
@@ -67,7 +68,7 @@ impl Events {
     /// Reloads the policy and certificates whenever they change, until a signal or a successor says to stop.
     pub(crate) async fn until_stopped(
         mut self,
-        gateway: &Gateway<MemoryStore>,
+        gateway: &Gateway<SelectedStore>,
         source: &Source,
         certificates: &Certificates,
     ) -> anyhow::Result<End> {
@@ -110,7 +111,7 @@ impl Events {
 
 /// Puts a policy in force if it is good, and says what is different. A bad one changes nothing.
 fn put_in_force(
-    gateway: &Gateway<MemoryStore>,
+    gateway: &Gateway<SelectedStore>,
     certificates: &Certificates,
     outcome: Result<Loaded, LoadError>,
     telling: &Telling,
@@ -135,7 +136,7 @@ fn put_in_force(
         }
     };
     telling.warn(&warnings);
-    let before = gateway.active();
+    let before = gateway.limiter().policy();
     let (old, new) = (before.matcher.plan(), Arc::clone(active.matcher.plan()));
     let mut changes: Vec<_> = diff(old, &new).iter().map(ToString::to_string).collect();
     if let Err(error) = gateway.replace(active) {

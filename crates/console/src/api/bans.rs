@@ -91,7 +91,7 @@ impl Told {
 
 pub(super) async fn list<R: Running>(console: &Console<R>) -> Answer {
     let now = console.desk.now();
-    let active = console.running.active();
+    let active = console.running.limiter().policy();
     let plan = active.matcher.plan();
     let written = plan.bans.iter().map(|net| Told::policy(&Subject::Network(*net)));
     let made = console.desk.bans().await;
@@ -120,7 +120,7 @@ pub(super) async fn remove<R: Running>(console: &Console<R>, asked: OldBan) -> R
     let subject = subject(console, &asked.subject)?;
     let shown = subject.to_string();
     let in_policy = matches!(&subject, Subject::Network(net)
-        if console.running.active().matcher.plan().bans.contains(net));
+        if console.running.limiter().policy().matcher.plan().bans.contains(net));
     let penalties = console.desk.forgive(&subject);
     let was_banned = console.desk.unban(subject).await?;
     if was_banned || penalties > 0 {
@@ -138,6 +138,6 @@ pub(super) async fn remove<R: Running>(console: &Console<R>, asked: OldBan) -> R
 }
 
 fn subject<R: Running>(console: &Console<R>, text: &str) -> Result<Subject, Refusal> {
-    let prefix = console.running.active().matcher.plan().clients.ipv6_prefix;
+    let prefix = console.running.limiter().policy().matcher.plan().clients.ipv6_prefix;
     Subject::parse(text, prefix).map_err(|error| Refusal::bad("subject", error.to_string()))
 }

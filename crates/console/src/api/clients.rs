@@ -23,7 +23,7 @@ pub(super) struct Reset {
 
 /// Forgets what a client has spent, under one rule or all.
 pub(super) async fn reset<R: Running>(console: &Console<R>, asked: Reset) -> Result<Answer, Refusal> {
-    let active = console.running.active();
+    let active = console.running.limiter().policy();
     let plan = active.matcher.plan();
     let rules: Vec<_> = match &asked.rule {
         Some(name) => vec![rule(plan, name)?],
@@ -31,7 +31,7 @@ pub(super) async fn reset<R: Running>(console: &Console<R>, asked: Reset) -> Res
     };
     let key = key(console, plan, &asked.client)?;
     for rule in &rules {
-        let forgotten = console.running.store().reset(Key::new(rule.id, &key)).await;
+        let forgotten = console.running.limiter().store().reset(Key::new(rule.id, &key)).await;
         forgotten.map_err(|error| Refusal::unavailable("store", error.to_string()))?;
     }
     let names: Vec<_> = rules.iter().map(|rule| rule.name.as_str()).collect();
@@ -51,7 +51,7 @@ struct Heavy {
 
 /// The heaviest clients of each rule.
 pub(super) fn top<R: Running>(console: &Console<R>) -> Answer {
-    let active = console.running.active();
+    let active = console.running.limiter().policy();
     let rules: Vec<_> = active.matcher.plan().rate_limits.iter().collect();
     let mut heaviest: BTreeMap<usize, Vec<Heavy>> = BTreeMap::new();
     for heavy in console.running.heaviest() {

@@ -45,7 +45,7 @@ pub(super) fn explain<R: Running>(console: &Console<R>, asked: &Asked) -> Result
     }
     let request =
         ExplainRequest { method: &asked.method, target: &asked.path, headers: &headers, peer: asked.from };
-    let (active, bans) = (console.running.active(), console.running.bans());
+    let (active, bans) = (console.running.limiter().policy(), console.running.limiter().bans());
     let known = Known { directory: active.directory.as_deref(), bans: Some(&bans) };
     Ok(answer::json(StatusCode::OK, &explain_request(&active.matcher, &request, known, console.desk.now())))
 }

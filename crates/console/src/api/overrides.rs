@@ -82,7 +82,7 @@ pub(super) async fn list<R: Running>(console: &Console<R>) -> Answer {
 }
 
 pub(super) async fn add<R: Running>(console: &Console<R>, asked: NewOverride) -> Result<Answer, Refusal> {
-    let active = console.running.active();
+    let active = console.running.limiter().policy();
     let plan = active.matcher.plan();
     let rule = clients::rule(plan, &asked.rule)?;
     let algorithm = match &asked.algorithm {
@@ -119,7 +119,7 @@ pub(super) async fn remove<R: Running>(console: &Console<R>, asked: OldOverride)
     let wanted: ClientName =
         asked.client.parse().map_err(|error| Refusal::bad("client", format!("{error}")))?;
     // By its key, or as it is shown in the list.
-    let active = console.running.active();
+    let active = console.running.limiter().policy();
     let whole = wanted.key(&active.matcher.plan().identities);
     let all = console.desk.overrides().await;
     let found = all.into_iter().map(|(key, _)| key).find(|key| {

@@ -22,7 +22,7 @@ pub(super) fn ready<R: Running>(console: &Console<R>) -> Result<Answer, Refusal>
 
 pub(super) async fn status<R: Running>(console: &Console<R>) -> Answer {
     let running = &console.running;
-    let active = running.active();
+    let active = running.limiter().policy();
     let plan = active.matcher.plan();
     let rules: Vec<_> =
         plan.rate_limits.iter().map(|rule| json!({ "name": rule.name, "limit": rule.words() })).collect();

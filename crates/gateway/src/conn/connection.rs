@@ -32,7 +32,7 @@ use crate::conn::unparsable;
 use crate::http::hop_headers::Hop;
 use crate::http::response_body::ResponseBody;
 use crate::resource_limits::Bounds;
-use crate::service as request_service;
+use crate::service::Received;
 use crate::worker::Core;
 
 /// How HTTP/2 begins.
@@ -175,10 +175,10 @@ fn service<S: Store + 'static>(
         let is_http1 = request.version() < Version::HTTP_2;
         let in_flight = hop.activity.begin(!request.body().is_end_stream());
         let stream = streams.as_ref().map(ResponseStreams::begin);
-        let (mut parts, body) = request.into_parts();
-        let mut body = Some(body);
+        let (parts, body) = request.into_parts();
+        let mut request = Received { parts, body: Some(body) };
         async move {
-            let mut response = request_service::serve(&core, &hop, (&mut parts, &mut body)).await;
+            let mut response = crate::service::serve(&core, &hop, &mut request).await;
             if is_http1 && core.is_stopping() && response.status() != StatusCode::SWITCHING_PROTOCOLS {
                 response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             }

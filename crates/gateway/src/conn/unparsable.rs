@@ -47,7 +47,7 @@ impl BareAnswer {
 }
 
 /// Answers a head that could not be parsed, and ends the connection.
-pub(crate) async fn answer<S: Store, T: AsyncRead + AsyncWrite + Unpin>(
+pub(crate) async fn answer<S: Store + 'static, T: AsyncRead + AsyncWrite + Unpin>(
     core: Rc<Core<S>>,
     hop: Rc<Hop>,
     mut stream: Watched<T>,

@@ -9,3 +9,4 @@ pub(crate) mod request_body;
 pub(crate) mod response_body;
 pub(crate) mod trace_context;
 pub(crate) mod upgrade;
+pub(crate) mod validate;

@@ -189,7 +189,7 @@ impl Upload {
         self.is_read = true;
         if let Some(trailers) = frame.trailers_mut() {
             let (live, underscored) = &self.trailers;
-            hop_headers::strip_trailers(trailers, (live.active.matcher.header_rules(), *underscored));
+            hop_headers::strip_trailers(trailers, (live.policy.matcher.header_rules(), *underscored));
         }
         let length = frame.data_ref().map_or(0, Bytes::len);
         self.patience.saw(length);

@@ -9,8 +9,8 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::{Sleep, sleep};
 
-use crate::exclusion::Held;
 use crate::upstream::{Lease, PlainBody};
+use tidegate_store::Permit;
 
 /// What a client is answered with.
 #[derive(Debug)]
@@ -141,13 +141,13 @@ pub(crate) struct UpstreamBody {
     source: Source,
     lease: Option<Lease>,
     patience: Patience,
-    permits: Held,
+    permits: Vec<Permit>,
 }
 
 impl UpstreamBody {
     pub(crate) fn new(source: Source, lease: Lease, pace: Pace) -> Self {
         let mut body =
-            Self { source, lease: Some(lease), patience: Patience::new(pace), permits: Held::new() };
+            Self { source, lease: Some(lease), patience: Patience::new(pace), permits: Vec::new() };
         body.let_go_at_the_end();
         body
     }

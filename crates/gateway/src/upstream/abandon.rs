@@ -14,7 +14,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::server::{Busy, Connected};
 use super::stream::Stream;
-use crate::exclusion::Held;
+use tidegate_store::Permit;
 
 /// How long a server that was responding may take to close.
 pub(super) const GRACE: Duration = Duration::from_secs(5);
@@ -34,7 +34,7 @@ pub(super) struct ServerSocket {
 /// What an exchange holds that its server may still be working on.
 #[derive(Debug)]
 pub(super) struct AbandonedExchange {
-    pub(super) permits: Held,
+    pub(super) permits: Vec<Permit>,
     pub(super) busy: Busy,
     /// How long the server may take.
     pub(super) timeout: Duration,

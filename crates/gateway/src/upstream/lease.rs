@@ -18,9 +18,9 @@ use super::http1_fast::{Answered, Failed, Line, Plain, write_head};
 use super::pool::{Pools, SendError, drive};
 use super::server::Busy;
 use super::stream::{Handed, HyperIo, Stream};
-use crate::exclusion::Held;
 use crate::http::request_body::{RequestBody, UploadHandle};
 use crate::http::response_body::Source;
+use tidegate_store::Permit;
 
 /// How a server is asked.
 #[derive(Debug)]
@@ -71,7 +71,7 @@ pub(crate) struct Lease {
     /// `None` once it was given back or closed.
     way: Option<Way>,
     busy: Busy,
-    permits: Held,
+    permits: Vec<Permit>,
     upload: UploadHandle,
     has_response: bool,
     /// The next response could begin anywhere.
@@ -79,7 +79,13 @@ pub(crate) struct Lease {
 }
 
 impl Lease {
-    pub(super) fn new(pools: &Rc<Pools>, way: Way, busy: Busy, permits: Held, upload: UploadHandle) -> Self {
+    pub(super) fn new(
+        pools: &Rc<Pools>,
+        way: Way,
+        busy: Busy,
+        permits: Vec<Permit>,
+        upload: UploadHandle,
+    ) -> Self {
         if let Way::Http1(http1) = &way
             && !permits.is_empty()
         {
@@ -204,7 +210,7 @@ impl Lease {
 
     /// The exchange is over: another may use the connection, unless some of the request was never needed. The permits
     /// come back.
-    pub(crate) fn give_back(mut self) -> Held {
+    pub(crate) fn give_back(mut self) -> Vec<Permit> {
         let permits = self.take_permits();
         if let Some(way) = self.way.take()
             && !self.is_spent
@@ -215,12 +221,12 @@ impl Lease {
     }
 
     /// The attempt came to nothing: the connection is closed, and the request can be sent again with its permits.
-    pub(super) fn give_up(mut self) -> Held {
+    pub(super) fn give_up(mut self) -> Vec<Permit> {
         self.upload = UploadHandle::default();
         self.take_permits()
     }
 
-    fn take_permits(&mut self) -> Held {
+    fn take_permits(&mut self) -> Vec<Permit> {
         if let Some(Way::Http1(http1)) = &self.way
             && !self.permits.is_empty()
         {

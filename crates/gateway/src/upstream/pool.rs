@@ -21,11 +21,11 @@ use super::http1_fast::Line;
 use super::lease::{AttemptError, Http1, Http2, Lease, Way};
 use super::server::{Connected, Server, Speaks};
 use super::stream::{HyperIo, Stream};
-use crate::exclusion::Held;
 use crate::executor::LocalExecutor;
 use crate::http::request_body::RequestBody;
 use crate::http::response_body::Source;
 use crate::resource_limits::Bounds;
+use tidegate_store::Permit;
 
 /// So many idle connections of one core to one server are kept.
 const IDLE: usize = 256;
@@ -126,7 +126,7 @@ impl Pools {
         server: &Arc<Server>,
         request: &mut Option<Request<RequestBody>>,
         is_plain: bool,
-        permits: &mut Held,
+        permits: &mut Vec<Permit>,
     ) -> Result<(Response<Source>, Lease), SendError> {
         let has_no_body = request.as_ref().is_some_and(|request| request.body().is_end_stream());
         let is_plain = is_plain && has_no_body && server.speaks == Speaks::Http1;

@@ -96,14 +96,17 @@ async fn a_ban_at_run_time_holds_at_once_for_networks_and_clients_until_it_ends_
         "clients: { identify_by: [user], user: { header: X-User }, ip: { trusted_proxies: [127.0.0.1] } }";
     let (proxy, _upstream) = proxy(rest, &[]).await;
     let as_user = |name| [("x-user", name)];
-    proxy.gateway.ban(Bans::new([ban("user:bob", Timestamp::MAX), ban("user:eve", Timestamp::from_secs(1))]));
+    proxy
+        .gateway
+        .limiter()
+        .ban(Bans::new([ban("user:bob", Timestamp::MAX), ban("user:eve", Timestamp::from_secs(1))]));
     let answer = proxy.ask("/", &as_user("bob")).await;
     assert_eq!((answer.status.as_u16(), &answer.json()["error"]), (403, &"banned".into()));
     assert_eq!(proxy.ask("/", &as_user("eve")).await.status, 200, "hers is over");
     assert_eq!(proxy.ask("/", &as_user("carol")).await.status, 200);
-    proxy.gateway.ban(Bans::new([ban("127.0.0.0/8", Timestamp::MAX)]));
+    proxy.gateway.limiter().ban(Bans::new([ban("127.0.0.0/8", Timestamp::MAX)]));
     assert_eq!(proxy.ask("/", &as_user("dave")).await.status, 403);
-    proxy.gateway.ban(Bans::default());
+    proxy.gateway.limiter().ban(Bans::default());
     assert_eq!(proxy.ask("/", &as_user("bob")).await.status, 200, "what was refused was not charged");
 }
 
@@ -112,10 +115,10 @@ async fn exempt_client_that_an_operator_bans_gets_403_until_the_ban_is_lifted() 
     let rest = "clients: { exempt: { networks: [127.0.0.1], api_keys_file: friends.txt } }";
     let (proxy, _upstream) = proxy(rest, &[("friends.txt", "friend\n")]).await;
     for subject in ["127.0.0.1", "api_key:friend"] {
-        proxy.gateway.ban(Bans::new([ban(subject, Timestamp::MAX)]));
+        proxy.gateway.limiter().ban(Bans::new([ban(subject, Timestamp::MAX)]));
         assert_eq!(proxy.ask("/", &[("x-api-key", "friend")]).await.status, 403, "{subject}");
     }
-    proxy.gateway.ban(Bans::default());
+    proxy.gateway.limiter().ban(Bans::default());
     for _ in 0..3 {
         assert_eq!(proxy.ask("/", &[("x-api-key", "friend")]).await.status, 200);
     }

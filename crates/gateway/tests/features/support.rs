@@ -19,8 +19,9 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
 use tidegate_gateway::{Bounds, Gateway, Listener};
+use tidegate_limiter::Limiter;
 use tidegate_policy::{Active, compile};
-use tidegate_store::{Clock, MemoryStore, Penalties, Permits};
+use tidegate_store::{Clock, MemoryStore, Penalties, Permits, SystemClock};
 use tidegate_telemetry::{Reader, Telemetry};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -62,6 +63,17 @@ pub(crate) struct Proxy {
     threads: Vec<JoinHandle<()>>,
 }
 
+fn gateway(
+    active: Active,
+    clock: Arc<dyn Clock>,
+    telemetry: Telemetry,
+    bounds: Bounds,
+) -> Gateway<MemoryStore> {
+    let store = Arc::new(MemoryStore::with_cap(1 << 20));
+    let limiter = Limiter::new(active, store, clock).unwrap();
+    Gateway::new(Arc::new(limiter), telemetry, bounds).unwrap()
+}
+
 impl Proxy {
     /// Serves a whole policy.
     pub(crate) fn of(policy: &str, bounds: Bounds) -> Self {
@@ -84,22 +96,21 @@ impl Proxy {
 
     /// What is under way when it stops gets `drain` to end.
     pub(crate) fn draining(active: Active, bounds: Bounds, drain: Duration) -> Self {
-        let store = Arc::new(MemoryStore::with_cap(1 << 20));
-        Self::start(Gateway::with_bounds(active, store, bounds).unwrap(), drain)
+        let clock = Arc::new(SystemClock::new());
+        let telemetry = Telemetry::counting(1, Arc::clone(&clock) as Arc<dyn Clock>);
+        Self::start(gateway(active, clock, telemetry, bounds), drain)
     }
 
     /// Lives by `clock`.
     pub(crate) fn on(clock: Arc<dyn Clock>, active: Active, bounds: Bounds) -> Self {
-        let store = Arc::new(MemoryStore::with_cap(1 << 20));
-        let gateway = Gateway::with_bounds(active, store, bounds).unwrap().with_clock(clock);
-        Self::start(gateway, Duration::ZERO)
+        let telemetry = Telemetry::counting(1, Arc::clone(&clock));
+        Self::start(gateway(active, clock, telemetry, bounds), Duration::ZERO)
     }
 
     /// Tells its stories to `telemetry`.
     pub(crate) fn telling(telemetry: Telemetry, active: Active, bounds: Bounds) -> Self {
-        let store = Arc::new(MemoryStore::with_cap(1 << 20));
-        let gateway = Gateway::with_bounds(active, store, bounds).unwrap();
-        Self::start(gateway.with_telemetry(telemetry).unwrap(), Duration::ZERO)
+        let clock = Arc::new(SystemClock::new());
+        Self::start(gateway(active, clock, telemetry, bounds), Duration::ZERO)
     }
 
     fn start(gateway: Gateway<MemoryStore>, drain: Duration) -> Self {
@@ -111,11 +122,11 @@ impl Proxy {
     }
 
     pub(crate) fn penalties(&self) -> &Penalties {
-        self.gateway.penalties()
+        self.gateway.limiter().penalties()
     }
 
     pub(crate) fn permits(&self) -> &Permits {
-        self.gateway.permits()
+        self.gateway.limiter().permits()
     }
 
     /// Puts another policy in force.

@@ -11,9 +11,10 @@ use std::time::Duration;
 
 use tidegate_core::Timestamp;
 use tidegate_gateway::{Bounds, Gateway, Listener};
+use tidegate_limiter::Limiter;
 use tidegate_policy::{Active, Ban, Bans, Subject, compile};
-use tidegate_store::MemoryStore;
-use tidegate_telemetry::Reader;
+use tidegate_store::{Clock, MemoryStore, SystemClock};
+use tidegate_telemetry::{Reader, Telemetry};
 use tokio::sync::watch;
 
 pub(crate) use client::Client;
@@ -66,7 +67,10 @@ impl Served {
         let compiled = compile("test.yaml", policy.as_bytes(), &files)
             .unwrap_or_else(|problems| panic!("{problems}\n{policy}"));
         let store = Arc::new(MemoryStore::with_cap(1 << 20));
-        let gateway = Gateway::with_bounds(Active::new(compiled.plan), store, bounds).expect("a gateway");
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+        let telemetry = Telemetry::counting(1, Arc::clone(&clock));
+        let limiter = Limiter::new(Active::new(compiled.plan), store, clock).expect("a limiter");
+        let gateway = Gateway::new(Arc::new(limiter), telemetry, bounds).expect("a gateway");
         let (stop, stopping) = watch::channel(false);
         gateway.start(std::slice::from_ref(listener), &stopping, Duration::ZERO).expect("a core");
         Self { address: listener.address(), gateway, stop }
@@ -99,7 +103,7 @@ impl Served {
     pub(crate) fn ban(&self, subject: &str) {
         let subject = Subject::parse(subject, 64).expect("a subject");
         let ban = Ban { subject, reason: String::new(), since: Timestamp::ZERO, until: None };
-        self.gateway.ban(Bans::new([ban]));
+        self.gateway.limiter().ban(Bans::new([ban]));
     }
 
     /// The value of a series of the metrics.
@@ -115,7 +119,7 @@ impl Served {
 
     /// Concurrency permits that requests hold.
     pub(crate) fn permits_in_use(&self) -> u64 {
-        self.gateway.permits().taken()
+        self.gateway.limiter().permits().taken()
     }
 
     /// The value of a metric's series.

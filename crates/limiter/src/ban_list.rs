@@ -1,4 +1,4 @@
-//! Whom operators have shut out while the gateway runs.
+//! Whom operators have banned while the process runs.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,14 +6,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use arc_swap::{ArcSwap, Guard};
 use tidegate_policy::Bans;
 
-/// The bans in force. Most of the time there are none, and then asking costs one load.
+/// The bans in force beside those of the policy. Usually there are none, and then a lookup costs one load.
 #[derive(Debug, Default)]
-pub(crate) struct Shut {
+pub(crate) struct BanList {
     any: AtomicBool,
     bans: ArcSwap<Bans>,
 }
 
-impl Shut {
+impl BanList {
     pub(crate) fn replace(&self, bans: Bans) {
         let any = !bans.is_empty();
         self.bans.store(Arc::new(bans));

@@ -1,0 +1,162 @@
+//! Sends a request to a server of its upstream and makes the response of what comes back.
+
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use http::request::Parts;
+use http::{Request, Response, StatusCode, Version};
+use hyper::upgrade::OnUpgrade;
+use tidegate_limiter::Reservations;
+use tidegate_store::{Permit, Store};
+use tidegate_telemetry::Try;
+
+use crate::error::Cause;
+use crate::http::header_flags::Marks;
+use crate::http::hop_headers::{self, Hop};
+use crate::http::request_body::{RequestBody, UploadFailure};
+use crate::http::response_body::{ResponseBody, Source, UpstreamBody};
+use crate::http::upgrade;
+use crate::service::Exchange;
+use crate::upstream::{Lease, SendError, Stand, Upstream};
+use crate::worker::Core;
+
+/// A request on its way to a server.
+pub(crate) struct Outbound {
+    /// `None` once it was sent.
+    pub(crate) request: Option<Request<RequestBody>>,
+    /// Whether it announces no body and asks for nothing but a response.
+    pub(crate) is_plain: bool,
+    pub(crate) upgrade: Option<Upgrade>,
+}
+
+/// What a client's connection becomes if the upstream agrees.
+pub(crate) struct Upgrade {
+    client: OnUpgrade,
+    hop: Rc<Hop>,
+}
+
+impl Upgrade {
+    pub(crate) fn wanted(parts: &mut Parts, marks: Marks, hop: &Rc<Hop>) -> Option<Self> {
+        let is_wanted = hop_headers::wants_upgrade(parts.version, &parts.headers, marks);
+        let client = is_wanted.then(|| parts.extensions.remove::<OnUpgrade>()).flatten()?;
+        Some(Self { client, hop: Rc::clone(hop) })
+    }
+}
+
+impl<S: Store + 'static> Exchange<'_, S> {
+    /// The response of the upstream. A server that cannot be reached is passed over: nothing was sent to it.
+    pub(crate) async fn send(
+        &mut self,
+        outbound: &mut Outbound,
+        (upstream, stand): (&Upstream, Stand),
+        mut permits: Vec<Permit>,
+    ) -> Result<Response<ResponseBody>, Cause> {
+        let (core, story) = (self.core, &mut self.story);
+        let Outbound { request, is_plain, upgrade } = outbound;
+        let mut server = upstream.choose(stand, &[]).cloned().ok_or(Cause::NoServer)?;
+        let mut tried = Vec::new();
+        let upload = request.as_ref().map(|request| request.body().handle()).unwrap_or_default();
+        let (response, lease) = loop {
+            let trial = story.trying(&upstream.counts);
+            let sent = {
+                let sending = pin!(core.pools.send(&server, request, *is_plain, &mut permits));
+                core.patience.wait(sending, || upload.has_moved()).await
+            };
+            let Some(sent) = sent else {
+                story.tried(trial, &server.place, Try::TooSlow);
+                return Err(Cause::TooSlow);
+            };
+            match sent {
+                Ok(answer) => {
+                    story.tried(trial, &server.place, Try::Answered(answer.0.status().as_u16()));
+                    break answer;
+                }
+                Err(SendError::Connect(error)) => {
+                    story.tried(trial, &server.place, Try::Unreachable);
+                    tried.push(Arc::as_ptr(&server));
+                    server = upstream.choose(stand, &tried).cloned().ok_or_else(|| unreachable(&error))?;
+                }
+                Err(error) => {
+                    let cause = broken(&error, upload.failure());
+                    // What a client sends wrongly is not the server's failure.
+                    let result = if matches!(cause, Cause::BadAnswer) { Try::Broken } else { Try::Abandoned };
+                    story.tried(trial, &server.place, result);
+                    return Err(cause);
+                }
+            }
+        };
+        if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+            return core.upgrade(response, lease, upgrade.take());
+        }
+        let pace = core.bounds.response_pace;
+        let body = |source| ResponseBody::Upstream(Box::new(UpstreamBody::new(source, lease, pace)));
+        let mut response = response.map(body);
+        hop_headers::for_client(response.headers_mut(), false);
+        *response.version_mut() = Version::HTTP_11;
+        Ok(response)
+    }
+
+    /// Settles what was charged for the time being, by the response or the lack of one.
+    pub(crate) async fn settle(
+        &self,
+        reservations: Reservations,
+        response: &Result<Response<ResponseBody>, Cause>,
+    ) {
+        let limiter = &self.core.limiter;
+        match response {
+            Ok(response) => {
+                limiter.settle(reservations, response.status().as_u16(), response.headers()).await;
+            }
+            // Nothing was sent to anybody.
+            Err(Cause::NoServer | Cause::Unreachable | Cause::Untrusted(_)) => {
+                limiter.release(reservations).await;
+            }
+            Err(_) => {}
+        }
+    }
+}
+
+impl<S: Store + 'static> Core<S> {
+    /// Connects the client with the server, which has agreed to switch protocols.
+    fn upgrade(
+        &self,
+        mut response: Response<Source>,
+        lease: Lease,
+        upgrade: Option<Upgrade>,
+    ) -> Result<Response<ResponseBody>, Cause> {
+        let Some(Upgrade { client, hop }) = upgrade else { return Err(Cause::BadAnswer) };
+        let server = hyper::upgrade::on(&mut response);
+        let passing = upgrade::between((client, server), lease, hop, self.bounds.tunnel, self.stop());
+        tokio::task::spawn_local(passing);
+        let mut response = response.map(|_| ResponseBody::empty());
+        hop_headers::for_client(response.headers_mut(), true);
+        Ok(response)
+    }
+}
+
+/// Why there is no connection.
+fn unreachable(error: &std::io::Error) -> Cause {
+    use rustls::CertificateError as Bad;
+    let tls = error.get_ref().and_then(|error| error.downcast_ref());
+    let Some(rustls::Error::InvalidCertificate(bad)) = tls else { return Cause::Unreachable };
+    Cause::Untrusted(match bad {
+        Bad::UnknownIssuer => "nobody whom this machine trusts has issued it",
+        Bad::NotValidForName | Bad::NotValidForNameContext { .. } => "it is for another name",
+        Bad::Expired | Bad::ExpiredContext { .. } => "it has expired",
+        Bad::NotValidYet | Bad::NotValidYetContext { .. } => "it is not valid yet",
+        _ => "it cannot be verified",
+    })
+}
+
+/// Whose fault it is that nothing came back. A body that its client sent wrongly ends the exchange, however the server
+/// and hyper call that.
+fn broken(error: &SendError, upload: Option<UploadFailure>) -> Cause {
+    match (upload, error) {
+        (Some(UploadFailure::Malformed), _) => Cause::BadBody,
+        (Some(UploadFailure::TooLarge), _) => Cause::TooLarge,
+        (Some(UploadFailure::TooSlow), _) => Cause::SlowBody,
+        (None, SendError::Host) => Cause::Framing("its Host is not a host"),
+        (None, _) => Cause::BadAnswer,
+    }
+}

@@ -1,0 +1,69 @@
+//! Requests that hyper accepts and servers read in more than one way: they are rejected or given one reading.
+
+use http::header::{CONTENT_LENGTH, HOST, HeaderValue, TRANSFER_ENCODING};
+use http::request::Parts;
+use http::uri::PathAndQuery;
+use http::{Uri, Version};
+use tidegate_policy::{RequestError, check_method, host_header};
+
+use crate::error::Cause;
+use crate::http::header_flags::Marks;
+
+/// Checks method, framing and host of a request. Returns the flags of its headers as they are afterwards.
+pub(crate) fn framing(parts: &mut Parts, mut marks: Marks, max_body: u64) -> Result<Marks, Cause> {
+    let headers = &mut parts.headers;
+    check_method(parts.method.as_str(), parts.uri.path()).map_err(unusable)?;
+    // hyper takes any list that ends in `chunked`, and undoes only that.
+    if marks.has(Marks::TRANSFER_ENCODING) {
+        let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
+        if let Some(coding) = codings.next()
+            && (codings.next().is_some() || !coding.as_bytes().eq_ignore_ascii_case(b"chunked"))
+        {
+            return Err(Cause::Framing("its Transfer-Encoding is not `chunked`"));
+        }
+    }
+    if marks.has(Marks::CONTENT_LENGTH)
+        && let Some(length) = headers.get(CONTENT_LENGTH)
+    {
+        let length = length.to_str().ok().and_then(|length| length.parse::<u64>().ok());
+        if length.ok_or(Cause::Framing("its Content-Length is not a number"))? > max_body {
+            return Err(Cause::TooLarge);
+        }
+    }
+    if let Some(authority) = parts.uri.authority() {
+        // RFC 9112, section 3.2: HTTP/1.1 has a Host, whatever form the target has.
+        if parts.version == Version::HTTP_11 && !headers.contains_key(HOST) {
+            return Err(unusable(RequestError::NoHost));
+        }
+        // HTTP/2, or a whole URL in the request line: that names the host, whatever a header says.
+        let host = HeaderValue::from_str(authority.as_str()).map_err(|_| unusable(RequestError::Host))?;
+        headers.insert(HOST, host);
+        marks = marks.and(Marks::HOST);
+    }
+    Ok(marks)
+}
+
+/// The `Host` of a request, as it was sent. HTTP/1.0 need not have one. It is shared and not copied: the headers change
+/// while it is used.
+pub(crate) fn host(parts: &Parts) -> Result<Option<HeaderValue>, Cause> {
+    match host_header(&parts.headers) {
+        Err(RequestError::NoHost) if parts.version == Version::HTTP_10 => Ok(None),
+        host => host.map(|host| Some(host.clone())).map_err(unusable),
+    }
+}
+
+pub(crate) fn unusable(error: RequestError) -> Cause {
+    Cause::Framing(error.reason())
+}
+
+/// `uri` with another path.
+pub(crate) fn with_path(uri: &Uri, path: &str) -> Result<Uri, Cause> {
+    let bad = || Cause::Framing("its path cannot be written");
+    let path = match uri.query() {
+        Some(query) => PathAndQuery::try_from(format!("{path}?{query}")),
+        None => PathAndQuery::try_from(path),
+    };
+    let mut parts = uri.clone().into_parts();
+    parts.path_and_query = Some(path.map_err(|_| bad())?);
+    Uri::from_parts(parts).map_err(|_| bad())
+}

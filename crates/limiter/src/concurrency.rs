@@ -1,0 +1,32 @@
+//! Limits on requests that are served at the same time.
+
+use std::sync::Arc;
+
+use tidegate_core::{Role, RuleId};
+use tidegate_policy::{AtOnce, ConcurrencyRule, Matched};
+use tidegate_store::{Permit, Permits};
+
+/// What came of asking for the permits of a request.
+pub(crate) struct Acquired {
+    /// Held until the request has ended.
+    pub(crate) permits: Vec<Permit>,
+    /// Rules in shadow mode that had no permit left.
+    pub(crate) shadow: Vec<RuleId>,
+}
+
+/// Takes every permit that a request needs, or none: then the error is the rule that has none left, with the rules in
+/// shadow mode that had none left before it.
+pub(crate) fn acquire<'a>(
+    permits: &Arc<Permits>,
+    matched: &Matched<'a>,
+) -> Result<Acquired, (&'a ConcurrencyRule, Vec<RuleId>)> {
+    let mut acquired = Acquired { permits: Vec::new(), shadow: Vec::new() };
+    for AtOnce { rule, key, role, .. } in matched.at_once() {
+        match permits.take(key, rule.concurrent) {
+            Some(permit) => acquired.permits.push(permit),
+            None if role == Role::Binding => return Err((rule, acquired.shadow)),
+            None => acquired.shadow.push(rule.id),
+        }
+    }
+    Ok(acquired)
+}

@@ -1,0 +1,58 @@
+//! May this request pass?
+//!
+//! A [`Limiter`] combines a policy with a store: it knows the policy in force, the bans and the lock-outs, takes
+//! concurrency permits, asks the store for one decision over all limits, records violations, and says in a [`Ruling`]
+//! what to do with the request and what to report. It knows nothing of connections, proxying or response texts, so
+//! every interface uses the same one: the gateway, and whatever decides for other proxies and languages.
+//!
+//! There are three ways to ask:
+//!
+//! - [`Limiter::check`]: a whole request, as [`Facts`](tidegate_policy::Facts). The policy says which rules apply.
+//! - [`Limiter::check_rule`]: one rule by its name, for a client that the caller has identified.
+//! - [`Limiter::check_limit`]: a limit that the caller brings along.
+//!
+//! ```
+//! use std::sync::Arc;
+//!
+//! use http::HeaderMap;
+//! use tidegate_limiter::{Limiter, Ruling};
+//! use tidegate_policy::{Active, Facts, NoFiles, Scratch, compile};
+//! use tidegate_store::{Clock, MemoryStore, SystemClock};
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let policy = b"rate_limits: { default: { requests: 2, window: 1m } }";
+//! let active = Active::new(compile("policy.yaml", policy, &NoFiles)?.plan);
+//! let clock = Arc::new(SystemClock::new());
+//! let limiter = Limiter::new(active, Arc::new(MemoryStore::with_cap(1 << 20)), Arc::clone(&clock) as Arc<dyn Clock>)?;
+//!
+//! let headers = HeaderMap::new();
+//! let facts = Facts { method: "GET", host: "", path: "/", headers: &headers, peer: [192, 0, 2, 1].into() };
+//! let (policy, mut scratch) = (limiter.policy(), Scratch::default());
+//! let now = clock.now();
+//! for _ in 0..2 {
+//!     assert!(matches!(limiter.check(&policy, &facts, &mut scratch, now).await, Ruling::Admitted(_)));
+//! }
+//! let Ruling::Rejected(rejected) = limiter.check(&policy, &facts, &mut scratch, now).await else { panic!() };
+//! assert_eq!(rejected.limit.name, "default");
+//! assert!(rejected.retry_after.is_some());
+//! # Ok(())
+//! # }
+//! ```
+
+#![forbid(unsafe_code)]
+
+mod ban_list;
+mod concurrency;
+mod limiter;
+mod lockout;
+mod refund;
+mod report;
+mod reservation;
+mod ruling;
+
+pub use limiter::{Limiter, PreparedPolicy};
+pub use refund::RefundGuard;
+pub use report::Report;
+pub use reservation::{BodyMeter, Reservations};
+pub use ruling::{Admitted, Reason, Rejected, Ruling, StoreFailed};

@@ -1,0 +1,262 @@
+//! The limiter: a policy and a store, combined.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use arc_swap::ArcSwap;
+use tidegate_core::{Check, Cost, Decision, Key, Limit, Span, Timestamp, Verdict};
+use tidegate_policy::{Active, Admission, Bans, Facts, Known, Matched, Scratch};
+use tidegate_store::{Clock, Penalties, Permit, Permits, RetainedLimits, Store, StoreError};
+
+use crate::ban_list::BanList;
+use crate::concurrency::{self, Acquired};
+use crate::lockout;
+use crate::refund::RefundGuard;
+use crate::report::Report;
+use crate::reservation::Reservations;
+use crate::ruling::{Admitted, Reason, Rejected, Ruling, StoreFailed};
+
+/// When to try again where nobody can know: a request that holds a permit may end at any time.
+const CONCURRENCY_RETRY: Span = Span::from_secs(1);
+
+/// Decides which requests may pass.
+#[derive(Debug)]
+pub struct Limiter<S> {
+    pub(crate) shared: Arc<Shared<S>>,
+    policy: ArcSwap<Active>,
+    /// The limits of the policy in force, which the store must be able to count.
+    retained: Mutex<RetainedLimits>,
+    bans: BanList,
+    penalties: Arc<Penalties>,
+    permits: Arc<Permits>,
+}
+
+/// What charges and refunds after a request need.
+#[derive(Debug)]
+pub(crate) struct Shared<S> {
+    pub(crate) store: Arc<S>,
+    pub(crate) clock: Arc<dyn Clock>,
+}
+
+/// A policy whose limits the store can count. [`Limiter::activate`] puts it in force.
+#[derive(Debug)]
+pub struct PreparedPolicy {
+    policy: Arc<Active>,
+    retained: RetainedLimits,
+}
+
+impl PreparedPolicy {
+    /// The policy.
+    pub fn policy(&self) -> &Arc<Active> {
+        &self.policy
+    }
+}
+
+impl<S: Store + 'static> Limiter<S> {
+    /// A limiter that enforces `active` with the counters of `store`. `clock` is read only where no caller says what time
+    /// it is: when something is settled or given back.
+    pub fn new(active: Active, store: Arc<S>, clock: Arc<dyn Clock>) -> Result<Self, StoreError> {
+        let retained = retain_limits(&*store, &active, clock.now())?;
+        Ok(Self {
+            shared: Arc::new(Shared { store, clock }),
+            policy: ArcSwap::from_pointee(active),
+            retained: Mutex::new(retained),
+            bans: BanList::default(),
+            penalties: Arc::default(),
+            permits: Arc::default(),
+        })
+    }
+
+    /// The policy in force. A request is checked by one policy from beginning to end.
+    pub fn policy(&self) -> Arc<Active> {
+        self.policy.load_full()
+    }
+
+    /// Makes sure that the store can count the limits of `active`. Nothing changes until it is activated.
+    pub fn prepare(&self, active: Active) -> Result<PreparedPolicy, StoreError> {
+        let retained = retain_limits(self.store(), &active, self.shared.clock.now())?;
+        Ok(PreparedPolicy { policy: Arc::new(active), retained })
+    }
+
+    /// Puts a policy in force. Counters stay.
+    pub fn activate(&self, PreparedPolicy { policy, retained }: PreparedPolicy) {
+        let mut current = self.retained.lock().unwrap_or_else(PoisonError::into_inner);
+        self.policy.store(policy);
+        *current = retained;
+    }
+
+    /// Where it counts.
+    pub fn store(&self) -> &S {
+        &self.shared.store
+    }
+
+    /// Its clock.
+    pub fn clock(&self) -> &Arc<dyn Clock> {
+        &self.shared.clock
+    }
+
+    /// Puts other bans in force, beside those of the policy. When this returns, every new request meets them.
+    pub fn ban(&self, bans: Bans) {
+        self.bans.replace(bans);
+    }
+
+    /// The bans in force beside those of the policy, those that are over included.
+    pub fn bans(&self) -> Arc<Bans> {
+        self.bans.all()
+    }
+
+    /// Who is locked out, and who is about to be.
+    pub fn penalties(&self) -> &Arc<Penalties> {
+        &self.penalties
+    }
+
+    /// Which concurrency permits are taken.
+    pub fn permits(&self) -> &Arc<Permits> {
+        &self.permits
+    }
+
+    /// Whether a request may pass, by `policy`: the policy in force, or that under which the request was routed.
+    ///
+    /// A banned client is neither charged nor counted. An admitted request is charged before this returns; if the future is dropped before
+    /// that, the store decides whether it was charged.
+    pub async fn check<'a>(
+        &self,
+        policy: &'a Active,
+        facts: &Facts<'_>,
+        scratch: &'a mut Scratch,
+        now: Timestamp,
+    ) -> Ruling<'a> {
+        let matched = {
+            let bans = self.bans.any();
+            let bans = bans.as_deref().map(|bans| &**bans);
+            let known = Known { directory: policy.directory.as_deref(), bans };
+            match policy.matcher.admit(facts, known, now, scratch) {
+                Admission::Banned { .. } => return Ruling::Banned,
+                Admission::Exempt { why } => return Ruling::Exempt(why),
+                Admission::Checked(matched) => matched,
+            }
+        };
+        self.decide(policy, matched, now).await
+    }
+
+    /// Whether a client that the caller has identified may pass one rule, by its name; `None` if the policy has no such rule.
+    /// Bans and the other rules of the policy are not looked at.
+    pub async fn check_rule<'a>(
+        &self,
+        policy: &'a Active,
+        (rule, client): (&str, &[u8]),
+        cost: Cost,
+        scratch: &'a mut Scratch,
+        now: Timestamp,
+    ) -> Option<Ruling<'a>> {
+        let matched = policy.matcher.match_rule(rule, client, cost, scratch)?;
+        Some(self.decide(policy, matched, now).await)
+    }
+
+    /// Whether a limit that the caller brings along admits `cost`. The rule of `key` must not be one of the policy.
+    pub async fn check_limit(
+        &self,
+        key: Key<'_>,
+        limit: &Limit,
+        cost: Cost,
+        now: Timestamp,
+    ) -> Result<Decision, StoreError> {
+        self.store().decide(&[Check::new(key, limit).cost(cost)], now).await
+    }
+
+    /// Gives back what a request was charged, unless [`RefundGuard::keep`] is called.
+    pub fn refund_guard(&self, report: &Report<'_>) -> RefundGuard<S> {
+        RefundGuard::new(&self.shared, report)
+    }
+
+    /// One decision over everything that can reject the request.
+    async fn decide<'a>(&self, policy: &Active, matched: Matched<'a>, now: Timestamp) -> Ruling<'a> {
+        let has_penalties = policy.matcher.has_penalties();
+        let mut report = Report::new(matched, now);
+        // A client that is locked out is charged nothing: it would find its limits used up afterwards.
+        if has_penalties {
+            report.lock_outs = lockout::in_force(&self.penalties, &report.matched, now);
+            if !report.lock_outs.is_empty() {
+                return Box::pin(self.reject_uncharged(report)).await;
+            }
+        }
+        // Before anything is charged: permits that turn out not to be needed are returned at once.
+        let permits = match concurrency::acquire(&self.permits, &report.matched) {
+            Ok(Acquired { permits, shadow }) => {
+                report.shadow = shadow;
+                permits
+            }
+            Err((rule, shadow)) => {
+                (report.exhausted, report.shadow) = (Some(rule), shadow);
+                return Box::pin(self.reject_uncharged(report)).await;
+            }
+        };
+        if report.matched.checks().is_empty() {
+            return admit(report, permits, Span::ZERO, false);
+        }
+        let Ok(decision) = self.store().decide(report.matched.checks(), now).await else {
+            let is_binding = report.matched.binds();
+            return Ruling::StoreFailed(StoreFailed { report, permits, is_binding });
+        };
+        report.at = decision.at;
+        let verdict = decision.verdict;
+        let decision = report.decision.insert(decision);
+        let Verdict::Pass { wait } = verdict else {
+            if has_penalties {
+                report.lock_outs =
+                    lockout::record_violations(&self.penalties, &report.matched, decision, now);
+            }
+            return reject(report);
+        };
+        admit(report, permits, wait, policy.matcher.has_reservations())
+    }
+
+    /// Rejects a request that its limits were not asked for. They are asked now, without a charge: a client that came back
+    /// before they admit the request would be rejected again.
+    async fn reject_uncharged<'a>(&self, mut report: Report<'a>) -> Ruling<'a> {
+        if let Ok(peeked) = self.store().peek(report.matched.checks(), report.at).await {
+            report.at = peeked.at;
+            report.decision = Some(peeked);
+        }
+        reject(report)
+    }
+}
+
+fn admit(report: Report<'_>, permits: Vec<Permit>, delay: Span, has_reservations: bool) -> Ruling<'_> {
+    let reservations = match &report.decision {
+        Some(decision) if has_reservations => Reservations::of(&report.matched, decision),
+        _ => Reservations::default(),
+    };
+    let limit = report.tightest();
+    Ruling::Admitted(Admitted { report, limit, permits, reservations, delay })
+}
+
+fn reject(report: Report<'_>) -> Ruling<'_> {
+    let Some((rule, limit)) = report.rejecting() else {
+        // Not reached: something rejects it.
+        return Ruling::StoreFailed(StoreFailed { report, permits: Vec::new(), is_binding: true });
+    };
+    let reason = match &report {
+        Report { exhausted: Some(_), .. } => Reason::Concurrency,
+        Report { lock_outs, .. } if !lock_outs.is_empty() => Reason::LockOut,
+        _ => Reason::Limit,
+    };
+    let retry_after = retry_after(&report);
+    Ruling::Rejected(Rejected { report, reason, rule, limit, retry_after })
+}
+
+/// How long until nothing rejects a request any more; `None` if a limit always will. No limit admits less while nobody
+/// spends, so that is the longest of the times that each of them needs.
+fn retry_after(report: &Report<'_>) -> Option<Span> {
+    let limits = match report.decision.as_ref().map(|decision| decision.verdict) {
+        Some(Verdict::Never) => return None,
+        Some(Verdict::NotUntil { retry_after }) => retry_after,
+        Some(Verdict::Pass { .. }) | None => Span::ZERO,
+    };
+    let permits = report.exhausted.map_or(Span::ZERO, |_| CONCURRENCY_RETRY);
+    Some(report.lock_outs.iter().map(|(_, left)| *left).fold(limits.max(permits), Span::max))
+}
+
+fn retain_limits(store: &impl Store, active: &Active, now: Timestamp) -> Result<RetainedLimits, StoreError> {
+    let limits: Vec<_> = active.matcher.plan().rate_limits.iter().map(|rule| rule.limit).collect();
+    store.retain_limits(&limits, now)
+}

@@ -1,0 +1,31 @@
+//! Lock-outs: clients that violate a rule with a `penalty` again and again are rejected for a while.
+
+use smallvec::SmallVec;
+use tidegate_core::{Decision, Role, Span, Timestamp};
+use tidegate_policy::Matched;
+use tidegate_store::Penalties;
+
+/// The checks of a request whose client is locked out, by their positions, and for how long.
+pub(crate) type LockOuts = SmallVec<[(usize, Span); 2]>;
+
+/// The checks of a request whose client is locked out now.
+pub(crate) fn in_force(penalties: &Penalties, matched: &Matched<'_>, now: Timestamp) -> LockOuts {
+    let checks = matched.checks().iter().zip(matched.rules()).enumerate();
+    let checks = checks.filter(|(_, (check, rule))| check.role == Role::Binding && rule.penalty.is_some());
+    checks.filter_map(|(index, (check, _))| Some((index, penalties.lock_out(check.key, now)?))).collect()
+}
+
+/// Records a violation at every counter that rejected the request. Returns those whose client is locked out now.
+pub(crate) fn record_violations(
+    penalties: &Penalties,
+    matched: &Matched<'_>,
+    decision: &Decision,
+    now: Timestamp,
+) -> LockOuts {
+    let judged = matched.judged(decision).enumerate().filter(|(_, judged)| judged.refuses());
+    let violated = judged.filter_map(|(index, judged)| {
+        let penalty = judged.rule.penalty.as_ref()?;
+        Some((index, penalties.violate(judged.check.key, penalty, now)?))
+    });
+    violated.collect()
+}

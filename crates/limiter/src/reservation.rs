@@ -1,0 +1,198 @@
+//! What was charged up front and is settled later, by the response or by the body of the request.
+//!
+//! A reservation stays charged unless something settles it: a client that disconnects before the response, or whose
+//! upstream fails or is too slow, has paid for what may have been done. Only what was sent to no server is given back.
+
+use std::fmt;
+use std::sync::Arc;
+
+use http::HeaderMap;
+use http::header::HeaderName;
+use tidegate_core::{Check, Cost, Decision, Key, Limit, Refund, Role, RuleId, Timestamp};
+use tidegate_policy::{Matched, Reservation, Settles, Statuses};
+use tidegate_store::Store;
+
+use crate::limiter::{Limiter, Shared};
+
+/// A body of unknown length is charged whenever this many more units of it have arrived: few enough that no client gets
+/// far beyond a limit with a body that never ends, enough that the store is not asked for every frame.
+const UNITS_PER_CHARGE: u64 = 64;
+
+/// The reservations of a request.
+#[must_use]
+#[derive(Debug, Default)]
+pub struct Reservations(Vec<OwnedReservation>);
+
+impl Reservations {
+    pub(crate) fn of(matched: &Matched<'_>, decision: &Decision) -> Self {
+        Self(matched.reservations(decision).map(|reservation| OwnedReservation::of(&reservation)).collect())
+    }
+
+    /// Whether nothing is left to settle.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// A reservation that outlives the match.
+#[derive(Debug)]
+struct OwnedReservation {
+    rule: RuleId,
+    client: Box<[u8]>,
+    limit: Limit,
+    cost: Cost,
+    charged: Timestamp,
+    settled_by: SettledBy,
+}
+
+/// What settles a reservation.
+#[derive(Debug)]
+enum SettledBy {
+    Status(Box<Statuses>),
+    Header(HeaderName),
+    Body(u64),
+}
+
+impl SettledBy {
+    fn as_settles(&self) -> Settles<'_> {
+        match self {
+            Self::Status(statuses) => Settles::Status(statuses),
+            Self::Header(name) => Settles::Header(name),
+            Self::Body(unit) => Settles::Body(*unit),
+        }
+    }
+}
+
+impl OwnedReservation {
+    fn of(reservation: &Reservation<'_>) -> Self {
+        let Reservation { check, charged, settles } = reservation;
+        let settled_by = match settles {
+            Settles::Status(statuses) => SettledBy::Status(Box::new(**statuses)),
+            Settles::Header(name) => SettledBy::Header((*name).clone()),
+            Settles::Body(unit) => SettledBy::Body(*unit),
+        };
+        Self {
+            rule: check.key.rule,
+            client: check.key.client.into(),
+            limit: *check.limit,
+            cost: check.cost,
+            charged: *charged,
+            settled_by,
+        }
+    }
+
+    fn is_settled_by_body(&self) -> bool {
+        matches!(self.settled_by, SettledBy::Body(_))
+    }
+
+    fn key(&self) -> Key<'_> {
+        Key::new(self.rule, &self.client)
+    }
+
+    /// Makes the request cost `cost` in the end.
+    async fn commit<S: Store>(&self, shared: &Shared<S>, cost: Cost) {
+        // A store that gives no answer keeps what it has; there is nobody to tell.
+        if cost < self.cost {
+            let cost = Cost::new(self.cost.get() - cost.get());
+            let refund = Refund { key: self.key(), limit: &self.limit, cost, charged: self.charged };
+            let _ = shared.store.refund(&[refund], shared.clock.now()).await;
+        } else if cost > self.cost {
+            self.charge(shared, cost.get() - self.cost.get()).await;
+        }
+    }
+
+    /// Charges `units` more, even into debt.
+    async fn charge<S: Store>(&self, shared: &Shared<S>, units: u64) {
+        let check = Check::new(self.key(), &self.limit).cost(Cost::new(units)).role(Role::Overage);
+        let _ = shared.store.decide(&[check], shared.clock.now()).await;
+    }
+}
+
+impl<S: Store + 'static> Limiter<S> {
+    /// Settles reservations by the response to their request. They are settled even if the returned future is dropped.
+    pub async fn settle(&self, reservations: Reservations, status: u16, headers: &HeaderMap) {
+        let cost = |reservation: &OwnedReservation| {
+            reservation.settled_by.as_settles().by_response(reservation.cost, status, headers)
+        };
+        let settled = reservations.0.into_iter();
+        self.commit(settled.filter_map(|reservation| Some((cost(&reservation)?, reservation))).collect())
+            .await;
+    }
+
+    /// Gives back the reservations of a request that was sent to no server.
+    pub async fn release(&self, reservations: Reservations) {
+        self.commit(reservations.0.into_iter().map(|reservation| (Cost::ZERO, reservation)).collect()).await;
+    }
+
+    async fn commit(&self, commits: Vec<(Cost, OwnedReservation)>) {
+        if commits.is_empty() {
+            return;
+        }
+        let shared = Arc::clone(&self.shared);
+        // In a task of its own: a client that disconnects now does not keep it from being done.
+        let settling = tokio::spawn(async move {
+            for (cost, reservation) in &commits {
+                reservation.commit(&shared, *cost).await;
+            }
+        });
+        // It does not fail. The next request of the client is to find it done.
+        let _ = settling.await;
+    }
+
+    /// Takes the reservations that the body of the request settles; `None` if there are none.
+    pub fn body_meter(&self, reservations: &mut Reservations) -> Option<BodyMeter<S>> {
+        if !reservations.0.iter().any(OwnedReservation::is_settled_by_body) {
+            return None;
+        }
+        let all = std::mem::take(&mut reservations.0);
+        let (by_body, rest): (Vec<_>, Vec<_>) =
+            all.into_iter().partition(OwnedReservation::is_settled_by_body);
+        reservations.0 = rest;
+        let open =
+            by_body.into_iter().map(|reservation| (reservation.cost.get(), Arc::new(reservation))).collect();
+        Some(BodyMeter { shared: Arc::clone(&self.shared), open, bytes: 0 })
+    }
+}
+
+/// Charges the body of a request as it arrives. Dropping it charges the rest.
+pub struct BodyMeter<S: Store + 'static> {
+    shared: Arc<Shared<S>>,
+    /// How many units have been charged to each reservation.
+    open: Vec<(u64, Arc<OwnedReservation>)>,
+    bytes: u64,
+}
+
+impl<S: Store + 'static> fmt::Debug for BodyMeter<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BodyMeter").field("bytes", &self.bytes).finish_non_exhaustive()
+    }
+}
+
+impl<S: Store + 'static> BodyMeter<S> {
+    /// So many bytes more have arrived.
+    pub fn add(&mut self, bytes: usize) {
+        self.bytes = self.bytes.saturating_add(bytes as u64);
+        self.charge(UNITS_PER_CHARGE);
+    }
+
+    /// Charges what has arrived since, where it is at least so many units.
+    fn charge(&mut self, at_least: u64) {
+        for (charged, reservation) in &mut self.open {
+            let units = reservation.settled_by.as_settles().by_body(self.bytes).map_or(0, Cost::get);
+            let more = units.saturating_sub(*charged);
+            if more >= at_least {
+                *charged = units;
+                let (shared, reservation) = (Arc::clone(&self.shared), Arc::clone(reservation));
+                // Without a runtime the process is ending, and its counters with it.
+                let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+                runtime.spawn(async move { reservation.charge(&shared, more).await });
+            }
+        }
+    }
+}
+
+impl<S: Store + 'static> Drop for BodyMeter<S> {
+    fn drop(&mut self) {
+        self.charge(1);
+    }
+}

@@ -1,0 +1,78 @@
+//! What the limiter answers.
+
+use tidegate_core::{LimitReport, RuleId, Span};
+use tidegate_policy::Exemption;
+use tidegate_store::Permit;
+
+use crate::report::Report;
+use crate::reservation::Reservations;
+
+/// What becomes of a request.
+#[must_use]
+#[derive(Debug)]
+pub enum Ruling<'a> {
+    /// It may pass.
+    Admitted(Admitted<'a>),
+    /// It may not pass now: 429.
+    Rejected(Rejected<'a>),
+    /// Its client is banned: 403.
+    Banned,
+    /// Its client is never limited.
+    Exempt(Exemption),
+    /// The store gave no answer.
+    StoreFailed(StoreFailed<'a>),
+}
+
+/// A request that may pass.
+#[derive(Debug)]
+pub struct Admitted<'a> {
+    /// Its limits.
+    pub report: Report<'a>,
+    /// The limit that has the least left, for headers that report a single one. `None` if no limit applies.
+    pub limit: Option<LimitReport<'a>>,
+    /// To be held until the request has ended.
+    pub permits: Vec<Permit>,
+    /// What was charged and is settled by the response or by the request's body.
+    pub reservations: Reservations,
+    /// How long to wait before it passes; zero unless a leaky bucket holds it. Nothing else is charged for the wait; a
+    /// [`RefundGuard`](crate::RefundGuard) gives back what was charged if the client does not wait.
+    pub delay: Span,
+}
+
+/// A request that may not pass now.
+#[derive(Debug)]
+pub struct Rejected<'a> {
+    /// Its limits.
+    pub report: Report<'a>,
+    /// Why.
+    pub reason: Reason,
+    /// The rule that rejects it, of those that do the one that is reported.
+    pub rule: RuleId,
+    /// The limit of that rule.
+    pub limit: LimitReport<'a>,
+    /// How long until nothing rejects it any more; `None` if a limit always will.
+    pub retry_after: Option<Span>,
+}
+
+/// Why a request is rejected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// A limit is used up.
+    Limit,
+    /// Its client is locked out.
+    LockOut,
+    /// Too many requests of its client are served at the same time.
+    Concurrency,
+}
+
+/// A request that nobody can decide about.
+#[derive(Debug)]
+pub struct StoreFailed<'a> {
+    /// Its limits.
+    pub report: Report<'a>,
+    /// To be held until the request has ended, if it passes.
+    pub permits: Vec<Permit>,
+    /// Whether a limit that can reject was among those asked for. Otherwise all of them are in shadow mode, and the
+    /// request passes.
+    pub is_binding: bool,
+}
