@@ -1,0 +1,60 @@
+//! Decides about requests without a gateway: `cargo run -p tidegate-limiter --example decide`.
+
+use std::error::Error;
+use std::sync::Arc;
+
+use http::HeaderMap;
+use tidegate_limiter::{Limiter, Ruling};
+use tidegate_policy::{Active, Facts, NoFiles, Scratch, compile};
+use tidegate_store::{Clock, MemoryStore, SystemClock};
+
+const POLICY: &[u8] = b"
+rate_limits:
+  default: { requests: 3, window: 1m }
+  endpoints:
+    /search: { requests: 1, window: 10s, algorithm: token_bucket }
+";
+
+const ANN: [u8; 4] = [192, 0, 2, 1];
+const BOB: [u8; 4] = [192, 0, 2, 2];
+const REQUESTS: [([u8; 4], &str); 6] =
+    [(ANN, "/"), (ANN, "/search"), (ANN, "/search"), (BOB, "/search"), (ANN, "/"), (ANN, "/")];
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let active = Active::new(compile("policy.yaml", POLICY, &NoFiles)?.plan);
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+    let limiter = Limiter::new(active, Arc::new(MemoryStore::with_cap(1 << 20)), Arc::clone(&clock))?;
+    // One for each thread or connection; after the first requests nothing is allocated.
+    let mut scratch = Scratch::default();
+    let headers = HeaderMap::new();
+    for (peer, path) in REQUESTS {
+        let facts = Facts { method: "GET", host: "", path, headers: &headers, peer: peer.into() };
+        let policy = limiter.policy();
+        let ruling = limiter.check(&policy, &facts, &mut scratch, clock.now()).await;
+        println!("{} GET {path}: {}", facts.peer, describe(&ruling));
+    }
+    Ok(())
+}
+
+fn describe(ruling: &Ruling<'_>) -> String {
+    match ruling {
+        Ruling::Admitted(admitted) => match admitted.limit {
+            Some(limit) => {
+                format!("admitted; {} of {} left of `{}`", limit.remaining, limit.quota, limit.name)
+            }
+            None => "admitted; no limit applies".to_owned(),
+        },
+        Ruling::Rejected(rejected) => match rejected.retry_after {
+            Some(after) => {
+                format!("rejected by `{}`; retry after {} s", rejected.limit.name, after.as_secs_ceil())
+            }
+            None => {
+                format!("rejected by `{}`; it costs more than the limit ever allows", rejected.limit.name)
+            }
+        },
+        Ruling::Banned => "banned".to_owned(),
+        Ruling::Exempt(_) => "exempt".to_owned(),
+        Ruling::StoreFailed(_) => "the store gave no answer".to_owned(),
+    }
+}

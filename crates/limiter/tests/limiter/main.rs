@@ -1,0 +1,91 @@
+//! The limiter without any gateway.
+
+mod parallel;
+mod reservations;
+mod rulings;
+mod stores;
+
+use std::sync::Arc;
+
+use http::{HeaderMap, HeaderName, HeaderValue};
+use tidegate_core::{Cost, Span, Timestamp};
+use tidegate_limiter::{Limiter, Ruling};
+use tidegate_policy::{Active, Facts, NoFiles, Scratch, compile};
+use tidegate_store::{Clock, ManualClock, MemoryStore, Store};
+
+const START: Timestamp = Timestamp::from_secs(1_800_000_000);
+
+fn active(policy: &str) -> Active {
+    let compiled = compile("test.yaml", policy.as_bytes(), &NoFiles);
+    Active::new(compiled.unwrap_or_else(|problems| panic!("{problems}\n{policy}")).plan)
+}
+
+/// A limiter on a clock that stands still.
+struct Bench<S> {
+    limiter: Limiter<S>,
+    clock: Arc<ManualClock>,
+}
+
+impl Bench<MemoryStore> {
+    fn new(policy: &str) -> Self {
+        Self::on(policy, MemoryStore::with_cap(1 << 20))
+    }
+}
+
+impl<S: Store + 'static> Bench<S> {
+    fn on(policy: &str, store: S) -> Self {
+        let clock = Arc::new(ManualClock::at(START));
+        let limiter =
+            Limiter::new(active(policy), Arc::new(store), Arc::clone(&clock) as Arc<dyn Clock>).unwrap();
+        Self { limiter, clock }
+    }
+
+    fn now(&self) -> Timestamp {
+        self.clock.now()
+    }
+
+    /// What `read` makes of the ruling on a request with these headers.
+    async fn check<R>(
+        &self,
+        path: &str,
+        headers: &[(&'static str, &str)],
+        read: impl FnOnce(Ruling<'_>) -> R,
+    ) -> R {
+        let (policy, mut scratch) = (self.limiter.policy(), Scratch::default());
+        let header = |(name, value): &(&'static str, &str)| {
+            (HeaderName::from_static(name), HeaderValue::from_str(value).unwrap())
+        };
+        let headers: HeaderMap = headers.iter().map(header).collect();
+        let peer = [192, 0, 2, 1].into();
+        let facts = Facts { method: "GET", host: "a.example", path, headers: &headers, peer };
+        read(self.limiter.check(&policy, &facts, &mut scratch, self.now()).await)
+    }
+
+    /// How the ruling on one rule begins; `None` if there is no such rule.
+    async fn rule(&self, rule: &str, client: &[u8], cost: Cost) -> Option<String> {
+        let (policy, mut scratch) = (self.limiter.policy(), Scratch::default());
+        let ruling = self.limiter.check_rule(&policy, (rule, client), cost, &mut scratch, self.now()).await;
+        ruling.as_ref().map(describe)
+    }
+
+    /// How the ruling on a GET of `path` begins.
+    async fn outcome(&self, path: &str) -> String {
+        self.check(path, &[], |ruling| describe(&ruling)).await
+    }
+}
+
+fn describe(ruling: &Ruling<'_>) -> String {
+    match ruling {
+        Ruling::Admitted(admitted) => match &admitted.limit {
+            Some(limit) => format!("admitted, {} left of {}", limit.remaining, limit.name),
+            None => "admitted".to_owned(),
+        },
+        Ruling::Rejected(rejected) => {
+            let after = rejected.retry_after.map(Span::as_secs_ceil);
+            format!("rejected by {}: {:?}, {after:?}", rejected.limit.name, rejected.reason)
+        }
+        Ruling::Banned => "banned".to_owned(),
+        Ruling::Exempt(_) => "exempt".to_owned(),
+        Ruling::StoreFailed(failed) => format!("store failed, binding: {}", failed.is_binding),
+    }
+}
