@@ -5,7 +5,7 @@
 //!
 //! Of dependencies there are warnings and errors only, whether they use `tracing` or `log`. `tracing` and `log` compare
 //! the level of anything else with a static number, and that is all it costs. Clients can provoke some warnings (with an
-//! illegal frame or handshake), so that lines of dependencies are bounded in number; the bounded queue alone would protect
+//! illegal frame or handshake), so that their lines are limited in number: the bounded queue alone would protect
 //! memory, but neither the disk nor the place of other lines in the queue.
 
 use std::fmt;
@@ -62,7 +62,7 @@ impl LogSubscriber {
         let mut fields = Fields::of(event);
         let name = fields.take("event").unwrap_or_default();
         let details = fields.take("details").unwrap_or_default();
-        // Only `details` makes these, so that there is nothing to report if there is no list.
+        // Made by `details`; most events have no list.
         let details: Vec<_> = serde_json::from_str(&details).unwrap_or_default();
         let rest: Vec<_> = fields.rest.iter().map(|(key, value)| (*key, value.as_str())).collect();
         self.log.event_with(&name, &fields.message, &rest, &details);
