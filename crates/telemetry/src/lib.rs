@@ -10,7 +10,7 @@ mod metrics;
 mod story;
 mod trace;
 
-pub use log::{Destination, Form, Lines, Log, Seen, Which};
+pub use log::{Destination, Form, Lines, Log, Seen, Which, details};
 pub use metrics::{Decided, Family, Kind, Meter, Metrics, Page, Reader, RuleSlots, Try, UpstreamCounts};
 pub use story::{Story, Telemetry, Teller, Trial};
 pub use trace::{Context, Tracer};

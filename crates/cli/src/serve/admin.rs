@@ -12,7 +12,7 @@ use tidegate_gateway::Gateway;
 use tidegate_limiter::Limiter;
 use tidegate_policy::{AdminPlan, Plan};
 use tidegate_store::{Clock, HeavyKey, MemoryUse};
-use tidegate_telemetry::{Kind, Log, Page, Reader};
+use tidegate_telemetry::{Kind, Page, Reader};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::certificates::Certificates;
@@ -31,7 +31,6 @@ pub(crate) struct Served {
     source: String,
     reloads: mpsc::Sender<ReloadRequest>,
     is_ready: AtomicBool,
-    log: Log,
 }
 
 impl Served {
@@ -39,7 +38,6 @@ impl Served {
         gateway: Arc<Gateway<SelectedStore>>,
         source: &Source,
         certificates: Arc<Certificates>,
-        log: Log,
     ) -> (Arc<Self>, mpsc::Receiver<ReloadRequest>) {
         let (reloads, wanted) = mpsc::channel(8);
         let source = match source {
@@ -48,7 +46,7 @@ impl Served {
             Source::Demo(_) => "the built-in demo".to_owned(),
         };
         let is_ready = AtomicBool::new(true);
-        (Arc::new(Self { gateway, certificates, source, reloads, is_ready, log }), wanted)
+        (Arc::new(Self { gateway, certificates, source, reloads, is_ready }), wanted)
     }
 
     /// From now on nobody should send requests here.
@@ -112,7 +110,7 @@ impl Running for Served {
     }
 
     fn tell(&self, event: &str, message: &str, subject: &str) {
-        self.log.event(event, message, &[("subject", subject)]);
+        tracing::info!(event, subject, "{message}");
     }
 
     async fn reload(&self) -> Result<Reloaded, ReloadError> {
@@ -138,7 +136,6 @@ impl Prepared {
         policy: Option<&Path>,
         plan: &Plan,
         predecessor: Option<&mut Predecessor>,
-        log: &Log,
     ) -> anyhow::Result<Option<Self>> {
         let Some(admin) = &plan.admin else { return Ok(None) };
         let address = admin.address();
@@ -146,12 +143,12 @@ impl Prepared {
         let listener = match inherited.map_or_else(|| TcpListener::bind(address), Ok) {
             Ok(listener) => listener,
             Err(error) if admin.listen.is_none() => {
-                let message = format!(
+                tracing::warn!(
+                    event = "no_admin",
                     "no admin API: cannot listen on {} ({error}); choose another address with `admin.listen`, or \
                      write `admin: off`",
                     AdminPlan::LISTEN
                 );
-                log.event("no_admin", &message, &[]);
                 return Ok(None);
             }
             Err(error) => {
@@ -162,7 +159,7 @@ impl Prepared {
         };
         let bound = listener.local_addr()?;
         let path = policy.map(|policy| state::token_file(policy, plan)).or_else(state::own_token_file);
-        let (token, kept) = state::token(path.as_deref(), bound.ip().to_canonical().is_loopback(), log)?;
+        let (token, kept) = state::token(path.as_deref(), bound.ip().to_canonical().is_loopback())?;
         let kept = match kept {
             Kept::In(path) => format!("the token is in {}", path.display()),
             Kept::New(path) => {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tidegate_core::Timestamp;
 use tidegate_gateway::{CertificateResolver, Listener};
 use tidegate_policy::Plan;
-use tidegate_telemetry::{Kind, Log, Page};
+use tidegate_telemetry::{Kind, Page};
 
 use super::listeners::{self, ListenerConfig, ListenerConfigError};
 use crate::certificate::{Expiry, date};
@@ -77,13 +77,13 @@ impl Certificates {
     }
 
     /// Logs which certificates have expired or soon will. Returns the messages.
-    pub(crate) fn warn(&self, now: Timestamp, log: &Log) -> Vec<String> {
+    pub(crate) fn warn(&self, now: Timestamp) -> Vec<String> {
         let mut messages = Vec::new();
         for Presented { listener, resolver, .. } in &self.presented {
             let Some(expiry) = Expiry::at(resolver.expires_at(), now) else { continue };
             let event = if expiry.has_expired { "certificate_expired" } else { "certificate_expiring" };
             let message = expiry.describe(&format!("the certificate of {listener}"));
-            log.event(event, &message, &[("listener", listener)]);
+            tracing::warn!(event, listener, "{message}");
             messages.push(message);
         }
         messages

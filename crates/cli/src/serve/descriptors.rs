@@ -6,7 +6,6 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tidegate_gateway::Bounds;
-use tidegate_telemetry::Log;
 
 /// What the process itself needs, and what each of its cores does.
 const OWN: usize = 32;
@@ -16,7 +15,7 @@ const OF_A_CORE: usize = 8;
 const FEW: usize = 5_000;
 
 /// Raises what may be open to what is allowed, and bounds the clients by it. Says so if they are few.
-pub(super) fn fitting(cores: usize, log: &Log) -> Bounds {
+pub(super) fn fitting(cores: usize) -> Bounds {
     let limit = getrlimit(Resource::Nofile);
     // What cannot be raised stays as it is.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
@@ -27,11 +26,11 @@ pub(super) fn fitting(cores: usize, log: &Log) -> Bounds {
     let room = room(open, cores);
     let bounds = Bounds { connections: usual.connections.min(room), ..usual };
     if room < FEW {
-        let said = format!(
+        tracing::warn!(
+            event = "few_descriptors",
             "only {open} files may be open at once, which is room for {room} clients; raise it with `ulimit -n` or \
              LimitNOFILE="
         );
-        log.event("few_descriptors", &said, &[]);
     }
     bounds
 }

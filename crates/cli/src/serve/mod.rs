@@ -6,12 +6,12 @@ mod certificates;
 mod demo;
 mod descriptors;
 mod listeners;
+mod logging;
 mod reload;
 pub(crate) mod source;
 pub(crate) mod state;
 mod store;
 mod takeover;
-mod telling;
 mod watched;
 
 use std::num::NonZeroUsize;
@@ -29,12 +29,12 @@ use crate::args::ServeArgs;
 use activation::Given;
 use admin::{Answering, Prepared, Served};
 use certificates::Certificates;
+use logging::{Logging, log_warnings};
 use reload::{End, Events};
 use source::{Loaded, Source};
 use state::State;
 use store::SelectedStore;
 use takeover::Predecessor;
-use telling::Telling;
 use watched::Seen;
 
 /// What is under way at a stop gets this long to end.
@@ -46,10 +46,10 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     let Loaded { active, warnings } = loaded?;
     let plan = Arc::clone(active.matcher.plan());
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
-    let telling = Telling::open(&source, &plan, Arc::clone(&clock))?;
-    telling.warn(&warnings);
-    let ended = serve(args, &source, Start { active, files, clock }, &telling);
-    telling.log.flush();
+    let logging = Logging::open(&source, &plan, Arc::clone(&clock))?;
+    log_warnings(&warnings);
+    let ended = serve(args, &source, Start { active, files, clock }, &logging);
+    logging.flush();
     ended
 }
 
@@ -60,7 +60,7 @@ struct Start {
     clock: Arc<dyn Clock>,
 }
 
-fn serve(args: &ServeArgs, source: &Source, start: Start, telling: &Telling) -> anyhow::Result<()> {
+fn serve(args: &ServeArgs, source: &Source, start: Start, logging: &Logging) -> anyhow::Result<()> {
     let Start { active, files, clock } = start;
     let plan = Arc::clone(active.matcher.plan());
     let cores = args.cores.map_or_else(cores, NonZeroUsize::get);
@@ -70,23 +70,21 @@ fn serve(args: &ServeArgs, source: &Source, start: Start, telling: &Telling) -> 
     };
     let (listeners, certificates) = listen(args, &plan, cores, predecessor.as_mut())?;
     // A predecessor has let go of the file by now.
-    let state = State::open(source.file(), &plan, &telling.log)?;
-    let prepared = Prepared::new(source.file(), &plan, predecessor.as_mut(), &telling.log)?;
-    let telemetry = telling.telemetry(cores, clock.now());
+    let state = State::open(source.file(), &plan)?;
+    let prepared = Prepared::new(source.file(), &plan, predecessor.as_mut())?;
+    let telemetry = logging.telemetry(cores, clock.now());
     let store = Arc::new(SelectedStore::new(&plan.store));
     let limiter = Arc::new(Limiter::new(active, store, Arc::clone(&clock))?);
-    let bounds = descriptors::fitting(cores, &telling.log);
-    let gateway = Arc::new(Gateway::new(limiter, telemetry, bounds)?);
+    let gateway = Arc::new(Gateway::new(limiter, telemetry, descriptors::fitting(cores))?);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let (served, reloads) =
-        Served::new(Arc::clone(&gateway), source, Arc::clone(&certificates), telling.log.clone());
+    let (served, reloads) = Served::new(Arc::clone(&gateway), source, Arc::clone(&certificates));
     // Before the first request: nobody who is banned slips through.
     let desk = runtime.block_on(served.restore(Arc::clone(&clock), state))?;
     runtime.spawn(Arc::clone(&desk).keep_penalties());
     let (stop, stopping) = watch::channel(false);
     let threads = gateway.start(&listeners, &stopping, DRAIN)?;
     // Whoever reads the welcome may already change the policy or send a signal.
-    let mut events = runtime.block_on(async { Events::new(files, telling.clone(), reloads, clock) })?;
+    let mut events = runtime.block_on(async { Events::new(files, logging.clone(), reloads, clock) })?;
     if let Some(predecessor) = predecessor {
         predecessor.dismiss()?;
     }
@@ -96,14 +94,13 @@ fn serve(args: &ServeArgs, source: &Source, start: Start, telling: &Telling) -> 
     }
     let notice = prepared.as_ref().map_or(String::new(), |prepared| prepared.notice.clone());
     let admin = prepared.map(|prepared| prepared.start(&served, &desk)).transpose()?;
-    greet(source, &listeners, &plan, &notice, telling);
+    greet(source, &listeners, &plan, &notice);
     let end = runtime.block_on(events.until_stopped(&gateway, source, &certificates))?;
     if let (End::Told, Some(path)) = (end, &args.takeover) {
         // Nobody is waited for any more; whoever comes now starts afresh.
         let _ = std::fs::remove_file(path);
     }
-    let message = format!("stopping; what is under way gets {} s to end", DRAIN.as_secs());
-    telling.log.event("stopping", &message, &[]);
+    tracing::info!(event = "stopping", "stopping; what is under way gets {} s to end", DRAIN.as_secs());
     served.begin_stopping();
     if let (End::TakenOver, Some(admin)) = (end, &admin) {
         // Operators are the successor's from now on; otherwise they may watch until the last request has ended.
@@ -120,14 +117,14 @@ fn serve(args: &ServeArgs, source: &Source, start: Start, telling: &Telling) -> 
     // After a takeover they are the successor's, and this is refused.
     let _ = runtime.block_on(desk.write_penalties());
     admin.map_or(Ok(()), Answering::end)?;
-    telling.log.event("stopped", "stopped", &[]);
+    tracing::info!(event = "stopped", "stopped");
     Ok(())
 }
 
 /// Says what runs, to whoever started it.
-fn greet(source: &Source, listeners: &[Listener], plan: &Plan, admin: &str, telling: &Telling) {
+fn greet(source: &Source, listeners: &[Listener], plan: &Plan, admin: &str) {
     let urls = urls(listeners);
-    telling.log.event("started", &format!("listening on {urls}"), &[("version", env!("CARGO_PKG_VERSION"))]);
+    tracing::info!(event = "started", version = env!("CARGO_PKG_VERSION"), "listening on {urls}");
     if plan.log.to == LogTo::Stdout {
         // A token that is shown once is shown, but never in a log.
         eprint!("{admin}");

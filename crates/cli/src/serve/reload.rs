@@ -9,14 +9,15 @@ use tidegate_core::Timestamp;
 use tidegate_gateway::Gateway;
 use tidegate_policy::diff;
 use tidegate_store::Clock;
+use tidegate_telemetry::details;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
 use super::admin::ReloadRequest;
 use super::certificates::Certificates;
+use super::logging::{Logging, log_warnings};
 use super::source::{LoadError, Loaded, Source};
 use super::store::SelectedStore;
-use super::telling::Telling;
 use super::watched::{Seen, Watched};
 
 /// How often the log warns of certificates that expire.
@@ -28,7 +29,7 @@ pub(crate) struct Events {
     interrupt: Signal,
     hangup: Signal,
     watched: Watched,
-    telling: Telling,
+    logging: Logging,
     clock: Arc<dyn Clock>,
     /// Who wants the policy read again.
     reloads: mpsc::Receiver<ReloadRequest>,
@@ -49,7 +50,7 @@ impl Events {
     /// Needs a runtime.
     pub(crate) fn new(
         files: Vec<Seen>,
-        telling: Telling,
+        logging: Logging,
         reloads: mpsc::Receiver<ReloadRequest>,
         clock: Arc<dyn Clock>,
     ) -> anyhow::Result<Self> {
@@ -57,8 +58,8 @@ impl Events {
             terminate: signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?,
             interrupt: signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?,
             hangup: signal(SignalKind::hangup()).context("cannot listen for SIGHUP")?,
-            watched: Watched::new(files, telling.log.clone())?,
-            telling,
+            watched: Watched::new(files)?,
+            logging,
             clock,
             reloads,
             successor: None,
@@ -89,12 +90,12 @@ impl Events {
                 () = self.watched.changed() => None,
                 Some(asked) = self.reloads.recv() => Some(asked),
                 _ = expiry_check.tick() => {
-                    certificates.warn(self.clock.now(), &self.telling.log);
+                    certificates.warn(self.clock.now());
                     continue;
                 }
             };
             let (outcome, files) = source.load();
-            let outcome = put_in_force(gateway, certificates, outcome, &self.telling, self.clock.now());
+            let outcome = put_in_force(gateway, certificates, outcome, &self.logging, self.clock.now());
             // What a bad policy names is watched too: it may be all that is missing.
             if outcome.is_ok() {
                 self.watched.watch(files);
@@ -114,11 +115,12 @@ fn put_in_force(
     gateway: &Gateway<SelectedStore>,
     certificates: &Certificates,
     outcome: Result<Loaded, LoadError>,
-    telling: &Telling,
+    logging: &Logging,
     now: Timestamp,
 ) -> Result<Reloaded, ReloadError> {
     let refuse = |message: &str, reason: String| {
-        telling.log.event_with("reload_failed", message, &[], std::slice::from_ref(&reason));
+        let details = details(std::slice::from_ref(&reason));
+        tracing::error!(event = "reload_failed", details, "{message}");
         Err(ReloadError { reason })
     };
     let Loaded { active, warnings } = match outcome {
@@ -135,7 +137,7 @@ fn put_in_force(
             return refuse(message, error.to_string());
         }
     };
-    telling.warn(&warnings);
+    log_warnings(&warnings);
     let before = gateway.limiter().policy();
     let (old, new) = (before.matcher.plan(), Arc::clone(active.matcher.plan()));
     let mut changes: Vec<_> = diff(old, &new).iter().map(ToString::to_string).collect();
@@ -143,7 +145,7 @@ fn put_in_force(
         let message = "the policy has changed and cannot be served; the old one stays in force";
         return refuse(message, error.to_string());
     }
-    telling.follow(&new);
+    logging.follow(&new);
     changes.extend(certificates.replace(listeners));
     let count = changes.len();
     if certificates.needs_restart(&new) {
@@ -152,10 +154,14 @@ fn put_in_force(
     if old.store != new.store || old.admin != new.admin {
         changes.push("`store` and `admin` stay as they are until the next start".to_owned());
     }
-    let message = format!("policy reloaded, {count} change{}", if count == 1 { "" } else { "s" });
-    telling.log.event_with("reloaded", &message, &[], &changes);
+    let plural = if count == 1 { "" } else { "s" };
+    tracing::info!(
+        event = "reloaded",
+        details = details(&changes),
+        "policy reloaded, {count} change{plural}"
+    );
     let mut warnings = warnings.to_string();
-    for message in certificates.warn(now, &telling.log) {
+    for message in certificates.warn(now) {
         warnings.push_str(&message);
         warnings.push('\n');
     }

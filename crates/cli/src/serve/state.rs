@@ -9,7 +9,6 @@ use anyhow::{Context, bail};
 use tidegate_console::Token;
 use tidegate_policy::Plan;
 use tidegate_store::durable::{Contents, Durable};
-use tidegate_telemetry::Log;
 
 /// The durable file, in the folder for what outlives the process.
 const FILE: &str = "tidegate.redb";
@@ -26,19 +25,19 @@ pub(crate) struct State {
 
 impl State {
     /// What the policy at `policy` left behind when it last ran; without a file, nothing outlives the process.
-    pub(crate) fn open(policy: Option<&Path>, plan: &Plan, log: &Log) -> anyhow::Result<Self> {
+    pub(crate) fn open(policy: Option<&Path>, plan: &Plan) -> anyhow::Result<Self> {
         let Some(folder) = policy.map(|policy| folder(policy, plan)) else { return Self::forgetful() };
         if let Err(error) = DirBuilder::new().recursive(true).mode(0o700).create(&folder) {
             let named = plan.store.directory.is_some();
             if named || !matches!(error.kind(), ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem) {
                 return Err(error).with_context(|| format!("cannot make {}", folder.display()));
             }
-            let message = format!(
+            tracing::warn!(
+                event = "not_durable",
                 "cannot make {} ({error}): bans and overrides will be forgotten at the next start; name a folder \
                  in `store.directory`",
                 folder.display()
             );
-            log.event("not_durable", &message, &[]);
             return Self::forgetful();
         }
         let path = folder.join(FILE);
@@ -86,15 +85,17 @@ pub(crate) enum Kept {
 }
 
 /// Reads the token, or makes one if there is none and only this machine can ask.
-pub(crate) fn token(path: Option<&Path>, is_loopback: bool, log: &Log) -> anyhow::Result<(Token, Kept)> {
+pub(crate) fn token(path: Option<&Path>, is_loopback: bool) -> anyhow::Result<(Token, Kept)> {
     let Some(path) = path else { return Ok((Token::generate()?, Kept::Nowhere)) };
     let shown = path.display();
     match read_token(path) {
         Ok(token) => {
             let mode = std::fs::metadata(path).map(|found| found.permissions().mode()).unwrap_or_default();
             if mode & 0o077 != 0 {
-                let message = format!("others can read the token in {shown}; chmod 600 {shown}");
-                log.event("token_readable", &message, &[]);
+                tracing::warn!(
+                    event = "token_readable",
+                    "others can read the token in {shown}; chmod 600 {shown}"
+                );
             }
             return Ok((token, Kept::In(path.to_owned())));
         }
@@ -115,8 +116,10 @@ pub(crate) fn token(path: Option<&Path>, is_loopback: bool, log: &Log) -> anyhow
             Ok((read_token(path)?, Kept::In(path.to_owned())))
         }
         Err(error) => {
-            let message = format!("cannot keep the token of the admin API in {shown} ({error})");
-            log.event("token_not_kept", &message, &[]);
+            tracing::warn!(
+                event = "token_not_kept",
+                "cannot keep the token of the admin API in {shown} ({error})"
+            );
             Ok((token, Kept::Nowhere))
         }
     }

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use anyhow::Context;
 use notify::{RecursiveMode, Watcher};
-use tidegate_telemetry::Log;
 use tokio::sync::mpsc;
 
 /// Editors write a file in several steps: what follows so soon belongs together.
@@ -43,11 +42,10 @@ pub(crate) struct Watched {
     /// The files as they were when last looked at.
     files: BTreeMap<PathBuf, Stamp>,
     folders: BTreeSet<PathBuf>,
-    log: Log,
 }
 
 impl Watched {
-    pub(crate) fn new(files: Vec<Seen>, log: Log) -> anyhow::Result<Self> {
+    pub(crate) fn new(files: Vec<Seen>) -> anyhow::Result<Self> {
         let (send, events) = mpsc::unbounded_channel();
         let watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
             if event.is_ok_and(|event| !event.kind.is_access()) {
@@ -56,7 +54,7 @@ impl Watched {
             }
         })
         .context("cannot watch files")?;
-        let mut all = Self { watcher, events, files: BTreeMap::new(), folders: BTreeSet::new(), log };
+        let mut all = Self { watcher, events, files: BTreeMap::new(), folders: BTreeSet::new() };
         all.files = files.into_iter().map(|Seen { file, stamp }| (file, stamp)).collect();
         all.follow()?;
         Ok(all)
@@ -104,8 +102,7 @@ impl Watched {
 
     fn follow_or_say(&mut self) {
         if let Err(error) = self.follow() {
-            let message = format!("{error:#}; at SIGHUP the policy is read again");
-            self.log.event("watch_failed", &message, &[]);
+            tracing::warn!(event = "watch_failed", "{error:#}; at SIGHUP the policy is read again");
         }
     }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use crate::frames::{Http2, PING};
 use crate::process::{DEADLINE, Policy, Server};
 use crate::wire::{Connection, echo, get};
 
@@ -115,4 +116,30 @@ fn on_standard_output_there_is_nothing_but_lines_of_json() {
     get(&server.address, "");
     let line: Value = serde_json::from_str(&server.hears("\"request\"")).unwrap();
     assert_eq!(line["status"], 200);
+}
+
+#[test]
+fn warnings_of_dependencies_are_lines_and_a_client_cannot_flood_the_log_with_them() {
+    let file = Policy::new("log-dependency", &policy(&format!("http://{}", echo()), "{ to: access.log }"));
+    let log = file.beside("access.log");
+    let mut server = Server::start(&["--config", &file.path()]);
+    let mut client = Http2::open(&server.address);
+    // h2 warns of each.
+    let acknowledged = 1;
+    for _ in 0..200 {
+        client.send(PING, acknowledged, 0, b"\x1b[31mbad").unwrap();
+    }
+    client.send(PING, 0, 0, b"answered").unwrap();
+    while client.read().unwrap().0 != PING {}
+    drop(client);
+    server.signal("-TERM");
+    assert!(server.ends().success());
+    let lines = lines(&log, 63);
+    let warnings: Vec<_> = lines.iter().filter(|line| line["event"] == "dependency_log").collect();
+    assert_eq!((lines.len(), warnings.len()), (63, 60));
+    assert_eq!(
+        (&warnings[0]["level"], &warnings[0]["target"]),
+        (&"warn".into(), &"h2::proto::ping_pong".into())
+    );
+    assert!(warnings[0]["message"].as_str().unwrap().starts_with("recv PING ack"), "{}", warnings[0]);
 }

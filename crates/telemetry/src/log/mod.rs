@@ -1,5 +1,10 @@
 //! Lines of JSON: one for each event, and for as many requests as the operator wants.
 //!
+//! Events reach a [`Log`] in two ways. Those of the process (it has started, the policy was reloaded) and the warnings of
+//! dependencies come through `tracing`, whose events go to the one log that [`Log::install`] chose. Requests, and events
+//! of the gateway that serves them, are written straight to the log that the gateway was given: a process may have
+//! several gateways (tests do), and a request must not pay for the way through `tracing`.
+//!
 //! Whoever has something to say makes the line and hands it to a thread that writes. If that cannot keep up, lines are
 //! lost and counted; nobody waits. User text is escaped, secrets are never in it: clients go by their
 //! [`ClientName`](tidegate_policy::ClientName), headers and query strings are left out, and a key that was also put into
@@ -7,6 +12,7 @@
 
 mod access;
 mod object;
+mod subscriber;
 mod writer;
 
 use std::fmt;
@@ -23,6 +29,7 @@ use tidegate_store::Clock;
 pub use access::Seen;
 pub(crate) use access::{Access, Tried};
 use object::Object;
+pub use subscriber::details;
 pub use writer::Destination;
 use writer::Message;
 

@@ -1,4 +1,8 @@
 //! One JSON object on one line, whatever is put into it.
+//!
+//! Written by hand: `serde_json` leaves alone what it may (U+007F, the C1 controls, characters that hide or turn text),
+//! cuts nothing, and has no number with exactly three decimals. Its `Formatter` would have to override all of that, and
+//! would still need a buffer to cut a text in.
 
 use std::fmt::{self, Display, Write};
 
@@ -95,6 +99,19 @@ impl Object {
     }
 }
 
+/// A text for a terminal: one line, cut like the texts of an object.
+pub(crate) fn sanitized(text: &str) -> String {
+    let mut sanitized = String::with_capacity(text.len());
+    for c in text.chars().take(LONGEST) {
+        if is_harmless(c) {
+            sanitized.push(c);
+        } else {
+            sanitized.extend(c.escape_unicode());
+        }
+    }
+    sanitized
+}
+
 /// Neither ends a line, nor moves a cursor, nor turns the direction of what follows.
 fn is_harmless(c: char) -> bool {
     let hides =
@@ -131,6 +148,12 @@ mod tests {
         assert_eq!((&read["status"], &read["total_ms"]), (&429.into(), &1.234.into()));
         assert_eq!(read["rules"], serde_json::json!(["a\n", "b"]));
         assert_eq!(read["none"], serde_json::json!([]));
+    }
+
+    #[test]
+    fn sanitized_text_is_one_line_without_control_characters() {
+        assert_eq!(sanitized("a \"b\"\r\n\u{1b}[2J\u{202e}é"), "a \"b\"\\u{d}\\u{a}\\u{1b}[2J\\u{202e}é");
+        assert_eq!(sanitized(&"x".repeat(100_000)).len(), LONGEST);
     }
 
     #[test]

@@ -1,4 +1,7 @@
-//! Where what happens is told: the log and the traces that the policy asks for.
+//! The log and the traces that the policy asks for.
+//!
+//! Events of the process are emitted with the macros of `tracing`, with a field `event` for the name; the log that is opened
+//! here writes them.
 
 use std::io::{IsTerminal, stderr};
 use std::path::{Path, PathBuf};
@@ -8,20 +11,21 @@ use anyhow::Context;
 use tidegate_core::Timestamp;
 use tidegate_policy::{LogTo, Plan, Problems};
 use tidegate_store::Clock;
-use tidegate_telemetry::{Destination, Form, Log, Metrics, Telemetry, Tracer, Which};
+use tidegate_telemetry::{Destination, Form, Log, Metrics, Telemetry, Tracer, Which, details};
 
 use super::source::Source;
 
 /// The log, the traces, and where the files it may go to are looked for.
 #[derive(Clone, Debug)]
-pub(crate) struct Telling {
-    pub(crate) log: Log,
+pub(crate) struct Logging {
+    log: Log,
     tracer: Tracer,
     folder: PathBuf,
 }
 
-impl Telling {
-    /// Opens the log that `plan` asks for. Somebody who sits at a terminal reads sentences, everybody else JSON.
+impl Logging {
+    /// Opens the log that `plan` asks for, once in a process. Somebody who sits at a terminal reads sentences, everybody
+    /// else JSON.
     pub(crate) fn open(source: &Source, plan: &Plan, clock: Arc<dyn Clock>) -> anyhow::Result<Self> {
         let folder = match source {
             Source::File(path) => path.parent().unwrap_or(Path::new("")).to_owned(),
@@ -33,9 +37,10 @@ impl Telling {
         let log = Log::open(&to, form, clock).with_context(|| {
             format!("cannot write the log to {} (see `log.to` in the policy)", plan.log.to)
         })?;
-        let telling = Self { log, tracer: Tracer::off(), folder };
-        telling.choose(plan);
-        Ok(telling)
+        log.install().context("cannot install the log")?;
+        let logging = Self { log, tracer: Tracer::off(), folder };
+        logging.choose(plan);
+        Ok(logging)
     }
 
     /// Tells of what so many cores do from `now` on.
@@ -46,25 +51,37 @@ impl Telling {
     /// Follows another plan. The file is opened anew even if it is the same: the old one may have been moved away.
     pub(crate) fn follow(&self, plan: &Plan) {
         if let Err(error) = self.log.turn(&destination(&self.folder, &plan.log.to)) {
-            let message = format!("cannot write the log to {}, the old place is kept: {error}", plan.log.to);
-            self.log.event("log_failed", &message, &[]);
+            let to = &plan.log.to;
+            tracing::error!(
+                event = "log_failed",
+                "cannot write the log to {to}, the old place is kept: {error}"
+            );
         }
         self.choose(plan);
     }
 
-    /// Tells what is doubtful about a good policy.
-    pub(crate) fn warn(&self, warnings: &Problems) {
-        let list: Vec<_> = warnings.into_iter().map(ToString::to_string).collect();
-        if !list.is_empty() {
-            self.log.event_with("policy_doubtful", "the policy is good, but hardly meant so", &[], &list);
-        }
+    /// Waits until everything is written, but not for ever.
+    pub(crate) fn flush(&self) {
+        self.log.flush();
     }
 
     fn choose(&self, plan: &Plan) {
         self.log.choose(Which { access: plan.log.access, refused: plan.log.refused });
         if let Err(error) = self.tracer.follow(plan.traces.as_ref(), &self.log) {
-            self.log.event("traces_failed", &format!("cannot start to trace: {error}"), &[]);
+            tracing::error!(event = "traces_failed", "cannot start to trace: {error}");
         }
+    }
+}
+
+/// Logs what is doubtful about a good policy.
+pub(crate) fn log_warnings(warnings: &Problems) {
+    let list: Vec<_> = warnings.into_iter().map(ToString::to_string).collect();
+    if !list.is_empty() {
+        tracing::warn!(
+            event = "policy_doubtful",
+            details = details(&list),
+            "the policy is good, but hardly meant so"
+        );
     }
 }
 
