@@ -9,7 +9,7 @@ use std::sync::Arc;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderValue, TRANSFER_ENCODING};
 use http::request::Parts;
 use http::uri::PathAndQuery;
-use http::{Request, Response, StatusCode, Uri, Version};
+use http::{Response, StatusCode, Uri, Version};
 use http_body::Body;
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
@@ -27,14 +27,14 @@ use crate::http::access_log::seen;
 use crate::http::grpc;
 use crate::http::header_flags::Marks;
 use crate::http::hop_headers::{self, Hop};
-use crate::http::request_body::{RequestBody, UploadFailure};
-use crate::http::response_body::{ResponseBody, UpstreamBody};
+use crate::http::request_body::{UploadFailure, UploadHandle};
+use crate::http::response_body::{ForwardedBody, ResponseBody};
 use crate::http::trace_context;
 use crate::refusal::Refusal;
 use crate::settle::{self, Passed};
 use crate::snapshot::Live;
 use crate::told::{PolicyReport, Told, is_limited_by_upstream, tell, tell_when};
-use crate::upstream::{SendError, Stand, Upstream};
+use crate::upstream::{ForwardedRequest, SendError, StickyKey, Upstream};
 use crate::worker::{Core, InForce};
 
 /// A request, lent: what is large is not handed from one to the other.
@@ -124,22 +124,15 @@ async fn journey<S: Store + 'static>(
     let grpc = if may_be_grpc { grpc::content_type(parts.version, &parts.headers).cloned() } else { None };
     let Passed { held, mut reserved } = passed;
     let meter = settle::meter(core, &mut reserved);
-    let mut request = body.take().map(|body| {
+    let upload = body.take().map(|body| {
         let bounds = (core.bounds.body_bytes, core.bounds.request_pace);
-        let body = RequestBody::new(body, bounds, &hop.activity, (live, route.http.underscore_headers));
-        let mut request = Request::new(body.counted_by(meter));
-        std::mem::swap(request.method_mut(), &mut parts.method);
-        std::mem::swap(request.uri_mut(), &mut parts.uri);
-        std::mem::swap(request.headers_mut(), &mut parts.headers);
-        request
+        UploadHandle::new(body, bounds, &hop.activity, (live, route.http.underscore_headers), meter)
     });
+    let mut request = ForwardedRequest::new(parts, upload.unwrap_or_default(), marks, upgrade.is_some());
     if let Some(grpc) = grpc {
         parts.headers.insert(CONTENT_TYPE, grpc);
     }
-    // Its length is not told, nor anything but an answer asked for.
-    let is_plain =
-        upgrade.is_none() && !marks.has(Marks::CONTENT_LENGTH) && !marks.has(Marks::TRANSFER_ENCODING);
-    let answer = send(core, (upstream, stand), (&mut request, is_plain), (upgrade, held), story).await;
+    let answer = send(core, (upstream, stand), &mut request, (upgrade, held), story).await;
     if reserved.is_empty() {
         return answer;
     }
@@ -163,7 +156,7 @@ async fn admit<S: Store + 'static>(
     live: &Live,
     (facts, upstream): (&Facts<'_>, &Upstream),
     (told, story): (&mut Told, &mut Story<'_>),
-) -> Result<(Stand, Passed), Cause> {
+) -> Result<(StickyKey, Passed), Cause> {
     // Who is banned, who is exempt, and what the rest is held against.
     let mut lent = core.with_scratch();
     let now = story.deciding();
@@ -178,14 +171,14 @@ async fn admit<S: Store + 'static>(
         Admission::Exempt { .. } => {
             story.decided(Decided::Exempt);
             let addresses = live.plan().identities.addresses();
-            let stand = upstream.stand(|| addresses.client(facts.headers, facts.peer));
+            let stand = upstream.sticky_key(|| addresses.client(facts.headers, facts.peer));
             Ok((stand, Passed::default()))
         }
         // Where it is: a match is large.
         Admission::Checked(ref matched) => {
             story.client(matched.client());
             let passed = limit(core, live, matched, now, (told, story)).await?;
-            Ok((upstream.stand(|| matched.client()), passed))
+            Ok((upstream.sticky_key(|| matched.client()), passed))
         }
     }
 }
@@ -365,31 +358,31 @@ impl Upgrade {
 /// The upstream's answer. A server that cannot be reached is passed over: nothing was sent to it.
 async fn send<S: Store>(
     core: &Rc<Core<S>>,
-    (upstream, stand): (&Upstream, Stand),
-    (request, is_plain): (&mut Option<Request<RequestBody>>, bool),
+    (upstream, stand): (&Upstream, StickyKey),
+    request: &mut ForwardedRequest,
     (upgrade, mut permits): (Option<Upgrade>, Held),
     story: &mut Story<'_>,
 ) -> Result<Response<ResponseBody>, Cause> {
     let mut server = upstream.choose(stand, &[]).cloned().ok_or(Cause::NoServer)?;
     let mut tried = Vec::new();
-    let upload = request.as_ref().map(|request| request.body().handle()).unwrap_or_default();
-    let (mut response, lease) = loop {
+    let upload = request.upload().clone();
+    let (mut response, conn) = loop {
         let trial = story.trying(&upstream.counts);
         let sent = {
-            let sending = pin!(core.pools.send(&server, request, is_plain, &mut permits));
+            let sending = pin!(core.transport.send(&server, request, &mut permits));
             core.patience.wait(sending, || upload.has_moved()).await
         };
         let Some(sent) = sent else {
-            story.tried(trial, &server.place, Try::TooSlow);
+            story.tried(trial, &server.addr, Try::TooSlow);
             return Err(Cause::TooSlow);
         };
         match sent {
             Ok(answer) => {
-                story.tried(trial, &server.place, Try::Answered(answer.0.status().as_u16()));
+                story.tried(trial, &server.addr, Try::Answered(answer.0.status().as_u16()));
                 break answer;
             }
             Err(SendError::Connect(error)) => {
-                story.tried(trial, &server.place, Try::Unreachable);
+                story.tried(trial, &server.addr, Try::Unreachable);
                 tried.push(Arc::as_ptr(&server));
                 server = upstream.choose(stand, &tried).cloned().ok_or_else(|| unreachable(&error))?;
             }
@@ -397,7 +390,7 @@ async fn send<S: Store>(
                 let cause = broken(&error, upload.failure());
                 // What a client sends wrongly is not the server's failure.
                 let result = if matches!(cause, Cause::BadAnswer) { Try::Broken } else { Try::Abandoned };
-                story.tried(trial, &server.place, result);
+                story.tried(trial, &server.addr, result);
                 return Err(cause);
             }
         }
@@ -407,14 +400,14 @@ async fn send<S: Store>(
         let Some(Upgrade { client, hop }) = upgrade else { return Err(Cause::BadAnswer) };
         let server = hyper::upgrade::on(&mut response);
         let passing =
-            crate::http::upgrade::between((client, server), lease, hop, core.bounds.tunnel, core.stop());
+            crate::http::upgrade::between((client, server), conn, hop, core.bounds.tunnel, core.stop());
         tokio::task::spawn_local(passing);
         let mut response = response.map(|_| ResponseBody::empty());
         hop_headers::for_client(response.headers_mut(), true);
         return Ok(response);
     }
     let pace = core.bounds.response_pace;
-    let body = |source| ResponseBody::Upstream(Box::new(UpstreamBody::new(source, lease, pace)));
+    let body = |source| ResponseBody::Upstream(Box::new(ForwardedBody::new(source, conn, pace)));
     let mut response = response.map(body);
     hop_headers::for_client(response.headers_mut(), false);
     *response.version_mut() = Version::HTTP_11;

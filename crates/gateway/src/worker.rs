@@ -17,7 +17,7 @@ use crate::resource_limits::Bounds;
 use crate::snapshot::Live;
 use crate::told::Said;
 use crate::upstream::response_timeout::Patience;
-use crate::upstream::{Connector, Pools, Server};
+use crate::upstream::{Connector, Server, Transport};
 
 /// What the cores share to decide with.
 #[derive(Debug)]
@@ -55,7 +55,7 @@ pub(crate) struct Core<S> {
     pub(crate) log: Log,
     pub(crate) penalties: Arc<Penalties>,
     pub(crate) permits: Arc<Permits>,
-    pub(crate) pools: Rc<Pools>,
+    pub(crate) transport: Rc<Transport>,
     pub(crate) rounds: Rc<Rounds>,
     pub(crate) patience: Rc<Patience>,
     pub(crate) bounds: Bounds,
@@ -99,7 +99,7 @@ impl<S: Store> Core<S> {
             bans,
             penalties,
             permits,
-            pools: Pools::new(connector, &bounds),
+            transport: Transport::new(connector, &bounds),
             rounds: Rc::default(),
             patience: Patience::new(bounds.answer),
             bounds,
@@ -123,7 +123,7 @@ impl<S: Store> Core<S> {
                     .flat_map(|upstream| &upstream.servers)
                     .any(|used| Arc::ptr_eq(used, server))
             };
-            self.pools.keep_only(is_used);
+            self.transport.keep_only(is_used);
         }
         Rc::clone(&served)
     }

@@ -10,7 +10,7 @@ use hyper::body::Incoming;
 use tokio::time::{Sleep, sleep};
 
 use crate::exclusion::Held;
-use crate::upstream::{Lease, PlainBody};
+use crate::upstream::{PlainBody, PooledConn};
 
 /// What a client is answered with.
 #[derive(Debug)]
@@ -18,7 +18,7 @@ pub(crate) enum ResponseBody {
     /// Our own words.
     Own(Option<Bytes>),
     /// An upstream's, as it comes. In a box: a response changes hands often, and most of ours are small.
-    Upstream(Box<UpstreamBody>),
+    Upstream(Box<ForwardedBody>),
 }
 
 impl ResponseBody {
@@ -86,36 +86,36 @@ impl BodyError {
     }
 }
 
-/// Where an upstream's body comes from.
+/// A response body as it comes from an upstream.
 #[derive(Debug)]
-pub(crate) enum Source {
+pub(crate) enum UpstreamBody {
     Hyper(Incoming),
-    /// Over the line that was leased.
+    /// Over the pooled connection.
     Plain(PlainBody),
 }
 
-impl Source {
+impl UpstreamBody {
     fn poll_frame(
         &mut self,
         cx: &mut Context<'_>,
-        lease: Option<&mut Lease>,
+        conn: Option<&mut PooledConn>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         match self {
             Self::Hyper(incoming) => {
                 Pin::new(incoming).poll_frame(cx).map(|frame| Some(frame?.map_err(BodyError::from)))
             }
             Self::Plain(plain) => {
-                let piece = plain.poll_piece(cx, lease.and_then(Lease::line));
+                let piece = plain.poll_piece(cx, conn.and_then(PooledConn::plain));
                 piece.map(|piece| Some(piece?.map(Frame::data).map_err(BodyError::from)))
             }
         }
     }
 
     /// Whether its connection is not needed any more.
-    fn has_come(&self) -> bool {
+    fn is_received(&self) -> bool {
         match self {
             Self::Hyper(incoming) => incoming.is_end_stream(),
-            Self::Plain(plain) => plain.has_come(),
+            Self::Plain(plain) => plain.is_received(),
         }
     }
 
@@ -134,26 +134,25 @@ impl Source {
     }
 }
 
-/// An upstream's body. Its connection goes back to the pool when it has come; until then the lease has the permits of
-/// the request, afterwards the body has them until it was taken.
+/// An upstream's body on its way to a client. Its connection goes back to the pool when all was received. Until then the
+/// connection has the permits of the request; afterwards the body has them until all of it was passed on.
 #[derive(Debug)]
-pub(crate) struct UpstreamBody {
-    source: Source,
-    lease: Option<Lease>,
+pub(crate) struct ForwardedBody {
+    source: UpstreamBody,
+    conn: Option<PooledConn>,
     patience: Patience,
     permits: Held,
 }
 
-impl UpstreamBody {
-    pub(crate) fn new(source: Source, lease: Lease, pace: Pace) -> Self {
-        let mut body =
-            Self { source, lease: Some(lease), patience: Patience::new(pace), permits: Held::new() };
+impl ForwardedBody {
+    pub(crate) fn new(source: UpstreamBody, conn: PooledConn, pace: Pace) -> Self {
+        let mut body = Self { source, conn: Some(conn), patience: Patience::new(pace), permits: Held::new() };
         body.let_go_at_the_end();
         body
     }
 
     fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        let frame = match self.source.poll_frame(cx, self.lease.as_mut()) {
+        let frame = match self.source.poll_frame(cx, self.conn.as_mut()) {
             Poll::Ready(frame) => frame,
             Poll::Pending => return self.patience.poll(cx).map(|error| Some(Err(error))),
         };
@@ -163,7 +162,7 @@ impl UpstreamBody {
                 self.let_go_at_the_end();
             }
             // What broke off is not used again.
-            Some(Err(_)) => self.lease = None,
+            Some(Err(_)) => self.conn = None,
             None => self.let_go(),
         }
         Poll::Ready(frame)
@@ -172,7 +171,7 @@ impl UpstreamBody {
     fn let_go_at_the_end(&mut self) {
         if self.source.is_end_stream() {
             self.let_go();
-        } else if self.source.has_come() {
+        } else if self.source.is_received() {
             self.give_back();
         }
     }
@@ -183,8 +182,8 @@ impl UpstreamBody {
     }
 
     fn give_back(&mut self) {
-        if let Some(lease) = self.lease.take() {
-            self.permits = lease.give_back();
+        if let Some(conn) = self.conn.take() {
+            self.permits = conn.give_back();
         }
     }
 }

@@ -12,7 +12,7 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use crate::conn::activity::Activity;
 use crate::http::hop_headers::Hop;
-use crate::upstream::Lease;
+use crate::upstream::PooledConn;
 
 /// Silence is looked for so many times in the time it may last.
 const LOOKS: u32 = 8;
@@ -21,10 +21,10 @@ const LOOKS: u32 = 8;
 const LINGER: Duration = Duration::from_secs(1);
 
 /// Passes bytes both ways until both sides have ended, or neither has said anything for `idle`. As long the server
-/// counts as busy, the client keeps its place, and the lease has its permits.
+/// counts as busy, the client keeps its place, and `conn` has the permits.
 pub(crate) async fn between(
     (client, server): (OnUpgrade, OnUpgrade),
-    lease: Lease,
+    conn: PooledConn,
     hop: Rc<Hop>,
     idle: Duration,
     stop: watch::Receiver<bool>,
@@ -32,7 +32,7 @@ pub(crate) async fn between(
     if let (Ok(client), Ok(server)) = tokio::join!(client, server) {
         pass(TokioIo::new(client), TokioIo::new(server), &hop.activity, idle, stop).await;
     }
-    drop((lease, hop));
+    drop((conn, hop));
 }
 
 /// Whatever passes goes over the client's connection, so its activity is that of both.

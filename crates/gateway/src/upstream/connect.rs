@@ -11,7 +11,7 @@ use thiserror::Error;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-use super::server::{Server, Speaks};
+use super::server::{Protocol, Server};
 use super::stream::Stream;
 
 /// A connection over which nothing has come for so long is probed: a machine that vanished sends no end. Quiet
@@ -64,10 +64,10 @@ impl Connector {
     /// A connection, and whether HTTP/2 is spoken over it.
     pub(crate) async fn connect(&self, server: &Server) -> io::Result<(Stream, bool)> {
         let connecting = async {
-            let tcp = TcpStream::connect(&server.place).await?;
+            let tcp = TcpStream::connect(&server.addr).await?;
             set_options(&tcp)?;
-            if server.speaks != Speaks::Tls {
-                return Ok((Stream::Plain(tcp), server.speaks == Speaks::Http2));
+            if server.protocol != Protocol::Tls {
+                return Ok((Stream::Plain(tcp), server.protocol == Protocol::Http2));
             }
             let name = ServerName::try_from(server.host().to_owned())
                 .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;

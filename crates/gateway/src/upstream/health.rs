@@ -58,8 +58,8 @@ async fn ask(with: Rc<(Connector, Log)>, upstream: String, server: Arc<Server>, 
     if server.set_healthy(is_well) {
         let (event, what) =
             if is_well { ("upstream_up", "is well again") } else { ("upstream_down", "is not well") };
-        let message = format!("server {} of upstream `{upstream}` {what}", server.place);
-        log.event(event, &message, &[("upstream", &upstream), ("server", &server.place)]);
+        let message = format!("server {} of upstream `{upstream}` {what}", server.addr);
+        log.event(event, &message, &[("upstream", &upstream), ("server", &server.addr)]);
     }
 }
 
