@@ -370,7 +370,7 @@ async fn send<S: Store>(
         let trial = story.trying(&upstream.counts);
         let sent = {
             let sending = pin!(core.transport.send(&server, request, &mut permits));
-            core.patience.wait(sending, || upload.has_moved()).await
+            core.timeouts.run_within(core.bounds.answer, sending, || upload.has_moved()).await
         };
         let Some(sent) = sent else {
             story.tried(trial, &server.addr, Try::TooSlow);

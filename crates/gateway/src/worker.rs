@@ -16,8 +16,7 @@ use crate::conn::idle_watchdog::Rounds;
 use crate::resource_limits::Bounds;
 use crate::snapshot::Live;
 use crate::told::Said;
-use crate::upstream::response_timeout::Patience;
-use crate::upstream::{Connector, Server, Transport};
+use crate::upstream::{Connector, Server, TimeoutWheel, Transport};
 
 /// What the cores share to decide with.
 #[derive(Debug)]
@@ -57,7 +56,7 @@ pub(crate) struct Core<S> {
     pub(crate) permits: Arc<Permits>,
     pub(crate) transport: Rc<Transport>,
     pub(crate) rounds: Rc<Rounds>,
-    pub(crate) patience: Rc<Patience>,
+    pub(crate) timeouts: Rc<TimeoutWheel>,
     pub(crate) bounds: Bounds,
     scratches: RefCell<Vec<Scratch>>,
     pub(crate) said: RefCell<Said>,
@@ -101,7 +100,7 @@ impl<S: Store> Core<S> {
             permits,
             transport: Transport::new(connector, &bounds),
             rounds: Rc::default(),
-            patience: Patience::new(bounds.answer),
+            timeouts: Rc::default(),
             bounds,
             scratches: RefCell::default(),
             said: RefCell::default(),
