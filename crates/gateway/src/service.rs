@@ -25,7 +25,7 @@ use crate::error::{Cause, rescue};
 use crate::exclusion::{self, Held, LockOuts, Rejection};
 use crate::http::access_log::seen;
 use crate::http::grpc;
-use crate::http::header_flags::Marks;
+use crate::http::header_flags::HeaderFlags;
 use crate::http::hop_headers::{self, Hop};
 use crate::http::request_body::{UploadFailure, UploadHandle};
 use crate::http::response_body::{ForwardedBody, ResponseBody};
@@ -46,7 +46,7 @@ pub(crate) async fn serve<S: Store + 'static>(
     hop: &Rc<Hop>,
     (parts, body): Asked<'_>,
 ) -> Response<ResponseBody> {
-    let marks = Marks::of_request(parts.version, &mut parts.headers);
+    let marks = HeaderFlags::of_request(parts.version, &mut parts.headers);
     let live = core.live();
     // Told when it is dropped, whatever happens until then.
     let mut story = core.teller.begin();
@@ -83,7 +83,7 @@ async fn journey<S: Store + 'static>(
     core: &Rc<Core<S>>,
     live: &Rc<InForce>,
     hop: &Rc<Hop>,
-    ((parts, body), marks): (Asked<'_>, Marks),
+    ((parts, body), marks): (Asked<'_>, HeaderFlags),
     (told, story): (&mut Told, &mut Story<'_>),
 ) -> Result<Response<ResponseBody>, Cause> {
     let marks = check_framing(parts, marks, core.bounds.body_bytes)?;
@@ -120,7 +120,7 @@ async fn journey<S: Store + 'static>(
     story.id(|| parts.headers.get(hop_headers::REQUEST_ID).and_then(|id| id.to_str().ok()));
     // Every gRPC call has `te: trailers`. If its upstream fails, the response needs its content type, and by then its
     // headers have left.
-    let may_be_grpc = marks.has(Marks::TE) && parts.version == Version::HTTP_2;
+    let may_be_grpc = marks.contains(HeaderFlags::TE) && parts.version == Version::HTTP_2;
     let grpc = if may_be_grpc { grpc::content_type(parts.version, &parts.headers).cloned() } else { None };
     let Passed { held, mut reserved } = passed;
     let meter = settle::meter(core, &mut reserved);
@@ -285,11 +285,11 @@ fn rejected<S: Store>(
 }
 
 /// What hyper lets through and has more than one reading. Says what stands in the headers.
-fn check_framing(parts: &mut Parts, mut marks: Marks, most: u64) -> Result<Marks, Cause> {
+fn check_framing(parts: &mut Parts, mut marks: HeaderFlags, most: u64) -> Result<HeaderFlags, Cause> {
     let headers = &mut parts.headers;
     check_method(parts.method.as_str(), parts.uri.path()).map_err(unusable)?;
     // hyper takes any list that ends in `chunked`, and undoes only that.
-    if marks.has(Marks::TRANSFER_ENCODING) {
+    if marks.contains(HeaderFlags::TRANSFER_ENCODING) {
         let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
         if let Some(coding) = codings.next()
             && (codings.next().is_some() || !coding.as_bytes().eq_ignore_ascii_case(b"chunked"))
@@ -297,7 +297,7 @@ fn check_framing(parts: &mut Parts, mut marks: Marks, most: u64) -> Result<Marks
             return Err(Cause::Framing("its Transfer-Encoding is not `chunked`"));
         }
     }
-    if marks.has(Marks::CONTENT_LENGTH)
+    if marks.contains(HeaderFlags::CONTENT_LENGTH)
         && let Some(length) = headers.get(CONTENT_LENGTH)
     {
         let length = length.to_str().ok().and_then(|length| length.parse::<u64>().ok());
@@ -313,7 +313,7 @@ fn check_framing(parts: &mut Parts, mut marks: Marks, most: u64) -> Result<Marks
         // HTTP/2, or a whole URL in the request line: that names the host, whatever a header says.
         let host = HeaderValue::from_str(authority.as_str()).map_err(|_| unusable(RequestError::Host))?;
         headers.insert(HOST, host);
-        marks = marks.and(Marks::HOST);
+        marks |= HeaderFlags::HOST;
     }
     Ok(marks)
 }
@@ -348,7 +348,7 @@ struct Upgrade {
 }
 
 impl Upgrade {
-    fn wanted(parts: &mut Parts, marks: Marks, hop: &Rc<Hop>) -> Option<Self> {
+    fn wanted(parts: &mut Parts, marks: HeaderFlags, hop: &Rc<Hop>) -> Option<Self> {
         let is_wanted = hop_headers::wants_upgrade(parts.version, &parts.headers, marks);
         let client = is_wanted.then(|| parts.extensions.remove::<OnUpgrade>()).flatten()?;
         Some(Self { client, hop: Rc::clone(hop) })

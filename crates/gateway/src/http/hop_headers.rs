@@ -15,10 +15,10 @@ use tidegate_policy::{Addresses, HeaderError, HeaderRules, UnderscoreHeaders};
 use crate::conn::activity::Activity;
 use crate::conn::connection_limit::Place;
 use crate::http::forwarded::{self, Node};
-use crate::http::header_flags::{Marks, is_untrusted};
+use crate::http::header_flags::{HeaderFlags, is_untrusted};
 
 pub(crate) const FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
-pub(crate) const HOST_ASKED: HeaderName = HeaderName::from_static("x-forwarded-host");
+pub(crate) const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 pub(crate) const PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 pub(crate) const REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -26,7 +26,7 @@ const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 
 /// What belongs to one connection, whatever `Connection` says.
-pub(crate) static OF_A_HOP: [HeaderName; 5] =
+pub(crate) static HOP_BY_HOP: [HeaderName; 5] =
     [KEEP_ALIVE, PROXY_CONNECTION, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TRANSFER_ENCODING];
 /// So many headers are added on the way.
 const TOLD: usize = 6;
@@ -65,9 +65,9 @@ impl Hop {
 
 /// Whether a request asks to speak something else over its connection. HTTP/2 is not something else: its requests would
 /// pass through a tunnel unseen.
-pub(crate) fn wants_upgrade(version: Version, headers: &HeaderMap, marks: Marks) -> bool {
+pub(crate) fn wants_upgrade(version: Version, headers: &HeaderMap, flags: HeaderFlags) -> bool {
     version == Version::HTTP_11
-        && marks.has(Marks::UPGRADE)
+        && flags.contains(HeaderFlags::UPGRADE)
         && lists(headers, &CONNECTION, "upgrade")
         && !is_http_again(headers)
 }
@@ -90,8 +90,8 @@ fn lists(headers: &HeaderMap, name: &HeaderName, word: &str) -> bool {
 }
 
 /// Takes out what belongs to the connection a message came over. An upgrade is kept where it is meant.
-fn strip_hop(headers: &mut HeaderMap, marks: Marks, keeps_upgrade: bool) {
-    if marks.has(Marks::CONNECTION)
+fn strip_hop(headers: &mut HeaderMap, flags: HeaderFlags, keeps_upgrade: bool) {
+    if flags.contains(HeaderFlags::CONNECTION)
         && let Entry::Occupied(connection) = headers.entry(CONNECTION)
     {
         let lines: SmallVec<[HeaderValue; 1]> = connection.remove_entry_mult().1.collect();
@@ -103,10 +103,10 @@ fn strip_hop(headers: &mut HeaderMap, marks: Marks, keeps_upgrade: bool) {
             headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
         }
     }
-    if marks.has(Marks::OF_A_HOP) {
-        remove(headers, &OF_A_HOP);
+    if flags.contains(HeaderFlags::HOP_BY_HOP) {
+        remove(headers, &HOP_BY_HOP);
     }
-    if marks.has(Marks::UPGRADE) && !keeps_upgrade {
+    if flags.contains(HeaderFlags::UPGRADE) && !keeps_upgrade {
         headers.remove(UPGRADE);
     }
 }
@@ -133,26 +133,26 @@ fn strip_named(headers: &mut HeaderMap, connection: &HeaderValue, keeps_upgrade:
 }
 
 /// Rejects headers from which two clients could be read, and removes those that the peer may not send, before anything
-/// reads them. `marks` is what a look at the headers has found.
+/// reads them. `flags` are those of the headers.
 pub(crate) fn from_client(
     headers: &mut HeaderMap,
-    marks: Marks,
+    flags: HeaderFlags,
     is_trusted: bool,
     (rules, underscored): (&HeaderRules, UnderscoreHeaders),
 ) -> Result<(), HeaderError> {
     if underscored == UnderscoreHeaders::Drop {
-        if marks.has(Marks::UNDERSCORE) {
+        if flags.contains(HeaderFlags::UNDERSCORE) {
             rules.remove_underscored(headers);
         }
         rules.remove_aliases(headers);
     }
     rules.check(headers)?;
-    if marks.has(Marks::CONNECTION) {
+    if flags.contains(HeaderFlags::CONNECTION) {
         rules.check_connection(headers)?;
     }
     if !is_trusted {
         rules.remove_proxied(headers);
-        if marks.has(Marks::UNTRUSTED) {
+        if flags.contains(HeaderFlags::UNTRUSTED) {
             remove_untrusted(headers);
         }
     }
@@ -169,24 +169,24 @@ fn remove_untrusted(headers: &mut HeaderMap) {
 /// because `is_trusted` is not set: its peer is no trusted proxy.
 pub(crate) fn for_upstream(
     headers: &mut HeaderMap,
-    marks: Marks,
+    flags: HeaderFlags,
     (hop, is_trusted): (&Hop, bool),
     addresses: &Addresses,
     keeps_upgrade: bool,
 ) -> bool {
     let mut ignores_forwarding = false;
-    let takes_trailers = marks.has(Marks::TE) && lists(headers, &TE, "trailers");
-    strip_hop(headers, marks, keeps_upgrade);
+    let takes_trailers = flags.contains(HeaderFlags::TE) && lists(headers, &TE, "trailers");
+    strip_hop(headers, flags, keeps_upgrade);
     // A body is asked for, and so sent, by us.
-    if marks.has(Marks::EXPECT) {
+    if flags.contains(HeaderFlags::EXPECT) {
         headers.remove(EXPECT);
     }
     if takes_trailers {
         headers.insert(TE, HeaderValue::from_static("trailers"));
-    } else if marks.has(Marks::TE) {
+    } else if flags.contains(HeaderFlags::TE) {
         headers.remove(TE);
     }
-    if marks.has(Marks::COOKIE) {
+    if flags.contains(HeaderFlags::COOKIE) {
         join_cookies(headers);
     }
     headers.reserve(TOLD);
@@ -198,13 +198,13 @@ pub(crate) fn for_upstream(
         ignores_forwarding = by_x.is_some() || forwarded.is_some();
         headers.insert(PROTO, hop.proto.clone());
     }
-    if !(is_trusted && marks.has(Marks::HOST_ASKED) && headers.contains_key(HOST_ASKED))
+    if !(is_trusted && flags.contains(HeaderFlags::FORWARDED_HOST) && headers.contains_key(FORWARDED_HOST))
         && let Some(host) = headers.get(HOST)
     {
         let host = host.clone();
-        headers.insert(HOST_ASKED, host);
+        headers.insert(FORWARDED_HOST, host);
     }
-    if !(is_trusted && marks.has(Marks::REQUEST_ID) && headers.contains_key(REQUEST_ID)) {
+    if !(is_trusted && flags.contains(HeaderFlags::REQUEST_ID) && headers.contains_key(REQUEST_ID)) {
         headers.insert(REQUEST_ID, request_id());
     }
     ignores_forwarding
@@ -228,8 +228,8 @@ pub(crate) fn strip_trailers(
     trailers: &mut HeaderMap,
     (rules, underscored): (&HeaderRules, UnderscoreHeaders),
 ) {
-    let marks = Marks::trimming(trailers);
-    strip_hop(trailers, marks, false);
+    let flags = HeaderFlags::trimming(trailers);
+    strip_hop(trailers, flags, false);
     remove(trailers, &[FOR, FORWARDED, PROTO, REQUEST_ID, HOST, CONTENT_LENGTH, TE]);
     remove_untrusted(trailers);
     rules.remove_identity(trailers);
@@ -242,7 +242,7 @@ pub(crate) fn strip_trailers(
 /// Makes an upstream's headers ready for a client.
 pub(crate) fn for_client(headers: &mut HeaderMap, keeps_upgrade: bool) {
     // `Trailer` stays: over HTTP/1.1 only what is announced is sent.
-    strip_hop(headers, Marks::of(headers), keeps_upgrade);
+    strip_hop(headers, HeaderFlags::of(headers), keeps_upgrade);
 }
 
 /// 128 random bits, to find a request again in the logs of two machines.

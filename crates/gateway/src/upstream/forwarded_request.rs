@@ -7,7 +7,7 @@ use http::{HeaderValue, Request, Version};
 use http_body::Body;
 
 use super::server::Server;
-use crate::http::header_flags::Marks;
+use crate::http::header_flags::HeaderFlags;
 use crate::http::request_body::{RequestBody, UploadHandle, UploadProgress};
 
 /// A request to an upstream. It survives attempts that have not sent it: the next server gets it unchanged.
@@ -24,12 +24,18 @@ pub(crate) struct ForwardedRequest {
 
 impl ForwardedRequest {
     /// Takes the head out of `parts`. `flags` are those of the headers that the client sent.
-    pub(crate) fn new(parts: &mut Parts, upload: UploadHandle, flags: Marks, wants_upgrade: bool) -> Self {
+    pub(crate) fn new(
+        parts: &mut Parts,
+        upload: UploadHandle,
+        flags: HeaderFlags,
+        wants_upgrade: bool,
+    ) -> Self {
         let (mut head, ()) = Request::new(()).into_parts();
         std::mem::swap(&mut head.method, &mut parts.method);
         std::mem::swap(&mut head.uri, &mut parts.uri);
         std::mem::swap(&mut head.headers, &mut parts.headers);
-        let announces_body = flags.has(Marks::CONTENT_LENGTH) || flags.has(Marks::TRANSFER_ENCODING);
+        let announces_body =
+            flags.intersects(HeaderFlags::CONTENT_LENGTH.union(HeaderFlags::TRANSFER_ENCODING));
         let is_plain = !announces_body && !wants_upgrade;
         Self { head: Some(head), upload, is_plain, has_server_host: false }
     }
@@ -118,7 +124,7 @@ mod tests {
         for (name, value) in headers {
             request.headers_mut().append(*name, HeaderValue::from_static(value));
         }
-        let flags = Marks::of(request.headers());
+        let flags = HeaderFlags::of(request.headers());
         let (mut parts, ()) = request.into_parts();
         ForwardedRequest::new(&mut parts, UploadHandle::default(), flags, false)
     }
@@ -174,7 +180,7 @@ mod tests {
         assert!(!request("/", &[("content-length", "0")]).is_plain());
         assert!(!request("/", &[("transfer-encoding", "chunked")]).is_plain());
         let (mut parts, ()) = Request::new(()).into_parts();
-        let upgrade = ForwardedRequest::new(&mut parts, UploadHandle::default(), Marks::default(), true);
+        let upgrade = ForwardedRequest::new(&mut parts, UploadHandle::default(), HeaderFlags::empty(), true);
         assert!(!upgrade.is_plain());
     }
 }

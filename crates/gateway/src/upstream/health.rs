@@ -9,7 +9,7 @@ use arc_swap::ArcSwap;
 use bytes::Bytes;
 use http::header::{HOST, USER_AGENT};
 use http::{HeaderValue, Request};
-use http_body::Body;
+use http_body_util::Empty;
 use hyper::client::conn::{http1, http2};
 use hyper_util::rt::TokioIo;
 use tidegate_policy::Health;
@@ -72,7 +72,7 @@ async fn is_well(connector: &Connector, server: &Server, path: &str) -> bool {
         .path_and_query(path)
         .build();
     let Ok(uri) = uri else { return false };
-    let mut request = Request::new(Nothing);
+    let mut request = Request::new(Empty::<Bytes>::new());
     *request.uri_mut() =
         if is_http2 { uri } else { uri.path_and_query().cloned().map(Into::into).unwrap_or(uri) };
     request.headers_mut().insert(HOST, server.host_header.clone());
@@ -89,24 +89,4 @@ async fn is_well(connector: &Connector, server: &Server, path: &str) -> bool {
         sender.send_request(request).await
     };
     answer.is_ok_and(|answer| answer.status().is_success() || answer.status().is_redirection())
-}
-
-/// A body without anything in it.
-#[derive(Debug)]
-struct Nothing;
-
-impl Body for Nothing {
-    type Data = Bytes;
-    type Error = std::convert::Infallible;
-
-    fn poll_frame(
-        self: std::pin::Pin<&mut Self>,
-        _: &mut std::task::Context<'_>,
-    ) -> std::task::Poll<Option<Result<http_body::Frame<Bytes>, Self::Error>>> {
-        std::task::Poll::Ready(None)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        true
-    }
 }
