@@ -26,10 +26,10 @@ use crate::exclusion::{self, Held, LockOuts, Rejection};
 use crate::http::access_log::seen;
 use crate::http::grpc;
 use crate::http::header_flags::HeaderFlags;
-use crate::http::hop_headers::{self, Hop};
+use crate::http::hop_headers::{self, ConnInfo};
 use crate::http::request_body::{UploadFailure, UploadHandle};
 use crate::http::response_body::{ForwardedBody, ResponseBody};
-use crate::http::trace_context;
+use crate::http::{trace_context, upgrade};
 use crate::refusal::Refusal;
 use crate::settle::{self, Passed};
 use crate::snapshot::Live;
@@ -43,7 +43,7 @@ pub(crate) type Asked<'a> = (&'a mut Parts, &'a mut Option<Incoming>);
 /// Serves one request. Whatever happens, there is a response.
 pub(crate) async fn serve<S: Store + 'static>(
     core: &Rc<Core<S>>,
-    hop: &Rc<Hop>,
+    hop: &Rc<ConnInfo>,
     (parts, body): Asked<'_>,
 ) -> Response<ResponseBody> {
     let marks = HeaderFlags::of_request(parts.version, &mut parts.headers);
@@ -82,7 +82,7 @@ pub(crate) async fn serve<S: Store + 'static>(
 async fn journey<S: Store + 'static>(
     core: &Rc<Core<S>>,
     live: &Rc<InForce>,
-    hop: &Rc<Hop>,
+    hop: &Rc<ConnInfo>,
     ((parts, body), marks): (Asked<'_>, HeaderFlags),
     (told, story): (&mut Told, &mut Story<'_>),
 ) -> Result<Response<ResponseBody>, Cause> {
@@ -111,8 +111,13 @@ async fn journey<S: Store + 'static>(
         parts.uri = with_path(&parts.uri, &path)?;
     }
     let upgrade = Upgrade::wanted(parts, marks, hop);
-    let ignores_forwarding =
-        hop_headers::for_upstream(&mut parts.headers, marks, (hop, is_trusted), addresses, upgrade.is_some());
+    let ignores_forwarding = hop_headers::prepare_request(
+        &mut parts.headers,
+        marks,
+        (hop, is_trusted),
+        addresses,
+        upgrade.is_some(),
+    );
     if ignores_forwarding && live.is_first_ignored_forwarding() {
         warn_of_forwarding(&core.log, hop.peer);
     }
@@ -344,11 +349,11 @@ fn with_path(uri: &Uri, path: &str) -> Result<Uri, Cause> {
 /// What a client's connection becomes if the upstream agrees.
 struct Upgrade {
     client: OnUpgrade,
-    hop: Rc<Hop>,
+    hop: Rc<ConnInfo>,
 }
 
 impl Upgrade {
-    fn wanted(parts: &mut Parts, marks: HeaderFlags, hop: &Rc<Hop>) -> Option<Self> {
+    fn wanted(parts: &mut Parts, marks: HeaderFlags, hop: &Rc<ConnInfo>) -> Option<Self> {
         let is_wanted = hop_headers::wants_upgrade(parts.version, &parts.headers, marks);
         let client = is_wanted.then(|| parts.extensions.remove::<OnUpgrade>()).flatten()?;
         Some(Self { client, hop: Rc::clone(hop) })
@@ -399,17 +404,16 @@ async fn send<S: Store>(
     if switches {
         let Some(Upgrade { client, hop }) = upgrade else { return Err(Cause::BadAnswer) };
         let server = hyper::upgrade::on(&mut response);
-        let passing =
-            crate::http::upgrade::between((client, server), conn, hop, core.bounds.tunnel, core.stop());
+        let passing = upgrade::relay((client, server), conn, hop, core.bounds.tunnel, core.stop());
         tokio::task::spawn_local(passing);
         let mut response = response.map(|_| ResponseBody::empty());
-        hop_headers::for_client(response.headers_mut(), true);
+        hop_headers::prepare_response(response.headers_mut(), true);
         return Ok(response);
     }
     let pace = core.bounds.response_pace;
     let body = |source| ResponseBody::Upstream(Box::new(ForwardedBody::new(source, conn, pace)));
     let mut response = response.map(body);
-    hop_headers::for_client(response.headers_mut(), false);
+    hop_headers::prepare_response(response.headers_mut(), false);
     *response.version_mut() = Version::HTTP_11;
     Ok(response)
 }

@@ -1,4 +1,4 @@
-//! A client's body on its way to an upstream: within a size, without stalling, and never held whole.
+//! Request bodies: streamed to the upstream, with a maximum size and a minimum rate, never buffered as a whole.
 //!
 //! hyper reads a [`RequestBody`]. Whoever sends the request keeps an [`UploadHandle`]: to see progress, to learn that it
 //! was the client that failed, to stop the upload once nobody needs the rest, and to open the body again for another
@@ -17,7 +17,7 @@ use tidegate_policy::UnderscoreHeaders;
 
 use crate::conn::activity::{Activity, UnreadBody};
 use crate::http::hop_headers;
-use crate::http::response_body::{BodyError, Pace, Patience};
+use crate::http::response_body::{BodyError, Pace, StallTimer};
 use crate::worker::InForce;
 
 /// The body of a request, as hyper reads it.
@@ -51,7 +51,7 @@ struct Upload {
     generation: u32,
     left: u64,
     most: u64,
-    patience: Patience,
+    stall_timer: StallTimer,
     has_moved: bool,
     /// Something of it was read: it cannot be sent again.
     is_read: bool,
@@ -124,7 +124,7 @@ impl Upload {
         let frame = match Pin::new(&mut *incoming).poll_frame(cx) {
             Poll::Ready(frame) => frame,
             Poll::Pending => {
-                return match self.patience.poll(cx) {
+                return match self.stall_timer.poll(cx) {
                     Poll::Ready(error) => Poll::Ready(Some(Err(self.fail(UploadFailure::TooSlow, error)))),
                     Poll::Pending => {
                         self.wait(cx);
@@ -152,7 +152,7 @@ impl Upload {
             hop_headers::strip_trailers(trailers, (live.active.matcher.header_rules(), *underscored));
         }
         let length = frame.data_ref().map_or(0, Bytes::len);
-        self.patience.saw(length);
+        self.stall_timer.saw(length);
         if let Some(meter) = &mut self.meter {
             meter.saw(length);
         }
@@ -238,7 +238,7 @@ impl UploadHandle {
             generation: 0,
             left: most,
             most,
-            patience: Patience::new(pace),
+            stall_timer: StallTimer::new(pace),
             has_moved: false,
             is_read: false,
             failure: None,

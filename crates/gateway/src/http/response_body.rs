@@ -1,4 +1,4 @@
-//! The bodies that pass through: never held whole.
+//! Response bodies: streamed, never buffered as a whole.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -12,12 +12,12 @@ use tokio::time::{Sleep, sleep};
 use crate::exclusion::Held;
 use crate::upstream::{PlainBody, PooledConn};
 
-/// What a client is answered with.
+/// The body of a response to a client.
 #[derive(Debug)]
 pub(crate) enum ResponseBody {
-    /// Our own words.
+    /// From the gateway itself.
     Own(Option<Bytes>),
-    /// An upstream's, as it comes. In a box: a response changes hands often, and most of ours are small.
+    /// An upstream's, as it comes. In a box: a response is moved often, and most of our own bodies are small.
     Upstream(Box<ForwardedBody>),
 }
 
@@ -60,13 +60,13 @@ impl Body for ResponseBody {
     }
 }
 
-/// Why a body broke off.
+/// Why a body ended early.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BodyError {
-    /// The connection it came over did.
+    /// Its connection failed.
     #[error(transparent)]
     Broken(#[from] hyper::Error),
-    /// The same, where nobody but us was reading.
+    /// The same on the fast path.
     #[error("the server broke off")]
     BrokeOff(#[from] std::io::Error),
     /// Too little came.
@@ -140,43 +140,44 @@ impl UpstreamBody {
 pub(crate) struct ForwardedBody {
     source: UpstreamBody,
     conn: Option<PooledConn>,
-    patience: Patience,
+    stall_timer: StallTimer,
     permits: Held,
 }
 
 impl ForwardedBody {
     pub(crate) fn new(source: UpstreamBody, conn: PooledConn, pace: Pace) -> Self {
-        let mut body = Self { source, conn: Some(conn), patience: Patience::new(pace), permits: Held::new() };
-        body.let_go_at_the_end();
+        let mut body =
+            Self { source, conn: Some(conn), stall_timer: StallTimer::new(pace), permits: Held::new() };
+        body.release_at_end();
         body
     }
 
     fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let frame = match self.source.poll_frame(cx, self.conn.as_mut()) {
             Poll::Ready(frame) => frame,
-            Poll::Pending => return self.patience.poll(cx).map(|error| Some(Err(error))),
+            Poll::Pending => return self.stall_timer.poll(cx).map(|error| Some(Err(error))),
         };
         match &frame {
             Some(Ok(frame)) => {
-                self.patience.saw(frame.data_ref().map_or(1, Bytes::len));
-                self.let_go_at_the_end();
+                self.stall_timer.saw(frame.data_ref().map_or(1, Bytes::len));
+                self.release_at_end();
             }
-            // What broke off is not used again.
+            // The connection cannot be used again.
             Some(Err(_)) => self.conn = None,
-            None => self.let_go(),
+            None => self.release(),
         }
         Poll::Ready(frame)
     }
 
-    fn let_go_at_the_end(&mut self) {
+    fn release_at_end(&mut self) {
         if self.source.is_end_stream() {
-            self.let_go();
+            self.release();
         } else if self.source.is_received() {
             self.give_back();
         }
     }
 
-    fn let_go(&mut self) {
+    fn release(&mut self) {
         self.give_back();
         self.permits.clear();
     }
@@ -188,10 +189,11 @@ impl ForwardedBody {
     }
 }
 
-/// How little a body may bring in a period. A timer is made only for one that has to be waited for.
+/// Ends a body that is slower than a minimum rate. A timer is created only when there is something to wait for.
 #[derive(Debug)]
-pub(crate) struct Patience {
+pub(crate) struct StallTimer {
     pace: Pace,
+    /// Bytes in the current period.
     moved: u64,
     timer: Option<Pin<Box<Sleep>>>,
 }
@@ -205,7 +207,7 @@ pub struct Pace {
     pub bytes: u64,
 }
 
-impl Patience {
+impl StallTimer {
     pub(crate) fn new(pace: Pace) -> Self {
         Self { pace, moved: 0, timer: None }
     }
