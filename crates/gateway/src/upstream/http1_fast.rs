@@ -223,8 +223,7 @@ impl PlainBody {
     }
 }
 
-/// Parses the head of a response. `None` unless all of it is there, and plain. `headers` are kept until it is known to
-/// be complete.
+/// Parses the head of a response into `headers`. `None` unless all of it is there, and plain.
 fn parse(read: &Bytes, method: &Method, headers: &mut HeaderMap) -> Option<(StatusCode, PlainBody)> {
     let mut fields = [const { MaybeUninit::uninit() }; MAX_HEADERS];
     let mut head = httparse::Response::new(&mut []);
@@ -248,7 +247,7 @@ fn parse(read: &Bytes, method: &Method, headers: &mut HeaderMap) -> Option<(Stat
             CONTENT_LENGTH if length.is_some() => return None,
             CONTENT_LENGTH => {
                 length = Some(number(header.value)?);
-                // Such an answer has no length to pass on, and should say none.
+                // Such a response has no body, and is passed on without a length.
                 if status == StatusCode::NO_CONTENT {
                     if length != Some(0) {
                         return None;
@@ -265,7 +264,7 @@ fn parse(read: &Bytes, method: &Method, headers: &mut HeaderMap) -> Option<(Stat
     Some((status, PlainBody { first: read.slice(start..), left, error: None }))
 }
 
-/// Digits alone, and few enough.
+/// Digits only, and few enough not to overflow.
 fn number(digits: &[u8]) -> Option<u64> {
     let digits = std::str::from_utf8(digits).ok()?;
     let is_plain = (1..=18).contains(&digits.len()) && digits.bytes().all(|byte| byte.is_ascii_digit());
@@ -303,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plain_answer_is_read_here() {
+    fn plain_response_is_parsed() {
         let answer = "HTTP/1.1 200 OK\r\nContent-Length: 5\r\nX-A: b\r\nConnection: Keep-Alive\r\n\r\nhello";
         let headers = vec!["content-length: 5".to_owned(), "x-a: b".to_owned()];
         assert_eq!(read(answer, &Method::GET), Some((200, 5, headers.clone())));
@@ -321,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_else_is_left_to_hyper() {
+    fn response_that_is_not_plain_is_left_to_hyper() {
         let others = [
             "",
             "HTTP/1.1 200 OK\r\nContent-Length: 5",
@@ -356,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn a_head_is_written_as_it_is_meant() {
+    fn request_head_is_written_line_by_line() {
         let (mut request, ()) = Request::new(()).into_parts();
         request.uri = "/a?b=c".parse().unwrap();
         request.headers.insert("host", HeaderValue::from_static("a.example"));
