@@ -27,7 +27,7 @@ pub(crate) fn rewrite_forwarded(headers: &mut HeaderMap, conn: &ConnInfo, addres
     }
     if elements.is_empty() {
         for (at, address) in chain.iter().take(chain.len().saturating_sub(1)).enumerate() {
-            let _ = write!(forwarded, "for={}", Node(*address));
+            let _ = write!(forwarded, "for={}", ForwardedNode(*address));
             if let Some(proto) = proto.filter(|_| at == 0) {
                 let _ = write!(forwarded, ";proto={proto}");
             }
@@ -72,9 +72,9 @@ fn set(headers: &mut HeaderMap, name: HeaderName, value: BytesMut) {
 }
 
 /// An address in the syntax of `Forwarded`.
-pub(crate) struct Node(pub(crate) IpAddr);
+pub(crate) struct ForwardedNode(pub(crate) IpAddr);
 
-impl std::fmt::Display for Node {
+impl std::fmt::Display for ForwardedNode {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.0 {
             IpAddr::V4(v4) => write!(f, "{v4}"),

@@ -14,7 +14,7 @@ use tidegate_policy::{Addresses, HeaderError, HeaderRules, UnderscoreHeaders};
 
 use crate::conn::activity::Activity;
 use crate::conn::connection_limit::Place;
-use crate::http::forwarded::{Node, rewrite_forwarded};
+use crate::http::forwarded::{ForwardedNode, rewrite_forwarded};
 use crate::http::header_flags::{HeaderFlags, is_untrusted};
 
 pub(crate) const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
@@ -55,7 +55,7 @@ impl ConnInfo {
         Self {
             peer,
             address: value(&peer.to_string()),
-            forwarded: value(&format!("for={};proto={proto}", Node(peer))),
+            forwarded: value(&format!("for={};proto={proto}", ForwardedNode(peer))),
             proto: HeaderValue::from_static(if is_tls { "https" } else { "http" }),
             activity: Arc::default(),
             _place: place,
