@@ -5,39 +5,36 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use http::request::Parts;
-use http::{Request, Response, StatusCode, Version};
+use http::{Response, StatusCode, Version};
 use hyper::upgrade::OnUpgrade;
 use tidegate_limiter::Reservations;
 use tidegate_store::{Permit, Store};
 use tidegate_telemetry::Try;
 
 use crate::error::Cause;
-use crate::http::header_flags::Marks;
-use crate::http::hop_headers::{self, Hop};
-use crate::http::request_body::{RequestBody, UploadFailure};
-use crate::http::response_body::{ResponseBody, Source, UpstreamBody};
+use crate::http::header_flags::HeaderFlags;
+use crate::http::hop_headers::{self, ConnInfo};
+use crate::http::request_body::UploadFailure;
+use crate::http::response_body::{ForwardedBody, ResponseBody, UpstreamBody};
 use crate::http::upgrade;
 use crate::service::Exchange;
-use crate::upstream::{Lease, SendError, Stand, Upstream};
+use crate::upstream::{ForwardedRequest, PooledConn, SendError, StickyKey, Upstream};
 use crate::worker::Core;
 
 /// A request on its way to a server.
 pub(crate) struct Outbound {
-    /// `None` once it was sent.
-    pub(crate) request: Option<Request<RequestBody>>,
-    /// Whether it announces no body and asks for nothing but a response.
-    pub(crate) is_plain: bool,
+    pub(crate) request: ForwardedRequest,
     pub(crate) upgrade: Option<Upgrade>,
 }
 
 /// What a client's connection becomes if the upstream agrees.
 pub(crate) struct Upgrade {
     client: OnUpgrade,
-    hop: Rc<Hop>,
+    hop: Rc<ConnInfo>,
 }
 
 impl Upgrade {
-    pub(crate) fn wanted(parts: &mut Parts, marks: Marks, hop: &Rc<Hop>) -> Option<Self> {
+    pub(crate) fn wanted(parts: &mut Parts, marks: HeaderFlags, hop: &Rc<ConnInfo>) -> Option<Self> {
         let is_wanted = hop_headers::wants_upgrade(parts.version, &parts.headers, marks);
         let client = is_wanted.then(|| parts.extensions.remove::<OnUpgrade>()).flatten()?;
         Some(Self { client, hop: Rc::clone(hop) })
@@ -49,31 +46,31 @@ impl<S: Store + 'static> Exchange<'_, S> {
     pub(crate) async fn send(
         &mut self,
         outbound: &mut Outbound,
-        (upstream, stand): (&Upstream, Stand),
+        (upstream, stand): (&Upstream, StickyKey),
         mut permits: Vec<Permit>,
     ) -> Result<Response<ResponseBody>, Cause> {
         let (core, story) = (self.core, &mut self.story);
-        let Outbound { request, is_plain, upgrade } = outbound;
+        let Outbound { request, upgrade } = outbound;
         let mut server = upstream.choose(stand, &[]).cloned().ok_or(Cause::NoServer)?;
         let mut tried = Vec::new();
-        let upload = request.as_ref().map(|request| request.body().handle()).unwrap_or_default();
-        let (response, lease) = loop {
+        let upload = request.upload().clone();
+        let (response, conn) = loop {
             let trial = story.trying(&upstream.counts);
             let sent = {
-                let sending = pin!(core.pools.send(&server, request, *is_plain, &mut permits));
-                core.patience.wait(sending, || upload.has_moved()).await
+                let sending = pin!(core.transport.send(&server, request, &mut permits));
+                core.timeouts.run_within(core.bounds.answer, sending, || upload.has_moved()).await
             };
             let Some(sent) = sent else {
-                story.tried(trial, &server.place, Try::TooSlow);
+                story.tried(trial, &server.addr, Try::TooSlow);
                 return Err(Cause::TooSlow);
             };
             match sent {
                 Ok(answer) => {
-                    story.tried(trial, &server.place, Try::Answered(answer.0.status().as_u16()));
+                    story.tried(trial, &server.addr, Try::Answered(answer.0.status().as_u16()));
                     break answer;
                 }
                 Err(SendError::Connect(error)) => {
-                    story.tried(trial, &server.place, Try::Unreachable);
+                    story.tried(trial, &server.addr, Try::Unreachable);
                     tried.push(Arc::as_ptr(&server));
                     server = upstream.choose(stand, &tried).cloned().ok_or_else(|| unreachable(&error))?;
                 }
@@ -81,18 +78,18 @@ impl<S: Store + 'static> Exchange<'_, S> {
                     let cause = broken(&error, upload.failure());
                     // What a client sends wrongly is not the server's failure.
                     let result = if matches!(cause, Cause::BadAnswer) { Try::Broken } else { Try::Abandoned };
-                    story.tried(trial, &server.place, result);
+                    story.tried(trial, &server.addr, result);
                     return Err(cause);
                 }
             }
         };
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-            return core.upgrade(response, lease, upgrade.take());
+            return core.upgrade(response, conn, upgrade.take());
         }
         let pace = core.bounds.response_pace;
-        let body = |source| ResponseBody::Upstream(Box::new(UpstreamBody::new(source, lease, pace)));
+        let body = |source| ResponseBody::Upstream(Box::new(ForwardedBody::new(source, conn, pace)));
         let mut response = response.map(body);
-        hop_headers::for_client(response.headers_mut(), false);
+        hop_headers::prepare_response(response.headers_mut(), false);
         *response.version_mut() = Version::HTTP_11;
         Ok(response)
     }
@@ -121,16 +118,16 @@ impl<S: Store + 'static> Core<S> {
     /// Connects the client with the server, which has agreed to switch protocols.
     fn upgrade(
         &self,
-        mut response: Response<Source>,
-        lease: Lease,
+        mut response: Response<UpstreamBody>,
+        conn: PooledConn,
         upgrade: Option<Upgrade>,
     ) -> Result<Response<ResponseBody>, Cause> {
         let Some(Upgrade { client, hop }) = upgrade else { return Err(Cause::BadAnswer) };
         let server = hyper::upgrade::on(&mut response);
-        let passing = upgrade::between((client, server), lease, hop, self.bounds.tunnel, self.stop());
+        let passing = upgrade::relay((client, server), conn, hop, self.bounds.tunnel, self.stop());
         tokio::task::spawn_local(passing);
         let mut response = response.map(|_| ResponseBody::empty());
-        hop_headers::for_client(response.headers_mut(), true);
+        hop_headers::prepare_response(response.headers_mut(), true);
         Ok(response)
     }
 }

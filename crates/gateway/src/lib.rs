@@ -28,4 +28,4 @@ pub use crate::http::response_body::Pace;
 pub use crate::resource_limits::Bounds;
 pub use crate::server::{Gateway, GatewayError};
 pub use crate::snapshot::LiveError;
-pub use crate::upstream::{BadServer, TlsError};
+pub use crate::upstream::{InvalidServerUrl, TlsError};

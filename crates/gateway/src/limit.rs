@@ -10,13 +10,13 @@ use crate::http::request_body::Metering;
 use crate::refusal::{self, Refusal};
 use crate::service::Exchange;
 use crate::told::{tell, tell_when};
-use crate::upstream::{Stand, Upstream};
+use crate::upstream::{StickyKey, Upstream};
 
 /// What an admitted request takes along.
 #[derive(Debug)]
 pub(crate) struct AdmittedRequest {
     /// By what a server is chosen.
-    pub(crate) stand: Stand,
+    pub(crate) stand: StickyKey,
     /// Held until the request has ended.
     pub(crate) permits: Vec<Permit>,
     /// To be settled.
@@ -24,7 +24,7 @@ pub(crate) struct AdmittedRequest {
 }
 
 impl AdmittedRequest {
-    fn new(stand: Stand) -> Self {
+    fn new(stand: StickyKey) -> Self {
         Self { stand, permits: Vec::new(), reservations: Reservations::default() }
     }
 }
@@ -49,7 +49,7 @@ impl<S: Store + 'static> Exchange<'_, S> {
             Ruling::Exempt(_) => {
                 self.story.decided(Decided::Exempt);
                 let addresses = live.plan().identities.addresses();
-                let stand = upstream.stand(|| addresses.client(facts.headers, facts.peer));
+                let stand = upstream.sticky_key(|| addresses.client(facts.headers, facts.peer));
                 Ok(AdmittedRequest::new(stand))
             }
             Ruling::StoreFailed(StoreFailed { report, permits, is_binding }) => {
@@ -60,7 +60,10 @@ impl<S: Store + 'static> Exchange<'_, S> {
                 if is_binding {
                     return Err(Cause::Undecided);
                 }
-                Ok(AdmittedRequest { permits, ..AdmittedRequest::new(upstream.stand(|| report.client())) })
+                Ok(AdmittedRequest {
+                    permits,
+                    ..AdmittedRequest::new(upstream.sticky_key(|| report.client()))
+                })
             }
         }
     }
@@ -85,7 +88,7 @@ impl<S: Store + 'static> Exchange<'_, S> {
             })
             .await?;
         }
-        Ok(AdmittedRequest { stand: upstream.stand(|| report.client()), permits, reservations })
+        Ok(AdmittedRequest { stand: upstream.sticky_key(|| report.client()), permits, reservations })
     }
 
     fn reject(&mut self, rejected: &Rejected<'_>) -> Cause {

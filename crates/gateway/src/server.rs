@@ -170,8 +170,7 @@ async fn run<S: Store + 'static>(
 ) {
     let inside = Rc::new(());
     tokio::task::spawn_local(Rc::clone(&core.rounds).go(core.bounds, stop.clone()));
-    tokio::task::spawn_local(Rc::clone(&core.patience).go());
-    tokio::task::spawn_local(Rc::clone(&core.pools).go());
+    tokio::task::spawn_local(Rc::clone(&core.transport).run());
     for door in doors {
         let accepting = accept(Rc::clone(&core), door, Arc::clone(&guests), stop.clone(), Rc::clone(&inside));
         tokio::task::spawn_local(accepting);

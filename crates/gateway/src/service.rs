@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use http::header::CONTENT_TYPE;
 use http::request::Parts;
-use http::{HeaderMap, Request, Response, Uri, Version};
+use http::{HeaderMap, Response, Uri, Version};
 use http_body::Body;
 use hyper::body::Incoming;
 use tidegate_policy::{Facts, Route, Target, requested_host};
@@ -16,22 +16,23 @@ use tidegate_telemetry::{Log, Story};
 use crate::error::{Cause, rescue};
 use crate::forward::{Outbound, Upgrade};
 use crate::http::access_log::seen;
-use crate::http::header_flags::Marks;
-use crate::http::hop_headers::{self, Hop};
-use crate::http::request_body::{Metering, RequestBody};
+use crate::http::header_flags::HeaderFlags;
+use crate::http::hop_headers::{self, ConnInfo};
+use crate::http::request_body::{Metering, UploadHandle};
 use crate::http::response_body::ResponseBody;
 use crate::http::{grpc, trace_context, validate};
 use crate::limit::AdmittedRequest;
 use crate::told::{Told, is_limited_by_upstream};
+use crate::upstream::ForwardedRequest;
 use crate::worker::{Core, InForce};
 
 /// One request and its response: what they are served with, and what is noted of them on the way.
 pub(crate) struct Exchange<'e, S> {
     pub(crate) core: &'e Rc<Core<S>>,
     pub(crate) live: &'e Rc<InForce>,
-    pub(crate) hop: &'e Rc<Hop>,
+    pub(crate) hop: &'e Rc<ConnInfo>,
     /// Which headers the request has.
-    marks: Marks,
+    marks: HeaderFlags,
     /// Told when it is dropped, whatever happens until then.
     pub(crate) story: Story<'e>,
     /// The rate-limit headers of the response.
@@ -47,7 +48,7 @@ pub(crate) struct Received {
 /// Serves one request. Whatever happens, there is a response.
 pub(crate) async fn serve<S: Store + 'static>(
     core: &Rc<Core<S>>,
-    hop: &Rc<Hop>,
+    hop: &Rc<ConnInfo>,
     request: &mut Received,
 ) -> Response<ResponseBody> {
     let live = &core.live();
@@ -57,8 +58,8 @@ pub(crate) async fn serve<S: Store + 'static>(
 }
 
 impl<'e, S: Store + 'static> Exchange<'e, S> {
-    fn begin(core: &'e Rc<Core<S>>, live: &'e Rc<InForce>, hop: &'e Rc<Hop>, parts: &mut Parts) -> Self {
-        let marks = Marks::of_request(parts.version, &mut parts.headers);
+    fn begin(core: &'e Rc<Core<S>>, live: &'e Rc<InForce>, hop: &'e Rc<ConnInfo>, parts: &mut Parts) -> Self {
+        let marks = HeaderFlags::of_request(parts.version, &mut parts.headers);
         let mut story = core.teller.begin();
         trace_context::join(&mut story, &parts.headers);
         story.see(|| seen(parts, hop.peer, &live.plan().identities));
@@ -118,7 +119,7 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
         let (core, live, hop, marks) = (self.core, self.live, self.hop, self.marks);
         let upgrade = Upgrade::wanted(parts, marks, hop);
         let addresses = live.plan().identities.addresses();
-        let ignores_forwarding = hop_headers::for_upstream(
+        let ignores_forwarding = hop_headers::prepare_request(
             &mut parts.headers,
             marks,
             (hop, is_trusted),
@@ -132,25 +133,18 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
         self.story.id(|| parts.headers.get(hop_headers::REQUEST_ID).and_then(|id| id.to_str().ok()));
         // Every gRPC call has `te: trailers`. If its upstream fails, the response needs its content type, and by then its
         // headers have left.
-        let may_be_grpc = marks.has(Marks::TE) && parts.version == Version::HTTP_2;
+        let may_be_grpc = marks.contains(HeaderFlags::TE) && parts.version == Version::HTTP_2;
         let grpc =
             if may_be_grpc { grpc::content_type(parts.version, &parts.headers).cloned() } else { None };
-        let request = body.take().map(|body| {
+        let upload = body.take().map(|body| {
             let bounds = (core.bounds.body_bytes, core.bounds.request_pace);
-            let body = RequestBody::new(body, bounds, &hop.activity, (live, route.http.underscore_headers));
-            let mut request = Request::new(body.counted_by(meter));
-            std::mem::swap(request.method_mut(), &mut parts.method);
-            std::mem::swap(request.uri_mut(), &mut parts.uri);
-            std::mem::swap(request.headers_mut(), &mut parts.headers);
-            request
+            UploadHandle::new(body, bounds, &hop.activity, (live, route.http.underscore_headers), meter)
         });
+        let request = ForwardedRequest::new(parts, upload.unwrap_or_default(), marks, upgrade.is_some());
         if let Some(grpc) = grpc {
             parts.headers.insert(CONTENT_TYPE, grpc);
         }
-        // Its length is not announced, and nothing but a response is asked for.
-        let is_plain =
-            upgrade.is_none() && !marks.has(Marks::CONTENT_LENGTH) && !marks.has(Marks::TRANSFER_ENCODING);
-        Outbound { request, is_plain, upgrade }
+        Outbound { request, upgrade }
     }
 
     /// The response with its rate-limit headers. Every failure ends here, and only here becomes a status code.

@@ -7,7 +7,7 @@ use thiserror::Error;
 use tidegate_policy::{Active, ClientKind, Count, ErrorBody, HeaderStyle, Plan, Route};
 use tidegate_telemetry::{Kind, Metrics, Page, RuleSlots};
 
-use crate::upstream::{BadServer, Server, Upstream};
+use crate::upstream::{InvalidServerUrl, Server, Upstream};
 
 /// A policy with its upstreams.
 #[derive(Debug)]
@@ -29,7 +29,7 @@ pub enum LiveError {
         /// The upstream's name.
         upstream: String,
         /// What is wrong with it.
-        source: BadServer,
+        source: InvalidServerUrl,
     },
 }
 
@@ -107,7 +107,7 @@ impl Live {
     fn each_server(&self, mut tell: impl FnMut(&[(&str, &str)], &Server)) {
         for upstream in &self.upstreams {
             for server in &upstream.servers {
-                tell(&[("upstream", &upstream.name), ("server", &server.place)], server);
+                tell(&[("upstream", &upstream.name), ("server", &server.addr)], server);
             }
         }
     }

@@ -16,8 +16,7 @@ use crate::conn::idle_watchdog::Rounds;
 use crate::resource_limits::Bounds;
 use crate::snapshot::Live;
 use crate::told::Said;
-use crate::upstream::response_timeout::Patience;
-use crate::upstream::{Connector, Pools, Server};
+use crate::upstream::{Connector, Server, TimeoutWheel, Transport};
 
 /// What the cores share.
 #[derive(Debug)]
@@ -39,9 +38,9 @@ pub(crate) struct Core<S> {
     pub(crate) limiter: Arc<Limiter<S>>,
     pub(crate) teller: Teller,
     pub(crate) log: Log,
-    pub(crate) pools: Rc<Pools>,
+    pub(crate) transport: Rc<Transport>,
     pub(crate) rounds: Rc<Rounds>,
-    pub(crate) patience: Rc<Patience>,
+    pub(crate) timeouts: Rc<TimeoutWheel>,
     pub(crate) bounds: Bounds,
     scratches: RefCell<Vec<Scratch>>,
     pub(crate) said: RefCell<Said>,
@@ -79,9 +78,9 @@ impl<S: Store + 'static> Core<S> {
             teller: telemetry.teller(Arc::clone(limiter.clock())),
             log: telemetry.log().clone(),
             limiter,
-            pools: Pools::new(connector, &bounds),
+            transport: Transport::new(connector, &bounds),
             rounds: Rc::default(),
-            patience: Patience::new(bounds.answer),
+            timeouts: Rc::default(),
             bounds,
             scratches: RefCell::default(),
             said: RefCell::default(),
@@ -103,7 +102,7 @@ impl<S: Store + 'static> Core<S> {
                     .flat_map(|upstream| &upstream.servers)
                     .any(|used| Arc::ptr_eq(used, server))
             };
-            self.pools.keep_only(is_used);
+            self.transport.keep_only(is_used);
         }
         Rc::clone(&served)
     }

@@ -29,7 +29,7 @@ use crate::conn::idle_watchdog::{Order, Ward};
 use crate::conn::response_streams::{InFlightBody, ResponseStreams, StreamExecutor};
 use crate::conn::send_queue::Ends;
 use crate::conn::unparsable;
-use crate::http::hop_headers::Hop;
+use crate::http::hop_headers::ConnInfo;
 use crate::http::response_body::ResponseBody;
 use crate::resource_limits::Bounds;
 use crate::service::Received;
@@ -92,7 +92,7 @@ pub(crate) fn serve<S: Store + 'static>(
     // Small writes are whole answers; a socket that cannot be set is about to fail anyway.
     let _ = stream.set_nodelay(true);
     let ends = stream.local_addr().ok().map(|local| (local, peer));
-    let hop = Hop::new(peer, tls.is_some(), place);
+    let hop = ConnInfo::new(peer, tls.is_some(), place);
     let stream = ClientSocket::new(stream, Arc::clone(&hop.activity));
     // Two tasks of different size: thousands of them are at rest.
     match tls {
@@ -111,7 +111,7 @@ async fn speak<S: Store + 'static>(
     core: Rc<Core<S>>,
     speaking: Rc<Speaking>,
     stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
-    (hop, ends): (Hop, Option<Ends>),
+    (hop, ends): (ConnInfo, Option<Ends>),
 ) {
     let ward = core.rounds.begin(&hop.activity, ends);
     let hop = Rc::new(hop);
@@ -165,7 +165,7 @@ async fn speak<S: Store + 'static>(
 /// Serves the requests of a connection; over HTTP/2 each is one of `streams`.
 fn service<S: Store + 'static>(
     core: &Rc<Core<S>>,
-    hop: &Rc<Hop>,
+    hop: &Rc<ConnInfo>,
     streams: Option<Rc<ResponseStreams>>,
 ) -> impl Service<Request<Incoming>, Response = Served, Error = Infallible, Future: 'static> + Clone + use<S>
 {

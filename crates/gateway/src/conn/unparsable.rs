@@ -10,7 +10,7 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 
 use crate::conn::client_stream::Watched;
 use crate::error::{Cause, rescue};
-use crate::http::hop_headers::Hop;
+use crate::http::hop_headers::ConnInfo;
 use crate::http::response_body::ResponseBody;
 use crate::worker::Core;
 
@@ -49,7 +49,7 @@ impl BareAnswer {
 /// Answers a head that could not be parsed, and ends the connection.
 pub(crate) async fn answer<S: Store + 'static, T: AsyncRead + AsyncWrite + Unpin>(
     core: Rc<Core<S>>,
-    hop: Rc<Hop>,
+    hop: Rc<ConnInfo>,
     mut stream: Watched<T>,
 ) {
     let Some(BareAnswer { cause, date }) = stream.take_withheld() else { return };
@@ -79,7 +79,7 @@ pub(crate) async fn answer<S: Store + 'static, T: AsyncRead + AsyncWrite + Unpin
 }
 
 /// What the log says of a request that could not be read.
-fn unknown(hop: &Hop) -> Seen {
+fn unknown(hop: &ConnInfo) -> Seen {
     Seen {
         method: "-".to_owned(),
         host: String::new(),

@@ -1,7 +1,8 @@
-//! What one look at the headers of a message finds of those that mean something on the way.
+//! Which headers of a message the gateway must act on, found in one pass.
 //!
-//! Most messages have hardly any of them, and looking at a handful of names once costs less than a search for each.
+//! Most messages have hardly any of them, and comparing each name once costs less than a lookup for each of them.
 
+use bitflags::bitflags;
 use http::header::{
     ACCEPT, ACCEPT_ENCODING, ACCEPT_LANGUAGE, AUTHORIZATION, CACHE_CONTROL, CONNECTION, CONTENT_LENGTH,
     CONTENT_TYPE, COOKIE, EXPECT, HOST, HeaderName, HeaderValue, ORIGIN, PROXY_AUTHENTICATE,
@@ -9,82 +10,74 @@ use http::header::{
 };
 use http::{HeaderMap, Version};
 
-/// Which of them are there.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Marks(u16);
+bitflags! {
+    /// What is among the headers.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub(crate) struct HeaderFlags: u16 {
+        const CONNECTION = 1;
+        const UPGRADE = 1 << 1;
+        /// What else belongs to one connection, whatever `Connection` says.
+        const HOP_BY_HOP = 1 << 2;
+        const TRANSFER_ENCODING = 1 << 3;
+        const CONTENT_LENGTH = 1 << 4;
+        const TE = 1 << 5;
+        const EXPECT = 1 << 6;
+        const COOKIE = 1 << 7;
+        const HOST = 1 << 8;
+        /// What only a trusted proxy may send.
+        const UNTRUSTED = 1 << 9;
+        const FORWARDED_HOST = 1 << 10;
+        const REQUEST_ID = 1 << 11;
+        /// A name with an underscore.
+        const UNDERSCORE = 1 << 12;
+    }
+}
 
-impl Marks {
-    pub(crate) const CONNECTION: Self = Self(1);
-    pub(crate) const UPGRADE: Self = Self(1 << 1);
-    /// What else belongs to one connection, whatever `Connection` says.
-    pub(crate) const OF_A_HOP: Self = Self(1 << 2);
-    pub(crate) const TRANSFER_ENCODING: Self = Self(1 << 3);
-    pub(crate) const CONTENT_LENGTH: Self = Self(1 << 4);
-    pub(crate) const TE: Self = Self(1 << 5);
-    pub(crate) const EXPECT: Self = Self(1 << 6);
-    pub(crate) const COOKIE: Self = Self(1 << 7);
-    pub(crate) const HOST: Self = Self(1 << 8);
-    /// What only a proxy that is trusted may say.
-    pub(crate) const UNTRUSTED: Self = Self(1 << 9);
-    pub(crate) const HOST_ASKED: Self = Self(1 << 10);
-    pub(crate) const REQUEST_ID: Self = Self(1 << 11);
-    /// A name with an underscore.
-    pub(crate) const UNDERSCORE: Self = Self(1 << 12);
-
-    /// Looks at a request, before anything else reads its headers. HTTP/2 leaves white space around values in place, which
-    /// servers and HTTP/1.1 remove: it is removed here, so that a value has one spelling.
+impl HeaderFlags {
+    /// The flags of a request, before anything else reads its headers. HTTP/2 leaves white space around values in place,
+    /// which servers and HTTP/1.1 remove: it is removed here, so that a value has one spelling.
     pub(crate) fn of_request(version: Version, headers: &mut HeaderMap) -> Self {
         if version == Version::HTTP_2 { Self::trimming(headers) } else { Self::of(headers) }
     }
 
-    /// The same look, which also removes white space around values.
+    /// The flags of headers, from which white space around values is removed.
     pub(crate) fn trimming(headers: &mut HeaderMap) -> Self {
-        headers.iter_mut().fold(Self::default(), |all, (name, value)| {
+        headers.iter_mut().fold(Self::empty(), |all, (name, value)| {
             trim(value);
-            all.and(Self::of_one(name))
+            all | Self::of_name(name)
         })
     }
 
     pub(crate) fn of(headers: &HeaderMap) -> Self {
-        headers.keys().fold(Self::default(), |all, name| all.and(Self::of_one(name)))
+        headers.keys().fold(Self::empty(), |all, name| all | Self::of_name(name))
     }
 
-    fn of_one(name: &HeaderName) -> Self {
+    fn of_name(name: &HeaderName) -> Self {
         match *name {
             CONNECTION => Self::CONNECTION,
             UPGRADE => Self::UPGRADE,
-            PROXY_AUTHENTICATE | PROXY_AUTHORIZATION => Self::OF_A_HOP,
-            TRANSFER_ENCODING => Self::TRANSFER_ENCODING.and(Self::OF_A_HOP),
+            PROXY_AUTHENTICATE | PROXY_AUTHORIZATION => Self::HOP_BY_HOP,
+            TRANSFER_ENCODING => Self::TRANSFER_ENCODING.union(Self::HOP_BY_HOP),
             CONTENT_LENGTH => Self::CONTENT_LENGTH,
             TE => Self::TE,
             EXPECT => Self::EXPECT,
             COOKIE => Self::COOKIE,
             HOST => Self::HOST,
-            // The most frequent ones that mean nothing here need no look at their letters.
+            // The most frequent of the others need no comparison of their letters.
             ACCEPT | ACCEPT_ENCODING | ACCEPT_LANGUAGE | AUTHORIZATION | CACHE_CONTROL | CONTENT_TYPE
-            | ORIGIN | REFERER | USER_AGENT => Self::default(),
+            | ORIGIN | REFERER | USER_AGENT => Self::empty(),
             _ => match name.as_str() {
-                "keep-alive" | "proxy-connection" => Self::OF_A_HOP,
-                "x-forwarded-host" => Self::UNTRUSTED.and(Self::HOST_ASKED),
+                "keep-alive" | "proxy-connection" => Self::HOP_BY_HOP,
+                "x-forwarded-host" => Self::UNTRUSTED.union(Self::FORWARDED_HOST),
                 "x-request-id" => Self::REQUEST_ID,
                 name => {
-                    let untrusted = Self::UNTRUSTED.only_if(is_untrusted(name));
-                    untrusted.and(Self::UNDERSCORE.only_if(name.as_bytes().contains(&b'_')))
+                    let mut flags = Self::empty();
+                    flags.set(Self::UNTRUSTED, is_untrusted(name));
+                    flags.set(Self::UNDERSCORE, name.as_bytes().contains(&b'_'));
+                    flags
                 }
             },
         }
-    }
-
-    const fn only_if(self, is_there: bool) -> Self {
-        if is_there { self } else { Self(0) }
-    }
-
-    pub(crate) const fn and(self, other: Self) -> Self {
-        Self(self.0 | other.0)
-    }
-
-    pub(crate) const fn has(self, any: Self) -> bool {
-        self.0 & any.0 != 0
     }
 }
 
@@ -117,16 +110,16 @@ mod tests {
     use crate::http::hop_headers;
 
     #[test]
-    fn whatever_is_looked_for_has_its_mark() {
-        let marked = |name: &HeaderName| {
+    fn header_with_a_meaning_has_its_flag() {
+        let flags_of = |name: &HeaderName| {
             let mut headers = HeaderMap::new();
             headers.insert("accept", HeaderValue::from_static("*/*"));
             headers.insert(name, HeaderValue::from_static("1"));
             headers.insert("user-agent", HeaderValue::from_static("a"));
-            Marks::of(&headers)
+            HeaderFlags::of(&headers)
         };
-        for name in &hop_headers::OF_A_HOP {
-            assert!(marked(name).has(Marks::OF_A_HOP), "{name}");
+        for name in &hop_headers::HOP_BY_HOP {
+            assert!(flags_of(name).contains(HeaderFlags::HOP_BY_HOP), "{name}");
         }
         let untrusted = [
             "x-real-ip",
@@ -138,30 +131,30 @@ mod tests {
             "x-rewrite-url",
         ];
         for name in untrusted.map(HeaderName::from_static) {
-            assert!(marked(&name).has(Marks::UNTRUSTED), "{name}");
+            assert!(flags_of(&name).contains(HeaderFlags::UNTRUSTED), "{name}");
         }
         for name in ["x-forwarded-for", "x-forwarded-proto", "x-forwarded", "x-originality", "forwarded"] {
-            assert_eq!(marked(&HeaderName::from_static(name)), Marks::default(), "{name}");
+            assert_eq!(flags_of(&HeaderName::from_static(name)), HeaderFlags::empty(), "{name}");
         }
-        assert_eq!(marked(&HeaderName::from_static("x_api_key")), Marks::UNDERSCORE);
-        let both = marked(&HeaderName::from_static("x-original-a_b"));
-        assert_eq!(both, Marks::UNTRUSTED.and(Marks::UNDERSCORE));
+        assert_eq!(flags_of(&HeaderName::from_static("x_api_key")), HeaderFlags::UNDERSCORE);
+        let both = flags_of(&HeaderName::from_static("x-original-a_b"));
+        assert_eq!(both, HeaderFlags::UNTRUSTED | HeaderFlags::UNDERSCORE);
         let single = [
-            (CONNECTION, Marks::CONNECTION),
-            (UPGRADE, Marks::UPGRADE),
-            (TRANSFER_ENCODING, Marks::TRANSFER_ENCODING),
-            (CONTENT_LENGTH, Marks::CONTENT_LENGTH),
-            (TE, Marks::TE),
-            (EXPECT, Marks::EXPECT),
-            (COOKIE, Marks::COOKIE),
-            (HOST, Marks::HOST),
-            (hop_headers::HOST_ASKED, Marks::HOST_ASKED),
-            (hop_headers::REQUEST_ID, Marks::REQUEST_ID),
+            (CONNECTION, HeaderFlags::CONNECTION),
+            (UPGRADE, HeaderFlags::UPGRADE),
+            (TRANSFER_ENCODING, HeaderFlags::TRANSFER_ENCODING),
+            (CONTENT_LENGTH, HeaderFlags::CONTENT_LENGTH),
+            (TE, HeaderFlags::TE),
+            (EXPECT, HeaderFlags::EXPECT),
+            (COOKIE, HeaderFlags::COOKIE),
+            (HOST, HeaderFlags::HOST),
+            (hop_headers::FORWARDED_HOST, HeaderFlags::FORWARDED_HOST),
+            (hop_headers::REQUEST_ID, HeaderFlags::REQUEST_ID),
         ];
-        for (name, mark) in single {
-            assert!(marked(&name).has(mark), "{name}");
+        for (name, flag) in single {
+            assert!(flags_of(&name).contains(flag), "{name}");
         }
-        assert_eq!(marked(&ACCEPT_ENCODING), Marks::default());
+        assert_eq!(flags_of(&ACCEPT_ENCODING), HeaderFlags::empty());
     }
 
     #[test]
@@ -174,7 +167,7 @@ mod tests {
             let mut value = HeaderValue::from_static(sent);
             value.set_sensitive(true);
             headers.append("x-a", value);
-            Marks::trimming(&mut headers);
+            HeaderFlags::trimming(&mut headers);
             let last = headers.get_all("x-a").iter().next_back().expect("two values");
             assert_eq!((last.as_bytes(), last.is_sensitive()), (expected.as_bytes(), true), "{sent:?}");
         }

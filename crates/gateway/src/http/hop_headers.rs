@@ -1,5 +1,5 @@
-//! What is changed on the way: what belongs to one hop stays there, and nobody's word about the client is passed on
-//! that is not to be trusted.
+//! Headers that are changed when a message is forwarded: hop-by-hop headers are removed, and so are statements about the
+//! client by peers that are not trusted.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -14,39 +14,39 @@ use tidegate_policy::{Addresses, HeaderError, HeaderRules, UnderscoreHeaders};
 
 use crate::conn::activity::Activity;
 use crate::conn::connection_limit::Place;
-use crate::http::forwarded::{self, Node};
-use crate::http::header_flags::{Marks, is_untrusted};
+use crate::http::forwarded::{ForwardedNode, rewrite_forwarded};
+use crate::http::header_flags::{HeaderFlags, is_untrusted};
 
-pub(crate) const FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
-pub(crate) const HOST_ASKED: HeaderName = HeaderName::from_static("x-forwarded-host");
-pub(crate) const PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+pub(crate) const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+pub(crate) const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+pub(crate) const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 pub(crate) const REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 
 /// What belongs to one connection, whatever `Connection` says.
-pub(crate) static OF_A_HOP: [HeaderName; 5] =
+pub(crate) static HOP_BY_HOP: [HeaderName; 5] =
     [KEEP_ALIVE, PROXY_CONNECTION, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TRANSFER_ENCODING];
-/// So many headers are added on the way.
-const TOLD: usize = 6;
+/// Headers that are added to a request.
+const ADDED: usize = 6;
 
-/// A client's connection: its place, and what it says to upstreams about itself, written once.
+/// A client's connection, and the values of the headers that describe it to upstreams, formatted once.
 #[derive(Debug)]
-pub(crate) struct Hop {
+pub(crate) struct ConnInfo {
     pub(crate) peer: IpAddr,
     /// The peer as `X-Forwarded-For` writes it.
     address: HeaderValue,
     /// `for=…;proto=…` of `Forwarded`.
     pub(crate) forwarded: HeaderValue,
     pub(crate) proto: HeaderValue,
-    /// What moves on it.
+    /// Bytes and requests on it.
     pub(crate) activity: Arc<Activity>,
-    /// Held as long as anything goes over the connection, a tunnel included.
+    /// Held as long as the connection is in use, upgraded or not.
     _place: Place,
 }
 
-impl Hop {
+impl ConnInfo {
     pub(crate) fn new(peer: SocketAddr, is_tls: bool, place: Place) -> Self {
         let peer = peer.ip().to_canonical();
         let proto = if is_tls { "https" } else { "http" };
@@ -55,7 +55,7 @@ impl Hop {
         Self {
             peer,
             address: value(&peer.to_string()),
-            forwarded: value(&format!("for={};proto={proto}", Node(peer))),
+            forwarded: value(&format!("for={};proto={proto}", ForwardedNode(peer))),
             proto: HeaderValue::from_static(if is_tls { "https" } else { "http" }),
             activity: Arc::default(),
             _place: place,
@@ -63,20 +63,20 @@ impl Hop {
     }
 }
 
-/// Whether a request asks to speak something else over its connection. HTTP/2 is not something else: its requests would
-/// pass through a tunnel unseen.
-pub(crate) fn wants_upgrade(version: Version, headers: &HeaderMap, marks: Marks) -> bool {
+/// Whether a request asks for another protocol on its connection. Not for HTTP/2: its requests would pass without being
+/// counted.
+pub(crate) fn wants_upgrade(version: Version, headers: &HeaderMap, flags: HeaderFlags) -> bool {
     version == Version::HTTP_11
-        && marks.has(Marks::UPGRADE)
+        && flags.contains(HeaderFlags::UPGRADE)
         && lists(headers, &CONNECTION, "upgrade")
-        && !is_http_again(headers)
+        && !is_http_upgrade(headers)
 }
 
-/// HTTP in a tunnel would carry requests that nobody counts.
-fn is_http_again(headers: &HeaderMap) -> bool {
-    let mut asked =
+/// Whether the other protocol is HTTP in some form.
+fn is_http_upgrade(headers: &HeaderMap) -> bool {
+    let mut protocols =
         headers.get_all(UPGRADE).iter().flat_map(|value| value.as_bytes().split(|&byte| byte == b','));
-    asked.any(|protocol| {
+    protocols.any(|protocol| {
         let protocol = protocol.trim_ascii();
         let starts =
             |with: &[u8]| protocol.get(..with.len()).is_some_and(|start| start.eq_ignore_ascii_case(with));
@@ -84,18 +84,18 @@ fn is_http_again(headers: &HeaderMap) -> bool {
     })
 }
 
-fn lists(headers: &HeaderMap, name: &HeaderName, word: &str) -> bool {
+fn lists(headers: &HeaderMap, name: &HeaderName, token: &str) -> bool {
     let values = headers.get_all(name).into_iter().filter_map(|value| value.to_str().ok());
-    values.flat_map(|value| value.split(',')).any(|part| part.trim().eq_ignore_ascii_case(word))
+    values.flat_map(|value| value.split(',')).any(|part| part.trim().eq_ignore_ascii_case(token))
 }
 
-/// Takes out what belongs to the connection a message came over. An upgrade is kept where it is meant.
-fn strip_hop(headers: &mut HeaderMap, marks: Marks, keeps_upgrade: bool) {
-    if marks.has(Marks::CONNECTION)
+/// Removes what belongs to the connection that a message came over, but for an upgrade that is forwarded.
+fn strip_hop(headers: &mut HeaderMap, flags: HeaderFlags, keeps_upgrade: bool) {
+    if flags.contains(HeaderFlags::CONNECTION)
         && let Entry::Occupied(connection) = headers.entry(CONNECTION)
     {
         let lines: SmallVec<[HeaderValue; 1]> = connection.remove_entry_mult().1.collect();
-        // Rarely more than `keep-alive`, which is not a header that is looked for.
+        // These two are frequent and name no header.
         for line in lines.iter().filter(|line| *line != "keep-alive" && *line != "close") {
             strip_named(headers, line, keeps_upgrade);
         }
@@ -103,10 +103,10 @@ fn strip_hop(headers: &mut HeaderMap, marks: Marks, keeps_upgrade: bool) {
             headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
         }
     }
-    if marks.has(Marks::OF_A_HOP) {
-        remove(headers, &OF_A_HOP);
+    if flags.contains(HeaderFlags::HOP_BY_HOP) {
+        remove(headers, &HOP_BY_HOP);
     }
-    if marks.has(Marks::UPGRADE) && !keeps_upgrade {
+    if flags.contains(HeaderFlags::UPGRADE) && !keeps_upgrade {
         headers.remove(UPGRADE);
     }
 }
@@ -123,7 +123,7 @@ fn strip_named(headers: &mut HeaderMap, connection: &HeaderValue, keeps_upgrade:
         .unwrap_or_default()
         .split(',')
         .filter_map(|name| HeaderName::from_bytes(name.trim().as_bytes()).ok())
-        // Naming these would change whom the request is for or how long it is.
+        // Without these the request would be for another host or have another length.
         .filter(|name| *name != HOST && *name != CONTENT_LENGTH)
         .filter(|name| !(keeps_upgrade && *name == UPGRADE))
         .collect();
@@ -133,26 +133,26 @@ fn strip_named(headers: &mut HeaderMap, connection: &HeaderValue, keeps_upgrade:
 }
 
 /// Rejects headers from which two clients could be read, and removes those that the peer may not send, before anything
-/// reads them. `marks` is what a look at the headers has found.
+/// reads them. `flags` are those of the headers.
 pub(crate) fn from_client(
     headers: &mut HeaderMap,
-    marks: Marks,
+    flags: HeaderFlags,
     is_trusted: bool,
     (rules, underscored): (&HeaderRules, UnderscoreHeaders),
 ) -> Result<(), HeaderError> {
     if underscored == UnderscoreHeaders::Drop {
-        if marks.has(Marks::UNDERSCORE) {
+        if flags.contains(HeaderFlags::UNDERSCORE) {
             rules.remove_underscored(headers);
         }
         rules.remove_aliases(headers);
     }
     rules.check(headers)?;
-    if marks.has(Marks::CONNECTION) {
+    if flags.contains(HeaderFlags::CONNECTION) {
         rules.check_connection(headers)?;
     }
     if !is_trusted {
         rules.remove_proxied(headers);
-        if marks.has(Marks::UNTRUSTED) {
+        if flags.contains(HeaderFlags::UNTRUSTED) {
             remove_untrusted(headers);
         }
     }
@@ -165,52 +165,52 @@ fn remove_untrusted(headers: &mut HeaderMap) {
     remove(headers, &names);
 }
 
-/// Makes a client's headers ready for an upstream. Says whether the client sent forwarding headers that do not count,
-/// because `is_trusted` is not set: its peer is no trusted proxy.
-pub(crate) fn for_upstream(
+/// Prepares a client's headers for an upstream. Says whether forwarding headers were ignored because the peer is not a
+/// trusted proxy.
+pub(crate) fn prepare_request(
     headers: &mut HeaderMap,
-    marks: Marks,
-    (hop, is_trusted): (&Hop, bool),
+    flags: HeaderFlags,
+    (conn, is_trusted): (&ConnInfo, bool),
     addresses: &Addresses,
     keeps_upgrade: bool,
 ) -> bool {
     let mut ignores_forwarding = false;
-    let takes_trailers = marks.has(Marks::TE) && lists(headers, &TE, "trailers");
-    strip_hop(headers, marks, keeps_upgrade);
-    // A body is asked for, and so sent, by us.
-    if marks.has(Marks::EXPECT) {
+    let takes_trailers = flags.contains(HeaderFlags::TE) && lists(headers, &TE, "trailers");
+    strip_hop(headers, flags, keeps_upgrade);
+    // The gateway itself answers `Expect: 100-continue`.
+    if flags.contains(HeaderFlags::EXPECT) {
         headers.remove(EXPECT);
     }
     if takes_trailers {
         headers.insert(TE, HeaderValue::from_static("trailers"));
-    } else if marks.has(Marks::TE) {
+    } else if flags.contains(HeaderFlags::TE) {
         headers.remove(TE);
     }
-    if marks.has(Marks::COOKIE) {
+    if flags.contains(HeaderFlags::COOKIE) {
         join_cookies(headers);
     }
-    headers.reserve(TOLD);
+    headers.reserve(ADDED);
     if is_trusted {
-        forwarded::retell(headers, hop, addresses);
+        rewrite_forwarded(headers, conn, addresses);
     } else {
-        let by_x = headers.insert(FOR, hop.address.clone());
-        let forwarded = headers.insert(FORWARDED, hop.forwarded.clone());
+        let by_x = headers.insert(FORWARDED_FOR, conn.address.clone());
+        let forwarded = headers.insert(FORWARDED, conn.forwarded.clone());
         ignores_forwarding = by_x.is_some() || forwarded.is_some();
-        headers.insert(PROTO, hop.proto.clone());
+        headers.insert(FORWARDED_PROTO, conn.proto.clone());
     }
-    if !(is_trusted && marks.has(Marks::HOST_ASKED) && headers.contains_key(HOST_ASKED))
+    if !(is_trusted && flags.contains(HeaderFlags::FORWARDED_HOST) && headers.contains_key(FORWARDED_HOST))
         && let Some(host) = headers.get(HOST)
     {
         let host = host.clone();
-        headers.insert(HOST_ASKED, host);
+        headers.insert(FORWARDED_HOST, host);
     }
-    if !(is_trusted && marks.has(Marks::REQUEST_ID) && headers.contains_key(REQUEST_ID)) {
+    if !(is_trusted && flags.contains(HeaderFlags::REQUEST_ID) && headers.contains_key(REQUEST_ID)) {
         headers.insert(REQUEST_ID, request_id());
     }
     ignores_forwarding
 }
 
-/// HTTP/2 may split what HTTP/1.1 knows only as one header.
+/// HTTP/2 may split cookies over several headers, HTTP/1.1 may not.
 fn join_cookies(headers: &mut HeaderMap) {
     let mut cookies = headers.get_all(COOKIE).iter();
     if cookies.next().is_none() || cookies.next().is_none() {
@@ -222,15 +222,15 @@ fn join_cookies(headers: &mut HeaderMap) {
     }
 }
 
-/// Takes out of a client's trailers what it may not say in headers either, or what belongs there only. Nothing has counted
-/// an identity in a trailer, so none is forwarded.
+/// Removes from a client's trailers what it may not send in headers either, or only there. An identity in a trailer was
+/// not counted, so none is forwarded.
 pub(crate) fn strip_trailers(
     trailers: &mut HeaderMap,
     (rules, underscored): (&HeaderRules, UnderscoreHeaders),
 ) {
-    let marks = Marks::trimming(trailers);
-    strip_hop(trailers, marks, false);
-    remove(trailers, &[FOR, FORWARDED, PROTO, REQUEST_ID, HOST, CONTENT_LENGTH, TE]);
+    let flags = HeaderFlags::trimming(trailers);
+    strip_hop(trailers, flags, false);
+    remove(trailers, &[FORWARDED_FOR, FORWARDED, FORWARDED_PROTO, REQUEST_ID, HOST, CONTENT_LENGTH, TE]);
     remove_untrusted(trailers);
     rules.remove_identity(trailers);
     if underscored == UnderscoreHeaders::Drop {
@@ -239,10 +239,10 @@ pub(crate) fn strip_trailers(
     }
 }
 
-/// Makes an upstream's headers ready for a client.
-pub(crate) fn for_client(headers: &mut HeaderMap, keeps_upgrade: bool) {
+/// Prepares an upstream's headers for a client.
+pub(crate) fn prepare_response(headers: &mut HeaderMap, keeps_upgrade: bool) {
     // `Trailer` stays: over HTTP/1.1 only what is announced is sent.
-    strip_hop(headers, Marks::of(headers), keeps_upgrade);
+    strip_hop(headers, HeaderFlags::of(headers), keeps_upgrade);
 }
 
 /// 128 random bits, to find a request again in the logs of two machines.

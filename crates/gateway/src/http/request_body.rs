@@ -1,7 +1,8 @@
-//! A client's body on its way to an upstream: within a size, without stalling, and never held whole.
+//! Request bodies: streamed to the upstream, with a maximum size and a minimum rate, never buffered as a whole.
 //!
-//! hyper reads the body. Whoever sends the request keeps a handle to it: to see that it moves, to learn that it was the
-//! client that failed, to stop it once nobody needs the rest, and to take it back while nothing of it was read.
+//! hyper reads a [`RequestBody`]. Whoever sends the request keeps an [`UploadHandle`]: to see progress, to learn that it
+//! was the client that failed, to stop the upload once nobody needs the rest, and to open the body again for another
+//! attempt as long as nothing of it was read.
 
 use std::cell::RefCell;
 use std::pin::Pin;
@@ -16,7 +17,7 @@ use tidegate_policy::UnderscoreHeaders;
 
 use crate::conn::activity::{Activity, UnreadBody};
 use crate::http::hop_headers;
-use crate::http::response_body::{BodyError, Pace, Patience};
+use crate::http::response_body::{BodyError, Pace, StallTimer};
 use crate::worker::InForce;
 
 /// The body of a request, as hyper reads it.
@@ -50,7 +51,7 @@ struct Upload {
     generation: u32,
     left: u64,
     most: u64,
-    patience: Patience,
+    stall_timer: StallTimer,
     has_moved: bool,
     /// Something of it was read: it cannot be sent again.
     is_read: bool,
@@ -70,47 +71,6 @@ enum UploadState {
     Ended,
     /// It failed, or the rest of it is not needed.
     Stopped,
-}
-
-impl RequestBody {
-    /// The policy and the setting of the route say which trailers are removed.
-    pub(crate) fn new(
-        incoming: Incoming,
-        (most, pace): (u64, Pace),
-        activity: &Arc<Activity>,
-        (live, underscored): (&Rc<InForce>, UnderscoreHeaders),
-    ) -> Self {
-        if incoming.is_end_stream() {
-            return Self { upload: None, generation: 0 };
-        }
-        let upload = Upload {
-            state: UploadState::Open(incoming),
-            generation: 0,
-            left: most,
-            most,
-            patience: Patience::new(pace),
-            has_moved: false,
-            is_read: false,
-            failure: None,
-            unread: Some(UnreadBody::of_latest(activity)),
-            trailers: (Rc::clone(live), underscored),
-            meter: None,
-            reader: None,
-        };
-        Self { upload: Some(Rc::new(RefCell::new(upload))), generation: 0 }
-    }
-
-    /// The same, counted by `meter`.
-    pub(crate) fn counted_by(self, meter: Option<Box<dyn Metering>>) -> Self {
-        if let Some(upload) = &self.upload {
-            upload.borrow_mut().meter = meter;
-        }
-        self
-    }
-
-    pub(crate) fn handle(&self) -> UploadHandle {
-        UploadHandle(self.upload.clone())
-    }
 }
 
 impl Body for RequestBody {
@@ -164,7 +124,7 @@ impl Upload {
         let frame = match Pin::new(&mut *incoming).poll_frame(cx) {
             Poll::Ready(frame) => frame,
             Poll::Pending => {
-                return match self.patience.poll(cx) {
+                return match self.stall_timer.poll(cx) {
                     Poll::Ready(error) => Poll::Ready(Some(Err(self.fail(UploadFailure::TooSlow, error)))),
                     Poll::Pending => {
                         self.wait(cx);
@@ -192,7 +152,7 @@ impl Upload {
             hop_headers::strip_trailers(trailers, (live.policy.matcher.header_rules(), *underscored));
         }
         let length = frame.data_ref().map_or(0, Bytes::len);
-        self.patience.saw(length);
+        self.stall_timer.saw(length);
         if let Some(meter) = &mut self.meter {
             meter.saw(length);
         }
@@ -250,8 +210,66 @@ impl Upload {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct UploadHandle(Option<Rc<RefCell<Upload>>>);
 
+/// How much of a body was read, and so may have been sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum UploadProgress {
+    /// There is none.
+    Empty,
+    /// Nothing: it can be sent to another server.
+    Unread,
+    /// Some or all of it, or nobody may read it any more.
+    Started,
+}
+
 impl UploadHandle {
-    /// Whether it has moved since this was last asked. One that is empty never does.
+    /// The policy and the setting of the route say which trailers are removed. `meter` counts what is read.
+    pub(crate) fn new(
+        incoming: Incoming,
+        (most, pace): (u64, Pace),
+        activity: &Arc<Activity>,
+        (live, underscored): (&Rc<InForce>, UnderscoreHeaders),
+        meter: Option<Box<dyn Metering>>,
+    ) -> Self {
+        if incoming.is_end_stream() {
+            return Self::default();
+        }
+        let upload = Upload {
+            state: UploadState::Open(incoming),
+            generation: 0,
+            left: most,
+            most,
+            stall_timer: StallTimer::new(pace),
+            has_moved: false,
+            is_read: false,
+            failure: None,
+            unread: Some(UnreadBody::of_latest(activity)),
+            trailers: (Rc::clone(live), underscored),
+            meter,
+            reader: None,
+        };
+        Self(Some(Rc::new(RefCell::new(upload))))
+    }
+
+    /// The body for an attempt, if nothing of it was read. That of the attempt before reads nothing any more.
+    pub(crate) fn open(&self) -> Option<RequestBody> {
+        let Some(upload) = &self.0 else { return Some(RequestBody { upload: None, generation: 0 }) };
+        if self.progress() == UploadProgress::Started {
+            return None;
+        }
+        let mut shared = upload.borrow_mut();
+        shared.generation += 1;
+        shared.reader = None;
+        Some(RequestBody { upload: Some(Rc::clone(upload)), generation: shared.generation })
+    }
+
+    pub(crate) fn progress(&self) -> UploadProgress {
+        let Some(upload) = &self.0 else { return UploadProgress::Empty };
+        let upload = upload.borrow();
+        let is_unread = !upload.is_read && matches!(upload.state, UploadState::Open(_));
+        if is_unread { UploadProgress::Unread } else { UploadProgress::Started }
+    }
+
+    /// Whether some of it was read since this was last asked. One that is empty never moves.
     pub(crate) fn has_moved(&self) -> bool {
         self.0.as_ref().is_some_and(|upload| std::mem::take(&mut upload.borrow_mut().has_moved))
     }
@@ -266,17 +284,5 @@ impl UploadHandle {
         if let Some(upload) = &self.0 {
             upload.borrow_mut().stop();
         }
-    }
-
-    /// The body for another attempt, if nothing of it was read. The one before it reads nothing any more.
-    pub(crate) fn take_back(&self) -> Option<RequestBody> {
-        let Some(upload) = &self.0 else { return Some(RequestBody { upload: None, generation: 0 }) };
-        let mut shared = upload.borrow_mut();
-        if shared.is_read || !matches!(shared.state, UploadState::Open(_)) {
-            return None;
-        }
-        shared.generation += 1;
-        shared.reader = None;
-        Some(RequestBody { upload: Some(Rc::clone(upload)), generation: shared.generation })
     }
 }

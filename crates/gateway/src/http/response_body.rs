@@ -1,4 +1,4 @@
-//! The bodies that pass through: never held whole.
+//! Response bodies: streamed, never buffered as a whole.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -7,18 +7,18 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
+use tidegate_store::Permit;
 use tokio::time::{Sleep, sleep};
 
-use crate::upstream::{Lease, PlainBody};
-use tidegate_store::Permit;
+use crate::upstream::{PlainBody, PooledConn};
 
-/// What a client is answered with.
+/// The body of a response to a client.
 #[derive(Debug)]
 pub(crate) enum ResponseBody {
-    /// Our own words.
+    /// From the gateway itself.
     Own(Option<Bytes>),
-    /// An upstream's, as it comes. In a box: a response changes hands often, and most of ours are small.
-    Upstream(Box<UpstreamBody>),
+    /// An upstream's, as it comes. In a box: a response is moved often, and most of our own bodies are small.
+    Upstream(Box<ForwardedBody>),
 }
 
 impl ResponseBody {
@@ -60,13 +60,13 @@ impl Body for ResponseBody {
     }
 }
 
-/// Why a body broke off.
+/// Why a body ended early.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BodyError {
-    /// The connection it came over did.
+    /// Its connection failed.
     #[error(transparent)]
     Broken(#[from] hyper::Error),
-    /// The same, where nobody but us was reading.
+    /// The same on the fast path.
     #[error("the server broke off")]
     BrokeOff(#[from] std::io::Error),
     /// Too little came.
@@ -86,36 +86,36 @@ impl BodyError {
     }
 }
 
-/// Where an upstream's body comes from.
+/// A response body as it comes from an upstream.
 #[derive(Debug)]
-pub(crate) enum Source {
+pub(crate) enum UpstreamBody {
     Hyper(Incoming),
-    /// Over the line that was leased.
+    /// Over the pooled connection.
     Plain(PlainBody),
 }
 
-impl Source {
+impl UpstreamBody {
     fn poll_frame(
         &mut self,
         cx: &mut Context<'_>,
-        lease: Option<&mut Lease>,
+        conn: Option<&mut PooledConn>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         match self {
             Self::Hyper(incoming) => {
                 Pin::new(incoming).poll_frame(cx).map(|frame| Some(frame?.map_err(BodyError::from)))
             }
             Self::Plain(plain) => {
-                let piece = plain.poll_piece(cx, lease.and_then(Lease::line));
+                let piece = plain.poll_piece(cx, conn.and_then(PooledConn::plain));
                 piece.map(|piece| Some(piece?.map(Frame::data).map_err(BodyError::from)))
             }
         }
     }
 
     /// Whether its connection is not needed any more.
-    fn has_come(&self) -> bool {
+    fn is_received(&self) -> bool {
         match self {
             Self::Hyper(incoming) => incoming.is_end_stream(),
-            Self::Plain(plain) => plain.has_come(),
+            Self::Plain(plain) => plain.is_received(),
         }
     }
 
@@ -134,65 +134,66 @@ impl Source {
     }
 }
 
-/// An upstream's body. Its connection goes back to the pool when it has come; until then the lease has the permits of
-/// the request, afterwards the body has them until it was taken.
+/// An upstream's body on its way to a client. Its connection goes back to the pool when all was received. Until then the
+/// connection has the permits of the request; afterwards the body has them until all of it was passed on.
 #[derive(Debug)]
-pub(crate) struct UpstreamBody {
-    source: Source,
-    lease: Option<Lease>,
-    patience: Patience,
+pub(crate) struct ForwardedBody {
+    source: UpstreamBody,
+    conn: Option<PooledConn>,
+    stall_timer: StallTimer,
     permits: Vec<Permit>,
 }
 
-impl UpstreamBody {
-    pub(crate) fn new(source: Source, lease: Lease, pace: Pace) -> Self {
+impl ForwardedBody {
+    pub(crate) fn new(source: UpstreamBody, conn: PooledConn, pace: Pace) -> Self {
         let mut body =
-            Self { source, lease: Some(lease), patience: Patience::new(pace), permits: Vec::new() };
-        body.let_go_at_the_end();
+            Self { source, conn: Some(conn), stall_timer: StallTimer::new(pace), permits: Vec::new() };
+        body.release_at_end();
         body
     }
 
     fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        let frame = match self.source.poll_frame(cx, self.lease.as_mut()) {
+        let frame = match self.source.poll_frame(cx, self.conn.as_mut()) {
             Poll::Ready(frame) => frame,
-            Poll::Pending => return self.patience.poll(cx).map(|error| Some(Err(error))),
+            Poll::Pending => return self.stall_timer.poll(cx).map(|error| Some(Err(error))),
         };
         match &frame {
             Some(Ok(frame)) => {
-                self.patience.saw(frame.data_ref().map_or(1, Bytes::len));
-                self.let_go_at_the_end();
+                self.stall_timer.saw(frame.data_ref().map_or(1, Bytes::len));
+                self.release_at_end();
             }
-            // What broke off is not used again.
-            Some(Err(_)) => self.lease = None,
-            None => self.let_go(),
+            // The connection cannot be used again.
+            Some(Err(_)) => self.conn = None,
+            None => self.release(),
         }
         Poll::Ready(frame)
     }
 
-    fn let_go_at_the_end(&mut self) {
+    fn release_at_end(&mut self) {
         if self.source.is_end_stream() {
-            self.let_go();
-        } else if self.source.has_come() {
+            self.release();
+        } else if self.source.is_received() {
             self.give_back();
         }
     }
 
-    fn let_go(&mut self) {
+    fn release(&mut self) {
         self.give_back();
         self.permits.clear();
     }
 
     fn give_back(&mut self) {
-        if let Some(lease) = self.lease.take() {
-            self.permits = lease.give_back();
+        if let Some(conn) = self.conn.take() {
+            self.permits = conn.give_back();
         }
     }
 }
 
-/// How little a body may bring in a period. A timer is made only for one that has to be waited for.
+/// Ends a body that is slower than a minimum rate. A timer is created only when there is something to wait for.
 #[derive(Debug)]
-pub(crate) struct Patience {
+pub(crate) struct StallTimer {
     pace: Pace,
+    /// Bytes in the current period.
     moved: u64,
     timer: Option<Pin<Box<Sleep>>>,
 }
@@ -206,7 +207,7 @@ pub struct Pace {
     pub bytes: u64,
 }
 
-impl Patience {
+impl StallTimer {
     pub(crate) fn new(pace: Pace) -> Self {
         Self { pace, moved: 0, timer: None }
     }

@@ -1,4 +1,4 @@
-//! Two connections that have agreed to speak something else than HTTP.
+//! Upgraded connections: client and server have agreed on another protocol than HTTP.
 
 use std::pin::pin;
 use std::rc::Rc;
@@ -11,60 +11,61 @@ use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::conn::activity::Activity;
-use crate::http::hop_headers::Hop;
-use crate::upstream::Lease;
+use crate::http::hop_headers::ConnInfo;
+use crate::upstream::PooledConn;
 
-/// Silence is looked for so many times in the time it may last.
-const LOOKS: u32 = 8;
-/// When stopping, a tunnel that has been silent for so long is closed: nothing is on its way, and its client can come
-/// back to whoever serves from now on. One that is busy has the whole drain.
-const LINGER: Duration = Duration::from_secs(1);
+/// How often activity is checked within the idle timeout.
+const CHECKS_PER_TIMEOUT: u32 = 8;
+/// While draining, a connection that has been idle for this long is closed: nothing is in transit, and its client can
+/// reconnect to the next process. A busy one has the whole drain time.
+const DRAIN_IDLE: Duration = Duration::from_secs(1);
 
-/// Passes bytes both ways until both sides have ended, or neither has said anything for `idle`. As long the server
-/// counts as busy, the client keeps its place, and the lease has its permits.
-pub(crate) async fn between(
+/// Copies bytes both ways until both sides have ended, or neither has sent anything for `idle`. Until then the request
+/// is in flight: `server_conn` has its permits, and `client_conn` that of the client's connection.
+pub(crate) async fn relay(
     (client, server): (OnUpgrade, OnUpgrade),
-    lease: Lease,
-    hop: Rc<Hop>,
+    server_conn: PooledConn,
+    client_conn: Rc<ConnInfo>,
     idle: Duration,
     stop: watch::Receiver<bool>,
 ) {
     if let (Ok(client), Ok(server)) = tokio::join!(client, server) {
-        pass(TokioIo::new(client), TokioIo::new(server), &hop.activity, idle, stop).await;
+        copy_until_idle(TokioIo::new(client), TokioIo::new(server), &client_conn.activity, idle, stop).await;
     }
-    drop((lease, hop));
+    drop((server_conn, client_conn));
 }
 
-/// Whatever passes goes over the client's connection, so its activity is that of both.
-async fn pass(
+/// All bytes go over the client's connection, so `activity` is that of both directions.
+async fn copy_until_idle(
     mut client: impl AsyncRead + AsyncWrite + Unpin,
     mut server: impl AsyncRead + AsyncWrite + Unpin,
     activity: &Activity,
     idle: Duration,
     mut stop: watch::Receiver<bool>,
 ) {
-    let mut passing = pin!(copy_bidirectional(&mut client, &mut server));
+    let mut copying = pin!(copy_bidirectional(&mut client, &mut server));
     let ticks = |period: Duration| {
-        let mut look = interval(period.max(Duration::from_millis(1)));
-        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        look.reset();
-        look
+        let mut ticks = interval(period.max(Duration::from_millis(1)));
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        ticks.reset();
+        ticks
     };
-    let (mut look, mut most, mut silent) = (ticks(idle / LOOKS), LOOKS, 0);
+    let (mut check, mut max_idle, mut idle_checks) =
+        (ticks(idle / CHECKS_PER_TIMEOUT), CHECKS_PER_TIMEOUT, 0);
     let mut is_stopping = false;
     loop {
         tokio::select! {
             biased;
-            // That either side breaks off is how tunnels end.
-            _ = passing.as_mut() => return,
+            // An error of either side is an end like any other.
+            _ = copying.as_mut() => return,
             _ = stop.wait_for(|stop| *stop), if !is_stopping => {
                 is_stopping = true;
-                (look, most, silent) = (ticks(LINGER), 1, 0);
+                (check, max_idle, idle_checks) = (ticks(DRAIN_IDLE), 1, 0);
                 activity.has_moved();
             }
-            _ = look.tick() => {
-                silent = if activity.has_moved() { 0 } else { silent + 1 };
-                if silent >= most {
+            _ = check.tick() => {
+                idle_checks = if activity.has_moved() { 0 } else { idle_checks + 1 };
+                if idle_checks >= max_idle {
                     return;
                 }
             }
@@ -86,7 +87,7 @@ mod tests {
 
     const IDLE: Duration = Duration::from_mins(10);
 
-    /// A client, a server, and the tunnel between them.
+    /// A client, a server, and the upgraded connection between them.
     fn tunnel() -> (DuplexStream, DuplexStream, watch::Sender<bool>, JoinHandle<()>) {
         let (client, near) = duplex(1 << 10);
         let (server, far) = duplex(1 << 10);
@@ -94,29 +95,29 @@ mod tests {
         let activity = Arc::new(Activity::default());
         let passing = tokio::spawn(async move {
             let near = ClientSocket::new(near, Arc::clone(&activity));
-            pass(Watched::new(near, Arc::clone(&activity)), far, &activity, IDLE, stopping).await;
+            copy_until_idle(Watched::new(near, Arc::clone(&activity)), far, &activity, IDLE, stopping).await;
         });
         (client, server, stop, passing)
     }
 
-    async fn says(from: &mut DuplexStream, to: &mut DuplexStream) {
+    async fn send(from: &mut DuplexStream, to: &mut DuplexStream) {
         from.write_all(b"hello").await.unwrap();
-        let mut heard = [0; 5];
-        to.read_exact(&mut heard).await.unwrap();
-        assert_eq!(&heard, b"hello");
+        let mut received = [0; 5];
+        to.read_exact(&mut received).await.unwrap();
+        assert_eq!(&received, b"hello");
     }
 
     #[tokio::test(start_paused = true)]
     #[expect(clippy::disallowed_methods, reason = "paused time")]
-    async fn a_silent_tunnel_ends_and_one_that_says_a_word_now_and_then_stays() {
+    async fn upgraded_connection_that_is_idle_ends_and_one_with_traffic_stays() {
         let (mut client, mut server, _stop, passing) = tunnel();
         for turn in 0..20 {
             sleep(IDLE * 9 / 10).await;
-            // Either side's word counts.
+            // Traffic in either direction counts.
             if turn % 2 == 0 {
-                says(&mut client, &mut server).await;
+                send(&mut client, &mut server).await;
             } else {
-                says(&mut server, &mut client).await;
+                send(&mut server, &mut client).await;
             }
         }
         let since = Instant::now();
@@ -129,25 +130,25 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     #[expect(clippy::disallowed_methods, reason = "paused time")]
-    async fn when_stopping_a_busy_tunnel_stays_and_a_silent_one_ends_soon() {
+    async fn upgraded_connection_while_draining_ends_as_soon_as_it_is_idle() {
         let (mut client, mut server, stop, passing) = tunnel();
         stop.send_replace(true);
         for _ in 0..100 {
-            sleep(LINGER / 2).await;
-            says(&mut client, &mut server).await;
-            says(&mut server, &mut client).await;
+            sleep(DRAIN_IDLE / 2).await;
+            send(&mut client, &mut server).await;
+            send(&mut server, &mut client).await;
         }
         let since = Instant::now();
         passing.await.unwrap();
-        assert!(since.elapsed() <= 2 * LINGER, "{:?}", since.elapsed());
+        assert!(since.elapsed() <= 2 * DRAIN_IDLE, "{:?}", since.elapsed());
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_side_that_has_ended_leaves_the_other_its_words() {
+    async fn upgraded_connection_half_closed_still_copies_the_other_way() {
         let (mut client, mut server, _stop, passing) = tunnel();
         client.shutdown().await.unwrap();
         assert_eq!(server.read(&mut [0; 1]).await.unwrap(), 0);
-        says(&mut server, &mut client).await;
+        send(&mut server, &mut client).await;
         drop(server);
         passing.await.unwrap();
     }

@@ -7,14 +7,18 @@ use http::{Uri, Version};
 use tidegate_policy::{RequestError, check_method, host_header};
 
 use crate::error::Cause;
-use crate::http::header_flags::Marks;
+use crate::http::header_flags::HeaderFlags;
 
 /// Checks method, framing and host of a request. Returns the flags of its headers as they are afterwards.
-pub(crate) fn framing(parts: &mut Parts, mut marks: Marks, max_body: u64) -> Result<Marks, Cause> {
+pub(crate) fn framing(
+    parts: &mut Parts,
+    mut marks: HeaderFlags,
+    max_body: u64,
+) -> Result<HeaderFlags, Cause> {
     let headers = &mut parts.headers;
     check_method(parts.method.as_str(), parts.uri.path()).map_err(unusable)?;
     // hyper takes any list that ends in `chunked`, and undoes only that.
-    if marks.has(Marks::TRANSFER_ENCODING) {
+    if marks.contains(HeaderFlags::TRANSFER_ENCODING) {
         let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
         if let Some(coding) = codings.next()
             && (codings.next().is_some() || !coding.as_bytes().eq_ignore_ascii_case(b"chunked"))
@@ -22,7 +26,7 @@ pub(crate) fn framing(parts: &mut Parts, mut marks: Marks, max_body: u64) -> Res
             return Err(Cause::Framing("its Transfer-Encoding is not `chunked`"));
         }
     }
-    if marks.has(Marks::CONTENT_LENGTH)
+    if marks.contains(HeaderFlags::CONTENT_LENGTH)
         && let Some(length) = headers.get(CONTENT_LENGTH)
     {
         let length = length.to_str().ok().and_then(|length| length.parse::<u64>().ok());
@@ -38,7 +42,7 @@ pub(crate) fn framing(parts: &mut Parts, mut marks: Marks, max_body: u64) -> Res
         // HTTP/2, or a whole URL in the request line: that names the host, whatever a header says.
         let host = HeaderValue::from_str(authority.as_str()).map_err(|_| unusable(RequestError::Host))?;
         headers.insert(HOST, host);
-        marks = marks.and(Marks::HOST);
+        marks = marks | HeaderFlags::HOST;
     }
     Ok(marks)
 }

@@ -10,32 +10,32 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use tidegate_store::Permit;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::server::{Busy, Connected};
+use super::server::{InFlightGuard, UpstreamConnCount};
 use super::stream::Stream;
-use tidegate_store::Permit;
 
 /// How long a server that was responding may take to close.
 pub(super) const GRACE: Duration = Duration::from_secs(5);
-/// So many bytes of a response are read and thrown away.
-const MOST: usize = 1 << 20;
-/// Rounds of the scheduler within which hyper has written a `RST_STREAM`: its tasks that notice, that reset the stream
+/// How much of a response is read and discarded.
+const MAX_DISCARDED: usize = 1 << 20;
+/// Runs of all ready tasks within which hyper has written a `RST_STREAM`: its tasks that notice, that reset the stream
 /// and that write run one after the other. The next request, which needs the permit, is written after that.
-const ROUNDS: usize = 8;
+const YIELDS: usize = 8;
 
-/// A connection to a server, of which nobody speaks HTTP any more.
+/// A connection to a server over which HTTP is no longer spoken.
 #[derive(Debug)]
 pub(super) struct ServerSocket {
     pub(super) stream: Stream,
-    pub(super) connected: Connected,
+    pub(super) count: UpstreamConnCount,
 }
 
 /// What an exchange holds that its server may still be working on.
 #[derive(Debug)]
 pub(super) struct AbandonedExchange {
     pub(super) permits: Vec<Permit>,
-    pub(super) busy: Busy,
+    pub(super) in_flight: InFlightGuard,
     /// How long the server may take.
     pub(super) timeout: Duration,
 }
@@ -43,25 +43,25 @@ pub(super) struct AbandonedExchange {
 impl AbandonedExchange {
     /// Releases everything once the server has closed the connection.
     pub(super) fn close(self, socket: ServerSocket) {
-        let Self { permits, busy, timeout } = self;
+        let Self { permits, in_flight, timeout } = self;
         tokio::task::spawn_local(async move {
-            let ServerSocket { stream, connected } = socket;
+            let ServerSocket { stream, count } = socket;
             let mut stream = stream.without_replay();
             // Late or not, it is closed.
             let _ = tokio::time::timeout(timeout, until_closed(&mut stream)).await;
-            drop((stream, connected));
-            drop((permits, busy));
+            drop((stream, count));
+            drop((permits, in_flight));
         });
     }
 
     /// Releases everything once the stream of an HTTP/2 connection is reset.
     pub(super) fn release_after_reset(self) {
-        let Self { permits, busy, .. } = self;
+        let Self { permits, in_flight, .. } = self;
         tokio::task::spawn_local(async move {
-            for _ in 0..ROUNDS {
+            for _ in 0..YIELDS {
                 tokio::task::yield_now().await;
             }
-            drop((permits, busy));
+            drop((permits, in_flight));
         });
     }
 }
@@ -70,8 +70,8 @@ impl AbandonedExchange {
 async fn until_closed(stream: &mut Stream) {
     // A connection that cannot be shut down is closed already; reading finds out.
     let _ = stream.shutdown().await;
-    let (mut scrap, mut left) = ([0; 4 << 10], MOST);
-    while let Ok(read @ 1..) = stream.read(&mut scrap).await {
+    let (mut discarded, mut left) = ([0; 4 << 10], MAX_DISCARDED);
+    while let Ok(read @ 1..) = stream.read(&mut discarded).await {
         left = left.saturating_sub(read);
         if left == 0 {
             return;

@@ -8,41 +8,41 @@ use tidegate_policy::Balance;
 
 use super::server::{Server, Upstream};
 
-/// So many points of each server on the ring: one leaving moves its share and hardly anything else.
+/// Points of each server on the ring: removing one moves its share and hardly anything else.
 const POINTS: u64 = 64;
 
-/// Where a client stands on the ring of an upstream.
+/// Where a client is on the hash ring of an upstream.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Stand(u64);
+pub(crate) struct StickyKey(u64);
 
 impl Upstream {
-    /// Where a client stands. Only if it is to stick to its server is it asked who it is.
-    pub(crate) fn stand<C: Hash>(&self, client: impl FnOnce() -> C) -> Stand {
+    /// The position of a client on the ring. `client` is called only if requests stick to servers.
+    pub(crate) fn sticky_key<C: Hash>(&self, client: impl FnOnce() -> C) -> StickyKey {
         let sticks = self.balance == Balance::Sticky && self.servers.len() > 1;
-        Stand(if sticks { place(&client()) } else { 0 })
+        StickyKey(if sticks { hash(&client()) } else { 0 })
     }
 
-    /// A server for a request of the client at `stand`, not one in `tried`; a healthy one if there is any. If none is
+    /// A server for a request of the client with `key`, not one in `tried`; a healthy one if there is any. If none is
     /// healthy all may be asked: health checks can be wrong, and refusing everybody is worse.
-    pub(crate) fn choose(&self, stand: Stand, tried: &[*const Server]) -> Option<&Arc<Server>> {
+    pub(crate) fn choose(&self, key: StickyKey, tried: &[*const Server]) -> Option<&Arc<Server>> {
         let untried = |server: &&Arc<Server>| !tried.contains(&Arc::as_ptr(server));
         let healthy = |server: &&Arc<Server>| untried(server) && server.is_healthy();
-        self.choose_among(stand, &healthy).or_else(|| self.choose_among(stand, &untried))
+        self.choose_among(key, &healthy).or_else(|| self.choose_among(key, &untried))
     }
 
-    fn choose_among(&self, stand: Stand, may: &dyn Fn(&&Arc<Server>) -> bool) -> Option<&Arc<Server>> {
+    fn choose_among(&self, key: StickyKey, may: &dyn Fn(&&Arc<Server>) -> bool) -> Option<&Arc<Server>> {
         if let [only] = self.servers.as_slice() {
             return Some(only).filter(may);
         }
         match self.balance {
             Balance::RoundRobin => self.in_turn(may),
             Balance::LeastLoaded => {
-                // The better of two random ones: nearly as good as the best of all, and nobody is stormed.
+                // The better of two random ones: nearly as good as the best of all, and no server gets all new requests.
                 let first = self.at_random(may)?;
                 let second = self.at_random(&|server| may(server) && !Arc::ptr_eq(server, first));
                 Some(second.filter(|second| second.load() < first.load()).unwrap_or(first))
             }
-            Balance::Sticky => self.ring.walk(stand).map(|server| &self.servers[server]).find(may),
+            Balance::Sticky => self.ring.walk(key).map(|server| &self.servers[server]).find(may),
         }
     }
 
@@ -59,7 +59,7 @@ impl Upstream {
     }
 }
 
-/// Servers on a ring of hashes; a client is served by the next one from where it stands.
+/// Servers on a hash ring; a client is served by the next one after its position.
 #[derive(Debug)]
 pub(super) struct Ring {
     points: Vec<(u64, usize)>,
@@ -69,21 +69,21 @@ impl Ring {
     pub(super) fn of<'a>(servers: impl Iterator<Item = &'a str>) -> Self {
         let mut points: Vec<_> = servers
             .enumerate()
-            .flat_map(|(server, url)| (0..POINTS).map(move |point| (place(&(url, point)), server)))
+            .flat_map(|(server, url)| (0..POINTS).map(move |point| (hash(&(url, point)), server)))
             .collect();
         points.sort_unstable();
         Self { points }
     }
 
-    /// Servers in the order in which a client at `here` meets them, some of them more than once.
-    fn walk(&self, Stand(here): Stand) -> impl Iterator<Item = usize> {
+    /// Servers in ring order from a client's position, some of them more than once.
+    fn walk(&self, StickyKey(here): StickyKey) -> impl Iterator<Item = usize> {
         let start = self.points.partition_point(|(point, _)| *point < here);
         self.points[start..].iter().chain(&self.points[..start]).map(|(_, server)| *server)
     }
 }
 
 /// The same on every node and after every start: its keys are fixed.
-fn place(what: &impl Hash) -> u64 {
+fn hash(what: &impl Hash) -> u64 {
     let mut hasher = DefaultHasher::new();
     what.hash(&mut hasher);
     hasher.finish()
@@ -103,7 +103,7 @@ mod tests {
     }
 
     fn chosen(upstream: &Upstream, client: &[u8]) -> String {
-        upstream.choose(upstream.stand(|| client), &[]).unwrap().url.clone()
+        upstream.choose(upstream.sticky_key(|| client), &[]).unwrap().url.clone()
     }
 
     #[test]
@@ -125,7 +125,7 @@ mod tests {
             for server in &upstream.servers {
                 server.set_healthy(false);
             }
-            assert!(upstream.choose(upstream.stand(|| b""), &[]).is_some(), "{balance:?}");
+            assert!(upstream.choose(upstream.sticky_key(|| b""), &[]).is_some(), "{balance:?}");
         }
     }
 
@@ -153,8 +153,8 @@ mod tests {
         left.servers[2].set_healthy(false);
         let tried = [Arc::as_ptr(&all.servers[2])];
         for n in 0..1_000_u32 {
-            let stand = all.stand(|| n.to_be_bytes());
-            let (passed_over, without) = (all.choose(stand, &tried), left.choose(stand, &[]));
+            let key = all.sticky_key(|| n.to_be_bytes());
+            let (passed_over, without) = (all.choose(key, &tried), left.choose(key, &[]));
             assert_eq!(passed_over.unwrap().url, without.unwrap().url);
         }
     }

@@ -11,15 +11,15 @@ use thiserror::Error;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-use super::server::{Server, Speaks};
+use super::server::{Protocol, Server};
 use super::stream::Stream;
 
-/// A connection over which nothing has come for so long is probed: a machine that vanished sends no end. Quiet
-/// responses and tunnels have nothing else that would find out.
+/// A connection over which nothing has come for this long is probed: a machine that fails sends no end. Nothing else
+/// would notice that during quiet responses and on upgraded connections.
 const PROBE_AFTER: Duration = Duration::from_secs(20);
 /// How far apart probes are.
 const PROBE_EVERY: Duration = Duration::from_secs(5);
-/// So many probes without an answer are the end.
+/// The connection is closed after this many probes without a response.
 const PROBES: u32 = 2;
 /// What was sent must be acknowledged within this time. Longer than a route takes to change, and half of the response
 /// timeout. The same as until the last probe: the system counts failed probes by it, too.
@@ -41,7 +41,7 @@ impl std::fmt::Debug for Connector {
 /// TLS towards servers cannot be set up.
 #[derive(Debug, Error)]
 pub enum TlsError {
-    /// rustls does not agree.
+    /// rustls rejects the configuration.
     #[error("cannot set up TLS")]
     Rustls(#[from] rustls::Error),
 }
@@ -64,10 +64,10 @@ impl Connector {
     /// A connection, and whether HTTP/2 is spoken over it.
     pub(crate) async fn connect(&self, server: &Server) -> io::Result<(Stream, bool)> {
         let connecting = async {
-            let tcp = TcpStream::connect(&server.place).await?;
+            let tcp = TcpStream::connect(&server.addr).await?;
             set_options(&tcp)?;
-            if server.speaks != Speaks::Tls {
-                return Ok((Stream::Plain(tcp), server.speaks == Speaks::Http2));
+            if server.protocol != Protocol::Tls {
+                return Ok((Stream::Plain(tcp), server.protocol == Protocol::Http2));
             }
             let name = ServerName::try_from(server.host().to_owned())
                 .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
@@ -81,7 +81,7 @@ impl Connector {
     }
 }
 
-/// Small writes leave at once, and a machine that has vanished is noticed.
+/// Small writes are sent at once, and a machine that has failed is noticed.
 fn set_options(tcp: &TcpStream) -> io::Result<()> {
     tcp.set_nodelay(true)?;
     let socket = SockRef::from(tcp);

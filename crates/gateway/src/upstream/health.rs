@@ -1,4 +1,4 @@
-//! Asks servers whether they are well, so that requests need not find out.
+//! Active health checks: unhealthy servers are found before requests are sent to them.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -9,7 +9,7 @@ use arc_swap::ArcSwap;
 use bytes::Bytes;
 use http::header::{HOST, USER_AGENT};
 use http::{HeaderValue, Request};
-use http_body::Body;
+use http_body_util::Empty;
 use hyper::client::conn::{http1, http2};
 use hyper_util::rt::TokioIo;
 use tidegate_policy::Health;
@@ -22,16 +22,16 @@ use crate::executor::LocalExecutor;
 use crate::snapshot::Live;
 
 /// How soon a changed policy is noticed.
-const NOTICE: Duration = Duration::from_millis(500);
+const POLICY_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Asks every server of every upstream with a health check, for ever. Of all cores, one does this.
+/// Checks every server of every upstream with a health check, for ever. One core does this for all.
 #[expect(clippy::disallowed_methods, reason = "timers run on the runtime's clock")]
 pub(crate) async fn watch(live: Arc<ArcSwap<Live>>, connector: Connector, log: Log) {
-    let asking = Rc::new((connector, log));
+    let shared = Rc::new((connector, log));
     let mut due: HashMap<*const Server, Instant> = HashMap::new();
     loop {
         let now = Instant::now();
-        let mut next = now + NOTICE;
+        let mut next = now + POLICY_INTERVAL;
         let current = live.load_full();
         for upstream in current.upstreams() {
             let Some(health) = &upstream.health else { continue };
@@ -40,8 +40,8 @@ pub(crate) async fn watch(live: Arc<ArcSwap<Live>>, connector: Connector, log: L
                 if *at <= now {
                     *at = now + Duration::from(health.every);
                     let name = upstream.name.clone();
-                    let ask = ask(Rc::clone(&asking), name, Arc::clone(server), health.clone());
-                    tokio::task::spawn_local(ask);
+                    let check = check(Rc::clone(&shared), name, Arc::clone(server), health.clone());
+                    tokio::task::spawn_local(check);
                 }
                 next = next.min(*at);
             }
@@ -51,20 +51,20 @@ pub(crate) async fn watch(live: Arc<ArcSwap<Live>>, connector: Connector, log: L
     }
 }
 
-async fn ask(with: Rc<(Connector, Log)>, upstream: String, server: Arc<Server>, health: Health) {
-    let (connector, log) = &*with;
-    let asking = is_well(connector, &server, &health.path);
-    let is_well = tokio::time::timeout(Duration::from(health.every), asking).await.unwrap_or_default();
-    if server.set_healthy(is_well) {
+async fn check(shared: Rc<(Connector, Log)>, upstream: String, server: Arc<Server>, health: Health) {
+    let (connector, log) = &*shared;
+    let checking = is_healthy(connector, &server, &health.path);
+    let is_healthy = tokio::time::timeout(Duration::from(health.every), checking).await.unwrap_or_default();
+    if server.set_healthy(is_healthy) {
         let (event, what) =
-            if is_well { ("upstream_up", "is well again") } else { ("upstream_down", "is not well") };
-        let message = format!("server {} of upstream `{upstream}` {what}", server.place);
-        log.event(event, &message, &[("upstream", &upstream), ("server", &server.place)]);
+            if is_healthy { ("upstream_up", "is well again") } else { ("upstream_down", "is not well") };
+        let message = format!("server {} of upstream `{upstream}` {what}", server.addr);
+        log.event(event, &message, &[("upstream", &upstream), ("server", &server.addr)]);
     }
 }
 
-/// Whether the server answers with success or a redirect.
-async fn is_well(connector: &Connector, server: &Server, path: &str) -> bool {
+/// Whether the server responds with success or a redirect.
+async fn is_healthy(connector: &Connector, server: &Server, path: &str) -> bool {
     let Ok((stream, is_http2)) = connector.connect(server).await else { return false };
     let uri = http::Uri::builder()
         .scheme(server.scheme.clone())
@@ -72,13 +72,13 @@ async fn is_well(connector: &Connector, server: &Server, path: &str) -> bool {
         .path_and_query(path)
         .build();
     let Ok(uri) = uri else { return false };
-    let mut request = Request::new(Nothing);
+    let mut request = Request::new(Empty::<Bytes>::new());
     *request.uri_mut() =
         if is_http2 { uri } else { uri.path_and_query().cloned().map(Into::into).unwrap_or(uri) };
     request.headers_mut().insert(HOST, server.host_header.clone());
     request.headers_mut().insert(USER_AGENT, HeaderValue::from_static("tidegate-health"));
     let io = TokioIo::new(stream);
-    let answer = if is_http2 {
+    let response = if is_http2 {
         request.headers_mut().remove(HOST);
         let Ok((mut sender, connection)) = http2::handshake(LocalExecutor, io).await else { return false };
         tokio::task::spawn_local(connection);
@@ -88,25 +88,5 @@ async fn is_well(connector: &Connector, server: &Server, path: &str) -> bool {
         tokio::task::spawn_local(connection);
         sender.send_request(request).await
     };
-    answer.is_ok_and(|answer| answer.status().is_success() || answer.status().is_redirection())
-}
-
-/// A body without anything in it.
-#[derive(Debug)]
-struct Nothing;
-
-impl Body for Nothing {
-    type Data = Bytes;
-    type Error = std::convert::Infallible;
-
-    fn poll_frame(
-        self: std::pin::Pin<&mut Self>,
-        _: &mut std::task::Context<'_>,
-    ) -> std::task::Poll<Option<Result<http_body::Frame<Bytes>, Self::Error>>> {
-        std::task::Poll::Ready(None)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        true
-    }
+    response.is_ok_and(|response| response.status().is_success() || response.status().is_redirection())
 }

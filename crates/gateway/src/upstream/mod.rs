@@ -1,22 +1,37 @@
-//! The services behind: which server takes a request, and the connections to it.
+//! Upstreams: which server gets a request, and the connections to it.
+//!
+//! A request passes the files in this order:
+//!
+//! 1. [`balance`] chooses a [`server`] of the upstream, among those that [`health`] has not found unhealthy.
+//! 2. [`transport`] takes the [`forwarded_request`] and finds a connection: an idle one from the [`pool`], or a new one
+//!    from [`connect`]. It sends a request again, over another connection, that the server has certainly not processed.
+//! 3. [`pooled_conn`] is that connection while the request uses it. It sends the request and reads the head of the
+//!    response in one of three ways: [`http1_fast`] for an HTTP/1.1 request without a body, otherwise hyper's HTTP/1.1 or
+//!    HTTP/2 over [`stream`]. [`framing`] checks the response head that hyper has read.
+//! 4. [`timeout_wheel`] bounds how long all of this takes.
+//! 5. The response body gives the connection back to the [`pool`]. An exchange that ends earlier goes to [`abandon`].
 
 mod abandon;
 mod balance;
 mod connect;
+mod forwarded_request;
 mod framing;
 pub(crate) mod health;
 mod http1_fast;
-mod lease;
 mod pool;
-pub(crate) mod response_timeout;
+mod pooled_conn;
 mod server;
 mod stream;
+mod timeout_wheel;
+mod transport;
 
-pub(crate) use balance::Stand;
+pub(crate) use balance::StickyKey;
 pub(crate) use connect::Connector;
 pub use connect::TlsError;
+pub(crate) use forwarded_request::ForwardedRequest;
 pub(crate) use http1_fast::PlainBody;
-pub(crate) use lease::Lease;
-pub(crate) use pool::{Pools, SendError};
-pub use server::BadServer;
+pub(crate) use pooled_conn::PooledConn;
+pub use server::InvalidServerUrl;
 pub(crate) use server::{Server, Upstream};
+pub(crate) use timeout_wheel::TimeoutWheel;
+pub(crate) use transport::{SendError, Transport};

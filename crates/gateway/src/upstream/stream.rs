@@ -11,10 +11,10 @@ use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
 
 use super::abandon::{Handoff, ServerSocket};
-use super::server::Connected;
+use super::server::UpstreamConnCount;
 use crate::conn::coalesce::poll_write_joined;
 
-/// A connection that hyper has. Its end is told to the exchange that uses it.
+/// A connection that hyper has. The exchange that uses it learns when it ends.
 #[derive(Debug)]
 pub(super) struct HyperIo {
     /// `None` when it is dropped.
@@ -26,8 +26,8 @@ pub(super) struct HyperIo {
 }
 
 impl HyperIo {
-    pub(super) fn new(stream: Stream, connected: Connected, is_http2: bool) -> Self {
-        let socket = Some(ServerSocket { stream, connected });
+    pub(super) fn new(stream: Stream, count: UpstreamConnCount, is_http2: bool) -> Self {
+        let socket = Some(ServerSocket { stream, count });
         Self { socket, handoff: Arc::default(), reads_on: !is_http2 }
     }
 
@@ -102,49 +102,49 @@ impl AsyncWrite for HyperIo {
 pub(crate) enum Stream {
     Plain(TcpStream),
     Tls(Box<TlsStream<TcpStream>>),
-    Handed(Box<Handed>),
+    Replay(Box<ReplayIo>),
 }
 
 impl Stream {
-    /// What comes over it from now on, without what was read before.
+    /// The same without what would be replayed.
     pub(super) fn without_replay(self) -> Self {
         match self {
-            Self::Handed(handed) => Self::Plain(handed.stream),
+            Self::Replay(replay) => Self::Plain(replay.stream),
             stream => stream,
         }
     }
 }
 
-/// A connection over which somebody has asked, and part of the answer has come already. Who gets it asks to nobody
-/// first, and then reads that answer.
+/// A connection over which a request was sent and part of the response was read. hyper's first write, the same request,
+/// is discarded; reads replay what was read.
 #[derive(Debug)]
-pub(crate) struct Handed {
+pub(crate) struct ReplayIo {
     stream: TcpStream,
     read: Bytes,
-    has_asked: bool,
-    /// Who reads before it has asked.
+    has_written: bool,
+    /// Woken by the first write.
     early: Option<Waker>,
 }
 
-impl Handed {
+impl ReplayIo {
     pub(super) fn new(stream: TcpStream, read: Bytes) -> Self {
-        Self { stream, read, has_asked: false, early: None }
+        Self { stream, read, has_written: false, early: None }
     }
 
-    /// The first words, the whole of a request without a body, were said before.
-    fn poll_write(&mut self, cx: &mut Context<'_>, words: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
-        if self.has_asked {
-            return poll_write_joined(Pin::new(&mut self.stream), cx, words);
+    /// The first write is the whole of a request without a body, which was sent before.
+    fn poll_write(&mut self, cx: &mut Context<'_>, bufs: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
+        if self.has_written {
+            return poll_write_joined(Pin::new(&mut self.stream), cx, bufs);
         }
-        self.has_asked = true;
+        self.has_written = true;
         if let Some(early) = self.early.take() {
             early.wake();
         }
-        Poll::Ready(Ok(words.iter().map(|word| word.len()).sum()))
+        Poll::Ready(Ok(bufs.iter().map(|buf| buf.len()).sum()))
     }
 
     fn poll_read(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        if !self.has_asked {
+        if !self.has_written {
             self.early = Some(cx.waker().clone());
             return Poll::Pending;
         }
@@ -162,7 +162,7 @@ impl AsyncRead for Stream {
         match self.get_mut() {
             Self::Plain(stream) => Pin::new(stream).poll_read(cx, buf),
             Self::Tls(stream) => Pin::new(stream).poll_read(cx, buf),
-            Self::Handed(handed) => handed.poll_read(cx, buf),
+            Self::Replay(replay) => replay.poll_read(cx, buf),
         }
     }
 }
@@ -172,7 +172,7 @@ impl AsyncWrite for Stream {
         match self.get_mut() {
             Self::Plain(stream) => Pin::new(stream).poll_write(cx, buf),
             Self::Tls(stream) => Pin::new(stream).poll_write(cx, buf),
-            Self::Handed(handed) => handed.poll_write(cx, &[IoSlice::new(buf)]),
+            Self::Replay(replay) => replay.poll_write(cx, &[IoSlice::new(buf)]),
         }
     }
 
@@ -180,7 +180,7 @@ impl AsyncWrite for Stream {
         match self.get_mut() {
             Self::Plain(stream) => Pin::new(stream).poll_flush(cx),
             Self::Tls(stream) => Pin::new(stream).poll_flush(cx),
-            Self::Handed(handed) => Pin::new(&mut handed.stream).poll_flush(cx),
+            Self::Replay(replay) => Pin::new(&mut replay.stream).poll_flush(cx),
         }
     }
 
@@ -188,7 +188,7 @@ impl AsyncWrite for Stream {
         match self.get_mut() {
             Self::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
             Self::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
-            Self::Handed(handed) => Pin::new(&mut handed.stream).poll_shutdown(cx),
+            Self::Replay(replay) => Pin::new(&mut replay.stream).poll_shutdown(cx),
         }
     }
 
@@ -200,7 +200,7 @@ impl AsyncWrite for Stream {
         match self.get_mut() {
             Self::Plain(stream) => poll_write_joined(Pin::new(stream), cx, bufs),
             Self::Tls(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
-            Self::Handed(handed) => handed.poll_write(cx, bufs),
+            Self::Replay(replay) => replay.poll_write(cx, bufs),
         }
     }
 
@@ -208,7 +208,7 @@ impl AsyncWrite for Stream {
         match self {
             Self::Plain(stream) => stream.is_write_vectored(),
             Self::Tls(stream) => stream.is_write_vectored(),
-            Self::Handed(handed) => handed.stream.is_write_vectored(),
+            Self::Replay(replay) => replay.stream.is_write_vectored(),
         }
     }
 }

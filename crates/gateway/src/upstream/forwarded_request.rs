@@ -1,0 +1,186 @@
+//! A request as it is forwarded, kept for as long as it can still be sent again.
+
+use http::header::{HOST, TRANSFER_ENCODING};
+use http::request::Parts;
+use http::uri::{Authority, PathAndQuery, Uri};
+use http::{HeaderValue, Request, Version};
+use http_body::Body;
+
+use super::server::Server;
+use crate::http::header_flags::HeaderFlags;
+use crate::http::request_body::{RequestBody, UploadHandle, UploadProgress};
+
+/// A request to an upstream. It survives attempts that have not sent it: the next server gets it unchanged.
+#[derive(Debug)]
+pub(crate) struct ForwardedRequest {
+    /// `None` while hyper has it, and once it cannot be sent again.
+    head: Option<Parts>,
+    upload: UploadHandle,
+    /// The client announced neither a body nor an upgrade.
+    is_plain: bool,
+    /// `Host` was added for the server of the last attempt: the client sent none.
+    has_server_host: bool,
+}
+
+impl ForwardedRequest {
+    /// Takes the head out of `parts`. `flags` are those of the headers that the client sent.
+    pub(crate) fn new(
+        parts: &mut Parts,
+        upload: UploadHandle,
+        flags: HeaderFlags,
+        wants_upgrade: bool,
+    ) -> Self {
+        let (mut head, ()) = Request::new(()).into_parts();
+        std::mem::swap(&mut head.method, &mut parts.method);
+        std::mem::swap(&mut head.uri, &mut parts.uri);
+        std::mem::swap(&mut head.headers, &mut parts.headers);
+        let announces_body =
+            flags.intersects(HeaderFlags::CONTENT_LENGTH.union(HeaderFlags::TRANSFER_ENCODING));
+        let is_plain = !announces_body && !wants_upgrade;
+        Self { head: Some(head), upload, is_plain, has_server_host: false }
+    }
+
+    /// Whether all of it is its head, and nothing but a response is expected.
+    pub(super) fn is_plain(&self) -> bool {
+        self.is_plain && self.upload.progress() == UploadProgress::Empty
+    }
+
+    pub(crate) fn upload(&self) -> &UploadHandle {
+        &self.upload
+    }
+
+    /// The head for an HTTP/1.1 connection to `server`, lent: after an attempt that failed it is still here.
+    pub(super) fn http1_head(&mut self, server: &Server) -> Option<&mut Parts> {
+        let head = self.head.as_mut()?;
+        head.version = Version::HTTP_11;
+        if head.uri.authority().is_some() {
+            let path = head.uri.path_and_query().cloned();
+            head.uri = path.map(Uri::from).unwrap_or_default();
+        }
+        if self.has_server_host || !head.headers.contains_key(HOST) {
+            head.headers.insert(HOST, server.host_header.clone());
+            self.has_server_host = true;
+        }
+        Some(head)
+    }
+
+    /// The request for an HTTP/1.1 connection to `server`. Comes back with [`Self::put_back`] if it was not sent.
+    pub(super) fn take_http1(&mut self, server: &Server) -> Option<Request<RequestBody>> {
+        let body = self.upload.open()?;
+        let head = self.http1_head(server)?;
+        // hyper would drop the body of a GET whose length is not known.
+        if !body.is_end_stream() && body.size_hint().exact().is_none() {
+            head.headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
+        }
+        Some(Request::from_parts(self.head.take()?, body))
+    }
+
+    /// The head that was sent over a connection that hyper takes over, and an empty body.
+    pub(super) fn take_sent(&mut self) -> Option<Request<RequestBody>> {
+        Some(Request::from_parts(self.head.take()?, self.upload.open()?))
+    }
+
+    /// Takes back what [`Self::take_http1`] gave out: nothing of it was sent.
+    pub(super) fn put_back(&mut self, unsent: Request<RequestBody>) {
+        let (mut head, _) = unsent.into_parts();
+        // None but ours: that of the client was removed.
+        head.headers.remove(TRANSFER_ENCODING);
+        self.head = Some(head);
+    }
+
+    /// The request for an HTTP/2 connection to `server`; `None` if its `Host` is no authority. Its head stays here, as
+    /// hyper does not give back that of a request that the server refuses: see [`Self::was_sent`].
+    pub(super) fn http2(&self, server: &Server) -> Option<Request<()>> {
+        let kept = self.head.as_ref()?;
+        let mut request = Request::new(());
+        request.method_mut().clone_from(&kept.method);
+        request.headers_mut().clone_from(&kept.headers);
+        let host = request.headers_mut().remove(HOST);
+        let host = host.filter(|host| !self.has_server_host && !host.is_empty());
+        let authority = match host {
+            Some(host) => Authority::try_from(host.as_bytes()).ok()?,
+            None => server.authority.clone(),
+        };
+        let path = kept.uri.path_and_query().cloned().unwrap_or(PathAndQuery::from_static("/"));
+        let uri = Uri::builder().scheme(server.scheme.clone()).authority(authority).path_and_query(path);
+        *request.uri_mut() = uri.build().ok()?;
+        *request.version_mut() = Version::HTTP_2;
+        Some(request)
+    }
+
+    /// It was sent and is not sent again.
+    pub(super) fn was_sent(&mut self) {
+        self.head = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(uri: &str, headers: &[(&'static str, &'static str)]) -> ForwardedRequest {
+        let mut request = Request::new(());
+        *request.uri_mut() = uri.parse().unwrap();
+        for (name, value) in headers {
+            request.headers_mut().append(*name, HeaderValue::from_static(value));
+        }
+        let flags = HeaderFlags::of(request.headers());
+        let (mut parts, ()) = request.into_parts();
+        ForwardedRequest::new(&mut parts, UploadHandle::default(), flags, false)
+    }
+
+    #[test]
+    fn http2_request_has_the_authority_of_the_host_however_often_it_is_made() {
+        let server = Server::parse("h2c://10.0.0.1:3000").unwrap();
+        let without_host = request("/a?b", &[]);
+        assert_eq!(without_host.http2(&server).unwrap().uri(), "http://10.0.0.1:3000/a?b");
+        let with_host = request("/a?b", &[("host", "tenant.example:81")]);
+        for _ in 0..2 {
+            let sent = with_host.http2(&server).unwrap();
+            assert_eq!(
+                (sent.uri().to_string().as_str(), sent.headers().len()),
+                ("http://tenant.example:81/a?b", 0)
+            );
+        }
+        for bad in ["a%41.example", "a:b:c", "["] {
+            let request = request("/", &[("host", bad)]);
+            assert!(request.http2(&server).is_none(), "{bad}: not sent as another host");
+        }
+    }
+
+    #[test]
+    fn request_without_host_sent_again_has_the_host_of_the_next_server() {
+        let [first, second] = ["http://a:1", "http://b:2"].map(|url| Server::parse(url).unwrap());
+        let mut request = request("/", &[]);
+        for server in [&first, &second] {
+            let head = request.http1_head(server).unwrap();
+            assert_eq!(head.headers.get(HOST), Some(&server.host_header));
+            let sent = request.take_http1(server).unwrap();
+            assert!(request.http1_head(server).is_none(), "hyper has it");
+            assert_eq!(sent.headers().get_all(HOST).iter().count(), 1);
+            request.put_back(sent);
+        }
+        assert_eq!(request.http2(&first).unwrap().uri(), "http://a:1/");
+    }
+
+    #[test]
+    fn request_put_back_is_as_it_was() {
+        let server = Server::parse("http://a:1").unwrap();
+        let mut request = request("/a?b", &[("host", "x.example"), ("x-a", "1"), ("x-a", "2")]);
+        let sent = request.take_http1(&server).unwrap();
+        let headers = sent.headers().clone();
+        request.put_back(sent);
+        let head = request.http1_head(&server).unwrap();
+        assert_eq!((&head.headers, head.uri.to_string().as_str()), (&headers, "/a?b"));
+    }
+
+    #[test]
+    fn request_that_announces_a_body_or_an_upgrade_is_not_plain() {
+        assert!(request("/", &[("host", "a")]).is_plain());
+        assert!(!request("/", &[("content-length", "0")]).is_plain());
+        assert!(!request("/", &[("transfer-encoding", "chunked")]).is_plain());
+        let (mut parts, ()) = Request::new(()).into_parts();
+        let upgrade = ForwardedRequest::new(&mut parts, UploadHandle::default(), HeaderFlags::empty(), true);
+        assert!(!upgrade.is_plain());
+    }
+}

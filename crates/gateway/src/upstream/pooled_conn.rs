@@ -1,0 +1,308 @@
+//! A connection in use by one request, from before anything is sent until the response has come.
+
+use std::cell::Cell;
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{HeaderMap, Response, Version};
+use hyper::body::Incoming;
+use hyper::client::conn::{http1, http2};
+use hyper_util::rt::TokioIo;
+
+use super::abandon::{AbandonedExchange, GRACE, Handoff};
+use super::forwarded_request::ForwardedRequest;
+use super::framing::normalize;
+use super::http1_fast::{PlainConn, PlainError, PlainResponse};
+use super::server::InFlightGuard;
+use super::stream::{HyperIo, ReplayIo, Stream};
+use super::transport::{SendError, Transport, open_http1};
+use crate::executor::LocalExecutor;
+use crate::http::request_body::{RequestBody, UploadHandle, UploadProgress};
+use crate::http::response_body::UpstreamBody;
+use tidegate_store::Permit;
+
+/// A connection, by what speaks over it.
+#[derive(Debug)]
+pub(super) enum Conn {
+    /// The fast path.
+    Plain(PlainConn),
+    Http1(Http1Conn),
+    Http2(Http2Conn),
+}
+
+/// An HTTP/1.1 connection that hyper has.
+#[derive(Debug)]
+pub(super) struct Http1Conn {
+    pub(super) sender: http1::SendRequest<RequestBody>,
+    pub(super) handoff: Arc<Handoff>,
+}
+
+/// An HTTP/2 connection that hyper has. It carries many requests; each has a clone.
+#[derive(Clone, Debug)]
+pub(super) struct Http2Conn {
+    pub(super) sender: http2::SendRequest<RequestBody>,
+    /// How many streams the server allows at once. The clones of it count the streams there are.
+    max_streams: Rc<Cell<usize>>,
+}
+
+impl Http2Conn {
+    /// Drives the connection in a task of its own.
+    pub(super) fn new(
+        sender: http2::SendRequest<RequestBody>,
+        connection: http2::Connection<TokioIo<HyperIo>, RequestBody, LocalExecutor>,
+    ) -> Self {
+        let max_streams = Rc::new(Cell::new(connection.current_max_send_streams()));
+        let shared = Rc::downgrade(&max_streams);
+        tokio::task::spawn_local(async move {
+            let mut connection = pin!(connection);
+            // An error is reported to the exchanges that wait for a response.
+            let _ = std::future::poll_fn(|cx| {
+                let ended = connection.as_mut().poll(cx);
+                if let Some(max_streams) = shared.upgrade() {
+                    max_streams.set(connection.current_max_send_streams());
+                }
+                ended
+            })
+            .await;
+        });
+        Self { sender, max_streams }
+    }
+
+    /// How many streams it has: each has a clone, and the pool has one.
+    pub(super) fn streams(&self) -> usize {
+        Rc::strong_count(&self.max_streams) - 1
+    }
+
+    /// Whether one more request can be sent at once. It would otherwise wait until others have ended.
+    pub(super) fn has_capacity(&self) -> bool {
+        !self.sender.is_closed() && self.streams() < self.max_streams.get()
+    }
+
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        Rc::ptr_eq(&self.max_streams, &other.max_streams)
+    }
+}
+
+/// Why an attempt has no response.
+#[derive(Debug)]
+pub(super) enum AttemptError {
+    /// Nothing was sent; the request can be sent again.
+    NotSent,
+    /// The server says that it has not processed the request and will not; it can be sent again.
+    Refused,
+    /// The server may have processed it.
+    Failed(SendError),
+}
+
+impl From<SendError> for AttemptError {
+    fn from(error: SendError) -> Self {
+        Self::Failed(error)
+    }
+}
+
+/// A connection in use. It is closed unless it is given back; while the request holds permits, see [`AbandonedExchange`].
+#[derive(Debug)]
+pub(crate) struct PooledConn {
+    transport: Rc<Transport>,
+    /// `None` once it was given back or closed.
+    conn: Option<Conn>,
+    in_flight: InFlightGuard,
+    permits: Vec<Permit>,
+    upload: UploadHandle,
+    has_response: bool,
+    /// The next response could begin anywhere.
+    is_spent: bool,
+}
+
+impl PooledConn {
+    pub(super) fn new(
+        transport: &Rc<Transport>,
+        conn: Conn,
+        in_flight: InFlightGuard,
+        permits: Vec<Permit>,
+        upload: UploadHandle,
+    ) -> Self {
+        if let Conn::Http1(http1) = &conn
+            && !permits.is_empty()
+        {
+            http1.handoff.begin();
+        }
+        let (transport, conn) = (Rc::clone(transport), Some(conn));
+        Self { transport, conn, in_flight, permits, upload, has_response: false, is_spent: false }
+    }
+
+    /// The connection that the body of a plain response comes over.
+    pub(crate) fn plain(&mut self) -> Option<&mut PlainConn> {
+        match &mut self.conn {
+            Some(Conn::Plain(plain)) => Some(plain),
+            _ => None,
+        }
+    }
+
+    /// Sends a request and waits for the head of the response.
+    pub(super) async fn exchange(
+        &mut self,
+        request: &mut ForwardedRequest,
+    ) -> Result<Response<UpstreamBody>, AttemptError> {
+        let response = match &mut self.conn {
+            Some(Conn::Plain(plain)) => {
+                let head = request.http1_head(self.in_flight.server()).ok_or(AttemptError::NotSent)?;
+                match plain.exchange(&self.transport.buffers, head).await {
+                    Ok(PlainResponse::Plain(response)) => {
+                        request.was_sent();
+                        response
+                    }
+                    Ok(PlainResponse::Other(read)) => Box::pin(self.hand_over(read, request)).await?,
+                    Err(PlainError::NotSent) => return Err(AttemptError::NotSent),
+                    Err(PlainError::Unanswered) => return Err(SendError::Unanswered.into()),
+                }
+            }
+            // In a box: what hyper needs is large.
+            Some(Conn::Http1(_)) => Box::pin(self.exchange_http1(request)).await?,
+            Some(Conn::Http2(_)) => Box::pin(self.exchange_http2(request)).await?,
+            None => return Err(AttemptError::NotSent),
+        };
+        self.has_response = true;
+        Ok(response)
+    }
+
+    async fn exchange_http1(
+        &mut self,
+        request: &mut ForwardedRequest,
+    ) -> Result<Response<UpstreamBody>, AttemptError> {
+        let Some(Conn::Http1(http1)) = &mut self.conn else { return Err(AttemptError::NotSent) };
+        let message = request.take_http1(self.in_flight.server()).ok_or(AttemptError::NotSent)?;
+        match http1.sender.try_send_request(message).await {
+            Ok(response) => self.take_response(response),
+            Err(mut error) => match error.take_message() {
+                Some(unsent) => {
+                    request.put_back(unsent);
+                    Err(AttemptError::NotSent)
+                }
+                None => Err(SendError::Broken(error.into_error()).into()),
+            },
+        }
+    }
+
+    async fn exchange_http2(
+        &mut self,
+        request: &mut ForwardedRequest,
+    ) -> Result<Response<UpstreamBody>, AttemptError> {
+        let Some(Conn::Http2(http2)) = &mut self.conn else { return Err(AttemptError::NotSent) };
+        let head = request.http2(self.in_flight.server()).ok_or(SendError::Host)?;
+        let body = self.upload.open().ok_or(AttemptError::NotSent)?;
+        let mut error = match http2.sender.try_send_request(head.map(|()| body)).await {
+            Ok(response) => {
+                request.was_sent();
+                return self.take_response(response);
+            }
+            Err(error) => error,
+        };
+        let can_resend = self.upload.progress() != UploadProgress::Started;
+        let why = match error.take_message() {
+            Some(_) => AttemptError::NotSent,
+            None if can_resend && is_unprocessed(error.error()) => AttemptError::Refused,
+            None => return Err(SendError::Broken(error.into_error()).into()),
+        };
+        self.transport.pool.remove_http2(self.in_flight.server(), http2);
+        Err(why)
+    }
+
+    /// Has hyper parse a response that is not plain, of which this has been read.
+    async fn hand_over(
+        &mut self,
+        read: Bytes,
+        request: &mut ForwardedRequest,
+    ) -> Result<Response<UpstreamBody>, AttemptError> {
+        let Some(Conn::Plain(plain)) = self.conn.take() else { return Err(AttemptError::NotSent) };
+        let (stream, count) = plain.into_parts();
+        let io = HyperIo::new(Stream::Replay(Box::new(ReplayIo::new(stream, read))), count, false);
+        if !self.permits.is_empty() {
+            io.handoff().begin();
+        }
+        let http1 = open_http1(io).await.map_err(SendError::Broken)?;
+        let Some(mut message) = request.take_sent() else { return Err(SendError::Unanswered.into()) };
+        // Never written to the server; its method says which kind of response to expect.
+        *message.headers_mut() = HeaderMap::new();
+        let Conn::Http1(http1) = self.conn.insert(Conn::Http1(http1)) else {
+            return Err(SendError::Unanswered.into());
+        };
+        match http1.sender.try_send_request(message).await {
+            Ok(response) => self.take_response(response),
+            // It was sent, whatever hyper says.
+            Err(error) => Err(SendError::Broken(error.into_error()).into()),
+        }
+    }
+
+    fn take_response(
+        &mut self,
+        mut response: Response<Incoming>,
+    ) -> Result<Response<UpstreamBody>, AttemptError> {
+        let is_clear = normalize(&mut response).map_err(|_| SendError::Framing)?;
+        // hyper would speak HTTP/1.0 from now on, and could send no body whose length is not known.
+        self.is_spent = !is_clear || response.version() == Version::HTTP_10;
+        Ok(response.map(UpstreamBody::Hyper))
+    }
+
+    /// The exchange is over: another may use the connection, unless some of the request was never needed. The permits
+    /// come back.
+    pub(crate) fn give_back(mut self) -> Vec<Permit> {
+        let permits = self.take_permits();
+        if let Some(conn) = self.conn.take()
+            && !self.is_spent
+        {
+            self.transport.pool.keep(self.in_flight.server(), conn);
+        }
+        permits
+    }
+
+    /// The attempt failed: the connection is closed, and the request can be sent again with its permits.
+    pub(super) fn give_up(mut self) -> Vec<Permit> {
+        self.upload = UploadHandle::default();
+        self.take_permits()
+    }
+
+    fn take_permits(&mut self) -> Vec<Permit> {
+        if let Some(Conn::Http1(http1)) = &self.conn
+            && !self.permits.is_empty()
+        {
+            http1.handoff.finish();
+        }
+        std::mem::take(&mut self.permits)
+    }
+}
+
+impl Drop for PooledConn {
+    fn drop(&mut self) {
+        // Nobody needs the rest of the request.
+        self.upload.stop();
+        if self.permits.is_empty() {
+            return;
+        }
+        let timeout = self.transport.response_timeout;
+        let abandoned = AbandonedExchange {
+            permits: std::mem::take(&mut self.permits),
+            in_flight: self.in_flight.server().begin(),
+            timeout: if self.has_response { timeout.min(GRACE) } else { timeout },
+        };
+        match self.conn.take() {
+            Some(Conn::Plain(plain)) => abandoned.close(plain.into_socket()),
+            Some(Conn::Http1(http1)) => http1.handoff.abandon(abandoned),
+            Some(Conn::Http2(_)) => abandoned.release_after_reset(),
+            None => {}
+        }
+    }
+}
+
+/// Whether a server has said that it has not processed a request: a stream above the last of its `GOAWAY`, or one that
+/// it refused (RFC 9113, section 8.7). hyper reports a `GOAWAY` for no other streams.
+fn is_unprocessed(error: &hyper::Error) -> bool {
+    let Some(error) = std::error::Error::source(error).and_then(|error| error.downcast_ref::<h2::Error>())
+    else {
+        return false;
+    };
+    let is_refused = error.is_reset() && error.reason() == Some(h2::Reason::REFUSED_STREAM);
+    error.is_remote() && (error.is_go_away() || is_refused)
+}
