@@ -51,10 +51,12 @@ mod key;
 mod leaky_bucket;
 mod limit;
 mod penalty;
+mod report;
 mod sliding_counter;
 mod sliding_log;
 mod time;
 mod token_bucket;
+mod units;
 mod word;
 
 pub use bucket::{Level, Rate};
@@ -69,7 +71,9 @@ pub use limit::{
     WORD_MAX,
 };
 pub use penalty::{Penalty, PenaltyError, Record};
+pub use report::{LimitReport, LimitUnit};
 pub use sliding_counter::{SlidingCounter, TwoWindows};
 pub use sliding_log::{Log, SlidingLog};
 pub use time::{Span, Tick, Timestamp};
 pub use token_bucket::{Spent, TokenBucket};
+pub use units::{ByteSize, SIZE_UNITS, TIME_UNITS};

@@ -6,12 +6,11 @@
 use std::sync::Arc;
 
 use smallvec::SmallVec;
-use tidegate_core::{Check, Decision, Role, RuleId, Span, Timestamp, Verdict};
-use tidegate_policy::{AtOnce, ConcurrencyRule, Matched, QuotaStatus, Rule};
+use tidegate_core::{Check, Decision, LimitReport, Role, RuleId, Span, Timestamp, Verdict};
+use tidegate_policy::{AtOnce, ConcurrencyRule, Matched, Rule};
 use tidegate_store::{Penalties, Permit, Permits};
 
 use crate::refusal::{self, Reason};
-use crate::told::PolicyReport;
 
 /// When to try again where nobody can know: a request may end at any time.
 const SOON: Span = Span::from_secs(1);
@@ -103,17 +102,18 @@ impl<'m, 'a: 'm> Rejection<'m, 'a> {
 
     /// The limit that the response speaks of: a full concurrency limit, the longest lock-out, or the first limit that
     /// rejects.
-    pub(crate) fn reported(&self) -> Option<PolicyReport<'m>> {
+    pub(crate) fn reported(&self) -> Option<(RuleId, LimitReport<'m>)> {
         if let Some(rule) = self.full {
-            return Some(full(rule));
+            return Some((rule.id, full(rule)));
         }
         let longest = self.lock_outs.iter().max_by_key(|(_, left)| *left).map(|(index, _)| *index);
         let index = longest.or_else(|| self.decision?.refused_by)?;
-        self.report(index, self.matched.rule(index)?)
+        let rule = self.matched.rule(index)?;
+        Some((rule.id, self.report(index, rule)?))
     }
 
     /// Every limit that can reject the request.
-    pub(crate) fn reports(&self) -> SmallVec<[PolicyReport<'m>; 4]> {
+    pub(crate) fn reports(&self) -> SmallVec<[LimitReport<'m>; 4]> {
         let mut reports = SmallVec::new();
         reports.extend(self.full.map(full));
         for (index, _, rule) in binding(self.matched) {
@@ -137,17 +137,15 @@ impl<'m, 'a: 'm> Rejection<'m, 'a> {
         self.lock_outs.iter().find(|(locked, _)| *locked == index).map(|(_, left)| *left)
     }
 
-    fn report(&self, index: usize, rule: &'m Rule) -> Option<PolicyReport<'m>> {
+    fn report(&self, index: usize, rule: &'m Rule) -> Option<LimitReport<'m>> {
         let outcome = self.decision.and_then(|decision| decision.outcomes.get(index));
-        let status = match self.lock_out(index) {
-            Some(left) => rule.quota.locked_out(outcome, left),
-            None => rule.quota.status(outcome?),
-        };
-        Some(PolicyReport { rule: rule.id, name: &rule.name, status })
+        Some(match self.lock_out(index) {
+            Some(left) => rule.quota.report_locked_out(&rule.name, outcome, left),
+            None => rule.quota.report(&rule.name, outcome?),
+        })
     }
 }
 
-fn full(rule: &ConcurrencyRule) -> PolicyReport<'_> {
-    let status = QuotaStatus::exhausted_concurrency(rule.concurrent);
-    PolicyReport { rule: rule.id, name: &rule.name, status }
+fn full(rule: &ConcurrencyRule) -> LimitReport<'_> {
+    LimitReport::exhausted_concurrency(&rule.name, rule.concurrent)
 }

@@ -3,10 +3,10 @@
 use std::hash::BuildHasher;
 
 use foldhash::fast::FixedState;
-use tidegate_core::{Span, Timestamp};
-use tidegate_policy::{ErrorBody, span_parts};
+use tidegate_core::{LimitReport, Span, Timestamp};
+use tidegate_policy::ErrorBody;
 
-use crate::told::{PolicyReport, reset};
+use crate::told::reset;
 
 /// Room for most bodies.
 const USUAL: usize = 320;
@@ -93,7 +93,7 @@ impl Refusal {
     pub(crate) fn new<'r>(
         style: ErrorBody,
         (reason, retry_after): (Reason, Option<u64>),
-        (at, report): (Timestamp, &PolicyReport<'_>),
+        (at, report): (Timestamp, &LimitReport<'_>),
         violated: impl Iterator<Item = &'r str>,
     ) -> Self {
         let mut body = Json(Vec::with_capacity(USUAL));
@@ -151,17 +151,16 @@ impl Json {
     }
 
     /// What every body says in the same words.
-    fn details(&mut self, retry_after: Option<u64>, at: Timestamp, report: &PolicyReport<'_>) {
-        let status = &report.status;
+    fn details(&mut self, retry_after: Option<u64>, at: Timestamp, report: &LimitReport<'_>) {
         if let Some(seconds) = retry_after {
             self.number(r#","retry_after":"#, seconds);
         }
-        self.number(r#","limit":"#, status.limit);
-        self.number(r#","remaining":"#, status.remaining);
-        self.number(r#","reset":"#, reset(at, status));
-        match status.window {
-            Some(seconds) => {
-                let (count, unit) = span_parts(Span::from_secs(seconds));
+        self.number(r#","limit":"#, report.quota);
+        self.number(r#","remaining":"#, report.remaining);
+        self.number(r#","reset":"#, reset(at, report));
+        match report.window {
+            Some(window) => {
+                let (count, unit) = window.in_largest_unit();
                 self.number(r#","window":""#, count);
                 self.put(unit);
                 self.put("\"");

@@ -33,7 +33,7 @@ use crate::http::trace_context;
 use crate::refusal::Refusal;
 use crate::settle::{self, Passed};
 use crate::snapshot::Live;
-use crate::told::{PolicyReport, Told, is_limited_by_upstream, tell, tell_when};
+use crate::told::{Told, is_limited_by_upstream, tell, tell_when};
 use crate::upstream::{SendError, Stand, Upstream};
 use crate::worker::{Core, InForce};
 
@@ -241,11 +241,11 @@ async fn limit<S: Store + 'static>(
     if let Some(tightest) = matched.tightest(&decision)
         && let Some(judged) = matched.judged(&decision).nth(tightest)
     {
-        let single = PolicyReport::from(judged);
-        story.judged(single.name, single.status.limit, single.status.remaining);
+        let single = judged.report();
+        story.judged(single.name, single.quota, single.remaining);
         // Limits that only watch are not reported to the client.
         let binding = || matched.judged(&decision).filter(|judged| judged.check.role == Role::Binding);
-        let all = || binding().map(PolicyReport::from);
+        let all = || binding().map(|judged| judged.report());
         tell((told, &mut core.said.borrow_mut()), live.styles(), decision.at, &single, all);
     }
     if !wait.is_zero() {
@@ -277,9 +277,9 @@ fn rejected<S: Store>(
     rejection: &Rejection<'_, '_>,
     (told, story): (&mut Told, &mut Story<'_>),
 ) -> Cause {
-    let Some(report) = rejection.reported() else { return Cause::Undecided };
-    story.refused(&live.counted, report.rule, rejection.matched.client());
-    story.judged(report.name, report.status.limit, report.status.remaining);
+    let Some((rule, report)) = rejection.reported() else { return Cause::Undecided };
+    story.refused(&live.counted, rule, rejection.matched.client());
+    story.judged(report.name, report.quota, report.remaining);
     let said = &mut core.said.borrow_mut();
     let reports = rejection.reports();
     tell((told, said), live.styles(), rejection.at, &report, || reports.iter().copied());

@@ -4,8 +4,8 @@ use bytes::Bytes;
 use http::header::{HeaderName, HeaderValue, RETRY_AFTER};
 use http::{HeaderMap, StatusCode};
 use smallvec::SmallVec;
-use tidegate_core::{RuleId, Timestamp};
-use tidegate_policy::{HeaderStyle, Judged, QuotaStatus, QuotaUnit};
+use tidegate_core::{LimitReport, LimitUnit, RuleId, Span, Timestamp};
+use tidegate_policy::HeaderStyle;
 
 const X_LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
 const X_REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
@@ -20,58 +20,52 @@ const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 /// Headers to be set on a response.
 pub(crate) type Told = SmallVec<[(HeaderName, HeaderValue); 6]>;
 
-/// What one response reports of one limit.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct PolicyReport<'r> {
-    pub(crate) rule: RuleId,
-    pub(crate) name: &'r str,
-    pub(crate) status: QuotaStatus,
-}
-
-impl<'r> From<Judged<'r>> for PolicyReport<'r> {
-    fn from(Judged { rule, outcome, .. }: Judged<'r>) -> Self {
-        Self { rule: rule.id, name: &rule.name, status: rule.quota.status(outcome) }
-    }
-}
+/// The largest integer of a structured field (RFC 9651).
+const LARGEST: u64 = 999_999_999_999_999;
 
 /// The second in which the limit is whole again, or admits the request that it rejects now.
-pub(crate) fn reset(at: Timestamp, status: &QuotaStatus) -> u64 {
-    (at + status.reset_after).as_secs_ceil()
+pub(crate) fn reset(at: Timestamp, report: &LimitReport<'_>) -> u64 {
+    (at + report.announced_reset()).as_secs_ceil()
+}
+
+/// `t` in seconds: never longer than the window.
+fn reset_seconds(report: &LimitReport<'_>) -> u64 {
+    let longest = report.window.map_or(LARGEST, Span::as_secs_ceil);
+    report.announced_reset().as_secs_ceil().min(longest)
 }
 
 /// Writes the chosen styles: the single-valued ones report `single`, the structured one `all` limits that can reject.
-pub(crate) fn tell<'r, I: Iterator<Item = PolicyReport<'r>>>(
+pub(crate) fn tell<'r, I: Iterator<Item = LimitReport<'r>>>(
     (told, said): (&mut Told, &mut Said),
     styles: &[HeaderStyle],
     at: Timestamp,
-    single: &PolicyReport<'_>,
+    single: &LimitReport<'_>,
     all: impl Fn() -> I,
 ) {
-    let status = &single.status;
     for style in styles {
         match style {
             HeaderStyle::XRateLimit => {
-                told.push((X_LIMIT, said.limit(status.limit)));
-                told.push((X_REMAINING, remaining(status)));
-                told.push((X_RESET, said.reset(reset(at, status))));
+                told.push((X_LIMIT, said.limit(single.quota)));
+                told.push((X_REMAINING, remaining(single)));
+                told.push((X_RESET, said.reset(reset(at, single))));
             }
             HeaderStyle::RateLimitEpoch | HeaderStyle::RateLimitDelta => {
-                told.push((LIMIT, said.limit(status.limit)));
-                told.push((REMAINING, remaining(status)));
+                told.push((LIMIT, said.limit(single.quota)));
+                told.push((REMAINING, remaining(single)));
                 let seconds = if *style == HeaderStyle::RateLimitEpoch {
-                    reset(at, status)
+                    reset(at, single)
                 } else {
-                    status.reset_after.as_secs_ceil()
+                    single.announced_reset().as_secs_ceil()
                 };
                 told.push((RESET, said.reset(seconds)));
             }
             HeaderStyle::RateLimit => {
                 told.push((POLICY, said.policy(&all)));
                 let mut value = Value::default();
-                for PolicyReport { name, status, .. } in all() {
-                    value.member(name);
-                    value.integer(";r=", status.remaining);
-                    value.integer(";t=", status.reset_seconds());
+                for report in all() {
+                    value.member(report.name);
+                    value.integer(";r=", report.remaining);
+                    value.integer(";t=", reset_seconds(&report));
                 }
                 told.push((RATELIMIT, value.into()));
             }
@@ -79,9 +73,9 @@ pub(crate) fn tell<'r, I: Iterator<Item = PolicyReport<'r>>>(
     }
 }
 
-fn remaining(status: &QuotaStatus) -> HeaderValue {
+fn remaining(report: &LimitReport<'_>) -> HeaderValue {
     // As nearly every rejection has it.
-    if status.remaining == 0 { HeaderValue::from_static("0") } else { status.remaining.into() }
+    if report.remaining == 0 { HeaderValue::from_static("0") } else { report.remaining.into() }
 }
 
 /// Whether an upstream rejects a request by a limit of its own and says so: then its headers stand, and ours would
@@ -110,7 +104,7 @@ pub(crate) struct Said {
 }
 
 /// What a policy is announced as: each rule with its limit, the seconds of its window and its unit. A rule is its name.
-type Quotas = SmallVec<[(RuleId, u64, Option<u64>, QuotaUnit); 2]>;
+type Quotas = SmallVec<[(RuleId, u64, Option<Span>, LimitUnit); 2]>;
 
 impl Said {
     fn limit(&mut self, limit: u64) -> HeaderValue {
@@ -121,21 +115,21 @@ impl Said {
         self.resets.get(second, second, || second.into())
     }
 
-    fn policy<'r, I: Iterator<Item = PolicyReport<'r>>>(&mut self, all: &impl Fn() -> I) -> HeaderValue {
+    fn policy<'r, I: Iterator<Item = LimitReport<'r>>>(&mut self, all: &impl Fn() -> I) -> HeaderValue {
         let quotas: Quotas = all()
-            .map(|PolicyReport { rule, status, .. }| (rule, status.limit, status.window, status.unit))
+            .map(|LimitReport { name, quota, window, unit, .. }| (RuleId::named(name), quota, window, unit))
             .collect();
         let place = quotas.iter().fold(0, |place, (rule, ..)| place ^ rule.as_u64());
         self.policies.get(place, quotas, || {
             let mut value = Value::default();
-            for PolicyReport { name, status, .. } in all() {
+            for LimitReport { name, quota, window, unit, .. } in all() {
                 value.member(name);
-                value.integer(";q=", status.limit);
-                if !status.unit.is_default() {
-                    value.string(";qu=", &status.unit.to_string());
+                value.integer(";q=", quota);
+                if unit != LimitUnit::Requests {
+                    value.string(";qu=", &unit.to_string());
                 }
-                if let Some(window) = status.window {
-                    value.integer(";w=", window);
+                if let Some(window) = window {
+                    value.integer(";w=", window.as_secs_ceil());
                 }
             }
             value.into()

@@ -67,10 +67,10 @@ pub use path::{PathError, normalize};
 pub use plan::{
     AdminPlan, Balance, Certificate, Charge, Claim, Clients, ConcurrencyRule, Count, CustomRule,
     EncodedSlash, Endpoint, ErrorBody, Exempt, HeaderMatch, HeaderStyle, Health, HostPattern, HttpOptions,
-    Listen, LogPlan, LogTo, Match, Mode, NameSource, PathCase, Plan, Quota, QuotaStatus, QuotaUnit,
-    RateLimits, Route, Rule, RuleCost, Sample, Secret, Share, Statuses, StorePlan, StoreUrl, Tier,
-    TierSource, Token, TokenKey, TracesPlan, UnderscoreHeaders, Upstream, When,
+    Listen, LogPlan, LogTo, Match, Mode, NameSource, PathCase, Plan, Quota, RateLimits, Route, Rule,
+    RuleCost, Sample, Secret, Share, Statuses, StorePlan, StoreUrl, Tier, TierSource, Token, TokenKey,
+    TracesPlan, UnderscoreHeaders, Upstream, When,
 };
 pub use problem::{Excerpt, Problem, Problems, Severity};
-pub use quantity::{QuantityError, duration, span_parts, span_text};
+pub use quantity::{QuantityError, duration, span_text};
 pub use request::{RequestError, check_method, host_header, requested_host};

@@ -1,7 +1,7 @@
 //! Durations, sizes and counts as operators write them, in both directions.
 
 use thiserror::Error;
-use tidegate_core::Span;
+use tidegate_core::{ByteSize, SIZE_UNITS, Span, TIME_UNITS};
 
 /// Why a number is not what was asked for.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -29,11 +29,6 @@ pub enum QuantityError {
     },
 }
 
-const UNITS: [(&str, u64); 5] =
-    [("d", 86_400_000_000), ("h", 3_600_000_000), ("m", 60_000_000), ("s", 1_000_000), ("ms", 1_000)];
-
-const SIZES: [(&str, u64); 4] = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1)];
-
 /// A whole number; underscores may group its digits.
 pub(crate) fn count(text: &str) -> Result<u64, QuantityError> {
     let digits = text.strip_prefix('-').unwrap_or(text);
@@ -52,7 +47,7 @@ pub fn duration(text: &str) -> Result<Span, QuantityError> {
     let (number, unit) = split(text);
     let factor = match unit {
         "" => 1_000_000,
-        unit => named(&UNITS, unit)?,
+        unit => named(&TIME_UNITS, unit)?,
     };
     let micros = count(number)?.checked_mul(factor).ok_or(QuantityError::TooLarge)?;
     if micros > Span::MAX.as_micros() { Err(QuantityError::TooLarge) } else { Ok(Span::from_micros(micros)) }
@@ -63,7 +58,7 @@ pub(crate) fn size(text: &str) -> Result<u64, QuantityError> {
     let (number, unit) = split(text);
     let factor = match unit {
         "" => 1,
-        unit => named(&SIZES, unit)?,
+        unit => named(&SIZE_UNITS, unit)?,
     };
     count(number)?.checked_mul(factor).ok_or(QuantityError::TooLarge)
 }
@@ -114,24 +109,12 @@ fn named(units: &[(&str, u64)], unit: &str) -> Result<u64, QuantityError> {
 
 /// A span as an operator writes it: 60 s is `1m`.
 pub fn span_text(span: Span) -> String {
-    let (count, unit) = span_parts(span);
-    format!("{count}{unit}")
-}
-
-/// A span in the largest unit that tells it exactly: 60 s is 1 and `m`.
-pub fn span_parts(span: Span) -> (u64, &'static str) {
-    let micros = span.as_micros();
-    let fits = |(_, factor): &&(&str, u64)| micros > 0 && micros.is_multiple_of(*factor);
-    UNITS.iter().find(fits).map_or((micros, "µs"), |(unit, factor)| (micros / factor, *unit))
+    span.to_string()
 }
 
 /// A size as an operator writes it.
 pub(crate) fn size_text(bytes: u64) -> String {
-    let fits = |(_, factor): &&(&str, u64)| bytes > 0 && bytes.is_multiple_of(*factor);
-    SIZES
-        .iter()
-        .find(fits)
-        .map_or_else(|| format!("{bytes}B"), |(unit, factor)| format!("{}{unit}", bytes / factor))
+    ByteSize(bytes).to_string()
 }
 
 #[cfg(test)]

@@ -3,14 +3,12 @@
 use std::sync::Arc;
 
 use http::header::HeaderName;
-use tidegate_core::Cost;
+use tidegate_core::{Cost, LimitUnit};
 
 use crate::compile::{Context, clients, costs, limits, manner, routing, scalar};
 use crate::expression::Expression;
 use crate::language::{EVERYBODY, MATCH, RULE};
-use crate::plan::{
-    Charge, Clients, ConcurrencyRule, Count, CustomRule, HeaderMatch, Match, QuotaUnit, RuleCost, When,
-};
+use crate::plan::{Charge, Clients, ConcurrencyRule, Count, CustomRule, HeaderMatch, Match, RuleCost, When};
 use crate::raw::{Fields, Finding, Mark, Node, Value};
 use crate::render::quote;
 
@@ -103,16 +101,16 @@ fn custom<'s>(
     }
     name?;
     let (cost, charge) = (cost?, charge?);
-    rule.quota = rule.quota.counting(quota_unit(&cost, &charge));
+    rule.quota = rule.quota.counting(limit_unit(&cost, &charge));
     Some(CustomRule { rule, matches: matches?, count: count?, cost, charge })
 }
 
 /// What a rule with these costs counts.
-fn quota_unit(cost: &RuleCost, charge: &Charge) -> QuotaUnit {
+fn limit_unit(cost: &RuleCost, charge: &Charge) -> LimitUnit {
     match (cost, charge) {
-        (RuleCost::Body(bytes), _) => QuotaUnit::Content(*bytes),
-        (RuleCost::Constant(Cost::ONE), Charge::UpFront | Charge::Status(_)) => QuotaUnit::Requests,
-        _ => QuotaUnit::Cost,
+        (RuleCost::Body(bytes), _) => LimitUnit::ContentBytes(*bytes),
+        (RuleCost::Constant(Cost::ONE), Charge::UpFront | Charge::Status(_)) => LimitUnit::Requests,
+        _ => LimitUnit::Cost,
     }
 }
 

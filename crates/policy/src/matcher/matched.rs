@@ -4,7 +4,7 @@ use http::HeaderMap;
 use http::header::HeaderName;
 use ipnet::IpNet;
 use smallvec::SmallVec;
-use tidegate_core::{Check, Cost, Decision, Key, Outcome, Penalty, Role, Timestamp, Verdict};
+use tidegate_core::{Check, Cost, Decision, Key, LimitReport, Outcome, Penalty, Role, Timestamp, Verdict};
 
 use crate::bans::{Ban, Bans};
 use crate::directory::Directory;
@@ -353,7 +353,13 @@ pub struct Judged<'a> {
     pub outcome: &'a Outcome,
 }
 
-impl Judged<'_> {
+impl<'a> Judged<'a> {
+    /// What responses report about the rule's limit.
+    #[inline]
+    pub fn report(&self) -> LimitReport<'a> {
+        self.rule.quota.report(&self.rule.name, self.outcome)
+    }
+
     /// Whether the rule refused the request, alone or with others.
     pub fn refuses(&self) -> bool {
         self.check.role == Role::Binding && !self.outcome.verdict.is_pass()

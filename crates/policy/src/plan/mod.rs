@@ -31,7 +31,7 @@ pub use limits::{
 };
 pub use mode::{Mode, Share};
 pub use observe::{LogPlan, LogTo, Sample, TracesPlan};
-pub use quota::{Quota, QuotaStatus, QuotaUnit};
+pub use quota::Quota;
 
 /// What the operator wants, checked whole.
 #[derive(Clone, Debug)]

@@ -39,14 +39,15 @@ proptest! {
 
     /// r ≤ q, t ≤ w, and numbers that a structured field can hold, for every algorithm and any history.
     #[test]
-    fn quota_status_of_any_outcome_stays_within_its_quota((algorithm, spec) in spec(), arrivals in arrivals()) {
+    fn report_of_any_outcome_stays_within_its_quota((algorithm, spec) in spec(), arrivals in arrivals()) {
         let Some((limit, quota)) = quota(algorithm, spec) else { return Ok(()) };
         let capacity = limit.capacity();
-        let whole = quota.whole();
+        let whole = quota.whole("a");
         let window = whole.window.unwrap();
-        prop_assert!((1..=LARGEST).contains(&whole.limit) && (1..=LARGEST).contains(&window));
+        prop_assert!((1..=LARGEST).contains(&whole.quota));
+        prop_assert!((1..=LARGEST).contains(&window.as_secs_ceil()));
         if algorithm == Algorithm::LeakyBucket && spec.window >= Span::from_secs(1) {
-            prop_assert!(whole.limit <= spec.requests && whole.limit <= spec.burst.unwrap_or(u64::MAX));
+            prop_assert!(whole.quota <= spec.requests && whole.quota <= spec.burst.unwrap_or(u64::MAX));
         }
         let mut state = State::default();
         let mut now = Timestamp::from_micros(1_700_000_000_123_456);
@@ -55,17 +56,18 @@ proptest! {
             now = now + Span::from_micros(u64::try_from(gap).unwrap());
             let cost = u64::try_from(u128::from(capacity) * u128::from(cost) / 1_000).unwrap().max(1);
             let outcome = limit.step(&mut state, now, Cost::new(cost));
-            let status = quota.status(&outcome);
-            prop_assert_eq!((status.limit, status.window), (whole.limit, whole.window));
-            prop_assert!(status.remaining <= status.limit);
-            prop_assert_eq!(status.remaining == 0, outcome.remaining == 0);
-            prop_assert!(status.reset_seconds() <= window);
+            let report = quota.report("a", &outcome);
+            prop_assert_eq!((report.quota, report.window), (whole.quota, whole.window));
+            prop_assert!(report.remaining <= report.quota);
+            prop_assert_eq!(report.remaining == 0, outcome.remaining == 0);
             if let Verdict::NotUntil { retry_after } = outcome.verdict {
                 // `Retry-After` is at least this.
-                prop_assert!(status.reset_seconds() <= retry_after.as_secs_ceil());
-                prop_assert_eq!(status.reset_after, retry_after);
+                prop_assert_eq!(report.announced_reset(), retry_after);
+                prop_assert!(report.reset_after >= retry_after);
             } else {
-                prop_assert_eq!(status.reset_seconds(), status.reset_after.as_secs_ceil());
+                prop_assert_eq!(report.retry_after, None);
+                prop_assert!(report.reset_after <= window);
+                prop_assert_eq!(report.announced_reset(), report.reset_after);
             }
             if forced {
                 // Debt, as a response may charge it.
@@ -78,12 +80,12 @@ proptest! {
     #[test]
     fn quota_announces_no_higher_rate_than_the_limit((algorithm, spec) in spec()) {
         let Some((_, quota)) = quota(algorithm, spec) else { return Ok(()) };
-        let QuotaStatus { limit, window, .. } = quota.whole();
-        // No longer time can be written: a bucket that refills in 30 million years.
-        prop_assume!(window != Some(LARGEST));
-        let announced = u128::from(limit) * u128::from(spec.window.as_micros());
-        let allowed = u128::from(window.unwrap()) * u128::from(SECOND) * u128::from(spec.requests);
-        prop_assert!(announced <= allowed, "{limit} per {window:?} s of {spec:?}");
+        let LimitReport { quota, window, .. } = quota.whole("a");
+        // A span is no longer than 285 years.
+        prop_assume!(window != Some(Span::MAX));
+        let announced = u128::from(quota) * u128::from(spec.window.as_micros());
+        let allowed = u128::from(window.unwrap().as_micros()) * u128::from(spec.requests);
+        prop_assert!(announced <= allowed, "{quota} per {window:?} of {spec:?}");
     }
 }
 
@@ -92,7 +94,8 @@ fn quota_of_each_algorithm_is_announced_as_documented() {
     let secs = Span::from_secs;
     let of = |algorithm, requests, window, burst| {
         let (_, quota) = quota(algorithm, Spec { burst, ..Spec::new(requests, window) }).unwrap();
-        (quota.whole().limit, quota.whole().window.unwrap())
+        let report = quota.whole("a");
+        (report.quota, report.window.unwrap().as_secs_ceil())
     };
     assert_eq!(of(Algorithm::SlidingCounter, 100, secs(60), None), (100, 60));
     assert_eq!(of(Algorithm::FixedWindow, 10, Span::from_millis(1_500), None), (10, 2));
@@ -116,23 +119,26 @@ fn quota_of_an_override_is_announced_with_the_window_of_the_rule() {
     let (_, quota) = quota(Algorithm::TokenBucket, Spec::new(10, Span::from_secs(60))).unwrap();
     let instead = Limit::new(Algorithm::TokenBucket, Spec::new(500, Span::from_secs(60))).unwrap();
     let outcome = instead.judge(&State::Unseen, Timestamp::from_secs(1), Cost::ONE);
-    let status = quota.status(&outcome);
-    assert_eq!((status.limit, status.window, status.remaining), (500, Some(60), 499));
+    let report = quota.report("a", &outcome);
+    assert_eq!((report.quota, report.window, report.remaining), (500, Some(Span::from_secs(60)), 499));
 }
 
 #[test]
-fn locked_out_status_leaves_nothing_and_lasts_as_long_as_the_longer_of_limit_and_lock_out() {
+fn locked_out_report_leaves_nothing_and_lasts_as_long_as_the_longer_of_limit_and_lock_out() {
     let (limit, quota) = quota(Algorithm::SlidingLog, Spec::new(1, Span::from_secs(60))).unwrap();
     let now = Timestamp::from_secs(1);
     let locked = |state: &State, left| {
         let outcome = limit.judge(state, now, Cost::ONE);
-        let status = quota.locked_out(Some(&outcome), Span::from_secs(left));
-        (status.remaining, status.reset_after, status.reset_seconds())
+        let report = quota.report_locked_out("a", Some(&outcome), Span::from_secs(left));
+        (report.remaining, report.retry_after.unwrap(), report.reset_after)
     };
     let mut spent = State::default();
     limit.step(&mut spent, now, Cost::ONE);
-    assert_eq!(locked(&spent, 10), (0, Span::from_secs(60), 60));
-    assert_eq!(locked(&spent, 90), (0, Span::from_secs(90), 60));
-    assert_eq!(locked(&State::Unseen, 10), (0, Span::from_secs(10), 10));
-    assert_eq!(quota.locked_out(None, Span::from_secs(10)).limit, 1);
+    assert_eq!(locked(&spent, 10), (0, Span::from_secs(60), Span::from_secs(60)));
+    assert_eq!(locked(&spent, 90), (0, Span::from_secs(90), Span::from_secs(90)));
+    assert_eq!(locked(&State::Unseen, 10), (0, Span::from_secs(10), Span::from_secs(60)));
+    assert_eq!(quota.report_locked_out("a", None, Span::from_secs(10)).quota, 1);
+    let never = limit.judge(&State::Unseen, now, Cost::new(2));
+    let report = quota.report_locked_out("a", Some(&never), Span::from_secs(10));
+    assert_eq!((report.retry_after, report.announced_reset()), (None, Span::from_secs(10)));
 }

@@ -1,0 +1,107 @@
+//! What is reported to clients about one limit, independent of header and body formats.
+
+use core::fmt;
+
+use crate::time::Span;
+use crate::units::ByteSize;
+
+/// The state of one limit after a decision, as responses report it.
+///
+/// `quota` and `window` are as announced, which need not be the parameters of the limit: a token bucket announces its
+/// burst and the time in which that refills.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LimitReport<'a> {
+    /// The name of the rule.
+    pub name: &'a str,
+    /// Units per window.
+    pub quota: u64,
+    /// The window in whole seconds; a concurrency limit has none.
+    pub window: Option<Span>,
+    /// Units that are left, at most `quota`.
+    pub remaining: u64,
+    /// The time until all units are left again: at most the window, unless `retry_after` is longer.
+    pub reset_after: Span,
+    /// The time until the limit admits the request that it rejects; `None` if it admits the request or never will.
+    pub retry_after: Option<Span>,
+    /// What the units are.
+    pub unit: LimitUnit,
+}
+
+impl<'a> LimitReport<'a> {
+    /// A concurrency limit of which nothing is left: any request may end soon and free a unit.
+    pub fn exhausted_concurrency(name: &'a str, limit: u32) -> Self {
+        let soon = Span::from_secs(1);
+        Self {
+            name,
+            quota: limit.into(),
+            window: None,
+            remaining: 0,
+            reset_after: soon,
+            retry_after: Some(soon),
+            unit: LimitUnit::ConcurrentRequests,
+        }
+    }
+
+    /// The time that clients are told to wait for: until the limit admits the request if it rejects it, otherwise until
+    /// all of it is left again.
+    #[inline]
+    pub fn announced_reset(&self) -> Span {
+        self.retry_after.unwrap_or(self.reset_after)
+    }
+}
+
+/// What a limit counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum LimitUnit {
+    /// Requests.
+    #[default]
+    Requests,
+    /// Blocks of this many bytes of request content.
+    ContentBytes(u64),
+    /// Whatever requests or responses declare as their cost.
+    Cost,
+    /// Requests that are served at the same time.
+    ConcurrentRequests,
+}
+
+impl fmt::Display for LimitUnit {
+    /// As the parameter `qu` of `RateLimit-Policy` has it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Requests => f.write_str("requests"),
+            Self::ContentBytes(1) => f.write_str("content-bytes"),
+            Self::ContentBytes(bytes) => write!(f, "content-{}", ByteSize(*bytes)),
+            Self::Cost => f.write_str("cost-units"),
+            Self::ConcurrentRequests => f.write_str("concurrent-requests"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::string::ToString;
+
+    use super::*;
+
+    #[test]
+    fn limit_unit_of_each_kind_is_written_as_a_quota_unit() {
+        for (unit, text) in [
+            (LimitUnit::Requests, "requests"),
+            (LimitUnit::ContentBytes(1), "content-bytes"),
+            (LimitUnit::ContentBytes(64 << 10), "content-64KiB"),
+            (LimitUnit::ContentBytes(1_000), "content-1000B"),
+            (LimitUnit::Cost, "cost-units"),
+            (LimitUnit::ConcurrentRequests, "concurrent-requests"),
+        ] {
+            assert_eq!(unit.to_string(), text);
+        }
+    }
+
+    #[test]
+    fn limit_report_announces_retry_after_before_reset_after() {
+        let full = LimitReport::exhausted_concurrency("exports", 2);
+        assert_eq!(full.announced_reset(), Span::from_secs(1));
+        let open = LimitReport { retry_after: None, reset_after: Span::from_secs(30), ..full };
+        assert_eq!(open.announced_reset(), Span::from_secs(30));
+    }
+}
