@@ -14,13 +14,17 @@ const LONGEST_FILE: usize = 600;
 const BANNED_NAMES: [&str; 7] = ["util", "utils", "misc", "common", "helpers", "types", "manager"];
 
 /// Which crates of ours a crate may build on. A crate that is not named here may not exist.
-const MAY_USE: [(&str, &[&str]); 10] = [
+const MAY_USE: [(&str, &[&str]); 11] = [
     ("tidegate-core", &[]),
     ("tidegate-store", &["tidegate-core"]),
     ("tidegate-redis", &["tidegate-core", "tidegate-store"]),
-    ("tidegate-policy", &["tidegate-core"]),
+    ("tidegate-headers", &["tidegate-core"]),
+    ("tidegate-policy", &["tidegate-core", "tidegate-headers"]),
     ("tidegate-telemetry", &["tidegate-core", "tidegate-store", "tidegate-policy"]),
-    ("tidegate-gateway", &["tidegate-core", "tidegate-store", "tidegate-policy", "tidegate-telemetry"]),
+    (
+        "tidegate-gateway",
+        &["tidegate-core", "tidegate-headers", "tidegate-store", "tidegate-policy", "tidegate-telemetry"],
+    ),
     ("tidegate-console", &["tidegate-core", "tidegate-store", "tidegate-policy", "tidegate-telemetry"]),
     (
         "tidegate",
