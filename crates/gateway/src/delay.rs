@@ -6,7 +6,7 @@ use tidegate_core::{Cost, Decision, Key, Limit, Refund, RuleId, Span, Timestamp}
 use tidegate_policy::Matched;
 use tidegate_store::Store;
 
-use crate::error::Cause;
+use crate::error::ServeError;
 use crate::worker::Core;
 
 /// Holds a request for `wait`. If its client leaves meanwhile, what was charged is given back.
@@ -15,10 +15,10 @@ pub(crate) async fn until_its_turn<S: Store + 'static>(
     matched: &Matched<'_>,
     decision: &Decision,
     wait: Span,
-) -> Result<(), Cause> {
+) -> Result<(), ServeError> {
     // Dropping it gives back what was charged.
     let mut charged = Charged::of(core, matched, decision);
-    let Some(_waiting) = core.begin_waiting() else { return Err(Cause::TooManyWaiting) };
+    let Some(_waiting) = core.begin_waiting() else { return Err(ServeError::TooManyWaiting) };
     tokio::time::sleep(wait.into()).await;
     charged.refunds.clear();
     Ok(())

@@ -7,10 +7,9 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 use tidegate_core::{Check, Decision, LimitReport, Role, RuleId, Span, Timestamp, Verdict};
+use tidegate_headers::{RejectionReason, retry_after_seconds};
 use tidegate_policy::{AtOnce, ConcurrencyRule, Matched, Rule};
 use tidegate_store::{Penalties, Permit, Permits};
-
-use crate::refusal::{self, Reason};
 
 /// When to try again where nobody can know: a request may end at any time.
 const SOON: Span = Span::from_secs(1);
@@ -80,11 +79,11 @@ pub(crate) struct Rejection<'m, 'a> {
 }
 
 impl<'m, 'a: 'm> Rejection<'m, 'a> {
-    pub(crate) fn reason(&self) -> Reason {
+    pub(crate) fn reason(&self) -> RejectionReason {
         match self {
-            Self { full: Some(_), .. } => Reason::Concurrency,
-            Self { lock_outs, .. } if !lock_outs.is_empty() => Reason::LockOut,
-            _ => Reason::Limit,
+            Self { full: Some(_), .. } => RejectionReason::Concurrency,
+            Self { lock_outs, .. } if !lock_outs.is_empty() => RejectionReason::LockOut,
+            _ => RejectionReason::Limit,
         }
     }
 
@@ -97,7 +96,7 @@ impl<'m, 'a: 'm> Rejection<'m, 'a> {
         };
         let places = self.full.map_or(Span::ZERO, |_| SOON);
         let longest = self.lock_outs.iter().map(|(_, left)| *left).fold(limits.max(places), Span::max);
-        Some(refusal::retry_after(longest, self.matched.client()))
+        Some(retry_after_seconds(longest, self.matched.client()))
     }
 
     /// The limit that the response speaks of: a full concurrency limit, the longest lock-out, or the first limit that

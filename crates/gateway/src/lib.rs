@@ -14,13 +14,11 @@ mod error;
 mod exclusion;
 mod executor;
 mod http;
-mod refusal;
 mod resource_limits;
 mod server;
 mod service;
 mod settle;
 mod snapshot;
-mod told;
 mod upstream;
 mod worker;
 

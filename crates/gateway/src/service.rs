@@ -13,7 +13,9 @@ use http::{Request, Response, StatusCode, Uri, Version};
 use http_body::Body;
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
-use tidegate_core::{Role, Timestamp, Verdict};
+use smallvec::SmallVec;
+use tidegate_core::{LimitReport, Role, Timestamp, Verdict};
+use tidegate_headers::{BodyStyle, HeaderWriter, RateLimitHeaders, ReportedLimit, is_rejected_by_upstream};
 use tidegate_policy::{
     Admission, Facts, Judged, Known, Matched, RequestError, Target, check_method, host_header, requested_host,
 };
@@ -21,7 +23,7 @@ use tidegate_store::Store;
 use tidegate_telemetry::{Decided, Log, Story, Try};
 
 use crate::delay;
-use crate::error::{Cause, rescue};
+use crate::error::{RejectedRequest, ServeError, rescue};
 use crate::exclusion::{self, Held, LockOuts, Rejection};
 use crate::http::access_log::seen;
 use crate::http::grpc;
@@ -30,10 +32,8 @@ use crate::http::hop_headers::{self, Hop};
 use crate::http::request_body::{RequestBody, UploadFailure};
 use crate::http::response_body::{ResponseBody, UpstreamBody};
 use crate::http::trace_context;
-use crate::refusal::Refusal;
 use crate::settle::{self, Passed};
 use crate::snapshot::Live;
-use crate::told::{Told, is_limited_by_upstream, tell, tell_when};
 use crate::upstream::{SendError, Stand, Upstream};
 use crate::worker::{Core, InForce};
 
@@ -52,28 +52,25 @@ pub(crate) async fn serve<S: Store + 'static>(
     let mut story = core.teller.begin();
     trace_context::join(&mut story, &parts.headers);
     story.see(|| seen(parts, hop.peer, &live.plan().identities));
-    let mut told = Told::new();
+    let mut told = RateLimitHeaders::default();
     let asked = (&mut *parts, body);
     let journey = journey(core, &live, hop, (asked, marks), (&mut told, &mut story)).await;
     let (mut response, status) = match journey {
         Ok(response) => {
             let status = response.status();
-            if is_limited_by_upstream(status, response.headers()) {
+            if is_rejected_by_upstream(status, response.headers()) {
                 told.clear();
             }
             (response, status)
         }
         // Every failure ends here, and only here becomes a status code.
         Err(cause) => {
-            story.failed(|| cause.told());
+            story.failed(|| cause.code_and_retry_after());
             let (status, headers) = (cause.status(), std::mem::take(&mut parts.headers));
             (rescue(cause, live.error_body(), parts.version, headers), status)
         }
     };
-    response.headers_mut().reserve(told.len());
-    for (name, value) in told {
-        response.headers_mut().insert(name, value);
-    }
+    told.insert_into(response.headers_mut());
     // A gRPC call that is rejected counts as such, though it gets 200.
     story.answered(status.as_u16(), response.body().size_hint().exact());
     response
@@ -84,23 +81,24 @@ async fn journey<S: Store + 'static>(
     live: &Rc<InForce>,
     hop: &Rc<Hop>,
     ((parts, body), marks): (Asked<'_>, Marks),
-    (told, story): (&mut Told, &mut Story<'_>),
-) -> Result<Response<ResponseBody>, Cause> {
+    (told, story): (&mut RateLimitHeaders, &mut Story<'_>),
+) -> Result<Response<ResponseBody>, ServeError> {
     let marks = check_framing(parts, marks, core.bounds.body_bytes)?;
     // One spelling of the host and of the path, for routing and matching; the path is forwarded so. The host is shared,
     // not copied: the headers change while it is used.
     let host = sent_host(parts)?;
     let host = host.as_ref().map_or(Ok(Cow::Borrowed("")), requested_host).map_err(unusable)?;
-    let Target { route, path } = live.active.matcher.target(&host, parts.uri.path()).map_err(Cause::Path)?;
+    let Target { route, path } =
+        live.active.matcher.target(&host, parts.uri.path()).map_err(ServeError::Path)?;
     // Before anything is charged for a request that nobody takes.
     let (route, upstream) =
-        route.and_then(|route| Some((route, live.upstream(route)?))).ok_or(Cause::NoRoute)?;
+        route.and_then(|route| Some((route, live.upstream(route)?))).ok_or(ServeError::NoRoute)?;
     let addresses = live.plan().identities.addresses();
     let is_trusted = addresses.trusts(hop.peer);
     let rules = (live.active.matcher.header_rules(), route.http.underscore_headers);
-    hop_headers::from_client(&mut parts.headers, marks, is_trusted, rules).map_err(Cause::Headers)?;
+    hop_headers::from_client(&mut parts.headers, marks, is_trusted, rules).map_err(ServeError::Headers)?;
     if is_trusted {
-        addresses.check(&parts.headers, hop.peer).map_err(Cause::Headers)?;
+        addresses.check(&parts.headers, hop.peer).map_err(ServeError::Headers)?;
     }
     let method = parts.method.as_str();
     let facts = Facts { method, host: &host, path: &path, headers: &parts.headers, peer: hop.peer };
@@ -162,8 +160,8 @@ async fn admit<S: Store + 'static>(
     core: &Rc<Core<S>>,
     live: &Live,
     (facts, upstream): (&Facts<'_>, &Upstream),
-    (told, story): (&mut Told, &mut Story<'_>),
-) -> Result<(Stand, Passed), Cause> {
+    (told, story): (&mut RateLimitHeaders, &mut Story<'_>),
+) -> Result<(Stand, Passed), ServeError> {
     // Who is banned, who is exempt, and what the rest is held against.
     let mut lent = core.with_scratch();
     let now = story.deciding();
@@ -173,7 +171,7 @@ async fn admit<S: Store + 'static>(
     match live.active.matcher.admit(facts, known, now, &mut lent.scratch) {
         Admission::Banned { .. } => {
             story.decided(Decided::Banned);
-            Err(Cause::Banned)
+            Err(ServeError::Banned)
         }
         Admission::Exempt { .. } => {
             story.decided(Decided::Exempt);
@@ -197,8 +195,8 @@ async fn limit<S: Store + 'static>(
     live: &Live,
     matched: &Matched<'_>,
     now: Timestamp,
-    (told, story): (&mut Told, &mut Story<'_>),
-) -> Result<Passed, Cause> {
+    (told, story): (&mut RateLimitHeaders, &mut Story<'_>),
+) -> Result<Passed, ServeError> {
     let has_penalties = live.active.matcher.has_penalties();
     // Who is locked out is charged nothing: otherwise it would find its limits used up at the end of it.
     if has_penalties {
@@ -225,7 +223,7 @@ async fn limit<S: Store + 'static>(
     let Ok(decision) = core.store.decide(matched.checks(), now).await else {
         story.decided(Decided::Undecided);
         // Nobody is refused for what only watches.
-        return if matched.binds() { Err(Cause::Undecided) } else { Ok(passed) };
+        return if matched.binds() { Err(ServeError::StoreUnavailable) } else { Ok(passed) };
     };
     story.decided(if decision.passes() { Decided::Passed } else { Decided::Refused });
     for judged in matched.judged(&decision).filter(Judged::would_refuse) {
@@ -244,9 +242,10 @@ async fn limit<S: Store + 'static>(
         let single = judged.report();
         story.judged(single.name, single.quota, single.remaining);
         // Limits that only watch are not reported to the client.
-        let binding = || matched.judged(&decision).filter(|judged| judged.check.role == Role::Binding);
-        let all = || binding().map(|judged| judged.report());
-        tell((told, &mut core.said.borrow_mut()), live.styles(), decision.at, &single, all);
+        let binding = matched.judged(&decision).filter(|judged| judged.check.role == Role::Binding);
+        let all: SmallVec<[LimitReport<'_>; 4]> = binding.map(|judged| judged.report()).collect();
+        let cache = &mut core.header_values.borrow_mut();
+        HeaderWriter { styles: live.styles(), cache }.write_limits(told, decision.at, &single, &all);
     }
     if !wait.is_zero() {
         Box::pin(delay::until_its_turn(core, matched, &decision, wait)).await?;
@@ -261,8 +260,8 @@ async fn excluded<S: Store + 'static>(
     core: &Rc<Core<S>>,
     live: &Live,
     rejection: Rejection<'_, '_>,
-    (told, story): (&mut Told, &mut Story<'_>),
-) -> Cause {
+    (told, story): (&mut RateLimitHeaders, &mut Story<'_>),
+) -> ServeError {
     let peeked = core.store.peek(rejection.matched.checks(), rejection.at).await.ok();
     story.decided(Decided::Refused);
     let at = peeked.as_ref().map_or(rejection.at, |peeked| peeked.at);
@@ -275,24 +274,30 @@ fn rejected<S: Store>(
     core: &Rc<Core<S>>,
     live: &Live,
     rejection: &Rejection<'_, '_>,
-    (told, story): (&mut Told, &mut Story<'_>),
-) -> Cause {
-    let Some((rule, report)) = rejection.reported() else { return Cause::Undecided };
+    (told, story): (&mut RateLimitHeaders, &mut Story<'_>),
+) -> ServeError {
+    let Some((rule, report)) = rejection.reported() else { return ServeError::StoreUnavailable };
     story.refused(&live.counted, rule, rejection.matched.client());
     story.judged(report.name, report.quota, report.remaining);
-    let said = &mut core.said.borrow_mut();
-    let reports = rejection.reports();
-    tell((told, said), live.styles(), rejection.at, &report, || reports.iter().copied());
+    let cache = &mut core.header_values.borrow_mut();
+    let mut writer = HeaderWriter { styles: live.styles(), cache };
+    writer.write_limits(told, rejection.at, &report, &rejection.reports());
     let retry_after = rejection.retry_after();
     if let Some(seconds) = retry_after {
-        tell_when(told, live.styles(), seconds);
+        writer.write_retry_after(told, seconds);
     }
-    let why = (rejection.reason(), retry_after);
-    Cause::Refused(Refusal::new(live.error_body(), why, (rejection.at, &report), rejection.violated()))
+    let style = live.error_body();
+    let mut violated = SmallVec::<[&str; 4]>::new();
+    // Other bodies do not list them.
+    if style == BodyStyle::Problem {
+        violated.extend(rejection.violated());
+    }
+    let limit = ReportedLimit { at: rejection.at, report: &report, violated: &violated };
+    ServeError::Rejected(RejectedRequest::new(style, rejection.reason(), retry_after, limit))
 }
 
 /// What hyper lets through and has more than one reading. Says what stands in the headers.
-fn check_framing(parts: &mut Parts, mut marks: Marks, most: u64) -> Result<Marks, Cause> {
+fn check_framing(parts: &mut Parts, mut marks: Marks, most: u64) -> Result<Marks, ServeError> {
     let headers = &mut parts.headers;
     check_method(parts.method.as_str(), parts.uri.path()).map_err(unusable)?;
     // hyper takes any list that ends in `chunked`, and undoes only that.
@@ -301,15 +306,15 @@ fn check_framing(parts: &mut Parts, mut marks: Marks, most: u64) -> Result<Marks
         if let Some(coding) = codings.next()
             && (codings.next().is_some() || !coding.as_bytes().eq_ignore_ascii_case(b"chunked"))
         {
-            return Err(Cause::Framing("its Transfer-Encoding is not `chunked`"));
+            return Err(ServeError::Framing("its Transfer-Encoding is not `chunked`"));
         }
     }
     if marks.has(Marks::CONTENT_LENGTH)
         && let Some(length) = headers.get(CONTENT_LENGTH)
     {
         let length = length.to_str().ok().and_then(|length| length.parse::<u64>().ok());
-        if length.ok_or(Cause::Framing("its Content-Length is not a number"))? > most {
-            return Err(Cause::TooLarge);
+        if length.ok_or(ServeError::Framing("its Content-Length is not a number"))? > most {
+            return Err(ServeError::TooLarge);
         }
     }
     if let Some(authority) = parts.uri.authority() {
@@ -325,20 +330,20 @@ fn check_framing(parts: &mut Parts, mut marks: Marks, most: u64) -> Result<Marks
     Ok(marks)
 }
 
-fn unusable(error: RequestError) -> Cause {
-    Cause::Framing(error.reason())
+fn unusable(error: RequestError) -> ServeError {
+    ServeError::Framing(error.reason())
 }
 
 /// The `Host` of a request. HTTP/1.0 need not have one.
-fn sent_host(parts: &Parts) -> Result<Option<HeaderValue>, Cause> {
+fn sent_host(parts: &Parts) -> Result<Option<HeaderValue>, ServeError> {
     match host_header(&parts.headers) {
         Err(RequestError::NoHost) if parts.version == Version::HTTP_10 => Ok(None),
         host => host.map(|host| Some(host.clone())).map_err(unusable),
     }
 }
 
-fn with_path(uri: &Uri, path: &str) -> Result<Uri, Cause> {
-    let bad = || Cause::Framing("its path cannot be written");
+fn with_path(uri: &Uri, path: &str) -> Result<Uri, ServeError> {
+    let bad = || ServeError::Framing("its path cannot be written");
     let path = match uri.query() {
         Some(query) => PathAndQuery::try_from(format!("{path}?{query}")),
         None => PathAndQuery::try_from(path),
@@ -369,8 +374,8 @@ async fn send<S: Store>(
     (request, is_plain): (&mut Option<Request<RequestBody>>, bool),
     (upgrade, mut permits): (Option<Upgrade>, Held),
     story: &mut Story<'_>,
-) -> Result<Response<ResponseBody>, Cause> {
-    let mut server = upstream.choose(stand, &[]).cloned().ok_or(Cause::NoServer)?;
+) -> Result<Response<ResponseBody>, ServeError> {
+    let mut server = upstream.choose(stand, &[]).cloned().ok_or(ServeError::NoServer)?;
     let mut tried = Vec::new();
     let upload = request.as_ref().map(|request| request.body().handle()).unwrap_or_default();
     let (mut response, lease) = loop {
@@ -381,7 +386,7 @@ async fn send<S: Store>(
         };
         let Some(sent) = sent else {
             story.tried(trial, &server.place, Try::TooSlow);
-            return Err(Cause::TooSlow);
+            return Err(ServeError::UpstreamTimeout);
         };
         match sent {
             Ok(answer) => {
@@ -396,7 +401,11 @@ async fn send<S: Store>(
             Err(error) => {
                 let cause = broken(&error, upload.failure());
                 // What a client sends wrongly is not the server's failure.
-                let result = if matches!(cause, Cause::BadAnswer) { Try::Broken } else { Try::Abandoned };
+                let result = if matches!(cause, ServeError::BadUpstreamResponse) {
+                    Try::Broken
+                } else {
+                    Try::Abandoned
+                };
                 story.tried(trial, &server.place, result);
                 return Err(cause);
             }
@@ -404,7 +413,7 @@ async fn send<S: Store>(
     };
     let switches = response.status() == StatusCode::SWITCHING_PROTOCOLS;
     if switches {
-        let Some(Upgrade { client, hop }) = upgrade else { return Err(Cause::BadAnswer) };
+        let Some(Upgrade { client, hop }) = upgrade else { return Err(ServeError::BadUpstreamResponse) };
         let server = hyper::upgrade::on(&mut response);
         let passing =
             crate::http::upgrade::between((client, server), lease, hop, core.bounds.tunnel, core.stop());
@@ -422,11 +431,11 @@ async fn send<S: Store>(
 }
 
 /// Why there is no connection.
-fn unreachable(error: &std::io::Error) -> Cause {
+fn unreachable(error: &std::io::Error) -> ServeError {
     use rustls::CertificateError as Bad;
     let tls = error.get_ref().and_then(|error| error.downcast_ref());
-    let Some(rustls::Error::InvalidCertificate(bad)) = tls else { return Cause::Unreachable };
-    Cause::Untrusted(match bad {
+    let Some(rustls::Error::InvalidCertificate(bad)) = tls else { return ServeError::Unreachable };
+    ServeError::Untrusted(match bad {
         Bad::UnknownIssuer => "nobody whom this machine trusts has issued it",
         Bad::NotValidForName | Bad::NotValidForNameContext { .. } => "it is for another name",
         Bad::Expired | Bad::ExpiredContext { .. } => "it has expired",
@@ -437,12 +446,12 @@ fn unreachable(error: &std::io::Error) -> Cause {
 
 /// Whose fault it is that nothing came back. A body that its client sent wrongly ends the exchange, however the server
 /// and hyper call that.
-fn broken(error: &SendError, upload: Option<UploadFailure>) -> Cause {
+fn broken(error: &SendError, upload: Option<UploadFailure>) -> ServeError {
     match (upload, error) {
-        (Some(UploadFailure::Malformed), _) => Cause::BadBody,
-        (Some(UploadFailure::TooLarge), _) => Cause::TooLarge,
-        (Some(UploadFailure::TooSlow), _) => Cause::SlowBody,
-        (None, SendError::Host) => Cause::Framing("its Host is not a host"),
-        (None, _) => Cause::BadAnswer,
+        (Some(UploadFailure::Malformed), _) => ServeError::BadBody,
+        (Some(UploadFailure::TooLarge), _) => ServeError::TooLarge,
+        (Some(UploadFailure::TooSlow), _) => ServeError::SlowBody,
+        (None, SendError::Host) => ServeError::Framing("its Host is not a host"),
+        (None, _) => ServeError::BadUpstreamResponse,
     }
 }

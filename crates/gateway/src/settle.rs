@@ -11,7 +11,7 @@ use tidegate_core::{Check, Cost, Decision, Key, Limit, Refund, Role, RuleId, Tim
 use tidegate_policy::{Matched, Reservation, Settles, Statuses};
 use tidegate_store::Store;
 
-use crate::error::Cause;
+use crate::error::ServeError;
 use crate::exclusion::Held;
 use crate::http::request_body::Metering;
 use crate::worker::Core;
@@ -122,12 +122,12 @@ impl Reserved {
 pub(crate) async fn settle<S: Store + 'static, B>(
     core: &Rc<Core<S>>,
     reserved: Vec<Reserved>,
-    answer: &Result<Response<B>, Cause>,
+    answer: &Result<Response<B>, ServeError>,
 ) {
     let commit = |reserved: &Reserved| match answer {
         Ok(response) => by_response(reserved, response.status(), response.headers()),
         // Nothing was sent to anybody.
-        Err(Cause::NoServer | Cause::Unreachable | Cause::Untrusted(_)) => Some(Cost::ZERO),
+        Err(ServeError::NoServer | ServeError::Unreachable | ServeError::Untrusted(_)) => Some(Cost::ZERO),
         Err(_) => None,
     };
     let commits: Vec<_> =

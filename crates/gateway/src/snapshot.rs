@@ -3,7 +3,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use thiserror::Error;
-use tidegate_policy::{Active, ClientKind, Count, ErrorBody, HeaderStyle, Plan, Route};
+use tidegate_headers::{BodyStyle, HeaderStyle};
+use tidegate_policy::{Active, ClientKind, Count, Plan, Route};
 use tidegate_telemetry::{Kind, Metrics, Page, RuleSlots};
 
 use crate::upstream::{BadServer, Server, Upstream};
@@ -66,7 +67,7 @@ impl Live {
         self.active.matcher.plan()
     }
 
-    pub(crate) fn error_body(&self) -> ErrorBody {
+    pub(crate) fn error_body(&self) -> BodyStyle {
         self.plan().error_body
     }
 

@@ -6,6 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use arc_swap::{ArcSwap, Cache};
+use tidegate_headers::HeaderValueCache;
 use tidegate_policy::Scratch;
 use tidegate_store::{Clock, Penalties, Permits, Store};
 use tidegate_telemetry::{Log, Telemetry, Teller};
@@ -15,7 +16,6 @@ use crate::ban_list::Shut;
 use crate::conn::idle_watchdog::Rounds;
 use crate::resource_limits::Bounds;
 use crate::snapshot::Live;
-use crate::told::Said;
 use crate::upstream::response_timeout::Patience;
 use crate::upstream::{Connector, Pools, Server};
 
@@ -60,7 +60,7 @@ pub(crate) struct Core<S> {
     pub(crate) patience: Rc<Patience>,
     pub(crate) bounds: Bounds,
     scratches: RefCell<Vec<Scratch>>,
-    pub(crate) said: RefCell<Said>,
+    pub(crate) header_values: RefCell<HeaderValueCache>,
     waiting: Cell<usize>,
     is_stopping: Cell<bool>,
     stop: watch::Receiver<bool>,
@@ -104,7 +104,7 @@ impl<S: Store> Core<S> {
             patience: Patience::new(bounds.answer),
             bounds,
             scratches: RefCell::default(),
-            said: RefCell::default(),
+            header_values: RefCell::default(),
             waiting: Cell::new(0),
             is_stopping: Cell::new(false),
             stop,
