@@ -43,6 +43,7 @@ mod body;
 mod names;
 mod rejection;
 mod retry_after;
+mod scan;
 mod structured_list;
 mod style;
 mod value_cache;

@@ -3,6 +3,8 @@
 use bytes::Bytes;
 use http::HeaderValue;
 
+use crate::scan::is_plain;
+
 /// The largest integer of a structured field.
 pub(crate) const LARGEST_INTEGER: u64 = 999_999_999_999_999;
 
@@ -44,11 +46,7 @@ impl ListWriter {
     /// A string may hold visible ASCII only; other bytes are left out.
     fn quoted(&mut self, text: &str) {
         self.0.push(b'"');
-        // Without a branch per byte, so that the compiler checks several at once: nearly no name has such a byte.
-        let is_special = |byte: u8| {
-            u8::from(!matches!(byte, b' '..=b'~')) | u8::from(byte == b'"') | u8::from(byte == b'\\')
-        };
-        if text.bytes().fold(0, |any, byte| any | is_special(byte)) == 0 {
+        if is_plain(text) {
             self.0.extend_from_slice(text.as_bytes());
             self.0.push(b'"');
             return;
