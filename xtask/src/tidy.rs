@@ -14,16 +14,24 @@ const LONGEST_FILE: usize = 600;
 const BANNED_NAMES: [&str; 7] = ["util", "utils", "misc", "common", "helpers", "types", "manager"];
 
 /// Which crates of ours a crate may build on. A crate that is not named here may not exist.
-const MAY_USE: [(&str, &[&str]); 11] = [
+const MAY_USE: [(&str, &[&str]); 12] = [
     ("tidegate-core", &[]),
     ("tidegate-store", &["tidegate-core"]),
     ("tidegate-redis", &["tidegate-core", "tidegate-store"]),
-    ("tidegate-policy", &["tidegate-core"]),
+    ("tidegate-headers", &["tidegate-core"]),
+    ("tidegate-policy", &["tidegate-core", "tidegate-headers"]),
     ("tidegate-telemetry", &["tidegate-core", "tidegate-store", "tidegate-policy"]),
-    ("tidegate-limiter", &["tidegate-core", "tidegate-store", "tidegate-policy"]),
+    ("tidegate-limiter", &["tidegate-core", "tidegate-headers", "tidegate-store", "tidegate-policy"]),
     (
         "tidegate-gateway",
-        &["tidegate-core", "tidegate-store", "tidegate-policy", "tidegate-limiter", "tidegate-telemetry"],
+        &[
+            "tidegate-core",
+            "tidegate-headers",
+            "tidegate-store",
+            "tidegate-policy",
+            "tidegate-limiter",
+            "tidegate-telemetry",
+        ],
     ),
     (
         "tidegate-console",
@@ -57,13 +65,24 @@ const MAY_USE: [(&str, &[&str]); 11] = [
     ("xtask", &[]),
 ];
 
+/// Crates that must not be among the normal dependencies of a crate, direct or not.
+const MUST_NOT_CONTAIN: [(&str, &[&str]); 1] =
+    [("tidegate-headers", &["hyper", "tokio", "tidegate-policy", "tidegate-store"])];
+
 /// Words that may stand only in certain places.
-const ONLY_IN: [(&str, &str, &str); 4] = [
-    ("std::env", "crates/cli/", "only cli reads the environment"),
-    ("redis::", "crates/redis/", "only the redis crate knows Redis"),
-    ("quanta::", "crates/store/src/clock.rs", "only store::clock reads time"),
-    ("SystemTime", "crates/store/src/clock.rs", "only store::clock reads time"),
+const ONLY_IN: [(&str, &[&str], &str); 9] = [
+    ("std::env", &["crates/cli/"], "only cli reads the environment"),
+    ("redis::", &["crates/redis/"], "only the redis crate knows Redis"),
+    ("quanta::", &["crates/store/src/clock.rs"], "only store::clock reads time"),
+    ("SystemTime", &["crates/store/src/clock.rs"], "only store::clock reads time"),
+    // The policy language names the styles of headers.
+    ("\"ratelimit", &["crates/headers/", "crates/policy/src/language/"], ONLY_HEADERS),
+    ("\"x-ratelimit", &["crates/headers/"], ONLY_HEADERS),
+    ("\"x-rate-limit", &["crates/headers/"], ONLY_HEADERS),
+    ("violated-policies", &["crates/headers/"], ONLY_HEADERS),
+    ("application/problem+json", &["crates/headers/"], ONLY_HEADERS),
 ];
+const ONLY_HEADERS: &str = "only the headers crate writes rate-limit headers and error bodies";
 
 /// Words that may stand nowhere.
 const NOWHERE: [(&str, &str); 3] = [
@@ -75,6 +94,10 @@ const NOWHERE: [(&str, &str); 3] = [
 pub(crate) fn run() -> anyhow::Result<()> {
     let mut problems =
         direction(&serde_json::from_str(&output(&mut cargo("metadata --no-deps --format-version 1"))?)?);
+    for (name, forbidden) in MUST_NOT_CONTAIN {
+        let tree = output(&mut cargo(&format!("tree -p {name} -e normal --prefix none --format {{p}}")))?;
+        problems.extend(dependencies(name, forbidden, &tree));
+    }
     let listed = output(
         std::process::Command::new("git")
             .args(["ls-files", "--cached", "--others", "--exclude-standard"])
@@ -119,6 +142,13 @@ fn direction(metadata: &Value) -> Vec<String> {
     problems
 }
 
+/// The `forbidden` crates in the dependency `tree` of a crate: one package and its version on each line.
+fn dependencies(name: &str, forbidden: &[&str], tree: &str) -> Vec<String> {
+    let used = |forbidden: &&&str| tree.lines().any(|line| line.split(' ').next() == Some(**forbidden));
+    let problem = |found: &&str| format!("{name} must not depend on {found}, directly or not");
+    forbidden.iter().filter(used).map(problem).collect()
+}
+
 fn file(path: &str, text: &str) -> Vec<String> {
     let mut problems = Vec::new();
     let lines = text.lines().count();
@@ -140,8 +170,8 @@ fn file(path: &str, text: &str) -> Vec<String> {
     let product = path.starts_with("crates/") && path.contains("/src/");
     for (number, line) in text.lines().enumerate() {
         let place = || format!("{path}:{}", number + 1);
-        for (word, place_allowed, why) in ONLY_IN {
-            if product && line.contains(word) && !path.starts_with(place_allowed) {
+        for (word, allowed, why) in ONLY_IN {
+            if product && line.contains(word) && !allowed.iter().any(|place| path.starts_with(place)) {
                 problems.push(format!("{}: `{word}`: {why}", place()));
             }
         }
@@ -183,6 +213,13 @@ mod tests {
     }
 
     #[test]
+    fn forbidden_dependency_at_any_depth_is_found() {
+        let tree = "tidegate-headers v0.1.0 (/crates/headers)\nhttp v1.5.0\ntokio-util v0.7.0\nhyper v1.12.0";
+        let problems = dependencies("tidegate-headers", &["hyper", "tokio"], tree);
+        assert_eq!(problems, ["tidegate-headers must not depend on hyper, directly or not"]);
+    }
+
+    #[test]
     fn long_files_empty_names_and_misplaced_words_are_found() {
         let found = |path, text: &str| file(path, text).len();
         assert_eq!(found("crates/core/src/time.rs", "fine\n"), 0);
@@ -195,5 +232,9 @@ mod tests {
         assert_eq!(found("crates/store/src/entry.rs", "pub use time::*;"), 1);
         assert_eq!(found("crates/store/src/entry.rs", "#[allow(dead_code)]"), 1);
         assert_eq!(found("crates/store/src/entry.rs", "SystemTime::UNIX_EPOCH"), 1);
+        assert_eq!(found("crates/gateway/src/error.rs", r#"from_static("x-ratelimit-limit")"#), 1);
+        assert_eq!(found("crates/headers/src/names.rs", r#"from_static("x-ratelimit-limit")"#), 0);
+        assert_eq!(found("crates/gateway/src/error.rs", r#""violated-policies":[]"#), 1);
+        assert_eq!(found("crates/policy/src/language/names.rs", r#"["ratelimit"]"#), 0);
     }
 }

@@ -64,6 +64,19 @@ pub enum LimitUnit {
     ConcurrentRequests,
 }
 
+impl LimitUnit {
+    /// The unit that is written as `text`; `None` for units of other systems.
+    pub fn parse(text: &str) -> Option<Self> {
+        match text {
+            "requests" => Some(Self::Requests),
+            "content-bytes" => Some(Self::ContentBytes(1)),
+            "cost-units" => Some(Self::Cost),
+            "concurrent-requests" => Some(Self::ConcurrentRequests),
+            _ => ByteSize::parse(text.strip_prefix("content-")?).map(|size| Self::ContentBytes(size.0)),
+        }
+    }
+}
+
 impl fmt::Display for LimitUnit {
     /// As the parameter `qu` of `RateLimit-Policy` has it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -84,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn limit_unit_of_each_kind_is_written_as_a_quota_unit() {
+    fn limit_unit_of_each_kind_is_written_and_parsed_as_a_quota_unit() {
         for (unit, text) in [
             (LimitUnit::Requests, "requests"),
             (LimitUnit::ContentBytes(1), "content-bytes"),
@@ -94,6 +107,12 @@ mod tests {
             (LimitUnit::ConcurrentRequests, "concurrent-requests"),
         ] {
             assert_eq!(unit.to_string(), text);
+            assert_eq!(LimitUnit::parse(text), Some(unit));
+        }
+        for text in
+            ["", "widgets", "content-", "content-KiB", "content-64", "content-99999999999999999999GiB"]
+        {
+            assert_eq!(LimitUnit::parse(text), None, "{text}");
         }
     }
 

@@ -30,6 +30,15 @@ impl fmt::Display for Span {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ByteSize(pub u64);
 
+impl ByteSize {
+    /// The size that is written as `text`: digits and a unit.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let (digits, unit) = text.split_at_checked(text.find(|c: char| !c.is_ascii_digit())?)?;
+        let (_, factor) = SIZE_UNITS.iter().find(|(name, _)| *name == unit)?;
+        digits.parse::<u64>().ok()?.checked_mul(*factor).map(Self)
+    }
+}
+
 impl fmt::Display for ByteSize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (count, unit) = in_largest_unit(self.0, &SIZE_UNITS, "B");

@@ -1,20 +1,21 @@
-//! What a client reads when its request was not served: the only place that chooses status codes.
+//! The response to a request that was not served: the only place that chooses status codes.
 
-use http::header::{CONNECTION, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
+use std::borrow::Cow;
+
+use http::header::{CONNECTION, CONTENT_TYPE, HeaderValue};
 use http::{HeaderMap, Response, StatusCode, Version};
-use serde_json::json;
-use tidegate_policy::{ErrorBody, HeaderError, PathError};
+use tidegate_headers::{BodyStyle, ErrorBody, RejectionReason, ReportedLimit, write_retry_after};
+use tidegate_policy::{HeaderError, PathError};
 
 use crate::http::grpc::{self, Pushback};
 use crate::http::response_body::ResponseBody;
-use crate::refusal::Refusal;
 
-/// Headers that a refusal has, ours and those that are written last.
+/// The headers of a rejection: ours, and those that are written last.
 const HEADERS: usize = 12;
 
 /// Why a request was not served.
 #[derive(Debug)]
-pub(crate) enum Cause {
+pub(crate) enum ServeError {
     /// Its path has no single meaning.
     Path(PathError),
     /// It cannot be told how long it is, or whom it is for.
@@ -37,12 +38,12 @@ pub(crate) enum Cause {
     NoRoute,
     /// An operator banned its client or its network.
     Banned,
-    /// A limit is used up, its client is locked out, or has too much under way.
-    Refused(Refusal),
+    /// A limit is used up, its client is locked out, or too many of its requests are being served.
+    Rejected(RejectedRequest),
     /// Too many wait already.
     TooManyWaiting,
     /// The store gave no decision.
-    Undecided,
+    StoreUnavailable,
     /// The upstream has no server that can be asked.
     NoServer,
     /// The server cannot be reached.
@@ -50,12 +51,12 @@ pub(crate) enum Cause {
     /// The server's certificate is not to be trusted.
     Untrusted(&'static str),
     /// The server broke off, or did not answer in HTTP.
-    BadAnswer,
+    BadUpstreamResponse,
     /// The server did not answer in time.
-    TooSlow,
+    UpstreamTimeout,
 }
 
-impl Cause {
+impl ServeError {
     pub(crate) fn status(&self) -> StatusCode {
         match self {
             Self::Path(_) | Self::Framing(_) | Self::Headers(_) | Self::BadHead | Self::BadBody => {
@@ -67,19 +68,23 @@ impl Cause {
             Self::SlowBody => StatusCode::REQUEST_TIMEOUT,
             Self::NoRoute => StatusCode::NOT_FOUND,
             Self::Banned => StatusCode::FORBIDDEN,
-            Self::Refused(_) => StatusCode::TOO_MANY_REQUESTS,
-            Self::TooManyWaiting | Self::Undecided | Self::NoServer => StatusCode::SERVICE_UNAVAILABLE,
-            Self::Unreachable | Self::Untrusted(_) | Self::BadAnswer => StatusCode::BAD_GATEWAY,
-            Self::TooSlow => StatusCode::GATEWAY_TIMEOUT,
+            Self::Rejected(_) => StatusCode::TOO_MANY_REQUESTS,
+            Self::TooManyWaiting | Self::StoreUnavailable | Self::NoServer => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Unreachable | Self::Untrusted(_) | Self::BadUpstreamResponse => StatusCode::BAD_GATEWAY,
+            Self::UpstreamTimeout => StatusCode::GATEWAY_TIMEOUT,
         }
     }
 
-    /// A word for programs and a sentence for people.
-    fn words(&self) -> (&'static str, String) {
+    /// The code for programs and the message for people.
+    fn code_and_message(&self) -> (&'static str, Cow<'static, str>) {
         let (code, message) = match self {
-            Self::Path(error) => return ("bad_path", format!("The path cannot be used: {error}.")),
-            Self::Framing(what) => return ("bad_request", format!("The request cannot be used: {what}.")),
-            Self::Headers(error) => return ("bad_request", format!("The request cannot be used: {error}.")),
+            Self::Path(error) => return ("bad_path", format!("The path cannot be used: {error}.").into()),
+            Self::Framing(what) => {
+                return ("bad_request", format!("The request cannot be used: {what}.").into());
+            }
+            Self::Headers(error) => {
+                return ("bad_request", format!("The request cannot be used: {error}.").into());
+            }
             Self::BadHead => ("bad_request", "The request line or a header is not valid HTTP."),
             Self::HeadTooLarge => ("head_too_large", "The request line and headers are too large."),
             Self::UriTooLong => ("uri_too_long", "The URI of the request is too long."),
@@ -88,39 +93,39 @@ impl Cause {
             Self::BadBody => ("bad_body", "The body is malformed or ends too early."),
             Self::NoRoute => ("no_route", "Nothing is served here."),
             Self::Banned => ("banned", "This client may not use the service."),
-            Self::Refused(Refusal { reason, retry_after, .. }) => {
-                return (reason.code(), reason.message(*retry_after));
+            Self::Rejected(RejectedRequest { reason, retry_after, .. }) => {
+                return (reason.code(), reason.message(*retry_after).into());
             }
             Self::TooManyWaiting => {
                 ("too_many_waiting", "Too many requests are waiting. Please retry later.")
             }
-            Self::Undecided => ("undecided", "No decision could be made. Please retry later."),
+            Self::StoreUnavailable => ("undecided", "No decision could be made. Please retry later."),
             Self::NoServer => ("no_server", "The service has no server at hand. Please retry later."),
             Self::Unreachable => ("upstream_unreachable", "The service cannot be reached."),
             Self::Untrusted(why) => {
                 let message = format!("The certificate of the service is not to be trusted: {why}.");
-                return ("upstream_untrusted", message);
+                return ("upstream_untrusted", message.into());
             }
-            Self::BadAnswer => ("upstream_failed", "The service gave no valid answer."),
-            Self::TooSlow => ("upstream_timeout", "The service did not answer in time."),
+            Self::BadUpstreamResponse => ("upstream_failed", "The service gave no valid answer."),
+            Self::UpstreamTimeout => ("upstream_timeout", "The service did not answer in time."),
         };
-        (code, message.to_owned())
+        (code, message.into())
     }
 
-    /// What operators are told: the word for programs, and when the client may come back.
-    pub(crate) fn told(&self) -> (&'static str, Option<u64>) {
+    /// What operators see: the code for programs, and when the client may retry.
+    pub(crate) fn code_and_retry_after(&self) -> (&'static str, Option<u64>) {
         match self {
-            Self::Refused(refusal) => (refusal.reason.code(), refusal.retry_after),
-            _ => (self.words().0, None),
+            Self::Rejected(rejected) => (rejected.reason.code(), rejected.retry_after),
+            _ => (self.code_and_message().0, None),
         }
     }
 
     /// When the client may try again.
     fn pushback(&self) -> Pushback {
         match self {
-            Self::Refused(Refusal { retry_after: Some(seconds), .. }) => Pushback::Seconds(*seconds),
-            Self::Refused(_) => Pushback::Never,
-            Self::TooManyWaiting | Self::Undecided | Self::NoServer => Pushback::Seconds(1),
+            Self::Rejected(RejectedRequest { retry_after: Some(seconds), .. }) => Pushback::Seconds(*seconds),
+            Self::Rejected(_) => Pushback::Never,
+            Self::TooManyWaiting | Self::StoreUnavailable | Self::NoServer => Pushback::Seconds(1),
             _ => Pushback::Unknown,
         }
     }
@@ -132,27 +137,49 @@ impl Cause {
     }
 }
 
+/// A request that is rejected with 429. Its body is written while the rule is borrowed.
+#[derive(Debug)]
+pub(crate) struct RejectedRequest {
+    reason: RejectionReason,
+    /// Seconds after which the request would be admitted; `None` if it never would.
+    retry_after: Option<u64>,
+    body: Vec<u8>,
+}
+
+impl RejectedRequest {
+    pub(crate) fn new(
+        style: BodyStyle,
+        reason: RejectionReason,
+        retry_after: Option<u64>,
+        limit: ReportedLimit<'_>,
+    ) -> Self {
+        Self { reason, retry_after, body: reason.error_body(retry_after, limit).encode(style) }
+    }
+}
+
 /// The response for a request that was not served. Its headers are put where those of the request were.
 pub(crate) fn rescue(
-    mut cause: Cause,
-    style: ErrorBody,
+    mut cause: ServeError,
+    style: BodyStyle,
     version: Version,
     mut headers: HeaderMap,
 ) -> Response<ResponseBody> {
     if let Some(content_type) = grpc::content_type(version, &headers).cloned() {
         return rescue_grpc(&cause, content_type, headers);
     }
-    let (body, content_type) = match &mut cause {
-        Cause::Refused(refusal) => (std::mem::take(&mut refusal.body), refusal.content_type),
-        _ => plain(&cause, style),
+    let body = if let ServeError::Rejected(rejected) = &mut cause {
+        std::mem::take(&mut rejected.body)
+    } else {
+        let (code, message) = cause.code_and_message();
+        ErrorBody::new(cause.status(), code, &message).encode(style)
     };
     let mut response = Response::new(ResponseBody::of(body));
     *response.status_mut() = cause.status();
     headers.clear();
     headers.reserve(HEADERS);
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(style.content_type()));
     if let Pushback::Seconds(seconds) = cause.pushback() {
-        headers.insert(RETRY_AFTER, seconds.into());
+        write_retry_after(&mut headers, seconds);
     }
     if cause.ends_the_connection() {
         headers.insert(CONNECTION, HeaderValue::from_static("close"));
@@ -162,35 +189,20 @@ pub(crate) fn rescue(
 }
 
 /// The same for a gRPC call.
-fn rescue_grpc(cause: &Cause, content_type: HeaderValue, mut headers: HeaderMap) -> Response<ResponseBody> {
+fn rescue_grpc(
+    cause: &ServeError,
+    content_type: HeaderValue,
+    mut headers: HeaderMap,
+) -> Response<ResponseBody> {
     let pushback = cause.pushback();
     headers.clear();
     headers.reserve(HEADERS);
     headers.insert(CONTENT_TYPE, content_type);
-    grpc::write_status(&mut headers, cause.status(), &cause.words().1, pushback);
+    grpc::write_status(&mut headers, cause.status(), &cause.code_and_message().1, pushback);
     if let Pushback::Seconds(seconds) = pushback {
-        headers.insert(RETRY_AFTER, seconds.into());
+        write_retry_after(&mut headers, seconds);
     }
     let mut response = Response::new(ResponseBody::empty());
     *response.headers_mut() = headers;
     response
-}
-
-fn plain(cause: &Cause, style: ErrorBody) -> (Vec<u8>, &'static str) {
-    let (code, message) = cause.words();
-    let (value, content_type) = match style {
-        ErrorBody::Flat => (json!({ "error": code, "message": message }), "application/json"),
-        ErrorBody::Nested => {
-            (json!({ "error": { "code": code.to_uppercase(), "message": message } }), "application/json")
-        }
-        ErrorBody::Problem => {
-            let status = cause.status();
-            let title = status.canonical_reason().unwrap_or_default();
-            let value = json!({ "title": title, "status": status.as_u16(), "detail": message });
-            (value, "application/problem+json")
-        }
-    };
-    let mut body = value.to_string().into_bytes();
-    body.push(b'\n');
-    (body, content_type)
 }

@@ -11,7 +11,7 @@ use tidegate_limiter::Reservations;
 use tidegate_store::{Permit, Store};
 use tidegate_telemetry::Try;
 
-use crate::error::Cause;
+use crate::error::ServeError;
 use crate::http::header_flags::HeaderFlags;
 use crate::http::hop_headers::{self, ConnInfo};
 use crate::http::request_body::UploadFailure;
@@ -48,10 +48,10 @@ impl<S: Store + 'static> Exchange<'_, S> {
         outbound: &mut Outbound,
         (upstream, stand): (&Upstream, StickyKey),
         mut permits: Vec<Permit>,
-    ) -> Result<Response<ResponseBody>, Cause> {
+    ) -> Result<Response<ResponseBody>, ServeError> {
         let (core, story) = (self.core, &mut self.story);
         let Outbound { request, upgrade } = outbound;
-        let mut server = upstream.choose(stand, &[]).cloned().ok_or(Cause::NoServer)?;
+        let mut server = upstream.choose(stand, &[]).cloned().ok_or(ServeError::NoServer)?;
         let mut tried = Vec::new();
         let upload = request.upload().clone();
         let (response, conn) = loop {
@@ -62,7 +62,7 @@ impl<S: Store + 'static> Exchange<'_, S> {
             };
             let Some(sent) = sent else {
                 story.tried(trial, &server.addr, Try::TooSlow);
-                return Err(Cause::TooSlow);
+                return Err(ServeError::UpstreamTimeout);
             };
             match sent {
                 Ok(answer) => {
@@ -77,7 +77,11 @@ impl<S: Store + 'static> Exchange<'_, S> {
                 Err(error) => {
                     let cause = broken(&error, upload.failure());
                     // What a client sends wrongly is not the server's failure.
-                    let result = if matches!(cause, Cause::BadAnswer) { Try::Broken } else { Try::Abandoned };
+                    let result = if matches!(cause, ServeError::BadUpstreamResponse) {
+                        Try::Broken
+                    } else {
+                        Try::Abandoned
+                    };
                     story.tried(trial, &server.addr, result);
                     return Err(cause);
                 }
@@ -98,7 +102,7 @@ impl<S: Store + 'static> Exchange<'_, S> {
     pub(crate) async fn settle(
         &self,
         reservations: Reservations,
-        response: &Result<Response<ResponseBody>, Cause>,
+        response: &Result<Response<ResponseBody>, ServeError>,
     ) {
         let limiter = &self.core.limiter;
         match response {
@@ -106,7 +110,7 @@ impl<S: Store + 'static> Exchange<'_, S> {
                 limiter.settle(reservations, response.status().as_u16(), response.headers()).await;
             }
             // Nothing was sent to anybody.
-            Err(Cause::NoServer | Cause::Unreachable | Cause::Untrusted(_)) => {
+            Err(ServeError::NoServer | ServeError::Unreachable | ServeError::Untrusted(_)) => {
                 limiter.release(reservations).await;
             }
             Err(_) => {}
@@ -121,8 +125,8 @@ impl<S: Store + 'static> Core<S> {
         mut response: Response<UpstreamBody>,
         conn: PooledConn,
         upgrade: Option<Upgrade>,
-    ) -> Result<Response<ResponseBody>, Cause> {
-        let Some(Upgrade { client, hop }) = upgrade else { return Err(Cause::BadAnswer) };
+    ) -> Result<Response<ResponseBody>, ServeError> {
+        let Some(Upgrade { client, hop }) = upgrade else { return Err(ServeError::BadUpstreamResponse) };
         let server = hyper::upgrade::on(&mut response);
         let passing = upgrade::relay((client, server), conn, hop, self.bounds.tunnel, self.stop());
         tokio::task::spawn_local(passing);
@@ -133,11 +137,11 @@ impl<S: Store + 'static> Core<S> {
 }
 
 /// Why there is no connection.
-fn unreachable(error: &std::io::Error) -> Cause {
+fn unreachable(error: &std::io::Error) -> ServeError {
     use rustls::CertificateError as Bad;
     let tls = error.get_ref().and_then(|error| error.downcast_ref());
-    let Some(rustls::Error::InvalidCertificate(bad)) = tls else { return Cause::Unreachable };
-    Cause::Untrusted(match bad {
+    let Some(rustls::Error::InvalidCertificate(bad)) = tls else { return ServeError::Unreachable };
+    ServeError::Untrusted(match bad {
         Bad::UnknownIssuer => "nobody whom this machine trusts has issued it",
         Bad::NotValidForName | Bad::NotValidForNameContext { .. } => "it is for another name",
         Bad::Expired | Bad::ExpiredContext { .. } => "it has expired",
@@ -148,12 +152,12 @@ fn unreachable(error: &std::io::Error) -> Cause {
 
 /// Whose fault it is that nothing came back. A body that its client sent wrongly ends the exchange, however the server
 /// and hyper call that.
-fn broken(error: &SendError, upload: Option<UploadFailure>) -> Cause {
+fn broken(error: &SendError, upload: Option<UploadFailure>) -> ServeError {
     match (upload, error) {
-        (Some(UploadFailure::Malformed), _) => Cause::BadBody,
-        (Some(UploadFailure::TooLarge), _) => Cause::TooLarge,
-        (Some(UploadFailure::TooSlow), _) => Cause::SlowBody,
-        (None, SendError::Host) => Cause::Framing("its Host is not a host"),
-        (None, _) => Cause::BadAnswer,
+        (Some(UploadFailure::Malformed), _) => ServeError::BadBody,
+        (Some(UploadFailure::TooLarge), _) => ServeError::TooLarge,
+        (Some(UploadFailure::TooSlow), _) => ServeError::SlowBody,
+        (None, SendError::Host) => ServeError::Framing("its Host is not a host"),
+        (None, _) => ServeError::BadUpstreamResponse,
     }
 }

@@ -13,12 +13,10 @@ mod executor;
 mod forward;
 mod http;
 mod limit;
-mod refusal;
 mod resource_limits;
 mod server;
 mod service;
 mod snapshot;
-mod told;
 mod upstream;
 mod worker;
 

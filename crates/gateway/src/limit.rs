@@ -1,15 +1,15 @@
 //! What the limiter's ruling means for a request: errors, rate-limit headers, records, waiting.
 
+use smallvec::SmallVec;
+use tidegate_headers::{BodyStyle, HeaderWriter, ReportedLimit, retry_after_seconds};
 use tidegate_limiter::{Admitted, BodyMeter, Rejected, Reservations, Ruling, StoreFailed};
 use tidegate_policy::Facts;
 use tidegate_store::{Permit, Store};
 use tidegate_telemetry::Decided;
 
-use crate::error::Cause;
+use crate::error::{RejectedRequest, ServeError};
 use crate::http::request_body::Metering;
-use crate::refusal::{self, Refusal};
 use crate::service::Exchange;
-use crate::told::{tell, tell_when};
 use crate::upstream::{StickyKey, Upstream};
 
 /// What an admitted request takes along.
@@ -35,7 +35,7 @@ impl<S: Store + 'static> Exchange<'_, S> {
         &mut self,
         facts: &Facts<'_>,
         upstream: &Upstream,
-    ) -> Result<AdmittedRequest, Cause> {
+    ) -> Result<AdmittedRequest, ServeError> {
         let (core, live) = (self.core, self.live);
         let mut scratch = core.scratch();
         let now = self.story.deciding();
@@ -44,7 +44,7 @@ impl<S: Store + 'static> Exchange<'_, S> {
             Ruling::Rejected(rejected) => Err(self.reject(&rejected)),
             Ruling::Banned => {
                 self.story.decided(Decided::Banned);
-                Err(Cause::Banned)
+                Err(ServeError::Banned)
             }
             Ruling::Exempt(_) => {
                 self.story.decided(Decided::Exempt);
@@ -58,7 +58,7 @@ impl<S: Store + 'static> Exchange<'_, S> {
                 self.record_shadow(report.shadow_rejections());
                 // Nobody is rejected for limits in shadow mode.
                 if is_binding {
-                    return Err(Cause::Undecided);
+                    return Err(ServeError::StoreUnavailable);
                 }
                 Ok(AdmittedRequest {
                     permits,
@@ -68,20 +68,32 @@ impl<S: Store + 'static> Exchange<'_, S> {
         }
     }
 
-    async fn admit(&mut self, admitted: Admitted<'_>, upstream: &Upstream) -> Result<AdmittedRequest, Cause> {
+    async fn admit(
+        &mut self,
+        admitted: Admitted<'_>,
+        upstream: &Upstream,
+    ) -> Result<AdmittedRequest, ServeError> {
         let Admitted { report, limit, permits, reservations, delay } = admitted;
         self.story.decided(Decided::Passed);
         self.story.client(report.client());
         self.record_shadow(report.shadow_rejections());
         if let Some(limit) = limit {
             self.story.judged(limit.name, limit.quota, limit.remaining);
-            let said = &mut self.core.said.borrow_mut();
-            tell((&mut self.headers, said), self.live.styles(), report.at(), &limit, || report.limits());
+            let limits: SmallVec<[_; 4]> = report.limits().collect();
+            let cache = &mut self.core.header_values.borrow_mut();
+            HeaderWriter { styles: self.live.styles(), cache }.write_limits(
+                &mut self.headers,
+                report.at(),
+                &limit,
+                &limits,
+            );
         }
         if !delay.is_zero() {
             let refund = self.core.limiter.refund_guard(&report);
             Box::pin(async {
-                let Some(_waiting) = self.core.begin_waiting() else { return Err(Cause::TooManyWaiting) };
+                let Some(_waiting) = self.core.begin_waiting() else {
+                    return Err(ServeError::TooManyWaiting);
+                };
                 tokio::time::sleep(delay.into()).await;
                 refund.keep();
                 Ok(())
@@ -91,7 +103,7 @@ impl<S: Store + 'static> Exchange<'_, S> {
         Ok(AdmittedRequest { stand: upstream.sticky_key(|| report.client()), permits, reservations })
     }
 
-    fn reject(&mut self, rejected: &Rejected<'_>) -> Cause {
+    fn reject(&mut self, rejected: &Rejected<'_>) -> ServeError {
         let Rejected { report, reason, rule, limit, retry_after } = rejected;
         let (client, live) = (report.client(), self.live);
         self.story.decided(Decided::Refused);
@@ -99,14 +111,22 @@ impl<S: Store + 'static> Exchange<'_, S> {
         self.record_shadow(report.shadow_rejections());
         self.story.refused(&live.counted, *rule, client);
         self.story.judged(limit.name, limit.quota, limit.remaining);
-        let said = &mut self.core.said.borrow_mut();
-        tell((&mut self.headers, said), live.styles(), report.at(), limit, || report.limits());
-        let retry_after = retry_after.map(|longest| refusal::retry_after(longest, client));
+        let limits: SmallVec<[_; 4]> = report.limits().collect();
+        let cache = &mut self.core.header_values.borrow_mut();
+        let mut writer = HeaderWriter { styles: live.styles(), cache };
+        writer.write_limits(&mut self.headers, report.at(), limit, &limits);
+        let retry_after = retry_after.map(|wait| retry_after_seconds(wait, client));
         if let Some(seconds) = retry_after {
-            tell_when(&mut self.headers, live.styles(), seconds);
+            writer.write_retry_after(&mut self.headers, seconds);
         }
-        let why = ((*reason).into(), retry_after);
-        Cause::Refused(Refusal::new(live.error_body(), why, (report.at(), limit), report.violated()))
+        let style = live.error_body();
+        let mut violated = SmallVec::<[&str; 4]>::new();
+        // Other bodies do not list them.
+        if style == BodyStyle::Problem {
+            violated.extend(report.violated());
+        }
+        let limit = ReportedLimit { at: report.at(), report: limit, violated: &violated };
+        ServeError::Rejected(RejectedRequest::new(style, *reason, retry_after, limit))
     }
 
     fn record_shadow(&mut self, rules: impl Iterator<Item = tidegate_core::RuleId>) {

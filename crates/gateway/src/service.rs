@@ -9,11 +9,12 @@ use http::request::Parts;
 use http::{HeaderMap, Response, Uri, Version};
 use http_body::Body;
 use hyper::body::Incoming;
+use tidegate_headers::{RateLimitHeaders, is_rejected_by_upstream};
 use tidegate_policy::{Facts, Route, Target, requested_host};
 use tidegate_store::Store;
 use tidegate_telemetry::{Log, Story};
 
-use crate::error::{Cause, rescue};
+use crate::error::{ServeError, rescue};
 use crate::forward::{Outbound, Upgrade};
 use crate::http::access_log::seen;
 use crate::http::header_flags::HeaderFlags;
@@ -22,7 +23,6 @@ use crate::http::request_body::{Metering, UploadHandle};
 use crate::http::response_body::ResponseBody;
 use crate::http::{grpc, trace_context, validate};
 use crate::limit::AdmittedRequest;
-use crate::told::{Told, is_limited_by_upstream};
 use crate::upstream::ForwardedRequest;
 use crate::worker::{Core, InForce};
 
@@ -36,7 +36,7 @@ pub(crate) struct Exchange<'e, S> {
     /// Told when it is dropped, whatever happens until then.
     pub(crate) story: Story<'e>,
     /// The rate-limit headers of the response.
-    pub(crate) headers: Told,
+    pub(crate) headers: RateLimitHeaders,
 }
 
 /// A request as it arrived. What is forwarded is taken out of it.
@@ -63,11 +63,11 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
         let mut story = core.teller.begin();
         trace_context::join(&mut story, &parts.headers);
         story.see(|| seen(parts, hop.peer, &live.plan().identities));
-        Self { core, live, hop, marks, story, headers: Told::new() }
+        Self { core, live, hop, marks, story, headers: RateLimitHeaders::default() }
     }
 
     /// Validation, route, limits, upstream.
-    async fn run(&mut self, request: &mut Received) -> Result<Response<ResponseBody>, Cause> {
+    async fn run(&mut self, request: &mut Received) -> Result<Response<ResponseBody>, ServeError> {
         let live = self.live;
         let parts = &mut request.parts;
         self.marks = validate::framing(parts, self.marks, self.core.bounds.body_bytes)?;
@@ -75,10 +75,10 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
         let host = validate::host(parts)?;
         let host = host.as_ref().map_or(Ok(Cow::Borrowed("")), requested_host).map_err(validate::unusable)?;
         let Target { route, path } =
-            live.policy.matcher.target(&host, parts.uri.path()).map_err(Cause::Path)?;
+            live.policy.matcher.target(&host, parts.uri.path()).map_err(ServeError::Path)?;
         // Before anything is charged for a request that nobody takes.
         let (route, upstream) =
-            route.and_then(|route| Some((route, live.upstream(route)?))).ok_or(Cause::NoRoute)?;
+            route.and_then(|route| Some((route, live.upstream(route)?))).ok_or(ServeError::NoRoute)?;
         let is_trusted = self.check_headers(&mut parts.headers, route)?;
         let (method, headers, peer) = (parts.method.as_str(), &parts.headers, self.hop.peer);
         let facts = Facts { method, host: &host, path: &path, headers, peer };
@@ -98,13 +98,13 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
     }
 
     /// Removes what a client may not say, and rejects what says two things. Returns whether the peer is a trusted proxy.
-    fn check_headers(&self, headers: &mut HeaderMap, route: &Route) -> Result<bool, Cause> {
+    fn check_headers(&self, headers: &mut HeaderMap, route: &Route) -> Result<bool, ServeError> {
         let addresses = self.live.plan().identities.addresses();
         let is_trusted = addresses.trusts(self.hop.peer);
         let rules = (self.live.policy.matcher.header_rules(), route.http.underscore_headers);
-        hop_headers::from_client(headers, self.marks, is_trusted, rules).map_err(Cause::Headers)?;
+        hop_headers::from_client(headers, self.marks, is_trusted, rules).map_err(ServeError::Headers)?;
         if is_trusted {
-            addresses.check(headers, self.hop.peer).map_err(Cause::Headers)?;
+            addresses.check(headers, self.hop.peer).map_err(ServeError::Headers)?;
         }
         Ok(is_trusted)
     }
@@ -150,27 +150,24 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
     /// The response with its rate-limit headers. Every failure ends here, and only here becomes a status code.
     fn respond(
         mut self,
-        served: Result<Response<ResponseBody>, Cause>,
+        served: Result<Response<ResponseBody>, ServeError>,
         parts: &mut Parts,
     ) -> Response<ResponseBody> {
         let (mut response, status) = match served {
             Ok(response) => {
                 let status = response.status();
-                if is_limited_by_upstream(status, response.headers()) {
+                if is_rejected_by_upstream(status, response.headers()) {
                     self.headers.clear();
                 }
                 (response, status)
             }
             Err(cause) => {
-                self.story.failed(|| cause.told());
+                self.story.failed(|| cause.code_and_retry_after());
                 let (status, headers) = (cause.status(), std::mem::take(&mut parts.headers));
                 (rescue(cause, self.live.error_body(), parts.version, headers), status)
             }
         };
-        response.headers_mut().reserve(self.headers.len());
-        for (name, value) in self.headers.drain(..) {
-            response.headers_mut().insert(name, value);
-        }
+        self.headers.insert_into(response.headers_mut());
         // A gRPC call that is rejected counts as such, though it gets 200.
         self.story.answered(status.as_u16(), response.body().size_hint().exact());
         response
@@ -178,7 +175,7 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
 }
 
 /// The URI with the path as it was matched, if that differs from what was sent.
-fn rewritten(uri: &Uri, path: &Cow<'_, str>) -> Result<Option<Uri>, Cause> {
+fn rewritten(uri: &Uri, path: &Cow<'_, str>) -> Result<Option<Uri>, ServeError> {
     // The path of `http://a?b` is empty, which no HTTP/1.1 request may send.
     let is_sent_so = uri.path_and_query().is_some_and(|sent| sent.as_str().starts_with(['/', '*']));
     let is_same = matches!(path, Cow::Borrowed(_)) && is_sent_so;

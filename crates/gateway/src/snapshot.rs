@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use thiserror::Error;
-use tidegate_policy::{Active, ClientKind, Count, ErrorBody, HeaderStyle, Plan, Route};
+use tidegate_headers::{BodyStyle, HeaderStyle};
+use tidegate_policy::{Active, ClientKind, Count, Plan, Route};
 use tidegate_telemetry::{Kind, Metrics, Page, RuleSlots};
 
 use crate::upstream::{InvalidServerUrl, Server, Upstream};
@@ -71,7 +72,7 @@ impl Live {
         self.policy.matcher.plan()
     }
 
-    pub(crate) fn error_body(&self) -> ErrorBody {
+    pub(crate) fn error_body(&self) -> BodyStyle {
         self.plan().error_body
     }
 

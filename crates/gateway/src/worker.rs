@@ -6,6 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use arc_swap::{ArcSwap, Cache};
+use tidegate_headers::HeaderValueCache;
 use tidegate_limiter::Limiter;
 use tidegate_policy::Scratch;
 use tidegate_store::Store;
@@ -15,7 +16,6 @@ use tokio::sync::watch;
 use crate::conn::idle_watchdog::Rounds;
 use crate::resource_limits::Bounds;
 use crate::snapshot::Live;
-use crate::told::Said;
 use crate::upstream::{Connector, Server, TimeoutWheel, Transport};
 
 /// What the cores share.
@@ -43,7 +43,7 @@ pub(crate) struct Core<S> {
     pub(crate) timeouts: Rc<TimeoutWheel>,
     pub(crate) bounds: Bounds,
     scratches: RefCell<Vec<Scratch>>,
-    pub(crate) said: RefCell<Said>,
+    pub(crate) header_values: RefCell<HeaderValueCache>,
     waiting: Cell<usize>,
     is_stopping: Cell<bool>,
     stop: watch::Receiver<bool>,
@@ -83,7 +83,7 @@ impl<S: Store + 'static> Core<S> {
             timeouts: Rc::default(),
             bounds,
             scratches: RefCell::default(),
-            said: RefCell::default(),
+            header_values: RefCell::default(),
             waiting: Cell::new(0),
             is_stopping: Cell::new(false),
             stop,

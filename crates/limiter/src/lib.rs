@@ -55,4 +55,4 @@ pub use limiter::{Limiter, PreparedPolicy};
 pub use refund::RefundGuard;
 pub use report::Report;
 pub use reservation::{BodyMeter, Reservations};
-pub use ruling::{Admitted, Reason, Rejected, Ruling, StoreFailed};
+pub use ruling::{Admitted, Rejected, Ruling, StoreFailed};

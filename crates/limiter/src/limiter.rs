@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
 use tidegate_core::{Check, Cost, Decision, Key, Limit, Span, Timestamp, Verdict};
+use tidegate_headers::RejectionReason;
 use tidegate_policy::{Active, Admission, Bans, Facts, Known, Matched, Scratch};
 use tidegate_store::{Clock, Penalties, Permit, Permits, RetainedLimits, Store, StoreError};
 
@@ -13,7 +14,7 @@ use crate::lockout;
 use crate::refund::RefundGuard;
 use crate::report::Report;
 use crate::reservation::Reservations;
-use crate::ruling::{Admitted, Reason, Rejected, Ruling, StoreFailed};
+use crate::ruling::{Admitted, Rejected, Ruling, StoreFailed};
 
 /// When to try again where nobody can know: a request that holds a permit may end at any time.
 const CONCURRENCY_RETRY: Span = Span::from_secs(1);
@@ -236,9 +237,9 @@ fn reject(report: Report<'_>) -> Ruling<'_> {
         return Ruling::StoreFailed(StoreFailed { report, permits: Vec::new(), is_binding: true });
     };
     let reason = match &report {
-        Report { exhausted: Some(_), .. } => Reason::Concurrency,
-        Report { lock_outs, .. } if !lock_outs.is_empty() => Reason::LockOut,
-        _ => Reason::Limit,
+        Report { exhausted: Some(_), .. } => RejectionReason::Concurrency,
+        Report { lock_outs, .. } if !lock_outs.is_empty() => RejectionReason::LockOut,
+        _ => RejectionReason::Limit,
     };
     let retry_after = retry_after(&report);
     Ruling::Rejected(Rejected { report, reason, rule, limit, retry_after })

@@ -1,6 +1,7 @@
 //! What the limiter answers.
 
 use tidegate_core::{LimitReport, RuleId, Span};
+use tidegate_headers::RejectionReason;
 use tidegate_policy::Exemption;
 use tidegate_store::Permit;
 
@@ -45,24 +46,13 @@ pub struct Rejected<'a> {
     /// Its limits.
     pub report: Report<'a>,
     /// Why.
-    pub reason: Reason,
+    pub reason: RejectionReason,
     /// The rule that rejects it, of those that do the one that is reported.
     pub rule: RuleId,
     /// The limit of that rule.
     pub limit: LimitReport<'a>,
     /// How long until nothing rejects it any more; `None` if a limit always will.
     pub retry_after: Option<Span>,
-}
-
-/// Why a request is rejected.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reason {
-    /// A limit is used up.
-    Limit,
-    /// Its client is locked out.
-    LockOut,
-    /// Too many requests of its client are served at the same time.
-    Concurrency,
 }
 
 /// A request that nobody can decide about.

@@ -66,10 +66,10 @@ pub use matcher::{
 pub use path::{PathError, normalize};
 pub use plan::{
     AdminPlan, Balance, Certificate, Charge, Claim, Clients, ConcurrencyRule, Count, CustomRule,
-    EncodedSlash, Endpoint, ErrorBody, Exempt, HeaderMatch, HeaderStyle, Health, HostPattern, HttpOptions,
-    Listen, LogPlan, LogTo, Match, Mode, NameSource, PathCase, Plan, Quota, RateLimits, Route, Rule,
-    RuleCost, Sample, Secret, Share, Statuses, StorePlan, StoreUrl, Tier, TierSource, Token, TokenKey,
-    TracesPlan, UnderscoreHeaders, Upstream, When,
+    EncodedSlash, Endpoint, Exempt, HeaderMatch, Health, HostPattern, HttpOptions, Listen, LogPlan, LogTo,
+    Match, Mode, NameSource, PathCase, Plan, Quota, RateLimits, Route, Rule, RuleCost, Sample, Secret, Share,
+    Statuses, StorePlan, StoreUrl, Tier, TierSource, Token, TokenKey, TracesPlan, UnderscoreHeaders,
+    Upstream, When,
 };
 pub use problem::{Excerpt, Problem, Problems, Severity};
 pub use quantity::{QuantityError, duration, span_text};

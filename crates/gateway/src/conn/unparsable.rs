@@ -9,7 +9,7 @@ use tidegate_telemetry::Seen;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 
 use crate::conn::client_stream::Watched;
-use crate::error::{Cause, rescue};
+use crate::error::{ServeError, rescue};
 use crate::http::hop_headers::ConnInfo;
 use crate::http::response_body::ResponseBody;
 use crate::worker::Core;
@@ -23,7 +23,7 @@ const END: &[u8] = b"\r\n\r\n";
 /// The answer that hyper writes to a head that it cannot parse. It ends the connection.
 #[derive(Debug)]
 pub(crate) struct BareAnswer {
-    cause: Cause,
+    cause: ServeError,
     date: Option<HeaderValue>,
 }
 
@@ -36,9 +36,9 @@ impl BareAnswer {
         let line = bytes.iter().position(|byte| *byte == b'\r')?;
         let date = bytes.get(line..)?.strip_prefix(HEADERS)?.strip_suffix(END)?;
         let cause = match StatusCode::from_bytes(bytes.get(9..12)?).ok()? {
-            StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE => Cause::HeadTooLarge,
-            StatusCode::URI_TOO_LONG => Cause::UriTooLong,
-            StatusCode::BAD_REQUEST => Cause::BadHead,
+            StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE => ServeError::HeadTooLarge,
+            StatusCode::URI_TOO_LONG => ServeError::UriTooLong,
+            StatusCode::BAD_REQUEST => ServeError::BadHead,
             _ => return None,
         };
         let is_date = date.iter().all(|byte| byte.is_ascii_graphic() || *byte == b' ');
@@ -56,7 +56,7 @@ pub(crate) async fn answer<S: Store + 'static, T: AsyncRead + AsyncWrite + Unpin
     let response = {
         let mut story = core.teller.begin();
         story.see(|| unknown(&hop));
-        story.failed(|| cause.told());
+        story.failed(|| cause.code_and_retry_after());
         let mut response = rescue(cause, core.live().error_body(), Version::HTTP_11, HeaderMap::new());
         let length = http_body::Body::size_hint(response.body()).exact();
         story.answered(response.status().as_u16(), length);
@@ -101,13 +101,13 @@ mod tests {
     fn bare_answer_is_recognized_only_whole_and_by_itself() {
         let parse = |text: &str| BareAnswer::parse(text.as_bytes());
         let answer = parse(BARE).unwrap();
-        assert!(matches!(answer.cause, Cause::BadHead));
+        assert!(matches!(answer.cause, ServeError::BadHead));
         assert_eq!(answer.date.unwrap(), "Sun, 16 Nov 2025 02:27:20 GMT");
         let too_large = BARE.replace("400 Bad Request", "431 Request Header Fields Too Large");
-        assert!(matches!(parse(&too_large).unwrap().cause, Cause::HeadTooLarge));
+        assert!(matches!(parse(&too_large).unwrap().cause, ServeError::HeadTooLarge));
         assert!(matches!(
             parse(&BARE.replace("400 Bad Request", "414 URI Too Long")).unwrap().cause,
-            Cause::UriTooLong
+            ServeError::UriTooLong
         ));
         for other in [
             String::new(),

@@ -6,7 +6,7 @@ use http::uri::PathAndQuery;
 use http::{Uri, Version};
 use tidegate_policy::{RequestError, check_method, host_header};
 
-use crate::error::Cause;
+use crate::error::ServeError;
 use crate::http::header_flags::HeaderFlags;
 
 /// Checks method, framing and host of a request. Returns the flags of its headers as they are afterwards.
@@ -14,7 +14,7 @@ pub(crate) fn framing(
     parts: &mut Parts,
     mut marks: HeaderFlags,
     max_body: u64,
-) -> Result<HeaderFlags, Cause> {
+) -> Result<HeaderFlags, ServeError> {
     let headers = &mut parts.headers;
     check_method(parts.method.as_str(), parts.uri.path()).map_err(unusable)?;
     // hyper takes any list that ends in `chunked`, and undoes only that.
@@ -23,15 +23,15 @@ pub(crate) fn framing(
         if let Some(coding) = codings.next()
             && (codings.next().is_some() || !coding.as_bytes().eq_ignore_ascii_case(b"chunked"))
         {
-            return Err(Cause::Framing("its Transfer-Encoding is not `chunked`"));
+            return Err(ServeError::Framing("its Transfer-Encoding is not `chunked`"));
         }
     }
     if marks.contains(HeaderFlags::CONTENT_LENGTH)
         && let Some(length) = headers.get(CONTENT_LENGTH)
     {
         let length = length.to_str().ok().and_then(|length| length.parse::<u64>().ok());
-        if length.ok_or(Cause::Framing("its Content-Length is not a number"))? > max_body {
-            return Err(Cause::TooLarge);
+        if length.ok_or(ServeError::Framing("its Content-Length is not a number"))? > max_body {
+            return Err(ServeError::TooLarge);
         }
     }
     if let Some(authority) = parts.uri.authority() {
@@ -49,20 +49,20 @@ pub(crate) fn framing(
 
 /// The `Host` of a request, as it was sent. HTTP/1.0 need not have one. It is shared and not copied: the headers change
 /// while it is used.
-pub(crate) fn host(parts: &Parts) -> Result<Option<HeaderValue>, Cause> {
+pub(crate) fn host(parts: &Parts) -> Result<Option<HeaderValue>, ServeError> {
     match host_header(&parts.headers) {
         Err(RequestError::NoHost) if parts.version == Version::HTTP_10 => Ok(None),
         host => host.map(|host| Some(host.clone())).map_err(unusable),
     }
 }
 
-pub(crate) fn unusable(error: RequestError) -> Cause {
-    Cause::Framing(error.reason())
+pub(crate) fn unusable(error: RequestError) -> ServeError {
+    ServeError::Framing(error.reason())
 }
 
 /// `uri` with another path.
-pub(crate) fn with_path(uri: &Uri, path: &str) -> Result<Uri, Cause> {
-    let bad = || Cause::Framing("its path cannot be written");
+pub(crate) fn with_path(uri: &Uri, path: &str) -> Result<Uri, ServeError> {
+    let bad = || ServeError::Framing("its path cannot be written");
     let path = match uri.query() {
         Some(query) => PathAndQuery::try_from(format!("{path}?{query}")),
         None => PathAndQuery::try_from(path),

@@ -21,14 +21,13 @@ mod scalar;
 
 use std::sync::Arc;
 
+use tidegate_headers::{BodyStyle, HeaderStyle};
+
 use crate::directory::Directory;
 use crate::files::Files;
 use crate::identity::ClientKind;
 use crate::language::{BANS, CLIENTS, ERROR_BODIES, HEADER_STYLES, POLICY, RATE_LIMITS, STORE};
-use crate::plan::{
-    self, Clients, ErrorBody, HeaderStyle, HttpOptions, LogPlan, PathCase, Plan, RateLimits, StorePlan,
-    StoreUrl,
-};
+use crate::plan::{self, Clients, HttpOptions, LogPlan, PathCase, Plan, RateLimits, StorePlan, StoreUrl};
 use crate::problem::Problems;
 use crate::raw::{self, Fields, Finding, Mark, Node, Place, Report};
 use crate::warnings;
@@ -209,9 +208,9 @@ fn decode<'s>(root: &Node<'s>, context: &mut Context<'s, '_>) -> Option<Plan> {
     let headers = headers(&fields, &mut context.report);
     let error_body = match fields.get("error_body") {
         Some(node) => {
-            scalar::choice(node, "form of body", ERROR_BODIES, &ErrorBody::ALL, &mut context.report)
+            scalar::choice(node, "form of body", ERROR_BODIES, &BodyStyle::ALL, &mut context.report)
         }
-        None => Some(ErrorBody::default()),
+        None => Some(BodyStyle::default()),
     };
     let store = store(fields.get("store"), &mut context.report);
     let log =

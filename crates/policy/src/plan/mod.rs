@@ -16,6 +16,7 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 use tidegate_core::Span;
+use tidegate_headers::{BodyStyle, HeaderStyle};
 
 use crate::directory::{self, Directory};
 use crate::endpoints::EndpointPattern;
@@ -55,8 +56,8 @@ pub struct Plan {
     pub rate_limits: RateLimits,
     /// Which headers tell clients about their limits.
     pub headers: Vec<HeaderStyle>,
-    /// The form of a refusal's body.
-    pub error_body: ErrorBody,
+    /// The style of error bodies.
+    pub error_body: BodyStyle,
     /// Where counters are kept.
     pub store: StorePlan,
     /// What is logged.
@@ -222,61 +223,6 @@ impl fmt::Display for HostPattern {
     }
 }
 
-/// A style of headers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum HeaderStyle {
-    /// `X-RateLimit-Limit`, `-Remaining`, `-Reset` in Unix seconds.
-    XRateLimit,
-    /// `RateLimit-Policy` and `RateLimit`, structured fields.
-    RateLimit,
-    /// `RateLimit-Limit`, `-Remaining`, `-Reset` in Unix seconds.
-    RateLimitEpoch,
-    /// `RateLimit-Limit`, `-Remaining`, `-Reset` in seconds from now.
-    RateLimitDelta,
-}
-
-impl HeaderStyle {
-    /// All styles.
-    pub const ALL: [Self; 4] =
-        [Self::XRateLimit, Self::RateLimit, Self::RateLimitEpoch, Self::RateLimitDelta];
-
-    /// The name used in configuration.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::XRateLimit => "x_ratelimit",
-            Self::RateLimit => "ratelimit",
-            Self::RateLimitEpoch => "ratelimit_epoch",
-            Self::RateLimitDelta => "ratelimit_delta",
-        }
-    }
-}
-
-/// The form of a refusal's body.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum ErrorBody {
-    /// One flat JSON object.
-    #[default]
-    Flat,
-    /// A JSON object within `error`.
-    Nested,
-    /// `application/problem+json` (RFC 9457).
-    Problem,
-}
-
-impl ErrorBody {
-    /// All forms.
-    pub const ALL: [Self; 3] = [Self::Flat, Self::Nested, Self::Problem];
-
-    /// The name used in configuration.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Flat => "flat",
-            Self::Nested => "nested",
-            Self::Problem => "problem",
-        }
-    }
-}
-
 /// Where counters are kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StorePlan {
@@ -327,7 +273,7 @@ mod tests {
     #[test]
     fn the_language_names_every_style_and_form() {
         assert_eq!(HeaderStyle::ALL.map(HeaderStyle::name), *HEADER_STYLES);
-        assert_eq!(ErrorBody::ALL.map(ErrorBody::name), *ERROR_BODIES);
+        assert_eq!(BodyStyle::ALL.map(BodyStyle::name), *ERROR_BODIES);
     }
 
     #[test]

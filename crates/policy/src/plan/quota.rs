@@ -21,7 +21,7 @@ const SECOND: u64 = 1_000_000;
 /// A limit as it is announced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quota {
-    quota: u64,
+    units: u64,
     window: Span,
     unit: LimitUnit,
     /// The limit's capacity: an outcome with another comes from an override.
@@ -54,8 +54,8 @@ impl Quota {
             own_window
         };
         let [window, own_window] = [window, own_window].map(Span::from_secs);
-        let mut quota = Self { quota: 0, window, unit: LimitUnit::Requests, capacity, own_window, fraction };
-        quota.quota = quota.per_second(announced);
+        let mut quota = Self { units: 0, window, unit: LimitUnit::Requests, capacity, own_window, fraction };
+        quota.units = quota.per_second(announced);
         quota
     }
 
@@ -67,7 +67,7 @@ impl Quota {
 
     /// The report where nothing is known but the limit: all of it is left.
     pub fn whole<'n>(&self, name: &'n str) -> LimitReport<'n> {
-        let Self { quota, window, unit, .. } = *self;
+        let Self { units: quota, window, unit, .. } = *self;
         let (window, reset_after) = (Some(window), Span::ZERO);
         LimitReport { name, quota, window, remaining: quota, reset_after, retry_after: None, unit }
     }
@@ -76,7 +76,7 @@ impl Quota {
     #[inline]
     pub fn report<'n>(&self, name: &'n str, outcome: &Outcome) -> LimitReport<'n> {
         let (quota, window) = if outcome.limit == self.capacity {
-            (self.quota, self.window)
+            (self.units, self.window)
         } else {
             // An override: an outcome says no more of it.
             (self.per_second(outcome.limit), self.own_window)

@@ -1,0 +1,234 @@
+//! Reads what other servers say about their limits.
+//!
+//! Servers use several generations of headers, some of them at once. The most informative one that is present is read:
+//!
+//! 1. `RateLimit-Policy: "a";q=100;w=60` and `RateLimit: "a";r=50;t=30`, the newest draft;
+//! 2. `RateLimit: limit=100, remaining=50, reset=30`, with `RateLimit-Policy: 100;w=60`;
+//! 3. `RateLimit-Limit`, `RateLimit-Remaining`, `RateLimit-Reset`, with the same policies, which may also follow the limit;
+//! 4. `X-RateLimit-*`, or `X-Rate-Limit-*`.
+//!
+//! The values come from a server that may be wrong or hostile: what cannot be read is ignored.
+
+use std::time::UNIX_EPOCH;
+
+use http::header::{HeaderName, RETRY_AFTER};
+use http::{HeaderMap, HeaderValue};
+use sfv::{BareItem, Dictionary, Item, List, ListEntry, Parser, StringRef, TokenRef};
+use tidegate_core::{LimitUnit, Span, Timestamp};
+
+use crate::names;
+
+/// More limits than any server has. The rest is ignored.
+const MAX_LIMITS: usize = 64;
+/// A reset of at least this many seconds is a Unix time: nobody announces a wait of 31 years.
+const FIRST_UNIX_SECOND: u64 = 1_000_000_000;
+
+const X_RATE_LIMIT: SingleValued = SingleValued {
+    limit: HeaderName::from_static("x-rate-limit-limit"),
+    remaining: HeaderName::from_static("x-rate-limit-remaining"),
+    reset: HeaderName::from_static("x-rate-limit-reset"),
+};
+const X_RATELIMIT: SingleValued =
+    SingleValued { limit: names::X_LIMIT, remaining: names::X_REMAINING, reset: names::X_RESET };
+const RATELIMIT: SingleValued =
+    SingleValued { limit: names::LIMIT, remaining: names::REMAINING, reset: names::RESET };
+const SINGLE_VALUED: [SingleValued; 3] = [RATELIMIT, X_RATELIMIT, X_RATE_LIMIT];
+
+/// Everything that a response says about limits.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AdvertisedLimits {
+    /// The limits, in the order of the response.
+    pub limits: Vec<AdvertisedLimit>,
+    /// The time after which the client may retry.
+    pub retry_after: Option<Span>,
+}
+
+/// What a response says about one limit.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AdvertisedLimit {
+    /// The name of the limit.
+    pub name: Option<String>,
+    /// Units per window.
+    pub quota: Option<u64>,
+    /// The window.
+    pub window: Option<Span>,
+    /// Units that are left.
+    pub remaining: Option<u64>,
+    /// The time until more units are left.
+    pub reset_after: Option<Span>,
+    /// What the units are; `None` if the response does not say, or names a unit of its own.
+    pub unit: Option<LimitUnit>,
+}
+
+impl AdvertisedLimits {
+    /// Reads the headers of a response that was received at `now`.
+    pub fn parse(headers: &HeaderMap, now: Timestamp) -> Self {
+        let mut limits = policies(headers, &names::POLICY);
+        let states = states(headers);
+        if states.is_empty() {
+            let single = dictionary(headers, now)
+                .or_else(|| SINGLE_VALUED.iter().find_map(|family| family.read(headers, now, &mut limits)));
+            if let Some(single) = single {
+                merge(&mut limits, single);
+            }
+        }
+        for state in states {
+            merge(&mut limits, state);
+        }
+        Self { limits, retry_after: retry_after(headers, now) }
+    }
+}
+
+/// Headers that hold one value each.
+struct SingleValued {
+    limit: HeaderName,
+    remaining: HeaderName,
+    reset: HeaderName,
+}
+
+impl SingleValued {
+    /// The limit that they report; `None` without any of them. Early drafts append policies to the limit; they are added to
+    /// `limits`.
+    fn read(
+        &self,
+        headers: &HeaderMap,
+        now: Timestamp,
+        limits: &mut Vec<AdvertisedLimit>,
+    ) -> Option<AdvertisedLimit> {
+        let number = |name| headers.get_all(name).iter().find_map(number);
+        let mut listed = policies(headers, &self.limit).into_iter().filter(|policy| policy.name.is_none());
+        let first = listed.next().unwrap_or_default();
+        let quota = first.quota.or_else(|| number(&self.limit));
+        let remaining = number(&self.remaining);
+        let reset_after = number(&self.reset).map(|seconds| reset_after(seconds, now));
+        if quota.is_none() && remaining.is_none() && reset_after.is_none() {
+            return None;
+        }
+        limits.extend(listed.take(MAX_LIMITS.saturating_sub(limits.len())));
+        Some(AdvertisedLimit { quota, remaining, reset_after, ..first })
+    }
+}
+
+/// Adds what `reported` says to the policy that it belongs to: that of its name, or without a name that of its quota.
+fn merge(limits: &mut Vec<AdvertisedLimit>, reported: AdvertisedLimit) {
+    let belongs = |limit: &&mut AdvertisedLimit| {
+        let is_open = limit.remaining.is_none() && limit.reset_after.is_none();
+        let is_same = match &reported.name {
+            Some(_) => limit.name == reported.name,
+            None => limit.quota.is_some() && limit.quota == reported.quota,
+        };
+        is_open && is_same
+    };
+    if let Some(limit) = limits.iter_mut().find(belongs) {
+        limit.remaining = reported.remaining;
+        limit.reset_after = reported.reset_after;
+    } else if limits.len() < MAX_LIMITS {
+        limits.push(reported);
+    }
+}
+
+/// A list of policies: `"name";q=100;qu="requests";w=60` in the newest draft, `100;w=60` in earlier ones.
+fn policies(headers: &HeaderMap, name: &HeaderName) -> Vec<AdvertisedLimit> {
+    items(headers, name).filter_map(|item| policy(&item)).take(MAX_LIMITS).collect()
+}
+
+fn policy(item: &Item) -> Option<AdvertisedLimit> {
+    let parameter = |key| item.params.get(key);
+    let window = parameter("w").and_then(integer).map(Span::from_secs);
+    if let Some(quota) = integer(&item.bare_item) {
+        return Some(AdvertisedLimit { quota: Some(quota), window, ..AdvertisedLimit::default() });
+    }
+    let unit = match parameter("qu") {
+        Some(unit) => text(unit).and_then(LimitUnit::parse),
+        None => Some(LimitUnit::Requests),
+    };
+    let quota = parameter("q").and_then(integer);
+    let name = Some(text(&item.bare_item)?.to_owned());
+    Some(AdvertisedLimit { name, quota, window, unit, ..AdvertisedLimit::default() })
+}
+
+/// The states of named limits: `"name";r=50;t=30`.
+fn states(headers: &HeaderMap) -> Vec<AdvertisedLimit> {
+    let state = |item: Item| {
+        let parameter = |key| item.params.get(key).and_then(integer);
+        let name = Some(text(&item.bare_item)?.to_owned());
+        let (remaining, reset_after) = (parameter("r"), parameter("t").map(Span::from_secs));
+        let state = AdvertisedLimit { name, remaining, reset_after, ..AdvertisedLimit::default() };
+        (remaining.is_some() || reset_after.is_some()).then_some(state)
+    };
+    items(headers, &names::RATELIMIT).filter_map(state).take(MAX_LIMITS).collect()
+}
+
+/// `limit=100, remaining=50, reset=30`.
+fn dictionary(headers: &HeaderMap, now: Timestamp) -> Option<AdvertisedLimit> {
+    let members = Parser::new(&joined(headers, &names::RATELIMIT)).parse::<Dictionary>().ok()?;
+    let number = |key| match members.get(key)? {
+        ListEntry::Item(item) => integer(&item.bare_item),
+        ListEntry::InnerList(_) => None,
+    };
+    let (quota, remaining, reset) = (number("limit"), number("remaining"), number("reset"));
+    if quota.is_none() && remaining.is_none() && reset.is_none() {
+        return None;
+    }
+    let reset_after = reset.map(|seconds| reset_after(seconds, now));
+    Some(AdvertisedLimit { quota, remaining, reset_after, ..AdvertisedLimit::default() })
+}
+
+/// `Retry-After`, or its counterpart among the `X-RateLimit` headers.
+fn retry_after(headers: &HeaderMap, now: Timestamp) -> Option<Span> {
+    let standard = headers
+        .get_all(RETRY_AFTER)
+        .iter()
+        .find_map(|value| number(value).map(Span::from_secs).or_else(|| Some(http_date(value)?.since(now))));
+    let seconds = || headers.get_all(names::X_RETRY_AFTER).iter().find_map(number);
+    standard.or_else(|| seconds().map(Span::from_secs))
+}
+
+fn http_date(value: &HeaderValue) -> Option<Timestamp> {
+    let date = httpdate::parse_http_date(value.to_str().ok()?).ok()?;
+    let seconds = date.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    Some(Timestamp::from_secs(seconds))
+}
+
+fn reset_after(seconds: u64, now: Timestamp) -> Span {
+    if seconds >= FIRST_UNIX_SECOND {
+        Timestamp::from_secs(seconds).since(now)
+    } else {
+        Span::from_secs(seconds)
+    }
+}
+
+/// A whole number of decimal digits.
+fn number(value: &HeaderValue) -> Option<u64> {
+    let digits = value.as_bytes().trim_ascii();
+    if !digits.iter().all(u8::is_ascii_digit) {
+        return None;
+    }
+    std::str::from_utf8(digits).ok()?.parse().ok()
+}
+
+/// The items of a structured list.
+fn items(headers: &HeaderMap, name: &HeaderName) -> impl Iterator<Item = Item> {
+    let list = Parser::new(&joined(headers, name)).parse::<List>().unwrap_or_default();
+    list.into_iter().filter_map(|entry| match entry {
+        ListEntry::Item(item) => Some(item),
+        ListEntry::InnerList(_) => None,
+    })
+}
+
+/// A header on several lines is one list.
+fn joined(headers: &HeaderMap, name: &HeaderName) -> Vec<u8> {
+    headers.get_all(name).iter().map(HeaderValue::as_bytes).collect::<Vec<_>>().join(&b", "[..])
+}
+
+fn integer(item: &BareItem) -> Option<u64> {
+    u64::try_from(i64::from(item.as_integer()?)).ok()
+}
+
+/// A string, or a token as earlier drafts have it.
+fn text(item: &BareItem) -> Option<&str> {
+    item.as_string().map(StringRef::as_str).or_else(|| item.as_token().map(TokenRef::as_str))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,132 @@
+use tidegate_core::{LimitUnit, Span};
+
+use super::*;
+use crate::rejection::RejectionReason;
+
+const AT: Timestamp = Timestamp::from_secs(1_705_334_370);
+
+const REJECTING: LimitReport<'static> = LimitReport {
+    name: "default",
+    quota: 100,
+    window: Some(Span::from_secs(60)),
+    remaining: 0,
+    reset_after: Span::from_secs(60),
+    retry_after: Some(Span::from_secs(30)),
+    unit: LimitUnit::Requests,
+};
+
+fn assert_bodies(body: &ErrorBody<'_>, [flat, nested, problem]: [&str; 3]) {
+    for (style, expected) in BodyStyle::ALL.into_iter().zip([flat, nested, problem]) {
+        let encoded = String::from_utf8(body.encode(style)).unwrap();
+        assert_eq!(encoded, format!("{expected}\n"), "{style:?}");
+        serde_json::from_str::<serde_json::Value>(&encoded).unwrap();
+    }
+}
+
+#[test]
+fn body_of_a_rejection_by_limit_has_these_bytes() {
+    let limit = ReportedLimit { at: AT, report: &REJECTING, violated: &["default", "tier \"x\""] };
+    let body = RejectionReason::Limit.error_body(Some(30), limit);
+    assert_bodies(
+        &body,
+        [
+            r#"{"error":"rate_limit_exceeded","message":"Too many requests. Please retry after 30 seconds.","retry_after":30,"limit":100,"remaining":0,"reset":1705334400,"window":"1m","rule":"default"}"#,
+            r#"{"error":{"code":"RATE_LIMITED","message":"Too many requests. Please retry after 30 seconds.","retry_after":30,"limit":100,"remaining":0,"reset":1705334400,"window":"1m","rule":"default"}}"#,
+            r#"{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Request cannot be satisfied as assigned quota has been exceeded","status":429,"detail":"Too many requests. Please retry after 30 seconds.","violated-policies":["default","tier \"x\""],"retry_after":30,"limit":100,"remaining":0,"reset":1705334400,"window":"1m","rule":"default"}"#,
+        ],
+    );
+}
+
+#[test]
+fn body_of_a_lock_out_has_these_bytes() {
+    let limit = ReportedLimit { at: AT, report: &REJECTING, violated: &["default"] };
+    let body = RejectionReason::LockOut.error_body(Some(1), limit);
+    assert_bodies(
+        &body,
+        [
+            r#"{"error":"locked_out","message":"Too many rejected requests: this client is locked out. Please retry after 1 second.","retry_after":1,"limit":100,"remaining":0,"reset":1705334400,"window":"1m","rule":"default"}"#,
+            r#"{"error":{"code":"LOCKED_OUT","message":"Too many rejected requests: this client is locked out. Please retry after 1 second.","retry_after":1,"limit":100,"remaining":0,"reset":1705334400,"window":"1m","rule":"default"}}"#,
+            r#"{"type":"https://iana.org/assignments/http-problem-types#abnormal-usage-detected","title":"Request not satisfied due to detection of abnormal request pattern","status":429,"detail":"Too many rejected requests: this client is locked out. Please retry after 1 second.","violated-policies":["default"],"retry_after":1,"limit":100,"remaining":0,"reset":1705334400,"window":"1m","rule":"default"}"#,
+        ],
+    );
+}
+
+#[test]
+fn body_of_a_full_concurrency_limit_has_these_bytes() {
+    let report = LimitReport::exhausted_concurrency("exports", 2);
+    let limit = ReportedLimit { at: AT, report: &report, violated: &["exports"] };
+    let body = RejectionReason::Concurrency.error_body(Some(1), limit);
+    assert_bodies(
+        &body,
+        [
+            r#"{"error":"too_many_at_once","message":"Too many requests at once. Please retry after 1 second.","retry_after":1,"limit":2,"remaining":0,"reset":1705334371,"window":null,"rule":"exports"}"#,
+            r#"{"error":{"code":"TOO_MANY_AT_ONCE","message":"Too many requests at once. Please retry after 1 second.","retry_after":1,"limit":2,"remaining":0,"reset":1705334371,"window":null,"rule":"exports"}}"#,
+            r#"{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Request cannot be satisfied as assigned quota has been exceeded","status":429,"detail":"Too many requests at once. Please retry after 1 second.","violated-policies":["exports"],"retry_after":1,"limit":2,"remaining":0,"reset":1705334371,"window":null,"rule":"exports"}"#,
+        ],
+    );
+}
+
+#[test]
+fn body_of_a_cost_that_never_fits_has_these_bytes() {
+    let report = LimitReport {
+        name: "a \"b\" ü",
+        window: Some(Span::from_secs(90)),
+        remaining: 7,
+        reset_after: Span::from_secs(12),
+        retry_after: None,
+        ..REJECTING
+    };
+    let limit = ReportedLimit { at: AT, report: &report, violated: &["a \"b\" ü"] };
+    let body = RejectionReason::Limit.error_body(None, limit);
+    assert_bodies(
+        &body,
+        [
+            r#"{"error":"rate_limit_exceeded","message":"This request costs more than its limit ever allows. Retrying does not help.","limit":100,"remaining":7,"reset":1705334382,"window":"90s","rule":"a \"b\" ü"}"#,
+            r#"{"error":{"code":"RATE_LIMITED","message":"This request costs more than its limit ever allows. Retrying does not help.","limit":100,"remaining":7,"reset":1705334382,"window":"90s","rule":"a \"b\" ü"}}"#,
+            r#"{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Request cannot be satisfied as assigned quota has been exceeded","status":429,"detail":"This request costs more than its limit ever allows. Retrying does not help.","violated-policies":["a \"b\" ü"],"limit":100,"remaining":7,"reset":1705334382,"window":"90s","rule":"a \"b\" ü"}"#,
+        ],
+    );
+}
+
+#[test]
+fn body_of_each_other_status_has_these_bytes() {
+    let cases = [
+        (StatusCode::BAD_REQUEST, "bad_request", "BAD_REQUEST", "Bad Request"),
+        (StatusCode::FORBIDDEN, "banned", "BANNED", "Forbidden"),
+        (StatusCode::NOT_FOUND, "no_route", "NO_ROUTE", "Not Found"),
+        (StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", "BODY_TOO_LARGE", "Payload Too Large"),
+        (StatusCode::BAD_GATEWAY, "upstream_failed", "UPSTREAM_FAILED", "Bad Gateway"),
+        (StatusCode::SERVICE_UNAVAILABLE, "no_server", "NO_SERVER", "Service Unavailable"),
+        (StatusCode::GATEWAY_TIMEOUT, "upstream_timeout", "UPSTREAM_TIMEOUT", "Gateway Timeout"),
+    ];
+    for (status, code, nested_code, title) in cases {
+        let body = ErrorBody::new(status, code, "The \"Host\"\nis not a host.");
+        let message = r#""The \"Host\"\nis not a host.""#;
+        let number = status.as_u16();
+        assert_bodies(
+            &body,
+            [
+                &format!(r#"{{"error":"{code}","message":{message}}}"#),
+                &format!(r#"{{"error":{{"code":"{nested_code}","message":{message}}}}}"#),
+                &format!(r#"{{"detail":{message},"status":{number},"title":"{title}"}}"#),
+            ],
+        );
+    }
+}
+
+#[test]
+fn rejection_message_states_when_to_retry() {
+    let message = |reason: RejectionReason, seconds| reason.message(seconds);
+    assert_eq!(
+        message(RejectionReason::Limit, Some(30)),
+        "Too many requests. Please retry after 30 seconds."
+    );
+    assert_eq!(
+        message(RejectionReason::Concurrency, Some(1)),
+        "Too many requests at once. Please retry after 1 second."
+    );
+    assert_eq!(
+        message(RejectionReason::LockOut, None),
+        "This request costs more than its limit ever allows. Retrying does not help."
+    );
+}

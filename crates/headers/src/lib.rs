@@ -1,0 +1,58 @@
+//! What responses say about rate limits: headers, `Retry-After` and error bodies, written and parsed.
+//!
+//! A server describes each limit as a [`LimitReport`](tidegate_core::LimitReport). [`HeaderWriter`] writes the reports in
+//! every [`HeaderStyle`], [`ErrorBody`] writes the body of an error in every [`BodyStyle`], and [`AdvertisedLimits`] reads
+//! the headers of other servers back. No other crate of the workspace names these headers.
+//!
+//! ```
+//! use http::HeaderMap;
+//! use tidegate_core::{LimitReport, LimitUnit, Span, Timestamp};
+//! use tidegate_headers::{AdvertisedLimits, HeaderStyle, HeaderValueCache, HeaderWriter, RateLimitHeaders};
+//!
+//! let now = Timestamp::from_secs(1_700_000_000);
+//! let report = LimitReport {
+//!     name: "default",
+//!     quota: 100,
+//!     window: Some(Span::from_secs(60)),
+//!     remaining: 50,
+//!     reset_after: Span::from_secs(30),
+//!     retry_after: None,
+//!     unit: LimitUnit::Requests,
+//! };
+//!
+//! let mut headers = RateLimitHeaders::default();
+//! let mut cache = HeaderValueCache::default();
+//! let mut writer = HeaderWriter { styles: &[HeaderStyle::XRateLimit, HeaderStyle::RateLimit], cache: &mut cache };
+//! writer.write_limits(&mut headers, now, &report, &[report]);
+//! let mut response = HeaderMap::new();
+//! headers.insert_into(&mut response);
+//! assert_eq!(response["x-ratelimit-remaining"], "50");
+//! assert_eq!(response["ratelimit-policy"], r#""default";q=100;w=60"#);
+//! assert_eq!(response["ratelimit"], r#""default";r=50;t=30"#);
+//!
+//! let advertised = AdvertisedLimits::parse(&response, now);
+//! assert_eq!(advertised.limits[0].name.as_deref(), Some("default"));
+//! assert_eq!(advertised.limits[0].remaining, Some(50));
+//! assert_eq!(advertised.limits[0].reset_after, Some(Span::from_secs(30)));
+//! ```
+
+#![forbid(unsafe_code)]
+
+mod advertised;
+mod body;
+mod names;
+mod rejection;
+mod retry_after;
+mod scan;
+mod structured_list;
+mod style;
+mod value_cache;
+mod write;
+
+pub use advertised::{AdvertisedLimit, AdvertisedLimits};
+pub use body::{ErrorBody, ProblemType, ReportedLimit};
+pub use rejection::RejectionReason;
+pub use retry_after::{retry_after_seconds, write_retry_after};
+pub use style::{BodyStyle, HeaderStyle};
+pub use value_cache::HeaderValueCache;
+pub use write::{HeaderWriter, RateLimitHeaders, is_rejected_by_upstream};

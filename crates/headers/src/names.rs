@@ -1,0 +1,13 @@
+//! The names of the rate-limit headers.
+
+use http::header::HeaderName;
+
+pub(crate) const X_LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
+pub(crate) const X_REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
+pub(crate) const X_RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
+pub(crate) const X_RETRY_AFTER: HeaderName = HeaderName::from_static("x-ratelimit-retry-after");
+pub(crate) const LIMIT: HeaderName = HeaderName::from_static("ratelimit-limit");
+pub(crate) const REMAINING: HeaderName = HeaderName::from_static("ratelimit-remaining");
+pub(crate) const RESET: HeaderName = HeaderName::from_static("ratelimit-reset");
+pub(crate) const POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
+pub(crate) const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");

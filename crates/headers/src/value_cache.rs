@@ -1,0 +1,177 @@
+//! Header values that were written before. Limits and windows are few, and limits reset at few different seconds.
+
+use http::HeaderValue;
+use tidegate_core::{LimitReport, LimitUnit, Span};
+
+use crate::structured_list::ListWriter;
+
+/// Header values by what they say, for the responses of one thread.
+#[derive(Debug, Default)]
+pub struct HeaderValueCache {
+    limits: Slots<()>,
+    resets: Slots<()>,
+    policies: Slots<Vec<AnnouncedQuota>>,
+}
+
+impl HeaderValueCache {
+    pub(crate) fn limit(&mut self, limit: u64) -> HeaderValue {
+        self.limits.get(limit, |()| true, || ((), limit.into()))
+    }
+
+    pub(crate) fn reset(&mut self, seconds: u64) -> HeaderValue {
+        self.resets.get(seconds, |()| true, || ((), seconds.into()))
+    }
+
+    /// `RateLimit-Policy`.
+    pub(crate) fn policy(&mut self, reports: &[LimitReport<'_>]) -> HeaderValue {
+        let is_same = |quotas: &Vec<AnnouncedQuota>| {
+            quotas.len() == reports.len()
+                && quotas.iter().zip(reports).all(|(quota, report)| quota.is_of(report))
+        };
+        let write = || (reports.iter().map(AnnouncedQuota::new).collect(), policy_value(reports));
+        self.policies.get(fingerprint(reports), is_same, write)
+    }
+}
+
+fn policy_value(reports: &[LimitReport<'_>]) -> HeaderValue {
+    let mut list = ListWriter::default();
+    for report in reports {
+        list.member(report.name);
+        list.integer(";q=", report.quota);
+        if report.unit != LimitUnit::Requests {
+            list.string(";qu=", &report.unit.to_string());
+        }
+        if let Some(window) = report.window {
+            list.integer(";w=", window.as_secs_ceil());
+        }
+    }
+    list.finish()
+}
+
+/// A hash of what a policy announces. Rules stay where they are while a policy is in force, so the address of a name is
+/// enough to tell it from others; equality is decided by its bytes.
+fn fingerprint(reports: &[LimitReport<'_>]) -> u64 {
+    // An odd number without a pattern: the upper half of the product depends on all bits of the other factor.
+    const MIX: u64 = 0x9e37_79b9_7f4a_7c15;
+    let mixed = reports.iter().fold(0_u64, |mixed, report| {
+        let address = report.name.as_ptr().addr() as u64;
+        (mixed.rotate_left(7) ^ address ^ report.quota).wrapping_mul(MIX)
+    });
+    mixed >> 32
+}
+
+/// What `RateLimit-Policy` announces of one limit.
+#[derive(Debug)]
+struct AnnouncedQuota {
+    name: Box<str>,
+    quota: u64,
+    window: Option<Span>,
+    unit: LimitUnit,
+}
+
+impl AnnouncedQuota {
+    fn new(report: &LimitReport<'_>) -> Self {
+        Self { name: report.name.into(), quota: report.quota, window: report.window, unit: report.unit }
+    }
+
+    fn is_of(&self, report: &LimitReport<'_>) -> bool {
+        self.quota == report.quota
+            && self.window == report.window
+            && self.unit == report.unit
+            && *self.name == *report.name
+    }
+}
+
+/// The number of values of a kind.
+const SLOTS: usize = 16;
+
+/// The last values by the hash of what they say, one in each slot. A value is stored on its second use in a row, so that
+/// values that are used once cost no copy.
+#[derive(Debug)]
+struct Slots<K>([Option<Slot<K>>; SLOTS]);
+
+#[derive(Debug)]
+struct Slot<K> {
+    hash: u64,
+    /// The value and what it says beyond the hash.
+    stored: Option<(K, HeaderValue)>,
+}
+
+impl<K> Default for Slots<K> {
+    fn default() -> Self {
+        Self([const { None }; SLOTS])
+    }
+}
+
+impl<K> Slots<K> {
+    /// The value with this `hash` for which `is_same` holds, otherwise the one that `write` gives.
+    fn get(
+        &mut self,
+        hash: u64,
+        is_same: impl FnOnce(&K) -> bool,
+        write: impl FnOnce() -> (K, HeaderValue),
+    ) -> HeaderValue {
+        let index = usize::try_from(hash % SLOTS as u64).unwrap_or_default();
+        let Some(slot) = self.0.get_mut(index) else { return write().1 };
+        match slot {
+            Some(Slot { hash: used, stored }) if *used == hash => match stored {
+                Some((key, value)) if is_same(key) => value.clone(),
+                _ => stored.insert(write()).1.clone(),
+            },
+            _ => {
+                *slot = Some(Slot { hash, stored: None });
+                write().1
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cached_number_in_any_order_of_use_is_the_number() {
+        let mut cache = HeaderValueCache::default();
+        for number in [1, 1, 1, 17, 17, 1, 2, 17, 2, 2, 17] {
+            assert_eq!(cache.limit(number), number.to_string());
+        }
+    }
+
+    #[test]
+    fn cached_policy_of_each_name_quota_window_and_unit_is_its_own() {
+        let base = LimitReport {
+            name: "a",
+            quota: 10,
+            window: Some(Span::from_secs(60)),
+            remaining: 10,
+            reset_after: Span::ZERO,
+            retry_after: None,
+            unit: LimitUnit::Requests,
+        };
+        let policies = [
+            (vec![base], r#""a";q=10;w=60"#),
+            (vec![LimitReport { name: "b", ..base }], r#""b";q=10;w=60"#),
+            (vec![LimitReport { quota: 11, ..base }], r#""a";q=11;w=60"#),
+            (vec![LimitReport { window: None, ..base }], r#""a";q=10"#),
+            (vec![LimitReport { unit: LimitUnit::Cost, ..base }], r#""a";q=10;qu="cost-units";w=60"#),
+            (vec![base, base], r#""a";q=10;w=60, "a";q=10;w=60"#),
+        ];
+        let mut cache = HeaderValueCache::default();
+        for repeat in [1, 2, 3] {
+            for (reports, text) in &policies {
+                for _ in 0..repeat {
+                    assert_eq!(cache.policy(reports), *text);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn cached_policy_with_the_hash_of_another_replaces_it() {
+        let mut slots = Slots::<u64>::default();
+        for key in [1, 1, 2, 2, 1, 1, 2_u64] {
+            assert_eq!(slots.get(7, |stored| *stored == key, || (key, key.into())), key.to_string());
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! Writes the rate-limit headers of a response.
+
+use http::header::{HeaderName, HeaderValue, RETRY_AFTER};
+use http::{HeaderMap, StatusCode};
+use smallvec::SmallVec;
+use tidegate_core::{LimitReport, Span, Timestamp};
+
+use crate::names;
+use crate::structured_list::{LARGEST_INTEGER, ListWriter};
+use crate::style::HeaderStyle;
+use crate::value_cache::HeaderValueCache;
+
+/// The rate-limit headers of one response.
+#[derive(Debug, Default)]
+pub struct RateLimitHeaders(SmallVec<[(HeaderName, HeaderValue); 6]>);
+
+impl RateLimitHeaders {
+    /// Removes all of them.
+    pub fn clear(&mut self) {
+        self.0.clear();
+    }
+
+    /// Sets them in `headers`, replacing those of the same name.
+    pub fn insert_into(self, headers: &mut HeaderMap) {
+        headers.reserve(self.0.len());
+        for (name, value) in self.0 {
+            headers.insert(name, value);
+        }
+    }
+
+    fn push(&mut self, name: HeaderName, value: HeaderValue) {
+        self.0.push((name, value));
+    }
+}
+
+/// Writes rate-limit headers in the chosen styles.
+#[derive(Debug)]
+pub struct HeaderWriter<'w> {
+    /// The styles, in this order.
+    pub styles: &'w [HeaderStyle],
+    /// Values written before.
+    pub cache: &'w mut HeaderValueCache,
+}
+
+impl HeaderWriter<'_> {
+    /// Writes what the response of a decision at `at` reports: the single-valued styles report `single`, the structured one
+    /// `all` limits.
+    pub fn write_limits(
+        &mut self,
+        headers: &mut RateLimitHeaders,
+        at: Timestamp,
+        single: &LimitReport<'_>,
+        all: &[LimitReport<'_>],
+    ) {
+        for style in self.styles {
+            match style {
+                HeaderStyle::XRateLimit => {
+                    headers.push(names::X_LIMIT, self.cache.limit(single.quota));
+                    headers.push(names::X_REMAINING, remaining(single));
+                    headers.push(names::X_RESET, self.cache.reset(reset_second(at, single)));
+                }
+                HeaderStyle::RateLimitEpoch | HeaderStyle::RateLimitDelta => {
+                    headers.push(names::LIMIT, self.cache.limit(single.quota));
+                    headers.push(names::REMAINING, remaining(single));
+                    let seconds = if *style == HeaderStyle::RateLimitEpoch {
+                        reset_second(at, single)
+                    } else {
+                        single.announced_reset().as_secs_ceil()
+                    };
+                    headers.push(names::RESET, self.cache.reset(seconds));
+                }
+                HeaderStyle::RateLimit => {
+                    headers.push(names::POLICY, self.cache.policy(all));
+                    headers.push(names::RATELIMIT, ratelimit_value(all));
+                }
+            }
+        }
+    }
+
+    /// Writes when a rejected client may retry, for clients that read only the `X-RateLimit` headers.
+    pub fn write_retry_after(&self, headers: &mut RateLimitHeaders, seconds: u64) {
+        if self.styles.contains(&HeaderStyle::XRateLimit) {
+            headers.push(names::X_RETRY_AFTER, seconds.into());
+        }
+    }
+}
+
+/// The Unix second of a limit's reset.
+pub(crate) fn reset_second(at: Timestamp, report: &LimitReport<'_>) -> u64 {
+    (at + report.announced_reset()).as_secs_ceil()
+}
+
+fn remaining(report: &LimitReport<'_>) -> HeaderValue {
+    // Nearly every rejection has 0 left.
+    if report.remaining == 0 { HeaderValue::from_static("0") } else { report.remaining.into() }
+}
+
+fn ratelimit_value(reports: &[LimitReport<'_>]) -> HeaderValue {
+    let mut list = ListWriter::default();
+    for report in reports {
+        list.member(report.name);
+        list.integer(";r=", report.remaining);
+        // No `t` is longer than its `w`.
+        let longest = report.window.map_or(LARGEST_INTEGER, Span::as_secs_ceil);
+        list.integer(";t=", report.announced_reset().as_secs_ceil().min(longest));
+    }
+    list.finish()
+}
+
+/// Whether an upstream rejected a request by a limit of its own and said so. Its headers are then forwarded without ours,
+/// which would contradict them.
+pub fn is_rejected_by_upstream(status: StatusCode, headers: &HeaderMap) -> bool {
+    matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE)
+        && headers.keys().any(|name| {
+            let name = name.as_str();
+            name.starts_with("ratelimit") || name.starts_with("x-ratelimit") || name == RETRY_AFTER.as_str()
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate_core::LimitUnit;
+
+    use super::*;
+
+    const AT: Timestamp = Timestamp::from_secs(1_705_334_370);
+
+    fn report() -> LimitReport<'static> {
+        LimitReport {
+            name: "default",
+            quota: 100,
+            window: Some(Span::from_secs(60)),
+            remaining: 50,
+            reset_after: Span::from_millis(29_500),
+            retry_after: None,
+            unit: LimitUnit::Requests,
+        }
+    }
+
+    fn written(
+        style: HeaderStyle,
+        single: &LimitReport<'_>,
+        all: &[LimitReport<'_>],
+    ) -> Vec<(String, String)> {
+        let mut headers = RateLimitHeaders::default();
+        let mut cache = HeaderValueCache::default();
+        HeaderWriter { styles: &[style], cache: &mut cache }.write_limits(&mut headers, AT, single, all);
+        headers
+            .0
+            .into_iter()
+            .map(|(name, value)| (name.to_string(), value.to_str().unwrap().to_owned()))
+            .collect()
+    }
+
+    #[test]
+    fn headers_of_each_style_have_its_names_and_values() {
+        let pairs = |pairs: &[(&str, &str)]| -> Vec<_> {
+            pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+        };
+        let full = LimitReport::exhausted_concurrency("exports", 2);
+        let of = |style| written(style, &report(), &[report(), full]);
+        assert_eq!(
+            of(HeaderStyle::XRateLimit),
+            pairs(&[
+                ("x-ratelimit-limit", "100"),
+                ("x-ratelimit-remaining", "50"),
+                ("x-ratelimit-reset", "1705334400"),
+            ])
+        );
+        assert_eq!(
+            of(HeaderStyle::RateLimitEpoch),
+            pairs(&[
+                ("ratelimit-limit", "100"),
+                ("ratelimit-remaining", "50"),
+                ("ratelimit-reset", "1705334400"),
+            ])
+        );
+        assert_eq!(
+            of(HeaderStyle::RateLimitDelta),
+            pairs(&[("ratelimit-limit", "100"), ("ratelimit-remaining", "50"), ("ratelimit-reset", "30")])
+        );
+        let policy = r#""default";q=100;w=60, "exports";q=2;qu="concurrent-requests""#;
+        assert_eq!(
+            of(HeaderStyle::RateLimit),
+            pairs(&[
+                ("ratelimit-policy", policy),
+                ("ratelimit", r#""default";r=50;t=30, "exports";r=0;t=1"#),
+            ])
+        );
+    }
+
+    #[test]
+    fn headers_of_a_limit_that_rejects_have_the_time_until_it_admits() {
+        let retry_after = Some(Span::from_secs(90));
+        let rejecting =
+            LimitReport { remaining: 0, retry_after, reset_after: Span::from_secs(120), ..report() };
+        assert_eq!(written(HeaderStyle::RateLimitDelta, &rejecting, &[])[2].1, "90");
+        // No longer than the window.
+        assert_eq!(written(HeaderStyle::RateLimit, &rejecting, &[rejecting])[1].1, r#""default";r=0;t=60"#);
+    }
+
+    #[test]
+    fn retry_after_is_written_among_x_ratelimit_headers_only() {
+        let written = |style| {
+            let mut headers = RateLimitHeaders::default();
+            let mut cache = HeaderValueCache::default();
+            HeaderWriter { styles: &[style], cache: &mut cache }.write_retry_after(&mut headers, 30);
+            headers.0.len()
+        };
+        assert_eq!(HeaderStyle::ALL.map(written), [1, 0, 0, 0]);
+    }
+
+    #[test]
+    fn upstream_rejection_is_a_429_or_503_with_headers_of_a_limit() {
+        let rejected = |status, name| {
+            let headers =
+                HeaderMap::from_iter([(HeaderName::from_static(name), HeaderValue::from_static("1"))]);
+            is_rejected_by_upstream(status, &headers)
+        };
+        for name in
+            ["retry-after", "x-ratelimit-limit", "x-ratelimit-retry-after", "ratelimit", "ratelimit-policy"]
+        {
+            assert!(rejected(StatusCode::TOO_MANY_REQUESTS, name), "{name}");
+            assert!(rejected(StatusCode::SERVICE_UNAVAILABLE, name), "{name}");
+            assert!(!rejected(StatusCode::OK, name), "{name}");
+        }
+        assert!(!rejected(StatusCode::TOO_MANY_REQUESTS, "content-type"));
+    }
+}
