@@ -24,8 +24,7 @@ mod told;
 mod upstream;
 mod worker;
 
-pub use crate::conn::certificate::{CertificateError, CertificateResolver, ServerCertificate};
-pub use crate::conn::listener::{ListenError, Listener};
+pub use crate::conn::{CertificateError, CertificateResolver, ListenError, Listener, ServerCertificate};
 pub use crate::http::response_body::Pace;
 pub use crate::resource_limits::Bounds;
 pub use crate::server::{Gateway, GatewayError};

@@ -1,7 +1,6 @@
 //! All cores together.
 
 use std::io;
-use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,20 +13,16 @@ use thiserror::Error;
 use tidegate_policy::{Active, Bans};
 use tidegate_store::{Clock, Penalties, Permits, RetainedLimits, Store, StoreError, SystemClock};
 use tidegate_telemetry::{Kind, Page, Reader, Telemetry};
-use tokio::net::TcpStream;
 use tokio::runtime::{Builder, LocalOptions};
 use tokio::sync::watch;
+use tokio_rustls::TlsAcceptor;
 
-use crate::conn::connection::{self, Client, Speaking};
-use crate::conn::connection_limit::{Guests, Place};
-use crate::conn::listener::Listener;
+use crate::conn::{Acceptor, ConnectionLimiter, Listener, accept};
 use crate::resource_limits::Bounds;
 use crate::snapshot::{Live, LiveError};
 use crate::upstream::{Connector, TlsError, health};
 use crate::worker::{Core, Shared};
 
-/// When descriptors run out, accepting again at once would only spin.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// How often a core that drains looks whether it is done.
 const DRAIN_LOOK: Duration = Duration::from_millis(10);
 
@@ -40,7 +35,7 @@ pub struct Gateway<S> {
     limits: Mutex<RetainedLimits>,
     connector: Connector,
     bounds: Bounds,
-    guests: Arc<Guests>,
+    limiter: Arc<ConnectionLimiter>,
 }
 
 /// Why a gateway cannot start.
@@ -83,7 +78,7 @@ impl<S: Store + 'static> Gateway<S> {
                 permits: Arc::default(),
             },
             connector: Connector::new(bounds.connect, &RootCertStore::empty())?,
-            guests: Guests::new(bounds.connections, bounds.connections_per_address),
+            limiter: ConnectionLimiter::new(bounds.connections, bounds.connections_per_address),
             bounds,
         })
     }
@@ -156,7 +151,7 @@ impl<S: Store + 'static> Gateway<S> {
 
     /// How many clients are connected.
     pub fn connections(&self) -> usize {
-        self.guests.count()
+        self.limiter.count()
     }
 
     /// Starts a thread for each core. They end when `stop` turns true and all requests under way have ended, or
@@ -178,14 +173,14 @@ impl<S: Store + 'static> Gateway<S> {
         stop: &watch::Receiver<bool>,
         drain: Duration,
     ) -> Result<JoinHandle<()>, GatewayError> {
-        let mut doors = Vec::new();
+        let mut sockets = Vec::new();
         for listener in listeners {
             if let Some(socket) = listener.sockets.get(number) {
-                doors.push((socket.try_clone()?, listener.tls.clone()));
+                sockets.push((socket.try_clone()?, listener.tls.clone()));
             }
         }
         let (live, shared) = (Arc::clone(&self.live), self.shared.clone());
-        let (connector, bounds, guests) = (self.connector.clone(), self.bounds, Arc::clone(&self.guests));
+        let (connector, bounds, limiter) = (self.connector.clone(), self.bounds, Arc::clone(&self.limiter));
         let stop = stop.clone();
         let thread = std::thread::Builder::new().name(format!("core-{number}"));
         let (starts, started) = std::sync::mpsc::sync_channel(1);
@@ -204,7 +199,7 @@ impl<S: Store + 'static> Gateway<S> {
                     tokio::task::spawn_local(health::watch(Arc::clone(&live), connector.clone(), log));
                 }
                 let core = Rc::new(Core::new(live, shared, connector, bounds, stop.clone()));
-                run(core, doors, guests, stop, drain).await;
+                run(core, sockets, limiter, stop, drain).await;
             });
         })?;
         // Who cannot say that it started has not.
@@ -223,71 +218,30 @@ fn retain_limits(
     store.retain_limits(&limits, clock.now())
 }
 
-type Door = (std::net::TcpListener, Option<tokio_rustls::TlsAcceptor>);
-
+/// Serves with one core until `stop` turns true, then drains its connections.
 async fn run<S: Store + 'static>(
     core: Rc<Core<S>>,
-    doors: Vec<Door>,
-    guests: Arc<Guests>,
+    sockets: Vec<(std::net::TcpListener, Option<TlsAcceptor>)>,
+    limiter: Arc<ConnectionLimiter>,
     mut stop: watch::Receiver<bool>,
     drain: Duration,
 ) {
-    let inside = Rc::new(());
-    tokio::task::spawn_local(Rc::clone(&core.rounds).go(core.bounds, stop.clone()));
+    let open = Rc::new(());
+    tokio::task::spawn_local(Rc::clone(&core.watchdog).run(core.bounds, stop.clone()));
     tokio::task::spawn_local(Rc::clone(&core.patience).go());
     tokio::task::spawn_local(Rc::clone(&core.pools).go());
-    for door in doors {
-        let accepting = accept(Rc::clone(&core), door, Arc::clone(&guests), stop.clone(), Rc::clone(&inside));
-        tokio::task::spawn_local(accepting);
+    for (socket, tls) in sockets {
+        let acceptor = Acceptor { socket, tls, limiter: Arc::clone(&limiter), open: Rc::clone(&open) };
+        tokio::task::spawn_local(accept(Rc::clone(&core), acceptor, stop.clone()));
     }
-    // If nobody can stop it any more, it is to stop.
+    // A closed channel means the same as `true`.
     let _ = stop.wait_for(|stop| *stop).await;
     core.begin_stopping();
     let drained = async {
-        while Rc::strong_count(&inside) > 1 {
+        while Rc::strong_count(&open) > 1 {
             tokio::time::sleep(DRAIN_LOOK).await;
         }
     };
-    // What is still under way then is cut off.
+    // What is still open after that is cut off.
     let _ = tokio::time::timeout(drain, drained).await;
-}
-
-/// Lets connections in until `stop`.
-async fn accept<S: Store + 'static>(
-    core: Rc<Core<S>>,
-    (socket, tls): Door,
-    guests: Arc<Guests>,
-    mut stop: watch::Receiver<bool>,
-    inside: Rc<()>,
-) {
-    let Ok(listener) = tokio::net::TcpListener::from_std(socket) else { return };
-    let speaking = Rc::new(Speaking::new(&core.bounds));
-    let let_in = {
-        move |stream, peer: SocketAddr| {
-            // Who finds no room is let go at once: a reset costs less than a wait.
-            let guest = guests.enter(peer.ip());
-            core.teller.connected(guest.is_some());
-            let Some(guest) = guest else { return };
-            let client = Client { stream, peer, place: Place::new(guest, &inside) };
-            connection::serve(Rc::clone(&core), Rc::clone(&speaking), client, tls.clone());
-        }
-    };
-    loop {
-        let accepted = tokio::select! {
-            biased;
-            _ = stop.wait_for(|stop| *stop) => break,
-            accepted = listener.accept() => accepted,
-        };
-        match accepted {
-            Ok((stream, peer)) => let_in(stream, peer),
-            Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
-        }
-    }
-    // Who has connected by now counts on an answer; closing the socket would reset them.
-    let Ok(listener) = listener.into_std() else { return };
-    while let Ok((stream, peer)) = listener.accept() {
-        if let Ok(stream) = stream.set_nonblocking(true).and_then(|()| TcpStream::from_std(stream)) {
-            let_in(stream, peer);
-        }
-    }
 }

@@ -12,7 +12,7 @@ use tidegate_telemetry::{Log, Telemetry, Teller};
 use tokio::sync::watch;
 
 use crate::ban_list::Shut;
-use crate::conn::idle_watchdog::Rounds;
+use crate::conn::Watchdog;
 use crate::resource_limits::Bounds;
 use crate::snapshot::Live;
 use crate::told::Said;
@@ -56,7 +56,7 @@ pub(crate) struct Core<S> {
     pub(crate) penalties: Arc<Penalties>,
     pub(crate) permits: Arc<Permits>,
     pub(crate) pools: Rc<Pools>,
-    pub(crate) rounds: Rc<Rounds>,
+    pub(crate) watchdog: Rc<Watchdog>,
     pub(crate) patience: Rc<Patience>,
     pub(crate) bounds: Bounds,
     scratches: RefCell<Vec<Scratch>>,
@@ -100,7 +100,7 @@ impl<S: Store> Core<S> {
             penalties,
             permits,
             pools: Pools::new(connector, &bounds),
-            rounds: Rc::default(),
+            watchdog: Rc::default(),
             patience: Patience::new(bounds.answer),
             bounds,
             scratches: RefCell::default(),

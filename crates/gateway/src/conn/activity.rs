@@ -46,7 +46,7 @@ fn is_set(flag: &AtomicBool) -> bool {
 
 impl Activity {
     /// A request's head is complete; it is in flight until the guard is dropped.
-    pub(crate) fn begin(self: &Arc<Self>, has_body: bool) -> InFlight {
+    pub(crate) fn begin_request(self: &Arc<Self>, has_body: bool) -> InFlight {
         self.begun.store(false, Ordering::Relaxed);
         change(&self.requests, |count| count.wrapping_add(1));
         self.body.store(if has_body { BODY_UNCLAIMED } else { BODY_ENDED }, Ordering::Relaxed);
@@ -56,12 +56,12 @@ impl Activity {
     }
 
     /// Whether anything has moved since this was last asked.
-    pub(crate) fn has_moved(&self) -> bool {
+    pub(crate) fn take_moved(&self) -> bool {
         self.moved.swap(false, Ordering::Relaxed)
     }
 
     /// Whether a request has come since this was last asked.
-    pub(crate) fn was_asked(&self) -> bool {
+    pub(crate) fn take_requested(&self) -> bool {
         self.asked.swap(false, Ordering::Relaxed)
     }
 
@@ -77,7 +77,7 @@ impl Activity {
         is_set(&self.blocked)
     }
 
-    pub(crate) fn is_parting(&self) -> bool {
+    pub(crate) fn is_lingering(&self) -> bool {
         is_set(&self.parting)
     }
 
@@ -104,7 +104,7 @@ impl Activity {
             && !is_set(&self.begun)
             && !self.is_blocked()
             && self.body.load(Ordering::Relaxed) == BODY_ENDED
-            && !self.is_parting()
+            && !self.is_lingering()
             && !self.is_unparsable()
             && !self.is_multiplexed()
     }
@@ -116,17 +116,17 @@ impl Activity {
     }
 
     /// Whether a write can only be HTTP's own: no request is being served, and no response waits to be written.
-    pub(crate) fn is_write_unasked(&self) -> bool {
+    pub(crate) fn is_write_unsolicited(&self) -> bool {
         !is_set(&self.head_due) && !self.is_in_flight() && !self.is_multiplexed()
     }
 
     /// From now on many requests come at once.
-    pub(crate) fn multiplex(&self) {
+    pub(crate) fn http2_began(&self) {
         self.multiplexed.store(true, Ordering::Relaxed);
     }
 
     /// Bytes have come from the client.
-    pub(crate) fn heard(&self) {
+    pub(crate) fn bytes_came(&self) {
         self.moved.store(true, Ordering::Relaxed);
         if !self.is_in_flight() && self.body.load(Ordering::Relaxed) != BODY_IN_PROGRESS {
             self.begun.store(true, Ordering::Relaxed);
@@ -134,12 +134,12 @@ impl Activity {
     }
 
     /// Bytes that came with an earlier request are left: they begin a head.
-    pub(crate) fn begin_head(&self) {
+    pub(crate) fn head_was_buffered(&self) {
         self.begun.store(true, Ordering::Relaxed);
     }
 
     /// The socket was written to.
-    pub(crate) fn wrote(&self, written: &Poll<io::Result<usize>>) {
+    pub(crate) fn socket_wrote(&self, written: &Poll<io::Result<usize>>) {
         self.blocked.store(written.is_pending(), Ordering::Relaxed);
         if let Poll::Ready(Ok(written)) = written {
             add(&self.written, *written);
@@ -148,28 +148,28 @@ impl Activity {
     }
 
     /// A response was returned to HTTP/1.1.
-    pub(crate) fn owe_head(&self) {
+    pub(crate) fn response_was_returned(&self) {
         self.head_due.store(true, Ordering::Relaxed);
     }
 
     /// HTTP has written something.
-    pub(crate) fn wrote_head(&self) {
+    pub(crate) fn http_wrote(&self) {
         self.head_due.store(false, Ordering::Relaxed);
     }
 
     /// HTTP could not parse a head.
-    pub(crate) fn reject_head(&self) {
+    pub(crate) fn head_was_rejected(&self) {
         self.is_unparsable.store(true, Ordering::Relaxed);
     }
 
     /// The head that could not be parsed is being answered. Its client may be sending more of it.
-    pub(crate) fn answer_rejected_head(&self) {
+    pub(crate) fn rejection_was_taken(&self) {
         self.is_unparsable.store(false, Ordering::Relaxed);
-        self.begin_head();
+        self.head_was_buffered();
     }
 
     /// Our side has ended.
-    pub(crate) fn part(&self) {
+    pub(crate) fn linger_began(&self) {
         self.parting.store(true, Ordering::Relaxed);
     }
 }
@@ -245,9 +245,9 @@ mod tests {
     #[test]
     fn body_of_an_earlier_request_that_ends_late_leaves_that_of_the_latest_owed() {
         let activity = Arc::new(Activity::default());
-        drop(activity.begin(true));
+        drop(activity.begin_request(true));
         let first = UnreadBody::of_latest(&activity);
-        drop(activity.begin(true));
+        drop(activity.begin_request(true));
         first.end();
         assert!(!activity.is_between_requests() && activity.may_still_send());
         let second = UnreadBody::of_latest(&activity);
@@ -259,35 +259,35 @@ mod tests {
     #[test]
     fn body_that_nobody_reads_to_its_end_keeps_the_connection_from_being_parked() {
         let activity = Arc::new(Activity::default());
-        drop(activity.begin(true));
+        drop(activity.begin_request(true));
         drop(UnreadBody::of_latest(&activity));
         assert!(!activity.is_between_requests() && activity.may_still_send());
-        drop(activity.begin(false));
+        drop(activity.begin_request(false));
         assert!(activity.is_between_requests());
     }
 
     #[test]
     fn bytes_of_a_body_that_was_answered_early_begin_no_head() {
         let activity = Arc::new(Activity::default());
-        drop(activity.begin(true));
+        drop(activity.begin_request(true));
         let body = UnreadBody::of_latest(&activity);
-        activity.heard();
+        activity.bytes_came();
         assert!(!activity.reads_a_head());
         // HTTP has discarded the rest, or never reads again: either way what comes is no body.
         drop(body);
-        activity.heard();
+        activity.bytes_came();
         assert!(activity.reads_a_head());
     }
 
     #[test]
     fn output_that_the_socket_does_not_accept_keeps_the_connection_from_being_parked() {
         let activity = Arc::new(Activity::default());
-        drop(activity.begin(false));
-        activity.wrote(&Poll::Ready(Ok(1)));
+        drop(activity.begin_request(false));
+        activity.socket_wrote(&Poll::Ready(Ok(1)));
         assert!(activity.is_between_requests());
-        activity.wrote(&Poll::Pending);
+        activity.socket_wrote(&Poll::Pending);
         assert!(!activity.is_between_requests());
-        activity.wrote(&Poll::Ready(Ok(1)));
+        activity.socket_wrote(&Poll::Ready(Ok(1)));
         assert!(activity.is_between_requests());
     }
 }

@@ -15,8 +15,8 @@ use hyper::rt::Executor;
 use slab::Slab;
 use tokio::task::AbortHandle;
 
-use crate::conn::activity::{Activity, InFlight};
-use crate::conn::liveness::{ReaderPace, WINDOW};
+use super::activity::{Activity, InFlight};
+use super::idle_policy::{SlowReader, WINDOW};
 
 /// What goes into one frame of HTTP/2 unless its client allows more.
 const LARGE: usize = 16 << 10;
@@ -26,7 +26,7 @@ const PREFACE: usize = 24;
 
 /// The responses of one HTTP/2 connection.
 #[derive(Debug)]
-pub(crate) struct ResponseStreams {
+pub(super) struct ResponseStreams {
     streams: RefCell<Slab<Stream>>,
     /// A request whose task has not been spawned yet.
     unspawned: Cell<Option<usize>>,
@@ -56,14 +56,14 @@ struct Stream {
     large: u64,
     /// Bytes in small pieces since then.
     run: u64,
-    pace: ReaderPace,
+    pace: SlowReader,
     /// What the socket had accepted when a piece of this stream was last taken.
     written: u64,
 }
 
 impl ResponseStreams {
     /// `start` is what the client has sent: its preface, and settings that may follow.
-    pub(crate) fn new(start: &[u8], least: u64) -> Self {
+    pub(super) fn new(start: &[u8], least: u64) -> Self {
         let window = initial_window(start.get(PREFACE..).unwrap_or_default()).unwrap_or(DEFAULT_WINDOW);
         Self {
             streams: RefCell::default(),
@@ -74,14 +74,14 @@ impl ResponseStreams {
     }
 
     /// A request has come. The task that is spawned next is its own.
-    pub(crate) fn begin(self: &Rc<Self>) -> StreamGuard {
+    pub(super) fn begin(self: &Rc<Self>) -> StreamGuard {
         let key = self.streams.borrow_mut().insert(Stream { large: self.window, ..Stream::default() });
         self.unspawned.set(Some(key));
         StreamGuard { streams: Rc::clone(self), key }
     }
 
     /// Resets the streams whose client takes too little of them. The others go on.
-    pub(crate) fn look(&self, activity: &Activity) {
+    pub(super) fn look(&self, activity: &Activity) {
         let mut streams = self.streams.borrow_mut();
         let waiting = streams.iter().filter(|(_, stream)| stream.is_waiting).count();
         let (is_blocked, written) = (activity.is_blocked(), activity.written());
@@ -161,7 +161,7 @@ impl Stream {
 
 /// Ends the entry of a request with it.
 #[derive(Debug)]
-pub(crate) struct StreamGuard {
+pub(super) struct StreamGuard {
     streams: Rc<ResponseStreams>,
     key: usize,
 }
@@ -181,7 +181,7 @@ impl Drop for StreamGuard {
 
 /// Spawns the tasks of one HTTP/2 connection: one for each request, right after the request was handed to its service.
 #[derive(Clone, Debug)]
-pub(crate) struct StreamExecutor(pub(crate) Rc<ResponseStreams>);
+pub(super) struct StreamExecutor(pub(super) Rc<ResponseStreams>);
 
 impl<F: Future + 'static> Executor<F> for StreamExecutor {
     fn execute(&self, task: F) {
@@ -191,7 +191,7 @@ impl<F: Future + 'static> Executor<F> for StreamExecutor {
 
 /// A response's body. Its request is in flight until it has ended.
 #[derive(Debug)]
-pub(crate) struct InFlightBody<B> {
+pub(super) struct InFlightBody<B> {
     body: B,
     _in_flight: InFlight,
     /// Over HTTP/2.
@@ -199,9 +199,9 @@ pub(crate) struct InFlightBody<B> {
 }
 
 impl<B> InFlightBody<B> {
-    pub(crate) fn new(body: B, in_flight: InFlight, stream: Option<StreamGuard>) -> Self {
+    pub(super) fn new(body: B, in_flight: InFlight, stream: Option<StreamGuard>) -> Self {
         if stream.is_none() {
-            in_flight.activity().owe_head();
+            in_flight.activity().response_was_returned();
         }
         Self { body, _in_flight: in_flight, stream }
     }
@@ -408,13 +408,13 @@ mod tests {
             takes(&stalled);
             for _ in 0..5 * WINDOW {
                 // Slow, but faster than the least.
-                activity.wrote(&Poll::Ready(Ok(100)));
-                activity.wrote(&Poll::Pending);
+                activity.socket_wrote(&Poll::Ready(Ok(100)));
+                activity.socket_wrote(&Poll::Pending);
                 streams.look(&activity);
             }
             assert!(!is_reset(&task).await, "the socket has not accepted a whole piece");
-            activity.wrote(&Poll::Ready(Ok(LARGE)));
-            activity.wrote(&Poll::Pending);
+            activity.socket_wrote(&Poll::Ready(Ok(LARGE)));
+            activity.socket_wrote(&Poll::Pending);
             for _ in 0..=WINDOW {
                 streams.look(&activity);
             }

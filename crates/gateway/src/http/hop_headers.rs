@@ -12,8 +12,7 @@ use http::{HeaderMap, Version};
 use smallvec::SmallVec;
 use tidegate_policy::{Addresses, HeaderError, HeaderRules, UnderscoreHeaders};
 
-use crate::conn::activity::Activity;
-use crate::conn::connection_limit::Place;
+use crate::conn::{Activity, ConnectionGuard};
 use crate::http::forwarded::{self, Node};
 use crate::http::header_flags::{Marks, is_untrusted};
 
@@ -43,11 +42,11 @@ pub(crate) struct Hop {
     /// What moves on it.
     pub(crate) activity: Arc<Activity>,
     /// Held as long as anything goes over the connection, a tunnel included.
-    _place: Place,
+    _place: ConnectionGuard,
 }
 
 impl Hop {
-    pub(crate) fn new(peer: SocketAddr, is_tls: bool, place: Place) -> Self {
+    pub(crate) fn new(peer: SocketAddr, is_tls: bool, place: ConnectionGuard) -> Self {
         let peer = peer.ip().to_canonical();
         let proto = if is_tls { "https" } else { "http" };
         // Addresses and these words are valid in headers.

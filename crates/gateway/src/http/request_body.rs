@@ -14,7 +14,7 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tidegate_policy::UnderscoreHeaders;
 
-use crate::conn::activity::{Activity, UnreadBody};
+use crate::conn::{Activity, UnreadBody};
 use crate::http::hop_headers;
 use crate::http::response_body::{BodyError, Pace, Patience};
 use crate::worker::InForce;

@@ -10,7 +10,7 @@ use tokio::io::{AsyncRead, AsyncWrite, copy_bidirectional};
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::conn::activity::Activity;
+use crate::conn::Activity;
 use crate::http::hop_headers::Hop;
 use crate::upstream::Lease;
 
@@ -60,10 +60,10 @@ async fn pass(
             _ = stop.wait_for(|stop| *stop), if !is_stopping => {
                 is_stopping = true;
                 (look, most, silent) = (ticks(LINGER), 1, 0);
-                activity.has_moved();
+                activity.take_moved();
             }
             _ = look.tick() => {
-                silent = if activity.has_moved() { 0 } else { silent + 1 };
+                silent = if activity.take_moved() { 0 } else { silent + 1 };
                 if silent >= most {
                     return;
                 }
@@ -81,8 +81,7 @@ mod tests {
     use tokio::time::{Instant, sleep};
 
     use super::*;
-    use crate::conn::client_socket::ClientSocket;
-    use crate::conn::client_stream::Watched;
+    use crate::conn::{ClientSocket, TrackedIo};
 
     const IDLE: Duration = Duration::from_mins(10);
 
@@ -94,7 +93,7 @@ mod tests {
         let activity = Arc::new(Activity::default());
         let passing = tokio::spawn(async move {
             let near = ClientSocket::new(near, Arc::clone(&activity));
-            pass(Watched::new(near, Arc::clone(&activity)), far, &activity, IDLE, stopping).await;
+            pass(TrackedIo::new(near, Arc::clone(&activity)), far, &activity, IDLE, stopping).await;
         });
         (client, server, stop, passing)
     }
