@@ -43,7 +43,7 @@ impl IdlePolicy {
         let moved = activity.take_moved();
         self.still = if moved { 0 } else { self.still + 1 };
         let in_flight = activity.is_in_flight();
-        self.head = if activity.reads_a_head() { self.head + 1 } else { 0 };
+        self.head = if activity.is_reading_head() { self.head + 1 } else { 0 };
         let is_blocked = activity.is_blocked();
         let is_too_slow = self.reader.is_too_slow(is_blocked, least, WINDOW, delivered);
         let is_vacant = !activity.take_requested() && !in_flight && !is_blocked;
