@@ -25,8 +25,7 @@ mod upstream;
 mod worker;
 
 pub use crate::conn::{CertificateError, CertificateResolver, ListenError, Listener, ServerCertificate};
-pub use crate::http::response_body::Pace;
-pub use crate::resource_limits::Bounds;
+pub use crate::resource_limits::{MinRate, ResourceLimits};
 pub use crate::server::{Gateway, GatewayError};
 pub use crate::snapshot::LiveError;
 pub use crate::upstream::{BadServer, TlsError};

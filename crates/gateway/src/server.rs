@@ -18,7 +18,7 @@ use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 
 use crate::conn::{Acceptor, ConnectionLimiter, Listener, accept};
-use crate::resource_limits::Bounds;
+use crate::resource_limits::ResourceLimits;
 use crate::snapshot::{Live, LiveError};
 use crate::upstream::{Connector, TlsError, health};
 use crate::worker::{Core, Shared};
@@ -34,7 +34,7 @@ pub struct Gateway<S> {
     /// The limits of the policy in force, which the store must be able to count under.
     limits: Mutex<RetainedLimits>,
     connector: Connector,
-    bounds: Bounds,
+    bounds: ResourceLimits,
     limiter: Arc<ConnectionLimiter>,
 }
 
@@ -58,11 +58,11 @@ pub enum GatewayError {
 impl<S: Store + 'static> Gateway<S> {
     /// A gateway that serves `active` with the counters of `store`.
     pub fn new(active: Active, store: Arc<S>) -> Result<Self, GatewayError> {
-        Self::with_bounds(active, store, Bounds::default())
+        Self::with_bounds(active, store, ResourceLimits::default())
     }
 
     /// The same within other bounds.
-    pub fn with_bounds(active: Active, store: Arc<S>, bounds: Bounds) -> Result<Self, GatewayError> {
+    pub fn with_bounds(active: Active, store: Arc<S>, bounds: ResourceLimits) -> Result<Self, GatewayError> {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
         let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
         let telemetry = Telemetry::counting(cores, Arc::clone(&clock));
@@ -227,7 +227,7 @@ async fn run<S: Store + 'static>(
     drain: Duration,
 ) {
     let open = Rc::new(());
-    tokio::task::spawn_local(Rc::clone(&core.watchdog).run(core.bounds, stop.clone()));
+    tokio::task::spawn_local(Rc::clone(&core.watchdog).run(stop.clone()));
     tokio::task::spawn_local(Rc::clone(&core.patience).go());
     tokio::task::spawn_local(Rc::clone(&core.pools).go());
     for (socket, tls) in sockets {

@@ -125,7 +125,7 @@ async fn journey<S: Store + 'static>(
     let Passed { held, mut reserved } = passed;
     let meter = settle::meter(core, &mut reserved);
     let mut request = body.take().map(|body| {
-        let bounds = (core.bounds.body_bytes, core.bounds.request_pace);
+        let bounds = (core.bounds.body_bytes, core.bounds.request_min_rate);
         let body = RequestBody::new(body, bounds, &hop.activity, (live, route.http.underscore_headers));
         let mut request = Request::new(body.counted_by(meter));
         std::mem::swap(request.method_mut(), &mut parts.method);
@@ -413,7 +413,7 @@ async fn send<S: Store>(
         hop_headers::for_client(response.headers_mut(), true);
         return Ok(response);
     }
-    let pace = core.bounds.response_pace;
+    let pace = core.bounds.response_min_rate;
     let body = |source| ResponseBody::Upstream(Box::new(UpstreamBody::new(source, lease, pace)));
     let mut response = response.map(body);
     hop_headers::for_client(response.headers_mut(), false);

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 
 use crate::ban_list::Shut;
 use crate::conn::Watchdog;
-use crate::resource_limits::Bounds;
+use crate::resource_limits::ResourceLimits;
 use crate::snapshot::Live;
 use crate::told::Said;
 use crate::upstream::response_timeout::Patience;
@@ -58,7 +58,7 @@ pub(crate) struct Core<S> {
     pub(crate) pools: Rc<Pools>,
     pub(crate) watchdog: Rc<Watchdog>,
     pub(crate) patience: Rc<Patience>,
-    pub(crate) bounds: Bounds,
+    pub(crate) bounds: ResourceLimits,
     scratches: RefCell<Vec<Scratch>>,
     pub(crate) said: RefCell<Said>,
     waiting: Cell<usize>,
@@ -85,7 +85,7 @@ impl<S: Store> Core<S> {
         live: Arc<ArcSwap<Live>>,
         shared: Shared<S>,
         connector: Connector,
-        bounds: Bounds,
+        bounds: ResourceLimits,
         stop: watch::Receiver<bool>,
     ) -> Self {
         let Shared { store, clock, bans, telemetry, penalties, permits } = shared;
@@ -100,7 +100,7 @@ impl<S: Store> Core<S> {
             penalties,
             permits,
             pools: Pools::new(connector, &bounds),
-            watchdog: Rc::default(),
+            watchdog: Rc::new(Watchdog::new(&bounds)),
             patience: Patience::new(bounds.answer),
             bounds,
             scratches: RefCell::default(),

@@ -30,7 +30,7 @@ use super::send_queue::Ends;
 use super::unparsable;
 use crate::http::hop_headers::Hop;
 use crate::http::response_body::ResponseBody;
-use crate::resource_limits::Bounds;
+use crate::resource_limits::ResourceLimits;
 use crate::worker::Core;
 
 /// The first bytes of every HTTP/2 connection.
@@ -43,27 +43,27 @@ pub(super) struct HttpBuilders {
 }
 
 impl HttpBuilders {
-    pub(super) fn new(bounds: &Bounds) -> Self {
+    pub(super) fn new(limits: &ResourceLimits) -> Self {
         let mut http1 = http1::Builder::new();
         http1
             .timer(TokioTimer::new())
             // The watchdog ends slow heads: it needs no timer for each request.
             .header_read_timeout(None)
-            .max_headers(bounds.headers)
-            .max_buf_size(bounds.head_bytes);
+            .max_headers(limits.headers)
+            .max_buf_size(limits.head_bytes);
         Self { http1 }
     }
 }
 
 /// The settings of one HTTP/2 connection, which spawns the tasks of its own streams.
-fn http2(bounds: &Bounds, streams: &Rc<ResponseStreams>) -> http2::Builder<StreamExecutor> {
+fn http2(limits: &ResourceLimits, streams: &Rc<ResponseStreams>) -> http2::Builder<StreamExecutor> {
     let mut http2 = http2::Builder::new(StreamExecutor(Rc::clone(streams)));
     http2
         .timer(TokioTimer::new())
-        .max_concurrent_streams(bounds.streams)
+        .max_concurrent_streams(limits.streams)
         .max_pending_accept_reset_streams(64)
         .max_local_error_reset_streams(256)
-        .max_header_list_size(u32::try_from(bounds.head_bytes).unwrap_or(u32::MAX))
+        .max_header_list_size(u32::try_from(limits.head_bytes).unwrap_or(u32::MAX))
         .max_send_buf_size(256 << 10)
         .keep_alive_interval(Duration::from_secs(20))
         .keep_alive_timeout(Duration::from_secs(20));
@@ -119,8 +119,7 @@ async fn serve_http<S: Store + 'static>(
     }
     while stream.may_start_with(PREFACE) {
         if stream.ahead().starts_with(PREFACE) {
-            let streams = Rc::new(ResponseStreams::new(stream.ahead(), core.bounds.reader_bytes));
-            watch.begin_http2(Rc::clone(&streams));
+            let streams = watch.begin_http2(stream.ahead());
             let http2 = http2(&core.bounds, &streams);
             let service = service(&core, &hop, Some(streams));
             let mut connection = Box::pin(http2.serve_connection(TokioIo::new(stream), service));

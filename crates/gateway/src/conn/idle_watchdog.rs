@@ -11,10 +11,10 @@ use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
 use super::activity::Activity;
-use super::idle_policy::IdlePolicy;
+use super::idle_policy::{IdlePolicy, IdleTimeouts};
 use super::response_streams::ResponseStreams;
 use super::send_queue::{Ends, SendQueues};
-use crate::resource_limits::Bounds;
+use crate::resource_limits::ResourceLimits;
 
 /// The tick while stopping: a connection on which nothing has moved for one tick is closed. At once would be too soon: a
 /// request may be on its way, and over HTTP/1.1 only a response can say that no other is accepted.
@@ -37,8 +37,10 @@ pub(super) enum IdleAction {
 }
 
 /// The connections of a core.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Watchdog {
+    tick: Duration,
+    timeouts: IdleTimeouts,
     connections: RefCell<Slab<Rc<Watched>>>,
     queues: SendQueues,
 }
@@ -66,6 +68,15 @@ impl Watched {
 }
 
 impl Watchdog {
+    pub(crate) fn new(limits: &ResourceLimits) -> Self {
+        Self {
+            tick: limits.tick(),
+            timeouts: IdleTimeouts::new(limits),
+            connections: RefCell::default(),
+            queues: SendQueues::default(),
+        }
+    }
+
     /// Watches a connection until the handle is dropped.
     pub(super) fn watch(self: &Rc<Self>, activity: &Arc<Activity>, ends: Option<Ends>) -> WatchHandle {
         let watched = Rc::new(Watched {
@@ -81,8 +92,8 @@ impl Watchdog {
     }
 
     /// Visits all connections at every tick. When `stop` turns true, it ticks more often and drains what may be closed.
-    pub(crate) async fn run(self: Rc<Self>, bounds: Bounds, mut stop: watch::Receiver<bool>) {
-        let mut ticks = tokio::time::interval(bounds.look);
+    pub(crate) async fn run(self: Rc<Self>, mut stop: watch::Receiver<bool>) {
+        let mut ticks = tokio::time::interval(self.tick);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         ticks.reset();
         let mut is_stopping = false;
@@ -94,12 +105,12 @@ impl Watchdog {
                     ticks = tokio::time::interval(STOPPING_TICK);
                     ticks.reset();
                 }
-                _ = ticks.tick() => self.tick(is_stopping, bounds.reader_bytes),
+                _ = ticks.tick() => self.visit_all(is_stopping),
             }
         }
     }
 
-    fn tick(&self, is_stopping: bool, least: u64) {
+    fn visit_all(&self, is_stopping: bool) {
         for (_, watched) in &*self.connections.borrow() {
             let Watched { activity, policy, ends, streams, .. } = &**watched;
             // The kernel accepts far more than a slow client reads.
@@ -111,9 +122,9 @@ impl Watchdog {
                 if IdlePolicy::may_close(activity) { IdleAction::Drain } else { IdleAction::Keep }
             } else {
                 if let Some(streams) = streams.get() {
-                    streams.look(activity);
+                    streams.tick(activity);
                 }
-                policy.borrow_mut().look(activity, least, delivered)
+                policy.borrow_mut().tick(activity, &self.timeouts, delivered)
             };
             if action != IdleAction::Keep {
                 watched.request(action);
@@ -140,11 +151,12 @@ impl WatchHandle {
         self.watched.action.replace(IdleAction::Keep)
     }
 
-    /// The connection speaks HTTP/2: the rate of each of its responses is watched by itself.
-    pub(super) fn begin_http2(&self, streams: Rc<ResponseStreams>) {
+    /// The connection speaks HTTP/2: the rate of each of its responses is watched by itself. `start` is what the client
+    /// has sent so far.
+    pub(super) fn begin_http2(&self, start: &[u8]) -> Rc<ResponseStreams> {
         self.watched.activity.http2_began();
-        // It begins only once.
-        let _ = self.watched.streams.set(streams);
+        let new = || Rc::new(ResponseStreams::new(start, self.watchdog.timeouts.reader));
+        Rc::clone(self.watched.streams.get_or_init(new))
     }
 
     /// Whether a head came that hyper cannot parse.

@@ -16,7 +16,8 @@ use tidegate_policy::UnderscoreHeaders;
 
 use crate::conn::{Activity, UnreadBody};
 use crate::http::hop_headers;
-use crate::http::response_body::{BodyError, Pace, Patience};
+use crate::http::response_body::{BodyError, Patience};
+use crate::resource_limits::MinRate;
 use crate::worker::InForce;
 
 /// The body of a request, as hyper reads it.
@@ -76,7 +77,7 @@ impl RequestBody {
     /// The policy and the setting of the route say which trailers are removed.
     pub(crate) fn new(
         incoming: Incoming,
-        (most, pace): (u64, Pace),
+        (most, pace): (u64, MinRate),
         activity: &Arc<Activity>,
         (live, underscored): (&Rc<InForce>, UnderscoreHeaders),
     ) -> Self {

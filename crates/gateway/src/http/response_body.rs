@@ -10,6 +10,7 @@ use hyper::body::Incoming;
 use tokio::time::{Sleep, sleep};
 
 use crate::exclusion::Held;
+use crate::resource_limits::MinRate;
 use crate::upstream::{Lease, PlainBody};
 
 /// What a client is answered with.
@@ -145,7 +146,7 @@ pub(crate) struct UpstreamBody {
 }
 
 impl UpstreamBody {
-    pub(crate) fn new(source: Source, lease: Lease, pace: Pace) -> Self {
+    pub(crate) fn new(source: Source, lease: Lease, pace: MinRate) -> Self {
         let mut body =
             Self { source, lease: Some(lease), patience: Patience::new(pace), permits: Held::new() };
         body.let_go_at_the_end();
@@ -192,22 +193,13 @@ impl UpstreamBody {
 /// How little a body may bring in a period. A timer is made only for one that has to be waited for.
 #[derive(Debug)]
 pub(crate) struct Patience {
-    pace: Pace,
+    pace: MinRate,
     moved: u64,
     timer: Option<Pin<Box<Sleep>>>,
 }
 
-/// So many bytes at least in each period.
-#[derive(Clone, Copy, Debug)]
-pub struct Pace {
-    /// How long a period is.
-    pub period: Duration,
-    /// What it must bring.
-    pub bytes: u64,
-}
-
 impl Patience {
-    pub(crate) fn new(pace: Pace) -> Self {
+    pub(crate) fn new(pace: MinRate) -> Self {
         Self { pace, moved: 0, timer: None }
     }
 

@@ -25,7 +25,7 @@ use crate::exclusion::Held;
 use crate::executor::LocalExecutor;
 use crate::http::request_body::RequestBody;
 use crate::http::response_body::Source;
-use crate::resource_limits::Bounds;
+use crate::resource_limits::ResourceLimits;
 
 /// So many idle connections of one core to one server are kept.
 const IDLE: usize = 256;
@@ -104,8 +104,8 @@ pub(crate) enum SendError {
 }
 
 impl Pools {
-    pub(crate) fn new(connector: Connector, bounds: &Bounds) -> Rc<Self> {
-        let sweep = bounds.look.min(bounds.upstream_idle / SWEEPS).max(Duration::from_millis(1));
+    pub(crate) fn new(connector: Connector, bounds: &ResourceLimits) -> Rc<Self> {
+        let sweep = bounds.tick().min(bounds.upstream_idle / SWEEPS).max(Duration::from_millis(1));
         let sweeps = bounds.upstream_idle.as_nanos().div_ceil(sweep.as_nanos());
         Rc::new(Self {
             connector,

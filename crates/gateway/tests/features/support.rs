@@ -18,7 +18,7 @@ use hyper::client::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
-use tidegate_gateway::{Bounds, Gateway, Listener};
+use tidegate_gateway::{Gateway, Listener, ResourceLimits};
 use tidegate_policy::{Active, compile};
 use tidegate_store::{Clock, MemoryStore, Penalties, Permits};
 use tidegate_telemetry::{Reader, Telemetry};
@@ -64,7 +64,7 @@ pub(crate) struct Proxy {
 
 impl Proxy {
     /// Serves a whole policy.
-    pub(crate) fn of(policy: &str, bounds: Bounds) -> Self {
+    pub(crate) fn of(policy: &str, bounds: ResourceLimits) -> Self {
         Self::draining(whole(policy), bounds, Duration::ZERO)
     }
 
@@ -75,28 +75,33 @@ impl Proxy {
 
     /// Serves `rest` of a policy before these servers.
     pub(crate) fn before(servers: &[String], rest: &str) -> Self {
-        Self::with(servers, rest, &[], Bounds::default())
+        Self::with(servers, rest, &[], ResourceLimits::default())
     }
 
-    pub(crate) fn with(servers: &[String], rest: &str, files: &[(&str, &str)], bounds: Bounds) -> Self {
+    pub(crate) fn with(
+        servers: &[String],
+        rest: &str,
+        files: &[(&str, &str)],
+        bounds: ResourceLimits,
+    ) -> Self {
         Self::draining(active(servers, rest, files), bounds, Duration::ZERO)
     }
 
     /// What is under way when it stops gets `drain` to end.
-    pub(crate) fn draining(active: Active, bounds: Bounds, drain: Duration) -> Self {
+    pub(crate) fn draining(active: Active, bounds: ResourceLimits, drain: Duration) -> Self {
         let store = Arc::new(MemoryStore::with_cap(1 << 20));
         Self::start(Gateway::with_bounds(active, store, bounds).unwrap(), drain)
     }
 
     /// Lives by `clock`.
-    pub(crate) fn on(clock: Arc<dyn Clock>, active: Active, bounds: Bounds) -> Self {
+    pub(crate) fn on(clock: Arc<dyn Clock>, active: Active, bounds: ResourceLimits) -> Self {
         let store = Arc::new(MemoryStore::with_cap(1 << 20));
         let gateway = Gateway::with_bounds(active, store, bounds).unwrap().with_clock(clock);
         Self::start(gateway, Duration::ZERO)
     }
 
     /// Tells its stories to `telemetry`.
-    pub(crate) fn telling(telemetry: Telemetry, active: Active, bounds: Bounds) -> Self {
+    pub(crate) fn telling(telemetry: Telemetry, active: Active, bounds: ResourceLimits) -> Self {
         let store = Arc::new(MemoryStore::with_cap(1 << 20));
         let gateway = Gateway::with_bounds(active, store, bounds).unwrap();
         Self::start(gateway.with_telemetry(telemetry).unwrap(), Duration::ZERO)
@@ -299,5 +304,15 @@ impl Upstream {
 impl Drop for Upstream {
     fn drop(&mut self) {
         self.accepting.abort();
+    }
+}
+
+/// Limits with the proportions of the defaults, for a watchdog that ticks so often.
+pub(crate) fn ticking(tick: Duration) -> ResourceLimits {
+    ResourceLimits {
+        head_timeout: 3 * tick,
+        reader_window: 6 * tick,
+        idle_timeout: 15 * tick,
+        ..ResourceLimits::default()
     }
 }
