@@ -37,7 +37,7 @@ impl Running {
         );
         let active = Active::new(compile("bench.yaml", policy.as_bytes(), &NoFiles)?.plan);
         let store = Arc::new(MemoryStore::with_cap(16 << 20));
-        let gateway = Gateway::new(active, store)?.with_telemetry(telemetry)?;
+        let gateway = Gateway::builder(active, store).telemetry(telemetry).build()?;
         let listener = Listener::bind("127.0.0.1:0", 1)?;
         let address = listener.address();
         let (stop, stopping) = watch::channel(false);

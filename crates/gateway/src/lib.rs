@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 mod ban_list;
+mod builder;
 mod conn;
 mod delay;
 mod error;
@@ -24,8 +25,9 @@ mod told;
 mod upstream;
 mod worker;
 
+pub use crate::builder::GatewayBuilder;
 pub use crate::conn::{CertificateError, CertificateResolver, ListenError, Listener, ServerCertificate};
 pub use crate::resource_limits::{MinRate, ResourceLimits};
-pub use crate::server::{Gateway, GatewayError};
+pub use crate::server::{Gateway, PolicyError, StartError};
 pub use crate::snapshot::LiveError;
 pub use crate::upstream::{BadServer, TlsError};

@@ -1,23 +1,24 @@
-//! All cores together.
+//! The gateway: a policy in force, and a thread for each core that serves it.
 
 use std::io;
-use std::num::NonZeroUsize;
+use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use rustls::RootCertStore;
 use thiserror::Error;
 use tidegate_policy::{Active, Bans};
-use tidegate_store::{Clock, Penalties, Permits, RetainedLimits, Store, StoreError, SystemClock};
-use tidegate_telemetry::{Kind, Page, Reader, Telemetry};
+use tidegate_store::{Clock, Penalties, Permits, RetainedLimits, Store, StoreError};
+use tidegate_telemetry::{Kind, Page, Reader};
+use tokio::net::TcpListener;
 use tokio::runtime::{Builder, LocalOptions};
 use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 
-use crate::conn::{Acceptor, ConnectionLimiter, Listener, accept};
+use crate::builder::GatewayBuilder;
+use crate::conn::{Acceptor, ConnectionLimiter, Listener};
 use crate::resource_limits::ResourceLimits;
 use crate::snapshot::{Live, LiveError};
 use crate::upstream::{Connector, TlsError, health};
@@ -29,72 +30,73 @@ const DRAIN_LOOK: Duration = Duration::from_millis(10);
 /// The reverse proxy: a policy in force, and cores that serve it.
 #[derive(Debug)]
 pub struct Gateway<S> {
-    live: Arc<ArcSwap<Live>>,
-    shared: Shared<S>,
+    pub(crate) live: Arc<ArcSwap<Live>>,
+    pub(crate) shared: Shared<S>,
     /// The limits of the policy in force, which the store must be able to count under.
-    limits: Mutex<RetainedLimits>,
-    connector: Connector,
-    bounds: ResourceLimits,
-    limiter: Arc<ConnectionLimiter>,
+    pub(crate) limits: Mutex<RetainedLimits>,
+    pub(crate) connector: Connector,
+    pub(crate) bounds: ResourceLimits,
+    pub(crate) limiter: Arc<ConnectionLimiter>,
+}
+
+/// Why a policy cannot be put in force.
+#[derive(Debug, Error)]
+pub enum PolicyError {
+    /// It cannot be served.
+    #[error(transparent)]
+    Live(#[from] LiveError),
+    /// The store cannot count under its limits.
+    #[error(transparent)]
+    Limits(#[from] StoreError),
 }
 
 /// Why a gateway cannot start.
 #[derive(Debug, Error)]
-pub enum GatewayError {
-    /// Its policy cannot be served.
+pub enum StartError {
+    /// Its policy cannot be put in force.
     #[error(transparent)]
-    Live(#[from] LiveError),
-    /// The store cannot count under the limits of its policy.
-    #[error(transparent)]
-    Limits(#[from] StoreError),
+    Policy(#[from] PolicyError),
     /// TLS towards upstreams cannot be set up.
     #[error(transparent)]
     Tls(#[from] TlsError),
-    /// A core cannot start.
-    #[error("cannot start a core")]
-    Core(#[from] io::Error),
+    /// A core cannot use its socket of a listener.
+    #[error("core {core} cannot listen on {address}")]
+    Listener {
+        /// The number of the core.
+        core: usize,
+        /// Where the listener listens.
+        address: SocketAddr,
+        /// Why.
+        source: io::Error,
+    },
+    /// The system starts no thread for a core.
+    #[error("cannot start the thread of core {core}")]
+    Thread {
+        /// The number of the core.
+        core: usize,
+        /// Why.
+        source: io::Error,
+    },
+    /// A core cannot wait for sockets and timers.
+    #[error("cannot start the runtime of core {core}")]
+    Runtime {
+        /// The number of the core.
+        core: usize,
+        /// Why.
+        source: io::Error,
+    },
+    /// The thread of a core ended before it had started.
+    #[error("the thread of core {core} failed to start")]
+    Ended {
+        /// The number of the core.
+        core: usize,
+    },
 }
 
 impl<S: Store + 'static> Gateway<S> {
     /// A gateway that serves `active` with the counters of `store`.
-    pub fn new(active: Active, store: Arc<S>) -> Result<Self, GatewayError> {
-        Self::with_bounds(active, store, ResourceLimits::default())
-    }
-
-    /// The same within other bounds.
-    pub fn with_bounds(active: Active, store: Arc<S>, bounds: ResourceLimits) -> Result<Self, GatewayError> {
-        let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
-        let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-        let telemetry = Telemetry::counting(cores, Arc::clone(&clock));
-        Ok(Self {
-            limits: Mutex::new(retain_limits(&*store, &active, &*clock)?),
-            live: Arc::new(ArcSwap::from_pointee(Live::new(active, None, telemetry.metrics())?)),
-            shared: Shared {
-                store,
-                clock,
-                bans: Arc::default(),
-                telemetry,
-                penalties: Arc::default(),
-                permits: Arc::default(),
-            },
-            connector: Connector::new(bounds.connect, &RootCertStore::empty())?,
-            limiter: ConnectionLimiter::new(bounds.connections, bounds.connections_per_address),
-            bounds,
-        })
-    }
-
-    /// The same by another clock.
-    #[must_use]
-    pub fn with_clock(mut self, clock: Arc<dyn Clock>) -> Self {
-        self.shared.clock = clock;
-        self
-    }
-
-    /// The same, telling its stories to `telemetry`.
-    pub fn with_telemetry(mut self, telemetry: Telemetry) -> Result<Self, GatewayError> {
-        self.live.store(Arc::new(Live::new(self.active(), None, telemetry.metrics())?));
-        self.shared.telemetry = telemetry;
-        Ok(self)
+    pub fn builder(active: Active, store: Arc<S>) -> GatewayBuilder<S> {
+        GatewayBuilder::new(active, store)
     }
 
     /// What is counted, and what is known of connections and upstreams.
@@ -104,13 +106,6 @@ impl<S: Store + 'static> Gateway<S> {
         page.single("tidegate_connections_open", Kind::Gauge, "Connections of clients that are open.", open);
         self.live.load().write(&mut page);
         page
-    }
-
-    /// The same with lock-outs that are known already, and that others look at too.
-    #[must_use]
-    pub fn with_penalties(mut self, penalties: Arc<Penalties>) -> Self {
-        self.shared.penalties = penalties;
-        self
     }
 
     /// Who is locked out.
@@ -124,7 +119,7 @@ impl<S: Store + 'static> Gateway<S> {
     }
 
     /// Puts another policy in force, whole or not at all. Requests under way keep theirs; counters stay.
-    pub fn replace(&self, active: Active) -> Result<(), GatewayError> {
+    pub fn replace(&self, active: Active) -> Result<(), PolicyError> {
         // Held to the end: policies are replaced one after another.
         let mut limits = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
         let retained = retain_limits(&*self.shared.store, &active, &*self.shared.clock)?;
@@ -161,55 +156,84 @@ impl<S: Store + 'static> Gateway<S> {
         listeners: &[Listener],
         stop: &watch::Receiver<bool>,
         drain: Duration,
-    ) -> Result<Vec<JoinHandle<()>>, GatewayError> {
+    ) -> Result<Vec<JoinHandle<()>>, StartError> {
         let cores = listeners.iter().map(|listener| listener.sockets.len()).max().unwrap_or_default();
         (0..cores).map(|core| self.start_core(core, listeners, stop, drain)).collect()
     }
 
     fn start_core(
         &self,
-        number: usize,
+        core: usize,
         listeners: &[Listener],
         stop: &watch::Receiver<bool>,
         drain: Duration,
-    ) -> Result<JoinHandle<()>, GatewayError> {
+    ) -> Result<JoinHandle<()>, StartError> {
         let mut sockets = Vec::new();
         for listener in listeners {
-            if let Some(socket) = listener.sockets.get(number) {
-                sockets.push((socket.try_clone()?, listener.tls.clone()));
+            if let Some(socket) = listener.sockets.get(core) {
+                let address = listener.address();
+                let socket =
+                    socket.try_clone().map_err(|source| StartError::Listener { core, address, source })?;
+                sockets.push(CoreSocket { socket, address, tls: listener.tls.clone() });
             }
         }
         let (live, shared) = (Arc::clone(&self.live), self.shared.clone());
         let (connector, bounds, limiter) = (self.connector.clone(), self.bounds, Arc::clone(&self.limiter));
         let stop = stop.clone();
-        let thread = std::thread::Builder::new().name(format!("core-{number}"));
-        let (starts, started) = std::sync::mpsc::sync_channel(1);
+        let (starting, started) = std::sync::mpsc::sync_channel(1);
+        let thread = std::thread::Builder::new().name(format!("core-{core}"));
         let handle = thread.spawn(move || {
-            // Made here, where it stays: nothing of a request changes threads.
-            let runtime = Builder::new_current_thread().enable_all().build_local(LocalOptions::default());
-            let runtime = match runtime {
-                Ok(runtime) => runtime,
-                Err(error) => return drop(starts.send(Err(error))),
-            };
-            // If nobody listens any more, it is to stop, and finds out.
-            let _ = starts.send(Ok(()));
+            // Made on the thread where it stays: no part of a request changes threads.
+            let runtime =
+                match Builder::new_current_thread().enable_all().build_local(LocalOptions::default()) {
+                    Ok(runtime) => runtime,
+                    Err(source) => return drop(starting.send(Err(StartError::Runtime { core, source }))),
+                };
             runtime.block_on(async {
-                if number == 0 {
+                let acceptors = match acceptors(core, sockets, &limiter) {
+                    Ok(acceptors) => acceptors,
+                    Err(error) => return drop(starting.send(Err(error))),
+                };
+                // If nobody receives it, the gateway is to stop, which `stop` says too.
+                let _ = starting.send(Ok(()));
+                if core == 0 {
                     let log = shared.telemetry.log().clone();
                     tokio::task::spawn_local(health::watch(Arc::clone(&live), connector.clone(), log));
                 }
                 let core = Rc::new(Core::new(live, shared, connector, bounds, stop.clone()));
-                run(core, sockets, limiter, stop, drain).await;
+                run(core, acceptors, stop, drain).await;
             });
-        })?;
-        // Who cannot say that it started has not.
-        started.recv().unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))?;
+        });
+        let handle = handle.map_err(|source| StartError::Thread { core, source })?;
+        // A closed channel means the thread failed to start.
+        started.recv().unwrap_or(Err(StartError::Ended { core }))?;
         Ok(handle)
     }
 }
 
+/// A core's socket of one listener.
+struct CoreSocket {
+    socket: std::net::TcpListener,
+    address: SocketAddr,
+    tls: Option<TlsAcceptor>,
+}
+
+/// Registers the sockets of a core with its runtime.
+fn acceptors(
+    core: usize,
+    sockets: Vec<CoreSocket>,
+    limiter: &Arc<ConnectionLimiter>,
+) -> Result<Vec<Acceptor>, StartError> {
+    let acceptor = |CoreSocket { socket, address, tls }| {
+        let listener = TcpListener::from_std(socket);
+        let listener = listener.map_err(|source| StartError::Listener { core, address, source })?;
+        Ok(Acceptor { listener, tls, limiter: Arc::clone(limiter) })
+    };
+    sockets.into_iter().map(acceptor).collect()
+}
+
 /// Has the store retain every limit of a policy.
-fn retain_limits(
+pub(crate) fn retain_limits(
     store: &impl Store,
     active: &Active,
     clock: &dyn Clock,
@@ -221,8 +245,7 @@ fn retain_limits(
 /// Serves with one core until `stop` turns true, then drains its connections.
 async fn run<S: Store + 'static>(
     core: Rc<Core<S>>,
-    sockets: Vec<(std::net::TcpListener, Option<TlsAcceptor>)>,
-    limiter: Arc<ConnectionLimiter>,
+    acceptors: Vec<Acceptor>,
     mut stop: watch::Receiver<bool>,
     drain: Duration,
 ) {
@@ -230,9 +253,8 @@ async fn run<S: Store + 'static>(
     tokio::task::spawn_local(Rc::clone(&core.watchdog).run(stop.clone()));
     tokio::task::spawn_local(Rc::clone(&core.patience).go());
     tokio::task::spawn_local(Rc::clone(&core.pools).go());
-    for (socket, tls) in sockets {
-        let acceptor = Acceptor { socket, tls, limiter: Arc::clone(&limiter), open: Rc::clone(&open) };
-        tokio::task::spawn_local(accept(Rc::clone(&core), acceptor, stop.clone()));
+    for acceptor in acceptors {
+        tokio::task::spawn_local(acceptor.run(Rc::clone(&core), stop.clone(), Rc::clone(&open)));
     }
     // A closed channel means the same as `true`.
     let _ = stop.wait_for(|stop| *stop).await;

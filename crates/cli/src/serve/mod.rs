@@ -72,10 +72,11 @@ fn serve(args: &ServeArgs, source: &Source, start: Start, telling: &Telling) -> 
     let memory = usize::try_from(plan.store.max_memory).unwrap_or(usize::MAX);
     let telemetry = telling.telemetry(cores, clock.now());
     let store = Arc::new(MemoryStore::with_cap(memory));
-    let gateway =
-        Gateway::with_bounds(active, Arc::clone(&store), descriptors::fitting(cores, &telling.log))?
-            .with_clock(Arc::clone(&clock));
-    let gateway = Arc::new(gateway.with_telemetry(telemetry)?);
+    let gateway = Gateway::builder(active, Arc::clone(&store))
+        .resource_limits(descriptors::fitting(cores, &telling.log))
+        .clock(Arc::clone(&clock))
+        .telemetry(telemetry);
+    let gateway = Arc::new(gateway.build()?);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let (served, reloads) =
         Served::new((Arc::clone(&gateway), store), source, Arc::clone(&certificates), telling.log.clone());

@@ -27,7 +27,7 @@ mod response_streams;
 mod send_queue;
 mod unparsable;
 
-pub(crate) use accept::{Acceptor, accept};
+pub(crate) use accept::Acceptor;
 pub(crate) use activity::{Activity, UnreadBody};
 pub use certificate::{CertificateError, CertificateResolver, ServerCertificate};
 pub(crate) use connection_limit::{ConnectionGuard, ConnectionLimiter};

@@ -90,21 +90,21 @@ impl Proxy {
     /// What is under way when it stops gets `drain` to end.
     pub(crate) fn draining(active: Active, bounds: ResourceLimits, drain: Duration) -> Self {
         let store = Arc::new(MemoryStore::with_cap(1 << 20));
-        Self::start(Gateway::with_bounds(active, store, bounds).unwrap(), drain)
+        Self::start(Gateway::builder(active, store).resource_limits(bounds).build().unwrap(), drain)
     }
 
     /// Lives by `clock`.
     pub(crate) fn on(clock: Arc<dyn Clock>, active: Active, bounds: ResourceLimits) -> Self {
         let store = Arc::new(MemoryStore::with_cap(1 << 20));
-        let gateway = Gateway::with_bounds(active, store, bounds).unwrap().with_clock(clock);
-        Self::start(gateway, Duration::ZERO)
+        let gateway = Gateway::builder(active, store).resource_limits(bounds).clock(clock);
+        Self::start(gateway.build().unwrap(), Duration::ZERO)
     }
 
     /// Tells its stories to `telemetry`.
     pub(crate) fn telling(telemetry: Telemetry, active: Active, bounds: ResourceLimits) -> Self {
         let store = Arc::new(MemoryStore::with_cap(1 << 20));
-        let gateway = Gateway::with_bounds(active, store, bounds).unwrap();
-        Self::start(gateway.with_telemetry(telemetry).unwrap(), Duration::ZERO)
+        let gateway = Gateway::builder(active, store).resource_limits(bounds).telemetry(telemetry);
+        Self::start(gateway.build().unwrap(), Duration::ZERO)
     }
 
     fn start(gateway: Gateway<MemoryStore>, drain: Duration) -> Self {

@@ -66,7 +66,8 @@ impl Served {
         let compiled = compile("test.yaml", policy.as_bytes(), &files)
             .unwrap_or_else(|problems| panic!("{problems}\n{policy}"));
         let store = Arc::new(MemoryStore::with_cap(1 << 20));
-        let gateway = Gateway::with_bounds(Active::new(compiled.plan), store, bounds).expect("a gateway");
+        let gateway = Gateway::builder(Active::new(compiled.plan), store).resource_limits(bounds).build();
+        let gateway = gateway.expect("a gateway");
         let (stop, stopping) = watch::channel(false);
         gateway.start(std::slice::from_ref(listener), &stopping, Duration::ZERO).expect("a core");
         Self { address: listener.address(), gateway, stop }
