@@ -16,6 +16,7 @@ use tokio::net::TcpListener;
 use tokio::runtime::{Builder, LocalOptions};
 use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
+use tokio_util::task::TaskTracker;
 
 use crate::builder::GatewayBuilder;
 use crate::conn::{Acceptor, ConnectionLimiter, Listener};
@@ -23,9 +24,6 @@ use crate::resource_limits::ResourceLimits;
 use crate::snapshot::{Live, LiveError};
 use crate::upstream::{Connector, TlsError, health};
 use crate::worker::{Core, Shared};
-
-/// How often a core that drains looks whether it is done.
-const DRAIN_LOOK: Duration = Duration::from_millis(10);
 
 /// The reverse proxy: a policy in force, and cores that serve it.
 #[derive(Debug)]
@@ -249,21 +247,19 @@ async fn run<S: Store + 'static>(
     mut stop: watch::Receiver<bool>,
     drain: Duration,
 ) {
-    let open = Rc::new(());
+    // The accept loops, open connections and their tunnels.
+    let open = TaskTracker::new();
     tokio::task::spawn_local(Rc::clone(&core.watchdog).run(stop.clone()));
     tokio::task::spawn_local(Rc::clone(&core.patience).go());
     tokio::task::spawn_local(Rc::clone(&core.pools).go());
     for acceptor in acceptors {
-        tokio::task::spawn_local(acceptor.run(Rc::clone(&core), stop.clone(), Rc::clone(&open)));
+        let accepting = acceptor.run(Rc::clone(&core), stop.clone(), open.clone());
+        tokio::task::spawn_local(open.track_future(accepting));
     }
     // A closed channel means the same as `true`.
     let _ = stop.wait_for(|stop| *stop).await;
     core.begin_stopping();
-    let drained = async {
-        while Rc::strong_count(&open) > 1 {
-            tokio::time::sleep(DRAIN_LOOK).await;
-        }
-    };
+    open.close();
     // What is still open after that is cut off.
-    let _ = tokio::time::timeout(drain, drained).await;
+    let _ = tokio::time::timeout(drain, open.wait()).await;
 }

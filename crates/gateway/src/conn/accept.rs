@@ -9,6 +9,7 @@ use tidegate_store::Store;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
+use tokio_util::task::TaskTracker;
 
 use super::connection::{self, ClientConn, HttpBuilders};
 use super::connection_limit::{ConnectionGuard, ConnectionLimiter};
@@ -25,12 +26,12 @@ pub(crate) struct Acceptor {
 }
 
 impl Acceptor {
-    /// Accepts connections until `stop` turns true. `open` is cloned for each of them.
+    /// Accepts connections until `stop` turns true. `open` tracks them until they are closed.
     pub(crate) async fn run<S: Store + 'static>(
         self,
         core: Rc<Core<S>>,
         mut stop: watch::Receiver<bool>,
-        open: Rc<()>,
+        open: TaskTracker,
     ) {
         let Self { listener, tls, limiter } = self;
         let http = Rc::new(HttpBuilders::new(&core.bounds));
@@ -39,7 +40,7 @@ impl Acceptor {
             let permit = limiter.acquire(peer.ip());
             core.teller.connected(permit.is_some());
             let Some(permit) = permit else { return };
-            let client = ClientConn { stream, peer, guard: ConnectionGuard::new(permit, &open) };
+            let client = ClientConn { stream, peer, guard: ConnectionGuard::new(permit, open.token()) };
             connection::serve(Rc::clone(&core), Rc::clone(&http), client, tls.clone());
         };
         loop {

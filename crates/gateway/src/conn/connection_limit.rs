@@ -2,9 +2,10 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio_util::task::task_tracker::TaskTrackerToken;
 
 /// Counts the connections of all cores.
 #[derive(Debug)]
@@ -65,12 +66,12 @@ impl Drop for ConnectionPermit {
 #[derive(Debug)]
 pub(crate) struct ConnectionGuard {
     _permit: ConnectionPermit,
-    _open: Rc<()>,
+    _open: TaskTrackerToken,
 }
 
 impl ConnectionGuard {
-    pub(super) fn new(permit: ConnectionPermit, open: &Rc<()>) -> Self {
-        Self { _permit: permit, _open: Rc::clone(open) }
+    pub(super) fn new(permit: ConnectionPermit, open: TaskTrackerToken) -> Self {
+        Self { _permit: permit, _open: open }
     }
 }
 

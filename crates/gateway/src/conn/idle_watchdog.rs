@@ -41,13 +41,13 @@ pub(super) enum IdleAction {
 pub(crate) struct Watchdog {
     tick: Duration,
     timeouts: IdleTimeouts,
-    connections: RefCell<Slab<Rc<Watched>>>,
+    connections: RefCell<Slab<Rc<WatchedConn>>>,
     queues: SendQueues,
 }
 
 /// What the watchdog keeps of a connection.
 #[derive(Debug)]
-struct Watched {
+struct WatchedConn {
     activity: Arc<Activity>,
     /// Unknown of a socket that is about to fail.
     ends: Option<Ends>,
@@ -58,7 +58,7 @@ struct Watched {
     waker: RefCell<Option<Waker>>,
 }
 
-impl Watched {
+impl WatchedConn {
     fn request(&self, action: IdleAction) {
         self.action.set(action);
         if let Some(waker) = &*self.waker.borrow() {
@@ -79,7 +79,7 @@ impl Watchdog {
 
     /// Watches a connection until the handle is dropped.
     pub(super) fn watch(self: &Rc<Self>, activity: &Arc<Activity>, ends: Option<Ends>) -> WatchHandle {
-        let watched = Rc::new(Watched {
+        let watched = Rc::new(WatchedConn {
             activity: Arc::clone(activity),
             ends,
             streams: OnceCell::new(),
@@ -112,7 +112,7 @@ impl Watchdog {
 
     fn visit_all(&self, is_stopping: bool) {
         for (_, watched) in &*self.connections.borrow() {
-            let Watched { activity, policy, ends, streams, .. } = &**watched;
+            let WatchedConn { activity, policy, ends, streams, .. } = &**watched;
             // The kernel accepts far more than a slow client reads.
             let delivered = || {
                 let waiting = ends.and_then(|ends| self.queues.unacknowledged(ends)).unwrap_or_default();
@@ -137,7 +137,7 @@ impl Watchdog {
 #[derive(Debug)]
 pub(super) struct WatchHandle {
     watchdog: Rc<Watchdog>,
-    watched: Rc<Watched>,
+    watched: Rc<WatchedConn>,
     key: usize,
 }
 
