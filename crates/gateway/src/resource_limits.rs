@@ -78,7 +78,8 @@ impl Default for ResourceLimits {
 }
 
 impl ResourceLimits {
-    /// How often connections are visited. Their timeouts elapse at ticks: never early, and less than a tick late.
+    /// How often connections are visited. Their timeouts elapse at ticks, never early: rounded up to whole ticks, they are
+    /// less than a tick late.
     pub(crate) fn tick(&self) -> Duration {
         let shortest = self.head_timeout.min(self.reader_window).min(self.idle_timeout);
         (shortest / TICKS_PER_TIMEOUT).max(Duration::from_millis(1))

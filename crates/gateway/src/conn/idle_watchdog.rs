@@ -175,3 +175,62 @@ impl Drop for WatchHandle {
         self.watchdog.connections.borrow_mut().try_remove(self.key);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+    use std::task::Poll;
+
+    use tokio::time::{Instant, sleep};
+
+    use super::*;
+
+    type Event = fn(&Activity);
+
+    /// How long after `event` a connection is aborted that begins `offset` after a tick.
+    #[expect(clippy::disallowed_methods, reason = "paused time")]
+    async fn aborted_after(limits: &ResourceLimits, offset: Duration, event: Event) -> Duration {
+        let watchdog = Rc::new(Watchdog::new(limits));
+        let (_stop, stopping) = watch::channel(false);
+        let aborted = async {
+            sleep(offset).await;
+            let activity = Arc::new(Activity::default());
+            let handle = watchdog.watch(&activity, None);
+            event(&activity);
+            let since = Instant::now();
+            poll_fn(|cx| match handle.poll_action(cx) {
+                IdleAction::Abort => Poll::Ready(()),
+                IdleAction::Keep | IdleAction::Park | IdleAction::Drain => Poll::Pending,
+            })
+            .await;
+            since.elapsed()
+        };
+        tokio::select! {
+            elapsed = aborted => elapsed,
+            () = Rc::clone(&watchdog).run(stopping) => unreachable!("it runs as long as its core"),
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn timeouts_in_whole_ticks_elapse_never_early_and_less_than_a_tick_late() {
+        let limits = ResourceLimits::default();
+        let uneven = ResourceLimits { head_timeout: Duration::from_millis(7_100), ..limits };
+        for limits in [limits, uneven] {
+            let cases: [(&str, Duration, Event); 3] = [
+                ("idle", limits.idle_timeout, |_| {}),
+                ("head", limits.head_timeout, Activity::bytes_came),
+                ("reader", limits.reader_window, |activity| activity.socket_wrote(&Poll::Pending)),
+            ];
+            for (name, timeout, event) in cases {
+                let (timeout, tick) = (timeout.as_millis(), limits.tick().as_millis());
+                let in_whole_ticks = timeout.next_multiple_of(tick);
+                for offset in [1, 1_000, 2_300] {
+                    let elapsed = aborted_after(&limits, Duration::from_millis(offset), event).await;
+                    // Tokio rounds every timer up to a millisecond.
+                    let possible = timeout..in_whole_ticks + tick + 50;
+                    assert!(possible.contains(&elapsed.as_millis()), "{name} {offset}: {elapsed:?}");
+                }
+            }
+        }
+    }
+}

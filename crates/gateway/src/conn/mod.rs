@@ -11,7 +11,8 @@
 //! 8. `unparsable`: responses to heads that hyper cannot parse
 //! 9. `lingering_close`: closes without losing the last response
 //!
-//! A request passes `connection`, `io`, `activity` and `response_streams`; the rest is for connections.
+//! A request passes `io`, `activity`, `connection` (which asks `idle_watchdog` for what the connection is to do) and
+//! `response_streams`; the rest is for connections.
 
 mod accept;
 mod activity;
