@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use tidegate_gateway::{Bounds, Gateway, Listener};
+use tidegate_gateway::{Gateway, Listener};
 use tidegate_limiter::Limiter;
 use tidegate_policy::{Active, NoFiles, Sample, compile};
 use tidegate_store::{Clock, MemoryStore, SystemClock};
@@ -39,7 +39,7 @@ impl Running {
         let active = Active::new(compile("bench.yaml", policy.as_bytes(), &NoFiles)?.plan);
         let store = Arc::new(MemoryStore::with_cap(16 << 20));
         let limiter = Limiter::new(active, store, Arc::new(SystemClock::new()))?;
-        let gateway = Gateway::new(Arc::new(limiter), telemetry, Bounds::default())?;
+        let gateway = Gateway::builder(Arc::new(limiter)).telemetry(telemetry).build()?;
         let listener = Listener::bind("127.0.0.1:0", 1)?;
         let address = listener.address();
         let (stop, stopping) = watch::channel(false);

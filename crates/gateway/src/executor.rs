@@ -1,10 +1,10 @@
-//! One core, one thread, one runtime: nothing of a request ever changes threads.
+//! hyper's executor on the runtime of one core: no part of a request changes threads.
 
 use std::future::Future;
 
 use hyper::rt::Executor;
 
-/// Spawns on the runtime of this core.
+/// Spawns on the runtime of the current core.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LocalExecutor;
 

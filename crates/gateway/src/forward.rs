@@ -90,7 +90,7 @@ impl<S: Store + 'static> Exchange<'_, S> {
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
             return core.upgrade(response, conn, upgrade.take());
         }
-        let pace = core.bounds.response_pace;
+        let pace = core.bounds.response_min_rate;
         let body = |source| ResponseBody::Upstream(Box::new(ForwardedBody::new(source, conn, pace)));
         let mut response = response.map(body);
         hop_headers::prepare_response(response.headers_mut(), false);

@@ -7,6 +7,7 @@
 
 #![forbid(unsafe_code)]
 
+mod builder;
 mod conn;
 mod error;
 mod executor;
@@ -20,10 +21,9 @@ mod snapshot;
 mod upstream;
 mod worker;
 
-pub use crate::conn::certificate::{CertificateError, CertificateResolver, ServerCertificate};
-pub use crate::conn::listener::{ListenError, Listener};
-pub use crate::http::response_body::Pace;
-pub use crate::resource_limits::Bounds;
-pub use crate::server::{Gateway, GatewayError};
+pub use crate::builder::GatewayBuilder;
+pub use crate::conn::{CertificateError, CertificateResolver, ListenError, Listener, ServerCertificate};
+pub use crate::resource_limits::{MinRate, ResourceLimits};
+pub use crate::server::{Gateway, PolicyError, StartError};
 pub use crate::snapshot::LiveError;
 pub use crate::upstream::{InvalidServerUrl, TlsError};

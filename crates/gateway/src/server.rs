@@ -1,4 +1,4 @@
-//! All cores together.
+//! The gateway: a policy in force, and a thread for each core that serves it.
 
 use std::io;
 use std::net::SocketAddr;
@@ -8,73 +8,97 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use rustls::RootCertStore;
 use thiserror::Error;
 use tidegate_limiter::Limiter;
 use tidegate_policy::Active;
 use tidegate_store::{Store, StoreError};
-use tidegate_telemetry::{Kind, Page, Reader, Telemetry};
-use tokio::net::TcpStream;
+use tidegate_telemetry::{Kind, Page, Reader};
+use tokio::net::TcpListener;
 use tokio::runtime::{Builder, LocalOptions};
 use tokio::sync::watch;
+use tokio_rustls::TlsAcceptor;
+use tokio_util::task::TaskTracker;
 
-use crate::conn::connection::{self, Client, Speaking};
-use crate::conn::connection_limit::{Guests, Place};
-use crate::conn::listener::Listener;
-use crate::resource_limits::Bounds;
+use crate::builder::GatewayBuilder;
+use crate::conn::{Acceptor, ConnectionLimiter, Listener};
+use crate::resource_limits::ResourceLimits;
 use crate::snapshot::{Live, LiveError};
 use crate::upstream::{Connector, TlsError, health};
 use crate::worker::{Core, Shared};
 
-/// When descriptors run out, accepting again at once would only spin.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-/// How often a core that drains looks whether it is done.
-const DRAIN_LOOK: Duration = Duration::from_millis(10);
-
 /// The reverse proxy: a limiter, the upstreams of its policy, and cores that serve requests.
 #[derive(Debug)]
 pub struct Gateway<S> {
-    live: Arc<ArcSwap<Live>>,
-    shared: Shared<S>,
+    pub(crate) live: Arc<ArcSwap<Live>>,
+    pub(crate) shared: Shared<S>,
     /// Held while a policy is replaced.
-    replacing: Mutex<()>,
-    connector: Connector,
-    bounds: Bounds,
-    guests: Arc<Guests>,
+    pub(crate) replacing: Mutex<()>,
+    pub(crate) connector: Connector,
+    pub(crate) bounds: ResourceLimits,
+    pub(crate) connections: Arc<ConnectionLimiter>,
+}
+
+/// Why a policy cannot be put in force.
+#[derive(Debug, Error)]
+pub enum PolicyError {
+    /// It cannot be served.
+    #[error(transparent)]
+    Live(#[from] LiveError),
+    /// The store cannot count under its limits.
+    #[error(transparent)]
+    Limits(#[from] StoreError),
 }
 
 /// Why a gateway cannot start.
 #[derive(Debug, Error)]
-pub enum GatewayError {
-    /// Its policy cannot be served.
+pub enum StartError {
+    /// Its policy cannot be put in force.
     #[error(transparent)]
-    Live(#[from] LiveError),
-    /// The store cannot count under the limits of its policy.
-    #[error(transparent)]
-    Limits(#[from] StoreError),
+    Policy(#[from] PolicyError),
     /// TLS towards upstreams cannot be set up.
     #[error(transparent)]
     Tls(#[from] TlsError),
-    /// A core cannot start.
-    #[error("cannot start a core")]
-    Core(#[from] io::Error),
+    /// A core cannot use its socket of a listener.
+    #[error("core {core} cannot listen on {address}")]
+    Listener {
+        /// The number of the core.
+        core: usize,
+        /// Where the listener listens.
+        address: SocketAddr,
+        /// Why.
+        source: io::Error,
+    },
+    /// The system starts no thread for a core.
+    #[error("cannot start the thread of core {core}")]
+    Thread {
+        /// The number of the core.
+        core: usize,
+        /// Why.
+        source: io::Error,
+    },
+    /// A core cannot wait for sockets and timers.
+    #[error("cannot start the runtime of core {core}")]
+    Runtime {
+        /// The number of the core.
+        core: usize,
+        /// Why.
+        source: io::Error,
+    },
+    /// The thread of a core ended before it had started.
+    #[error("the thread of core {core} failed to start")]
+    Ended {
+        /// The number of the core.
+        core: usize,
+    },
 }
 
 impl<S: Store + 'static> Gateway<S> {
     /// A gateway that asks `limiter` and serves the upstreams of its policy.
-    pub fn new(limiter: Arc<Limiter<S>>, telemetry: Telemetry, bounds: Bounds) -> Result<Self, GatewayError> {
-        let live = Live::new(limiter.policy(), None, telemetry.metrics())?;
-        Ok(Self {
-            live: Arc::new(ArcSwap::from_pointee(live)),
-            shared: Shared { limiter, telemetry },
-            replacing: Mutex::default(),
-            connector: Connector::new(bounds.connect, &RootCertStore::empty())?,
-            guests: Guests::new(bounds.connections, bounds.connections_per_address),
-            bounds,
-        })
+    pub fn builder(limiter: Arc<Limiter<S>>) -> GatewayBuilder<S> {
+        GatewayBuilder::new(limiter)
     }
 
-    /// The limiter.
+    /// What decides which requests may pass.
     pub fn limiter(&self) -> &Arc<Limiter<S>> {
         &self.shared.limiter
     }
@@ -89,7 +113,7 @@ impl<S: Store + 'static> Gateway<S> {
     }
 
     /// Puts another policy in force, whole or not at all. Requests under way keep theirs; counters stay.
-    pub fn replace(&self, active: Active) -> Result<(), GatewayError> {
+    pub fn replace(&self, active: Active) -> Result<(), PolicyError> {
         let _replacing = self.replacing.lock().unwrap_or_else(PoisonError::into_inner);
         let limiter = &self.shared.limiter;
         let prepared = limiter.prepare(active)?;
@@ -102,7 +126,7 @@ impl<S: Store + 'static> Gateway<S> {
 
     /// How many clients are connected.
     pub fn connections(&self) -> usize {
-        self.guests.count()
+        self.connections.count()
     }
 
     /// Starts a thread for each core. They end when `stop` turns true and all requests under way have ended, or
@@ -112,117 +136,102 @@ impl<S: Store + 'static> Gateway<S> {
         listeners: &[Listener],
         stop: &watch::Receiver<bool>,
         drain: Duration,
-    ) -> Result<Vec<JoinHandle<()>>, GatewayError> {
+    ) -> Result<Vec<JoinHandle<()>>, StartError> {
         let cores = listeners.iter().map(|listener| listener.sockets.len()).max().unwrap_or_default();
         (0..cores).map(|core| self.start_core(core, listeners, stop, drain)).collect()
     }
 
     fn start_core(
         &self,
-        number: usize,
+        core: usize,
         listeners: &[Listener],
         stop: &watch::Receiver<bool>,
         drain: Duration,
-    ) -> Result<JoinHandle<()>, GatewayError> {
-        let mut doors = Vec::new();
+    ) -> Result<JoinHandle<()>, StartError> {
+        let mut sockets = Vec::new();
         for listener in listeners {
-            if let Some(socket) = listener.sockets.get(number) {
-                doors.push((socket.try_clone()?, listener.tls.clone()));
+            if let Some(socket) = listener.sockets.get(core) {
+                let address = listener.address();
+                let socket =
+                    socket.try_clone().map_err(|source| StartError::Listener { core, address, source })?;
+                sockets.push(CoreSocket { socket, address, tls: listener.tls.clone() });
             }
         }
         let (live, shared) = (Arc::clone(&self.live), self.shared.clone());
-        let (connector, bounds, guests) = (self.connector.clone(), self.bounds, Arc::clone(&self.guests));
+        let (connector, bounds, connections) =
+            (self.connector.clone(), self.bounds, Arc::clone(&self.connections));
         let stop = stop.clone();
-        let thread = std::thread::Builder::new().name(format!("core-{number}"));
-        let (starts, started) = std::sync::mpsc::sync_channel(1);
+        let (starting, started) = std::sync::mpsc::sync_channel(1);
+        let thread = std::thread::Builder::new().name(format!("core-{core}"));
         let handle = thread.spawn(move || {
-            // Made here, where it stays: nothing of a request changes threads.
-            let runtime = Builder::new_current_thread().enable_all().build_local(LocalOptions::default());
-            let runtime = match runtime {
-                Ok(runtime) => runtime,
-                Err(error) => return drop(starts.send(Err(error))),
-            };
-            // If nobody listens any more, it is to stop, and finds out.
-            let _ = starts.send(Ok(()));
+            // Made on the thread where it stays: no part of a request changes threads.
+            let runtime =
+                match Builder::new_current_thread().enable_all().build_local(LocalOptions::default()) {
+                    Ok(runtime) => runtime,
+                    Err(source) => return drop(starting.send(Err(StartError::Runtime { core, source }))),
+                };
             runtime.block_on(async {
-                if number == 0 {
+                let acceptors = match acceptors(core, sockets, &connections) {
+                    Ok(acceptors) => acceptors,
+                    Err(error) => return drop(starting.send(Err(error))),
+                };
+                // If nobody receives it, the gateway is to stop, which `stop` says too.
+                let _ = starting.send(Ok(()));
+                if core == 0 {
                     let log = shared.telemetry.log().clone();
                     tokio::task::spawn_local(health::watch(Arc::clone(&live), connector.clone(), log));
                 }
                 let core = Rc::new(Core::new(live, shared, connector, bounds, stop.clone()));
-                run(core, doors, guests, stop, drain).await;
+                run(core, acceptors, stop, drain).await;
             });
-        })?;
-        // Who cannot say that it started has not.
-        started.recv().unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))?;
+        });
+        let handle = handle.map_err(|source| StartError::Thread { core, source })?;
+        // A closed channel means the thread failed to start.
+        started.recv().unwrap_or(Err(StartError::Ended { core }))?;
         Ok(handle)
     }
 }
 
-type Door = (std::net::TcpListener, Option<tokio_rustls::TlsAcceptor>);
+/// A core's socket of one listener.
+struct CoreSocket {
+    socket: std::net::TcpListener,
+    address: SocketAddr,
+    tls: Option<TlsAcceptor>,
+}
 
+/// Registers the sockets of a core with its runtime.
+fn acceptors(
+    core: usize,
+    sockets: Vec<CoreSocket>,
+    limiter: &Arc<ConnectionLimiter>,
+) -> Result<Vec<Acceptor>, StartError> {
+    let acceptor = |CoreSocket { socket, address, tls }| {
+        let listener = TcpListener::from_std(socket);
+        let listener = listener.map_err(|source| StartError::Listener { core, address, source })?;
+        Ok(Acceptor { listener, tls, limiter: Arc::clone(limiter) })
+    };
+    sockets.into_iter().map(acceptor).collect()
+}
+
+/// Serves with one core until `stop` turns true, then drains its connections.
 async fn run<S: Store + 'static>(
     core: Rc<Core<S>>,
-    doors: Vec<Door>,
-    guests: Arc<Guests>,
+    acceptors: Vec<Acceptor>,
     mut stop: watch::Receiver<bool>,
     drain: Duration,
 ) {
-    let inside = Rc::new(());
-    tokio::task::spawn_local(Rc::clone(&core.rounds).go(core.bounds, stop.clone()));
+    // The accept loops, open connections and their tunnels.
+    let open = TaskTracker::new();
+    tokio::task::spawn_local(Rc::clone(&core.watchdog).run(stop.clone()));
     tokio::task::spawn_local(Rc::clone(&core.transport).run());
-    for door in doors {
-        let accepting = accept(Rc::clone(&core), door, Arc::clone(&guests), stop.clone(), Rc::clone(&inside));
-        tokio::task::spawn_local(accepting);
+    for acceptor in acceptors {
+        let accepting = acceptor.run(Rc::clone(&core), stop.clone(), open.clone());
+        tokio::task::spawn_local(open.track_future(accepting));
     }
-    // If nobody can stop it any more, it is to stop.
+    // A closed channel means the same as `true`.
     let _ = stop.wait_for(|stop| *stop).await;
     core.begin_stopping();
-    let drained = async {
-        while Rc::strong_count(&inside) > 1 {
-            tokio::time::sleep(DRAIN_LOOK).await;
-        }
-    };
-    // What is still under way then is cut off.
-    let _ = tokio::time::timeout(drain, drained).await;
-}
-
-/// Lets connections in until `stop`.
-async fn accept<S: Store + 'static>(
-    core: Rc<Core<S>>,
-    (socket, tls): Door,
-    guests: Arc<Guests>,
-    mut stop: watch::Receiver<bool>,
-    inside: Rc<()>,
-) {
-    let Ok(listener) = tokio::net::TcpListener::from_std(socket) else { return };
-    let speaking = Rc::new(Speaking::new(&core.bounds));
-    let let_in = {
-        move |stream, peer: SocketAddr| {
-            // Who finds no room is let go at once: a reset costs less than a wait.
-            let guest = guests.enter(peer.ip());
-            core.teller.connected(guest.is_some());
-            let Some(guest) = guest else { return };
-            let client = Client { stream, peer, place: Place::new(guest, &inside) };
-            connection::serve(Rc::clone(&core), Rc::clone(&speaking), client, tls.clone());
-        }
-    };
-    loop {
-        let accepted = tokio::select! {
-            biased;
-            _ = stop.wait_for(|stop| *stop) => break,
-            accepted = listener.accept() => accepted,
-        };
-        match accepted {
-            Ok((stream, peer)) => let_in(stream, peer),
-            Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
-        }
-    }
-    // Who has connected by now counts on an answer; closing the socket would reset them.
-    let Ok(listener) = listener.into_std() else { return };
-    while let Ok((stream, peer)) = listener.accept() {
-        if let Ok(stream) = stream.set_nonblocking(true).and_then(|()| TcpStream::from_std(stream)) {
-            let_in(stream, peer);
-        }
-    }
+    open.close();
+    // What is still open after that is cut off.
+    let _ = tokio::time::timeout(drain, open.wait()).await;
 }

@@ -137,7 +137,7 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
         let grpc =
             if may_be_grpc { grpc::content_type(parts.version, &parts.headers).cloned() } else { None };
         let upload = body.take().map(|body| {
-            let bounds = (core.bounds.body_bytes, core.bounds.request_pace);
+            let bounds = (core.bounds.body_bytes, core.bounds.request_min_rate);
             UploadHandle::new(body, bounds, &hop.activity, (live, route.http.underscore_headers), meter)
         });
         let request = ForwardedRequest::new(parts, upload.unwrap_or_default(), marks, upgrade.is_some());

@@ -13,8 +13,8 @@ use tidegate_store::Store;
 use tidegate_telemetry::{Log, Telemetry, Teller};
 use tokio::sync::watch;
 
-use crate::conn::idle_watchdog::Rounds;
-use crate::resource_limits::Bounds;
+use crate::conn::Watchdog;
+use crate::resource_limits::ResourceLimits;
 use crate::snapshot::Live;
 use crate::upstream::{Connector, Server, TimeoutWheel, Transport};
 
@@ -39,9 +39,9 @@ pub(crate) struct Core<S> {
     pub(crate) teller: Teller,
     pub(crate) log: Log,
     pub(crate) transport: Rc<Transport>,
-    pub(crate) rounds: Rc<Rounds>,
+    pub(crate) watchdog: Rc<Watchdog>,
     pub(crate) timeouts: Rc<TimeoutWheel>,
-    pub(crate) bounds: Bounds,
+    pub(crate) bounds: ResourceLimits,
     scratches: RefCell<Vec<Scratch>>,
     pub(crate) header_values: RefCell<HeaderValueCache>,
     waiting: Cell<usize>,
@@ -68,7 +68,7 @@ impl<S: Store + 'static> Core<S> {
         live: Arc<ArcSwap<Live>>,
         shared: Shared<S>,
         connector: Connector,
-        bounds: Bounds,
+        bounds: ResourceLimits,
         stop: watch::Receiver<bool>,
     ) -> Self {
         let Shared { limiter, telemetry } = shared;
@@ -79,7 +79,7 @@ impl<S: Store + 'static> Core<S> {
             log: telemetry.log().clone(),
             limiter,
             transport: Transport::new(connector, &bounds),
-            rounds: Rc::default(),
+            watchdog: Rc::new(Watchdog::new(&bounds)),
             timeouts: Rc::default(),
             bounds,
             scratches: RefCell::default(),

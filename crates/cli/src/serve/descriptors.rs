@@ -5,7 +5,7 @@
 //! kept and shared: a quarter is for those, and no more clients are let in than the rest has room for.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use tidegate_gateway::Bounds;
+use tidegate_gateway::ResourceLimits;
 
 /// What the process itself needs, and what each of its cores does.
 const OWN: usize = 32;
@@ -15,16 +15,16 @@ const OF_A_CORE: usize = 8;
 const FEW: usize = 5_000;
 
 /// Raises what may be open to what is allowed, and bounds the clients by it. Says so if they are few.
-pub(super) fn fitting(cores: usize) -> Bounds {
+pub(super) fn fitting(cores: usize) -> ResourceLimits {
     let limit = getrlimit(Resource::Nofile);
     // What cannot be raised stays as it is.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
     let open = getrlimit(Resource::Nofile)
         .current
         .map_or(usize::MAX, |open| usize::try_from(open).unwrap_or(usize::MAX));
-    let usual = Bounds::default();
+    let usual = ResourceLimits::default();
     let room = room(open, cores);
-    let bounds = Bounds { connections: usual.connections.min(room), ..usual };
+    let bounds = ResourceLimits { connections: usual.connections.min(room), ..usual };
     if room < FEW {
         tracing::warn!(
             event = "few_descriptors",

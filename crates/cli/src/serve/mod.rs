@@ -75,7 +75,8 @@ fn serve(args: &ServeArgs, source: &Source, start: Start, logging: &Logging) -> 
     let telemetry = logging.telemetry(cores, clock.now());
     let store = Arc::new(SelectedStore::new(&plan.store));
     let limiter = Arc::new(Limiter::new(active, store, Arc::clone(&clock))?);
-    let gateway = Arc::new(Gateway::new(limiter, telemetry, descriptors::fitting(cores))?);
+    let gateway = Gateway::builder(limiter).resource_limits(descriptors::fitting(cores)).telemetry(telemetry);
+    let gateway = Arc::new(gateway.build()?);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let (served, reloads) = Served::new(Arc::clone(&gateway), source, Arc::clone(&certificates));
     // Before the first request: nobody who is banned slips through.

@@ -1,203 +1,359 @@
-//! What happens on a connection, for those who decide whether it stays: nothing here reads a clock.
+//! The state of a connection: what comes next from its client, what is being served, and what waits to be written.
+//!
+//! [`TrackedIo`](super::io::TrackedIo), hyper's service and the bodies report events; `idle_policy` and `connection` ask what may be
+//! done with the connection. Nothing here reads a clock.
+//!
+//! A connection is in one [`Phase`]. A dash means that the event does not change it:
+//!
+//! | event | `AwaitingHead` | `ReadingHead` | `BodyUnclaimed` | `BodyInProgress` |
+//! |---|---|---|---|---|
+//! | bytes came, nothing in flight | `ReadingHead` | – | `ReadingHead` | – |
+//! | bytes came, a request in flight | – | never | – | – |
+//! | request began, without a body | – | `AwaitingHead` | `AwaitingHead` | `AwaitingHead` |
+//! | request began, with a body | `BodyUnclaimed` | `BodyUnclaimed` | – | `BodyUnclaimed` |
+//! | its body is read by somebody | – | – | `BodyInProgress` | – |
+//! | its body was read to its end | – | – | – | `AwaitingHead` |
+//! | its body was dropped before its end | – | – | – | `BodyUnclaimed` |
+//! | head was rejected | `Unparsable` | `Unparsable` | `Unparsable` | `Unparsable` |
+//! | lingering close began | never | `LingeringClose` | `LingeringClose` | `LingeringClose` |
+//! | HTTP/2 began | `Multiplexed` | `Multiplexed` | never | never |
+//!
+//! `Unparsable` becomes `ReadingHead` when our response to the rejected head is about to be written. `LingeringClose` and
+//! `Multiplexed` are final. A request in flight, blocked output and a response of which nothing has been written are
+//! independent of the phase, with one exception: while a head is being read, no request is in flight.
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::task::Poll;
 
-/// The latest request has no body, or its body has been read to its end.
-const BODY_ENDED: u8 = 0;
-/// The latest request has a body that nobody reads: HTTP discards the rest of it, or ends the connection.
-const BODY_UNCLAIMED: u8 = 1;
-/// Somebody reads the body of the latest request.
-const BODY_IN_PROGRESS: u8 = 2;
+/// What the client sends next. Over HTTP/1.1 a head is read only after the body before it, so only the latest request
+/// can have a body that has not come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+enum Phase {
+    /// The next byte from the client is the first of a head.
+    #[default]
+    AwaitingHead = 0,
+    /// Part of a head has come.
+    ReadingHead = 1,
+    /// The latest request has a body that nobody reads: hyper discards the rest of it, or closes the connection.
+    BodyUnclaimed = 2,
+    /// The body of the latest request is being read.
+    BodyInProgress = 3,
+    /// hyper could not parse a head. Its response was withheld, and ours has not begun.
+    Unparsable = 4,
+    /// Our side is closed: whatever still comes is discarded.
+    LingeringClose = 5,
+    /// HTTP/2: heads and bodies are the protocol's business, and any number of requests is in flight.
+    Multiplexed = 6,
+}
 
-/// What moved on a connection.
-#[derive(Debug, Default)]
-pub(crate) struct Activity {
-    moved: AtomicBool,
-    /// Part of a request's head has come.
-    begun: AtomicBool,
-    /// The socket does not accept what is written: output waits in HTTP, in TLS, or in both.
-    blocked: AtomicBool,
-    /// Bytes that the socket has accepted.
-    written: AtomicU64,
-    in_flight: AtomicU32,
-    /// Many requests at once: heads are then the protocol's business.
-    multiplexed: AtomicBool,
+/// All that events change and that is not a plain sum.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+struct ConnState {
+    phase: Phase,
+    /// The socket accepts no more: output waits in hyper, in TLS, or in both.
+    is_output_blocked: bool,
+    /// A response was returned to HTTP/1.1, and nothing was written since.
+    is_response_due: bool,
+    recent: Recent,
+    /// Requests that are being served, up to the end of their responses.
+    in_flight: u32,
+}
+
+/// What has happened since it was last asked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+struct Recent {
+    /// Bytes have come or left, or a request has ended.
+    has_moved: bool,
     /// A request has come.
-    asked: AtomicBool,
-    /// How many requests have come. Over HTTP/1.1 a head is read only after the body before it, so only the latest
-    /// request can have a body that has not come.
-    requests: AtomicU32,
-    /// How far the body of the latest request is.
-    body: AtomicU8,
-    /// A response was returned, and nothing of it has been written.
-    head_due: AtomicBool,
-    /// HTTP could not parse a head. What it would answer has been taken out of what it writes.
-    is_unparsable: AtomicBool,
-    /// Our side has ended: whatever still comes is no request.
-    parting: AtomicBool,
+    was_requested: bool,
 }
 
-fn is_set(flag: &AtomicBool) -> bool {
-    flag.load(Ordering::Relaxed)
-}
+impl ConnState {
+    const PHASE: u32 = 7;
+    const OUTPUT_BLOCKED: u32 = 1 << 3;
+    const RESPONSE_DUE: u32 = 1 << 4;
+    const MOVED: u32 = 1 << 5;
+    const REQUESTED: u32 = 1 << 6;
+    const IN_FLIGHT_SHIFT: u32 = 8;
 
-impl Activity {
-    /// A request's head is complete; it is in flight until the guard is dropped.
-    pub(crate) fn begin(self: &Arc<Self>, has_body: bool) -> InFlight {
-        self.begun.store(false, Ordering::Relaxed);
-        change(&self.requests, |count| count.wrapping_add(1));
-        self.body.store(if has_body { BODY_UNCLAIMED } else { BODY_ENDED }, Ordering::Relaxed);
-        change(&self.in_flight, |count| count + 1);
-        self.asked.store(true, Ordering::Relaxed);
-        InFlight(Arc::clone(self))
+    fn pack(self) -> u32 {
+        let flag = |is_set: bool, bit: u32| if is_set { bit } else { 0 };
+        self.phase as u32
+            | flag(self.is_output_blocked, Self::OUTPUT_BLOCKED)
+            | flag(self.is_response_due, Self::RESPONSE_DUE)
+            | flag(self.recent.has_moved, Self::MOVED)
+            | flag(self.recent.was_requested, Self::REQUESTED)
+            | self.in_flight << Self::IN_FLIGHT_SHIFT
     }
 
-    /// Whether anything has moved since this was last asked.
-    pub(crate) fn has_moved(&self) -> bool {
-        self.moved.swap(false, Ordering::Relaxed)
-    }
-
-    /// Whether a request has come since this was last asked.
-    pub(crate) fn was_asked(&self) -> bool {
-        self.asked.swap(false, Ordering::Relaxed)
-    }
-
-    pub(crate) fn is_in_flight(&self) -> bool {
-        self.in_flight.load(Ordering::Relaxed) > 0
-    }
-
-    pub(crate) fn is_multiplexed(&self) -> bool {
-        is_set(&self.multiplexed)
-    }
-
-    pub(crate) fn is_blocked(&self) -> bool {
-        is_set(&self.blocked)
-    }
-
-    pub(crate) fn is_parting(&self) -> bool {
-        is_set(&self.parting)
-    }
-
-    pub(crate) fn is_unparsable(&self) -> bool {
-        is_set(&self.is_unparsable)
-    }
-
-    /// Bytes that the socket has accepted.
-    pub(crate) fn written(&self) -> u64 {
-        self.written.load(Ordering::Relaxed)
-    }
-
-    /// Whether a head is being read and nothing else goes on. While a response waits for the client, it is the response
-    /// that the client is held to.
-    pub(crate) fn reads_a_head(&self) -> bool {
-        is_set(&self.begun) && !self.is_in_flight() && !self.is_multiplexed() && !self.is_blocked()
-    }
-
-    /// Whether the next byte can only be the first of a request, and all output has left: a connection may then be taken
-    /// apart and put together again. What is left of a body, or of what is thrown away, would be read as a request, and
-    /// nobody would flush what is left of a response.
-    pub(crate) fn is_between_requests(&self) -> bool {
-        !self.is_in_flight()
-            && !is_set(&self.begun)
-            && !self.is_blocked()
-            && self.body.load(Ordering::Relaxed) == BODY_ENDED
-            && !self.is_parting()
-            && !self.is_unparsable()
-            && !self.is_multiplexed()
-    }
-
-    /// Whether the client may still be sending what nobody wants any more. Over HTTP/2 a stream ends by itself.
-    pub(crate) fn may_still_send(&self) -> bool {
-        let is_body_owed = self.body.load(Ordering::Relaxed) != BODY_ENDED;
-        !self.is_multiplexed() && (is_body_owed || is_set(&self.begun))
-    }
-
-    /// Whether a write can only be HTTP's own: no request is being served, and no response waits to be written.
-    pub(crate) fn is_write_unasked(&self) -> bool {
-        !is_set(&self.head_due) && !self.is_in_flight() && !self.is_multiplexed()
-    }
-
-    /// From now on many requests come at once.
-    pub(crate) fn multiplex(&self) {
-        self.multiplexed.store(true, Ordering::Relaxed);
-    }
-
-    /// Bytes have come from the client.
-    pub(crate) fn heard(&self) {
-        self.moved.store(true, Ordering::Relaxed);
-        if !self.is_in_flight() && self.body.load(Ordering::Relaxed) != BODY_IN_PROGRESS {
-            self.begun.store(true, Ordering::Relaxed);
+    fn unpack(word: u32) -> Self {
+        let phase = match word & Self::PHASE {
+            0 => Phase::AwaitingHead,
+            1 => Phase::ReadingHead,
+            2 => Phase::BodyUnclaimed,
+            3 => Phase::BodyInProgress,
+            4 => Phase::Unparsable,
+            5 => Phase::LingeringClose,
+            _ => Phase::Multiplexed,
+        };
+        Self {
+            phase,
+            is_output_blocked: word & Self::OUTPUT_BLOCKED != 0,
+            is_response_due: word & Self::RESPONSE_DUE != 0,
+            recent: Recent { has_moved: word & Self::MOVED != 0, was_requested: word & Self::REQUESTED != 0 },
+            in_flight: word >> Self::IN_FLIGHT_SHIFT,
         }
     }
 
+    /// Whatever belongs to no body that is being read, and comes while no request is served, is a head. The rest of a
+    /// body that hyper discards cannot be told from one.
+    fn head_began(&mut self) {
+        if self.in_flight == 0 && matches!(self.phase, Phase::AwaitingHead | Phase::BodyUnclaimed) {
+            self.phase = Phase::ReadingHead;
+        }
+    }
+
+    fn bytes_came(&mut self) {
+        self.recent.has_moved = true;
+        self.head_began();
+    }
+
+    fn request_began(&mut self, has_body: bool) {
+        self.in_flight += 1;
+        self.recent.was_requested = true;
+        if self.phase.is_open_http1() {
+            self.phase = if has_body { Phase::BodyUnclaimed } else { Phase::AwaitingHead };
+        }
+    }
+
+    fn request_ended(&mut self) {
+        self.in_flight = self.in_flight.saturating_sub(1);
+        self.recent.has_moved = true;
+    }
+
+    fn body_was_claimed(&mut self) {
+        if self.phase == Phase::BodyUnclaimed {
+            self.phase = Phase::BodyInProgress;
+        }
+    }
+
+    fn body_ended(&mut self) {
+        if self.phase == Phase::BodyInProgress {
+            self.phase = Phase::AwaitingHead;
+        }
+    }
+
+    fn body_was_dropped(&mut self) {
+        if self.phase == Phase::BodyInProgress {
+            self.phase = Phase::BodyUnclaimed;
+        }
+    }
+
+    fn socket_wrote(&mut self, written: &Poll<io::Result<usize>>) {
+        self.is_output_blocked = written.is_pending();
+        self.recent.has_moved |= matches!(written, Poll::Ready(Ok(_)));
+    }
+
+    fn head_was_rejected(&mut self) {
+        if self.phase.is_open_http1() {
+            self.phase = Phase::Unparsable;
+        }
+    }
+
+    /// The client may be sending more of the head that was rejected.
+    fn rejection_was_taken(&mut self) {
+        if self.phase == Phase::Unparsable {
+            self.phase = Phase::ReadingHead;
+        }
+    }
+
+    fn is_reading_head(self) -> bool {
+        self.phase == Phase::ReadingHead && !self.is_output_blocked
+    }
+
+    fn is_between_requests(self) -> bool {
+        self.phase == Phase::AwaitingHead && self.in_flight == 0 && !self.is_output_blocked
+    }
+
+    fn may_still_send(self) -> bool {
+        matches!(self.phase, Phase::ReadingHead | Phase::BodyUnclaimed | Phase::BodyInProgress)
+    }
+
+    fn is_write_unsolicited(self) -> bool {
+        !self.is_response_due && self.in_flight == 0 && self.phase != Phase::Multiplexed
+    }
+}
+
+impl Phase {
+    /// Whether requests come one after another.
+    fn is_open_http1(self) -> bool {
+        match self {
+            Self::AwaitingHead | Self::ReadingHead | Self::BodyUnclaimed | Self::BodyInProgress => true,
+            Self::Unparsable | Self::LingeringClose | Self::Multiplexed => false,
+        }
+    }
+}
+
+/// The state of a connection, shared by all that read or write it. They are on one thread, but hyper asks for `Send` of
+/// a stream that can be upgraded: hence atomics, which are never changed by two threads at once.
+#[derive(Debug, Default)]
+pub(crate) struct Activity {
+    /// A packed [`ConnState`].
+    state: AtomicU32,
+    /// Bytes that the socket has accepted.
+    written: AtomicU64,
+    /// How many requests have come.
+    requests: AtomicU32,
+}
+
+impl Activity {
+    fn state(&self) -> ConnState {
+        ConnState::unpack(self.state.load(Ordering::Relaxed))
+    }
+
+    fn update(&self, event: impl FnOnce(&mut ConnState)) {
+        let mut state = self.state();
+        event(&mut state);
+        self.state.store(state.pack(), Ordering::Relaxed);
+    }
+
+    /// A request's head is complete; it is in flight until the guard is dropped.
+    pub(super) fn begin_request(self: &Arc<Self>, has_body: bool) -> InFlight {
+        self.update(|state| state.request_began(has_body));
+        self.requests.store(self.requests().wrapping_add(1), Ordering::Relaxed);
+        InFlight(Arc::clone(self))
+    }
+
+    /// Bytes have come from the client.
+    pub(super) fn bytes_came(&self) {
+        self.update(ConnState::bytes_came);
+    }
+
     /// Bytes that came with an earlier request are left: they begin a head.
-    pub(crate) fn begin_head(&self) {
-        self.begun.store(true, Ordering::Relaxed);
+    pub(super) fn head_was_buffered(&self) {
+        self.update(ConnState::head_began);
     }
 
     /// The socket was written to.
-    pub(crate) fn wrote(&self, written: &Poll<io::Result<usize>>) {
-        self.blocked.store(written.is_pending(), Ordering::Relaxed);
+    pub(super) fn socket_wrote(&self, written: &Poll<io::Result<usize>>) {
+        self.update(|state| state.socket_wrote(written));
         if let Poll::Ready(Ok(written)) = written {
-            add(&self.written, *written);
-            self.moved.store(true, Ordering::Relaxed);
+            self.written.store(self.written().wrapping_add(*written as u64), Ordering::Relaxed);
         }
     }
 
     /// A response was returned to HTTP/1.1.
-    pub(crate) fn owe_head(&self) {
-        self.head_due.store(true, Ordering::Relaxed);
+    pub(super) fn response_was_returned(&self) {
+        self.update(|state| state.is_response_due = true);
     }
 
     /// HTTP has written something.
-    pub(crate) fn wrote_head(&self) {
-        self.head_due.store(false, Ordering::Relaxed);
+    pub(super) fn http_wrote(&self) {
+        self.update(|state| state.is_response_due = false);
     }
 
-    /// HTTP could not parse a head.
-    pub(crate) fn reject_head(&self) {
-        self.is_unparsable.store(true, Ordering::Relaxed);
+    /// hyper could not parse a head; what it wrote was withheld.
+    pub(super) fn head_was_rejected(&self) {
+        self.update(ConnState::head_was_rejected);
     }
 
-    /// The head that could not be parsed is being answered. Its client may be sending more of it.
-    pub(crate) fn answer_rejected_head(&self) {
-        self.is_unparsable.store(false, Ordering::Relaxed);
-        self.begin_head();
+    /// The head that could not be parsed is being answered.
+    pub(super) fn rejection_was_taken(&self) {
+        self.update(ConnState::rejection_was_taken);
     }
 
-    /// Our side has ended.
-    pub(crate) fn part(&self) {
-        self.parting.store(true, Ordering::Relaxed);
+    /// Our side is closed, and the client may still be sending.
+    pub(super) fn linger_began(&self) {
+        self.update(|state| state.phase = Phase::LingeringClose);
     }
-}
 
-/// Adds to what only one thread ever adds to.
-fn add(to: &AtomicU64, bytes: usize) {
-    to.store(to.load(Ordering::Relaxed).wrapping_add(bytes as u64), Ordering::Relaxed);
-}
+    /// The client speaks HTTP/2.
+    pub(super) fn http2_began(&self) {
+        self.update(|state| state.phase = Phase::Multiplexed);
+    }
 
-/// Changes what only one thread ever changes: that need not be one step.
-fn change(count: &AtomicU32, to: impl FnOnce(u32) -> u32) {
-    count.store(to(count.load(Ordering::Relaxed)), Ordering::Relaxed);
+    /// Whether anything has moved since this was last asked.
+    pub(crate) fn take_moved(&self) -> bool {
+        let has_moved = self.state().recent.has_moved;
+        self.update(|state| state.recent.has_moved = false);
+        has_moved
+    }
+
+    /// Whether a request has come since this was last asked.
+    pub(super) fn take_requested(&self) -> bool {
+        let was_requested = self.state().recent.was_requested;
+        self.update(|state| state.recent.was_requested = false);
+        was_requested
+    }
+
+    pub(super) fn is_in_flight(&self) -> bool {
+        self.state().in_flight > 0
+    }
+
+    pub(super) fn is_multiplexed(&self) -> bool {
+        self.state().phase == Phase::Multiplexed
+    }
+
+    pub(super) fn is_blocked(&self) -> bool {
+        self.state().is_output_blocked
+    }
+
+    pub(super) fn is_lingering(&self) -> bool {
+        self.state().phase == Phase::LingeringClose
+    }
+
+    pub(super) fn is_unparsable(&self) -> bool {
+        self.state().phase == Phase::Unparsable
+    }
+
+    /// Bytes that the socket has accepted.
+    pub(super) fn written(&self) -> u64 {
+        self.written.load(Ordering::Relaxed)
+    }
+
+    fn requests(&self) -> u32 {
+        self.requests.load(Ordering::Relaxed)
+    }
+
+    /// Whether a head is being read and nothing else goes on. While a response waits for the client, it is the response
+    /// that the client is held to.
+    pub(super) fn is_reading_head(&self) -> bool {
+        self.state().is_reading_head()
+    }
+
+    /// Whether the next byte can only be the first of a request, and all output has left: the connection may then be taken
+    /// from hyper and handed to it again. The rest of a body, or of what is discarded, would be read as a request, and
+    /// nobody would flush the rest of a response.
+    pub(super) fn is_between_requests(&self) -> bool {
+        self.state().is_between_requests()
+    }
+
+    /// Whether the client may still be sending what nobody wants any more. Over HTTP/2 a stream ends by itself.
+    pub(super) fn may_still_send(&self) -> bool {
+        self.state().may_still_send()
+    }
+
+    /// Whether a write can only be hyper's own: no request is being served, and no response waits to be written.
+    pub(super) fn is_write_unsolicited(&self) -> bool {
+        self.state().is_write_unsolicited()
+    }
 }
 
 /// A request that is being served.
 #[derive(Debug)]
-pub(crate) struct InFlight(Arc<Activity>);
+pub(super) struct InFlight(Arc<Activity>);
 
 impl InFlight {
-    pub(crate) fn activity(&self) -> &Activity {
+    pub(super) fn activity(&self) -> &Activity {
         &self.0
     }
 }
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        change(&self.0.in_flight, |count| count.saturating_sub(1));
-        self.0.moved.store(true, Ordering::Relaxed);
+        self.0.update(ConnState::request_ended);
     }
 }
 
@@ -211,83 +367,29 @@ pub(crate) struct UnreadBody {
 impl UnreadBody {
     /// The body of the latest request.
     pub(crate) fn of_latest(activity: &Arc<Activity>) -> Self {
-        let request = activity.requests.load(Ordering::Relaxed);
-        let body = Self { activity: Arc::clone(activity), request };
-        body.set(BODY_IN_PROGRESS);
-        body
+        activity.update(ConnState::body_was_claimed);
+        Self { activity: Arc::clone(activity), request: activity.requests() }
     }
 
     /// It has been read to its end.
     pub(crate) fn end(self) {
-        self.set(BODY_ENDED);
+        self.report(ConnState::body_ended);
     }
 
     /// A later request has a body of its own, of which this one says nothing.
-    fn set(&self, body: u8) {
-        if self.activity.requests.load(Ordering::Relaxed) == self.request {
-            self.activity.body.store(body, Ordering::Relaxed);
+    fn report(&self, event: impl FnOnce(&mut ConnState)) {
+        if self.activity.requests() == self.request {
+            self.activity.update(event);
         }
     }
 }
 
 impl Drop for UnreadBody {
     fn drop(&mut self) {
-        if self.activity.body.load(Ordering::Relaxed) == BODY_IN_PROGRESS {
-            self.set(BODY_UNCLAIMED);
-        }
+        // After its end this changes nothing.
+        self.report(ConnState::body_was_dropped);
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn body_of_an_earlier_request_that_ends_late_leaves_that_of_the_latest_owed() {
-        let activity = Arc::new(Activity::default());
-        drop(activity.begin(true));
-        let first = UnreadBody::of_latest(&activity);
-        drop(activity.begin(true));
-        first.end();
-        assert!(!activity.is_between_requests() && activity.may_still_send());
-        let second = UnreadBody::of_latest(&activity);
-        assert!(!activity.is_between_requests());
-        second.end();
-        assert!(activity.is_between_requests() && !activity.may_still_send());
-    }
-
-    #[test]
-    fn body_that_nobody_reads_to_its_end_keeps_the_connection_from_being_parked() {
-        let activity = Arc::new(Activity::default());
-        drop(activity.begin(true));
-        drop(UnreadBody::of_latest(&activity));
-        assert!(!activity.is_between_requests() && activity.may_still_send());
-        drop(activity.begin(false));
-        assert!(activity.is_between_requests());
-    }
-
-    #[test]
-    fn bytes_of_a_body_that_was_answered_early_begin_no_head() {
-        let activity = Arc::new(Activity::default());
-        drop(activity.begin(true));
-        let body = UnreadBody::of_latest(&activity);
-        activity.heard();
-        assert!(!activity.reads_a_head());
-        // HTTP has discarded the rest, or never reads again: either way what comes is no body.
-        drop(body);
-        activity.heard();
-        assert!(activity.reads_a_head());
-    }
-
-    #[test]
-    fn output_that_the_socket_does_not_accept_keeps_the_connection_from_being_parked() {
-        let activity = Arc::new(Activity::default());
-        drop(activity.begin(false));
-        activity.wrote(&Poll::Ready(Ok(1)));
-        assert!(activity.is_between_requests());
-        activity.wrote(&Poll::Pending);
-        assert!(!activity.is_between_requests());
-        activity.wrote(&Poll::Ready(Ok(1)));
-        assert!(activity.is_between_requests());
-    }
-}
+mod tests;

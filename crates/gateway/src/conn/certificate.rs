@@ -96,7 +96,7 @@ fn expiry(certificate: &CertificateDer<'_>) -> Result<Timestamp, CertificateErro
 pub struct CertificateResolver(ArcSwap<ServerCertificate>);
 
 impl CertificateResolver {
-    pub(crate) fn new(certificate: ServerCertificate) -> Self {
+    pub(super) fn new(certificate: ServerCertificate) -> Self {
         Self(ArcSwap::from_pointee(certificate))
     }
 

@@ -22,50 +22,49 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
 
-use crate::conn::client_socket::ClientSocket;
-use crate::conn::client_stream::Watched;
-use crate::conn::connection_limit::Place;
-use crate::conn::idle_watchdog::{Order, Ward};
-use crate::conn::response_streams::{InFlightBody, ResponseStreams, StreamExecutor};
-use crate::conn::send_queue::Ends;
-use crate::conn::unparsable;
+use super::connection_limit::ConnectionGuard;
+use super::idle_watchdog::{IdleAction, WatchHandle};
+use super::io::{ClientSocket, TrackedIo};
+use super::response_streams::{InFlightBody, ResponseStreams, StreamExecutor};
+use super::send_queue::Ends;
+use super::unparsable;
 use crate::http::hop_headers::ConnInfo;
 use crate::http::response_body::ResponseBody;
-use crate::resource_limits::Bounds;
+use crate::resource_limits::ResourceLimits;
 use crate::service::Received;
 use crate::worker::Core;
 
-/// How HTTP/2 begins.
+/// The first bytes of every HTTP/2 connection.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// How to speak with clients: made once for each core.
+/// hyper's settings, made once for each listening socket.
 #[derive(Clone, Debug)]
-pub(crate) struct Speaking {
+pub(super) struct HttpBuilders {
     http1: http1::Builder,
 }
 
-impl Speaking {
-    pub(crate) fn new(bounds: &Bounds) -> Self {
+impl HttpBuilders {
+    pub(super) fn new(limits: &ResourceLimits) -> Self {
         let mut http1 = http1::Builder::new();
         http1
             .timer(TokioTimer::new())
-            // Slow heads are ended by `rounds`, which needs no timer for each request.
+            // The watchdog ends slow heads: it needs no timer for each request.
             .header_read_timeout(None)
-            .max_headers(bounds.headers)
-            .max_buf_size(bounds.head_bytes);
+            .max_headers(limits.headers)
+            .max_buf_size(limits.head_bytes);
         Self { http1 }
     }
 }
 
-/// HTTP/2 over one connection: it spawns the tasks of its own streams.
-fn http2(bounds: &Bounds, streams: &Rc<ResponseStreams>) -> http2::Builder<StreamExecutor> {
+/// The settings of one HTTP/2 connection, which spawns the tasks of its own streams.
+fn http2(limits: &ResourceLimits, streams: &Rc<ResponseStreams>) -> http2::Builder<StreamExecutor> {
     let mut http2 = http2::Builder::new(StreamExecutor(Rc::clone(streams)));
     http2
         .timer(TokioTimer::new())
-        .max_concurrent_streams(bounds.streams)
+        .max_concurrent_streams(limits.streams)
         .max_pending_accept_reset_streams(64)
         .max_local_error_reset_streams(256)
-        .max_header_list_size(u32::try_from(bounds.head_bytes).unwrap_or(u32::MAX))
+        .max_header_list_size(u32::try_from(limits.head_bytes).unwrap_or(u32::MAX))
         .max_send_buf_size(256 << 10)
         .keep_alive_interval(Duration::from_secs(20))
         .keep_alive_timeout(Duration::from_secs(20));
@@ -74,75 +73,74 @@ fn http2(bounds: &Bounds, streams: &Rc<ResponseStreams>) -> http2::Builder<Strea
 
 type Served = Response<InFlightBody<ResponseBody>>;
 
-/// Who has come in.
+/// A connection that was accepted.
 #[derive(Debug)]
-pub(crate) struct Client {
-    pub(crate) stream: TcpStream,
-    pub(crate) peer: SocketAddr,
-    pub(crate) place: Place,
+pub(super) struct ClientConn {
+    pub(super) stream: TcpStream,
+    pub(super) peer: SocketAddr,
+    pub(super) guard: ConnectionGuard,
 }
 
-/// Serves a connection until its client, its idleness or its core ends it.
-pub(crate) fn serve<S: Store + 'static>(
+/// Serves a connection in a task of its own, until the client, the watchdog or the end of the core closes it.
+pub(super) fn serve<S: Store + 'static>(
     core: Rc<Core<S>>,
-    speaking: Rc<Speaking>,
-    Client { stream, peer, place }: Client,
+    http: Rc<HttpBuilders>,
+    ClientConn { stream, peer, guard }: ClientConn,
     tls: Option<TlsAcceptor>,
 ) {
-    // Small writes are whole answers; a socket that cannot be set is about to fail anyway.
+    // Small writes are whole responses. A socket that cannot be set is about to fail anyway.
     let _ = stream.set_nodelay(true);
     let ends = stream.local_addr().ok().map(|local| (local, peer));
-    let hop = ConnInfo::new(peer, tls.is_some(), place);
+    let hop = ConnInfo::new(peer, tls.is_some(), guard);
     let stream = ClientSocket::new(stream, Arc::clone(&hop.activity));
-    // Two tasks of different size: thousands of them are at rest.
+    // Two tasks of different size: thousands of connections are idle.
     match tls {
-        None => drop(tokio::task::spawn_local(speak(core, speaking, stream, (hop, ends)))),
+        None => drop(tokio::task::spawn_local(serve_http(core, http, stream, (hop, ends)))),
         Some(tls) => drop(tokio::task::spawn_local(async move {
             let handshake = Box::pin(tokio::time::timeout(core.bounds.handshake, tls.accept(stream)));
-            // Who does not speak TLS is not answered.
+            // A client that does not speak TLS gets no response.
             if let Ok(Ok(stream)) = handshake.await {
-                speak(core, speaking, stream, (hop, ends)).await;
+                serve_http(core, http, stream, (hop, ends)).await;
             }
         })),
     }
 }
 
-async fn speak<S: Store + 'static>(
+async fn serve_http<S: Store + 'static>(
     core: Rc<Core<S>>,
-    speaking: Rc<Speaking>,
+    http: Rc<HttpBuilders>,
     stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
     (hop, ends): (ConnInfo, Option<Ends>),
 ) {
-    let ward = core.rounds.begin(&hop.activity, ends);
+    let watch = core.watchdog.watch(&hop.activity, ends);
     let hop = Rc::new(hop);
-    let mut stream = Watched::new(stream, Arc::clone(&hop.activity));
-    if !hears(&mut stream, &ward).await {
+    let mut stream = TrackedIo::new(stream, Arc::clone(&hop.activity));
+    if !wait_readable(&mut stream, &watch).await {
         return;
     }
-    while stream.may_begin(PREFACE) {
+    while stream.may_start_with(PREFACE) {
         if stream.ahead().starts_with(PREFACE) {
-            let streams = Rc::new(ResponseStreams::new(stream.ahead(), core.bounds.reader_bytes));
-            ward.multiplex(Rc::clone(&streams));
+            let streams = watch.begin_http2(stream.ahead());
             let http2 = http2(&core.bounds, &streams);
             let service = service(&core, &hop, Some(streams));
             let mut connection = Box::pin(http2.serve_connection(TokioIo::new(stream), service));
-            // It may have streams that only wait: it does not rest.
-            while attend(&mut connection, &ward, |connection| connection.as_mut().graceful_shutdown()).await
+            // An HTTP/2 connection may have streams that only wait: it is never parked.
+            while drive(&mut connection, &watch, |connection| connection.as_mut().graceful_shutdown()).await
                 == Next::Park
             {}
             return;
         }
-        if !hears(&mut stream, &ward).await {
+        if !wait_readable(&mut stream, &watch).await {
             return;
         }
     }
     let service = service(&core, &hop, None);
     loop {
-        // What HTTP takes is in a box that is there only while something goes on.
-        let connection = speaking.http1.serve_connection(TokioIo::new(stream), service.clone());
+        // hyper's state is in a box that exists only while there is something to do.
+        let connection = http.http1.serve_connection(TokioIo::new(stream), service.clone());
         let mut connection = Box::new(connection.with_upgrades());
         let close = |connection: &mut Box<_>| UpgradeableConnection::graceful_shutdown(Pin::new(connection));
-        let next = attend(&mut connection, &ward, close).await;
+        let next = drive(&mut connection, &watch, close).await;
         if next == Next::End {
             return;
         }
@@ -150,13 +148,13 @@ async fn speak<S: Store + 'static>(
         stream = parts.io.into_inner();
         if next == Next::Reject {
             let mut answering = Box::pin(unparsable::answer(core, hop, stream));
-            attend(&mut answering, &ward, |_| {}).await;
+            drive(&mut answering, &watch, |_| {}).await;
             return;
         }
-        // What came with an earlier request is served at once: nothing else may follow it.
+        // What was read with an earlier request is served at once: the client may send nothing more.
         let is_ahead = !parts.read_buf.is_empty();
         stream.unread(parts.read_buf);
-        if !is_ahead && !hears(&mut stream, &ward).await {
+        if !is_ahead && !wait_readable(&mut stream, &watch).await {
             return;
         }
     }
@@ -173,7 +171,7 @@ fn service<S: Store + 'static>(
     service_fn(move |request: Request<Incoming>| {
         let (core, hop) = (Rc::clone(&core), Rc::clone(&hop));
         let is_http1 = request.version() < Version::HTTP_2;
-        let in_flight = hop.activity.begin(!request.body().is_end_stream());
+        let in_flight = hop.activity.begin_request(!request.body().is_end_stream());
         let stream = streams.as_ref().map(ResponseStreams::begin);
         let (parts, body) = request.into_parts();
         let mut request = Received { parts, body: Some(body) };
@@ -187,39 +185,41 @@ fn service<S: Store + 'static>(
     })
 }
 
-/// Waits until a client says something more.
-async fn hears<T: AsyncRead + Unpin>(stream: &mut Watched<T>, ward: &Ward) -> bool {
-    poll_fn(|cx| match ward.order(cx) {
-        Order::Stay | Order::Rest => stream.poll_hear(cx).map(|heard| heard.is_ok_and(|bytes| bytes > 0)),
-        Order::Close | Order::End => Poll::Ready(false),
+/// Waits until the client sends something; `false` if it never will.
+async fn wait_readable<T: AsyncRead + Unpin>(stream: &mut TrackedIo<T>, watch: &WatchHandle) -> bool {
+    poll_fn(|cx| match watch.poll_action(cx) {
+        IdleAction::Keep | IdleAction::Park => {
+            stream.poll_fill(cx).map(|read| read.is_ok_and(|bytes| bytes > 0))
+        }
+        IdleAction::Drain | IdleAction::Abort => Poll::Ready(false),
     })
     .await
 }
 
-/// What becomes of a connection that is not polled any more.
+/// What to do with a connection that is not polled any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Next {
     End,
-    /// It gives back the memory that it works with until its client says something.
+    /// Drop its HTTP state until its client sends something.
     Park,
-    /// Its client is told that its head cannot be parsed.
+    /// Answer a head that cannot be parsed.
     Reject,
 }
 
-/// Polls a connection until it ends, may rest, or is to be answered by us. One that breaks off is the client's business;
-/// there is nobody left to tell.
-async fn attend<C: Future + Unpin>(connection: &mut C, ward: &Ward, close: impl Fn(&mut C)) -> Next {
+/// Polls a connection until it ends, may be parked, or needs an answer of ours. An error of the connection is ignored:
+/// it is the client that broke it off.
+async fn drive<C: Future + Unpin>(connection: &mut C, watch: &WatchHandle, close: impl Fn(&mut C)) -> Next {
     poll_fn(|cx| {
-        match ward.order(cx) {
-            Order::Stay => {}
-            Order::Close => close(connection),
-            Order::Rest => return Poll::Ready(Next::Park),
-            Order::End => return Poll::Ready(Next::End),
+        match watch.poll_action(cx) {
+            IdleAction::Keep => {}
+            IdleAction::Drain => close(connection),
+            IdleAction::Park => return Poll::Ready(Next::Park),
+            IdleAction::Abort => return Poll::Ready(Next::End),
         }
         match Pin::new(&mut *connection).poll(cx) {
             Poll::Ready(_) => Poll::Ready(Next::End),
-            Poll::Pending if ward.is_unparsable() => Poll::Ready(Next::Reject),
-            Poll::Pending if ward.makes_room() => Poll::Ready(Next::Park),
+            Poll::Pending if watch.is_unparsable() => Poll::Ready(Next::Reject),
+            Poll::Pending if watch.should_park() => Poll::Ready(Next::Park),
             Poll::Pending => Poll::Pending,
         }
     })

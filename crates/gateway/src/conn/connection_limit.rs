@@ -1,38 +1,39 @@
-//! How many connections there are, in all and of one address.
+//! ResourceLimits the number of connections, in all and of one address.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Connections of all cores.
+use tokio_util::task::task_tracker::TaskTrackerToken;
+
+/// Counts the connections of all cores.
 #[derive(Debug)]
-pub(crate) struct Guests {
-    most: usize,
-    most_of_one: usize,
+pub(crate) struct ConnectionLimiter {
+    max: usize,
+    max_per_address: usize,
     count: AtomicUsize,
-    /// By what an address is counted as.
+    /// The keys are [`address_key`]s.
     by_address: Mutex<HashMap<IpAddr, usize>>,
 }
 
-impl Guests {
-    pub(crate) fn new(most: usize, most_of_one: usize) -> Arc<Self> {
+impl ConnectionLimiter {
+    pub(crate) fn new(max: usize, max_per_address: usize) -> Arc<Self> {
         let (count, by_address) = (AtomicUsize::new(0), Mutex::default());
-        Arc::new(Self { most, most_of_one, count, by_address })
+        Arc::new(Self { max, max_per_address, count, by_address })
     }
 
-    /// Lets a connection in until the guard is dropped, if there is room.
-    pub(crate) fn enter(self: &Arc<Self>, address: IpAddr) -> Option<Guest> {
-        // From here on the count is right whatever happens: dropping a guest takes it back.
-        let guest = Guest { guests: Arc::clone(self), address };
+    /// A permit for one more connection of `address`; `None` if there are as many as may be.
+    pub(super) fn acquire(self: &Arc<Self>, address: IpAddr) -> Option<ConnectionPermit> {
+        // Made first, so that the counts are right on every path: dropping a permit takes it back.
+        let permit = ConnectionPermit { limiter: Arc::clone(self), address };
         let before = self.count.fetch_add(1, Ordering::Relaxed);
         let mut by_address = self.by_address.lock().unwrap_or_else(PoisonError::into_inner);
-        let of_one = by_address.entry(counted(address)).or_default();
-        *of_one += 1;
-        let has_room = before < self.most && *of_one <= self.most_of_one;
+        let of_address = by_address.entry(address_key(address)).or_default();
+        *of_address += 1;
+        let is_allowed = before < self.max && *of_address <= self.max_per_address;
         drop(by_address);
-        has_room.then_some(guest)
+        is_allowed.then_some(permit)
     }
 
     pub(crate) fn count(&self) -> usize {
@@ -40,42 +41,42 @@ impl Guests {
     }
 }
 
-/// A connection's place: counted among the guests, and waited for when its core drains.
+/// One connection among those that [`ConnectionLimiter`] counts.
 #[derive(Debug)]
-pub(crate) struct Place {
-    _guest: Guest,
-    _inside: Rc<()>,
-}
-
-impl Place {
-    pub(crate) fn new(guest: Guest, inside: &Rc<()>) -> Self {
-        Self { _guest: guest, _inside: Rc::clone(inside) }
-    }
-}
-
-/// A connection that was let in.
-#[derive(Debug)]
-pub(crate) struct Guest {
-    guests: Arc<Guests>,
+pub(super) struct ConnectionPermit {
+    limiter: Arc<ConnectionLimiter>,
     address: IpAddr,
 }
 
-impl Drop for Guest {
+impl Drop for ConnectionPermit {
     fn drop(&mut self) {
-        self.guests.count.fetch_sub(1, Ordering::Relaxed);
-        let mut by_address = self.guests.by_address.lock().unwrap_or_else(PoisonError::into_inner);
-        let counted = counted(self.address);
-        if let Some(of_one) = by_address.get_mut(&counted) {
-            *of_one = of_one.saturating_sub(1);
-            if *of_one == 0 {
-                by_address.remove(&counted);
+        self.limiter.count.fetch_sub(1, Ordering::Relaxed);
+        let mut by_address = self.limiter.by_address.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = address_key(self.address);
+        if let Some(of_address) = by_address.get_mut(&key) {
+            *of_address = of_address.saturating_sub(1);
+            if *of_address == 0 {
+                by_address.remove(&key);
             }
         }
     }
 }
 
-/// IPv4 whole; IPv6 by the network of 64 bits that one customer has at least, all of whose addresses are theirs.
-fn counted(address: IpAddr) -> IpAddr {
+/// Kept as long as a connection or its tunnel is open: it is counted, and its core waits for it when draining.
+#[derive(Debug)]
+pub(crate) struct ConnectionGuard {
+    _permit: ConnectionPermit,
+    _open: TaskTrackerToken,
+}
+
+impl ConnectionGuard {
+    pub(super) fn new(permit: ConnectionPermit, open: TaskTrackerToken) -> Self {
+        Self { _permit: permit, _open: open }
+    }
+}
+
+/// An IPv4 address as it is; an IPv6 address by its /64, the least that one customer has.
+fn address_key(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => IpAddr::V6((address.to_bits() & !u128::from(u64::MAX)).into()),
         v4 @ IpAddr::V4(_) => v4,
@@ -87,28 +88,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn there_is_room_for_so_many_in_all_and_of_one() {
-        let guests = Guests::new(3, 2);
+    fn permits_at_the_maximum_in_all_or_of_one_address_are_denied() {
+        let limiter = ConnectionLimiter::new(3, 2);
         let (a, b) = (IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
-        let first = guests.enter(a).unwrap();
-        let _second = guests.enter(a).unwrap();
-        assert!(guests.enter(a).is_none(), "two of one address are enough");
-        let _third = guests.enter(b).unwrap();
-        assert!(guests.enter(b).is_none(), "three are enough");
+        let first = limiter.acquire(a).unwrap();
+        let _second = limiter.acquire(a).unwrap();
+        assert!(limiter.acquire(a).is_none(), "two of one address are enough");
+        let _third = limiter.acquire(b).unwrap();
+        assert!(limiter.acquire(b).is_none(), "three are enough");
         drop(first);
-        assert!(guests.enter(a).is_some());
-        assert_eq!(guests.count(), 2);
+        assert!(limiter.acquire(a).is_some());
+        assert_eq!(limiter.count(), 2);
     }
 
     #[test]
-    fn all_addresses_of_one_ipv6_customer_are_one() {
-        let guests = Guests::new(9, 1);
-        let enter = |address: &str| guests.enter(address.parse().unwrap());
-        let _first = enter("2001:db8::1").unwrap();
-        assert!(enter("2001:db8::2").is_none());
-        assert!(enter("2001:db8:0:1::1").is_some());
-        let _v4 = enter("10.0.0.1").unwrap();
-        assert!(enter("::ffff:10.0.0.1").is_none(), "the same in another spelling");
-        assert!(enter("10.0.0.2").is_some());
+    fn addresses_of_one_ipv6_network_share_their_maximum() {
+        let limiter = ConnectionLimiter::new(9, 1);
+        let acquire = |address: &str| limiter.acquire(address.parse().unwrap());
+        let _first = acquire("2001:db8::1").unwrap();
+        assert!(acquire("2001:db8::2").is_none());
+        assert!(acquire("2001:db8:0:1::1").is_some());
+        let _v4 = acquire("10.0.0.1").unwrap();
+        assert!(acquire("::ffff:10.0.0.1").is_none(), "the same in another spelling");
+        assert!(acquire("10.0.0.2").is_some());
     }
 }

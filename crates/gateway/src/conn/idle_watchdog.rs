@@ -1,4 +1,4 @@
-//! Who looks after the connections of a core: every few seconds somebody goes round, so that none needs a timer.
+//! Visits the connections of a core at regular ticks, so that none of them needs a timer.
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::rc::Rc;
@@ -10,155 +10,227 @@ use slab::Slab;
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
-use crate::conn::activity::Activity;
-use crate::conn::liveness::Watch;
-use crate::conn::response_streams::ResponseStreams;
-use crate::conn::send_queue::{Ends, SendQueues};
-use crate::resource_limits::Bounds;
+use super::activity::Activity;
+use super::idle_policy::{IdlePolicy, IdleTimeouts};
+use super::response_streams::ResponseStreams;
+use super::send_queue::{Ends, SendQueues};
+use crate::resource_limits::ResourceLimits;
 
-/// When stopping, a connection over which nothing has moved for so long is closed. At once would be too soon: a request
-/// may be on its way, and over HTTP/1.1 only an answer can say that no other is taken.
-const LINGER: Duration = Duration::from_millis(500);
+/// The tick while stopping: a connection on which nothing has moved for one tick is closed. At once would be too soon: a
+/// request may be on its way, and over HTTP/1.1 only a response can say that no other is accepted.
+const STOPPING_TICK: Duration = Duration::from_millis(500);
 
-/// A core with more connections than this lets each rest as soon as it has been answered: making its HTTP state anew
-/// for the next request is work, but keeping it for so many is memory that few of them use.
+/// A core with more connections than this parks each as soon as it has been answered: making its HTTP state anew for
+/// the next request is work, but keeping it for so many is memory that few of them use.
 const CROWD: usize = 2_048;
 
-/// What a connection is told.
+/// What a connection is to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Order {
-    Stay,
-    /// Nothing goes on: it may give back the memory that it works with.
-    Rest,
-    /// No further request.
-    Close,
-    End,
+pub(super) enum IdleAction {
+    Keep,
+    /// Nothing is going on: drop the HTTP state.
+    Park,
+    /// Accept no further request.
+    Drain,
+    /// Close at once.
+    Abort,
 }
 
 /// The connections of a core.
-#[derive(Debug, Default)]
-pub(crate) struct Rounds {
-    wards: RefCell<Slab<Rc<Seat>>>,
+#[derive(Debug)]
+pub(crate) struct Watchdog {
+    tick: Duration,
+    timeouts: IdleTimeouts,
+    connections: RefCell<Slab<Rc<WatchedConn>>>,
     queues: SendQueues,
 }
 
-/// What is kept of a connection that is looked after.
+/// What the watchdog keeps of a connection.
 #[derive(Debug)]
-struct Seat {
+struct WatchedConn {
     activity: Arc<Activity>,
     /// Unknown of a socket that is about to fail.
     ends: Option<Ends>,
     /// Its responses, if it speaks HTTP/2.
     streams: OnceCell<Rc<ResponseStreams>>,
-    watch: RefCell<Watch>,
-    order: Cell<Order>,
+    policy: RefCell<IdlePolicy>,
+    action: Cell<IdleAction>,
     waker: RefCell<Option<Waker>>,
 }
 
-impl Seat {
-    fn tell(&self, order: Order) {
-        self.order.set(order);
+impl WatchedConn {
+    fn request(&self, action: IdleAction) {
+        self.action.set(action);
         if let Some(waker) = &*self.waker.borrow() {
             waker.wake_by_ref();
         }
     }
 }
 
-impl Rounds {
-    /// Looks after a connection until the guard is dropped.
-    pub(crate) fn begin(self: &Rc<Self>, activity: &Arc<Activity>, ends: Option<Ends>) -> Ward {
-        let seat = Rc::new(Seat {
+impl Watchdog {
+    pub(crate) fn new(limits: &ResourceLimits) -> Self {
+        Self {
+            tick: limits.tick(),
+            timeouts: IdleTimeouts::new(limits),
+            connections: RefCell::default(),
+            queues: SendQueues::default(),
+        }
+    }
+
+    /// Watches a connection until the handle is dropped.
+    pub(super) fn watch(self: &Rc<Self>, activity: &Arc<Activity>, ends: Option<Ends>) -> WatchHandle {
+        let watched = Rc::new(WatchedConn {
             activity: Arc::clone(activity),
             ends,
             streams: OnceCell::new(),
-            watch: RefCell::default(),
-            order: Cell::new(Order::Stay),
+            policy: RefCell::default(),
+            action: Cell::new(IdleAction::Keep),
             waker: RefCell::default(),
         });
-        let place = self.wards.borrow_mut().insert(Rc::clone(&seat));
-        Ward { rounds: Rc::clone(self), seat, place }
+        let key = self.connections.borrow_mut().insert(Rc::clone(&watched));
+        WatchHandle { watchdog: Rc::clone(self), watched, key }
     }
 
-    /// Goes round every look; when `stop` turns true, more often, and closes what may be closed.
-    pub(crate) async fn go(self: Rc<Self>, bounds: Bounds, mut stop: watch::Receiver<bool>) {
-        let mut looks = tokio::time::interval(bounds.look);
-        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        looks.reset();
+    /// Visits all connections at every tick. When `stop` turns true, it ticks more often and drains what may be closed.
+    pub(crate) async fn run(self: Rc<Self>, mut stop: watch::Receiver<bool>) {
+        let mut ticks = tokio::time::interval(self.tick);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        ticks.reset();
         let mut is_stopping = false;
         loop {
             tokio::select! {
                 biased;
                 _ = stop.wait_for(|stop| *stop), if !is_stopping => {
                     is_stopping = true;
-                    looks = tokio::time::interval(LINGER);
-                    looks.reset();
+                    ticks = tokio::time::interval(STOPPING_TICK);
+                    ticks.reset();
                 }
-                _ = looks.tick() => self.round(is_stopping, bounds.reader_bytes),
+                _ = ticks.tick() => self.visit_all(is_stopping),
             }
         }
     }
 
-    fn round(&self, is_stopping: bool, least: u64) {
-        for (_, seat) in &*self.wards.borrow() {
-            let Seat { activity, watch, ends, streams, .. } = &**seat;
-            // The system accepts far more than a slow client takes.
+    fn visit_all(&self, is_stopping: bool) {
+        for (_, watched) in &*self.connections.borrow() {
+            let WatchedConn { activity, policy, ends, streams, .. } = &**watched;
+            // The kernel accepts far more than a slow client reads.
             let delivered = || {
                 let waiting = ends.and_then(|ends| self.queues.unacknowledged(ends)).unwrap_or_default();
                 activity.written().saturating_sub(waiting.into())
             };
-            let order = if is_stopping {
-                if Watch::may_close(activity) { Order::Close } else { Order::Stay }
+            let action = if is_stopping {
+                if IdlePolicy::may_close(activity) { IdleAction::Drain } else { IdleAction::Keep }
             } else {
                 if let Some(streams) = streams.get() {
-                    streams.look(activity);
+                    streams.tick(activity);
                 }
-                watch.borrow_mut().look(activity, least, delivered)
+                policy.borrow_mut().tick(activity, &self.timeouts, delivered)
             };
-            if order != Order::Stay {
-                seat.tell(order);
+            if action != IdleAction::Keep {
+                watched.request(action);
             }
         }
     }
 }
 
-/// A connection that is looked after.
+/// A connection's side of the watchdog.
 #[derive(Debug)]
-pub(crate) struct Ward {
-    rounds: Rc<Rounds>,
-    seat: Rc<Seat>,
-    place: usize,
+pub(super) struct WatchHandle {
+    watchdog: Rc<Watchdog>,
+    watched: Rc<WatchedConn>,
+    key: usize,
 }
 
-impl Ward {
-    /// What it is told now. It is woken when it is told something else.
-    pub(crate) fn order(&self, cx: &Context<'_>) -> Order {
-        let mut waker = self.seat.waker.borrow_mut();
+impl WatchHandle {
+    /// Takes what the connection is to do now. Its task is woken when there is something else to do.
+    pub(super) fn poll_action(&self, cx: &Context<'_>) -> IdleAction {
+        let mut waker = self.watched.waker.borrow_mut();
         if !waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
             *waker = Some(cx.waker().clone());
         }
-        self.seat.order.replace(Order::Stay)
+        self.watched.action.replace(IdleAction::Keep)
     }
 
-    /// It speaks HTTP/2: its responses are looked after one by one.
-    pub(crate) fn multiplex(&self, streams: Rc<ResponseStreams>) {
-        self.seat.activity.multiplex();
-        // It begins only once.
-        let _ = self.seat.streams.set(streams);
+    /// The connection speaks HTTP/2: the rate of each of its responses is watched by itself. `start` is what the client
+    /// has sent so far.
+    pub(super) fn begin_http2(&self, start: &[u8]) -> Rc<ResponseStreams> {
+        self.watched.activity.http2_began();
+        let new = || Rc::new(ResponseStreams::new(start, self.watchdog.timeouts.reader));
+        Rc::clone(self.watched.streams.get_or_init(new))
     }
 
-    /// Whether a head came that HTTP cannot parse.
-    pub(crate) fn is_unparsable(&self) -> bool {
-        self.seat.activity.is_unparsable()
+    /// Whether a head came that hyper cannot parse.
+    pub(super) fn is_unparsable(&self) -> bool {
+        self.watched.activity.is_unparsable()
     }
 
-    /// Whether it had better rest at once.
-    pub(crate) fn makes_room(&self) -> bool {
-        self.rounds.wards.borrow().len() > CROWD && self.seat.activity.is_between_requests()
+    /// Whether the connection is to be parked without waiting for a tick.
+    pub(super) fn should_park(&self) -> bool {
+        self.watchdog.connections.borrow().len() > CROWD && self.watched.activity.is_between_requests()
     }
 }
 
-impl Drop for Ward {
+impl Drop for WatchHandle {
     fn drop(&mut self) {
-        self.rounds.wards.borrow_mut().try_remove(self.place);
+        self.watchdog.connections.borrow_mut().try_remove(self.key);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+    use std::task::Poll;
+
+    use tokio::time::{Instant, sleep};
+
+    use super::*;
+
+    type Event = fn(&Activity);
+
+    /// How long after `event` a connection is aborted that begins `offset` after a tick.
+    #[expect(clippy::disallowed_methods, reason = "paused time")]
+    async fn aborted_after(limits: &ResourceLimits, offset: Duration, event: Event) -> Duration {
+        let watchdog = Rc::new(Watchdog::new(limits));
+        let (_stop, stopping) = watch::channel(false);
+        let aborted = async {
+            sleep(offset).await;
+            let activity = Arc::new(Activity::default());
+            let handle = watchdog.watch(&activity, None);
+            event(&activity);
+            let since = Instant::now();
+            poll_fn(|cx| match handle.poll_action(cx) {
+                IdleAction::Abort => Poll::Ready(()),
+                IdleAction::Keep | IdleAction::Park | IdleAction::Drain => Poll::Pending,
+            })
+            .await;
+            since.elapsed()
+        };
+        tokio::select! {
+            elapsed = aborted => elapsed,
+            () = Rc::clone(&watchdog).run(stopping) => unreachable!("it runs as long as its core"),
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn timeouts_in_whole_ticks_elapse_never_early_and_less_than_a_tick_late() {
+        let limits = ResourceLimits::default();
+        let uneven = ResourceLimits { head_timeout: Duration::from_millis(7_100), ..limits };
+        for limits in [limits, uneven] {
+            let cases: [(&str, Duration, Event); 3] = [
+                ("idle", limits.idle_timeout, |_| {}),
+                ("head", limits.head_timeout, Activity::bytes_came),
+                ("reader", limits.reader_window, |activity| activity.socket_wrote(&Poll::Pending)),
+            ];
+            for (name, timeout, event) in cases {
+                let (timeout, tick) = (timeout.as_millis(), limits.tick().as_millis());
+                let in_whole_ticks = timeout.next_multiple_of(tick);
+                for offset in [1, 1_000, 2_300] {
+                    let elapsed = aborted_after(&limits, Duration::from_millis(offset), event).await;
+                    // Tokio rounds every timer up to a millisecond.
+                    let possible = timeout..in_whole_ticks + tick + 50;
+                    assert!(possible.contains(&elapsed.as_millis()), "{name} {offset}: {elapsed:?}");
+                }
+            }
+        }
     }
 }

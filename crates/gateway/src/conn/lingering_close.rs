@@ -1,8 +1,8 @@
-//! Parting from a client that is still sending.
+//! Closing the connection of a client that is still sending.
 //!
-//! Closing a socket with unread bytes resets the connection, and a reset may overtake the answer that was just written:
-//! the client would never read why it was refused. So our side is ended first, and what still comes is read and
-//! thrown away until the client ends its side, or has had its chance.
+//! Closing a socket with unread bytes resets the connection, and a reset may overtake the response that was just
+//! written: the client would never read why it was rejected. So only our side is closed at first, and what still comes is
+//! read and discarded until the client closes its side, or one of the bounds below is reached.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -11,28 +11,28 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, ReadBuf};
 use tokio::time::{Sleep, sleep};
 
-/// Silence after which nothing more is expected.
+/// How long the client may send nothing.
 const SILENCE: Duration = Duration::from_secs(5);
-/// How long at most.
+/// How long it may take in all.
 const LONGEST: Duration = Duration::from_secs(30);
-/// How much at most is thrown away.
+/// How many bytes are discarded at most.
 const MOST: usize = 64 << 20;
 
-/// What is left of a client's chance to read its answer.
+/// Discards what a client still sends.
 #[derive(Debug)]
-pub(crate) struct Linger {
+pub(super) struct Linger {
     left: usize,
     end: Pin<Box<Sleep>>,
     silence: Pin<Box<Sleep>>,
 }
 
 impl Linger {
-    pub(crate) fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self { left: MOST, end: Box::pin(sleep(LONGEST)), silence: Box::pin(sleep(SILENCE)) }
     }
 
-    /// Ready when there is nothing to wait for any more.
-    pub(crate) fn poll(&mut self, mut stream: Pin<&mut impl AsyncRead>, cx: &mut Context<'_>) -> Poll<()> {
+    /// Ready when the connection may be closed.
+    pub(super) fn poll(&mut self, mut stream: Pin<&mut impl AsyncRead>, cx: &mut Context<'_>) -> Poll<()> {
         let mut scrap = [0; 8 << 10];
         let mut has_read = false;
         loop {

@@ -10,7 +10,7 @@ use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use thiserror::Error;
 use tokio_rustls::TlsAcceptor;
 
-use crate::conn::certificate::{CertificateError, CertificateResolver, ServerCertificate};
+use super::certificate::{CertificateError, CertificateResolver, ServerCertificate};
 
 /// How many connections may wait to be accepted.
 const BACKLOG: i32 = 4_096;

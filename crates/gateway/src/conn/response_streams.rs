@@ -1,4 +1,4 @@
-//! Responses over HTTP/2: each stream is held to the pace of a reader by itself.
+//! Responses over HTTP/2: each stream has a slow-reader limit of its own.
 //!
 //! hyper takes a piece of a body, waits until the client has made room for a byte of it, and hands it to HTTP/2 whole. So
 //! when the next piece is asked for, all pieces but the last have been taken out of the stream. How finely that shows
@@ -15,8 +15,8 @@ use hyper::rt::Executor;
 use slab::Slab;
 use tokio::task::AbortHandle;
 
-use crate::conn::activity::{Activity, InFlight};
-use crate::conn::liveness::{ReaderPace, WINDOW};
+use super::activity::{Activity, InFlight};
+use super::idle_policy::{ReaderRate, SlowReader};
 
 /// What goes into one frame of HTTP/2 unless its client allows more.
 const LARGE: usize = 16 << 10;
@@ -26,14 +26,14 @@ const PREFACE: usize = 24;
 
 /// The responses of one HTTP/2 connection.
 #[derive(Debug)]
-pub(crate) struct ResponseStreams {
+pub(super) struct ResponseStreams {
     streams: RefCell<Slab<Stream>>,
     /// A request whose task has not been spawned yet.
     unspawned: Cell<Option<usize>>,
     /// The room that the client makes for each stream when it begins.
     window: u64,
-    /// What a client must take of each response in a window of looks.
-    least: u64,
+    /// What a client must take of each response.
+    rate: ReaderRate,
 }
 
 /// A request over HTTP/2, from its head to the last piece of its response.
@@ -44,7 +44,7 @@ struct Stream {
     rest: Bytes,
     /// There is more to send than the client has made room for.
     is_waiting: bool,
-    /// Bytes of pieces that HTTP/2 has taken, and the same at the last look.
+    /// Bytes of pieces that HTTP/2 has taken, and the same at the last tick.
     taken: u64,
     seen: u64,
     /// The length of the last piece, which HTTP/2 takes next, and how much of it may then still wait for room.
@@ -56,32 +56,32 @@ struct Stream {
     large: u64,
     /// Bytes in small pieces since then.
     run: u64,
-    pace: ReaderPace,
+    reader: SlowReader,
     /// What the socket had accepted when a piece of this stream was last taken.
     written: u64,
 }
 
 impl ResponseStreams {
     /// `start` is what the client has sent: its preface, and settings that may follow.
-    pub(crate) fn new(start: &[u8], least: u64) -> Self {
+    pub(super) fn new(start: &[u8], rate: ReaderRate) -> Self {
         let window = initial_window(start.get(PREFACE..).unwrap_or_default()).unwrap_or(DEFAULT_WINDOW);
         Self {
             streams: RefCell::default(),
             unspawned: Cell::new(None),
             window: u64::from(window),
-            least: least.max(1),
+            rate: ReaderRate { bytes: rate.bytes.max(1), ..rate },
         }
     }
 
     /// A request has come. The task that is spawned next is its own.
-    pub(crate) fn begin(self: &Rc<Self>) -> StreamGuard {
+    pub(super) fn begin(self: &Rc<Self>) -> StreamGuard {
         let key = self.streams.borrow_mut().insert(Stream { large: self.window, ..Stream::default() });
         self.unspawned.set(Some(key));
         StreamGuard { streams: Rc::clone(self), key }
     }
 
-    /// Resets the streams whose client takes too little of them. The others go on.
-    pub(crate) fn look(&self, activity: &Activity) {
+    /// Called at every tick. Resets the streams whose client takes too little of them; the others go on.
+    pub(super) fn tick(&self, activity: &Activity) {
         let mut streams = self.streams.borrow_mut();
         let waiting = streams.iter().filter(|(_, stream)| stream.is_waiting).count();
         let (is_blocked, written) = (activity.is_blocked(), activity.written());
@@ -97,11 +97,11 @@ impl ResponseStreams {
                     continue;
                 }
             }
-            // A large piece may be under way in full: it has as long as the least pace takes for it.
-            let window =
-                WINDOW.saturating_mul(u32::try_from(1 + stream.stuck / self.least).unwrap_or(u32::MAX));
+            // A large piece may be under way in full: it has as long as the least rate takes for it.
+            let windows = u32::try_from(1 + stream.stuck / self.rate.bytes).unwrap_or(u32::MAX);
+            let rate = ReaderRate { ticks: self.rate.ticks.saturating_mul(windows), ..self.rate };
             let taken = stream.taken;
-            if stream.pace.is_too_slow(stream.is_waiting, self.least, window, || taken)
+            if stream.reader.is_too_slow(stream.is_waiting, rate, || taken)
                 && let Some(task) = &stream.task
             {
                 // Dropping what sends the response resets the stream and frees what it holds upstream.
@@ -120,7 +120,7 @@ impl ResponseStreams {
 
     /// Pieces so small that even the slowest reader takes several in a window.
     fn small(&self) -> usize {
-        usize::try_from(self.least / 4).unwrap_or(LARGE).clamp(256, LARGE)
+        usize::try_from(self.rate.bytes / 4).unwrap_or(LARGE).clamp(256, LARGE)
     }
 }
 
@@ -148,7 +148,7 @@ impl Stream {
             self.large = self.large.saturating_sub(length);
         } else {
             self.run += length;
-            // Whoever takes so much between two looks is not slow.
+            // Whoever takes so much between two ticks is not slow.
             if self.run >= 4 * least {
                 self.large = u64::MAX;
             }
@@ -161,7 +161,7 @@ impl Stream {
 
 /// Ends the entry of a request with it.
 #[derive(Debug)]
-pub(crate) struct StreamGuard {
+pub(super) struct StreamGuard {
     streams: Rc<ResponseStreams>,
     key: usize,
 }
@@ -181,7 +181,7 @@ impl Drop for StreamGuard {
 
 /// Spawns the tasks of one HTTP/2 connection: one for each request, right after the request was handed to its service.
 #[derive(Clone, Debug)]
-pub(crate) struct StreamExecutor(pub(crate) Rc<ResponseStreams>);
+pub(super) struct StreamExecutor(pub(super) Rc<ResponseStreams>);
 
 impl<F: Future + 'static> Executor<F> for StreamExecutor {
     fn execute(&self, task: F) {
@@ -191,7 +191,7 @@ impl<F: Future + 'static> Executor<F> for StreamExecutor {
 
 /// A response's body. Its request is in flight until it has ended.
 #[derive(Debug)]
-pub(crate) struct InFlightBody<B> {
+pub(super) struct InFlightBody<B> {
     body: B,
     _in_flight: InFlight,
     /// Over HTTP/2.
@@ -199,9 +199,9 @@ pub(crate) struct InFlightBody<B> {
 }
 
 impl<B> InFlightBody<B> {
-    pub(crate) fn new(body: B, in_flight: InFlight, stream: Option<StreamGuard>) -> Self {
+    pub(super) fn new(body: B, in_flight: InFlight, stream: Option<StreamGuard>) -> Self {
         if stream.is_none() {
-            in_flight.activity().owe_head();
+            in_flight.activity().response_was_returned();
         }
         Self { body, _in_flight: in_flight, stream }
     }
@@ -224,7 +224,7 @@ impl<B: Body<Data = Bytes> + Unpin> Body for InFlightBody<B> {
         let Some(stream) = &this.stream else { return Pin::new(&mut this.body).poll_frame(cx) };
         let piece = stream.with(|stream, all| {
             stream.took_last();
-            stream.next_piece(all.least, all.small())
+            stream.next_piece(all.rate.bytes, all.small())
         });
         if let Some(piece) = piece.flatten() {
             return Poll::Ready(Some(Ok(Frame::data(piece))));
@@ -241,7 +241,7 @@ impl<B: Body<Data = Bytes> + Unpin> Body for InFlightBody<B> {
         };
         let piece = stream.with(|stream, all| {
             stream.rest = data;
-            stream.next_piece(all.least, all.small()).unwrap_or_default()
+            stream.next_piece(all.rate.bytes, all.small()).unwrap_or_default()
         });
         Poll::Ready(Some(Ok(Frame::data(piece.unwrap_or_default()))))
     }
@@ -288,6 +288,8 @@ mod tests {
     use super::*;
 
     const LEAST: u64 = 3_000;
+    const WINDOW: u32 = 6;
+    const RATE: ReaderRate = ReaderRate { bytes: LEAST, ticks: WINDOW };
     const SMALL: usize = 750;
 
     fn settings(window: Option<u32>) -> Vec<u8> {
@@ -303,12 +305,12 @@ mod tests {
     }
 
     fn streams(window: u32) -> Rc<ResponseStreams> {
-        Rc::new(ResponseStreams::new(&settings(Some(window)), LEAST))
+        Rc::new(ResponseStreams::new(&settings(Some(window)), RATE))
     }
 
     #[test]
     fn window_of_a_client_is_read_from_its_settings() {
-        let window = |start: &[u8]| ResponseStreams::new(start, LEAST).window;
+        let window = |start: &[u8]| ResponseStreams::new(start, RATE).window;
         assert_eq!(window(&settings(Some(0))), 0);
         assert_eq!(window(&settings(Some(1 << 20))), 1 << 20);
         let unsaid = u64::from(DEFAULT_WINDOW);
@@ -332,7 +334,7 @@ mod tests {
     fn takes(guard: &StreamGuard) -> usize {
         let piece = guard.with(|stream, all| {
             stream.took_last();
-            stream.next_piece(all.least, all.small())
+            stream.next_piece(all.rate.bytes, all.small())
         });
         piece.flatten().map_or(0, |piece| piece.len())
     }
@@ -346,8 +348,8 @@ mod tests {
         let small = (0..1_000).take_while(|_| takes(&guard) == SMALL).count();
         assert_eq!(small, 4 * 3_000 / SMALL);
         assert_eq!(takes(&guard), LARGE);
-        streams.look(&Activity::default());
-        assert_eq!(takes(&guard), SMALL, "whoever is behind at a look is measured again");
+        streams.tick(&Activity::default());
+        assert_eq!(takes(&guard), SMALL, "whoever is behind at a tick is measured again");
     }
 
     /// Spawns a task that never ends for a request, as HTTP/2 does.
@@ -372,10 +374,10 @@ mod tests {
             let (_waits_upstream, waits_task) = spawned(&streams);
             takes(&stalled);
             takes(&reads);
-            for look in 1..=3 * WINDOW {
+            for tick in 1..=3 * WINDOW {
                 takes(&reads);
-                streams.look(&activity);
-                assert_eq!(is_reset(&stalled_task).await, look > WINDOW, "{look}");
+                streams.tick(&activity);
+                assert_eq!(is_reset(&stalled_task).await, tick > WINDOW, "{tick}");
             }
             assert!(!is_reset(&reads_task).await && !is_reset(&waits_task).await);
         };
@@ -383,7 +385,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn stream_with_a_large_piece_under_way_has_the_time_that_the_least_pace_takes_for_it() {
+    async fn stream_with_a_large_piece_under_way_has_the_time_that_the_least_rate_takes_for_it() {
         let test = async {
             let (streams, activity) = (streams(1 << 20), Activity::default());
             let (guard, task) = spawned(&streams);
@@ -391,10 +393,10 @@ mod tests {
             takes(&guard);
             let windows = u32::try_from(1 + LARGE as u64 / LEAST).unwrap();
             for _ in 0..windows * WINDOW {
-                streams.look(&activity);
+                streams.tick(&activity);
             }
             assert!(!is_reset(&task).await);
-            streams.look(&activity);
+            streams.tick(&activity);
             assert!(is_reset(&task).await);
         };
         LocalSet::new().run_until(test).await;
@@ -408,15 +410,15 @@ mod tests {
             takes(&stalled);
             for _ in 0..5 * WINDOW {
                 // Slow, but faster than the least.
-                activity.wrote(&Poll::Ready(Ok(100)));
-                activity.wrote(&Poll::Pending);
-                streams.look(&activity);
+                activity.socket_wrote(&Poll::Ready(Ok(100)));
+                activity.socket_wrote(&Poll::Pending);
+                streams.tick(&activity);
             }
             assert!(!is_reset(&task).await, "the socket has not accepted a whole piece");
-            activity.wrote(&Poll::Ready(Ok(LARGE)));
-            activity.wrote(&Poll::Pending);
+            activity.socket_wrote(&Poll::Ready(Ok(LARGE)));
+            activity.socket_wrote(&Poll::Pending);
             for _ in 0..=WINDOW {
-                streams.look(&activity);
+                streams.tick(&activity);
             }
             assert!(is_reset(&task).await, "others were served meanwhile");
         };

@@ -6,11 +6,11 @@
 use std::net::SocketAddr;
 
 /// The two ends of a connection: ours, then the client's.
-pub(crate) type Ends = (SocketAddr, SocketAddr);
+pub(super) type Ends = (SocketAddr, SocketAddr);
 
 /// Asks for the queues of this process's connections.
 #[derive(Debug, Default)]
-pub(crate) struct SendQueues {
+pub(super) struct SendQueues {
     #[cfg(target_os = "linux")]
     netlink: std::cell::OnceCell<Option<socket2::Socket>>,
 }
@@ -18,7 +18,7 @@ pub(crate) struct SendQueues {
 #[cfg(not(target_os = "linux"))]
 impl SendQueues {
     /// Bytes that the client has not acknowledged; `None` if the system does not say.
-    pub(crate) fn unacknowledged(&self, _ends: Ends) -> Option<u32> {
+    pub(super) fn unacknowledged(&self, _ends: Ends) -> Option<u32> {
         None
     }
 }
@@ -26,7 +26,7 @@ impl SendQueues {
 #[cfg(target_os = "linux")]
 impl SendQueues {
     /// Bytes that the client has not acknowledged; `None` if the system does not say.
-    pub(crate) fn unacknowledged(&self, ends: Ends) -> Option<u32> {
+    pub(super) fn unacknowledged(&self, ends: Ends) -> Option<u32> {
         use std::io::{Read, Write};
 
         let mut netlink = self.netlink.get_or_init(sock_diag::open).as_ref()?;

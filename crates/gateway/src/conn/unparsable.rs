@@ -8,7 +8,7 @@ use tidegate_store::Store;
 use tidegate_telemetry::Seen;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 
-use crate::conn::client_stream::Watched;
+use super::io::TrackedIo;
 use crate::error::{ServeError, rescue};
 use crate::http::hop_headers::ConnInfo;
 use crate::http::response_body::ResponseBody;
@@ -22,14 +22,14 @@ const END: &[u8] = b"\r\n\r\n";
 
 /// The answer that hyper writes to a head that it cannot parse. It ends the connection.
 #[derive(Debug)]
-pub(crate) struct BareAnswer {
+pub(super) struct BareAnswer {
     cause: ServeError,
     date: Option<HeaderValue>,
 }
 
 impl BareAnswer {
     /// `bytes` as such an answer, if they are one and nothing else.
-    pub(crate) fn parse(bytes: &[u8]) -> Option<Self> {
+    pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
         if !bytes.starts_with(START) {
             return None;
         }
@@ -47,10 +47,10 @@ impl BareAnswer {
 }
 
 /// Answers a head that could not be parsed, and ends the connection.
-pub(crate) async fn answer<S: Store + 'static, T: AsyncRead + AsyncWrite + Unpin>(
+pub(super) async fn answer<S: Store + 'static, T: AsyncRead + AsyncWrite + Unpin>(
     core: Rc<Core<S>>,
     hop: Rc<ConnInfo>,
-    mut stream: Watched<T>,
+    mut stream: TrackedIo<T>,
 ) {
     let Some(BareAnswer { cause, date }) = stream.take_withheld() else { return };
     let response = {

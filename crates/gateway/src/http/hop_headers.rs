@@ -12,8 +12,7 @@ use http::{HeaderMap, Version};
 use smallvec::SmallVec;
 use tidegate_policy::{Addresses, HeaderError, HeaderRules, UnderscoreHeaders};
 
-use crate::conn::activity::Activity;
-use crate::conn::connection_limit::Place;
+use crate::conn::{Activity, ConnectionGuard};
 use crate::http::forwarded::{ForwardedNode, rewrite_forwarded};
 use crate::http::header_flags::{HeaderFlags, is_untrusted};
 
@@ -43,11 +42,11 @@ pub(crate) struct ConnInfo {
     /// Bytes and requests on it.
     pub(crate) activity: Arc<Activity>,
     /// Held as long as the connection is in use, upgraded or not.
-    _place: Place,
+    _guard: ConnectionGuard,
 }
 
 impl ConnInfo {
-    pub(crate) fn new(peer: SocketAddr, is_tls: bool, place: Place) -> Self {
+    pub(crate) fn new(peer: SocketAddr, is_tls: bool, guard: ConnectionGuard) -> Self {
         let peer = peer.ip().to_canonical();
         let proto = if is_tls { "https" } else { "http" };
         // Addresses and these words are valid in headers.
@@ -58,7 +57,7 @@ impl ConnInfo {
             forwarded: value(&format!("for={};proto={proto}", ForwardedNode(peer))),
             proto: HeaderValue::from_static(if is_tls { "https" } else { "http" }),
             activity: Arc::default(),
-            _place: place,
+            _guard: guard,
         }
     }
 }

@@ -15,9 +15,10 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tidegate_policy::UnderscoreHeaders;
 
-use crate::conn::activity::{Activity, UnreadBody};
+use crate::conn::{Activity, UnreadBody};
 use crate::http::hop_headers;
-use crate::http::response_body::{BodyError, Pace, StallTimer};
+use crate::http::response_body::{BodyError, StallTimer};
+use crate::resource_limits::MinRate;
 use crate::worker::InForce;
 
 /// The body of a request, as hyper reads it.
@@ -225,7 +226,7 @@ impl UploadHandle {
     /// The policy and the setting of the route say which trailers are removed. `meter` counts what is read.
     pub(crate) fn new(
         incoming: Incoming,
-        (most, pace): (u64, Pace),
+        (most, pace): (u64, MinRate),
         activity: &Arc<Activity>,
         (live, underscored): (&Rc<InForce>, UnderscoreHeaders),
         meter: Option<Box<dyn Metering>>,

@@ -10,6 +10,7 @@ use hyper::body::Incoming;
 use tidegate_store::Permit;
 use tokio::time::{Sleep, sleep};
 
+use crate::resource_limits::MinRate;
 use crate::upstream::{PlainBody, PooledConn};
 
 /// The body of a response to a client.
@@ -145,7 +146,7 @@ pub(crate) struct ForwardedBody {
 }
 
 impl ForwardedBody {
-    pub(crate) fn new(source: UpstreamBody, conn: PooledConn, pace: Pace) -> Self {
+    pub(crate) fn new(source: UpstreamBody, conn: PooledConn, pace: MinRate) -> Self {
         let mut body =
             Self { source, conn: Some(conn), stall_timer: StallTimer::new(pace), permits: Vec::new() };
         body.release_at_end();
@@ -192,23 +193,14 @@ impl ForwardedBody {
 /// Ends a body that is slower than a minimum rate. A timer is created only when there is something to wait for.
 #[derive(Debug)]
 pub(crate) struct StallTimer {
-    pace: Pace,
+    pace: MinRate,
     /// Bytes in the current period.
     moved: u64,
     timer: Option<Pin<Box<Sleep>>>,
 }
 
-/// So many bytes at least in each period.
-#[derive(Clone, Copy, Debug)]
-pub struct Pace {
-    /// How long a period is.
-    pub period: Duration,
-    /// What it must bring.
-    pub bytes: u64,
-}
-
 impl StallTimer {
-    pub(crate) fn new(pace: Pace) -> Self {
+    pub(crate) fn new(pace: MinRate) -> Self {
         Self { pace, moved: 0, timer: None }
     }
 

@@ -10,7 +10,7 @@ use tokio::io::{AsyncRead, AsyncWrite, copy_bidirectional};
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::conn::activity::Activity;
+use crate::conn::Activity;
 use crate::http::hop_headers::ConnInfo;
 use crate::upstream::PooledConn;
 
@@ -61,10 +61,10 @@ async fn copy_until_idle(
             _ = stop.wait_for(|stop| *stop), if !is_stopping => {
                 is_stopping = true;
                 (check, max_idle, idle_checks) = (ticks(DRAIN_IDLE), 1, 0);
-                activity.has_moved();
+                activity.take_moved();
             }
             _ = check.tick() => {
-                idle_checks = if activity.has_moved() { 0 } else { idle_checks + 1 };
+                idle_checks = if activity.take_moved() { 0 } else { idle_checks + 1 };
                 if idle_checks >= max_idle {
                     return;
                 }
@@ -82,8 +82,8 @@ mod tests {
     use tokio::time::{Instant, sleep};
 
     use super::*;
-    use crate::conn::client_socket::ClientSocket;
-    use crate::conn::client_stream::Watched;
+    use crate::conn::ClientSocket;
+    use crate::conn::TrackedIo;
 
     const IDLE: Duration = Duration::from_mins(10);
 
@@ -95,7 +95,8 @@ mod tests {
         let activity = Arc::new(Activity::default());
         let passing = tokio::spawn(async move {
             let near = ClientSocket::new(near, Arc::clone(&activity));
-            copy_until_idle(Watched::new(near, Arc::clone(&activity)), far, &activity, IDLE, stopping).await;
+            copy_until_idle(TrackedIo::new(near, Arc::clone(&activity)), far, &activity, IDLE, stopping)
+                .await;
         });
         (client, server, stop, passing)
     }

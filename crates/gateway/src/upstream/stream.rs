@@ -12,7 +12,7 @@ use tokio_rustls::client::TlsStream;
 
 use super::abandon::{Handoff, ServerSocket};
 use super::server::UpstreamConnCount;
-use crate::conn::coalesce::poll_write_joined;
+use crate::conn::poll_write_joined;
 
 /// A connection that hyper has. The exchange that uses it learns when it ends.
 #[derive(Debug)]

@@ -21,7 +21,7 @@ use super::server::{Protocol, Server};
 use super::stream::{HyperIo, Stream};
 use crate::executor::LocalExecutor;
 use crate::http::response_body::UpstreamBody;
-use crate::resource_limits::Bounds;
+use crate::resource_limits::ResourceLimits;
 
 /// How often a request is sent again that a server has certainly not processed. Each attempt has another connection.
 const MAX_RESENDS: u32 = 3;
@@ -62,8 +62,9 @@ pub(crate) enum SendError {
 }
 
 impl Transport {
-    pub(crate) fn new(connector: Connector, bounds: &Bounds) -> Rc<Self> {
-        let sweep = bounds.look.min(bounds.upstream_idle / SWEEPS_PER_TIMEOUT).max(Duration::from_millis(1));
+    pub(crate) fn new(connector: Connector, bounds: &ResourceLimits) -> Rc<Self> {
+        let sweep =
+            bounds.tick().min(bounds.upstream_idle / SWEEPS_PER_TIMEOUT).max(Duration::from_millis(1));
         let max_sweeps = bounds.upstream_idle.as_nanos().div_ceil(sweep.as_nanos());
         Rc::new(Self {
             connector,

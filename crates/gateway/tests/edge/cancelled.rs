@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, StatusCode};
-use tidegate_gateway::Bounds;
+use tidegate_gateway::ResourceLimits;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
@@ -106,7 +106,7 @@ impl Worker {
         }
     }
 
-    fn served(&self, bounds: Bounds) -> Served {
+    fn served(&self, bounds: ResourceLimits) -> Served {
         let policy = format!(
             "upstreams: {{ app: {{ servers: [\"{}\"] }} }}\nroutes: [{{ upstream: app }}]\n\
              rate_limits: {{ rules: [{{ name: work, concurrent: {LIMIT} }}] }}\n",
@@ -209,7 +209,7 @@ async fn concurrency_limit_http2_resets_never_exceed_it_in_the_upstream() {
     for attention in [Attention::Reads, Attention::Ignores] {
         for sent in [Sent::Everything, Sent::PartOfTheBody] {
             let worker = Worker::http1(attention).await;
-            let served = worker.served(Bounds::default());
+            let served = worker.served(ResourceLimits::default());
             reset_streams(&served, &worker, sent).await;
             reset_streams_in_a_burst(&served).await;
             assert!(worker.most() <= LIMIT, "{attention:?}, {sent:?}: {} at once", worker.most());
@@ -228,7 +228,7 @@ async fn concurrency_limit_http1_disconnects_never_exceed_it_in_the_upstream() {
     for attention in [Attention::Reads, Attention::Ignores] {
         for sent in [Sent::Everything, Sent::PartOfTheBody] {
             let worker = Worker::http1(attention).await;
-            let served = worker.served(Bounds::default());
+            let served = worker.served(ResourceLimits::default());
             disconnect(&served, &worker, sent).await;
             assert!(worker.most() <= LIMIT, "{attention:?}, {sent:?}: {} at once", worker.most());
             if attention == Attention::Ignores {
@@ -243,7 +243,7 @@ async fn concurrency_limit_http1_disconnects_never_exceed_it_in_the_upstream() {
 #[tokio::test]
 async fn concurrency_limit_http2_upstream_sees_a_reset_before_the_next_request() {
     let worker = Worker::http2().await;
-    let served = worker.served(Bounds::default());
+    let served = worker.served(ResourceLimits::default());
     for _ in 0..4 {
         reset_streams(&served, &worker, Sent::Everything).await;
         reset_streams(&served, &worker, Sent::PartOfTheBody).await;
@@ -257,7 +257,8 @@ async fn concurrency_limit_http2_upstream_sees_a_reset_before_the_next_request()
 #[tokio::test]
 async fn concurrency_permit_upstream_timed_out_is_held_until_the_upstream_is_done() {
     let worker = Worker::http1(Attention::Ignores).await;
-    let served = worker.served(Bounds { answer: Duration::from_millis(300), ..Bounds::default() });
+    let served =
+        worker.served(ResourceLimits { answer: Duration::from_millis(300), ..ResourceLimits::default() });
     let (first, second) = tokio::join!(served.get("/"), served.get("/"));
     assert_eq!((first.status, second.status), (504, 504));
     assert_eq!(served.get("/").await.status, 429, "both are still in progress");
@@ -268,7 +269,8 @@ async fn concurrency_permit_upstream_timed_out_is_held_until_the_upstream_is_don
 #[tokio::test]
 async fn concurrency_permit_upstream_never_done_is_released_after_the_response_timeout() {
     let worker = Worker::http1(Attention::Ignores).await;
-    let served = worker.served(Bounds { answer: Duration::from_millis(100), ..Bounds::default() });
+    let served =
+        worker.served(ResourceLimits { answer: Duration::from_millis(100), ..ResourceLimits::default() });
     disconnect(&served, &worker, Sent::Everything).await;
     until("the permits are released", || served.permits_in_use() == 0).await;
     assert_eq!(worker.finish.available_permits(), 0);
@@ -287,7 +289,8 @@ async fn concurrency_permit_client_leaves_within_the_response_is_released_soon()
             kept.push(stream);
         }
     });
-    let served = worker.served(Bounds { answer: Duration::from_millis(200), ..Bounds::default() });
+    let served =
+        worker.served(ResourceLimits { answer: Duration::from_millis(200), ..ResourceLimits::default() });
     let mut client = served.client().await;
     client.send(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
     client.until_some().await;
@@ -300,7 +303,7 @@ async fn concurrency_permit_client_leaves_within_the_response_is_released_soon()
 #[tokio::test]
 async fn concurrency_permit_response_complete_is_released_though_the_client_is_there() {
     let worker = Worker::http1(Attention::Reads).await;
-    let served = worker.served(Bounds::default());
+    let served = worker.served(ResourceLimits::default());
     worker.finish.add_permits(10);
     let mut client = served.client().await;
     for _ in 0..10 {

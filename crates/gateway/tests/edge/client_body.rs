@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tidegate_gateway::{Bounds, Pace};
+use tidegate_gateway::{MinRate, ResourceLimits};
 use tokio::net::TcpListener;
 
 use crate::support::Served;
@@ -29,7 +29,7 @@ async fn silent(is_http2: bool) -> String {
     if is_http2 { format!("h2c://{address}") } else { format!("http://{address}") }
 }
 
-async fn served(is_http2: bool, bounds: Bounds) -> Served {
+async fn served(is_http2: bool, bounds: ResourceLimits) -> Served {
     let policy = format!(
         "upstreams: {{ app: {{ servers: [\"{}\"] }} }}\nroutes: [{{ upstream: app }}]\n\
          rate_limits: {{ default: {{ requests: 1000, window: 1h }} }}\n",
@@ -68,7 +68,9 @@ async fn request_body_malformed_or_truncated_is_a_400_and_no_upstream_failure() 
         ("Content-Length: 5", "abc"),
     ];
     for is_http2 in [false, true] {
-        let served = served(is_http2, Bounds { answer: Duration::from_secs(5), ..Bounds::default() }).await;
+        let served =
+            served(is_http2, ResourceLimits { answer: Duration::from_secs(5), ..ResourceLimits::default() })
+                .await;
         for (turn, (framing, body)) in (1..).zip(bodies) {
             let (status, text) = sends(&served, framing, body, true).await;
             assert_eq!(status, 400, "{is_http2}: {body:?}: {text}");
@@ -84,8 +86,10 @@ async fn request_body_malformed_or_truncated_is_a_400_and_no_upstream_failure() 
 #[tokio::test]
 async fn request_body_too_large_or_too_slow_is_the_clients_error_for_an_http2_upstream_too() {
     for is_http2 in [false, true] {
-        let request_pace = Pace { period: Duration::from_millis(100), bytes: 1_000 };
-        let served = served(is_http2, Bounds { body_bytes: 4, request_pace, ..Bounds::default() }).await;
+        let request_min_rate = MinRate { period: Duration::from_millis(100), bytes: 1_000 };
+        let served =
+            served(is_http2, ResourceLimits { body_bytes: 4, request_min_rate, ..ResourceLimits::default() })
+                .await;
         let (status, text) = sends(&served, "Transfer-Encoding: chunked", "5\r\nhello\r\n", false).await;
         assert_eq!(status, 413, "{is_http2}: {text}");
         let mut client = served.client().await;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, StatusCode};
-use tidegate_gateway::Bounds;
+use tidegate_gateway::ResourceLimits;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -42,7 +42,7 @@ impl Early {
         Self { url, open }
     }
 
-    fn served(&self, bounds: Bounds) -> Served {
+    fn served(&self, bounds: ResourceLimits) -> Served {
         let policy = format!(
             "upstreams: {{ app: {{ servers: [\"{}\"] }} }}\nroutes: [{{ upstream: app }}]\n\
              rate_limits: {{ default: {{ requests: 1000, window: 1h }} }}\n",
@@ -92,7 +92,8 @@ const VICTIM: &str = "POST /victim HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\
 #[tokio::test]
 async fn upstream_connection_upload_unfinished_is_given_to_nobody_else() {
     let upstream = Early::start(4).await;
-    let served = upstream.served(Bounds { answer: Duration::from_millis(500), ..Bounds::default() });
+    let served =
+        upstream.served(ResourceLimits { answer: Duration::from_millis(500), ..ResourceLimits::default() });
     let stream = TcpStream::connect(served.address).await.expect("a connection");
     let (client, connection) = h2::client::handshake(stream).await.expect("HTTP/2");
     tokio::spawn(connection);
@@ -120,7 +121,7 @@ async fn upstream_connection_upload_unfinished_is_given_to_nobody_else() {
 #[tokio::test]
 async fn upstream_connection_upload_unfinished_is_closed_after_the_response() {
     let upstream = Early::start(4).await;
-    let served = upstream.served(Bounds::default());
+    let served = upstream.served(ResourceLimits::default());
     let mut client = served.client().await;
     client.send(b"POST /early HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\na").await;
     assert_eq!(client.response().await.map(|response| response.status), Some(200));
@@ -135,7 +136,7 @@ async fn upstream_connection_upload_unfinished_is_closed_after_the_response() {
 #[tokio::test]
 async fn early_response_upload_unfinished_is_delivered_whole() {
     let upstream = Early::start(EARLY_BYTES).await;
-    let served = upstream.served(Bounds::default());
+    let served = upstream.served(ResourceLimits::default());
     let mut client = served.client().await;
     client.send(b"POST /early HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\na").await;
     let response = client.response().await.expect("a whole response");
@@ -170,7 +171,7 @@ async fn early_response_then_closed_connection_is_delivered() {
             let _ = stream.write_all(b"HTTP/1.1 413 Payload Too Large\r\nContent-Length: 3\r\n\r\nbig").await;
         }
     });
-    let served = Early { url, open: Arc::default() }.served(Bounds::default());
+    let served = Early { url, open: Arc::default() }.served(ResourceLimits::default());
     for turn in 0..30 {
         let mut client = served.client().await;
         let size = 4 << 20;
@@ -204,7 +205,7 @@ async fn http2_upstream_upload_unfinished_is_reset_after_the_response() {
             });
         }
     });
-    let served = Early { url, open: Arc::default() }.served(Bounds::default());
+    let served = Early { url, open: Arc::default() }.served(ResourceLimits::default());
     for _ in 0..2 {
         let mut client = served.client().await;
         client.send(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\na").await;
@@ -218,7 +219,7 @@ async fn http2_upstream_upload_unfinished_is_reset_after_the_response() {
 async fn upstream_connection_exchanges_complete_is_reused() {
     let chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n";
     let upstream = Upstream::doing(|_| Act::Reply(chunked.to_vec())).await;
-    let served = Served::before(&[&upstream], 10_000, Bounds::default());
+    let served = Served::before(&[&upstream], 10_000, ResourceLimits::default());
     let mut client = served.client().await;
     for _ in 0..50 {
         client.send(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nhello").await;

@@ -1,6 +1,6 @@
 //! Who a client says it is: whom the limit counts, and what the upstream is told.
 
-use tidegate_gateway::Bounds;
+use tidegate_gateway::ResourceLimits;
 
 use crate::support::{Served, Upstream, hourly, policy};
 
@@ -14,7 +14,7 @@ fn served(upstream: &Upstream, trusts: bool, requests: u32) -> Served {
          rate_limits: {{ default: {{ {} }} }}",
         hourly(requests)
     );
-    Served::start(&policy(&[upstream], &more), Bounds::default())
+    Served::start(&policy(&[upstream], &more), ResourceLimits::default())
 }
 
 /// Headers that a client may send, and who it then is if its peer is trusted.

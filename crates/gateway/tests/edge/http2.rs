@@ -5,11 +5,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use h2::client::SendRequest;
 use http::{Request, StatusCode};
-use tidegate_gateway::Bounds;
+use tidegate_gateway::ResourceLimits;
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 
-use crate::support::{Act, Served, Upstream, ok, until, within};
+use crate::support::{Act, Served, Upstream, ok, ticking, until, within};
 
 /// A connection that speaks HTTP/2 from the first byte, and why it ended.
 async fn connect(served: &Served) -> (SendRequest<Bytes>, JoinHandle<Result<(), h2::Error>>) {
@@ -34,7 +34,7 @@ async fn ask(client: &SendRequest<Bytes>, path: &str) -> Result<(StatusCode, u64
 #[tokio::test]
 async fn requests_over_http2_are_matched_charged_and_forwarded_like_any() {
     let upstream = Upstream::answering().await;
-    let served = Served::before(&[&upstream], 3, Bounds::default());
+    let served = Served::before(&[&upstream], 3, ResourceLimits::default());
     let (client, _connection) = connect(&served).await;
     assert_eq!(ask(&client, "//a/../b").await.expect("an answer"), (StatusCode::OK, 2));
     let seen = upstream.last();
@@ -47,7 +47,7 @@ async fn requests_over_http2_are_matched_charged_and_forwarded_like_any() {
 #[tokio::test]
 async fn a_flood_of_resets_ends_its_connection_and_no_other() {
     let upstream = Upstream::answering().await;
-    let served = Served::before(&[&upstream], 1_000_000, Bounds::default());
+    let served = Served::before(&[&upstream], 1_000_000, ResourceLimits::default());
     let (good, _connection) = connect(&served).await;
     let (flood, ended) = connect(&served).await;
     let flooding = tokio::spawn(async move {
@@ -76,7 +76,7 @@ async fn a_flood_of_resets_ends_its_connection_and_no_other() {
 #[tokio::test]
 async fn a_reset_request_is_forwarded_no_further() {
     let hangs = Upstream::doing(|_| Act::ReplyAndHang(Vec::new())).await;
-    let served = Served::before(&[&hangs], 100, Bounds::default());
+    let served = Served::before(&[&hangs], 100, ResourceLimits::default());
     let (client, _connection) = connect(&served).await;
     let mut ready = client.ready().await.expect("room");
     let (_response, mut stream) = ready.send_request(get("/"), true).expect("a stream");
@@ -89,7 +89,8 @@ async fn a_reset_request_is_forwarded_no_further() {
 #[tokio::test]
 async fn only_so_many_streams_are_open_at_once() {
     let hangs = Upstream::doing(|turn| if turn < 4 { Act::ReplyAndHang(Vec::new()) } else { ok("ok") }).await;
-    let bounds = Bounds { streams: 4, answer: Duration::from_millis(300), ..Bounds::default() };
+    let bounds =
+        ResourceLimits { streams: 4, answer: Duration::from_millis(300), ..ResourceLimits::default() };
     let served = Served::before(&[&hangs], 1_000, bounds);
     let (client, _connection) = connect(&served).await;
     // The first answer brings the gateway's settings with it.
@@ -114,7 +115,11 @@ async fn only_so_many_streams_are_open_at_once() {
 #[tokio::test]
 async fn headers_beyond_their_bound_are_refused_and_cost_nothing() {
     let upstream = Upstream::answering().await;
-    let served = Served::before(&[&upstream], 100, Bounds { head_bytes: 8 << 10, ..Bounds::default() });
+    let served = Served::before(
+        &[&upstream],
+        100,
+        ResourceLimits { head_bytes: 8 << 10, ..ResourceLimits::default() },
+    );
     let (client, _connection) = connect(&served).await;
     assert_eq!(ask(&client, "/").await.expect("an answer").1, 99);
     let mut large = get("/large");
@@ -139,8 +144,7 @@ async fn a_client_that_opens_no_window_is_ended() {
     let answer =
         [format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", large.len()).into_bytes(), large].concat();
     let upstream = Upstream::doing(move |_| Act::Reply(answer.clone())).await;
-    let served =
-        Served::before(&[&upstream], 100, Bounds { look: Duration::from_millis(30), ..Bounds::default() });
+    let served = Served::before(&[&upstream], 100, ticking(Duration::from_millis(30)));
     let stream = TcpStream::connect(served.address).await.expect("a connection");
     let (client, connection) = h2::client::Builder::new()
         .initial_window_size(0)
@@ -163,8 +167,7 @@ async fn a_client_that_opens_no_window_is_ended() {
 #[tokio::test]
 async fn a_connection_that_only_pings_is_told_to_go_and_then_ended() {
     let upstream = Upstream::answering().await;
-    let served =
-        Served::before(&[&upstream], 100, Bounds { look: Duration::from_millis(20), ..Bounds::default() });
+    let served = Served::before(&[&upstream], 100, ticking(Duration::from_millis(20)));
     // With a request before it, and without any.
     for asks in [true, false] {
         let stream = TcpStream::connect(served.address).await.expect("a connection");

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::Response;
-use tidegate_gateway::Bounds;
+use tidegate_gateway::ResourceLimits;
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpListener;
 
@@ -15,11 +15,11 @@ use crate::support::{Act, Served, Upstream, ok, until, within};
 
 const POST: &str = "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\n\r\na";
 
-fn bounds() -> Bounds {
-    Bounds { upstream_idle: Duration::from_millis(150), ..Bounds::default() }
+fn bounds() -> ResourceLimits {
+    ResourceLimits { upstream_idle: Duration::from_millis(150), ..ResourceLimits::default() }
 }
 
-fn served(url: &str, bounds: Bounds) -> Served {
+fn served(url: &str, bounds: ResourceLimits) -> Served {
     let policy = format!(
         "upstreams: {{ app: {{ servers: [\"{url}\"] }} }}\nroutes: [{{ upstream: app }}]\n\
          rate_limits: {{ default: {{ requests: 1000, window: 1h }} }}\n"
@@ -120,7 +120,10 @@ async fn http2_upstream_that_answers_no_ping_is_closed() {
             // It reads, but says nothing.
             frames.0.read_to_end(&mut Vec::new()).await.expect("an end");
         });
-        let served = served(&url, Bounds { upstream_ping: Duration::from_millis(60), ..Bounds::default() });
+        let served = served(
+            &url,
+            ResourceLimits { upstream_ping: Duration::from_millis(60), ..ResourceLimits::default() },
+        );
         assert_eq!(served.get("/").await.status, if has_answered { 200 } else { 502 });
         within("the connection is closed", closed).await.expect("no panic");
     }
@@ -153,7 +156,7 @@ async fn http2_upstream_with_few_streams_gets_more_connections() {
             });
         }
     });
-    let served = served(&url, Bounds::default());
+    let served = served(&url, ResourceLimits::default());
     // The gateway learns of the limit with the first responses.
     for _ in 0..2 {
         assert_eq!(served.get("/").await.status, 200);

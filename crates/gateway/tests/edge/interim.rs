@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use http::{Request, Response, StatusCode};
-use tidegate_gateway::Bounds;
+use tidegate_gateway::ResourceLimits;
 use tokio::net::{TcpListener, TcpStream};
 
 use crate::support::{Act, Served, Upstream, within};
@@ -47,7 +47,7 @@ async fn interim_response_of_an_http1_upstream_is_dropped() {
     for (last, body) in FINALS {
         let whole = format!("{INTERIM}{last}");
         let upstream = Upstream::doing(move |_| Act::Reply(whole.clone().into())).await;
-        let served = Served::before(&[&upstream], 100, Bounds::default());
+        let served = Served::before(&[&upstream], 100, ResourceLimits::default());
         for _ in 0..2 {
             for request in requests() {
                 let got = raw_response(&served, &request).await;
@@ -85,7 +85,7 @@ async fn interim_response_of_an_http2_upstream_is_dropped() {
         "upstreams: {{ app: {{ servers: [\"h2c://{address}\"] }} }}\nroutes: [{{ upstream: app }}]\n\
          rate_limits: {{ default: {{ requests: 100, window: 1h }} }}\n"
     );
-    let served = Served::start(&policy, Bounds::default());
+    let served = Served::start(&policy, ResourceLimits::default());
     for _ in 0..2 {
         for request in requests() {
             let got = raw_response(&served, &request).await;

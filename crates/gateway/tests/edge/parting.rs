@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, StatusCode};
-use tidegate_gateway::Bounds;
+use tidegate_gateway::ResourceLimits;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::support::{Client, Response, Served, Upstream, until, within};
+use crate::support::{Client, Response, Served, Upstream, ticking, until, within};
 
 /// More than the system keeps for anybody.
 const SIZE: usize = 10 << 20;
@@ -27,7 +27,11 @@ fn posts(more: &str) -> String {
 #[tokio::test]
 async fn a_body_too_large_is_answered_though_nobody_reads_it() {
     let upstream = Upstream::answering().await;
-    let served = Served::before(&[&upstream], 100, Bounds { body_bytes: 1 << 20, ..Bounds::default() });
+    let served = Served::before(
+        &[&upstream],
+        100,
+        ResourceLimits { body_bytes: 1 << 20, ..ResourceLimits::default() },
+    );
     let head = posts(&format!("Content-Length: {SIZE}\r\n"));
     let answer = sends_then_reads(served.client().await, &head, &vec![b'a'; SIZE]).await.expect("an answer");
     assert_eq!((answer.status, answer.header("connection")), (413, Some("close")));
@@ -37,7 +41,11 @@ async fn a_body_too_large_is_answered_though_nobody_reads_it() {
 #[tokio::test]
 async fn chunks_that_become_too_many_are_answered_though_nobody_reads_the_rest() {
     let upstream = Upstream::answering().await;
-    let served = Served::before(&[&upstream], 100, Bounds { body_bytes: 1 << 20, ..Bounds::default() });
+    let served = Served::before(
+        &[&upstream],
+        100,
+        ResourceLimits { body_bytes: 1 << 20, ..ResourceLimits::default() },
+    );
     let mut body = format!("{SIZE:x}\r\n").into_bytes();
     body.resize(body.len() + SIZE, b'a');
     body.extend_from_slice(b"\r\n0\r\n\r\n");
@@ -50,7 +58,7 @@ async fn chunks_that_become_too_many_are_answered_though_nobody_reads_the_rest()
 #[tokio::test]
 async fn a_limit_is_told_to_a_client_that_is_still_sending() {
     let upstream = Upstream::answering().await;
-    let served = Served::before(&[&upstream], 1, Bounds::default());
+    let served = Served::before(&[&upstream], 1, ResourceLimits::default());
     assert_eq!(served.get("/").await.status, 200);
     let head = posts(&format!("Content-Length: {SIZE}\r\n"));
     let answer = sends_then_reads(served.client().await, &head, &vec![b'a'; SIZE]).await.expect("an answer");
@@ -61,7 +69,7 @@ async fn a_limit_is_told_to_a_client_that_is_still_sending() {
 #[tokio::test]
 async fn what_is_no_request_is_told_so_however_much_follows() {
     let upstream = Upstream::answering().await;
-    let served = Served::before(&[&upstream], 100, Bounds::default());
+    let served = Served::before(&[&upstream], 100, ResourceLimits::default());
     let head = "GET / HTTP/1.1\r\nHost: a\r\nBad Header: 1\r\n\r\n";
     let answer = sends_then_reads(served.client().await, head, &vec![b'a'; SIZE]).await.expect("an answer");
     assert_eq!(answer.status, 400);
@@ -71,7 +79,7 @@ async fn what_is_no_request_is_told_so_however_much_follows() {
 async fn what_is_thrown_away_is_never_taken_for_a_request() {
     let upstream = Upstream::answering().await;
     let look = Duration::from_millis(20);
-    let served = Served::before(&[&upstream], 100, Bounds { body_bytes: 1 << 20, look, ..Bounds::default() });
+    let served = Served::before(&[&upstream], 100, ResourceLimits { body_bytes: 1 << 20, ..ticking(look) });
     for head in [posts(&format!("Content-Length: {SIZE}\r\n")), "BAD\r\n\r\n".to_owned()] {
         let mut client = served.client().await;
         client.send(head.as_bytes()).await;
@@ -91,7 +99,7 @@ async fn what_is_thrown_away_is_never_taken_for_a_request() {
 #[tokio::test]
 async fn who_has_sent_everything_is_not_waited_for() {
     let upstream = Upstream::answering().await;
-    let served = Served::before(&[&upstream], 100, Bounds::default());
+    let served = Served::before(&[&upstream], 100, ResourceLimits::default());
     let mut client = served.client().await;
     client.send(posts("Content-Length: 3\r\nConnection: close\r\n").as_bytes()).await;
     client.send(b"abc").await;
@@ -104,7 +112,7 @@ async fn who_has_sent_everything_is_not_waited_for() {
 #[tokio::test]
 async fn over_http2_a_limit_is_told_and_the_connection_goes_on() {
     let upstream = Upstream::answering().await;
-    let served = Served::before(&[&upstream], 1, Bounds::default());
+    let served = Served::before(&[&upstream], 1, ResourceLimits::default());
     assert_eq!(served.get("/").await.status, 200);
     let stream = TcpStream::connect(served.address).await.expect("a connection");
     let (client, connection) = h2::client::handshake(stream).await.expect("HTTP/2");
@@ -140,7 +148,7 @@ async fn the_rest_of_a_body_that_was_answered_early_is_never_taken_for_a_request
          routes: [{{ path: /**, upstream: app }}]\n\
          rate_limits: {{ default: {{ requests: 100, window: 1h }} }}\n"
     );
-    let served = Served::start(&policy, Bounds { look, ..Bounds::default() });
+    let served = Served::start(&policy, ticking(look));
     let mut client = served.client().await;
     client.send(posts("Content-Length: 1000\r\n").as_bytes()).await;
     let answer = client.response().await.expect("an answer");

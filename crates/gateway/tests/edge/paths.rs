@@ -1,6 +1,6 @@
 //! Paths: the bytes that are matched are the bytes that the upstream gets.
 
-use tidegate_gateway::Bounds;
+use tidegate_gateway::ResourceLimits;
 
 use crate::support::{Served, Upstream, hourly, policy};
 
@@ -15,7 +15,7 @@ fn with_http(upstream: &Upstream, requests: u32, http: &str) -> Served {
         hourly(10_000),
         hourly(requests)
     );
-    Served::start(&policy(&[upstream], &more), Bounds::default())
+    Served::start(&policy(&[upstream], &more), ResourceLimits::default())
 }
 
 #[tokio::test]

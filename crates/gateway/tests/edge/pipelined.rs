@@ -5,12 +5,11 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tidegate_gateway::Bounds;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
-use crate::support::{Client, Served, read_request};
+use crate::support::{Client, Served, read_request, ticking};
 
 /// A connection without movement for this long is parked.
 const LOOK: Duration = Duration::from_millis(20);
@@ -242,7 +241,7 @@ async fn body_answered_early_in_any_order_is_never_parsed_as_a_request() {
         "upstreams: {{ app: {{ servers: [\"http://{}\"] }} }}\nroutes: [{{ path: /**, upstream: app }}]\n",
         upstream.address
     );
-    let served = Served::start(&policy, Bounds { look: LOOK, ..Bounds::default() });
+    let served = Served::start(&policy, ticking(LOOK));
     let mut playing = JoinSet::new();
     for case in cases() {
         let client = served.client().await;

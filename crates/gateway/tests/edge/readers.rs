@@ -6,12 +6,12 @@ use bytes::Bytes;
 use h2::client::SendRequest;
 use h2::{Reason, RecvStream};
 use http::Request;
-use tidegate_gateway::Bounds;
+use tidegate_gateway::ResourceLimits;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::{Instant, sleep};
 
-use crate::support::{Act, Served, Upstream, until, within};
+use crate::support::{Act, Served, Upstream, ticking, until, within};
 
 const LOOK: Duration = Duration::from_millis(80);
 /// A reader is judged over this time.
@@ -20,8 +20,8 @@ const WINDOW: Duration = LOOK.saturating_mul(6);
 const MINIMUM: usize = 3_000;
 const BODY: usize = 1 << 20;
 
-fn bounds() -> Bounds {
-    Bounds { look: LOOK, reader_bytes: MINIMUM as u64, ..Bounds::default() }
+fn bounds() -> ResourceLimits {
+    ResourceLimits { reader_bytes: MINIMUM as u64, ..ticking(LOOK) }
 }
 
 /// An upstream whose every response has a body of [`BODY`] bytes.

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use bytes::BytesMut;
 use http::Response;
-use tidegate_gateway::Bounds;
+use tidegate_gateway::ResourceLimits;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -58,7 +58,7 @@ impl Http2 {
         Self { url, seen, connections }
     }
 
-    fn served(&self, bounds: Bounds) -> Served {
+    fn served(&self, bounds: ResourceLimits) -> Served {
         let policy = format!(
             "upstreams: {{ app: {{ servers: [\"{}\"] }} }}\nroutes: [{{ upstream: app }}]\n\
              rate_limits: {{ default: {{ requests: 100000, window: 1h }} }}\n",
@@ -171,7 +171,7 @@ async fn http2_stream_above_the_last_of_goaway_is_resent_as_it_was() {
         None
     })
     .await;
-    let served = upstream.served(Bounds::default());
+    let served = upstream.served(ResourceLimits::default());
     let (request, other) = (get("/a"), get("/b"));
     assert_eq!(served.ask(&request).await.status, 200);
     let answers = tokio::join!(served.ask(&request), served.ask(&request), served.ask(&request));
@@ -201,7 +201,7 @@ async fn http2_stream_up_to_the_last_of_goaway_is_not_resent() {
         None
     })
     .await;
-    let served = upstream.served(Bounds::default());
+    let served = upstream.served(ResourceLimits::default());
     let request = get("/a");
     assert_eq!(served.ask(&request).await.status, 200);
     let answers = tokio::join!(served.ask(&request), served.ask(&request), served.ask(&request));
@@ -224,7 +224,7 @@ async fn http2_stream_refused_is_resent_over_another_connection() {
         None
     })
     .await;
-    let served = upstream.served(Bounds::default());
+    let served = upstream.served(ResourceLimits::default());
     for _ in 0..3 {
         assert_eq!(served.ask(&get("/a")).await.status, 200);
     }
@@ -244,7 +244,7 @@ async fn http2_stream_reset_for_another_reason_is_not_resent() {
         None
     })
     .await;
-    let served = upstream.served(Bounds::default());
+    let served = upstream.served(ResourceLimits::default());
     assert_eq!(served.ask(&get("/a")).await.status, 502);
     assert_eq!(upstream.seen().len(), 1);
 }
@@ -260,7 +260,7 @@ async fn http2_request_refused_again_and_again_is_a_502() {
         None
     })
     .await;
-    let served = upstream.served(Bounds::default());
+    let served = upstream.served(ResourceLimits::default());
     let answer = served.ask(&get("/a")).await;
     assert_eq!(answer.status, 502, "{}", answer.text());
     assert!((2..=5).contains(&upstream.seen().len()), "{}", upstream.seen().len());
@@ -279,7 +279,7 @@ async fn http2_request_body_unread_is_resent_with_its_request() {
         None
     })
     .await;
-    let served = upstream.served(Bounds::default());
+    let served = upstream.served(ResourceLimits::default());
     let mut client = served.client().await;
     client.send(b"POST /a HTTP/1.1\r\nHost: tenant.example\r\nContent-Length: 3\r\n\r\n").await;
     let mut connections = upstream.connections.subscribe();
@@ -303,7 +303,7 @@ async fn http2_request_body_begun_is_not_resent() {
         None
     })
     .await;
-    let served = upstream.served(Bounds::default());
+    let served = upstream.served(ResourceLimits::default());
     let mut client = served.client().await;
     client.send(b"POST /a HTTP/1.1\r\nHost: tenant.example\r\nContent-Length: 3\r\n\r\na").await;
     let answer = client.response().await.expect("a response");
@@ -317,7 +317,7 @@ async fn http2_connections_that_end_gracefully_lose_no_request_and_no_host() {
         None
     })
     .await;
-    let served = upstream.served(Bounds::default());
+    let served = upstream.served(ResourceLimits::default());
     let mut asking = JoinSet::new();
     for tenant in 0..20 {
         let address = served.address;

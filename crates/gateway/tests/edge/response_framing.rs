@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use http::{Method, Request};
-use tidegate_gateway::Bounds;
+use tidegate_gateway::ResourceLimits;
 use tokio::net::TcpStream;
 
 use crate::support::{Act, Served, Upstream, ok, within};
@@ -56,7 +56,7 @@ async fn over_http2(served: &Served, method: &Method) -> Got {
 
 async fn upstream(raw: &'static str) -> (Upstream, Served) {
     let upstream = Upstream::doing(move |_| Act::ReplyAndClose(raw.into())).await;
-    let bounds = Bounds { answer: Duration::from_secs(5), ..Bounds::default() };
+    let bounds = ResourceLimits { answer: Duration::from_secs(5), ..ResourceLimits::default() };
     let served = Served::before(&[&upstream], 1_000, bounds);
     (upstream, served)
 }
@@ -90,7 +90,7 @@ async fn response_with_length_and_chunks_ends_its_connection() {
         _ => ok("ok"),
     })
     .await;
-    let served = Served::before(&[&upstream], 100, Bounds::default());
+    let served = Served::before(&[&upstream], 100, ResourceLimits::default());
     for _ in 0..3 {
         let post = "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\n\r\na";
         assert_eq!(served.ask(post).await.body, b"ok");
@@ -168,7 +168,7 @@ async fn response_longer_than_it_says_never_becomes_the_next_one() {
         let upstream =
             Upstream::doing(move |turn| if turn == 0 { Act::Reply(raw.clone().into()) } else { ok("ok") });
         let upstream = upstream.await;
-        let served = Served::before(&[&upstream], 100, Bounds::default());
+        let served = Served::before(&[&upstream], 100, ResourceLimits::default());
         let mut client = served.client().await;
         let length = if method == "POST" { "Content-Length: 1\r\n\r\na" } else { "\r\n" };
         client

@@ -1,6 +1,6 @@
 //! Room: for so many connections, and for so long a body.
 
-use tidegate_gateway::Bounds;
+use tidegate_gateway::ResourceLimits;
 
 use crate::support::{Client, Served, Upstream, until};
 
@@ -9,14 +9,14 @@ const GET: &[u8] = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n";
 #[tokio::test]
 async fn there_is_room_for_so_many_connections_of_one_address() {
     let upstream = Upstream::answering().await;
-    let bounds = Bounds { connections_per_address: 3, ..Bounds::default() };
+    let bounds = ResourceLimits { connections_per_address: 3, ..ResourceLimits::default() };
     only_three_fit(&Served::before(&[&upstream], 100, bounds)).await;
 }
 
 #[tokio::test]
 async fn there_is_room_for_so_many_connections_in_all() {
     let upstream = Upstream::answering().await;
-    let bounds = Bounds { connections: 3, ..Bounds::default() };
+    let bounds = ResourceLimits { connections: 3, ..ResourceLimits::default() };
     only_three_fit(&Served::before(&[&upstream], 100, bounds)).await;
 }
 
@@ -43,7 +43,8 @@ async fn answer(client: &mut Client) -> Option<u16> {
 #[tokio::test]
 async fn a_body_declared_too_large_is_refused_before_anything_is_charged() {
     let upstream = Upstream::answering().await;
-    let served = Served::before(&[&upstream], 100, Bounds { body_bytes: 10, ..Bounds::default() });
+    let served =
+        Served::before(&[&upstream], 100, ResourceLimits { body_bytes: 10, ..ResourceLimits::default() });
     let answer = served.ask("POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 11\r\n\r\n01234567890").await;
     assert_eq!((answer.status, answer.header("connection")), (413, Some("close")));
     assert!(answer.text().contains("body_too_large"));
@@ -55,7 +56,8 @@ async fn a_body_declared_too_large_is_refused_before_anything_is_charged() {
 #[tokio::test]
 async fn a_body_in_chunks_is_cut_off_where_it_becomes_too_large() {
     let upstream = Upstream::answering().await;
-    let served = Served::before(&[&upstream], 100, Bounds { body_bytes: 10, ..Bounds::default() });
+    let served =
+        Served::before(&[&upstream], 100, ResourceLimits { body_bytes: 10, ..ResourceLimits::default() });
     let head = "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n";
     let answer = served.ask(&format!("{head}8\r\n01234567\r\n8\r\n01234567\r\n0\r\n\r\n")).await;
     assert_eq!(answer.status, 413, "{}", answer.text());
@@ -67,7 +69,7 @@ async fn a_body_in_chunks_is_cut_off_where_it_becomes_too_large() {
 #[tokio::test]
 async fn a_client_that_asks_first_is_told_to_go_on_only_if_it_may() {
     let upstream = Upstream::answering().await;
-    let served = Served::before(&[&upstream], 1, Bounds::default());
+    let served = Served::before(&[&upstream], 1, ResourceLimits::default());
     let head = "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nExpect: 100-continue\r\n\r\n";
     let mut client = served.client().await;
     client.send(head.as_bytes()).await;

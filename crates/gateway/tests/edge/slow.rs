@@ -2,21 +2,20 @@
 
 use std::time::Duration;
 
-use tidegate_gateway::{Bounds, Pace};
+use tidegate_gateway::{MinRate, ResourceLimits};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::support::{Act, Client, Served, Upstream, until, within};
+use crate::support::{Act, Client, Served, Upstream, ticking, until, within};
 
 const GET: &[u8] = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n";
-/// Less than a look.
+/// Less than a tick.
 const DRIP: Duration = Duration::from_millis(10);
 
-fn bounds() -> Bounds {
-    Bounds {
-        look: Duration::from_millis(30),
-        request_pace: Pace { period: Duration::from_millis(200), bytes: 1_000 },
-        ..Bounds::default()
+fn bounds() -> ResourceLimits {
+    ResourceLimits {
+        request_min_rate: MinRate { period: Duration::from_millis(200), bytes: 1_000 },
+        ..ticking(Duration::from_millis(30))
     }
 }
 
@@ -139,7 +138,7 @@ async fn a_client_that_reads_slowly_but_steadily_is_served() {
 #[tokio::test]
 async fn a_client_that_reads_but_too_little_is_ended() {
     let upstream = large().await;
-    let served = Served::before(&[&upstream], 10_000, Bounds { reader_bytes: 64 << 20, ..bounds() });
+    let served = Served::before(&[&upstream], 10_000, ResourceLimits { reader_bytes: 64 << 20, ..bounds() });
     assert!(sips(&served, 4 << 10, LARGE).await < LARGE);
     until("the connection is ended", || served.connections() == 0).await;
 }
@@ -148,11 +147,11 @@ async fn a_client_that_reads_but_too_little_is_ended() {
 async fn a_quiet_stream_has_no_slow_reader() {
     let head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\ndata: 1\n\n".to_vec();
     let upstream = Upstream::doing(move |_| Act::ReplyAndHang(head.clone())).await;
-    let served = Served::before(&[&upstream], 10_000, Bounds { reader_bytes: 64 << 20, ..bounds() });
+    let served = Served::before(&[&upstream], 10_000, ResourceLimits { reader_bytes: 64 << 20, ..bounds() });
     let mut client = served.client().await;
     client.send(GET).await;
     client.until_some().await;
-    let windows = 6 * bounds().look * 4;
+    let windows = bounds().reader_window * 4;
     assert!(tokio::time::timeout(windows, client.rest()).await.is_err(), "it is kept while nothing comes");
 }
 
@@ -176,14 +175,14 @@ async fn who_waits_for_a_slow_upstream_is_not_idle() {
     let head = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\na".to_vec();
     let upstream = Upstream::doing(move |_| Act::ReplyAndHang(head.clone())).await;
     // Twice as long as a connection may be idle.
-    let response_pace = Pace { period: Duration::from_millis(900), bytes: 2 };
-    let served = Served::before(&[&upstream], 10_000, Bounds { response_pace, ..bounds() });
+    let response_min_rate = MinRate { period: Duration::from_millis(900), bytes: 2 };
+    let served = Served::before(&[&upstream], 10_000, ResourceLimits { response_min_rate, ..bounds() });
     let mut client = served.client().await;
     client.send(GET).await;
     client.until_some().await;
     // Part of the next request: it waits its turn, and is no slow head.
     client.send(b"GET /").await;
-    let idle_for = 15 * bounds().look;
+    let idle_for = bounds().idle_timeout;
     assert!(
         tokio::time::timeout(idle_for * 3 / 2, client.rest()).await.is_err(),
         "it is kept while answered"
@@ -194,7 +193,7 @@ async fn who_waits_for_a_slow_upstream_is_not_idle() {
 #[tokio::test]
 async fn a_long_upload_may_take_longer_than_an_answer() {
     let upstream = Upstream::answering().await;
-    let bounds = Bounds { answer: Duration::from_millis(100), ..Bounds::default() };
+    let bounds = ResourceLimits { answer: Duration::from_millis(100), ..ResourceLimits::default() };
     let served = Served::before(&[&upstream], 10_000, bounds);
     let mut client = served.client().await;
     client.send(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 40\r\n\r\n").await;

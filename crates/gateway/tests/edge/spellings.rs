@@ -1,6 +1,6 @@
 //! Spellings of paths and hosts that upstream servers take for one another.
 
-use tidegate_gateway::Bounds;
+use tidegate_gateway::ResourceLimits;
 
 use crate::support::{Response, Served, Upstream, hourly, policy};
 
@@ -66,7 +66,7 @@ fn with_http(upstream: &Upstream, http: &str) -> Served {
         hourly(10_000),
         hourly(1_000)
     );
-    Served::start(&policy(&[upstream], &more), Bounds::default())
+    Served::start(&policy(&[upstream], &more), ResourceLimits::default())
 }
 
 /// Sends every spelling and requires each to be counted or to get 400. Returns how many were counted.
@@ -190,7 +190,7 @@ rate_limits:
         hourly(100),
         hourly(200),
     );
-    let served = Served::start(&policy, Bounds::default());
+    let served = Served::start(&policy, ResourceLimits::default());
     (one, two, served)
 }
 
@@ -274,7 +274,7 @@ rate_limits:
         hourly(100),
         hourly(100),
     );
-    let served = Served::start(&policy, Bounds::default());
+    let served = Served::start(&policy, ResourceLimits::default());
     let ask = async |host: &str| served.ask(&format!("GET / HTTP/1.1\r\nHost: {host}\r\n\r\n")).await;
     for host in [
         "api.x",

@@ -7,13 +7,13 @@ use bytes::Bytes;
 use http::Request;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, HandshakeKind, RootCertStore};
-use tidegate_gateway::{Bounds, CertificateResolver, Listener, ServerCertificate};
+use tidegate_gateway::{CertificateResolver, Listener, ResourceLimits, ServerCertificate};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use crate::support::{Act, Served, Upstream, hourly, policy, until, within};
+use crate::support::{Act, Served, Upstream, hourly, policy, ticking, until, within};
 
 /// A gateway that speaks TLS, and who trusts it.
 struct Tls {
@@ -23,7 +23,7 @@ struct Tls {
 }
 
 impl Tls {
-    fn before(upstream: &Upstream, bounds: Bounds) -> Self {
+    fn before(upstream: &Upstream, bounds: ResourceLimits) -> Self {
         let made = rcgen::generate_simple_self_signed(["a.example".to_owned()]).expect("a certificate");
         let (chain, key) = (made.cert.pem(), made.signing_key.serialize_pem());
         let listener = Listener::bind("127.0.0.1:0", 1).expect("a free port");
@@ -89,7 +89,7 @@ impl Tls {
 #[tokio::test]
 async fn http2_is_spoken_with_those_who_offer_it() {
     let upstream = Upstream::answering().await;
-    let tls = Tls::before(&upstream, Bounds::default());
+    let tls = Tls::before(&upstream, ResourceLimits::default());
     let stream = tls.connect(&["h2", "http/1.1"]).await.expect("a handshake");
     assert_eq!(stream.get_ref().1.alpn_protocol(), Some(&b"h2"[..]));
     let (client, connection) = h2::client::handshake(stream).await.expect("HTTP/2");
@@ -106,7 +106,7 @@ async fn http2_is_spoken_with_those_who_offer_it() {
 #[tokio::test]
 async fn http1_is_spoken_with_those_who_offer_that_or_nothing() {
     let upstream = Upstream::answering().await;
-    let tls = Tls::before(&upstream, Bounds::default());
+    let tls = Tls::before(&upstream, ResourceLimits::default());
     let offers: [(&[&str], Option<&[u8]>); 3] =
         [(&["http/1.1"], Some(b"http/1.1")), (&["h3", "http/1.1"], Some(b"http/1.1")), (&[], None)];
     for (offered, agreed) in offers {
@@ -122,7 +122,7 @@ async fn http1_is_spoken_with_those_who_offer_that_or_nothing() {
 #[tokio::test]
 async fn who_offers_only_what_we_do_not_speak_is_told_so() {
     let upstream = Upstream::answering().await;
-    let tls = Tls::before(&upstream, Bounds::default());
+    let tls = Tls::before(&upstream, ResourceLimits::default());
     let refused = tls.connect(&["spdy/1"]).await.expect_err("no protocol");
     assert!(refused.to_string().contains("NoApplicationProtocol"), "{refused}");
     tls.serves().await;
@@ -131,7 +131,7 @@ async fn who_offers_only_what_we_do_not_speak_is_told_so() {
 #[tokio::test]
 async fn who_does_not_speak_tls_gets_no_answer_in_http() {
     let upstream = Upstream::answering().await;
-    let tls = Tls::before(&upstream, Bounds::default());
+    let tls = Tls::before(&upstream, ResourceLimits::default());
     let garbage: [&[u8]; 5] = [
         b"GET / HTTP/1.1\r\nHost: a.example\r\n\r\n",
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
@@ -156,7 +156,7 @@ async fn who_does_not_speak_tls_gets_no_answer_in_http() {
 #[tokio::test]
 async fn a_handshake_that_stalls_or_drips_is_ended() {
     let upstream = Upstream::answering().await;
-    let bounds = Bounds { handshake: Duration::from_millis(300), ..Bounds::default() };
+    let bounds = ResourceLimits { handshake: Duration::from_millis(300), ..ResourceLimits::default() };
     let tls = Tls::before(&upstream, bounds);
     let mut silent = tls.served.client().await;
     assert_eq!(silent.rest().await, b"", "not a word");
@@ -178,7 +178,7 @@ async fn a_handshake_that_stalls_or_drips_is_ended() {
 async fn a_tunnel_goes_through_tls() {
     let switches = b"HTTP/1.1 101 Go\r\nConnection: upgrade\r\nUpgrade: words\r\n\r\nhello".to_vec();
     let upstream = Upstream::doing(move |_| Act::ReplyAndHang(switches.clone())).await;
-    let tls = Tls::before(&upstream, Bounds::default());
+    let tls = Tls::before(&upstream, ResourceLimits::default());
     let mut stream = tls.connect(&["http/1.1"]).await.expect("a handshake");
     let ask = b"GET / HTTP/1.1\r\nHost: a.example\r\nConnection: upgrade\r\nUpgrade: words\r\n\r\n";
     stream.write_all(ask).await.expect("TLS");
@@ -195,7 +195,7 @@ async fn a_tunnel_goes_through_tls() {
 #[tokio::test]
 async fn a_session_is_resumed_however_many_others_there_were_meanwhile() {
     let upstream = Upstream::answering().await;
-    let tls = Tls::before(&upstream, Bounds::default());
+    let tls = Tls::before(&upstream, ResourceLimits::default());
     let client = tls.client(&["http/1.1"]);
     assert_eq!(tls.serves_to(&client).await, Some(HandshakeKind::Full));
     for _ in 0..300 {
@@ -207,7 +207,7 @@ async fn a_session_is_resumed_however_many_others_there_were_meanwhile() {
 #[tokio::test]
 async fn replaced_certificate_is_presented_in_new_handshakes_and_sessions_are_still_resumed() {
     let upstream = Upstream::answering().await;
-    let mut tls = Tls::before(&upstream, Bounds::default());
+    let mut tls = Tls::before(&upstream, ResourceLimits::default());
     let returning = tls.client(&["http/1.1"]);
     assert_eq!(tls.serves_to(&returning).await, Some(HandshakeKind::Full));
     let mut open = tls.connect(&["http/1.1"]).await.expect("a handshake");
@@ -254,7 +254,7 @@ async fn end_of_a_response_reaches_a_slow_reader() {
         })
         .await
     };
-    let tls = Tls::before(&upstream, Bounds { look, reader_bytes: 1, ..Bounds::default() });
+    let tls = Tls::before(&upstream, ResourceLimits { reader_bytes: 1, ..ticking(look) });
     let mut reading = tokio::task::JoinSet::new();
     for size in sizes {
         let mut stream = tls.connect_slowly().await.expect("a handshake");

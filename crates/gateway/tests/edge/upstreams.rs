@@ -4,17 +4,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use tidegate_gateway::{Bounds, Pace};
+use tidegate_gateway::{MinRate, ResourceLimits};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
 use crate::support::{Act, Response, Served, Upstream, ok, until, within};
 
-fn bounds() -> Bounds {
-    Bounds {
+fn bounds() -> ResourceLimits {
+    ResourceLimits {
         answer: Duration::from_millis(150),
-        response_pace: Pace { period: Duration::from_millis(150), bytes: 1 },
-        ..Bounds::default()
+        response_min_rate: MinRate { period: Duration::from_millis(150), bytes: 1 },
+        ..ResourceLimits::default()
     }
 }
 
@@ -111,7 +111,7 @@ async fn a_kept_connection_that_was_closed_meanwhile_fails_nobody() {
         Act::ReplyAndClose(bytes)
     })
     .await;
-    let served = Served::before(&[&upstream], 100, Bounds::default());
+    let served = Served::before(&[&upstream], 100, ResourceLimits::default());
     let mut client = served.client().await;
     let requests: [&[u8]; 2] =
         [b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\nabc", b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"];
@@ -165,7 +165,7 @@ async fn whatever_an_answer_is_like_the_next_is_whole_over_the_same_connection()
         let turns = script.len();
         let upstream =
             Upstream::doing(move |turn| Act::Reply(answers[(first + turn) % turns].0.clone().into())).await;
-        let served = Served::before(&[&upstream], 100, Bounds::default());
+        let served = Served::before(&[&upstream], 100, ResourceLimits::default());
         for turn in 0..2 * turns {
             let (answer, body) = &script[(first + turn) % turns];
             let seen = served.get("/").await;
@@ -269,7 +269,7 @@ async fn response_that_comes_before_its_request_is_given_to_nobody() {
              rate_limits: {{ default: {{ requests: 100, window: 1h }} }}\n",
             listener.local_addr().expect("an address")
         );
-        let served = Served::start(&policy, Bounds::default());
+        let served = Served::start(&policy, ResourceLimits::default());
         let mut kept = Vec::new();
         for _ in 0..3 {
             let answering = async {
@@ -291,7 +291,7 @@ async fn response_that_comes_before_its_request_is_given_to_nobody() {
 #[tokio::test]
 async fn request_body_of_any_method_reaches_the_upstream() {
     let upstream = Upstream::answering().await;
-    let served = Served::before(&[&upstream], 100, Bounds::default());
+    let served = Served::before(&[&upstream], 100, ResourceLimits::default());
     for method in ["GET", "HEAD", "DELETE", "OPTIONS", "POST", "QUERY"] {
         let mut client = served.client().await;
         let head = format!("{method} / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n");
@@ -319,7 +319,7 @@ async fn upstream_that_resets_every_connection_is_a_502_at_once() {
             stream.set_zero_linger().expect("a live socket");
         }
     });
-    let served = Served::start(&policy, Bounds::default());
+    let served = Served::start(&policy, ResourceLimits::default());
     for request in
         ["GET / HTTP/1.1\r\nHost: a\r\n\r\n", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n"]
     {
@@ -335,7 +335,7 @@ async fn request_body_of_unknown_length_reaches_an_upstream_that_answers_in_http
         Act::Reply(b"HTTP/1.0 200 OK\r\nConnection: keep-alive\r\nContent-Length: 2\r\n\r\nok".into())
     })
     .await;
-    let served = Served::before(&[&upstream], 100, Bounds::default());
+    let served = Served::before(&[&upstream], 100, ResourceLimits::default());
     for _ in 0..3 {
         let head = "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n";
         assert_eq!(served.ask(&format!("{head}3\r\nabc\r\n0\r\n\r\n")).await.status, 200);

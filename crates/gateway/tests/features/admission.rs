@@ -1,7 +1,7 @@
 //! Who is banned, who is exempt, and who is who.
 
 use tidegate_core::Timestamp;
-use tidegate_gateway::Bounds;
+use tidegate_gateway::ResourceLimits;
 use tidegate_policy::{Ban, Bans, Subject};
 
 use super::support::{Proxy, Upstream};
@@ -10,7 +10,7 @@ const ONE: &str = "rate_limits: { default: { requests: 1, window: 1h, algorithm:
 
 async fn proxy(rest: &str, files: &[(&str, &str)]) -> (Proxy, Upstream) {
     let upstream = Upstream::named("served").await;
-    let proxy = Proxy::with(&[upstream.url()], &format!("{ONE}\n{rest}\n"), files, Bounds::default());
+    let proxy = Proxy::with(&[upstream.url()], &format!("{ONE}\n{rest}\n"), files, ResourceLimits::default());
     (proxy, upstream)
 }
 
@@ -74,7 +74,7 @@ rate_limits:
   tiers: { premium: { requests: 9, window: 1h, algorithm: sliding_window_log } }
 ";
     let files = [("keys.csv", "key,tier\nknown,premium\n")];
-    let proxy = Proxy::with(&[upstream.url()], policy, &files, Bounds::default());
+    let proxy = Proxy::with(&[upstream.url()], policy, &files, ResourceLimits::default());
     let known = proxy.ask("/", &[("x-api-key", "known")]).await;
     assert_eq!(known.number("x-ratelimit-limit"), 9);
     let invented = proxy.ask("/", &[("x-api-key", "invented-1")]).await;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use http::Response;
 use tidegate_core::{Span, Timestamp};
-use tidegate_gateway::Bounds;
+use tidegate_gateway::ResourceLimits;
 use tidegate_store::ManualClock;
 use tokio::sync::Semaphore;
 
@@ -24,7 +24,8 @@ impl Scene {
         let upstream = Upstream::named("served").await;
         let clock = Arc::new(ManualClock::at(Timestamp::from_secs(START)));
         let policy = format!("{EVERY_STYLE}{policy}\n");
-        let proxy = Proxy::on(clock.clone(), active(&[upstream.url()], &policy, &[]), Bounds::default());
+        let proxy =
+            Proxy::on(clock.clone(), active(&[upstream.url()], &policy, &[]), ResourceLimits::default());
         Self { clock, proxy, _upstream: upstream }
     }
 
@@ -189,7 +190,7 @@ async fn concurrency_limit_announces_itself_with_all_headers_and_fields() {
          rules: [{{ name: exports, concurrent: 1 }}] }}\n"
     );
     let clock = Arc::new(ManualClock::at(Timestamp::from_secs(START)));
-    let proxy = Proxy::on(clock, active(&[upstream.url()], &policy, &[]), Bounds::default());
+    let proxy = Proxy::on(clock, active(&[upstream.url()], &policy, &[]), ResourceLimits::default());
     let address = proxy.address;
     let under_way = tokio::spawn(async move {
         let request = http::Request::get("/").header("host", "test");

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use http::Response;
-use tidegate_gateway::Bounds;
+use tidegate_gateway::ResourceLimits;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -106,7 +106,7 @@ async fn a_busy_server_gets_less() {
     .await;
     let idle = Upstream::named("idle").await;
     let policy = balanced(&[busy.url(), idle.url()], "balance: least_loaded");
-    let proxy = Arc::new(Proxy::of(&policy, Bounds::default()));
+    let proxy = Arc::new(Proxy::of(&policy, ResourceLimits::default()));
     let ask = || {
         let proxy = Arc::clone(&proxy);
         tokio::spawn(async move { proxy.get("/").await.text().to_owned() })
@@ -162,7 +162,7 @@ async fn clients_stick_and_only_those_of_a_leaving_server_move() {
         servers.push(Upstream::named(name).await);
     }
     let urls: Vec<_> = servers.iter().map(Upstream::url).collect();
-    let proxy = Proxy::of(&balanced(&urls, "balance: sticky"), Bounds::default());
+    let proxy = Proxy::of(&balanced(&urls, "balance: sticky"), ResourceLimits::default());
     let before = met(&proxy).await;
     assert_eq!(met(&proxy).await, before, "each comes back to its server");
     for name in names {
@@ -219,7 +219,7 @@ async fn a_server_that_says_it_is_unwell_is_left_alone_until_it_is_well() {
     let right = Upstream::named("right").await;
     for balance in ["round_robin", "least_loaded"] {
         let how = format!("balance: {balance}, {HEALTH}");
-        let proxy = Proxy::of(&balanced(&[left.url(), right.url()], &how), Bounds::default());
+        let proxy = Proxy::of(&balanced(&[left.url(), right.url()], &how), ResourceLimits::default());
         until_seen(&proxy, "left").await;
         until_seen(&proxy, "right").await;
         is_well.store(false, Ordering::SeqCst);
@@ -234,7 +234,7 @@ async fn a_server_that_says_it_is_unwell_is_left_alone_until_it_is_well() {
 async fn a_server_that_dies_is_left_and_found_again_when_it_is_back() {
     let (left, right) = (Upstream::named("left").await, Upstream::named("right").await);
     let (address, policy) = (left.address, balanced(&[left.url(), right.url()], HEALTH));
-    let proxy = Proxy::of(&policy, Bounds::default());
+    let proxy = Proxy::of(&policy, ResourceLimits::default());
     until_seen(&proxy, "left").await;
     left.leave().await;
     until_only(&proxy, "right", 20).await;
@@ -256,8 +256,8 @@ async fn with_all_servers_unwell_they_are_asked_all_the_same() {
         async { Response::builder().status(503).body(full("")).unwrap() }
     })
     .await;
-    let proxy = Proxy::of(&balanced(&[unwell.url()], HEALTH), Bounds::default());
-    let _other = Proxy::of(&balanced(&[counts.url()], HEALTH), Bounds::default());
+    let proxy = Proxy::of(&balanced(&[unwell.url()], HEALTH), ResourceLimits::default());
+    let _other = Proxy::of(&balanced(&[counts.url()], HEALTH), ResourceLimits::default());
     // By now the first must have been found unwell, too.
     soon(checked.wait_for(|count| *count > 5)).await.unwrap();
     assert_eq!(proxy.get("/").await.text(), "served");

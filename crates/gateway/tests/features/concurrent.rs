@@ -8,7 +8,7 @@ use http::{Request, Response};
 use http_body_util::{BodyExt, Channel, Empty};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
-use tidegate_gateway::Bounds;
+use tidegate_gateway::ResourceLimits;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, copy, split};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
@@ -172,7 +172,7 @@ async fn a_place_is_given_back_when_the_upstream_fails() {
 #[tokio::test]
 async fn a_place_is_given_back_when_the_upstream_does_not_answer_in_time() {
     let (upstream, _go) = waiting().await;
-    let bounds = Bounds { answer: Duration::from_millis(1), ..Bounds::default() };
+    let bounds = ResourceLimits { answer: Duration::from_millis(1), ..ResourceLimits::default() };
     let proxy = Proxy::with(&[upstream.url()], MANY, &[], bounds);
     assert_eq!(proxy.get("/").await.status, 504);
     taken(&proxy, 0).await;

@@ -8,7 +8,7 @@ use http::{Request, Response};
 use http_body_util::{BodyExt, Channel, Empty, Full};
 use hyper::body::Incoming;
 use tidegate_core::Timestamp;
-use tidegate_gateway::Bounds;
+use tidegate_gateway::ResourceLimits;
 use tidegate_store::ManualClock;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -46,7 +46,7 @@ rate_limits:
 /// Time stands still, so that nothing drains.
 fn proxy(upstream: &Upstream, rest: &str) -> Proxy {
     let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_800_000_000)));
-    Proxy::on(clock, active(&[upstream.url()], rest, &[]), Bounds::default())
+    Proxy::on(clock, active(&[upstream.url()], rest, &[]), ResourceLimits::default())
 }
 
 /// Answers with what the request asks for.

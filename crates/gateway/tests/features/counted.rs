@@ -2,11 +2,10 @@
 
 use std::time::Duration;
 
-use super::support::{Proxy, Upstream, connect, soon};
+use super::support::{Proxy, Upstream, connect, soon, ticking};
 use bytes::{Bytes, BytesMut};
 use http::Request;
 use http_body_util::Empty;
-use tidegate_gateway::Bounds;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
@@ -100,7 +99,7 @@ async fn who_hangs_up_is_counted_as_gone() {
 async fn a_connection_at_rest_that_its_server_ends_is_let_go() {
     let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let place = server.local_addr().unwrap();
-    let bounds = Bounds { look: Duration::from_millis(5), ..Bounds::default() };
+    let bounds = ticking(Duration::from_millis(5));
     let proxy = Proxy::with(&[format!("http://{place}")], TWO, &[], bounds);
     let open =
         || proxy.counted(&format!("tidegate_upstream_connections{{upstream=\"api\",server=\"{place}\"}}"));

@@ -15,7 +15,7 @@ use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{
 use opentelemetry_proto::tonic::collector::trace::v1::{
     ExportTraceServiceRequest, ExportTraceServiceResponse,
 };
-use tidegate_gateway::Bounds;
+use tidegate_gateway::ResourceLimits;
 use tidegate_policy::Sample;
 use tidegate_telemetry::{Log, Metrics, Telemetry, Which};
 use tokio::net::{TcpListener, TcpStream};
@@ -123,7 +123,7 @@ async fn grpc_call_not_forwarded_gets_the_status_of_its_cause() {
          rate_limits: {{ default: {{ requests: 9, window: 1m }} }}\n",
         upstream.h2c()
     );
-    let proxy = Proxy::of(&policy, Bounds::default());
+    let proxy = Proxy::of(&policy, ResourceLimits::default());
     assert_eq!(grpc_status(&raw(&proxy, "/elsewhere", "application/grpc").await), 12, "no route");
     let malformed = raw(&proxy, "/%ff", "application/grpc").await;
     assert_eq!(grpc_status(&malformed), 13, "no single spelling of the path");
@@ -137,7 +137,7 @@ async fn grpc_call_not_forwarded_gets_the_status_of_its_cause() {
 #[tokio::test]
 async fn grpc_call_without_timely_upstream_response_gets_deadline_exceeded() {
     let upstream = Upstream::start(|_| std::future::pending()).await;
-    let bounds = Bounds { answer: Duration::from_millis(10), ..Bounds::default() };
+    let bounds = ResourceLimits { answer: Duration::from_millis(10), ..ResourceLimits::default() };
     let proxy = Proxy::with(&[upstream.h2c()], ONE, &[], bounds);
     assert_eq!(grpc_status(&raw(&proxy, "/a", "application/grpc").await), 4);
 }
@@ -149,7 +149,7 @@ async fn grpc_rejection_is_recorded_as_429() {
     log.choose(Which { access: Sample::ALL, refused: Sample::ALL });
     let telemetry = Telemetry::new(Metrics::new(1, tidegate_core::Timestamp::ZERO), log);
     let upstream = service().await;
-    let proxy = Proxy::telling(telemetry, active(&[upstream], ONE, &[]), Bounds::default());
+    let proxy = Proxy::telling(telemetry, active(&[upstream], ONE, &[]), ResourceLimits::default());
     for _ in 0..2 {
         raw(&proxy, "/a", "application/grpc").await;
     }

@@ -8,7 +8,7 @@ use http_body_util::Empty;
 use hyper::body::Incoming;
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use tidegate_gateway::Bounds;
+use tidegate_gateway::ResourceLimits;
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 
@@ -105,7 +105,7 @@ async fn a_held_request_has_not_reached_the_upstream_while_others_have() {
         }
     })
     .await;
-    let proxy = Proxy::with(&[upstream.url()], &hourly(5), &[], Bounds::default());
+    let proxy = Proxy::with(&[upstream.url()], &hourly(5), &[], ResourceLimits::default());
     let mut client = Client::of(&proxy).await;
     assert_eq!(answer(client.ask("/held")).await.status, 200);
     let held = client.ask("/held");
@@ -116,7 +116,7 @@ async fn a_held_request_has_not_reached_the_upstream_while_others_have() {
 #[tokio::test]
 async fn a_full_queue_refuses_with_429_and_a_time() {
     let upstream = Upstream::named("served").await;
-    let proxy = Proxy::with(&[upstream.url()], &hourly(2), &[], Bounds::default());
+    let proxy = Proxy::with(&[upstream.url()], &hourly(2), &[], ResourceLimits::default());
     let mut client = Client::of(&proxy).await;
     assert_eq!(answer(client.ask("/held")).await.status, 200);
     let (second, third) = (client.ask("/held"), client.ask("/held"));
@@ -129,7 +129,7 @@ async fn a_full_queue_refuses_with_429_and_a_time() {
 #[tokio::test]
 async fn the_last_in_the_queue_gives_its_departure_back_when_its_stream_is_reset() {
     let upstream = Upstream::named("served").await;
-    let proxy = Proxy::with(&[upstream.url()], &hourly(1), &[], Bounds::default());
+    let proxy = Proxy::with(&[upstream.url()], &hourly(1), &[], ResourceLimits::default());
     let mut client = Client::of(&proxy).await;
     assert_eq!(answer(client.ask("/held")).await.status, 200);
     let held = client.ask("/held");
@@ -142,7 +142,7 @@ async fn the_last_in_the_queue_gives_its_departure_back_when_its_stream_is_reset
 #[tokio::test]
 async fn the_last_in_the_queue_gives_its_departure_back_when_its_connection_ends() {
     let upstream = Upstream::named("served").await;
-    let proxy = Proxy::with(&[upstream.url()], &hourly(1), &[], Bounds::default());
+    let proxy = Proxy::with(&[upstream.url()], &hourly(1), &[], ResourceLimits::default());
     let mut client = Client::of(&proxy).await;
     assert_eq!(answer(client.ask("/held")).await.status, 200);
     let mut leaver = connect(proxy.address).await;
@@ -166,7 +166,7 @@ async fn the_last_in_the_queue_gives_its_departure_back_when_its_connection_ends
 #[tokio::test]
 async fn one_in_the_middle_of_the_queue_gives_nothing_back() {
     let upstream = Upstream::named("served").await;
-    let proxy = Proxy::with(&[upstream.url()], &hourly(2), &[], Bounds::default());
+    let proxy = Proxy::with(&[upstream.url()], &hourly(2), &[], ResourceLimits::default());
     let mut client = Client::of(&proxy).await;
     assert_eq!(answer(client.ask("/held")).await.status, 200);
     let (middle, last) = (client.ask("/held"), client.ask("/held"));
@@ -180,7 +180,7 @@ async fn one_in_the_middle_of_the_queue_gives_nothing_back() {
 #[tokio::test]
 async fn only_so_many_are_held_at_once() {
     let upstream = Upstream::named("served").await;
-    let bounds = Bounds { waiting: 1, ..Bounds::default() };
+    let bounds = ResourceLimits { waiting: 1, ..ResourceLimits::default() };
     let proxy = Proxy::with(&[upstream.url()], &hourly(9), &[], bounds);
     let mut client = Client::of(&proxy).await;
     assert_eq!(answer(client.ask("/held")).await.status, 200);

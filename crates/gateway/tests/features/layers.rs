@@ -1,6 +1,6 @@
 //! Several limits in one decision.
 
-use tidegate_gateway::Bounds;
+use tidegate_gateway::ResourceLimits;
 
 use super::support::{Answer, Proxy, Upstream};
 
@@ -21,7 +21,7 @@ rate_limits:
 async fn proxy() -> (Proxy, Upstream) {
     let upstream = Upstream::named("served").await;
     let keys = "key,tier\nfred,free\npaula,premium\n";
-    let proxy = Proxy::with(&[upstream.url()], POLICY, &[("keys.csv", keys)], Bounds::default());
+    let proxy = Proxy::with(&[upstream.url()], POLICY, &[("keys.csv", keys)], ResourceLimits::default());
     (proxy, upstream)
 }
 

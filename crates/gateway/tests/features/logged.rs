@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::Value;
-use tidegate_gateway::Bounds;
+use tidegate_gateway::ResourceLimits;
 use tidegate_policy::Sample;
 use tidegate_telemetry::{Lines, Log, Telemetry, Which};
 
@@ -19,7 +19,7 @@ async fn logging(which: Which, rest: &str) -> (Proxy, Upstream, Lines) {
     log.choose(which);
     let telemetry = Telemetry::new(tidegate_telemetry::Metrics::new(1, tidegate_core::Timestamp::ZERO), log);
     let active = active(&[upstream.url()], rest, &[]);
-    (Proxy::telling(telemetry, active, Bounds::default()), upstream, lines)
+    (Proxy::telling(telemetry, active, ResourceLimits::default()), upstream, lines)
 }
 
 const ALL: Which = Which { access: Sample::ALL, refused: Sample::ALL };

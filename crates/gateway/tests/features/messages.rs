@@ -9,12 +9,11 @@ use http::{HeaderMap, Request, Response};
 use http_body::Frame;
 use http_body_util::channel::{Channel, Sender};
 use http_body_util::{BodyExt, Empty};
-use tidegate_gateway::Bounds;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 
-use super::support::{Answer, AnyBody, Proxy, Upstream, connect, full, soon};
+use super::support::{Answer, AnyBody, Proxy, Upstream, connect, full, soon, ticking};
 
 const LIMIT: &str = "rate_limits: { default: { requests: 1000, window: 1h } }\n";
 
@@ -86,7 +85,7 @@ async fn a_body_goes_back_while_it_still_comes() {
 async fn a_long_exchange_is_not_taken_for_an_idle_or_slow_client() {
     let upstream = echo().await;
     // Three looks end a head that drips, fifteen an idle connection.
-    let bounds = Bounds { look: Duration::from_millis(5), ..Bounds::default() };
+    let bounds = ticking(Duration::from_millis(5));
     let proxy = Proxy::with(&[upstream.url()], LIMIT, &[], bounds);
     let (mut sending, body) = channel();
     let request = Request::post("/").header("host", "test").body(body).unwrap();

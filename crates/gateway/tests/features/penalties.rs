@@ -7,7 +7,7 @@ use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::Empty;
 use tidegate_core::{Span, Timestamp};
-use tidegate_gateway::Bounds;
+use tidegate_gateway::ResourceLimits;
 use tidegate_store::ManualClock;
 
 use super::support::{Answer, Proxy, Upstream, active, full};
@@ -47,7 +47,7 @@ impl Scene {
         })
         .await;
         let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_800_000_000)));
-        let proxy = Proxy::on(clock.clone(), active(&[upstream.url()], rest, &[]), Bounds::default());
+        let proxy = Proxy::on(clock.clone(), active(&[upstream.url()], rest, &[]), ResourceLimits::default());
         Self { clock, proxy, tries, browsers: AtomicUsize::new(0), upstream }
     }
 

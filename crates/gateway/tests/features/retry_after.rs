@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use http::Response;
 use tidegate_core::{Span, Timestamp};
-use tidegate_gateway::Bounds;
+use tidegate_gateway::ResourceLimits;
 use tidegate_store::ManualClock;
 use tokio::sync::Semaphore;
 
@@ -22,7 +22,8 @@ impl Scene {
         let upstream = Upstream::named("served").await;
         // In the middle of windows of every length.
         let clock = Arc::new(ManualClock::at(Timestamp::from_micros(1_800_000_017_300_000)));
-        let proxy = Proxy::on(clock.clone(), active(&[upstream.url()], policy, &[]), Bounds::default());
+        let proxy =
+            Proxy::on(clock.clone(), active(&[upstream.url()], policy, &[]), ResourceLimits::default());
         Self { clock, proxy, _upstream: upstream }
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use tidegate_core::Timestamp;
-use tidegate_gateway::Bounds;
+use tidegate_gateway::ResourceLimits;
 use tidegate_store::ManualClock;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -63,7 +63,7 @@ async fn responses_are_byte_identical_with_and_without_a_shadow() {
         let mut answers = Vec::new();
         for rest in [binding.clone(), format!("{binding}{SHADOWS}")] {
             let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_800_000_000)));
-            let proxy = Proxy::on(clock, active(&[upstream.url()], &rest, &[]), Bounds::default());
+            let proxy = Proxy::on(clock, active(&[upstream.url()], &rest, &[]), ResourceLimits::default());
             answers.push(bytes_of(&proxy, &requests).await);
         }
         let [without, with] = answers.try_into().unwrap();

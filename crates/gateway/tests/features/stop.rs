@@ -7,7 +7,7 @@ use http::{Request, Response};
 use http_body_util::Empty;
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use tidegate_gateway::Bounds;
+use tidegate_gateway::ResourceLimits;
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 
@@ -29,7 +29,7 @@ async fn streams_under_way_are_answered_and_their_connection_then_ends() {
     })
     .await;
     let policy = active(&[upstream.url()], LIMIT, &[]);
-    let proxy = Proxy::draining(policy, Bounds::default(), Duration::from_secs(20));
+    let proxy = Proxy::draining(policy, ResourceLimits::default(), Duration::from_secs(20));
     let stream = TcpStream::connect(proxy.address).await.unwrap();
     let (mut sender, connection) =
         http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
@@ -57,7 +57,7 @@ async fn streams_under_way_are_answered_and_their_connection_then_ends() {
 async fn an_idle_connection_may_ask_once_more_and_is_then_told_to_close() {
     let upstream = Upstream::named("served").await;
     let policy = active(&[upstream.url()], LIMIT, &[]);
-    let proxy = Proxy::draining(policy, Bounds::default(), Duration::from_secs(20));
+    let proxy = Proxy::draining(policy, ResourceLimits::default(), Duration::from_secs(20));
     let request = || Request::get("/").header("host", "test").body(Empty::<Bytes>::new()).unwrap();
     let mut sender = connect(proxy.address).await;
     let before = Answer::of(soon(sender.send_request(request())).await.unwrap()).await;

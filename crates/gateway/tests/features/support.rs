@@ -18,7 +18,7 @@ use hyper::client::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
-use tidegate_gateway::{Bounds, Gateway, Listener};
+use tidegate_gateway::{Gateway, Listener, ResourceLimits};
 use tidegate_limiter::Limiter;
 use tidegate_policy::{Active, compile};
 use tidegate_store::{Clock, MemoryStore, Penalties, Permits, SystemClock};
@@ -67,16 +67,16 @@ fn gateway(
     active: Active,
     clock: Arc<dyn Clock>,
     telemetry: Telemetry,
-    bounds: Bounds,
+    bounds: ResourceLimits,
 ) -> Gateway<MemoryStore> {
     let store = Arc::new(MemoryStore::with_cap(1 << 20));
     let limiter = Limiter::new(active, store, clock).unwrap();
-    Gateway::new(Arc::new(limiter), telemetry, bounds).unwrap()
+    Gateway::builder(Arc::new(limiter)).telemetry(telemetry).resource_limits(bounds).build().unwrap()
 }
 
 impl Proxy {
     /// Serves a whole policy.
-    pub(crate) fn of(policy: &str, bounds: Bounds) -> Self {
+    pub(crate) fn of(policy: &str, bounds: ResourceLimits) -> Self {
         Self::draining(whole(policy), bounds, Duration::ZERO)
     }
 
@@ -87,28 +87,33 @@ impl Proxy {
 
     /// Serves `rest` of a policy before these servers.
     pub(crate) fn before(servers: &[String], rest: &str) -> Self {
-        Self::with(servers, rest, &[], Bounds::default())
+        Self::with(servers, rest, &[], ResourceLimits::default())
     }
 
-    pub(crate) fn with(servers: &[String], rest: &str, files: &[(&str, &str)], bounds: Bounds) -> Self {
+    pub(crate) fn with(
+        servers: &[String],
+        rest: &str,
+        files: &[(&str, &str)],
+        bounds: ResourceLimits,
+    ) -> Self {
         Self::draining(active(servers, rest, files), bounds, Duration::ZERO)
     }
 
     /// What is under way when it stops gets `drain` to end.
-    pub(crate) fn draining(active: Active, bounds: Bounds, drain: Duration) -> Self {
+    pub(crate) fn draining(active: Active, bounds: ResourceLimits, drain: Duration) -> Self {
         let clock = Arc::new(SystemClock::new());
         let telemetry = Telemetry::counting(1, Arc::clone(&clock) as Arc<dyn Clock>);
         Self::start(gateway(active, clock, telemetry, bounds), drain)
     }
 
     /// Lives by `clock`.
-    pub(crate) fn on(clock: Arc<dyn Clock>, active: Active, bounds: Bounds) -> Self {
+    pub(crate) fn on(clock: Arc<dyn Clock>, active: Active, bounds: ResourceLimits) -> Self {
         let telemetry = Telemetry::counting(1, Arc::clone(&clock));
         Self::start(gateway(active, clock, telemetry, bounds), Duration::ZERO)
     }
 
     /// Tells its stories to `telemetry`.
-    pub(crate) fn telling(telemetry: Telemetry, active: Active, bounds: Bounds) -> Self {
+    pub(crate) fn telling(telemetry: Telemetry, active: Active, bounds: ResourceLimits) -> Self {
         let clock = Arc::new(SystemClock::new());
         Self::start(gateway(active, clock, telemetry, bounds), Duration::ZERO)
     }
@@ -310,5 +315,15 @@ impl Upstream {
 impl Drop for Upstream {
     fn drop(&mut self) {
         self.accepting.abort();
+    }
+}
+
+/// Limits with the proportions of the defaults, for a watchdog that ticks so often.
+pub(crate) fn ticking(tick: Duration) -> ResourceLimits {
+    ResourceLimits {
+        head_timeout: 3 * tick,
+        reader_window: 6 * tick,
+        idle_timeout: 15 * tick,
+        ..ResourceLimits::default()
     }
 }

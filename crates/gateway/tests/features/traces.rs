@@ -11,7 +11,7 @@ use opentelemetry_proto::tonic::collector::trace::v1::{
 };
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::trace::v1::Span;
-use tidegate_gateway::Bounds;
+use tidegate_gateway::ResourceLimits;
 use tidegate_policy::{Sample, TracesPlan};
 use tidegate_telemetry::{Log, Metrics, Telemetry, Tracer};
 use tokio::net::TcpListener;
@@ -59,7 +59,7 @@ fn tracing(servers: &[String], endpoint: &str, sample: Sample) -> Proxy {
     let (log, tracer) = (Log::off(clock), Tracer::off());
     tracer.follow(Some(&TracesPlan { endpoint: endpoint.to_owned(), sample }), &log).unwrap();
     let telemetry = Telemetry::new(Metrics::new(1, tidegate_core::Timestamp::ZERO), log).with_tracer(tracer);
-    Proxy::telling(telemetry, active(servers, TWO, &[]), Bounds::default())
+    Proxy::telling(telemetry, active(servers, TWO, &[]), ResourceLimits::default())
 }
 
 fn attributes(span: &Span) -> HashMap<&str, String> {

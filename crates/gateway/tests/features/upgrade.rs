@@ -5,7 +5,7 @@ use std::time::Duration;
 use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
-use tidegate_gateway::Bounds;
+use tidegate_gateway::ResourceLimits;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, copy, split};
 use tokio::net::TcpStream;
 
@@ -129,7 +129,7 @@ async fn nobody_gets_past_the_limits_by_an_upgrade_to_http_2() {
 #[tokio::test]
 async fn a_tunnel_counts_as_a_connection_of_its_client() {
     let upstream = Upstream::start(agree).await;
-    let bounds = Bounds { connections_per_address: 1, ..Bounds::default() };
+    let bounds = ResourceLimits { connections_per_address: 1, ..ResourceLimits::default() };
     let proxy = Proxy::with(&[upstream.url()], LIMIT, &[], bounds);
     let (mut tunnel, head) = send(&proxy, HANDSHAKE).await;
     assert!(head.starts_with("http/1.1 101 "), "{head}");

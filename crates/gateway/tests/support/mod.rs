@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_core::Timestamp;
-use tidegate_gateway::{Bounds, Gateway, Listener};
+use tidegate_gateway::{Gateway, Listener, ResourceLimits};
 use tidegate_limiter::Limiter;
 use tidegate_policy::{Active, Ban, Bans, Subject, compile};
 use tidegate_store::{Clock, MemoryStore, SystemClock};
@@ -47,21 +47,21 @@ pub(crate) struct Served {
 }
 
 impl Served {
-    pub(crate) fn start(policy: &str, bounds: Bounds) -> Self {
+    pub(crate) fn start(policy: &str, bounds: ResourceLimits) -> Self {
         Self::at(&Listener::bind("127.0.0.1:0", 1).expect("a free port"), policy, bounds)
     }
 
     /// Serves a policy that refers to these files.
     pub(crate) fn with_files(policy: &str, files: &[(&str, &str)]) -> Self {
         let listener = Listener::bind("127.0.0.1:0", 1).expect("a free port");
-        Self::serve(&listener, policy, files, Bounds::default())
+        Self::serve(&listener, policy, files, ResourceLimits::default())
     }
 
-    pub(crate) fn at(listener: &Listener, policy: &str, bounds: Bounds) -> Self {
+    pub(crate) fn at(listener: &Listener, policy: &str, bounds: ResourceLimits) -> Self {
         Self::serve(listener, policy, &[], bounds)
     }
 
-    fn serve(listener: &Listener, policy: &str, files: &[(&str, &str)], bounds: Bounds) -> Self {
+    fn serve(listener: &Listener, policy: &str, files: &[(&str, &str)], bounds: ResourceLimits) -> Self {
         let files: BTreeMap<_, _> =
             files.iter().map(|(name, text)| ((*name).to_owned(), text.as_bytes().to_vec())).collect();
         let compiled = compile("test.yaml", policy.as_bytes(), &files)
@@ -70,14 +70,18 @@ impl Served {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
         let telemetry = Telemetry::counting(1, Arc::clone(&clock));
         let limiter = Limiter::new(Active::new(compiled.plan), store, clock).expect("a limiter");
-        let gateway = Gateway::new(Arc::new(limiter), telemetry, bounds).expect("a gateway");
+        let gateway = Gateway::builder(Arc::new(limiter))
+            .telemetry(telemetry)
+            .resource_limits(bounds)
+            .build()
+            .expect("a gateway");
         let (stop, stopping) = watch::channel(false);
         gateway.start(std::slice::from_ref(listener), &stopping, Duration::ZERO).expect("a core");
         Self { address: listener.address(), gateway, stop }
     }
 
     /// In front of `upstreams`, with so many requests an hour for each client.
-    pub(crate) fn before(upstreams: &[&Upstream], requests: u32, bounds: Bounds) -> Self {
+    pub(crate) fn before(upstreams: &[&Upstream], requests: u32, bounds: ResourceLimits) -> Self {
         Self::start(
             &policy(upstreams, &format!("rate_limits: {{ default: {{ {} }} }}", hourly(requests))),
             bounds,
@@ -145,4 +149,14 @@ pub(crate) fn policy(upstreams: &[&Upstream], more: &str) -> String {
     let servers: Vec<_> = upstreams.iter().map(|upstream| format!("http://{}", upstream.address)).collect();
     let servers = servers.join(", ");
     format!("upstreams: {{ app: {{ servers: [{servers}] }} }}\nroutes: [{{ upstream: app }}]\n{more}\n")
+}
+
+/// Limits with the proportions of the defaults, for a watchdog that ticks so often.
+pub(crate) fn ticking(tick: Duration) -> ResourceLimits {
+    ResourceLimits {
+        head_timeout: 3 * tick,
+        reader_window: 6 * tick,
+        idle_timeout: 15 * tick,
+        ..ResourceLimits::default()
+    }
 }

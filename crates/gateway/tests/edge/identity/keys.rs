@@ -1,6 +1,6 @@
 //! API keys that nobody has verified free no request from the limit of its address.
 
-use tidegate_gateway::Bounds;
+use tidegate_gateway::ResourceLimits;
 
 use crate::support::{Served, Upstream, hourly, policy};
 
@@ -15,7 +15,7 @@ fn served(upstream: &Upstream, clients: &str, files: &[(&str, &str)]) -> Served 
 async fn invented_keys_without_keys_file_share_the_limit_of_their_address() {
     let upstream = Upstream::answering().await;
     let written = served(&upstream, "identify_by: [api_key, ip]", &[]);
-    let default = Served::before(&[&upstream], 10, Bounds::default());
+    let default = Served::before(&[&upstream], 10, ResourceLimits::default());
     for served in [written, default] {
         for turn in 0..5 {
             let key = format!("invented-{turn}");

@@ -1,6 +1,6 @@
 //! Names of headers that upstreams may take for others, and names that lead around what was counted.
 
-use tidegate_gateway::Bounds;
+use tidegate_gateway::ResourceLimits;
 
 use crate::support::{Served, Upstream, hourly, policy};
 
@@ -12,7 +12,7 @@ fn behind(upstream: &Upstream, proxy: &str) -> Served {
         "clients: {{ ip: {{ trusted_proxies: {proxy} }} }}\nrate_limits: {{ default: {{ {} }} }}",
         hourly(100)
     );
-    Served::start(&policy(&[upstream], &more), Bounds::default())
+    Served::start(&policy(&[upstream], &more), ResourceLimits::default())
 }
 
 #[tokio::test]
@@ -47,7 +47,7 @@ async fn header_names_with_underscores_are_forwarded_if_the_policy_or_the_route_
             upstream.address,
             hourly(100)
         );
-        Served::start(&policy, Bounds::default())
+        Served::start(&policy, ResourceLimits::default())
     };
     for (http, of_route, expected) in [
         ("drop", "", None),

@@ -23,7 +23,7 @@ async fn api_key_with_white_space_around_it_is_one_client_over_both_protocols() 
 #[tokio::test]
 async fn banned_api_key_with_white_space_around_it_is_rejected() {
     let upstream = Upstream::answering().await;
-    let served = Served::before(&[&upstream], 100, tidegate_gateway::Bounds::default());
+    let served = Served::before(&[&upstream], 100, tidegate_gateway::ResourceLimits::default());
     served.ban("api_key:k");
     for key in ["k", "k ", " k", "\tk\t", "k \t "] {
         for response in over_both(&served, &[("x-api-key", key)]).await {
@@ -36,7 +36,7 @@ async fn banned_api_key_with_white_space_around_it_is_rejected() {
 #[tokio::test]
 async fn trailer_values_over_http2_are_forwarded_without_white_space_around_them() {
     let upstream = Upstream::answering().await;
-    let served = Served::before(&[&upstream], 100, tidegate_gateway::Bounds::default());
+    let served = Served::before(&[&upstream], 100, tidegate_gateway::ResourceLimits::default());
     let response = send_http2(
         &served,
         &[("te", "trailers"), ("trailer", "x-sum, x-other")],

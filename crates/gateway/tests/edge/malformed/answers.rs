@@ -1,11 +1,11 @@
 //! Heads that cannot be parsed: the gateway answers them like any other request that it rejects.
 
-use tidegate_gateway::Bounds;
+use tidegate_gateway::ResourceLimits;
 
 use crate::support::{Served, Upstream, policy};
 
-fn bounds() -> Bounds {
-    Bounds { head_bytes: 8 << 10, headers: 20, ..Bounds::default() }
+fn bounds() -> ResourceLimits {
+    ResourceLimits { head_bytes: 8 << 10, headers: 20, ..ResourceLimits::default() }
 }
 
 /// Heads that no parser accepts, with the status and the code of the answer.

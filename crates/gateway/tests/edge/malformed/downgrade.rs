@@ -1,6 +1,6 @@
 //! HTTP/2 that would mean something else in HTTP/1.1: what is forwarded is what was parsed and charged.
 
-use tidegate_gateway::Bounds;
+use tidegate_gateway::ResourceLimits;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -77,7 +77,7 @@ async fn ask(served: &Served, fields: &[Field], body: &[u8]) -> bool {
 
 async fn hold(cases: &[Case]) {
     let upstream = Upstream::answering().await;
-    let served = Served::before(&[&upstream], 100_000, Bounds::default());
+    let served = Served::before(&[&upstream], 100_000, ResourceLimits::default());
     let mut left = served.get("/count").await.remaining();
     for (name, fields, body, law) in cases {
         let before = upstream.requests().len();

@@ -8,9 +8,9 @@ mod heads;
 
 use std::time::Duration;
 
-use tidegate_gateway::{Bounds, Pace};
+use tidegate_gateway::{MinRate, ResourceLimits};
 
-use crate::support::{Served, Upstream};
+use crate::support::{Served, Upstream, ticking};
 
 /// What becomes of bytes that a client sends over one connection.
 #[derive(Clone, Copy, Debug)]
@@ -27,13 +27,12 @@ use Law::{BrokenOff, Forwarded, Refused};
 
 type Case = (&'static str, &'static [u8], Law);
 
-fn bounds() -> Bounds {
-    Bounds {
+fn bounds() -> ResourceLimits {
+    ResourceLimits {
         headers: 20,
         head_bytes: 8 << 10,
-        look: Duration::from_millis(40),
-        request_pace: Pace { period: Duration::from_millis(100), bytes: 1 },
-        ..Bounds::default()
+        request_min_rate: MinRate { period: Duration::from_millis(100), bytes: 1 },
+        ..ticking(Duration::from_millis(40))
     }
 }
 

@@ -19,7 +19,7 @@ mod targets;
 use std::collections::HashSet;
 use std::net::SocketAddr;
 
-use tidegate_gateway::Bounds;
+use tidegate_gateway::ResourceLimits;
 
 use crate::support::{Act, Client, Request, Served, Upstream, ok, read_response_to};
 
@@ -168,7 +168,7 @@ async fn upstream() -> Upstream {
 /// The law: charged = forwarded = parsed by the upstream, and nothing is forwarded after a rejected message.
 async fn hold(probes: &[Probe]) {
     let upstream = upstream().await;
-    let served = Served::before(&[&upstream], LIMIT, Bounds::default());
+    let served = Served::before(&[&upstream], LIMIT, ResourceLimits::default());
     let mut left = u64::from(LIMIT);
     let mut failures = Vec::new();
     for probe in probes {

@@ -4,7 +4,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use tidegate_gateway::Bounds;
+use tidegate_gateway::ResourceLimits;
 
 use super::deviations::DEVIATIONS;
 use super::{Abandoned, LIMIT, Outcome, all, send, upstream};
@@ -84,7 +84,7 @@ async fn long_probes_differ_from_nginx_only_as_documented() {
     let probes = all();
     let (behind_nginx, behind_gateway) = (upstream().await, upstream().await);
     let nginx = Nginx::before(&behind_nginx).await;
-    let served = Served::before(&[&behind_gateway], LIMIT, Bounds::default());
+    let served = Served::before(&[&behind_gateway], LIMIT, ResourceLimits::default());
     let mut differences = Differences { lines: Vec::new(), unlisted: 0, probes: Vec::new() };
     let count = probes.len();
     for probe in probes {

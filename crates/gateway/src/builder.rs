@@ -1,0 +1,62 @@
+//! Makes a gateway of a limiter and what differs from the defaults.
+
+use std::num::NonZeroUsize;
+use std::sync::{Arc, Mutex};
+
+use arc_swap::ArcSwap;
+use rustls::RootCertStore;
+use tidegate_limiter::Limiter;
+use tidegate_store::Store;
+use tidegate_telemetry::Telemetry;
+
+use crate::conn::ConnectionLimiter;
+use crate::resource_limits::ResourceLimits;
+use crate::server::{Gateway, PolicyError, StartError};
+use crate::snapshot::Live;
+use crate::upstream::Connector;
+use crate::worker::Shared;
+
+/// A gateway that is being made; see [`Gateway::builder`].
+#[derive(Debug)]
+#[must_use]
+pub struct GatewayBuilder<S> {
+    limiter: Arc<Limiter<S>>,
+    limits: ResourceLimits,
+    telemetry: Option<Telemetry>,
+}
+
+impl<S: Store + 'static> GatewayBuilder<S> {
+    pub(crate) fn new(limiter: Arc<Limiter<S>>) -> Self {
+        Self { limiter, limits: ResourceLimits::default(), telemetry: None }
+    }
+
+    /// What one client may cost.
+    pub fn resource_limits(mut self, limits: ResourceLimits) -> Self {
+        self.limits = limits;
+        self
+    }
+
+    /// Where requests are counted, logged and traced. By default they are only counted.
+    pub fn telemetry(mut self, telemetry: Telemetry) -> Self {
+        self.telemetry = Some(telemetry);
+        self
+    }
+
+    /// The gateway. It serves nobody until it is started.
+    pub fn build(self) -> Result<Gateway<S>, StartError> {
+        let Self { limiter, limits, telemetry } = self;
+        let telemetry = telemetry.unwrap_or_else(|| {
+            let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+            Telemetry::counting(cores, Arc::clone(limiter.clock()))
+        });
+        let live = Live::new(limiter.policy(), None, telemetry.metrics()).map_err(PolicyError::from)?;
+        Ok(Gateway {
+            live: Arc::new(ArcSwap::from_pointee(live)),
+            shared: Shared { limiter, telemetry },
+            replacing: Mutex::default(),
+            connector: Connector::new(limits.connect, &RootCertStore::empty())?,
+            connections: ConnectionLimiter::new(limits.connections, limits.connections_per_address),
+            bounds: limits,
+        })
+    }
+}

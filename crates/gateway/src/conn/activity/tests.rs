@@ -1,0 +1,299 @@
+//! The transitions, one by one and in every sequence.
+
+use std::collections::HashSet;
+
+use super::*;
+
+const PHASES: [Phase; 7] = [
+    Phase::AwaitingHead,
+    Phase::ReadingHead,
+    Phase::BodyUnclaimed,
+    Phase::BodyInProgress,
+    Phase::Unparsable,
+    Phase::LingeringClose,
+    Phase::Multiplexed,
+];
+
+#[test]
+fn packed_state_unpacks_to_the_same_state() {
+    for phase in PHASES {
+        for bits in 0..16_u32 {
+            for in_flight in [0, 1, 128, (1 << 24) - 1] {
+                let state = ConnState {
+                    phase,
+                    is_output_blocked: bits & 1 != 0,
+                    is_response_due: bits & 2 != 0,
+                    recent: Recent { has_moved: bits & 4 != 0, was_requested: bits & 8 != 0 },
+                    in_flight,
+                };
+                assert_eq!(ConnState::unpack(state.pack()), state);
+            }
+        }
+    }
+}
+
+fn initial(phase: Phase) -> char {
+    match phase {
+        Phase::AwaitingHead => 'A',
+        Phase::ReadingHead => 'R',
+        Phase::BodyUnclaimed => 'U',
+        Phase::BodyInProgress => 'P',
+        Phase::Unparsable => 'X',
+        Phase::LingeringClose => 'L',
+        Phase::Multiplexed => 'M',
+    }
+}
+
+#[test]
+fn phase_after_an_event_is_that_of_the_table() {
+    type Event = fn(&mut ConnState);
+    // The initials of the phases after the event, in the order of `PHASES`, which is ARUPXLM.
+    let table: [(&str, Event, &str); 9] = [
+        ("bytes", ConnState::bytes_came, "RRRPXLM"),
+        ("buffered bytes", ConnState::head_began, "RRRPXLM"),
+        ("request", |state| state.request_began(false), "AAAAXLM"),
+        ("request with a body", |state| state.request_began(true), "UUUUXLM"),
+        ("body claimed", ConnState::body_was_claimed, "ARPPXLM"),
+        ("body ended", ConnState::body_ended, "ARUAXLM"),
+        ("body dropped", ConnState::body_was_dropped, "ARUUXLM"),
+        ("head rejected", ConnState::head_was_rejected, "XXXXXLM"),
+        ("rejection taken", ConnState::rejection_was_taken, "ARUPRLM"),
+    ];
+    for (name, event, after) in table {
+        let after_event = |phase| {
+            let mut state = ConnState { phase, ..ConnState::default() };
+            event(&mut state);
+            initial(state.phase)
+        };
+        assert_eq!(PHASES.map(after_event).into_iter().collect::<String>(), after, "{name}");
+    }
+}
+
+#[test]
+fn bytes_that_come_while_a_request_is_in_flight_begin_no_head() {
+    for phase in PHASES {
+        let mut state = ConnState { phase, in_flight: 1, ..ConnState::default() };
+        state.bytes_came();
+        assert!(state.recent.has_moved && state.phase == phase, "{state:?}");
+    }
+}
+
+/// The same connection, each fact tracked by itself from the events alone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[expect(clippy::struct_excessive_bools, reason = "independent facts, without a state machine")]
+struct Model {
+    is_head_begun: bool,
+    is_body_owed: bool,
+    is_body_read: bool,
+    is_blocked: bool,
+    in_flight: u32,
+    is_response_due: bool,
+    is_unparsable: bool,
+    is_lingering: bool,
+    is_http2: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Event {
+    BytesCame,
+    HeadBuffered,
+    RequestBegan { has_body: bool },
+    RequestEnded,
+    BodyClaimed,
+    BodyEnded,
+    BodyDropped,
+    SocketWrote,
+    SocketBlocked,
+    ResponseReturned,
+    HttpWrote,
+    HeadRejected,
+    RejectionTaken,
+    LingerBegan,
+    Http2Began,
+}
+
+impl Event {
+    const ALL: [Self; 16] = [
+        Self::BytesCame,
+        Self::HeadBuffered,
+        Self::RequestBegan { has_body: false },
+        Self::RequestBegan { has_body: true },
+        Self::RequestEnded,
+        Self::BodyClaimed,
+        Self::BodyEnded,
+        Self::BodyDropped,
+        Self::SocketWrote,
+        Self::SocketBlocked,
+        Self::ResponseReturned,
+        Self::HttpWrote,
+        Self::HeadRejected,
+        Self::RejectionTaken,
+        Self::LingerBegan,
+        Self::Http2Began,
+    ];
+
+    /// Whether the callers can report it: what hyper does not do is not asked of the state.
+    fn is_possible(self, model: &Model) -> bool {
+        let is_closing = model.is_unparsable || model.is_lingering;
+        match self {
+            Self::RequestBegan { .. } => model.in_flight < 2 && !is_closing,
+            Self::RequestEnded => model.in_flight > 0,
+            // Put back only when a connection was taken from hyper.
+            Self::HeadBuffered => model.in_flight == 0 && !model.is_body_read && !is_closing,
+            // By the service, which has the body once.
+            Self::BodyClaimed => {
+                model.in_flight > 0 && model.is_body_owed && !model.is_body_read && !is_closing
+            }
+            Self::BodyEnded | Self::BodyDropped => model.is_body_read,
+            Self::HeadRejected => {
+                !model.is_response_due && model.in_flight == 0 && !model.is_http2 && !is_closing
+            }
+            Self::RejectionTaken => model.is_unparsable,
+            Self::LingerBegan => {
+                !is_closing && !model.is_http2 && (model.is_body_owed || model.is_head_begun)
+            }
+            Self::Http2Began => {
+                model.in_flight == 0 && !model.is_body_owed && !is_closing && !model.is_response_due
+            }
+            _ => true,
+        }
+    }
+
+    fn apply_to_state(self, state: &mut ConnState) {
+        match self {
+            Self::BytesCame => state.bytes_came(),
+            Self::HeadBuffered => state.head_began(),
+            Self::RequestBegan { has_body } => state.request_began(has_body),
+            Self::RequestEnded => state.request_ended(),
+            Self::BodyClaimed => state.body_was_claimed(),
+            Self::BodyEnded => state.body_ended(),
+            Self::BodyDropped => state.body_was_dropped(),
+            Self::SocketWrote => state.socket_wrote(&Poll::Ready(Ok(1))),
+            Self::SocketBlocked => state.socket_wrote(&Poll::Pending),
+            Self::ResponseReturned => state.is_response_due = true,
+            Self::HttpWrote => state.is_response_due = false,
+            Self::HeadRejected => state.head_was_rejected(),
+            Self::RejectionTaken => state.rejection_was_taken(),
+            Self::LingerBegan => state.phase = Phase::LingeringClose,
+            Self::Http2Began => state.phase = Phase::Multiplexed,
+        }
+    }
+
+    fn apply_to_model(self, model: &mut Model) {
+        match self {
+            Self::BytesCame => model.is_head_begun |= model.in_flight == 0 && !model.is_body_read,
+            Self::HeadBuffered => model.is_head_begun = true,
+            Self::RequestBegan { has_body } => {
+                model.in_flight += 1;
+                (model.is_head_begun, model.is_body_owed, model.is_body_read) = (false, has_body, false);
+            }
+            Self::RequestEnded => model.in_flight -= 1,
+            Self::BodyClaimed => model.is_body_read = true,
+            Self::BodyEnded => (model.is_body_owed, model.is_body_read) = (false, false),
+            Self::BodyDropped => model.is_body_read = false,
+            Self::SocketWrote => model.is_blocked = false,
+            Self::SocketBlocked => model.is_blocked = true,
+            Self::ResponseReturned => model.is_response_due = true,
+            Self::HttpWrote => model.is_response_due = false,
+            Self::HeadRejected => model.is_unparsable = true,
+            Self::RejectionTaken => (model.is_unparsable, model.is_head_begun) = (false, true),
+            Self::LingerBegan => model.is_lingering = true,
+            Self::Http2Began => model.is_http2 = true,
+        }
+    }
+}
+
+fn assert_agrees(state: ConnState, model: &Model) {
+    let context = || format!("{state:?} {model:?}");
+    assert!(state.phase != Phase::ReadingHead || state.in_flight == 0, "{}", context());
+    assert_eq!(state.in_flight, model.in_flight, "{}", context());
+    assert_eq!(state.phase == Phase::Unparsable, model.is_unparsable, "{}", context());
+    assert_eq!(state.phase == Phase::LingeringClose, model.is_lingering, "{}", context());
+    assert_eq!(state.phase == Phase::Multiplexed, model.is_http2, "{}", context());
+    let is_closing = model.is_unparsable || model.is_lingering;
+    let is_between_requests = model.in_flight == 0
+        && !model.is_head_begun
+        && !model.is_body_owed
+        && !model.is_blocked
+        && !is_closing
+        && !model.is_http2;
+    assert_eq!(state.is_between_requests(), is_between_requests, "{}", context());
+    let is_unsolicited = !model.is_response_due && model.in_flight == 0 && !model.is_http2;
+    assert_eq!(state.is_write_unsolicited(), is_unsolicited, "{}", context());
+    // Neither is asked of a connection that closes.
+    if !is_closing {
+        let is_reading_head =
+            model.is_head_begun && model.in_flight == 0 && !model.is_http2 && !model.is_blocked;
+        assert_eq!(state.is_reading_head(), is_reading_head, "{}", context());
+        let may_still_send = !model.is_http2 && (model.is_body_owed || model.is_head_begun);
+        assert_eq!(state.may_still_send(), may_still_send, "{}", context());
+    }
+}
+
+#[test]
+fn state_after_every_sequence_of_events_agrees_with_the_facts_tracked_one_by_one() {
+    let start = (ConnState::default(), Model::default());
+    let (mut seen, mut new) = (HashSet::from([start]), vec![start]);
+    while let Some((state, model)) = new.pop() {
+        for event in Event::ALL.into_iter().filter(|event| event.is_possible(&model)) {
+            let (mut state, mut model) = (state, model);
+            event.apply_to_state(&mut state);
+            event.apply_to_model(&mut model);
+            assert_agrees(state, &model);
+            if seen.insert((state, model)) {
+                new.push((state, model));
+            }
+        }
+    }
+    let phases: HashSet<_> = seen.iter().map(|(state, _)| state.phase).collect();
+    assert_eq!(phases.len(), PHASES.len(), "every phase is reached");
+}
+
+#[test]
+fn body_of_an_earlier_request_that_ends_late_leaves_that_of_the_latest_owed() {
+    let activity = Arc::new(Activity::default());
+    drop(activity.begin_request(true));
+    let first = UnreadBody::of_latest(&activity);
+    drop(activity.begin_request(true));
+    first.end();
+    assert!(!activity.is_between_requests() && activity.may_still_send());
+    let second = UnreadBody::of_latest(&activity);
+    assert!(!activity.is_between_requests());
+    second.end();
+    assert!(activity.is_between_requests() && !activity.may_still_send());
+}
+
+#[test]
+fn body_that_nobody_reads_to_its_end_keeps_the_connection_from_being_parked() {
+    let activity = Arc::new(Activity::default());
+    drop(activity.begin_request(true));
+    drop(UnreadBody::of_latest(&activity));
+    assert!(!activity.is_between_requests() && activity.may_still_send());
+    drop(activity.begin_request(false));
+    assert!(activity.is_between_requests());
+}
+
+#[test]
+fn bytes_of_a_body_that_was_answered_early_begin_no_head() {
+    let activity = Arc::new(Activity::default());
+    drop(activity.begin_request(true));
+    let body = UnreadBody::of_latest(&activity);
+    activity.bytes_came();
+    assert!(!activity.is_reading_head());
+    // hyper has discarded the rest, or never reads again: either way what comes is no body.
+    drop(body);
+    activity.bytes_came();
+    assert!(activity.is_reading_head());
+}
+
+#[test]
+fn output_that_the_socket_does_not_accept_keeps_the_connection_from_being_parked() {
+    let activity = Arc::new(Activity::default());
+    drop(activity.begin_request(false));
+    activity.socket_wrote(&Poll::Ready(Ok(1)));
+    assert!(activity.is_between_requests());
+    activity.socket_wrote(&Poll::Pending);
+    assert!(!activity.is_between_requests());
+    activity.socket_wrote(&Poll::Ready(Ok(1)));
+    assert!(activity.is_between_requests());
+}
