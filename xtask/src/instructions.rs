@@ -40,7 +40,7 @@ const MODES: [Mode; 3] = [
     },
 ];
 
-pub(crate) fn run(binary: Option<PathBuf>) -> anyhow::Result<()> {
+pub(crate) fn run(binary: Option<PathBuf>, profiles: Option<&Path>) -> anyhow::Result<()> {
     setup::ensure("valgrind")?;
     let binary = binary.unwrap_or_else(|| run::root().join("target/release/tidegate"));
     if !binary.is_file() {
@@ -48,12 +48,12 @@ pub(crate) fn run(binary: Option<PathBuf>) -> anyhow::Result<()> {
     }
     println!("{}", binary.display());
     for mode in &MODES {
-        println!("{:12} {:8} instructions per request", mode.name, measure(&binary, mode)?);
+        println!("{:12} {:8} instructions per request", mode.name, measure(&binary, mode, profiles)?);
     }
     Ok(())
 }
 
-fn measure(binary: &Path, mode: &Mode) -> anyhow::Result<u64> {
+fn measure(binary: &Path, mode: &Mode, profiles: Option<&Path>) -> anyhow::Result<u64> {
     let gateway = Gateway::start(binary, mode)?;
     let mut connections = (0..CONNECTIONS)
         .map(|_| Ok(BufReader::with_capacity(2 * BODY_BYTES, TcpStream::connect(gateway.address)?)))
@@ -71,6 +71,10 @@ fn measure(binary: &Path, mode: &Mode) -> anyhow::Result<u64> {
     gateway.control("--instr=on")?;
     send(mode.requests)?;
     gateway.control("--dump")?;
+    if let Some(folder) = profiles {
+        std::fs::create_dir_all(folder)?;
+        std::fs::copy(gateway.dump(), folder.join(mode.name.replace(' ', "-")))?;
+    }
     Ok(gateway.counted()? / mode.requests as u64)
 }
 
@@ -176,9 +180,14 @@ impl Gateway {
         run::output(Command::new("callgrind_control").args([order, &process])).map(drop)
     }
 
+    /// Where callgrind writes its first dump.
+    fn dump(&self) -> PathBuf {
+        self.folder.join("out.1")
+    }
+
     /// The instructions in the first dump.
     fn counted(&self) -> anyhow::Result<u64> {
-        let dump = std::fs::read_to_string(self.folder.join("out.1")).context("callgrind wrote no dump")?;
+        let dump = std::fs::read_to_string(self.dump()).context("callgrind wrote no dump")?;
         let total =
             dump.lines().find_map(|line| line.strip_prefix("totals: ").or(line.strip_prefix("summary: ")));
         total

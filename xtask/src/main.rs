@@ -57,6 +57,9 @@ enum Task {
         /// The binary; target/release/tidegate unless given.
         #[arg(long, value_name = "PATH")]
         binary: Option<std::path::PathBuf>,
+        /// Keep callgrind's profiles in this folder, for `callgrind_annotate`.
+        #[arg(long, value_name = "FOLDER")]
+        profiles: Option<std::path::PathBuf>,
     },
     /// Run the long tests; each prints its seed and figure and succeeds only if its bar holds.
     Scorecard {
@@ -73,7 +76,7 @@ fn main() -> ExitCode {
         Task::Docs => docs(),
         Task::Setup { peers: true } => setup::peers(),
         Task::Setup { peers: false } => setup::run(),
-        Task::Instructions { binary } => instructions::run(binary),
+        Task::Instructions { binary, profiles } => instructions::run(binary, profiles.as_deref()),
         Task::Scorecard { name } => scorecard::run(name.as_deref()),
     };
     match result {
