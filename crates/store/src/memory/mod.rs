@@ -27,7 +27,7 @@ use std::task::{Context, Poll};
 use smallvec::{SmallVec, smallvec};
 use tidegate_core::{Check, Decision, Key, Kind, Limit, Refund, Role, Timestamp, decide, peek};
 
-use crate::entry::Override;
+use crate::store::Override;
 use crate::store::{Store, StoreError};
 use bucket::Bucket;
 use decision::{Asked, Held, NotHeld};
