@@ -32,6 +32,7 @@ mod host;
 mod identity;
 mod language;
 mod matcher;
+mod networks;
 mod path;
 mod plan;
 mod problem;

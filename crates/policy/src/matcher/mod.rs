@@ -7,7 +7,6 @@
 mod condition;
 mod index;
 mod matched;
-mod networks;
 mod tables;
 mod target;
 mod walk;
@@ -21,13 +20,13 @@ use index::PathIndex;
 pub use matched::{
     Admission, AtOnce, BannedBy, Exemption, Judged, Known, Matched, Reservation, Scratch, Settles,
 };
-use networks::Networks;
 use tables::PathTables;
 pub use target::Target;
 
 use crate::directory::Directory;
 use crate::facts::Facts;
 use crate::identity::HeaderRules;
+use crate::networks::Networks;
 use crate::plan::{Charge, CustomRule, HostPattern, PathCase, Plan, Route, RuleCost};
 use crate::problem::Problems;
 
