@@ -32,6 +32,7 @@ pub mod durable;
 mod memory;
 mod penalties;
 mod permits;
+mod space_saving;
 mod store;
 mod sync;
 
@@ -39,4 +40,5 @@ pub use clock::{Clock, ManualClock, Reading, SystemClock, wall};
 pub use memory::{HeavyKey, MemoryStore, MemoryUse, RetainedLimits};
 pub use penalties::{Penalised, Penalties, PenaltyChanges, PenaltyKey};
 pub use permits::{Permit, Permits};
+pub use space_saving::{Counted, SpaceSaving};
 pub use store::{Override, Store, StoreError};

@@ -15,7 +15,7 @@ fn store() -> Arc<MemoryStore> {
         hasher: KeyHasher::fixed(),
         overrides: Overrides::default(),
         metrics: Metrics::default(),
-        top: Top::default(),
+        heavy_hitters: HeavyHitters::default(),
     })
 }
 

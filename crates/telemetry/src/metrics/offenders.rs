@@ -22,10 +22,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use arc_swap::ArcSwap;
 use tidegate_core::{Span, Timestamp};
 use tidegate_policy::ClientName;
+use tidegate_store::Counted;
 
 use super::cell::{Apart, Counter, for_each_core};
 use super::rules::Slot;
-use super::sketch::{Candidate, merge};
+use super::sketch::{Candidate, merge, refused};
 
 /// Clients with a series of their own.
 pub(crate) const MOST: usize = 100;
@@ -187,7 +188,7 @@ impl Offenders {
     }
 
     /// Decides anew who has a series. The heaviest of `candidates` take the places of those who cause less.
-    pub(crate) fn compare(&self, candidates: impl Iterator<Item = Candidate>, now: Timestamp) {
+    pub(crate) fn compare(&self, candidates: impl Iterator<Item = Counted<Candidate>>, now: Timestamp) {
         let mut naming = self.naming();
         naming.settle();
         let mut activity: Vec<u64> = Vec::new();
@@ -207,7 +208,7 @@ impl Offenders {
             }
         }
         for candidate in merge(candidates) {
-            let refused = candidate.refused();
+            let refused = refused(&candidate);
             if refused == 0 {
                 break;
             }
@@ -220,7 +221,8 @@ impl Offenders {
                 naming.retire(at, now);
                 activity.remove(at);
             }
-            if naming.name(candidate.hash, self.offender(candidate.rule, &candidate.client), now) {
+            let Candidate { hash, rule, client, .. } = &candidate.item;
+            if naming.name(*hash, self.offender(*rule, client), now) {
                 activity.push(refused);
             }
         }
