@@ -50,11 +50,6 @@ impl Bans {
         index
     }
 
-    /// All of them, in the order they were given in.
-    pub fn iter(&self) -> impl Iterator<Item = &Ban> {
-        self.all.iter()
-    }
-
     /// How many there are, those that are over included.
     pub fn len(&self) -> usize {
         self.all.len()

@@ -80,16 +80,6 @@ impl<T> Endpoints<T> {
         let found = self.paths.find_map(path, &mut |methods| methods.find(method))?;
         self.values.get(found)
     }
-
-    /// How many patterns there are.
-    pub fn len(&self) -> usize {
-        self.values.len()
-    }
-
-    /// Whether there is no pattern.
-    pub fn is_empty(&self) -> bool {
-        self.values.is_empty()
-    }
 }
 
 /// The method whose rules apply to this one too: a HEAD is a GET without its body, and no way around its limits.

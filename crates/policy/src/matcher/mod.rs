@@ -28,7 +28,6 @@ use crate::facts::Facts;
 use crate::identity::HeaderRules;
 use crate::networks::Networks;
 use crate::plan::{Charge, CustomRule, HostPattern, PathCase, Plan, Route, RuleCost};
-use crate::problem::Problems;
 
 /// A plan, indexed for requests.
 ///
@@ -177,12 +176,6 @@ impl Active {
     pub fn new(plan: Plan) -> Self {
         let directory = plan.directory.clone();
         Self { matcher: Arc::new(Matcher::new(plan)), directory }
-    }
-
-    /// The same rules with what the file of API keys says now; the policy is not compiled again.
-    pub fn with_keys(&self, csv: &[u8]) -> Result<Self, Problems> {
-        let directory = self.matcher.plan().load_directory(csv)?;
-        Ok(Self { matcher: Arc::clone(&self.matcher), directory: Some(directory) })
     }
 }
 

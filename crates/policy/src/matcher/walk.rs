@@ -72,9 +72,7 @@ impl Matcher {
         for &index in of_places {
             walk.at_once(self, index as usize, tier_name);
         }
-        let kind = walk.kind;
-        let who = (kind, client, tier.map(|(_, tier)| tier));
-        Admission::Checked(Matched::new(&self.plan, scratch, checks, who))
+        Admission::Checked(Matched::new(&self.plan, scratch, checks, client))
     }
 
     fn exemption(&self, identity: &Identity<'_>) -> Option<Exemption> {
