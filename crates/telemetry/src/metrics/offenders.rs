@@ -20,11 +20,12 @@ use std::hash::BuildHasher;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwap;
+use crossbeam_utils::CachePadded;
 use tidegate_core::{Span, Timestamp};
 use tidegate_policy::ClientName;
 use tidegate_store::Counted;
 
-use super::cell::{Apart, Counter, for_each_core};
+use super::counter::{Counter, for_each_core};
 use super::rules::Slot;
 use super::sketch::{Candidate, merge, refused};
 
@@ -51,12 +52,12 @@ pub enum Reader {
 struct Offender {
     rule: Slot,
     name: String,
-    cells: Box<[Apart<Counter>]>,
+    cells: Box<[CachePadded<Counter>]>,
 }
 
 impl Offender {
     fn total(&self) -> u64 {
-        self.cells.iter().map(|cell| cell.0.get()).sum()
+        self.cells.iter().map(|cell| cell.get()).sum()
     }
 }
 
@@ -171,7 +172,7 @@ impl Offenders {
     pub(crate) fn count(&self, core: usize, hash: u64) -> bool {
         let table = self.table.load();
         let cell = table.find(hash).and_then(|offender| offender.cells.get(core % self.cores.max(1)));
-        cell.inspect(|cell| cell.0.one()).is_some()
+        cell.inspect(|cell| cell.one()).is_some()
     }
 
     /// Gives a client a series, if there is room and nobody is just deciding about it.
