@@ -1,6 +1,6 @@
 //! `tidegate check`: is this policy good, and if not, why.
 
-use std::io::{ErrorKind, Write};
+use std::io::Write;
 use std::path::Path;
 
 use anyhow::Context;
@@ -13,20 +13,16 @@ use crate::args::{CheckArgs, Format};
 use crate::certificate;
 use crate::exit::Exit;
 use crate::file::{self, Folder};
+use crate::print::to_stdout;
 
 pub(crate) fn run(args: &CheckArgs) -> anyhow::Result<Exit> {
     let now = SystemClock::new().now();
     let reports: Vec<_> = args.files.iter().map(|path| check(path, now)).collect();
-    let mut output = std::io::stdout().lock();
-    let written = match args.format {
-        Format::Human => human(&reports, &mut output),
-        Format::Json => json(&reports, &mut output),
-    };
-    match written {
-        // Whoever reads has seen enough.
-        Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
-        written => written.context("cannot write the result")?,
-    }
+    let written = to_stdout(|output| match args.format {
+        Format::Human => human(&reports, output),
+        Format::Json => json(&reports, output),
+    });
+    written.context("cannot write the result")?;
     Ok(if reports.iter().all(|report| report.ok) { Exit::Done } else { Exit::Failed })
 }
 

@@ -1,6 +1,6 @@
 //! `tidegate explain`: what a policy would do with a request, and why.
 
-use std::io::{ErrorKind, Write};
+use std::io::Write;
 
 use anyhow::{Context, bail};
 use http::{HeaderMap, HeaderName, HeaderValue};
@@ -10,6 +10,7 @@ use tidegate_store::{Clock, SystemClock};
 use crate::args::{ExplainArgs, Format};
 use crate::exit::Exit;
 use crate::file::{self, Folder};
+use crate::print::to_stdout;
 
 pub(crate) fn run(args: &ExplainArgs) -> anyhow::Result<Exit> {
     let file = args.config.display().to_string();
@@ -27,18 +28,14 @@ pub(crate) fn run(args: &ExplainArgs) -> anyhow::Result<Exit> {
     let matcher = Matcher::new(plan);
     let directory = matcher.plan().directory.clone();
     let explanation = explain(&matcher, &request, directory.as_deref(), SystemClock::new().now());
-    let mut output = std::io::stdout().lock();
-    let written = match args.format {
+    let written = to_stdout(|output| match args.format {
         Format::Human => write!(output, "{explanation}"),
-        Format::Json => serde_json::to_writer_pretty(&mut output, &explanation)
-            .map_err(Into::into)
-            .and_then(|()| writeln!(output)),
-    };
-    match written {
-        // Whoever reads has seen enough.
-        Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
-        written => written.context("cannot write the result")?,
-    }
+        Format::Json => {
+            serde_json::to_writer_pretty(&mut *output, &explanation)?;
+            writeln!(output)
+        }
+    });
+    written.context("cannot write the result")?;
     Ok(Exit::Done)
 }
 

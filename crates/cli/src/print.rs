@@ -1,6 +1,6 @@
 //! What other tools are told: editors the language, shells the command line.
 
-use std::io::{ErrorKind, Write};
+use std::io::{self, ErrorKind, StdoutLock, Write};
 
 use anyhow::Context;
 use clap::CommandFactory;
@@ -21,9 +21,13 @@ pub(crate) fn completions(args: &CompletionsArgs) -> anyhow::Result<()> {
 }
 
 fn print(text: &str) -> anyhow::Result<()> {
-    match std::io::stdout().lock().write_all(text.as_bytes()) {
-        // Whoever reads has seen enough.
+    to_stdout(|output| output.write_all(text.as_bytes())).context("cannot write to standard output")
+}
+
+/// Writes to standard output. It is no error that whoever reads closes the pipe: it has seen enough.
+pub(crate) fn to_stdout(write: impl FnOnce(&mut StdoutLock<'_>) -> io::Result<()>) -> io::Result<()> {
+    match write(&mut io::stdout().lock()) {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
-        written => written.context("cannot write to standard output"),
+        written => written,
     }
 }

@@ -7,7 +7,7 @@ use core::num::NonZeroU64;
 
 use crate::decision::{Outcome, Verdict};
 use crate::limit::{Algorithm, Cost, LimitError, Meter, Spec};
-use crate::time::{EXACT_MAX, Span, Tick, Timestamp};
+use crate::time::{EXACT_MAX, Tick, Timestamp};
 use crate::word::{bits_for_twice, join, split};
 
 /// The parameters of a fixed window.
@@ -26,11 +26,6 @@ pub struct WindowCount {
 }
 
 impl FixedWindow {
-    /// The window's length.
-    pub const fn window(&self) -> Span {
-        Span::from_micros(self.length.get())
-    }
-
     /// The state as it is at `now`; a window already begun never gives way to an earlier one.
     fn settle(&self, state: WindowCount, now: Timestamp) -> WindowCount {
         let window = now.as_micros() / self.length;

@@ -115,11 +115,6 @@ impl Penalty {
         self.most
     }
 
-    /// How long one violation is remembered.
-    pub const fn forget(&self) -> Span {
-        self.forget
-    }
-
     /// The lock-out at `level`: the first at 1, twice as long at 2.
     pub fn length(&self, level: u32) -> Span {
         let doublings = level.saturating_sub(1);

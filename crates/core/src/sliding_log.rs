@@ -49,11 +49,6 @@ impl Log {
 }
 
 impl SlidingLog {
-    /// The window's length.
-    pub const fn window(&self) -> Span {
-        self.window
-    }
-
     fn inside(&self, entry: &Entry, now: Timestamp) -> bool {
         now.since(entry.at) < self.window
     }

@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use http::header::CONTENT_TYPE;
 use http::request::Parts;
-use http::{HeaderMap, Response, Uri, Version};
+use http::{HeaderMap, Response, Version};
 use http_body::Body;
 use hyper::body::Incoming;
 use tidegate_headers::{RateLimitHeaders, is_rejected_by_upstream};
@@ -86,7 +86,8 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
         let AdmittedRequest { stand, permits, mut reservations } = admitted;
         let meter = self.core.limiter.body_meter(&mut reservations);
         let meter = meter.map(|meter| Box::new(meter) as Box<dyn Metering>);
-        if let Some(uri) = rewritten(&parts.uri, &path)? {
+        let is_normalized = matches!(path, Cow::Owned(_));
+        if let Some(uri) = validate::rewritten(&parts.uri, &path, is_normalized)? {
             parts.uri = uri;
         }
         let mut outbound = self.prepare(request, (route, is_trusted), meter);
@@ -172,14 +173,6 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
         self.story.answered(status.as_u16(), response.body().size_hint().exact());
         response
     }
-}
-
-/// The URI with the path as it was matched, if that differs from what was sent.
-fn rewritten(uri: &Uri, path: &Cow<'_, str>) -> Result<Option<Uri>, ServeError> {
-    // The path of `http://a?b` is empty, which no HTTP/1.1 request may send.
-    let is_sent_so = uri.path_and_query().is_some_and(|sent| sent.as_str().starts_with(['/', '*']));
-    let is_same = matches!(path, Cow::Borrowed(_)) && is_sent_so;
-    if is_same { Ok(None) } else { validate::with_path(uri, path).map(Some) }
 }
 
 /// Tells the operator that the address of a proxy may be counted instead of its clients'.

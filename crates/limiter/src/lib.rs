@@ -51,7 +51,7 @@ mod report;
 mod reservation;
 mod ruling;
 
-pub use limiter::{Limiter, PreparedPolicy};
+pub use limiter::{Limiter, PreparedPolicy, RuleCheck};
 pub use refund::RefundGuard;
 pub use report::Report;
 pub use reservation::{BodyMeter, Reservations};

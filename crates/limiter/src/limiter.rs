@@ -38,6 +38,17 @@ pub(crate) struct Shared<S> {
     pub(crate) clock: Arc<dyn Clock>,
 }
 
+/// What [`Limiter::check_rule`] is asked.
+#[derive(Clone, Copy, Debug)]
+pub struct RuleCheck<'c> {
+    /// The name of the rule.
+    pub rule: &'c str,
+    /// The client, as the counters of the rule know it. Not used by rules that count all clients together.
+    pub client: &'c [u8],
+    /// What it costs.
+    pub cost: Cost,
+}
+
 /// A policy whose limits the store can count. [`Limiter::activate`] puts it in force.
 #[derive(Debug)]
 pub struct PreparedPolicy {
@@ -144,8 +155,7 @@ impl<S: Store + 'static> Limiter<S> {
     pub async fn check_rule<'a>(
         &self,
         policy: &'a Active,
-        (rule, client): (&str, &[u8]),
-        cost: Cost,
+        RuleCheck { rule, client, cost }: RuleCheck<'_>,
         scratch: &'a mut Scratch,
         now: Timestamp,
     ) -> Option<Ruling<'a>> {

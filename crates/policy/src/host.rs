@@ -46,6 +46,23 @@ pub fn normalize_host(host: &str) -> Option<Cow<'_, str>> {
     Some(if has_upper { Cow::Owned(name.to_ascii_lowercase()) } else { Cow::Borrowed(name) })
 }
 
+/// A host and the text after the colon that ends it, if there is one. Neither is checked; colons in the brackets of an
+/// IPv6 address do not count.
+///
+/// ```
+/// use tidegate_policy::split_port;
+///
+/// assert_eq!(split_port("api.example.org:443"), ("api.example.org", Some("443")));
+/// assert_eq!(split_port("[::1]:80"), ("[::1]", Some("80")));
+/// assert_eq!(split_port("[::1]"), ("[::1]", None));
+/// ```
+pub fn split_port(text: &str) -> (&str, Option<&str>) {
+    match text.rsplit_once(':') {
+        Some((host, port)) if !text.ends_with(']') => (host, Some(port)),
+        _ => (text, None),
+    }
+}
+
 /// An IPv6 address in brackets.
 fn address(host: &str) -> Option<Cow<'_, str>> {
     let (inner, rest) = host.strip_prefix('[')?.split_once(']')?;

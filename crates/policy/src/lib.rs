@@ -32,6 +32,7 @@ mod host;
 mod identity;
 mod language;
 mod matcher;
+mod networks;
 mod path;
 mod plan;
 mod problem;
@@ -52,7 +53,7 @@ pub use explain::{
 pub use expression::{EvaluationError, Expression, ExpressionError, Place};
 pub use facts::Facts;
 pub use files::{FileError, Files, NoFiles};
-pub use host::normalize_host;
+pub use host::{normalize_host, split_port};
 pub use identity::{
     Addresses, Believed, ClaimSource, Claims, ClientKind, ClientName, ClientNameError, CookieName,
     CookieNameError, Fingerprint, ForwardingHeader, HeaderError, HeaderRules, Identities, Identity,

@@ -1,9 +1,9 @@
 //! What remembers across requests.
 //!
 //! A [`Store`] answers checks: data in, data out, one `now` per decision. [`MemoryStore`] keeps its
-//! counters in this process, within a cap of bytes; [`durable`] keeps what must survive it; [`ReferenceStore`] is the simple one that it is compared with;
-//! other crates keep counters elsewhere. All of them pass the one suite in
-//! `conformance` (a feature), which replays random traces and demands the same decisions, field by field.
+//! counters in this process, within a cap of bytes; [`durable`] keeps what must survive it; other crates keep counters
+//! elsewhere. All of them pass the one suite in `conformance` (a feature), which replays random traces and demands the
+//! decisions of a simple model, field by field.
 //!
 //! ```
 //! use tidegate_core::{Algorithm, Check, Key, Limit, RuleId, Span, Spec};
@@ -29,18 +29,16 @@ mod clock;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 pub mod durable;
-mod entry;
 mod memory;
 mod penalties;
 mod permits;
-mod reference;
+mod space_saving;
 mod store;
 mod sync;
 
 pub use clock::{Clock, ManualClock, Reading, SystemClock, wall};
-pub use entry::Override;
 pub use memory::{HeavyKey, MemoryStore, MemoryUse, RetainedLimits};
 pub use penalties::{Penalised, Penalties, PenaltyChanges, PenaltyKey};
 pub use permits::{Permit, Permits};
-pub use reference::ReferenceStore;
-pub use store::{Store, StoreError};
+pub use space_saving::{Counted, SpaceSaving};
+pub use store::{Override, Store, StoreError};

@@ -86,7 +86,7 @@ pub struct Penalised {
 }
 
 /// What has changed since it was last asked.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, PartialEq, Eq)]
 pub struct PenaltyChanges {
     /// Records that are new or different.
     pub set: Vec<Penalised>,
@@ -96,12 +96,7 @@ pub struct PenaltyChanges {
     pub is_partial: bool,
 }
 
-impl PenaltyChanges {
-    /// Whether nothing has changed.
-    pub fn is_empty(&self) -> bool {
-        self.set.is_empty() && self.removed.is_empty() && !self.is_partial
-    }
-}
+impl PenaltyChanges {}
 
 impl Default for Penalties {
     fn default() -> Self {

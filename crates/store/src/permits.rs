@@ -50,7 +50,8 @@ impl Permits {
     }
 
     /// How many requests of `key` are under way.
-    pub fn in_use(&self, key: Key<'_>) -> u32 {
+    #[cfg(test)]
+    fn in_use(&self, key: Key<'_>) -> u32 {
         let hash = self.hasher.hash(&key);
         let count = |part: &HashTable<InUse>| {
             part.find(hash, |in_use| in_use.hash == hash).map_or(0, |in_use| in_use.count)

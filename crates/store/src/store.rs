@@ -3,9 +3,8 @@
 use std::error::Error;
 
 use thiserror::Error;
-use tidegate_core::{Algorithm, Check, Decision, Key, Limit, Refund, Timestamp};
+use tidegate_core::{Algorithm, Check, Decision, Key, Limit, Refund, Span, Timestamp};
 
-use crate::entry::Override;
 use crate::memory::RetainedLimits;
 
 /// Remembers counters and answers checks.
@@ -98,4 +97,28 @@ pub enum StoreError {
         /// The algorithm asked for.
         algorithm: Algorithm,
     },
+}
+
+/// Another limit in force for one key, for a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Override {
+    /// The limit in force instead of the rule's.
+    pub limit: Limit,
+    /// From then on the rule's own limit is in force again.
+    pub until: Timestamp,
+}
+
+/// Refunds come soon after their decisions: so long after its end an override no longer concerns them.
+const REFUNDS_END: Span = Span::from_secs(60);
+
+impl Override {
+    /// Whether it concerns nobody any more, even if time goes back a little.
+    pub(crate) fn is_over(&self, now: Timestamp) -> bool {
+        self.until + REFUNDS_END + REFUNDS_END <= now
+    }
+
+    /// Whether what is to be refunded may have been charged, or drained, under this override.
+    pub(crate) fn touches(&self, refund: &Refund<'_>, now: Timestamp) -> bool {
+        refund.charged < self.until && now < self.until + REFUNDS_END
+    }
 }

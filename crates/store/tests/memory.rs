@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
 use pollster::block_on;
-use tidegate_core::{Algorithm, Check, Decision, Key, Limit, RuleId, Span, Spec, Timestamp};
+use tidegate_core::{Algorithm, Check, Decision, Key, Limit, Role, RuleId, Span, Spec, Timestamp};
 use tidegate_store::conformance::{Suite, two_threads_admit_exactly_the_ideal};
 use tidegate_store::{MemoryStore, Store};
 
@@ -77,6 +77,19 @@ fn two_threads_together_admit_exactly_the_ideal() {
     for &algorithm in Algorithm::ALL {
         two_threads_admit_exactly_the_ideal(&MemoryStore::with_cap(ROOMY), algorithm);
     }
+}
+
+#[test]
+fn an_advisory_check_is_charged_until_it_is_full_and_refuses_nobody() {
+    let (narrow, wide) = (limit(Algorithm::FixedWindow, 2, 60), limit(Algorithm::FixedWindow, 5, 60));
+    let store = MemoryStore::with_cap(ROOMY);
+    let shadow = Check::new(Key::new(RuleId::named("shadow"), b"a"), &narrow).role(Role::Advisory);
+    let binding = Check::new(Key::new(RuleId::named("binding"), b"a"), &wide);
+    let decisions: Vec<_> = (0..6).map(|_| decide(&store, &[shadow, binding], START)).collect();
+    let passes: Vec<_> = decisions.iter().map(Decision::passes).collect();
+    assert_eq!(passes, [true, true, true, true, true, false]);
+    let would_refuse: Vec<_> = decisions.iter().map(|one| !one.outcomes[0].verdict.is_pass()).collect();
+    assert_eq!(would_refuse, [false, false, true, true, true, true]);
 }
 
 #[test]

@@ -14,7 +14,7 @@ use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use tidegate_console::Token;
-use tidegate_policy::{AdminPlan, compile};
+use tidegate_policy::{AdminPlan, compile, split_port};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
@@ -155,7 +155,7 @@ fn of_policy(path: &Path) -> anyhow::Result<(String, PathBuf)> {
 
 /// The address to ask for one that listens everywhere.
 fn reachable(address: &str) -> String {
-    let Some((host, port)) = address.rsplit_once(':') else { return address.to_owned() };
+    let (host, Some(port)) = split_port(address) else { return address.to_owned() };
     let host = host.trim_start_matches('[').trim_end_matches(']');
     match host.parse::<IpAddr>() {
         Ok(IpAddr::V4(host)) if host.is_unspecified() => format!("127.0.0.1:{port}"),

@@ -4,7 +4,7 @@ mod ask;
 mod nft;
 mod table;
 
-use std::io::{ErrorKind, Write};
+use std::io::Write;
 
 use anyhow::{Context, bail};
 use http::Method;
@@ -14,6 +14,7 @@ use crate::args::{
     BackupArgs, BanArgs, BansArgs, BansFormat, Format, OverrideArgs, ResetArgs, StatusArgs, UnbanArgs,
 };
 use crate::exit::Exit;
+use crate::print::to_stdout;
 use ask::Api;
 use table::Table;
 
@@ -155,11 +156,7 @@ fn told(format: Format, answer: &Value, human: impl FnOnce(&Value) -> String) ->
 }
 
 fn written(text: &str) -> anyhow::Result<Exit> {
-    match std::io::stdout().lock().write_all(text.as_bytes()) {
-        // Whoever reads has seen enough.
-        Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
-        written => written.context("cannot write the result")?,
-    }
+    to_stdout(|output| output.write_all(text.as_bytes())).context("cannot write the result")?;
     Ok(Exit::Done)
 }
 

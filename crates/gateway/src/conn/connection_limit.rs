@@ -1,4 +1,4 @@
-//! ResourceLimits the number of connections, in all and of one address.
+//! Limits the number of connections, in all and of one address.
 
 use std::collections::HashMap;
 use std::net::IpAddr;

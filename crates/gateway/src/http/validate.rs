@@ -42,7 +42,7 @@ pub(crate) fn framing(
         // HTTP/2, or a whole URL in the request line: that names the host, whatever a header says.
         let host = HeaderValue::from_str(authority.as_str()).map_err(|_| unusable(RequestError::Host))?;
         headers.insert(HOST, host);
-        marks = marks | HeaderFlags::HOST;
+        marks |= HeaderFlags::HOST;
     }
     Ok(marks)
 }
@@ -60,8 +60,14 @@ pub(crate) fn unusable(error: RequestError) -> ServeError {
     ServeError::Framing(error.reason())
 }
 
-/// `uri` with another path.
-pub(crate) fn with_path(uri: &Uri, path: &str) -> Result<Uri, ServeError> {
+/// `uri` with `path`, the path that was matched, if that is not what was sent: it `is_normalized`, or none was sent.
+pub(crate) fn rewritten(uri: &Uri, path: &str, is_normalized: bool) -> Result<Option<Uri>, ServeError> {
+    // The path of `http://a?b` is empty, which no HTTP/1.1 request may send.
+    let has_path = uri.path_and_query().is_some_and(|sent| sent.as_str().starts_with(['/', '*']));
+    if has_path && !is_normalized { Ok(None) } else { with_path(uri, path).map(Some) }
+}
+
+fn with_path(uri: &Uri, path: &str) -> Result<Uri, ServeError> {
     let bad = || ServeError::Framing("its path cannot be written");
     let path = match uri.query() {
         Some(query) => PathAndQuery::try_from(format!("{path}?{query}")),

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use tidegate_core::{Cost, Span, Timestamp};
-use tidegate_limiter::{Limiter, Ruling};
+use tidegate_limiter::{Limiter, RuleCheck, Ruling};
 use tidegate_policy::{Active, Facts, NoFiles, Scratch, compile};
 use tidegate_store::{Clock, ManualClock, MemoryStore, Store};
 
@@ -36,7 +36,7 @@ impl<S: Store + 'static> Bench<S> {
     fn on(policy: &str, store: S) -> Self {
         let clock = Arc::new(ManualClock::at(START));
         let limiter =
-            Limiter::new(active(policy), Arc::new(store), Arc::clone(&clock) as Arc<dyn Clock>).unwrap();
+            Limiter::new(active(policy), Arc::new(store), Arc::clone(&clock) as Arc<dyn Clock>).expect("a limiter");
         Self { limiter, clock }
     }
 
@@ -53,7 +53,7 @@ impl<S: Store + 'static> Bench<S> {
     ) -> R {
         let (policy, mut scratch) = (self.limiter.policy(), Scratch::default());
         let header = |(name, value): &(&'static str, &str)| {
-            (HeaderName::from_static(name), HeaderValue::from_str(value).unwrap())
+            (HeaderName::from_static(name), HeaderValue::from_str(value).expect("a header value"))
         };
         let headers: HeaderMap = headers.iter().map(header).collect();
         let peer = [192, 0, 2, 1].into();
@@ -64,7 +64,10 @@ impl<S: Store + 'static> Bench<S> {
     /// How the ruling on one rule begins; `None` if there is no such rule.
     async fn rule(&self, rule: &str, client: &[u8], cost: Cost) -> Option<String> {
         let (policy, mut scratch) = (self.limiter.policy(), Scratch::default());
-        let ruling = self.limiter.check_rule(&policy, (rule, client), cost, &mut scratch, self.now()).await;
+        let ruling = self
+            .limiter
+            .check_rule(&policy, RuleCheck { rule, client, cost }, &mut scratch, self.now())
+            .await;
         ruling.as_ref().map(describe)
     }
 

@@ -1,7 +1,9 @@
 //! What is charged up front and settled later.
 
 use http::{HeaderMap, HeaderName, HeaderValue};
-use tidegate_limiter::{Admitted, Ruling};
+use tidegate_core::Cost;
+use tidegate_limiter::{Admitted, RuleCheck, Ruling};
+use tidegate_policy::Scratch;
 use tidegate_store::MemoryStore;
 
 use crate::Bench;
@@ -21,11 +23,11 @@ fn admitted(ruling: Ruling<'_>) -> Admitted<'_> {
 
 async fn left(bench: &Bench<MemoryStore>) -> u64 {
     let now = bench.now();
-    let (policy, mut scratch) = (bench.limiter.policy(), Default::default());
+    let (policy, mut scratch) = (bench.limiter.policy(), Scratch::default());
     let client = bench.check("/", &[], |ruling| admitted(ruling).report.client().to_vec()).await;
-    let ruling =
-        bench.limiter.check_rule(&policy, ("r", &client), tidegate_core::Cost::ZERO, &mut scratch, now).await;
-    admitted(ruling.unwrap()).limit.unwrap().remaining
+    let peek = RuleCheck { rule: "r", client: &client, cost: Cost::ZERO };
+    let ruling = bench.limiter.check_rule(&policy, peek, &mut scratch, now).await;
+    admitted(ruling.expect("there is such a rule")).limit.expect("it is reported").remaining
 }
 
 #[tokio::test]

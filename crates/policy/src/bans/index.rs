@@ -1,26 +1,20 @@
 //! Bans, found by who asks.
 
-use std::hash::Hash;
-use std::net::IpAddr;
-
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
-use ipnet::IpNet;
 use tidegate_core::Timestamp;
 
 use super::{Ban, Subject};
 use crate::identity::{ClientKind, Handle, Identity};
+use crate::networks::NetworkMap;
 
 type Map<K, V> = HashMap<K, V, RandomState>;
-/// Positions of bans, by network, for one length of prefix.
-type ByLength<T> = Vec<(u8, Map<T, usize>)>;
 
 /// All bans of operators.
 #[derive(Debug, Default)]
 pub struct Bans {
     all: Vec<Ban>,
-    v4: ByLength<u32>,
-    v6: ByLength<u128>,
+    networks: NetworkMap<usize>,
     /// Only kinds that somebody is banned by.
     clients: Vec<(ClientKind, Clients)>,
 }
@@ -39,12 +33,7 @@ impl Bans {
         for ban in bans {
             let at = index.all.len();
             match &ban.subject {
-                Subject::Network(IpNet::V4(net)) => {
-                    insert(&mut index.v4, net.prefix_len(), net.network().to_bits(), at);
-                }
-                Subject::Network(IpNet::V6(net)) => {
-                    insert(&mut index.v6, net.prefix_len(), net.network().to_bits(), at);
-                }
+                Subject::Network(network) => index.networks.insert(*network, at),
                 Subject::Client(name) => {
                     let Some((kind, handle)) = name.handle() else { continue };
                     let clients = index.of_kind(kind);
@@ -59,11 +48,6 @@ impl Bans {
             index.all.push(ban);
         }
         index
-    }
-
-    /// All of them, in the order they were given in.
-    pub fn iter(&self) -> impl Iterator<Item = &Ban> {
-        self.all.iter()
     }
 
     /// How many there are, those that are over included.
@@ -104,19 +88,10 @@ impl Bans {
     }
 
     fn find_network(&self, identity: &Identity<'_>, now: Timestamp) -> Option<&Ban> {
-        if self.v4.is_empty() && self.v6.is_empty() {
+        if self.networks.is_empty() {
             return None;
         }
-        match identity.address() {
-            IpAddr::V4(address) => self.v4.iter().find_map(|(length, nets)| {
-                let mask = u32::MAX.checked_shl(32 - u32::from(*length)).unwrap_or(0);
-                self.in_force(*nets.get(&(address.to_bits() & mask))?, now)
-            }),
-            IpAddr::V6(address) => self.v6.iter().find_map(|(length, nets)| {
-                let mask = u128::MAX.checked_shl(128 - u32::from(*length)).unwrap_or(0);
-                self.in_force(*nets.get(&(address.to_bits() & mask))?, now)
-            }),
-        }
+        self.networks.find_map(identity.address(), |_, at| self.in_force(*at, now))
     }
 
     fn find_client(&self, kind: ClientKind, clients: &Clients, bytes: &[u8], now: Timestamp) -> Option<&Ban> {
@@ -142,13 +117,4 @@ impl Bans {
         });
         &mut self.clients[at].1
     }
-}
-
-fn insert<T: Hash + Eq>(lengths: &mut ByLength<T>, length: u8, network: T, at: usize) {
-    let known = lengths.iter().position(|(known, _)| *known == length);
-    let place = known.unwrap_or_else(|| {
-        lengths.push((length, Map::default()));
-        lengths.len() - 1
-    });
-    lengths[place].1.insert(network, at);
 }

@@ -7,7 +7,7 @@ use tidegate_core::Span;
 
 use crate::compile::{Context, files, http, scalar};
 use crate::endpoints::EndpointPattern;
-use crate::host::normalize_host;
+use crate::host::{normalize_host, split_port};
 use crate::language::{BALANCES, HEALTH, LISTEN, ROUTE, TLS, UPSTREAM};
 use crate::plan::{Balance, Certificate, Health, HostPattern, HttpOptions, Listen, Route, Secret, Upstream};
 use crate::raw::{Fields, Finding, Mark, Node, Report, Value, nearest};
@@ -56,10 +56,8 @@ pub(super) fn listen<'s>(node: Option<&Node<'s>>, context: &mut Context<'s, '_>)
 
 /// The host of an address to listen on.
 pub(super) fn address<'n>(node: &Node<'_>, text: &'n str, report: &mut Report<'_>) -> Option<&'n str> {
-    let parts = text.rsplit_once(':');
-    let port = parts.and_then(|(_, port)| port.parse::<u16>().ok());
-    let host = parts.map(|(host, _)| host).filter(|host| is_host(host));
-    if let (Some(_), Some(host)) = (port, host) {
+    let (host, port) = split_port(text);
+    if port.is_some_and(|port| port.parse::<u16>().is_ok()) && is_host(host) {
         return Some(host);
     }
     let finding = Finding::error(node, format!("{} is no address to listen on", quote(text)));
@@ -179,13 +177,9 @@ fn server_problem(text: &str) -> Option<String> {
     if rest.contains(['/', '?', '#', '@']) {
         return Some("leave out path, query and user; requests keep their own path".to_owned());
     }
-    let (host, port) = match rest.rsplit_once(':') {
-        Some((host, port)) if !rest.ends_with(']') => {
-            (host, port.parse::<u16>().ok().filter(|port| *port > 0))
-        }
-        _ => (rest, Some(80)),
-    };
-    (!is_host(host) || port.is_none()).then(|| "write it like `http://10.0.0.1:3000`".to_owned())
+    let (host, port) = split_port(rest);
+    let is_port = |port: &str| port.parse::<u16>().is_ok_and(|port| port > 0);
+    (!is_host(host) || !port.is_none_or(is_port)).then(|| "write it like `http://10.0.0.1:3000`".to_owned())
 }
 
 /// The upstreams that there are.

@@ -74,7 +74,6 @@ fn the_same_requests_twice_is_an_error() {
         let duplicate = endpoints.insert(&EndpointPattern::parse(pattern).unwrap(), "");
         assert!(duplicate.is_err_and(|error| error.to_string().contains("/a/")), "{pattern}");
     }
-    assert_eq!(endpoints.len(), 2);
     assert_eq!(endpoints.find("GET", "/a/b"), Some(&"GET /a/{x}"));
     assert_eq!(endpoints.find("PUT", "/a/b"), Some(&"/a/{x}"));
 }

@@ -5,6 +5,8 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use crate::host::split_port;
+
 /// The hops of one line of `X-Forwarded-For`.
 pub(super) fn x_forwarded_for(line: &[u8]) -> impl Iterator<Item = Option<IpAddr>> {
     let entries = line.rsplit(|&byte| byte == b',').map(<[u8]>::trim_ascii);
@@ -46,17 +48,17 @@ fn unquoted(value: &[u8]) -> Option<&[u8]> {
 /// `192.0.2.7`, `192.0.2.7:80`, `2001:db8::7`, `[2001:db8::7]` or `[2001:db8::7]:80`.
 fn node(text: &[u8]) -> Option<IpAddr> {
     let text = str::from_utf8(text).ok()?;
-    if let Some(bracketed) = text.strip_prefix('[') {
-        let (address, port) = bracketed.split_once(']')?;
-        let address = address.parse::<Ipv6Addr>().ok()?;
-        return (port.is_empty() || port.strip_prefix(':').is_some_and(is_port)).then_some(address.into());
-    }
     if let Ok(address) = text.parse() {
         return Some(address);
     }
-    let (address, port) = text.split_once(':')?;
-    let address = address.parse::<Ipv4Addr>().ok()?;
-    is_port(port).then_some(address.into())
+    let (host, port) = split_port(text);
+    if !port.is_none_or(is_port) {
+        return None;
+    }
+    match host.strip_prefix('[') {
+        Some(rest) => rest.strip_suffix(']')?.parse::<Ipv6Addr>().ok().map(IpAddr::from),
+        None => host.parse::<Ipv4Addr>().ok().map(IpAddr::from),
+    }
 }
 
 /// A number, or the obfuscated form of RFC 7239.

@@ -4,13 +4,13 @@ use http::HeaderMap;
 use http::header::HeaderName;
 use ipnet::IpNet;
 use smallvec::SmallVec;
-use tidegate_core::{Check, Cost, Decision, Key, LimitReport, Outcome, Penalty, Role, Timestamp, Verdict};
+use tidegate_core::{Check, Cost, Decision, Key, LimitReport, Outcome, Role, Timestamp, Verdict};
 
 use crate::bans::{Ban, Bans};
 use crate::directory::Directory;
 use crate::matcher::condition;
 use crate::path::Readings;
-use crate::plan::{Charge, ConcurrencyRule, Count, Plan, Rule, RuleCost, Statuses, Tier};
+use crate::plan::{Charge, ConcurrencyRule, Count, Plan, Rule, RuleCost, Statuses};
 
 /// Checks that need no allocation: the limits with a place of their own, and four more.
 const INLINE: usize = 8;
@@ -121,8 +121,7 @@ pub enum BannedBy<'a> {
 /// What is known beside the policy, and changes without it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Known<'a> {
-    /// Whose API key is whose: the plan's own directory, or the newest of
-    /// [`Plan::load_directory`](crate::Plan::load_directory).
+    /// Whose API key is whose: the directory that goes with the plan.
     pub directory: Option<&'a Directory>,
     /// Whom operators have banned.
     pub bans: Option<&'a Bans>,
@@ -152,16 +151,10 @@ pub struct Matched<'a> {
     pub(super) bytes: &'a [u8],
     pub(super) plan: &'a Plan,
     pub(super) client: &'a [u8],
-    pub(super) tier: Option<&'a Tier>,
 }
 
 impl<'a> Matched<'a> {
-    pub(super) fn new(
-        plan: &'a Plan,
-        scratch: &'a Scratch,
-        checks: usize,
-        (client, tier): (Range, Option<&'a Tier>),
-    ) -> Self {
+    pub(super) fn new(plan: &'a Plan, scratch: &'a Scratch, checks: usize, client: Range) -> Self {
         let bytes = |(start, end): Range| scratch.bytes.get(start as usize..end as usize).unwrap_or_default();
         let client = bytes(client);
         let check = |applied: &'a Applied| {
@@ -172,7 +165,7 @@ impl<'a> Matched<'a> {
         let (applied, at_once) = scratch.applied.split_at_checked(checks).unwrap_or_default();
         let checks = applied.iter().filter_map(check).collect();
         let bytes = &scratch.bytes;
-        Self { checks, applied, at_once, bytes, plan, client, tier }
+        Self { checks, applied, at_once, bytes, plan, client }
     }
 
     /// The checks: one decision.
@@ -261,20 +254,9 @@ impl<'a> Matched<'a> {
         self.checks.iter().any(|check| check.role == Role::Binding)
     }
 
-    /// The checks that can refuse the request and lock its client out, each with its rule.
-    pub fn penalties(&self) -> impl Iterator<Item = (&Check<'a>, &'a Rule, &'a Penalty)> {
-        let binding = self.checks.iter().zip(self.rules()).filter(|(check, _)| check.role == Role::Binding);
-        binding.filter_map(|(check, rule)| Some((check, rule, rule.penalty.as_ref()?)))
-    }
-
     /// The bytes that counters of the client have; they may hold an API key.
     pub fn client(&self) -> &'a [u8] {
         self.client
-    }
-
-    /// The client's tier.
-    pub fn tier(&self) -> Option<&'a Tier> {
-        self.tier
     }
 
     /// Rules that apply only because their condition could not be evaluated; to be counted, and looked into.

@@ -7,7 +7,6 @@
 mod condition;
 mod index;
 mod matched;
-mod networks;
 mod tables;
 mod target;
 mod walk;
@@ -22,15 +21,14 @@ use matched::Place;
 pub use matched::{
     Admission, AtOnce, BannedBy, Exemption, Judged, Known, Matched, Reservation, Scratch, Settles,
 };
-use networks::Networks;
 use tables::PathTables;
 pub use target::Target;
 
 use crate::directory::Directory;
 use crate::facts::Facts;
 use crate::identity::HeaderRules;
+use crate::networks::Networks;
 use crate::plan::{Charge, CustomRule, HostPattern, PathCase, Plan, Route, RuleCost};
-use crate::problem::Problems;
 
 /// A plan, indexed for requests.
 ///
@@ -183,12 +181,6 @@ impl Active {
     pub fn new(plan: Plan) -> Self {
         let directory = plan.directory.clone();
         Self { matcher: Arc::new(Matcher::new(plan)), directory }
-    }
-
-    /// The same rules with what the file of API keys says now; the policy is not compiled again.
-    pub fn with_keys(&self, csv: &[u8]) -> Result<Self, Problems> {
-        let directory = self.matcher.plan().load_directory(csv)?;
-        Ok(Self { matcher: Arc::clone(&self.matcher), directory: Some(directory) })
     }
 }
 

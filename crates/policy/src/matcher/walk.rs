@@ -72,7 +72,6 @@ impl Matcher {
         for &index in of_places {
             walk.at_once(self, index as usize, tier_name);
         }
-        let client = (client, tier.map(|(_, tier)| tier));
         Admission::Checked(Matched::new(&self.plan, scratch, checks, client))
     }
 
@@ -94,7 +93,7 @@ impl Matcher {
         let client = range(0, bytes.len());
         let counted = if place.counts_everybody(&self.plan) { (0, 0) } else { client };
         applied.push(Applied { place, client: counted, cost, failed: false, open: false });
-        Some(Matched::new(&self.plan, scratch, 1, (client, None)))
+        Some(Matched::new(&self.plan, scratch, 1, client))
     }
 
     fn exemption(&self, identity: &Identity<'_>) -> Option<Exemption> {

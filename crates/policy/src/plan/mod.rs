@@ -18,10 +18,9 @@ use ipnet::IpNet;
 use tidegate_core::Span;
 use tidegate_headers::{BodyStyle, HeaderStyle};
 
-use crate::directory::{self, Directory};
+use crate::directory::Directory;
 use crate::endpoints::EndpointPattern;
 use crate::identity::Identities;
-use crate::problem::Problems;
 
 pub use clients::{Claim, Clients, Exempt, NameSource, Secret, TierSource, Token, TokenKey};
 pub use cost::{Charge, RuleCost, Statuses};
@@ -66,20 +65,11 @@ pub struct Plan {
     pub traces: Option<TracesPlan>,
     /// Where clients are found in requests: [`Plan::clients`], made usable.
     pub identities: Identities,
-    /// Whose API key is whose, as the file said when the policy was compiled. The file may change on its own:
-    /// [`Plan::load_directory`] reads it again.
+    /// Whose API key is whose, as the file said when the policy was compiled.
     pub directory: Option<Arc<Directory>>,
 }
 
 impl Plan {
-    /// Reads the file of [`TierSource::file`] again, by the tiers of this plan. Whoever runs the plan puts the result
-    /// in the old one's place.
-    pub fn load_directory(&self, bytes: &[u8]) -> Result<Arc<Directory>, Problems> {
-        let tiers: Vec<_> = self.rate_limits.tiers.iter().map(|tier| tier.name.as_str()).collect();
-        let file = self.clients.tiers.file.as_deref().unwrap_or_default();
-        directory::file::read(file, bytes, &tiers).map(Arc::new)
-    }
-
     /// Whether requests are matched with this case: by a route, or by a policy without routes.
     pub(crate) fn has_path_case(&self, case: PathCase) -> bool {
         has_path_case(case, self.http, &self.routes)

@@ -1,9 +1,7 @@
 //! Rules that no request reaches, and routes that no rule covers.
 
-use std::collections::HashMap;
-
 use crate::compile::Marks;
-use crate::endpoints::{EndpointPattern, Segment};
+use crate::endpoints::{EndpointPattern, PathTrie};
 use crate::plan::{Plan, Rule, loosest_path_case};
 use crate::raw::{Finding, Report};
 use crate::render::quote;
@@ -78,79 +76,22 @@ fn folding(plan: &Plan) -> impl Fn(&EndpointPattern) -> EndpointPattern {
 }
 
 /// Patterns by their segments, so that meeting them does not mean trying all.
-struct Patterns<'a> {
-    nodes: Vec<Branch<'a>>,
+struct Patterns {
+    paths: PathTrie<bool>,
     /// What is left of the steps; patterns full of wildcards would otherwise try every branch again and again.
     steps: usize,
 }
 
-/// Where patterns part.
-#[derive(Default)]
-struct Branch<'a> {
-    literals: HashMap<&'a str, usize>,
-    one: Option<usize>,
-    /// A pattern ends here.
-    ends: bool,
-    /// A pattern takes any rest from here.
-    rest: bool,
-}
-
-impl<'a> Patterns<'a> {
-    fn new(patterns: impl Iterator<Item = &'a EndpointPattern>) -> Self {
-        let mut all = Self { nodes: vec![Branch::default()], steps: MOST_STEPS };
-        patterns.for_each(|pattern| all.insert(pattern));
-        all
-    }
-
-    fn insert(&mut self, pattern: &'a EndpointPattern) {
-        let mut at = 0;
-        for segment in pattern.segments() {
-            let next = self.nodes.len();
-            let Some(branch) = self.nodes.get_mut(at) else { return };
-            at = match segment {
-                Segment::Literal(text) => *branch.literals.entry(text).or_insert(next),
-                Segment::One(_) => *branch.one.get_or_insert(next),
-                Segment::Rest => {
-                    branch.rest = true;
-                    return;
-                }
-            };
-            if at == next {
-                self.nodes.push(Branch::default());
-            }
-        }
-        if let Some(branch) = self.nodes.get_mut(at) {
-            branch.ends = true;
-        }
+impl Patterns {
+    fn new<'p>(patterns: impl Iterator<Item = &'p EndpointPattern>) -> Self {
+        let mut paths = PathTrie::default();
+        patterns.for_each(|pattern| *paths.value_mut(pattern.segments()) = true);
+        Self { paths, steps: MOST_STEPS }
     }
 
     /// Whether one of them meets `path`, or it took too long to see that none does.
     fn meet(&mut self, path: &EndpointPattern) -> bool {
-        let segments = path.segments();
-        let mut open = vec![(0, 0)];
-        while let Some((at, depth)) = open.pop() {
-            self.steps = self.steps.saturating_sub(1);
-            let Some(branch) = self.nodes.get(at) else { continue };
-            if branch.rest || self.steps == 0 {
-                return true;
-            }
-            match segments.get(depth) {
-                None if branch.ends => return true,
-                None => {}
-                // Every branch ends somewhere, and the rest takes all of it.
-                Some(Segment::Rest) => return true,
-                Some(Segment::Literal(text)) => {
-                    let next = branch.literals.get(&**text).copied().into_iter().chain(branch.one);
-                    open.extend(next.map(|at| (at, depth + 1)));
-                }
-                Some(Segment::One(_)) => {
-                    let next = branch.literals.values().copied().chain(branch.one);
-                    self.steps = self.steps.saturating_sub(branch.literals.len());
-                    open.extend(next.map(|at| (at, depth + 1)));
-                }
-            }
-        }
-        false
+        self.paths.meets(path.segments(), &mut self.steps)
     }
 }
 
@@ -159,6 +100,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::endpoints::Segment;
 
     /// Whether some path is taken by both, segment by segment.
     fn meets(one: &EndpointPattern, other: &EndpointPattern) -> bool {

@@ -7,14 +7,15 @@
 //!
 //! ```
 //! use tidegate_core::Algorithm;
-//! use tidegate_store::{ReferenceStore, conformance::Suite};
+//! use tidegate_store::{MemoryStore, conformance::Suite};
 //!
 //! let suite = Suite { algorithms: Algorithm::ALL, seed: 1, traces: 2, steps: 100 };
-//! pollster::block_on(suite.run(&ReferenceStore::new()));
+//! pollster::block_on(suite.run(&MemoryStore::with_cap(1 << 20)));
 //! ```
 
 mod contention;
-mod oracle;
+mod entry;
+pub(crate) mod oracle;
 mod trace;
 
 use std::fmt;

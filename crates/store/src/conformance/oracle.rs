@@ -4,36 +4,37 @@ use std::collections::BTreeMap;
 
 use tidegate_core::{Check, Cost, Decision, Key, Ledger, Outcome, Refund, RuleId, Timestamp, decide, peek};
 
-use crate::entry::{Entry, Override};
+use super::entry::Entry;
+use crate::store::Override;
 
 #[derive(Debug, Default)]
-pub(super) struct Oracle {
+pub(crate) struct Oracle {
     entries: BTreeMap<(RuleId, Vec<u8>), Entry>,
 }
 
 impl Oracle {
-    pub(super) fn decide(&mut self, checks: &[Check<'_>], now: Timestamp) -> Decision {
+    pub(crate) fn decide(&mut self, checks: &[Check<'_>], now: Timestamp) -> Decision {
         for check in checks {
             self.entry(check.key).adopt(check.limit, now);
         }
         decide(checks, now, &mut Page { oracle: self, checks, now })
     }
 
-    pub(super) fn peek(&mut self, checks: &[Check<'_>], now: Timestamp) -> Decision {
+    pub(crate) fn peek(&mut self, checks: &[Check<'_>], now: Timestamp) -> Decision {
         peek(checks, now, &Page { oracle: self, checks, now })
     }
 
-    pub(super) fn refund(&mut self, refunds: &[Refund<'_>], now: Timestamp) {
+    pub(crate) fn refund(&mut self, refunds: &[Refund<'_>], now: Timestamp) {
         for refund in refunds {
             self.entry(refund.key).refund(refund, now);
         }
     }
 
-    pub(super) fn reset(&mut self, key: Key<'_>) {
+    pub(crate) fn reset(&mut self, key: Key<'_>) {
         self.entry(key).reset();
     }
 
-    pub(super) fn override_limit(&mut self, key: Key<'_>, instead: Option<Override>, now: Timestamp) {
+    pub(crate) fn override_limit(&mut self, key: Key<'_>, instead: Option<Override>, now: Timestamp) {
         self.entry(key).override_limit(instead, now);
     }
 

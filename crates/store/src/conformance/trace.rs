@@ -3,7 +3,7 @@
 use fastrand::Rng;
 use tidegate_core::{Algorithm, Check, Cost, Decision, Key, Limit, Role, RuleId, Span, Spec, Timestamp};
 
-use crate::entry::Override;
+use crate::store::Override;
 
 const RULES: [RuleId; 3] = [RuleId::named("global"), RuleId::named("default"), RuleId::named("search")];
 const CLIENTS: usize = 3;

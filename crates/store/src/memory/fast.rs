@@ -96,11 +96,11 @@ impl MemoryStore {
         let word = self.packed(seen, number, limit).ok_or(Missed::Unusual)?;
         match meter.spend_one(word, ORIGIN, now) {
             Some((spent, Some(next))) if seen.replace(word, next) => {
-                self.top.sample(key, hash, now, true);
+                self.heavy_hitters.sample(key, hash, now, true);
                 Ok(Spent::Passing(spent))
             }
             Some((spent, None)) => {
-                self.top.sample(key, hash, now, false);
+                self.heavy_hitters.sample(key, hash, now, false);
                 Ok(Spent::Refused(spent))
             }
             Some(_) => Err(Missed::Contended),
@@ -124,7 +124,7 @@ impl MemoryStore {
                 false => Some(Some(outcome)),
             }
         })?;
-        self.top.sample(&check.key, ask.hash, now, outcome.verdict.is_pass());
+        self.heavy_hitters.sample(&check.key, ask.hash, now, outcome.verdict.is_pass());
         Some(outcome)
     }
 

@@ -15,7 +15,7 @@ fn store() -> Arc<MemoryStore> {
         hasher: KeyHasher::fixed(),
         overrides: Overrides::default(),
         metrics: Metrics::default(),
-        top: Top::default(),
+        heavy_hitters: HeavyHitters::default(),
     })
 }
 
@@ -88,6 +88,24 @@ fn loom_checks_in_opposite_order_never_wait_for_each_other_and_pass_once() {
         assert_eq!(race(&store, algorithm, [&[b"a", b"b"], &[b"b", b"a"]], 2), 1);
         assert!(!decide(&store, algorithm, &[b"a"], 2));
         assert!(!decide(&store, algorithm, &[b"b"], 2), "both were charged together");
+    });
+}
+
+#[test]
+fn loom_peek_during_decision_sees_all_of_it_or_nothing() {
+    model(|algorithm| {
+        let store = store();
+        assert!(decide(&store, algorithm, &[b"a", b"b"], 2));
+        let decider = {
+            let store = Arc::clone(&store);
+            thread::spawn(move || decide(&store, algorithm, &[b"a", b"b"], 2))
+        };
+        let limit = limit(algorithm, 2, 60);
+        let both =
+            [&b"b"[..], b"a"].map(|client| Check::new(Key::new(RuleId::named("rule"), client), &limit));
+        let seen = store.peek_now(&both, NOW).expect("there are few limits");
+        assert_eq!(seen.outcomes[0].remaining, seen.outcomes[1].remaining);
+        assert!(decider.join().expect("the decider does not panic"));
     });
 }
 

@@ -11,6 +11,7 @@ mod bucket;
 mod decision;
 mod fast;
 pub(crate) mod hash;
+mod heavy_hitters;
 mod hint;
 mod limits;
 mod metrics;
@@ -18,7 +19,6 @@ mod overrides;
 mod pool;
 mod reclaim;
 mod table;
-mod top;
 
 use std::hint::cold_path;
 use std::pin::Pin;
@@ -27,20 +27,19 @@ use std::task::{Context, Poll};
 use smallvec::{SmallVec, smallvec};
 use tidegate_core::{Check, Decision, Key, Kind, Limit, Refund, Role, Timestamp, decide, peek};
 
-use crate::entry::Override;
-use crate::store::{Store, StoreError};
+use crate::store::{Override, Store, StoreError};
 use bucket::Bucket;
 use decision::{Asked, Held, NotHeld};
 use fast::{DecideOne, is_ordinary};
 use hash::KeyHasher;
+use heavy_hitters::HeavyHitters;
+pub use heavy_hitters::HeavyKey;
 pub use limits::RetainedLimits;
 use limits::{Limits, MAX_LIMITS};
 use metrics::Metrics;
 use overrides::Overrides;
 use pool::Pool;
 use table::Table;
-pub use top::HeavyKey;
-use top::Top;
 
 /// At this share of its slots a table is as full as it should get: of a million keys about nine then find all
 /// of their sixteen lines full.
@@ -62,7 +61,7 @@ pub struct MemoryStore {
     hasher: KeyHasher,
     overrides: Overrides,
     metrics: Metrics,
-    top: Top,
+    heavy_hitters: HeavyHitters,
 }
 
 /// How full a store is, and what that costs.
@@ -92,7 +91,7 @@ impl MemoryStore {
             hasher: KeyHasher::random(),
             overrides: Overrides::default(),
             metrics: Metrics::default(),
-            top: Top::default(),
+            heavy_hitters: HeavyHitters::default(),
         }
     }
 
@@ -121,7 +120,7 @@ impl MemoryStore {
 
     /// The heaviest keys of each rule, heaviest first, by a sample of all decisions.
     pub fn heaviest(&self) -> Vec<HeavyKey> {
-        self.top.heaviest()
+        self.heavy_hitters.heaviest()
     }
 
     /// What the table needs to know of a check, but for its limit's number, which is only presumed.
@@ -291,7 +290,7 @@ impl MemoryStore {
 
     fn sampled(&self, checks: &[Check<'_>], asks: &[Ask], decision: Decision) -> Decision {
         for (check, ask) in checks.iter().zip(asks) {
-            self.top.sample(&check.key, ask.hash, decision.at, decision.passes());
+            self.heavy_hitters.sample(&check.key, ask.hash, decision.at, decision.passes());
         }
         decision
     }

@@ -7,7 +7,7 @@ use std::sync::{PoisonError, RwLock};
 use tidegate_core::{Key, Limit, Refund, RuleId, Timestamp};
 
 use super::limits::RetainedLimits;
-use crate::entry::Override;
+use crate::store::Override;
 
 /// Below this many overrides it is not worth looking for those that are over.
 const FORGET_AT_LEAST: usize = 64;

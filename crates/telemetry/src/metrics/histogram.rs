@@ -1,6 +1,8 @@
 //! How long things take.
 
-use super::cell::{Apart, Counter};
+use crossbeam_utils::CachePadded;
+
+use super::counter::Counter;
 use super::page::{Family, Unit};
 
 /// The upper bounds of the buckets in nanoseconds, and as they are written in milliseconds and in seconds. A decision
@@ -98,10 +100,10 @@ pub(crate) fn write<'h>(
 
 /// The histograms in a list of per-core things.
 pub(crate) fn of_cores<T>(
-    cores: &[Apart<T>],
+    cores: &[CachePadded<T>],
     which: impl Fn(&T) -> &Histogram + Clone,
 ) -> impl Iterator<Item = &Histogram> + Clone {
-    cores.iter().map(move |core| which(&core.0))
+    cores.iter().map(move |core| which(core))
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 //! Every core counts for itself, in memory that no other core writes; who reads takes no lock that a core could wait
 //! for. Names and labels stand in `docs/operations.md`.
 
-mod cell;
+mod counter;
 mod histogram;
 mod offenders;
 mod page;
@@ -15,11 +15,12 @@ mod upstreams;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crossbeam_utils::CachePadded;
 use tidegate_core::{RuleId, Timestamp};
 use tidegate_policy::Plan;
 
-pub(crate) use cell::Counter;
-use cell::{Apart, for_each_core};
+pub(crate) use counter::Counter;
+use counter::for_each_core;
 use histogram::{Histogram, Span};
 use offenders::Offenders;
 pub use offenders::Reader;
@@ -80,7 +81,7 @@ struct Shard {
 /// All that is counted.
 #[derive(Debug)]
 pub struct Metrics {
-    cores: Box<[Apart<Shard>]>,
+    cores: Box<[CachePadded<Shard>]>,
     next: AtomicUsize,
     offenders: Offenders,
     rules: Mutex<Registry>,
@@ -133,7 +134,7 @@ impl Metrics {
     }
 
     fn shards(&self) -> impl Iterator<Item = &Shard> + Clone {
-        self.cores.iter().map(|core| &core.0)
+        self.cores.iter().map(|core| &**core)
     }
 
     fn sum(&self, which: impl Fn(&Shard) -> &Counter) -> u64 {
@@ -237,7 +238,7 @@ pub struct Meter {
 impl Meter {
     fn shard(&self) -> &Shard {
         // The position is one of the list's.
-        &self.metrics.cores[self.core].0
+        &self.metrics.cores[self.core]
     }
 
     /// A request was decided about, after so long.

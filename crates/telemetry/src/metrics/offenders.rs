@@ -20,12 +20,14 @@ use std::hash::BuildHasher;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwap;
+use crossbeam_utils::CachePadded;
 use tidegate_core::{Span, Timestamp};
 use tidegate_policy::ClientName;
+use tidegate_store::Counted;
 
-use super::cell::{Apart, Counter, for_each_core};
+use super::counter::{Counter, for_each_core};
 use super::rules::Slot;
-use super::sketch::{Candidate, merge};
+use super::sketch::{Candidate, merge, refused};
 
 /// Clients with a series of their own.
 pub(crate) const MOST: usize = 100;
@@ -50,12 +52,12 @@ pub enum Reader {
 struct Offender {
     rule: Slot,
     name: String,
-    cells: Box<[Apart<Counter>]>,
+    cells: Box<[CachePadded<Counter>]>,
 }
 
 impl Offender {
     fn total(&self) -> u64 {
-        self.cells.iter().map(|cell| cell.0.get()).sum()
+        self.cells.iter().map(|cell| cell.get()).sum()
     }
 }
 
@@ -170,7 +172,7 @@ impl Offenders {
     pub(crate) fn count(&self, core: usize, hash: u64) -> bool {
         let table = self.table.load();
         let cell = table.find(hash).and_then(|offender| offender.cells.get(core % self.cores.max(1)));
-        cell.inspect(|cell| cell.0.one()).is_some()
+        cell.inspect(|cell| cell.one()).is_some()
     }
 
     /// Gives a client a series, if there is room and nobody is just deciding about it.
@@ -187,7 +189,7 @@ impl Offenders {
     }
 
     /// Decides anew who has a series. The heaviest of `candidates` take the places of those who cause less.
-    pub(crate) fn compare(&self, candidates: impl Iterator<Item = Candidate>, now: Timestamp) {
+    pub(crate) fn compare(&self, candidates: impl Iterator<Item = Counted<Candidate>>, now: Timestamp) {
         let mut naming = self.naming();
         naming.settle();
         let mut activity: Vec<u64> = Vec::new();
@@ -207,7 +209,7 @@ impl Offenders {
             }
         }
         for candidate in merge(candidates) {
-            let refused = candidate.refused();
+            let refused = refused(&candidate);
             if refused == 0 {
                 break;
             }
@@ -220,7 +222,8 @@ impl Offenders {
                 naming.retire(at, now);
                 activity.remove(at);
             }
-            if naming.name(candidate.hash, self.offender(candidate.rule, &candidate.client), now) {
+            let Candidate { hash, rule, client, .. } = &candidate.item;
+            if naming.name(*hash, self.offender(*rule, client), now) {
                 activity.push(refused);
             }
         }

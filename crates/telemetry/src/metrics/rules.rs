@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use tidegate_core::RuleId;
 use tidegate_policy::{Plan, span_text};
 
-use super::cell::Counter;
+use super::counter::Counter;
 
 /// Rules of one chunk. A chunk is taken when one of its rules is first counted.
 const CHUNK: usize = 512;

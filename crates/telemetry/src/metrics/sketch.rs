@@ -1,8 +1,9 @@
-//! Who might be among the heaviest offenders: the space-saving algorithm over a sample of refusals.
+//! Who might be among the heaviest offenders, by a sample of refusals.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tidegate_core::Timestamp;
+use tidegate_store::{Counted, SpaceSaving};
 
 use super::rules::Slot;
 
@@ -42,67 +43,42 @@ pub(crate) struct Candidate {
     pub(crate) hash: u64,
     pub(crate) rule: Slot,
     pub(crate) client: Box<[u8]>,
-    /// About so many refusals.
-    weight: u64,
-    /// Of which so many may be those of a client that it replaced.
-    inherited: u64,
     samples: u32,
 }
 
-impl Candidate {
-    /// It was refused about so often at least; zero if chance may have it.
-    pub(crate) fn refused(&self) -> u64 {
-        if self.samples >= 3 { self.weight - self.inherited } else { 0 }
-    }
+/// It was refused about so often at least; zero if chance may have it.
+pub(crate) fn refused(candidate: &Counted<Candidate>) -> u64 {
+    if candidate.item.samples >= 3 { candidate.at_least() } else { 0 }
 }
 
 /// The candidates of one core.
 #[derive(Debug, Default)]
-pub(crate) struct Sketch {
-    kept: Vec<Candidate>,
-}
+pub(crate) struct Sketch(SpaceSaving<Candidate, KEPT>);
 
 impl Sketch {
     pub(crate) fn note(&mut self, hash: u64, rule: Slot, client: &[u8], weight: u64) {
-        if let Some(known) = self.kept.iter_mut().find(|one| one.hash == hash) {
-            known.weight += weight;
-            known.samples += 1;
-            return;
-        }
-        let newcomer = |inherited| Candidate {
-            hash,
-            rule,
-            client: client.into(),
-            weight: inherited + weight,
-            inherited,
-            samples: 1,
-        };
-        if self.kept.len() < KEPT {
-            self.kept.push(newcomer(0));
-        } else if let Some(lightest) = self.kept.iter_mut().min_by_key(|one| one.weight) {
-            *lightest = newcomer(lightest.weight);
-        }
+        let new = || Candidate { hash, rule, client: client.into(), samples: 0 };
+        self.0.record(weight, |known| known.hash == hash, new).samples += 1;
     }
 
     /// All candidates since this was last asked.
-    pub(crate) fn take(&mut self) -> Vec<Candidate> {
-        std::mem::take(&mut self.kept)
+    pub(crate) fn take(&mut self) -> Vec<Counted<Candidate>> {
+        self.0.take()
     }
 }
 
 /// The candidates of all cores, the heaviest first.
-pub(crate) fn merge(all: impl Iterator<Item = Candidate>) -> Vec<Candidate> {
-    let mut merged: Vec<Candidate> = all.collect();
-    merged.sort_unstable_by_key(|one| one.hash);
+pub(crate) fn merge(all: impl Iterator<Item = Counted<Candidate>>) -> Vec<Counted<Candidate>> {
+    let mut merged: Vec<_> = all.collect();
+    merged.sort_unstable_by_key(|one| one.item.hash);
     merged.dedup_by(|later, first| {
-        let is_same = later.hash == first.hash;
+        let is_same = later.item.hash == first.item.hash;
         if is_same {
-            first.weight += later.weight;
-            first.inherited += later.inherited;
-            first.samples += later.samples;
+            first.add(later);
+            first.item.samples += later.item.samples;
         }
         is_same
     });
-    merged.sort_by_key(|one| std::cmp::Reverse(one.refused()));
+    merged.sort_by_key(|one| std::cmp::Reverse(refused(one)));
     merged
 }

@@ -2,7 +2,9 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::cell::{Apart, Counter, for_each_core};
+use crossbeam_utils::CachePadded;
+
+use super::counter::{Counter, for_each_core};
 use super::histogram::{self, Histogram, Span};
 use super::page::{Kind, Page};
 
@@ -57,7 +59,7 @@ struct Tries {
 #[derive(Debug)]
 pub struct UpstreamCounts {
     name: String,
-    cores: Box<[Apart<Tries>]>,
+    cores: Box<[CachePadded<Tries>]>,
 }
 
 impl UpstreamCounts {
@@ -67,7 +69,7 @@ impl UpstreamCounts {
     }
 
     pub(crate) fn tried(&self, core: usize, result: Try, nanos: u64) {
-        let Some(Apart(tries)) = self.cores.get(core % self.cores.len().max(1)) else { return };
+        let Some(tries) = self.cores.get(core % self.cores.len().max(1)) else { return };
         if let Try::Answered(status) = result {
             tries.answered[class(status)].one();
             tries.latency.observe(nanos);
@@ -77,7 +79,7 @@ impl UpstreamCounts {
     }
 
     fn sum(&self, which: impl Fn(&Tries) -> &Counter) -> u64 {
-        self.cores.iter().map(|core| which(&core.0).get()).sum()
+        self.cores.iter().map(|core| which(core).get()).sum()
     }
 }
 

@@ -5,8 +5,9 @@ use pollster::block_on;
 use tidegate_core::{Algorithm, Check, Cost, Decision, Key, Refund, RuleId, Spec};
 
 use super::*;
+use crate::conformance::oracle::Oracle;
 use crate::memory::limits::RetainedLimits;
-use crate::{MemoryStore, Override, ReferenceStore, Store};
+use crate::{MemoryStore, Override, Store};
 
 const START: Timestamp = Timestamp::from_secs(1_800_000_000);
 const RULES: [RuleId; 4] = [RuleId::named("a"), RuleId::named("b"), RuleId::named("c"), RuleId::named("d")];
@@ -148,11 +149,11 @@ fn override_ended_or_replaced_releases_its_limit() {
 /// A policy: a limit for each rule.
 type Policy = [Limit; 4];
 
-/// A store, the reference, and what is in force in both.
+/// A store, the oracle it is compared with, and what is in force in both.
 struct Play {
     rng: Rng,
     store: MemoryStore,
-    reference: ReferenceStore,
+    oracle: Oracle,
     policy: Policy,
     retained: RetainedLimits,
     /// The policy before: requests under way still use it.
@@ -166,9 +167,9 @@ impl Play {
         let (store, mut rng) = (store(), Rng::with_seed(seed));
         let policy = random_policy(&mut rng);
         let retained = store.retain_limits(&policy, START).unwrap();
-        let reference = ReferenceStore::new();
+        let oracle = Oracle::default();
         let (before, now) = (policy, START);
-        Self { rng, store, reference, policy, retained, before, now, reloads: 0 }
+        Self { rng, store, oracle, policy, retained, before, now, reloads: 0 }
     }
 
     fn step(&mut self) {
@@ -176,11 +177,11 @@ impl Play {
             0 => self.reload(),
             1 => self.pass_time(),
             2 => self.override_one(),
-            3 => block_on(async {
+            3 => {
                 let key = self.key();
-                self.store.reset(key).await.unwrap();
-                self.reference.reset(key).await.unwrap();
-            }),
+                block_on(self.store.reset(key)).unwrap();
+                self.oracle.reset(key);
+            }
             4 => self.store.table.reclaim_all(self.now),
             _ => self.decide(),
         }
@@ -215,7 +216,7 @@ impl Play {
         let limit = random_limit(&mut self.rng);
         let instead = self.rng.bool().then_some(Override { limit, until });
         if block_on(self.store.override_limit(key, instead, self.now)).is_ok() {
-            block_on(self.reference.override_limit(key, instead, self.now)).unwrap();
+            self.oracle.override_limit(key, instead, self.now);
         }
     }
 
@@ -233,7 +234,7 @@ impl Play {
             .collect();
         if self.rng.u32(0..6) == 0 {
             let peeked = block_on(self.store.peek(&checks, self.now));
-            let expected = block_on(self.reference.peek(&checks, self.now)).unwrap();
+            let expected = self.oracle.peek(&checks, self.now);
             assert!(is_old && peeked.is_err() || peeked.unwrap() == expected);
             return;
         }
@@ -243,12 +244,12 @@ impl Play {
             Err(StoreError::TooManyLimits { .. }) if is_old => return,
             Err(error) => panic!("{error}"),
         };
-        let expected = block_on(self.reference.decide(&checks, self.now)).unwrap();
+        let expected = self.oracle.decide(&checks, self.now);
         assert_eq!(decided, expected, "left is the memory store's");
         if self.rng.u32(0..4) == 0 {
             let refunds: Vec<Refund<'_>> = expected.refunds(&checks).into_iter().collect();
             block_on(self.store.refund(&refunds, self.now)).unwrap();
-            block_on(self.reference.refund(&refunds, self.now)).unwrap();
+            self.oracle.refund(&refunds, self.now);
         }
     }
 }
@@ -263,7 +264,7 @@ fn random_policy(rng: &mut Rng) -> Policy {
 }
 
 #[test]
-fn decisions_across_reloads_overrides_and_sweeps_equal_the_reference_store() {
+fn decisions_across_reloads_overrides_and_sweeps_equal_the_oracle() {
     let seed = fastrand::u64(..);
     for trace in 0..60 {
         println!("seed {}", seed.wrapping_add(trace));

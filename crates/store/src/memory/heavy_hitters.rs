@@ -5,6 +5,8 @@ use std::sync::{Mutex, PoisonError};
 
 use tidegate_core::{Key, RuleId, Timestamp};
 
+use crate::space_saving::SpaceSaving;
+
 /// One decision of so many is looked at.
 const SAMPLE: u64 = 1_024;
 /// So many keys are kept per rule: whoever sends more than one in so many requests is among them.
@@ -33,36 +35,28 @@ impl std::fmt::Debug for HeavyKey {
     }
 }
 
-/// A sketch per rule: the space-saving algorithm over the sampled decisions.
+/// A sketch of its keys for each rule, over the sampled decisions.
 #[derive(Debug, Default)]
-pub(super) struct Top {
-    rules: Mutex<HashMap<RuleId, Sketch>>,
+pub(super) struct HeavyHitters {
+    rules: Mutex<HashMap<RuleId, RuleKeys>>,
 }
 
 /// The keys of one rule.
 #[derive(Debug, Default)]
-struct Sketch {
+struct RuleKeys {
     /// How many decisions were recorded, and how many of the rule it replaced.
     weight: u64,
-    seen: Vec<Seen>,
+    keys: SpaceSaving<KeyCounts, KEPT>,
 }
 
 #[derive(Debug)]
-struct Seen {
+struct KeyCounts {
     client: Box<[u8]>,
     passed: u64,
     refused: u64,
-    /// What it inherited from the key it replaced: its own count is too high by at most this.
-    inherited: u64,
 }
 
-impl Seen {
-    fn weight(&self) -> u64 {
-        self.passed + self.refused + self.inherited
-    }
-}
-
-impl Top {
+impl HeavyHitters {
     /// Looks at this decision, if chance will have it.
     #[inline]
     pub(super) fn sample(&self, key: &Key<'_>, hash: u64, now: Timestamp, passes: bool) {
@@ -79,31 +73,21 @@ impl Top {
         if rules.len() >= MAX_RULES && !rules.contains_key(&key.rule) {
             replace_lightest(&mut rules, key.rule);
         }
-        let Sketch { weight, seen } = rules.entry(key.rule).or_default();
+        let RuleKeys { weight, keys } = rules.entry(key.rule).or_default();
         *weight += 1;
-        let known = seen.iter().position(|one| *one.client == *key.client).unwrap_or_else(|| {
-            let newcomer = Seen { client: key.client.into(), passed: 0, refused: 0, inherited: 0 };
-            if seen.len() < KEPT {
-                seen.push(newcomer);
-                return seen.len() - 1;
-            }
-            let (lightest, weight) = seen
-                .iter()
-                .map(Seen::weight)
-                .enumerate()
-                .min_by_key(|(_, weight)| *weight)
-                .unwrap_or_default();
-            seen[lightest] = Seen { inherited: weight, ..newcomer };
-            lightest
-        });
-        if passes { seen[known].passed += 1 } else { seen[known].refused += 1 }
+        let counts = keys.record(
+            1,
+            |known| *known.client == *key.client,
+            || KeyCounts { client: key.client.into(), passed: 0, refused: 0 },
+        );
+        if passes { counts.passed += 1 } else { counts.refused += 1 }
     }
 
     pub(super) fn heaviest(&self) -> Vec<HeavyKey> {
         let rules = self.rules.lock().unwrap_or_else(PoisonError::into_inner);
         let mut heaviest: Vec<_> = rules
             .iter()
-            .flat_map(|(rule, sketch)| sketch.seen.iter().map(|one| (*rule, one)))
+            .flat_map(|(rule, of_rule)| of_rule.keys.iter().map(|one| (*rule, &one.item)))
             .map(|(rule, one)| HeavyKey {
                 rule,
                 client: one.client.clone(),
@@ -117,14 +101,14 @@ impl Top {
 }
 
 /// Puts a rule in the place of the one that fewest decisions were recorded of.
-fn replace_lightest(rules: &mut HashMap<RuleId, Sketch>, rule: RuleId) {
+fn replace_lightest(rules: &mut HashMap<RuleId, RuleKeys>, rule: RuleId) {
     let Some((lightest, weight)) =
-        rules.iter().map(|(rule, sketch)| (*rule, sketch.weight)).min_by_key(|(_, weight)| *weight)
+        rules.iter().map(|(rule, keys)| (*rule, keys.weight)).min_by_key(|(_, weight)| *weight)
     else {
         return;
     };
     rules.remove(&lightest);
-    rules.insert(rule, Sketch { weight, seen: Vec::new() });
+    rules.insert(rule, RuleKeys { weight, keys: SpaceSaving::default() });
 }
 
 #[cfg(all(test, not(loom)))]
@@ -135,15 +119,20 @@ mod tests {
 
     #[test]
     fn a_heavy_key_is_found_among_many_light_ones() {
-        let top = Top::default();
+        let hitters = HeavyHitters::default();
         for n in 0_u64..1_000_000 {
             let now = Timestamp::from_micros(n);
-            top.sample(&Key::new(RULE, &n.to_be_bytes()), n.wrapping_mul(0x9e37_79b9_7f4a_7c15), now, true);
+            hitters.sample(
+                &Key::new(RULE, &n.to_be_bytes()),
+                n.wrapping_mul(0x9e37_79b9_7f4a_7c15),
+                now,
+                true,
+            );
             if n % 10 == 0 {
-                top.sample(&Key::new(RULE, b"abuser"), 77, Timestamp::from_micros(n / 10), n % 20 == 0);
+                hitters.sample(&Key::new(RULE, b"abuser"), 77, Timestamp::from_micros(n / 10), n % 20 == 0);
             }
         }
-        let heaviest = top.heaviest();
+        let heaviest = hitters.heaviest();
         assert_eq!(&*heaviest[0].client, b"abuser");
         let asked = heaviest[0].passed + heaviest[0].refused;
         assert!((90_000..=110_000).contains(&asked), "100,000 were about {asked}");
@@ -152,13 +141,13 @@ mod tests {
 
     #[test]
     fn rules_of_earlier_policies_are_forgotten_and_a_busy_one_is_not() {
-        let top = Top::default();
+        let hitters = HeavyHitters::default();
         for n in 0..10_000 {
             let rule = RuleId::named(&format!("rule-{n}"));
-            top.record(&Key::new(rule, b"idle"), true);
-            top.record(&Key::new(RULE, b"busy"), true);
+            hitters.record(&Key::new(rule, b"idle"), true);
+            hitters.record(&Key::new(RULE, b"busy"), true);
         }
-        let heaviest = top.heaviest();
+        let heaviest = hitters.heaviest();
         assert_eq!(heaviest.len(), MAX_RULES);
         assert_eq!((&*heaviest[0].client, heaviest[0].passed), (&b"busy"[..], 10_000 * SAMPLE));
     }

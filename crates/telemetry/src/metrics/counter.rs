@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crossbeam_utils::CachePadded;
+
 /// A number that only grows. Each core has its own, so adding to it is never contended.
 #[derive(Debug, Default)]
 pub(crate) struct Counter(AtomicU64);
@@ -20,12 +22,7 @@ impl Counter {
     }
 }
 
-/// A value on cache lines of its own: two cores never write to the same.
-#[derive(Debug, Default)]
-#[repr(align(128))]
-pub(crate) struct Apart<T>(pub(crate) T);
-
-/// So many of them, one for each core.
-pub(crate) fn for_each_core<T: Default>(cores: usize) -> Box<[Apart<T>]> {
-    (0..cores.max(1)).map(|_| Apart::default()).collect()
+/// So many values, one for each core, on cache lines of their own: two cores never write to the same.
+pub(crate) fn for_each_core<T: Default>(cores: usize) -> Box<[CachePadded<T>]> {
+    (0..cores.max(1)).map(|_| CachePadded::default()).collect()
 }

@@ -1,36 +1,14 @@
-//! What is remembered of one key: how much it spent, under which limit, and a limit of its own if it has one.
+//! What the oracle remembers of one key: how much it spent, under which limit, and a limit of its own if it has one.
 
 use std::borrow::Cow;
 
-use tidegate_core::{Cost, Limit, Outcome, Refund, Span, State, Timestamp};
+use tidegate_core::{Cost, Limit, Outcome, Refund, State, Timestamp};
 
-/// Another limit in force for one key, for a time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Override {
-    /// The limit in force instead of the rule's.
-    pub limit: Limit,
-    /// From then on the rule's own limit is in force again.
-    pub until: Timestamp,
-}
-
-/// Refunds come soon after their decisions: so long after its end an override no longer concerns them.
-const REFUNDS_END: Span = Span::from_secs(60);
-
-impl Override {
-    /// Whether it concerns nobody any more, even if time goes back a little.
-    pub(crate) fn is_over(&self, now: Timestamp) -> bool {
-        self.until + REFUNDS_END + REFUNDS_END <= now
-    }
-
-    /// Whether what is to be refunded may have been charged, or drained, under this override.
-    pub(crate) fn touches(&self, refund: &Refund<'_>, now: Timestamp) -> bool {
-        refund.charged < self.until && now < self.until + REFUNDS_END
-    }
-}
+use crate::store::Override;
 
 /// One key's counter and override. The default is a key never seen.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Entry {
+pub(super) struct Entry {
     counter: Option<Counter>,
     instead: Option<Override>,
 }
@@ -43,14 +21,14 @@ struct Counter {
 }
 
 impl Entry {
-    pub(crate) fn judge(&self, limit: &Limit, now: Timestamp, cost: Cost) -> Outcome {
+    pub(super) fn judge(&self, limit: &Limit, now: Timestamp, cost: Cost) -> Outcome {
         let limit = self.in_force(limit, now);
         limit.judge(&self.state_under(&limit, now), now, cost)
     }
 
     /// Moves the counter to the limit in force, if that has changed. Every decision does so, a refusing one
     /// too: else what was spent would keep draining at the old rate for as long as it refuses.
-    pub(crate) fn adopt(&mut self, limit: &Limit, now: Timestamp) {
+    pub(super) fn adopt(&mut self, limit: &Limit, now: Timestamp) {
         let limit = self.in_force(limit, now);
         if let Some(counter) = self.counter.as_mut().filter(|counter| counter.limit != limit) {
             let state = std::mem::take(&mut counter.state);
@@ -59,7 +37,7 @@ impl Entry {
     }
 
     /// Records `cost` under the limit that [`adopt`](Self::adopt) put in force.
-    pub(crate) fn charge(&mut self, limit: &Limit, now: Timestamp, cost: Cost) {
+    pub(super) fn charge(&mut self, limit: &Limit, now: Timestamp, cost: Cost) {
         let limit = self.in_force(limit, now);
         let counter = self.counter.get_or_insert(Counter { limit, state: State::Unseen });
         counter.limit.charge(&mut counter.state, now, cost);
@@ -67,7 +45,7 @@ impl Entry {
 
     /// Gives back only what was charged under the limit that still counts: under another, nobody can tell how
     /// much of it is left.
-    pub(crate) fn refund(&mut self, refund: &Refund<'_>, now: Timestamp) {
+    pub(super) fn refund(&mut self, refund: &Refund<'_>, now: Timestamp) {
         let overridden = self.instead.is_some_and(|instead| instead.touches(refund, now));
         let counter = self.counter.as_mut().filter(|counter| counter.limit == *refund.limit);
         if let Some(counter) = counter.filter(|_| !overridden) {
@@ -75,12 +53,12 @@ impl Entry {
         }
     }
 
-    pub(crate) fn reset(&mut self) {
+    pub(super) fn reset(&mut self) {
         self.counter = None;
     }
 
     /// `None` ends the override now; that there was one stays known, for refunds.
-    pub(crate) fn override_limit(&mut self, instead: Option<Override>, now: Timestamp) {
+    pub(super) fn override_limit(&mut self, instead: Option<Override>, now: Timestamp) {
         match instead {
             Some(_) => self.instead = instead,
             None => {
@@ -89,13 +67,6 @@ impl Entry {
                 }
             }
         }
-    }
-
-    /// Whether forgetting the entry changes no answer from `now` on.
-    pub(crate) fn is_fresh(&self, now: Timestamp) -> bool {
-        let counter = self.counter.as_ref();
-        counter.is_none_or(|counter| counter.limit.is_fresh(&counter.state, now))
-            && self.instead.is_none_or(|instead| instead.is_over(now))
     }
 
     fn in_force(&self, limit: &Limit, now: Timestamp) -> Limit {
@@ -113,7 +84,7 @@ impl Entry {
 
 #[cfg(test)]
 mod tests {
-    use tidegate_core::{Algorithm, Key, RuleId, Spec, Verdict};
+    use tidegate_core::{Algorithm, Key, RuleId, Span, Spec, Verdict};
 
     use super::*;
 
@@ -189,17 +160,5 @@ mod tests {
 
     fn refund_of(limit: &Limit, charged: Timestamp) -> Refund<'_> {
         Refund { key: Key::new(RuleId::named("rule"), b""), limit, cost: Cost::new(5), charged }
-    }
-
-    #[test]
-    fn an_entry_is_fresh_when_both_its_counter_and_its_override_are() {
-        let mut entry = Entry::default();
-        assert!(entry.is_fresh(NOW));
-        entry.charge(&minute(60), NOW, Cost::ONE);
-        entry.override_limit(Some(Override { limit: minute(1), until: NOW + Span::from_secs(9) }), NOW);
-        assert!(!entry.is_fresh(NOW + Span::from_secs(128)));
-        assert!(entry.is_fresh(NOW + Span::from_secs(129)));
-        entry.reset();
-        assert!(!entry.is_fresh(NOW), "the override outlives a reset");
     }
 }
