@@ -1,8 +1,11 @@
 //! What the limiter's ruling means for a request: errors, rate-limit headers, records, waiting.
 
+use std::mem::take;
+
 use smallvec::SmallVec;
+use tidegate_core::Span;
 use tidegate_headers::{BodyStyle, HeaderWriter, ReportedLimit, retry_after_seconds};
-use tidegate_limiter::{Admitted, BodyMeter, Rejected, Reservations, Ruling, StoreFailed};
+use tidegate_limiter::{BodyMeter, Rejected, Report, Reservations, Ruling, StoreFailed};
 use tidegate_policy::Facts;
 use tidegate_store::{Permit, Store};
 use tidegate_telemetry::Decided;
@@ -39,9 +42,18 @@ impl<S: Store + 'static> Exchange<'_, S> {
         let (core, live) = (self.core, self.live);
         let mut scratch = core.scratch();
         let now = self.story.deciding();
-        match core.limiter.check(&live.policy, facts, &mut scratch, now).await {
-            Ruling::Admitted(admitted) => self.admit(admitted, upstream).await,
-            Ruling::Rejected(rejected) => Err(self.reject(&rejected)),
+        let mut ruling = core.limiter.check(&live.policy, facts, &mut scratch, now).await;
+        match &mut ruling {
+            Ruling::Admitted(admitted) => {
+                self.record_admitted(&admitted.report);
+                if !admitted.delay.is_zero() {
+                    Box::pin(self.wait(&admitted.report, admitted.delay)).await?;
+                }
+                let stand = upstream.sticky_key(|| admitted.report.client());
+                let (permits, reservations) = (take(&mut admitted.permits), take(&mut admitted.reservations));
+                Ok(AdmittedRequest { stand, permits, reservations })
+            }
+            Ruling::Rejected(rejected) => Err(self.reject(rejected)),
             Ruling::Banned => {
                 self.story.decided(Decided::Banned);
                 Err(ServeError::Banned)
@@ -53,65 +65,45 @@ impl<S: Store + 'static> Exchange<'_, S> {
                 Ok(AdmittedRequest::new(stand))
             }
             Ruling::StoreFailed(StoreFailed { report, permits, is_binding }) => {
-                self.story.decided(Decided::Undecided);
-                self.story.client(report.client());
-                self.record_shadow(report.shadow_rejections());
+                self.record(Decided::Undecided, report);
                 // Nobody is rejected for limits in shadow mode.
-                if is_binding {
+                if *is_binding {
                     return Err(ServeError::StoreUnavailable);
                 }
-                Ok(AdmittedRequest {
-                    permits,
-                    ..AdmittedRequest::new(upstream.sticky_key(|| report.client()))
-                })
+                let stand = upstream.sticky_key(|| report.client());
+                Ok(AdmittedRequest { permits: take(permits), ..AdmittedRequest::new(stand) })
             }
         }
     }
 
-    async fn admit(
-        &mut self,
-        admitted: Admitted<'_>,
-        upstream: &Upstream,
-    ) -> Result<AdmittedRequest, ServeError> {
-        let Admitted { report, limit, permits, reservations, delay } = admitted;
-        self.story.decided(Decided::Passed);
-        self.story.client(report.client());
-        self.record_shadow(report.shadow_rejections());
-        if let Some(limit) = limit {
+    fn record_admitted(&mut self, report: &Report<'_>) {
+        self.record(Decided::Passed, report);
+        let limits = report.limits();
+        if let Some(limit) = limits.primary() {
             self.story.judged(limit.name, limit.quota, limit.remaining);
-            let limits: SmallVec<[_; 4]> = report.limits().collect();
             let cache = &mut self.core.header_values.borrow_mut();
-            HeaderWriter { styles: self.live.styles(), cache }.write_limits(
-                &mut self.headers,
-                report.at(),
-                &limit,
-                &limits,
-            );
+            let mut writer = HeaderWriter { styles: self.live.styles(), cache };
+            writer.write_limits(&mut self.headers, report.at(), limit, &limits);
         }
-        if !delay.is_zero() {
-            let refund = self.core.limiter.refund_guard(&report);
-            Box::pin(async {
-                let Some(_waiting) = self.core.begin_waiting() else {
-                    return Err(ServeError::TooManyWaiting);
-                };
-                tokio::time::sleep(delay.into()).await;
-                refund.keep();
-                Ok(())
-            })
-            .await?;
-        }
-        Ok(AdmittedRequest { stand: upstream.sticky_key(|| report.client()), permits, reservations })
+    }
+
+    /// Waits until the request may pass. If its client does not, what was charged is given back.
+    async fn wait(&self, report: &Report<'_>, delay: Span) -> Result<(), ServeError> {
+        let refund = self.core.limiter.refund_guard(report);
+        let Some(_waiting) = self.core.begin_waiting() else { return Err(ServeError::TooManyWaiting) };
+        tokio::time::sleep(delay.into()).await;
+        refund.keep();
+        Ok(())
     }
 
     fn reject(&mut self, rejected: &Rejected<'_>) -> ServeError {
-        let Rejected { report, reason, rule, limit, retry_after } = rejected;
+        let Rejected { report, reason, rule, retry_after } = rejected;
         let (client, live) = (report.client(), self.live);
-        self.story.decided(Decided::Refused);
-        self.story.client(client);
-        self.record_shadow(report.shadow_rejections());
+        self.record(Decided::Refused, report);
         self.story.refused(&live.counted, *rule, client);
+        let limits = report.limits();
+        let Some(limit) = limits.primary() else { return ServeError::StoreUnavailable };
         self.story.judged(limit.name, limit.quota, limit.remaining);
-        let limits: SmallVec<[_; 4]> = report.limits().collect();
         let cache = &mut self.core.header_values.borrow_mut();
         let mut writer = HeaderWriter { styles: live.styles(), cache };
         writer.write_limits(&mut self.headers, report.at(), limit, &limits);
@@ -129,8 +121,10 @@ impl<S: Store + 'static> Exchange<'_, S> {
         ServeError::Rejected(RejectedRequest::new(style, *reason, retry_after, limit))
     }
 
-    fn record_shadow(&mut self, rules: impl Iterator<Item = tidegate_core::RuleId>) {
-        for rule in rules {
+    fn record(&mut self, decided: Decided, report: &Report<'_>) {
+        self.story.decided(decided);
+        self.story.client(report.client());
+        for rule in report.shadow_rejections() {
             self.story.would_refuse(&self.live.counted, rule);
         }
     }

@@ -39,20 +39,20 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
 fn describe(ruling: &Ruling<'_>) -> String {
     match ruling {
-        Ruling::Admitted(admitted) => match admitted.limit {
+        Ruling::Admitted(admitted) => match admitted.report.limits().primary() {
             Some(limit) => {
                 format!("admitted; {} of {} left of `{}`", limit.remaining, limit.quota, limit.name)
             }
             None => "admitted; no limit applies".to_owned(),
         },
-        Ruling::Rejected(rejected) => match rejected.retry_after {
-            Some(after) => {
-                format!("rejected by `{}`; retry after {} s", rejected.limit.name, after.as_secs_ceil())
+        Ruling::Rejected(rejected) => {
+            let limits = rejected.report.limits();
+            let name = limits.primary().map_or("a limit", |limit| limit.name);
+            match rejected.retry_after {
+                Some(after) => format!("rejected by `{name}`; retry after {} s", after.as_secs_ceil()),
+                None => format!("rejected by `{name}`; it costs more than the limit ever allows"),
             }
-            None => {
-                format!("rejected by `{}`; it costs more than the limit ever allows", rejected.limit.name)
-            }
-        },
+        }
         Ruling::Banned => "banned".to_owned(),
         Ruling::Exempt(_) => "exempt".to_owned(),
         Ruling::StoreFailed(_) => "the store gave no answer".to_owned(),

@@ -34,7 +34,7 @@
 //!     assert!(matches!(limiter.check(&policy, &facts, &mut scratch, now).await, Ruling::Admitted(_)));
 //! }
 //! let Ruling::Rejected(rejected) = limiter.check(&policy, &facts, &mut scratch, now).await else { panic!() };
-//! assert_eq!(rejected.limit.name, "default");
+//! assert_eq!(rejected.report.limits()[0].name, "default");
 //! assert!(rejected.retry_after.is_some());
 //! # Ok(())
 //! # }
@@ -53,6 +53,6 @@ mod ruling;
 
 pub use limiter::{Limiter, PreparedPolicy, RuleCheck};
 pub use refund::RefundGuard;
-pub use report::Report;
+pub use report::{Report, ReportedLimits};
 pub use reservation::{BodyMeter, Reservations};
 pub use ruling::{Admitted, Rejected, Ruling, StoreFailed};

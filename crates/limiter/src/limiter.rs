@@ -6,7 +6,7 @@ use arc_swap::ArcSwap;
 use tidegate_core::{Check, Cost, Decision, Key, Limit, Span, Timestamp, Verdict};
 use tidegate_headers::RejectionReason;
 use tidegate_policy::{Active, Admission, Bans, Facts, Known, Matched, Scratch};
-use tidegate_store::{Clock, Penalties, Permit, Permits, RetainedLimits, Store, StoreError};
+use tidegate_store::{Clock, Penalties, Permits, RetainedLimits, Store, StoreError};
 
 use crate::ban_list::BanList;
 use crate::concurrency::{self, Acquired};
@@ -147,7 +147,7 @@ impl<S: Store + 'static> Limiter<S> {
                 Admission::Checked(matched) => matched,
             }
         };
-        self.decide(policy, matched, now).await
+        self.decide(policy, &matched, now).await
     }
 
     /// Whether a client that the caller has identified may pass one rule, by its name; `None` if the policy has no such rule.
@@ -160,7 +160,7 @@ impl<S: Store + 'static> Limiter<S> {
         now: Timestamp,
     ) -> Option<Ruling<'a>> {
         let matched = policy.matcher.match_rule(rule, client, cost, scratch)?;
-        Some(self.decide(policy, matched, now).await)
+        Some(self.decide(policy, &matched, now).await)
     }
 
     /// Whether a limit that the caller brings along admits `cost`. The rule of `key` must not be one of the policy.
@@ -180,51 +180,57 @@ impl<S: Store + 'static> Limiter<S> {
     }
 
     /// One decision over everything that can reject the request.
-    async fn decide<'a>(&self, policy: &Active, matched: Matched<'a>, now: Timestamp) -> Ruling<'a> {
+    async fn decide<'a>(&self, policy: &Active, matched: &Matched<'a>, now: Timestamp) -> Ruling<'a> {
         let has_penalties = policy.matcher.has_penalties();
-        let mut report = Report::new(matched, now);
+        let mut report = Report::new(matched.applied(), now);
         // A client that is locked out is charged nothing: it would find its limits used up afterwards.
         if has_penalties {
-            report.lock_outs = lockout::in_force(&self.penalties, &report.matched, now);
+            report.lock_outs = lockout::in_force(&self.penalties, matched, now);
             if !report.lock_outs.is_empty() {
-                return Box::pin(self.reject_uncharged(report)).await;
+                return Box::pin(self.reject_uncharged(matched, report)).await;
             }
         }
         // Before anything is charged: permits that turn out not to be needed are returned at once.
-        let permits = match concurrency::acquire(&self.permits, &report.matched) {
+        let permits = match concurrency::acquire(&self.permits, matched) {
             Ok(Acquired { permits, shadow }) => {
                 report.shadow = shadow;
                 permits
             }
             Err((rule, shadow)) => {
                 (report.exhausted, report.shadow) = (Some(rule), shadow);
-                return Box::pin(self.reject_uncharged(report)).await;
+                return Box::pin(self.reject_uncharged(matched, report)).await;
             }
         };
-        if report.matched.checks().is_empty() {
-            return admit(report, permits, Span::ZERO, false);
+        let mut admitted =
+            Admitted { report, permits, reservations: Reservations::default(), delay: Span::ZERO };
+        if matched.checks().is_empty() {
+            return Ruling::Admitted(admitted);
         }
-        let Ok(decision) = self.store().decide(report.matched.checks(), now).await else {
-            let is_binding = report.matched.binds();
-            return Ruling::StoreFailed(StoreFailed { report, permits, is_binding });
+        let Ok(decision) = self.store().decide(matched.checks(), now).await else {
+            let Admitted { report, permits, .. } = admitted;
+            return Ruling::StoreFailed(StoreFailed { report, permits, is_binding: matched.binds() });
         };
+        let report = &mut admitted.report;
         report.at = decision.at;
-        let verdict = decision.verdict;
         let decision = report.decision.insert(decision);
-        let Verdict::Pass { wait } = verdict else {
+        let Verdict::Pass { wait } = decision.verdict else {
             if has_penalties {
-                report.lock_outs =
-                    lockout::record_violations(&self.penalties, &report.matched, decision, now);
+                report.lock_outs = lockout::record_violations(&self.penalties, matched, decision, now);
             }
-            return reject(report);
+            return reject(admitted.report);
         };
-        admit(report, permits, wait, policy.matcher.has_reservations())
+        report.primary = matched.tightest(decision);
+        admitted.delay = wait;
+        if policy.matcher.has_reservations() {
+            admitted.reservations = Reservations::of(matched, decision);
+        }
+        Ruling::Admitted(admitted)
     }
 
     /// Rejects a request that its limits were not asked for. They are asked now, without a charge: a client that came back
     /// before they admit the request would be rejected again.
-    async fn reject_uncharged<'a>(&self, mut report: Report<'a>) -> Ruling<'a> {
-        if let Ok(peeked) = self.store().peek(report.matched.checks(), report.at).await {
+    async fn reject_uncharged<'a>(&self, matched: &Matched<'a>, mut report: Report<'a>) -> Ruling<'a> {
+        if let Ok(peeked) = self.store().peek(matched.checks(), report.at).await {
             report.at = peeked.at;
             report.decision = Some(peeked);
         }
@@ -232,17 +238,8 @@ impl<S: Store + 'static> Limiter<S> {
     }
 }
 
-fn admit(report: Report<'_>, permits: Vec<Permit>, delay: Span, has_reservations: bool) -> Ruling<'_> {
-    let reservations = match &report.decision {
-        Some(decision) if has_reservations => Reservations::of(&report.matched, decision),
-        _ => Reservations::default(),
-    };
-    let limit = report.tightest();
-    Ruling::Admitted(Admitted { report, limit, permits, reservations, delay })
-}
-
-fn reject(report: Report<'_>) -> Ruling<'_> {
-    let Some((rule, limit)) = report.rejecting() else {
+fn reject(mut report: Report<'_>) -> Ruling<'_> {
+    let Some(rule) = report.find_rejecting() else {
         // Not reached: something rejects it.
         return Ruling::StoreFailed(StoreFailed { report, permits: Vec::new(), is_binding: true });
     };
@@ -252,7 +249,7 @@ fn reject(report: Report<'_>) -> Ruling<'_> {
         _ => RejectionReason::Limit,
     };
     let retry_after = retry_after(&report);
-    Ruling::Rejected(Rejected { report, reason, rule, limit, retry_after })
+    Ruling::Rejected(Rejected { report, reason, rule, retry_after })
 }
 
 /// How long until nothing rejects a request any more; `None` if a limit always will. No limit admits less while nobody

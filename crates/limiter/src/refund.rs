@@ -42,7 +42,8 @@ impl<S: Store + 'static> RefundGuard<S> {
             cost: refund.cost,
             charged: refund.charged,
         };
-        let charged = report.decision.iter().flat_map(|decision| decision.refunds(report.matched.checks()));
+        let checks: Vec<_> = report.rules.checks().collect();
+        let charged = report.decision.iter().flat_map(|decision| decision.refunds(&checks));
         Self { shared: Arc::clone(shared), charges: charged.map(|refund| pending(&refund)).collect() }
     }
 

@@ -1,7 +1,10 @@
 //! What a response reports of the limits of its request, and what operators see of them.
 
+use std::ops::Deref;
+
+use smallvec::SmallVec;
 use tidegate_core::{Decision, LimitReport, Role, RuleId, Span, Timestamp};
-use tidegate_policy::{ConcurrencyRule, Judged, Matched, Rule};
+use tidegate_policy::{AppliedRules, ConcurrencyRule, Rule};
 
 use crate::lockout::LockOuts;
 
@@ -9,7 +12,7 @@ use crate::lockout::LockOuts;
 #[derive(Debug)]
 pub struct Report<'a> {
     pub(crate) at: Timestamp,
-    pub(crate) matched: Matched<'a>,
+    pub(crate) rules: AppliedRules<'a>,
     /// What the limits say; `None` if there are none, or if the store gave no answer.
     pub(crate) decision: Option<Decision>,
     pub(crate) lock_outs: LockOuts,
@@ -17,12 +20,14 @@ pub struct Report<'a> {
     pub(crate) exhausted: Option<&'a ConcurrencyRule>,
     /// Concurrency limits in shadow mode that had no permit left.
     pub(crate) shadow: Vec<RuleId>,
+    /// The check whose limit is reported where only one can be.
+    pub(crate) primary: Option<usize>,
 }
 
 impl<'a> Report<'a> {
-    pub(crate) fn new(matched: Matched<'a>, at: Timestamp) -> Self {
+    pub(crate) fn new(rules: AppliedRules<'a>, at: Timestamp) -> Self {
         let (lock_outs, shadow) = (LockOuts::new(), Vec::new());
-        Self { at, matched, decision: None, lock_outs, exhausted: None, shadow }
+        Self { at, rules, decision: None, lock_outs, exhausted: None, shadow, primary: None }
     }
 
     /// The time of the decision, by the store's clock.
@@ -31,62 +36,65 @@ impl<'a> Report<'a> {
     }
 
     /// The client, as its counters know it. It may be an API key.
-    pub fn client(&self) -> &[u8] {
-        self.matched.client()
+    pub fn client(&self) -> &'a [u8] {
+        self.rules.client()
     }
 
     /// Every limit that can reject the request. Limits in shadow mode are not reported to clients.
-    pub fn limits(&self) -> impl Iterator<Item = LimitReport<'a>> {
-        let exhausted = self.exhausted.map(exhausted);
-        exhausted.into_iter().chain(self.binding().filter_map(|(index, rule)| self.limit(index, rule)))
+    pub fn limits(&self) -> ReportedLimits<'a> {
+        let mut reported = ReportedLimits { limits: SmallVec::new(), primary: 0 };
+        if let Some(rule) = self.exhausted {
+            reported.limits.push(LimitReport::exhausted_concurrency(&rule.name, rule.concurrent));
+        }
+        for (index, (rule, role)) in self.rules.rules().enumerate() {
+            if role == Role::Binding
+                && let Some(limit) = self.limit(index, rule)
+            {
+                if self.primary == Some(index) {
+                    reported.primary = reported.limits.len();
+                }
+                reported.limits.push(limit);
+            }
+        }
+        reported
     }
 
     /// The names of the limits that reject the request.
     pub fn violated(&self) -> impl Iterator<Item = &'a str> {
-        let rates = self.binding().filter(|(index, _)| {
+        let binding = self.rules.rules().enumerate().filter(|(_, (_, role))| *role == Role::Binding);
+        let violated = binding.filter(|(index, _)| {
             let outcome = self.decision.as_ref().and_then(|decision| decision.outcomes.get(*index));
             self.lock_out(*index).is_some() || outcome.is_some_and(|outcome| !outcome.verdict.is_pass())
         });
         let exhausted = self.exhausted.map(|rule| rule.name.as_str());
-        exhausted.into_iter().chain(rates.map(|(_, rule)| rule.name.as_str()))
+        exhausted.into_iter().chain(violated.map(|(_, (rule, _))| rule.name.as_str()))
     }
 
     /// The rules in shadow mode that would have rejected the request.
     pub fn shadow_rejections(&self) -> impl Iterator<Item = RuleId> {
-        let judged = self.decision.iter().flat_map(|decision| self.matched.judged(decision));
-        let rates = judged.filter(Judged::would_refuse).map(|judged| judged.rule.id);
+        let outcomes = self.decision.as_ref().map_or(&[][..], |decision| &decision.outcomes);
+        let rates = self.rules.rules().zip(outcomes).filter_map(|((rule, role), outcome)| {
+            (role == Role::Advisory && !outcome.verdict.is_pass()).then_some(rule.id)
+        });
         self.shadow.iter().copied().chain(rates)
     }
 
-    /// The limit that single-valued headers report of an admitted request: the one with the least left of it.
-    pub(crate) fn tightest(&self) -> Option<LimitReport<'a>> {
-        let index = self.matched.tightest(self.decision.as_ref()?)?;
-        self.limit(index, self.matched.rule(index)?)
-    }
-
-    /// The limit that the response to a rejected request names: an exhausted concurrency limit, the longest lock-out, or
-    /// the first limit that rejects.
-    pub(crate) fn rejecting(&self) -> Option<(RuleId, LimitReport<'a>)> {
+    /// The rule that the response to a rejected request names: that of an exhausted concurrency limit, of the longest
+    /// lock-out, or of the first limit that rejects. Makes its limit the primary one.
+    pub(crate) fn find_rejecting(&mut self) -> Option<RuleId> {
         if let Some(rule) = self.exhausted {
-            return Some((rule.id, exhausted(rule)));
+            return Some(rule.id);
         }
         let longest = self.lock_outs.iter().max_by_key(|(_, left)| *left).map(|(index, _)| *index);
-        let index = longest.or_else(|| self.decision.as_ref()?.refused_by)?;
-        let rule = self.matched.rule(index)?;
-        Some((rule.id, self.limit(index, rule)?))
-    }
-
-    /// The checks that can reject the request, by their positions, with their rules.
-    fn binding(&self) -> impl Iterator<Item = (usize, &'a Rule)> {
-        let checks = self.matched.checks().iter().zip(self.matched.rules()).enumerate();
-        let binding = checks.filter(|(_, (check, _))| check.role == Role::Binding);
-        binding.map(|(index, (_, rule))| (index, rule))
+        self.primary = longest.or_else(|| self.decision.as_ref()?.refused_by);
+        Some(self.rules.rule(self.primary?)?.id)
     }
 
     fn lock_out(&self, index: usize) -> Option<Span> {
         self.lock_outs.iter().find(|(locked, _)| *locked == index).map(|(_, left)| *left)
     }
 
+    #[inline]
     fn limit(&self, index: usize, rule: &'a Rule) -> Option<LimitReport<'a>> {
         let outcome = self.decision.as_ref().and_then(|decision| decision.outcomes.get(index));
         Some(match self.lock_out(index) {
@@ -96,6 +104,25 @@ impl<'a> Report<'a> {
     }
 }
 
-fn exhausted(rule: &ConcurrencyRule) -> LimitReport<'_> {
-    LimitReport::exhausted_concurrency(&rule.name, rule.concurrent)
+/// The limits that a response reports, in the order of the policy.
+#[derive(Clone, Debug)]
+pub struct ReportedLimits<'a> {
+    limits: SmallVec<[LimitReport<'a>; 4]>,
+    primary: usize,
+}
+
+impl<'a> ReportedLimits<'a> {
+    /// The one that is reported where only one can be: the one that rejects the request, or the one with the least left.
+    /// `None` if there are no limits.
+    pub fn primary(&self) -> Option<&LimitReport<'a>> {
+        self.limits.get(self.primary)
+    }
+}
+
+impl<'a> Deref for ReportedLimits<'a> {
+    type Target = [LimitReport<'a>];
+
+    fn deref(&self) -> &Self::Target {
+        &self.limits
+    }
 }

@@ -1,6 +1,6 @@
 //! What the limiter answers.
 
-use tidegate_core::{LimitReport, RuleId, Span};
+use tidegate_core::{RuleId, Span};
 use tidegate_headers::RejectionReason;
 use tidegate_policy::Exemption;
 use tidegate_store::Permit;
@@ -29,8 +29,6 @@ pub enum Ruling<'a> {
 pub struct Admitted<'a> {
     /// Its limits.
     pub report: Report<'a>,
-    /// The limit that has the least left, for headers that report a single one. `None` if no limit applies.
-    pub limit: Option<LimitReport<'a>>,
     /// To be held until the request has ended.
     pub permits: Vec<Permit>,
     /// What was charged and is settled by the response or by the request's body.
@@ -47,10 +45,8 @@ pub struct Rejected<'a> {
     pub report: Report<'a>,
     /// Why.
     pub reason: RejectionReason,
-    /// The rule that rejects it, of those that do the one that is reported.
+    /// The rule that rejects it; of several, the one that is reported.
     pub rule: RuleId,
-    /// The limit of that rule.
-    pub limit: LimitReport<'a>,
     /// How long until nothing rejects it any more; `None` if a limit always will.
     pub retry_after: Option<Span>,
 }

@@ -61,8 +61,8 @@ pub use identity::{
 };
 pub use language::{reference, schema};
 pub use matcher::{
-    Active, Admission, AtOnce, BannedBy, Exemption, Judged, Known, Matched, Matcher, Reservation, Scratch,
-    Settles, Target,
+    Active, Admission, AppliedRules, AtOnce, BannedBy, Exemption, Judged, Known, Matched, Matcher,
+    Reservation, Scratch, Settles, Target,
 };
 pub use path::{PathError, normalize};
 pub use plan::{

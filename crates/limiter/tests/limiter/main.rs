@@ -35,8 +35,8 @@ impl Bench<MemoryStore> {
 impl<S: Store + 'static> Bench<S> {
     fn on(policy: &str, store: S) -> Self {
         let clock = Arc::new(ManualClock::at(START));
-        let limiter =
-            Limiter::new(active(policy), Arc::new(store), Arc::clone(&clock) as Arc<dyn Clock>).expect("a limiter");
+        let limiter = Limiter::new(active(policy), Arc::new(store), Arc::clone(&clock) as Arc<dyn Clock>)
+            .expect("a limiter");
         Self { limiter, clock }
     }
 
@@ -79,13 +79,15 @@ impl<S: Store + 'static> Bench<S> {
 
 fn describe(ruling: &Ruling<'_>) -> String {
     match ruling {
-        Ruling::Admitted(admitted) => match &admitted.limit {
+        Ruling::Admitted(admitted) => match admitted.report.limits().primary() {
             Some(limit) => format!("admitted, {} left of {}", limit.remaining, limit.name),
             None => "admitted".to_owned(),
         },
         Ruling::Rejected(rejected) => {
             let after = rejected.retry_after.map(Span::as_secs_ceil);
-            format!("rejected by {}: {:?}, {after:?}", rejected.limit.name, rejected.reason)
+            let limits = rejected.report.limits();
+            let name = limits.primary().map_or("nothing", |limit| limit.name);
+            format!("rejected by {name}: {:?}, {after:?}", rejected.reason)
         }
         Ruling::Banned => "banned".to_owned(),
         Ruling::Exempt(_) => "exempt".to_owned(),

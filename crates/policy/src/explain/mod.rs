@@ -297,7 +297,7 @@ fn held_against(matched: &Matched<'_>, now: Timestamp) -> (Ruling, Vec<RuleMet>,
             ..met(check, rule, outcome)
         })
         .collect();
-    let refusing = decision.refused_by.and_then(|index| matched.rule(index));
+    let refusing = decision.refused_by.and_then(|index| matched.applied().rule(index));
     let verdict = match refusing {
         Some(rule) => Ruling::Refused { by: rule.name.clone() },
         None => Ruling::Passes,

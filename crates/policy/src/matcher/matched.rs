@@ -142,35 +142,26 @@ pub enum Exemption {
     ApiKey,
 }
 
-/// The checks of a request, in the order of the policy, and the rules they come from.
-#[derive(Debug)]
-pub struct Matched<'a> {
-    pub(super) checks: SmallVec<[Check<'a>; INLINE]>,
-    pub(super) applied: &'a [Applied],
-    pub(super) at_once: &'a [Applied],
-    pub(super) bytes: &'a [u8],
-    pub(super) plan: &'a Plan,
-    pub(super) client: &'a [u8],
+/// The rules that apply to a request, in the order of the policy. It is small: it borrows what was worked out.
+#[derive(Clone, Copy, Debug)]
+pub struct AppliedRules<'a> {
+    applied: &'a [Applied],
+    at_once: &'a [Applied],
+    bytes: &'a [u8],
+    plan: &'a Plan,
+    client: &'a [u8],
 }
 
-impl<'a> Matched<'a> {
-    pub(super) fn new(plan: &'a Plan, scratch: &'a Scratch, checks: usize, client: Range) -> Self {
-        let bytes = |(start, end): Range| scratch.bytes.get(start as usize..end as usize).unwrap_or_default();
-        let client = bytes(client);
-        let check = |applied: &'a Applied| {
-            let rule = applied.place.rule(plan)?;
-            let key = Key::new(rule.id, bytes(applied.client));
-            Some(Check { key, limit: &rule.limit, cost: applied.cost, role: rule.mode.role(rule.id, client) })
-        };
+impl<'a> AppliedRules<'a> {
+    fn new(plan: &'a Plan, scratch: &'a Scratch, checks: usize, client: Range) -> Self {
         let (applied, at_once) = scratch.applied.split_at_checked(checks).unwrap_or_default();
-        let checks = applied.iter().filter_map(check).collect();
-        let bytes = &scratch.bytes;
-        Self { checks, applied, at_once, bytes, plan, client }
+        let mut rules = Self { applied, at_once, bytes: &scratch.bytes, plan, client: &[] };
+        rules.client = rules.bytes(client);
+        rules
     }
 
-    /// The checks: one decision.
-    pub fn checks(&self) -> &[Check<'a>] {
-        &self.checks
+    fn bytes(&self, (start, end): Range) -> &'a [u8] {
+        self.bytes.get(start as usize..end as usize).unwrap_or_default()
     }
 
     /// The rule that check number `index` comes from: its name, its limit in words, its window.
@@ -178,27 +169,72 @@ impl<'a> Matched<'a> {
         self.applied.get(index).and_then(|applied| applied.place.rule(self.plan))
     }
 
+    /// The rules, one for each check, with what the check can do.
+    pub fn rules(&self) -> impl Iterator<Item = (&'a Rule, Role)> + use<'a> {
+        let Self { plan, client, .. } = *self;
+        let rules = self.applied.iter().filter_map(move |applied| applied.place.rule(plan));
+        rules.map(move |rule| (rule, rule.mode.role(rule.id, client)))
+    }
+
+    /// The checks.
+    pub fn checks(&self) -> impl Iterator<Item = Check<'a>> {
+        self.applied.iter().filter_map(|applied| {
+            let rule = applied.place.rule(self.plan)?;
+            let key = Key::new(rule.id, self.bytes(applied.client));
+            let check = Check::new(key, &rule.limit).cost(applied.cost);
+            Some(check.role(rule.mode.role(rule.id, self.client)))
+        })
+    }
+
+    /// The bytes that counters of the client have; they may hold an API key.
+    pub fn client(&self) -> &'a [u8] {
+        self.client
+    }
+}
+
+/// The checks of a request, in the order of the policy, and the rules they come from.
+#[derive(Debug)]
+pub struct Matched<'a> {
+    checks: SmallVec<[Check<'a>; INLINE]>,
+    rules: AppliedRules<'a>,
+}
+
+impl<'a> Matched<'a> {
+    pub(super) fn new(plan: &'a Plan, scratch: &'a Scratch, checks: usize, client: Range) -> Self {
+        let rules = AppliedRules::new(plan, scratch, checks, client);
+        Self { checks: rules.checks().collect(), rules }
+    }
+
+    /// The checks: one decision.
+    pub fn checks(&self) -> &[Check<'a>] {
+        &self.checks
+    }
+
+    /// The rules that apply. They outlive the match.
+    pub fn applied(&self) -> AppliedRules<'a> {
+        self.rules
+    }
+
     /// When check number `index` is charged, where that is not up front.
     pub(crate) fn charge(&self, index: usize) -> Option<&'a Charge> {
-        let Place::Custom(at) = self.applied.get(index)?.place else { return None };
-        let custom = self.plan.rate_limits.rules.get(at)?;
+        let Place::Custom(at) = self.rules.applied.get(index)?.place else { return None };
+        let custom = self.rules.plan.rate_limits.rules.get(at)?;
         Some(&custom.charge).filter(|charge| **charge != Charge::UpFront)
     }
 
     /// The rules, one for each check.
     pub fn rules(&self) -> impl Iterator<Item = &'a Rule> {
-        self.applied.iter().filter_map(|applied| applied.place.rule(self.plan))
+        self.rules.applied.iter().filter_map(|applied| applied.place.rule(self.rules.plan))
     }
 
     /// Places among the requests under way that the request needs beside its checks, in the order of the policy.
     pub fn at_once(&self) -> impl Iterator<Item = AtOnce<'a>> {
-        self.at_once.iter().filter_map(|applied| {
+        self.rules.at_once.iter().filter_map(|applied| {
             let Place::AtOnce(at) = applied.place else { return None };
-            let rule = self.plan.rate_limits.concurrent.get(at)?;
-            let (start, end) = applied.client;
-            let key = Key::new(rule.id, self.bytes.get(start as usize..end as usize).unwrap_or_default());
+            let rule = self.rules.plan.rate_limits.concurrent.get(at)?;
+            let key = Key::new(rule.id, self.rules.bytes(applied.client));
             let condition_failed = applied.failed;
-            Some(AtOnce { rule, key, role: rule.mode.role(rule.id, self.client), condition_failed })
+            Some(AtOnce { rule, key, role: rule.mode.role(rule.id, self.rules.client), condition_failed })
         })
     }
 
@@ -234,11 +270,11 @@ impl<'a> Matched<'a> {
 
     /// What `decision` has charged and is yet to be settled: by the response, or by the body of the request.
     pub fn reservations<'d>(&'d self, decision: &'d Decision) -> impl Iterator<Item = Reservation<'d>> {
-        let judged = self.judged(decision).zip(self.applied).filter(|_| decision.passes());
+        let judged = self.judged(decision).zip(self.rules.applied).filter(|_| decision.passes());
         judged.filter_map(|(judged, applied)| {
             let Place::Custom(at) = applied.place else { return None };
             let Verdict::Pass { wait } = judged.outcome.verdict else { return None };
-            let custom = self.plan.rate_limits.rules.get(at)?;
+            let custom = self.rules.plan.rate_limits.rules.get(at)?;
             let settles = match (&custom.charge, &custom.cost) {
                 (Charge::Status(statuses), _) => Settles::Status(statuses),
                 (Charge::Header(name), _) => Settles::Header(name),
@@ -256,13 +292,13 @@ impl<'a> Matched<'a> {
 
     /// The bytes that counters of the client have; they may hold an API key.
     pub fn client(&self) -> &'a [u8] {
-        self.client
+        self.rules.client
     }
 
     /// Rules that apply only because their condition could not be evaluated; to be counted, and looked into.
     pub fn failed_conditions(&self) -> impl Iterator<Item = &'a Rule> {
-        let failed = self.applied.iter().filter(|applied| applied.failed);
-        failed.filter_map(|applied| applied.place.rule(self.plan))
+        let failed = self.rules.applied.iter().filter(|applied| applied.failed);
+        failed.filter_map(|applied| applied.place.rule(self.rules.plan))
     }
 
     /// Which check single-valued headers speak of: the one that refuses, as the body names it, or that with the least

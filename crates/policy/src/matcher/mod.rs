@@ -19,7 +19,8 @@ use hashbrown::{HashMap, HashSet};
 use index::PathIndex;
 use matched::Place;
 pub use matched::{
-    Admission, AtOnce, BannedBy, Exemption, Judged, Known, Matched, Reservation, Scratch, Settles,
+    Admission, AppliedRules, AtOnce, BannedBy, Exemption, Judged, Known, Matched, Reservation, Scratch,
+    Settles,
 };
 use tables::PathTables;
 pub use target::Target;
