@@ -28,6 +28,7 @@
 mod clock;
 #[cfg(feature = "conformance")]
 pub mod conformance;
+#[cfg(feature = "durable")]
 pub mod durable;
 mod memory;
 mod penalties;
