@@ -1,6 +1,8 @@
 //! The tasks of this repository: `cargo xtask --help`.
 
+mod compare;
 mod instructions;
+mod load;
 mod run;
 mod scorecard;
 mod setup;
@@ -25,7 +27,8 @@ Examples:
   cargo xtask test --only tests        one step of it again
   cargo xtask scorecard                what long tests there are, and their bars
   cargo xtask scorecard equivalence    one of them
-  cargo xtask instructions             instructions per request of target/release/tidegate";
+  cargo xtask instructions             instructions per request of target/release/tidegate
+  cargo xtask compare OLD NEW          processor time per request of two release builds";
 
 #[derive(Debug, Subcommand)]
 enum Task {
@@ -61,6 +64,18 @@ enum Task {
         #[arg(long, value_name = "FOLDER")]
         profiles: Option<std::path::PathBuf>,
     },
+    /// Compare the processor time per request of two release builds, in pairs that take turns.
+    ///
+    /// Prints each pair, the median of the ratios and its 95 % bounds.
+    Compare {
+        /// The earlier binary.
+        old: std::path::PathBuf,
+        /// The later binary.
+        new: std::path::PathBuf,
+        /// How many pairs.
+        #[arg(long, default_value_t = 20)]
+        pairs: usize,
+    },
     /// Run the long tests; each prints its seed and figure and succeeds only if its bar holds.
     Scorecard {
         /// Which; without it they are listed.
@@ -77,6 +92,7 @@ fn main() -> ExitCode {
         Task::Setup { peers: true } => setup::peers(),
         Task::Setup { peers: false } => setup::run(),
         Task::Instructions { binary, profiles } => instructions::run(binary, profiles.as_deref()),
+        Task::Compare { old, new, pairs } => compare::run(&old, &new, pairs),
         Task::Scorecard { name } => scorecard::run(name.as_deref()),
     };
     match result {

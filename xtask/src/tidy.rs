@@ -69,7 +69,10 @@ const MAY_USE: [(&str, &[&str]); 12] = [
 const MUST_NOT_CONTAIN: [(&str, &[&str]); 3] = [
     ("tidegate-headers", &["hyper", "tokio", "tidegate-policy", "tidegate-store"]),
     ("tidegate-store", &["hyper", "redb", "redis", "tokio"]),
-    ("tidegate-limiter", &["h2", "hyper", "redb", "redis", "rustls", "tidegate-gateway", "tidegate-telemetry"]),
+    (
+        "tidegate-limiter",
+        &["h2", "hyper", "redb", "redis", "rustls", "tidegate-gateway", "tidegate-telemetry"],
+    ),
 ];
 
 /// Words that may stand only in certain places.
