@@ -63,14 +63,14 @@ pub(crate) fn run(name: Option<&str>) -> anyhow::Result<()> {
 }
 
 fn crash() -> anyhow::Result<()> {
-    let line = "test --release --package tidegate --test serve -- --ignored --nocapture long_crash";
+    let line = "test --release --package tidegate --test tidegate -- --ignored --nocapture long_crash";
     run::run(&mut cargo(line))
 }
 
 fn probes() -> anyhow::Result<()> {
     setup::ensure("nginx")?;
     run::run(&mut cargo(
-        "test --workspace --exclude bench --exclude bench-peers --test edge -- --ignored --nocapture long_probes",
+        "test --workspace --exclude bench --exclude bench-peers --test gateway -- --ignored --nocapture long_probes",
     ))
 }
 
