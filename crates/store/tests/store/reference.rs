@@ -1,7 +1,5 @@
 //! The reference store under the conformance suite, and under two threads.
 
-#![allow(missing_docs, clippy::unwrap_used, reason = "tests speak through their names and fail by panicking")]
-
 use pollster::block_on;
 use tidegate_core::{Algorithm, Check, Key, Limit, Role, RuleId, Span, Spec, Timestamp};
 use tidegate_store::conformance::{Suite, two_threads_admit_exactly_the_ideal};

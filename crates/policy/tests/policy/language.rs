@@ -1,7 +1,5 @@
 //! The language says the same to the decoder, to editors and to readers.
 
-#![allow(missing_docs, clippy::unwrap_used, reason = "tests speak through their names and fail by panicking")]
-
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;

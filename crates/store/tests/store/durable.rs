@@ -1,7 +1,5 @@
 //! What is acknowledged is kept, whatever comes; what is damaged is never taken for empty.
 
-#![allow(missing_docs, clippy::unwrap_used, reason = "tests speak through their names and fail by panicking")]
-
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;

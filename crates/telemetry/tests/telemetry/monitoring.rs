@@ -1,7 +1,5 @@
 //! The alert rules and the dashboard that ship with the product, tried with Prometheus' own tool.
 
-#![allow(missing_docs, clippy::unwrap_used, reason = "tests speak through their names and fail by panicking")]
-
 use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};

@@ -1,7 +1,5 @@
 //! Policies that are good, those that are doubtful, and whatever else may come.
 
-#![allow(missing_docs, clippy::unwrap_used, reason = "tests speak through their names and fail by panicking")]
-
 use std::borrow::Cow;
 use std::fs;
 use std::path::{Path, PathBuf};

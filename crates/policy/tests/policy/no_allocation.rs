@@ -1,4 +1,6 @@
 //! What happens for every request takes nothing from the heap.
+//!
+//! The allocator counts for each thread by itself, so the other tests of this binary do not disturb it.
 
 #![expect(unsafe_code, reason = "an allocator that counts is the only witness")]
 

@@ -1,10 +1,8 @@
 //! What fuzzing found worth keeping, held to the same laws.
 
-#![allow(missing_docs, clippy::unwrap_used, reason = "tests speak through their names and fail by panicking")]
-
-#[path = "../../../fuzz/laws/path.rs"]
+#[path = "../../../../fuzz/laws/path.rs"]
 mod path;
-#[path = "../../../fuzz/laws/policy.rs"]
+#[path = "../../../../fuzz/laws/policy.rs"]
 mod policy;
 
 use std::fs;

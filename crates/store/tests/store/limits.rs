@@ -1,7 +1,5 @@
 //! The in-memory store over a process life: more limits than it can number at once, one after another.
 
-#![allow(missing_docs, clippy::unwrap_used, reason = "tests speak through their names and fail by panicking")]
-
 use pollster::block_on;
 use tidegate_core::{Algorithm, Check, Decision, Key, Limit, RuleId, Span, Spec, Timestamp};
 use tidegate_store::{MemoryStore, Override, Store, StoreError};

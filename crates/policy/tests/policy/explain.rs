@@ -1,7 +1,5 @@
 //! What the example policies do with requests; each snapshot is to be read as an operator would.
 
-#![allow(missing_docs, clippy::unwrap_used, reason = "tests speak through their names and fail by panicking")]
-
 use std::borrow::Cow;
 use std::fs;
 use std::net::IpAddr;
