@@ -15,6 +15,7 @@ const FIELDS: &[Row<'_>] = &[
     ("commas", b"Connection: ,,\r\n", Forwarded(&["/a"])),
     ("names no token", b"Connection: @, a b\r\n", Forwarded(&["/a"])),
     ("names the host", b"Connection: host\r\n", Forwarded(&["/a"])),
+    ("names the host and closes", b"Connection: host, close\r\n", ForwardedThenClosed(&["/a"])),
     ("names itself", b"Connection: connection\r\n", Forwarded(&["/a"])),
     ("names a header", b"Connection: x-secret\r\nX-Secret: a\r\n", Forwarded(&["/a"])),
     ("names what the gateway adds", b"Connection: x-request-id\r\n", Forwarded(&["/a"])),

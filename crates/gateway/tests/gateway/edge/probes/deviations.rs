@@ -92,6 +92,7 @@ pub(super) const DEVIATIONS: &[Deviation] = &[
             "request line: long method",
             "request line: long target",
             "header: long value",
+            "header: long value without an end",
             "header: long name",
             "header: long head of short fields",
             "content-length: largest of 64 bits",

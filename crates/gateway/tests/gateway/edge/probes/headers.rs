@@ -75,6 +75,8 @@ pub(super) fn probes() -> Vec<Probe> {
         let bytes = format!("GET /a HTTP/1.1\r\nHost: a\r\n{fields}\r\n");
         probes.push(Probe::new(theme, name, bytes, expected));
     }
+    let endless = format!("GET /a HTTP/1.1\r\nHost: a\r\nX: {long}");
+    probes.push(Probe::new(theme, "long value without an end", endless, Rejected(431)));
     probes
 }
 
