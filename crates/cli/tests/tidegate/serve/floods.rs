@@ -1,15 +1,13 @@
 //! HTTP/2 floods: survived, at bounded memory, while everybody else is served.
 
-use std::io::{Read, Write};
-use std::net::TcpListener;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::io::{BufReader, Write};
+use std::net::Shutdown;
 
 use tidegate_testkit::client::{
     CONTINUATION, Connection, DATA, END_HEADERS, END_STREAM, FrameClient, GOAWAY, HEADERS, PING, PRIORITY,
     SETTINGS, UNKNOWN, WINDOW_UPDATE, frame, get_head, literal, post_head, read_head,
 };
-use tidegate_testkit::server::echo;
+use tidegate_testkit::server::{echo, thread_per_connection};
 
 use crate::program::serve;
 
@@ -60,13 +58,14 @@ fn pour(http2: &mut FrameClient, bytes: &[u8], times: usize) -> usize {
     times
 }
 
-/// Reads and throws away what comes, until told to stop or the connection ends.
-fn drain(http2: &FrameClient, stop: &Arc<AtomicBool>) -> std::thread::JoinHandle<()> {
-    let (mut stream, stop) = (http2.stream.try_clone().unwrap(), Arc::clone(stop));
-    std::thread::spawn(move || {
-        let mut scrap = vec![0; 64 << 10];
-        while !stop.load(Ordering::Relaxed) && stream.read(&mut scrap).is_ok_and(|read| read > 0) {}
-    })
+/// Discards what the gateway sends meanwhile, so that it never waits for room, and closes the connection afterwards.
+fn while_reading(mut http2: FrameClient, flood: impl FnOnce(&mut FrameClient)) {
+    let mut stream = http2.stream.try_clone().unwrap();
+    let reading = std::thread::spawn(move || std::io::copy(&mut stream, &mut std::io::sink()));
+    flood(&mut http2);
+    // Ends the reader's read at once. The gateway may have closed the connection already.
+    let _ = http2.stream.shutdown(Shutdown::Both);
+    let _ = reading.join().unwrap();
 }
 
 fn upstream() -> String {
@@ -75,29 +74,20 @@ fn upstream() -> String {
 
 /// An upstream that answers GET with a body of the length that `length` says, and lets everybody else wait for ever.
 fn answering(length: impl Fn(&str) -> usize + Clone + Send + 'static) -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let url = format!("http://{}", listener.local_addr().unwrap());
-    std::thread::spawn(move || {
-        for stream in listener.incoming() {
-            let Ok(mut stream) = stream else { return };
-            let length = length.clone();
-            std::thread::spawn(move || {
-                let mut read = std::io::BufReader::new(stream.try_clone().unwrap());
-                while let Ok(head) = read_head(&mut read) {
-                    if !head.starts_with("GET ") {
-                        // Whatever comes stays where it is.
-                        std::thread::park();
-                    }
-                    let length = length(&head);
-                    let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n");
-                    // It may be cut off.
-                    let sent = stream.write_all(answer.as_bytes());
-                    let _ = sent.and_then(|()| stream.write_all(&vec![b'a'; length]));
-                }
-            });
+    let address = thread_per_connection(move |mut stream| {
+        let mut read = BufReader::new(stream.try_clone()?);
+        loop {
+            let head = read_head(&mut read)?;
+            if !head.starts_with("GET ") {
+                // Whatever comes stays where it is.
+                std::thread::park();
+            }
+            let length = length(&head);
+            write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n")?;
+            stream.write_all(&vec![b'a'; length])?;
         }
     });
-    url
+    format!("http://{address}")
 }
 
 fn waits_for_ever() -> String {
@@ -128,12 +118,9 @@ fn a_head_in_endless_empty_pieces_is_ended() {
 #[test]
 fn pings_are_answered_or_left_but_never_piled_up() {
     survived(&upstream(), |address| {
-        let (mut reads, stop) = (FrameClient::open(address), Arc::default());
-        let draining = drain(&reads, &stop);
-        pour(&mut reads, &frame(PING, 0, 0, b"flooding"), 300_000);
-        stop.store(true, Ordering::Relaxed);
-        drop(reads);
-        draining.join().unwrap();
+        while_reading(FrameClient::open(address), |http2| {
+            pour(http2, &frame(PING, 0, 0, b"flooding"), 300_000);
+        });
         // Who takes no answers is soon not read from any more.
         let mut deaf = FrameClient::open(address);
         deaf.stream.set_write_timeout(Some(std::time::Duration::from_millis(300))).unwrap();
@@ -144,16 +131,13 @@ fn pings_are_answered_or_left_but_never_piled_up() {
 #[test]
 fn settings_are_acknowledged_or_left_but_never_piled_up() {
     survived(&upstream(), |address| {
-        let (mut reads, stop) = (FrameClient::open(address), Arc::default());
-        let draining = drain(&reads, &stop);
         // A table of headers as large as can be, and back; a window of nothing, and back.
         let large = [&[0, 1][..], &u32::MAX.to_be_bytes(), &[0, 4], &0_u32.to_be_bytes()].concat();
         let small = [&[0, 1][..], &0_u32.to_be_bytes(), &[0, 4], &65_535_u32.to_be_bytes()].concat();
         let both = [frame(SETTINGS, 0, 0, &large), frame(SETTINGS, 0, 0, &small)].concat();
-        pour(&mut reads, &both, 100_000);
-        stop.store(true, Ordering::Relaxed);
-        drop(reads);
-        draining.join().unwrap();
+        while_reading(FrameClient::open(address), |http2| {
+            pour(http2, &both, 100_000);
+        });
         let mut deaf = FrameClient::open(address);
         deaf.stream.set_write_timeout(Some(std::time::Duration::from_millis(300))).unwrap();
         pour(&mut deaf, &both, 5_000_000)
@@ -163,13 +147,10 @@ fn settings_are_acknowledged_or_left_but_never_piled_up() {
 #[test]
 fn what_means_nothing_costs_nothing() {
     survived(&upstream(), |address| {
-        let (mut http2, stop) = (FrameClient::open(address), Arc::default());
-        let draining = drain(&http2, &stop);
-        pour(&mut http2, &frame(UNKNOWN, 0xff, 1, &[0; 64]), 200_000);
-        pour(&mut http2, &frame(PRIORITY, 0, 9, &[0, 0, 0, 1, 7]), 200_000);
-        stop.store(true, Ordering::Relaxed);
-        drop(http2);
-        draining.join().unwrap();
+        while_reading(FrameClient::open(address), |http2| {
+            pour(http2, &frame(UNKNOWN, 0xff, 1, &[0; 64]), 200_000);
+            pour(http2, &frame(PRIORITY, 0, 9, &[0, 0, 0, 1, 7]), 200_000);
+        });
     });
 }
 
@@ -222,15 +203,12 @@ fn a_small_head_that_means_a_large_one_is_refused() {
 #[test]
 fn windows_that_open_by_a_byte_or_beyond_all_bounds_harm_nobody() {
     let ended = survived(&upstream(), |address| {
-        let (mut http2, stop) = (FrameClient::open(address), Arc::default());
-        http2.send(HEADERS, END_HEADERS, 1, &post_head()).unwrap();
-        let draining = drain(&http2, &stop);
-        for stream in [0, 1] {
-            pour(&mut http2, &frame(WINDOW_UPDATE, 0, stream, &1_u32.to_be_bytes()), 200_000);
-        }
-        stop.store(true, Ordering::Relaxed);
-        drop(http2);
-        draining.join().unwrap();
+        while_reading(FrameClient::open(address), |http2| {
+            http2.send(HEADERS, END_HEADERS, 1, &post_head()).unwrap();
+            for stream in [0, 1] {
+                pour(http2, &frame(WINDOW_UPDATE, 0, stream, &1_u32.to_be_bytes()), 200_000);
+            }
+        });
         // Twice the largest window is an error of the whole connection, and nothing is one too.
         let increments = [[i32::MAX.to_be_bytes(); 2].concat(), 0_i32.to_be_bytes().to_vec()];
         increments.map(|increments| {

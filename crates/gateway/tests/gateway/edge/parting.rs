@@ -85,6 +85,7 @@ async fn what_is_thrown_away_is_never_taken_for_a_request() {
         assert!(matches!(status, 400 | 413), "{status}");
         // Long enough that a connection at rest would have been put aside.
         for _ in 0..5 {
+            // Nothing may happen, so there is no event; the gateway has its own threads and real time.
             tokio::time::sleep(look * 3).await;
             client.send(b"GET /smuggled HTTP/1.1\r\nHost: a\r\n\r\n").await;
         }
@@ -151,6 +152,7 @@ async fn the_rest_of_a_body_that_was_answered_early_is_never_taken_for_a_request
     assert_eq!((answer.status, answer.text().as_str()), (200, "early"));
     // Long enough that a connection at rest would have been put aside.
     for _ in 0..5 {
+        // Nothing may happen, so there is no event; the gateway has its own threads and real time.
         tokio::time::sleep(look * 3).await;
         client.send(b"GET /smuggled HTTP/1.1\r\nHost: a\r\n\r\n").await;
     }

@@ -159,6 +159,7 @@ impl Case {
 
     async fn pause(&self, is_answered: bool) {
         if self.pauses == Pauses::AfterEveryPiece || (is_answered && self.pauses == Pauses::AfterAnswers) {
+            // The client is silent in real time: the gateway parks connections in threads of its own.
             tokio::time::sleep(LOOK * 4).await;
         }
     }

@@ -159,6 +159,7 @@ async fn ended_after(served: &TestGateway, per_window: usize, most: u32) -> Opti
             return None;
         }
         if read > due(per_window, since) {
+            // The rate of a reader is one of real time: the gateway measures it in threads of its own.
             sleep(LOOK / 8).await;
         } else if let Ok(bytes @ 1..) = within("reading", stream.read(&mut piece)).await {
             read += bytes;

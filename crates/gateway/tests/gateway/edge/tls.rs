@@ -157,6 +157,7 @@ async fn a_handshake_that_stalls_or_drips_is_ended() {
     let dripping = async {
         drips.send(b"\x16\x03\x01\x02\x00").await;
         while drips.send(b"\x01").await {
+            // The time between two bytes of a slow client; the gateway measures in real time.
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
@@ -254,6 +255,7 @@ async fn end_of_a_response_reaches_a_slow_reader() {
             let (mut read, mut piece) = (Vec::new(), vec![0; 20 << 10]);
             // Long enough that an idle connection would be parked, short enough for the pace of a reader.
             for _ in 0..4 {
+                // The rate of a reader is one of real time: the gateway measures it in threads of its own.
                 tokio::time::sleep(look * 4).await;
                 match within("some of it", stream.read(&mut piece)).await {
                     Ok(bytes @ 1..) => read.extend_from_slice(&piece[..bytes]),
