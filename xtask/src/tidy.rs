@@ -171,6 +171,12 @@ mod tests {
     }
 
     #[test]
+    fn the_testkit_as_a_normal_dependency_is_found() {
+        let packages = [package("tidegate", &["tidegate-testkit"]), package("tidegate-testkit", &[])];
+        assert_eq!(direction(&json!({ "packages": packages })).len(), 1);
+    }
+
+    #[test]
     fn an_unknown_crate_is_found() {
         assert_eq!(direction(&json!({ "packages": [package("tidegate-common", &[])] })).len(), 1);
     }

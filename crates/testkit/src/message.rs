@@ -214,3 +214,48 @@ fn chunks(mut bytes: &[u8]) -> Option<Result<Chunks, String>> {
 fn is_token(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{read_request, read_response, read_response_to};
+
+    #[test]
+    fn request_in_chunks_is_read_with_its_trailers() {
+        let bytes = b"POST /a HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\nX: b\r\n\r\nrest";
+        let (request, length) = read_request(bytes).expect("complete").expect("well-formed");
+        assert_eq!((request.method.as_str(), request.target.as_str()), ("POST", "/a"));
+        assert_eq!((request.body.as_slice(), request.trailers.as_str()), (&b"abc"[..], "X: b"));
+        assert_eq!(&bytes[length..], b"rest");
+    }
+
+    #[test]
+    fn request_incomplete_is_none_and_malformed_is_an_error() {
+        assert!(read_request(b"GET / HTTP/1.1\r\nHost: a\r\n").is_none());
+        assert!(read_request(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\na").is_none());
+        let malformed: [&[u8]; 5] = [
+            b"GET / HTTP/1.0\r\nHost: a\r\n\r\n",
+            b"GET / HTTP/1.1\r\n\r\n",
+            b"GET / HTTP/1.1\nHost: a\r\n\r\n",
+            b"GET / HTTP/1.1\r\nHost: a\r\nX : b\r\n\r\n",
+            b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
+        ];
+        for bytes in malformed {
+            assert!(read_request(bytes).is_some_and(|read| read.is_err()), "{}", bytes.escape_ascii());
+        }
+    }
+
+    #[test]
+    fn response_without_a_length_ends_with_the_connection() {
+        let bytes = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\n\r\nabc";
+        assert!(read_response(bytes, false).is_none());
+        let (response, length) = read_response(bytes, true).expect("complete");
+        assert_eq!((response.status, response.text().as_str(), length), (200, "abc", bytes.len()));
+    }
+
+    #[test]
+    fn response_to_head_has_no_body() {
+        let bytes = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nHTTP";
+        let (response, length) = read_response_to("HEAD", bytes, false).expect("complete");
+        assert_eq!((response.body.len(), &bytes[length..]), (0, &b"HTTP"[..]));
+    }
+}

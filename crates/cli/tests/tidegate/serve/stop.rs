@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 
 use tidegate_testkit::client::{Connection, get, read_head};
 use tidegate_testkit::server::echo;
+use tidegate_testkit::wait::eventually_blocking;
 
 use crate::program::serve;
 
@@ -61,9 +62,7 @@ fn sigterm_under_load_loses_no_request() {
         let asked = Arc::new(AtomicU64::new(0));
         let lasting: Vec<_> = (0..6).map(|_| ask_on(&server.address, &asked)).collect();
         let fleeting = ask_anew(&server.address);
-        while asked.load(Ordering::Relaxed) < 300 {
-            std::thread::yield_now();
-        }
+        eventually_blocking("300 requests are answered", || asked.load(Ordering::Relaxed) >= 300);
         server.signal("-TERM");
         for client in lasting {
             client.join().unwrap().unwrap_or_else(|error| panic!("round {round}: {error}"));
@@ -85,9 +84,7 @@ fn a_request_that_takes_its_time_is_answered_after_sigterm() {
     server.signal("-TERM");
     server.wait_for_log("stopping");
     // The socket is closed before what is under way has ended.
-    while Connection::open(&server.address).is_ok() {
-        std::thread::yield_now();
-    }
+    eventually_blocking("the socket is closed", || Connection::open(&server.address).is_err());
     asked.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nlate").unwrap();
     assert_eq!(client.join().unwrap().text(), "late");
     assert_eq!(server.wait().code(), Some(0));

@@ -7,6 +7,7 @@ use std::thread::JoinHandle;
 
 use tidegate_testkit::client::Connection;
 use tidegate_testkit::server::echo;
+use tidegate_testkit::wait::eventually_blocking;
 
 use crate::program::{run, serve, serve_at};
 
@@ -29,9 +30,7 @@ fn ask(address: &str, stop: &Arc<AtomicBool>, asked: &Arc<AtomicU64>) -> JoinHan
 }
 
 fn more_than(asked: &AtomicU64, count: u64) {
-    while asked.load(Ordering::Relaxed) <= count {
-        std::thread::yield_now();
-    }
+    eventually_blocking("more requests are answered", || asked.load(Ordering::Relaxed) > count);
 }
 
 #[test]

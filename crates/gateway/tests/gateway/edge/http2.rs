@@ -80,10 +80,10 @@ async fn a_reset_request_is_forwarded_no_further() {
     let (client, _connection) = connect(&served).await;
     let mut ready = client.ready().await.expect("room");
     let (_response, mut stream) = ready.send_request(get("/"), true).expect("a stream");
-    eventually("it has come", || hangs.requests().len() == 1).await;
+    hangs.until("it has come", |counts| counts.requests == 1).await;
     assert_eq!(hangs.open(), 1);
     stream.send_reset(h2::Reason::CANCEL);
-    eventually("the upstream is let go", || hangs.open() == 0).await;
+    hangs.until("the upstream is let go", |counts| counts.open == 0).await;
 }
 
 #[tokio::test]
@@ -100,7 +100,7 @@ async fn only_so_many_streams_are_open_at_once() {
             tokio::spawn(async move { ask(&client, "/").await })
         })
         .collect();
-    eventually("some have come", || hangs.requests().len() >= 4).await;
+    hangs.until("some have come", |counts| counts.requests >= 4).await;
     assert_eq!(hangs.requests().len(), 4, "the others wait");
     let mut statuses = Vec::new();
     for answer in asking {

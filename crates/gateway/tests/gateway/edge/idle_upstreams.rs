@@ -86,7 +86,7 @@ async fn upstream_connection_idle_for_too_long_is_closed() {
     let served = TestGateway::with_limit(&[&upstream], 100, bounds());
     assert_eq!(served.get_raw("/").await.status, 200);
     assert_eq!(served.send_raw(POST).await.status, 200);
-    eventually("both are closed", || upstream.open() == 0).await;
+    upstream.until("both are closed", |counts| counts.open == 0).await;
     assert_eq!(served.get_raw("/").await.status, 200, "another is opened");
     assert_eq!(upstream.connections(), 3);
     let gauge = format!("tidegate_upstream_connections{{upstream=\"app\",server=\"{}\"}}", upstream.address);
@@ -127,7 +127,7 @@ async fn upstream_connection_in_use_is_not_idle() {
     // Others are opened and closed meanwhile.
     for _ in 0..2 {
         assert_eq!(served.get_raw("/").await.status, 200);
-        eventually("the idle one is closed", || slow.open() == 1).await;
+        slow.until("the idle one is closed", |counts| counts.open == 1).await;
     }
     assert_eq!(http2.open(), 1);
 }

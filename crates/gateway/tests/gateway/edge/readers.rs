@@ -90,7 +90,7 @@ async fn http2_stalled_streams_are_reset_while_another_stream_goes_on() {
     for _ in 0..STALLED {
         stalled.push(body(&client).await);
     }
-    eventually("all are answered", || upstream.open() == STALLED + 1).await;
+    upstream.until("all are answered", |counts| counts.open == STALLED + 1).await;
     let resets = async {
         let mut resets = Vec::new();
         for mut body in stalled {
@@ -111,7 +111,7 @@ async fn http2_stalled_streams_are_reset_while_another_stream_goes_on() {
     let (resets, read) = tokio::join!(resets, reading);
     assert_eq!(resets, [Some(Reason::CANCEL); STALLED]);
     assert!(read.is_ok(), "{read:?}");
-    eventually("their upstream connections are free", || upstream.open() <= 1).await;
+    upstream.until("their upstream connections are free", |counts| counts.open <= 1).await;
     assert!(read_slowly(&mut lively, 10 * MINIMUM, 1).await.is_ok(), "the other stream goes on");
 }
 
@@ -133,7 +133,7 @@ async fn http2_reader_at_half_the_minimum_is_reset() {
     let mut body = body(&client).await;
     let read = read_slowly(&mut body, MINIMUM / 2, 10).await;
     assert_eq!(read.map_err(|error| error.reason()), Err(Some(Reason::CANCEL)));
-    eventually("the upstream connection is free", || upstream.open() == 0).await;
+    upstream.until("the upstream connection is free", |counts| counts.open == 0).await;
     assert_eq!(served.connections(), 1, "the connection is left");
 }
 

@@ -4,8 +4,10 @@ use std::io::Read;
 use std::process::Command;
 
 use tidegate_testkit::client::request;
+use tidegate_testkit::port::free_address;
 use tidegate_testkit::process::PolicyFile;
 use tidegate_testkit::server::echo;
+use tidegate_testkit::wait::eventually_blocking;
 
 use super::AdminGateway;
 use crate::program::{serve, serve_at};
@@ -54,10 +56,8 @@ fn what_operators_do_is_written_down() {
 fn a_ban_ends_by_itself() {
     let gate = AdminGateway::start("");
     assert_eq!(gate.ask("POST", "/v1/bans", r#"{"subject":"user:bob","for":"300ms"}"#).status, 201);
-    // It may be over already on a machine that stood still; it is over at some time.
-    while gate.get("X-User: bob\r\n") == 403 {
-        std::thread::yield_now();
-    }
+    // It may be over already on a machine that stood still.
+    eventually_blocking("the ban ends", || gate.get("X-User: bob\r\n") != 403);
     assert_eq!(gate.ask("GET", "/v1/bans", "").json()["bans"], serde_json::json!([]));
     assert_eq!(gate.ask("DELETE", "/v1/bans", r#"{"subject":"user:bob"}"#).status, 404);
 }
@@ -144,7 +144,7 @@ fn commands_ban_list_and_take_back() {
 
 #[test]
 fn a_ban_that_was_acknowledged_goes_over_to_the_successor() {
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = free_address().port();
     let meeting = format!("{}/over-{}.socket", env!("CARGO_TARGET_TMPDIR"), std::process::id());
     let text = format!(
         "upstreams: {{ api: {{ servers: ['http://{}'] }} }}\nroutes: [{{ path: /**, upstream: api }}]\n\
@@ -211,9 +211,8 @@ fn a_successor_that_does_not_come_after_all_changes_nothing() {
     );
     assert_eq!(gate.get("X-User: bob\r\n"), 403);
     drop(successor);
-    while gate.ask("POST", "/v1/bans", r#"{"subject":"user:eve"}"#).status == 503 {
-        std::thread::yield_now();
-    }
+    let ban_eve = || gate.ask("POST", "/v1/bans", r#"{"subject":"user:eve"}"#).status;
+    eventually_blocking("bans are accepted again", || ban_eve() != 503);
     assert_eq!((gate.get("X-User: bob\r\n"), gate.get("X-User: eve\r\n")), (403, 403));
 }
 

@@ -3,6 +3,7 @@
 use std::os::unix::fs::PermissionsExt;
 
 use tidegate_testkit::client::request;
+use tidegate_testkit::port::free_address;
 use tidegate_testkit::process::PolicyFile;
 
 use super::{AdminGateway, policy_text};
@@ -115,7 +116,7 @@ fn commands_say_what_is_missing() {
     assert!(error.contains("there is no token") && error.contains("--config"), "{error}");
     let token = format!("{}/foreign-token-{}", env!("CARGO_TARGET_TMPDIR"), std::process::id());
     std::fs::write(&token, "0123456789abcdef0123").unwrap();
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let free = free_address();
     let error = said(&["bans", "--admin", &format!("http://{free}"), "--token-file", &token]);
     assert!(error.contains("nothing listens") && error.contains("is the gateway running?"), "{error}");
     let gate = AdminGateway::start("");
