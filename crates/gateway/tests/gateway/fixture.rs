@@ -11,17 +11,18 @@ use http::Request;
 use http_body::Body;
 use http_body_util::Empty;
 use tidegate_core::Timestamp;
-use tidegate_gateway::Gateway;
+use tidegate_gateway::{Gateway, Listener, ServerCertificate};
 use tidegate_policy::{Active, Ban, Bans, Subject, compile};
 use tidegate_store::{Clock, MemoryStore, Penalties, Permits};
 use tidegate_telemetry::{Reader, Telemetry};
+use tidegate_testkit::certificate::Certificate;
 use tidegate_testkit::client::{CollectedResponse, RawClient, http1};
 use tidegate_testkit::message::Response;
 use tidegate_testkit::server::RecordingServer;
 use tidegate_testkit::wait::soon;
 use tokio::sync::watch;
 
-pub(crate) use tidegate_gateway::{Bounds, Listener, Pace};
+pub(crate) use tidegate_gateway::{Bounds, CertificateResolver, Pace};
 
 /// A gateway of one core that serves until it is dropped.
 pub(crate) struct TestGateway {
@@ -42,9 +43,17 @@ impl TestGateway {
         Self::start_active(complete(policy, files), Bounds::default())
     }
 
-    /// Serves a complete policy at `listener`.
-    pub(crate) fn start_at(listener: Listener, policy: &str, bounds: Bounds) -> Self {
-        Self::run(gateway(complete(policy, &[]), bounds), listener, Duration::ZERO)
+    /// Serves a complete policy over TLS, and returns where its certificate can be replaced.
+    pub(crate) fn start_tls(
+        certificate: &Certificate,
+        policy: &str,
+        bounds: Bounds,
+    ) -> (Self, Arc<CertificateResolver>) {
+        let Certificate { chain, key, .. } = certificate;
+        let listener = any_port().with_tls(chain.as_bytes(), key.as_bytes()).expect("a certificate");
+        let resolver = Arc::clone(listener.certificate().expect("TLS"));
+        let gateway = gateway(complete(policy, &[]), bounds);
+        (Self::run(gateway, listener, Duration::ZERO), resolver)
     }
 
     /// Forwards everything to `servers`, with so many requests an hour for each client.
@@ -225,6 +234,12 @@ pub(crate) fn active(servers: &[String], rest: &str, files: &[(&str, &str)]) -> 
         servers.join(", ")
     );
     complete(&policy, files)
+}
+
+/// A certificate as the gateway presents it.
+pub(crate) fn presentable(certificate: &Certificate) -> ServerCertificate {
+    let Certificate { chain, key, .. } = certificate;
+    ServerCertificate::from_pem(chain.as_bytes(), key.as_bytes()).expect("a certificate")
 }
 
 /// A limit of so many requests an hour.

@@ -6,7 +6,6 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::Request;
 use rustls::{ClientConfig, HandshakeKind, RootCertStore};
-use tidegate_gateway::{CertificateResolver, ServerCertificate};
 use tidegate_testkit::certificate::Certificate;
 use tidegate_testkit::client::{connect_tls, http2_over, roots, tls_config};
 use tidegate_testkit::server::{RecordingServer, Reply};
@@ -15,7 +14,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio_rustls::client::TlsStream;
 
-use crate::fixture::{Bounds, Listener, TestGateway, hourly, policy_before};
+use crate::fixture::{Bounds, CertificateResolver, TestGateway, hourly, policy_before, presentable};
 
 /// A gateway that speaks TLS, and who trusts it.
 struct Tls {
@@ -27,11 +26,9 @@ struct Tls {
 impl Tls {
     fn before(upstream: &RecordingServer, bounds: Bounds) -> Self {
         let made = Certificate::for_name("a.example");
-        let listener = Listener::bind("127.0.0.1:0", 1).expect("a free port");
-        let listener = listener.with_tls(made.chain.as_bytes(), made.key.as_bytes()).expect("a certificate");
-        let certificate = Arc::clone(listener.certificate().expect("TLS"));
         let limits = format!("rate_limits: {{ default: {{ {} }} }}", hourly(1_000));
-        let served = TestGateway::start_at(listener, &policy_before(&[upstream], &limits), bounds);
+        let (served, certificate) =
+            TestGateway::start_tls(&made, &policy_before(&[upstream], &limits), bounds);
         Self { served, roots: roots(&[&made]), certificate }
     }
 
@@ -203,9 +200,7 @@ async fn replaced_certificate_is_presented_in_new_handshakes_and_sessions_are_st
     assert_eq!(tls.serves_to(&returning).await, Some(HandshakeKind::Full));
     let mut open = tls.connect(&["http/1.1"]).await.expect("a handshake");
     let made = Certificate::for_name("a.example");
-    let certificate = ServerCertificate::from_pem(made.chain.as_bytes(), made.key.as_bytes());
-    let certificate = certificate.expect("a certificate");
-    assert!(tls.certificate.replace(certificate));
+    assert!(tls.certificate.replace(presentable(&made)));
 
     assert_eq!(tls.serves_to(&returning).await, Some(HandshakeKind::Resumed));
     let untrusting = tls.connect(&["http/1.1"]).await.expect_err("the new certificate is not trusted yet");

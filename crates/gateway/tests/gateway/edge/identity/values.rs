@@ -3,7 +3,7 @@
 use tidegate_testkit::server::RecordingServer;
 
 use super::{assert_rejected, over_both, over_http1, over_http2, send_http2, with_keys};
-use crate::fixture::{TestGateway, hourly, policy_before};
+use crate::fixture::{Bounds, TestGateway, hourly, policy_before};
 
 #[tokio::test]
 async fn api_key_with_white_space_around_it_is_one_client_over_both_protocols() {
@@ -24,7 +24,7 @@ async fn api_key_with_white_space_around_it_is_one_client_over_both_protocols() 
 #[tokio::test]
 async fn banned_api_key_with_white_space_around_it_is_rejected() {
     let upstream = RecordingServer::start().await;
-    let served = TestGateway::with_limit(&[&upstream], 100, tidegate_gateway::Bounds::default());
+    let served = TestGateway::with_limit(&[&upstream], 100, Bounds::default());
     served.ban("api_key:k");
     for key in ["k", "k ", " k", "\tk\t", "k \t "] {
         for response in over_both(&served, &[("x-api-key", key)]).await {
@@ -37,7 +37,7 @@ async fn banned_api_key_with_white_space_around_it_is_rejected() {
 #[tokio::test]
 async fn trailer_values_over_http2_are_forwarded_without_white_space_around_them() {
     let upstream = RecordingServer::start().await;
-    let served = TestGateway::with_limit(&[&upstream], 100, tidegate_gateway::Bounds::default());
+    let served = TestGateway::with_limit(&[&upstream], 100, Bounds::default());
     let response = send_http2(
         &served,
         &[("te", "trailers"), ("trailer", "x-sum, x-other")],
