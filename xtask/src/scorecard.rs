@@ -13,12 +13,12 @@ struct Entry {
     run: fn() -> anyhow::Result<()>,
 }
 
-const ENTRIES: [Entry; 5] = [
+const ENTRIES: [Entry; 6] = [
     Entry {
         name: "crash",
         what: "the real binary, killed 200 times while bans are added and taken back through the admin API",
         bar: "0 acknowledged changes lost",
-        run: crash,
+        run: || binary("long_crash"),
     },
     Entry {
         name: "equivalence",
@@ -44,6 +44,12 @@ const ENTRIES: [Entry; 5] = [
         bar: "no different treatment that docs/gateway.md does not list",
         run: probes,
     },
+    Entry {
+        name: "reload",
+        what: "500 reloads, good and bad, while clients send requests without a pause",
+        bar: "no failed request, no counter reset",
+        run: || binary("long_reloads"),
+    },
 ];
 
 pub(crate) fn run(name: Option<&str>) -> anyhow::Result<()> {
@@ -62,15 +68,16 @@ pub(crate) fn run(name: Option<&str>) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn crash() -> anyhow::Result<()> {
-    let line = "test --release --package tidegate --test serve -- --ignored --nocapture long_crash";
-    run::run(&mut cargo(line))
+/// A long test of the real binary.
+fn binary(name: &str) -> anyhow::Result<()> {
+    let line = "test --release --package tidegate --test tidegate -- --ignored --nocapture";
+    run::run(cargo(line).arg(name))
 }
 
 fn probes() -> anyhow::Result<()> {
     setup::ensure("nginx")?;
     run::run(&mut cargo(
-        "test --workspace --exclude bench --exclude bench-peers --test edge -- --ignored --nocapture long_probes",
+        "test --workspace --exclude bench --exclude bench-peers --test gateway -- --ignored --nocapture long_probes",
     ))
 }
 

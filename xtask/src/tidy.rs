@@ -14,7 +14,7 @@ const LONGEST_FILE: usize = 600;
 const BANNED_NAMES: [&str; 7] = ["util", "utils", "misc", "common", "helpers", "types", "manager"];
 
 /// Which crates of ours a crate may build on. A crate that is not named here may not exist.
-const MAY_USE: [(&str, &[&str]); 12] = [
+const MAY_USE: [(&str, &[&str]); 13] = [
     ("tidegate-core", &[]),
     ("tidegate-store", &["tidegate-core"]),
     ("tidegate-redis", &["tidegate-core", "tidegate-store"]),
@@ -62,6 +62,8 @@ const MAY_USE: [(&str, &[&str]); 12] = [
             "tidegate-gateway",
         ],
     ),
+    // Nobody may build on it: it is for tests, and dev-dependencies are not looked at.
+    ("tidegate-testkit", &[]),
     ("xtask", &[]),
 ];
 
@@ -179,7 +181,8 @@ fn file(path: &str, text: &str) -> Vec<String> {
     if path.starts_with("xtask/") {
         return problems;
     }
-    let product = path.starts_with("crates/") && path.contains("/src/");
+    let product =
+        path.starts_with("crates/") && path.contains("/src/") && !path.starts_with("crates/testkit/");
     for (number, line) in text.lines().enumerate() {
         let place = || format!("{path}:{}", number + 1);
         for (word, allowed, why) in ONLY_IN {
@@ -217,6 +220,12 @@ mod tests {
         let problems = direction(&json!({ "packages": packages }));
         assert_eq!(problems.len(), 1);
         assert!(problems[0].contains("tidegate-core must not build on tidegate-store"), "{problems:?}");
+    }
+
+    #[test]
+    fn the_testkit_as_a_normal_dependency_is_found() {
+        let packages = [package("tidegate", &["tidegate-testkit"]), package("tidegate-testkit", &[])];
+        assert_eq!(direction(&json!({ "packages": packages })).len(), 1);
     }
 
     #[test]

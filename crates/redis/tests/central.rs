@@ -2,14 +2,12 @@
 
 #![allow(missing_docs, clippy::unwrap_used, reason = "tests speak through their names and fail by panicking")]
 
-mod server;
-
 use redis::AsyncCommands;
-use server::RedisServer;
 use tidegate_core::{Algorithm, Check, Cost, Key, Limit, RuleId, Span, Spec, Timestamp, Verdict};
 use tidegate_redis::{CentralStore, TimeSource};
 use tidegate_store::conformance::Suite;
 use tidegate_store::{Clock, Override, Store, StoreError, SystemClock};
+use tidegate_testkit::process::RedisServer;
 
 const RULE: RuleId = RuleId::named("default");
 

@@ -1,0 +1,107 @@
+//! `tidegate check` on real files.
+
+use tidegate_testkit::folder::Folder;
+
+use crate::program::run_in_root;
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+/// A file in a folder of its own.
+struct Scratch {
+    folder: Folder,
+    name: &'static str,
+}
+
+impl Scratch {
+    fn new(name: &'static str, contents: &[u8]) -> Self {
+        let folder = Folder::new();
+        folder.write(name, contents);
+        Self { folder, name }
+    }
+
+    fn path(&self) -> String {
+        self.folder.text_path(self.name)
+    }
+}
+
+#[test]
+fn a_good_policy_is_said_to_be_good() {
+    let output = run_in_root(&["check", "examples/small-api.yaml"]);
+    assert_eq!(output.status.code(), Some(0));
+    assert_eq!(text(&output.stdout), "examples/small-api.yaml: good, 3 rules\n");
+}
+
+#[test]
+fn files_a_policy_names_are_read_from_its_folder() {
+    let output = run_in_root(&["check", "examples/saas-tiers.yaml", "examples/multi-tenant.yaml"]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stdout));
+    assert_eq!(text(&output.stdout).lines().count(), 2);
+}
+
+#[test]
+fn a_broken_policy_fails_and_says_where() {
+    let file = Scratch::new("broken.yaml", b"rate_limits:\n  default: { requests: 0, window: 60 }\n");
+    let output = run_in_root(&["check", "examples/small-api.yaml", &file.path()]);
+    assert_eq!(output.status.code(), Some(1));
+    let said = text(&output.stdout);
+    assert!(said.contains("broken.yaml:2:24\n"), "{said}");
+    assert!(said.contains("examples/small-api.yaml: good"), "{said}");
+    assert!(said.ends_with("broken.yaml: 1 problem\n"), "{said}");
+}
+
+#[test]
+fn warnings_stand_beside_success() {
+    let file = Scratch::new("doubtful.yaml", b"rate_limits:\n  tenant: { requests: 5, window: 60 }\n");
+    let output = run_in_root(&["check", &file.path()]);
+    assert_eq!(output.status.code(), Some(0));
+    let said = text(&output.stdout);
+    assert!(said.starts_with("warning: no request has a tenant"), "{said}");
+    assert!(said.ends_with("doubtful.yaml: good, 1 rule, 1 warning\n"), "{said}");
+}
+
+#[test]
+fn tools_get_json() {
+    let file = Scratch::new("json.yaml", b"rate_limit: {}\n");
+    let output = run_in_root(&["check", "--format", "json", &file.path(), "examples/small-api.yaml"]);
+    assert_eq!(output.status.code(), Some(1));
+    let said: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(said[0]["ok"], false);
+    assert_eq!(said[0]["problems"][0]["path"], "rate_limit");
+    assert_eq!(said[0]["problems"][0]["hint"], "did you mean `rate_limits`?");
+    assert_eq!((&said[1]["ok"], &said[1]["rules"]), (&true.into(), &3.into()));
+}
+
+#[test]
+fn a_missing_file_is_a_clear_failure_and_the_others_are_checked() {
+    let output = run_in_root(&["check", "nowhere.yaml", "examples/small-api.yaml"]);
+    assert_eq!(output.status.code(), Some(1));
+    let said = text(&output.stdout);
+    assert!(said.starts_with("nowhere.yaml: cannot be read: "), "{said}");
+    assert!(said.contains("small-api.yaml: good"), "{said}");
+}
+
+#[test]
+fn a_hundred_megabytes_are_refused_without_being_read() {
+    let file = Scratch::new("large.yaml", b"");
+    std::fs::File::options().write(true).open(file.path()).unwrap().set_len(100 << 20).unwrap();
+    let output = run_in_root(&["check", &file.path()]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stdout).contains("larger than 16 MiB"), "{}", text(&output.stdout));
+}
+
+#[test]
+fn no_file_is_wrong_usage() {
+    assert_eq!(run_in_root(&["check"]).status.code(), Some(2));
+}
+
+#[test]
+fn the_schema_is_json_and_completions_are_a_script() {
+    let schema: serde_json::Value = serde_json::from_slice(&run_in_root(&["schema"]).stdout).unwrap();
+    assert_eq!(schema["$schema"], "https://json-schema.org/draft/2020-12/schema");
+    for shell in ["bash", "zsh", "fish"] {
+        let script = text(&run_in_root(&["completions", shell]).stdout);
+        assert!(script.contains("completions") && script.contains("check"), "{shell}");
+    }
+}

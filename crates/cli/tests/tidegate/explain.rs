@@ -1,0 +1,68 @@
+//! What the real binary says about requests under the example policies.
+
+use std::process::Output;
+
+use crate::program::run_in_root;
+
+fn tidegate(policy: &str, args: &[&str]) -> Output {
+    run_in_root(&[&["explain", "--config", policy], args].concat())
+}
+
+#[test]
+fn a_request_is_explained_to_people() {
+    let output = tidegate(
+        "examples/saas-tiers.yaml",
+        &["POST", "/v1//reports?x=1", "-H", "Host: api.example.com:443", "-H", "X-API-Key: pk_live_4f9a"],
+    );
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    for part in
+        ["POST /v1/reports at api.example.com", "tier      premium", "→ app", "endpoint:POST /v1/reports"]
+    {
+        assert!(text.contains(part), "{part}:\n{text}");
+    }
+    assert!(!text.contains("pk_live_4f9a"), "{text}");
+}
+
+#[test]
+fn a_request_is_explained_to_tools() {
+    let output = tidegate(
+        "examples/login-protection.yaml",
+        &["GET", "/", "--from", "203.0.113.9", "--format", "json"],
+    );
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(
+        json["verdict"],
+        serde_json::json!({ "is": "banned", "by": "policy", "subject": "203.0.113.0/24" })
+    );
+}
+
+#[test]
+fn what_cannot_be_explained_fails() {
+    for (policy, args) in [("examples/none.yaml", ["GET", "/"]), ("examples/keys.csv", ["GET", "/"])] {
+        let output = tidegate(policy, &args);
+        assert_eq!(output.status.code(), Some(1), "{policy}");
+        assert!(!output.stderr.is_empty() && output.stdout.is_empty());
+    }
+}
+
+#[test]
+fn explain_request_that_is_rejected_says_status_and_reason() {
+    for (args, expected) in [
+        (["GET", "/%zz"], "400: `%` at byte 1 of the path is not followed by two hexadecimal digits"),
+        (["GET", "/a%2Fb"], "400: `%2F` in the path; set `http.encoded_slash: keep` or `decode` to allow it"),
+        (["get", "/"], "400: its method is not in capitals"),
+        (["GET", "/a b"], "400: "),
+    ] {
+        let output = tidegate("examples/small-api.yaml", &args);
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(output.status.success() && text.contains(expected), "{args:?}: {text}");
+    }
+    let output =
+        tidegate("examples/saas-tiers.yaml", &["GET", "/", "-H", "Host: other.org", "--format", "json"]);
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(
+        json["verdict"],
+        serde_json::json!({ "is": "rejected", "status": 404, "reason": "no route takes it" })
+    );
+}

@@ -1,0 +1,10 @@
+//! The real binary.
+
+#![cfg(target_os = "linux")]
+#![allow(missing_docs, clippy::unwrap_used, reason = "tests speak through their names and fail by panicking")]
+
+mod check;
+mod contrib;
+mod explain;
+mod program;
+mod serve;

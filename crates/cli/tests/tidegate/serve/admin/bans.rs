@@ -1,0 +1,243 @@
+//! Who is banned gets 403, from the acknowledged request on until the ban ends.
+
+use std::io::Read;
+use std::process::Command;
+
+use tidegate_testkit::client::request;
+use tidegate_testkit::port::free_address;
+use tidegate_testkit::process::PolicyFile;
+use tidegate_testkit::server::echo;
+use tidegate_testkit::wait::eventually_blocking;
+
+use super::AdminGateway;
+use crate::program::{serve, serve_at};
+
+#[test]
+fn a_ban_holds_at_once_after_a_restart_and_until_it_is_taken_back() {
+    let gate = AdminGateway::start("");
+    assert_eq!(gate.get("X-User: bob\r\n"), 200);
+    let made = gate.ask("POST", "/v1/bans", r#"{"subject":"user:bob","for":"1d","reason":"abuse"}"#);
+    assert_eq!(made.status, 201, "{made:?}");
+    assert_eq!(gate.get("X-User: bob\r\n"), 403);
+    assert_eq!(gate.get("X-User: carol\r\n"), 200);
+    let again = gate.ask("POST", "/v1/bans", r#"{"subject":"user:bob","for":"2d","reason":"again"}"#);
+    assert_eq!(again.status, 200, "it replaces the first");
+    gate.server.signal("-KILL");
+    let gate = gate.again();
+    assert_eq!(gate.get("X-User: bob\r\n"), 403, "it survives");
+    let bans = gate.ask("GET", "/v1/bans", "").json();
+    assert_eq!(bans["bans"].as_array().unwrap().len(), 1);
+    let ban = &bans["bans"][0];
+    assert_eq!((&ban["subject"], &ban["reason"]), (&"user:bob".into(), &"again".into()));
+    assert_eq!(ban["until"].as_u64().unwrap() - ban["since"].as_u64().unwrap(), 2 * 86_400);
+    assert_eq!(gate.ask("DELETE", "/v1/bans", r#"{"subject":"user:bob"}"#).status, 200);
+    assert_eq!(gate.get("X-User: bob\r\n"), 200);
+    assert_eq!(gate.ask("DELETE", "/v1/bans", r#"{"subject":"user:bob"}"#).status, 404);
+    let gate = gate.again();
+    assert_eq!(gate.get("X-User: bob\r\n"), 200, "so does taking it back");
+}
+
+#[test]
+fn what_operators_do_is_written_down() {
+    let gate = AdminGateway::start("");
+    let ban = r#"{"subject":"api_key:sk_live_4f9a8b7c6d5e","for":"1d","reason":"abuse \"again\""}"#;
+    assert_eq!(gate.ask("POST", "/v1/bans", ban).status, 201);
+    let line = gate.server.wait_for_log("ban_added");
+    let line: serde_json::Value = serde_json::from_str(&line).unwrap();
+    let subject = line["subject"].as_str().unwrap();
+    assert!(!subject.contains("4f9a8b7c6d5e"), "{line}");
+    assert_eq!(line["message"], format!("{subject} is banned for 1d: abuse \"again\""));
+    let old = r#"{"subject":"api_key:sk_live_4f9a8b7c6d5e"}"#;
+    assert_eq!(gate.ask("DELETE", "/v1/bans", old).status, 200);
+    gate.server.wait_for_log("ban_removed");
+}
+
+#[test]
+fn a_ban_ends_by_itself() {
+    let gate = AdminGateway::start("");
+    assert_eq!(gate.ask("POST", "/v1/bans", r#"{"subject":"user:bob","for":"300ms"}"#).status, 201);
+    // It may be over already on a machine that stood still.
+    eventually_blocking("the ban ends", || gate.get("X-User: bob\r\n") != 403);
+    assert_eq!(gate.ask("GET", "/v1/bans", "").json()["bans"], serde_json::json!([]));
+    assert_eq!(gate.ask("DELETE", "/v1/bans", r#"{"subject":"user:bob"}"#).status, 404);
+}
+
+#[test]
+fn networks_and_keys_are_banned_and_no_key_is_shown() {
+    let gate = AdminGateway::start("bans: { networks: [192.0.2.0/24] }\n");
+    let key = "sk_live_4f9a8b7c6d5e";
+    let made = gate.ask("POST", "/v1/bans", &format!(r#"{{"subject":"api_key:{key}"}}"#));
+    assert_eq!(made.status, 201);
+    let shown = made.json()["subject"].as_str().unwrap().to_owned();
+    assert_eq!(gate.get(&format!("X-API-Key: {key}\r\n")), 403);
+    assert_eq!(gate.get("X-API-Key: another\r\n"), 200);
+    let listed = gate.ask("GET", "/v1/bans", "").text();
+    assert!(listed.contains(&shown) && !listed.contains(key) && !made.text().contains(key), "{listed}");
+    let file = std::fs::read(gate.policy.path().replace(".yaml", ".state/tidegate.redb")).unwrap();
+    assert!(!file.windows(key.len()).any(|window| window == key.as_bytes()), "nor is it written down");
+    let body = serde_json::json!({ "subject": shown }).to_string();
+    assert_eq!(gate.ask("DELETE", "/v1/bans", &body).status, 200, "by its hash");
+    assert_eq!(gate.get(&format!("X-API-Key: {key}\r\n")), 200);
+
+    let sources = gate.ask("GET", "/v1/bans", "").json();
+    assert_eq!(sources["bans"][0]["source"], "policy");
+    let in_policy = gate.ask("DELETE", "/v1/bans", r#"{"subject":"192.0.2.0/24"}"#);
+    assert_eq!((in_policy.status, &in_policy.json()["error"]), (409, &"in_policy".into()));
+    assert_eq!(gate.ask("POST", "/v1/bans", r#"{"subject":"127.0.0.0/8"}"#).status, 201);
+    assert_eq!(gate.get(""), 403);
+    assert_eq!(request(&gate.admin, "GET", "/healthz", "", "").status, 200, "operators are not banned");
+}
+
+#[test]
+fn commands_ban_list_and_take_back() {
+    let gate = AdminGateway::start("bans: { networks: [198.51.100.0/24] }\n");
+    let (done, said, error) = gate.command(&[
+        "ban",
+        "user:bob",
+        "203.0.113.0/24",
+        "2001:db8::7",
+        "--for",
+        "1h",
+        "--reason",
+        "it \u{1b}[31mhurts",
+    ]);
+    assert!(!done && error.contains("one line"), "{said}{error}");
+    let (done, said, error) = gate.command(&[
+        "ban",
+        "user:bob",
+        "203.0.113.0/24",
+        "2001:db8::7",
+        "--for",
+        "1h",
+        "--reason",
+        "it hurts",
+    ]);
+    assert!(done, "{error}");
+    assert_eq!(
+        said,
+        "user:bob is banned for 1h\nip:203.0.113.0/24 is banned for 1h\nip:2001:db8::/64 is banned for 1h\n"
+    );
+    assert_eq!(gate.get("X-User: bob\r\n"), 403);
+    let (_, table, _) = gate.command(&["bans"]);
+    assert!(table.starts_with("SUBJECT             SOURCE    LEFT    REASON\n"), "{table}");
+    assert!(table.contains("\nuser:bob            operator  "), "{table}");
+    assert!(table.contains("\nip:198.51.100.0/24  policy    no end\n"), "{table}");
+    let (_, json, _) = gate.command(&["bans", "--format", "json"]);
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json.as_array().unwrap().len(), 4);
+
+    let (_, sets, _) = gate.command(&["bans", "--format", "nft"]);
+    let file = gate.policy.path().replace("policy.yaml", "bans.nft");
+    std::fs::write(&file, &sets).unwrap();
+    // Only root may ask about the network's own rules; everybody may in a network of their own.
+    let ways = [&["/usr/sbin/nft"][..], &["unshare", "-rn", "/usr/sbin/nft"]];
+    let checked =
+        ways.map(|way| Command::new(way[0]).args(&way[1..]).args(["-c", "-f", &file]).output().unwrap());
+    assert!(checked.iter().any(|checked| checked.status.success()), "{sets}\n{checked:?}");
+    assert!(sets.contains("198.51.100.0/24") && sets.contains("2001:db8::/64 timeout "), "{sets}");
+
+    let (done, said, _) = gate.command(&["unban", "user:bob"]);
+    assert_eq!((done, said.as_str()), (true, "user:bob is no longer banned\n"));
+    let (done, _, error) = gate.command(&["unban", "user:bob"]);
+    assert!(!done && error.contains("nobody banned user:bob") && error.contains("hint:"), "{error}");
+}
+
+#[test]
+fn a_ban_that_was_acknowledged_goes_over_to_the_successor() {
+    let port = free_address().port();
+    let meeting = format!("{}/over-{}.socket", env!("CARGO_TARGET_TMPDIR"), std::process::id());
+    let text = format!(
+        "upstreams: {{ api: {{ servers: ['http://{}'] }} }}\nroutes: [{{ path: /**, upstream: api }}]\n\
+         admin: {{ listen: '127.0.0.1:{port}' }}\n\
+         clients: {{ user: {{ header: X-User }}, identify_by: [user, ip], ip: {{ trusted_proxies: 127.0.0.1 }} }}\n\
+         rate_limits: {{ default: {{ requests: 5000, window: 1h }} }}\n",
+        echo()
+    );
+    let policy = PolicyFile::new(&text);
+    let args = ["--config", &policy.path(), "--takeover", &meeting];
+    let mut old = serve(&args);
+    let address = old.address.clone();
+    let token = std::fs::read_to_string(policy.path().replace(".yaml", ".state/admin.token")).unwrap();
+    let token = format!("Authorization: Bearer {}\r\n", token.trim());
+    let admin = format!("127.0.0.1:{port}");
+    for round in 0..3 {
+        // Somebody bans without a pause while another process takes over.
+        let banning = std::thread::spawn({
+            let (admin, token) = (admin.clone(), token.clone());
+            move || {
+                let mut banned = Vec::new();
+                for number in 0..60 {
+                    let subject = format!("user:{round}-{number}");
+                    let body = format!(r#"{{"subject":"{subject}"}}"#);
+                    // Nobody is refused for good; who is asked to wait asks again.
+                    loop {
+                        let answer =
+                            tidegate_testkit::client::try_request(&admin, "POST", "/v1/bans", &token, &body);
+                        match answer.map(|answer| answer.status) {
+                            Ok(200 | 201) => break banned.push(subject),
+                            Ok(503) | Err(_) => std::thread::yield_now(),
+                            Ok(other) => panic!("{other}"),
+                        }
+                    }
+                }
+                banned
+            }
+        });
+        let next = serve_at(&address, &args);
+        assert_eq!(old.wait().code(), Some(0));
+        for subject in banning.join().unwrap() {
+            let user = subject.replace("user:", "X-User: ");
+            assert_eq!(request(&address, "GET", "/", &format!("{user}\r\n"), "").status, 403, "{subject}");
+        }
+        old = next;
+    }
+}
+
+#[test]
+fn a_successor_that_does_not_come_after_all_changes_nothing() {
+    let meeting = format!("{}/gone-{}.socket", env!("CARGO_TARGET_TMPDIR"), std::process::id());
+    let policy = PolicyFile::new(&super::policy_text(""));
+    let server = serve(&["--config", &policy.path(), "--takeover", &meeting]);
+    let (admin, token) = super::admin_of(&server, &policy);
+    let gate = AdminGateway { server, policy, admin, token };
+    assert_eq!(gate.ask("POST", "/v1/bans", r#"{"subject":"user:bob"}"#).status, 201);
+    let mut successor = std::os::unix::net::UnixStream::connect(&meeting).unwrap();
+    // It has been given everything now, the file too.
+    successor.read_exact(&mut [0; 8]).unwrap();
+    assert_eq!(
+        gate.ask("POST", "/v1/bans", r#"{"subject":"user:eve"}"#).status,
+        503,
+        "this is another's to do"
+    );
+    assert_eq!(gate.get("X-User: bob\r\n"), 403);
+    drop(successor);
+    let ban_eve = || gate.ask("POST", "/v1/bans", r#"{"subject":"user:eve"}"#).status;
+    eventually_blocking("bans are accepted again", || ban_eve() != 503);
+    assert_eq!((gate.get("X-User: bob\r\n"), gate.get("X-User: eve\r\n")), (403, 403));
+}
+
+#[test]
+fn a_lock_out_is_listed_survives_a_restart_and_can_be_lifted() {
+    let rule = "{ name: login, match: { path: / }, per: [user], requests: 1, window: 1h, penalty: { after: 1, for: 1h, doubling_to: 1d } }";
+    let policy =
+        super::policy_text("").replace("rate_limits: {", &format!("rate_limits: {{ rules: [{rule}],"));
+    let mut gate = AdminGateway::serve(PolicyFile::new(&policy));
+    assert_eq!((gate.get("X-User: eve\r\n"), gate.get("X-User: eve\r\n")), (200, 429));
+    let listed = |gate: &AdminGateway| gate.ask("GET", "/v1/bans", "").json()["bans"].clone();
+    let one = listed(&gate);
+    assert_eq!(one.as_array().unwrap().len(), 1, "{one}");
+    let penalty = &one[0];
+    assert_eq!((&penalty["kind"], &penalty["source"]), (&"penalty".into(), &"login".into()));
+    assert_eq!(penalty["subject"], "user:eve");
+    gate.server.signal("-TERM");
+    assert_eq!(gate.server.wait().code(), Some(0));
+    let gate = gate.again();
+    assert_eq!(listed(&gate)[0]["subject"], "user:eve");
+    assert_eq!(gate.get("X-User: eve\r\n"), 429, "though her counter started afresh");
+    let (_, sets, _) = gate.command(&["bans", "--format", "nft"]);
+    assert!(!sets.contains("add element"), "{sets}");
+    let (done, said, error) = gate.command(&["unban", "user:eve"]);
+    assert!(done, "{said}{error}");
+    assert_eq!(listed(&gate), serde_json::json!([]));
+    assert_eq!(gate.get("X-User: eve\r\n"), 200);
+}

@@ -1,0 +1,58 @@
+//! Connections that hold the admin listener without a request.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
+use tidegate_testkit::client::request;
+use tidegate_testkit::wait::DEADLINE;
+
+use super::AdminGateway;
+
+/// Opens so many connections, each of which sends `bytes` and then nothing.
+fn stalled(address: &str, count: usize, bytes: &[u8]) -> Vec<TcpStream> {
+    let connect = |_| {
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(DEADLINE)).unwrap();
+        // An earlier one may have been closed for a later one; a new one is open.
+        stream.write_all(bytes).unwrap();
+        stream
+    };
+    (0..count).map(connect).collect()
+}
+
+fn assert_healthy(gate: &AdminGateway) {
+    assert_eq!(request(&gate.admin, "GET", "/healthz", "", "").status, 200);
+    assert_eq!(request(&gate.admin, "GET", "/readyz", "", "").status, 200);
+}
+
+#[test]
+fn health_behind_64_silent_connections_is_answered() {
+    let gate = AdminGateway::start("");
+    let _silent = stalled(&gate.admin, 64, b"");
+    assert_healthy(&gate);
+    assert_eq!(gate.ask("GET", "/v1/status", "").status, 200);
+}
+
+#[test]
+fn health_behind_1000_silent_connections_is_answered_and_the_oldest_are_closed() {
+    let gate = AdminGateway::start("");
+    let mut silent = stalled(&gate.admin, 1_000, b"");
+    assert_healthy(&gate);
+    assert_eq!(gate.ask("GET", "/v1/status", "").status, 200);
+    assert_eq!(silent[0].read(&mut [0]).unwrap(), 0, "it is closed to make room");
+}
+
+#[test]
+fn health_behind_unfinished_requests_is_answered() {
+    let gate = AdminGateway::start("");
+    let token = format!("Host: {}\r\nAuthorization: Bearer {}\r\n", gate.admin, gate.token);
+    for unfinished in [
+        "GET /healthz HTTP/1.1\r\nHost:",
+        "GET /healthz HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n",
+        "POST /v1/bans HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n",
+        &format!("POST /v1/bans HTTP/1.1\r\n{token}Content-Length: 1000\r\n\r\n"),
+    ] {
+        let _stalled = stalled(&gate.admin, 100, unfinished.as_bytes());
+        assert_healthy(&gate);
+    }
+}

@@ -1,0 +1,215 @@
+//! TLS towards clients of the real binary: which certificate is presented, and when it is replaced.
+
+use std::process::Command;
+
+use tidegate_core::Timestamp;
+use tidegate_store::{Clock, SystemClock};
+use tidegate_testkit::certificate::Certificate;
+use tidegate_testkit::client::{BlockingTls, roots, tls_config};
+use tidegate_testkit::process::{PolicyFile, Tidegate};
+
+use crate::program::{PATH, command, run, serve};
+use crate::serve::admin::{AdminGateway, policy_text};
+
+const DAY: u64 = 86_400;
+
+/// A certificate for a year.
+fn certificate() -> Certificate {
+    expiring(now() + 365 * DAY)
+}
+
+/// A certificate that expires at these Unix seconds.
+fn expiring(not_after: u64) -> Certificate {
+    Certificate::expiring("localhost", not_after)
+}
+
+/// Writes both files of a certificate beside a policy.
+fn write(certificate: &Certificate, policy: &PolicyFile, chain: &str, key: &str) {
+    std::fs::write(policy.beside(chain), &certificate.chain).unwrap();
+    std::fs::write(policy.beside(key), &certificate.key).unwrap();
+}
+
+fn now() -> u64 {
+    SystemClock::new().now().since(Timestamp::ZERO).as_micros() / 1_000_000
+}
+
+/// A policy with this `listen`, and the files `a.pem`, `a.key`, `b.pem` and `b.key` beside it.
+fn policy(listen: &str) -> (PolicyFile, Certificate, Certificate) {
+    let policy = PolicyFile::new(&policy_text(&format!("listen: {listen}\n")));
+    let (a, b) = (certificate(), certificate());
+    write(&a, &policy, "a.pem", "a.key");
+    write(&b, &policy, "b.pem", "b.key");
+    (policy, a, b)
+}
+
+const ONE: &str = "{ address: '127.0.0.1:0', tls: { cert: a.pem, key: a.key } }";
+
+/// A connection over TLS to a server that may present any certificate of `trusted`.
+fn open_tls(address: &str, trusted: &[&Certificate]) -> BlockingTls {
+    BlockingTls::open(address, "localhost", tls_config(roots(trusted), &["http/1.1"]))
+}
+
+/// Asserts that a new connection gets this certificate.
+fn assert_presents(address: &str, trusted: &[&Certificate], expected: &Certificate) {
+    let mut client = open_tls(address, trusted);
+    assert_eq!(client.get(), 200);
+    assert_eq!(client.presented(), &expected.der);
+}
+
+/// What `tidegate serve --listen` says before it fails.
+fn rejected(policy: &PolicyFile) -> String {
+    // If it serves after all, it is ended.
+    let mut command = Command::new("timeout");
+    command.args(["--signal=KILL", "10", PATH, "serve"]);
+    let output = command.args(["--listen", "127.0.0.1:0", "--config", &policy.path()]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    String::from_utf8(output.stderr).unwrap()
+}
+
+#[test]
+fn listen_option_with_one_certificate_in_the_policy_serves_tls() {
+    let shared = "[{ address: '127.0.0.1:1', tls: { cert: a.pem, key: a.key } }, \
+                  { address: '127.0.0.1:2', tls: { cert: a.pem, key: a.key } }]";
+    let beside_plain = "['127.0.0.1:1', { address: '127.0.0.1:2', tls: { cert: a.pem, key: a.key } }]";
+    for listen in [ONE, shared, beside_plain] {
+        let (policy, a, b) = policy(listen);
+        let server = serve(&["--config", &policy.path()]);
+        assert!(server.welcome.contains("listening on https://127.0.0.1:"), "{}", server.welcome);
+        assert_presents(&server.address, &[&a, &b], &a);
+    }
+}
+
+#[test]
+fn listen_option_with_different_certificates_in_the_policy_is_rejected() {
+    let (policy, ..) = policy(
+        "[{ address: '127.0.0.1:1', tls: { cert: a.pem, key: a.key } }, \
+          { address: '127.0.0.1:2', tls: { cert: b.pem, key: b.key } }]",
+    );
+    let said = rejected(&policy);
+    assert!(said.contains("--listen") && said.contains("a.pem") && said.contains("b.pem"), "{said}");
+}
+
+#[test]
+fn changed_certificate_files_are_presented_to_new_connections_only() {
+    let (policy, a, b) = policy(ONE);
+    let server = serve(&["--config", &policy.path()]);
+    let mut open = open_tls(&server.address, &[&a, &b]);
+    assert_eq!(open.get(), 200);
+    write(&b, &policy, "a.pem", "a.key");
+    // A reload between the two writes finds a pair that does not match.
+    let said = server.wait_for_log("certificate of 127.0.0.1");
+    assert!(said.contains("policy reloaded, 1 change"), "{said}");
+    assert!(!said.contains("next start"), "{said}");
+    assert_presents(&server.address, &[&a, &b], &b);
+    assert_eq!(open.get(), 200, "the open connection stays");
+}
+
+#[test]
+fn certificate_is_replaced_by_signal_and_by_admin_reload() {
+    let (policy, a, b) = policy(ONE);
+    let gate = AdminGateway::serve(policy);
+    let address = &gate.server.address;
+    write(&b, &gate.policy, "a.pem", "a.key");
+    gate.server.signal("-HUP");
+    gate.server.wait_for_log("policy reloaded");
+    assert_presents(address, &[&a, &b], &b);
+    write(&a, &gate.policy, "a.pem", "a.key");
+    let reloaded = gate.ask("POST", "/v1/reload", "");
+    assert_eq!(reloaded.status, 200, "{reloaded:?}");
+    assert_presents(address, &[&a, &b], &a);
+}
+
+#[test]
+fn reload_with_a_key_of_another_certificate_is_rejected_and_changes_nothing() {
+    let (policy, a, b) = policy(ONE);
+    let gate = AdminGateway::serve(policy);
+    std::fs::write(gate.policy.beside("a.key"), &b.key).unwrap();
+    let bad = gate.ask("POST", "/v1/reload", "");
+    assert_eq!(bad.status, 422, "{bad:?}");
+    assert!(bad.text().contains("a.key does not match a.pem"), "{bad:?}");
+    assert_presents(&gate.server.address, &[&a, &b], &a);
+    std::fs::write(gate.policy.beside("a.pem"), &b.chain).unwrap();
+    gate.server.wait_for_log("policy reloaded");
+    assert_presents(&gate.server.address, &[&a, &b], &b);
+}
+
+#[test]
+fn changed_certificate_with_a_changed_address_is_said_to_take_a_restart() {
+    let listen = |port: u16, name: &str| {
+        let entry =
+            format!("{{ address: '127.0.0.1:{port}', tls: {{ cert: {name}.pem, key: {name}.key }} }}");
+        policy_text(&format!("listen: {entry}\n"))
+    };
+    let (policy, a, b) = policy(ONE);
+    let mut command = command();
+    let server = Tidegate::start(command.args(["serve", "--config", &policy.path()]));
+    policy.write(&listen(1, "b"));
+    server.wait_for_log("until the next start");
+    assert_presents(&server.address, &[&a, &b], &a);
+    // Back at the address that is listened at, the certificate applies.
+    policy.write(&listen(0, "b"));
+    let said = server.wait_for_log("certificate of 127.0.0.1");
+    assert!(!said.contains("until the next start"), "{said}");
+    assert_presents(&server.address, &[&a, &b], &b);
+}
+
+#[test]
+fn start_with_a_key_of_another_certificate_is_rejected() {
+    let (policy, _, b) = policy(ONE);
+    std::fs::write(policy.beside("a.key"), &b.key).unwrap();
+    let said = rejected(&policy);
+    assert!(said.contains("a.key does not match a.pem"), "{said}");
+}
+
+#[test]
+fn certificate_expiry_is_a_metric_and_a_warning_in_the_log() {
+    let expires = now() + 13 * DAY;
+    let (policy, ..) = policy(ONE);
+    write(&expiring(expires), &policy, "a.pem", "a.key");
+    let gate = AdminGateway::serve(policy);
+    let said = gate.server.wait_for_log("certificate_expiring");
+    assert!(said.contains("expires in 12 days"), "{said}");
+    let address = &gate.server.address;
+    let expected = |expires: u64| {
+        format!("tidegate_certificate_expiry_timestamp_seconds{{listener=\"{address}\"}} {expires}\n")
+    };
+    let metrics = gate.ask("GET", "/metrics", "").text();
+    assert!(metrics.contains(&expected(expires)), "{metrics}");
+    let past = now() - 2 * DAY;
+    write(&expiring(past), &gate.policy, "a.pem", "a.key");
+    let said = gate.server.wait_for_log("certificate_expired");
+    assert!(said.contains("expired 2 days ago"), "{said}");
+    let metrics = gate.ask("GET", "/metrics", "").text();
+    assert!(metrics.contains(&expected(past)), "{metrics}");
+    let warnings = gate.ask("POST", "/v1/reload", "").text();
+    assert!(warnings.contains("expired 2 days ago"), "{warnings}");
+}
+
+#[test]
+fn check_finds_a_mismatch_and_warns_of_expiry() {
+    let (policy, _, b) = policy(ONE);
+    let check = || {
+        let output = run(&["check", &policy.path()]);
+        (output.status.code(), String::from_utf8(output.stdout).unwrap())
+    };
+    let (code, said) = check();
+    assert!(code == Some(0) && !said.contains("warning"), "{said}");
+    for (expires, expected) in [
+        (now() + 13 * DAY, "a.pem expires in 12 days"),
+        (now() + DAY / 2, "a.pem expires in less than a day"),
+        (now() - 3 * DAY, "a.pem expired 3 days ago"),
+    ] {
+        write(&expiring(expires), &policy, "a.pem", "a.key");
+        let (code, said) = check();
+        assert!(code == Some(0) && said.contains("warning") && said.contains(expected), "{said}");
+    }
+    std::fs::write(policy.beside("a.key"), &b.key).unwrap();
+    let (code, said) = check();
+    assert!(code == Some(1) && said.contains("a.key does not match a.pem"), "{said}");
+    std::fs::write(policy.beside("a.key"), &b.chain).unwrap();
+    let (code, said) = check();
+    assert!(code == Some(1) && said.contains("a.key holds no private key"), "{said}");
+    std::fs::write(policy.beside("a.pem"), &b.key).unwrap();
+    let (code, said) = check();
+    assert!(code == Some(1) && said.contains("a.pem holds no certificate"), "{said}");
+}

@@ -1,0 +1,110 @@
+//! What somebody sees who starts it.
+
+use std::net::TcpListener;
+
+use tidegate_testkit::client::get;
+use tidegate_testkit::process::PolicyFile;
+use tidegate_testkit::server::echo;
+
+use crate::program::{run, serve};
+
+#[test]
+fn the_demo_answers_with_its_limit() {
+    let server = serve(&[]);
+    let first = get(&server.address, "");
+    assert_eq!(first.status, 200, "{first:?}");
+    assert!(first.text().contains("You asked to GET /hello"), "{first:?}");
+    assert_eq!(first.remaining(), 9, "{first:?}");
+}
+
+#[test]
+fn the_welcome_of_the_demo_says_what_to_try() {
+    let server = serve(&[]);
+    assert!(server.welcome.contains(&format!("curl -i http://{}/", server.address)), "{}", server.welcome);
+    assert!(server.welcome.contains("  limit      default: 10 per 1m"), "{}", server.welcome);
+}
+
+#[test]
+fn one_line_is_printed_as_the_policy_it_equals() {
+    let upstream = format!("http://{}", echo());
+    let server = serve(&["--upstream", &upstream, "--limit", "100/m"]);
+    assert_eq!(get(&server.address, "").header("x-ratelimit-limit"), Some("100"));
+    let (_, rest) = server.welcome.split_once("\nupstreams:").unwrap();
+    let (yaml, _) = rest.split_once("\n\n").unwrap();
+    let policy = PolicyFile::new(&format!("upstreams:{yaml}\n"));
+    let checked = run(&["check", &policy.path()]);
+    assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stderr));
+    let as_file = serve(&["--config", &policy.path()]);
+    assert_eq!(get(&as_file.address, "").header("x-ratelimit-limit"), Some("100"));
+}
+
+#[test]
+fn invented_api_keys_share_the_limit_of_the_demo_and_of_one_line() {
+    let upstream = format!("http://{}", echo());
+    for args in [&["--limit", "5/m"][..], &["--upstream", &upstream, "--limit", "5/m"]] {
+        let server = serve(args);
+        let left: Vec<_> = (0..5)
+            .map(|turn| get(&server.address, &format!("X-API-Key: invented-{turn}\r\n")).remaining())
+            .collect();
+        assert_eq!(left, [4, 3, 2, 1, 0]);
+        assert_eq!(get(&server.address, "X-API-Key: one-more\r\n").status, 429);
+        assert!(!server.welcome.to_lowercase().contains("key"), "{}", server.welcome);
+    }
+}
+
+#[test]
+fn keys_that_are_not_verified_are_warned_of_at_the_start_and_by_check() {
+    let text = |verify: &str| {
+        format!(
+            "upstreams: {{ api: {{ servers: ['http://{}'] }} }}\nroutes: [{{ path: /**, upstream: api }}]\nadmin: off\n\
+             clients: {{ api_key: {{ verify: {verify} }} }}\nrate_limits: {{ default: {{ requests: 5, window: 1h }} }}\n",
+            echo()
+        )
+    };
+    let what = "API keys are not verified";
+    for (verify, is_warned) in [("none", true), ("keys_file", false)] {
+        let policy = PolicyFile::new(&text(verify));
+        let server = serve(&["--config", &policy.path()]);
+        assert_eq!(server.welcome.contains(what), is_warned, "{}", server.welcome);
+        let checked = run(&["check", &policy.path()]);
+        assert!(checked.status.success());
+        assert_eq!(String::from_utf8_lossy(&checked.stdout).contains(what), is_warned);
+    }
+}
+
+#[test]
+fn a_limit_that_is_none_is_a_clear_error() {
+    let output = run(&["serve", "--upstream", "http://localhost:3000", "--limit", "many"]);
+    assert_eq!(output.status.code(), Some(1));
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(error.contains("`many`") && error.contains("100/m"), "{error}");
+}
+
+#[test]
+fn a_policy_that_is_not_good_does_not_start() {
+    let policy = PolicyFile::new("rate_limits: { default: { requests: 0, window: 1m } }");
+    let output = run(&["serve", "--config", &policy.path()]);
+    assert_eq!(output.status.code(), Some(1));
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(error.contains("policy.yaml:1:"), "{error}");
+}
+
+#[test]
+fn a_taken_port_is_a_clear_error() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let output = run(&["serve", "--listen", &address]);
+    assert_eq!(output.status.code(), Some(1));
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(error.contains(&format!("cannot listen on {address}")), "{error}");
+    assert!(error.contains("--listen"), "{error}");
+}
+
+#[test]
+fn a_name_that_is_no_address_is_a_clear_error_without_a_wrong_hint() {
+    let output = run(&["serve", "--listen", "8080"]);
+    assert_eq!(output.status.code(), Some(1));
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(error.contains("cannot listen on 8080"), "{error}");
+    assert!(error.contains("127.0.0.1:8080"), "an example shows the form: {error}");
+}

@@ -1,0 +1,126 @@
+//! Everything that happens to requests is counted once.
+
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http::Request;
+use http_body_util::Empty;
+use tidegate_testkit::client::http1;
+use tidegate_testkit::server::{HttpServer, RecordingServer};
+use tidegate_testkit::wait::{eventually, soon};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+
+use crate::fixture::{TestGateway, ticking};
+
+const TWO: &str = "rate_limits: { default: { requests: 2, window: 1h, algorithm: sliding_window_log } }";
+
+#[tokio::test]
+async fn what_is_decided_and_answered_is_counted() {
+    let upstream = HttpServer::named("served").await;
+    let proxy =
+        TestGateway::before(&[upstream.url()], &format!("clients: {{ api_key: {{ verify: none }} }}\n{TWO}"));
+    for status in [200, 200, 429, 429, 429] {
+        assert_eq!(proxy.get_with("/", &[("x-api-key", "sk_live_51H_very_secret")]).await.status, status);
+    }
+    let decided = |what: &str| proxy.metric(&format!("rate_limit_requests_total{{decision=\"{what}\"}}"));
+    assert_eq!((decided("passed"), decided("refused"), decided("banned")), (2, 3, 0));
+    let exceeded = |client: &str| {
+        proxy.metric(&format!("rate_limit_exceeded_total{{client_id=\"{client}\",rule=\"default\"}}"))
+    };
+    assert_eq!((exceeded("api_key:sk_l…#b59c1698"), exceeded("other")), (2, 1), "a key is never shown whole");
+    assert_eq!(proxy.metric("rate_limit_latency_count"), 5);
+    assert_eq!(proxy.metric("tidegate_responses_total{code=\"2xx\"}"), 2);
+    assert_eq!(proxy.metric("tidegate_responses_total{code=\"4xx\"}"), 3);
+    assert_eq!(proxy.metric("tidegate_upstream_requests_total{upstream=\"api\",code=\"2xx\"}"), 2);
+    assert_eq!(proxy.metric("tidegate_connections_accepted_total"), 5);
+    assert_eq!(proxy.metric("rate_limit_limit{rule=\"default\",window=\"1h\"}"), 2);
+    let healthy = format!(
+        "tidegate_upstream_healthy{{upstream=\"api\",server=\"{}\"}}",
+        upstream.url().replace("http://", "")
+    );
+    assert_eq!(proxy.metric(&healthy), 1);
+    let connections = healthy.replace("healthy", "connections");
+    // How many cores served both is chance.
+    assert!((1..=2).contains(&proxy.metric(&connections)));
+}
+
+#[tokio::test]
+async fn counts_go_on_over_a_reload() {
+    let upstream = HttpServer::named("served").await;
+    let proxy = TestGateway::before(&[upstream.url()], TWO);
+    proxy.get("/").await;
+    proxy.replace(
+        &[upstream.url()],
+        "rate_limits: { default: { requests: 1, window: 1h, algorithm: sliding_window_log } }",
+    );
+    assert_eq!(proxy.get("/").await.status, 429);
+    assert_eq!(proxy.metric("rate_limit_requests_total{decision=\"passed\"}"), 1);
+    assert_eq!(proxy.metric("tidegate_upstream_requests_total{upstream=\"api\",code=\"2xx\"}"), 1);
+    assert_eq!(proxy.metric("rate_limit_limit{rule=\"default\",window=\"1h\"}"), 1);
+}
+
+#[tokio::test]
+async fn a_rule_in_shadow_says_whom_it_would_refuse() {
+    let upstream = HttpServer::named("served").await;
+    let proxy = TestGateway::before(
+        &[upstream.url()],
+        "rate_limits: { default: { requests: 1, window: 1h, mode: shadow } }",
+    );
+    for _ in 0..4 {
+        assert_eq!(proxy.get("/").await.status, 200);
+    }
+    assert_eq!(proxy.metric("rate_limit_shadow_exceeded_total{rule=\"default\"}"), 3);
+    assert_eq!(proxy.metric("rate_limit_requests_total{decision=\"passed\"}"), 4);
+    assert_eq!(proxy.metric("rate_limit_exceeded_total{client_id=\"other\",rule=\"default\"}"), 0);
+}
+
+#[tokio::test]
+async fn who_hangs_up_is_counted_as_gone() {
+    let upstream = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let proxy = TestGateway::before(&[format!("http://{}", upstream.local_addr().unwrap())], TWO);
+    let mut client = http1(proxy.address).await;
+    let asking = tokio::spawn(async move {
+        let request = Request::get("/").header("host", "test").body(Empty::<Bytes>::new()).unwrap();
+        client.send_request(request).await.map(|_| ())
+    });
+    let _asked = soon(upstream.accept()).await.unwrap();
+    asking.abort();
+    eventually("it is counted as gone", || proxy.metric("tidegate_responses_total{code=\"gone\"}") > 0).await;
+    let failed = |why: &str| {
+        proxy.metric(&format!("tidegate_upstream_failures_total{{upstream=\"api\",reason=\"{why}\"}}"))
+    };
+    assert_eq!((failed("abandoned"), failed("broken")), (1, 0));
+    assert_eq!(proxy.metric("rate_limit_requests_total{decision=\"passed\"}"), 1);
+}
+
+#[tokio::test]
+async fn a_connection_at_rest_that_its_server_ends_is_let_go() {
+    let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let place = server.local_addr().unwrap();
+    let bounds = ticking(Duration::from_millis(5));
+    let proxy = TestGateway::with(&[format!("http://{place}")], TWO, &[], bounds);
+    let open =
+        || proxy.metric(&format!("tidegate_upstream_connections{{upstream=\"api\",server=\"{place}\"}}"));
+    let serving = async {
+        let (mut stream, _) = server.accept().await.unwrap();
+        stream.read_buf(&mut BytesMut::with_capacity(4096)).await.unwrap();
+        stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").await.unwrap();
+        stream
+    };
+    let (stream, answer) = soon(async { tokio::join!(serving, proxy.get("/")) }).await;
+    assert_eq!((answer.text(), open()), ("ok", 1), "kept");
+    drop(stream);
+    eventually("the connection is closed", || open() == 0).await;
+}
+
+#[tokio::test]
+async fn a_server_that_cannot_be_reached_is_counted() {
+    let nobody = RecordingServer::unreachable();
+    let url = nobody.url();
+    let proxy = TestGateway::before(&[url], TWO);
+    assert_eq!(proxy.get("/").await.status, 502);
+    let failed = "tidegate_upstream_failures_total{upstream=\"api\",reason=\"unreachable\"}";
+    assert_eq!(proxy.metric(failed), 1);
+    assert_eq!(proxy.metric("tidegate_responses_total{code=\"5xx\"}"), 1);
+}

@@ -1,0 +1,161 @@
+//! A gRPC call that the gateway does not forward ends with a gRPC status, not with an HTTP status.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::Request;
+use http_body_util::Empty;
+use opentelemetry_proto::tonic::collector::trace::v1::trace_service_client::TraceServiceClient;
+use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{
+    TraceService, TraceServiceServer,
+};
+use opentelemetry_proto::tonic::collector::trace::v1::{
+    ExportTraceServiceRequest, ExportTraceServiceResponse,
+};
+use tidegate_policy::Sample;
+use tidegate_telemetry::{Log, Metrics, Telemetry, Which};
+use tidegate_testkit::client::{CollectedResponse, http2 as connect_http2};
+use tidegate_testkit::server::HttpServer;
+use tidegate_testkit::wait::soon;
+use tokio::net::TcpListener;
+use tonic::Code;
+
+use crate::fixture::{ResourceLimits, TestGateway, active};
+
+const ONE: &str = "headers: [x_ratelimit, ratelimit]\nclients: { identify_by: [ip] }\n\
+                   rate_limits: { default: { requests: 1, window: 5s, algorithm: sliding_window_log } }\n";
+
+/// A service of tonic's own.
+struct Service;
+
+#[tonic::async_trait]
+impl TraceService for Service {
+    async fn export(
+        &self,
+        _: tonic::Request<ExportTraceServiceRequest>,
+    ) -> Result<tonic::Response<ExportTraceServiceResponse>, tonic::Status> {
+        Ok(tonic::Response::new(ExportTraceServiceResponse::default()))
+    }
+}
+
+async fn service() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("h2c://{}", listener.local_addr().unwrap());
+    let server = tonic::transport::Server::builder().add_service(TraceServiceServer::new(Service));
+    tokio::spawn(server.serve_with_incoming(tonic::transport::server::TcpIncoming::from(listener)));
+    url
+}
+
+async fn call(proxy: &TestGateway) -> Result<(), tonic::Status> {
+    let endpoint = format!("http://{}", proxy.address);
+    let mut client = soon(TraceServiceClient::connect(endpoint)).await.unwrap();
+    soon(client.export(ExportTraceServiceRequest::default())).await.map(|_| ())
+}
+
+/// One call without a client library.
+async fn raw(proxy: &TestGateway, path: &str, content_type: &str) -> CollectedResponse {
+    let mut sender = connect_http2(proxy.address).await;
+    let request = Request::post(format!("http://test{path}")).header("te", "trailers");
+    let request = request.header("content-type", content_type).body(Empty::<Bytes>::new()).unwrap();
+    CollectedResponse::of(soon(sender.send_request(request)).await.unwrap()).await
+}
+
+fn grpc_status(answer: &CollectedResponse) -> u64 {
+    assert_eq!((answer.status.as_u16(), answer.text()), (200, ""), "a response of trailers only: {answer:?}");
+    assert_eq!(answer.header("content-type"), Some("application/grpc"));
+    assert!(answer.trailers.is_none(), "{answer:?}");
+    answer.number("grpc-status")
+}
+
+#[tokio::test]
+async fn grpc_call_rejected_by_limit_tonic_client_reports_resource_exhausted() {
+    let proxy = TestGateway::before(&[service().await], ONE);
+    call(&proxy).await.unwrap();
+    let status = call(&proxy).await.unwrap_err();
+    assert_eq!(status.code(), Code::ResourceExhausted, "{status:?}");
+    assert_eq!(status.message(), "Too many requests. Please retry after 5 seconds.");
+    let metadata = |name: &str| status.metadata().get(name).unwrap().to_str().unwrap().to_owned();
+    assert_eq!(metadata("grpc-retry-pushback-ms"), "5000");
+    assert_eq!(metadata("retry-after"), "5");
+    assert_eq!((metadata("x-ratelimit-limit"), metadata("x-ratelimit-remaining")), ("1".into(), "0".into()));
+    assert_eq!(metadata("ratelimit-policy"), "\"default\";q=1;w=5");
+}
+
+#[tokio::test]
+async fn grpc_call_rejected_by_limit_response_is_trailers_only() {
+    let proxy = TestGateway::before(&[service().await], ONE);
+    raw(&proxy, "/a", "application/grpc").await;
+    for content_type in ["application/grpc", "application/grpc+proto", "Application/gRPC;charset=utf-8"] {
+        let rejected = raw(&proxy, "/a", content_type).await;
+        assert_eq!((rejected.status.as_u16(), rejected.number("grpc-status")), (200, 8));
+        assert_eq!(rejected.header("content-type"), Some(content_type));
+    }
+    let rejected = raw(&proxy, "/a", "application/grpc").await;
+    assert_eq!(grpc_status(&rejected), 8);
+    let rest = rejected.header("grpc-message").unwrap();
+    assert!(rest.starts_with("Too many requests."), "{rest}");
+}
+
+#[tokio::test]
+async fn request_without_grpc_content_type_or_over_http_1_gets_429() {
+    let proxy = TestGateway::before(&[service().await], ONE);
+    raw(&proxy, "/a", "application/grpc").await;
+    for content_type in ["application/json", "application/grpcx", "text/plain"] {
+        let rejected = raw(&proxy, "/a", content_type).await;
+        assert_eq!((rejected.status.as_u16(), rejected.header("grpc-status")), (429, None));
+    }
+    let rejected = proxy.get_with("/a", &[("content-type", "application/grpc")]).await;
+    assert_eq!((rejected.status.as_u16(), rejected.header("grpc-status")), (429, None));
+}
+
+#[tokio::test]
+async fn grpc_call_not_forwarded_gets_the_status_of_its_cause() {
+    let upstream = HttpServer::named("served").await;
+    let banned = TestGateway::before(&[upstream.h2c()], "bans: { networks: [127.0.0.0/8] }\n");
+    assert_eq!(grpc_status(&raw(&banned, "/a", "application/grpc").await), 7);
+
+    let policy = format!(
+        "upstreams: {{ api: {{ servers: [\"{}\"] }} }}\nroutes: [{{ path: /served, upstream: api }}]\n\
+         rate_limits: {{ default: {{ requests: 9, window: 1m }} }}\n",
+        upstream.h2c()
+    );
+    let proxy = TestGateway::start(&policy, ResourceLimits::default());
+    assert_eq!(grpc_status(&raw(&proxy, "/elsewhere", "application/grpc").await), 12, "no route");
+    let malformed = raw(&proxy, "/%ff", "application/grpc").await;
+    assert_eq!(grpc_status(&malformed), 13, "no single spelling of the path");
+    let message = malformed.header("grpc-message").unwrap();
+    assert!(message.is_ascii() && message.starts_with("The path cannot be used"), "{message}");
+
+    let nobody = TestGateway::before(&["h2c://127.0.0.1:9".to_owned()], ONE);
+    assert_eq!(grpc_status(&raw(&nobody, "/a", "application/grpc").await), 14, "unreachable");
+}
+
+#[tokio::test]
+async fn grpc_call_without_timely_upstream_response_gets_deadline_exceeded() {
+    let upstream = HttpServer::start(|_| std::future::pending()).await;
+    let bounds = ResourceLimits { answer: Duration::from_millis(10), ..ResourceLimits::default() };
+    let proxy = TestGateway::with(&[upstream.h2c()], ONE, &[], bounds);
+    assert_eq!(grpc_status(&raw(&proxy, "/a", "application/grpc").await), 4);
+}
+
+#[tokio::test]
+async fn grpc_rejection_is_recorded_as_429() {
+    let clock = Arc::new(tidegate_store::SystemClock::new());
+    let (log, lines) = Log::into_channel(clock.clone());
+    log.choose(Which { access: Sample::ALL, refused: Sample::ALL });
+    let telemetry = Telemetry::new(Metrics::new(1, tidegate_core::Timestamp::ZERO), log);
+    let upstream = service().await;
+    let proxy =
+        TestGateway::with_telemetry(telemetry, active(&[upstream], ONE, &[]), ResourceLimits::default());
+    for _ in 0..2 {
+        raw(&proxy, "/a", "application/grpc").await;
+    }
+    let line = || lines.next_within(Duration::from_secs(20)).expect("a line comes");
+    line();
+    let rejected: serde_json::Value = serde_json::from_str(&line()).unwrap();
+    assert_eq!((&rejected["decision"], &rejected["status"]), (&"refused".into(), &429.into()));
+    assert_eq!(rejected["cause"], "rate_limit_exceeded");
+    assert_eq!(proxy.metric("tidegate_responses_total{code=\"4xx\"}"), 1);
+    assert_eq!(proxy.metric("rate_limit_requests_total{decision=\"refused\"}"), 1);
+}

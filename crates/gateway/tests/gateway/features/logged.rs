@@ -1,0 +1,178 @@
+//! What the log says of requests, and what it never says.
+
+use std::time::Duration;
+
+use serde_json::Value;
+use tidegate_policy::Sample;
+use tidegate_telemetry::{Lines, Log, Telemetry, Which};
+use tidegate_testkit::server::HttpServer;
+use tidegate_testkit::wait::soon;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::fixture::{ResourceLimits, TestGateway, active};
+
+const TWO: &str = "rate_limits: { default: { requests: 2, window: 1h, algorithm: sliding_window_log } }";
+
+async fn logging(which: Which, rest: &str) -> (TestGateway, HttpServer, Lines) {
+    let upstream = HttpServer::named("served").await;
+    let clock = std::sync::Arc::new(tidegate_store::SystemClock::new());
+    let (log, lines) = Log::into_channel(clock.clone());
+    log.choose(which);
+    let telemetry = Telemetry::new(tidegate_telemetry::Metrics::new(1, tidegate_core::Timestamp::ZERO), log);
+    let active = active(&[upstream.url()], rest, &[]);
+    (TestGateway::with_telemetry(telemetry, active, ResourceLimits::default()), upstream, lines)
+}
+
+const ALL: Which = Which { access: Sample::ALL, refused: Sample::ALL };
+
+fn next(lines: &Lines) -> Value {
+    let line = lines.next_within(Duration::from_secs(20)).expect("a line comes");
+    assert_eq!(line.matches('\n').count(), 1, "{line:?}");
+    assert!(!line.trim_end().chars().any(char::is_control), "{line:?}");
+    serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line:?}"))
+}
+
+#[tokio::test]
+async fn a_line_tells_who_asked_what_was_decided_and_how_it_was_answered() {
+    let (proxy, upstream, lines) =
+        logging(ALL, &format!("clients: {{ api_key: {{ verify: none }} }}\n{TWO}")).await;
+    let key = [("x-api-key", "sk_live_51H_very_secret"), ("authorization", "Bearer hunter2hunter2")];
+    for _ in 0..3 {
+        proxy.get_with("/things/7?token=sesame", &key).await;
+    }
+    let passed = next(&lines);
+    assert_eq!(passed["event"], "request");
+    assert_eq!(
+        (&passed["method"], &passed["path"], &passed["host"]),
+        (&"GET".into(), &"/things/7".into(), &"test".into())
+    );
+    assert_eq!((&passed["client"], &passed["peer"]), (&"api_key:sk_l…#b59c1698".into(), &"127.0.0.1".into()));
+    assert_eq!((&passed["decision"], &passed["rule"]), (&"passed".into(), &"default".into()));
+    assert_eq!((&passed["limit"], &passed["remaining"]), (&2.into(), &1.into()));
+    assert_eq!(
+        (&passed["upstream"], &passed["result"], &passed["tries"]),
+        (&"api".into(), &"answered".into(), &1.into())
+    );
+    assert_eq!(passed["server"], upstream.url().replace("http://", ""));
+    assert_eq!((&passed["status"], &passed["response_bytes"]), (&200.into(), &6.into()));
+    assert_eq!(passed["id"].as_str().unwrap().len(), 32);
+    assert!(passed["total_ms"].as_f64().unwrap() >= passed["decision_ms"].as_f64().unwrap());
+    next(&lines);
+    let refused = next(&lines);
+    assert_eq!((&refused["decision"], &refused["status"]), (&"refused".into(), &429.into()));
+    assert_eq!((&refused["cause"], &refused["remaining"]), (&"rate_limit_exceeded".into(), &0.into()));
+    assert!(refused["retry_after"].as_u64().unwrap() > 3_500);
+    assert_eq!(refused["upstream"], Value::Null);
+    let all = format!("{passed}{refused}");
+    for secret in ["very_secret", "hunter2", "sesame"] {
+        assert!(!all.contains(secret), "{all}");
+    }
+}
+
+#[tokio::test]
+async fn whatever_is_sent_every_line_is_one_object_and_no_key_is_in_it() {
+    let policy = "http: { encoded_slash: keep }\n\
+        clients: { identify_by: [user, ip], user: { header: X-User }, ip: { trusted_proxies: 127.0.0.1 } }";
+    let (proxy, _upstream, lines) = logging(ALL, policy).await;
+    let nasty = "a\"b\\c\u{9b}31m\u{202e}\t]}";
+    let answer = proxy
+        .get_with(
+            "/%0d%0a%1b[31m%22%27/sk_live_51H_very_secret",
+            &[("x-user", nasty), ("x-api-key", "sk_live_51H_very_secret")],
+        )
+        .await;
+    let line = next(&lines);
+    assert_eq!(line["status"], answer.status.as_u16());
+    assert!(!line.to_string().contains("very_secret"), "{line}");
+    assert!(line["client"].as_str().unwrap().starts_with("user:a\"b"), "{line}");
+    let bad = proxy.get_with("/%", &[("x-user", "x\u{ff}\u{1f600}")]).await;
+    assert_eq!(next(&lines)["status"], bad.status.as_u16());
+}
+
+#[tokio::test]
+async fn refusals_may_be_all_that_is_logged_or_all_that_is_not() {
+    let only = Which { access: Sample::NONE, refused: Sample::ALL };
+    let (proxy, _upstream, lines) = logging(only, TWO).await;
+    for _ in 0..3 {
+        proxy.get("/").await;
+    }
+    assert_eq!(next(&lines)["decision"], "refused");
+    let never = Which { access: Sample::ALL, refused: Sample::NONE };
+    let (proxy, upstream, lines) = logging(never, TWO).await;
+    for _ in 0..3 {
+        proxy.get("/").await;
+    }
+    proxy.replace(
+        &[upstream.url()],
+        "rate_limits: { default: { requests: 9, window: 1h, algorithm: sliding_window_log } }",
+    );
+    proxy.get("/").await;
+    let decided: Vec<_> = (0..3).map(|_| next(&lines)["decision"].clone()).collect();
+    assert_eq!(decided, ["passed", "passed", "passed"]);
+}
+
+const NONE: Which = Which { access: Sample::NONE, refused: Sample::NONE };
+
+#[tokio::test]
+async fn forwarding_headers_without_trusted_proxies_are_logged_once_for_each_policy() {
+    for header in [("x-forwarded-for", "203.0.113.9"), ("forwarded", "for=203.0.113.9")] {
+        let (proxy, upstream, lines) = logging(NONE, TWO).await;
+        proxy.get("/").await;
+        for _ in 0..3 {
+            proxy.get_with("/", &[header]).await;
+        }
+        let line = next(&lines);
+        assert_eq!(
+            (&line["event"], &line["peer"]),
+            (&"forwarding_headers_ignored".into(), &"127.0.0.1".into())
+        );
+        assert!(line["message"].as_str().unwrap().contains("trusted_proxies"), "{line}");
+        proxy.replace(&[upstream.url()], "rate_limits: { default: { requests: 9, window: 1h } }");
+        proxy.get_with("/", &[header]).await;
+        assert_eq!(next(&lines)["event"], "forwarding_headers_ignored");
+        // Nothing else was logged in between, and nothing is from here on.
+        proxy.replace(&[upstream.url()], "rate_limits: { global: { requests: 9, window: 1h } }");
+        proxy.get_with("/", &[header]).await;
+        assert_eq!(next(&lines)["event"], "forwarding_headers_ignored");
+    }
+}
+
+#[tokio::test]
+async fn forwarding_headers_are_not_logged_if_a_proxy_is_trusted_or_no_address_is_counted() {
+    let limits = "rate_limits: { default: { requests: 9, window: 1h } }";
+    for clients in [
+        "clients: { ip: { trusted_proxies: [127.0.0.1] } }",
+        "clients: { ip: { trusted_proxies: [192.0.2.1] } }",
+        "clients: { identify_by: cookie, cookie: { name: session } }",
+    ] {
+        let (proxy, upstream, lines) = logging(NONE, &format!("{clients}\n{limits}")).await;
+        proxy.get_with("/", &[("x-forwarded-for", "203.0.113.9")]).await;
+        // What comes next is of the next policy.
+        proxy.replace(
+            &[upstream.url()],
+            &format!("clients: {{ identify_by: ip, ip: {{ ipv6_prefix: 48 }} }}\n{limits}"),
+        );
+        proxy.get_with("/", &[("x-forwarded-for", "203.0.113.8")]).await;
+        assert_eq!(next(&lines)["event"], "forwarding_headers_ignored", "{clients}");
+        assert!(lines.next_within(Duration::ZERO).is_none(), "{clients}");
+    }
+}
+
+#[tokio::test]
+async fn head_that_cannot_be_parsed_is_logged_with_its_cause() {
+    let (proxy, _upstream, lines) = logging(ALL, TWO).await;
+    let many = "X: a\r\n".repeat(101);
+    for (head, status, cause) in [
+        ("BAD \x1b[31mred\r\n\r\n".to_owned(), 400, "bad_request"),
+        (format!("GET / HTTP/1.1\r\nHost: a\r\n{many}\r\n"), 431, "head_too_large"),
+    ] {
+        let mut stream = tokio::net::TcpStream::connect(proxy.address).await.expect("a connection");
+        stream.write_all(head.as_bytes()).await.expect("a head");
+        let mut answer = String::new();
+        soon(stream.read_to_string(&mut answer)).await.expect("an answer");
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{answer}");
+        let line = next(&lines);
+        assert_eq!((&line["event"], &line["status"]), (&"request".into(), &status.into()));
+        assert_eq!((&line["cause"], &line["peer"]), (&cause.into(), &"127.0.0.1".into()), "{line}");
+    }
+}

@@ -1,0 +1,74 @@
+//! A gateway that stops answers what it has begun.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body_util::Empty;
+use hyper::client::conn::http2;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tidegate_testkit::client::{CollectedResponse, http1};
+use tidegate_testkit::server::{HttpServer, full};
+use tidegate_testkit::wait::soon;
+use tokio::net::TcpStream;
+use tokio::sync::mpsc;
+
+use crate::fixture::{ResourceLimits, TestGateway, active};
+
+const LIMIT: &str = "rate_limits: { default: { requests: 1000, window: 1h } }\n";
+
+#[tokio::test]
+async fn streams_under_way_are_answered_and_their_connection_then_ends() {
+    let (arrive, mut arrived) = mpsc::unbounded_channel();
+    let (release, released) = tokio::sync::watch::channel(false);
+    let upstream = HttpServer::start(move |_| {
+        arrive.send(()).unwrap();
+        let mut released = released.clone();
+        async move {
+            released.wait_for(|released| *released).await.unwrap();
+            Response::new(full("served"))
+        }
+    })
+    .await;
+    let policy = active(&[upstream.url()], LIMIT, &[]);
+    let proxy = TestGateway::draining(policy, ResourceLimits::default(), Duration::from_secs(20));
+    let stream = TcpStream::connect(proxy.address).await.unwrap();
+    let (mut sender, connection) =
+        http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
+    let connection = tokio::spawn(connection);
+    let asked: Vec<_> = (0..20)
+        .map(|n| {
+            let request = Request::get(format!("http://test/{n}")).body(Empty::<Bytes>::new()).unwrap();
+            tokio::spawn(sender.send_request(request))
+        })
+        .collect();
+    for _ in 0..20 {
+        soon(arrived.recv()).await.unwrap();
+    }
+    let stopping = tokio::spawn(proxy.stop());
+    release.send(true).unwrap();
+    for asked in asked {
+        let answer = CollectedResponse::of(soon(asked).await.unwrap().unwrap()).await;
+        assert_eq!((answer.status.as_u16(), answer.text()), (200, "served"));
+    }
+    soon(connection).await.unwrap().unwrap();
+    soon(stopping).await.unwrap();
+}
+
+#[tokio::test]
+async fn an_idle_connection_may_ask_once_more_and_is_then_told_to_close() {
+    let upstream = HttpServer::named("served").await;
+    let policy = active(&[upstream.url()], LIMIT, &[]);
+    let proxy = TestGateway::draining(policy, ResourceLimits::default(), Duration::from_secs(20));
+    let request = || Request::get("/").header("host", "test").body(Empty::<Bytes>::new()).unwrap();
+    let mut sender = http1(proxy.address).await;
+    let before = CollectedResponse::of(soon(sender.send_request(request())).await.unwrap()).await;
+    assert_eq!(before.header("connection"), None);
+    let address = proxy.address;
+    let stopping = tokio::spawn(proxy.stop());
+    let closed = async { while TcpStream::connect(address).await.is_ok() {} };
+    soon(closed).await;
+    let after = CollectedResponse::of(soon(sender.send_request(request())).await.unwrap()).await;
+    assert_eq!((after.status.as_u16(), after.header("connection")), (200, Some("close")));
+    soon(stopping).await.unwrap();
+}

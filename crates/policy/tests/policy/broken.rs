@@ -1,0 +1,101 @@
+//! Broken policies, each with everything an operator is told about it.
+//!
+//! A snapshot that changes is to be read as an operator would: what is wrong, where, how to mend it.
+
+use std::borrow::Cow;
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+
+use tidegate_policy::{FileError, Files, LARGEST_FILE, NoFiles, compile};
+
+/// What the broken policies refer to.
+struct Referenced;
+
+impl Files for Referenced {
+    fn read(&self, name: &str) -> Result<Cow<'_, [u8]>, FileError> {
+        let contents: &[u8] = match name {
+            "jwt.secret" => b"a secret of more than sixteen bytes\n",
+            "short.secret" => b"hunter2\n",
+            "jwks.json" => br#"{"keys": [{"kty": "RSA"}]}"#,
+            "no-key.json" => br#"{"keys": [{"kty": "EC", "crv": "P-384", "x": "AA", "y": "AA"}]}"#,
+            "good-keys.csv" => b"sk_1,free\n",
+            "bad-keys.csv" => {
+                b"key,tier\nsk_1,free\nsk_2,gold\nsk_3,Premium,acme\nsk_4\nsk_1,free\nfree,sk_5\n"
+            }
+            "bad-bans.txt" => b"# harm\n10.0.0.0/8\n10.0.0/24\nexample.com # who\n10.0.0.0/99\n",
+            "locked.txt" => return Err(FileError::Unreadable { reason: "permission denied".to_owned() }),
+            _ => return Err(FileError::Missing),
+        };
+        Ok(Cow::Borrowed(contents))
+    }
+}
+
+#[test]
+fn every_broken_policy_says_what_where_and_how_to_mend_it() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/broken");
+    let mut settings = insta::Settings::clone_current();
+    settings.set_snapshot_path("../broken");
+    settings.set_prepend_module_to_snapshot(false);
+    settings.set_omit_expression(true);
+    let _bound = settings.bind_to_scope();
+    let mut count = 0;
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_none_or(|ending| ending != "yaml") {
+            continue;
+        }
+        let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
+        let file = format!("{name}.yaml");
+        let problems = compile(&file, &fs::read(&path).unwrap(), &Referenced).expect_err(&file);
+        assert!(problems.has_errors(), "{file}");
+        for problem in &problems {
+            assert!(problem.hint.is_some() || problem.expected.is_some(), "{file}: no way out\n{problem}");
+        }
+        insta::assert_snapshot!(name, problems.to_string().trim_end());
+        count += 1;
+    }
+    assert!(count >= 40, "{count} broken policies");
+}
+
+#[test]
+fn a_file_of_more_than_16_mib_is_not_even_read() {
+    let large = vec![b'#'; LARGEST_FILE + 1];
+    let problems = compile("large.yaml", &large, &NoFiles).unwrap_err();
+    assert_eq!(
+        problems.to_string().trim_end(),
+        "error: the file is larger than 16 MiB\n --> large.yaml\n = hint: a policy of 10,000 rules takes about \
+         1 MiB; is this the right file?"
+    );
+}
+
+#[test]
+fn thousands_of_problems_are_counted_and_the_first_are_told() {
+    let mut text = String::from("rate_limits:\n  endpoints:\n");
+    for index in 0..5_000 {
+        writeln!(text, "    /{index}: {{ requests: 0, window: 1s }}").unwrap();
+    }
+    let problems = compile("many.yaml", text.as_bytes(), &NoFiles).unwrap_err();
+    assert_eq!(problems.count(), 5_000);
+    assert_eq!(problems.iter().count() + problems.left_off(), 5_000);
+    assert!(problems.to_string().ends_with("more\n\n"));
+}
+
+#[test]
+fn problems_as_json_have_every_field_a_tool_needs() {
+    let problems =
+        compile("p.yaml", b"rate_limits: { default: { requests: 0, window: 60 } }", &NoFiles).unwrap_err();
+    let json = serde_json::to_value(&problems).unwrap();
+    assert_eq!(
+        json["problems"][0],
+        serde_json::json!({
+            "severity": "error",
+            "file": "p.yaml",
+            "line": 1,
+            "column": 37,
+            "path": "rate_limits.default.requests",
+            "what": "0 requests would let nothing pass",
+            "expected": "a whole number of at least 1",
+        })
+    );
+}

@@ -1,0 +1,31 @@
+//! What fuzzing found worth keeping, held to the same laws.
+
+#[path = "../../../../fuzz/laws/path.rs"]
+mod path;
+#[path = "../../../../fuzz/laws/policy.rs"]
+mod policy;
+
+use std::fs;
+use std::path::Path;
+
+fn corpus(name: &str) -> Vec<Vec<u8>> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(name);
+    let files = fs::read_dir(folder).unwrap().map(|entry| fs::read(entry.unwrap().path()).unwrap());
+    let files: Vec<_> = files.collect();
+    assert!(files.len() > 100, "{} files", files.len());
+    files
+}
+
+#[test]
+fn any_text_is_a_path_with_one_spelling_or_refused() {
+    for text in corpus("path").into_iter().filter_map(|bytes| String::from_utf8(bytes).ok()) {
+        path::holds(&text);
+    }
+}
+
+#[test]
+fn any_bytes_are_a_policy_or_told_why_not() {
+    for bytes in corpus("policy") {
+        policy::holds(&bytes);
+    }
+}

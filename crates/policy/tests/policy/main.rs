@@ -1,0 +1,10 @@
+//! Policies: compiled, explained, refused and matched.
+
+#![allow(missing_docs, clippy::unwrap_used, reason = "tests speak through their names and fail by panicking")]
+
+mod broken;
+mod corpus;
+mod explain;
+mod language;
+mod no_allocation;
+mod policies;

@@ -1,0 +1,198 @@
+//! What happens for every request takes nothing from the heap.
+//!
+//! The allocator counts for each thread by itself, so the other tests of this binary do not disturb it.
+
+#![expect(unsafe_code, reason = "an allocator that counts is the only witness")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::hint::black_box;
+
+use http::HeaderMap;
+use http::header::{COOKIE, FORWARDED, HeaderName, USER_AGENT};
+use tidegate_core::Timestamp;
+use tidegate_policy::{
+    Admission, ClientKind, CookieName, Directory, EndpointPattern, Endpoints, Facts, Fingerprint, Identities,
+    IdentitySpec, Matcher, NoFiles, Scratch, Source, compile, normalize, normalize_host,
+};
+
+thread_local! {
+    static TAKEN: Cell<usize> = const { Cell::new(0) };
+}
+
+/// The system's allocator, counting what each thread takes.
+struct Counting;
+
+// SAFETY: every call is handed on to the system's allocator unchanged, so its promises are ours. The counter is a
+// thread-local `Cell` without a destructor, so touching it neither allocates nor unwinds.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        TAKEN.set(TAKEN.get() + 1);
+        // SAFETY: the caller's promises are handed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promises are handed on.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        TAKEN.set(TAKEN.get() + 1);
+        // SAFETY: the caller's promises are handed on.
+        unsafe { System.realloc(pointer, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fn allocations<R>(work: impl FnOnce() -> R) -> usize {
+    let before = TAKEN.get();
+    black_box(work());
+    TAKEN.get() - before
+}
+
+#[test]
+fn the_witness_sees() {
+    assert_eq!(allocations(|| black_box(Box::new(1))), 1);
+    assert_eq!(allocations(|| normalize("/a//b").is_ok()), 1);
+}
+
+#[test]
+fn a_clean_path_is_lent() {
+    for path in ["/", "/api/v1/orders/4711/", "/.well-known/x", "/caf%C3%A9/a%2Fb", "*"] {
+        assert_eq!(allocations(|| normalize(black_box(path)).is_ok()), 0, "{path}");
+    }
+}
+
+#[test]
+fn host_in_lower_case_allocates_nothing() {
+    for host in ["api.example.org", "api.example.org.:443", "[2001:db8::1]:80", "192.0.2.1", ""] {
+        assert_eq!(allocations(|| normalize_host(black_box(host)).is_some()), 0, "{host}");
+    }
+    assert_eq!(allocations(|| normalize_host("API.example.org").is_some()), 1);
+}
+
+#[test]
+fn finding_an_endpoint_allocates_nothing() {
+    let mut endpoints = Endpoints::default();
+    for pattern in ["/**", "/api/{version}/orders", "POST /api/v1/orders", "/api/v1/orders/*/items/**"] {
+        endpoints.insert(&EndpointPattern::parse(pattern).unwrap(), pattern).unwrap();
+    }
+    for path in ["/", "/api/v1/orders", "/api/v2/orders/", "/api/v1/orders/7/items/8/9", "/a/b/c/d/e/f"] {
+        assert_eq!(allocations(|| endpoints.find("GET", black_box(path))), 0, "{path}");
+    }
+}
+
+#[test]
+fn identifying_a_client_allocates_nothing() {
+    let header = |name: &'static str| HeaderName::from_static(name);
+    let headers: HeaderMap = [
+        (header("x-api-key"), "k1"),
+        (header("x-user"), "alice"),
+        (header("x-tenant"), "acme"),
+        (header("x-forwarded-for"), "198.51.100.1, [2001:db8::7]:80, 10.1.1.1"),
+        (FORWARDED, "for=198.51.100.1, for=\"[2001:db8::7]:80\";proto=https, for=10.1.1.1"),
+        (COOKIE, "a=1; session=s1"),
+        (USER_AGENT, "curl/8"),
+    ]
+    .into_iter()
+    .map(|(name, value)| (name, value.parse().unwrap()))
+    .collect();
+    let spec = IdentitySpec::default();
+    let identities = Identities::new(IdentitySpec {
+        user: Some(Source::Header(header("x-user"))),
+        tenant: Some(Source::Header(header("x-tenant"))),
+        addresses: spec.addresses.clone().trusting(["10.0.0.0/8".parse().unwrap()]),
+        fingerprint: Some(Fingerprint::of(vec![USER_AGENT]).unwrap()),
+        cookie: Some(CookieName::new("session").unwrap()),
+        ..spec
+    })
+    .unwrap();
+    let directory = Directory::from_csv(b"k1,free\n", &["free"]).unwrap();
+    let peer = [10, 0, 0, 1].into();
+    let facts = Facts { method: "GET", host: "example.org", path: "/", headers: &headers, peer };
+    let mut key = Vec::with_capacity(256);
+    for kind in ClientKind::NAMED.into_iter().chain([ClientKind::Anonymous]) {
+        let taken = allocations(|| {
+            key.clear();
+            let identity = identities.of(&facts, Some(&directory), Timestamp::from_secs(1_800_000_000));
+            assert!(identity.append(kind, &mut key));
+            identity.kind()
+        });
+        assert_eq!(taken, 0, "{}", kind.name());
+    }
+}
+
+#[test]
+fn looking_a_key_up_allocates_nothing() {
+    let directory = Directory::from_csv(b"k1,free,acme\n", &["free"]).unwrap();
+    assert_eq!(allocations(|| directory.get(black_box(b"k1")).is_some()), 0);
+    assert_eq!(allocations(|| directory.get(black_box(b"k2")).is_some()), 0);
+}
+
+#[test]
+fn matching_a_request_allocates_nothing_once_the_scratch_has_grown() {
+    let policy = b"
+clients: { user: { header: X-User }, tenant: { header: X-Tenant }, ip: { trusted_proxies: [10.0.0.0/8] } }
+rate_limits:
+  global: { requests: 9, window: 1 }
+  tenant: { requests: 9, window: 1 }
+  default: { requests: 9, window: 1 }
+  rules:
+    - { name: combined, match: { path: '/api/**' }, per: [ip, user], requests: 9, window: 1 }
+    - { name: each, match: { method: GET, header: { X-User: alice } }, per_each: [ip, user], requests: 9, window: 1 }
+    - { name: costly, cost: { header: X-Cost }, requests: 9, window: 1 }
+  endpoints: { '/api/{version}/orders': { requests: 9, window: 1 } }
+bans: { networks: [203.0.113.0/24] }
+";
+    let matcher = Matcher::new(compile("policy.yaml", policy, &NoFiles).unwrap().plan);
+    let headers: HeaderMap =
+        [("x-api-key", "k1"), ("x-user", "alice"), ("x-tenant", "acme"), ("x-cost", "3")]
+            .into_iter()
+            .map(|(name, value)| (HeaderName::from_static(name), value.parse().unwrap()))
+            .collect();
+    let peer = [10, 0, 0, 1].into();
+    let facts = Facts { method: "GET", host: "example.org", path: "/api/v1/orders", headers: &headers, peer };
+    let mut scratch = Scratch::default();
+    let mut count = || match matcher.admit(&facts, None, Timestamp::ZERO, &mut scratch) {
+        Admission::Checked(held) => held.checks().len(),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(count(), 8);
+    assert_eq!(allocations(&mut count), 0);
+    assert_eq!(allocations(|| matcher.header_rules().check(black_box(&headers)).is_ok()), 0);
+    assert_eq!(allocations(|| matcher.header_rules().check_connection(black_box(&headers)).is_ok()), 0);
+    assert_eq!(allocations(|| matcher.route("example.org", "/api/v1/orders").is_some()), 0);
+}
+
+#[test]
+fn matching_a_path_with_several_readings_allocates_nothing_once_the_scratch_has_grown() {
+    let policy = b"
+rate_limits:
+  rules: [{ name: rule, match: { path: '/Api/**' }, requests: 9, window: 1 }]
+  endpoints: { '/api/{version}/orders': { requests: 9, window: 1 }, '/API/v1/caf%C3%A9': { requests: 9, window: 1 } }
+";
+    let matcher = Matcher::new(compile("policy.yaml", policy, &NoFiles).unwrap().plan);
+    let headers = HeaderMap::new();
+    let mut scratch = Scratch::default();
+    let mut count = |path: &str| {
+        let path = matcher.target("example.org", path).unwrap().path;
+        let facts = Facts {
+            method: "GET",
+            host: "example.org",
+            path: &path,
+            headers: &headers,
+            peer: [10, 0, 0, 1].into(),
+        };
+        match matcher.admit(&facts, None, Timestamp::ZERO, &mut scratch) {
+            Admission::Checked(held) => held.checks().len(),
+            other => panic!("{other:?}"),
+        }
+    };
+    for path in ["/API/V1/Orders;v=1", "/api/V1/CAF%C3%89", "/api/v1/orders"] {
+        assert_eq!(count(path), 2, "{path}");
+        assert_eq!(allocations(|| count(path)), 0, "{path}");
+    }
+}

@@ -1,0 +1,423 @@
+//! Policies that are good, those that are doubtful, and whatever else may come.
+
+use std::borrow::Cow;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use proptest::prelude::*;
+use tidegate_core::Algorithm;
+use tidegate_policy::{ClientKind, Compiled, FileError, Files, NoFiles, Plan, Severity, compile};
+
+/// The smallest form, as the documentation shows it.
+const SMALLEST: &str = "\
+rate_limits:
+  default:   { requests: 100, window: 60, algorithm: sliding_window_counter }
+  endpoints:
+    /api/v1/search: { requests: 30, window: 60, algorithm: token_bucket, burst: 10 }
+    /api/v1/upload: { requests: 10, window: 3600, algorithm: sliding_window_log }
+  tiers:
+    free:       { requests: 100, window: 3600 }
+    premium:    { requests: 10000, window: 3600 }
+    enterprise: { requests: 100000, window: 3600 }
+";
+
+struct Folder(PathBuf);
+
+impl Files for Folder {
+    fn read(&self, name: &str) -> Result<Cow<'_, [u8]>, FileError> {
+        fs::read(self.0.join(name)).map(Cow::Owned).map_err(|_| FileError::Missing)
+    }
+}
+
+fn examples() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples")
+}
+
+fn good(text: &str) -> Compiled {
+    compile("policy.yaml", text.as_bytes(), &NoFiles).unwrap_or_else(|problems| panic!("{problems}"))
+}
+
+fn plan(text: &str) -> Plan {
+    good(text).plan
+}
+
+/// What is warned of, first lines only.
+fn warnings(text: &str) -> Vec<String> {
+    let warnings = good(text).warnings;
+    assert!(warnings.iter().all(|warning| warning.severity == Severity::Warning && warning.line > 0));
+    warnings.iter().map(|warning| format!("{}: {}", warning.line, warning.what)).collect()
+}
+
+#[test]
+fn the_smallest_form_loads_as_it_stands() {
+    let plan = plan(SMALLEST);
+    let limits = &plan.rate_limits;
+    let names: Vec<_> = limits.iter().map(|rule| rule.name.as_str()).collect();
+    assert_eq!(
+        names,
+        [
+            "default",
+            "tier:free",
+            "tier:premium",
+            "tier:enterprise",
+            "endpoint:/api/v1/search",
+            "endpoint:/api/v1/upload"
+        ]
+    );
+    assert_eq!(limits.endpoints[0].rule.words(), "30 per 1m, token_bucket, burst 10");
+    assert_eq!(limits.tiers[0].rule.as_ref().unwrap().algorithm(), Algorithm::SlidingCounter);
+    assert_eq!(plan.clients.identify_by, [ClientKind::ApiKey, ClientKind::Ip]);
+    assert_eq!(plan.store.max_memory, 64 << 20);
+}
+
+#[test]
+fn leaky_bucket_that_cannot_use_its_burst_within_max_wait_is_warned_of() {
+    let leaky =
+        |rest: &str| warnings(&format!("rate_limits:\n  default: {{ algorithm: leaky_bucket, {rest} }}\n"));
+    let never = "2: no request ever waits: departures are 6m apart, and `max_wait` is 30s";
+    assert_eq!(leaky("requests: 10, window: 1h"), [never]);
+    let partly = "2: the bucket never holds more than 4 of 20: the next would wait over 30s";
+    assert_eq!(leaky("requests: 6, window: 1m, burst: 20"), [partly]);
+    let second = "2: no request ever waits: departures are 100ms apart, and `max_wait` is 50ms";
+    assert_eq!(leaky("requests: 10, window: 1s, max_wait: 50ms"), [second]);
+    for good in [
+        "requests: 10, window: 1h, max_wait: 1h",
+        "requests: 10, window: 1h, burst: 1",
+        "requests: 100, window: 1m",
+        "requests: 6, window: 1m, burst: 4",
+        "requests: 100, window: 10s, burst: 20",
+    ] {
+        assert!(leaky(good).is_empty(), "{good}: {:?}", leaky(good));
+    }
+}
+
+#[test]
+fn every_example_is_a_good_policy_without_warnings() {
+    let mut count = 0;
+    for entry in fs::read_dir(examples()).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|ending| ending == "yaml") {
+            let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+            let compiled = compile(&name, &fs::read(&path).unwrap(), &Folder(examples()));
+            let compiled = compiled.unwrap_or_else(|problems| panic!("{problems}"));
+            assert!(compiled.warnings.is_empty(), "{}", compiled.warnings);
+            count += 1;
+        }
+    }
+    assert_eq!(count, 6);
+}
+
+#[test]
+fn anchors_and_aliases_work() {
+    let plan = plan(
+        "rate_limits:\n  default: &limit { requests: 100, window: 60 }\n  tenant: *limit\nclients: { tenant: { header: T } }",
+    );
+    assert_eq!(plan.rate_limits.tenant.unwrap().words(), plan.rate_limits.default.unwrap().words());
+}
+
+#[test]
+fn tiers_without_clients_of_a_tier_are_doubtful() {
+    assert_eq!(warnings(SMALLEST), ["6: no client has a tier, so no limit of a tier ever applies"]);
+}
+
+#[test]
+fn a_default_behind_a_default_tier_is_doubtful() {
+    let text = "clients: { tiers: { default: free } }\n\
+                rate_limits:\n  default: { requests: 9, window: 1 }\n  tiers: { free: { requests: 1, window: 1m } }\n";
+    assert_eq!(warnings(text), ["3: `default` never applies: everybody has a tier, at least `free`"]);
+}
+
+#[test]
+fn a_tenant_limit_without_tenants_is_doubtful() {
+    let text = "rate_limits:\n  tenant: { requests: 9, window: 1 }\n";
+    assert_eq!(warnings(text), ["2: no request has a tenant, so this limit counts each client"]);
+}
+
+#[test]
+fn networks_of_everybody_are_doubtful() {
+    let text = "clients:\n  ip: { trusted_proxies: [0.0.0.0/0] }\n  exempt: { networks: ['::/0'] }\n\
+                bans: { networks: 0.0.0.0/0 }\nrate_limits: { default: { requests: 1, window: 1 } }\n";
+    assert_eq!(
+        warnings(text),
+        [
+            "2: `0.0.0.0/0` trusts everybody: each client can choose its own address",
+            "3: `::/0` exempts everybody: no limit ever applies",
+            "4: `0.0.0.0/0` bans everybody: no request ever passes",
+        ]
+    );
+}
+
+#[test]
+fn a_rule_that_can_never_match_is_doubtful() {
+    let text = "upstreams: { api: { servers: http://a } }\nroutes: [{ path: /api/**, upstream: api }]\n\
+                rate_limits:\n  default: { requests: 9, window: 1 }\n  endpoints:\n\
+                \x20   /api/{x}: { requests: 1, window: 1m }\n    /app/x: { requests: 1, window: 1m }\n\
+                \x20 rules:\n    - { name: r, match: { path: [/b, /c] }, per: ip, requests: 1, window: 1m }\n";
+    assert_eq!(
+        warnings(text),
+        [
+            "7: `endpoint:/app/x` can never match: no route takes its path",
+            "9: `r` can never match: no route takes its path",
+        ]
+    );
+}
+
+#[test]
+fn a_route_without_any_limit_is_doubtful() {
+    let text = "upstreams: { a: { servers: http://a } }\nroutes:\n  - { path: /api/**, upstream: a }\n  - { path: /b, upstream: a }\n\
+                rate_limits:\n  endpoints:\n    /api/x: { requests: 1, window: 1m }\n";
+    assert_eq!(warnings(text), ["4: the route `/b` has no limit"]);
+}
+
+#[test]
+fn a_policy_without_limits_is_doubtful() {
+    assert_eq!(warnings("listen: 0.0.0.0:80\n"), ["1: the policy limits nothing"]);
+}
+
+#[test]
+fn fixed_window_alone_is_doubtful_and_in_company_it_is_not() {
+    let fixed = "rate_limits:\n  default: { requests: 9, window: 1m, algorithm: fixed_window }\n";
+    let what = "2: `fixed_window` is the only protection: up to twice the limit passes across a boundary";
+    assert_eq!(warnings(fixed), [what]);
+    let company = format!("{fixed}  global: {{ requests: 50, window: 1s }}\n");
+    assert_eq!(warnings(&company), Vec::<String>::new());
+}
+
+#[test]
+fn a_limit_that_never_binds_is_doubtful() {
+    let text =
+        "rate_limits:\n  global: { requests: 10, window: 1m }\n  default: { requests: 100, window: 1m }\n";
+    assert_eq!(warnings(text), ["3: `default` never binds: `global` is always tighter"]);
+    let text = "rate_limits:\n  default: { requests: 10, window: 1m }\n  endpoints:\n    /a: { requests: 50, window: 1m }\n\
+                \x20   /b: { requests: 5, window: 1m }\n";
+    assert_eq!(warnings(text), ["4: `endpoint:/a` never binds: `default` is always tighter"]);
+    let text = "rate_limits:\n  rules:\n    - { name: a, per: ip, requests: 5, window: 1m }\n\
+                \x20   - { name: b, per: ip, requests: 9, window: 1m }\n\
+                \x20   - { name: c, per: fingerprint, requests: 9, window: 1m }\n";
+    assert_eq!(warnings(text), ["4: `b` never binds: `a` is always tighter"]);
+}
+
+#[test]
+fn a_tier_that_is_unlimited_leaves_endpoints_binding() {
+    let text = "clients: { tiers: { default: free } }\nrate_limits:\n  tiers: { free: { requests: 1, window: 1m }, staff: unlimited }\n\
+                \x20 endpoints: { /a: { requests: 50, window: 1m } }\n";
+    assert_eq!(warnings(text), Vec::<String>::new());
+}
+
+#[test]
+fn deep_and_wide_files_end_at_their_bounds() {
+    let wide = format!("listen: [{}]", "a,".repeat(2_000_000));
+    let problems = compile("wide.yaml", wide.as_bytes(), &NoFiles).unwrap_err();
+    assert!(problems.to_string().contains("more than 1000000 values"), "{problems}");
+    let deep = (0..100).fold(String::new(), |text, level| text + &" ".repeat(level) + "a:\n");
+    let problems = compile("deep.yaml", deep.as_bytes(), &NoFiles).unwrap_err();
+    assert!(problems.to_string().contains("nest 32 levels deep"), "{problems}");
+    let open = "[".repeat(10_000_000);
+    assert!(compile("open.yaml", open.as_bytes(), &NoFiles).is_err());
+}
+
+/// `count` lines, each made of its number.
+fn lines(count: usize, line: impl Fn(usize) -> String) -> String {
+    (0..count).map(line).collect::<Vec<_>>().join("\n")
+}
+
+/// Were any of this quadratic, the test would take minutes.
+#[test]
+fn twenty_thousand_of_anything_are_compared_in_no_time() {
+    const MANY: usize = 20_000;
+    let routes = lines(MANY, |n| format!("  - {{ path: /api/r{n}, upstream: a }}"));
+    let endpoints = lines(MANY, |n| format!("    /api/e{n}: {{ requests: 1000000, window: 1 }}"));
+    let tiers = lines(MANY, |n| format!("    t{n}: {{ requests: 1, window: {} }}", n + 1));
+    let head = "upstreams: { a: { servers: http://a } }\nclients: { tiers: { default: t0 } }";
+    let text =
+        format!("{head}\nroutes:\n{routes}\nrate_limits:\n  endpoints:\n{endpoints}\n  tiers:\n{tiers}\n");
+    assert_eq!(good(&text).warnings.count(), MANY);
+
+    let upstreams = lines(MANY, |n| format!("  up{n}: {{ servers: http://a }}"));
+    let missing = lines(MANY, |n| format!("  - {{ path: /r{n}, upstream: no{n} }}"));
+    let listen = lines(MANY, |n| format!("  - h{n}:80"));
+    let text = format!("listen:\n{listen}\nupstreams:\n{upstreams}\nroutes:\n{missing}\n");
+    assert_eq!(compile("many.yaml", text.as_bytes(), &NoFiles).unwrap_err().count(), MANY);
+}
+
+/// Bytes that come near to being policies.
+fn nearly_policies() -> impl Strategy<Value = Vec<u8>> {
+    let words = prop::sample::select(vec![
+        "rate_limits:",
+        "default:",
+        "\n",
+        "\n  ",
+        "\n    ",
+        "{",
+        "}",
+        "[",
+        "]",
+        ", ",
+        ": ",
+        "- ",
+        "requests: 5",
+        "window: 1m",
+        "&a ",
+        "*a",
+        "<<: ",
+        "endpoints:",
+        "/a/{b}/**",
+        "rules:",
+        "name: r",
+        "per: ip",
+        "clients:",
+        "tiers:",
+        "\"",
+        "'",
+        "|",
+        ">",
+        "!x ",
+        "#",
+        "\t",
+        "\u{feff}",
+        "é",
+        "---",
+        "...",
+        "%YAML 1.2",
+        "? ",
+        "0",
+        "-1",
+        "99999999999999999999",
+        "unlimited",
+        "listen: ",
+        "match: ",
+        "when: ",
+        "cost: ",
+        "\0",
+        "~",
+    ]);
+    let near = prop::collection::vec(words, 0..60).prop_map(|words| words.concat().into_bytes());
+    prop_oneof![
+        prop::collection::vec(any::<u8>(), 0..400),
+        near,
+        (any::<u8>(), any::<prop::sample::Index>()).prop_map(|(byte, at)| {
+            let mut bytes = SMALLEST.as_bytes().to_vec();
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+            bytes
+        })
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(3_000))]
+
+    #[test]
+    fn whatever_the_bytes_are_there_is_a_plan_or_a_problem(bytes in nearly_policies()) {
+        match compile("any.yaml", &bytes, &NoFiles) {
+            Ok(compiled) => prop_assert!(!compiled.warnings.has_errors()),
+            Err(problems) => {
+                prop_assert!(problems.has_errors());
+                let shown = problems.to_string();
+                prop_assert!(!shown.contains(char::from(27)), "{}", shown);
+            }
+        }
+    }
+}
+
+#[test]
+fn what_only_watches_protects_nothing() {
+    let shadow = "rate_limits:\n  default: { requests: 5, window: 1m, mode: shadow }";
+    assert_eq!(warnings(shadow), ["2: every limit is in shadow: nothing is ever refused"]);
+    let beside = "\
+upstreams: { api: { servers: ['http://a'] } }
+routes: [{ path: /a, upstream: api }, { path: /b, upstream: api }]
+rate_limits:
+  endpoints:
+    /a: { requests: 5, window: 1m, mode: shadow }
+    /b: { requests: 5, window: 1m, mode: { canary: 1% } }";
+    assert_eq!(warnings(beside), ["2: the route `/a` has no limit"]);
+}
+
+#[test]
+fn a_shadow_never_keeps_a_limit_from_binding() {
+    let twins = |live: &str, tried: &str| {
+        format!(
+            "rate_limits:\n  rules:\n    - {{ name: live, requests: {live} }}\n    - {{ name: tried, requests: {tried} }}\n"
+        )
+    };
+    let tighter = "50, window: 1m, mode: shadow";
+    assert_eq!(warnings(&twins("100, window: 1m", tighter)), [""; 0]);
+    assert_eq!(warnings(&twins("100, window: 1m", "50, window: 1m, mode: { canary: 10% }")), [""; 0]);
+    let looser = "200, window: 1m, mode: shadow";
+    assert_eq!(
+        warnings(&twins("100, window: 1m", looser)),
+        ["4: `tried` never binds: `live` is always tighter"]
+    );
+}
+
+#[test]
+fn http_key_absent_in_a_route_has_the_value_of_the_policy() {
+    let policy = "
+upstreams: { api: { servers: [http://a] } }
+http: { encoded_slash: keep }
+routes:
+  - { path: /a/**, upstream: api, http: { path_case: sensitive } }
+  - { path: /b/**, upstream: api, http: { encoded_slash: decode, underscore_headers: keep } }
+  - { path: /c/**, upstream: api }
+";
+    let plan = compile("p.yaml", policy.as_bytes(), &NoFiles).unwrap().plan;
+    let words: Vec<_> = plan.routes.iter().map(|route| route.http.words().map(|(_, value)| value)).collect();
+    assert_eq!(
+        words,
+        [["keep", "sensitive", "drop"], ["decode", "insensitive", "keep"], ["keep", "insensitive", "drop"]]
+    );
+    assert_eq!(plan.http.words().map(|(_, value)| value), ["keep", "insensitive", "drop"]);
+}
+
+const LIMIT: &str = "rate_limits: { default: { requests: 1, window: 1m } }\n";
+
+#[test]
+fn api_key_without_keys_file_in_identify_by_is_doubtful_if_the_operator_wrote_it() {
+    let what = "`api_key` in `identify_by` is ignored: nothing verifies API keys";
+    for identify_by in ["[api_key, ip]", "[ip, api_key]", "[cookie, api_key]"] {
+        let text = format!("clients:\n  cookie: {{ name: s }}\n  identify_by: {identify_by}\n{LIMIT}");
+        assert_eq!(warnings(&text), [format!("3: {what}")]);
+    }
+    assert_eq!(warnings(LIMIT), [""; 0], "the default identifies by API keys, too");
+    assert_eq!(warnings(&format!("clients: {{ identify_by: ip }}\n{LIMIT}")), [""; 0]);
+}
+
+#[test]
+fn api_keys_that_are_not_verified_are_doubtful() {
+    let text = format!("clients:\n  identify_by: [api_key, ip]\n  api_key: {{ verify: none }}\n{LIMIT}");
+    let what = "3: API keys are not verified: a client that invents a key for each request has no limit";
+    assert_eq!(warnings(&text), [what]);
+    assert_eq!(warnings(&format!("clients: {{ api_key: {{ verify: keys_file }} }}\n{LIMIT}")), [""; 0]);
+}
+
+#[test]
+fn header_of_user_or_tenant_without_trusted_proxies_is_doubtful() {
+    let text = |ip: &str| {
+        format!("clients:\n  user: {{ header: X-User }}\n  tenant: {{ header: X-Tenant }}\n{ip}{LIMIT}")
+    };
+    let never = |name| {
+        format!("the header `{name}` never counts: only a trusted proxy may send it, and there is none")
+    };
+    assert_eq!(warnings(&text("")), [format!("2: {}", never("x-user")), format!("3: {}", never("x-tenant"))]);
+    assert_eq!(warnings(&text("  ip: { trusted_proxies: 10.0.0.1 }\n")), [""; 0]);
+}
+
+#[test]
+fn rule_that_a_client_escapes_by_leaving_out_a_header_is_doubtful() {
+    let text = "clients: { user: { header: X-User }, ip: { trusted_proxies: 10.0.0.1 } }\n\
+                rate_limits:\n  rules:\n\
+                \x20   - { name: a, match: { path: /a, header: { X-Client: [web, app] } }, per: ip, requests: 2, window: 1d }\n\
+                \x20   - { name: b, match: { header: { X-User: '*', X-Client: web } }, per: ip, concurrent: 2 }\n\
+                \x20   - { name: c, match: { header: { X-User: ann } }, per: ip, requests: 3, window: 1d }\n\
+                \x20   - { name: d, match: { when: \"!('x-client' in request.headers)\" }, per: ip, requests: 3, window: 1d }\n";
+    assert_eq!(
+        warnings(text),
+        [
+            "4: a client escapes `a` by leaving out the header `x-client`",
+            "5: a client escapes `b` by leaving out the header `x-client`",
+        ]
+    );
+    let hint = good(text).warnings.iter().next().and_then(|warning| warning.hint.clone());
+    assert!(hint.unwrap().contains("when: \"!('x-client' in request.headers)\""), "how to write it instead");
+}

@@ -1,0 +1,201 @@
+//! The in-memory store: the conformance suite, several threads, and what happens when it is full.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+
+use pollster::block_on;
+use tidegate_core::{Algorithm, Check, Decision, Key, Limit, Role, RuleId, Span, Spec, Timestamp};
+use tidegate_store::conformance::{Suite, two_threads_admit_exactly_the_ideal};
+use tidegate_store::{MemoryStore, Store};
+
+const START: Timestamp = Timestamp::from_secs(1_800_000_000);
+const RULE: RuleId = RuleId::named("default");
+const ROOMY: usize = 16 << 20;
+
+/// A leaky bucket makes requests wait as long as it takes.
+fn limit(algorithm: Algorithm, requests: u64, seconds: u64) -> Limit {
+    let max_wait = (algorithm == Algorithm::LeakyBucket).then_some(Span::MAX);
+    Limit::new(algorithm, Spec { max_wait, ..Spec::new(requests, Span::from_secs(seconds)) }).unwrap()
+}
+
+fn decide(store: &MemoryStore, checks: &[Check<'_>], now: Timestamp) -> Decision {
+    block_on(store.decide(checks, now)).unwrap()
+}
+
+#[test]
+fn passes_the_conformance_suite() {
+    let suite = Suite { algorithms: Algorithm::ALL, seed: fastrand::u64(..), traces: 200, steps: 400 };
+    let coverage = block_on(suite.run(&MemoryStore::with_cap(ROOMY)));
+    println!("seed {}: {coverage:?}", suite.seed);
+}
+
+#[test]
+fn each_algorithm_alone_passes_the_conformance_suite() {
+    for algorithms in Algorithm::ALL.chunks(1) {
+        let suite = Suite { algorithms, seed: fastrand::u64(..), traces: 40, steps: 400 };
+        block_on(suite.run(&MemoryStore::with_cap(ROOMY)));
+    }
+}
+
+/// Each thread plays traces of its own keys against its own oracle; their keys share lines and locks.
+fn play_together(traces: u64, steps: usize) -> u64 {
+    // Room for everything that does not fit a word, too.
+    let store = MemoryStore::with_cap(usize::try_from(traces).unwrap() << 17);
+    let seed = fastrand::u64(..);
+    thread::scope(|scope| {
+        let players: Vec<_> = (0..2)
+            .map(|player| {
+                let store = &store;
+                let seed = seed.wrapping_add(player * traces);
+                scope.spawn(move || {
+                    println!("thread {player}: seed {seed}");
+                    block_on(Suite { algorithms: Algorithm::ALL, seed, traces, steps }.run(store)).decisions
+                })
+            })
+            .collect();
+        players.into_iter().map(|player| player.join().unwrap()).sum()
+    })
+}
+
+#[test]
+fn two_threads_at_once_pass_the_conformance_suite() {
+    play_together(100, 400);
+}
+
+#[test]
+#[ignore = "long: cargo xtask scorecard equivalence"]
+fn long_equivalence() {
+    // A store of its own for each: it cannot tell apart as many limits at once as all of them make up.
+    let decisions: u64 = (0..50).map(|_| play_together(200, 500)).sum();
+    println!("memory store, 2 threads: {decisions} decisions, 0 mismatches");
+}
+
+#[test]
+fn two_threads_together_admit_exactly_the_ideal() {
+    for &algorithm in Algorithm::ALL {
+        two_threads_admit_exactly_the_ideal(&MemoryStore::with_cap(ROOMY), algorithm);
+    }
+}
+
+#[test]
+fn an_advisory_check_is_charged_until_it_is_full_and_refuses_nobody() {
+    let (narrow, wide) = (limit(Algorithm::FixedWindow, 2, 60), limit(Algorithm::FixedWindow, 5, 60));
+    let store = MemoryStore::with_cap(ROOMY);
+    let shadow = Check::new(Key::new(RuleId::named("shadow"), b"a"), &narrow).role(Role::Advisory);
+    let binding = Check::new(Key::new(RuleId::named("binding"), b"a"), &wide);
+    let decisions: Vec<_> = (0..6).map(|_| decide(&store, &[shadow, binding], START)).collect();
+    let passes: Vec<_> = decisions.iter().map(Decision::passes).collect();
+    assert_eq!(passes, [true, true, true, true, true, false]);
+    let would_refuse: Vec<_> = decisions.iter().map(|one| !one.outcomes[0].verdict.is_pass()).collect();
+    assert_eq!(would_refuse, [false, false, true, true, true, true]);
+}
+
+#[test]
+fn two_threads_on_one_key_admit_exactly_the_ideal() {
+    for &algorithm in Algorithm::ALL {
+        let limit = limit(algorithm, 5_000, 3_600);
+        let store = MemoryStore::with_cap(ROOMY);
+        let passed = AtomicU64::new(0);
+        thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    let check = Check::new(Key::new(RULE, b"hot"), &limit);
+                    for _ in 0..4_000 {
+                        passed.fetch_add(
+                            u64::from(decide(&store, &[check], START).passes()),
+                            Ordering::Relaxed,
+                        );
+                    }
+                });
+            }
+        });
+        assert_eq!(passed.into_inner(), limit.capacity(), "{algorithm}");
+    }
+}
+
+/// A table of a few lines, far more keys: newcomers share counters, and nobody passes unlimited.
+#[test]
+fn newcomers_of_a_full_store_are_limited_together_and_nobody_is_forgotten_for_them() {
+    for &algorithm in Algorithm::ALL {
+        let limit = limit(algorithm, 10, 3_600);
+        let store = MemoryStore::with_cap(8 << 10);
+        let abuser = Check::new(Key::new(RuleId::named("login"), b"abuser"), &limit);
+        for _ in 0..=limit.capacity() {
+            decide(&store, &[abuser], START);
+        }
+        let mut passed = 0;
+        for client in 0_u64..20_000 {
+            let client = client.to_be_bytes();
+            passed +=
+                u64::from(decide(&store, &[Check::new(Key::new(RULE, &client), &limit)], START).passes());
+            if client[7] == 0 {
+                assert!(!decide(&store, &[abuser], START).passes(), "{algorithm}: the abuser stays refused");
+            }
+        }
+        assert!(store.memory_use().overflowed > 0, "{algorithm}");
+        // So many slots, so many shared counters of ten units each, and no more.
+        let slots = store.memory_use().table_bytes / 16;
+        let most = slots + 256 * limit.capacity();
+        assert!(passed <= most, "{algorithm}: {passed} passed, at most {most}");
+    }
+}
+
+#[test]
+fn a_slot_that_is_as_good_as_never_seen_is_used_again() {
+    let limit = limit(Algorithm::TokenBucket, 1, 1);
+    let store = MemoryStore::with_cap(8 << 10);
+    for second in 0_u64..1_000 {
+        for client in 0..50 {
+            let client = (second * 50 + client).to_be_bytes();
+            let check = Check::new(Key::new(RULE, &client), &limit);
+            assert!(decide(&store, &[check], START + Span::from_secs(2 * second)).passes());
+        }
+    }
+    assert_eq!(store.memory_use().overflowed, 0, "50 keys at a time fit a hundred times over");
+}
+
+/// So many new clients in each of so many periods; those of earlier periods are idle.
+fn play_logs(store: &MemoryStore, clients: u64, periods: u64) {
+    let limit = limit(Algorithm::SlidingLog, 100, 60);
+    for period in 0..periods {
+        for client in 0..clients {
+            let client = (period * clients + client).to_be_bytes();
+            for request in 0..5 {
+                let now = START + Span::from_secs(120 * period) + Span::from_millis(request);
+                decide(store, &[Check::new(Key::new(RULE, &client), &limit)], now);
+            }
+        }
+    }
+}
+
+#[test]
+fn the_memory_of_idle_logs_comes_back() {
+    let store = MemoryStore::with_cap(256 << 10);
+    play_logs(&store, 50, 50);
+    assert_eq!(store.memory_use().overflowed, 0, "{:?}", store.memory_use());
+}
+
+#[test]
+fn logs_stay_within_the_cap() {
+    let cap = 64 << 10;
+    let store = MemoryStore::with_cap(cap);
+    // Many times what fits, already in the first period.
+    play_logs(&store, 1_000, 4);
+    let used = store.memory_use();
+    assert!(used.table_bytes + used.pool_bytes <= cap as u64, "{used:?}");
+    assert!(used.overflowed > 0, "{used:?}");
+}
+
+#[test]
+fn the_heaviest_key_is_known() {
+    let limit = limit(Algorithm::FixedWindow, 10, 60);
+    let store = MemoryStore::with_cap(ROOMY);
+    for n in 0_u64..100_000 {
+        let now = START + Span::from_micros(n);
+        decide(&store, &[Check::new(Key::new(RULE, &n.to_be_bytes()), &limit)], now);
+        decide(&store, &[Check::new(Key::new(RULE, b"abuser"), &limit)], now);
+    }
+    let heaviest = store.heaviest();
+    assert_eq!(&*heaviest[0].client, b"abuser");
+    assert!(heaviest[0].refused > 50_000 && heaviest[0].refused < 200_000, "{:?}", heaviest[0]);
+}

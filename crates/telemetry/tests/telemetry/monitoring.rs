@@ -1,0 +1,132 @@
+//! The alert rules and the dashboard that ship with the product, tried with Prometheus' own tool.
+
+use std::collections::BTreeSet;
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+use serde_json::Value;
+use tidegate_core::Timestamp;
+use tidegate_policy::{NoFiles, compile};
+use tidegate_store::ManualClock;
+use tidegate_telemetry::{Reader, Telemetry, Try};
+
+/// Named in the rules and the dashboard before there is anything to count: what names them comes later. The operations
+/// manual has the same list.
+const RESERVED: [&str; 3] =
+    ["redis_connection_errors", "tidegate_breaker_state", "rate_limit_quota_used_ratio"];
+/// Told by others than this crate.
+const ELSEWHERE: [&str; 8] = [
+    "tidegate_certificate_expiry_timestamp_seconds",
+    "tidegate_connections_open",
+    "tidegate_upstream_healthy",
+    "tidegate_upstream_in_flight",
+    "tidegate_store_overflowed_total",
+    "tidegate_store_table_bytes",
+    "tidegate_store_pool_bytes",
+    "up",
+];
+
+fn contrib() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../contrib")
+}
+
+fn promtool(args: &[&str]) {
+    let output = Command::new("promtool").args(args).current_dir(contrib().join("prometheus")).output();
+    let output = output.expect("promtool is installed; run `cargo xtask setup`");
+    let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "promtool {args:?}\n{said}");
+}
+
+#[test]
+fn the_rules_are_rules_and_fire_when_they_should() {
+    promtool(&["check", "rules", "tidegate.rules.yml"]);
+    promtool(&["test", "rules", "tidegate.rules.test.yml"]);
+}
+
+/// Every expression of the dashboard, with what Grafana puts into it.
+fn dashboard() -> Vec<String> {
+    let text = std::fs::read_to_string(contrib().join("grafana/tidegate.json")).unwrap();
+    let dashboard: Value = serde_json::from_str(&text).unwrap();
+    let panels = dashboard["panels"].as_array().unwrap().iter();
+    let targets = panels.filter_map(|panel| panel["targets"].as_array()).flatten();
+    let fill = |text: &str| {
+        text.replace("$__rate_interval", "5m").replace("$job", "tidegate").replace("$instance", ".*")
+    };
+    targets.map(|target| fill(target["expr"].as_str().unwrap())).collect()
+}
+
+#[test]
+fn every_expression_of_the_dashboard_is_promql() {
+    let expressions = dashboard();
+    assert!(expressions.len() > 20);
+    let mut rules = "groups:\n- name: dashboard\n  rules:\n".to_owned();
+    for (number, expression) in expressions.iter().enumerate() {
+        let expression = serde_json::to_string(expression).unwrap();
+        writeln!(rules, "  - {{ record: \"panel:{number}\", expr: {expression} }}").unwrap();
+    }
+    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("dashboard-{}.yml", std::process::id()));
+    std::fs::write(&file, rules).unwrap();
+    promtool(&["check", "rules", file.to_str().unwrap()]);
+    std::fs::remove_file(file).unwrap();
+}
+
+/// Words of an expression that are names of metrics.
+fn names(expression: &str) -> BTreeSet<String> {
+    let words = expression.split(|c: char| !c.is_ascii_alphanumeric() && c != '_' && c != ':');
+    let is_name = |word: &&str| {
+        let prefixes = ["rate_limit_", "tidegate_", "redis_", "process_"];
+        *word == "up" || prefixes.iter().any(|prefix| word.starts_with(prefix))
+    };
+    words.filter(is_name).map(|word| word.trim_end_matches("_bucket").to_owned()).collect()
+}
+
+#[test]
+fn every_metric_that_is_named_is_told_or_reserved() {
+    let clock = Arc::new(ManualClock::at(Timestamp::ZERO));
+    let telemetry = Telemetry::counting(1, clock);
+    let plan = compile("p", b"rate_limits: { default: { requests: 1, window: 1 } }", &NoFiles).unwrap().plan;
+    telemetry.metrics().apply(&plan);
+    telemetry.metrics().meter().tried(&telemetry.metrics().upstream("api"), Try::Broken, 0);
+    let page = telemetry.page(Reader::Person, Timestamp::ZERO).into_text();
+    let told: BTreeSet<_> =
+        page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
+    let rules = std::fs::read_to_string(contrib().join("prometheus/tidegate.rules.yml")).unwrap();
+    let rules = rules.lines().filter(|line| !line.trim_start().starts_with('#'));
+    let used = rules.map(str::to_owned).chain(dashboard()).flat_map(|expression| names(&expression));
+    for name in used {
+        let is_known = told.contains(name.as_str())
+            || ELSEWHERE.contains(&name.as_str())
+            || RESERVED.contains(&name.as_str());
+        assert!(is_known, "{name} is told by nobody");
+    }
+}
+
+#[test]
+fn the_page_is_what_prometheus_reads() {
+    let telemetry = Telemetry::counting(2, Arc::new(ManualClock::at(Timestamp::from_secs(1_700_000_000))));
+    let plan = compile("p", b"rate_limits: { default: { requests: 1, window: 1 } }", &NoFiles).unwrap().plan;
+    let slots = telemetry.metrics().apply(&plan);
+    let meter = telemetry.metrics().meter();
+    let nasty = "\"}\\\n\u{1b}[31m{a=\"b\"} 7";
+    let key = [b"u", &u32::try_from(nasty.len()).unwrap().to_le_bytes()[..], nasty.as_bytes()].concat();
+    let rule = plan.rate_limits.default.unwrap().id;
+    for _ in 0..10 {
+        meter.refused(&slots, rule, &key, Timestamp::ZERO);
+    }
+    let page = telemetry.page(Reader::Person, Timestamp::ZERO).into_text();
+    let mut promtool = Command::new("promtool")
+        .args(["check", "metrics"])
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    std::io::Write::write_all(&mut promtool.stdin.take().unwrap(), page.as_bytes()).unwrap();
+    let output = promtool.wait_with_output().unwrap();
+    // It complains of names that are fixed (milliseconds, no suffix), with 3; what it cannot read is 1.
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(matches!(output.status.code(), Some(0 | 3)), "{said}\n{page}");
+    assert!(!said.contains("error while linting"), "{said}");
+}
