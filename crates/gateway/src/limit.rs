@@ -1,11 +1,11 @@
 //! What the limiter's ruling means for a request: errors, rate-limit headers, records, waiting.
 
-use std::mem::take;
-
 use smallvec::SmallVec;
 use tidegate_core::Span;
 use tidegate_headers::{BodyStyle, HeaderWriter, ReportedLimit, retry_after_seconds};
-use tidegate_limiter::{BodyMeter, Rejected, Report, Reservations, Ruling, StoreFailed};
+use tidegate_limiter::{
+    Admitted, BodyMeter, RefundGuard, Rejected, Report, Reservations, Ruling, StoreFailed,
+};
 use tidegate_policy::Facts;
 use tidegate_store::{Permit, Store};
 use tidegate_telemetry::Decided;
@@ -42,38 +42,41 @@ impl<S: Store + 'static> Exchange<'_, S> {
         let (core, live) = (self.core, self.live);
         let mut scratch = core.scratch();
         let now = self.story.deciding();
-        let mut ruling = core.limiter.check(&live.policy, facts, &mut scratch, now).await;
-        match &mut ruling {
+        let (admitted, delay) = match core.limiter.check(&live.policy, facts, &mut scratch, now).await {
             Ruling::Admitted(admitted) => {
                 self.record_admitted(&admitted.report);
-                if !admitted.delay.is_zero() {
-                    Box::pin(self.wait(&admitted.report, admitted.delay)).await?;
-                }
-                let stand = upstream.sticky_key(|| admitted.report.client());
-                let (permits, reservations) = (take(&mut admitted.permits), take(&mut admitted.reservations));
-                Ok(AdmittedRequest { stand, permits, reservations })
+                let Admitted { report, permits, reservations, delay } = admitted;
+                let stand = upstream.sticky_key(|| report.client());
+                let delay = (!delay.is_zero()).then(|| (core.limiter.refund_guard(&report), delay));
+                (AdmittedRequest { stand, permits, reservations }, delay)
             }
-            Ruling::Rejected(rejected) => Err(self.reject(rejected)),
+            Ruling::Rejected(rejected) => return Err(self.reject(&rejected)),
             Ruling::Banned => {
                 self.story.decided(Decided::Banned);
-                Err(ServeError::Banned)
+                return Err(ServeError::Banned);
             }
             Ruling::Exempt(_) => {
                 self.story.decided(Decided::Exempt);
                 let addresses = live.plan().identities.addresses();
                 let stand = upstream.sticky_key(|| addresses.client(facts.headers, facts.peer));
-                Ok(AdmittedRequest::new(stand))
+                (AdmittedRequest::new(stand), None)
             }
-            Ruling::StoreFailed(StoreFailed { report, permits, is_binding }) => {
-                self.record(Decided::Undecided, report);
-                // Nobody is rejected for limits in shadow mode.
-                if *is_binding {
-                    return Err(ServeError::StoreUnavailable);
-                }
+            Ruling::StoreFailed(StoreFailed { report, permits, is_binding: false }) => {
+                self.record(Decided::Undecided, &report);
                 let stand = upstream.sticky_key(|| report.client());
-                Ok(AdmittedRequest { permits: take(permits), ..AdmittedRequest::new(stand) })
+                (AdmittedRequest { permits, ..AdmittedRequest::new(stand) }, None)
             }
+            Ruling::StoreFailed(StoreFailed { report, .. }) => {
+                self.record(Decided::Undecided, &report);
+                return Err(ServeError::StoreUnavailable);
+            }
+            // A request names no rule.
+            Ruling::NoRule => return Err(ServeError::StoreUnavailable),
+        };
+        if let Some((refund, delay)) = delay {
+            Box::pin(self.wait(refund, delay)).await?;
         }
+        Ok(admitted)
     }
 
     fn record_admitted(&mut self, report: &Report<'_>) {
@@ -88,8 +91,7 @@ impl<S: Store + 'static> Exchange<'_, S> {
     }
 
     /// Waits until the request may pass. If its client does not, what was charged is given back.
-    async fn wait(&self, report: &Report<'_>, delay: Span) -> Result<(), ServeError> {
-        let refund = self.core.limiter.refund_guard(report);
+    async fn wait(&self, refund: RefundGuard<S>, delay: Span) -> Result<(), ServeError> {
         let Some(_waiting) = self.core.begin_waiting() else { return Err(ServeError::TooManyWaiting) };
         tokio::time::sleep(delay.into()).await;
         refund.keep();

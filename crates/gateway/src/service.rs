@@ -150,7 +150,7 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
 
     /// The response with its rate-limit headers. Every failure ends here, and only here becomes a status code.
     fn respond(
-        mut self,
+        &mut self,
         served: Result<Response<ResponseBody>, ServeError>,
         parts: &mut Parts,
     ) -> Response<ResponseBody> {

@@ -20,10 +20,10 @@ impl RateLimitHeaders {
         self.0.clear();
     }
 
-    /// Sets them in `headers`, replacing those of the same name.
-    pub fn insert_into(self, headers: &mut HeaderMap) {
+    /// Moves them into `headers`, replacing those of the same name.
+    pub fn insert_into(&mut self, headers: &mut HeaderMap) {
         headers.reserve(self.0.len());
-        for (name, value) in self.0 {
+        for (name, value) in self.0.drain(..) {
             headers.insert(name, value);
         }
     }

@@ -55,6 +55,6 @@ fn describe(ruling: &Ruling<'_>) -> String {
         }
         Ruling::Banned => "banned".to_owned(),
         Ruling::Exempt(_) => "exempt".to_owned(),
-        Ruling::StoreFailed(_) => "the store gave no answer".to_owned(),
+        Ruling::StoreFailed(_) | Ruling::NoRule => "no decision".to_owned(),
     }
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use arc_swap::ArcSwap;
 use tidegate_core::{Check, Cost, Decision, Key, Limit, Span, Timestamp, Verdict};
 use tidegate_headers::RejectionReason;
-use tidegate_policy::{Active, Admission, Bans, Facts, Known, Matched, Scratch};
+use tidegate_policy::{Active, Admission, Bans, Exemption, Facts, Known, Matched, Scratch};
 use tidegate_store::{Clock, Penalties, Permits, RetainedLimits, Store, StoreError};
 
 use crate::ban_list::BanList;
@@ -47,6 +47,13 @@ pub struct RuleCheck<'c> {
     pub client: &'c [u8],
     /// What it costs.
     pub cost: Cost,
+}
+
+/// Why a request has no checks.
+enum NoChecks {
+    Banned,
+    Exempt(Exemption),
+    NoRule,
 }
 
 /// A policy whose limits the store can count. [`Limiter::activate`] puts it in force.
@@ -128,39 +135,39 @@ impl<S: Store + 'static> Limiter<S> {
 
     /// Whether a request may pass, by `policy`: the policy in force, or that under which the request was routed.
     ///
-    /// A banned client is neither charged nor counted. An admitted request is charged before this returns; if the future is dropped before
-    /// that, the store decides whether it was charged.
-    pub async fn check<'a>(
+    /// Banned and exempt clients are neither charged nor counted. An admitted request is charged before the future is
+    /// ready; if the future is dropped before that, it may have been charged.
+    pub fn check<'a>(
         &self,
         policy: &'a Active,
         facts: &Facts<'_>,
         scratch: &'a mut Scratch,
         now: Timestamp,
-    ) -> Ruling<'a> {
-        let matched = {
+    ) -> impl Future<Output = Ruling<'a>> + Send {
+        self.decide(policy, now, move || {
             let bans = self.bans.any();
             let bans = bans.as_deref().map(|bans| &**bans);
             let known = Known { directory: policy.directory.as_deref(), bans };
             match policy.matcher.admit(facts, known, now, scratch) {
-                Admission::Banned { .. } => return Ruling::Banned,
-                Admission::Exempt { why } => return Ruling::Exempt(why),
-                Admission::Checked(matched) => matched,
+                Admission::Banned { .. } => Err(NoChecks::Banned),
+                Admission::Exempt { why } => Err(NoChecks::Exempt(why)),
+                Admission::Checked(matched) => Ok(matched),
             }
-        };
-        self.decide(policy, &matched, now).await
+        })
     }
 
-    /// Whether a client that the caller has identified may pass one rule, by its name; `None` if the policy has no such rule.
-    /// Bans and the other rules of the policy are not looked at.
-    pub async fn check_rule<'a>(
+    /// Whether a client that the caller has identified may pass one rule. Bans and the other rules of the policy are not
+    /// looked at. [`Ruling::NoRule`] if the policy has no such rule.
+    pub fn check_rule<'a>(
         &self,
         policy: &'a Active,
         RuleCheck { rule, client, cost }: RuleCheck<'_>,
         scratch: &'a mut Scratch,
         now: Timestamp,
-    ) -> Option<Ruling<'a>> {
-        let matched = policy.matcher.match_rule(rule, client, cost, scratch)?;
-        Some(self.decide(policy, &matched, now).await)
+    ) -> impl Future<Output = Ruling<'a>> + Send {
+        self.decide(policy, now, move || {
+            policy.matcher.match_rule(rule, client, cost, scratch).ok_or(NoChecks::NoRule)
+        })
     }
 
     /// Whether a limit that the caller brings along admits `cost`. The rule of `key` must not be one of the policy.
@@ -179,34 +186,52 @@ impl<S: Store + 'static> Limiter<S> {
         RefundGuard::new(&self.shared, report)
     }
 
-    /// One decision over everything that can reject the request.
-    async fn decide<'a>(&self, policy: &Active, matched: &Matched<'a>, now: Timestamp) -> Ruling<'a> {
-        let has_penalties = policy.matcher.has_penalties();
-        let mut report = Report::new(matched.applied(), now);
+    /// One decision over everything that can reject the request whose checks `find` finds.
+    async fn decide<'a>(
+        &self,
+        policy: &'a Active,
+        now: Timestamp,
+        find: impl FnOnce() -> Result<Matched<'a>, NoChecks> + Send,
+    ) -> Ruling<'a> {
+        let matched = match find() {
+            Ok(matched) => matched,
+            Err(NoChecks::Banned) => return Ruling::Banned,
+            Err(NoChecks::Exempt(why)) => return Ruling::Exempt(why),
+            Err(NoChecks::NoRule) => return Ruling::NoRule,
+        };
         // A client that is locked out is charged nothing: it would find its limits used up afterwards.
-        if has_penalties {
-            report.lock_outs = lockout::in_force(&self.penalties, matched, now);
-            if !report.lock_outs.is_empty() {
-                return Box::pin(self.reject_uncharged(matched, report)).await;
+        if policy.matcher.has_penalties() {
+            let lock_outs = lockout::in_force(&self.penalties, &matched, now);
+            if !lock_outs.is_empty() {
+                let report = Report { lock_outs, ..Report::new(matched.applied(), now) };
+                return Box::pin(self.reject_uncharged(&matched, report)).await;
             }
         }
         // Before anything is charged: permits that turn out not to be needed are returned at once.
-        let permits = match concurrency::acquire(&self.permits, matched) {
-            Ok(Acquired { permits, shadow }) => {
-                report.shadow = shadow;
-                permits
-            }
+        let acquired = match concurrency::acquire(&self.permits, &matched) {
+            Ok(acquired) => acquired,
             Err((rule, shadow)) => {
-                (report.exhausted, report.shadow) = (Some(rule), shadow);
-                return Box::pin(self.reject_uncharged(matched, report)).await;
+                let report = Report { exhausted: Some(rule), shadow, ..Report::new(matched.applied(), now) };
+                return Box::pin(self.reject_uncharged(&matched, report)).await;
             }
         };
-        let mut admitted =
-            Admitted { report, permits, reservations: Reservations::default(), delay: Span::ZERO };
         if matched.checks().is_empty() {
-            return Ruling::Admitted(admitted);
+            return Ruling::Admitted(admitted(&matched, acquired, now));
         }
-        let Ok(decision) = self.store().decide(matched.checks(), now).await else {
+        let decided = self.store().decide(matched.checks(), now).await;
+        self.conclude(policy, &matched, (acquired, now), decided)
+    }
+
+    /// What follows from the store's decision.
+    fn conclude<'a>(
+        &self,
+        policy: &Active,
+        matched: &Matched<'a>,
+        (acquired, now): (Acquired, Timestamp),
+        decided: Result<Decision, StoreError>,
+    ) -> Ruling<'a> {
+        let mut admitted = admitted(matched, acquired, now);
+        let Ok(decision) = decided else {
             let Admitted { report, permits, .. } = admitted;
             return Ruling::StoreFailed(StoreFailed { report, permits, is_binding: matched.binds() });
         };
@@ -214,7 +239,7 @@ impl<S: Store + 'static> Limiter<S> {
         report.at = decision.at;
         let decision = report.decision.insert(decision);
         let Verdict::Pass { wait } = decision.verdict else {
-            if has_penalties {
+            if policy.matcher.has_penalties() {
                 report.lock_outs = lockout::record_violations(&self.penalties, matched, decision, now);
             }
             return reject(admitted.report);
@@ -236,6 +261,15 @@ impl<S: Store + 'static> Limiter<S> {
         }
         reject(report)
     }
+}
+
+fn admitted<'a>(
+    matched: &Matched<'a>,
+    Acquired { permits, shadow }: Acquired,
+    now: Timestamp,
+) -> Admitted<'a> {
+    let report = Report { shadow, ..Report::new(matched.applied(), now) };
+    Admitted { report, permits, reservations: Reservations::default(), delay: Span::ZERO }
 }
 
 fn reject(mut report: Report<'_>) -> Ruling<'_> {

@@ -22,6 +22,8 @@ pub enum Ruling<'a> {
     Exempt(Exemption),
     /// The store gave no answer.
     StoreFailed(StoreFailed<'a>),
+    /// The policy has no rule of the name that [`Limiter::check_rule`](crate::Limiter::check_rule) was asked for.
+    NoRule,
 }
 
 /// A request that may pass.

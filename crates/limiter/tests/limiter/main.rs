@@ -61,14 +61,14 @@ impl<S: Store + 'static> Bench<S> {
         read(self.limiter.check(&policy, &facts, &mut scratch, self.now()).await)
     }
 
-    /// How the ruling on one rule begins; `None` if there is no such rule.
-    async fn rule(&self, rule: &str, client: &[u8], cost: Cost) -> Option<String> {
+    /// How the ruling on one rule begins.
+    async fn rule(&self, rule: &str, client: &[u8], cost: Cost) -> String {
         let (policy, mut scratch) = (self.limiter.policy(), Scratch::default());
         let ruling = self
             .limiter
             .check_rule(&policy, RuleCheck { rule, client, cost }, &mut scratch, self.now())
             .await;
-        ruling.as_ref().map(describe)
+        describe(&ruling)
     }
 
     /// How the ruling on a GET of `path` begins.
@@ -91,6 +91,7 @@ fn describe(ruling: &Ruling<'_>) -> String {
         }
         Ruling::Banned => "banned".to_owned(),
         Ruling::Exempt(_) => "exempt".to_owned(),
+        Ruling::NoRule => "no rule".to_owned(),
         Ruling::StoreFailed(failed) => format!("store failed, binding: {}", failed.is_binding),
     }
 }

@@ -132,15 +132,15 @@ async fn check_rule_counts_with_the_requests_that_the_rule_applies_to() {
     });
     let client = client.await;
     let two = bench.rule("default", &client, Cost::new(2)).await;
-    assert_eq!(two.as_deref(), Some("admitted, 0 left of default"));
+    assert_eq!(two, "admitted, 0 left of default");
     let one = bench.rule("default", &client, Cost::ONE).await;
-    assert_eq!(one.as_deref(), Some("rejected by default: Limit, Some(3600)"));
+    assert_eq!(one, "rejected by default: Limit, Some(3600)");
     for client in [&b"ann"[..], b"bob"] {
-        assert!(bench.rule("global", client, Cost::new(10)).await.is_some());
+        assert!(bench.rule("global", client, Cost::new(10)).await.starts_with("admitted"));
     }
     let all = bench.rule("global", b"eve", Cost::ZERO).await;
-    assert_eq!(all.as_deref(), Some("admitted, 79 left of global"), "all clients together");
-    assert_eq!(bench.rule("nothing", &client, Cost::ONE).await, None);
+    assert_eq!(all, "admitted, 79 left of global", "all clients together");
+    assert_eq!(bench.rule("nothing", &client, Cost::ONE).await, "no rule");
 }
 
 #[tokio::test]
