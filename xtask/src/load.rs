@@ -4,11 +4,15 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 
 use crate::run;
+
+/// Counts the gateways of this process: each has a folder.
+static NUMBER: AtomicU32 = AtomicU32::new(0);
 
 pub(crate) const CONNECTIONS: usize = 8;
 const BODY_BYTES: usize = 64 << 10;
@@ -116,7 +120,11 @@ pub(crate) struct Gateway {
 impl Gateway {
     /// Starts `binary` by the command `runner`, or on its own if that is empty.
     pub(crate) fn start(binary: &Path, mode: &Mode, runner: &[&str]) -> anyhow::Result<Self> {
-        let folder = run::root().join(format!("target/load-{}", std::process::id()));
+        let folder = run::root().join(format!(
+            "target/load-{}-{}",
+            std::process::id(),
+            NUMBER.fetch_add(1, Ordering::Relaxed)
+        ));
         std::fs::create_dir_all(&folder)?;
         let (limit, upstream) = (mode.limit, upstream()?);
         let limits = format!("default: {{ {limit} }}, endpoints: {{ /api/v1/items/*: {{ {limit} }} }}");
