@@ -5,7 +5,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
-use tidegate_core::{Algorithm, Check, Decision, Key, Limit, RuleId, Span, Spec};
+use tidegate_core::{Algorithm, Check, Decision, Key, Limit, RuleId, Spec, TimeSpan};
 use tidegate_store::{Clock, MemoryStore, Store, SystemClock};
 
 const KEYS: usize = 1_000_000;
@@ -36,7 +36,7 @@ impl Flood {
 pub(crate) fn run() -> anyhow::Result<()> {
     let before = resident_bytes()?;
     // Whoever asked once counts for a minute and a half: the table fills up long before that.
-    let limit = Limit::new(Algorithm::TokenBucket, Spec::new(40, Span::from_secs(3_600)))?;
+    let limit = Limit::new(Algorithm::TokenBucket, Spec::new(40, TimeSpan::from_secs(3_600)))?;
     let cap = MemoryStore::cap_for(KEYS);
     let flood = Flood { store: MemoryStore::with_cap(cap), clock: SystemClock::new(), limit };
     let mut rng = fastrand::Rng::with_seed(SEED);

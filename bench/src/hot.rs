@@ -4,7 +4,7 @@ use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
-use tidegate_core::{Algorithm, Check, Decision, Key, Limit, RuleId, Span, Spec};
+use tidegate_core::{Algorithm, Check, Decision, Key, Limit, RuleId, Spec, TimeSpan};
 use tidegate_store::{Clock, MemoryStore, Store, SystemClock};
 
 const DECISIONS: u64 = 1 << 24;
@@ -19,9 +19,9 @@ struct Hot {
 
 pub(crate) fn run(keys: usize, batch: bool, refuse: bool) -> anyhow::Result<()> {
     let spec = if refuse {
-        Spec::new(1, Span::from_secs(3_600))
+        Spec::new(1, TimeSpan::from_secs(3_600))
     } else {
-        Spec::new(1_000_000_000, Span::from_secs(1))
+        Spec::new(1_000_000_000, TimeSpan::from_secs(1))
     };
     let limit = Limit::new(Algorithm::TokenBucket, spec)?;
     let store = MemoryStore::with_cap(MemoryStore::cap_for(keys));

@@ -3,7 +3,7 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use tidegate_core::{Algorithm, Cost, Limit, Span, Spec, State, Timestamp};
+use tidegate_core::{Algorithm, Cost, Limit, Spec, State, TimeSpan, Timestamp};
 
 use crate::{median, nanos_each};
 
@@ -12,16 +12,16 @@ const STEPS: u64 = 1_000_000;
 pub(crate) fn run() -> anyhow::Result<()> {
     println!("{:24} {:>12} {:>12}", "ns per step", "allowed", "refused");
     for &algorithm in Algorithm::ALL {
-        let limit = Limit::new(algorithm, Spec::new(100, Span::from_secs(1)))?;
+        let limit = Limit::new(algorithm, Spec::new(100, TimeSpan::from_secs(1)))?;
         // Every 10 ms one unit comes back: at that pace all pass, a thousand times faster nearly none does.
-        let allowed = median(|| time_steps(&limit, Span::from_millis(10)));
-        let refused = median(|| time_steps(&limit, Span::from_micros(10)));
+        let allowed = median(|| time_steps(&limit, TimeSpan::from_millis(10)));
+        let refused = median(|| time_steps(&limit, TimeSpan::from_micros(10)));
         println!("{:24} {allowed:>12.1} {refused:>12.1}", algorithm.name());
     }
     Ok(())
 }
 
-fn time_steps(limit: &Limit, pace: Span) -> f64 {
+fn time_steps(limit: &Limit, pace: TimeSpan) -> f64 {
     let mut state = State::default();
     let mut now = Timestamp::from_secs(1_700_000_000);
     let start = Instant::now();

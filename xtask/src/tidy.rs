@@ -34,7 +34,7 @@ const MAY_USE: [(&str, &[&str]); 13] = [
         ],
     ),
     (
-        "tidegate-console",
+        "tidegate-admin",
         &["tidegate-core", "tidegate-store", "tidegate-policy", "tidegate-limiter", "tidegate-telemetry"],
     ),
     (
@@ -47,7 +47,7 @@ const MAY_USE: [(&str, &[&str]); 13] = [
             "tidegate-limiter",
             "tidegate-telemetry",
             "tidegate-gateway",
-            "tidegate-console",
+            "tidegate-admin",
         ],
     ),
     (

@@ -9,7 +9,7 @@ use governor::clock::{Clock as _, DefaultClock};
 use governor::middleware::NoOpMiddleware;
 use governor::state::keyed::DashMapStateStore;
 use governor::{Quota, RateLimiter};
-use tidegate_core::{Algorithm, Check, Decision, Key, Limit, RuleId, Span, Spec};
+use tidegate_core::{Algorithm, Check, Decision, Key, Limit, RuleId, TimeSpan, Spec};
 use tidegate_store::{Clock, MemoryStore, Store, SystemClock};
 
 /// Requests that arrive together.
@@ -87,8 +87,8 @@ const RULE: RuleId = RuleId::named("default");
 impl Tidegate {
     pub(crate) fn new(keys: usize, rate: Rate) -> anyhow::Result<Self> {
         let spec = match rate {
-            Rate::Generous => Spec::new(1_000_000_000, Span::from_secs(1)),
-            Rate::Stingy => Spec::new(1, Span::from_secs(3_600)),
+            Rate::Generous => Spec::new(1_000_000_000, TimeSpan::from_secs(1)),
+            Rate::Stingy => Spec::new(1, TimeSpan::from_secs(3_600)),
         };
         let limit = Limit::new(Algorithm::TokenBucket, spec)?;
         let store = MemoryStore::with_cap(MemoryStore::cap_for(keys));

@@ -9,9 +9,9 @@ use std::time::Duration;
 use anyhow::Context;
 use tidegate_gateway::{Gateway, Listener};
 use tidegate_limiter::Limiter;
-use tidegate_policy::{Active, NoFiles, Sample, compile};
+use tidegate_policy::{ActivePolicy, NoFiles, Sample, compile};
 use tidegate_store::{Clock, MemoryStore, SystemClock};
-use tidegate_telemetry::{Destination, Form, Log, Metrics, Telemetry, Which};
+use tidegate_telemetry::{Destination, Log, LogFormat, LogSampling, Metrics, Telemetry};
 use tokio::sync::watch;
 
 const CONNECTIONS: usize = 16;
@@ -36,7 +36,7 @@ impl Running {
             "upstreams: {{ api: {{ servers: ['http://{upstream}'] }} }}\nroutes: [{{ path: /**, upstream: api }}]\n\
              rate_limits: {{ default: {{ requests: 100000000, window: 1s, algorithm: token_bucket }} }}"
         );
-        let active = Active::new(compile("bench.yaml", policy.as_bytes(), &NoFiles)?.plan);
+        let active = ActivePolicy::new(compile("bench.yaml", policy.as_bytes(), &NoFiles)?.plan);
         let store = Arc::new(MemoryStore::with_cap(16 << 20));
         let limiter = Limiter::new(active, store, Arc::new(SystemClock::new()))?;
         let gateway = Gateway::builder(Arc::new(limiter)).telemetry(telemetry).build()?;
@@ -127,9 +127,9 @@ pub(super) fn run() -> anyhow::Result<bool> {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
     let upstream = upstream()?;
     let file = std::env::temp_dir().join(format!("tidegate-bench-{}.log", std::process::id()));
-    let log = Log::open(&Destination::File(file.clone()), Form::Json, Arc::clone(&clock))?;
+    let log = Log::open(&Destination::File(file.clone()), LogFormat::Json, Arc::clone(&clock))?;
     let one_percent = Sample::of_millionths(10_000).context("one percent is a share")?;
-    log.choose(Which { access: one_percent, refused: one_percent });
+    log.choose(LogSampling { access: one_percent, refused: one_percent });
     let mut on = Running::start(upstream, Telemetry::new(Metrics::new(1, clock.now()), log.clone()))?;
     let mut off = Running::start(upstream, Telemetry::off(clock))?;
     on.round()?;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use tidegate_policy::{NoFiles, compile};
 use tidegate_store::{Clock, SystemClock};
-use tidegate_telemetry::{Decided, Metrics, Reader};
+use tidegate_telemetry::{DecisionKind, Metrics, MetricsReader};
 
 use crate::flood::{resident_bytes, waited_for_a_processor};
 
@@ -37,7 +37,7 @@ pub(super) fn run() -> anyhow::Result<bool> {
     for client in 0..CLIENTS {
         let key = [b"a\x04\0\0\0", &client.to_be_bytes()[..]].concat();
         let rule = ids[client as usize % ids.len()];
-        meter.decided(Decided::Refused, 1_000);
+        meter.decided(DecisionKind::Rejected, 1_000);
         meter.refused(&slots, rule, &key, clock.now());
     }
     let done = Arc::new(AtomicBool::new(false));
@@ -51,7 +51,7 @@ pub(super) fn run() -> anyhow::Result<bool> {
                 let key = [b"a\x04\0\0\0", &rng.u32(..CLIENTS).to_be_bytes()[..]].concat();
                 let (rule, now) = (ids[rng.usize(..ids.len())], clock.now());
                 let start = Instant::now();
-                meter.decided(Decided::Refused, 1_000);
+                meter.decided(DecisionKind::Rejected, 1_000);
                 meter.refused(&slots, rule, &key, now);
                 let mut took = start.elapsed();
                 if took > LONGEST_PAUSE {
@@ -68,7 +68,7 @@ pub(super) fn run() -> anyhow::Result<bool> {
     let (mut slowest, mut bytes) = (Duration::ZERO, 0);
     for _ in 0..SCRAPES {
         let start = Instant::now();
-        let text = metrics.page(Reader::Scraper, clock.now()).into_text();
+        let text = metrics.page(MetricsReader::Scraper, clock.now()).into_text();
         slowest = slowest.max(start.elapsed());
         bytes = bytes.max(text.len() as u64);
     }

@@ -2,13 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use tidegate_core::{Span, Timestamp};
+use tidegate_core::{TimeSpan, Timestamp};
 use tidegate_gateway::{CertificateError, ServerCertificate};
 use tidegate_policy::{Certificate, Plan, Problem, Severity};
 
 const DAY: u64 = 86_400;
 /// A certificate that expires within this time is worth a warning.
-const EXPIRES_SOON: Span = Span::from_secs(14 * DAY);
+const EXPIRES_SOON: TimeSpan = TimeSpan::from_secs(14 * DAY);
 
 /// Parses a certificate with its key. The problem names the files.
 pub(crate) fn parse(certificate: &Certificate) -> Result<ServerCertificate, Box<Problem>> {

@@ -1,16 +1,16 @@
 //! A bucket that fills with what is spent and drains at an exact rate.
 //!
-//! Token bucket and leaky bucket are one bucket seen from two sides, and both remember only when it runs dry. To keep every rational rate exact, the content is counted in *drops*: with `g` the greatest
-//! common divisor of `requests` and the window in ticks, one unit of cost is `window / g` drops and each
+//! Token bucket and leaky bucket are one bucket seen from two sides, and both remember only when it runs dry. To keep every rational rate exact, the content is counted in *subunits*: with `g` the greatest
+//! common divisor of `requests` and the window in ticks, one unit of cost is `window / g` subunits and each
 //! tick drains `requests / g` of them. Nothing is ever rounded, so nothing drifts.
 
 use core::num::NonZeroU64;
 
 use crate::decision::{Outcome, Verdict};
 use crate::limit::{Cost, LimitError, Spec, Stepped, WORD_MAX};
-use crate::time::{EXACT_MAX, Span, Tick, Timestamp};
+use crate::time::{EXACT_MAX, Tick, TimeSpan, Timestamp};
 
-/// An exact rate: a unit of cost is `unit` drops, and each tick drains `drain` drops.
+/// An exact rate: a unit of cost is `unit` subunits, and each tick drains `drain` subunits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Rate {
     tick: Tick,
@@ -44,7 +44,7 @@ impl Rate {
     }
 }
 
-/// When a bucket runs dry: so many drops after the epoch have drained. The default is a bucket never used.
+/// When a bucket runs dry: so many subunits after the epoch have drained. The default is a bucket never used.
 ///
 /// One number says it all: how full the bucket is at any instant is how far that instant lies before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -57,11 +57,11 @@ pub struct Level {
 pub(crate) struct Bucket {
     rate: Rate,
     capacity: u64,
-    /// `capacity` in drops.
-    brim: u64,
-    /// The most drops beside which anything is admitted: what drains within the longest wait, at most `brim`.
+    /// `capacity` in subunits.
+    capacity_subunits: u64,
+    /// The most subunits pending_cost which anything is admitted: what drains within the longest wait, at most `capacity_subunits`.
     most_before: u64,
-    /// The most drops after a charge of single units: the last of them found at most `most_before`.
+    /// The most subunits after a charge of single units: the last of them found at most `most_before`.
     ceiling: u64,
     /// The last tick, counted from an origin, at which a level still fits a word, and whatever is added to it too.
     last: u64,
@@ -70,18 +70,20 @@ pub(crate) struct Bucket {
 impl Bucket {
     /// A bucket of `capacity` units, at least one, in the finest tick that holds it exactly. `max_wait` bounds how long
     /// a charge waits until what it found has drained, in whole ticks.
-    pub(crate) fn new(spec: &Spec, capacity: u64, max_wait: Option<Span>) -> Result<Self, LimitError> {
+    pub(crate) fn new(spec: &Spec, capacity: u64, max_wait: Option<TimeSpan>) -> Result<Self, LimitError> {
         spec.validate()?;
         let fitting = Tick::ALL.into_iter().find_map(|tick| {
             let rate = Rate::of(spec, tick)?;
-            let brim = capacity.checked_mul(rate.unit.get()).filter(|brim| *brim <= EXACT_MAX)?;
-            let most_before = max_wait.map_or(brim, |wait| {
+            let capacity_subunits = capacity
+                .checked_mul(rate.unit.get())
+                .filter(|capacity_subunits| *capacity_subunits <= EXACT_MAX)?;
+            let most_before = max_wait.map_or(capacity_subunits, |wait| {
                 let ticks = wait.as_micros().checked_div(tick.micros()).unwrap_or_default();
-                ticks.saturating_mul(rate.drain.get()).min(brim)
+                ticks.saturating_mul(rate.drain.get()).min(capacity_subunits)
             });
-            let ceiling = most_before.saturating_add(rate.unit.get()).min(brim);
+            let ceiling = most_before.saturating_add(rate.unit.get()).min(capacity_subunits);
             let last = WORD_MAX.saturating_sub(EXACT_MAX) / rate.drain;
-            Some(Self { rate, capacity, brim, most_before, ceiling, last })
+            Some(Self { rate, capacity, capacity_subunits, most_before, ceiling, last })
         });
         fitting.ok_or(LimitError::NotRepresentable { requests: spec.requests, window: spec.window, capacity })
     }
@@ -95,7 +97,7 @@ impl Bucket {
     }
 
     /// How `cost` fits.
-    pub(crate) fn judge(&self, level: Level, now: Timestamp, cost: Cost) -> Outcome {
+    pub(crate) fn evaluate(&self, level: Level, now: Timestamp, cost: Cost) -> Outcome {
         let before = level.dry.saturating_sub(self.drained_by(now));
         if let Ok(before) = u64::try_from(before) {
             return self.judge_drops(before, now, cost).0;
@@ -109,26 +111,26 @@ impl Bucket {
         Outcome { verdict, limit: self.capacity, remaining: 0, reset_after }
     }
 
-    /// How `cost` fits beside so many drops, and how many are held then.
+    /// How `cost` fits pending_cost so many subunits, and how many are held then.
     #[expect(clippy::inline_always, reason = "what every decision runs through")]
     #[inline(always)]
     fn judge_drops(&self, before: u64, now: Timestamp, cost: Cost) -> (Outcome, u64) {
         match before.checked_add(self.drops_of(cost)) {
-            Some(after) if after <= self.brim && before <= self.most_before => {
+            Some(after) if after <= self.capacity_subunits && before <= self.most_before => {
                 (self.passed(before, now, cost), after)
             }
             _ => (self.refused(before, self.room_for(cost), now), before),
         }
     }
 
-    /// The answer where `cost` fits beside so many drops.
+    /// The answer where `cost` fits pending_cost so many subunits.
     #[expect(clippy::inline_always, reason = "what a caller does not ask of an outcome is not computed")]
     #[inline(always)]
     pub(crate) fn passed(&self, before: u64, now: Timestamp, cost: Cost) -> Outcome {
         self.outcome(Verdict::PASS, before.wrapping_add(self.drops_of(cost)), now)
     }
 
-    /// The answer where a cost does not fit beside so many drops, for which at most `room` may be there.
+    /// The answer where a cost does not fit pending_cost so many subunits, for which at most `room` may be there.
     #[expect(clippy::inline_always, reason = "what a caller does not ask of an outcome is not computed")]
     #[inline(always)]
     pub(crate) fn refused(&self, before: u64, room: Option<u64>, now: Timestamp) -> Outcome {
@@ -141,7 +143,7 @@ impl Bucket {
         self.outcome(verdict, before, now)
     }
 
-    /// The answer where so many drops are held afterwards.
+    /// The answer where so many subunits are held afterwards.
     #[expect(clippy::inline_always, reason = "what a caller does not ask of an outcome is not computed")]
     #[inline(always)]
     fn outcome(&self, verdict: Verdict, held: u64, now: Timestamp) -> Outcome {
@@ -162,7 +164,7 @@ impl Bucket {
         cost.get().saturating_mul(self.rate.unit.get())
     }
 
-    /// How many drops a packed level holds at `now`, and how many have drained since `origin`; `None` where that
+    /// How many subunits a packed level holds at `now`, and how many have drained since `origin`; `None` where that
     /// takes wide arithmetic: almost never.
     #[expect(clippy::inline_always, reason = "what every decision runs through")]
     #[inline(always)]
@@ -191,7 +193,7 @@ impl Bucket {
         Some((Stepped { outcome, next: drained.wrapping_add(after) }, before))
     }
 
-    /// Charges one unit to a packed level: how many drops it held before, and what follows if a unit fits beside
+    /// Charges one unit to a packed level: how many subunits it held before, and what follows if a unit fits pending_cost
     /// them.
     #[expect(clippy::inline_always, reason = "what every decision runs through")]
     #[inline(always)]
@@ -209,40 +211,40 @@ impl Bucket {
         }
     }
 
-    /// The most drops beside which one unit still fits: it always fits beside none, so nothing wraps.
+    /// The most subunits pending_cost which one unit still fits: it always fits pending_cost none, so nothing wraps.
     #[expect(clippy::inline_always, reason = "two instructions")]
     #[inline(always)]
     pub(crate) const fn room_for_one(&self) -> u64 {
-        self.brim.wrapping_sub(self.rate.unit.get())
+        self.capacity_subunits.wrapping_sub(self.rate.unit.get())
     }
 
-    /// How long until so many drops have drained.
+    /// How long until so many subunits have drained.
     #[expect(clippy::inline_always, reason = "what a caller does not ask of an outcome is not computed")]
     #[inline(always)]
-    pub(crate) fn until_drained(&self, drops: u64, now: Timestamp) -> Span {
-        if drops == 0 {
-            return Span::ZERO;
+    pub(crate) fn until_drained(&self, subunits: u64, now: Timestamp) -> TimeSpan {
+        if subunits == 0 {
+            return TimeSpan::ZERO;
         }
         let drain = self.rate.drain.get();
         let ticks = match drain {
-            1 => drops,
-            _ if drops <= drain => 1,
-            _ => drops.div_ceil(drain),
+            1 => subunits,
+            _ if subunits <= drain => 1,
+            _ => subunits.div_ceil(drain),
         };
         if self.rate.tick == Tick::Micro {
-            return Span::from_micros(ticks).min(Timestamp::MAX.since(now));
+            return TimeSpan::from_micros(ticks).min(Timestamp::MAX.since(now));
         }
         self.rate.tick.start(self.rate.tick.of(now).saturating_add(ticks)).since(now)
     }
 
-    /// Records `cost`, even over the brim.
+    /// Records `cost`, even over the capacity_subunits.
     pub(crate) fn charge(&self, level: &mut Level, now: Timestamp, cost: Cost) {
-        *level = self.level(self.filled(self.drops(*level, now), cost), now);
+        *level = self.level(self.filled(self.subunits(*level, now), cost), now);
     }
 
     /// Takes back what may still be there of `cost`, charged at `charged`.
     ///
-    /// The bucket may have been empty before that charge, so all that drained since may have been its drops:
+    /// The bucket may have been empty before that charge, so all that drained since may have been its subunits:
     /// only the rest is given back. More would let a full burst pass twice in one instant.
     pub(crate) fn refund(&self, level: &mut Level, charged: Timestamp, now: Timestamp, cost: Cost) {
         let ticks = self.rate.tick.of(now).saturating_sub(self.rate.tick.of(charged));
@@ -254,7 +256,7 @@ impl Bucket {
     /// within one tick nobody can tell which is the last, and none is taken back.
     pub(crate) fn withdraw_last(&self, level: &mut Level, departure: Timestamp, now: Timestamp, cost: Cost) {
         let held = self.filled(0, cost);
-        let after_departure = self.drops(*level, departure);
+        let after_departure = self.subunits(*level, departure);
         // The departure was seen at the first tick not before it.
         let is_last = after_departure <= held && after_departure.saturating_add(self.rate.drain.get()) > held;
         if is_last && self.rate.unit >= self.rate.drain {
@@ -262,10 +264,10 @@ impl Bucket {
         }
     }
 
-    fn take_back(&self, level: &mut Level, drops: u64, now: Timestamp) {
-        let before = self.drops(*level, now);
+    fn take_back(&self, level: &mut Level, subunits: u64, now: Timestamp) {
+        let before = self.subunits(*level, now);
         if before > 0 {
-            *level = self.level(before.saturating_sub(drops), now);
+            *level = self.level(before.saturating_sub(subunits), now);
         }
     }
 
@@ -274,26 +276,26 @@ impl Bucket {
         if self.rate == old.rate {
             return level;
         }
-        let units = old.drops(level, now).div_ceil(old.rate.unit.get());
+        let units = old.subunits(level, now).div_ceil(old.rate.unit.get());
         self.level(self.filled(0, Cost::new(units)), now)
     }
 
     /// Whether nothing is left at `now`.
     pub(crate) fn is_empty(&self, level: Level, now: Timestamp) -> bool {
-        self.drops(level, now) == 0
+        self.subunits(level, now) == 0
     }
 
     /// How long until nothing is left.
-    pub(crate) fn until_dry(&self, level: Level, now: Timestamp) -> Span {
+    pub(crate) fn until_dry(&self, level: Level, now: Timestamp) -> TimeSpan {
         self.until_at_most(0, level, now)
     }
 
-    /// How long until at most so many drops are left.
-    fn until_at_most(&self, drops: u64, level: Level, now: Timestamp) -> Span {
-        let excess = level.dry.saturating_sub(self.drained_by(now)).saturating_sub(u128::from(drops));
+    /// How long until at most so many subunits are left.
+    fn until_at_most(&self, subunits: u64, level: Level, now: Timestamp) -> TimeSpan {
+        let excess = level.dry.saturating_sub(self.drained_by(now)).saturating_sub(u128::from(subunits));
         // Only time that went far back leaves an excess that needs the slow division.
         let ticks = match u64::try_from(excess) {
-            Ok(0) => return Span::ZERO,
+            Ok(0) => return TimeSpan::ZERO,
             Ok(excess) => excess.div_ceil(self.rate.drain.get()),
             Err(_) => u64::try_from(excess.div_ceil(u128::from(self.rate.drain.get()))).unwrap_or(u64::MAX),
         };
@@ -311,17 +313,17 @@ impl Bucket {
     }
 
     /// How full the bucket is at `now`.
-    fn drops(&self, level: Level, now: Timestamp) -> u64 {
+    fn subunits(&self, level: Level, now: Timestamp) -> u64 {
         u64::try_from(level.dry.saturating_sub(self.drained_by(now)))
-            .map_or(EXACT_MAX, |drops| drops.min(EXACT_MAX))
+            .map_or(EXACT_MAX, |subunits| subunits.min(EXACT_MAX))
     }
 
-    /// The level of a bucket that holds so many drops at `now`; it runs dry in the tick after the last at the
+    /// The level of a bucket that holds so many subunits at `now`; it runs dry in the tick after the last at the
     /// latest.
-    fn level(&self, drops: u64, now: Timestamp) -> Level {
+    fn level(&self, subunits: u64, now: Timestamp) -> Level {
         let latest =
             u128::from(EXACT_MAX.saturating_add(1)).saturating_mul(u128::from(self.rate.drain.get()));
-        Level { dry: self.drained_by(now).saturating_add(u128::from(drops)).min(latest) }
+        Level { dry: self.drained_by(now).saturating_add(u128::from(subunits)).min(latest) }
     }
 
     /// All that drained from the epoch to `now`.
@@ -329,13 +331,13 @@ impl Bucket {
         u128::from(self.rate.tick.of(now)).saturating_mul(u128::from(self.rate.drain.get()))
     }
 
-    /// The most drops beside which `cost` still fits; `None` if it fits beside nothing.
+    /// The most subunits pending_cost which `cost` still fits; `None` if it fits pending_cost nothing.
     fn room_for(&self, cost: Cost) -> Option<u64> {
-        self.brim.checked_sub(self.drops_of(cost)).map(|room| room.min(self.most_before))
+        self.capacity_subunits.checked_sub(self.drops_of(cost)).map(|room| room.min(self.most_before))
     }
 
-    fn filled(&self, drops: u64, cost: Cost) -> u64 {
-        drops.saturating_add(self.drops_of(cost)).min(EXACT_MAX)
+    fn filled(&self, subunits: u64, cost: Cost) -> u64 {
+        subunits.saturating_add(self.drops_of(cost)).min(EXACT_MAX)
     }
 }
 

@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 
 use crate::key::Key;
 use crate::limit::{Cost, Limit};
-use crate::time::{Span, Timestamp};
+use crate::time::{TimeSpan, Timestamp};
 
 /// What a check can do to the decision.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -54,12 +54,12 @@ pub enum Verdict {
     /// It may pass, after `wait` (zero but for a leaky bucket).
     Pass {
         /// How long to hold it before it passes.
-        wait: Span,
+        wait: TimeSpan,
     },
     /// It may not pass yet.
     NotUntil {
         /// When the same cost would pass, the first tick and not one earlier.
-        retry_after: Span,
+        retry_after: TimeSpan,
     },
     /// It is larger than the limit and will not pass at any time.
     Never,
@@ -67,7 +67,7 @@ pub enum Verdict {
 
 impl Verdict {
     /// Passes at once.
-    pub const PASS: Self = Self::Pass { wait: Span::ZERO };
+    pub const PASS: Self = Self::Pass { wait: TimeSpan::ZERO };
 
     /// Whether it may pass.
     pub const fn is_pass(self) -> bool {
@@ -85,7 +85,7 @@ pub struct Outcome {
     /// What is left after the decision; at least 1 exactly when one more unit would pass.
     pub remaining: u64,
     /// How long until the key is as good as never seen (a fixed window: until its end).
-    pub reset_after: Span,
+    pub reset_after: TimeSpan,
 }
 
 /// The outcomes of a decision, in the order of its checks. Up to four need no allocation.
@@ -100,7 +100,7 @@ pub struct Decision {
     /// those that refuse, `Never` being the longest.
     pub verdict: Verdict,
     /// Which check refused: the first binding one that does not fit.
-    pub refused_by: Option<usize>,
+    pub rejected_by: Option<usize>,
     /// The answers, one per check.
     pub outcomes: Outcomes,
 }
@@ -109,22 +109,22 @@ impl Decision {
     /// The decision that follows from the `outcomes` of `checks`.
     pub fn new(at: Timestamp, checks: &[Check<'_>], outcomes: Outcomes) -> Self {
         let mut verdict = Verdict::PASS;
-        let mut refused_by = None;
+        let mut rejected_by = None;
         for (position, (check, outcome)) in checks.iter().zip(&outcomes).enumerate() {
             if check.role == Role::Binding {
                 verdict = longest(verdict, outcome.verdict);
-                if !outcome.verdict.is_pass() && refused_by.is_none() {
-                    refused_by = Some(position);
+                if !outcome.verdict.is_pass() && rejected_by.is_none() {
+                    rejected_by = Some(position);
                 }
             }
         }
-        Self { at, verdict, refused_by, outcomes }
+        Self { at, verdict, rejected_by, outcomes }
     }
 
     /// The decision over no checks at all: it passes.
     #[inline]
     pub fn of_none(at: Timestamp) -> Self {
-        Self { at, verdict: Verdict::PASS, refused_by: None, outcomes: Outcomes::new() }
+        Self { at, verdict: Verdict::PASS, rejected_by: None, outcomes: Outcomes::new() }
     }
 
     /// The decision that follows from the `outcome` of a single check in this role.
@@ -142,7 +142,7 @@ impl Decision {
     pub fn add_one(&mut self, role: Role, outcome: Outcome) {
         if role == Role::Binding {
             self.verdict = outcome.verdict;
-            self.refused_by = if outcome.verdict.is_pass() { None } else { Some(0) };
+            self.rejected_by = if outcome.verdict.is_pass() { None } else { Some(0) };
         }
         self.outcomes.push(outcome);
     }
@@ -160,7 +160,7 @@ impl Decision {
             let wait = match outcome.verdict {
                 _ if !self.passes() || check.cost == Cost::ZERO => continue,
                 Verdict::Pass { wait } => wait,
-                _ if check.role == Role::Overage => Span::ZERO,
+                _ if check.role == Role::Overage => TimeSpan::ZERO,
                 _ => continue,
             };
             match refunds.iter_mut().find(|refund| refund.key == check.key) {
@@ -199,7 +199,7 @@ pub type Refunds<'a> = SmallVec<[Refund<'a>; 4]>;
 /// written once.
 pub trait Ledger {
     /// How `cost` fits the counter of check number `check`, nothing changing.
-    fn judge(&self, check: usize, cost: Cost) -> Outcome;
+    fn evaluate(&self, check: usize, cost: Cost) -> Outcome;
 
     /// Records `cost` at the counter of check number `check`.
     fn charge(&mut self, check: usize, cost: Cost);
@@ -210,7 +210,7 @@ pub trait Ledger {
 /// Passes iff every binding check fits. Several checks on one key are judged together: binding ones first, each on top
 /// of the earlier, the others on top of all binding ones.
 pub fn decide(checks: &[Check<'_>], now: Timestamp, ledger: &mut impl Ledger) -> Decision {
-    let mut decision = judge(checks, now, ledger);
+    let mut decision = evaluate(checks, now, ledger);
     let charges = decision.passes();
     if charges {
         for (position, (check, outcome)) in checks.iter().zip(&decision.outcomes).enumerate() {
@@ -223,7 +223,7 @@ pub fn decide(checks: &[Check<'_>], now: Timestamp, ledger: &mut impl Ledger) ->
         // Judged as charged if it fits, as uncharged if not, and on its own: correct whatever is otherwise.
         let fits = outcome.verdict.is_pass();
         if fits != (charges && is_charged(check, outcome)) || shares_its_key(checks, check) {
-            *outcome = Outcome { verdict: outcome.verdict, ..ledger.judge(position, Cost::ZERO) };
+            *outcome = Outcome { verdict: outcome.verdict, ..ledger.evaluate(position, Cost::ZERO) };
         }
     }
     decision
@@ -231,25 +231,25 @@ pub fn decide(checks: &[Check<'_>], now: Timestamp, ledger: &mut impl Ledger) ->
 
 /// Answers all `checks` at `now` and charges nothing; `remaining` is what is left as it is.
 pub fn peek(checks: &[Check<'_>], now: Timestamp, ledger: &impl Ledger) -> Decision {
-    let mut decision = judge(checks, now, ledger);
+    let mut decision = evaluate(checks, now, ledger);
     for (position, outcome) in decision.outcomes.iter_mut().enumerate() {
-        *outcome = Outcome { verdict: outcome.verdict, ..ledger.judge(position, Cost::ZERO) };
+        *outcome = Outcome { verdict: outcome.verdict, ..ledger.evaluate(position, Cost::ZERO) };
     }
     decision
 }
 
-fn judge(checks: &[Check<'_>], now: Timestamp, ledger: &impl Ledger) -> Decision {
+fn evaluate(checks: &[Check<'_>], now: Timestamp, ledger: &impl Ledger) -> Decision {
     let mut outcomes = Outcomes::new();
     for (position, check) in checks.iter().enumerate() {
-        let cost = beside(checks, &outcomes, position).plus(check.cost);
-        outcomes.push(ledger.judge(position, cost));
+        let cost = pending_cost(checks, &outcomes, position).plus(check.cost);
+        outcomes.push(ledger.evaluate(position, cost));
     }
     Decision::new(now, checks, outcomes)
 }
 
 /// What else is charged to the key of the check at `position`: for a binding check the earlier binding ones,
 /// for any other all binding ones (they come first) and the earlier others that are charged.
-fn beside(checks: &[Check<'_>], outcomes: &[Outcome], position: usize) -> Cost {
+fn pending_cost(checks: &[Check<'_>], outcomes: &[Outcome], position: usize) -> Cost {
     let Some(check) = checks.get(position).filter(|check| shares_its_key(checks, check)) else {
         return Cost::ZERO;
     };

@@ -6,7 +6,7 @@
 use core::num::NonZeroU64;
 
 use crate::decision::{Outcome, Verdict};
-use crate::limit::{Algorithm, Cost, LimitError, Meter, Spec};
+use crate::limit::{Algorithm, Cost, LimitError, RateAlgorithm, Spec};
 use crate::time::{EXACT_MAX, Tick, Timestamp};
 use crate::word::{bits_for_twice, join, split};
 
@@ -37,7 +37,7 @@ impl FixedWindow {
     }
 }
 
-impl Meter for FixedWindow {
+impl RateAlgorithm for FixedWindow {
     const ALGORITHM: Algorithm = Algorithm::FixedWindow;
     type State = WindowCount;
 
@@ -58,7 +58,7 @@ impl Meter for FixedWindow {
         Tick::Micro
     }
 
-    fn judge(&self, state: &WindowCount, now: Timestamp, cost: Cost) -> Outcome {
+    fn evaluate(&self, state: &WindowCount, now: Timestamp, cost: Cost) -> Outcome {
         let before = self.settle(*state, now);
         let end = self.end(&before);
         let total = before.count.saturating_add(cost.get());

@@ -6,8 +6,8 @@
 
 use crate::bucket::{Bucket, Level, Rate};
 use crate::decision::{Outcome, Verdict};
-use crate::limit::{Algorithm, Cost, LimitError, Meter, Spec, Stepped};
-use crate::time::{Span, Tick, Timestamp};
+use crate::limit::{Algorithm, Cost, LimitError, RateAlgorithm, Spec, Stepped};
+use crate::time::{Tick, TimeSpan, Timestamp};
 
 /// The parameters of a leaky bucket; `burst` defaults to `requests`, `max_wait` to [`LeakyBucket::DEFAULT_MAX_WAIT`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -15,7 +15,7 @@ pub struct LeakyBucket(Bucket);
 
 impl LeakyBucket {
     /// The longest wait of an admitted request where none is specified.
-    pub const DEFAULT_MAX_WAIT: Span = Span::from_secs(30);
+    pub const DEFAULT_MAX_WAIT: TimeSpan = TimeSpan::from_secs(30);
 
     /// The exact rate of departures.
     pub const fn rate(&self) -> &Rate {
@@ -23,7 +23,7 @@ impl LeakyBucket {
     }
 }
 
-impl Meter for LeakyBucket {
+impl RateAlgorithm for LeakyBucket {
     const ALGORITHM: Algorithm = Algorithm::LeakyBucket;
     type State = Level;
 
@@ -40,8 +40,8 @@ impl Meter for LeakyBucket {
         self.0.rate().tick()
     }
 
-    fn judge(&self, state: &Level, now: Timestamp, cost: Cost) -> Outcome {
-        let mut outcome = self.0.judge(*state, now, cost);
+    fn evaluate(&self, state: &Level, now: Timestamp, cost: Cost) -> Outcome {
+        let mut outcome = self.0.evaluate(*state, now, cost);
         if let Verdict::Pass { wait } = &mut outcome.verdict {
             *wait = self.0.until_dry(*state, now);
         }

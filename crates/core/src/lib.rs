@@ -5,9 +5,9 @@
 //! inputs give the same answer on every machine, and in the Lua twin of each formula.
 //!
 //! ```
-//! use tidegate_core::{Algorithm, Cost, Limit, Span, Spec, State, Timestamp, Verdict};
+//! use tidegate_core::{Algorithm, Cost, Limit, TimeSpan, Spec, State, Timestamp, Verdict};
 //!
-//! let spec = Spec { burst: Some(10), ..Spec::new(2, Span::from_secs(1)) };
+//! let spec = Spec { burst: Some(10), ..Spec::new(2, TimeSpan::from_secs(1)) };
 //! let limit = Limit::new(Algorithm::TokenBucket, spec)?;
 //! let mut state = State::default();
 //! let start = Timestamp::from_secs(1_700_000_000);
@@ -16,13 +16,13 @@
 //! assert_eq!(outcome.remaining, 5);
 //!
 //! // Half a second later one token has come back.
-//! let later = start + Span::from_millis(500);
-//! assert_eq!(limit.judge(&state, later, Cost::ZERO).remaining, 6);
+//! let later = start + TimeSpan::from_millis(500);
+//! assert_eq!(limit.evaluate(&state, later, Cost::ZERO).remaining, 6);
 //!
 //! // A denial is a value: "not until" is not "never".
-//! let refused = limit.judge(&state, later, Cost::new(7));
-//! assert_eq!(refused.verdict, Verdict::NotUntil { retry_after: Span::from_millis(500) });
-//! assert_eq!(limit.judge(&state, later, Cost::new(11)).verdict, Verdict::Never);
+//! let refused = limit.evaluate(&state, later, Cost::new(7));
+//! assert_eq!(refused.verdict, Verdict::NotUntil { retry_after: TimeSpan::from_millis(500) });
+//! assert_eq!(limit.evaluate(&state, later, Cost::new(11)).verdict, Verdict::Never);
 //! # Ok::<(), tidegate_core::LimitError>(())
 //! ```
 //!
@@ -67,13 +67,13 @@ pub use fixed_window::{FixedWindow, WindowCount};
 pub use key::{Key, RuleId};
 pub use leaky_bucket::LeakyBucket;
 pub use limit::{
-    Algorithm, Cost, Kind, Limit, LimitError, Meter, Spec, State, Stepped, UnknownAlgorithm, Visitor,
-    WORD_MAX,
+    Algorithm, AlgorithmKind, Cost, Limit, LimitError, RateAlgorithm, Spec, State, Stepped, UnknownAlgorithm,
+    Visitor, WORD_MAX,
 };
-pub use penalty::{Penalty, PenaltyError, Record};
+pub use penalty::{Penalty, PenaltyError, PenaltyState};
 pub use report::{LimitReport, LimitUnit};
 pub use sliding_counter::{SlidingCounter, TwoWindows};
 pub use sliding_log::{Log, SlidingLog};
-pub use time::{Span, Tick, Timestamp};
+pub use time::{Tick, TimeSpan, Timestamp};
 pub use token_bucket::{Spent, TokenBucket};
 pub use units::{ByteSize, SIZE_UNITS, TIME_UNITS};

@@ -1,6 +1,6 @@
 //! A limit: an algorithm with its parameters, valid by construction.
 //!
-//! Every algorithm is one file that implements [`Meter`]; the list at the end of this one makes it known.
+//! Every algorithm is one file that implements [`RateAlgorithm`]; the list at the end of this one makes it known.
 
 use alloc::string::String;
 use core::fmt;
@@ -10,7 +10,7 @@ use core::str::FromStr;
 use thiserror::Error;
 
 use crate::decision::Outcome;
-use crate::time::{Span, Tick, Timestamp};
+use crate::time::{Tick, TimeSpan, Timestamp};
 
 /// How much a request takes from a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -44,16 +44,16 @@ pub struct Spec {
     /// Units per window.
     pub requests: u64,
     /// The window.
-    pub window: Span,
+    pub window: TimeSpan,
     /// Units at once, for the algorithms that know a burst; `None` takes the algorithm's default.
     pub burst: Option<u64>,
     /// The longest wait of an admitted request, for the algorithm that knows one; `None` takes its default.
-    pub max_wait: Option<Span>,
+    pub max_wait: Option<TimeSpan>,
 }
 
 impl Spec {
     /// `requests` per `window`, the rest left to the algorithm.
-    pub const fn new(requests: u64, window: Span) -> Self {
+    pub const fn new(requests: u64, window: TimeSpan) -> Self {
         Self { requests, window, burst: None, max_wait: None }
     }
 
@@ -129,7 +129,7 @@ pub enum LimitError {
         /// Units per window.
         requests: u64,
         /// The window.
-        window: Span,
+        window: TimeSpan,
         /// Units at once.
         capacity: u64,
     },
@@ -139,7 +139,7 @@ pub enum LimitError {
 ///
 /// For all of them: a cost of 0 peeks; a cost that could never fit is `Never`; time that goes backwards
 /// refills nothing; whatever overflows saturates towards refusal; nothing panics.
-pub trait Meter: Copy {
+pub trait RateAlgorithm: Copy {
     /// The algorithm's name.
     const ALGORITHM: Algorithm;
     /// What is remembered of a key; the default is a key never seen.
@@ -156,7 +156,7 @@ pub trait Meter: Copy {
 
     /// Whether `cost` fits at `now`, changing nothing. Where it fits, `remaining` and `reset_after` are
     /// those after it was charged.
-    fn judge(&self, state: &Self::State, now: Timestamp, cost: Cost) -> Outcome;
+    fn evaluate(&self, state: &Self::State, now: Timestamp, cost: Cost) -> Outcome;
 
     /// Records `cost`, also one that does not fit (overage).
     fn charge(&self, state: &mut Self::State, now: Timestamp, cost: Cost);
@@ -186,7 +186,7 @@ pub trait Meter: Copy {
     #[inline]
     fn step_word(&self, word: u64, origin: Timestamp, now: Timestamp, cost: Cost) -> Option<Stepped> {
         let mut state = self.unpack(word, origin);
-        let outcome = self.judge(&state, now, cost);
+        let outcome = self.evaluate(&state, now, cost);
         if !outcome.verdict.is_pass() || cost == Cost::ZERO {
             return Some(Stepped { outcome, next: word });
         }
@@ -194,7 +194,7 @@ pub trait Meter: Copy {
         Some(Stepped { outcome, next: self.pack(&state, origin)? })
     }
 
-    /// The bytes that a state has allocated beside itself.
+    /// The bytes that a state has allocated pending_cost itself.
     fn heap_bytes(_state: &Self::State) -> usize {
         0
     }
@@ -244,7 +244,7 @@ pub trait Visitor {
     type Output;
 
     /// Does it.
-    fn visit<M: Meter>(self, meter: &M) -> Self::Output;
+    fn visit<M: RateAlgorithm>(self, meter: &M) -> Self::Output;
 }
 
 /// Declares the algorithms: their names, and [`Limit`] and [`State`] with one variant each.
@@ -271,7 +271,7 @@ macro_rules! algorithms {
 
         /// The parameters of one of the algorithms.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-        pub enum Kind {
+        pub enum AlgorithmKind {
             $($(#[$doc])* $variant(crate::$module::$variant),)+
         }
 
@@ -281,15 +281,15 @@ macro_rules! algorithms {
             /// A key never seen.
             #[default]
             Unseen,
-            $($(#[$doc])* $variant(<crate::$module::$variant as Meter>::State),)+
+            $($(#[$doc])* $variant(<crate::$module::$variant as RateAlgorithm>::State),)+
         }
 
         impl State {
-            /// The bytes it has allocated beside itself.
+            /// The bytes it has allocated pending_cost itself.
             pub fn heap_bytes(&self) -> usize {
                 match self {
                     Self::Unseen => 0,
-                    $(Self::$variant(state) => <crate::$module::$variant as Meter>::heap_bytes(state),)+
+                    $(Self::$variant(state) => <crate::$module::$variant as RateAlgorithm>::heap_bytes(state),)+
                 }
             }
 
@@ -297,7 +297,7 @@ macro_rules! algorithms {
             pub fn make_room(&mut self) {
                 match self {
                     Self::Unseen => {}
-                    $(Self::$variant(state) => <crate::$module::$variant as Meter>::make_room(state),)+
+                    $(Self::$variant(state) => <crate::$module::$variant as RateAlgorithm>::make_room(state),)+
                 }
             }
         }
@@ -306,38 +306,38 @@ macro_rules! algorithms {
             /// The limit an operator specified, or why it cannot be.
             pub fn new(algorithm: Algorithm, spec: Spec) -> Result<Self, LimitError> {
                 let kind = match algorithm {
-                    $(Algorithm::$variant => Kind::$variant(Meter::new(&spec)?),)+
+                    $(Algorithm::$variant => AlgorithmKind::$variant(RateAlgorithm::new(&spec)?),)+
                 };
                 Ok(Self::from(kind))
             }
 
             /// The algorithm.
             pub const fn algorithm(&self) -> Algorithm {
-                match &self.kind { $(Kind::$variant(_) => Algorithm::$variant,)+ }
+                match &self.kind { $(AlgorithmKind::$variant(_) => Algorithm::$variant,)+ }
             }
 
             /// Has `visitor` visit the algorithm's own type.
             #[inline]
             pub fn visit<V: Visitor>(&self, visitor: V) -> V::Output {
-                match &self.kind { $(Kind::$variant(limit) => visitor.visit(limit),)+ }
+                match &self.kind { $(AlgorithmKind::$variant(limit) => visitor.visit(limit),)+ }
             }
 
             /// The largest cost that could ever fit; what clients are shown as the limit.
             pub fn capacity(&self) -> u64 {
-                match &self.kind { $(Kind::$variant(limit) => limit.capacity(),)+ }
+                match &self.kind { $(AlgorithmKind::$variant(limit) => limit.capacity(),)+ }
             }
 
             /// The step in which it sees time.
             pub fn tick(&self) -> Tick {
-                match &self.kind { $(Kind::$variant(limit) => limit.tick(),)+ }
+                match &self.kind { $(AlgorithmKind::$variant(limit) => limit.tick(),)+ }
             }
 
             /// Whether `cost` fits at `now`, changing nothing. Where it fits, `remaining` and `reset_after`
             /// are those after it was charged. A state of another algorithm counts as never seen.
-            pub fn judge(&self, state: &State, now: Timestamp, cost: Cost) -> Outcome {
+            pub fn evaluate(&self, state: &State, now: Timestamp, cost: Cost) -> Outcome {
                 match (&self.kind, state) {
-                    $((Kind::$variant(limit), State::$variant(state)) => limit.judge(state, now, cost),
-                    (Kind::$variant(limit), _) => limit.judge(&Default::default(), now, cost),)+
+                    $((AlgorithmKind::$variant(limit), State::$variant(state)) => limit.evaluate(state, now, cost),
+                    (AlgorithmKind::$variant(limit), _) => limit.evaluate(&Default::default(), now, cost),)+
                 }
             }
 
@@ -347,7 +347,7 @@ macro_rules! algorithms {
                     return;
                 }
                 match &self.kind {
-                    $(Kind::$variant(limit) => {
+                    $(AlgorithmKind::$variant(limit) => {
                         if !matches!(state, State::$variant(_)) {
                             *state = State::$variant(Default::default());
                         }
@@ -362,7 +362,7 @@ macro_rules! algorithms {
             /// to pass: the time of its decision plus its own `wait`.
             pub fn refund(&self, state: &mut State, charged: Timestamp, now: Timestamp, cost: Cost) {
                 match (&self.kind, state) {
-                    $((Kind::$variant(limit), State::$variant(state)) => limit.refund(state, charged, now, cost),)+
+                    $((AlgorithmKind::$variant(limit), State::$variant(state)) => limit.refund(state, charged, now, cost),)+
                     _ => {}
                 }
             }
@@ -371,7 +371,7 @@ macro_rules! algorithms {
             /// changed algorithm starts afresh.
             pub fn rebase(&self, old: &Self, state: State, now: Timestamp) -> State {
                 match (&self.kind, &old.kind, state) {
-                    $((Kind::$variant(new), Kind::$variant(old), State::$variant(state)) => {
+                    $((AlgorithmKind::$variant(new), AlgorithmKind::$variant(old), State::$variant(state)) => {
                         State::$variant(new.rebase(old, state, now))
                     })+
                     _ => State::Unseen,
@@ -381,7 +381,7 @@ macro_rules! algorithms {
             /// Whether the state is as good as never seen at `now`, and stays so.
             pub fn is_fresh(&self, state: &State, now: Timestamp) -> bool {
                 match (&self.kind, state) {
-                    $((Kind::$variant(limit), State::$variant(state)) => limit.is_fresh(state, now),)+
+                    $((AlgorithmKind::$variant(limit), State::$variant(state)) => limit.is_fresh(state, now),)+
                     _ => true,
                 }
             }
@@ -389,7 +389,7 @@ macro_rules! algorithms {
             /// The state in one word of at most [`WORD_MAX`], times counted from `origin`, if it fits.
             pub fn pack(&self, state: &State, origin: Timestamp) -> Option<u64> {
                 match (&self.kind, state) {
-                    $((Kind::$variant(limit), State::$variant(state)) => limit.pack(state, origin),)+
+                    $((AlgorithmKind::$variant(limit), State::$variant(state)) => limit.pack(state, origin),)+
                     _ => None,
                 }
             }
@@ -397,7 +397,7 @@ macro_rules! algorithms {
             /// The state that [`pack`](Self::pack) packed.
             pub fn unpack(&self, word: u64, origin: Timestamp) -> State {
                 match &self.kind {
-                    $(Kind::$variant(limit) => State::$variant(limit.unpack(word, origin)),)+
+                    $(AlgorithmKind::$variant(limit) => State::$variant(limit.unpack(word, origin)),)+
                 }
             }
 
@@ -406,7 +406,7 @@ macro_rules! algorithms {
                 &self, word: u64, origin: Timestamp, now: Timestamp, cost: Cost,
             ) -> Option<Stepped> {
                 match &self.kind {
-                    $(Kind::$variant(limit) => limit.step_word(word, origin, now, cost),)+
+                    $(AlgorithmKind::$variant(limit) => limit.step_word(word, origin, now, cost),)+
                 }
             }
         }
@@ -429,12 +429,12 @@ algorithms! {
 /// An algorithm with its parameters, valid by construction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Limit {
-    kind: Kind,
+    kind: AlgorithmKind,
     fingerprint: u64,
 }
 
-impl From<Kind> for Limit {
-    fn from(kind: Kind) -> Self {
+impl From<AlgorithmKind> for Limit {
+    fn from(kind: AlgorithmKind) -> Self {
         let mut hasher = Fingerprint(0);
         kind.hash(&mut hasher);
         Self { kind, fingerprint: hasher.finish() }
@@ -443,7 +443,7 @@ impl From<Kind> for Limit {
 
 impl Limit {
     /// Its parameters.
-    pub const fn kind(&self) -> &Kind {
+    pub const fn kind(&self) -> &AlgorithmKind {
         &self.kind
     }
 
@@ -452,9 +452,9 @@ impl Limit {
         self.fingerprint
     }
 
-    /// One whole step: judges `cost`, and charges it if it fits.
+    /// One whole step: evaluates `cost`, and charges it if it fits.
     pub fn step(&self, state: &mut State, now: Timestamp, cost: Cost) -> Outcome {
-        let outcome = self.judge(state, now, cost);
+        let outcome = self.evaluate(state, now, cost);
         if outcome.verdict.is_pass() {
             self.charge(state, now, cost);
         }

@@ -11,15 +11,15 @@
 
 use core::fmt;
 
-use crate::time::{Span, Timestamp};
+use crate::time::{TimeSpan, Timestamp};
 
 /// The parameters of a lock-out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Penalty {
     after: u32,
-    first: Span,
-    most: Span,
-    forget: Span,
+    first: TimeSpan,
+    most: TimeSpan,
+    forget: TimeSpan,
 }
 
 /// Why a penalty cannot be.
@@ -32,9 +32,9 @@ pub enum PenaltyError {
     /// The longest lock-out is shorter than the first.
     MostBelowFirst {
         /// The first lock-out.
-        first: Span,
+        first: TimeSpan,
         /// The longest.
-        most: Span,
+        most: TimeSpan,
     },
 }
 
@@ -54,7 +54,7 @@ impl core::error::Error for PenaltyError {}
 
 /// What is remembered of a client that has violated a rule. The default is a client never seen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Record {
+pub struct PenaltyState {
     /// Violations since the last lock-out, less those forgotten.
     pub violations: u32,
     /// How many times the lock-out has grown: 1 is the first, 2 is twice as long; less what is forgotten.
@@ -64,12 +64,12 @@ pub struct Record {
     /// When the last lock-out ends, or has ended.
     pub locked_until: Timestamp,
     /// How long the last lock-out is, or was.
-    pub locked_for: Span,
+    pub locked_for: TimeSpan,
 }
 
-impl Record {
+impl PenaltyState {
     /// How long the client is still locked out at `now`; `None` if it is not.
-    pub fn lock_out(&self, now: Timestamp) -> Option<Span> {
+    pub fn lock_out(&self, now: Timestamp) -> Option<TimeSpan> {
         Some(self.locked_until.since(now)).filter(|left| !left.is_zero())
     }
 
@@ -87,7 +87,7 @@ impl Record {
 impl Penalty {
     /// A lock-out of `first` after so many violations, doubling up to `most`; `forget` is how long one violation is
     /// remembered.
-    pub fn new(after: u32, first: Span, most: Span, forget: Span) -> Result<Self, PenaltyError> {
+    pub fn new(after: u32, first: TimeSpan, most: TimeSpan, forget: TimeSpan) -> Result<Self, PenaltyError> {
         if after == 0 {
             return Err(PenaltyError::ZeroAfter);
         }
@@ -106,25 +106,25 @@ impl Penalty {
     }
 
     /// The first lock-out.
-    pub const fn first(&self) -> Span {
+    pub const fn first(&self) -> TimeSpan {
         self.first
     }
 
     /// The longest lock-out.
-    pub const fn most(&self) -> Span {
+    pub const fn most(&self) -> TimeSpan {
         self.most
     }
 
     /// The lock-out at `level`: the first at 1, twice as long at 2.
-    pub fn length(&self, level: u32) -> Span {
+    pub fn length(&self, level: u32) -> TimeSpan {
         let doublings = level.saturating_sub(1);
         let factor = 1_u64.checked_shl(doublings).unwrap_or(u64::MAX);
-        Span::from_micros(self.first.as_micros().saturating_mul(factor)).min(self.most)
+        TimeSpan::from_micros(self.first.as_micros().saturating_mul(factor)).min(self.most)
     }
 
     /// What is left of `record` at `now`, after what good behaviour has taken back.
     #[must_use]
-    pub fn settle(&self, record: Record, now: Timestamp) -> Record {
+    pub fn settle(&self, record: PenaltyState, now: Timestamp) -> PenaltyState {
         let mut record = record;
         let mut good = now.since(record.since);
         if record.violations > 0 {
@@ -145,12 +145,12 @@ impl Penalty {
             good = less(good, step);
         }
         let is_over = record.violations == 0 && record.locked_until <= now;
-        if is_over { Record::default() } else { record }
+        if is_over { PenaltyState::default() } else { record }
     }
 
     /// The record after a violation at `now`. During a lock-out nothing changes.
     #[must_use]
-    pub fn violate(&self, record: Record, now: Timestamp) -> Record {
+    pub fn violate(&self, record: PenaltyState, now: Timestamp) -> PenaltyState {
         if record.lock_out(now).is_some() {
             return record;
         }
@@ -168,11 +168,11 @@ impl Penalty {
         };
         let length = self.length(level);
         let end = now + length;
-        Record { violations: 0, level, since: end, locked_until: end, locked_for: length }
+        PenaltyState { violations: 0, level, since: end, locked_until: end, locked_for: length }
     }
 
     /// From when on `record` is as good as never seen, if nothing else happens.
-    pub fn forgotten(&self, record: &Record) -> Timestamp {
+    pub fn forgotten(&self, record: &PenaltyState) -> Timestamp {
         let violations = record.since + times(self.forget, record.violations);
         let levels =
             (1..=record.level.min(u64::BITS)).fold(violations, |at, level| at + self.remembered(level));
@@ -180,15 +180,15 @@ impl Penalty {
     }
 
     /// How much good behaviour takes `level` back.
-    fn remembered(&self, level: u32) -> Span {
+    fn remembered(&self, level: u32) -> TimeSpan {
         self.length(level).max(self.forget)
     }
 }
 
-fn times(span: Span, factor: u32) -> Span {
-    Span::from_micros(span.as_micros().saturating_mul(u64::from(factor)))
+fn times(span: TimeSpan, factor: u32) -> TimeSpan {
+    TimeSpan::from_micros(span.as_micros().saturating_mul(u64::from(factor)))
 }
 
-fn less(span: Span, taken: Span) -> Span {
-    Span::from_micros(span.as_micros().saturating_sub(taken.as_micros()))
+fn less(span: TimeSpan, taken: TimeSpan) -> TimeSpan {
+    TimeSpan::from_micros(span.as_micros().saturating_sub(taken.as_micros()))
 }

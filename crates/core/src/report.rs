@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-use crate::time::Span;
+use crate::time::TimeSpan;
 use crate::units::ByteSize;
 
 /// The state of one limit after a decision, as responses report it.
@@ -16,13 +16,13 @@ pub struct LimitReport<'a> {
     /// Units per window.
     pub quota: u64,
     /// The window in whole seconds; a concurrency limit has none.
-    pub window: Option<Span>,
+    pub window: Option<TimeSpan>,
     /// Units that are left, at most `quota`.
     pub remaining: u64,
     /// The time until all units are left again: at most the window, unless `retry_after` is longer.
-    pub reset_after: Span,
+    pub reset_after: TimeSpan,
     /// The time until the limit admits the request that it rejects; `None` if it admits the request or never will.
-    pub retry_after: Option<Span>,
+    pub retry_after: Option<TimeSpan>,
     /// What the units are.
     pub unit: LimitUnit,
 }
@@ -30,7 +30,7 @@ pub struct LimitReport<'a> {
 impl<'a> LimitReport<'a> {
     /// A concurrency limit of which nothing is left: any request may end soon and free a unit.
     pub fn exhausted_concurrency(name: &'a str, limit: u32) -> Self {
-        let soon = Span::from_secs(1);
+        let soon = TimeSpan::from_secs(1);
         Self {
             name,
             quota: limit.into(),
@@ -45,7 +45,7 @@ impl<'a> LimitReport<'a> {
     /// The time that clients are told to wait for: until the limit admits the request if it rejects it, otherwise until
     /// all of it is left again.
     #[inline]
-    pub fn announced_reset(&self) -> Span {
+    pub fn announced_reset(&self) -> TimeSpan {
         self.retry_after.unwrap_or(self.reset_after)
     }
 }
@@ -119,8 +119,8 @@ mod tests {
     #[test]
     fn limit_report_announces_retry_after_before_reset_after() {
         let full = LimitReport::exhausted_concurrency("exports", 2);
-        assert_eq!(full.announced_reset(), Span::from_secs(1));
-        let open = LimitReport { retry_after: None, reset_after: Span::from_secs(30), ..full };
-        assert_eq!(open.announced_reset(), Span::from_secs(30));
+        assert_eq!(full.announced_reset(), TimeSpan::from_secs(1));
+        let open = LimitReport { retry_after: None, reset_after: TimeSpan::from_secs(30), ..full };
+        assert_eq!(open.announced_reset(), TimeSpan::from_secs(30));
     }
 }

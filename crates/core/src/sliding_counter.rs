@@ -8,8 +8,8 @@
 use core::num::NonZeroU64;
 
 use crate::decision::{Outcome, Verdict};
-use crate::limit::{Algorithm, Cost, LimitError, Meter, Spec};
-use crate::time::{EXACT_MAX, Span, Tick, Timestamp};
+use crate::limit::{Algorithm, Cost, LimitError, RateAlgorithm, Spec};
+use crate::time::{EXACT_MAX, Tick, TimeSpan, Timestamp};
 use crate::word::{bits_for_twice, join, split};
 
 /// The parameters of a sliding window counter.
@@ -31,8 +31,8 @@ pub struct TwoWindows {
 
 impl SlidingCounter {
     /// The window's length.
-    pub const fn window(&self) -> Span {
-        Span::from_micros(self.length.get().saturating_mul(self.tick.micros()))
+    pub const fn window(&self) -> TimeSpan {
+        TimeSpan::from_micros(self.length.get().saturating_mul(self.tick.micros()))
     }
 
     /// The state and the ticks elapsed of its window at `now`; never an earlier window than the state's.
@@ -66,14 +66,14 @@ impl SlidingCounter {
 
     /// The first instant at which `cost` (at most `requests`) fits, nothing else being charged.
     fn when_fits(&self, state: &TwoWindows, cost: u64) -> Timestamp {
-        let beside = self.requests.saturating_sub(cost);
-        let tick = match beside.checked_sub(state.current) {
+        let pending_cost = self.requests.saturating_sub(cost);
+        let tick = match pending_cost.checked_sub(state.current) {
             Some(room) => {
                 self.start_tick(state.window).saturating_add(self.ticks_until_share(state.previous, room))
             }
             None => self
                 .start_tick(state.window.saturating_add(1))
-                .saturating_add(self.ticks_until_share(state.current, beside)),
+                .saturating_add(self.ticks_until_share(state.current, pending_cost)),
         };
         self.tick.start(tick)
     }
@@ -84,7 +84,7 @@ impl SlidingCounter {
     }
 }
 
-impl Meter for SlidingCounter {
+impl RateAlgorithm for SlidingCounter {
     const ALGORITHM: Algorithm = Algorithm::SlidingCounter;
     type State = TwoWindows;
 
@@ -106,7 +106,7 @@ impl Meter for SlidingCounter {
         self.tick
     }
 
-    fn judge(&self, state: &TwoWindows, now: Timestamp, cost: Cost) -> Outcome {
+    fn evaluate(&self, state: &TwoWindows, now: Timestamp, cost: Cost) -> Outcome {
         let (mut state, elapsed) = self.settle(*state, now);
         let used = self.share(state.previous, elapsed).saturating_add(state.current);
         let total = used.saturating_add(cost.get());
@@ -119,7 +119,7 @@ impl Meter for SlidingCounter {
             (Verdict::NotUntil { retry_after: self.when_fits(&state, cost.get()).since(now) }, used)
         };
         let reset_after =
-            if used == 0 { Span::ZERO } else { self.when_fits(&state, self.requests).since(now) };
+            if used == 0 { TimeSpan::ZERO } else { self.when_fits(&state, self.requests).since(now) };
         Outcome { verdict, limit: self.requests, remaining: self.requests.saturating_sub(used), reset_after }
     }
 

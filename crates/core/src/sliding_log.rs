@@ -6,14 +6,14 @@
 use alloc::collections::VecDeque;
 
 use crate::decision::{Outcome, Verdict};
-use crate::limit::{Algorithm, Cost, LimitError, Meter, Spec};
-use crate::time::{EXACT_MAX, Span, Tick, Timestamp};
+use crate::limit::{Algorithm, Cost, LimitError, RateAlgorithm, Spec};
+use crate::time::{EXACT_MAX, Tick, TimeSpan, Timestamp};
 
 /// The parameters of a sliding window log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SlidingLog {
     requests: u64,
-    window: Span,
+    window: TimeSpan,
 }
 
 /// When units were admitted, oldest first. The default is a key never seen.
@@ -79,7 +79,7 @@ impl SlidingLog {
     }
 }
 
-impl Meter for SlidingLog {
+impl RateAlgorithm for SlidingLog {
     const ALGORITHM: Algorithm = Algorithm::SlidingLog;
     type State = Log;
 
@@ -100,7 +100,7 @@ impl Meter for SlidingLog {
         Tick::Micro
     }
 
-    fn judge(&self, log: &Log, now: Timestamp, cost: Cost) -> Outcome {
+    fn evaluate(&self, log: &Log, now: Timestamp, cost: Cost) -> Outcome {
         let at = now.max(log.seen);
         let left = self.left_by(log, at);
         let used = log.held.saturating_sub(left);
@@ -118,7 +118,7 @@ impl Meter for SlidingLog {
             verdict,
             limit: self.requests,
             remaining: self.requests.saturating_sub(used),
-            reset_after: if used == 0 { Span::ZERO } else { (newest + self.window).since(now) },
+            reset_after: if used == 0 { TimeSpan::ZERO } else { (newest + self.window).since(now) },
         }
     }
 

@@ -44,32 +44,32 @@ impl Timestamp {
     }
 
     /// How long after `earlier` this is; zero if it is not after it.
-    pub const fn since(self, earlier: Self) -> Span {
-        Span(self.0.saturating_sub(earlier.0))
+    pub const fn since(self, earlier: Self) -> TimeSpan {
+        TimeSpan(self.0.saturating_sub(earlier.0))
     }
 }
 
-impl Add<Span> for Timestamp {
+impl Add<TimeSpan> for Timestamp {
     type Output = Self;
 
-    fn add(self, span: Span) -> Self {
+    fn add(self, span: TimeSpan) -> Self {
         Self::from_micros(self.0.saturating_add(span.0))
     }
 }
 
-impl Sub<Span> for Timestamp {
+impl Sub<TimeSpan> for Timestamp {
     type Output = Self;
 
-    fn sub(self, span: Span) -> Self {
+    fn sub(self, span: TimeSpan) -> Self {
         Self(self.0.saturating_sub(span.0))
     }
 }
 
 /// A length of time, in microseconds.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Span(u64);
+pub struct TimeSpan(u64);
 
-impl Span {
+impl TimeSpan {
     /// No time at all.
     pub const ZERO: Self = Self(0);
     /// The longest span there is; longer ones saturate here.
@@ -106,20 +106,20 @@ impl Span {
     }
 }
 
-impl From<Span> for Duration {
-    fn from(span: Span) -> Self {
+impl From<TimeSpan> for Duration {
+    fn from(span: TimeSpan) -> Self {
         Self::from_micros(span.0)
     }
 }
 
-impl From<Duration> for Span {
+impl From<Duration> for TimeSpan {
     /// Rounds up to the microsecond.
     fn from(duration: Duration) -> Self {
         Self::from_micros(u64::try_from(duration.as_nanos().div_ceil(1_000)).unwrap_or(u64::MAX))
     }
 }
 
-impl fmt::Debug for Span {
+impl fmt::Debug for TimeSpan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         Duration::from(*self).fmt(f)
     }
@@ -167,7 +167,7 @@ impl Tick {
     }
 
     /// How many ticks make up `span`; `None` if it is not a whole number of them.
-    pub(crate) const fn count(self, span: Span) -> Option<u64> {
+    pub(crate) const fn count(self, span: TimeSpan) -> Option<u64> {
         let whole = match self {
             Self::Micro => span.0,
             Self::Milli => span.0 / MICROS_PER_MILLI,
@@ -185,25 +185,25 @@ mod tests {
     fn both_ends_of_u64_saturate() {
         assert_eq!(Timestamp::from_micros(u64::MAX), Timestamp::MAX);
         assert_eq!(Timestamp::from_secs(u64::MAX), Timestamp::MAX);
-        assert_eq!(Timestamp::MAX + Span::MAX, Timestamp::MAX);
-        assert_eq!(Timestamp::ZERO - Span::MAX, Timestamp::ZERO);
-        assert_eq!(Timestamp::ZERO.since(Timestamp::MAX), Span::ZERO);
-        assert_eq!(Span::from_secs(u64::MAX), Span::MAX);
-        assert_eq!(Span::from(Duration::MAX), Span::MAX);
+        assert_eq!(Timestamp::MAX + TimeSpan::MAX, Timestamp::MAX);
+        assert_eq!(Timestamp::ZERO - TimeSpan::MAX, Timestamp::ZERO);
+        assert_eq!(Timestamp::ZERO.since(Timestamp::MAX), TimeSpan::ZERO);
+        assert_eq!(TimeSpan::from_secs(u64::MAX), TimeSpan::MAX);
+        assert_eq!(TimeSpan::from(Duration::MAX), TimeSpan::MAX);
     }
 
     #[test]
     fn seconds_round_up() {
-        assert_eq!(Span::from_micros(1).as_secs_ceil(), 1);
-        assert_eq!(Span::from_secs(30).as_secs_ceil(), 30);
+        assert_eq!(TimeSpan::from_micros(1).as_secs_ceil(), 1);
+        assert_eq!(TimeSpan::from_secs(30).as_secs_ceil(), 30);
         assert_eq!(Timestamp::from_micros(1_000_001).as_secs_ceil(), 2);
-        assert_eq!(Span::from(Duration::from_nanos(1)), Span::from_micros(1));
+        assert_eq!(TimeSpan::from(Duration::from_nanos(1)), TimeSpan::from_micros(1));
     }
 
     #[test]
     fn a_span_is_counted_in_ticks_only_if_it_is_whole() {
-        assert_eq!(Tick::Milli.count(Span::from_micros(1_500)), None);
-        assert_eq!(Tick::Milli.count(Span::from_secs(2)), Some(2_000));
-        assert_eq!(Tick::Second.count(Span::from_millis(1_500)), None);
+        assert_eq!(Tick::Milli.count(TimeSpan::from_micros(1_500)), None);
+        assert_eq!(Tick::Milli.count(TimeSpan::from_secs(2)), Some(2_000));
+        assert_eq!(Tick::Second.count(TimeSpan::from_millis(1_500)), None);
     }
 }

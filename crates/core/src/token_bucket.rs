@@ -7,7 +7,7 @@
 
 use crate::bucket::{Bucket, Level, Rate};
 use crate::decision::Outcome;
-use crate::limit::{Algorithm, Cost, LimitError, Meter, Spec, Stepped};
+use crate::limit::{Algorithm, Cost, LimitError, RateAlgorithm, Spec, Stepped};
 use crate::time::{Tick, Timestamp};
 
 /// The parameters of a token bucket; `burst` defaults to `requests`.
@@ -25,12 +25,12 @@ impl TokenBucket {
     #[inline(always)]
     pub fn outcome_of_one(&self, spent: Spent, now: Timestamp) -> Outcome {
         match spent {
-            Spent::Passing(drops) => self.0.passed(drops, now, Cost::ONE),
-            Spent::Refused(drops) => self.0.refused(drops, Some(self.0.room_for_one()), now),
+            Spent::Passing(subunits) => self.0.passed(subunits, now, Cost::ONE),
+            Spent::Refused(subunits) => self.0.refused(subunits, Some(self.0.room_for_one()), now),
         }
     }
 
-    /// Charges one unit to a packed state, the way of almost every decision: how many drops it found spent, and the
+    /// Charges one unit to a packed state, the way of almost every decision: how many subunits it found spent, and the
     /// packed state that follows where the unit fits. `None` where that takes more than words can hold.
     #[expect(clippy::inline_always, reason = "what almost every decision runs through")]
     #[inline(always)]
@@ -42,13 +42,13 @@ impl TokenBucket {
 /// What a charge found spent, and whether it was refused: all that its answer follows from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Spent {
-    /// It fits beside so many drops.
+    /// It fits pending_cost so many subunits.
     Passing(u64),
     /// It does not.
     Refused(u64),
 }
 
-impl Meter for TokenBucket {
+impl RateAlgorithm for TokenBucket {
     const ALGORITHM: Algorithm = Algorithm::TokenBucket;
     type State = Level;
 
@@ -65,8 +65,8 @@ impl Meter for TokenBucket {
         self.0.rate().tick()
     }
 
-    fn judge(&self, state: &Level, now: Timestamp, cost: Cost) -> Outcome {
-        self.0.judge(*state, now, cost)
+    fn evaluate(&self, state: &Level, now: Timestamp, cost: Cost) -> Outcome {
+        self.0.evaluate(*state, now, cost)
     }
 
     fn charge(&self, state: &mut Level, now: Timestamp, cost: Cost) {

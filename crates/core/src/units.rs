@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-use crate::time::Span;
+use crate::time::TimeSpan;
 
 /// Units of time, largest first, in microseconds.
 pub const TIME_UNITS: [(&str, u64); 5] =
@@ -11,14 +11,14 @@ pub const TIME_UNITS: [(&str, u64); 5] =
 /// Units of size, largest first, in bytes.
 pub const SIZE_UNITS: [(&str, u64); 4] = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1)];
 
-impl Span {
+impl TimeSpan {
     /// The span in the largest unit that expresses it exactly: 60 s is 1 and `m`.
     pub fn in_largest_unit(self) -> (u64, &'static str) {
         in_largest_unit(self.as_micros(), &TIME_UNITS, "µs")
     }
 }
 
-impl fmt::Display for Span {
+impl fmt::Display for TimeSpan {
     /// In the largest unit that expresses it exactly: 60 s is `1m`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (count, unit) = self.in_largest_unit();
@@ -64,11 +64,11 @@ mod tests {
 
     #[test]
     fn amounts_are_written_in_the_largest_exact_unit() {
-        assert_eq!(Span::from_secs(60).to_string(), "1m");
-        assert_eq!(Span::from_secs(86_400 * 2).to_string(), "2d");
-        assert_eq!(Span::from_millis(1_500).to_string(), "1500ms");
-        assert_eq!(Span::from_micros(1).to_string(), "1µs");
-        assert_eq!(Span::ZERO.to_string(), "0µs");
+        assert_eq!(TimeSpan::from_secs(60).to_string(), "1m");
+        assert_eq!(TimeSpan::from_secs(86_400 * 2).to_string(), "2d");
+        assert_eq!(TimeSpan::from_millis(1_500).to_string(), "1500ms");
+        assert_eq!(TimeSpan::from_micros(1).to_string(), "1µs");
+        assert_eq!(TimeSpan::ZERO.to_string(), "0µs");
         assert_eq!(ByteSize(64 << 20).to_string(), "64MiB");
         assert_eq!(ByteSize(1_000).to_string(), "1000B");
         assert_eq!(ByteSize(0).to_string(), "0B");

@@ -12,9 +12,9 @@ use tidegate_telemetry::Telemetry;
 use crate::conn::ConnectionLimiter;
 use crate::resource_limits::ResourceLimits;
 use crate::server::{Gateway, PolicyError, StartError};
-use crate::snapshot::Live;
+use crate::snapshot::Snapshot;
 use crate::upstream::Connector;
-use crate::worker::Shared;
+use crate::worker::SharedState;
 
 /// A gateway that is being made; see [`Gateway::builder`].
 #[derive(Debug)]
@@ -49,10 +49,11 @@ impl<S: Store + 'static> GatewayBuilder<S> {
             let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
             Telemetry::counting(cores, Arc::clone(limiter.clock()))
         });
-        let live = Live::new(limiter.policy(), None, telemetry.metrics()).map_err(PolicyError::from)?;
+        let snapshot =
+            Snapshot::new(limiter.policy(), None, telemetry.metrics()).map_err(PolicyError::from)?;
         Ok(Gateway {
-            live: Arc::new(ArcSwap::from_pointee(live)),
-            shared: Shared { limiter, telemetry },
+            snapshot: Arc::new(ArcSwap::from_pointee(snapshot)),
+            shared: SharedState { limiter, telemetry },
             replacing: Mutex::default(),
             connector: Connector::new(limits.connect, &RootCertStore::empty())?,
             connections: ConnectionLimiter::new(limits.connections, limits.connections_per_address),

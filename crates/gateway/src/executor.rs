@@ -1,10 +1,10 @@
-//! hyper's executor on the runtime of one core: no part of a request changes threads.
+//! hyper's executor on the runtime of one worker: no part of a request changes threads.
 
 use std::future::Future;
 
 use hyper::rt::Executor;
 
-/// Spawns on the runtime of the current core.
+/// Spawns on the runtime of the current worker.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LocalExecutor;
 

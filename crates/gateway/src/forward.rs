@@ -9,7 +9,7 @@ use http::{Response, StatusCode, Version};
 use hyper::upgrade::OnUpgrade;
 use tidegate_limiter::Reservations;
 use tidegate_store::{Permit, Store};
-use tidegate_telemetry::Try;
+use tidegate_telemetry::AttemptResult;
 
 use crate::error::ServeError;
 use crate::http::header_flags::HeaderFlags;
@@ -19,7 +19,7 @@ use crate::http::response_body::{ForwardedBody, ResponseBody, UpstreamBody};
 use crate::http::upgrade;
 use crate::service::Exchange;
 use crate::upstream::{ForwardedRequest, PooledConn, SendError, StickyKey, Upstream};
-use crate::worker::Core;
+use crate::worker::Worker;
 
 /// A request on its way to a server.
 pub(crate) struct Outbound {
@@ -30,14 +30,14 @@ pub(crate) struct Outbound {
 /// What a client's connection becomes if the upstream agrees.
 pub(crate) struct Upgrade {
     client: OnUpgrade,
-    hop: Rc<ConnInfo>,
+    conn_info: Rc<ConnInfo>,
 }
 
 impl Upgrade {
-    pub(crate) fn wanted(parts: &mut Parts, marks: HeaderFlags, hop: &Rc<ConnInfo>) -> Option<Self> {
-        let is_wanted = hop_headers::wants_upgrade(parts.version, &parts.headers, marks);
+    pub(crate) fn wanted(parts: &mut Parts, flags: HeaderFlags, conn_info: &Rc<ConnInfo>) -> Option<Self> {
+        let is_wanted = hop_headers::wants_upgrade(parts.version, &parts.headers, flags);
         let client = is_wanted.then(|| parts.extensions.remove::<OnUpgrade>()).flatten()?;
-        Some(Self { client, hop: Rc::clone(hop) })
+        Some(Self { client, conn_info: Rc::clone(conn_info) })
     }
 }
 
@@ -46,51 +46,56 @@ impl<S: Store + 'static> Exchange<'_, S> {
     pub(crate) async fn send(
         &mut self,
         outbound: &mut Outbound,
-        (upstream, stand): (&Upstream, StickyKey),
+        (upstream, sticky_key): (&Upstream, StickyKey),
         mut permits: Vec<Permit>,
     ) -> Result<Response<ResponseBody>, ServeError> {
-        let (core, story) = (self.core, &mut self.story);
+        let (worker, record) = (self.worker, &mut self.record);
         let Outbound { request, upgrade } = outbound;
-        let mut server = upstream.choose(stand, &[]).cloned().ok_or(ServeError::NoServer)?;
+        let mut server = upstream.choose(sticky_key, &[]).cloned().ok_or(ServeError::NoServer)?;
         let mut tried = Vec::new();
         let upload = request.upload().clone();
         let (response, conn) = loop {
-            let trial = story.trying(&upstream.counts);
+            let trial = record.start_attempt(&upstream.counts);
             let sent = {
-                let sending = pin!(core.transport.send(&server, request, &mut permits));
-                core.timeouts.run_within(core.bounds.answer, sending, || upload.has_moved()).await
+                let sending = pin!(worker.transport.send(&server, request, &mut permits));
+                worker.timeouts.run_within(worker.bounds.answer, sending, || upload.has_moved()).await
             };
             let Some(sent) = sent else {
-                story.tried(trial, &server.addr, Try::TooSlow);
+                record.finish_attempt(trial, &server.addr, AttemptResult::TooSlow);
                 return Err(ServeError::UpstreamTimeout);
             };
             match sent {
                 Ok(answer) => {
-                    story.tried(trial, &server.addr, Try::Answered(answer.0.status().as_u16()));
+                    record.finish_attempt(
+                        trial,
+                        &server.addr,
+                        AttemptResult::Answered(answer.0.status().as_u16()),
+                    );
                     break answer;
                 }
                 Err(SendError::Connect(error)) => {
-                    story.tried(trial, &server.addr, Try::Unreachable);
+                    record.finish_attempt(trial, &server.addr, AttemptResult::Unreachable);
                     tried.push(Arc::as_ptr(&server));
-                    server = upstream.choose(stand, &tried).cloned().ok_or_else(|| unreachable(&error))?;
+                    server =
+                        upstream.choose(sticky_key, &tried).cloned().ok_or_else(|| unreachable(&error))?;
                 }
                 Err(error) => {
                     let cause = broken(&error, upload.failure());
                     // What a client sends wrongly is not the server's failure.
                     let result = if matches!(cause, ServeError::BadUpstreamResponse) {
-                        Try::Broken
+                        AttemptResult::Broken
                     } else {
-                        Try::Abandoned
+                        AttemptResult::Abandoned
                     };
-                    story.tried(trial, &server.addr, result);
+                    record.finish_attempt(trial, &server.addr, result);
                     return Err(cause);
                 }
             }
         };
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-            return core.upgrade(response, conn, upgrade.take());
+            return worker.upgrade(response, conn, upgrade.take());
         }
-        let pace = core.bounds.response_min_rate;
+        let pace = worker.bounds.response_min_rate;
         let body = |source| ResponseBody::Upstream(Box::new(ForwardedBody::new(source, conn, pace)));
         let mut response = response.map(body);
         hop_headers::prepare_response(response.headers_mut(), false);
@@ -98,13 +103,13 @@ impl<S: Store + 'static> Exchange<'_, S> {
         Ok(response)
     }
 
-    /// Settles what was charged for the time being, by the response or the lack of one.
+    /// Settlement what was charged for the time being, by the response or the lack of one.
     pub(crate) async fn settle(
         &self,
         reservations: Reservations,
         response: &Result<Response<ResponseBody>, ServeError>,
     ) {
-        let limiter = &self.core.limiter;
+        let limiter = &self.worker.limiter;
         match response {
             Ok(response) => {
                 limiter.settle(reservations, response.status().as_u16(), response.headers()).await;
@@ -118,7 +123,7 @@ impl<S: Store + 'static> Exchange<'_, S> {
     }
 }
 
-impl<S: Store + 'static> Core<S> {
+impl<S: Store + 'static> Worker<S> {
     /// Connects the client with the server, which has agreed to switch protocols.
     fn upgrade(
         &self,
@@ -126,9 +131,11 @@ impl<S: Store + 'static> Core<S> {
         conn: PooledConn,
         upgrade: Option<Upgrade>,
     ) -> Result<Response<ResponseBody>, ServeError> {
-        let Some(Upgrade { client, hop }) = upgrade else { return Err(ServeError::BadUpstreamResponse) };
+        let Some(Upgrade { client, conn_info }) = upgrade else {
+            return Err(ServeError::BadUpstreamResponse);
+        };
         let server = hyper::upgrade::on(&mut response);
-        let passing = upgrade::relay((client, server), conn, hop, self.bounds.tunnel, self.stop());
+        let passing = upgrade::relay((client, server), conn, conn_info, self.bounds.tunnel, self.stop());
         tokio::task::spawn_local(passing);
         let mut response = response.map(|_| ResponseBody::empty());
         hop_headers::prepare_response(response.headers_mut(), true);

@@ -1,14 +1,14 @@
 //! What the limiter's ruling means for a request: errors, rate-limit headers, records, waiting.
 
 use smallvec::SmallVec;
-use tidegate_core::Span;
+use tidegate_core::TimeSpan;
 use tidegate_headers::{BodyStyle, HeaderWriter, ReportedLimit, retry_after_seconds};
 use tidegate_limiter::{
     Admitted, BodyMeter, RefundGuard, Rejected, Report, Reservations, Ruling, StoreFailed,
 };
 use tidegate_policy::Facts;
 use tidegate_store::{Permit, Store};
-use tidegate_telemetry::Decided;
+use tidegate_telemetry::DecisionKind;
 
 use crate::error::{RejectedRequest, ServeError};
 use crate::http::request_body::Metering;
@@ -19,7 +19,7 @@ use crate::upstream::{StickyKey, Upstream};
 #[derive(Debug)]
 pub(crate) struct AdmittedRequest {
     /// By what a server is chosen.
-    pub(crate) stand: StickyKey,
+    pub(crate) sticky_key: StickyKey,
     /// Held until the request has ended.
     pub(crate) permits: Vec<Permit>,
     /// To be settled.
@@ -27,8 +27,8 @@ pub(crate) struct AdmittedRequest {
 }
 
 impl AdmittedRequest {
-    fn new(stand: StickyKey) -> Self {
-        Self { stand, permits: Vec::new(), reservations: Reservations::default() }
+    fn new(sticky_key: StickyKey) -> Self {
+        Self { sticky_key, permits: Vec::new(), reservations: Reservations::default() }
     }
 }
 
@@ -39,35 +39,35 @@ impl<S: Store + 'static> Exchange<'_, S> {
         facts: &Facts<'_>,
         upstream: &Upstream,
     ) -> Result<AdmittedRequest, ServeError> {
-        let (core, live) = (self.core, self.live);
-        let mut scratch = core.scratch();
-        let now = self.story.deciding();
-        let (admitted, delay) = match core.limiter.check(&live.policy, facts, &mut scratch, now).await {
+        let (worker, snapshot) = (self.worker, self.snapshot);
+        let mut scratch = worker.scratch();
+        let now = self.record.start_decision();
+        let (admitted, delay) = match worker.limiter.check(&snapshot.policy, facts, &mut scratch, now).await {
             Ruling::Admitted(admitted) => {
                 self.record_admitted(&admitted.report);
                 let Admitted { report, permits, reservations, delay } = admitted;
-                let stand = upstream.sticky_key(|| report.client());
-                let delay = (!delay.is_zero()).then(|| (core.limiter.refund_guard(&report), delay));
-                (AdmittedRequest { stand, permits, reservations }, delay)
+                let sticky_key = upstream.sticky_key(|| report.client());
+                let delay = (!delay.is_zero()).then(|| (worker.limiter.refund_guard(&report), delay));
+                (AdmittedRequest { sticky_key, permits, reservations }, delay)
             }
             Ruling::Rejected(rejected) => return Err(self.reject(&rejected)),
             Ruling::Banned => {
-                self.story.decided(Decided::Banned);
+                self.record.finish_decision(DecisionKind::Banned);
                 return Err(ServeError::Banned);
             }
             Ruling::Exempt(_) => {
-                self.story.decided(Decided::Exempt);
-                let addresses = live.plan().identities.addresses();
-                let stand = upstream.sticky_key(|| addresses.client(facts.headers, facts.peer));
-                (AdmittedRequest::new(stand), None)
+                self.record.finish_decision(DecisionKind::Exempt);
+                let addresses = snapshot.plan().identities.addresses();
+                let sticky_key = upstream.sticky_key(|| addresses.client(facts.headers, facts.peer));
+                (AdmittedRequest::new(sticky_key), None)
             }
             Ruling::StoreFailed(StoreFailed { report, permits, is_binding: false }) => {
-                self.record(Decided::Undecided, &report);
-                let stand = upstream.sticky_key(|| report.client());
-                (AdmittedRequest { permits, ..AdmittedRequest::new(stand) }, None)
+                self.record(DecisionKind::StoreFailed, &report);
+                let sticky_key = upstream.sticky_key(|| report.client());
+                (AdmittedRequest { permits, ..AdmittedRequest::new(sticky_key) }, None)
             }
             Ruling::StoreFailed(StoreFailed { report, .. }) => {
-                self.record(Decided::Undecided, &report);
+                self.record(DecisionKind::StoreFailed, &report);
                 return Err(ServeError::StoreUnavailable);
             }
             // A request names no rule.
@@ -80,19 +80,19 @@ impl<S: Store + 'static> Exchange<'_, S> {
     }
 
     fn record_admitted(&mut self, report: &Report<'_>) {
-        self.record(Decided::Passed, report);
+        self.record(DecisionKind::Admitted, report);
         let limits = report.limits();
         if let Some(limit) = limits.primary() {
-            self.story.judged(limit.name, limit.quota, limit.remaining);
-            let cache = &mut self.core.header_values.borrow_mut();
-            let mut writer = HeaderWriter { styles: self.live.styles(), cache };
+            self.record.set_limit(limit.name, limit.quota, limit.remaining);
+            let cache = &mut self.worker.header_values.borrow_mut();
+            let mut writer = HeaderWriter { styles: self.snapshot.styles(), cache };
             writer.write_limits(&mut self.headers, report.at(), limit, &limits);
         }
     }
 
     /// Waits until the request may pass. If its client does not, what was charged is given back.
-    async fn wait(&self, refund: RefundGuard<S>, delay: Span) -> Result<(), ServeError> {
-        let Some(_waiting) = self.core.begin_waiting() else { return Err(ServeError::TooManyWaiting) };
+    async fn wait(&self, refund: RefundGuard<S>, delay: TimeSpan) -> Result<(), ServeError> {
+        let Some(_waiting) = self.worker.join_wait_queue() else { return Err(ServeError::TooManyWaiting) };
         tokio::time::sleep(delay.into()).await;
         refund.keep();
         Ok(())
@@ -100,20 +100,20 @@ impl<S: Store + 'static> Exchange<'_, S> {
 
     fn reject(&mut self, rejected: &Rejected<'_>) -> ServeError {
         let Rejected { report, reason, rule, retry_after } = rejected;
-        let (client, live) = (report.client(), self.live);
-        self.record(Decided::Refused, report);
-        self.story.refused(&live.counted, *rule, client);
+        let (client, snapshot) = (report.client(), self.snapshot);
+        self.record(DecisionKind::Rejected, report);
+        self.record.set_rejected(&snapshot.counted, *rule, client);
         let limits = report.limits();
         let Some(limit) = limits.primary() else { return ServeError::StoreUnavailable };
-        self.story.judged(limit.name, limit.quota, limit.remaining);
-        let cache = &mut self.core.header_values.borrow_mut();
-        let mut writer = HeaderWriter { styles: live.styles(), cache };
+        self.record.set_limit(limit.name, limit.quota, limit.remaining);
+        let cache = &mut self.worker.header_values.borrow_mut();
+        let mut writer = HeaderWriter { styles: snapshot.styles(), cache };
         writer.write_limits(&mut self.headers, report.at(), limit, &limits);
         let retry_after = retry_after.map(|wait| retry_after_seconds(wait, client));
         if let Some(seconds) = retry_after {
             writer.write_retry_after(&mut self.headers, seconds);
         }
-        let style = live.error_body();
+        let style = snapshot.error_body();
         let mut violated = SmallVec::<[&str; 4]>::new();
         // Other bodies do not list them.
         if style == BodyStyle::Problem {
@@ -123,11 +123,11 @@ impl<S: Store + 'static> Exchange<'_, S> {
         ServeError::Rejected(RejectedRequest::new(style, *reason, retry_after, limit))
     }
 
-    fn record(&mut self, decided: Decided, report: &Report<'_>) {
-        self.story.decided(decided);
-        self.story.client(report.client());
+    fn record(&mut self, decided: DecisionKind, report: &Report<'_>) {
+        self.record.finish_decision(decided);
+        self.record.set_client(report.client());
         for rule in report.shadow_rejections() {
-            self.story.would_refuse(&self.live.counted, rule);
+            self.record.count_shadow_rejection(&self.snapshot.counted, rule);
         }
     }
 }

@@ -41,7 +41,7 @@ pub struct ResourceLimits {
     pub upstream_ping: Duration,
     /// How long a TLS handshake may take.
     pub handshake: Duration,
-    /// How many requests of one core may be delayed at once.
+    /// How many requests of one worker may be delayed at once.
     pub waiting: usize,
     /// Connections of all clients together.
     pub connections: usize,

@@ -1,4 +1,4 @@
-//! The gateway: a policy in force, and a thread for each core that serves it.
+//! The gateway: a policy in force, and a thread for each worker that serves it.
 
 use std::io;
 use std::net::SocketAddr;
@@ -10,9 +10,9 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use thiserror::Error;
 use tidegate_limiter::Limiter;
-use tidegate_policy::Active;
+use tidegate_policy::ActivePolicy;
 use tidegate_store::{Store, StoreError};
-use tidegate_telemetry::{Kind, Page, Reader};
+use tidegate_telemetry::{Exposition, MetricKind, MetricsReader};
 use tokio::net::TcpListener;
 use tokio::runtime::{Builder, LocalOptions};
 use tokio::sync::watch;
@@ -22,15 +22,15 @@ use tokio_util::task::TaskTracker;
 use crate::builder::GatewayBuilder;
 use crate::conn::{Acceptor, ConnectionLimiter, Listener};
 use crate::resource_limits::ResourceLimits;
-use crate::snapshot::{Live, LiveError};
+use crate::snapshot::{Snapshot, SnapshotError};
 use crate::upstream::{Connector, TlsError, health};
-use crate::worker::{Core, Shared};
+use crate::worker::{SharedState, Worker};
 
 /// The reverse proxy: a limiter, the upstreams of its policy, and cores that serve requests.
 #[derive(Debug)]
 pub struct Gateway<S> {
-    pub(crate) live: Arc<ArcSwap<Live>>,
-    pub(crate) shared: Shared<S>,
+    pub(crate) snapshot: Arc<ArcSwap<Snapshot>>,
+    pub(crate) shared: SharedState<S>,
     /// Held while a policy is replaced.
     pub(crate) replacing: Mutex<()>,
     pub(crate) connector: Connector,
@@ -43,7 +43,7 @@ pub struct Gateway<S> {
 pub enum PolicyError {
     /// It cannot be served.
     #[error(transparent)]
-    Live(#[from] LiveError),
+    Snapshot(#[from] SnapshotError),
     /// The store cannot count under its limits.
     #[error(transparent)]
     Limits(#[from] StoreError),
@@ -58,37 +58,37 @@ pub enum StartError {
     /// TLS towards upstreams cannot be set up.
     #[error(transparent)]
     Tls(#[from] TlsError),
-    /// A core cannot use its socket of a listener.
-    #[error("core {core} cannot listen on {address}")]
+    /// A worker cannot use its socket of a listener.
+    #[error("worker {worker} cannot listen on {address}")]
     Listener {
-        /// The number of the core.
-        core: usize,
+        /// The number of the worker.
+        worker: usize,
         /// Where the listener listens.
         address: SocketAddr,
         /// Why.
         source: io::Error,
     },
-    /// The system starts no thread for a core.
-    #[error("cannot start the thread of core {core}")]
+    /// The system starts no thread for a worker.
+    #[error("cannot start the thread of worker {worker}")]
     Thread {
-        /// The number of the core.
-        core: usize,
+        /// The number of the worker.
+        worker: usize,
         /// Why.
         source: io::Error,
     },
-    /// A core cannot wait for sockets and timers.
-    #[error("cannot start the runtime of core {core}")]
+    /// A worker cannot wait for sockets and timers.
+    #[error("cannot start the runtime of worker {worker}")]
     Runtime {
-        /// The number of the core.
-        core: usize,
+        /// The number of the worker.
+        worker: usize,
         /// Why.
         source: io::Error,
     },
-    /// The thread of a core ended before it had started.
-    #[error("the thread of core {core} failed to start")]
+    /// The thread of a worker ended before it had started.
+    #[error("the thread of worker {worker} failed to start")]
     Ended {
-        /// The number of the core.
-        core: usize,
+        /// The number of the worker.
+        worker: usize,
     },
 }
 
@@ -104,23 +104,28 @@ impl<S: Store + 'static> Gateway<S> {
     }
 
     /// What is counted, and what is known of connections and upstreams.
-    pub fn page(&self, reader: Reader) -> Page {
+    pub fn page(&self, reader: MetricsReader) -> Exposition {
         let mut page = self.shared.telemetry.page(reader, self.shared.limiter.clock().now());
         let open = self.connections();
-        page.single("tidegate_connections_open", Kind::Gauge, "Connections of clients that are open.", open);
-        self.live.load().write(&mut page);
+        page.single(
+            "tidegate_connections_open",
+            MetricKind::Gauge,
+            "Connections of clients that are open.",
+            open,
+        );
+        self.snapshot.load().write(&mut page);
         page
     }
 
     /// Puts another policy in force, whole or not at all. Requests under way keep theirs; counters stay.
-    pub fn replace(&self, active: Active) -> Result<(), PolicyError> {
+    pub fn replace(&self, active: ActivePolicy) -> Result<(), PolicyError> {
         let _replacing = self.replacing.lock().unwrap_or_else(PoisonError::into_inner);
         let limiter = &self.shared.limiter;
         let prepared = limiter.prepare(active)?;
         let policy = Arc::clone(prepared.policy());
-        let live = Live::new(policy, Some(&self.live.load()), self.shared.telemetry.metrics())?;
+        let snapshot = Snapshot::new(policy, Some(&self.snapshot.load()), self.shared.telemetry.metrics())?;
         limiter.activate(prepared);
-        self.live.store(Arc::new(live));
+        self.snapshot.store(Arc::new(snapshot));
         Ok(())
     }
 
@@ -129,7 +134,7 @@ impl<S: Store + 'static> Gateway<S> {
         self.connections.count()
     }
 
-    /// Starts a thread for each core. They end when `stop` turns true and all requests under way have ended, or
+    /// Starts a thread for each worker. They end when `stop` turns true and all requests under way have ended, or
     /// `drain` later.
     pub fn start(
         &self,
@@ -138,56 +143,56 @@ impl<S: Store + 'static> Gateway<S> {
         drain: Duration,
     ) -> Result<Vec<JoinHandle<()>>, StartError> {
         let cores = listeners.iter().map(|listener| listener.sockets.len()).max().unwrap_or_default();
-        (0..cores).map(|core| self.start_core(core, listeners, stop, drain)).collect()
+        (0..cores).map(|worker| self.start_worker(worker, listeners, stop, drain)).collect()
     }
 
-    fn start_core(
+    fn start_worker(
         &self,
-        core: usize,
+        worker: usize,
         listeners: &[Listener],
         stop: &watch::Receiver<bool>,
         drain: Duration,
     ) -> Result<JoinHandle<()>, StartError> {
         let mut sockets = Vec::new();
         for listener in listeners {
-            if let Some(socket) = listener.sockets.get(core) {
+            if let Some(socket) = listener.sockets.get(worker) {
                 let address = listener.address();
                 let socket =
-                    socket.try_clone().map_err(|source| StartError::Listener { core, address, source })?;
+                    socket.try_clone().map_err(|source| StartError::Listener { worker, address, source })?;
                 sockets.push(CoreSocket { socket, address, tls: listener.tls.clone() });
             }
         }
-        let (live, shared) = (Arc::clone(&self.live), self.shared.clone());
+        let (snapshot, shared) = (Arc::clone(&self.snapshot), self.shared.clone());
         let (connector, bounds, connections) =
             (self.connector.clone(), self.bounds, Arc::clone(&self.connections));
         let stop = stop.clone();
         let (starting, started) = std::sync::mpsc::sync_channel(1);
-        let thread = std::thread::Builder::new().name(format!("core-{core}"));
+        let thread = std::thread::Builder::new().name(format!("core-{worker}"));
         let handle = thread.spawn(move || {
             // Made on the thread where it stays: no part of a request changes threads.
             let runtime =
                 match Builder::new_current_thread().enable_all().build_local(LocalOptions::default()) {
                     Ok(runtime) => runtime,
-                    Err(source) => return drop(starting.send(Err(StartError::Runtime { core, source }))),
+                    Err(source) => return drop(starting.send(Err(StartError::Runtime { worker, source }))),
                 };
             runtime.block_on(async {
-                let acceptors = match acceptors(core, sockets, &connections) {
+                let acceptors = match acceptors(worker, sockets, &connections) {
                     Ok(acceptors) => acceptors,
                     Err(error) => return drop(starting.send(Err(error))),
                 };
                 // If nobody receives it, the gateway is to stop, which `stop` says too.
                 let _ = starting.send(Ok(()));
-                if core == 0 {
+                if worker == 0 {
                     let log = shared.telemetry.log().clone();
-                    tokio::task::spawn_local(health::watch(Arc::clone(&live), connector.clone(), log));
+                    tokio::task::spawn_local(health::watch(Arc::clone(&snapshot), connector.clone(), log));
                 }
-                let core = Rc::new(Core::new(live, shared, connector, bounds, stop.clone()));
-                run(core, acceptors, stop, drain).await;
+                let worker = Rc::new(Worker::new(snapshot, shared, connector, bounds, stop.clone()));
+                run(worker, acceptors, stop, drain).await;
             });
         });
-        let handle = handle.map_err(|source| StartError::Thread { core, source })?;
+        let handle = handle.map_err(|source| StartError::Thread { worker, source })?;
         // A closed channel means the thread failed to start.
-        started.recv().unwrap_or(Err(StartError::Ended { core }))?;
+        started.recv().unwrap_or(Err(StartError::Ended { worker }))?;
         Ok(handle)
     }
 }
@@ -199,38 +204,38 @@ struct CoreSocket {
     tls: Option<TlsAcceptor>,
 }
 
-/// Registers the sockets of a core with its runtime.
+/// Registers the sockets of a worker with its runtime.
 fn acceptors(
-    core: usize,
+    worker: usize,
     sockets: Vec<CoreSocket>,
     limiter: &Arc<ConnectionLimiter>,
 ) -> Result<Vec<Acceptor>, StartError> {
     let acceptor = |CoreSocket { socket, address, tls }| {
         let listener = TcpListener::from_std(socket);
-        let listener = listener.map_err(|source| StartError::Listener { core, address, source })?;
+        let listener = listener.map_err(|source| StartError::Listener { worker, address, source })?;
         Ok(Acceptor { listener, tls, limiter: Arc::clone(limiter) })
     };
     sockets.into_iter().map(acceptor).collect()
 }
 
-/// Serves with one core until `stop` turns true, then drains its connections.
+/// Serves with one worker until `stop` turns true, then drains its connections.
 async fn run<S: Store + 'static>(
-    core: Rc<Core<S>>,
+    worker: Rc<Worker<S>>,
     acceptors: Vec<Acceptor>,
     mut stop: watch::Receiver<bool>,
     drain: Duration,
 ) {
     // The accept loops, open connections and their tunnels.
     let open = TaskTracker::new();
-    tokio::task::spawn_local(Rc::clone(&core.watchdog).run(stop.clone()));
-    tokio::task::spawn_local(Rc::clone(&core.transport).run());
+    tokio::task::spawn_local(Rc::clone(&worker.watchdog).run(stop.clone()));
+    tokio::task::spawn_local(Rc::clone(&worker.transport).run());
     for acceptor in acceptors {
-        let accepting = acceptor.run(Rc::clone(&core), stop.clone(), open.clone());
+        let accepting = acceptor.run(Rc::clone(&worker), stop.clone(), open.clone());
         tokio::task::spawn_local(open.track_future(accepting));
     }
     // A closed channel means the same as `true`.
     let _ = stop.wait_for(|stop| *stop).await;
-    core.begin_stopping();
+    worker.begin_stopping();
     open.close();
     // What is still open after that is cut off.
     let _ = tokio::time::timeout(drain, open.wait()).await;

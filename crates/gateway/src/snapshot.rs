@@ -5,15 +5,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use thiserror::Error;
 use tidegate_headers::{BodyStyle, HeaderStyle};
-use tidegate_policy::{Active, ClientKind, Count, Plan, Route};
-use tidegate_telemetry::{Kind, Metrics, Page, RuleSlots};
+use tidegate_policy::{ActivePolicy, ClientKind, Count, Plan, Route};
+use tidegate_telemetry::{Exposition, MetricKind, Metrics, RuleSlots};
 
 use crate::upstream::{InvalidServerUrl, Server, Upstream};
 
 /// A policy with its upstreams.
 #[derive(Debug)]
-pub(crate) struct Live {
-    pub(crate) policy: Arc<Active>,
+pub(crate) struct Snapshot {
+    pub(crate) policy: Arc<ActivePolicy>,
     upstreams: Vec<Upstream>,
     /// Where its rules are counted.
     pub(crate) counted: RuleSlots,
@@ -23,7 +23,7 @@ pub(crate) struct Live {
 
 /// A policy that cannot be served.
 #[derive(Debug, Error)]
-pub enum LiveError {
+pub enum SnapshotError {
     /// An upstream's server cannot be.
     #[error("upstream `{upstream}`: {source}")]
     Server {
@@ -34,18 +34,18 @@ pub enum LiveError {
     },
 }
 
-impl Live {
+impl Snapshot {
     /// A policy with its upstreams. Servers that were there `before` keep what is known of them.
     pub(crate) fn new(
-        policy: Arc<Active>,
+        policy: Arc<ActivePolicy>,
         before: Option<&Self>,
         metrics: &Metrics,
-    ) -> Result<Self, LiveError> {
+    ) -> Result<Self, SnapshotError> {
         let mut upstreams = Vec::new();
         for planned in &policy.matcher.plan().upstreams {
             let mut upstream = Upstream::new(planned, metrics.upstream(&planned.name))
-                .map_err(|source| LiveError::Server { upstream: planned.name.clone(), source })?;
-            if let Some(earlier) = before.and_then(|live| live.named(&planned.name)) {
+                .map_err(|source| SnapshotError::Server { upstream: planned.name.clone(), source })?;
+            if let Some(earlier) = before.and_then(|snapshot| snapshot.named(&planned.name)) {
                 upstream.adopt(earlier);
             }
             upstreams.push(upstream);
@@ -90,18 +90,21 @@ impl Live {
     }
 
     /// What is known of servers.
-    pub(crate) fn write(&self, page: &mut Page) {
+    pub(crate) fn write(&self, page: &mut Exposition) {
         let mut family = page.family(
             "tidegate_upstream_healthy",
-            Kind::Gauge,
+            MetricKind::Gauge,
             "Whether a server is taken for well: 1, or 0.",
         );
         self.each_server(|labels, server| family.sample(labels, u8::from(server.is_healthy())));
-        let mut family =
-            page.family("tidegate_upstream_in_flight", Kind::Gauge, "Requests that a server is working on.");
+        let mut family = page.family(
+            "tidegate_upstream_in_flight",
+            MetricKind::Gauge,
+            "Requests that a server is working on.",
+        );
         self.each_server(|labels, server| family.sample(labels, server.load()));
         let mut family =
-            page.family("tidegate_upstream_connections", Kind::Gauge, "Open connections to a server.");
+            page.family("tidegate_upstream_connections", MetricKind::Gauge, "Open connections to a server.");
         self.each_server(|labels, server| family.sample(labels, server.connections()));
     }
 

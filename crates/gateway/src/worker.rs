@@ -1,4 +1,4 @@
-//! What one core has to serve requests with.
+//! What one worker has to serve requests with.
 
 use std::cell::{Cell, RefCell};
 use std::ops::{Deref, DerefMut};
@@ -10,33 +10,33 @@ use tidegate_headers::HeaderValueCache;
 use tidegate_limiter::Limiter;
 use tidegate_policy::Scratch;
 use tidegate_store::Store;
-use tidegate_telemetry::{Log, Telemetry, Teller};
+use tidegate_telemetry::{Log, Recorder, Telemetry};
 use tokio::sync::watch;
 
 use crate::conn::Watchdog;
 use crate::resource_limits::ResourceLimits;
-use crate::snapshot::Live;
+use crate::snapshot::Snapshot;
 use crate::upstream::{Connector, Server, TimeoutWheel, Transport};
 
 /// What the cores share.
 #[derive(Debug)]
-pub(crate) struct Shared<S> {
+pub(crate) struct SharedState<S> {
     pub(crate) limiter: Arc<Limiter<S>>,
     pub(crate) telemetry: Telemetry,
 }
 
-impl<S> Clone for Shared<S> {
+impl<S> Clone for SharedState<S> {
     fn clone(&self) -> Self {
         Self { limiter: Arc::clone(&self.limiter), telemetry: self.telemetry.clone() }
     }
 }
 
-/// The state of one core. Whatever is shared with others is behind an `Arc`.
+/// The state of one worker. Whatever is shared with others is behind an `Arc`.
 #[derive(Debug)]
-pub(crate) struct Core<S> {
-    live: RefCell<Cache<Arc<ArcSwap<Live>>, Arc<Live>>>,
+pub(crate) struct Worker<S> {
+    snapshot: RefCell<Cache<Arc<ArcSwap<Snapshot>>, Arc<Snapshot>>>,
     pub(crate) limiter: Arc<Limiter<S>>,
-    pub(crate) teller: Teller,
+    pub(crate) recorder: Recorder,
     pub(crate) log: Log,
     pub(crate) transport: Rc<Transport>,
     pub(crate) watchdog: Rc<Watchdog>,
@@ -51,31 +51,31 @@ pub(crate) struct Core<S> {
     served: RefCell<Rc<InForce>>,
 }
 
-/// What is in force, for the requests of one core: counting them is no other core's business.
+/// What is in force, for the requests of one worker: counting them is no other core's business.
 #[derive(Debug)]
-pub(crate) struct InForce(Arc<Live>);
+pub(crate) struct InForce(Arc<Snapshot>);
 
 impl Deref for InForce {
-    type Target = Live;
+    type Target = Snapshot;
 
-    fn deref(&self) -> &Live {
+    fn deref(&self) -> &Snapshot {
         &self.0
     }
 }
 
-impl<S: Store + 'static> Core<S> {
+impl<S: Store + 'static> Worker<S> {
     pub(crate) fn new(
-        live: Arc<ArcSwap<Live>>,
-        shared: Shared<S>,
+        snapshot: Arc<ArcSwap<Snapshot>>,
+        shared: SharedState<S>,
         connector: Connector,
         bounds: ResourceLimits,
         stop: watch::Receiver<bool>,
     ) -> Self {
-        let Shared { limiter, telemetry } = shared;
+        let SharedState { limiter, telemetry } = shared;
         Self {
-            served: RefCell::new(Rc::new(InForce(live.load_full()))),
-            live: RefCell::new(Cache::new(live)),
-            teller: telemetry.teller(Arc::clone(limiter.clock())),
+            served: RefCell::new(Rc::new(InForce(snapshot.load_full()))),
+            snapshot: RefCell::new(Cache::new(snapshot)),
+            recorder: telemetry.recorder(Arc::clone(limiter.clock())),
             log: telemetry.log().clone(),
             limiter,
             transport: Transport::new(connector, &bounds),
@@ -91,13 +91,14 @@ impl<S: Store + 'static> Core<S> {
     }
 
     /// What is in force. The first to see a new policy lets go of connections that nobody needs any more.
-    pub(crate) fn live(&self) -> Rc<InForce> {
-        let (mut live, mut served) = (self.live.borrow_mut(), self.served.borrow_mut());
-        let live = live.load();
-        if !Arc::ptr_eq(live, &served.0) {
-            *served = Rc::new(InForce(Arc::clone(live)));
+    pub(crate) fn snapshot(&self) -> Rc<InForce> {
+        let (mut snapshot, mut served) = (self.snapshot.borrow_mut(), self.served.borrow_mut());
+        let snapshot = snapshot.load();
+        if !Arc::ptr_eq(snapshot, &served.0) {
+            *served = Rc::new(InForce(Arc::clone(snapshot)));
             let is_used = |server: &Arc<Server>| {
-                live.upstreams()
+                snapshot
+                    .upstreams()
                     .iter()
                     .flat_map(|upstream| &upstream.servers)
                     .any(|used| Arc::ptr_eq(used, server))
@@ -128,16 +129,16 @@ impl<S: Store + 'static> Core<S> {
     }
 
     /// A place among those who wait; `None` if all are taken.
-    pub(crate) fn begin_waiting(self: &Rc<Self>) -> Option<Waiting<S>> {
+    pub(crate) fn join_wait_queue(self: &Rc<Self>) -> Option<QueueSlot<S>> {
         let waiting = self.waiting.get();
         (waiting < self.bounds.waiting).then(|| {
             self.waiting.set(waiting + 1);
-            Waiting(Rc::clone(self))
+            QueueSlot(Rc::clone(self))
         })
     }
 }
 
-/// A scratch of this core, returned to the pool when it is dropped.
+/// A scratch of this worker, returned to the pool when it is dropped.
 #[derive(Debug)]
 pub(crate) struct PooledScratch<'c> {
     pool: &'c RefCell<Vec<Scratch>>,
@@ -166,9 +167,9 @@ impl Drop for PooledScratch<'_> {
 
 /// A request that is held until its turn comes.
 #[derive(Debug)]
-pub(crate) struct Waiting<S>(Rc<Core<S>>);
+pub(crate) struct QueueSlot<S>(Rc<Worker<S>>);
 
-impl<S> Drop for Waiting<S> {
+impl<S> Drop for QueueSlot<S> {
     fn drop(&mut self) {
         self.0.waiting.set(self.0.waiting.get() - 1);
     }

@@ -14,7 +14,7 @@ use std::time::UNIX_EPOCH;
 use http::header::{HeaderName, RETRY_AFTER};
 use http::{HeaderMap, HeaderValue};
 use sfv::{BareItem, Dictionary, Item, List, ListEntry, Parser, StringRef, TokenRef};
-use tidegate_core::{LimitUnit, Span, Timestamp};
+use tidegate_core::{LimitUnit, TimeSpan, Timestamp};
 
 use crate::names;
 
@@ -40,7 +40,7 @@ pub struct AdvertisedLimits {
     /// The limits, in the order of the response.
     pub limits: Vec<AdvertisedLimit>,
     /// The time after which the client may retry.
-    pub retry_after: Option<Span>,
+    pub retry_after: Option<TimeSpan>,
 }
 
 /// What a response says about one limit.
@@ -51,11 +51,11 @@ pub struct AdvertisedLimit {
     /// Units per window.
     pub quota: Option<u64>,
     /// The window.
-    pub window: Option<Span>,
+    pub window: Option<TimeSpan>,
     /// Units that are left.
     pub remaining: Option<u64>,
     /// The time until more units are left.
-    pub reset_after: Option<Span>,
+    pub reset_after: Option<TimeSpan>,
     /// What the units are; `None` if the response does not say, or names a unit of its own.
     pub unit: Option<LimitUnit>,
 }
@@ -134,7 +134,7 @@ fn policies(headers: &HeaderMap, name: &HeaderName) -> Vec<AdvertisedLimit> {
 
 fn policy(item: &Item) -> Option<AdvertisedLimit> {
     let parameter = |key| item.params.get(key);
-    let window = parameter("w").and_then(integer).map(Span::from_secs);
+    let window = parameter("w").and_then(integer).map(TimeSpan::from_secs);
     if let Some(quota) = integer(&item.bare_item) {
         return Some(AdvertisedLimit { quota: Some(quota), window, ..AdvertisedLimit::default() });
     }
@@ -152,7 +152,7 @@ fn states(headers: &HeaderMap) -> Vec<AdvertisedLimit> {
     let state = |item: Item| {
         let parameter = |key| item.params.get(key).and_then(integer);
         let name = Some(text(&item.bare_item)?.to_owned());
-        let (remaining, reset_after) = (parameter("r"), parameter("t").map(Span::from_secs));
+        let (remaining, reset_after) = (parameter("r"), parameter("t").map(TimeSpan::from_secs));
         let state = AdvertisedLimit { name, remaining, reset_after, ..AdvertisedLimit::default() };
         (remaining.is_some() || reset_after.is_some()).then_some(state)
     };
@@ -175,13 +175,12 @@ fn dictionary(headers: &HeaderMap, now: Timestamp) -> Option<AdvertisedLimit> {
 }
 
 /// `Retry-After`, or its counterpart among the `X-RateLimit` headers.
-fn retry_after(headers: &HeaderMap, now: Timestamp) -> Option<Span> {
-    let standard = headers
-        .get_all(RETRY_AFTER)
-        .iter()
-        .find_map(|value| number(value).map(Span::from_secs).or_else(|| Some(http_date(value)?.since(now))));
+fn retry_after(headers: &HeaderMap, now: Timestamp) -> Option<TimeSpan> {
+    let standard = headers.get_all(RETRY_AFTER).iter().find_map(|value| {
+        number(value).map(TimeSpan::from_secs).or_else(|| Some(http_date(value)?.since(now)))
+    });
     let seconds = || headers.get_all(names::X_RETRY_AFTER).iter().find_map(number);
-    standard.or_else(|| seconds().map(Span::from_secs))
+    standard.or_else(|| seconds().map(TimeSpan::from_secs))
 }
 
 fn http_date(value: &HeaderValue) -> Option<Timestamp> {
@@ -190,11 +189,11 @@ fn http_date(value: &HeaderValue) -> Option<Timestamp> {
     Some(Timestamp::from_secs(seconds))
 }
 
-fn reset_after(seconds: u64, now: Timestamp) -> Span {
+fn reset_after(seconds: u64, now: Timestamp) -> TimeSpan {
     if seconds >= FIRST_UNIX_SECOND {
         Timestamp::from_secs(seconds).since(now)
     } else {
-        Span::from_secs(seconds)
+        TimeSpan::from_secs(seconds)
     }
 }
 

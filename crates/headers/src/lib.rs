@@ -6,16 +6,16 @@
 //!
 //! ```
 //! use http::HeaderMap;
-//! use tidegate_core::{LimitReport, LimitUnit, Span, Timestamp};
+//! use tidegate_core::{LimitReport, LimitUnit, TimeSpan, Timestamp};
 //! use tidegate_headers::{AdvertisedLimits, HeaderStyle, HeaderValueCache, HeaderWriter, RateLimitHeaders};
 //!
 //! let now = Timestamp::from_secs(1_700_000_000);
 //! let report = LimitReport {
 //!     name: "default",
 //!     quota: 100,
-//!     window: Some(Span::from_secs(60)),
+//!     window: Some(TimeSpan::from_secs(60)),
 //!     remaining: 50,
-//!     reset_after: Span::from_secs(30),
+//!     reset_after: TimeSpan::from_secs(30),
 //!     retry_after: None,
 //!     unit: LimitUnit::Requests,
 //! };
@@ -33,7 +33,7 @@
 //! let advertised = AdvertisedLimits::parse(&response, now);
 //! assert_eq!(advertised.limits[0].name.as_deref(), Some("default"));
 //! assert_eq!(advertised.limits[0].remaining, Some(50));
-//! assert_eq!(advertised.limits[0].reset_after, Some(Span::from_secs(30)));
+//! assert_eq!(advertised.limits[0].reset_after, Some(TimeSpan::from_secs(30)));
 //! ```
 
 #![forbid(unsafe_code)]

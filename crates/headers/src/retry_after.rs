@@ -5,11 +5,11 @@ use std::hash::BuildHasher;
 use foldhash::fast::FixedState;
 use http::HeaderMap;
 use http::header::RETRY_AFTER;
-use tidegate_core::Span;
+use tidegate_core::TimeSpan;
 
 /// `Retry-After` for a wait: whole seconds, rounded up, plus a jitter of up to a tenth. The jitter of one client is always
 /// the same; it prevents rejected clients from all returning at the same instant.
-pub fn retry_after_seconds(wait: Span, client: &[u8]) -> u64 {
+pub fn retry_after_seconds(wait: TimeSpan, client: &[u8]) -> u64 {
     let seconds = wait.as_secs_ceil();
     if seconds < 10 {
         return seconds;
@@ -29,7 +29,7 @@ mod tests {
     #[test]
     fn retry_after_is_never_early_at_most_a_tenth_late_and_the_same_each_time() {
         let mut seen = std::collections::BTreeSet::new();
-        let wait = |client: u32| retry_after_seconds(Span::from_millis(99_001), &client.to_be_bytes());
+        let wait = |client: u32| retry_after_seconds(TimeSpan::from_millis(99_001), &client.to_be_bytes());
         for client in 0..1_000 {
             let seconds = wait(client);
             assert!((100..=110).contains(&seconds));
@@ -38,10 +38,10 @@ mod tests {
         }
         assert_eq!(seen.len(), 11, "clients are spread over the whole range");
         assert_eq!(
-            retry_after_seconds(Span::from_secs(9), b"a"),
+            retry_after_seconds(TimeSpan::from_secs(9), b"a"),
             9,
             "a tenth of less than 10 s is no second"
         );
-        assert_eq!(retry_after_seconds(Span::from_micros(1), b"a"), 1);
+        assert_eq!(retry_after_seconds(TimeSpan::from_micros(1), b"a"), 1);
     }
 }

@@ -1,7 +1,7 @@
 //! Header values that were written before. Limits and windows are few, and limits reset at few different seconds.
 
 use http::HeaderValue;
-use tidegate_core::{LimitReport, LimitUnit, Span};
+use tidegate_core::{LimitReport, LimitUnit, TimeSpan};
 
 use crate::structured_list::ListWriter;
 
@@ -65,7 +65,7 @@ fn fingerprint(reports: &[LimitReport<'_>]) -> u64 {
 struct AnnouncedQuota {
     name: Box<str>,
     quota: u64,
-    window: Option<Span>,
+    window: Option<TimeSpan>,
     unit: LimitUnit,
 }
 
@@ -143,9 +143,9 @@ mod tests {
         let base = LimitReport {
             name: "a",
             quota: 10,
-            window: Some(Span::from_secs(60)),
+            window: Some(TimeSpan::from_secs(60)),
             remaining: 10,
-            reset_after: Span::ZERO,
+            reset_after: TimeSpan::ZERO,
             retry_after: None,
             unit: LimitUnit::Requests,
         };

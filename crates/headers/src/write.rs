@@ -3,7 +3,7 @@
 use http::header::{HeaderName, HeaderValue, RETRY_AFTER};
 use http::{HeaderMap, StatusCode};
 use smallvec::SmallVec;
-use tidegate_core::{LimitReport, Span, Timestamp};
+use tidegate_core::{LimitReport, TimeSpan, Timestamp};
 
 use crate::names;
 use crate::structured_list::{LARGEST_INTEGER, ListWriter};
@@ -101,7 +101,7 @@ fn ratelimit_value(reports: &[LimitReport<'_>]) -> HeaderValue {
         list.member(report.name);
         list.integer(";r=", report.remaining);
         // No `t` is longer than its `w`.
-        let longest = report.window.map_or(LARGEST_INTEGER, Span::as_secs_ceil);
+        let longest = report.window.map_or(LARGEST_INTEGER, TimeSpan::as_secs_ceil);
         list.integer(";t=", report.announced_reset().as_secs_ceil().min(longest));
     }
     list.finish()
@@ -129,9 +129,9 @@ mod tests {
         LimitReport {
             name: "default",
             quota: 100,
-            window: Some(Span::from_secs(60)),
+            window: Some(TimeSpan::from_secs(60)),
             remaining: 50,
-            reset_after: Span::from_millis(29_500),
+            reset_after: TimeSpan::from_millis(29_500),
             retry_after: None,
             unit: LimitUnit::Requests,
         }
@@ -191,9 +191,9 @@ mod tests {
 
     #[test]
     fn headers_of_a_limit_that_rejects_have_the_time_until_it_admits() {
-        let retry_after = Some(Span::from_secs(90));
+        let retry_after = Some(TimeSpan::from_secs(90));
         let rejecting =
-            LimitReport { remaining: 0, retry_after, reset_after: Span::from_secs(120), ..report() };
+            LimitReport { remaining: 0, retry_after, reset_after: TimeSpan::from_secs(120), ..report() };
         assert_eq!(written(HeaderStyle::RateLimitDelta, &rejecting, &[])[2].1, "90");
         // No longer than the window.
         assert_eq!(written(HeaderStyle::RateLimit, &rejecting, &[rejecting])[1].1, r#""default";r=0;t=60"#);

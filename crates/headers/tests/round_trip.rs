@@ -3,7 +3,7 @@
 use http::{HeaderMap, HeaderName, HeaderValue};
 use proptest::prelude::*;
 use sfv::{FieldType, List, Parser};
-use tidegate_core::{LimitReport, LimitUnit, Span, Timestamp};
+use tidegate_core::{LimitReport, LimitUnit, TimeSpan, Timestamp};
 use tidegate_headers::{
     AdvertisedLimit, AdvertisedLimits, HeaderStyle, HeaderValueCache, HeaderWriter, RateLimitHeaders,
     write_retry_after,
@@ -17,10 +17,10 @@ const LARGEST: u64 = 999_999_999_999_999;
 #[derive(Clone, Debug)]
 struct Numbers {
     quota: u64,
-    window: Option<Span>,
+    window: Option<TimeSpan>,
     remaining: u64,
-    reset_after: Span,
-    retry_after: Option<Span>,
+    reset_after: TimeSpan,
+    retry_after: Option<TimeSpan>,
     unit: LimitUnit,
 }
 
@@ -32,8 +32,8 @@ impl Numbers {
 }
 
 fn numbers() -> impl Strategy<Value = Numbers> {
-    let span = || (0_u64..1_000_000_000 - 1).prop_map(Span::from_secs);
-    let fraction = || (0_u64..1_000_000_000).prop_map(Span::from_micros);
+    let span = || (0_u64..1_000_000_000 - 1).prop_map(TimeSpan::from_secs);
+    let fraction = || (0_u64..1_000_000_000).prop_map(TimeSpan::from_micros);
     let time = move || prop_oneof![span(), fraction()];
     let unit = prop_oneof![
         Just(LimitUnit::Requests),
@@ -71,8 +71,8 @@ fn write(styles: &[HeaderStyle], reports: &[LimitReport<'_>]) -> HeaderMap {
 
 /// What the parser should see of a report in a style that names limits.
 fn named(report: &LimitReport<'_>) -> AdvertisedLimit {
-    let longest = report.window.unwrap_or(Span::MAX);
-    let reset = Span::from_secs(report.announced_reset().as_secs_ceil());
+    let longest = report.window.unwrap_or(TimeSpan::MAX);
+    let reset = TimeSpan::from_secs(report.announced_reset().as_secs_ceil());
     AdvertisedLimit {
         name: Some(report.name.chars().filter(|c| matches!(c, ' '..='~')).collect()),
         quota: Some(report.quota),
@@ -88,7 +88,7 @@ fn single(report: &LimitReport<'_>) -> AdvertisedLimit {
     AdvertisedLimit {
         quota: Some(report.quota),
         remaining: Some(report.remaining),
-        reset_after: Some(Span::from_secs(report.announced_reset().as_secs_ceil())),
+        reset_after: Some(TimeSpan::from_secs(report.announced_reset().as_secs_ceil())),
         ..AdvertisedLimit::default()
     }
 }
@@ -151,7 +151,7 @@ proptest! {
     fn retry_after_is_read_back_as_written(seconds in any::<u64>()) {
         let mut headers = HeaderMap::new();
         write_retry_after(&mut headers, seconds);
-        prop_assert_eq!(AdvertisedLimits::parse(&headers, NOW).retry_after, Some(Span::from_secs(seconds)));
+        prop_assert_eq!(AdvertisedLimits::parse(&headers, NOW).retry_after, Some(TimeSpan::from_secs(seconds)));
     }
 
     #[test]

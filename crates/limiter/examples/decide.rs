@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use http::HeaderMap;
 use tidegate_limiter::{Limiter, Ruling};
-use tidegate_policy::{Active, Facts, NoFiles, Scratch, compile};
+use tidegate_policy::{ActivePolicy, Facts, NoFiles, Scratch, compile};
 use tidegate_store::{Clock, MemoryStore, SystemClock};
 
 const POLICY: &[u8] = b"
@@ -22,7 +22,7 @@ const REQUESTS: [([u8; 4], &str); 6] =
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let active = Active::new(compile("policy.yaml", POLICY, &NoFiles)?.plan);
+    let active = ActivePolicy::new(compile("policy.yaml", POLICY, &NoFiles)?.plan);
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
     let limiter = Limiter::new(active, Arc::new(MemoryStore::with_cap(1 << 20)), Arc::clone(&clock))?;
     // One for each thread or connection; after the first requests nothing is allocated.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tidegate_core::{Role, RuleId};
-use tidegate_policy::{AtOnce, ConcurrencyRule, Matched};
+use tidegate_policy::{ConcurrencyCheck, ConcurrencyRule, Matched};
 use tidegate_store::{Permit, Permits};
 
 /// What came of asking for the permits of a request.
@@ -21,7 +21,7 @@ pub(crate) fn acquire<'a>(
     matched: &Matched<'a>,
 ) -> Result<Acquired, (&'a ConcurrencyRule, Vec<RuleId>)> {
     let mut acquired = Acquired { permits: Vec::new(), shadow: Vec::new() };
-    for AtOnce { rule, key, role, .. } in matched.at_once() {
+    for ConcurrencyCheck { rule, key, role, .. } in matched.concurrency_checks() {
         match permits.take(key, rule.concurrent) {
             Some(permit) => acquired.permits.push(permit),
             None if role == Role::Binding => return Err((rule, acquired.shadow)),

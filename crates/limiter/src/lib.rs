@@ -16,13 +16,13 @@
 //!
 //! use http::HeaderMap;
 //! use tidegate_limiter::{Limiter, Ruling};
-//! use tidegate_policy::{Active, Facts, NoFiles, Scratch, compile};
+//! use tidegate_policy::{ActivePolicy, Facts, NoFiles, Scratch, compile};
 //! use tidegate_store::{Clock, MemoryStore, SystemClock};
 //!
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let policy = b"rate_limits: { default: { requests: 2, window: 1m } }";
-//! let active = Active::new(compile("policy.yaml", policy, &NoFiles)?.plan);
+//! let active = ActivePolicy::new(compile("policy.yaml", policy, &NoFiles)?.plan);
 //! let clock = Arc::new(SystemClock::new());
 //! let limiter = Limiter::new(active, Arc::new(MemoryStore::with_cap(1 << 20)), Arc::clone(&clock) as Arc<dyn Clock>)?;
 //!

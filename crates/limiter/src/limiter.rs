@@ -3,9 +3,9 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
-use tidegate_core::{Check, Cost, Decision, Key, Limit, Span, Timestamp, Verdict};
+use tidegate_core::{Check, Cost, Decision, Key, Limit, TimeSpan, Timestamp, Verdict};
 use tidegate_headers::RejectionReason;
-use tidegate_policy::{Active, Admission, Bans, Exemption, Facts, Known, Matched, Scratch};
+use tidegate_policy::{ActivePolicy, Admission, Bans, Exemption, Facts, Matched, RuntimeData, Scratch};
 use tidegate_store::{Clock, Penalties, Permits, RetainedLimits, Store, StoreError};
 
 use crate::ban_list::BanList;
@@ -17,13 +17,13 @@ use crate::reservation::Reservations;
 use crate::ruling::{Admitted, Rejected, Ruling, StoreFailed};
 
 /// When to try again where nobody can know: a request that holds a permit may end at any time.
-const CONCURRENCY_RETRY: Span = Span::from_secs(1);
+const CONCURRENCY_RETRY: TimeSpan = TimeSpan::from_secs(1);
 
 /// Decides which requests may pass.
 #[derive(Debug)]
 pub struct Limiter<S> {
     pub(crate) shared: Arc<Shared<S>>,
-    policy: ArcSwap<Active>,
+    policy: ArcSwap<ActivePolicy>,
     /// The limits of the policy in force, which the store must be able to count.
     retained: Mutex<RetainedLimits>,
     bans: BanList,
@@ -59,13 +59,13 @@ enum NoChecks {
 /// A policy whose limits the store can count. [`Limiter::activate`] puts it in force.
 #[derive(Debug)]
 pub struct PreparedPolicy {
-    policy: Arc<Active>,
+    policy: Arc<ActivePolicy>,
     retained: RetainedLimits,
 }
 
 impl PreparedPolicy {
     /// The policy.
-    pub fn policy(&self) -> &Arc<Active> {
+    pub fn policy(&self) -> &Arc<ActivePolicy> {
         &self.policy
     }
 }
@@ -73,7 +73,7 @@ impl PreparedPolicy {
 impl<S: Store + 'static> Limiter<S> {
     /// A limiter that enforces `active` with the counters of `store`. `clock` is read only where no caller says what time
     /// it is: when something is settled or given back.
-    pub fn new(active: Active, store: Arc<S>, clock: Arc<dyn Clock>) -> Result<Self, StoreError> {
+    pub fn new(active: ActivePolicy, store: Arc<S>, clock: Arc<dyn Clock>) -> Result<Self, StoreError> {
         let retained = retain_limits(&*store, &active, clock.now())?;
         Ok(Self {
             shared: Arc::new(Shared { store, clock }),
@@ -86,12 +86,12 @@ impl<S: Store + 'static> Limiter<S> {
     }
 
     /// The policy in force. A request is checked by one policy from beginning to end.
-    pub fn policy(&self) -> Arc<Active> {
+    pub fn policy(&self) -> Arc<ActivePolicy> {
         self.policy.load_full()
     }
 
     /// Makes sure that the store can count the limits of `active`. Nothing changes until it is activated.
-    pub fn prepare(&self, active: Active) -> Result<PreparedPolicy, StoreError> {
+    pub fn prepare(&self, active: ActivePolicy) -> Result<PreparedPolicy, StoreError> {
         let retained = retain_limits(self.store(), &active, self.shared.clock.now())?;
         Ok(PreparedPolicy { policy: Arc::new(active), retained })
     }
@@ -139,7 +139,7 @@ impl<S: Store + 'static> Limiter<S> {
     /// ready; if the future is dropped before that, it may have been charged.
     pub fn check<'a>(
         &self,
-        policy: &'a Active,
+        policy: &'a ActivePolicy,
         facts: &Facts<'_>,
         scratch: &'a mut Scratch,
         now: Timestamp,
@@ -147,7 +147,7 @@ impl<S: Store + 'static> Limiter<S> {
         self.decide(policy, now, move || {
             let bans = self.bans.any();
             let bans = bans.as_deref().map(|bans| &**bans);
-            let known = Known { directory: policy.directory.as_deref(), bans };
+            let known = RuntimeData { directory: policy.directory.as_deref(), bans };
             match policy.matcher.admit(facts, known, now, scratch) {
                 Admission::Banned { .. } => Err(NoChecks::Banned),
                 Admission::Exempt { why } => Err(NoChecks::Exempt(why)),
@@ -160,7 +160,7 @@ impl<S: Store + 'static> Limiter<S> {
     /// looked at. [`Ruling::NoRule`] if the policy has no such rule.
     pub fn check_rule<'a>(
         &self,
-        policy: &'a Active,
+        policy: &'a ActivePolicy,
         RuleCheck { rule, client, cost }: RuleCheck<'_>,
         scratch: &'a mut Scratch,
         now: Timestamp,
@@ -189,7 +189,7 @@ impl<S: Store + 'static> Limiter<S> {
     /// One decision over everything that can reject the request whose checks `find` finds.
     async fn decide<'a>(
         &self,
-        policy: &'a Active,
+        policy: &'a ActivePolicy,
         now: Timestamp,
         find: impl FnOnce() -> Result<Matched<'a>, NoChecks> + Send,
     ) -> Ruling<'a> {
@@ -225,7 +225,7 @@ impl<S: Store + 'static> Limiter<S> {
     /// What follows from the store's decision.
     fn conclude<'a>(
         &self,
-        policy: &Active,
+        policy: &ActivePolicy,
         matched: &Matched<'a>,
         (acquired, now): (Acquired, Timestamp),
         decided: Result<Decision, StoreError>,
@@ -269,7 +269,7 @@ fn admitted<'a>(
     now: Timestamp,
 ) -> Admitted<'a> {
     let report = Report { shadow, ..Report::new(matched.applied(), now) };
-    Admitted { report, permits, reservations: Reservations::default(), delay: Span::ZERO }
+    Admitted { report, permits, reservations: Reservations::default(), delay: TimeSpan::ZERO }
 }
 
 fn reject(mut report: Report<'_>) -> Ruling<'_> {
@@ -288,17 +288,21 @@ fn reject(mut report: Report<'_>) -> Ruling<'_> {
 
 /// How long until nothing rejects a request any more; `None` if a limit always will. No limit admits less while nobody
 /// spends, so that is the longest of the times that each of them needs.
-fn retry_after(report: &Report<'_>) -> Option<Span> {
+fn retry_after(report: &Report<'_>) -> Option<TimeSpan> {
     let limits = match report.decision.as_ref().map(|decision| decision.verdict) {
         Some(Verdict::Never) => return None,
         Some(Verdict::NotUntil { retry_after }) => retry_after,
-        Some(Verdict::Pass { .. }) | None => Span::ZERO,
+        Some(Verdict::Pass { .. }) | None => TimeSpan::ZERO,
     };
-    let permits = report.exhausted.map_or(Span::ZERO, |_| CONCURRENCY_RETRY);
-    Some(report.lock_outs.iter().map(|(_, left)| *left).fold(limits.max(permits), Span::max))
+    let permits = report.exhausted.map_or(TimeSpan::ZERO, |_| CONCURRENCY_RETRY);
+    Some(report.lock_outs.iter().map(|(_, left)| *left).fold(limits.max(permits), TimeSpan::max))
 }
 
-fn retain_limits(store: &impl Store, active: &Active, now: Timestamp) -> Result<RetainedLimits, StoreError> {
+fn retain_limits(
+    store: &impl Store,
+    active: &ActivePolicy,
+    now: Timestamp,
+) -> Result<RetainedLimits, StoreError> {
     let limits: Vec<_> = active.matcher.plan().rate_limits.iter().map(|rule| rule.limit).collect();
     store.retain_limits(&limits, now)
 }

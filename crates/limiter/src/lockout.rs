@@ -1,12 +1,12 @@
 //! Lock-outs: clients that violate a rule with a `penalty` again and again are rejected for a while.
 
 use smallvec::SmallVec;
-use tidegate_core::{Decision, Role, Span, Timestamp};
+use tidegate_core::{Decision, Role, TimeSpan, Timestamp};
 use tidegate_policy::Matched;
 use tidegate_store::Penalties;
 
 /// The checks of a request whose client is locked out, by their positions, and for how long.
-pub(crate) type LockOuts = SmallVec<[(usize, Span); 2]>;
+pub(crate) type LockOuts = SmallVec<[(usize, TimeSpan); 2]>;
 
 /// The checks of a request whose client is locked out now.
 pub(crate) fn in_force(penalties: &Penalties, matched: &Matched<'_>, now: Timestamp) -> LockOuts {

@@ -3,7 +3,7 @@
 use std::ops::Deref;
 
 use smallvec::SmallVec;
-use tidegate_core::{Decision, LimitReport, Role, RuleId, Span, Timestamp};
+use tidegate_core::{Decision, LimitReport, Role, RuleId, TimeSpan, Timestamp};
 use tidegate_policy::{AppliedRules, ConcurrencyRule, Rule};
 
 use crate::lockout::LockOuts;
@@ -86,11 +86,11 @@ impl<'a> Report<'a> {
             return Some(rule.id);
         }
         let longest = self.lock_outs.iter().max_by_key(|(_, left)| *left).map(|(index, _)| *index);
-        self.primary = longest.or_else(|| self.decision.as_ref()?.refused_by);
+        self.primary = longest.or_else(|| self.decision.as_ref()?.rejected_by);
         Some(self.rules.rule(self.primary?)?.id)
     }
 
-    fn lock_out(&self, index: usize) -> Option<Span> {
+    fn lock_out(&self, index: usize) -> Option<TimeSpan> {
         self.lock_outs.iter().find(|(locked, _)| *locked == index).map(|(_, left)| *left)
     }
 

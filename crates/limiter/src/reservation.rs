@@ -9,7 +9,7 @@ use std::sync::Arc;
 use http::HeaderMap;
 use http::header::HeaderName;
 use tidegate_core::{Check, Cost, Decision, Key, Limit, Refund, Role, RuleId, Timestamp};
-use tidegate_policy::{Matched, Reservation, Settles, Statuses};
+use tidegate_policy::{Matched, Reservation, Settlement, Statuses};
 use tidegate_store::Store;
 
 use crate::limiter::{Limiter, Shared};
@@ -54,11 +54,11 @@ enum SettledBy {
 }
 
 impl SettledBy {
-    fn as_settles(&self) -> Settles<'_> {
+    fn as_settles(&self) -> Settlement<'_> {
         match self {
-            Self::Status(statuses) => Settles::Status(statuses),
-            Self::Header(name) => Settles::Header(name),
-            Self::Body(unit) => Settles::Body(*unit),
+            Self::Status(statuses) => Settlement::Status(statuses),
+            Self::Header(name) => Settlement::Header(name),
+            Self::Body(unit) => Settlement::Body(*unit),
         }
     }
 }
@@ -67,9 +67,9 @@ impl OwnedReservation {
     fn of(reservation: &Reservation<'_>) -> Self {
         let Reservation { check, charged, settles } = reservation;
         let settled_by = match settles {
-            Settles::Status(statuses) => SettledBy::Status(Box::new(**statuses)),
-            Settles::Header(name) => SettledBy::Header((*name).clone()),
-            Settles::Body(unit) => SettledBy::Body(*unit),
+            Settlement::Status(statuses) => SettledBy::Status(Box::new(**statuses)),
+            Settlement::Header(name) => SettledBy::Header((*name).clone()),
+            Settlement::Body(unit) => SettledBy::Body(*unit),
         };
         Self {
             rule: check.key.rule,
@@ -109,7 +109,7 @@ impl OwnedReservation {
 }
 
 impl<S: Store + 'static> Limiter<S> {
-    /// Settles reservations by the response to their request. They are settled even if the returned future is dropped.
+    /// Settlement reservations by the response to their request. They are settled even if the returned future is dropped.
     pub async fn settle(&self, reservations: Reservations, status: u16, headers: &HeaderMap) {
         let cost = |reservation: &OwnedReservation| {
             reservation.settled_by.as_settles().by_response(reservation.cost, status, headers)

@@ -1,6 +1,6 @@
 //! What the limiter answers.
 
-use tidegate_core::{RuleId, Span};
+use tidegate_core::{RuleId, TimeSpan};
 use tidegate_headers::RejectionReason;
 use tidegate_policy::Exemption;
 use tidegate_store::Permit;
@@ -37,7 +37,7 @@ pub struct Admitted<'a> {
     pub reservations: Reservations,
     /// How long to wait before it passes; zero unless a leaky bucket holds it. Nothing else is charged for the wait; a
     /// [`RefundGuard`](crate::RefundGuard) gives back what was charged if the client does not wait.
-    pub delay: Span,
+    pub delay: TimeSpan,
 }
 
 /// A request that may not pass now.
@@ -50,7 +50,7 @@ pub struct Rejected<'a> {
     /// The rule that rejects it; of several, the one that is reported.
     pub rule: RuleId,
     /// How long until nothing rejects it any more; `None` if a limit always will.
-    pub retry_after: Option<Span>,
+    pub retry_after: Option<TimeSpan>,
 }
 
 /// A request that nobody can decide about.

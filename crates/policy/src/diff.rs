@@ -9,7 +9,7 @@ use crate::plan::{
     AdminPlan, Charge, Clients, ConcurrencyRule, Count, CustomRule, Match, Mode, NameSource, Plan, Rule,
     RuleCost, TokenKey,
 };
-use crate::quantity::{size_text, span_text};
+use crate::units::{size_text, span_text};
 
 /// One difference.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -136,7 +136,7 @@ impl Described {
 }
 
 impl Described {
-    fn at_once(rule: &ConcurrencyRule) -> Self {
+    fn concurrency_checks(rule: &ConcurrencyRule) -> Self {
         let ConcurrencyRule { name, mode, matches, count, .. } = rule;
         let mut words = vec![rule.words()];
         if *mode != Mode::Enforce {
@@ -168,7 +168,7 @@ fn described(plan: &Plan) -> Vec<Described> {
     });
     let custom = limits.rules.iter().map(Described::custom);
     let endpoints = limits.endpoints.iter().map(|endpoint| Described::plain(&endpoint.rule));
-    let concurrent = limits.concurrent.iter().map(Described::at_once);
+    let concurrent = limits.concurrent.iter().map(Described::concurrency_checks);
     single.chain(tiers).chain(custom).chain(endpoints).chain(concurrent).collect()
 }
 

@@ -36,10 +36,10 @@ mod networks;
 mod path;
 mod plan;
 mod problem;
-mod quantity;
 mod raw;
 mod render;
 mod request;
+mod units;
 mod warnings;
 
 pub use bans::{Ban, Bans, Subject, SubjectError};
@@ -48,21 +48,22 @@ pub use diff::{Change, Counters, How, diff};
 pub use directory::{Directory, DirectoryError, Grant, LineError, LineProblem};
 pub use endpoints::{DuplicateEndpoint, EndpointPattern, Endpoints, PatternError};
 pub use explain::{
-    Answer, Client, ExplainRequest, Explanation, PlaceMet, RouteTaken, RuleMet, Ruling, explain,
+    ExplainRequest, ExplainedClient, ExplainedConcurrency, ExplainedOutcome, ExplainedRoute, ExplainedRule,
+    ExplainedVerdict, Explanation, explain,
 };
-pub use expression::{EvaluationError, Expression, ExpressionError, Place};
+pub use expression::{EvaluationError, Expression, ExpressionError, ExpressionPlace};
 pub use facts::Facts;
 pub use files::{FileError, Files, NoFiles};
 pub use host::{normalize_host, split_port};
 pub use identity::{
-    Addresses, Believed, ClaimSource, Claims, ClientKind, ClientName, ClientNameError, CookieName,
-    CookieNameError, Fingerprint, ForwardingHeader, HeaderError, HeaderRules, Identities, Identity,
-    IdentityError, IdentitySpec, KeysError, NoHeaders, PrefixError, Source, TokenError, Verifier,
+    Addresses, ClaimSource, Claims, ClientKind, ClientName, ClientNameError, CookieName, CookieNameError,
+    Fingerprint, ForwardingHeader, HeaderError, HeaderRules, Identities, Identity, IdentityError,
+    IdentitySpec, KeysError, NoHeaders, PrefixError, Source, TokenError, TrustedChain, Verifier,
 };
 pub use language::{reference, schema};
 pub use matcher::{
-    Active, Admission, AppliedRules, AtOnce, BannedBy, Exemption, Judged, Known, Matched, Matcher,
-    Reservation, Scratch, Settles, Target,
+    ActivePolicy, Admission, AppliedRules, BannedBy, CheckResult, ConcurrencyCheck, Exemption, Matched,
+    Matcher, Reservation, RuntimeData, Scratch, Settlement, Target,
 };
 pub use path::{PathError, normalize};
 pub use plan::{
@@ -73,5 +74,5 @@ pub use plan::{
     Upstream, When,
 };
 pub use problem::{Excerpt, Problem, Problems, Severity};
-pub use quantity::{QuantityError, duration, span_text};
 pub use request::{RequestError, check_method, host_header, requested_host};
+pub use units::{QuantityError, duration, span_text};

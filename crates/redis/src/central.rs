@@ -110,10 +110,10 @@ impl Store for CentralStore {
     async fn override_limit(
         &self,
         key: Key<'_>,
-        instead: Option<Override>,
+        replacement: Option<Override>,
         now: Timestamp,
     ) -> Result<(), StoreError> {
-        self.run("override", &Call::override_limit(key, instead.as_ref())?, now).await.map(drop)
+        self.run("override", &Call::override_limit(key, replacement.as_ref())?, now).await.map(drop)
     }
 }
 

@@ -2,7 +2,8 @@
 
 use redis::Script;
 use tidegate_core::{
-    Check, Cost, Decision, Key, Kind, Limit, Outcome, Outcomes, Refund, Role, Span, Timestamp, Verdict,
+    AlgorithmKind, Check, Cost, Decision, Key, Limit, Outcome, Outcomes, Refund, Role, TimeSpan, Timestamp,
+    Verdict,
 };
 use tidegate_store::{Override, StoreError};
 
@@ -65,13 +66,13 @@ impl Call {
         call
     }
 
-    pub(crate) fn override_limit(key: Key<'_>, instead: Option<&Override>) -> Result<Self, StoreError> {
+    pub(crate) fn override_limit(key: Key<'_>, replacement: Option<&Override>) -> Result<Self, StoreError> {
         let mut call = Self::reset(key);
-        match instead {
+        match replacement {
             None => call.push(0),
-            Some(instead) => {
-                call.push(instead.until.as_micros());
-                call.push_limit(&instead.limit)?;
+            Some(replacement) => {
+                call.push(replacement.until.as_micros());
+                call.push_limit(&replacement.limit)?;
             }
         }
         Ok(call)
@@ -95,7 +96,7 @@ impl Call {
     }
 
     fn push_limit(&mut self, limit: &Limit) -> Result<(), StoreError> {
-        let Kind::TokenBucket(bucket) = limit.kind() else {
+        let AlgorithmKind::TokenBucket(bucket) = limit.kind() else {
             return Err(StoreError::Unsupported { algorithm: limit.algorithm() });
         };
         let rate = bucket.rate();
@@ -120,14 +121,14 @@ pub(crate) fn decisions(batch: &[&[Check<'_>]], reply: &[u64]) -> Result<Vec<Dec
 }
 
 fn outcome(next: &mut impl FnMut() -> Result<u64, StoreError>) -> Result<Outcome, StoreError> {
-    let (verdict, span) = (next()?, Span::from_micros(next()?));
+    let (verdict, span) = (next()?, TimeSpan::from_micros(next()?));
     let verdict = match verdict {
         0 => Verdict::Pass { wait: span },
         1 => Verdict::NotUntil { retry_after: span },
         2 => Verdict::Never,
         _ => return Err(protocol("it holds an unknown verdict")),
     };
-    Ok(Outcome { verdict, limit: next()?, remaining: next()?, reset_after: Span::from_micros(next()?) })
+    Ok(Outcome { verdict, limit: next()?, remaining: next()?, reset_after: TimeSpan::from_micros(next()?) })
 }
 
 fn protocol(reason: &str) -> StoreError {

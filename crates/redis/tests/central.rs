@@ -3,7 +3,7 @@
 #![allow(missing_docs, clippy::unwrap_used, reason = "tests speak through their names and fail by panicking")]
 
 use redis::AsyncCommands;
-use tidegate_core::{Algorithm, Check, Cost, Key, Limit, RuleId, Span, Spec, Timestamp, Verdict};
+use tidegate_core::{Algorithm, Check, Cost, Key, Limit, RuleId, Spec, TimeSpan, Timestamp, Verdict};
 use tidegate_redis::{CentralStore, TimeSource};
 use tidegate_store::conformance::Suite;
 use tidegate_store::{Clock, Override, Store, StoreError, SystemClock};
@@ -11,7 +11,7 @@ use tidegate_testkit::process::RedisServer;
 
 const RULE: RuleId = RuleId::named("default");
 
-fn bucket(requests: u64, window: Span) -> Limit {
+fn bucket(requests: u64, window: TimeSpan) -> Limit {
     Limit::new(Algorithm::TokenBucket, Spec::new(requests, window)).unwrap()
 }
 
@@ -37,12 +37,12 @@ async fn token_bucket_passes_the_conformance_suite() {
 async fn every_key_has_a_time_to_live_of_at_least_twice_its_recovery() {
     let server = RedisServer::start();
     let store = connect(&server, TimeSource::Server).await;
-    let limits = [bucket(1, Span::from_secs(3_600)), bucket(1, Span::from_secs(10))];
+    let limits = [bucket(1, TimeSpan::from_secs(3_600)), bucket(1, TimeSpan::from_secs(10))];
     for (limit, client) in limits.iter().zip([&b"slow"[..], b"fast"]) {
         let check = Check::new(Key::new(RULE, client), limit);
         assert!(store.decide(&[check], Timestamp::ZERO).await.unwrap().passes());
     }
-    let day = Override { limit: limits[0], until: SystemClock::new().now() + Span::from_secs(86_400) };
+    let day = Override { limit: limits[0], until: SystemClock::new().now() + TimeSpan::from_secs(86_400) };
     store.override_limit(Key::new(RULE, b"special"), Some(day), Timestamp::ZERO).await.unwrap();
 
     let mut raw = raw(&server).await;
@@ -62,21 +62,21 @@ async fn every_key_has_a_time_to_live_of_at_least_twice_its_recovery() {
 async fn time_is_the_servers_whatever_the_caller_says() {
     let server = RedisServer::start();
     let store = connect(&server, TimeSource::Server).await;
-    let limit = bucket(1, Span::from_secs(3_600));
+    let limit = bucket(1, TimeSpan::from_secs(3_600));
     let check = Check::new(Key::new(RULE, b"client"), &limit);
     assert!(store.decide(&[check], Timestamp::MAX).await.unwrap().passes());
     let refused = store.decide(&[check], Timestamp::MAX).await.unwrap();
     assert!(matches!(refused.verdict, Verdict::NotUntil { .. }));
     let now = SystemClock::new().now();
     let apart = refused.at.since(now).max(now.since(refused.at));
-    assert!(apart < Span::from_secs(60), "the server's clock and ours are {apart:?} apart");
+    assert!(apart < TimeSpan::from_secs(60), "the server's clock and ours are {apart:?} apart");
 }
 
 #[tokio::test]
 async fn refusing_writes_nothing() {
     let server = RedisServer::start();
     let store = connect(&server, TimeSource::Server).await;
-    let limit = bucket(2, Span::from_secs(3_600));
+    let limit = bucket(2, TimeSpan::from_secs(3_600));
     let check = Check::new(Key::new(RULE, b"client"), &limit);
     assert_eq!(
         store.decide(&[check.cost(Cost::new(3))], Timestamp::ZERO).await.unwrap().verdict,
@@ -91,7 +91,7 @@ async fn refusing_writes_nothing() {
 async fn many_tasks_together_admit_exactly_the_ideal() {
     let server = RedisServer::start();
     let store = connect(&server, TimeSource::Caller).await;
-    let (narrow, wide) = (bucket(500, Span::from_secs(3_600)), bucket(800, Span::from_secs(3_600)));
+    let (narrow, wide) = (bucket(500, TimeSpan::from_secs(3_600)), bucket(800, TimeSpan::from_secs(3_600)));
     let now = Timestamp::from_secs(1_700_000_000);
     let tasks: Vec<_> = (0..16)
         .map(|_| {
@@ -122,7 +122,7 @@ async fn many_tasks_together_admit_exactly_the_ideal() {
 async fn a_flushed_script_cache_is_no_error() {
     let server = RedisServer::start();
     let store = connect(&server, TimeSource::Server).await;
-    let limit = bucket(5, Span::from_secs(3_600));
+    let limit = bucket(5, TimeSpan::from_secs(3_600));
     let check = Check::new(Key::new(RULE, b"client"), &limit);
     store.decide(&[check], Timestamp::ZERO).await.unwrap();
     let _: () = redis::cmd("SCRIPT").arg("FLUSH").query_async(&mut raw(&server).await).await.unwrap();
@@ -134,7 +134,7 @@ async fn a_flushed_script_cache_is_no_error() {
 async fn an_unknown_algorithm_is_refused_before_anything_is_sent() {
     let server = RedisServer::start();
     let store = connect(&server, TimeSource::Server).await;
-    let limit = Limit::new(Algorithm::SlidingLog, Spec::new(5, Span::from_secs(60))).unwrap();
+    let limit = Limit::new(Algorithm::SlidingLog, Spec::new(5, TimeSpan::from_secs(60))).unwrap();
     let error = store.decide(&[Check::new(Key::new(RULE, b"a"), &limit)], Timestamp::ZERO).await.unwrap_err();
     assert!(matches!(error, StoreError::Unsupported { algorithm: Algorithm::SlidingLog }));
     assert_eq!(error.to_string(), "this store cannot count a sliding_window_log");
@@ -145,7 +145,7 @@ async fn a_server_that_is_gone_is_an_error_and_never_a_pass() {
     let server = RedisServer::start();
     let store = connect(&server, TimeSource::Server).await;
     drop(server);
-    let limit = bucket(5, Span::from_secs(60));
+    let limit = bucket(5, TimeSpan::from_secs(60));
     let error = store.decide(&[Check::new(Key::new(RULE, b"a"), &limit)], Timestamp::ZERO).await.unwrap_err();
     assert!(matches!(error, StoreError::Unavailable(_)), "{error:?}");
 }

@@ -3,14 +3,14 @@
 //! `cargo run -p tidegate-store --example several_limits`
 
 use pollster::block_on;
-use tidegate_core::{Algorithm, Check, Key, Limit, RuleId, Span, Spec, Verdict};
+use tidegate_core::{Algorithm, Check, Key, Limit, RuleId, Spec, TimeSpan, Verdict};
 use tidegate_store::{Clock, MemoryStore, Store, SystemClock};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let clock = SystemClock::new();
     let store = MemoryStore::with_cap(MemoryStore::cap_for(10_000));
-    let per_client = Limit::new(Algorithm::TokenBucket, Spec::new(2, Span::from_secs(60)))?;
-    let together = Limit::new(Algorithm::SlidingCounter, Spec::new(3, Span::from_secs(60)))?;
+    let per_client = Limit::new(Algorithm::TokenBucket, Spec::new(2, TimeSpan::from_secs(60)))?;
+    let together = Limit::new(Algorithm::SlidingCounter, Spec::new(3, TimeSpan::from_secs(60)))?;
 
     for client in ["alice", "alice", "alice", "bob", "bob"] {
         let checks = [

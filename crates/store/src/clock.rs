@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use tidegate_core::{Span, Timestamp};
+use tidegate_core::{TimeSpan, Timestamp};
 
 /// Tells the time.
 pub trait Clock: fmt::Debug + Send + Sync {
@@ -68,7 +68,7 @@ impl SystemClock {
         let nanos = u128::from(counter.delta_as_nanos(0, PACE));
         let micros_per_count = u64::try_from((nanos << 64) / (1_000 * u128::from(PACE))).unwrap_or(u64::MAX);
         let nanos_per_count = u64::try_from((nanos << 32) / u128::from(PACE)).unwrap_or(u64::MAX);
-        let wall = (Timestamp::ZERO + Span::from(since_epoch)).as_micros();
+        let wall = (Timestamp::ZERO + TimeSpan::from(since_epoch)).as_micros();
         let at_zero = wall.wrapping_sub(micros(counter.raw(), micros_per_count));
         Self { counter, micros_per_count, nanos_per_count, at_zero }
     }
@@ -113,7 +113,7 @@ impl ManualClock {
     }
 
     /// Moves the clock forward.
-    pub fn advance(&self, by: Span) {
+    pub fn advance(&self, by: TimeSpan) {
         self.0.fetch_add(by.as_micros(), Ordering::AcqRel);
     }
 
@@ -149,14 +149,14 @@ mod tests {
     fn one_look_tells_the_instant_and_how_long_it_took() {
         let clock = SystemClock::new();
         let (first, mut last) = (clock.read(), clock.read());
-        while last.at.since(first.at) < Span::from_millis(2) {
+        while last.at.since(first.at) < TimeSpan::from_millis(2) {
             last = clock.read();
         }
         let micros = last.at.since(first.at).as_micros();
         assert!((last.nanos_since(first) / 1_000).abs_diff(micros) <= 1, "{last:?} {first:?}");
         let manual = ManualClock::at(Timestamp::from_secs(10));
         let before = manual.read();
-        manual.advance(Span::from_micros(3));
+        manual.advance(TimeSpan::from_micros(3));
         assert_eq!(manual.read().nanos_since(before), 3_000);
         assert_eq!(before.nanos_since(manual.read()), 0);
     }
@@ -164,7 +164,7 @@ mod tests {
     #[test]
     fn a_manual_clock_moves_as_told() {
         let clock = ManualClock::at(Timestamp::from_secs(10));
-        clock.advance(Span::from_secs(5));
+        clock.advance(TimeSpan::from_secs(5));
         assert_eq!(clock.now(), Timestamp::from_secs(15));
         clock.set(Timestamp::from_secs(3));
         assert_eq!(clock.now(), Timestamp::from_secs(3));

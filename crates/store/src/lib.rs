@@ -6,13 +6,13 @@
 //! decisions of a simple model, field by field.
 //!
 //! ```
-//! use tidegate_core::{Algorithm, Check, Key, Limit, RuleId, Span, Spec};
+//! use tidegate_core::{Algorithm, Check, Key, Limit, RuleId, TimeSpan, Spec};
 //! use tidegate_store::{Clock, MemoryStore, Store, SystemClock};
 //!
 //! # pollster::block_on(async {
 //! let clock = SystemClock::new();
 //! let store = MemoryStore::with_cap(MemoryStore::cap_for(100_000));
-//! let limit = Limit::new(Algorithm::FixedWindow, Spec::new(2, Span::from_secs(60)))?;
+//! let limit = Limit::new(Algorithm::FixedWindow, Spec::new(2, TimeSpan::from_secs(60)))?;
 //! let check = Check::new(Key::new(RuleId::named("default"), b"alice"), &limit);
 //!
 //! let now = clock.now();
@@ -39,7 +39,7 @@ mod sync;
 
 pub use clock::{Clock, ManualClock, Reading, SystemClock, wall};
 pub use memory::{HeavyKey, MemoryStore, MemoryUse, RetainedLimits};
-pub use penalties::{Penalised, Penalties, PenaltyChanges, PenaltyKey};
+pub use penalties::{Penalties, PenaltyChanges, PenaltyEntry, PenaltyKey};
 pub use permits::{Permit, Permits};
 pub use space_saving::{Counted, SpaceSaving};
 pub use store::{Override, Store, StoreError};

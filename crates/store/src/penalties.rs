@@ -1,6 +1,6 @@
 //! Who is locked out, and who is about to be.
 //!
-//! A bounded table beside the counters: a record for each client that has violated a rule with a penalty, until it is
+//! A bounded table pending_cost the counters: a record for each client that has violated a rule with a penalty, until it is
 //! forgotten. The arithmetic is [`Penalty`]'s. Asking costs one load while a part of the table is empty, and a short lock
 //! otherwise. When the table is full, whoever has been forgotten gives way, then whoever has done least; nobody who is
 //! locked out ever does. Newcomers that find no room are not remembered: their limits still hold.
@@ -11,7 +11,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use tidegate_core::{Key, Penalty, Record, RuleId, Span, Timestamp};
+use tidegate_core::{Key, Penalty, PenaltyState, RuleId, TimeSpan, Timestamp};
 
 use crate::memory::hash::KeyHasher;
 use shard::Shard;
@@ -76,11 +76,11 @@ impl fmt::Debug for PenaltyKey {
 
 /// What is remembered of one client under one rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Penalised {
+pub struct PenaltyEntry {
     /// Who.
     pub key: PenaltyKey,
     /// What is remembered.
-    pub record: Record,
+    pub record: PenaltyState,
     /// From when on it is as good as never seen.
     pub forgotten: Timestamp,
 }
@@ -89,7 +89,7 @@ pub struct Penalised {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct PenaltyChanges {
     /// Records that are new or different.
-    pub set: Vec<Penalised>,
+    pub set: Vec<PenaltyEntry>,
     /// Records that are gone: forgotten, removed by hand, or given way to others.
     pub removed: Vec<PenaltyKey>,
     /// Too many went for all to be listed: whoever keeps a copy replaces it by a [`snapshot`](Penalties::snapshot).
@@ -122,7 +122,7 @@ impl Penalties {
 
     /// How long `key` is still locked out; `None` if it is not.
     #[inline]
-    pub fn lock_out(&self, key: Key<'_>, now: Timestamp) -> Option<Span> {
+    pub fn lock_out(&self, key: Key<'_>, now: Timestamp) -> Option<TimeSpan> {
         let hash = self.hasher.hash(&key);
         let part = self.part(hash)?;
         if part.count.load(Ordering::Acquire) == 0 {
@@ -132,7 +132,7 @@ impl Penalties {
     }
 
     /// Records that `key` has violated a rule with this `penalty`; says how long it is locked out now, if it is.
-    pub fn violate(&self, key: Key<'_>, penalty: &Penalty, now: Timestamp) -> Option<Span> {
+    pub fn violate(&self, key: Key<'_>, penalty: &Penalty, now: Timestamp) -> Option<TimeSpan> {
         if key.client.len() > LONGEST_CLIENT {
             self.unrecorded.fetch_add(1, Ordering::Relaxed);
             return None;
@@ -161,20 +161,20 @@ impl Penalties {
     }
 
     /// Everybody who is locked out, the longest first.
-    pub fn locked_out(&self, now: Timestamp) -> Vec<Penalised> {
+    pub fn locked_out(&self, now: Timestamp) -> Vec<PenaltyEntry> {
         let mut locked = self.collect(|penalised| penalised.record.lock_out(now).is_some());
         locked.sort_by_key(|penalised| std::cmp::Reverse(penalised.record.locked_until));
         locked
     }
 
     /// Everything that is remembered at `now`, in no order.
-    pub fn snapshot(&self, now: Timestamp) -> Vec<Penalised> {
+    pub fn snapshot(&self, now: Timestamp) -> Vec<PenaltyEntry> {
         self.collect(|penalised| penalised.forgotten > now)
     }
 
     /// Remembers what a [`snapshot`](Self::snapshot) has held, perhaps before a restart and by another clock. What is
     /// already here stays.
-    pub fn restore(&self, records: impl IntoIterator<Item = Penalised>, now: Timestamp) {
+    pub fn restore(&self, records: impl IntoIterator<Item = PenaltyEntry>, now: Timestamp) {
         for penalised in records {
             let record = penalised.record.rebase(now);
             let ahead = penalised.record.since.since(record.since);
@@ -229,7 +229,7 @@ impl Penalties {
         self.parts.get((hash >> 32) as usize % SHARDS)
     }
 
-    fn collect(&self, wanted: impl Fn(&Penalised) -> bool) -> Vec<Penalised> {
+    fn collect(&self, wanted: impl Fn(&PenaltyEntry) -> bool) -> Vec<PenaltyEntry> {
         let mut found = Vec::new();
         for part in self.parts.iter().filter(|part| part.count.load(Ordering::Acquire) > 0) {
             part.with(|shard| found.extend(shard.iter().filter(|penalised| wanted(penalised)).cloned()));

@@ -3,7 +3,7 @@
 use std::error::Error;
 
 use thiserror::Error;
-use tidegate_core::{Algorithm, Check, Decision, Key, Limit, Refund, Span, Timestamp};
+use tidegate_core::{Algorithm, Check, Decision, Key, Limit, Refund, TimeSpan, Timestamp};
 
 use crate::memory::RetainedLimits;
 
@@ -52,14 +52,14 @@ pub trait Store: Send + Sync {
     fn override_limit(
         &self,
         key: Key<'_>,
-        instead: Option<Override>,
+        replacement: Option<Override>,
         now: Timestamp,
     ) -> impl Future<Output = Result<(), StoreError>> + Send;
 
     /// Makes sure that decisions can use each of `limits` until the result is dropped, or changes nothing. A policy
     /// retains its limits before it is put in force, so that its decisions never fail for want of room.
     ///
-    /// A store that keeps every limit beside its counter has nothing to retain.
+    /// A store that keeps every limit pending_cost its counter has nothing to retain.
     fn retain_limits(&self, _limits: &[Limit], _now: Timestamp) -> Result<RetainedLimits, StoreError> {
         Ok(RetainedLimits::default())
     }
@@ -102,14 +102,14 @@ pub enum StoreError {
 /// Another limit in force for one key, for a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Override {
-    /// The limit in force instead of the rule's.
+    /// The limit in force replacement of the rule's.
     pub limit: Limit,
     /// From then on the rule's own limit is in force again.
     pub until: Timestamp,
 }
 
 /// Refunds come soon after their decisions: so long after its end an override no longer concerns them.
-const REFUNDS_END: Span = Span::from_secs(60);
+const REFUNDS_END: TimeSpan = TimeSpan::from_secs(60);
 
 impl Override {
     /// Whether it concerns nobody any more, even if time goes back a little.

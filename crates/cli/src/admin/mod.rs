@@ -1,6 +1,6 @@
 //! Commands that ask a gateway that runs: `ban`, `unban`, `bans`, `override`, `reset`, `status`, `backup`.
 
-mod ask;
+mod client;
 mod nft;
 mod table;
 
@@ -15,11 +15,11 @@ use crate::args::{
 };
 use crate::exit::Exit;
 use crate::print::to_stdout;
-use ask::Api;
+use client::AdminClient;
 use table::Table;
 
 pub(crate) fn ban(args: &BanArgs) -> anyhow::Result<Exit> {
-    let api = Api::find(&args.admin)?;
+    let api = AdminClient::find(&args.admin)?;
     let mut made = Vec::new();
     for subject in &args.subjects {
         let body = json!({ "subject": subject, "for": args.lasting, "reason": args.reason });
@@ -35,7 +35,7 @@ pub(crate) fn ban(args: &BanArgs) -> anyhow::Result<Exit> {
 }
 
 pub(crate) fn unban(args: &UnbanArgs) -> anyhow::Result<Exit> {
-    let api = Api::find(&args.admin)?;
+    let api = AdminClient::find(&args.admin)?;
     let mut taken_back = Vec::new();
     for subject in &args.subjects {
         let body = json!({ "subject": subject });
@@ -48,7 +48,7 @@ pub(crate) fn unban(args: &UnbanArgs) -> anyhow::Result<Exit> {
 }
 
 pub(crate) fn bans(args: &BansArgs) -> anyhow::Result<Exit> {
-    let bans = Api::find(&args.admin)?.ask(&Method::GET, "/v1/bans", None)?;
+    let bans = AdminClient::find(&args.admin)?.ask(&Method::GET, "/v1/bans", None)?;
     let bans = &bans["bans"];
     let format = match args.format {
         BansFormat::Human => Format::Human,
@@ -66,7 +66,7 @@ pub(crate) fn bans(args: &BansArgs) -> anyhow::Result<Exit> {
 }
 
 pub(crate) fn override_limit(args: &OverrideArgs) -> anyhow::Result<Exit> {
-    let api = Api::find(&args.admin)?;
+    let api = AdminClient::find(&args.admin)?;
     let (Some(client), Some(rule)) = (&args.client, &args.rule) else {
         let all = api.ask(&Method::GET, "/v1/overrides", None)?;
         return told(args.format, &all["overrides"], overrides);
@@ -106,7 +106,7 @@ fn overrides(all: &Value) -> String {
 
 pub(crate) fn reset(args: &ResetArgs) -> anyhow::Result<Exit> {
     let body = json!({ "client": args.client, "rule": args.rule });
-    let done = Api::find(&args.admin)?.ask(&Method::POST, "/v1/reset", Some(&body))?;
+    let done = AdminClient::find(&args.admin)?.ask(&Method::POST, "/v1/reset", Some(&body))?;
     told(args.format, &done, |done| {
         let rules: Vec<_> = items(&done["rules"]).filter_map(Value::as_str).collect();
         format!("{} starts afresh under {}\n", text(done, "client"), rules.join(", "))
@@ -114,7 +114,7 @@ pub(crate) fn reset(args: &ResetArgs) -> anyhow::Result<Exit> {
 }
 
 pub(crate) fn status(args: &StatusArgs) -> anyhow::Result<Exit> {
-    let status = Api::find(&args.admin)?.ask(&Method::GET, "/v1/status", None)?;
+    let status = AdminClient::find(&args.admin)?.ask(&Method::GET, "/v1/status", None)?;
     told(args.format, &status, |status| {
         let durable = status["durable"].as_str().unwrap_or("nowhere: they end with the process");
         let mut lines = vec![format!(
@@ -143,7 +143,8 @@ pub(crate) fn backup(args: &BackupArgs) -> anyhow::Result<Exit> {
     // Relative to where this command runs, not to where the gateway does.
     let path = std::path::absolute(&args.path).context("that is no path")?;
     let path = path.to_str().context("the path is not UTF-8, which JSON wants")?;
-    let done = Api::find(&args.admin)?.ask(&Method::POST, "/v1/backup", Some(&json!({ "path": path })))?;
+    let done =
+        AdminClient::find(&args.admin)?.ask(&Method::POST, "/v1/backup", Some(&json!({ "path": path })))?;
     told(args.format, &done, |done| format!("written to {}\n", text(done, "path")))
 }
 

@@ -29,7 +29,7 @@ Examples:
   tidegate reset --config policy.yaml user:bob
   tidegate reset --config policy.yaml ip:203.0.113.7 --rule login";
 
-/// Which gateway: by its policy, by the address of its admin API, or the one on 127.0.0.1:9900.
+/// LogSampling gateway: by its policy, by the address of its admin API, or the one on 127.0.0.1:9900.
 #[derive(Debug, clap::Args)]
 pub(crate) struct AdminArgs {
     /// The policy of the gateway: it says where the admin API is and where its token is kept.

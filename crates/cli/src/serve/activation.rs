@@ -11,9 +11,9 @@ use tidegate_gateway::Listener;
 use super::takeover::take;
 
 /// Listening sockets that were given to this process.
-pub(crate) struct Given(Vec<TcpListener>);
+pub(crate) struct InheritedSockets(Vec<TcpListener>);
 
-impl Given {
+impl InheritedSockets {
     /// What `LISTEN_FDS` and `LISTEN_PID` say; nothing if they speak of another process or are not there.
     pub(crate) fn from_environment() -> anyhow::Result<Self> {
         let mut fds = ListenFd::from_env();

@@ -7,12 +7,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
 use anyhow::{Context, anyhow};
-use tidegate_console::{Console, Desk, ReloadError, Reloaded, Running, Token};
+use tidegate_admin::{AdminServer, AdminState, AdminToken, Backend, ReloadError, Reloaded};
 use tidegate_gateway::Gateway;
 use tidegate_limiter::Limiter;
 use tidegate_policy::{AdminPlan, Plan};
 use tidegate_store::{Clock, HeavyKey, MemoryUse};
-use tidegate_telemetry::{Kind, Page, Reader};
+use tidegate_telemetry::{Exposition, MetricKind, MetricsReader};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::certificates::Certificates;
@@ -25,7 +25,7 @@ use super::takeover::Predecessor;
 pub(crate) type ReloadRequest = oneshot::Sender<Result<Reloaded, ReloadError>>;
 
 /// The gateway, as its operators see it.
-pub(crate) struct Served {
+pub(crate) struct AdminBackend {
     gateway: Arc<Gateway<SelectedStore>>,
     certificates: Arc<Certificates>,
     source: String,
@@ -33,7 +33,7 @@ pub(crate) struct Served {
     is_ready: AtomicBool,
 }
 
-impl Served {
+impl AdminBackend {
     pub(crate) fn new(
         gateway: Arc<Gateway<SelectedStore>>,
         source: &Source,
@@ -59,15 +59,15 @@ impl Served {
         self: &Arc<Self>,
         clock: Arc<dyn Clock>,
         state: State,
-    ) -> anyhow::Result<Arc<Desk<Self>>> {
+    ) -> anyhow::Result<Arc<AdminState<Self>>> {
         let State { durable, path, contents } = state;
         let place = path.clone().unwrap_or_default();
-        let desk = Desk::restore(Arc::clone(self), clock, (durable, path), contents).await;
-        desk.with_context(|| format!("cannot use {}; put a backup in its place", place.display()))
+        let admin_state = AdminState::restore(Arc::clone(self), clock, (durable, path), contents).await;
+        admin_state.with_context(|| format!("cannot use {}; put a backup in its place", place.display()))
     }
 }
 
-impl Running for Served {
+impl Backend for AdminBackend {
     type Store = SelectedStore;
 
     fn limiter(&self) -> &Limiter<SelectedStore> {
@@ -91,22 +91,28 @@ impl Running for Served {
     }
 
     fn metrics(&self, remembers: bool) -> (String, &'static str) {
-        let mut page = self.gateway.page(if remembers { Reader::Scraper } else { Reader::Person });
+        let mut page =
+            self.gateway.page(if remembers { MetricsReader::Scraper } else { MetricsReader::Person });
         let MemoryUse { table_bytes, pool_bytes, overflowed, limits_in_use, limits_max } =
             self.limiter().store().memory_use();
         let (table, pool) = ("tidegate_store_table_bytes", "tidegate_store_pool_bytes");
-        page.single(table, Kind::Gauge, "Memory of the table of counters, taken at the start.", table_bytes);
-        page.single(pool, Kind::Gauge, "Memory of counters that do not fit the table.", pool_bytes);
+        page.single(
+            table,
+            MetricKind::Gauge,
+            "Memory of the table of counters, taken at the start.",
+            table_bytes,
+        );
+        page.single(pool, MetricKind::Gauge, "Memory of counters that do not fit the table.", pool_bytes);
         let (shared, help) = ("tidegate_store_overflowed_total", "Checks on counters that clients share.");
-        page.single(shared, Kind::Counter, help, overflowed);
+        page.single(shared, MetricKind::Counter, help, overflowed);
         let help = "Different limits of the policy, of overrides and of counters that have not expired.";
-        page.single("tidegate_limits_in_use", Kind::Gauge, help, limits_in_use);
+        page.single("tidegate_limits_in_use", MetricKind::Gauge, help, limits_in_use);
         let help = "How many different limits can be in use at once.";
-        page.single("tidegate_limits_max", Kind::Gauge, help, limits_max);
+        page.single("tidegate_limits_max", MetricKind::Gauge, help, limits_max);
         let (bans, help) = ("tidegate_bans", "Bans that operators have made while it runs.");
-        page.single(bans, Kind::Gauge, help, self.limiter().bans().len());
+        page.single(bans, MetricKind::Gauge, help, self.limiter().bans().len());
         self.certificates.write(&mut page);
-        (page.into_text(), Page::CONTENT_TYPE)
+        (page.into_text(), Exposition::CONTENT_TYPE)
     }
 
     fn tell(&self, event: &str, message: &str, subject: &str) {
@@ -122,14 +128,14 @@ impl Running for Served {
 }
 
 /// A socket and a token, before anybody is answered.
-pub(crate) struct Prepared {
+pub(crate) struct AdminListener {
     pub(crate) listener: TcpListener,
-    token: Token,
+    token: AdminToken,
     /// What the welcome says of it.
     pub(crate) notice: String,
 }
 
-impl Prepared {
+impl AdminListener {
     /// Binds the socket, unless a predecessor has it, and finds the token. `None` if the policy wants no admin API, or
     /// if another process holds the address that nobody chose.
     pub(crate) fn new(
@@ -175,20 +181,24 @@ impl Prepared {
     }
 
     /// Answers operators.
-    pub(crate) fn start(self, served: &Arc<Served>, desk: &Arc<Desk<Served>>) -> anyhow::Result<Answering> {
-        let console = Console::new(Arc::clone(served), Arc::clone(desk), self.token);
+    pub(crate) fn start(
+        self,
+        served: &Arc<AdminBackend>,
+        admin_state: &Arc<AdminState<AdminBackend>>,
+    ) -> anyhow::Result<AdminHandle> {
+        let console = AdminServer::new(Arc::clone(served), Arc::clone(admin_state), self.token);
         let (stop, stopping) = watch::channel(false);
-        Ok(Answering { stop, thread: console.start(self.listener, stopping)? })
+        Ok(AdminHandle { stop, thread: console.start(self.listener, stopping)? })
     }
 }
 
 /// An admin API that answers.
-pub(crate) struct Answering {
+pub(crate) struct AdminHandle {
     stop: watch::Sender<bool>,
     thread: JoinHandle<()>,
 }
 
-impl Answering {
+impl AdminHandle {
     /// Nobody else is answered.
     pub(crate) fn stop(&self) {
         self.stop.send_replace(true);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tidegate_core::Timestamp;
 use tidegate_gateway::{CertificateResolver, Listener};
 use tidegate_policy::Plan;
-use tidegate_telemetry::{Kind, Page};
+use tidegate_telemetry::{Exposition, MetricKind};
 
 use super::listeners::{self, ListenerConfig, ListenerConfigError};
 use crate::certificate::{Expiry, date};
@@ -90,13 +90,13 @@ impl Certificates {
     }
 
     /// Writes when each certificate expires.
-    pub(crate) fn write(&self, page: &mut Page) {
+    pub(crate) fn write(&self, page: &mut Exposition) {
         if self.presented.is_empty() {
             return;
         }
         let name = "tidegate_certificate_expiry_timestamp_seconds";
         let help = "When the certificate of a listener expires, in Unix time.";
-        let mut family = page.family(name, Kind::Gauge, help);
+        let mut family = page.family(name, MetricKind::Gauge, help);
         for Presented { listener, resolver, .. } in &self.presented {
             family.sample(&[("listener", listener)], resolver.expires_at().as_micros() / 1_000_000);
         }

@@ -11,7 +11,7 @@ use anyhow::Context;
 use tidegate_core::Timestamp;
 use tidegate_policy::{LogTo, Plan, Problems};
 use tidegate_store::Clock;
-use tidegate_telemetry::{Destination, Form, Log, Metrics, Telemetry, Tracer, Which, details};
+use tidegate_telemetry::{Destination, Log, LogFormat, LogSampling, Metrics, Telemetry, Tracer, details};
 
 use super::source::Source;
 
@@ -32,7 +32,7 @@ impl Logging {
             Source::Line(_) | Source::Demo(_) => PathBuf::new(),
         };
         let is_read_live = plan.log.to == LogTo::Stderr && stderr().is_terminal();
-        let form = if is_read_live { Form::Words } else { Form::Json };
+        let form = if is_read_live { LogFormat::Words } else { LogFormat::Json };
         let to = destination(&folder, &plan.log.to);
         let log = Log::open(&to, form, clock).with_context(|| {
             format!("cannot write the log to {} (see `log.to` in the policy)", plan.log.to)
@@ -66,7 +66,7 @@ impl Logging {
     }
 
     fn choose(&self, plan: &Plan) {
-        self.log.choose(Which { access: plan.log.access, refused: plan.log.refused });
+        self.log.choose(LogSampling { access: plan.log.access, refused: plan.log.refused });
         if let Err(error) = self.tracer.follow(plan.traces.as_ref(), &self.log) {
             tracing::error!(event = "traces_failed", "cannot start to trace: {error}");
         }

@@ -4,15 +4,15 @@ mod activation;
 mod admin;
 mod certificates;
 mod demo;
-mod descriptors;
+mod file_watcher;
 mod listeners;
 mod logging;
 mod reload;
+mod rlimit;
 pub(crate) mod source;
 pub(crate) mod state;
 mod store;
 mod takeover;
-mod watched;
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -21,21 +21,21 @@ use std::time::Duration;
 use anyhow::bail;
 use tidegate_gateway::{Gateway, Listener};
 use tidegate_limiter::Limiter;
-use tidegate_policy::{Active, LogTo, Plan};
+use tidegate_policy::{ActivePolicy, LogTo, Plan};
 use tidegate_store::{Clock, SystemClock};
 use tokio::sync::watch;
 
 use crate::args::ServeArgs;
-use activation::Given;
-use admin::{Answering, Prepared, Served};
+use activation::InheritedSockets;
+use admin::{AdminBackend, AdminHandle, AdminListener};
 use certificates::Certificates;
+use file_watcher::FileStamp;
 use logging::{Logging, log_warnings};
 use reload::{End, Events};
 use source::{Loaded, Source};
 use state::State;
 use store::SelectedStore;
 use takeover::Predecessor;
-use watched::Seen;
 
 /// What is under way at a stop gets this long to end.
 const DRAIN: Duration = Duration::from_secs(10);
@@ -55,8 +55,8 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
 
 /// What a gateway is started with.
 struct Start {
-    active: Active,
-    files: Vec<Seen>,
+    active: ActivePolicy,
+    files: Vec<FileStamp>,
     clock: Arc<dyn Clock>,
 }
 
@@ -71,17 +71,17 @@ fn serve(args: &ServeArgs, source: &Source, start: Start, logging: &Logging) -> 
     let (listeners, certificates) = listen(args, &plan, cores, predecessor.as_mut())?;
     // A predecessor has let go of the file by now.
     let state = State::open(source.file(), &plan)?;
-    let prepared = Prepared::new(source.file(), &plan, predecessor.as_mut())?;
+    let prepared = AdminListener::new(source.file(), &plan, predecessor.as_mut())?;
     let telemetry = logging.telemetry(cores, clock.now());
     let store = Arc::new(SelectedStore::new(&plan.store));
     let limiter = Arc::new(Limiter::new(active, store, Arc::clone(&clock))?);
-    let gateway = Gateway::builder(limiter).resource_limits(descriptors::fitting(cores)).telemetry(telemetry);
+    let gateway = Gateway::builder(limiter).resource_limits(rlimit::fitting(cores)).telemetry(telemetry);
     let gateway = Arc::new(gateway.build()?);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let (served, reloads) = Served::new(Arc::clone(&gateway), source, Arc::clone(&certificates));
+    let (served, reloads) = AdminBackend::new(Arc::clone(&gateway), source, Arc::clone(&certificates));
     // Before the first request: nobody who is banned slips through.
-    let desk = runtime.block_on(served.restore(Arc::clone(&clock), state))?;
-    runtime.spawn(Arc::clone(&desk).keep_penalties());
+    let admin_state = runtime.block_on(served.restore(Arc::clone(&clock), state))?;
+    runtime.spawn(Arc::clone(&admin_state).keep_penalties());
     let (stop, stopping) = watch::channel(false);
     let threads = gateway.start(&listeners, &stopping, DRAIN)?;
     // Whoever reads the welcome may already change the policy or send a signal.
@@ -91,10 +91,10 @@ fn serve(args: &ServeArgs, source: &Source, start: Start, logging: &Logging) -> 
     }
     if let Some(path) = &args.takeover {
         let handed = takeover::sockets(&listeners, prepared.as_ref().map(|prepared| &prepared.listener))?;
-        events.successor = Some(takeover::await_successor(path, handed, Arc::clone(&desk))?);
+        events.successor = Some(takeover::await_successor(path, handed, Arc::clone(&admin_state))?);
     }
     let notice = prepared.as_ref().map_or(String::new(), |prepared| prepared.notice.clone());
-    let admin = prepared.map(|prepared| prepared.start(&served, &desk)).transpose()?;
+    let admin = prepared.map(|prepared| prepared.start(&served, &admin_state)).transpose()?;
     greet(source, &listeners, &plan, &notice);
     let end = runtime.block_on(events.until_stopped(&gateway, source, &certificates))?;
     if let (End::Told, Some(path)) = (end, &args.takeover) {
@@ -116,8 +116,8 @@ fn serve(args: &ServeArgs, source: &Source, start: Start, logging: &Logging) -> 
         }
     }
     // After a takeover they are the successor's, and this is refused.
-    let _ = runtime.block_on(desk.write_penalties());
-    admin.map_or(Ok(()), Answering::end)?;
+    let _ = runtime.block_on(admin_state.write_penalties());
+    admin.map_or(Ok(()), AdminHandle::end)?;
     tracing::info!(event = "stopped", "stopped");
     Ok(())
 }
@@ -142,7 +142,7 @@ fn listen(
     mut predecessor: Option<&mut Predecessor>,
 ) -> anyhow::Result<(Vec<Listener>, Arc<Certificates>)> {
     let configs = listeners::configs(args.listen.as_deref(), plan)?;
-    let mut given = Given::from_environment()?;
+    let mut given = InheritedSockets::from_environment()?;
     let listeners = listeners::bind(&configs, cores, &mut |address| match given.take(address, cores)? {
         None => predecessor.as_mut().map_or(Ok(None), |predecessor| predecessor.take(address, cores)),
         given => Ok(given),
@@ -190,7 +190,7 @@ fn welcome(source: &Source, urls: &str, plan: &Plan, admin: &str) -> String {
             format!(
                 "\x20 upstream   the built-in demo; put your own service behind it with --upstream http://localhost:3000
 
-Try:
+AttemptResult:
   curl -i {url}/
   for i in $(seq {}); do curl -s -o /dev/null -w '%{{http_code}}\\n' {url}/; done
   curl -i {url}/

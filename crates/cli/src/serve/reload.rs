@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use tidegate_console::{ReloadError, Reloaded};
+use tidegate_admin::{ReloadError, Reloaded};
 use tidegate_core::Timestamp;
 use tidegate_gateway::Gateway;
 use tidegate_policy::diff;
@@ -15,10 +15,10 @@ use tokio::sync::mpsc;
 
 use super::admin::ReloadRequest;
 use super::certificates::Certificates;
+use super::file_watcher::{FileStamp, FileWatcher};
 use super::logging::{Logging, log_warnings};
 use super::source::{LoadError, Loaded, Source};
 use super::store::SelectedStore;
-use super::watched::{Seen, Watched};
 
 /// How often the log warns of certificates that expire.
 const EXPIRY_CHECK: Duration = Duration::from_hours(24);
@@ -28,7 +28,7 @@ pub(crate) struct Events {
     terminate: Signal,
     interrupt: Signal,
     hangup: Signal,
-    watched: Watched,
+    watched: FileWatcher,
     logging: Logging,
     clock: Arc<dyn Clock>,
     /// Who wants the policy read again.
@@ -49,7 +49,7 @@ pub(crate) enum End {
 impl Events {
     /// Needs a runtime.
     pub(crate) fn new(
-        files: Vec<Seen>,
+        files: Vec<FileStamp>,
         logging: Logging,
         reloads: mpsc::Receiver<ReloadRequest>,
         clock: Arc<dyn Clock>,
@@ -58,7 +58,7 @@ impl Events {
             terminate: signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?,
             interrupt: signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?,
             hangup: signal(SignalKind::hangup()).context("cannot listen for SIGHUP")?,
-            watched: Watched::new(files)?,
+            watched: FileWatcher::new(files)?,
             logging,
             clock,
             reloads,

@@ -5,10 +5,10 @@ use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use tidegate_policy::{Active, Compiled, FileError, Files, Problems, compile};
+use tidegate_policy::{ActivePolicy, Compiled, FileError, Files, Problems, compile};
 
 use super::demo;
-use super::watched::Seen;
+use super::file_watcher::FileStamp;
 use crate::args::ServeArgs;
 use crate::file::{self, Folder};
 
@@ -24,7 +24,7 @@ pub(crate) enum Source {
 
 /// A policy as it was read.
 pub(crate) struct Loaded {
-    pub(crate) active: Active,
+    pub(crate) active: ActivePolicy,
     pub(crate) warnings: Problems,
 }
 
@@ -72,12 +72,15 @@ impl Source {
         }
     }
 
-    pub(crate) fn load(&self) -> (Result<Loaded, LoadError>, Vec<Seen>) {
+    pub(crate) fn load(&self) -> (Result<Loaded, LoadError>, Vec<FileStamp>) {
         match self {
             Self::File(path) => {
                 let name = path.display().to_string();
-                let files =
-                    Noting { folder: Folder::of(path), read: RefCell::new(vec![Seen::now(path)]), path };
+                let files = RecordingFiles {
+                    folder: Folder::of(path),
+                    read: RefCell::new(vec![FileStamp::now(path)]),
+                    path,
+                };
                 let outcome = file::policy(path)
                     .map_err(|source| LoadError::Unreadable { file: name.clone(), source })
                     .and_then(|bytes| compile(&name, &bytes, &files).map_err(LoadError::Problems))
@@ -99,20 +102,20 @@ fn loaded(Compiled { plan, warnings, .. }: Compiled) -> Result<Loaded, LoadError
     if plan.routes.is_empty() {
         return Err(Unservable::NoRoutes.into());
     }
-    Ok(Loaded { active: Active::new(plan), warnings })
+    Ok(Loaded { active: ActivePolicy::new(plan), warnings })
 }
 
 /// Files of a folder, noting which were asked for.
-struct Noting<'a> {
+struct RecordingFiles<'a> {
     folder: Folder,
     path: &'a Path,
-    read: RefCell<Vec<Seen>>,
+    read: RefCell<Vec<FileStamp>>,
 }
 
-impl Files for Noting<'_> {
+impl Files for RecordingFiles<'_> {
     fn read(&self, name: &str) -> Result<Cow<'_, [u8]>, FileError> {
         let folder = self.path.parent().unwrap_or(Path::new(""));
-        self.read.borrow_mut().push(Seen::now(&folder.join(name)));
+        self.read.borrow_mut().push(FileStamp::now(&folder.join(name)));
         self.folder.read(name)
     }
 }

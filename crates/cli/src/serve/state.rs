@@ -6,7 +6,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use tidegate_console::Token;
+use tidegate_admin::AdminToken;
 use tidegate_policy::Plan;
 use tidegate_store::durable::{Contents, Durable};
 
@@ -85,8 +85,8 @@ pub(crate) enum Kept {
 }
 
 /// Reads the token, or makes one if there is none and only this machine can ask.
-pub(crate) fn token(path: Option<&Path>, is_loopback: bool) -> anyhow::Result<(Token, Kept)> {
-    let Some(path) = path else { return Ok((Token::generate()?, Kept::Nowhere)) };
+pub(crate) fn token(path: Option<&Path>, is_loopback: bool) -> anyhow::Result<(AdminToken, Kept)> {
+    let Some(path) = path else { return Ok((AdminToken::generate()?, Kept::Nowhere)) };
     let shown = path.display();
     match read_token(path) {
         Ok(token) => {
@@ -108,7 +108,7 @@ pub(crate) fn token(path: Option<&Path>, is_loopback: bool) -> anyhow::Result<(T
              `(umask 077; openssl rand -hex 32 > {shown})`"
         );
     }
-    let token = Token::generate()?;
+    let token = AdminToken::generate()?;
     match write_token(path, &token) {
         Ok(()) => Ok((token, Kept::New(path.to_owned()))),
         // Two that start at once agree on the first one's.
@@ -125,17 +125,17 @@ pub(crate) fn token(path: Option<&Path>, is_loopback: bool) -> anyhow::Result<(T
     }
 }
 
-pub(crate) fn read_token(path: &Path) -> anyhow::Result<Token> {
+pub(crate) fn read_token(path: &Path) -> anyhow::Result<AdminToken> {
     let shown = path.display();
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read the token in {shown}"))?;
-    Token::parse(&text).with_context(|| format!("{shown} holds no token"))
+    AdminToken::parse(&text).with_context(|| format!("{shown} holds no token"))
 }
 
 pub(crate) fn is_missing(error: &anyhow::Error) -> bool {
     error.downcast_ref::<std::io::Error>().is_some_and(|error| error.kind() == ErrorKind::NotFound)
 }
 
-fn write_token(path: &Path, token: &Token) -> std::io::Result<()> {
+fn write_token(path: &Path, token: &AdminToken) -> std::io::Result<()> {
     if let Some(folder) = path.parent() {
         DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
     }

@@ -20,11 +20,11 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, recvmsg, sendmsg,
 };
-use tidegate_console::Desk;
+use tidegate_admin::AdminState;
 use tidegate_gateway::Listener;
 use tokio::sync::mpsc;
 
-use super::admin::Served;
+use super::admin::AdminBackend;
 
 /// The kernel passes at most so many descriptors at once.
 const MOST: usize = 250;
@@ -111,7 +111,7 @@ pub(crate) fn sockets(listeners: &[Listener], admin: Option<&TcpListener>) -> an
 pub(crate) fn await_successor(
     path: &Path,
     sockets: Vec<OwnedFd>,
-    desk: Arc<Desk<Served>>,
+    admin_state: Arc<AdminState<AdminBackend>>,
 ) -> anyhow::Result<mpsc::UnboundedReceiver<()>> {
     let runtime = tokio::runtime::Builder::new_current_thread().build()?;
     // What is left there belongs to a process that has gone, or has handed over.
@@ -123,14 +123,14 @@ pub(crate) fn await_successor(
     std::thread::Builder::new().name("takeover".to_owned()).spawn(move || {
         for stream in listener.incoming().map_while(Result::ok) {
             // If nobody keeps the file any more, there is nothing to let go of.
-            let _ = runtime.block_on(desk.release());
+            let _ = runtime.block_on(admin_state.release());
             if hand_over(&stream, &sockets).is_ok() {
                 // The receiver is gone only when the process ends.
                 let _ = taken_over.send(());
                 return;
             }
             // If it cannot be had yet, whoever wants to write next opens it.
-            let _ = runtime.block_on(desk.resume());
+            let _ = runtime.block_on(admin_state.resume());
         }
     })?;
     Ok(told)

@@ -81,8 +81,8 @@ proptest! {
         for (now, cost) in play(&made, start, &arrivals) {
             made.limit.step(&mut state, now, cost);
             let earlier = Timestamp::from_micros(now.as_micros().saturating_sub(back));
-            let then = made.limit.judge(&state, earlier, Cost::ZERO).remaining;
-            prop_assert!(then <= made.limit.judge(&state, now, Cost::ZERO).remaining);
+            let then = made.limit.evaluate(&state, earlier, Cost::ZERO).remaining;
+            prop_assert!(then <= made.limit.evaluate(&state, now, Cost::ZERO).remaining);
         }
     }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use tidegate_core::{
-    Check, Cost, Decision, Key, Ledger, Limit, Outcome, Role, RuleId, Span, State, Timestamp, Verdict,
+    Check, Cost, Decision, Key, Ledger, Limit, Outcome, Role, RuleId, State, TimeSpan, Timestamp, Verdict,
     decide, peek,
 };
 
@@ -20,10 +20,10 @@ struct Book<'a> {
 }
 
 impl Ledger for Book<'_> {
-    fn judge(&self, check: usize, cost: Cost) -> Outcome {
+    fn evaluate(&self, check: usize, cost: Cost) -> Outcome {
         let check = &self.checks[check];
         let state = self.states.get(&check.key.rule).cloned().unwrap_or_default();
-        check.limit.judge(&state, self.now, cost)
+        check.limit.evaluate(&state, self.now, cost)
     }
 
     fn charge(&mut self, check: usize, cost: Cost) {
@@ -68,14 +68,14 @@ proptest! {
         let mut states = States::new();
         let mut now = start;
         for (asked, gap) in requests {
-            now = now + Span::from_micros(gap);
+            now = now + TimeSpan::from_micros(gap);
             let checks = checks_of(&limits, &asked);
             let mut book = Book { checks: &checks, now, states: states.clone() };
             let peeked = peek(&checks, now, &book);
             let decision = decide(&checks, now, &mut book);
 
             prop_assert_eq!(peeked.verdict, decision.verdict);
-            prop_assert_eq!(peeked.refused_by, decision.refused_by);
+            prop_assert_eq!(peeked.rejected_by, decision.rejected_by);
             let binding = || checks.iter().zip(&decision.outcomes).filter(|(check, _)| check.role == Role::Binding);
             prop_assert_eq!(decision.passes(), binding().all(|(_, outcome)| outcome.verdict.is_pass()));
 
@@ -88,7 +88,7 @@ proptest! {
             }
             prop_assert_eq!(&book.states, &expected);
             for (position, outcome) in decision.outcomes.iter().enumerate() {
-                prop_assert_eq!(outcome.remaining, book.judge(position, Cost::ZERO).remaining);
+                prop_assert_eq!(outcome.remaining, book.evaluate(position, Cost::ZERO).remaining);
             }
             if !decision.passes() {
                 prop_assert_eq!(&book.states, &states, "a refused decision charges nothing");
@@ -117,10 +117,10 @@ proptest! {
             .filter(|(_, (check, outcome))| check.role == Role::Binding && !outcome.verdict.is_pass())
             .map(|(position, (_, outcome))| (position, outcome.verdict))
             .collect();
-        prop_assert_eq!(decision.refused_by, refusing.first().map(|(position, _)| *position));
+        prop_assert_eq!(decision.rejected_by, refusing.first().map(|(position, _)| *position));
         let expected = refusing.iter().map(|(_, verdict)| *verdict).max_by_key(|verdict| match verdict {
             Verdict::NotUntil { retry_after } => *retry_after,
-            _ => Span::MAX,
+            _ => TimeSpan::MAX,
         });
         if let Some(expected) = expected {
             prop_assert_eq!(decision.verdict, expected);
@@ -145,7 +145,7 @@ proptest! {
 }
 
 fn fixed(requests: u64) -> Limit {
-    let spec = tidegate_core::Spec::new(requests, Span::from_secs(60));
+    let spec = tidegate_core::Spec::new(requests, TimeSpan::from_secs(60));
     Limit::new(tidegate_core::Algorithm::FixedWindow, spec).unwrap()
 }
 
@@ -156,7 +156,7 @@ fn decide_fresh(checks: &[Check<'_>]) -> Decision {
 
 #[test]
 fn retry_after_counts_all_binding_checks_of_a_key_and_no_advisory_one() {
-    let spec = tidegate_core::Spec::new(10, Span::from_secs(60));
+    let spec = tidegate_core::Spec::new(10, TimeSpan::from_secs(60));
     let bucket = Limit::new(tidegate_core::Algorithm::TokenBucket, spec).unwrap();
     let limits = [bucket; 4];
     let now = Timestamp::from_secs(1_700_000_000);
@@ -165,7 +165,7 @@ fn retry_after_counts_all_binding_checks_of_a_key_and_no_advisory_one() {
     decide(&spent, now, &mut book);
     let checks = checks_of(&limits, &[(0, 2, Role::Binding), (0, 1, Role::Binding)]);
     let decision = decide(&checks, now, &mut Book { checks: &checks, now, states: book.states });
-    assert_eq!(decision.verdict, Verdict::NotUntil { retry_after: Span::from_secs(12) });
+    assert_eq!(decision.verdict, Verdict::NotUntil { retry_after: TimeSpan::from_secs(12) });
     let checks = checks_of(&limits, &[(0, 6, Role::Advisory), (0, 6, Role::Binding)]);
     assert_eq!(decide_fresh(&checks).verdict, Verdict::PASS);
 }
@@ -176,7 +176,7 @@ fn two_checks_on_one_key_are_judged_together() {
     let twice = |first, second| checks_of(&limits, &[(0, first, Role::Binding), (0, second, Role::Binding)]);
     assert!(decide_fresh(&twice(1, 2)).passes());
     let decision = decide_fresh(&twice(2, 2));
-    assert_eq!((decision.verdict, decision.refused_by), (Verdict::Never, Some(1)));
+    assert_eq!((decision.verdict, decision.rejected_by), (Verdict::Never, Some(1)));
 }
 
 #[test]
@@ -184,13 +184,13 @@ fn what_fits_but_is_not_charged_still_remains() {
     let limits = [fixed(10), fixed(1), fixed(3), fixed(3)];
     let checks = checks_of(&limits, &[(0, 4, Role::Binding), (1, 2, Role::Binding)]);
     let decision = decide_fresh(&checks);
-    assert_eq!((decision.passes(), decision.refused_by), (false, Some(1)));
+    assert_eq!((decision.passes(), decision.rejected_by), (false, Some(1)));
     assert_eq!(decision.outcomes[0].remaining, 10);
 }
 
 #[test]
 fn an_advisory_wait_holds_nobody() {
-    let spec = tidegate_core::Spec::new(10, Span::from_secs(1));
+    let spec = tidegate_core::Spec::new(10, TimeSpan::from_secs(1));
     let leaky = Limit::new(tidegate_core::Algorithm::LeakyBucket, spec).unwrap();
     let limits = [leaky, fixed(5), fixed(5), fixed(5)];
     let asked = [(0, 1, Role::Advisory), (0, 1, Role::Advisory), (1, 1, Role::Binding)];

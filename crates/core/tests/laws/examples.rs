@@ -1,13 +1,14 @@
 //! The textbook's worked examples, to the figure.
 
-use tidegate_core::{Algorithm, Cost, Limit, Span, Spec, State, Timestamp, Verdict};
+use tidegate_core::{Algorithm, Cost, Limit, Spec, State, TimeSpan, Timestamp, Verdict};
 
 const START: Timestamp = Timestamp::from_secs(1_700_000_040); // a whole minute
 
 fn limit(algorithm: Algorithm, requests: u64, seconds: u64, burst: Option<u64>) -> Limit {
     // Waits of any length, but for the tests of the longest wait.
-    let max_wait = (algorithm == Algorithm::LeakyBucket).then_some(Span::MAX);
-    Limit::new(algorithm, Spec { burst, max_wait, ..Spec::new(requests, Span::from_secs(seconds)) }).unwrap()
+    let max_wait = (algorithm == Algorithm::LeakyBucket).then_some(TimeSpan::MAX);
+    Limit::new(algorithm, Spec { burst, max_wait, ..Spec::new(requests, TimeSpan::from_secs(seconds)) })
+        .unwrap()
 }
 
 #[test]
@@ -15,7 +16,7 @@ fn token_bucket_of_10_refilled_2_per_second() {
     let limit = limit(Algorithm::TokenBucket, 2, 1, Some(10));
     let mut state = State::default();
     let left = |state: &State, after: u64| {
-        limit.judge(state, START + Span::from_millis(after), Cost::ZERO).remaining
+        limit.evaluate(state, START + TimeSpan::from_millis(after), Cost::ZERO).remaining
     };
     assert_eq!(left(&state, 0), 10);
     assert_eq!(limit.step(&mut state, START, Cost::new(5)).remaining, 5);
@@ -28,15 +29,15 @@ fn token_bucket_of_10_refilled_2_per_second() {
 fn sliding_counter_with_84_before_and_36_now_a_quarter_in_admits_one_more() {
     let limit = limit(Algorithm::SlidingCounter, 100, 60, None);
     let mut state = State::default();
-    let quarter = START + Span::from_secs(15);
-    limit.charge(&mut state, START - Span::from_secs(1), Cost::new(84));
+    let quarter = START + TimeSpan::from_secs(15);
+    limit.charge(&mut state, START - TimeSpan::from_secs(1), Cost::new(84));
     limit.charge(&mut state, START, Cost::new(36));
     // floor(84 · 3/4) + 36 = 99
     let outcome = limit.step(&mut state, quarter, Cost::ONE);
     assert_eq!((outcome.verdict, outcome.remaining), (Verdict::PASS, 0));
     // 84 · (60 s − e) / 60 s < 63 first holds one microsecond later.
     let next = limit.step(&mut state, quarter, Cost::ONE);
-    assert_eq!(next.verdict, Verdict::NotUntil { retry_after: Span::from_micros(1) });
+    assert_eq!(next.verdict, Verdict::NotUntil { retry_after: TimeSpan::from_micros(1) });
 }
 
 #[test]
@@ -44,23 +45,23 @@ fn leaky_bucket_departures_are_exactly_spaced() {
     let limit = limit(Algorithm::LeakyBucket, 10, 1, Some(3));
     let mut state = State::default();
     let waits: Vec<_> = (0..4).map(|_| limit.step(&mut state, START, Cost::ONE).verdict).collect();
-    let after = |millis| Verdict::Pass { wait: Span::from_millis(millis) };
-    let refused = Verdict::NotUntil { retry_after: Span::from_millis(100) };
+    let after = |millis| Verdict::Pass { wait: TimeSpan::from_millis(millis) };
+    let refused = Verdict::NotUntil { retry_after: TimeSpan::from_millis(100) };
     assert_eq!(waits, [after(0), after(100), after(200), refused], "the departing one is among the three");
 }
 
 #[test]
 fn leaky_bucket_wait_over_max_wait_is_rejected_until_the_wait_is_within_it() {
-    let hour = Spec::new(10, Span::from_secs(3_600));
+    let hour = Spec::new(10, TimeSpan::from_secs(3_600));
     let limit = Limit::new(Algorithm::LeakyBucket, hour).unwrap();
     let mut state = State::default();
     let first = limit.step(&mut state, START, Cost::ONE);
     assert_eq!((first.verdict, first.limit, first.remaining), (Verdict::PASS, 10, 0));
     // The next departs after 360 s, and waits at most 30.
     let rejected = limit.step(&mut state, START, Cost::ONE).verdict;
-    assert_eq!(rejected, Verdict::NotUntil { retry_after: Span::from_secs(330) });
-    let then = limit.step(&mut state, START + Span::from_secs(330), Cost::ONE).verdict;
-    assert_eq!(then, Verdict::Pass { wait: Span::from_secs(30) });
+    assert_eq!(rejected, Verdict::NotUntil { retry_after: TimeSpan::from_secs(330) });
+    let then = limit.step(&mut state, START + TimeSpan::from_secs(330), Cost::ONE).verdict;
+    assert_eq!(then, Verdict::Pass { wait: TimeSpan::from_secs(30) });
     // A request that waits for nothing is admitted whatever it costs, up to the burst.
     let fresh = limit.step(&mut State::default(), START, Cost::new(10));
     assert_eq!((fresh.verdict, fresh.remaining), (Verdict::PASS, 0));
@@ -70,39 +71,39 @@ fn leaky_bucket_wait_over_max_wait_is_rejected_until_the_wait_is_within_it() {
 fn leaky_bucket_of_3_per_second_never_drifts() {
     let limit = limit(Algorithm::LeakyBucket, 3, 1, Some(3_001));
     let mut state = State::default();
-    let mut last = Span::ZERO;
+    let mut last = TimeSpan::ZERO;
     for _ in 0..=3_000 {
         let Verdict::Pass { wait } = limit.step(&mut state, START, Cost::ONE).verdict else { panic!() };
         last = wait;
     }
-    assert_eq!(last, Span::from_secs(1_000));
+    assert_eq!(last, TimeSpan::from_secs(1_000));
 }
 
 #[test]
 fn fixed_window_admits_twice_across_a_boundary_and_no_more() {
     let limit = limit(Algorithm::FixedWindow, 5, 60, None);
     let mut state = State::default();
-    let before = START - Span::from_micros(1);
+    let before = START - TimeSpan::from_micros(1);
     assert!(limit.step(&mut state, before, Cost::new(5)).verdict.is_pass());
     let refused = limit.step(&mut state, before, Cost::ONE);
-    assert_eq!(refused.verdict, Verdict::NotUntil { retry_after: Span::from_micros(1) });
+    assert_eq!(refused.verdict, Verdict::NotUntil { retry_after: TimeSpan::from_micros(1) });
     assert!(limit.step(&mut state, START, Cost::new(5)).verdict.is_pass());
     let refused = limit.step(&mut state, START, Cost::ONE);
-    assert_eq!(refused.verdict, Verdict::NotUntil { retry_after: Span::from_secs(60) });
-    assert_eq!(refused.reset_after, Span::from_secs(60));
+    assert_eq!(refused.verdict, Verdict::NotUntil { retry_after: TimeSpan::from_secs(60) });
+    assert_eq!(refused.reset_after, TimeSpan::from_secs(60));
 }
 
 #[test]
 fn sliding_log_frees_each_unit_when_its_own_window_ends() {
     let limit = limit(Algorithm::SlidingLog, 2, 60, None);
     let mut state = State::default();
-    let later = START + Span::from_secs(10);
+    let later = START + TimeSpan::from_secs(10);
     limit.step(&mut state, START, Cost::ONE);
     limit.step(&mut state, later, Cost::ONE);
     let refused = limit.step(&mut state, later, Cost::ONE);
-    assert_eq!(refused.verdict, Verdict::NotUntil { retry_after: Span::from_secs(50) });
-    assert_eq!(refused.reset_after, Span::from_secs(60));
-    assert!(limit.step(&mut state, START + Span::from_secs(60), Cost::ONE).verdict.is_pass());
+    assert_eq!(refused.verdict, Verdict::NotUntil { retry_after: TimeSpan::from_secs(50) });
+    assert_eq!(refused.reset_after, TimeSpan::from_secs(60));
+    assert!(limit.step(&mut state, START + TimeSpan::from_secs(60), Cost::ONE).verdict.is_pass());
 }
 
 #[test]
@@ -110,12 +111,12 @@ fn a_log_holds_at_most_as_many_entries_as_its_limit_whatever_is_charged() {
     let limit = limit(Algorithm::SlidingLog, 3, 60, None);
     let mut state = State::default();
     for second in 0..30 {
-        limit.charge(&mut state, START + Span::from_secs(second), Cost::ONE);
+        limit.charge(&mut state, START + TimeSpan::from_secs(second), Cost::ONE);
     }
     let State::SlidingLog(log) = &state else { panic!("a log's state is a log") };
     assert_eq!(log.len(), 3);
-    let whole = limit.judge(&state, START + Span::from_secs(88), Cost::new(3));
-    assert_eq!(whole.verdict, Verdict::NotUntil { retry_after: Span::from_secs(1) });
+    let whole = limit.evaluate(&state, START + TimeSpan::from_secs(88), Cost::new(3));
+    assert_eq!(whole.verdict, Verdict::NotUntil { retry_after: TimeSpan::from_secs(1) });
 }
 
 #[test]
@@ -136,5 +137,5 @@ fn the_extreme_rates_are_exact() {
     let mut state = State::default();
     bucket.step(&mut state, START, Cost::ONE);
     let refused = bucket.step(&mut state, START, Cost::ONE).verdict;
-    assert_eq!(refused, Verdict::NotUntil { retry_after: Span::from_secs(YEAR) });
+    assert_eq!(refused, Verdict::NotUntil { retry_after: TimeSpan::from_secs(YEAR) });
 }

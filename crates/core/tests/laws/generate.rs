@@ -1,10 +1,10 @@
 //! Random limits, extremes among them, and random traces in proportion to them.
 
 use proptest::prelude::*;
-use tidegate_core::{Algorithm, Cost, Limit, Span, Spec, Timestamp};
+use tidegate_core::{Algorithm, Cost, Limit, Spec, TimeSpan, Timestamp};
 
-const YEAR: Span = Span::from_secs(365 * 86_400);
-const DAY: Span = Span::from_secs(86_400);
+const YEAR: TimeSpan = TimeSpan::from_secs(365 * 86_400);
+const DAY: TimeSpan = TimeSpan::from_secs(86_400);
 
 /// A limit with the specification it was made from.
 #[derive(Clone, Copy, Debug)]
@@ -25,7 +25,7 @@ impl Made {
 
     /// The longest wait in the limit's whole ticks.
     pub(crate) fn max_wait(&self) -> u64 {
-        self.spec.max_wait.unwrap_or(Span::from_secs(30)).as_micros() / self.limit.tick().micros()
+        self.spec.max_wait.unwrap_or(TimeSpan::from_secs(30)).as_micros() / self.limit.tick().micros()
     }
 
     /// The window in the limit's ticks.
@@ -50,15 +50,15 @@ pub(crate) fn algorithm() -> impl Strategy<Value = Algorithm> {
 fn spec() -> impl Strategy<Value = Spec> {
     let rate = prop_oneof![
         6 => (1_u64..=20, prop_oneof![
-            (1_u64..=120).prop_map(Span::from_secs),
-            (1_u64..=5_000).prop_map(Span::from_millis),
-            (1_u64..=5_000).prop_map(Span::from_micros),
+            (1_u64..=120).prop_map(TimeSpan::from_secs),
+            (1_u64..=5_000).prop_map(TimeSpan::from_millis),
+            (1_u64..=5_000).prop_map(TimeSpan::from_micros),
         ]),
         1 => Just((1, YEAR)),
         1 => Just((1_000_000, DAY)),
         1 => Just((1_000_001, DAY)),
-        1 => Just((10_000_000, Span::from_secs(1))),
-        1 => (1_u64..=1_000_000, (1_u64..=100_000).prop_map(Span::from_millis)),
+        1 => Just((10_000_000, TimeSpan::from_secs(1))),
+        1 => (1_u64..=1_000_000, (1_u64..=100_000).prop_map(TimeSpan::from_millis)),
     ];
     let burst = prop_oneof![
         2 => Just(None),
@@ -67,9 +67,9 @@ fn spec() -> impl Strategy<Value = Spec> {
     ];
     let max_wait = prop_oneof![
         1 => Just(None),
-        2 => Just(Some(Span::MAX)),
-        1 => Just(Some(Span::ZERO)),
-        2 => (1_u64..=60_000_000).prop_map(|micros| Some(Span::from_micros(micros))),
+        2 => Just(Some(TimeSpan::MAX)),
+        1 => Just(Some(TimeSpan::ZERO)),
+        2 => (1_u64..=60_000_000).prop_map(|micros| Some(TimeSpan::from_micros(micros))),
     ];
     (rate, burst, max_wait).prop_map(|((requests, window), burst, max_wait)| Spec {
         requests,
@@ -165,10 +165,10 @@ pub(crate) fn play(made: &Made, start: Timestamp, arrivals: &[Arrival]) -> Vec<(
     let play_one = |arrival: &Arrival| {
         now = match arrival.gap {
             Gap::None => now,
-            Gap::Micros(micros) => now + Span::from_micros(micros),
-            Gap::Units(thousandths) => now + Span::from_micros((unit * thousandths).div_ceil(1_000)),
-            Gap::Windows(thousandths) => now + Span::from_micros(window * thousandths / 1_000),
-            Gap::Back(thousandths) => now - Span::from_micros(window * thousandths / 1_000),
+            Gap::Micros(micros) => now + TimeSpan::from_micros(micros),
+            Gap::Units(thousandths) => now + TimeSpan::from_micros((unit * thousandths).div_ceil(1_000)),
+            Gap::Windows(thousandths) => now + TimeSpan::from_micros(window * thousandths / 1_000),
+            Gap::Back(thousandths) => now - TimeSpan::from_micros(window * thousandths / 1_000),
         };
         let capacity = made.limit.capacity();
         let cost = match arrival.cost {

@@ -2,7 +2,7 @@
 //! verdict, remaining, `retry_after`, `reset_after` and wait in every field.
 
 use proptest::prelude::*;
-use tidegate_core::{Algorithm, Cost, Outcome, Span, State, Timestamp, Verdict};
+use tidegate_core::{Algorithm, Cost, Outcome, State, TimeSpan, Timestamp, Verdict};
 
 use crate::generate::{Made, any_made, made, play, start, unruly};
 
@@ -206,13 +206,13 @@ fn expected(made: &Made, model: &dyn Model, now: Timestamp, cost: Cost) -> Outco
     let answer = model.ask(tick, i128::from(cost.get()));
     let until = |at: i128| {
         let micros = at * i128::from(made.limit.tick().micros()) - i128::from(now.as_micros());
-        Span::from_micros(u64::try_from(micros.max(0)).unwrap_or(u64::MAX))
+        TimeSpan::from_micros(u64::try_from(micros.max(0)).unwrap_or(u64::MAX))
     };
     let verdict = if answer.never {
         Verdict::Never
     } else if answer.fits {
         let waits = answer.departs > tick;
-        Verdict::Pass { wait: if waits { until(answer.departs) } else { Span::ZERO } }
+        Verdict::Pass { wait: if waits { until(answer.departs) } else { TimeSpan::ZERO } }
     } else {
         Verdict::NotUntil { retry_after: until(answer.fits_at) }
     };

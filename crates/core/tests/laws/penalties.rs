@@ -1,15 +1,15 @@
 //! The laws of lock-outs.
 
 use proptest::prelude::*;
-use tidegate_core::{Penalty, PenaltyError, Record, Span, Timestamp};
+use tidegate_core::{Penalty, PenaltyError, PenaltyState, TimeSpan, Timestamp};
 
 const SECOND: u64 = 1_000_000;
 
 fn penalty() -> impl Strategy<Value = Penalty> {
     let span = || prop_oneof![9 => 1..10 * SECOND, 5 => Just(1), 5 => Just(60 * SECOND), 1 => Just(u64::MAX)];
     (1_u32..6, span(), span(), span()).prop_filter_map("valid", |(after, first, more, forget)| {
-        let most = Span::from_micros(first.saturating_add(more));
-        Penalty::new(after, Span::from_micros(first), most, Span::from_micros(forget)).ok()
+        let most = TimeSpan::from_micros(first.saturating_add(more));
+        Penalty::new(after, TimeSpan::from_micros(first), most, TimeSpan::from_micros(forget)).ok()
     })
 }
 
@@ -30,18 +30,18 @@ fn at(micros: u64) -> Timestamp {
     Timestamp::from_micros(micros)
 }
 
-fn play(penalty: &Penalty, start: u64, gaps: &[u64]) -> (Record, Timestamp) {
+fn play(penalty: &Penalty, start: u64, gaps: &[u64]) -> (PenaltyState, Timestamp) {
     let mut now = at(start);
-    let mut record = Record::default();
+    let mut record = PenaltyState::default();
     for gap in gaps {
-        now = now + Span::from_micros(*gap);
+        now = now + TimeSpan::from_micros(*gap);
         record = penalty.violate(record, now);
     }
     (record, now)
 }
 
 /// Violates until a lock-out begins, and says how long it is.
-fn lock_out(penalty: &Penalty, record: &mut Record, now: Timestamp) -> Span {
+fn lock_out(penalty: &Penalty, record: &mut PenaltyState, now: Timestamp) -> TimeSpan {
     for _ in 0..penalty.after() {
         assert_eq!(record.lock_out(now), None);
         *record = penalty.violate(*record, now);
@@ -54,7 +54,7 @@ proptest! {
     fn whatever_the_clock_does_a_lock_out_never_gets_shorter_by_a_violation(
         penalty in penalty(), instants in instants()
     ) {
-        let mut record = Record::default();
+        let mut record = PenaltyState::default();
         for micros in instants {
             let next = penalty.violate(record, at(micros));
             prop_assert!(next.locked_until >= record.locked_until || record.lock_out(at(micros)).is_none());
@@ -70,9 +70,9 @@ proptest! {
         penalty in penalty(), start in 0..1_000 * SECOND, gaps in gaps()
     ) {
         let mut now = at(start);
-        let mut record = Record::default();
+        let mut record = PenaltyState::default();
         for gap in gaps {
-            now = now + Span::from_micros(gap);
+            now = now + TimeSpan::from_micros(gap);
             let before = record.lock_out(now);
             record = penalty.violate(record, now);
             if let (None, Some(left)) = (before, record.lock_out(now)) {
@@ -87,12 +87,12 @@ proptest! {
     fn lock_outs_one_after_another_double_up_to_the_cap(
         after in 1_u32..6, first in 1..10_u64, doublings in 0_u32..20
     ) {
-        let most = Span::from_secs(first << doublings);
-        let penalty = Penalty::new(after, Span::from_secs(first), most, Span::from_secs(1)).unwrap();
-        let (mut record, mut now) = (Record::default(), at(0));
+        let most = TimeSpan::from_secs(first << doublings);
+        let penalty = Penalty::new(after, TimeSpan::from_secs(first), most, TimeSpan::from_secs(1)).unwrap();
+        let (mut record, mut now) = (PenaltyState::default(), at(0));
         for time in 0..doublings + 3 {
             let left = lock_out(&penalty, &mut record, now);
-            prop_assert_eq!(left, Span::from_secs(first << time.min(doublings)));
+            prop_assert_eq!(left, TimeSpan::from_secs(first << time.min(doublings)));
             now = now + left;
         }
     }
@@ -103,8 +103,8 @@ proptest! {
         first in 0..1_000 * SECOND, second in 0..1_000 * SECOND
     ) {
         let (record, now) = play(&penalty, start, &gaps);
-        let between = now + Span::from_micros(first);
-        let end = between + Span::from_micros(second);
+        let between = now + TimeSpan::from_micros(first);
+        let end = between + TimeSpan::from_micros(second);
         prop_assert_eq!(penalty.settle(penalty.settle(record, between), end), penalty.settle(record, end));
     }
 
@@ -114,14 +114,14 @@ proptest! {
     ) {
         let (record, now) = play(&penalty, start, &gaps);
         let forgotten = penalty.forgotten(&record);
-        let later = now + Span::from_micros(wait);
+        let later = now + TimeSpan::from_micros(wait);
         let settled = penalty.settle(record, later);
         prop_assert!(settled.violations <= record.violations && settled.level <= record.level);
         prop_assert!(settled.level == record.level || settled.violations == 0);
         // At the end of time nothing more is forgotten.
         if forgotten < Timestamp::MAX {
-            prop_assert_eq!(settled == Record::default(), later >= forgotten);
-            prop_assert_eq!(penalty.settle(record, Timestamp::MAX), Record::default());
+            prop_assert_eq!(settled == PenaltyState::default(), later >= forgotten);
+            prop_assert_eq!(penalty.settle(record, Timestamp::MAX), PenaltyState::default());
         }
     }
 
@@ -135,7 +135,7 @@ proptest! {
             return Ok(());
         }
         let again = more.iter().fold((penalty.settle(record, later), later), |(record, now), gap| {
-            let now = now + Span::from_micros(*gap);
+            let now = now + TimeSpan::from_micros(*gap);
             (penalty.violate(record, now), now)
         });
         prop_assert_eq!(again, play(&penalty, later.as_micros(), &more));
@@ -156,9 +156,9 @@ proptest! {
 
 #[test]
 fn the_third_violation_locks_out_for_a_minute_and_the_next_lock_out_is_two() {
-    let minute = Span::from_secs(60);
-    let penalty = Penalty::new(3, minute, Span::from_secs(86_400), Span::from_secs(900)).unwrap();
-    let mut record = Record::default();
+    let minute = TimeSpan::from_secs(60);
+    let penalty = Penalty::new(3, minute, TimeSpan::from_secs(86_400), TimeSpan::from_secs(900)).unwrap();
+    let mut record = PenaltyState::default();
     for second in 0..2 {
         record = penalty.violate(record, Timestamp::from_secs(second));
         assert_eq!(record.lock_out(Timestamp::from_secs(second)), None);
@@ -167,17 +167,18 @@ fn the_third_violation_locks_out_for_a_minute_and_the_next_lock_out_is_two() {
     assert_eq!(record.lock_out(Timestamp::from_secs(2)), Some(minute));
     assert_eq!(record.lock_out(Timestamp::from_secs(62)), None);
     let left = lock_out(&penalty, &mut record, Timestamp::from_secs(62));
-    assert_eq!(left, Span::from_secs(120));
+    assert_eq!(left, TimeSpan::from_secs(120));
     // The lock-out ends at 182. A quarter of an hour later the second level is forgotten, another one later all.
     assert_eq!(penalty.settle(record, Timestamp::from_secs(182 + 899)).level, 2);
     assert_eq!(penalty.settle(record, Timestamp::from_secs(182 + 900)).level, 1);
-    assert_eq!(penalty.settle(record, Timestamp::from_secs(182 + 1_800)), Record::default());
+    assert_eq!(penalty.settle(record, Timestamp::from_secs(182 + 1_800)), PenaltyState::default());
 }
 
 #[test]
 fn a_violation_is_forgotten_before_a_level_is() {
-    let penalty = Penalty::new(2, Span::from_secs(10), Span::from_secs(40), Span::from_secs(1)).unwrap();
-    let mut record = Record::default();
+    let penalty =
+        Penalty::new(2, TimeSpan::from_secs(10), TimeSpan::from_secs(40), TimeSpan::from_secs(1)).unwrap();
+    let mut record = PenaltyState::default();
     let mut now = Timestamp::from_secs(0);
     for _ in 0..2 {
         now = now + lock_out(&penalty, &mut record, now);
@@ -185,7 +186,7 @@ fn a_violation_is_forgotten_before_a_level_is() {
     record = penalty.violate(record, now);
     assert_eq!((record.violations, record.level), (1, 2));
     let after = |seconds| {
-        let settled = penalty.settle(record, now + Span::from_secs(seconds));
+        let settled = penalty.settle(record, now + TimeSpan::from_secs(seconds));
         (settled.violations, settled.level)
     };
     assert_eq!(after(0), (1, 2));
@@ -197,11 +198,11 @@ fn a_violation_is_forgotten_before_a_level_is() {
 
 #[test]
 fn what_cannot_be_a_penalty_says_why() {
-    let second = Span::from_secs(1);
+    let second = TimeSpan::from_secs(1);
     assert_eq!(Penalty::new(0, second, second, second), Err(PenaltyError::ZeroAfter));
-    assert_eq!(Penalty::new(1, Span::ZERO, second, second), Err(PenaltyError::ZeroSpan));
-    assert_eq!(Penalty::new(1, second, second, Span::ZERO), Err(PenaltyError::ZeroSpan));
-    let shorter = Span::from_millis(1);
+    assert_eq!(Penalty::new(1, TimeSpan::ZERO, second, second), Err(PenaltyError::ZeroSpan));
+    assert_eq!(Penalty::new(1, second, second, TimeSpan::ZERO), Err(PenaltyError::ZeroSpan));
+    let shorter = TimeSpan::from_millis(1);
     let error = Penalty::new(1, second, shorter, second).unwrap_err();
     assert_eq!(error, PenaltyError::MostBelowFirst { first: second, most: shorter });
     assert!(error.to_string().contains("shorter than the first"));

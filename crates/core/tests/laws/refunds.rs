@@ -1,7 +1,7 @@
 //! What is given back, and what a changed limit keeps.
 
 use proptest::prelude::*;
-use tidegate_core::{Algorithm, Cost, Kind, Limit, Span, Spec, State, Timestamp, Verdict};
+use tidegate_core::{Algorithm, AlgorithmKind, Cost, Limit, Spec, State, TimeSpan, Timestamp, Verdict};
 
 use crate::generate::{Arrival, Made, any_made, forward, play, start};
 
@@ -25,7 +25,7 @@ fn after(made: &Made, start: Timestamp, arrivals: &[Arrival]) -> (State, Timesta
 
 /// Where several depart within one tick, a leaky bucket gives nothing back.
 pub(crate) fn gives_back(limit: &Limit) -> bool {
-    !matches!(limit.kind(), Kind::LeakyBucket(bucket) if bucket.rate().unit() < bucket.rate().drain())
+    !matches!(limit.kind(), AlgorithmKind::LeakyBucket(bucket) if bucket.rate().unit() < bucket.rate().drain())
 }
 
 proptest! {
@@ -37,10 +37,10 @@ proptest! {
             return Ok(());
         }
         let (mut state, now) = after(&made, start, &arrivals);
-        let before = made.limit.judge(&state, now, Cost::ZERO);
+        let before = made.limit.evaluate(&state, now, Cost::ZERO);
         if let Some(passed) = charged(&made, &mut state, now, Cost::new(cost)) {
             made.limit.refund(&mut state, passed, now, Cost::new(cost));
-            prop_assert_eq!(made.limit.judge(&state, now, Cost::ZERO), before);
+            prop_assert_eq!(made.limit.evaluate(&state, now, Cost::ZERO), before);
         }
     }
 
@@ -56,8 +56,8 @@ proptest! {
         let mut refunded_at = now;
         for (now, cost) in play(&made, now, &between) {
             // Only what both may do is done by both.
-            if made.limit.judge(&with, now, cost).verdict.is_pass()
-                && made.limit.judge(&without, now, cost).verdict.is_pass()
+            if made.limit.evaluate(&with, now, cost).verdict.is_pass()
+                && made.limit.evaluate(&without, now, cost).verdict.is_pass()
             {
                 made.limit.charge(&mut with, now, cost);
                 made.limit.charge(&mut without, now, cost);
@@ -66,8 +66,8 @@ proptest! {
         }
         made.limit.refund(&mut with, passed, refunded_at, Cost::new(cost));
         for (now, cost) in play(&made, refunded_at, &afterwards) {
-            let left = made.limit.judge(&with, now, Cost::ZERO).remaining;
-            prop_assert!(left <= made.limit.judge(&without, now, Cost::ZERO).remaining);
+            let left = made.limit.evaluate(&with, now, Cost::ZERO).remaining;
+            prop_assert!(left <= made.limit.evaluate(&without, now, Cost::ZERO).remaining);
             if made.limit.step(&mut with, now, cost).verdict.is_pass() {
                 prop_assert!(made.limit.step(&mut without, now, cost).verdict.is_pass());
             }
@@ -80,14 +80,14 @@ proptest! {
         requests in 1_u64..=1_000, seconds in 1_u64..=120
     ) {
         // A longest wait leaves less than the units that are not spent.
-        let max_wait = (made.limit.algorithm() == Algorithm::LeakyBucket).then_some(Span::MAX);
+        let max_wait = (made.limit.algorithm() == Algorithm::LeakyBucket).then_some(TimeSpan::MAX);
         let made = made.with(Spec { max_wait, ..made.spec });
         let (state, now) = after(&made, start, &arrivals);
-        let spec = Spec { max_wait, ..Spec::new(requests, Span::from_secs(seconds)) };
+        let spec = Spec { max_wait, ..Spec::new(requests, TimeSpan::from_secs(seconds)) };
         let changed = Limit::new(made.limit.algorithm(), spec).unwrap();
-        let old = made.limit.judge(&state, now, Cost::ZERO);
+        let old = made.limit.evaluate(&state, now, Cost::ZERO);
         let rebased = changed.rebase(&made.limit, state, now);
-        let new = changed.judge(&rebased, now, Cost::ZERO);
+        let new = changed.evaluate(&rebased, now, Cost::ZERO);
         let spent = old.limit - old.remaining;
         if made.limit.algorithm() == Algorithm::SlidingLog && spec.window < made.spec.window {
             // A shorter window holds fewer instants: exactly those that are inside it.
@@ -106,32 +106,32 @@ proptest! {
 
 #[test]
 fn a_changed_algorithm_starts_afresh() {
-    let spec = Spec::new(10, Span::from_secs(60));
+    let spec = Spec::new(10, TimeSpan::from_secs(60));
     let now = Timestamp::from_secs(1_700_000_000);
     for (&old, &new) in Algorithm::ALL.iter().zip(Algorithm::ALL.iter().cycle().skip(1)) {
         let (old, new) = (Limit::new(old, spec).unwrap(), Limit::new(new, spec).unwrap());
         let mut state = State::default();
         old.step(&mut state, now, Cost::new(10));
-        assert_eq!(new.judge(&state, now, Cost::ZERO), new.judge(&State::Unseen, now, Cost::ZERO));
+        assert_eq!(new.evaluate(&state, now, Cost::ZERO), new.evaluate(&State::Unseen, now, Cost::ZERO));
         assert_eq!(new.rebase(&old, state, now), State::Unseen);
     }
 }
 
 #[test]
 fn a_rolled_window_takes_no_refund() {
-    let limit = Limit::new(Algorithm::FixedWindow, Spec::new(10, Span::from_secs(60))).unwrap();
+    let limit = Limit::new(Algorithm::FixedWindow, Spec::new(10, TimeSpan::from_secs(60))).unwrap();
     let start = Timestamp::from_secs(1_700_000_040);
-    let next = start + Span::from_secs(60);
+    let next = start + TimeSpan::from_secs(60);
     let mut state = State::default();
     limit.step(&mut state, start, Cost::new(4));
     limit.step(&mut state, next, Cost::new(3));
     limit.refund(&mut state, start, next, Cost::new(4));
-    assert_eq!(limit.judge(&state, next, Cost::ZERO).remaining, 7);
+    assert_eq!(limit.evaluate(&state, next, Cost::ZERO).remaining, 7);
 }
 
 #[test]
 fn a_leaky_bucket_gives_back_only_its_last_departure() {
-    let limit = Limit::new(Algorithm::LeakyBucket, Spec::new(10, Span::from_secs(1))).unwrap();
+    let limit = Limit::new(Algorithm::LeakyBucket, Spec::new(10, TimeSpan::from_secs(1))).unwrap();
     let now = Timestamp::from_secs(1_700_000_000);
     let mut state = State::default();
     let departures: Vec<_> = (0..3)
@@ -140,7 +140,7 @@ fn a_leaky_bucket_gives_back_only_its_last_departure() {
             refused => panic!("{refused:?}"),
         })
         .collect();
-    let left = |state: &State| limit.judge(state, now, Cost::ZERO).remaining;
+    let left = |state: &State| limit.evaluate(state, now, Cost::ZERO).remaining;
     limit.refund(&mut state, departures[0], now, Cost::ONE);
     assert_eq!(left(&state), 7, "two others depart after the first: it leaves a gap");
     limit.refund(&mut state, departures[2], now, Cost::ONE);

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use tidegate_core::{
-    Algorithm, Cost, LeakyBucket, Limit, LimitError, Span, Spec, State, Timestamp, Verdict, WORD_MAX,
+    Algorithm, Cost, LeakyBucket, Limit, LimitError, Spec, State, TimeSpan, Timestamp, Verdict, WORD_MAX,
 };
 
 use crate::generate::{any_made, made, play, start, unruly};
@@ -16,10 +16,10 @@ proptest! {
         for (now, cost) in play(&made, start, &arrivals) {
             if let Verdict::NotUntil { retry_after } = made.limit.step(&mut state, now, cost).verdict {
                 let then = now + retry_after;
-                prop_assert!(retry_after > Span::ZERO);
-                prop_assert!(made.limit.judge(&state, then, cost).verdict.is_pass());
-                let before = then - Span::from_micros(1);
-                prop_assert!(!made.limit.judge(&state, before, cost).verdict.is_pass());
+                prop_assert!(retry_after > TimeSpan::ZERO);
+                prop_assert!(made.limit.evaluate(&state, then, cost).verdict.is_pass());
+                let before = then - TimeSpan::from_micros(1);
+                prop_assert!(!made.limit.evaluate(&state, before, cost).verdict.is_pass());
             }
         }
     }
@@ -31,20 +31,20 @@ proptest! {
         let mut state = State::default();
         for (now, cost) in play(&made, start, &arrivals) {
             let outcome = made.limit.step(&mut state, now, cost);
-            let one_more = made.limit.judge(&state, now, Cost::ONE).verdict.is_pass();
+            let one_more = made.limit.evaluate(&state, now, Cost::ONE).verdict.is_pass();
             prop_assert_eq!(outcome.remaining >= 1, one_more);
             if outcome.remaining > 0 {
                 let all = Cost::new(outcome.remaining);
-                prop_assert!(made.limit.judge(&state, now, all).verdict.is_pass());
+                prop_assert!(made.limit.evaluate(&state, now, all).verdict.is_pass());
             }
             // One after another no more than that pass. A leaky bucket whose longest wait is short may admit more in a
             // single request: that waits once.
             let mut spent = state.clone();
             made.limit.charge(&mut spent, now, Cost::new(outcome.remaining));
-            prop_assert!(!made.limit.judge(&spent, now, Cost::ONE).verdict.is_pass());
+            prop_assert!(!made.limit.evaluate(&spent, now, Cost::ONE).verdict.is_pass());
             if made.limit.algorithm() != Algorithm::LeakyBucket {
                 let more = Cost::new(outcome.remaining + 1);
-                prop_assert!(!made.limit.judge(&state, now, more).verdict.is_pass());
+                prop_assert!(!made.limit.evaluate(&state, now, more).verdict.is_pass());
             }
         }
     }
@@ -77,9 +77,9 @@ proptest! {
     fn a_peek_changes_no_answer(made in any_made(), start in start(), arrivals in unruly()) {
         let mut state = State::default();
         for (now, cost) in play(&made, start, &arrivals) {
-            let answer = made.limit.judge(&state, now, cost);
+            let answer = made.limit.evaluate(&state, now, cost);
             made.limit.step(&mut state, now, Cost::ZERO);
-            prop_assert_eq!(made.limit.judge(&state, now, cost), answer);
+            prop_assert_eq!(made.limit.evaluate(&state, now, cost), answer);
             made.limit.step(&mut state, now, cost);
         }
     }
@@ -104,15 +104,15 @@ proptest! {
             let outcome = made.limit.step(&mut state, now, cost);
             let then = now + outcome.reset_after;
             let whole = Cost::new(made.limit.capacity());
-            prop_assert!(made.limit.judge(&state, then, whole).verdict.is_pass());
-            if outcome.remaining < made.limit.judge(&State::Unseen, now, Cost::ZERO).remaining {
-                let before = then - Span::from_micros(1);
-                prop_assert!(!made.limit.judge(&state, before, whole).verdict.is_pass());
+            prop_assert!(made.limit.evaluate(&state, then, whole).verdict.is_pass());
+            if outcome.remaining < made.limit.evaluate(&State::Unseen, now, Cost::ZERO).remaining {
+                let before = then - TimeSpan::from_micros(1);
+                prop_assert!(!made.limit.evaluate(&state, before, whole).verdict.is_pass());
             }
             prop_assert!(made.limit.is_fresh(&state, then));
             for cost in [Cost::ONE, whole] {
-                let unseen = made.limit.judge(&State::Unseen, then, cost);
-                prop_assert_eq!(made.limit.judge(&state, then, cost), unseen);
+                let unseen = made.limit.evaluate(&State::Unseen, then, cost);
+                prop_assert_eq!(made.limit.evaluate(&state, then, cost), unseen);
             }
         }
     }
@@ -121,7 +121,7 @@ proptest! {
     fn what_is_packed_into_a_word_is_unpacked_unchanged(
         made in any_made(), start in start(), arrivals in unruly(), before in 0_u64..1_000_000_000_000_000
     ) {
-        let origin = start - Span::from_micros(before);
+        let origin = start - TimeSpan::from_micros(before);
         let mut state = State::default();
         for (now, cost) in play(&made, start, &arrivals) {
             made.limit.step(&mut state, now, cost);
@@ -136,10 +136,10 @@ proptest! {
     fn extremes_never_panic_or_wrap(
         algorithm in proptest::sample::select(Algorithm::ALL),
         requests in extreme(), window in extreme(), burst in proptest::option::of(extreme()),
-        max_wait in proptest::option::of(extreme().prop_map(Span::from_micros)),
+        max_wait in proptest::option::of(extreme().prop_map(TimeSpan::from_micros)),
         steps in proptest::collection::vec((extreme(), extreme(), any::<bool>()), 1..20),
     ) {
-        let spec = Spec { requests, window: Span::from_micros(window), burst, max_wait };
+        let spec = Spec { requests, window: TimeSpan::from_micros(window), burst, max_wait };
         let Ok(limit) = Limit::new(algorithm, spec) else { return Ok(()) };
         let mut state = State::default();
         let mut newest = Timestamp::ZERO;
@@ -153,7 +153,7 @@ proptest! {
                 limit.charge(&mut state, at, cost);
                 let whole = Cost::new(limit.capacity());
                 if cost > Cost::ZERO && newest == at {
-                    prop_assert!(!limit.judge(&state, at, whole).verdict.is_pass());
+                    prop_assert!(!limit.evaluate(&state, at, whole).verdict.is_pass());
                 }
                 limit.refund(&mut state, at, newest, cost);
                 if let Some(word) = limit.pack(&state, Timestamp::ZERO) {
@@ -186,7 +186,7 @@ fn extreme() -> impl Strategy<Value = u64> {
 
 #[test]
 fn what_no_tick_can_hold_is_refused_with_its_figures() {
-    let spec = Spec::new((1 << 53) - 1, Span::from_secs(1_000_003));
+    let spec = Spec::new((1 << 53) - 1, TimeSpan::from_secs(1_000_003));
     let error = Limit::new(Algorithm::TokenBucket, spec).unwrap_err();
     assert!(matches!(error, LimitError::NotRepresentable { requests, .. } if requests == spec.requests));
     assert!(error.to_string().contains("cannot be counted exactly"), "{error}");
@@ -194,10 +194,10 @@ fn what_no_tick_can_hold_is_refused_with_its_figures() {
 
 #[test]
 fn zero_is_refused_by_name() {
-    let window = Span::from_secs(1);
+    let window = TimeSpan::from_secs(1);
     for &algorithm in Algorithm::ALL {
         assert_eq!(Limit::new(algorithm, Spec::new(0, window)), Err(LimitError::ZeroRequests));
-        assert_eq!(Limit::new(algorithm, Spec::new(1, Span::ZERO)), Err(LimitError::ZeroWindow));
+        assert_eq!(Limit::new(algorithm, Spec::new(1, TimeSpan::ZERO)), Err(LimitError::ZeroWindow));
     }
     let no_burst = Spec { burst: Some(0), ..Spec::new(1, window) };
     for algorithm in [Algorithm::TokenBucket, Algorithm::LeakyBucket] {
@@ -207,7 +207,7 @@ fn zero_is_refused_by_name() {
 
 #[test]
 fn max_wait_where_no_request_waits_is_rejected() {
-    let spec = Spec { max_wait: Some(Span::from_secs(1)), ..Spec::new(10, Span::from_secs(1)) };
+    let spec = Spec { max_wait: Some(TimeSpan::from_secs(1)), ..Spec::new(10, TimeSpan::from_secs(1)) };
     for &algorithm in Algorithm::ALL {
         let made = Limit::new(algorithm, spec);
         match algorithm {
@@ -220,7 +220,7 @@ fn max_wait_where_no_request_waits_is_rejected() {
 #[test]
 fn a_burst_where_none_is_known_is_refused() {
     for algorithm in [Algorithm::FixedWindow, Algorithm::SlidingLog, Algorithm::SlidingCounter] {
-        let spec = Spec { burst: Some(5), ..Spec::new(10, Span::from_secs(1)) };
+        let spec = Spec { burst: Some(5), ..Spec::new(10, TimeSpan::from_secs(1)) };
         assert_eq!(Limit::new(algorithm, spec), Err(LimitError::NoBurst { algorithm }));
     }
 }

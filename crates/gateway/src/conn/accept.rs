@@ -1,4 +1,4 @@
-//! The accept loop of one listening socket on one core.
+//! The accept loop of one listening socket on one worker.
 
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -13,12 +13,12 @@ use tokio_util::task::TaskTracker;
 
 use super::connection::{self, ClientConn, HttpBuilders};
 use super::connection_limit::{ConnectionGuard, ConnectionLimiter};
-use crate::worker::Core;
+use crate::worker::Worker;
 
 /// When descriptors run out, accepting again at once would only spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// A listening socket of one core, and what its connections need.
+/// A listening socket of one worker, and what its connections need.
 pub(crate) struct Acceptor {
     pub(crate) listener: TcpListener,
     pub(crate) tls: Option<TlsAcceptor>,
@@ -29,19 +29,19 @@ impl Acceptor {
     /// Accepts connections until `stop` turns true. `open` tracks them until they are closed.
     pub(crate) async fn run<S: Store + 'static>(
         self,
-        core: Rc<Core<S>>,
+        worker: Rc<Worker<S>>,
         mut stop: watch::Receiver<bool>,
         open: TaskTracker,
     ) {
         let Self { listener, tls, limiter } = self;
-        let http = Rc::new(HttpBuilders::new(&core.bounds));
+        let http = Rc::new(HttpBuilders::new(&worker.bounds));
         let serve = move |stream, peer: SocketAddr| {
             // A connection over the limit is closed at once: a reset costs less than a wait.
             let permit = limiter.acquire(peer.ip());
-            core.teller.connected(permit.is_some());
+            worker.recorder.count_connection(permit.is_some());
             let Some(permit) = permit else { return };
             let client = ClientConn { stream, peer, guard: ConnectionGuard::new(permit, open.token()) };
-            connection::serve(Rc::clone(&core), Rc::clone(&http), client, tls.clone());
+            connection::serve(Rc::clone(&worker), Rc::clone(&http), client, tls.clone());
         };
         loop {
             let accepted = tokio::select! {

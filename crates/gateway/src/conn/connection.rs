@@ -31,8 +31,8 @@ use super::unparsable;
 use crate::http::hop_headers::ConnInfo;
 use crate::http::response_body::ResponseBody;
 use crate::resource_limits::ResourceLimits;
-use crate::service::Received;
-use crate::worker::Core;
+use crate::service::ReceivedRequest;
+use crate::worker::Worker;
 
 /// The first bytes of every HTTP/2 connection.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -71,7 +71,7 @@ fn http2(limits: &ResourceLimits, streams: &Rc<ResponseStreams>) -> http2::Build
     http2
 }
 
-type Served = Response<InFlightBody<ResponseBody>>;
+type ServiceResponse = Response<InFlightBody<ResponseBody>>;
 
 /// A connection that was accepted.
 #[derive(Debug)]
@@ -81,9 +81,9 @@ pub(super) struct ClientConn {
     pub(super) guard: ConnectionGuard,
 }
 
-/// Serves a connection in a task of its own, until the client, the watchdog or the end of the core closes it.
+/// Serves a connection in a task of its own, until the client, the watchdog or the end of the worker closes it.
 pub(super) fn serve<S: Store + 'static>(
-    core: Rc<Core<S>>,
+    worker: Rc<Worker<S>>,
     http: Rc<HttpBuilders>,
     ClientConn { stream, peer, guard }: ClientConn,
     tls: Option<TlsAcceptor>,
@@ -91,42 +91,42 @@ pub(super) fn serve<S: Store + 'static>(
     // Small writes are whole responses. A socket that cannot be set is about to fail anyway.
     let _ = stream.set_nodelay(true);
     let ends = stream.local_addr().ok().map(|local| (local, peer));
-    let hop = ConnInfo::new(peer, tls.is_some(), guard);
-    let stream = ClientSocket::new(stream, Arc::clone(&hop.activity));
+    let conn_info = ConnInfo::new(peer, tls.is_some(), guard);
+    let stream = ClientSocket::new(stream, Arc::clone(&conn_info.activity));
     // Two tasks of different size: thousands of connections are idle.
     match tls {
-        None => drop(tokio::task::spawn_local(serve_http(core, http, stream, (hop, ends)))),
+        None => drop(tokio::task::spawn_local(serve_http(worker, http, stream, (conn_info, ends)))),
         Some(tls) => drop(tokio::task::spawn_local(async move {
-            let handshake = Box::pin(tokio::time::timeout(core.bounds.handshake, tls.accept(stream)));
+            let handshake = Box::pin(tokio::time::timeout(worker.bounds.handshake, tls.accept(stream)));
             // A client that does not speak TLS gets no response.
             if let Ok(Ok(stream)) = handshake.await {
-                serve_http(core, http, stream, (hop, ends)).await;
+                serve_http(worker, http, stream, (conn_info, ends)).await;
             }
         })),
     }
 }
 
 async fn serve_http<S: Store + 'static>(
-    core: Rc<Core<S>>,
+    worker: Rc<Worker<S>>,
     http: Rc<HttpBuilders>,
     stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
-    (hop, ends): (ConnInfo, Option<Ends>),
+    (conn_info, ends): (ConnInfo, Option<Ends>),
 ) {
-    let watch = core.watchdog.watch(&hop.activity, ends);
-    let hop = Rc::new(hop);
-    let mut stream = TrackedIo::new(stream, Arc::clone(&hop.activity));
+    let watch = worker.watchdog.watch(&conn_info.activity, ends);
+    let conn_info = Rc::new(conn_info);
+    let mut stream = TrackedIo::new(stream, Arc::clone(&conn_info.activity));
     if !wait_readable(&mut stream, &watch).await {
         return;
     }
     while stream.may_start_with(PREFACE) {
         if stream.ahead().starts_with(PREFACE) {
             let streams = watch.begin_http2(stream.ahead());
-            let http2 = http2(&core.bounds, &streams);
-            let service = service(&core, &hop, Some(streams));
+            let http2 = http2(&worker.bounds, &streams);
+            let service = service(&worker, &conn_info, Some(streams));
             let mut connection = Box::pin(http2.serve_connection(TokioIo::new(stream), service));
             // An HTTP/2 connection may have streams that only wait: it is never parked.
             while drive(&mut connection, &watch, |connection| connection.as_mut().graceful_shutdown()).await
-                == Next::Park
+                == DriveEnd::Park
             {}
             return;
         }
@@ -134,20 +134,20 @@ async fn serve_http<S: Store + 'static>(
             return;
         }
     }
-    let service = service(&core, &hop, None);
+    let service = service(&worker, &conn_info, None);
     loop {
         // hyper's state is in a box that exists only while there is something to do.
         let connection = http.http1.serve_connection(TokioIo::new(stream), service.clone());
         let mut connection = Box::new(connection.with_upgrades());
         let close = |connection: &mut Box<_>| UpgradeableConnection::graceful_shutdown(Pin::new(connection));
         let next = drive(&mut connection, &watch, close).await;
-        if next == Next::End {
+        if next == DriveEnd::End {
             return;
         }
         let Some(parts) = connection.into_parts() else { return };
         stream = parts.io.into_inner();
-        if next == Next::Reject {
-            let mut answering = Box::pin(unparsable::answer(core, hop, stream));
+        if next == DriveEnd::Reject {
+            let mut answering = Box::pin(unparsable::answer(worker, conn_info, stream));
             drive(&mut answering, &watch, |_| {}).await;
             return;
         }
@@ -162,22 +162,23 @@ async fn serve_http<S: Store + 'static>(
 
 /// Serves the requests of a connection; over HTTP/2 each is one of `streams`.
 fn service<S: Store + 'static>(
-    core: &Rc<Core<S>>,
-    hop: &Rc<ConnInfo>,
+    worker: &Rc<Worker<S>>,
+    conn_info: &Rc<ConnInfo>,
     streams: Option<Rc<ResponseStreams>>,
-) -> impl Service<Request<Incoming>, Response = Served, Error = Infallible, Future: 'static> + Clone + use<S>
-{
-    let (core, hop) = (Rc::clone(core), Rc::clone(hop));
+) -> impl Service<Request<Incoming>, Response = ServiceResponse, Error = Infallible, Future: 'static>
++ Clone
++ use<S> {
+    let (worker, conn_info) = (Rc::clone(worker), Rc::clone(conn_info));
     service_fn(move |request: Request<Incoming>| {
-        let (core, hop) = (Rc::clone(&core), Rc::clone(&hop));
+        let (worker, conn_info) = (Rc::clone(&worker), Rc::clone(&conn_info));
         let is_http1 = request.version() < Version::HTTP_2;
-        let in_flight = hop.activity.begin_request(!request.body().is_end_stream());
+        let in_flight = conn_info.activity.begin_request(!request.body().is_end_stream());
         let stream = streams.as_ref().map(ResponseStreams::begin);
         let (parts, body) = request.into_parts();
-        let mut request = Received { parts, body: Some(body) };
+        let mut request = ReceivedRequest { parts, body: Some(body) };
         async move {
-            let mut response = crate::service::serve(&core, &hop, &mut request).await;
-            if is_http1 && core.is_stopping() && response.status() != StatusCode::SWITCHING_PROTOCOLS {
+            let mut response = crate::service::serve(&worker, &conn_info, &mut request).await;
+            if is_http1 && worker.is_stopping() && response.status() != StatusCode::SWITCHING_PROTOCOLS {
                 response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             }
             Ok::<_, Infallible>(response.map(|body| InFlightBody::new(body, in_flight, stream)))
@@ -198,7 +199,7 @@ async fn wait_readable<T: AsyncRead + Unpin>(stream: &mut TrackedIo<T>, watch: &
 
 /// What to do with a connection that is not polled any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Next {
+enum DriveEnd {
     End,
     /// Drop its HTTP state until its client sends something.
     Park,
@@ -208,18 +209,22 @@ enum Next {
 
 /// Polls a connection until it ends, may be parked, or needs an answer of ours. An error of the connection is ignored:
 /// it is the client that broke it off.
-async fn drive<C: Future + Unpin>(connection: &mut C, watch: &WatchHandle, close: impl Fn(&mut C)) -> Next {
+async fn drive<C: Future + Unpin>(
+    connection: &mut C,
+    watch: &WatchHandle,
+    close: impl Fn(&mut C),
+) -> DriveEnd {
     poll_fn(|cx| {
         match watch.poll_action(cx) {
             IdleAction::Keep => {}
             IdleAction::Drain => close(connection),
-            IdleAction::Park => return Poll::Ready(Next::Park),
-            IdleAction::Abort => return Poll::Ready(Next::End),
+            IdleAction::Park => return Poll::Ready(DriveEnd::Park),
+            IdleAction::Abort => return Poll::Ready(DriveEnd::End),
         }
         match Pin::new(&mut *connection).poll(cx) {
-            Poll::Ready(_) => Poll::Ready(Next::End),
-            Poll::Pending if watch.is_unparsable() => Poll::Ready(Next::Reject),
-            Poll::Pending if watch.should_park() => Poll::Ready(Next::Park),
+            Poll::Ready(_) => Poll::Ready(DriveEnd::End),
+            Poll::Pending if watch.is_unparsable() => Poll::Ready(DriveEnd::Reject),
+            Poll::Pending if watch.should_park() => Poll::Ready(DriveEnd::Park),
             Poll::Pending => Poll::Pending,
         }
     })

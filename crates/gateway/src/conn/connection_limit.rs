@@ -62,7 +62,7 @@ impl Drop for ConnectionPermit {
     }
 }
 
-/// Kept as long as a connection or its tunnel is open: it is counted, and its core waits for it when draining.
+/// Kept as long as a connection or its tunnel is open: it is counted, and its worker waits for it when draining.
 #[derive(Debug)]
 pub(crate) struct ConnectionGuard {
     _permit: ConnectionPermit,

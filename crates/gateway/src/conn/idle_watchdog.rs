@@ -1,4 +1,4 @@
-//! Visits the connections of a core at regular ticks, so that none of them needs a timer.
+//! Visits the connections of a worker at regular ticks, so that none of them needs a timer.
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::rc::Rc;
@@ -20,7 +20,7 @@ use crate::resource_limits::ResourceLimits;
 /// request may be on its way, and over HTTP/1.1 only a response can say that no other is accepted.
 const STOPPING_TICK: Duration = Duration::from_millis(500);
 
-/// A core with more connections than this parks each as soon as it has been answered: making its HTTP state anew for
+/// A worker with more connections than this parks each as soon as it has been answered: making its HTTP state anew for
 /// the next request is work, but keeping it for so many is memory that few of them use.
 const CROWD: usize = 2_048;
 
@@ -36,7 +36,7 @@ pub(super) enum IdleAction {
     Abort,
 }
 
-/// The connections of a core.
+/// The connections of a worker.
 #[derive(Debug)]
 pub(crate) struct Watchdog {
     tick: Duration,

@@ -1,4 +1,4 @@
-//! Sockets that clients connect to: one for each core, so that no core waits for another.
+//! Sockets that clients connect to: one for each worker, so that no worker waits for another.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
@@ -22,7 +22,7 @@ const UNSENT: u32 = 128 << 10;
 #[derive(Clone)]
 pub struct Listener {
     address: SocketAddr,
-    /// One for each core.
+    /// One for each worker.
     pub(crate) sockets: Vec<Arc<TcpListener>>,
     pub(crate) tls: Option<TlsAcceptor>,
     certificate: Option<Arc<CertificateResolver>>,
@@ -66,7 +66,7 @@ impl Listener {
         let no_address = || ListenError::NoAddress { address: address.to_owned() };
         let mut found = address.to_socket_addrs().map_err(|_| no_address())?;
         let wanted = found.next().ok_or_else(no_address)?;
-        // Shared ports would let a second gateway in unnoticed; alone, the system says that it is taken.
+        // SharedState ports would let a second gateway in unnoticed; alone, the system says that it is taken.
         drop(bind_alone(wanted).map_err(|source| ListenError::Bind { address: wanted, source })?);
         let first = bind(wanted).map_err(|source| ListenError::Bind { address: wanted, source })?;
         // The system may have chosen the port.

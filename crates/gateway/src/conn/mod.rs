@@ -1,12 +1,12 @@
 //! Connections of clients. The modules in the order in which a connection meets them:
 //!
-//! 1. `listener`: one listening socket for each core, and TLS with the certificate of `certificate`
+//! 1. `listener`: one listening socket for each worker, and TLS with the certificate of `certificate`
 //! 2. `accept`: takes connections; `connection_limit` bounds how many, in all and of one address
 //! 3. `connection`: the task of one connection: TLS handshake, HTTP/1.1 or HTTP/2, `crate::service` for each request
 //! 4. `io`: the connection's bytes, below TLS and below HTTP
 //! 5. `activity`: the state of the connection, which 3 and 4 keep up to date
 //! 6. `response_streams`: response bodies; over HTTP/2 each stream's rate by itself
-//! 7. `idle_watchdog`: visits every connection of a core now and then; `idle_policy` decides which to park or close,
+//! 7. `idle_watchdog`: visits every connection of a worker now and then; `idle_policy` decides which to park or close,
 //!    `send_queue` asks the kernel how much a slow reader has left unread
 //! 8. `unparsable`: responses to heads that hyper cannot parse
 //! 9. `lingering_close`: closes without losing the last response

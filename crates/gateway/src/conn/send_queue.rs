@@ -124,7 +124,7 @@ mod tests {
         let address = listener.local_addr().expect("an address");
         let mut client = TcpStream::connect(address).expect("a connection");
         let (mut server, peer) = listener.accept().expect("a connection");
-        server.set_nonblocking(true).expect("a live socket");
+        server.set_nonblocking(true).expect("a snapshot socket");
         let ends = (server.local_addr().expect("an address"), peer);
         let kernel = SendQueues::default();
         assert_eq!(kernel.unacknowledged(ends), Some(0));

@@ -5,14 +5,14 @@ use std::rc::Rc;
 use http::header::{CONTENT_LENGTH, DATE, HeaderValue};
 use http::{HeaderMap, StatusCode, Version};
 use tidegate_store::Store;
-use tidegate_telemetry::Seen;
+use tidegate_telemetry::RequestSummary;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 
 use super::io::TrackedIo;
 use crate::error::{ServeError, rescue};
 use crate::http::hop_headers::ConnInfo;
 use crate::http::response_body::ResponseBody;
-use crate::worker::Core;
+use crate::worker::Worker;
 
 /// How every such answer begins.
 const START: &[u8] = b"HTTP/1.1 4";
@@ -48,18 +48,18 @@ impl BareAnswer {
 
 /// Answers a head that could not be parsed, and ends the connection.
 pub(super) async fn answer<S: Store + 'static, T: AsyncRead + AsyncWrite + Unpin>(
-    core: Rc<Core<S>>,
-    hop: Rc<ConnInfo>,
+    worker: Rc<Worker<S>>,
+    conn_info: Rc<ConnInfo>,
     mut stream: TrackedIo<T>,
 ) {
     let Some(BareAnswer { cause, date }) = stream.take_withheld() else { return };
     let response = {
-        let mut story = core.teller.begin();
-        story.see(|| unknown(&hop));
-        story.failed(|| cause.code_and_retry_after());
-        let mut response = rescue(cause, core.live().error_body(), Version::HTTP_11, HeaderMap::new());
+        let mut record = worker.recorder.start();
+        record.describe(|| unknown(&conn_info));
+        record.set_error(|| cause.code_and_retry_after());
+        let mut response = rescue(cause, worker.snapshot().error_body(), Version::HTTP_11, HeaderMap::new());
         let length = http_body::Body::size_hint(response.body()).exact();
-        story.answered(response.status().as_u16(), length);
+        record.set_response(response.status().as_u16(), length);
         response.headers_mut().insert(CONTENT_LENGTH, length.unwrap_or_default().into());
         response.headers_mut().extend(date.map(|date| (DATE, date)));
         response
@@ -79,12 +79,12 @@ pub(super) async fn answer<S: Store + 'static, T: AsyncRead + AsyncWrite + Unpin
 }
 
 /// What the log says of a request that could not be read.
-fn unknown(hop: &ConnInfo) -> Seen {
-    Seen {
+fn unknown(conn_info: &ConnInfo) -> RequestSummary {
+    RequestSummary {
         method: "-".to_owned(),
         host: String::new(),
         path: "-".to_owned(),
-        peer: hop.peer,
+        peer: conn_info.peer,
         version: "1.1",
         bytes: None,
     }

@@ -6,17 +6,17 @@ use http::Version;
 use http::header::{CONTENT_LENGTH, HOST};
 use http::request::Parts;
 use tidegate_policy::{Identities, normalize};
-use tidegate_telemetry::Seen;
+use tidegate_telemetry::RequestSummary;
 
 /// The request without its query, its headers and whatever secret it put into its path.
-pub(crate) fn seen(parts: &Parts, peer: IpAddr, identities: &Identities) -> Seen {
+pub(crate) fn seen(parts: &Parts, peer: IpAddr, identities: &Identities) -> RequestSummary {
     let path = parts.uri.path();
     let normal = normalize(path);
     let path = normal.as_deref().unwrap_or(path);
     let host = parts.headers.get(HOST).map(|host| String::from_utf8_lossy(host.as_bytes()));
     let host = host.as_deref().or(parts.uri.host()).unwrap_or_default();
     let length = parts.headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
-    Seen {
+    RequestSummary {
         method: parts.method.as_str().to_owned(),
         host: identities.hide(&parts.headers, host).into_owned(),
         path: identities.hide(&parts.headers, path).into_owned(),

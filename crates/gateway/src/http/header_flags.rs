@@ -1,4 +1,4 @@
-//! Which headers of a message the gateway must act on, found in one pass.
+//! LogSampling headers of a message the gateway must act on, found in one pass.
 //!
 //! Most messages have hardly any of them, and comparing each name once costs less than a lookup for each of them.
 

@@ -1,4 +1,4 @@
-//! Headers that are changed when a message is forwarded: hop-by-hop headers are removed, and so are statements about the
+//! Headers that are changed when a message is forwarded: conn_info-by-conn_info headers are removed, and so are statements about the
 //! client by peers that are not trusted.
 
 use std::net::{IpAddr, SocketAddr};

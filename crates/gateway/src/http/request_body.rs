@@ -149,8 +149,8 @@ impl Upload {
         self.has_moved = true;
         self.is_read = true;
         if let Some(trailers) = frame.trailers_mut() {
-            let (live, underscored) = &self.trailers;
-            hop_headers::strip_trailers(trailers, (live.policy.matcher.header_rules(), *underscored));
+            let (snapshot, underscored) = &self.trailers;
+            hop_headers::strip_trailers(trailers, (snapshot.policy.matcher.header_rules(), *underscored));
         }
         let length = frame.data_ref().map_or(0, Bytes::len);
         self.stall_timer.saw(length);
@@ -228,7 +228,7 @@ impl UploadHandle {
         incoming: Incoming,
         (most, pace): (u64, MinRate),
         activity: &Arc<Activity>,
-        (live, underscored): (&Rc<InForce>, UnderscoreHeaders),
+        (snapshot, underscored): (&Rc<InForce>, UnderscoreHeaders),
         meter: Option<Box<dyn Metering>>,
     ) -> Self {
         if incoming.is_end_stream() {
@@ -244,7 +244,7 @@ impl UploadHandle {
             is_read: false,
             failure: None,
             unread: Some(UnreadBody::of_latest(activity)),
-            trailers: (Rc::clone(live), underscored),
+            trailers: (Rc::clone(snapshot), underscored),
             meter,
             reader: None,
         };

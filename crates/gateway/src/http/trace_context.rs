@@ -2,19 +2,19 @@
 
 use http::HeaderMap;
 use http::header::{HeaderName, HeaderValue};
-use tidegate_telemetry::Story;
+use tidegate_telemetry::RequestRecord;
 
 const PARENT: HeaderName = HeaderName::from_static("traceparent");
 const STATE: HeaderName = HeaderName::from_static("tracestate");
 
 /// Finds the trace that a request belongs to.
-pub(crate) fn join(story: &mut Story<'_>, headers: &HeaderMap) {
-    story.join(|| headers.get_all(PARENT).iter().map(HeaderValue::as_bytes));
+pub(crate) fn join(record: &mut RequestRecord<'_>, headers: &HeaderMap) {
+    record.join_trace(|| headers.get_all(PARENT).iter().map(HeaderValue::as_bytes));
 }
 
 /// Tells the upstream of it. What others say beside it is passed on only if it belongs to a trace that could be read.
-pub(crate) fn pass_on(story: &Story<'_>, headers: &mut HeaderMap) {
-    let Some((context, is_joined)) = story.context() else { return };
+pub(crate) fn pass_on(record: &RequestRecord<'_>, headers: &mut HeaderMap) {
+    let Some((context, is_joined)) = record.context() else { return };
     if let Ok(parent) = HeaderValue::try_from(context.to_string()) {
         headers.insert(PARENT, parent);
     }

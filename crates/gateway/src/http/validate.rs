@@ -12,13 +12,13 @@ use crate::http::header_flags::HeaderFlags;
 /// Checks method, framing and host of a request. Returns the flags of its headers as they are afterwards.
 pub(crate) fn framing(
     parts: &mut Parts,
-    mut marks: HeaderFlags,
+    mut flags: HeaderFlags,
     max_body: u64,
 ) -> Result<HeaderFlags, ServeError> {
     let headers = &mut parts.headers;
     check_method(parts.method.as_str(), parts.uri.path()).map_err(unusable)?;
     // hyper takes any list that ends in `chunked`, and undoes only that.
-    if marks.contains(HeaderFlags::TRANSFER_ENCODING) {
+    if flags.contains(HeaderFlags::TRANSFER_ENCODING) {
         let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
         if let Some(coding) = codings.next()
             && (codings.next().is_some() || !coding.as_bytes().eq_ignore_ascii_case(b"chunked"))
@@ -26,7 +26,7 @@ pub(crate) fn framing(
             return Err(ServeError::Framing("its Transfer-Encoding is not `chunked`"));
         }
     }
-    if marks.contains(HeaderFlags::CONTENT_LENGTH)
+    if flags.contains(HeaderFlags::CONTENT_LENGTH)
         && let Some(length) = headers.get(CONTENT_LENGTH)
     {
         let length = length.to_str().ok().and_then(|length| length.parse::<u64>().ok());
@@ -42,9 +42,9 @@ pub(crate) fn framing(
         // HTTP/2, or a whole URL in the request line: that names the host, whatever a header says.
         let host = HeaderValue::from_str(authority.as_str()).map_err(|_| unusable(RequestError::Host))?;
         headers.insert(HOST, host);
-        marks |= HeaderFlags::HOST;
+        flags |= HeaderFlags::HOST;
     }
-    Ok(marks)
+    Ok(flags)
 }
 
 /// The `Host` of a request, as it was sent. HTTP/1.0 need not have one. It is shared and not copied: the headers change

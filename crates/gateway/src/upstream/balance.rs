@@ -1,4 +1,4 @@
-//! Which server takes a request.
+//! LogSampling server takes a request.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Active health checks: unhealthy servers are found before requests are sent to them.
+//! ActivePolicy health checks: unhealthy servers are found before requests are sent to them.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -19,20 +19,20 @@ use tokio::time::Instant;
 use super::connect::Connector;
 use super::server::Server;
 use crate::executor::LocalExecutor;
-use crate::snapshot::Live;
+use crate::snapshot::Snapshot;
 
 /// How soon a changed policy is noticed.
 const POLICY_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Checks every server of every upstream with a health check, for ever. One core does this for all.
+/// Checks every server of every upstream with a health check, for ever. One worker does this for all.
 #[expect(clippy::disallowed_methods, reason = "timers run on the runtime's clock")]
-pub(crate) async fn watch(live: Arc<ArcSwap<Live>>, connector: Connector, log: Log) {
+pub(crate) async fn watch(snapshot: Arc<ArcSwap<Snapshot>>, connector: Connector, log: Log) {
     let shared = Rc::new((connector, log));
     let mut due: HashMap<*const Server, Instant> = HashMap::new();
     loop {
         let now = Instant::now();
         let mut next = now + POLICY_INTERVAL;
-        let current = live.load_full();
+        let current = snapshot.load_full();
         for upstream in current.upstreams() {
             let Some(health) = &upstream.health else { continue };
             for server in &upstream.servers {

@@ -30,7 +30,7 @@ const READ_BYTES: usize = 16 << 10;
 /// How much of a body is read at once.
 const MAX_PIECE: usize = 64 << 10;
 
-/// What all exchanges of a core write from and read into.
+/// What all exchanges of a worker write from and read into.
 #[derive(Debug)]
 pub(super) struct Buffers {
     write: RefCell<Vec<u8>>,

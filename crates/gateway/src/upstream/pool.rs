@@ -1,4 +1,4 @@
-//! Connections of one core to its servers, kept for the next request.
+//! Connections of one worker to its servers, kept for the next request.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -10,10 +10,10 @@ use super::http1_fast::PlainConn;
 use super::pooled_conn::{Conn, Http1Conn, Http2Conn};
 use super::server::Server;
 
-/// Idle connections of one kind that a core keeps to one server.
+/// Idle connections of one kind that a worker keeps to one server.
 const MAX_IDLE: usize = 256;
 
-/// All kept connections of a core.
+/// All kept connections of a worker.
 #[derive(Debug)]
 pub(super) struct ConnPool {
     /// By the address of a server, which lives as long as its entry.

@@ -1,4 +1,4 @@
-//! Servers and what is known of them. Shared by all cores.
+//! Servers and what is known of them. SharedState by all cores.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

@@ -1,8 +1,8 @@
-//! Timeouts of the requests of one core, without a timer or a clock read for each.
+//! Timeouts of the requests of one worker, without a timer or a clock read for each.
 //!
 //! Timeouts of similar length share a ring of slots and a task that advances the ring by one slot per tick. The tick is
 //! short in comparison with these timeouts: a request times out late by at most a sixteenth of its timeout, or by a few
-//! milliseconds, and never early. A ring that is not in use has no task, so an idle core is not woken.
+//! milliseconds, and never early. A ring that is not in use has no task, so an idle worker is not woken.
 
 use std::cell::RefCell;
 use std::future::poll_fn;
@@ -29,7 +29,7 @@ const MAX_MILLIS: u64 = (MIN_TICK_MILLIS << (RINGS - 1)) * 2 * MIN_TICKS - 1;
 /// Not a timer, or not a slot.
 const NONE: usize = usize::MAX;
 
-/// All timeouts of a core.
+/// All timeouts of a worker.
 #[derive(Debug, Default)]
 pub(crate) struct TimeoutWheel(RefCell<TimerRings>);
 

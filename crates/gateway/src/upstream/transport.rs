@@ -28,7 +28,7 @@ const MAX_RESENDS: u32 = 3;
 /// Idle connections are swept at least this often within their idle timeout.
 const SWEEPS_PER_TIMEOUT: u32 = 4;
 
-/// The way of one core to all servers: the fast path for HTTP/1.1, and hyper's HTTP/1.1 and HTTP/2.
+/// The way of one worker to all servers: the fast path for HTTP/1.1, and hyper's HTTP/1.1 and HTTP/2.
 #[derive(Debug)]
 pub(crate) struct Transport {
     connector: Connector,

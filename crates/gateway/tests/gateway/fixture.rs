@@ -13,9 +13,9 @@ use http_body_util::Empty;
 use tidegate_core::Timestamp;
 use tidegate_gateway::{Gateway, Listener, ServerCertificate};
 use tidegate_limiter::Limiter;
-use tidegate_policy::{Active, Ban, Bans, Subject, compile};
+use tidegate_policy::{ActivePolicy, Ban, Bans, Subject, compile};
 use tidegate_store::{Clock, MemoryStore, Penalties, Permits, SystemClock};
-use tidegate_telemetry::{Reader, Telemetry};
+use tidegate_telemetry::{MetricsReader, Telemetry};
 use tidegate_testkit::certificate::Certificate;
 use tidegate_testkit::client::{CollectedResponse, RawClient, http1};
 use tidegate_testkit::message::Response;
@@ -78,23 +78,23 @@ impl TestGateway {
         Self::start_active(active(servers, rest, files), bounds)
     }
 
-    fn start_active(active: Active, bounds: ResourceLimits) -> Self {
+    fn start_active(active: ActivePolicy, bounds: ResourceLimits) -> Self {
         Self::draining(active, bounds, Duration::ZERO)
     }
 
     /// Requests in progress when it stops get `drain` to end.
-    pub(crate) fn draining(active: Active, bounds: ResourceLimits, drain: Duration) -> Self {
+    pub(crate) fn draining(active: ActivePolicy, bounds: ResourceLimits, drain: Duration) -> Self {
         Self::run(gateway(active, bounds), any_port(), drain)
     }
 
     /// Reads time from `clock`.
-    pub(crate) fn with_clock(clock: Arc<dyn Clock>, active: Active, bounds: ResourceLimits) -> Self {
+    pub(crate) fn with_clock(clock: Arc<dyn Clock>, active: ActivePolicy, bounds: ResourceLimits) -> Self {
         let telemetry = Telemetry::counting(1, Arc::clone(&clock));
         Self::run(gateway_with(active, bounds, clock, telemetry), any_port(), Duration::ZERO)
     }
 
     /// Reports to `telemetry`.
-    pub(crate) fn with_telemetry(telemetry: Telemetry, active: Active, bounds: ResourceLimits) -> Self {
+    pub(crate) fn with_telemetry(telemetry: Telemetry, active: ActivePolicy, bounds: ResourceLimits) -> Self {
         let clock = Arc::new(SystemClock::new());
         Self::run(gateway_with(active, bounds, clock, telemetry), any_port(), Duration::ZERO)
     }
@@ -148,7 +148,7 @@ impl TestGateway {
 
     /// All metrics, as a person reads them.
     pub(crate) fn metrics(&self) -> String {
-        self.gateway.page(Reader::Person).into_text()
+        self.gateway.page(MetricsReader::Person).into_text()
     }
 
     /// The value of a series of the metrics.
@@ -218,14 +218,14 @@ impl Drop for TestGateway {
     }
 }
 
-fn gateway(active: Active, bounds: ResourceLimits) -> Gateway<MemoryStore> {
+fn gateway(active: ActivePolicy, bounds: ResourceLimits) -> Gateway<MemoryStore> {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
     let telemetry = Telemetry::counting(1, Arc::clone(&clock));
     gateway_with(active, bounds, clock, telemetry)
 }
 
 fn gateway_with(
-    active: Active,
+    active: ActivePolicy,
     bounds: ResourceLimits,
     clock: Arc<dyn Clock>,
     telemetry: Telemetry,
@@ -250,15 +250,15 @@ fn any_port() -> Listener {
     Listener::bind("127.0.0.1:0", 1).expect("a free port")
 }
 
-fn complete(policy: &str, files: &[(&str, &str)]) -> Active {
+fn complete(policy: &str, files: &[(&str, &str)]) -> ActivePolicy {
     let files: BTreeMap<_, _> =
         files.iter().map(|(name, text)| ((*name).to_owned(), text.as_bytes().to_vec())).collect();
     let compiled = compile("policy.yaml", policy.as_bytes(), &files);
-    Active::new(compiled.unwrap_or_else(|problems| panic!("{problems}\n{policy}")).plan)
+    ActivePolicy::new(compiled.unwrap_or_else(|problems| panic!("{problems}\n{policy}")).plan)
 }
 
 /// A policy that forwards everything to `servers`; `rest` is the rest of it.
-pub(crate) fn active(servers: &[String], rest: &str, files: &[(&str, &str)]) -> Active {
+pub(crate) fn active(servers: &[String], rest: &str, files: &[(&str, &str)]) -> ActivePolicy {
     let policy = format!(
         "upstreams: {{ api: {{ servers: [{}] }} }}\nroutes: [{{ path: /**, upstream: api }}]\n{rest}",
         servers.join(", ")

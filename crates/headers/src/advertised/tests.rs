@@ -18,7 +18,7 @@ fn limit(quota: u64, remaining: u64, reset_after: u64) -> AdvertisedLimit {
     AdvertisedLimit {
         quota: Some(quota),
         remaining: Some(remaining),
-        reset_after: Some(Span::from_secs(reset_after)),
+        reset_after: Some(TimeSpan::from_secs(reset_after)),
         ..AdvertisedLimit::default()
     }
 }
@@ -30,7 +30,7 @@ fn named(name: &str, mut limit: AdvertisedLimit) -> AdvertisedLimit {
 }
 
 fn per(window: u64, limit: AdvertisedLimit) -> AdvertisedLimit {
-    AdvertisedLimit { window: Some(Span::from_secs(window)), ..limit }
+    AdvertisedLimit { window: Some(TimeSpan::from_secs(window)), ..limit }
 }
 
 #[test]
@@ -46,7 +46,7 @@ fn newest_lists_are_joined_by_name() {
     let bytes = AdvertisedLimit {
         name: Some("bytes".to_owned()),
         quota: Some(5),
-        window: Some(Span::from_secs(60)),
+        window: Some(TimeSpan::from_secs(60)),
         unit: Some(LimitUnit::ContentBytes(64 << 10)),
         ..AdvertisedLimit::default()
     };
@@ -73,7 +73,7 @@ fn dictionary_and_single_values_are_one_limit_with_the_window_of_their_policy() 
         per(60, limit(100, 50, 30)),
         AdvertisedLimit {
             quota: Some(1_000),
-            window: Some(Span::from_secs(3_600)),
+            window: Some(TimeSpan::from_secs(3_600)),
             ..AdvertisedLimit::default()
         },
     ];
@@ -100,23 +100,23 @@ fn every_spelling_of_single_values_is_read() {
         }
     }
     let past = parse(&[("x-ratelimit-reset", "1600000000")]);
-    assert_eq!(past.limits[0].reset_after, Some(Span::ZERO));
+    assert_eq!(past.limits[0].reset_after, Some(TimeSpan::ZERO));
 }
 
 #[test]
 fn retry_after_is_read_as_seconds_or_as_a_date() {
-    let seconds = |value| parse(&[("retry-after", value)]).retry_after.map(Span::as_secs_ceil);
+    let seconds = |value| parse(&[("retry-after", value)]).retry_after.map(TimeSpan::as_secs_ceil);
     assert_eq!(seconds("120"), Some(120));
     assert_eq!(seconds("Tue, 14 Nov 2023 22:13:50 GMT"), Some(30));
     assert_eq!(seconds("Tuesday, 14-Nov-23 22:13:50 GMT"), Some(30));
     assert_eq!(seconds("Tue, 14 Nov 2023 22:13:00 GMT"), Some(0), "a date in the past");
-    assert_eq!(seconds("18446744073709551615"), Some(Span::MAX.as_secs_ceil()));
+    assert_eq!(seconds("18446744073709551615"), Some(TimeSpan::MAX.as_secs_ceil()));
     for value in ["", "-1", "+1", "1.5", "soon", "18446744073709551616", "Tue, 99 Nov 2023 22:13:50 GMT"] {
         assert_eq!(seconds(value), None, "{value}");
     }
     let both = parse(&[("x-ratelimit-retry-after", "7"), ("retry-after", "9")]);
-    assert_eq!(both.retry_after, Some(Span::from_secs(9)));
-    assert_eq!(parse(&[("x-ratelimit-retry-after", "7")]).retry_after, Some(Span::from_secs(7)));
+    assert_eq!(both.retry_after, Some(TimeSpan::from_secs(9)));
+    assert_eq!(parse(&[("x-ratelimit-retry-after", "7")]).retry_after, Some(TimeSpan::from_secs(7)));
 }
 
 #[test]

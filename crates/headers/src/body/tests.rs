@@ -1,4 +1,4 @@
-use tidegate_core::{LimitUnit, Span};
+use tidegate_core::{LimitUnit, TimeSpan};
 
 use super::*;
 use crate::rejection::RejectionReason;
@@ -8,10 +8,10 @@ const AT: Timestamp = Timestamp::from_secs(1_705_334_370);
 const REJECTING: LimitReport<'static> = LimitReport {
     name: "default",
     quota: 100,
-    window: Some(Span::from_secs(60)),
+    window: Some(TimeSpan::from_secs(60)),
     remaining: 0,
-    reset_after: Span::from_secs(60),
-    retry_after: Some(Span::from_secs(30)),
+    reset_after: TimeSpan::from_secs(60),
+    retry_after: Some(TimeSpan::from_secs(30)),
     unit: LimitUnit::Requests,
 };
 
@@ -70,9 +70,9 @@ fn body_of_a_full_concurrency_limit_has_these_bytes() {
 fn body_of_a_cost_that_never_fits_has_these_bytes() {
     let report = LimitReport {
         name: "a \"b\" ü",
-        window: Some(Span::from_secs(90)),
+        window: Some(TimeSpan::from_secs(90)),
         remaining: 7,
-        reset_after: Span::from_secs(12),
+        reset_after: TimeSpan::from_secs(12),
         retry_after: None,
         ..REJECTING
     };

@@ -8,16 +8,16 @@ mod stores;
 use std::sync::Arc;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
-use tidegate_core::{Cost, Span, Timestamp};
+use tidegate_core::{Cost, TimeSpan, Timestamp};
 use tidegate_limiter::{Limiter, RuleCheck, Ruling};
-use tidegate_policy::{Active, Facts, NoFiles, Scratch, compile};
+use tidegate_policy::{ActivePolicy, Facts, NoFiles, Scratch, compile};
 use tidegate_store::{Clock, ManualClock, MemoryStore, Store};
 
 const START: Timestamp = Timestamp::from_secs(1_800_000_000);
 
-fn active(policy: &str) -> Active {
+fn active(policy: &str) -> ActivePolicy {
     let compiled = compile("test.yaml", policy.as_bytes(), &NoFiles);
-    Active::new(compiled.unwrap_or_else(|problems| panic!("{problems}\n{policy}")).plan)
+    ActivePolicy::new(compiled.unwrap_or_else(|problems| panic!("{problems}\n{policy}")).plan)
 }
 
 /// A limiter on a clock that stands still.
@@ -84,7 +84,7 @@ fn describe(ruling: &Ruling<'_>) -> String {
             None => "admitted".to_owned(),
         },
         Ruling::Rejected(rejected) => {
-            let after = rejected.retry_after.map(Span::as_secs_ceil);
+            let after = rejected.retry_after.map(TimeSpan::as_secs_ceil);
             let limits = rejected.report.limits();
             let name = limits.primary().map_or("nothing", |limit| limit.name);
             format!("rejected by {name}: {:?}, {after:?}", rejected.reason)

@@ -1,6 +1,6 @@
 //! What becomes of requests.
 
-use tidegate_core::{Cost, Key, Limit, RuleId, Span, Spec, Timestamp};
+use tidegate_core::{Cost, Key, Limit, RuleId, Spec, TimeSpan, Timestamp};
 use tidegate_limiter::Ruling;
 use tidegate_policy::{Ban, Bans, Subject};
 
@@ -14,7 +14,7 @@ async fn check_beyond_the_limit_rejects_and_names_the_limit() {
     assert_eq!(bench.outcome("/").await, "admitted, 1 left of default");
     assert_eq!(bench.outcome("/").await, "admitted, 0 left of default");
     assert_eq!(bench.outcome("/").await, "rejected by default: Limit, Some(3600)");
-    bench.clock.advance(Span::from_secs(3_600));
+    bench.clock.advance(TimeSpan::from_secs(3_600));
     assert_eq!(bench.outcome("/").await, "admitted, 1 left of default");
 }
 
@@ -45,11 +45,11 @@ async fn check_of_a_banned_or_exempt_client_asks_no_limit() {
         assert_eq!(bench.outcome("/").await, "exempt");
     }
     let subject = Subject::parse("192.0.2.1", 64).unwrap();
-    let until = Some(START + Span::from_secs(60));
+    let until = Some(START + TimeSpan::from_secs(60));
     let ban = Ban { subject, reason: String::new(), since: START, until };
     bench.limiter.ban(Bans::new([ban]));
     assert_eq!(bench.outcome("/").await, "banned", "a ban is stronger than an exemption");
-    bench.clock.advance(Span::from_secs(60));
+    bench.clock.advance(TimeSpan::from_secs(60));
     assert_eq!(bench.outcome("/").await, "exempt");
     let banned = Bench::new(&format!("{HOURLY}\nbans: {{ networks: [192.0.2.0/24] }}"));
     assert_eq!(banned.outcome("/").await, "banned");
@@ -62,9 +62,9 @@ async fn check_of_a_locked_out_client_charges_nothing_and_says_when_it_ends() {
     assert_eq!(bench.outcome("/").await, "admitted, 0 left of default");
     assert_eq!(bench.outcome("/").await, "rejected by default: Limit, Some(10)");
     assert_eq!(bench.outcome("/").await, "rejected by default: LockOut, Some(60)");
-    bench.clock.advance(Span::from_secs(30));
+    bench.clock.advance(TimeSpan::from_secs(30));
     assert_eq!(bench.outcome("/").await, "rejected by default: LockOut, Some(30)");
-    bench.clock.advance(Span::from_secs(30));
+    bench.clock.advance(TimeSpan::from_secs(30));
     assert_eq!(bench.outcome("/").await, "admitted, 0 left of default", "nothing was charged meanwhile");
 }
 
@@ -115,7 +115,7 @@ async fn check_of_a_leaky_bucket_admits_with_a_delay() {
             Ruling::Admitted(admitted) => admitted.delay,
             other => panic!("{other:?}"),
         });
-        assert_eq!(delay.await, Span::from_secs(seconds));
+        assert_eq!(delay.await, TimeSpan::from_secs(seconds));
     }
     assert!(bench.outcome("/").await.starts_with("rejected by default: Limit"));
 }
@@ -146,7 +146,8 @@ async fn check_rule_counts_with_the_requests_that_the_rule_applies_to() {
 #[tokio::test]
 async fn check_limit_counts_by_the_limit_that_the_caller_brings() {
     let bench = Bench::new(HOURLY);
-    let limit = Limit::new(tidegate_core::Algorithm::TokenBucket, Spec::new(3, Span::from_secs(60))).unwrap();
+    let limit =
+        Limit::new(tidegate_core::Algorithm::TokenBucket, Spec::new(3, TimeSpan::from_secs(60))).unwrap();
     let key = Key::new(RuleId::named("throttle"), b"ann");
     let mut left = Vec::new();
     for _ in 0..4 {

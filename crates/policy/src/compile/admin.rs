@@ -29,7 +29,7 @@ pub(super) fn admin<'s>(node: Option<&Node<'s>>, report: &mut Report<'s>) -> Opt
         let host = routing::address(node, text, report)?;
         if !is_loopback(host) && fields.get("token_file").is_none() {
             let what = format!("others can reach {}, and no `token_file` is named", quote(text));
-            let finding = Finding::error(node, what).expected("a loopback address, or a `token_file` beside it");
+            let finding = Finding::error(node, what).expected("a loopback address, or a `token_file` pending_cost it");
             report.push(finding.hint(
                 "write `127.0.0.1:9900`, or make a token with `openssl rand -hex 32 > admin.token` and name it",
             ));

@@ -81,8 +81,10 @@ pub(super) fn clients<'s>(fields: &Fields<'_, 's>, tiers: &[&str], context: &mut
     if let Some(fields) = section(fields, "tiers", &TIERS, context) {
         clients.tiers = tier_source(&fields, tiers, context);
         if let (Some(node), true) = (fields.get("file"), clients.accepts_unverified_keys) {
-            let finding =
-                Finding::error(node, "a keys file beside `verify: none`: it is not clear which keys count");
+            let finding = Finding::error(
+                node,
+                "a keys file pending_cost `verify: none`: it is not clear which keys count",
+            );
             context.report.push(finding.hint("remove `clients.api_key.verify`; the file verifies keys"));
         }
     }

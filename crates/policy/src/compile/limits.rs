@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use tidegate_core::{Algorithm, Limit, LimitError, RuleId, Spec};
 
 use crate::compile::names::Taken;
-use crate::compile::{Context, manner, rules, scalar};
+use crate::compile::{Context, mode, rules, scalar};
 use crate::endpoints::EndpointPattern;
 use crate::language::{ALGORITHMS, ENDPOINT, GLOBAL, LIMIT, Mapping};
 use crate::plan::{Clients, Endpoint, PathCase, Quota, RateLimits, Rule, Tier};
@@ -169,9 +169,9 @@ pub(super) fn rule<'s>(
     context: &mut Context<'s, '_>,
 ) -> Option<Rule> {
     let id = claim(node, fields, &name, context);
-    let mode = manner::mode(fields, &mut context.report);
+    let mode = mode::mode(fields, &mut context.report);
     let window = fields.get("window").and_then(scalar::peek_duration);
-    let penalty = manner::penalty(fields, window, &mut context.report);
+    let penalty = mode::penalty(fields, window, &mut context.report);
     let (limit, spec) = limit(node, fields, context)?;
     let (id, mode, penalty) = (id?, mode?, penalty?);
     context.marks.rules.insert(id, Mark::from(node));

@@ -11,13 +11,13 @@ mod files;
 mod http;
 mod identities;
 mod limits;
-mod manner;
+mod mode;
 mod names;
 pub(crate) mod network;
-mod observe;
 mod routing;
 mod rules;
 mod scalar;
+mod telemetry_config;
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ use crate::identity::ClientKind;
 use crate::language::{BANS, CLIENTS, ERROR_BODIES, HEADER_STYLES, POLICY, RATE_LIMITS, STORE};
 use crate::plan::{self, Clients, HttpOptions, LogPlan, PathCase, Plan, RateLimits, StorePlan, StoreUrl};
 use crate::problem::Problems;
-use crate::raw::{self, Fields, Finding, Mark, Node, Place, Report};
+use crate::raw::{self, Fields, Finding, Mark, Node, Report, SourcePosition};
 use crate::warnings;
 use names::Names;
 
@@ -89,7 +89,7 @@ pub fn compile(file: &str, bytes: &[u8], files: &dyn Files) -> Result<Compiled, 
         Some(root) => decode(root, &mut context),
         None => {
             if !context.report.failed() {
-                context.report.push(empty(Place { line: 1, column: 1, length: 1, offset: 0 }));
+                context.report.push(empty(SourcePosition { line: 1, column: 1, length: 1, offset: 0 }));
             }
             None
         }
@@ -112,7 +112,7 @@ fn text<'s>(file: &str, bytes: &'s [u8]) -> Result<&'s str, Box<Problems>> {
         Box::new(report.finish(None))
     };
     if bytes.len() > LARGEST_FILE {
-        let finding = Finding::error_at(Place::default(), "the file is larger than 16 MiB");
+        let finding = Finding::error_at(SourcePosition::default(), "the file is larger than 16 MiB");
         return Err(refuse(
             finding.hint("a policy of 10,000 rules takes about 1 MiB; is this the right file?"),
         ));
@@ -121,7 +121,7 @@ fn text<'s>(file: &str, bytes: &'s [u8]) -> Result<&'s str, Box<Problems>> {
         let good = String::from_utf8_lossy(bytes.get(..error.valid_up_to()).unwrap_or_default());
         let number = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         let last = good.rsplit('\n').next().unwrap_or_default();
-        let place = Place {
+        let place = SourcePosition {
             offset: good.len(),
             line: number(good.matches('\n').count() + 1),
             column: number(last.chars().count() + 1),
@@ -137,8 +137,8 @@ fn text<'s>(file: &str, bytes: &'s [u8]) -> Result<&'s str, Box<Problems>> {
     })
 }
 
-fn empty(place: Place) -> Finding {
-    let finding = Finding::error_at(Place { length: 1, ..place }, "the policy is empty");
+fn empty(place: SourcePosition) -> Finding {
+    let finding = Finding::error_at(SourcePosition { length: 1, ..place }, "the policy is empty");
     finding.hint("the smallest is `rate_limits: { default: { requests: 100, window: 60 } }`")
 }
 
@@ -213,9 +213,10 @@ fn decode<'s>(root: &Node<'s>, context: &mut Context<'s, '_>) -> Option<Plan> {
         None => Some(BodyStyle::default()),
     };
     let store = store(fields.get("store"), &mut context.report);
-    let log =
-        fields.get("log").map_or(Some(LogPlan::default()), |node| observe::log(node, &mut context.report));
-    let traces = fields.get("traces").and_then(|node| observe::traces(node, &mut context.report));
+    let log = fields
+        .get("log")
+        .map_or(Some(LogPlan::default()), |node| telemetry_config::log(node, &mut context.report));
+    let traces = fields.get("traces").and_then(|node| telemetry_config::traces(node, &mut context.report));
     let clients = clients?;
     let identities = identities::identities(&clients, root, context);
     Some(Plan {

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 
-use tidegate_core::Span;
+use tidegate_core::TimeSpan;
 
 use crate::compile::{Context, files, http, scalar};
 use crate::endpoints::EndpointPattern;
@@ -128,7 +128,7 @@ pub(super) fn upstreams<'s>(node: &Node<'s>, report: &mut Report<'s>) -> Vec<Ups
 }
 
 fn health_of<'s>(node: &Node<'s>, report: &mut Report<'s>) -> Option<Health> {
-    const EVERY: Span = Span::from_secs(5);
+    const EVERY: TimeSpan = TimeSpan::from_secs(5);
     let fields = Fields::open(node, &HEALTH, report)?;
     let every = fields.get("every").map_or(Some(EVERY), |node| scalar::duration(node, report));
     let node = fields.require("path", report)?;
@@ -183,7 +183,7 @@ fn server_problem(text: &str) -> Option<String> {
 }
 
 /// The upstreams that there are.
-struct Known<'a> {
+struct KnownUpstreams<'a> {
     index: HashMap<&'a str, usize>,
     names: Vec<&'a str>,
 }
@@ -195,7 +195,8 @@ pub(super) fn routes<'s>(
 ) -> Vec<Route> {
     let Some(node) = node else { return Vec::new() };
     let names: Vec<_> = upstreams.iter().map(|upstream| upstream.name.as_str()).collect();
-    let known = Known { index: names.iter().enumerate().map(|(at, name)| (*name, at)).collect(), names };
+    let known =
+        KnownUpstreams { index: names.iter().enumerate().map(|(at, name)| (*name, at)).collect(), names };
     let mut seen: HashMap<(HostPattern, EndpointPattern), u32> = HashMap::new();
     let mut routes = Vec::new();
     for item in scalar::list(node, "routes", &mut context.report) {
@@ -213,7 +214,7 @@ pub(super) fn routes<'s>(
 
 fn route<'s>(
     item: &Node<'s>,
-    (upstreams, inherited): (&Known<'_>, HttpOptions),
+    (upstreams, inherited): (&KnownUpstreams<'_>, HttpOptions),
     report: &mut Report<'s>,
 ) -> Option<Route> {
     let fields = Fields::open(item, &ROUTE, report)?;

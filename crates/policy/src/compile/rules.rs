@@ -5,7 +5,7 @@ use std::sync::Arc;
 use http::header::HeaderName;
 use tidegate_core::{Cost, LimitUnit};
 
-use crate::compile::{Context, clients, costs, limits, manner, routing, scalar};
+use crate::compile::{Context, clients, costs, limits, mode, routing, scalar};
 use crate::expression::Expression;
 use crate::language::{EVERYBODY, MATCH, RULE};
 use crate::plan::{Charge, Clients, ConcurrencyRule, Count, CustomRule, HeaderMatch, Match, RuleCost, When};
@@ -22,7 +22,7 @@ pub(super) fn rules<'s>(
         let Some(fields) = Fields::open(item, &RULE, &mut context.report) else { continue };
         let whom = Whom::read(&fields, clients, context);
         if fields.get("concurrent").is_some() {
-            concurrent.extend(at_once(item, &fields, whom, context));
+            concurrent.extend(concurrency_checks(item, &fields, whom, context));
         } else {
             rates.extend(custom(item, &fields, whom, context));
         }
@@ -54,7 +54,7 @@ impl Whom {
 }
 
 /// So many requests at once.
-fn at_once<'s>(
+fn concurrency_checks<'s>(
     item: &Node<'s>,
     fields: &Fields<'_, 's>,
     whom: Whom,
@@ -62,12 +62,13 @@ fn at_once<'s>(
 ) -> Option<ConcurrencyRule> {
     for key in ["requests", "window", "algorithm", "burst", "max_wait", "cost", "charge", "penalty"] {
         if let Some(node) = fields.get(key) {
-            let what = format!("`{key}` has no place beside `concurrent`, which counts requests under way");
+            let what =
+                format!("`{key}` has no place pending_cost `concurrent`, which counts requests under way");
             context.report.push(Finding::error(node, what).hint("make two rules: one for each"));
         }
     }
     let id = limits::claim(item, fields, &whom.name_or_number(item), context);
-    let mode = manner::mode(fields, &mut context.report);
+    let mode = mode::mode(fields, &mut context.report);
     let concurrent = fields.get("concurrent").and_then(|node| {
         let count = scalar::positive(node, "at once would let nothing pass", &mut context.report)?;
         let fits = u32::try_from(count).ok();

@@ -1,10 +1,10 @@
 //! Single values: texts, numbers, durations, names out of a list.
 
-use tidegate_core::Span;
+use tidegate_core::TimeSpan;
 
-use crate::quantity::{self, QuantityError};
 use crate::raw::{Finding, Node, Report, Value, nearest};
 use crate::render::quote;
+use crate::units::{self, QuantityError};
 
 /// A text that is not empty.
 pub(super) fn text<'n>(node: &'n Node<'_>, what: &str, report: &mut Report<'_>) -> Option<&'n str> {
@@ -68,7 +68,7 @@ pub(super) fn count(node: &Node<'_>, report: &mut Report<'_>) -> Option<u64> {
         report.push(misplaced(node, EXPECTED));
         return None;
     };
-    let counted = quantity::count(text);
+    let counted = units::count(text);
     let wrong = |what: String| Finding::error(node, what).expected(EXPECTED);
     let finding = match counted {
         Ok(number) if !quoted => return Some(number),
@@ -109,11 +109,11 @@ fn number_hint(text: &str) -> String {
 }
 
 /// A length of time that is not zero.
-pub(super) fn duration(node: &Node<'_>, report: &mut Report<'_>) -> Option<Span> {
+pub(super) fn duration(node: &Node<'_>, report: &mut Report<'_>) -> Option<TimeSpan> {
     const EXPECTED: &str = "a duration such as `60s`: a number with ms, s, m, h or d, or seconds";
     let text = text(node, EXPECTED, report)?;
     let wrong = |what: String| Finding::error(node, what).expected(EXPECTED);
-    let finding = match quantity::duration(text) {
+    let finding = match units::duration(text) {
         Ok(span) if !span.is_zero() => return Some(span),
         Ok(_) => wrong("0 is no length of time".to_owned()).hint("write `1s`, `1m` or longer"),
         Err(QuantityError::UnknownUnit { unit }) => {
@@ -131,9 +131,9 @@ pub(super) fn duration(node: &Node<'_>, report: &mut Report<'_>) -> Option<Span>
 }
 
 /// A length of time that somebody else reports on.
-pub(super) fn peek_duration(node: &Node<'_>) -> Option<Span> {
+pub(super) fn peek_duration(node: &Node<'_>) -> Option<TimeSpan> {
     let Value::Scalar { text, .. } = &node.value else { return None };
-    quantity::duration(text).ok().filter(|span| !span.is_zero())
+    units::duration(text).ok().filter(|span| !span.is_zero())
 }
 
 fn unit_hint(text: &str, unit: &str) -> String {
@@ -162,7 +162,7 @@ fn in_days(number: &str, days: u64) -> String {
 /// A number of bytes.
 pub(super) fn size(node: &Node<'_>, report: &mut Report<'_>) -> Option<u64> {
     let text = text(node, "a size, such as `64MiB`", report)?;
-    match quantity::size(text) {
+    match units::size(text) {
         Ok(bytes) => Some(bytes),
         Err(error) => {
             let hint = match &error {

@@ -21,7 +21,8 @@ fn from_yaml(file: &str, bytes: &[u8], tiers: &[&str]) -> Result<Directory, Prob
     let mut report = Report::new(file, "");
     let hint = "write it like `sk_live_51H: premium` or `sk_live_51H: { tier: premium, tenant: acme }`";
     let Ok(text) = std::str::from_utf8(bytes) else {
-        report.push(Finding::error_at(raw::Place::default(), "the file is not UTF-8 text").hint(hint));
+        report
+            .push(Finding::error_at(raw::SourcePosition::default(), "the file is not UTF-8 text").hint(hint));
         return Err(report.finish(None));
     };
     let root = raw::parse(text, &mut report);
@@ -30,7 +31,7 @@ fn from_yaml(file: &str, bytes: &[u8], tiers: &[&str]) -> Result<Directory, Prob
         Some((_, true)) | None => &[],
         Some(_) => {
             let what = "the file must be a mapping from API keys to tiers";
-            report.push(Finding::error_at(raw::Place::default(), what).hint(hint));
+            report.push(Finding::error_at(raw::SourcePosition::default(), what).hint(hint));
             &[]
         }
     };

@@ -238,7 +238,7 @@ impl Loading {
     }
 }
 
-/// Many names in one string: four bytes each beside their text.
+/// Many names in one string: four bytes each pending_cost their text.
 #[derive(Default)]
 struct Names {
     text: String,

@@ -3,10 +3,10 @@
 //! The answer is that for a client nobody has seen before: every counter is whole, so it depends on nothing but the
 //! policy and the request. The request is checked, routed and matched by the code that the gateway runs.
 
-mod fresh;
+mod client;
+mod empty_ledger;
 mod rejected;
 mod text;
-mod who;
 
 use std::net::IpAddr;
 
@@ -17,13 +17,15 @@ use tidegate_core::{Check, Outcome, Role, Timestamp, Verdict};
 
 use crate::facts::Facts;
 use crate::identity::ClientName;
-use crate::matcher::{Admission, AtOnce, BannedBy, Exemption, Known, Matched, Matcher, Scratch};
+use crate::matcher::{
+    Admission, BannedBy, ConcurrencyCheck, Exemption, Matched, Matcher, RuntimeData, Scratch,
+};
 use crate::path::Readings;
 use crate::plan::{Plan, Route, Rule, penalty_words};
-use crate::quantity::span_text;
+use crate::units::span_text;
+pub use client::ExplainedClient;
+use client::shown;
 use rejected::Accepted;
-pub use who::Client;
-use who::shown;
 
 /// A request to explain, as a client would send it.
 #[derive(Clone, Copy, Debug)]
@@ -52,16 +54,16 @@ pub struct Explanation {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub readings: Vec<String>,
     /// Who asks.
-    pub client: Client,
+    pub client: ExplainedClient,
     /// Where the request would go.
-    pub route: Option<RouteTaken>,
+    pub route: Option<ExplainedRoute>,
     /// What becomes of it.
-    pub verdict: Ruling,
+    pub verdict: ExplainedVerdict,
     /// The rules it is held against, in order.
-    pub rules: Vec<RuleMet>,
+    pub rules: Vec<ExplainedRule>,
     /// Rules of how many requests at once, in order.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub at_once: Vec<PlaceMet>,
+    pub concurrency_checks: Vec<ExplainedConcurrency>,
     /// Which of them single-valued headers speak of.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tightest: Option<usize>,
@@ -69,7 +71,7 @@ pub struct Explanation {
 
 /// Where a request goes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct RouteTaken {
+pub struct ExplainedRoute {
     /// The host of the route.
     pub host: String,
     /// The path of the route.
@@ -83,7 +85,7 @@ pub struct RouteTaken {
 /// What becomes of a request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "is", rename_all = "snake_case")]
-pub enum Ruling {
+pub enum ExplainedVerdict {
     /// It is never limited.
     Exempt {
         /// Why.
@@ -114,7 +116,7 @@ pub enum Ruling {
 
 /// A rule that applies to a request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct RuleMet {
+pub struct ExplainedRule {
     /// Its name.
     pub name: String,
     /// The line it stands on.
@@ -138,12 +140,12 @@ pub struct RuleMet {
     /// Whether it applies only because its condition could not be evaluated.
     pub condition_failed: bool,
     /// What it would answer now.
-    pub outcome: Answer,
+    pub outcome: ExplainedOutcome,
 }
 
 /// A rule of how many requests at once that applies to a request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct PlaceMet {
+pub struct ExplainedConcurrency {
     /// Its name.
     pub name: String,
     /// The line it stands on.
@@ -160,8 +162,8 @@ pub struct PlaceMet {
     pub condition_failed: bool,
 }
 
-impl PlaceMet {
-    fn of(place: &AtOnce<'_>) -> Self {
+impl ExplainedConcurrency {
+    fn of(place: &ConcurrencyCheck<'_>) -> Self {
         Self {
             name: place.rule.name.clone(),
             line: place.rule.line,
@@ -176,7 +178,7 @@ impl PlaceMet {
 
 /// What a limit would answer to somebody it has not seen.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Answer {
+pub struct ExplainedOutcome {
     /// `pass`, `not_until` or `never`.
     pub verdict: &'static str,
     /// How long the request is held before it passes, or when to try again.
@@ -192,7 +194,7 @@ pub struct Answer {
 pub fn explain<'a>(
     matcher: &Matcher,
     request: &ExplainRequest<'_>,
-    known: impl Into<Known<'a>>,
+    known: impl Into<RuntimeData<'a>>,
     now: Timestamp,
 ) -> Explanation {
     let known = known.into();
@@ -204,8 +206,8 @@ pub fn explain<'a>(
 
 fn rejected_by(
     matcher: &Matcher,
-    (request, verdict): (&ExplainRequest<'_>, Ruling),
-    known: Known<'_>,
+    (request, verdict): (&ExplainRequest<'_>, ExplainedVerdict),
+    known: RuntimeData<'_>,
     now: Timestamp,
 ) -> Explanation {
     let &ExplainRequest { method, target, headers, peer } = request;
@@ -219,11 +221,11 @@ fn rejected_by(
         host,
         path,
         readings: Vec::new(),
-        client: Client::of(matcher, &identity, headers),
+        client: ExplainedClient::of(matcher, &identity, headers),
         route: None,
         verdict,
         rules: Vec::new(),
-        at_once: Vec::new(),
+        concurrency_checks: Vec::new(),
         tightest: None,
     }
 }
@@ -231,7 +233,7 @@ fn rejected_by(
 fn accepted_by(
     matcher: &Matcher,
     (request, accepted): (&ExplainRequest<'_>, &Accepted<'_, '_>),
-    known: Known<'_>,
+    known: RuntimeData<'_>,
     now: Timestamp,
 ) -> Explanation {
     let Accepted { headers, host, path, route } = accepted;
@@ -240,22 +242,23 @@ fn accepted_by(
     let mut readings = Readings::default();
     readings.set(path, matcher.path_case(&facts));
     let mut scratch = Scratch::default();
-    let mut at_once = Vec::new();
+    let mut concurrency_checks = Vec::new();
     let (verdict, rules, tightest) = match matcher.admit(&facts, known, now, &mut scratch) {
         Admission::Exempt { why: Exemption::Network(network) } => {
-            (Ruling::Exempt { why: format!("its address lies in {network}") }, Vec::new(), None)
+            (ExplainedVerdict::Exempt { why: format!("its address lies in {network}") }, Vec::new(), None)
         }
         Admission::Exempt { why: Exemption::ApiKey } => {
-            (Ruling::Exempt { why: "its API key is on the list".to_owned() }, Vec::new(), None)
+            (ExplainedVerdict::Exempt { why: "its API key is on the list".to_owned() }, Vec::new(), None)
         }
         Admission::Banned { by: BannedBy::Policy(network) } => {
-            (Ruling::Banned { subject: network.to_string(), by: "policy" }, Vec::new(), None)
+            (ExplainedVerdict::Banned { subject: network.to_string(), by: "policy" }, Vec::new(), None)
         }
         Admission::Banned { by: BannedBy::Operator(ban) } => {
-            (Ruling::Banned { subject: ban.subject.to_string(), by: "operator" }, Vec::new(), None)
+            (ExplainedVerdict::Banned { subject: ban.subject.to_string(), by: "operator" }, Vec::new(), None)
         }
         Admission::Checked(held) => {
-            at_once.extend(held.at_once().map(|place| PlaceMet::of(&place)));
+            concurrency_checks
+                .extend(held.concurrency_checks().map(|place| ExplainedConcurrency::of(&place)));
             held_against(&held, now)
         }
     };
@@ -264,16 +267,16 @@ fn accepted_by(
         host: host.clone(),
         path: path.clone(),
         readings: readings.others(path).map(str::to_owned).collect(),
-        client: Client::of(matcher, &identity, request.headers),
-        route: route.and_then(|route| RouteTaken::of(route, matcher.plan())),
+        client: ExplainedClient::of(matcher, &identity, request.headers),
+        route: route.and_then(|route| ExplainedRoute::of(route, matcher.plan())),
         verdict,
         rules,
-        at_once,
+        concurrency_checks,
         tightest,
     }
 }
 
-impl RouteTaken {
+impl ExplainedRoute {
     fn of(route: &Route, plan: &Plan) -> Option<Self> {
         let upstream = plan.upstreams.get(route.upstream)?;
         Some(Self {
@@ -285,33 +288,36 @@ impl RouteTaken {
     }
 }
 
-fn held_against(matched: &Matched<'_>, now: Timestamp) -> (Ruling, Vec<RuleMet>, Option<usize>) {
-    let decision = fresh::decide(matched.checks(), now);
+fn held_against(
+    matched: &Matched<'_>,
+    now: Timestamp,
+) -> (ExplainedVerdict, Vec<ExplainedRule>, Option<usize>) {
+    let decision = empty_ledger::decide(matched.checks(), now);
     let failed: Vec<_> = matched.failed_conditions().map(|rule| rule.id).collect();
     let checks = matched.checks().iter().zip(matched.rules()).zip(&decision.outcomes);
     let rules = checks
         .enumerate()
-        .map(|(index, ((check, rule), outcome))| RuleMet {
+        .map(|(index, ((check, rule), outcome))| ExplainedRule {
             charge: matched.charge(index).map(ToString::to_string),
             condition_failed: failed.contains(&rule.id),
             ..met(check, rule, outcome)
         })
         .collect();
-    let refusing = decision.refused_by.and_then(|index| matched.applied().rule(index));
+    let refusing = decision.rejected_by.and_then(|index| matched.applied().rule(index));
     let verdict = match refusing {
-        Some(rule) => Ruling::Refused { by: rule.name.clone() },
-        None => Ruling::Passes,
+        Some(rule) => ExplainedVerdict::Refused { by: rule.name.clone() },
+        None => ExplainedVerdict::Passes,
     };
     (verdict, rules, matched.tightest(&decision))
 }
 
-fn met(check: &Check<'_>, rule: &Rule, outcome: &Outcome) -> RuleMet {
+fn met(check: &Check<'_>, rule: &Rule, outcome: &Outcome) -> ExplainedRule {
     let (verdict, after) = match outcome.verdict {
         Verdict::Pass { wait } => ("pass", Some(wait).filter(|wait| !wait.is_zero())),
         Verdict::NotUntil { retry_after } => ("not_until", Some(retry_after)),
         Verdict::Never => ("never", None),
     };
-    RuleMet {
+    ExplainedRule {
         name: rule.name.clone(),
         line: rule.line,
         limit: rule.words(),
@@ -322,7 +328,7 @@ fn met(check: &Check<'_>, rule: &Rule, outcome: &Outcome) -> RuleMet {
         mode: rule.mode.to_string(),
         penalty: rule.penalty.as_ref().map(penalty_words),
         condition_failed: false,
-        outcome: Answer {
+        outcome: ExplainedOutcome {
             verdict,
             after: after.map(span_text),
             limit: outcome.limit,

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use http::header::{HOST, HeaderValue};
 use http::{HeaderMap, Method, Uri};
 
-use crate::explain::{ExplainRequest, Ruling};
+use crate::explain::{ExplainRequest, ExplainedVerdict};
 use crate::matcher::Matcher;
 use crate::plan::Route;
 use crate::request::{RequestError, check_method, host_header, requested_host};
@@ -25,8 +25,8 @@ pub(super) struct Accepted<'m, 'r> {
 pub(super) fn check<'m, 'r>(
     matcher: &'m Matcher,
     request: &ExplainRequest<'r>,
-) -> Result<Accepted<'m, 'r>, Ruling> {
-    let rejected = |reason: String| Ruling::Rejected { status: 400, reason };
+) -> Result<Accepted<'m, 'r>, ExplainedVerdict> {
+    let rejected = |reason: String| ExplainedVerdict::Rejected { status: 400, reason };
     let invalid = |error: RequestError| rejected(error.reason().to_owned());
     Method::from_bytes(request.method.as_bytes())
         .map_err(|_| rejected("its method is not a token".to_owned()))?;
@@ -45,7 +45,7 @@ pub(super) fn check<'m, 'r>(
     };
     let target = matcher.target(&host, uri.path()).map_err(|error| rejected(error.to_string()))?;
     if target.route.is_none() && !matcher.plan().routes.is_empty() {
-        return Err(Ruling::Rejected { status: 404, reason: "no route takes it".to_owned() });
+        return Err(ExplainedVerdict::Rejected { status: 404, reason: "no route takes it".to_owned() });
     }
     let (path, route) = (target.path.into_owned(), target.route);
     // What the peer may not say is removed, as it is before a request is forwarded.

@@ -2,11 +2,22 @@
 
 use std::fmt;
 
-use crate::explain::{Explanation, PlaceMet, RuleMet, Ruling};
+use crate::explain::{ExplainedConcurrency, ExplainedRule, ExplainedVerdict, Explanation};
 
 impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { method, host, path, readings, client, route, verdict, rules, at_once, tightest } = self;
+        let Self {
+            method,
+            host,
+            path,
+            readings,
+            client,
+            route,
+            verdict,
+            rules,
+            concurrency_checks,
+            tightest,
+        } = self;
         writeln!(
             f,
             "{method} {path}{}",
@@ -23,7 +34,7 @@ impl fmt::Display for Explanation {
         }
         match route {
             // Nobody has looked for one.
-            None if matches!(verdict, Ruling::Rejected { status: 400, .. }) => {}
+            None if matches!(verdict, ExplainedVerdict::Rejected { status: 400, .. }) => {}
             Some(route) => {
                 let servers = route.servers.join(", ");
                 writeln!(f, "route     {}{} → {} ({servers})", route.host, route.path, route.upstream)?;
@@ -33,24 +44,28 @@ impl fmt::Display for Explanation {
         for (index, rule) in rules.iter().enumerate() {
             rule.write(index + 1, *tightest == Some(index), f)?;
         }
-        for (index, place) in (rules.len() + 1..).zip(at_once) {
+        for (index, place) in (rules.len() + 1..).zip(concurrency_checks) {
             place.write(index, f)?;
         }
         match verdict {
-            Ruling::Exempt { why } => writeln!(f, "verdict   exempt, never limited: {why}"),
-            Ruling::Banned { subject, by: "policy" } => writeln!(f, "verdict   403: {subject} is banned"),
-            Ruling::Banned { subject, by } => writeln!(f, "verdict   403: {subject} is banned by an {by}"),
-            Ruling::Rejected { status, reason } => writeln!(f, "verdict   {status}: {reason}"),
-            Ruling::Passes if rules.is_empty() && at_once.is_empty() => {
+            ExplainedVerdict::Exempt { why } => writeln!(f, "verdict   exempt, never limited: {why}"),
+            ExplainedVerdict::Banned { subject, by: "policy" } => {
+                writeln!(f, "verdict   403: {subject} is banned")
+            }
+            ExplainedVerdict::Banned { subject, by } => {
+                writeln!(f, "verdict   403: {subject} is banned by an {by}")
+            }
+            ExplainedVerdict::Rejected { status, reason } => writeln!(f, "verdict   {status}: {reason}"),
+            ExplainedVerdict::Passes if rules.is_empty() && concurrency_checks.is_empty() => {
                 writeln!(f, "verdict   passes: no limit applies")
             }
-            Ruling::Passes => writeln!(f, "verdict   passes, if nothing has been spent"),
-            Ruling::Refused { by } => writeln!(f, "verdict   429: `{by}` refuses"),
+            ExplainedVerdict::Passes => writeln!(f, "verdict   passes, if nothing has been spent"),
+            ExplainedVerdict::Refused { by } => writeln!(f, "verdict   429: `{by}` refuses"),
         }
     }
 }
 
-impl RuleMet {
+impl ExplainedRule {
     fn write(&self, number: usize, is_tightest: bool, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { name, line, limit, key, cost, charge, binding, mode, penalty, condition_failed, outcome } =
             self;
@@ -78,7 +93,7 @@ impl RuleMet {
     }
 }
 
-impl PlaceMet {
+impl ExplainedConcurrency {
     fn write(&self, number: usize, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { name, line, limit, key, binding, mode, condition_failed } = self;
         writeln!(f, "{number:>2}. {name} (line {line}): {limit}")?;

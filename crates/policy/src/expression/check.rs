@@ -22,14 +22,14 @@ const TYPE_NAMES: [&str; 10] =
 
 /// Where in an expression, from 1. The default says nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Place {
+pub struct ExpressionPlace {
     /// The line.
     pub line: usize,
     /// The character in its line.
     pub column: usize,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for ExpressionPlace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self { line: 0, .. } => f.write_str("the expression"),
@@ -52,7 +52,7 @@ pub(super) struct Found {
 pub(super) fn syntax(errors: &ParseErrors) -> ExpressionError {
     let first = errors.errors.first();
     let number = |number: isize| usize::try_from(number).unwrap_or_default();
-    let place = first.map(|error| Place { line: number(error.pos.0), column: number(error.pos.1) });
+    let place = first.map(|error| ExpressionPlace { line: number(error.pos.0), column: number(error.pos.1) });
     let place = place.unwrap_or_default();
     let message = first.map_or_else(|| errors.to_string(), |error| error.msg.trim().to_owned());
     // The parser's own bound comes wrapped in the debug form of its error.
@@ -298,12 +298,12 @@ impl<'e> Checker<'e> {
         Ok(())
     }
 
-    fn place(&self, expr: &IdedExpr) -> Place {
+    fn place(&self, expr: &IdedExpr) -> ExpressionPlace {
         let info = self.program.source_info();
-        let Some((start, _)) = info.offset_for(leftmost(expr).id) else { return Place::default() };
+        let Some((start, _)) = info.offset_for(leftmost(expr).id) else { return ExpressionPlace::default() };
         let before: String = info.source.chars().take(start as usize).collect();
         let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
-        Place { line: before.matches('\n').count() + 1, column }
+        ExpressionPlace { line: before.matches('\n').count() + 1, column }
     }
 }
 

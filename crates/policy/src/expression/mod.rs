@@ -30,7 +30,7 @@ use cel::{Context, Env, ExecutionError, Program, Value};
 use http::header::HeaderName;
 use regex::Regex;
 
-pub use check::Place;
+pub use check::ExpressionPlace;
 use facts::{Bound, Variable};
 
 use crate::identity::Identity;
@@ -70,13 +70,13 @@ pub enum ExpressionError {
     #[error("{place}: nested too deeply; split the rule in two")]
     TooDeep {
         /// Where.
-        place: Place,
+        place: ExpressionPlace,
     },
     /// It is not an expression.
     #[error("{place}: {message}")]
     Syntax {
         /// Where.
-        place: Place,
+        place: ExpressionPlace,
         /// What the parser says.
         message: String,
     },
@@ -84,7 +84,7 @@ pub enum ExpressionError {
     #[error("{place}: there is no `{name}`{}", hint(nearest.as_deref()))]
     UnknownVariable {
         /// Where.
-        place: Place,
+        place: ExpressionPlace,
         /// The name as written.
         name: String,
         /// What may be meant.
@@ -94,7 +94,7 @@ pub enum ExpressionError {
     #[error("{place}: there is no function `{name}`")]
     UnknownFunction {
         /// Where.
-        place: Place,
+        place: ExpressionPlace,
         /// The name as written.
         name: String,
     },
@@ -102,7 +102,7 @@ pub enum ExpressionError {
     #[error("{place}: {message}")]
     Types {
         /// Where.
-        place: Place,
+        place: ExpressionPlace,
         /// What does not fit.
         message: String,
     },
@@ -110,7 +110,7 @@ pub enum ExpressionError {
     #[error("{place}: {message}")]
     Pattern {
         /// Where.
-        place: Place,
+        place: ExpressionPlace,
         /// What is wrong with it.
         message: String,
     },
@@ -136,14 +136,16 @@ fn hint(nearest: Option<&str>) -> String {
 
 impl ExpressionError {
     /// Where in the expression, if that is known.
-    pub fn place(&self) -> Option<Place> {
+    pub fn place(&self) -> Option<ExpressionPlace> {
         match self {
             Self::TooDeep { place }
             | Self::Syntax { place, .. }
             | Self::UnknownVariable { place, .. }
             | Self::UnknownFunction { place, .. }
             | Self::Types { place, .. }
-            | Self::Pattern { place, .. } => Some(*place).filter(|place| *place != Place::default()),
+            | Self::Pattern { place, .. } => {
+                Some(*place).filter(|place| *place != ExpressionPlace::default())
+            }
             Self::TooLong { .. } | Self::NotBoolean { .. } => None,
         }
     }
@@ -235,7 +237,7 @@ impl Expression {
             Ok(found) if found == "bool" => Ok(()),
             Ok(found) => Err(ExpressionError::NotBoolean { found }),
             Err(error) if check::is_mistake(&error) => {
-                Err(ExpressionError::Types { place: Place::default(), message: error.to_string() })
+                Err(ExpressionError::Types { place: ExpressionPlace::default(), message: error.to_string() })
             }
             Err(_) => Ok(()),
         }

@@ -15,8 +15,8 @@ use http::HeaderMap;
 use http::header::{FORWARDED, HeaderName};
 use ipnet::IpNet;
 
+use super::forwarded;
 use super::headers::HeaderError;
-use super::hops;
 
 static X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
@@ -55,7 +55,7 @@ pub struct PrefixError {
 
 /// What trusted proxies said of a client, as far as it is believed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Believed {
+pub struct TrustedChain {
     /// The client, the proxies between, and the peer of the connection; one address if there are no proxies.
     pub chain: Vec<IpAddr>,
     /// The elements of `Forwarded` for all but the peer, in the words of the proxies; empty if they wrote none.
@@ -101,11 +101,11 @@ impl Addresses {
         let x_lines = headers.get_all(&X_FORWARDED_FOR);
         let forwarded_lines = headers.get_all(FORWARDED);
         let by_x = || {
-            let hops = x_lines.iter().rev().flat_map(|line| hops::x_forwarded_for(line.as_bytes()));
+            let hops = x_lines.iter().rev().flat_map(|line| forwarded::x_forwarded_for(line.as_bytes()));
             self.walk(peer, hops)
         };
         let by_forwarded = || {
-            let hops = forwarded_lines.iter().rev().flat_map(|line| hops::forwarded(line.as_bytes()));
+            let hops = forwarded_lines.iter().rev().flat_map(|line| forwarded::forwarded(line.as_bytes()));
             self.walk(peer, hops)
         };
         match self.header {
@@ -139,19 +139,20 @@ impl Addresses {
 
     /// What is believed of what the proxies said: as much as led to [`Addresses::client`], and nothing left of it. If
     /// the two headers lead to different clients, nothing is.
-    pub fn believed(&self, headers: &HeaderMap, peer: IpAddr) -> Believed {
+    pub fn believed(&self, headers: &HeaderMap, peer: IpAddr) -> TrustedChain {
         let (client, peer) = (self.client(headers, peer), peer.to_canonical());
-        let mut believed = Believed { chain: vec![peer], elements: Vec::new() };
+        let mut believed = TrustedChain { chain: vec![peer], elements: Vec::new() };
         if client == peer {
             return believed;
         }
         let x_hops = headers.get_all(&X_FORWARDED_FOR).iter().rev();
-        let by_x = self.followed(peer, x_hops.flat_map(|line| hops::x_forwarded_for(line.as_bytes())));
+        let by_x = self.followed(peer, x_hops.flat_map(|line| forwarded::x_forwarded_for(line.as_bytes())));
         let forwarded = || headers.get_all(FORWARDED).iter().rev();
-        let by_forwarded = self.followed(peer, forwarded().flat_map(|line| hops::forwarded(line.as_bytes())));
+        let by_forwarded =
+            self.followed(peer, forwarded().flat_map(|line| forwarded::forwarded(line.as_bytes())));
         let leads = |chain: &[IpAddr]| chain.first() == Some(&client);
         if leads(&by_forwarded) {
-            let elements = forwarded().flat_map(|line| hops::elements(line.as_bytes()));
+            let elements = forwarded().flat_map(|line| forwarded::elements(line.as_bytes()));
             believed.elements = elements.take(by_forwarded.len() - 1).map(<[u8]>::to_vec).collect();
             believed.elements.reverse();
         }
@@ -287,7 +288,8 @@ mod tests {
     #[test]
     fn what_is_believed_begins_with_the_client() {
         let believed = |lines: &[(&HeaderName, &str)]| {
-            let Believed { chain, elements } = behind_tens().believed(&headers(lines), [10, 0, 0, 1].into());
+            let TrustedChain { chain, elements } =
+                behind_tens().believed(&headers(lines), [10, 0, 0, 1].into());
             let chain: Vec<_> = chain.iter().map(IpAddr::to_string).collect();
             (chain.join(" "), String::from_utf8(elements.join(&b" "[..])).unwrap())
         };

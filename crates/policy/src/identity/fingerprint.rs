@@ -7,7 +7,7 @@ use sha2::{Digest, Sha256};
 /// The headers that tell one client's software from another's.
 ///
 /// A fingerprint is a hint, not an identity: whoever writes the headers chooses it, and everybody with the same
-/// browser shares it. It serves beside an address or a user, never alone. It is the same on every node and
+/// browser shares it. It serves pending_cost an address or a user, never alone. It is the same on every node and
 /// after every restart.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fingerprint {

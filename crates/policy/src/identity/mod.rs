@@ -12,11 +12,11 @@
 mod address;
 mod cookie;
 mod fingerprint;
+mod forwarded;
 mod headers;
-mod hide;
-mod hops;
 mod jwt;
 mod name;
+mod redact;
 
 use std::cell::OnceCell;
 use std::fmt;
@@ -26,7 +26,7 @@ use http::HeaderMap;
 use http::header::HeaderName;
 use tidegate_core::Timestamp;
 
-pub use address::{Addresses, Believed, ForwardingHeader, PrefixError};
+pub use address::{Addresses, ForwardingHeader, PrefixError, TrustedChain};
 pub use cookie::{CookieName, CookieNameError};
 pub use fingerprint::{Fingerprint, NoHeaders};
 pub use headers::{HeaderError, HeaderRules};
@@ -174,7 +174,7 @@ pub enum IdentityError {
         kind: ClientKind,
     },
     /// It names a kind of which nobody said where to find it.
-    #[error("nothing says where to find `{}`; configure it beside `identify_by`", .kind.name())]
+    #[error("nothing says where to find `{}`; configure it pending_cost `identify_by`", .kind.name())]
     NotConfigured {
         /// Which.
         kind: ClientKind,

@@ -420,7 +420,7 @@ pub(crate) static STORE: Mapping = Mapping {
             "Where bans and overrides survive restarts; looked for from the folder of the policy, and made if there is none.",
             "/var/lib/tidegate",
         )
-        .default("the policy's name with `.state` instead of its ending, beside it"),
+        .default("the policy's name with `.state` instead of its ending, pending_cost it"),
     ],
 };
 

@@ -33,7 +33,7 @@ pub(super) type Range = (u32, u32);
 /// A rule that applies, and whom it counts.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Applied {
-    pub(super) place: Place,
+    pub(super) place: RuleRef,
     pub(super) client: Range,
     pub(super) cost: Cost,
     /// Its condition could not be evaluated.
@@ -44,7 +44,7 @@ pub(super) struct Applied {
 
 /// Where a rule stands in a plan.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Place {
+pub(super) enum RuleRef {
     Global,
     Tenant,
     Default,
@@ -52,10 +52,10 @@ pub(super) enum Place {
     Custom(usize),
     Endpoint(usize),
     /// A rule of how many at once, which has no counter.
-    AtOnce(usize),
+    ConcurrencyCheck(usize),
 }
 
-impl Place {
+impl RuleRef {
     fn rule(self, plan: &Plan) -> Option<&Rule> {
         let limits = &plan.rate_limits;
         match self {
@@ -65,7 +65,7 @@ impl Place {
             Self::Tier(at) => limits.tiers.get(at).and_then(|tier| tier.rule.as_ref()),
             Self::Custom(at) => limits.rules.get(at).map(|custom| &custom.rule),
             Self::Endpoint(at) => limits.endpoints.get(at).map(|endpoint| &endpoint.rule),
-            Self::AtOnce(_) => None,
+            Self::ConcurrencyCheck(_) => None,
         }
     }
 
@@ -118,16 +118,16 @@ pub enum BannedBy<'a> {
     Operator(&'a Ban),
 }
 
-/// What is known beside the policy, and changes without it.
+/// What is known pending_cost the policy, and changes without it.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Known<'a> {
+pub struct RuntimeData<'a> {
     /// Whose API key is whose: the directory that goes with the plan.
     pub directory: Option<&'a Directory>,
     /// Whom operators have banned.
     pub bans: Option<&'a Bans>,
 }
 
-impl<'a> From<Option<&'a Directory>> for Known<'a> {
+impl<'a> From<Option<&'a Directory>> for RuntimeData<'a> {
     fn from(directory: Option<&'a Directory>) -> Self {
         Self { directory, bans: None }
     }
@@ -146,7 +146,7 @@ pub enum Exemption {
 #[derive(Clone, Copy, Debug)]
 pub struct AppliedRules<'a> {
     applied: &'a [Applied],
-    at_once: &'a [Applied],
+    concurrency_checks: &'a [Applied],
     bytes: &'a [u8],
     plan: &'a Plan,
     client: &'a [u8],
@@ -154,8 +154,8 @@ pub struct AppliedRules<'a> {
 
 impl<'a> AppliedRules<'a> {
     fn new(plan: &'a Plan, scratch: &'a Scratch, checks: usize, client: Range) -> Self {
-        let (applied, at_once) = scratch.applied.split_at_checked(checks).unwrap_or_default();
-        let mut rules = Self { applied, at_once, bytes: &scratch.bytes, plan, client: &[] };
+        let (applied, concurrency_checks) = scratch.applied.split_at_checked(checks).unwrap_or_default();
+        let mut rules = Self { applied, concurrency_checks, bytes: &scratch.bytes, plan, client: &[] };
         rules.client = rules.bytes(client);
         rules
     }
@@ -217,7 +217,7 @@ impl<'a> Matched<'a> {
 
     /// When check number `index` is charged, where that is not up front.
     pub(crate) fn charge(&self, index: usize) -> Option<&'a Charge> {
-        let Place::Custom(at) = self.rules.applied.get(index)?.place else { return None };
+        let RuleRef::Custom(at) = self.rules.applied.get(index)?.place else { return None };
         let custom = self.rules.plan.rate_limits.rules.get(at)?;
         Some(&custom.charge).filter(|charge| **charge != Charge::UpFront)
     }
@@ -227,14 +227,19 @@ impl<'a> Matched<'a> {
         self.rules.applied.iter().filter_map(|applied| applied.place.rule(self.rules.plan))
     }
 
-    /// Places among the requests under way that the request needs beside its checks, in the order of the policy.
-    pub fn at_once(&self) -> impl Iterator<Item = AtOnce<'a>> {
-        self.rules.at_once.iter().filter_map(|applied| {
-            let Place::AtOnce(at) = applied.place else { return None };
+    /// Places among the requests under way that the request needs pending_cost its checks, in the order of the policy.
+    pub fn concurrency_checks(&self) -> impl Iterator<Item = ConcurrencyCheck<'a>> {
+        self.rules.concurrency_checks.iter().filter_map(|applied| {
+            let RuleRef::ConcurrencyCheck(at) = applied.place else { return None };
             let rule = self.rules.plan.rate_limits.concurrent.get(at)?;
             let key = Key::new(rule.id, self.rules.bytes(applied.client));
             let condition_failed = applied.failed;
-            Some(AtOnce { rule, key, role: rule.mode.role(rule.id, self.rules.client), condition_failed })
+            Some(ConcurrencyCheck {
+                rule,
+                key,
+                role: rule.mode.role(rule.id, self.rules.client),
+                condition_failed,
+            })
         })
     }
 
@@ -255,30 +260,30 @@ impl<'a> Matched<'a> {
     /// # let now = Timestamp::ZERO;
     /// # let Admission::Checked(matched) = matcher.admit(&facts, None, now, &mut scratch) else { panic!() };
     /// # let check = matched.checks()[0];
-    /// # let outcome = check.limit.judge(&Default::default(), now, tidegate_core::Cost::new(6));
+    /// # let outcome = check.limit.evaluate(&Default::default(), now, tidegate_core::Cost::new(6));
     /// # let decision = tidegate_core::Decision::new(now, matched.checks(), Outcomes::from_slice(&[outcome]));
     /// assert!(decision.passes());
-    /// let would_refuse: Vec<_> =
-    ///     matched.judged(&decision).filter(|judged| judged.would_refuse()).map(|judged| &judged.rule.name).collect();
-    /// assert_eq!(would_refuse, ["default"]);
+    /// let would_reject: Vec<_> =
+    ///     matched.judged(&decision).filter(|judged| judged.would_reject()).map(|judged| &judged.rule.name).collect();
+    /// assert_eq!(would_reject, ["default"]);
     /// # Ok::<(), tidegate_policy::Problems>(())
     /// ```
-    pub fn judged<'d>(&'d self, decision: &'d Decision) -> impl Iterator<Item = Judged<'d>> {
+    pub fn judged<'d>(&'d self, decision: &'d Decision) -> impl Iterator<Item = CheckResult<'d>> {
         let checks = self.checks.iter().zip(self.rules()).zip(&decision.outcomes);
-        checks.map(|((check, rule), outcome)| Judged { rule, check, outcome })
+        checks.map(|((check, rule), outcome)| CheckResult { rule, check, outcome })
     }
 
     /// What `decision` has charged and is yet to be settled: by the response, or by the body of the request.
     pub fn reservations<'d>(&'d self, decision: &'d Decision) -> impl Iterator<Item = Reservation<'d>> {
         let judged = self.judged(decision).zip(self.rules.applied).filter(|_| decision.passes());
         judged.filter_map(|(judged, applied)| {
-            let Place::Custom(at) = applied.place else { return None };
+            let RuleRef::Custom(at) = applied.place else { return None };
             let Verdict::Pass { wait } = judged.outcome.verdict else { return None };
             let custom = self.rules.plan.rate_limits.rules.get(at)?;
             let settles = match (&custom.charge, &custom.cost) {
-                (Charge::Status(statuses), _) => Settles::Status(statuses),
-                (Charge::Header(name), _) => Settles::Header(name),
-                (Charge::UpFront, RuleCost::Body(unit)) if applied.open => Settles::Body(*unit),
+                (Charge::Status(statuses), _) => Settlement::Status(statuses),
+                (Charge::Header(name), _) => Settlement::Header(name),
+                (Charge::UpFront, RuleCost::Body(unit)) if applied.open => Settlement::Body(*unit),
                 (Charge::UpFront, _) => return None,
             };
             Some(Reservation { check: judged.check, charged: decision.at + wait, settles })
@@ -304,8 +309,8 @@ impl<'a> Matched<'a> {
     /// Which check single-valued headers speak of: the one that refuses, as the body names it, or that with the least
     /// remaining of its limit; the first of equals. None if there is no check.
     pub fn tightest(&self, decision: &Decision) -> Option<usize> {
-        if decision.refused_by.is_some() {
-            return decision.refused_by;
+        if decision.rejected_by.is_some() {
+            return decision.rejected_by;
         }
         let outcomes = self.checks.iter().zip(&decision.outcomes).enumerate();
         let binding = outcomes.filter(|(_, (check, _))| check.role == Role::Binding);
@@ -326,12 +331,12 @@ pub struct Reservation<'a> {
     /// When the request was to pass.
     pub charged: Timestamp,
     /// What settles it.
-    pub settles: Settles<'a>,
+    pub settles: Settlement<'a>,
 }
 
 /// What settles a reservation.
 #[derive(Clone, Copy, Debug)]
-pub enum Settles<'a> {
+pub enum Settlement<'a> {
     /// It stands if the response has one of these statuses, and is given back if not.
     Status(&'a Statuses),
     /// This response header says what the request has cost.
@@ -340,7 +345,7 @@ pub enum Settles<'a> {
     Body(u64),
 }
 
-impl Settles<'_> {
+impl Settlement<'_> {
     /// What a response makes of a reservation of `reserved`; `None` if the response does not settle it, so that it
     /// stands.
     pub fn by_response(&self, reserved: Cost, status: u16, headers: &HeaderMap) -> Option<Cost> {
@@ -362,7 +367,7 @@ impl Settles<'_> {
 
 /// A place among the requests under way that a rule wants a request to take.
 #[derive(Clone, Copy, Debug)]
-pub struct AtOnce<'a> {
+pub struct ConcurrencyCheck<'a> {
     /// The rule.
     pub rule: &'a ConcurrencyRule,
     /// Whose requests are counted.
@@ -375,7 +380,7 @@ pub struct AtOnce<'a> {
 
 /// A check, the rule it comes from and the answer to it.
 #[derive(Clone, Copy, Debug)]
-pub struct Judged<'a> {
+pub struct CheckResult<'a> {
     /// The rule.
     pub rule: &'a Rule,
     /// What was asked: whose counter, at what cost, in which role.
@@ -384,7 +389,7 @@ pub struct Judged<'a> {
     pub outcome: &'a Outcome,
 }
 
-impl<'a> Judged<'a> {
+impl<'a> CheckResult<'a> {
     /// What responses report about the rule's limit.
     #[inline]
     pub fn report(&self) -> LimitReport<'a> {
@@ -397,7 +402,7 @@ impl<'a> Judged<'a> {
     }
 
     /// Whether the rule only watches, and would have refused the request if it were enforced.
-    pub fn would_refuse(&self) -> bool {
+    pub fn would_reject(&self) -> bool {
         self.check.role == Role::Advisory && !self.outcome.verdict.is_pass()
     }
 }

@@ -5,11 +5,11 @@
 //! It decides nothing and remembers nothing; the checks go to a store.
 
 mod condition;
+mod evaluate;
 mod index;
 mod matched;
 mod tables;
 mod target;
-mod walk;
 
 use std::sync::Arc;
 
@@ -17,10 +17,10 @@ use foldhash::fast::RandomState;
 use hashbrown::{HashMap, HashSet};
 
 use index::PathIndex;
-use matched::Place;
+use matched::RuleRef;
 pub use matched::{
-    Admission, AppliedRules, AtOnce, BannedBy, Exemption, Judged, Known, Matched, Reservation, Scratch,
-    Settles,
+    Admission, AppliedRules, BannedBy, CheckResult, ConcurrencyCheck, Exemption, Matched, Reservation,
+    RuntimeData, Scratch, Settlement,
 };
 use tables::PathTables;
 pub use target::Target;
@@ -64,7 +64,7 @@ pub struct Matcher {
     bans: Networks,
     has_penalties: bool,
     has_reservations: bool,
-    rules_by_name: HashMap<Box<str>, Place, RandomState>,
+    rules_by_name: HashMap<Box<str>, RuleRef, RandomState>,
 }
 
 impl Matcher {
@@ -94,7 +94,7 @@ impl Matcher {
         let has_penalties = limits.iter().any(|rule| rule.penalty.is_some());
         let header_rules = HeaderRules::new(&plan);
         let rules_by_name =
-            Place::all(&plan).map(|(rule, place)| (rule.name.as_str().into(), place)).collect();
+            RuleRef::all(&plan).map(|(rule, place)| (rule.name.as_str().into(), place)).collect();
         Self {
             plan,
             routes,
@@ -170,14 +170,14 @@ impl HostPattern {
 /// What is in force: a matcher and the directory that goes with it. Whoever serves requests holds one behind a pointer
 /// that is swapped whole, so no request sees half of a change.
 #[derive(Debug, Clone)]
-pub struct Active {
+pub struct ActivePolicy {
     /// The rules.
     pub matcher: Arc<Matcher>,
     /// Whose API key is whose.
     pub directory: Option<Arc<Directory>>,
 }
 
-impl Active {
+impl ActivePolicy {
     /// A plan with the directory it was compiled with.
     pub fn new(plan: Plan) -> Self {
         let directory = plan.directory.clone();

@@ -1,5 +1,5 @@
 use http::{HeaderMap, HeaderName};
-use tidegate_core::{Decision, Outcome, Role, Span, Timestamp, Verdict};
+use tidegate_core::{Decision, Outcome, Role, TimeSpan, Timestamp, Verdict};
 
 use super::*;
 use crate::facts::Facts;
@@ -212,8 +212,8 @@ rate_limits:
   default: { requests: 5, window: 1 }
   tiers: { gold: { requests: 50, window: 1 }, staff: unlimited }
 ";
-    let active = Active::new(crate::compile("policy.yaml", policy, &Keys).unwrap().plan);
-    let of = |active: &Active, key| {
+    let active = ActivePolicy::new(crate::compile("policy.yaml", policy, &Keys).unwrap().plan);
+    let of = |active: &ActivePolicy, key| {
         let headers = headers(&[("x-api-key", key)]);
         let facts =
             Facts { method: "GET", host: "", path: "/", headers: &headers, peer: [65, 66, 67, 68].into() };
@@ -254,8 +254,12 @@ fn the_tightest_has_the_least_remaining_of_its_limit() {
     let matcher = matcher(ORDER);
     with(&matcher, "GET /nowhere", &[], |admission| {
         let Admission::Checked(held) = admission else { panic!("{admission:?}") };
-        let outcome =
-            |remaining, limit| Outcome { verdict: Verdict::PASS, limit, remaining, reset_after: Span::ZERO };
+        let outcome = |remaining, limit| Outcome {
+            verdict: Verdict::PASS,
+            limit,
+            remaining,
+            reset_after: TimeSpan::ZERO,
+        };
         let decision = |outcomes: &[Outcome]| {
             Decision::new(Timestamp::ZERO, held.checks(), outcomes.iter().copied().collect())
         };
@@ -269,7 +273,7 @@ fn the_tightest_has_the_least_remaining_of_its_limit() {
 #[test]
 fn what_serves_requests_can_be_shared_by_threads() {
     fn shared<T: Send + Sync + 'static>() {}
-    shared::<Active>();
+    shared::<ActivePolicy>();
     shared::<Plan>();
 }
 
@@ -361,7 +365,7 @@ rate_limits:
     with(&matcher, "GET /export", &[("x-user", "ann")], |admission| {
         let Admission::Checked(held) = admission else { panic!("{admission:?}") };
         let places: Vec<_> = held
-            .at_once()
+            .concurrency_checks()
             .map(|place| {
                 let key =
                     String::from_utf8_lossy(place.key.client).replace(|c: char| !c.is_ascii_graphic(), ".");
@@ -401,7 +405,7 @@ fn a_body_costs_by_its_length_and_one_of_unknown_length_is_settled_later() {
 
 /// The decision in which everything passes.
 fn passing(held: &Matched<'_>) -> Decision {
-    let outcome = Outcome { verdict: Verdict::PASS, limit: 9, remaining: 9, reset_after: Span::ZERO };
+    let outcome = Outcome { verdict: Verdict::PASS, limit: 9, remaining: 9, reset_after: TimeSpan::ZERO };
     Decision::new(Timestamp::ZERO, held.checks(), held.checks().iter().map(|_| outcome).collect())
 }
 

@@ -5,7 +5,7 @@ use std::fmt;
 use http::header::HeaderName;
 use tidegate_core::Cost;
 
-use crate::quantity::size_text;
+use crate::units::size_text;
 
 /// What a request takes of a rule's limit.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

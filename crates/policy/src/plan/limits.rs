@@ -5,13 +5,13 @@ use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use http::header::HeaderName;
-use tidegate_core::{Algorithm, Cost, LeakyBucket, Limit, Penalty, RuleId, Span};
+use tidegate_core::{Algorithm, Cost, LeakyBucket, Limit, Penalty, RuleId, TimeSpan};
 
 use crate::endpoints::EndpointPattern;
 use crate::expression::Expression;
 use crate::identity::ClientKind;
 use crate::plan::{Charge, Mode, Quota, RuleCost};
-use crate::quantity::span_text;
+use crate::units::span_text;
 
 /// All limits, in the order in which a request meets them.
 #[derive(Clone, Debug, Default)]
@@ -55,11 +55,11 @@ pub struct Rule {
     /// Units per window, as written.
     pub requests: u64,
     /// The window, as written.
-    pub window: Span,
+    pub window: TimeSpan,
     /// Units at once, where they were written.
     pub burst: Option<u64>,
     /// The longest wait, where it was written.
-    pub max_wait: Option<Span>,
+    pub max_wait: Option<TimeSpan>,
     /// What clients are told of it.
     pub quota: Quota,
     /// Whether it refuses, or only watches.
@@ -77,10 +77,10 @@ impl Rule {
     }
 
     /// The longest that a request waits under it: as written, or the algorithm's default.
-    pub fn longest_wait(&self) -> Span {
+    pub fn longest_wait(&self) -> TimeSpan {
         match self.algorithm() {
             Algorithm::LeakyBucket => self.max_wait.unwrap_or(LeakyBucket::DEFAULT_MAX_WAIT),
-            _ => Span::ZERO,
+            _ => TimeSpan::ZERO,
         }
     }
 

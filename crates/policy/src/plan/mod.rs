@@ -8,14 +8,14 @@ mod cost;
 mod http;
 mod limits;
 mod mode;
-mod observe;
 mod quota;
+mod telemetry_config;
 
 use std::fmt;
 use std::sync::Arc;
 
 use ipnet::IpNet;
-use tidegate_core::Span;
+use tidegate_core::TimeSpan;
 use tidegate_headers::{BodyStyle, HeaderStyle};
 
 use crate::directory::Directory;
@@ -30,8 +30,8 @@ pub use limits::{
     ConcurrencyRule, Count, CustomRule, Endpoint, HeaderMatch, Match, RateLimits, Rule, Tier, When,
 };
 pub use mode::{Mode, Share};
-pub use observe::{LogPlan, LogTo, Sample, TracesPlan};
 pub use quota::Quota;
+pub use telemetry_config::{LogPlan, LogTo, Sample, TracesPlan};
 
 /// What the operator wants, checked whole.
 #[derive(Clone, Debug)]
@@ -176,7 +176,7 @@ pub struct Health {
     /// What is asked for.
     pub path: String,
     /// How often, and how long an answer may take.
-    pub every: Span,
+    pub every: TimeSpan,
 }
 
 /// Sends what matches to an upstream.

@@ -4,7 +4,7 @@ use std::fmt;
 
 use tidegate_core::{Role, RuleId};
 
-use crate::quantity::percent_text;
+use crate::units::percent_text;
 
 /// What a rule may do to requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

@@ -10,7 +10,7 @@
 
 use std::num::NonZeroU64;
 
-use tidegate_core::{Algorithm, Limit, LimitReport, LimitUnit, Outcome, Span, Spec, Verdict};
+use tidegate_core::{Algorithm, Limit, LimitReport, LimitUnit, Outcome, Spec, TimeSpan, Verdict};
 
 /// The largest integer of a structured field (RFC 9651).
 const LARGEST: u64 = 999_999_999_999_999;
@@ -22,12 +22,12 @@ const SECOND: u64 = 1_000_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quota {
     units: u64,
-    window: Span,
+    window: TimeSpan,
     unit: LimitUnit,
     /// The limit's capacity: an outcome with another comes from an override.
     capacity: u64,
     /// The limit's own window in whole seconds.
-    own_window: Span,
+    own_window: TimeSpan,
     /// The window in microseconds if it is below one second.
     fraction: Option<NonZeroU64>,
 }
@@ -53,7 +53,7 @@ impl Quota {
         } else {
             own_window
         };
-        let [window, own_window] = [window, own_window].map(Span::from_secs);
+        let [window, own_window] = [window, own_window].map(TimeSpan::from_secs);
         let mut quota = Self { units: 0, window, unit: LimitUnit::Requests, capacity, own_window, fraction };
         quota.units = quota.per_second(announced);
         quota
@@ -68,7 +68,7 @@ impl Quota {
     /// The report where nothing is known but the limit: all of it is left.
     pub fn whole<'n>(&self, name: &'n str) -> LimitReport<'n> {
         let Self { units: quota, window, unit, .. } = *self;
-        let (window, reset_after) = (Some(window), Span::ZERO);
+        let (window, reset_after) = (Some(window), TimeSpan::ZERO);
         LimitReport { name, quota, window, remaining: quota, reset_after, retry_after: None, unit }
     }
 
@@ -105,11 +105,11 @@ impl Quota {
         &self,
         name: &'n str,
         outcome: Option<&Outcome>,
-        left: Span,
+        left: TimeSpan,
     ) -> LimitReport<'n> {
         let report = outcome.map_or_else(|| self.whole(name), |outcome| self.report(name, outcome));
         let is_never = outcome.is_some_and(|outcome| outcome.verdict == Verdict::Never);
-        let until = left.max(report.retry_after.unwrap_or(Span::ZERO));
+        let until = left.max(report.retry_after.unwrap_or(TimeSpan::ZERO));
         // The end of a lock-out does not make a cost fit that never does.
         let (reset_after, retry_after) =
             if is_never { (left, None) } else { (report.reset_after.max(until), Some(until)) };

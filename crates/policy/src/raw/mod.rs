@@ -17,7 +17,7 @@ pub(crate) use report::{Finding, Mark, Report};
 #[derive(Clone, Debug)]
 pub(crate) struct Node<'s> {
     pub(crate) id: u32,
-    pub(crate) place: Place,
+    pub(crate) place: SourcePosition,
     pub(crate) value: Value<'s>,
 }
 
@@ -40,13 +40,13 @@ pub(crate) struct Entry<'s> {
 #[derive(Clone, Debug)]
 pub(crate) struct Key<'s> {
     pub(crate) id: u32,
-    pub(crate) place: Place,
+    pub(crate) place: SourcePosition,
     pub(crate) text: Cow<'s, str>,
 }
 
 /// Where something stands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct SourcePosition {
     /// In bytes from the start of the file.
     pub(crate) offset: usize,
     /// Counted from 1; 0 for the file as a whole.

@@ -9,7 +9,7 @@ use std::collections::hash_map::Entry as Slot;
 
 use granit_parser::{Event, Options, Parser, ScalarStyle, Span};
 
-use crate::raw::{Entry, Finding, Key, Node, Place, Report, Value};
+use crate::raw::{Entry, Finding, Key, Node, Report, SourcePosition, Value};
 use crate::render::quote;
 
 /// No policy nests deeper; the language itself needs less than ten levels.
@@ -44,7 +44,7 @@ pub(crate) fn parse<'s>(text: &'s str, report: &mut Report<'s>) -> Option<Node<'
 }
 
 /// What most often stands behind a syntax error.
-fn syntax_hint(text: &str, at: Place, info: &str) -> &'static str {
+fn syntax_hint(text: &str, at: SourcePosition, info: &str) -> &'static str {
     let line = usize::try_from(at.line).ok().and_then(|line| text.lines().nth(line.saturating_sub(1)));
     let line = line.unwrap_or_default();
     if text.contains('\0') {
@@ -82,7 +82,7 @@ struct Level<'s> {
     open: Open<'s>,
     id: u32,
     anchor: usize,
-    place: Place,
+    place: SourcePosition,
     /// How many nodes there were before it.
     nodes_before: usize,
 }
@@ -145,7 +145,7 @@ impl<'s> Tree<'s> {
         self.next_id
     }
 
-    fn count(&mut self, more: usize, at: Place, report: &mut Report<'s>) -> Result<(), Stop> {
+    fn count(&mut self, more: usize, at: SourcePosition, report: &mut Report<'s>) -> Result<(), Stop> {
         self.nodes = self.nodes.saturating_add(more);
         if self.nodes <= MOST_NODES {
             return Ok(());
@@ -160,13 +160,13 @@ impl<'s> Tree<'s> {
         &mut self,
         open: Open<'s>,
         anchor: usize,
-        at: Place,
+        at: SourcePosition,
         report: &mut Report<'s>,
     ) -> Result<(), Stop> {
         let nodes_before = self.nodes;
         self.count(1, at, report)?;
         // What a collection spans is many lines; its first character is enough to find it.
-        let place = Place { length: 1, ..at };
+        let place = SourcePosition { length: 1, ..at };
         let id = self.id();
         self.levels.push(Level { open, id, anchor, place, nodes_before });
         Ok(())
@@ -199,7 +199,7 @@ impl<'s> Tree<'s> {
         Ok(())
     }
 
-    fn alias(&mut self, id: usize, at: Place, report: &mut Report<'s>) -> Result<(), Stop> {
+    fn alias(&mut self, id: usize, at: SourcePosition, report: &mut Report<'s>) -> Result<(), Stop> {
         let Some(nodes) = self.anchors.get(&id).map(|anchored| anchored.nodes) else {
             let finding = Finding::error_at(at, "this alias stands inside what it refers to");
             report.push(finding.hint("write the values out"));
@@ -264,7 +264,7 @@ fn pending<'s>(
     PendingKey::Bad
 }
 
-fn refuse_tag(tagged: bool, at: Place, report: &mut Report<'_>) {
+fn refuse_tag(tagged: bool, at: SourcePosition, report: &mut Report<'_>) {
     if tagged {
         report.push(Finding::error_at(at, "YAML tags (`!name`) mean nothing here").hint("remove the tag"));
     }
@@ -280,11 +280,11 @@ fn depth(node: &Node<'_>) -> usize {
     deepest.unwrap_or(0).saturating_add(1)
 }
 
-fn place(span: Span) -> Place {
+fn place(span: Span) -> SourcePosition {
     let number = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
     let (start, end) = (span.start, span.end);
     let length = if end.line() == start.line() { end.col().saturating_sub(start.col()) } else { 1 };
-    Place {
+    SourcePosition {
         offset: start.byte_offset().unwrap_or(start.index()),
         line: number(start.line()),
         column: number(start.col()).saturating_add(1),

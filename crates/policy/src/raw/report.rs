@@ -4,7 +4,7 @@
 //! the tree towards the node, so nothing has to be carried along for the many values that are right.
 
 use crate::problem::{Problem, Problems, Severity};
-use crate::raw::{Entry, Key, Node, Place, Value};
+use crate::raw::{Entry, Key, Node, SourcePosition, Value};
 use crate::render;
 
 /// Nobody reads more, and nobody's memory should hold more.
@@ -14,7 +14,7 @@ const MOST_KEPT: usize = 500;
 #[derive(Debug)]
 pub(crate) struct Finding {
     severity: Severity,
-    place: Place,
+    place: SourcePosition,
     /// The node or key whose path it has; `None` where there is no tree.
     target: Option<Mark>,
     what: String,
@@ -23,7 +23,7 @@ pub(crate) struct Finding {
 }
 
 impl Finding {
-    fn new(severity: Severity, place: Place, target: Option<Mark>, what: impl Into<String>) -> Self {
+    fn new(severity: Severity, place: SourcePosition, target: Option<Mark>, what: impl Into<String>) -> Self {
         Self { severity, place, target, what: what.into(), expected: None, hint: None }
     }
 
@@ -38,7 +38,7 @@ impl Finding {
     }
 
     /// A place that is wrong, where there is no tree to find it in.
-    pub(crate) fn error_at(place: Place, what: impl Into<String>) -> Self {
+    pub(crate) fn error_at(place: SourcePosition, what: impl Into<String>) -> Self {
         Self::new(Severity::Error, place, None, what)
     }
 
@@ -54,7 +54,7 @@ impl Finding {
     }
 
     /// Points at a part of its value, where that part is known.
-    pub(crate) fn at(mut self, place: Option<Place>) -> Self {
+    pub(crate) fn at(mut self, place: Option<SourcePosition>) -> Self {
         self.place = place.unwrap_or(self.place);
         self
     }
@@ -76,7 +76,7 @@ impl Finding {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Mark {
     pub(crate) id: u32,
-    pub(crate) place: Place,
+    pub(crate) place: SourcePosition,
 }
 
 impl From<&Node<'_>> for Mark {
@@ -131,7 +131,7 @@ impl<'s> Report<'s> {
         node: &Node<'_>,
         text: &str,
         (line, column): (usize, usize),
-    ) -> Option<Place> {
+    ) -> Option<SourcePosition> {
         let written = self.text.get(node.place.offset..)?;
         let quote = usize::from(written.starts_with(['"', '\'']));
         if line != 1 || !written.get(quote..)?.starts_with(text) {
@@ -140,7 +140,7 @@ impl<'s> Report<'s> {
         let before = column.checked_sub(1)?;
         let bytes: usize = text.chars().take(before).map(char::len_utf8).sum();
         let characters = u32::try_from(quote + before).ok()?;
-        Some(Place {
+        Some(SourcePosition {
             offset: node.place.offset + quote + bytes,
             line: node.place.line,
             column: node.place.column.saturating_add(characters),
@@ -187,7 +187,7 @@ impl<'s> Report<'s> {
 struct Found {
     path: String,
     /// The last key on the way.
-    key: Option<Place>,
+    key: Option<SourcePosition>,
     is_collection: bool,
 }
 

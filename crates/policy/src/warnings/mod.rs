@@ -1,8 +1,8 @@
 //! What can be used but is hardly meant.
 
 mod identity;
-mod reach;
-mod tighter;
+mod redundant;
+mod unreachable;
 mod waits;
 
 use ipnet::IpNet;
@@ -21,8 +21,8 @@ pub(crate) fn find(plan: &Plan, marks: &Marks, report: &mut Report<'_>) {
     fixed_window_alone(plan, marks, report);
     identity::find(plan, marks, report);
     waits::find(plan, marks, report);
-    reach::find(plan, marks, report);
-    tighter::find(plan, marks, report);
+    unreachable::find(plan, marks, report);
+    redundant::find(plan, marks, report);
 }
 
 impl Marks {

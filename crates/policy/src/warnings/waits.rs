@@ -1,11 +1,11 @@
 //! Leaky buckets that never hold what they are said to hold, because it would wait too long.
 
-use tidegate_core::{Algorithm, Span};
+use tidegate_core::{Algorithm, TimeSpan};
 
 use crate::compile::Marks;
 use crate::plan::{Plan, Rule};
-use crate::quantity::span_text;
 use crate::raw::{Finding, Report};
+use crate::units::span_text;
 
 pub(super) fn find(plan: &Plan, marks: &Marks, report: &mut Report<'_>) {
     for rule in plan.rate_limits.iter().filter(|rule| rule.algorithm() == Algorithm::LeakyBucket) {
@@ -39,9 +39,9 @@ fn usable_burst(rule: &Rule) -> u64 {
 }
 
 /// How long the last of so many waits, rounded up to what reads well: milliseconds, or seconds if there are many.
-fn wait_of(rule: &Rule, requests: u64) -> Span {
+fn wait_of(rule: &Rule, requests: u64) -> TimeSpan {
     let micros = u128::from(requests.saturating_sub(1)) * u128::from(rule.window.as_micros());
     let micros = micros.div_ceil(u128::from(rule.requests.max(1)));
     let round = if micros > 10_000_000 { 1_000_000 } else { 1_000 };
-    Span::from_micros(u64::try_from(micros.div_ceil(round) * round).unwrap_or(u64::MAX))
+    TimeSpan::from_micros(u64::try_from(micros.div_ceil(round) * round).unwrap_or(u64::MAX))
 }

@@ -324,14 +324,14 @@ proptest! {
 fn what_only_watches_protects_nothing() {
     let shadow = "rate_limits:\n  default: { requests: 5, window: 1m, mode: shadow }";
     assert_eq!(warnings(shadow), ["2: every limit is in shadow: nothing is ever refused"]);
-    let beside = "\
+    let pending_cost = "\
 upstreams: { api: { servers: ['http://a'] } }
 routes: [{ path: /a, upstream: api }, { path: /b, upstream: api }]
 rate_limits:
   endpoints:
     /a: { requests: 5, window: 1m, mode: shadow }
     /b: { requests: 5, window: 1m, mode: { canary: 1% } }";
-    assert_eq!(warnings(beside), ["2: the route `/a` has no limit"]);
+    assert_eq!(warnings(pending_cost), ["2: the route `/a` has no limit"]);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::thread;
 
-use tidegate_core::{Algorithm, Check, Cost, Key, Limit, RuleId, Span, Spec, Timestamp};
+use tidegate_core::{Algorithm, Check, Cost, Key, Limit, RuleId, Spec, TimeSpan, Timestamp};
 
 use crate::store::Store;
 
@@ -22,9 +22,9 @@ const ASKED_BY_EACH: u64 = 4_000;
 /// If more or less passes, or if anything is lost.
 pub fn two_threads_admit_exactly_the_ideal(store: &impl Store, algorithm: Algorithm) {
     // A leaky bucket makes requests wait as long as it takes.
-    let max_wait = (algorithm == Algorithm::LeakyBucket).then_some(Span::MAX);
+    let max_wait = (algorithm == Algorithm::LeakyBucket).then_some(TimeSpan::MAX);
     let limit = |requests| {
-        let spec = Spec { max_wait, ..Spec::new(requests, Span::from_secs(3_600)) };
+        let spec = Spec { max_wait, ..Spec::new(requests, TimeSpan::from_secs(3_600)) };
         Limit::new(algorithm, spec).expect("a valid limit")
     };
     let (narrow, wide) = (limit(NARROW), limit(WIDE));

@@ -10,7 +10,7 @@ use crate::store::Override;
 #[derive(Clone, Debug, Default)]
 pub(super) struct Entry {
     counter: Option<Counter>,
-    instead: Option<Override>,
+    replacement: Option<Override>,
 }
 
 /// A state, and the limit it was last counted under.
@@ -21,9 +21,9 @@ struct Counter {
 }
 
 impl Entry {
-    pub(super) fn judge(&self, limit: &Limit, now: Timestamp, cost: Cost) -> Outcome {
+    pub(super) fn evaluate(&self, limit: &Limit, now: Timestamp, cost: Cost) -> Outcome {
         let limit = self.in_force(limit, now);
-        limit.judge(&self.state_under(&limit, now), now, cost)
+        limit.evaluate(&self.state_under(&limit, now), now, cost)
     }
 
     /// Moves the counter to the limit in force, if that has changed. Every decision does so, a refusing one
@@ -46,7 +46,7 @@ impl Entry {
     /// Gives back only what was charged under the limit that still counts: under another, nobody can tell how
     /// much of it is left.
     pub(super) fn refund(&mut self, refund: &Refund<'_>, now: Timestamp) {
-        let overridden = self.instead.is_some_and(|instead| instead.touches(refund, now));
+        let overridden = self.replacement.is_some_and(|replacement| replacement.touches(refund, now));
         let counter = self.counter.as_mut().filter(|counter| counter.limit == *refund.limit);
         if let Some(counter) = counter.filter(|_| !overridden) {
             counter.limit.refund(&mut counter.state, refund.charged, now, refund.cost);
@@ -58,11 +58,11 @@ impl Entry {
     }
 
     /// `None` ends the override now; that there was one stays known, for refunds.
-    pub(super) fn override_limit(&mut self, instead: Option<Override>, now: Timestamp) {
-        match instead {
-            Some(_) => self.instead = instead,
+    pub(super) fn override_limit(&mut self, replacement: Option<Override>, now: Timestamp) {
+        match replacement {
+            Some(_) => self.replacement = replacement,
             None => {
-                if let Some(ended) = &mut self.instead {
+                if let Some(ended) = &mut self.replacement {
                     ended.until = ended.until.min(now);
                 }
             }
@@ -70,7 +70,9 @@ impl Entry {
     }
 
     fn in_force(&self, limit: &Limit, now: Timestamp) -> Limit {
-        self.instead.filter(|instead| now < instead.until).map_or(*limit, |instead| instead.limit)
+        self.replacement
+            .filter(|replacement| now < replacement.until)
+            .map_or(*limit, |replacement| replacement.limit)
     }
 
     fn state_under(&self, limit: &Limit, now: Timestamp) -> Cow<'_, State> {
@@ -84,7 +86,7 @@ impl Entry {
 
 #[cfg(test)]
 mod tests {
-    use tidegate_core::{Algorithm, Key, RuleId, Span, Spec, Verdict};
+    use tidegate_core::{Algorithm, Key, RuleId, Spec, TimeSpan, Verdict};
 
     use super::*;
 
@@ -95,19 +97,19 @@ mod tests {
     }
 
     fn limit(requests: u64, seconds: u64) -> Limit {
-        let spec = Spec::new(requests, Span::from_secs(seconds));
+        let spec = Spec::new(requests, TimeSpan::from_secs(seconds));
         Limit::new(Algorithm::TokenBucket, spec).expect("a valid limit")
     }
 
     #[test]
     fn an_override_is_in_force_until_it_ends_and_spending_stays() {
-        let (rule, instead) = (minute(10), minute(3));
+        let (rule, replacement) = (minute(10), minute(3));
         let mut entry = Entry::default();
         entry.charge(&rule, NOW, Cost::new(2));
-        entry.override_limit(Some(Override { limit: instead, until: NOW + Span::from_secs(1) }), NOW);
-        let outcome = entry.judge(&rule, NOW, Cost::ZERO);
+        entry.override_limit(Some(Override { limit: replacement, until: NOW + TimeSpan::from_secs(1) }), NOW);
+        let outcome = entry.evaluate(&rule, NOW, Cost::ZERO);
         assert_eq!((outcome.limit, outcome.remaining), (3, 1));
-        let after = entry.judge(&rule, NOW + Span::from_secs(1), Cost::ZERO);
+        let after = entry.evaluate(&rule, NOW + TimeSpan::from_secs(1), Cost::ZERO);
         assert_eq!((after.limit, after.remaining), (10, 8));
     }
 
@@ -118,13 +120,17 @@ mod tests {
         entry.charge(&old, NOW, Cost::new(1_000));
         let mut now = NOW;
         entry.adopt(&new, now);
-        let Verdict::NotUntil { retry_after } = entry.judge(&new, now, Cost::ONE).verdict else {
+        let Verdict::NotUntil { retry_after } = entry.evaluate(&new, now, Cost::ONE).verdict else {
             panic!("everything is spent");
         };
-        assert_eq!(retry_after, Span::from_millis(99_100), "1,000 spent, 9 may stay, 10 come back a second");
+        assert_eq!(
+            retry_after,
+            TimeSpan::from_millis(99_100),
+            "1,000 spent, 9 may stay, 10 come back a second"
+        );
         now = now + retry_after;
         entry.adopt(&new, now);
-        assert_eq!(entry.judge(&new, now, Cost::ONE).verdict, Verdict::PASS);
+        assert_eq!(entry.evaluate(&new, now, Cost::ONE).verdict, Verdict::PASS);
     }
 
     #[test]
@@ -133,29 +139,32 @@ mod tests {
         let refund = refund_of(&old, NOW);
         let mut entry = Entry::default();
         entry.charge(&old, NOW, Cost::new(5));
-        let later = NOW + Span::from_secs(3);
+        let later = NOW + TimeSpan::from_secs(3);
         entry.adopt(&new, later);
         entry.charge(&new, later, Cost::new(10));
         entry.refund(&refund, later);
-        assert_eq!(entry.judge(&new, later, Cost::ZERO).remaining, 0);
+        assert_eq!(entry.evaluate(&new, later, Cost::ZERO).remaining, 0);
     }
 
     #[test]
     fn a_refund_across_an_override_gives_nothing_back() {
-        let (rule, instead) = (limit(10, 60), limit(10, 3_600));
+        let (rule, replacement) = (limit(10, 60), limit(10, 3_600));
         let refund = refund_of(&rule, NOW);
         let mut entry = Entry::default();
         entry.charge(&rule, NOW, Cost::new(5));
-        let later = NOW + Span::from_secs(300);
-        entry.override_limit(Some(Override { limit: instead, until: later + Span::from_secs(9) }), later);
+        let later = NOW + TimeSpan::from_secs(300);
+        entry.override_limit(
+            Some(Override { limit: replacement, until: later + TimeSpan::from_secs(9) }),
+            later,
+        );
         entry.adopt(&rule, later);
         entry.charge(&rule, later, Cost::new(10));
         entry.refund(&refund, later);
-        assert_eq!(entry.judge(&rule, later, Cost::ZERO).remaining, 0);
+        assert_eq!(entry.evaluate(&rule, later, Cost::ZERO).remaining, 0);
         entry.override_limit(None, later);
         entry.adopt(&rule, later);
         entry.refund(&refund, later);
-        assert_eq!(entry.judge(&rule, later, Cost::ZERO).remaining, 0, "nor after it ended");
+        assert_eq!(entry.evaluate(&rule, later, Cost::ZERO).remaining, 0, "nor after it ended");
     }
 
     fn refund_of(limit: &Limit, charged: Timestamp) -> Refund<'_> {

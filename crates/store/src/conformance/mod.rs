@@ -166,10 +166,10 @@ async fn compare(
             place.answered(store.reset(key).await);
             coverage.resets += 1;
         }
-        Op::Override(whose, instead) => {
+        Op::Override(whose, replacement) => {
             let key = trace.key(*whose);
-            oracle.override_limit(key, *instead, now);
-            place.answered(store.override_limit(key, *instead, now).await);
+            oracle.override_limit(key, *replacement, now);
+            place.answered(store.override_limit(key, *replacement, now).await);
             coverage.overrides += 1;
         }
         Op::ChangeLimit(rule, limit) => {

@@ -34,8 +34,8 @@ impl Oracle {
         self.entry(key).reset();
     }
 
-    pub(crate) fn override_limit(&mut self, key: Key<'_>, instead: Option<Override>, now: Timestamp) {
-        self.entry(key).override_limit(instead, now);
+    pub(crate) fn override_limit(&mut self, key: Key<'_>, replacement: Option<Override>, now: Timestamp) {
+        self.entry(key).override_limit(replacement, now);
     }
 
     fn entry(&mut self, key: Key<'_>) -> &mut Entry {
@@ -50,10 +50,10 @@ struct Page<'a> {
 }
 
 impl Ledger for Page<'_> {
-    fn judge(&self, check: usize, cost: Cost) -> Outcome {
+    fn evaluate(&self, check: usize, cost: Cost) -> Outcome {
         let Check { key, limit, .. } = self.checks[check];
         let entry = self.oracle.entries.get(&(key.rule, key.client.to_vec()));
-        entry.unwrap_or(&Entry::default()).judge(limit, self.now, cost)
+        entry.unwrap_or(&Entry::default()).evaluate(limit, self.now, cost)
     }
 
     fn charge(&mut self, check: usize, cost: Cost) {

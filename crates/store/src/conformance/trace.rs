@@ -1,7 +1,7 @@
 //! Random traces: a few rules, a few clients, and everything that can be asked of a store.
 
 use fastrand::Rng;
-use tidegate_core::{Algorithm, Check, Cost, Decision, Key, Limit, Role, RuleId, Span, Spec, Timestamp};
+use tidegate_core::{Algorithm, Check, Cost, Decision, Key, Limit, Role, RuleId, Spec, TimeSpan, Timestamp};
 
 use crate::store::Override;
 
@@ -79,7 +79,7 @@ impl Trace {
                 Op::Refund(Box::new(self.refundable.swap_remove(chosen)))
             }
             76..90 => Op::Reset(self.whose()),
-            90..95 => Op::Override(self.whose(), self.instead()),
+            90..95 => Op::Override(self.whose(), self.replacement()),
             _ => {
                 let rule = self.rng.usize(0..RULES.len());
                 Op::ChangeLimit(rule, random_limit(&mut self.rng, self.algorithms))
@@ -126,11 +126,11 @@ impl Trace {
             14..17 => rng.u64(1..200_000_000),
             17 => rng.u64(1..100_000_000_000),
             _ => {
-                self.now = self.now - Span::from_micros(rng.u64(1..5_000_000));
+                self.now = self.now - TimeSpan::from_micros(rng.u64(1..5_000_000));
                 0
             }
         };
-        self.now = self.now + Span::from_micros(by);
+        self.now = self.now + TimeSpan::from_micros(by);
     }
 
     fn asked(&mut self) -> Vec<Asked> {
@@ -161,8 +161,8 @@ impl Trace {
         Whose { rule: self.rng.usize(0..RULES.len()), client: self.rng.usize(0..CLIENTS) }
     }
 
-    fn instead(&mut self) -> Option<Override> {
-        let until = self.now + Span::from_micros(self.rng.u64(0..60_000_000));
+    fn replacement(&mut self) -> Option<Override> {
+        let until = self.now + TimeSpan::from_micros(self.rng.u64(0..60_000_000));
         self.rng.bool().then(|| Override { limit: random_limit(&mut self.rng, self.algorithms), until })
     }
 }
@@ -171,13 +171,13 @@ impl Trace {
 fn random_limit(rng: &mut Rng, algorithms: &[Algorithm]) -> Limit {
     let algorithm = algorithms[rng.usize(0..algorithms.len())];
     let (requests, window) = match rng.u32(0..12) {
-        0 => (1, Span::from_secs(365 * 86_400)),
-        1 => (1_000_000, Span::from_secs(86_400)),
-        2 => (1_000_001, Span::from_secs(86_400)),
-        3 => (10_000_000, Span::from_secs(1)),
-        4 => (rng.u64(1..1_000_000), Span::from_millis(rng.u64(1..100_000))),
-        5..8 => (rng.u64(1..20), Span::from_millis(rng.u64(1..5_000))),
-        _ => (rng.u64(1..20), Span::from_secs(rng.u64(1..120))),
+        0 => (1, TimeSpan::from_secs(365 * 86_400)),
+        1 => (1_000_000, TimeSpan::from_secs(86_400)),
+        2 => (1_000_001, TimeSpan::from_secs(86_400)),
+        3 => (10_000_000, TimeSpan::from_secs(1)),
+        4 => (rng.u64(1..1_000_000), TimeSpan::from_millis(rng.u64(1..100_000))),
+        5..8 => (rng.u64(1..20), TimeSpan::from_millis(rng.u64(1..5_000))),
+        _ => (rng.u64(1..20), TimeSpan::from_secs(rng.u64(1..120))),
     };
     let burst = match rng.u32(0..3) {
         0 => None,
@@ -185,8 +185,8 @@ fn random_limit(rng: &mut Rng, algorithms: &[Algorithm]) -> Limit {
         _ => Some(rng.u64(1..50)),
     };
     let max_wait = match rng.u32(0..4) {
-        0 => Some(Span::MAX),
-        1 => Some(Span::from_millis(rng.u64(0..30_000))),
+        0 => Some(TimeSpan::MAX),
+        1 => Some(TimeSpan::from_millis(rng.u64(0..30_000))),
         _ => None,
     };
     let spec = Spec { requests, window, burst, max_wait };

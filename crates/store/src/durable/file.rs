@@ -16,11 +16,11 @@ use redb::{
     Builder, Database, DatabaseError, ReadableDatabase, ReadableTable, StorageBackend, StorageError,
     TableDefinition, TableError, WriteTransaction,
 };
-use tidegate_core::{Limit, Record, RuleId, Span, Spec, Timestamp};
+use tidegate_core::{Limit, PenaltyState, RuleId, Spec, TimeSpan, Timestamp};
 
 use super::error::{BackupError, OpenError};
 use super::record::{BanRecord, Change, Contents, OverrideKey, OverrideRecord};
-use crate::penalties::{Penalised, PenaltyKey};
+use crate::penalties::{PenaltyEntry, PenaltyKey};
 
 /// What this version writes, and the newest that it reads.
 pub(super) const FORMAT: u64 = 1;
@@ -130,10 +130,10 @@ impl DurableFile {
                 contents.bans.insert(subject.value().to_owned(), ban_of(ban.value()));
             }
             for row in transaction.open_table(OVERRIDES)?.iter()? {
-                let (key, instead) = row?;
+                let (key, replacement) = row?;
                 let (rule, client) = key.value();
                 let key = OverrideKey { rule: rule.to_owned(), client: client.to_vec() };
-                contents.overrides.insert(key, override_of(instead.value())?);
+                contents.overrides.insert(key, override_of(replacement.value())?);
             }
             for row in transaction.open_table(PENALTIES)?.iter()? {
                 let (key, row) = row?;
@@ -156,8 +156,8 @@ impl DurableFile {
         for (subject, ban) in &contents.bans {
             write(&transaction, &Change::Ban(subject.clone(), ban.clone()))?;
         }
-        for (key, instead) in &contents.overrides {
-            write(&transaction, &Change::Override(key.clone(), instead.clone()))?;
+        for (key, replacement) in &contents.overrides {
+            write(&transaction, &Change::Override(key.clone(), replacement.clone()))?;
         }
         for penalised in contents.penalties.values() {
             write(&transaction, &Change::Penalise(penalised.clone()))?;
@@ -197,10 +197,10 @@ fn is_sound(path: &Path) -> Result<bool, Failure> {
     Ok(builder().create_with_backend(copy)?.check_integrity()?)
 }
 
-/// Makes a whole file beside `path`, then puts it there at once: nobody ever finds half of one. It is for nobody
+/// Makes a whole file pending_cost `path`, then puts it there at once: nobody ever finds half of one. It is for nobody
 /// else's eyes.
 fn create(path: &Path, contents: &Contents) -> Result<(), Failure> {
-    let unfinished = beside(path);
+    let unfinished = pending_cost(path);
     let made = OpenOptions::new()
         .read(true)
         .write(true)
@@ -224,7 +224,7 @@ fn create(path: &Path, contents: &Contents) -> Result<(), Failure> {
     made
 }
 
-fn beside(path: &Path) -> PathBuf {
+fn pending_cost(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(format!(".{}.new", std::process::id()));
     name.into()
@@ -240,8 +240,8 @@ fn write(transaction: &WriteTransaction, change: &Change) -> Result<(), Failure>
         Change::Unban(subject) => {
             transaction.open_table(BANS)?.remove(subject.as_str())?;
         }
-        Change::Override(OverrideKey { rule, client }, instead) => {
-            let OverrideRecord { algorithm, spec, reason, since, until } = instead;
+        Change::Override(OverrideKey { rule, client }, replacement) => {
+            let OverrideRecord { algorithm, spec, reason, since, until } = replacement;
             // An override's longest wait is always the default: it is not stored.
             let Spec { requests, window, burst, max_wait: _ } = spec;
             let (since, until) = (since.as_micros(), micros(until));
@@ -252,7 +252,7 @@ fn write(transaction: &WriteTransaction, change: &Change) -> Result<(), Failure>
         Change::EndOverride(OverrideKey { rule, client }) => {
             transaction.open_table(OVERRIDES)?.remove((rule.as_str(), client.as_slice()))?;
         }
-        Change::Penalise(Penalised { key, record, forgotten }) => {
+        Change::Penalise(PenaltyEntry { key, record, forgotten }) => {
             let row = (
                 record.violations,
                 record.level,
@@ -279,23 +279,24 @@ fn ban_of((since, until, reason): (u64, Option<u64>, &str)) -> BanRecord {
     }
 }
 
-fn penalised_of(key: PenaltyKey, row: PenaltyRow) -> Penalised {
+fn penalised_of(key: PenaltyKey, row: PenaltyRow) -> PenaltyEntry {
     let (violations, level, since, locked_until, locked_for, forgotten) = row;
-    let record = Record {
+    let record = PenaltyState {
         violations,
         level,
         since: Timestamp::from_micros(since),
         locked_until: Timestamp::from_micros(locked_until),
-        locked_for: Span::from_micros(locked_for),
+        locked_for: TimeSpan::from_micros(locked_for),
     };
-    Penalised { key, record, forgotten: Timestamp::from_micros(forgotten) }
+    PenaltyEntry { key, record, forgotten: Timestamp::from_micros(forgotten) }
 }
 
 fn override_of(row: OverrideRow<'_>) -> Result<OverrideRecord, Failure> {
     let (algorithm, requests, window, burst, since, until, reason) = row;
-    let algorithm = algorithm.parse().map_err(|_| Failure::Record("an override's algorithm is none"))?;
-    let spec = Spec { burst, ..Spec::new(requests, Span::from_micros(window)) };
-    Limit::new(algorithm, spec).map_err(|_| Failure::Record("an override's limit cannot be"))?;
+    let algorithm =
+        algorithm.parse().map_err(|_| Failure::PenaltyState("an override's algorithm is none"))?;
+    let spec = Spec { burst, ..Spec::new(requests, TimeSpan::from_micros(window)) };
+    Limit::new(algorithm, spec).map_err(|_| Failure::PenaltyState("an override's limit cannot be"))?;
     Ok(OverrideRecord {
         algorithm,
         spec,
@@ -313,7 +314,7 @@ enum Failure {
     #[error("{0}")]
     Io(#[from] io::Error),
     #[error("{0}")]
-    Record(&'static str),
+    PenaltyState(&'static str),
 }
 
 impl Failure {
@@ -327,7 +328,7 @@ impl Failure {
                 _ => OpenError::Io { path, source },
             },
             Self::Database(error) => damaged(&path, &error.to_string()),
-            Self::Record(what) => damaged(&path, what),
+            Self::PenaltyState(what) => damaged(&path, what),
         }
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use tidegate_core::{Algorithm, Spec, Timestamp};
 
-use crate::penalties::{Penalised, PenaltyKey};
+use crate::penalties::{PenaltyEntry, PenaltyKey};
 
 /// Somebody whom an operator shut out.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,7 +60,7 @@ pub enum Change {
     /// No longer.
     EndOverride(OverrideKey),
     /// A client is about to be locked out, or is.
-    Penalise(Penalised),
+    Penalise(PenaltyEntry),
     /// No longer.
     Forgive(PenaltyKey),
     /// Nobody is any longer.
@@ -75,7 +75,7 @@ pub struct Contents {
     /// Overrides.
     pub overrides: BTreeMap<OverrideKey, OverrideRecord>,
     /// Who is locked out, and who is about to be.
-    pub penalties: BTreeMap<PenaltyKey, Penalised>,
+    pub penalties: BTreeMap<PenaltyKey, PenaltyEntry>,
 }
 
 impl Contents {
@@ -88,8 +88,8 @@ impl Contents {
             Change::Unban(subject) => {
                 self.bans.remove(&subject);
             }
-            Change::Override(key, instead) => {
-                self.overrides.insert(key, instead);
+            Change::Override(key, replacement) => {
+                self.overrides.insert(key, replacement);
             }
             Change::EndOverride(key) => {
                 self.overrides.remove(&key);

@@ -2,7 +2,7 @@
 
 use loom::sync::Arc;
 use loom::thread;
-use tidegate_core::{Algorithm, RuleId, Span, Spec};
+use tidegate_core::{Algorithm, RuleId, Spec, TimeSpan};
 
 use super::*;
 
@@ -35,7 +35,7 @@ fn model_within(preemptions: usize, test: impl Fn(Algorithm) + Copy + Sync + Sen
 }
 
 fn decide(store: &MemoryStore, algorithm: Algorithm, clients: &[&'static [u8]], requests: u64) -> bool {
-    let spec = Spec::new(requests, Span::from_secs(60));
+    let spec = Spec::new(requests, TimeSpan::from_secs(60));
     let limit = Limit::new(algorithm, spec).expect("a valid limit");
     let check = |client: &&'static [u8]| Check::new(Key::new(RuleId::named("rule"), client), &limit);
     let checks: Vec<_> = clients.iter().map(check).collect();
@@ -112,14 +112,14 @@ fn loom_peek_during_decision_sees_all_of_it_or_nothing() {
 const LONG_AGO: Timestamp = Timestamp::from_secs(1_790_000_000);
 
 fn limit(algorithm: Algorithm, requests: u64, seconds: u64) -> Limit {
-    Limit::new(algorithm, Spec::new(requests, Span::from_secs(seconds))).expect("a valid limit")
+    Limit::new(algorithm, Spec::new(requests, TimeSpan::from_secs(seconds))).expect("a valid limit")
 }
 
 /// A limit of one unit at once. Words of its successor, read as its own, would let another unit pass.
 fn once(algorithm: Algorithm) -> Limit {
     let spec = match algorithm {
-        Algorithm::TokenBucket => Spec { burst: Some(1), ..Spec::new(7, Span::from_secs(60)) },
-        _ => Spec::new(1, Span::from_secs(60)),
+        Algorithm::TokenBucket => Spec { burst: Some(1), ..Spec::new(7, TimeSpan::from_secs(60)) },
+        _ => Spec::new(1, TimeSpan::from_secs(60)),
     };
     Limit::new(algorithm, spec).expect("a valid limit")
 }

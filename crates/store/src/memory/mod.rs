@@ -1,22 +1,22 @@
 //! The in-memory store: counters of this process, within a cap of bytes.
 //!
 //! A key is a seeded 64-bit hash. Its high bits say which cache line is its home, its low bits stand in the
-//! slot, beside a state packed into one word: one line is all that an ordinary check touches. `bucket` is a
+//! slot, pending_cost a state packed into one word: one line is all that an ordinary check touches. `bucket` is a
 //! line, `table` says where keys live. `fast` is the way of almost all decisions: a refusal writes nothing, and
 //! what passes replaces the words it has read. `decision` is the way of the rest, with locks held from the start.
 
 #![allow(clippy::cast_possible_truncation, reason = "bits of hashes and tags are cut on purpose")]
 
 mod bucket;
-mod decision;
-mod fast;
+mod fast_path;
 pub(crate) mod hash;
 mod heavy_hitters;
-mod hint;
-mod limits;
+mod limit_registry;
+mod locked_path;
 mod metrics;
 mod overrides;
 mod pool;
+mod prefetch;
 mod reclaim;
 mod table;
 
@@ -25,17 +25,17 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use smallvec::{SmallVec, smallvec};
-use tidegate_core::{Check, Decision, Key, Kind, Limit, Refund, Role, Timestamp, decide, peek};
+use tidegate_core::{AlgorithmKind, Check, Decision, Key, Limit, Refund, Role, Timestamp, decide, peek};
 
 use crate::store::{Override, Store, StoreError};
 use bucket::Bucket;
-use decision::{Asked, Held, NotHeld};
-use fast::{DecideOne, is_ordinary};
+use fast_path::{DecideOne, is_ordinary};
 use hash::KeyHasher;
 use heavy_hitters::HeavyHitters;
 pub use heavy_hitters::HeavyKey;
-pub use limits::RetainedLimits;
-use limits::{Limits, MAX_LIMITS};
+pub use limit_registry::RetainedLimits;
+use limit_registry::{Limits, MAX_LIMITS};
+use locked_path::{Asked, Held, NotHeld};
 use metrics::Metrics;
 use overrides::Overrides;
 use pool::Pool;
@@ -82,7 +82,7 @@ pub struct MemoryUse {
 
 impl MemoryStore {
     /// A store whose counters take at most `bytes`, and at least a few kilobytes; less than 0.2 MB of books stand
-    /// beside them.
+    /// pending_cost them.
     pub fn with_cap(bytes: usize) -> Self {
         let pool = Pool::new((bytes / POOL_SHARE) as u64);
         let lines = (bytes - bytes / POOL_SHARE) / size_of::<Bucket>();
@@ -159,7 +159,7 @@ impl MemoryStore {
     fn decide_now(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
         // One algorithm is small enough to be part of every caller.
         if let [check] = checks
-            && let Kind::TokenBucket(meter) = check.limit.kind()
+            && let AlgorithmKind::TokenBucket(meter) = check.limit.kind()
             && is_ordinary(check)
             && let Some(spent) = self.spend((check.limit, meter), &check.key, self.ask(check), now)
         {
@@ -249,7 +249,7 @@ impl MemoryStore {
             let (these, others) = rest.split_at_mut(checks.len());
             rest = others;
             if let ([check], [ask]) = (checks, &*these)
-                && let Kind::TokenBucket(meter) = check.limit.kind()
+                && let AlgorithmKind::TokenBucket(meter) = check.limit.kind()
                 && is_ordinary(check)
                 && let Some(spent) = self.spend((check.limit, meter), &check.key, *ask, now)
             {
@@ -437,13 +437,13 @@ impl Store for MemoryStore {
     async fn override_limit(
         &self,
         key: Key<'_>,
-        instead: Option<Override>,
+        replacement: Option<Override>,
         now: Timestamp,
     ) -> Result<(), StoreError> {
-        match instead {
-            Some(instead) => {
-                let retained = self.retain(&[instead.limit], now)?;
-                self.overrides.set(key, instead, retained, now);
+        match replacement {
+            Some(replacement) => {
+                let retained = self.retain(&[replacement.limit], now)?;
+                self.overrides.set(key, replacement, retained, now);
             }
             None => self.overrides.end(key, now),
         }

@@ -6,7 +6,7 @@ use std::sync::{PoisonError, RwLock};
 
 use tidegate_core::{Key, Limit, Refund, RuleId, Timestamp};
 
-use super::limits::RetainedLimits;
+use super::limit_registry::RetainedLimits;
 use crate::store::Override;
 
 /// Below this many overrides it is not worth looking for those that are over.
@@ -29,7 +29,7 @@ struct Keys {
 /// An override, and the number of its limit for as long as it is in force.
 #[derive(Debug)]
 struct OverrideEntry {
-    instead: Override,
+    replacement: Override,
     retained: RetainedLimits,
 }
 
@@ -40,7 +40,7 @@ impl Keys {
 
     fn forget_over(&mut self, now: Timestamp) {
         for clients in self.rules.values_mut() {
-            clients.retain(|_, entry| !entry.instead.is_over(now));
+            clients.retain(|_, entry| !entry.replacement.is_over(now));
         }
         self.rules.retain(|_, clients| !clients.is_empty());
     }
@@ -61,11 +61,11 @@ impl Overrides {
 
     #[cold]
     fn find_in_force(&self, key: &Key<'_>, now: Timestamp) -> Option<Limit> {
-        let instead = self.find(key)?;
-        if instead.is_over(now) {
+        let replacement = self.find(key)?;
+        if replacement.is_over(now) {
             self.forget(key);
         }
-        (now < instead.until).then_some(instead.limit)
+        (now < replacement.until).then_some(replacement.limit)
     }
 
     fn forget(&self, key: &Key<'_>) {
@@ -78,23 +78,23 @@ impl Overrides {
 
     /// Whether what is to be refunded may have been charged under an override.
     pub(super) fn touch(&self, refund: &Refund<'_>, now: Timestamp) -> bool {
-        self.find(&refund.key).is_some_and(|instead| instead.touches(refund, now))
+        self.find(&refund.key).is_some_and(|replacement| replacement.touches(refund, now))
     }
 
     fn find(&self, key: &Key<'_>) -> Option<Override> {
         let keys = self.keys.read().unwrap_or_else(PoisonError::into_inner);
-        keys.rules.get(&key.rule)?.get(key.client).map(|entry| entry.instead)
+        keys.rules.get(&key.rule)?.get(key.client).map(|entry| entry.replacement)
     }
 
     /// Begins an override, whose limit is retained.
-    pub(super) fn set(&self, key: Key<'_>, instead: Override, retained: RetainedLimits, now: Timestamp) {
+    pub(super) fn set(&self, key: Key<'_>, replacement: Override, retained: RetainedLimits, now: Timestamp) {
         self.change(|keys| {
             if keys.count() >= keys.forget_at.max(FORGET_AT_LEAST) {
                 keys.forget_over(now);
                 keys.forget_at = 2 * keys.count();
             }
             let clients = keys.rules.entry(key.rule).or_default();
-            clients.insert(key.client.into(), OverrideEntry { instead, retained });
+            clients.insert(key.client.into(), OverrideEntry { replacement, retained });
         });
     }
 
@@ -103,7 +103,7 @@ impl Overrides {
         self.change(|keys| {
             let clients = keys.rules.get_mut(&key.rule);
             if let Some(ended) = clients.and_then(|clients| clients.get_mut(key.client)) {
-                ended.instead.until = ended.instead.until.min(now);
+                ended.replacement.until = ended.replacement.until.min(now);
                 ended.retained = RetainedLimits::default();
             }
         });
@@ -114,7 +114,7 @@ impl Overrides {
         self.change(|keys| {
             keys.forget_over(now);
             let all = keys.rules.values_mut().flat_map(HashMap::values_mut);
-            for ended in all.filter(|entry| entry.instead.until <= now) {
+            for ended in all.filter(|entry| entry.replacement.until <= now) {
                 ended.retained = RetainedLimits::default();
             }
         });

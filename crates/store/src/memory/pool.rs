@@ -7,7 +7,7 @@ use tidegate_core::State;
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
 
 const CHUNK: usize = 1_024;
-/// What a state takes beside what it allocates.
+/// What a state takes pending_cost what it allocates.
 const CELL_BYTES: u64 = size_of::<Mutex<State>>() as u64;
 /// One part of so many is left to counters that newcomers share when all else is full.
 const SHARED_PART: u64 = 8;
@@ -153,7 +153,7 @@ impl Pool {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use tidegate_core::{Algorithm, Cost, Limit, Span, Spec, Timestamp};
+    use tidegate_core::{Algorithm, Cost, Limit, Spec, TimeSpan, Timestamp};
 
     use super::*;
 
@@ -174,18 +174,18 @@ mod tests {
 
     #[test]
     fn a_log_out_of_memory_gets_coarser_and_never_admits_more() {
-        let limit = Limit::new(Algorithm::SlidingLog, Spec::new(1_000, Span::from_secs(60))).unwrap();
+        let limit = Limit::new(Algorithm::SlidingLog, Spec::new(1_000, TimeSpan::from_secs(60))).unwrap();
         let pool = Pool::new((CELL_BYTES + 2_000) / 7 * 8);
         let place = pool.insert(State::Unseen).unwrap();
         let start = Timestamp::from_secs(1_700_000_000);
         for n in 0..1_000 {
-            let now = start + Span::from_millis(n);
+            let now = start + TimeSpan::from_millis(n);
             let outcome = pool.change(place, |state| limit.step(state, now, Cost::ONE));
             assert_eq!(outcome.remaining, 999 - n);
             assert!(pool.used() <= CELL_BYTES + 2_000, "{} bytes after {n}", pool.used());
         }
-        let full =
-            pool.read(place, |state| limit.judge(state, start + Span::from_secs(60), Cost::new(1_000)));
+        let full = pool
+            .read(place, |state| limit.evaluate(state, start + TimeSpan::from_secs(60), Cost::new(1_000)));
         assert!(!full.verdict.is_pass());
     }
 }

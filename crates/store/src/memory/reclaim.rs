@@ -13,10 +13,10 @@
 
 use std::sync::{PoisonError, TryLockError};
 
-use tidegate_core::{Limit, Span, Timestamp};
+use tidegate_core::{Limit, TimeSpan, Timestamp};
 
 use super::bucket::{LIMITS, SLOTS};
-use super::limits::{Limits, MAX_LIMITS};
+use super::limit_registry::{Limits, MAX_LIMITS};
 use super::table::Table;
 use crate::store::StoreError;
 
@@ -27,11 +27,11 @@ const SWEEP_FROM: usize = MAX_LIMITS / 2;
 const PARTS: usize = if MAX_LIMITS < 4 { 1 } else { MAX_LIMITS / 4 };
 /// The next sweep may begin when so many numbers were assigned since the last one began, or so much time has passed.
 const MIN_ASSIGNED: usize = MAX_LIMITS / 8;
-const MIN_INTERVAL: Span = Span::from_secs(1);
+const MIN_INTERVAL: TimeSpan = TimeSpan::from_secs(1);
 /// Fewer lines are not worth taking a lock for.
 const FEWEST_LINES: usize = 64;
 /// A state that is as good as never seen is kept for another minute: time that goes back by less refills nothing.
-const GRACE: Span = Span::from_secs(60);
+const GRACE: TimeSpan = TimeSpan::from_secs(60);
 
 /// How far a sweep has come.
 #[derive(Debug, Default)]

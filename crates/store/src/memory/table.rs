@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use tidegate_core::{Cost, Limit, State, Timestamp};
 
 use super::bucket::{Bucket, LINES, Locked, SLOTS, Tag, Word};
-use super::decision::Asked;
-use super::hint::{in_huge_pages, prefetch};
-use super::limits::Limits;
+use super::limit_registry::Limits;
+use super::locked_path::Asked;
 use super::pool::{Pool, PoolFull};
+use super::prefetch::{in_huge_pages, prefetch};
 use super::reclaim::Sweep;
 use crate::sync::Mutex;
 

@@ -2,9 +2,9 @@
 
 use hashbrown::HashTable;
 use hashbrown::hash_table::Entry;
-use tidegate_core::{Key, Record, Timestamp};
+use tidegate_core::{Key, PenaltyState, Timestamp};
 
-use super::{Penalised, PenaltyChanges, PenaltyKey};
+use super::{PenaltyChanges, PenaltyEntry, PenaltyKey};
 
 /// Records, within a number and a size.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ pub(super) struct Shard {
 #[derive(Debug)]
 struct Kept {
     hash: u64,
-    penalised: Penalised,
+    penalised: PenaltyEntry,
     is_changed: bool,
 }
 
@@ -35,11 +35,11 @@ impl Shard {
         self.table.len()
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Penalised> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = &PenaltyEntry> {
         self.table.iter().map(|kept| &kept.penalised)
     }
 
-    pub(super) fn find(&self, hash: u64, key: Key<'_>) -> Option<&Penalised> {
+    pub(super) fn find(&self, hash: u64, key: Key<'_>) -> Option<&PenaltyEntry> {
         self.table.find(hash, |kept| kept.penalised.key.is(key)).map(|kept| &kept.penalised)
     }
 
@@ -50,8 +50,8 @@ impl Shard {
         hash: u64,
         key: Key<'_>,
         now: Timestamp,
-        change: impl FnOnce(Record) -> (Record, Timestamp),
-    ) -> Option<Record> {
+        change: impl FnOnce(PenaltyState) -> (PenaltyState, Timestamp),
+    ) -> Option<PenaltyState> {
         if let Some(kept) = self.table.find_mut(hash, |kept| kept.penalised.key.is(key)) {
             let (record, forgotten) = change(kept.penalised.record);
             if kept.penalised.record != record {
@@ -62,8 +62,8 @@ impl Shard {
             return Some(record);
         }
         self.make_room(key.client.len(), now)?;
-        let (record, forgotten) = change(Record::default());
-        let penalised = Penalised { key: PenaltyKey::of(key), record, forgotten };
+        let (record, forgotten) = change(PenaltyState::default());
+        let penalised = PenaltyEntry { key: PenaltyKey::of(key), record, forgotten };
         self.bytes += key.client.len();
         self.table.insert_unique(hash, Kept { hash, penalised, is_changed: true }, |kept| kept.hash);
         Some(record)
@@ -114,7 +114,7 @@ impl Shard {
         Some(())
     }
 
-    fn note_gone(&mut self, penalised: Penalised) {
+    fn note_gone(&mut self, penalised: PenaltyEntry) {
         self.bytes = self.bytes.saturating_sub(penalised.key.client.len());
         if self.removed.len() < self.most {
             self.removed.push(penalised.key);

@@ -1,9 +1,9 @@
-use tidegate_core::{Penalty, RuleId, Span, Timestamp};
+use tidegate_core::{Penalty, RuleId, TimeSpan, Timestamp};
 
 use super::*;
 
 fn penalty() -> Penalty {
-    Penalty::new(2, Span::from_secs(60), Span::from_secs(3_600), Span::from_secs(10)).unwrap()
+    Penalty::new(2, TimeSpan::from_secs(60), TimeSpan::from_secs(3_600), TimeSpan::from_secs(10)).unwrap()
 }
 
 fn key(client: &[u8]) -> Key<'_> {
@@ -14,7 +14,7 @@ fn at(seconds: u64) -> Timestamp {
     Timestamp::from_secs(1_000_000 + seconds)
 }
 
-fn lock_out(penalties: &Penalties, client: &[u8], now: Timestamp) -> Option<Span> {
+fn lock_out(penalties: &Penalties, client: &[u8], now: Timestamp) -> Option<TimeSpan> {
     penalties.violate(key(client), &penalty(), now);
     penalties.violate(key(client), &penalty(), now)
 }
@@ -23,8 +23,8 @@ fn lock_out(penalties: &Penalties, client: &[u8], now: Timestamp) -> Option<Span
 fn a_client_is_locked_out_under_the_rule_it_violated_and_no_other() {
     let penalties = Penalties::default();
     assert_eq!(penalties.violate(key(b"mallory"), &penalty(), at(0)), None);
-    assert_eq!(penalties.violate(key(b"mallory"), &penalty(), at(1)), Some(Span::from_secs(60)));
-    assert_eq!(penalties.lock_out(key(b"mallory"), at(31)), Some(Span::from_secs(30)));
+    assert_eq!(penalties.violate(key(b"mallory"), &penalty(), at(1)), Some(TimeSpan::from_secs(60)));
+    assert_eq!(penalties.lock_out(key(b"mallory"), at(31)), Some(TimeSpan::from_secs(30)));
     assert_eq!(penalties.lock_out(key(b"mallory"), at(61)), None);
     assert_eq!(penalties.lock_out(key(b"alice"), at(1)), None);
     assert_eq!(penalties.lock_out(Key::new(RuleId::named("other"), b"mallory"), at(1)), None);
@@ -68,7 +68,7 @@ fn repeated_offenders_are_remembered_longer_than_first_ones() {
     for n in 0_u32..2_000 {
         penalties.violate(key(&n.to_be_bytes()), &penalty(), at(61));
     }
-    assert_eq!(lock_out(&penalties, b"again", at(61)), Some(Span::from_secs(120)));
+    assert_eq!(lock_out(&penalties, b"again", at(61)), Some(TimeSpan::from_secs(120)));
 }
 
 #[test]
@@ -92,8 +92,8 @@ fn a_snapshot_restores_lock_outs_and_leaves_out_what_is_forgotten() {
     assert_eq!(saved.len(), 1, "one violation is forgotten after ten seconds");
     let after = Penalties::default();
     after.restore(saved, at(20));
-    assert_eq!(after.lock_out(key(b"mallory"), at(20)), Some(Span::from_secs(40)));
-    assert_eq!(lock_out(&after, b"mallory", at(60)), Some(Span::from_secs(120)));
+    assert_eq!(after.lock_out(key(b"mallory"), at(20)), Some(TimeSpan::from_secs(40)));
+    assert_eq!(lock_out(&after, b"mallory", at(60)), Some(TimeSpan::from_secs(120)));
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn a_clock_that_went_back_a_year_locks_nobody_out_for_a_year() {
     lock_out(&before, b"mallory", at(40_000_000));
     let after = Penalties::default();
     after.restore(before.snapshot(at(40_000_000)), at(0));
-    assert_eq!(after.lock_out(key(b"mallory"), at(0)), Some(Span::from_secs(60)));
+    assert_eq!(after.lock_out(key(b"mallory"), at(0)), Some(TimeSpan::from_secs(60)));
     assert_eq!(after.snapshot(at(200)).len(), 0, "and all of it is forgotten in time");
 }
 

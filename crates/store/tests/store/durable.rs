@@ -8,11 +8,11 @@ use pollster::block_on;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use tempfile::TempDir;
-use tidegate_core::{Algorithm, Limit, Record, RuleId, Span, Spec, Timestamp};
+use tidegate_core::{Algorithm, Limit, PenaltyState, RuleId, Spec, TimeSpan, Timestamp};
 use tidegate_store::durable::{
     BackupError, BanRecord, Change, Contents, Durable, DurableError, OpenError, OverrideKey, OverrideRecord,
 };
-use tidegate_store::{Penalised, PenaltyKey};
+use tidegate_store::{PenaltyEntry, PenaltyKey};
 
 fn ban(reason: &str) -> BanRecord {
     BanRecord { reason: reason.to_owned(), since: Timestamp::from_secs(1_800_000_000), until: None }
@@ -53,9 +53,9 @@ fn changes() -> impl Strategy<Value = Change> {
         until,
     });
     let limit = (0..Algorithm::ALL.len(), 1_u64..1000, 1_u64..100_000);
-    let instead =
+    let replacement =
         (limit, until(), "\\PC{0,20}").prop_map(|((algorithm, requests, seconds), until, reason)| {
-            let spec = Spec::new(requests, Span::from_secs(seconds));
+            let spec = Spec::new(requests, TimeSpan::from_secs(seconds));
             OverrideRecord {
                 algorithm: Algorithm::ALL[algorithm],
                 spec,
@@ -67,7 +67,7 @@ fn changes() -> impl Strategy<Value = Change> {
     prop_oneof![
         (subject.clone(), banned).prop_map(|(subject, ban)| Change::Ban(subject, ban)),
         subject.prop_map(Change::Unban),
-        (key.clone(), instead).prop_map(|(key, instead)| Change::Override(key, instead)),
+        (key.clone(), replacement).prop_map(|(key, replacement)| Change::Override(key, replacement)),
         key.prop_map(Change::EndOverride),
         penalised().prop_map(Change::Penalise),
         penalised().prop_map(|penalised| Change::Forgive(penalised.key)),
@@ -75,19 +75,19 @@ fn changes() -> impl Strategy<Value = Change> {
     ]
 }
 
-fn penalised() -> impl Strategy<Value = Penalised> {
+fn penalised() -> impl Strategy<Value = PenaltyEntry> {
     let times = proptest::array::uniform4(0_u64..1 << 53);
     (0_u64..3, vec(0_u8..3, 1..=1), any::<(u32, u32)>(), times).prop_map(|(rule, client, counts, times)| {
         let [since, locked_until, forgotten, locked_for] = times;
         let key = PenaltyKey { rule: RuleId::from_u64(rule), client: client.into() };
-        let record = Record {
+        let record = PenaltyState {
             violations: counts.0,
             level: counts.1,
             since: Timestamp::from_micros(since),
             locked_until: Timestamp::from_micros(locked_until),
-            locked_for: Span::from_micros(locked_for),
+            locked_for: TimeSpan::from_micros(locked_for),
         };
-        Penalised { key, record, forgotten: Timestamp::from_micros(forgotten) }
+        PenaltyEntry { key, record, forgotten: Timestamp::from_micros(forgotten) }
     })
 }
 
@@ -273,20 +273,20 @@ fn what_is_in_memory_is_never_handed_over() {
 
 #[test]
 fn every_limit_that_can_be_is_kept() {
-    let spec = Spec { burst: Some(20), ..Spec::new(10, Span::from_secs(60)) };
+    let spec = Spec { burst: Some(20), ..Spec::new(10, TimeSpan::from_secs(60)) };
     Limit::new(Algorithm::TokenBucket, spec).unwrap();
     let (_folder, path) = file();
     let (durable, _) = Durable::open(&path).unwrap();
     let key = OverrideKey { rule: "default".to_owned(), client: b"k\x03\0\0\0abc".to_vec() };
     assert!(!format!("{key:?}").contains("abc"));
-    let instead = OverrideRecord {
+    let replacement = OverrideRecord {
         algorithm: Algorithm::TokenBucket,
         spec,
         reason: String::new(),
         since: Timestamp::ZERO,
         until: Some(Timestamp::MAX),
     };
-    block_on(durable.apply(vec![Change::Override(key.clone(), instead.clone())])).unwrap();
+    block_on(durable.apply(vec![Change::Override(key.clone(), replacement.clone())])).unwrap();
     drop(durable);
-    assert_eq!(open(&path).1.overrides[&key], instead);
+    assert_eq!(open(&path).1.overrides[&key], replacement);
 }

@@ -1,7 +1,7 @@
 //! The in-memory store over a process life: more limits than it can number at once, one after another.
 
 use pollster::block_on;
-use tidegate_core::{Algorithm, Check, Decision, Key, Limit, RuleId, Span, Spec, Timestamp};
+use tidegate_core::{Algorithm, Check, Decision, Key, Limit, RuleId, Spec, TimeSpan, Timestamp};
 use tidegate_store::{MemoryStore, Override, Store, StoreError};
 
 const START: Timestamp = Timestamp::from_secs(1_800_000_000);
@@ -11,7 +11,7 @@ const CAP: usize = 1 << 20;
 const LIFE: u64 = 100_000;
 
 fn limit(requests: u64, seconds: u64) -> Limit {
-    Limit::new(Algorithm::TokenBucket, Spec::new(requests, Span::from_secs(seconds))).unwrap()
+    Limit::new(Algorithm::TokenBucket, Spec::new(requests, TimeSpan::from_secs(seconds))).unwrap()
 }
 
 fn decide(store: &MemoryStore, client: &[u8], limit: &Limit, now: Timestamp) -> Decision {
@@ -22,9 +22,9 @@ fn decide(store: &MemoryStore, client: &[u8], limit: &Limit, now: Timestamp) -> 
 fn override_with_fresh_limit_100_000_times_is_accepted() {
     let (store, rule) = (MemoryStore::with_cap(CAP), limit(5, 60));
     for n in 0..LIFE {
-        let now = START + Span::from_secs(n);
-        let instead = Override { limit: limit(n + 10, 60), until: now + Span::from_secs(30) };
-        block_on(store.override_limit(Key::new(RULE, b"alice"), Some(instead), now)).unwrap();
+        let now = START + TimeSpan::from_secs(n);
+        let replacement = Override { limit: limit(n + 10, 60), until: now + TimeSpan::from_secs(30) };
+        block_on(store.override_limit(Key::new(RULE, b"alice"), Some(replacement), now)).unwrap();
         assert_eq!(decide(&store, b"alice", &rule, now).outcomes[0].limit, n + 10);
     }
 }

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
 use pollster::block_on;
-use tidegate_core::{Algorithm, Check, Decision, Key, Limit, Role, RuleId, Span, Spec, Timestamp};
+use tidegate_core::{Algorithm, Check, Decision, Key, Limit, Role, RuleId, Spec, TimeSpan, Timestamp};
 use tidegate_store::conformance::{Suite, two_threads_admit_exactly_the_ideal};
 use tidegate_store::{MemoryStore, Store};
 
@@ -14,8 +14,8 @@ const ROOMY: usize = 16 << 20;
 
 /// A leaky bucket makes requests wait as long as it takes.
 fn limit(algorithm: Algorithm, requests: u64, seconds: u64) -> Limit {
-    let max_wait = (algorithm == Algorithm::LeakyBucket).then_some(Span::MAX);
-    Limit::new(algorithm, Spec { max_wait, ..Spec::new(requests, Span::from_secs(seconds)) }).unwrap()
+    let max_wait = (algorithm == Algorithm::LeakyBucket).then_some(TimeSpan::MAX);
+    Limit::new(algorithm, Spec { max_wait, ..Spec::new(requests, TimeSpan::from_secs(seconds)) }).unwrap()
 }
 
 fn decide(store: &MemoryStore, checks: &[Check<'_>], now: Timestamp) -> Decision {
@@ -86,8 +86,8 @@ fn an_advisory_check_is_charged_until_it_is_full_and_refuses_nobody() {
     let decisions: Vec<_> = (0..6).map(|_| decide(&store, &[shadow, binding], START)).collect();
     let passes: Vec<_> = decisions.iter().map(Decision::passes).collect();
     assert_eq!(passes, [true, true, true, true, true, false]);
-    let would_refuse: Vec<_> = decisions.iter().map(|one| !one.outcomes[0].verdict.is_pass()).collect();
-    assert_eq!(would_refuse, [false, false, true, true, true, true]);
+    let would_reject: Vec<_> = decisions.iter().map(|one| !one.outcomes[0].verdict.is_pass()).collect();
+    assert_eq!(would_reject, [false, false, true, true, true, true]);
 }
 
 #[test]
@@ -148,7 +148,7 @@ fn a_slot_that_is_as_good_as_never_seen_is_used_again() {
         for client in 0..50 {
             let client = (second * 50 + client).to_be_bytes();
             let check = Check::new(Key::new(RULE, &client), &limit);
-            assert!(decide(&store, &[check], START + Span::from_secs(2 * second)).passes());
+            assert!(decide(&store, &[check], START + TimeSpan::from_secs(2 * second)).passes());
         }
     }
     assert_eq!(store.memory_use().overflowed, 0, "50 keys at a time fit a hundred times over");
@@ -161,7 +161,7 @@ fn play_logs(store: &MemoryStore, clients: u64, periods: u64) {
         for client in 0..clients {
             let client = (period * clients + client).to_be_bytes();
             for request in 0..5 {
-                let now = START + Span::from_secs(120 * period) + Span::from_millis(request);
+                let now = START + TimeSpan::from_secs(120 * period) + TimeSpan::from_millis(request);
                 decide(store, &[Check::new(Key::new(RULE, &client), &limit)], now);
             }
         }
@@ -191,7 +191,7 @@ fn the_heaviest_key_is_known() {
     let limit = limit(Algorithm::FixedWindow, 10, 60);
     let store = MemoryStore::with_cap(ROOMY);
     for n in 0_u64..100_000 {
-        let now = START + Span::from_micros(n);
+        let now = START + TimeSpan::from_micros(n);
         decide(&store, &[Check::new(Key::new(RULE, &n.to_be_bytes()), &limit)], now);
         decide(&store, &[Check::new(Key::new(RULE, b"abuser"), &limit)], now);
     }

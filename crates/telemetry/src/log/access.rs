@@ -7,13 +7,13 @@ use tidegate_core::Timestamp;
 use tidegate_policy::ClientName;
 use tidegate_store::Reading;
 
-use super::object::Object;
-use crate::metrics::{Decided, Try};
+use super::json::Object;
+use crate::metrics::{AttemptResult, DecisionKind};
 use crate::trace::number;
 
 /// What is seen of a request at first sight. Secrets are not in it.
 #[derive(Clone, Debug)]
-pub struct Seen {
+pub struct RequestSummary {
     /// Its method.
     pub method: String,
     /// The host it asks for.
@@ -30,22 +30,22 @@ pub struct Seen {
 
 /// A request that gets a line.
 #[derive(Debug)]
-pub(crate) struct Access {
-    pub(crate) seen: Seen,
+pub(crate) struct AccessEntry {
+    pub(crate) seen: RequestSummary,
     pub(crate) began: Reading,
     pub(crate) decision_began: Option<Timestamp>,
     id: Option<String>,
     client: Option<ClientName>,
-    judged: Option<Judgement>,
+    judged: Option<LimitEntry>,
     retry_after: Option<u64>,
-    pub(crate) tries: Vec<Tried>,
+    pub(crate) tries: Vec<AttemptEntry>,
     cause: Option<&'static str>,
     bytes: Option<u64>,
 }
 
 /// The rule that the answer's headers speak of.
 #[derive(Debug)]
-struct Judgement {
+struct LimitEntry {
     rule: String,
     limit: u64,
     remaining: u64,
@@ -53,16 +53,16 @@ struct Judgement {
 
 /// A try to get an answer from an upstream.
 #[derive(Debug)]
-pub(crate) struct Tried {
+pub(crate) struct AttemptEntry {
     pub(crate) upstream: String,
     pub(crate) server: String,
-    pub(crate) result: Try,
+    pub(crate) result: AttemptResult,
     pub(crate) began: Timestamp,
     pub(crate) nanos: u64,
 }
 
-impl Access {
-    pub(crate) fn new(seen: Seen, began: Reading) -> Self {
+impl AccessEntry {
+    pub(crate) fn new(seen: RequestSummary, began: Reading) -> Self {
         Self {
             seen,
             began,
@@ -86,16 +86,16 @@ impl Access {
     }
 
     pub(crate) fn judged(&mut self, rule: &str, limit: u64, remaining: u64) {
-        self.judged = Some(Judgement { rule: rule.to_owned(), limit, remaining });
+        self.judged = Some(LimitEntry { rule: rule.to_owned(), limit, remaining });
     }
 
-    pub(crate) fn tried(&mut self, tried: Tried) {
+    pub(crate) fn tried(&mut self, tried: AttemptEntry) {
         self.tries.push(tried);
     }
 
     /// What a span says of the request itself.
     pub(crate) fn request_attributes(&self) -> Vec<KeyValue> {
-        let Seen { method, host, path, peer, version, .. } = &self.seen;
+        let RequestSummary { method, host, path, peer, version, .. } = &self.seen;
         let mut attributes = vec![
             KeyValue::new("http.request.method", method.clone()),
             KeyValue::new("url.path", path.clone()),
@@ -112,7 +112,7 @@ impl Access {
     pub(crate) fn decision_attributes(&self) -> Vec<KeyValue> {
         let client = self.client.as_ref().map(|client| KeyValue::new("tidegate.client", client.to_string()));
         let mut attributes: Vec<_> = client.into_iter().collect();
-        if let Some(Judgement { rule, limit, remaining }) = &self.judged {
+        if let Some(LimitEntry { rule, limit, remaining }) = &self.judged {
             attributes.push(KeyValue::new("tidegate.rule", rule.clone()));
             attributes.push(KeyValue::new("tidegate.limit", number(*limit)));
             attributes.push(KeyValue::new("tidegate.remaining", number(*remaining)));
@@ -134,12 +134,12 @@ impl Access {
     pub(crate) fn line(
         &self,
         now: Reading,
-        decided: Option<(Decided, u64)>,
+        decided: Option<(DecisionKind, u64)>,
         status: Option<u16>,
         trace: Option<&str>,
     ) -> Box<[u8]> {
         let mut line = Object::new(now.at, "request");
-        let Seen { method, host, path, peer, version, bytes } = &self.seen;
+        let RequestSummary { method, host, path, peer, version, bytes } = &self.seen;
         if let Some(id) = &self.id {
             line.text("id", id);
         }
@@ -158,7 +158,7 @@ impl Access {
             line.text("decision", decided.name());
             line.millis("decision_ms", nanos);
         }
-        if let Some(Judgement { rule, limit, remaining }) = &self.judged {
+        if let Some(LimitEntry { rule, limit, remaining }) = &self.judged {
             line.text("rule", rule);
             line.number("limit", *limit);
             line.number("remaining", *remaining);

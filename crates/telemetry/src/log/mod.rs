@@ -11,7 +11,7 @@
 //! the path is hidden there.
 
 mod access;
-mod object;
+mod json;
 mod subscriber;
 mod writer;
 
@@ -26,9 +26,9 @@ use std::time::Duration;
 use tidegate_policy::Sample;
 use tidegate_store::Clock;
 
-pub use access::Seen;
-pub(crate) use access::{Access, Tried};
-use object::Object;
+pub use access::RequestSummary;
+pub(crate) use access::{AccessEntry, AttemptEntry};
+use json::Object;
 pub use subscriber::details;
 pub use writer::Destination;
 use writer::Message;
@@ -42,16 +42,16 @@ const LAST: Duration = Duration::from_secs(2);
 
 /// How events are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
+pub enum LogFormat {
     /// As JSON, for programs.
     Json,
     /// As sentences, for somebody at a terminal.
     Words,
 }
 
-/// Which requests have a line.
+/// LogSampling requests have a line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Which {
+pub struct LogSampling {
     /// Of all requests.
     pub access: Sample,
     /// Of those that are refused.
@@ -66,16 +66,16 @@ struct Chosen {
 }
 
 impl Chosen {
-    fn store(&self, which: Which) {
+    fn store(&self, which: LogSampling) {
         self.access.store(which.access.millionths(), Ordering::Relaxed);
         self.refused.store(which.refused.millionths(), Ordering::Relaxed);
     }
 
-    fn load(&self) -> Which {
+    fn load(&self) -> LogSampling {
         let sample = |millionths: &AtomicU32| {
             Sample::of_millionths(millionths.load(Ordering::Relaxed)).unwrap_or(Sample::NONE)
         };
-        Which { access: sample(&self.access), refused: sample(&self.refused) }
+        LogSampling { access: sample(&self.access), refused: sample(&self.refused) }
     }
 }
 
@@ -84,7 +84,7 @@ impl Chosen {
 pub struct Log {
     lines: Option<SyncSender<Message>>,
     which: Arc<Chosen>,
-    form: Form,
+    form: LogFormat,
     dropped: Arc<Counter>,
     clock: Arc<dyn Clock>,
 }
@@ -98,11 +98,11 @@ impl fmt::Debug for Log {
 impl Log {
     /// A log that nobody reads.
     pub fn off(clock: Arc<dyn Clock>) -> Self {
-        Self { lines: None, which: Arc::default(), form: Form::Json, dropped: Arc::default(), clock }
+        Self { lines: None, which: Arc::default(), form: LogFormat::Json, dropped: Arc::default(), clock }
     }
 
     /// Opens the log and starts the thread that writes it.
-    pub fn open(to: &Destination, form: Form, clock: Arc<dyn Clock>) -> io::Result<Self> {
+    pub fn open(to: &Destination, form: LogFormat, clock: Arc<dyn Clock>) -> io::Result<Self> {
         let output = to.open()?;
         let (lines, waiting) = sync_channel(WAITING);
         let dropped = Arc::<Counter>::default();
@@ -116,11 +116,11 @@ impl Log {
     pub fn into_channel(clock: Arc<dyn Clock>) -> (Self, Lines) {
         let (lines, waiting) = sync_channel(WAITING);
         let (which, dropped) = (Arc::default(), Arc::default());
-        (Self { lines: Some(lines), which, form: Form::Json, dropped, clock }, Lines(waiting))
+        (Self { lines: Some(lines), which, form: LogFormat::Json, dropped, clock }, Lines(waiting))
     }
 
-    /// Which requests have a line from now on.
-    pub fn choose(&self, which: Which) {
+    /// LogSampling requests have a line from now on.
+    pub fn choose(&self, which: LogSampling) {
         self.which.store(which);
     }
 
@@ -142,7 +142,7 @@ impl Log {
     /// The same with a list of sentences.
     pub fn event_with(&self, event: &str, message: &str, details: &[(&str, &str)], list: &[String]) {
         let line = match self.form {
-            Form::Json => {
+            LogFormat::Json => {
                 let mut object = Object::new(self.clock.now(), event);
                 object.text("message", message);
                 for (key, value) in details {
@@ -153,7 +153,7 @@ impl Log {
                 }
                 object.into_line()
             }
-            Form::Words => {
+            LogFormat::Words => {
                 let list: Vec<_> =
                     list.iter().map(|line| format!("\n  {}", line.replace('\n', "\n  "))).collect();
                 format!("tidegate: {message}{}\n", list.concat()).into_bytes().into()
@@ -176,7 +176,7 @@ impl Log {
         }
     }
 
-    pub(crate) fn which(&self) -> Which {
+    pub(crate) fn which(&self) -> LogSampling {
         self.which.load()
     }
 

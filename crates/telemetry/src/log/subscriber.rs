@@ -12,7 +12,7 @@ use std::fmt;
 use std::io;
 use std::sync::{Mutex, PoisonError};
 
-use tidegate_core::{Span, Timestamp};
+use tidegate_core::{TimeSpan, Timestamp};
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
 use tracing::span::{Attributes, Id, Record};
@@ -20,13 +20,13 @@ use tracing::{Event, Level, Metadata, Subscriber};
 use tracing_log::LogTracer;
 use tracing_log::log::LevelFilter as LogLevelFilter;
 
-use super::object::{Object, sanitized};
-use super::{Form, Log};
+use super::json::{Object, sanitized};
+use super::{Log, LogFormat};
 
 /// The crate whose events are those of the process.
 const PROCESS: &str = "tidegate";
 /// How long the lines of dependencies are counted together.
-const WINDOW: Span = Span::from_secs(60);
+const WINDOW: TimeSpan = TimeSpan::from_secs(60);
 /// How many they may be in this time.
 const LINES_PER_WINDOW: u32 = 60;
 
@@ -80,7 +80,7 @@ impl LogSubscriber {
         let message = Some(message).filter(|message| !message.is_empty()).into_iter().chain(rest);
         let message = message.collect::<Vec<_>>().join(" ");
         self.log.send(match self.log.form {
-            Form::Json => {
+            LogFormat::Json => {
                 let mut object = Object::new(now, "dependency_log");
                 object.text("level", level);
                 object.text("target", target);
@@ -90,7 +90,7 @@ impl LogSubscriber {
                 }
                 object.into_line()
             }
-            Form::Words => {
+            LogFormat::Words => {
                 let line = sanitized(&format!("{target} ({level}): {message}"));
                 format!("tidegate: {line}\n").into_bytes().into()
             }
@@ -325,7 +325,7 @@ mod tests {
     #[test]
     fn dependency_warning_at_a_terminal_is_one_line_without_control_characters() {
         let (mut log, lines) = Log::into_channel(clock());
-        log.form = Form::Words;
+        log.form = LogFormat::Words;
         tracing::subscriber::with_default(LogSubscriber::new(log), || {
             tracing::warn!(target: "h2", "a\u{1b}[2J\nb");
         });

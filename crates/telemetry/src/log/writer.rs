@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, Sender, TryRecvError};
 
 use tidegate_store::Clock;
 
-use super::object::Object;
+use super::json::Object;
 use crate::metrics::Counter;
 
 /// Where lines go.

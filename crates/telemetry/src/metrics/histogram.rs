@@ -3,7 +3,7 @@
 use crossbeam_utils::CachePadded;
 
 use super::counter::Counter;
-use super::page::{Family, Unit};
+use super::exposition::{Family, MetricUnit};
 
 /// The upper bounds of the buckets in nanoseconds, and as they are written in milliseconds and in seconds. A decision
 /// takes about a microsecond, an upstream anything up to a minute; 5 ms is where the alert on slow decisions stands.
@@ -52,16 +52,16 @@ impl Histogram {
     }
 }
 
-/// Which of the buckets are shown: decisions are quick, upstreams are not.
+/// LogSampling of the buckets are shown: decisions are quick, upstreams are not.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Span {
+pub(crate) enum Scale {
     /// Up to a second, in milliseconds.
     Decision,
     /// From half a millisecond, in seconds.
     Upstream,
 }
 
-impl Span {
+impl Scale {
     fn shows(self, nanos: u64) -> bool {
         match self {
             Self::Decision => nanos <= 1_000_000_000,
@@ -73,7 +73,7 @@ impl Span {
 /// Writes the histograms of all cores as one.
 pub(crate) fn write<'h>(
     family: &mut Family<'_>,
-    span: Span,
+    span: Scale,
     labels: &[(&str, &str)],
     cores: impl Iterator<Item = &'h Histogram> + Clone,
 ) {
@@ -81,8 +81,8 @@ pub(crate) fn write<'h>(
     for (index, (bound, millis, seconds)) in BOUNDS.iter().enumerate() {
         count += cores.clone().map(|core| core.buckets[index].get()).sum::<u64>();
         let written = match span {
-            Span::Decision => millis,
-            Span::Upstream => seconds,
+            Scale::Decision => millis,
+            Scale::Upstream => seconds,
         };
         if span.shows(*bound) {
             family.bucket(labels, written, count);
@@ -92,8 +92,8 @@ pub(crate) fn write<'h>(
     family.bucket(labels, "+Inf", count);
     let nanos = cores.map(|core| core.nanos.get()).sum();
     let unit = match span {
-        Span::Decision => Unit::Millis,
-        Span::Upstream => Unit::Seconds,
+        Scale::Decision => MetricUnit::Millis,
+        Scale::Upstream => MetricUnit::Seconds,
     };
     family.end(labels, count, unit.of(nanos));
 }
@@ -108,7 +108,7 @@ pub(crate) fn of_cores<T>(
 
 #[cfg(test)]
 mod tests {
-    use super::super::page::{Kind, Page};
+    use super::super::exposition::{Exposition, MetricKind};
     use super::*;
 
     #[test]
@@ -127,9 +127,9 @@ mod tests {
         one.observe(1_000);
         one.observe(1_001);
         two.observe(3_000_000_000);
-        let mut page = Page::default();
-        let mut family = page.family("t", Kind::Histogram, "Some.");
-        write(&mut family, Span::Decision, &[], [&one, &two].into_iter());
+        let mut page = Exposition::default();
+        let mut family = page.family("t", MetricKind::Histogram, "Some.");
+        write(&mut family, Scale::Decision, &[], [&one, &two].into_iter());
         let text = page.into_text();
         for line in ["t_bucket{le=\"0.0005\"} 0", "t_bucket{le=\"0.001\"} 1", "t_bucket{le=\"0.002\"} 2"] {
             assert!(text.contains(line), "{text}");

@@ -4,12 +4,12 @@
 //! for. Names and labels stand in `docs/operations.md`.
 
 mod counter;
+mod exposition;
 mod histogram;
-mod offenders;
-mod page;
 mod process;
 mod rules;
 mod sketch;
+mod top_clients;
 mod upstreams;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -21,42 +21,42 @@ use tidegate_policy::Plan;
 
 pub(crate) use counter::Counter;
 use counter::for_each_core;
-use histogram::{Histogram, Span};
-use offenders::Offenders;
-pub use offenders::Reader;
-pub use page::{Family, Kind, Page};
+pub use exposition::{Exposition, Family, MetricKind};
+use histogram::{Histogram, Scale};
 pub use rules::RuleSlots;
 use rules::{ByRule, Registry};
 use sketch::{Sampler, Sketch};
+pub use top_clients::MetricsReader;
+use top_clients::Offenders;
 use upstreams::Upstreams;
-pub use upstreams::{Try, UpstreamCounts};
+pub use upstreams::{AttemptResult, UpstreamCounts};
 
 /// What was decided about a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Decided {
-    /// It may pass.
-    Passed,
-    /// A limit refuses it.
-    Refused,
+pub enum DecisionKind {
+    /// It is admitted.
+    Admitted,
+    /// A limit rejects it.
+    Rejected,
     /// It is never limited.
     Exempt,
     /// Its client or network is banned.
     Banned,
     /// The store gave no answer.
-    Undecided,
+    StoreFailed,
 }
 
-impl Decided {
-    const ALL: [Self; 5] = [Self::Passed, Self::Refused, Self::Exempt, Self::Banned, Self::Undecided];
+impl DecisionKind {
+    const ALL: [Self; 5] = [Self::Admitted, Self::Rejected, Self::Exempt, Self::Banned, Self::StoreFailed];
 
     /// As metrics, logs and traces call it.
     pub const fn name(self) -> &'static str {
         match self {
-            Self::Passed => "passed",
-            Self::Refused => "refused",
+            Self::Admitted => "passed",
+            Self::Rejected => "refused",
             Self::Exempt => "exempt",
             Self::Banned => "banned",
-            Self::Undecided => "undecided",
+            Self::StoreFailed => "undecided",
         }
     }
 }
@@ -68,7 +68,7 @@ const GONE: usize = 5;
 /// Counts of one core.
 #[derive(Debug, Default)]
 struct Shard {
-    requests: [Counter; Decided::ALL.len()],
+    requests: [Counter; DecisionKind::ALL.len()],
     latency: Histogram,
     responses: [Counter; RESPONSES],
     accepted: Counter,
@@ -99,9 +99,9 @@ impl Metrics {
     }
 
     /// What one core counts with.
-    pub fn meter(self: &Arc<Self>) -> Meter {
+    pub fn meter(self: &Arc<Self>) -> MetricsHandle {
         let core = self.next.fetch_add(1, Ordering::Relaxed) % self.cores.len().max(1);
-        Meter { metrics: Arc::clone(self), core }
+        MetricsHandle { metrics: Arc::clone(self), core }
     }
 
     /// Makes room for the rules of a policy. Rules of the same name go on counting where they were.
@@ -115,13 +115,13 @@ impl Metrics {
     }
 
     /// Everything as text, up to what others add.
-    pub fn page(&self, reader: Reader, now: Timestamp) -> Page {
+    pub fn page(&self, reader: MetricsReader, now: Timestamp) -> Exposition {
         // A core that finds its sketch taken goes on without.
         let sketches =
             self.shards().map(|shard| shard.sketch.lock().unwrap_or_else(PoisonError::into_inner).take());
         self.offenders.compare(sketches.flatten(), now);
         let rules = self.rules.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut page = Page::with_capacity((32 << 10) + rules.len() * 200);
+        let mut page = Exposition::with_capacity((32 << 10) + rules.len() * 200);
         self.write_decisions(&mut page);
         self.write_exceeded(&mut page, &rules, reader);
         self.write_rules(&mut page, &rules);
@@ -141,25 +141,25 @@ impl Metrics {
         self.shards().map(|shard| which(shard).get()).sum()
     }
 
-    fn write_decisions(&self, page: &mut Page) {
+    fn write_decisions(&self, page: &mut Exposition) {
         let mut family = page.family(
             "rate_limit_requests_total",
-            Kind::Counter,
+            MetricKind::Counter,
             "Requests that were decided about, each once, by what was decided.",
         );
-        for (at, decided) in Decided::ALL.into_iter().enumerate() {
+        for (at, decided) in DecisionKind::ALL.into_iter().enumerate() {
             family.sample(&[("decision", decided.name())], self.sum(|shard| &shard.requests[at]));
         }
         let mut family = page.family(
             "rate_limit_latency",
-            Kind::Histogram,
+            MetricKind::Histogram,
             "How long decisions took, matching included, in milliseconds.",
         );
-        histogram::write(&mut family, Span::Decision, &[], self.shards().map(|shard| &shard.latency));
+        histogram::write(&mut family, Scale::Decision, &[], self.shards().map(|shard| &shard.latency));
     }
 
-    fn write_exceeded(&self, page: &mut Page, rules: &Registry, reader: Reader) {
-        let mut family = page.family("rate_limit_exceeded_total", Kind::Counter, "Requests refused by a rule. The clients refused most are named, at most 100 series; the rest is `other`.");
+    fn write_exceeded(&self, page: &mut Exposition, rules: &Registry, reader: MetricsReader) {
+        let mut family = page.family("rate_limit_exceeded_total", MetricKind::Counter, "Requests refused by a rule. The clients refused most are named, at most 100 series; the rest is `other`.");
         let (offenders, left) = self.offenders.show(reader);
         for one in &offenders {
             let labels = [("client_id", one.client.as_str()), ("rule", rules.name(one.rule))];
@@ -179,10 +179,10 @@ impl Metrics {
         }
     }
 
-    fn write_rules(&self, page: &mut Page, rules: &Registry) {
+    fn write_rules(&self, page: &mut Exposition, rules: &Registry) {
         let mut family = page.family(
             "rate_limit_shadow_exceeded_total",
-            Kind::Counter,
+            MetricKind::Counter,
             "Requests that a rule would have refused if it were enforced.",
         );
         for (slot, known) in rules.iter() {
@@ -193,7 +193,7 @@ impl Metrics {
             }
         }
         let mut family =
-            page.family("rate_limit_limit", Kind::Gauge, "The limit of each rule: units per window.");
+            page.family("rate_limit_limit", MetricKind::Gauge, "The limit of each rule: units per window.");
         for (_, known) in rules.iter() {
             if let Some((requests, window)) = &known.limit {
                 family.sample(&[("rule", &known.name), ("window", window)], requests);
@@ -201,10 +201,10 @@ impl Metrics {
         }
     }
 
-    fn write_gateway(&self, page: &mut Page) {
+    fn write_gateway(&self, page: &mut Exposition) {
         let mut family = page.family(
             "tidegate_responses_total",
-            Kind::Counter,
+            MetricKind::Counter,
             "Answers to clients by class of their status; `gone` left before theirs.",
         );
         for at in 0..=GONE {
@@ -214,14 +214,14 @@ impl Metrics {
         let accepted = self.sum(|shard| &shard.accepted);
         page.single(
             "tidegate_connections_accepted_total",
-            Kind::Counter,
+            MetricKind::Counter,
             "Connections of clients that were let in.",
             accepted,
         );
         let refused = self.sum(|shard| &shard.refused_connections);
         page.single(
             "tidegate_connections_refused_total",
-            Kind::Counter,
+            MetricKind::Counter,
             "Connections of clients that found no room.",
             refused,
         );
@@ -230,19 +230,19 @@ impl Metrics {
 
 /// What one core counts with. Nothing here waits or allocates, but for the sample of refusals.
 #[derive(Debug)]
-pub struct Meter {
+pub struct MetricsHandle {
     metrics: Arc<Metrics>,
     core: usize,
 }
 
-impl Meter {
+impl MetricsHandle {
     fn shard(&self) -> &Shard {
         // The position is one of the list's.
         &self.metrics.cores[self.core]
     }
 
     /// A request was decided about, after so long.
-    pub fn decided(&self, decided: Decided, nanos: u64) {
+    pub fn decided(&self, decided: DecisionKind, nanos: u64) {
         let shard = self.shard();
         shard.requests[decided as usize].one();
         shard.latency.observe(nanos);
@@ -265,7 +265,7 @@ impl Meter {
     }
 
     /// A rule would have refused a request if it were enforced.
-    pub fn would_refuse(&self, slots: &RuleSlots, rule: RuleId) {
+    pub fn would_reject(&self, slots: &RuleSlots, rule: RuleId) {
         self.shard().by_rule.count(slots.of(rule), |counts| &counts.shadow);
     }
 
@@ -281,7 +281,7 @@ impl Meter {
     }
 
     /// An upstream was asked, and this came of it after so long.
-    pub fn tried(&self, upstream: &UpstreamCounts, result: Try, nanos: u64) {
+    pub fn tried(&self, upstream: &UpstreamCounts, result: AttemptResult, nanos: u64) {
         upstream.tried(self.core, result, nanos);
     }
 }

@@ -2,22 +2,27 @@
 
 use std::fs;
 
-use super::page::{Kind, Page};
+use super::exposition::{Exposition, MetricKind};
 
 /// Ticks of the kernel's accounting in a second: fixed for programs on every Linux.
 const TICKS: f64 = 100.0;
 
 /// Adds what can be read; elsewhere than on Linux that is nothing.
-pub(super) fn write(page: &mut Page, started: f64) {
+pub(super) fn write(page: &mut Exposition, started: f64) {
     page.single(
         "process_start_time_seconds",
-        Kind::Gauge,
+        MetricKind::Gauge,
         "When the process started, in Unix time.",
         started,
     );
     if let Some((cpu, threads)) = stat() {
-        page.single("process_cpu_seconds_total", Kind::Counter, "User and system time in seconds.", cpu);
-        page.single("process_threads", Kind::Gauge, "Threads.", threads);
+        page.single(
+            "process_cpu_seconds_total",
+            MetricKind::Counter,
+            "User and system time in seconds.",
+            cpu,
+        );
+        page.single("process_threads", MetricKind::Gauge, "Threads.", threads);
     }
     if let Some(status) = fs::read_to_string("/proc/self/status").ok().as_deref() {
         let size = |name: &str| {
@@ -25,19 +30,19 @@ pub(super) fn write(page: &mut Page, started: f64) {
             Some(line.split_whitespace().next()?.parse::<u64>().ok()? * 1_024)
         };
         if let Some(resident) = size("VmRSS:") {
-            page.single("process_resident_memory_bytes", Kind::Gauge, "Memory in use.", resident);
+            page.single("process_resident_memory_bytes", MetricKind::Gauge, "Memory in use.", resident);
         }
         if let Some(size) = size("VmSize:") {
-            page.single("process_virtual_memory_bytes", Kind::Gauge, "Memory that is mapped.", size);
+            page.single("process_virtual_memory_bytes", MetricKind::Gauge, "Memory that is mapped.", size);
         }
     }
     if let Ok(open) = fs::read_dir("/proc/self/fd") {
         // The directory that is being read is one of them.
         let open = open.count().saturating_sub(1);
-        page.single("process_open_fds", Kind::Gauge, "Open file descriptors.", open);
+        page.single("process_open_fds", MetricKind::Gauge, "Open file descriptors.", open);
     }
     if let Some(most) = most_files() {
-        page.single("process_max_fds", Kind::Gauge, "File descriptors that may be open.", most);
+        page.single("process_max_fds", MetricKind::Gauge, "File descriptors that may be open.", most);
     }
 }
 

@@ -13,12 +13,12 @@ const CHUNK: usize = 512;
 /// So many rules, over all policies that a process ever sees, are told apart.
 const MOST: usize = 128 * CHUNK;
 /// Rules beyond that are counted together.
-const BEYOND: Slot = Slot(0);
+const BEYOND: RuleSlot = RuleSlot(0);
 const BEYOND_NAME: &str = "(further rules)";
 
 /// Where a rule is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Slot(u32);
+pub(crate) struct RuleSlot(u32);
 
 /// What is counted of a rule.
 #[derive(Debug, Default)]
@@ -42,7 +42,7 @@ impl Default for ByRule {
 }
 
 impl ByRule {
-    pub(crate) fn count(&self, slot: Slot, which: impl FnOnce(&RuleCounts) -> &Counter) {
+    pub(crate) fn count(&self, slot: RuleSlot, which: impl FnOnce(&RuleCounts) -> &Counter) {
         let Some(chunk) = self.chunks.get(slot.0 as usize / CHUNK) else { return };
         let chunk = chunk.get_or_init(|| (0..CHUNK).map(|_| RuleCounts::default()).collect());
         if let Some(counts) = chunk.get(slot.0 as usize % CHUNK) {
@@ -50,7 +50,7 @@ impl ByRule {
         }
     }
 
-    pub(crate) fn get(&self, slot: Slot, which: impl FnOnce(&RuleCounts) -> &Counter) -> u64 {
+    pub(crate) fn get(&self, slot: RuleSlot, which: impl FnOnce(&RuleCounts) -> &Counter) -> u64 {
         let chunk = self.chunks.get(slot.0 as usize / CHUNK).and_then(OnceLock::get);
         chunk.and_then(|chunk| chunk.get(slot.0 as usize % CHUNK)).map_or(0, |counts| which(counts).get())
     }
@@ -59,11 +59,11 @@ impl ByRule {
 /// Where the rules of one policy are counted.
 #[derive(Debug, Default)]
 pub struct RuleSlots {
-    by_id: HashMap<RuleId, Slot, foldhash::fast::RandomState>,
+    by_id: HashMap<RuleId, RuleSlot, foldhash::fast::RandomState>,
 }
 
 impl RuleSlots {
-    pub(crate) fn of(&self, rule: RuleId) -> Slot {
+    pub(crate) fn of(&self, rule: RuleId) -> RuleSlot {
         self.by_id.get(&rule).copied().unwrap_or(BEYOND)
     }
 }
@@ -71,13 +71,13 @@ impl RuleSlots {
 /// All rules that a process has seen.
 #[derive(Debug)]
 pub(crate) struct Registry {
-    known: Vec<Known>,
-    by_id: HashMap<RuleId, Slot, foldhash::fast::RandomState>,
+    known: Vec<KnownRules>,
+    by_id: HashMap<RuleId, RuleSlot, foldhash::fast::RandomState>,
 }
 
 /// A rule by its slot.
 #[derive(Debug)]
-pub(crate) struct Known {
+pub(crate) struct KnownRules {
     pub(crate) name: String,
     /// Its limit and window, if the policy in force has it.
     pub(crate) limit: Option<(u64, String)>,
@@ -85,7 +85,7 @@ pub(crate) struct Known {
 
 impl Default for Registry {
     fn default() -> Self {
-        let beyond = Known { name: BEYOND_NAME.to_owned(), limit: None };
+        let beyond = KnownRules { name: BEYOND_NAME.to_owned(), limit: None };
         Self { known: vec![beyond], by_id: HashMap::default() }
     }
 }
@@ -106,9 +106,9 @@ impl Registry {
             let slot = match self.by_id.get(&id) {
                 Some(slot) => *slot,
                 None if self.known.len() < MOST => {
-                    let slot = Slot(u32::try_from(self.known.len()).unwrap_or_default());
+                    let slot = RuleSlot(u32::try_from(self.known.len()).unwrap_or_default());
                     self.by_id.insert(id, slot);
-                    self.known.push(Known { name: name.clone(), limit: None });
+                    self.known.push(KnownRules { name: name.clone(), limit: None });
                     slot
                 }
                 None => BEYOND,
@@ -122,11 +122,11 @@ impl Registry {
     }
 
     /// Every rule with its slot.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (Slot, &Known)> {
-        (0..).map(Slot).zip(&self.known)
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (RuleSlot, &KnownRules)> {
+        (0..).map(RuleSlot).zip(&self.known)
     }
 
-    pub(crate) fn name(&self, slot: Slot) -> &str {
+    pub(crate) fn name(&self, slot: RuleSlot) -> &str {
         self.known.get(slot.0 as usize).map_or(BEYOND_NAME, |known| &known.name)
     }
 

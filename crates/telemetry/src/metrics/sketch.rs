@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tidegate_core::Timestamp;
 use tidegate_store::{Counted, SpaceSaving};
 
-use super::rules::Slot;
+use super::rules::RuleSlot;
 
 /// So many are kept for each core; whoever causes more than one in so many refusals is among them.
 const KEPT: usize = 128;
@@ -41,7 +41,7 @@ impl Sampler {
 #[derive(Debug)]
 pub(crate) struct Candidate {
     pub(crate) hash: u64,
-    pub(crate) rule: Slot,
+    pub(crate) rule: RuleSlot,
     pub(crate) client: Box<[u8]>,
     samples: u32,
 }
@@ -56,7 +56,7 @@ pub(crate) fn refused(candidate: &Counted<Candidate>) -> u64 {
 pub(crate) struct Sketch(SpaceSaving<Candidate, KEPT>);
 
 impl Sketch {
-    pub(crate) fn note(&mut self, hash: u64, rule: Slot, client: &[u8], weight: u64) {
+    pub(crate) fn note(&mut self, hash: u64, rule: RuleSlot, client: &[u8], weight: u64) {
         let new = || Candidate { hash, rule, client: client.into(), samples: 0 };
         self.0.record(weight, |known| known.hash == hash, new).samples += 1;
     }

@@ -23,7 +23,7 @@ fn client(name: &str) -> Vec<u8> {
 
 struct World {
     metrics: Arc<Metrics>,
-    meters: [Meter; 2],
+    meters: [MetricsHandle; 2],
     slots: RuleSlots,
     default: RuleId,
     now: Timestamp,
@@ -43,17 +43,17 @@ impl World {
 
     fn refuse(&mut self, name: &str, times: u64) {
         for n in 0..times {
-            self.now = self.now + tidegate_core::Span::from_micros(50);
+            self.now = self.now + tidegate_core::TimeSpan::from_micros(50);
             let core = usize::try_from(n % 2).unwrap();
-            self.meters[core].decided(Decided::Refused, 1_000);
+            self.meters[core].decided(DecisionKind::Rejected, 1_000);
             self.meters[core].refused(&self.slots, self.default, &client(name), self.now);
         }
     }
 
     /// Scrapes, and holds every series against what it was before.
     fn scrape(&mut self) -> HashMap<String, u64> {
-        self.now = self.now + tidegate_core::Span::from_secs(15);
-        let text = self.metrics.page(Reader::Scraper, self.now).into_text();
+        self.now = self.now + tidegate_core::TimeSpan::from_secs(15);
+        let text = self.metrics.page(MetricsReader::Scraper, self.now).into_text();
         let series = exceeded(&text);
         for (name, value) in &series {
             let before = self.seen.get(name).copied().unwrap_or_default();
@@ -82,7 +82,7 @@ fn every_refusal_is_in_one_series() {
     let mut world = World::new();
     world.refuse("bob", 50);
     world.refuse("ann", 7);
-    let series = exceeded(&world.metrics.page(Reader::Person, world.now).into_text());
+    let series = exceeded(&world.metrics.page(MetricsReader::Person, world.now).into_text());
     assert_eq!(series["user:bob default"] + series["user:ann default"] + series["other default"], 57);
     assert!(series["user:bob default"] >= 49, "a client is named at once while there is room");
     assert_eq!(series["other endpoint:/api/v1/things/2"], 0, "a rule that refuses nobody says so");
@@ -116,7 +116,7 @@ fn growth_adds_up_to_what_was_refused_however_clients_come_and_go() {
         for (name, value) in &series {
             grown += last.get(name).map_or(0, |before| value - before);
         }
-        assert!(series.keys().filter(|name| name.starts_with("user:")).count() <= offenders::MOST);
+        assert!(series.keys().filter(|name| name.starts_with("user:")).count() <= top_clients::MOST);
         last = series;
         grown
     };
@@ -131,7 +131,8 @@ fn growth_adds_up_to_what_was_refused_however_clients_come_and_go() {
     }
     // The last newcomers are shown whole one scrape later.
     assert_eq!(scrape(&mut world), refused);
-    let total = exceeded(&world.metrics.page(Reader::Person, world.now).into_text()).values().sum::<u64>();
+    let total =
+        exceeded(&world.metrics.page(MetricsReader::Person, world.now).into_text()).values().sum::<u64>();
     assert_eq!(total, refused, "nothing is lost from the sum either");
 }
 
@@ -166,7 +167,7 @@ fn a_million_clients_leave_series_bounded_and_sums_exact() {
             refused += 3;
         }
         if n % 50_000 == 0 {
-            assert!(world.scrape().len() <= offenders::MOST + 4 + 1);
+            assert!(world.scrape().len() <= top_clients::MOST + 4 + 1);
         }
     }
     world.scrape();
@@ -187,7 +188,7 @@ fn rules_keep_their_counts_over_a_reload() {
     );
     world.slots = world.metrics.apply(&reloaded.unwrap().plan);
     world.refuse("bob", 5);
-    let text = world.metrics.page(Reader::Person, world.now).into_text();
+    let text = world.metrics.page(MetricsReader::Person, world.now).into_text();
     assert_eq!(
         exceeded(&text).iter().filter(|(name, _)| name.ends_with(" default")).map(|(_, n)| n).sum::<u64>(),
         10
@@ -199,16 +200,16 @@ fn rules_keep_their_counts_over_a_reload() {
 #[test]
 fn decisions_responses_and_tries_are_counted() {
     let World { metrics, meters: [meter, other], slots, default, .. } = World::new();
-    meter.decided(Decided::Passed, 900);
-    other.decided(Decided::Passed, 6_000_000);
-    meter.would_refuse(&slots, default);
+    meter.decided(DecisionKind::Admitted, 900);
+    other.decided(DecisionKind::Admitted, 6_000_000);
+    meter.would_reject(&slots, default);
     meter.responded(Some(200));
     meter.responded(Some(503));
     meter.responded(None);
     let upstream = metrics.upstream("api");
-    meter.tried(&upstream, Try::Answered(200), 3_000_000);
-    other.tried(&upstream, Try::Unreachable, 0);
-    let text = metrics.page(Reader::Person, NOW).into_text();
+    meter.tried(&upstream, AttemptResult::Answered(200), 3_000_000);
+    other.tried(&upstream, AttemptResult::Unreachable, 0);
+    let text = metrics.page(MetricsReader::Person, NOW).into_text();
     for line in [
         "rate_limit_requests_total{decision=\"passed\"} 2",
         "rate_limit_latency_bucket{le=\"0.001\"} 1",

@@ -5,12 +5,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crossbeam_utils::CachePadded;
 
 use super::counter::{Counter, for_each_core};
-use super::histogram::{self, Histogram, Span};
-use super::page::{Kind, Page};
+use super::exposition::{Exposition, MetricKind};
+use super::histogram::{self, Histogram, Scale};
 
 /// What became of one try to get an answer from an upstream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Try {
+pub enum AttemptResult {
     /// It answered with this status.
     Answered(u16),
     /// It could not be reached.
@@ -23,7 +23,7 @@ pub enum Try {
     Abandoned,
 }
 
-impl Try {
+impl AttemptResult {
     /// As metrics, logs and traces call it.
     pub const fn name(self) -> &'static str {
         match self {
@@ -37,7 +37,8 @@ impl Try {
 }
 
 const CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
-const FAILURES: [Try; 4] = [Try::Unreachable, Try::Broken, Try::TooSlow, Try::Abandoned];
+const FAILURES: [AttemptResult; 4] =
+    [AttemptResult::Unreachable, AttemptResult::Broken, AttemptResult::TooSlow, AttemptResult::Abandoned];
 
 /// The class of a status, as a position in `CLASSES`.
 pub(crate) fn class(status: u16) -> usize {
@@ -49,7 +50,7 @@ pub(crate) fn class_name(class: usize) -> &'static str {
 }
 
 #[derive(Debug, Default)]
-struct Tries {
+struct AttemptCounts {
     answered: [Counter; CLASSES.len()],
     failed: [Counter; FAILURES.len()],
     latency: Histogram,
@@ -59,7 +60,7 @@ struct Tries {
 #[derive(Debug)]
 pub struct UpstreamCounts {
     name: String,
-    cores: Box<[CachePadded<Tries>]>,
+    cores: Box<[CachePadded<AttemptCounts>]>,
 }
 
 impl UpstreamCounts {
@@ -68,9 +69,9 @@ impl UpstreamCounts {
         &self.name
     }
 
-    pub(crate) fn tried(&self, core: usize, result: Try, nanos: u64) {
+    pub(crate) fn tried(&self, core: usize, result: AttemptResult, nanos: u64) {
         let Some(tries) = self.cores.get(core % self.cores.len().max(1)) else { return };
-        if let Try::Answered(status) = result {
+        if let AttemptResult::Answered(status) = result {
             tries.answered[class(status)].one();
             tries.latency.observe(nanos);
         } else if let Some(at) = FAILURES.iter().position(|failure| *failure == result) {
@@ -78,7 +79,7 @@ impl UpstreamCounts {
         }
     }
 
-    fn sum(&self, which: impl Fn(&Tries) -> &Counter) -> u64 {
+    fn sum(&self, which: impl Fn(&AttemptCounts) -> &Counter) -> u64 {
         self.cores.iter().map(|core| which(core).get()).sum()
     }
 }
@@ -101,14 +102,14 @@ impl Upstreams {
         counts
     }
 
-    pub(crate) fn write(&self, page: &mut Page) {
+    pub(crate) fn write(&self, page: &mut Exposition) {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if known.is_empty() {
             return;
         }
         let mut family = page.family(
             "tidegate_upstream_requests_total",
-            Kind::Counter,
+            MetricKind::Counter,
             "Answers of upstreams by class of their status; each try is one.",
         );
         for counts in &known {
@@ -119,8 +120,8 @@ impl Upstreams {
         }
         let mut family = page.family(
             "tidegate_upstream_failures_total",
-            Kind::Counter,
-            "Tries that got no answer, by what went wrong.",
+            MetricKind::Counter,
+            "AttemptCounts that got no answer, by what went wrong.",
         );
         for counts in &known {
             for (at, failure) in FAILURES.iter().enumerate() {
@@ -130,12 +131,12 @@ impl Upstreams {
         }
         let mut family = page.family(
             "tidegate_upstream_latency_seconds",
-            Kind::Histogram,
+            MetricKind::Histogram,
             "How long upstreams took until their answer began, in seconds.",
         );
         for counts in &known {
-            let cores = histogram::of_cores(&counts.cores, |tries: &Tries| &tries.latency);
-            histogram::write(&mut family, Span::Upstream, &[("upstream", counts.name.as_str())], cores);
+            let cores = histogram::of_cores(&counts.cores, |tries: &AttemptCounts| &tries.latency);
+            histogram::write(&mut family, Scale::Upstream, &[("upstream", counts.name.as_str())], cores);
         }
     }
 }

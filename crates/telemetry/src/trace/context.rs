@@ -1,10 +1,10 @@
-//! Which trace a request belongs to, as the W3C's Trace Context has it.
+//! LogSampling trace a request belongs to, as the W3C's Trace TraceContext has it.
 
 use std::fmt;
 
 /// The place of a request in a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Context {
+pub struct TraceContext {
     /// Not zero.
     pub(crate) trace: u128,
     /// The span that asks, not zero.
@@ -13,7 +13,7 @@ pub struct Context {
     pub(crate) sampled: bool,
 }
 
-impl Context {
+impl TraceContext {
     /// The beginning of a trace.
     pub(crate) fn new(sampled: bool) -> Self {
         Self { trace: fastrand::u128(1..), span: span_id(), sampled }
@@ -51,7 +51,7 @@ impl Context {
     }
 }
 
-impl fmt::Display for Context {
+impl fmt::Display for TraceContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "00-{:032x}-{:016x}-{:02x}", self.trace, self.span, u8::from(self.sampled))
     }
@@ -76,15 +76,15 @@ mod tests {
 
     #[test]
     fn what_is_read_is_written_again() {
-        let context = Context::parse(GOOD.as_bytes()).unwrap();
+        let context = TraceContext::parse(GOOD.as_bytes()).unwrap();
         assert!(context.sampled);
         assert_eq!(context.to_string(), GOOD);
         assert_eq!(
             context.asked_by(1).to_string(),
             "00-4bf92f3577b34da6a3ce929d0e0e4736-0000000000000001-01"
         );
-        let new = Context::new(false);
-        assert_eq!(Context::parse(new.to_string().as_bytes()), Some(new));
+        let new = TraceContext::new(false);
+        assert_eq!(TraceContext::parse(new.to_string().as_bytes()), Some(new));
     }
 
     #[test]
@@ -104,9 +104,12 @@ mod tests {
             "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-0\u{e9}",
         ];
         for bad in bad {
-            assert_eq!(Context::parse(bad.as_bytes()), None, "{bad}");
+            assert_eq!(TraceContext::parse(bad.as_bytes()), None, "{bad}");
         }
-        assert!(Context::parse(format!("01{}-more", &GOOD[2..]).as_bytes()).is_some(), "versions to come");
-        assert!(Context::parse(&[0xff; 55]).is_none());
+        assert!(
+            TraceContext::parse(format!("01{}-more", &GOOD[2..]).as_bytes()).is_some(),
+            "versions to come"
+        );
+        assert!(TraceContext::parse(&[0xff; 55]).is_none());
     }
 }

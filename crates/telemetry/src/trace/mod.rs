@@ -20,9 +20,9 @@ use opentelemetry_sdk::trace::{SpanData, SpanExporter as _};
 use tidegate_policy::{Sample, TracesPlan};
 use tokio::sync::mpsc;
 
-pub use context::Context;
+pub use context::TraceContext;
 pub(crate) use context::span_id;
-pub(crate) use spans::{Traced, number};
+pub(crate) use spans::{TraceSpans, number};
 
 use crate::log::Log;
 use crate::metrics::Counter;
@@ -91,21 +91,21 @@ impl Tracer {
     pub(crate) fn join<'h, I: Iterator<Item = &'h [u8]>>(
         &self,
         parent: impl FnOnce() -> I,
-    ) -> Option<Joined> {
+    ) -> Option<TraceParent> {
         let millionths = self.0.sample.load(Ordering::Relaxed);
         if millionths == OFF {
             return None;
         }
         let mut parent = parent();
         let sent = match (parent.next(), parent.next()) {
-            (Some(header), None) => Context::parse(header),
+            (Some(header), None) => TraceContext::parse(header),
             _ => None,
         };
         if let Some(context) = sent {
-            return Some(Joined { context: context.asked_by(span_id()), parent: Some(context.span) });
+            return Some(TraceParent { context: context.asked_by(span_id()), parent: Some(context.span) });
         }
         let sample = Sample::of_millionths(millionths).unwrap_or(Sample::NONE);
-        Some(Joined { context: Context::new(sample.takes(fastrand::u32(..))), parent: None })
+        Some(TraceParent { context: TraceContext::new(sample.takes(fastrand::u32(..))), parent: None })
     }
 
     pub(crate) fn send(&self, spans: Batch) {
@@ -120,9 +120,9 @@ impl Tracer {
 
 /// What a request is in its trace.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Joined {
+pub(crate) struct TraceParent {
     /// Our span for the request.
-    pub(crate) context: Context,
+    pub(crate) context: TraceContext,
     /// Who asked us.
     pub(crate) parent: Option<u64>,
 }

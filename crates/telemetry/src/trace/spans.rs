@@ -3,31 +3,31 @@
 use opentelemetry::trace::{SpanContext, SpanId, SpanKind, Status, TraceFlags, TraceId, TraceState};
 use opentelemetry::{InstrumentationScope, KeyValue, Value};
 use opentelemetry_sdk::trace::{SpanData, SpanEvents, SpanLinks};
-use tidegate_core::{Span as Length, Timestamp};
+use tidegate_core::{TimeSpan as Length, Timestamp};
 use tidegate_store::{Reading, wall};
 
-use super::context::{Context, span_id};
-use crate::log::{Access, Tried};
-use crate::metrics::{Decided, Try};
+use super::context::{TraceContext, span_id};
+use crate::log::{AccessEntry, AttemptEntry};
+use crate::metrics::{AttemptResult, DecisionKind};
 
 /// A request that is traced.
 #[derive(Debug)]
-pub(crate) struct Traced {
+pub(crate) struct TraceSpans {
     /// Of our span for the request.
-    pub(crate) context: Context,
+    pub(crate) context: TraceContext,
     /// Who asked us, if it is part of the trace.
     pub(crate) parent: Option<u64>,
     /// The span of the try that the upstream is told of.
     pub(crate) next_try: u64,
 }
 
-impl Traced {
+impl TraceSpans {
     /// All spans: the request, its decision, each try.
     pub(crate) fn spans(
         &self,
-        access: &Access,
+        access: &AccessEntry,
         now: Reading,
-        decided: Option<(Decided, u64)>,
+        decided: Option<(DecisionKind, u64)>,
         status: Option<u16>,
     ) -> Vec<SpanData> {
         let mut spans = Vec::with_capacity(2 + access.tries.len());
@@ -55,7 +55,7 @@ impl Traced {
         spans
     }
 
-    fn upstream(&self, id: u64, tried: &Tried) -> SpanData {
+    fn upstream(&self, id: u64, tried: &AttemptEntry) -> SpanData {
         let times = (tried.began, tried.began + length(tried.nanos));
         let mut span = self.span(id, SpanKind::Client, times);
         span.name = "upstream".into();
@@ -64,7 +64,7 @@ impl Traced {
             KeyValue::new("server.address", tried.server.clone()),
         ];
         match tried.result {
-            Try::Answered(code) => answered(&mut span, code),
+            AttemptResult::Answered(code) => answered(&mut span, code),
             failed => {
                 span.attributes.push(KeyValue::new("error.type", failed.name()));
                 span.status = Status::error(failed.name());

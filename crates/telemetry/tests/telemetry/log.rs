@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tidegate_core::Timestamp;
 use tidegate_store::{Clock, ManualClock};
-use tidegate_telemetry::{Destination, Form, Log};
+use tidegate_telemetry::{Destination, Log, LogFormat};
 
 fn clock() -> Arc<dyn Clock> {
     Arc::new(ManualClock::at(Timestamp::from_secs(1_700_000_000)))
@@ -22,7 +22,7 @@ fn file(name: &str) -> PathBuf {
 fn events_are_lines_of_json_at_the_end_of_the_file() {
     let path = file("events.log");
     std::fs::write(&path, "before\n").unwrap();
-    let log = Log::open(&Destination::File(path.clone()), Form::Json, clock()).unwrap();
+    let log = Log::open(&Destination::File(path.clone()), LogFormat::Json, clock()).unwrap();
     log.event("ban_added", "user:bob\r\n\u{1b}[31m is banned", &[("client", "user:\"bob\"")]);
     log.event_with("reloaded", "1 change", &[], &["rule `a` added\nnow".to_owned()]);
     log.flush();
@@ -40,7 +40,7 @@ fn events_are_lines_of_json_at_the_end_of_the_file() {
 fn a_file_that_was_moved_away_is_made_anew_when_told() {
     let (path, moved) = (file("rotated.log"), file("rotated.log.1"));
     let to = Destination::File(path.clone());
-    let log = Log::open(&to, Form::Json, clock()).unwrap();
+    let log = Log::open(&to, LogFormat::Json, clock()).unwrap();
     log.event("one", "1", &[]);
     log.flush();
     std::fs::rename(&path, &moved).unwrap();
@@ -57,7 +57,7 @@ fn a_file_that_was_moved_away_is_made_anew_when_told() {
 #[test]
 fn a_file_that_cannot_be_opened_is_an_error() {
     let to = Destination::File("/nowhere/at/all.log".into());
-    assert!(Log::open(&to, Form::Json, clock()).is_err());
+    assert!(Log::open(&to, LogFormat::Json, clock()).is_err());
 }
 
 #[test]

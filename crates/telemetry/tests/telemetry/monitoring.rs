@@ -10,7 +10,7 @@ use serde_json::Value;
 use tidegate_core::Timestamp;
 use tidegate_policy::{NoFiles, compile};
 use tidegate_store::ManualClock;
-use tidegate_telemetry::{Reader, Telemetry, Try};
+use tidegate_telemetry::{AttemptResult, MetricsReader, Telemetry};
 
 /// Named in the rules and the dashboard before there is anything to count: what names them comes later. The operations
 /// manual has the same list.
@@ -88,8 +88,8 @@ fn every_metric_that_is_named_is_told_or_reserved() {
     let telemetry = Telemetry::counting(1, clock);
     let plan = compile("p", b"rate_limits: { default: { requests: 1, window: 1 } }", &NoFiles).unwrap().plan;
     telemetry.metrics().apply(&plan);
-    telemetry.metrics().meter().tried(&telemetry.metrics().upstream("api"), Try::Broken, 0);
-    let page = telemetry.page(Reader::Person, Timestamp::ZERO).into_text();
+    telemetry.metrics().meter().tried(&telemetry.metrics().upstream("api"), AttemptResult::Broken, 0);
+    let page = telemetry.page(MetricsReader::Person, Timestamp::ZERO).into_text();
     let told: BTreeSet<_> =
         page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
     let rules = std::fs::read_to_string(contrib().join("prometheus/tidegate.rules.yml")).unwrap();
@@ -115,7 +115,7 @@ fn the_page_is_what_prometheus_reads() {
     for _ in 0..10 {
         meter.refused(&slots, rule, &key, Timestamp::ZERO);
     }
-    let page = telemetry.page(Reader::Person, Timestamp::ZERO).into_text();
+    let page = telemetry.page(MetricsReader::Person, Timestamp::ZERO).into_text();
     let mut promtool = Command::new("promtool")
         .args(["check", "metrics"])
         .stdin(std::process::Stdio::piped())

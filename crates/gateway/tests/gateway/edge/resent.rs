@@ -16,7 +16,7 @@ use crate::fixture::{ResourceLimits, TestGateway};
 
 /// A request as the upstream got it.
 #[derive(Clone, Debug, PartialEq)]
-struct Seen {
+struct RequestSummary {
     authority: String,
     path: String,
     headers: Vec<(String, String)>,
@@ -25,7 +25,7 @@ struct Seen {
 /// An HTTP/2 upstream. What it does with its first connections is each test's choice; those after that it serves.
 struct Http2 {
     accepting: AcceptLoop,
-    seen: Arc<Mutex<Vec<Seen>>>,
+    seen: Arc<Mutex<Vec<RequestSummary>>>,
     connections: watch::Sender<usize>,
 }
 
@@ -33,7 +33,7 @@ impl Http2 {
     /// `first` handles the connections that it returns none for; the others are served.
     async fn start<F, A>(first: F) -> Self
     where
-        F: Fn(usize, TcpStream, Arc<Mutex<Vec<Seen>>>) -> A + Send + Sync + 'static,
+        F: Fn(usize, TcpStream, Arc<Mutex<Vec<RequestSummary>>>) -> A + Send + Sync + 'static,
         A: Future<Output = Option<TcpStream>> + Send + 'static,
     {
         let (seen, connections) = (Arc::new(Mutex::new(Vec::new())), watch::Sender::new(0));
@@ -60,7 +60,7 @@ impl Http2 {
         TestGateway::start(&policy, bounds)
     }
 
-    fn seen(&self) -> Vec<Seen> {
+    fn seen(&self) -> Vec<RequestSummary> {
         self.seen.lock().expect("no panic").clone()
     }
 
@@ -69,17 +69,17 @@ impl Http2 {
     }
 }
 
-fn note(request: &http::Request<h2::RecvStream>, seen: &Mutex<Vec<Seen>>) {
+fn note(request: &http::Request<h2::RecvStream>, seen: &Mutex<Vec<RequestSummary>>) {
     let text = |value: &http::HeaderValue| value.to_str().expect("text").to_owned();
     let headers = request.headers().iter().map(|(name, value)| (name.to_string(), text(value)));
     let headers = headers.filter(|(name, _)| name != "x-request-id").collect();
     let authority = request.uri().authority().map(ToString::to_string).unwrap_or_default();
     let path = request.uri().path().to_owned();
-    seen.lock().expect("no panic").push(Seen { authority, path, headers });
+    seen.lock().expect("no panic").push(RequestSummary { authority, path, headers });
 }
 
 /// Answers every request with its body. After so many requests it says that it takes no more.
-async fn serve(stream: TcpStream, seen: Arc<Mutex<Vec<Seen>>>, most: usize) {
+async fn serve(stream: TcpStream, seen: Arc<Mutex<Vec<RequestSummary>>>, most: usize) {
     let Ok(mut connection) = h2::server::handshake(stream).await else { return };
     let mut count = 0;
     while let Some(Ok((request, mut respond))) = connection.accept().await {
@@ -172,7 +172,7 @@ async fn http2_stream_above_the_last_of_goaway_is_resent_as_it_was() {
     assert_eq!(served.send_raw(&other).await.status, 200);
     let seen = upstream.seen();
     assert_eq!(seen.len(), 4);
-    let untouched = Seen { path: "/a".to_owned(), ..seen[3].clone() };
+    let untouched = RequestSummary { path: "/a".to_owned(), ..seen[3].clone() };
     assert_eq!(untouched.authority, "tenant.example");
     assert!(seen[..3].iter().all(|resent| *resent == untouched), "{seen:#?}");
 }
@@ -326,7 +326,7 @@ async fn http2_connections_that_end_gracefully_lose_no_request_and_no_host() {
     asking.join_all().await;
     let seen = upstream.seen();
     assert_eq!(seen.len(), 400);
-    for Seen { authority, path, .. } in seen {
+    for RequestSummary { authority, path, .. } in seen {
         assert_eq!(authority, format!("tenant-{}.example", &path[1..]));
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use http::Response;
-use tidegate_core::{Span, Timestamp};
+use tidegate_core::{TimeSpan, Timestamp};
 use tidegate_store::ManualClock;
 use tidegate_testkit::client::{CollectedResponse, http1};
 use tidegate_testkit::server::{HttpServer, full};
@@ -143,7 +143,7 @@ async fn rejection_by_two_limits_announces_when_each_admits_again() {
     )
     .await;
     scene.ask().await;
-    scene.clock.advance(Span::from_secs(5));
+    scene.clock.advance(TimeSpan::from_secs(5));
     scene.ask().await;
     let rejected = scene.ask().await;
     assert_eq!(rejected.header("ratelimit"), Some("\"default\";r=0;t=15, \"endpoint:/\";r=0;t=3"));
@@ -160,7 +160,7 @@ async fn lock_out_announces_the_rule_that_locked_out_with_all_headers_and_fields
         ))
         .await;
         scene.exhaust().await;
-        scene.clock.advance(Span::from_secs(20));
+        scene.clock.advance(TimeSpan::from_secs(20));
         let locked_out = scene.ask().await;
         assert_eq!(locked_out.header("ratelimit-policy"), Some("\"default\";q=100;w=60, \"login\";q=1;w=10"));
         assert_eq!(locked_out.header("ratelimit"), Some("\"default\";r=99;t=40, \"login\";r=0;t=10"));

@@ -129,7 +129,7 @@ async fn a_busy_server_gets_less() {
     soon(back).await;
 }
 
-/// Which server each of a hundred clients meets.
+/// LogSampling server each of a hundred clients meets.
 async fn met(proxy: &TestGateway) -> BTreeMap<String, String> {
     let mut met = BTreeMap::new();
     for client in 0..100 {

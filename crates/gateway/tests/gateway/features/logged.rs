@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 use tidegate_policy::Sample;
-use tidegate_telemetry::{Lines, Log, Telemetry, Which};
+use tidegate_telemetry::{Lines, Log, LogSampling, Telemetry};
 use tidegate_testkit::server::HttpServer;
 use tidegate_testkit::wait::soon;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -13,7 +13,7 @@ use crate::fixture::{ResourceLimits, TestGateway, active};
 
 const TWO: &str = "rate_limits: { default: { requests: 2, window: 1h, algorithm: sliding_window_log } }";
 
-async fn logging(which: Which, rest: &str) -> (TestGateway, HttpServer, Lines) {
+async fn logging(which: LogSampling, rest: &str) -> (TestGateway, HttpServer, Lines) {
     let upstream = HttpServer::named("served").await;
     let clock = std::sync::Arc::new(tidegate_store::SystemClock::new());
     let (log, lines) = Log::into_channel(clock.clone());
@@ -23,7 +23,7 @@ async fn logging(which: Which, rest: &str) -> (TestGateway, HttpServer, Lines) {
     (TestGateway::with_telemetry(telemetry, active, ResourceLimits::default()), upstream, lines)
 }
 
-const ALL: Which = Which { access: Sample::ALL, refused: Sample::ALL };
+const ALL: LogSampling = LogSampling { access: Sample::ALL, refused: Sample::ALL };
 
 fn next(lines: &Lines) -> Value {
     let line = lines.next_within(Duration::from_secs(20)).expect("a line comes");
@@ -91,13 +91,13 @@ async fn whatever_is_sent_every_line_is_one_object_and_no_key_is_in_it() {
 
 #[tokio::test]
 async fn refusals_may_be_all_that_is_logged_or_all_that_is_not() {
-    let only = Which { access: Sample::NONE, refused: Sample::ALL };
+    let only = LogSampling { access: Sample::NONE, refused: Sample::ALL };
     let (proxy, _upstream, lines) = logging(only, TWO).await;
     for _ in 0..3 {
         proxy.get("/").await;
     }
     assert_eq!(next(&lines)["decision"], "refused");
-    let never = Which { access: Sample::ALL, refused: Sample::NONE };
+    let never = LogSampling { access: Sample::ALL, refused: Sample::NONE };
     let (proxy, upstream, lines) = logging(never, TWO).await;
     for _ in 0..3 {
         proxy.get("/").await;
@@ -111,7 +111,7 @@ async fn refusals_may_be_all_that_is_logged_or_all_that_is_not() {
     assert_eq!(decided, ["passed", "passed", "passed"]);
 }
 
-const NONE: Which = Which { access: Sample::NONE, refused: Sample::NONE };
+const NONE: LogSampling = LogSampling { access: Sample::NONE, refused: Sample::NONE };
 
 #[tokio::test]
 async fn forwarding_headers_without_trusted_proxies_are_logged_once_for_each_policy() {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::Empty;
-use tidegate_core::{Span, Timestamp};
+use tidegate_core::{TimeSpan, Timestamp};
 use tidegate_store::ManualClock;
 use tidegate_testkit::client::CollectedResponse;
 use tidegate_testkit::server::{HttpServer, full};
@@ -97,7 +97,7 @@ impl Scene {
     }
 
     fn pass(&self, seconds: u64) {
-        self.clock.advance(Span::from_secs(seconds));
+        self.clock.advance(TimeSpan::from_secs(seconds));
     }
 }
 

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use http::Response;
-use tidegate_core::{Span, Timestamp};
+use tidegate_core::{TimeSpan, Timestamp};
 use tidegate_store::ManualClock;
 use tidegate_testkit::client::CollectedResponse;
 use tidegate_testkit::server::{HttpServer, full};
@@ -115,7 +115,7 @@ async fn retry_after_waited_exactly_request_is_admitted_for_every_reason() {
             assert_eq!(second.status, 429, "{name}, round {round}");
             assert!(second.number("retry-after") >= first.number("retry-after"), "{name}, round {round}");
             let last = scene.ask().await;
-            scene.clock.advance(Span::from_secs(last.number("retry-after")));
+            scene.clock.advance(TimeSpan::from_secs(last.number("retry-after")));
             let admitted = scene.ask().await;
             assert_eq!(admitted.status, 200, "{name}, round {round}: {admitted:?}");
         }

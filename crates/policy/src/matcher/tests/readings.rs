@@ -48,11 +48,13 @@ fn limits_path_in_another_case_meets_them_too_and_each_once() {
     ] {
         assert_eq!(rules(&matcher, path), expected, "{path}");
     }
-    let at_once = with(&matcher, "GET /LOGIN;x", &[], |admission| match admission {
-        Admission::Checked(held) => held.at_once().map(|place| place.rule.name.clone()).collect::<Vec<_>>(),
+    let concurrency_checks = with(&matcher, "GET /LOGIN;x", &[], |admission| match admission {
+        Admission::Checked(held) => {
+            held.concurrency_checks().map(|place| place.rule.name.clone()).collect::<Vec<_>>()
+        }
         other => panic!("{other:?}"),
     });
-    assert_eq!(at_once, ["at-once"]);
+    assert_eq!(concurrency_checks, ["at-once"]);
 }
 
 #[test]

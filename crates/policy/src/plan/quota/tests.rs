@@ -10,14 +10,14 @@ fn quota(algorithm: Algorithm, spec: Spec) -> Option<(Limit, Quota)> {
 
 fn spec() -> impl Strategy<Value = (Algorithm, Spec)> {
     let rate = prop_oneof![
-        4 => (1_u64..=1_000, (1_u64..=120_000).prop_map(Span::from_millis)),
-        2 => (1_u64..=1_000, (1_u64..=999_999).prop_map(Span::from_micros)),
-        2 => (1_u64..=1_000_000_000, (1_u64..=1_000_000).prop_map(Span::from_secs)),
-        1 => (1_u64..=(1 << 53), (1_u64..=1_000_000).prop_map(Span::from_micros)),
-        1 => (Just(1), (1_u64..=1_000_000_000).prop_map(Span::from_secs)),
+        4 => (1_u64..=1_000, (1_u64..=120_000).prop_map(TimeSpan::from_millis)),
+        2 => (1_u64..=1_000, (1_u64..=999_999).prop_map(TimeSpan::from_micros)),
+        2 => (1_u64..=1_000_000_000, (1_u64..=1_000_000).prop_map(TimeSpan::from_secs)),
+        1 => (1_u64..=(1 << 53), (1_u64..=1_000_000).prop_map(TimeSpan::from_micros)),
+        1 => (Just(1), (1_u64..=1_000_000_000).prop_map(TimeSpan::from_secs)),
     ];
     let burst = prop_oneof![Just(None), (1_u64..=20).prop_map(Some), (1_u64..=1_000_000_000).prop_map(Some)];
-    let max_wait = prop_oneof![Just(None), (0_u64..=1 << 40).prop_map(|us| Some(Span::from_micros(us)))];
+    let max_wait = prop_oneof![Just(None), (0_u64..=1 << 40).prop_map(|us| Some(TimeSpan::from_micros(us)))];
     let algorithm = proptest::sample::select(Algorithm::ALL);
     (algorithm, rate, burst, max_wait).prop_map(|(algorithm, (requests, window), burst, max_wait)| {
         let knows_burst = matches!(algorithm, Algorithm::TokenBucket | Algorithm::LeakyBucket);
@@ -46,14 +46,14 @@ proptest! {
         let window = whole.window.unwrap();
         prop_assert!((1..=LARGEST).contains(&whole.quota));
         prop_assert!((1..=LARGEST).contains(&window.as_secs_ceil()));
-        if algorithm == Algorithm::LeakyBucket && spec.window >= Span::from_secs(1) {
+        if algorithm == Algorithm::LeakyBucket && spec.window >= TimeSpan::from_secs(1) {
             prop_assert!(whole.quota <= spec.requests && whole.quota <= spec.burst.unwrap_or(u64::MAX));
         }
         let mut state = State::default();
         let mut now = Timestamp::from_micros(1_700_000_000_123_456);
         for (gap, cost, forced) in arrivals {
             let gap = u128::from(spec.window.as_micros()) * u128::from(gap) / 1_000;
-            now = now + Span::from_micros(u64::try_from(gap).unwrap());
+            now = now + TimeSpan::from_micros(u64::try_from(gap).unwrap());
             let cost = u64::try_from(u128::from(capacity) * u128::from(cost) / 1_000).unwrap().max(1);
             let outcome = limit.step(&mut state, now, Cost::new(cost));
             let report = quota.report("a", &outcome);
@@ -82,7 +82,7 @@ proptest! {
         let Some((_, quota)) = quota(algorithm, spec) else { return Ok(()) };
         let LimitReport { quota, window, .. } = quota.whole("a");
         // A span is no longer than 285 years.
-        prop_assume!(window != Some(Span::MAX));
+        prop_assume!(window != Some(TimeSpan::MAX));
         let announced = u128::from(quota) * u128::from(spec.window.as_micros());
         let allowed = u128::from(window.unwrap().as_micros()) * u128::from(spec.requests);
         prop_assert!(announced <= allowed, "{quota} per {window:?} of {spec:?}");
@@ -91,14 +91,14 @@ proptest! {
 
 #[test]
 fn quota_of_each_algorithm_is_announced_as_documented() {
-    let secs = Span::from_secs;
+    let secs = TimeSpan::from_secs;
     let of = |algorithm, requests, window, burst| {
         let (_, quota) = quota(algorithm, Spec { burst, ..Spec::new(requests, window) }).unwrap();
         let report = quota.whole("a");
         (report.quota, report.window.unwrap().as_secs_ceil())
     };
     assert_eq!(of(Algorithm::SlidingCounter, 100, secs(60), None), (100, 60));
-    assert_eq!(of(Algorithm::FixedWindow, 10, Span::from_millis(1_500), None), (10, 2));
+    assert_eq!(of(Algorithm::FixedWindow, 10, TimeSpan::from_millis(1_500), None), (10, 2));
     assert_eq!(of(Algorithm::TokenBucket, 30, secs(60), Some(10)), (10, 20));
     assert_eq!(of(Algorithm::TokenBucket, 30, secs(60), None), (30, 60));
     assert_eq!(of(Algorithm::TokenBucket, 10, secs(1), Some(100)), (100, 10));
@@ -107,38 +107,38 @@ fn quota_of_each_algorithm_is_announced_as_documented() {
     assert_eq!(of(Algorithm::LeakyBucket, 10, secs(60), Some(4)), (4, 24));
     assert_eq!(of(Algorithm::LeakyBucket, 10, secs(60), Some(50)), (10, 60));
     for algorithm in Algorithm::ALL {
-        assert_eq!(of(*algorithm, 10, Span::from_millis(100), None), (100, 1), "{algorithm}");
+        assert_eq!(of(*algorithm, 10, TimeSpan::from_millis(100), None), (100, 1), "{algorithm}");
     }
-    assert_eq!(of(Algorithm::SlidingLog, 10, Span::from_millis(300), None), (33, 1));
-    assert_eq!(of(Algorithm::TokenBucket, 10, Span::from_millis(100), Some(20)), (200, 2));
+    assert_eq!(of(Algorithm::SlidingLog, 10, TimeSpan::from_millis(300), None), (33, 1));
+    assert_eq!(of(Algorithm::TokenBucket, 10, TimeSpan::from_millis(100), Some(20)), (200, 2));
     assert_eq!(of(Algorithm::FixedWindow, (1 << 53) - 1, secs(1), None), (LARGEST, 1));
 }
 
 #[test]
 fn quota_of_an_override_is_announced_with_the_window_of_the_rule() {
-    let (_, quota) = quota(Algorithm::TokenBucket, Spec::new(10, Span::from_secs(60))).unwrap();
-    let instead = Limit::new(Algorithm::TokenBucket, Spec::new(500, Span::from_secs(60))).unwrap();
-    let outcome = instead.judge(&State::Unseen, Timestamp::from_secs(1), Cost::ONE);
+    let (_, quota) = quota(Algorithm::TokenBucket, Spec::new(10, TimeSpan::from_secs(60))).unwrap();
+    let instead = Limit::new(Algorithm::TokenBucket, Spec::new(500, TimeSpan::from_secs(60))).unwrap();
+    let outcome = instead.evaluate(&State::Unseen, Timestamp::from_secs(1), Cost::ONE);
     let report = quota.report("a", &outcome);
-    assert_eq!((report.quota, report.window, report.remaining), (500, Some(Span::from_secs(60)), 499));
+    assert_eq!((report.quota, report.window, report.remaining), (500, Some(TimeSpan::from_secs(60)), 499));
 }
 
 #[test]
 fn locked_out_report_leaves_nothing_and_lasts_as_long_as_the_longer_of_limit_and_lock_out() {
-    let (limit, quota) = quota(Algorithm::SlidingLog, Spec::new(1, Span::from_secs(60))).unwrap();
+    let (limit, quota) = quota(Algorithm::SlidingLog, Spec::new(1, TimeSpan::from_secs(60))).unwrap();
     let now = Timestamp::from_secs(1);
     let locked = |state: &State, left| {
-        let outcome = limit.judge(state, now, Cost::ONE);
-        let report = quota.report_locked_out("a", Some(&outcome), Span::from_secs(left));
+        let outcome = limit.evaluate(state, now, Cost::ONE);
+        let report = quota.report_locked_out("a", Some(&outcome), TimeSpan::from_secs(left));
         (report.remaining, report.retry_after.unwrap(), report.reset_after)
     };
     let mut spent = State::default();
     limit.step(&mut spent, now, Cost::ONE);
-    assert_eq!(locked(&spent, 10), (0, Span::from_secs(60), Span::from_secs(60)));
-    assert_eq!(locked(&spent, 90), (0, Span::from_secs(90), Span::from_secs(90)));
-    assert_eq!(locked(&State::Unseen, 10), (0, Span::from_secs(10), Span::from_secs(60)));
-    assert_eq!(quota.report_locked_out("a", None, Span::from_secs(10)).quota, 1);
-    let never = limit.judge(&State::Unseen, now, Cost::new(2));
-    let report = quota.report_locked_out("a", Some(&never), Span::from_secs(10));
-    assert_eq!((report.retry_after, report.announced_reset()), (None, Span::from_secs(10)));
+    assert_eq!(locked(&spent, 10), (0, TimeSpan::from_secs(60), TimeSpan::from_secs(60)));
+    assert_eq!(locked(&spent, 90), (0, TimeSpan::from_secs(90), TimeSpan::from_secs(90)));
+    assert_eq!(locked(&State::Unseen, 10), (0, TimeSpan::from_secs(10), TimeSpan::from_secs(60)));
+    assert_eq!(quota.report_locked_out("a", None, TimeSpan::from_secs(10)).quota, 1);
+    let never = limit.evaluate(&State::Unseen, now, Cost::new(2));
+    let report = quota.report_locked_out("a", Some(&never), TimeSpan::from_secs(10));
+    assert_eq!((report.retry_after, report.announced_reset()), (None, TimeSpan::from_secs(10)));
 }

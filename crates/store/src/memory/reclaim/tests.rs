@@ -6,7 +6,7 @@ use tidegate_core::{Algorithm, Check, Cost, Decision, Key, Refund, RuleId, Spec}
 
 use super::*;
 use crate::conformance::oracle::Oracle;
-use crate::memory::limits::RetainedLimits;
+use crate::memory::limit_registry::RetainedLimits;
 use crate::{MemoryStore, Override, Store};
 
 const START: Timestamp = Timestamp::from_secs(1_800_000_000);
@@ -18,7 +18,7 @@ const WINDOWS: [u64; 4] = [1, 60, 3_600, YEAR];
 const YEAR: u64 = 365 * 86_400;
 
 fn limit(algorithm: Algorithm, requests: u64, seconds: u64) -> Limit {
-    Limit::new(algorithm, Spec::new(requests, Span::from_secs(seconds))).expect("a valid limit")
+    Limit::new(algorithm, Spec::new(requests, TimeSpan::from_secs(seconds))).expect("a valid limit")
 }
 
 fn window(requests: u64, seconds: u64) -> Limit {
@@ -38,7 +38,7 @@ fn reload_with_fresh_limit_100_000_times_is_accepted() {
     let store = MemoryStore::with_cap(0);
     let mut in_force = RetainedLimits::default();
     for n in 0_u64..100_000 {
-        let (now, fresh) = (START + Span::from_millis(100 * n), window(n + 1, 10));
+        let (now, fresh) = (START + TimeSpan::from_millis(100 * n), window(n + 1, 10));
         in_force = store.retain_limits(&[fresh], now).expect("a free number");
         let client = CLIENTS[usize::try_from(n % 10).unwrap()];
         assert_eq!(decide(&store, client, &fresh, now).outcomes[0].limit, n + 1);
@@ -54,14 +54,14 @@ fn counter_of_released_limit_keeps_its_number_until_it_expires() {
     }
     let number = store.table.limits.find(&year);
     for n in 0..1_000 {
-        let now = START + Span::from_secs(60 * n);
+        let now = START + TimeSpan::from_secs(60 * n);
         assert!(decide(&store, b"bob", &window(n + 1, 1), now).passes());
     }
-    let later = START + Span::from_secs(60_000);
+    let later = START + TimeSpan::from_secs(60_000);
     store.table.reclaim_all(later);
     assert_eq!(store.table.limits.find(&year), number);
     assert!(!decide(&store, b"alice", &year, later).passes(), "what was spent stays spent");
-    store.table.reclaim_all(START + Span::from_secs(2 * YEAR));
+    store.table.reclaim_all(START + TimeSpan::from_secs(2 * YEAR));
     assert_eq!(store.table.limits.find(&year), None);
 }
 
@@ -69,8 +69,8 @@ fn counter_of_released_limit_keeps_its_number_until_it_expires() {
 fn counter_that_expired_less_than_a_minute_ago_is_not_swept() {
     let (store, once) = (store(), window(1, 60));
     assert!(decide(&store, b"alice", &once, START).passes());
-    store.table.reclaim_all(START + Span::from_secs(100));
-    assert!(!decide(&store, b"alice", &once, START + Span::from_secs(45)).passes(), "time went back");
+    store.table.reclaim_all(START + TimeSpan::from_secs(100));
+    assert!(!decide(&store, b"alice", &once, START + TimeSpan::from_secs(45)).passes(), "time went back");
 }
 
 #[test]
@@ -88,14 +88,14 @@ fn live_counters_under_all_numbers_leave_none_for_another_limit() {
     let left = block_on(store.peek(&checks[..1], START)).unwrap().outcomes[0].remaining;
     assert_eq!(left, 6, "the batch that failed charged nothing");
     for n in 0..100 {
-        let now = START + Span::from_secs(n);
+        let now = START + TimeSpan::from_secs(n);
         let failed = block_on(store.decide(&[Check::new(check_key, &other)], now));
         assert!(matches!(failed, Err(StoreError::TooManyLimits { new: 1, in_use: MAX_LIMITS, .. })));
         assert!(store.retain_limits(&[other], now).is_err());
-        let instead = Override { limit: other, until: Timestamp::MAX };
-        assert!(block_on(store.override_limit(check_key, Some(instead), now)).is_err());
+        let replacement = Override { limit: other, until: Timestamp::MAX };
+        assert!(block_on(store.override_limit(check_key, Some(replacement), now)).is_err());
     }
-    let later = START + Span::from_secs(7_200);
+    let later = START + TimeSpan::from_secs(7_200);
     assert!(store.retain_limits(&[other], later).is_ok(), "all of them have expired");
 }
 
@@ -113,11 +113,11 @@ fn shared_counter_keeps_its_number_until_it_expires() {
     }
     store.table.reclaim_all(START);
     assert_eq!(store.memory_use().limits_in_use, 1);
-    store.table.reclaim_all(START + Span::from_secs(7_200));
+    store.table.reclaim_all(START + TimeSpan::from_secs(7_200));
     assert_eq!(store.memory_use().limits_in_use, 0);
     let pool = store.memory_use().pool_bytes;
     for n in 0..1_000 {
-        let now = START + Span::from_secs(7_200 + 7_200 * n);
+        let now = START + TimeSpan::from_secs(7_200 + 7_200 * n);
         for client in 0_u64..100 {
             decide(&store, &client.to_be_bytes(), &window(n + 2, 3_600), now);
         }
@@ -130,17 +130,17 @@ fn override_ended_or_replaced_releases_its_limit() {
     let store = store();
     for n in 0_u64..1_000 {
         let key = Key::new(RULES[0], CLIENTS[usize::try_from(n % 10).unwrap()]);
-        let instead = Override { limit: window(n + 1, 60), until: Timestamp::MAX };
-        block_on(store.override_limit(key, Some(instead), START)).unwrap();
+        let replacement = Override { limit: window(n + 1, 60), until: Timestamp::MAX };
+        block_on(store.override_limit(key, Some(replacement), START)).unwrap();
         if n % 3 == 0 {
             block_on(store.override_limit(key, None, START)).unwrap();
         }
     }
     for n in 0_u64..1_000 {
         // Each client has one, idle and soon over.
-        let (client, now) = (n.to_be_bytes(), START + Span::from_secs(10 * n));
-        let instead = Override { limit: window(n + 2_000, 60), until: now + Span::from_secs(5) };
-        block_on(store.override_limit(Key::new(RULES[0], &client), Some(instead), now)).unwrap();
+        let (client, now) = (n.to_be_bytes(), START + TimeSpan::from_secs(10 * n));
+        let replacement = Override { limit: window(n + 2_000, 60), until: now + TimeSpan::from_secs(5) };
+        block_on(store.override_limit(Key::new(RULES[0], &client), Some(replacement), now)).unwrap();
     }
     let used = store.memory_use();
     assert!(used.limits_in_use <= used.limits_max, "{used:?}");
@@ -197,7 +197,7 @@ impl Play {
             1..4 => 3_600,
             _ => *self.rng.choice(&[0, 1, 59, 60, 61]).unwrap(),
         };
-        self.now = self.now + Span::from_secs(seconds) + Span::from_millis(self.rng.u64(0..1_000));
+        self.now = self.now + TimeSpan::from_secs(seconds) + TimeSpan::from_millis(self.rng.u64(0..1_000));
     }
 
     fn reload(&mut self) {
@@ -212,11 +212,11 @@ impl Play {
 
     fn override_one(&mut self) {
         let key = self.key();
-        let until = self.now + Span::from_secs(self.rng.u64(0..200));
+        let until = self.now + TimeSpan::from_secs(self.rng.u64(0..200));
         let limit = random_limit(&mut self.rng);
-        let instead = self.rng.bool().then_some(Override { limit, until });
-        if block_on(self.store.override_limit(key, instead, self.now)).is_ok() {
-            self.oracle.override_limit(key, instead, self.now);
+        let replacement = self.rng.bool().then_some(Override { limit, until });
+        if block_on(self.store.override_limit(key, replacement, self.now)).is_ok() {
+            self.oracle.override_limit(key, replacement, self.now);
         }
     }
 

@@ -1,0 +1,85 @@
+//! The gateway as a whole: `/readyz`, `/v1/status`, `/v1/reload`, `/v1/backup`.
+
+use std::path::{Path, PathBuf};
+
+use http::StatusCode;
+use serde::Deserialize;
+use serde_json::json;
+use tidegate_store::durable::BackupError;
+
+use crate::backend::Backend;
+use crate::response::{self, ApiError, ApiResponse};
+use crate::server::AdminServer;
+use crate::state::AdminStateError;
+
+pub(super) fn ready<R: Backend>(server: &AdminServer<R>) -> Result<ApiResponse, ApiError> {
+    if server.backend.is_ready() {
+        Ok(response::json(StatusCode::OK, &json!({ "status": "ready" })))
+    } else {
+        Err(ApiError::unavailable("not_ready", "it takes no more requests"))
+    }
+}
+
+pub(super) async fn status<R: Backend>(server: &AdminServer<R>) -> ApiResponse {
+    let backend = &server.backend;
+    let active = backend.limiter().policy();
+    let plan = active.matcher.plan();
+    let rules: Vec<_> =
+        plan.rate_limits.iter().map(|rule| json!({ "name": rule.name, "limit": rule.words() })).collect();
+    let upstreams: Vec<_> = plan
+        .upstreams
+        .iter()
+        .map(|upstream| json!({ "name": upstream.name, "servers": upstream.servers }))
+        .collect();
+    response::json(
+        StatusCode::OK,
+        &json!({
+            "version": env!("CARGO_PKG_VERSION"),
+            "ready": backend.is_ready(),
+            "policy": backend.source(),
+            "connections": backend.connections(),
+            "bans": { "operator": server.state.bans().await.len(), "policy": plan.bans.len() },
+            "overrides": server.state.overrides().await.len(),
+            "durable": server.state.path(),
+            "rules": rules,
+            "upstreams": upstreams,
+        }),
+    )
+}
+
+/// Reads the policy again.
+pub(super) async fn reload<R: Backend>(server: &AdminServer<R>) -> Result<ApiResponse, ApiError> {
+    let reloaded = server.backend.reload().await.map_err(|error| {
+        ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "bad_policy", error.to_string())
+            .hint("the old policy stays in force; mend the file, and try it with `tidegate check`")
+    })?;
+    Ok(response::json(StatusCode::OK, &json!({ "changes": reloaded.changes, "warnings": reloaded.warnings })))
+}
+
+/// Where to.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Backup {
+    path: PathBuf,
+}
+
+pub(super) async fn back_up<R: Backend>(
+    server: &AdminServer<R>,
+    asked: Backup,
+) -> Result<ApiResponse, ApiError> {
+    let folder = server.state.path().and_then(Path::parent).unwrap_or(Path::new(""));
+    // From the folder of the original; an absolute path stays as it is.
+    let path = folder.join(asked.path);
+    match server.state.back_up(&path).await {
+        Ok(()) => Ok(response::json(StatusCode::CREATED, &json!({ "path": path }))),
+        Err(BackupError::Durable(error)) => Err(AdminStateError::from(error).into()),
+        Err(error @ BackupError::Exists { .. }) => {
+            let refusal = ApiError::new(StatusCode::CONFLICT, "exists", error.to_string());
+            Err(refusal.hint("a backup never replaces anything"))
+        }
+        Err(error @ BackupError::Write { .. }) => {
+            let refusal = ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "not_written", error.to_string());
+            Err(refusal.hint("the gateway writes it: name a folder that its user may write to"))
+        }
+    }
+}

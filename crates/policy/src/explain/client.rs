@@ -1,0 +1,75 @@
+//! Who asks, in words that give no secret away.
+
+use std::fmt::Write as _;
+use std::net::IpAddr;
+
+use http::HeaderMap;
+use serde::Serialize;
+
+use crate::identity::{ClientName, Identity};
+use crate::matcher::Matcher;
+use crate::render::visible;
+
+/// Who asks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct ExplainedClient {
+    /// By what the client is known.
+    pub kind: &'static str,
+    /// The client, as its counters know it; secrets are shortened.
+    pub key: String,
+    /// How it was found.
+    pub how: String,
+    /// Its whole address.
+    pub address: IpAddr,
+    /// Its tier.
+    pub tier: Option<String>,
+    /// Its tenant.
+    pub tenant: Option<String>,
+}
+
+impl ExplainedClient {
+    /// `sent` are the headers before those were removed that do not count.
+    pub(super) fn of(matcher: &Matcher, identity: &Identity<'_>, sent: &HeaderMap) -> Self {
+        let plan = matcher.plan();
+        let kind = identity.kind();
+        let mut key = Vec::new();
+        identity.append(kind, &mut key);
+        let passed_over = plan.clients.identify_by.iter().take_while(|other| **other != kind);
+        let passed_over: Vec<_> = passed_over.map(|other| other.name()).collect();
+        let mut how = match passed_over.as_slice() {
+            [] => "the first of `identify_by`".to_owned(),
+            absent => format!("no {}", absent.join(", no ")),
+        };
+        if identity.sent_key().is_some() && identity.api_key().is_none() {
+            how.push_str(match plan.clients.tiers.file {
+                Some(_) => "; the API key that was sent is not in the keys file",
+                None => "; the API key that was sent does not count: no keys file verifies it",
+            });
+        }
+        for name in matcher.header_rules().proxied() {
+            if sent.contains_key(name) && !identity.facts().headers.contains_key(name) {
+                // Writing to a text does not fail.
+                let _ = write!(how, "; `{name}` does not count: its sender is no trusted proxy");
+            }
+        }
+        for (kind, problem) in identity.token_problems() {
+            // Writing to a text does not fail.
+            let _ = write!(how, "; the token that names the {} is rejected: {problem}", kind.name());
+        }
+        let lossy = |bytes: &[u8]| shown(&String::from_utf8_lossy(bytes));
+        Self {
+            kind: kind.name(),
+            key: ClientName::of(&key).to_string(),
+            how,
+            address: identity.address(),
+            tier: matcher.tier(identity).map(|(_, tier)| tier.name.clone()),
+            tenant: identity.tenant().map(lossy),
+        }
+    }
+}
+
+/// A text of a request, shortened and without control characters.
+pub(super) fn shown(text: &str) -> String {
+    text.chars().take(120).map(visible).collect()
+}

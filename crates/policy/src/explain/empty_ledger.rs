@@ -1,0 +1,25 @@
+//! Counters that nobody has used.
+
+use tidegate_core::{Check, Cost, Decision, Ledger, Outcome, State, Timestamp};
+
+/// The decision on `checks` where every counter is whole.
+pub(super) fn decide(checks: &[Check<'_>], now: Timestamp) -> Decision {
+    let mut fresh = Fresh { checks, now, states: vec![State::default(); checks.len()] };
+    tidegate_core::decide(checks, now, &mut fresh)
+}
+
+struct Fresh<'a> {
+    checks: &'a [Check<'a>],
+    now: Timestamp,
+    states: Vec<State>,
+}
+
+impl Ledger for Fresh<'_> {
+    fn evaluate(&self, check: usize, cost: Cost) -> Outcome {
+        self.checks[check].limit.evaluate(&self.states[check], self.now, cost)
+    }
+
+    fn charge(&mut self, check: usize, cost: Cost) {
+        self.checks[check].limit.charge(&mut self.states[check], self.now, cost);
+    }
+}

@@ -1,0 +1,285 @@
+//! The way of one request through the limits: `global` → `tenant` → tier or `default` → rules → endpoint.
+
+use tidegate_core::{Cost, Timestamp};
+
+use crate::facts::Facts;
+use crate::identity::{ClientKind, Identity};
+use crate::matcher::Matcher;
+use crate::matcher::condition::{self, Holds};
+use crate::matcher::matched::{
+    Admission, Applied, BannedBy, Exemption, Matched, Range, RuleRef, RuntimeData, Scratch,
+};
+use crate::path::Readings;
+use crate::plan::{Count, PathCase, Tier};
+
+impl Matcher {
+    /// What the policy says about a request: whether it is banned or exempt, in this order, or which checks it must pass.
+    ///
+    /// `known` is a directory, or a directory and bans; `now` is the decision's. Nothing is allocated once `scratch` has
+    /// grown, but by expressions, by the verification of tokens, and for requests with more than eight checks.
+    pub fn admit<'a, 'k>(
+        &'a self,
+        facts: &Facts<'_>,
+        known: impl Into<RuntimeData<'k>>,
+        now: Timestamp,
+        scratch: &'a mut Scratch,
+    ) -> Admission<'a, 'k> {
+        let RuntimeData { directory, bans } = known.into();
+        let identity = self.plan.identities.of(facts, directory, now);
+        // A ban is stronger than an exemption: an operator must be able to stop a client whatever the policy grants it.
+        if !self.bans.is_empty()
+            && let Some(network) = self.bans.find(identity.address())
+        {
+            return Admission::Banned { by: BannedBy::Policy(network) };
+        }
+        if let Some(ban) = bans.and_then(|bans| bans.find(&identity, now)) {
+            return Admission::Banned { by: BannedBy::Operator(ban) };
+        }
+        if let Some(why) = self.exemption(&identity) {
+            return Admission::Exempt { why };
+        }
+        let Scratch { bytes, found, applied, readings } = scratch;
+        bytes.clear();
+        found.clear();
+        applied.clear();
+        let case = self.path_case(facts);
+        readings.set(facts.path, case);
+        let readings = &*readings;
+        let mut walk = Walk {
+            identity: &identity,
+            kind: identity.kind(),
+            readings,
+            bytes,
+            applied,
+            seen: [None; KINDS],
+        };
+        let client = walk.client();
+        let tier = self.tier(&identity);
+        walk.limits(self, client, tier);
+        self.find_rules((facts.path, case), readings, found);
+        let tier_name = tier.map(|(_, tier)| tier.name.as_str());
+        let rates = found.partition_point(|index| (*index as usize) < self.plan.rate_limits.rules.len());
+        let (of_rates, of_places) = found.split_at(rates);
+        for &index in of_rates {
+            walk.custom(self, index as usize, tier_name);
+        }
+        self.paths.each((facts.path, case), readings, |table, path| {
+            if let Some(&endpoint) = table.endpoints.find(facts.method, path) {
+                walk.endpoint(endpoint, client);
+            }
+        });
+        let checks = walk.applied.len();
+        for &index in of_places {
+            walk.concurrency_checks(self, index as usize, tier_name);
+        }
+        Admission::Checked(Matched::new(&self.plan, scratch, checks, client))
+    }
+
+    /// The check of the rule that is called `name`, for a client that the caller has identified; `None` if there is no
+    /// such rule. `client` is what the rule's counters are kept by. It is not used by rules that count all clients together.
+    pub fn match_rule<'a>(
+        &'a self,
+        name: &str,
+        client: &[u8],
+        cost: Cost,
+        scratch: &'a mut Scratch,
+    ) -> Option<Matched<'a>> {
+        let place = *self.rules_by_name.get(name)?;
+        let Scratch { bytes, found, applied, .. } = scratch;
+        bytes.clear();
+        found.clear();
+        applied.clear();
+        bytes.extend_from_slice(client);
+        let client = range(0, bytes.len());
+        let counted = if place.counts_everybody(&self.plan) { (0, 0) } else { client };
+        applied.push(Applied { place, client: counted, cost, failed: false, open: false });
+        Some(Matched::new(&self.plan, scratch, 1, client))
+    }
+
+    fn exemption(&self, identity: &Identity<'_>) -> Option<Exemption> {
+        if !self.exempt.is_empty()
+            && let Some(network) = self.exempt.find(identity.address())
+        {
+            return Some(Exemption::Network(network));
+        }
+        if self.exempt_keys.is_empty() {
+            return None;
+        }
+        // A friend need not be in the directory.
+        let key = identity.sent_key()?;
+        self.exempt_keys.contains(key).then_some(Exemption::ApiKey)
+    }
+
+    /// The client's tier, and where it stands. A directory that was made for another plan is read by name.
+    pub(crate) fn tier<'a>(&'a self, identity: &Identity<'_>) -> Option<(usize, &'a Tier)> {
+        let tiers = &self.plan.rate_limits.tiers;
+        let granted = identity.grant().and_then(|grant| {
+            let known = tiers.get(grant.tier_index).filter(|tier| tier.name == grant.tier);
+            known
+                .map(|tier| (grant.tier_index, tier))
+                .or_else(|| tiers.iter().enumerate().find(|(_, tier)| tier.name == grant.tier))
+        });
+        granted.or_else(|| {
+            let default = self.plan.clients.tiers.default?;
+            tiers.get(default).map(|tier| (default, tier))
+        })
+    }
+
+    /// The rules whose path fits a reading of the request's, in the order of the policy, each once.
+    fn find_rules(&self, path: (&str, PathCase), readings: &Readings, found: &mut Vec<u32>) {
+        found.extend_from_slice(&self.everywhere);
+        let sorted = found.len();
+        self.paths
+            .each(path, readings, |table, path| table.rules.visit(path, &mut |index| found.push(index)));
+        if found.len() > sorted {
+            found.sort_unstable();
+            found.dedup();
+        }
+    }
+}
+
+const KINDS: usize = ClientKind::NAMED.len() + 1;
+
+/// What has been found out so far.
+struct Walk<'w, 'a> {
+    identity: &'w Identity<'a>,
+    /// By what the client is known.
+    kind: ClientKind,
+    /// What upstream servers may take the path for.
+    readings: &'w Readings,
+    bytes: &'w mut Vec<u8>,
+    applied: &'w mut Vec<Applied>,
+    /// Identities that stand in `bytes` already.
+    seen: [Option<Range>; KINDS],
+}
+
+impl Walk<'_, '_> {
+    fn limits(&mut self, matcher: &Matcher, client: Range, tier: Option<(usize, &Tier)>) {
+        let limits = &matcher.plan.rate_limits;
+        if limits.global.is_some() {
+            self.apply(RuleRef::Global, (0, 0), Cost::ONE);
+        }
+        if limits.tenant.is_some() {
+            let tenant = self.identity_or_client(ClientKind::Tenant);
+            self.apply(RuleRef::Tenant, tenant, Cost::ONE);
+        }
+        match tier {
+            Some((at, tier)) if tier.rule.is_some() => self.apply(RuleRef::Tier(at), client, Cost::ONE),
+            None if limits.default.is_some() => self.apply(RuleRef::Default, client, Cost::ONE),
+            // Unlimited, or nothing is said of clients without a tier.
+            Some(_) | None => {}
+        }
+    }
+
+    fn custom(&mut self, matcher: &Matcher, index: usize, tier: Option<&str>) {
+        let Some(custom) = matcher.plan.rate_limits.rules.get(index) else { return };
+        let holds = condition::holds(&custom.matches, self.identity, tier, self.readings);
+        if holds != Holds::No {
+            let cost = condition::cost(custom, self.identity.facts().headers);
+            let first = self.applied.len();
+            self.count(RuleRef::Custom(index), &custom.count, cost.unwrap_or(Cost::ONE), holds);
+            for applied in self.applied.iter_mut().skip(first) {
+                applied.open = cost.is_none();
+            }
+        }
+    }
+
+    /// How many requests at once. `index` counts on from the other rules.
+    fn concurrency_checks(&mut self, matcher: &Matcher, index: usize, tier: Option<&str>) {
+        let limits = &matcher.plan.rate_limits;
+        let index = index.saturating_sub(limits.rules.len());
+        let Some(rule) = limits.concurrent.get(index) else { return };
+        let holds = condition::holds(&rule.matches, self.identity, tier, self.readings);
+        if holds != Holds::No {
+            self.count(RuleRef::ConcurrencyCheck(index), &rule.count, Cost::ONE, holds);
+        }
+    }
+
+    /// The limit of an endpoint, unless another reading of the path led to it already.
+    fn endpoint(&mut self, endpoint: usize, client: Range) {
+        let is_new =
+            !self.applied.iter().any(|other| matches!(other.place, RuleRef::Endpoint(at) if at == endpoint));
+        if is_new {
+            self.apply(RuleRef::Endpoint(endpoint), client, Cost::ONE);
+        }
+    }
+
+    fn count(&mut self, place: RuleRef, count: &Count, cost: Cost, holds: Holds) {
+        let first = self.applied.len();
+        match count {
+            Count::Client => {
+                let client = self.client();
+                self.apply(place, client, cost);
+            }
+            Count::Everybody => self.apply(place, (0, 0), cost),
+            Count::Per(kinds) => {
+                let client = self.combination(kinds);
+                self.apply(place, client, cost);
+            }
+            Count::PerEach(kinds) => {
+                for kind in kinds {
+                    let client = self.identity_or_client(*kind);
+                    // The client may stand for several identities, and be one of them itself.
+                    let is_new = self.applied.iter().skip(first).all(|other| other.client != client);
+                    if is_new {
+                        self.apply(place, client, cost);
+                    }
+                }
+            }
+        }
+        for applied in self.applied.iter_mut().skip(first) {
+            applied.failed = holds == Holds::Failed;
+        }
+    }
+
+    fn apply(&mut self, place: RuleRef, client: Range, cost: Cost) {
+        self.applied.push(Applied { place, client, cost, failed: false, open: false });
+    }
+
+    /// The client as `identify_by` finds it.
+    fn client(&mut self) -> Range {
+        self.find(self.kind).unwrap_or_default()
+    }
+
+    /// What a request lacks, the client stands in for: leaving a header out leads to another counter, never past it.
+    fn identity_or_client(&mut self, kind: ClientKind) -> Range {
+        self.find(kind).unwrap_or_else(|| self.client())
+    }
+
+    /// All of `kinds` in one key.
+    fn combination(&mut self, kinds: &[ClientKind]) -> Range {
+        if let [kind] = kinds {
+            return self.identity_or_client(*kind);
+        }
+        let start = self.bytes.len();
+        for kind in kinds {
+            if !self.identity.append(*kind, self.bytes) {
+                self.identity.append(self.kind, self.bytes);
+            }
+        }
+        range(start, self.bytes.len())
+    }
+
+    /// Where the identity of this kind stands, if the request has one.
+    fn find(&mut self, kind: ClientKind) -> Option<Range> {
+        let seen = self.seen.get(kind as usize).copied().flatten();
+        if seen.is_some() {
+            return seen;
+        }
+        let start = self.bytes.len();
+        if !self.identity.append(kind, self.bytes) {
+            return None;
+        }
+        let found = range(start, self.bytes.len());
+        if let Some(slot) = self.seen.get_mut(kind as usize) {
+            *slot = Some(found);
+        }
+        Some(found)
+    }
+}
+
+/// No request comes near 4 GiB.
+fn range(start: usize, end: usize) -> Range {
+    let number = |at| u32::try_from(at).unwrap_or(u32::MAX);
+    (number(start), number(end))
+}
