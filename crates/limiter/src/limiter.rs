@@ -256,7 +256,7 @@ impl<S: Store + 'static> Limiter<S> {
     /// before they admit the request would be rejected again.
     async fn reject_uncharged<'a>(&self, matched: &Matched<'a>, mut report: Report<'a>) -> Ruling<'a> {
         if let Ok(peeked) = self.store().peek(matched.checks(), report.at).await {
-            report.at = peeked.at;
+            (report.at, report.is_peeked) = (peeked.at, true);
             report.decision = Some(peeked);
         }
         reject(report)

@@ -15,6 +15,8 @@ pub struct Report<'a> {
     pub(crate) rules: AppliedRules<'a>,
     /// What the limits say; `None` if there are none, or if the store gave no answer.
     pub(crate) decision: Option<Decision>,
+    /// Whether the decision only says what the limits would do: a lock-out or a concurrency limit rejects the request.
+    pub(crate) is_peeked: bool,
     pub(crate) lock_outs: LockOuts,
     /// The concurrency limit that has no permit left.
     pub(crate) exhausted: Option<&'a ConcurrencyRule>,
@@ -27,7 +29,16 @@ pub struct Report<'a> {
 impl<'a> Report<'a> {
     pub(crate) fn new(rules: AppliedRules<'a>, at: Timestamp) -> Self {
         let (lock_outs, shadow) = (LockOuts::new(), Vec::new());
-        Self { at, rules, decision: None, lock_outs, exhausted: None, shadow, primary: None }
+        Self {
+            at,
+            rules,
+            decision: None,
+            is_peeked: false,
+            lock_outs,
+            exhausted: None,
+            shadow,
+            primary: None,
+        }
     }
 
     /// The time of the decision, by the store's clock.
@@ -70,9 +81,11 @@ impl<'a> Report<'a> {
         exhausted.into_iter().chain(violated.map(|(_, (rule, _))| rule.name.as_str()))
     }
 
-    /// The rules in shadow mode that would have rejected the request.
+    /// The rules in shadow mode that would have rejected the request. Limits that were not asked to decide about it, because a
+    /// lock-out or a concurrency limit rejects it, are not among them.
     pub fn shadow_rejections(&self) -> impl Iterator<Item = RuleId> {
-        let outcomes = self.decision.as_ref().map_or(&[][..], |decision| &decision.outcomes);
+        let decision = self.decision.as_ref().filter(|_| !self.is_peeked);
+        let outcomes = decision.map_or(&[][..], |decision| &decision.outcomes);
         let rates = self.rules.rules().zip(outcomes).filter_map(|((rule, role), outcome)| {
             (role == Role::Advisory && !outcome.verdict.is_pass()).then_some(rule.id)
         });

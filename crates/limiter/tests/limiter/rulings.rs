@@ -106,6 +106,24 @@ async fn check_with_rules_in_shadow_mode_admits_and_lists_what_they_would_reject
 }
 
 #[tokio::test]
+async fn check_of_a_locked_out_client_lists_no_rules_in_shadow_mode() {
+    let bench = Bench::new(
+        "rate_limits:\n  default: { requests: 1, window: 10s, algorithm: fixed_window, penalty: { after: 1, for: 1m } }\n  global: \
+         { requests: 1, window: 1h, algorithm: fixed_window, mode: shadow }",
+    );
+    let count = |ruling: Ruling<'_>| match ruling {
+        Ruling::Admitted(admitted) => admitted.report.shadow_rejections().count(),
+        Ruling::Rejected(rejected) => rejected.report.shadow_rejections().count(),
+        other => panic!("{other:?}"),
+    };
+    let mut counts = Vec::new();
+    for _ in 0..3 {
+        counts.push(bench.check("/", &[], count).await);
+    }
+    assert_eq!(counts, [0, 1, 0], "admitted, rejected by the limit, locked out");
+}
+
+#[tokio::test]
 async fn check_of_a_leaky_bucket_admits_with_a_delay() {
     let bench = Bench::new(
         "rate_limits: { default: { requests: 1, window: 1s, algorithm: leaky_bucket, burst: 3, max_wait: 5s } }",
