@@ -7,7 +7,7 @@
 use core::num::NonZeroU64;
 
 use crate::decision::{Outcome, Verdict};
-use crate::limit::{Cost, LimitError, Spec, Stepped, WORD_MAX};
+use crate::limit::{Cost, LimitError, Spec, StepResult, WORD_MAX};
 use crate::time::{EXACT_MAX, Tick, TimeSpan, Timestamp};
 
 /// An exact rate: a unit of cost is `unit` subunits, and each tick drains `drain` subunits.
@@ -34,7 +34,7 @@ impl Rate {
         self.drain
     }
 
-    fn of(spec: &Spec, tick: Tick) -> Option<Self> {
+    fn new(spec: &Spec, tick: Tick) -> Option<Self> {
         let requests = NonZeroU64::new(spec.requests)?;
         let period = NonZeroU64::new(tick.count(spec.window)?)?;
         let divisor = gcd(requests, period);
@@ -44,12 +44,12 @@ impl Rate {
     }
 }
 
-/// When a bucket runs dry: so many subunits after the epoch have drained. The default is a bucket never used.
+/// When a bucket runs empty_at: so many subunits after the epoch have drained. The default is a bucket never used.
 ///
 /// One number says it all: how full the bucket is at any instant is how far that instant lies before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Level {
-    dry: u128,
+    empty_at: u128,
 }
 
 /// A rate and a capacity: all that token bucket and leaky bucket share.
@@ -60,11 +60,11 @@ pub(crate) struct Bucket {
     /// `capacity` in subunits.
     capacity_subunits: u64,
     /// The most subunits pending_cost which anything is admitted: what drains within the longest wait, at most `capacity_subunits`.
-    most_before: u64,
-    /// The most subunits after a charge of single units: the last of them found at most `most_before`.
-    ceiling: u64,
+    max_backlog: u64,
+    /// The most subunits after a charge of single units: the last of them found at most `max_backlog`.
+    max_level: u64,
     /// The last tick, counted from an origin, at which a level still fits a word, and whatever is added to it too.
-    last: u64,
+    last_tick: u64,
 }
 
 impl Bucket {
@@ -73,17 +73,17 @@ impl Bucket {
     pub(crate) fn new(spec: &Spec, capacity: u64, max_wait: Option<TimeSpan>) -> Result<Self, LimitError> {
         spec.validate()?;
         let fitting = Tick::ALL.into_iter().find_map(|tick| {
-            let rate = Rate::of(spec, tick)?;
+            let rate = Rate::new(spec, tick)?;
             let capacity_subunits = capacity
                 .checked_mul(rate.unit.get())
                 .filter(|capacity_subunits| *capacity_subunits <= EXACT_MAX)?;
-            let most_before = max_wait.map_or(capacity_subunits, |wait| {
+            let max_backlog = max_wait.map_or(capacity_subunits, |wait| {
                 let ticks = wait.as_micros().checked_div(tick.micros()).unwrap_or_default();
                 ticks.saturating_mul(rate.drain.get()).min(capacity_subunits)
             });
-            let ceiling = most_before.saturating_add(rate.unit.get()).min(capacity_subunits);
-            let last = WORD_MAX.saturating_sub(EXACT_MAX) / rate.drain;
-            Some(Self { rate, capacity, capacity_subunits, most_before, ceiling, last })
+            let max_level = max_backlog.saturating_add(rate.unit.get()).min(capacity_subunits);
+            let last_tick = WORD_MAX.saturating_sub(EXACT_MAX) / rate.drain;
+            Some(Self { rate, capacity, capacity_subunits, max_backlog, max_level, last_tick })
         });
         fitting.ok_or(LimitError::NotRepresentable { requests: spec.requests, window: spec.window, capacity })
     }
@@ -98,45 +98,45 @@ impl Bucket {
 
     /// How `cost` fits.
     pub(crate) fn evaluate(&self, level: Level, now: Timestamp, cost: Cost) -> Outcome {
-        let before = level.dry.saturating_sub(self.drained_by(now));
+        let before = level.empty_at.saturating_sub(self.drained_by(now));
         if let Ok(before) = u64::try_from(before) {
-            return self.judge_drops(before, now, cost).0;
+            return self.evaluate_subunits(before, now, cost).0;
         }
         // Only time that went far back finds so much: exact, though not fast.
         let verdict = match self.room_for(cost) {
-            Some(room) => Verdict::NotUntil { retry_after: self.until_at_most(room, level, now) },
+            Some(room) => Verdict::NotUntil { retry_after: self.time_until_at_most(room, level, now) },
             None => Verdict::Never,
         };
-        let reset_after = self.until_at_most(0, level, now);
+        let reset_after = self.time_until_at_most(0, level, now);
         Outcome { verdict, limit: self.capacity, remaining: 0, reset_after }
     }
 
     /// How `cost` fits pending_cost so many subunits, and how many are held then.
     #[expect(clippy::inline_always, reason = "what every decision runs through")]
     #[inline(always)]
-    fn judge_drops(&self, before: u64, now: Timestamp, cost: Cost) -> (Outcome, u64) {
-        match before.checked_add(self.drops_of(cost)) {
-            Some(after) if after <= self.capacity_subunits && before <= self.most_before => {
-                (self.passed(before, now, cost), after)
+    fn evaluate_subunits(&self, before: u64, now: Timestamp, cost: Cost) -> (Outcome, u64) {
+        match before.checked_add(self.subunits_of(cost)) {
+            Some(after) if after <= self.capacity_subunits && before <= self.max_backlog => {
+                (self.admitted(before, now, cost), after)
             }
-            _ => (self.refused(before, self.room_for(cost), now), before),
+            _ => (self.rejected(before, self.room_for(cost), now), before),
         }
     }
 
     /// The answer where `cost` fits pending_cost so many subunits.
     #[expect(clippy::inline_always, reason = "what a caller does not ask of an outcome is not computed")]
     #[inline(always)]
-    pub(crate) fn passed(&self, before: u64, now: Timestamp, cost: Cost) -> Outcome {
-        self.outcome(Verdict::PASS, before.wrapping_add(self.drops_of(cost)), now)
+    pub(crate) fn admitted(&self, before: u64, now: Timestamp, cost: Cost) -> Outcome {
+        self.outcome(Verdict::PASS, before.wrapping_add(self.subunits_of(cost)), now)
     }
 
     /// The answer where a cost does not fit pending_cost so many subunits, for which at most `room` may be there.
     #[expect(clippy::inline_always, reason = "what a caller does not ask of an outcome is not computed")]
     #[inline(always)]
-    pub(crate) fn refused(&self, before: u64, room: Option<u64>, now: Timestamp) -> Outcome {
+    pub(crate) fn rejected(&self, before: u64, room: Option<u64>, now: Timestamp) -> Outcome {
         let verdict = match room {
             Some(room) => {
-                Verdict::NotUntil { retry_after: self.until_drained(before.saturating_sub(room), now) }
+                Verdict::NotUntil { retry_after: self.time_until_drained(before.saturating_sub(room), now) }
             }
             None => Verdict::Never,
         };
@@ -147,7 +147,7 @@ impl Bucket {
     #[expect(clippy::inline_always, reason = "what a caller does not ask of an outcome is not computed")]
     #[inline(always)]
     fn outcome(&self, verdict: Verdict, held: u64, now: Timestamp) -> Outcome {
-        let left = self.ceiling.saturating_sub(held);
+        let left = self.max_level.saturating_sub(held);
         // A division costs as much as all the rest. Where less than a unit is left, which is where most
         // refusals are, and where a unit is a single drop, none is needed.
         let remaining = match self.rate.unit.get() {
@@ -155,12 +155,12 @@ impl Bucket {
             1 => left,
             _ => left / self.rate.unit,
         };
-        Outcome { verdict, limit: self.capacity, remaining, reset_after: self.until_drained(held, now) }
+        Outcome { verdict, limit: self.capacity, remaining, reset_after: self.time_until_drained(held, now) }
     }
 
     #[expect(clippy::inline_always, reason = "two instructions")]
     #[inline(always)]
-    fn drops_of(&self, cost: Cost) -> u64 {
+    fn subunits_of(&self, cost: Cost) -> u64 {
         cost.get().saturating_mul(self.rate.unit.get())
     }
 
@@ -168,10 +168,10 @@ impl Bucket {
     /// takes wide arithmetic: almost never.
     #[expect(clippy::inline_always, reason = "what every decision runs through")]
     #[inline(always)]
-    fn held(&self, word: u64, origin: Timestamp, now: Timestamp) -> Option<(u64, u64)> {
+    fn read_word(&self, word: u64, origin: Timestamp, now: Timestamp) -> Option<(u64, u64)> {
         // Before the origin it wraps, and lies after the last.
         let ticks = self.rate.tick.of(now).wrapping_sub(self.rate.tick.of(origin));
-        if ticks > self.last {
+        if ticks > self.last_tick {
             return None;
         }
         let drained = ticks.wrapping_mul(self.rate.drain.get());
@@ -187,10 +187,10 @@ impl Bucket {
         origin: Timestamp,
         now: Timestamp,
         cost: Cost,
-    ) -> Option<(Stepped, u64)> {
-        let (before, drained) = self.held(word, origin, now)?;
-        let (outcome, after) = self.judge_drops(before, now, cost);
-        Some((Stepped { outcome, next: drained.wrapping_add(after) }, before))
+    ) -> Option<(StepResult, u64)> {
+        let (before, drained) = self.read_word(word, origin, now)?;
+        let (outcome, after) = self.evaluate_subunits(before, now, cost);
+        Some((StepResult { outcome, next: drained.wrapping_add(after) }, before))
     }
 
     /// Charges one unit to a packed level: how many subunits it held before, and what follows if a unit fits pending_cost
@@ -203,7 +203,7 @@ impl Bucket {
         origin: Timestamp,
         now: Timestamp,
     ) -> Option<(u64, Option<u64>)> {
-        let (before, drained) = self.held(word, origin, now)?;
+        let (before, drained) = self.read_word(word, origin, now)?;
         if before <= self.room_for_one() {
             Some((before, Some(drained.wrapping_add(before).wrapping_add(self.rate.unit.get()))))
         } else {
@@ -221,7 +221,7 @@ impl Bucket {
     /// How long until so many subunits have drained.
     #[expect(clippy::inline_always, reason = "what a caller does not ask of an outcome is not computed")]
     #[inline(always)]
-    pub(crate) fn until_drained(&self, subunits: u64, now: Timestamp) -> TimeSpan {
+    pub(crate) fn time_until_drained(&self, subunits: u64, now: Timestamp) -> TimeSpan {
         if subunits == 0 {
             return TimeSpan::ZERO;
         }
@@ -249,22 +249,28 @@ impl Bucket {
     pub(crate) fn refund(&self, level: &mut Level, charged: Timestamp, now: Timestamp, cost: Cost) {
         let ticks = self.rate.tick.of(now).saturating_sub(self.rate.tick.of(charged));
         let drained = ticks.saturating_mul(self.rate.drain.get());
-        self.take_back(level, self.filled(0, cost).saturating_sub(drained), now);
+        self.remove_subunits(level, self.filled(0, cost).saturating_sub(drained), now);
     }
 
     /// Takes back `cost` if the one that departs at `departure` is the last to depart. Where several depart
     /// within one tick nobody can tell which is the last, and none is taken back.
-    pub(crate) fn withdraw_last(&self, level: &mut Level, departure: Timestamp, now: Timestamp, cost: Cost) {
+    pub(crate) fn refund_last_departure(
+        &self,
+        level: &mut Level,
+        departure: Timestamp,
+        now: Timestamp,
+        cost: Cost,
+    ) {
         let held = self.filled(0, cost);
         let after_departure = self.subunits(*level, departure);
         // The departure was seen at the first tick not before it.
         let is_last = after_departure <= held && after_departure.saturating_add(self.rate.drain.get()) > held;
         if is_last && self.rate.unit >= self.rate.drain {
-            self.take_back(level, held, now);
+            self.remove_subunits(level, held, now);
         }
     }
 
-    fn take_back(&self, level: &mut Level, subunits: u64, now: Timestamp) {
+    fn remove_subunits(&self, level: &mut Level, subunits: u64, now: Timestamp) {
         let before = self.subunits(*level, now);
         if before > 0 {
             *level = self.level(before.saturating_sub(subunits), now);
@@ -286,13 +292,13 @@ impl Bucket {
     }
 
     /// How long until nothing is left.
-    pub(crate) fn until_dry(&self, level: Level, now: Timestamp) -> TimeSpan {
-        self.until_at_most(0, level, now)
+    pub(crate) fn time_until_empty(&self, level: Level, now: Timestamp) -> TimeSpan {
+        self.time_until_at_most(0, level, now)
     }
 
     /// How long until at most so many subunits are left.
-    fn until_at_most(&self, subunits: u64, level: Level, now: Timestamp) -> TimeSpan {
-        let excess = level.dry.saturating_sub(self.drained_by(now)).saturating_sub(u128::from(subunits));
+    fn time_until_at_most(&self, subunits: u64, level: Level, now: Timestamp) -> TimeSpan {
+        let excess = level.empty_at.saturating_sub(self.drained_by(now)).saturating_sub(u128::from(subunits));
         // Only time that went far back leaves an excess that needs the slow division.
         let ticks = match u64::try_from(excess) {
             Ok(0) => return TimeSpan::ZERO,
@@ -304,17 +310,17 @@ impl Bucket {
 
     /// The level in one word, counted from `origin`; `None` if it lies before it or does not fit.
     pub(crate) fn pack(&self, level: Level, origin: Timestamp) -> Option<u64> {
-        let word = u64::try_from(level.dry.checked_sub(self.drained_by(origin))?).ok()?;
+        let word = u64::try_from(level.empty_at.checked_sub(self.drained_by(origin))?).ok()?;
         (word <= WORD_MAX).then_some(word)
     }
 
     pub(crate) fn unpack(&self, word: u64, origin: Timestamp) -> Level {
-        Level { dry: self.drained_by(origin).saturating_add(u128::from(word)) }
+        Level { empty_at: self.drained_by(origin).saturating_add(u128::from(word)) }
     }
 
     /// How full the bucket is at `now`.
     fn subunits(&self, level: Level, now: Timestamp) -> u64 {
-        u64::try_from(level.dry.saturating_sub(self.drained_by(now)))
+        u64::try_from(level.empty_at.saturating_sub(self.drained_by(now)))
             .map_or(EXACT_MAX, |subunits| subunits.min(EXACT_MAX))
     }
 
@@ -323,7 +329,7 @@ impl Bucket {
     fn level(&self, subunits: u64, now: Timestamp) -> Level {
         let latest =
             u128::from(EXACT_MAX.saturating_add(1)).saturating_mul(u128::from(self.rate.drain.get()));
-        Level { dry: self.drained_by(now).saturating_add(u128::from(subunits)).min(latest) }
+        Level { empty_at: self.drained_by(now).saturating_add(u128::from(subunits)).min(latest) }
     }
 
     /// All that drained from the epoch to `now`.
@@ -333,11 +339,11 @@ impl Bucket {
 
     /// The most subunits pending_cost which `cost` still fits; `None` if it fits pending_cost nothing.
     fn room_for(&self, cost: Cost) -> Option<u64> {
-        self.capacity_subunits.checked_sub(self.drops_of(cost)).map(|room| room.min(self.most_before))
+        self.capacity_subunits.checked_sub(self.subunits_of(cost)).map(|room| room.min(self.max_backlog))
     }
 
     fn filled(&self, subunits: u64, cost: Cost) -> u64 {
-        subunits.saturating_add(self.drops_of(cost)).min(EXACT_MAX)
+        subunits.saturating_add(self.subunits_of(cost)).min(EXACT_MAX)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use crate::key::Key;
+use crate::key::CounterKey;
 use crate::limit::{Cost, Limit};
 use crate::time::{TimeSpan, Timestamp};
 
@@ -22,7 +22,7 @@ pub enum Role {
 #[derive(Clone, Copy, Debug)]
 pub struct Check<'a> {
     /// Whose counter. Within one decision a key stands for one limit.
-    pub key: Key<'a>,
+    pub key: CounterKey<'a>,
     /// The limit it counts against, unless the store holds an override for the key.
     pub limit: &'a Limit,
     /// What the request costs.
@@ -33,7 +33,7 @@ pub struct Check<'a> {
 
 impl<'a> Check<'a> {
     /// A binding check of cost 1.
-    pub const fn new(key: Key<'a>, limit: &'a Limit) -> Self {
+    pub const fn new(key: CounterKey<'a>, limit: &'a Limit) -> Self {
         Self { key, limit, cost: Cost::ONE, role: Role::Binding }
     }
 
@@ -181,7 +181,7 @@ impl Decision {
 #[derive(Clone, Copy, Debug)]
 pub struct Refund<'a> {
     /// Whose counter.
-    pub key: Key<'a>,
+    pub key: CounterKey<'a>,
     /// The limit it counts against.
     pub limit: &'a Limit,
     /// How much to give back.

@@ -43,7 +43,7 @@ impl RateAlgorithm for FixedWindow {
 
     fn new(spec: &Spec) -> Result<Self, LimitError> {
         spec.validate()?;
-        spec.refuse_burst(Self::ALGORITHM)?;
+        spec.reject_burst(Self::ALGORITHM)?;
         match NonZeroU64::new(spec.window.as_micros()) {
             Some(length) if spec.requests <= EXACT_MAX => Ok(Self { requests: spec.requests, length }),
             _ => Err(spec.not_representable()),

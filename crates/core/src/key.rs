@@ -42,24 +42,24 @@ impl fmt::Debug for RuleId {
 
 /// Whose counter: a rule, and the client it counts.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Key<'a> {
+pub struct CounterKey<'a> {
     /// The rule that counts.
     pub rule: RuleId,
     /// Whom it counts: an API key, an address, or nothing at all for everybody together.
     pub client: &'a [u8],
 }
 
-impl<'a> Key<'a> {
+impl<'a> CounterKey<'a> {
     /// The counter of `client` under `rule`.
     pub const fn new(rule: RuleId, client: &'a [u8]) -> Self {
         Self { rule, client }
     }
 }
 
-impl fmt::Debug for Key<'_> {
+impl fmt::Debug for CounterKey<'_> {
     /// Redacted: a client may be an API key.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Key({:?}, {} bytes)", self.rule, self.client.len())
+        write!(f, "CounterKey({:?}, {} bytes)", self.rule, self.client.len())
     }
 }
 
@@ -77,7 +77,7 @@ mod tests {
 
     #[test]
     fn debug_never_shows_the_client() {
-        let shown = std::format!("{:?}", Key::new(RuleId::named("default"), b"sk_live_secret"));
+        let shown = std::format!("{:?}", CounterKey::new(RuleId::named("default"), b"sk_live_secret"));
         assert!(!shown.contains("secret"), "{shown}");
     }
 }

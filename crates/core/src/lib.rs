@@ -5,11 +5,11 @@
 //! inputs give the same answer on every machine, and in the Lua twin of each formula.
 //!
 //! ```
-//! use tidegate_core::{Algorithm, Cost, Limit, TimeSpan, Spec, State, Timestamp, Verdict};
+//! use tidegate_core::{Algorithm, Cost, Limit, TimeSpan, Spec, CounterState, Timestamp, Verdict};
 //!
 //! let spec = Spec { burst: Some(10), ..Spec::new(2, TimeSpan::from_secs(1)) };
 //! let limit = Limit::new(Algorithm::TokenBucket, spec)?;
-//! let mut state = State::default();
+//! let mut state = CounterState::default();
 //! let start = Timestamp::from_secs(1_700_000_000);
 //!
 //! let outcome = limit.step(&mut state, start, Cost::new(5));
@@ -27,7 +27,7 @@
 //! ```
 //!
 //! The words: a [`Limit`] is an algorithm with its parameters, a [`Check`] asks one question of it for one
-//! [`Key`], an [`Outcome`] answers one check, a [`Decision`] answers all checks of a request.
+//! [`CounterKey`], an [`Outcome`] answers one check, a [`Decision`] answers all checks of a request.
 
 #![no_std]
 #![forbid(unsafe_code)]
@@ -64,16 +64,16 @@ pub use decision::{
     Check, Decision, Ledger, Outcome, Outcomes, Refund, Refunds, Role, Verdict, decide, peek,
 };
 pub use fixed_window::{FixedWindow, WindowCount};
-pub use key::{Key, RuleId};
+pub use key::{CounterKey, RuleId};
 pub use leaky_bucket::LeakyBucket;
 pub use limit::{
-    Algorithm, AlgorithmKind, Cost, Limit, LimitError, RateAlgorithm, Spec, State, Stepped, UnknownAlgorithm,
-    Visitor, WORD_MAX,
+    Algorithm, AlgorithmKind, AlgorithmVisitor, Cost, CounterState, Limit, LimitError, RateAlgorithm, Spec,
+    StepResult, UnknownAlgorithm, WORD_MAX,
 };
 pub use penalty::{Penalty, PenaltyError, PenaltyState};
 pub use report::{LimitReport, LimitUnit};
 pub use sliding_counter::{SlidingCounter, TwoWindows};
-pub use sliding_log::{Log, SlidingLog};
+pub use sliding_log::{AdmissionLog, SlidingLog};
 pub use time::{Tick, TimeSpan, Timestamp};
-pub use token_bucket::{Spent, TokenBucket};
+pub use token_bucket::{TokenBucket, UnitCharge};
 pub use units::{ByteSize, SIZE_UNITS, TIME_UNITS};

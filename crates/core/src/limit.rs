@@ -66,7 +66,7 @@ impl Spec {
     }
 
     /// Rejects a burst or a longest wait for an algorithm that knows neither.
-    pub(crate) fn refuse_burst(&self, algorithm: Algorithm) -> Result<(), LimitError> {
+    pub(crate) fn reject_burst(&self, algorithm: Algorithm) -> Result<(), LimitError> {
         if self.burst.is_some() {
             return Err(LimitError::NoBurst { algorithm });
         }
@@ -135,7 +135,7 @@ pub enum LimitError {
     },
 }
 
-/// What every algorithm does. Parameters are the implementor; what is remembered per key is the `State`.
+/// What every algorithm does. Parameters are the implementor; what is remembered per key is the `CounterState`.
 ///
 /// For all of them: a cost of 0 peeks; a cost that could never fit is `Never`; time that goes backwards
 /// refills nothing; whatever overflows saturates towards refusal; nothing panics.
@@ -171,7 +171,7 @@ pub trait RateAlgorithm: Copy {
     /// Whether the state is as good as never seen at `now`, and stays so.
     fn is_fresh(&self, state: &Self::State, now: Timestamp) -> bool;
 
-    /// The state in one word of at most [`WORD_MAX`], times counted from `origin`, if it fits. A meter whose
+    /// The state in one word of at most [`WORD_MAX`], times counted from `origin`, if it fits. A algorithm whose
     /// states never do need not say more.
     fn pack(&self, _state: &Self::State, _origin: Timestamp) -> Option<u64> {
         None
@@ -184,14 +184,14 @@ pub trait RateAlgorithm: Copy {
 
     /// One whole step on a packed state; `None` where that takes more than words can hold.
     #[inline]
-    fn step_word(&self, word: u64, origin: Timestamp, now: Timestamp, cost: Cost) -> Option<Stepped> {
+    fn step_word(&self, word: u64, origin: Timestamp, now: Timestamp, cost: Cost) -> Option<StepResult> {
         let mut state = self.unpack(word, origin);
         let outcome = self.evaluate(&state, now, cost);
         if !outcome.verdict.is_pass() || cost == Cost::ZERO {
-            return Some(Stepped { outcome, next: word });
+            return Some(StepResult { outcome, next: word });
         }
         self.charge(&mut state, now, cost);
-        Some(Stepped { outcome, next: self.pack(&state, origin)? })
+        Some(StepResult { outcome, next: self.pack(&state, origin)? })
     }
 
     /// The bytes that a state has allocated pending_cost itself.
@@ -206,7 +206,7 @@ pub trait RateAlgorithm: Copy {
 
 /// What a step on a packed state gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stepped {
+pub struct StepResult {
     /// The answer.
     pub outcome: Outcome,
     /// Where the cost fits, the packed state that follows.
@@ -217,9 +217,9 @@ pub struct Stepped {
 pub const WORD_MAX: u64 = (1 << 62) - 1;
 
 /// A stable hash of a limit's parameters.
-struct Fingerprint(u64);
+struct FingerprintHasher(u64);
 
-impl Hasher for Fingerprint {
+impl Hasher for FingerprintHasher {
     fn write(&mut self, bytes: &[u8]) {
         for byte in bytes {
             self.write_u64(u64::from(*byte));
@@ -239,15 +239,15 @@ impl Hasher for Fingerprint {
 }
 
 /// Something done with a limit whose algorithm is known: compiled once for each of them.
-pub trait Visitor {
+pub trait AlgorithmVisitor {
     /// What comes of it.
     type Output;
 
     /// Does it.
-    fn visit<M: RateAlgorithm>(self, meter: &M) -> Self::Output;
+    fn visit<M: RateAlgorithm>(self, algorithm: &M) -> Self::Output;
 }
 
-/// Declares the algorithms: their names, and [`Limit`] and [`State`] with one variant each.
+/// Declares the algorithms: their names, and [`Limit`] and [`CounterState`] with one variant each.
 macro_rules! algorithms {
     ($($(#[$doc:meta])* $variant:ident => $module:ident, $name:literal;)+) => {
         /// The algorithms by name.
@@ -277,14 +277,14 @@ macro_rules! algorithms {
 
         /// What is remembered of a key under a [`Limit`]; the default is a key never seen.
         #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-        pub enum State {
+        pub enum CounterState {
             /// A key never seen.
             #[default]
             Unseen,
             $($(#[$doc])* $variant(<crate::$module::$variant as RateAlgorithm>::State),)+
         }
 
-        impl State {
+        impl CounterState {
             /// The bytes it has allocated pending_cost itself.
             pub fn heap_bytes(&self) -> usize {
                 match self {
@@ -318,7 +318,7 @@ macro_rules! algorithms {
 
             /// Has `visitor` visit the algorithm's own type.
             #[inline]
-            pub fn visit<V: Visitor>(&self, visitor: V) -> V::Output {
+            pub fn visit<V: AlgorithmVisitor>(&self, visitor: V) -> V::Output {
                 match &self.kind { $(AlgorithmKind::$variant(limit) => visitor.visit(limit),)+ }
             }
 
@@ -334,24 +334,24 @@ macro_rules! algorithms {
 
             /// Whether `cost` fits at `now`, changing nothing. Where it fits, `remaining` and `reset_after`
             /// are those after it was charged. A state of another algorithm counts as never seen.
-            pub fn evaluate(&self, state: &State, now: Timestamp, cost: Cost) -> Outcome {
+            pub fn evaluate(&self, state: &CounterState, now: Timestamp, cost: Cost) -> Outcome {
                 match (&self.kind, state) {
-                    $((AlgorithmKind::$variant(limit), State::$variant(state)) => limit.evaluate(state, now, cost),
+                    $((AlgorithmKind::$variant(limit), CounterState::$variant(state)) => limit.evaluate(state, now, cost),
                     (AlgorithmKind::$variant(limit), _) => limit.evaluate(&Default::default(), now, cost),)+
                 }
             }
 
             /// Records `cost`, also one that does not fit (overage). A cost of 0 leaves no trace.
-            pub fn charge(&self, state: &mut State, now: Timestamp, cost: Cost) {
+            pub fn charge(&self, state: &mut CounterState, now: Timestamp, cost: Cost) {
                 if cost == Cost::ZERO {
                     return;
                 }
                 match &self.kind {
                     $(AlgorithmKind::$variant(limit) => {
-                        if !matches!(state, State::$variant(_)) {
-                            *state = State::$variant(Default::default());
+                        if !matches!(state, CounterState::$variant(_)) {
+                            *state = CounterState::$variant(Default::default());
                         }
-                        if let State::$variant(state) = state {
+                        if let CounterState::$variant(state) = state {
                             limit.charge(state, now, cost);
                         }
                     })+
@@ -360,51 +360,51 @@ macro_rules! algorithms {
 
             /// Gives back what the state still holds of `cost`. `charged` is when the charged request was
             /// to pass: the time of its decision plus its own `wait`.
-            pub fn refund(&self, state: &mut State, charged: Timestamp, now: Timestamp, cost: Cost) {
+            pub fn refund(&self, state: &mut CounterState, charged: Timestamp, now: Timestamp, cost: Cost) {
                 match (&self.kind, state) {
-                    $((AlgorithmKind::$variant(limit), State::$variant(state)) => limit.refund(state, charged, now, cost),)+
+                    $((AlgorithmKind::$variant(limit), CounterState::$variant(state)) => limit.refund(state, charged, now, cost),)+
                     _ => {}
                 }
             }
 
             /// The state under this limit of a key last counted under `old`: what is spent stays spent; a
             /// changed algorithm starts afresh.
-            pub fn rebase(&self, old: &Self, state: State, now: Timestamp) -> State {
+            pub fn rebase(&self, old: &Self, state: CounterState, now: Timestamp) -> CounterState {
                 match (&self.kind, &old.kind, state) {
-                    $((AlgorithmKind::$variant(new), AlgorithmKind::$variant(old), State::$variant(state)) => {
-                        State::$variant(new.rebase(old, state, now))
+                    $((AlgorithmKind::$variant(new), AlgorithmKind::$variant(old), CounterState::$variant(state)) => {
+                        CounterState::$variant(new.rebase(old, state, now))
                     })+
-                    _ => State::Unseen,
+                    _ => CounterState::Unseen,
                 }
             }
 
             /// Whether the state is as good as never seen at `now`, and stays so.
-            pub fn is_fresh(&self, state: &State, now: Timestamp) -> bool {
+            pub fn is_fresh(&self, state: &CounterState, now: Timestamp) -> bool {
                 match (&self.kind, state) {
-                    $((AlgorithmKind::$variant(limit), State::$variant(state)) => limit.is_fresh(state, now),)+
+                    $((AlgorithmKind::$variant(limit), CounterState::$variant(state)) => limit.is_fresh(state, now),)+
                     _ => true,
                 }
             }
 
             /// The state in one word of at most [`WORD_MAX`], times counted from `origin`, if it fits.
-            pub fn pack(&self, state: &State, origin: Timestamp) -> Option<u64> {
+            pub fn pack(&self, state: &CounterState, origin: Timestamp) -> Option<u64> {
                 match (&self.kind, state) {
-                    $((AlgorithmKind::$variant(limit), State::$variant(state)) => limit.pack(state, origin),)+
+                    $((AlgorithmKind::$variant(limit), CounterState::$variant(state)) => limit.pack(state, origin),)+
                     _ => None,
                 }
             }
 
             /// The state that [`pack`](Self::pack) packed.
-            pub fn unpack(&self, word: u64, origin: Timestamp) -> State {
+            pub fn unpack(&self, word: u64, origin: Timestamp) -> CounterState {
                 match &self.kind {
-                    $(AlgorithmKind::$variant(limit) => State::$variant(limit.unpack(word, origin)),)+
+                    $(AlgorithmKind::$variant(limit) => CounterState::$variant(limit.unpack(word, origin)),)+
                 }
             }
 
             /// One whole step on a packed state; `None` where that takes more than words can hold.
             pub fn step_word(
                 &self, word: u64, origin: Timestamp, now: Timestamp, cost: Cost,
-            ) -> Option<Stepped> {
+            ) -> Option<StepResult> {
                 match &self.kind {
                     $(AlgorithmKind::$variant(limit) => limit.step_word(word, origin, now, cost),)+
                 }
@@ -435,7 +435,7 @@ pub struct Limit {
 
 impl From<AlgorithmKind> for Limit {
     fn from(kind: AlgorithmKind) -> Self {
-        let mut hasher = Fingerprint(0);
+        let mut hasher = FingerprintHasher(0);
         kind.hash(&mut hasher);
         Self { kind, fingerprint: hasher.finish() }
     }
@@ -453,7 +453,7 @@ impl Limit {
     }
 
     /// One whole step: evaluates `cost`, and charges it if it fits.
-    pub fn step(&self, state: &mut State, now: Timestamp, cost: Cost) -> Outcome {
+    pub fn step(&self, state: &mut CounterState, now: Timestamp, cost: Cost) -> Outcome {
         let outcome = self.evaluate(state, now, cost);
         if outcome.verdict.is_pass() {
             self.charge(state, now, cost);

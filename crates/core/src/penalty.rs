@@ -1,7 +1,7 @@
 //! A lock-out for repeated violation. It doubles, and is forgotten with good behaviour.
 //!
 //! A *violation* is a request that a rule has refused. The `after`th brings a lock-out of `first`; each further lock-out
-//! is twice as long as the one before, up to `most`. Violations during a lock-out change nothing: it ends when it was
+//! is twice as long as the one before, up to `longest`. Violations during a lock-out change nothing: it ends when it was
 //! said to end.
 //!
 //! Good behaviour is time without a violation, counted from the last violation or from the end of the last lock-out.
@@ -18,7 +18,7 @@ use crate::time::{TimeSpan, Timestamp};
 pub struct Penalty {
     after: u32,
     first: TimeSpan,
-    most: TimeSpan,
+    longest: TimeSpan,
     forget: TimeSpan,
 }
 
@@ -30,11 +30,11 @@ pub enum PenaltyError {
     /// A lock-out of no length, or violations that are forgotten at once.
     ZeroSpan,
     /// The longest lock-out is shorter than the first.
-    MostBelowFirst {
+    LongestBelowFirst {
         /// The first lock-out.
         first: TimeSpan,
         /// The longest.
-        most: TimeSpan,
+        longest: TimeSpan,
     },
 }
 
@@ -43,8 +43,8 @@ impl fmt::Display for PenaltyError {
         match self {
             Self::ZeroAfter => f.write_str("a lock-out after 0 violations would lock out everybody"),
             Self::ZeroSpan => f.write_str("a lock-out must last, and violations must be remembered"),
-            Self::MostBelowFirst { first, most } => {
-                write!(f, "the longest lock-out, {most:?}, is shorter than the first, {first:?}")
+            Self::LongestBelowFirst { first, longest } => {
+                write!(f, "the longest lock-out, {longest:?}, is shorter than the first, {first:?}")
             }
         }
     }
@@ -85,19 +85,24 @@ impl PenaltyState {
 }
 
 impl Penalty {
-    /// A lock-out of `first` after so many violations, doubling up to `most`; `forget` is how long one violation is
+    /// A lock-out of `first` after so many violations, doubling up to `longest`; `forget` is how long one violation is
     /// remembered.
-    pub fn new(after: u32, first: TimeSpan, most: TimeSpan, forget: TimeSpan) -> Result<Self, PenaltyError> {
+    pub fn new(
+        after: u32,
+        first: TimeSpan,
+        longest: TimeSpan,
+        forget: TimeSpan,
+    ) -> Result<Self, PenaltyError> {
         if after == 0 {
             return Err(PenaltyError::ZeroAfter);
         }
         if first.is_zero() || forget.is_zero() {
             return Err(PenaltyError::ZeroSpan);
         }
-        if most < first {
-            return Err(PenaltyError::MostBelowFirst { first, most });
+        if longest < first {
+            return Err(PenaltyError::LongestBelowFirst { first, longest });
         }
-        Ok(Self { after, first, most, forget })
+        Ok(Self { after, first, longest, forget })
     }
 
     /// After how many violations it locks out.
@@ -111,15 +116,15 @@ impl Penalty {
     }
 
     /// The longest lock-out.
-    pub const fn most(&self) -> TimeSpan {
-        self.most
+    pub const fn longest(&self) -> TimeSpan {
+        self.longest
     }
 
     /// The lock-out at `level`: the first at 1, twice as long at 2.
     pub fn length(&self, level: u32) -> TimeSpan {
         let doublings = level.saturating_sub(1);
         let factor = 1_u64.checked_shl(doublings).unwrap_or(u64::MAX);
-        TimeSpan::from_micros(self.first.as_micros().saturating_mul(factor)).min(self.most)
+        TimeSpan::from_micros(self.first.as_micros().saturating_mul(factor)).min(self.longest)
     }
 
     /// What is left of `record` at `now`, after what good behaviour has taken back.
@@ -136,7 +141,7 @@ impl Penalty {
             good = less(good, taken);
         }
         while record.violations == 0 && record.level > 0 {
-            let step = self.remembered(record.level);
+            let step = self.level_lifetime(record.level);
             if good < step {
                 return record;
             }
@@ -161,7 +166,7 @@ impl Penalty {
             return record;
         }
         // Beyond the longest lock-out a level would only take longer to be forgotten.
-        let level = if self.length(record.level) < self.most || record.level == 0 {
+        let level = if self.length(record.level) < self.longest || record.level == 0 {
             record.level.saturating_add(1)
         } else {
             record.level
@@ -172,15 +177,15 @@ impl Penalty {
     }
 
     /// From when on `record` is as good as never seen, if nothing else happens.
-    pub fn forgotten(&self, record: &PenaltyState) -> Timestamp {
+    pub fn expires_at(&self, record: &PenaltyState) -> Timestamp {
         let violations = record.since + times(self.forget, record.violations);
         let levels =
-            (1..=record.level.min(u64::BITS)).fold(violations, |at, level| at + self.remembered(level));
+            (1..=record.level.min(u64::BITS)).fold(violations, |at, level| at + self.level_lifetime(level));
         levels.max(record.locked_until)
     }
 
     /// How much good behaviour takes `level` back.
-    fn remembered(&self, level: u32) -> TimeSpan {
+    fn level_lifetime(&self, level: u32) -> TimeSpan {
         self.length(level).max(self.forget)
     }
 }

@@ -90,7 +90,7 @@ impl RateAlgorithm for SlidingCounter {
 
     fn new(spec: &Spec) -> Result<Self, LimitError> {
         spec.validate()?;
-        spec.refuse_burst(Self::ALGORITHM)?;
+        spec.reject_burst(Self::ALGORITHM)?;
         let fitting = Tick::ALL.into_iter().find_map(|tick| {
             let length = NonZeroU64::new(tick.count(spec.window)?)?;
             (spec.requests <= EXACT_MAX / length).then_some(Self { tick, requests: spec.requests, length })

@@ -7,7 +7,7 @@
 
 use crate::bucket::{Bucket, Level, Rate};
 use crate::decision::Outcome;
-use crate::limit::{Algorithm, Cost, LimitError, RateAlgorithm, Spec, Stepped};
+use crate::limit::{Algorithm, Cost, LimitError, RateAlgorithm, Spec, StepResult};
 use crate::time::{Tick, Timestamp};
 
 /// The parameters of a token bucket; `burst` defaults to `requests`.
@@ -23,10 +23,10 @@ impl TokenBucket {
     /// The answer to a charge of one unit that found so much spent.
     #[expect(clippy::inline_always, reason = "what a caller does not ask of an outcome is not computed")]
     #[inline(always)]
-    pub fn outcome_of_one(&self, spent: Spent, now: Timestamp) -> Outcome {
+    pub fn outcome_of_one(&self, spent: UnitCharge, now: Timestamp) -> Outcome {
         match spent {
-            Spent::Passing(subunits) => self.0.passed(subunits, now, Cost::ONE),
-            Spent::Refused(subunits) => self.0.refused(subunits, Some(self.0.room_for_one()), now),
+            UnitCharge::Admitted(subunits) => self.0.admitted(subunits, now, Cost::ONE),
+            UnitCharge::Rejected(subunits) => self.0.rejected(subunits, Some(self.0.room_for_one()), now),
         }
     }
 
@@ -41,11 +41,11 @@ impl TokenBucket {
 
 /// What a charge found spent, and whether it was refused: all that its answer follows from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Spent {
+pub enum UnitCharge {
     /// It fits pending_cost so many subunits.
-    Passing(u64),
+    Admitted(u64),
     /// It does not.
-    Refused(u64),
+    Rejected(u64),
 }
 
 impl RateAlgorithm for TokenBucket {
@@ -95,7 +95,7 @@ impl RateAlgorithm for TokenBucket {
 
     #[expect(clippy::inline_always, reason = "what a caller does not ask of an outcome is not computed")]
     #[inline(always)]
-    fn step_word(&self, word: u64, origin: Timestamp, now: Timestamp, cost: Cost) -> Option<Stepped> {
+    fn step_word(&self, word: u64, origin: Timestamp, now: Timestamp, cost: Cost) -> Option<StepResult> {
         let (stepped, _) = self.0.step_word(word, origin, now, cost)?;
         Some(stepped)
     }

@@ -14,22 +14,22 @@ pub trait Clock: fmt::Debug + Send + Sync {
     fn now(&self) -> Timestamp;
 
     /// The same, and finer for measuring how long something takes: one look at the clock for both.
-    fn read(&self) -> Reading {
+    fn read(&self) -> ClockReading {
         let at = self.now();
-        Reading { at, nanos: at.as_micros().saturating_mul(1_000) }
+        ClockReading { at, nanos: at.as_micros().saturating_mul(1_000) }
     }
 }
 
 /// A look at a clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Reading {
+pub struct ClockReading {
     /// The instant it was.
     pub at: Timestamp,
     /// Nanoseconds since some instant that only this clock knows.
     nanos: u64,
 }
 
-impl Reading {
+impl ClockReading {
     /// Nanoseconds since an earlier look at the same clock.
     pub const fn nanos_since(self, earlier: Self) -> u64 {
         self.nanos.saturating_sub(earlier.nanos)
@@ -37,14 +37,14 @@ impl Reading {
 }
 
 /// An instant as other libraries want it.
-pub fn wall(at: Timestamp) -> SystemTime {
+pub fn to_system_time(at: Timestamp) -> SystemTime {
     UNIX_EPOCH + Duration::from_micros(at.as_micros())
 }
 
 /// The machine's clock: set to wall time once, when it is made, and monotonic from then on.
 ///
 /// Steps of the wall clock (an operator, NTP, a leap second) therefore neither refill a limit nor freeze it.
-/// Reading it costs a few nanoseconds where the processor's counter can be used.
+/// ClockReading it costs a few nanoseconds where the processor's counter can be used.
 #[derive(Clone, Debug)]
 pub struct SystemClock {
     counter: quanta::Clock,
@@ -88,12 +88,12 @@ impl Clock for SystemClock {
     }
 
     #[expect(clippy::disallowed_methods, reason = "this is the clock")]
-    fn read(&self) -> Reading {
+    fn read(&self) -> ClockReading {
         let counts = self.counter.raw();
         let micros = micros(counts, self.micros_per_count);
         let nanos = (u128::from(counts) * u128::from(self.nanos_per_count)) >> 32;
         let at = Timestamp::from_micros(self.at_zero.wrapping_add(micros));
-        Reading { at, nanos: u64::try_from(nanos).unwrap_or(u64::MAX) }
+        ClockReading { at, nanos: u64::try_from(nanos).unwrap_or(u64::MAX) }
     }
 }
 

@@ -7,7 +7,7 @@
 
 use std::hash::{BuildHasher, RandomState};
 
-use tidegate_core::Key;
+use tidegate_core::CounterKey;
 
 /// Hashes keys.
 #[derive(Clone, Copy)]
@@ -46,7 +46,7 @@ impl KeyHasher {
     /// The hash of a key: every bit depends on every bit of it.
     #[expect(clippy::inline_always, reason = "a few instructions of every decision")]
     #[inline(always)]
-    pub(crate) fn hash(&self, key: &Key<'_>) -> u64 {
+    pub(crate) fn hash(&self, key: &CounterKey<'_>) -> u64 {
         let bytes = key.client;
         let client = match (bytes.first_chunk(), bytes.last_chunk()) {
             (Some(first), Some(last)) if bytes.len() <= 32 => self.mix(first, last),
@@ -110,7 +110,7 @@ mod tests {
     const RULE: RuleId = RuleId::named("default");
 
     fn hash(client: &[u8]) -> u64 {
-        KeyHasher::fixed().hash(&Key::new(RULE, client))
+        KeyHasher::fixed().hash(&CounterKey::new(RULE, client))
     }
 
     #[test]
@@ -149,11 +149,11 @@ mod tests {
         assert_ne!(hash(b""), hash(b"\0"));
         assert_ne!(hash(&[0; 16]), hash(&[0; 15]));
         assert_ne!(hash(&[0; 32]), hash(&[0; 48]));
-        let other = KeyHasher::fixed().hash(&Key::new(RuleId::named("other"), b"a"));
+        let other = KeyHasher::fixed().hash(&CounterKey::new(RuleId::named("other"), b"a"));
         assert_ne!(hash(b"a"), other);
         assert_ne!(
-            KeyHasher::random().hash(&Key::new(RULE, b"a")),
-            KeyHasher::random().hash(&Key::new(RULE, b"a"))
+            KeyHasher::random().hash(&CounterKey::new(RULE, b"a")),
+            KeyHasher::random().hash(&CounterKey::new(RULE, b"a"))
         );
     }
 }

@@ -3,35 +3,35 @@
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
-use tidegate_core::{Key, RuleId, Timestamp};
+use tidegate_core::{CounterKey, RuleId, Timestamp};
 
 use crate::space_saving::SpaceSaving;
 
 /// One decision of so many is looked at.
 const SAMPLE: u64 = 1_024;
 /// So many keys are kept per rule: whoever sends more than one in so many requests is among them.
-const KEPT: usize = 64;
+const KEYS_PER_RULE: usize = 64;
 /// So many rules are kept, so that those of earlier policies do not pile up.
 const MAX_RULES: usize = 1_024;
 
-/// A key that asks more than most.
+/// A key that lookups more than most.
 #[derive(Clone, PartialEq, Eq)]
 pub struct HeavyKey {
-    /// The rule it asks of.
+    /// The rule it lookups of.
     pub rule: RuleId,
-    /// Who asks.
+    /// Who lookups.
     pub client: Box<[u8]>,
-    /// How often it passed, about.
-    pub passed: u64,
-    /// How often it was refused, about.
-    pub refused: u64,
+    /// How often it admitted, about.
+    pub admitted: u64,
+    /// How often it was rejected, about.
+    pub rejected: u64,
 }
 
 impl std::fmt::Debug for HeavyKey {
     /// Redacted: a client may be an API key.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { rule, client, passed, refused } = self;
-        write!(f, "HeavyKey({rule:?}, {} bytes, {passed} passed, {refused} refused)", client.len())
+        let Self { rule, client, admitted, rejected } = self;
+        write!(f, "HeavyKey({rule:?}, {} bytes, {admitted} admitted, {rejected} rejected)", client.len())
     }
 }
 
@@ -46,20 +46,20 @@ pub(super) struct HeavyHitters {
 struct RuleKeys {
     /// How many decisions were recorded, and how many of the rule it replaced.
     weight: u64,
-    keys: SpaceSaving<KeyCounts, KEPT>,
+    keys: SpaceSaving<KeyCounts, KEYS_PER_RULE>,
 }
 
 #[derive(Debug)]
 struct KeyCounts {
     client: Box<[u8]>,
-    passed: u64,
-    refused: u64,
+    admitted: u64,
+    rejected: u64,
 }
 
 impl HeavyHitters {
     /// Looks at this decision, if chance will have it.
     #[inline]
-    pub(super) fn sample(&self, key: &Key<'_>, hash: u64, now: Timestamp, passes: bool) {
+    pub(super) fn sample(&self, key: &CounterKey<'_>, hash: u64, now: Timestamp, passes: bool) {
         // The time is as good as random in its low bits, and the hash keeps one instant from choosing all.
         if (now.as_micros() ^ hash).is_multiple_of(SAMPLE) {
             self.record(key, passes);
@@ -67,7 +67,7 @@ impl HeavyHitters {
     }
 
     #[cold]
-    fn record(&self, key: &Key<'_>, passes: bool) {
+    fn record(&self, key: &CounterKey<'_>, passes: bool) {
         // Nobody waits for statistics.
         let Ok(mut rules) = self.rules.try_lock() else { return };
         if rules.len() >= MAX_RULES && !rules.contains_key(&key.rule) {
@@ -78,9 +78,9 @@ impl HeavyHitters {
         let counts = keys.record(
             1,
             |known| *known.client == *key.client,
-            || KeyCounts { client: key.client.into(), passed: 0, refused: 0 },
+            || KeyCounts { client: key.client.into(), admitted: 0, rejected: 0 },
         );
-        if passes { counts.passed += 1 } else { counts.refused += 1 }
+        if passes { counts.admitted += 1 } else { counts.rejected += 1 }
     }
 
     pub(super) fn heaviest(&self) -> Vec<HeavyKey> {
@@ -91,11 +91,11 @@ impl HeavyHitters {
             .map(|(rule, one)| HeavyKey {
                 rule,
                 client: one.client.clone(),
-                passed: one.passed * SAMPLE,
-                refused: one.refused * SAMPLE,
+                admitted: one.admitted * SAMPLE,
+                rejected: one.rejected * SAMPLE,
             })
             .collect();
-        heaviest.sort_by_key(|key| std::cmp::Reverse(key.passed + key.refused));
+        heaviest.sort_by_key(|key| std::cmp::Reverse(key.admitted + key.rejected));
         heaviest
     }
 }
@@ -123,20 +123,25 @@ mod tests {
         for n in 0_u64..1_000_000 {
             let now = Timestamp::from_micros(n);
             hitters.sample(
-                &Key::new(RULE, &n.to_be_bytes()),
+                &CounterKey::new(RULE, &n.to_be_bytes()),
                 n.wrapping_mul(0x9e37_79b9_7f4a_7c15),
                 now,
                 true,
             );
             if n % 10 == 0 {
-                hitters.sample(&Key::new(RULE, b"abuser"), 77, Timestamp::from_micros(n / 10), n % 20 == 0);
+                hitters.sample(
+                    &CounterKey::new(RULE, b"abuser"),
+                    77,
+                    Timestamp::from_micros(n / 10),
+                    n % 20 == 0,
+                );
             }
         }
         let heaviest = hitters.heaviest();
         assert_eq!(&*heaviest[0].client, b"abuser");
-        let asked = heaviest[0].passed + heaviest[0].refused;
+        let asked = heaviest[0].admitted + heaviest[0].rejected;
         assert!((90_000..=110_000).contains(&asked), "100,000 were about {asked}");
-        assert!(heaviest.len() <= KEPT);
+        assert!(heaviest.len() <= KEYS_PER_RULE);
     }
 
     #[test]
@@ -144,11 +149,11 @@ mod tests {
         let hitters = HeavyHitters::default();
         for n in 0..10_000 {
             let rule = RuleId::named(&format!("rule-{n}"));
-            hitters.record(&Key::new(rule, b"idle"), true);
-            hitters.record(&Key::new(RULE, b"busy"), true);
+            hitters.record(&CounterKey::new(rule, b"idle"), true);
+            hitters.record(&CounterKey::new(RULE, b"busy"), true);
         }
         let heaviest = hitters.heaviest();
         assert_eq!(heaviest.len(), MAX_RULES);
-        assert_eq!((&*heaviest[0].client, heaviest[0].passed), (&b"busy"[..], 10_000 * SAMPLE));
+        assert_eq!((&*heaviest[0].client, heaviest[0].admitted), (&b"busy"[..], 10_000 * SAMPLE));
     }
 }

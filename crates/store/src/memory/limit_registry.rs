@@ -12,15 +12,15 @@
 //! A number is used again once nothing needs it: it is not pinned (by a policy or an override), and a sweep of the
 //! whole table (`reclaim`) has found no live counter with it. A decision takes no lock to look a number up, so the
 //! number may be retired, and belong to another limit, before the decision acts on it. Therefore a decision checks
-//! [`belongs_to`](Limits::belongs_to) after it has read a counter, or after it has locked all of its lines.
+//! [`belongs_to`](LimitRegistry::belongs_to) after it has read a counter, or after it has locked all of its lines.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, OnceLock, PoisonError};
 
 use arc_swap::{ArcSwapOption, Guard};
-use tidegate_core::{Limit, State, Timestamp};
+use tidegate_core::{CounterState, Limit, Timestamp};
 
-use super::bucket::LIMITS;
+use super::cache_line::LIMITS;
 use super::pool::Budget;
 use crate::store::StoreError;
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
@@ -32,25 +32,25 @@ const SHARED: [usize; 5] = [256, 64, 16, 4, 1];
 const CHUNK: usize = if LIMITS < 64 { LIMITS } else { 64 };
 
 /// A counter that several keys share.
-pub(super) type SharedCell = Mutex<State>;
+pub(super) type SharedCell = Mutex<CounterState>;
 
 /// What belongs to a number.
 #[derive(Debug, Default)]
-struct Numbered {
+struct NumberedLimit {
     /// `None`: the number is free.
     limit: ArcSwapOption<Limit>,
     /// Kept when the number is used again, but then every cell is unseen.
     shared: OnceLock<Box<[SharedCell]>>,
 }
 
-type Chunk = [Numbered; CHUNK];
+type Chunk = [NumberedLimit; CHUNK];
 
 /// All numbers.
 #[derive(Debug)]
-pub(super) struct Limits {
+pub(super) struct LimitRegistry {
     fingerprints: Box<[AtomicU64; LIMITS]>,
     chunks: Box<[OnceLock<Box<Chunk>>]>,
-    /// Held while a number is assigned, pinned, retired or freed.
+    /// LockedCounters while a number is assigned, pinned, retired or freed.
     usage: Arc<Mutex<Usage>>,
 }
 
@@ -64,7 +64,7 @@ struct Usage {
     pins: HashMap<u16, usize>,
 }
 
-/// Limits that keep their numbers until this is dropped; see
+/// LimitRegistry that keep their numbers until this is dropped; snapshot
 /// [`Store::retain_limits`](crate::Store::retain_limits). The default retains none.
 #[must_use = "dropping it releases the limits"]
 #[derive(Debug, Default)]
@@ -89,7 +89,7 @@ impl Drop for RetainedLimits {
 }
 
 /// Where the search for a limit ends.
-enum Found {
+enum SearchResult {
     /// The limit has this number.
     Number(usize),
     /// It has none; this one is free.
@@ -98,7 +98,7 @@ enum Found {
     Nothing,
 }
 
-impl Limits {
+impl LimitRegistry {
     pub(super) fn new() -> Self {
         let fingerprints: Box<[_]> = (0..LIMITS).map(|_| AtomicU64::new(0)).collect();
         Self {
@@ -141,8 +141,8 @@ impl Limits {
     /// The number of `limit`, if it has one; if it is retired, it is revived.
     pub(super) fn find_or_revive(&self, limit: &Limit) -> Option<u16> {
         self.find(limit).or_else(|| match self.search(&lock(&self.usage), limit) {
-            Found::Number(index) => Some(index as u16),
-            Found::Free(_) | Found::Nothing => None,
+            SearchResult::Number(index) => Some(index as u16),
+            SearchResult::Free(_) | SearchResult::Nothing => None,
         })
     }
 
@@ -152,21 +152,21 @@ impl Limits {
     }
 
     /// Searches for a limit, and revives its number if that is retired.
-    fn search(&self, _usage: &Usage, limit: &Limit) -> Found {
+    fn search(&self, _usage: &Usage, limit: &Limit) -> SearchResult {
         let wanted = fingerprint(limit);
-        let (mut index, mut free) = (first_index(wanted), Found::Nothing);
+        let (mut index, mut free) = (first_index(wanted), SearchResult::Nothing);
         for _ in 1..LIMITS {
             let found = self.fingerprints[index].load(Ordering::Acquire);
             let is_free = is_even(found) && self.limit(index as u16).is_none();
             if found == wanted {
-                return Found::Number(index);
+                return SearchResult::Number(index);
             }
             if found == retired(wanted) && !is_free {
                 self.fingerprints[index].store(wanted, Ordering::Release);
-                return Found::Number(index);
+                return SearchResult::Number(index);
             }
-            if is_free && matches!(free, Found::Nothing) {
-                free = Found::Free(index);
+            if is_free && matches!(free, SearchResult::Nothing) {
+                free = SearchResult::Free(index);
             }
             if found == 0 {
                 break;
@@ -178,11 +178,11 @@ impl Limits {
 
     fn add(&self, usage: &mut Usage, limit: &Limit) -> Option<u16> {
         let index = match self.search(usage, limit) {
-            Found::Number(index) => return Some(index as u16),
-            Found::Free(index) if usage.in_use < MAX_LIMITS => index,
-            Found::Free(_) | Found::Nothing => return None,
+            SearchResult::Number(index) => return Some(index as u16),
+            SearchResult::Free(index) if usage.in_use < MAX_LIMITS => index,
+            SearchResult::Free(_) | SearchResult::Nothing => return None,
         };
-        self.numbered(index).limit.store(Some(Arc::new(*limit)));
+        self.slot_of(index).limit.store(Some(Arc::new(*limit)));
         self.fingerprints[index].store(fingerprint(limit), Ordering::Release);
         usage.in_use += 1;
         usage.assigned += 1;
@@ -193,7 +193,7 @@ impl Limits {
     /// if there are too few.
     pub(super) fn retain(&self, limits: &[Limit]) -> Result<(RetainedLimits, usize), StoreError> {
         let mut usage = lock(&self.usage);
-        let missing = |limit: &&Limit| !matches!(self.search(&usage, limit), Found::Number(_));
+        let missing = |limit: &&Limit| !matches!(self.search(&usage, limit), SearchResult::Number(_));
         let new = limits.iter().filter(missing).map(fingerprint).collect::<HashSet<_>>().len();
         if usage.in_use + new > MAX_LIMITS {
             return Err(StoreError::TooManyLimits { new, in_use: usage.in_use, max: MAX_LIMITS });
@@ -245,7 +245,7 @@ impl Limits {
             if is_live(number) || !self.clear_shared(index, &limit, budget, now) {
                 fingerprint.store(found | 1, Ordering::Release);
             } else {
-                self.numbered(index).limit.store(None);
+                self.slot_of(index).limit.store(None);
                 usage.in_use -= 1;
             }
         }
@@ -279,29 +279,29 @@ impl Limits {
         chunk.map_or_else(|| Guard::from_inner(None), |chunk| chunk[index % CHUNK].limit.load())
     }
 
-    fn numbered(&self, index: usize) -> &Numbered {
-        let chunk =
-            self.chunks[index / CHUNK].get_or_init(|| Box::new(std::array::from_fn(|_| Numbered::default())));
+    fn slot_of(&self, index: usize) -> &NumberedLimit {
+        let chunk = self.chunks[index / CHUNK]
+            .get_or_init(|| Box::new(std::array::from_fn(|_| NumberedLimit::default())));
         &chunk[index % CHUNK]
     }
 
     /// The counter that the key with this hash shares with others under the limit with this number.
     pub(super) fn shared(&self, number: u16, budget: &Budget, hash: u64) -> &SharedCell {
-        let cells = self.numbered(usize::from(number)).shared.get_or_init(|| {
+        let cells = self.slot_of(usize::from(number)).shared.get_or_init(|| {
             let cells = budget.take_cells(SHARED.into_iter());
-            (0..cells).map(|_| SharedCell::new(State::Unseen)).collect()
+            (0..cells).map(|_| SharedCell::new(CounterState::Unseen)).collect()
         });
         &cells[hash as usize % cells.len()]
     }
 
     /// Makes the shared counters of a number unseen; whether they were as good as that. If not, nothing is lost.
     fn clear_shared(&self, index: usize, limit: &Limit, budget: &Budget, now: Timestamp) -> bool {
-        let Some(cells) = self.numbered(index).shared.get() else { return true };
+        let Some(cells) = self.slot_of(index).shared.get() else { return true };
         cells.iter().all(|cell| {
             let mut state = cell.lock().unwrap_or_else(PoisonError::into_inner);
             let is_fresh = limit.is_fresh(&state, now);
             if is_fresh {
-                budget.change_shared(&mut state, |state| *state = State::Unseen);
+                budget.change_shared(&mut state, |state| *state = CounterState::Unseen);
             }
             is_fresh
         })

@@ -11,10 +11,10 @@ const NOW: Timestamp = Timestamp::from_secs(1_800_000_000);
 /// A table of as few lines as can be; the seed of the hashes is fixed, as loom needs it.
 fn store() -> Arc<MemoryStore> {
     Arc::new(MemoryStore {
-        table: Table::new(1, Pool::new(0)),
+        table: CounterTable::new(1, Pool::new(0)),
         hasher: KeyHasher::fixed(),
         overrides: Overrides::default(),
-        metrics: Metrics::default(),
+        metrics: StoreMetrics::default(),
         heavy_hitters: HeavyHitters::default(),
     })
 }
@@ -37,12 +37,12 @@ fn model_within(preemptions: usize, test: impl Fn(Algorithm) + Copy + Sync + Sen
 fn decide(store: &MemoryStore, algorithm: Algorithm, clients: &[&'static [u8]], requests: u64) -> bool {
     let spec = Spec::new(requests, TimeSpan::from_secs(60));
     let limit = Limit::new(algorithm, spec).expect("a valid limit");
-    let check = |client: &&'static [u8]| Check::new(Key::new(RuleId::named("rule"), client), &limit);
+    let check = |client: &&'static [u8]| Check::new(CounterKey::new(RuleId::named("rule"), client), &limit);
     let checks: Vec<_> = clients.iter().map(check).collect();
     store.decide_now(&checks, NOW).expect("there are few limits").passes()
 }
 
-/// Two threads ask at once for what `clients` name; how many passed.
+/// Two threads lookup at once for what `clients` name; how many passed.
 fn race(
     store: &Arc<MemoryStore>,
     algorithm: Algorithm,
@@ -101,8 +101,8 @@ fn loom_peek_during_decision_sees_all_of_it_or_nothing() {
             thread::spawn(move || decide(&store, algorithm, &[b"a", b"b"], 2))
         };
         let limit = limit(algorithm, 2, 60);
-        let both =
-            [&b"b"[..], b"a"].map(|client| Check::new(Key::new(RuleId::named("rule"), client), &limit));
+        let both = [&b"b"[..], b"a"]
+            .map(|client| Check::new(CounterKey::new(RuleId::named("rule"), client), &limit));
         let seen = store.peek_now(&both, NOW).expect("there are few limits");
         assert_eq!(seen.outcomes[0].remaining, seen.outcomes[1].remaining);
         assert!(decider.join().expect("the decider does not panic"));
@@ -126,23 +126,23 @@ fn once(algorithm: Algorithm) -> Limit {
 
 /// Another limit that gets the same number once `limit` has given it back.
 fn successor(limit_before: &Limit) -> Limit {
-    let number = Limits::presumed_number(limit_before);
+    let number = LimitRegistry::presumed_number(limit_before);
     let mut others = (2..).map(|requests| limit(limit_before.algorithm(), requests, 3_600));
-    others.find(|other| Limits::presumed_number(other) == number).expect("numbers are few")
+    others.find(|other| LimitRegistry::presumed_number(other) == number).expect("numbers are few")
 }
 
 /// A compare-and-swap on the word of `a` that always fails. Of each atomic, loom remembers only the last access: without
 /// this, the load with which a lock begins would hide from loom that a sweep conflicts with reads of the word.
 fn conflict_with_reads(store: &MemoryStore, limit: &Limit) {
-    let hash = store.hasher.hash(&Key::new(RuleId::named("rule"), b"a"));
-    let tag = bucket::Tag::new(hash, 0, Limits::presumed_number(limit));
-    if let Some(seen) = store.table.line(store.table.home(hash)).see(tag) {
+    let hash = store.hasher.hash(&CounterKey::new(RuleId::named("rule"), b"a"));
+    let tag = cache_line::Tag::new(hash, 0, LimitRegistry::presumed_number(limit));
+    if let Some(seen) = store.table.line(store.table.home(hash)).snapshot(tag) {
         assert!(!seen.replace(u64::MAX, u64::MAX));
     }
 }
 
 fn charge(store: &MemoryStore, limit: &Limit, now: Timestamp) -> tidegate_core::Outcome {
-    let check = Check::new(Key::new(RuleId::named("rule"), b"a"), limit);
+    let check = Check::new(CounterKey::new(RuleId::named("rule"), b"a"), limit);
     store.decide_now(&[check], now).expect("there are few limits").outcomes[0]
 }
 
@@ -182,7 +182,7 @@ fn loom_sweep_during_decision_on_expired_counter_loses_no_charge() {
 }
 
 /// One thread decides under the old limit while another sweeps, gives the number to a new limit and decides under that.
-/// Each must see the other's charge under its own limit, in one order or the other.
+/// Each must snapshot the other's charge under its own limit, in one order or the other.
 #[test]
 fn loom_number_reused_during_decision_is_never_read_under_the_old_limit() {
     model_within(2, |algorithm| {

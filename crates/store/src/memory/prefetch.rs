@@ -1,10 +1,10 @@
 //! What memory is told before it is used. Hints change no value; the only unsafe code of this crate.
 
-use super::bucket::Bucket;
+use super::cache_line::CacheLine;
 
 /// Starts loading a line; nothing waits for it.
 #[inline]
-pub(super) fn prefetch(line: &Bucket) {
+pub(super) fn prefetch(line: &CacheLine) {
     #[cfg(all(target_arch = "x86_64", not(loom)))]
     #[expect(unsafe_code, reason = "there is no safe prefetch")]
     // SAFETY: a prefetch reads no value and never faults, and the address is a live reference's.
@@ -16,10 +16,10 @@ pub(super) fn prefetch(line: &Bucket) {
     let _ = line.as_ptr();
 }
 
-/// Asks for huge pages where these lines are going to be, so that the page table competes less with them for the
+/// KeyLookups for huge pages where these lines are going to be, so that the page table competes less with them for the
 /// caches. Whether there are any is up to the system.
 #[cfg(all(target_os = "linux", not(loom)))]
-pub(super) fn in_huge_pages(lines: &mut Vec<Bucket>) {
+pub(super) fn in_huge_pages(lines: &mut Vec<CacheLine>) {
     const PAGE: usize = 4_096;
     let room = lines.spare_capacity_mut();
     let start = room.as_mut_ptr().cast::<u8>();
@@ -34,4 +34,4 @@ pub(super) fn in_huge_pages(lines: &mut Vec<Bucket>) {
 }
 
 #[cfg(not(all(target_os = "linux", not(loom))))]
-pub(super) fn in_huge_pages(_: &mut Vec<Bucket>) {}
+pub(super) fn in_huge_pages(_: &mut Vec<CacheLine>) {}

@@ -15,9 +15,9 @@ use std::sync::{PoisonError, TryLockError};
 
 use tidegate_core::{Limit, TimeSpan, Timestamp};
 
-use super::bucket::{LIMITS, SLOTS};
-use super::limit_registry::{Limits, MAX_LIMITS};
-use super::table::Table;
+use super::cache_line::{LIMITS, SLOTS};
+use super::limit_registry::{LimitRegistry, MAX_LIMITS};
+use super::table::CounterTable;
 use crate::store::StoreError;
 
 /// Below this many numbers in use nothing is swept.
@@ -44,12 +44,12 @@ pub(super) struct Sweep {
     began: Option<Timestamp>,
 }
 
-impl Table {
+impl CounterTable {
     /// The number of `limit`, which gets one if it has none.
     #[expect(clippy::inline_always, reason = "a few instructions of every decision")]
     #[inline(always)]
     pub(super) fn number(&self, limit: &Limit, now: Timestamp) -> Result<u16, StoreError> {
-        let presumed = Limits::presumed_number(limit);
+        let presumed = LimitRegistry::presumed_number(limit);
         if self.limits.belongs_to(presumed, limit) { Ok(presumed) } else { self.find_number(limit, now) }
     }
 
@@ -119,7 +119,7 @@ impl Table {
         }
     }
 
-    /// Locks the line even if it carries no retired number: see above.
+    /// Locks the line even if it carries no retired number: snapshot above.
     fn sweep_line(&self, line: usize, live_numbers: &mut [bool], now: Timestamp) {
         let locked = self.line(line).lock();
         for slot in 0..SLOTS {

@@ -6,11 +6,11 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use tidegate_core::{Cost, Limit, State, Timestamp};
+use tidegate_core::{Cost, CounterState, Limit, Timestamp};
 
-use super::bucket::{Bucket, LINES, Locked, SLOTS, Tag, Word};
-use super::limit_registry::Limits;
-use super::locked_path::Asked;
+use super::cache_line::{CacheLine, LINES, LineLock, SLOTS, SlotWord, Tag};
+use super::limit_registry::LimitRegistry;
+use super::locked_path::ResolvedCheck;
 use super::pool::{Pool, PoolFull};
 use super::prefetch::{in_huge_pages, prefetch};
 use super::reclaim::Sweep;
@@ -18,11 +18,11 @@ use crate::sync::Mutex;
 
 /// Lines, the limits their tags name, and the pool their words point into.
 #[derive(Debug)]
-pub(super) struct Table {
-    lines: Box<[Bucket]>,
+pub(super) struct CounterTable {
+    lines: Box<[CacheLine]>,
     /// The last lines are nobody's home, so that every home has lines behind it.
     homes: usize,
-    pub(super) limits: Limits,
+    pub(super) limits: LimitRegistry,
     pub(super) pool: Pool,
     /// How far sweeping for pooled states has come.
     swept: AtomicUsize,
@@ -43,18 +43,18 @@ pub(super) struct Slot {
     pub(super) slot: usize,
 }
 
-impl Table {
+impl CounterTable {
     /// A table of at least sixteen lines.
     pub(super) fn new(lines: usize, pool: Pool) -> Self {
         let count = lines.max(LINES);
         let mut lines = Vec::with_capacity(count);
         in_huge_pages(&mut lines);
-        lines.resize_with(count, Bucket::default);
+        lines.resize_with(count, CacheLine::default);
         let homes = count - (LINES - 1);
         Self {
             lines: lines.into_boxed_slice(),
             homes,
-            limits: Limits::new(),
+            limits: LimitRegistry::new(),
             pool,
             swept: AtomicUsize::new(0),
             sweep: Mutex::default(),
@@ -77,7 +77,7 @@ impl Table {
     }
 
     #[inline]
-    pub(super) fn line(&self, line: usize) -> &Bucket {
+    pub(super) fn line(&self, line: usize) -> &CacheLine {
         &self.lines[line]
     }
 
@@ -88,7 +88,7 @@ impl Table {
 
     /// The slot of a key whose home's lock is held, if it has one. Nobody can give or take the key a slot
     /// meanwhile, but for a fresh one behind its home.
-    pub(super) fn find(&self, home: &Locked<'_>, at: usize, hash: u64) -> Option<Slot> {
+    pub(super) fn find(&self, home: &LineLock<'_>, at: usize, hash: u64) -> Option<Slot> {
         if let Some((slot, _)) = home.find(Tag::new(hash, 0, 0)) {
             return Some(Slot { line: at, slot });
         }
@@ -142,15 +142,15 @@ impl Table {
 
     /// Whether a slot of a line whose lock is held is as good as never seen; an empty one is not.
     #[inline(never)]
-    pub(super) fn is_fresh(&self, bucket: &Bucket, slot: usize, now: Timestamp) -> bool {
+    pub(super) fn is_fresh(&self, bucket: &CacheLine, slot: usize, now: Timestamp) -> bool {
         let limit = self.limits.limit(bucket.tag(slot).limit());
         limit.as_deref().is_some_and(|limit| self.is_fresh_under(limit, bucket, slot, now))
     }
 
-    fn is_fresh_under(&self, limit: &Limit, bucket: &Bucket, slot: usize, now: Timestamp) -> bool {
+    fn is_fresh_under(&self, limit: &Limit, bucket: &CacheLine, slot: usize, now: Timestamp) -> bool {
         match bucket.word(slot) {
-            Word::Packed(word) => limit.is_fresh(&limit.unpack(word, ORIGIN), now),
-            Word::Pooled(place) => self.pool.read(place, |state| limit.is_fresh(state, now)),
+            SlotWord::Packed(word) => limit.is_fresh(&limit.unpack(word, ORIGIN), now),
+            SlotWord::Pooled(place) => self.pool.read(place, |state| limit.is_fresh(state, now)),
         }
     }
 
@@ -158,44 +158,44 @@ impl Table {
     pub(super) fn read<R>(
         &self,
         slot: Slot,
-        Asked { limit, number, .. }: &Asked,
+        ResolvedCheck { limit, number, .. }: &ResolvedCheck,
         now: Timestamp,
-        read: impl FnOnce(&State) -> R,
+        read: impl FnOnce(&CounterState) -> R,
     ) -> R {
         let bucket = self.line(slot.line);
         let counted = bucket.tag(slot.slot).limit();
         let other = (counted != *number).then(|| self.limits.limit(counted));
         let old = other.as_ref().and_then(|other| other.as_deref());
-        let rebased = |state: State| match old {
+        let rebased = |state: CounterState| match old {
             Some(old) if old != limit => limit.rebase(old, state, now),
             _ => state,
         };
         match bucket.word(slot.slot) {
-            Word::Packed(word) => read(&rebased(old.unwrap_or(limit).unpack(word, ORIGIN))),
-            Word::Pooled(place) => self.pool.read(place, |state| match old {
+            SlotWord::Packed(word) => read(&rebased(old.unwrap_or(limit).unpack(word, ORIGIN))),
+            SlotWord::Pooled(place) => self.pool.read(place, |state| match old {
                 Some(old) if old != limit => read(&rebased(state.clone())),
                 _ => read(state),
             }),
         }
     }
 
-    /// Writes a state into a slot of a line whose lock is held. If it neither fits a word nor the pool, the
+    /// Writes a state into a slot of a line whose lock is locked. If it neither fits a word nor the pool, the
     /// slot is emptied.
     pub(super) fn write(
         &self,
-        line: &Locked<'_>,
+        line: &LineLock<'_>,
         slot: usize,
         tag: Tag,
-        counted: Counted<'_>,
+        counted: StateUnderLimit<'_>,
     ) -> Result<(), PoolFull> {
         let packed = counted.limit.pack(&counted.state, ORIGIN);
         match (packed, line.word(slot), line.tag(slot) == Tag::EMPTY) {
-            (Some(word), Word::Pooled(place), false) => {
+            (Some(word), SlotWord::Pooled(place), false) => {
                 self.pool.remove(place);
-                line.set(slot, tag, Word::Packed(word));
+                line.set(slot, tag, SlotWord::Packed(word));
             }
-            (Some(word), ..) => line.set(slot, tag, Word::Packed(word)),
-            (None, Word::Pooled(place), false) => {
+            (Some(word), ..) => line.set(slot, tag, SlotWord::Packed(word)),
+            (None, SlotWord::Pooled(place), false) => {
                 self.pool.remove(place);
                 return self.write_pooled(line, slot, tag, counted.state);
             }
@@ -204,11 +204,17 @@ impl Table {
         Ok(())
     }
 
-    fn write_pooled(&self, line: &Locked<'_>, slot: usize, tag: Tag, state: State) -> Result<(), PoolFull> {
+    fn write_pooled(
+        &self,
+        line: &LineLock<'_>,
+        slot: usize,
+        tag: Tag,
+        state: CounterState,
+    ) -> Result<(), PoolFull> {
         match self.pool.insert(state) {
-            Ok(place) => line.set(slot, tag, Word::Pooled(place)),
+            Ok(place) => line.set(slot, tag, SlotWord::Pooled(place)),
             Err(full) => {
-                line.set(slot, Tag::EMPTY, Word::VACANT);
+                line.set(slot, Tag::EMPTY, SlotWord::VACANT);
                 return Err(full);
             }
         }
@@ -218,7 +224,7 @@ impl Table {
     /// Whether the first state of a newcomer can be kept. If the pool is full, a few lines are swept for
     /// pooled states that are as good as never seen.
     pub(super) fn has_room_for(&self, limit: &Limit, now: Timestamp) -> bool {
-        let mut first = State::Unseen;
+        let mut first = CounterState::Unseen;
         limit.charge(&mut first, now, Cost::ONE);
         if limit.pack(&first, ORIGIN).is_some() || self.pool.has_room() {
             return true;
@@ -228,7 +234,7 @@ impl Table {
             // A line that is held will be swept another time.
             let Some(line) = self.line(line % self.lines.len()).try_lock() else { continue };
             for slot in 0..SLOTS {
-                if matches!(line.word(slot), Word::Pooled(_)) && self.is_fresh(&line, slot, now) {
+                if matches!(line.word(slot), SlotWord::Pooled(_)) && self.is_fresh(&line, slot, now) {
                     self.clear(&line, slot);
                 }
             }
@@ -252,12 +258,12 @@ impl Table {
         }
     }
 
-    /// Empties a slot of a line whose lock is held.
-    pub(super) fn clear(&self, line: &Locked<'_>, slot: usize) {
-        if let (Word::Pooled(place), false) = (line.word(slot), line.tag(slot) == Tag::EMPTY) {
+    /// Empties a slot of a line whose lock is locked.
+    pub(super) fn clear(&self, line: &LineLock<'_>, slot: usize) {
+        if let (SlotWord::Pooled(place), false) = (line.word(slot), line.tag(slot) == Tag::EMPTY) {
             self.pool.remove(place);
         }
-        line.set(slot, Tag::EMPTY, Word::VACANT);
+        line.set(slot, Tag::EMPTY, SlotWord::VACANT);
     }
 }
 
@@ -267,7 +273,7 @@ pub(super) struct LatestLimit(pub(super) u16, pub(super) Limit);
 
 /// A state and the limit it is counted under.
 #[derive(Debug)]
-pub(super) struct Counted<'a> {
+pub(super) struct StateUnderLimit<'a> {
     pub(super) limit: &'a Limit,
-    pub(super) state: State,
+    pub(super) state: CounterState,
 }

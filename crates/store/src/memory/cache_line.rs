@@ -35,7 +35,7 @@ pub(super) const LINES: usize = 1 << AWAY_BITS;
 pub(super) const LIMITS: usize = 1 << LIMIT_BITS;
 
 const SPILLED: u64 = 1 << 63;
-const HELD: u64 = 1 << 63;
+const LOCKED: u64 = 1 << 63;
 const POOLED: u64 = 1 << 62;
 /// A holder is done within nanoseconds, unless it was put to sleep.
 const SPINS: u32 = 64;
@@ -73,12 +73,12 @@ impl Tag {
 
 /// A state packed into a word, or the number of its place in the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Word {
+pub(super) enum SlotWord {
     Packed(u64),
     Pooled(u64),
 }
 
-impl Word {
+impl SlotWord {
     /// What stands in a slot that was emptied. It equals no state, so whoever read the slot before cannot replace it.
     pub(super) const VACANT: Self = Self::Pooled(WORD_MAX);
 
@@ -98,12 +98,12 @@ impl Word {
 /// One line of the table.
 #[repr(align(64))]
 #[derive(Debug, Default)]
-pub(super) struct Bucket {
+pub(super) struct CacheLine {
     tags: [AtomicU64; SLOTS],
     words: [AtomicU64; SLOTS],
 }
 
-impl Bucket {
+impl CacheLine {
     /// The slot of the key that `wanted` names, whatever its limit. Unless the line is locked this is a hint.
     pub(super) fn find(&self, wanted: Tag) -> Option<(usize, Tag)> {
         (0..SLOTS).map(|slot| (slot, self.tag(slot))).find(|(_, tag)| tag.is_of(wanted))
@@ -111,13 +111,13 @@ impl Bucket {
 
     /// Where exactly this tag is.
     #[inline]
-    pub(super) fn see(&self, wanted: Tag) -> Option<Seen<'_>> {
+    pub(super) fn snapshot(&self, wanted: Tag) -> Option<SlotSnapshot<'_>> {
         // Without a branch: which slot it is, no branch predictor knows. The first is it if no other is.
         let is_in = |slot: usize| self.tags[slot].load(Ordering::Acquire) == wanted.0;
         let slot = select_unpredictable(is_in(2), 2, usize::from(is_in(1)));
         let slot = select_unpredictable(is_in(3), 3, slot);
         let bits = self.tags[slot].load(Ordering::Acquire);
-        if bits & !SPILLED == wanted.0 { Some(Seen { line: self, slot, bits }) } else { None }
+        if bits & !SPILLED == wanted.0 { Some(SlotSnapshot { line: self, slot, bits }) } else { None }
     }
 
     /// Whether a slot was never used. Unless the line is locked this is a hint.
@@ -131,8 +131,8 @@ impl Bucket {
     }
 
     #[inline]
-    pub(super) fn word(&self, slot: usize) -> Word {
-        Word::from_bits(self.words[slot].load(Ordering::Acquire))
+    pub(super) fn word(&self, slot: usize) -> SlotWord {
+        SlotWord::from_bits(self.words[slot].load(Ordering::Acquire))
     }
 
     /// Whether keys whose home this is may live in the lines behind it.
@@ -142,19 +142,19 @@ impl Bucket {
 
     /// Waits for the lock.
     #[inline]
-    pub(super) fn lock(&self) -> Locked<'_> {
-        patiently(|| self.try_lock())
+    pub(super) fn lock(&self) -> LineLock<'_> {
+        spin_until(|| self.try_lock())
     }
 
     /// The lock, if nobody holds it.
-    pub(super) fn try_lock(&self) -> Option<Locked<'_>> {
+    pub(super) fn try_lock(&self) -> Option<LineLock<'_>> {
         // Not `then_some`: a guard made and dropped would let go of another's lock.
-        self.try_hold(0).then(|| Locked { bucket: self, held: Cell::new(1) })
+        self.try_lock_word(0).then(|| LineLock { bucket: self, held: Cell::new(1) })
     }
 
-    fn try_hold(&self, slot: usize) -> bool {
-        let was = self.words[slot].load(Ordering::Relaxed) & !HELD;
-        self.words[slot].compare_exchange(was, was | HELD, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    fn try_lock_word(&self, slot: usize) -> bool {
+        let was = self.words[slot].load(Ordering::Relaxed) & !LOCKED;
+        self.words[slot].compare_exchange(was, was | LOCKED, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
     /// The address that a prefetch wants.
@@ -165,13 +165,13 @@ impl Bucket {
 
 /// A slot in which a tag was seen without any lock.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Seen<'t> {
-    line: &'t Bucket,
+pub(super) struct SlotSnapshot<'t> {
+    line: &'t CacheLine,
     slot: usize,
     bits: u64,
 }
 
-impl<'t> Seen<'t> {
+impl<'t> SlotSnapshot<'t> {
     /// The state there, if the tag is still there too, and the state is packed and held by nobody.
     #[inline]
     pub(super) fn packed(&self) -> Option<u64> {
@@ -189,14 +189,14 @@ impl<'t> Seen<'t> {
     }
 
     /// Holds a packed state, if it is still there and nobody else holds it.
-    pub(super) fn hold(&self, was: u64) -> Option<HeldWord<'t>> {
+    pub(super) fn hold(&self, was: u64) -> Option<WordLock<'t>> {
         // Not `then_some`: a guard made and dropped would let go of another's word.
-        self.replace(was, was | HELD).then(|| HeldWord { word: &self.line.words[self.slot], then: was })
+        self.replace(was, was | LOCKED).then(|| WordLock { word: &self.line.words[self.slot], then: was })
     }
 }
 
 /// Tries until it succeeds; at first without giving way, for holders are quick.
-pub(super) fn patiently<T>(mut attempt: impl FnMut() -> Option<T>) -> T {
+pub(super) fn spin_until<T>(mut attempt: impl FnMut() -> Option<T>) -> T {
     let mut spins = 0;
     loop {
         if let Some(success) = attempt() {
@@ -209,19 +209,19 @@ pub(super) fn patiently<T>(mut attempt: impl FnMut() -> Option<T>) -> T {
 
 /// A word that nobody else changes until this is dropped.
 #[derive(Debug)]
-pub(super) struct HeldWord<'t> {
+pub(super) struct WordLock<'t> {
     word: &'t AtomicU64,
     then: u64,
 }
 
-impl HeldWord<'_> {
+impl WordLock<'_> {
     /// What the word is to be when it is let go.
     pub(super) fn set(&mut self, next: u64) {
         self.then = next;
     }
 }
 
-impl Drop for HeldWord<'_> {
+impl Drop for WordLock<'_> {
     fn drop(&mut self) {
         self.word.store(self.then, Ordering::Release);
     }
@@ -230,27 +230,27 @@ impl Drop for HeldWord<'_> {
 /// A line whose lock is held: until this is dropped, nobody else changes a tag, a pooled word or a word that
 /// [`hold`](Self::hold) was called for.
 #[derive(Debug)]
-pub(super) struct Locked<'t> {
-    bucket: &'t Bucket,
+pub(super) struct LineLock<'t> {
+    bucket: &'t CacheLine,
     /// A bit for each word that is held; word 0 always is.
     held: Cell<u8>,
 }
 
-impl Locked<'_> {
+impl LineLock<'_> {
     /// Holds a word too. Others hold a word only while they wait for nothing, so this never waits for long.
     pub(super) fn hold(&self, slot: usize) {
         if self.held.get() & 1 << slot == 0 {
-            patiently(|| self.bucket.try_hold(slot).then_some(()));
+            spin_until(|| self.bucket.try_lock_word(slot).then_some(()));
             self.held.set(self.held.get() | 1 << slot);
         }
     }
 
     /// Fills a slot.
-    pub(super) fn set(&self, slot: usize, tag: Tag, word: Word) {
+    pub(super) fn set(&self, slot: usize, tag: Tag, word: SlotWord) {
         self.hold(slot);
         let spilled = self.bucket.tags[slot].load(Ordering::Relaxed) & SPILLED;
         self.bucket.tags[slot].store(tag.0 | spilled, Ordering::Release);
-        self.bucket.words[slot].store(word.to_bits() | HELD, Ordering::Release);
+        self.bucket.words[slot].store(word.to_bits() | LOCKED, Ordering::Release);
     }
 
     pub(super) fn set_spilled(&self, spilled: bool) {
@@ -259,17 +259,17 @@ impl Locked<'_> {
     }
 }
 
-impl std::ops::Deref for Locked<'_> {
-    type Target = Bucket;
+impl std::ops::Deref for LineLock<'_> {
+    type Target = CacheLine;
 
-    fn deref(&self) -> &Bucket {
+    fn deref(&self) -> &CacheLine {
         self.bucket
     }
 }
 
-impl Drop for Locked<'_> {
+impl Drop for LineLock<'_> {
     fn drop(&mut self) {
-        // Word 0 last: it is the lock.
+        // SlotWord 0 last: it is the lock.
         for slot in (0..SLOTS).rev().filter(|slot| self.held.get() & 1 << slot != 0) {
             let word = self.bucket.word(slot);
             self.bucket.words[slot].store(word.to_bits(), Ordering::Release);
@@ -283,55 +283,55 @@ mod tests {
 
     #[test]
     fn a_bucket_is_one_cache_line() {
-        assert_eq!((size_of::<Bucket>(), align_of::<Bucket>()), (64, 64));
+        assert_eq!((size_of::<CacheLine>(), align_of::<CacheLine>()), (64, 64));
     }
 
     #[test]
     fn a_tag_is_found_under_any_limit_and_only_at_its_distance() {
-        let bucket = Bucket::default();
-        bucket.lock().set(2, Tag::new(0xfeed_beef, 3, 7), Word::Packed(42));
+        let bucket = CacheLine::default();
+        bucket.lock().set(2, Tag::new(0xfeed_beef, 3, 7), SlotWord::Packed(42));
         let found = |hash, away| bucket.find(Tag::new(hash, away, 1));
         assert_eq!(found(0xfeed_beef, 3), Some((2, Tag::new(0xfeed_beef, 3, 7))));
         assert_eq!(found(0xfeed_beef, 2), None);
         assert_eq!(found(0xfeed_beee, 3), None);
         assert_eq!((bucket.tag(2).limit(), bucket.tag(2).away()), (7, 3));
-        assert_eq!(Bucket::default().find(Tag::new(0, 0, 1)), None, "an empty slot is nobody's");
+        assert_eq!(CacheLine::default().find(Tag::new(0, 0, 1)), None, "an empty slot is nobody's");
     }
 
     #[test]
     fn flags_never_touch_states() {
-        let bucket = Bucket::default();
+        let bucket = CacheLine::default();
         let locked = bucket.lock();
         for slot in 0..SLOTS {
-            locked.set(slot, Tag::new(slot as u64, 0, 1), Word::Packed(WORD_MAX));
+            locked.set(slot, Tag::new(slot as u64, 0, 1), SlotWord::Packed(WORD_MAX));
         }
         locked.set_spilled(true);
         drop(locked);
         assert!(bucket.has_spilled());
         for slot in 0..SLOTS {
             assert_eq!(bucket.tag(slot), Tag::new(slot as u64, 0, 1));
-            assert_eq!(bucket.word(slot), Word::Packed(WORD_MAX));
+            assert_eq!(bucket.word(slot), SlotWord::Packed(WORD_MAX));
         }
-        bucket.lock().set(0, Tag::new(7, 0, 1), Word::Pooled(9));
-        assert_eq!((bucket.word(0), bucket.has_spilled()), (Word::Pooled(9), true));
+        bucket.lock().set(0, Tag::new(7, 0, 1), SlotWord::Pooled(9));
+        assert_eq!((bucket.word(0), bucket.has_spilled()), (SlotWord::Pooled(9), true));
     }
 
     #[test]
     fn a_word_that_is_held_is_not_replaced() {
-        let bucket = Bucket::default();
+        let bucket = CacheLine::default();
         let locked = bucket.lock();
-        locked.set(2, Tag::new(1, 0, 1), Word::Packed(5));
-        let seen = bucket.see(Tag::new(1, 0, 1)).unwrap();
+        locked.set(2, Tag::new(1, 0, 1), SlotWord::Packed(5));
+        let seen = bucket.snapshot(Tag::new(1, 0, 1)).unwrap();
         assert!(!seen.replace(5, 6) && seen.packed().is_none());
         drop(locked);
         let mut held = seen.hold(5).unwrap();
         assert!(seen.hold(5).is_none() && !seen.replace(5, 6));
         held.set(7);
-        assert_eq!(bucket.word(2), Word::Packed(5), "until it is let go");
+        assert_eq!(bucket.word(2), SlotWord::Packed(5), "until it is let go");
         drop(held);
         assert!(seen.replace(7, 8));
         assert_eq!(seen.packed(), Some(8));
-        bucket.lock().set(2, Tag::new(2, 0, 1), Word::Packed(9));
+        bucket.lock().set(2, Tag::new(2, 0, 1), SlotWord::Packed(9));
         assert_eq!(seen.packed(), None, "it is another's now");
     }
 }
