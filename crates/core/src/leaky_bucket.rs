@@ -1,8 +1,8 @@
-//! `leaky_bucket`: a queue that lets requests depart exactly `1 / rate` apart.
+//! `leaky_bucket`: a queue from which requests depart exactly `1 / rate` apart.
 //!
-//! An admitted request learns its `wait`, the time until its departure. The bucket holds at most `burst` units, the
-//! departing one included; a request that finds it full is rejected, and so is one that would wait longer than
-//! `max_wait`. A request of cost n departs once and holds n departures.
+//! The `wait` of an admitted request is the time until its departure. The queue holds at most `burst` units, including
+//! the departing one. A request that finds it full is rejected, and so is one that would wait longer than `max_wait`. A
+//! request of cost n departs once and takes n departure slots.
 
 use crate::bucket::{Bucket, Level, Rate};
 use crate::decision::{Outcome, Verdict};
@@ -14,7 +14,7 @@ use crate::time::{Tick, TimeSpan, Timestamp};
 pub struct LeakyBucket(Bucket);
 
 impl LeakyBucket {
-    /// The longest wait of an admitted request where none is specified.
+    /// The longest wait if the specification has none.
     pub const DEFAULT_MAX_WAIT: TimeSpan = TimeSpan::from_secs(30);
 
     /// The exact rate of departures.

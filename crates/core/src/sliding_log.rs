@@ -1,7 +1,7 @@
-//! `sliding_window_log`: the instants themselves, and so exact.
+//! `sliding_window_log`: stores the time of every admission, and so is exact.
 //!
-//! Law: no (now − window, now] ever holds more than `requests`. Refused requests are not stored, so memory
-//! is at most `requests` entries per key.
+//! Law: no interval (now − window, now] contains more than `requests`. Rejected requests are not stored, so a key takes
+//! at most `requests` entries.
 
 use alloc::collections::VecDeque;
 
@@ -16,12 +16,12 @@ pub struct SlidingLog {
     window: TimeSpan,
 }
 
-/// When units were admitted, oldest first. The default is a key never seen.
+/// The times of admitted units, oldest first. The default is an unused key.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct AdmissionLog {
-    /// The newest instant seen by a charge: time never goes back behind it.
+    /// The newest time of a charge: the log's time never goes back behind it.
     newest_time: Timestamp,
-    /// The units of all entries together.
+    /// The sum of the units of all entries.
     total_units: u64,
     entries: VecDeque<AdmissionEntry>,
 }
@@ -33,12 +33,12 @@ struct AdmissionEntry {
 }
 
 impl AdmissionLog {
-    /// How many entries are kept.
+    /// The number of entries.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether nothing is kept.
+    /// Whether there are no entries.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
@@ -59,7 +59,7 @@ impl SlidingLog {
         left.fold(0, |units, entry| units.saturating_add(entry.units))
     }
 
-    /// Forgets the entries that have left the window by `now`.
+    /// Removes the entries that have left the window by `now`.
     fn remove_expired(&self, log: &mut AdmissionLog, now: Timestamp) {
         log.newest_time = log.newest_time.max(now);
         let at = log.newest_time;
@@ -68,7 +68,7 @@ impl SlidingLog {
         }
     }
 
-    /// The first instant at which at least `units` of all entries have left.
+    /// The first instant at which at least `units` have left the window.
     fn when_expired(&self, log: &AdmissionLog, units: u64) -> Timestamp {
         let mut left = 0_u64;
         let last = log.entries.iter().find(|entry| {
@@ -132,7 +132,7 @@ impl RateAlgorithm for SlidingLog {
         log.total_units = log.total_units.saturating_add(units);
         let full = log.entries.len() as u64 >= self.requests;
         match log.entries.back_mut() {
-            // One entry per instant; and where more is charged than fits, the newest entry takes it.
+            // One entry per instant. If the log is full, the newest entry takes the charge.
             Some(newest) if newest.at == at || full => {
                 *newest = AdmissionEntry { at, units: newest.units.saturating_add(units) };
             }
@@ -162,7 +162,7 @@ impl RateAlgorithm for SlidingLog {
         log.entries.capacity().saturating_mul(size_of::<AdmissionEntry>())
     }
 
-    /// The two newest entries become one, at the later instant: its units leave no earlier than they would.
+    /// Merges the two newest entries at the later time, so no unit leaves the window too early.
     fn make_room(log: &mut AdmissionLog) {
         if log.entries.len() < log.entries.capacity() {
             return;
