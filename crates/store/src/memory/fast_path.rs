@@ -1,10 +1,10 @@
-//! The way of almost all decisions: every counter is in its slot, packed, under the limit that is asked for.
+//! The path of almost all decisions: every counter is packed in its slot under the requested limit.
 //!
-//! Counters are read and judged as they are. What is refused is answered at once. What passes replaces the word it
-//! has read; if that has changed meanwhile, it is judged again. Several words are held first, all of them unchanged,
-//! and then replaced together. If anything is out of the ordinary, there is no answer here, and nothing was touched.
+//! Counters are read and evaluated without a lock. A rejection writes nothing. An admission replaces the word it has read;
+//! if the word has changed meanwhile, it is evaluated again. For several counters, all words are locked first, if they are
+//! unchanged, and then replaced together. In any other case the fast path returns no result and changes nothing.
 //!
-//! After a counter is read, and not only before, its number must belong to the limit: snapshot `limits`.
+//! The number must belong to the limit after a counter was read, not only before: see `limit_registry`.
 
 use smallvec::SmallVec;
 use tidegate_core::{
@@ -17,25 +17,25 @@ use super::table::ORIGIN;
 use super::{KeyLookup, MemoryStore};
 use crate::store::StoreError;
 
-/// Why a check was not answered here.
+/// Why the fast path has no result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FastPathMiss {
-    /// Its counter is not in a slot, not packed, held, or lookups for more than a step.
+    /// The counter is not in a slot, not packed, or locked, or the step does not fit a word.
     Ineligible,
-    /// Another thread has just changed its counter, or it is not in its home: a longer look will tell.
+    /// Another thread has just changed the counter, or it is not in its home line: try the longer search.
     Contended,
 }
 
-/// Whether a check is what almost all are: of one unit, and binding.
-#[expect(clippy::inline_always, reason = "what almost every decision runs through")]
+/// Whether a check is of the most common kind: one unit, binding.
+#[expect(clippy::inline_always, reason = "on the path of almost every decision")]
 #[inline(always)]
 pub(super) fn is_common(check: &Check<'_>) -> bool {
     check.cost == Cost::ONE && check.role == Role::Binding
 }
 
 impl MemoryStore {
-    /// Charges an ordinary check to a token bucket. Of what it updates spent, the caller makes what it wants to know.
-    #[expect(clippy::inline_always, reason = "what almost every decision runs through")]
+    /// Charges a common check to a token bucket. The caller derives what it needs from the result.
+    #[expect(clippy::inline_always, reason = "on the path of almost every decision")]
     #[inline(always)]
     pub(super) fn spend(
         &self,
@@ -58,10 +58,10 @@ impl MemoryStore {
         }
     }
 
-    /// The same for a key that does not live in its home, or that another thread charges too.
+    /// Like `spend`, for a key outside its home line or one that another thread charges too.
     #[expect(
         clippy::too_many_arguments,
-        reason = "each has a register; gathered, they would go through memory"
+        reason = "each has a register; in a struct they would go through memory"
     )]
     #[inline(never)]
     fn spend_contended(
@@ -82,8 +82,8 @@ impl MemoryStore {
         })
     }
 
-    #[expect(clippy::too_many_arguments, reason = "it is part of its callers")]
-    #[expect(clippy::inline_always, reason = "what almost every decision runs through")]
+    #[expect(clippy::too_many_arguments, reason = "inlined into its callers")]
+    #[expect(clippy::inline_always, reason = "on the path of almost every decision")]
     #[inline(always)]
     fn spend_at(
         &self,
@@ -108,7 +108,7 @@ impl MemoryStore {
         }
     }
 
-    /// The answer to a single check.
+    /// Evaluates and charges a single check.
     fn try_one<M: RateAlgorithm>(
         &self,
         algorithm: &M,
@@ -124,7 +124,7 @@ impl MemoryStore {
             let Some((word, StepResult { outcome, next })) = stepped else { return Some(None) };
             match outcome.verdict.is_pass() {
                 true if check.cost == Cost::ZERO => Some(Some(outcome)),
-                // If another was faster, what it left is judged.
+                // If another thread changed the word first, evaluate the new word.
                 true => slot.replace(word, next).then_some(Some(outcome)),
                 false if check.role == Role::Overage => Some(None),
                 false => Some(Some(outcome)),
@@ -134,7 +134,7 @@ impl MemoryStore {
         Some(outcome)
     }
 
-    /// The decision over several checks.
+    /// Decides several checks.
     pub(super) fn try_several(
         &self,
         checks: &[Check<'_>],
@@ -144,7 +144,7 @@ impl MemoryStore {
         let mut outcomes = Outcomes::new();
         let mut updates = SmallVec::<[PlannedUpdate<'_>; 4]>::new();
         for (position, (check, lookup)) in checks.iter().zip(lookups).enumerate() {
-            // Checks that share a key are judged together, and overage is charged whatever it is.
+            // Checks that share a key add up, and overage is charged even if it does not fit.
             if check.role == Role::Overage
                 || lookups[..position].iter().any(|other| other.hash == lookup.hash)
             {
@@ -160,21 +160,21 @@ impl MemoryStore {
         if decision.passes() {
             charge_all(checks, &decision.outcomes, &updates)?;
         } else {
-            for ((check, updates), outcome) in checks.iter().zip(&updates).zip(&mut decision.outcomes) {
+            for ((check, update), outcome) in checks.iter().zip(&updates).zip(&mut decision.outcomes) {
                 if outcome.verdict.is_pass() {
-                    let left = check.limit.step_word(updates.word, ORIGIN, now, Cost::ZERO)?.outcome;
+                    let left = check.limit.step_word(update.word, ORIGIN, now, Cost::ZERO)?.outcome;
                     *outcome = Outcome { verdict: outcome.verdict, ..left };
                 }
             }
-            // All were read at one instant if none has changed since.
-            if updates.iter().any(|updates| updates.slot.packed() != Some(updates.word)) {
+            // If no word has changed since, all were read at one instant.
+            if updates.iter().any(|update| update.slot.packed() != Some(update.word)) {
                 return None;
             }
         }
         Some(decision)
     }
 
-    /// Where the counter of a check is, if it is in a slot under the limit that is asked for.
+    /// The slot of a check's counter, if the counter is in a slot under the requested limit.
     #[inline]
     fn find(&self, check: &Check<'_>, lookup: KeyLookup, now: Timestamp) -> Option<SlotSnapshot<'_>> {
         match self.overrides.in_force(&check.key, now) {
@@ -183,8 +183,8 @@ impl MemoryStore {
         }
     }
 
-    /// The state that was slot, if it is packed and is counted under `limit`.
-    #[expect(clippy::inline_always, reason = "what almost every decision runs through")]
+    /// The state in the slot, if it is packed and counted under `limit`.
+    #[expect(clippy::inline_always, reason = "on the path of almost every decision")]
     #[inline(always)]
     fn packed(&self, slot: SlotSnapshot<'_>, number: u16, limit: &Limit) -> Option<u64> {
         slot.packed().filter(|_| self.table.limits.belongs_to(number, limit))
@@ -200,7 +200,7 @@ impl MemoryStore {
     }
 }
 
-/// Decides a single check, in code of its own for each algorithm.
+/// Decides a single check; compiled separately for each algorithm.
 pub(super) struct DecideOne<'a> {
     pub(super) store: &'a MemoryStore,
     pub(super) check: &'a Check<'a>,
@@ -221,7 +221,7 @@ impl AlgorithmVisitor for DecideOne<'_> {
     }
 }
 
-/// A counter as it was read, and what it becomes if it is charged.
+/// A counter as it was read, and its next word if it is charged.
 #[derive(Clone, Copy, Debug)]
 struct PlannedUpdate<'t> {
     slot: SlotSnapshot<'t>,
@@ -231,13 +231,13 @@ struct PlannedUpdate<'t> {
 
 /// Stores all new words, or nothing if any counter has changed.
 fn charge_all(checks: &[Check<'_>], outcomes: &[Outcome], updates: &[PlannedUpdate<'_>]) -> Option<()> {
-    let mut held = SmallVec::<[(WordLock<'_>, u64); 4]>::new();
-    for ((check, outcome), updates) in checks.iter().zip(outcomes).zip(updates) {
+    let mut locked = SmallVec::<[(WordLock<'_>, u64); 4]>::new();
+    for ((check, outcome), update) in checks.iter().zip(outcomes).zip(updates) {
         if outcome.verdict.is_pass() && check.cost > Cost::ZERO {
-            held.push((updates.slot.hold(updates.word)?, updates.next));
+            locked.push((update.slot.lock(update.word)?, update.next));
         }
     }
-    for (word, next) in &mut held {
+    for (word, next) in &mut locked {
         word.set(*next);
     }
     Some(())

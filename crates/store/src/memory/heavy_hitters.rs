@@ -1,4 +1,4 @@
-//! The heaviest keys, by a small sample of all decisions.
+//! The keys with the most requests, from a small sample of all decisions.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -7,23 +7,23 @@ use tidegate_core::{CounterKey, RuleId, Timestamp};
 
 use crate::space_saving::SpaceSaving;
 
-/// One decision of so many is looked at.
+/// One decision in this many is sampled.
 const SAMPLE: u64 = 1_024;
-/// So many keys are kept per rule: whoever sends more than one in so many requests is among them.
+/// Keys kept per rule. A key with more than one in this many requests is among them.
 const KEYS_PER_RULE: usize = 64;
-/// So many rules are kept, so that those of earlier policies do not pile up.
+/// Rules kept, so that rules of earlier policies do not accumulate.
 const MAX_RULES: usize = 1_024;
 
-/// A key that lookups more than most.
+/// A key with many requests.
 #[derive(Clone, PartialEq, Eq)]
 pub struct HeavyKey {
-    /// The rule it lookups of.
+    /// The rule.
     pub rule: RuleId,
-    /// Who lookups.
+    /// The client.
     pub client: Box<[u8]>,
-    /// How often it admitted, about.
+    /// Estimated number of admitted requests.
     pub admitted: u64,
-    /// How often it was rejected, about.
+    /// Estimated number of rejected requests.
     pub rejected: u64,
 }
 
@@ -35,7 +35,7 @@ impl std::fmt::Debug for HeavyKey {
     }
 }
 
-/// A sketch of its keys for each rule, over the sampled decisions.
+/// A sketch of the heaviest keys per rule, over the sampled decisions.
 #[derive(Debug, Default)]
 pub(super) struct HeavyHitters {
     rules: Mutex<HashMap<RuleId, RuleKeys>>,
@@ -44,7 +44,7 @@ pub(super) struct HeavyHitters {
 /// The keys of one rule.
 #[derive(Debug, Default)]
 struct RuleKeys {
-    /// How many decisions were recorded, and how many of the rule it replaced.
+    /// Recorded decisions, including those of the rule that this one replaced.
     weight: u64,
     keys: SpaceSaving<KeyCounts, KEYS_PER_RULE>,
 }
@@ -57,10 +57,10 @@ struct KeyCounts {
 }
 
 impl HeavyHitters {
-    /// Looks at this decision, if chance will have it.
+    /// Records this decision if it is in the sample.
     #[inline]
     pub(super) fn sample(&self, key: &CounterKey<'_>, hash: u64, now: Timestamp, passes: bool) {
-        // The time is as good as random in its low bits, and the hash keeps one instant from choosing all.
+        // The low bits of the time are nearly random; the hash keeps decisions of one instant independent.
         if (now.as_micros() ^ hash).is_multiple_of(SAMPLE) {
             self.record(key, passes);
         }
@@ -68,7 +68,7 @@ impl HeavyHitters {
 
     #[cold]
     fn record(&self, key: &CounterKey<'_>, passes: bool) {
-        // Nobody waits for statistics.
+        // Statistics never wait for a lock.
         let Ok(mut rules) = self.rules.try_lock() else { return };
         if rules.len() >= MAX_RULES && !rules.contains_key(&key.rule) {
             replace_lightest(&mut rules, key.rule);
@@ -100,7 +100,7 @@ impl HeavyHitters {
     }
 }
 
-/// Puts a rule in the place of the one that fewest decisions were recorded of.
+/// Replaces the rule with the fewest recorded decisions.
 fn replace_lightest(rules: &mut HashMap<RuleId, RuleKeys>, rule: RuleId) {
     let Some((lightest, weight)) =
         rules.iter().map(|(rule, keys)| (*rule, keys.weight)).min_by_key(|(_, weight)| *weight)
@@ -118,7 +118,7 @@ mod tests {
     const RULE: RuleId = RuleId::named("default");
 
     #[test]
-    fn a_heavy_key_is_found_among_many_light_ones() {
+    fn heavy_hitters_with_one_heavy_key_among_many_light_ones_reports_it() {
         let hitters = HeavyHitters::default();
         for n in 0_u64..1_000_000 {
             let now = Timestamp::from_micros(n);
@@ -139,13 +139,13 @@ mod tests {
         }
         let heaviest = hitters.heaviest();
         assert_eq!(&*heaviest[0].client, b"abuser");
-        let asked = heaviest[0].admitted + heaviest[0].rejected;
-        assert!((90_000..=110_000).contains(&asked), "100,000 were about {asked}");
+        let requests = heaviest[0].admitted + heaviest[0].rejected;
+        assert!((90_000..=110_000).contains(&requests), "100,000 were estimated as {requests}");
         assert!(heaviest.len() <= KEYS_PER_RULE);
     }
 
     #[test]
-    fn rules_of_earlier_policies_are_forgotten_and_a_busy_one_is_not() {
+    fn heavy_hitters_with_too_many_rules_drops_idle_ones_and_keeps_a_busy_one() {
         let hitters = HeavyHitters::default();
         for n in 0..10_000 {
             let rule = RuleId::named(&format!("rule-{n}"));

@@ -1,4 +1,4 @@
-//! DecideFuture with locks held: several checks at once, newcomers, and whatever the fast way does not do.
+//! Decisions under locks: several checks, new keys, and everything else that the fast path does not handle.
 
 use std::sync::TryLockError;
 
@@ -11,7 +11,7 @@ use super::metrics::StoreMetrics;
 use super::table::{CounterTable, LatestLimit, Slot, StateUnderLimit};
 use crate::sync::MutexGuard;
 
-/// One check, ready to be decided: its key's hash, the limit in force and that limit's number.
+/// A check ready to be decided: the hash of its key, the limit that applies and that limit's number.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ResolvedCheck {
     pub(super) hash: u64,
@@ -19,30 +19,30 @@ pub(super) struct ResolvedCheck {
     pub(super) number: u16,
 }
 
-/// Where the counter of a check is.
+/// The location of a check's counter.
 #[derive(Clone, Copy, Debug)]
 enum CounterPlace {
-    /// In a slot of its own.
+    /// In the key's own slot.
     Slot(Slot),
-    /// Nowhere yet: this slot becomes its own when it is charged.
+    /// Not stored yet: the key takes this slot when it is charged.
     Free(Slot),
-    /// Shared with others, for the table is full; the number of its lock.
+    /// Shared with other keys because the table is full; the index of its lock.
     Shared(usize),
 }
 
-/// The lock of a shared counter that is not held yet.
+/// The index of a shared counter that is not locked yet.
 const UNLOCKED: usize = usize::MAX;
 
-/// Why not everything could be locked.
+/// Why the counters could not be locked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LockError {
-    /// Another decision holds a line that we may not wait for.
+    /// Another decision holds a line that must not be waited for.
     Busy,
     /// A limit's number was retired after it was looked up.
     Retired,
 }
 
-/// The lines and places of one decision, their locks held until it is dropped.
+/// The locked lines and counters of one decision, released on drop.
 #[derive(Debug)]
 pub(super) struct LockedCounters<'t> {
     table: &'t CounterTable,
@@ -55,12 +55,12 @@ pub(super) struct LockedCounters<'t> {
 }
 
 impl<'t> LockedCounters<'t> {
-    /// Locks the homes of all checks, in ascending order, and finds their places.
+    /// Locks the home lines of all checks in ascending order and locates their counters.
     ///
-    /// A line behind a home may come after a line already held: it is not waited for, or two decisions could
-    /// wait for each other. Whoever meets `Busy` lets everything go and begins again.
+    /// A line behind a home may come before a line already locked. It is not waited for, or two decisions could deadlock. On
+    /// `Busy` the caller releases everything and starts again.
     ///
-    /// Once all lines are locked, every number is checked: snapshot `reclaim`.
+    /// Once all lines are locked, every number is checked: see `reclaim`.
     pub(super) fn lock(
         table: &'t CounterTable,
         metrics: &'t StoreMetrics,
@@ -81,7 +81,7 @@ impl<'t> LockedCounters<'t> {
         if held.resolved.iter().any(|resolved| !table.limits.belongs_to(resolved.number, &resolved.limit)) {
             return Err(LockError::Retired);
         }
-        // Shared counters last, and without waiting: whoever holds one waits for nothing.
+        // Shared counters last, and without waiting: their holders wait for nothing.
         for check in 0..held.resolved.len() {
             if let CounterPlace::Shared(_) = held.places[check] {
                 held.metrics.overflowed();
@@ -106,7 +106,7 @@ impl<'t> LockedCounters<'t> {
         Some(CounterPlace::Shared(self.shared.len() - 1))
     }
 
-    /// Its own place, or one that can become it; `None` if there is none.
+    /// The key's own place, or a free one; `None` if there is none.
     fn find_place(&mut self, check: usize) -> Result<Option<CounterPlace>, LockError> {
         let resolved = &self.resolved[check];
         let same_key = self.resolved[..check].iter().position(|earlier| earlier.hash == resolved.hash);
@@ -117,13 +117,13 @@ impl<'t> LockedCounters<'t> {
         let found = self.line(home).and_then(|line| self.table.find(line, home, resolved.hash));
         if let Some(slot) = found {
             self.lock_line(slot.line)?;
-            // Before its own line was locked, a fresh slot behind its home may have been given away.
+            // Before its line was locked, another key may have taken a fresh slot behind the home.
             if self.still_owns(slot, resolved.hash, home) {
                 self.lock_word(slot);
                 return Ok(Some(CounterPlace::Slot(slot)));
             }
         }
-        // A slot never used first, wherever: whoever takes a fresh one sends its owner looking for another.
+        // Prefer a slot that was never used: taking a fresh one makes its owner search for another.
         for line in home..home + LINES {
             if self.table.line(line).has_empty() {
                 self.lock_line(line)?;
@@ -140,7 +140,7 @@ impl<'t> LockedCounters<'t> {
                 |this: &Self| this.table.fresh_slot(line, this.now, &mut latest, |slot| this.is_taken(slot));
             while let Some(slot) = fresh(self) {
                 self.lock_word(slot);
-                // Before it was held, its owner may have come back.
+                // Before the word was locked, its owner may have used it again.
                 if fresh(self) == Some(slot) {
                     return Ok(self.claim(resolved, slot));
                 }
@@ -158,7 +158,7 @@ impl<'t> LockedCounters<'t> {
         found.is_some_and(|(at, _)| at == slot.slot)
     }
 
-    /// Whether another check of this decision lives there, or is about to.
+    /// Whether another check of this decision uses or will use the slot.
     fn is_taken(&self, slot: Slot) -> bool {
         self.places.iter().any(
             |place| matches!(place, CounterPlace::Slot(other) | CounterPlace::Free(other) if *other == slot),
@@ -167,7 +167,7 @@ impl<'t> LockedCounters<'t> {
 
     fn lock_word(&self, slot: Slot) {
         if let Some(line) = self.line(slot.line) {
-            line.hold(slot.slot);
+            line.lock_word(slot.slot);
         }
     }
 
@@ -175,7 +175,7 @@ impl<'t> LockedCounters<'t> {
         self.lines.iter().find(|(held, _)| *held == line).map(|(_, locked)| locked)
     }
 
-    /// Holds one more line: waits for it only if it comes after all that are held.
+    /// Locks one more line. Waits for it only if it comes after all locked lines.
     fn lock_line(&mut self, line: usize) -> Result<(), LockError> {
         if self.line(line).is_some() {
             return Ok(());
@@ -187,7 +187,7 @@ impl<'t> LockedCounters<'t> {
         Ok(())
     }
 
-    /// Moves counters to the limits in force where those have changed.
+    /// Converts counters to the limits that apply, if those have changed.
     pub(super) fn adopt(&mut self) {
         for check in 0..self.resolved.len() {
             let CounterPlace::Slot(slot) = self.places[check] else { continue };
@@ -220,7 +220,7 @@ impl<'t> LockedCounters<'t> {
         }
     }
 
-    /// The state of a check's counter, changed and written back.
+    /// Changes the state of a check's counter and writes it back.
     pub(super) fn change(&mut self, check: usize, change: impl Fn(&Limit, &mut CounterState)) {
         let resolved = &self.resolved[check];
         match self.places[check] {
@@ -245,8 +245,8 @@ impl<'t> LockedCounters<'t> {
             }
             CounterPlace::Shared(_) => {}
         }
-        // The pool may have filled up since a place was found. Then nobody is waited for: the worst that can happen
-        // is that one unit of one newcomer goes uncounted.
+        // The pool may have filled up since the place was found. Do not wait then: at worst one unit of one new key is not
+        // counted.
         if let CounterPlace::Shared(UNLOCKED) = self.places[check] {
             self.places[check] = self.lock_shared(check).unwrap_or(CounterPlace::Shared(UNLOCKED));
         }
@@ -257,7 +257,7 @@ impl<'t> LockedCounters<'t> {
         }
     }
 
-    /// Whether a check has a counter of its own, and that counts under the limit it names.
+    /// Whether a check has its own counter, and that counter uses the check's limit.
     pub(super) fn counts_under_its_limit(&self, check: usize) -> bool {
         let resolved = &self.resolved[check];
         matches!(self.places[check], CounterPlace::Slot(slot)

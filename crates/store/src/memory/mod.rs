@@ -1,11 +1,11 @@
-//! The in-memory store: counters of this process, within a cap of bytes.
+//! The in-memory store: counters of this process, within a memory cap.
 //!
-//! A key is a seeded 64-bit hash. Its high bits say which cache line is its home, its low bits stand in the
-//! slot, pending_cost a state packed into one word: one line is all that an ordinary check touches. `bucket` is a
-//! line, `table` says where keys live. `fast` is the way of almost all decisions: a refusal writes nothing, and
-//! what passes replaces the words it has read. `decision` is the way of the rest, with locks held from the start.
+//! A key is identified by a seeded 64-bit hash. The high bits select its home cache line, the low bits are stored in the
+//! slot, next to a state packed into one word: an ordinary check touches one cache line. `cache_line` is a line, `table`
+//! places keys. `fast_path` handles almost all decisions: a rejection writes nothing, and an admission replaces the words
+//! it has read. `locked_path` handles the rest under locks.
 
-#![allow(clippy::cast_possible_truncation, reason = "bits of hashes and tags are cut on purpose")]
+#![allow(clippy::cast_possible_truncation, reason = "bits of hashes and tags are truncated on purpose")]
 
 mod cache_line;
 mod fast_path;
@@ -43,20 +43,20 @@ use overrides::Overrides;
 use pool::Pool;
 use table::CounterTable;
 
-/// At this share of its slots a table is as full as it should get: of a million keys about nine then find all
-/// of their sixteen lines full.
+/// The share of used slots at which a table counts as full: about nine of a million keys then find all of their sixteen
+/// lines full.
 const FILL: f64 = 0.65;
-/// Fewer bytes are not worth saving: with some room to spare, almost every key lives in its home.
+/// Smaller tables are not worth the savings: with some spare room almost every key lives in its home line.
 const SMALL: usize = 128 * 1024;
-/// So many bytes for each slot; a line holds four.
+/// Bytes per slot; a line has four slots.
 const SLOT_BYTES: usize = size_of::<CacheLine>() / cache_line::SLOTS;
-/// One part of so many is for states that do not fit a slot.
+/// One part in this many of the cap is for states that do not fit a slot.
 const POOL_SHARE: usize = 8;
 
 /// Counters in this process, in a table of fixed size.
 ///
-/// The table is taken at the start and never grows. When keys that still count fill it, newcomers share
-/// counters: they are limited too, only together. No key that still counts is ever forgotten for another.
+/// The table is allocated at the start and never grows. When live keys fill it, new keys share counters: they are limited
+/// too, but together. A live key is never evicted for another.
 #[derive(Debug)]
 pub struct MemoryStore {
     table: CounterTable,
@@ -66,25 +66,23 @@ pub struct MemoryStore {
     heavy_hitters: HeavyHitters,
 }
 
-/// How full a store is, and what that costs.
+/// How full a store is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryUse {
-    /// Bytes of the table, taken at the start.
+    /// Bytes of the table, allocated at the start.
     pub table_bytes: u64,
     /// Bytes in use for states that do not fit a slot: logs, mostly.
     pub pool_bytes: u64,
-    /// Checks judged by a shared counter, since the start.
+    /// Checks decided by a shared counter, since the start.
     pub overflowed: u64,
-    /// Different limits that have a number: those of the policy, of overrides, and of counters that were not yet found
-    /// to have expired.
+    /// Distinct limits with a number: those of the policy, of overrides, and of counters not yet found to have expired.
     pub limits_in_use: u64,
-    /// How many different limits can have a number at once.
+    /// How many distinct limits can have a number at once.
     pub limits_max: u64,
 }
 
 impl MemoryStore {
-    /// A store whose counters take at most `bytes`, and at least a few kilobytes; less than 0.2 MB of books stand
-    /// pending_cost them.
+    /// A store whose counters take at most `bytes`, and at least a few kilobytes. Bookkeeping takes less than 0.2 MB more.
     pub fn with_cap(bytes: usize) -> Self {
         let pool = Pool::new((bytes / POOL_SHARE) as u64);
         let lines = (bytes - bytes / POOL_SHARE) / size_of::<CacheLine>();
@@ -97,7 +95,7 @@ impl MemoryStore {
         }
     }
 
-    /// The cap that a store for so many live keys needs, and never less than 128 KiB.
+    /// The cap for a store of `keys` live keys, at least 128 KiB.
     #[expect(
         clippy::cast_precision_loss,
         clippy::cast_possible_truncation,
@@ -109,7 +107,7 @@ impl MemoryStore {
         SMALL.max((table * POOL_SHARE as f64 / (POOL_SHARE - 1) as f64).ceil() as usize)
     }
 
-    /// How full it is.
+    /// How full the store is.
     pub fn memory_use(&self) -> MemoryUse {
         MemoryUse {
             table_bytes: (self.table.slots() * SLOT_BYTES) as u64,
@@ -125,7 +123,7 @@ impl MemoryStore {
         self.heavy_hitters.heaviest()
     }
 
-    /// What the table needs to know of a check, but for its limit's number, which is only presumed.
+    /// Computes a check's hash, home and presumed limit number.
     #[expect(clippy::inline_always, reason = "a few instructions of every decision")]
     #[inline(always)]
     fn look_up(&self, check: &Check<'_>) -> KeyLookup {
@@ -133,7 +131,7 @@ impl MemoryStore {
         KeyLookup { hash, home: self.table.home(hash), number: LimitRegistry::presumed_number(check.limit) }
     }
 
-    /// The same for several, whose lines are all asked for before the first is looked at.
+    /// Looks up several checks, and prefetches all lines before the first is read.
     fn look_up_all(&self, checks: &[Check<'_>]) -> KeyLookups {
         let mut lookups = KeyLookups::new();
         for check in checks {
@@ -144,8 +142,7 @@ impl MemoryStore {
         lookups
     }
 
-    /// Puts the numbers that limits have in the place of those that were presumed; whether any was another. A limit
-    /// that has none gets one.
+    /// Replaces presumed limit numbers by the actual ones, and assigns missing numbers. Returns whether any was different.
     fn number_all(
         &self,
         checks: &[Check<'_>],
@@ -161,10 +158,10 @@ impl MemoryStore {
         Ok(is_another)
     }
 
-    #[expect(clippy::inline_always, reason = "what a caller does not lookup of a decision is not computed")]
+    #[expect(clippy::inline_always, reason = "fields that the caller does not read are not computed")]
     #[inline(always)]
     fn decide_now(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
-        // One algorithm is small enough to be part of every caller.
+        // This algorithm is small enough to be inlined into every caller.
         if let [check] = checks
             && let AlgorithmKind::TokenBucket(algorithm) = check.limit.kind()
             && is_common(check)
@@ -173,7 +170,7 @@ impl MemoryStore {
             let outcome = algorithm.outcome_of_one(spent, now);
             #[expect(
                 clippy::if_same_then_else,
-                reason = "with one verdict in each, what a caller does not look at is not even put together"
+                reason = "with one verdict per branch, the compiler omits the fields that the caller does not read"
             )]
             return if outcome.verdict.is_pass() {
                 Ok(Decision::of_one(now, Role::Binding, outcome))
@@ -206,7 +203,7 @@ impl MemoryStore {
         }
     }
 
-    /// What the fast way has no answer for: it is tried again if a number was presumed wrongly.
+    /// Handles decisions without a fast-path result. Retries the fast path if a presumed number was wrong.
     #[cold]
     #[inline(never)]
     fn decide_fallback(
@@ -234,7 +231,7 @@ impl MemoryStore {
         Ok(())
     }
 
-    /// All lines are asked for before the first is looked at. On an error, what was decided until then is appended.
+    /// Prefetches all lines before the first is read. On an error, the decisions made until then are appended.
     #[inline(never)]
     fn decide_batch_now(
         &self,
@@ -269,17 +266,17 @@ impl MemoryStore {
         Ok(())
     }
 
-    /// Gives back what the first requests of a batch were charged, whose decisions these are.
+    /// Refunds the first requests of a batch, given their decisions.
     #[cold]
     fn undo(&self, batch: &[&[Check<'_>]], decisions: impl Iterator<Item = Decision>, now: Timestamp) {
         let charged = batch.iter().zip(decisions).flat_map(|(checks, decision)| decision.refunds(checks));
         for refund in charged {
-            // What cannot be given back stays charged, and the caller learns of the first error.
+            // A failed refund leaves the charge in place; the caller gets the first error.
             let _ = self.refund_one(&refund, now);
         }
     }
 
-    /// With all locks held from the start.
+    /// Decides with all locks taken first.
     #[cold]
     #[inline(never)]
     fn decide_locked(
@@ -302,7 +299,7 @@ impl MemoryStore {
         decision
     }
 
-    /// The limits in force.
+    /// Resolves the limit that applies to each check.
     fn in_force(
         &self,
         checks: &[Check<'_>],
@@ -319,7 +316,7 @@ impl MemoryStore {
         Ok(resolved)
     }
 
-    /// Locks what these keys need, and acts.
+    /// Locks the counters of these keys and calls `act`.
     fn with_locks<R>(
         &self,
         mut resolved: SmallVec<[ResolvedCheck; 4]>,
@@ -349,12 +346,12 @@ impl MemoryStore {
         self.with_locks(resolved, now, |locked| peek(checks, now, locked))
     }
 
-    /// Gives back only what was charged under the limit that still counts.
+    /// Refunds only if the counter still uses the limit of the charge.
     fn refund_one(&self, refund: &Refund<'_>, now: Timestamp) -> Result<(), StoreError> {
         if self.overrides.may_affect(refund, now) {
             return Ok(());
         }
-        // No counter counts under a limit that has no number.
+        // A limit without a number has no counters.
         let Some(number) = self.table.limits.find_or_revive(refund.limit) else { return Ok(()) };
         let resolved = ResolvedCheck { hash: self.hasher.hash(&refund.key), limit: *refund.limit, number };
         self.with_locks(smallvec![resolved], now, |locked| {
@@ -364,7 +361,7 @@ impl MemoryStore {
         })
     }
 
-    /// Gives each of `limits` a number that it keeps until the result is dropped, or changes nothing.
+    /// Gives each of `limits` a number until the result is dropped, or changes nothing.
     fn retain(&self, limits: &[Limit], now: Timestamp) -> Result<RetainedLimits, StoreError> {
         let retained = self.table.limits.retain(limits).or_else(|_| {
             self.overrides.release_ended(now);
@@ -377,7 +374,7 @@ impl MemoryStore {
     }
 }
 
-/// A key's hash and home, and its limit's number.
+/// A key's hash and home line, and its limit's number.
 #[derive(Clone, Copy, Debug)]
 struct KeyLookup {
     hash: u64,
@@ -387,7 +384,7 @@ struct KeyLookup {
 
 type KeyLookups = SmallVec<[KeyLookup; 4]>;
 
-/// Decides when it is polled, and never waits.
+/// Decides when polled; always ready.
 struct DecideFuture<'s, 'c, 'k> {
     store: &'s MemoryStore,
     checks: &'c [Check<'k>],
@@ -397,7 +394,7 @@ struct DecideFuture<'s, 'c, 'k> {
 impl Future for DecideFuture<'_, '_, '_> {
     type Output = Result<Decision, StoreError>;
 
-    #[expect(clippy::inline_always, reason = "snapshot decide_now")]
+    #[expect(clippy::inline_always, reason = "see decide_now")]
     #[inline(always)]
     fn poll(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Self::Output> {
         Poll::Ready(self.store.decide_now(self.checks, self.now))

@@ -1,4 +1,4 @@
-//! LimitRegistry of their own for a few keys. There are none most of the time, and then asking costs one load.
+//! Per-key limit overrides. Usually there are none, and then a lookup costs one load.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,7 +9,7 @@ use tidegate_core::{CounterKey, Limit, Refund, RuleId, Timestamp};
 use super::limit_registry::RetainedLimits;
 use crate::store::Override;
 
-/// Below this many overrides it is not worth looking for those that are over.
+/// With fewer overrides it is not worth removing expired ones.
 const MIN_PURGE: usize = 64;
 
 /// Overrides by key.
@@ -22,11 +22,11 @@ pub(super) struct Overrides {
 #[derive(Debug, Default)]
 struct OverrideMap {
     rules: HashMap<RuleId, HashMap<Box<[u8]>, OverrideEntry>>,
-    /// At so many those that are over are looked for: idle clients do not ask for theirs.
+    /// The number of overrides at which expired ones are removed; those of idle clients are not found otherwise.
     purge_at: usize,
 }
 
-/// An override, and the number of its limit for as long as it is in force.
+/// An override, and its limit's number while the override applies.
 #[derive(Debug)]
 struct OverrideEntry {
     replacement: Override,
@@ -53,7 +53,7 @@ impl Overrides {
         self.count.load(Ordering::Acquire) != 0
     }
 
-    /// The limit in force for `key`, if it is not the rule's.
+    /// The override limit that applies to `key`, if any.
     #[inline]
     pub(super) fn in_force(&self, key: &CounterKey<'_>, now: Timestamp) -> Option<Limit> {
         if self.is_used() { self.find_in_force(key, now) } else { None }
@@ -76,7 +76,7 @@ impl Overrides {
         });
     }
 
-    /// Whether what is to be refunded may have been charged under an override.
+    /// Whether the refunded charge may have been made under an override.
     pub(super) fn may_affect(&self, refund: &Refund<'_>, now: Timestamp) -> bool {
         self.find(&refund.key).is_some_and(|replacement| replacement.may_affect(refund, now))
     }
@@ -86,7 +86,7 @@ impl Overrides {
         keys.rules.get(&key.rule)?.get(key.client).map(|entry| entry.replacement)
     }
 
-    /// Begins an override, whose limit is retained.
+    /// Starts an override whose limit is retained.
     pub(super) fn set(
         &self,
         key: CounterKey<'_>,
@@ -104,7 +104,7 @@ impl Overrides {
         });
     }
 
-    /// Ends an override now; that there was one stays known, for refunds.
+    /// Ends an override now. The entry is kept for later refunds.
     pub(super) fn end(&self, key: CounterKey<'_>, now: Timestamp) {
         self.change(|keys| {
             let clients = keys.rules.get_mut(&key.rule);
@@ -115,7 +115,7 @@ impl Overrides {
         });
     }
 
-    /// Gives back the numbers of overrides that are no longer in force.
+    /// Releases the numbers of overrides that no longer apply.
     pub(super) fn release_ended(&self, now: Timestamp) {
         self.change(|keys| {
             keys.remove_expired(now);

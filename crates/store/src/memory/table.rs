@@ -1,8 +1,8 @@
-//! Where keys live: a fixed number of lines, so many bytes and no more.
+//! Places keys in a fixed number of lines.
 //!
-//! A key's home is the line its hash points to. If its home is full of keys that still count, it lives in one
-//! of the fifteen lines behind, and its home remembers that it has spilled. A slot whose state is as good as never
-//! seen is free: nothing is moved or grown. Where all sixteen lines are full, the key has no place.
+//! The hash of a key selects its home line. If the home is full of live keys, the key lives in one of the fifteen lines
+//! behind it, and the home is marked as spilled. A slot whose state equals an unused one is free for other keys; nothing is
+//! moved or grown. If all sixteen lines are full, the key has no slot.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -16,24 +16,24 @@ use super::prefetch::{in_huge_pages, prefetch};
 use super::reclaim::Sweep;
 use crate::sync::Mutex;
 
-/// Lines, the limits their tags name, and the pool their words point into.
+/// Lines, the limits named by their tags, and the pool that their words refer to.
 #[derive(Debug)]
 pub(super) struct CounterTable {
     lines: Box<[CacheLine]>,
-    /// The last lines are nobody's home, so that every home has lines behind it.
+    /// The number of home lines. The last lines are not homes, so that every home has lines behind it.
     homes: usize,
     pub(super) limits: LimitRegistry,
     pub(super) pool: Pool,
-    /// How far sweeping for pooled states has come.
+    /// The progress of the sweep for pooled states.
     swept: AtomicUsize,
-    /// How far sweeping for numbers of limits has come.
+    /// The progress of the sweep for numbers of limits.
     pub(super) sweep: Mutex<Sweep>,
 }
 
-/// Times are packed relative to 2026-01-01: for decades of them there is room.
+/// Times are packed relative to 2026-01-01, which leaves room for decades.
 pub(super) const ORIGIN: Timestamp = Timestamp::from_secs(1_767_225_600);
 
-/// So many lines a sweep looks at: microseconds.
+/// Lines per sweep for pooled states: microseconds of work.
 const SWEEP_LINES: usize = 512;
 
 /// A slot of a line.
@@ -61,7 +61,7 @@ impl CounterTable {
         }
     }
 
-    /// How many keys fit at the very most.
+    /// The largest number of keys.
     pub(super) fn slots(&self) -> usize {
         self.line_count() * SLOTS
     }
@@ -70,7 +70,7 @@ impl CounterTable {
         self.lines.len()
     }
 
-    /// The line a hash points to.
+    /// The home line of a hash.
     #[inline]
     pub(super) fn home(&self, hash: u64) -> usize {
         ((u128::from(hash) * self.homes as u128) >> 64) as usize
@@ -86,8 +86,8 @@ impl CounterTable {
         prefetch(self.line(line));
     }
 
-    /// The slot of a key whose home's lock is held, if it has one. Nobody can give or take the key a slot
-    /// meanwhile, but for a fresh one behind its home.
+    /// The slot of a key whose home line is locked, if it has one. Only an expired slot behind the home can be taken from the
+    /// key meanwhile.
     pub(super) fn find(&self, home: &LineLock<'_>, at: usize, hash: u64) -> Option<Slot> {
         if let Some((slot, _)) = home.find(Tag::new(hash, 0, 0)) {
             return Some(Slot { line: at, slot });
@@ -119,8 +119,8 @@ impl CounterTable {
         slots.find(|slot| bucket.tag(slot.slot) == Tag::EMPTY && !taken(*slot))
     }
 
-    /// A slot of this line that is as good as never seen at `now` and is not `taken`. The locks of this line and of those
-    /// that `latest` was used for are held, so that no number has come to belong to another limit meanwhile.
+    /// A slot of this line whose state equals an unused one at `now` and that is not `taken`. This line and those that `latest`
+    /// was used for are locked, so that no number has changed its limit meanwhile.
     pub(super) fn fresh_slot(
         &self,
         line: usize,
@@ -140,7 +140,7 @@ impl CounterTable {
         })
     }
 
-    /// Whether a slot of a line whose lock is held is as good as never seen; an empty one is not.
+    /// Whether the state of a slot of a locked line equals an unused one; false for an empty slot.
     #[inline(never)]
     pub(super) fn is_fresh(&self, bucket: &CacheLine, slot: usize, now: Timestamp) -> bool {
         let limit = self.limits.limit(bucket.tag(slot).limit());
@@ -154,7 +154,7 @@ impl CounterTable {
         }
     }
 
-    /// Reads the state of a slot of a line whose lock is held, as it would be under the limit that is asked for.
+    /// Reads the state of a slot of a locked line, converted to the requested limit.
     pub(super) fn read<R>(
         &self,
         slot: Slot,
@@ -179,8 +179,7 @@ impl CounterTable {
         }
     }
 
-    /// Writes a state into a slot of a line whose lock is locked. If it neither fits a word nor the pool, the
-    /// slot is emptied.
+    /// Writes a state into a slot of a locked line. Empties the slot if the state fits neither a word nor the pool.
     pub(super) fn write(
         &self,
         line: &LineLock<'_>,
@@ -221,8 +220,7 @@ impl CounterTable {
         Ok(())
     }
 
-    /// Whether the first state of a newcomer can be kept. If the pool is full, a few lines are swept for
-    /// pooled states that are as good as never seen.
+    /// Whether the first state of a new key can be stored. If the pool is full, sweeps a few lines for expired pooled states.
     pub(super) fn has_room_for(&self, limit: &Limit, now: Timestamp) -> bool {
         let mut first = CounterState::Unseen;
         limit.charge(&mut first, now, Cost::ONE);
@@ -231,7 +229,7 @@ impl CounterTable {
         }
         let start = self.swept.fetch_add(SWEEP_LINES, Ordering::Relaxed);
         for line in start..start + SWEEP_LINES {
-            // A line that is held will be swept another time.
+            // Skip a locked line; a later sweep visits it.
             let Some(line) = self.line(line % self.lines.len()).try_lock() else { continue };
             for slot in 0..SLOTS {
                 if matches!(line.word(slot), SlotWord::Pooled(_)) && self.is_fresh(&line, slot, now) {
@@ -242,7 +240,7 @@ impl CounterTable {
         self.pool.has_room()
     }
 
-    /// Forgets what a key has spent.
+    /// Resets the counter of a key.
     pub(super) fn forget(&self, hash: u64) {
         let at = self.home(hash);
         let home = self.line(at).lock();
@@ -258,7 +256,7 @@ impl CounterTable {
         }
     }
 
-    /// Empties a slot of a line whose lock is locked.
+    /// Empties a slot of a locked line.
     pub(super) fn clear(&self, line: &LineLock<'_>, slot: usize) {
         if let (SlotWord::Pooled(place), false) = (line.word(slot), line.tag(slot) == Tag::EMPTY) {
             self.pool.remove(place);
@@ -267,7 +265,7 @@ impl CounterTable {
     }
 }
 
-/// The limit that was looked up last, with its number: neighbours often have the same.
+/// The limit that was looked up last, with its number: neighbouring slots often share it.
 #[derive(Debug)]
 pub(super) struct LatestLimit(pub(super) u16, pub(super) Limit);
 
