@@ -5,7 +5,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
-use tidegate_core::{Algorithm, Check, Decision, Key, Limit, RuleId, Spec, TimeSpan};
+use tidegate_core::{Algorithm, Check, CounterKey, Decision, Limit, RuleId, Spec, TimeSpan};
 use tidegate_store::{Clock, MemoryStore, Store, SystemClock};
 
 const KEYS: usize = 1_000_000;
@@ -23,7 +23,7 @@ struct Flood {
 
 impl Flood {
     fn decide(&self, client: &[u8]) -> anyhow::Result<Decision> {
-        let checks = [Check::new(Key::new(RuleId::named("default"), client), &self.limit)];
+        let checks = [Check::new(CounterKey::new(RuleId::named("default"), client), &self.limit)];
         match pin!(self.store.decide(&checks, self.clock.now())).poll(&mut Context::from_waker(Waker::noop()))
         {
             Poll::Ready(decision) => Ok(decision?),

@@ -4,7 +4,7 @@ use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
-use tidegate_core::{Algorithm, Check, Decision, Key, Limit, RuleId, Spec, TimeSpan};
+use tidegate_core::{Algorithm, Check, CounterKey, Decision, Limit, RuleId, Spec, TimeSpan};
 use tidegate_store::{Clock, MemoryStore, Store, SystemClock};
 
 const DECISIONS: u64 = 1 << 24;
@@ -42,7 +42,7 @@ pub(crate) fn run(keys: usize, batch: bool, refuse: bool) -> anyhow::Result<()> 
 
 impl Hot {
     fn check<'a>(&'a self, name: &'a str) -> Check<'a> {
-        Check::new(Key::new(RULE, name.as_bytes()), &self.limit)
+        Check::new(CounterKey::new(RULE, name.as_bytes()), &self.limit)
     }
 
     fn one_by_one(&self, names: &[String]) -> u64 {

@@ -3,7 +3,7 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use tidegate_core::{Algorithm, Cost, Limit, Spec, State, TimeSpan, Timestamp};
+use tidegate_core::{Algorithm, Cost, CounterState, Limit, Spec, TimeSpan, Timestamp};
 
 use crate::{median, nanos_each};
 
@@ -22,7 +22,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
 }
 
 fn time_steps(limit: &Limit, pace: TimeSpan) -> f64 {
-    let mut state = State::default();
+    let mut state = CounterState::default();
     let mut now = Timestamp::from_secs(1_700_000_000);
     let start = Instant::now();
     for _ in 0..STEPS {

@@ -9,7 +9,7 @@ use governor::clock::{Clock as _, DefaultClock};
 use governor::middleware::NoOpMiddleware;
 use governor::state::keyed::DashMapStateStore;
 use governor::{Quota, RateLimiter};
-use tidegate_core::{Algorithm, Check, Decision, Key, Limit, RuleId, TimeSpan, Spec};
+use tidegate_core::{Algorithm, Check, Decision, CounterKey, Limit, RuleId, TimeSpan, Spec};
 use tidegate_store::{Clock, MemoryStore, Store, SystemClock};
 
 /// Requests that arrive together.
@@ -96,7 +96,7 @@ impl Tidegate {
     }
 
     fn check<'a>(&'a self, key: &'a str) -> Check<'a> {
-        Check::new(Key::new(RULE, key.as_bytes()), &self.limit)
+        Check::new(CounterKey::new(RULE, key.as_bytes()), &self.limit)
     }
 
     fn one_by_one(&self, keys: &[String]) -> u64 {

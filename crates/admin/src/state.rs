@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_core::{Key, Limit, RuleId, Timestamp};
+use tidegate_core::{CounterKey, Limit, RuleId, Timestamp};
 use tidegate_policy::{Ban, Bans, Subject, SubjectError};
 use tidegate_store::durable::{
-    BackupError, BanRecord, Change, Contents, Durable, DurableError, OverrideKey, OverrideRecord,
+    BackupError, BanRecord, Contents, Durable, DurableChange, DurableError, OverrideKey, OverrideRecord,
 };
 use tidegate_store::{Clock, Override, PenaltyChanges, PenaltyEntry, Store, StoreError};
 use tokio::sync::{Mutex, OwnedMutexGuard};
@@ -128,7 +128,7 @@ impl<R: Backend> AdminState<R> {
                 return Err(AdminStateError::Full { most: MOST_BANS, what: "bans" });
             }
             let Ban { reason, since, until, .. } = ban.clone();
-            changes.push(Change::Ban(ban.subject.to_string(), BanRecord { reason, since, until }));
+            changes.push(DurableChange::Ban(ban.subject.to_string(), BanRecord { reason, since, until }));
             state.durable.apply(changes).await?;
             books.bans.insert(ban.subject.clone(), ban);
             state.publish(&books, now);
@@ -143,7 +143,7 @@ impl<R: Backend> AdminState<R> {
             let was_banned = books.bans.get(&subject).is_some_and(|ban| !ban.is_over(now));
             let mut changes = books.forget(now);
             if was_banned {
-                changes.push(Change::Unban(subject.to_string()));
+                changes.push(DurableChange::Unban(subject.to_string()));
             }
             if !changes.is_empty() {
                 state.durable.apply(changes).await?;
@@ -170,12 +170,12 @@ impl<R: Backend> AdminState<R> {
             if books.overrides.len() >= MOST_OVERRIDES && !books.overrides.contains_key(&key) {
                 return Err(AdminStateError::Full { most: MOST_OVERRIDES, what: "overrides" });
             }
-            changes.push(Change::Override(key.clone(), replacement.clone()));
+            changes.push(DurableChange::Override(key.clone(), replacement.clone()));
             state.durable.apply(changes).await?;
             if let Err(error) = state.put_in_force(&key, Some(&replacement), now).await {
                 let before = match books.overrides.get(&key) {
-                    Some(earlier) => Change::Override(key, earlier.clone()),
-                    None => Change::EndOverride(key),
+                    Some(earlier) => DurableChange::Override(key, earlier.clone()),
+                    None => DurableChange::RemoveOverride(key),
                 };
                 state.durable.apply(vec![before]).await?;
                 return Err(error.into());
@@ -193,7 +193,7 @@ impl<R: Backend> AdminState<R> {
                 books.overrides.get(&key).is_some_and(|replacement| !is_over(replacement.until, now));
             let mut changes = books.forget(now);
             if was_there {
-                changes.push(Change::EndOverride(key.clone()));
+                changes.push(DurableChange::RemoveOverride(key.clone()));
             }
             if !changes.is_empty() {
                 state.durable.apply(changes).await?;
@@ -237,11 +237,11 @@ impl<R: Backend> AdminState<R> {
         }
         let PenaltyChanges { set, removed, is_partial } = penalties.take_changes();
         let changes = if is_partial || written.is_behind {
-            let whole = penalties.snapshot(self.now()).into_iter().map(Change::Penalise);
-            std::iter::once(Change::ForgiveAll).chain(whole).collect()
+            let whole = penalties.snapshot(self.now()).into_iter().map(DurableChange::SetPenalty);
+            std::iter::once(DurableChange::ClearPenalties).chain(whole).collect()
         } else {
-            let removed = removed.into_iter().map(Change::Forgive);
-            removed.chain(set.into_iter().map(Change::Penalise)).collect()
+            let removed = removed.into_iter().map(DurableChange::RemovePenalty);
+            removed.chain(set.into_iter().map(DurableChange::SetPenalty)).collect()
         };
         // Until it is known to be written, it is not.
         written.is_behind = true;
@@ -302,18 +302,19 @@ impl<R: Backend> AdminState<R> {
             let limit = Limit::new(record.algorithm, record.spec).ok()?;
             Some(Override { limit, until })
         });
-        let key = Key::new(RuleId::named(&key.rule), &key.client);
+        let key = CounterKey::new(RuleId::named(&key.rule), &key.client);
         self.backend.limiter().store().override_limit(key, replacement, now).await
     }
 }
 
 impl Records {
     /// Drops what is over, and says how to drop it elsewhere.
-    fn forget(&mut self, now: Timestamp) -> Vec<Change> {
+    fn forget(&mut self, now: Timestamp) -> Vec<DurableChange> {
         let bans = self.bans.extract_if(.., |_, ban| ban.is_over(now));
-        let mut changes: Vec<_> = bans.map(|(subject, _)| Change::Unban(subject.to_string())).collect();
+        let mut changes: Vec<_> =
+            bans.map(|(subject, _)| DurableChange::Unban(subject.to_string())).collect();
         let overrides = self.overrides.extract_if(.., |_, replacement| is_over(replacement.until, now));
-        changes.extend(overrides.map(|(key, _)| Change::EndOverride(key)));
+        changes.extend(overrides.map(|(key, _)| DurableChange::RemoveOverride(key)));
         changes
     }
 }

@@ -1,13 +1,14 @@
 //! A bucket that fills with what is spent and drains at an exact rate.
 //!
-//! Token bucket and leaky bucket are one bucket seen from two sides, and both remember only when it runs dry. To keep every rational rate exact, the content is counted in *subunits*: with `g` the greatest
-//! common divisor of `requests` and the window in ticks, one unit of cost is `window / g` subunits and each
-//! tick drains `requests / g` of them. Nothing is ever rounded, so nothing drifts.
+//! Token bucket and leaky bucket use the same bucket, and both store only the time at which it is empty. To keep every
+//! rational rate exact, the content is counted in *subunits*: with `g` the greatest common divisor of `requests` and the
+//! window in ticks, one unit of cost is `window / g` subunits and each tick drains `requests / g` of them. Nothing is
+//! rounded, so nothing drifts.
 
 use core::num::NonZeroU64;
 
 use crate::decision::{Outcome, Verdict};
-use crate::limit::{Cost, LimitError, Spec, Stepped, WORD_MAX};
+use crate::limit::{Cost, LimitError, Spec, StepResult, WORD_MAX};
 use crate::time::{EXACT_MAX, Tick, TimeSpan, Timestamp};
 
 /// An exact rate: a unit of cost is `unit` subunits, and each tick drains `drain` subunits.
@@ -19,22 +20,22 @@ pub struct Rate {
 }
 
 impl Rate {
-    /// The tick in which this rate sees time.
+    /// The tick in which this rate measures time.
     pub const fn tick(&self) -> Tick {
         self.tick
     }
 
-    /// Drops that make up one unit of cost.
+    /// Subunits per unit of cost.
     pub const fn unit(&self) -> NonZeroU64 {
         self.unit
     }
 
-    /// Drops that drain with each tick.
+    /// Subunits that drain per tick.
     pub const fn drain(&self) -> NonZeroU64 {
         self.drain
     }
 
-    fn of(spec: &Spec, tick: Tick) -> Option<Self> {
+    fn new(spec: &Spec, tick: Tick) -> Option<Self> {
         let requests = NonZeroU64::new(spec.requests)?;
         let period = NonZeroU64::new(tick.count(spec.window)?)?;
         let divisor = gcd(requests, period);
@@ -44,46 +45,48 @@ impl Rate {
     }
 }
 
-/// When a bucket runs dry: so many subunits after the epoch have drained. The default is a bucket never used.
+/// When a bucket is empty, as the number of subunits that have drained since the epoch by then. The default is a bucket
+/// never used.
 ///
-/// One number says it all: how full the bucket is at any instant is how far that instant lies before it.
+/// The fill level at an instant follows from how far that instant lies before `empty_at`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Level {
-    dry: u128,
+    empty_at: u128,
 }
 
-/// A rate and a capacity: all that token bucket and leaky bucket share.
+/// A rate and a capacity: the part that token bucket and leaky bucket share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Bucket {
     rate: Rate,
     capacity: u64,
     /// `capacity` in subunits.
     capacity_subunits: u64,
-    /// The most subunits pending_cost which anything is admitted: what drains within the longest wait, at most `capacity_subunits`.
-    most_before: u64,
-    /// The most subunits after a charge of single units: the last of them found at most `most_before`.
-    ceiling: u64,
-    /// The last tick, counted from an origin, at which a level still fits a word, and whatever is added to it too.
-    last: u64,
+    /// The largest fill level at which a charge is admitted: what drains within the longest wait, at most
+    /// `capacity_subunits`.
+    max_backlog: u64,
+    /// The largest fill level that charges of single units reach: the last of them found at most `max_backlog`.
+    max_level: u64,
+    /// The last tick, counted from an origin, at which a level and every charge to it still fit a word.
+    last_tick: u64,
 }
 
 impl Bucket {
-    /// A bucket of `capacity` units, at least one, in the finest tick that holds it exactly. `max_wait` bounds how long
-    /// a charge waits until what it found has drained, in whole ticks.
+    /// Creates a bucket of `capacity` units, at least one, in the finest tick that represents it exactly. `max_wait` limits
+    /// how long a charge waits for earlier charges to drain, in whole ticks.
     pub(crate) fn new(spec: &Spec, capacity: u64, max_wait: Option<TimeSpan>) -> Result<Self, LimitError> {
         spec.validate()?;
         let fitting = Tick::ALL.into_iter().find_map(|tick| {
-            let rate = Rate::of(spec, tick)?;
+            let rate = Rate::new(spec, tick)?;
             let capacity_subunits = capacity
                 .checked_mul(rate.unit.get())
                 .filter(|capacity_subunits| *capacity_subunits <= EXACT_MAX)?;
-            let most_before = max_wait.map_or(capacity_subunits, |wait| {
+            let max_backlog = max_wait.map_or(capacity_subunits, |wait| {
                 let ticks = wait.as_micros().checked_div(tick.micros()).unwrap_or_default();
                 ticks.saturating_mul(rate.drain.get()).min(capacity_subunits)
             });
-            let ceiling = most_before.saturating_add(rate.unit.get()).min(capacity_subunits);
-            let last = WORD_MAX.saturating_sub(EXACT_MAX) / rate.drain;
-            Some(Self { rate, capacity, capacity_subunits, most_before, ceiling, last })
+            let max_level = max_backlog.saturating_add(rate.unit.get()).min(capacity_subunits);
+            let last_tick = WORD_MAX.saturating_sub(EXACT_MAX) / rate.drain;
+            Some(Self { rate, capacity, capacity_subunits, max_backlog, max_level, last_tick })
         });
         fitting.ok_or(LimitError::NotRepresentable { requests: spec.requests, window: spec.window, capacity })
     }
@@ -96,90 +99,90 @@ impl Bucket {
         self.capacity
     }
 
-    /// How `cost` fits.
+    /// Checks whether `cost` fits.
     pub(crate) fn evaluate(&self, level: Level, now: Timestamp, cost: Cost) -> Outcome {
-        let before = level.dry.saturating_sub(self.drained_by(now));
+        let before = level.empty_at.saturating_sub(self.drained_by(now));
         if let Ok(before) = u64::try_from(before) {
-            return self.judge_drops(before, now, cost).0;
+            return self.evaluate_subunits(before, now, cost).0;
         }
-        // Only time that went far back finds so much: exact, though not fast.
+        // Reached only if time went far back: exact, though not fast.
         let verdict = match self.room_for(cost) {
-            Some(room) => Verdict::NotUntil { retry_after: self.until_at_most(room, level, now) },
+            Some(room) => Verdict::NotUntil { retry_after: self.time_until_at_most(room, level, now) },
             None => Verdict::Never,
         };
-        let reset_after = self.until_at_most(0, level, now);
+        let reset_after = self.time_until_at_most(0, level, now);
         Outcome { verdict, limit: self.capacity, remaining: 0, reset_after }
     }
 
-    /// How `cost` fits pending_cost so many subunits, and how many are held then.
-    #[expect(clippy::inline_always, reason = "what every decision runs through")]
+    /// Checks whether `cost` fits on top of `before` subunits; also returns the fill level afterwards.
+    #[expect(clippy::inline_always, reason = "on the path of every decision")]
     #[inline(always)]
-    fn judge_drops(&self, before: u64, now: Timestamp, cost: Cost) -> (Outcome, u64) {
-        match before.checked_add(self.drops_of(cost)) {
-            Some(after) if after <= self.capacity_subunits && before <= self.most_before => {
-                (self.passed(before, now, cost), after)
+    fn evaluate_subunits(&self, before: u64, now: Timestamp, cost: Cost) -> (Outcome, u64) {
+        match before.checked_add(self.subunits_of(cost)) {
+            Some(after) if after <= self.capacity_subunits && before <= self.max_backlog => {
+                (self.admitted(before, now, cost), after)
             }
-            _ => (self.refused(before, self.room_for(cost), now), before),
+            _ => (self.rejected(before, self.room_for(cost), now), before),
         }
     }
 
-    /// The answer where `cost` fits pending_cost so many subunits.
-    #[expect(clippy::inline_always, reason = "what a caller does not ask of an outcome is not computed")]
+    /// The outcome if `cost` fits on top of `before` subunits.
+    #[expect(clippy::inline_always, reason = "fields that the caller does not read are not computed")]
     #[inline(always)]
-    pub(crate) fn passed(&self, before: u64, now: Timestamp, cost: Cost) -> Outcome {
-        self.outcome(Verdict::PASS, before.wrapping_add(self.drops_of(cost)), now)
+    pub(crate) fn admitted(&self, before: u64, now: Timestamp, cost: Cost) -> Outcome {
+        self.outcome(Verdict::PASS, before.wrapping_add(self.subunits_of(cost)), now)
     }
 
-    /// The answer where a cost does not fit pending_cost so many subunits, for which at most `room` may be there.
-    #[expect(clippy::inline_always, reason = "what a caller does not ask of an outcome is not computed")]
+    /// The outcome if a cost does not fit on top of `before` subunits; it would fit on top of at most `room`.
+    #[expect(clippy::inline_always, reason = "fields that the caller does not read are not computed")]
     #[inline(always)]
-    pub(crate) fn refused(&self, before: u64, room: Option<u64>, now: Timestamp) -> Outcome {
+    pub(crate) fn rejected(&self, before: u64, room: Option<u64>, now: Timestamp) -> Outcome {
         let verdict = match room {
             Some(room) => {
-                Verdict::NotUntil { retry_after: self.until_drained(before.saturating_sub(room), now) }
+                Verdict::NotUntil { retry_after: self.time_until_drained(before.saturating_sub(room), now) }
             }
             None => Verdict::Never,
         };
         self.outcome(verdict, before, now)
     }
 
-    /// The answer where so many subunits are held afterwards.
-    #[expect(clippy::inline_always, reason = "what a caller does not ask of an outcome is not computed")]
+    /// The outcome with a fill level of `held` subunits afterwards.
+    #[expect(clippy::inline_always, reason = "fields that the caller does not read are not computed")]
     #[inline(always)]
     fn outcome(&self, verdict: Verdict, held: u64, now: Timestamp) -> Outcome {
-        let left = self.ceiling.saturating_sub(held);
-        // A division costs as much as all the rest. Where less than a unit is left, which is where most
-        // refusals are, and where a unit is a single drop, none is needed.
+        let left = self.max_level.saturating_sub(held);
+        // The division costs as much as everything else here. It is skipped if less than a unit is left, as in most
+        // rejections, and if a unit is a single subunit.
         let remaining = match self.rate.unit.get() {
             unit if left < unit => 0,
             1 => left,
             _ => left / self.rate.unit,
         };
-        Outcome { verdict, limit: self.capacity, remaining, reset_after: self.until_drained(held, now) }
+        Outcome { verdict, limit: self.capacity, remaining, reset_after: self.time_until_drained(held, now) }
     }
 
     #[expect(clippy::inline_always, reason = "two instructions")]
     #[inline(always)]
-    fn drops_of(&self, cost: Cost) -> u64 {
+    fn subunits_of(&self, cost: Cost) -> u64 {
         cost.get().saturating_mul(self.rate.unit.get())
     }
 
-    /// How many subunits a packed level holds at `now`, and how many have drained since `origin`; `None` where that
-    /// takes wide arithmetic: almost never.
-    #[expect(clippy::inline_always, reason = "what every decision runs through")]
+    /// The subunits in a packed level at `now`, and the subunits drained since `origin`; `None` in the rare case that
+    /// needs wide arithmetic.
+    #[expect(clippy::inline_always, reason = "on the path of every decision")]
     #[inline(always)]
-    fn held(&self, word: u64, origin: Timestamp, now: Timestamp) -> Option<(u64, u64)> {
-        // Before the origin it wraps, and lies after the last.
+    fn read_word(&self, word: u64, origin: Timestamp, now: Timestamp) -> Option<(u64, u64)> {
+        // A time before the origin wraps to a tick after `last_tick`.
         let ticks = self.rate.tick.of(now).wrapping_sub(self.rate.tick.of(origin));
-        if ticks > self.last {
+        if ticks > self.last_tick {
             return None;
         }
         let drained = ticks.wrapping_mul(self.rate.drain.get());
         Some((word.saturating_sub(drained), drained))
     }
 
-    /// Judges and charges a packed level.
-    #[expect(clippy::inline_always, reason = "what every decision runs through")]
+    /// Evaluates and charges `cost` on a packed level.
+    #[expect(clippy::inline_always, reason = "on the path of every decision")]
     #[inline(always)]
     pub(crate) fn step_word(
         &self,
@@ -187,15 +190,15 @@ impl Bucket {
         origin: Timestamp,
         now: Timestamp,
         cost: Cost,
-    ) -> Option<(Stepped, u64)> {
-        let (before, drained) = self.held(word, origin, now)?;
-        let (outcome, after) = self.judge_drops(before, now, cost);
-        Some((Stepped { outcome, next: drained.wrapping_add(after) }, before))
+    ) -> Option<(StepResult, u64)> {
+        let (before, drained) = self.read_word(word, origin, now)?;
+        let (outcome, after) = self.evaluate_subunits(before, now, cost);
+        Some((StepResult { outcome, next: drained.wrapping_add(after) }, before))
     }
 
-    /// Charges one unit to a packed level: how many subunits it held before, and what follows if a unit fits pending_cost
-    /// them.
-    #[expect(clippy::inline_always, reason = "what every decision runs through")]
+    /// Charges one unit to a packed level. Returns the subunits before the charge, and the next packed level if the unit
+    /// fits.
+    #[expect(clippy::inline_always, reason = "on the path of every decision")]
     #[inline(always)]
     pub(crate) fn spend_one(
         &self,
@@ -203,7 +206,7 @@ impl Bucket {
         origin: Timestamp,
         now: Timestamp,
     ) -> Option<(u64, Option<u64>)> {
-        let (before, drained) = self.held(word, origin, now)?;
+        let (before, drained) = self.read_word(word, origin, now)?;
         if before <= self.room_for_one() {
             Some((before, Some(drained.wrapping_add(before).wrapping_add(self.rate.unit.get()))))
         } else {
@@ -211,17 +214,17 @@ impl Bucket {
         }
     }
 
-    /// The most subunits pending_cost which one unit still fits: it always fits pending_cost none, so nothing wraps.
+    /// The largest fill level at which one unit still fits. One unit always fits an empty bucket, so nothing wraps.
     #[expect(clippy::inline_always, reason = "two instructions")]
     #[inline(always)]
     pub(crate) const fn room_for_one(&self) -> u64 {
         self.capacity_subunits.wrapping_sub(self.rate.unit.get())
     }
 
-    /// How long until so many subunits have drained.
-    #[expect(clippy::inline_always, reason = "what a caller does not ask of an outcome is not computed")]
+    /// The time until `subunits` have drained.
+    #[expect(clippy::inline_always, reason = "fields that the caller does not read are not computed")]
     #[inline(always)]
-    pub(crate) fn until_drained(&self, subunits: u64, now: Timestamp) -> TimeSpan {
+    pub(crate) fn time_until_drained(&self, subunits: u64, now: Timestamp) -> TimeSpan {
         if subunits == 0 {
             return TimeSpan::ZERO;
         }
@@ -237,41 +240,47 @@ impl Bucket {
         self.rate.tick.start(self.rate.tick.of(now).saturating_add(ticks)).since(now)
     }
 
-    /// Records `cost`, even over the capacity_subunits.
+    /// Records `cost`, even beyond the capacity.
     pub(crate) fn charge(&self, level: &mut Level, now: Timestamp, cost: Cost) {
         *level = self.level(self.filled(self.subunits(*level, now), cost), now);
     }
 
-    /// Takes back what may still be there of `cost`, charged at `charged`.
+    /// Gives back the part of `cost`, charged at `charged`, that is certainly still in the bucket.
     ///
-    /// The bucket may have been empty before that charge, so all that drained since may have been its subunits:
-    /// only the rest is given back. More would let a full burst pass twice in one instant.
+    /// The bucket may have been empty before that charge, so everything drained since then may belong to it. Only the
+    /// rest is given back; more would admit a full burst twice in one instant.
     pub(crate) fn refund(&self, level: &mut Level, charged: Timestamp, now: Timestamp, cost: Cost) {
         let ticks = self.rate.tick.of(now).saturating_sub(self.rate.tick.of(charged));
         let drained = ticks.saturating_mul(self.rate.drain.get());
-        self.take_back(level, self.filled(0, cost).saturating_sub(drained), now);
+        self.remove_subunits(level, self.filled(0, cost).saturating_sub(drained), now);
     }
 
-    /// Takes back `cost` if the one that departs at `departure` is the last to depart. Where several depart
-    /// within one tick nobody can tell which is the last, and none is taken back.
-    pub(crate) fn withdraw_last(&self, level: &mut Level, departure: Timestamp, now: Timestamp, cost: Cost) {
+    /// Gives back `cost` if the request that departs at `departure` is the last to depart. If several depart within one
+    /// tick, the last is unknown and nothing is given back.
+    pub(crate) fn refund_last_departure(
+        &self,
+        level: &mut Level,
+        departure: Timestamp,
+        now: Timestamp,
+        cost: Cost,
+    ) {
         let held = self.filled(0, cost);
         let after_departure = self.subunits(*level, departure);
-        // The departure was seen at the first tick not before it.
+        // A departure is rounded up to the next tick.
         let is_last = after_departure <= held && after_departure.saturating_add(self.rate.drain.get()) > held;
         if is_last && self.rate.unit >= self.rate.drain {
-            self.take_back(level, held, now);
+            self.remove_subunits(level, held, now);
         }
     }
 
-    fn take_back(&self, level: &mut Level, subunits: u64, now: Timestamp) {
+    fn remove_subunits(&self, level: &mut Level, subunits: u64, now: Timestamp) {
         let before = self.subunits(*level, now);
         if before > 0 {
             *level = self.level(before.saturating_sub(subunits), now);
         }
     }
 
-    /// The level under this bucket of what was spent under `old`: whole units, a part counting as one.
+    /// Converts a level of `old` to this bucket. It keeps the units spent, rounded up to whole units.
     pub(crate) fn rebase(&self, old: &Self, level: Level, now: Timestamp) -> Level {
         if self.rate == old.rate {
             return level;
@@ -280,20 +289,20 @@ impl Bucket {
         self.level(self.filled(0, Cost::new(units)), now)
     }
 
-    /// Whether nothing is left at `now`.
+    /// Whether the bucket is empty at `now`.
     pub(crate) fn is_empty(&self, level: Level, now: Timestamp) -> bool {
         self.subunits(level, now) == 0
     }
 
-    /// How long until nothing is left.
-    pub(crate) fn until_dry(&self, level: Level, now: Timestamp) -> TimeSpan {
-        self.until_at_most(0, level, now)
+    /// The time until the bucket is empty.
+    pub(crate) fn time_until_empty(&self, level: Level, now: Timestamp) -> TimeSpan {
+        self.time_until_at_most(0, level, now)
     }
 
-    /// How long until at most so many subunits are left.
-    fn until_at_most(&self, subunits: u64, level: Level, now: Timestamp) -> TimeSpan {
-        let excess = level.dry.saturating_sub(self.drained_by(now)).saturating_sub(u128::from(subunits));
-        // Only time that went far back leaves an excess that needs the slow division.
+    /// The time until at most `subunits` are left.
+    fn time_until_at_most(&self, subunits: u64, level: Level, now: Timestamp) -> TimeSpan {
+        let excess = level.empty_at.saturating_sub(self.drained_by(now)).saturating_sub(u128::from(subunits));
+        // Only if time went far back does the excess need the slow division.
         let ticks = match u64::try_from(excess) {
             Ok(0) => return TimeSpan::ZERO,
             Ok(excess) => excess.div_ceil(self.rate.drain.get()),
@@ -302,42 +311,41 @@ impl Bucket {
         self.rate.tick.start(self.rate.tick.of(now).saturating_add(ticks)).since(now)
     }
 
-    /// The level in one word, counted from `origin`; `None` if it lies before it or does not fit.
+    /// The level in one word, counted from `origin`; `None` if it lies before `origin` or does not fit.
     pub(crate) fn pack(&self, level: Level, origin: Timestamp) -> Option<u64> {
-        let word = u64::try_from(level.dry.checked_sub(self.drained_by(origin))?).ok()?;
+        let word = u64::try_from(level.empty_at.checked_sub(self.drained_by(origin))?).ok()?;
         (word <= WORD_MAX).then_some(word)
     }
 
     pub(crate) fn unpack(&self, word: u64, origin: Timestamp) -> Level {
-        Level { dry: self.drained_by(origin).saturating_add(u128::from(word)) }
+        Level { empty_at: self.drained_by(origin).saturating_add(u128::from(word)) }
     }
 
-    /// How full the bucket is at `now`.
+    /// The fill level at `now`.
     fn subunits(&self, level: Level, now: Timestamp) -> u64 {
-        u64::try_from(level.dry.saturating_sub(self.drained_by(now)))
+        u64::try_from(level.empty_at.saturating_sub(self.drained_by(now)))
             .map_or(EXACT_MAX, |subunits| subunits.min(EXACT_MAX))
     }
 
-    /// The level of a bucket that holds so many subunits at `now`; it runs dry in the tick after the last at the
-    /// latest.
+    /// The level of a bucket with `subunits` at `now`. Its `empty_at` is at most one tick after the last representable one.
     fn level(&self, subunits: u64, now: Timestamp) -> Level {
         let latest =
             u128::from(EXACT_MAX.saturating_add(1)).saturating_mul(u128::from(self.rate.drain.get()));
-        Level { dry: self.drained_by(now).saturating_add(u128::from(subunits)).min(latest) }
+        Level { empty_at: self.drained_by(now).saturating_add(u128::from(subunits)).min(latest) }
     }
 
-    /// All that drained from the epoch to `now`.
+    /// The subunits drained from the epoch to `now`.
     fn drained_by(&self, now: Timestamp) -> u128 {
         u128::from(self.rate.tick.of(now)).saturating_mul(u128::from(self.rate.drain.get()))
     }
 
-    /// The most subunits pending_cost which `cost` still fits; `None` if it fits pending_cost nothing.
+    /// The largest fill level at which `cost` still fits; `None` if it never fits.
     fn room_for(&self, cost: Cost) -> Option<u64> {
-        self.capacity_subunits.checked_sub(self.drops_of(cost)).map(|room| room.min(self.most_before))
+        self.capacity_subunits.checked_sub(self.subunits_of(cost)).map(|room| room.min(self.max_backlog))
     }
 
     fn filled(&self, subunits: u64, cost: Cost) -> u64 {
-        subunits.saturating_add(self.drops_of(cost)).min(EXACT_MAX)
+        subunits.saturating_add(self.subunits_of(cost)).min(EXACT_MAX)
     }
 }
 

@@ -2,117 +2,117 @@
 
 use smallvec::SmallVec;
 
-use crate::key::Key;
+use crate::key::CounterKey;
 use crate::limit::{Cost, Limit};
 use crate::time::{TimeSpan, Timestamp};
 
-/// What a check can do to the decision.
+/// How a check affects the decision.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Role {
-    /// Refuses the request if it does not fit.
+    /// Rejects the request if it does not fit.
     #[default]
     Binding,
-    /// Watches: never refuses, and is charged only where it fits.
+    /// Never rejects, and is charged only if it fits (shadow mode).
     Advisory,
-    /// Counts: never refuses, and is charged even where it does not fit.
+    /// Never rejects, and is charged even if it does not fit.
     Overage,
 }
 
-/// One question: may this key spend this much of this limit?
+/// One check: may this key spend this cost of this limit?
 #[derive(Clone, Copy, Debug)]
 pub struct Check<'a> {
-    /// Whose counter. Within one decision a key stands for one limit.
-    pub key: Key<'a>,
-    /// The limit it counts against, unless the store holds an override for the key.
+    /// The counter. Within one decision all checks of a key have the same limit.
+    pub key: CounterKey<'a>,
+    /// The limit, unless the store has an override for the key.
     pub limit: &'a Limit,
-    /// What the request costs.
+    /// The cost of the request.
     pub cost: Cost,
-    /// What the answer can do.
+    /// How the outcome affects the decision.
     pub role: Role,
 }
 
 impl<'a> Check<'a> {
     /// A binding check of cost 1.
-    pub const fn new(key: Key<'a>, limit: &'a Limit) -> Self {
+    pub const fn new(key: CounterKey<'a>, limit: &'a Limit) -> Self {
         Self { key, limit, cost: Cost::ONE, role: Role::Binding }
     }
 
-    /// The same check at another cost.
+    /// Returns the check with another cost.
     pub const fn cost(self, cost: Cost) -> Self {
         Self { cost, ..self }
     }
 
-    /// The same check in another role.
+    /// Returns the check with another role.
     pub const fn role(self, role: Role) -> Self {
         Self { role, ..self }
     }
 }
 
-/// Whether something may pass: now, later, or never.
+/// Whether a request is admitted: now, later, or never.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Verdict {
-    /// It may pass, after `wait` (zero but for a leaky bucket).
+    /// Admitted, after `wait` (zero except for a leaky bucket).
     Pass {
-        /// How long to hold it before it passes.
+        /// How long to delay the request.
         wait: TimeSpan,
     },
-    /// It may not pass yet.
+    /// Rejected for now.
     NotUntil {
-        /// When the same cost would pass, the first tick and not one earlier.
+        /// The time until the first tick at which the same cost is admitted.
         retry_after: TimeSpan,
     },
-    /// It is larger than the limit and will not pass at any time.
+    /// The cost exceeds the limit and is never admitted.
     Never,
 }
 
 impl Verdict {
-    /// Passes at once.
+    /// Admitted without a wait.
     pub const PASS: Self = Self::Pass { wait: TimeSpan::ZERO };
 
-    /// Whether it may pass.
+    /// Whether the request is admitted.
     pub const fn is_pass(self) -> bool {
         matches!(self, Self::Pass { .. })
     }
 }
 
-/// The answer to one check.
+/// The result of one check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Outcome {
     /// Whether the cost fits.
     pub verdict: Verdict,
-    /// The limit in force: the largest cost that could ever fit.
+    /// The limit that applied: the largest cost that can fit.
     pub limit: u64,
-    /// What is left after the decision; at least 1 exactly when one more unit would pass.
+    /// Units left after the decision; at least 1 exactly if one more unit would be admitted.
     pub remaining: u64,
-    /// How long until the key is as good as never seen (a fixed window: until its end).
+    /// The time until the key's state equals that of an unused key (fixed window: until the window ends).
     pub reset_after: TimeSpan,
 }
 
 /// The outcomes of a decision, in the order of its checks. Up to four need no allocation.
 pub type Outcomes = SmallVec<[Outcome; 4]>;
 
-/// The answer to all checks of a request.
+/// The result of all checks of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decision {
-    /// The time at which it was taken, by the store's clock.
+    /// The time of the decision, by the store's clock.
     pub at: Timestamp,
-    /// Whether the request passes: the longest wait of the binding checks, or the longest `retry_after` of
-    /// those that refuse, `Never` being the longest.
+    /// Whether the request is admitted: the longest wait of the binding checks, or the longest `retry_after` of those
+    /// that reject; `Never` counts as the longest.
     pub verdict: Verdict,
-    /// Which check refused: the first binding one that does not fit.
+    /// The position of the check that rejected: the first binding one that does not fit.
     pub rejected_by: Option<usize>,
-    /// The answers, one per check.
+    /// The outcomes, one per check.
     pub outcomes: Outcomes,
 }
 
 impl Decision {
-    /// The decision that follows from the `outcomes` of `checks`.
+    /// Derives the decision from the `outcomes` of `checks`.
     pub fn new(at: Timestamp, checks: &[Check<'_>], outcomes: Outcomes) -> Self {
         let mut verdict = Verdict::PASS;
         let mut rejected_by = None;
         for (position, (check, outcome)) in checks.iter().zip(&outcomes).enumerate() {
             if check.role == Role::Binding {
-                verdict = longest(verdict, outcome.verdict);
+                verdict = stricter(verdict, outcome.verdict);
                 if !outcome.verdict.is_pass() && rejected_by.is_none() {
                     rejected_by = Some(position);
                 }
@@ -121,14 +121,14 @@ impl Decision {
         Self { at, verdict, rejected_by, outcomes }
     }
 
-    /// The decision over no checks at all: it passes.
+    /// The decision over no checks: admitted.
     #[inline]
     pub fn of_none(at: Timestamp) -> Self {
         Self { at, verdict: Verdict::PASS, rejected_by: None, outcomes: Outcomes::new() }
     }
 
-    /// The decision that follows from the `outcome` of a single check in this role.
-    #[expect(clippy::inline_always, reason = "a decision is large: it is best made where it is wanted")]
+    /// The decision over a single check in this role.
+    #[expect(clippy::inline_always, reason = "a decision is large and is best built in place")]
     #[inline(always)]
     pub fn of_one(at: Timestamp, role: Role, outcome: Outcome) -> Self {
         let mut decision = Self::of_none(at);
@@ -136,7 +136,7 @@ impl Decision {
         decision
     }
 
-    /// Makes a decision over no checks that over a single one.
+    /// Turns a decision over no checks into one over a single check.
     #[expect(clippy::inline_always, reason = "see of_one")]
     #[inline(always)]
     pub fn add_one(&mut self, role: Role, outcome: Outcome) {
@@ -147,13 +147,13 @@ impl Decision {
         self.outcomes.push(outcome);
     }
 
-    /// Whether the request may pass.
+    /// Whether the request is admitted.
     pub const fn passes(&self) -> bool {
         self.verdict.is_pass()
     }
 
-    /// What to hand to a store's `refund` if the request was not served after all: everything that this
-    /// decision charged, once per key.
+    /// The refunds for a request that was not served after all: everything that this decision charged, one per key. Pass
+    /// them to a store's `refund`.
     pub fn refunds<'a>(&self, checks: &[Check<'a>]) -> Refunds<'a> {
         let mut refunds = Refunds::new();
         for (check, outcome) in checks.iter().zip(&self.outcomes) {
@@ -180,35 +180,34 @@ impl Decision {
 /// Units to give back.
 #[derive(Clone, Copy, Debug)]
 pub struct Refund<'a> {
-    /// Whose counter.
-    pub key: Key<'a>,
-    /// The limit it counts against.
+    /// The counter.
+    pub key: CounterKey<'a>,
+    /// The limit it was charged under.
     pub limit: &'a Limit,
-    /// How much to give back.
+    /// The units to give back.
     pub cost: Cost,
-    /// When the charged request was to pass: the time of its decision plus its `wait`.
+    /// When the charged request was scheduled: the time of its decision plus its `wait`.
     pub charged: Timestamp,
 }
 
 /// The refunds of a decision. Up to four need no allocation.
 pub type Refunds<'a> = SmallVec<[Refund<'a>; 4]>;
 
-/// Where a decision reads and writes: the counters of its checks, by their position.
+/// Access to the counters of a decision's checks, by position.
 ///
-/// Every store in this process decides through [`decide`] over its own ledger, so "all or nothing" is
-/// written once.
+/// Every store in this process decides through [`decide`] over its own ledger, so the all-or-nothing logic exists once.
 pub trait Ledger {
-    /// How `cost` fits the counter of check number `check`, nothing changing.
+    /// Evaluates `cost` on the counter of check number `check` without changing it.
     fn evaluate(&self, check: usize, cost: Cost) -> Outcome;
 
-    /// Records `cost` at the counter of check number `check`.
+    /// Charges `cost` to the counter of check number `check`.
     fn charge(&mut self, check: usize, cost: Cost);
 }
 
-/// Decides all `checks` at `now`: charges everything that is to be charged, or nothing.
+/// Decides all `checks` at `now` and charges either everything due or nothing.
 ///
-/// Passes iff every binding check fits. Several checks on one key are judged together: binding ones first, each on top
-/// of the earlier, the others on top of all binding ones.
+/// The request is admitted iff every binding check fits. Several checks on one key add up: each binding check on top of
+/// the earlier binding ones, the others on top of all binding ones.
 pub fn decide(checks: &[Check<'_>], now: Timestamp, ledger: &mut impl Ledger) -> Decision {
     let mut decision = evaluate(checks, now, ledger);
     let charges = decision.passes();
@@ -220,16 +219,16 @@ pub fn decide(checks: &[Check<'_>], now: Timestamp, ledger: &mut impl Ledger) ->
         }
     }
     for (position, (check, outcome)) in checks.iter().zip(&mut decision.outcomes).enumerate() {
-        // Judged as charged if it fits, as uncharged if not, and on its own: correct whatever is otherwise.
+        // The outcome assumes that a fitting check was charged alone and any other was not; otherwise read the counter again.
         let fits = outcome.verdict.is_pass();
-        if fits != (charges && is_charged(check, outcome)) || shares_its_key(checks, check) {
+        if fits != (charges && is_charged(check, outcome)) || shares_key(checks, check) {
             *outcome = Outcome { verdict: outcome.verdict, ..ledger.evaluate(position, Cost::ZERO) };
         }
     }
     decision
 }
 
-/// Answers all `checks` at `now` and charges nothing; `remaining` is what is left as it is.
+/// Evaluates all `checks` at `now` without charging; `remaining` is the current value.
 pub fn peek(checks: &[Check<'_>], now: Timestamp, ledger: &impl Ledger) -> Decision {
     let mut decision = evaluate(checks, now, ledger);
     for (position, outcome) in decision.outcomes.iter_mut().enumerate() {
@@ -247,10 +246,10 @@ fn evaluate(checks: &[Check<'_>], now: Timestamp, ledger: &impl Ledger) -> Decis
     Decision::new(now, checks, outcomes)
 }
 
-/// What else is charged to the key of the check at `position`: for a binding check the earlier binding ones,
-/// for any other all binding ones (they come first) and the earlier others that are charged.
+/// The other costs charged to the key of the check at `position`: for a binding check the earlier binding ones, for any
+/// other check all binding ones (they come first) and the earlier others that are charged.
 fn pending_cost(checks: &[Check<'_>], outcomes: &[Outcome], position: usize) -> Cost {
-    let Some(check) = checks.get(position).filter(|check| shares_its_key(checks, check)) else {
+    let Some(check) = checks.get(position).filter(|check| shares_key(checks, check)) else {
         return Cost::ZERO;
     };
     let others = checks.iter().enumerate().filter(|(other, _)| *other != position);
@@ -267,16 +266,16 @@ fn pending_cost(checks: &[Check<'_>], outcomes: &[Outcome], position: usize) -> 
     counted.fold(Cost::ZERO, |sum, (_, other)| sum.plus(other.cost))
 }
 
-/// Whether a decision that passes charges this check.
+/// Whether an admitting decision charges this check.
 fn is_charged(check: &Check<'_>, outcome: &Outcome) -> bool {
     outcome.verdict.is_pass() || check.role == Role::Overage
 }
 
-fn shares_its_key(checks: &[Check<'_>], check: &Check<'_>) -> bool {
+fn shares_key(checks: &[Check<'_>], check: &Check<'_>) -> bool {
     checks.len() > 1 && checks.iter().filter(|other| other.key == check.key).count() > 1
 }
 
-fn longest(a: Verdict, b: Verdict) -> Verdict {
+fn stricter(a: Verdict, b: Verdict) -> Verdict {
     use Verdict::{Never, NotUntil, Pass};
     match (a, b) {
         (Never, _) | (_, Never) => Never,

@@ -1,7 +1,7 @@
 //! `fixed_window`: at most `requests` in each window, windows aligned to the Unix epoch.
 //!
-//! Cheapest to keep and easiest to explain. Its price: a client that spends a whole window at its end and
-//! the next at its start passes up to twice `requests` within one window's length.
+//! The cheapest algorithm and the easiest to explain. Its drawback: a client that uses up one window at its end and the
+//! next at its start gets up to twice `requests` within one window's length.
 
 use core::num::NonZeroU64;
 
@@ -18,7 +18,7 @@ pub struct FixedWindow {
     length: NonZeroU64,
 }
 
-/// Which window, and how many units it has admitted. The default is a key never seen.
+/// The window's number and its admitted units. The default is an unused key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct WindowCount {
     window: u64,
@@ -26,7 +26,7 @@ pub struct WindowCount {
 }
 
 impl FixedWindow {
-    /// The state as it is at `now`; a window already begun never gives way to an earlier one.
+    /// The state at `now`. A window that has begun is never replaced by an earlier one.
     fn settle(&self, state: WindowCount, now: Timestamp) -> WindowCount {
         let window = now.as_micros() / self.length;
         if window > state.window { WindowCount { window, count: 0 } } else { state }
@@ -43,7 +43,7 @@ impl RateAlgorithm for FixedWindow {
 
     fn new(spec: &Spec) -> Result<Self, LimitError> {
         spec.validate()?;
-        spec.refuse_burst(Self::ALGORITHM)?;
+        spec.reject_burst(Self::ALGORITHM)?;
         match NonZeroU64::new(spec.window.as_micros()) {
             Some(length) if spec.requests <= EXACT_MAX => Ok(Self { requests: spec.requests, length }),
             _ => Err(spec.not_representable()),
@@ -102,7 +102,7 @@ impl RateAlgorithm for FixedWindow {
         self.settle(*state, now).count == 0
     }
 
-    /// The count in its bits, the window above it.
+    /// The count in the low bits, the window above it.
     fn pack(&self, state: &WindowCount, origin: Timestamp) -> Option<u64> {
         let window = state.window.checked_sub(origin.as_micros() / self.length)?;
         join(window, state.count, bits_for_twice(self.requests))

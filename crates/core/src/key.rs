@@ -1,11 +1,11 @@
-//! Whose counter it is.
+//! The identity of counters.
 
 use core::fmt;
 
 /// A rule's identity: a stable hash of its name.
 ///
-/// The name *is* the identity, so a rule keeps its counters over reloads, restarts and on every node, and no
-/// string has to travel with a decision. Whoever loads rules must refuse two names with one id.
+/// The name *is* the identity: a rule keeps its counters across reloads, restarts and nodes, and decisions carry no
+/// strings. The loader of a policy must reject two names with the same id.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RuleId(u64);
 
@@ -23,7 +23,7 @@ impl RuleId {
         Self(hash)
     }
 
-    /// The id that [`as_u64`](Self::as_u64) gave, perhaps before a restart.
+    /// The id with this number, as returned by [`as_u64`](Self::as_u64), perhaps before a restart.
     pub const fn from_u64(id: u64) -> Self {
         Self(id)
     }
@@ -40,26 +40,26 @@ impl fmt::Debug for RuleId {
     }
 }
 
-/// Whose counter: a rule, and the client it counts.
+/// The key of a counter: a rule and the client it counts.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Key<'a> {
-    /// The rule that counts.
+pub struct CounterKey<'a> {
+    /// The rule.
     pub rule: RuleId,
-    /// Whom it counts: an API key, an address, or nothing at all for everybody together.
+    /// The client: an API key, an address, or empty for one counter shared by all clients.
     pub client: &'a [u8],
 }
 
-impl<'a> Key<'a> {
+impl<'a> CounterKey<'a> {
     /// The counter of `client` under `rule`.
     pub const fn new(rule: RuleId, client: &'a [u8]) -> Self {
         Self { rule, client }
     }
 }
 
-impl fmt::Debug for Key<'_> {
+impl fmt::Debug for CounterKey<'_> {
     /// Redacted: a client may be an API key.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Key({:?}, {} bytes)", self.rule, self.client.len())
+        write!(f, "CounterKey({:?}, {} bytes)", self.rule, self.client.len())
     }
 }
 
@@ -69,15 +69,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_id_of_a_name_never_changes() {
+    fn rule_id_of_a_name_is_stable() {
         assert_eq!(RuleId::named("").as_u64(), 0xcbf2_9ce4_8422_2325);
         assert_eq!(RuleId::named("a").as_u64(), 0xaf63_dc4c_8601_ec8c);
         assert_ne!(RuleId::named("default"), RuleId::named("global"));
     }
 
     #[test]
-    fn debug_never_shows_the_client() {
-        let shown = std::format!("{:?}", Key::new(RuleId::named("default"), b"sk_live_secret"));
+    fn counter_key_debug_output_hides_the_client() {
+        let shown = std::format!("{:?}", CounterKey::new(RuleId::named("default"), b"sk_live_secret"));
         assert!(!shown.contains("secret"), "{shown}");
     }
 }

@@ -1,12 +1,12 @@
-//! `leaky_bucket`: a queue that lets requests depart exactly `1 / rate` apart.
+//! `leaky_bucket`: a queue from which requests depart exactly `1 / rate` apart.
 //!
-//! An admitted request learns its `wait`, the time until its departure. The bucket holds at most `burst` units, the
-//! departing one included; a request that finds it full is rejected, and so is one that would wait longer than
-//! `max_wait`. A request of cost n departs once and holds n departures.
+//! The `wait` of an admitted request is the time until its departure. The queue holds at most `burst` units, including
+//! the departing one. A request that finds it full is rejected, and so is one that would wait longer than `max_wait`. A
+//! request of cost n departs once and takes n departure slots.
 
 use crate::bucket::{Bucket, Level, Rate};
 use crate::decision::{Outcome, Verdict};
-use crate::limit::{Algorithm, Cost, LimitError, RateAlgorithm, Spec, Stepped};
+use crate::limit::{Algorithm, Cost, LimitError, RateAlgorithm, Spec, StepResult};
 use crate::time::{Tick, TimeSpan, Timestamp};
 
 /// The parameters of a leaky bucket; `burst` defaults to `requests`, `max_wait` to [`LeakyBucket::DEFAULT_MAX_WAIT`].
@@ -14,7 +14,7 @@ use crate::time::{Tick, TimeSpan, Timestamp};
 pub struct LeakyBucket(Bucket);
 
 impl LeakyBucket {
-    /// The longest wait of an admitted request where none is specified.
+    /// The longest wait if the specification has none.
     pub const DEFAULT_MAX_WAIT: TimeSpan = TimeSpan::from_secs(30);
 
     /// The exact rate of departures.
@@ -43,7 +43,7 @@ impl RateAlgorithm for LeakyBucket {
     fn evaluate(&self, state: &Level, now: Timestamp, cost: Cost) -> Outcome {
         let mut outcome = self.0.evaluate(*state, now, cost);
         if let Verdict::Pass { wait } = &mut outcome.verdict {
-            *wait = self.0.until_dry(*state, now);
+            *wait = self.0.time_until_empty(*state, now);
         }
         outcome
     }
@@ -53,7 +53,7 @@ impl RateAlgorithm for LeakyBucket {
     }
 
     fn refund(&self, state: &mut Level, charged: Timestamp, now: Timestamp, cost: Cost) {
-        self.0.withdraw_last(state, charged, now, cost);
+        self.0.refund_last_departure(state, charged, now, cost);
     }
 
     fn rebase(&self, old: &Self, state: Level, now: Timestamp) -> Level {
@@ -73,10 +73,10 @@ impl RateAlgorithm for LeakyBucket {
     }
 
     #[inline]
-    fn step_word(&self, word: u64, origin: Timestamp, now: Timestamp, cost: Cost) -> Option<Stepped> {
+    fn step_word(&self, word: u64, origin: Timestamp, now: Timestamp, cost: Cost) -> Option<StepResult> {
         let (mut stepped, before) = self.0.step_word(word, origin, now, cost)?;
         if let Verdict::Pass { wait } = &mut stepped.outcome.verdict {
-            *wait = self.0.until_drained(before, now);
+            *wait = self.0.time_until_drained(before, now);
         }
         Some(stepped)
     }

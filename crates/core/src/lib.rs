@@ -1,33 +1,33 @@
-//! Pure decisions about which requests may pass.
+//! Pure rate-limiting decisions.
 //!
-//! This crate holds the arithmetic and nothing else: no I/O, no clock, no async, no randomness. Time is an
-//! argument ([`Timestamp`]), and every algorithm is data plus pure functions over integers, so the same
-//! inputs give the same answer on every machine, and in the Lua twin of each formula.
+//! This crate contains only arithmetic: no I/O, no clock, no async, no randomness. Time is an argument ([`Timestamp`]),
+//! and every algorithm is data plus pure functions over integers. The same inputs therefore give the same result on
+//! every machine and in the Lua version of each formula.
 //!
 //! ```
-//! use tidegate_core::{Algorithm, Cost, Limit, TimeSpan, Spec, State, Timestamp, Verdict};
+//! use tidegate_core::{Algorithm, Cost, Limit, TimeSpan, Spec, CounterState, Timestamp, Verdict};
 //!
 //! let spec = Spec { burst: Some(10), ..Spec::new(2, TimeSpan::from_secs(1)) };
 //! let limit = Limit::new(Algorithm::TokenBucket, spec)?;
-//! let mut state = State::default();
+//! let mut state = CounterState::default();
 //! let start = Timestamp::from_secs(1_700_000_000);
 //!
 //! let outcome = limit.step(&mut state, start, Cost::new(5));
 //! assert_eq!(outcome.remaining, 5);
 //!
-//! // Half a second later one token has come back.
+//! // Half a second later one token has been refilled.
 //! let later = start + TimeSpan::from_millis(500);
 //! assert_eq!(limit.evaluate(&state, later, Cost::ZERO).remaining, 6);
 //!
-//! // A denial is a value: "not until" is not "never".
-//! let refused = limit.evaluate(&state, later, Cost::new(7));
-//! assert_eq!(refused.verdict, Verdict::NotUntil { retry_after: TimeSpan::from_millis(500) });
+//! // A rejection is a value: "not until" differs from "never".
+//! let rejected = limit.evaluate(&state, later, Cost::new(7));
+//! assert_eq!(rejected.verdict, Verdict::NotUntil { retry_after: TimeSpan::from_millis(500) });
 //! assert_eq!(limit.evaluate(&state, later, Cost::new(11)).verdict, Verdict::Never);
 //! # Ok::<(), tidegate_core::LimitError>(())
 //! ```
 //!
-//! The words: a [`Limit`] is an algorithm with its parameters, a [`Check`] asks one question of it for one
-//! [`Key`], an [`Outcome`] answers one check, a [`Decision`] answers all checks of a request.
+//! Terms: a [`Limit`] is an algorithm with its parameters. A [`Check`] tests one [`CounterKey`] against a limit and gives
+//! an [`Outcome`]. A [`Decision`] covers all checks of a request.
 
 #![no_std]
 #![forbid(unsafe_code)]
@@ -64,16 +64,16 @@ pub use decision::{
     Check, Decision, Ledger, Outcome, Outcomes, Refund, Refunds, Role, Verdict, decide, peek,
 };
 pub use fixed_window::{FixedWindow, WindowCount};
-pub use key::{Key, RuleId};
+pub use key::{CounterKey, RuleId};
 pub use leaky_bucket::LeakyBucket;
 pub use limit::{
-    Algorithm, AlgorithmKind, Cost, Limit, LimitError, RateAlgorithm, Spec, State, Stepped, UnknownAlgorithm,
-    Visitor, WORD_MAX,
+    Algorithm, AlgorithmKind, AlgorithmVisitor, Cost, CounterState, Limit, LimitError, RateAlgorithm, Spec,
+    StepResult, UnknownAlgorithm, WORD_MAX,
 };
 pub use penalty::{Penalty, PenaltyError, PenaltyState};
 pub use report::{LimitReport, LimitUnit};
 pub use sliding_counter::{SlidingCounter, TwoWindows};
-pub use sliding_log::{Log, SlidingLog};
+pub use sliding_log::{AdmissionLog, SlidingLog};
 pub use time::{Tick, TimeSpan, Timestamp};
-pub use token_bucket::{Spent, TokenBucket};
+pub use token_bucket::{TokenBucket, UnitCharge};
 pub use units::{ByteSize, SIZE_UNITS, TIME_UNITS};

@@ -1,6 +1,6 @@
 //! A limit: an algorithm with its parameters, valid by construction.
 //!
-//! Every algorithm is one file that implements [`RateAlgorithm`]; the list at the end of this one makes it known.
+//! Every algorithm is one file that implements [`RateAlgorithm`]; the list at the end of this file declares all of them.
 
 use alloc::string::String;
 use core::fmt;
@@ -12,14 +12,14 @@ use thiserror::Error;
 use crate::decision::Outcome;
 use crate::time::{Tick, TimeSpan, Timestamp};
 
-/// How much a request takes from a limit.
+/// The number of units that a request takes from a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Cost(u64);
 
 impl Cost {
-    /// Takes nothing: a peek.
+    /// Takes nothing: used to peek.
     pub const ZERO: Self = Self(0);
-    /// What an ordinary request takes.
+    /// The cost of an ordinary request.
     pub const ONE: Self = Self(1);
 
     /// A cost of `units`.
@@ -32,27 +32,27 @@ impl Cost {
         self.0
     }
 
-    /// Both costs together.
+    /// The sum of both costs.
     pub const fn plus(self, other: Self) -> Self {
         Self(self.0.saturating_add(other.0))
     }
 }
 
-/// What an operator says of a limit: so many requests per window, and how many at once.
+/// A limit as the operator specified it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Spec {
     /// Units per window.
     pub requests: u64,
     /// The window.
     pub window: TimeSpan,
-    /// Units at once, for the algorithms that know a burst; `None` takes the algorithm's default.
+    /// Units at once, for algorithms with a burst; `None` selects the algorithm's default.
     pub burst: Option<u64>,
-    /// The longest wait of an admitted request, for the algorithm that knows one; `None` takes its default.
+    /// The longest wait of an admitted request, for the leaky bucket; `None` selects its default.
     pub max_wait: Option<TimeSpan>,
 }
 
 impl Spec {
-    /// `requests` per `window`, the rest left to the algorithm.
+    /// `requests` per `window`, with the algorithm's defaults.
     pub const fn new(requests: u64, window: TimeSpan) -> Self {
         Self { requests, window, burst: None, max_wait: None }
     }
@@ -65,8 +65,8 @@ impl Spec {
         }
     }
 
-    /// Rejects a burst or a longest wait for an algorithm that knows neither.
-    pub(crate) fn refuse_burst(&self, algorithm: Algorithm) -> Result<(), LimitError> {
+    /// Rejects a burst or a longest wait for an algorithm that has neither.
+    pub(crate) fn reject_burst(&self, algorithm: Algorithm) -> Result<(), LimitError> {
         if self.burst.is_some() {
             return Err(LimitError::NoBurst { algorithm });
         }
@@ -78,7 +78,7 @@ impl Spec {
         if self.max_wait.is_some() { Err(LimitError::NoMaxWait { algorithm }) } else { Ok(()) }
     }
 
-    /// The burst as written, or `requests`.
+    /// The specified burst, or `requests`.
     pub(crate) fn burst(&self) -> Result<u64, LimitError> {
         match self.burst {
             Some(0) => Err(LimitError::ZeroBurst),
@@ -96,28 +96,28 @@ impl Spec {
     }
 }
 
-/// Why a limit cannot be made.
+/// Why a limit is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum LimitError {
-    /// A limit of nothing.
-    #[error("`requests` is 0: nothing would ever pass; use at least 1")]
+    /// Zero requests.
+    #[error("`requests` is 0, so no request would be admitted; use at least 1")]
     ZeroRequests,
-    /// A window without length.
-    #[error("`window` is 0: use at least 1 µs, usually seconds or minutes")]
+    /// A window of zero length.
+    #[error("`window` is 0; use at least 1 µs, usually seconds or minutes")]
     ZeroWindow,
-    /// A bucket of no size.
-    #[error("`burst` is 0: nothing would ever pass; use at least 1")]
+    /// Zero burst.
+    #[error("`burst` is 0, so no request would be admitted; use at least 1")]
     ZeroBurst,
-    /// A burst for an algorithm that has none.
-    #[error("`{algorithm}` takes no `burst`; remove it, or use token_bucket or leaky_bucket")]
+    /// A burst for an algorithm without one.
+    #[error("`{algorithm}` does not support `burst`; remove it, or use token_bucket or leaky_bucket")]
     NoBurst {
-        /// The algorithm that was given one.
+        /// The algorithm.
         algorithm: Algorithm,
     },
     /// A longest wait for an algorithm under which no request waits.
-    #[error("`{algorithm}` takes no `max_wait`; remove it, or use leaky_bucket")]
+    #[error("`{algorithm}` does not support `max_wait`; remove it, or use leaky_bucket")]
     NoMaxWait {
-        /// The algorithm that was given one.
+        /// The algorithm.
         algorithm: Algorithm,
     },
     /// No tick keeps the arithmetic exact.
@@ -135,91 +135,90 @@ pub enum LimitError {
     },
 }
 
-/// What every algorithm does. Parameters are the implementor; what is remembered per key is the `State`.
+/// A rate-limiting algorithm. The implementing type holds the parameters; `State` is what is stored per key.
 ///
-/// For all of them: a cost of 0 peeks; a cost that could never fit is `Never`; time that goes backwards
-/// refills nothing; whatever overflows saturates towards refusal; nothing panics.
+/// All algorithms: a cost of 0 peeks; a cost above the capacity is `Never`; time that goes backwards refills nothing;
+/// overflow saturates towards rejection; nothing panics.
 pub trait RateAlgorithm: Copy {
     /// The algorithm's name.
     const ALGORITHM: Algorithm;
-    /// What is remembered of a key; the default is a key never seen.
+    /// The state of a key; the default is an unused key.
     type State: Clone + Default;
 
-    /// The limit an operator specified, or why it cannot be.
+    /// Creates the limit that an operator specified.
     fn new(spec: &Spec) -> Result<Self, LimitError>;
 
-    /// The largest cost that could ever fit; what clients are shown as the limit.
+    /// The largest cost that can fit; clients see it as the limit.
     fn capacity(&self) -> u64;
 
-    /// The step in which it sees time.
+    /// The resolution in which the algorithm measures time.
     fn tick(&self) -> Tick;
 
-    /// Whether `cost` fits at `now`, changing nothing. Where it fits, `remaining` and `reset_after` are
-    /// those after it was charged.
+    /// Checks whether `cost` fits at `now` without changing the state. If it fits, `remaining` and `reset_after` are those
+    /// after the charge.
     fn evaluate(&self, state: &Self::State, now: Timestamp, cost: Cost) -> Outcome;
 
-    /// Records `cost`, also one that does not fit (overage).
+    /// Charges `cost`, even if it does not fit (overage).
     fn charge(&self, state: &mut Self::State, now: Timestamp, cost: Cost);
 
-    /// Gives back what the state still holds of `cost`. `charged` is when the charged request was to pass:
-    /// the time of its decision plus its own `wait`.
+    /// Gives back the part of `cost` that the state still contains. `charged` is when the charged request was scheduled: the
+    /// time of its decision plus its `wait`.
     fn refund(&self, state: &mut Self::State, charged: Timestamp, now: Timestamp, cost: Cost);
 
-    /// The state under this limit of a key last counted under `old`: what is spent stays spent.
+    /// Converts the state of a key last counted under `old`. The spent units stay spent.
     fn rebase(&self, old: &Self, state: Self::State, now: Timestamp) -> Self::State;
 
-    /// Whether the state is as good as never seen at `now`, and stays so.
+    /// Whether the state equals an unused one from `now` on.
     fn is_fresh(&self, state: &Self::State, now: Timestamp) -> bool;
 
-    /// The state in one word of at most [`WORD_MAX`], times counted from `origin`, if it fits. A meter whose
-    /// states never do need not say more.
+    /// Packs the state into one word of at most [`WORD_MAX`], with times relative to `origin`; `None` if it does not fit.
+    /// The default implementation packs nothing.
     fn pack(&self, _state: &Self::State, _origin: Timestamp) -> Option<u64> {
         None
     }
 
-    /// The state that [`pack`](Self::pack) packed.
+    /// Unpacks a state packed by [`pack`](Self::pack).
     fn unpack(&self, _word: u64, _origin: Timestamp) -> Self::State {
         Self::State::default()
     }
 
-    /// One whole step on a packed state; `None` where that takes more than words can hold.
+    /// Evaluates and charges `cost` on a packed state; `None` if a word cannot represent the result.
     #[inline]
-    fn step_word(&self, word: u64, origin: Timestamp, now: Timestamp, cost: Cost) -> Option<Stepped> {
+    fn step_word(&self, word: u64, origin: Timestamp, now: Timestamp, cost: Cost) -> Option<StepResult> {
         let mut state = self.unpack(word, origin);
         let outcome = self.evaluate(&state, now, cost);
         if !outcome.verdict.is_pass() || cost == Cost::ZERO {
-            return Some(Stepped { outcome, next: word });
+            return Some(StepResult { outcome, next: word });
         }
         self.charge(&mut state, now, cost);
-        Some(Stepped { outcome, next: self.pack(&state, origin)? })
+        Some(StepResult { outcome, next: self.pack(&state, origin)? })
     }
 
-    /// The bytes that a state has allocated pending_cost itself.
+    /// The heap bytes of a state.
     fn heap_bytes(_state: &Self::State) -> usize {
         0
     }
 
-    /// Makes room in a state for one more charge without allocating; what it forgets, it forgets towards
-    /// refusal.
+    /// Makes room in a state for one more charge without allocating. Precision is lost only towards rejection.
     fn make_room(_state: &mut Self::State) {}
 }
 
-/// What a step on a packed state gives.
+/// The result of a step on a packed state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stepped {
-    /// The answer.
+pub struct StepResult {
+    /// The outcome.
     pub outcome: Outcome,
-    /// Where the cost fits, the packed state that follows.
+    /// If the cost fits, the next packed state.
     pub next: u64,
 }
 
-/// The largest word a packed state takes: two bits are left to whoever keeps it.
+/// The largest packed state: two bits of a word are left to its owner.
 pub const WORD_MAX: u64 = (1 << 62) - 1;
 
-/// A stable hash of a limit's parameters.
-struct Fingerprint(u64);
+/// Computes a stable hash of a limit's parameters.
+struct FingerprintHasher(u64);
 
-impl Hasher for Fingerprint {
+impl Hasher for FingerprintHasher {
     fn write(&mut self, bytes: &[u8]) {
         for byte in bytes {
             self.write_u64(u64::from(*byte));
@@ -227,7 +226,7 @@ impl Hasher for Fingerprint {
     }
 
     fn write_u64(&mut self, number: u64) {
-        // Multiply and fold: every bit of the number reaches every bit of the hash.
+        // Multiply and fold: every input bit affects every bit of the hash.
         let product = u128::from(self.0 ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
         let [low, high] = [product, product >> 64].map(|half| u64::try_from(half & u128::from(u64::MAX)));
         self.0 = low.unwrap_or_default() ^ high.unwrap_or_default().rotate_left(23);
@@ -238,16 +237,16 @@ impl Hasher for Fingerprint {
     }
 }
 
-/// Something done with a limit whose algorithm is known: compiled once for each of them.
-pub trait Visitor {
-    /// What comes of it.
+/// An operation on a limit whose algorithm is statically known; compiled once per algorithm.
+pub trait AlgorithmVisitor {
+    /// The result.
     type Output;
 
-    /// Does it.
-    fn visit<M: RateAlgorithm>(self, meter: &M) -> Self::Output;
+    /// Runs the operation.
+    fn visit<M: RateAlgorithm>(self, algorithm: &M) -> Self::Output;
 }
 
-/// Declares the algorithms: their names, and [`Limit`] and [`State`] with one variant each.
+/// Declares the algorithms: their names, and [`Limit`] and [`CounterState`] with one variant each.
 macro_rules! algorithms {
     ($($(#[$doc:meta])* $variant:ident => $module:ident, $name:literal;)+) => {
         /// The algorithms by name.
@@ -256,7 +255,7 @@ macro_rules! algorithms {
             $($(#[$doc])* $variant,)+
         }
 
-        /// All names, each on a line of its own.
+        /// All names, each on its own line.
         const NAMES: &str = concat!($("\n  ", $name),+);
 
         impl Algorithm {
@@ -275,17 +274,17 @@ macro_rules! algorithms {
             $($(#[$doc])* $variant(crate::$module::$variant),)+
         }
 
-        /// What is remembered of a key under a [`Limit`]; the default is a key never seen.
+        /// The state of a key under a [`Limit`]; the default is an unused key.
         #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-        pub enum State {
-            /// A key never seen.
+        pub enum CounterState {
+            /// An unused key.
             #[default]
             Unseen,
             $($(#[$doc])* $variant(<crate::$module::$variant as RateAlgorithm>::State),)+
         }
 
-        impl State {
-            /// The bytes it has allocated pending_cost itself.
+        impl CounterState {
+            /// The heap bytes of the state.
             pub fn heap_bytes(&self) -> usize {
                 match self {
                     Self::Unseen => 0,
@@ -293,7 +292,7 @@ macro_rules! algorithms {
                 }
             }
 
-            /// Makes room for one more charge without allocating; what it forgets, it forgets towards refusal.
+            /// Makes room for one more charge without allocating. Precision is lost only towards rejection.
             pub fn make_room(&mut self) {
                 match self {
                     Self::Unseen => {}
@@ -303,7 +302,7 @@ macro_rules! algorithms {
         }
 
         impl Limit {
-            /// The limit an operator specified, or why it cannot be.
+            /// Creates the limit that an operator specified.
             pub fn new(algorithm: Algorithm, spec: Spec) -> Result<Self, LimitError> {
                 let kind = match algorithm {
                     $(Algorithm::$variant => AlgorithmKind::$variant(RateAlgorithm::new(&spec)?),)+
@@ -316,95 +315,95 @@ macro_rules! algorithms {
                 match &self.kind { $(AlgorithmKind::$variant(_) => Algorithm::$variant,)+ }
             }
 
-            /// Has `visitor` visit the algorithm's own type.
+            /// Calls `visitor` with the algorithm's own type.
             #[inline]
-            pub fn visit<V: Visitor>(&self, visitor: V) -> V::Output {
+            pub fn visit<V: AlgorithmVisitor>(&self, visitor: V) -> V::Output {
                 match &self.kind { $(AlgorithmKind::$variant(limit) => visitor.visit(limit),)+ }
             }
 
-            /// The largest cost that could ever fit; what clients are shown as the limit.
+            /// The largest cost that can fit; clients see it as the limit.
             pub fn capacity(&self) -> u64 {
                 match &self.kind { $(AlgorithmKind::$variant(limit) => limit.capacity(),)+ }
             }
 
-            /// The step in which it sees time.
+            /// The resolution in which the limit measures time.
             pub fn tick(&self) -> Tick {
                 match &self.kind { $(AlgorithmKind::$variant(limit) => limit.tick(),)+ }
             }
 
-            /// Whether `cost` fits at `now`, changing nothing. Where it fits, `remaining` and `reset_after`
-            /// are those after it was charged. A state of another algorithm counts as never seen.
-            pub fn evaluate(&self, state: &State, now: Timestamp, cost: Cost) -> Outcome {
+            /// Checks whether `cost` fits at `now` without changing the state. If it fits, `remaining` and `reset_after`
+            /// are those after the charge. A state of another algorithm counts as unused.
+            pub fn evaluate(&self, state: &CounterState, now: Timestamp, cost: Cost) -> Outcome {
                 match (&self.kind, state) {
-                    $((AlgorithmKind::$variant(limit), State::$variant(state)) => limit.evaluate(state, now, cost),
+                    $((AlgorithmKind::$variant(limit), CounterState::$variant(state)) => limit.evaluate(state, now, cost),
                     (AlgorithmKind::$variant(limit), _) => limit.evaluate(&Default::default(), now, cost),)+
                 }
             }
 
-            /// Records `cost`, also one that does not fit (overage). A cost of 0 leaves no trace.
-            pub fn charge(&self, state: &mut State, now: Timestamp, cost: Cost) {
+            /// Charges `cost`, even if it does not fit (overage). A cost of 0 changes nothing.
+            pub fn charge(&self, state: &mut CounterState, now: Timestamp, cost: Cost) {
                 if cost == Cost::ZERO {
                     return;
                 }
                 match &self.kind {
                     $(AlgorithmKind::$variant(limit) => {
-                        if !matches!(state, State::$variant(_)) {
-                            *state = State::$variant(Default::default());
+                        if !matches!(state, CounterState::$variant(_)) {
+                            *state = CounterState::$variant(Default::default());
                         }
-                        if let State::$variant(state) = state {
+                        if let CounterState::$variant(state) = state {
                             limit.charge(state, now, cost);
                         }
                     })+
                 }
             }
 
-            /// Gives back what the state still holds of `cost`. `charged` is when the charged request was
-            /// to pass: the time of its decision plus its own `wait`.
-            pub fn refund(&self, state: &mut State, charged: Timestamp, now: Timestamp, cost: Cost) {
+            /// Gives back the part of `cost` that the state still contains. `charged` is when the charged request was
+            /// scheduled: the time of its decision plus its `wait`.
+            pub fn refund(&self, state: &mut CounterState, charged: Timestamp, now: Timestamp, cost: Cost) {
                 match (&self.kind, state) {
-                    $((AlgorithmKind::$variant(limit), State::$variant(state)) => limit.refund(state, charged, now, cost),)+
+                    $((AlgorithmKind::$variant(limit), CounterState::$variant(state)) => limit.refund(state, charged, now, cost),)+
                     _ => {}
                 }
             }
 
-            /// The state under this limit of a key last counted under `old`: what is spent stays spent; a
-            /// changed algorithm starts afresh.
-            pub fn rebase(&self, old: &Self, state: State, now: Timestamp) -> State {
+            /// Converts the state of a key last counted under `old`. The spent units stay spent; a changed algorithm starts
+            /// with an unused state.
+            pub fn rebase(&self, old: &Self, state: CounterState, now: Timestamp) -> CounterState {
                 match (&self.kind, &old.kind, state) {
-                    $((AlgorithmKind::$variant(new), AlgorithmKind::$variant(old), State::$variant(state)) => {
-                        State::$variant(new.rebase(old, state, now))
+                    $((AlgorithmKind::$variant(new), AlgorithmKind::$variant(old), CounterState::$variant(state)) => {
+                        CounterState::$variant(new.rebase(old, state, now))
                     })+
-                    _ => State::Unseen,
+                    _ => CounterState::Unseen,
                 }
             }
 
-            /// Whether the state is as good as never seen at `now`, and stays so.
-            pub fn is_fresh(&self, state: &State, now: Timestamp) -> bool {
+            /// Whether the state equals an unused one from `now` on.
+            pub fn is_fresh(&self, state: &CounterState, now: Timestamp) -> bool {
                 match (&self.kind, state) {
-                    $((AlgorithmKind::$variant(limit), State::$variant(state)) => limit.is_fresh(state, now),)+
+                    $((AlgorithmKind::$variant(limit), CounterState::$variant(state)) => limit.is_fresh(state, now),)+
                     _ => true,
                 }
             }
 
-            /// The state in one word of at most [`WORD_MAX`], times counted from `origin`, if it fits.
-            pub fn pack(&self, state: &State, origin: Timestamp) -> Option<u64> {
+            /// Packs the state into one word of at most [`WORD_MAX`], with times relative to `origin`, if it fits.
+            pub fn pack(&self, state: &CounterState, origin: Timestamp) -> Option<u64> {
                 match (&self.kind, state) {
-                    $((AlgorithmKind::$variant(limit), State::$variant(state)) => limit.pack(state, origin),)+
+                    $((AlgorithmKind::$variant(limit), CounterState::$variant(state)) => limit.pack(state, origin),)+
                     _ => None,
                 }
             }
 
-            /// The state that [`pack`](Self::pack) packed.
-            pub fn unpack(&self, word: u64, origin: Timestamp) -> State {
+            /// Unpacks a state packed by [`pack`](Self::pack).
+            pub fn unpack(&self, word: u64, origin: Timestamp) -> CounterState {
                 match &self.kind {
-                    $(AlgorithmKind::$variant(limit) => State::$variant(limit.unpack(word, origin)),)+
+                    $(AlgorithmKind::$variant(limit) => CounterState::$variant(limit.unpack(word, origin)),)+
                 }
             }
 
-            /// One whole step on a packed state; `None` where that takes more than words can hold.
+            /// Evaluates and charges `cost` on a packed state; `None` if a word cannot represent the result.
             pub fn step_word(
                 &self, word: u64, origin: Timestamp, now: Timestamp, cost: Cost,
-            ) -> Option<Stepped> {
+            ) -> Option<StepResult> {
                 match &self.kind {
                     $(AlgorithmKind::$variant(limit) => limit.step_word(word, origin, now, cost),)+
                 }
@@ -420,9 +419,9 @@ algorithms! {
     LeakyBucket => leaky_bucket, "leaky_bucket";
     /// One count per aligned window.
     FixedWindow => fixed_window, "fixed_window";
-    /// Every instant kept: exact.
+    /// The time of every admission: exact.
     SlidingLog => sliding_log, "sliding_window_log";
-    /// Two counts that stand for a sliding window.
+    /// Two counts that approximate a sliding window.
     SlidingCounter => sliding_counter, "sliding_window_counter";
 }
 
@@ -435,25 +434,25 @@ pub struct Limit {
 
 impl From<AlgorithmKind> for Limit {
     fn from(kind: AlgorithmKind) -> Self {
-        let mut hasher = Fingerprint(0);
+        let mut hasher = FingerprintHasher(0);
         kind.hash(&mut hasher);
         Self { kind, fingerprint: hasher.finish() }
     }
 }
 
 impl Limit {
-    /// Its parameters.
+    /// The parameters.
     pub const fn kind(&self) -> &AlgorithmKind {
         &self.kind
     }
 
-    /// A hash of its parameters: equal limits have equal fingerprints.
+    /// A hash of the parameters: equal limits have equal fingerprints.
     pub const fn fingerprint(&self) -> u64 {
         self.fingerprint
     }
 
-    /// One whole step: evaluates `cost`, and charges it if it fits.
-    pub fn step(&self, state: &mut State, now: Timestamp, cost: Cost) -> Outcome {
+    /// Evaluates `cost`, and charges it if it fits.
+    pub fn step(&self, state: &mut CounterState, now: Timestamp, cost: Cost) -> Outcome {
         let outcome = self.evaluate(state, now, cost);
         if outcome.verdict.is_pass() {
             self.charge(state, now, cost);
@@ -468,11 +467,11 @@ impl fmt::Display for Algorithm {
     }
 }
 
-/// A name that no algorithm has.
+/// An unknown algorithm name.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("there is no algorithm `{name}`; there are{NAMES}")]
+#[error("unknown algorithm `{name}`; use one of{NAMES}")]
 pub struct UnknownAlgorithm {
-    /// What was asked for.
+    /// The name.
     pub name: String,
 }
 

@@ -1,13 +1,11 @@
-//! A lock-out for repeated violation. It doubles, and is forgotten with good behaviour.
+//! Lock-outs for repeated violations. Their length doubles, and they decay while the client behaves well.
 //!
-//! A *violation* is a request that a rule has refused. The `after`th brings a lock-out of `first`; each further lock-out
-//! is twice as long as the one before, up to `most`. Violations during a lock-out change nothing: it ends when it was
-//! said to end.
+//! A *violation* is a request that a rule rejected. The `after`th violation starts a lock-out of length `first`. Each
+//! further lock-out is twice as long as the one before, up to `longest`. Violations during a lock-out change nothing.
 //!
-//! Good behaviour is time without a violation, counted from the last violation or from the end of the last lock-out.
-//! It is rewarded step by step: each `forget` of it takes back one violation; when none is left, each level of the
-//! lock-out is taken back after as long as that lock-out lasted, or after `forget` if that is longer. When nothing is
-//! left, the client is as good as never seen.
+//! Good behaviour is time without a violation, counted from the last violation or from the end of the last lock-out. Each
+//! `forget` of good behaviour removes one violation. When no violation is left, it removes the lock-out levels one by one;
+//! a level takes as long as its lock-out, but at least `forget`. When nothing is left, the client counts as new.
 
 use core::fmt;
 
@@ -18,33 +16,37 @@ use crate::time::{TimeSpan, Timestamp};
 pub struct Penalty {
     after: u32,
     first: TimeSpan,
-    most: TimeSpan,
+    longest: TimeSpan,
     forget: TimeSpan,
 }
 
-/// Why a penalty cannot be.
+/// Why a penalty is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PenaltyError {
-    /// No violation at all would lock out.
+    /// `after` is 0.
     ZeroAfter,
-    /// A lock-out of no length, or violations that are forgotten at once.
+    /// A lock-out of zero length, or `forget` is zero.
     ZeroSpan,
     /// The longest lock-out is shorter than the first.
-    MostBelowFirst {
+    LongestBelowFirst {
         /// The first lock-out.
         first: TimeSpan,
         /// The longest.
-        most: TimeSpan,
+        longest: TimeSpan,
     },
 }
 
 impl fmt::Display for PenaltyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::ZeroAfter => f.write_str("a lock-out after 0 violations would lock out everybody"),
-            Self::ZeroSpan => f.write_str("a lock-out must last, and violations must be remembered"),
-            Self::MostBelowFirst { first, most } => {
-                write!(f, "the longest lock-out, {most:?}, is shorter than the first, {first:?}")
+            Self::ZeroAfter => {
+                f.write_str("a lock-out after 0 violations would lock out every client; use at least 1")
+            }
+            Self::ZeroSpan => {
+                f.write_str("the length of a lock-out and the time to forget a violation must be positive")
+            }
+            Self::LongestBelowFirst { first, longest } => {
+                write!(f, "the longest lock-out, {longest:?}, is shorter than the first, {first:?}")
             }
         }
     }
@@ -52,29 +54,29 @@ impl fmt::Display for PenaltyError {
 
 impl core::error::Error for PenaltyError {}
 
-/// What is remembered of a client that has violated a rule. The default is a client never seen.
+/// The violations and lock-outs of a client under a rule. The default is a new client.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct PenaltyState {
-    /// Violations since the last lock-out, less those forgotten.
+    /// Violations since the last lock-out, minus the forgotten ones.
     pub violations: u32,
-    /// How many times the lock-out has grown: 1 is the first, 2 is twice as long; less what is forgotten.
+    /// The lock-out level: 1 is the first lock-out, 2 is twice as long; minus the forgotten levels.
     pub level: u32,
-    /// From when on good behaviour counts: the last violation, or the end of the last lock-out.
+    /// The start of good behaviour: the last violation, or the end of the last lock-out.
     pub since: Timestamp,
-    /// When the last lock-out ends, or has ended.
+    /// When the last lock-out ends or ended.
     pub locked_until: Timestamp,
-    /// How long the last lock-out is, or was.
+    /// The length of the last lock-out.
     pub locked_for: TimeSpan,
 }
 
 impl PenaltyState {
-    /// How long the client is still locked out at `now`; `None` if it is not.
+    /// The remaining lock-out at `now`; `None` if the client is not locked out.
     pub fn lock_out(&self, now: Timestamp) -> Option<TimeSpan> {
         Some(self.locked_until.since(now)).filter(|left| !left.is_zero())
     }
 
-    /// The same record on a clock that may have gone back since it was written: no lock-out lasts longer from `now` on
-    /// than it did when it began, and no violation lies in the future.
+    /// Adjusts the state to a clock that may have gone back since it was written: no lock-out lasts longer from `now` on than
+    /// its full length, and no violation lies in the future.
     #[must_use]
     pub fn rebase(self, now: Timestamp) -> Self {
         let is_lock_out = self.since == self.locked_until;
@@ -85,22 +87,26 @@ impl PenaltyState {
 }
 
 impl Penalty {
-    /// A lock-out of `first` after so many violations, doubling up to `most`; `forget` is how long one violation is
-    /// remembered.
-    pub fn new(after: u32, first: TimeSpan, most: TimeSpan, forget: TimeSpan) -> Result<Self, PenaltyError> {
+    /// A lock-out of `first` after `after` violations, doubling up to `longest`. A violation is forgotten after `forget`.
+    pub fn new(
+        after: u32,
+        first: TimeSpan,
+        longest: TimeSpan,
+        forget: TimeSpan,
+    ) -> Result<Self, PenaltyError> {
         if after == 0 {
             return Err(PenaltyError::ZeroAfter);
         }
         if first.is_zero() || forget.is_zero() {
             return Err(PenaltyError::ZeroSpan);
         }
-        if most < first {
-            return Err(PenaltyError::MostBelowFirst { first, most });
+        if longest < first {
+            return Err(PenaltyError::LongestBelowFirst { first, longest });
         }
-        Ok(Self { after, first, most, forget })
+        Ok(Self { after, first, longest, forget })
     }
 
-    /// After how many violations it locks out.
+    /// The number of violations that start a lock-out.
     pub const fn after(&self) -> u32 {
         self.after
     }
@@ -111,18 +117,18 @@ impl Penalty {
     }
 
     /// The longest lock-out.
-    pub const fn most(&self) -> TimeSpan {
-        self.most
+    pub const fn longest(&self) -> TimeSpan {
+        self.longest
     }
 
     /// The lock-out at `level`: the first at 1, twice as long at 2.
     pub fn length(&self, level: u32) -> TimeSpan {
         let doublings = level.saturating_sub(1);
         let factor = 1_u64.checked_shl(doublings).unwrap_or(u64::MAX);
-        TimeSpan::from_micros(self.first.as_micros().saturating_mul(factor)).min(self.most)
+        TimeSpan::from_micros(self.first.as_micros().saturating_mul(factor)).min(self.longest)
     }
 
-    /// What is left of `record` at `now`, after what good behaviour has taken back.
+    /// The rest of `record` at `now`, after the decay by good behaviour.
     #[must_use]
     pub fn settle(&self, record: PenaltyState, now: Timestamp) -> PenaltyState {
         let mut record = record;
@@ -136,7 +142,7 @@ impl Penalty {
             good = less(good, taken);
         }
         while record.violations == 0 && record.level > 0 {
-            let step = self.remembered(record.level);
+            let step = self.level_lifetime(record.level);
             if good < step {
                 return record;
             }
@@ -148,7 +154,7 @@ impl Penalty {
         if is_over { PenaltyState::default() } else { record }
     }
 
-    /// The record after a violation at `now`. During a lock-out nothing changes.
+    /// The state after a violation at `now`. During a lock-out nothing changes.
     #[must_use]
     pub fn violate(&self, record: PenaltyState, now: Timestamp) -> PenaltyState {
         if record.lock_out(now).is_some() {
@@ -160,8 +166,8 @@ impl Penalty {
         if record.violations < self.after {
             return record;
         }
-        // Beyond the longest lock-out a level would only take longer to be forgotten.
-        let level = if self.length(record.level) < self.most || record.level == 0 {
+        // Levels beyond the longest lock-out would only delay the decay.
+        let level = if self.length(record.level) < self.longest || record.level == 0 {
             record.level.saturating_add(1)
         } else {
             record.level
@@ -171,16 +177,16 @@ impl Penalty {
         PenaltyState { violations: 0, level, since: end, locked_until: end, locked_for: length }
     }
 
-    /// From when on `record` is as good as never seen, if nothing else happens.
-    pub fn forgotten(&self, record: &PenaltyState) -> Timestamp {
+    /// When `record` has decayed completely, if nothing else happens.
+    pub fn expires_at(&self, record: &PenaltyState) -> Timestamp {
         let violations = record.since + times(self.forget, record.violations);
         let levels =
-            (1..=record.level.min(u64::BITS)).fold(violations, |at, level| at + self.remembered(level));
+            (1..=record.level.min(u64::BITS)).fold(violations, |at, level| at + self.level_lifetime(level));
         levels.max(record.locked_until)
     }
 
-    /// How much good behaviour takes `level` back.
-    fn remembered(&self, level: u32) -> TimeSpan {
+    /// How much good behaviour removes `level`.
+    fn level_lifetime(&self, level: u32) -> TimeSpan {
         self.length(level).max(self.forget)
     }
 }

@@ -1,4 +1,4 @@
-//! What is reported to clients about one limit, independent of header and body formats.
+//! The state of a limit as reported to clients, independent of header and body formats.
 
 use core::fmt;
 
@@ -17,18 +17,18 @@ pub struct LimitReport<'a> {
     pub quota: u64,
     /// The window in whole seconds; a concurrency limit has none.
     pub window: Option<TimeSpan>,
-    /// Units that are left, at most `quota`.
+    /// The units left, at most `quota`.
     pub remaining: u64,
-    /// The time until all units are left again: at most the window, unless `retry_after` is longer.
+    /// The time until all units are available again: at most the window, unless `retry_after` is longer.
     pub reset_after: TimeSpan,
     /// The time until the limit admits the request that it rejects; `None` if it admits the request or never will.
     pub retry_after: Option<TimeSpan>,
-    /// What the units are.
+    /// The kind of unit.
     pub unit: LimitUnit,
 }
 
 impl<'a> LimitReport<'a> {
-    /// A concurrency limit of which nothing is left: any request may end soon and free a unit.
+    /// An exhausted concurrency limit: any request may end soon and free a unit.
     pub fn exhausted_concurrency(name: &'a str, limit: u32) -> Self {
         let soon = TimeSpan::from_secs(1);
         Self {
@@ -42,8 +42,8 @@ impl<'a> LimitReport<'a> {
         }
     }
 
-    /// The time that clients are told to wait for: until the limit admits the request if it rejects it, otherwise until
-    /// all of it is left again.
+    /// The reset time sent to clients: if the limit rejects the request, the time until it admits it; otherwise the time until
+    /// all units are available again.
     #[inline]
     pub fn announced_reset(&self) -> TimeSpan {
         self.retry_after.unwrap_or(self.reset_after)
@@ -58,14 +58,14 @@ pub enum LimitUnit {
     Requests,
     /// Blocks of this many bytes of request content.
     ContentBytes(u64),
-    /// Whatever requests or responses declare as their cost.
+    /// The cost that requests or responses declare.
     Cost,
     /// Requests that are served at the same time.
     ConcurrentRequests,
 }
 
 impl LimitUnit {
-    /// The unit that is written as `text`; `None` for units of other systems.
+    /// Parses a unit; `None` for units of other systems.
     pub fn parse(text: &str) -> Option<Self> {
         match text {
             "requests" => Some(Self::Requests),
@@ -78,7 +78,7 @@ impl LimitUnit {
 }
 
 impl fmt::Display for LimitUnit {
-    /// As the parameter `qu` of `RateLimit-Policy` has it.
+    /// In the format of the parameter `qu` of `RateLimit-Policy`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Requests => f.write_str("requests"),

@@ -1,9 +1,9 @@
-//! `sliding_window_counter`: two counts that stand for a sliding window.
+//! `sliding_window_counter`: two counts that approximate a sliding window.
 //!
-//! The last window's count is taken to have been spread evenly, so its share still inside the sliding window
-//! is `previous · (1 − elapsed/window)`. Admitted iff the floor of that share, plus what this window has
-//! admitted, plus the cost, is at most `requests`. It bounds its estimate: any window's length truly holds at
-//! most twice `requests`, which small limits reach (1 per minute: one at the end of a minute, one after it).
+//! The algorithm assumes that the previous window's requests were spread evenly. Their share inside the sliding window is
+//! `previous · (1 − elapsed/window)`. A request is admitted iff the floor of that share, plus the units admitted in this
+//! window, plus the cost, is at most `requests`. The error is bounded: any interval of one window's length admits at most
+//! twice `requests`. Small limits reach that (1 per minute: one at the end of a minute, one right after it).
 
 use core::num::NonZeroU64;
 
@@ -21,7 +21,7 @@ pub struct SlidingCounter {
     length: NonZeroU64,
 }
 
-/// Which window, what it has admitted, and what the one before it had. The default is a key never seen.
+/// The window's number, its admitted units, and those of the window before. The default is an unused key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct TwoWindows {
     window: u64,
@@ -35,7 +35,7 @@ impl SlidingCounter {
         TimeSpan::from_micros(self.length.get().saturating_mul(self.tick.micros()))
     }
 
-    /// The state and the ticks elapsed of its window at `now`; never an earlier window than the state's.
+    /// The state at `now` and the elapsed ticks of its window; never an earlier window than the state's.
     fn settle(&self, state: TwoWindows, now: Timestamp) -> (TwoWindows, u64) {
         let tick = self.tick.of(now);
         let window = tick / self.length;
@@ -51,7 +51,7 @@ impl SlidingCounter {
         window.saturating_mul(self.length.get())
     }
 
-    /// What of `previous` is still inside the sliding window.
+    /// The part of `previous` inside the sliding window.
     fn share(&self, previous: u64, elapsed: u64) -> u64 {
         previous.saturating_mul(self.length.get().saturating_sub(elapsed)) / self.length
     }
@@ -64,22 +64,22 @@ impl SlidingCounter {
         self.length.get().saturating_sub(inside.saturating_sub(1))
     }
 
-    /// The first instant at which `cost` (at most `requests`) fits, nothing else being charged.
+    /// The first instant at which `cost` (at most `requests`) fits, if nothing else is charged.
     fn when_fits(&self, state: &TwoWindows, cost: u64) -> Timestamp {
-        let pending_cost = self.requests.saturating_sub(cost);
-        let tick = match pending_cost.checked_sub(state.current) {
+        let max_used = self.requests.saturating_sub(cost);
+        let tick = match max_used.checked_sub(state.current) {
             Some(room) => {
                 self.start_tick(state.window).saturating_add(self.ticks_until_share(state.previous, room))
             }
             None => self
                 .start_tick(state.window.saturating_add(1))
-                .saturating_add(self.ticks_until_share(state.current, pending_cost)),
+                .saturating_add(self.ticks_until_share(state.current, max_used)),
         };
         self.tick.start(tick)
     }
 
-    /// Counts stay where `count · length` is exact, also when more than `requests` is charged.
-    fn most(&self) -> u64 {
+    /// The largest count for which `count · length` is exact, even if more than `requests` is charged.
+    fn max_count(&self) -> u64 {
         EXACT_MAX / self.length
     }
 }
@@ -90,7 +90,7 @@ impl RateAlgorithm for SlidingCounter {
 
     fn new(spec: &Spec) -> Result<Self, LimitError> {
         spec.validate()?;
-        spec.refuse_burst(Self::ALGORITHM)?;
+        spec.reject_burst(Self::ALGORITHM)?;
         let fitting = Tick::ALL.into_iter().find_map(|tick| {
             let length = NonZeroU64::new(tick.count(spec.window)?)?;
             (spec.requests <= EXACT_MAX / length).then_some(Self { tick, requests: spec.requests, length })
@@ -125,7 +125,7 @@ impl RateAlgorithm for SlidingCounter {
 
     fn charge(&self, state: &mut TwoWindows, now: Timestamp, cost: Cost) {
         *state = self.settle(*state, now).0;
-        state.current = state.current.saturating_add(cost.get()).min(self.most());
+        state.current = state.current.saturating_add(cost.get()).min(self.max_count());
     }
 
     fn refund(&self, state: &mut TwoWindows, charged: Timestamp, now: Timestamp, cost: Cost) {
@@ -140,11 +140,11 @@ impl RateAlgorithm for SlidingCounter {
 
     fn rebase(&self, old: &Self, state: TwoWindows, now: Timestamp) -> TwoWindows {
         if self.window() == old.window() {
-            // The same windows, perhaps in other ticks: their numbers and counts stay what they were.
-            let most = self.most();
+            // The same windows, perhaps in other ticks: their numbers and counts stay the same.
+            let max = self.max_count();
             return TwoWindows {
-                previous: state.previous.min(most),
-                current: state.current.min(most),
+                previous: state.previous.min(max),
+                current: state.current.min(max),
                 ..state
             };
         }
@@ -152,7 +152,7 @@ impl RateAlgorithm for SlidingCounter {
         let used = old.share(settled.previous, elapsed).saturating_add(settled.current);
         let begun = old.tick.start(old.start_tick(settled.window));
         let window = self.tick.of(now.max(begun)) / self.length;
-        TwoWindows { window, previous: 0, current: used.min(self.most()) }
+        TwoWindows { window, previous: 0, current: used.min(self.max_count()) }
     }
 
     fn is_fresh(&self, state: &TwoWindows, now: Timestamp) -> bool {
@@ -160,7 +160,7 @@ impl RateAlgorithm for SlidingCounter {
         state.current == 0 && self.share(state.previous, elapsed) == 0
     }
 
-    /// The counts in their bits, the window above them.
+    /// The counts in the low bits, the window above them.
     fn pack(&self, state: &TwoWindows, origin: Timestamp) -> Option<u64> {
         let bits = bits_for_twice(self.requests);
         let window = state.window.checked_sub(self.tick.of(origin) / self.length)?;

@@ -1,7 +1,7 @@
-//! `sliding_window_log`: the instants themselves, and so exact.
+//! `sliding_window_log`: stores the time of every admission, and so is exact.
 //!
-//! Law: no (now − window, now] ever holds more than `requests`. Refused requests are not stored, so memory
-//! is at most `requests` entries per key.
+//! Law: no interval (now − window, now] contains more than `requests`. Rejected requests are not stored, so a key takes
+//! at most `requests` entries.
 
 use alloc::collections::VecDeque;
 
@@ -16,29 +16,29 @@ pub struct SlidingLog {
     window: TimeSpan,
 }
 
-/// When units were admitted, oldest first. The default is a key never seen.
+/// The times of admitted units, oldest first. The default is an unused key.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Log {
-    /// The newest instant seen by a charge: time never goes back behind it.
-    seen: Timestamp,
-    /// The units of all entries together.
-    held: u64,
-    entries: VecDeque<Entry>,
+pub struct AdmissionLog {
+    /// The newest time of a charge: the log's time never goes back behind it.
+    newest_time: Timestamp,
+    /// The sum of the units of all entries.
+    total_units: u64,
+    entries: VecDeque<AdmissionEntry>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Entry {
+struct AdmissionEntry {
     at: Timestamp,
     units: u64,
 }
 
-impl Log {
-    /// How many entries are kept.
+impl AdmissionLog {
+    /// The number of entries.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether nothing is kept.
+    /// Whether there are no entries.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
@@ -49,43 +49,43 @@ impl Log {
 }
 
 impl SlidingLog {
-    fn inside(&self, entry: &Entry, now: Timestamp) -> bool {
+    fn is_inside(&self, entry: &AdmissionEntry, now: Timestamp) -> bool {
         now.since(entry.at) < self.window
     }
 
     /// The units of the entries that have left the window by `now`.
-    fn left_by(&self, log: &Log, now: Timestamp) -> u64 {
-        let left = log.entries.iter().take_while(|entry| !self.inside(entry, now));
+    fn expired_units(&self, log: &AdmissionLog, now: Timestamp) -> u64 {
+        let left = log.entries.iter().take_while(|entry| !self.is_inside(entry, now));
         left.fold(0, |units, entry| units.saturating_add(entry.units))
     }
 
-    /// Forgets the entries that have left the window by `now`.
-    fn drop_left(&self, log: &mut Log, now: Timestamp) {
-        log.seen = log.seen.max(now);
-        let at = log.seen;
-        while let Some(oldest) = log.entries.pop_front_if(|oldest| !self.inside(oldest, at)) {
-            log.held = log.held.saturating_sub(oldest.units);
+    /// Removes the entries that have left the window by `now`.
+    fn remove_expired(&self, log: &mut AdmissionLog, now: Timestamp) {
+        log.newest_time = log.newest_time.max(now);
+        let at = log.newest_time;
+        while let Some(oldest) = log.entries.pop_front_if(|oldest| !self.is_inside(oldest, at)) {
+            log.total_units = log.total_units.saturating_sub(oldest.units);
         }
     }
 
-    /// The first instant at which at least `units` of all entries have left.
-    fn when_left(&self, log: &Log, units: u64) -> Timestamp {
+    /// The first instant at which at least `units` have left the window.
+    fn when_expired(&self, log: &AdmissionLog, units: u64) -> Timestamp {
         let mut left = 0_u64;
         let last = log.entries.iter().find(|entry| {
             left = left.saturating_add(entry.units);
             left >= units
         });
-        last.map_or(log.seen, |entry| entry.at + self.window)
+        last.map_or(log.newest_time, |entry| entry.at + self.window)
     }
 }
 
 impl RateAlgorithm for SlidingLog {
     const ALGORITHM: Algorithm = Algorithm::SlidingLog;
-    type State = Log;
+    type State = AdmissionLog;
 
     fn new(spec: &Spec) -> Result<Self, LimitError> {
         spec.validate()?;
-        spec.refuse_burst(Self::ALGORITHM)?;
+        spec.reject_burst(Self::ALGORITHM)?;
         if spec.requests > EXACT_MAX {
             return Err(spec.not_representable());
         }
@@ -100,10 +100,10 @@ impl RateAlgorithm for SlidingLog {
         Tick::Micro
     }
 
-    fn evaluate(&self, log: &Log, now: Timestamp, cost: Cost) -> Outcome {
-        let at = now.max(log.seen);
-        let left = self.left_by(log, at);
-        let used = log.held.saturating_sub(left);
+    fn evaluate(&self, log: &AdmissionLog, now: Timestamp, cost: Cost) -> Outcome {
+        let at = now.max(log.newest_time);
+        let left = self.expired_units(log, at);
+        let used = log.total_units.saturating_sub(left);
         let total = used.saturating_add(cost.get());
         let (verdict, used) = if cost.get() > self.requests {
             (Verdict::Never, used)
@@ -111,7 +111,7 @@ impl RateAlgorithm for SlidingLog {
             (Verdict::PASS, total)
         } else {
             let must_leave = left.saturating_add(total.saturating_sub(self.requests));
-            (Verdict::NotUntil { retry_after: self.when_left(log, must_leave).since(now) }, used)
+            (Verdict::NotUntil { retry_after: self.when_expired(log, must_leave).since(now) }, used)
         };
         let newest = if verdict.is_pass() && cost > Cost::ZERO { at } else { log.newest() };
         Outcome {
@@ -122,62 +122,63 @@ impl RateAlgorithm for SlidingLog {
         }
     }
 
-    fn charge(&self, log: &mut Log, now: Timestamp, cost: Cost) {
-        self.drop_left(log, now);
-        let at = log.seen;
-        let units = cost.get().min(EXACT_MAX.saturating_sub(log.held));
+    fn charge(&self, log: &mut AdmissionLog, now: Timestamp, cost: Cost) {
+        self.remove_expired(log, now);
+        let at = log.newest_time;
+        let units = cost.get().min(EXACT_MAX.saturating_sub(log.total_units));
         if units == 0 {
             return;
         }
-        log.held = log.held.saturating_add(units);
+        log.total_units = log.total_units.saturating_add(units);
         let full = log.entries.len() as u64 >= self.requests;
         match log.entries.back_mut() {
-            // One entry per instant; and where more is charged than fits, the newest entry takes it.
+            // One entry per instant. If the log is full, the newest entry takes the charge.
             Some(newest) if newest.at == at || full => {
-                *newest = Entry { at, units: newest.units.saturating_add(units) };
+                *newest = AdmissionEntry { at, units: newest.units.saturating_add(units) };
             }
-            _ => log.entries.push_back(Entry { at, units }),
+            _ => log.entries.push_back(AdmissionEntry { at, units }),
         }
     }
 
-    fn refund(&self, log: &mut Log, charged: Timestamp, _now: Timestamp, cost: Cost) {
+    fn refund(&self, log: &mut AdmissionLog, charged: Timestamp, _now: Timestamp, cost: Cost) {
         let Ok(index) = log.entries.binary_search_by_key(&charged, |entry| entry.at) else { return };
         let Some(entry) = log.entries.get_mut(index) else { return };
         let units = cost.get().min(entry.units);
         entry.units = entry.units.saturating_sub(units);
-        log.held = log.held.saturating_sub(units);
+        log.total_units = log.total_units.saturating_sub(units);
         if entry.units == 0 {
             log.entries.remove(index);
         }
     }
 
-    fn rebase(&self, old: &Self, mut log: Log, now: Timestamp) -> Log {
+    fn rebase(&self, old: &Self, mut log: AdmissionLog, now: Timestamp) -> AdmissionLog {
         if self.window != old.window {
-            old.drop_left(&mut log, now);
+            old.remove_expired(&mut log, now);
         }
         log
     }
 
-    fn heap_bytes(log: &Log) -> usize {
-        log.entries.capacity().saturating_mul(size_of::<Entry>())
+    fn heap_bytes(log: &AdmissionLog) -> usize {
+        log.entries.capacity().saturating_mul(size_of::<AdmissionEntry>())
     }
 
-    /// The two newest entries become one, at the later instant: its units leave no earlier than they would.
-    fn make_room(log: &mut Log) {
+    /// Merges the two newest entries at the later time, so no unit leaves the window too early.
+    fn make_room(log: &mut AdmissionLog) {
         if log.entries.len() < log.entries.capacity() {
             return;
         }
         if let Some(newest) = log.entries.pop_back() {
             match log.entries.back_mut() {
                 Some(before) => {
-                    *before = Entry { at: newest.at, units: before.units.saturating_add(newest.units) };
+                    *before =
+                        AdmissionEntry { at: newest.at, units: before.units.saturating_add(newest.units) };
                 }
                 None => log.entries.push_back(newest),
             }
         }
     }
 
-    fn is_fresh(&self, log: &Log, now: Timestamp) -> bool {
-        log.entries.back().is_none_or(|newest| !self.inside(newest, now.max(log.seen)))
+    fn is_fresh(&self, log: &AdmissionLog, now: Timestamp) -> bool {
+        log.entries.back().is_none_or(|newest| !self.is_inside(newest, now.max(log.newest_time)))
     }
 }

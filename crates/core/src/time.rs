@@ -1,13 +1,13 @@
-//! Instants and lengths of time, in whole microseconds that a double can hold.
+//! Instants and durations, in whole microseconds that a double represents exactly.
 //!
 //! Redis scripts compute in doubles, which hold every integer below 2^53 exactly. Both types therefore
-//! saturate at 2^53 − 1 µs (the year 2255): whatever Rust computes, Lua can compute too.
+//! saturate at 2^53 − 1 µs (the year 2255), so that Lua can compute everything that Rust computes.
 
 use core::fmt;
 use core::ops::{Add, Sub};
 use core::time::Duration;
 
-/// The largest integer that Rust and Lua both hold exactly.
+/// The largest integer that Rust and Lua both represent exactly.
 pub(crate) const EXACT_MAX: u64 = (1 << 53) - 1;
 
 const MICROS_PER_MILLI: u64 = 1_000;
@@ -20,7 +20,7 @@ pub struct Timestamp(u64);
 impl Timestamp {
     /// The Unix epoch.
     pub const ZERO: Self = Self(0);
-    /// The last instant there is; later ones saturate here.
+    /// The last instant; later ones saturate here.
     pub const MAX: Self = Self(EXACT_MAX);
 
     /// The instant `micros` microseconds after the Unix epoch.
@@ -38,12 +38,12 @@ impl Timestamp {
         self.0
     }
 
-    /// Whole seconds since the Unix epoch, rounded up: a second that is safe to promise.
+    /// Whole seconds since the Unix epoch, rounded up, so that an announced time is never too early.
     pub const fn as_secs_ceil(self) -> u64 {
         self.0.div_ceil(MICROS_PER_SEC)
     }
 
-    /// How long after `earlier` this is; zero if it is not after it.
+    /// The time from `earlier` to this instant; zero if `earlier` is later.
     pub const fn since(self, earlier: Self) -> TimeSpan {
         TimeSpan(self.0.saturating_sub(earlier.0))
     }
@@ -65,14 +65,14 @@ impl Sub<TimeSpan> for Timestamp {
     }
 }
 
-/// A length of time, in microseconds.
+/// A duration, in microseconds.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TimeSpan(u64);
 
 impl TimeSpan {
-    /// No time at all.
+    /// Zero.
     pub const ZERO: Self = Self(0);
-    /// The longest span there is; longer ones saturate here.
+    /// The longest span; longer ones saturate here.
     pub const MAX: Self = Self(EXACT_MAX);
 
     /// A span of `micros` microseconds.
@@ -95,12 +95,12 @@ impl TimeSpan {
         self.0
     }
 
-    /// The span in whole seconds, rounded up: waiting that long is never too short.
+    /// The span in whole seconds, rounded up, so that an announced wait is never too short.
     pub const fn as_secs_ceil(self) -> u64 {
         self.0.div_ceil(MICROS_PER_SEC)
     }
 
-    /// Whether this is no time at all.
+    /// Whether the span is zero.
     pub const fn is_zero(self) -> bool {
         self.0 == 0
     }
@@ -125,10 +125,10 @@ impl fmt::Debug for TimeSpan {
     }
 }
 
-/// The step in which a limit sees time.
+/// The resolution in which a limit measures time.
 ///
-/// A limit takes the finest tick for which all its products stay exact, so 1 per year and 10 million per
-/// second are both exact. An instant belongs to the tick it falls into.
+/// A limit uses the finest tick for which all its products are exact, so 1 per year and 10 million per second are both
+/// exact. An instant belongs to the tick that contains it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Tick {
     /// 1 µs
@@ -140,7 +140,7 @@ pub enum Tick {
 }
 
 impl Tick {
-    /// Finest first: the order in which a limit looks for the one that holds it.
+    /// Finest first: the order in which a limit searches for a tick that represents it.
     pub(crate) const ALL: [Self; 3] = [Self::Micro, Self::Milli, Self::Second];
 
     /// The length of one tick in microseconds.
@@ -152,7 +152,7 @@ impl Tick {
         }
     }
 
-    /// The tick that `at` falls into.
+    /// The tick that contains `at`.
     pub(crate) const fn of(self, at: Timestamp) -> u64 {
         match self {
             Self::Micro => at.0,
@@ -166,7 +166,7 @@ impl Tick {
         Timestamp::from_micros(tick.saturating_mul(self.micros()))
     }
 
-    /// How many ticks make up `span`; `None` if it is not a whole number of them.
+    /// The number of ticks in `span`; `None` if it is not a whole number.
     pub(crate) const fn count(self, span: TimeSpan) -> Option<u64> {
         let whole = match self {
             Self::Micro => span.0,
@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_ends_of_u64_saturate() {
+    fn times_beyond_the_range_saturate() {
         assert_eq!(Timestamp::from_micros(u64::MAX), Timestamp::MAX);
         assert_eq!(Timestamp::from_secs(u64::MAX), Timestamp::MAX);
         assert_eq!(Timestamp::MAX + TimeSpan::MAX, Timestamp::MAX);
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn seconds_round_up() {
+    fn time_in_seconds_is_rounded_up() {
         assert_eq!(TimeSpan::from_micros(1).as_secs_ceil(), 1);
         assert_eq!(TimeSpan::from_secs(30).as_secs_ceil(), 30);
         assert_eq!(Timestamp::from_micros(1_000_001).as_secs_ceil(), 2);
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_span_is_counted_in_ticks_only_if_it_is_whole() {
+    fn tick_count_of_a_span_that_is_not_a_whole_number_is_none() {
         assert_eq!(Tick::Milli.count(TimeSpan::from_micros(1_500)), None);
         assert_eq!(Tick::Milli.count(TimeSpan::from_secs(2)), Some(2_000));
         assert_eq!(Tick::Second.count(TimeSpan::from_millis(1_500)), None);

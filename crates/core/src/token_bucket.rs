@@ -1,13 +1,13 @@
-//! `token_bucket`: tokens come back at a steady rate, up to `burst` of them can be taken at once.
+//! `token_bucket`: tokens are refilled at a steady rate; up to `burst` of them can be taken at once.
 //!
 //! Law: any interval of length t admits at most `burst + rate · t` units.
 //!
-//! What is remembered is what was *spent*, not what is left: a key never seen has spent nothing, and a limit
-//! that changes keeps what was spent without asking how large the bucket used to be.
+//! The state stores the *spent* tokens, not the remaining ones: a new key has spent nothing, and a changed limit keeps
+//! the spent tokens without knowing the old size of the bucket.
 
 use crate::bucket::{Bucket, Level, Rate};
 use crate::decision::Outcome;
-use crate::limit::{Algorithm, Cost, LimitError, RateAlgorithm, Spec, Stepped};
+use crate::limit::{Algorithm, Cost, LimitError, RateAlgorithm, Spec, StepResult};
 use crate::time::{Tick, Timestamp};
 
 /// The parameters of a token bucket; `burst` defaults to `requests`.
@@ -15,37 +15,37 @@ use crate::time::{Tick, Timestamp};
 pub struct TokenBucket(Bucket);
 
 impl TokenBucket {
-    /// The exact rate at which tokens come back.
+    /// The exact refill rate.
     pub const fn rate(&self) -> &Rate {
         self.0.rate()
     }
 
-    /// The answer to a charge of one unit that found so much spent.
-    #[expect(clippy::inline_always, reason = "what a caller does not ask of an outcome is not computed")]
+    /// The outcome of a charge of one unit.
+    #[expect(clippy::inline_always, reason = "fields that the caller does not read are not computed")]
     #[inline(always)]
-    pub fn outcome_of_one(&self, spent: Spent, now: Timestamp) -> Outcome {
+    pub fn outcome_of_one(&self, spent: UnitCharge, now: Timestamp) -> Outcome {
         match spent {
-            Spent::Passing(subunits) => self.0.passed(subunits, now, Cost::ONE),
-            Spent::Refused(subunits) => self.0.refused(subunits, Some(self.0.room_for_one()), now),
+            UnitCharge::Admitted(subunits) => self.0.admitted(subunits, now, Cost::ONE),
+            UnitCharge::Rejected(subunits) => self.0.rejected(subunits, Some(self.0.room_for_one()), now),
         }
     }
 
-    /// Charges one unit to a packed state, the way of almost every decision: how many subunits it found spent, and the
-    /// packed state that follows where the unit fits. `None` where that takes more than words can hold.
-    #[expect(clippy::inline_always, reason = "what almost every decision runs through")]
+    /// Charges one unit to a packed state; almost every decision does this. Returns the subunits spent before, and the next
+    /// packed state if the unit fits. `None` if a word cannot represent the result.
+    #[expect(clippy::inline_always, reason = "on the path of almost every decision")]
     #[inline(always)]
     pub fn spend_one(&self, word: u64, origin: Timestamp, now: Timestamp) -> Option<(u64, Option<u64>)> {
         self.0.spend_one(word, origin, now)
     }
 }
 
-/// What a charge found spent, and whether it was refused: all that its answer follows from.
+/// The result of charging one unit, with the subunits spent before. An outcome can be derived from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Spent {
-    /// It fits pending_cost so many subunits.
-    Passing(u64),
-    /// It does not.
-    Refused(u64),
+pub enum UnitCharge {
+    /// The unit fits.
+    Admitted(u64),
+    /// The unit does not fit.
+    Rejected(u64),
 }
 
 impl RateAlgorithm for TokenBucket {
@@ -93,9 +93,9 @@ impl RateAlgorithm for TokenBucket {
         self.0.unpack(word, origin)
     }
 
-    #[expect(clippy::inline_always, reason = "what a caller does not ask of an outcome is not computed")]
+    #[expect(clippy::inline_always, reason = "fields that the caller does not read are not computed")]
     #[inline(always)]
-    fn step_word(&self, word: u64, origin: Timestamp, now: Timestamp, cost: Cost) -> Option<Stepped> {
+    fn step_word(&self, word: u64, origin: Timestamp, now: Timestamp, cost: Cost) -> Option<StepResult> {
         let (stepped, _) = self.0.step_word(word, origin, now, cost)?;
         Some(stepped)
     }

@@ -1,4 +1,4 @@
-//! The units in which lengths of time and sizes are written.
+//! The units of durations and sizes in text.
 
 use core::fmt;
 
@@ -31,7 +31,7 @@ impl fmt::Display for TimeSpan {
 pub struct ByteSize(pub u64);
 
 impl ByteSize {
-    /// The size that is written as `text`: digits and a unit.
+    /// Parses a size: digits and a unit.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let (digits, unit) = text.split_at_checked(text.find(|c: char| !c.is_ascii_digit())?)?;
         let (_, factor) = SIZE_UNITS.iter().find(|(name, _)| *name == unit)?;
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn amounts_are_written_in_the_largest_exact_unit() {
+    fn amount_is_written_in_the_largest_exact_unit() {
         assert_eq!(TimeSpan::from_secs(60).to_string(), "1m");
         assert_eq!(TimeSpan::from_secs(86_400 * 2).to_string(), "2d");
         assert_eq!(TimeSpan::from_millis(1_500).to_string(), "1500ms");

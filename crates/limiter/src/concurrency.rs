@@ -22,7 +22,7 @@ pub(crate) fn acquire<'a>(
 ) -> Result<Acquired, (&'a ConcurrencyRule, Vec<RuleId>)> {
     let mut acquired = Acquired { permits: Vec::new(), shadow: Vec::new() };
     for ConcurrencyCheck { rule, key, role, .. } in matched.concurrency_checks() {
-        match permits.take(key, rule.concurrent) {
+        match permits.acquire(key, rule.concurrent) {
             Some(permit) => acquired.permits.push(permit),
             None if role == Role::Binding => return Err((rule, acquired.shadow)),
             None => acquired.shadow.push(rule.id),

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
-use tidegate_core::{Check, Cost, Decision, Key, Limit, TimeSpan, Timestamp, Verdict};
+use tidegate_core::{Check, Cost, CounterKey, Decision, Limit, TimeSpan, Timestamp, Verdict};
 use tidegate_headers::RejectionReason;
 use tidegate_policy::{ActivePolicy, Admission, Bans, Exemption, Facts, Matched, RuntimeData, Scratch};
 use tidegate_store::{Clock, Penalties, Permits, RetainedLimits, Store, StoreError};
@@ -173,7 +173,7 @@ impl<S: Store + 'static> Limiter<S> {
     /// Whether a limit that the caller brings along admits `cost`. The rule of `key` must not be one of the policy.
     pub async fn check_limit(
         &self,
-        key: Key<'_>,
+        key: CounterKey<'_>,
         limit: &Limit,
         cost: Cost,
         now: Timestamp,

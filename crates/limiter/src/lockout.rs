@@ -25,7 +25,7 @@ pub(crate) fn record_violations(
     let judged = matched.judged(decision).enumerate().filter(|(_, judged)| judged.refuses());
     let violated = judged.filter_map(|(index, judged)| {
         let penalty = judged.rule.penalty.as_ref()?;
-        Some((index, penalties.violate(judged.check.key, penalty, now)?))
+        Some((index, penalties.record_violation(judged.check.key, penalty, now)?))
     });
     violated.collect()
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tidegate_core::{Cost, Key, Limit, Refund, RuleId, Timestamp};
+use tidegate_core::{Cost, CounterKey, Limit, Refund, RuleId, Timestamp};
 use tidegate_store::Store;
 
 use crate::limiter::Shared;
@@ -28,7 +28,7 @@ struct PendingCharge {
 
 impl PendingCharge {
     fn as_refund(&self) -> Refund<'_> {
-        let key = Key::new(self.rule, &self.client);
+        let key = CounterKey::new(self.rule, &self.client);
         Refund { key, limit: &self.limit, cost: self.cost, charged: self.charged }
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use http::HeaderMap;
 use http::header::HeaderName;
-use tidegate_core::{Check, Cost, Decision, Key, Limit, Refund, Role, RuleId, Timestamp};
+use tidegate_core::{Check, Cost, CounterKey, Decision, Limit, Refund, Role, RuleId, Timestamp};
 use tidegate_policy::{Matched, Reservation, Settlement, Statuses};
 use tidegate_store::Store;
 
@@ -85,8 +85,8 @@ impl OwnedReservation {
         matches!(self.settled_by, SettledBy::Body(_))
     }
 
-    fn key(&self) -> Key<'_> {
-        Key::new(self.rule, &self.client)
+    fn key(&self) -> CounterKey<'_> {
+        CounterKey::new(self.rule, &self.client)
     }
 
     /// Makes the request cost `cost` in the end.

@@ -2,7 +2,7 @@
 
 use redis::Script;
 use redis::aio::ConnectionManager;
-use tidegate_core::{Check, Decision, Key, Refund, Timestamp};
+use tidegate_core::{Check, CounterKey, Decision, Refund, Timestamp};
 use tidegate_store::{Override, Store, StoreError};
 
 use crate::script::{Call, central, decisions};
@@ -103,13 +103,13 @@ impl Store for CentralStore {
         self.run("refund", &Call::refunds(refunds)?, now).await.map(drop)
     }
 
-    async fn reset(&self, key: Key<'_>) -> Result<(), StoreError> {
+    async fn reset(&self, key: CounterKey<'_>) -> Result<(), StoreError> {
         self.run("reset", &Call::reset(key), Timestamp::ZERO).await.map(drop)
     }
 
     async fn override_limit(
         &self,
-        key: Key<'_>,
+        key: CounterKey<'_>,
         replacement: Option<Override>,
         now: Timestamp,
     ) -> Result<(), StoreError> {

@@ -3,14 +3,14 @@
 use std::fmt::Write;
 
 use sha2::{Digest, Sha256};
-use tidegate_core::Key;
+use tidegate_core::CounterKey;
 
 /// Enough of SHA-256 that nobody finds two clients with one name.
 const TAG_BYTES: usize = 16;
 
 /// `tidegate:{client}:rule`, both hashed: all counters of a client share a hash slot, the name is the same on
 /// every node and after every restart, and no byte of what a client sent (an API key, a brace) stands in it.
-pub(crate) fn name(key: Key<'_>) -> String {
+pub(crate) fn name(key: CounterKey<'_>) -> String {
     let digest = Sha256::digest(key.client);
     let mut name = String::with_capacity(64);
     name.push_str("tidegate:{");
@@ -30,14 +30,14 @@ mod tests {
 
     #[test]
     fn a_name_never_changes_and_holds_nothing_of_the_client() {
-        let key = Key::new(RuleId::named("default"), b"sk_live_{secret}");
+        let key = CounterKey::new(RuleId::named("default"), b"sk_live_{secret}");
         assert_eq!(name(key), "tidegate:{ff0fc420c7edbe4f10a5934303a56811}:ebada5168620c5fe");
     }
 
     #[test]
     fn counters_of_one_client_share_a_tag_and_nothing_else_does() {
         let tag = |rule, client: &[u8]| {
-            let name = name(Key::new(RuleId::named(rule), client));
+            let name = name(CounterKey::new(RuleId::named(rule), client));
             (name[name.find('{').unwrap()..=name.find('}').unwrap()].to_owned(), name)
         };
         assert_eq!(tag("global", b"a").0, tag("default", b"a").0);

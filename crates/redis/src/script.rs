@@ -2,8 +2,8 @@
 
 use redis::Script;
 use tidegate_core::{
-    AlgorithmKind, Check, Cost, Decision, Key, Limit, Outcome, Outcomes, Refund, Role, TimeSpan, Timestamp,
-    Verdict,
+    AlgorithmKind, Check, Cost, CounterKey, Decision, Limit, Outcome, Outcomes, Refund, Role, TimeSpan,
+    Timestamp, Verdict,
 };
 use tidegate_store::{Override, StoreError};
 
@@ -60,13 +60,16 @@ impl Call {
         Ok(call)
     }
 
-    pub(crate) fn reset(key: Key<'_>) -> Self {
+    pub(crate) fn reset(key: CounterKey<'_>) -> Self {
         let mut call = Self::default();
         call.push_key(key);
         call
     }
 
-    pub(crate) fn override_limit(key: Key<'_>, replacement: Option<&Override>) -> Result<Self, StoreError> {
+    pub(crate) fn override_limit(
+        key: CounterKey<'_>,
+        replacement: Option<&Override>,
+    ) -> Result<Self, StoreError> {
         let mut call = Self::reset(key);
         match replacement {
             None => call.push(0),
@@ -86,7 +89,7 @@ impl Call {
         self.push(cost.get().min(LARGEST));
     }
 
-    fn push_key(&mut self, key: Key<'_>) {
+    fn push_key(&mut self, key: CounterKey<'_>) {
         let name = key::name(key);
         let place = self.keys.iter().position(|known| *known == name).unwrap_or_else(|| {
             self.keys.push(name);

@@ -3,7 +3,7 @@
 #![allow(missing_docs, clippy::unwrap_used, reason = "tests speak through their names and fail by panicking")]
 
 use redis::AsyncCommands;
-use tidegate_core::{Algorithm, Check, Cost, Key, Limit, RuleId, Spec, TimeSpan, Timestamp, Verdict};
+use tidegate_core::{Algorithm, Check, Cost, CounterKey, Limit, RuleId, Spec, TimeSpan, Timestamp, Verdict};
 use tidegate_redis::{CentralStore, TimeSource};
 use tidegate_store::conformance::Suite;
 use tidegate_store::{Clock, Override, Store, StoreError, SystemClock};
@@ -39,11 +39,11 @@ async fn every_key_has_a_time_to_live_of_at_least_twice_its_recovery() {
     let store = connect(&server, TimeSource::Server).await;
     let limits = [bucket(1, TimeSpan::from_secs(3_600)), bucket(1, TimeSpan::from_secs(10))];
     for (limit, client) in limits.iter().zip([&b"slow"[..], b"fast"]) {
-        let check = Check::new(Key::new(RULE, client), limit);
+        let check = Check::new(CounterKey::new(RULE, client), limit);
         assert!(store.decide(&[check], Timestamp::ZERO).await.unwrap().passes());
     }
     let day = Override { limit: limits[0], until: SystemClock::new().now() + TimeSpan::from_secs(86_400) };
-    store.override_limit(Key::new(RULE, b"special"), Some(day), Timestamp::ZERO).await.unwrap();
+    store.override_limit(CounterKey::new(RULE, b"special"), Some(day), Timestamp::ZERO).await.unwrap();
 
     let mut raw = raw(&server).await;
     let keys: Vec<String> = raw.keys("*").await.unwrap();
@@ -63,7 +63,7 @@ async fn time_is_the_servers_whatever_the_caller_says() {
     let server = RedisServer::start();
     let store = connect(&server, TimeSource::Server).await;
     let limit = bucket(1, TimeSpan::from_secs(3_600));
-    let check = Check::new(Key::new(RULE, b"client"), &limit);
+    let check = Check::new(CounterKey::new(RULE, b"client"), &limit);
     assert!(store.decide(&[check], Timestamp::MAX).await.unwrap().passes());
     let refused = store.decide(&[check], Timestamp::MAX).await.unwrap();
     assert!(matches!(refused.verdict, Verdict::NotUntil { .. }));
@@ -77,7 +77,7 @@ async fn refusing_writes_nothing() {
     let server = RedisServer::start();
     let store = connect(&server, TimeSource::Server).await;
     let limit = bucket(2, TimeSpan::from_secs(3_600));
-    let check = Check::new(Key::new(RULE, b"client"), &limit);
+    let check = Check::new(CounterKey::new(RULE, b"client"), &limit);
     assert_eq!(
         store.decide(&[check.cost(Cost::new(3))], Timestamp::ZERO).await.unwrap().verdict,
         Verdict::Never
@@ -98,8 +98,8 @@ async fn many_tasks_together_admit_exactly_the_ideal() {
             let store = store.clone();
             tokio::spawn(async move {
                 let checks = [
-                    Check::new(Key::new(RuleId::named("wide"), b"client"), &wide),
-                    Check::new(Key::new(RuleId::named("narrow"), b"client"), &narrow),
+                    Check::new(CounterKey::new(RuleId::named("wide"), b"client"), &wide),
+                    Check::new(CounterKey::new(RuleId::named("narrow"), b"client"), &narrow),
                 ];
                 let mut passed = 0;
                 for _ in 0..50 {
@@ -114,7 +114,7 @@ async fn many_tasks_together_admit_exactly_the_ideal() {
         passed += task.await.unwrap();
     }
     assert_eq!(passed, 500);
-    let left = Check::new(Key::new(RuleId::named("wide"), b"client"), &wide).cost(Cost::ZERO);
+    let left = Check::new(CounterKey::new(RuleId::named("wide"), b"client"), &wide).cost(Cost::ZERO);
     assert_eq!(store.peek(&[left], now).await.unwrap().outcomes[0].remaining, 300);
 }
 
@@ -123,7 +123,7 @@ async fn a_flushed_script_cache_is_no_error() {
     let server = RedisServer::start();
     let store = connect(&server, TimeSource::Server).await;
     let limit = bucket(5, TimeSpan::from_secs(3_600));
-    let check = Check::new(Key::new(RULE, b"client"), &limit);
+    let check = Check::new(CounterKey::new(RULE, b"client"), &limit);
     store.decide(&[check], Timestamp::ZERO).await.unwrap();
     let _: () = redis::cmd("SCRIPT").arg("FLUSH").query_async(&mut raw(&server).await).await.unwrap();
     let decision = store.decide(&[check], Timestamp::ZERO).await.unwrap();
@@ -135,7 +135,8 @@ async fn an_unknown_algorithm_is_refused_before_anything_is_sent() {
     let server = RedisServer::start();
     let store = connect(&server, TimeSource::Server).await;
     let limit = Limit::new(Algorithm::SlidingLog, Spec::new(5, TimeSpan::from_secs(60))).unwrap();
-    let error = store.decide(&[Check::new(Key::new(RULE, b"a"), &limit)], Timestamp::ZERO).await.unwrap_err();
+    let error =
+        store.decide(&[Check::new(CounterKey::new(RULE, b"a"), &limit)], Timestamp::ZERO).await.unwrap_err();
     assert!(matches!(error, StoreError::Unsupported { algorithm: Algorithm::SlidingLog }));
     assert_eq!(error.to_string(), "this store cannot count a sliding_window_log");
 }
@@ -146,7 +147,8 @@ async fn a_server_that_is_gone_is_an_error_and_never_a_pass() {
     let store = connect(&server, TimeSource::Server).await;
     drop(server);
     let limit = bucket(5, TimeSpan::from_secs(60));
-    let error = store.decide(&[Check::new(Key::new(RULE, b"a"), &limit)], Timestamp::ZERO).await.unwrap_err();
+    let error =
+        store.decide(&[Check::new(CounterKey::new(RULE, b"a"), &limit)], Timestamp::ZERO).await.unwrap_err();
     assert!(matches!(error, StoreError::Unavailable(_)), "{error:?}");
 }
 

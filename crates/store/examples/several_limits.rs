@@ -3,7 +3,7 @@
 //! `cargo run -p tidegate-store --example several_limits`
 
 use pollster::block_on;
-use tidegate_core::{Algorithm, Check, Key, Limit, RuleId, Spec, TimeSpan, Verdict};
+use tidegate_core::{Algorithm, Check, CounterKey, Limit, RuleId, Spec, TimeSpan, Verdict};
 use tidegate_store::{Clock, MemoryStore, Store, SystemClock};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -14,8 +14,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     for client in ["alice", "alice", "alice", "bob", "bob"] {
         let checks = [
-            Check::new(Key::new(RuleId::named("global"), b""), &together),
-            Check::new(Key::new(RuleId::named("default"), client.as_bytes()), &per_client),
+            Check::new(CounterKey::new(RuleId::named("global"), b""), &together),
+            Check::new(CounterKey::new(RuleId::named("default"), client.as_bytes()), &per_client),
         ];
         let decision = block_on(store.decide(&checks, clock.now()))?;
         let left: Vec<_> = decision.outcomes.iter().map(|outcome| outcome.remaining).collect();

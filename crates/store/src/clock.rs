@@ -1,6 +1,6 @@
-//! The only place that reads time.
+//! The only module that reads the time.
 //!
-//! A caller reads the clock once per decision, or once per batch, and passes the [`Timestamp`] on.
+//! A caller reads the clock once per decision or batch and passes the [`Timestamp`] on.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,43 +8,43 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tidegate_core::{TimeSpan, Timestamp};
 
-/// Tells the time.
+/// A source of time.
 pub trait Clock: fmt::Debug + Send + Sync {
-    /// The instant it is now.
+    /// The current time.
     fn now(&self) -> Timestamp;
 
-    /// The same, and finer for measuring how long something takes: one look at the clock for both.
-    fn read(&self) -> Reading {
+    /// The current time together with a finer value for measuring durations, from one reading of the clock.
+    fn read(&self) -> ClockReading {
         let at = self.now();
-        Reading { at, nanos: at.as_micros().saturating_mul(1_000) }
+        ClockReading { at, nanos: at.as_micros().saturating_mul(1_000) }
     }
 }
 
-/// A look at a clock.
+/// One reading of a clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Reading {
-    /// The instant it was.
+pub struct ClockReading {
+    /// The time.
     pub at: Timestamp,
-    /// Nanoseconds since some instant that only this clock knows.
+    /// Nanoseconds since an instant private to this clock.
     nanos: u64,
 }
 
-impl Reading {
-    /// Nanoseconds since an earlier look at the same clock.
+impl ClockReading {
+    /// Nanoseconds since an earlier reading of the same clock.
     pub const fn nanos_since(self, earlier: Self) -> u64 {
         self.nanos.saturating_sub(earlier.nanos)
     }
 }
 
-/// An instant as other libraries want it.
-pub fn wall(at: Timestamp) -> SystemTime {
+/// Converts a timestamp to the standard library's type.
+pub fn to_system_time(at: Timestamp) -> SystemTime {
     UNIX_EPOCH + Duration::from_micros(at.as_micros())
 }
 
-/// The machine's clock: set to wall time once, when it is made, and monotonic from then on.
+/// The system clock: set to wall time once, when it is created, and monotonic from then on.
 ///
-/// Steps of the wall clock (an operator, NTP, a leap second) therefore neither refill a limit nor freeze it.
-/// Reading it costs a few nanoseconds where the processor's counter can be used.
+/// Steps of the wall clock (by an operator, NTP or a leap second) therefore neither refill a limit nor freeze it. A reading
+/// takes a few nanoseconds if the processor's counter is usable.
 #[derive(Clone, Debug)]
 pub struct SystemClock {
     counter: quanta::Clock,
@@ -52,22 +52,24 @@ pub struct SystemClock {
     micros_per_count: u64,
     /// Nanoseconds per count, times 2^32.
     nanos_per_count: u64,
-    /// What the wall clock showed when the counter stood at zero, in microseconds; it may wrap.
+    /// The wall time at counter value zero, in microseconds; it may wrap.
     at_zero: u64,
 }
 
-/// Counts over which the counter's pace is taken: an error of a nanosecond in hours.
-const PACE: u64 = 1 << 44;
+/// The number of counts for calibration: an error of a nanosecond in hours.
+const CALIBRATION_COUNTS: u64 = 1 << 44;
 
 impl SystemClock {
-    /// A clock that starts at the present wall time.
+    /// A clock that starts at the current wall time.
     #[expect(clippy::disallowed_methods, reason = "this is the clock")]
     pub fn new() -> Self {
         let counter = quanta::Clock::new();
         let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let nanos = u128::from(counter.delta_as_nanos(0, PACE));
-        let micros_per_count = u64::try_from((nanos << 64) / (1_000 * u128::from(PACE))).unwrap_or(u64::MAX);
-        let nanos_per_count = u64::try_from((nanos << 32) / u128::from(PACE)).unwrap_or(u64::MAX);
+        let nanos = u128::from(counter.delta_as_nanos(0, CALIBRATION_COUNTS));
+        let micros_per_count =
+            u64::try_from((nanos << 64) / (1_000 * u128::from(CALIBRATION_COUNTS))).unwrap_or(u64::MAX);
+        let nanos_per_count =
+            u64::try_from((nanos << 32) / u128::from(CALIBRATION_COUNTS)).unwrap_or(u64::MAX);
         let wall = (Timestamp::ZERO + TimeSpan::from(since_epoch)).as_micros();
         let at_zero = wall.wrapping_sub(micros(counter.raw(), micros_per_count));
         Self { counter, micros_per_count, nanos_per_count, at_zero }
@@ -88,26 +90,26 @@ impl Clock for SystemClock {
     }
 
     #[expect(clippy::disallowed_methods, reason = "this is the clock")]
-    fn read(&self) -> Reading {
+    fn read(&self) -> ClockReading {
         let counts = self.counter.raw();
         let micros = micros(counts, self.micros_per_count);
         let nanos = (u128::from(counts) * u128::from(self.nanos_per_count)) >> 32;
         let at = Timestamp::from_micros(self.at_zero.wrapping_add(micros));
-        Reading { at, nanos: u64::try_from(nanos).unwrap_or(u64::MAX) }
+        ClockReading { at, nanos: u64::try_from(nanos).unwrap_or(u64::MAX) }
     }
 }
 
-/// One multiplication and no division: this is computed for every decision.
+/// One multiplication and no division, because every decision computes this.
 fn micros(counts: u64, micros_per_count: u64) -> u64 {
     ((u128::from(counts) * u128::from(micros_per_count)) >> 64) as u64
 }
 
-/// A clock that moves only when told to, for tests and simulations.
+/// A clock that moves only on request, for tests and simulations.
 #[derive(Debug, Default)]
 pub struct ManualClock(AtomicU64);
 
 impl ManualClock {
-    /// A clock that stands at `now`.
+    /// A clock set to `now`.
     pub fn at(now: Timestamp) -> Self {
         Self(AtomicU64::new(now.as_micros()))
     }
@@ -117,7 +119,7 @@ impl ManualClock {
         self.0.fetch_add(by.as_micros(), Ordering::AcqRel);
     }
 
-    /// Sets the clock, backwards too.
+    /// Sets the clock, also backwards.
     pub fn set(&self, now: Timestamp) {
         self.0.store(now.as_micros(), Ordering::Release);
     }
@@ -134,10 +136,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_system_clock_never_goes_back() {
+    fn system_clock_never_goes_back() {
         let clock = SystemClock::new();
         let mut last = clock.now();
-        assert!(last > Timestamp::from_secs(1_700_000_000), "it tells wall time");
+        assert!(last > Timestamp::from_secs(1_700_000_000), "it starts at wall time");
         for _ in 0..10_000 {
             let now = clock.now();
             assert!(now >= last);
@@ -146,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn one_look_tells_the_instant_and_how_long_it_took() {
+    fn clock_reading_gives_the_time_and_measures_durations() {
         let clock = SystemClock::new();
         let (first, mut last) = (clock.read(), clock.read());
         while last.at.since(first.at) < TimeSpan::from_millis(2) {
@@ -162,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_manual_clock_moves_as_told() {
+    fn manual_clock_moves_on_request() {
         let clock = ManualClock::at(Timestamp::from_secs(10));
         clock.advance(TimeSpan::from_secs(5));
         assert_eq!(clock.now(), Timestamp::from_secs(15));

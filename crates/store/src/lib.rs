@@ -6,14 +6,14 @@
 //! decisions of a simple model, field by field.
 //!
 //! ```
-//! use tidegate_core::{Algorithm, Check, Key, Limit, RuleId, TimeSpan, Spec};
+//! use tidegate_core::{Algorithm, Check, CounterKey, Limit, RuleId, TimeSpan, Spec};
 //! use tidegate_store::{Clock, MemoryStore, Store, SystemClock};
 //!
 //! # pollster::block_on(async {
 //! let clock = SystemClock::new();
 //! let store = MemoryStore::with_cap(MemoryStore::cap_for(100_000));
 //! let limit = Limit::new(Algorithm::FixedWindow, Spec::new(2, TimeSpan::from_secs(60)))?;
-//! let check = Check::new(Key::new(RuleId::named("default"), b"alice"), &limit);
+//! let check = Check::new(CounterKey::new(RuleId::named("default"), b"alice"), &limit);
 //!
 //! let now = clock.now();
 //! assert!(store.decide(&[check], now).await?.passes());
@@ -37,9 +37,9 @@ mod space_saving;
 mod store;
 mod sync;
 
-pub use clock::{Clock, ManualClock, Reading, SystemClock, wall};
+pub use clock::{Clock, ClockReading, ManualClock, SystemClock, to_system_time};
 pub use memory::{HeavyKey, MemoryStore, MemoryUse, RetainedLimits};
 pub use penalties::{Penalties, PenaltyChanges, PenaltyEntry, PenaltyKey};
 pub use permits::{Permit, Permits};
-pub use space_saving::{Counted, SpaceSaving};
+pub use space_saving::{SpaceSaving, WeightedItem};
 pub use store::{Override, Store, StoreError};

@@ -1,8 +1,8 @@
 //! Who is locked out, and who is about to be.
 //!
 //! A bounded table pending_cost the counters: a record for each client that has violated a rule with a penalty, until it is
-//! forgotten. The arithmetic is [`Penalty`]'s. Asking costs one load while a part of the table is empty, and a short lock
-//! otherwise. When the table is full, whoever has been forgotten gives way, then whoever has done least; nobody who is
+//! expires_at. The arithmetic is [`Penalty`]'s. Asking costs one load while a part of the table is empty, and a short lock
+//! otherwise. When the table is full, whoever has been expires_at gives way, then whoever has done least; nobody who is
 //! locked out ever does. Newcomers that find no room are not remembered: their limits still hold.
 
 mod shard;
@@ -11,7 +11,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use tidegate_core::{Key, Penalty, PenaltyState, RuleId, TimeSpan, Timestamp};
+use tidegate_core::{CounterKey, Penalty, PenaltyState, RuleId, TimeSpan, Timestamp};
 
 use crate::memory::hash::KeyHasher;
 use shard::Shard;
@@ -29,7 +29,7 @@ const LONGEST_CLIENT: usize = 4 << 10;
 #[derive(Debug)]
 pub struct Penalties {
     hasher: KeyHasher,
-    parts: Box<[Part]>,
+    parts: Box<[ShardLock]>,
     /// Counts changes.
     version: AtomicU64,
     /// Violations that found no room.
@@ -37,7 +37,7 @@ pub struct Penalties {
 }
 
 #[derive(Debug)]
-struct Part {
+struct ShardLock {
     /// How many records there are: none, mostly, and then there is nothing to lock.
     count: AtomicUsize,
     shard: Mutex<Shard>,
@@ -54,16 +54,16 @@ pub struct PenaltyKey {
 
 impl PenaltyKey {
     /// A key that is kept.
-    pub fn of(key: Key<'_>) -> Self {
+    pub fn of(key: CounterKey<'_>) -> Self {
         Self { rule: key.rule, client: key.client.into() }
     }
 
     /// The key of the client's counter.
-    pub fn as_key(&self) -> Key<'_> {
-        Key::new(self.rule, &self.client)
+    pub fn as_key(&self) -> CounterKey<'_> {
+        CounterKey::new(self.rule, &self.client)
     }
 
-    fn is(&self, key: Key<'_>) -> bool {
+    fn is(&self, key: CounterKey<'_>) -> bool {
         self.as_key() == key
     }
 }
@@ -82,7 +82,7 @@ pub struct PenaltyEntry {
     /// What is remembered.
     pub record: PenaltyState,
     /// From when on it is as good as never seen.
-    pub forgotten: Timestamp,
+    pub expires_at: Timestamp,
 }
 
 /// What has changed since it was last asked.
@@ -90,7 +90,7 @@ pub struct PenaltyEntry {
 pub struct PenaltyChanges {
     /// Records that are new or different.
     pub set: Vec<PenaltyEntry>,
-    /// Records that are gone: forgotten, removed by hand, or given way to others.
+    /// Records that are gone: expires_at, removed by hand, or given way to others.
     pub removed: Vec<PenaltyKey>,
     /// Too many went for all to be listed: whoever keeps a copy replaces it by a [`snapshot`](Penalties::snapshot).
     pub is_partial: bool,
@@ -108,7 +108,7 @@ impl Penalties {
     /// A table of at most `records`, rounded up to a multiple of 64; each takes about 250 bytes at most, on average.
     pub fn with_cap(records: usize) -> Self {
         let each = records.div_ceil(SHARDS).max(1);
-        let part = |_| Part {
+        let part = |_| ShardLock {
             count: AtomicUsize::new(0),
             shard: Mutex::new(Shard::new(each, each.saturating_mul(CLIENT_BYTES).max(LONGEST_CLIENT))),
         };
@@ -122,7 +122,7 @@ impl Penalties {
 
     /// How long `key` is still locked out; `None` if it is not.
     #[inline]
-    pub fn lock_out(&self, key: Key<'_>, now: Timestamp) -> Option<TimeSpan> {
+    pub fn lock_out(&self, key: CounterKey<'_>, now: Timestamp) -> Option<TimeSpan> {
         let hash = self.hasher.hash(&key);
         let part = self.part(hash)?;
         if part.count.load(Ordering::Acquire) == 0 {
@@ -132,7 +132,12 @@ impl Penalties {
     }
 
     /// Records that `key` has violated a rule with this `penalty`; says how long it is locked out now, if it is.
-    pub fn violate(&self, key: Key<'_>, penalty: &Penalty, now: Timestamp) -> Option<TimeSpan> {
+    pub fn record_violation(
+        &self,
+        key: CounterKey<'_>,
+        penalty: &Penalty,
+        now: Timestamp,
+    ) -> Option<TimeSpan> {
         if key.client.len() > LONGEST_CLIENT {
             self.unrecorded.fetch_add(1, Ordering::Relaxed);
             return None;
@@ -140,7 +145,7 @@ impl Penalties {
         let hash = self.hasher.hash(&key);
         let violated = |record| {
             let record = penalty.violate(record, now);
-            (record, penalty.forgotten(&record))
+            (record, penalty.expires_at(&record))
         };
         let record = self.part(hash)?.with(|shard| shard.update(hash, key, now, violated));
         self.version.fetch_add(1, Ordering::AcqRel);
@@ -151,7 +156,7 @@ impl Penalties {
     }
 
     /// Forgets `key` by hand; says whether it was remembered.
-    pub fn remove(&self, key: Key<'_>) -> bool {
+    pub fn remove(&self, key: CounterKey<'_>) -> bool {
         let hash = self.hasher.hash(&key);
         let removed = self.part(hash).is_some_and(|part| part.with(|shard| shard.remove(hash, key)));
         if removed {
@@ -162,32 +167,32 @@ impl Penalties {
 
     /// Everybody who is locked out, the longest first.
     pub fn locked_out(&self, now: Timestamp) -> Vec<PenaltyEntry> {
-        let mut locked = self.collect(|penalised| penalised.record.lock_out(now).is_some());
-        locked.sort_by_key(|penalised| std::cmp::Reverse(penalised.record.locked_until));
+        let mut locked = self.collect(|entry| entry.record.lock_out(now).is_some());
+        locked.sort_by_key(|entry| std::cmp::Reverse(entry.record.locked_until));
         locked
     }
 
     /// Everything that is remembered at `now`, in no order.
     pub fn snapshot(&self, now: Timestamp) -> Vec<PenaltyEntry> {
-        self.collect(|penalised| penalised.forgotten > now)
+        self.collect(|entry| entry.expires_at > now)
     }
 
     /// Remembers what a [`snapshot`](Self::snapshot) has held, perhaps before a restart and by another clock. What is
     /// already here stays.
     pub fn restore(&self, records: impl IntoIterator<Item = PenaltyEntry>, now: Timestamp) {
-        for penalised in records {
-            let record = penalised.record.rebase(now);
-            let ahead = penalised.record.since.since(record.since);
-            let forgotten = penalised.forgotten - ahead;
-            if forgotten <= now || penalised.key.client.len() > LONGEST_CLIENT {
+        for entry in records {
+            let record = entry.record.rebase(now);
+            let ahead = entry.record.since.since(record.since);
+            let expires_at = entry.expires_at - ahead;
+            if expires_at <= now || entry.key.client.len() > LONGEST_CLIENT {
                 continue;
             }
-            let key = penalised.key.as_key();
+            let key = entry.key.as_key();
             let hash = self.hasher.hash(&key);
             if let Some(part) = self.part(hash) {
                 part.with(|shard| {
                     if shard.find(hash, key).is_none() {
-                        shard.update(hash, key, now, |_| (record, forgotten));
+                        shard.update(hash, key, now, |_| (record, expires_at));
                     }
                 });
             }
@@ -224,7 +229,7 @@ impl Penalties {
         self.unrecorded.load(Ordering::Relaxed)
     }
 
-    fn part(&self, hash: u64) -> Option<&Part> {
+    fn part(&self, hash: u64) -> Option<&ShardLock> {
         // The table within a part uses the other bits.
         self.parts.get((hash >> 32) as usize % SHARDS)
     }
@@ -232,13 +237,13 @@ impl Penalties {
     fn collect(&self, wanted: impl Fn(&PenaltyEntry) -> bool) -> Vec<PenaltyEntry> {
         let mut found = Vec::new();
         for part in self.parts.iter().filter(|part| part.count.load(Ordering::Acquire) > 0) {
-            part.with(|shard| found.extend(shard.iter().filter(|penalised| wanted(penalised)).cloned()));
+            part.with(|shard| found.extend(shard.iter().filter(|entry| wanted(entry)).cloned()));
         }
         found
     }
 }
 
-impl Part {
+impl ShardLock {
     fn with<R>(&self, act: impl FnOnce(&mut Shard) -> R) -> R {
         // Nothing in there panics half-way through a change.
         let mut shard = self.shard.lock().unwrap_or_else(PoisonError::into_inner);

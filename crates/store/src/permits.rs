@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hashbrown::HashTable;
 use hashbrown::hash_table::Entry;
-use tidegate_core::Key;
+use tidegate_core::CounterKey;
 
 use crate::memory::hash::KeyHasher;
 
@@ -19,11 +19,11 @@ const PARTS: usize = 64;
 #[derive(Debug)]
 pub struct Permits {
     hasher: KeyHasher,
-    parts: Box<[Mutex<HashTable<InUse>>]>,
+    parts: Box<[Mutex<HashTable<PermitCount>>]>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct InUse {
+struct PermitCount {
     hash: u64,
     count: u32,
 }
@@ -35,14 +35,14 @@ impl Default for Permits {
 }
 
 impl Permits {
-    /// Lets one more request of `key` through, if there are fewer than `most`. Dropping the permit gives it back.
-    pub fn take(self: &Arc<Self>, key: Key<'_>, most: u32) -> Option<Permit> {
+    /// Lets one more request of `key` through, if there are fewer than `max`. Dropping the permit gives it back.
+    pub fn acquire(self: &Arc<Self>, key: CounterKey<'_>, max: u32) -> Option<Permit> {
         let hash = self.hasher.hash(&key);
         let mut part = self.part(hash)?;
         match part.entry(hash, |in_use| in_use.hash == hash, |in_use| in_use.hash) {
-            Entry::Occupied(mut entry) if entry.get().count < most => entry.get_mut().count += 1,
-            Entry::Vacant(entry) if most > 0 => {
-                entry.insert(InUse { hash, count: 1 });
+            Entry::Occupied(mut entry) if entry.get().count < max => entry.get_mut().count += 1,
+            Entry::Vacant(entry) if max > 0 => {
+                entry.insert(PermitCount { hash, count: 1 });
             }
             Entry::Occupied(_) | Entry::Vacant(_) => return None,
         }
@@ -51,21 +51,22 @@ impl Permits {
 
     /// How many requests of `key` are under way.
     #[cfg(test)]
-    fn in_use(&self, key: Key<'_>) -> u32 {
+    fn in_use_by(&self, key: CounterKey<'_>) -> u32 {
         let hash = self.hasher.hash(&key);
-        let count = |part: &HashTable<InUse>| {
+        let count = |part: &HashTable<PermitCount>| {
             part.find(hash, |in_use| in_use.hash == hash).map_or(0, |in_use| in_use.count)
         };
         self.part(hash).map_or(0, |part| count(&part))
     }
 
     /// How many permits are taken in all.
-    pub fn taken(&self) -> u64 {
-        let taken = |part: &HashTable<InUse>| part.iter().map(|in_use| u64::from(in_use.count)).sum::<u64>();
+    pub fn in_use(&self) -> u64 {
+        let taken =
+            |part: &HashTable<PermitCount>| part.iter().map(|in_use| u64::from(in_use.count)).sum::<u64>();
         self.parts.iter().map(|part| taken(&part.lock().unwrap_or_else(PoisonError::into_inner))).sum()
     }
 
-    fn give_back(&self, hash: u64) {
+    fn release(&self, hash: u64) {
         let Some(mut part) = self.part(hash) else { return };
         if let Ok(mut entry) = part.find_entry(hash, |in_use| in_use.hash == hash) {
             entry.get_mut().count = entry.get().count.saturating_sub(1);
@@ -75,7 +76,7 @@ impl Permits {
         }
     }
 
-    fn part(&self, hash: u64) -> Option<MutexGuard<'_, HashTable<InUse>>> {
+    fn part(&self, hash: u64) -> Option<MutexGuard<'_, HashTable<PermitCount>>> {
         // The table within a part uses the other bits.
         let part = self.parts.get((hash >> 32) as usize % PARTS)?;
         Some(part.lock().unwrap_or_else(PoisonError::into_inner))
@@ -91,7 +92,7 @@ pub struct Permit {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        self.permits.give_back(self.hash);
+        self.permits.release(self.hash);
     }
 }
 
@@ -103,22 +104,22 @@ mod tests {
 
     use super::*;
 
-    fn key(client: &[u8]) -> Key<'_> {
-        Key::new(RuleId::named("exports"), client)
+    fn key(client: &[u8]) -> CounterKey<'_> {
+        CounterKey::new(RuleId::named("exports"), client)
     }
 
     #[test]
     fn so_many_and_no_more_until_one_is_given_back() {
         let permits = Arc::new(Permits::default());
-        let first = permits.take(key(b"bob"), 2).unwrap();
-        let _second = permits.take(key(b"bob"), 2).unwrap();
-        assert!(permits.take(key(b"bob"), 2).is_none());
-        assert!(permits.take(key(b"ann"), 2).is_some(), "and it is given back at once");
-        assert_eq!((permits.in_use(key(b"bob")), permits.taken()), (2, 2));
+        let first = permits.acquire(key(b"bob"), 2).unwrap();
+        let _second = permits.acquire(key(b"bob"), 2).unwrap();
+        assert!(permits.acquire(key(b"bob"), 2).is_none());
+        assert!(permits.acquire(key(b"ann"), 2).is_some(), "and it is given back at once");
+        assert_eq!((permits.in_use_by(key(b"bob")), permits.in_use()), (2, 2));
         drop(first);
-        let _third = permits.take(key(b"bob"), 2).unwrap();
-        assert!(permits.take(key(b"bob"), 2).is_none());
-        assert!(permits.take(key(b"bob"), 0).is_none(), "none at all");
+        let _third = permits.acquire(key(b"bob"), 2).unwrap();
+        assert!(permits.acquire(key(b"bob"), 2).is_none());
+        assert!(permits.acquire(key(b"bob"), 0).is_none(), "none at all");
     }
 
     #[test]
@@ -130,14 +131,14 @@ mod tests {
                 scope.spawn(|| {
                     for round in 0..50 {
                         let held: Vec<_> =
-                            clients.iter().filter_map(|client| permits.take(key(client), 2)).collect();
-                        assert!(clients.iter().all(|client| permits.in_use(key(client)) <= 2), "{round}");
+                            clients.iter().filter_map(|client| permits.acquire(key(client), 2)).collect();
+                        assert!(clients.iter().all(|client| permits.in_use_by(key(client)) <= 2), "{round}");
                         drop(held);
                     }
                 });
             }
         });
-        assert_eq!(permits.taken(), 0);
+        assert_eq!(permits.in_use(), 0);
         assert!(permits.parts.iter().all(|part| part.lock().unwrap().is_empty()), "no room is kept");
     }
 }

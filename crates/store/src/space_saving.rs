@@ -14,12 +14,12 @@
 /// ```
 #[derive(Debug)]
 pub struct SpaceSaving<T, const N: usize> {
-    kept: Vec<Counted<T>>,
+    kept: Vec<WeightedItem<T>>,
 }
 
 /// An item of a stream, and about how heavy it is.
 #[derive(Debug)]
-pub struct Counted<T> {
+pub struct WeightedItem<T> {
     /// The item.
     pub item: T,
     weight: u64,
@@ -27,7 +27,7 @@ pub struct Counted<T> {
     inherited: u64,
 }
 
-impl<T> Counted<T> {
+impl<T> WeightedItem<T> {
     /// It is as heavy as this at least.
     pub fn at_least(&self) -> u64 {
         self.weight - self.inherited
@@ -60,22 +60,22 @@ impl<T, const N: usize> SpaceSaving<T, N> {
 
     fn insert(&mut self, item: T) -> usize {
         if self.kept.len() < N {
-            self.kept.push(Counted { item, weight: 0, inherited: 0 });
+            self.kept.push(WeightedItem { item, weight: 0, inherited: 0 });
             return self.kept.len() - 1;
         }
         let weights = self.kept.iter().map(|one| one.weight).enumerate();
         let (lightest, weight) = weights.min_by_key(|(_, weight)| *weight).unwrap_or_default();
-        self.kept[lightest] = Counted { item, weight, inherited: weight };
+        self.kept[lightest] = WeightedItem { item, weight, inherited: weight };
         lightest
     }
 
     /// All items that are kept, in no order.
-    pub fn iter(&self) -> impl Iterator<Item = &Counted<T>> {
+    pub fn iter(&self) -> impl Iterator<Item = &WeightedItem<T>> {
         self.kept.iter()
     }
 
     /// Hands out all items and begins anew.
-    pub fn take(&mut self) -> Vec<Counted<T>> {
+    pub fn take(&mut self) -> Vec<WeightedItem<T>> {
         std::mem::take(&mut self.kept)
     }
 }

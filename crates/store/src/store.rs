@@ -3,7 +3,7 @@
 use std::error::Error;
 
 use thiserror::Error;
-use tidegate_core::{Algorithm, Check, Decision, Key, Limit, Refund, TimeSpan, Timestamp};
+use tidegate_core::{Algorithm, Check, CounterKey, Decision, Limit, Refund, TimeSpan, Timestamp};
 
 use crate::memory::RetainedLimits;
 
@@ -45,13 +45,13 @@ pub trait Store: Send + Sync {
     ) -> impl Future<Output = Result<(), StoreError>> + Send;
 
     /// Forgets what `key` has spent; its override stays.
-    fn reset(&self, key: Key<'_>) -> impl Future<Output = Result<(), StoreError>> + Send;
+    fn reset(&self, key: CounterKey<'_>) -> impl Future<Output = Result<(), StoreError>> + Send;
 
     /// Puts another limit in force for `key` until it ends, or with `None` ends it now. What is spent stays
     /// spent.
     fn override_limit(
         &self,
-        key: Key<'_>,
+        key: CounterKey<'_>,
         replacement: Option<Override>,
         now: Timestamp,
     ) -> impl Future<Output = Result<(), StoreError>> + Send;
@@ -113,12 +113,12 @@ const REFUNDS_END: TimeSpan = TimeSpan::from_secs(60);
 
 impl Override {
     /// Whether it concerns nobody any more, even if time goes back a little.
-    pub(crate) fn is_over(&self, now: Timestamp) -> bool {
+    pub(crate) fn has_expired(&self, now: Timestamp) -> bool {
         self.until + REFUNDS_END + REFUNDS_END <= now
     }
 
     /// Whether what is to be refunded may have been charged, or drained, under this override.
-    pub(crate) fn touches(&self, refund: &Refund<'_>, now: Timestamp) -> bool {
+    pub(crate) fn may_affect(&self, refund: &Refund<'_>, now: Timestamp) -> bool {
         refund.charged < self.until && now < self.until + REFUNDS_END
     }
 }

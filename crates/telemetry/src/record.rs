@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tidegate_core::{RuleId, Timestamp};
-use tidegate_store::{Clock, Reading};
+use tidegate_store::{Clock, ClockReading};
 
 use crate::log::{AccessEntry, AttemptEntry, Log, RequestSummary};
 use crate::metrics::{
@@ -109,7 +109,7 @@ impl Recorder {
 #[derive(Debug)]
 pub struct RequestRecord<'t> {
     recorder: &'t Recorder,
-    began: Option<Reading>,
+    began: Option<ClockReading>,
     /// What was decided, after how many nanoseconds.
     decided: Option<(DecisionKind, u64)>,
     status: Option<u16>,
@@ -268,7 +268,7 @@ pub struct Attempt<'u> {
     recorder: &'u Recorder,
     upstream: &'u UpstreamCounts,
     /// None once its end was told.
-    began: Option<Reading>,
+    began: Option<ClockReading>,
 }
 
 impl Attempt<'_> {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use tidegate_core::Key;
+use tidegate_core::CounterKey;
 use tidegate_policy::{ClientName, Plan, Rule};
 use tidegate_store::Store;
 
@@ -34,7 +34,7 @@ pub(super) async fn reset<R: Backend>(
     };
     let key = key(server, plan, &asked.client)?;
     for rule in &rules {
-        let forgotten = server.backend.limiter().store().reset(Key::new(rule.id, &key)).await;
+        let forgotten = server.backend.limiter().store().reset(CounterKey::new(rule.id, &key)).await;
         forgotten.map_err(|error| ApiError::unavailable("store", error.to_string()))?;
     }
     let names: Vec<_> = rules.iter().map(|rule| rule.name.as_str()).collect();
@@ -61,7 +61,11 @@ pub(super) fn top<R: Backend>(server: &AdminServer<R>) -> ApiResponse {
         // A rule that is gone has no name.
         let Some(at) = rules.iter().position(|rule| rule.id == heavy.rule) else { continue };
         let client = ClientName::of(&heavy.client);
-        heaviest.entry(at).or_default().push(Heavy { client, allowed: heavy.passed, refused: heavy.refused });
+        heaviest.entry(at).or_default().push(Heavy {
+            client,
+            allowed: heavy.admitted,
+            refused: heavy.rejected,
+        });
     }
     let told = |(at, clients): (usize, Vec<Heavy>)| {
         rules.get(at).map(|rule| json!({ "rule": rule.name, "clients": clients }))

@@ -1,6 +1,6 @@
 //! The store that the policy selects.
 
-use tidegate_core::{Check, Decision, Key, Limit, Refund, Timestamp};
+use tidegate_core::{Check, CounterKey, Decision, Limit, Refund, Timestamp};
 use tidegate_policy::StorePlan;
 use tidegate_store::{HeavyKey, MemoryStore, MemoryUse, Override, RetainedLimits, Store, StoreError};
 
@@ -64,7 +64,7 @@ impl Store for SelectedStore {
         }
     }
 
-    async fn reset(&self, key: Key<'_>) -> Result<(), StoreError> {
+    async fn reset(&self, key: CounterKey<'_>) -> Result<(), StoreError> {
         match self {
             Self::Memory(store) => store.reset(key).await,
         }
@@ -72,7 +72,7 @@ impl Store for SelectedStore {
 
     async fn override_limit(
         &self,
-        key: Key<'_>,
+        key: CounterKey<'_>,
         replacement: Option<Override>,
         now: Timestamp,
     ) -> Result<(), StoreError> {

@@ -1,7 +1,7 @@
 //! How much may pass: each algorithm's promise, checked over every interval of what was admitted.
 
 use proptest::prelude::*;
-use tidegate_core::{Algorithm, Cost, State, Timestamp, Verdict};
+use tidegate_core::{Algorithm, Cost, CounterState, Timestamp, Verdict};
 
 use crate::generate::{Made, any_made, forward, made, play, start, unruly};
 
@@ -14,7 +14,7 @@ struct Admitted {
 }
 
 fn admit(made: &Made, trace: &[(Timestamp, Cost)]) -> Vec<Admitted> {
-    let mut state = State::default();
+    let mut state = CounterState::default();
     let mut newest = Timestamp::ZERO;
     let mut admitted = Vec::new();
     for &(now, cost) in trace.iter().filter(|(_, cost)| *cost > Cost::ZERO) {
@@ -77,7 +77,7 @@ proptest! {
     fn an_earlier_now_never_leaves_more(
         made in any_made(), start in start(), arrivals in unruly(), back in 0_u64..10_000_000_000
     ) {
-        let mut state = State::default();
+        let mut state = CounterState::default();
         for (now, cost) in play(&made, start, &arrivals) {
             made.limit.step(&mut state, now, cost);
             let earlier = Timestamp::from_micros(now.as_micros().saturating_sub(back));

@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use tidegate_core::{
-    Check, Cost, Decision, Key, Ledger, Limit, Outcome, Role, RuleId, State, TimeSpan, Timestamp, Verdict,
-    decide, peek,
+    Check, Cost, CounterKey, CounterState, Decision, Ledger, Limit, Outcome, Role, RuleId, TimeSpan,
+    Timestamp, Verdict, decide, peek,
 };
 
 use crate::generate::{Made, any_made, start};
 use crate::refunds::gives_back;
 
-type States = BTreeMap<RuleId, State>;
+type States = BTreeMap<RuleId, CounterState>;
 
 struct Book<'a> {
     checks: &'a [Check<'a>],
@@ -37,7 +37,7 @@ const RULES: [RuleId; 4] =
 
 fn checks_of<'a>(limits: &'a [Limit], asked: &[(usize, u64, Role)]) -> Vec<Check<'a>> {
     let check = |&(rule, cost, role): &(usize, u64, Role)| {
-        Check::new(Key::new(RULES[rule], b"client"), &limits[rule]).cost(Cost::new(cost)).role(role)
+        Check::new(CounterKey::new(RULES[rule], b"client"), &limits[rule]).cost(Cost::new(cost)).role(role)
     };
     asked.iter().map(check).collect()
 }

@@ -1,6 +1,6 @@
 //! The textbook's worked examples, to the figure.
 
-use tidegate_core::{Algorithm, Cost, Limit, Spec, State, TimeSpan, Timestamp, Verdict};
+use tidegate_core::{Algorithm, Cost, CounterState, Limit, Spec, TimeSpan, Timestamp, Verdict};
 
 const START: Timestamp = Timestamp::from_secs(1_700_000_040); // a whole minute
 
@@ -14,8 +14,8 @@ fn limit(algorithm: Algorithm, requests: u64, seconds: u64, burst: Option<u64>) 
 #[test]
 fn token_bucket_of_10_refilled_2_per_second() {
     let limit = limit(Algorithm::TokenBucket, 2, 1, Some(10));
-    let mut state = State::default();
-    let left = |state: &State, after: u64| {
+    let mut state = CounterState::default();
+    let left = |state: &CounterState, after: u64| {
         limit.evaluate(state, START + TimeSpan::from_millis(after), Cost::ZERO).remaining
     };
     assert_eq!(left(&state, 0), 10);
@@ -28,7 +28,7 @@ fn token_bucket_of_10_refilled_2_per_second() {
 #[test]
 fn sliding_counter_with_84_before_and_36_now_a_quarter_in_admits_one_more() {
     let limit = limit(Algorithm::SlidingCounter, 100, 60, None);
-    let mut state = State::default();
+    let mut state = CounterState::default();
     let quarter = START + TimeSpan::from_secs(15);
     limit.charge(&mut state, START - TimeSpan::from_secs(1), Cost::new(84));
     limit.charge(&mut state, START, Cost::new(36));
@@ -43,7 +43,7 @@ fn sliding_counter_with_84_before_and_36_now_a_quarter_in_admits_one_more() {
 #[test]
 fn leaky_bucket_departures_are_exactly_spaced() {
     let limit = limit(Algorithm::LeakyBucket, 10, 1, Some(3));
-    let mut state = State::default();
+    let mut state = CounterState::default();
     let waits: Vec<_> = (0..4).map(|_| limit.step(&mut state, START, Cost::ONE).verdict).collect();
     let after = |millis| Verdict::Pass { wait: TimeSpan::from_millis(millis) };
     let refused = Verdict::NotUntil { retry_after: TimeSpan::from_millis(100) };
@@ -54,7 +54,7 @@ fn leaky_bucket_departures_are_exactly_spaced() {
 fn leaky_bucket_wait_over_max_wait_is_rejected_until_the_wait_is_within_it() {
     let hour = Spec::new(10, TimeSpan::from_secs(3_600));
     let limit = Limit::new(Algorithm::LeakyBucket, hour).unwrap();
-    let mut state = State::default();
+    let mut state = CounterState::default();
     let first = limit.step(&mut state, START, Cost::ONE);
     assert_eq!((first.verdict, first.limit, first.remaining), (Verdict::PASS, 10, 0));
     // The next departs after 360 s, and waits at most 30.
@@ -63,14 +63,14 @@ fn leaky_bucket_wait_over_max_wait_is_rejected_until_the_wait_is_within_it() {
     let then = limit.step(&mut state, START + TimeSpan::from_secs(330), Cost::ONE).verdict;
     assert_eq!(then, Verdict::Pass { wait: TimeSpan::from_secs(30) });
     // A request that waits for nothing is admitted whatever it costs, up to the burst.
-    let fresh = limit.step(&mut State::default(), START, Cost::new(10));
+    let fresh = limit.step(&mut CounterState::default(), START, Cost::new(10));
     assert_eq!((fresh.verdict, fresh.remaining), (Verdict::PASS, 0));
 }
 
 #[test]
 fn leaky_bucket_of_3_per_second_never_drifts() {
     let limit = limit(Algorithm::LeakyBucket, 3, 1, Some(3_001));
-    let mut state = State::default();
+    let mut state = CounterState::default();
     let mut last = TimeSpan::ZERO;
     for _ in 0..=3_000 {
         let Verdict::Pass { wait } = limit.step(&mut state, START, Cost::ONE).verdict else { panic!() };
@@ -82,7 +82,7 @@ fn leaky_bucket_of_3_per_second_never_drifts() {
 #[test]
 fn fixed_window_admits_twice_across_a_boundary_and_no_more() {
     let limit = limit(Algorithm::FixedWindow, 5, 60, None);
-    let mut state = State::default();
+    let mut state = CounterState::default();
     let before = START - TimeSpan::from_micros(1);
     assert!(limit.step(&mut state, before, Cost::new(5)).verdict.is_pass());
     let refused = limit.step(&mut state, before, Cost::ONE);
@@ -96,7 +96,7 @@ fn fixed_window_admits_twice_across_a_boundary_and_no_more() {
 #[test]
 fn sliding_log_frees_each_unit_when_its_own_window_ends() {
     let limit = limit(Algorithm::SlidingLog, 2, 60, None);
-    let mut state = State::default();
+    let mut state = CounterState::default();
     let later = START + TimeSpan::from_secs(10);
     limit.step(&mut state, START, Cost::ONE);
     limit.step(&mut state, later, Cost::ONE);
@@ -109,11 +109,11 @@ fn sliding_log_frees_each_unit_when_its_own_window_ends() {
 #[test]
 fn a_log_holds_at_most_as_many_entries_as_its_limit_whatever_is_charged() {
     let limit = limit(Algorithm::SlidingLog, 3, 60, None);
-    let mut state = State::default();
+    let mut state = CounterState::default();
     for second in 0..30 {
         limit.charge(&mut state, START + TimeSpan::from_secs(second), Cost::ONE);
     }
-    let State::SlidingLog(log) = &state else { panic!("a log's state is a log") };
+    let CounterState::SlidingLog(log) = &state else { panic!("a log's state is a log") };
     assert_eq!(log.len(), 3);
     let whole = limit.evaluate(&state, START + TimeSpan::from_secs(88), Cost::new(3));
     assert_eq!(whole.verdict, Verdict::NotUntil { retry_after: TimeSpan::from_secs(1) });
@@ -126,7 +126,7 @@ fn the_extreme_rates_are_exact() {
         let burst = matches!(algorithm, Algorithm::TokenBucket).then_some(1);
         for (requests, seconds) in [(1, YEAR), (1_000_000, 86_400), (1_000_001, 86_400), (10_000_000, 1)] {
             let limit = limit(algorithm, requests, seconds, burst);
-            let mut state = State::default();
+            let mut state = CounterState::default();
             let whole = Cost::new(limit.capacity());
             assert!(limit.step(&mut state, START, whole).verdict.is_pass(), "{algorithm} {requests}");
             let refused = limit.step(&mut state, START, whole).verdict;
@@ -134,7 +134,7 @@ fn the_extreme_rates_are_exact() {
         }
     }
     let bucket = limit(Algorithm::TokenBucket, 1, YEAR, Some(1));
-    let mut state = State::default();
+    let mut state = CounterState::default();
     bucket.step(&mut state, START, Cost::ONE);
     let refused = bucket.step(&mut state, START, Cost::ONE).verdict;
     assert_eq!(refused, Verdict::NotUntil { retry_after: TimeSpan::from_secs(YEAR) });

@@ -2,7 +2,7 @@
 //! verdict, remaining, `retry_after`, `reset_after` and wait in every field.
 
 use proptest::prelude::*;
-use tidegate_core::{Algorithm, Cost, Outcome, State, TimeSpan, Timestamp, Verdict};
+use tidegate_core::{Algorithm, Cost, CounterState, Outcome, TimeSpan, Timestamp, Verdict};
 
 use crate::generate::{Made, any_made, made, play, start, unruly};
 
@@ -223,7 +223,7 @@ fn expected(made: &Made, model: &dyn Model, now: Timestamp, cost: Cost) -> Outco
 
 fn agrees(made: &Made, trace: &[(Timestamp, Cost)]) -> Result<(), TestCaseError> {
     let mut model = model(made);
-    let mut state = State::default();
+    let mut state = CounterState::default();
     for &(now, cost) in trace {
         let expected = expected(made, &*model, now, cost);
         let outcome = made.limit.step(&mut state, now, cost);

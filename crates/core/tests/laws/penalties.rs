@@ -76,7 +76,7 @@ proptest! {
             let before = record.lock_out(now);
             record = penalty.violate(record, now);
             if let (None, Some(left)) = (before, record.lock_out(now)) {
-                prop_assert!(left <= penalty.most());
+                prop_assert!(left <= penalty.longest());
                 prop_assert!(left >= penalty.first() || record.locked_until == Timestamp::MAX);
                 prop_assert_eq!(left, record.locked_for.min(record.locked_until.since(now)));
             }
@@ -113,7 +113,7 @@ proptest! {
         penalty in penalty(), start in 0..1_000 * SECOND, gaps in gaps(), wait in 0..10_000 * SECOND
     ) {
         let (record, now) = play(&penalty, start, &gaps);
-        let forgotten = penalty.forgotten(&record);
+        let forgotten = penalty.expires_at(&record);
         let later = now + TimeSpan::from_micros(wait);
         let settled = penalty.settle(record, later);
         prop_assert!(settled.violations <= record.violations && settled.level <= record.level);
@@ -130,7 +130,7 @@ proptest! {
         penalty in penalty(), start in 0..1_000 * SECOND, gaps in gaps(), more in gaps()
     ) {
         let (record, now) = play(&penalty, start, &gaps);
-        let later = penalty.forgotten(&record).max(now);
+        let later = penalty.expires_at(&record).max(now);
         if later == Timestamp::MAX {
             return Ok(());
         }
@@ -148,7 +148,7 @@ proptest! {
         let (record, last) = play(&penalty, start, &gaps);
         let rebased = record.rebase(at(now));
         let left = rebased.lock_out(at(now)).unwrap_or_default();
-        prop_assert!(left <= penalty.most());
+        prop_assert!(left <= penalty.longest());
         prop_assert_eq!(record.rebase(last), record, "a clock that went on changes nothing");
         prop_assert_eq!((rebased.violations, rebased.level), (record.violations, record.level));
     }
@@ -204,6 +204,6 @@ fn what_cannot_be_a_penalty_says_why() {
     assert_eq!(Penalty::new(1, second, second, TimeSpan::ZERO), Err(PenaltyError::ZeroSpan));
     let shorter = TimeSpan::from_millis(1);
     let error = Penalty::new(1, second, shorter, second).unwrap_err();
-    assert_eq!(error, PenaltyError::MostBelowFirst { first: second, most: shorter });
+    assert_eq!(error, PenaltyError::LongestBelowFirst { first: second, longest: shorter });
     assert!(error.to_string().contains("shorter than the first"));
 }

@@ -1,20 +1,22 @@
 //! What is given back, and what a changed limit keeps.
 
 use proptest::prelude::*;
-use tidegate_core::{Algorithm, AlgorithmKind, Cost, Limit, Spec, State, TimeSpan, Timestamp, Verdict};
+use tidegate_core::{
+    Algorithm, AlgorithmKind, Cost, CounterState, Limit, Spec, TimeSpan, Timestamp, Verdict,
+};
 
 use crate::generate::{Arrival, Made, any_made, forward, play, start};
 
 /// Plays `before`, then charges `cost` if it fits; the instant at which it was to pass.
-fn charged(made: &Made, state: &mut State, now: Timestamp, cost: Cost) -> Option<Timestamp> {
+fn charged(made: &Made, state: &mut CounterState, now: Timestamp, cost: Cost) -> Option<Timestamp> {
     match made.limit.step(state, now, cost).verdict {
         Verdict::Pass { wait } => Some(now + wait),
         _ => None,
     }
 }
 
-fn after(made: &Made, start: Timestamp, arrivals: &[Arrival]) -> (State, Timestamp) {
-    let mut state = State::default();
+fn after(made: &Made, start: Timestamp, arrivals: &[Arrival]) -> (CounterState, Timestamp) {
+    let mut state = CounterState::default();
     let mut now = start;
     for (at, cost) in play(made, start, arrivals) {
         made.limit.step(&mut state, at, cost);
@@ -110,10 +112,13 @@ fn a_changed_algorithm_starts_afresh() {
     let now = Timestamp::from_secs(1_700_000_000);
     for (&old, &new) in Algorithm::ALL.iter().zip(Algorithm::ALL.iter().cycle().skip(1)) {
         let (old, new) = (Limit::new(old, spec).unwrap(), Limit::new(new, spec).unwrap());
-        let mut state = State::default();
+        let mut state = CounterState::default();
         old.step(&mut state, now, Cost::new(10));
-        assert_eq!(new.evaluate(&state, now, Cost::ZERO), new.evaluate(&State::Unseen, now, Cost::ZERO));
-        assert_eq!(new.rebase(&old, state, now), State::Unseen);
+        assert_eq!(
+            new.evaluate(&state, now, Cost::ZERO),
+            new.evaluate(&CounterState::Unseen, now, Cost::ZERO)
+        );
+        assert_eq!(new.rebase(&old, state, now), CounterState::Unseen);
     }
 }
 
@@ -122,7 +127,7 @@ fn a_rolled_window_takes_no_refund() {
     let limit = Limit::new(Algorithm::FixedWindow, Spec::new(10, TimeSpan::from_secs(60))).unwrap();
     let start = Timestamp::from_secs(1_700_000_040);
     let next = start + TimeSpan::from_secs(60);
-    let mut state = State::default();
+    let mut state = CounterState::default();
     limit.step(&mut state, start, Cost::new(4));
     limit.step(&mut state, next, Cost::new(3));
     limit.refund(&mut state, start, next, Cost::new(4));
@@ -133,14 +138,14 @@ fn a_rolled_window_takes_no_refund() {
 fn a_leaky_bucket_gives_back_only_its_last_departure() {
     let limit = Limit::new(Algorithm::LeakyBucket, Spec::new(10, TimeSpan::from_secs(1))).unwrap();
     let now = Timestamp::from_secs(1_700_000_000);
-    let mut state = State::default();
+    let mut state = CounterState::default();
     let departures: Vec<_> = (0..3)
         .map(|_| match limit.step(&mut state, now, Cost::ONE).verdict {
             Verdict::Pass { wait } => now + wait,
             refused => panic!("{refused:?}"),
         })
         .collect();
-    let left = |state: &State| limit.evaluate(state, now, Cost::ZERO).remaining;
+    let left = |state: &CounterState| limit.evaluate(state, now, Cost::ZERO).remaining;
     limit.refund(&mut state, departures[0], now, Cost::ONE);
     assert_eq!(left(&state), 7, "two others depart after the first: it leaves a gap");
     limit.refund(&mut state, departures[2], now, Cost::ONE);

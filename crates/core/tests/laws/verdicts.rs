@@ -2,7 +2,8 @@
 
 use proptest::prelude::*;
 use tidegate_core::{
-    Algorithm, Cost, LeakyBucket, Limit, LimitError, Spec, State, TimeSpan, Timestamp, Verdict, WORD_MAX,
+    Algorithm, Cost, CounterState, LeakyBucket, Limit, LimitError, Spec, TimeSpan, Timestamp, Verdict,
+    WORD_MAX,
 };
 
 use crate::generate::{any_made, made, play, start, unruly};
@@ -12,7 +13,7 @@ proptest! {
     fn retry_after_is_the_first_tick_at_which_the_same_cost_passes(
         made in any_made(), start in start(), arrivals in unruly()
     ) {
-        let mut state = State::default();
+        let mut state = CounterState::default();
         for (now, cost) in play(&made, start, &arrivals) {
             if let Verdict::NotUntil { retry_after } = made.limit.step(&mut state, now, cost).verdict {
                 let then = now + retry_after;
@@ -28,7 +29,7 @@ proptest! {
     fn remaining_is_at_least_one_exactly_when_one_more_passes(
         made in any_made(), start in start(), arrivals in unruly()
     ) {
-        let mut state = State::default();
+        let mut state = CounterState::default();
         for (now, cost) in play(&made, start, &arrivals) {
             let outcome = made.limit.step(&mut state, now, cost);
             let one_more = made.limit.evaluate(&state, now, Cost::ONE).verdict.is_pass();
@@ -53,7 +54,7 @@ proptest! {
     fn leaky_bucket_never_makes_a_request_wait_longer_than_max_wait(
         made in made(Algorithm::LeakyBucket), start in start(), arrivals in unruly()
     ) {
-        let mut state = State::default();
+        let mut state = CounterState::default();
         let max_wait = made.spec.max_wait.unwrap_or(LeakyBucket::DEFAULT_MAX_WAIT);
         for (now, cost) in play(&made, start, &arrivals) {
             if let Verdict::Pass { wait } = made.limit.step(&mut state, now, cost).verdict {
@@ -64,7 +65,7 @@ proptest! {
 
     #[test]
     fn a_refused_step_changes_nothing(made in any_made(), start in start(), arrivals in unruly()) {
-        let mut state = State::default();
+        let mut state = CounterState::default();
         for (now, cost) in play(&made, start, &arrivals) {
             let before = state.clone();
             if !made.limit.step(&mut state, now, cost).verdict.is_pass() {
@@ -75,7 +76,7 @@ proptest! {
 
     #[test]
     fn a_peek_changes_no_answer(made in any_made(), start in start(), arrivals in unruly()) {
-        let mut state = State::default();
+        let mut state = CounterState::default();
         for (now, cost) in play(&made, start, &arrivals) {
             let answer = made.limit.evaluate(&state, now, cost);
             made.limit.step(&mut state, now, Cost::ZERO);
@@ -88,7 +89,7 @@ proptest! {
     fn never_is_said_exactly_of_a_cost_above_the_capacity(
         made in any_made(), start in start(), arrivals in unruly()
     ) {
-        let mut state = State::default();
+        let mut state = CounterState::default();
         for (now, cost) in play(&made, start, &arrivals) {
             let verdict = made.limit.step(&mut state, now, cost).verdict;
             prop_assert_eq!(verdict == Verdict::Never, cost.get() > made.limit.capacity());
@@ -99,19 +100,19 @@ proptest! {
     fn after_reset_after_the_whole_limit_passes_and_the_key_is_fresh(
         made in any_made(), start in start(), arrivals in unruly()
     ) {
-        let mut state = State::default();
+        let mut state = CounterState::default();
         for (now, cost) in play(&made, start, &arrivals) {
             let outcome = made.limit.step(&mut state, now, cost);
             let then = now + outcome.reset_after;
             let whole = Cost::new(made.limit.capacity());
             prop_assert!(made.limit.evaluate(&state, then, whole).verdict.is_pass());
-            if outcome.remaining < made.limit.evaluate(&State::Unseen, now, Cost::ZERO).remaining {
+            if outcome.remaining < made.limit.evaluate(&CounterState::Unseen, now, Cost::ZERO).remaining {
                 let before = then - TimeSpan::from_micros(1);
                 prop_assert!(!made.limit.evaluate(&state, before, whole).verdict.is_pass());
             }
             prop_assert!(made.limit.is_fresh(&state, then));
             for cost in [Cost::ONE, whole] {
-                let unseen = made.limit.evaluate(&State::Unseen, then, cost);
+                let unseen = made.limit.evaluate(&CounterState::Unseen, then, cost);
                 prop_assert_eq!(made.limit.evaluate(&state, then, cost), unseen);
             }
         }
@@ -122,7 +123,7 @@ proptest! {
         made in any_made(), start in start(), arrivals in unruly(), before in 0_u64..1_000_000_000_000_000
     ) {
         let origin = start - TimeSpan::from_micros(before);
-        let mut state = State::default();
+        let mut state = CounterState::default();
         for (now, cost) in play(&made, start, &arrivals) {
             made.limit.step(&mut state, now, cost);
             if let Some(word) = made.limit.pack(&state, origin) {
@@ -141,7 +142,7 @@ proptest! {
     ) {
         let spec = Spec { requests, window: TimeSpan::from_micros(window), burst, max_wait };
         let Ok(limit) = Limit::new(algorithm, spec) else { return Ok(()) };
-        let mut state = State::default();
+        let mut state = CounterState::default();
         let mut newest = Timestamp::ZERO;
         for (at, cost, force) in steps {
             let (at, cost) = (Timestamp::from_micros(at), Cost::new(cost));

@@ -138,7 +138,7 @@ impl TestGateway {
 
     /// Concurrency permits that requests hold.
     pub(crate) fn permits_in_use(&self) -> u64 {
-        self.permits().taken()
+        self.permits().in_use()
     }
 
     /// Connections of clients.

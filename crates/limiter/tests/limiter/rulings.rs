@@ -1,6 +1,6 @@
 //! What becomes of requests.
 
-use tidegate_core::{Cost, Key, Limit, RuleId, Spec, TimeSpan, Timestamp};
+use tidegate_core::{Cost, CounterKey, Limit, RuleId, Spec, TimeSpan, Timestamp};
 use tidegate_limiter::Ruling;
 use tidegate_policy::{Ban, Bans, Subject};
 
@@ -76,11 +76,11 @@ async fn check_with_all_permits_taken_rejects_until_one_is_dropped() {
         admitted.permits
     });
     let permits = permits.await;
-    assert_eq!(bench.limiter.permits().taken(), 1);
+    assert_eq!(bench.limiter.permits().in_use(), 1);
     assert_eq!(bench.outcome("/").await, "rejected by exports: Concurrency, Some(1)");
     drop(permits);
     assert_eq!(bench.outcome("/").await, "admitted");
-    assert_eq!(bench.limiter.permits().taken(), 0, "the ruling was dropped, and its permit with it");
+    assert_eq!(bench.limiter.permits().in_use(), 0, "the ruling was dropped, and its permit with it");
 }
 
 #[tokio::test]
@@ -166,7 +166,7 @@ async fn check_limit_counts_by_the_limit_that_the_caller_brings() {
     let bench = Bench::new(HOURLY);
     let limit =
         Limit::new(tidegate_core::Algorithm::TokenBucket, Spec::new(3, TimeSpan::from_secs(60))).unwrap();
-    let key = Key::new(RuleId::named("throttle"), b"ann");
+    let key = CounterKey::new(RuleId::named("throttle"), b"ann");
     let mut left = Vec::new();
     for _ in 0..4 {
         let decision = bench.limiter.check_limit(key, &limit, Cost::ONE, bench.now()).await.unwrap();

@@ -1,6 +1,6 @@
 //! Any store will do, also one that waits or fails.
 
-use tidegate_core::{Check, Decision, Key, Refund, Timestamp};
+use tidegate_core::{Check, CounterKey, Decision, Refund, Timestamp};
 use tidegate_store::{MemoryStore, Override, Store, StoreError};
 
 use crate::Bench;
@@ -42,13 +42,13 @@ impl Store for Remote {
         self.answer().await?.refund(refunds, now).await
     }
 
-    async fn reset(&self, key: Key<'_>) -> Result<(), StoreError> {
+    async fn reset(&self, key: CounterKey<'_>) -> Result<(), StoreError> {
         self.answer().await?.reset(key).await
     }
 
     async fn override_limit(
         &self,
-        key: Key<'_>,
+        key: CounterKey<'_>,
         replacement: Option<Override>,
         now: Timestamp,
     ) -> Result<(), StoreError> {

@@ -55,7 +55,7 @@ pub(super) fn penalty<'s>(
     };
     match Penalty::new(after, first, most, window?) {
         Ok(penalty) => Some(Some(penalty)),
-        Err(PenaltyError::MostBelowFirst { .. }) => {
+        Err(PenaltyError::LongestBelowFirst { .. }) => {
             let finding = Finding::error(
                 at("doubling_to"),
                 format!("the longest lock-out is shorter than the first, {}", span_text(first)),

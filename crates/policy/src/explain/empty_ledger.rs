@@ -1,17 +1,17 @@
 //! Counters that nobody has used.
 
-use tidegate_core::{Check, Cost, Decision, Ledger, Outcome, State, Timestamp};
+use tidegate_core::{Check, Cost, CounterState, Decision, Ledger, Outcome, Timestamp};
 
 /// The decision on `checks` where every counter is whole.
 pub(super) fn decide(checks: &[Check<'_>], now: Timestamp) -> Decision {
-    let mut fresh = Fresh { checks, now, states: vec![State::default(); checks.len()] };
+    let mut fresh = Fresh { checks, now, states: vec![CounterState::default(); checks.len()] };
     tidegate_core::decide(checks, now, &mut fresh)
 }
 
 struct Fresh<'a> {
     checks: &'a [Check<'a>],
     now: Timestamp,
-    states: Vec<State>,
+    states: Vec<CounterState>,
 }
 
 impl Ledger for Fresh<'_> {

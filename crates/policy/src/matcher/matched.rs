@@ -4,7 +4,7 @@ use http::HeaderMap;
 use http::header::HeaderName;
 use ipnet::IpNet;
 use smallvec::SmallVec;
-use tidegate_core::{Check, Cost, Decision, Key, LimitReport, Outcome, Role, Timestamp, Verdict};
+use tidegate_core::{Check, Cost, CounterKey, Decision, LimitReport, Outcome, Role, Timestamp, Verdict};
 
 use crate::bans::{Ban, Bans};
 use crate::directory::Directory;
@@ -180,7 +180,7 @@ impl<'a> AppliedRules<'a> {
     pub fn checks(&self) -> impl Iterator<Item = Check<'a>> {
         self.applied.iter().filter_map(|applied| {
             let rule = applied.place.rule(self.plan)?;
-            let key = Key::new(rule.id, self.bytes(applied.client));
+            let key = CounterKey::new(rule.id, self.bytes(applied.client));
             let check = Check::new(key, &rule.limit).cost(applied.cost);
             Some(check.role(rule.mode.role(rule.id, self.client)))
         })
@@ -232,7 +232,7 @@ impl<'a> Matched<'a> {
         self.rules.concurrency_checks.iter().filter_map(|applied| {
             let RuleRef::ConcurrencyCheck(at) = applied.place else { return None };
             let rule = self.rules.plan.rate_limits.concurrent.get(at)?;
-            let key = Key::new(rule.id, self.rules.bytes(applied.client));
+            let key = CounterKey::new(rule.id, self.rules.bytes(applied.client));
             let condition_failed = applied.failed;
             Some(ConcurrencyCheck {
                 rule,
@@ -371,7 +371,7 @@ pub struct ConcurrencyCheck<'a> {
     /// The rule.
     pub rule: &'a ConcurrencyRule,
     /// Whose requests are counted.
-    pub key: Key<'a>,
+    pub key: CounterKey<'a>,
     /// Whether the request is refused if there is no place.
     pub role: Role,
     /// Whether the rule applies only because its condition could not be evaluated.

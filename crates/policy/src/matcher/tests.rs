@@ -156,7 +156,7 @@ fn costs_come_from_a_header_and_garbage_takes_the_whole_limit() {
     with(&matcher, "GET /", &[("x-cost", "51")], |admission| {
         let Admission::Checked(held) = admission else { panic!("{admission:?}") };
         let check = held.checks()[0];
-        let mut state = tidegate_core::State::default();
+        let mut state = tidegate_core::CounterState::default();
         assert_eq!(check.limit.step(&mut state, Timestamp::ZERO, check.cost).verdict, Verdict::Never);
     });
 }

@@ -108,12 +108,12 @@ impl Rule {
 
 /// A penalty in words: `locks out after 3 refusals for 1m, doubling to 1d`.
 pub(crate) fn penalty_words(penalty: &Penalty) -> String {
-    let (first, most) = (span_text(penalty.first()), span_text(penalty.most()));
+    let (first, most) = (span_text(penalty.first()), span_text(penalty.longest()));
     let refusals = match penalty.after() {
         1 => "a refusal".to_owned(),
         after => format!("{after} refusals"),
     };
-    if penalty.first() == penalty.most() {
+    if penalty.first() == penalty.longest() {
         return format!("locks out after {refusals} for {first}");
     }
     format!("locks out after {refusals} for {first}, doubling to {most}")

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::thread;
 
-use tidegate_core::{Algorithm, Check, Cost, Key, Limit, RuleId, Spec, TimeSpan, Timestamp};
+use tidegate_core::{Algorithm, Check, Cost, CounterKey, Limit, RuleId, Spec, TimeSpan, Timestamp};
 
 use crate::store::Store;
 
@@ -13,14 +13,14 @@ const NOW: Timestamp = Timestamp::from_secs(1_800_000_000);
 const NARROW: u64 = 5_000;
 const WIDE: u64 = 8_000;
 /// Both together ask for more than the narrow limit has.
-const ASKED_BY_EACH: u64 = 4_000;
+const REQUESTS_PER_THREAD: u64 = 4_000;
 
 /// Two threads fight over a narrow and a wide counter, naming them in opposite order, in a store that answers
 /// at once. Time stands still: exactly the narrow limit passes, and the wide one is charged for just that.
 ///
 /// # Panics
 /// If more or less passes, or if anything is lost.
-pub fn two_threads_admit_exactly_the_ideal(store: &impl Store, algorithm: Algorithm) {
+pub fn assert_two_threads_admit_exactly_the_limit(store: &impl Store, algorithm: Algorithm) {
     // A leaky bucket makes requests wait as long as it takes.
     let max_wait = (algorithm == Algorithm::LeakyBucket).then_some(TimeSpan::MAX);
     let limit = |requests| {
@@ -29,8 +29,8 @@ pub fn two_threads_admit_exactly_the_ideal(store: &impl Store, algorithm: Algori
     };
     let (narrow, wide) = (limit(NARROW), limit(WIDE));
     let checks = [
-        Check::new(Key::new(RuleId::named("narrow"), b"client"), &narrow),
-        Check::new(Key::new(RuleId::named("wide"), b""), &wide),
+        Check::new(CounterKey::new(RuleId::named("narrow"), b"client"), &narrow),
+        Check::new(CounterKey::new(RuleId::named("wide"), b""), &wide),
     ];
     let mut reversed = checks;
     reversed.reverse();
@@ -39,20 +39,20 @@ pub fn two_threads_admit_exactly_the_ideal(store: &impl Store, algorithm: Algori
         for checks in [&checks, &reversed] {
             let passed = &passed;
             scope.spawn(move || {
-                for _ in 0..ASKED_BY_EACH {
-                    let decision = at_once(store.decide(checks, NOW)).expect("the store decides");
+                for _ in 0..REQUESTS_PER_THREAD {
+                    let decision = poll_ready(store.decide(checks, NOW)).expect("the store decides");
                     passed.fetch_add(u64::from(decision.passes()), Ordering::Relaxed);
                 }
             });
         }
     });
     assert_eq!(passed.into_inner(), narrow.capacity(), "{algorithm}");
-    let left = at_once(store.peek(&[checks[1].cost(Cost::ZERO)], NOW)).expect("the store answers");
+    let left = poll_ready(store.peek(&[checks[1].cost(Cost::ZERO)], NOW)).expect("the store answers");
     let ideal = wide.capacity() - narrow.capacity();
     assert_eq!(left.outcomes[0].remaining, ideal, "{algorithm}: nothing is lost");
 }
 
-fn at_once<T>(future: impl Future<Output = T>) -> T {
+fn poll_ready<T>(future: impl Future<Output = T>) -> T {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(answer) => answer,
         Poll::Pending => panic!("this store does not answer at once"),

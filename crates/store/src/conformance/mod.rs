@@ -2,7 +2,7 @@
 //!
 //! It plays random traces (several limits and clients, costs, roles, batches, refunds, resets, overrides, limits
 //! that change, time that jumps and goes back) through the store and through an oracle, which is the core over a
-//! plain map, one thing at a time, and demands equal decisions, field by field. A failure prints the seed, the step
+//! plain map, one thing at a time, and demands assert_equal decisions, field by field. A failure prints the seed, the step
 //! and both answers; the same seed plays the same trace.
 //!
 //! ```
@@ -14,8 +14,8 @@
 //! ```
 
 mod contention;
-mod entry;
 pub(crate) mod oracle;
+mod oracle_entry;
 mod trace;
 
 use std::fmt;
@@ -23,7 +23,7 @@ use std::fmt;
 use tidegate_core::{Algorithm, Decision, Verdict};
 
 use crate::store::{Store, StoreError};
-pub use contention::two_threads_admit_exactly_the_ideal;
+pub use contention::assert_two_threads_admit_exactly_the_limit;
 use oracle::Oracle;
 use trace::{Op, Trace};
 
@@ -76,8 +76,8 @@ impl Suite {
             let mut oracle = Oracle::default();
             for step in 0..self.steps {
                 let op = trace.next_op();
-                let place = Place { seed, step, op: &op };
-                compare(&place, store, &mut oracle, &mut trace, &mut coverage).await;
+                let step = TraceStep { seed, step, op: &op };
+                compare(&step, store, &mut oracle, &mut trace, &mut coverage).await;
             }
         }
         let Coverage {
@@ -97,79 +97,79 @@ impl Suite {
     }
 }
 
-struct Place<'a> {
+struct TraceStep<'a> {
     seed: u64,
     step: usize,
     op: &'a Op,
 }
 
-impl fmt::Display for Place<'_> {
+impl fmt::Display for TraceStep<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "seed {}, step {}: {:?}", self.seed, self.step, self.op)
     }
 }
 
-impl Place<'_> {
-    fn answered<T>(&self, answer: Result<T, StoreError>) -> T {
+impl TraceStep<'_> {
+    fn unwrap<T>(&self, answer: Result<T, StoreError>) -> T {
         answer.unwrap_or_else(|error| panic!("{self}\nthe store failed: {error:?}"))
     }
 
-    fn equal(&self, expected: &Decision, got: &Decision) {
+    fn assert_equal(&self, expected: &Decision, got: &Decision) {
         assert_eq!(got, expected, "{self}\nleft is the store's, right is the oracle's");
     }
 }
 
 async fn compare(
-    place: &Place<'_>,
+    step: &TraceStep<'_>,
     store: &impl Store,
     oracle: &mut Oracle,
     trace: &mut Trace,
     coverage: &mut Coverage,
 ) {
     let now = trace.now();
-    match place.op {
-        Op::Decide(asked) => {
-            let checks = trace.checks(asked);
+    match step.op {
+        Op::Decide(specs) => {
+            let checks = trace.checks(specs);
             let expected = oracle.decide(&checks, now);
-            place.equal(&expected, &place.answered(store.decide(&checks, now).await));
+            step.assert_equal(&expected, &step.unwrap(store.decide(&checks, now).await));
             coverage.count(&expected);
-            trace.remember(asked.clone(), expected);
+            trace.remember(specs.clone(), expected);
         }
-        Op::Batch(asked) => {
-            let checks: Vec<_> = asked.iter().map(|asked| trace.checks(asked)).collect();
+        Op::Batch(specs) => {
+            let checks: Vec<_> = specs.iter().map(|specs| trace.checks(specs)).collect();
             let batch: Vec<_> = checks.iter().map(Vec::as_slice).collect();
             let mut decisions = Vec::new();
-            place.answered(store.decide_batch(&batch, now, &mut decisions).await);
-            assert_eq!(decisions.len(), batch.len(), "{place}\na decision for every request");
+            step.unwrap(store.decide_batch(&batch, now, &mut decisions).await);
+            assert_eq!(decisions.len(), batch.len(), "{step}\na decision for every request");
             for (checks, decision) in batch.iter().zip(&decisions) {
                 let expected = oracle.decide(checks, now);
-                place.equal(&expected, decision);
+                step.assert_equal(&expected, decision);
                 coverage.count(&expected);
             }
         }
-        Op::Peek(asked) => {
-            let checks = trace.checks(asked);
+        Op::Peek(specs) => {
+            let checks = trace.checks(specs);
             let expected = oracle.peek(&checks, now);
-            place.equal(&expected, &place.answered(store.peek(&checks, now).await));
+            step.assert_equal(&expected, &step.unwrap(store.peek(&checks, now).await));
             coverage.peeks += 1;
         }
         Op::Refund(charged) => {
-            let checks = trace.checks_under(&charged.asked, &charged.limits);
+            let checks = trace.checks_under(&charged.specs, &charged.limits);
             let refunds = charged.decision.refunds(&checks);
             oracle.refund(&refunds, now);
-            place.answered(store.refund(&refunds, now).await);
+            step.unwrap(store.refund(&refunds, now).await);
             coverage.refunds += 1;
         }
-        Op::Reset(whose) => {
-            let key = trace.key(*whose);
+        Op::Reset(key) => {
+            let key = trace.key(*key);
             oracle.reset(key);
-            place.answered(store.reset(key).await);
+            step.unwrap(store.reset(key).await);
             coverage.resets += 1;
         }
-        Op::Override(whose, replacement) => {
-            let key = trace.key(*whose);
+        Op::Override(key, replacement) => {
+            let key = trace.key(*key);
             oracle.override_limit(key, *replacement, now);
-            place.answered(store.override_limit(key, *replacement, now).await);
+            step.unwrap(store.override_limit(key, *replacement, now).await);
             coverage.overrides += 1;
         }
         Op::ChangeLimit(rule, limit) => {

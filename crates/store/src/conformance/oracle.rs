@@ -2,14 +2,16 @@
 
 use std::collections::BTreeMap;
 
-use tidegate_core::{Check, Cost, Decision, Key, Ledger, Outcome, Refund, RuleId, Timestamp, decide, peek};
+use tidegate_core::{
+    Check, Cost, CounterKey, Decision, Ledger, Outcome, Refund, RuleId, Timestamp, decide, peek,
+};
 
-use super::entry::Entry;
+use super::oracle_entry::OracleEntry;
 use crate::store::Override;
 
 #[derive(Debug, Default)]
 pub(crate) struct Oracle {
-    entries: BTreeMap<(RuleId, Vec<u8>), Entry>,
+    entries: BTreeMap<(RuleId, Vec<u8>), OracleEntry>,
 }
 
 impl Oracle {
@@ -17,11 +19,11 @@ impl Oracle {
         for check in checks {
             self.entry(check.key).adopt(check.limit, now);
         }
-        decide(checks, now, &mut Page { oracle: self, checks, now })
+        decide(checks, now, &mut OracleLedger { oracle: self, checks, now })
     }
 
     pub(crate) fn peek(&mut self, checks: &[Check<'_>], now: Timestamp) -> Decision {
-        peek(checks, now, &Page { oracle: self, checks, now })
+        peek(checks, now, &OracleLedger { oracle: self, checks, now })
     }
 
     pub(crate) fn refund(&mut self, refunds: &[Refund<'_>], now: Timestamp) {
@@ -30,30 +32,35 @@ impl Oracle {
         }
     }
 
-    pub(crate) fn reset(&mut self, key: Key<'_>) {
+    pub(crate) fn reset(&mut self, key: CounterKey<'_>) {
         self.entry(key).reset();
     }
 
-    pub(crate) fn override_limit(&mut self, key: Key<'_>, replacement: Option<Override>, now: Timestamp) {
+    pub(crate) fn override_limit(
+        &mut self,
+        key: CounterKey<'_>,
+        replacement: Option<Override>,
+        now: Timestamp,
+    ) {
         self.entry(key).override_limit(replacement, now);
     }
 
-    fn entry(&mut self, key: Key<'_>) -> &mut Entry {
+    fn entry(&mut self, key: CounterKey<'_>) -> &mut OracleEntry {
         self.entries.entry((key.rule, key.client.to_vec())).or_default()
     }
 }
 
-struct Page<'a> {
+struct OracleLedger<'a> {
     oracle: &'a mut Oracle,
     checks: &'a [Check<'a>],
     now: Timestamp,
 }
 
-impl Ledger for Page<'_> {
+impl Ledger for OracleLedger<'_> {
     fn evaluate(&self, check: usize, cost: Cost) -> Outcome {
         let Check { key, limit, .. } = self.checks[check];
         let entry = self.oracle.entries.get(&(key.rule, key.client.to_vec()));
-        entry.unwrap_or(&Entry::default()).evaluate(limit, self.now, cost)
+        entry.unwrap_or(&OracleEntry::default()).evaluate(limit, self.now, cost)
     }
 
     fn charge(&mut self, check: usize, cost: Cost) {

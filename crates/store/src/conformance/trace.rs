@@ -1,7 +1,9 @@
-//! Random traces: a few rules, a few clients, and everything that can be asked of a store.
+//! Random traces: a few rules, a few clients, and everything that can be specs of a store.
 
 use fastrand::Rng;
-use tidegate_core::{Algorithm, Check, Cost, Decision, Key, Limit, Role, RuleId, Spec, TimeSpan, Timestamp};
+use tidegate_core::{
+    Algorithm, Check, Cost, CounterKey, Decision, Limit, Role, RuleId, Spec, TimeSpan, Timestamp,
+};
 
 use crate::store::Override;
 
@@ -12,34 +14,34 @@ const REFUNDABLE: usize = 8;
 
 /// A rule and a client, by number.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Whose {
+pub(super) struct KeyIndex {
     rule: usize,
     client: usize,
 }
 
-/// One check as it was asked for; its limit is the rule's at the time it is played.
+/// One check as it was specs for; its limit is the rule's at the time it is played.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Asked {
-    whose: Whose,
+pub(super) struct CheckSpec {
+    key: KeyIndex,
     cost: Cost,
     role: Role,
 }
 
 #[derive(Clone, Debug)]
 pub(super) enum Op {
-    Decide(Vec<Asked>),
-    Batch(Vec<Vec<Asked>>),
-    Peek(Vec<Asked>),
-    Refund(Box<Charged>),
-    Reset(Whose),
-    Override(Whose, Option<Override>),
+    Decide(Vec<CheckSpec>),
+    Batch(Vec<Vec<CheckSpec>>),
+    Peek(Vec<CheckSpec>),
+    Refund(Box<AdmittedDecision>),
+    Reset(KeyIndex),
+    Override(KeyIndex, Option<Override>),
     ChangeLimit(usize, Limit),
 }
 
 /// A decision that passed, with the limits it was taken under: its refund may come after they changed.
 #[derive(Clone, Debug)]
-pub(super) struct Charged {
-    pub(super) asked: Vec<Asked>,
+pub(super) struct AdmittedDecision {
+    pub(super) specs: Vec<CheckSpec>,
     pub(super) limits: [Limit; RULES.len()],
     pub(super) decision: Decision,
 }
@@ -49,7 +51,7 @@ pub(super) struct Trace {
     algorithms: &'static [Algorithm],
     limits: [Limit; RULES.len()],
     clients: [Vec<u8>; CLIENTS],
-    refundable: Vec<Charged>,
+    refundable: Vec<AdmittedDecision>,
     now: Timestamp,
 }
 
@@ -71,15 +73,15 @@ impl Trace {
     pub(super) fn next_op(&mut self) -> Op {
         self.move_time();
         match self.rng.u32(0..100) {
-            0..60 => Op::Decide(self.asked()),
-            60..68 => Op::Batch((0..self.rng.usize(1..=5)).map(|_| self.asked()).collect()),
-            68..76 => Op::Peek(self.asked()),
+            0..60 => Op::Decide(self.check_specs()),
+            60..68 => Op::Batch((0..self.rng.usize(1..=5)).map(|_| self.check_specs()).collect()),
+            68..76 => Op::Peek(self.check_specs()),
             76..86 if !self.refundable.is_empty() => {
                 let chosen = self.rng.usize(0..self.refundable.len());
                 Op::Refund(Box::new(self.refundable.swap_remove(chosen)))
             }
-            76..90 => Op::Reset(self.whose()),
-            90..95 => Op::Override(self.whose(), self.replacement()),
+            76..90 => Op::Reset(self.key_index()),
+            90..95 => Op::Override(self.key_index(), self.replacement()),
             _ => {
                 let rule = self.rng.usize(0..RULES.len());
                 Op::ChangeLimit(rule, random_limit(&mut self.rng, self.algorithms))
@@ -87,25 +89,25 @@ impl Trace {
         }
     }
 
-    pub(super) fn key(&self, whose: Whose) -> Key<'_> {
-        Key::new(RULES[whose.rule], &self.clients[whose.client])
+    pub(super) fn key(&self, key: KeyIndex) -> CounterKey<'_> {
+        CounterKey::new(RULES[key.rule], &self.clients[key.client])
     }
 
-    pub(super) fn checks(&self, asked: &[Asked]) -> Vec<Check<'_>> {
-        self.checks_under(asked, &self.limits)
+    pub(super) fn checks(&self, specs: &[CheckSpec]) -> Vec<Check<'_>> {
+        self.checks_under(specs, &self.limits)
     }
 
-    pub(super) fn checks_under<'a>(&'a self, asked: &[Asked], limits: &'a [Limit]) -> Vec<Check<'a>> {
-        let check = |asked: &Asked| {
-            let limit = &limits[asked.whose.rule];
-            Check::new(self.key(asked.whose), limit).cost(asked.cost).role(asked.role)
+    pub(super) fn checks_under<'a>(&'a self, specs: &[CheckSpec], limits: &'a [Limit]) -> Vec<Check<'a>> {
+        let check = |specs: &CheckSpec| {
+            let limit = &limits[specs.key.rule];
+            Check::new(self.key(specs.key), limit).cost(specs.cost).role(specs.role)
         };
-        asked.iter().map(check).collect()
+        specs.iter().map(check).collect()
     }
 
-    pub(super) fn remember(&mut self, asked: Vec<Asked>, decision: Decision) {
+    pub(super) fn remember(&mut self, specs: Vec<CheckSpec>, decision: Decision) {
         if decision.passes() {
-            self.refundable.push(Charged { asked, limits: self.limits, decision });
+            self.refundable.push(AdmittedDecision { specs, limits: self.limits, decision });
             if self.refundable.len() > REFUNDABLE {
                 self.refundable.remove(0);
             }
@@ -133,14 +135,14 @@ impl Trace {
         self.now = self.now + TimeSpan::from_micros(by);
     }
 
-    fn asked(&mut self) -> Vec<Asked> {
+    fn check_specs(&mut self) -> Vec<CheckSpec> {
         let count = if self.rng.u32(0..20) == 0 { 0 } else { self.rng.usize(1..=5) };
-        (0..count).map(|_| self.ask_one()).collect()
+        (0..count).map(|_| self.check_spec()).collect()
     }
 
-    fn ask_one(&mut self) -> Asked {
-        let whose = self.whose();
-        let capacity = self.limits[whose.rule].capacity();
+    fn check_spec(&mut self) -> CheckSpec {
+        let key = self.key_index();
+        let capacity = self.limits[key.rule].capacity();
         let cost = match self.rng.u32(0..24) {
             0..14 => 1,
             14..16 => 0,
@@ -154,11 +156,11 @@ impl Trace {
             7..9 => Role::Advisory,
             _ => Role::Overage,
         };
-        Asked { whose, cost: Cost::new(cost), role }
+        CheckSpec { key, cost: Cost::new(cost), role }
     }
 
-    fn whose(&mut self) -> Whose {
-        Whose { rule: self.rng.usize(0..RULES.len()), client: self.rng.usize(0..CLIENTS) }
+    fn key_index(&mut self) -> KeyIndex {
+        KeyIndex { rule: self.rng.usize(0..RULES.len()), client: self.rng.usize(0..CLIENTS) }
     }
 
     fn replacement(&mut self) -> Option<Override> {

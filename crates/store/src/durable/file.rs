@@ -2,7 +2,7 @@
 //!
 //! Tables: `meta` (name → number; `format`), `bans` (whom → since, until, reason), `overrides` (rule and client →
 //! algorithm, requests, window, burst, since, until, reason), `penalties` (rule's number and client → violations, level,
-//! since, locked until, locked for, forgotten). Times are microseconds since 1970. A new kind of record
+//! since, locked until, locked for, expires_at). Times are microseconds since 1970. A new kind of record
 //! is a new table, which an older format simply lacks; a change of what stands in a table is a new format.
 
 use std::fs::{File, OpenOptions, TryLockError};
@@ -19,7 +19,7 @@ use redb::{
 use tidegate_core::{Limit, PenaltyState, RuleId, Spec, TimeSpan, Timestamp};
 
 use super::error::{BackupError, OpenError};
-use super::record::{BanRecord, Change, Contents, OverrideKey, OverrideRecord};
+use super::record::{BanRecord, Contents, DurableChange, OverrideKey, OverrideRecord};
 use crate::penalties::{PenaltyEntry, PenaltyKey};
 
 /// What this version writes, and the newest that it reads.
@@ -55,7 +55,7 @@ impl DurableFile {
         .or_else(|error| match error {
             // Somebody else was faster.
             Failure::Io(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
-            error => Err(error.opening(path)),
+            error => Err(error.into_open_error(path)),
         })?;
         // Whoever meddled with the file may have led the database anywhere.
         let opened = catch_unwind(AssertUnwindSafe(|| Self::open_existing(path)));
@@ -63,10 +63,10 @@ impl DurableFile {
     }
 
     fn open_existing(path: &Path) -> Result<(Self, Contents), OpenError> {
-        if !is_sound(path).map_err(|error| error.opening(path))? {
+        if !is_intact(path).map_err(|error| error.into_open_error(path))? {
             return Err(damaged(path, "checksums do not hold"));
         }
-        let database = builder().open(path).map_err(|error| Failure::from(error).opening(path))?;
+        let database = builder().open(path).map_err(|error| Failure::from(error).into_open_error(path))?;
         let file = Self { database };
         let contents = file.read(path)?;
         Ok((file, contents))
@@ -76,13 +76,13 @@ impl DurableFile {
     pub(super) fn in_memory() -> Result<Self, OpenError> {
         let nowhere = Path::new("memory");
         let made = builder().create_with_backend(InMemoryBackend::new());
-        let file = Self { database: made.map_err(|error| Failure::from(error).opening(nowhere))? };
-        file.fill(&Contents::default()).map_err(|error| error.opening(nowhere))?;
+        let file = Self { database: made.map_err(|error| Failure::from(error).into_open_error(nowhere))? };
+        file.fill(&Contents::default()).map_err(|error| error.into_open_error(nowhere))?;
         Ok(file)
     }
 
     /// Writes all of `changes` or none. When it returns they are on the disk.
-    pub(super) fn apply(&self, changes: &[Change]) -> Result<(), String> {
+    pub(super) fn apply(&self, changes: &[DurableChange]) -> Result<(), String> {
         // What fails in there must not end the thread that everybody waits for.
         match catch_unwind(AssertUnwindSafe(|| self.try_apply(changes))) {
             Ok(applied) => applied.map_err(|error| error.to_string()),
@@ -90,7 +90,7 @@ impl DurableFile {
         }
     }
 
-    fn try_apply(&self, changes: &[Change]) -> Result<(), Failure> {
+    fn try_apply(&self, changes: &[DurableChange]) -> Result<(), Failure> {
         let transaction = self.begin()?;
         for change in changes {
             write(&transaction, change)?;
@@ -112,10 +112,10 @@ impl DurableFile {
     }
 
     fn read(&self, path: &Path) -> Result<Contents, OpenError> {
-        let opening = |error: Failure| error.opening(path);
-        let transaction = self.database.begin_read().map_err(|error| opening(error.into()))?;
-        let meta = transaction.open_table(META).map_err(|error| opening(error.into()))?;
-        let format = meta.get("format").map_err(|error| opening(error.into()))?;
+        let into_open_error = |error: Failure| error.into_open_error(path);
+        let transaction = self.database.begin_read().map_err(|error| into_open_error(error.into()))?;
+        let meta = transaction.open_table(META).map_err(|error| into_open_error(error.into()))?;
+        let format = meta.get("format").map_err(|error| into_open_error(error.into()))?;
         match format.map(|format| format.value()) {
             None => return Err(damaged(path, "it says no format")),
             Some(found) if found > FORMAT => {
@@ -139,11 +139,11 @@ impl DurableFile {
                 let (key, row) = row?;
                 let (rule, client) = key.value();
                 let key = PenaltyKey { rule: RuleId::from_u64(rule), client: client.into() };
-                contents.penalties.insert(key.clone(), penalised_of(key, row.value()));
+                contents.penalties.insert(key.clone(), penalty_of(key, row.value()));
             }
             Ok(contents)
         };
-        read().map_err(opening)
+        read().map_err(into_open_error)
     }
 
     fn fill(&self, contents: &Contents) -> Result<(), Failure> {
@@ -154,13 +154,13 @@ impl DurableFile {
         transaction.open_table(OVERRIDES)?;
         transaction.open_table(PENALTIES)?;
         for (subject, ban) in &contents.bans {
-            write(&transaction, &Change::Ban(subject.clone(), ban.clone()))?;
+            write(&transaction, &DurableChange::Ban(subject.clone(), ban.clone()))?;
         }
         for (key, replacement) in &contents.overrides {
-            write(&transaction, &Change::Override(key.clone(), replacement.clone()))?;
+            write(&transaction, &DurableChange::Override(key.clone(), replacement.clone()))?;
         }
-        for penalised in contents.penalties.values() {
-            write(&transaction, &Change::Penalise(penalised.clone()))?;
+        for entry in contents.penalties.values() {
+            write(&transaction, &DurableChange::SetPenalty(entry.clone()))?;
         }
         transaction.commit()?;
         Ok(())
@@ -182,7 +182,7 @@ fn builder() -> Builder {
 
 /// Looks through all of the file. The database mends what it finds, be it by going back to an older state; so it is
 /// shown a copy in memory, and a damaged file stays as it is, to be refused again and to be looked into.
-fn is_sound(path: &Path) -> Result<bool, Failure> {
+fn is_intact(path: &Path) -> Result<bool, Failure> {
     let file = File::open(path)?;
     file.try_lock().map_err(|error| match error {
         TryLockError::WouldBlock => Failure::Database(redb::Error::DatabaseAlreadyOpen),
@@ -200,7 +200,7 @@ fn is_sound(path: &Path) -> Result<bool, Failure> {
 /// Makes a whole file pending_cost `path`, then puts it there at once: nobody ever finds half of one. It is for nobody
 /// else's eyes.
 fn create(path: &Path, contents: &Contents) -> Result<(), Failure> {
-    let unfinished = pending_cost(path);
+    let unfinished = temporary_path(path);
     let made = OpenOptions::new()
         .read(true)
         .write(true)
@@ -224,23 +224,23 @@ fn create(path: &Path, contents: &Contents) -> Result<(), Failure> {
     made
 }
 
-fn pending_cost(path: &Path) -> PathBuf {
+fn temporary_path(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(format!(".{}.new", std::process::id()));
     name.into()
 }
 
-fn write(transaction: &WriteTransaction, change: &Change) -> Result<(), Failure> {
+fn write(transaction: &WriteTransaction, change: &DurableChange) -> Result<(), Failure> {
     let micros = |at: &Option<Timestamp>| at.map(Timestamp::as_micros);
     match change {
-        Change::Ban(subject, BanRecord { reason, since, until }) => {
+        DurableChange::Ban(subject, BanRecord { reason, since, until }) => {
             let row = (since.as_micros(), micros(until), reason.as_str());
             transaction.open_table(BANS)?.insert(subject.as_str(), row)?;
         }
-        Change::Unban(subject) => {
+        DurableChange::Unban(subject) => {
             transaction.open_table(BANS)?.remove(subject.as_str())?;
         }
-        Change::Override(OverrideKey { rule, client }, replacement) => {
+        DurableChange::Override(OverrideKey { rule, client }, replacement) => {
             let OverrideRecord { algorithm, spec, reason, since, until } = replacement;
             // An override's longest wait is always the default: it is not stored.
             let Spec { requests, window, burst, max_wait: _ } = spec;
@@ -249,24 +249,24 @@ fn write(transaction: &WriteTransaction, change: &Change) -> Result<(), Failure>
                 (algorithm.name(), *requests, window.as_micros(), *burst, since, until, reason.as_str());
             transaction.open_table(OVERRIDES)?.insert((rule.as_str(), client.as_slice()), row)?;
         }
-        Change::EndOverride(OverrideKey { rule, client }) => {
+        DurableChange::RemoveOverride(OverrideKey { rule, client }) => {
             transaction.open_table(OVERRIDES)?.remove((rule.as_str(), client.as_slice()))?;
         }
-        Change::Penalise(PenaltyEntry { key, record, forgotten }) => {
+        DurableChange::SetPenalty(PenaltyEntry { key, record, expires_at }) => {
             let row = (
                 record.violations,
                 record.level,
                 record.since.as_micros(),
                 record.locked_until.as_micros(),
                 record.locked_for.as_micros(),
-                forgotten.as_micros(),
+                expires_at.as_micros(),
             );
             transaction.open_table(PENALTIES)?.insert((key.rule.as_u64(), &*key.client), row)?;
         }
-        Change::Forgive(key) => {
+        DurableChange::RemovePenalty(key) => {
             transaction.open_table(PENALTIES)?.remove((key.rule.as_u64(), &*key.client))?;
         }
-        Change::ForgiveAll => transaction.open_table(PENALTIES)?.retain(|_, _| false)?,
+        DurableChange::ClearPenalties => transaction.open_table(PENALTIES)?.retain(|_, _| false)?,
     }
     Ok(())
 }
@@ -279,8 +279,8 @@ fn ban_of((since, until, reason): (u64, Option<u64>, &str)) -> BanRecord {
     }
 }
 
-fn penalised_of(key: PenaltyKey, row: PenaltyRow) -> PenaltyEntry {
-    let (violations, level, since, locked_until, locked_for, forgotten) = row;
+fn penalty_of(key: PenaltyKey, row: PenaltyRow) -> PenaltyEntry {
+    let (violations, level, since, locked_until, locked_for, expires_at) = row;
     let record = PenaltyState {
         violations,
         level,
@@ -288,15 +288,14 @@ fn penalised_of(key: PenaltyKey, row: PenaltyRow) -> PenaltyEntry {
         locked_until: Timestamp::from_micros(locked_until),
         locked_for: TimeSpan::from_micros(locked_for),
     };
-    PenaltyEntry { key, record, forgotten: Timestamp::from_micros(forgotten) }
+    PenaltyEntry { key, record, expires_at: Timestamp::from_micros(expires_at) }
 }
 
 fn override_of(row: OverrideRow<'_>) -> Result<OverrideRecord, Failure> {
     let (algorithm, requests, window, burst, since, until, reason) = row;
-    let algorithm =
-        algorithm.parse().map_err(|_| Failure::PenaltyState("an override's algorithm is none"))?;
+    let algorithm = algorithm.parse().map_err(|_| Failure::Record("an override's algorithm is none"))?;
     let spec = Spec { burst, ..Spec::new(requests, TimeSpan::from_micros(window)) };
-    Limit::new(algorithm, spec).map_err(|_| Failure::PenaltyState("an override's limit cannot be"))?;
+    Limit::new(algorithm, spec).map_err(|_| Failure::Record("an override's limit cannot be"))?;
     Ok(OverrideRecord {
         algorithm,
         spec,
@@ -314,11 +313,11 @@ enum Failure {
     #[error("{0}")]
     Io(#[from] io::Error),
     #[error("{0}")]
-    PenaltyState(&'static str),
+    Record(&'static str),
 }
 
 impl Failure {
-    fn opening(self, path: &Path) -> OpenError {
+    fn into_open_error(self, path: &Path) -> OpenError {
         let path = path.to_owned();
         match self {
             Self::Database(redb::Error::DatabaseAlreadyOpen) => OpenError::InUse { path },
@@ -328,7 +327,7 @@ impl Failure {
                 _ => OpenError::Io { path, source },
             },
             Self::Database(error) => damaged(&path, &error.to_string()),
-            Self::PenaltyState(what) => damaged(&path, what),
+            Self::Record(what) => damaged(&path, what),
         }
     }
 }

@@ -16,10 +16,10 @@ use tokio::sync::{mpsc, oneshot};
 
 pub use error::{BackupError, DurableError, OpenError};
 use file::DurableFile;
-pub use record::{BanRecord, Change, Contents, OverrideKey, OverrideRecord};
+pub use record::{BanRecord, Contents, DurableChange, OverrideKey, OverrideRecord};
 
 /// More than so many who wait for the disk wait to be let in.
-const WAITING: usize = 256;
+const QUEUE: usize = 256;
 
 /// The durable store: a handle to the thread that writes.
 #[derive(Clone, Debug)]
@@ -31,7 +31,7 @@ type Reply<T> = oneshot::Sender<T>;
 
 #[derive(Debug)]
 enum Job {
-    Apply(Vec<Change>, Reply<Result<(), DurableError>>),
+    Apply(Vec<DurableChange>, Reply<Result<(), DurableError>>),
     BackUp(PathBuf, Reply<Result<(), BackupError>>),
     Release(Reply<()>),
     Resume(Reply<Result<Contents, OpenError>>),
@@ -41,21 +41,21 @@ impl Durable {
     /// Opens the file at `path`, or makes it if there is none, checks all of it, and says what it holds. Blocks.
     pub fn open(path: &Path) -> Result<(Self, Contents), OpenError> {
         let (file, contents) = DurableFile::open(path)?;
-        Ok((Self::start(Keeper { path: Some(path.to_owned()), file: State::Open(file) })?, contents))
+        Ok((Self::start(Writer { path: Some(path.to_owned()), file: FileState::Open(file) })?, contents))
     }
 
     /// One that forgets everything when the process ends.
     pub fn in_memory() -> Result<Self, OpenError> {
-        Self::start(Keeper { path: None, file: State::Open(DurableFile::in_memory()?) })
+        Self::start(Writer { path: None, file: FileState::Open(DurableFile::in_memory()?) })
     }
 
-    fn start(mut keeper: Keeper) -> Result<Self, OpenError> {
-        let (jobs, mut waiting) = mpsc::channel(WAITING);
-        let path = keeper.path.clone().unwrap_or_default();
+    fn start(mut writer: Writer) -> Result<Self, OpenError> {
+        let (jobs, mut waiting) = mpsc::channel(QUEUE);
+        let path = writer.path.clone().unwrap_or_default();
         let thread = std::thread::Builder::new().name("durable".to_owned());
         let started = thread.spawn(move || {
             while let Some(job) = waiting.blocking_recv() {
-                keeper.work(job);
+                writer.work(job);
             }
         });
         started.map_err(|source| OpenError::Io { path, source })?;
@@ -63,28 +63,28 @@ impl Durable {
     }
 
     /// Writes `changes`, all or none. When this says that it went well, they survive whatever comes.
-    pub async fn apply(&self, changes: Vec<Change>) -> Result<(), DurableError> {
-        self.ask(|reply| Job::Apply(changes, reply)).await?
+    pub async fn apply(&self, changes: Vec<DurableChange>) -> Result<(), DurableError> {
+        self.send(|reply| Job::Apply(changes, reply)).await?
     }
 
     /// Writes a consistent copy to `path`, where nothing may be yet. Opened like the original, it holds what that
     /// held at one moment.
     pub async fn back_up(&self, path: &Path) -> Result<(), BackupError> {
-        self.ask(|reply| Job::BackUp(path.to_owned(), reply)).await?
+        self.send(|reply| Job::BackUp(path.to_owned(), reply)).await?
     }
 
     /// Lets go of the file, so that another process can open it. Until [`resume`](Self::resume) nothing is written:
     /// what was acknowledged before is in the file, and nothing is acknowledged after.
     pub async fn release(&self) -> Result<(), DurableError> {
-        self.ask(Job::Release).await
+        self.send(Job::Release).await
     }
 
     /// Opens the file again and says what it holds now.
     pub async fn resume(&self) -> Result<Result<Contents, OpenError>, DurableError> {
-        self.ask(Job::Resume).await
+        self.send(Job::Resume).await
     }
 
-    async fn ask<T>(&self, job: impl FnOnce(Reply<T>) -> Job) -> Result<T, DurableError> {
+    async fn send<T>(&self, job: impl FnOnce(Reply<T>) -> Job) -> Result<T, DurableError> {
         let (reply, answer) = oneshot::channel();
         self.jobs.send(job(reply)).await.map_err(|_| DurableError::Ended)?;
         answer.await.map_err(|_| DurableError::Ended)
@@ -93,14 +93,14 @@ impl Durable {
 
 /// What the thread has in hand.
 #[derive(Debug)]
-struct Keeper {
+struct Writer {
     /// `None`: nothing outlives the process.
     path: Option<PathBuf>,
-    file: State,
+    file: FileState,
 }
 
 #[derive(Debug)]
-enum State {
+enum FileState {
     Open(DurableFile),
     /// Writing failed; the file is opened anew before the next attempt.
     Failed,
@@ -108,7 +108,7 @@ enum State {
     Released,
 }
 
-impl Keeper {
+impl Writer {
     /// A reply that nobody waits for any more is nobody's loss.
     fn work(&mut self, job: Job) {
         match job {
@@ -122,7 +122,7 @@ impl Keeper {
             Job::Release(reply) => {
                 // A database in memory is nobody else's.
                 if self.path.is_some() {
-                    self.file = State::Released;
+                    self.file = FileState::Released;
                 }
                 let _ = reply.send(());
             }
@@ -132,32 +132,32 @@ impl Keeper {
         }
     }
 
-    fn apply(&mut self, changes: &[Change]) -> Result<(), DurableError> {
+    fn apply(&mut self, changes: &[DurableChange]) -> Result<(), DurableError> {
         let applied = self.file()?.apply(changes);
         if applied.is_err() && self.path.is_some() {
-            self.file = State::Failed;
+            self.file = FileState::Failed;
         }
         applied.map_err(|reason| DurableError::Write { reason })
     }
 
     fn file(&mut self) -> Result<&DurableFile, DurableError> {
-        if let (State::Failed, Some(path)) = (&self.file, &self.path) {
+        if let (FileState::Failed, Some(path)) = (&self.file, &self.path) {
             let reopened = DurableFile::open(path);
             let (file, _) = reopened.map_err(|error| DurableError::Write { reason: error.to_string() })?;
-            self.file = State::Open(file);
+            self.file = FileState::Open(file);
         }
         match &self.file {
-            State::Open(file) => Ok(file),
-            State::Failed | State::Released => Err(DurableError::HandedOver),
+            FileState::Open(file) => Ok(file),
+            FileState::Failed | FileState::Released => Err(DurableError::HandedOver),
         }
     }
 
     fn resume(&mut self) -> Result<Contents, OpenError> {
         let Some(path) = &self.path else { return Ok(Contents::default()) };
         // Locked as it is, it cannot be opened a second time.
-        self.file = State::Failed;
+        self.file = FileState::Failed;
         let (file, contents) = DurableFile::open(path)?;
-        self.file = State::Open(file);
+        self.file = FileState::Open(file);
         Ok(contents)
     }
 }

@@ -50,7 +50,7 @@ impl std::fmt::Debug for OverrideKey {
 
 /// One thing to write. Several are written together or not at all.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Change {
+pub enum DurableChange {
     /// Somebody is banned, or banned anew; the text says whom.
     Ban(String, BanRecord),
     /// No longer.
@@ -58,13 +58,13 @@ pub enum Change {
     /// A limit is overridden, or overridden anew.
     Override(OverrideKey, OverrideRecord),
     /// No longer.
-    EndOverride(OverrideKey),
+    RemoveOverride(OverrideKey),
     /// A client is about to be locked out, or is.
-    Penalise(PenaltyEntry),
+    SetPenalty(PenaltyEntry),
     /// No longer.
-    Forgive(PenaltyKey),
+    RemovePenalty(PenaltyKey),
     /// Nobody is any longer.
-    ForgiveAll,
+    ClearPenalties,
 }
 
 /// Everything that is kept.
@@ -80,27 +80,27 @@ pub struct Contents {
 
 impl Contents {
     /// The contents after `change`.
-    pub fn apply(&mut self, change: Change) {
+    pub fn apply(&mut self, change: DurableChange) {
         match change {
-            Change::Ban(subject, ban) => {
+            DurableChange::Ban(subject, ban) => {
                 self.bans.insert(subject, ban);
             }
-            Change::Unban(subject) => {
+            DurableChange::Unban(subject) => {
                 self.bans.remove(&subject);
             }
-            Change::Override(key, replacement) => {
+            DurableChange::Override(key, replacement) => {
                 self.overrides.insert(key, replacement);
             }
-            Change::EndOverride(key) => {
+            DurableChange::RemoveOverride(key) => {
                 self.overrides.remove(&key);
             }
-            Change::Penalise(penalised) => {
-                self.penalties.insert(penalised.key.clone(), penalised);
+            DurableChange::SetPenalty(entry) => {
+                self.penalties.insert(entry.key.clone(), entry);
             }
-            Change::Forgive(key) => {
+            DurableChange::RemovePenalty(key) => {
                 self.penalties.remove(&key);
             }
-            Change::ForgiveAll => self.penalties.clear(),
+            DurableChange::ClearPenalties => self.penalties.clear(),
         }
     }
 }

@@ -1,13 +1,12 @@
-//! The hash that keys are known by.
+//! The hash that identifies keys.
 //!
-//! Seeded by 256 random bits, so that nobody who does not know them can choose keys that share a counter or a line. It is
-//! built of folded multiplications, as the fastest hashes of today are, and it is no cipher: whoever could read
-//! its values could find the seed, so they never leave the process. It is our own for its speed: client names are
-//! short, and here nothing is called and nothing looped over for up to 32 bytes.
+//! It is seeded with 256 random bits, so that clients cannot choose keys that share a counter or a line. It is built from
+//! folded multiplications, like the fastest current hashes, and is not cryptographic: its values would reveal the seed, so
+//! they never leave the process. It is our own for speed: keys of up to 32 bytes need no call and no loop.
 
 use std::hash::{BuildHasher, RandomState};
 
-use tidegate_core::Key;
+use tidegate_core::CounterKey;
 
 /// Hashes keys.
 #[derive(Clone, Copy)]
@@ -16,21 +15,21 @@ pub(crate) struct KeyHasher {
 }
 
 impl std::fmt::Debug for KeyHasher {
-    /// Redacted: who knows the seed can choose keys that collide.
+    /// Redacted: the seed would allow a client to choose keys that collide.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("KeyHasher")
     }
 }
 
 impl KeyHasher {
-    /// A hasher like no other.
+    /// A hasher with a random seed.
     pub(crate) fn random() -> Self {
-        // The standard library's keys come from the system's randomness.
+        // The standard library seeds `RandomState` from the system's randomness.
         let random = RandomState::new();
         Self { seed: std::array::from_fn(|n| random.hash_one(n)) }
     }
 
-    /// Always the same hasher, for tests.
+    /// A hasher with a fixed seed, for tests.
     #[cfg(test)]
     pub(super) fn fixed() -> Self {
         Self {
@@ -43,21 +42,21 @@ impl KeyHasher {
         }
     }
 
-    /// The hash of a key: every bit depends on every bit of it.
+    /// The hash of a key: every bit depends on every bit of the key.
     #[expect(clippy::inline_always, reason = "a few instructions of every decision")]
     #[inline(always)]
-    pub(crate) fn hash(&self, key: &Key<'_>) -> u64 {
+    pub(crate) fn hash(&self, key: &CounterKey<'_>) -> u64 {
         let bytes = key.client;
         let client = match (bytes.first_chunk(), bytes.last_chunk()) {
             (Some(first), Some(last)) if bytes.len() <= 32 => self.mix(first, last),
             (Some(_), Some(last)) => self.hash_long(bytes, last),
             _ => self.hash_short(bytes),
         };
-        // The length tells names from each other that are read as the same bytes.
+        // The length distinguishes names that are read as the same bytes.
         fold(client ^ key.rule.as_u64(), self.seed[3] ^ bytes.len() as u64)
     }
 
-    /// 32 bytes, which may overlap.
+    /// Mixes 32 bytes, which may overlap.
     #[expect(clippy::inline_always, reason = "a few instructions of every decision")]
     #[inline(always)]
     fn mix(&self, first: &[u8; 16], last: &[u8; 16]) -> u64 {
@@ -84,7 +83,7 @@ impl KeyHasher {
     }
 }
 
-/// Both halves of a product, one over the other.
+/// The xor of both halves of the product.
 #[expect(clippy::inline_always, reason = "three instructions")]
 #[inline(always)]
 fn fold(a: u64, b: u64) -> u64 {
@@ -110,11 +109,11 @@ mod tests {
     const RULE: RuleId = RuleId::named("default");
 
     fn hash(client: &[u8]) -> u64 {
-        KeyHasher::fixed().hash(&Key::new(RULE, client))
+        KeyHasher::fixed().hash(&CounterKey::new(RULE, client))
     }
 
     #[test]
-    fn a_bit_of_a_name_turns_about_half_of_the_bits() {
+    fn hash_flips_about_half_of_its_bits_for_each_bit_of_the_name() {
         for length in 1..=80 {
             let name: Vec<u8> = (0..length).map(|n| (n * 37 + 11) as u8).collect();
             let (mut turned, mut flips) = (0, 0);
@@ -132,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn names_in_a_row_spread_evenly_and_none_collide() {
+    fn hash_of_consecutive_names_is_evenly_spread_without_collisions() {
         let (mut seen, mut high, mut low) = (HashSet::new(), [0_u32; 256], [0_u32; 256]);
         for n in 0..100_000 {
             let hash = hash(format!("customer:{n:012}").as_bytes());
@@ -145,15 +144,15 @@ mod tests {
     }
 
     #[test]
-    fn length_rule_and_seed_tell_keys_apart() {
+    fn hash_depends_on_length_rule_and_seed() {
         assert_ne!(hash(b""), hash(b"\0"));
         assert_ne!(hash(&[0; 16]), hash(&[0; 15]));
         assert_ne!(hash(&[0; 32]), hash(&[0; 48]));
-        let other = KeyHasher::fixed().hash(&Key::new(RuleId::named("other"), b"a"));
+        let other = KeyHasher::fixed().hash(&CounterKey::new(RuleId::named("other"), b"a"));
         assert_ne!(hash(b"a"), other);
         assert_ne!(
-            KeyHasher::random().hash(&Key::new(RULE, b"a")),
-            KeyHasher::random().hash(&Key::new(RULE, b"a"))
+            KeyHasher::random().hash(&CounterKey::new(RULE, b"a")),
+            KeyHasher::random().hash(&CounterKey::new(RULE, b"a"))
         );
     }
 }

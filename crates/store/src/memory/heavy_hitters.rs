@@ -1,41 +1,41 @@
-//! The heaviest keys, by a small sample of all decisions.
+//! The keys with the most requests, from a small sample of all decisions.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
-use tidegate_core::{Key, RuleId, Timestamp};
+use tidegate_core::{CounterKey, RuleId, Timestamp};
 
 use crate::space_saving::SpaceSaving;
 
-/// One decision of so many is looked at.
+/// One decision in this many is sampled.
 const SAMPLE: u64 = 1_024;
-/// So many keys are kept per rule: whoever sends more than one in so many requests is among them.
-const KEPT: usize = 64;
-/// So many rules are kept, so that those of earlier policies do not pile up.
+/// Keys kept per rule. A key with more than one in this many requests is among them.
+const KEYS_PER_RULE: usize = 64;
+/// Rules kept, so that rules of earlier policies do not accumulate.
 const MAX_RULES: usize = 1_024;
 
-/// A key that asks more than most.
+/// A key with many requests.
 #[derive(Clone, PartialEq, Eq)]
 pub struct HeavyKey {
-    /// The rule it asks of.
+    /// The rule.
     pub rule: RuleId,
-    /// Who asks.
+    /// The client.
     pub client: Box<[u8]>,
-    /// How often it passed, about.
-    pub passed: u64,
-    /// How often it was refused, about.
-    pub refused: u64,
+    /// Estimated number of admitted requests.
+    pub admitted: u64,
+    /// Estimated number of rejected requests.
+    pub rejected: u64,
 }
 
 impl std::fmt::Debug for HeavyKey {
     /// Redacted: a client may be an API key.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { rule, client, passed, refused } = self;
-        write!(f, "HeavyKey({rule:?}, {} bytes, {passed} passed, {refused} refused)", client.len())
+        let Self { rule, client, admitted, rejected } = self;
+        write!(f, "HeavyKey({rule:?}, {} bytes, {admitted} admitted, {rejected} rejected)", client.len())
     }
 }
 
-/// A sketch of its keys for each rule, over the sampled decisions.
+/// A sketch of the heaviest keys per rule, over the sampled decisions.
 #[derive(Debug, Default)]
 pub(super) struct HeavyHitters {
     rules: Mutex<HashMap<RuleId, RuleKeys>>,
@@ -44,31 +44,31 @@ pub(super) struct HeavyHitters {
 /// The keys of one rule.
 #[derive(Debug, Default)]
 struct RuleKeys {
-    /// How many decisions were recorded, and how many of the rule it replaced.
+    /// Recorded decisions, including those of the rule that this one replaced.
     weight: u64,
-    keys: SpaceSaving<KeyCounts, KEPT>,
+    keys: SpaceSaving<KeyCounts, KEYS_PER_RULE>,
 }
 
 #[derive(Debug)]
 struct KeyCounts {
     client: Box<[u8]>,
-    passed: u64,
-    refused: u64,
+    admitted: u64,
+    rejected: u64,
 }
 
 impl HeavyHitters {
-    /// Looks at this decision, if chance will have it.
+    /// Records this decision if it is in the sample.
     #[inline]
-    pub(super) fn sample(&self, key: &Key<'_>, hash: u64, now: Timestamp, passes: bool) {
-        // The time is as good as random in its low bits, and the hash keeps one instant from choosing all.
+    pub(super) fn sample(&self, key: &CounterKey<'_>, hash: u64, now: Timestamp, passes: bool) {
+        // The low bits of the time are nearly random; the hash keeps decisions of one instant independent.
         if (now.as_micros() ^ hash).is_multiple_of(SAMPLE) {
             self.record(key, passes);
         }
     }
 
     #[cold]
-    fn record(&self, key: &Key<'_>, passes: bool) {
-        // Nobody waits for statistics.
+    fn record(&self, key: &CounterKey<'_>, passes: bool) {
+        // Statistics never wait for a lock.
         let Ok(mut rules) = self.rules.try_lock() else { return };
         if rules.len() >= MAX_RULES && !rules.contains_key(&key.rule) {
             replace_lightest(&mut rules, key.rule);
@@ -78,9 +78,9 @@ impl HeavyHitters {
         let counts = keys.record(
             1,
             |known| *known.client == *key.client,
-            || KeyCounts { client: key.client.into(), passed: 0, refused: 0 },
+            || KeyCounts { client: key.client.into(), admitted: 0, rejected: 0 },
         );
-        if passes { counts.passed += 1 } else { counts.refused += 1 }
+        if passes { counts.admitted += 1 } else { counts.rejected += 1 }
     }
 
     pub(super) fn heaviest(&self) -> Vec<HeavyKey> {
@@ -91,16 +91,16 @@ impl HeavyHitters {
             .map(|(rule, one)| HeavyKey {
                 rule,
                 client: one.client.clone(),
-                passed: one.passed * SAMPLE,
-                refused: one.refused * SAMPLE,
+                admitted: one.admitted * SAMPLE,
+                rejected: one.rejected * SAMPLE,
             })
             .collect();
-        heaviest.sort_by_key(|key| std::cmp::Reverse(key.passed + key.refused));
+        heaviest.sort_by_key(|key| std::cmp::Reverse(key.admitted + key.rejected));
         heaviest
     }
 }
 
-/// Puts a rule in the place of the one that fewest decisions were recorded of.
+/// Replaces the rule with the fewest recorded decisions.
 fn replace_lightest(rules: &mut HashMap<RuleId, RuleKeys>, rule: RuleId) {
     let Some((lightest, weight)) =
         rules.iter().map(|(rule, keys)| (*rule, keys.weight)).min_by_key(|(_, weight)| *weight)
@@ -118,37 +118,42 @@ mod tests {
     const RULE: RuleId = RuleId::named("default");
 
     #[test]
-    fn a_heavy_key_is_found_among_many_light_ones() {
+    fn heavy_hitters_with_one_heavy_key_among_many_light_ones_reports_it() {
         let hitters = HeavyHitters::default();
         for n in 0_u64..1_000_000 {
             let now = Timestamp::from_micros(n);
             hitters.sample(
-                &Key::new(RULE, &n.to_be_bytes()),
+                &CounterKey::new(RULE, &n.to_be_bytes()),
                 n.wrapping_mul(0x9e37_79b9_7f4a_7c15),
                 now,
                 true,
             );
             if n % 10 == 0 {
-                hitters.sample(&Key::new(RULE, b"abuser"), 77, Timestamp::from_micros(n / 10), n % 20 == 0);
+                hitters.sample(
+                    &CounterKey::new(RULE, b"abuser"),
+                    77,
+                    Timestamp::from_micros(n / 10),
+                    n % 20 == 0,
+                );
             }
         }
         let heaviest = hitters.heaviest();
         assert_eq!(&*heaviest[0].client, b"abuser");
-        let asked = heaviest[0].passed + heaviest[0].refused;
-        assert!((90_000..=110_000).contains(&asked), "100,000 were about {asked}");
-        assert!(heaviest.len() <= KEPT);
+        let requests = heaviest[0].admitted + heaviest[0].rejected;
+        assert!((90_000..=110_000).contains(&requests), "100,000 were estimated as {requests}");
+        assert!(heaviest.len() <= KEYS_PER_RULE);
     }
 
     #[test]
-    fn rules_of_earlier_policies_are_forgotten_and_a_busy_one_is_not() {
+    fn heavy_hitters_with_too_many_rules_drops_idle_ones_and_keeps_a_busy_one() {
         let hitters = HeavyHitters::default();
         for n in 0..10_000 {
             let rule = RuleId::named(&format!("rule-{n}"));
-            hitters.record(&Key::new(rule, b"idle"), true);
-            hitters.record(&Key::new(RULE, b"busy"), true);
+            hitters.record(&CounterKey::new(rule, b"idle"), true);
+            hitters.record(&CounterKey::new(RULE, b"busy"), true);
         }
         let heaviest = hitters.heaviest();
         assert_eq!(heaviest.len(), MAX_RULES);
-        assert_eq!((&*heaviest[0].client, heaviest[0].passed), (&b"busy"[..], 10_000 * SAMPLE));
+        assert_eq!((&*heaviest[0].client, heaviest[0].admitted), (&b"busy"[..], 10_000 * SAMPLE));
     }
 }

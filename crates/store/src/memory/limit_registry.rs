@@ -1,56 +1,57 @@
 //! Numbers for limits: a slot has room for a number, not for a limit.
 //!
-//! A number is an index of a hash table that is searched by the limit's fingerprint:
+//! A number is an index into a hash table that is searched by the limit's fingerprint:
 //!
 //! ```text
 //! fingerprints[n]   0      n is free
 //!                   odd    n belongs to the limit with this fingerprint
-//!                   even   n is retired: a sweep looks for counters that still need it, or n is free and
-//!                          searches for other limits pass it
+//!                   even   n is retired (a sweep searches for counters that still need it), or n is free and
+//!                          searches for other limits continue past it
 //! ```
 //!
-//! A number is used again once nothing needs it: it is not pinned (by a policy or an override), and a sweep of the
+//! A number is reused once nothing needs it: it is not pinned (by a policy or an override), and a sweep of the
 //! whole table (`reclaim`) has found no live counter with it. A decision takes no lock to look a number up, so the
 //! number may be retired, and belong to another limit, before the decision acts on it. Therefore a decision checks
-//! [`belongs_to`](Limits::belongs_to) after it has read a counter, or after it has locked all of its lines.
+//! [`belongs_to`](LimitRegistry::belongs_to) after it has read a counter, or after it has locked all of its lines.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, OnceLock, PoisonError};
 
 use arc_swap::{ArcSwapOption, Guard};
-use tidegate_core::{Limit, State, Timestamp};
+use tidegate_core::{CounterState, Limit, Timestamp};
 
-use super::bucket::LIMITS;
+use super::cache_line::LIMITS;
 use super::pool::Budget;
 use crate::store::StoreError;
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
 
-/// How many limits can have a number at once. Number 0 stands for an empty slot.
+/// The number of limits that can have a number at once. Number 0 marks an empty slot.
 pub(super) const MAX_LIMITS: usize = LIMITS - 2;
-/// Counters shared by the newcomers of one limit when the table is full: so many, or fewer where memory is short.
+/// Numbers of shared counters per limit, tried in this order: fewer if memory is short. New keys share counters when the
+/// table is full.
 const SHARED: [usize; 5] = [256, 64, 16, 4, 1];
 const CHUNK: usize = if LIMITS < 64 { LIMITS } else { 64 };
 
 /// A counter that several keys share.
-pub(super) type SharedCell = Mutex<State>;
+pub(super) type SharedCell = Mutex<CounterState>;
 
-/// What belongs to a number.
+/// The data of a number.
 #[derive(Debug, Default)]
-struct Numbered {
+struct NumberedLimit {
     /// `None`: the number is free.
     limit: ArcSwapOption<Limit>,
-    /// Kept when the number is used again, but then every cell is unseen.
+    /// Kept when the number is reused; every cell is reset before that.
     shared: OnceLock<Box<[SharedCell]>>,
 }
 
-type Chunk = [Numbered; CHUNK];
+type Chunk = [NumberedLimit; CHUNK];
 
-/// All numbers.
+/// All numbers and their limits.
 #[derive(Debug)]
-pub(super) struct Limits {
+pub(super) struct LimitRegistry {
     fingerprints: Box<[AtomicU64; LIMITS]>,
     chunks: Box<[OnceLock<Box<Chunk>>]>,
-    /// Held while a number is assigned, pinned, retired or freed.
+    /// Locked while a number is assigned, pinned, retired or freed.
     usage: Arc<Mutex<Usage>>,
 }
 
@@ -69,7 +70,7 @@ struct Usage {
 #[must_use = "dropping it releases the limits"]
 #[derive(Debug, Default)]
 pub struct RetainedLimits {
-    /// Where `numbers` are pinned, if there are any.
+    /// The registry in which `numbers` are pinned, if there are any.
     usage: Option<Arc<Mutex<Usage>>>,
     numbers: Box<[u16]>,
 }
@@ -88,28 +89,28 @@ impl Drop for RetainedLimits {
     }
 }
 
-/// Where the search for a limit ends.
-enum Found {
+/// The result of a search for a limit.
+enum SearchResult {
     /// The limit has this number.
     Number(usize),
-    /// It has none; this one is free.
+    /// The limit has no number; this one is free.
     Free(usize),
-    /// It has none, and no number is free.
+    /// The limit has no number, and none is free.
     Nothing,
 }
 
-impl Limits {
+impl LimitRegistry {
     pub(super) fn new() -> Self {
         let fingerprints: Box<[_]> = (0..LIMITS).map(|_| AtomicU64::new(0)).collect();
         Self {
-            fingerprints: fingerprints.try_into().unwrap_or_else(|_| unreachable!("they are so many")),
+            fingerprints: fingerprints.try_into().unwrap_or_else(|_| unreachable!("the length is LIMITS")),
             chunks: (0..LIMITS / CHUNK).map(|_| OnceLock::new()).collect(),
             usage: Arc::default(),
         }
     }
 
-    /// The number that `limit` has if it has one and no earlier limit took its first index, as is almost always so.
-    /// Only [`belongs_to`](Self::belongs_to) tells.
+    /// The number that `limit` almost always has, if it has one: its first index. Verify it with
+    /// [`belongs_to`](Self::belongs_to).
     #[expect(clippy::inline_always, reason = "a few instructions of every decision")]
     #[inline(always)]
     pub(super) fn presumed_number(limit: &Limit) -> u16 {
@@ -138,35 +139,35 @@ impl Limits {
         None
     }
 
-    /// The number of `limit`, if it has one; if it is retired, it is revived.
+    /// The number of `limit`, if it has one. Revives a retired number.
     pub(super) fn find_or_revive(&self, limit: &Limit) -> Option<u16> {
         self.find(limit).or_else(|| match self.search(&lock(&self.usage), limit) {
-            Found::Number(index) => Some(index as u16),
-            Found::Free(_) | Found::Nothing => None,
+            SearchResult::Number(index) => Some(index as u16),
+            SearchResult::Free(_) | SearchResult::Nothing => None,
         })
     }
 
-    /// The number of `limit`, which gets one if it has none; `None` if all are in use.
+    /// The number of `limit`. Assigns one if it has none; `None` if all are in use.
     pub(super) fn find_or_add(&self, limit: &Limit) -> Option<u16> {
         self.add(&mut lock(&self.usage), limit)
     }
 
-    /// Searches for a limit, and revives its number if that is retired.
-    fn search(&self, _usage: &Usage, limit: &Limit) -> Found {
+    /// Searches for a limit, and revives its number if it is retired.
+    fn search(&self, _usage: &Usage, limit: &Limit) -> SearchResult {
         let wanted = fingerprint(limit);
-        let (mut index, mut free) = (first_index(wanted), Found::Nothing);
+        let (mut index, mut free) = (first_index(wanted), SearchResult::Nothing);
         for _ in 1..LIMITS {
             let found = self.fingerprints[index].load(Ordering::Acquire);
             let is_free = is_even(found) && self.limit(index as u16).is_none();
             if found == wanted {
-                return Found::Number(index);
+                return SearchResult::Number(index);
             }
             if found == retired(wanted) && !is_free {
                 self.fingerprints[index].store(wanted, Ordering::Release);
-                return Found::Number(index);
+                return SearchResult::Number(index);
             }
-            if is_free && matches!(free, Found::Nothing) {
-                free = Found::Free(index);
+            if is_free && matches!(free, SearchResult::Nothing) {
+                free = SearchResult::Free(index);
             }
             if found == 0 {
                 break;
@@ -178,22 +179,22 @@ impl Limits {
 
     fn add(&self, usage: &mut Usage, limit: &Limit) -> Option<u16> {
         let index = match self.search(usage, limit) {
-            Found::Number(index) => return Some(index as u16),
-            Found::Free(index) if usage.in_use < MAX_LIMITS => index,
-            Found::Free(_) | Found::Nothing => return None,
+            SearchResult::Number(index) => return Some(index as u16),
+            SearchResult::Free(index) if usage.in_use < MAX_LIMITS => index,
+            SearchResult::Free(_) | SearchResult::Nothing => return None,
         };
-        self.numbered(index).limit.store(Some(Arc::new(*limit)));
+        self.slot_of(index).limit.store(Some(Arc::new(*limit)));
         self.fingerprints[index].store(fingerprint(limit), Ordering::Release);
         usage.in_use += 1;
         usage.assigned += 1;
         Some(index as u16)
     }
 
-    /// Pins the number of each of `limits`, and assigns one where there is none; returns how many are new. Changes nothing
-    /// if there are too few.
+    /// Pins the number of each of `limits`, and assigns missing ones. Also returns how many are new. Changes nothing if too
+    /// few are free.
     pub(super) fn retain(&self, limits: &[Limit]) -> Result<(RetainedLimits, usize), StoreError> {
         let mut usage = lock(&self.usage);
-        let missing = |limit: &&Limit| !matches!(self.search(&usage, limit), Found::Number(_));
+        let missing = |limit: &&Limit| !matches!(self.search(&usage, limit), SearchResult::Number(_));
         let new = limits.iter().filter(missing).map(fingerprint).collect::<HashSet<_>>().len();
         if usage.in_use + new > MAX_LIMITS {
             return Err(StoreError::TooManyLimits { new, in_use: usage.in_use, max: MAX_LIMITS });
@@ -205,33 +206,33 @@ impl Limits {
         Ok((RetainedLimits { usage: Some(Arc::clone(&self.usage)), numbers }, new))
     }
 
-    /// How many numbers are in use, and how many were assigned since the last sweep began.
+    /// The numbers in use, and the numbers assigned since the last sweep began.
     pub(super) fn counts(&self) -> (usize, usize) {
         let usage = lock(&self.usage);
         (usage.in_use, usage.assigned)
     }
 
-    /// Retires every number that is not pinned. From now on no decision gives it to another counter, unless it finds
-    /// its limit again and thereby revives it.
+    /// Retires every number that is not pinned. From now on no decision assigns it to a counter, unless it looks up the limit
+    /// again and thereby revives it.
     pub(super) fn retire_unpinned(&self) {
         let mut usage = lock(&self.usage);
         usage.assigned = 0;
         for (index, fingerprint) in self.fingerprints.iter().enumerate() {
             let found = fingerprint.load(Ordering::Relaxed);
-            // A fingerprint of 1 would become 0, which ends searches.
+            // A fingerprint of 1 would become 0, which terminates searches.
             if !is_even(found) && found > 1 && !usage.pins.contains_key(&(index as u16)) {
                 fingerprint.store(retired(found), Ordering::Release);
             }
         }
     }
 
-    /// Whether `number`, which a slot carries, is retired.
+    /// Whether the number in a slot is retired.
     pub(super) fn is_retired(&self, number: u16) -> bool {
         let found = self.fingerprints[usize::from(number) % LIMITS].load(Ordering::Relaxed);
         found != 0 && is_even(found)
     }
 
-    /// Frees the numbers that are still retired. Those of live counters belong to their limits again.
+    /// Frees the numbers that are still retired, except those of live counters, which are revived.
     pub(super) fn free_retired(&self, is_live: impl Fn(u16) -> bool, budget: &Budget, now: Timestamp) {
         let mut usage = lock(&self.usage);
         for index in 1..LIMITS {
@@ -245,14 +246,14 @@ impl Limits {
             if is_live(number) || !self.clear_shared(index, &limit, budget, now) {
                 fingerprint.store(found | 1, Ordering::Release);
             } else {
-                self.numbered(index).limit.store(None);
+                self.slot_of(index).limit.store(None);
                 usage.in_use -= 1;
             }
         }
         self.end_searches(&usage);
     }
 
-    /// Marks free numbers that no search has to pass, so that searches stay short.
+    /// Marks free numbers that no search has to pass, to keep searches short.
     fn end_searches(&self, _usage: &Usage) {
         let mut is_passed = [false; LIMITS];
         for at in 1..LIMITS {
@@ -271,49 +272,48 @@ impl Limits {
         }
     }
 
-    /// The limit that a number belongs to, if it is not free. While the line of a slot is locked, the number that the
-    /// slot carries keeps its limit.
+    /// The limit of a number, if it is not free. While a line is locked, the numbers in its slots keep their limits.
     pub(super) fn limit(&self, number: u16) -> Guard<Option<Arc<Limit>>> {
         let index = usize::from(number);
         let chunk = self.chunks.get(index / CHUNK).and_then(OnceLock::get);
         chunk.map_or_else(|| Guard::from_inner(None), |chunk| chunk[index % CHUNK].limit.load())
     }
 
-    fn numbered(&self, index: usize) -> &Numbered {
-        let chunk =
-            self.chunks[index / CHUNK].get_or_init(|| Box::new(std::array::from_fn(|_| Numbered::default())));
+    fn slot_of(&self, index: usize) -> &NumberedLimit {
+        let chunk = self.chunks[index / CHUNK]
+            .get_or_init(|| Box::new(std::array::from_fn(|_| NumberedLimit::default())));
         &chunk[index % CHUNK]
     }
 
-    /// The counter that the key with this hash shares with others under the limit with this number.
+    /// The shared counter of the key with this hash under the limit with this number.
     pub(super) fn shared(&self, number: u16, budget: &Budget, hash: u64) -> &SharedCell {
-        let cells = self.numbered(usize::from(number)).shared.get_or_init(|| {
+        let cells = self.slot_of(usize::from(number)).shared.get_or_init(|| {
             let cells = budget.take_cells(SHARED.into_iter());
-            (0..cells).map(|_| SharedCell::new(State::Unseen)).collect()
+            (0..cells).map(|_| SharedCell::new(CounterState::Unseen)).collect()
         });
         &cells[hash as usize % cells.len()]
     }
 
-    /// Makes the shared counters of a number unseen; whether they were as good as that. If not, nothing is lost.
+    /// Resets the shared counters of a number. Returns false, and keeps the rest, if one of them is still live.
     fn clear_shared(&self, index: usize, limit: &Limit, budget: &Budget, now: Timestamp) -> bool {
-        let Some(cells) = self.numbered(index).shared.get() else { return true };
+        let Some(cells) = self.slot_of(index).shared.get() else { return true };
         cells.iter().all(|cell| {
             let mut state = cell.lock().unwrap_or_else(PoisonError::into_inner);
             let is_fresh = limit.is_fresh(&state, now);
             if is_fresh {
-                budget.change_shared(&mut state, |state| *state = State::Unseen);
+                budget.change_shared(&mut state, |state| *state = CounterState::Unseen);
             }
             is_fresh
         })
     }
 }
 
-/// A panic while it was held leaves it as it was between two changes.
+/// Locks the usage. A panic leaves the data consistent: it is locked only for complete changes.
 fn lock(usage: &Mutex<Usage>) -> MutexGuard<'_, Usage> {
     usage.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Odd, so that neither it nor its first index is 0, and so that an even number marks what is retired.
+/// Odd, so that neither the fingerprint nor its first index is 0, and an even number marks a retired one.
 fn fingerprint(limit: &Limit) -> u64 {
     limit.fingerprint() | 1
 }

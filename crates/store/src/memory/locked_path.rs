@@ -1,100 +1,101 @@
-//! Deciding with locks held: several checks at once, newcomers, and whatever the fast way does not do.
+//! Decisions under locks: several checks, new keys, and everything else that the fast path does not handle.
 
 use std::sync::TryLockError;
 
 use smallvec::SmallVec;
-use tidegate_core::{Cost, Ledger, Limit, Outcome, State, Timestamp};
+use tidegate_core::{Cost, CounterState, Ledger, Limit, Outcome, Timestamp};
 
-use super::bucket::{LINES, Locked, Tag, Word};
+use super::cache_line::{LINES, LineLock, SlotWord, Tag};
 use super::limit_registry::SharedCell;
-use super::metrics::Metrics;
-use super::table::{Counted, LatestLimit, Slot, Table};
+use super::metrics::StoreMetrics;
+use super::table::{CounterTable, LatestLimit, Slot, StateUnderLimit};
 use crate::sync::MutexGuard;
 
-/// One check, ready to be decided: its key's hash, the limit in force and that limit's number.
+/// A check ready to be decided: the hash of its key, the limit that applies and that limit's number.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Asked {
+pub(super) struct ResolvedCheck {
     pub(super) hash: u64,
     pub(super) limit: Limit,
     pub(super) number: u16,
 }
 
-/// Where the counter of a check is.
+/// The location of a check's counter.
 #[derive(Clone, Copy, Debug)]
-enum Place {
-    /// In a slot of its own.
+enum CounterPlace {
+    /// In the key's own slot.
     Slot(Slot),
-    /// Nowhere yet: this slot becomes its own when it is charged.
+    /// Not stored yet: the key takes this slot when it is charged.
     Free(Slot),
-    /// Shared with others, for the table is full; the number of its lock.
+    /// Shared with other keys because the table is full; the index of its lock.
     Shared(usize),
 }
 
-/// The lock of a shared counter that is not held yet.
-const NOT_YET: usize = usize::MAX;
+/// The index of a shared counter that is not locked yet.
+const UNLOCKED: usize = usize::MAX;
 
-/// Why not everything could be locked.
+/// Why the counters could not be locked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum NotHeld {
-    /// Another decision holds a line that we may not wait for.
+pub(super) enum LockError {
+    /// Another decision holds a line that must not be waited for.
     Busy,
     /// A limit's number was retired after it was looked up.
     Retired,
 }
 
-/// The lines and places of one decision, their locks held until it is dropped.
+/// The locked lines and counters of one decision, released on drop.
 #[derive(Debug)]
-pub(super) struct Held<'t> {
-    table: &'t Table,
-    metrics: &'t Metrics,
-    asked: &'t [Asked],
+pub(super) struct LockedCounters<'t> {
+    table: &'t CounterTable,
+    metrics: &'t StoreMetrics,
+    resolved: &'t [ResolvedCheck],
     now: Timestamp,
-    lines: SmallVec<[(usize, Locked<'t>); 4]>,
-    places: SmallVec<[Place; 4]>,
-    shared: SmallVec<[(&'t SharedCell, MutexGuard<'t, State>); 1]>,
+    lines: SmallVec<[(usize, LineLock<'t>); 4]>,
+    places: SmallVec<[CounterPlace; 4]>,
+    shared: SmallVec<[(&'t SharedCell, MutexGuard<'t, CounterState>); 1]>,
 }
 
-impl<'t> Held<'t> {
-    /// Locks the homes of all checks, in ascending order, and finds their places.
+impl<'t> LockedCounters<'t> {
+    /// Locks the home lines of all checks in ascending order and locates their counters.
     ///
-    /// A line behind a home may come after a line already held: it is not waited for, or two decisions could
-    /// wait for each other. Whoever meets `Busy` lets everything go and begins again.
+    /// A line behind a home may come before a line already locked. It is not waited for, or two decisions could deadlock. On
+    /// `Busy` the caller releases everything and starts again.
     ///
     /// Once all lines are locked, every number is checked: see `reclaim`.
     pub(super) fn lock(
-        table: &'t Table,
-        metrics: &'t Metrics,
-        asked: &'t [Asked],
+        table: &'t CounterTable,
+        metrics: &'t StoreMetrics,
+        resolved: &'t [ResolvedCheck],
         now: Timestamp,
-    ) -> Result<Self, NotHeld> {
-        let mut homes: SmallVec<[usize; 4]> = asked.iter().map(|asked| table.home(asked.hash)).collect();
+    ) -> Result<Self, LockError> {
+        let mut homes: SmallVec<[usize; 4]> =
+            resolved.iter().map(|resolved| table.home(resolved.hash)).collect();
         homes.sort_unstable();
         homes.dedup();
         let lines = homes.into_iter().map(|line| (line, table.line(line).lock())).collect();
         let (places, shared) = (SmallVec::new(), SmallVec::new());
-        let mut held = Self { table, metrics, asked, now, lines, places, shared };
-        for check in 0..held.asked.len() {
+        let mut held = Self { table, metrics, resolved, now, lines, places, shared };
+        for check in 0..held.resolved.len() {
             let place = held.find_place(check)?;
-            held.places.push(place.unwrap_or(Place::Shared(NOT_YET)));
+            held.places.push(place.unwrap_or(CounterPlace::Shared(UNLOCKED)));
         }
-        if held.asked.iter().any(|asked| !table.limits.belongs_to(asked.number, &asked.limit)) {
-            return Err(NotHeld::Retired);
+        if held.resolved.iter().any(|resolved| !table.limits.belongs_to(resolved.number, &resolved.limit)) {
+            return Err(LockError::Retired);
         }
-        // Shared counters last, and without waiting: whoever holds one waits for nothing.
-        for check in 0..held.asked.len() {
-            if let Place::Shared(_) = held.places[check] {
+        // Shared counters last, and without waiting: their holders wait for nothing.
+        for check in 0..held.resolved.len() {
+            if let CounterPlace::Shared(_) = held.places[check] {
                 held.metrics.overflowed();
-                held.places[check] = held.hold_shared(check).ok_or(NotHeld::Busy)?;
+                held.places[check] = held.lock_shared(check).ok_or(LockError::Busy)?;
             }
         }
         Ok(held)
     }
 
-    fn hold_shared(&mut self, check: usize) -> Option<Place> {
-        let asked = &self.asked[check];
-        let cell = self.table.limits.shared(asked.number, &self.table.pool.budget, asked.hash);
+    fn lock_shared(&mut self, check: usize) -> Option<CounterPlace> {
+        let resolved = &self.resolved[check];
+        let cell = self.table.limits.shared(resolved.number, &self.table.pool.budget, resolved.hash);
         if let Some(held) = self.shared.iter().position(|(held, _)| std::ptr::eq(*held, cell)) {
-            return Some(Place::Shared(held));
+            return Some(CounterPlace::Shared(held));
         }
         let guard = match cell.try_lock() {
             Ok(guard) => guard,
@@ -102,177 +103,178 @@ impl<'t> Held<'t> {
             Err(TryLockError::WouldBlock) => return None,
         };
         self.shared.push((cell, guard));
-        Some(Place::Shared(self.shared.len() - 1))
+        Some(CounterPlace::Shared(self.shared.len() - 1))
     }
 
-    /// Its own place, or one that can become it; `None` if there is none.
-    fn find_place(&mut self, check: usize) -> Result<Option<Place>, NotHeld> {
-        let asked = &self.asked[check];
-        let same_key = self.asked[..check].iter().position(|earlier| earlier.hash == asked.hash);
+    /// The key's own place, or a free one; `None` if there is none.
+    fn find_place(&mut self, check: usize) -> Result<Option<CounterPlace>, LockError> {
+        let resolved = &self.resolved[check];
+        let same_key = self.resolved[..check].iter().position(|earlier| earlier.hash == resolved.hash);
         if let Some(earlier) = same_key {
             return Ok(Some(self.places[earlier]));
         }
-        let home = self.table.home(asked.hash);
-        let found = self.line(home).and_then(|line| self.table.find(line, home, asked.hash));
+        let home = self.table.home(resolved.hash);
+        let found = self.line(home).and_then(|line| self.table.find(line, home, resolved.hash));
         if let Some(slot) = found {
-            self.hold(slot.line)?;
-            // Before its own line was locked, a fresh slot behind its home may have been given away.
-            if self.is_its(slot, asked.hash, home) {
-                self.hold_word(slot);
-                return Ok(Some(Place::Slot(slot)));
+            self.lock_line(slot.line)?;
+            // Before its line was locked, another key may have taken a fresh slot behind the home.
+            if self.still_owns(slot, resolved.hash, home) {
+                self.lock_word(slot);
+                return Ok(Some(CounterPlace::Slot(slot)));
             }
         }
-        // A slot never used first, wherever: whoever takes a fresh one sends its owner looking for another.
+        // Prefer a slot that was never used: taking a fresh one makes its owner search for another.
         for line in home..home + LINES {
             if self.table.line(line).has_empty() {
-                self.hold(line)?;
+                self.lock_line(line)?;
                 if let Some(slot) = self.table.empty_slot(line, |slot| self.is_taken(slot)) {
-                    self.hold_word(slot);
-                    return Ok(self.free(asked, slot));
+                    self.lock_word(slot);
+                    return Ok(self.claim(resolved, slot));
                 }
             }
         }
-        let mut latest = LatestLimit(asked.number, asked.limit);
+        let mut latest = LatestLimit(resolved.number, resolved.limit);
         for line in home..home + LINES {
-            self.hold(line)?;
+            self.lock_line(line)?;
             let mut fresh =
                 |this: &Self| this.table.fresh_slot(line, this.now, &mut latest, |slot| this.is_taken(slot));
             while let Some(slot) = fresh(self) {
-                self.hold_word(slot);
-                // Before it was held, its owner may have come back.
+                self.lock_word(slot);
+                // Before the word was locked, its owner may have used it again.
                 if fresh(self) == Some(slot) {
-                    return Ok(self.free(asked, slot));
+                    return Ok(self.claim(resolved, slot));
                 }
             }
         }
         Ok(None)
     }
 
-    fn free(&self, asked: &Asked, slot: Slot) -> Option<Place> {
-        self.table.has_room_for(&asked.limit, self.now).then_some(Place::Free(slot))
+    fn claim(&self, resolved: &ResolvedCheck, slot: Slot) -> Option<CounterPlace> {
+        self.table.has_room_for(&resolved.limit, self.now).then_some(CounterPlace::Free(slot))
     }
 
-    fn is_its(&self, slot: Slot, hash: u64, home: usize) -> bool {
+    fn still_owns(&self, slot: Slot, hash: u64, home: usize) -> bool {
         let found = self.table.line(slot.line).find(Tag::new(hash, slot.line - home, 0));
         found.is_some_and(|(at, _)| at == slot.slot)
     }
 
-    /// Whether another check of this decision lives there, or is about to.
+    /// Whether another check of this decision uses or will use the slot.
     fn is_taken(&self, slot: Slot) -> bool {
-        self.places
-            .iter()
-            .any(|place| matches!(place, Place::Slot(other) | Place::Free(other) if *other == slot))
+        self.places.iter().any(
+            |place| matches!(place, CounterPlace::Slot(other) | CounterPlace::Free(other) if *other == slot),
+        )
     }
 
-    fn hold_word(&self, slot: Slot) {
+    fn lock_word(&self, slot: Slot) {
         if let Some(line) = self.line(slot.line) {
-            line.hold(slot.slot);
+            line.lock_word(slot.slot);
         }
     }
 
-    fn line(&self, line: usize) -> Option<&Locked<'t>> {
+    fn line(&self, line: usize) -> Option<&LineLock<'t>> {
         self.lines.iter().find(|(held, _)| *held == line).map(|(_, locked)| locked)
     }
 
-    /// Holds one more line: waits for it only if it comes after all that are held.
-    fn hold(&mut self, line: usize) -> Result<(), NotHeld> {
+    /// Locks one more line. Waits for it only if it comes after all locked lines.
+    fn lock_line(&mut self, line: usize) -> Result<(), LockError> {
         if self.line(line).is_some() {
             return Ok(());
         }
         let last = self.lines.iter().all(|(held, _)| *held < line);
-        let bucket = self.table.line(line);
-        let locked = if last { bucket.lock() } else { bucket.try_lock().ok_or(NotHeld::Busy)? };
+        let cache_line = self.table.line(line);
+        let locked = if last { cache_line.lock() } else { cache_line.try_lock().ok_or(LockError::Busy)? };
         self.lines.push((line, locked));
         Ok(())
     }
 
-    /// Moves counters to the limits in force where those have changed.
+    /// Converts counters to the limits that apply, if those have changed.
     pub(super) fn adopt(&mut self) {
-        for check in 0..self.asked.len() {
-            let Place::Slot(slot) = self.places[check] else { continue };
-            let asked = &self.asked[check];
-            if self.table.line(slot.line).tag(slot.slot).limit() != asked.number {
-                let state = self.table.read(slot, asked, self.now, Clone::clone);
+        for check in 0..self.resolved.len() {
+            let CounterPlace::Slot(slot) = self.places[check] else { continue };
+            let resolved = &self.resolved[check];
+            if self.table.line(slot.line).tag(slot.slot).limit() != resolved.number {
+                let state = self.table.read(slot, resolved, self.now, Clone::clone);
                 self.write(check, slot, state);
             }
         }
     }
 
-    fn write(&mut self, check: usize, slot: Slot, state: State) {
-        let asked = &self.asked[check];
-        let home = self.table.home(asked.hash);
+    fn write(&mut self, check: usize, slot: Slot, state: CounterState) {
+        let resolved = &self.resolved[check];
+        let home = self.table.home(resolved.hash);
         let away = slot.line - home;
-        let tag = Tag::new(asked.hash, away, asked.number);
+        let tag = Tag::new(resolved.hash, away, resolved.number);
         let Some(line) = self.line(slot.line) else { return };
-        let written = self.table.write(line, slot.slot, tag, Counted { limit: &asked.limit, state });
+        let written =
+            self.table.write(line, slot.slot, tag, StateUnderLimit { limit: &resolved.limit, state });
         if away > 0
             && let Some(home) = self.line(home)
         {
             home.set_spilled(true);
         }
-        let place = if written.is_ok() { Place::Slot(slot) } else { Place::Shared(NOT_YET) };
-        for (other, known) in self.asked.iter().zip(&mut self.places) {
-            if other.hash == asked.hash {
+        let place = if written.is_ok() { CounterPlace::Slot(slot) } else { CounterPlace::Shared(UNLOCKED) };
+        for (other, known) in self.resolved.iter().zip(&mut self.places) {
+            if other.hash == resolved.hash {
                 *known = place;
             }
         }
     }
 
-    /// The state of a check's counter, changed and written back.
-    pub(super) fn change(&mut self, check: usize, change: impl Fn(&Limit, &mut State)) {
-        let asked = &self.asked[check];
+    /// Changes the state of a check's counter and writes it back.
+    pub(super) fn change(&mut self, check: usize, change: impl Fn(&Limit, &mut CounterState)) {
+        let resolved = &self.resolved[check];
         match self.places[check] {
-            Place::Slot(slot) => {
-                let bucket = self.table.line(slot.line);
-                if let (Word::Pooled(place), true) =
-                    (bucket.word(slot.slot), self.counts_under_its_limit(check))
+            CounterPlace::Slot(slot) => {
+                let cache_line = self.table.line(slot.line);
+                if let (SlotWord::Pooled(place), true) =
+                    (cache_line.word(slot.slot), self.counts_under_its_limit(check))
                 {
-                    self.table.pool.change(place, |state| change(&asked.limit, state));
+                    self.table.pool.change(place, |state| change(&resolved.limit, state));
                 } else {
-                    let mut state = self.table.read(slot, asked, self.now, Clone::clone);
-                    change(&asked.limit, &mut state);
+                    let mut state = self.table.read(slot, resolved, self.now, Clone::clone);
+                    change(&resolved.limit, &mut state);
                     self.write(check, slot, state);
                 }
             }
-            Place::Free(slot) => {
-                let mut state = State::Unseen;
-                change(&asked.limit, &mut state);
+            CounterPlace::Free(slot) => {
+                let mut state = CounterState::Unseen;
+                change(&resolved.limit, &mut state);
                 let Some(line) = self.line(slot.line) else { return };
                 self.table.clear(line, slot.slot);
                 self.write(check, slot, state);
             }
-            Place::Shared(_) => {}
+            CounterPlace::Shared(_) => {}
         }
-        // The pool may have filled up since a place was found. Then nobody is waited for: the worst that can happen
-        // is that one unit of one newcomer goes uncounted.
-        if let Place::Shared(NOT_YET) = self.places[check] {
-            self.places[check] = self.hold_shared(check).unwrap_or(Place::Shared(NOT_YET));
+        // The pool may have filled up since the place was found. Do not wait then: at worst one unit of one new key is not
+        // counted.
+        if let CounterPlace::Shared(UNLOCKED) = self.places[check] {
+            self.places[check] = self.lock_shared(check).unwrap_or(CounterPlace::Shared(UNLOCKED));
         }
-        if let Place::Shared(shared) = self.places[check]
+        if let CounterPlace::Shared(shared) = self.places[check]
             && let Some((_, state)) = self.shared.get_mut(shared)
         {
-            self.table.pool.budget.change_shared(state, |state| change(&asked.limit, state));
+            self.table.pool.budget.change_shared(state, |state| change(&resolved.limit, state));
         }
     }
 
-    /// Whether a check has a counter of its own, and that counts under the limit it names.
+    /// Whether a check has its own counter, and that counter uses the check's limit.
     pub(super) fn counts_under_its_limit(&self, check: usize) -> bool {
-        let asked = &self.asked[check];
-        matches!(self.places[check], Place::Slot(slot)
-            if self.table.line(slot.line).tag(slot.slot).limit() == asked.number)
+        let resolved = &self.resolved[check];
+        matches!(self.places[check], CounterPlace::Slot(slot)
+            if self.table.line(slot.line).tag(slot.slot).limit() == resolved.number)
     }
 }
 
-impl Ledger for Held<'_> {
+impl Ledger for LockedCounters<'_> {
     fn evaluate(&self, check: usize, cost: Cost) -> Outcome {
-        let asked = &self.asked[check];
-        let evaluate = |state: &State| asked.limit.evaluate(state, self.now, cost);
+        let resolved = &self.resolved[check];
+        let evaluate = |state: &CounterState| resolved.limit.evaluate(state, self.now, cost);
         match self.places[check] {
-            Place::Slot(slot) => self.table.read(slot, asked, self.now, evaluate),
-            Place::Free(_) => evaluate(&State::Unseen),
-            Place::Shared(shared) => match self.shared.get(shared) {
+            CounterPlace::Slot(slot) => self.table.read(slot, resolved, self.now, evaluate),
+            CounterPlace::Free(_) => evaluate(&CounterState::Unseen),
+            CounterPlace::Shared(shared) => match self.shared.get(shared) {
                 Some((_, state)) => evaluate(state),
-                None => evaluate(&State::Unseen),
+                None => evaluate(&CounterState::Unseen),
             },
         }
     }

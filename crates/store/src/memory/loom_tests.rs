@@ -1,4 +1,4 @@
-//! Every interleaving of two threads on one table, by loom: `cargo xtask loom`.
+//! Explores all interleavings of two threads on one table with loom: `cargo xtask loom`.
 
 use loom::sync::Arc;
 use loom::thread;
@@ -8,25 +8,24 @@ use super::*;
 
 const NOW: Timestamp = Timestamp::from_secs(1_800_000_000);
 
-/// A table of as few lines as can be; the seed of the hashes is fixed, as loom needs it.
+/// A store with the smallest table and a fixed hash seed, as loom requires.
 fn store() -> Arc<MemoryStore> {
     Arc::new(MemoryStore {
-        table: Table::new(1, Pool::new(0)),
+        table: CounterTable::new(1, Pool::new(0)),
         hasher: KeyHasher::fixed(),
         overrides: Overrides::default(),
-        metrics: Metrics::default(),
+        metrics: StoreMetrics::default(),
         heavy_hitters: HeavyHitters::default(),
     })
 }
 
-/// Every interleaving with at most three preemptions: what more would find has not been seen yet, and takes
-/// minutes.
+/// Explores interleavings with at most three preemptions. More takes minutes and has found nothing so far.
 fn model(test: impl Fn(Algorithm) + Copy + Sync + Send + 'static) {
     model_within(3, test);
 }
 
 fn model_within(preemptions: usize, test: impl Fn(Algorithm) + Copy + Sync + Send + 'static) {
-    // One that has a way of its own, and one for all others.
+    // One algorithm with its own fast path, and one for all others.
     for algorithm in [Algorithm::TokenBucket, Algorithm::FixedWindow] {
         let mut model = loom::model::Builder::new();
         model.preemption_bound = Some(preemptions);
@@ -37,12 +36,12 @@ fn model_within(preemptions: usize, test: impl Fn(Algorithm) + Copy + Sync + Sen
 fn decide(store: &MemoryStore, algorithm: Algorithm, clients: &[&'static [u8]], requests: u64) -> bool {
     let spec = Spec::new(requests, TimeSpan::from_secs(60));
     let limit = Limit::new(algorithm, spec).expect("a valid limit");
-    let check = |client: &&'static [u8]| Check::new(Key::new(RuleId::named("rule"), client), &limit);
+    let check = |client: &&'static [u8]| Check::new(CounterKey::new(RuleId::named("rule"), client), &limit);
     let checks: Vec<_> = clients.iter().map(check).collect();
     store.decide_now(&checks, NOW).expect("there are few limits").passes()
 }
 
-/// Two threads ask at once for what `clients` name; how many passed.
+/// Two threads decide the checks of `clients` concurrently. Returns how many were admitted.
 fn race(
     store: &Arc<MemoryStore>,
     algorithm: Algorithm,
@@ -57,12 +56,12 @@ fn race(
 }
 
 #[test]
-fn loom_two_newcomers_of_one_name_are_one_key() {
+fn loom_two_decisions_for_a_new_key_share_one_counter() {
     model(|algorithm| assert_eq!(race(&store(), algorithm, [&[b"a"], &[b"a"]], 1), 1));
 }
 
 #[test]
-fn loom_one_unit_of_a_known_key_passes_once() {
+fn loom_two_decisions_for_the_last_unit_of_a_known_key_admit_one() {
     model(|algorithm| {
         let store = store();
         assert!(decide(&store, algorithm, &[b"a"], 2));
@@ -71,7 +70,7 @@ fn loom_one_unit_of_a_known_key_passes_once() {
 }
 
 #[test]
-fn loom_one_check_and_several_on_its_key_pass_once() {
+fn loom_single_and_multi_check_decisions_on_one_key_admit_one() {
     model(|algorithm| {
         let store = store();
         assert!(decide(&store, algorithm, &[b"a", b"b"], 2));
@@ -81,7 +80,7 @@ fn loom_one_check_and_several_on_its_key_pass_once() {
 }
 
 #[test]
-fn loom_checks_in_opposite_order_never_wait_for_each_other_and_pass_once() {
+fn loom_checks_in_opposite_order_do_not_deadlock_and_admit_one() {
     model(|algorithm| {
         let store = store();
         assert!(decide(&store, algorithm, &[b"a", b"b"], 2));
@@ -92,7 +91,7 @@ fn loom_checks_in_opposite_order_never_wait_for_each_other_and_pass_once() {
 }
 
 #[test]
-fn loom_peek_during_decision_sees_all_of_it_or_nothing() {
+fn loom_peek_during_decision_sees_all_or_none_of_its_charges() {
     model(|algorithm| {
         let store = store();
         assert!(decide(&store, algorithm, &[b"a", b"b"], 2));
@@ -101,8 +100,8 @@ fn loom_peek_during_decision_sees_all_of_it_or_nothing() {
             thread::spawn(move || decide(&store, algorithm, &[b"a", b"b"], 2))
         };
         let limit = limit(algorithm, 2, 60);
-        let both =
-            [&b"b"[..], b"a"].map(|client| Check::new(Key::new(RuleId::named("rule"), client), &limit));
+        let both = [&b"b"[..], b"a"]
+            .map(|client| Check::new(CounterKey::new(RuleId::named("rule"), client), &limit));
         let seen = store.peek_now(&both, NOW).expect("there are few limits");
         assert_eq!(seen.outcomes[0].remaining, seen.outcomes[1].remaining);
         assert!(decider.join().expect("the decider does not panic"));
@@ -115,7 +114,7 @@ fn limit(algorithm: Algorithm, requests: u64, seconds: u64) -> Limit {
     Limit::new(algorithm, Spec::new(requests, TimeSpan::from_secs(seconds))).expect("a valid limit")
 }
 
-/// A limit of one unit at once. Words of its successor, read as its own, would let another unit pass.
+/// A limit of one unit. Words of its successor, read as its own, would admit another unit.
 fn once(algorithm: Algorithm) -> Limit {
     let spec = match algorithm {
         Algorithm::TokenBucket => Spec { burst: Some(1), ..Spec::new(7, TimeSpan::from_secs(60)) },
@@ -124,25 +123,25 @@ fn once(algorithm: Algorithm) -> Limit {
     Limit::new(algorithm, spec).expect("a valid limit")
 }
 
-/// Another limit that gets the same number once `limit` has given it back.
+/// Another limit that gets the same number once `limit` has released it.
 fn successor(limit_before: &Limit) -> Limit {
-    let number = Limits::presumed_number(limit_before);
+    let number = LimitRegistry::presumed_number(limit_before);
     let mut others = (2..).map(|requests| limit(limit_before.algorithm(), requests, 3_600));
-    others.find(|other| Limits::presumed_number(other) == number).expect("numbers are few")
+    others.find(|other| LimitRegistry::presumed_number(other) == number).expect("numbers are few")
 }
 
-/// A compare-and-swap on the word of `a` that always fails. Of each atomic, loom remembers only the last access: without
-/// this, the load with which a lock begins would hide from loom that a sweep conflicts with reads of the word.
+/// Runs a compare-and-swap on the word of `a` that always fails. Loom remembers only the last access of each atomic: without
+/// this, the first load of a lock would hide from loom that a sweep conflicts with reads of the word.
 fn conflict_with_reads(store: &MemoryStore, limit: &Limit) {
-    let hash = store.hasher.hash(&Key::new(RuleId::named("rule"), b"a"));
-    let tag = bucket::Tag::new(hash, 0, Limits::presumed_number(limit));
-    if let Some(seen) = store.table.line(store.table.home(hash)).see(tag) {
+    let hash = store.hasher.hash(&CounterKey::new(RuleId::named("rule"), b"a"));
+    let tag = cache_line::Tag::new(hash, 0, LimitRegistry::presumed_number(limit));
+    if let Some(seen) = store.table.line(store.table.home(hash)).snapshot(tag) {
         assert!(!seen.replace(u64::MAX, u64::MAX));
     }
 }
 
 fn charge(store: &MemoryStore, limit: &Limit, now: Timestamp) -> tidegate_core::Outcome {
-    let check = Check::new(Key::new(RuleId::named("rule"), b"a"), limit);
+    let check = Check::new(CounterKey::new(RuleId::named("rule"), b"a"), limit);
     store.decide_now(&[check], now).expect("there are few limits").outcomes[0]
 }
 
@@ -165,7 +164,7 @@ fn loom_sweep_during_decision_on_live_counter_loses_no_charge() {
 fn loom_sweep_during_decision_on_expired_counter_loses_no_charge() {
     model(|algorithm| {
         let (store, once) = (store(), once(algorithm));
-        // The lock of a line holds its first word anyway.
+        // The lock of a line includes its first word, so use another slot.
         assert!(decide(&store, algorithm, &[b"first"], 1));
         assert!(charge(&store, &once, LONG_AGO).verdict.is_pass());
         let sweeper = {
@@ -181,7 +180,7 @@ fn loom_sweep_during_decision_on_expired_counter_loses_no_charge() {
     });
 }
 
-/// One thread decides under the old limit while another sweeps, gives the number to a new limit and decides under that.
+/// One thread decides under the old limit while another sweeps, assigns the number to a new limit and decides under that.
 /// Each must see the other's charge under its own limit, in one order or the other.
 #[test]
 fn loom_number_reused_during_decision_is_never_read_under_the_old_limit() {

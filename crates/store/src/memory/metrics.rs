@@ -1,15 +1,15 @@
-//! What the store tells of itself.
+//! Counters about the store itself.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counts what happens rarely; the ordinary way counts nothing.
+/// Counts rare events; the fast path counts nothing.
 #[derive(Debug, Default)]
-pub(super) struct Metrics {
+pub(super) struct StoreMetrics {
     overflowed: AtomicU64,
 }
 
-impl Metrics {
-    /// A check was judged by a counter that its key shares with others.
+impl StoreMetrics {
+    /// Counts a check decided by a shared counter.
     pub(super) fn overflowed(&self) {
         self.overflowed.fetch_add(1, Ordering::Relaxed);
     }

@@ -1,13 +1,13 @@
-//! The in-memory store: counters of this process, within a cap of bytes.
+//! The in-memory store: counters of this process, within a memory cap.
 //!
-//! A key is a seeded 64-bit hash. Its high bits say which cache line is its home, its low bits stand in the
-//! slot, pending_cost a state packed into one word: one line is all that an ordinary check touches. `bucket` is a
-//! line, `table` says where keys live. `fast` is the way of almost all decisions: a refusal writes nothing, and
-//! what passes replaces the words it has read. `decision` is the way of the rest, with locks held from the start.
+//! A key is identified by a seeded 64-bit hash. The high bits select its home cache line, the low bits are stored in the
+//! slot, next to a state packed into one word: an ordinary check touches one cache line. `cache_line` is a line, `table`
+//! places keys. `fast_path` handles almost all decisions: a rejection writes nothing, and an admission replaces the words
+//! it has read. `locked_path` handles the rest under locks.
 
-#![allow(clippy::cast_possible_truncation, reason = "bits of hashes and tags are cut on purpose")]
+#![allow(clippy::cast_possible_truncation, reason = "bits of hashes and tags are truncated on purpose")]
 
-mod bucket;
+mod cache_line;
 mod fast_path;
 pub(crate) mod hash;
 mod heavy_hitters;
@@ -25,77 +25,77 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use smallvec::{SmallVec, smallvec};
-use tidegate_core::{AlgorithmKind, Check, Decision, Key, Limit, Refund, Role, Timestamp, decide, peek};
+use tidegate_core::{
+    AlgorithmKind, Check, CounterKey, Decision, Limit, Refund, Role, Timestamp, decide, peek,
+};
 
 use crate::store::{Override, Store, StoreError};
-use bucket::Bucket;
-use fast_path::{DecideOne, is_ordinary};
+use cache_line::CacheLine;
+use fast_path::{DecideOne, is_common};
 use hash::KeyHasher;
 use heavy_hitters::HeavyHitters;
 pub use heavy_hitters::HeavyKey;
 pub use limit_registry::RetainedLimits;
-use limit_registry::{Limits, MAX_LIMITS};
-use locked_path::{Asked, Held, NotHeld};
-use metrics::Metrics;
+use limit_registry::{LimitRegistry, MAX_LIMITS};
+use locked_path::{LockError, LockedCounters, ResolvedCheck};
+use metrics::StoreMetrics;
 use overrides::Overrides;
 use pool::Pool;
-use table::Table;
+use table::CounterTable;
 
-/// At this share of its slots a table is as full as it should get: of a million keys about nine then find all
-/// of their sixteen lines full.
+/// The share of used slots at which a table counts as full: about nine of a million keys then find all of their sixteen
+/// lines full.
 const FILL: f64 = 0.65;
-/// Fewer bytes are not worth saving: with some room to spare, almost every key lives in its home.
+/// Smaller tables are not worth the savings: with some spare room almost every key lives in its home line.
 const SMALL: usize = 128 * 1024;
-/// So many bytes for each slot; a line holds four.
-const SLOT_BYTES: usize = size_of::<Bucket>() / bucket::SLOTS;
-/// One part of so many is for states that do not fit a slot.
+/// Bytes per slot; a line has four slots.
+const SLOT_BYTES: usize = size_of::<CacheLine>() / cache_line::SLOTS;
+/// One part in this many of the cap is for states that do not fit a slot.
 const POOL_SHARE: usize = 8;
 
 /// Counters in this process, in a table of fixed size.
 ///
-/// The table is taken at the start and never grows. When keys that still count fill it, newcomers share
-/// counters: they are limited too, only together. No key that still counts is ever forgotten for another.
+/// The table is allocated at the start and never grows. When live keys fill it, new keys share counters: they are limited
+/// too, but together. A live key is never evicted for another.
 #[derive(Debug)]
 pub struct MemoryStore {
-    table: Table,
+    table: CounterTable,
     hasher: KeyHasher,
     overrides: Overrides,
-    metrics: Metrics,
+    metrics: StoreMetrics,
     heavy_hitters: HeavyHitters,
 }
 
-/// How full a store is, and what that costs.
+/// How full a store is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryUse {
-    /// Bytes of the table, taken at the start.
+    /// Bytes of the table, allocated at the start.
     pub table_bytes: u64,
     /// Bytes in use for states that do not fit a slot: logs, mostly.
     pub pool_bytes: u64,
-    /// Checks judged by a shared counter, since the start.
+    /// Checks decided by a shared counter, since the start.
     pub overflowed: u64,
-    /// Different limits that have a number: those of the policy, of overrides, and of counters that were not yet found
-    /// to have expired.
+    /// Distinct limits with a number: those of the policy, of overrides, and of counters not yet found to have expired.
     pub limits_in_use: u64,
-    /// How many different limits can have a number at once.
+    /// How many distinct limits can have a number at once.
     pub limits_max: u64,
 }
 
 impl MemoryStore {
-    /// A store whose counters take at most `bytes`, and at least a few kilobytes; less than 0.2 MB of books stand
-    /// pending_cost them.
+    /// A store whose counters take at most `bytes`, and at least a few kilobytes. Bookkeeping takes less than 0.2 MB more.
     pub fn with_cap(bytes: usize) -> Self {
         let pool = Pool::new((bytes / POOL_SHARE) as u64);
-        let lines = (bytes - bytes / POOL_SHARE) / size_of::<Bucket>();
+        let lines = (bytes - bytes / POOL_SHARE) / size_of::<CacheLine>();
         Self {
-            table: Table::new(lines, pool),
+            table: CounterTable::new(lines, pool),
             hasher: KeyHasher::random(),
             overrides: Overrides::default(),
-            metrics: Metrics::default(),
+            metrics: StoreMetrics::default(),
             heavy_hitters: HeavyHitters::default(),
         }
     }
 
-    /// The cap that a store for so many live keys needs, and never less than 128 KiB.
+    /// The cap for a store of `keys` live keys, at least 128 KiB.
     #[expect(
         clippy::cast_precision_loss,
         clippy::cast_possible_truncation,
@@ -107,7 +107,7 @@ impl MemoryStore {
         SMALL.max((table * POOL_SHARE as f64 / (POOL_SHARE - 1) as f64).ceil() as usize)
     }
 
-    /// How full it is.
+    /// How full the store is.
     pub fn memory_use(&self) -> MemoryUse {
         MemoryUse {
             table_bytes: (self.table.slots() * SLOT_BYTES) as u64,
@@ -123,50 +123,54 @@ impl MemoryStore {
         self.heavy_hitters.heaviest()
     }
 
-    /// What the table needs to know of a check, but for its limit's number, which is only presumed.
+    /// Computes a check's hash, home and presumed limit number.
     #[expect(clippy::inline_always, reason = "a few instructions of every decision")]
     #[inline(always)]
-    fn ask(&self, check: &Check<'_>) -> Ask {
+    fn look_up(&self, check: &Check<'_>) -> KeyLookup {
         let hash = self.hasher.hash(&check.key);
-        Ask { hash, home: self.table.home(hash), number: Limits::presumed_number(check.limit) }
+        KeyLookup { hash, home: self.table.home(hash), number: LimitRegistry::presumed_number(check.limit) }
     }
 
-    /// The same for several, whose lines are all asked for before the first is looked at.
-    fn ask_all(&self, checks: &[Check<'_>]) -> Asks {
-        let mut asks = Asks::new();
+    /// Looks up several checks, and prefetches all lines before the first is read.
+    fn look_up_all(&self, checks: &[Check<'_>]) -> KeyLookups {
+        let mut lookups = KeyLookups::new();
         for check in checks {
-            let ask = self.ask(check);
-            self.table.prefetch(ask.home);
-            asks.push(ask);
+            let lookup = self.look_up(check);
+            self.table.prefetch(lookup.home);
+            lookups.push(lookup);
         }
-        asks
+        lookups
     }
 
-    /// Puts the numbers that limits have in the place of those that were presumed; whether any was another. A limit
-    /// that has none gets one.
-    fn number_all(&self, checks: &[Check<'_>], asks: &mut [Ask], now: Timestamp) -> Result<bool, StoreError> {
+    /// Replaces presumed limit numbers by the actual ones, and assigns missing numbers. Returns whether any was different.
+    fn number_all(
+        &self,
+        checks: &[Check<'_>],
+        lookups: &mut [KeyLookup],
+        now: Timestamp,
+    ) -> Result<bool, StoreError> {
         let mut is_another = false;
-        for (check, ask) in checks.iter().zip(asks) {
+        for (check, lookup) in checks.iter().zip(lookups) {
             let number = self.table.number(check.limit, now)?;
-            is_another |= number != ask.number;
-            ask.number = number;
+            is_another |= number != lookup.number;
+            lookup.number = number;
         }
         Ok(is_another)
     }
 
-    #[expect(clippy::inline_always, reason = "what a caller does not ask of a decision is not computed")]
+    #[expect(clippy::inline_always, reason = "fields that the caller does not read are not computed")]
     #[inline(always)]
     fn decide_now(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
-        // One algorithm is small enough to be part of every caller.
+        // This algorithm is small enough to be inlined into every caller.
         if let [check] = checks
-            && let AlgorithmKind::TokenBucket(meter) = check.limit.kind()
-            && is_ordinary(check)
-            && let Some(spent) = self.spend((check.limit, meter), &check.key, self.ask(check), now)
+            && let AlgorithmKind::TokenBucket(algorithm) = check.limit.kind()
+            && is_common(check)
+            && let Some(spent) = self.spend((check.limit, algorithm), &check.key, self.look_up(check), now)
         {
-            let outcome = meter.outcome_of_one(spent, now);
+            let outcome = algorithm.outcome_of_one(spent, now);
             #[expect(
                 clippy::if_same_then_else,
-                reason = "with one verdict in each, what a caller does not look at is not even put together"
+                reason = "with one verdict per branch, the compiler omits the fields that the caller does not read"
             )]
             return if outcome.verdict.is_pass() {
                 Ok(Decision::of_one(now, Role::Binding, outcome))
@@ -175,43 +179,43 @@ impl MemoryStore {
             };
         }
         cold_path();
-        self.decide_apart(checks, now)
+        self.decide_slow(checks, now)
     }
 
     #[inline(never)]
-    fn decide_apart(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
-        self.decide_asked(checks, &mut self.ask_all(checks), now)
+    fn decide_slow(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
+        self.decide_with(checks, &mut self.look_up_all(checks), now)
     }
 
     #[inline(never)]
-    fn decide_asked(
+    fn decide_with(
         &self,
         checks: &[Check<'_>],
-        asks: &mut [Ask],
+        lookups: &mut [KeyLookup],
         now: Timestamp,
     ) -> Result<Decision, StoreError> {
-        if let ([check], [ask]) = (checks, &*asks) {
-            return check.limit.visit(DecideOne { store: self, check, ask: *ask, now });
+        if let ([check], [lookup]) = (checks, &*lookups) {
+            return check.limit.visit(DecideOne { store: self, check, lookup: *lookup, now });
         }
-        match self.try_several(checks, asks, now) {
-            Some(decision) => Ok(self.sampled(checks, asks, decision)),
-            None => self.decide_otherwise(checks, asks, now),
+        match self.try_several(checks, lookups, now) {
+            Some(decision) => Ok(self.sampled(checks, lookups, decision)),
+            None => self.decide_fallback(checks, lookups, now),
         }
     }
 
-    /// What the fast way has no answer for: it is tried again if a number was presumed wrongly.
+    /// Handles decisions without a fast-path result. Retries the fast path if a presumed number was wrong.
     #[cold]
     #[inline(never)]
-    fn decide_otherwise(
+    fn decide_fallback(
         &self,
         checks: &[Check<'_>],
-        asks: &mut [Ask],
+        lookups: &mut [KeyLookup],
         now: Timestamp,
     ) -> Result<Decision, StoreError> {
-        if self.number_all(checks, asks, now)? {
-            self.decide_asked(checks, asks, now)
+        if self.number_all(checks, lookups, now)? {
+            self.decide_with(checks, lookups, now)
         } else {
-            self.decide_held(checks, asks, now)
+            self.decide_locked(checks, lookups, now)
         }
     }
 
@@ -219,15 +223,15 @@ impl MemoryStore {
     fn decide_into(
         &self,
         checks: &[Check<'_>],
-        asks: &mut [Ask],
+        lookups: &mut [KeyLookup],
         now: Timestamp,
         decisions: &mut Vec<Decision>,
     ) -> Result<(), StoreError> {
-        decisions.push(self.decide_asked(checks, asks, now)?);
+        decisions.push(self.decide_with(checks, lookups, now)?);
         Ok(())
     }
 
-    /// All lines are asked for before the first is looked at. On an error, what was decided until then is appended.
+    /// Prefetches all lines before the first is read. On an error, the decisions made until then are appended.
     #[inline(never)]
     fn decide_batch_now(
         &self,
@@ -235,25 +239,25 @@ impl MemoryStore {
         now: Timestamp,
         decisions: &mut Vec<Decision>,
     ) -> Result<(), StoreError> {
-        let mut asks = SmallVec::<[Ask; 16]>::new();
+        let mut lookups = SmallVec::<[KeyLookup; 16]>::new();
         for checks in batch {
             for check in *checks {
-                let ask = self.ask(check);
-                self.table.prefetch(ask.home);
-                asks.push(ask);
+                let lookup = self.look_up(check);
+                self.table.prefetch(lookup.home);
+                lookups.push(lookup);
             }
         }
         decisions.reserve(batch.len());
-        let mut rest = asks.as_mut_slice();
+        let mut rest = lookups.as_mut_slice();
         for checks in batch {
             let (these, others) = rest.split_at_mut(checks.len());
             rest = others;
-            if let ([check], [ask]) = (checks, &*these)
-                && let AlgorithmKind::TokenBucket(meter) = check.limit.kind()
-                && is_ordinary(check)
-                && let Some(spent) = self.spend((check.limit, meter), &check.key, *ask, now)
+            if let ([check], [lookup]) = (checks, &*these)
+                && let AlgorithmKind::TokenBucket(algorithm) = check.limit.kind()
+                && is_common(check)
+                && let Some(spent) = self.spend((check.limit, algorithm), &check.key, *lookup, now)
             {
-                decisions.push(Decision::of_one(now, Role::Binding, meter.outcome_of_one(spent, now)));
+                decisions.push(Decision::of_one(now, Role::Binding, algorithm.outcome_of_one(spent, now)));
             } else {
                 cold_path();
                 self.decide_into(checks, these, now, decisions)?;
@@ -262,73 +266,73 @@ impl MemoryStore {
         Ok(())
     }
 
-    /// Gives back what the first requests of a batch were charged, whose decisions these are.
+    /// Refunds the first requests of a batch, given their decisions.
     #[cold]
     fn undo(&self, batch: &[&[Check<'_>]], decisions: impl Iterator<Item = Decision>, now: Timestamp) {
         let charged = batch.iter().zip(decisions).flat_map(|(checks, decision)| decision.refunds(checks));
         for refund in charged {
-            // What cannot be given back stays charged, and the caller learns of the first error.
+            // A failed refund leaves the charge in place; the caller gets the first error.
             let _ = self.refund_one(&refund, now);
         }
     }
 
-    /// With all locks held from the start.
+    /// Decides with all locks taken first.
     #[cold]
     #[inline(never)]
-    fn decide_held(
+    fn decide_locked(
         &self,
         checks: &[Check<'_>],
-        asks: &[Ask],
+        lookups: &[KeyLookup],
         now: Timestamp,
     ) -> Result<Decision, StoreError> {
-        let decision = self.with_held(self.in_force(checks, asks, now)?, now, |held| {
-            held.adopt();
-            decide(checks, now, held)
+        let decision = self.with_locks(self.in_force(checks, lookups, now)?, now, |locked| {
+            locked.adopt();
+            decide(checks, now, locked)
         })?;
-        Ok(self.sampled(checks, asks, decision))
+        Ok(self.sampled(checks, lookups, decision))
     }
 
-    fn sampled(&self, checks: &[Check<'_>], asks: &[Ask], decision: Decision) -> Decision {
-        for (check, ask) in checks.iter().zip(asks) {
-            self.heavy_hitters.sample(&check.key, ask.hash, decision.at, decision.passes());
+    fn sampled(&self, checks: &[Check<'_>], lookups: &[KeyLookup], decision: Decision) -> Decision {
+        for (check, lookup) in checks.iter().zip(lookups) {
+            self.heavy_hitters.sample(&check.key, lookup.hash, decision.at, decision.passes());
         }
         decision
     }
 
-    /// The limits in force.
+    /// Resolves the limit that applies to each check.
     fn in_force(
         &self,
         checks: &[Check<'_>],
-        asks: &[Ask],
+        lookups: &[KeyLookup],
         now: Timestamp,
-    ) -> Result<SmallVec<[Asked; 4]>, StoreError> {
-        let mut asked = SmallVec::new();
-        for (check, Ask { hash, number, .. }) in checks.iter().zip(asks) {
-            asked.push(match self.overrides.in_force(&check.key, now) {
-                Some(limit) => Asked { hash: *hash, limit, number: self.table.number(&limit, now)? },
-                None => Asked { hash: *hash, limit: *check.limit, number: *number },
+    ) -> Result<SmallVec<[ResolvedCheck; 4]>, StoreError> {
+        let mut resolved = SmallVec::new();
+        for (check, KeyLookup { hash, number, .. }) in checks.iter().zip(lookups) {
+            resolved.push(match self.overrides.in_force(&check.key, now) {
+                Some(limit) => ResolvedCheck { hash: *hash, limit, number: self.table.number(&limit, now)? },
+                None => ResolvedCheck { hash: *hash, limit: *check.limit, number: *number },
             });
         }
-        Ok(asked)
+        Ok(resolved)
     }
 
-    /// Locks what these keys need, and acts.
-    fn with_held<R>(
+    /// Locks the counters of these keys and calls `act`.
+    fn with_locks<R>(
         &self,
-        mut asked: SmallVec<[Asked; 4]>,
+        mut resolved: SmallVec<[ResolvedCheck; 4]>,
         now: Timestamp,
-        act: impl FnOnce(&mut Held<'_>) -> R,
+        act: impl FnOnce(&mut LockedCounters<'_>) -> R,
     ) -> Result<R, StoreError> {
         loop {
-            let obstacle = match Held::lock(&self.table, &self.metrics, &asked, now) {
-                Ok(mut held) => return Ok(act(&mut held)),
-                Err(obstacle) => obstacle,
+            let error = match LockedCounters::lock(&self.table, &self.metrics, &resolved, now) {
+                Ok(mut locked) => return Ok(act(&mut locked)),
+                Err(error) => error,
             };
-            match obstacle {
-                NotHeld::Busy => crate::sync::yield_now(),
-                NotHeld::Retired => {
-                    for asked in &mut asked {
-                        asked.number = self.table.number(&asked.limit, now)?;
+            match error {
+                LockError::Busy => crate::sync::yield_now(),
+                LockError::Retired => {
+                    for resolved in &mut resolved {
+                        resolved.number = self.table.number(&resolved.limit, now)?;
                     }
                 }
             }
@@ -336,28 +340,28 @@ impl MemoryStore {
     }
 
     fn peek_now(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
-        let mut asks = self.ask_all(checks);
-        self.number_all(checks, &mut asks, now)?;
-        let asked = self.in_force(checks, &asks, now)?;
-        self.with_held(asked, now, |held| peek(checks, now, held))
+        let mut lookups = self.look_up_all(checks);
+        self.number_all(checks, &mut lookups, now)?;
+        let resolved = self.in_force(checks, &lookups, now)?;
+        self.with_locks(resolved, now, |locked| peek(checks, now, locked))
     }
 
-    /// Gives back only what was charged under the limit that still counts.
+    /// Refunds only if the counter still uses the limit of the charge.
     fn refund_one(&self, refund: &Refund<'_>, now: Timestamp) -> Result<(), StoreError> {
-        if self.overrides.touch(refund, now) {
+        if self.overrides.may_affect(refund, now) {
             return Ok(());
         }
-        // No counter counts under a limit that has no number.
+        // A limit without a number has no counters.
         let Some(number) = self.table.limits.find_or_revive(refund.limit) else { return Ok(()) };
-        let asked = Asked { hash: self.hasher.hash(&refund.key), limit: *refund.limit, number };
-        self.with_held(smallvec![asked], now, |held| {
-            if held.counts_under_its_limit(0) {
-                held.change(0, |limit, state| limit.refund(state, refund.charged, now, refund.cost));
+        let resolved = ResolvedCheck { hash: self.hasher.hash(&refund.key), limit: *refund.limit, number };
+        self.with_locks(smallvec![resolved], now, |locked| {
+            if locked.counts_under_its_limit(0) {
+                locked.change(0, |limit, state| limit.refund(state, refund.charged, now, refund.cost));
             }
         })
     }
 
-    /// Gives each of `limits` a number that it keeps until the result is dropped, or changes nothing.
+    /// Gives each of `limits` a number until the result is dropped, or changes nothing.
     fn retain(&self, limits: &[Limit], now: Timestamp) -> Result<RetainedLimits, StoreError> {
         let retained = self.table.limits.retain(limits).or_else(|_| {
             self.overrides.release_ended(now);
@@ -370,24 +374,24 @@ impl MemoryStore {
     }
 }
 
-/// A key's hash and home, and its limit's number.
+/// A key's hash and home line, and its limit's number.
 #[derive(Clone, Copy, Debug)]
-struct Ask {
+struct KeyLookup {
     hash: u64,
     home: usize,
     number: u16,
 }
 
-type Asks = SmallVec<[Ask; 4]>;
+type KeyLookups = SmallVec<[KeyLookup; 4]>;
 
-/// Decides when it is polled, and never waits.
-struct Deciding<'s, 'c, 'k> {
+/// Decides when polled; always ready.
+struct DecideFuture<'s, 'c, 'k> {
     store: &'s MemoryStore,
     checks: &'c [Check<'k>],
     now: Timestamp,
 }
 
-impl Future for Deciding<'_, '_, '_> {
+impl Future for DecideFuture<'_, '_, '_> {
     type Output = Result<Decision, StoreError>;
 
     #[expect(clippy::inline_always, reason = "see decide_now")]
@@ -404,7 +408,7 @@ impl Store for MemoryStore {
         checks: &[Check<'_>],
         now: Timestamp,
     ) -> impl Future<Output = Result<Decision, StoreError>> + Send {
-        Deciding { store: self, checks, now }
+        DecideFuture { store: self, checks, now }
     }
 
     async fn decide_batch(
@@ -429,14 +433,14 @@ impl Store for MemoryStore {
         refunds.iter().try_for_each(|refund| self.refund_one(refund, now))
     }
 
-    async fn reset(&self, key: Key<'_>) -> Result<(), StoreError> {
+    async fn reset(&self, key: CounterKey<'_>) -> Result<(), StoreError> {
         self.table.forget(self.hasher.hash(&key));
         Ok(())
     }
 
     async fn override_limit(
         &self,
-        key: Key<'_>,
+        key: CounterKey<'_>,
         replacement: Option<Override>,
         now: Timestamp,
     ) -> Result<(), StoreError> {

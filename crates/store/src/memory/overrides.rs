@@ -1,46 +1,46 @@
-//! Limits of their own for a few keys. There are none most of the time, and then asking costs one load.
+//! Per-key limit overrides. Usually there are none, and then a lookup costs one load.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{PoisonError, RwLock};
 
-use tidegate_core::{Key, Limit, Refund, RuleId, Timestamp};
+use tidegate_core::{CounterKey, Limit, Refund, RuleId, Timestamp};
 
 use super::limit_registry::RetainedLimits;
 use crate::store::Override;
 
-/// Below this many overrides it is not worth looking for those that are over.
-const FORGET_AT_LEAST: usize = 64;
+/// With fewer overrides it is not worth removing expired ones.
+const MIN_PURGE: usize = 64;
 
 /// Overrides by key.
 #[derive(Debug, Default)]
 pub(super) struct Overrides {
     count: AtomicUsize,
-    keys: RwLock<Keys>,
+    keys: RwLock<OverrideMap>,
 }
 
 #[derive(Debug, Default)]
-struct Keys {
+struct OverrideMap {
     rules: HashMap<RuleId, HashMap<Box<[u8]>, OverrideEntry>>,
-    /// At so many those that are over are looked for: idle clients do not ask for theirs.
-    forget_at: usize,
+    /// The number of overrides at which expired ones are removed; those of idle clients are not found otherwise.
+    purge_at: usize,
 }
 
-/// An override, and the number of its limit for as long as it is in force.
+/// An override, and its limit's number while the override applies.
 #[derive(Debug)]
 struct OverrideEntry {
     replacement: Override,
     retained: RetainedLimits,
 }
 
-impl Keys {
+impl OverrideMap {
     fn count(&self) -> usize {
         self.rules.values().map(HashMap::len).sum()
     }
 
-    fn forget_over(&mut self, now: Timestamp) {
+    fn remove_expired(&mut self, now: Timestamp) {
         for clients in self.rules.values_mut() {
-            clients.retain(|_, entry| !entry.replacement.is_over(now));
+            clients.retain(|_, entry| !entry.replacement.has_expired(now));
         }
         self.rules.retain(|_, clients| !clients.is_empty());
     }
@@ -49,26 +49,26 @@ impl Keys {
 impl Overrides {
     /// Whether there are any.
     #[inline]
-    pub(super) fn are_any(&self) -> bool {
+    pub(super) fn is_used(&self) -> bool {
         self.count.load(Ordering::Acquire) != 0
     }
 
-    /// The limit in force for `key`, if it is not the rule's.
+    /// The override limit that applies to `key`, if any.
     #[inline]
-    pub(super) fn in_force(&self, key: &Key<'_>, now: Timestamp) -> Option<Limit> {
-        if self.are_any() { self.find_in_force(key, now) } else { None }
+    pub(super) fn in_force(&self, key: &CounterKey<'_>, now: Timestamp) -> Option<Limit> {
+        if self.is_used() { self.find_in_force(key, now) } else { None }
     }
 
     #[cold]
-    fn find_in_force(&self, key: &Key<'_>, now: Timestamp) -> Option<Limit> {
+    fn find_in_force(&self, key: &CounterKey<'_>, now: Timestamp) -> Option<Limit> {
         let replacement = self.find(key)?;
-        if replacement.is_over(now) {
-            self.forget(key);
+        if replacement.has_expired(now) {
+            self.remove(key);
         }
         (now < replacement.until).then_some(replacement.limit)
     }
 
-    fn forget(&self, key: &Key<'_>) {
+    fn remove(&self, key: &CounterKey<'_>) {
         self.change(|keys| {
             if let Some(clients) = keys.rules.get_mut(&key.rule) {
                 clients.remove(key.client);
@@ -76,30 +76,36 @@ impl Overrides {
         });
     }
 
-    /// Whether what is to be refunded may have been charged under an override.
-    pub(super) fn touch(&self, refund: &Refund<'_>, now: Timestamp) -> bool {
-        self.find(&refund.key).is_some_and(|replacement| replacement.touches(refund, now))
+    /// Whether the refunded charge may have been made under an override.
+    pub(super) fn may_affect(&self, refund: &Refund<'_>, now: Timestamp) -> bool {
+        self.find(&refund.key).is_some_and(|replacement| replacement.may_affect(refund, now))
     }
 
-    fn find(&self, key: &Key<'_>) -> Option<Override> {
+    fn find(&self, key: &CounterKey<'_>) -> Option<Override> {
         let keys = self.keys.read().unwrap_or_else(PoisonError::into_inner);
         keys.rules.get(&key.rule)?.get(key.client).map(|entry| entry.replacement)
     }
 
-    /// Begins an override, whose limit is retained.
-    pub(super) fn set(&self, key: Key<'_>, replacement: Override, retained: RetainedLimits, now: Timestamp) {
+    /// Starts an override whose limit is retained.
+    pub(super) fn set(
+        &self,
+        key: CounterKey<'_>,
+        replacement: Override,
+        retained: RetainedLimits,
+        now: Timestamp,
+    ) {
         self.change(|keys| {
-            if keys.count() >= keys.forget_at.max(FORGET_AT_LEAST) {
-                keys.forget_over(now);
-                keys.forget_at = 2 * keys.count();
+            if keys.count() >= keys.purge_at.max(MIN_PURGE) {
+                keys.remove_expired(now);
+                keys.purge_at = 2 * keys.count();
             }
             let clients = keys.rules.entry(key.rule).or_default();
             clients.insert(key.client.into(), OverrideEntry { replacement, retained });
         });
     }
 
-    /// Ends an override now; that there was one stays known, for refunds.
-    pub(super) fn end(&self, key: Key<'_>, now: Timestamp) {
+    /// Ends an override now. The entry is kept for later refunds.
+    pub(super) fn end(&self, key: CounterKey<'_>, now: Timestamp) {
         self.change(|keys| {
             let clients = keys.rules.get_mut(&key.rule);
             if let Some(ended) = clients.and_then(|clients| clients.get_mut(key.client)) {
@@ -109,10 +115,10 @@ impl Overrides {
         });
     }
 
-    /// Gives back the numbers of overrides that are no longer in force.
+    /// Releases the numbers of overrides that no longer apply.
     pub(super) fn release_ended(&self, now: Timestamp) {
         self.change(|keys| {
-            keys.forget_over(now);
+            keys.remove_expired(now);
             let all = keys.rules.values_mut().flat_map(HashMap::values_mut);
             for ended in all.filter(|entry| entry.replacement.until <= now) {
                 ended.retained = RetainedLimits::default();
@@ -120,7 +126,7 @@ impl Overrides {
         });
     }
 
-    fn change(&self, change: impl FnOnce(&mut Keys)) {
+    fn change(&self, change: impl FnOnce(&mut OverrideMap)) {
         let mut keys = self.keys.write().unwrap_or_else(PoisonError::into_inner);
         change(&mut keys);
         self.count.store(keys.count(), Ordering::Release);

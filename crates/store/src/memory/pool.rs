@@ -1,15 +1,15 @@
-//! States that do not fit a word: logs, and what is extreme. All of it counts towards the cap.
+//! States that do not fit a word: logs and extreme values. All of them count towards the cap.
 
 use std::sync::{OnceLock, PoisonError};
 
-use tidegate_core::State;
+use tidegate_core::CounterState;
 
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
 
 const CHUNK: usize = 1_024;
-/// What a state takes pending_cost what it allocates.
-const CELL_BYTES: u64 = size_of::<Mutex<State>>() as u64;
-/// One part of so many is left to counters that newcomers share when all else is full.
+/// The size of a state without its heap bytes.
+const CELL_BYTES: u64 = size_of::<Mutex<CounterState>>() as u64;
+/// One part in this many is reserved for shared counters.
 const SHARED_PART: u64 = 8;
 
 /// Bytes for states that are not in slots.
@@ -24,7 +24,7 @@ impl Budget {
         Self { bytes, used: AtomicU64::new(0) }
     }
 
-    /// Takes as many cells for shared counters as there is room for: one of these numbers, and always one.
+    /// Takes cells for shared counters: the first of `numbers` that fits the budget, or one cell.
     pub(super) fn take_cells(&self, numbers: impl Iterator<Item = usize>) -> usize {
         let mut numbers = numbers;
         let fitting = numbers.find(|cells| self.used() + *cells as u64 * CELL_BYTES <= self.bytes);
@@ -33,15 +33,20 @@ impl Budget {
         cells
     }
 
-    /// Changes a state that is shared, which grows only within the budget.
-    pub(super) fn change_shared(&self, state: &mut State, change: impl FnOnce(&mut State)) {
+    /// Changes a shared state; it grows only within the budget.
+    pub(super) fn change_shared(&self, state: &mut CounterState, change: impl FnOnce(&mut CounterState)) {
         self.change(self.bytes, state, change);
     }
 
-    fn change<R>(&self, most: u64, state: &mut State, change: impl FnOnce(&mut State) -> R) -> R {
+    fn change<R>(
+        &self,
+        max: u64,
+        state: &mut CounterState,
+        change: impl FnOnce(&mut CounterState) -> R,
+    ) -> R {
         let before = state.heap_bytes() as u64;
-        // A log that grows doubles.
-        if self.used() + before > most {
+        // A growing log doubles its memory.
+        if self.used() + before > max {
             state.make_room();
         }
         let result = change(state);
@@ -54,30 +59,30 @@ impl Budget {
         self.used.load(Ordering::Relaxed)
     }
 
-    fn for_places(&self) -> u64 {
+    fn place_bytes(&self) -> u64 {
         self.bytes - self.bytes / SHARED_PART
     }
 }
 
-/// Places for states, taken and given back one by one, within a budget of bytes.
+/// Places for states, allocated and freed one by one, within a budget of bytes.
 #[derive(Debug)]
 pub(super) struct Pool {
     chunks: Box<[Chunk]>,
-    free: Mutex<Free>,
+    free: Mutex<FreeList>,
     pub(super) budget: Budget,
 }
 
-/// Made when the first of its places is taken.
-type Chunk = OnceLock<Box<[Mutex<State>]>>;
+/// Allocated when its first place is used.
+type Chunk = OnceLock<Box<[Mutex<CounterState>]>>;
 
-/// Places given back, and the first never taken.
+/// Freed places, and the first place never used.
 #[derive(Debug, Default)]
-struct Free {
+struct FreeList {
     returned: Vec<u32>,
     next: u32,
 }
 
-/// No state of the pool can be made or grown within its budget.
+/// A state does not fit the pool's budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PoolFull;
 
@@ -86,23 +91,23 @@ impl Pool {
         let places = usize::try_from(budget / CELL_BYTES).unwrap_or(usize::MAX);
         Self {
             chunks: (0..places.div_ceil(CHUNK)).map(|_| OnceLock::new()).collect(),
-            free: Mutex::new(Free::default()),
+            free: Mutex::new(FreeList::default()),
             budget: Budget::new(budget),
         }
     }
 
-    /// The bytes that states take.
+    /// The bytes in use.
     pub(super) fn used(&self) -> u64 {
         self.budget.used()
     }
 
-    /// Whether one more state, not a large one, can be put in.
+    /// Whether one more small state fits.
     pub(super) fn has_room(&self) -> bool {
-        self.used() + 2 * CELL_BYTES <= self.budget.for_places()
+        self.used() + 2 * CELL_BYTES <= self.budget.place_bytes()
     }
 
-    /// Puts a state into a place of its own.
-    pub(super) fn insert(&self, state: State) -> Result<u64, PoolFull> {
+    /// Stores a state in a place of its own.
+    pub(super) fn insert(&self, state: CounterState) -> Result<u64, PoolFull> {
         let bytes = CELL_BYTES + state.heap_bytes() as u64;
         let place = self.take_place(bytes).ok_or(PoolFull)?;
         *self.cell(place) = state;
@@ -111,7 +116,7 @@ impl Pool {
 
     fn take_place(&self, bytes: u64) -> Option<u64> {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.used() + bytes > self.budget.for_places() {
+        if self.used() + bytes > self.budget.place_bytes() {
             return None;
         }
         let place = free.returned.pop().or_else(|| {
@@ -125,7 +130,7 @@ impl Pool {
         Some(u64::from(place))
     }
 
-    /// Gives a place back.
+    /// Frees a place.
     pub(super) fn remove(&self, place: u64) {
         let state = std::mem::take(&mut *self.cell(place));
         self.budget.used.fetch_sub(CELL_BYTES + state.heap_bytes() as u64, Ordering::Relaxed);
@@ -134,19 +139,19 @@ impl Pool {
     }
 
     /// Reads the state of a place.
-    pub(super) fn read<R>(&self, place: u64, read: impl FnOnce(&State) -> R) -> R {
+    pub(super) fn read<R>(&self, place: u64, read: impl FnOnce(&CounterState) -> R) -> R {
         read(&self.cell(place))
     }
 
     /// Changes the state of a place; it grows only within the budget.
-    pub(super) fn change<R>(&self, place: u64, change: impl FnOnce(&mut State) -> R) -> R {
-        self.budget.change(self.budget.for_places(), &mut self.cell(place), change)
+    pub(super) fn change<R>(&self, place: u64, change: impl FnOnce(&mut CounterState) -> R) -> R {
+        self.budget.change(self.budget.place_bytes(), &mut self.cell(place), change)
     }
 
-    fn cell(&self, place: u64) -> MutexGuard<'_, State> {
+    fn cell(&self, place: u64) -> MutexGuard<'_, CounterState> {
         let place = usize::try_from(place).unwrap_or(usize::MAX);
         let chunk = self.chunks[place / CHUNK]
-            .get_or_init(|| (0..CHUNK).map(|_| Mutex::new(State::Unseen)).collect());
+            .get_or_init(|| (0..CHUNK).map(|_| Mutex::new(CounterState::Unseen)).collect());
         chunk[place % CHUNK].lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -158,14 +163,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_are_used_again_and_the_budget_holds() {
+    fn pool_freed_place_is_reused_within_the_budget() {
         let pool = Pool::new(16 * CELL_BYTES);
-        let places: Vec<_> = (0..14).map(|_| pool.insert(State::Unseen).unwrap()).collect();
-        assert_eq!(pool.insert(State::Unseen), Err(PoolFull));
+        let places: Vec<_> = (0..14).map(|_| pool.insert(CounterState::Unseen).unwrap()).collect();
+        assert_eq!(pool.insert(CounterState::Unseen), Err(PoolFull));
         pool.remove(places[3]);
-        assert_eq!(pool.insert(State::Unseen), Ok(places[3]));
-        assert_eq!(pool.budget.take_cells([4, 2, 1].into_iter()), 2, "the rest is for those who share");
-        assert_eq!(pool.budget.take_cells([4, 2, 1].into_iter()), 1, "whatever happens");
+        assert_eq!(pool.insert(CounterState::Unseen), Ok(places[3]));
+        assert_eq!(
+            pool.budget.take_cells([4, 2, 1].into_iter()),
+            2,
+            "the rest is reserved for shared counters"
+        );
+        assert_eq!(pool.budget.take_cells([4, 2, 1].into_iter()), 1, "always at least one");
         for place in places {
             pool.remove(place);
         }
@@ -173,10 +182,10 @@ mod tests {
     }
 
     #[test]
-    fn a_log_out_of_memory_gets_coarser_and_never_admits_more() {
+    fn pool_log_out_of_memory_gets_coarser_and_never_admits_more() {
         let limit = Limit::new(Algorithm::SlidingLog, Spec::new(1_000, TimeSpan::from_secs(60))).unwrap();
         let pool = Pool::new((CELL_BYTES + 2_000) / 7 * 8);
-        let place = pool.insert(State::Unseen).unwrap();
+        let place = pool.insert(CounterState::Unseen).unwrap();
         let start = Timestamp::from_secs(1_700_000_000);
         for n in 0..1_000 {
             let now = start + TimeSpan::from_millis(n);

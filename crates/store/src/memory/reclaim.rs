@@ -1,55 +1,55 @@
-//! Numbers of limits that nothing needs any more are found by sweeping the table.
+//! Frees the numbers of limits that nothing needs any more, by sweeping the table.
 //!
-//! A sweep retires every number that no policy and no override pins, looks at all lines, one lock at a time, and
-//! frees the numbers that no live counter carries. Slots whose state is as good as never seen are emptied on the way.
-//! A counter that is live keeps its number, however long its window is.
+//! A sweep retires every number that no policy and no override pins, visits all lines, one lock at a time, and frees the
+//! numbers that no live counter has. On the way it empties slots whose state equals an unused one. A live counter keeps its
+//! number, however long its window is.
 //!
-//! Why no counter can appear with a number that is freed: whoever writes a number into a slot holds the lock of the
-//! slot's line, and has checked since then that the number is not retired. If that lock came before the sweep's, the
-//! sweep sees the slot. If it came after, the check sees that the number is retired.
+//! No counter can get a number that is being freed: a thread that writes a number into a slot holds the lock of the slot's
+//! line, and has checked under that lock that the number is not retired. If it locked the line before the sweep, the sweep
+//! finds the slot. If it locked the line after the sweep, the check finds that the number is retired.
 //!
-//! Work is paid for by those who cause it: once half of all numbers are in use, every new number sweeps a small part
-//! of the table. A policy or an override that finds too few numbers free sweeps all of it at once.
+//! The cost is spread over the operations that cause it: once half of all numbers are in use, every new number sweeps a
+//! small part of the table. A policy or an override that finds too few free numbers sweeps the whole table.
 
 use std::sync::{PoisonError, TryLockError};
 
 use tidegate_core::{Limit, TimeSpan, Timestamp};
 
-use super::bucket::{LIMITS, SLOTS};
-use super::limit_registry::{Limits, MAX_LIMITS};
-use super::table::Table;
+use super::cache_line::{LIMITS, SLOTS};
+use super::limit_registry::{LimitRegistry, MAX_LIMITS};
+use super::table::CounterTable;
 use crate::store::StoreError;
 
-/// Below this many numbers in use nothing is swept.
+/// No sweep starts with fewer numbers in use.
 const SWEEP_FROM: usize = MAX_LIMITS / 2;
-/// A new number sweeps one part of so many. A sweep that begins when half of the numbers are in use ends when three
+/// A new number sweeps one part in this many. A sweep that begins when half of the numbers are in use ends when three
 /// quarters are.
 const PARTS: usize = if MAX_LIMITS < 4 { 1 } else { MAX_LIMITS / 4 };
-/// The next sweep may begin when so many numbers were assigned since the last one began, or so much time has passed.
+/// The next sweep starts after this many assigned numbers, or after this interval.
 const MIN_ASSIGNED: usize = MAX_LIMITS / 8;
 const MIN_INTERVAL: TimeSpan = TimeSpan::from_secs(1);
-/// Fewer lines are not worth taking a lock for.
+/// The smallest number of lines that is worth taking the lock.
 const FEWEST_LINES: usize = 64;
-/// A state that is as good as never seen is kept for another minute: time that goes back by less refills nothing.
+/// An expired state is kept for another minute, so that time that goes back by less refills nothing.
 const GRACE: TimeSpan = TimeSpan::from_secs(60);
 
-/// How far a sweep has come.
+/// The progress of a sweep.
 #[derive(Debug, Default)]
 pub(super) struct Sweep {
-    /// The next line to look at; `None` if no sweep is under way.
+    /// The next line; `None` if no sweep is in progress.
     next: Option<usize>,
-    /// Numbers that live counters carry.
+    /// The numbers of live counters.
     live: Vec<bool>,
     /// When the last sweep began.
     began: Option<Timestamp>,
 }
 
-impl Table {
-    /// The number of `limit`, which gets one if it has none.
+impl CounterTable {
+    /// The number of `limit`; assigns one if it has none.
     #[expect(clippy::inline_always, reason = "a few instructions of every decision")]
     #[inline(always)]
     pub(super) fn number(&self, limit: &Limit, now: Timestamp) -> Result<u16, StoreError> {
-        let presumed = Limits::presumed_number(limit);
+        let presumed = LimitRegistry::presumed_number(limit);
         if self.limits.belongs_to(presumed, limit) { Ok(presumed) } else { self.find_number(limit, now) }
     }
 
@@ -68,12 +68,12 @@ impl Table {
         })
     }
 
-    /// Sweeps `parts` of the table, if that is due.
+    /// Sweeps `parts` of the table, if a sweep is due.
     pub(super) fn reclaim_parts(&self, parts: usize, now: Timestamp) {
         let mut sweep = match self.sweep.try_lock() {
             Ok(sweep) => sweep,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            // Somebody sweeps already.
+            // Another thread is sweeping.
             Err(TryLockError::WouldBlock) => return,
         };
         if sweep.next.is_none() {
@@ -89,8 +89,8 @@ impl Table {
         self.sweep_lines(&mut sweep, part.saturating_mul(parts), now);
     }
 
-    /// Sweeps the whole table. A sweep under way comes to its end first: numbers that were pinned when it began were
-    /// not retired.
+    /// Sweeps the whole table. First completes a sweep in progress, because it did not retire the numbers that were pinned
+    /// when it began.
     pub(super) fn reclaim_all(&self, now: Timestamp) {
         let mut sweep = self.sweep.lock().unwrap_or_else(PoisonError::into_inner);
         if sweep.next.is_some() {
@@ -119,7 +119,7 @@ impl Table {
         }
     }
 
-    /// Locks the line even if it carries no retired number: see above.
+    /// Locks the line even if it has no retired number: see above.
     fn sweep_line(&self, line: usize, live_numbers: &mut [bool], now: Timestamp) {
         let locked = self.line(line).lock();
         for slot in 0..SLOTS {
@@ -128,8 +128,8 @@ impl Table {
             if *is_live || !self.limits.is_retired(number) {
                 continue;
             }
-            // A word that is not held may change while it is looked at.
-            locked.hold(slot);
+            // Lock the word, so that it does not change while it is checked.
+            locked.lock_word(slot);
             if self.is_fresh(&locked, slot, now) {
                 self.clear(&locked, slot);
             } else {

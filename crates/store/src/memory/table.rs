@@ -1,39 +1,39 @@
-//! Where keys live: a fixed number of lines, so many bytes and no more.
+//! Places keys in a fixed number of lines.
 //!
-//! A key's home is the line its hash points to. If its home is full of keys that still count, it lives in one
-//! of the fifteen lines behind, and its home remembers that it has spilled. A slot whose state is as good as never
-//! seen is free: nothing is moved or grown. Where all sixteen lines are full, the key has no place.
+//! The hash of a key selects its home line. If the home is full of live keys, the key lives in one of the fifteen lines
+//! behind it, and the home is marked as spilled. A slot whose state equals an unused one is free for other keys; nothing is
+//! moved or grown. If all sixteen lines are full, the key has no slot.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use tidegate_core::{Cost, Limit, State, Timestamp};
+use tidegate_core::{Cost, CounterState, Limit, Timestamp};
 
-use super::bucket::{Bucket, LINES, Locked, SLOTS, Tag, Word};
-use super::limit_registry::Limits;
-use super::locked_path::Asked;
+use super::cache_line::{CacheLine, LINES, LineLock, SLOTS, SlotWord, Tag};
+use super::limit_registry::LimitRegistry;
+use super::locked_path::ResolvedCheck;
 use super::pool::{Pool, PoolFull};
 use super::prefetch::{in_huge_pages, prefetch};
 use super::reclaim::Sweep;
 use crate::sync::Mutex;
 
-/// Lines, the limits their tags name, and the pool their words point into.
+/// Lines, the limits named by their tags, and the pool that their words refer to.
 #[derive(Debug)]
-pub(super) struct Table {
-    lines: Box<[Bucket]>,
-    /// The last lines are nobody's home, so that every home has lines behind it.
+pub(super) struct CounterTable {
+    lines: Box<[CacheLine]>,
+    /// The number of home lines. The last lines are not homes, so that every home has lines behind it.
     homes: usize,
-    pub(super) limits: Limits,
+    pub(super) limits: LimitRegistry,
     pub(super) pool: Pool,
-    /// How far sweeping for pooled states has come.
+    /// The progress of the sweep for pooled states.
     swept: AtomicUsize,
-    /// How far sweeping for numbers of limits has come.
+    /// The progress of the sweep for numbers of limits.
     pub(super) sweep: Mutex<Sweep>,
 }
 
-/// Times are packed relative to 2026-01-01: for decades of them there is room.
+/// Times are packed relative to 2026-01-01, which leaves room for decades.
 pub(super) const ORIGIN: Timestamp = Timestamp::from_secs(1_767_225_600);
 
-/// So many lines a sweep looks at: microseconds.
+/// Lines per sweep for pooled states: microseconds of work.
 const SWEEP_LINES: usize = 512;
 
 /// A slot of a line.
@@ -43,25 +43,25 @@ pub(super) struct Slot {
     pub(super) slot: usize,
 }
 
-impl Table {
+impl CounterTable {
     /// A table of at least sixteen lines.
     pub(super) fn new(lines: usize, pool: Pool) -> Self {
         let count = lines.max(LINES);
         let mut lines = Vec::with_capacity(count);
         in_huge_pages(&mut lines);
-        lines.resize_with(count, Bucket::default);
+        lines.resize_with(count, CacheLine::default);
         let homes = count - (LINES - 1);
         Self {
             lines: lines.into_boxed_slice(),
             homes,
-            limits: Limits::new(),
+            limits: LimitRegistry::new(),
             pool,
             swept: AtomicUsize::new(0),
             sweep: Mutex::default(),
         }
     }
 
-    /// How many keys fit at the very most.
+    /// The largest number of keys.
     pub(super) fn slots(&self) -> usize {
         self.line_count() * SLOTS
     }
@@ -70,14 +70,14 @@ impl Table {
         self.lines.len()
     }
 
-    /// The line a hash points to.
+    /// The home line of a hash.
     #[inline]
     pub(super) fn home(&self, hash: u64) -> usize {
         ((u128::from(hash) * self.homes as u128) >> 64) as usize
     }
 
     #[inline]
-    pub(super) fn line(&self, line: usize) -> &Bucket {
+    pub(super) fn line(&self, line: usize) -> &CacheLine {
         &self.lines[line]
     }
 
@@ -86,9 +86,9 @@ impl Table {
         prefetch(self.line(line));
     }
 
-    /// The slot of a key whose home's lock is held, if it has one. Nobody can give or take the key a slot
-    /// meanwhile, but for a fresh one behind its home.
-    pub(super) fn find(&self, home: &Locked<'_>, at: usize, hash: u64) -> Option<Slot> {
+    /// The slot of a key whose home line is locked, if it has one. Only an expired slot behind the home can be taken from the
+    /// key meanwhile.
+    pub(super) fn find(&self, home: &LineLock<'_>, at: usize, hash: u64) -> Option<Slot> {
         if let Some((slot, _)) = home.find(Tag::new(hash, 0, 0)) {
             return Some(Slot { line: at, slot });
         }
@@ -119,8 +119,8 @@ impl Table {
         slots.find(|slot| bucket.tag(slot.slot) == Tag::EMPTY && !taken(*slot))
     }
 
-    /// A slot of this line that is as good as never seen at `now` and is not `taken`. The locks of this line and of those
-    /// that `latest` was used for are held, so that no number has come to belong to another limit meanwhile.
+    /// A slot of this line whose state equals an unused one at `now` and that is not `taken`. This line and those that `latest`
+    /// was used for are locked, so that no number has changed its limit meanwhile.
     pub(super) fn fresh_slot(
         &self,
         line: usize,
@@ -140,62 +140,61 @@ impl Table {
         })
     }
 
-    /// Whether a slot of a line whose lock is held is as good as never seen; an empty one is not.
+    /// Whether the state of a slot of a locked line equals an unused one; false for an empty slot.
     #[inline(never)]
-    pub(super) fn is_fresh(&self, bucket: &Bucket, slot: usize, now: Timestamp) -> bool {
+    pub(super) fn is_fresh(&self, bucket: &CacheLine, slot: usize, now: Timestamp) -> bool {
         let limit = self.limits.limit(bucket.tag(slot).limit());
         limit.as_deref().is_some_and(|limit| self.is_fresh_under(limit, bucket, slot, now))
     }
 
-    fn is_fresh_under(&self, limit: &Limit, bucket: &Bucket, slot: usize, now: Timestamp) -> bool {
+    fn is_fresh_under(&self, limit: &Limit, bucket: &CacheLine, slot: usize, now: Timestamp) -> bool {
         match bucket.word(slot) {
-            Word::Packed(word) => limit.is_fresh(&limit.unpack(word, ORIGIN), now),
-            Word::Pooled(place) => self.pool.read(place, |state| limit.is_fresh(state, now)),
+            SlotWord::Packed(word) => limit.is_fresh(&limit.unpack(word, ORIGIN), now),
+            SlotWord::Pooled(place) => self.pool.read(place, |state| limit.is_fresh(state, now)),
         }
     }
 
-    /// Reads the state of a slot of a line whose lock is held, as it would be under the limit that is asked for.
+    /// Reads the state of a slot of a locked line, converted to the requested limit.
     pub(super) fn read<R>(
         &self,
         slot: Slot,
-        Asked { limit, number, .. }: &Asked,
+        ResolvedCheck { limit, number, .. }: &ResolvedCheck,
         now: Timestamp,
-        read: impl FnOnce(&State) -> R,
+        read: impl FnOnce(&CounterState) -> R,
     ) -> R {
         let bucket = self.line(slot.line);
         let counted = bucket.tag(slot.slot).limit();
         let other = (counted != *number).then(|| self.limits.limit(counted));
         let old = other.as_ref().and_then(|other| other.as_deref());
-        let rebased = |state: State| match old {
+        let rebased = |state: CounterState| match old {
             Some(old) if old != limit => limit.rebase(old, state, now),
             _ => state,
         };
         match bucket.word(slot.slot) {
-            Word::Packed(word) => read(&rebased(old.unwrap_or(limit).unpack(word, ORIGIN))),
-            Word::Pooled(place) => self.pool.read(place, |state| match old {
+            SlotWord::Packed(word) => read(&rebased(old.unwrap_or(limit).unpack(word, ORIGIN))),
+            SlotWord::Pooled(place) => self.pool.read(place, |state| match old {
                 Some(old) if old != limit => read(&rebased(state.clone())),
                 _ => read(state),
             }),
         }
     }
 
-    /// Writes a state into a slot of a line whose lock is held. If it neither fits a word nor the pool, the
-    /// slot is emptied.
+    /// Writes a state into a slot of a locked line. Empties the slot if the state fits neither a word nor the pool.
     pub(super) fn write(
         &self,
-        line: &Locked<'_>,
+        line: &LineLock<'_>,
         slot: usize,
         tag: Tag,
-        counted: Counted<'_>,
+        counted: StateUnderLimit<'_>,
     ) -> Result<(), PoolFull> {
         let packed = counted.limit.pack(&counted.state, ORIGIN);
         match (packed, line.word(slot), line.tag(slot) == Tag::EMPTY) {
-            (Some(word), Word::Pooled(place), false) => {
+            (Some(word), SlotWord::Pooled(place), false) => {
                 self.pool.remove(place);
-                line.set(slot, tag, Word::Packed(word));
+                line.set(slot, tag, SlotWord::Packed(word));
             }
-            (Some(word), ..) => line.set(slot, tag, Word::Packed(word)),
-            (None, Word::Pooled(place), false) => {
+            (Some(word), ..) => line.set(slot, tag, SlotWord::Packed(word)),
+            (None, SlotWord::Pooled(place), false) => {
                 self.pool.remove(place);
                 return self.write_pooled(line, slot, tag, counted.state);
             }
@@ -204,31 +203,36 @@ impl Table {
         Ok(())
     }
 
-    fn write_pooled(&self, line: &Locked<'_>, slot: usize, tag: Tag, state: State) -> Result<(), PoolFull> {
+    fn write_pooled(
+        &self,
+        line: &LineLock<'_>,
+        slot: usize,
+        tag: Tag,
+        state: CounterState,
+    ) -> Result<(), PoolFull> {
         match self.pool.insert(state) {
-            Ok(place) => line.set(slot, tag, Word::Pooled(place)),
+            Ok(place) => line.set(slot, tag, SlotWord::Pooled(place)),
             Err(full) => {
-                line.set(slot, Tag::EMPTY, Word::VACANT);
+                line.set(slot, Tag::EMPTY, SlotWord::VACANT);
                 return Err(full);
             }
         }
         Ok(())
     }
 
-    /// Whether the first state of a newcomer can be kept. If the pool is full, a few lines are swept for
-    /// pooled states that are as good as never seen.
+    /// Whether the first state of a new key can be stored. If the pool is full, sweeps a few lines for expired pooled states.
     pub(super) fn has_room_for(&self, limit: &Limit, now: Timestamp) -> bool {
-        let mut first = State::Unseen;
+        let mut first = CounterState::Unseen;
         limit.charge(&mut first, now, Cost::ONE);
         if limit.pack(&first, ORIGIN).is_some() || self.pool.has_room() {
             return true;
         }
         let start = self.swept.fetch_add(SWEEP_LINES, Ordering::Relaxed);
         for line in start..start + SWEEP_LINES {
-            // A line that is held will be swept another time.
+            // Skip a locked line; a later sweep visits it.
             let Some(line) = self.line(line % self.lines.len()).try_lock() else { continue };
             for slot in 0..SLOTS {
-                if matches!(line.word(slot), Word::Pooled(_)) && self.is_fresh(&line, slot, now) {
+                if matches!(line.word(slot), SlotWord::Pooled(_)) && self.is_fresh(&line, slot, now) {
                     self.clear(&line, slot);
                 }
             }
@@ -236,7 +240,7 @@ impl Table {
         self.pool.has_room()
     }
 
-    /// Forgets what a key has spent.
+    /// Resets the counter of a key.
     pub(super) fn forget(&self, hash: u64) {
         let at = self.home(hash);
         let home = self.line(at).lock();
@@ -252,22 +256,22 @@ impl Table {
         }
     }
 
-    /// Empties a slot of a line whose lock is held.
-    pub(super) fn clear(&self, line: &Locked<'_>, slot: usize) {
-        if let (Word::Pooled(place), false) = (line.word(slot), line.tag(slot) == Tag::EMPTY) {
+    /// Empties a slot of a locked line.
+    pub(super) fn clear(&self, line: &LineLock<'_>, slot: usize) {
+        if let (SlotWord::Pooled(place), false) = (line.word(slot), line.tag(slot) == Tag::EMPTY) {
             self.pool.remove(place);
         }
-        line.set(slot, Tag::EMPTY, Word::VACANT);
+        line.set(slot, Tag::EMPTY, SlotWord::VACANT);
     }
 }
 
-/// The limit that was looked up last, with its number: neighbours often have the same.
+/// The limit that was looked up last, with its number: neighbouring slots often share it.
 #[derive(Debug)]
 pub(super) struct LatestLimit(pub(super) u16, pub(super) Limit);
 
 /// A state and the limit it is counted under.
 #[derive(Debug)]
-pub(super) struct Counted<'a> {
+pub(super) struct StateUnderLimit<'a> {
     pub(super) limit: &'a Limit,
-    pub(super) state: State,
+    pub(super) state: CounterState,
 }

@@ -2,33 +2,33 @@
 
 use hashbrown::HashTable;
 use hashbrown::hash_table::Entry;
-use tidegate_core::{Key, PenaltyState, Timestamp};
+use tidegate_core::{CounterKey, PenaltyState, Timestamp};
 
 use super::{PenaltyChanges, PenaltyEntry, PenaltyKey};
 
 /// Records, within a number and a size.
 #[derive(Debug)]
 pub(super) struct Shard {
-    table: HashTable<Kept>,
-    most: usize,
+    table: HashTable<ShardEntry>,
+    max: usize,
     /// What the names of clients take, and may take.
     bytes: usize,
-    most_bytes: usize,
-    /// Gone since changes were last taken; at most as many as there can be records.
+    max_bytes: usize,
+    /// Gone since changes were last taken; at max as many as there can be records.
     removed: Vec<PenaltyKey>,
     is_partial: bool,
 }
 
 #[derive(Debug)]
-struct Kept {
+struct ShardEntry {
     hash: u64,
-    penalised: PenaltyEntry,
+    penalty: PenaltyEntry,
     is_changed: bool,
 }
 
 impl Shard {
-    pub(super) fn new(most: usize, most_bytes: usize) -> Self {
-        Self { table: HashTable::new(), most, bytes: 0, most_bytes, removed: Vec::new(), is_partial: false }
+    pub(super) fn new(max: usize, max_bytes: usize) -> Self {
+        Self { table: HashTable::new(), max, bytes: 0, max_bytes, removed: Vec::new(), is_partial: false }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -36,44 +36,44 @@ impl Shard {
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &PenaltyEntry> {
-        self.table.iter().map(|kept| &kept.penalised)
+        self.table.iter().map(|entry| &entry.penalty)
     }
 
-    pub(super) fn find(&self, hash: u64, key: Key<'_>) -> Option<&PenaltyEntry> {
-        self.table.find(hash, |kept| kept.penalised.key.is(key)).map(|kept| &kept.penalised)
+    pub(super) fn find(&self, hash: u64, key: CounterKey<'_>) -> Option<&PenaltyEntry> {
+        self.table.find(hash, |entry| entry.penalty.key.is(key)).map(|entry| &entry.penalty)
     }
 
     /// Replaces the record of `key`, the default if there is none, by what `change` makes of it: a record and the
-    /// instant from which on it is forgotten. `None` if there is no room.
+    /// instant from which on it is expires_at. `None` if there is no room.
     pub(super) fn update(
         &mut self,
         hash: u64,
-        key: Key<'_>,
+        key: CounterKey<'_>,
         now: Timestamp,
         change: impl FnOnce(PenaltyState) -> (PenaltyState, Timestamp),
     ) -> Option<PenaltyState> {
-        if let Some(kept) = self.table.find_mut(hash, |kept| kept.penalised.key.is(key)) {
-            let (record, forgotten) = change(kept.penalised.record);
-            if kept.penalised.record != record {
-                kept.penalised.record = record;
-                kept.penalised.forgotten = forgotten;
-                kept.is_changed = true;
+        if let Some(entry) = self.table.find_mut(hash, |entry| entry.penalty.key.is(key)) {
+            let (record, expires_at) = change(entry.penalty.record);
+            if entry.penalty.record != record {
+                entry.penalty.record = record;
+                entry.penalty.expires_at = expires_at;
+                entry.is_changed = true;
             }
             return Some(record);
         }
         self.make_room(key.client.len(), now)?;
-        let (record, forgotten) = change(PenaltyState::default());
-        let penalised = PenaltyEntry { key: PenaltyKey::of(key), record, forgotten };
+        let (record, expires_at) = change(PenaltyState::default());
+        let penalty = PenaltyEntry { key: PenaltyKey::of(key), record, expires_at };
         self.bytes += key.client.len();
-        self.table.insert_unique(hash, Kept { hash, penalised, is_changed: true }, |kept| kept.hash);
+        self.table.insert_unique(hash, ShardEntry { hash, penalty, is_changed: true }, |entry| entry.hash);
         Some(record)
     }
 
-    pub(super) fn remove(&mut self, hash: u64, key: Key<'_>) -> bool {
-        match self.table.entry(hash, |kept| kept.penalised.key.is(key), |kept| kept.hash) {
+    pub(super) fn remove(&mut self, hash: u64, key: CounterKey<'_>) -> bool {
+        match self.table.entry(hash, |entry| entry.penalty.key.is(key), |entry| entry.hash) {
             Entry::Occupied(entry) => {
-                let (kept, _) = entry.remove();
-                self.note_gone(kept.penalised);
+                let (entry, _) = entry.remove();
+                self.note_removed(entry.penalty);
                 true
             }
             Entry::Vacant(_) => false,
@@ -81,43 +81,42 @@ impl Shard {
     }
 
     pub(super) fn take_changes(&mut self, changes: &mut PenaltyChanges) {
-        for kept in self.table.iter_mut().filter(|kept| kept.is_changed) {
-            kept.is_changed = false;
-            changes.set.push(kept.penalised.clone());
+        for entry in self.table.iter_mut().filter(|entry| entry.is_changed) {
+            entry.is_changed = false;
+            changes.set.push(entry.penalty.clone());
         }
         changes.removed.append(&mut self.removed);
         changes.is_partial |= std::mem::take(&mut self.is_partial);
     }
 
-    /// Room for one more of so many bytes: those who are forgotten go, then those who have done least. Nobody who is
+    /// Room for one more of so many bytes: those who are expires_at go, then those who have done least. Nobody who is
     /// locked out does.
     fn make_room(&mut self, bytes: usize, now: Timestamp) -> Option<()> {
-        let has_room =
-            |shard: &Self| shard.table.len() < shard.most && shard.bytes + bytes <= shard.most_bytes;
+        let has_room = |shard: &Self| shard.table.len() < shard.max && shard.bytes + bytes <= shard.max_bytes;
         if has_room(self) {
             return Some(());
         }
-        let forgotten: Vec<_> = self
+        let expires_at: Vec<_> = self
             .table
-            .extract_if(|kept| kept.penalised.forgotten <= now)
-            .map(|kept| kept.penalised)
+            .extract_if(|entry| entry.penalty.expires_at <= now)
+            .map(|entry| entry.penalty)
             .collect();
-        for penalised in forgotten {
-            self.note_gone(penalised);
+        for penalty in expires_at {
+            self.note_removed(penalty);
         }
         while !has_room(self) {
-            let free = self.table.iter().filter(|kept| kept.penalised.record.lock_out(now).is_none());
-            let least = free.min_by_key(|kept| (kept.penalised.record.level, kept.penalised.forgotten))?;
-            let (hash, key) = (least.hash, least.penalised.key.clone());
+            let free = self.table.iter().filter(|entry| entry.penalty.record.lock_out(now).is_none());
+            let least = free.min_by_key(|entry| (entry.penalty.record.level, entry.penalty.expires_at))?;
+            let (hash, key) = (least.hash, least.penalty.key.clone());
             self.remove(hash, key.as_key());
         }
         Some(())
     }
 
-    fn note_gone(&mut self, penalised: PenaltyEntry) {
-        self.bytes = self.bytes.saturating_sub(penalised.key.client.len());
-        if self.removed.len() < self.most {
-            self.removed.push(penalised.key);
+    fn note_removed(&mut self, penalty: PenaltyEntry) {
+        self.bytes = self.bytes.saturating_sub(penalty.key.client.len());
+        if self.removed.len() < self.max {
+            self.removed.push(penalty.key);
         } else {
             self.is_partial = true;
         }

@@ -6,8 +6,8 @@ fn penalty() -> Penalty {
     Penalty::new(2, TimeSpan::from_secs(60), TimeSpan::from_secs(3_600), TimeSpan::from_secs(10)).unwrap()
 }
 
-fn key(client: &[u8]) -> Key<'_> {
-    Key::new(RuleId::named("login"), client)
+fn key(client: &[u8]) -> CounterKey<'_> {
+    CounterKey::new(RuleId::named("login"), client)
 }
 
 fn at(seconds: u64) -> Timestamp {
@@ -15,19 +15,19 @@ fn at(seconds: u64) -> Timestamp {
 }
 
 fn lock_out(penalties: &Penalties, client: &[u8], now: Timestamp) -> Option<TimeSpan> {
-    penalties.violate(key(client), &penalty(), now);
-    penalties.violate(key(client), &penalty(), now)
+    penalties.record_violation(key(client), &penalty(), now);
+    penalties.record_violation(key(client), &penalty(), now)
 }
 
 #[test]
 fn a_client_is_locked_out_under_the_rule_it_violated_and_no_other() {
     let penalties = Penalties::default();
-    assert_eq!(penalties.violate(key(b"mallory"), &penalty(), at(0)), None);
-    assert_eq!(penalties.violate(key(b"mallory"), &penalty(), at(1)), Some(TimeSpan::from_secs(60)));
+    assert_eq!(penalties.record_violation(key(b"mallory"), &penalty(), at(0)), None);
+    assert_eq!(penalties.record_violation(key(b"mallory"), &penalty(), at(1)), Some(TimeSpan::from_secs(60)));
     assert_eq!(penalties.lock_out(key(b"mallory"), at(31)), Some(TimeSpan::from_secs(30)));
     assert_eq!(penalties.lock_out(key(b"mallory"), at(61)), None);
     assert_eq!(penalties.lock_out(key(b"alice"), at(1)), None);
-    assert_eq!(penalties.lock_out(Key::new(RuleId::named("other"), b"mallory"), at(1)), None);
+    assert_eq!(penalties.lock_out(CounterKey::new(RuleId::named("other"), b"mallory"), at(1)), None);
     assert_eq!(penalties.locked_out(at(1)).len(), 1);
     assert_eq!(penalties.locked_out(at(61)).len(), 0);
     assert_eq!(penalties.len(), 1, "its level is still remembered");
@@ -40,7 +40,7 @@ fn a_flood_of_others_frees_nobody_who_is_locked_out() {
         assert!(lock_out(&penalties, format!("locked-{n}").as_bytes(), at(0)).is_some());
     }
     for n in 0_u32..20_000 {
-        penalties.violate(key(&n.to_be_bytes()), &penalty(), at(1));
+        penalties.record_violation(key(&n.to_be_bytes()), &penalty(), at(1));
     }
     assert!(penalties.len() <= 640, "{}", penalties.len());
     for n in 0_u32..100 {
@@ -57,16 +57,16 @@ fn a_table_full_of_lock_outs_takes_nobody_else_until_they_are_forgotten() {
     assert_eq!(penalties.len(), 64);
     assert!(penalties.unrecorded() > 0);
     assert_eq!(lock_out(&penalties, b"late", at(30)), None);
-    assert!(lock_out(&penalties, b"late", at(10_000)).is_some(), "those before are forgotten");
+    assert!(lock_out(&penalties, b"late", at(10_000)).is_some(), "those before are expires_at");
 }
 
 #[test]
 fn repeated_offenders_are_remembered_longer_than_first_ones() {
     let penalties = Penalties::with_cap(640);
     lock_out(&penalties, b"again", at(0));
-    // The lock-out is over, its level is not forgotten.
+    // The lock-out is over, its level is not expires_at.
     for n in 0_u32..2_000 {
-        penalties.violate(key(&n.to_be_bytes()), &penalty(), at(61));
+        penalties.record_violation(key(&n.to_be_bytes()), &penalty(), at(61));
     }
     assert_eq!(lock_out(&penalties, b"again", at(61)), Some(TimeSpan::from_secs(120)));
 }
@@ -76,7 +76,7 @@ fn long_names_take_no_more_than_their_room() {
     let penalties = Penalties::with_cap(64);
     let long = |n: u32| [n.to_be_bytes().as_slice(), &[b'x'; 4_000]].concat();
     for n in 0..500 {
-        penalties.violate(key(&long(n)), &penalty(), at(0));
+        penalties.record_violation(key(&long(n)), &penalty(), at(0));
     }
     assert!(penalties.len() <= 64);
     assert_eq!(lock_out(&penalties, &[b'x'; 5_000], at(0)), None, "too long to be remembered");
@@ -86,10 +86,10 @@ fn long_names_take_no_more_than_their_room() {
 fn a_snapshot_restores_lock_outs_and_leaves_out_what_is_forgotten() {
     let before = Penalties::default();
     lock_out(&before, b"mallory", at(0));
-    before.violate(key(b"clumsy"), &penalty(), at(0));
+    before.record_violation(key(b"clumsy"), &penalty(), at(0));
     assert_eq!(before.snapshot(at(1)).len(), 2);
     let saved = before.snapshot(at(11));
-    assert_eq!(saved.len(), 1, "one violation is forgotten after ten seconds");
+    assert_eq!(saved.len(), 1, "one violation is expires_at after ten seconds");
     let after = Penalties::default();
     after.restore(saved, at(20));
     assert_eq!(after.lock_out(key(b"mallory"), at(20)), Some(TimeSpan::from_secs(40)));
@@ -103,13 +103,13 @@ fn a_clock_that_went_back_a_year_locks_nobody_out_for_a_year() {
     let after = Penalties::default();
     after.restore(before.snapshot(at(40_000_000)), at(0));
     assert_eq!(after.lock_out(key(b"mallory"), at(0)), Some(TimeSpan::from_secs(60)));
-    assert_eq!(after.snapshot(at(200)).len(), 0, "and all of it is forgotten in time");
+    assert_eq!(after.snapshot(at(200)).len(), 0, "and all of it is expires_at in time");
 }
 
 #[test]
 fn a_restored_record_does_not_undo_what_has_happened_since() {
     let penalties = Penalties::default();
-    penalties.violate(key(b"mallory"), &penalty(), at(0));
+    penalties.record_violation(key(b"mallory"), &penalty(), at(0));
     let saved = penalties.snapshot(at(0));
     lock_out(&penalties, b"mallory", at(1));
     penalties.restore(saved, at(2));
@@ -127,7 +127,7 @@ fn whoever_keeps_a_copy_learns_of_every_change() {
     assert_eq!((changes.set.len(), changes.removed.len()), (1, 0));
     assert_eq!(changes.set[0].record.level, 1);
     // During a lock-out nothing changes.
-    penalties.violate(key(b"mallory"), &penalty(), at(1));
+    penalties.record_violation(key(b"mallory"), &penalty(), at(1));
     assert_eq!(penalties.take_changes(), PenaltyChanges::default());
     assert!(penalties.remove(key(b"mallory")) && !penalties.remove(key(b"mallory")));
     assert_eq!(penalties.lock_out(key(b"mallory"), at(1)), None);
@@ -140,7 +140,7 @@ fn whoever_keeps_a_copy_learns_of_every_change() {
 fn a_keeper_that_is_too_slow_is_told_to_take_a_snapshot() {
     let penalties = Penalties::with_cap(64);
     for n in 0_u32..2_000 {
-        penalties.violate(key(&n.to_be_bytes()), &penalty(), at(0));
+        penalties.record_violation(key(&n.to_be_bytes()), &penalty(), at(0));
     }
     let changes = penalties.take_changes();
     assert!(changes.is_partial && changes.removed.len() <= 64 && changes.set.len() <= 64);

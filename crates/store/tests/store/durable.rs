@@ -10,7 +10,8 @@ use proptest::prelude::*;
 use tempfile::TempDir;
 use tidegate_core::{Algorithm, Limit, PenaltyState, RuleId, Spec, TimeSpan, Timestamp};
 use tidegate_store::durable::{
-    BackupError, BanRecord, Change, Contents, Durable, DurableError, OpenError, OverrideKey, OverrideRecord,
+    BackupError, BanRecord, Contents, Durable, DurableChange, DurableError, OpenError, OverrideKey,
+    OverrideRecord,
 };
 use tidegate_store::{PenaltyEntry, PenaltyKey};
 
@@ -36,13 +37,13 @@ fn open(path: &std::path::Path) -> (Durable, Contents) {
 
 #[derive(Clone, Debug)]
 enum Step {
-    Apply(Vec<Change>),
+    Apply(Vec<DurableChange>),
     Reopen,
     HandOver,
     BackUp,
 }
 
-fn changes() -> impl Strategy<Value = Change> {
+fn changes() -> impl Strategy<Value = DurableChange> {
     let subject = prop_oneof!["[a-c]", "[a-c]", "\\PC{0,40}"];
     let client = prop_oneof![vec(0_u8..3, 1..=1), vec(any::<u8>(), 0..40)];
     let key = ("[ab]", client).prop_map(|(rule, client)| OverrideKey { rule, client });
@@ -65,20 +66,20 @@ fn changes() -> impl Strategy<Value = Change> {
             }
         });
     prop_oneof![
-        (subject.clone(), banned).prop_map(|(subject, ban)| Change::Ban(subject, ban)),
-        subject.prop_map(Change::Unban),
-        (key.clone(), replacement).prop_map(|(key, replacement)| Change::Override(key, replacement)),
-        key.prop_map(Change::EndOverride),
-        penalised().prop_map(Change::Penalise),
-        penalised().prop_map(|penalised| Change::Forgive(penalised.key)),
-        Just(Change::ForgiveAll),
+        (subject.clone(), banned).prop_map(|(subject, ban)| DurableChange::Ban(subject, ban)),
+        subject.prop_map(DurableChange::Unban),
+        (key.clone(), replacement).prop_map(|(key, replacement)| DurableChange::Override(key, replacement)),
+        key.prop_map(DurableChange::RemoveOverride),
+        penalised().prop_map(DurableChange::SetPenalty),
+        penalised().prop_map(|penalised| DurableChange::RemovePenalty(penalised.key)),
+        Just(DurableChange::ClearPenalties),
     ]
 }
 
 fn penalised() -> impl Strategy<Value = PenaltyEntry> {
     let times = proptest::array::uniform4(0_u64..1 << 53);
     (0_u64..3, vec(0_u8..3, 1..=1), any::<(u32, u32)>(), times).prop_map(|(rule, client, counts, times)| {
-        let [since, locked_until, forgotten, locked_for] = times;
+        let [since, locked_until, expires_at, locked_for] = times;
         let key = PenaltyKey { rule: RuleId::from_u64(rule), client: client.into() };
         let record = PenaltyState {
             violations: counts.0,
@@ -87,7 +88,7 @@ fn penalised() -> impl Strategy<Value = PenaltyEntry> {
             locked_until: Timestamp::from_micros(locked_until),
             locked_for: TimeSpan::from_micros(locked_for),
         };
-        PenaltyEntry { key, record, forgotten: Timestamp::from_micros(forgotten) }
+        PenaltyEntry { key, record, expires_at: Timestamp::from_micros(expires_at) }
     })
 }
 
@@ -127,10 +128,10 @@ proptest! {
                     block_on(durable.release()).unwrap();
                     let (successor, found) = Durable::open(&path).unwrap();
                     prop_assert_eq!(&found, &model);
-                    let refused = block_on(durable.apply(vec![Change::Unban("a".to_owned())]));
+                    let refused = block_on(durable.apply(vec![DurableChange::Unban("a".to_owned())]));
                     prop_assert!(matches!(refused, Err(DurableError::HandedOver)));
                     // The successor writes, and then fails: the old one takes the file back.
-                    let change = Change::Ban("b".to_owned(), ban("by the successor"));
+                    let change = DurableChange::Ban("b".to_owned(), ban("by the successor"));
                     block_on(successor.apply(vec![change.clone()])).unwrap();
                     model.apply(change);
                     drop(successor);
@@ -220,7 +221,7 @@ fn damage_is_found_or_harmless() {
     let (folder, path) = file();
     let (durable, _) = Durable::open(&path).unwrap();
     for number in 0..50 {
-        let change = Change::Ban(format!("user:{number}"), ban("a reason that takes some room"));
+        let change = DurableChange::Ban(format!("user:{number}"), ban("a reason that takes some room"));
         block_on(durable.apply(vec![change])).unwrap();
     }
     drop(durable);
@@ -268,7 +269,7 @@ fn damage_is_found_or_harmless() {
 fn what_is_in_memory_is_never_handed_over() {
     let durable = Durable::in_memory().unwrap();
     block_on(durable.release()).unwrap();
-    block_on(durable.apply(vec![Change::Ban("user:bob".to_owned(), ban(""))])).unwrap();
+    block_on(durable.apply(vec![DurableChange::Ban("user:bob".to_owned(), ban(""))])).unwrap();
 }
 
 #[test]
@@ -286,7 +287,7 @@ fn every_limit_that_can_be_is_kept() {
         since: Timestamp::ZERO,
         until: Some(Timestamp::MAX),
     };
-    block_on(durable.apply(vec![Change::Override(key.clone(), replacement.clone())])).unwrap();
+    block_on(durable.apply(vec![DurableChange::Override(key.clone(), replacement.clone())])).unwrap();
     drop(durable);
     assert_eq!(open(&path).1.overrides[&key], replacement);
 }

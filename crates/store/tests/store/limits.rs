@@ -1,7 +1,7 @@
 //! The in-memory store over a process life: more limits than it can number at once, one after another.
 
 use pollster::block_on;
-use tidegate_core::{Algorithm, Check, Decision, Key, Limit, RuleId, Spec, TimeSpan, Timestamp};
+use tidegate_core::{Algorithm, Check, CounterKey, Decision, Limit, RuleId, Spec, TimeSpan, Timestamp};
 use tidegate_store::{MemoryStore, Override, Store, StoreError};
 
 const START: Timestamp = Timestamp::from_secs(1_800_000_000);
@@ -15,7 +15,7 @@ fn limit(requests: u64, seconds: u64) -> Limit {
 }
 
 fn decide(store: &MemoryStore, client: &[u8], limit: &Limit, now: Timestamp) -> Decision {
-    block_on(store.decide(&[Check::new(Key::new(RULE, client), limit)], now)).unwrap()
+    block_on(store.decide(&[Check::new(CounterKey::new(RULE, client), limit)], now)).unwrap()
 }
 
 #[test]
@@ -24,7 +24,7 @@ fn override_with_fresh_limit_100_000_times_is_accepted() {
     for n in 0..LIFE {
         let now = START + TimeSpan::from_secs(n);
         let replacement = Override { limit: limit(n + 10, 60), until: now + TimeSpan::from_secs(30) };
-        block_on(store.override_limit(Key::new(RULE, b"alice"), Some(replacement), now)).unwrap();
+        block_on(store.override_limit(CounterKey::new(RULE, b"alice"), Some(replacement), now)).unwrap();
         assert_eq!(decide(&store, b"alice", &rule, now).outcomes[0].limit, n + 10);
     }
 }

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use opentelemetry::KeyValue;
 use tidegate_core::Timestamp;
 use tidegate_policy::ClientName;
-use tidegate_store::Reading;
+use tidegate_store::ClockReading;
 
 use super::json::Object;
 use crate::metrics::{AttemptResult, DecisionKind};
@@ -32,7 +32,7 @@ pub struct RequestSummary {
 #[derive(Debug)]
 pub(crate) struct AccessEntry {
     pub(crate) seen: RequestSummary,
-    pub(crate) began: Reading,
+    pub(crate) began: ClockReading,
     pub(crate) decision_began: Option<Timestamp>,
     id: Option<String>,
     client: Option<ClientName>,
@@ -62,7 +62,7 @@ pub(crate) struct AttemptEntry {
 }
 
 impl AccessEntry {
-    pub(crate) fn new(seen: RequestSummary, began: Reading) -> Self {
+    pub(crate) fn new(seen: RequestSummary, began: ClockReading) -> Self {
         Self {
             seen,
             began,
@@ -133,7 +133,7 @@ impl AccessEntry {
     /// The line. What is not known is left out.
     pub(crate) fn line(
         &self,
-        now: Reading,
+        now: ClockReading,
         decided: Option<(DecisionKind, u64)>,
         status: Option<u16>,
         trace: Option<&str>,

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tidegate_core::Timestamp;
-use tidegate_store::{Counted, SpaceSaving};
+use tidegate_store::{SpaceSaving, WeightedItem};
 
 use super::rules::RuleSlot;
 
@@ -47,7 +47,7 @@ pub(crate) struct Candidate {
 }
 
 /// It was refused about so often at least; zero if chance may have it.
-pub(crate) fn refused(candidate: &Counted<Candidate>) -> u64 {
+pub(crate) fn refused(candidate: &WeightedItem<Candidate>) -> u64 {
     if candidate.item.samples >= 3 { candidate.at_least() } else { 0 }
 }
 
@@ -62,13 +62,13 @@ impl Sketch {
     }
 
     /// All candidates since this was last asked.
-    pub(crate) fn take(&mut self) -> Vec<Counted<Candidate>> {
+    pub(crate) fn take(&mut self) -> Vec<WeightedItem<Candidate>> {
         self.0.take()
     }
 }
 
 /// The candidates of all cores, the heaviest first.
-pub(crate) fn merge(all: impl Iterator<Item = Counted<Candidate>>) -> Vec<Counted<Candidate>> {
+pub(crate) fn merge(all: impl Iterator<Item = WeightedItem<Candidate>>) -> Vec<WeightedItem<Candidate>> {
     let mut merged: Vec<_> = all.collect();
     merged.sort_unstable_by_key(|one| one.item.hash);
     merged.dedup_by(|later, first| {

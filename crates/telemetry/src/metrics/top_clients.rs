@@ -23,7 +23,7 @@ use arc_swap::ArcSwap;
 use crossbeam_utils::CachePadded;
 use tidegate_core::{TimeSpan, Timestamp};
 use tidegate_policy::ClientName;
-use tidegate_store::Counted;
+use tidegate_store::WeightedItem;
 
 use super::counter::{Counter, for_each_core};
 use super::rules::RuleSlot;
@@ -189,7 +189,7 @@ impl Offenders {
     }
 
     /// Decides anew who has a series. The heaviest of `candidates` take the places of those who cause less.
-    pub(crate) fn compare(&self, candidates: impl Iterator<Item = Counted<Candidate>>, now: Timestamp) {
+    pub(crate) fn compare(&self, candidates: impl Iterator<Item = WeightedItem<Candidate>>, now: Timestamp) {
         let mut naming = self.naming();
         naming.settle();
         let mut activity: Vec<u64> = Vec::new();

@@ -4,7 +4,7 @@ use opentelemetry::trace::{SpanContext, SpanId, SpanKind, Status, TraceFlags, Tr
 use opentelemetry::{InstrumentationScope, KeyValue, Value};
 use opentelemetry_sdk::trace::{SpanData, SpanEvents, SpanLinks};
 use tidegate_core::{TimeSpan as Length, Timestamp};
-use tidegate_store::{Reading, wall};
+use tidegate_store::{ClockReading, to_system_time};
 
 use super::context::{TraceContext, span_id};
 use crate::log::{AccessEntry, AttemptEntry};
@@ -26,7 +26,7 @@ impl TraceSpans {
     pub(crate) fn spans(
         &self,
         access: &AccessEntry,
-        now: Reading,
+        now: ClockReading,
         decided: Option<(DecisionKind, u64)>,
         status: Option<u16>,
     ) -> Vec<SpanData> {
@@ -82,8 +82,8 @@ impl TraceSpans {
             parent_span_is_remote: false,
             span_kind,
             name: "".into(),
-            start_time: wall(began),
-            end_time: wall(ended.max(began)),
+            start_time: to_system_time(began),
+            end_time: to_system_time(ended.max(began)),
             attributes: Vec::new(),
             dropped_attributes_count: 0,
             events: SpanEvents::default(),

@@ -43,7 +43,7 @@ async fn waiting() -> (HttpServer, Arc<Semaphore>) {
 
 /// Waits until so many places are taken.
 async fn taken(proxy: &TestGateway, count: u64) {
-    eventually("so many permits are in use", || proxy.permits().taken() == count).await;
+    eventually("so many permits are in use", || proxy.permits().in_use() == count).await;
 }
 
 fn ask(proxy: &TestGateway, path: &'static str) -> tokio::task::JoinHandle<CollectedResponse> {
@@ -140,7 +140,7 @@ async fn a_thousand_clients_that_hang_up_within_the_answer_leave_nothing_behind(
             soon(stream.read_u8()).await.unwrap();
             clients.push(stream);
         }
-        assert_eq!(proxy.permits().taken(), 100);
+        assert_eq!(proxy.permits().in_use(), 100);
         drop(clients);
         taken(&proxy, 0).await;
     }
@@ -191,7 +191,7 @@ async fn a_tunnel_keeps_its_place_to_its_end() {
         let mut answer = [0; 12];
         soon(stream.read_exact(&mut answer)).await.unwrap();
         assert_eq!(&answer, b"HTTP/1.1 101");
-        assert_eq!(proxy.permits().taken(), 1);
+        assert_eq!(proxy.permits().in_use(), 1);
         assert_eq!(proxy.get("/").await.status, 429);
         drop(stream);
         taken(&proxy, 0).await;

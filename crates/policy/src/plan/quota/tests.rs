@@ -1,5 +1,5 @@
 use proptest::prelude::*;
-use tidegate_core::{Cost, State, Timestamp};
+use tidegate_core::{Cost, CounterState, Timestamp};
 
 use super::*;
 
@@ -49,7 +49,7 @@ proptest! {
         if algorithm == Algorithm::LeakyBucket && spec.window >= TimeSpan::from_secs(1) {
             prop_assert!(whole.quota <= spec.requests && whole.quota <= spec.burst.unwrap_or(u64::MAX));
         }
-        let mut state = State::default();
+        let mut state = CounterState::default();
         let mut now = Timestamp::from_micros(1_700_000_000_123_456);
         for (gap, cost, forced) in arrivals {
             let gap = u128::from(spec.window.as_micros()) * u128::from(gap) / 1_000;
@@ -118,7 +118,7 @@ fn quota_of_each_algorithm_is_announced_as_documented() {
 fn quota_of_an_override_is_announced_with_the_window_of_the_rule() {
     let (_, quota) = quota(Algorithm::TokenBucket, Spec::new(10, TimeSpan::from_secs(60))).unwrap();
     let instead = Limit::new(Algorithm::TokenBucket, Spec::new(500, TimeSpan::from_secs(60))).unwrap();
-    let outcome = instead.evaluate(&State::Unseen, Timestamp::from_secs(1), Cost::ONE);
+    let outcome = instead.evaluate(&CounterState::Unseen, Timestamp::from_secs(1), Cost::ONE);
     let report = quota.report("a", &outcome);
     assert_eq!((report.quota, report.window, report.remaining), (500, Some(TimeSpan::from_secs(60)), 499));
 }
@@ -127,18 +127,18 @@ fn quota_of_an_override_is_announced_with_the_window_of_the_rule() {
 fn locked_out_report_leaves_nothing_and_lasts_as_long_as_the_longer_of_limit_and_lock_out() {
     let (limit, quota) = quota(Algorithm::SlidingLog, Spec::new(1, TimeSpan::from_secs(60))).unwrap();
     let now = Timestamp::from_secs(1);
-    let locked = |state: &State, left| {
+    let locked = |state: &CounterState, left| {
         let outcome = limit.evaluate(state, now, Cost::ONE);
         let report = quota.report_locked_out("a", Some(&outcome), TimeSpan::from_secs(left));
         (report.remaining, report.retry_after.unwrap(), report.reset_after)
     };
-    let mut spent = State::default();
+    let mut spent = CounterState::default();
     limit.step(&mut spent, now, Cost::ONE);
     assert_eq!(locked(&spent, 10), (0, TimeSpan::from_secs(60), TimeSpan::from_secs(60)));
     assert_eq!(locked(&spent, 90), (0, TimeSpan::from_secs(90), TimeSpan::from_secs(90)));
-    assert_eq!(locked(&State::Unseen, 10), (0, TimeSpan::from_secs(10), TimeSpan::from_secs(60)));
+    assert_eq!(locked(&CounterState::Unseen, 10), (0, TimeSpan::from_secs(10), TimeSpan::from_secs(60)));
     assert_eq!(quota.report_locked_out("a", None, TimeSpan::from_secs(10)).quota, 1);
-    let never = limit.evaluate(&State::Unseen, now, Cost::new(2));
+    let never = limit.evaluate(&CounterState::Unseen, now, Cost::new(2));
     let report = quota.report_locked_out("a", Some(&never), TimeSpan::from_secs(10));
     assert_eq!((report.retry_after, report.announced_reset()), (None, TimeSpan::from_secs(10)));
 }

@@ -1,4 +1,4 @@
-use tidegate_core::{Cost, Limit, RuleId, Spec, State, TimeSpan, Timestamp};
+use tidegate_core::{Cost, CounterState, Limit, RuleId, Spec, TimeSpan, Timestamp};
 
 use proptest::prelude::*;
 
@@ -45,7 +45,7 @@ proptest! {
         gaps in proptest::collection::vec(prop_oneof![Just(0_u64), 0..3_000_u64, 0..20_000_u64], 1..200),
     ) {
         prop_assume!(is_tighter(&tight, &loose));
-        let (mut first, mut second) = (State::default(), State::default());
+        let (mut first, mut second) = (CounterState::default(), CounterState::default());
         let mut now = Timestamp::from_secs(1_700_000_000);
         for gap in gaps {
             now = now + TimeSpan::from_millis(gap);

@@ -10,14 +10,14 @@ fn limit(requests: u64) -> Limit {
     Limit::new(Algorithm::FixedWindow, Spec::new(requests, TimeSpan::from_secs(1))).expect("a valid limit")
 }
 
-fn sweep(limits: &Limits, is_live: impl Fn(u16) -> bool) {
+fn sweep(limits: &LimitRegistry, is_live: impl Fn(u16) -> bool) {
     limits.retire_unpinned();
     limits.free_retired(is_live, &Budget::new(0), NOW);
 }
 
 #[test]
 fn numbers_are_distinct_and_stable_until_all_are_in_use() {
-    let limits = Limits::new();
+    let limits = LimitRegistry::new();
     let max = MAX_LIMITS as u64;
     let numbers: Vec<_> = (1..=max).map(|n| limits.find_or_add(&limit(n)).unwrap()).collect();
     let distinct: HashSet<_> = numbers.iter().copied().collect();
@@ -34,7 +34,7 @@ fn numbers_are_distinct_and_stable_until_all_are_in_use() {
 
 #[test]
 fn numbers_that_nothing_needs_are_free_after_a_sweep() {
-    let limits = Limits::new();
+    let limits = LimitRegistry::new();
     let numbers: Vec<_> = (1..=3).map(|n| limits.find_or_add(&limit(n)).unwrap()).collect();
     let (pinned, _) = limits.retain(&[limit(1)]).unwrap();
     sweep(&limits, |number| number == numbers[1]);
@@ -48,7 +48,7 @@ fn numbers_that_nothing_needs_are_free_after_a_sweep() {
 
 #[test]
 fn retired_number_is_revived_by_its_limit_and_not_freed() {
-    let limits = Limits::new();
+    let limits = LimitRegistry::new();
     let number = limits.find_or_add(&limit(1)).unwrap();
     limits.retire_unpinned();
     assert!(limits.is_retired(number) && limits.find(&limit(1)).is_none());
@@ -59,7 +59,7 @@ fn retired_number_is_revived_by_its_limit_and_not_freed() {
 
 #[test]
 fn retain_beyond_the_maximum_is_rejected_and_changes_nothing() {
-    let limits = Limits::new();
+    let limits = LimitRegistry::new();
     let max = MAX_LIMITS as u64;
     let (_half, new) = limits.retain(&(1..=max / 2).map(limit).collect::<Vec<_>>()).unwrap();
     assert_eq!(new, MAX_LIMITS / 2);
@@ -76,7 +76,7 @@ fn retain_beyond_the_maximum_is_rejected_and_changes_nothing() {
 
 #[test]
 fn searches_stay_short_after_many_sweeps() {
-    let limits = Limits::new();
+    let limits = LimitRegistry::new();
     for n in 0..1_000 {
         let _ = limits.find_or_add(&limit(n + 1));
         if n % 10 == 0 {

@@ -2,7 +2,7 @@
 
 use fastrand::Rng;
 use pollster::block_on;
-use tidegate_core::{Algorithm, Check, Cost, Decision, Key, Refund, RuleId, Spec};
+use tidegate_core::{Algorithm, Check, Cost, CounterKey, Decision, Refund, RuleId, Spec};
 
 use super::*;
 use crate::conformance::oracle::Oracle;
@@ -30,7 +30,8 @@ fn store() -> MemoryStore {
 }
 
 fn decide(store: &MemoryStore, client: &[u8], limit: &Limit, now: Timestamp) -> Decision {
-    block_on(store.decide(&[Check::new(Key::new(RULES[0], client), limit)], now)).expect("a free number")
+    block_on(store.decide(&[Check::new(CounterKey::new(RULES[0], client), limit)], now))
+        .expect("a free number")
 }
 
 #[test]
@@ -79,9 +80,9 @@ fn live_counters_under_all_numbers_leave_none_for_another_limit() {
     for n in 0..MAX_LIMITS as u64 {
         assert!(decide(&store, &n.to_be_bytes(), &window(n + 1, 3_600), START).passes());
     }
-    let (other, check_key) = (window(1_000, 3_600), Key::new(RULES[0], b"alice"));
+    let (other, check_key) = (window(1_000, 3_600), CounterKey::new(RULES[0], b"alice"));
     let (known, client) = (window(7, 3_600), 6_u64.to_be_bytes());
-    let checks = [Check::new(Key::new(RULES[0], &client), &known), Check::new(check_key, &other)];
+    let checks = [Check::new(CounterKey::new(RULES[0], &client), &known), Check::new(check_key, &other)];
     let mut decisions = Vec::new();
     let batch = [&checks[..1], &checks[1..]];
     assert!(block_on(store.decide_batch(&batch, START, &mut decisions)).is_err() && decisions.is_empty());
@@ -109,7 +110,7 @@ fn shared_counter_keeps_its_number_until_it_expires() {
     assert!(store.memory_use().overflowed > 0);
     // Only shared counters are left.
     for client in 0_u64..1_000 {
-        block_on(store.reset(Key::new(RULES[0], &client.to_be_bytes()))).unwrap();
+        block_on(store.reset(CounterKey::new(RULES[0], &client.to_be_bytes()))).unwrap();
     }
     store.table.reclaim_all(START);
     assert_eq!(store.memory_use().limits_in_use, 1);
@@ -129,7 +130,7 @@ fn shared_counter_keeps_its_number_until_it_expires() {
 fn override_ended_or_replaced_releases_its_limit() {
     let store = store();
     for n in 0_u64..1_000 {
-        let key = Key::new(RULES[0], CLIENTS[usize::try_from(n % 10).unwrap()]);
+        let key = CounterKey::new(RULES[0], CLIENTS[usize::try_from(n % 10).unwrap()]);
         let replacement = Override { limit: window(n + 1, 60), until: Timestamp::MAX };
         block_on(store.override_limit(key, Some(replacement), START)).unwrap();
         if n % 3 == 0 {
@@ -140,7 +141,7 @@ fn override_ended_or_replaced_releases_its_limit() {
         // Each client has one, idle and soon over.
         let (client, now) = (n.to_be_bytes(), START + TimeSpan::from_secs(10 * n));
         let replacement = Override { limit: window(n + 2_000, 60), until: now + TimeSpan::from_secs(5) };
-        block_on(store.override_limit(Key::new(RULES[0], &client), Some(replacement), now)).unwrap();
+        block_on(store.override_limit(CounterKey::new(RULES[0], &client), Some(replacement), now)).unwrap();
     }
     let used = store.memory_use();
     assert!(used.limits_in_use <= used.limits_max, "{used:?}");
@@ -187,8 +188,8 @@ impl Play {
         }
     }
 
-    fn key(&mut self) -> Key<'static> {
-        Key::new(self.rng.choice(RULES).unwrap(), self.rng.choice(CLIENTS).unwrap())
+    fn key(&mut self) -> CounterKey<'static> {
+        CounterKey::new(self.rng.choice(RULES).unwrap(), self.rng.choice(CLIENTS).unwrap())
     }
 
     fn pass_time(&mut self) {
@@ -229,7 +230,7 @@ impl Play {
             .map(|_| {
                 let rule = self.rng.usize(0..RULES.len());
                 let cost = Cost::new(self.rng.u64(0..3));
-                Check::new(Key::new(RULES[rule], client), &policy[rule]).cost(cost)
+                Check::new(CounterKey::new(RULES[rule], client), &policy[rule]).cost(cost)
             })
             .collect();
         if self.rng.u32(0..6) == 0 {

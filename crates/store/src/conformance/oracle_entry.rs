@@ -2,13 +2,13 @@
 
 use std::borrow::Cow;
 
-use tidegate_core::{Cost, Limit, Outcome, Refund, State, Timestamp};
+use tidegate_core::{Cost, CounterState, Limit, Outcome, Refund, Timestamp};
 
 use crate::store::Override;
 
 /// One key's counter and override. The default is a key never seen.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Entry {
+pub(super) struct OracleEntry {
     counter: Option<Counter>,
     replacement: Option<Override>,
 }
@@ -17,10 +17,10 @@ pub(super) struct Entry {
 #[derive(Clone, Debug)]
 struct Counter {
     limit: Limit,
-    state: State,
+    state: CounterState,
 }
 
-impl Entry {
+impl OracleEntry {
     pub(super) fn evaluate(&self, limit: &Limit, now: Timestamp, cost: Cost) -> Outcome {
         let limit = self.in_force(limit, now);
         limit.evaluate(&self.state_under(&limit, now), now, cost)
@@ -39,14 +39,14 @@ impl Entry {
     /// Records `cost` under the limit that [`adopt`](Self::adopt) put in force.
     pub(super) fn charge(&mut self, limit: &Limit, now: Timestamp, cost: Cost) {
         let limit = self.in_force(limit, now);
-        let counter = self.counter.get_or_insert(Counter { limit, state: State::Unseen });
+        let counter = self.counter.get_or_insert(Counter { limit, state: CounterState::Unseen });
         counter.limit.charge(&mut counter.state, now, cost);
     }
 
     /// Gives back only what was charged under the limit that still counts: under another, nobody can tell how
     /// much of it is left.
     pub(super) fn refund(&mut self, refund: &Refund<'_>, now: Timestamp) {
-        let overridden = self.replacement.is_some_and(|replacement| replacement.touches(refund, now));
+        let overridden = self.replacement.is_some_and(|replacement| replacement.may_affect(refund, now));
         let counter = self.counter.as_mut().filter(|counter| counter.limit == *refund.limit);
         if let Some(counter) = counter.filter(|_| !overridden) {
             counter.limit.refund(&mut counter.state, refund.charged, now, refund.cost);
@@ -75,9 +75,9 @@ impl Entry {
             .map_or(*limit, |replacement| replacement.limit)
     }
 
-    fn state_under(&self, limit: &Limit, now: Timestamp) -> Cow<'_, State> {
+    fn state_under(&self, limit: &Limit, now: Timestamp) -> Cow<'_, CounterState> {
         match &self.counter {
-            None => Cow::Owned(State::Unseen),
+            None => Cow::Owned(CounterState::Unseen),
             Some(counter) if counter.limit == *limit => Cow::Borrowed(&counter.state),
             Some(counter) => Cow::Owned(limit.rebase(&counter.limit, counter.state.clone(), now)),
         }
@@ -86,7 +86,7 @@ impl Entry {
 
 #[cfg(test)]
 mod tests {
-    use tidegate_core::{Algorithm, Key, RuleId, Spec, TimeSpan, Verdict};
+    use tidegate_core::{Algorithm, CounterKey, RuleId, Spec, TimeSpan, Verdict};
 
     use super::*;
 
@@ -104,7 +104,7 @@ mod tests {
     #[test]
     fn an_override_is_in_force_until_it_ends_and_spending_stays() {
         let (rule, replacement) = (minute(10), minute(3));
-        let mut entry = Entry::default();
+        let mut entry = OracleEntry::default();
         entry.charge(&rule, NOW, Cost::new(2));
         entry.override_limit(Some(Override { limit: replacement, until: NOW + TimeSpan::from_secs(1) }), NOW);
         let outcome = entry.evaluate(&rule, NOW, Cost::ZERO);
@@ -116,7 +116,7 @@ mod tests {
     #[test]
     fn a_changed_limit_keeps_its_promise_while_it_refuses() {
         let (old, new) = (limit(1_000, 3_600), limit(10, 1));
-        let mut entry = Entry::default();
+        let mut entry = OracleEntry::default();
         entry.charge(&old, NOW, Cost::new(1_000));
         let mut now = NOW;
         entry.adopt(&new, now);
@@ -137,7 +137,7 @@ mod tests {
     fn a_refund_from_before_a_change_gives_nothing_back() {
         let (old, new) = (limit(10, 1), limit(10, 3_600));
         let refund = refund_of(&old, NOW);
-        let mut entry = Entry::default();
+        let mut entry = OracleEntry::default();
         entry.charge(&old, NOW, Cost::new(5));
         let later = NOW + TimeSpan::from_secs(3);
         entry.adopt(&new, later);
@@ -150,7 +150,7 @@ mod tests {
     fn a_refund_across_an_override_gives_nothing_back() {
         let (rule, replacement) = (limit(10, 60), limit(10, 3_600));
         let refund = refund_of(&rule, NOW);
-        let mut entry = Entry::default();
+        let mut entry = OracleEntry::default();
         entry.charge(&rule, NOW, Cost::new(5));
         let later = NOW + TimeSpan::from_secs(300);
         entry.override_limit(
@@ -168,6 +168,6 @@ mod tests {
     }
 
     fn refund_of(limit: &Limit, charged: Timestamp) -> Refund<'_> {
-        Refund { key: Key::new(RuleId::named("rule"), b""), limit, cost: Cost::new(5), charged }
+        Refund { key: CounterKey::new(RuleId::named("rule"), b""), limit, cost: Cost::new(5), charged }
     }
 }
