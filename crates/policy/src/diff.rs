@@ -6,8 +6,8 @@ use std::fmt::{self, Write};
 use tidegate_core::Cost;
 
 use crate::plan::{
-    AdminPlan, Charge, Clients, ConcurrencyRule, Count, CustomRule, Match, Mode, NameSource, Plan, Rule,
-    RuleCost, TokenKey,
+    AdminPlan, Charge, Clients, ConcurrencyRule, CounterScope, CustomRule, Mode, NameSource, Plan, Rule,
+    RuleCost, RuleMatch, TokenKey,
 };
 use crate::units::{size_text, span_text};
 
@@ -114,7 +114,7 @@ impl Described {
     fn custom(custom: &CustomRule) -> Self {
         let CustomRule { rule, matches, count, cost, charge } = custom;
         let mut words = vec![rule.all_words()];
-        if *count != Count::Client {
+        if *count != CounterScope::Client {
             words.push(count.to_string());
         }
         if *cost != RuleCost::Constant(Cost::ONE) {
@@ -148,8 +148,8 @@ impl Described {
 }
 
 /// Whom a rule counts and where, as far as that is out of the ordinary.
-fn rest_of_words(matches: &Match, count: &Count) -> impl Iterator<Item = String> {
-    let whom = (*count != Count::Client).then(|| count.to_string());
+fn rest_of_words(matches: &RuleMatch, count: &CounterScope) -> impl Iterator<Item = String> {
+    let whom = (*count != CounterScope::Client).then(|| count.to_string());
     let place = Some(match_words(matches)).filter(|place| !place.is_empty());
     whom.into_iter().chain(place.map(|place| format!("where {place}")))
 }
@@ -172,8 +172,8 @@ fn described(plan: &Plan) -> Vec<Described> {
     single.chain(tiers).chain(custom).chain(endpoints).chain(concurrent).collect()
 }
 
-fn match_words(matches: &Match) -> String {
-    let Match { methods, paths, headers, when } = matches;
+fn match_words(matches: &RuleMatch) -> String {
+    let RuleMatch { methods, paths, headers, when } = matches;
     let mut parts = Vec::new();
     if !methods.is_empty() {
         parts.push(format!("method {}", methods.join(", ")));

@@ -26,18 +26,18 @@ pub fn normalize_host(host: &str) -> Option<Cow<'_, str>> {
     let mut has_upper = false;
     let mut end = bytes.len();
     // No label is empty, so a dot must not be the first byte.
-    let mut before = Class::Dot;
+    let mut before = HostByte::Dot;
     for (at, &byte) in bytes.iter().enumerate() {
         let class = CLASSES[usize::from(byte)];
         match class {
-            Class::Upper => has_upper = true,
-            Class::Dot if before == Class::Dot => return None,
-            Class::Lower | Class::Dot => {}
-            Class::Colon if at > 0 && is_port(bytes.get(at + 1..)?) => {
+            HostByte::Upper => has_upper = true,
+            HostByte::Dot if before == HostByte::Dot => return None,
+            HostByte::Lower | HostByte::Dot => {}
+            HostByte::Colon if at > 0 && is_port(bytes.get(at + 1..)?) => {
                 end = at;
                 break;
             }
-            Class::Colon | Class::Other => return None,
+            HostByte::Colon | HostByte::Other => return None,
         }
         before = class;
     }
@@ -70,7 +70,7 @@ fn address(host: &str) -> Option<Cow<'_, str>> {
         return None;
     }
     let address: Ipv6Addr = inner.parse().ok()?;
-    let mut rest = Unwritten(inner);
+    let mut rest = CompareWriter(inner);
     let is_same = write!(rest, "{address}").is_ok() && rest.0.is_empty();
     Some(if is_same {
         Cow::Borrowed(host.get(..inner.len() + 2)?)
@@ -85,9 +85,9 @@ fn is_port(port: &[u8]) -> bool {
 }
 
 /// Compares what is written with a text: what is left of it.
-struct Unwritten<'t>(&'t str);
+struct CompareWriter<'t>(&'t str);
 
-impl Write for Unwritten<'_> {
+impl Write for CompareWriter<'_> {
     fn write_str(&mut self, written: &str) -> fmt::Result {
         self.0 = self.0.strip_prefix(written).ok_or(fmt::Error)?;
         Ok(())
@@ -96,7 +96,7 @@ impl Write for Unwritten<'_> {
 
 /// What a byte means in a host.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Class {
+enum HostByte {
     /// It stands for itself.
     Lower,
     Upper,
@@ -106,16 +106,16 @@ enum Class {
     Other,
 }
 
-static CLASSES: [Class; 256] = {
-    let mut classes = [Class::Other; 256];
+static CLASSES: [HostByte; 256] = {
+    let mut classes = [HostByte::Other; 256];
     let mut byte = 0_u8;
     while byte < 128 {
         classes[byte as usize] = match byte {
-            b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'~' => Class::Lower,
-            b'A'..=b'Z' => Class::Upper,
-            b'.' => Class::Dot,
-            b':' => Class::Colon,
-            _ => Class::Other,
+            b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'~' => HostByte::Lower,
+            b'A'..=b'Z' => HostByte::Upper,
+            b'.' => HostByte::Dot,
+            b':' => HostByte::Colon,
+            _ => HostByte::Other,
         };
         byte += 1;
     }

@@ -103,25 +103,25 @@ pub enum PathError {
 /// # Ok::<(), tidegate_policy::PathError>(())
 /// ```
 pub fn normalize(path: &str) -> Result<Cow<'_, str>, PathError> {
-    spell(path).map(|spelling| spelling.path)
+    normalize_detailed(path).map(|spelling| spelling.path)
 }
 
 /// A normalised path.
-pub(crate) struct Spelling<'p> {
+pub(crate) struct NormalizedPath<'p> {
     pub(crate) path: Cow<'p, str>,
     /// The first escape that upstream servers read in more than one way: a slash, a backslash or a control character.
     pub(crate) ambiguous: Option<u8>,
 }
 
 /// The one spelling of `path`, and whether upstream servers may read an escape in it differently.
-pub(crate) fn spell(path: &str) -> Result<Spelling<'_>, PathError> {
+pub(crate) fn normalize_detailed(path: &str) -> Result<NormalizedPath<'_>, PathError> {
     if is_plain(path) || path == "*" {
-        return Ok(Spelling { path: Cow::Borrowed(path), ambiguous: None });
+        return Ok(NormalizedPath { path: Cow::Borrowed(path), ambiguous: None });
     }
     if !path.starts_with('/') {
         return Err(PathError::NotAbsolute);
     }
-    let mut output = Output { input: path, same: 1, text: None, ambiguous: None };
+    let mut output = PathBuilder { input: path, same: 1, text: None, ambiguous: None };
     let mut start = 1;
     // Before each segment the output ends with a slash.
     while start < path.len() {
@@ -143,36 +143,36 @@ pub(crate) fn spell(path: &str) -> Result<Spelling<'_>, PathError> {
         start = end + 1;
     }
     let ambiguous = output.ambiguous;
-    Ok(Spelling { path: output.finish(), ambiguous })
+    Ok(NormalizedPath { path: output.finish(), ambiguous })
 }
 
 /// How a byte stands in a path.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Class {
+enum PathByte {
     /// It stands for itself.
     Plain,
     Slash,
     Percent,
     /// Not allowed raw, but nobody can mistake it.
     Encode,
-    Refuse,
+    Reject,
 }
 
-const CLASSES: [Class; 256] = {
-    let mut classes = [Class::Encode; 256];
+const CLASSES: [PathByte; 256] = {
+    let mut classes = [PathByte::Encode; 256];
     let mut byte = 0;
     while byte < 256 {
         #[expect(clippy::cast_possible_truncation, reason = "below 256")]
         let value = byte as u8;
         classes[byte] = match value {
-            b'/' => Class::Slash,
-            b'%' => Class::Percent,
+            b'/' => PathByte::Slash,
+            b'%' => PathByte::Percent,
             b'!' | b'$' | b'&' | b'\'' | b'(' | b')' | b'*' | b'+' | b',' | b';' | b'=' | b':' | b'@' => {
-                Class::Plain
+                PathByte::Plain
             }
-            _ if is_unreserved(value) => Class::Plain,
-            b'\\' | b'?' | b'#' | 0..=b' ' | 0x7f => Class::Refuse,
-            _ => Class::Encode,
+            _ if is_unreserved(value) => PathByte::Plain,
+            b'\\' | b'?' | b'#' | 0..=b' ' | 0x7f => PathByte::Reject,
+            _ => PathByte::Encode,
         };
         byte += 1;
     }
@@ -188,7 +188,7 @@ const fn is_ambiguous(byte: u8) -> bool {
     matches!(byte, b'/' | b'\\') || byte.is_ascii_control()
 }
 
-fn class(byte: u8) -> Class {
+fn class(byte: u8) -> PathByte {
     CLASSES[usize::from(byte)]
 }
 
@@ -198,8 +198,8 @@ fn is_plain(path: &str) -> bool {
     let mut before = None;
     let plain = path.bytes().all(|byte| {
         let fits = match before {
-            Some(b'/') => class(byte) == Class::Plain && byte != b'.',
-            Some(_) => matches!(class(byte), Class::Plain | Class::Slash),
+            Some(b'/') => class(byte) == PathByte::Plain && byte != b'.',
+            Some(_) => matches!(class(byte), PathByte::Plain | PathByte::Slash),
             None => byte == b'/',
         };
         before = Some(byte);
@@ -213,15 +213,19 @@ fn scan(path: &str, start: usize) -> (usize, bool) {
     let mut plain = true;
     for (index, &byte) in path.as_bytes().iter().enumerate().skip(start) {
         match class(byte) {
-            Class::Plain => {}
-            Class::Slash => return (index, plain),
+            PathByte::Plain => {}
+            PathByte::Slash => return (index, plain),
             _ => plain = false,
         }
     }
     (path.len(), plain)
 }
 
-fn rewrite(path: &str, segment: std::ops::Range<usize>, output: &mut Output<'_>) -> Result<(), PathError> {
+fn rewrite(
+    path: &str,
+    segment: std::ops::Range<usize>,
+    output: &mut PathBuilder<'_>,
+) -> Result<(), PathError> {
     let bytes = path.as_bytes();
     let mut at = segment.start;
     // Up to here the escapes are known to be UTF-8.
@@ -229,7 +233,7 @@ fn rewrite(path: &str, segment: std::ops::Range<usize>, output: &mut Output<'_>)
     while at < segment.end {
         let byte = bytes[at];
         match class(byte) {
-            Class::Percent => {
+            PathByte::Percent => {
                 let decoded = escaped(bytes, at)?;
                 match decoded {
                     0 => return Err(PathError::Nul { at }),
@@ -248,12 +252,12 @@ fn rewrite(path: &str, segment: std::ops::Range<usize>, output: &mut Output<'_>)
                 }
                 at += 3;
             }
-            Class::Encode => {
+            PathByte::Encode => {
                 output.escape(byte);
                 at += 1;
             }
-            Class::Refuse => return Err(PathError::Character { found: char::from(byte), at }),
-            Class::Plain | Class::Slash => {
+            PathByte::Reject => return Err(PathError::Character { found: char::from(byte), at }),
+            PathByte::Plain | PathByte::Slash => {
                 output.keep(at, at + 1);
                 at += 1;
             }
@@ -296,7 +300,7 @@ fn push_escape(text: &mut String, byte: u8) {
 }
 
 /// The normalised path so far: a prefix of the input until something differs, then a string.
-struct Output<'a> {
+struct PathBuilder<'a> {
     input: &'a str,
     /// While there is no `text`, the output is this much of the input.
     same: usize,
@@ -304,7 +308,7 @@ struct Output<'a> {
     ambiguous: Option<u8>,
 }
 
-impl<'a> Output<'a> {
+impl<'a> PathBuilder<'a> {
     fn len(&self) -> usize {
         self.text.as_ref().map_or(self.same, String::len)
     }

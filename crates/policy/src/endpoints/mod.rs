@@ -30,7 +30,7 @@ pub(crate) use trie::PathTrie;
 /// ```
 #[derive(Debug, Clone)]
 pub struct Endpoints<T> {
-    paths: PathTrie<Methods>,
+    paths: PathTrie<MethodTable>,
     values: Vec<T>,
 }
 
@@ -44,7 +44,7 @@ pub struct DuplicateEndpoint {
 
 /// Values by method.
 #[derive(Debug, Clone, Default)]
-struct Methods {
+struct MethodTable {
     named: Vec<(Box<str>, usize)>,
     any: Option<usize>,
 }
@@ -87,7 +87,7 @@ pub(crate) fn stands_for(method: &str) -> Option<&'static str> {
     (method == "HEAD").then_some("GET")
 }
 
-impl Methods {
+impl MethodTable {
     fn find(&self, method: &str) -> Option<usize> {
         let named = |method: &str| Some(self.named.iter().find(|(known, _)| **known == *method)?.1);
         named(method).or_else(|| named(stands_for(method)?)).or(self.any)

@@ -18,14 +18,14 @@ use tidegate_core::{Check, Outcome, Role, Timestamp, Verdict};
 use crate::facts::Facts;
 use crate::identity::ClientName;
 use crate::matcher::{
-    Admission, BannedBy, ConcurrencyCheck, Exemption, Matched, Matcher, RuntimeData, Scratch,
+    Admission, BanSource, ConcurrencyCheck, Exemption, MatchedRequest, Matcher, RuntimeData, Scratch,
 };
 use crate::path::Readings;
 use crate::plan::{Plan, Route, Rule, penalty_words};
 use crate::units::span_text;
 pub use client::ExplainedClient;
 use client::shown;
-use rejected::Accepted;
+use rejected::AcceptedRequest;
 
 /// A request to explain, as a client would send it.
 #[derive(Clone, Copy, Debug)]
@@ -232,11 +232,11 @@ fn rejected_by(
 
 fn accepted_by(
     matcher: &Matcher,
-    (request, accepted): (&ExplainRequest<'_>, &Accepted<'_, '_>),
+    (request, accepted): (&ExplainRequest<'_>, &AcceptedRequest<'_, '_>),
     known: RuntimeData<'_>,
     now: Timestamp,
 ) -> Explanation {
-    let Accepted { headers, host, path, route } = accepted;
+    let AcceptedRequest { headers, host, path, route } = accepted;
     let facts = Facts { method: request.method, host, path, headers, peer: request.peer };
     let identity = matcher.plan().identities.of(&facts, known.directory, now);
     let mut readings = Readings::default();
@@ -250,10 +250,10 @@ fn accepted_by(
         Admission::Exempt { why: Exemption::ApiKey } => {
             (ExplainedVerdict::Exempt { why: "its API key is on the list".to_owned() }, Vec::new(), None)
         }
-        Admission::Banned { by: BannedBy::Policy(network) } => {
+        Admission::Banned { by: BanSource::Policy(network) } => {
             (ExplainedVerdict::Banned { subject: network.to_string(), by: "policy" }, Vec::new(), None)
         }
-        Admission::Banned { by: BannedBy::Operator(ban) } => {
+        Admission::Banned { by: BanSource::Operator(ban) } => {
             (ExplainedVerdict::Banned { subject: ban.subject.to_string(), by: "operator" }, Vec::new(), None)
         }
         Admission::Checked(held) => {
@@ -289,7 +289,7 @@ impl ExplainedRoute {
 }
 
 fn held_against(
-    matched: &Matched<'_>,
+    matched: &MatchedRequest<'_>,
     now: Timestamp,
 ) -> (ExplainedVerdict, Vec<ExplainedRule>, Option<usize>) {
     let decision = empty_ledger::decide(matched.checks(), now);

@@ -11,7 +11,7 @@ use crate::plan::Route;
 use crate::request::{RequestError, check_method, host_header, requested_host};
 
 /// A request that limits are asked about.
-pub(super) struct Accepted<'m, 'r> {
+pub(super) struct AcceptedRequest<'m, 'r> {
     /// `Host` is the one that counts.
     pub(super) headers: Cow<'r, HeaderMap>,
     pub(super) host: String,
@@ -25,7 +25,7 @@ pub(super) struct Accepted<'m, 'r> {
 pub(super) fn check<'m, 'r>(
     matcher: &'m Matcher,
     request: &ExplainRequest<'r>,
-) -> Result<Accepted<'m, 'r>, ExplainedVerdict> {
+) -> Result<AcceptedRequest<'m, 'r>, ExplainedVerdict> {
     let rejected = |reason: String| ExplainedVerdict::Rejected { status: 400, reason };
     let invalid = |error: RequestError| rejected(error.reason().to_owned());
     Method::from_bytes(request.method.as_bytes())
@@ -57,5 +57,5 @@ pub(super) fn check<'m, 'r>(
         .apply(headers.to_mut(), is_trusted, underscored)
         .and_then(|()| plan.identities.addresses().check(&headers, request.peer))
         .map_err(|error| rejected(error.to_string()))?;
-    Ok(Accepted { headers, host, path, route })
+    Ok(AcceptedRequest { headers, host, path, route })
 }

@@ -30,8 +30,8 @@ use cel::{Context, Env, ExecutionError, Program, Value};
 use http::header::HeaderName;
 use regex::Regex;
 
-pub use check::ExpressionPlace;
-use facts::{Bound, Variable};
+pub use check::ExpressionPosition;
+use facts::{RequestBindings, RequestVariable};
 
 use crate::identity::Identity;
 
@@ -51,7 +51,7 @@ static ENVIRONMENT: LazyLock<Arc<Env>> = LazyLock::new(|| Arc::new(Env::stdlib()
 /// ```
 pub struct Expression {
     program: Program,
-    variables: Vec<Variable>,
+    variables: Vec<RequestVariable>,
     headers: Vec<HeaderName>,
     /// The functions; each evaluation adds its request in a scope of its own.
     root: Context<'static, 'static>,
@@ -70,13 +70,13 @@ pub enum ExpressionError {
     #[error("{place}: nested too deeply; split the rule in two")]
     TooDeep {
         /// Where.
-        place: ExpressionPlace,
+        place: ExpressionPosition,
     },
     /// It is not an expression.
     #[error("{place}: {message}")]
     Syntax {
         /// Where.
-        place: ExpressionPlace,
+        place: ExpressionPosition,
         /// What the parser says.
         message: String,
     },
@@ -84,7 +84,7 @@ pub enum ExpressionError {
     #[error("{place}: there is no `{name}`{}", hint(nearest.as_deref()))]
     UnknownVariable {
         /// Where.
-        place: ExpressionPlace,
+        place: ExpressionPosition,
         /// The name as written.
         name: String,
         /// What may be meant.
@@ -94,7 +94,7 @@ pub enum ExpressionError {
     #[error("{place}: there is no function `{name}`")]
     UnknownFunction {
         /// Where.
-        place: ExpressionPlace,
+        place: ExpressionPosition,
         /// The name as written.
         name: String,
     },
@@ -102,7 +102,7 @@ pub enum ExpressionError {
     #[error("{place}: {message}")]
     Types {
         /// Where.
-        place: ExpressionPlace,
+        place: ExpressionPosition,
         /// What does not fit.
         message: String,
     },
@@ -110,7 +110,7 @@ pub enum ExpressionError {
     #[error("{place}: {message}")]
     Pattern {
         /// Where.
-        place: ExpressionPlace,
+        place: ExpressionPosition,
         /// What is wrong with it.
         message: String,
     },
@@ -136,7 +136,7 @@ fn hint(nearest: Option<&str>) -> String {
 
 impl ExpressionError {
     /// Where in the expression, if that is known.
-    pub fn place(&self) -> Option<ExpressionPlace> {
+    pub fn place(&self) -> Option<ExpressionPosition> {
         match self {
             Self::TooDeep { place }
             | Self::Syntax { place, .. }
@@ -144,7 +144,7 @@ impl ExpressionError {
             | Self::UnknownFunction { place, .. }
             | Self::Types { place, .. }
             | Self::Pattern { place, .. } => {
-                Some(*place).filter(|place| *place != ExpressionPlace::default())
+                Some(*place).filter(|place| *place != ExpressionPosition::default())
             }
             Self::TooLong { .. } | Self::NotBoolean { .. } => None,
         }
@@ -171,7 +171,7 @@ impl ExpressionError {
             Self::Syntax { .. } => "write it like `request.method == \"GET\"`".to_owned(),
             Self::UnknownVariable { nearest: Some(nearest), .. } => format!("did you mean `{nearest}`?"),
             Self::UnknownVariable { nearest: None, .. } => {
-                let names: Vec<_> = Variable::ALL.iter().map(|variable| variable.name()).collect();
+                let names: Vec<_> = RequestVariable::ALL.iter().map(|variable| variable.name()).collect();
                 format!("there are {} and {}", names.join(", "), facts::HEADERS)
             }
             Self::UnknownFunction { .. } => {
@@ -194,7 +194,7 @@ impl Expression {
         }
         let program = ENVIRONMENT.compile(source).map_err(|errors| check::syntax(&errors))?;
         let found = check::check(&program)?;
-        let check::Found { variables, headers, patterns } = found;
+        let check::References { variables, headers, patterns } = found;
         let expression = Self { program, variables, headers, root: context(patterns) };
         expression.rehearse()?;
         Ok(expression)
@@ -212,7 +212,7 @@ impl Expression {
 
     /// Whether the condition depends on the path.
     pub(crate) fn reads_path(&self) -> bool {
-        self.variables.contains(&Variable::Path)
+        self.variables.contains(&RequestVariable::Path)
     }
 
     /// Whether the condition holds for a request whose path is read as `path`.
@@ -222,7 +222,7 @@ impl Expression {
         identity: &Identity<'_>,
         tier: Option<&str>,
     ) -> Result<bool, EvaluationError> {
-        let bound = Bound::new(&self.variables, (path, identity), tier);
+        let bound = RequestBindings::new(&self.variables, (path, identity), tier);
         let verdict = self.run(&bound, |result| match result.downcast_ref::<CelBool>() {
             Some(verdict) => Ok(*verdict.inner()),
             None => Err(format!("the result is {}, not true or false", result.get_type().name())),
@@ -232,18 +232,23 @@ impl Expression {
 
     /// Evaluates once for a request of no importance: what cannot be typed ahead shows its type.
     fn rehearse(&self) -> Result<(), ExpressionError> {
-        let result = self.run(&Bound::sample(), |result| result.get_type().name().to_owned());
+        let result = self.run(&RequestBindings::sample(), |result| result.get_type().name().to_owned());
         match result {
             Ok(found) if found == "bool" => Ok(()),
             Ok(found) => Err(ExpressionError::NotBoolean { found }),
-            Err(error) if check::is_mistake(&error) => {
-                Err(ExpressionError::Types { place: ExpressionPlace::default(), message: error.to_string() })
-            }
+            Err(error) if check::is_mistake(&error) => Err(ExpressionError::Types {
+                place: ExpressionPosition::default(),
+                message: error.to_string(),
+            }),
             Err(_) => Ok(()),
         }
     }
 
-    fn run<R>(&self, bound: &Bound<'_>, read: impl FnOnce(&dyn Val) -> R) -> Result<R, ExecutionError> {
+    fn run<R>(
+        &self,
+        bound: &RequestBindings<'_>,
+        read: impl FnOnce(&dyn Val) -> R,
+    ) -> Result<R, ExecutionError> {
         let root: &Context<'_, '_> = &self.root;
         let mut scope = root.new_inner_scope();
         scope.set_variable_resolver(bound);

@@ -4,7 +4,7 @@ use proptest::prelude::{Strategy, any, prop, prop_oneof, proptest};
 use tidegate_core::Timestamp;
 
 use super::Expression;
-use crate::{Addresses, Facts, Identities, IdentitySpec, Source};
+use crate::{Addresses, Facts, Identities, IdentitySource, IdentitySpec};
 
 fn headers() -> HeaderMap {
     let lines =
@@ -22,7 +22,7 @@ fn evaluate(source: &str) -> Result<bool, String> {
         headers: &headers,
         peer: [192, 0, 2, 7].into(),
     };
-    let user = Some(Source::Header(HeaderName::from_static("x-user")));
+    let user = Some(IdentitySource::Header(HeaderName::from_static("x-user")));
     let addresses = Addresses::default().trusting(["192.0.2.7/32".parse().unwrap()]);
     let identities = Identities::new(IdentitySpec { user, addresses, ..IdentitySpec::default() }).unwrap();
     let identity = identities.of(&facts, None, Timestamp::from_secs(1_800_000_000));

@@ -17,12 +17,12 @@ pub struct Fingerprint {
 /// A fingerprint of nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a fingerprint needs at least one header, for instance user-agent")]
-pub struct NoHeaders;
+pub struct FingerprintError;
 
 impl Fingerprint {
     /// Looks at `headers`, in this order.
-    pub fn of(headers: Vec<HeaderName>) -> Result<Self, NoHeaders> {
-        if headers.is_empty() { Err(NoHeaders) } else { Ok(Self { headers }) }
+    pub fn of(headers: Vec<HeaderName>) -> Result<Self, FingerprintError> {
+        if headers.is_empty() { Err(FingerprintError) } else { Ok(Self { headers }) }
     }
 
     /// The headers it is made of.

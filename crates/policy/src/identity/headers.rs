@@ -6,8 +6,8 @@
 use http::HeaderMap;
 use http::header::{CONNECTION, COOKIE, FORWARDED, HeaderName};
 
-use super::{Fingerprint, IdentitySpec, Source};
-use crate::plan::{Match, Plan, RuleCost, UnderscoreHeaders};
+use super::{Fingerprint, IdentitySource, IdentitySpec};
+use crate::plan::{Plan, RuleCost, RuleMatch, UnderscoreHeaders};
 
 /// What a policy requires of the headers of a request. Made once for a policy.
 #[derive(Debug)]
@@ -49,10 +49,10 @@ impl HeaderRules {
     pub fn new(plan: &Plan) -> Self {
         let IdentitySpec { api_key, user, tenant, fingerprint, cookie, .. } = &plan.identities.spec;
         let sources = || [user, tenant].into_iter().flatten();
-        let proxied: Vec<_> = sources().filter_map(Source::header).cloned().collect();
+        let proxied: Vec<_> = sources().filter_map(IdentitySource::header).cloned().collect();
         let tokens = sources().filter_map(|source| match source {
-            Source::Claim(claim) => Some(claim.header()),
-            Source::Header(_) => None,
+            IdentitySource::Claim(claim) => Some(claim.header()),
+            IdentitySource::Header(_) => None,
         });
         let single: Vec<_> = api_key.iter().chain(&proxied).chain(tokens).cloned().collect();
         let mut identity = single.clone();
@@ -179,7 +179,7 @@ fn used_by_rules(plan: &Plan) -> Vec<HeaderName> {
     names
 }
 
-fn named_by(matches: &Match) -> impl Iterator<Item = HeaderName> {
+fn named_by(matches: &RuleMatch) -> impl Iterator<Item = HeaderName> {
     let conditions = matches.when.iter().flat_map(|when| when.expression.headers()).cloned();
     matches.headers.iter().map(|header| header.name.clone()).chain(conditions)
 }

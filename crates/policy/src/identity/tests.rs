@@ -31,8 +31,8 @@ fn everything() -> IdentitySpec {
         ],
         accepts_unverified_keys: true,
         addresses: Addresses::default().trusting(["192.0.2.7/32".parse().unwrap()]),
-        user: Some(Source::Header(X_USER)),
-        tenant: Some(Source::Header(X_TENANT)),
+        user: Some(IdentitySource::Header(X_USER)),
+        tenant: Some(IdentitySource::Header(X_TENANT)),
         fingerprint: Some(Fingerprint::of(vec![USER_AGENT]).unwrap()),
         cookie: Some(CookieName::new("session").unwrap()),
         ..IdentitySpec::default()
@@ -156,7 +156,8 @@ fn the_directory_knows_the_tenant_better_than_the_request() {
 #[test]
 fn user_and_tenant_come_from_one_verified_token() {
     let verifier = Arc::new(Verifier::hs256(SECRET).unwrap());
-    let claim = |name| Some(Source::Claim(ClaimSource::new(AUTHORIZATION, name, Arc::clone(&verifier))));
+    let claim =
+        |name| Some(IdentitySource::Claim(ClaimSource::new(AUTHORIZATION, name, Arc::clone(&verifier))));
     let spec = IdentitySpec {
         identify_by: vec![ClientKind::User, ClientKind::Ip],
         user: claim("sub"),
@@ -202,7 +203,7 @@ fn a_key_is_never_shown() {
     let (identities, headers) = (Identities::new(everything()).unwrap(), headers(&[]));
     let facts = facts(&headers);
     let identity = identities.of(&facts, None, NOW);
-    identity.api_key.set(Some(ApiKey { key: b"sk_secret", grant: None })).unwrap();
+    identity.api_key.set(Some(ResolvedKey { key: b"sk_secret", grant: None })).unwrap();
     assert!(!format!("{identity:?}").contains("secret"));
-    assert!(!format!("{:?}", identity.found_key()).contains("115"));
+    assert!(!format!("{:?}", identity.resolved_key()).contains("115"));
 }

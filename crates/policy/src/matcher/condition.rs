@@ -7,51 +7,51 @@ use tidegate_core::Cost;
 use crate::endpoints::stands_for;
 use crate::identity::Identity;
 use crate::path::Readings;
-use crate::plan::{CustomRule, Match, RuleCost};
+use crate::plan::{CustomRule, RuleCost, RuleMatch};
 
 /// Whether a rule applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Holds {
-    No,
-    Yes,
+pub(super) enum ConditionResult {
+    False,
+    True,
     /// The expression could not be evaluated. The rule applies: the stricter answer.
     Failed,
 }
 
 /// Whether a rule whose path fits applies to a request. What is cheap is asked first. `readings` is what upstream
 /// servers may take the path for.
-pub(super) fn holds(
-    matches: &Match,
+pub(super) fn evaluate(
+    matches: &RuleMatch,
     identity: &Identity<'_>,
     tier: Option<&str>,
     readings: &Readings,
-) -> Holds {
+) -> ConditionResult {
     let facts = identity.facts();
     let asked = |method: &String| method == facts.method || Some(&**method) == stands_for(facts.method);
     if !matches.methods.is_empty() && !matches.methods.iter().any(asked) {
-        return Holds::No;
+        return ConditionResult::False;
     }
     for header in &matches.headers {
         let fits = |value: &HeaderValue| {
             header.values.is_empty() || header.values.iter().any(|known| known.as_bytes() == value.as_bytes())
         };
         if !facts.headers.get_all(&header.name).iter().any(fits) {
-            return Holds::No;
+            return ConditionResult::False;
         }
     }
-    let Some(when) = &matches.when else { return Holds::Yes };
-    let evaluate = |path: &str| match when.expression.evaluate_at(path, identity, tier) {
-        Ok(true) => Holds::Yes,
-        Ok(false) => Holds::No,
-        Err(_) => Holds::Failed,
+    let Some(when) = &matches.when else { return ConditionResult::True };
+    let evaluate_at = |path: &str| match when.expression.evaluate_at(path, identity, tier) {
+        Ok(true) => ConditionResult::True,
+        Ok(false) => ConditionResult::False,
+        Err(_) => ConditionResult::Failed,
     };
-    let holds = evaluate(facts.path);
-    if holds != Holds::No || readings.is_single() || !when.expression.reads_path() {
-        return holds;
+    let result = evaluate_at(facts.path);
+    if result != ConditionResult::False || readings.is_single() || !when.expression.reads_path() {
+        return result;
     }
     // A condition on the path holds if it holds for what an upstream server may take the path for.
-    let mut others = readings.others(facts.path).map(evaluate);
-    others.find(|holds| *holds != Holds::No).unwrap_or(Holds::No)
+    let mut others = readings.others(facts.path).map(evaluate_at);
+    others.find(|result| *result != ConditionResult::False).unwrap_or(ConditionResult::False)
 }
 
 /// What a request takes of the limit of `custom`. Whatever cannot be read takes all of it. `None`: only its body will tell.
@@ -95,7 +95,7 @@ pub(super) fn body_units(bytes: u64, unit: u64) -> u64 {
 }
 
 /// What a response says the request has cost; `None` if it says nothing that can be believed.
-pub(super) fn told_cost(headers: &HeaderMap, name: &HeaderName) -> Option<Cost> {
+pub(super) fn reported_cost(headers: &HeaderMap, name: &HeaderName) -> Option<Cost> {
     let mut values = headers.get_all(name).iter();
     let value = values.next().filter(|_| values.next().is_none())?;
     // Beyond this no limit counts; it is a mistake, and nobody is to be in debt for a lifetime by one.

@@ -5,12 +5,12 @@ use tidegate_core::{Cost, Timestamp};
 use crate::facts::Facts;
 use crate::identity::{ClientKind, Identity};
 use crate::matcher::Matcher;
-use crate::matcher::condition::{self, Holds};
+use crate::matcher::condition::{self, ConditionResult};
 use crate::matcher::matched::{
-    Admission, Applied, BannedBy, Exemption, Matched, Range, RuleRef, RuntimeData, Scratch,
+    Admission, AppliedRule, BanSource, ByteRange, Exemption, MatchedRequest, RuleRef, RuntimeData, Scratch,
 };
 use crate::path::Readings;
-use crate::plan::{Count, PathCase, Tier};
+use crate::plan::{CounterScope, PathCase, Tier};
 
 impl Matcher {
     /// What the policy says about a request: whether it is banned or exempt, in this order, or which checks it must pass.
@@ -30,10 +30,10 @@ impl Matcher {
         if !self.bans.is_empty()
             && let Some(network) = self.bans.find(identity.address())
         {
-            return Admission::Banned { by: BannedBy::Policy(network) };
+            return Admission::Banned { by: BanSource::Policy(network) };
         }
         if let Some(ban) = bans.and_then(|bans| bans.find(&identity, now)) {
-            return Admission::Banned { by: BannedBy::Operator(ban) };
+            return Admission::Banned { by: BanSource::Operator(ban) };
         }
         if let Some(why) = self.exemption(&identity) {
             return Admission::Exempt { why };
@@ -45,7 +45,7 @@ impl Matcher {
         let case = self.path_case(facts);
         readings.set(facts.path, case);
         let readings = &*readings;
-        let mut walk = Walk {
+        let mut evaluator = Evaluator {
             identity: &identity,
             kind: identity.kind(),
             readings,
@@ -53,26 +53,26 @@ impl Matcher {
             applied,
             seen: [None; KINDS],
         };
-        let client = walk.client();
+        let client = evaluator.client();
         let tier = self.tier(&identity);
-        walk.limits(self, client, tier);
+        evaluator.limits(self, client, tier);
         self.find_rules((facts.path, case), readings, found);
         let tier_name = tier.map(|(_, tier)| tier.name.as_str());
         let rates = found.partition_point(|index| (*index as usize) < self.plan.rate_limits.rules.len());
         let (of_rates, of_places) = found.split_at(rates);
         for &index in of_rates {
-            walk.custom(self, index as usize, tier_name);
+            evaluator.custom(self, index as usize, tier_name);
         }
         self.paths.each((facts.path, case), readings, |table, path| {
             if let Some(&endpoint) = table.endpoints.find(facts.method, path) {
-                walk.endpoint(endpoint, client);
+                evaluator.endpoint(endpoint, client);
             }
         });
-        let checks = walk.applied.len();
+        let checks = evaluator.applied.len();
         for &index in of_places {
-            walk.concurrency_checks(self, index as usize, tier_name);
+            evaluator.concurrency_checks(self, index as usize, tier_name);
         }
-        Admission::Checked(Matched::new(&self.plan, scratch, checks, client))
+        Admission::Checked(MatchedRequest::new(&self.plan, scratch, checks, client))
     }
 
     /// The check of the rule that is called `name`, for a client that the caller has identified; `None` if there is no
@@ -83,7 +83,7 @@ impl Matcher {
         client: &[u8],
         cost: Cost,
         scratch: &'a mut Scratch,
-    ) -> Option<Matched<'a>> {
+    ) -> Option<MatchedRequest<'a>> {
         let place = *self.rules_by_name.get(name)?;
         let Scratch { bytes, found, applied, .. } = scratch;
         bytes.clear();
@@ -92,8 +92,8 @@ impl Matcher {
         bytes.extend_from_slice(client);
         let client = range(0, bytes.len());
         let counted = if place.counts_everybody(&self.plan) { (0, 0) } else { client };
-        applied.push(Applied { place, client: counted, cost, failed: false, open: false });
-        Some(Matched::new(&self.plan, scratch, 1, client))
+        applied.push(AppliedRule { place, client: counted, cost, failed: false, open: false });
+        Some(MatchedRequest::new(&self.plan, scratch, 1, client))
     }
 
     fn exemption(&self, identity: &Identity<'_>) -> Option<Exemption> {
@@ -141,20 +141,20 @@ impl Matcher {
 const KINDS: usize = ClientKind::NAMED.len() + 1;
 
 /// What has been found out so far.
-struct Walk<'w, 'a> {
+struct Evaluator<'w, 'a> {
     identity: &'w Identity<'a>,
     /// By what the client is known.
     kind: ClientKind,
     /// What upstream servers may take the path for.
     readings: &'w Readings,
     bytes: &'w mut Vec<u8>,
-    applied: &'w mut Vec<Applied>,
+    applied: &'w mut Vec<AppliedRule>,
     /// Identities that stand in `bytes` already.
-    seen: [Option<Range>; KINDS],
+    seen: [Option<ByteRange>; KINDS],
 }
 
-impl Walk<'_, '_> {
-    fn limits(&mut self, matcher: &Matcher, client: Range, tier: Option<(usize, &Tier)>) {
+impl Evaluator<'_, '_> {
+    fn limits(&mut self, matcher: &Matcher, client: ByteRange, tier: Option<(usize, &Tier)>) {
         let limits = &matcher.plan.rate_limits;
         if limits.global.is_some() {
             self.apply(RuleRef::Global, (0, 0), Cost::ONE);
@@ -173,11 +173,11 @@ impl Walk<'_, '_> {
 
     fn custom(&mut self, matcher: &Matcher, index: usize, tier: Option<&str>) {
         let Some(custom) = matcher.plan.rate_limits.rules.get(index) else { return };
-        let holds = condition::holds(&custom.matches, self.identity, tier, self.readings);
-        if holds != Holds::No {
+        let result = condition::evaluate(&custom.matches, self.identity, tier, self.readings);
+        if result != ConditionResult::False {
             let cost = condition::cost(custom, self.identity.facts().headers);
             let first = self.applied.len();
-            self.count(RuleRef::Custom(index), &custom.count, cost.unwrap_or(Cost::ONE), holds);
+            self.count(RuleRef::Custom(index), &custom.count, cost.unwrap_or(Cost::ONE), result);
             for applied in self.applied.iter_mut().skip(first) {
                 applied.open = cost.is_none();
             }
@@ -189,14 +189,14 @@ impl Walk<'_, '_> {
         let limits = &matcher.plan.rate_limits;
         let index = index.saturating_sub(limits.rules.len());
         let Some(rule) = limits.concurrent.get(index) else { return };
-        let holds = condition::holds(&rule.matches, self.identity, tier, self.readings);
-        if holds != Holds::No {
-            self.count(RuleRef::ConcurrencyCheck(index), &rule.count, Cost::ONE, holds);
+        let result = condition::evaluate(&rule.matches, self.identity, tier, self.readings);
+        if result != ConditionResult::False {
+            self.count(RuleRef::ConcurrencyCheck(index), &rule.count, Cost::ONE, result);
         }
     }
 
     /// The limit of an endpoint, unless another reading of the path led to it already.
-    fn endpoint(&mut self, endpoint: usize, client: Range) {
+    fn endpoint(&mut self, endpoint: usize, client: ByteRange) {
         let is_new =
             !self.applied.iter().any(|other| matches!(other.place, RuleRef::Endpoint(at) if at == endpoint));
         if is_new {
@@ -204,19 +204,19 @@ impl Walk<'_, '_> {
         }
     }
 
-    fn count(&mut self, place: RuleRef, count: &Count, cost: Cost, holds: Holds) {
+    fn count(&mut self, place: RuleRef, count: &CounterScope, cost: Cost, result: ConditionResult) {
         let first = self.applied.len();
         match count {
-            Count::Client => {
+            CounterScope::Client => {
                 let client = self.client();
                 self.apply(place, client, cost);
             }
-            Count::Everybody => self.apply(place, (0, 0), cost),
-            Count::Per(kinds) => {
+            CounterScope::Everybody => self.apply(place, (0, 0), cost),
+            CounterScope::Per(kinds) => {
                 let client = self.combination(kinds);
                 self.apply(place, client, cost);
             }
-            Count::PerEach(kinds) => {
+            CounterScope::PerEach(kinds) => {
                 for kind in kinds {
                     let client = self.identity_or_client(*kind);
                     // The client may stand for several identities, and be one of them itself.
@@ -228,26 +228,26 @@ impl Walk<'_, '_> {
             }
         }
         for applied in self.applied.iter_mut().skip(first) {
-            applied.failed = holds == Holds::Failed;
+            applied.failed = result == ConditionResult::Failed;
         }
     }
 
-    fn apply(&mut self, place: RuleRef, client: Range, cost: Cost) {
-        self.applied.push(Applied { place, client, cost, failed: false, open: false });
+    fn apply(&mut self, place: RuleRef, client: ByteRange, cost: Cost) {
+        self.applied.push(AppliedRule { place, client, cost, failed: false, open: false });
     }
 
     /// The client as `identify_by` finds it.
-    fn client(&mut self) -> Range {
+    fn client(&mut self) -> ByteRange {
         self.find(self.kind).unwrap_or_default()
     }
 
     /// What a request lacks, the client stands in for: leaving a header out leads to another counter, never past it.
-    fn identity_or_client(&mut self, kind: ClientKind) -> Range {
+    fn identity_or_client(&mut self, kind: ClientKind) -> ByteRange {
         self.find(kind).unwrap_or_else(|| self.client())
     }
 
     /// All of `kinds` in one key.
-    fn combination(&mut self, kinds: &[ClientKind]) -> Range {
+    fn combination(&mut self, kinds: &[ClientKind]) -> ByteRange {
         if let [kind] = kinds {
             return self.identity_or_client(*kind);
         }
@@ -261,7 +261,7 @@ impl Walk<'_, '_> {
     }
 
     /// Where the identity of this kind stands, if the request has one.
-    fn find(&mut self, kind: ClientKind) -> Option<Range> {
+    fn find(&mut self, kind: ClientKind) -> Option<ByteRange> {
         let seen = self.seen.get(kind as usize).copied().flatten();
         if seen.is_some() {
             return seen;
@@ -279,7 +279,7 @@ impl Walk<'_, '_> {
 }
 
 /// No request comes near 4 GiB.
-fn range(start: usize, end: usize) -> Range {
+fn range(start: usize, end: usize) -> ByteRange {
     let number = |at| u32::try_from(at).unwrap_or(u32::MAX);
     (number(start), number(end))
 }

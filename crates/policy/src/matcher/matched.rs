@@ -10,7 +10,7 @@ use crate::bans::{Ban, Bans};
 use crate::directory::Directory;
 use crate::matcher::condition;
 use crate::path::Readings;
-use crate::plan::{Charge, ConcurrencyRule, Count, Plan, Rule, RuleCost, Statuses};
+use crate::plan::{Charge, ConcurrencyRule, CounterScope, Plan, Rule, RuleCost, StatusSet};
 
 /// Checks that need no allocation: the limits with a place of their own, and four more.
 const INLINE: usize = 8;
@@ -23,18 +23,18 @@ pub struct Scratch {
     pub(super) bytes: Vec<u8>,
     /// Rules whose path fits.
     pub(super) found: Vec<u32>,
-    pub(super) applied: Vec<Applied>,
+    pub(super) applied: Vec<AppliedRule>,
     pub(super) readings: Readings,
 }
 
 /// A part of [`Scratch::bytes`].
-pub(super) type Range = (u32, u32);
+pub(super) type ByteRange = (u32, u32);
 
 /// A rule that applies, and whom it counts.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Applied {
+pub(super) struct AppliedRule {
     pub(super) place: RuleRef,
-    pub(super) client: Range,
+    pub(super) client: ByteRange,
     pub(super) cost: Cost,
     /// Its condition could not be evaluated.
     pub(super) failed: bool,
@@ -84,7 +84,7 @@ impl RuleRef {
         match self {
             Self::Global => true,
             Self::Custom(at) => {
-                plan.rate_limits.rules.get(at).is_some_and(|custom| custom.count == Count::Everybody)
+                plan.rate_limits.rules.get(at).is_some_and(|custom| custom.count == CounterScope::Everybody)
             }
             _ => false,
         }
@@ -103,15 +103,15 @@ pub enum Admission<'a, 'k> {
     /// It is refused with 403.
     Banned {
         /// By whom.
-        by: BannedBy<'k>,
+        by: BanSource<'k>,
     },
     /// It passes if all its checks do, in one decision.
-    Checked(Matched<'a>),
+    Checked(MatchedRequest<'a>),
 }
 
 /// What a request is refused for with 403.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BannedBy<'a> {
+pub enum BanSource<'a> {
     /// The policy bans this network.
     Policy(IpNet),
     /// An operator has banned its client or its network while the policy was in force.
@@ -145,22 +145,22 @@ pub enum Exemption {
 /// The rules that apply to a request, in the order of the policy. It is small: it borrows what was worked out.
 #[derive(Clone, Copy, Debug)]
 pub struct AppliedRules<'a> {
-    applied: &'a [Applied],
-    concurrency_checks: &'a [Applied],
+    applied: &'a [AppliedRule],
+    concurrency_checks: &'a [AppliedRule],
     bytes: &'a [u8],
     plan: &'a Plan,
     client: &'a [u8],
 }
 
 impl<'a> AppliedRules<'a> {
-    fn new(plan: &'a Plan, scratch: &'a Scratch, checks: usize, client: Range) -> Self {
+    fn new(plan: &'a Plan, scratch: &'a Scratch, checks: usize, client: ByteRange) -> Self {
         let (applied, concurrency_checks) = scratch.applied.split_at_checked(checks).unwrap_or_default();
         let mut rules = Self { applied, concurrency_checks, bytes: &scratch.bytes, plan, client: &[] };
         rules.client = rules.bytes(client);
         rules
     }
 
-    fn bytes(&self, (start, end): Range) -> &'a [u8] {
+    fn bytes(&self, (start, end): ByteRange) -> &'a [u8] {
         self.bytes.get(start as usize..end as usize).unwrap_or_default()
     }
 
@@ -194,13 +194,13 @@ impl<'a> AppliedRules<'a> {
 
 /// The checks of a request, in the order of the policy, and the rules they come from.
 #[derive(Debug)]
-pub struct Matched<'a> {
+pub struct MatchedRequest<'a> {
     checks: SmallVec<[Check<'a>; INLINE]>,
     rules: AppliedRules<'a>,
 }
 
-impl<'a> Matched<'a> {
-    pub(super) fn new(plan: &'a Plan, scratch: &'a Scratch, checks: usize, client: Range) -> Self {
+impl<'a> MatchedRequest<'a> {
+    pub(super) fn new(plan: &'a Plan, scratch: &'a Scratch, checks: usize, client: ByteRange) -> Self {
         let rules = AppliedRules::new(plan, scratch, checks, client);
         Self { checks: rules.checks().collect(), rules }
     }
@@ -338,7 +338,7 @@ pub struct Reservation<'a> {
 #[derive(Clone, Copy, Debug)]
 pub enum Settlement<'a> {
     /// It stands if the response has one of these statuses, and is given back if not.
-    Status(&'a Statuses),
+    Status(&'a StatusSet),
     /// This response header says what the request has cost.
     Header(&'a HeaderName),
     /// A unit for each so many bytes of the request's body.
@@ -351,7 +351,7 @@ impl Settlement<'_> {
     pub fn by_response(&self, reserved: Cost, status: u16, headers: &HeaderMap) -> Option<Cost> {
         match self {
             Self::Status(statuses) => Some(if statuses.contains(status) { reserved } else { Cost::ZERO }),
-            Self::Header(name) => condition::told_cost(headers, name),
+            Self::Header(name) => condition::reported_cost(headers, name),
             Self::Body(_) => None,
         }
     }

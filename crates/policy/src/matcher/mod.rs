@@ -19,8 +19,8 @@ use hashbrown::{HashMap, HashSet};
 use index::PathIndex;
 use matched::RuleRef;
 pub use matched::{
-    Admission, AppliedRules, BannedBy, CheckResult, ConcurrencyCheck, Exemption, Matched, Reservation,
-    RuntimeData, Scratch, Settlement,
+    Admission, AppliedRules, BanSource, CheckResult, ConcurrencyCheck, Exemption, MatchedRequest,
+    Reservation, RuntimeData, Scratch, Settlement,
 };
 use tables::PathTables;
 pub use target::Target;

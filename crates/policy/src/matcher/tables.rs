@@ -12,15 +12,15 @@ use crate::plan::{PathCase, Plan};
 /// Endpoints and rules by path.
 #[derive(Debug)]
 pub(super) struct PathTables {
-    exact: Table,
+    exact: PathTable,
     /// With folded patterns, where they differ; by the case of the route.
-    insensitive: Option<Table>,
-    sensitive: Option<Table>,
+    insensitive: Option<PathTable>,
+    sensitive: Option<PathTable>,
 }
 
 /// Endpoints and rules by patterns of one spelling.
 #[derive(Debug, Default)]
-pub(super) struct Table {
+pub(super) struct PathTable {
     /// Positions of endpoints.
     pub(super) endpoints: Endpoints<usize>,
     /// Positions of rules with paths.
@@ -32,10 +32,10 @@ impl PathTables {
         let folded = |case: PathCase| {
             let differs = |pattern: &EndpointPattern| pattern.folded(case) != *pattern;
             let is_needed = plan.has_path_case(case) && patterns(plan).any(differs);
-            is_needed.then(|| Table::new(plan, |pattern| pattern.folded(case)))
+            is_needed.then(|| PathTable::new(plan, |pattern| pattern.folded(case)))
         };
         Self {
-            exact: Table::new(plan, EndpointPattern::clone),
+            exact: PathTable::new(plan, EndpointPattern::clone),
             insensitive: folded(PathCase::Insensitive),
             sensitive: folded(PathCase::Sensitive),
         }
@@ -46,7 +46,7 @@ impl PathTables {
         &self,
         (path, case): (&str, PathCase),
         readings: &Readings,
-        mut look: impl FnMut(&Table, &str),
+        mut look: impl FnMut(&PathTable, &str),
     ) {
         look(&self.exact, path);
         let folded = match case {
@@ -73,7 +73,7 @@ fn patterns(plan: &Plan) -> impl Iterator<Item = &EndpointPattern> {
     endpoints.chain(matches.flat_map(|matches| &matches.paths))
 }
 
-impl Table {
+impl PathTable {
     fn new(plan: &Plan, spell: impl Fn(&EndpointPattern) -> EndpointPattern) -> Self {
         let limits = &plan.rate_limits;
         let mut table = Self::default();

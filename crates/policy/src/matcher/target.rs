@@ -3,7 +3,9 @@
 use std::borrow::Cow;
 
 use crate::matcher::Matcher;
-use crate::path::{PathError, Spelling, decode_slashes, encoded_control, normalize, spell};
+use crate::path::{
+    NormalizedPath, PathError, decode_slashes, encoded_control, normalize, normalize_detailed,
+};
 use crate::plan::{EncodedSlash, Route};
 
 /// The route of a request, and the path that is matched and forwarded.
@@ -22,7 +24,7 @@ impl Matcher {
     /// An escape that upstream servers read in more than one way is handled as `http.encoded_slash` says: of the route
     /// that takes the path as sent or, if no route does, of the policy.
     pub fn target<'p>(&self, host: &str, path: &'p str) -> Result<Target<'_, 'p>, PathError> {
-        let Spelling { path, ambiguous } = spell(path)?;
+        let NormalizedPath { path, ambiguous } = normalize_detailed(path)?;
         let target = Target { route: self.route(host, &path), path };
         match ambiguous {
             None => Ok(target),

@@ -22,8 +22,8 @@ fn headers(lines: &[(&str, &str)]) -> HeaderMap {
 fn checks(matcher: &Matcher, request: &str, lines: &[(&str, &str)]) -> Vec<String> {
     with(matcher, request, lines, |admission| match admission {
         Admission::Exempt { why } => vec![format!("{why:?}")],
-        Admission::Banned { by: BannedBy::Policy(network) } => vec![format!("banned {network}")],
-        Admission::Banned { by: BannedBy::Operator(ban) } => vec![format!("banned {}", ban.subject)],
+        Admission::Banned { by: BanSource::Policy(network) } => vec![format!("banned {network}")],
+        Admission::Banned { by: BanSource::Operator(ban) } => vec![format!("banned {}", ban.subject)],
         Admission::Checked(held) => {
             let shown = held.checks().iter().zip(held.rules()).map(|(check, rule)| {
                 assert_eq!(check.key.rule, rule.id);
@@ -404,7 +404,7 @@ fn a_body_costs_by_its_length_and_one_of_unknown_length_is_settled_later() {
 }
 
 /// The decision in which everything passes.
-fn passing(held: &Matched<'_>) -> Decision {
+fn passing(held: &MatchedRequest<'_>) -> Decision {
     let outcome = Outcome { verdict: Verdict::PASS, limit: 9, remaining: 9, reset_after: TimeSpan::ZERO };
     Decision::new(Timestamp::ZERO, held.checks(), held.checks().iter().map(|_| outcome).collect())
 }

@@ -27,7 +27,7 @@ pub struct RateLimits {
     /// What the operator added.
     pub rules: Vec<CustomRule>,
     /// Each client at an endpoint; the most specific applies.
-    pub endpoints: Vec<Endpoint>,
+    pub endpoints: Vec<EndpointRule>,
     /// How many requests at once.
     pub concurrent: Vec<ConcurrencyRule>,
 }
@@ -130,7 +130,7 @@ pub struct Tier {
 
 /// A limit at an endpoint.
 #[derive(Clone, Debug)]
-pub struct Endpoint {
+pub struct EndpointRule {
     /// Which requests it means.
     pub pattern: EndpointPattern,
     /// The limit.
@@ -143,9 +143,9 @@ pub struct CustomRule {
     /// The limit.
     pub rule: Rule,
     /// Where it applies.
-    pub matches: Match,
+    pub matches: RuleMatch,
     /// Whom it counts.
-    pub count: Count,
+    pub count: CounterScope,
     /// What a request takes of it.
     pub cost: RuleCost,
     /// When it is charged.
@@ -172,9 +172,9 @@ pub struct ConcurrencyRule {
     /// Whether it refuses, or only watches.
     pub mode: Mode,
     /// Where it applies.
-    pub matches: Match,
+    pub matches: RuleMatch,
     /// Whom it counts.
-    pub count: Count,
+    pub count: CounterScope,
     /// The line it stands on.
     pub line: u32,
 }
@@ -188,7 +188,7 @@ impl ConcurrencyRule {
 
 /// Where a rule applies: all that is given must hold; what is empty holds always.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Match {
+pub struct RuleMatch {
     /// Any of these methods.
     pub methods: Vec<String>,
     /// Any of these paths.
@@ -196,7 +196,7 @@ pub struct Match {
     /// All of these headers.
     pub headers: Vec<HeaderMatch>,
     /// An expression that must be true.
-    pub when: Option<When>,
+    pub when: Option<RuleCondition>,
 }
 
 /// A header that a request must have.
@@ -210,22 +210,22 @@ pub struct HeaderMatch {
 
 /// A condition on the request. Two are equal if they are written alike.
 #[derive(Clone, Debug)]
-pub struct When {
+pub struct RuleCondition {
     /// The CEL expression, as written.
     pub source: String,
     /// The expression, compiled.
     pub expression: Arc<Expression>,
 }
 
-impl PartialEq for When {
+impl PartialEq for RuleCondition {
     fn eq(&self, other: &Self) -> bool {
         self.source == other.source
     }
 }
 
-impl Eq for When {}
+impl Eq for RuleCondition {}
 
-impl Hash for When {
+impl Hash for RuleCondition {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.source.hash(state);
     }
@@ -233,7 +233,7 @@ impl Hash for When {
 
 /// Whom a rule counts.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Count {
+pub enum CounterScope {
     /// Each client, as `identify_by` tells them apart.
     Client,
     /// Everybody together.
@@ -244,7 +244,7 @@ pub enum Count {
     PerEach(Vec<ClientKind>),
 }
 
-impl fmt::Display for Count {
+impl fmt::Display for CounterScope {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names =
             |of: &[ClientKind]| of.iter().map(|identity| identity.name()).collect::<Vec<_>>().join(", ");

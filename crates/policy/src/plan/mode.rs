@@ -15,7 +15,7 @@ pub enum Mode {
     /// It decides and counts, and clients see nothing of it.
     Shadow,
     /// It refuses some clients, always the same ones; for the rest it is a shadow.
-    Canary(Share),
+    Canary(CanaryShare),
 }
 
 impl Mode {
@@ -46,16 +46,16 @@ impl fmt::Display for Mode {
 
 /// A share of all clients, more than none and at most all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Share {
+pub struct CanaryShare {
     millionths: u32,
 }
 
-impl Share {
+impl CanaryShare {
     /// A million millionths.
     const WHOLE: u32 = 1_000_000;
 
     /// So many millionths; `None` if that is nobody or more than everybody.
-    pub const fn of_millionths(millionths: u32) -> Option<Self> {
+    pub const fn from_millionths(millionths: u32) -> Option<Self> {
         if millionths == 0 || millionths > Self::WHOLE { None } else { Some(Self { millionths }) }
     }
 
@@ -70,7 +70,7 @@ impl Share {
     }
 }
 
-impl fmt::Display for Share {
+impl fmt::Display for CanaryShare {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&percent_text(self.millionths))
     }
@@ -92,11 +92,11 @@ mod tests {
 
     use super::*;
 
-    fn share(millionths: u32) -> Share {
-        Share::of_millionths(millionths).unwrap()
+    fn share(millionths: u32) -> CanaryShare {
+        CanaryShare::from_millionths(millionths).unwrap()
     }
 
-    fn in_slice(share: Share, rule: RuleId) -> usize {
+    fn in_slice(share: CanaryShare, rule: RuleId) -> usize {
         (0_u32..100_000).filter(|client| share.holds(rule, format!("client-{client}").as_bytes())).count()
     }
 

@@ -13,7 +13,7 @@ use http::header::{COOKIE, FORWARDED, HeaderName, USER_AGENT};
 use tidegate_core::Timestamp;
 use tidegate_policy::{
     Admission, ClientKind, CookieName, Directory, EndpointPattern, Endpoints, Facts, Fingerprint, Identities,
-    IdentitySpec, Matcher, NoFiles, Scratch, Source, compile, normalize, normalize_host,
+    IdentitySource, IdentitySpec, Matcher, NoFiles, Scratch, compile, normalize, normalize_host,
 };
 
 thread_local! {
@@ -102,8 +102,8 @@ fn identifying_a_client_allocates_nothing() {
     .collect();
     let spec = IdentitySpec::default();
     let identities = Identities::new(IdentitySpec {
-        user: Some(Source::Header(header("x-user"))),
-        tenant: Some(Source::Header(header("x-tenant"))),
+        user: Some(IdentitySource::Header(header("x-user"))),
+        tenant: Some(IdentitySource::Header(header("x-tenant"))),
         addresses: spec.addresses.clone().trusting(["10.0.0.0/8".parse().unwrap()]),
         fingerprint: Some(Fingerprint::of(vec![USER_AGENT]).unwrap()),
         cookie: Some(CookieName::new("session").unwrap()),
