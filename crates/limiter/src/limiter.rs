@@ -235,7 +235,11 @@ impl<S: Store + 'static> Limiter<S> {
         let mut admitted = admitted(matched, acquired, now);
         let Ok(decision) = decided else {
             let Admitted { report, permits, .. } = admitted;
-            return Ruling::StoreFailed(StoreFailed { report, permits, is_binding: matched.binds() });
+            return Ruling::StoreFailed(StoreFailed {
+                report,
+                permits,
+                is_binding: matched.has_binding_check(),
+            });
         };
         let report = &mut admitted.report;
         report.at = decision.at;

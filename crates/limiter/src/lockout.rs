@@ -22,7 +22,7 @@ pub(crate) fn record_violations(
     decision: &Decision,
     now: Timestamp,
 ) -> LockOuts {
-    let judged = matched.judged(decision).enumerate().filter(|(_, judged)| judged.refuses());
+    let judged = matched.check_results(decision).enumerate().filter(|(_, judged)| judged.rejects());
     let violated = judged.filter_map(|(index, judged)| {
         let penalty = judged.rule.penalty.as_ref()?;
         Some((index, penalties.violate(judged.check.key, penalty, now)?))

@@ -65,8 +65,8 @@ impl SettledBy {
 
 impl OwnedReservation {
     fn of(reservation: &Reservation<'_>) -> Self {
-        let Reservation { check, charged, settles } = reservation;
-        let settled_by = match settles {
+        let Reservation { check, charged, settlement } = reservation;
+        let settled_by = match settlement {
             Settlement::Status(statuses) => SettledBy::Status(Box::new(**statuses)),
             Settlement::Header(name) => SettledBy::Header((*name).clone()),
             Settlement::Body(unit) => SettledBy::Body(*unit),

@@ -108,12 +108,12 @@ impl Described {
     }
 
     fn plain(rule: &Rule) -> Self {
-        Self { name: rule.name.clone(), words: rule.all_words(), family: rule.algorithm().to_string() }
+        Self { name: rule.name.clone(), words: rule.describe_all(), family: rule.algorithm().to_string() }
     }
 
     fn custom(custom: &CustomRule) -> Self {
         let CustomRule { rule, matches, count, cost, charge } = custom;
-        let mut words = vec![rule.all_words()];
+        let mut words = vec![rule.describe_all()];
         if *count != CounterScope::Client {
             words.push(count.to_string());
         }
@@ -138,7 +138,7 @@ impl Described {
 impl Described {
     fn concurrency_checks(rule: &ConcurrencyRule) -> Self {
         let ConcurrencyRule { name, mode, matches, count, .. } = rule;
-        let mut words = vec![rule.words()];
+        let mut words = vec![rule.describe()];
         if *mode != Mode::Enforce {
             words.push(mode.to_string());
         }
@@ -248,7 +248,7 @@ fn settings(plan: &Plan) -> Settings {
 /// Where requests go, and how they are read on the way.
 fn routing_settings(plan: &Plan, set: &mut dyn FnMut(&str, String)) {
     let Plan { upstreams, routes, http, .. } = plan;
-    for (key, value) in http.words() {
+    for (key, value) in http.settings() {
         set(&format!("http.{key}"), value.to_owned());
     }
     for upstream in upstreams {
@@ -263,7 +263,7 @@ fn routing_settings(plan: &Plan, set: &mut dyn FnMut(&str, String)) {
     let route_words = routes.iter().map(|route| {
         let mut words = format!("{}{} → {}", route.host, route.path, name(route.upstream));
         for ((key, value), _) in
-            route.http.words().iter().zip(http.words()).filter(|(own, inherited)| *own != inherited)
+            route.http.settings().iter().zip(http.settings()).filter(|(own, inherited)| *own != inherited)
         {
             // Writing to a text does not fail.
             let _ = write!(words, ", {key}: {value}");

@@ -172,7 +172,7 @@ fn welcome(source: &Source, urls: &str, plan: &Plan, admin: &str) -> String {
     let limits: Vec<_> = plan
         .rate_limits
         .iter()
-        .map(|rule| format!("  limit      {}: {}\n", rule.name, rule.words()))
+        .map(|rule| format!("  limit      {}: {}\n", rule.name, rule.describe()))
         .collect();
     let limits = limits.concat();
     let warning = if plan.clients.accepts_unverified_keys {

@@ -58,15 +58,15 @@ fn build(clients: &Clients) -> Result<Identities, Unusable> {
         }
     };
     let headers = clients.fingerprint_headers.iter().map(header).collect::<Result<_, _>>()?;
-    let addresses = Addresses::default().trusting(clients.trusted_proxies.iter().copied());
+    let addresses = Addresses::default().with_trusted_proxies(clients.trusted_proxies.iter().copied());
     let spec = IdentitySpec {
         identify_by: clients.identify_by.clone(),
         api_key: Some(header(&clients.api_key_header)?),
         accepts_unverified_keys: clients.accepts_unverified_keys,
         user: clients.user.as_ref().map(source).transpose()?,
         tenant: clients.tenant.as_ref().map(source).transpose()?,
-        addresses: addresses.counting_ipv6_by(clients.ipv6_prefix)?,
-        fingerprint: Some(Fingerprint::of(headers)?),
+        addresses: addresses.with_ipv6_prefix(clients.ipv6_prefix)?,
+        fingerprint: Some(Fingerprint::new(headers)?),
         cookie: clients.cookie.as_deref().map(CookieName::new).transpose()?,
     };
     Ok(Identities::new(spec)?)

@@ -105,7 +105,7 @@ fn custom<'s>(
     }
     name?;
     let (cost, charge) = (cost?, charge?);
-    rule.quota = rule.quota.counting(limit_unit(&cost, &charge));
+    rule.quota = rule.quota.with_unit(limit_unit(&cost, &charge));
     Some(CustomRule { rule, matches: matches?, count: count?, cost, charge })
 }
 
@@ -199,7 +199,7 @@ fn when(node: &Node<'_>, context: &mut Context<'_, '_>) -> Option<RuleCondition>
         Ok(expression) => Some(RuleCondition { source: source.to_owned(), expression: Arc::new(expression) }),
         Err(error) => {
             let place =
-                error.place().and_then(|at| context.report.within(node, source, (at.line, at.column)));
+                error.position().and_then(|at| context.report.within(node, source, (at.line, at.column)));
             let finding = Finding::error(node, first_line(&error.what())).expected("a CEL expression");
             context.report.push(finding.at(place).hint(error.hint()));
             None

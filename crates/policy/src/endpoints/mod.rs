@@ -83,14 +83,14 @@ impl<T> Endpoints<T> {
 }
 
 /// The method whose rules apply to this one too: a HEAD is a GET without its body, and no way around its limits.
-pub(crate) fn stands_for(method: &str) -> Option<&'static str> {
+pub(crate) fn equivalent_method(method: &str) -> Option<&'static str> {
     (method == "HEAD").then_some("GET")
 }
 
 impl MethodTable {
     fn find(&self, method: &str) -> Option<usize> {
         let named = |method: &str| Some(self.named.iter().find(|(known, _)| **known == *method)?.1);
-        named(method).or_else(|| named(stands_for(method)?)).or(self.any)
+        named(method).or_else(|| named(equivalent_method(method)?)).or(self.any)
     }
 }
 

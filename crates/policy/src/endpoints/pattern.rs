@@ -84,7 +84,7 @@ pub enum PatternError {
     },
     /// Two parameters have one name.
     #[error("two parameters are called `{name}`")]
-    ParameterTwice {
+    DuplicateParameter {
         /// The name.
         name: String,
     },
@@ -124,7 +124,7 @@ impl PatternError {
             Self::Parameter { .. } => {
                 "write it like `/users/{id}/orders`, named with letters, digits and `_`".to_owned()
             }
-            Self::ParameterTwice { .. } => "give one of them another name, or use `*`".to_owned(),
+            Self::DuplicateParameter { .. } => "give one of them another name, or use `*`".to_owned(),
             Self::NeverMatches { .. } => "write the path it leads to".to_owned(),
             Self::Segment { cause: PathError::Character { found: '?' | '#', .. }, .. } => {
                 "only the path is matched; leave out the query".to_owned()
@@ -176,7 +176,7 @@ impl EndpointPattern {
         }
         let names: Vec<_> = segments.iter().filter_map(Segment::name).collect();
         if let Some((_, name)) = names.iter().enumerate().find(|(at, name)| names[..*at].contains(name)) {
-            return Err(PatternError::ParameterTwice { name: (*name).to_owned() });
+            return Err(PatternError::DuplicateParameter { name: (*name).to_owned() });
         }
         Ok(Self { method, segments })
     }

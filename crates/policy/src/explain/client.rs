@@ -30,14 +30,14 @@ pub struct ExplainedClient {
 
 impl ExplainedClient {
     /// `sent` are the headers before those were removed that do not count.
-    pub(super) fn of(matcher: &Matcher, identity: &Identity<'_>, sent: &HeaderMap) -> Self {
+    pub(super) fn new(matcher: &Matcher, identity: &Identity<'_>, sent: &HeaderMap) -> Self {
         let plan = matcher.plan();
         let kind = identity.kind();
         let mut key = Vec::new();
         identity.append(kind, &mut key);
-        let passed_over = plan.clients.identify_by.iter().take_while(|other| **other != kind);
-        let passed_over: Vec<_> = passed_over.map(|other| other.name()).collect();
-        let mut how = match passed_over.as_slice() {
+        let absent = plan.clients.identify_by.iter().take_while(|other| **other != kind);
+        let absent: Vec<_> = absent.map(|other| other.name()).collect();
+        let mut how = match absent.as_slice() {
             [] => "the first of `identify_by`".to_owned(),
             absent => format!("no {}", absent.join(", no ")),
         };
@@ -57,10 +57,10 @@ impl ExplainedClient {
             // Writing to a text does not fail.
             let _ = write!(how, "; the token that names the {} is rejected: {problem}", kind.name());
         }
-        let lossy = |bytes: &[u8]| shown(&String::from_utf8_lossy(bytes));
+        let lossy = |bytes: &[u8]| sanitize(&String::from_utf8_lossy(bytes));
         Self {
             kind: kind.name(),
-            key: ClientName::of(&key).to_string(),
+            key: ClientName::from_key(&key).to_string(),
             how,
             address: identity.address(),
             tier: matcher.tier(identity).map(|(_, tier)| tier.name.clone()),
@@ -70,6 +70,6 @@ impl ExplainedClient {
 }
 
 /// A text of a request, shortened and without control characters.
-pub(super) fn shown(text: &str) -> String {
+pub(super) fn sanitize(text: &str) -> String {
     text.chars().take(120).map(visible).collect()
 }

@@ -56,11 +56,11 @@ impl fmt::Display for Explanation {
                 writeln!(f, "verdict   403: {subject} is banned by an {by}")
             }
             ExplainedVerdict::Rejected { status, reason } => writeln!(f, "verdict   {status}: {reason}"),
-            ExplainedVerdict::Passes if rules.is_empty() && concurrency_checks.is_empty() => {
+            ExplainedVerdict::Admitted if rules.is_empty() && concurrency_checks.is_empty() => {
                 writeln!(f, "verdict   passes: no limit applies")
             }
-            ExplainedVerdict::Passes => writeln!(f, "verdict   passes, if nothing has been spent"),
-            ExplainedVerdict::Refused { by } => writeln!(f, "verdict   429: `{by}` refuses"),
+            ExplainedVerdict::Admitted => writeln!(f, "verdict   passes, if nothing has been spent"),
+            ExplainedVerdict::LimitExceeded { by } => writeln!(f, "verdict   429: `{by}` refuses"),
         }
     }
 }

@@ -52,15 +52,15 @@ pub(super) struct References {
 pub(super) fn syntax(errors: &ParseErrors) -> ExpressionError {
     let first = errors.errors.first();
     let number = |number: isize| usize::try_from(number).unwrap_or_default();
-    let place =
+    let position =
         first.map(|error| ExpressionPosition { line: number(error.pos.0), column: number(error.pos.1) });
-    let place = place.unwrap_or_default();
+    let position = position.unwrap_or_default();
     let message = first.map_or_else(|| errors.to_string(), |error| error.msg.trim().to_owned());
     // The parser's own bound comes wrapped in the debug form of its error.
     if message.contains("Recursion limit") {
-        return ExpressionError::TooDeep { place };
+        return ExpressionError::TooDeep { position };
     }
-    ExpressionError::Syntax { place, message }
+    ExpressionError::Syntax { position, message }
 }
 
 /// Whether an error of the rehearsal lies in the expression, not in the request.
@@ -127,7 +127,7 @@ struct Checker<'e> {
 impl<'e> Checker<'e> {
     fn type_of(&mut self, expr: &'e IdedExpr) -> Result<ExprType, ExpressionError> {
         if self.depth == DEEPEST {
-            return Err(ExpressionError::TooDeep { place: self.place(expr) });
+            return Err(ExpressionError::TooDeep { position: self.position(expr) });
         }
         self.depth += 1;
         let found = self.type_within(expr);
@@ -146,7 +146,7 @@ impl<'e> Checker<'e> {
             Expr::Ident(name) => self.variable(expr, name.clone())?,
             Expr::Select(select) if select.test => {
                 let message = "`has` sees no headers; write `'name' in request.headers`".to_owned();
-                return Err(ExpressionError::Types { place: self.place(expr), message });
+                return Err(ExpressionError::Types { position: self.position(expr), message });
             }
             Expr::Select(select) => {
                 if let Some(name) = qualified(expr) {
@@ -171,7 +171,10 @@ impl<'e> Checker<'e> {
             Expr::Comprehension(macro_) => {
                 if self.type_of(&macro_.iter_range)? == ExprType::Headers {
                     let message = "the headers cannot be iterated over; ask for them by name".to_owned();
-                    return Err(ExpressionError::Types { place: self.place(&macro_.iter_range), message });
+                    return Err(ExpressionError::Types {
+                        position: self.position(&macro_.iter_range),
+                        message,
+                    });
                 }
                 self.type_of(&macro_.accu_init)?;
                 let outside = self.scope.len();
@@ -212,7 +215,7 @@ impl<'e> Checker<'e> {
             self.header(field);
             return Ok(ExprType::String);
         }
-        if let Some(variable) = RequestVariable::named(&name) {
+        if let Some(variable) = RequestVariable::from_name(&name) {
             if !self.references.variables.contains(&variable) {
                 self.references.variables.push(variable);
             }
@@ -221,7 +224,7 @@ impl<'e> Checker<'e> {
         let known = RequestVariable::ALL.iter().map(|variable| variable.name()).chain([HEADERS]);
         let nearest = known.map(|known| (distance(known, &name), known)).min();
         let nearest = nearest.filter(|(distance, _)| *distance <= 3).map(|(_, known)| known.to_owned());
-        Err(ExpressionError::UnknownVariable { place: self.place(expr), name, nearest })
+        Err(ExpressionError::UnknownVariable { position: self.position(expr), name, nearest })
     }
 
     fn call(
@@ -242,7 +245,11 @@ impl<'e> Checker<'e> {
         let at = |index: usize| types.get(index).copied().unwrap_or(ExprType::Unknown);
         let fits = |is_fit: bool, message: &str| {
             let message = message.to_owned();
-            if is_fit { Ok(()) } else { Err(ExpressionError::Types { place: self.place(expr), message }) }
+            if is_fit {
+                Ok(())
+            } else {
+                Err(ExpressionError::Types { position: self.position(expr), message })
+            }
         };
         match name {
             operators::LOGICAL_AND | operators::LOGICAL_OR | operators::LOGICAL_NOT => {
@@ -283,7 +290,7 @@ impl<'e> Checker<'e> {
             _ => {
                 if !is_function(name) {
                     let name = name.to_owned();
-                    return Err(ExpressionError::UnknownFunction { place: self.place(expr), name });
+                    return Err(ExpressionError::UnknownFunction { position: self.position(expr), name });
                 }
                 Ok(result_of(name))
             }
@@ -295,19 +302,20 @@ impl<'e> Checker<'e> {
     }
 
     fn pattern(&mut self, call: &IdedExpr, pattern: Option<&IdedExpr>) -> Result<(), ExpressionError> {
-        let place = self.place(pattern.unwrap_or(call));
+        let position = self.position(pattern.unwrap_or(call));
         let Some(Expr::Literal(LiteralValue::String(text))) = pattern.map(|pattern| &pattern.expr) else {
             let message =
                 "the pattern of `matches` must be a literal, so that it is compiled once".to_owned();
-            return Err(ExpressionError::Pattern { place, message });
+            return Err(ExpressionError::Pattern { position, message });
         };
         let regex = RegexBuilder::new(text.inner()).size_limit(LARGEST_PATTERN).build();
-        let regex = regex.map_err(|error| ExpressionError::Pattern { place, message: error.to_string() })?;
+        let regex =
+            regex.map_err(|error| ExpressionError::Pattern { position, message: error.to_string() })?;
         self.references.patterns.insert(text.inner().to_owned(), regex);
         Ok(())
     }
 
-    fn place(&self, expr: &IdedExpr) -> ExpressionPosition {
+    fn position(&self, expr: &IdedExpr) -> ExpressionPosition {
         let info = self.program.source_info();
         let Some((start, _)) = info.offset_for(leftmost(expr).id) else {
             return ExpressionPosition::default();

@@ -44,7 +44,7 @@ impl RequestVariable {
         }
     }
 
-    pub(super) fn named(name: &str) -> Option<Self> {
+    pub(super) fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|variable| variable.name() == name)
     }
 
@@ -96,7 +96,7 @@ impl<'a> RequestBindings<'a> {
     }
 
     /// A request of which everything is empty.
-    pub(super) fn sample() -> Self {
+    pub(super) fn empty() -> Self {
         Self { values: Default::default(), headers: HeaderLookup(None) }
     }
 }
@@ -106,7 +106,7 @@ impl VariableResolver for RequestBindings<'_> {
         if name == HEADERS {
             return Some(CowVal::Borrowed(&self.headers));
         }
-        RequestVariable::named(name)
+        RequestVariable::from_name(name)
             .map(|variable| CowVal::Borrowed(&self.values[variable as usize] as &dyn Val))
     }
 }

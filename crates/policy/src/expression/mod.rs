@@ -67,50 +67,50 @@ pub enum ExpressionError {
         length: usize,
     },
     /// Its parts are nested too deeply.
-    #[error("{place}: nested too deeply; split the rule in two")]
+    #[error("{position}: nested too deeply; split the rule in two")]
     TooDeep {
         /// Where.
-        place: ExpressionPosition,
+        position: ExpressionPosition,
     },
     /// It is not an expression.
-    #[error("{place}: {message}")]
+    #[error("{position}: {message}")]
     Syntax {
         /// Where.
-        place: ExpressionPosition,
+        position: ExpressionPosition,
         /// What the parser says.
         message: String,
     },
     /// It names what does not exist.
-    #[error("{place}: there is no `{name}`{}", hint(nearest.as_deref()))]
+    #[error("{position}: there is no `{name}`{}", hint(nearest.as_deref()))]
     UnknownVariable {
         /// Where.
-        place: ExpressionPosition,
+        position: ExpressionPosition,
         /// The name as written.
         name: String,
         /// What may be meant.
         nearest: Option<String>,
     },
     /// It calls what does not exist.
-    #[error("{place}: there is no function `{name}`")]
+    #[error("{position}: there is no function `{name}`")]
     UnknownFunction {
         /// Where.
-        place: ExpressionPosition,
+        position: ExpressionPosition,
         /// The name as written.
         name: String,
     },
     /// Its parts do not fit together.
-    #[error("{place}: {message}")]
+    #[error("{position}: {message}")]
     Types {
         /// Where.
-        place: ExpressionPosition,
+        position: ExpressionPosition,
         /// What does not fit.
         message: String,
     },
     /// The pattern of `matches` is no regular expression, or no literal.
-    #[error("{place}: {message}")]
+    #[error("{position}: {message}")]
     Pattern {
         /// Where.
-        place: ExpressionPosition,
+        position: ExpressionPosition,
         /// What is wrong with it.
         message: String,
     },
@@ -136,15 +136,15 @@ fn hint(nearest: Option<&str>) -> String {
 
 impl ExpressionError {
     /// Where in the expression, if that is known.
-    pub fn place(&self) -> Option<ExpressionPosition> {
+    pub fn position(&self) -> Option<ExpressionPosition> {
         match self {
-            Self::TooDeep { place }
-            | Self::Syntax { place, .. }
-            | Self::UnknownVariable { place, .. }
-            | Self::UnknownFunction { place, .. }
-            | Self::Types { place, .. }
-            | Self::Pattern { place, .. } => {
-                Some(*place).filter(|place| *place != ExpressionPosition::default())
+            Self::TooDeep { position }
+            | Self::Syntax { position, .. }
+            | Self::UnknownVariable { position, .. }
+            | Self::UnknownFunction { position, .. }
+            | Self::Types { position, .. }
+            | Self::Pattern { position, .. } => {
+                Some(*position).filter(|position| *position != ExpressionPosition::default())
             }
             Self::TooLong { .. } | Self::NotBoolean { .. } => None,
         }
@@ -196,7 +196,7 @@ impl Expression {
         let found = check::check(&program)?;
         let check::References { variables, headers, patterns } = found;
         let expression = Self { program, variables, headers, root: context(patterns) };
-        expression.rehearse()?;
+        expression.test_evaluate()?;
         Ok(expression)
     }
 
@@ -222,8 +222,8 @@ impl Expression {
         identity: &Identity<'_>,
         tier: Option<&str>,
     ) -> Result<bool, EvaluationError> {
-        let bound = RequestBindings::new(&self.variables, (path, identity), tier);
-        let verdict = self.run(&bound, |result| match result.downcast_ref::<CelBool>() {
+        let bindings = RequestBindings::new(&self.variables, (path, identity), tier);
+        let verdict = self.run(&bindings, |result| match result.downcast_ref::<CelBool>() {
             Some(verdict) => Ok(*verdict.inner()),
             None => Err(format!("the result is {}, not true or false", result.get_type().name())),
         });
@@ -231,13 +231,13 @@ impl Expression {
     }
 
     /// Evaluates once for a request of no importance: what cannot be typed ahead shows its type.
-    fn rehearse(&self) -> Result<(), ExpressionError> {
-        let result = self.run(&RequestBindings::sample(), |result| result.get_type().name().to_owned());
+    fn test_evaluate(&self) -> Result<(), ExpressionError> {
+        let result = self.run(&RequestBindings::empty(), |result| result.get_type().name().to_owned());
         match result {
             Ok(found) if found == "bool" => Ok(()),
             Ok(found) => Err(ExpressionError::NotBoolean { found }),
             Err(error) if check::is_mistake(&error) => Err(ExpressionError::Types {
-                place: ExpressionPosition::default(),
+                position: ExpressionPosition::default(),
                 message: error.to_string(),
             }),
             Err(_) => Ok(()),
@@ -246,12 +246,12 @@ impl Expression {
 
     fn run<R>(
         &self,
-        bound: &RequestBindings<'_>,
+        bindings: &RequestBindings<'_>,
         read: impl FnOnce(&dyn Val) -> R,
     ) -> Result<R, ExecutionError> {
         let root: &Context<'_, '_> = &self.root;
         let mut scope = root.new_inner_scope();
-        scope.set_variable_resolver(bound);
+        scope.set_variable_resolver(bindings);
         let result = Value::resolve_val(self.program.expression(), &scope)?;
         Ok(read(result.as_ref()))
     }

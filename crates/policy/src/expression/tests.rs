@@ -23,14 +23,14 @@ fn evaluate(source: &str) -> Result<bool, String> {
         peer: [192, 0, 2, 7].into(),
     };
     let user = Some(IdentitySource::Header(HeaderName::from_static("x-user")));
-    let addresses = Addresses::default().trusting(["192.0.2.7/32".parse().unwrap()]);
+    let addresses = Addresses::default().with_trusted_proxies(["192.0.2.7/32".parse().unwrap()]);
     let identities = Identities::new(IdentitySpec { user, addresses, ..IdentitySpec::default() }).unwrap();
-    let identity = identities.of(&facts, None, Timestamp::from_secs(1_800_000_000));
+    let identity = identities.identify(&facts, None, Timestamp::from_secs(1_800_000_000));
     let expression = Expression::compile(source).unwrap_or_else(|error| panic!("{source}: {error}"));
     expression.evaluate(&identity, Some("free")).map_err(|error| error.to_string())
 }
 
-fn refused(source: &str) -> String {
+fn rejected(source: &str) -> String {
     Expression::compile(source).expect_err(source).to_string()
 }
 
@@ -70,10 +70,10 @@ fn a_run_time_error_is_an_error_not_an_answer() {
 
 #[test]
 fn syntax_errors_have_a_place() {
-    assert!(refused("request.method == ").starts_with("column "), "{}", refused("request.method == "));
-    assert!(refused("request.method ==\n 'POST' &&& true").starts_with("line 2, column "));
-    assert!(refused("").starts_with("column 1"), "{}", refused(""));
-    assert!(refused(&"x".repeat(5000)).contains("5000 bytes, at most 4096"));
+    assert!(rejected("request.method == ").starts_with("column "), "{}", rejected("request.method == "));
+    assert!(rejected("request.method ==\n 'POST' &&& true").starts_with("line 2, column "));
+    assert!(rejected("").starts_with("column 1"), "{}", rejected(""));
+    assert!(rejected(&"x".repeat(5000)).contains("5000 bytes, at most 4096"));
 }
 
 #[test]
@@ -93,8 +93,8 @@ fn deep_nesting_is_no_way_to_overflow_the_stack() {
         let _ = Expression::compile(&source);
     }
     let nested = format!("{}true{}", "(".repeat(200), ")".repeat(200));
-    assert!(refused(&nested).contains("nested too deeply"), "{}", refused(&nested));
-    assert!(refused(&format!("1{} == 1", "+1".repeat(60))).contains("nested too deeply"));
+    assert!(rejected(&nested).contains("nested too deeply"), "{}", rejected(&nested));
+    assert!(rejected(&format!("1{} == 1", "+1".repeat(60))).contains("nested too deeply"));
     assert_eq!(evaluate(&format!("true{}", "&&true".repeat(600))), Ok(true));
 }
 
@@ -112,7 +112,7 @@ fn unknown_names_are_found_wherever_they_stand() {
         ("request.path.startswith('/')", "there is no function `startswith`"),
         ("request.path == '/' &&\n  client.nobody == ''", "line 2, column 3: there is no `client.nobody`"),
     ] {
-        assert!(refused(source).contains(expected), "{source}: {}", refused(source));
+        assert!(rejected(source).contains(expected), "{source}: {}", rejected(source));
     }
 }
 
@@ -129,7 +129,7 @@ fn what_is_not_true_or_false_is_found() {
         ("true ? 'a' : 'b'", "the result is a string"),
         ("type(request.path)", "the result is type"),
     ] {
-        assert!(refused(source).contains(expected), "{source}: {}", refused(source));
+        assert!(rejected(source).contains(expected), "{source}: {}", rejected(source));
     }
 }
 
@@ -147,7 +147,7 @@ fn parts_that_do_not_fit_are_found() {
         ("request.path.matches('(')", "column 22: regex parse error"),
         ("request.path.matches(request.host)", "must be a literal"),
     ] {
-        assert!(refused(source).contains(expected), "{source}: {}", refused(source));
+        assert!(rejected(source).contains(expected), "{source}: {}", rejected(source));
     }
 }
 

@@ -36,7 +36,7 @@ pub enum HeaderError {
     Comma(HeaderName),
     /// `Connection` asks to remove a header that says who the client is.
     #[error("`Connection` names the header `{0}`, which says who the client is; remove it from `Connection`")]
-    Nominated(HeaderName),
+    NamedInConnection(HeaderName),
     /// A trusted proxy wrote one of the two forwarding headers and passed the other one on as the client sent it.
     #[error(
         "`X-Forwarded-For` and `Forwarded` name different clients; have the proxy write one of them and remove the other"
@@ -119,7 +119,7 @@ impl HeaderRules {
                 self.identity.iter().any(|one| one.as_str().as_bytes().eq_ignore_ascii_case(name));
             if is_identity || is_forwarding(name) {
                 let name = HeaderName::from_bytes(name).unwrap_or(CONNECTION);
-                return Err(HeaderError::Nominated(name));
+                return Err(HeaderError::NamedInConnection(name));
             }
         }
         Ok(())

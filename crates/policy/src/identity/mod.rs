@@ -169,7 +169,7 @@ pub enum IdentityError {
     Empty,
     /// It names a kind twice.
     #[error("`{}` is named twice", .kind.name())]
-    Twice {
+    Duplicate {
         /// Which.
         kind: ClientKind,
     },
@@ -191,7 +191,7 @@ impl Identities {
         let kinds = &identities.spec.identify_by;
         for (index, &kind) in kinds.iter().enumerate() {
             if kinds[..index].contains(&kind) {
-                return Err(IdentityError::Twice { kind });
+                return Err(IdentityError::Duplicate { kind });
             }
             if !identities.can_find(kind) {
                 return Err(IdentityError::NotConfigured { kind });
@@ -219,7 +219,7 @@ impl Identities {
 
     /// Looks at one request. A key that is not in the directory identifies nobody, and neither does any key without a
     /// directory, unless [`IdentitySpec::accepts_unverified_keys`] is set.
-    pub fn of<'a>(
+    pub fn identify<'a>(
         &'a self,
         facts: &'a Facts<'a>,
         directory: Option<&'a Directory>,
@@ -340,7 +340,7 @@ impl<'a> Identity<'a> {
 
     /// The fingerprint.
     pub fn fingerprint(&self) -> Option<[u8; 16]> {
-        self.spec.fingerprint.as_ref()?.take(self.facts.headers)
+        self.spec.fingerprint.as_ref()?.compute(self.facts.headers)
     }
 
     /// Appends the bytes that a counter knows this identity by, and says whether there are any.
@@ -356,7 +356,7 @@ impl<'a> Identity<'a> {
             ClientKind::Fingerprint => {
                 append(key, kind, self.fingerprint().as_ref().map(<[u8; 16]>::as_slice))
             }
-            ClientKind::Ip => match self.spec.addresses.counted(self.address()) {
+            ClientKind::Ip => match self.spec.addresses.counter_address(self.address()) {
                 IpAddr::V4(address) => append(key, kind, Some(&address.octets())),
                 IpAddr::V6(address) => append(key, kind, Some(&address.octets())),
             },

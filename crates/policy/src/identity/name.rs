@@ -101,7 +101,7 @@ pub enum ClientNameError {
 
 impl ClientName {
     /// The client of a counter's key, as [`MatchedRequest::client`](crate::MatchedRequest::client) and the keys of checks have it.
-    pub fn of(key: &[u8]) -> Self {
+    pub fn from_key(key: &[u8]) -> Self {
         Self {
             parts: parts(key)
                 .map(|(kind, bytes)| NamePart { kind, value: IdentityValue::shown(kind, bytes) })
@@ -125,7 +125,7 @@ impl ClientName {
             let IdentityValue::Whole(bytes) = value else { return None };
             match address(bytes).filter(|_| *kind == ClientKind::Ip) {
                 Some(address) => {
-                    append(&mut key, *kind, Some(&octets(identities.spec.addresses.counted(address))))
+                    append(&mut key, *kind, Some(&octets(identities.spec.addresses.counter_address(address))))
                 }
                 None => append(&mut key, *kind, Some(bytes)),
             };

@@ -4,7 +4,7 @@ use http::header::{CONTENT_LENGTH, HeaderName};
 use http::{HeaderMap, HeaderValue};
 use tidegate_core::Cost;
 
-use crate::endpoints::stands_for;
+use crate::endpoints::equivalent_method;
 use crate::identity::Identity;
 use crate::path::Readings;
 use crate::plan::{CustomRule, RuleCost, RuleMatch};
@@ -27,7 +27,8 @@ pub(super) fn evaluate(
     readings: &Readings,
 ) -> ConditionResult {
     let facts = identity.facts();
-    let asked = |method: &String| method == facts.method || Some(&**method) == stands_for(facts.method);
+    let asked =
+        |method: &String| method == facts.method || Some(&**method) == equivalent_method(facts.method);
     if !matches.methods.is_empty() && !matches.methods.iter().any(asked) {
         return ConditionResult::False;
     }

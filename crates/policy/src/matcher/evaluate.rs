@@ -20,12 +20,12 @@ impl Matcher {
     pub fn admit<'a, 'k>(
         &'a self,
         facts: &Facts<'_>,
-        known: impl Into<RuntimeData<'k>>,
+        runtime: impl Into<RuntimeData<'k>>,
         now: Timestamp,
         scratch: &'a mut Scratch,
     ) -> Admission<'a, 'k> {
-        let RuntimeData { directory, bans } = known.into();
-        let identity = self.plan.identities.of(facts, directory, now);
+        let RuntimeData { directory, bans } = runtime.into();
+        let identity = self.plan.identities.identify(facts, directory, now);
         // A ban is stronger than an exemption: an operator must be able to stop a client whatever the policy grants it.
         if !self.bans.is_empty()
             && let Some(network) = self.bans.find(identity.address())
@@ -51,26 +51,26 @@ impl Matcher {
             readings,
             bytes,
             applied,
-            seen: [None; KINDS],
+            cached: [None; KINDS],
         };
         let client = evaluator.client();
         let tier = self.tier(&identity);
-        evaluator.limits(self, client, tier);
+        evaluator.apply_limits(self, client, tier);
         self.find_rules((facts.path, case), readings, found);
         let tier_name = tier.map(|(_, tier)| tier.name.as_str());
         let rates = found.partition_point(|index| (*index as usize) < self.plan.rate_limits.rules.len());
-        let (of_rates, of_places) = found.split_at(rates);
-        for &index in of_rates {
-            evaluator.custom(self, index as usize, tier_name);
+        let (rate_rules, concurrency_rules) = found.split_at(rates);
+        for &index in rate_rules {
+            evaluator.apply_custom(self, index as usize, tier_name);
         }
         self.paths.each((facts.path, case), readings, |table, path| {
             if let Some(&endpoint) = table.endpoints.find(facts.method, path) {
-                evaluator.endpoint(endpoint, client);
+                evaluator.apply_endpoint(endpoint, client);
             }
         });
         let checks = evaluator.applied.len();
-        for &index in of_places {
-            evaluator.concurrency_checks(self, index as usize, tier_name);
+        for &index in concurrency_rules {
+            evaluator.apply_concurrency(self, index as usize, tier_name);
         }
         Admission::Checked(MatchedRequest::new(&self.plan, scratch, checks, client))
     }
@@ -84,15 +84,21 @@ impl Matcher {
         cost: Cost,
         scratch: &'a mut Scratch,
     ) -> Option<MatchedRequest<'a>> {
-        let place = *self.rules_by_name.get(name)?;
+        let rule_ref = *self.rules_by_name.get(name)?;
         let Scratch { bytes, found, applied, .. } = scratch;
         bytes.clear();
         found.clear();
         applied.clear();
         bytes.extend_from_slice(client);
         let client = range(0, bytes.len());
-        let counted = if place.counts_everybody(&self.plan) { (0, 0) } else { client };
-        applied.push(AppliedRule { place, client: counted, cost, failed: false, open: false });
+        let counted = if rule_ref.counts_everybody(&self.plan) { (0, 0) } else { client };
+        applied.push(AppliedRule {
+            rule_ref,
+            client: counted,
+            cost,
+            condition_failed: false,
+            cost_is_unknown: false,
+        });
         Some(MatchedRequest::new(&self.plan, scratch, 1, client))
     }
 
@@ -150,11 +156,11 @@ struct Evaluator<'w, 'a> {
     bytes: &'w mut Vec<u8>,
     applied: &'w mut Vec<AppliedRule>,
     /// Identities that stand in `bytes` already.
-    seen: [Option<ByteRange>; KINDS],
+    cached: [Option<ByteRange>; KINDS],
 }
 
 impl Evaluator<'_, '_> {
-    fn limits(&mut self, matcher: &Matcher, client: ByteRange, tier: Option<(usize, &Tier)>) {
+    fn apply_limits(&mut self, matcher: &Matcher, client: ByteRange, tier: Option<(usize, &Tier)>) {
         let limits = &matcher.plan.rate_limits;
         if limits.global.is_some() {
             self.apply(RuleRef::Global, (0, 0), Cost::ONE);
@@ -171,50 +177,52 @@ impl Evaluator<'_, '_> {
         }
     }
 
-    fn custom(&mut self, matcher: &Matcher, index: usize, tier: Option<&str>) {
+    fn apply_custom(&mut self, matcher: &Matcher, index: usize, tier: Option<&str>) {
         let Some(custom) = matcher.plan.rate_limits.rules.get(index) else { return };
         let result = condition::evaluate(&custom.matches, self.identity, tier, self.readings);
         if result != ConditionResult::False {
             let cost = condition::cost(custom, self.identity.facts().headers);
             let first = self.applied.len();
-            self.count(RuleRef::Custom(index), &custom.count, cost.unwrap_or(Cost::ONE), result);
+            self.apply_scope(RuleRef::Custom(index), &custom.count, cost.unwrap_or(Cost::ONE), result);
             for applied in self.applied.iter_mut().skip(first) {
-                applied.open = cost.is_none();
+                applied.cost_is_unknown = cost.is_none();
             }
         }
     }
 
     /// How many requests at once. `index` counts on from the other rules.
-    fn concurrency_checks(&mut self, matcher: &Matcher, index: usize, tier: Option<&str>) {
+    fn apply_concurrency(&mut self, matcher: &Matcher, index: usize, tier: Option<&str>) {
         let limits = &matcher.plan.rate_limits;
         let index = index.saturating_sub(limits.rules.len());
         let Some(rule) = limits.concurrent.get(index) else { return };
         let result = condition::evaluate(&rule.matches, self.identity, tier, self.readings);
         if result != ConditionResult::False {
-            self.count(RuleRef::ConcurrencyCheck(index), &rule.count, Cost::ONE, result);
+            self.apply_scope(RuleRef::ConcurrencyCheck(index), &rule.count, Cost::ONE, result);
         }
     }
 
     /// The limit of an endpoint, unless another reading of the path led to it already.
-    fn endpoint(&mut self, endpoint: usize, client: ByteRange) {
-        let is_new =
-            !self.applied.iter().any(|other| matches!(other.place, RuleRef::Endpoint(at) if at == endpoint));
+    fn apply_endpoint(&mut self, endpoint: usize, client: ByteRange) {
+        let is_new = !self
+            .applied
+            .iter()
+            .any(|other| matches!(other.rule_ref, RuleRef::Endpoint(at) if at == endpoint));
         if is_new {
             self.apply(RuleRef::Endpoint(endpoint), client, Cost::ONE);
         }
     }
 
-    fn count(&mut self, place: RuleRef, count: &CounterScope, cost: Cost, result: ConditionResult) {
+    fn apply_scope(&mut self, rule_ref: RuleRef, count: &CounterScope, cost: Cost, result: ConditionResult) {
         let first = self.applied.len();
         match count {
             CounterScope::Client => {
                 let client = self.client();
-                self.apply(place, client, cost);
+                self.apply(rule_ref, client, cost);
             }
-            CounterScope::Everybody => self.apply(place, (0, 0), cost),
+            CounterScope::Everybody => self.apply(rule_ref, (0, 0), cost),
             CounterScope::Per(kinds) => {
                 let client = self.combination(kinds);
-                self.apply(place, client, cost);
+                self.apply(rule_ref, client, cost);
             }
             CounterScope::PerEach(kinds) => {
                 for kind in kinds {
@@ -222,18 +230,24 @@ impl Evaluator<'_, '_> {
                     // The client may stand for several identities, and be one of them itself.
                     let is_new = self.applied.iter().skip(first).all(|other| other.client != client);
                     if is_new {
-                        self.apply(place, client, cost);
+                        self.apply(rule_ref, client, cost);
                     }
                 }
             }
         }
         for applied in self.applied.iter_mut().skip(first) {
-            applied.failed = result == ConditionResult::Failed;
+            applied.condition_failed = result == ConditionResult::Failed;
         }
     }
 
-    fn apply(&mut self, place: RuleRef, client: ByteRange, cost: Cost) {
-        self.applied.push(AppliedRule { place, client, cost, failed: false, open: false });
+    fn apply(&mut self, rule_ref: RuleRef, client: ByteRange, cost: Cost) {
+        self.applied.push(AppliedRule {
+            rule_ref,
+            client,
+            cost,
+            condition_failed: false,
+            cost_is_unknown: false,
+        });
     }
 
     /// The client as `identify_by` finds it.
@@ -262,16 +276,16 @@ impl Evaluator<'_, '_> {
 
     /// Where the identity of this kind stands, if the request has one.
     fn find(&mut self, kind: ClientKind) -> Option<ByteRange> {
-        let seen = self.seen.get(kind as usize).copied().flatten();
-        if seen.is_some() {
-            return seen;
+        let cached = self.cached.get(kind as usize).copied().flatten();
+        if cached.is_some() {
+            return cached;
         }
         let start = self.bytes.len();
         if !self.identity.append(kind, self.bytes) {
             return None;
         }
         let found = range(start, self.bytes.len());
-        if let Some(slot) = self.seen.get_mut(kind as usize) {
+        if let Some(slot) = self.cached.get_mut(kind as usize) {
             *slot = Some(found);
         }
         Some(found)

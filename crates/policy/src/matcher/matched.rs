@@ -33,13 +33,13 @@ pub(super) type ByteRange = (u32, u32);
 /// A rule that applies, and whom it counts.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AppliedRule {
-    pub(super) place: RuleRef,
+    pub(super) rule_ref: RuleRef,
     pub(super) client: ByteRange,
     pub(super) cost: Cost,
     /// Its condition could not be evaluated.
-    pub(super) failed: bool,
+    pub(super) condition_failed: bool,
     /// What it costs is not known before its body has come.
-    pub(super) open: bool,
+    pub(super) cost_is_unknown: bool,
 }
 
 /// Where a rule stands in a plan.
@@ -72,11 +72,11 @@ impl RuleRef {
     /// Every rule with a counter, and where it stands.
     pub(super) fn all(plan: &Plan) -> impl Iterator<Item = (&Rule, Self)> {
         let limits = &plan.rate_limits;
-        let places = [Self::Global, Self::Tenant, Self::Default].into_iter();
-        let places = places.chain((0..limits.tiers.len()).map(Self::Tier));
-        let places = places.chain((0..limits.rules.len()).map(Self::Custom));
-        let places = places.chain((0..limits.endpoints.len()).map(Self::Endpoint));
-        places.filter_map(|place| Some((place.rule(plan)?, place)))
+        let all = [Self::Global, Self::Tenant, Self::Default].into_iter();
+        let all = all.chain((0..limits.tiers.len()).map(Self::Tier));
+        let all = all.chain((0..limits.rules.len()).map(Self::Custom));
+        let all = all.chain((0..limits.endpoints.len()).map(Self::Endpoint));
+        all.filter_map(|rule_ref| Some((rule_ref.rule(plan)?, rule_ref)))
     }
 
     /// Whether all clients share one counter.
@@ -166,20 +166,20 @@ impl<'a> AppliedRules<'a> {
 
     /// The rule that check number `index` comes from: its name, its limit in words, its window.
     pub fn rule(&self, index: usize) -> Option<&'a Rule> {
-        self.applied.get(index).and_then(|applied| applied.place.rule(self.plan))
+        self.applied.get(index).and_then(|applied| applied.rule_ref.rule(self.plan))
     }
 
     /// The rules, one for each check, with what the check can do.
     pub fn rules(&self) -> impl Iterator<Item = (&'a Rule, Role)> + use<'a> {
         let Self { plan, client, .. } = *self;
-        let rules = self.applied.iter().filter_map(move |applied| applied.place.rule(plan));
+        let rules = self.applied.iter().filter_map(move |applied| applied.rule_ref.rule(plan));
         rules.map(move |rule| (rule, rule.mode.role(rule.id, client)))
     }
 
     /// The checks.
     pub fn checks(&self) -> impl Iterator<Item = Check<'a>> {
         self.applied.iter().filter_map(|applied| {
-            let rule = applied.place.rule(self.plan)?;
+            let rule = applied.rule_ref.rule(self.plan)?;
             let key = Key::new(rule.id, self.bytes(applied.client));
             let check = Check::new(key, &rule.limit).cost(applied.cost);
             Some(check.role(rule.mode.role(rule.id, self.client)))
@@ -217,23 +217,23 @@ impl<'a> MatchedRequest<'a> {
 
     /// When check number `index` is charged, where that is not up front.
     pub(crate) fn charge(&self, index: usize) -> Option<&'a Charge> {
-        let RuleRef::Custom(at) = self.rules.applied.get(index)?.place else { return None };
+        let RuleRef::Custom(at) = self.rules.applied.get(index)?.rule_ref else { return None };
         let custom = self.rules.plan.rate_limits.rules.get(at)?;
         Some(&custom.charge).filter(|charge| **charge != Charge::UpFront)
     }
 
     /// The rules, one for each check.
     pub fn rules(&self) -> impl Iterator<Item = &'a Rule> {
-        self.rules.applied.iter().filter_map(|applied| applied.place.rule(self.rules.plan))
+        self.rules.applied.iter().filter_map(|applied| applied.rule_ref.rule(self.rules.plan))
     }
 
     /// Places among the requests under way that the request needs pending_cost its checks, in the order of the policy.
     pub fn concurrency_checks(&self) -> impl Iterator<Item = ConcurrencyCheck<'a>> {
         self.rules.concurrency_checks.iter().filter_map(|applied| {
-            let RuleRef::ConcurrencyCheck(at) = applied.place else { return None };
+            let RuleRef::ConcurrencyCheck(at) = applied.rule_ref else { return None };
             let rule = self.rules.plan.rate_limits.concurrent.get(at)?;
             let key = Key::new(rule.id, self.rules.bytes(applied.client));
-            let condition_failed = applied.failed;
+            let condition_failed = applied.condition_failed;
             Some(ConcurrencyCheck {
                 rule,
                 key,
@@ -264,34 +264,34 @@ impl<'a> MatchedRequest<'a> {
     /// # let decision = tidegate_core::Decision::new(now, matched.checks(), Outcomes::from_slice(&[outcome]));
     /// assert!(decision.passes());
     /// let would_reject: Vec<_> =
-    ///     matched.judged(&decision).filter(|judged| judged.would_reject()).map(|judged| &judged.rule.name).collect();
+    ///     matched.check_results(&decision).filter(|result| result.would_reject()).map(|result| &result.rule.name).collect();
     /// assert_eq!(would_reject, ["default"]);
     /// # Ok::<(), tidegate_policy::Problems>(())
     /// ```
-    pub fn judged<'d>(&'d self, decision: &'d Decision) -> impl Iterator<Item = CheckResult<'d>> {
+    pub fn check_results<'d>(&'d self, decision: &'d Decision) -> impl Iterator<Item = CheckResult<'d>> {
         let checks = self.checks.iter().zip(self.rules()).zip(&decision.outcomes);
         checks.map(|((check, rule), outcome)| CheckResult { rule, check, outcome })
     }
 
     /// What `decision` has charged and is yet to be settled: by the response, or by the body of the request.
     pub fn reservations<'d>(&'d self, decision: &'d Decision) -> impl Iterator<Item = Reservation<'d>> {
-        let judged = self.judged(decision).zip(self.rules.applied).filter(|_| decision.passes());
-        judged.filter_map(|(judged, applied)| {
-            let RuleRef::Custom(at) = applied.place else { return None };
-            let Verdict::Pass { wait } = judged.outcome.verdict else { return None };
+        let results = self.check_results(decision).zip(self.rules.applied).filter(|_| decision.passes());
+        results.filter_map(|(result, applied)| {
+            let RuleRef::Custom(at) = applied.rule_ref else { return None };
+            let Verdict::Pass { wait } = result.outcome.verdict else { return None };
             let custom = self.rules.plan.rate_limits.rules.get(at)?;
-            let settles = match (&custom.charge, &custom.cost) {
+            let settlement = match (&custom.charge, &custom.cost) {
                 (Charge::Status(statuses), _) => Settlement::Status(statuses),
                 (Charge::Header(name), _) => Settlement::Header(name),
-                (Charge::UpFront, RuleCost::Body(unit)) if applied.open => Settlement::Body(*unit),
+                (Charge::UpFront, RuleCost::Body(unit)) if applied.cost_is_unknown => Settlement::Body(*unit),
                 (Charge::UpFront, _) => return None,
             };
-            Some(Reservation { check: judged.check, charged: decision.at + wait, settles })
+            Some(Reservation { check: result.check, charged: decision.at + wait, settlement })
         })
     }
 
     /// Whether there is a check that can refuse the request; the others only watch.
-    pub fn binds(&self) -> bool {
+    pub fn has_binding_check(&self) -> bool {
         self.checks.iter().any(|check| check.role == Role::Binding)
     }
 
@@ -302,8 +302,8 @@ impl<'a> MatchedRequest<'a> {
 
     /// Rules that apply only because their condition could not be evaluated; to be counted, and looked into.
     pub fn failed_conditions(&self) -> impl Iterator<Item = &'a Rule> {
-        let failed = self.rules.applied.iter().filter(|applied| applied.failed);
-        failed.filter_map(|applied| applied.place.rule(self.rules.plan))
+        let failed = self.rules.applied.iter().filter(|applied| applied.condition_failed);
+        failed.filter_map(|applied| applied.rule_ref.rule(self.rules.plan))
     }
 
     /// Which check single-valued headers speak of: the one that refuses, as the body names it, or that with the least
@@ -331,7 +331,7 @@ pub struct Reservation<'a> {
     /// When the request was to pass.
     pub charged: Timestamp,
     /// What settles it.
-    pub settles: Settlement<'a>,
+    pub settlement: Settlement<'a>,
 }
 
 /// What settles a reservation.
@@ -397,7 +397,7 @@ impl<'a> CheckResult<'a> {
     }
 
     /// Whether the rule refused the request, alone or with others.
-    pub fn refuses(&self) -> bool {
+    pub fn rejects(&self) -> bool {
         self.check.role == Role::Binding && !self.outcome.verdict.is_pass()
     }
 

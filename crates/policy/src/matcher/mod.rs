@@ -87,14 +87,14 @@ impl Matcher {
         let exempt = &plan.clients.exempt;
         let exempt_keys = exempt.api_keys.iter().map(|key| key.expose().into()).collect();
         let (exempt, bans) = (Networks::new(&exempt.networks), Networks::new(&plan.bans));
-        let settled = |custom: &CustomRule| {
+        let is_settled_later = |custom: &CustomRule| {
             custom.charge != Charge::UpFront || matches!(custom.cost, RuleCost::Body(_))
         };
-        let has_reservations = limits.rules.iter().any(settled);
+        let has_reservations = limits.rules.iter().any(is_settled_later);
         let has_penalties = limits.iter().any(|rule| rule.penalty.is_some());
         let header_rules = HeaderRules::new(&plan);
         let rules_by_name =
-            RuleRef::all(&plan).map(|(rule, place)| (rule.name.as_str().into(), place)).collect();
+            RuleRef::all(&plan).map(|(rule, rule_ref)| (rule.name.as_str().into(), rule_ref)).collect();
         Self {
             plan,
             routes,
@@ -144,7 +144,7 @@ impl Matcher {
         let mut first = None;
         self.routes.visit(path, &mut |at| {
             let is_earlier = first.is_none_or(|first| at < first);
-            if is_earlier && self.plan.routes.get(at as usize).is_some_and(|route| route.host.takes(host)) {
+            if is_earlier && self.plan.routes.get(at as usize).is_some_and(|route| route.host.matches(host)) {
                 first = Some(at);
             }
         });
@@ -154,7 +154,7 @@ impl Matcher {
 
 impl HostPattern {
     /// Whether it takes `host`, however that is capitalised.
-    fn takes(&self, host: &str) -> bool {
+    fn matches(&self, host: &str) -> bool {
         match self {
             Self::Any => true,
             Self::Exact(name) => name.eq_ignore_ascii_case(host),

@@ -24,8 +24,8 @@ fn checks(matcher: &Matcher, request: &str, lines: &[(&str, &str)]) -> Vec<Strin
         Admission::Exempt { why } => vec![format!("{why:?}")],
         Admission::Banned { by: BanSource::Policy(network) } => vec![format!("banned {network}")],
         Admission::Banned { by: BanSource::Operator(ban) } => vec![format!("banned {}", ban.subject)],
-        Admission::Checked(held) => {
-            let shown = held.checks().iter().zip(held.rules()).map(|(check, rule)| {
+        Admission::Checked(matched) => {
+            let shown = matched.checks().iter().zip(matched.rules()).map(|(check, rule)| {
                 assert_eq!(check.key.rule, rule.id);
                 let key: String = check
                     .key
@@ -154,8 +154,8 @@ fn costs_come_from_a_header_and_garbage_takes_the_whole_limit() {
     assert_eq!(cost(&[("x-cost", "7"), ("x-cost", "7")]), "r  50");
     assert_eq!(cost(&[("x-cost", "99999999999999999999")]), format!("r  {}", u64::MAX));
     with(&matcher, "GET /", &[("x-cost", "51")], |admission| {
-        let Admission::Checked(held) = admission else { panic!("{admission:?}") };
-        let check = held.checks()[0];
+        let Admission::Checked(matched) = admission else { panic!("{admission:?}") };
+        let check = matched.checks()[0];
         let mut state = tidegate_core::State::default();
         assert_eq!(check.limit.step(&mut state, Timestamp::ZERO, check.cost).verdict, Verdict::Never);
     });
@@ -188,8 +188,11 @@ rate_limits:
     );
     let applied = |value| {
         with(&matcher, "GET /", &[("x-n", value)], |admission| {
-            let Admission::Checked(held) = admission else { panic!("{admission:?}") };
-            (held.checks().len(), held.failed_conditions().map(|rule| rule.name.clone()).collect::<Vec<_>>())
+            let Admission::Checked(matched) = admission else { panic!("{admission:?}") };
+            (
+                matched.checks().len(),
+                matched.failed_conditions().map(|rule| rule.name.clone()).collect::<Vec<_>>(),
+            )
         })
     };
     assert_eq!(applied("7"), (2, vec![]));
@@ -219,8 +222,8 @@ rate_limits:
             Facts { method: "GET", host: "", path: "/", headers: &headers, peer: [65, 66, 67, 68].into() };
         let mut scratch = Scratch::default();
         match active.matcher.admit(&facts, active.directory.as_deref(), Timestamp::ZERO, &mut scratch) {
-            Admission::Checked(held) => {
-                held.rules().map(|rule| rule.name.clone()).collect::<Vec<_>>().join(" ")
+            Admission::Checked(matched) => {
+                matched.rules().map(|rule| rule.name.clone()).collect::<Vec<_>>().join(" ")
             }
             other => panic!("{other:?}"),
         }
@@ -253,7 +256,7 @@ rate_limits: { default: { requests: 5, window: 1 } }
 fn the_tightest_has_the_least_remaining_of_its_limit() {
     let matcher = matcher(ORDER);
     with(&matcher, "GET /nowhere", &[], |admission| {
-        let Admission::Checked(held) = admission else { panic!("{admission:?}") };
+        let Admission::Checked(matched) = admission else { panic!("{admission:?}") };
         let outcome = |remaining, limit| Outcome {
             verdict: Verdict::PASS,
             limit,
@@ -261,12 +264,12 @@ fn the_tightest_has_the_least_remaining_of_its_limit() {
             reset_after: TimeSpan::ZERO,
         };
         let decision = |outcomes: &[Outcome]| {
-            Decision::new(Timestamp::ZERO, held.checks(), outcomes.iter().copied().collect())
+            Decision::new(Timestamp::ZERO, matched.checks(), outcomes.iter().copied().collect())
         };
         let outcomes = [outcome(50, 100), outcome(u64::MAX - 1, u64::MAX), outcome(1, 3), outcome(2, 6)];
-        assert_eq!(held.tightest(&decision(&outcomes)), Some(2));
+        assert_eq!(matched.tightest(&decision(&outcomes)), Some(2));
         let refused = Outcome { verdict: Verdict::Never, ..outcome(9, 10) };
-        assert_eq!(held.tightest(&decision(&[outcomes[0], refused, outcomes[2], outcomes[3]])), Some(1));
+        assert_eq!(matched.tightest(&decision(&[outcomes[0], refused, outcomes[2], outcomes[3]])), Some(1));
     });
 }
 
@@ -293,11 +296,11 @@ rate_limits:
 ",
     );
     with(&matcher, "GET /a", &[], |admission| {
-        let Admission::Checked(held) = admission else { panic!("{admission:?}") };
-        let binding: Vec<_> = held
+        let Admission::Checked(matched) = admission else { panic!("{admission:?}") };
+        let binding: Vec<_> = matched
             .checks()
             .iter()
-            .zip(held.rules())
+            .zip(matched.rules())
             .map(|(check, rule)| (rule.name.as_str(), check.role))
             .collect();
         assert_eq!(
@@ -311,7 +314,7 @@ rate_limits:
                 ("endpoint:/a", Role::Advisory)
             ]
         );
-        assert!(held.binds());
+        assert!(matched.has_binding_check());
     });
 }
 
@@ -328,8 +331,8 @@ rate_limits:
         let lines = [("x-api-key", format!("key-{client}")), ("user-agent", "curl".to_owned())];
         let lines = lines.each_ref().map(|(name, value)| (*name, value.as_str()));
         with(matcher, "GET /", &lines, |admission| {
-            let Admission::Checked(held) = admission else { panic!("{admission:?}") };
-            let roles: Vec<_> = held.checks().iter().map(|check| check.role).collect();
+            let Admission::Checked(matched) = admission else { panic!("{admission:?}") };
+            let roles: Vec<_> = matched.checks().iter().map(|check| check.role).collect();
             assert_eq!(roles.len(), 4);
             assert!(roles[2..].iter().all(|role| *role == roles[1]), "one rule, one role");
             (roles[0] == Role::Binding, roles[1] == Role::Binding)
@@ -337,9 +340,10 @@ rate_limits:
     };
     let slices: Vec<_> = (0..10_000).map(|client| bound(&before, client)).collect();
     assert!((0..10_000).zip(&slices).all(|(client, slice)| bound(&restarted, client) == *slice));
-    for held in [slices.iter().filter(|slice| slice.0).count(), slices.iter().filter(|slice| slice.1).count()]
+    for enforced in
+        [slices.iter().filter(|slice| slice.0).count(), slices.iter().filter(|slice| slice.1).count()]
     {
-        assert!((900..1_100).contains(&held), "{held} of 10,000");
+        assert!((900..1_100).contains(&enforced), "{enforced} of 10,000");
     }
 }
 
@@ -363,8 +367,8 @@ rate_limits:
         ["rate a....ABCD 1", "endpoint:/export a....ABCD 1"]
     );
     with(&matcher, "GET /export", &[("x-user", "ann")], |admission| {
-        let Admission::Checked(held) = admission else { panic!("{admission:?}") };
-        let places: Vec<_> = held
+        let Admission::Checked(matched) = admission else { panic!("{admission:?}") };
+        let places: Vec<_> = matched
             .concurrency_checks()
             .map(|place| {
                 let key =
@@ -392,10 +396,10 @@ fn a_body_costs_by_its_length_and_one_of_unknown_length_is_settled_later() {
     assert_eq!(checks(&matcher, "POST /", &[]), ["r a....ABCD 1"]);
     let open = |lines: &[(&str, &str)]| {
         with(&matcher, "POST /", lines, |admission| {
-            let Admission::Checked(held) = admission else { panic!("{admission:?}") };
-            let decision = passing(held);
+            let Admission::Checked(matched) = admission else { panic!("{admission:?}") };
+            let decision = passing(matched);
             let reserved: Vec<_> =
-                held.reservations(&decision).map(|reserved| reserved.settles.by_body(2_049)).collect();
+                matched.reservations(&decision).map(|reserved| reserved.settlement.by_body(2_049)).collect();
             reserved
         })
     };
@@ -404,9 +408,9 @@ fn a_body_costs_by_its_length_and_one_of_unknown_length_is_settled_later() {
 }
 
 /// The decision in which everything passes.
-fn passing(held: &MatchedRequest<'_>) -> Decision {
+fn passing(matched: &MatchedRequest<'_>) -> Decision {
     let outcome = Outcome { verdict: Verdict::PASS, limit: 9, remaining: 9, reset_after: TimeSpan::ZERO };
-    Decision::new(Timestamp::ZERO, held.checks(), held.checks().iter().map(|_| outcome).collect())
+    Decision::new(Timestamp::ZERO, matched.checks(), matched.checks().iter().map(|_| outcome).collect())
 }
 
 #[test]
@@ -422,12 +426,12 @@ rate_limits:
 ",
     );
     with(&matcher, "POST /", &[], |admission| {
-        let Admission::Checked(held) = admission else { panic!("{admission:?}") };
-        let decision = passing(held);
+        let Admission::Checked(matched) = admission else { panic!("{admission:?}") };
+        let decision = passing(matched);
         let settled = |status, lines: &[(&str, &str)]| {
             let headers = headers(lines);
-            let settled = held.reservations(&decision).map(|reserved| {
-                reserved.settles.by_response(reserved.check.cost, status, &headers).map(Cost::get)
+            let settled = matched.reservations(&decision).map(|reserved| {
+                reserved.settlement.by_response(reserved.check.cost, status, &headers).map(Cost::get)
             });
             settled.collect::<Vec<_>>()
         };

@@ -85,7 +85,7 @@ impl Rule {
     }
 
     /// The limit in words: `100 per 1m, token_bucket, burst 20`.
-    pub fn words(&self) -> String {
+    pub fn describe(&self) -> String {
         let burst = self.burst.map(|burst| format!(", burst {burst}")).unwrap_or_default();
         let max_wait =
             self.max_wait.map(|wait| format!(", max_wait {}", span_text(wait))).unwrap_or_default();
@@ -93,21 +93,21 @@ impl Rule {
     }
 
     /// The limit in words, and all else that is out of the ordinary: `…, shadow`.
-    pub fn all_words(&self) -> String {
-        let mut words = self.words();
+    pub fn describe_all(&self) -> String {
+        let mut text = self.describe();
         if self.mode != Mode::Enforce {
             // Writing to a text does not fail.
-            let _ = write!(words, ", {}", self.mode);
+            let _ = write!(text, ", {}", self.mode);
         }
         if let Some(penalty) = self.penalty {
-            let _ = write!(words, ", {}", penalty_words(&penalty));
+            let _ = write!(text, ", {}", describe_penalty(&penalty));
         }
-        words
+        text
     }
 }
 
 /// A penalty in words: `locks out after 3 refusals for 1m, doubling to 1d`.
-pub(crate) fn penalty_words(penalty: &Penalty) -> String {
+pub(crate) fn describe_penalty(penalty: &Penalty) -> String {
     let (first, most) = (span_text(penalty.first()), span_text(penalty.most()));
     let refusals = match penalty.after() {
         1 => "a refusal".to_owned(),
@@ -181,7 +181,7 @@ pub struct ConcurrencyRule {
 
 impl ConcurrencyRule {
     /// The limit in words: `10 at once`.
-    pub fn words(&self) -> String {
+    pub fn describe(&self) -> String {
         format!("{} at once", self.concurrent)
     }
 }

@@ -25,7 +25,7 @@ use crate::identity::Identities;
 pub use clients::{ClaimName, Clients, ExemptClients, NameSource, Secret, TierSource, TokenKey, TokenPlan};
 pub use cost::{Charge, RuleCost, StatusSet};
 pub use http::{EncodedSlash, HttpOptions, PathCase, UnderscoreHeaders};
-pub(crate) use limits::penalty_words;
+pub(crate) use limits::describe_penalty;
 pub use limits::{
     ConcurrencyRule, CounterScope, CustomRule, EndpointRule, HeaderMatch, RateLimits, Rule, RuleCondition,
     RuleMatch, Tier,

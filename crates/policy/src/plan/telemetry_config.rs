@@ -28,7 +28,7 @@ impl SampleRate {
     }
 
     /// Whether the thing with this random number is looked at.
-    pub const fn takes(self, random: u32) -> bool {
+    pub const fn includes(self, random: u32) -> bool {
         // The number as a fraction of 1: below the share in as many cases as the share says.
         ((random as u64 * Self::WHOLE as u64) >> 32) < self.millionths as u64
     }
@@ -97,13 +97,13 @@ mod tests {
 
     #[test]
     fn a_sample_takes_as_many_as_it_says() {
-        let taken = |sample: SampleRate| {
-            (0..100_000_u32).filter(|n| sample.takes(n.wrapping_mul(0x9e37_79b9))).count()
+        let included = |sample: SampleRate| {
+            (0..100_000_u32).filter(|n| sample.includes(n.wrapping_mul(0x9e37_79b9))).count()
         };
-        assert_eq!((taken(SampleRate::NONE), taken(SampleRate::ALL)), (0, 100_000));
-        let one = taken(SampleRate::from_millionths(10_000).unwrap());
+        assert_eq!((included(SampleRate::NONE), included(SampleRate::ALL)), (0, 100_000));
+        let one = included(SampleRate::from_millionths(10_000).unwrap());
         assert!((980..=1_020).contains(&one), "{one}");
-        assert!(SampleRate::ALL.takes(u32::MAX) && !SampleRate::NONE.takes(0));
+        assert!(SampleRate::ALL.includes(u32::MAX) && !SampleRate::NONE.includes(0));
         assert_eq!(SampleRate::from_millionths(1_000_001), None);
     }
 }

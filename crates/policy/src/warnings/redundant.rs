@@ -24,7 +24,7 @@ pub(super) fn find(plan: &Plan, marks: &Marks, report: &mut Report<'_>) {
         report.push(finding.hint(format!(
             "{} is {}; lower this limit, or remove it",
             quote(&by.name),
-            by.words()
+            by.describe()
         )));
     };
     // Only what refuses everybody's requests can keep another from ever doing so.

@@ -104,8 +104,8 @@ fn identifying_a_client_allocates_nothing() {
     let identities = Identities::new(IdentitySpec {
         user: Some(IdentitySource::Header(header("x-user"))),
         tenant: Some(IdentitySource::Header(header("x-tenant"))),
-        addresses: spec.addresses.clone().trusting(["10.0.0.0/8".parse().unwrap()]),
-        fingerprint: Some(Fingerprint::of(vec![USER_AGENT]).unwrap()),
+        addresses: spec.addresses.clone().with_trusted_proxies(["10.0.0.0/8".parse().unwrap()]),
+        fingerprint: Some(Fingerprint::new(vec![USER_AGENT]).unwrap()),
         cookie: Some(CookieName::new("session").unwrap()),
         ..spec
     })
@@ -117,7 +117,7 @@ fn identifying_a_client_allocates_nothing() {
     for kind in ClientKind::NAMED.into_iter().chain([ClientKind::Anonymous]) {
         let taken = allocations(|| {
             key.clear();
-            let identity = identities.of(&facts, Some(&directory), Timestamp::from_secs(1_800_000_000));
+            let identity = identities.identify(&facts, Some(&directory), Timestamp::from_secs(1_800_000_000));
             assert!(identity.append(kind, &mut key));
             identity.kind()
         });

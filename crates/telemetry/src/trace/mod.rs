@@ -105,7 +105,7 @@ impl Tracer {
             return Some(TraceParent { context: context.asked_by(span_id()), parent: Some(context.span) });
         }
         let sample = SampleRate::from_millionths(millionths).unwrap_or(SampleRate::NONE);
-        Some(TraceParent { context: TraceContext::new(sample.takes(fastrand::u32(..))), parent: None })
+        Some(TraceParent { context: TraceContext::new(sample.includes(fastrand::u32(..))), parent: None })
     }
 
     pub(crate) fn send(&self, spans: Batch) {

@@ -5,7 +5,7 @@ use super::*;
 /// The names of the rules that a request for `path` is checked against.
 fn rules(matcher: &Matcher, path: &str) -> Vec<String> {
     with(matcher, &format!("GET {path}"), &[], |admission| match admission {
-        Admission::Checked(held) => held.rules().map(|rule| rule.name.clone()).collect(),
+        Admission::Checked(matched) => matched.rules().map(|rule| rule.name.clone()).collect(),
         other => panic!("{other:?}"),
     })
 }
@@ -49,8 +49,8 @@ fn limits_path_in_another_case_meets_them_too_and_each_once() {
         assert_eq!(rules(&matcher, path), expected, "{path}");
     }
     let concurrency_checks = with(&matcher, "GET /LOGIN;x", &[], |admission| match admission {
-        Admission::Checked(held) => {
-            held.concurrency_checks().map(|place| place.rule.name.clone()).collect::<Vec<_>>()
+        Admission::Checked(matched) => {
+            matched.concurrency_checks().map(|place| place.rule.name.clone()).collect::<Vec<_>>()
         }
         other => panic!("{other:?}"),
     });
