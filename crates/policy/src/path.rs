@@ -36,7 +36,7 @@ pub(crate) use readings::{Readings, decode_slashes, encoded_control, fold_segmen
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PathError {
     /// It does not begin with a slash.
-    #[error("the path does not begin with `/`")]
+    #[error("the path must begin with `/`")]
     NotAbsolute,
     /// A raw character that no path may hold.
     #[error("{found:?} at byte {at} of the path must be percent-encoded")]
@@ -53,39 +53,41 @@ pub enum PathError {
         at: usize,
     },
     /// Escapes that do not decode to UTF-8, overlong forms among them.
-    #[error("the escapes at byte {at} of the path are not UTF-8")]
+    #[error("the percent-escapes at byte {at} of the path are not valid UTF-8")]
     NotUtf8 {
         /// Where the first of them stands, in bytes.
         at: usize,
     },
     /// An escaped NUL.
-    #[error("`%00` at byte {at} of the path")]
+    #[error("`%00` at byte {at} of the path is not allowed")]
     Nul {
         /// Where it stands, in bytes.
         at: usize,
     },
     /// A dot segment with parameters, which services read differently.
-    #[error("a dot segment with parameters at byte {at} of the path")]
+    #[error("a dot segment with parameters at byte {at} of the path is not allowed")]
     DotParameters {
         /// Where the segment begins, in bytes.
         at: usize,
     },
     /// An escaped slash or backslash, where `http.encoded_slash` is `reject`.
-    #[error("`%{byte:02X}` in the path; set `http.encoded_slash: keep` or `decode` to allow it")]
+    #[error(
+        "`%{byte:02X}` in the path is not allowed; set `http.encoded_slash: keep` or `decode` to allow it"
+    )]
     EncodedSlash {
         /// The byte that the escape stands for.
         byte: u8,
     },
     /// An escaped control character, where `http.encoded_slash` is not `keep`.
-    #[error("`%{byte:02X}` in the path; set `http.encoded_slash: keep` to allow it")]
+    #[error("`%{byte:02X}` in the path is not allowed; set `http.encoded_slash: keep` to allow it")]
     EncodedControl {
         /// The byte that the escape stands for.
         byte: u8,
     },
     /// An escaped slash that leads, once decoded, to a route where `http.encoded_slash` is not `decode`.
     #[error(
-        "an encoded slash in the path leads to another route once decoded; set `http.encoded_slash: decode` for that \
-         route too, or `keep` for this one"
+        "the encoded slash in the path decodes to another route; set `http.encoded_slash: decode` for that route too, \
+         or `keep` for this one"
     )]
     DecodedElsewhere,
 }

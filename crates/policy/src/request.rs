@@ -30,12 +30,12 @@ impl RequestError {
     /// What is wrong, as clients read it.
     pub const fn reason(self) -> &'static str {
         match self {
-            Self::Method => "its method is not in capitals",
-            Self::Connect => "it asks for a tunnel",
-            Self::Asterisk => "only OPTIONS may ask for `*`",
-            Self::NoHost => "it has no Host",
-            Self::RepeatedHost => "it has more than one Host",
-            Self::Host => "its Host is not a host",
+            Self::Method => "method must be uppercase",
+            Self::Connect => "method CONNECT is not supported",
+            Self::Asterisk => "the target `*` is only allowed with OPTIONS",
+            Self::NoHost => "missing Host header",
+            Self::RepeatedHost => "more than one Host header",
+            Self::Host => "invalid Host header",
         }
     }
 }

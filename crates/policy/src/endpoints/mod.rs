@@ -36,7 +36,7 @@ pub struct Endpoints<T> {
 
 /// Two patterns mean the same requests.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{pattern}` is given twice; a trailing slash and the names of parameters make no difference")]
+#[error("duplicate endpoint `{pattern}`; trailing slashes and parameter names are ignored")]
 pub struct DuplicateEndpoint {
     /// The pattern, normalised.
     pub pattern: String,

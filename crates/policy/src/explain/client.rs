@@ -38,24 +38,24 @@ impl ExplainedClient {
         let absent = plan.clients.identify_by.iter().take_while(|other| **other != kind);
         let absent: Vec<_> = absent.map(|other| other.name()).collect();
         let mut how = match absent.as_slice() {
-            [] => "the first of `identify_by`".to_owned(),
+            [] => "first of `identify_by`".to_owned(),
             absent => format!("no {}", absent.join(", no ")),
         };
         if identity.sent_key().is_some() && identity.api_key().is_none() {
             how.push_str(match plan.clients.tiers.file {
-                Some(_) => "; the API key that was sent is not in the keys file",
-                None => "; the API key that was sent does not count: no keys file verifies it",
+                Some(_) => "; the API key is ignored: it is not in the keys file",
+                None => "; the API key is ignored: no keys file to verify it",
             });
         }
         for name in matcher.header_rules().proxied() {
             if sent.contains_key(name) && !identity.facts().headers.contains_key(name) {
                 // Writing to a text does not fail.
-                let _ = write!(how, "; `{name}` does not count: its sender is no trusted proxy");
+                let _ = write!(how, "; header `{name}` is ignored: the peer is not a trusted proxy");
             }
         }
         for (kind, problem) in identity.token_problems() {
             // Writing to a text does not fail.
-            let _ = write!(how, "; the token that names the {} is rejected: {problem}", kind.name());
+            let _ = write!(how, "; the {} token is rejected: {problem}", kind.name());
         }
         let lossy = |bytes: &[u8]| sanitize(&String::from_utf8_lossy(bytes));
         Self {

@@ -248,11 +248,13 @@ fn explain_accepted(
     let mut concurrency_checks = Vec::new();
     let (verdict, rules, tightest) = match matcher.admit(&facts, runtime, now, &mut scratch) {
         Admission::Exempt { why: Exemption::Network(network) } => {
-            (ExplainedVerdict::Exempt { why: format!("its address lies in {network}") }, Vec::new(), None)
+            (ExplainedVerdict::Exempt { why: format!("address in {network}") }, Vec::new(), None)
         }
-        Admission::Exempt { why: Exemption::ApiKey } => {
-            (ExplainedVerdict::Exempt { why: "its API key is on the list".to_owned() }, Vec::new(), None)
-        }
+        Admission::Exempt { why: Exemption::ApiKey } => (
+            ExplainedVerdict::Exempt { why: "API key is listed in `clients.exempt`".to_owned() },
+            Vec::new(),
+            None,
+        ),
         Admission::Banned { by: BanSource::Policy(network) } => {
             (ExplainedVerdict::Banned { subject: network.to_string(), by: "policy" }, Vec::new(), None)
         }

@@ -102,7 +102,7 @@ enum ExprType {
 impl ExprType {
     const fn name(self) -> &'static str {
         match self {
-            Self::Bool => "true or false",
+            Self::Bool => "a boolean",
             Self::Number => "a number",
             Self::String => "a string",
             Self::Headers => "the headers",
@@ -145,7 +145,7 @@ impl<'e> Checker<'e> {
             Expr::Literal(_) | Expr::Unspecified => ExprType::Unknown,
             Expr::Ident(name) => self.variable(expr, name.clone())?,
             Expr::Select(select) if select.test => {
-                let message = "`has` sees no headers; write `'name' in request.headers`".to_owned();
+                let message = "`has` does not work on headers; write `'name' in request.headers`".to_owned();
                 return Err(ExpressionError::Types { position: self.position(expr), message });
             }
             Expr::Select(select) => {
@@ -170,7 +170,7 @@ impl<'e> Checker<'e> {
             Expr::Struct(fields) => self.entries(fields.entries.iter().map(|entry| &entry.expr))?,
             Expr::Comprehension(macro_) => {
                 if self.type_of(&macro_.iter_range)? == ExprType::Headers {
-                    let message = "the headers cannot be iterated over; ask for them by name".to_owned();
+                    let message = "headers cannot be iterated over; look them up by name".to_owned();
                     return Err(ExpressionError::Types {
                         position: self.position(&macro_.iter_range),
                         message,
@@ -254,7 +254,7 @@ impl<'e> Checker<'e> {
         match name {
             operators::LOGICAL_AND | operators::LOGICAL_OR | operators::LOGICAL_NOT => {
                 let is_fit = types.iter().all(|operand| operand.can_be(ExprType::Bool));
-                fits(is_fit, "`&&`, `||` and `!` take what is true or false")?;
+                fits(is_fit, "`&&`, `||` and `!` need boolean operands")?;
                 Ok(ExprType::Bool)
             }
             operators::EQUALS | operators::NOT_EQUALS => {
@@ -265,18 +265,18 @@ impl<'e> Checker<'e> {
             }
             operators::LESS | operators::LESS_EQUALS | operators::GREATER | operators::GREATER_EQUALS => {
                 let (one, other) = (at(0), at(1));
-                let message = format!("{} and {} have no order", one.name(), other.name());
+                let message = format!("{} and {} cannot be ordered", one.name(), other.name());
                 fits(one.can_be(other), &message)?;
                 Ok(ExprType::Bool)
             }
             operators::CONDITIONAL => {
-                fits(at(0).can_be(ExprType::Bool), "what stands before `?` must be true or false")?;
+                fits(at(0).can_be(ExprType::Bool), "the condition before `?` must be a boolean")?;
                 Ok(if at(1) == at(2) { at(1) } else { ExprType::Unknown })
             }
             operators::INDEX if at(0) == ExprType::Headers => {
                 fits(
                     at(1).can_be(ExprType::String),
-                    "headers are found by name, as in `request.headers['x']`",
+                    "headers are indexed by name, as in `request.headers['x']`",
                 )?;
                 Ok(ExprType::String)
             }
@@ -304,8 +304,7 @@ impl<'e> Checker<'e> {
     fn pattern(&mut self, call: &IdedExpr, pattern: Option<&IdedExpr>) -> Result<(), ExpressionError> {
         let position = self.position(pattern.unwrap_or(call));
         let Some(Expr::Literal(LiteralValue::String(text))) = pattern.map(|pattern| &pattern.expr) else {
-            let message =
-                "the pattern of `matches` must be a literal, so that it is compiled once".to_owned();
+            let message = "the pattern of `matches` must be a literal".to_owned();
             return Err(ExpressionError::Pattern { position, message });
         };
         let regex = RegexBuilder::new(text.inner()).size_limit(LARGEST_PATTERN).build();

@@ -47,7 +47,7 @@ static ENVIRONMENT: LazyLock<Arc<Env>> = LazyLock::new(|| Arc::new(Env::stdlib()
 ///
 /// assert!(Expression::compile("request.method == 'POST' && client.tier != 'premium'").is_ok());
 /// let error = Expression::compile("request.methd == 'POST'").unwrap_err();
-/// assert_eq!(error.to_string(), "column 1: there is no `request.methd`; is it `request.method`?");
+/// assert_eq!(error.to_string(), "column 1: unknown variable `request.methd`; did you mean `request.method`?");
 /// ```
 pub struct Expression {
     program: Program,
@@ -61,13 +61,13 @@ pub struct Expression {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ExpressionError {
     /// It is too long.
-    #[error("{length} bytes, at most {LONGEST}")]
+    #[error("the expression has {length} bytes; the maximum is {LONGEST}")]
     TooLong {
         /// How long it is.
         length: usize,
     },
     /// Its parts are nested too deeply.
-    #[error("{position}: nested too deeply; split the rule in two")]
+    #[error("{position}: nested too deeply; split the rule into two")]
     TooDeep {
         /// Where.
         position: ExpressionPosition,
@@ -81,7 +81,7 @@ pub enum ExpressionError {
         message: String,
     },
     /// It names what does not exist.
-    #[error("{position}: there is no `{name}`{}", hint(nearest.as_deref()))]
+    #[error("{position}: unknown variable `{name}`{}", hint(nearest.as_deref()))]
     UnknownVariable {
         /// Where.
         position: ExpressionPosition,
@@ -91,7 +91,7 @@ pub enum ExpressionError {
         nearest: Option<String>,
     },
     /// It calls what does not exist.
-    #[error("{position}: there is no function `{name}`")]
+    #[error("{position}: unknown function `{name}`")]
     UnknownFunction {
         /// Where.
         position: ExpressionPosition,
@@ -115,7 +115,7 @@ pub enum ExpressionError {
         message: String,
     },
     /// It does not yield true or false.
-    #[error("the result is {found}, not true or false; compare it with something")]
+    #[error("the result is {found}, expected a boolean; compare it with a value")]
     NotBoolean {
         /// What it yields.
         found: String,
@@ -131,7 +131,7 @@ pub struct EvaluationError {
 }
 
 fn hint(nearest: Option<&str>) -> String {
-    nearest.map(|name| format!("; is it `{name}`?")).unwrap_or_default()
+    nearest.map(|name| format!("; did you mean `{name}`?")).unwrap_or_default()
 }
 
 impl ExpressionError {
@@ -153,35 +153,37 @@ impl ExpressionError {
     /// What is wrong, without the place.
     pub fn what(&self) -> String {
         match self {
-            Self::TooLong { length } => format!("the expression has {length} bytes, at most {LONGEST}"),
+            Self::TooLong { length } => {
+                format!("the expression has {length} bytes; the maximum is {LONGEST}")
+            }
             Self::TooDeep { .. } => "the expression is nested too deeply".to_owned(),
             Self::Syntax { message, .. } | Self::Types { message, .. } | Self::Pattern { message, .. } => {
                 message.clone()
             }
-            Self::UnknownVariable { name, .. } => format!("there is no `{name}`"),
-            Self::UnknownFunction { name, .. } => format!("there is no function `{name}`"),
-            Self::NotBoolean { found } => format!("the result is {found}, not true or false"),
+            Self::UnknownVariable { name, .. } => format!("unknown variable `{name}`"),
+            Self::UnknownFunction { name, .. } => format!("unknown function `{name}`"),
+            Self::NotBoolean { found } => format!("the result is {found}, expected a boolean"),
         }
     }
 
     /// How to mend it.
     pub fn hint(&self) -> String {
         match self {
-            Self::TooLong { .. } | Self::TooDeep { .. } => "split the rule in two".to_owned(),
-            Self::Syntax { .. } => "write it like `request.method == \"GET\"`".to_owned(),
+            Self::TooLong { .. } | Self::TooDeep { .. } => "split the rule into two".to_owned(),
+            Self::Syntax { .. } => "write for example `request.method == \"GET\"`".to_owned(),
             Self::UnknownVariable { nearest: Some(nearest), .. } => format!("did you mean `{nearest}`?"),
             Self::UnknownVariable { nearest: None, .. } => {
                 let names: Vec<_> = RequestVariable::ALL.iter().map(|variable| variable.name()).collect();
-                format!("there are {} and {}", names.join(", "), facts::HEADERS)
+                format!("available variables: {}, {}", names.join(", "), facts::HEADERS)
             }
             Self::UnknownFunction { .. } => {
-                "there are the standard functions of CEL, such as `startsWith`, and `matches`".to_owned()
+                "use `matches` or a standard CEL function such as `startsWith`".to_owned()
             }
-            Self::Types { .. } => "compare what is of one kind".to_owned(),
+            Self::Types { .. } => "compare values of the same type".to_owned(),
             Self::Pattern { .. } => {
-                "write a regular expression as a literal, such as `'^/v[0-9]+/'`".to_owned()
+                "write the regular expression as a literal, for example `'^/v[0-9]+/'`".to_owned()
             }
-            Self::NotBoolean { .. } => "compare it with something".to_owned(),
+            Self::NotBoolean { .. } => "compare it with a value".to_owned(),
         }
     }
 }
@@ -225,7 +227,7 @@ impl Expression {
         let bindings = RequestBindings::new(&self.variables, (path, identity), tier);
         let verdict = self.run(&bindings, |result| match result.downcast_ref::<CelBool>() {
             Some(verdict) => Ok(*verdict.inner()),
-            None => Err(format!("the result is {}, not true or false", result.get_type().name())),
+            None => Err(format!("the result is {}, expected a boolean", result.get_type().name())),
         });
         verdict.map_err(|error| error.to_string()).flatten().map_err(|message| EvaluationError { message })
     }

@@ -73,7 +73,7 @@ fn syntax_errors_have_a_place() {
     assert!(rejected("request.method == ").starts_with("column "), "{}", rejected("request.method == "));
     assert!(rejected("request.method ==\n 'POST' &&& true").starts_with("line 2, column "));
     assert!(rejected("").starts_with("column 1"), "{}", rejected(""));
-    assert!(rejected(&"x".repeat(5000)).contains("5000 bytes, at most 4096"));
+    assert!(rejected(&"x".repeat(5000)).contains("5000 bytes; the maximum is 4096"));
 }
 
 #[test]
@@ -101,16 +101,22 @@ fn deep_nesting_is_no_way_to_overflow_the_stack() {
 #[test]
 fn unknown_names_are_found_wherever_they_stand() {
     for (source, expected) in [
-        ("request.paht == '/'", "column 1: there is no `request.paht`; is it `request.path`?"),
-        ("true || client.tire == 'x'", "column 9: there is no `client.tire`; is it `client.tier`?"),
-        ("client.api_key == 'x'", "column 1: there is no `client.api_key`"),
-        ("request == 'x'", "there is no `request`"),
-        ("request.path.length == 3", "there is no `request.path.length`"),
-        ("method == 'GET'", "there is no `method`"),
-        ("['a'].exists(x, y == 'a')", "column 17: there is no `y`"),
-        ("false && lower(request.path) == 'x'", "there is no function `lower`"),
-        ("request.path.startswith('/')", "there is no function `startswith`"),
-        ("request.path == '/' &&\n  client.nobody == ''", "line 2, column 3: there is no `client.nobody`"),
+        ("request.paht == '/'", "column 1: unknown variable `request.paht`; did you mean `request.path`?"),
+        (
+            "true || client.tire == 'x'",
+            "column 9: unknown variable `client.tire`; did you mean `client.tier`?",
+        ),
+        ("client.api_key == 'x'", "column 1: unknown variable `client.api_key`"),
+        ("request == 'x'", "unknown variable `request`"),
+        ("request.path.length == 3", "unknown variable `request.path.length`"),
+        ("method == 'GET'", "unknown variable `method`"),
+        ("['a'].exists(x, y == 'a')", "column 17: unknown variable `y`"),
+        ("false && lower(request.path) == 'x'", "unknown function `lower`"),
+        ("request.path.startswith('/')", "unknown function `startswith`"),
+        (
+            "request.path == '/' &&\n  client.nobody == ''",
+            "line 2, column 3: unknown variable `client.nobody`",
+        ),
     ] {
         assert!(rejected(source).contains(expected), "{source}: {}", rejected(source));
     }
@@ -119,7 +125,7 @@ fn unknown_names_are_found_wherever_they_stand() {
 #[test]
 fn what_is_not_true_or_false_is_found() {
     for (source, expected) in [
-        ("request.path", "the result is a string, not true or false"),
+        ("request.path", "the result is a string, expected a boolean"),
         ("1 + 1", "the result is a number"),
         ("'a' + 'b'", "the result is a string"),
         ("size(request.path)", "the result is a number"),
@@ -137,10 +143,10 @@ fn what_is_not_true_or_false_is_found() {
 fn parts_that_do_not_fit_are_found() {
     for (source, expected) in [
         ("request.method == 1", "a string never equals a number"),
-        ("request.path > 5", "a string and a number have no order"),
-        ("request.method && true", "take what is true or false"),
-        ("!request.method", "take what is true or false"),
-        ("request.headers[1] == 'x'", "headers are found by name"),
+        ("request.path > 5", "a string and a number cannot be ordered"),
+        ("request.method && true", "need boolean operands"),
+        ("!request.method", "need boolean operands"),
+        ("request.headers[1] == 'x'", "headers are indexed by name"),
         ("has(request.headers.x)", "write `'name' in request.headers`"),
         ("request.headers.exists(h, h == 'x')", "cannot be iterated over"),
         ("request.path.startsWith(1)", "no matching overload"),

@@ -47,7 +47,7 @@ pub enum ForwardingHeader {
 
 /// No such prefix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("an IPv6 prefix of {bits} bits; write 1 to 128, 64 is usual")]
+#[error("invalid IPv6 prefix length {bits}; use 1 to 128 (64 is usual)")]
 pub struct PrefixError {
     /// What was asked for.
     pub bits: u8,

@@ -29,17 +29,17 @@ pub struct HeaderRules {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HeaderError {
     /// A header that names the client is there more than once: servers disagree which of them they read.
-    #[error("the header `{0}` is there more than once; send it once")]
+    #[error("duplicate header `{0}`; send it once")]
     Repeated(HeaderName),
     /// An API key holds a comma: servers may read a list of two keys.
-    #[error("the header `{0}` holds a comma; send one API key without a comma")]
+    #[error("header `{0}` contains a comma; send one API key without a comma")]
     Comma(HeaderName),
     /// `Connection` asks to remove a header that says who the client is.
-    #[error("`Connection` names the header `{0}`, which says who the client is; remove it from `Connection`")]
+    #[error("`Connection` lists the header `{0}`, which identifies the client; remove it from `Connection`")]
     NamedInConnection(HeaderName),
     /// A trusted proxy wrote one of the two forwarding headers and passed the other one on as the client sent it.
     #[error(
-        "`X-Forwarded-For` and `Forwarded` name different clients; have the proxy write one of them and remove the other"
+        "`X-Forwarded-For` and `Forwarded` name different clients; configure the proxy to set one of them and remove the other"
     )]
     Forwarding,
 }

@@ -38,7 +38,7 @@ pub enum KeysError {
     #[error("the secret is empty")]
     NoSecret,
     /// Not a key set.
-    #[error("not a JSON Web Key Set: {0}")]
+    #[error("invalid JSON Web Key Set: {0}")]
     NotJwks(#[source] serde_json::Error),
     /// A key cannot be read.
     #[error("key {index} of the key set cannot be used: {cause}")]
@@ -58,16 +58,16 @@ pub enum KeysError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum TokenError {
     /// It is not a token, or it is too long.
-    #[error("not a signed token")]
+    #[error("not a valid signed JWT")]
     Malformed,
     /// No key of ours verifies its algorithm under its key id.
-    #[error("no key for the token's algorithm and key id")]
+    #[error("no key matches the token's algorithm and key id")]
     NoKey,
     /// The signature does not hold.
-    #[error("the signature does not hold")]
+    #[error("invalid signature")]
     Signature,
     /// It never expires, or what says when is not a number.
-    #[error("no `exp` that is a number")]
+    #[error("no numeric `exp` claim")]
     NoExpiry,
     /// It has expired.
     #[error("expired")]

@@ -165,16 +165,16 @@ pub struct Identities {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum IdentityError {
     /// It is empty.
-    #[error("nothing identifies a client; write at least `ip`")]
+    #[error("`identify_by` is empty; add at least `ip`")]
     Empty,
     /// It names a kind twice.
-    #[error("`{}` is named twice", .kind.name())]
+    #[error("`{}` is listed twice", .kind.name())]
     Duplicate {
         /// Which.
         kind: ClientKind,
     },
     /// It names a kind of which nobody said where to find it.
-    #[error("nothing says where to find `{}`; configure it pending_cost `identify_by`", .kind.name())]
+    #[error("`identify_by` lists `{0}`, which is not configured; add `clients.{0}`", .kind.name())]
     NotConfigured {
         /// Which.
         kind: ClientKind,
@@ -384,7 +384,7 @@ impl<'a> Identity<'a> {
             let Some(IdentitySource::Claim(source)) = source else { return None };
             let problem = match source.verify(self.facts.headers, self.now)? {
                 Ok(claims) if claims.get(source.claim()).is_some() => return None,
-                Ok(_) => format!("no claim `{}` that is a text", source.claim()),
+                Ok(_) => format!("no claim `{}` with a non-empty string", source.claim()),
                 Err(error) => error.to_string(),
             };
             Some((kind, problem))

@@ -74,28 +74,28 @@ impl LookupKey<'_> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ClientNameError {
     /// It does not begin with a kind.
-    #[error("say what kind of client it is, for instance ip:203.0.113.7, user:bob or api_key:KEY")]
+    #[error("missing client kind; write for example ip:203.0.113.7, user:bob or api_key:KEY")]
     NoKind,
     /// It begins with something like a kind.
-    #[error("no client is known by that; did you mean `{}:…`?", .nearest.name())]
+    #[error("unknown client kind; did you mean `{}:…`?", .nearest.name())]
     UnknownKind {
         /// What was probably meant.
         nearest: ClientKind,
     },
     /// Nothing follows the kind.
-    #[error("nothing follows `{}:`", .kind.name())]
+    #[error("missing value after `{}:`", .kind.name())]
     Empty {
         /// The kind.
         kind: ClientKind,
     },
     /// Not an address.
-    #[error("what follows `ip:` is not an address, for instance 203.0.113.7 or 2001:db8::1")]
+    #[error("invalid address after `ip:`; write for example 203.0.113.7 or 2001:db8::1")]
     NotAnAddress,
     /// Not a fingerprint.
-    #[error("what follows `fingerprint:` is not 32 hexadecimal digits")]
+    #[error("invalid fingerprint after `fingerprint:`; expected 32 hexadecimal digits")]
     NotAFingerprint,
     /// A percent sign that encodes nothing.
-    #[error("`%` wants two hexadecimal digits behind it; a percent sign is written %25")]
+    #[error("`%` must be followed by two hexadecimal digits; write a literal percent sign as %25")]
     Encoding,
 }
 

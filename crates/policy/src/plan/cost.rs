@@ -22,8 +22,8 @@ impl fmt::Display for RuleCost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Constant(cost) => write!(f, "{}", cost.get()),
-            Self::Header(name) => write!(f, "from the header {name}"),
-            Self::Body(unit) => write!(f, "1 for each {} of the body", size_text(*unit)),
+            Self::Header(name) => write!(f, "from the request header {name}"),
+            Self::Body(unit) => write!(f, "1 per {} of request body", size_text(*unit)),
         }
     }
 }
@@ -45,8 +45,8 @@ impl fmt::Display for Charge {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::UpFront => f.write_str("charged up front"),
-            Self::Status(statuses) => write!(f, "charged if the status is {statuses}"),
-            Self::Header(name) => write!(f, "charged what the response says in {name}"),
+            Self::Status(statuses) => write!(f, "charged if the response status is {statuses}"),
+            Self::Header(name) => write!(f, "charged as the response header {name} reports"),
         }
     }
 }

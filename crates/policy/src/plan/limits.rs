@@ -109,14 +109,14 @@ impl Rule {
 /// A penalty in words: `locks out after 3 refusals for 1m, doubling to 1d`.
 pub(crate) fn describe_penalty(penalty: &Penalty) -> String {
     let (first, most) = (span_text(penalty.first()), span_text(penalty.most()));
-    let refusals = match penalty.after() {
-        1 => "a refusal".to_owned(),
-        after => format!("{after} refusals"),
+    let rejections = match penalty.after() {
+        1 => "1 rejection".to_owned(),
+        after => format!("{after} rejections"),
     };
     if penalty.first() == penalty.most() {
-        return format!("locks out after {refusals} for {first}");
+        return format!("locks out after {rejections} for {first}");
     }
-    format!("locks out after {refusals} for {first}, doubling to {most}")
+    format!("locks out after {rejections} for {first}, doubling up to {most}")
 }
 
 /// A tier of clients.
@@ -182,7 +182,7 @@ pub struct ConcurrencyRule {
 impl ConcurrencyRule {
     /// The limit in words: `10 at once`.
     pub fn describe(&self) -> String {
-        format!("{} at once", self.concurrent)
+        format!("at most {} concurrent requests", self.concurrent)
     }
 }
 
@@ -250,7 +250,7 @@ impl fmt::Display for CounterScope {
             |of: &[ClientKind]| of.iter().map(|identity| identity.name()).collect::<Vec<_>>().join(", ");
         match self {
             Self::Client => f.write_str("each client"),
-            Self::Everybody => f.write_str("everybody together"),
+            Self::Everybody => f.write_str("all clients together"),
             Self::Per(of) => write!(f, "per {}", names(of)),
             Self::PerEach(of) => write!(f, "per each of {}", names(of)),
         }
