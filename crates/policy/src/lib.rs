@@ -1,8 +1,8 @@
-//! What the operator wrote, and what it means for one request.
+//! Policies: parsing, validation, and matching of requests to rules.
 //!
-//! A policy is YAML ([`compile()`] takes its bytes), then a tree in which everything knows its place, then a
-//! [`Plan`]: valid by construction. Only [`compile()`] can fail, and it tells every [`Problem`] at once, with file,
-//! line, path in the document and a hint. This crate does no I/O: what a policy refers to is handed in as [`Files`].
+//! [`compile()`] parses the YAML of a policy into a tree with source positions and turns that into a [`Plan`], which is
+//! valid by construction. Only [`compile()`] can fail. It reports all [`Problem`]s in one run, each with file, line, path
+//! in the document and a hint. This crate does no I/O: the caller provides the files a policy refers to as [`Files`].
 //!
 //! ```
 //! use tidegate_policy::{NoFiles, compile, diff};

@@ -1,4 +1,4 @@
-//! The way of one request through the limits: `global` → `tenant` → tier or `default` → rules → endpoint.
+//! Evaluates one request against the limits: `global` → `tenant` → tier or `default` → rules → endpoint.
 
 use tidegate_core::{Cost, Timestamp};
 
@@ -13,10 +13,10 @@ use crate::path::Readings;
 use crate::plan::{CounterScope, PathCase, Tier};
 
 impl Matcher {
-    /// What the policy says about a request: whether it is banned or exempt, in this order, or which checks it must pass.
+    /// Matches a request to the policy. Bans come first, then exemptions, then the checks of all rules that apply.
     ///
-    /// `known` is a directory, or a directory and bans; `now` is the decision's. Nothing is allocated once `scratch` has
-    /// grown, but by expressions, by the verification of tokens, and for requests with more than eight checks.
+    /// `runtime` is a directory, or a directory and bans; `now` is the time of the decision. Once `scratch` has grown, only
+    /// expressions, token verification and requests with more than eight checks allocate.
     pub fn admit<'a, 'k>(
         &'a self,
         facts: &Facts<'_>,
@@ -26,7 +26,7 @@ impl Matcher {
     ) -> Admission<'a, 'k> {
         let RuntimeData { directory, bans } = runtime.into();
         let identity = self.plan.identities.identify(facts, directory, now);
-        // A ban is stronger than an exemption: an operator must be able to stop a client whatever the policy grants it.
+        // A ban overrides an exemption, so that an operator can block every client.
         if !self.bans.is_empty()
             && let Some(network) = self.bans.find(identity.address())
         {
@@ -75,8 +75,8 @@ impl Matcher {
         Admission::Checked(MatchedRequest::new(&self.plan, scratch, checks, client))
     }
 
-    /// The check of the rule that is called `name`, for a client that the caller has identified; `None` if there is no
-    /// such rule. `client` is what the rule's counters are kept by. It is not used by rules that count all clients together.
+    /// The check of the rule `name` for a client that the caller has identified; `None` if there is no such rule. `client`
+    /// is the counter key of the client. Rules that count all clients together ignore it.
     pub fn match_rule<'a>(
         &'a self,
         name: &str,
@@ -111,12 +111,12 @@ impl Matcher {
         if self.exempt_keys.is_empty() {
             return None;
         }
-        // A friend need not be in the directory.
+        // An exempt key need not be in the directory.
         let key = identity.sent_key()?;
         self.exempt_keys.contains(key).then_some(Exemption::ApiKey)
     }
 
-    /// The client's tier, and where it stands. A directory that was made for another plan is read by name.
+    /// The client's tier and its index. If the directory was built for another plan, the tier is found by name.
     pub(crate) fn tier<'a>(&'a self, identity: &Identity<'_>) -> Option<(usize, &'a Tier)> {
         let tiers = &self.plan.rate_limits.tiers;
         let granted = identity.grant().and_then(|grant| {
@@ -131,7 +131,8 @@ impl Matcher {
         })
     }
 
-    /// The rules whose path fits a reading of the request's, in the order of the policy, each once.
+    /// Finds the rules whose path matches any reading of the request's path, in the order of the policy, without
+    /// duplicates.
     fn find_rules(&self, path: (&str, PathCase), readings: &Readings, found: &mut Vec<u32>) {
         found.extend_from_slice(&self.everywhere);
         let sorted = found.len();
@@ -146,16 +147,16 @@ impl Matcher {
 
 const KINDS: usize = ClientKind::NAMED.len() + 1;
 
-/// What has been found out so far.
+/// Collects the rules that apply to one request.
 struct Evaluator<'w, 'a> {
     identity: &'w Identity<'a>,
-    /// By what the client is known.
+    /// The kind of identity that identifies the client.
     kind: ClientKind,
-    /// What upstream servers may take the path for.
+    /// The alternative readings of the path.
     readings: &'w Readings,
     bytes: &'w mut Vec<u8>,
     applied: &'w mut Vec<AppliedRule>,
-    /// Identities that stand in `bytes` already.
+    /// The identities that are already in `bytes`.
     cached: [Option<ByteRange>; KINDS],
 }
 
@@ -172,7 +173,7 @@ impl Evaluator<'_, '_> {
         match tier {
             Some((at, tier)) if tier.rule.is_some() => self.apply(RuleRef::Tier(at), client, Cost::ONE),
             None if limits.default.is_some() => self.apply(RuleRef::Default, client, Cost::ONE),
-            // Unlimited, or nothing is said of clients without a tier.
+            // The tier is unlimited, or there is no default limit.
             Some(_) | None => {}
         }
     }
@@ -190,7 +191,7 @@ impl Evaluator<'_, '_> {
         }
     }
 
-    /// How many requests at once. `index` counts on from the other rules.
+    /// Applies a concurrency rule. `index` continues the numbering of the rate rules.
     fn apply_concurrency(&mut self, matcher: &Matcher, index: usize, tier: Option<&str>) {
         let limits = &matcher.plan.rate_limits;
         let index = index.saturating_sub(limits.rules.len());
@@ -201,7 +202,7 @@ impl Evaluator<'_, '_> {
         }
     }
 
-    /// The limit of an endpoint, unless another reading of the path led to it already.
+    /// Applies the limit of an endpoint, unless another reading of the path has matched it already.
     fn apply_endpoint(&mut self, endpoint: usize, client: ByteRange) {
         let is_new = !self
             .applied
@@ -227,7 +228,7 @@ impl Evaluator<'_, '_> {
             CounterScope::PerEach(kinds) => {
                 for kind in kinds {
                     let client = self.identity_or_client(*kind);
-                    // The client may stand for several identities, and be one of them itself.
+                    // The client may replace several missing identities; count it once.
                     let is_new = self.applied.iter().skip(first).all(|other| other.client != client);
                     if is_new {
                         self.apply(rule_ref, client, cost);
@@ -250,17 +251,18 @@ impl Evaluator<'_, '_> {
         });
     }
 
-    /// The client as `identify_by` finds it.
+    /// The client as identified by `identify_by`.
     fn client(&mut self) -> ByteRange {
         self.find(self.kind).unwrap_or_default()
     }
 
-    /// What a request lacks, the client stands in for: leaving a header out leads to another counter, never past it.
+    /// The identity of this kind, or the client if the request has none. Omitting a header leads to another counter, never
+    /// around the limit.
     fn identity_or_client(&mut self, kind: ClientKind) -> ByteRange {
         self.find(kind).unwrap_or_else(|| self.client())
     }
 
-    /// All of `kinds` in one key.
+    /// The key that combines all `kinds`.
     fn combination(&mut self, kinds: &[ClientKind]) -> ByteRange {
         if let [kind] = kinds {
             return self.identity_or_client(*kind);
@@ -274,7 +276,7 @@ impl Evaluator<'_, '_> {
         range(start, self.bytes.len())
     }
 
-    /// Where the identity of this kind stands, if the request has one.
+    /// The range of the identity of this kind in `bytes`, if the request has one.
     fn find(&mut self, kind: ClientKind) -> Option<ByteRange> {
         let cached = self.cached.get(kind as usize).copied().flatten();
         if cached.is_some() {
@@ -292,7 +294,7 @@ impl Evaluator<'_, '_> {
     }
 }
 
-/// No request comes near 4 GiB.
+/// Saturates; no request is near 4 GiB.
 fn range(start: usize, end: usize) -> ByteRange {
     let number = |at| u32::try_from(at).unwrap_or(u32::MAX);
     (number(start), number(end))

@@ -1,8 +1,8 @@
 //! Limits by path, for every reading of a path.
 //!
-//! The path as sent is looked up among the patterns as written, its folded reading among the folded patterns: `/LOGIN`
-//! meets the limit of `/login` and the other way around. Where folding changes no pattern, which is nearly always,
-//! there is one table for both, and a path with one reading is looked up once.
+//! The path is looked up in the patterns as written, and its folded reading in the folded patterns. So `/LOGIN` matches
+//! the limit of `/login` and vice versa. If folding changes no pattern, which is the usual case, one table serves both,
+//! and a path with one reading is looked up once.
 
 use crate::endpoints::{EndpointPattern, Endpoints};
 use crate::matcher::index::PathIndex;
@@ -13,17 +13,17 @@ use crate::plan::{PathCase, Plan};
 #[derive(Debug)]
 pub(super) struct PathTables {
     exact: PathTable,
-    /// With folded patterns, where they differ; by the case of the route.
+    /// The folded patterns, if they differ; one table per path case.
     insensitive: Option<PathTable>,
     sensitive: Option<PathTable>,
 }
 
-/// Endpoints and rules by patterns of one spelling.
+/// Endpoints and rules by pattern, either as written or folded.
 #[derive(Debug, Default)]
 pub(super) struct PathTable {
-    /// Positions of endpoints.
+    /// Indexes of endpoints.
     pub(super) endpoints: Endpoints<usize>,
-    /// Positions of rules with paths.
+    /// Indexes of rules with paths.
     pub(super) rules: PathIndex,
 }
 
@@ -41,7 +41,7 @@ impl PathTables {
         }
     }
 
-    /// Hands every table with each reading of `path` to look up in it to `look`, the path itself first.
+    /// Calls `look` with each pair of a table and a reading of `path` to look up in it, the path itself first.
     pub(super) fn each(
         &self,
         (path, case): (&str, PathCase),
@@ -74,17 +74,17 @@ fn patterns(plan: &Plan) -> impl Iterator<Item = &EndpointPattern> {
 }
 
 impl PathTable {
-    fn new(plan: &Plan, spell: impl Fn(&EndpointPattern) -> EndpointPattern) -> Self {
+    fn new(plan: &Plan, transform: impl Fn(&EndpointPattern) -> EndpointPattern) -> Self {
         let limits = &plan.rate_limits;
         let mut table = Self::default();
         for (at, endpoint) in limits.endpoints.iter().enumerate() {
-            // A plan has no endpoint twice, folded or not.
-            let _ = table.endpoints.insert(&spell(&endpoint.pattern), at);
+            // A plan has no duplicate endpoints, folded or not.
+            let _ = table.endpoints.insert(&transform(&endpoint.pattern), at);
         }
-        // Those that count requests under way are numbered after the others.
+        // Concurrency rules are numbered after the rate rules.
         let concurrent = limits.concurrent.iter().map(|rule| &rule.matches);
         for (at, matches) in (0..).zip(limits.rules.iter().map(|custom| &custom.matches).chain(concurrent)) {
-            matches.paths.iter().for_each(|path| table.rules.insert(&spell(path), at));
+            matches.paths.iter().for_each(|path| table.rules.insert(&transform(path), at));
         }
         table
     }
