@@ -84,7 +84,7 @@ fn facts(headers: &HeaderMap) -> Facts<'_> {
 
 fn identity() -> anyhow::Result<()> {
     let spec = IdentitySpec::default();
-    let addresses = spec.addresses.clone().trusting(["10.0.0.0/8".parse()?]);
+    let addresses = spec.addresses.clone().with_trusted_proxies(["10.0.0.0/8".parse()?]);
     let identities = Identities::new(IdentitySpec { addresses, accepts_unverified_keys: true, ..spec })?;
     let headers = sample()?;
     let facts = facts(&headers);
@@ -94,7 +94,7 @@ fn identity() -> anyhow::Result<()> {
         report(&name, || {
             time(|_| {
                 key.clear();
-                identities.of(black_box(&facts), None, Timestamp::default()).append(kind, &mut key)
+                identities.identify(black_box(&facts), None, Timestamp::default()).append(kind, &mut key)
             })
         });
     }
@@ -112,7 +112,7 @@ fn expressions() -> anyhow::Result<()> {
         "request.headers['user-agent'].matches('curl|wget|python')",
     ] {
         let expression = Expression::compile(source)?;
-        let identity = identities.of(&facts, None, Timestamp::default());
+        let identity = identities.identify(&facts, None, Timestamp::default());
         report(source, || time(|_| expression.evaluate(black_box(&identity), Some("free")) == Ok(true)));
     }
     Ok(())

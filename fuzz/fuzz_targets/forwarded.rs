@@ -13,7 +13,7 @@ const CLIENT: &str = "192.0.2.7";
 
 fuzz_target!(|written: &[u8]| {
     let Ok(trusted) = "10.0.0.0/8".parse() else { return };
-    let addresses = Addresses::default().trusting([trusted]);
+    let addresses = Addresses::default().with_trusted_proxies([trusted]);
     for (name, header, appended) in [
         ("x-forwarded-for", ForwardingHeader::XForwardedFor, CLIENT.to_owned()),
         ("forwarded", ForwardingHeader::Forwarded, format!("for={CLIENT};proto=https")),
@@ -21,7 +21,7 @@ fuzz_target!(|written: &[u8]| {
         let line = [written, b", ", appended.as_bytes()].concat();
         let Ok(value) = HeaderValue::from_bytes(&line) else { return };
         let headers = HeaderMap::from_iter([(http::HeaderName::from_static(name), value)]);
-        let addresses = addresses.clone().reading(header);
+        let addresses = addresses.clone().with_header(header);
         assert_eq!(addresses.client(&headers, PROXY).to_string(), CLIENT);
         // The same from a strangerleads nowhere but to the peer.
         assert_eq!(addresses.client(&headers, [198, 51, 100, 1].into()).to_string(), "198.51.100.1");

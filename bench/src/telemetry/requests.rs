@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::Context;
 use tidegate_gateway::{Gateway, Listener};
 use tidegate_limiter::Limiter;
-use tidegate_policy::{ActivePolicy, NoFiles, Sample, compile};
+use tidegate_policy::{ActivePolicy, NoFiles, SampleRate, compile};
 use tidegate_store::{Clock, MemoryStore, SystemClock};
 use tidegate_telemetry::{Destination, Log, LogFormat, LogSampling, Metrics, Telemetry};
 use tokio::sync::watch;
@@ -128,7 +128,7 @@ pub(super) fn run() -> anyhow::Result<bool> {
     let upstream = upstream()?;
     let file = std::env::temp_dir().join(format!("tidegate-bench-{}.log", std::process::id()));
     let log = Log::open(&Destination::File(file.clone()), LogFormat::Json, Arc::clone(&clock))?;
-    let one_percent = Sample::of_millionths(10_000).context("one percent is a share")?;
+    let one_percent = SampleRate::from_millionths(10_000).context("one percent is a share")?;
     log.choose(LogSampling { access: one_percent, refused: one_percent });
     let mut on = Running::start(upstream, Telemetry::new(Metrics::new(1, clock.now()), log.clone()))?;
     let mut off = Running::start(upstream, Telemetry::off(clock))?;

@@ -4,15 +4,15 @@ use std::collections::BTreeSet;
 
 use tidegate_core::{TimeSpan, Timestamp};
 use tidegate_gateway::{CertificateError, ServerCertificate};
-use tidegate_policy::{Certificate, Plan, Problem, Severity};
+use tidegate_policy::{CertificatePlan, Plan, Problem, Severity};
 
 const DAY: u64 = 86_400;
 /// A certificate that expires within this time is worth a warning.
 const EXPIRES_SOON: TimeSpan = TimeSpan::from_secs(14 * DAY);
 
 /// Parses a certificate with its key. The problem names the files.
-pub(crate) fn parse(certificate: &Certificate) -> Result<ServerCertificate, Box<Problem>> {
-    let Certificate { chain, key, chain_file, key_file } = certificate;
+pub(crate) fn parse(certificate: &CertificatePlan) -> Result<ServerCertificate, Box<Problem>> {
+    let CertificatePlan { chain, key, chain_file, key_file } = certificate;
     ServerCertificate::from_pem(chain, key.expose()).map_err(|error| {
         let (file, what, hint) = match error {
             CertificateError::NoCertificate => (

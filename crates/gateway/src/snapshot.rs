@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use thiserror::Error;
 use tidegate_headers::{BodyStyle, HeaderStyle};
-use tidegate_policy::{ActivePolicy, ClientKind, Count, Plan, Route};
+use tidegate_policy::{ActivePolicy, ClientKind, CounterScope, Plan, Route};
 use tidegate_telemetry::{Exposition, MetricKind, Metrics, RuleSlots};
 
 use crate::upstream::{InvalidServerUrl, Server, Upstream};
@@ -122,9 +122,9 @@ fn counts_addresses(plan: &Plan) -> bool {
     let limits = &plan.rate_limits;
     let rules = limits.rules.iter().map(|custom| &custom.count);
     let mut counts = rules.chain(limits.concurrent.iter().map(|rule| &rule.count));
-    let by_address = |count: &Count| match count {
-        Count::Per(kinds) | Count::PerEach(kinds) => kinds.contains(&ClientKind::Ip),
-        Count::Client | Count::Everybody => false,
+    let by_address = |count: &CounterScope| match count {
+        CounterScope::Per(kinds) | CounterScope::PerEach(kinds) => kinds.contains(&ClientKind::Ip),
+        CounterScope::Client | CounterScope::Everybody => false,
     };
     plan.clients.identify_by.contains(&ClientKind::Ip) || counts.any(by_address)
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tidegate_core::{Role, RuleId};
-use tidegate_policy::{ConcurrencyCheck, ConcurrencyRule, Matched};
+use tidegate_policy::{ConcurrencyCheck, ConcurrencyRule, MatchedRequest};
 use tidegate_store::{Permit, Permits};
 
 /// What came of asking for the permits of a request.
@@ -18,7 +18,7 @@ pub(crate) struct Acquired {
 /// shadow mode that had none left before it.
 pub(crate) fn acquire<'a>(
     permits: &Arc<Permits>,
-    matched: &Matched<'a>,
+    matched: &MatchedRequest<'a>,
 ) -> Result<Acquired, (&'a ConcurrencyRule, Vec<RuleId>)> {
     let mut acquired = Acquired { permits: Vec::new(), shadow: Vec::new() };
     for ConcurrencyCheck { rule, key, role, .. } in matched.concurrency_checks() {

@@ -5,7 +5,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use arc_swap::ArcSwap;
 use tidegate_core::{Check, Cost, CounterKey, Decision, Limit, TimeSpan, Timestamp, Verdict};
 use tidegate_headers::RejectionReason;
-use tidegate_policy::{ActivePolicy, Admission, Bans, Exemption, Facts, Matched, RuntimeData, Scratch};
+use tidegate_policy::{
+    ActivePolicy, Admission, Bans, Exemption, Facts, MatchedRequest, RuntimeData, Scratch,
+};
 use tidegate_store::{Clock, Penalties, Permits, RetainedLimits, Store, StoreError};
 
 use crate::ban_list::BanList;
@@ -191,7 +193,7 @@ impl<S: Store + 'static> Limiter<S> {
         &self,
         policy: &'a ActivePolicy,
         now: Timestamp,
-        find: impl FnOnce() -> Result<Matched<'a>, NoChecks> + Send,
+        find: impl FnOnce() -> Result<MatchedRequest<'a>, NoChecks> + Send,
     ) -> Ruling<'a> {
         let matched = match find() {
             Ok(matched) => matched,
@@ -226,14 +228,18 @@ impl<S: Store + 'static> Limiter<S> {
     fn conclude<'a>(
         &self,
         policy: &ActivePolicy,
-        matched: &Matched<'a>,
+        matched: &MatchedRequest<'a>,
         (acquired, now): (Acquired, Timestamp),
         decided: Result<Decision, StoreError>,
     ) -> Ruling<'a> {
         let mut admitted = admitted(matched, acquired, now);
         let Ok(decision) = decided else {
             let Admitted { report, permits, .. } = admitted;
-            return Ruling::StoreFailed(StoreFailed { report, permits, is_binding: matched.binds() });
+            return Ruling::StoreFailed(StoreFailed {
+                report,
+                permits,
+                is_binding: matched.has_binding_check(),
+            });
         };
         let report = &mut admitted.report;
         report.at = decision.at;
@@ -254,7 +260,7 @@ impl<S: Store + 'static> Limiter<S> {
 
     /// Rejects a request that its limits were not asked for. They are asked now, without a charge: a client that came back
     /// before they admit the request would be rejected again.
-    async fn reject_uncharged<'a>(&self, matched: &Matched<'a>, mut report: Report<'a>) -> Ruling<'a> {
+    async fn reject_uncharged<'a>(&self, matched: &MatchedRequest<'a>, mut report: Report<'a>) -> Ruling<'a> {
         if let Ok(peeked) = self.store().peek(matched.checks(), report.at).await {
             (report.at, report.is_peeked) = (peeked.at, true);
             report.decision = Some(peeked);
@@ -264,7 +270,7 @@ impl<S: Store + 'static> Limiter<S> {
 }
 
 fn admitted<'a>(
-    matched: &Matched<'a>,
+    matched: &MatchedRequest<'a>,
     Acquired { permits, shadow }: Acquired,
     now: Timestamp,
 ) -> Admitted<'a> {

@@ -2,14 +2,14 @@
 
 use smallvec::SmallVec;
 use tidegate_core::{Decision, Role, TimeSpan, Timestamp};
-use tidegate_policy::Matched;
+use tidegate_policy::MatchedRequest;
 use tidegate_store::Penalties;
 
 /// The checks of a request whose client is locked out, by their positions, and for how long.
 pub(crate) type LockOuts = SmallVec<[(usize, TimeSpan); 2]>;
 
 /// The checks of a request whose client is locked out now.
-pub(crate) fn in_force(penalties: &Penalties, matched: &Matched<'_>, now: Timestamp) -> LockOuts {
+pub(crate) fn in_force(penalties: &Penalties, matched: &MatchedRequest<'_>, now: Timestamp) -> LockOuts {
     let checks = matched.checks().iter().zip(matched.rules()).enumerate();
     let checks = checks.filter(|(_, (check, rule))| check.role == Role::Binding && rule.penalty.is_some());
     checks.filter_map(|(index, (check, _))| Some((index, penalties.lock_out(check.key, now)?))).collect()
@@ -18,11 +18,11 @@ pub(crate) fn in_force(penalties: &Penalties, matched: &Matched<'_>, now: Timest
 /// Records a violation at every counter that rejected the request. Returns those whose client is locked out now.
 pub(crate) fn record_violations(
     penalties: &Penalties,
-    matched: &Matched<'_>,
+    matched: &MatchedRequest<'_>,
     decision: &Decision,
     now: Timestamp,
 ) -> LockOuts {
-    let judged = matched.judged(decision).enumerate().filter(|(_, judged)| judged.refuses());
+    let judged = matched.check_results(decision).enumerate().filter(|(_, judged)| judged.rejects());
     let violated = judged.filter_map(|(index, judged)| {
         let penalty = judged.rule.penalty.as_ref()?;
         Some((index, penalties.record_violation(judged.check.key, penalty, now)?))

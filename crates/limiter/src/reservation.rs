@@ -9,7 +9,7 @@ use std::sync::Arc;
 use http::HeaderMap;
 use http::header::HeaderName;
 use tidegate_core::{Check, Cost, CounterKey, Decision, Limit, Refund, Role, RuleId, Timestamp};
-use tidegate_policy::{Matched, Reservation, Settlement, Statuses};
+use tidegate_policy::{MatchedRequest, Reservation, Settlement, StatusSet};
 use tidegate_store::Store;
 
 use crate::limiter::{Limiter, Shared};
@@ -24,7 +24,7 @@ const UNITS_PER_CHARGE: u64 = 64;
 pub struct Reservations(Vec<OwnedReservation>);
 
 impl Reservations {
-    pub(crate) fn of(matched: &Matched<'_>, decision: &Decision) -> Self {
+    pub(crate) fn of(matched: &MatchedRequest<'_>, decision: &Decision) -> Self {
         Self(matched.reservations(decision).map(|reservation| OwnedReservation::of(&reservation)).collect())
     }
 
@@ -48,7 +48,7 @@ struct OwnedReservation {
 /// What settles a reservation.
 #[derive(Debug)]
 enum SettledBy {
-    Status(Box<Statuses>),
+    Status(Box<StatusSet>),
     Header(HeaderName),
     Body(u64),
 }
@@ -65,8 +65,8 @@ impl SettledBy {
 
 impl OwnedReservation {
     fn of(reservation: &Reservation<'_>) -> Self {
-        let Reservation { check, charged, settles } = reservation;
-        let settled_by = match settles {
+        let Reservation { check, charged, settlement } = reservation;
+        let settled_by = match settlement {
             Settlement::Status(statuses) => SettledBy::Status(Box::new(**statuses)),
             Settlement::Header(name) => SettledBy::Header((*name).clone()),
             Settlement::Body(unit) => SettledBy::Body(*unit),

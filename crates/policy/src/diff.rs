@@ -6,8 +6,8 @@ use std::fmt::{self, Write};
 use tidegate_core::Cost;
 
 use crate::plan::{
-    AdminPlan, Charge, Clients, ConcurrencyRule, Count, CustomRule, Match, Mode, NameSource, Plan, Rule,
-    RuleCost, TokenKey,
+    AdminPlan, Charge, Clients, ConcurrencyRule, CounterScope, CustomRule, Mode, NameSource, Plan, Rule,
+    RuleCost, RuleMatch, TokenKey,
 };
 use crate::units::{size_text, span_text};
 
@@ -108,13 +108,13 @@ impl Described {
     }
 
     fn plain(rule: &Rule) -> Self {
-        Self { name: rule.name.clone(), words: rule.all_words(), family: rule.algorithm().to_string() }
+        Self { name: rule.name.clone(), words: rule.describe_all(), family: rule.algorithm().to_string() }
     }
 
     fn custom(custom: &CustomRule) -> Self {
         let CustomRule { rule, matches, count, cost, charge } = custom;
-        let mut words = vec![rule.all_words()];
-        if *count != Count::Client {
+        let mut words = vec![rule.describe_all()];
+        if *count != CounterScope::Client {
             words.push(count.to_string());
         }
         if *cost != RuleCost::Constant(Cost::ONE) {
@@ -138,7 +138,7 @@ impl Described {
 impl Described {
     fn concurrency_checks(rule: &ConcurrencyRule) -> Self {
         let ConcurrencyRule { name, mode, matches, count, .. } = rule;
-        let mut words = vec![rule.words()];
+        let mut words = vec![rule.describe()];
         if *mode != Mode::Enforce {
             words.push(mode.to_string());
         }
@@ -148,8 +148,8 @@ impl Described {
 }
 
 /// Whom a rule counts and where, as far as that is out of the ordinary.
-fn rest_of_words(matches: &Match, count: &Count) -> impl Iterator<Item = String> {
-    let whom = (*count != Count::Client).then(|| count.to_string());
+fn rest_of_words(matches: &RuleMatch, count: &CounterScope) -> impl Iterator<Item = String> {
+    let whom = (*count != CounterScope::Client).then(|| count.to_string());
     let place = Some(match_words(matches)).filter(|place| !place.is_empty());
     whom.into_iter().chain(place.map(|place| format!("where {place}")))
 }
@@ -172,8 +172,8 @@ fn described(plan: &Plan) -> Vec<Described> {
     single.chain(tiers).chain(custom).chain(endpoints).chain(concurrent).collect()
 }
 
-fn match_words(matches: &Match) -> String {
-    let Match { methods, paths, headers, when } = matches;
+fn match_words(matches: &RuleMatch) -> String {
+    let RuleMatch { methods, paths, headers, when } = matches;
     let mut parts = Vec::new();
     if !methods.is_empty() {
         parts.push(format!("method {}", methods.join(", ")));
@@ -248,7 +248,7 @@ fn settings(plan: &Plan) -> Settings {
 /// Where requests go, and how they are read on the way.
 fn routing_settings(plan: &Plan, set: &mut dyn FnMut(&str, String)) {
     let Plan { upstreams, routes, http, .. } = plan;
-    for (key, value) in http.words() {
+    for (key, value) in http.settings() {
         set(&format!("http.{key}"), value.to_owned());
     }
     for upstream in upstreams {
@@ -263,7 +263,7 @@ fn routing_settings(plan: &Plan, set: &mut dyn FnMut(&str, String)) {
     let route_words = routes.iter().map(|route| {
         let mut words = format!("{}{} → {}", route.host, route.path, name(route.upstream));
         for ((key, value), _) in
-            route.http.words().iter().zip(http.words()).filter(|(own, inherited)| *own != inherited)
+            route.http.settings().iter().zip(http.settings()).filter(|(own, inherited)| *own != inherited)
         {
             // Writing to a text does not fail.
             let _ = write!(words, ", {key}: {value}");

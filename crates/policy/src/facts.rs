@@ -1,20 +1,20 @@
-//! What is known of a request before anybody decides about it.
+//! The request data that a policy is matched against.
 
 use std::net::IpAddr;
 
 use http::HeaderMap;
 
-/// A request, as far as the policy looks at it.
+/// The parts of a request that a policy reads.
 #[derive(Debug, Clone, Copy)]
 pub struct Facts<'a> {
-    /// The method, in capitals as it was sent.
+    /// The method as sent, which is uppercase.
     pub method: &'a str,
-    /// The host, as [`normalize_host`](crate::normalize_host) spells it.
+    /// The host, normalised by [`normalize_host`](crate::normalize_host).
     pub host: &'a str,
     /// The path, normalised, without the query.
     pub path: &'a str,
     /// The headers.
     pub headers: &'a HeaderMap,
-    /// Who is at the other end of the connection: the client, or a proxy.
+    /// The address at the other end of the connection: the client or a proxy.
     pub peer: IpAddr,
 }

@@ -1,15 +1,15 @@
-//! One spelling for every host.
+//! Host normalisation.
 //!
-//! `API.example.org`, `api.example.org.` and `api.example.org:443` are one virtual host to most servers, so routes and
-//! conditions see one spelling: lower case, without port and without the trailing dot of an absolute name. An IPv6
-//! address is written as RFC 5952 says. The `Host` that is forwarded keeps the client's spelling.
+//! `API.example.org`, `api.example.org.` and `api.example.org:443` are the same virtual host to most servers. Routes
+//! and conditions therefore see the normalised host: lower case, without port and without the trailing dot of an absolute
+//! name. An IPv6 address has the form of RFC 5952. The forwarded `Host` header is not changed.
 
 use std::borrow::Cow;
 use std::fmt::{self, Write};
 use std::net::Ipv6Addr;
 
-/// The one spelling of `host`, which may have a port; `None` if it is not a host. Borrowed if it is spelled so already,
-/// but for the port and the trailing dot.
+/// Normalises `host`, which may have a port. Returns `None` if it is not a valid host. The result is borrowed unless
+/// characters must change.
 ///
 /// ```
 /// use tidegate_policy::normalize_host;
@@ -20,24 +20,24 @@ use std::net::Ipv6Addr;
 /// ```
 pub fn normalize_host(host: &str) -> Option<Cow<'_, str>> {
     if host.starts_with('[') {
-        return address(host);
+        return normalize_ipv6(host);
     }
     let bytes = host.as_bytes();
     let mut has_upper = false;
     let mut end = bytes.len();
-    // No label is empty, so a dot must not be the first byte.
-    let mut before = Class::Dot;
+    // Labels must not be empty, so the host must not begin with a dot.
+    let mut before = HostByte::Dot;
     for (at, &byte) in bytes.iter().enumerate() {
         let class = CLASSES[usize::from(byte)];
         match class {
-            Class::Upper => has_upper = true,
-            Class::Dot if before == Class::Dot => return None,
-            Class::Lower | Class::Dot => {}
-            Class::Colon if at > 0 && is_port(bytes.get(at + 1..)?) => {
+            HostByte::Upper => has_upper = true,
+            HostByte::Dot if before == HostByte::Dot => return None,
+            HostByte::Lower | HostByte::Dot => {}
+            HostByte::Colon if at > 0 && is_port(bytes.get(at + 1..)?) => {
                 end = at;
                 break;
             }
-            Class::Colon | Class::Other => return None,
+            HostByte::Colon | HostByte::Other => return None,
         }
         before = class;
     }
@@ -46,8 +46,8 @@ pub fn normalize_host(host: &str) -> Option<Cow<'_, str>> {
     Some(if has_upper { Cow::Owned(name.to_ascii_lowercase()) } else { Cow::Borrowed(name) })
 }
 
-/// A host and the text after the colon that ends it, if there is one. Neither is checked; colons in the brackets of an
-/// IPv6 address do not count.
+/// Splits `text` into the host and the port, if there is one. Neither is validated. Colons inside the brackets of an IPv6
+/// address do not separate a port.
 ///
 /// ```
 /// use tidegate_policy::split_port;
@@ -63,15 +63,15 @@ pub fn split_port(text: &str) -> (&str, Option<&str>) {
     }
 }
 
-/// An IPv6 address in brackets.
-fn address(host: &str) -> Option<Cow<'_, str>> {
+/// Normalises an IPv6 address in brackets.
+fn normalize_ipv6(host: &str) -> Option<Cow<'_, str>> {
     let (inner, rest) = host.strip_prefix('[')?.split_once(']')?;
     if !rest.is_empty() && !rest.strip_prefix(':').is_some_and(|port| is_port(port.as_bytes())) {
         return None;
     }
     let address: Ipv6Addr = inner.parse().ok()?;
-    let mut rest = Unwritten(inner);
-    let is_same = write!(rest, "{address}").is_ok() && rest.0.is_empty();
+    let mut writer = CompareWriter(inner);
+    let is_same = write!(writer, "{address}").is_ok() && writer.0.is_empty();
     Some(if is_same {
         Cow::Borrowed(host.get(..inner.len() + 2)?)
     } else {
@@ -79,43 +79,43 @@ fn address(host: &str) -> Option<Cow<'_, str>> {
     })
 }
 
-/// Digits, as many as one likes: RFC 3986 allows none.
+/// RFC 3986 allows any number of digits, including none.
 fn is_port(port: &[u8]) -> bool {
     port.iter().all(u8::is_ascii_digit)
 }
 
-/// Compares what is written with a text: what is left of it.
-struct Unwritten<'t>(&'t str);
+/// Compares written text with an expected text without allocating. Holds the part that is not written yet.
+struct CompareWriter<'t>(&'t str);
 
-impl Write for Unwritten<'_> {
+impl Write for CompareWriter<'_> {
     fn write_str(&mut self, written: &str) -> fmt::Result {
         self.0 = self.0.strip_prefix(written).ok_or(fmt::Error)?;
         Ok(())
     }
 }
 
-/// What a byte means in a host.
+/// The class of a byte in a host.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Class {
-    /// It stands for itself.
+enum HostByte {
+    /// Kept unchanged.
     Lower,
     Upper,
     Dot,
     Colon,
-    /// Not allowed: readers would disagree where the host ends.
+    /// Not allowed: parsers disagree about where the host ends.
     Other,
 }
 
-static CLASSES: [Class; 256] = {
-    let mut classes = [Class::Other; 256];
+static CLASSES: [HostByte; 256] = {
+    let mut classes = [HostByte::Other; 256];
     let mut byte = 0_u8;
     while byte < 128 {
         classes[byte as usize] = match byte {
-            b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'~' => Class::Lower,
-            b'A'..=b'Z' => Class::Upper,
-            b'.' => Class::Dot,
-            b':' => Class::Colon,
-            _ => Class::Other,
+            b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'~' => HostByte::Lower,
+            b'A'..=b'Z' => HostByte::Upper,
+            b'.' => HostByte::Dot,
+            b':' => HostByte::Colon,
+            _ => HostByte::Other,
         };
         byte += 1;
     }
@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn host_normalised_is_borrowed() {
+    fn normalised_host_is_borrowed() {
         for (host, expected) in [
             ("", ""),
             ("api.x", "api.x"),
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn host_in_another_spelling_is_normalised() {
+    fn host_with_uppercase_or_long_ipv6_is_normalised() {
         for (host, expected) in [
             ("API.X", "api.x"),
             ("Api.X.:80", "api.x"),
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn host_that_readers_disagree_about_is_none() {
+    fn ambiguous_host_is_rejected() {
         for host in [
             ".",
             ".api.x",

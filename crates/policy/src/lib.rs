@@ -1,8 +1,8 @@
-//! What the operator wrote, and what it means for one request.
+//! Policies: parsing, validation, and matching of requests to rules.
 //!
-//! A policy is YAML ([`compile()`] takes its bytes), then a tree in which everything knows its place, then a
-//! [`Plan`]: valid by construction. Only [`compile()`] can fail, and it tells every [`Problem`] at once, with file,
-//! line, path in the document and a hint. This crate does no I/O: what a policy refers to is handed in as [`Files`].
+//! [`compile()`] parses the YAML of a policy into a tree with source positions and turns that into a [`Plan`], which is
+//! valid by construction. Only [`compile()`] can fail. It reports all [`Problem`]s in one run, each with file, line, path
+//! in the document and a hint. This crate does no I/O: the caller provides the files a policy refers to as [`Files`].
 //!
 //! ```
 //! use tidegate_policy::{NoFiles, compile, diff};
@@ -51,27 +51,27 @@ pub use explain::{
     ExplainRequest, ExplainedClient, ExplainedConcurrency, ExplainedOutcome, ExplainedRoute, ExplainedRule,
     ExplainedVerdict, Explanation, explain,
 };
-pub use expression::{EvaluationError, Expression, ExpressionError, ExpressionPlace};
+pub use expression::{EvaluationError, Expression, ExpressionError, ExpressionPosition};
 pub use facts::Facts;
 pub use files::{FileError, Files, NoFiles};
 pub use host::{normalize_host, split_port};
 pub use identity::{
     Addresses, ClaimSource, Claims, ClientKind, ClientName, ClientNameError, CookieName, CookieNameError,
-    Fingerprint, ForwardingHeader, HeaderError, HeaderRules, Identities, Identity, IdentityError,
-    IdentitySpec, KeysError, NoHeaders, PrefixError, Source, TokenError, TrustedChain, Verifier,
+    Fingerprint, FingerprintError, ForwardingHeader, HeaderError, HeaderRules, Identities, Identity,
+    IdentityError, IdentitySource, IdentitySpec, KeysError, PrefixError, TokenError, TrustedChain, Verifier,
 };
 pub use language::{reference, schema};
 pub use matcher::{
-    ActivePolicy, Admission, AppliedRules, BannedBy, CheckResult, ConcurrencyCheck, Exemption, Matched,
-    Matcher, Reservation, RuntimeData, Scratch, Settlement, Target,
+    ActivePolicy, Admission, AppliedRules, BanSource, CheckResult, ConcurrencyCheck, Exemption,
+    MatchedRequest, Matcher, Reservation, RuntimeData, Scratch, Settlement, Target,
 };
 pub use path::{PathError, normalize};
 pub use plan::{
-    AdminPlan, Balance, Certificate, Charge, Claim, Clients, ConcurrencyRule, Count, CustomRule,
-    EncodedSlash, Endpoint, Exempt, HeaderMatch, Health, HostPattern, HttpOptions, Listen, LogPlan, LogTo,
-    Match, Mode, NameSource, PathCase, Plan, Quota, RateLimits, Route, Rule, RuleCost, Sample, Secret, Share,
-    Statuses, StorePlan, StoreUrl, Tier, TierSource, Token, TokenKey, TracesPlan, UnderscoreHeaders,
-    Upstream, When,
+    AdminPlan, Balance, CanaryShare, CertificatePlan, Charge, ClaimName, Clients, ConcurrencyRule,
+    CounterScope, CustomRule, EncodedSlash, EndpointRule, ExemptClients, HeaderMatch, HealthCheckPlan,
+    HostPattern, HttpOptions, ListenerPlan, LogPlan, LogTarget, Mode, NameSource, PathCase, Plan, Quota,
+    RateLimits, Route, Rule, RuleCondition, RuleCost, RuleMatch, SampleRate, Secret, StatusSet, StorePlan,
+    StoreUrl, Tier, TierSource, TokenKey, TokenPlan, TracesPlan, UnderscoreHeaders, UpstreamPlan,
 };
 pub use problem::{Excerpt, Problem, Problems, Severity};
 pub use request::{RequestError, check_method, host_header, requested_host};

@@ -1,7 +1,7 @@
-//! Values by network: what holds for an address.
+//! A map from networks to values, looked up by address.
 //!
-//! A map of networks for each length of prefix that there is: a lookup costs as many hashes as there are lengths, however
-//! many networks there are.
+//! There is one hash map for each prefix length in use. A lookup costs one hash per prefix length, independent of the
+//! number of networks.
 
 use std::hash::Hash;
 use std::net::IpAddr;
@@ -17,7 +17,7 @@ pub(crate) struct NetworkMap<V> {
     v6: ByLength<u128, V>,
 }
 
-/// In the order in which the lengths were first seen.
+/// In the order in which the lengths were inserted.
 type ByLength<N, V> = Vec<(u8, HashMap<N, V, RandomState>)>;
 
 impl<V> Default for NetworkMap<V> {
@@ -27,7 +27,7 @@ impl<V> Default for NetworkMap<V> {
 }
 
 impl<V> NetworkMap<V> {
-    /// Adds `value` for the addresses of `network`, in the place of the one it had.
+    /// Sets the value of `network`, replacing an earlier one.
     pub(crate) fn insert(&mut self, network: IpNet, value: V) {
         match network {
             IpNet::V4(net) => insert(&mut self.v4, net.prefix_len(), net.network().to_bits(), value),
@@ -39,7 +39,8 @@ impl<V> NetworkMap<V> {
         self.v4.is_empty() && self.v6.is_empty()
     }
 
-    /// The first result of `look`, which gets the prefix length and the value of every network that holds `address`.
+    /// Calls `look` with the prefix length and the value of every network that contains `address`, and returns its first
+    /// result.
     pub(crate) fn find_map<'m, R>(
         &'m self,
         address: IpAddr,
@@ -70,7 +71,7 @@ impl Networks {
         all
     }
 
-    /// A network that holds `address`.
+    /// A network that contains `address`.
     pub(crate) fn find(&self, address: IpAddr) -> Option<IpNet> {
         self.find_map(address, |length, ()| IpNet::new(address, length).ok()).map(|net| net.trunc())
     }
@@ -92,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_is_found_in_its_network_and_in_no_other() {
+    fn address_is_found_only_in_networks_that_contain_it() {
         let nets = ["10.1.0.0/16", "192.0.2.7/32", "2001:db8::/32"].map(|net| net.parse().unwrap());
         let networks = Networks::new(&nets);
         let find = |address: &str| networks.find(address.parse().unwrap()).map(|net| net.to_string());

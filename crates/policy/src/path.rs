@@ -1,30 +1,30 @@
-//! One spelling for every path.
+//! Path normalisation.
 //!
 //! `/login`, `//login`, `/%6Cogin` and `/x/../login` reach the same handler of most services, so a limit on
-//! `/login` must hold for all of them. [`normalize`] is applied once, before matching and before forwarding:
-//! the bytes that were matched are the bytes that are sent, and no later reader can see another path.
+//! `/login` must apply to all of them. [`normalize`] is applied once, before matching and before forwarding. The path
+//! that is matched is the path that is sent, so the upstream cannot see a different one.
 //!
-//! Upstream servers still read some normalised paths in more than one way: they ignore case, `;parameters`, or the
-//! difference between `%2F` and `/`. `readings` has those readings; limits apply to each of them.
+//! Upstream servers interpret some normalised paths differently: they ignore case, `;parameters`, or the difference
+//! between `%2F` and `/`. The module `readings` computes these alternative paths; limits apply to each of them.
 //!
-//! | in the path | answer |
+//! | in the path | result |
 //! |---|---|
 //! | `%41`, `%2d`, `%7E`: an escape of an unreserved character | decoded |
-//! | `%2f`, `%5c`, `%3F`: any other escape | stays an escape, hex in upper case |
-//! | `%2F`, `%5C` | stays an escape; `http.encoded_slash` decides what becomes of the request |
-//! | `//` | `/`, before dot segments are looked at: `/a//../b` is `/b` |
-//! | `.`, `..`, `%2e%2E` as a segment | removed; above the root stays at the root |
-//! | `..;x`, `.;` as a segment | refused: some services read it as `..`, others as a name |
+//! | `%2f`, `%5c`, `%3F`: any other escape | kept, with uppercase hex digits |
+//! | `%2F`, `%5C` | kept; `http.encoded_slash` decides how the request is handled |
+//! | `//` | `/`, before dot segments are resolved: `/a//../b` is `/b` |
+//! | `.`, `..`, `%2e%2E` as a segment | resolved; `..` at the root is removed |
+//! | `..;x`, `.;` as a segment | rejected: some services treat it as `..`, others as a name |
 //! | upper and lower case | kept |
 //! | one trailing slash | kept; patterns match with and without it |
-//! | `é`, `{`, `"`, `[`: not allowed in a path, but harmless | escaped: `%C3%A9`, `%7B` |
-//! | `%C0%AF`, `%ED%A0%80`, `%E9`: escapes that are not UTF-8 | refused |
-//! | `%00` | refused |
-//! | `%0A`: an escaped control character | stays an escape; `http.encoded_slash` decides what becomes of the request |
-//! | `%`, `%4`, `%zz` | refused |
-//! | a raw space, control character, `\`, `?` or `#` | refused; the query is not part of the path |
+//! | `é`, `{`, `"`, `[`: not allowed in a path, but unambiguous | escaped: `%C3%A9`, `%7B` |
+//! | `%C0%AF`, `%ED%A0%80`, `%E9`: escapes that are not UTF-8 | rejected |
+//! | `%00` | rejected |
+//! | `%0A`: an escaped control character | kept; `http.encoded_slash` decides how the request is handled |
+//! | `%`, `%4`, `%zz` | rejected |
+//! | a raw space, control character, `\`, `?` or `#` | rejected; the query is not part of the path |
 //! | `*` alone (`OPTIONS *`) | kept |
-//! | anything else that does not begin with `/` | refused |
+//! | anything else that does not begin with `/` | rejected |
 
 mod readings;
 
@@ -32,67 +32,69 @@ use std::borrow::Cow;
 
 pub(crate) use readings::{Readings, decode_slashes, encoded_control, fold_segment};
 
-/// Why a path was refused. The request is malformed: 400.
+/// Why a path is rejected. The response is 400.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PathError {
     /// It does not begin with a slash.
-    #[error("the path does not begin with `/`")]
+    #[error("the path must begin with `/`")]
     NotAbsolute,
-    /// A raw character that no path may hold.
+    /// A raw character that is not allowed in a path.
     #[error("{found:?} at byte {at} of the path must be percent-encoded")]
     Character {
         /// The character.
         found: char,
-        /// Where it stands, in bytes.
+        /// Its byte offset.
         at: usize,
     },
     /// A percent sign without two hexadecimal digits.
     #[error("`%` at byte {at} of the path is not followed by two hexadecimal digits")]
     Escape {
-        /// Where the percent sign stands, in bytes.
+        /// The byte offset of the percent sign.
         at: usize,
     },
-    /// Escapes that do not decode to UTF-8, overlong forms among them.
-    #[error("the escapes at byte {at} of the path are not UTF-8")]
+    /// Escapes that do not decode to UTF-8, including overlong encodings.
+    #[error("the percent-escapes at byte {at} of the path are not valid UTF-8")]
     NotUtf8 {
-        /// Where the first of them stands, in bytes.
+        /// The byte offset of the first one.
         at: usize,
     },
     /// An escaped NUL.
-    #[error("`%00` at byte {at} of the path")]
+    #[error("`%00` at byte {at} of the path is not allowed")]
     Nul {
-        /// Where it stands, in bytes.
+        /// Its byte offset.
         at: usize,
     },
-    /// A dot segment with parameters, which services read differently.
-    #[error("a dot segment with parameters at byte {at} of the path")]
+    /// A dot segment with parameters, which services interpret differently.
+    #[error("a dot segment with parameters at byte {at} of the path is not allowed")]
     DotParameters {
-        /// Where the segment begins, in bytes.
+        /// The byte offset of the segment.
         at: usize,
     },
     /// An escaped slash or backslash, where `http.encoded_slash` is `reject`.
-    #[error("`%{byte:02X}` in the path; set `http.encoded_slash: keep` or `decode` to allow it")]
+    #[error(
+        "`%{byte:02X}` in the path is not allowed; set `http.encoded_slash: keep` or `decode` to allow it"
+    )]
     EncodedSlash {
-        /// The byte that the escape stands for.
+        /// The decoded byte.
         byte: u8,
     },
     /// An escaped control character, where `http.encoded_slash` is not `keep`.
-    #[error("`%{byte:02X}` in the path; set `http.encoded_slash: keep` to allow it")]
+    #[error("`%{byte:02X}` in the path is not allowed; set `http.encoded_slash: keep` to allow it")]
     EncodedControl {
-        /// The byte that the escape stands for.
+        /// The decoded byte.
         byte: u8,
     },
-    /// An escaped slash that leads, once decoded, to a route where `http.encoded_slash` is not `decode`.
+    /// An escaped slash that decodes to a route where `http.encoded_slash` is not `decode`.
     #[error(
-        "an encoded slash in the path leads to another route once decoded; set `http.encoded_slash: decode` for that \
-         route too, or `keep` for this one"
+        "the encoded slash in the path decodes to another route; set `http.encoded_slash: decode` for that route too, \
+         or `keep` for this one"
     )]
     DecodedElsewhere,
 }
 
-/// The one spelling of `path`; borrowed exactly when it is spelled so already.
+/// Normalises `path`. The result is borrowed exactly if the path is already normalised.
 ///
-/// Normalising twice changes nothing more.
+/// Normalisation is idempotent.
 ///
 /// ```
 /// use tidegate_policy::normalize;
@@ -103,27 +105,27 @@ pub enum PathError {
 /// # Ok::<(), tidegate_policy::PathError>(())
 /// ```
 pub fn normalize(path: &str) -> Result<Cow<'_, str>, PathError> {
-    spell(path).map(|spelling| spelling.path)
+    normalize_detailed(path).map(|normalized| normalized.path)
 }
 
 /// A normalised path.
-pub(crate) struct Spelling<'p> {
+pub(crate) struct NormalizedPath<'p> {
     pub(crate) path: Cow<'p, str>,
-    /// The first escape that upstream servers read in more than one way: a slash, a backslash or a control character.
+    /// The first escape that upstream servers interpret differently: a slash, a backslash or a control character.
     pub(crate) ambiguous: Option<u8>,
 }
 
-/// The one spelling of `path`, and whether upstream servers may read an escape in it differently.
-pub(crate) fn spell(path: &str) -> Result<Spelling<'_>, PathError> {
+/// Like [`normalize`], and also returns the first escape that upstream servers may interpret differently.
+pub(crate) fn normalize_detailed(path: &str) -> Result<NormalizedPath<'_>, PathError> {
     if is_plain(path) || path == "*" {
-        return Ok(Spelling { path: Cow::Borrowed(path), ambiguous: None });
+        return Ok(NormalizedPath { path: Cow::Borrowed(path), ambiguous: None });
     }
     if !path.starts_with('/') {
         return Err(PathError::NotAbsolute);
     }
-    let mut output = Output { input: path, same: 1, text: None, ambiguous: None };
+    let mut output = PathBuilder { input: path, same: 1, text: None, ambiguous: None };
     let mut start = 1;
-    // Before each segment the output ends with a slash.
+    // Invariant: before each segment the output ends with a slash.
     while start < path.len() {
         let begin = output.len();
         let (end, plain) = scan(path, start);
@@ -143,36 +145,36 @@ pub(crate) fn spell(path: &str) -> Result<Spelling<'_>, PathError> {
         start = end + 1;
     }
     let ambiguous = output.ambiguous;
-    Ok(Spelling { path: output.finish(), ambiguous })
+    Ok(NormalizedPath { path: output.finish(), ambiguous })
 }
 
-/// How a byte stands in a path.
+/// The class of a byte in a path.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Class {
-    /// It stands for itself.
+enum PathByte {
+    /// Kept unchanged.
     Plain,
     Slash,
     Percent,
-    /// Not allowed raw, but nobody can mistake it.
+    /// Not allowed raw, but unambiguous: it is escaped.
     Encode,
-    Refuse,
+    Reject,
 }
 
-const CLASSES: [Class; 256] = {
-    let mut classes = [Class::Encode; 256];
+const CLASSES: [PathByte; 256] = {
+    let mut classes = [PathByte::Encode; 256];
     let mut byte = 0;
     while byte < 256 {
         #[expect(clippy::cast_possible_truncation, reason = "below 256")]
         let value = byte as u8;
         classes[byte] = match value {
-            b'/' => Class::Slash,
-            b'%' => Class::Percent,
+            b'/' => PathByte::Slash,
+            b'%' => PathByte::Percent,
             b'!' | b'$' | b'&' | b'\'' | b'(' | b')' | b'*' | b'+' | b',' | b';' | b'=' | b':' | b'@' => {
-                Class::Plain
+                PathByte::Plain
             }
-            _ if is_unreserved(value) => Class::Plain,
-            b'\\' | b'?' | b'#' | 0..=b' ' | 0x7f => Class::Refuse,
-            _ => Class::Encode,
+            _ if is_unreserved(value) => PathByte::Plain,
+            b'\\' | b'?' | b'#' | 0..=b' ' | 0x7f => PathByte::Reject,
+            _ => PathByte::Encode,
         };
         byte += 1;
     }
@@ -183,23 +185,23 @@ const fn is_unreserved(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~')
 }
 
-/// Whether upstream servers disagree about the escape of `byte`.
+/// Whether upstream servers interpret the escape of `byte` differently.
 const fn is_ambiguous(byte: u8) -> bool {
     matches!(byte, b'/' | b'\\') || byte.is_ascii_control()
 }
 
-fn class(byte: u8) -> Class {
+fn class(byte: u8) -> PathByte {
     CLASSES[usize::from(byte)]
 }
 
-/// Whether `path` is clean at first sight, as nearly all are: no escape, no empty segment, none that begins with
-/// a dot. What is not plain may be clean all the same.
+/// A fast check that nearly all paths pass: no escape, no empty segment, and no segment that begins with a dot. A path
+/// that fails it may still be normalised.
 fn is_plain(path: &str) -> bool {
     let mut before = None;
     let plain = path.bytes().all(|byte| {
         let fits = match before {
-            Some(b'/') => class(byte) == Class::Plain && byte != b'.',
-            Some(_) => matches!(class(byte), Class::Plain | Class::Slash),
+            Some(b'/') => class(byte) == PathByte::Plain && byte != b'.',
+            Some(_) => matches!(class(byte), PathByte::Plain | PathByte::Slash),
             None => byte == b'/',
         };
         before = Some(byte);
@@ -208,28 +210,32 @@ fn is_plain(path: &str) -> bool {
     plain && before.is_some()
 }
 
-/// Where the segment that begins at `start` ends, and whether every byte of it stands for itself.
+/// Returns the end of the segment that begins at `start`, and whether all its bytes are plain.
 fn scan(path: &str, start: usize) -> (usize, bool) {
     let mut plain = true;
     for (index, &byte) in path.as_bytes().iter().enumerate().skip(start) {
         match class(byte) {
-            Class::Plain => {}
-            Class::Slash => return (index, plain),
+            PathByte::Plain => {}
+            PathByte::Slash => return (index, plain),
             _ => plain = false,
         }
     }
     (path.len(), plain)
 }
 
-fn rewrite(path: &str, segment: std::ops::Range<usize>, output: &mut Output<'_>) -> Result<(), PathError> {
+fn rewrite(
+    path: &str,
+    segment: std::ops::Range<usize>,
+    output: &mut PathBuilder<'_>,
+) -> Result<(), PathError> {
     let bytes = path.as_bytes();
     let mut at = segment.start;
-    // Up to here the escapes are known to be UTF-8.
+    // Escapes before this offset are known to be valid UTF-8.
     let mut checked = at;
     while at < segment.end {
         let byte = bytes[at];
         match class(byte) {
-            Class::Percent => {
+            PathByte::Percent => {
                 let decoded = escaped(bytes, at)?;
                 match decoded {
                     0 => return Err(PathError::Nul { at }),
@@ -248,12 +254,12 @@ fn rewrite(path: &str, segment: std::ops::Range<usize>, output: &mut Output<'_>)
                 }
                 at += 3;
             }
-            Class::Encode => {
+            PathByte::Encode => {
                 output.escape(byte);
                 at += 1;
             }
-            Class::Refuse => return Err(PathError::Character { found: char::from(byte), at }),
-            Class::Plain | Class::Slash => {
+            PathByte::Reject => return Err(PathError::Character { found: char::from(byte), at }),
+            PathByte::Plain | PathByte::Slash => {
                 output.keep(at, at + 1);
                 at += 1;
             }
@@ -262,31 +268,32 @@ fn rewrite(path: &str, segment: std::ops::Range<usize>, output: &mut Output<'_>)
     Ok(())
 }
 
-/// The byte that the escape at `at` stands for.
+/// Decodes the escape at `at`.
 fn escaped(bytes: &[u8], at: usize) -> Result<u8, PathError> {
     let digit = |offset| bytes.get(at + offset).and_then(|&digit| char::from(digit).to_digit(16));
     let (Some(high), Some(low)) = (digit(1), digit(2)) else { return Err(PathError::Escape { at }) };
     u8::try_from(high << 4 | low).map_err(|_| PathError::Escape { at })
 }
 
-/// Where the escaped character that begins at `at` ends. Raw text is UTF-8 already and cannot complete it.
+/// Returns the end of the escaped character that begins at `at`. Raw bytes cannot complete it, as they are valid UTF-8 on
+/// their own.
 fn utf8_end(bytes: &[u8], at: usize) -> Result<usize, PathError> {
-    let wrong = PathError::NotUtf8 { at };
+    let invalid = PathError::NotUtf8 { at };
     let length = match escaped(bytes, at)? {
         0xc2..=0xdf => 2,
         0xe0..=0xef => 3,
         0xf0..=0xf4 => 4,
-        _ => return Err(wrong),
+        _ => return Err(invalid),
     };
     let mut character = [0; 4];
     for (index, decoded) in character.iter_mut().enumerate().take(length) {
         let escape = at + 3 * index;
         if bytes.get(escape) != Some(&b'%') {
-            return Err(wrong);
+            return Err(invalid);
         }
         *decoded = escaped(bytes, escape)?;
     }
-    str::from_utf8(&character[..length]).map_err(|_| wrong)?;
+    str::from_utf8(&character[..length]).map_err(|_| invalid)?;
     Ok(at + 3 * length)
 }
 
@@ -295,16 +302,16 @@ fn push_escape(text: &mut String, byte: u8) {
     text.extend(['%', HEX[usize::from(byte >> 4)], HEX[usize::from(byte & 15)]]);
 }
 
-/// The normalised path so far: a prefix of the input until something differs, then a string.
-struct Output<'a> {
+/// The normalised path so far: a prefix of the input until the first difference, then a string.
+struct PathBuilder<'a> {
     input: &'a str,
-    /// While there is no `text`, the output is this much of the input.
+    /// While `text` is `None`, the output is the first `same` bytes of the input.
     same: usize,
     text: Option<String>,
     ambiguous: Option<u8>,
 }
 
-impl<'a> Output<'a> {
+impl<'a> PathBuilder<'a> {
     fn len(&self) -> usize {
         self.text.as_ref().map_or(self.same, String::len)
     }
@@ -317,7 +324,7 @@ impl<'a> Output<'a> {
         self.text.as_ref().map_or(&self.input.as_bytes()[..self.same], String::as_bytes)
     }
 
-    /// Takes `start..end` of the input over as it is.
+    /// Appends `start..end` of the input unchanged.
     fn keep(&mut self, start: usize, end: usize) {
         if self.text.is_none() && self.same == start {
             self.same = end;
@@ -339,7 +346,7 @@ impl<'a> Output<'a> {
         self.text().truncate(length);
     }
 
-    /// Drops what begins at `begin` and the segment before it.
+    /// Removes the text from `begin` on and the segment before it.
     fn pop_segment(&mut self, begin: usize) {
         let parent = self.bytes()[..begin - 1].iter().rposition(|&byte| byte == b'/').unwrap_or(0);
         self.truncate(parent + 1);

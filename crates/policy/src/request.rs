@@ -1,4 +1,4 @@
-//! What every request must be before a policy is asked: the checks that the gateway and `explain` share.
+//! Request checks that do not depend on the policy, shared by the gateway and `explain`.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -11,31 +11,31 @@ use crate::host::normalize_host;
 /// Why a request is rejected with 400, whatever the policy says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RequestError {
-    /// Its method is not in capitals: rules name methods exactly, and a server that takes `post` for `POST` would be
-    /// asked past them.
+    /// The method is not uppercase. Rules compare methods exactly, so `post` would bypass a rule for `POST` if the server
+    /// ignores case.
     Method,
-    /// It asks for a tunnel.
+    /// The method is CONNECT.
     Connect,
-    /// It asks for `*` with another method than OPTIONS.
+    /// The target is `*` and the method is not OPTIONS.
     Asterisk,
-    /// It has no Host.
+    /// There is no `Host` header.
     NoHost,
-    /// It has more than one Host.
+    /// There is more than one `Host` header.
     RepeatedHost,
-    /// Its Host is not a host, or readers would disagree which.
+    /// The `Host` header is invalid or ambiguous.
     Host,
 }
 
 impl RequestError {
-    /// What is wrong, as clients read it.
+    /// The reason that is shown to the client.
     pub const fn reason(self) -> &'static str {
         match self {
-            Self::Method => "its method is not in capitals",
-            Self::Connect => "it asks for a tunnel",
-            Self::Asterisk => "only OPTIONS may ask for `*`",
-            Self::NoHost => "it has no Host",
-            Self::RepeatedHost => "it has more than one Host",
-            Self::Host => "its Host is not a host",
+            Self::Method => "method must be uppercase",
+            Self::Connect => "method CONNECT is not supported",
+            Self::Asterisk => "the target `*` is only allowed with OPTIONS",
+            Self::NoHost => "missing Host header",
+            Self::RepeatedHost => "more than one Host header",
+            Self::Host => "invalid Host header",
         }
     }
 }
@@ -48,7 +48,7 @@ impl fmt::Display for RequestError {
 
 impl std::error::Error for RequestError {}
 
-/// Whether a request may have this method; `path` is the path as sent.
+/// Checks the method of a request; `path` is the path as sent.
 pub fn check_method(method: &str, path: &str) -> Result<(), RequestError> {
     if method.bytes().any(|byte| byte.is_ascii_lowercase()) {
         return Err(RequestError::Method);
@@ -61,14 +61,14 @@ pub fn check_method(method: &str, path: &str) -> Result<(), RequestError> {
     }
 }
 
-/// The `Host` of a request, which it must have once.
+/// The `Host` header of a request, which must appear exactly once.
 pub fn host_header(headers: &HeaderMap) -> Result<&HeaderValue, RequestError> {
     let mut hosts = headers.get_all(HOST).iter();
     let host = hosts.next().ok_or(RequestError::NoHost)?;
     if hosts.next().is_some() { Err(RequestError::RepeatedHost) } else { Ok(host) }
 }
 
-/// The host that a `Host` names, normalised. Nothing is allocated for one that is normalised already.
+/// The normalised host of a `Host` header. Does not allocate if it is already normalised.
 pub fn requested_host(header: &HeaderValue) -> Result<Cow<'_, str>, RequestError> {
     let host = header.to_str().ok().filter(|host| !host.is_empty());
     host.and_then(normalize_host).ok_or(RequestError::Host)
@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn method_that_rules_would_not_see_is_rejected() {
+    fn method_lowercase_connect_or_asterisk_is_rejected() {
         for (method, path, expected) in [
             ("GET", "/", Ok(())),
             ("M-SEARCH", "/", Ok(())),

@@ -85,7 +85,7 @@ impl Recorder {
         let which = self.log.which();
         let is_logged = !which.access.is_none() || !which.refused.is_none();
         let random = if is_logged { fastrand::u32(..) } else { u32::MAX };
-        let wants = Wants { line: which.access.takes(random), refused: which.refused.takes(random) };
+        let wants = Wants { line: which.access.includes(random), refused: which.refused.includes(random) };
         RequestRecord {
             recorder: self,
             began: None,

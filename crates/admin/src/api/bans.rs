@@ -78,7 +78,7 @@ impl Told {
     fn penalty(PenaltyEntry { key, record, .. }: &PenaltyEntry, plan: &Plan, now: Timestamp) -> Self {
         let rule = plan.rate_limits.iter().find(|rule| rule.id == key.rule);
         Self {
-            subject: ClientName::of(&key.client).to_string(),
+            subject: ClientName::from_key(&key.client).to_string(),
             kind: "penalty",
             source: rule.map_or_else(|| "a rule that is gone".to_owned(), |rule| rule.name.clone()),
             reason: format!("lock-out number {}", record.level),

@@ -38,7 +38,7 @@ pub(super) async fn reset<R: Backend>(
         forgotten.map_err(|error| ApiError::unavailable("store", error.to_string()))?;
     }
     let names: Vec<_> = rules.iter().map(|rule| rule.name.as_str()).collect();
-    let client = ClientName::of(&key);
+    let client = ClientName::from_key(&key);
     let message = format!("{client} begins anew under {}", names.join(", "));
     server.backend.tell("counters_reset", &message, &client.to_string());
     Ok(response::json(StatusCode::OK, &json!({ "client": client, "rules": names })))
@@ -60,7 +60,7 @@ pub(super) fn top<R: Backend>(server: &AdminServer<R>) -> ApiResponse {
     for heavy in server.backend.heaviest() {
         // A rule that is gone has no name.
         let Some(at) = rules.iter().position(|rule| rule.id == heavy.rule) else { continue };
-        let client = ClientName::of(&heavy.client);
+        let client = ClientName::from_key(&heavy.client);
         heaviest.entry(at).or_default().push(Heavy {
             client,
             allowed: heavy.admitted,

@@ -60,7 +60,7 @@ struct Told {
 impl Told {
     fn of(key: &OverrideKey, replacement: &OverrideRecord, now: Timestamp) -> Self {
         Self {
-            client: ClientName::of(&key.client),
+            client: ClientName::from_key(&key.client),
             rule: key.rule.clone(),
             requests: replacement.spec.requests,
             window: span_text(replacement.spec.window),

@@ -25,7 +25,7 @@ pub(super) async fn status<R: Backend>(server: &AdminServer<R>) -> ApiResponse {
     let active = backend.limiter().policy();
     let plan = active.matcher.plan();
     let rules: Vec<_> =
-        plan.rate_limits.iter().map(|rule| json!({ "name": rule.name, "limit": rule.words() })).collect();
+        plan.rate_limits.iter().map(|rule| json!({ "name": rule.name, "limit": rule.describe() })).collect();
     let upstreams: Vec<_> = plan
         .upstreams
         .iter()

@@ -3,7 +3,7 @@
 use std::io::ErrorKind;
 
 use tidegate_gateway::{ListenError, Listener, ServerCertificate};
-use tidegate_policy::{Certificate, Plan, Problems};
+use tidegate_policy::{CertificatePlan, Plan, Problems};
 
 use crate::certificate;
 
@@ -32,7 +32,7 @@ pub(crate) fn configs(
     listen_option: Option<&str>,
     plan: &Plan,
 ) -> Result<Vec<ListenerConfig>, ListenerConfigError> {
-    let entries: Vec<(&str, Option<&Certificate>)> = match listen_option {
+    let entries: Vec<(&str, Option<&CertificatePlan>)> = match listen_option {
         Some(address) => vec![(address, only_certificate(address, plan)?)],
         None => plan.listen.iter().map(|listen| (&*listen.address, listen.tls.as_ref())).collect(),
     };
@@ -50,10 +50,10 @@ pub(crate) fn configs(
 fn only_certificate<'p>(
     address: &str,
     plan: &'p Plan,
-) -> Result<Option<&'p Certificate>, ListenerConfigError> {
+) -> Result<Option<&'p CertificatePlan>, ListenerConfigError> {
     let mut certificates = plan.listen.iter().filter_map(|listen| listen.tls.as_ref());
     let Some(first) = certificates.next() else { return Ok(None) };
-    let is_other = |other: &&Certificate| (&other.chain, &other.key) != (&first.chain, &first.key);
+    let is_other = |other: &&CertificatePlan| (&other.chain, &other.key) != (&first.chain, &first.key);
     match certificates.find(is_other) {
         None => Ok(Some(first)),
         Some(other) => Err(ListenerConfigError::SeveralCertificates {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use tidegate_core::Timestamp;
-use tidegate_policy::{LogTo, Plan, Problems};
+use tidegate_policy::{LogTarget, Plan, Problems};
 use tidegate_store::Clock;
 use tidegate_telemetry::{Destination, Log, LogFormat, LogSampling, Metrics, Telemetry, Tracer, details};
 
@@ -31,7 +31,7 @@ impl Logging {
             Source::File(path) => path.parent().unwrap_or(Path::new("")).to_owned(),
             Source::Line(_) | Source::Demo(_) => PathBuf::new(),
         };
-        let is_read_live = plan.log.to == LogTo::Stderr && stderr().is_terminal();
+        let is_read_live = plan.log.to == LogTarget::Stderr && stderr().is_terminal();
         let form = if is_read_live { LogFormat::Words } else { LogFormat::Json };
         let to = destination(&folder, &plan.log.to);
         let log = Log::open(&to, form, clock).with_context(|| {
@@ -85,10 +85,10 @@ pub(crate) fn log_warnings(warnings: &Problems) {
     }
 }
 
-fn destination(folder: &Path, to: &LogTo) -> Destination {
+fn destination(folder: &Path, to: &LogTarget) -> Destination {
     match to {
-        LogTo::Stderr => Destination::Stderr,
-        LogTo::Stdout => Destination::Stdout,
-        LogTo::File(name) => Destination::File(folder.join(name)),
+        LogTarget::Stderr => Destination::Stderr,
+        LogTarget::Stdout => Destination::Stdout,
+        LogTarget::File(name) => Destination::File(folder.join(name)),
     }
 }

@@ -21,7 +21,7 @@ use std::time::Duration;
 use anyhow::bail;
 use tidegate_gateway::{Gateway, Listener};
 use tidegate_limiter::Limiter;
-use tidegate_policy::{ActivePolicy, LogTo, Plan};
+use tidegate_policy::{ActivePolicy, LogTarget, Plan};
 use tidegate_store::{Clock, SystemClock};
 use tokio::sync::watch;
 
@@ -126,7 +126,7 @@ fn serve(args: &ServeArgs, source: &Source, start: Start, logging: &Logging) -> 
 fn greet(source: &Source, listeners: &[Listener], plan: &Plan, admin: &str) {
     let urls = urls(listeners);
     tracing::info!(event = "started", version = env!("CARGO_PKG_VERSION"), "listening on {urls}");
-    if plan.log.to == LogTo::Stdout {
+    if plan.log.to == LogTarget::Stdout {
         // A token that is shown once is shown, but never in a log.
         eprint!("{admin}");
     } else {
@@ -172,7 +172,7 @@ fn welcome(source: &Source, urls: &str, plan: &Plan, admin: &str) -> String {
     let limits: Vec<_> = plan
         .rate_limits
         .iter()
-        .map(|rule| format!("  limit      {}: {}\n", rule.name, rule.words()))
+        .map(|rule| format!("  limit      {}: {}\n", rule.name, rule.describe()))
         .collect();
     let limits = limits.concat();
     let warning = if plan.clients.accepts_unverified_keys {

@@ -18,8 +18,8 @@ pub(crate) fn seen(parts: &Parts, peer: IpAddr, identities: &Identities) -> Requ
     let length = parts.headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
     RequestSummary {
         method: parts.method.as_str().to_owned(),
-        host: identities.hide(&parts.headers, host).into_owned(),
-        path: identities.hide(&parts.headers, path).into_owned(),
+        host: identities.redact(&parts.headers, host).into_owned(),
+        path: identities.redact(&parts.headers, path).into_owned(),
         peer,
         version: match parts.version {
             Version::HTTP_2 => "2",

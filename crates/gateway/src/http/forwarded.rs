@@ -15,7 +15,7 @@ use crate::http::hop_headers::{ConnInfo, FORWARDED_FOR, FORWARDED_PROTO, REAL_IP
 
 /// Rewrites the headers of a request that came through a trusted proxy.
 pub(crate) fn rewrite_forwarded(headers: &mut HeaderMap, conn: &ConnInfo, addresses: &Addresses) {
-    let TrustedChain { chain, elements } = addresses.believed(headers, conn.peer);
+    let TrustedChain { chain, elements } = addresses.trusted_chain(headers, conn.peer);
     let proto = client_proto(headers, elements.first());
     let (mut forwarded_for, mut forwarded) = (BytesMut::with_capacity(64), BytesMut::with_capacity(96));
     for (at, address) in chain.iter().enumerate() {

@@ -97,7 +97,7 @@ mod tests {
 
     fn upstream(balance: Balance, servers: u32) -> Upstream {
         let servers: Vec<_> = (0..servers).map(|n| format!("http://10.0.0.{n}:80")).collect();
-        let plan = tidegate_policy::Upstream { name: "api".to_owned(), servers, balance, health: None };
+        let plan = tidegate_policy::UpstreamPlan { name: "api".to_owned(), servers, balance, health: None };
         let metrics = tidegate_telemetry::Metrics::new(1, tidegate_core::Timestamp::ZERO);
         Upstream::new(&plan, metrics.upstream("api")).unwrap()
     }

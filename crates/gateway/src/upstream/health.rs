@@ -12,7 +12,7 @@ use http::{HeaderValue, Request};
 use http_body_util::Empty;
 use hyper::client::conn::{http1, http2};
 use hyper_util::rt::TokioIo;
-use tidegate_policy::Health;
+use tidegate_policy::HealthCheckPlan;
 use tidegate_telemetry::Log;
 use tokio::time::Instant;
 
@@ -51,7 +51,7 @@ pub(crate) async fn watch(snapshot: Arc<ArcSwap<Snapshot>>, connector: Connector
     }
 }
 
-async fn check(shared: Rc<(Connector, Log)>, upstream: String, server: Arc<Server>, health: Health) {
+async fn check(shared: Rc<(Connector, Log)>, upstream: String, server: Arc<Server>, health: HealthCheckPlan) {
     let (connector, log) = &*shared;
     let checking = is_healthy(connector, &server, &health.path);
     let is_healthy = tokio::time::timeout(Duration::from(health.every), checking).await.unwrap_or_default();

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use http::uri::{Authority, Scheme};
 use http::{HeaderValue, Uri};
 use thiserror::Error;
-use tidegate_policy::{Balance, Health};
+use tidegate_policy::{Balance, HealthCheckPlan};
 use tidegate_telemetry::UpstreamCounts;
 
 use super::balance::Ring;
@@ -17,7 +17,7 @@ pub(crate) struct Upstream {
     pub(crate) name: String,
     pub(crate) servers: Vec<Arc<Server>>,
     pub(super) balance: Balance,
-    pub(crate) health: Option<Health>,
+    pub(crate) health: Option<HealthCheckPlan>,
     pub(super) turn: AtomicUsize,
     pub(super) ring: Ring,
     /// Its metrics.
@@ -26,10 +26,10 @@ pub(crate) struct Upstream {
 
 impl Upstream {
     pub(crate) fn new(
-        plan: &tidegate_policy::Upstream,
+        plan: &tidegate_policy::UpstreamPlan,
         counts: Arc<UpstreamCounts>,
     ) -> Result<Self, InvalidServerUrl> {
-        let tidegate_policy::Upstream { name, servers, balance, health } = plan;
+        let tidegate_policy::UpstreamPlan { name, servers, balance, health } = plan;
         let servers =
             servers.iter().map(|url| Server::parse(url).map(Arc::new)).collect::<Result<Vec<_>, _>>()?;
         let ring = Ring::of(servers.iter().map(|server| server.url.as_str()));
@@ -205,7 +205,7 @@ mod tests {
         let upstream = |servers: [&str; 2]| {
             let servers = servers.map(str::to_owned).to_vec();
             let (name, balance) = ("api".to_owned(), Balance::RoundRobin);
-            let plan = tidegate_policy::Upstream { name, servers, balance, health: None };
+            let plan = tidegate_policy::UpstreamPlan { name, servers, balance, health: None };
             let metrics = tidegate_telemetry::Metrics::new(1, tidegate_core::Timestamp::ZERO);
             Upstream::new(&plan, metrics.upstream("api")).unwrap()
         };

@@ -5,7 +5,7 @@ use hashbrown::HashMap;
 use tidegate_core::Timestamp;
 
 use super::{Ban, Subject};
-use crate::identity::{ClientKind, Handle, Identity};
+use crate::identity::{ClientKind, Identity, LookupKey};
 use crate::networks::NetworkMap;
 
 type Map<K, V> = HashMap<K, V, RandomState>;
@@ -35,13 +35,13 @@ impl Bans {
             match &ban.subject {
                 Subject::Network(network) => index.networks.insert(*network, at),
                 Subject::Client(name) => {
-                    let Some((kind, handle)) = name.handle() else { continue };
+                    let Some((kind, handle)) = name.lookup_key() else { continue };
                     let clients = index.of_kind(kind);
                     match handle {
-                        Handle::Whole(bytes) => {
+                        LookupKey::Whole(bytes) => {
                             clients.whole.insert(bytes.into(), at);
                         }
-                        Handle::Hash(hash) => clients.hashed.entry(hash).or_default().push(at),
+                        LookupKey::Hash(hash) => clients.hashed.entry(hash).or_default().push(at),
                     }
                 }
             }
@@ -95,9 +95,9 @@ impl Bans {
     }
 
     fn find_client(&self, kind: ClientKind, clients: &Clients, bytes: &[u8], now: Timestamp) -> Option<&Ban> {
-        match Handle::of(kind, bytes) {
-            Handle::Whole(bytes) => self.in_force(*clients.whole.get(bytes)?, now),
-            Handle::Hash(hash) => clients.hashed.get(&hash)?.iter().find_map(|at| {
+        match LookupKey::of(kind, bytes) {
+            LookupKey::Whole(bytes) => self.in_force(*clients.whole.get(bytes)?, now),
+            LookupKey::Hash(hash) => clients.hashed.get(&hash)?.iter().find_map(|at| {
                 let ban = self.in_force(*at, now)?;
                 let is_named = matches!(&ban.subject, Subject::Client(name) if name.names_one(kind, bytes));
                 is_named.then_some(ban)

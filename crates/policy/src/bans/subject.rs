@@ -77,7 +77,9 @@ impl Subject {
     /// Whether `key` is a counter's key of whom it names.
     pub fn names(&self, key: &[u8]) -> bool {
         match self {
-            Self::Network(net) => ClientName::of(key).address().is_some_and(|address| net.contains(&address)),
+            Self::Network(net) => {
+                ClientName::from_key(key).address().is_some_and(|address| net.contains(&address))
+            }
             Self::Client(name) => name.names(key),
         }
     }

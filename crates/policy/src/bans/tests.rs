@@ -26,7 +26,7 @@ fn met(bans: &Bans, peer: &str, headers: &[(&str, &str)]) -> Option<String> {
     let headers: HeaderMap = headers.iter().map(header).collect();
     let peer = peer.parse().unwrap();
     let facts = Facts { method: "GET", host: "", path: "/", headers: &headers, peer };
-    let identity = plan.identities.of(&facts, None, NOW);
+    let identity = plan.identities.identify(&facts, None, NOW);
     bans.find(&identity, NOW).map(|ban| ban.subject.to_string())
 }
 
@@ -68,7 +68,7 @@ fn a_fingerprint_and_a_very_long_user_are_met() {
     let headers: HeaderMap =
         [(http::header::USER_AGENT, HeaderValue::from_static("bot"))].into_iter().collect();
     let facts = Facts { method: "GET", host: "", path: "/", headers: &headers, peer: [192, 0, 2, 1].into() };
-    let print = plan.identities.of(&facts, None, NOW).fingerprint().unwrap();
+    let print = plan.identities.identify(&facts, None, NOW).fingerprint().unwrap();
     let hex = print.map(|byte| format!("{byte:02x}")).concat();
     let bans = Bans::new([ban(&format!("fingerprint:{hex}"), None), ban(&format!("user:{long}"), None)]);
     assert_eq!(met(&bans, "192.0.2.1", &[("user-agent", "bot")]), Some(format!("fingerprint:{hex}")));

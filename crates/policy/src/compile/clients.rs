@@ -9,7 +9,7 @@ use crate::language::{
     API_KEY, COOKIE, EXEMPT, FINGERPRINT, IDENTITIES, IP, JWT, KEY_VERIFICATIONS, Mapping, TENANT, TIERS,
     USER,
 };
-use crate::plan::{Claim, Clients, Exempt, NameSource, Secret, TierSource, Token, TokenKey};
+use crate::plan::{ClaimName, Clients, ExemptClients, NameSource, Secret, TierSource, TokenKey, TokenPlan};
 use crate::raw::{Fields, Finding, Mark, Node, nearest};
 use crate::render::quote;
 
@@ -31,7 +31,7 @@ impl Default for Clients {
                 .to_vec(),
             cookie: None,
             tiers: TierSource::default(),
-            exempt: Exempt::default(),
+            exempt: ExemptClients::default(),
         }
     }
 }
@@ -206,7 +206,7 @@ fn name_source<'s>(
     }
 }
 
-fn token<'s>(node: &Node<'s>, context: &mut Context<'s, '_>) -> Option<Token> {
+fn token<'s>(node: &Node<'s>, context: &mut Context<'s, '_>) -> Option<TokenPlan> {
     let fields = Fields::open(node, &JWT, &mut context.report)?;
     let header = match fields.get("header") {
         Some(node) => scalar::header(node, &mut context.report),
@@ -236,7 +236,7 @@ fn token<'s>(node: &Node<'s>, context: &mut Context<'s, '_>) -> Option<Token> {
         }
     };
     let (key, verifier) = key?;
-    Some(Token { header: header?, claim: Claim(claim?), key, verifier: Arc::new(verifier) })
+    Some(TokenPlan { header: header?, claim: ClaimName(claim?), key, verifier: Arc::new(verifier) })
 }
 
 fn secret(node: &Node<'_>, context: &mut Context<'_, '_>) -> Option<(TokenKey, Verifier)> {
@@ -339,8 +339,8 @@ fn tier_source(fields: &Fields<'_, '_>, tiers: &[&str], context: &mut Context<'_
     TierSource { file, default }
 }
 
-fn exempt(fields: &Fields<'_, '_>, context: &mut Context<'_, '_>) -> Exempt {
-    let mut exempt = Exempt::default();
+fn exempt(fields: &Fields<'_, '_>, context: &mut Context<'_, '_>) -> ExemptClients {
+    let mut exempt = ExemptClients::default();
     if let Some(node) = fields.get("networks") {
         let found = network::networks(node, &mut context.report);
         (exempt.networks, context.marks.exempt_networks) = found.into_iter().unzip();

@@ -5,7 +5,7 @@ use tidegate_core::{Algorithm, Cost};
 
 use crate::compile::{Context, rules, scalar};
 use crate::language::{AFTER, CHARGE, COST};
-use crate::plan::{Charge, Rule, RuleCost, Statuses};
+use crate::plan::{Charge, Rule, RuleCost, StatusSet};
 use crate::raw::{Fields, Finding, Node, Value};
 use crate::render::quote;
 
@@ -97,9 +97,9 @@ fn header(node: &Node<'_>, context: &mut Context<'_, '_>) -> Option<HeaderName> 
     rules::header_name(&name, node, context)
 }
 
-fn statuses(node: &Node<'_>, context: &mut Context<'_, '_>) -> Option<Statuses> {
+fn statuses(node: &Node<'_>, context: &mut Context<'_, '_>) -> Option<StatusSet> {
     const EXPECTED: &str = "a status such as 401, or a class such as `5xx`";
-    let mut statuses = Statuses::default();
+    let mut statuses = StatusSet::default();
     let mut is_good = true;
     for item in scalar::one_or_many(node, "status", &mut context.report) {
         let Some(text) = scalar::text(item, EXPECTED, &mut context.report) else {
@@ -117,5 +117,5 @@ fn statuses(node: &Node<'_>, context: &mut Context<'_, '_>) -> Option<Statuses> 
             context.report.push(finding.expected(EXPECTED));
         }
     }
-    (is_good && statuses != Statuses::default()).then_some(statuses)
+    (is_good && statuses != StatusSet::default()).then_some(statuses)
 }

@@ -6,10 +6,10 @@ use http::header::{HeaderName, InvalidHeaderName};
 
 use crate::compile::Context;
 use crate::identity::{
-    Addresses, ClaimSource, CookieName, CookieNameError, Fingerprint, Identities, IdentityError,
-    IdentitySpec, NoHeaders, PrefixError, Source,
+    Addresses, ClaimSource, CookieName, CookieNameError, Fingerprint, FingerprintError, Identities,
+    IdentityError, IdentitySource, IdentitySpec, PrefixError,
 };
-use crate::plan::{Clients, NameSource, Token};
+use crate::plan::{Clients, NameSource, TokenPlan};
 use crate::raw::{Finding, Node};
 
 /// What the decoder let pass and the request's side refuses. It has not been seen; if it is, the policy is refused.
@@ -20,7 +20,7 @@ enum Unusable {
     #[error(transparent)]
     Cookie(#[from] CookieNameError),
     #[error(transparent)]
-    Fingerprint(#[from] NoHeaders),
+    Fingerprint(#[from] FingerprintError),
     #[error(transparent)]
     Prefix(#[from] PrefixError),
     #[error(transparent)]
@@ -49,30 +49,30 @@ fn build(clients: &Clients) -> Result<Identities, Unusable> {
     let header = |name: &String| HeaderName::from_bytes(name.as_bytes());
     let user_token = clients.user.as_ref().and_then(token);
     let source = |from: &NameSource| match from {
-        NameSource::Header(name) => header(name).map(Source::Header),
+        NameSource::Header(name) => header(name).map(IdentitySource::Header),
         NameSource::Token(token) => {
             // Under one key a token is verified once, whoever asks.
             let known = user_token.filter(|user| user.key == token.key).unwrap_or(token);
             let verifier = Arc::clone(&known.verifier);
-            Ok(Source::Claim(ClaimSource::new(header(&token.header)?, &token.claim.0, verifier)))
+            Ok(IdentitySource::Claim(ClaimSource::new(header(&token.header)?, &token.claim.0, verifier)))
         }
     };
     let headers = clients.fingerprint_headers.iter().map(header).collect::<Result<_, _>>()?;
-    let addresses = Addresses::default().trusting(clients.trusted_proxies.iter().copied());
+    let addresses = Addresses::default().with_trusted_proxies(clients.trusted_proxies.iter().copied());
     let spec = IdentitySpec {
         identify_by: clients.identify_by.clone(),
         api_key: Some(header(&clients.api_key_header)?),
         accepts_unverified_keys: clients.accepts_unverified_keys,
         user: clients.user.as_ref().map(source).transpose()?,
         tenant: clients.tenant.as_ref().map(source).transpose()?,
-        addresses: addresses.counting_ipv6_by(clients.ipv6_prefix)?,
-        fingerprint: Some(Fingerprint::of(headers)?),
+        addresses: addresses.with_ipv6_prefix(clients.ipv6_prefix)?,
+        fingerprint: Some(Fingerprint::new(headers)?),
         cookie: clients.cookie.as_deref().map(CookieName::new).transpose()?,
     };
     Ok(Identities::new(spec)?)
 }
 
-fn token(source: &NameSource) -> Option<&Token> {
+fn token(source: &NameSource) -> Option<&TokenPlan> {
     match source {
         NameSource::Header(_) => None,
         NameSource::Token(token) => Some(token),

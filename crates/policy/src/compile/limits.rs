@@ -8,7 +8,7 @@ use crate::compile::names::Taken;
 use crate::compile::{Context, mode, rules, scalar};
 use crate::endpoints::EndpointPattern;
 use crate::language::{ALGORITHMS, ENDPOINT, GLOBAL, LIMIT, Mapping};
-use crate::plan::{Clients, Endpoint, PathCase, Quota, RateLimits, Rule, Tier};
+use crate::plan::{Clients, EndpointRule, PathCase, Quota, RateLimits, Rule, Tier};
 use crate::raw::{Entry, Fields, Finding, Key, Mark, Node, Value};
 use crate::render::quote;
 
@@ -91,7 +91,7 @@ fn tiers<'s>(node: &Node<'s>, context: &mut Context<'s, '_>) -> Vec<Tier> {
     tiers
 }
 
-fn endpoints<'s>(node: &Node<'s>, context: &mut Context<'s, '_>) -> Vec<Endpoint> {
+fn endpoints<'s>(node: &Node<'s>, context: &mut Context<'s, '_>) -> Vec<EndpointRule> {
     // By the folded pattern: endpoints that differ only in what limits ignore take the same requests.
     let mut seen: HashMap<EndpointPattern, (EndpointPattern, u32)> = HashMap::new();
     let mut endpoints = Vec::new();
@@ -127,7 +127,7 @@ fn endpoints<'s>(node: &Node<'s>, context: &mut Context<'s, '_>) -> Vec<Endpoint
             context.report.push(finding.hint(hint));
         }
         let (Some(pattern), Some(rule)) = (pattern, rule) else { continue };
-        endpoints.push(Endpoint { pattern, rule });
+        endpoints.push(EndpointRule { pattern, rule });
     }
     endpoints
 }

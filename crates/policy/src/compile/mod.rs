@@ -60,7 +60,7 @@ pub struct Compiled {
 /// let policy = b"rate_limits:\n  default: { requests: 100, window: 60 }\n";
 /// let compiled = compile("policy.yaml", policy, &NoFiles)?;
 /// let limit = compiled.plan.rate_limits.default.expect("it was written");
-/// assert_eq!(limit.words(), "100 per 1m, sliding_window_counter");
+/// assert_eq!(limit.describe(), "100 per 1m, sliding_window_counter");
 ///
 /// let problems = compile("policy.yaml", b"rate_limit: {}", &NoFiles).unwrap_err();
 /// assert!(problems.to_string().contains("did you mean `rate_limits`?"));

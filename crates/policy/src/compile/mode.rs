@@ -3,7 +3,7 @@
 use tidegate_core::{Penalty, PenaltyError, TimeSpan};
 
 use crate::language::{CANARY, MODES, PENALTY};
-use crate::plan::{Mode, Share};
+use crate::plan::{CanaryShare, Mode};
 use crate::raw::{Fields, Finding, Node, Report, Value};
 use crate::render::quote;
 use crate::units::{self, QuantityError, span_text};
@@ -70,13 +70,13 @@ pub(super) fn penalty<'s>(
     }
 }
 
-fn share(node: &Node<'_>, report: &mut Report<'_>) -> Option<Share> {
+fn share(node: &Node<'_>, report: &mut Report<'_>) -> Option<CanaryShare> {
     const EXPECTED: &str = "a share of clients, such as `10%` or `0.5%`";
     let text = scalar::text(node, EXPECTED, report)?;
     let wrong = |what: String| Finding::error(node, what).expected(EXPECTED);
     let finding = match units::percent(text) {
         Ok(0) => wrong("a canary of nobody enforces nothing".to_owned()).hint("write `mode: shadow` instead"),
-        Ok(millionths) => match Share::of_millionths(millionths) {
+        Ok(millionths) => match CanaryShare::from_millionths(millionths) {
             Some(share) => return Some(share),
             None => wrong(format!("{} is more than everybody", quote(text)))
                 .hint("write `mode: enforce` for everybody"),

@@ -9,7 +9,10 @@ use crate::compile::{Context, files, http, scalar};
 use crate::endpoints::EndpointPattern;
 use crate::host::{normalize_host, split_port};
 use crate::language::{BALANCES, HEALTH, LISTEN, ROUTE, TLS, UPSTREAM};
-use crate::plan::{Balance, Certificate, Health, HostPattern, HttpOptions, Listen, Route, Secret, Upstream};
+use crate::plan::{
+    Balance, CertificatePlan, HealthCheckPlan, HostPattern, HttpOptions, ListenerPlan, Route, Secret,
+    UpstreamPlan,
+};
 use crate::raw::{Fields, Finding, Mark, Node, Report, Value, nearest};
 use crate::render::quote;
 
@@ -18,11 +21,11 @@ const MOST_NAMED: usize = 12;
 /// Among more names than this none is looked for that may have been meant.
 const MOST_COMPARED: usize = 1_000;
 
-pub(super) fn listen<'s>(node: Option<&Node<'s>>, context: &mut Context<'s, '_>) -> Vec<Listen> {
+pub(super) fn listen<'s>(node: Option<&Node<'s>>, context: &mut Context<'s, '_>) -> Vec<ListenerPlan> {
     let Some(node) = node else {
-        return vec![Listen { address: "127.0.0.1:8080".to_owned(), tls: None }];
+        return vec![ListenerPlan { address: "127.0.0.1:8080".to_owned(), tls: None }];
     };
-    let mut places: Vec<Listen> = Vec::new();
+    let mut places: Vec<ListenerPlan> = Vec::new();
     let mut seen = HashSet::new();
     // One place may be a mapping of its own.
     let items = match &node.value {
@@ -45,7 +48,7 @@ pub(super) fn listen<'s>(node: Option<&Node<'s>>, context: &mut Context<'s, '_>)
             continue;
         }
         if seen.insert(text.to_owned()) {
-            places.push(Listen { address: text.to_owned(), tls });
+            places.push(ListenerPlan { address: text.to_owned(), tls });
         } else {
             let finding = Finding::error(item, format!("{} stands here twice", quote(text)));
             report.push(finding.hint("remove one"));
@@ -70,7 +73,7 @@ pub(super) fn address<'n>(node: &Node<'_>, text: &'n str, report: &mut Report<'_
     None
 }
 
-fn certificate<'s>(node: &Node<'s>, context: &mut Context<'s, '_>) -> Option<Certificate> {
+fn certificate<'s>(node: &Node<'s>, context: &mut Context<'s, '_>) -> Option<CertificatePlan> {
     let fields = Fields::open(node, &TLS, &mut context.report)?;
     let mut pem = |key: &str| {
         let node = fields.require(key, &mut context.report)?;
@@ -84,7 +87,7 @@ fn certificate<'s>(node: &Node<'s>, context: &mut Context<'s, '_>) -> Option<Cer
     };
     let (chain, key) = (pem("cert"), pem("key"));
     let (chain, key) = (chain?, key?);
-    Some(Certificate {
+    Some(CertificatePlan {
         chain: chain.bytes,
         key: Secret::new(&key.bytes),
         chain_file: chain.name,
@@ -105,7 +108,7 @@ fn is_host(host: &str) -> bool {
     host.len() <= 253 && host.split('.').all(label)
 }
 
-pub(super) fn upstreams<'s>(node: &Node<'s>, report: &mut Report<'s>) -> Vec<Upstream> {
+pub(super) fn upstreams<'s>(node: &Node<'s>, report: &mut Report<'s>) -> Vec<UpstreamPlan> {
     let Value::Mapping(entries) = &node.value else {
         let finding = Finding::error(node, format!("`upstreams` must be a mapping, not {}", node.describe()));
         report.push(finding.hint("write each as `NAME: { servers: [http://10.0.0.1:3000] }`"));
@@ -122,12 +125,12 @@ pub(super) fn upstreams<'s>(node: &Node<'s>, report: &mut Report<'s>) -> Vec<Ups
         let health = fields.as_ref().and_then(|fields| fields.get("health"));
         let health = health.and_then(|node| health_of(node, report));
         let name = entry.key.text.clone().into_owned();
-        upstreams.push(Upstream { name, servers, balance: balance.unwrap_or_default(), health });
+        upstreams.push(UpstreamPlan { name, servers, balance: balance.unwrap_or_default(), health });
     }
     upstreams
 }
 
-fn health_of<'s>(node: &Node<'s>, report: &mut Report<'s>) -> Option<Health> {
+fn health_of<'s>(node: &Node<'s>, report: &mut Report<'s>) -> Option<HealthCheckPlan> {
     const EVERY: TimeSpan = TimeSpan::from_secs(5);
     let fields = Fields::open(node, &HEALTH, report)?;
     let every = fields.get("every").map_or(Some(EVERY), |node| scalar::duration(node, report));
@@ -138,7 +141,7 @@ fn health_of<'s>(node: &Node<'s>, report: &mut Report<'s>) -> Option<Health> {
         report.push(finding.expected("a path that begins with `/`").hint("write it like `/healthz`"));
         return None;
     }
-    Some(Health { path: path.to_owned(), every: every? })
+    Some(HealthCheckPlan { path: path.to_owned(), every: every? })
 }
 
 fn servers_of(node: &Node<'_>, report: &mut Report<'_>) -> Vec<String> {
@@ -190,7 +193,7 @@ struct KnownUpstreams<'a> {
 
 pub(super) fn routes<'s>(
     node: Option<&Node<'s>>,
-    (upstreams, http): (&[Upstream], HttpOptions),
+    (upstreams, http): (&[UpstreamPlan], HttpOptions),
     context: &mut Context<'s, '_>,
 ) -> Vec<Route> {
     let Some(node) = node else { return Vec::new() };

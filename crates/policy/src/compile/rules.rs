@@ -8,7 +8,10 @@ use tidegate_core::{Cost, LimitUnit};
 use crate::compile::{Context, clients, costs, limits, mode, routing, scalar};
 use crate::expression::Expression;
 use crate::language::{EVERYBODY, MATCH, RULE};
-use crate::plan::{Charge, Clients, ConcurrencyRule, Count, CustomRule, HeaderMatch, Match, RuleCost, When};
+use crate::plan::{
+    Charge, Clients, ConcurrencyRule, CounterScope, CustomRule, HeaderMatch, RuleCondition, RuleCost,
+    RuleMatch,
+};
 use crate::raw::{Fields, Finding, Mark, Node, Value};
 use crate::render::quote;
 
@@ -33,8 +36,8 @@ pub(super) fn rules<'s>(
 /// What every rule says of itself. What could not be read is `None`.
 struct Whom {
     name: Option<String>,
-    matches: Option<Match>,
-    count: Option<Count>,
+    matches: Option<RuleMatch>,
+    count: Option<CounterScope>,
 }
 
 impl Whom {
@@ -42,7 +45,7 @@ impl Whom {
         let name = fields.require("name", &mut context.report).and_then(|node| name(node, context));
         let matches = match fields.get("match") {
             Some(node) => matching(node, context),
-            None => Some(Match::default()),
+            None => Some(RuleMatch::default()),
         };
         Self { name, matches, count: count(fields, clients, context) }
     }
@@ -96,13 +99,13 @@ fn custom<'s>(
     let mut rule = limits::rule(item, fields, whom.name_or_number(item), context)?;
     let Whom { name, matches, count } = whom;
     costs::check(fields, &rule, (cost.as_ref(), charge.as_ref()), context);
-    if let (Some(Count::Everybody), Some(node)) = (&count, fields.get("penalty")) {
+    if let (Some(CounterScope::Everybody), Some(node)) = (&count, fields.get("penalty")) {
         let finding = Finding::error(node, "a lock-out of everybody: the rule counts all clients together");
         context.report.push(finding.hint("say whom it counts, such as `per: ip`, or remove the penalty"));
     }
     name?;
     let (cost, charge) = (cost?, charge?);
-    rule.quota = rule.quota.counting(limit_unit(&cost, &charge));
+    rule.quota = rule.quota.with_unit(limit_unit(&cost, &charge));
     Some(CustomRule { rule, matches: matches?, count: count?, cost, charge })
 }
 
@@ -131,9 +134,9 @@ fn name(node: &Node<'_>, context: &mut Context<'_, '_>) -> Option<String> {
     Some(text.to_owned())
 }
 
-fn matching<'s>(node: &Node<'s>, context: &mut Context<'s, '_>) -> Option<Match> {
+fn matching<'s>(node: &Node<'s>, context: &mut Context<'s, '_>) -> Option<RuleMatch> {
     let fields = Fields::open(node, &MATCH, &mut context.report)?;
-    let mut matches = Match::default();
+    let mut matches = RuleMatch::default();
     if let Some(node) = fields.get("method") {
         for item in scalar::one_or_many(node, "method", &mut context.report) {
             let text = scalar::text(item, "a method, such as `POST`", &mut context.report);
@@ -189,14 +192,14 @@ pub(super) fn header_name(name: &str, at: &Node<'_>, context: &mut Context<'_, '
         .ok()
 }
 
-fn when(node: &Node<'_>, context: &mut Context<'_, '_>) -> Option<When> {
+fn when(node: &Node<'_>, context: &mut Context<'_, '_>) -> Option<RuleCondition> {
     let source =
         scalar::text(node, "a CEL expression, such as `request.method == \"GET\"`", &mut context.report)?;
     match Expression::compile(source) {
-        Ok(expression) => Some(When { source: source.to_owned(), expression: Arc::new(expression) }),
+        Ok(expression) => Some(RuleCondition { source: source.to_owned(), expression: Arc::new(expression) }),
         Err(error) => {
             let place =
-                error.place().and_then(|at| context.report.within(node, source, (at.line, at.column)));
+                error.position().and_then(|at| context.report.within(node, source, (at.line, at.column)));
             let finding = Finding::error(node, first_line(&error.what())).expected("a CEL expression");
             context.report.push(finding.at(place).hint(error.hint()));
             None
@@ -217,13 +220,13 @@ fn count<'s>(
     fields: &Fields<'_, 's>,
     known: Option<&Clients>,
     context: &mut Context<'s, '_>,
-) -> Option<Count> {
+) -> Option<CounterScope> {
     // What is wrong with `clients` has been reported, and is not held against the rule.
     let fallback = Clients { accepts_unverified_keys: true, ..Clients::default() };
     let known = known.unwrap_or(&fallback);
     let (per, per_each) = (fields.get("per"), fields.get("per_each"));
     if per_each.is_none() && per.is_some_and(is_everybody) {
-        return Some(Count::Everybody);
+        return Some(CounterScope::Everybody);
     }
     for node in [per, per_each].into_iter().flatten() {
         if let Some(everybody) = meant_for_everybody(node) {
@@ -239,9 +242,9 @@ fn count<'s>(
     }
     let mut identities = |node| clients::identities(node, known, context);
     match (per, per_each) {
-        (None, None) => Some(Count::Client),
-        (Some(node), None) => Some(Count::Per(identities(node))),
-        (None, Some(node)) => Some(Count::PerEach(identities(node))),
+        (None, None) => Some(CounterScope::Client),
+        (Some(node), None) => Some(CounterScope::Per(identities(node))),
+        (None, Some(node)) => Some(CounterScope::PerEach(identities(node))),
         (Some(per), Some(each)) => {
             identities(per);
             identities(each);

@@ -1,7 +1,7 @@
 //! What operators want to see of requests.
 
 use crate::language::{LOG, TRACES};
-use crate::plan::{LogPlan, LogTo, Sample, TracesPlan};
+use crate::plan::{LogPlan, LogTarget, SampleRate, TracesPlan};
 use crate::raw::{Fields, Finding, Node, Report};
 use crate::render::quote;
 use crate::units;
@@ -10,26 +10,26 @@ use super::scalar;
 
 pub(super) fn log<'s>(node: &Node<'s>, report: &mut Report<'s>) -> Option<LogPlan> {
     let fields = Fields::open(node, &LOG, report)?;
-    let access = fields.get("access").map_or(Some(Sample::NONE), |node| sample(node, report));
+    let access = fields.get("access").map_or(Some(SampleRate::NONE), |node| sample(node, report));
     let refused = fields.get("refused").map_or(access, |node| sample(node, report));
-    let to = fields.get("to").map_or(Some(LogTo::Stderr), |node| to(node, report));
+    let to = fields.get("to").map_or(Some(LogTarget::Stderr), |node| to(node, report));
     Some(LogPlan { access: access?, refused: refused?, to: to? })
 }
 
-fn to(node: &Node<'_>, report: &mut Report<'_>) -> Option<LogTo> {
+fn to(node: &Node<'_>, report: &mut Report<'_>) -> Option<LogTarget> {
     match scalar::text(node, "`stderr`, `stdout`, or a file", report)? {
-        "stderr" => Some(LogTo::Stderr),
-        "stdout" => Some(LogTo::Stdout),
+        "stderr" => Some(LogTarget::Stderr),
+        "stdout" => Some(LogTarget::Stdout),
         name if name.chars().any(char::is_control) => {
             report.push(Finding::error(node, format!("{} cannot be a file's name", quote(name))));
             None
         }
-        name => Some(LogTo::File(name.to_owned())),
+        name => Some(LogTarget::File(name.to_owned())),
     }
 }
 
 pub(super) fn traces<'s>(node: &Node<'s>, report: &mut Report<'s>) -> Option<TracesPlan> {
-    const ONE_PERCENT: Option<Sample> = Sample::of_millionths(10_000);
+    const ONE_PERCENT: Option<SampleRate> = SampleRate::from_millionths(10_000);
     let fields = Fields::open(node, &TRACES, report)?;
     let sample = fields.get("sample").map_or(ONE_PERCENT, |node| sample(node, report));
     let node = fields.require("endpoint", report)?;
@@ -49,16 +49,16 @@ pub(super) fn traces<'s>(node: &Node<'s>, report: &mut Report<'s>) -> Option<Tra
     Some(TracesPlan { endpoint: endpoint.trim_end_matches('/').to_owned(), sample: sample? })
 }
 
-fn sample(node: &Node<'_>, report: &mut Report<'_>) -> Option<Sample> {
+fn sample(node: &Node<'_>, report: &mut Report<'_>) -> Option<SampleRate> {
     const EXPECTED: &str = "`off`, `all`, or a share such as `1%`";
     let text = scalar::text(node, EXPECTED, report)?;
     match text {
-        "off" => return Some(Sample::NONE),
-        "all" => return Some(Sample::ALL),
+        "off" => return Some(SampleRate::NONE),
+        "all" => return Some(SampleRate::ALL),
         _ => {}
     }
     let wrong = |what: String| Finding::error(node, what).expected(EXPECTED);
-    let finding = match units::percent(text).map(Sample::of_millionths) {
+    let finding = match units::percent(text).map(SampleRate::from_millionths) {
         Ok(Some(sample)) => return Some(sample),
         Ok(None) => wrong(format!("{} is more than all", quote(text))).hint("write `all`"),
         Err(_) => {

@@ -70,8 +70,10 @@ fn whom_a_rule_is_enforced_on_is_told_and_keeps_its_counters() {
     let rules = |rest: &str| format!("rate_limits: {{ rules: [{{ name: r, {rest} }}] }}");
     assert_eq!(
         words(&rules("concurrent: 2"), &rules("requests: 5, window: 1m, charge: { after: { status: 4xx } }")),
-        ["rule `r` changed: 2 at once → 5 per 1m, sliding_window_counter, charged if the status is 4xx; \
-             counters start afresh"]
+        [
+            "rule `r` changed: at most 2 concurrent requests → 5 per 1m, sliding_window_counter, charged if the response status is 4xx; \
+             counters start afresh"
+        ]
     );
     assert_eq!(words(&rule("enforce"), "rate_limits: { default: { requests: 5, window: 1m } }"), [""; 0]);
 }

@@ -30,13 +30,13 @@ pub(crate) use trie::PathTrie;
 /// ```
 #[derive(Debug, Clone)]
 pub struct Endpoints<T> {
-    paths: PathTrie<Methods>,
+    paths: PathTrie<MethodTable>,
     values: Vec<T>,
 }
 
 /// Two patterns mean the same requests.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{pattern}` is given twice; a trailing slash and the names of parameters make no difference")]
+#[error("duplicate endpoint `{pattern}`; trailing slashes and parameter names are ignored")]
 pub struct DuplicateEndpoint {
     /// The pattern, normalised.
     pub pattern: String,
@@ -44,7 +44,7 @@ pub struct DuplicateEndpoint {
 
 /// Values by method.
 #[derive(Debug, Clone, Default)]
-struct Methods {
+struct MethodTable {
     named: Vec<(Box<str>, usize)>,
     any: Option<usize>,
 }
@@ -83,14 +83,14 @@ impl<T> Endpoints<T> {
 }
 
 /// The method whose rules apply to this one too: a HEAD is a GET without its body, and no way around its limits.
-pub(crate) fn stands_for(method: &str) -> Option<&'static str> {
+pub(crate) fn equivalent_method(method: &str) -> Option<&'static str> {
     (method == "HEAD").then_some("GET")
 }
 
-impl Methods {
+impl MethodTable {
     fn find(&self, method: &str) -> Option<usize> {
         let named = |method: &str| Some(self.named.iter().find(|(known, _)| **known == *method)?.1);
-        named(method).or_else(|| named(stands_for(method)?)).or(self.any)
+        named(method).or_else(|| named(equivalent_method(method)?)).or(self.any)
     }
 }
 

@@ -56,19 +56,19 @@ pub enum PatternError {
     #[error("the pattern is empty")]
     Empty,
     /// What stands before the path is not a method.
-    #[error("`{method}` is not a method")]
+    #[error("invalid method `{method}`")]
     Method {
         /// What was found instead.
         method: String,
     },
     /// The path does not begin with a slash.
-    #[error("`{path}` does not begin with `/`")]
+    #[error("path `{path}` must begin with `/`")]
     NotAbsolute {
         /// The path as written.
         path: String,
     },
     /// `**` stands before the end.
-    #[error("`**` may only be the last segment")]
+    #[error("`**` is only allowed as the last segment")]
     RestNotLast,
     /// A wildcard is only a part of its segment.
     #[error("`{segment}`: `*` must be a whole segment")]
@@ -77,19 +77,19 @@ pub enum PatternError {
         segment: String,
     },
     /// Braces that do not make a whole segment with a name.
-    #[error("`{segment}`: a parameter is a whole segment")]
+    #[error("`{segment}`: a parameter must be a whole segment")]
     Parameter {
         /// The segment as written.
         segment: String,
     },
     /// Two parameters have one name.
-    #[error("two parameters are called `{name}`")]
-    ParameterTwice {
+    #[error("duplicate parameter name `{name}`")]
+    DuplicateParameter {
         /// The name.
         name: String,
     },
     /// `//`, `.` or `..`: no normalised path has such a segment, so it would never match.
-    #[error("no path has the segment `{segment}` once it is normalised")]
+    #[error("segment `{segment}` never matches: paths are normalised first")]
     NeverMatches {
         /// The segment as written.
         segment: String,
@@ -103,7 +103,7 @@ pub enum PatternError {
         cause: PathError,
     },
     /// Too many segments.
-    #[error("the pattern has {segments} segments, at most {MOST_SEGMENTS}")]
+    #[error("the pattern has {segments} segments; the maximum is {MOST_SEGMENTS}")]
     TooLong {
         /// How many it has.
         segments: usize,
@@ -116,20 +116,20 @@ impl PatternError {
         match self {
             Self::Empty => "write a path like `/api/v1/search`, or `/**` for every path".to_owned(),
             Self::Method { .. } => {
-                "write it in capitals before the path, as in `POST /api/v1/orders`".to_owned()
+                "write the method in uppercase before the path, as in `POST /api/v1/orders`".to_owned()
             }
             Self::NotAbsolute { path } => format!("write `/{path}`"),
             Self::RestNotLast => "use `*` for exactly one segment in between".to_owned(),
             Self::PartialWildcard { .. } => "write `/*/` for one segment, or end with `/**`".to_owned(),
             Self::Parameter { .. } => {
-                "write it like `/users/{id}/orders`, named with letters, digits and `_`".to_owned()
+                "write for example `/users/{id}/orders`; use letters, digits and `_` in the name".to_owned()
             }
-            Self::ParameterTwice { .. } => "give one of them another name, or use `*`".to_owned(),
-            Self::NeverMatches { .. } => "write the path it leads to".to_owned(),
+            Self::DuplicateParameter { .. } => "give one of them another name, or use `*`".to_owned(),
+            Self::NeverMatches { .. } => "write the normalised path".to_owned(),
             Self::Segment { cause: PathError::Character { found: '?' | '#', .. }, .. } => {
-                "only the path is matched; leave out the query".to_owned()
+                "only the path is matched; remove the query".to_owned()
             }
-            Self::Segment { .. } => "write the path as requests spell it, percent-encoded".to_owned(),
+            Self::Segment { .. } => "percent-encode the segment".to_owned(),
             Self::TooLong { .. } => "end it earlier with `/**`".to_owned(),
         }
     }
@@ -176,7 +176,7 @@ impl EndpointPattern {
         }
         let names: Vec<_> = segments.iter().filter_map(Segment::name).collect();
         if let Some((_, name)) = names.iter().enumerate().find(|(at, name)| names[..*at].contains(name)) {
-            return Err(PatternError::ParameterTwice { name: (*name).to_owned() });
+            return Err(PatternError::DuplicateParameter { name: (*name).to_owned() });
         }
         Ok(Self { method, segments })
     }
@@ -316,20 +316,20 @@ mod tests {
         for (pattern, expected) in [
             ("", "the pattern is empty"),
             ("api/v1", "write `/api/v1`"),
-            ("post /x", "`post` is not a method; write it in capitals"),
+            ("post /x", "invalid method `post`; write the method in uppercase"),
             ("GET x", "write `/x`"),
-            ("/a/**/b", "`**` may only be the last segment"),
+            ("/a/**/b", "`**` is only allowed as the last segment"),
             ("/a*", "`a*`: `*` must be a whole segment"),
             ("/a/***", "`*` must be a whole segment"),
-            ("/x{id}", "`x{id}`: a parameter is a whole segment; write it like"),
-            ("/{}", "a parameter is a whole segment"),
-            ("/{a-b}", "a parameter is a whole segment"),
-            ("/{a}/{a}", "two parameters are called `a`"),
-            ("/a//b", "no path has the segment ``"),
-            ("/a/../b", "no path has the segment `..`"),
-            ("/a/%2e", "no path has the segment `%2e`"),
+            ("/x{id}", "`x{id}`: a parameter must be a whole segment; write for example"),
+            ("/{}", "a parameter must be a whole segment"),
+            ("/{a-b}", "a parameter must be a whole segment"),
+            ("/{a}/{a}", "duplicate parameter name `a`"),
+            ("/a//b", "segment `` never matches"),
+            ("/a/../b", "segment `..` never matches"),
+            ("/a/%2e", "segment `%2e` never matches"),
             ("/a b", "`a b`: ' ' at byte 2 of the path must be percent-encoded"),
-            ("/%c0%af", "are not UTF-8"),
+            ("/%c0%af", "are not valid UTF-8"),
             ("/a?b=1", "'?' at byte"),
         ] {
             assert!(said(pattern).contains(expected), "{pattern}: {}", said(pattern));

@@ -94,7 +94,7 @@ impl<T> PathTrie<T> {
 impl PathTrie<bool> {
     /// Whether some path is taken both by the pattern of `segments` and by one whose value is set. Each node that is
     /// looked at takes one of `steps`; without any left the answer is yes.
-    pub(crate) fn meets(&self, segments: &[Segment], steps: &mut usize) -> bool {
+    pub(crate) fn overlaps(&self, segments: &[Segment], steps: &mut usize) -> bool {
         let mut open = vec![(0, 0)];
         while let Some((at, depth)) = open.pop() {
             *steps = steps.saturating_sub(1);

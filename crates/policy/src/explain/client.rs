@@ -30,37 +30,37 @@ pub struct ExplainedClient {
 
 impl ExplainedClient {
     /// `sent` are the headers before those were removed that do not count.
-    pub(super) fn of(matcher: &Matcher, identity: &Identity<'_>, sent: &HeaderMap) -> Self {
+    pub(super) fn new(matcher: &Matcher, identity: &Identity<'_>, sent: &HeaderMap) -> Self {
         let plan = matcher.plan();
         let kind = identity.kind();
         let mut key = Vec::new();
         identity.append(kind, &mut key);
-        let passed_over = plan.clients.identify_by.iter().take_while(|other| **other != kind);
-        let passed_over: Vec<_> = passed_over.map(|other| other.name()).collect();
-        let mut how = match passed_over.as_slice() {
-            [] => "the first of `identify_by`".to_owned(),
+        let absent = plan.clients.identify_by.iter().take_while(|other| **other != kind);
+        let absent: Vec<_> = absent.map(|other| other.name()).collect();
+        let mut how = match absent.as_slice() {
+            [] => "first of `identify_by`".to_owned(),
             absent => format!("no {}", absent.join(", no ")),
         };
         if identity.sent_key().is_some() && identity.api_key().is_none() {
             how.push_str(match plan.clients.tiers.file {
-                Some(_) => "; the API key that was sent is not in the keys file",
-                None => "; the API key that was sent does not count: no keys file verifies it",
+                Some(_) => "; the API key is ignored: it is not in the keys file",
+                None => "; the API key is ignored: no keys file to verify it",
             });
         }
         for name in matcher.header_rules().proxied() {
             if sent.contains_key(name) && !identity.facts().headers.contains_key(name) {
                 // Writing to a text does not fail.
-                let _ = write!(how, "; `{name}` does not count: its sender is no trusted proxy");
+                let _ = write!(how, "; header `{name}` is ignored: the peer is not a trusted proxy");
             }
         }
         for (kind, problem) in identity.token_problems() {
             // Writing to a text does not fail.
-            let _ = write!(how, "; the token that names the {} is rejected: {problem}", kind.name());
+            let _ = write!(how, "; the {} token is rejected: {problem}", kind.name());
         }
-        let lossy = |bytes: &[u8]| shown(&String::from_utf8_lossy(bytes));
+        let lossy = |bytes: &[u8]| sanitize(&String::from_utf8_lossy(bytes));
         Self {
             kind: kind.name(),
-            key: ClientName::of(&key).to_string(),
+            key: ClientName::from_key(&key).to_string(),
             how,
             address: identity.address(),
             tier: matcher.tier(identity).map(|(_, tier)| tier.name.clone()),
@@ -70,6 +70,6 @@ impl ExplainedClient {
 }
 
 /// A text of a request, shortened and without control characters.
-pub(super) fn shown(text: &str) -> String {
+pub(super) fn sanitize(text: &str) -> String {
     text.chars().take(120).map(visible).collect()
 }

@@ -4,17 +4,17 @@ use tidegate_core::{Check, Cost, CounterState, Decision, Ledger, Outcome, Timest
 
 /// The decision on `checks` where every counter is whole.
 pub(super) fn decide(checks: &[Check<'_>], now: Timestamp) -> Decision {
-    let mut fresh = Fresh { checks, now, states: vec![CounterState::default(); checks.len()] };
-    tidegate_core::decide(checks, now, &mut fresh)
+    let mut ledger = EmptyLedger { checks, now, states: vec![CounterState::default(); checks.len()] };
+    tidegate_core::decide(checks, now, &mut ledger)
 }
 
-struct Fresh<'a> {
+struct EmptyLedger<'a> {
     checks: &'a [Check<'a>],
     now: Timestamp,
     states: Vec<CounterState>,
 }
 
-impl Ledger for Fresh<'_> {
+impl Ledger for EmptyLedger<'_> {
     fn evaluate(&self, check: usize, cost: Cost) -> Outcome {
         self.checks[check].limit.evaluate(&self.states[check], self.now, cost)
     }

@@ -18,14 +18,14 @@ use tidegate_core::{Check, Outcome, Role, Timestamp, Verdict};
 use crate::facts::Facts;
 use crate::identity::ClientName;
 use crate::matcher::{
-    Admission, BannedBy, ConcurrencyCheck, Exemption, Matched, Matcher, RuntimeData, Scratch,
+    Admission, BanSource, ConcurrencyCheck, Exemption, MatchedRequest, Matcher, RuntimeData, Scratch,
 };
 use crate::path::Readings;
-use crate::plan::{Plan, Route, Rule, penalty_words};
+use crate::plan::{Plan, Route, Rule, describe_penalty};
 use crate::units::span_text;
 pub use client::ExplainedClient;
-use client::shown;
-use rejected::Accepted;
+use client::sanitize;
+use rejected::AcceptedRequest;
 
 /// A request to explain, as a client would send it.
 #[derive(Clone, Copy, Debug)]
@@ -63,6 +63,7 @@ pub struct Explanation {
     pub rules: Vec<ExplainedRule>,
     /// Rules of how many requests at once, in order.
     #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(rename = "at_once")]
     pub concurrency_checks: Vec<ExplainedConcurrency>,
     /// Which of them single-valued headers speak of.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -106,9 +107,11 @@ pub enum ExplainedVerdict {
         reason: String,
     },
     /// It passes.
-    Passes,
+    #[serde(rename = "passes")]
+    Admitted,
     /// It is refused with 429.
-    Refused {
+    #[serde(rename = "refused")]
+    LimitExceeded {
         /// The rule that refuses.
         by: String,
     },
@@ -163,15 +166,15 @@ pub struct ExplainedConcurrency {
 }
 
 impl ExplainedConcurrency {
-    fn of(place: &ConcurrencyCheck<'_>) -> Self {
+    fn new(check: &ConcurrencyCheck<'_>) -> Self {
         Self {
-            name: place.rule.name.clone(),
-            line: place.rule.line,
-            limit: place.rule.words(),
-            key: ClientName::of(place.key.client).to_string(),
-            binding: place.role == Role::Binding,
-            mode: place.rule.mode.to_string(),
-            condition_failed: place.condition_failed,
+            name: check.rule.name.clone(),
+            line: check.rule.line,
+            limit: check.rule.describe(),
+            key: ClientName::from_key(check.key.client).to_string(),
+            binding: check.role == Role::Binding,
+            mode: check.rule.mode.to_string(),
+            condition_failed: check.condition_failed,
         }
     }
 }
@@ -194,34 +197,34 @@ pub struct ExplainedOutcome {
 pub fn explain<'a>(
     matcher: &Matcher,
     request: &ExplainRequest<'_>,
-    known: impl Into<RuntimeData<'a>>,
+    runtime: impl Into<RuntimeData<'a>>,
     now: Timestamp,
 ) -> Explanation {
-    let known = known.into();
+    let runtime = runtime.into();
     match rejected::check(matcher, request) {
-        Ok(accepted) => accepted_by(matcher, (request, &accepted), known, now),
-        Err(verdict) => rejected_by(matcher, (request, verdict), known, now),
+        Ok(accepted) => explain_accepted(matcher, (request, &accepted), runtime, now),
+        Err(verdict) => explain_rejected(matcher, (request, verdict), runtime, now),
     }
 }
 
-fn rejected_by(
+fn explain_rejected(
     matcher: &Matcher,
     (request, verdict): (&ExplainRequest<'_>, ExplainedVerdict),
-    known: RuntimeData<'_>,
+    runtime: RuntimeData<'_>,
     now: Timestamp,
 ) -> Explanation {
     let &ExplainRequest { method, target, headers, peer } = request;
     let host = headers.get(HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
     let path = target.split_once('?').map_or(target, |(path, _)| path);
     let facts = Facts { method, host, path, headers, peer };
-    let identity = matcher.plan().identities.of(&facts, known.directory, now);
-    let [method, host, path] = [method, host, path].map(shown);
+    let identity = matcher.plan().identities.identify(&facts, runtime.directory, now);
+    let [method, host, path] = [method, host, path].map(sanitize);
     Explanation {
         method,
         host,
         path,
         readings: Vec::new(),
-        client: ExplainedClient::of(matcher, &identity, headers),
+        client: ExplainedClient::new(matcher, &identity, headers),
         route: None,
         verdict,
         rules: Vec::new(),
@@ -230,36 +233,38 @@ fn rejected_by(
     }
 }
 
-fn accepted_by(
+fn explain_accepted(
     matcher: &Matcher,
-    (request, accepted): (&ExplainRequest<'_>, &Accepted<'_, '_>),
-    known: RuntimeData<'_>,
+    (request, accepted): (&ExplainRequest<'_>, &AcceptedRequest<'_, '_>),
+    runtime: RuntimeData<'_>,
     now: Timestamp,
 ) -> Explanation {
-    let Accepted { headers, host, path, route } = accepted;
+    let AcceptedRequest { headers, host, path, route } = accepted;
     let facts = Facts { method: request.method, host, path, headers, peer: request.peer };
-    let identity = matcher.plan().identities.of(&facts, known.directory, now);
+    let identity = matcher.plan().identities.identify(&facts, runtime.directory, now);
     let mut readings = Readings::default();
     readings.set(path, matcher.path_case(&facts));
     let mut scratch = Scratch::default();
     let mut concurrency_checks = Vec::new();
-    let (verdict, rules, tightest) = match matcher.admit(&facts, known, now, &mut scratch) {
+    let (verdict, rules, tightest) = match matcher.admit(&facts, runtime, now, &mut scratch) {
         Admission::Exempt { why: Exemption::Network(network) } => {
-            (ExplainedVerdict::Exempt { why: format!("its address lies in {network}") }, Vec::new(), None)
+            (ExplainedVerdict::Exempt { why: format!("address in {network}") }, Vec::new(), None)
         }
-        Admission::Exempt { why: Exemption::ApiKey } => {
-            (ExplainedVerdict::Exempt { why: "its API key is on the list".to_owned() }, Vec::new(), None)
-        }
-        Admission::Banned { by: BannedBy::Policy(network) } => {
+        Admission::Exempt { why: Exemption::ApiKey } => (
+            ExplainedVerdict::Exempt { why: "API key is listed in `clients.exempt`".to_owned() },
+            Vec::new(),
+            None,
+        ),
+        Admission::Banned { by: BanSource::Policy(network) } => {
             (ExplainedVerdict::Banned { subject: network.to_string(), by: "policy" }, Vec::new(), None)
         }
-        Admission::Banned { by: BannedBy::Operator(ban) } => {
+        Admission::Banned { by: BanSource::Operator(ban) } => {
             (ExplainedVerdict::Banned { subject: ban.subject.to_string(), by: "operator" }, Vec::new(), None)
         }
-        Admission::Checked(held) => {
+        Admission::Checked(matched) => {
             concurrency_checks
-                .extend(held.concurrency_checks().map(|place| ExplainedConcurrency::of(&place)));
-            held_against(&held, now)
+                .extend(matched.concurrency_checks().map(|check| ExplainedConcurrency::new(&check)));
+            explain_checks(&matched, now)
         }
     };
     Explanation {
@@ -267,8 +272,8 @@ fn accepted_by(
         host: host.clone(),
         path: path.clone(),
         readings: readings.others(path).map(str::to_owned).collect(),
-        client: ExplainedClient::of(matcher, &identity, request.headers),
-        route: route.and_then(|route| ExplainedRoute::of(route, matcher.plan())),
+        client: ExplainedClient::new(matcher, &identity, request.headers),
+        route: route.and_then(|route| ExplainedRoute::new(route, matcher.plan())),
         verdict,
         rules,
         concurrency_checks,
@@ -277,7 +282,7 @@ fn accepted_by(
 }
 
 impl ExplainedRoute {
-    fn of(route: &Route, plan: &Plan) -> Option<Self> {
+    fn new(route: &Route, plan: &Plan) -> Option<Self> {
         let upstream = plan.upstreams.get(route.upstream)?;
         Some(Self {
             host: route.host.to_string(),
@@ -288,8 +293,8 @@ impl ExplainedRoute {
     }
 }
 
-fn held_against(
-    matched: &Matched<'_>,
+fn explain_checks(
+    matched: &MatchedRequest<'_>,
     now: Timestamp,
 ) -> (ExplainedVerdict, Vec<ExplainedRule>, Option<usize>) {
     let decision = empty_ledger::decide(matched.checks(), now);
@@ -300,18 +305,18 @@ fn held_against(
         .map(|(index, ((check, rule), outcome))| ExplainedRule {
             charge: matched.charge(index).map(ToString::to_string),
             condition_failed: failed.contains(&rule.id),
-            ..met(check, rule, outcome)
+            ..explain_check(check, rule, outcome)
         })
         .collect();
-    let refusing = decision.rejected_by.and_then(|index| matched.applied().rule(index));
-    let verdict = match refusing {
-        Some(rule) => ExplainedVerdict::Refused { by: rule.name.clone() },
-        None => ExplainedVerdict::Passes,
+    let rejecting_rule = decision.rejected_by.and_then(|index| matched.applied().rule(index));
+    let verdict = match rejecting_rule {
+        Some(rule) => ExplainedVerdict::LimitExceeded { by: rule.name.clone() },
+        None => ExplainedVerdict::Admitted,
     };
     (verdict, rules, matched.tightest(&decision))
 }
 
-fn met(check: &Check<'_>, rule: &Rule, outcome: &Outcome) -> ExplainedRule {
+fn explain_check(check: &Check<'_>, rule: &Rule, outcome: &Outcome) -> ExplainedRule {
     let (verdict, after) = match outcome.verdict {
         Verdict::Pass { wait } => ("pass", Some(wait).filter(|wait| !wait.is_zero())),
         Verdict::NotUntil { retry_after } => ("not_until", Some(retry_after)),
@@ -320,13 +325,13 @@ fn met(check: &Check<'_>, rule: &Rule, outcome: &Outcome) -> ExplainedRule {
     ExplainedRule {
         name: rule.name.clone(),
         line: rule.line,
-        limit: rule.words(),
-        key: ClientName::of(check.key.client).to_string(),
+        limit: rule.describe(),
+        key: ClientName::from_key(check.key.client).to_string(),
         cost: check.cost.get(),
         charge: None,
         binding: check.role == Role::Binding,
         mode: rule.mode.to_string(),
-        penalty: rule.penalty.as_ref().map(penalty_words),
+        penalty: rule.penalty.as_ref().map(describe_penalty),
         condition_failed: false,
         outcome: ExplainedOutcome {
             verdict,

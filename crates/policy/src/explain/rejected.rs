@@ -11,7 +11,7 @@ use crate::plan::Route;
 use crate::request::{RequestError, check_method, host_header, requested_host};
 
 /// A request that limits are asked about.
-pub(super) struct Accepted<'m, 'r> {
+pub(super) struct AcceptedRequest<'m, 'r> {
     /// `Host` is the one that counts.
     pub(super) headers: Cow<'r, HeaderMap>,
     pub(super) host: String,
@@ -25,13 +25,12 @@ pub(super) struct Accepted<'m, 'r> {
 pub(super) fn check<'m, 'r>(
     matcher: &'m Matcher,
     request: &ExplainRequest<'r>,
-) -> Result<Accepted<'m, 'r>, ExplainedVerdict> {
+) -> Result<AcceptedRequest<'m, 'r>, ExplainedVerdict> {
     let rejected = |reason: String| ExplainedVerdict::Rejected { status: 400, reason };
     let invalid = |error: RequestError| rejected(error.reason().to_owned());
-    Method::from_bytes(request.method.as_bytes())
-        .map_err(|_| rejected("its method is not a token".to_owned()))?;
+    Method::from_bytes(request.method.as_bytes()).map_err(|_| rejected("invalid method".to_owned()))?;
     let uri: Uri =
-        request.target.parse().map_err(|error| rejected(format!("its target is not a URI: {error}")))?;
+        request.target.parse().map_err(|error| rejected(format!("invalid request target: {error}")))?;
     check_method(request.method, uri.path()).map_err(invalid)?;
     let mut headers = Cow::Borrowed(request.headers);
     if let Some(authority) = uri.authority() {
@@ -45,7 +44,7 @@ pub(super) fn check<'m, 'r>(
     };
     let target = matcher.target(&host, uri.path()).map_err(|error| rejected(error.to_string()))?;
     if target.route.is_none() && !matcher.plan().routes.is_empty() {
-        return Err(ExplainedVerdict::Rejected { status: 404, reason: "no route takes it".to_owned() });
+        return Err(ExplainedVerdict::Rejected { status: 404, reason: "no matching route".to_owned() });
     }
     let (path, route) = (target.path.into_owned(), target.route);
     // What the peer may not say is removed, as it is before a request is forwarded.
@@ -57,5 +56,5 @@ pub(super) fn check<'m, 'r>(
         .apply(headers.to_mut(), is_trusted, underscored)
         .and_then(|()| plan.identities.addresses().check(&headers, request.peer))
         .map_err(|error| rejected(error.to_string()))?;
-    Ok(Accepted { headers, host, path, route })
+    Ok(AcceptedRequest { headers, host, path, route })
 }

@@ -39,7 +39,7 @@ impl fmt::Display for Explanation {
                 let servers = route.servers.join(", ");
                 writeln!(f, "route     {}{} → {} ({servers})", route.host, route.path, route.upstream)?;
             }
-            None => writeln!(f, "route     none takes it")?,
+            None => writeln!(f, "route     no match")?,
         }
         for (index, rule) in rules.iter().enumerate() {
             rule.write(index + 1, *tightest == Some(index), f)?;
@@ -48,7 +48,7 @@ impl fmt::Display for Explanation {
             place.write(index, f)?;
         }
         match verdict {
-            ExplainedVerdict::Exempt { why } => writeln!(f, "verdict   exempt, never limited: {why}"),
+            ExplainedVerdict::Exempt { why } => writeln!(f, "verdict   exempt from limits: {why}"),
             ExplainedVerdict::Banned { subject, by: "policy" } => {
                 writeln!(f, "verdict   403: {subject} is banned")
             }
@@ -56,11 +56,11 @@ impl fmt::Display for Explanation {
                 writeln!(f, "verdict   403: {subject} is banned by an {by}")
             }
             ExplainedVerdict::Rejected { status, reason } => writeln!(f, "verdict   {status}: {reason}"),
-            ExplainedVerdict::Passes if rules.is_empty() && concurrency_checks.is_empty() => {
-                writeln!(f, "verdict   passes: no limit applies")
+            ExplainedVerdict::Admitted if rules.is_empty() && concurrency_checks.is_empty() => {
+                writeln!(f, "verdict   admitted: no limit applies")
             }
-            ExplainedVerdict::Passes => writeln!(f, "verdict   passes, if nothing has been spent"),
-            ExplainedVerdict::Refused { by } => writeln!(f, "verdict   429: `{by}` refuses"),
+            ExplainedVerdict::Admitted => writeln!(f, "verdict   admitted, assuming no earlier requests"),
+            ExplainedVerdict::LimitExceeded { by } => writeln!(f, "verdict   429: limit `{by}` exceeded"),
         }
     }
 }
@@ -70,7 +70,7 @@ impl ExplainedRule {
         let Self { name, line, limit, key, cost, charge, binding, mode, penalty, condition_failed, outcome } =
             self;
         writeln!(f, "{number:>2}. {name} (line {line}): {limit}")?;
-        writeln!(f, "    counts {key}, costs {cost}, {}", role(mode, *binding))?;
+        writeln!(f, "    counter {key}, cost {cost}, {}", role(mode, *binding))?;
         if let Some(charge) = charge {
             writeln!(f, "    {charge}")?;
         }
@@ -78,18 +78,18 @@ impl ExplainedRule {
             writeln!(f, "    {penalty}")?;
         }
         if *condition_failed {
-            writeln!(f, "    its condition could not be evaluated, so it applies")?;
+            writeln!(f, "    condition could not be evaluated, so the rule applies")?;
         }
         let after = outcome.after.as_deref().unwrap_or_default();
-        let answer = match outcome.verdict {
-            "pass" if after.is_empty() => "passes".to_owned(),
-            "pass" => format!("passes after {after}"),
-            "never" => "never passes: it costs more than the whole limit".to_owned(),
-            _ => format!("not until {after} from now"),
+        let result = match outcome.verdict {
+            "pass" if after.is_empty() => "admitted".to_owned(),
+            "pass" => format!("admitted after a delay of {after}"),
+            "never" => "never admitted: the cost exceeds the limit".to_owned(),
+            _ => format!("rejected, retry after {after}"),
         };
-        let tightest = if is_tightest { "; the tightest" } else { "" };
-        let would = if *binding { "" } else { "if it were enforced: " };
-        writeln!(f, "    {would}{answer}, {} of {} left{tightest}", outcome.remaining, outcome.limit)
+        let tightest = if is_tightest { "; tightest limit" } else { "" };
+        let would = if *binding { "" } else { "if enforced: " };
+        writeln!(f, "    {would}{result}, {} of {} left{tightest}", outcome.remaining, outcome.limit)
     }
 }
 
@@ -97,9 +97,9 @@ impl ExplainedConcurrency {
     fn write(&self, number: usize, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { name, line, limit, key, binding, mode, condition_failed } = self;
         writeln!(f, "{number:>2}. {name} (line {line}): {limit}")?;
-        writeln!(f, "    counts requests of {key} under way, {}", role(mode, *binding))?;
+        writeln!(f, "    counts requests in progress of {key}, {}", role(mode, *binding))?;
         if *condition_failed {
-            writeln!(f, "    its condition could not be evaluated, so it applies")?;
+            writeln!(f, "    condition could not be evaluated, so the rule applies")?;
         }
         Ok(())
     }
@@ -108,9 +108,9 @@ impl ExplainedConcurrency {
 /// Whether a rule can refuse the client, and why not.
 fn role(mode: &str, binding: bool) -> String {
     match (mode, binding) {
-        ("enforce", _) => "binding".to_owned(),
-        ("shadow", _) => "advisory: in shadow".to_owned(),
-        (mode, true) => format!("binding: in the {mode}"),
-        (mode, false) => format!("advisory: outside the {mode}"),
+        ("enforce", _) => "enforced".to_owned(),
+        ("shadow", _) => "not enforced: shadow mode".to_owned(),
+        (mode, true) => format!("enforced: in the {mode}"),
+        (mode, false) => format!("not enforced: outside the {mode}"),
     }
 }

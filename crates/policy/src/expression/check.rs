@@ -9,7 +9,7 @@ use http::header::HeaderName;
 use regex::{Regex, RegexBuilder};
 
 use super::ExpressionError;
-use super::facts::{HEADERS, Variable};
+use super::facts::{HEADERS, RequestVariable};
 
 /// A pattern's automaton may take so many bytes.
 const LARGEST_PATTERN: usize = 1 << 20;
@@ -22,14 +22,14 @@ const TYPE_NAMES: [&str; 10] =
 
 /// Where in an expression, from 1. The default says nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct ExpressionPlace {
+pub struct ExpressionPosition {
     /// The line.
     pub line: usize,
     /// The character in its line.
     pub column: usize,
 }
 
-impl fmt::Display for ExpressionPlace {
+impl fmt::Display for ExpressionPosition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self { line: 0, .. } => f.write_str("the expression"),
@@ -41,8 +41,8 @@ impl fmt::Display for ExpressionPlace {
 
 /// What an expression asks for.
 #[derive(Debug, Default)]
-pub(super) struct Found {
-    pub(super) variables: Vec<Variable>,
+pub(super) struct References {
+    pub(super) variables: Vec<RequestVariable>,
     pub(super) patterns: HashMap<String, Regex>,
     /// Headers that are asked for by a literal name.
     pub(super) headers: Vec<HeaderName>,
@@ -52,14 +52,15 @@ pub(super) struct Found {
 pub(super) fn syntax(errors: &ParseErrors) -> ExpressionError {
     let first = errors.errors.first();
     let number = |number: isize| usize::try_from(number).unwrap_or_default();
-    let place = first.map(|error| ExpressionPlace { line: number(error.pos.0), column: number(error.pos.1) });
-    let place = place.unwrap_or_default();
+    let position =
+        first.map(|error| ExpressionPosition { line: number(error.pos.0), column: number(error.pos.1) });
+    let position = position.unwrap_or_default();
     let message = first.map_or_else(|| errors.to_string(), |error| error.msg.trim().to_owned());
     // The parser's own bound comes wrapped in the debug form of its error.
     if message.contains("Recursion limit") {
-        return ExpressionError::TooDeep { place };
+        return ExpressionError::TooDeep { position };
     }
-    ExpressionError::Syntax { place, message }
+    ExpressionError::Syntax { position, message }
 }
 
 /// Whether an error of the rehearsal lies in the expression, not in the request.
@@ -80,16 +81,16 @@ pub(super) fn is_mistake(error: &ExecutionError) -> bool {
 }
 
 /// Finds unknown names, parts that do not fit together, and a result that is not true or false.
-pub(super) fn check(program: &Program) -> Result<Found, ExpressionError> {
-    let mut checker = Checker { program, depth: 0, scope: Vec::new(), found: Found::default() };
+pub(super) fn check(program: &Program) -> Result<References, ExpressionError> {
+    let mut checker = Checker { program, depth: 0, scope: Vec::new(), references: References::default() };
     match checker.type_of(program.expression())? {
-        Type::Bool | Type::Unknown => Ok(checker.found),
+        ExprType::Bool | ExprType::Unknown => Ok(checker.references),
         found => Err(ExpressionError::NotBoolean { found: found.name().to_owned() }),
     }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Type {
+enum ExprType {
     Bool,
     Number,
     String,
@@ -98,10 +99,10 @@ enum Type {
     Unknown,
 }
 
-impl Type {
+impl ExprType {
     const fn name(self) -> &'static str {
         match self {
-            Self::Bool => "true or false",
+            Self::Bool => "a boolean",
             Self::Number => "a number",
             Self::String => "a string",
             Self::Headers => "the headers",
@@ -120,13 +121,13 @@ struct Checker<'e> {
     depth: usize,
     /// The variables of the macros (`all`, `exists`, …) around.
     scope: Vec<&'e str>,
-    found: Found,
+    references: References,
 }
 
 impl<'e> Checker<'e> {
-    fn type_of(&mut self, expr: &'e IdedExpr) -> Result<Type, ExpressionError> {
+    fn type_of(&mut self, expr: &'e IdedExpr) -> Result<ExprType, ExpressionError> {
         if self.depth == DEEPEST {
-            return Err(ExpressionError::TooDeep { place: self.place(expr) });
+            return Err(ExpressionError::TooDeep { position: self.position(expr) });
         }
         self.depth += 1;
         let found = self.type_within(expr);
@@ -134,25 +135,25 @@ impl<'e> Checker<'e> {
         found
     }
 
-    fn type_within(&mut self, expr: &'e IdedExpr) -> Result<Type, ExpressionError> {
+    fn type_within(&mut self, expr: &'e IdedExpr) -> Result<ExprType, ExpressionError> {
         Ok(match &expr.expr {
-            Expr::Literal(LiteralValue::Boolean(_)) => Type::Bool,
-            Expr::Literal(LiteralValue::String(_)) => Type::String,
+            Expr::Literal(LiteralValue::Boolean(_)) => ExprType::Bool,
+            Expr::Literal(LiteralValue::String(_)) => ExprType::String,
             Expr::Literal(LiteralValue::Int(_) | LiteralValue::UInt(_) | LiteralValue::Double(_)) => {
-                Type::Number
+                ExprType::Number
             }
-            Expr::Literal(_) | Expr::Unspecified => Type::Unknown,
+            Expr::Literal(_) | Expr::Unspecified => ExprType::Unknown,
             Expr::Ident(name) => self.variable(expr, name.clone())?,
             Expr::Select(select) if select.test => {
-                let message = "`has` sees no headers; write `'name' in request.headers`".to_owned();
-                return Err(ExpressionError::Types { place: self.place(expr), message });
+                let message = "`has` does not work on headers; write `'name' in request.headers`".to_owned();
+                return Err(ExpressionError::Types { position: self.position(expr), message });
             }
             Expr::Select(select) => {
                 if let Some(name) = qualified(expr) {
                     return self.variable(expr, name);
                 }
                 self.type_of(&select.operand)?;
-                Type::Unknown
+                ExprType::Unknown
             }
             Expr::Call(call) => match &call.target {
                 None => self.call(expr, &call.func_name, &call.args.iter().collect::<Vec<_>>())?,
@@ -163,14 +164,17 @@ impl<'e> Checker<'e> {
             },
             Expr::List(list) => {
                 list.elements.iter().try_for_each(|element| self.type_of(element).map(drop))?;
-                Type::List
+                ExprType::List
             }
             Expr::Map(map) => self.entries(map.entries.iter().map(|entry| &entry.expr))?,
             Expr::Struct(fields) => self.entries(fields.entries.iter().map(|entry| &entry.expr))?,
             Expr::Comprehension(macro_) => {
-                if self.type_of(&macro_.iter_range)? == Type::Headers {
-                    let message = "the headers cannot be iterated over; ask for them by name".to_owned();
-                    return Err(ExpressionError::Types { place: self.place(&macro_.iter_range), message });
+                if self.type_of(&macro_.iter_range)? == ExprType::Headers {
+                    let message = "headers cannot be iterated over; look them up by name".to_owned();
+                    return Err(ExpressionError::Types {
+                        position: self.position(&macro_.iter_range),
+                        message,
+                    });
                 }
                 self.type_of(&macro_.accu_init)?;
                 let outside = self.scope.len();
@@ -180,12 +184,12 @@ impl<'e> Checker<'e> {
                     self.type_of(part)?;
                 }
                 self.scope.truncate(outside);
-                Type::Unknown
+                ExprType::Unknown
             }
         })
     }
 
-    fn entries(&mut self, entries: impl Iterator<Item = &'e EntryExpr>) -> Result<Type, ExpressionError> {
+    fn entries(&mut self, entries: impl Iterator<Item = &'e EntryExpr>) -> Result<ExprType, ExpressionError> {
         for entry in entries {
             match entry {
                 EntryExpr::StructField(field) => self.type_of(&field.value)?,
@@ -195,86 +199,98 @@ impl<'e> Checker<'e> {
                 }
             };
         }
-        Ok(Type::Unknown)
+        Ok(ExprType::Unknown)
     }
 
-    fn variable(&mut self, expr: &IdedExpr, name: String) -> Result<Type, ExpressionError> {
+    fn variable(&mut self, expr: &IdedExpr, name: String) -> Result<ExprType, ExpressionError> {
         let root = name.split('.').next().unwrap_or_default();
         if self.scope.contains(&root) || TYPE_NAMES.contains(&name.as_str()) {
-            return Ok(Type::Unknown);
+            return Ok(ExprType::Unknown);
         }
         if name == HEADERS {
-            return Ok(Type::Headers);
+            return Ok(ExprType::Headers);
         }
         let field = name.strip_prefix(HEADERS).and_then(|rest| rest.strip_prefix('.'));
         if let Some(field) = field.filter(|field| !field.contains('.')) {
             self.header(field);
-            return Ok(Type::String);
+            return Ok(ExprType::String);
         }
-        if let Some(variable) = Variable::named(&name) {
-            if !self.found.variables.contains(&variable) {
-                self.found.variables.push(variable);
+        if let Some(variable) = RequestVariable::from_name(&name) {
+            if !self.references.variables.contains(&variable) {
+                self.references.variables.push(variable);
             }
-            return Ok(Type::String);
+            return Ok(ExprType::String);
         }
-        let known = Variable::ALL.iter().map(|variable| variable.name()).chain([HEADERS]);
+        let known = RequestVariable::ALL.iter().map(|variable| variable.name()).chain([HEADERS]);
         let nearest = known.map(|known| (distance(known, &name), known)).min();
         let nearest = nearest.filter(|(distance, _)| *distance <= 3).map(|(_, known)| known.to_owned());
-        Err(ExpressionError::UnknownVariable { place: self.place(expr), name, nearest })
+        Err(ExpressionError::UnknownVariable { position: self.position(expr), name, nearest })
     }
 
-    fn call(&mut self, expr: &IdedExpr, name: &str, args: &[&'e IdedExpr]) -> Result<Type, ExpressionError> {
+    fn call(
+        &mut self,
+        expr: &IdedExpr,
+        name: &str,
+        args: &[&'e IdedExpr],
+    ) -> Result<ExprType, ExpressionError> {
         let types = args.iter().map(|arg| self.type_of(arg)).collect::<Result<Vec<_>, _>>()?;
         // `request.headers['name']`, `'name' in request.headers`.
-        if types.contains(&Type::Headers) {
+        if types.contains(&ExprType::Headers) {
             for arg in args {
                 if let Expr::Literal(LiteralValue::String(name)) = &arg.expr {
                     self.header(name.inner());
                 }
             }
         }
-        let at = |index: usize| types.get(index).copied().unwrap_or(Type::Unknown);
+        let at = |index: usize| types.get(index).copied().unwrap_or(ExprType::Unknown);
         let fits = |is_fit: bool, message: &str| {
             let message = message.to_owned();
-            if is_fit { Ok(()) } else { Err(ExpressionError::Types { place: self.place(expr), message }) }
+            if is_fit {
+                Ok(())
+            } else {
+                Err(ExpressionError::Types { position: self.position(expr), message })
+            }
         };
         match name {
             operators::LOGICAL_AND | operators::LOGICAL_OR | operators::LOGICAL_NOT => {
-                let is_fit = types.iter().all(|operand| operand.can_be(Type::Bool));
-                fits(is_fit, "`&&`, `||` and `!` take what is true or false")?;
-                Ok(Type::Bool)
+                let is_fit = types.iter().all(|operand| operand.can_be(ExprType::Bool));
+                fits(is_fit, "`&&`, `||` and `!` need boolean operands")?;
+                Ok(ExprType::Bool)
             }
             operators::EQUALS | operators::NOT_EQUALS => {
                 let (one, other) = (at(0), at(1));
                 let message = format!("{} never equals {}", one.name(), other.name());
                 fits(one.can_be(other), &message)?;
-                Ok(Type::Bool)
+                Ok(ExprType::Bool)
             }
             operators::LESS | operators::LESS_EQUALS | operators::GREATER | operators::GREATER_EQUALS => {
                 let (one, other) = (at(0), at(1));
-                let message = format!("{} and {} have no order", one.name(), other.name());
+                let message = format!("{} and {} cannot be ordered", one.name(), other.name());
                 fits(one.can_be(other), &message)?;
-                Ok(Type::Bool)
+                Ok(ExprType::Bool)
             }
             operators::CONDITIONAL => {
-                fits(at(0).can_be(Type::Bool), "what stands before `?` must be true or false")?;
-                Ok(if at(1) == at(2) { at(1) } else { Type::Unknown })
+                fits(at(0).can_be(ExprType::Bool), "the condition before `?` must be a boolean")?;
+                Ok(if at(1) == at(2) { at(1) } else { ExprType::Unknown })
             }
-            operators::INDEX if at(0) == Type::Headers => {
-                fits(at(1).can_be(Type::String), "headers are found by name, as in `request.headers['x']`")?;
-                Ok(Type::String)
+            operators::INDEX if at(0) == ExprType::Headers => {
+                fits(
+                    at(1).can_be(ExprType::String),
+                    "headers are indexed by name, as in `request.headers['x']`",
+                )?;
+                Ok(ExprType::String)
             }
-            operators::IN | operators::NOT_STRICTLY_FALSE => Ok(Type::Bool),
+            operators::IN | operators::NOT_STRICTLY_FALSE => Ok(ExprType::Bool),
             operators::ADD if at(0) == at(1) => Ok(at(0)),
-            _ if is_operator(name) => Ok(Type::Unknown),
+            _ if is_operator(name) => Ok(ExprType::Unknown),
             "matches" => {
                 self.pattern(expr, args.get(1).copied())?;
-                Ok(Type::Bool)
+                Ok(ExprType::Bool)
             }
             _ => {
                 if !is_function(name) {
                     let name = name.to_owned();
-                    return Err(ExpressionError::UnknownFunction { place: self.place(expr), name });
+                    return Err(ExpressionError::UnknownFunction { position: self.position(expr), name });
                 }
                 Ok(result_of(name))
             }
@@ -282,28 +298,30 @@ impl<'e> Checker<'e> {
     }
 
     fn header(&mut self, name: &str) {
-        self.found.headers.extend(HeaderName::from_bytes(name.as_bytes()));
+        self.references.headers.extend(HeaderName::from_bytes(name.as_bytes()));
     }
 
     fn pattern(&mut self, call: &IdedExpr, pattern: Option<&IdedExpr>) -> Result<(), ExpressionError> {
-        let place = self.place(pattern.unwrap_or(call));
+        let position = self.position(pattern.unwrap_or(call));
         let Some(Expr::Literal(LiteralValue::String(text))) = pattern.map(|pattern| &pattern.expr) else {
-            let message =
-                "the pattern of `matches` must be a literal, so that it is compiled once".to_owned();
-            return Err(ExpressionError::Pattern { place, message });
+            let message = "the pattern of `matches` must be a literal".to_owned();
+            return Err(ExpressionError::Pattern { position, message });
         };
         let regex = RegexBuilder::new(text.inner()).size_limit(LARGEST_PATTERN).build();
-        let regex = regex.map_err(|error| ExpressionError::Pattern { place, message: error.to_string() })?;
-        self.found.patterns.insert(text.inner().to_owned(), regex);
+        let regex =
+            regex.map_err(|error| ExpressionError::Pattern { position, message: error.to_string() })?;
+        self.references.patterns.insert(text.inner().to_owned(), regex);
         Ok(())
     }
 
-    fn place(&self, expr: &IdedExpr) -> ExpressionPlace {
+    fn position(&self, expr: &IdedExpr) -> ExpressionPosition {
         let info = self.program.source_info();
-        let Some((start, _)) = info.offset_for(leftmost(expr).id) else { return ExpressionPlace::default() };
+        let Some((start, _)) = info.offset_for(leftmost(expr).id) else {
+            return ExpressionPosition::default();
+        };
         let before: String = info.source.chars().take(start as usize).collect();
         let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
-        ExpressionPlace { line: before.matches('\n').count() + 1, column }
+        ExpressionPosition { line: before.matches('\n').count() + 1, column }
     }
 }
 
@@ -342,12 +360,12 @@ fn is_function(name: &str) -> bool {
     is_known(format!("{name}()")) || is_known(format!("''.{name}()"))
 }
 
-fn result_of(function: &str) -> Type {
+fn result_of(function: &str) -> ExprType {
     match function {
-        "contains" | "startsWith" | "endsWith" | "bool" => Type::Bool,
-        "size" | "int" | "uint" | "double" => Type::Number,
-        "string" => Type::String,
-        _ => Type::Unknown,
+        "contains" | "startsWith" | "endsWith" | "bool" => ExprType::Bool,
+        "size" | "int" | "uint" | "double" => ExprType::Number,
+        "string" => ExprType::String,
+        _ => ExprType::Unknown,
     }
 }
 

@@ -13,7 +13,7 @@ use crate::identity::Identity;
 
 /// What an expression can name, but for the headers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Variable {
+pub(super) enum RequestVariable {
     Method,
     Host,
     Path,
@@ -27,7 +27,7 @@ pub(super) enum Variable {
 /// The one name that is not a string.
 pub(super) const HEADERS: &str = "request.headers";
 
-impl Variable {
+impl RequestVariable {
     pub(super) const ALL: [Self; 8] =
         [Self::Method, Self::Host, Self::Path, Self::Kind, Self::Ip, Self::Tier, Self::Tenant, Self::User];
 
@@ -44,7 +44,7 @@ impl Variable {
         }
     }
 
-    pub(super) fn named(name: &str) -> Option<Self> {
+    pub(super) fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|variable| variable.name() == name)
     }
 
@@ -76,37 +76,38 @@ fn text(bytes: &[u8]) -> CelString<'_> {
 
 /// The values that one expression asks for, of one request.
 #[derive(Debug)]
-pub(super) struct Bound<'a> {
-    values: [CelString<'a>; Variable::ALL.len()],
-    headers: Headers<'a>,
+pub(super) struct RequestBindings<'a> {
+    values: [CelString<'a>; RequestVariable::ALL.len()],
+    headers: HeaderLookup<'a>,
 }
 
-impl<'a> Bound<'a> {
+impl<'a> RequestBindings<'a> {
     /// `path` is the reading of the request's path that the expression sees.
     pub(super) fn new(
-        variables: &[Variable],
+        variables: &[RequestVariable],
         (path, identity): (&'a str, &'a Identity<'_>),
         tier: Option<&'a str>,
     ) -> Self {
-        let mut values = <[CelString<'a>; Variable::ALL.len()]>::default();
+        let mut values = <[CelString<'a>; RequestVariable::ALL.len()]>::default();
         for &variable in variables {
             values[variable as usize] = variable.value((path, identity), tier);
         }
-        Self { values, headers: Headers(Some(identity.facts().headers)) }
+        Self { values, headers: HeaderLookup(Some(identity.facts().headers)) }
     }
 
     /// A request of which everything is empty.
-    pub(super) fn sample() -> Self {
-        Self { values: Default::default(), headers: Headers(None) }
+    pub(super) fn empty() -> Self {
+        Self { values: Default::default(), headers: HeaderLookup(None) }
     }
 }
 
-impl VariableResolver for Bound<'_> {
+impl VariableResolver for RequestBindings<'_> {
     fn resolve<'b>(&'b self, name: &str) -> Option<CowVal<'b, 'b>> {
         if name == HEADERS {
             return Some(CowVal::Borrowed(&self.headers));
         }
-        Variable::named(name).map(|variable| CowVal::Borrowed(&self.values[variable as usize] as &dyn Val))
+        RequestVariable::from_name(name)
+            .map(|variable| CowVal::Borrowed(&self.values[variable as usize] as &dyn Val))
     }
 }
 
@@ -114,9 +115,9 @@ static HEADERS_TYPE: Type = Type::new_unspecified_type("headers");
 
 /// The headers, looked up by name when an expression asks.
 #[derive(Debug, Clone, Copy)]
-struct Headers<'a>(Option<&'a HeaderMap>);
+struct HeaderLookup<'a>(Option<&'a HeaderMap>);
 
-impl<'a> Headers<'a> {
+impl<'a> HeaderLookup<'a> {
     fn find(self, name: &dyn Val) -> Result<CelString<'a>, ExecutionError> {
         let name = named(name)?;
         let mut lines = self.0.into_iter().flat_map(|headers| headers.get_all(name).iter());
@@ -135,7 +136,7 @@ fn named(name: &dyn Val) -> Result<&str, ExecutionError> {
     })
 }
 
-impl Val for Headers<'_> {
+impl Val for HeaderLookup<'_> {
     fn get_type(&self) -> &Type {
         <Self as Val>::cel_type()
     }
@@ -163,14 +164,14 @@ impl Val for Headers<'_> {
     }
 }
 
-impl Container for Headers<'_> {
+impl Container for HeaderLookup<'_> {
     fn contains(&self, name: &dyn Val) -> Result<bool, ExecutionError> {
         let name = named(name)?;
         Ok(self.0.is_some_and(|headers| headers.contains_key(name)))
     }
 }
 
-impl Indexer for Headers<'_> {
+impl Indexer for HeaderLookup<'_> {
     fn get<'b, 'v>(&'b self, name: &dyn Val) -> Result<CowVal<'b, 'v>, ExecutionError>
     where
         Self: 'v,

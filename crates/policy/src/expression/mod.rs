@@ -30,8 +30,8 @@ use cel::{Context, Env, ExecutionError, Program, Value};
 use http::header::HeaderName;
 use regex::Regex;
 
-pub use check::ExpressionPlace;
-use facts::{Bound, Variable};
+pub use check::ExpressionPosition;
+use facts::{RequestBindings, RequestVariable};
 
 use crate::identity::Identity;
 
@@ -47,11 +47,11 @@ static ENVIRONMENT: LazyLock<Arc<Env>> = LazyLock::new(|| Arc::new(Env::stdlib()
 ///
 /// assert!(Expression::compile("request.method == 'POST' && client.tier != 'premium'").is_ok());
 /// let error = Expression::compile("request.methd == 'POST'").unwrap_err();
-/// assert_eq!(error.to_string(), "column 1: there is no `request.methd`; is it `request.method`?");
+/// assert_eq!(error.to_string(), "column 1: unknown variable `request.methd`; did you mean `request.method`?");
 /// ```
 pub struct Expression {
     program: Program,
-    variables: Vec<Variable>,
+    variables: Vec<RequestVariable>,
     headers: Vec<HeaderName>,
     /// The functions; each evaluation adds its request in a scope of its own.
     root: Context<'static, 'static>,
@@ -61,61 +61,61 @@ pub struct Expression {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ExpressionError {
     /// It is too long.
-    #[error("{length} bytes, at most {LONGEST}")]
+    #[error("the expression has {length} bytes; the maximum is {LONGEST}")]
     TooLong {
         /// How long it is.
         length: usize,
     },
     /// Its parts are nested too deeply.
-    #[error("{place}: nested too deeply; split the rule in two")]
+    #[error("{position}: nested too deeply; split the rule into two")]
     TooDeep {
         /// Where.
-        place: ExpressionPlace,
+        position: ExpressionPosition,
     },
     /// It is not an expression.
-    #[error("{place}: {message}")]
+    #[error("{position}: {message}")]
     Syntax {
         /// Where.
-        place: ExpressionPlace,
+        position: ExpressionPosition,
         /// What the parser says.
         message: String,
     },
     /// It names what does not exist.
-    #[error("{place}: there is no `{name}`{}", hint(nearest.as_deref()))]
+    #[error("{position}: unknown variable `{name}`{}", hint(nearest.as_deref()))]
     UnknownVariable {
         /// Where.
-        place: ExpressionPlace,
+        position: ExpressionPosition,
         /// The name as written.
         name: String,
         /// What may be meant.
         nearest: Option<String>,
     },
     /// It calls what does not exist.
-    #[error("{place}: there is no function `{name}`")]
+    #[error("{position}: unknown function `{name}`")]
     UnknownFunction {
         /// Where.
-        place: ExpressionPlace,
+        position: ExpressionPosition,
         /// The name as written.
         name: String,
     },
     /// Its parts do not fit together.
-    #[error("{place}: {message}")]
+    #[error("{position}: {message}")]
     Types {
         /// Where.
-        place: ExpressionPlace,
+        position: ExpressionPosition,
         /// What does not fit.
         message: String,
     },
     /// The pattern of `matches` is no regular expression, or no literal.
-    #[error("{place}: {message}")]
+    #[error("{position}: {message}")]
     Pattern {
         /// Where.
-        place: ExpressionPlace,
+        position: ExpressionPosition,
         /// What is wrong with it.
         message: String,
     },
     /// It does not yield true or false.
-    #[error("the result is {found}, not true or false; compare it with something")]
+    #[error("the result is {found}, expected a boolean; compare it with a value")]
     NotBoolean {
         /// What it yields.
         found: String,
@@ -131,20 +131,20 @@ pub struct EvaluationError {
 }
 
 fn hint(nearest: Option<&str>) -> String {
-    nearest.map(|name| format!("; is it `{name}`?")).unwrap_or_default()
+    nearest.map(|name| format!("; did you mean `{name}`?")).unwrap_or_default()
 }
 
 impl ExpressionError {
     /// Where in the expression, if that is known.
-    pub fn place(&self) -> Option<ExpressionPlace> {
+    pub fn position(&self) -> Option<ExpressionPosition> {
         match self {
-            Self::TooDeep { place }
-            | Self::Syntax { place, .. }
-            | Self::UnknownVariable { place, .. }
-            | Self::UnknownFunction { place, .. }
-            | Self::Types { place, .. }
-            | Self::Pattern { place, .. } => {
-                Some(*place).filter(|place| *place != ExpressionPlace::default())
+            Self::TooDeep { position }
+            | Self::Syntax { position, .. }
+            | Self::UnknownVariable { position, .. }
+            | Self::UnknownFunction { position, .. }
+            | Self::Types { position, .. }
+            | Self::Pattern { position, .. } => {
+                Some(*position).filter(|position| *position != ExpressionPosition::default())
             }
             Self::TooLong { .. } | Self::NotBoolean { .. } => None,
         }
@@ -153,35 +153,37 @@ impl ExpressionError {
     /// What is wrong, without the place.
     pub fn what(&self) -> String {
         match self {
-            Self::TooLong { length } => format!("the expression has {length} bytes, at most {LONGEST}"),
+            Self::TooLong { length } => {
+                format!("the expression has {length} bytes; the maximum is {LONGEST}")
+            }
             Self::TooDeep { .. } => "the expression is nested too deeply".to_owned(),
             Self::Syntax { message, .. } | Self::Types { message, .. } | Self::Pattern { message, .. } => {
                 message.clone()
             }
-            Self::UnknownVariable { name, .. } => format!("there is no `{name}`"),
-            Self::UnknownFunction { name, .. } => format!("there is no function `{name}`"),
-            Self::NotBoolean { found } => format!("the result is {found}, not true or false"),
+            Self::UnknownVariable { name, .. } => format!("unknown variable `{name}`"),
+            Self::UnknownFunction { name, .. } => format!("unknown function `{name}`"),
+            Self::NotBoolean { found } => format!("the result is {found}, expected a boolean"),
         }
     }
 
     /// How to mend it.
     pub fn hint(&self) -> String {
         match self {
-            Self::TooLong { .. } | Self::TooDeep { .. } => "split the rule in two".to_owned(),
-            Self::Syntax { .. } => "write it like `request.method == \"GET\"`".to_owned(),
+            Self::TooLong { .. } | Self::TooDeep { .. } => "split the rule into two".to_owned(),
+            Self::Syntax { .. } => "write for example `request.method == \"GET\"`".to_owned(),
             Self::UnknownVariable { nearest: Some(nearest), .. } => format!("did you mean `{nearest}`?"),
             Self::UnknownVariable { nearest: None, .. } => {
-                let names: Vec<_> = Variable::ALL.iter().map(|variable| variable.name()).collect();
-                format!("there are {} and {}", names.join(", "), facts::HEADERS)
+                let names: Vec<_> = RequestVariable::ALL.iter().map(|variable| variable.name()).collect();
+                format!("available variables: {}, {}", names.join(", "), facts::HEADERS)
             }
             Self::UnknownFunction { .. } => {
-                "there are the standard functions of CEL, such as `startsWith`, and `matches`".to_owned()
+                "use `matches` or a standard CEL function such as `startsWith`".to_owned()
             }
-            Self::Types { .. } => "compare what is of one kind".to_owned(),
+            Self::Types { .. } => "compare values of the same type".to_owned(),
             Self::Pattern { .. } => {
-                "write a regular expression as a literal, such as `'^/v[0-9]+/'`".to_owned()
+                "write the regular expression as a literal, for example `'^/v[0-9]+/'`".to_owned()
             }
-            Self::NotBoolean { .. } => "compare it with something".to_owned(),
+            Self::NotBoolean { .. } => "compare it with a value".to_owned(),
         }
     }
 }
@@ -194,9 +196,9 @@ impl Expression {
         }
         let program = ENVIRONMENT.compile(source).map_err(|errors| check::syntax(&errors))?;
         let found = check::check(&program)?;
-        let check::Found { variables, headers, patterns } = found;
+        let check::References { variables, headers, patterns } = found;
         let expression = Self { program, variables, headers, root: context(patterns) };
-        expression.rehearse()?;
+        expression.test_evaluate()?;
         Ok(expression)
     }
 
@@ -212,7 +214,7 @@ impl Expression {
 
     /// Whether the condition depends on the path.
     pub(crate) fn reads_path(&self) -> bool {
-        self.variables.contains(&Variable::Path)
+        self.variables.contains(&RequestVariable::Path)
     }
 
     /// Whether the condition holds for a request whose path is read as `path`.
@@ -222,31 +224,36 @@ impl Expression {
         identity: &Identity<'_>,
         tier: Option<&str>,
     ) -> Result<bool, EvaluationError> {
-        let bound = Bound::new(&self.variables, (path, identity), tier);
-        let verdict = self.run(&bound, |result| match result.downcast_ref::<CelBool>() {
+        let bindings = RequestBindings::new(&self.variables, (path, identity), tier);
+        let verdict = self.run(&bindings, |result| match result.downcast_ref::<CelBool>() {
             Some(verdict) => Ok(*verdict.inner()),
-            None => Err(format!("the result is {}, not true or false", result.get_type().name())),
+            None => Err(format!("the result is {}, expected a boolean", result.get_type().name())),
         });
         verdict.map_err(|error| error.to_string()).flatten().map_err(|message| EvaluationError { message })
     }
 
     /// Evaluates once for a request of no importance: what cannot be typed ahead shows its type.
-    fn rehearse(&self) -> Result<(), ExpressionError> {
-        let result = self.run(&Bound::sample(), |result| result.get_type().name().to_owned());
+    fn test_evaluate(&self) -> Result<(), ExpressionError> {
+        let result = self.run(&RequestBindings::empty(), |result| result.get_type().name().to_owned());
         match result {
             Ok(found) if found == "bool" => Ok(()),
             Ok(found) => Err(ExpressionError::NotBoolean { found }),
-            Err(error) if check::is_mistake(&error) => {
-                Err(ExpressionError::Types { place: ExpressionPlace::default(), message: error.to_string() })
-            }
+            Err(error) if check::is_mistake(&error) => Err(ExpressionError::Types {
+                position: ExpressionPosition::default(),
+                message: error.to_string(),
+            }),
             Err(_) => Ok(()),
         }
     }
 
-    fn run<R>(&self, bound: &Bound<'_>, read: impl FnOnce(&dyn Val) -> R) -> Result<R, ExecutionError> {
+    fn run<R>(
+        &self,
+        bindings: &RequestBindings<'_>,
+        read: impl FnOnce(&dyn Val) -> R,
+    ) -> Result<R, ExecutionError> {
         let root: &Context<'_, '_> = &self.root;
         let mut scope = root.new_inner_scope();
-        scope.set_variable_resolver(bound);
+        scope.set_variable_resolver(bindings);
         let result = Value::resolve_val(self.program.expression(), &scope)?;
         Ok(read(result.as_ref()))
     }

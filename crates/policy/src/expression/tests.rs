@@ -4,7 +4,7 @@ use proptest::prelude::{Strategy, any, prop, prop_oneof, proptest};
 use tidegate_core::Timestamp;
 
 use super::Expression;
-use crate::{Addresses, Facts, Identities, IdentitySpec, Source};
+use crate::{Addresses, Facts, Identities, IdentitySource, IdentitySpec};
 
 fn headers() -> HeaderMap {
     let lines =
@@ -22,15 +22,15 @@ fn evaluate(source: &str) -> Result<bool, String> {
         headers: &headers,
         peer: [192, 0, 2, 7].into(),
     };
-    let user = Some(Source::Header(HeaderName::from_static("x-user")));
-    let addresses = Addresses::default().trusting(["192.0.2.7/32".parse().unwrap()]);
+    let user = Some(IdentitySource::Header(HeaderName::from_static("x-user")));
+    let addresses = Addresses::default().with_trusted_proxies(["192.0.2.7/32".parse().unwrap()]);
     let identities = Identities::new(IdentitySpec { user, addresses, ..IdentitySpec::default() }).unwrap();
-    let identity = identities.of(&facts, None, Timestamp::from_secs(1_800_000_000));
+    let identity = identities.identify(&facts, None, Timestamp::from_secs(1_800_000_000));
     let expression = Expression::compile(source).unwrap_or_else(|error| panic!("{source}: {error}"));
     expression.evaluate(&identity, Some("free")).map_err(|error| error.to_string())
 }
 
-fn refused(source: &str) -> String {
+fn rejected(source: &str) -> String {
     Expression::compile(source).expect_err(source).to_string()
 }
 
@@ -70,10 +70,10 @@ fn a_run_time_error_is_an_error_not_an_answer() {
 
 #[test]
 fn syntax_errors_have_a_place() {
-    assert!(refused("request.method == ").starts_with("column "), "{}", refused("request.method == "));
-    assert!(refused("request.method ==\n 'POST' &&& true").starts_with("line 2, column "));
-    assert!(refused("").starts_with("column 1"), "{}", refused(""));
-    assert!(refused(&"x".repeat(5000)).contains("5000 bytes, at most 4096"));
+    assert!(rejected("request.method == ").starts_with("column "), "{}", rejected("request.method == "));
+    assert!(rejected("request.method ==\n 'POST' &&& true").starts_with("line 2, column "));
+    assert!(rejected("").starts_with("column 1"), "{}", rejected(""));
+    assert!(rejected(&"x".repeat(5000)).contains("5000 bytes; the maximum is 4096"));
 }
 
 #[test]
@@ -93,33 +93,39 @@ fn deep_nesting_is_no_way_to_overflow_the_stack() {
         let _ = Expression::compile(&source);
     }
     let nested = format!("{}true{}", "(".repeat(200), ")".repeat(200));
-    assert!(refused(&nested).contains("nested too deeply"), "{}", refused(&nested));
-    assert!(refused(&format!("1{} == 1", "+1".repeat(60))).contains("nested too deeply"));
+    assert!(rejected(&nested).contains("nested too deeply"), "{}", rejected(&nested));
+    assert!(rejected(&format!("1{} == 1", "+1".repeat(60))).contains("nested too deeply"));
     assert_eq!(evaluate(&format!("true{}", "&&true".repeat(600))), Ok(true));
 }
 
 #[test]
 fn unknown_names_are_found_wherever_they_stand() {
     for (source, expected) in [
-        ("request.paht == '/'", "column 1: there is no `request.paht`; is it `request.path`?"),
-        ("true || client.tire == 'x'", "column 9: there is no `client.tire`; is it `client.tier`?"),
-        ("client.api_key == 'x'", "column 1: there is no `client.api_key`"),
-        ("request == 'x'", "there is no `request`"),
-        ("request.path.length == 3", "there is no `request.path.length`"),
-        ("method == 'GET'", "there is no `method`"),
-        ("['a'].exists(x, y == 'a')", "column 17: there is no `y`"),
-        ("false && lower(request.path) == 'x'", "there is no function `lower`"),
-        ("request.path.startswith('/')", "there is no function `startswith`"),
-        ("request.path == '/' &&\n  client.nobody == ''", "line 2, column 3: there is no `client.nobody`"),
+        ("request.paht == '/'", "column 1: unknown variable `request.paht`; did you mean `request.path`?"),
+        (
+            "true || client.tire == 'x'",
+            "column 9: unknown variable `client.tire`; did you mean `client.tier`?",
+        ),
+        ("client.api_key == 'x'", "column 1: unknown variable `client.api_key`"),
+        ("request == 'x'", "unknown variable `request`"),
+        ("request.path.length == 3", "unknown variable `request.path.length`"),
+        ("method == 'GET'", "unknown variable `method`"),
+        ("['a'].exists(x, y == 'a')", "column 17: unknown variable `y`"),
+        ("false && lower(request.path) == 'x'", "unknown function `lower`"),
+        ("request.path.startswith('/')", "unknown function `startswith`"),
+        (
+            "request.path == '/' &&\n  client.nobody == ''",
+            "line 2, column 3: unknown variable `client.nobody`",
+        ),
     ] {
-        assert!(refused(source).contains(expected), "{source}: {}", refused(source));
+        assert!(rejected(source).contains(expected), "{source}: {}", rejected(source));
     }
 }
 
 #[test]
 fn what_is_not_true_or_false_is_found() {
     for (source, expected) in [
-        ("request.path", "the result is a string, not true or false"),
+        ("request.path", "the result is a string, expected a boolean"),
         ("1 + 1", "the result is a number"),
         ("'a' + 'b'", "the result is a string"),
         ("size(request.path)", "the result is a number"),
@@ -129,7 +135,7 @@ fn what_is_not_true_or_false_is_found() {
         ("true ? 'a' : 'b'", "the result is a string"),
         ("type(request.path)", "the result is type"),
     ] {
-        assert!(refused(source).contains(expected), "{source}: {}", refused(source));
+        assert!(rejected(source).contains(expected), "{source}: {}", rejected(source));
     }
 }
 
@@ -137,17 +143,17 @@ fn what_is_not_true_or_false_is_found() {
 fn parts_that_do_not_fit_are_found() {
     for (source, expected) in [
         ("request.method == 1", "a string never equals a number"),
-        ("request.path > 5", "a string and a number have no order"),
-        ("request.method && true", "take what is true or false"),
-        ("!request.method", "take what is true or false"),
-        ("request.headers[1] == 'x'", "headers are found by name"),
+        ("request.path > 5", "a string and a number cannot be ordered"),
+        ("request.method && true", "need boolean operands"),
+        ("!request.method", "need boolean operands"),
+        ("request.headers[1] == 'x'", "headers are indexed by name"),
         ("has(request.headers.x)", "write `'name' in request.headers`"),
         ("request.headers.exists(h, h == 'x')", "cannot be iterated over"),
         ("request.path.startsWith(1)", "no matching overload"),
         ("request.path.matches('(')", "column 22: regex parse error"),
         ("request.path.matches(request.host)", "must be a literal"),
     ] {
-        assert!(refused(source).contains(expected), "{source}: {}", refused(source));
+        assert!(rejected(source).contains(expected), "{source}: {}", rejected(source));
     }
 }
 

@@ -47,7 +47,7 @@ pub enum ForwardingHeader {
 
 /// No such prefix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("an IPv6 prefix of {bits} bits; write 1 to 128, 64 is usual")]
+#[error("invalid IPv6 prefix length {bits}; use 1 to 128 (64 is usual)")]
 pub struct PrefixError {
     /// What was asked for.
     pub bits: u8,
@@ -72,19 +72,19 @@ impl Default for Addresses {
 
 impl Addresses {
     /// Believes the proxies in these networks.
-    pub fn trusting(mut self, proxies: impl IntoIterator<Item = IpNet>) -> Self {
+    pub fn with_trusted_proxies(mut self, proxies: impl IntoIterator<Item = IpNet>) -> Self {
         self.trusted.extend(proxies);
         self
     }
 
     /// Reads only what these proxies write.
-    pub fn reading(mut self, header: ForwardingHeader) -> Self {
+    pub fn with_header(mut self, header: ForwardingHeader) -> Self {
         self.header = header;
         self
     }
 
     /// Counts IPv6 clients by the first `bits` of their address.
-    pub fn counting_ipv6_by(mut self, bits: u8) -> Result<Self, PrefixError> {
+    pub fn with_ipv6_prefix(mut self, bits: u8) -> Result<Self, PrefixError> {
         if !(1..=128).contains(&bits) {
             return Err(PrefixError { bits });
         }
@@ -102,11 +102,11 @@ impl Addresses {
         let forwarded_lines = headers.get_all(FORWARDED);
         let by_x = || {
             let hops = x_lines.iter().rev().flat_map(|line| forwarded::x_forwarded_for(line.as_bytes()));
-            self.walk(peer, hops)
+            self.find_client(peer, hops)
         };
         let by_forwarded = || {
             let hops = forwarded_lines.iter().rev().flat_map(|line| forwarded::forwarded(line.as_bytes()));
-            self.walk(peer, hops)
+            self.find_client(peer, hops)
         };
         match self.header {
             ForwardingHeader::XForwardedFor => by_x(),
@@ -139,29 +139,30 @@ impl Addresses {
 
     /// What is believed of what the proxies said: as much as led to [`Addresses::client`], and nothing left of it. If
     /// the two headers lead to different clients, nothing is.
-    pub fn believed(&self, headers: &HeaderMap, peer: IpAddr) -> TrustedChain {
+    pub fn trusted_chain(&self, headers: &HeaderMap, peer: IpAddr) -> TrustedChain {
         let (client, peer) = (self.client(headers, peer), peer.to_canonical());
-        let mut believed = TrustedChain { chain: vec![peer], elements: Vec::new() };
+        let mut trusted = TrustedChain { chain: vec![peer], elements: Vec::new() };
         if client == peer {
-            return believed;
+            return trusted;
         }
         let x_hops = headers.get_all(&X_FORWARDED_FOR).iter().rev();
-        let by_x = self.followed(peer, x_hops.flat_map(|line| forwarded::x_forwarded_for(line.as_bytes())));
+        let by_x =
+            self.collect_chain(peer, x_hops.flat_map(|line| forwarded::x_forwarded_for(line.as_bytes())));
         let forwarded = || headers.get_all(FORWARDED).iter().rev();
         let by_forwarded =
-            self.followed(peer, forwarded().flat_map(|line| forwarded::forwarded(line.as_bytes())));
+            self.collect_chain(peer, forwarded().flat_map(|line| forwarded::forwarded(line.as_bytes())));
         let leads = |chain: &[IpAddr]| chain.first() == Some(&client);
         if leads(&by_forwarded) {
             let elements = forwarded().flat_map(|line| forwarded::elements(line.as_bytes()));
-            believed.elements = elements.take(by_forwarded.len() - 1).map(<[u8]>::to_vec).collect();
-            believed.elements.reverse();
+            trusted.elements = elements.take(by_forwarded.len() - 1).map(<[u8]>::to_vec).collect();
+            trusted.elements.reverse();
         }
-        believed.chain = if leads(&by_x) { by_x } else { by_forwarded };
-        believed
+        trusted.chain = if leads(&by_x) { by_x } else { by_forwarded };
+        trusted
     }
 
     /// Everybody from the client to `peer`.
-    fn followed(&self, peer: IpAddr, hops: impl Iterator<Item = Option<IpAddr>>) -> Vec<IpAddr> {
+    fn collect_chain(&self, peer: IpAddr, hops: impl Iterator<Item = Option<IpAddr>>) -> Vec<IpAddr> {
         let mut chain = vec![peer];
         for hop in hops {
             match (hop, chain.last()) {
@@ -174,7 +175,7 @@ impl Addresses {
     }
 
     /// What an address is counted as: IPv4 whole, IPv6 by its prefix.
-    pub fn counted(&self, address: IpAddr) -> IpAddr {
+    pub fn counter_address(&self, address: IpAddr) -> IpAddr {
         match address.to_canonical() {
             IpAddr::V6(address) => {
                 let unused = u32::from(128_u8.saturating_sub(self.ipv6_prefix));
@@ -185,7 +186,7 @@ impl Addresses {
         }
     }
 
-    fn walk(&self, peer: IpAddr, hops: impl Iterator<Item = Option<IpAddr>>) -> IpAddr {
+    fn find_client(&self, peer: IpAddr, hops: impl Iterator<Item = Option<IpAddr>>) -> IpAddr {
         let mut current = peer;
         for hop in hops {
             match hop {
@@ -212,7 +213,8 @@ mod tests {
     }
 
     fn behind_tens() -> Addresses {
-        Addresses::default().trusting(["10.0.0.0/8".parse().unwrap(), "fd00::/8".parse().unwrap()])
+        Addresses::default()
+            .with_trusted_proxies(["10.0.0.0/8".parse().unwrap(), "fd00::/8".parse().unwrap()])
     }
 
     #[track_caller]
@@ -280,7 +282,7 @@ mod tests {
         assert_eq!(found(&agreeing, "10.0.0.1"), "192.0.2.7");
         let lines = [(&X_FORWARDED_FOR, "192.0.2.7"), (&FORWARDED, "for=1.1.1.1")];
         assert_eq!(found(&lines, "10.0.0.1"), "10.0.0.1");
-        let only = |header| behind_tens().reading(header).client(&headers(&lines), [10, 0, 0, 1].into());
+        let only = |header| behind_tens().with_header(header).client(&headers(&lines), [10, 0, 0, 1].into());
         assert_eq!(only(ForwardingHeader::XForwardedFor).to_string(), "192.0.2.7");
         assert_eq!(only(ForwardingHeader::Forwarded).to_string(), "1.1.1.1");
     }
@@ -289,7 +291,7 @@ mod tests {
     fn what_is_believed_begins_with_the_client() {
         let believed = |lines: &[(&HeaderName, &str)]| {
             let TrustedChain { chain, elements } =
-                behind_tens().believed(&headers(lines), [10, 0, 0, 1].into());
+                behind_tens().trusted_chain(&headers(lines), [10, 0, 0, 1].into());
             let chain: Vec<_> = chain.iter().map(IpAddr::to_string).collect();
             (chain.join(" "), String::from_utf8(elements.join(&b" "[..])).unwrap())
         };
@@ -303,22 +305,22 @@ mod tests {
         let conflict = believed(&[forwarded, (&X_FORWARDED_FOR, "8.8.8.8")]);
         assert_eq!(conflict, ("10.0.0.1".to_owned(), String::new()));
         let spoof = headers(&[forwarded]);
-        let stranger = behind_tens().believed(&spoof, [192, 0, 2, 7].into());
+        let stranger = behind_tens().trusted_chain(&spoof, [192, 0, 2, 7].into());
         assert_eq!((stranger.chain, stranger.elements), (vec![[192, 0, 2, 7].into()], vec![]));
     }
 
     #[test]
     fn ipv6_is_counted_by_its_prefix() {
         let counted = |bits, address: &str| {
-            let addresses = Addresses::default().counting_ipv6_by(bits).unwrap();
-            addresses.counted(address.parse().unwrap()).to_string()
+            let addresses = Addresses::default().with_ipv6_prefix(bits).unwrap();
+            addresses.counter_address(address.parse().unwrap()).to_string()
         };
         assert_eq!(counted(64, "2001:db8:1:2:3::9"), "2001:db8:1:2::");
         assert_eq!(counted(56, "2001:db8:1:2ff:3::9"), "2001:db8:1:200::");
         assert_eq!(counted(128, "2001:db8::9"), "2001:db8::9");
         assert_eq!(counted(64, "::ffff:192.0.2.7"), "192.0.2.7");
         assert_eq!(counted(64, "192.0.2.7"), "192.0.2.7");
-        assert!(Addresses::default().counting_ipv6_by(0).is_err());
-        assert!(Addresses::default().counting_ipv6_by(129).is_err());
+        assert!(Addresses::default().with_ipv6_prefix(0).is_err());
+        assert!(Addresses::default().with_ipv6_prefix(129).is_err());
     }
 }

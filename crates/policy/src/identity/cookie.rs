@@ -9,7 +9,7 @@ pub struct CookieName(Box<str>);
 
 /// Not a name a cookie can have.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{name}` cannot name a cookie; use letters, digits, `-` and `_`")]
+#[error("invalid cookie name `{name}`; use letters, digits, `-` and `_`")]
 pub struct CookieNameError {
     /// What was written.
     pub name: String,

@@ -17,12 +17,12 @@ pub struct Fingerprint {
 /// A fingerprint of nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a fingerprint needs at least one header, for instance user-agent")]
-pub struct NoHeaders;
+pub struct FingerprintError;
 
 impl Fingerprint {
     /// Looks at `headers`, in this order.
-    pub fn of(headers: Vec<HeaderName>) -> Result<Self, NoHeaders> {
-        if headers.is_empty() { Err(NoHeaders) } else { Ok(Self { headers }) }
+    pub fn new(headers: Vec<HeaderName>) -> Result<Self, FingerprintError> {
+        if headers.is_empty() { Err(FingerprintError) } else { Ok(Self { headers }) }
     }
 
     /// The headers it is made of.
@@ -31,21 +31,21 @@ impl Fingerprint {
     }
 
     /// 128 bits of a SHA-256; none if the request has none of the headers.
-    pub fn take(&self, headers: &HeaderMap) -> Option<[u8; 16]> {
+    pub fn compute(&self, headers: &HeaderMap) -> Option<[u8; 16]> {
         let mut hash = Sha256::new();
-        let mut is_seen = false;
+        let mut is_present = false;
         for name in &self.headers {
             let values = headers.get_all(name);
             // Counts and lengths keep an absent header from an empty one, and one value from two.
             hash.update(length(values.iter().count()));
             for value in values {
-                is_seen = true;
+                is_present = true;
                 hash.update(length(value.len()));
                 hash.update(value.as_bytes());
             }
         }
         let half = hash.finalize().first_chunk().copied();
-        half.filter(|_| is_seen)
+        half.filter(|_| is_present)
     }
 }
 
@@ -59,32 +59,35 @@ mod tests {
 
     use super::*;
 
-    fn take(lines: &[(HeaderName, &str)]) -> Option<[u8; 16]> {
+    fn compute(lines: &[(HeaderName, &str)]) -> Option<[u8; 16]> {
         let headers = lines.iter().map(|(name, value)| (name.clone(), value.parse().unwrap())).collect();
-        Fingerprint::of(vec![USER_AGENT, ACCEPT_LANGUAGE]).unwrap().take(&headers)
+        Fingerprint::new(vec![USER_AGENT, ACCEPT_LANGUAGE]).unwrap().compute(&headers)
     }
 
     #[test]
     fn it_never_changes() {
-        let print = take(&[(USER_AGENT, "curl/8")]).map(u128::from_be_bytes);
+        let print = compute(&[(USER_AGENT, "curl/8")]).map(u128::from_be_bytes);
         assert_eq!(print, Some(0x2fc0_64b3_7a2c_125b_df16_cdf8_780b_3950));
     }
 
     #[test]
     fn only_the_chosen_headers_count_and_each_for_itself() {
-        let curl = take(&[(USER_AGENT, "curl"), (ACCEPT_LANGUAGE, "de")]);
-        assert_eq!(curl, take(&[(ACCEPT_LANGUAGE, "de"), (USER_AGENT, "curl"), (http::header::HOST, "x")]));
+        let curl = compute(&[(USER_AGENT, "curl"), (ACCEPT_LANGUAGE, "de")]);
+        assert_eq!(
+            curl,
+            compute(&[(ACCEPT_LANGUAGE, "de"), (USER_AGENT, "curl"), (http::header::HOST, "x")])
+        );
         let others = [
-            take(&[(USER_AGENT, "curlde")]),
-            take(&[(USER_AGENT, "curl")]),
-            take(&[(USER_AGENT, "curl"), (ACCEPT_LANGUAGE, "")]),
-            take(&[(USER_AGENT, "curl"), (USER_AGENT, ""), (ACCEPT_LANGUAGE, "de")]),
+            compute(&[(USER_AGENT, "curlde")]),
+            compute(&[(USER_AGENT, "curl")]),
+            compute(&[(USER_AGENT, "curl"), (ACCEPT_LANGUAGE, "")]),
+            compute(&[(USER_AGENT, "curl"), (USER_AGENT, ""), (ACCEPT_LANGUAGE, "de")]),
         ];
         for (index, other) in others.iter().enumerate() {
             assert_ne!(*other, curl);
             assert!(other.is_some() && !others[..index].contains(other));
         }
-        assert_eq!(take(&[]), None);
-        assert!(Fingerprint::of(Vec::new()).is_err());
+        assert_eq!(compute(&[]), None);
+        assert!(Fingerprint::new(Vec::new()).is_err());
     }
 }

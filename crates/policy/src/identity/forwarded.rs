@@ -17,7 +17,7 @@ pub(super) fn x_forwarded_for(line: &[u8]) -> impl Iterator<Item = Option<IpAddr
 pub(super) fn forwarded(line: &[u8]) -> impl Iterator<Item = Option<IpAddr>> {
     elements(line).map(|element| {
         let mut found = None;
-        for pair in (Parts { rest: Some(element), separator: b';' }) {
+        for pair in (ReverseSplit { rest: Some(element), separator: b';' }) {
             let Some(at) = pair.iter().position(|&byte| byte == b'=') else { continue };
             if pair[..at].trim_ascii().eq_ignore_ascii_case(b"for") {
                 // Two answers are none.
@@ -32,7 +32,7 @@ pub(super) fn forwarded(line: &[u8]) -> impl Iterator<Item = Option<IpAddr>> {
 
 /// What the hops of one line of `Forwarded` are written as.
 pub(super) fn elements(line: &[u8]) -> impl Iterator<Item = &[u8]> {
-    let elements = Parts { rest: Some(line), separator: b',' }.map(<[u8]>::trim_ascii);
+    let elements = ReverseSplit { rest: Some(line), separator: b',' }.map(<[u8]>::trim_ascii);
     elements.filter(|element| !element.is_empty())
 }
 
@@ -70,12 +70,12 @@ fn is_port(text: &str) -> bool {
 }
 
 /// The parts of a list, last first; separators in quotes do not count.
-struct Parts<'a> {
+struct ReverseSplit<'a> {
     rest: Option<&'a [u8]>,
     separator: u8,
 }
 
-impl<'a> Iterator for Parts<'a> {
+impl<'a> Iterator for ReverseSplit<'a> {
     type Item = &'a [u8];
 
     fn next(&mut self) -> Option<&'a [u8]> {

@@ -6,8 +6,8 @@
 use http::HeaderMap;
 use http::header::{CONNECTION, COOKIE, FORWARDED, HeaderName};
 
-use super::{Fingerprint, IdentitySpec, Source};
-use crate::plan::{Match, Plan, RuleCost, UnderscoreHeaders};
+use super::{Fingerprint, IdentitySource, IdentitySpec};
+use crate::plan::{Plan, RuleCost, RuleMatch, UnderscoreHeaders};
 
 /// What a policy requires of the headers of a request. Made once for a policy.
 #[derive(Debug)]
@@ -29,17 +29,17 @@ pub struct HeaderRules {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HeaderError {
     /// A header that names the client is there more than once: servers disagree which of them they read.
-    #[error("the header `{0}` is there more than once; send it once")]
+    #[error("duplicate header `{0}`; send it once")]
     Repeated(HeaderName),
     /// An API key holds a comma: servers may read a list of two keys.
-    #[error("the header `{0}` holds a comma; send one API key without a comma")]
+    #[error("header `{0}` contains a comma; send one API key without a comma")]
     Comma(HeaderName),
     /// `Connection` asks to remove a header that says who the client is.
-    #[error("`Connection` names the header `{0}`, which says who the client is; remove it from `Connection`")]
-    Nominated(HeaderName),
+    #[error("`Connection` lists the header `{0}`, which identifies the client; remove it from `Connection`")]
+    NamedInConnection(HeaderName),
     /// A trusted proxy wrote one of the two forwarding headers and passed the other one on as the client sent it.
     #[error(
-        "`X-Forwarded-For` and `Forwarded` name different clients; have the proxy write one of them and remove the other"
+        "`X-Forwarded-For` and `Forwarded` name different clients; configure the proxy to set one of them and remove the other"
     )]
     Forwarding,
 }
@@ -49,10 +49,10 @@ impl HeaderRules {
     pub fn new(plan: &Plan) -> Self {
         let IdentitySpec { api_key, user, tenant, fingerprint, cookie, .. } = &plan.identities.spec;
         let sources = || [user, tenant].into_iter().flatten();
-        let proxied: Vec<_> = sources().filter_map(Source::header).cloned().collect();
+        let proxied: Vec<_> = sources().filter_map(IdentitySource::header).cloned().collect();
         let tokens = sources().filter_map(|source| match source {
-            Source::Claim(claim) => Some(claim.header()),
-            Source::Header(_) => None,
+            IdentitySource::Claim(claim) => Some(claim.header()),
+            IdentitySource::Header(_) => None,
         });
         let single: Vec<_> = api_key.iter().chain(&proxied).chain(tokens).cloned().collect();
         let mut identity = single.clone();
@@ -119,7 +119,7 @@ impl HeaderRules {
                 self.identity.iter().any(|one| one.as_str().as_bytes().eq_ignore_ascii_case(name));
             if is_identity || is_forwarding(name) {
                 let name = HeaderName::from_bytes(name).unwrap_or(CONNECTION);
-                return Err(HeaderError::Nominated(name));
+                return Err(HeaderError::NamedInConnection(name));
             }
         }
         Ok(())
@@ -179,7 +179,7 @@ fn used_by_rules(plan: &Plan) -> Vec<HeaderName> {
     names
 }
 
-fn named_by(matches: &Match) -> impl Iterator<Item = HeaderName> {
+fn named_by(matches: &RuleMatch) -> impl Iterator<Item = HeaderName> {
     let conditions = matches.when.iter().flat_map(|when| when.expression.headers()).cloned();
     matches.headers.iter().map(|header| header.name.clone()).chain(conditions)
 }

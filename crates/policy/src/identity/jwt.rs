@@ -21,13 +21,13 @@ const LONGEST_TOKEN: usize = 16 * 1024;
 
 /// The keys that tokens are verified with: HS256, RS256 or ES256.
 pub struct Verifier {
-    keys: Vec<Key>,
+    keys: Vec<VerificationKey>,
 }
 
-struct Key {
+struct VerificationKey {
     id: Option<String>,
     algorithm: Algorithm,
-    verifying: DecodingKey,
+    decoding_key: DecodingKey,
     validation: Validation,
 }
 
@@ -38,7 +38,7 @@ pub enum KeysError {
     #[error("the secret is empty")]
     NoSecret,
     /// Not a key set.
-    #[error("not a JSON Web Key Set: {0}")]
+    #[error("invalid JSON Web Key Set: {0}")]
     NotJwks(#[source] serde_json::Error),
     /// A key cannot be read.
     #[error("key {index} of the key set cannot be used: {cause}")]
@@ -58,16 +58,16 @@ pub enum KeysError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum TokenError {
     /// It is not a token, or it is too long.
-    #[error("not a signed token")]
+    #[error("not a valid signed JWT")]
     Malformed,
     /// No key of ours verifies its algorithm under its key id.
-    #[error("no key for the token's algorithm and key id")]
+    #[error("no key matches the token's algorithm and key id")]
     NoKey,
     /// The signature does not hold.
-    #[error("the signature does not hold")]
+    #[error("invalid signature")]
     Signature,
     /// It never expires, or what says when is not a number.
-    #[error("no `exp` that is a number")]
+    #[error("no numeric `exp` claim")]
     NoExpiry,
     /// It has expired.
     #[error("expired")]
@@ -89,7 +89,7 @@ impl Verifier {
         if secret.is_empty() {
             return Err(KeysError::NoSecret);
         }
-        let key = Key::new(None, Algorithm::HS256, DecodingKey::from_secret(secret));
+        let key = VerificationKey::new(None, Algorithm::HS256, DecodingKey::from_secret(secret));
         Ok(Self { keys: vec![key] })
     }
 
@@ -101,7 +101,7 @@ impl Verifier {
             set.keys.iter().enumerate().filter_map(|(index, key)| Some((index, key, algorithm(key)?)));
         let keys = usable.map(|(index, jwk, algorithm)| {
             let key = DecodingKey::from_jwk(jwk).map_err(|cause| KeysError::Key { index, cause })?;
-            Ok(Key::new(jwk.common.key_id.clone(), algorithm, key))
+            Ok(VerificationKey::new(jwk.common.key_id.clone(), algorithm, key))
         });
         let keys = keys.collect::<Result<Vec<_>, KeysError>>()?;
         if keys.is_empty() { Err(KeysError::NoKey) } else { Ok(Self { keys }) }
@@ -113,13 +113,13 @@ impl Verifier {
             return Err(TokenError::Malformed);
         }
         let header = decode_header(token).map_err(|_| TokenError::Malformed)?;
-        let fits = |key: &&Key| {
+        let fits = |key: &&VerificationKey| {
             let same_id = key.id.is_none() || header.kid.is_none() || key.id == header.kid;
             key.algorithm == header.alg && same_id
         };
         let mut verdict = TokenError::NoKey;
         for key in self.keys.iter().filter(fits) {
-            match decode::<Map<String, Value>>(token, &key.verifying, &key.validation) {
+            match decode::<Map<String, Value>>(token, &key.decoding_key, &key.validation) {
                 Ok(verified) => return Claims(verified.claims).checked(now),
                 Err(_) => verdict = TokenError::Signature,
             }
@@ -128,15 +128,15 @@ impl Verifier {
     }
 }
 
-impl Key {
-    fn new(id: Option<String>, algorithm: Algorithm, verifying: DecodingKey) -> Self {
+impl VerificationKey {
+    fn new(id: Option<String>, algorithm: Algorithm, decoding_key: DecodingKey) -> Self {
         let mut validation = Validation::new(algorithm);
         // It would ask the system for the time; `Claims::checked` is told.
         validation.validate_exp = false;
         validation.validate_nbf = false;
         validation.validate_aud = false;
         validation.required_spec_claims.clear();
-        Self { id, algorithm, verifying, validation }
+        Self { id, algorithm, decoding_key, validation }
     }
 }
 

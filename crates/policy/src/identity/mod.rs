@@ -28,10 +28,10 @@ use tidegate_core::Timestamp;
 
 pub use address::{Addresses, ForwardingHeader, PrefixError, TrustedChain};
 pub use cookie::{CookieName, CookieNameError};
-pub use fingerprint::{Fingerprint, NoHeaders};
+pub use fingerprint::{Fingerprint, FingerprintError};
 pub use headers::{HeaderError, HeaderRules};
 pub use jwt::{ClaimSource, Claims, KeysError, TokenError, Verifier};
-pub(crate) use name::Handle;
+pub(crate) use name::LookupKey;
 pub use name::{ClientName, ClientNameError};
 
 use crate::directory::{Directory, Grant};
@@ -101,14 +101,14 @@ impl fmt::Display for ClientKind {
 
 /// Where a user or a tenant is found.
 #[derive(Debug, Clone)]
-pub enum Source {
+pub enum IdentitySource {
     /// In a header. It counts if the peer is a trusted proxy.
     Header(HeaderName),
     /// In a claim of a signed token.
     Claim(ClaimSource),
 }
 
-impl Source {
+impl IdentitySource {
     /// The header that names the user or tenant itself.
     fn header(&self) -> Option<&HeaderName> {
         match self {
@@ -128,9 +128,9 @@ pub struct IdentitySpec {
     /// Whether a key counts without a directory that knows it. Then every key that a client invents is a new client.
     pub accepts_unverified_keys: bool,
     /// Where the user is found.
-    pub user: Option<Source>,
+    pub user: Option<IdentitySource>,
     /// Where the tenant is found, unless the directory knows it by the API key.
-    pub tenant: Option<Source>,
+    pub tenant: Option<IdentitySource>,
     /// How addresses are found and counted.
     pub addresses: Addresses,
     /// What makes a fingerprint.
@@ -165,16 +165,16 @@ pub struct Identities {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum IdentityError {
     /// It is empty.
-    #[error("nothing identifies a client; write at least `ip`")]
+    #[error("`identify_by` is empty; add at least `ip`")]
     Empty,
     /// It names a kind twice.
-    #[error("`{}` is named twice", .kind.name())]
-    Twice {
+    #[error("`{}` is listed twice", .kind.name())]
+    Duplicate {
         /// Which.
         kind: ClientKind,
     },
     /// It names a kind of which nobody said where to find it.
-    #[error("nothing says where to find `{}`; configure it pending_cost `identify_by`", .kind.name())]
+    #[error("`identify_by` lists `{0}`, which is not configured; add `clients.{0}`", .kind.name())]
     NotConfigured {
         /// Which.
         kind: ClientKind,
@@ -191,7 +191,7 @@ impl Identities {
         let kinds = &identities.spec.identify_by;
         for (index, &kind) in kinds.iter().enumerate() {
             if kinds[..index].contains(&kind) {
-                return Err(IdentityError::Twice { kind });
+                return Err(IdentityError::Duplicate { kind });
             }
             if !identities.can_find(kind) {
                 return Err(IdentityError::NotConfigured { kind });
@@ -219,7 +219,7 @@ impl Identities {
 
     /// Looks at one request. A key that is not in the directory identifies nobody, and neither does any key without a
     /// directory, unless [`IdentitySpec::accepts_unverified_keys`] is set.
-    pub fn of<'a>(
+    pub fn identify<'a>(
         &'a self,
         facts: &'a Facts<'a>,
         directory: Option<&'a Directory>,
@@ -246,7 +246,7 @@ pub struct Identity<'a> {
     facts: &'a Facts<'a>,
     directory: Option<&'a Directory>,
     now: Timestamp,
-    api_key: OnceCell<Option<ApiKey<'a>>>,
+    api_key: OnceCell<Option<ResolvedKey<'a>>>,
     address: OnceCell<IpAddr>,
     is_peer_trusted: OnceCell<bool>,
     user_token: OnceCell<Option<Claims>>,
@@ -254,15 +254,15 @@ pub struct Identity<'a> {
 }
 
 #[derive(Clone, Copy)]
-struct ApiKey<'a> {
+struct ResolvedKey<'a> {
     key: &'a [u8],
     grant: Option<Grant<'a>>,
 }
 
-impl fmt::Debug for ApiKey<'_> {
+impl fmt::Debug for ResolvedKey<'_> {
     /// Redacted: it is a secret.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ApiKey({} bytes, {:?})", self.key.len(), self.grant)
+        write!(f, "ResolvedKey({} bytes, {:?})", self.key.len(), self.grant)
     }
 }
 
@@ -288,7 +288,7 @@ impl<'a> Identity<'a> {
 
     /// The API key, if it is verified or need not be.
     pub fn api_key(&self) -> Option<&'a [u8]> {
-        self.found_key().map(|found| found.key)
+        self.resolved_key().map(|found| found.key)
     }
 
     /// The API key as it was sent, verified or not.
@@ -298,14 +298,14 @@ impl<'a> Identity<'a> {
 
     /// What the directory knows of the API key.
     pub fn grant(&self) -> Option<Grant<'a>> {
-        self.found_key().and_then(|found| found.grant)
+        self.resolved_key().and_then(|found| found.grant)
     }
 
     /// The user.
     pub fn user(&self) -> Option<&[u8]> {
         match self.spec.user.as_ref()? {
-            Source::Header(name) => self.proxied(name),
-            Source::Claim(source) => self.user_claims(source)?.get(source.claim()).map(str::as_bytes),
+            IdentitySource::Header(name) => self.proxied(name),
+            IdentitySource::Claim(source) => self.user_claims(source)?.get(source.claim()).map(str::as_bytes),
         }
     }
 
@@ -315,8 +315,10 @@ impl<'a> Identity<'a> {
             return Some(tenant.as_bytes());
         }
         match self.spec.tenant.as_ref()? {
-            Source::Header(name) => self.proxied(name),
-            Source::Claim(source) => self.tenant_claims(source)?.get(source.claim()).map(str::as_bytes),
+            IdentitySource::Header(name) => self.proxied(name),
+            IdentitySource::Claim(source) => {
+                self.tenant_claims(source)?.get(source.claim()).map(str::as_bytes)
+            }
         }
     }
 
@@ -338,7 +340,7 @@ impl<'a> Identity<'a> {
 
     /// The fingerprint.
     pub fn fingerprint(&self) -> Option<[u8; 16]> {
-        self.spec.fingerprint.as_ref()?.take(self.facts.headers)
+        self.spec.fingerprint.as_ref()?.compute(self.facts.headers)
     }
 
     /// Appends the bytes that a counter knows this identity by, and says whether there are any.
@@ -354,7 +356,7 @@ impl<'a> Identity<'a> {
             ClientKind::Fingerprint => {
                 append(key, kind, self.fingerprint().as_ref().map(<[u8; 16]>::as_slice))
             }
-            ClientKind::Ip => match self.spec.addresses.counted(self.address()) {
+            ClientKind::Ip => match self.spec.addresses.counter_address(self.address()) {
                 IpAddr::V4(address) => append(key, kind, Some(&address.octets())),
                 IpAddr::V6(address) => append(key, kind, Some(&address.octets())),
             },
@@ -362,13 +364,15 @@ impl<'a> Identity<'a> {
         }
     }
 
-    fn found_key(&self) -> Option<ApiKey<'a>> {
+    fn resolved_key(&self) -> Option<ResolvedKey<'a>> {
         *self.api_key.get_or_init(|| match self.directory {
             Some(directory) => {
                 let key = self.sent_key()?;
-                Some(ApiKey { key, grant: Some(directory.get(key)?) })
+                Some(ResolvedKey { key, grant: Some(directory.get(key)?) })
             }
-            None if self.spec.accepts_unverified_keys => Some(ApiKey { key: self.sent_key()?, grant: None }),
+            None if self.spec.accepts_unverified_keys => {
+                Some(ResolvedKey { key: self.sent_key()?, grant: None })
+            }
             None => None,
         })
     }
@@ -377,10 +381,10 @@ impl<'a> Identity<'a> {
     pub(crate) fn token_problems(&self) -> impl Iterator<Item = (ClientKind, String)> {
         let sources = [(ClientKind::User, &self.spec.user), (ClientKind::Tenant, &self.spec.tenant)];
         sources.into_iter().filter_map(|(kind, source)| {
-            let Some(Source::Claim(source)) = source else { return None };
+            let Some(IdentitySource::Claim(source)) = source else { return None };
             let problem = match source.verify(self.facts.headers, self.now)? {
                 Ok(claims) if claims.get(source.claim()).is_some() => return None,
-                Ok(_) => format!("no claim `{}` that is a text", source.claim()),
+                Ok(_) => format!("no claim `{}` with a non-empty string", source.claim()),
                 Err(error) => error.to_string(),
             };
             Some((kind, problem))
@@ -400,7 +404,7 @@ impl<'a> Identity<'a> {
     /// One token is verified once, whoever asks.
     fn tenant_claims(&self, source: &ClaimSource) -> Option<&Claims> {
         match &self.spec.user {
-            Some(Source::Claim(user)) if user.shares_token(source) => self.user_claims(user),
+            Some(IdentitySource::Claim(user)) if user.shares_token(source) => self.user_claims(user),
             _ => self.tenant_token.get_or_init(|| source.claims(self.facts.headers, self.now)).as_ref(),
         }
     }

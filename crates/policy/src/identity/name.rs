@@ -36,17 +36,17 @@ const EVERYBODY: &str = "everybody";
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClientName {
     /// None: everybody together.
-    parts: Vec<Part>,
+    parts: Vec<NamePart>,
 }
 
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-struct Part {
+struct NamePart {
     kind: ClientKind,
-    value: Value,
+    value: IdentityValue,
 }
 
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-enum Value {
+enum IdentityValue {
     /// The bytes that counters know it by.
     Whole(Vec<u8>),
     /// How it begins, and a hash of all of it.
@@ -54,15 +54,19 @@ enum Value {
 }
 
 /// What the shown form of an identity is found by.
-pub(crate) enum Handle<'a> {
+pub(crate) enum LookupKey<'a> {
     Whole(&'a [u8]),
     Hash([u8; 4]),
 }
 
-impl Handle<'_> {
+impl LookupKey<'_> {
     /// What a shown name of the identity of this kind and these bytes has.
-    pub(crate) fn of(kind: ClientKind, bytes: &[u8]) -> Handle<'_> {
-        if Value::is_hashed(kind, bytes) { Handle::Hash(hash(bytes)) } else { Handle::Whole(bytes) }
+    pub(crate) fn of(kind: ClientKind, bytes: &[u8]) -> LookupKey<'_> {
+        if IdentityValue::is_hashed(kind, bytes) {
+            LookupKey::Hash(hash(bytes))
+        } else {
+            LookupKey::Whole(bytes)
+        }
     }
 }
 
@@ -70,36 +74,38 @@ impl Handle<'_> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ClientNameError {
     /// It does not begin with a kind.
-    #[error("say what kind of client it is, for instance ip:203.0.113.7, user:bob or api_key:KEY")]
+    #[error("missing client kind; write for example ip:203.0.113.7, user:bob or api_key:KEY")]
     NoKind,
     /// It begins with something like a kind.
-    #[error("no client is known by that; did you mean `{}:…`?", .nearest.name())]
+    #[error("unknown client kind; did you mean `{}:…`?", .nearest.name())]
     UnknownKind {
         /// What was probably meant.
         nearest: ClientKind,
     },
     /// Nothing follows the kind.
-    #[error("nothing follows `{}:`", .kind.name())]
+    #[error("missing value after `{}:`", .kind.name())]
     Empty {
         /// The kind.
         kind: ClientKind,
     },
     /// Not an address.
-    #[error("what follows `ip:` is not an address, for instance 203.0.113.7 or 2001:db8::1")]
+    #[error("invalid address after `ip:`; write for example 203.0.113.7 or 2001:db8::1")]
     NotAnAddress,
     /// Not a fingerprint.
-    #[error("what follows `fingerprint:` is not 32 hexadecimal digits")]
+    #[error("invalid fingerprint after `fingerprint:`; expected 32 hexadecimal digits")]
     NotAFingerprint,
     /// A percent sign that encodes nothing.
-    #[error("`%` wants two hexadecimal digits behind it; a percent sign is written %25")]
+    #[error("`%` must be followed by two hexadecimal digits; write a literal percent sign as %25")]
     Encoding,
 }
 
 impl ClientName {
-    /// The client of a counter's key, as [`Matched::client`](crate::Matched::client) and the keys of checks have it.
-    pub fn of(key: &[u8]) -> Self {
+    /// The client of a counter's key, as [`MatchedRequest::client`](crate::MatchedRequest::client) and the keys of checks have it.
+    pub fn from_key(key: &[u8]) -> Self {
         Self {
-            parts: parts(key).map(|(kind, bytes)| Part { kind, value: Value::shown(kind, bytes) }).collect(),
+            parts: parts(key)
+                .map(|(kind, bytes)| NamePart { kind, value: IdentityValue::shown(kind, bytes) })
+                .collect(),
         }
     }
 
@@ -115,11 +121,11 @@ impl ClientName {
     /// The key that counters know this client by; `None` if the name shows only a hash.
     pub fn key(&self, identities: &Identities) -> Option<Vec<u8>> {
         let mut key = Vec::new();
-        for Part { kind, value } in &self.parts {
-            let Value::Whole(bytes) = value else { return None };
+        for NamePart { kind, value } in &self.parts {
+            let IdentityValue::Whole(bytes) = value else { return None };
             match address(bytes).filter(|_| *kind == ClientKind::Ip) {
                 Some(address) => {
-                    append(&mut key, *kind, Some(&octets(identities.spec.addresses.counted(address))))
+                    append(&mut key, *kind, Some(&octets(identities.spec.addresses.counter_address(address))))
                 }
                 None => append(&mut key, *kind, Some(bytes)),
             };
@@ -129,22 +135,22 @@ impl ClientName {
 
     /// The name as it is shown: what is a secret or very long is kept by its hash alone.
     pub(crate) fn shown(&self) -> Self {
-        let shown = |Part { kind, value }: &Part| {
+        let shown = |NamePart { kind, value }: &NamePart| {
             let value = match value {
-                Value::Whole(bytes) => Value::shown(*kind, bytes),
-                hashed @ Value::Hashed { .. } => hashed.clone(),
+                IdentityValue::Whole(bytes) => IdentityValue::shown(*kind, bytes),
+                hashed @ IdentityValue::Hashed { .. } => hashed.clone(),
             };
-            Part { kind: *kind, value }
+            NamePart { kind: *kind, value }
         };
         Self { parts: self.parts.iter().map(shown).collect() }
     }
 
     /// What to look a client of one identity up by, so that [`names_one`](Self::names_one) need be asked of few.
-    pub(crate) fn handle(&self) -> Option<(ClientKind, Handle<'_>)> {
-        let [Part { kind, value }] = self.parts.as_slice() else { return None };
+    pub(crate) fn lookup_key(&self) -> Option<(ClientKind, LookupKey<'_>)> {
+        let [NamePart { kind, value }] = self.parts.as_slice() else { return None };
         Some(match value {
-            Value::Whole(bytes) => (*kind, Handle::Whole(bytes)),
-            Value::Hashed { hash, .. } => (*kind, Handle::Hash(*hash)),
+            IdentityValue::Whole(bytes) => (*kind, LookupKey::Whole(bytes)),
+            IdentityValue::Hashed { hash, .. } => (*kind, LookupKey::Hash(*hash)),
         })
     }
 
@@ -156,7 +162,7 @@ impl ClientName {
     /// Its address, if that is all it is known by.
     pub(crate) fn address(&self) -> Option<IpAddr> {
         match self.parts.as_slice() {
-            [Part { kind: ClientKind::Ip, value: Value::Whole(bytes) }] => address(bytes),
+            [NamePart { kind: ClientKind::Ip, value: IdentityValue::Whole(bytes) }] => address(bytes),
             _ => None,
         }
     }
@@ -170,7 +176,7 @@ impl ClientName {
     }
 }
 
-impl Value {
+impl IdentityValue {
     fn shown(kind: ClientKind, bytes: &[u8]) -> Self {
         match kind {
             _ if !Self::is_hashed(kind, bytes) => Self::Whole(bytes.to_vec()),
@@ -237,21 +243,21 @@ impl Value {
     }
 }
 
-impl fmt::Display for Part {
+impl fmt::Display for NamePart {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { kind, value } = self;
         match (kind, value) {
             (ClientKind::Anonymous, _) => write!(f, "{kind}"),
-            (_, Value::Hashed { start, hash }) => write!(f, "{kind}:{start}…#{}", hex(hash)),
-            (ClientKind::ApiKey | ClientKind::Cookie, Value::Whole(secret)) => {
-                Self { kind: *kind, value: Value::shown(*kind, secret) }.fmt(f)
+            (_, IdentityValue::Hashed { start, hash }) => write!(f, "{kind}:{start}…#{}", hex(hash)),
+            (ClientKind::ApiKey | ClientKind::Cookie, IdentityValue::Whole(secret)) => {
+                Self { kind: *kind, value: IdentityValue::shown(*kind, secret) }.fmt(f)
             }
-            (ClientKind::Ip, Value::Whole(bytes)) => match address(bytes) {
+            (ClientKind::Ip, IdentityValue::Whole(bytes)) => match address(bytes) {
                 Some(address) => write!(f, "{kind}:{address}"),
                 None => write!(f, "{kind}:{}", hex(bytes)),
             },
-            (ClientKind::Fingerprint, Value::Whole(bytes)) => write!(f, "{kind}:{}", hex(bytes)),
-            (_, Value::Whole(bytes)) => write!(f, "{kind}:{}", written(bytes)),
+            (ClientKind::Fingerprint, IdentityValue::Whole(bytes)) => write!(f, "{kind}:{}", hex(bytes)),
+            (_, IdentityValue::Whole(bytes)) => write!(f, "{kind}:{}", written(bytes)),
         }
     }
 }
@@ -301,7 +307,7 @@ impl FromStr for ClientName {
                 None if part == ClientKind::Anonymous.name() => ClientKind::Anonymous,
                 None => return Err(unknown(kind)),
             };
-            parts.push(Part { kind, value: Value::parse(kind, value)? });
+            parts.push(NamePart { kind, value: IdentityValue::parse(kind, value)? });
             rest = others;
         }
         Ok(Self { parts })

@@ -27,7 +27,7 @@ type Secrets<'h> = SmallVec<[&'h [u8]; MOST_SECRETS]>;
 impl Identities {
     /// A path or a host as it may be shown: what the request also sent as its API key, its cookie or its authorization
     /// is hidden in it, encoded or not.
-    pub fn hide<'t>(&self, headers: &HeaderMap, text: &'t str) -> Cow<'t, str> {
+    pub fn redact<'t>(&self, headers: &HeaderMap, text: &'t str) -> Cow<'t, str> {
         match self.secrets(headers) {
             Some(secrets) => redact(text, &secrets, memmem::find),
             None => Cow::Borrowed(ALL_HIDDEN),
@@ -119,7 +119,7 @@ mod tests {
         let mut headers = HeaderMap::new();
         headers.insert("x-api-key", HeaderValue::from_static("sk_live+51/H"));
         headers.insert("authorization", HeaderValue::from_static("Bearer eyJhbGciOi"));
-        let hide = |text: &'static str| identities.hide(&headers, text).into_owned();
+        let hide = |text: &'static str| identities.redact(&headers, text).into_owned();
         assert_eq!(hide("/things/7"), "/things/7");
         assert_eq!(hide("/k/sk_live+51/H/x"), "/k/…/x");
         assert_eq!(hide("/k/sk_live%2B51%2fH/x"), "/…");
@@ -136,7 +136,7 @@ mod tests {
     }
 
     fn hidden(headers: &HeaderMap, text: &str) -> String {
-        Identities::new(IdentitySpec::default()).unwrap().hide(headers, text).into_owned()
+        Identities::new(IdentitySpec::default()).unwrap().redact(headers, text).into_owned()
     }
 
     #[test]

@@ -30,10 +30,10 @@ fn everything() -> IdentitySpec {
             ClientKind::Ip,
         ],
         accepts_unverified_keys: true,
-        addresses: Addresses::default().trusting(["192.0.2.7/32".parse().unwrap()]),
-        user: Some(Source::Header(X_USER)),
-        tenant: Some(Source::Header(X_TENANT)),
-        fingerprint: Some(Fingerprint::of(vec![USER_AGENT]).unwrap()),
+        addresses: Addresses::default().with_trusted_proxies(["192.0.2.7/32".parse().unwrap()]),
+        user: Some(IdentitySource::Header(X_USER)),
+        tenant: Some(IdentitySource::Header(X_TENANT)),
+        fingerprint: Some(Fingerprint::new(vec![USER_AGENT]).unwrap()),
         cookie: Some(CookieName::new("session").unwrap()),
         ..IdentitySpec::default()
     }
@@ -47,7 +47,7 @@ fn client(
 ) -> (ClientKind, Vec<u8>) {
     let (identities, headers) = (Identities::new(spec.clone()).unwrap(), headers(lines));
     let facts = facts(&headers);
-    let identity = identities.of(&facts, directory, NOW);
+    let identity = identities.identify(&facts, directory, NOW);
     let mut key = Vec::new();
     assert!(identity.append(identity.kind(), &mut key));
     (identity.kind(), key)
@@ -90,7 +90,7 @@ fn combinations_are_told_apart() {
     });
     let key = |headers: &HeaderMap| {
         let facts = facts(headers);
-        let identity = identities.of(&facts, None, NOW);
+        let identity = identities.identify(&facts, None, NOW);
         let mut key = Vec::new();
         assert!(identity.append(ClientKind::User, &mut key) && identity.append(ClientKind::Tenant, &mut key));
         key
@@ -98,7 +98,7 @@ fn combinations_are_told_apart() {
     assert_ne!(key(&both("ab", "c")), key(&both("a", "bc")));
     let headers = headers(&[]);
     let facts = facts(&headers);
-    assert!(!identities.of(&facts, None, NOW).append(ClientKind::User, &mut Vec::new()));
+    assert!(!identities.identify(&facts, None, NOW).append(ClientKind::User, &mut Vec::new()));
 }
 
 #[test]
@@ -124,11 +124,11 @@ fn user_and_tenant_headers_count_only_if_the_peer_is_trusted() {
     let headers = headers(&[(X_USER, "alice"), (X_TENANT, "acme")]);
     let facts = facts(&headers);
     let trusted = Identities::new(everything()).unwrap();
-    let identity = trusted.of(&facts, None, NOW);
+    let identity = trusted.identify(&facts, None, NOW);
     assert_eq!((identity.user(), identity.tenant()), (Some(&b"alice"[..]), Some(&b"acme"[..])));
     let spec = IdentitySpec { addresses: Addresses::default(), ..everything() };
     let untrusted = Identities::new(spec).unwrap();
-    let identity = untrusted.of(&facts, None, NOW);
+    let identity = untrusted.identify(&facts, None, NOW);
     assert_eq!((identity.user(), identity.tenant(), identity.kind()), (None, None, ClientKind::Ip));
 }
 
@@ -146,7 +146,7 @@ fn the_directory_knows_the_tenant_better_than_the_request() {
     let tenant = |key: &str| {
         let headers = headers(&[(X_API_KEY, key), (X_TENANT, "umbrella")]);
         let facts = facts(&headers);
-        let identity = identities.of(&facts, Some(&directory), NOW);
+        let identity = identities.identify(&facts, Some(&directory), NOW);
         identity.tenant().map(|tenant| String::from_utf8(tenant.to_vec()).unwrap())
     };
     assert_eq!(tenant("k1").as_deref(), Some("acme"));
@@ -156,7 +156,8 @@ fn the_directory_knows_the_tenant_better_than_the_request() {
 #[test]
 fn user_and_tenant_come_from_one_verified_token() {
     let verifier = Arc::new(Verifier::hs256(SECRET).unwrap());
-    let claim = |name| Some(Source::Claim(ClaimSource::new(AUTHORIZATION, name, Arc::clone(&verifier))));
+    let claim =
+        |name| Some(IdentitySource::Claim(ClaimSource::new(AUTHORIZATION, name, Arc::clone(&verifier))));
     let spec = IdentitySpec {
         identify_by: vec![ClientKind::User, ClientKind::Ip],
         user: claim("sub"),
@@ -169,7 +170,7 @@ fn user_and_tenant_come_from_one_verified_token() {
         let (identities, headers) =
             (Identities::new(spec.clone()).unwrap(), headers(&[(AUTHORIZATION, &value)]));
         let facts = facts(&headers);
-        let identity = identities.of(&facts, None, NOW);
+        let identity = identities.identify(&facts, None, NOW);
         assert_eq!((identity.user(), identity.tenant()), (Some(&b"alice"[..]), Some(&b"acme"[..])));
         assert!(identity.tenant_token.get().is_none(), "verified once");
     }
@@ -183,7 +184,10 @@ fn what_identifies_must_be_found_somewhere() {
         Identities::new(IdentitySpec { identify_by: kinds.to_vec(), ..IdentitySpec::default() }).map(|_| ())
     };
     assert_eq!(with(&[]), Err(IdentityError::Empty));
-    assert_eq!(with(&[ClientKind::Ip, ClientKind::Ip]), Err(IdentityError::Twice { kind: ClientKind::Ip }));
+    assert_eq!(
+        with(&[ClientKind::Ip, ClientKind::Ip]),
+        Err(IdentityError::Duplicate { kind: ClientKind::Ip })
+    );
     for kind in [ClientKind::User, ClientKind::Cookie, ClientKind::Fingerprint, ClientKind::Anonymous] {
         assert_eq!(with(&[kind]), Err(IdentityError::NotConfigured { kind }));
     }
@@ -201,8 +205,8 @@ fn names_lead_back_to_kinds() {
 fn a_key_is_never_shown() {
     let (identities, headers) = (Identities::new(everything()).unwrap(), headers(&[]));
     let facts = facts(&headers);
-    let identity = identities.of(&facts, None, NOW);
-    identity.api_key.set(Some(ApiKey { key: b"sk_secret", grant: None })).unwrap();
+    let identity = identities.identify(&facts, None, NOW);
+    identity.api_key.set(Some(ResolvedKey { key: b"sk_secret", grant: None })).unwrap();
     assert!(!format!("{identity:?}").contains("secret"));
-    assert!(!format!("{:?}", identity.found_key()).contains("115"));
+    assert!(!format!("{:?}", identity.resolved_key()).contains("115"));
 }

@@ -1,60 +1,62 @@
-//! What a rule asks of a request beyond its path, and what the request costs it.
+//! The conditions of a rule other than its path, and the cost of a request.
 
 use http::header::{CONTENT_LENGTH, HeaderName};
 use http::{HeaderMap, HeaderValue};
 use tidegate_core::Cost;
 
-use crate::endpoints::stands_for;
+use crate::endpoints::equivalent_method;
 use crate::identity::Identity;
 use crate::path::Readings;
-use crate::plan::{CustomRule, Match, RuleCost};
+use crate::plan::{CustomRule, RuleCost, RuleMatch};
 
-/// Whether a rule applies.
+/// The result of evaluating a rule's conditions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Holds {
-    No,
-    Yes,
-    /// The expression could not be evaluated. The rule applies: the stricter answer.
+pub(super) enum ConditionResult {
+    False,
+    True,
+    /// The expression could not be evaluated. The rule applies, which is the stricter choice.
     Failed,
 }
 
-/// Whether a rule whose path fits applies to a request. What is cheap is asked first. `readings` is what upstream
-/// servers may take the path for.
-pub(super) fn holds(
-    matches: &Match,
+/// Evaluates the conditions of a rule whose path matches, cheap ones first. `readings` are the alternative readings of
+/// the path.
+pub(super) fn evaluate(
+    matches: &RuleMatch,
     identity: &Identity<'_>,
     tier: Option<&str>,
     readings: &Readings,
-) -> Holds {
+) -> ConditionResult {
     let facts = identity.facts();
-    let asked = |method: &String| method == facts.method || Some(&**method) == stands_for(facts.method);
-    if !matches.methods.is_empty() && !matches.methods.iter().any(asked) {
-        return Holds::No;
+    let is_method =
+        |method: &String| method == facts.method || Some(&**method) == equivalent_method(facts.method);
+    if !matches.methods.is_empty() && !matches.methods.iter().any(is_method) {
+        return ConditionResult::False;
     }
     for header in &matches.headers {
         let fits = |value: &HeaderValue| {
             header.values.is_empty() || header.values.iter().any(|known| known.as_bytes() == value.as_bytes())
         };
         if !facts.headers.get_all(&header.name).iter().any(fits) {
-            return Holds::No;
+            return ConditionResult::False;
         }
     }
-    let Some(when) = &matches.when else { return Holds::Yes };
-    let evaluate = |path: &str| match when.expression.evaluate_at(path, identity, tier) {
-        Ok(true) => Holds::Yes,
-        Ok(false) => Holds::No,
-        Err(_) => Holds::Failed,
+    let Some(when) = &matches.when else { return ConditionResult::True };
+    let evaluate_at = |path: &str| match when.expression.evaluate_at(path, identity, tier) {
+        Ok(true) => ConditionResult::True,
+        Ok(false) => ConditionResult::False,
+        Err(_) => ConditionResult::Failed,
     };
-    let holds = evaluate(facts.path);
-    if holds != Holds::No || readings.is_single() || !when.expression.reads_path() {
-        return holds;
+    let result = evaluate_at(facts.path);
+    if result != ConditionResult::False || readings.is_single() || !when.expression.reads_path() {
+        return result;
     }
-    // A condition on the path holds if it holds for what an upstream server may take the path for.
-    let mut others = readings.others(facts.path).map(evaluate);
-    others.find(|holds| *holds != Holds::No).unwrap_or(Holds::No)
+    // A condition on the path is true if it is true for any reading of the path.
+    let mut others = readings.others(facts.path).map(evaluate_at);
+    others.find(|result| *result != ConditionResult::False).unwrap_or(ConditionResult::False)
 }
 
-/// What a request takes of the limit of `custom`. Whatever cannot be read takes all of it. `None`: only its body will tell.
+/// The cost of a request for `custom`. An invalid cost header costs the whole limit. `None` if the cost depends on a body
+/// of unknown length.
 pub(super) fn cost(custom: &CustomRule, headers: &HeaderMap) -> Option<Cost> {
     let name = match &custom.cost {
         RuleCost::Constant(cost) => return Some(*cost),
@@ -73,12 +75,12 @@ pub(super) fn cost(custom: &CustomRule, headers: &HeaderMap) -> Option<Cost> {
     Some(units.unwrap_or_else(|| Cost::new(custom.rule.limit.capacity())))
 }
 
-/// A whole number of at least 1: what is written as 0 is not free. One too large for its type is too large for any limit.
+/// Parses a cost. 0 counts as 1. A number that does not fit saturates, which exceeds every limit.
 fn units(text: &[u8]) -> Option<Cost> {
     digits(text).map(|units| Cost::new(units.max(1)))
 }
 
-/// A whole number, however large.
+/// Parses digits to a number, saturating.
 fn digits(text: &[u8]) -> Option<u64> {
     let text = text.trim_ascii();
     if text.is_empty() || !text.iter().all(u8::is_ascii_digit) {
@@ -89,16 +91,16 @@ fn digits(text: &[u8]) -> Option<u64> {
     }))
 }
 
-/// The units of a body of so many bytes: each that has begun, at least one.
+/// The cost of a body of `bytes` bytes: one per started unit, at least one.
 pub(super) fn body_units(bytes: u64, unit: u64) -> u64 {
     bytes.div_ceil(unit.max(1)).max(1)
 }
 
-/// What a response says the request has cost; `None` if it says nothing that can be believed.
-pub(super) fn told_cost(headers: &HeaderMap, name: &HeaderName) -> Option<Cost> {
+/// The cost that a response header reports; `None` if it is missing, repeated or invalid.
+pub(super) fn reported_cost(headers: &HeaderMap, name: &HeaderName) -> Option<Cost> {
     let mut values = headers.get_all(name).iter();
     let value = values.next().filter(|_| values.next().is_none())?;
-    // Beyond this no limit counts; it is a mistake, and nobody is to be in debt for a lifetime by one.
+    // No limit is larger than this. A larger value is an error, and charging it would lock the client out for years.
     digits(value.as_bytes()).filter(|units| *units < 1 << 53).map(Cost::new)
 }
 
@@ -107,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cost_is_a_whole_number_or_none() {
+    fn cost_that_is_not_a_whole_number_is_none() {
         let read = |text: &str| units(text.as_bytes()).map(Cost::get);
         assert_eq!(read("7"), Some(7));
         assert_eq!(read(" 007 "), Some(7));

@@ -1,39 +1,39 @@
-//! The way of one request through the limits: `global` → `tenant` → tier or `default` → rules → endpoint.
+//! Evaluates one request against the limits: `global` → `tenant` → tier or `default` → rules → endpoint.
 
 use tidegate_core::{Cost, Timestamp};
 
 use crate::facts::Facts;
 use crate::identity::{ClientKind, Identity};
 use crate::matcher::Matcher;
-use crate::matcher::condition::{self, Holds};
+use crate::matcher::condition::{self, ConditionResult};
 use crate::matcher::matched::{
-    Admission, Applied, BannedBy, Exemption, Matched, Range, RuleRef, RuntimeData, Scratch,
+    Admission, AppliedRule, BanSource, ByteRange, Exemption, MatchedRequest, RuleRef, RuntimeData, Scratch,
 };
 use crate::path::Readings;
-use crate::plan::{Count, PathCase, Tier};
+use crate::plan::{CounterScope, PathCase, Tier};
 
 impl Matcher {
-    /// What the policy says about a request: whether it is banned or exempt, in this order, or which checks it must pass.
+    /// Matches a request to the policy. Bans come first, then exemptions, then the checks of all rules that apply.
     ///
-    /// `known` is a directory, or a directory and bans; `now` is the decision's. Nothing is allocated once `scratch` has
-    /// grown, but by expressions, by the verification of tokens, and for requests with more than eight checks.
+    /// `runtime` is a directory, or a directory and bans; `now` is the time of the decision. Once `scratch` has grown, only
+    /// expressions, token verification and requests with more than eight checks allocate.
     pub fn admit<'a, 'k>(
         &'a self,
         facts: &Facts<'_>,
-        known: impl Into<RuntimeData<'k>>,
+        runtime: impl Into<RuntimeData<'k>>,
         now: Timestamp,
         scratch: &'a mut Scratch,
     ) -> Admission<'a, 'k> {
-        let RuntimeData { directory, bans } = known.into();
-        let identity = self.plan.identities.of(facts, directory, now);
-        // A ban is stronger than an exemption: an operator must be able to stop a client whatever the policy grants it.
+        let RuntimeData { directory, bans } = runtime.into();
+        let identity = self.plan.identities.identify(facts, directory, now);
+        // A ban overrides an exemption, so that an operator can block every client.
         if !self.bans.is_empty()
             && let Some(network) = self.bans.find(identity.address())
         {
-            return Admission::Banned { by: BannedBy::Policy(network) };
+            return Admission::Banned { by: BanSource::Policy(network) };
         }
         if let Some(ban) = bans.and_then(|bans| bans.find(&identity, now)) {
-            return Admission::Banned { by: BannedBy::Operator(ban) };
+            return Admission::Banned { by: BanSource::Operator(ban) };
         }
         if let Some(why) = self.exemption(&identity) {
             return Admission::Exempt { why };
@@ -45,55 +45,61 @@ impl Matcher {
         let case = self.path_case(facts);
         readings.set(facts.path, case);
         let readings = &*readings;
-        let mut walk = Walk {
+        let mut evaluator = Evaluator {
             identity: &identity,
             kind: identity.kind(),
             readings,
             bytes,
             applied,
-            seen: [None; KINDS],
+            cached: [None; KINDS],
         };
-        let client = walk.client();
+        let client = evaluator.client();
         let tier = self.tier(&identity);
-        walk.limits(self, client, tier);
+        evaluator.apply_limits(self, client, tier);
         self.find_rules((facts.path, case), readings, found);
         let tier_name = tier.map(|(_, tier)| tier.name.as_str());
         let rates = found.partition_point(|index| (*index as usize) < self.plan.rate_limits.rules.len());
-        let (of_rates, of_places) = found.split_at(rates);
-        for &index in of_rates {
-            walk.custom(self, index as usize, tier_name);
+        let (rate_rules, concurrency_rules) = found.split_at(rates);
+        for &index in rate_rules {
+            evaluator.apply_custom(self, index as usize, tier_name);
         }
         self.paths.each((facts.path, case), readings, |table, path| {
             if let Some(&endpoint) = table.endpoints.find(facts.method, path) {
-                walk.endpoint(endpoint, client);
+                evaluator.apply_endpoint(endpoint, client);
             }
         });
-        let checks = walk.applied.len();
-        for &index in of_places {
-            walk.concurrency_checks(self, index as usize, tier_name);
+        let checks = evaluator.applied.len();
+        for &index in concurrency_rules {
+            evaluator.apply_concurrency(self, index as usize, tier_name);
         }
-        Admission::Checked(Matched::new(&self.plan, scratch, checks, client))
+        Admission::Checked(MatchedRequest::new(&self.plan, scratch, checks, client))
     }
 
-    /// The check of the rule that is called `name`, for a client that the caller has identified; `None` if there is no
-    /// such rule. `client` is what the rule's counters are kept by. It is not used by rules that count all clients together.
+    /// The check of the rule `name` for a client that the caller has identified; `None` if there is no such rule. `client`
+    /// is the counter key of the client. Rules that count all clients together ignore it.
     pub fn match_rule<'a>(
         &'a self,
         name: &str,
         client: &[u8],
         cost: Cost,
         scratch: &'a mut Scratch,
-    ) -> Option<Matched<'a>> {
-        let place = *self.rules_by_name.get(name)?;
+    ) -> Option<MatchedRequest<'a>> {
+        let rule_ref = *self.rules_by_name.get(name)?;
         let Scratch { bytes, found, applied, .. } = scratch;
         bytes.clear();
         found.clear();
         applied.clear();
         bytes.extend_from_slice(client);
         let client = range(0, bytes.len());
-        let counted = if place.counts_everybody(&self.plan) { (0, 0) } else { client };
-        applied.push(Applied { place, client: counted, cost, failed: false, open: false });
-        Some(Matched::new(&self.plan, scratch, 1, client))
+        let counted = if rule_ref.counts_everybody(&self.plan) { (0, 0) } else { client };
+        applied.push(AppliedRule {
+            rule_ref,
+            client: counted,
+            cost,
+            condition_failed: false,
+            cost_is_unknown: false,
+        });
+        Some(MatchedRequest::new(&self.plan, scratch, 1, client))
     }
 
     fn exemption(&self, identity: &Identity<'_>) -> Option<Exemption> {
@@ -105,12 +111,12 @@ impl Matcher {
         if self.exempt_keys.is_empty() {
             return None;
         }
-        // A friend need not be in the directory.
+        // An exempt key need not be in the directory.
         let key = identity.sent_key()?;
         self.exempt_keys.contains(key).then_some(Exemption::ApiKey)
     }
 
-    /// The client's tier, and where it stands. A directory that was made for another plan is read by name.
+    /// The client's tier and its index. If the directory was built for another plan, the tier is found by name.
     pub(crate) fn tier<'a>(&'a self, identity: &Identity<'_>) -> Option<(usize, &'a Tier)> {
         let tiers = &self.plan.rate_limits.tiers;
         let granted = identity.grant().and_then(|grant| {
@@ -125,7 +131,8 @@ impl Matcher {
         })
     }
 
-    /// The rules whose path fits a reading of the request's, in the order of the policy, each once.
+    /// Finds the rules whose path matches any reading of the request's path, in the order of the policy, without
+    /// duplicates.
     fn find_rules(&self, path: (&str, PathCase), readings: &Readings, found: &mut Vec<u32>) {
         found.extend_from_slice(&self.everywhere);
         let sorted = found.len();
@@ -140,21 +147,21 @@ impl Matcher {
 
 const KINDS: usize = ClientKind::NAMED.len() + 1;
 
-/// What has been found out so far.
-struct Walk<'w, 'a> {
+/// Collects the rules that apply to one request.
+struct Evaluator<'w, 'a> {
     identity: &'w Identity<'a>,
-    /// By what the client is known.
+    /// The kind of identity that identifies the client.
     kind: ClientKind,
-    /// What upstream servers may take the path for.
+    /// The alternative readings of the path.
     readings: &'w Readings,
     bytes: &'w mut Vec<u8>,
-    applied: &'w mut Vec<Applied>,
-    /// Identities that stand in `bytes` already.
-    seen: [Option<Range>; KINDS],
+    applied: &'w mut Vec<AppliedRule>,
+    /// The identities that are already in `bytes`.
+    cached: [Option<ByteRange>; KINDS],
 }
 
-impl Walk<'_, '_> {
-    fn limits(&mut self, matcher: &Matcher, client: Range, tier: Option<(usize, &Tier)>) {
+impl Evaluator<'_, '_> {
+    fn apply_limits(&mut self, matcher: &Matcher, client: ByteRange, tier: Option<(usize, &Tier)>) {
         let limits = &matcher.plan.rate_limits;
         if limits.global.is_some() {
             self.apply(RuleRef::Global, (0, 0), Cost::ONE);
@@ -166,88 +173,97 @@ impl Walk<'_, '_> {
         match tier {
             Some((at, tier)) if tier.rule.is_some() => self.apply(RuleRef::Tier(at), client, Cost::ONE),
             None if limits.default.is_some() => self.apply(RuleRef::Default, client, Cost::ONE),
-            // Unlimited, or nothing is said of clients without a tier.
+            // The tier is unlimited, or there is no default limit.
             Some(_) | None => {}
         }
     }
 
-    fn custom(&mut self, matcher: &Matcher, index: usize, tier: Option<&str>) {
+    fn apply_custom(&mut self, matcher: &Matcher, index: usize, tier: Option<&str>) {
         let Some(custom) = matcher.plan.rate_limits.rules.get(index) else { return };
-        let holds = condition::holds(&custom.matches, self.identity, tier, self.readings);
-        if holds != Holds::No {
+        let result = condition::evaluate(&custom.matches, self.identity, tier, self.readings);
+        if result != ConditionResult::False {
             let cost = condition::cost(custom, self.identity.facts().headers);
             let first = self.applied.len();
-            self.count(RuleRef::Custom(index), &custom.count, cost.unwrap_or(Cost::ONE), holds);
+            self.apply_scope(RuleRef::Custom(index), &custom.count, cost.unwrap_or(Cost::ONE), result);
             for applied in self.applied.iter_mut().skip(first) {
-                applied.open = cost.is_none();
+                applied.cost_is_unknown = cost.is_none();
             }
         }
     }
 
-    /// How many requests at once. `index` counts on from the other rules.
-    fn concurrency_checks(&mut self, matcher: &Matcher, index: usize, tier: Option<&str>) {
+    /// Applies a concurrency rule. `index` continues the numbering of the rate rules.
+    fn apply_concurrency(&mut self, matcher: &Matcher, index: usize, tier: Option<&str>) {
         let limits = &matcher.plan.rate_limits;
         let index = index.saturating_sub(limits.rules.len());
         let Some(rule) = limits.concurrent.get(index) else { return };
-        let holds = condition::holds(&rule.matches, self.identity, tier, self.readings);
-        if holds != Holds::No {
-            self.count(RuleRef::ConcurrencyCheck(index), &rule.count, Cost::ONE, holds);
+        let result = condition::evaluate(&rule.matches, self.identity, tier, self.readings);
+        if result != ConditionResult::False {
+            self.apply_scope(RuleRef::ConcurrencyCheck(index), &rule.count, Cost::ONE, result);
         }
     }
 
-    /// The limit of an endpoint, unless another reading of the path led to it already.
-    fn endpoint(&mut self, endpoint: usize, client: Range) {
-        let is_new =
-            !self.applied.iter().any(|other| matches!(other.place, RuleRef::Endpoint(at) if at == endpoint));
+    /// Applies the limit of an endpoint, unless another reading of the path has matched it already.
+    fn apply_endpoint(&mut self, endpoint: usize, client: ByteRange) {
+        let is_new = !self
+            .applied
+            .iter()
+            .any(|other| matches!(other.rule_ref, RuleRef::Endpoint(at) if at == endpoint));
         if is_new {
             self.apply(RuleRef::Endpoint(endpoint), client, Cost::ONE);
         }
     }
 
-    fn count(&mut self, place: RuleRef, count: &Count, cost: Cost, holds: Holds) {
+    fn apply_scope(&mut self, rule_ref: RuleRef, count: &CounterScope, cost: Cost, result: ConditionResult) {
         let first = self.applied.len();
         match count {
-            Count::Client => {
+            CounterScope::Client => {
                 let client = self.client();
-                self.apply(place, client, cost);
+                self.apply(rule_ref, client, cost);
             }
-            Count::Everybody => self.apply(place, (0, 0), cost),
-            Count::Per(kinds) => {
+            CounterScope::Everybody => self.apply(rule_ref, (0, 0), cost),
+            CounterScope::Per(kinds) => {
                 let client = self.combination(kinds);
-                self.apply(place, client, cost);
+                self.apply(rule_ref, client, cost);
             }
-            Count::PerEach(kinds) => {
+            CounterScope::PerEach(kinds) => {
                 for kind in kinds {
                     let client = self.identity_or_client(*kind);
-                    // The client may stand for several identities, and be one of them itself.
+                    // The client may replace several missing identities; count it once.
                     let is_new = self.applied.iter().skip(first).all(|other| other.client != client);
                     if is_new {
-                        self.apply(place, client, cost);
+                        self.apply(rule_ref, client, cost);
                     }
                 }
             }
         }
         for applied in self.applied.iter_mut().skip(first) {
-            applied.failed = holds == Holds::Failed;
+            applied.condition_failed = result == ConditionResult::Failed;
         }
     }
 
-    fn apply(&mut self, place: RuleRef, client: Range, cost: Cost) {
-        self.applied.push(Applied { place, client, cost, failed: false, open: false });
+    fn apply(&mut self, rule_ref: RuleRef, client: ByteRange, cost: Cost) {
+        self.applied.push(AppliedRule {
+            rule_ref,
+            client,
+            cost,
+            condition_failed: false,
+            cost_is_unknown: false,
+        });
     }
 
-    /// The client as `identify_by` finds it.
-    fn client(&mut self) -> Range {
+    /// The client as identified by `identify_by`.
+    fn client(&mut self) -> ByteRange {
         self.find(self.kind).unwrap_or_default()
     }
 
-    /// What a request lacks, the client stands in for: leaving a header out leads to another counter, never past it.
-    fn identity_or_client(&mut self, kind: ClientKind) -> Range {
+    /// The identity of this kind, or the client if the request has none. Omitting a header leads to another counter, never
+    /// around the limit.
+    fn identity_or_client(&mut self, kind: ClientKind) -> ByteRange {
         self.find(kind).unwrap_or_else(|| self.client())
     }
 
-    /// All of `kinds` in one key.
-    fn combination(&mut self, kinds: &[ClientKind]) -> Range {
+    /// The key that combines all `kinds`.
+    fn combination(&mut self, kinds: &[ClientKind]) -> ByteRange {
         if let [kind] = kinds {
             return self.identity_or_client(*kind);
         }
@@ -260,26 +276,26 @@ impl Walk<'_, '_> {
         range(start, self.bytes.len())
     }
 
-    /// Where the identity of this kind stands, if the request has one.
-    fn find(&mut self, kind: ClientKind) -> Option<Range> {
-        let seen = self.seen.get(kind as usize).copied().flatten();
-        if seen.is_some() {
-            return seen;
+    /// The range of the identity of this kind in `bytes`, if the request has one.
+    fn find(&mut self, kind: ClientKind) -> Option<ByteRange> {
+        let cached = self.cached.get(kind as usize).copied().flatten();
+        if cached.is_some() {
+            return cached;
         }
         let start = self.bytes.len();
         if !self.identity.append(kind, self.bytes) {
             return None;
         }
         let found = range(start, self.bytes.len());
-        if let Some(slot) = self.seen.get_mut(kind as usize) {
+        if let Some(slot) = self.cached.get_mut(kind as usize) {
             *slot = Some(found);
         }
         Some(found)
     }
 }
 
-/// No request comes near 4 GiB.
-fn range(start: usize, end: usize) -> Range {
+/// Saturates; no request is near 4 GiB.
+fn range(start: usize, end: usize) -> ByteRange {
     let number = |at| u32::try_from(at).unwrap_or(u32::MAX);
     (number(start), number(end))
 }

@@ -1,13 +1,13 @@
-//! Everything whose path fits, however much there is.
+//! An index that visits every pattern that matches a path.
 //!
-//! [`Endpoints`](crate::Endpoints) finds the most specific pattern; rules all apply, and of routes the first counts, so
-//! here every pattern that fits is visited.
+//! [`Endpoints`](crate::Endpoints) finds the most specific pattern. Rules and routes need all matches: all matching rules
+//! apply, and the first matching route wins.
 
 use std::convert::Infallible;
 
 use crate::endpoints::{EndpointPattern, PathTrie};
 
-/// Numbers by path pattern.
+/// A multimap from path patterns to numbers.
 #[derive(Debug, Default)]
 pub(super) struct PathIndex(PathTrie<Vec<u32>>);
 
@@ -17,8 +17,8 @@ impl PathIndex {
         self.0.value_mut(pattern.segments()).push(value);
     }
 
-    /// Hands every value whose pattern takes `path` to `found`, in no order; a value with several patterns may come
-    /// several times.
+    /// Calls `found` with every value whose pattern matches `path`, in no particular order. A value with several patterns
+    /// may be visited more than once.
     pub(super) fn visit(&self, path: &str, found: &mut impl FnMut(u32)) {
         self.0.find_map(path, &mut |values| {
             for value in values {
@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_pattern_that_fits_is_visited() {
+    fn visit_reports_every_matching_pattern() {
         let patterns = ["/**", "/a", "/a/*", "/a/{x}/**", "/a/b", "/", "/*/b/c"];
         let mut index = PathIndex::default();
         for (value, pattern) in (0..).zip(patterns) {

@@ -1,4 +1,4 @@
-//! What a request is held against.
+//! The result of matching: the checks of a request.
 
 use http::HeaderMap;
 use http::header::HeaderName;
@@ -10,39 +10,39 @@ use crate::bans::{Ban, Bans};
 use crate::directory::Directory;
 use crate::matcher::condition;
 use crate::path::Readings;
-use crate::plan::{Charge, ConcurrencyRule, Count, Plan, Rule, RuleCost, Statuses};
+use crate::plan::{Charge, ConcurrencyRule, CounterScope, Plan, Rule, RuleCost, StatusSet};
 
-/// Checks that need no allocation: the limits with a place of their own, and four more.
+/// The number of checks stored without an allocation: the four built-in limits and four more.
 const INLINE: usize = 8;
 
-/// Where a match is worked out. One for each thread or connection, used again and again: once it has grown to what
-/// requests need, matching takes nothing from the heap.
+/// Reusable buffers for matching, one per thread or connection. Once they have grown to the size that requests need,
+/// matching does not allocate.
 #[derive(Debug, Default)]
 pub struct Scratch {
-    /// The clients of all keys, one after another.
+    /// The client parts of all keys, concatenated.
     pub(super) bytes: Vec<u8>,
-    /// Rules whose path fits.
+    /// Indexes of the rules whose path matches.
     pub(super) found: Vec<u32>,
-    pub(super) applied: Vec<Applied>,
+    pub(super) applied: Vec<AppliedRule>,
     pub(super) readings: Readings,
 }
 
-/// A part of [`Scratch::bytes`].
-pub(super) type Range = (u32, u32);
+/// A range of [`Scratch::bytes`]: start and end.
+pub(super) type ByteRange = (u32, u32);
 
-/// A rule that applies, and whom it counts.
+/// A rule that applies to a request, and the client it counts.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Applied {
-    pub(super) place: RuleRef,
-    pub(super) client: Range,
+pub(super) struct AppliedRule {
+    pub(super) rule_ref: RuleRef,
+    pub(super) client: ByteRange,
     pub(super) cost: Cost,
-    /// Its condition could not be evaluated.
-    pub(super) failed: bool,
-    /// What it costs is not known before its body has come.
-    pub(super) open: bool,
+    /// The condition could not be evaluated.
+    pub(super) condition_failed: bool,
+    /// The cost is unknown until the request body has been read.
+    pub(super) cost_is_unknown: bool,
 }
 
-/// Where a rule stands in a plan.
+/// The location of a rule in a plan.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum RuleRef {
     Global,
@@ -51,7 +51,7 @@ pub(super) enum RuleRef {
     Tier(usize),
     Custom(usize),
     Endpoint(usize),
-    /// A rule of how many at once, which has no counter.
+    /// A concurrency rule, which has no counter.
     ConcurrencyCheck(usize),
 }
 
@@ -69,14 +69,14 @@ impl RuleRef {
         }
     }
 
-    /// Every rule with a counter, and where it stands.
+    /// Every rule with a counter, and its location.
     pub(super) fn all(plan: &Plan) -> impl Iterator<Item = (&Rule, Self)> {
         let limits = &plan.rate_limits;
-        let places = [Self::Global, Self::Tenant, Self::Default].into_iter();
-        let places = places.chain((0..limits.tiers.len()).map(Self::Tier));
-        let places = places.chain((0..limits.rules.len()).map(Self::Custom));
-        let places = places.chain((0..limits.endpoints.len()).map(Self::Endpoint));
-        places.filter_map(|place| Some((place.rule(plan)?, place)))
+        let all = [Self::Global, Self::Tenant, Self::Default].into_iter();
+        let all = all.chain((0..limits.tiers.len()).map(Self::Tier));
+        let all = all.chain((0..limits.rules.len()).map(Self::Custom));
+        let all = all.chain((0..limits.endpoints.len()).map(Self::Endpoint));
+        all.filter_map(|rule_ref| Some((rule_ref.rule(plan)?, rule_ref)))
     }
 
     /// Whether all clients share one counter.
@@ -84,46 +84,46 @@ impl RuleRef {
         match self {
             Self::Global => true,
             Self::Custom(at) => {
-                plan.rate_limits.rules.get(at).is_some_and(|custom| custom.count == Count::Everybody)
+                plan.rate_limits.rules.get(at).is_some_and(|custom| custom.count == CounterScope::Everybody)
             }
             _ => false,
         }
     }
 }
 
-/// What becomes of a request before any counter is asked.
+/// The result of matching, before any counter is read.
 #[expect(clippy::large_enum_variant, reason = "nearly every request is the large one")]
 #[derive(Debug)]
 pub enum Admission<'a, 'k> {
-    /// It passes, whatever it costs; it is only counted.
+    /// The request is admitted without limits; it is only counted in metrics.
     Exempt {
         /// Why.
         why: Exemption,
     },
-    /// It is refused with 403.
+    /// The request is rejected with 403.
     Banned {
-        /// By whom.
-        by: BannedBy<'k>,
+        /// The origin of the ban.
+        by: BanSource<'k>,
     },
-    /// It passes if all its checks do, in one decision.
-    Checked(Matched<'a>),
+    /// The request is admitted if one decision admits all its checks.
+    Checked(MatchedRequest<'a>),
 }
 
-/// What a request is refused for with 403.
+/// The origin of a ban.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BannedBy<'a> {
+pub enum BanSource<'a> {
     /// The policy bans this network.
     Policy(IpNet),
-    /// An operator has banned its client or its network while the policy was in force.
+    /// An operator has banned the client or its network at run time.
     Operator(&'a Ban),
 }
 
-/// What is known pending_cost the policy, and changes without it.
+/// Data that changes independently of the policy.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RuntimeData<'a> {
-    /// Whose API key is whose: the directory that goes with the plan.
+    /// The directory of API keys that belongs to the plan.
     pub directory: Option<&'a Directory>,
-    /// Whom operators have banned.
+    /// The bans that operators have set.
     pub bans: Option<&'a Bans>,
 }
 
@@ -133,60 +133,60 @@ impl<'a> From<Option<&'a Directory>> for RuntimeData<'a> {
     }
 }
 
-/// Why a request is never limited.
+/// Why a request is exempt from limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exemption {
-    /// Its address lies in this network.
+    /// The client's address is in this network.
     Network(IpNet),
-    /// Its API key is on the list.
+    /// The API key is listed as exempt.
     ApiKey,
 }
 
-/// The rules that apply to a request, in the order of the policy. It is small: it borrows what was worked out.
+/// The rules that apply to a request, in the order of the policy. Cheap to copy: it borrows from [`Scratch`].
 #[derive(Clone, Copy, Debug)]
 pub struct AppliedRules<'a> {
-    applied: &'a [Applied],
-    concurrency_checks: &'a [Applied],
+    applied: &'a [AppliedRule],
+    concurrency_checks: &'a [AppliedRule],
     bytes: &'a [u8],
     plan: &'a Plan,
     client: &'a [u8],
 }
 
 impl<'a> AppliedRules<'a> {
-    fn new(plan: &'a Plan, scratch: &'a Scratch, checks: usize, client: Range) -> Self {
+    fn new(plan: &'a Plan, scratch: &'a Scratch, checks: usize, client: ByteRange) -> Self {
         let (applied, concurrency_checks) = scratch.applied.split_at_checked(checks).unwrap_or_default();
         let mut rules = Self { applied, concurrency_checks, bytes: &scratch.bytes, plan, client: &[] };
         rules.client = rules.bytes(client);
         rules
     }
 
-    fn bytes(&self, (start, end): Range) -> &'a [u8] {
+    fn bytes(&self, (start, end): ByteRange) -> &'a [u8] {
         self.bytes.get(start as usize..end as usize).unwrap_or_default()
     }
 
-    /// The rule that check number `index` comes from: its name, its limit in words, its window.
+    /// The rule of check number `index`.
     pub fn rule(&self, index: usize) -> Option<&'a Rule> {
-        self.applied.get(index).and_then(|applied| applied.place.rule(self.plan))
+        self.applied.get(index).and_then(|applied| applied.rule_ref.rule(self.plan))
     }
 
-    /// The rules, one for each check, with what the check can do.
+    /// The rules, one for each check, with the role of the check.
     pub fn rules(&self) -> impl Iterator<Item = (&'a Rule, Role)> + use<'a> {
         let Self { plan, client, .. } = *self;
-        let rules = self.applied.iter().filter_map(move |applied| applied.place.rule(plan));
+        let rules = self.applied.iter().filter_map(move |applied| applied.rule_ref.rule(plan));
         rules.map(move |rule| (rule, rule.mode.role(rule.id, client)))
     }
 
     /// The checks.
     pub fn checks(&self) -> impl Iterator<Item = Check<'a>> {
         self.applied.iter().filter_map(|applied| {
-            let rule = applied.place.rule(self.plan)?;
+            let rule = applied.rule_ref.rule(self.plan)?;
             let key = CounterKey::new(rule.id, self.bytes(applied.client));
             let check = Check::new(key, &rule.limit).cost(applied.cost);
             Some(check.role(rule.mode.role(rule.id, self.client)))
         })
     }
 
-    /// The bytes that counters of the client have; they may hold an API key.
+    /// The counter key of the client. It may contain an API key.
     pub fn client(&self) -> &'a [u8] {
         self.client
     }
@@ -194,46 +194,46 @@ impl<'a> AppliedRules<'a> {
 
 /// The checks of a request, in the order of the policy, and the rules they come from.
 #[derive(Debug)]
-pub struct Matched<'a> {
+pub struct MatchedRequest<'a> {
     checks: SmallVec<[Check<'a>; INLINE]>,
     rules: AppliedRules<'a>,
 }
 
-impl<'a> Matched<'a> {
-    pub(super) fn new(plan: &'a Plan, scratch: &'a Scratch, checks: usize, client: Range) -> Self {
+impl<'a> MatchedRequest<'a> {
+    pub(super) fn new(plan: &'a Plan, scratch: &'a Scratch, checks: usize, client: ByteRange) -> Self {
         let rules = AppliedRules::new(plan, scratch, checks, client);
         Self { checks: rules.checks().collect(), rules }
     }
 
-    /// The checks: one decision.
+    /// The checks, to be decided together.
     pub fn checks(&self) -> &[Check<'a>] {
         &self.checks
     }
 
-    /// The rules that apply. They outlive the match.
+    /// The rules that apply. They can outlive this value.
     pub fn applied(&self) -> AppliedRules<'a> {
         self.rules
     }
 
-    /// When check number `index` is charged, where that is not up front.
+    /// When check number `index` is charged, if not up front.
     pub(crate) fn charge(&self, index: usize) -> Option<&'a Charge> {
-        let RuleRef::Custom(at) = self.rules.applied.get(index)?.place else { return None };
+        let RuleRef::Custom(at) = self.rules.applied.get(index)?.rule_ref else { return None };
         let custom = self.rules.plan.rate_limits.rules.get(at)?;
         Some(&custom.charge).filter(|charge| **charge != Charge::UpFront)
     }
 
     /// The rules, one for each check.
     pub fn rules(&self) -> impl Iterator<Item = &'a Rule> {
-        self.rules.applied.iter().filter_map(|applied| applied.place.rule(self.rules.plan))
+        self.rules.applied.iter().filter_map(|applied| applied.rule_ref.rule(self.rules.plan))
     }
 
-    /// Places among the requests under way that the request needs pending_cost its checks, in the order of the policy.
+    /// The concurrency checks of the request, in the order of the policy.
     pub fn concurrency_checks(&self) -> impl Iterator<Item = ConcurrencyCheck<'a>> {
         self.rules.concurrency_checks.iter().filter_map(|applied| {
-            let RuleRef::ConcurrencyCheck(at) = applied.place else { return None };
+            let RuleRef::ConcurrencyCheck(at) = applied.rule_ref else { return None };
             let rule = self.rules.plan.rate_limits.concurrent.get(at)?;
             let key = CounterKey::new(rule.id, self.rules.bytes(applied.client));
-            let condition_failed = applied.failed;
+            let condition_failed = applied.condition_failed;
             Some(ConcurrencyCheck {
                 rule,
                 key,
@@ -243,10 +243,10 @@ impl<'a> Matched<'a> {
         })
     }
 
-    /// Every check with its rule and what `decision` answered to it, in order.
+    /// Every check with its rule and its outcome in `decision`, in order.
     ///
-    /// A check whose role is [`Role::Advisory`] belongs to a rule in shadow, or to a client outside its canary: its
-    /// outcome must not reach the client, but operators want to see it.
+    /// A check with [`Role::Advisory`] belongs to a rule in shadow mode or to a client outside the rule's canary. Its
+    /// outcome is reported to operators, not to the client.
     ///
     /// ```
     /// # use http::HeaderMap;
@@ -264,57 +264,57 @@ impl<'a> Matched<'a> {
     /// # let decision = tidegate_core::Decision::new(now, matched.checks(), Outcomes::from_slice(&[outcome]));
     /// assert!(decision.passes());
     /// let would_reject: Vec<_> =
-    ///     matched.judged(&decision).filter(|judged| judged.would_reject()).map(|judged| &judged.rule.name).collect();
+    ///     matched.check_results(&decision).filter(|result| result.would_reject()).map(|result| &result.rule.name).collect();
     /// assert_eq!(would_reject, ["default"]);
     /// # Ok::<(), tidegate_policy::Problems>(())
     /// ```
-    pub fn judged<'d>(&'d self, decision: &'d Decision) -> impl Iterator<Item = CheckResult<'d>> {
+    pub fn check_results<'d>(&'d self, decision: &'d Decision) -> impl Iterator<Item = CheckResult<'d>> {
         let checks = self.checks.iter().zip(self.rules()).zip(&decision.outcomes);
         checks.map(|((check, rule), outcome)| CheckResult { rule, check, outcome })
     }
 
-    /// What `decision` has charged and is yet to be settled: by the response, or by the body of the request.
+    /// The charges of `decision` that the response or the request body will settle.
     pub fn reservations<'d>(&'d self, decision: &'d Decision) -> impl Iterator<Item = Reservation<'d>> {
-        let judged = self.judged(decision).zip(self.rules.applied).filter(|_| decision.passes());
-        judged.filter_map(|(judged, applied)| {
-            let RuleRef::Custom(at) = applied.place else { return None };
-            let Verdict::Pass { wait } = judged.outcome.verdict else { return None };
+        let results = self.check_results(decision).zip(self.rules.applied).filter(|_| decision.passes());
+        results.filter_map(|(result, applied)| {
+            let RuleRef::Custom(at) = applied.rule_ref else { return None };
+            let Verdict::Pass { wait } = result.outcome.verdict else { return None };
             let custom = self.rules.plan.rate_limits.rules.get(at)?;
-            let settles = match (&custom.charge, &custom.cost) {
+            let settlement = match (&custom.charge, &custom.cost) {
                 (Charge::Status(statuses), _) => Settlement::Status(statuses),
                 (Charge::Header(name), _) => Settlement::Header(name),
-                (Charge::UpFront, RuleCost::Body(unit)) if applied.open => Settlement::Body(*unit),
+                (Charge::UpFront, RuleCost::Body(unit)) if applied.cost_is_unknown => Settlement::Body(*unit),
                 (Charge::UpFront, _) => return None,
             };
-            Some(Reservation { check: judged.check, charged: decision.at + wait, settles })
+            Some(Reservation { check: result.check, charged: decision.at + wait, settlement })
         })
     }
 
-    /// Whether there is a check that can refuse the request; the others only watch.
-    pub fn binds(&self) -> bool {
+    /// Whether any check can reject the request. Advisory checks cannot.
+    pub fn has_binding_check(&self) -> bool {
         self.checks.iter().any(|check| check.role == Role::Binding)
     }
 
-    /// The bytes that counters of the client have; they may hold an API key.
+    /// The counter key of the client. It may contain an API key.
     pub fn client(&self) -> &'a [u8] {
         self.rules.client
     }
 
-    /// Rules that apply only because their condition could not be evaluated; to be counted, and looked into.
+    /// Rules that apply only because their condition could not be evaluated.
     pub fn failed_conditions(&self) -> impl Iterator<Item = &'a Rule> {
-        let failed = self.rules.applied.iter().filter(|applied| applied.failed);
-        failed.filter_map(|applied| applied.place.rule(self.rules.plan))
+        let failed = self.rules.applied.iter().filter(|applied| applied.condition_failed);
+        failed.filter_map(|applied| applied.rule_ref.rule(self.rules.plan))
     }
 
-    /// Which check single-valued headers speak of: the one that refuses, as the body names it, or that with the least
-    /// remaining of its limit; the first of equals. None if there is no check.
+    /// The index of the check that single-valued headers report: the one that rejects the request, or the one with the
+    /// smallest remaining fraction of its limit. Ties go to the first. `None` if there is no binding check.
     pub fn tightest(&self, decision: &Decision) -> Option<usize> {
         if decision.rejected_by.is_some() {
             return decision.rejected_by;
         }
         let outcomes = self.checks.iter().zip(&decision.outcomes).enumerate();
         let binding = outcomes.filter(|(_, (check, _))| check.role == Role::Binding);
-        // a/b < c/d without a fraction; what two 64-bit numbers multiply to fits.
+        // Compares a/b with c/d by cross-multiplication; the products fit 128 bits.
         let product = |remaining: u64, limit: u64| u128::from(remaining) * u128::from(limit);
         let least = binding.min_by(|(_, (_, one)), (_, (_, other))| {
             product(one.remaining, other.limit).cmp(&product(other.remaining, one.limit))
@@ -323,40 +323,40 @@ impl<'a> Matched<'a> {
     }
 }
 
-/// Units that were charged up front and are yet to be settled.
+/// Units that were charged up front and will be settled later.
 #[derive(Clone, Copy, Debug)]
 pub struct Reservation<'a> {
-    /// What was charged: whose counter, how much.
+    /// The charged check: counter and cost.
     pub check: &'a Check<'a>,
-    /// When the request was to pass.
+    /// The time of the charge: when the request is forwarded.
     pub charged: Timestamp,
     /// What settles it.
-    pub settles: Settlement<'a>,
+    pub settlement: Settlement<'a>,
 }
 
 /// What settles a reservation.
 #[derive(Clone, Copy, Debug)]
 pub enum Settlement<'a> {
-    /// It stands if the response has one of these statuses, and is given back if not.
-    Status(&'a Statuses),
-    /// This response header says what the request has cost.
+    /// Kept if the response has one of these statuses, refunded if not.
+    Status(&'a StatusSet),
+    /// Replaced by the cost in this response header.
     Header(&'a HeaderName),
-    /// A unit for each so many bytes of the request's body.
+    /// Replaced by one unit for each started block of this many bytes of the request body.
     Body(u64),
 }
 
 impl Settlement<'_> {
-    /// What a response makes of a reservation of `reserved`; `None` if the response does not settle it, so that it
-    /// stands.
+    /// The final cost of a reservation of `reserved` after a response; `None` if the response does not settle it, so that it
+    /// is kept.
     pub fn by_response(&self, reserved: Cost, status: u16, headers: &HeaderMap) -> Option<Cost> {
         match self {
             Self::Status(statuses) => Some(if statuses.contains(status) { reserved } else { Cost::ZERO }),
-            Self::Header(name) => condition::told_cost(headers, name),
+            Self::Header(name) => condition::reported_cost(headers, name),
             Self::Body(_) => None,
         }
     }
 
-    /// What a request's body of so many bytes costs; `None` if the body does not settle it.
+    /// The cost of a request body of `bytes` bytes; `None` if the body does not settle the reservation.
     pub fn by_body(&self, bytes: u64) -> Option<Cost> {
         match self {
             Self::Body(unit) => Some(Cost::new(condition::body_units(bytes, *unit))),
@@ -365,27 +365,27 @@ impl Settlement<'_> {
     }
 }
 
-/// A place among the requests under way that a rule wants a request to take.
+/// A check of a concurrency rule: the request needs a permit while it is in progress.
 #[derive(Clone, Copy, Debug)]
 pub struct ConcurrencyCheck<'a> {
     /// The rule.
     pub rule: &'a ConcurrencyRule,
-    /// Whose requests are counted.
+    /// The key that requests are counted under.
     pub key: CounterKey<'a>,
-    /// Whether the request is refused if there is no place.
+    /// Whether the request is rejected if the limit is reached.
     pub role: Role,
     /// Whether the rule applies only because its condition could not be evaluated.
     pub condition_failed: bool,
 }
 
-/// A check, the rule it comes from and the answer to it.
+/// A check, its rule and its outcome.
 #[derive(Clone, Copy, Debug)]
 pub struct CheckResult<'a> {
     /// The rule.
     pub rule: &'a Rule,
-    /// What was asked: whose counter, at what cost, in which role.
+    /// The check: counter, cost and role.
     pub check: &'a Check<'a>,
-    /// What was answered.
+    /// The outcome.
     pub outcome: &'a Outcome,
 }
 
@@ -396,12 +396,12 @@ impl<'a> CheckResult<'a> {
         self.rule.quota.report(&self.rule.name, self.outcome)
     }
 
-    /// Whether the rule refused the request, alone or with others.
-    pub fn refuses(&self) -> bool {
+    /// Whether the rule rejected the request, alone or with others.
+    pub fn rejects(&self) -> bool {
         self.check.role == Role::Binding && !self.outcome.verdict.is_pass()
     }
 
-    /// Whether the rule only watches, and would have refused the request if it were enforced.
+    /// Whether the rule is advisory and would have rejected the request if it were enforced.
     pub fn would_reject(&self) -> bool {
         self.check.role == Role::Advisory && !self.outcome.verdict.is_pass()
     }

@@ -1,8 +1,8 @@
-//! What a policy says about one request, as checks that are lent and not made.
+//! Matches requests to the rules of a policy.
 //!
-//! A matcher is built from a [`Plan`] once and never changes. It is an index: endpoints and rules by path, networks by
-//! prefix, exempt keys by their bytes, so a request meets only the rules whose path fits, in the order of the policy.
-//! It decides nothing and remembers nothing; the checks go to a store.
+//! A matcher is built once from a [`Plan`] and is immutable. It indexes endpoints and rules by path, networks by prefix and
+//! exempt keys by their bytes, so only rules whose path matches are evaluated, in the order of the policy. It keeps no
+//! counters and makes no decision: it returns the checks, and a store decides them.
 
 mod condition;
 mod evaluate;
@@ -19,8 +19,8 @@ use hashbrown::{HashMap, HashSet};
 use index::PathIndex;
 use matched::RuleRef;
 pub use matched::{
-    Admission, AppliedRules, BannedBy, CheckResult, ConcurrencyCheck, Exemption, Matched, Reservation,
-    RuntimeData, Scratch, Settlement,
+    Admission, AppliedRules, BanSource, CheckResult, ConcurrencyCheck, Exemption, MatchedRequest,
+    Reservation, RuntimeData, Scratch, Settlement,
 };
 use tables::PathTables;
 pub use target::Target;
@@ -54,9 +54,9 @@ pub struct Matcher {
     routes: PathIndex,
     /// Endpoints, and rules with paths.
     paths: PathTables,
-    /// How limits match paths, if that is the same for all routes.
+    /// The path case, if it is the same for all routes.
     path_case: Option<PathCase>,
-    /// Positions of rules without a path, in order.
+    /// Indexes of rules without a path, in order.
     everywhere: Vec<u32>,
     header_rules: HeaderRules,
     exempt: Networks,
@@ -78,7 +78,7 @@ impl Matcher {
         }
         let mut cases = PathCase::ALL.into_iter().filter(|case| plan.has_path_case(*case));
         let path_case = cases.next().filter(|_| cases.next().is_none());
-        // Those that count requests under way are numbered after the others.
+        // Concurrency rules are numbered after the rate rules.
         let concurrent = limits.concurrent.iter().map(|rule| &rule.matches);
         let matches = limits.rules.iter().map(|custom| &custom.matches).chain(concurrent);
         let everywhere =
@@ -87,14 +87,14 @@ impl Matcher {
         let exempt = &plan.clients.exempt;
         let exempt_keys = exempt.api_keys.iter().map(|key| key.expose().into()).collect();
         let (exempt, bans) = (Networks::new(&exempt.networks), Networks::new(&plan.bans));
-        let settled = |custom: &CustomRule| {
+        let is_settled_later = |custom: &CustomRule| {
             custom.charge != Charge::UpFront || matches!(custom.cost, RuleCost::Body(_))
         };
-        let has_reservations = limits.rules.iter().any(settled);
+        let has_reservations = limits.rules.iter().any(is_settled_later);
         let has_penalties = limits.iter().any(|rule| rule.penalty.is_some());
         let header_rules = HeaderRules::new(&plan);
         let rules_by_name =
-            RuleRef::all(&plan).map(|(rule, place)| (rule.name.as_str().into(), place)).collect();
+            RuleRef::all(&plan).map(|(rule, rule_ref)| (rule.name.as_str().into(), rule_ref)).collect();
         Self {
             plan,
             routes,
@@ -116,7 +116,7 @@ impl Matcher {
         &self.plan
     }
 
-    /// What the policy requires of the headers of a request, before [`Matcher::admit`] reads them.
+    /// The header checks that must run before [`Matcher::admit`] reads the headers.
     pub fn header_rules(&self) -> &HeaderRules {
         &self.header_rules
     }
@@ -126,12 +126,12 @@ impl Matcher {
         self.has_penalties
     }
 
-    /// Whether any rule charges what is settled later.
+    /// Whether any rule makes reservations, which are settled later.
     pub fn has_reservations(&self) -> bool {
         self.has_reservations
     }
 
-    /// How limits match the path of a request.
+    /// Whether limits ignore case for the path of a request.
     pub(crate) fn path_case(&self, facts: &Facts<'_>) -> PathCase {
         self.path_case.unwrap_or_else(|| {
             let route = self.route(facts.host, facts.path);
@@ -139,12 +139,12 @@ impl Matcher {
         })
     }
 
-    /// The first route that takes `path` at `host`, both normalised.
+    /// The first route that matches `host` and `path`, both normalised.
     pub fn route(&self, host: &str, path: &str) -> Option<&Route> {
         let mut first = None;
         self.routes.visit(path, &mut |at| {
             let is_earlier = first.is_none_or(|first| at < first);
-            if is_earlier && self.plan.routes.get(at as usize).is_some_and(|route| route.host.takes(host)) {
+            if is_earlier && self.plan.routes.get(at as usize).is_some_and(|route| route.host.matches(host)) {
                 first = Some(at);
             }
         });
@@ -153,8 +153,8 @@ impl Matcher {
 }
 
 impl HostPattern {
-    /// Whether it takes `host`, however that is capitalised.
-    fn takes(&self, host: &str) -> bool {
+    /// Whether the pattern matches `host`, ignoring case.
+    fn matches(&self, host: &str) -> bool {
         match self {
             Self::Any => true,
             Self::Exact(name) => name.eq_ignore_ascii_case(host),
@@ -167,18 +167,18 @@ impl HostPattern {
     }
 }
 
-/// What is in force: a matcher and the directory that goes with it. Whoever serves requests holds one behind a pointer
-/// that is swapped whole, so no request sees half of a change.
+/// The active policy: a matcher and its directory. Servers keep it behind one pointer and swap both together, so no
+/// request sees a partial change.
 #[derive(Debug, Clone)]
 pub struct ActivePolicy {
     /// The rules.
     pub matcher: Arc<Matcher>,
-    /// Whose API key is whose.
+    /// The directory of API keys.
     pub directory: Option<Arc<Directory>>,
 }
 
 impl ActivePolicy {
-    /// A plan with the directory it was compiled with.
+    /// Activates a plan with the directory it was compiled with.
     pub fn new(plan: Plan) -> Self {
         let directory = plan.directory.clone();
         Self { matcher: Arc::new(Matcher::new(plan)), directory }

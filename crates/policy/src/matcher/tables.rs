@@ -1,8 +1,8 @@
 //! Limits by path, for every reading of a path.
 //!
-//! The path as sent is looked up among the patterns as written, its folded reading among the folded patterns: `/LOGIN`
-//! meets the limit of `/login` and the other way around. Where folding changes no pattern, which is nearly always,
-//! there is one table for both, and a path with one reading is looked up once.
+//! The path is looked up in the patterns as written, and its folded reading in the folded patterns. So `/LOGIN` matches
+//! the limit of `/login` and vice versa. If folding changes no pattern, which is the usual case, one table serves both,
+//! and a path with one reading is looked up once.
 
 use crate::endpoints::{EndpointPattern, Endpoints};
 use crate::matcher::index::PathIndex;
@@ -12,18 +12,18 @@ use crate::plan::{PathCase, Plan};
 /// Endpoints and rules by path.
 #[derive(Debug)]
 pub(super) struct PathTables {
-    exact: Table,
-    /// With folded patterns, where they differ; by the case of the route.
-    insensitive: Option<Table>,
-    sensitive: Option<Table>,
+    exact: PathTable,
+    /// The folded patterns, if they differ; one table per path case.
+    insensitive: Option<PathTable>,
+    sensitive: Option<PathTable>,
 }
 
-/// Endpoints and rules by patterns of one spelling.
+/// Endpoints and rules by pattern, either as written or folded.
 #[derive(Debug, Default)]
-pub(super) struct Table {
-    /// Positions of endpoints.
+pub(super) struct PathTable {
+    /// Indexes of endpoints.
     pub(super) endpoints: Endpoints<usize>,
-    /// Positions of rules with paths.
+    /// Indexes of rules with paths.
     pub(super) rules: PathIndex,
 }
 
@@ -32,21 +32,21 @@ impl PathTables {
         let folded = |case: PathCase| {
             let differs = |pattern: &EndpointPattern| pattern.folded(case) != *pattern;
             let is_needed = plan.has_path_case(case) && patterns(plan).any(differs);
-            is_needed.then(|| Table::new(plan, |pattern| pattern.folded(case)))
+            is_needed.then(|| PathTable::new(plan, |pattern| pattern.folded(case)))
         };
         Self {
-            exact: Table::new(plan, EndpointPattern::clone),
+            exact: PathTable::new(plan, EndpointPattern::clone),
             insensitive: folded(PathCase::Insensitive),
             sensitive: folded(PathCase::Sensitive),
         }
     }
 
-    /// Hands every table with each reading of `path` to look up in it to `look`, the path itself first.
+    /// Calls `look` with each pair of a table and a reading of `path` to look up in it, the path itself first.
     pub(super) fn each(
         &self,
         (path, case): (&str, PathCase),
         readings: &Readings,
-        mut look: impl FnMut(&Table, &str),
+        mut look: impl FnMut(&PathTable, &str),
     ) {
         look(&self.exact, path);
         let folded = match case {
@@ -73,18 +73,18 @@ fn patterns(plan: &Plan) -> impl Iterator<Item = &EndpointPattern> {
     endpoints.chain(matches.flat_map(|matches| &matches.paths))
 }
 
-impl Table {
-    fn new(plan: &Plan, spell: impl Fn(&EndpointPattern) -> EndpointPattern) -> Self {
+impl PathTable {
+    fn new(plan: &Plan, transform: impl Fn(&EndpointPattern) -> EndpointPattern) -> Self {
         let limits = &plan.rate_limits;
         let mut table = Self::default();
         for (at, endpoint) in limits.endpoints.iter().enumerate() {
-            // A plan has no endpoint twice, folded or not.
-            let _ = table.endpoints.insert(&spell(&endpoint.pattern), at);
+            // A plan has no duplicate endpoints, folded or not.
+            let _ = table.endpoints.insert(&transform(&endpoint.pattern), at);
         }
-        // Those that count requests under way are numbered after the others.
+        // Concurrency rules are numbered after the rate rules.
         let concurrent = limits.concurrent.iter().map(|rule| &rule.matches);
         for (at, matches) in (0..).zip(limits.rules.iter().map(|custom| &custom.matches).chain(concurrent)) {
-            matches.paths.iter().for_each(|path| table.rules.insert(&spell(path), at));
+            matches.paths.iter().for_each(|path| table.rules.insert(&transform(path), at));
         }
         table
     }

@@ -1,28 +1,30 @@
-//! Where a request goes, and with which path.
+//! Route selection and the path that is forwarded.
 
 use std::borrow::Cow;
 
 use crate::matcher::Matcher;
-use crate::path::{PathError, Spelling, decode_slashes, encoded_control, normalize, spell};
+use crate::path::{
+    NormalizedPath, PathError, decode_slashes, encoded_control, normalize, normalize_detailed,
+};
 use crate::plan::{EncodedSlash, Route};
 
 /// The route of a request, and the path that is matched and forwarded.
 #[derive(Debug)]
 pub struct Target<'m, 'p> {
-    /// The first route that takes the request; `None` if no route does.
+    /// The first route that matches; `None` if no route does.
     pub route: Option<&'m Route>,
-    /// The path, normalised; decoded where the route says so.
+    /// The normalised path, with slashes decoded if the route is configured so.
     pub path: Cow<'p, str>,
 }
 
 impl Matcher {
-    /// Normalises `path` and finds the route for it at `host`, which is normalised already. Nothing is allocated for a
-    /// path that is normalised already.
+    /// Normalises `path` and finds its route at `host`, which must be normalised. Does not allocate if the path is already
+    /// normalised.
     ///
-    /// An escape that upstream servers read in more than one way is handled as `http.encoded_slash` says: of the route
-    /// that takes the path as sent or, if no route does, of the policy.
+    /// `http.encoded_slash` decides how ambiguous escapes are handled: that of the route that matches the path as sent, or
+    /// that of the policy if no route matches.
     pub fn target<'p>(&self, host: &str, path: &'p str) -> Result<Target<'_, 'p>, PathError> {
-        let Spelling { path, ambiguous } = spell(path)?;
+        let NormalizedPath { path, ambiguous } = normalize_detailed(path)?;
         let target = Target { route: self.route(host, &path), path };
         match ambiguous {
             None => Ok(target),
@@ -42,7 +44,7 @@ impl Matcher {
                 Err(PathError::EncodedControl { byte: escape })
             }
             EncodedSlash::Reject => Err(PathError::EncodedSlash { byte: escape }),
-            // The limits of both readings apply, so the route may differ from that of the other reading.
+            // The limits of both readings apply, so it is safe that the other reading may have another route.
             EncodedSlash::Keep => Ok(target),
             EncodedSlash::Decode => {
                 if let Some(byte) = encoded_control(&target.path) {

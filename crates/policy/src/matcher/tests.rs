@@ -18,14 +18,14 @@ fn headers(lines: &[(&str, &str)]) -> HeaderMap {
     lines.iter().map(line).collect()
 }
 
-/// Each check as `rule key cost`, the key as far as it is text.
+/// Each check as `rule key cost`; non-printable bytes of the key are dots.
 fn checks(matcher: &Matcher, request: &str, lines: &[(&str, &str)]) -> Vec<String> {
-    with(matcher, request, lines, |admission| match admission {
+    with_admission(matcher, request, lines, |admission| match admission {
         Admission::Exempt { why } => vec![format!("{why:?}")],
-        Admission::Banned { by: BannedBy::Policy(network) } => vec![format!("banned {network}")],
-        Admission::Banned { by: BannedBy::Operator(ban) } => vec![format!("banned {}", ban.subject)],
-        Admission::Checked(held) => {
-            let shown = held.checks().iter().zip(held.rules()).map(|(check, rule)| {
+        Admission::Banned { by: BanSource::Policy(network) } => vec![format!("banned {network}")],
+        Admission::Banned { by: BanSource::Operator(ban) } => vec![format!("banned {}", ban.subject)],
+        Admission::Checked(matched) => {
+            let lines = matched.checks().iter().zip(matched.rules()).map(|(check, rule)| {
                 assert_eq!(check.key.rule, rule.id);
                 let key: String = check
                     .key
@@ -38,12 +38,12 @@ fn checks(matcher: &Matcher, request: &str, lines: &[(&str, &str)]) -> Vec<Strin
                     .collect();
                 format!("{} {key} {}", rule.name, check.cost.get())
             });
-            shown.collect()
+            lines.collect()
         }
     })
 }
 
-fn with<R>(
+fn with_admission<R>(
     matcher: &Matcher,
     request: &str,
     lines: &[(&str, &str)],
@@ -75,7 +75,7 @@ rate_limits:
 ";
 
 #[test]
-fn a_rule_for_get_is_no_way_around_for_head() {
+fn rule_for_get_applies_to_head() {
     let matcher = matcher(
         "rate_limits: { rules: [{ name: reads, match: { method: GET }, per: everybody, requests: 3, window: 1 }] }",
     );
@@ -85,7 +85,7 @@ fn a_rule_for_get_is_no_way_around_for_head() {
 }
 
 #[test]
-fn limits_are_met_in_the_documented_order() {
+fn checks_are_in_the_documented_order() {
     let matcher = matcher(ORDER);
     assert_eq!(
         checks(&matcher, "POST /a", &[("x-api-key", "me"), ("x-tenant", "acme")]),
@@ -113,7 +113,7 @@ fn limits_are_met_in_the_documented_order() {
 }
 
 #[test]
-fn leaving_a_header_out_never_leads_past_a_rule() {
+fn request_without_identity_header_is_counted_as_its_client() {
     let matcher = matcher(
         "
 clients: { identify_by: [api_key, ip], api_key: { verify: none }, user: { header: X-User }, ip: { trusted_proxies: [65.66.67.68] } }
@@ -133,7 +133,7 @@ rate_limits:
             "each u....ann 1",
             "each k....me 1"
         ],
-        "a fingerprint is missing: the client stands for it, once"
+        "the client replaces the missing fingerprint, once"
     );
     assert_eq!(
         checks(&matcher, "GET /", &[]),
@@ -142,7 +142,7 @@ rate_limits:
 }
 
 #[test]
-fn costs_come_from_a_header_and_garbage_takes_the_whole_limit() {
+fn cost_header_invalid_costs_the_whole_limit() {
     let matcher = matcher(
         "rate_limits: { rules: [{ name: r, per: everybody, cost: { header: X-Cost }, requests: 50, window: 1 }] }",
     );
@@ -153,16 +153,16 @@ fn costs_come_from_a_header_and_garbage_takes_the_whole_limit() {
     assert_eq!(cost(&[("x-cost", "-7")]), "r  50");
     assert_eq!(cost(&[("x-cost", "7"), ("x-cost", "7")]), "r  50");
     assert_eq!(cost(&[("x-cost", "99999999999999999999")]), format!("r  {}", u64::MAX));
-    with(&matcher, "GET /", &[("x-cost", "51")], |admission| {
-        let Admission::Checked(held) = admission else { panic!("{admission:?}") };
-        let check = held.checks()[0];
+    with_admission(&matcher, "GET /", &[("x-cost", "51")], |admission| {
+        let Admission::Checked(matched) = admission else { panic!("{admission:?}") };
+        let check = matched.checks()[0];
         let mut state = tidegate_core::CounterState::default();
         assert_eq!(check.limit.step(&mut state, Timestamp::ZERO, check.cost).verdict, Verdict::Never);
     });
 }
 
 #[test]
-fn banned_comes_before_exempt_before_everything() {
+fn ban_overrides_exemption() {
     let matcher = matcher(
         "
 clients: { ip: { trusted_proxies: [65.0.0.0/8] }, exempt: { networks: [10.0.0.0/8] } }
@@ -177,7 +177,7 @@ rate_limits: { default: { requests: 5, window: 1 } }
 }
 
 #[test]
-fn a_rule_whose_condition_fails_applies_and_is_told() {
+fn rule_with_failing_condition_applies_and_is_reported() {
     let matcher = matcher(
         "
 rate_limits:
@@ -187,9 +187,12 @@ rate_limits:
 ",
     );
     let applied = |value| {
-        with(&matcher, "GET /", &[("x-n", value)], |admission| {
-            let Admission::Checked(held) = admission else { panic!("{admission:?}") };
-            (held.checks().len(), held.failed_conditions().map(|rule| rule.name.clone()).collect::<Vec<_>>())
+        with_admission(&matcher, "GET /", &[("x-n", value)], |admission| {
+            let Admission::Checked(matched) = admission else { panic!("{admission:?}") };
+            (
+                matched.checks().len(),
+                matched.failed_conditions().map(|rule| rule.name.clone()).collect::<Vec<_>>(),
+            )
         })
     };
     assert_eq!(applied("7"), (2, vec![]));
@@ -198,7 +201,7 @@ rate_limits:
 }
 
 #[test]
-fn tiers_replace_default_and_unlimited_ones_are_not_checked() {
+fn tier_replaces_default_and_unlimited_tier_has_no_check() {
     struct Keys;
     impl crate::Files for Keys {
         fn read(&self, name: &str) -> Result<std::borrow::Cow<'_, [u8]>, crate::FileError> {
@@ -213,25 +216,25 @@ rate_limits:
   tiers: { gold: { requests: 50, window: 1 }, staff: unlimited }
 ";
     let active = ActivePolicy::new(crate::compile("policy.yaml", policy, &Keys).unwrap().plan);
-    let of = |active: &ActivePolicy, key| {
+    let rules_of = |active: &ActivePolicy, key| {
         let headers = headers(&[("x-api-key", key)]);
         let facts =
             Facts { method: "GET", host: "", path: "/", headers: &headers, peer: [65, 66, 67, 68].into() };
         let mut scratch = Scratch::default();
         match active.matcher.admit(&facts, active.directory.as_deref(), Timestamp::ZERO, &mut scratch) {
-            Admission::Checked(held) => {
-                held.rules().map(|rule| rule.name.clone()).collect::<Vec<_>>().join(" ")
+            Admission::Checked(matched) => {
+                matched.rules().map(|rule| rule.name.clone()).collect::<Vec<_>>().join(" ")
             }
             other => panic!("{other:?}"),
         }
     };
-    assert_eq!(of(&active, "k1"), "tier:gold");
-    assert_eq!(of(&active, "k2"), "");
-    assert_eq!(of(&active, "invented"), "default", "and it is counted by its address");
+    assert_eq!(rules_of(&active, "k1"), "tier:gold");
+    assert_eq!(rules_of(&active, "k2"), "");
+    assert_eq!(rules_of(&active, "invented"), "default", "an unknown key is counted by address");
 }
 
 #[test]
-fn the_first_route_that_fits_takes_a_request() {
+fn route_is_the_first_that_matches() {
     let matcher = matcher(
         "
 upstreams: { a: { servers: ['http://a'] }, b: { servers: ['http://b'] }, c: { servers: ['http://c'] } }
@@ -242,18 +245,18 @@ routes:
 rate_limits: { default: { requests: 5, window: 1 } }
 ",
     );
-    let to = |host, path| matcher.route(host, path).map(|route| route.upstream);
-    assert_eq!(to("API.example.org", "/x/y"), Some(0));
-    assert_eq!(to("Example.org", "/x/y"), Some(1));
-    assert_eq!(to("other", "/x/y"), Some(2));
-    assert_eq!(to(".example.org", "/z"), None);
+    let upstream = |host, path| matcher.route(host, path).map(|route| route.upstream);
+    assert_eq!(upstream("API.example.org", "/x/y"), Some(0));
+    assert_eq!(upstream("Example.org", "/x/y"), Some(1));
+    assert_eq!(upstream("other", "/x/y"), Some(2));
+    assert_eq!(upstream(".example.org", "/z"), None);
 }
 
 #[test]
-fn the_tightest_has_the_least_remaining_of_its_limit() {
+fn tightest_check_has_the_smallest_remaining_fraction() {
     let matcher = matcher(ORDER);
-    with(&matcher, "GET /nowhere", &[], |admission| {
-        let Admission::Checked(held) = admission else { panic!("{admission:?}") };
+    with_admission(&matcher, "GET /nowhere", &[], |admission| {
+        let Admission::Checked(matched) = admission else { panic!("{admission:?}") };
         let outcome = |remaining, limit| Outcome {
             verdict: Verdict::PASS,
             limit,
@@ -261,24 +264,24 @@ fn the_tightest_has_the_least_remaining_of_its_limit() {
             reset_after: TimeSpan::ZERO,
         };
         let decision = |outcomes: &[Outcome]| {
-            Decision::new(Timestamp::ZERO, held.checks(), outcomes.iter().copied().collect())
+            Decision::new(Timestamp::ZERO, matched.checks(), outcomes.iter().copied().collect())
         };
         let outcomes = [outcome(50, 100), outcome(u64::MAX - 1, u64::MAX), outcome(1, 3), outcome(2, 6)];
-        assert_eq!(held.tightest(&decision(&outcomes)), Some(2));
-        let refused = Outcome { verdict: Verdict::Never, ..outcome(9, 10) };
-        assert_eq!(held.tightest(&decision(&[outcomes[0], refused, outcomes[2], outcomes[3]])), Some(1));
+        assert_eq!(matched.tightest(&decision(&outcomes)), Some(2));
+        let rejected = Outcome { verdict: Verdict::Never, ..outcome(9, 10) };
+        assert_eq!(matched.tightest(&decision(&[outcomes[0], rejected, outcomes[2], outcomes[3]])), Some(1));
     });
 }
 
 #[test]
-fn what_serves_requests_can_be_shared_by_threads() {
-    fn shared<T: Send + Sync + 'static>() {}
-    shared::<ActivePolicy>();
-    shared::<Plan>();
+fn active_policy_and_plan_are_send_and_sync() {
+    fn assert_shareable<T: Send + Sync + 'static>() {}
+    assert_shareable::<ActivePolicy>();
+    assert_shareable::<Plan>();
 }
 
 #[test]
-fn every_form_of_rule_can_watch_without_binding() {
+fn shadow_mode_makes_every_kind_of_rule_advisory() {
     let matcher = matcher(
         "
 clients: { tenant: { header: X-Tenant }, tiers: { default: free } }
@@ -292,12 +295,12 @@ rate_limits:
     - { name: binding, requests: 9, window: 1, mode: enforce }
 ",
     );
-    with(&matcher, "GET /a", &[], |admission| {
-        let Admission::Checked(held) = admission else { panic!("{admission:?}") };
-        let binding: Vec<_> = held
+    with_admission(&matcher, "GET /a", &[], |admission| {
+        let Admission::Checked(matched) = admission else { panic!("{admission:?}") };
+        let binding: Vec<_> = matched
             .checks()
             .iter()
-            .zip(held.rules())
+            .zip(matched.rules())
             .map(|(check, rule)| (rule.name.as_str(), check.role))
             .collect();
         assert_eq!(
@@ -311,12 +314,12 @@ rate_limits:
                 ("endpoint:/a", Role::Advisory)
             ]
         );
-        assert!(held.binds());
+        assert!(matched.has_binding_check());
     });
 }
 
 #[test]
-fn a_canary_holds_the_same_tenth_of_clients_for_all_counters_of_a_rule() {
+fn canary_chooses_the_same_clients_for_all_counters_of_a_rule() {
     let policy = "
 clients: { api_key: { verify: none } }
 rate_limits:
@@ -324,27 +327,28 @@ rate_limits:
   rules: [{ name: each, per_each: [ip, fingerprint, api_key], requests: 9, window: 1, mode: { canary: 10% } }]
 ";
     let [before, restarted] = [matcher(policy), matcher(policy)];
-    let bound = |matcher: &Matcher, client: u32| {
+    let is_enforced = |matcher: &Matcher, client: u32| {
         let lines = [("x-api-key", format!("key-{client}")), ("user-agent", "curl".to_owned())];
         let lines = lines.each_ref().map(|(name, value)| (*name, value.as_str()));
-        with(matcher, "GET /", &lines, |admission| {
-            let Admission::Checked(held) = admission else { panic!("{admission:?}") };
-            let roles: Vec<_> = held.checks().iter().map(|check| check.role).collect();
+        with_admission(matcher, "GET /", &lines, |admission| {
+            let Admission::Checked(matched) = admission else { panic!("{admission:?}") };
+            let roles: Vec<_> = matched.checks().iter().map(|check| check.role).collect();
             assert_eq!(roles.len(), 4);
             assert!(roles[2..].iter().all(|role| *role == roles[1]), "one rule, one role");
             (roles[0] == Role::Binding, roles[1] == Role::Binding)
         })
     };
-    let slices: Vec<_> = (0..10_000).map(|client| bound(&before, client)).collect();
-    assert!((0..10_000).zip(&slices).all(|(client, slice)| bound(&restarted, client) == *slice));
-    for held in [slices.iter().filter(|slice| slice.0).count(), slices.iter().filter(|slice| slice.1).count()]
+    let slices: Vec<_> = (0..10_000).map(|client| is_enforced(&before, client)).collect();
+    assert!((0..10_000).zip(&slices).all(|(client, slice)| is_enforced(&restarted, client) == *slice));
+    for enforced in
+        [slices.iter().filter(|slice| slice.0).count(), slices.iter().filter(|slice| slice.1).count()]
     {
-        assert!((900..1_100).contains(&held), "{held} of 10,000");
+        assert!((900..1_100).contains(&enforced), "{enforced} of 10,000");
     }
 }
 
 #[test]
-fn rules_of_how_many_at_once_are_no_checks_and_keep_their_order() {
+fn concurrency_rules_are_separate_from_checks_and_keep_their_order() {
     let matcher = matcher(
         "
 clients: { user: { header: X-User }, api_key: { verify: none }, ip: { trusted_proxies: [65.66.67.68] } }
@@ -362,26 +366,26 @@ rate_limits:
         checks(&matcher, "GET /export", &[("x-user", "ann")]),
         ["rate a....ABCD 1", "endpoint:/export a....ABCD 1"]
     );
-    with(&matcher, "GET /export", &[("x-user", "ann")], |admission| {
-        let Admission::Checked(held) = admission else { panic!("{admission:?}") };
-        let places: Vec<_> = held
+    with_admission(&matcher, "GET /export", &[("x-user", "ann")], |admission| {
+        let Admission::Checked(matched) = admission else { panic!("{admission:?}") };
+        let checks: Vec<_> = matched
             .concurrency_checks()
-            .map(|place| {
+            .map(|check| {
                 let key =
-                    String::from_utf8_lossy(place.key.client).replace(|c: char| !c.is_ascii_graphic(), ".");
-                format!("{} {key} {} {:?}", place.rule.name, place.rule.concurrent, place.role)
+                    String::from_utf8_lossy(check.key.client).replace(|c: char| !c.is_ascii_graphic(), ".");
+                format!("{} {key} {} {:?}", check.rule.name, check.rule.concurrent, check.role)
             })
             .collect();
         assert_eq!(
-            places,
+            checks,
             ["exports u....ann 2 Binding", "each a....ABCD 10 Advisory", "each u....ann 10 Advisory"],
-            "no API key: the address stands for it, once"
+            "the address replaces the missing API key, once"
         );
     });
 }
 
 #[test]
-fn a_body_costs_by_its_length_and_one_of_unknown_length_is_settled_later() {
+fn body_cost_depends_on_length_and_unknown_length_is_settled_later() {
     let matcher =
         matcher("rate_limits: { rules: [{ name: r, cost: { body: 1KiB }, requests: 50, window: 1 }] }");
     let cost = |length: &str| checks(&matcher, "POST /", &[("content-length", length)]).concat();
@@ -391,11 +395,11 @@ fn a_body_costs_by_its_length_and_one_of_unknown_length_is_settled_later() {
     assert_eq!(cost("18446744073709551615"), format!("r a....ABCD {}", 1_u64 << 54));
     assert_eq!(checks(&matcher, "POST /", &[]), ["r a....ABCD 1"]);
     let open = |lines: &[(&str, &str)]| {
-        with(&matcher, "POST /", lines, |admission| {
-            let Admission::Checked(held) = admission else { panic!("{admission:?}") };
-            let decision = passing(held);
+        with_admission(&matcher, "POST /", lines, |admission| {
+            let Admission::Checked(matched) = admission else { panic!("{admission:?}") };
+            let decision = admitting(matched);
             let reserved: Vec<_> =
-                held.reservations(&decision).map(|reserved| reserved.settles.by_body(2_049)).collect();
+                matched.reservations(&decision).map(|reserved| reserved.settlement.by_body(2_049)).collect();
             reserved
         })
     };
@@ -403,14 +407,14 @@ fn a_body_costs_by_its_length_and_one_of_unknown_length_is_settled_later() {
     assert_eq!(open(&[("transfer-encoding", "chunked")]), [Some(tidegate_core::Cost::new(3))]);
 }
 
-/// The decision in which everything passes.
-fn passing(held: &Matched<'_>) -> Decision {
+/// The decision that admits every check.
+fn admitting(matched: &MatchedRequest<'_>) -> Decision {
     let outcome = Outcome { verdict: Verdict::PASS, limit: 9, remaining: 9, reset_after: TimeSpan::ZERO };
-    Decision::new(Timestamp::ZERO, held.checks(), held.checks().iter().map(|_| outcome).collect())
+    Decision::new(Timestamp::ZERO, matched.checks(), matched.checks().iter().map(|_| outcome).collect())
 }
 
 #[test]
-fn a_response_settles_what_was_reserved() {
+fn response_settles_reservations() {
     use tidegate_core::Cost;
     let matcher = matcher(
         "
@@ -421,20 +425,20 @@ rate_limits:
     - { name: plain, requests: 500, window: 1 }
 ",
     );
-    with(&matcher, "POST /", &[], |admission| {
-        let Admission::Checked(held) = admission else { panic!("{admission:?}") };
-        let decision = passing(held);
+    with_admission(&matcher, "POST /", &[], |admission| {
+        let Admission::Checked(matched) = admission else { panic!("{admission:?}") };
+        let decision = admitting(matched);
         let settled = |status, lines: &[(&str, &str)]| {
             let headers = headers(lines);
-            let settled = held.reservations(&decision).map(|reserved| {
-                reserved.settles.by_response(reserved.check.cost, status, &headers).map(Cost::get)
+            let settled = matched.reservations(&decision).map(|reserved| {
+                reserved.settlement.by_response(reserved.check.cost, status, &headers).map(Cost::get)
             });
             settled.collect::<Vec<_>>()
         };
         assert_eq!(settled(200, &[("x-used", "7")]), [Some(0), Some(7)]);
         assert_eq!(settled(401, &[("x-used", "700")]), [Some(1), Some(700)]);
         assert_eq!(settled(503, &[("x-used", "0")]), [Some(1), Some(0)]);
-        assert_eq!(settled(403, &[]), [Some(0), None], "without the header the reservation stands");
+        assert_eq!(settled(403, &[]), [Some(0), None], "without the header the reservation is kept");
         for garbage in ["", "-1", "1.5", "many", "9007199254740992", "99999999999999999999"] {
             assert_eq!(settled(200, &[("x-used", garbage)]), [Some(0), None], "{garbage}");
         }

@@ -1,14 +1,14 @@
-//! The readings of a normalised path: what upstream servers may take it for.
+//! The readings of a normalised path: the paths that upstream servers may interpret it as.
 //!
-//! | reading | who reads so |
+//! | reading | servers |
 //! |---|---|
 //! | the path itself | most servers |
 //! | folded: lower case, without `;parameters`, delimiters such as `%3A` decoded | routers that ignore case (Express), servlet containers, servers that decode before they route |
 //! | decoded: `%2F` and `%5C` are `/`, control characters at the end of a segment are dropped | ASGI and WSGI servers, regular expressions whose `$` matches before a line feed |
 //! | decoded, then folded | both |
 //!
-//! A limit applies if its path fits any of them. Nearly every path has only one reading, which [`Readings::set`]
-//! finds with one scan and without an allocation; the buffers for the others are reused.
+//! A limit applies if its pattern matches any of them. Nearly every path has only one reading; [`Readings::set`] detects
+//! that with one scan and without an allocation. The buffers for the other readings are reused.
 
 use super::{escaped, is_ambiguous};
 use crate::plan::PathCase;
@@ -16,7 +16,7 @@ use crate::plan::PathCase;
 /// The readings of one path other than the path itself, in buffers that are reused.
 #[derive(Debug, Default)]
 pub(crate) struct Readings {
-    /// Whether the path is its only reading; then the buffers hold nothing of it.
+    /// Whether the path is its only reading. Then the contents of the buffers are stale.
     is_single: bool,
     folded: String,
     /// Empty if there is nothing to decode.
@@ -25,7 +25,7 @@ pub(crate) struct Readings {
 }
 
 impl Readings {
-    /// Finds the readings of `path`, which is normalised.
+    /// Computes the readings of `path`, which must be normalised.
     pub(crate) fn set(&mut self, path: &str, case: PathCase) {
         self.is_single = !may_vary(path);
         if self.is_single {
@@ -64,9 +64,9 @@ impl Readings {
     }
 }
 
-/// Whether a path may have another reading: it has a capital, a semicolon or an escape.
+/// Whether a path may have another reading: it has an uppercase letter, a semicolon or an escape.
 fn may_vary(path: &str) -> bool {
-    // Without an early end, so that several bytes are looked at in one step.
+    // No early exit, so that the loop is vectorised.
     let marks = path.bytes().fold(0, |marks: u8, byte| {
         marks | u8::from(byte.is_ascii_uppercase()) | u8::from(byte == b';') | u8::from(byte == b'%')
     });
@@ -106,9 +106,9 @@ pub(crate) fn fold_segment(segment: &str, case: PathCase, out: &mut String) {
     }
 }
 
-/// The character whose escapes `text` begins with, and how long they are: one beyond ASCII, or a delimiter, which most
-/// servers decode before they route (`%3A` is `:`). No other ASCII character is decoded: what is still escaped in a
-/// normalised path is no letter, and a slash or a control character is a matter of [`decode`].
+/// Decodes the escaped character that `text` begins with, and returns the length of its escapes. Decodes non-ASCII
+/// characters and delimiters, which most servers decode before they route (`%3A` is `:`). Other ASCII characters are not
+/// decoded: a normalised path has no escaped letters, and [`decode`] handles slashes and control characters.
 fn escaped_character(text: &str) -> (Option<char>, usize) {
     let bytes = text.as_bytes();
     let mut decoded = [0; 4];
@@ -127,8 +127,8 @@ fn escaped_character(text: &str) -> (Option<char>, usize) {
     (None, 1)
 }
 
-/// Appends `character` in lower case, percent-encoded beyond ASCII. Some characters are equal to a letter only in upper
-/// case, such as `ſ` to `s`, so that case is tried first.
+/// Appends `character` in lower case, percent-encoded if it is not ASCII. Some characters equal a letter only in upper
+/// case, such as `ſ` and `s`, so the character is converted to upper case first.
 fn push_lowercase(character: char, out: &mut String) {
     if character.is_ascii() {
         return out.push(character.to_ascii_lowercase());
@@ -169,23 +169,23 @@ fn has_ambiguous(path: &str) -> bool {
     escapes(path).any(is_ambiguous)
 }
 
-/// A control character that is escaped in `path`.
+/// The first control character that is escaped in `path`.
 pub(crate) fn encoded_control(path: &str) -> Option<u8> {
     escapes(path).find(u8::is_ascii_control)
 }
 
-/// The bytes that the escapes of a normalised path stand for.
+/// The decoded bytes of the escapes in a normalised path.
 fn escapes(path: &str) -> impl Iterator<Item = u8> {
     let bytes = path.as_bytes();
     path.match_indices('%').filter_map(move |(at, _)| escaped(bytes, at).ok())
 }
 
-/// A normalised path with its encoded slashes and backslashes decoded; it is not normalised any more.
+/// Decodes the encoded slashes and backslashes of a normalised path. The result is not normalised.
 pub(crate) fn decode_slashes(path: &str) -> String {
     path.replace("%2F", "/").replace("%5C", "/")
 }
 
-/// Where the first slash stands, encoded or not, and how long it is.
+/// The offset and length of the first slash, encoded or not.
 fn separator(text: &str) -> Option<(usize, usize)> {
     let is_encoded = |at: usize| matches!(text.as_bytes().get(at + 1..at + 3), Some(b"2F" | b"5C"));
     let found = text.match_indices(['/', '%']).find(|(at, mark)| *mark == "/" || is_encoded(*at));
@@ -233,24 +233,24 @@ mod tests {
     }
 
     #[test]
-    fn folded_delimiter_escaped_or_not_is_one_reading() {
+    fn escaped_delimiter_folds_to_the_delimiter() {
         for case in [PathCase::Insensitive, PathCase::Sensitive] {
             assert_eq!(readings("/v1/gpt%3Agenerate", case), ["/v1/gpt:generate"]);
             assert_eq!(readings("/%40me/a%2bb", case), ["/@me/a+b"]);
             assert_eq!(readings("/a%21%24%26%27%28%29%2A%2C%3Db", case), ["/a!$&'()*,=b"]);
-            assert_eq!(readings("/a%20b%22", case), Vec::<String>::new(), "these have no other spelling");
+            assert_eq!(readings("/a%20b%22", case), Vec::<String>::new(), "not delimiters");
         }
     }
 
     #[test]
-    fn readings_of_a_plain_path_are_only_itself() {
+    fn plain_path_has_no_other_reading() {
         for path in ["/", "*", "/api/v1/orders/4711/", "/a.b-c_d~e/f:g@h,i", "/caf%C3%A9", "/a%20b"] {
             assert!(readings(path, PathCase::Insensitive).is_empty(), "{path}");
         }
     }
 
     #[test]
-    fn readings_folded_are_lower_case_without_parameters() {
+    fn folded_reading_is_lower_case_without_parameters() {
         for (path, expected) in [
             ("/LOGIN", "/login"),
             ("/Login/", "/login/"),
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn readings_decoded_have_slashes_and_no_control_characters_at_the_end() {
+    fn decoded_reading_has_slashes_and_no_trailing_control_characters() {
         for (path, expected) in [
             ("/api%2flogin", "/api/login"),
             ("/api%5Clogin", "/api/login"),
@@ -300,7 +300,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn folding_twice_is_folding_once(
+        fn folding_is_idempotent(
             parts in prop::collection::vec(
                 prop::sample::select(vec![
                     "/", "a", "B", ";", "%3B", "..", ".", "%C3%89", "%E2%84%AA", "%2F", "%0A", "%20", "\u{1e9e}", "ǅ", "ΐ",

@@ -5,12 +5,12 @@ use proptest::prelude::{Just, Strategy, any, prop, prop_assert, prop_assert_eq, 
 use super::{PathError, normalize};
 
 #[track_caller]
-fn becomes(path: &str, expected: &str) {
+fn assert_normalized(path: &str, expected: &str) {
     assert_eq!(normalize(path).as_deref(), Ok(expected), "{path}");
 }
 
 #[test]
-fn a_clean_path_is_lent() {
+fn normalised_path_is_borrowed() {
     for path in
         ["/", "/api/v1/users", "/a/", "/a%2Fb", "/a;v=1/b:c@d", "/.well-known/x", "/...", "/a..b", "*"]
     {
@@ -19,53 +19,53 @@ fn a_clean_path_is_lent() {
 }
 
 #[test]
-fn escapes_have_one_spelling() {
-    becomes("/%6Cogin", "/login");
-    becomes("/%7e%5F%2D%2e1", "/~_-.1");
-    becomes("/a%2fb", "/a%2Fb");
-    becomes("/%2F%2f/", "/%2F%2F/");
-    becomes("/caf%c3%a9", "/caf%C3%A9");
-    becomes("/café", "/caf%C3%A9");
-    becomes("/{id}|\"x\"", "/%7Bid%7D%7C%22x%22");
-    becomes("/%5c..%5c", "/%5C..%5C");
-    becomes("/a%0ab", "/a%0Ab");
-    // Decoding once is all: what it yields is not decoded again.
-    becomes("/%2541", "/%2541");
+fn escapes_are_decoded_or_uppercased() {
+    assert_normalized("/%6Cogin", "/login");
+    assert_normalized("/%7e%5F%2D%2e1", "/~_-.1");
+    assert_normalized("/a%2fb", "/a%2Fb");
+    assert_normalized("/%2F%2f/", "/%2F%2F/");
+    assert_normalized("/caf%c3%a9", "/caf%C3%A9");
+    assert_normalized("/café", "/caf%C3%A9");
+    assert_normalized("/{id}|\"x\"", "/%7Bid%7D%7C%22x%22");
+    assert_normalized("/%5c..%5c", "/%5C..%5C");
+    assert_normalized("/a%0ab", "/a%0Ab");
+    // The result of decoding is not decoded again.
+    assert_normalized("/%2541", "/%2541");
 }
 
 #[test]
-fn dot_segments_and_duplicate_slashes_go() {
-    becomes("//a///b", "/a/b");
-    becomes("/a//", "/a/");
-    becomes("/a/./b/.", "/a/b/");
-    becomes("/a/b/..", "/a/");
-    becomes("/a/b/../../../..", "/");
-    becomes("/a/../b", "/b");
-    becomes("/a//../b", "/b");
-    becomes("/a/%2e%2E/b", "/b");
-    becomes("/a/.%2e/%2e/b/", "/b/");
-    becomes("/..", "/");
-    becomes("/.", "/");
-    becomes("//", "/");
-    becomes("/a%2F..%2Fb", "/a%2F..%2Fb");
+fn dot_segments_and_duplicate_slashes_are_removed() {
+    assert_normalized("//a///b", "/a/b");
+    assert_normalized("/a//", "/a/");
+    assert_normalized("/a/./b/.", "/a/b/");
+    assert_normalized("/a/b/..", "/a/");
+    assert_normalized("/a/b/../../../..", "/");
+    assert_normalized("/a/../b", "/b");
+    assert_normalized("/a//../b", "/b");
+    assert_normalized("/a/%2e%2E/b", "/b");
+    assert_normalized("/a/.%2e/%2e/b/", "/b/");
+    assert_normalized("/..", "/");
+    assert_normalized("/.", "/");
+    assert_normalized("//", "/");
+    assert_normalized("/a%2F..%2Fb", "/a%2F..%2Fb");
 }
 
 #[test]
 fn case_and_one_trailing_slash_are_kept() {
-    becomes("/API/V1/", "/API/V1/");
+    assert_normalized("/API/V1/", "/API/V1/");
 }
 
 #[test]
-fn what_readers_disagree_about_is_refused() {
-    let refused = |path: &str, expected| assert_eq!(normalize(path), Err(expected), "{path}");
+fn ambiguous_path_is_rejected() {
+    let assert_rejected = |path: &str, expected| assert_eq!(normalize(path), Err(expected), "{path}");
     for path in ["", "login", "**", "http://host/"] {
-        refused(path, PathError::NotAbsolute);
+        assert_rejected(path, PathError::NotAbsolute);
     }
     for found in [' ', '\\', '?', '#', '\0', '\n', '\r', '\t', '\x7f'] {
-        refused(&format!("/a{found}b"), PathError::Character { found, at: 2 });
+        assert_rejected(&format!("/a{found}b"), PathError::Character { found, at: 2 });
     }
     for path in ["/a%", "/a%4", "/a%zz", "/a%4/1", "/a%+1", "/a%é"] {
-        refused(path, PathError::Escape { at: 2 });
+        assert_rejected(path, PathError::Escape { at: 2 });
     }
     // Overlong slash and dot, surrogate, too large, Latin-1, cut short by the end, an escape or a raw character.
     for path in [
@@ -82,23 +82,23 @@ fn what_readers_disagree_about_is_refused() {
         "/%C3%41",
         "/%C3é",
     ] {
-        refused(path, PathError::NotUtf8 { at: 1 });
+        assert_rejected(path, PathError::NotUtf8 { at: 1 });
     }
-    refused("/é%A9", PathError::NotUtf8 { at: 3 });
-    refused("/a%00", PathError::Nul { at: 2 });
+    assert_rejected("/é%A9", PathError::NotUtf8 { at: 3 });
+    assert_rejected("/a%00", PathError::Nul { at: 2 });
     for path in ["/a/..;/b", "/a/.;x", "/a/%2e%2e;x=1/b", "/a/..;"] {
-        refused(path, PathError::DotParameters { at: 3 });
+        assert_rejected(path, PathError::DotParameters { at: 3 });
     }
 }
 
 #[test]
-fn an_error_names_what_and_where() {
-    let said = |path: &str| normalize(path).unwrap_err().to_string();
-    assert_eq!(said("/a\nb"), "'\\n' at byte 2 of the path must be percent-encoded");
-    assert_eq!(said("/%4"), "`%` at byte 1 of the path is not followed by two hexadecimal digits");
+fn path_error_names_the_character_and_its_offset() {
+    let message = |path: &str| normalize(path).unwrap_err().to_string();
+    assert_eq!(message("/a\nb"), "'\\n' at byte 2 of the path must be percent-encoded");
+    assert_eq!(message("/%4"), "`%` at byte 1 of the path is not followed by two hexadecimal digits");
 }
 
-/// Paths made of what normalisation is about, and sometimes of anything.
+/// Paths made of the text that normalisation handles, and sometimes of arbitrary text.
 fn paths() -> impl Strategy<Value = String> {
     let part = prop_oneof![
         3 => prop::sample::select(vec![
@@ -115,21 +115,21 @@ fn paths() -> impl Strategy<Value = String> {
 
 proptest! {
     #[test]
-    fn normalising_twice_is_normalising_once(path in paths()) {
+    fn normalisation_is_idempotent(path in paths()) {
         if let Ok(once) = normalize(&path) {
             prop_assert!(matches!(normalize(&once), Ok(Cow::Borrowed(twice)) if twice == once), "{once}");
         }
     }
 
     #[test]
-    fn a_path_is_lent_exactly_when_it_is_unchanged(path in paths()) {
+    fn path_is_borrowed_exactly_if_it_is_unchanged(path in paths()) {
         if let Ok(normal) = normalize(&path) {
             prop_assert_eq!(matches!(normal, Cow::Borrowed(_)), normal == path);
         }
     }
 
     #[test]
-    fn no_second_spelling_is_left(path in paths()) {
+    fn normalised_path_has_no_redundant_escape_or_segment(path in paths()) {
         let Ok(normal) = normalize(&path) else { return Ok(()) };
         prop_assert!(normal.len() <= 3 * path.len());
         prop_assert!(normal.is_ascii());

@@ -31,7 +31,7 @@ pub struct Clients {
     /// Which client has which tier.
     pub tiers: TierSource,
     /// Who is never limited.
-    pub exempt: Exempt,
+    pub exempt: ExemptClients,
 }
 
 /// Where a name stands in a request.
@@ -40,16 +40,16 @@ pub enum NameSource {
     /// In a header. It counts if the peer is a trusted proxy.
     Header(String),
     /// In a verified token.
-    Token(Token),
+    Token(TokenPlan),
 }
 
 /// A JSON Web Token to verify.
 #[derive(Clone, Debug)]
-pub struct Token {
+pub struct TokenPlan {
     /// The header that carries it.
     pub header: String,
     /// The claim that is the name.
-    pub claim: Claim,
+    pub claim: ClaimName,
     /// What verifies it, as it was read.
     pub key: TokenKey,
     /// What verifies it, ready for use.
@@ -58,7 +58,7 @@ pub struct Token {
 
 /// The name of a claim.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Claim(pub String);
+pub struct ClaimName(pub String);
 
 /// What verifies a token.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -111,7 +111,7 @@ pub struct TierSource {
 
 /// Who is never limited.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Exempt {
+pub struct ExemptClients {
     /// Addresses.
     pub networks: Vec<IpNet>,
     /// API keys, sorted.

@@ -22,8 +22,8 @@ impl fmt::Display for RuleCost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Constant(cost) => write!(f, "{}", cost.get()),
-            Self::Header(name) => write!(f, "from the header {name}"),
-            Self::Body(unit) => write!(f, "1 for each {} of the body", size_text(*unit)),
+            Self::Header(name) => write!(f, "from the request header {name}"),
+            Self::Body(unit) => write!(f, "1 per {} of request body", size_text(*unit)),
         }
     }
 }
@@ -36,7 +36,7 @@ pub enum Charge {
     #[default]
     UpFront,
     /// Given back unless the response has one of these statuses.
-    Status(Statuses),
+    Status(StatusSet),
     /// What this response header says, instead: the rest is given back, or more is charged, even into debt.
     Header(HeaderName),
 }
@@ -45,20 +45,20 @@ impl fmt::Display for Charge {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::UpFront => f.write_str("charged up front"),
-            Self::Status(statuses) => write!(f, "charged if the status is {statuses}"),
-            Self::Header(name) => write!(f, "charged what the response says in {name}"),
+            Self::Status(statuses) => write!(f, "charged if the response status is {statuses}"),
+            Self::Header(name) => write!(f, "charged as the response header {name} reports"),
         }
     }
 }
 
 /// Statuses of responses, 100 to 599.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Statuses {
+pub struct StatusSet {
     /// A bit for each, 64 in a word.
     words: [u64; 10],
 }
 
-impl Statuses {
+impl StatusSet {
     /// Adds a status; says whether there is such a one.
     pub fn insert(&mut self, status: u16) -> bool {
         let is_status = (100..600).contains(&status);
@@ -79,7 +79,7 @@ impl Statuses {
     }
 }
 
-impl fmt::Display for Statuses {
+impl fmt::Display for StatusSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut parts = Vec::new();
         for class in 1..6 {
@@ -101,7 +101,7 @@ mod tests {
 
     #[test]
     fn statuses_are_those_that_were_added() {
-        let mut statuses = Statuses::default();
+        let mut statuses = StatusSet::default();
         assert!(statuses.insert(401) && statuses.insert(403) && statuses.insert(100) && statuses.insert(599));
         assert!(statuses.insert_class(5));
         assert!(!statuses.insert(99) && !statuses.insert(600) && !statuses.insert_class(6));

@@ -13,7 +13,7 @@ pub struct HttpOptions {
 
 impl HttpOptions {
     /// Each setting as its key and its value, as a policy writes them.
-    pub fn words(&self) -> [(&'static str, &'static str); 3] {
+    pub fn settings(&self) -> [(&'static str, &'static str); 3] {
         [
             ("encoded_slash", self.encoded_slash.name()),
             ("path_case", self.path_case.name()),

@@ -27,7 +27,7 @@ pub struct RateLimits {
     /// What the operator added.
     pub rules: Vec<CustomRule>,
     /// Each client at an endpoint; the most specific applies.
-    pub endpoints: Vec<Endpoint>,
+    pub endpoints: Vec<EndpointRule>,
     /// How many requests at once.
     pub concurrent: Vec<ConcurrencyRule>,
 }
@@ -85,7 +85,7 @@ impl Rule {
     }
 
     /// The limit in words: `100 per 1m, token_bucket, burst 20`.
-    pub fn words(&self) -> String {
+    pub fn describe(&self) -> String {
         let burst = self.burst.map(|burst| format!(", burst {burst}")).unwrap_or_default();
         let max_wait =
             self.max_wait.map(|wait| format!(", max_wait {}", span_text(wait))).unwrap_or_default();
@@ -93,30 +93,30 @@ impl Rule {
     }
 
     /// The limit in words, and all else that is out of the ordinary: `…, shadow`.
-    pub fn all_words(&self) -> String {
-        let mut words = self.words();
+    pub fn describe_all(&self) -> String {
+        let mut text = self.describe();
         if self.mode != Mode::Enforce {
             // Writing to a text does not fail.
-            let _ = write!(words, ", {}", self.mode);
+            let _ = write!(text, ", {}", self.mode);
         }
         if let Some(penalty) = self.penalty {
-            let _ = write!(words, ", {}", penalty_words(&penalty));
+            let _ = write!(text, ", {}", describe_penalty(&penalty));
         }
-        words
+        text
     }
 }
 
 /// A penalty in words: `locks out after 3 refusals for 1m, doubling to 1d`.
-pub(crate) fn penalty_words(penalty: &Penalty) -> String {
+pub(crate) fn describe_penalty(penalty: &Penalty) -> String {
     let (first, most) = (span_text(penalty.first()), span_text(penalty.longest()));
-    let refusals = match penalty.after() {
-        1 => "a refusal".to_owned(),
-        after => format!("{after} refusals"),
+    let rejections = match penalty.after() {
+        1 => "1 rejection".to_owned(),
+        after => format!("{after} rejections"),
     };
     if penalty.first() == penalty.longest() {
-        return format!("locks out after {refusals} for {first}");
+        return format!("locks out after {rejections} for {first}");
     }
-    format!("locks out after {refusals} for {first}, doubling to {most}")
+    format!("locks out after {rejections} for {first}, doubling up to {most}")
 }
 
 /// A tier of clients.
@@ -130,7 +130,7 @@ pub struct Tier {
 
 /// A limit at an endpoint.
 #[derive(Clone, Debug)]
-pub struct Endpoint {
+pub struct EndpointRule {
     /// Which requests it means.
     pub pattern: EndpointPattern,
     /// The limit.
@@ -143,9 +143,9 @@ pub struct CustomRule {
     /// The limit.
     pub rule: Rule,
     /// Where it applies.
-    pub matches: Match,
+    pub matches: RuleMatch,
     /// Whom it counts.
-    pub count: Count,
+    pub count: CounterScope,
     /// What a request takes of it.
     pub cost: RuleCost,
     /// When it is charged.
@@ -172,23 +172,23 @@ pub struct ConcurrencyRule {
     /// Whether it refuses, or only watches.
     pub mode: Mode,
     /// Where it applies.
-    pub matches: Match,
+    pub matches: RuleMatch,
     /// Whom it counts.
-    pub count: Count,
+    pub count: CounterScope,
     /// The line it stands on.
     pub line: u32,
 }
 
 impl ConcurrencyRule {
     /// The limit in words: `10 at once`.
-    pub fn words(&self) -> String {
-        format!("{} at once", self.concurrent)
+    pub fn describe(&self) -> String {
+        format!("at most {} concurrent requests", self.concurrent)
     }
 }
 
 /// Where a rule applies: all that is given must hold; what is empty holds always.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Match {
+pub struct RuleMatch {
     /// Any of these methods.
     pub methods: Vec<String>,
     /// Any of these paths.
@@ -196,7 +196,7 @@ pub struct Match {
     /// All of these headers.
     pub headers: Vec<HeaderMatch>,
     /// An expression that must be true.
-    pub when: Option<When>,
+    pub when: Option<RuleCondition>,
 }
 
 /// A header that a request must have.
@@ -210,22 +210,22 @@ pub struct HeaderMatch {
 
 /// A condition on the request. Two are equal if they are written alike.
 #[derive(Clone, Debug)]
-pub struct When {
+pub struct RuleCondition {
     /// The CEL expression, as written.
     pub source: String,
     /// The expression, compiled.
     pub expression: Arc<Expression>,
 }
 
-impl PartialEq for When {
+impl PartialEq for RuleCondition {
     fn eq(&self, other: &Self) -> bool {
         self.source == other.source
     }
 }
 
-impl Eq for When {}
+impl Eq for RuleCondition {}
 
-impl Hash for When {
+impl Hash for RuleCondition {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.source.hash(state);
     }
@@ -233,7 +233,7 @@ impl Hash for When {
 
 /// Whom a rule counts.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Count {
+pub enum CounterScope {
     /// Each client, as `identify_by` tells them apart.
     Client,
     /// Everybody together.
@@ -244,13 +244,13 @@ pub enum Count {
     PerEach(Vec<ClientKind>),
 }
 
-impl fmt::Display for Count {
+impl fmt::Display for CounterScope {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names =
             |of: &[ClientKind]| of.iter().map(|identity| identity.name()).collect::<Vec<_>>().join(", ");
         match self {
             Self::Client => f.write_str("each client"),
-            Self::Everybody => f.write_str("everybody together"),
+            Self::Everybody => f.write_str("all clients together"),
             Self::Per(of) => write!(f, "per {}", names(of)),
             Self::PerEach(of) => write!(f, "per each of {}", names(of)),
         }

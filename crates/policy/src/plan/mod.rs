@@ -22,27 +22,28 @@ use crate::directory::Directory;
 use crate::endpoints::EndpointPattern;
 use crate::identity::Identities;
 
-pub use clients::{Claim, Clients, Exempt, NameSource, Secret, TierSource, Token, TokenKey};
-pub use cost::{Charge, RuleCost, Statuses};
+pub use clients::{ClaimName, Clients, ExemptClients, NameSource, Secret, TierSource, TokenKey, TokenPlan};
+pub use cost::{Charge, RuleCost, StatusSet};
 pub use http::{EncodedSlash, HttpOptions, PathCase, UnderscoreHeaders};
-pub(crate) use limits::penalty_words;
+pub(crate) use limits::describe_penalty;
 pub use limits::{
-    ConcurrencyRule, Count, CustomRule, Endpoint, HeaderMatch, Match, RateLimits, Rule, Tier, When,
+    ConcurrencyRule, CounterScope, CustomRule, EndpointRule, HeaderMatch, RateLimits, Rule, RuleCondition,
+    RuleMatch, Tier,
 };
-pub use mode::{Mode, Share};
+pub use mode::{CanaryShare, Mode};
 pub use quota::Quota;
-pub use telemetry_config::{LogPlan, LogTo, Sample, TracesPlan};
+pub use telemetry_config::{LogPlan, LogTarget, SampleRate, TracesPlan};
 
 /// What the operator wants, checked whole.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Plan {
     /// Where to answer requests.
-    pub listen: Vec<Listen>,
+    pub listen: Vec<ListenerPlan>,
     /// Where operators are answered; `None` is nowhere.
     pub admin: Option<AdminPlan>,
     /// The services behind.
-    pub upstreams: Vec<Upstream>,
+    pub upstreams: Vec<UpstreamPlan>,
     /// Which requests go where; the first that matches.
     pub routes: Vec<Route>,
     /// How requests are read where upstream servers disagree, unless a route says otherwise.
@@ -92,11 +93,11 @@ pub(crate) fn loosest_path_case(http: HttpOptions, routes: &[Route]) -> PathCase
 
 /// A place to answer requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Listen {
+pub struct ListenerPlan {
     /// `host:port`.
     pub address: String,
     /// The certificate, if what is spoken there is encrypted.
-    pub tls: Option<Certificate>,
+    pub tls: Option<CertificatePlan>,
 }
 
 /// Where operators are answered.
@@ -120,7 +121,7 @@ impl AdminPlan {
 
 /// A certificate and its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Certificate {
+pub struct CertificatePlan {
     /// The certificate and those that vouch for it, PEM.
     pub chain: Vec<u8>,
     /// The private key, PEM.
@@ -133,7 +134,7 @@ pub struct Certificate {
 
 /// A service behind the gateway.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Upstream {
+pub struct UpstreamPlan {
     /// Its name.
     pub name: String,
     /// Its servers: `http://`, `https://` or `h2c://`, a host, maybe a port.
@@ -141,7 +142,7 @@ pub struct Upstream {
     /// Which of them takes a request.
     pub balance: Balance,
     /// How they are asked whether they are well.
-    pub health: Option<Health>,
+    pub health: Option<HealthCheckPlan>,
 }
 
 /// How a server is chosen.
@@ -172,7 +173,7 @@ impl Balance {
 
 /// How servers are asked whether they are well.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Health {
+pub struct HealthCheckPlan {
     /// What is asked for.
     pub path: String,
     /// How often, and how long an answer may take.

@@ -15,7 +15,7 @@ pub enum Mode {
     /// It decides and counts, and clients see nothing of it.
     Shadow,
     /// It refuses some clients, always the same ones; for the rest it is a shadow.
-    Canary(Share),
+    Canary(CanaryShare),
 }
 
 impl Mode {
@@ -23,13 +23,13 @@ impl Mode {
     pub fn role(self, rule: RuleId, client: &[u8]) -> Role {
         match self {
             Self::Enforce => Role::Binding,
-            Self::Canary(share) if share.holds(rule, client) => Role::Binding,
+            Self::Canary(share) if share.contains(rule, client) => Role::Binding,
             Self::Shadow | Self::Canary(_) => Role::Advisory,
         }
     }
 
     /// Whether there is a client that the rule can refuse.
-    pub const fn can_refuse(self) -> bool {
+    pub const fn can_reject(self) -> bool {
         !matches!(self, Self::Shadow)
     }
 }
@@ -46,16 +46,16 @@ impl fmt::Display for Mode {
 
 /// A share of all clients, more than none and at most all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Share {
+pub struct CanaryShare {
     millionths: u32,
 }
 
-impl Share {
+impl CanaryShare {
     /// A million millionths.
     const WHOLE: u32 = 1_000_000;
 
     /// So many millionths; `None` if that is nobody or more than everybody.
-    pub const fn of_millionths(millionths: u32) -> Option<Self> {
+    pub const fn from_millionths(millionths: u32) -> Option<Self> {
         if millionths == 0 || millionths > Self::WHOLE { None } else { Some(Self { millionths }) }
     }
 
@@ -63,14 +63,14 @@ impl Share {
     ///
     /// It depends on nothing but the names of both, so it is the same on every node and after every restart. A larger
     /// share holds everybody whom a smaller one held. Two rules choose apart from each other.
-    pub fn holds(self, rule: RuleId, client: &[u8]) -> bool {
+    pub fn contains(self, rule: RuleId, client: &[u8]) -> bool {
         // The hash as a fraction of 1: below the share in as many cases as the share says.
         let part = (u128::from(stable_hash(rule, client)) * u128::from(Self::WHOLE)) >> 64;
         part < u128::from(self.millionths)
     }
 }
 
-impl fmt::Display for Share {
+impl fmt::Display for CanaryShare {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&percent_text(self.millionths))
     }
@@ -92,12 +92,12 @@ mod tests {
 
     use super::*;
 
-    fn share(millionths: u32) -> Share {
-        Share::of_millionths(millionths).unwrap()
+    fn share(millionths: u32) -> CanaryShare {
+        CanaryShare::from_millionths(millionths).unwrap()
     }
 
-    fn in_slice(share: Share, rule: RuleId) -> usize {
-        (0_u32..100_000).filter(|client| share.holds(rule, format!("client-{client}").as_bytes())).count()
+    fn chosen_clients(share: CanaryShare, rule: RuleId) -> usize {
+        (0_u32..100_000).filter(|client| share.contains(rule, format!("client-{client}").as_bytes())).count()
     }
 
     #[test]
@@ -105,13 +105,13 @@ mod tests {
         for name in ["default", "global", "login-bruteforce", "a"] {
             let rule = RuleId::named(name);
             for percent in [1, 10, 50, 99] {
-                let held = in_slice(share(percent * 10_000), rule);
-                let meant = percent as usize * 1_000;
-                assert!(held.abs_diff(meant) < 1_000, "{name}: {held} of 100,000 for {percent} %");
+                let chosen = chosen_clients(share(percent * 10_000), rule);
+                let expected = percent as usize * 1_000;
+                assert!(chosen.abs_diff(expected) < 1_000, "{name}: {chosen} of 100,000 for {percent} %");
             }
-            let held = in_slice(share(5_000), rule);
-            assert!(held.abs_diff(500) < 100, "{name}: {held} of 100,000 for 0.5 %");
-            assert_eq!(in_slice(share(1_000_000), rule), 100_000);
+            let chosen = chosen_clients(share(5_000), rule);
+            assert!(chosen.abs_diff(500) < 100, "{name}: {chosen} of 100,000 for 0.5 %");
+            assert_eq!(chosen_clients(share(1_000_000), rule), 100_000);
         }
     }
 
@@ -127,7 +127,7 @@ mod tests {
         let (one, other) = (RuleId::named("one"), RuleId::named("other"));
         let both = (0_u32..10_000)
             .map(u32::to_be_bytes)
-            .filter(|client| share(100_000).holds(one, client) && share(100_000).holds(other, client));
+            .filter(|client| share(100_000).contains(one, client) && share(100_000).contains(other, client));
         let both = both.count();
         assert!((50..150).contains(&both), "{both} of 10,000 are in both tenths");
     }
@@ -141,7 +141,7 @@ mod tests {
         ) {
             let rule = RuleId::named("rule");
             let (small, large) = (share(one.min(other)), share(one.max(other)));
-            prop_assert!(!small.holds(rule, &client) || large.holds(rule, &client));
+            prop_assert!(!small.contains(rule, &client) || large.contains(rule, &client));
         }
     }
 }

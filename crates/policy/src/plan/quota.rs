@@ -61,12 +61,12 @@ impl Quota {
 
     /// The same quota in other units.
     #[must_use]
-    pub fn counting(self, unit: LimitUnit) -> Self {
+    pub fn with_unit(self, unit: LimitUnit) -> Self {
         Self { unit, ..self }
     }
 
     /// The report where nothing is known but the limit: all of it is left.
-    pub fn whole<'n>(&self, name: &'n str) -> LimitReport<'n> {
+    pub fn full_report<'n>(&self, name: &'n str) -> LimitReport<'n> {
         let Self { units: quota, window, unit, .. } = *self;
         let (window, reset_after) = (Some(window), TimeSpan::ZERO);
         LimitReport { name, quota, window, remaining: quota, reset_after, retry_after: None, unit }
@@ -107,7 +107,7 @@ impl Quota {
         outcome: Option<&Outcome>,
         left: TimeSpan,
     ) -> LimitReport<'n> {
-        let report = outcome.map_or_else(|| self.whole(name), |outcome| self.report(name, outcome));
+        let report = outcome.map_or_else(|| self.full_report(name), |outcome| self.report(name, outcome));
         let is_never = outcome.is_some_and(|outcome| outcome.verdict == Verdict::Never);
         let until = left.max(report.retry_after.unwrap_or(TimeSpan::ZERO));
         // The end of a lock-out does not make a cost fit that never does.

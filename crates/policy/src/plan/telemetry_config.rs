@@ -6,11 +6,11 @@ use crate::units::percent_text;
 
 /// How many of all things are looked at: none, some, or all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Sample {
+pub struct SampleRate {
     millionths: u32,
 }
 
-impl Sample {
+impl SampleRate {
     const WHOLE: u32 = 1_000_000;
     /// Nothing.
     pub const NONE: Self = Self { millionths: 0 };
@@ -18,7 +18,7 @@ impl Sample {
     pub const ALL: Self = Self { millionths: Self::WHOLE };
 
     /// So many millionths; `None` if that is more than all.
-    pub const fn of_millionths(millionths: u32) -> Option<Self> {
+    pub const fn from_millionths(millionths: u32) -> Option<Self> {
         if millionths > Self::WHOLE { None } else { Some(Self { millionths }) }
     }
 
@@ -28,7 +28,7 @@ impl Sample {
     }
 
     /// Whether the thing with this random number is looked at.
-    pub const fn takes(self, random: u32) -> bool {
+    pub const fn includes(self, random: u32) -> bool {
         // The number as a fraction of 1: below the share in as many cases as the share says.
         ((random as u64 * Self::WHOLE as u64) >> 32) < self.millionths as u64
     }
@@ -39,7 +39,7 @@ impl Sample {
     }
 }
 
-impl fmt::Display for Sample {
+impl fmt::Display for SampleRate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Self::NONE => f.write_str("off"),
@@ -53,16 +53,16 @@ impl fmt::Display for Sample {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LogPlan {
     /// How many requests have a line of their own.
-    pub access: Sample,
+    pub access: SampleRate,
     /// How many of those that are refused have.
-    pub refused: Sample,
+    pub refused: SampleRate,
     /// Where lines are written.
-    pub to: LogTo,
+    pub to: LogTarget,
 }
 
 /// Where lines are written.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum LogTo {
+pub enum LogTarget {
     /// Standard error.
     #[default]
     Stderr,
@@ -72,7 +72,7 @@ pub enum LogTo {
     File(String),
 }
 
-impl fmt::Display for LogTo {
+impl fmt::Display for LogTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Stderr => "stderr",
@@ -88,7 +88,7 @@ pub struct TracesPlan {
     /// The collector that takes spans over OTLP: `http://` or `https://`, host and port.
     pub endpoint: String,
     /// How many of the requests are traced whose sender has not decided that.
-    pub sample: Sample,
+    pub sample: SampleRate,
 }
 
 #[cfg(test)]
@@ -97,12 +97,13 @@ mod tests {
 
     #[test]
     fn a_sample_takes_as_many_as_it_says() {
-        let taken =
-            |sample: Sample| (0..100_000_u32).filter(|n| sample.takes(n.wrapping_mul(0x9e37_79b9))).count();
-        assert_eq!((taken(Sample::NONE), taken(Sample::ALL)), (0, 100_000));
-        let one = taken(Sample::of_millionths(10_000).unwrap());
+        let included = |sample: SampleRate| {
+            (0..100_000_u32).filter(|n| sample.includes(n.wrapping_mul(0x9e37_79b9))).count()
+        };
+        assert_eq!((included(SampleRate::NONE), included(SampleRate::ALL)), (0, 100_000));
+        let one = included(SampleRate::from_millionths(10_000).unwrap());
         assert!((980..=1_020).contains(&one), "{one}");
-        assert!(Sample::ALL.takes(u32::MAX) && !Sample::NONE.takes(0));
-        assert_eq!(Sample::of_millionths(1_000_001), None);
+        assert!(SampleRate::ALL.includes(u32::MAX) && !SampleRate::NONE.includes(0));
+        assert_eq!(SampleRate::from_millionths(1_000_001), None);
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::compile::Marks;
 use crate::identity::ClientKind;
-use crate::plan::{Clients, Match, NameSource, Plan};
+use crate::plan::{Clients, NameSource, Plan, RuleMatch};
 use crate::raw::{Finding, Report};
 use crate::render::quote;
 
@@ -67,7 +67,7 @@ fn client_headers(plan: &Plan, marks: &Marks, report: &mut Report<'_>) {
 }
 
 /// The first header without which the rule does not apply and which any client may leave out.
-fn client_header<'m>(matches: &'m Match, clients: &Clients) -> Option<&'m str> {
+fn client_header<'m>(matches: &'m RuleMatch, clients: &Clients) -> Option<&'m str> {
     let mut names = matches.headers.iter().map(|header| header.name.as_str());
     names.find(|name| !proxied_headers(clients).any(|proxied| proxied == *name))
 }

@@ -79,7 +79,7 @@ fn everybody(plan: &Plan, marks: &Marks, report: &mut Report<'_>) {
 }
 
 fn fixed_window_alone(plan: &Plan, marks: &Marks, report: &mut Report<'_>) {
-    if plan.rate_limits.concurrent.iter().any(|rule| rule.mode.can_refuse()) {
+    if plan.rate_limits.concurrent.iter().any(|rule| rule.mode.can_reject()) {
         return;
     }
     let Some(first) = plan.rate_limits.iter().next() else {
@@ -87,7 +87,7 @@ fn fixed_window_alone(plan: &Plan, marks: &Marks, report: &mut Report<'_>) {
         report.push(finding.hint("add `default: { requests: 100, window: 60 }` to `rate_limits`"));
         return;
     };
-    let mut refusing = plan.rate_limits.iter().filter(|rule| rule.mode.can_refuse());
+    let mut refusing = plan.rate_limits.iter().filter(|rule| rule.mode.can_reject());
     let Some(first) = refusing.next() else {
         let finding =
             Finding::warning(marks.rule(first.id), "every limit is in shadow: nothing is ever refused");

@@ -9,7 +9,7 @@ use std::collections::{HashMap, HashSet};
 use tidegate_core::Algorithm;
 
 use crate::compile::Marks;
-use crate::plan::{Count, Match, Mode, Plan, Rule};
+use crate::plan::{CounterScope, Mode, Plan, Rule, RuleMatch};
 use crate::raw::{Finding, Report};
 use crate::render::quote;
 
@@ -24,7 +24,7 @@ pub(super) fn find(plan: &Plan, marks: &Marks, report: &mut Report<'_>) {
         report.push(finding.hint(format!(
             "{} is {}; lower this limit, or remove it",
             quote(&by.name),
-            by.words()
+            by.describe()
         )));
     };
     // Only what refuses everybody's requests can keep another from ever doing so.
@@ -60,11 +60,11 @@ pub(super) fn find(plan: &Plan, marks: &Marks, report: &mut Report<'_>) {
             warn(&endpoint.rule, by);
         }
     }
-    let mut groups: HashMap<(&Match, &Count), Vec<&Rule>> = HashMap::new();
+    let mut groups: HashMap<(&RuleMatch, &CounterScope), Vec<&Rule>> = HashMap::new();
     for custom in limits.rules.iter().filter(|custom| custom.is_plain()) {
         let rule = &custom.rule;
         let group = groups.entry((&custom.matches, &custom.count)).or_default();
-        let client = || (custom.count == Count::Client).then(|| under_client(rule)).flatten();
+        let client = || (custom.count == CounterScope::Client).then(|| under_client(rule)).flatten();
         let twin = || group.iter().copied().filter(enforced).find(|other| is_tighter(other, rule));
         if let Some(by) = under_global(rule).or_else(client).or_else(twin) {
             warn(rule, by);

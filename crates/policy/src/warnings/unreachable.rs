@@ -45,9 +45,9 @@ fn unlimited_routes(plan: &Plan, marks: &Marks, report: &mut Report<'_>) {
     let clients = &plan.clients;
     let has_tiers = clients.tiers.file.is_some() || clients.tiers.default.is_some();
     // What only watches limits nothing.
-    let refuses = |rule: &Option<Rule>| rule.as_ref().is_some_and(|rule| rule.mode.can_refuse());
-    let rules = || limits.rules.iter().filter(|custom| custom.rule.mode.can_refuse());
-    let concurrency_checks = || limits.concurrent.iter().filter(|rule| rule.mode.can_refuse());
+    let refuses = |rule: &Option<Rule>| rule.as_ref().is_some_and(|rule| rule.mode.can_reject());
+    let rules = || limits.rules.iter().filter(|custom| custom.rule.mode.can_reject());
+    let concurrency_checks = || limits.concurrent.iter().filter(|rule| rule.mode.can_reject());
     let everywhere = [&limits.global, &limits.default, &limits.tenant].into_iter().any(refuses)
         || (has_tiers && limits.tiers.iter().any(|tier| refuses(&tier.rule)))
         || rules().any(|custom| custom.matches.paths.is_empty())
@@ -57,7 +57,7 @@ fn unlimited_routes(plan: &Plan, marks: &Marks, report: &mut Report<'_>) {
     }
     let custom = rules().map(|custom| &custom.matches).chain(concurrency_checks().map(|rule| &rule.matches));
     let custom = custom.flat_map(|matches| &matches.paths);
-    let endpoints = limits.endpoints.iter().filter(|endpoint| endpoint.rule.mode.can_refuse());
+    let endpoints = limits.endpoints.iter().filter(|endpoint| endpoint.rule.mode.can_reject());
     let fold = folding(plan);
     let folded: Vec<_> = endpoints.map(|endpoint| &endpoint.pattern).chain(custom).map(&fold).collect();
     let mut limited = Patterns::new(folded.iter());
@@ -92,7 +92,7 @@ impl Patterns {
 
     /// Whether one of them meets `path`, or it took too long to see that none does.
     fn meet(&mut self, path: &EndpointPattern) -> bool {
-        self.paths.meets(path.segments(), &mut self.steps)
+        self.paths.overlaps(path.segments(), &mut self.steps)
     }
 }
 

@@ -13,7 +13,7 @@ use http::header::{COOKIE, FORWARDED, HeaderName, USER_AGENT};
 use tidegate_core::Timestamp;
 use tidegate_policy::{
     Admission, ClientKind, CookieName, Directory, EndpointPattern, Endpoints, Facts, Fingerprint, Identities,
-    IdentitySpec, Matcher, NoFiles, Scratch, Source, compile, normalize, normalize_host,
+    IdentitySource, IdentitySpec, Matcher, NoFiles, Scratch, compile, normalize, normalize_host,
 };
 
 thread_local! {
@@ -102,10 +102,10 @@ fn identifying_a_client_allocates_nothing() {
     .collect();
     let spec = IdentitySpec::default();
     let identities = Identities::new(IdentitySpec {
-        user: Some(Source::Header(header("x-user"))),
-        tenant: Some(Source::Header(header("x-tenant"))),
-        addresses: spec.addresses.clone().trusting(["10.0.0.0/8".parse().unwrap()]),
-        fingerprint: Some(Fingerprint::of(vec![USER_AGENT]).unwrap()),
+        user: Some(IdentitySource::Header(header("x-user"))),
+        tenant: Some(IdentitySource::Header(header("x-tenant"))),
+        addresses: spec.addresses.clone().with_trusted_proxies(["10.0.0.0/8".parse().unwrap()]),
+        fingerprint: Some(Fingerprint::new(vec![USER_AGENT]).unwrap()),
         cookie: Some(CookieName::new("session").unwrap()),
         ..spec
     })
@@ -117,7 +117,7 @@ fn identifying_a_client_allocates_nothing() {
     for kind in ClientKind::NAMED.into_iter().chain([ClientKind::Anonymous]) {
         let taken = allocations(|| {
             key.clear();
-            let identity = identities.of(&facts, Some(&directory), Timestamp::from_secs(1_800_000_000));
+            let identity = identities.identify(&facts, Some(&directory), Timestamp::from_secs(1_800_000_000));
             assert!(identity.append(kind, &mut key));
             identity.kind()
         });

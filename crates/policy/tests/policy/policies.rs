@@ -64,7 +64,7 @@ fn the_smallest_form_loads_as_it_stands() {
             "endpoint:/api/v1/upload"
         ]
     );
-    assert_eq!(limits.endpoints[0].rule.words(), "30 per 1m, token_bucket, burst 10");
+    assert_eq!(limits.endpoints[0].rule.describe(), "30 per 1m, token_bucket, burst 10");
     assert_eq!(limits.tiers[0].rule.as_ref().unwrap().algorithm(), Algorithm::SlidingCounter);
     assert_eq!(plan.clients.identify_by, [ClientKind::ApiKey, ClientKind::Ip]);
     assert_eq!(plan.store.max_memory, 64 << 20);
@@ -112,7 +112,7 @@ fn anchors_and_aliases_work() {
     let plan = plan(
         "rate_limits:\n  default: &limit { requests: 100, window: 60 }\n  tenant: *limit\nclients: { tenant: { header: T } }",
     );
-    assert_eq!(plan.rate_limits.tenant.unwrap().words(), plan.rate_limits.default.unwrap().words());
+    assert_eq!(plan.rate_limits.tenant.unwrap().describe(), plan.rate_limits.default.unwrap().describe());
 }
 
 #[test]
@@ -362,12 +362,13 @@ routes:
   - { path: /c/**, upstream: api }
 ";
     let plan = compile("p.yaml", policy.as_bytes(), &NoFiles).unwrap().plan;
-    let words: Vec<_> = plan.routes.iter().map(|route| route.http.words().map(|(_, value)| value)).collect();
+    let words: Vec<_> =
+        plan.routes.iter().map(|route| route.http.settings().map(|(_, value)| value)).collect();
     assert_eq!(
         words,
         [["keep", "sensitive", "drop"], ["decode", "insensitive", "keep"], ["keep", "insensitive", "drop"]]
     );
-    assert_eq!(plan.http.words().map(|(_, value)| value), ["keep", "insensitive", "drop"]);
+    assert_eq!(plan.http.settings().map(|(_, value)| value), ["keep", "insensitive", "drop"]);
 }
 
 const LIMIT: &str = "rate_limits: { default: { requests: 1, window: 1m } }\n";

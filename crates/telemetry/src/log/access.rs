@@ -82,7 +82,7 @@ impl AccessEntry {
     }
 
     pub(crate) fn client(&mut self, key: &[u8]) {
-        self.client = Some(ClientName::of(key));
+        self.client = Some(ClientName::from_key(key));
     }
 
     pub(crate) fn judged(&mut self, rule: &str, limit: u64, remaining: u64) {

@@ -23,7 +23,7 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError, channel, sync_channel}
 use std::thread::Builder;
 use std::time::Duration;
 
-use tidegate_policy::Sample;
+use tidegate_policy::SampleRate;
 use tidegate_store::Clock;
 
 pub use access::RequestSummary;
@@ -53,9 +53,9 @@ pub enum LogFormat {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LogSampling {
     /// Of all requests.
-    pub access: Sample,
+    pub access: SampleRate,
     /// Of those that are refused.
-    pub refused: Sample,
+    pub refused: SampleRate,
 }
 
 /// What was last chosen: read for every request, and written hardly ever.
@@ -73,7 +73,7 @@ impl Chosen {
 
     fn load(&self) -> LogSampling {
         let sample = |millionths: &AtomicU32| {
-            Sample::of_millionths(millionths.load(Ordering::Relaxed)).unwrap_or(Sample::NONE)
+            SampleRate::from_millionths(millionths.load(Ordering::Relaxed)).unwrap_or(SampleRate::NONE)
         };
         LogSampling { access: sample(&self.access), refused: sample(&self.refused) }
     }

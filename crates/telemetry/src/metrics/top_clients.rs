@@ -253,7 +253,7 @@ impl Offenders {
     }
 
     fn offender(&self, rule: RuleSlot, client: &[u8]) -> Arc<Offender> {
-        let (name, cells) = (ClientName::of(client).to_string(), for_each_core(self.cores));
+        let (name, cells) = (ClientName::from_key(client).to_string(), for_each_core(self.cores));
         Arc::new(Offender { rule, name, cells })
     }
 

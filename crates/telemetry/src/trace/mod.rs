@@ -17,7 +17,7 @@ use arc_swap::ArcSwapOption;
 use opentelemetry_otlp::{Protocol, SpanExporter, WithExportConfig};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{SpanData, SpanExporter as _};
-use tidegate_policy::{Sample, TracesPlan};
+use tidegate_policy::{SampleRate, TracesPlan};
 use tokio::sync::mpsc;
 
 pub use context::TraceContext;
@@ -104,8 +104,8 @@ impl Tracer {
         if let Some(context) = sent {
             return Some(TraceParent { context: context.asked_by(span_id()), parent: Some(context.span) });
         }
-        let sample = Sample::of_millionths(millionths).unwrap_or(Sample::NONE);
-        Some(TraceParent { context: TraceContext::new(sample.takes(fastrand::u32(..))), parent: None })
+        let sample = SampleRate::from_millionths(millionths).unwrap_or(SampleRate::NONE);
+        Some(TraceParent { context: TraceContext::new(sample.includes(fastrand::u32(..))), parent: None })
     }
 
     pub(crate) fn send(&self, spans: Batch) {

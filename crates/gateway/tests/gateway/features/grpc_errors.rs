@@ -13,7 +13,7 @@ use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{
 use opentelemetry_proto::tonic::collector::trace::v1::{
     ExportTraceServiceRequest, ExportTraceServiceResponse,
 };
-use tidegate_policy::Sample;
+use tidegate_policy::SampleRate;
 use tidegate_telemetry::{Log, LogSampling, Metrics, Telemetry};
 use tidegate_testkit::client::{CollectedResponse, http2 as connect_http2};
 use tidegate_testkit::server::HttpServer;
@@ -143,7 +143,7 @@ async fn grpc_call_without_timely_upstream_response_gets_deadline_exceeded() {
 async fn grpc_rejection_is_recorded_as_429() {
     let clock = Arc::new(tidegate_store::SystemClock::new());
     let (log, lines) = Log::into_channel(clock.clone());
-    log.choose(LogSampling { access: Sample::ALL, refused: Sample::ALL });
+    log.choose(LogSampling { access: SampleRate::ALL, refused: SampleRate::ALL });
     let telemetry = Telemetry::new(Metrics::new(1, tidegate_core::Timestamp::ZERO), log);
     let upstream = service().await;
     let proxy =

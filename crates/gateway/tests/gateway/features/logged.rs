@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::Value;
-use tidegate_policy::Sample;
+use tidegate_policy::SampleRate;
 use tidegate_telemetry::{Lines, Log, LogSampling, Telemetry};
 use tidegate_testkit::server::HttpServer;
 use tidegate_testkit::wait::soon;
@@ -23,7 +23,7 @@ async fn logging(which: LogSampling, rest: &str) -> (TestGateway, HttpServer, Li
     (TestGateway::with_telemetry(telemetry, active, ResourceLimits::default()), upstream, lines)
 }
 
-const ALL: LogSampling = LogSampling { access: Sample::ALL, refused: Sample::ALL };
+const ALL: LogSampling = LogSampling { access: SampleRate::ALL, refused: SampleRate::ALL };
 
 fn next(lines: &Lines) -> Value {
     let line = lines.next_within(Duration::from_secs(20)).expect("a line comes");
@@ -91,13 +91,13 @@ async fn whatever_is_sent_every_line_is_one_object_and_no_key_is_in_it() {
 
 #[tokio::test]
 async fn refusals_may_be_all_that_is_logged_or_all_that_is_not() {
-    let only = LogSampling { access: Sample::NONE, refused: Sample::ALL };
+    let only = LogSampling { access: SampleRate::NONE, refused: SampleRate::ALL };
     let (proxy, _upstream, lines) = logging(only, TWO).await;
     for _ in 0..3 {
         proxy.get("/").await;
     }
     assert_eq!(next(&lines)["decision"], "refused");
-    let never = LogSampling { access: Sample::ALL, refused: Sample::NONE };
+    let never = LogSampling { access: SampleRate::ALL, refused: SampleRate::NONE };
     let (proxy, upstream, lines) = logging(never, TWO).await;
     for _ in 0..3 {
         proxy.get("/").await;
@@ -111,7 +111,7 @@ async fn refusals_may_be_all_that_is_logged_or_all_that_is_not() {
     assert_eq!(decided, ["passed", "passed", "passed"]);
 }
 
-const NONE: LogSampling = LogSampling { access: Sample::NONE, refused: Sample::NONE };
+const NONE: LogSampling = LogSampling { access: SampleRate::NONE, refused: SampleRate::NONE };
 
 #[tokio::test]
 async fn forwarding_headers_without_trusted_proxies_are_logged_once_for_each_policy() {

@@ -11,7 +11,7 @@ use opentelemetry_proto::tonic::collector::trace::v1::{
 };
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::trace::v1::Span;
-use tidegate_policy::{Sample, TracesPlan};
+use tidegate_policy::{SampleRate, TracesPlan};
 use tidegate_telemetry::{Log, Metrics, Telemetry, Tracer};
 use tidegate_testkit::server::{HttpServer, RecordingServer};
 use tidegate_testkit::wait::{eventually, soon};
@@ -55,7 +55,7 @@ async fn collector() -> (String, mpsc::UnboundedReceiver<(String, Span)>) {
 const TWO: &str = "clients: { api_key: { verify: none } }\n\
                    rate_limits: { default: { requests: 2, window: 1h, algorithm: sliding_window_log } }";
 
-fn tracing(servers: &[String], endpoint: &str, sample: Sample) -> TestGateway {
+fn tracing(servers: &[String], endpoint: &str, sample: SampleRate) -> TestGateway {
     let clock = Arc::new(tidegate_store::SystemClock::new());
     let (log, tracer) = (Log::off(clock), Tracer::off());
     tracer.follow(Some(&TracesPlan { endpoint: endpoint.to_owned(), sample }), &log).unwrap();
@@ -79,7 +79,7 @@ const PARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 async fn a_request_its_decision_and_its_try_arrive_as_one_trace() {
     let upstream = HttpServer::echo_headers().await;
     let (endpoint, mut spans) = collector().await;
-    let proxy = tracing(&[upstream.url()], &endpoint, Sample::NONE);
+    let proxy = tracing(&[upstream.url()], &endpoint, SampleRate::NONE);
     let headers =
         [("traceparent", PARENT), ("tracestate", "vendor=1"), ("x-api-key", "sk_live_51H_very_secret")];
     let answer = proxy.get_with("/things?token=sesame", &headers).await;
@@ -113,7 +113,7 @@ async fn a_request_its_decision_and_its_try_arrive_as_one_trace() {
 async fn who_does_not_want_to_be_traced_is_not_and_nonsense_is_replaced() {
     let upstream = HttpServer::echo_headers().await;
     let (endpoint, mut spans) = collector().await;
-    let proxy = tracing(&[upstream.url()], &endpoint, Sample::ALL);
+    let proxy = tracing(&[upstream.url()], &endpoint, SampleRate::ALL);
     let unwanted = PARENT.replace("-01", "-00");
     let answer = proxy.get_with("/", &[("traceparent", &unwanted)]).await;
     assert!(answer.text().contains("00-4bf92f3577b34da6a3ce929d0e0e4736-"), "{}", answer.text());
@@ -147,7 +147,7 @@ async fn a_collector_that_is_away_delays_nobody_and_is_counted() {
     let nobody = RecordingServer::unreachable();
     let endpoint = nobody.url();
     let upstream = HttpServer::named("served").await;
-    let proxy = tracing(&[upstream.url()], &endpoint, Sample::ALL);
+    let proxy = tracing(&[upstream.url()], &endpoint, SampleRate::ALL);
     assert_eq!(proxy.get("/").await.status, 200);
     eventually("lost spans are counted", || proxy.metric("tidegate_spans_lost_total") == 3).await;
 }

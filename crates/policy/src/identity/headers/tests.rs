@@ -55,7 +55,7 @@ fn check_connection_name_of_identity_or_forwarding_header_is_an_error() {
     {
         for line in [name.to_owned(), format!("close, {name}"), format!("te,\t{name} ,")] {
             let error = rules().check_connection(&map(&[("connection", &line)])).unwrap_err();
-            assert_eq!(error, HeaderError::Nominated(name.parse().unwrap()), "{line}");
+            assert_eq!(error, HeaderError::NamedInConnection(name.parse().unwrap()), "{line}");
         }
     }
     for line in

@@ -13,7 +13,7 @@ fn key(parts: &[(ClientKind, &[u8])]) -> Vec<u8> {
 }
 
 fn shown(kind: ClientKind, bytes: &[u8]) -> String {
-    ClientName::of(&key(&[(kind, bytes)])).to_string()
+    ClientName::from_key(&key(&[(kind, bytes)])).to_string()
 }
 
 fn parse(text: &str) -> Result<ClientName, ClientNameError> {
@@ -26,9 +26,9 @@ fn clients_are_named_by_kind_and_value() {
     assert_eq!(shown(ClientKind::User, b"bob+news@example.org"), "user:bob+news@example.org");
     assert_eq!(shown(ClientKind::Fingerprint, &[0xab; 16]), format!("fingerprint:{}", "ab".repeat(16)));
     assert_eq!(shown(ClientKind::Anonymous, b""), "anonymous");
-    assert_eq!(ClientName::of(b"").to_string(), "everybody");
+    assert_eq!(ClientName::from_key(b"").to_string(), "everybody");
     let both = key(&[(ClientKind::Ip, &[10, 0, 0, 1]), (ClientKind::User, "Zoë".as_bytes())]);
-    assert_eq!(ClientName::of(&both).to_string(), "ip:10.0.0.1+user:Zoë");
+    assert_eq!(ClientName::from_key(&both).to_string(), "ip:10.0.0.1+user:Zoë");
 }
 
 #[test]
@@ -103,7 +103,7 @@ proptest! {
     ) {
         let parts: Vec<_> = parts.iter().map(|(kind, bytes)| (*kind, bytes.as_slice())).collect();
         let key = key(&parts);
-        let name = ClientName::of(&key);
+        let name = ClientName::from_key(&key);
         let text = name.to_string();
         let again = parse(&text).unwrap_or_else(|error| panic!("{text:?}: {error}"));
         assert!(again.names(&key), "{text:?}");

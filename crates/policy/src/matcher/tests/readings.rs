@@ -2,10 +2,10 @@
 
 use super::*;
 
-/// The names of the rules that a request for `path` is checked against.
+/// The names of the rules that apply to a request for `path`.
 fn rules(matcher: &Matcher, path: &str) -> Vec<String> {
-    with(matcher, &format!("GET {path}"), &[], |admission| match admission {
-        Admission::Checked(held) => held.rules().map(|rule| rule.name.clone()).collect(),
+    with_admission(matcher, &format!("GET {path}"), &[], |admission| match admission {
+        Admission::Checked(matched) => matched.rules().map(|rule| rule.name.clone()).collect(),
         other => panic!("{other:?}"),
     })
 }
@@ -28,7 +28,7 @@ rate_limits:
 ";
 
 #[test]
-fn limits_path_in_another_case_meets_them_too_and_each_once() {
+fn path_in_another_case_matches_each_limit_once() {
     let matcher = matcher(POLICY);
     for (path, expected) in [
         ("/login", vec!["both", "public", "endpoint:/login"]),
@@ -48,9 +48,9 @@ fn limits_path_in_another_case_meets_them_too_and_each_once() {
     ] {
         assert_eq!(rules(&matcher, path), expected, "{path}");
     }
-    let concurrency_checks = with(&matcher, "GET /LOGIN;x", &[], |admission| match admission {
-        Admission::Checked(held) => {
-            held.concurrency_checks().map(|place| place.rule.name.clone()).collect::<Vec<_>>()
+    let concurrency_checks = with_admission(&matcher, "GET /LOGIN;x", &[], |admission| match admission {
+        Admission::Checked(matched) => {
+            matched.concurrency_checks().map(|check| check.rule.name.clone()).collect::<Vec<_>>()
         }
         other => panic!("{other:?}"),
     });
@@ -58,7 +58,7 @@ fn limits_path_in_another_case_meets_them_too_and_each_once() {
 }
 
 #[test]
-fn limits_path_with_an_encoded_slash_meets_those_of_both_readings() {
+fn path_with_encoded_slash_matches_limits_of_both_readings() {
     let matcher = matcher(POLICY);
     for (path, expected) in [
         ("/a%2Fb", vec!["public", "endpoint:/{any}", "endpoint:/a/b"]),
@@ -72,7 +72,7 @@ fn limits_path_with_an_encoded_slash_meets_those_of_both_readings() {
 }
 
 #[test]
-fn limits_case_sensitive_ignore_parameters_only() {
+fn case_sensitive_limits_ignore_only_parameters() {
     let sensitive = |endpoint: &str| {
         matcher(&format!(
             "{{ http: {{ path_case: sensitive }}, rate_limits: {{ endpoints: {{ {endpoint} }} }} }}"
@@ -88,7 +88,7 @@ fn limits_case_sensitive_ignore_parameters_only() {
 }
 
 #[test]
-fn limits_case_is_that_of_the_route() {
+fn path_case_is_that_of_the_route() {
     let matcher = matcher(
         "
 upstreams: { app: { servers: ['http://a'] } }
@@ -106,7 +106,7 @@ rate_limits:
 }
 
 #[test]
-fn target_without_a_route_follows_the_policy() {
+fn target_without_route_uses_encoded_slash_of_the_policy() {
     let target = |http: &str, path: &str| {
         let matcher = matcher(&format!(
             "

@@ -42,12 +42,12 @@ proptest! {
     fn report_of_any_outcome_stays_within_its_quota((algorithm, spec) in spec(), arrivals in arrivals()) {
         let Some((limit, quota)) = quota(algorithm, spec) else { return Ok(()) };
         let capacity = limit.capacity();
-        let whole = quota.whole("a");
-        let window = whole.window.unwrap();
-        prop_assert!((1..=LARGEST).contains(&whole.quota));
+        let full = quota.full_report("a");
+        let window = full.window.unwrap();
+        prop_assert!((1..=LARGEST).contains(&full.quota));
         prop_assert!((1..=LARGEST).contains(&window.as_secs_ceil()));
         if algorithm == Algorithm::LeakyBucket && spec.window >= TimeSpan::from_secs(1) {
-            prop_assert!(whole.quota <= spec.requests && whole.quota <= spec.burst.unwrap_or(u64::MAX));
+            prop_assert!(full.quota <= spec.requests && full.quota <= spec.burst.unwrap_or(u64::MAX));
         }
         let mut state = CounterState::default();
         let mut now = Timestamp::from_micros(1_700_000_000_123_456);
@@ -57,7 +57,7 @@ proptest! {
             let cost = u64::try_from(u128::from(capacity) * u128::from(cost) / 1_000).unwrap().max(1);
             let outcome = limit.step(&mut state, now, Cost::new(cost));
             let report = quota.report("a", &outcome);
-            prop_assert_eq!((report.quota, report.window), (whole.quota, whole.window));
+            prop_assert_eq!((report.quota, report.window), (full.quota, full.window));
             prop_assert!(report.remaining <= report.quota);
             prop_assert_eq!(report.remaining == 0, outcome.remaining == 0);
             if let Verdict::NotUntil { retry_after } = outcome.verdict {
@@ -80,7 +80,7 @@ proptest! {
     #[test]
     fn quota_announces_no_higher_rate_than_the_limit((algorithm, spec) in spec()) {
         let Some((_, quota)) = quota(algorithm, spec) else { return Ok(()) };
-        let LimitReport { quota, window, .. } = quota.whole("a");
+        let LimitReport { quota, window, .. } = quota.full_report("a");
         // A span is no longer than 285 years.
         prop_assume!(window != Some(TimeSpan::MAX));
         let announced = u128::from(quota) * u128::from(spec.window.as_micros());
@@ -94,7 +94,7 @@ fn quota_of_each_algorithm_is_announced_as_documented() {
     let secs = TimeSpan::from_secs;
     let of = |algorithm, requests, window, burst| {
         let (_, quota) = quota(algorithm, Spec { burst, ..Spec::new(requests, window) }).unwrap();
-        let report = quota.whole("a");
+        let report = quota.full_report("a");
         (report.quota, report.window.unwrap().as_secs_ceil())
     };
     assert_eq!(of(Algorithm::SlidingCounter, 100, secs(60), None), (100, 60));

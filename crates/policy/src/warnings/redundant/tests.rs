@@ -51,7 +51,7 @@ proptest! {
             now = now + TimeSpan::from_millis(gap);
             if tight.limit.step(&mut first, now, Cost::ONE).verdict.is_pass() {
                 let verdict = loose.limit.step(&mut second, now, Cost::ONE).verdict;
-                prop_assert!(verdict.is_pass(), "{} lets pass what {} refuses", tight.words(), loose.words());
+                prop_assert!(verdict.is_pass(), "{} lets pass what {} refuses", tight.describe(), loose.describe());
             }
         }
     }

@@ -284,7 +284,7 @@ fn explain_says_why_a_token_is_rejected() {
         (FORGED, "signature"),
         (NO_KEY, "no key"),
         (NO_CLAIM, "no claim `sub`"),
-        ("hunter2", "not a signed token"),
+        ("hunter2", "not a valid signed JWT"),
     ] {
         let asked = json!({ "path": "/", "headers": { "Authorization": format!("Bearer {token}") } });
         let explanation = gate.ask("POST", "/v1/explain", &asked.to_string()).json();

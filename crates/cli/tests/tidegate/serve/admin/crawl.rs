@@ -114,7 +114,7 @@ fn a_body_that_is_none_is_told_and_a_large_one_is_not_read() {
         (r#"{"subject":"user:bob","until":"1h"}"#, "unknown field `until`"),
         (r#"{"for":"1h"}"#, "missing field `subject`"),
         (r#"{"subject":7}"#, "invalid type"),
-        (r#"{"subject":"bob"}"#, "say what kind of client"),
+        (r#"{"subject":"bob"}"#, "missing client kind"),
         (r#"{"subject":"203.0.113.7/24"}"#, "203.0.113.0/24"),
         (r#"{"subject":"user:bob","for":"soon"}"#, "duration"),
         (r#"{"subject":"user:bob","for":"0s"}"#, "over at once"),
