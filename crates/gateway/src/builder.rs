@@ -55,9 +55,9 @@ impl<S: Store + 'static> GatewayBuilder<S> {
             snapshot: Arc::new(ArcSwap::from_pointee(snapshot)),
             shared: SharedState { limiter, telemetry },
             replacing: Mutex::default(),
-            connector: Connector::new(limits.connect, &RootCertStore::empty())?,
+            connector: Connector::new(limits.connect_timeout, &RootCertStore::empty())?,
             connections: ConnectionLimiter::new(limits.connections, limits.connections_per_address),
-            bounds: limits,
+            limits,
         })
     }
 }

@@ -131,7 +131,7 @@ impl ServeError {
     }
 
     /// Whether what follows on the connection cannot be trusted to be a request.
-    fn ends_the_connection(&self) -> bool {
+    fn closes_connection(&self) -> bool {
         self.status() == StatusCode::BAD_REQUEST
             || matches!(self, Self::HeadTooLarge | Self::UriTooLong | Self::TooLarge | Self::SlowBody)
     }
@@ -173,7 +173,7 @@ pub(crate) fn rescue(
         let (code, message) = cause.code_and_message();
         ErrorBody::new(cause.status(), code, &message).encode(style)
     };
-    let mut response = Response::new(ResponseBody::of(body));
+    let mut response = Response::new(ResponseBody::from_bytes(body));
     *response.status_mut() = cause.status();
     headers.clear();
     headers.reserve(HEADERS);
@@ -181,7 +181,7 @@ pub(crate) fn rescue(
     if let Pushback::Seconds(seconds) = cause.pushback() {
         write_retry_after(&mut headers, seconds);
     }
-    if cause.ends_the_connection() {
+    if cause.closes_connection() {
         headers.insert(CONNECTION, HeaderValue::from_static("close"));
     }
     *response.headers_mut() = headers;

@@ -18,23 +18,23 @@ use crate::http::request_body::UploadFailure;
 use crate::http::response_body::{ForwardedBody, ResponseBody, UpstreamBody};
 use crate::http::upgrade;
 use crate::service::Exchange;
-use crate::upstream::{ForwardedRequest, PooledConn, SendError, StickyKey, Upstream};
+use crate::upstream::{ForwardedRequest, PooledConn, SendError, StickyKey, UpstreamGroup};
 use crate::worker::Worker;
 
 /// A request on its way to a server.
-pub(crate) struct Outbound {
+pub(crate) struct OutboundRequest {
     pub(crate) request: ForwardedRequest,
-    pub(crate) upgrade: Option<Upgrade>,
+    pub(crate) upgrade: Option<PendingUpgrade>,
 }
 
 /// What a client's connection becomes if the upstream agrees.
-pub(crate) struct Upgrade {
+pub(crate) struct PendingUpgrade {
     client: OnUpgrade,
     conn_info: Rc<ConnInfo>,
 }
 
-impl Upgrade {
-    pub(crate) fn wanted(parts: &mut Parts, flags: HeaderFlags, conn_info: &Rc<ConnInfo>) -> Option<Self> {
+impl PendingUpgrade {
+    pub(crate) fn take_from(parts: &mut Parts, flags: HeaderFlags, conn_info: &Rc<ConnInfo>) -> Option<Self> {
         let is_wanted = hop_headers::wants_upgrade(parts.version, &parts.headers, flags);
         let client = is_wanted.then(|| parts.extensions.remove::<OnUpgrade>()).flatten()?;
         Some(Self { client, conn_info: Rc::clone(conn_info) })
@@ -45,12 +45,12 @@ impl<S: Store + 'static> Exchange<'_, S> {
     /// The response of the upstream. A server that cannot be reached is passed over: nothing was sent to it.
     pub(crate) async fn send(
         &mut self,
-        outbound: &mut Outbound,
-        (upstream, sticky_key): (&Upstream, StickyKey),
+        outbound: &mut OutboundRequest,
+        (upstream, sticky_key): (&UpstreamGroup, StickyKey),
         mut permits: Vec<Permit>,
     ) -> Result<Response<ResponseBody>, ServeError> {
         let (worker, record) = (self.worker, &mut self.record);
-        let Outbound { request, upgrade } = outbound;
+        let OutboundRequest { request, upgrade } = outbound;
         let mut server = upstream.choose(sticky_key, &[]).cloned().ok_or(ServeError::NoServer)?;
         let mut tried = Vec::new();
         let upload = request.upload().clone();
@@ -58,7 +58,10 @@ impl<S: Store + 'static> Exchange<'_, S> {
             let trial = record.start_attempt(&upstream.counts);
             let sent = {
                 let sending = pin!(worker.transport.send(&server, request, &mut permits));
-                worker.timeouts.run_within(worker.bounds.answer, sending, || upload.has_moved()).await
+                worker
+                    .timeouts
+                    .run_within(worker.limits.response_timeout, sending, || upload.has_progress())
+                    .await
             };
             let Some(sent) = sent else {
                 record.finish_attempt(trial, &server.addr, AttemptResult::TooSlow);
@@ -77,10 +80,10 @@ impl<S: Store + 'static> Exchange<'_, S> {
                     record.finish_attempt(trial, &server.addr, AttemptResult::Unreachable);
                     tried.push(Arc::as_ptr(&server));
                     server =
-                        upstream.choose(sticky_key, &tried).cloned().ok_or_else(|| unreachable(&error))?;
+                        upstream.choose(sticky_key, &tried).cloned().ok_or_else(|| connect_error(&error))?;
                 }
                 Err(error) => {
-                    let cause = broken(&error, upload.failure());
+                    let cause = exchange_error(&error, upload.failure());
                     // What a client sends wrongly is not the server's failure.
                     let result = if matches!(cause, ServeError::BadUpstreamResponse) {
                         AttemptResult::Broken
@@ -95,8 +98,8 @@ impl<S: Store + 'static> Exchange<'_, S> {
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
             return worker.upgrade(response, conn, upgrade.take());
         }
-        let pace = worker.bounds.response_min_rate;
-        let body = |source| ResponseBody::Upstream(Box::new(ForwardedBody::new(source, conn, pace)));
+        let min_rate = worker.limits.response_min_rate;
+        let body = |source| ResponseBody::Upstream(Box::new(ForwardedBody::new(source, conn, min_rate)));
         let mut response = response.map(body);
         hop_headers::prepare_response(response.headers_mut(), false);
         *response.version_mut() = Version::HTTP_11;
@@ -129,13 +132,14 @@ impl<S: Store + 'static> Worker<S> {
         &self,
         mut response: Response<UpstreamBody>,
         conn: PooledConn,
-        upgrade: Option<Upgrade>,
+        upgrade: Option<PendingUpgrade>,
     ) -> Result<Response<ResponseBody>, ServeError> {
-        let Some(Upgrade { client, conn_info }) = upgrade else {
+        let Some(PendingUpgrade { client, conn_info }) = upgrade else {
             return Err(ServeError::BadUpstreamResponse);
         };
         let server = hyper::upgrade::on(&mut response);
-        let passing = upgrade::relay((client, server), conn, conn_info, self.bounds.tunnel, self.stop());
+        let passing =
+            upgrade::relay((client, server), conn, conn_info, self.limits.tunnel_timeout, self.stop());
         tokio::task::spawn_local(passing);
         let mut response = response.map(|_| ResponseBody::empty());
         hop_headers::prepare_response(response.headers_mut(), true);
@@ -144,7 +148,7 @@ impl<S: Store + 'static> Worker<S> {
 }
 
 /// Why there is no connection.
-fn unreachable(error: &std::io::Error) -> ServeError {
+fn connect_error(error: &std::io::Error) -> ServeError {
     use rustls::CertificateError as Bad;
     let tls = error.get_ref().and_then(|error| error.downcast_ref());
     let Some(rustls::Error::InvalidCertificate(bad)) = tls else { return ServeError::Unreachable };
@@ -159,7 +163,7 @@ fn unreachable(error: &std::io::Error) -> ServeError {
 
 /// Whose fault it is that nothing came back. A body that its client sent wrongly ends the exchange, however the server
 /// and hyper call that.
-fn broken(error: &SendError, upload: Option<UploadFailure>) -> ServeError {
+fn exchange_error(error: &SendError, upload: Option<UploadFailure>) -> ServeError {
     match (upload, error) {
         (Some(UploadFailure::Malformed), _) => ServeError::BadBody,
         (Some(UploadFailure::TooLarge), _) => ServeError::TooLarge,

@@ -22,7 +22,9 @@ mod upstream;
 mod worker;
 
 pub use crate::builder::GatewayBuilder;
-pub use crate::conn::{CertificateError, CertificateResolver, ListenError, Listener, ServerCertificate};
+pub use crate::conn::{
+    CertificateResolver, ListenError, Listener, ServerCertificate, ServerCertificateError,
+};
 pub use crate::resource_limits::{MinRate, ResourceLimits};
 pub use crate::server::{Gateway, PolicyError, StartError};
 pub use crate::snapshot::SnapshotError;

@@ -4,16 +4,16 @@ use smallvec::SmallVec;
 use tidegate_core::TimeSpan;
 use tidegate_headers::{BodyStyle, HeaderWriter, ReportedLimit, retry_after_seconds};
 use tidegate_limiter::{
-    Admitted, BodyMeter, RefundGuard, Rejected, Report, Reservations, Ruling, StoreFailed,
+    AdmittedRuling, BodyMeter, FailedRuling, RefundGuard, RejectedRuling, Reservations, Ruling, RulingReport,
 };
 use tidegate_policy::Facts;
 use tidegate_store::{Permit, Store};
 use tidegate_telemetry::DecisionKind;
 
 use crate::error::{RejectedRequest, ServeError};
-use crate::http::request_body::Metering;
+use crate::http::request_body::ByteMeter;
 use crate::service::Exchange;
-use crate::upstream::{StickyKey, Upstream};
+use crate::upstream::{StickyKey, UpstreamGroup};
 
 /// What an admitted request takes along.
 #[derive(Debug)]
@@ -37,7 +37,7 @@ impl<S: Store + 'static> Exchange<'_, S> {
     pub(crate) async fn limit(
         &mut self,
         facts: &Facts<'_>,
-        upstream: &Upstream,
+        upstream: &UpstreamGroup,
     ) -> Result<AdmittedRequest, ServeError> {
         let (worker, snapshot) = (self.worker, self.snapshot);
         let mut scratch = worker.scratch();
@@ -45,7 +45,7 @@ impl<S: Store + 'static> Exchange<'_, S> {
         let (admitted, delay) = match worker.limiter.check(&snapshot.policy, facts, &mut scratch, now).await {
             Ruling::Admitted(admitted) => {
                 self.record_admitted(&admitted.report);
-                let Admitted { report, permits, reservations, delay } = admitted;
+                let AdmittedRuling { report, permits, reservations, delay } = admitted;
                 let sticky_key = upstream.sticky_key(|| report.client());
                 let delay = (!delay.is_zero()).then(|| (worker.limiter.refund_guard(&report), delay));
                 (AdmittedRequest { sticky_key, permits, reservations }, delay)
@@ -61,12 +61,12 @@ impl<S: Store + 'static> Exchange<'_, S> {
                 let sticky_key = upstream.sticky_key(|| addresses.client(facts.headers, facts.peer));
                 (AdmittedRequest::new(sticky_key), None)
             }
-            Ruling::StoreFailed(StoreFailed { report, permits, is_binding: false }) => {
+            Ruling::StoreFailed(FailedRuling { report, permits, is_binding: false }) => {
                 self.record(DecisionKind::StoreFailed, &report);
                 let sticky_key = upstream.sticky_key(|| report.client());
                 (AdmittedRequest { permits, ..AdmittedRequest::new(sticky_key) }, None)
             }
-            Ruling::StoreFailed(StoreFailed { report, .. }) => {
+            Ruling::StoreFailed(FailedRuling { report, .. }) => {
                 self.record(DecisionKind::StoreFailed, &report);
                 return Err(ServeError::StoreUnavailable);
             }
@@ -79,7 +79,7 @@ impl<S: Store + 'static> Exchange<'_, S> {
         Ok(admitted)
     }
 
-    fn record_admitted(&mut self, report: &Report<'_>) {
+    fn record_admitted(&mut self, report: &RulingReport<'_>) {
         self.record(DecisionKind::Admitted, report);
         let limits = report.limits();
         if let Some(limit) = limits.primary() {
@@ -98,8 +98,8 @@ impl<S: Store + 'static> Exchange<'_, S> {
         Ok(())
     }
 
-    fn reject(&mut self, rejected: &Rejected<'_>) -> ServeError {
-        let Rejected { report, reason, rule, retry_after } = rejected;
+    fn reject(&mut self, rejected: &RejectedRuling<'_>) -> ServeError {
+        let RejectedRuling { report, reason, rule, retry_after } = rejected;
         let (client, snapshot) = (report.client(), self.snapshot);
         self.record(DecisionKind::Rejected, report);
         self.record.set_rejected(&snapshot.counted, *rule, client);
@@ -123,7 +123,7 @@ impl<S: Store + 'static> Exchange<'_, S> {
         ServeError::Rejected(RejectedRequest::new(style, *reason, retry_after, limit))
     }
 
-    fn record(&mut self, decided: DecisionKind, report: &Report<'_>) {
+    fn record(&mut self, decided: DecisionKind, report: &RulingReport<'_>) {
         self.record.finish_decision(decided);
         self.record.set_client(report.client());
         for rule in report.shadow_rejections() {
@@ -132,8 +132,8 @@ impl<S: Store + 'static> Exchange<'_, S> {
     }
 }
 
-impl<S: Store + 'static> Metering for BodyMeter<S> {
-    fn saw(&mut self, bytes: usize) {
+impl<S: Store + 'static> ByteMeter for BodyMeter<S> {
+    fn record(&mut self, bytes: usize) {
         self.add(bytes);
     }
 }

@@ -12,7 +12,7 @@ pub struct ResourceLimits {
     pub headers: usize,
     /// Bytes of a request's line and headers together.
     pub head_bytes: usize,
-    /// Bytes of a body. Bodies are never buffered whole, so this bounds time, not memory.
+    /// Bytes of a body. Bodies are never buffered whole, so this limits time, not memory.
     pub body_bytes: u64,
     /// How slowly a client may send a body; a modem is faster.
     pub request_min_rate: MinRate,
@@ -28,11 +28,11 @@ pub struct ResourceLimits {
     /// How long a connection may be idle between requests.
     pub idle_timeout: Duration,
     /// How long an upgraded connection may be silent, both ways.
-    pub tunnel: Duration,
+    pub tunnel_timeout: Duration,
     /// How long until an upstream accepts a connection.
-    pub connect: Duration,
+    pub connect_timeout: Duration,
     /// How long until an upstream's response begins.
-    pub answer: Duration,
+    pub response_timeout: Duration,
     /// How long a connection to an upstream may be idle before it is closed: servers and the networks between forget
     /// such connections, some without notice.
     pub upstream_idle: Duration,
@@ -40,9 +40,9 @@ pub struct ResourceLimits {
     /// gRPC servers, which by default close a connection at the fourth ping without data between.
     pub upstream_ping: Duration,
     /// How long a TLS handshake may take.
-    pub handshake: Duration,
+    pub handshake_timeout: Duration,
     /// How many requests of one worker may be delayed at once.
-    pub waiting: usize,
+    pub max_delayed: usize,
     /// Connections of all clients together.
     pub connections: usize,
     /// Connections of one address.
@@ -63,13 +63,13 @@ impl Default for ResourceLimits {
             reader_window: Duration::from_secs(30),
             head_timeout: Duration::from_secs(15),
             idle_timeout: Duration::from_secs(75),
-            tunnel: Duration::from_mins(10),
-            connect: Duration::from_secs(5),
-            answer: Duration::from_mins(1),
+            tunnel_timeout: Duration::from_mins(10),
+            connect_timeout: Duration::from_secs(5),
+            response_timeout: Duration::from_mins(1),
             upstream_idle: Duration::from_mins(1),
             upstream_ping: Duration::from_secs(30),
-            handshake: Duration::from_secs(10),
-            waiting: 10_000,
+            handshake_timeout: Duration::from_secs(10),
+            max_delayed: 10_000,
             connections: 100_000,
             connections_per_address: 20_000,
             streams: 128,

@@ -34,7 +34,7 @@ pub struct Gateway<S> {
     /// Held while a policy is replaced.
     pub(crate) replacing: Mutex<()>,
     pub(crate) connector: Connector,
-    pub(crate) bounds: ResourceLimits,
+    pub(crate) limits: ResourceLimits,
     pub(crate) connections: Arc<ConnectionLimiter>,
 }
 
@@ -113,7 +113,7 @@ impl<S: Store + 'static> Gateway<S> {
             "Connections of clients that are open.",
             open,
         );
-        self.snapshot.load().write(&mut page);
+        self.snapshot.load().write_metrics(&mut page);
         page
     }
 
@@ -159,15 +159,15 @@ impl<S: Store + 'static> Gateway<S> {
                 let address = listener.address();
                 let socket =
                     socket.try_clone().map_err(|source| StartError::Listener { worker, address, source })?;
-                sockets.push(CoreSocket { socket, address, tls: listener.tls.clone() });
+                sockets.push(WorkerSocket { socket, address, tls: listener.tls.clone() });
             }
         }
         let (snapshot, shared) = (Arc::clone(&self.snapshot), self.shared.clone());
-        let (connector, bounds, connections) =
-            (self.connector.clone(), self.bounds, Arc::clone(&self.connections));
+        let (connector, limits, connections) =
+            (self.connector.clone(), self.limits, Arc::clone(&self.connections));
         let stop = stop.clone();
         let (starting, started) = std::sync::mpsc::sync_channel(1);
-        let thread = std::thread::Builder::new().name(format!("core-{worker}"));
+        let thread = std::thread::Builder::new().name(format!("worker-{worker}"));
         let handle = thread.spawn(move || {
             // Made on the thread where it stays: no part of a request changes threads.
             let runtime =
@@ -186,7 +186,7 @@ impl<S: Store + 'static> Gateway<S> {
                     let log = shared.telemetry.log().clone();
                     tokio::task::spawn_local(health::watch(Arc::clone(&snapshot), connector.clone(), log));
                 }
-                let worker = Rc::new(Worker::new(snapshot, shared, connector, bounds, stop.clone()));
+                let worker = Rc::new(Worker::new(snapshot, shared, connector, limits, stop.clone()));
                 run(worker, acceptors, stop, drain).await;
             });
         });
@@ -198,7 +198,7 @@ impl<S: Store + 'static> Gateway<S> {
 }
 
 /// A core's socket of one listener.
-struct CoreSocket {
+struct WorkerSocket {
     socket: std::net::TcpListener,
     address: SocketAddr,
     tls: Option<TlsAcceptor>,
@@ -207,10 +207,10 @@ struct CoreSocket {
 /// Registers the sockets of a worker with its runtime.
 fn acceptors(
     worker: usize,
-    sockets: Vec<CoreSocket>,
+    sockets: Vec<WorkerSocket>,
     limiter: &Arc<ConnectionLimiter>,
 ) -> Result<Vec<Acceptor>, StartError> {
-    let acceptor = |CoreSocket { socket, address, tls }| {
+    let acceptor = |WorkerSocket { socket, address, tls }| {
         let listener = TcpListener::from_std(socket);
         let listener = listener.map_err(|source| StartError::Listener { worker, address, source })?;
         Ok(Acceptor { listener, tls, limiter: Arc::clone(limiter) })

@@ -8,17 +8,17 @@ use tidegate_headers::{BodyStyle, HeaderStyle};
 use tidegate_policy::{ActivePolicy, ClientKind, Count, Plan, Route};
 use tidegate_telemetry::{Exposition, MetricKind, Metrics, RuleSlots};
 
-use crate::upstream::{InvalidServerUrl, Server, Upstream};
+use crate::upstream::{InvalidServerUrl, Server, UpstreamGroup};
 
 /// A policy with its upstreams.
 #[derive(Debug)]
 pub(crate) struct Snapshot {
     pub(crate) policy: Arc<ActivePolicy>,
-    upstreams: Vec<Upstream>,
+    upstreams: Vec<UpstreamGroup>,
     /// Where its rules are counted.
     pub(crate) counted: RuleSlots,
     /// Whether the next request with forwarding headers is worth a warning.
-    warns_of_forwarding: AtomicBool,
+    warns_of_ignored_forwarding: AtomicBool,
 }
 
 /// A policy that cannot be served.
@@ -35,36 +35,38 @@ pub enum SnapshotError {
 }
 
 impl Snapshot {
-    /// A policy with its upstreams. Servers that were there `before` keep what is known of them.
+    /// A policy with its upstreams. Servers that were there before keep what is known of them.
     pub(crate) fn new(
         policy: Arc<ActivePolicy>,
-        before: Option<&Self>,
+        previous_snapshot: Option<&Self>,
         metrics: &Metrics,
     ) -> Result<Self, SnapshotError> {
         let mut upstreams = Vec::new();
         for planned in &policy.matcher.plan().upstreams {
-            let mut upstream = Upstream::new(planned, metrics.upstream(&planned.name))
+            let mut upstream = UpstreamGroup::new(planned, metrics.upstream(&planned.name))
                 .map_err(|source| SnapshotError::Server { upstream: planned.name.clone(), source })?;
-            if let Some(earlier) = before.and_then(|snapshot| snapshot.named(&planned.name)) {
-                upstream.adopt(earlier);
+            if let Some(previous) =
+                previous_snapshot.and_then(|snapshot| snapshot.upstream_named(&planned.name))
+            {
+                upstream.adopt(previous);
             }
             upstreams.push(upstream);
         }
         let counted = metrics.apply(policy.matcher.plan());
         let plan = policy.matcher.plan();
         let warns = plan.clients.trusted_proxies.is_empty() && counts_addresses(plan);
-        Ok(Self { policy, upstreams, counted, warns_of_forwarding: AtomicBool::new(warns) })
+        Ok(Self { policy, upstreams, counted, warns_of_ignored_forwarding: AtomicBool::new(warns) })
     }
 
     /// Whether the operator should know of a request whose forwarding headers were ignored. True once at most: if the policy
     /// counts addresses and trusts no proxy.
     pub(crate) fn is_first_ignored_forwarding(&self) -> bool {
         // A load alone is no write that other cores would have to see.
-        self.warns_of_forwarding.load(Ordering::Relaxed)
-            && self.warns_of_forwarding.swap(false, Ordering::Relaxed)
+        self.warns_of_ignored_forwarding.load(Ordering::Relaxed)
+            && self.warns_of_ignored_forwarding.swap(false, Ordering::Relaxed)
     }
 
-    fn named(&self, name: &str) -> Option<&Upstream> {
+    fn upstream_named(&self, name: &str) -> Option<&UpstreamGroup> {
         self.upstreams.iter().find(|upstream| upstream.name == name)
     }
 
@@ -81,16 +83,16 @@ impl Snapshot {
     }
 
     /// The upstream that the requests of `route` go to.
-    pub(crate) fn upstream(&self, route: &Route) -> Option<&Upstream> {
+    pub(crate) fn upstream(&self, route: &Route) -> Option<&UpstreamGroup> {
         self.upstreams.get(route.upstream)
     }
 
-    pub(crate) fn upstreams(&self) -> &[Upstream] {
+    pub(crate) fn upstreams(&self) -> &[UpstreamGroup] {
         &self.upstreams
     }
 
     /// What is known of servers.
-    pub(crate) fn write(&self, page: &mut Exposition) {
+    pub(crate) fn write_metrics(&self, page: &mut Exposition) {
         let mut family = page.family(
             "tidegate_upstream_healthy",
             MetricKind::Gauge,
@@ -108,10 +110,10 @@ impl Snapshot {
         self.each_server(|labels, server| family.sample(labels, server.connections()));
     }
 
-    fn each_server(&self, mut tell: impl FnMut(&[(&str, &str)], &Server)) {
+    fn each_server(&self, mut visit: impl FnMut(&[(&str, &str)], &Server)) {
         for upstream in &self.upstreams {
             for server in &upstream.servers {
-                tell(&[("upstream", &upstream.name), ("server", &server.addr)], server);
+                visit(&[("upstream", &upstream.name), ("server", &server.addr)], server);
             }
         }
     }

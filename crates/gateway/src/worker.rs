@@ -41,21 +41,21 @@ pub(crate) struct Worker<S> {
     pub(crate) transport: Rc<Transport>,
     pub(crate) watchdog: Rc<Watchdog>,
     pub(crate) timeouts: Rc<TimeoutWheel>,
-    pub(crate) bounds: ResourceLimits,
+    pub(crate) limits: ResourceLimits,
     scratches: RefCell<Vec<Scratch>>,
     pub(crate) header_values: RefCell<HeaderValueCache>,
     waiting: Cell<usize>,
     is_stopping: Cell<bool>,
     stop: watch::Receiver<bool>,
     /// What was in force when a request was last served.
-    served: RefCell<Rc<InForce>>,
+    served: RefCell<Rc<WorkerSnapshot>>,
 }
 
 /// What is in force, for the requests of one worker: counting them is no other core's business.
 #[derive(Debug)]
-pub(crate) struct InForce(Arc<Snapshot>);
+pub(crate) struct WorkerSnapshot(Arc<Snapshot>);
 
-impl Deref for InForce {
+impl Deref for WorkerSnapshot {
     type Target = Snapshot;
 
     fn deref(&self) -> &Snapshot {
@@ -68,20 +68,20 @@ impl<S: Store + 'static> Worker<S> {
         snapshot: Arc<ArcSwap<Snapshot>>,
         shared: SharedState<S>,
         connector: Connector,
-        bounds: ResourceLimits,
+        limits: ResourceLimits,
         stop: watch::Receiver<bool>,
     ) -> Self {
         let SharedState { limiter, telemetry } = shared;
         Self {
-            served: RefCell::new(Rc::new(InForce(snapshot.load_full()))),
+            served: RefCell::new(Rc::new(WorkerSnapshot(snapshot.load_full()))),
             snapshot: RefCell::new(Cache::new(snapshot)),
             recorder: telemetry.recorder(Arc::clone(limiter.clock())),
             log: telemetry.log().clone(),
             limiter,
-            transport: Transport::new(connector, &bounds),
-            watchdog: Rc::new(Watchdog::new(&bounds)),
+            transport: Transport::new(connector, &limits),
+            watchdog: Rc::new(Watchdog::new(&limits)),
             timeouts: Rc::default(),
-            bounds,
+            limits,
             scratches: RefCell::default(),
             header_values: RefCell::default(),
             waiting: Cell::new(0),
@@ -91,11 +91,11 @@ impl<S: Store + 'static> Worker<S> {
     }
 
     /// What is in force. The first to see a new policy lets go of connections that nobody needs any more.
-    pub(crate) fn snapshot(&self) -> Rc<InForce> {
+    pub(crate) fn snapshot(&self) -> Rc<WorkerSnapshot> {
         let (mut snapshot, mut served) = (self.snapshot.borrow_mut(), self.served.borrow_mut());
         let snapshot = snapshot.load();
         if !Arc::ptr_eq(snapshot, &served.0) {
-            *served = Rc::new(InForce(Arc::clone(snapshot)));
+            *served = Rc::new(WorkerSnapshot(Arc::clone(snapshot)));
             let is_used = |server: &Arc<Server>| {
                 snapshot
                     .upstreams()
@@ -131,7 +131,7 @@ impl<S: Store + 'static> Worker<S> {
     /// A place among those who wait; `None` if all are taken.
     pub(crate) fn join_wait_queue(self: &Rc<Self>) -> Option<QueueSlot<S>> {
         let waiting = self.waiting.get();
-        (waiting < self.bounds.waiting).then(|| {
+        (waiting < self.limits.max_delayed).then(|| {
             self.waiting.set(waiting + 1);
             QueueSlot(Rc::clone(self))
         })

@@ -34,7 +34,7 @@ impl Acceptor {
         open: TaskTracker,
     ) {
         let Self { listener, tls, limiter } = self;
-        let http = Rc::new(HttpBuilders::new(&worker.bounds));
+        let http = Rc::new(HttpBuilders::new(&worker.limits));
         let serve = move |stream, peer: SocketAddr| {
             // A connection over the limit is closed at once: a reset costs less than a wait.
             let permit = limiter.acquire(peer.ip());

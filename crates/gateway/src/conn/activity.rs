@@ -56,26 +56,26 @@ struct ConnState {
     is_output_blocked: bool,
     /// A response was returned to HTTP/1.1, and nothing was written since.
     is_response_due: bool,
-    recent: Recent,
+    recent: RecentEvents,
     /// Requests that are being served, up to the end of their responses.
     in_flight: u32,
 }
 
 /// What has happened since it was last asked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-struct Recent {
+struct RecentEvents {
     /// Bytes have come or left, or a request has ended.
-    has_moved: bool,
+    has_traffic: bool,
     /// A request has come.
-    was_requested: bool,
+    has_request: bool,
 }
 
 impl ConnState {
     const PHASE: u32 = 7;
     const OUTPUT_BLOCKED: u32 = 1 << 3;
     const RESPONSE_DUE: u32 = 1 << 4;
-    const MOVED: u32 = 1 << 5;
-    const REQUESTED: u32 = 1 << 6;
+    const TRAFFIC: u32 = 1 << 5;
+    const REQUEST: u32 = 1 << 6;
     const IN_FLIGHT_SHIFT: u32 = 8;
 
     fn pack(self) -> u32 {
@@ -83,8 +83,8 @@ impl ConnState {
         self.phase as u32
             | flag(self.is_output_blocked, Self::OUTPUT_BLOCKED)
             | flag(self.is_response_due, Self::RESPONSE_DUE)
-            | flag(self.recent.has_moved, Self::MOVED)
-            | flag(self.recent.was_requested, Self::REQUESTED)
+            | flag(self.recent.has_traffic, Self::TRAFFIC)
+            | flag(self.recent.has_request, Self::REQUEST)
             | self.in_flight << Self::IN_FLIGHT_SHIFT
     }
 
@@ -102,27 +102,30 @@ impl ConnState {
             phase,
             is_output_blocked: word & Self::OUTPUT_BLOCKED != 0,
             is_response_due: word & Self::RESPONSE_DUE != 0,
-            recent: Recent { has_moved: word & Self::MOVED != 0, was_requested: word & Self::REQUESTED != 0 },
+            recent: RecentEvents {
+                has_traffic: word & Self::TRAFFIC != 0,
+                has_request: word & Self::REQUEST != 0,
+            },
             in_flight: word >> Self::IN_FLIGHT_SHIFT,
         }
     }
 
     /// Whatever belongs to no body that is being read, and comes while no request is served, is a head. The rest of a
     /// body that hyper discards cannot be told from one.
-    fn head_began(&mut self) {
+    fn head_started(&mut self) {
         if self.in_flight == 0 && matches!(self.phase, Phase::AwaitingHead | Phase::BodyUnclaimed) {
             self.phase = Phase::ReadingHead;
         }
     }
 
-    fn bytes_came(&mut self) {
-        self.recent.has_moved = true;
-        self.head_began();
+    fn bytes_received(&mut self) {
+        self.recent.has_traffic = true;
+        self.head_started();
     }
 
-    fn request_began(&mut self, has_body: bool) {
+    fn request_started(&mut self, has_body: bool) {
         self.in_flight += 1;
-        self.recent.was_requested = true;
+        self.recent.has_request = true;
         if self.phase.is_open_http1() {
             self.phase = if has_body { Phase::BodyUnclaimed } else { Phase::AwaitingHead };
         }
@@ -130,7 +133,7 @@ impl ConnState {
 
     fn request_ended(&mut self) {
         self.in_flight = self.in_flight.saturating_sub(1);
-        self.recent.has_moved = true;
+        self.recent.has_traffic = true;
     }
 
     fn body_was_claimed(&mut self) {
@@ -153,7 +156,7 @@ impl ConnState {
 
     fn socket_wrote(&mut self, written: &Poll<io::Result<usize>>) {
         self.is_output_blocked = written.is_pending();
-        self.recent.has_moved |= matches!(written, Poll::Ready(Ok(_)));
+        self.recent.has_traffic |= matches!(written, Poll::Ready(Ok(_)));
     }
 
     fn head_was_rejected(&mut self) {
@@ -220,20 +223,20 @@ impl Activity {
     }
 
     /// A request's head is complete; it is in flight until the guard is dropped.
-    pub(super) fn begin_request(self: &Arc<Self>, has_body: bool) -> InFlight {
-        self.update(|state| state.request_began(has_body));
+    pub(super) fn begin_request(self: &Arc<Self>, has_body: bool) -> RequestGuard {
+        self.update(|state| state.request_started(has_body));
         self.requests.store(self.requests().wrapping_add(1), Ordering::Relaxed);
-        InFlight(Arc::clone(self))
+        RequestGuard(Arc::clone(self))
     }
 
     /// Bytes have come from the client.
-    pub(super) fn bytes_came(&self) {
-        self.update(ConnState::bytes_came);
+    pub(super) fn bytes_received(&self) {
+        self.update(ConnState::bytes_received);
     }
 
     /// Bytes that came with an earlier request are left: they begin a head.
     pub(super) fn head_was_buffered(&self) {
-        self.update(ConnState::head_began);
+        self.update(ConnState::head_started);
     }
 
     /// The socket was written to.
@@ -265,27 +268,27 @@ impl Activity {
     }
 
     /// Our side is closed, and the client may still be sending.
-    pub(super) fn linger_began(&self) {
+    pub(super) fn linger_started(&self) {
         self.update(|state| state.phase = Phase::LingeringClose);
     }
 
     /// The client speaks HTTP/2.
-    pub(super) fn http2_began(&self) {
+    pub(super) fn http2_started(&self) {
         self.update(|state| state.phase = Phase::Multiplexed);
     }
 
     /// Whether anything has moved since this was last asked.
-    pub(crate) fn take_moved(&self) -> bool {
-        let has_moved = self.state().recent.has_moved;
-        self.update(|state| state.recent.has_moved = false);
-        has_moved
+    pub(crate) fn take_traffic(&self) -> bool {
+        let has_traffic = self.state().recent.has_traffic;
+        self.update(|state| state.recent.has_traffic = false);
+        has_traffic
     }
 
     /// Whether a request has come since this was last asked.
-    pub(super) fn take_requested(&self) -> bool {
-        let was_requested = self.state().recent.was_requested;
-        self.update(|state| state.recent.was_requested = false);
-        was_requested
+    pub(super) fn take_request(&self) -> bool {
+        let has_request = self.state().recent.has_request;
+        self.update(|state| state.recent.has_request = false);
+        has_request
     }
 
     pub(super) fn is_in_flight(&self) -> bool {
@@ -343,15 +346,15 @@ impl Activity {
 
 /// A request that is being served.
 #[derive(Debug)]
-pub(super) struct InFlight(Arc<Activity>);
+pub(super) struct RequestGuard(Arc<Activity>);
 
-impl InFlight {
+impl RequestGuard {
     pub(super) fn activity(&self) -> &Activity {
         &self.0
     }
 }
 
-impl Drop for InFlight {
+impl Drop for RequestGuard {
     fn drop(&mut self) {
         self.0.update(ConnState::request_ended);
     }
@@ -366,7 +369,7 @@ pub(crate) struct UnreadBody {
 
 impl UnreadBody {
     /// The body of the latest request.
-    pub(crate) fn of_latest(activity: &Arc<Activity>) -> Self {
+    pub(crate) fn for_latest(activity: &Arc<Activity>) -> Self {
         activity.update(ConnState::body_was_claimed);
         Self { activity: Arc::clone(activity), request: activity.requests() }
     }

@@ -23,7 +23,7 @@ pub struct ServerCertificate {
 
 /// Why a chain and a key cannot be used.
 #[derive(Debug, Error)]
-pub enum CertificateError {
+pub enum ServerCertificateError {
     /// The chain has no `CERTIFICATE`.
     #[error("the chain holds no certificate")]
     NoCertificate,
@@ -49,21 +49,22 @@ pub enum CertificateError {
 
 impl ServerCertificate {
     /// Parses a chain, its first certificate first, and a private key, both PEM.
-    pub fn from_pem(chain: &[u8], key: &[u8]) -> Result<Self, CertificateError> {
+    pub fn from_pem(chain: &[u8], key: &[u8]) -> Result<Self, ServerCertificateError> {
         let chain: Vec<_> = CertificateDer::pem_slice_iter(chain)
             .collect::<Result<_, _>>()
-            .map_err(CertificateError::ChainPem)?;
-        let expires_at = expiry(chain.first().ok_or(CertificateError::NoCertificate)?)?;
+            .map_err(ServerCertificateError::ChainPem)?;
+        let expires_at = expiry(chain.first().ok_or(ServerCertificateError::NoCertificate)?)?;
         let key = PrivateKeyDer::from_pem_slice(key).map_err(|error| match error {
-            pem::Error::NoItemsFound => CertificateError::NoKey,
-            error => CertificateError::KeyPem(error),
+            pem::Error::NoItemsFound => ServerCertificateError::NoKey,
+            error => ServerCertificateError::KeyPem(error),
         })?;
-        let key = default_provider().key_provider.load_private_key(key).map_err(CertificateError::Key)?;
+        let key =
+            default_provider().key_provider.load_private_key(key).map_err(ServerCertificateError::Key)?;
         let key = CertifiedKey::new(chain, key);
         match key.keys_match() {
             Ok(()) | Err(RustlsError::InconsistentKeys(InconsistentKeys::Unknown)) => {}
-            Err(RustlsError::InconsistentKeys(_)) => return Err(CertificateError::Mismatch),
-            Err(error) => return Err(CertificateError::Chain(error)),
+            Err(RustlsError::InconsistentKeys(_)) => return Err(ServerCertificateError::Mismatch),
+            Err(error) => return Err(ServerCertificateError::Chain(error)),
         }
         Ok(Self { key: Arc::new(key), expires_at })
     }
@@ -77,7 +78,7 @@ impl ServerCertificate {
 /// The `notAfter` of a certificate. rustls has no accessor for it, but reports it with the error for an expired
 /// certificate; the validity period is the first thing that it verifies. At the end of time every certificate has
 /// expired.
-fn expiry(certificate: &CertificateDer<'_>) -> Result<Timestamp, CertificateError> {
+fn expiry(certificate: &CertificateDer<'_>) -> Result<Timestamp, ServerCertificateError> {
     let end_of_time = UnixTime::since_unix_epoch(Duration::MAX);
     let verified = ParsedCertificate::try_from(certificate).and_then(|parsed| {
         verify_server_cert_signed_by_trust_anchor(&parsed, &RootCertStore::empty(), &[], end_of_time, &[])
@@ -86,8 +87,8 @@ fn expiry(certificate: &CertificateDer<'_>) -> Result<Timestamp, CertificateErro
         Err(RustlsError::InvalidCertificate(Invalid::ExpiredContext { not_after, .. })) => {
             Ok(Timestamp::from_secs(not_after.as_secs()))
         }
-        Err(error) => Err(CertificateError::Chain(error)),
-        Ok(()) => Err(CertificateError::Chain(Invalid::BadEncoding.into())),
+        Err(error) => Err(ServerCertificateError::Chain(error)),
+        Ok(()) => Err(ServerCertificateError::Chain(Invalid::BadEncoding.into())),
     }
 }
 
@@ -133,7 +134,7 @@ mod tests {
         (params.self_signed(&key).unwrap().pem(), key.serialize_pem())
     }
 
-    fn parsed(chain: &str, key: &str) -> Result<ServerCertificate, CertificateError> {
+    fn parsed(chain: &str, key: &str) -> Result<ServerCertificate, ServerCertificateError> {
         ServerCertificate::from_pem(chain.as_bytes(), key.as_bytes())
     }
 
@@ -169,15 +170,15 @@ mod tests {
         (backwards.not_before, backwards.not_after) = (date_time_ymd(2030, 1, 1), date_time_ymd(2020, 1, 1));
         let backwards = made(&backwards);
         let broken = "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n";
-        assert!(matches!(parsed(&chain, &other), Err(CertificateError::Mismatch)));
-        assert!(matches!(parsed(&key, &key), Err(CertificateError::NoCertificate)));
-        assert!(matches!(parsed(&chain, &chain), Err(CertificateError::NoKey)));
-        assert!(matches!(parsed(&garbled, &key), Err(CertificateError::Chain(_))));
-        assert!(matches!(parsed(&backwards.0, &backwards.1), Err(CertificateError::Chain(_))));
-        assert!(matches!(parsed(&chain, broken), Err(CertificateError::Key(_))));
+        assert!(matches!(parsed(&chain, &other), Err(ServerCertificateError::Mismatch)));
+        assert!(matches!(parsed(&key, &key), Err(ServerCertificateError::NoCertificate)));
+        assert!(matches!(parsed(&chain, &chain), Err(ServerCertificateError::NoKey)));
+        assert!(matches!(parsed(&garbled, &key), Err(ServerCertificateError::Chain(_))));
+        assert!(matches!(parsed(&backwards.0, &backwards.1), Err(ServerCertificateError::Chain(_))));
+        assert!(matches!(parsed(&chain, broken), Err(ServerCertificateError::Key(_))));
         assert!(matches!(
             parsed(&chain.replace("-----END", "----"), &key),
-            Err(CertificateError::ChainPem(_))
+            Err(ServerCertificateError::ChainPem(_))
         ));
     }
 

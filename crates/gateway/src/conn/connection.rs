@@ -26,7 +26,7 @@ use super::connection_limit::ConnectionGuard;
 use super::idle_watchdog::{IdleAction, WatchHandle};
 use super::io::{ClientSocket, TrackedIo};
 use super::response_streams::{InFlightBody, ResponseStreams, StreamExecutor};
-use super::send_queue::Ends;
+use super::send_queue::AddressPair;
 use super::unparsable;
 use crate::http::hop_headers::ConnInfo;
 use crate::http::response_body::ResponseBody;
@@ -90,17 +90,18 @@ pub(super) fn serve<S: Store + 'static>(
 ) {
     // Small writes are whole responses. A socket that cannot be set is about to fail anyway.
     let _ = stream.set_nodelay(true);
-    let ends = stream.local_addr().ok().map(|local| (local, peer));
+    let addresses = stream.local_addr().ok().map(|local| (local, peer));
     let conn_info = ConnInfo::new(peer, tls.is_some(), guard);
     let stream = ClientSocket::new(stream, Arc::clone(&conn_info.activity));
     // Two tasks of different size: thousands of connections are idle.
     match tls {
-        None => drop(tokio::task::spawn_local(serve_http(worker, http, stream, (conn_info, ends)))),
+        None => drop(tokio::task::spawn_local(serve_http(worker, http, stream, (conn_info, addresses)))),
         Some(tls) => drop(tokio::task::spawn_local(async move {
-            let handshake = Box::pin(tokio::time::timeout(worker.bounds.handshake, tls.accept(stream)));
+            let handshake =
+                Box::pin(tokio::time::timeout(worker.limits.handshake_timeout, tls.accept(stream)));
             // A client that does not speak TLS gets no response.
             if let Ok(Ok(stream)) = handshake.await {
-                serve_http(worker, http, stream, (conn_info, ends)).await;
+                serve_http(worker, http, stream, (conn_info, addresses)).await;
             }
         })),
     }
@@ -110,9 +111,9 @@ async fn serve_http<S: Store + 'static>(
     worker: Rc<Worker<S>>,
     http: Rc<HttpBuilders>,
     stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
-    (conn_info, ends): (ConnInfo, Option<Ends>),
+    (conn_info, addresses): (ConnInfo, Option<AddressPair>),
 ) {
-    let watch = worker.watchdog.watch(&conn_info.activity, ends);
+    let watch = worker.watchdog.watch(&conn_info.activity, addresses);
     let conn_info = Rc::new(conn_info);
     let mut stream = TrackedIo::new(stream, Arc::clone(&conn_info.activity));
     if !wait_readable(&mut stream, &watch).await {
@@ -121,12 +122,12 @@ async fn serve_http<S: Store + 'static>(
     while stream.may_start_with(PREFACE) {
         if stream.ahead().starts_with(PREFACE) {
             let streams = watch.begin_http2(stream.ahead());
-            let http2 = http2(&worker.bounds, &streams);
+            let http2 = http2(&worker.limits, &streams);
             let service = service(&worker, &conn_info, Some(streams));
             let mut connection = Box::pin(http2.serve_connection(TokioIo::new(stream), service));
             // An HTTP/2 connection may have streams that only wait: it is never parked.
             while drive(&mut connection, &watch, |connection| connection.as_mut().graceful_shutdown()).await
-                == DriveEnd::Park
+                == DriveOutcome::Park
             {}
             return;
         }
@@ -141,13 +142,13 @@ async fn serve_http<S: Store + 'static>(
         let mut connection = Box::new(connection.with_upgrades());
         let close = |connection: &mut Box<_>| UpgradeableConnection::graceful_shutdown(Pin::new(connection));
         let next = drive(&mut connection, &watch, close).await;
-        if next == DriveEnd::End {
+        if next == DriveOutcome::End {
             return;
         }
         let Some(parts) = connection.into_parts() else { return };
         stream = parts.io.into_inner();
-        if next == DriveEnd::Reject {
-            let mut answering = Box::pin(unparsable::answer(worker, conn_info, stream));
+        if next == DriveOutcome::Reject {
+            let mut answering = Box::pin(unparsable::respond(worker, conn_info, stream));
             drive(&mut answering, &watch, |_| {}).await;
             return;
         }
@@ -199,7 +200,7 @@ async fn wait_readable<T: AsyncRead + Unpin>(stream: &mut TrackedIo<T>, watch: &
 
 /// What to do with a connection that is not polled any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum DriveEnd {
+enum DriveOutcome {
     End,
     /// Drop its HTTP state until its client sends something.
     Park,
@@ -213,18 +214,18 @@ async fn drive<C: Future + Unpin>(
     connection: &mut C,
     watch: &WatchHandle,
     close: impl Fn(&mut C),
-) -> DriveEnd {
+) -> DriveOutcome {
     poll_fn(|cx| {
         match watch.poll_action(cx) {
             IdleAction::Keep => {}
             IdleAction::Drain => close(connection),
-            IdleAction::Park => return Poll::Ready(DriveEnd::Park),
-            IdleAction::Abort => return Poll::Ready(DriveEnd::End),
+            IdleAction::Park => return Poll::Ready(DriveOutcome::Park),
+            IdleAction::Abort => return Poll::Ready(DriveOutcome::End),
         }
         match Pin::new(&mut *connection).poll(cx) {
-            Poll::Ready(_) => Poll::Ready(DriveEnd::End),
-            Poll::Pending if watch.is_unparsable() => Poll::Ready(DriveEnd::Reject),
-            Poll::Pending if watch.should_park() => Poll::Ready(DriveEnd::Park),
+            Poll::Ready(_) => Poll::Ready(DriveOutcome::End),
+            Poll::Pending if watch.is_unparsable() => Poll::Ready(DriveOutcome::Reject),
+            Poll::Pending if watch.should_park() => Poll::Ready(DriveOutcome::Park),
             Poll::Pending => Poll::Pending,
         }
     })

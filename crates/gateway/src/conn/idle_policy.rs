@@ -39,11 +39,11 @@ pub(super) struct IdlePolicy {
     /// Whether it was there for the whole of the last tick.
     has_ticked: bool,
     /// Ticks in which nothing moved.
-    still: u32,
+    quiet_ticks: u32,
     /// Ticks without a request.
-    vacant: u32,
+    requestless_ticks: u32,
     /// How often it was seen reading the same head.
-    head: u32,
+    head_ticks: u32,
     reader: SlowReader,
 }
 
@@ -51,8 +51,8 @@ impl IdlePolicy {
     /// Whether a connection may be told to close: over HTTP/2 any time, since that loses no request; over HTTP/1.1 when
     /// nothing has moved since the last tick, and all output has left.
     pub(super) fn may_close(activity: &Activity) -> bool {
-        let moved = activity.take_moved();
-        activity.is_multiplexed() || (!moved && !activity.is_in_flight() && !activity.is_blocked())
+        let has_traffic = activity.take_traffic();
+        activity.is_multiplexed() || (!has_traffic && !activity.is_in_flight() && !activity.is_blocked())
     }
 
     /// Decides whether to close, park or keep the connection. `delivered` says how many bytes the client has taken in all;
@@ -69,26 +69,30 @@ impl IdlePolicy {
         }
         // A connection that began between two ticks is not idle for a whole one.
         let is_new = !std::mem::replace(&mut self.has_ticked, true);
-        let (moved, requested) = (activity.take_moved() | is_new, activity.take_requested() | is_new);
-        self.still = if moved { 0 } else { self.still.saturating_add(1) };
+        let (has_traffic, has_request) = (activity.take_traffic() | is_new, activity.take_request() | is_new);
+        self.quiet_ticks = if has_traffic { 0 } else { self.quiet_ticks.saturating_add(1) };
         let in_flight = activity.is_in_flight();
-        self.head = if activity.is_reading_head() { self.head.saturating_add(1) } else { 0 };
+        self.head_ticks = if activity.is_reading_head() { self.head_ticks.saturating_add(1) } else { 0 };
         let is_blocked = activity.is_blocked();
         let is_too_slow = self.reader.is_too_slow(is_blocked, timeouts.reader, delivered);
-        let is_vacant = !requested && !in_flight && !is_blocked;
-        self.vacant = if is_vacant { self.vacant.saturating_add(1) } else { 0 };
-        let is_idle = !in_flight && !is_blocked && self.still >= timeouts.idle;
-        if activity.is_multiplexed() && self.vacant >= timeouts.idle {
+        let is_requestless = !has_request && !in_flight && !is_blocked;
+        self.requestless_ticks = if is_requestless { self.requestless_ticks.saturating_add(1) } else { 0 };
+        let is_idle = !in_flight && !is_blocked && self.quiet_ticks >= timeouts.idle;
+        if activity.is_multiplexed() && self.requestless_ticks >= timeouts.idle {
             // Whatever moves is no request. A request on its way is not lost if the client is told first.
-            let is_told = self.vacant >= timeouts.idle.saturating_add(timeouts.head);
-            return if is_told { IdleAction::Abort } else { IdleAction::Drain };
+            let is_overdue = self.requestless_ticks >= timeouts.idle.saturating_add(timeouts.head);
+            return if is_overdue { IdleAction::Abort } else { IdleAction::Drain };
         }
         // The first tick that sees a head comes up to a tick after its first byte.
-        if self.head > timeouts.head || is_too_slow || is_idle {
+        if self.head_ticks > timeouts.head || is_too_slow || is_idle {
             return IdleAction::Abort;
         }
         // Once is enough.
-        if self.still == 1 && activity.is_between_requests() { IdleAction::Park } else { IdleAction::Keep }
+        if self.quiet_ticks == 1 && activity.is_between_requests() {
+            IdleAction::Park
+        } else {
+            IdleAction::Keep
+        }
     }
 }
 
@@ -177,14 +181,14 @@ mod tests {
 
     #[test]
     fn a_head_that_drips_ends_however_lively() {
-        assert_eq!(ticks_until_over(&Activity::default(), Activity::bytes_came), HEAD + 1);
+        assert_eq!(ticks_until_over(&Activity::default(), Activity::bytes_received), HEAD + 1);
     }
 
     #[test]
     fn head_that_waits_behind_a_response_is_not_slow() {
         let activity = Activity::default();
         let reads_on = |activity: &Activity| {
-            activity.bytes_came();
+            activity.bytes_received();
             takes(usize::try_from(LEAST).unwrap())(activity);
         };
         assert_eq!(ticks_until_over(&activity, reads_on), u32::MAX);
@@ -267,7 +271,7 @@ mod tests {
     #[test]
     fn pings_without_requests_do_not_keep_a_connection_for_ever() {
         let activity = Arc::new(Activity::default());
-        activity.http2_began();
+        activity.http2_started();
         let mut policy = IdlePolicy::default();
         let mut tick = || {
             moves(&activity);

@@ -13,7 +13,7 @@ use tokio::time::MissedTickBehavior;
 use super::activity::Activity;
 use super::idle_policy::{IdlePolicy, IdleTimeouts};
 use super::response_streams::ResponseStreams;
-use super::send_queue::{Ends, SendQueues};
+use super::send_queue::{AddressPair, SendQueues};
 use crate::resource_limits::ResourceLimits;
 
 /// The tick while stopping: a connection on which nothing has moved for one tick is closed. At once would be too soon: a
@@ -50,7 +50,7 @@ pub(crate) struct Watchdog {
 struct WatchedConn {
     activity: Arc<Activity>,
     /// Unknown of a socket that is about to fail.
-    ends: Option<Ends>,
+    addresses: Option<AddressPair>,
     /// Its responses, if it speaks HTTP/2.
     streams: OnceCell<Rc<ResponseStreams>>,
     policy: RefCell<IdlePolicy>,
@@ -78,10 +78,14 @@ impl Watchdog {
     }
 
     /// Watches a connection until the handle is dropped.
-    pub(super) fn watch(self: &Rc<Self>, activity: &Arc<Activity>, ends: Option<Ends>) -> WatchHandle {
+    pub(super) fn watch(
+        self: &Rc<Self>,
+        activity: &Arc<Activity>,
+        addresses: Option<AddressPair>,
+    ) -> WatchHandle {
         let watched = Rc::new(WatchedConn {
             activity: Arc::clone(activity),
-            ends,
+            addresses,
             streams: OnceCell::new(),
             policy: RefCell::default(),
             action: Cell::new(IdleAction::Keep),
@@ -112,10 +116,11 @@ impl Watchdog {
 
     fn visit_all(&self, is_stopping: bool) {
         for (_, watched) in &*self.connections.borrow() {
-            let WatchedConn { activity, policy, ends, streams, .. } = &**watched;
+            let WatchedConn { activity, policy, addresses, streams, .. } = &**watched;
             // The kernel accepts far more than a slow client reads.
             let delivered = || {
-                let waiting = ends.and_then(|ends| self.queues.unacknowledged(ends)).unwrap_or_default();
+                let waiting =
+                    addresses.and_then(|addresses| self.queues.unacknowledged(addresses)).unwrap_or_default();
                 activity.written().saturating_sub(waiting.into())
             };
             let action = if is_stopping {
@@ -154,7 +159,7 @@ impl WatchHandle {
     /// The connection speaks HTTP/2: the rate of each of its responses is watched by itself. `start` is what the client
     /// has sent so far.
     pub(super) fn begin_http2(&self, start: &[u8]) -> Rc<ResponseStreams> {
-        self.watched.activity.http2_began();
+        self.watched.activity.http2_started();
         let new = || Rc::new(ResponseStreams::new(start, self.watchdog.timeouts.reader));
         Rc::clone(self.watched.streams.get_or_init(new))
     }
@@ -218,7 +223,7 @@ mod tests {
         for limits in [limits, uneven] {
             let cases: [(&str, Duration, Event); 3] = [
                 ("idle", limits.idle_timeout, |_| {}),
-                ("head", limits.head_timeout, Activity::bytes_came),
+                ("head", limits.head_timeout, Activity::bytes_received),
                 ("reader", limits.reader_window, |activity| activity.socket_wrote(&Poll::Pending)),
             ];
             for (name, timeout, event) in cases {

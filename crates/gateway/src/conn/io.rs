@@ -14,8 +14,8 @@ use smallvec::SmallVec;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::activity::Activity;
-use super::lingering_close::Linger;
-use super::unparsable::BareAnswer;
+use super::lingering_close::LingeringClose;
+use super::unparsable::BareResponse;
 
 /// How many bytes are read before HTTP takes over: the head of most requests.
 const AHEAD: usize = 1024;
@@ -82,9 +82,9 @@ pub(crate) struct TrackedIo<T> {
     /// Bytes that were read ahead and are returned by the next reads.
     unread: Bytes,
     /// The response that hyper wrote to a head that it cannot parse.
-    withheld: Option<BareAnswer>,
+    withheld: Option<BareResponse>,
     /// Set once our side of the connection is closed and the client may still be sending.
-    linger: Option<Box<Linger>>,
+    linger: Option<Box<LingeringClose>>,
 }
 
 impl<T> TrackedIo<T> {
@@ -112,7 +112,7 @@ impl<T> TrackedIo<T> {
     }
 
     /// The response that hyper wrote to a head that it cannot parse, if there was one. The caller answers instead.
-    pub(super) fn take_withheld(&mut self) -> Option<BareAnswer> {
+    pub(super) fn take_withheld(&mut self) -> Option<BareResponse> {
         let withheld = self.withheld.take();
         if withheld.is_some() {
             self.activity.rejection_was_taken();
@@ -126,7 +126,7 @@ impl<T> TrackedIo<T> {
         if !self.activity.is_write_unsolicited() {
             return None;
         }
-        self.withheld = Some(BareAnswer::parse(written)?);
+        self.withheld = Some(BareResponse::parse(written)?);
         self.activity.head_was_rejected();
         Some(written.len())
     }
@@ -146,7 +146,7 @@ impl<T: AsyncRead + Unpin> TrackedIo<T> {
         ready!(Pin::new(&mut self.inner).poll_read(cx, &mut read))?;
         let read = read.filled();
         if !read.is_empty() {
-            self.activity.bytes_came();
+            self.activity.bytes_received();
         }
         self.unread = if self.unread.is_empty() {
             Bytes::copy_from_slice(read)
@@ -168,7 +168,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for TrackedIo<T> {
         let before = buf.filled().len();
         let read = Pin::new(&mut this.inner).poll_read(cx, buf);
         if buf.filled().len() > before {
-            this.activity.bytes_came();
+            this.activity.bytes_received();
         }
         read
     }
@@ -220,8 +220,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for TrackedIo<T> {
             if !this.activity.may_still_send() {
                 return Poll::Ready(Ok(()));
             }
-            this.activity.linger_began();
-            this.linger.insert(Box::new(Linger::new()))
+            this.activity.linger_started();
+            this.linger.insert(Box::new(LingeringClose::new()))
         };
         linger.poll(Pin::new(&mut this.inner), cx).map(Ok)
     }

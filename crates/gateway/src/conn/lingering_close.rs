@@ -2,7 +2,7 @@
 //!
 //! Closing a socket with unread bytes resets the connection, and a reset may overtake the response that was just
 //! written: the client would never read why it was rejected. So only our side is closed at first, and what still comes is
-//! read and discarded until the client closes its side, or one of the bounds below is reached.
+//! read and discarded until the client closes its side, or one of the limits below is reached.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -20,13 +20,13 @@ const MOST: usize = 64 << 20;
 
 /// Discards what a client still sends.
 #[derive(Debug)]
-pub(super) struct Linger {
+pub(super) struct LingeringClose {
     left: usize,
     end: Pin<Box<Sleep>>,
     silence: Pin<Box<Sleep>>,
 }
 
-impl Linger {
+impl LingeringClose {
     pub(super) fn new() -> Self {
         Self { left: MOST, end: Box::pin(sleep(LONGEST)), silence: Box::pin(sleep(SILENCE)) }
     }
@@ -67,7 +67,7 @@ mod tests {
 
     #[expect(clippy::disallowed_methods, reason = "paused time")]
     async fn lingered(mut stream: impl AsyncRead + Unpin) -> Duration {
-        let (since, mut linger) = (Instant::now(), Linger::new());
+        let (since, mut linger) = (Instant::now(), LingeringClose::new());
         poll_fn(|cx| linger.poll(Pin::new(&mut stream), cx)).await;
         since.elapsed()
     }

@@ -10,7 +10,7 @@ use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use thiserror::Error;
 use tokio_rustls::TlsAcceptor;
 
-use super::certificate::{CertificateError, CertificateResolver, ServerCertificate};
+use super::certificate::{CertificateResolver, ServerCertificate, ServerCertificateError};
 
 /// How many connections may wait to be accepted.
 const BACKLOG: i32 = 4_096;
@@ -54,7 +54,7 @@ pub enum ListenError {
     },
     /// The certificate or its key cannot be used.
     #[error("cannot use the certificate")]
-    Certificate(#[from] CertificateError),
+    Certificate(#[from] ServerCertificateError),
     /// TLS cannot be set up.
     #[error("cannot set up TLS")]
     Tls(#[source] rustls::Error),

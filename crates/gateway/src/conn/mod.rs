@@ -1,7 +1,7 @@
 //! Connections of clients. The modules in the order in which a connection meets them:
 //!
 //! 1. `listener`: one listening socket for each worker, and TLS with the certificate of `certificate`
-//! 2. `accept`: takes connections; `connection_limit` bounds how many, in all and of one address
+//! 2. `accept`: takes connections; `connection_limit` limits how many, in all and of one address
 //! 3. `connection`: the task of one connection: TLS handshake, HTTP/1.1 or HTTP/2, `crate::service` for each request
 //! 4. `io`: the connection's bytes, below TLS and below HTTP
 //! 5. `activity`: the state of the connection, which 3 and 4 keep up to date
@@ -30,7 +30,7 @@ mod unparsable;
 
 pub(crate) use accept::Acceptor;
 pub(crate) use activity::{Activity, UnreadBody};
-pub use certificate::{CertificateError, CertificateResolver, ServerCertificate};
+pub use certificate::{CertificateResolver, ServerCertificate, ServerCertificateError};
 pub(crate) use connection_limit::{ConnectionGuard, ConnectionLimiter};
 pub(crate) use idle_watchdog::Watchdog;
 pub(crate) use io::poll_write_joined;

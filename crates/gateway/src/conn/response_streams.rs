@@ -15,7 +15,7 @@ use hyper::rt::Executor;
 use slab::Slab;
 use tokio::task::AbortHandle;
 
-use super::activity::{Activity, InFlight};
+use super::activity::{Activity, RequestGuard};
 use super::idle_policy::{ReaderRate, SlowReader};
 
 /// What goes into one frame of HTTP/2 unless its client allows more.
@@ -27,7 +27,7 @@ const PREFACE: usize = 24;
 /// The responses of one HTTP/2 connection.
 #[derive(Debug)]
 pub(super) struct ResponseStreams {
-    streams: RefCell<Slab<Stream>>,
+    streams: RefCell<Slab<ResponseStream>>,
     /// A request whose task has not been spawned yet.
     unspawned: Cell<Option<usize>>,
     /// The room that the client makes for each stream when it begins.
@@ -38,7 +38,7 @@ pub(super) struct ResponseStreams {
 
 /// A request over HTTP/2, from its head to the last piece of its response.
 #[derive(Debug, Default)]
-struct Stream {
+struct ResponseStream {
     task: Option<AbortHandle>,
     /// What is left of a frame of which a piece was handed over.
     rest: Bytes,
@@ -75,7 +75,10 @@ impl ResponseStreams {
 
     /// A request has come. The task that is spawned next is its own.
     pub(super) fn begin(self: &Rc<Self>) -> StreamGuard {
-        let key = self.streams.borrow_mut().insert(Stream { large: self.window, ..Stream::default() });
+        let key = self
+            .streams
+            .borrow_mut()
+            .insert(ResponseStream { large: self.window, ..ResponseStream::default() });
         self.unspawned.set(Some(key));
         StreamGuard { streams: Rc::clone(self), key }
     }
@@ -124,7 +127,7 @@ impl ResponseStreams {
     }
 }
 
-impl Stream {
+impl ResponseStream {
     /// HTTP/2 asks for more: it has taken the last piece.
     fn took_last(&mut self) {
         if self.last > 0 {
@@ -159,7 +162,7 @@ impl Stream {
     }
 }
 
-/// Ends the entry of a request with it.
+/// Removes the entry of a request on drop.
 #[derive(Debug)]
 pub(super) struct StreamGuard {
     streams: Rc<ResponseStreams>,
@@ -167,7 +170,7 @@ pub(super) struct StreamGuard {
 }
 
 impl StreamGuard {
-    fn with<R>(&self, act: impl FnOnce(&mut Stream, &ResponseStreams) -> R) -> Option<R> {
+    fn with<R>(&self, act: impl FnOnce(&mut ResponseStream, &ResponseStreams) -> R) -> Option<R> {
         self.streams.streams.borrow_mut().get_mut(self.key).map(|stream| act(stream, &self.streams))
     }
 }
@@ -193,13 +196,13 @@ impl<F: Future + 'static> Executor<F> for StreamExecutor {
 #[derive(Debug)]
 pub(super) struct InFlightBody<B> {
     body: B,
-    _in_flight: InFlight,
+    _in_flight: RequestGuard,
     /// Over HTTP/2.
     stream: Option<StreamGuard>,
 }
 
 impl<B> InFlightBody<B> {
-    pub(super) fn new(body: B, in_flight: InFlight, stream: Option<StreamGuard>) -> Self {
+    pub(super) fn new(body: B, in_flight: RequestGuard, stream: Option<StreamGuard>) -> Self {
         if stream.is_none() {
             in_flight.activity().response_was_returned();
         }

@@ -6,7 +6,7 @@
 use std::net::SocketAddr;
 
 /// The two ends of a connection: ours, then the client's.
-pub(super) type Ends = (SocketAddr, SocketAddr);
+pub(super) type AddressPair = (SocketAddr, SocketAddr);
 
 /// Asks for the queues of this process's connections.
 #[derive(Debug, Default)]
@@ -18,7 +18,7 @@ pub(super) struct SendQueues {
 #[cfg(not(target_os = "linux"))]
 impl SendQueues {
     /// Bytes that the client has not acknowledged; `None` if the system does not say.
-    pub(super) fn unacknowledged(&self, _ends: Ends) -> Option<u32> {
+    pub(super) fn unacknowledged(&self, _addresses: AddressPair) -> Option<u32> {
         None
     }
 }
@@ -26,11 +26,11 @@ impl SendQueues {
 #[cfg(target_os = "linux")]
 impl SendQueues {
     /// Bytes that the client has not acknowledged; `None` if the system does not say.
-    pub(super) fn unacknowledged(&self, ends: Ends) -> Option<u32> {
+    pub(super) fn unacknowledged(&self, addresses: AddressPair) -> Option<u32> {
         use std::io::{Read, Write};
 
         let mut netlink = self.netlink.get_or_init(sock_diag::open).as_ref()?;
-        netlink.write_all(&sock_diag::request(ends)).ok()?;
+        netlink.write_all(&sock_diag::request(addresses)).ok()?;
         let mut reply = [0; 512];
         let length = netlink.read(&mut reply).ok()?;
         sock_diag::queue(reply.get(..length)?)
@@ -44,7 +44,7 @@ mod sock_diag {
 
     use socket2::{Domain, Protocol, Socket, Type};
 
-    use super::Ends;
+    use super::AddressPair;
 
     const AF_NETLINK: i32 = 16;
     const NETLINK_SOCK_DIAG: i32 = 4;
@@ -66,7 +66,7 @@ mod sock_diag {
         Some(socket)
     }
 
-    pub(super) fn request((local, peer): Ends) -> [u8; HEADER + REQUEST] {
+    pub(super) fn request((local, peer): AddressPair) -> [u8; HEADER + REQUEST] {
         let mut bytes = [0; HEADER + REQUEST];
         let mut at = 0;
         let mut put = |part: &[u8]| {
@@ -125,9 +125,9 @@ mod tests {
         let mut client = TcpStream::connect(address).expect("a connection");
         let (mut server, peer) = listener.accept().expect("a connection");
         server.set_nonblocking(true).expect("a snapshot socket");
-        let ends = (server.local_addr().expect("an address"), peer);
+        let addresses = (server.local_addr().expect("an address"), peer);
         let kernel = SendQueues::default();
-        assert_eq!(kernel.unacknowledged(ends), Some(0));
+        assert_eq!(kernel.unacknowledged(addresses), Some(0));
         let mut written = 0;
         loop {
             match server.write(&[0; 16 << 10]) {
@@ -137,10 +137,10 @@ mod tests {
             }
         }
         let left =
-            kernel.unacknowledged(ends).and_then(|bytes| usize::try_from(bytes).ok()).expect("a queue");
+            kernel.unacknowledged(addresses).and_then(|bytes| usize::try_from(bytes).ok()).expect("a queue");
         assert!((1..=written).contains(&left), "{left} of {written}");
         client.read_exact(&mut vec![0; written]).expect("all of it");
-        while kernel.unacknowledged(ends) != Some(0) {
+        while kernel.unacknowledged(addresses) != Some(0) {
             std::thread::yield_now();
         }
     }

@@ -22,12 +22,12 @@ const END: &[u8] = b"\r\n\r\n";
 
 /// The answer that hyper writes to a head that it cannot parse. It ends the connection.
 #[derive(Debug)]
-pub(super) struct BareAnswer {
+pub(super) struct BareResponse {
     cause: ServeError,
     date: Option<HeaderValue>,
 }
 
-impl BareAnswer {
+impl BareResponse {
     /// `bytes` as such an answer, if they are one and nothing else.
     pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
         if !bytes.starts_with(START) {
@@ -47,15 +47,15 @@ impl BareAnswer {
 }
 
 /// Answers a head that could not be parsed, and ends the connection.
-pub(super) async fn answer<S: Store + 'static, T: AsyncRead + AsyncWrite + Unpin>(
+pub(super) async fn respond<S: Store + 'static, T: AsyncRead + AsyncWrite + Unpin>(
     worker: Rc<Worker<S>>,
     conn_info: Rc<ConnInfo>,
     mut stream: TrackedIo<T>,
 ) {
-    let Some(BareAnswer { cause, date }) = stream.take_withheld() else { return };
+    let Some(BareResponse { cause, date }) = stream.take_withheld() else { return };
     let response = {
         let mut record = worker.recorder.start();
-        record.describe(|| unknown(&conn_info));
+        record.describe(|| summarize_unparsed(&conn_info));
         record.set_error(|| cause.code_and_retry_after());
         let mut response = rescue(cause, worker.snapshot().error_body(), Version::HTTP_11, HeaderMap::new());
         let length = http_body::Body::size_hint(response.body()).exact();
@@ -79,7 +79,7 @@ pub(super) async fn answer<S: Store + 'static, T: AsyncRead + AsyncWrite + Unpin
 }
 
 /// What the log says of a request that could not be read.
-fn unknown(conn_info: &ConnInfo) -> RequestSummary {
+fn summarize_unparsed(conn_info: &ConnInfo) -> RequestSummary {
     RequestSummary {
         method: "-".to_owned(),
         host: String::new(),
@@ -99,7 +99,7 @@ mod tests {
 
     #[test]
     fn bare_answer_is_recognized_only_whole_and_by_itself() {
-        let parse = |text: &str| BareAnswer::parse(text.as_bytes());
+        let parse = |text: &str| BareResponse::parse(text.as_bytes());
         let answer = parse(BARE).unwrap();
         assert!(matches!(answer.cause, ServeError::BadHead));
         assert_eq!(answer.date.unwrap(), "Sun, 16 Nov 2025 02:27:20 GMT");

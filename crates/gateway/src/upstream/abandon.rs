@@ -14,7 +14,7 @@ use tidegate_store::Permit;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::server::{InFlightGuard, UpstreamConnCount};
-use super::stream::Stream;
+use super::stream::UpstreamStream;
 
 /// How long a server that was responding may take to close.
 pub(super) const GRACE: Duration = Duration::from_secs(5);
@@ -27,7 +27,7 @@ const YIELDS: usize = 8;
 /// A connection to a server over which HTTP is no longer spoken.
 #[derive(Debug)]
 pub(super) struct ServerSocket {
-    pub(super) stream: Stream,
+    pub(super) stream: UpstreamStream,
     pub(super) count: UpstreamConnCount,
 }
 
@@ -67,7 +67,7 @@ impl AbandonedExchange {
 }
 
 /// Ends our side, and reads until the server has ended its.
-async fn until_closed(stream: &mut Stream) {
+async fn until_closed(stream: &mut UpstreamStream) {
     // A connection that cannot be shut down is closed already; reading finds out.
     let _ = stream.shutdown().await;
     let (mut discarded, mut left) = ([0; 4 << 10], MAX_DISCARDED);
@@ -82,7 +82,7 @@ async fn until_closed(stream: &mut Stream) {
 /// What an exchange and the connection that hyper has for it leave to each other: whichever ends last, if the exchange
 /// is abandoned, closes the socket.
 #[derive(Debug, Default)]
-pub(super) struct Handoff(Mutex<HandoffState>);
+pub(super) struct SocketHandoff(Mutex<HandoffState>);
 
 #[derive(Debug, Default)]
 enum HandoffState {
@@ -97,7 +97,7 @@ enum HandoffState {
     Abandoned(AbandonedExchange),
 }
 
-impl Handoff {
+impl SocketHandoff {
     /// An exchange that holds permits begins.
     pub(super) fn begin(&self) {
         self.replace(HandoffState::InUse);

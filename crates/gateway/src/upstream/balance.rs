@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use tidegate_policy::Balance;
 
-use super::server::{Server, Upstream};
+use super::server::{Server, UpstreamGroup};
 
 /// Points of each server on the ring: removing one moves its share and hardly anything else.
 const POINTS: u64 = 64;
@@ -15,7 +15,7 @@ const POINTS: u64 = 64;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StickyKey(u64);
 
-impl Upstream {
+impl UpstreamGroup {
     /// The position of a client on the ring. `client` is called only if requests stick to servers.
     pub(crate) fn sticky_key<C: Hash>(&self, client: impl FnOnce() -> C) -> StickyKey {
         let sticks = self.balance == Balance::Sticky && self.servers.len() > 1;
@@ -30,43 +30,47 @@ impl Upstream {
         self.choose_among(key, &healthy).or_else(|| self.choose_among(key, &untried))
     }
 
-    fn choose_among(&self, key: StickyKey, may: &dyn Fn(&&Arc<Server>) -> bool) -> Option<&Arc<Server>> {
+    fn choose_among(
+        &self,
+        key: StickyKey,
+        is_eligible: &dyn Fn(&&Arc<Server>) -> bool,
+    ) -> Option<&Arc<Server>> {
         if let [only] = self.servers.as_slice() {
-            return Some(only).filter(may);
+            return Some(only).filter(is_eligible);
         }
         match self.balance {
-            Balance::RoundRobin => self.in_turn(may),
+            Balance::RoundRobin => self.round_robin(is_eligible),
             Balance::LeastLoaded => {
                 // The better of two random ones: nearly as good as the best of all, and no server gets all new requests.
-                let first = self.at_random(may)?;
-                let second = self.at_random(&|server| may(server) && !Arc::ptr_eq(server, first));
+                let first = self.random(is_eligible)?;
+                let second = self.random(&|server| is_eligible(server) && !Arc::ptr_eq(server, first));
                 Some(second.filter(|second| second.load() < first.load()).unwrap_or(first))
             }
-            Balance::Sticky => self.ring.walk(key).map(|server| &self.servers[server]).find(may),
+            Balance::Sticky => self.ring.walk(key).map(|server| &self.servers[server]).find(is_eligible),
         }
     }
 
-    fn in_turn(&self, may: &dyn Fn(&&Arc<Server>) -> bool) -> Option<&Arc<Server>> {
+    fn round_robin(&self, is_eligible: &dyn Fn(&&Arc<Server>) -> bool) -> Option<&Arc<Server>> {
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         let count = self.servers.len();
-        (0..count).map(|next| &self.servers[turn.wrapping_add(next) % count]).find(may)
+        (0..count).map(|next| &self.servers[turn.wrapping_add(next) % count]).find(is_eligible)
     }
 
-    fn at_random(&self, may: &dyn Fn(&&Arc<Server>) -> bool) -> Option<&Arc<Server>> {
+    fn random(&self, is_eligible: &dyn Fn(&&Arc<Server>) -> bool) -> Option<&Arc<Server>> {
         let start = fastrand::usize(..self.servers.len().max(1));
         let count = self.servers.len();
-        (0..count).map(|next| &self.servers[(start + next) % count]).find(may)
+        (0..count).map(|next| &self.servers[(start + next) % count]).find(is_eligible)
     }
 }
 
 /// Servers on a hash ring; a client is served by the next one after its position.
 #[derive(Debug)]
-pub(super) struct Ring {
+pub(super) struct HashRing {
     points: Vec<(u64, usize)>,
 }
 
-impl Ring {
-    pub(super) fn of<'a>(servers: impl Iterator<Item = &'a str>) -> Self {
+impl HashRing {
+    pub(super) fn new<'a>(servers: impl Iterator<Item = &'a str>) -> Self {
         let mut points: Vec<_> = servers
             .enumerate()
             .flat_map(|(server, url)| (0..POINTS).map(move |point| (hash(&(url, point)), server)))
@@ -95,14 +99,14 @@ mod tests {
 
     use super::*;
 
-    fn upstream(balance: Balance, servers: u32) -> Upstream {
+    fn upstream(balance: Balance, servers: u32) -> UpstreamGroup {
         let servers: Vec<_> = (0..servers).map(|n| format!("http://10.0.0.{n}:80")).collect();
         let plan = tidegate_policy::Upstream { name: "api".to_owned(), servers, balance, health: None };
         let metrics = tidegate_telemetry::Metrics::new(1, tidegate_core::Timestamp::ZERO);
-        Upstream::new(&plan, metrics.upstream("api")).unwrap()
+        UpstreamGroup::new(&plan, metrics.upstream("api")).unwrap()
     }
 
-    fn chosen(upstream: &Upstream, client: &[u8]) -> String {
+    fn chosen(upstream: &UpstreamGroup, client: &[u8]) -> String {
         upstream.choose(upstream.sticky_key(|| client), &[]).unwrap().url.clone()
     }
 

@@ -12,7 +12,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 use super::server::{Protocol, Server};
-use super::stream::Stream;
+use super::stream::UpstreamStream;
 
 /// A connection over which nothing has come for this long is probed: a machine that fails sends no end. Nothing else
 /// would notice that during quiet responses and on upgraded connections.
@@ -62,18 +62,18 @@ impl Connector {
     }
 
     /// A connection, and whether HTTP/2 is spoken over it.
-    pub(crate) async fn connect(&self, server: &Server) -> io::Result<(Stream, bool)> {
+    pub(crate) async fn connect(&self, server: &Server) -> io::Result<(UpstreamStream, bool)> {
         let connecting = async {
             let tcp = TcpStream::connect(&server.addr).await?;
             set_options(&tcp)?;
             if server.protocol != Protocol::Tls {
-                return Ok((Stream::Plain(tcp), server.protocol == Protocol::Http2));
+                return Ok((UpstreamStream::Plain(tcp), server.protocol == Protocol::Http2));
             }
             let name = ServerName::try_from(server.host().to_owned())
                 .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
             let tls = self.tls.connect(name, tcp).await?;
             let is_http2 = tls.get_ref().1.alpn_protocol() == Some(b"h2");
-            Ok((Stream::Tls(Box::new(tls)), is_http2))
+            Ok((UpstreamStream::Tls(Box::new(tls)), is_http2))
         };
         tokio::time::timeout(self.timeout, connecting).await.unwrap_or_else(|_| {
             Err(io::Error::new(io::ErrorKind::TimedOut, "the server did not accept in time"))
@@ -103,7 +103,7 @@ mod tests {
         let server = Server::parse(&url).unwrap();
         let connector = Connector::new(Duration::from_secs(5), &RootCertStore::empty()).unwrap();
         let (stream, is_http2) = connector.connect(&server).await.unwrap();
-        let Stream::Plain(tcp) = stream else { panic!("a connection without TLS") };
+        let UpstreamStream::Plain(tcp) = stream else { panic!("a connection without TLS") };
         let socket = SockRef::from(&tcp);
         assert!(!is_http2 && tcp.nodelay().unwrap() && socket.keepalive().unwrap());
         let probes = (socket.tcp_keepalive_time().unwrap(), socket.tcp_keepalive_interval().unwrap());

@@ -124,7 +124,7 @@ mod tests {
         for (name, value) in headers {
             request.headers_mut().append(*name, HeaderValue::from_static(value));
         }
-        let flags = HeaderFlags::of(request.headers());
+        let flags = HeaderFlags::scan(request.headers());
         let (mut parts, ()) = request.into_parts();
         ForwardedRequest::new(&mut parts, UploadHandle::default(), flags, false)
     }

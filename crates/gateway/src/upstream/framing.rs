@@ -5,16 +5,16 @@ use http::{HeaderMap, HeaderValue, Response, StatusCode};
 
 /// Where a response ends can be read in more than one way, or its coding cannot be undone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct UnclearFraming;
+pub(super) struct AmbiguousFraming;
 
 /// Leaves at most one `Content-Length`, that of the body as clients get it. Says whether the server may be trusted to
 /// know where its next response begins. hyper has read the body by the same rules (RFC 9112, section 6.3).
-pub(super) fn normalize<B>(response: &mut Response<B>) -> Result<bool, UnclearFraming> {
+pub(super) fn normalize<B>(response: &mut Response<B>) -> Result<bool, AmbiguousFraming> {
     let has_no_content = response.status() == StatusCode::NO_CONTENT;
     let headers = response.headers_mut();
     if headers.contains_key(TRANSFER_ENCODING) {
         if !is_chunked(headers) {
-            return Err(UnclearFraming);
+            return Err(AmbiguousFraming);
         }
         // The coding overrides the length.
         return Ok(headers.remove(CONTENT_LENGTH).is_none());
@@ -41,15 +41,15 @@ fn is_chunked(headers: &HeaderMap) -> bool {
 }
 
 /// The length that all lines and all their members agree on.
-fn common_length(headers: &HeaderMap) -> Result<HeaderValue, UnclearFraming> {
+fn common_length(headers: &HeaderMap) -> Result<HeaderValue, AmbiguousFraming> {
     let lines = headers.get_all(CONTENT_LENGTH).iter();
     let mut members =
         lines.flat_map(|line| line.as_bytes().split(|byte| *byte == b',')).map(<[u8]>::trim_ascii);
-    let length = members.next().filter(|length| is_digits(length)).ok_or(UnclearFraming)?;
+    let length = members.next().filter(|length| is_digits(length)).ok_or(AmbiguousFraming)?;
     if members.any(|member| member != length) {
-        return Err(UnclearFraming);
+        return Err(AmbiguousFraming);
     }
-    HeaderValue::from_bytes(length).map_err(|_| UnclearFraming)
+    HeaderValue::from_bytes(length).map_err(|_| AmbiguousFraming)
 }
 
 fn is_digits(bytes: &[u8]) -> bool {

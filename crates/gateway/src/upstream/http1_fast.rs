@@ -20,7 +20,7 @@ use tokio::net::TcpStream;
 
 use super::abandon::ServerSocket;
 use super::server::UpstreamConnCount;
-use super::stream::Stream;
+use super::stream::UpstreamStream;
 use crate::http::response_body::UpstreamBody;
 
 /// A response with more headers is left to hyper.
@@ -32,12 +32,12 @@ const MAX_PIECE: usize = 64 << 10;
 
 /// What all exchanges of a worker write from and read into.
 #[derive(Debug)]
-pub(super) struct Buffers {
+pub(super) struct IoBuffers {
     write: RefCell<Vec<u8>>,
     read: RefCell<Box<[u8]>>,
 }
 
-impl Buffers {
+impl IoBuffers {
     pub(super) fn new() -> Self {
         Self { write: RefCell::default(), read: RefCell::new(vec![0; READ_BYTES].into()) }
     }
@@ -48,7 +48,7 @@ impl Buffers {
 pub(crate) struct PlainConn {
     stream: TcpStream,
     /// More than the last response was read.
-    is_spent: bool,
+    is_unusable: bool,
     count: UpstreamConnCount,
 }
 
@@ -81,19 +81,19 @@ pub(super) enum PlainError {
 
 impl PlainConn {
     pub(super) fn new(stream: TcpStream, count: UpstreamConnCount) -> Self {
-        Self { stream, is_spent: false, count }
+        Self { stream, is_unusable: false, count }
     }
 
     /// Whether a request can be sent: the last response was complete, and since then the server has neither closed the
     /// connection nor sent anything.
     pub(super) fn is_usable(&self) -> bool {
         let nothing = |error: io::Error| error.kind() == io::ErrorKind::WouldBlock;
-        !self.is_spent && self.stream.try_read(&mut [0]).is_err_and(nothing)
+        !self.is_unusable && self.stream.try_read(&mut [0]).is_err_and(nothing)
     }
 
     /// Whether it may be kept. The same as [`Self::is_usable`], without asking the system.
     pub(super) fn is_reusable(&self) -> bool {
-        !self.is_spent
+        !self.is_unusable
     }
 
     pub(super) fn into_parts(self) -> (TcpStream, UpstreamConnCount) {
@@ -101,14 +101,14 @@ impl PlainConn {
     }
 
     pub(super) fn into_socket(self) -> ServerSocket {
-        ServerSocket { stream: Stream::Plain(self.stream), count: self.count }
+        ServerSocket { stream: UpstreamStream::Plain(self.stream), count: self.count }
     }
 
     /// Sends a request and waits for the head of the response. That takes the place of the request's headers, so
     /// `request` cannot be sent again afterwards; after an error it can.
     pub(super) async fn exchange(
         &mut self,
-        buffers: &Buffers,
+        buffers: &IoBuffers,
         request: &mut Parts,
     ) -> Result<PlainResponse, PlainError> {
         {
@@ -158,7 +158,7 @@ impl PlainConn {
         // What comes after the response belongs to no request.
         if body.first.len() as u64 > body.left {
             body.first.truncate(usize::try_from(body.left).unwrap_or_default());
-            self.is_spent = true;
+            self.is_unusable = true;
         }
         body.left -= body.first.len() as u64;
         let mut response = Response::new(UpstreamBody::Plain(body));

@@ -8,7 +8,7 @@
 //! 3. [`pooled_conn`] is that connection while the request uses it. It sends the request and reads the head of the
 //!    response in one of three ways: [`http1_fast`] for an HTTP/1.1 request without a body, otherwise hyper's HTTP/1.1 or
 //!    HTTP/2 over [`stream`]. [`framing`] checks the response head that hyper has read.
-//! 4. [`timeout_wheel`] bounds how long all of this takes.
+//! 4. [`timeout_wheel`] limits how long all of this takes.
 //! 5. The response body gives the connection back to the [`pool`]. An exchange that ends earlier goes to [`abandon`].
 
 mod abandon;
@@ -32,6 +32,6 @@ pub(crate) use forwarded_request::ForwardedRequest;
 pub(crate) use http1_fast::PlainBody;
 pub(crate) use pooled_conn::PooledConn;
 pub use server::InvalidServerUrl;
-pub(crate) use server::{Server, Upstream};
+pub(crate) use server::{Server, UpstreamGroup};
 pub(crate) use timeout_wheel::TimeoutWheel;
 pub(crate) use transport::{SendError, Transport};

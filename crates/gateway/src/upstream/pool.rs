@@ -25,21 +25,21 @@ pub(super) struct ConnPool {
 #[derive(Debug)]
 struct ServerConns {
     server: Arc<Server>,
-    plain: Vec<Idle<PlainConn>>,
-    http1: Vec<Idle<Http1Conn>>,
+    plain: Vec<IdleConn<PlainConn>>,
+    http1: Vec<IdleConn<Http1Conn>>,
     /// Those in use, too: each carries many requests at once.
-    http2: Vec<Idle<Http2Conn>>,
+    http2: Vec<IdleConn<Http2Conn>>,
 }
 
 /// A connection in the pool.
 #[derive(Debug)]
-struct Idle<C> {
+struct IdleConn<C> {
     conn: C,
     /// How many sweeps have found it idle.
     sweeps: u32,
 }
 
-impl<C> Idle<C> {
+impl<C> IdleConn<C> {
     fn new(conn: C) -> Self {
         Self { conn, sweeps: 0 }
     }
@@ -81,10 +81,10 @@ impl ConnPool {
     pub(super) fn keep(&self, server: &Arc<Server>, conn: Conn) {
         self.with_conns(server, |conns| match conn {
             Conn::Plain(plain) if plain.is_reusable() && conns.plain.len() < MAX_IDLE => {
-                conns.plain.push(Idle::new(plain));
+                conns.plain.push(IdleConn::new(plain));
             }
             Conn::Http1(http1) if http1.sender.is_ready() && conns.http1.len() < MAX_IDLE => {
-                conns.http1.push(Idle::new(http1));
+                conns.http1.push(IdleConn::new(http1));
             }
             _ => {}
         });
@@ -94,7 +94,7 @@ impl ConnPool {
     pub(super) fn add_http2(&self, server: &Arc<Server>, http2: &Http2Conn) {
         self.with_conns(server, |conns| {
             if !conns.http2.iter().any(|kept| kept.conn.has_capacity()) {
-                conns.http2.push(Idle::new(http2.clone()));
+                conns.http2.push(IdleConn::new(http2.clone()));
             }
         });
     }

@@ -11,12 +11,12 @@ use hyper::body::Incoming;
 use hyper::client::conn::{http1, http2};
 use hyper_util::rt::TokioIo;
 
-use super::abandon::{AbandonedExchange, GRACE, Handoff};
+use super::abandon::{AbandonedExchange, GRACE, SocketHandoff};
 use super::forwarded_request::ForwardedRequest;
 use super::framing::normalize;
 use super::http1_fast::{PlainConn, PlainError, PlainResponse};
 use super::server::InFlightGuard;
-use super::stream::{HyperIo, ReplayIo, Stream};
+use super::stream::{HyperIo, ReplayIo, UpstreamStream};
 use super::transport::{SendError, Transport, open_http1};
 use crate::executor::LocalExecutor;
 use crate::http::request_body::{RequestBody, UploadHandle, UploadProgress};
@@ -36,7 +36,7 @@ pub(super) enum Conn {
 #[derive(Debug)]
 pub(super) struct Http1Conn {
     pub(super) sender: http1::SendRequest<RequestBody>,
-    pub(super) handoff: Arc<Handoff>,
+    pub(super) handoff: Arc<SocketHandoff>,
 }
 
 /// An HTTP/2 connection that hyper has. It carries many requests; each has a clone.
@@ -113,7 +113,7 @@ pub(crate) struct PooledConn {
     upload: UploadHandle,
     has_response: bool,
     /// The next response could begin anywhere.
-    is_spent: bool,
+    is_unusable: bool,
 }
 
 impl PooledConn {
@@ -130,7 +130,7 @@ impl PooledConn {
             http1.handoff.begin();
         }
         let (transport, conn) = (Rc::clone(transport), Some(conn));
-        Self { transport, conn, in_flight, permits, upload, has_response: false, is_spent: false }
+        Self { transport, conn, in_flight, permits, upload, has_response: false, is_unusable: false }
     }
 
     /// The connection that the body of a plain response comes over.
@@ -218,7 +218,7 @@ impl PooledConn {
     ) -> Result<Response<UpstreamBody>, AttemptError> {
         let Some(Conn::Plain(plain)) = self.conn.take() else { return Err(AttemptError::NotSent) };
         let (stream, count) = plain.into_parts();
-        let io = HyperIo::new(Stream::Replay(Box::new(ReplayIo::new(stream, read))), count, false);
+        let io = HyperIo::new(UpstreamStream::Replay(Box::new(ReplayIo::new(stream, read))), count, false);
         if !self.permits.is_empty() {
             io.handoff().begin();
         }
@@ -242,7 +242,7 @@ impl PooledConn {
     ) -> Result<Response<UpstreamBody>, AttemptError> {
         let is_clear = normalize(&mut response).map_err(|_| SendError::Framing)?;
         // hyper would speak HTTP/1.0 from now on, and could send no body whose length is not known.
-        self.is_spent = !is_clear || response.version() == Version::HTTP_10;
+        self.is_unusable = !is_clear || response.version() == Version::HTTP_10;
         Ok(response.map(UpstreamBody::Hyper))
     }
 
@@ -251,7 +251,7 @@ impl PooledConn {
     pub(crate) fn give_back(mut self) -> Vec<Permit> {
         let permits = self.take_permits();
         if let Some(conn) = self.conn.take()
-            && !self.is_spent
+            && !self.is_unusable
         {
             self.transport.pool.keep(self.in_flight.server(), conn);
         }

@@ -9,22 +9,22 @@ use thiserror::Error;
 use tidegate_policy::{Balance, Health};
 use tidegate_telemetry::UpstreamCounts;
 
-use super::balance::Ring;
+use super::balance::HashRing;
 
 /// A service: servers that are interchangeable.
 #[derive(Debug)]
-pub(crate) struct Upstream {
+pub(crate) struct UpstreamGroup {
     pub(crate) name: String,
     pub(crate) servers: Vec<Arc<Server>>,
     pub(super) balance: Balance,
     pub(crate) health: Option<Health>,
     pub(super) turn: AtomicUsize,
-    pub(super) ring: Ring,
+    pub(super) ring: HashRing,
     /// Its metrics.
     pub(crate) counts: Arc<UpstreamCounts>,
 }
 
-impl Upstream {
+impl UpstreamGroup {
     pub(crate) fn new(
         plan: &tidegate_policy::Upstream,
         counts: Arc<UpstreamCounts>,
@@ -32,7 +32,7 @@ impl Upstream {
         let tidegate_policy::Upstream { name, servers, balance, health } = plan;
         let servers =
             servers.iter().map(|url| Server::parse(url).map(Arc::new)).collect::<Result<Vec<_>, _>>()?;
-        let ring = Ring::of(servers.iter().map(|server| server.url.as_str()));
+        let ring = HashRing::new(servers.iter().map(|server| server.url.as_str()));
         Ok(Self {
             name: name.clone(),
             servers,
@@ -207,7 +207,7 @@ mod tests {
             let (name, balance) = ("api".to_owned(), Balance::RoundRobin);
             let plan = tidegate_policy::Upstream { name, servers, balance, health: None };
             let metrics = tidegate_telemetry::Metrics::new(1, tidegate_core::Timestamp::ZERO);
-            Upstream::new(&plan, metrics.upstream("api")).unwrap()
+            UpstreamGroup::new(&plan, metrics.upstream("api")).unwrap()
         };
         let old = upstream(["http://a:1", "http://b:1"]);
         old.servers[1].set_healthy(false);

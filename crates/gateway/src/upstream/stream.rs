@@ -10,7 +10,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
 
-use super::abandon::{Handoff, ServerSocket};
+use super::abandon::{ServerSocket, SocketHandoff};
 use super::server::UpstreamConnCount;
 use crate::conn::poll_write_joined;
 
@@ -19,23 +19,23 @@ use crate::conn::poll_write_joined;
 pub(super) struct HyperIo {
     /// `None` when it is dropped.
     socket: Option<ServerSocket>,
-    handoff: Arc<Handoff>,
+    handoff: Arc<SocketHandoff>,
     /// Whether HTTP/1 is spoken. A server may respond and close before it has the whole request. Its response has come
     /// then, though writing fails; hyper would not read it. So failed writes pass for good ones: the end is read soon.
     reads_on: bool,
 }
 
 impl HyperIo {
-    pub(super) fn new(stream: Stream, count: UpstreamConnCount, is_http2: bool) -> Self {
+    pub(super) fn new(stream: UpstreamStream, count: UpstreamConnCount, is_http2: bool) -> Self {
         let socket = Some(ServerSocket { stream, count });
         Self { socket, handoff: Arc::default(), reads_on: !is_http2 }
     }
 
-    pub(super) fn handoff(&self) -> Arc<Handoff> {
+    pub(super) fn handoff(&self) -> Arc<SocketHandoff> {
         Arc::clone(&self.handoff)
     }
 
-    fn stream(&mut self) -> io::Result<Pin<&mut Stream>> {
+    fn stream(&mut self) -> io::Result<Pin<&mut UpstreamStream>> {
         let socket = self.socket.as_mut().ok_or(io::ErrorKind::NotConnected)?;
         Ok(Pin::new(&mut socket.stream))
     }
@@ -99,13 +99,13 @@ impl AsyncWrite for HyperIo {
 
 /// A connection with or without TLS.
 #[derive(Debug)]
-pub(crate) enum Stream {
+pub(crate) enum UpstreamStream {
     Plain(TcpStream),
     Tls(Box<TlsStream<TcpStream>>),
     Replay(Box<ReplayIo>),
 }
 
-impl Stream {
+impl UpstreamStream {
     /// The same without what would be replayed.
     pub(super) fn without_replay(self) -> Self {
         match self {
@@ -157,7 +157,7 @@ impl ReplayIo {
     }
 }
 
-impl AsyncRead for Stream {
+impl AsyncRead for UpstreamStream {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         match self.get_mut() {
             Self::Plain(stream) => Pin::new(stream).poll_read(cx, buf),
@@ -167,7 +167,7 @@ impl AsyncRead for Stream {
     }
 }
 
-impl AsyncWrite for Stream {
+impl AsyncWrite for UpstreamStream {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         match self.get_mut() {
             Self::Plain(stream) => Pin::new(stream).poll_write(cx, buf),

@@ -14,11 +14,11 @@ use tokio::time::MissedTickBehavior;
 
 use super::connect::Connector;
 use super::forwarded_request::ForwardedRequest;
-use super::http1_fast::{Buffers, PlainConn};
+use super::http1_fast::{IoBuffers, PlainConn};
 use super::pool::ConnPool;
 use super::pooled_conn::{AttemptError, Conn, Http1Conn, Http2Conn, PooledConn};
 use super::server::{Protocol, Server};
-use super::stream::{HyperIo, Stream};
+use super::stream::{HyperIo, UpstreamStream};
 use crate::executor::LocalExecutor;
 use crate::http::response_body::UpstreamBody;
 use crate::resource_limits::ResourceLimits;
@@ -33,7 +33,7 @@ const SWEEPS_PER_TIMEOUT: u32 = 4;
 pub(crate) struct Transport {
     connector: Connector,
     pub(super) pool: ConnPool,
-    pub(super) buffers: Buffers,
+    pub(super) buffers: IoBuffers,
     pub(super) response_timeout: Duration,
     /// After how long without a frame HTTP/2 servers are pinged.
     ping: Duration,
@@ -62,16 +62,16 @@ pub(crate) enum SendError {
 }
 
 impl Transport {
-    pub(crate) fn new(connector: Connector, bounds: &ResourceLimits) -> Rc<Self> {
+    pub(crate) fn new(connector: Connector, limits: &ResourceLimits) -> Rc<Self> {
         let sweep =
-            bounds.tick().min(bounds.upstream_idle / SWEEPS_PER_TIMEOUT).max(Duration::from_millis(1));
-        let max_sweeps = bounds.upstream_idle.as_nanos().div_ceil(sweep.as_nanos());
+            limits.tick().min(limits.upstream_idle / SWEEPS_PER_TIMEOUT).max(Duration::from_millis(1));
+        let max_sweeps = limits.upstream_idle.as_nanos().div_ceil(sweep.as_nanos());
         Rc::new(Self {
             connector,
             pool: ConnPool::new(u32::try_from(max_sweeps).unwrap_or(u32::MAX)),
-            buffers: Buffers::new(),
-            response_timeout: bounds.answer,
-            ping: bounds.upstream_ping,
+            buffers: IoBuffers::new(),
+            response_timeout: limits.response_timeout,
+            ping: limits.upstream_ping,
             sweep,
         })
     }
@@ -133,7 +133,7 @@ impl Transport {
     async fn open(&self, server: &Arc<Server>, is_plain: bool) -> io::Result<Conn> {
         let (stream, is_http2) = self.connector.connect(server).await?;
         match stream {
-            Stream::Plain(stream) if is_plain && !is_http2 => {
+            UpstreamStream::Plain(stream) if is_plain && !is_http2 => {
                 Ok(Conn::Plain(PlainConn::new(stream, server.count_connection())))
             }
             stream if is_http2 => self.open_http2(server, stream).await,
@@ -144,7 +144,7 @@ impl Transport {
         }
     }
 
-    async fn open_http2(&self, server: &Arc<Server>, stream: Stream) -> io::Result<Conn> {
+    async fn open_http2(&self, server: &Arc<Server>, stream: UpstreamStream) -> io::Result<Conn> {
         let io = HyperIo::new(stream, server.count_connection(), true);
         let (sender, connection) = http2::Builder::new(LocalExecutor)
             .timer(TokioTimer::new())

@@ -23,7 +23,7 @@ fn packed_state_unpacks_to_the_same_state() {
                     phase,
                     is_output_blocked: bits & 1 != 0,
                     is_response_due: bits & 2 != 0,
-                    recent: Recent { has_moved: bits & 4 != 0, was_requested: bits & 8 != 0 },
+                    recent: RecentEvents { has_traffic: bits & 4 != 0, has_request: bits & 8 != 0 },
                     in_flight,
                 };
                 assert_eq!(ConnState::unpack(state.pack()), state);
@@ -49,10 +49,10 @@ fn phase_after_an_event_is_that_of_the_table() {
     type Event = fn(&mut ConnState);
     // The initials of the phases after the event, in the order of `PHASES`, which is ARUPXLM.
     let table: [(&str, Event, &str); 9] = [
-        ("bytes", ConnState::bytes_came, "RRRPXLM"),
-        ("buffered bytes", ConnState::head_began, "RRRPXLM"),
-        ("request", |state| state.request_began(false), "AAAAXLM"),
-        ("request with a body", |state| state.request_began(true), "UUUUXLM"),
+        ("bytes", ConnState::bytes_received, "RRRPXLM"),
+        ("buffered bytes", ConnState::head_started, "RRRPXLM"),
+        ("request", |state| state.request_started(false), "AAAAXLM"),
+        ("request with a body", |state| state.request_started(true), "UUUUXLM"),
         ("body claimed", ConnState::body_was_claimed, "ARPPXLM"),
         ("body ended", ConnState::body_ended, "ARUAXLM"),
         ("body dropped", ConnState::body_was_dropped, "ARUUXLM"),
@@ -73,8 +73,8 @@ fn phase_after_an_event_is_that_of_the_table() {
 fn bytes_that_come_while_a_request_is_in_flight_begin_no_head() {
     for phase in PHASES {
         let mut state = ConnState { phase, in_flight: 1, ..ConnState::default() };
-        state.bytes_came();
-        assert!(state.recent.has_moved && state.phase == phase, "{state:?}");
+        state.bytes_received();
+        assert!(state.recent.has_traffic && state.phase == phase, "{state:?}");
     }
 }
 
@@ -82,7 +82,7 @@ fn bytes_that_come_while_a_request_is_in_flight_begin_no_head() {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[expect(clippy::struct_excessive_bools, reason = "independent facts, without a state machine")]
 struct Model {
-    is_head_begun: bool,
+    is_head_started: bool,
     is_body_owed: bool,
     is_body_read: bool,
     is_blocked: bool,
@@ -95,9 +95,9 @@ struct Model {
 
 #[derive(Clone, Copy, Debug)]
 enum Event {
-    BytesCame,
+    BytesReceived,
     HeadBuffered,
-    RequestBegan { has_body: bool },
+    RequestStarted { has_body: bool },
     RequestEnded,
     BodyClaimed,
     BodyEnded,
@@ -108,16 +108,16 @@ enum Event {
     HttpWrote,
     HeadRejected,
     RejectionTaken,
-    LingerBegan,
-    Http2Began,
+    LingerStarted,
+    Http2Started,
 }
 
 impl Event {
     const ALL: [Self; 16] = [
-        Self::BytesCame,
+        Self::BytesReceived,
         Self::HeadBuffered,
-        Self::RequestBegan { has_body: false },
-        Self::RequestBegan { has_body: true },
+        Self::RequestStarted { has_body: false },
+        Self::RequestStarted { has_body: true },
         Self::RequestEnded,
         Self::BodyClaimed,
         Self::BodyEnded,
@@ -128,15 +128,15 @@ impl Event {
         Self::HttpWrote,
         Self::HeadRejected,
         Self::RejectionTaken,
-        Self::LingerBegan,
-        Self::Http2Began,
+        Self::LingerStarted,
+        Self::Http2Started,
     ];
 
     /// Whether the callers can report it: what hyper does not do is not asked of the state.
     fn is_possible(self, model: &Model) -> bool {
         let is_closing = model.is_unparsable || model.is_lingering;
         match self {
-            Self::RequestBegan { .. } => model.in_flight < 2 && !is_closing,
+            Self::RequestStarted { .. } => model.in_flight < 2 && !is_closing,
             Self::RequestEnded => model.in_flight > 0,
             // Put back only when a connection was taken from hyper.
             Self::HeadBuffered => model.in_flight == 0 && !model.is_body_read && !is_closing,
@@ -149,10 +149,10 @@ impl Event {
                 !model.is_response_due && model.in_flight == 0 && !model.is_http2 && !is_closing
             }
             Self::RejectionTaken => model.is_unparsable,
-            Self::LingerBegan => {
-                !is_closing && !model.is_http2 && (model.is_body_owed || model.is_head_begun)
+            Self::LingerStarted => {
+                !is_closing && !model.is_http2 && (model.is_body_owed || model.is_head_started)
             }
-            Self::Http2Began => {
+            Self::Http2Started => {
                 model.in_flight == 0 && !model.is_body_owed && !is_closing && !model.is_response_due
             }
             _ => true,
@@ -161,9 +161,9 @@ impl Event {
 
     fn apply_to_state(self, state: &mut ConnState) {
         match self {
-            Self::BytesCame => state.bytes_came(),
-            Self::HeadBuffered => state.head_began(),
-            Self::RequestBegan { has_body } => state.request_began(has_body),
+            Self::BytesReceived => state.bytes_received(),
+            Self::HeadBuffered => state.head_started(),
+            Self::RequestStarted { has_body } => state.request_started(has_body),
             Self::RequestEnded => state.request_ended(),
             Self::BodyClaimed => state.body_was_claimed(),
             Self::BodyEnded => state.body_ended(),
@@ -174,18 +174,18 @@ impl Event {
             Self::HttpWrote => state.is_response_due = false,
             Self::HeadRejected => state.head_was_rejected(),
             Self::RejectionTaken => state.rejection_was_taken(),
-            Self::LingerBegan => state.phase = Phase::LingeringClose,
-            Self::Http2Began => state.phase = Phase::Multiplexed,
+            Self::LingerStarted => state.phase = Phase::LingeringClose,
+            Self::Http2Started => state.phase = Phase::Multiplexed,
         }
     }
 
     fn apply_to_model(self, model: &mut Model) {
         match self {
-            Self::BytesCame => model.is_head_begun |= model.in_flight == 0 && !model.is_body_read,
-            Self::HeadBuffered => model.is_head_begun = true,
-            Self::RequestBegan { has_body } => {
+            Self::BytesReceived => model.is_head_started |= model.in_flight == 0 && !model.is_body_read,
+            Self::HeadBuffered => model.is_head_started = true,
+            Self::RequestStarted { has_body } => {
                 model.in_flight += 1;
-                (model.is_head_begun, model.is_body_owed, model.is_body_read) = (false, has_body, false);
+                (model.is_head_started, model.is_body_owed, model.is_body_read) = (false, has_body, false);
             }
             Self::RequestEnded => model.in_flight -= 1,
             Self::BodyClaimed => model.is_body_read = true,
@@ -196,9 +196,9 @@ impl Event {
             Self::ResponseReturned => model.is_response_due = true,
             Self::HttpWrote => model.is_response_due = false,
             Self::HeadRejected => model.is_unparsable = true,
-            Self::RejectionTaken => (model.is_unparsable, model.is_head_begun) = (false, true),
-            Self::LingerBegan => model.is_lingering = true,
-            Self::Http2Began => model.is_http2 = true,
+            Self::RejectionTaken => (model.is_unparsable, model.is_head_started) = (false, true),
+            Self::LingerStarted => model.is_lingering = true,
+            Self::Http2Started => model.is_http2 = true,
         }
     }
 }
@@ -212,7 +212,7 @@ fn assert_agrees(state: ConnState, model: &Model) {
     assert_eq!(state.phase == Phase::Multiplexed, model.is_http2, "{}", context());
     let is_closing = model.is_unparsable || model.is_lingering;
     let is_between_requests = model.in_flight == 0
-        && !model.is_head_begun
+        && !model.is_head_started
         && !model.is_body_owed
         && !model.is_blocked
         && !is_closing
@@ -223,9 +223,9 @@ fn assert_agrees(state: ConnState, model: &Model) {
     // Neither is asked of a connection that closes.
     if !is_closing {
         let is_reading_head =
-            model.is_head_begun && model.in_flight == 0 && !model.is_http2 && !model.is_blocked;
+            model.is_head_started && model.in_flight == 0 && !model.is_http2 && !model.is_blocked;
         assert_eq!(state.is_reading_head(), is_reading_head, "{}", context());
-        let may_still_send = !model.is_http2 && (model.is_body_owed || model.is_head_begun);
+        let may_still_send = !model.is_http2 && (model.is_body_owed || model.is_head_started);
         assert_eq!(state.may_still_send(), may_still_send, "{}", context());
     }
 }
@@ -253,11 +253,11 @@ fn state_after_every_sequence_of_events_agrees_with_the_facts_tracked_one_by_one
 fn body_of_an_earlier_request_that_ends_late_leaves_that_of_the_latest_owed() {
     let activity = Arc::new(Activity::default());
     drop(activity.begin_request(true));
-    let first = UnreadBody::of_latest(&activity);
+    let first = UnreadBody::for_latest(&activity);
     drop(activity.begin_request(true));
     first.end();
     assert!(!activity.is_between_requests() && activity.may_still_send());
-    let second = UnreadBody::of_latest(&activity);
+    let second = UnreadBody::for_latest(&activity);
     assert!(!activity.is_between_requests());
     second.end();
     assert!(activity.is_between_requests() && !activity.may_still_send());
@@ -267,7 +267,7 @@ fn body_of_an_earlier_request_that_ends_late_leaves_that_of_the_latest_owed() {
 fn body_that_nobody_reads_to_its_end_keeps_the_connection_from_being_parked() {
     let activity = Arc::new(Activity::default());
     drop(activity.begin_request(true));
-    drop(UnreadBody::of_latest(&activity));
+    drop(UnreadBody::for_latest(&activity));
     assert!(!activity.is_between_requests() && activity.may_still_send());
     drop(activity.begin_request(false));
     assert!(activity.is_between_requests());
@@ -277,12 +277,12 @@ fn body_that_nobody_reads_to_its_end_keeps_the_connection_from_being_parked() {
 fn bytes_of_a_body_that_was_answered_early_begin_no_head() {
     let activity = Arc::new(Activity::default());
     drop(activity.begin_request(true));
-    let body = UnreadBody::of_latest(&activity);
-    activity.bytes_came();
+    let body = UnreadBody::for_latest(&activity);
+    activity.bytes_received();
     assert!(!activity.is_reading_head());
     // hyper has discarded the rest, or never reads again: either way what comes is no body.
     drop(body);
-    activity.bytes_came();
+    activity.bytes_received();
     assert!(activity.is_reading_head());
 }
 

@@ -162,7 +162,7 @@ async fn a_place_is_given_back_when_the_upstream_fails() {
 #[tokio::test]
 async fn a_place_is_given_back_when_the_upstream_does_not_answer_in_time() {
     let (upstream, _go) = waiting().await;
-    let bounds = ResourceLimits { answer: Duration::from_millis(1), ..ResourceLimits::default() };
+    let bounds = ResourceLimits { response_timeout: Duration::from_millis(1), ..ResourceLimits::default() };
     let proxy = TestGateway::with(&[upstream.url()], MANY, &[], bounds);
     assert_eq!(proxy.get("/").await.status, 504);
     taken(&proxy, 0).await;
