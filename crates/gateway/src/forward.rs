@@ -1,4 +1,4 @@
-//! Sends a request to a server of its upstream and makes the response of what comes back.
+//! Sends a request to a server of its upstream and builds the response.
 
 use std::pin::pin;
 use std::rc::Rc;
@@ -21,13 +21,13 @@ use crate::service::Exchange;
 use crate::upstream::{ForwardedRequest, PooledConn, SendError, StickyKey, UpstreamGroup};
 use crate::worker::Worker;
 
-/// A request on its way to a server.
+/// A request to a server, and the upgrade that it asks for.
 pub(crate) struct OutboundRequest {
     pub(crate) request: ForwardedRequest,
     pub(crate) upgrade: Option<PendingUpgrade>,
 }
 
-/// What a client's connection becomes if the upstream agrees.
+/// The upgrade of a client connection, pending until the server agrees.
 pub(crate) struct PendingUpgrade {
     client: OnUpgrade,
     conn_info: Rc<ConnInfo>,
@@ -42,7 +42,7 @@ impl PendingUpgrade {
 }
 
 impl<S: Store + 'static> Exchange<'_, S> {
-    /// The response of the upstream. A server that cannot be reached is passed over: nothing was sent to it.
+    /// Returns the response of the upstream. Tries the next server if one is unreachable, since nothing was sent to it.
     pub(crate) async fn send(
         &mut self,
         outbound: &mut OutboundRequest,
@@ -84,7 +84,7 @@ impl<S: Store + 'static> Exchange<'_, S> {
                 }
                 Err(error) => {
                     let cause = exchange_error(&error, upload.failure());
-                    // What a client sends wrongly is not the server's failure.
+                    // A bad request body is not a failure of the server.
                     let result = if matches!(cause, ServeError::BadUpstreamResponse) {
                         AttemptResult::Broken
                     } else {
@@ -106,7 +106,7 @@ impl<S: Store + 'static> Exchange<'_, S> {
         Ok(response)
     }
 
-    /// Settlement what was charged for the time being, by the response or the lack of one.
+    /// Settles reserved charges by the response, or refunds them if no server received the request.
     pub(crate) async fn settle(
         &self,
         reservations: Reservations,
@@ -117,7 +117,7 @@ impl<S: Store + 'static> Exchange<'_, S> {
             Ok(response) => {
                 limiter.settle(reservations, response.status().as_u16(), response.headers()).await;
             }
-            // Nothing was sent to anybody.
+            // No server received the request.
             Err(ServeError::NoServer | ServeError::Unreachable | ServeError::Untrusted(_)) => {
                 limiter.release(reservations).await;
             }
@@ -127,7 +127,7 @@ impl<S: Store + 'static> Exchange<'_, S> {
 }
 
 impl<S: Store + 'static> Worker<S> {
-    /// Connects the client with the server, which has agreed to switch protocols.
+    /// Relays between client and server after the server has agreed to switch protocols.
     fn upgrade(
         &self,
         mut response: Response<UpstreamBody>,
@@ -138,37 +138,37 @@ impl<S: Store + 'static> Worker<S> {
             return Err(ServeError::BadUpstreamResponse);
         };
         let server = hyper::upgrade::on(&mut response);
-        let passing =
+        let relay =
             upgrade::relay((client, server), conn, conn_info, self.limits.tunnel_timeout, self.stop());
-        tokio::task::spawn_local(passing);
+        tokio::task::spawn_local(relay);
         let mut response = response.map(|_| ResponseBody::empty());
         hop_headers::prepare_response(response.headers_mut(), true);
         Ok(response)
     }
 }
 
-/// Why there is no connection.
+/// Maps a connect error: TLS certificate errors are reported with their reason.
 fn connect_error(error: &std::io::Error) -> ServeError {
     use rustls::CertificateError as Bad;
     let tls = error.get_ref().and_then(|error| error.downcast_ref());
     let Some(rustls::Error::InvalidCertificate(bad)) = tls else { return ServeError::Unreachable };
     ServeError::Untrusted(match bad {
-        Bad::UnknownIssuer => "nobody whom this machine trusts has issued it",
-        Bad::NotValidForName | Bad::NotValidForNameContext { .. } => "it is for another name",
-        Bad::Expired | Bad::ExpiredContext { .. } => "it has expired",
-        Bad::NotValidYet | Bad::NotValidYetContext { .. } => "it is not valid yet",
-        _ => "it cannot be verified",
+        Bad::UnknownIssuer => "unknown issuer",
+        Bad::NotValidForName | Bad::NotValidForNameContext { .. } => "not valid for this host name",
+        Bad::Expired | Bad::ExpiredContext { .. } => "expired",
+        Bad::NotValidYet | Bad::NotValidYetContext { .. } => "not valid yet",
+        _ => "verification failed",
     })
 }
 
-/// Whose fault it is that nothing came back. A body that its client sent wrongly ends the exchange, however the server
-/// and hyper call that.
+/// Maps a failed exchange. A failed upload takes precedence: it ends the exchange, whatever error the server or hyper
+/// reports.
 fn exchange_error(error: &SendError, upload: Option<UploadFailure>) -> ServeError {
     match (upload, error) {
         (Some(UploadFailure::Malformed), _) => ServeError::BadBody,
         (Some(UploadFailure::TooLarge), _) => ServeError::TooLarge,
         (Some(UploadFailure::TooSlow), _) => ServeError::SlowBody,
-        (None, SendError::Host) => ServeError::Framing("its Host is not a host"),
+        (None, SendError::Host) => ServeError::Framing("the Host header is not a valid host"),
         (None, _) => ServeError::BadUpstreamResponse,
     }
 }

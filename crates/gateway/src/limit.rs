@@ -15,14 +15,14 @@ use crate::http::request_body::ByteMeter;
 use crate::service::Exchange;
 use crate::upstream::{StickyKey, UpstreamGroup};
 
-/// What an admitted request takes along.
+/// State of an admitted request that forwarding needs.
 #[derive(Debug)]
 pub(crate) struct AdmittedRequest {
-    /// By what a server is chosen.
+    /// Selects the server.
     pub(crate) sticky_key: StickyKey,
-    /// Held until the request has ended.
+    /// Kept until the request has ended.
     pub(crate) permits: Vec<Permit>,
-    /// To be settled.
+    /// Settled by the response or the body.
     pub(crate) reservations: Reservations,
 }
 
@@ -33,7 +33,7 @@ impl AdmittedRequest {
 }
 
 impl<S: Store + 'static> Exchange<'_, S> {
-    /// Asks the limiter. A request that must wait waits here.
+    /// Checks the limits, and delays the request if its limit requires that.
     pub(crate) async fn limit(
         &mut self,
         facts: &Facts<'_>,
@@ -70,7 +70,7 @@ impl<S: Store + 'static> Exchange<'_, S> {
                 self.record(DecisionKind::StoreFailed, &report);
                 return Err(ServeError::StoreUnavailable);
             }
-            // A request names no rule.
+            // Unreachable: `check` does not take a rule name.
             Ruling::NoRule => return Err(ServeError::StoreUnavailable),
         };
         if let Some((refund, delay)) = delay {
@@ -90,7 +90,7 @@ impl<S: Store + 'static> Exchange<'_, S> {
         }
     }
 
-    /// Waits until the request may pass. If its client does not, what was charged is given back.
+    /// Delays the request. If the client disconnects meanwhile, its charge is refunded.
     async fn wait(&self, refund: RefundGuard<S>, delay: TimeSpan) -> Result<(), ServeError> {
         let Some(_waiting) = self.worker.join_wait_queue() else { return Err(ServeError::TooManyWaiting) };
         tokio::time::sleep(delay.into()).await;
@@ -115,7 +115,7 @@ impl<S: Store + 'static> Exchange<'_, S> {
         }
         let style = snapshot.error_body();
         let mut violated = SmallVec::<[&str; 4]>::new();
-        // Other bodies do not list them.
+        // Only problem bodies list them.
         if style == BodyStyle::Problem {
             violated.extend(report.violated());
         }

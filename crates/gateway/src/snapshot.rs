@@ -1,4 +1,4 @@
-//! What is in force: the policy and the upstreams it names, swapped whole.
+//! The active policy with its upstreams, swapped as a whole.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,27 +15,27 @@ use crate::upstream::{InvalidServerUrl, Server, UpstreamGroup};
 pub(crate) struct Snapshot {
     pub(crate) policy: Arc<ActivePolicy>,
     upstreams: Vec<UpstreamGroup>,
-    /// Where its rules are counted.
+    /// The metric slots of the rules.
     pub(crate) counted: RuleSlots,
-    /// Whether the next request with forwarding headers is worth a warning.
+    /// Whether the next request with ignored forwarding headers triggers a warning.
     warns_of_ignored_forwarding: AtomicBool,
 }
 
-/// A policy that cannot be served.
+/// Why a policy cannot be served.
 #[derive(Debug, Error)]
 pub enum SnapshotError {
-    /// An upstream's server cannot be.
+    /// The URL of a server is invalid.
     #[error("upstream `{upstream}`: {source}")]
     Server {
         /// The upstream's name.
         upstream: String,
-        /// What is wrong with it.
+        /// The cause.
         source: InvalidServerUrl,
     },
 }
 
 impl Snapshot {
-    /// A policy with its upstreams. Servers that were there before keep what is known of them.
+    /// A policy with its upstreams. Servers that the previous snapshot has keep their state.
     pub(crate) fn new(
         policy: Arc<ActivePolicy>,
         previous_snapshot: Option<&Self>,
@@ -58,10 +58,10 @@ impl Snapshot {
         Ok(Self { policy, upstreams, counted, warns_of_ignored_forwarding: AtomicBool::new(warns) })
     }
 
-    /// Whether the operator should know of a request whose forwarding headers were ignored. True once at most: if the policy
+    /// Whether to warn that the forwarding headers of a request were ignored. True once at most, and only if the policy
     /// counts addresses and trusts no proxy.
     pub(crate) fn is_first_ignored_forwarding(&self) -> bool {
-        // A load alone is no write that other cores would have to see.
+        // The load avoids a write, which would invalidate the cache line on other CPU cores.
         self.warns_of_ignored_forwarding.load(Ordering::Relaxed)
             && self.warns_of_ignored_forwarding.swap(false, Ordering::Relaxed)
     }
@@ -91,22 +91,25 @@ impl Snapshot {
         &self.upstreams
     }
 
-    /// What is known of servers.
+    /// Writes the metrics of the servers.
     pub(crate) fn write_metrics(&self, page: &mut Exposition) {
         let mut family = page.family(
             "tidegate_upstream_healthy",
             MetricKind::Gauge,
-            "Whether a server is taken for well: 1, or 0.",
+            "1 if the server is healthy, otherwise 0.",
         );
         self.each_server(|labels, server| family.sample(labels, u8::from(server.is_healthy())));
         let mut family = page.family(
             "tidegate_upstream_in_flight",
             MetricKind::Gauge,
-            "Requests that a server is working on.",
+            "Requests in flight to the server.",
         );
         self.each_server(|labels, server| family.sample(labels, server.load()));
-        let mut family =
-            page.family("tidegate_upstream_connections", MetricKind::Gauge, "Open connections to a server.");
+        let mut family = page.family(
+            "tidegate_upstream_connections",
+            MetricKind::Gauge,
+            "Open connections to the server.",
+        );
         self.each_server(|labels, server| family.sample(labels, server.connections()));
     }
 

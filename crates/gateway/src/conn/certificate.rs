@@ -25,24 +25,24 @@ pub struct ServerCertificate {
 #[derive(Debug, Error)]
 pub enum ServerCertificateError {
     /// The chain has no `CERTIFICATE`.
-    #[error("the chain holds no certificate")]
+    #[error("no certificate found in the chain")]
     NoCertificate,
     /// The chain is not PEM.
-    #[error("the chain is not valid PEM")]
+    #[error("the certificate chain is not valid PEM")]
     ChainPem(#[source] pem::Error),
-    /// The first certificate cannot be parsed, or has no validity period.
-    #[error("the certificate is not valid")]
+    /// The first certificate cannot be parsed.
+    #[error("invalid certificate")]
     Chain(#[source] RustlsError),
-    /// The key has no private key that is not encrypted.
-    #[error("there is no unencrypted private key")]
+    /// There is no unencrypted private key.
+    #[error("no unencrypted private key found")]
     NoKey,
     /// The key is not PEM.
     #[error("the private key is not valid PEM")]
     KeyPem(#[source] pem::Error),
-    /// The private key cannot be parsed, or is of an unknown kind.
-    #[error("the private key is not valid")]
+    /// The private key cannot be parsed, or its type is not supported.
+    #[error("invalid private key")]
     Key(#[source] RustlsError),
-    /// The private key is that of another certificate.
+    /// The private key belongs to another certificate.
     #[error("the private key does not match the certificate")]
     Mismatch,
 }
@@ -92,7 +92,7 @@ fn expiry(certificate: &CertificateDer<'_>) -> Result<Timestamp, ServerCertifica
     }
 }
 
-/// Presents one certificate, which can be replaced.
+/// Presents a certificate that can be replaced.
 #[derive(Debug)]
 pub struct CertificateResolver(ArcSwap<ServerCertificate>);
 
@@ -101,13 +101,13 @@ impl CertificateResolver {
         Self(ArcSwap::from_pointee(certificate))
     }
 
-    /// Presents another certificate in every handshake from now on. Returns whether it is a different one.
+    /// Presents `certificate` in all later handshakes. Returns whether it differs from the previous one.
     pub fn replace(&self, certificate: ServerCertificate) -> bool {
         let before = self.0.swap(Arc::new(certificate));
         before.key.cert != self.0.load().key.cert
     }
 
-    /// When the present certificate expires.
+    /// When the current certificate expires.
     pub fn expires_at(&self) -> Timestamp {
         self.0.load().expires_at
     }
@@ -129,7 +129,7 @@ mod tests {
         CertificateParams::new(["a.example".to_owned()]).unwrap()
     }
 
-    fn made(params: &CertificateParams) -> (String, String) {
+    fn generate(params: &CertificateParams) -> (String, String) {
         let key = KeyPair::generate().unwrap();
         (params.self_signed(&key).unwrap().pem(), key.serialize_pem())
     }
@@ -139,36 +139,36 @@ mod tests {
     }
 
     #[test]
-    fn expiry_is_the_not_after_of_the_first_certificate() {
+    fn expiry_of_a_chain_is_not_after_of_the_first_certificate() {
         // The encoding of years changes in 2050; a certificate without an end says 9999.
         for (year, seconds) in
             [(2001, 978_307_200), (2049, 2_493_072_000), (2050, 2_524_608_000), (9999, 253_370_764_800)]
         {
             let mut params = params();
             params.not_after = date_time_ymd(year, 1, 1);
-            let (chain, key) = made(&params);
-            let (other, _) = made(&self::params());
+            let (chain, key) = generate(&params);
+            let (other, _) = generate(&self::params());
             let certificate = parsed(&format!("{chain}{other}"), &key).unwrap();
             assert_eq!(certificate.expires_at(), Timestamp::from_secs(seconds), "{year}");
         }
     }
 
     #[test]
-    fn expiry_of_an_authority_without_purpose_is_found_too() {
+    fn expiry_of_a_ca_certificate_is_found() {
         let mut params = params();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.not_after = date_time_ymd(2030, 1, 1);
-        let (chain, key) = made(&params);
+        let (chain, key) = generate(&params);
         assert_eq!(parsed(&chain, &key).unwrap().expires_at(), Timestamp::from_secs(1_893_456_000));
     }
 
     #[test]
-    fn unusable_pairs_are_rejected_with_the_reason() {
-        let ((chain, key), (_, other)) = (made(&params()), made(&params()));
+    fn certificate_invalid_pair_is_rejected_with_the_reason() {
+        let ((chain, key), (_, other)) = (generate(&params()), generate(&params()));
         let garbled = chain.replace("MII", "AAA");
         let mut backwards = params();
         (backwards.not_before, backwards.not_after) = (date_time_ymd(2030, 1, 1), date_time_ymd(2020, 1, 1));
-        let backwards = made(&backwards);
+        let backwards = generate(&backwards);
         let broken = "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n";
         assert!(matches!(parsed(&chain, &other), Err(ServerCertificateError::Mismatch)));
         assert!(matches!(parsed(&key, &key), Err(ServerCertificateError::NoCertificate)));
@@ -183,8 +183,8 @@ mod tests {
     }
 
     #[test]
-    fn replacement_says_whether_the_certificate_differs() {
-        let ((chain, key), (other, other_key)) = (made(&params()), made(&params()));
+    fn replace_certificate_returns_whether_it_differs() {
+        let ((chain, key), (other, other_key)) = (generate(&params()), generate(&params()));
         let resolver = CertificateResolver::new(parsed(&chain, &key).unwrap());
         assert!(!resolver.replace(parsed(&chain, &key).unwrap()));
         assert!(resolver.replace(parsed(&other, &other_key).unwrap()));

@@ -68,16 +68,16 @@ pub(crate) enum BodyError {
     #[error(transparent)]
     Broken(#[from] hyper::Error),
     /// The same on the fast path.
-    #[error("the server broke off")]
+    #[error("the server closed the connection")]
     BrokeOff(#[from] std::io::Error),
     /// Too little came.
-    #[error("too little of the body came within {} s", .0.as_secs())]
+    #[error("body below the minimum rate for {} s", .0.as_secs())]
     TooSlow(Duration),
     /// It is longer than we take.
     #[error("the body is longer than {0} bytes")]
     TooLarge(u64),
     /// The rest of a request's body is of no use. An HTTP/2 server is told `CANCEL`.
-    #[error("the rest of the body is not needed")]
+    #[error("the rest of the request body is not needed")]
     NotNeeded(#[source] h2::Error),
 }
 

@@ -23,14 +23,14 @@ pub(crate) fn check_framing(
         if let Some(coding) = codings.next()
             && (codings.next().is_some() || !coding.as_bytes().eq_ignore_ascii_case(b"chunked"))
         {
-            return Err(ServeError::Framing("its Transfer-Encoding is not `chunked`"));
+            return Err(ServeError::Framing("Transfer-Encoding must be `chunked`"));
         }
     }
     if flags.contains(HeaderFlags::CONTENT_LENGTH)
         && let Some(length) = headers.get(CONTENT_LENGTH)
     {
         let length = length.to_str().ok().and_then(|length| length.parse::<u64>().ok());
-        if length.ok_or(ServeError::Framing("its Content-Length is not a number"))? > max_body {
+        if length.ok_or(ServeError::Framing("Content-Length must be a number"))? > max_body {
             return Err(ServeError::TooLarge);
         }
     }
@@ -68,7 +68,7 @@ pub(crate) fn rewrite_uri(uri: &Uri, path: &str, is_normalized: bool) -> Result<
 }
 
 fn with_path(uri: &Uri, path: &str) -> Result<Uri, ServeError> {
-    let bad = || ServeError::Framing("its path cannot be written");
+    let bad = || ServeError::Framing("the path cannot be encoded in a URI");
     let path = match uri.query() {
         Some(query) => PathAndQuery::try_from(format!("{path}?{query}")),
         None => PathAndQuery::try_from(path),

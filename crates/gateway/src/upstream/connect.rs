@@ -42,7 +42,7 @@ impl std::fmt::Debug for Connector {
 #[derive(Debug, Error)]
 pub enum TlsError {
     /// rustls rejects the configuration.
-    #[error("cannot set up TLS")]
+    #[error("cannot set up TLS to upstreams")]
     Rustls(#[from] rustls::Error),
 }
 
@@ -75,9 +75,9 @@ impl Connector {
             let is_http2 = tls.get_ref().1.alpn_protocol() == Some(b"h2");
             Ok((UpstreamStream::Tls(Box::new(tls)), is_http2))
         };
-        tokio::time::timeout(self.timeout, connecting).await.unwrap_or_else(|_| {
-            Err(io::Error::new(io::ErrorKind::TimedOut, "the server did not accept in time"))
-        })
+        tokio::time::timeout(self.timeout, connecting)
+            .await
+            .unwrap_or_else(|_| Err(io::Error::new(io::ErrorKind::TimedOut, "connect timed out")))
     }
 }
 

@@ -56,9 +56,9 @@ async fn check(shared: Rc<(Connector, Log)>, upstream: String, server: Arc<Serve
     let checking = is_healthy(connector, &server, &health.path);
     let is_healthy = tokio::time::timeout(Duration::from(health.every), checking).await.unwrap_or_default();
     if server.set_healthy(is_healthy) {
-        let (event, what) =
-            if is_healthy { ("upstream_up", "is well again") } else { ("upstream_down", "is not well") };
-        let message = format!("server {} of upstream `{upstream}` {what}", server.addr);
+        let (event, result) =
+            if is_healthy { ("upstream_up", "passed") } else { ("upstream_down", "failed") };
+        let message = format!("health check {result}: server {} of upstream `{upstream}`", server.addr);
         log.event(event, &message, &[("upstream", &upstream), ("server", &server.addr)]);
     }
 }

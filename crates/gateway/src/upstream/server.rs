@@ -84,7 +84,7 @@ pub(crate) enum Protocol {
 
 /// The URL of a server is not valid.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("`{url}` is not a server; write http://host:port, https://host:port or h2c://host:port")]
+#[error("invalid server URL `{url}`: expected http://host:port, https://host:port or h2c://host:port")]
 pub struct InvalidServerUrl {
     url: String,
 }

@@ -45,19 +45,19 @@ pub(crate) struct Transport {
 #[derive(Debug, Error)]
 pub(crate) enum SendError {
     /// It cannot be reached or takes no requests: nothing was sent, and the request can be sent to another one.
-    #[error("cannot connect")]
+    #[error("cannot connect to the server")]
     Connect(#[source] io::Error),
     /// The request's `Host` cannot be said to an HTTP/2 server.
-    #[error("the host is no authority")]
+    #[error("the Host header is not a valid authority")]
     Host,
     /// The connection broke, or what came is not HTTP.
-    #[error("no valid response came")]
+    #[error("invalid response")]
     Broken(#[source] hyper::Error),
     /// Where the response ends can be read in two ways.
-    #[error("the response has no clear end")]
+    #[error("ambiguous response framing")]
     Framing,
     /// The connection broke before anything came.
-    #[error("no response came")]
+    #[error("connection closed before the response")]
     Unanswered,
 }
 

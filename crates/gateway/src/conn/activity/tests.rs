@@ -15,7 +15,7 @@ const PHASES: [Phase; 7] = [
 ];
 
 #[test]
-fn packed_state_unpacks_to_the_same_state() {
+fn conn_state_packed_unpacks_to_the_same_state() {
     for phase in PHASES {
         for bits in 0..16_u32 {
             for in_flight in [0, 1, 128, (1 << 24) - 1] {
@@ -45,7 +45,7 @@ fn initial(phase: Phase) -> char {
 }
 
 #[test]
-fn phase_after_an_event_is_that_of_the_table() {
+fn phase_after_each_event_matches_the_table() {
     type Event = fn(&mut ConnState);
     // The initials of the phases after the event, in the order of `PHASES`, which is ARUPXLM.
     let table: [(&str, Event, &str); 9] = [
@@ -70,7 +70,7 @@ fn phase_after_an_event_is_that_of_the_table() {
 }
 
 #[test]
-fn bytes_that_come_while_a_request_is_in_flight_begin_no_head() {
+fn bytes_received_during_a_request_start_no_head() {
     for phase in PHASES {
         let mut state = ConnState { phase, in_flight: 1, ..ConnState::default() };
         state.bytes_received();
@@ -78,12 +78,12 @@ fn bytes_that_come_while_a_request_is_in_flight_begin_no_head() {
     }
 }
 
-/// The same connection, each fact tracked by itself from the events alone.
+/// A model of the connection that tracks each fact separately.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[expect(clippy::struct_excessive_bools, reason = "independent facts, without a state machine")]
 struct Model {
     is_head_started: bool,
-    is_body_owed: bool,
+    is_body_pending: bool,
     is_body_read: bool,
     is_blocked: bool,
     in_flight: u32,
@@ -132,17 +132,17 @@ impl Event {
         Self::Http2Started,
     ];
 
-    /// Whether the callers can report it: what hyper does not do is not asked of the state.
+    /// Whether hyper and the gateway can produce the event in this state.
     fn is_possible(self, model: &Model) -> bool {
         let is_closing = model.is_unparsable || model.is_lingering;
         match self {
             Self::RequestStarted { .. } => model.in_flight < 2 && !is_closing,
             Self::RequestEnded => model.in_flight > 0,
-            // Put back only when a connection was taken from hyper.
+            // Bytes are put back only after a connection was taken from hyper.
             Self::HeadBuffered => model.in_flight == 0 && !model.is_body_read && !is_closing,
-            // By the service, which has the body once.
+            // The service claims each body once.
             Self::BodyClaimed => {
-                model.in_flight > 0 && model.is_body_owed && !model.is_body_read && !is_closing
+                model.in_flight > 0 && model.is_body_pending && !model.is_body_read && !is_closing
             }
             Self::BodyEnded | Self::BodyDropped => model.is_body_read,
             Self::HeadRejected => {
@@ -150,10 +150,10 @@ impl Event {
             }
             Self::RejectionTaken => model.is_unparsable,
             Self::LingerStarted => {
-                !is_closing && !model.is_http2 && (model.is_body_owed || model.is_head_started)
+                !is_closing && !model.is_http2 && (model.is_body_pending || model.is_head_started)
             }
             Self::Http2Started => {
-                model.in_flight == 0 && !model.is_body_owed && !is_closing && !model.is_response_due
+                model.in_flight == 0 && !model.is_body_pending && !is_closing && !model.is_response_due
             }
             _ => true,
         }
@@ -185,11 +185,11 @@ impl Event {
             Self::HeadBuffered => model.is_head_started = true,
             Self::RequestStarted { has_body } => {
                 model.in_flight += 1;
-                (model.is_head_started, model.is_body_owed, model.is_body_read) = (false, has_body, false);
+                (model.is_head_started, model.is_body_pending, model.is_body_read) = (false, has_body, false);
             }
             Self::RequestEnded => model.in_flight -= 1,
             Self::BodyClaimed => model.is_body_read = true,
-            Self::BodyEnded => (model.is_body_owed, model.is_body_read) = (false, false),
+            Self::BodyEnded => (model.is_body_pending, model.is_body_read) = (false, false),
             Self::BodyDropped => model.is_body_read = false,
             Self::SocketWrote => model.is_blocked = false,
             Self::SocketBlocked => model.is_blocked = true,
@@ -213,25 +213,25 @@ fn assert_agrees(state: ConnState, model: &Model) {
     let is_closing = model.is_unparsable || model.is_lingering;
     let is_between_requests = model.in_flight == 0
         && !model.is_head_started
-        && !model.is_body_owed
+        && !model.is_body_pending
         && !model.is_blocked
         && !is_closing
         && !model.is_http2;
     assert_eq!(state.is_between_requests(), is_between_requests, "{}", context());
     let is_unsolicited = !model.is_response_due && model.in_flight == 0 && !model.is_http2;
     assert_eq!(state.is_write_unsolicited(), is_unsolicited, "{}", context());
-    // Neither is asked of a connection that closes.
+    // Neither is queried while a connection is closing.
     if !is_closing {
         let is_reading_head =
             model.is_head_started && model.in_flight == 0 && !model.is_http2 && !model.is_blocked;
         assert_eq!(state.is_reading_head(), is_reading_head, "{}", context());
-        let may_still_send = !model.is_http2 && (model.is_body_owed || model.is_head_started);
+        let may_still_send = !model.is_http2 && (model.is_body_pending || model.is_head_started);
         assert_eq!(state.may_still_send(), may_still_send, "{}", context());
     }
 }
 
 #[test]
-fn state_after_every_sequence_of_events_agrees_with_the_facts_tracked_one_by_one() {
+fn conn_state_after_every_event_sequence_agrees_with_the_model() {
     let start = (ConnState::default(), Model::default());
     let (mut seen, mut new) = (HashSet::from([start]), vec![start]);
     while let Some((state, model)) = new.pop() {
@@ -250,7 +250,7 @@ fn state_after_every_sequence_of_events_agrees_with_the_facts_tracked_one_by_one
 }
 
 #[test]
-fn body_of_an_earlier_request_that_ends_late_leaves_that_of_the_latest_owed() {
+fn unread_body_of_earlier_request_ending_late_does_not_affect_the_latest() {
     let activity = Arc::new(Activity::default());
     drop(activity.begin_request(true));
     let first = UnreadBody::for_latest(&activity);
@@ -264,7 +264,7 @@ fn body_of_an_earlier_request_that_ends_late_leaves_that_of_the_latest_owed() {
 }
 
 #[test]
-fn body_that_nobody_reads_to_its_end_keeps_the_connection_from_being_parked() {
+fn unread_body_dropped_early_prevents_parking() {
     let activity = Arc::new(Activity::default());
     drop(activity.begin_request(true));
     drop(UnreadBody::for_latest(&activity));
@@ -274,20 +274,20 @@ fn body_that_nobody_reads_to_its_end_keeps_the_connection_from_being_parked() {
 }
 
 #[test]
-fn bytes_of_a_body_that_was_answered_early_begin_no_head() {
+fn body_bytes_after_early_response_start_no_head() {
     let activity = Arc::new(Activity::default());
     drop(activity.begin_request(true));
     let body = UnreadBody::for_latest(&activity);
     activity.bytes_received();
     assert!(!activity.is_reading_head());
-    // hyper has discarded the rest, or never reads again: either way what comes is no body.
+    // hyper has discarded the rest, or never reads again: further bytes are not part of the body.
     drop(body);
     activity.bytes_received();
     assert!(activity.is_reading_head());
 }
 
 #[test]
-fn output_that_the_socket_does_not_accept_keeps_the_connection_from_being_parked() {
+fn blocked_output_prevents_parking() {
     let activity = Arc::new(Activity::default());
     drop(activity.begin_request(false));
     activity.socket_wrote(&Poll::Ready(Ok(1)));

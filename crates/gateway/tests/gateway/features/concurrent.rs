@@ -64,7 +64,7 @@ async fn no_more_than_so_many_at_once_and_whoever_is_refused_is_charged_nothing(
         let refused = proxy.get("/export").await;
         assert_eq!((refused.status.as_u16(), refused.header("retry-after")), (429, Some("1")));
         let body = refused.json();
-        assert_eq!(body["error"], "too_many_at_once");
+        assert_eq!(body["error"], "concurrency_exceeded");
         assert_eq!((&body["rule"], &body["limit"]), (&"exports".into(), &2.into()));
     }
     go.add_permits(3);
