@@ -106,8 +106,8 @@ impl UpstreamBody {
                 Pin::new(incoming).poll_frame(cx).map(|frame| Some(frame?.map_err(BodyError::from)))
             }
             Self::Plain(plain) => {
-                let piece = plain.poll_piece(cx, conn.and_then(PooledConn::plain));
-                piece.map(|piece| Some(piece?.map(Frame::data).map_err(BodyError::from)))
+                let chunk = plain.poll_chunk(cx, conn.and_then(PooledConn::plain));
+                chunk.map(|chunk| Some(chunk?.map(Frame::data).map_err(BodyError::from)))
             }
         }
     }

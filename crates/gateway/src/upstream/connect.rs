@@ -1,4 +1,4 @@
-//! New connections to servers.
+//! Opens connections to servers.
 
 use std::io;
 use std::sync::Arc;
@@ -14,18 +14,18 @@ use tokio_rustls::TlsConnector;
 use super::server::{Protocol, Server};
 use super::stream::UpstreamStream;
 
-/// A connection over which nothing has come for this long is probed: a machine that fails sends no end. Nothing else
-/// would notice that during quiet responses and on upgraded connections.
+/// TCP keep-alive probes start after this long without input. A machine that fails does not close its connections; nothing
+/// else would detect that during quiet responses and on upgraded connections.
 const PROBE_AFTER: Duration = Duration::from_secs(20);
-/// How far apart probes are.
+/// The interval between probes.
 const PROBE_EVERY: Duration = Duration::from_secs(5);
 /// The connection is closed after this many probes without a response.
 const PROBES: u32 = 2;
-/// What was sent must be acknowledged within this time. Longer than a route takes to change, and half of the response
-/// timeout. The same as until the last probe: the system counts failed probes by it, too.
+/// Sent data must be acknowledged within this time: longer than a route change takes, and half of the response timeout. It
+/// equals the time until the last probe, because the kernel applies it to probes as well.
 const USER_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Opens connections; one for all cores.
+/// Opens connections. All workers share its settings.
 #[derive(Clone)]
 pub(crate) struct Connector {
     tls: TlsConnector,
@@ -38,7 +38,7 @@ impl std::fmt::Debug for Connector {
     }
 }
 
-/// TLS towards servers cannot be set up.
+/// TLS to servers cannot be set up.
 #[derive(Debug, Error)]
 pub enum TlsError {
     /// rustls rejects the configuration.
@@ -47,10 +47,10 @@ pub enum TlsError {
 }
 
 impl Connector {
-    /// Trusts the certificates that the machine trusts, and `also`.
+    /// Trusts the certificates of the system, and those of `also`.
     pub(crate) fn new(timeout: Duration, also: &RootCertStore) -> Result<Self, TlsError> {
         let mut roots = also.clone();
-        // A machine without certificates can still reach servers without TLS.
+        // A system without certificates can still connect without TLS.
         roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let mut config = ClientConfig::builder_with_provider(provider)
@@ -61,7 +61,7 @@ impl Connector {
         Ok(Self { tls: TlsConnector::from(Arc::new(config)), timeout })
     }
 
-    /// A connection, and whether HTTP/2 is spoken over it.
+    /// Opens a connection. Returns it, and whether it uses HTTP/2.
     pub(crate) async fn connect(&self, server: &Server) -> io::Result<(UpstreamStream, bool)> {
         let connecting = async {
             let tcp = TcpStream::connect(&server.addr).await?;
@@ -81,7 +81,7 @@ impl Connector {
     }
 }
 
-/// Small writes are sent at once, and a machine that has failed is noticed.
+/// Disables Nagle's algorithm and enables detection of failed machines.
 fn set_options(tcp: &TcpStream) -> io::Result<()> {
     tcp.set_nodelay(true)?;
     let socket = SockRef::from(tcp);
@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn upstream_socket_connected_has_keep_alive_and_a_user_timeout() {
+    async fn upstream_socket_has_keep_alive_and_user_timeout() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let server = Server::parse(&url).unwrap();

@@ -1,4 +1,4 @@
-//! Sends requests to servers, whatever protocol a server speaks.
+//! Sends requests to servers over HTTP/1.1 or HTTP/2.
 
 use std::io;
 use std::rc::Rc;
@@ -23,42 +23,42 @@ use crate::executor::LocalExecutor;
 use crate::http::response_body::UpstreamBody;
 use crate::resource_limits::ResourceLimits;
 
-/// How often a request is sent again that a server has certainly not processed. Each attempt has another connection.
+/// How often a request that the server has certainly not processed is sent again, each time over another connection.
 const MAX_RESENDS: u32 = 3;
 /// Idle connections are swept at least this often within their idle timeout.
 const SWEEPS_PER_TIMEOUT: u32 = 4;
 
-/// The way of one worker to all servers: the fast path for HTTP/1.1, and hyper's HTTP/1.1 and HTTP/2.
+/// The HTTP client of one worker: the fast path for HTTP/1.1, and hyper's HTTP/1.1 and HTTP/2.
 #[derive(Debug)]
 pub(crate) struct Transport {
     connector: Connector,
     pub(super) pool: ConnPool,
     pub(super) buffers: IoBuffers,
     pub(super) response_timeout: Duration,
-    /// After how long without a frame HTTP/2 servers are pinged.
+    /// Quiet time after which HTTP/2 servers are pinged.
     ping: Duration,
     /// How often idle connections are swept.
     sweep: Duration,
 }
 
-/// Why a server gave no response.
+/// Why there is no response.
 #[derive(Debug, Error)]
 pub(crate) enum SendError {
-    /// It cannot be reached or takes no requests: nothing was sent, and the request can be sent to another one.
+    /// The server cannot be reached or accepts no requests. Nothing was sent; another server can be tried.
     #[error("cannot connect to the server")]
     Connect(#[source] io::Error),
-    /// The request's `Host` cannot be said to an HTTP/2 server.
+    /// The `Host` is not a valid `:authority` for an HTTP/2 server.
     #[error("the Host header is not a valid authority")]
     Host,
-    /// The connection broke, or what came is not HTTP.
+    /// The connection broke, or the response is not valid HTTP.
     #[error("invalid response")]
     Broken(#[source] hyper::Error),
-    /// Where the response ends can be read in two ways.
+    /// The end of the response is ambiguous.
     #[error("ambiguous response framing")]
     Framing,
-    /// The connection broke before anything came.
+    /// The connection closed before a response.
     #[error("connection closed before the response")]
-    Unanswered,
+    NoResponse,
 }
 
 impl Transport {
@@ -76,8 +76,8 @@ impl Transport {
         })
     }
 
-    /// Sends a request over a kept connection or a new one, and waits for the head of the response. The connection owns
-    /// `permits` as soon as something is sent.
+    /// Sends a request over a pooled connection or a new one, and waits for the head of the response. The connection takes
+    /// `permits` for the time of the attempt.
     pub(crate) async fn send(
         self: &Rc<Self>,
         server: &Arc<Server>,
@@ -90,7 +90,7 @@ impl Transport {
             let in_flight = server.begin();
             let (conn, is_new) = match self.pool.take(server, is_plain) {
                 Some(conn) => (conn, false),
-                // In a box: its state would otherwise be part of every request.
+                // Boxed because its state would otherwise be part of every request.
                 None => match Box::pin(self.open(server, is_plain)).await {
                     Ok(conn) => (conn, true),
                     Err(error) => return Err(SendError::Connect(error)),
@@ -101,12 +101,12 @@ impl Transport {
             let is_refused = match conn.exchange(request).await {
                 Ok(response) => return Ok((response, conn)),
                 Err(AttemptError::Failed(error)) => return Err(error),
-                // The server had closed an idle connection: another one is tried.
+                // The server had closed an idle connection.
                 Err(AttemptError::NotSent) => false,
                 Err(AttemptError::Refused) => true,
             };
             *permits = conn.give_up();
-            // Idle connections are used up in the end, so failing over them needs no limit.
+            // Only new connections count: the number of idle ones is finite.
             resends += u32::from(is_new || is_refused);
             if resends > MAX_RESENDS {
                 return Err(SendError::Connect(io::ErrorKind::ConnectionRefused.into()));
@@ -114,8 +114,8 @@ impl Transport {
         }
     }
 
-    /// Closes idle connections that have timed out or that their servers have closed, for ever. Nothing else reads
-    /// from them, and a server may drop them without notice.
+    /// Sweeps the pool periodically. Nothing else reads from idle connections, so nothing else notices that a server has
+    /// closed one.
     pub(crate) async fn run(self: Rc<Self>) {
         let mut sweeps = tokio::time::interval(self.sweep);
         sweeps.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -125,7 +125,7 @@ impl Transport {
         }
     }
 
-    /// Closes the idle connections to servers that no upstream has any more.
+    /// Closes the idle connections to servers for which `is_used` is false.
     pub(crate) fn keep_only(&self, is_used: impl Fn(&Arc<Server>) -> bool) {
         self.pool.keep_only(is_used);
     }
@@ -160,12 +160,12 @@ impl Transport {
     }
 }
 
-/// Has hyper speak HTTP/1.1. The connection is a task of its own, though each request wakes it twice: parsing, sending
-/// and receiving are then done for many requests in a row, while their code is in the processor's cache.
+/// Opens an HTTP/1.1 connection with hyper. It runs in its own task although each request wakes that twice: parsing, sending
+/// and receiving then run for many requests in a row, while their code is in the CPU cache.
 pub(super) async fn open_http1(io: HyperIo) -> hyper::Result<Http1Conn> {
     let handoff = io.handoff();
     let (sender, connection) = http1::Builder::new().handshake(TokioIo::new(io)).await?;
-    // An error is reported to the exchange that waits for a response.
+    // Errors are reported to the exchange that waits for the response.
     tokio::task::spawn_local(connection.with_upgrades());
     Ok(Http1Conn { sender, handoff })
 }
