@@ -82,7 +82,7 @@ fn cores() -> anyhow::Result<Vec<String>> {
     let mut cores = Vec::new();
     for task in std::fs::read_dir("/proc/self/task")? {
         let path = task?.path();
-        if std::fs::read_to_string(path.join("comm"))?.starts_with("core-") {
+        if std::fs::read_to_string(path.join("comm"))?.starts_with("worker-") {
             cores.push(path.display().to_string());
         }
     }

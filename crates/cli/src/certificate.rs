@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use tidegate_core::{TimeSpan, Timestamp};
-use tidegate_gateway::{CertificateError, ServerCertificate};
+use tidegate_gateway::{ServerCertificate, ServerCertificateError};
 use tidegate_policy::{CertificatePlan, Plan, Problem, Severity};
 
 const DAY: u64 = 86_400;
@@ -15,33 +15,33 @@ pub(crate) fn parse(certificate: &CertificatePlan) -> Result<ServerCertificate, 
     let CertificatePlan { chain, key, chain_file, key_file } = certificate;
     ServerCertificate::from_pem(chain, key.expose()).map_err(|error| {
         let (file, what, hint) = match error {
-            CertificateError::NoCertificate => (
+            ServerCertificateError::NoCertificate => (
                 chain_file,
                 format!("{chain_file} holds no certificate"),
                 "name the file with the certificate",
             ),
-            CertificateError::ChainPem(error) => {
+            ServerCertificateError::ChainPem(error) => {
                 (chain_file, format!("{chain_file} is not valid PEM: {error}"), "write the file again")
             }
-            CertificateError::Chain(error) => (
+            ServerCertificateError::Chain(error) => (
                 chain_file,
                 format!("the certificate in {chain_file} is not valid: {error}"),
                 "inspect it with `openssl x509 -text -in FILE`",
             ),
-            CertificateError::NoKey => (
+            ServerCertificateError::NoKey => (
                 key_file,
                 format!("{key_file} holds no private key that is not encrypted"),
                 "name the file with the key; decrypt a key with `openssl pkey -in FILE -out NEW`",
             ),
-            CertificateError::KeyPem(error) => {
+            ServerCertificateError::KeyPem(error) => {
                 (key_file, format!("{key_file} is not valid PEM: {error}"), "write the file again")
             }
-            CertificateError::Key(error) => (
+            ServerCertificateError::Key(error) => (
                 key_file,
                 format!("the private key in {key_file} cannot be used: {error}"),
                 "use an RSA, ECDSA or Ed25519 key in PKCS#8",
             ),
-            CertificateError::Mismatch => (
+            ServerCertificateError::Mismatch => (
                 key_file,
                 format!("{key_file} does not match {chain_file}"),
                 "name the key that the certificate was issued for",

@@ -1,4 +1,4 @@
-//! Makes a gateway of a limiter and what differs from the defaults.
+//! Builds a gateway from a limiter and settings that differ from the defaults.
 
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex};
@@ -16,7 +16,7 @@ use crate::snapshot::Snapshot;
 use crate::upstream::Connector;
 use crate::worker::SharedState;
 
-/// A gateway that is being made; see [`Gateway::builder`].
+/// Builds a [`Gateway`]; see [`Gateway::builder`].
 #[derive(Debug)]
 #[must_use]
 pub struct GatewayBuilder<S> {
@@ -30,24 +30,24 @@ impl<S: Store + 'static> GatewayBuilder<S> {
         Self { limiter, limits: ResourceLimits::default(), telemetry: None }
     }
 
-    /// What one client may cost.
+    /// Sets the limits on the resources that clients may use.
     pub fn resource_limits(mut self, limits: ResourceLimits) -> Self {
         self.limits = limits;
         self
     }
 
-    /// Where requests are counted, logged and traced. By default they are only counted.
+    /// Sets where requests are counted, logged and traced. By default they are only counted.
     pub fn telemetry(mut self, telemetry: Telemetry) -> Self {
         self.telemetry = Some(telemetry);
         self
     }
 
-    /// The gateway. It serves nobody until it is started.
+    /// Builds the gateway. It accepts no connections until it is started.
     pub fn build(self) -> Result<Gateway<S>, StartError> {
         let Self { limiter, limits, telemetry } = self;
         let telemetry = telemetry.unwrap_or_else(|| {
-            let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-            Telemetry::counting(cores, Arc::clone(limiter.clock()))
+            let workers = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+            Telemetry::counting(workers, Arc::clone(limiter.clock()))
         });
         let snapshot =
             Snapshot::new(limiter.policy(), None, telemetry.metrics()).map_err(PolicyError::from)?;
@@ -55,9 +55,9 @@ impl<S: Store + 'static> GatewayBuilder<S> {
             snapshot: Arc::new(ArcSwap::from_pointee(snapshot)),
             shared: SharedState { limiter, telemetry },
             replacing: Mutex::default(),
-            connector: Connector::new(limits.connect, &RootCertStore::empty())?,
+            connector: Connector::new(limits.connect_timeout, &RootCertStore::empty())?,
             connections: ConnectionLimiter::new(limits.connections, limits.connections_per_address),
-            bounds: limits,
+            limits,
         })
     }
 }

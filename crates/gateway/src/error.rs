@@ -10,49 +10,49 @@ use tidegate_policy::{HeaderError, PathError};
 use crate::http::grpc::{self, Pushback};
 use crate::http::response_body::ResponseBody;
 
-/// The headers of a rejection: ours, and those that are written last.
+/// Capacity for the headers of an error response, the rate-limit headers included.
 const HEADERS: usize = 12;
 
 /// Why a request was not served.
 #[derive(Debug)]
 pub(crate) enum ServeError {
-    /// Its path has no single meaning.
+    /// The path is ambiguous.
     Path(PathError),
-    /// It cannot be told how long it is, or whom it is for.
+    /// The framing or the host is invalid or ambiguous.
     Framing(&'static str),
-    /// Its headers name two clients.
+    /// The headers identify more than one client.
     Headers(HeaderError),
-    /// HTTP cannot parse its head.
+    /// hyper cannot parse the head.
     BadHead,
-    /// Its head has more bytes or fields than we take.
+    /// The head has too many bytes or fields.
     HeadTooLarge,
-    /// Its URI is longer than we take.
+    /// The URI is too long.
     UriTooLong,
-    /// Its body is longer than we take.
+    /// The body is too large.
     TooLarge,
-    /// Its body comes too slowly.
+    /// The client sends the body too slowly.
     SlowBody,
-    /// Its body is malformed, or ends too early.
+    /// The body is malformed or incomplete.
     BadBody,
-    /// No route takes it.
+    /// No route matches.
     NoRoute,
-    /// An operator banned its client or its network.
+    /// The client or its network is banned.
     Banned,
-    /// A limit is used up, its client is locked out, or too many of its requests are being served.
+    /// A rate limit or a concurrency limit is exceeded, or the client is locked out.
     Rejected(RejectedRequest),
-    /// Too many wait already.
+    /// Too many requests are delayed already.
     TooManyWaiting,
-    /// The store gave no decision.
+    /// The store returned no decision.
     StoreUnavailable,
-    /// The upstream has no server that can be asked.
+    /// The upstream has no server.
     NoServer,
-    /// The server cannot be reached.
+    /// No server can be reached.
     Unreachable,
-    /// The server's certificate is not to be trusted.
+    /// The certificate of the server is not trusted.
     Untrusted(&'static str),
-    /// The server broke off, or did not answer in HTTP.
+    /// The server closed the connection early, or sent an invalid response.
     BadUpstreamResponse,
-    /// The server did not answer in time.
+    /// The server did not respond in time.
     UpstreamTimeout,
 }
 
@@ -78,41 +78,41 @@ impl ServeError {
     /// The code for programs and the message for people.
     fn code_and_message(&self) -> (&'static str, Cow<'static, str>) {
         let (code, message) = match self {
-            Self::Path(error) => return ("bad_path", format!("The path cannot be used: {error}.").into()),
+            Self::Path(error) => return ("bad_path", format!("Invalid path: {error}.").into()),
             Self::Framing(what) => {
-                return ("bad_request", format!("The request cannot be used: {what}.").into());
+                return ("bad_request", format!("Invalid request: {what}.").into());
             }
             Self::Headers(error) => {
-                return ("bad_request", format!("The request cannot be used: {error}.").into());
+                return ("bad_request", format!("Invalid request: {error}.").into());
             }
-            Self::BadHead => ("bad_request", "The request line or a header is not valid HTTP."),
-            Self::HeadTooLarge => ("head_too_large", "The request line and headers are too large."),
-            Self::UriTooLong => ("uri_too_long", "The URI of the request is too long."),
-            Self::TooLarge => ("body_too_large", "The body is too large."),
-            Self::SlowBody => ("body_too_slow", "The body came too slowly."),
-            Self::BadBody => ("bad_body", "The body is malformed or ends too early."),
-            Self::NoRoute => ("no_route", "Nothing is served here."),
-            Self::Banned => ("banned", "This client may not use the service."),
+            Self::BadHead => ("bad_request", "Invalid request line or header."),
+            Self::HeadTooLarge => ("head_too_large", "Request line and headers are too large."),
+            Self::UriTooLong => ("uri_too_long", "Request URI is too long."),
+            Self::TooLarge => ("body_too_large", "Request body is too large."),
+            Self::SlowBody => ("body_too_slow", "Request body was sent too slowly."),
+            Self::BadBody => ("bad_body", "Request body is malformed or incomplete."),
+            Self::NoRoute => ("no_route", "No matching route."),
+            Self::Banned => ("banned", "Client is banned."),
             Self::Rejected(RejectedRequest { reason, retry_after, .. }) => {
                 return (reason.code(), reason.message(*retry_after).into());
             }
-            Self::TooManyWaiting => {
-                ("too_many_waiting", "Too many requests are waiting. Please retry later.")
+            Self::TooManyWaiting => ("too_many_waiting", "Too many delayed requests. Please retry later."),
+            Self::StoreUnavailable => {
+                ("store_unavailable", "Rate limit store unavailable. Please retry later.")
             }
-            Self::StoreUnavailable => ("undecided", "No decision could be made. Please retry later."),
-            Self::NoServer => ("no_server", "The service has no server at hand. Please retry later."),
-            Self::Unreachable => ("upstream_unreachable", "The service cannot be reached."),
+            Self::NoServer => ("no_server", "No upstream available. Please retry later."),
+            Self::Unreachable => ("upstream_unreachable", "Upstream is unreachable."),
             Self::Untrusted(why) => {
-                let message = format!("The certificate of the service is not to be trusted: {why}.");
+                let message = format!("Upstream certificate is not trusted: {why}.");
                 return ("upstream_untrusted", message.into());
             }
-            Self::BadUpstreamResponse => ("upstream_failed", "The service gave no valid answer."),
-            Self::UpstreamTimeout => ("upstream_timeout", "The service did not answer in time."),
+            Self::BadUpstreamResponse => ("upstream_failed", "Invalid upstream response."),
+            Self::UpstreamTimeout => ("upstream_timeout", "Upstream timed out."),
         };
         (code, message.into())
     }
 
-    /// What operators see: the code for programs, and when the client may retry.
+    /// The code for the log, and after how many seconds the client may retry.
     pub(crate) fn code_and_retry_after(&self) -> (&'static str, Option<u64>) {
         match self {
             Self::Rejected(rejected) => (rejected.reason.code(), rejected.retry_after),
@@ -120,7 +120,7 @@ impl ServeError {
         }
     }
 
-    /// When the client may try again.
+    /// When the client may retry.
     fn pushback(&self) -> Pushback {
         match self {
             Self::Rejected(RejectedRequest { retry_after: Some(seconds), .. }) => Pushback::Seconds(*seconds),
@@ -130,14 +130,14 @@ impl ServeError {
         }
     }
 
-    /// Whether what follows on the connection cannot be trusted to be a request.
-    fn ends_the_connection(&self) -> bool {
+    /// Whether the connection must be closed because the next bytes may not be a request.
+    fn closes_connection(&self) -> bool {
         self.status() == StatusCode::BAD_REQUEST
             || matches!(self, Self::HeadTooLarge | Self::UriTooLong | Self::TooLarge | Self::SlowBody)
     }
 }
 
-/// A request that is rejected with 429. Its body is written while the rule is borrowed.
+/// A request that is rejected with 429. The body is encoded here because it borrows the rule.
 #[derive(Debug)]
 pub(crate) struct RejectedRequest {
     reason: RejectionReason,
@@ -157,7 +157,7 @@ impl RejectedRequest {
     }
 }
 
-/// The response for a request that was not served. Its headers are put where those of the request were.
+/// The response for a request that was not served. Reuses the allocation of the request headers.
 pub(crate) fn rescue(
     mut cause: ServeError,
     style: BodyStyle,
@@ -173,7 +173,7 @@ pub(crate) fn rescue(
         let (code, message) = cause.code_and_message();
         ErrorBody::new(cause.status(), code, &message).encode(style)
     };
-    let mut response = Response::new(ResponseBody::of(body));
+    let mut response = Response::new(ResponseBody::from_bytes(body));
     *response.status_mut() = cause.status();
     headers.clear();
     headers.reserve(HEADERS);
@@ -181,7 +181,7 @@ pub(crate) fn rescue(
     if let Pushback::Seconds(seconds) = cause.pushback() {
         write_retry_after(&mut headers, seconds);
     }
-    if cause.ends_the_connection() {
+    if cause.closes_connection() {
         headers.insert(CONNECTION, HeaderValue::from_static("close"));
     }
     *response.headers_mut() = headers;

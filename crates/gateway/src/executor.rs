@@ -1,4 +1,4 @@
-//! hyper's executor on the runtime of one worker: no part of a request changes threads.
+//! hyper's executor on the runtime of the current worker: tasks do not change threads.
 
 use std::future::Future;
 

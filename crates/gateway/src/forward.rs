@@ -1,4 +1,4 @@
-//! Sends a request to a server of its upstream and makes the response of what comes back.
+//! Sends a request to a server of its upstream and builds the response.
 
 use std::pin::pin;
 use std::rc::Rc;
@@ -18,23 +18,23 @@ use crate::http::request_body::UploadFailure;
 use crate::http::response_body::{ForwardedBody, ResponseBody, UpstreamBody};
 use crate::http::upgrade;
 use crate::service::Exchange;
-use crate::upstream::{ForwardedRequest, PooledConn, SendError, StickyKey, Upstream};
+use crate::upstream::{ForwardedRequest, PooledConn, SendError, StickyKey, UpstreamGroup};
 use crate::worker::Worker;
 
-/// A request on its way to a server.
-pub(crate) struct Outbound {
+/// A request to a server, and the upgrade that it asks for.
+pub(crate) struct OutboundRequest {
     pub(crate) request: ForwardedRequest,
-    pub(crate) upgrade: Option<Upgrade>,
+    pub(crate) upgrade: Option<PendingUpgrade>,
 }
 
-/// What a client's connection becomes if the upstream agrees.
-pub(crate) struct Upgrade {
+/// The upgrade of a client connection, pending until the server agrees.
+pub(crate) struct PendingUpgrade {
     client: OnUpgrade,
     conn_info: Rc<ConnInfo>,
 }
 
-impl Upgrade {
-    pub(crate) fn wanted(parts: &mut Parts, flags: HeaderFlags, conn_info: &Rc<ConnInfo>) -> Option<Self> {
+impl PendingUpgrade {
+    pub(crate) fn take_from(parts: &mut Parts, flags: HeaderFlags, conn_info: &Rc<ConnInfo>) -> Option<Self> {
         let is_wanted = hop_headers::wants_upgrade(parts.version, &parts.headers, flags);
         let client = is_wanted.then(|| parts.extensions.remove::<OnUpgrade>()).flatten()?;
         Some(Self { client, conn_info: Rc::clone(conn_info) })
@@ -42,15 +42,15 @@ impl Upgrade {
 }
 
 impl<S: Store + 'static> Exchange<'_, S> {
-    /// The response of the upstream. A server that cannot be reached is passed over: nothing was sent to it.
+    /// Returns the response of the upstream. Tries the next server if one is unreachable, since nothing was sent to it.
     pub(crate) async fn send(
         &mut self,
-        outbound: &mut Outbound,
-        (upstream, sticky_key): (&Upstream, StickyKey),
+        outbound: &mut OutboundRequest,
+        (upstream, sticky_key): (&UpstreamGroup, StickyKey),
         mut permits: Vec<Permit>,
     ) -> Result<Response<ResponseBody>, ServeError> {
         let (worker, record) = (self.worker, &mut self.record);
-        let Outbound { request, upgrade } = outbound;
+        let OutboundRequest { request, upgrade } = outbound;
         let mut server = upstream.choose(sticky_key, &[]).cloned().ok_or(ServeError::NoServer)?;
         let mut tried = Vec::new();
         let upload = request.upload().clone();
@@ -58,7 +58,10 @@ impl<S: Store + 'static> Exchange<'_, S> {
             let trial = record.start_attempt(&upstream.counts);
             let sent = {
                 let sending = pin!(worker.transport.send(&server, request, &mut permits));
-                worker.timeouts.run_within(worker.bounds.answer, sending, || upload.has_moved()).await
+                worker
+                    .timeouts
+                    .run_within(worker.limits.response_timeout, sending, || upload.has_progress())
+                    .await
             };
             let Some(sent) = sent else {
                 record.finish_attempt(trial, &server.addr, AttemptResult::TooSlow);
@@ -77,11 +80,11 @@ impl<S: Store + 'static> Exchange<'_, S> {
                     record.finish_attempt(trial, &server.addr, AttemptResult::Unreachable);
                     tried.push(Arc::as_ptr(&server));
                     server =
-                        upstream.choose(sticky_key, &tried).cloned().ok_or_else(|| unreachable(&error))?;
+                        upstream.choose(sticky_key, &tried).cloned().ok_or_else(|| connect_error(&error))?;
                 }
                 Err(error) => {
-                    let cause = broken(&error, upload.failure());
-                    // What a client sends wrongly is not the server's failure.
+                    let cause = exchange_error(&error, upload.failure());
+                    // A bad request body is not a failure of the server.
                     let result = if matches!(cause, ServeError::BadUpstreamResponse) {
                         AttemptResult::Broken
                     } else {
@@ -95,15 +98,15 @@ impl<S: Store + 'static> Exchange<'_, S> {
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
             return worker.upgrade(response, conn, upgrade.take());
         }
-        let pace = worker.bounds.response_min_rate;
-        let body = |source| ResponseBody::Upstream(Box::new(ForwardedBody::new(source, conn, pace)));
+        let min_rate = worker.limits.response_min_rate;
+        let body = |source| ResponseBody::Upstream(Box::new(ForwardedBody::new(source, conn, min_rate)));
         let mut response = response.map(body);
         hop_headers::prepare_response(response.headers_mut(), false);
         *response.version_mut() = Version::HTTP_11;
         Ok(response)
     }
 
-    /// Settlement what was charged for the time being, by the response or the lack of one.
+    /// Settles reserved charges by the response, or refunds them if no server received the request.
     pub(crate) async fn settle(
         &self,
         reservations: Reservations,
@@ -114,7 +117,7 @@ impl<S: Store + 'static> Exchange<'_, S> {
             Ok(response) => {
                 limiter.settle(reservations, response.status().as_u16(), response.headers()).await;
             }
-            // Nothing was sent to anybody.
+            // No server received the request.
             Err(ServeError::NoServer | ServeError::Unreachable | ServeError::Untrusted(_)) => {
                 limiter.release(reservations).await;
             }
@@ -124,47 +127,48 @@ impl<S: Store + 'static> Exchange<'_, S> {
 }
 
 impl<S: Store + 'static> Worker<S> {
-    /// Connects the client with the server, which has agreed to switch protocols.
+    /// Relays between client and server after the server has agreed to switch protocols.
     fn upgrade(
         &self,
         mut response: Response<UpstreamBody>,
         conn: PooledConn,
-        upgrade: Option<Upgrade>,
+        upgrade: Option<PendingUpgrade>,
     ) -> Result<Response<ResponseBody>, ServeError> {
-        let Some(Upgrade { client, conn_info }) = upgrade else {
+        let Some(PendingUpgrade { client, conn_info }) = upgrade else {
             return Err(ServeError::BadUpstreamResponse);
         };
         let server = hyper::upgrade::on(&mut response);
-        let passing = upgrade::relay((client, server), conn, conn_info, self.bounds.tunnel, self.stop());
-        tokio::task::spawn_local(passing);
+        let relay =
+            upgrade::relay((client, server), conn, conn_info, self.limits.tunnel_timeout, self.stop());
+        tokio::task::spawn_local(relay);
         let mut response = response.map(|_| ResponseBody::empty());
         hop_headers::prepare_response(response.headers_mut(), true);
         Ok(response)
     }
 }
 
-/// Why there is no connection.
-fn unreachable(error: &std::io::Error) -> ServeError {
+/// Maps a connect error: TLS certificate errors are reported with their reason.
+fn connect_error(error: &std::io::Error) -> ServeError {
     use rustls::CertificateError as Bad;
     let tls = error.get_ref().and_then(|error| error.downcast_ref());
     let Some(rustls::Error::InvalidCertificate(bad)) = tls else { return ServeError::Unreachable };
     ServeError::Untrusted(match bad {
-        Bad::UnknownIssuer => "nobody whom this machine trusts has issued it",
-        Bad::NotValidForName | Bad::NotValidForNameContext { .. } => "it is for another name",
-        Bad::Expired | Bad::ExpiredContext { .. } => "it has expired",
-        Bad::NotValidYet | Bad::NotValidYetContext { .. } => "it is not valid yet",
-        _ => "it cannot be verified",
+        Bad::UnknownIssuer => "unknown issuer",
+        Bad::NotValidForName | Bad::NotValidForNameContext { .. } => "not valid for this host name",
+        Bad::Expired | Bad::ExpiredContext { .. } => "expired",
+        Bad::NotValidYet | Bad::NotValidYetContext { .. } => "not valid yet",
+        _ => "verification failed",
     })
 }
 
-/// Whose fault it is that nothing came back. A body that its client sent wrongly ends the exchange, however the server
-/// and hyper call that.
-fn broken(error: &SendError, upload: Option<UploadFailure>) -> ServeError {
+/// Maps a failed exchange. A failed upload takes precedence: it ends the exchange, whatever error the server or hyper
+/// reports.
+fn exchange_error(error: &SendError, upload: Option<UploadFailure>) -> ServeError {
     match (upload, error) {
         (Some(UploadFailure::Malformed), _) => ServeError::BadBody,
         (Some(UploadFailure::TooLarge), _) => ServeError::TooLarge,
         (Some(UploadFailure::TooSlow), _) => ServeError::SlowBody,
-        (None, SendError::Host) => ServeError::Framing("its Host is not a host"),
+        (None, SendError::Host) => ServeError::Framing("the Host header is not a valid host"),
         (None, _) => ServeError::BadUpstreamResponse,
     }
 }

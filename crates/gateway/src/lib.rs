@@ -1,9 +1,8 @@
 //! The reverse proxy that enforces a policy.
 //!
-//! Bytes enter at `conn::listener`, one socket and one thread for each worker. `service` reads, top to bottom, as the journey of
-//! a request: what it asks for, who is banned, what it is held against, the one decision, its turn, the upstream.
-//! Whatever goes wrong is a typed cause that rises to `error`, the only place that chooses a status code. What is in
-//! force is swapped whole: no request sees half of a reload.
+//! Bytes enter at `conn::listener`. Each worker has one thread and one socket per listener. `service` handles a request
+//! from top to bottom: validation, route, limits, delay, upstream. Every failure is a typed `ServeError`, and `error` is
+//! the only module that chooses a status code. A reload swaps the whole `Snapshot`, so every request sees one policy.
 
 #![forbid(unsafe_code)]
 
@@ -22,7 +21,9 @@ mod upstream;
 mod worker;
 
 pub use crate::builder::GatewayBuilder;
-pub use crate::conn::{CertificateError, CertificateResolver, ListenError, Listener, ServerCertificate};
+pub use crate::conn::{
+    CertificateResolver, ListenError, Listener, ServerCertificate, ServerCertificateError,
+};
 pub use crate::resource_limits::{MinRate, ResourceLimits};
 pub use crate::server::{Gateway, PolicyError, StartError};
 pub use crate::snapshot::SnapshotError;

@@ -4,25 +4,25 @@ use smallvec::SmallVec;
 use tidegate_core::TimeSpan;
 use tidegate_headers::{BodyStyle, HeaderWriter, ReportedLimit, retry_after_seconds};
 use tidegate_limiter::{
-    Admitted, BodyMeter, RefundGuard, Rejected, Report, Reservations, Ruling, StoreFailed,
+    AdmittedRuling, BodyMeter, FailedRuling, RefundGuard, RejectedRuling, Reservations, Ruling, RulingReport,
 };
 use tidegate_policy::Facts;
 use tidegate_store::{Permit, Store};
 use tidegate_telemetry::DecisionKind;
 
 use crate::error::{RejectedRequest, ServeError};
-use crate::http::request_body::Metering;
+use crate::http::request_body::ByteMeter;
 use crate::service::Exchange;
-use crate::upstream::{StickyKey, Upstream};
+use crate::upstream::{StickyKey, UpstreamGroup};
 
-/// What an admitted request takes along.
+/// State of an admitted request that forwarding needs.
 #[derive(Debug)]
 pub(crate) struct AdmittedRequest {
-    /// By what a server is chosen.
+    /// Selects the server.
     pub(crate) sticky_key: StickyKey,
-    /// Held until the request has ended.
+    /// Kept until the request has ended.
     pub(crate) permits: Vec<Permit>,
-    /// To be settled.
+    /// Settled by the response or the body.
     pub(crate) reservations: Reservations,
 }
 
@@ -33,11 +33,11 @@ impl AdmittedRequest {
 }
 
 impl<S: Store + 'static> Exchange<'_, S> {
-    /// Asks the limiter. A request that must wait waits here.
+    /// Checks the limits, and delays the request if its limit requires that.
     pub(crate) async fn limit(
         &mut self,
         facts: &Facts<'_>,
-        upstream: &Upstream,
+        upstream: &UpstreamGroup,
     ) -> Result<AdmittedRequest, ServeError> {
         let (worker, snapshot) = (self.worker, self.snapshot);
         let mut scratch = worker.scratch();
@@ -45,7 +45,7 @@ impl<S: Store + 'static> Exchange<'_, S> {
         let (admitted, delay) = match worker.limiter.check(&snapshot.policy, facts, &mut scratch, now).await {
             Ruling::Admitted(admitted) => {
                 self.record_admitted(&admitted.report);
-                let Admitted { report, permits, reservations, delay } = admitted;
+                let AdmittedRuling { report, permits, reservations, delay } = admitted;
                 let sticky_key = upstream.sticky_key(|| report.client());
                 let delay = (!delay.is_zero()).then(|| (worker.limiter.refund_guard(&report), delay));
                 (AdmittedRequest { sticky_key, permits, reservations }, delay)
@@ -61,16 +61,16 @@ impl<S: Store + 'static> Exchange<'_, S> {
                 let sticky_key = upstream.sticky_key(|| addresses.client(facts.headers, facts.peer));
                 (AdmittedRequest::new(sticky_key), None)
             }
-            Ruling::StoreFailed(StoreFailed { report, permits, is_binding: false }) => {
+            Ruling::StoreFailed(FailedRuling { report, permits, is_binding: false }) => {
                 self.record(DecisionKind::StoreFailed, &report);
                 let sticky_key = upstream.sticky_key(|| report.client());
                 (AdmittedRequest { permits, ..AdmittedRequest::new(sticky_key) }, None)
             }
-            Ruling::StoreFailed(StoreFailed { report, .. }) => {
+            Ruling::StoreFailed(FailedRuling { report, .. }) => {
                 self.record(DecisionKind::StoreFailed, &report);
                 return Err(ServeError::StoreUnavailable);
             }
-            // A request names no rule.
+            // Unreachable: `check` does not take a rule name.
             Ruling::NoRule => return Err(ServeError::StoreUnavailable),
         };
         if let Some((refund, delay)) = delay {
@@ -79,7 +79,7 @@ impl<S: Store + 'static> Exchange<'_, S> {
         Ok(admitted)
     }
 
-    fn record_admitted(&mut self, report: &Report<'_>) {
+    fn record_admitted(&mut self, report: &RulingReport<'_>) {
         self.record(DecisionKind::Admitted, report);
         let limits = report.limits();
         if let Some(limit) = limits.primary() {
@@ -90,7 +90,7 @@ impl<S: Store + 'static> Exchange<'_, S> {
         }
     }
 
-    /// Waits until the request may pass. If its client does not, what was charged is given back.
+    /// Delays the request. If the client disconnects meanwhile, its charge is refunded.
     async fn wait(&self, refund: RefundGuard<S>, delay: TimeSpan) -> Result<(), ServeError> {
         let Some(_waiting) = self.worker.join_wait_queue() else { return Err(ServeError::TooManyWaiting) };
         tokio::time::sleep(delay.into()).await;
@@ -98,8 +98,8 @@ impl<S: Store + 'static> Exchange<'_, S> {
         Ok(())
     }
 
-    fn reject(&mut self, rejected: &Rejected<'_>) -> ServeError {
-        let Rejected { report, reason, rule, retry_after } = rejected;
+    fn reject(&mut self, rejected: &RejectedRuling<'_>) -> ServeError {
+        let RejectedRuling { report, reason, rule, retry_after } = rejected;
         let (client, snapshot) = (report.client(), self.snapshot);
         self.record(DecisionKind::Rejected, report);
         self.record.set_rejected(&snapshot.counted, *rule, client);
@@ -115,7 +115,7 @@ impl<S: Store + 'static> Exchange<'_, S> {
         }
         let style = snapshot.error_body();
         let mut violated = SmallVec::<[&str; 4]>::new();
-        // Other bodies do not list them.
+        // Only problem bodies list them.
         if style == BodyStyle::Problem {
             violated.extend(report.violated());
         }
@@ -123,7 +123,7 @@ impl<S: Store + 'static> Exchange<'_, S> {
         ServeError::Rejected(RejectedRequest::new(style, *reason, retry_after, limit))
     }
 
-    fn record(&mut self, decided: DecisionKind, report: &Report<'_>) {
+    fn record(&mut self, decided: DecisionKind, report: &RulingReport<'_>) {
         self.record.finish_decision(decided);
         self.record.set_client(report.client());
         for rule in report.shadow_rejections() {
@@ -132,8 +132,8 @@ impl<S: Store + 'static> Exchange<'_, S> {
     }
 }
 
-impl<S: Store + 'static> Metering for BodyMeter<S> {
-    fn saw(&mut self, bytes: usize) {
+impl<S: Store + 'static> ByteMeter for BodyMeter<S> {
+    fn record(&mut self, bytes: usize) {
         self.add(bytes);
     }
 }

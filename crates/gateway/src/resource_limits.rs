@@ -1,25 +1,25 @@
-//! What one client may cost, whatever the policy says. The defaults are safe.
+//! Limits on resources that apply to every client, independent of the policy.
 
 use std::time::Duration;
 
 /// The shortest of a connection's timeouts is this many ticks of the watchdog.
 const TICKS_PER_TIMEOUT: u32 = 3;
 
-/// Limits that hold for every request and connection.
+/// Limits that apply to every request and connection.
 #[derive(Clone, Copy, Debug)]
 pub struct ResourceLimits {
     /// Header fields of a request.
     pub headers: usize,
     /// Bytes of a request's line and headers together.
     pub head_bytes: usize,
-    /// Bytes of a body. Bodies are never buffered whole, so this bounds time, not memory.
+    /// Bytes of a request body. Bodies are streamed, so this limits time, not memory.
     pub body_bytes: u64,
-    /// How slowly a client may send a body; a modem is faster.
+    /// The minimum rate at which a client must send a body.
     pub request_min_rate: MinRate,
-    /// How slowly an upstream may send a body; event streams send something more often.
+    /// The minimum rate at which an upstream must send a body. Event streams usually send more often than one period.
     pub response_min_rate: MinRate,
-    /// Bytes that a client must read of each response that waits for it, in every `reader_window`; a modem is faster.
-    /// While nothing waits it owes nothing, so streams may be as quiet as they like.
+    /// Bytes that a client must read of each blocked response in every `reader_window`. Does not apply while no output
+    /// is blocked, so streams may be quiet.
     pub reader_bytes: u64,
     /// The time over which the rate of a slow reader is measured.
     pub reader_window: Duration,
@@ -27,27 +27,27 @@ pub struct ResourceLimits {
     pub head_timeout: Duration,
     /// How long a connection may be idle between requests.
     pub idle_timeout: Duration,
-    /// How long an upgraded connection may be silent, both ways.
-    pub tunnel: Duration,
-    /// How long until an upstream accepts a connection.
-    pub connect: Duration,
-    /// How long until an upstream's response begins.
-    pub answer: Duration,
-    /// How long a connection to an upstream may be idle before it is closed: servers and the networks between forget
-    /// such connections, some without notice.
+    /// How long an upgraded connection may be idle in both directions.
+    pub tunnel_timeout: Duration,
+    /// How long connecting to an upstream may take.
+    pub connect_timeout: Duration,
+    /// How long an upstream may take until its response starts.
+    pub response_timeout: Duration,
+    /// How long a connection to an upstream may be idle before it is closed. Servers and middleboxes drop idle
+    /// connections, some without notice.
     pub upstream_idle: Duration,
-    /// After how long without a frame an HTTP/2 upstream is pinged; it has half of that to respond. Seldom enough for
-    /// gRPC servers, which by default close a connection at the fourth ping without data between.
+    /// How long an HTTP/2 upstream connection may be quiet before a ping is sent; the server has half of that to respond.
+    /// By default, gRPC servers close a connection at the fourth ping without data in between.
     pub upstream_ping: Duration,
     /// How long a TLS handshake may take.
-    pub handshake: Duration,
-    /// How many requests of one worker may be delayed at once.
-    pub waiting: usize,
+    pub handshake_timeout: Duration,
+    /// Requests of one worker that may be delayed at the same time.
+    pub max_delayed: usize,
     /// Connections of all clients together.
     pub connections: usize,
     /// Connections of one address.
     pub connections_per_address: usize,
-    /// Streams of one HTTP/2 connection at once.
+    /// Concurrent streams of one HTTP/2 connection.
     pub streams: u32,
 }
 
@@ -63,13 +63,13 @@ impl Default for ResourceLimits {
             reader_window: Duration::from_secs(30),
             head_timeout: Duration::from_secs(15),
             idle_timeout: Duration::from_secs(75),
-            tunnel: Duration::from_mins(10),
-            connect: Duration::from_secs(5),
-            answer: Duration::from_mins(1),
+            tunnel_timeout: Duration::from_mins(10),
+            connect_timeout: Duration::from_secs(5),
+            response_timeout: Duration::from_mins(1),
             upstream_idle: Duration::from_mins(1),
             upstream_ping: Duration::from_secs(30),
-            handshake: Duration::from_secs(10),
-            waiting: 10_000,
+            handshake_timeout: Duration::from_secs(10),
+            max_delayed: 10_000,
             connections: 100_000,
             connections_per_address: 20_000,
             streams: 128,
@@ -78,20 +78,20 @@ impl Default for ResourceLimits {
 }
 
 impl ResourceLimits {
-    /// How often connections are visited. Their timeouts elapse at ticks, never early: rounded up to whole ticks, they are
-    /// less than a tick late.
+    /// The interval at which the watchdog visits connections. Timeouts are rounded up to whole ticks: they never fire
+    /// early, and fire less than a tick late.
     pub(crate) fn tick(&self) -> Duration {
         let shortest = self.head_timeout.min(self.reader_window).min(self.idle_timeout);
         (shortest / TICKS_PER_TIMEOUT).max(Duration::from_millis(1))
     }
 }
 
-/// At least this many bytes in each period.
+/// A minimum rate: at least this many bytes in each period.
 #[derive(Clone, Copy, Debug)]
 pub struct MinRate {
-    /// How long a period is.
+    /// The length of a period.
     pub period: Duration,
-    /// What it must bring.
+    /// Bytes that each period must transfer.
     pub bytes: u64,
 }
 
@@ -100,12 +100,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tick_of_the_defaults_is_five_seconds() {
+    fn tick_default_limits_is_five_seconds() {
         assert_eq!(ResourceLimits::default().tick(), Duration::from_secs(5));
     }
 
     #[test]
-    fn tick_follows_the_shortest_timeout_and_is_never_zero() {
+    fn tick_short_timeout_is_a_third_of_it_and_never_zero() {
         let limits = |idle_timeout| ResourceLimits { idle_timeout, ..ResourceLimits::default() };
         assert_eq!(limits(Duration::from_secs(3)).tick(), Duration::from_secs(1));
         assert_eq!(limits(Duration::from_hours(1)).tick(), Duration::from_secs(5));

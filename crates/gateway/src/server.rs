@@ -1,4 +1,4 @@
-//! The gateway: a policy in force, and a thread for each worker that serves it.
+//! The gateway: the active policy, and one thread for each worker.
 
 use std::io;
 use std::net::SocketAddr;
@@ -26,25 +26,25 @@ use crate::snapshot::{Snapshot, SnapshotError};
 use crate::upstream::{Connector, TlsError, health};
 use crate::worker::{SharedState, Worker};
 
-/// The reverse proxy: a limiter, the upstreams of its policy, and cores that serve requests.
+/// The reverse proxy: a limiter, the upstreams of its policy, and workers that serve requests.
 #[derive(Debug)]
 pub struct Gateway<S> {
     pub(crate) snapshot: Arc<ArcSwap<Snapshot>>,
     pub(crate) shared: SharedState<S>,
-    /// Held while a policy is replaced.
+    /// Locked while a policy is replaced.
     pub(crate) replacing: Mutex<()>,
     pub(crate) connector: Connector,
-    pub(crate) bounds: ResourceLimits,
+    pub(crate) limits: ResourceLimits,
     pub(crate) connections: Arc<ConnectionLimiter>,
 }
 
-/// Why a policy cannot be put in force.
+/// Why a policy cannot be activated.
 #[derive(Debug, Error)]
 pub enum PolicyError {
-    /// It cannot be served.
+    /// The gateway cannot serve the policy.
     #[error(transparent)]
     Snapshot(#[from] SnapshotError),
-    /// The store cannot count under its limits.
+    /// The store cannot count the limits of the policy.
     #[error(transparent)]
     Limits(#[from] StoreError),
 }
@@ -52,7 +52,7 @@ pub enum PolicyError {
 /// Why a gateway cannot start.
 #[derive(Debug, Error)]
 pub enum StartError {
-    /// Its policy cannot be put in force.
+    /// The policy cannot be activated.
     #[error(transparent)]
     Policy(#[from] PolicyError),
     /// TLS towards upstreams cannot be set up.
@@ -63,25 +63,25 @@ pub enum StartError {
     Listener {
         /// The number of the worker.
         worker: usize,
-        /// Where the listener listens.
+        /// The address of the listener.
         address: SocketAddr,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// The system starts no thread for a worker.
+    /// The system cannot start the thread of a worker.
     #[error("cannot start the thread of worker {worker}")]
     Thread {
         /// The number of the worker.
         worker: usize,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// A worker cannot wait for sockets and timers.
+    /// The async runtime of a worker cannot start.
     #[error("cannot start the runtime of worker {worker}")]
     Runtime {
         /// The number of the worker.
         worker: usize,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// The thread of a worker ended before it had started.
@@ -93,31 +93,27 @@ pub enum StartError {
 }
 
 impl<S: Store + 'static> Gateway<S> {
-    /// A gateway that asks `limiter` and serves the upstreams of its policy.
+    /// Builds a gateway that enforces the policy of `limiter` and forwards to the upstreams of that policy.
     pub fn builder(limiter: Arc<Limiter<S>>) -> GatewayBuilder<S> {
         GatewayBuilder::new(limiter)
     }
 
-    /// What decides which requests may pass.
+    /// The limiter that admits or rejects requests.
     pub fn limiter(&self) -> &Arc<Limiter<S>> {
         &self.shared.limiter
     }
 
-    /// What is counted, and what is known of connections and upstreams.
+    /// All metrics: those of the requests, and the state of connections and upstreams.
     pub fn page(&self, reader: MetricsReader) -> Exposition {
         let mut page = self.shared.telemetry.page(reader, self.shared.limiter.clock().now());
         let open = self.connections();
-        page.single(
-            "tidegate_connections_open",
-            MetricKind::Gauge,
-            "Connections of clients that are open.",
-            open,
-        );
-        self.snapshot.load().write(&mut page);
+        page.single("tidegate_connections_open", MetricKind::Gauge, "Open client connections.", open);
+        self.snapshot.load().write_metrics(&mut page);
         page
     }
 
-    /// Puts another policy in force, whole or not at all. Requests under way keep theirs; counters stay.
+    /// Activates another policy. An error leaves the current policy active. Requests in progress keep their policy, and
+    /// counters stay.
     pub fn replace(&self, active: ActivePolicy) -> Result<(), PolicyError> {
         let _replacing = self.replacing.lock().unwrap_or_else(PoisonError::into_inner);
         let limiter = &self.shared.limiter;
@@ -129,21 +125,21 @@ impl<S: Store + 'static> Gateway<S> {
         Ok(())
     }
 
-    /// How many clients are connected.
+    /// The number of open client connections.
     pub fn connections(&self) -> usize {
         self.connections.count()
     }
 
-    /// Starts a thread for each worker. They end when `stop` turns true and all requests under way have ended, or
-    /// `drain` later.
+    /// Starts a thread for each worker. After `stop` turns true, a thread ends when its requests in progress have ended,
+    /// at the latest after `drain`.
     pub fn start(
         &self,
         listeners: &[Listener],
         stop: &watch::Receiver<bool>,
         drain: Duration,
     ) -> Result<Vec<JoinHandle<()>>, StartError> {
-        let cores = listeners.iter().map(|listener| listener.sockets.len()).max().unwrap_or_default();
-        (0..cores).map(|worker| self.start_worker(worker, listeners, stop, drain)).collect()
+        let workers = listeners.iter().map(|listener| listener.sockets.len()).max().unwrap_or_default();
+        (0..workers).map(|worker| self.start_worker(worker, listeners, stop, drain)).collect()
     }
 
     fn start_worker(
@@ -159,17 +155,17 @@ impl<S: Store + 'static> Gateway<S> {
                 let address = listener.address();
                 let socket =
                     socket.try_clone().map_err(|source| StartError::Listener { worker, address, source })?;
-                sockets.push(CoreSocket { socket, address, tls: listener.tls.clone() });
+                sockets.push(WorkerSocket { socket, address, tls: listener.tls.clone() });
             }
         }
         let (snapshot, shared) = (Arc::clone(&self.snapshot), self.shared.clone());
-        let (connector, bounds, connections) =
-            (self.connector.clone(), self.bounds, Arc::clone(&self.connections));
+        let (connector, limits, connections) =
+            (self.connector.clone(), self.limits, Arc::clone(&self.connections));
         let stop = stop.clone();
         let (starting, started) = std::sync::mpsc::sync_channel(1);
-        let thread = std::thread::Builder::new().name(format!("core-{worker}"));
+        let thread = std::thread::Builder::new().name(format!("worker-{worker}"));
         let handle = thread.spawn(move || {
-            // Made on the thread where it stays: no part of a request changes threads.
+            // The runtime is built on its own thread: no part of a request changes threads.
             let runtime =
                 match Builder::new_current_thread().enable_all().build_local(LocalOptions::default()) {
                     Ok(runtime) => runtime,
@@ -180,13 +176,13 @@ impl<S: Store + 'static> Gateway<S> {
                     Ok(acceptors) => acceptors,
                     Err(error) => return drop(starting.send(Err(error))),
                 };
-                // If nobody receives it, the gateway is to stop, which `stop` says too.
+                // A closed channel means that the start failed elsewhere; `stop` ends this worker then.
                 let _ = starting.send(Ok(()));
                 if worker == 0 {
                     let log = shared.telemetry.log().clone();
                     tokio::task::spawn_local(health::watch(Arc::clone(&snapshot), connector.clone(), log));
                 }
-                let worker = Rc::new(Worker::new(snapshot, shared, connector, bounds, stop.clone()));
+                let worker = Rc::new(Worker::new(snapshot, shared, connector, limits, stop.clone()));
                 run(worker, acceptors, stop, drain).await;
             });
         });
@@ -197,8 +193,8 @@ impl<S: Store + 'static> Gateway<S> {
     }
 }
 
-/// A core's socket of one listener.
-struct CoreSocket {
+/// The socket that a worker has of one listener.
+struct WorkerSocket {
     socket: std::net::TcpListener,
     address: SocketAddr,
     tls: Option<TlsAcceptor>,
@@ -207,10 +203,10 @@ struct CoreSocket {
 /// Registers the sockets of a worker with its runtime.
 fn acceptors(
     worker: usize,
-    sockets: Vec<CoreSocket>,
+    sockets: Vec<WorkerSocket>,
     limiter: &Arc<ConnectionLimiter>,
 ) -> Result<Vec<Acceptor>, StartError> {
-    let acceptor = |CoreSocket { socket, address, tls }| {
+    let acceptor = |WorkerSocket { socket, address, tls }| {
         let listener = TcpListener::from_std(socket);
         let listener = listener.map_err(|source| StartError::Listener { worker, address, source })?;
         Ok(Acceptor { listener, tls, limiter: Arc::clone(limiter) })
@@ -225,7 +221,7 @@ async fn run<S: Store + 'static>(
     mut stop: watch::Receiver<bool>,
     drain: Duration,
 ) {
-    // The accept loops, open connections and their tunnels.
+    // Tracks the accept loops, open connections and upgraded connections.
     let open = TaskTracker::new();
     tokio::task::spawn_local(Rc::clone(&worker.watchdog).run(stop.clone()));
     tokio::task::spawn_local(Rc::clone(&worker.transport).run());
@@ -237,6 +233,6 @@ async fn run<S: Store + 'static>(
     let _ = stop.wait_for(|stop| *stop).await;
     worker.begin_stopping();
     open.close();
-    // What is still open after that is cut off.
+    // Connections that are still open after `drain` are aborted.
     let _ = tokio::time::timeout(drain, open.wait()).await;
 }

@@ -1,4 +1,4 @@
-//! A request from top to bottom.
+//! Handles a request: validation, route, limits, upstream, response.
 
 use std::borrow::Cow;
 use std::net::IpAddr;
@@ -15,37 +15,37 @@ use tidegate_store::Store;
 use tidegate_telemetry::{Log, RequestRecord};
 
 use crate::error::{ServeError, rescue};
-use crate::forward::{Outbound, Upgrade};
-use crate::http::access_log::seen;
+use crate::forward::{OutboundRequest, PendingUpgrade};
+use crate::http::access_log::summarize;
 use crate::http::header_flags::HeaderFlags;
 use crate::http::hop_headers::{self, ConnInfo};
-use crate::http::request_body::{Metering, UploadHandle};
+use crate::http::request_body::{ByteMeter, UploadHandle};
 use crate::http::response_body::ResponseBody;
 use crate::http::{grpc, trace_context, validate};
 use crate::limit::AdmittedRequest;
 use crate::upstream::ForwardedRequest;
-use crate::worker::{InForce, Worker};
+use crate::worker::{Worker, WorkerSnapshot};
 
-/// One request and its response: what they are served with, and what is noted of them on the way.
+/// One request and its response, with the state that their handling needs.
 pub(crate) struct Exchange<'e, S> {
     pub(crate) worker: &'e Rc<Worker<S>>,
-    pub(crate) snapshot: &'e Rc<InForce>,
+    pub(crate) snapshot: &'e Rc<WorkerSnapshot>,
     pub(crate) conn_info: &'e Rc<ConnInfo>,
-    /// LogSampling headers the request has.
+    /// The headers that the request has.
     flags: HeaderFlags,
-    /// Told when it is dropped, whatever happens until then.
+    /// Drop emits the record, so aborted requests are recorded too.
     pub(crate) record: RequestRecord<'e>,
     /// The rate-limit headers of the response.
     pub(crate) headers: RateLimitHeaders,
 }
 
-/// A request as it arrived. What is forwarded is taken out of it.
+/// A request as it arrived. Forwarding moves its parts out.
 pub(crate) struct ReceivedRequest {
     pub(crate) parts: Parts,
     pub(crate) body: Option<Incoming>,
 }
 
-/// Serves one request. Whatever happens, there is a response.
+/// Serves one request. Errors become responses.
 pub(crate) async fn serve<S: Store + 'static>(
     worker: &Rc<Worker<S>>,
     conn_info: &Rc<ConnInfo>,
@@ -60,14 +60,14 @@ pub(crate) async fn serve<S: Store + 'static>(
 impl<'e, S: Store + 'static> Exchange<'e, S> {
     fn begin(
         worker: &'e Rc<Worker<S>>,
-        snapshot: &'e Rc<InForce>,
+        snapshot: &'e Rc<WorkerSnapshot>,
         conn_info: &'e Rc<ConnInfo>,
         parts: &mut Parts,
     ) -> Self {
-        let flags = HeaderFlags::of_request(parts.version, &mut parts.headers);
+        let flags = HeaderFlags::scan_request(parts.version, &mut parts.headers);
         let mut record = worker.recorder.start();
         trace_context::join(&mut record, &parts.headers);
-        record.describe(|| seen(parts, conn_info.peer, &snapshot.plan().identities));
+        record.describe(|| summarize(parts, conn_info.peer, &snapshot.plan().identities));
         Self { worker, snapshot, conn_info, flags, record, headers: RateLimitHeaders::default() }
     }
 
@@ -75,13 +75,14 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
     async fn run(&mut self, request: &mut ReceivedRequest) -> Result<Response<ResponseBody>, ServeError> {
         let snapshot = self.snapshot;
         let parts = &mut request.parts;
-        self.flags = validate::framing(parts, self.flags, self.worker.bounds.body_bytes)?;
-        // One spelling of the host and of the path, for routing and matching; the path is forwarded so.
-        let host = validate::host(parts)?;
-        let host = host.as_ref().map_or(Ok(Cow::Borrowed("")), requested_host).map_err(validate::unusable)?;
+        self.flags = validate::check_framing(parts, self.flags, self.worker.limits.body_bytes)?;
+        // Routing and matching use the normalized host and path; the normalized path is forwarded.
+        let host = validate::request_host(parts)?;
+        let host =
+            host.as_ref().map_or(Ok(Cow::Borrowed("")), requested_host).map_err(validate::bad_request)?;
         let Target { route, path } =
             snapshot.policy.matcher.target(&host, parts.uri.path()).map_err(ServeError::Path)?;
-        // Before anything is charged for a request that nobody takes.
+        // A request without a route is not charged.
         let (route, upstream) =
             route.and_then(|route| Some((route, snapshot.upstream(route)?))).ok_or(ServeError::NoRoute)?;
         let is_trusted = self.check_headers(&mut parts.headers, route)?;
@@ -90,9 +91,9 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
         let admitted = self.limit(&facts, upstream).await?;
         let AdmittedRequest { sticky_key, permits, mut reservations } = admitted;
         let meter = self.worker.limiter.body_meter(&mut reservations);
-        let meter = meter.map(|meter| Box::new(meter) as Box<dyn Metering>);
+        let meter = meter.map(|meter| Box::new(meter) as Box<dyn ByteMeter>);
         let is_normalized = matches!(path, Cow::Owned(_));
-        if let Some(uri) = validate::rewritten(&parts.uri, &path, is_normalized)? {
+        if let Some(uri) = validate::rewrite_uri(&parts.uri, &path, is_normalized)? {
             parts.uri = uri;
         }
         let mut outbound = self.prepare(request, (route, is_trusted), meter);
@@ -103,12 +104,13 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
         response
     }
 
-    /// Removes what a client may not say, and rejects what says two things. Returns whether the peer is a trusted proxy.
+    /// Removes headers that the client may not send, and rejects ambiguous ones. Returns whether the peer is a trusted
+    /// proxy.
     fn check_headers(&self, headers: &mut HeaderMap, route: &Route) -> Result<bool, ServeError> {
         let addresses = self.snapshot.plan().identities.addresses();
         let is_trusted = addresses.trusts(self.conn_info.peer);
         let rules = (self.snapshot.policy.matcher.header_rules(), route.http.underscore_headers);
-        hop_headers::from_client(headers, self.flags, is_trusted, rules).map_err(ServeError::Headers)?;
+        hop_headers::sanitize_request(headers, self.flags, is_trusted, rules).map_err(ServeError::Headers)?;
         if is_trusted {
             addresses.check(headers, self.conn_info.peer).map_err(ServeError::Headers)?;
         }
@@ -120,10 +122,10 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
         &mut self,
         ReceivedRequest { parts, body }: &mut ReceivedRequest,
         (route, is_trusted): (&Route, bool),
-        meter: Option<Box<dyn Metering>>,
-    ) -> Outbound {
+        meter: Option<Box<dyn ByteMeter>>,
+    ) -> OutboundRequest {
         let (worker, snapshot, conn_info, flags) = (self.worker, self.snapshot, self.conn_info, self.flags);
-        let upgrade = Upgrade::wanted(parts, flags, conn_info);
+        let upgrade = PendingUpgrade::take_from(parts, flags, conn_info);
         let addresses = snapshot.plan().identities.addresses();
         let ignores_forwarding = hop_headers::prepare_request(
             &mut parts.headers,
@@ -133,20 +135,20 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
             upgrade.is_some(),
         );
         if ignores_forwarding && snapshot.is_first_ignored_forwarding() {
-            warn_of_forwarding(&worker.log, conn_info.peer);
+            warn_of_ignored_forwarding(&worker.log, conn_info.peer);
         }
-        trace_context::pass_on(&self.record, &mut parts.headers);
+        trace_context::propagate(&self.record, &mut parts.headers);
         self.record.set_id(|| parts.headers.get(hop_headers::REQUEST_ID).and_then(|id| id.to_str().ok()));
-        // Every gRPC call has `te: trailers`. If its upstream fails, the response needs its content type, and by then its
-        // headers have left.
+        // The response to a failed gRPC call needs the content type of the request, whose headers are moved out below.
+        // Every gRPC call has `te: trailers`.
         let may_be_grpc = flags.contains(HeaderFlags::TE) && parts.version == Version::HTTP_2;
         let grpc =
             if may_be_grpc { grpc::content_type(parts.version, &parts.headers).cloned() } else { None };
         let upload = body.take().map(|body| {
-            let bounds = (worker.bounds.body_bytes, worker.bounds.request_min_rate);
+            let limits = (worker.limits.body_bytes, worker.limits.request_min_rate);
             UploadHandle::new(
                 body,
-                bounds,
+                limits,
                 &conn_info.activity,
                 (snapshot, route.http.underscore_headers),
                 meter,
@@ -156,10 +158,10 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
         if let Some(grpc) = grpc {
             parts.headers.insert(CONTENT_TYPE, grpc);
         }
-        Outbound { request, upgrade }
+        OutboundRequest { request, upgrade }
     }
 
-    /// The response with its rate-limit headers. Every failure ends here, and only here becomes a status code.
+    /// The response with its rate-limit headers. Errors become responses here.
     fn respond(
         &mut self,
         served: Result<Response<ResponseBody>, ServeError>,
@@ -180,15 +182,15 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
             }
         };
         self.headers.insert_into(response.headers_mut());
-        // A gRPC call that is rejected counts as such, though it gets 200.
+        // A rejected gRPC call gets 200 but is recorded with the status of the error.
         self.record.set_response(status.as_u16(), response.body().size_hint().exact());
         response
     }
 }
 
-/// Tells the operator that the address of a proxy may be counted instead of its clients'.
-fn warn_of_forwarding(log: &Log, peer: IpAddr) {
-    let message = "X-Forwarded-For and Forwarded are ignored, because `clients.ip.trusted_proxies` is empty: all clients \
-                   behind one proxy share one limit; if this peer is your proxy, list its address there";
+/// Warns that the gateway may count the address of a proxy instead of those of its clients.
+fn warn_of_ignored_forwarding(log: &Log, peer: IpAddr) {
+    let message = "ignored X-Forwarded-For and Forwarded because `clients.ip.trusted_proxies` is empty; clients behind one \
+                   proxy share one limit; if this peer is your proxy, add its address to `clients.ip.trusted_proxies`";
     log.event("forwarding_headers_ignored", message, &[("peer", &peer.to_string())]);
 }

@@ -1,4 +1,4 @@
-//! What is in force: the policy and the upstreams it names, swapped whole.
+//! The active policy with its upstreams, swapped as a whole.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,63 +8,65 @@ use tidegate_headers::{BodyStyle, HeaderStyle};
 use tidegate_policy::{ActivePolicy, ClientKind, CounterScope, Plan, Route};
 use tidegate_telemetry::{Exposition, MetricKind, Metrics, RuleSlots};
 
-use crate::upstream::{InvalidServerUrl, Server, Upstream};
+use crate::upstream::{InvalidServerUrl, Server, UpstreamGroup};
 
 /// A policy with its upstreams.
 #[derive(Debug)]
 pub(crate) struct Snapshot {
     pub(crate) policy: Arc<ActivePolicy>,
-    upstreams: Vec<Upstream>,
-    /// Where its rules are counted.
+    upstreams: Vec<UpstreamGroup>,
+    /// The metric slots of the rules.
     pub(crate) counted: RuleSlots,
-    /// Whether the next request with forwarding headers is worth a warning.
-    warns_of_forwarding: AtomicBool,
+    /// Whether the next request with ignored forwarding headers triggers a warning.
+    warns_of_ignored_forwarding: AtomicBool,
 }
 
-/// A policy that cannot be served.
+/// Why a policy cannot be served.
 #[derive(Debug, Error)]
 pub enum SnapshotError {
-    /// An upstream's server cannot be.
+    /// The URL of a server is invalid.
     #[error("upstream `{upstream}`: {source}")]
     Server {
         /// The upstream's name.
         upstream: String,
-        /// What is wrong with it.
+        /// The cause.
         source: InvalidServerUrl,
     },
 }
 
 impl Snapshot {
-    /// A policy with its upstreams. Servers that were there `before` keep what is known of them.
+    /// A policy with its upstreams. Servers that the previous snapshot has keep their state.
     pub(crate) fn new(
         policy: Arc<ActivePolicy>,
-        before: Option<&Self>,
+        previous_snapshot: Option<&Self>,
         metrics: &Metrics,
     ) -> Result<Self, SnapshotError> {
         let mut upstreams = Vec::new();
         for planned in &policy.matcher.plan().upstreams {
-            let mut upstream = Upstream::new(planned, metrics.upstream(&planned.name))
+            let mut upstream = UpstreamGroup::new(planned, metrics.upstream(&planned.name))
                 .map_err(|source| SnapshotError::Server { upstream: planned.name.clone(), source })?;
-            if let Some(earlier) = before.and_then(|snapshot| snapshot.named(&planned.name)) {
-                upstream.adopt(earlier);
+            if let Some(previous) =
+                previous_snapshot.and_then(|snapshot| snapshot.upstream_named(&planned.name))
+            {
+                upstream.adopt(previous);
             }
             upstreams.push(upstream);
         }
         let counted = metrics.apply(policy.matcher.plan());
         let plan = policy.matcher.plan();
         let warns = plan.clients.trusted_proxies.is_empty() && counts_addresses(plan);
-        Ok(Self { policy, upstreams, counted, warns_of_forwarding: AtomicBool::new(warns) })
+        Ok(Self { policy, upstreams, counted, warns_of_ignored_forwarding: AtomicBool::new(warns) })
     }
 
-    /// Whether the operator should know of a request whose forwarding headers were ignored. True once at most: if the policy
+    /// Whether to warn that the forwarding headers of a request were ignored. True once at most, and only if the policy
     /// counts addresses and trusts no proxy.
     pub(crate) fn is_first_ignored_forwarding(&self) -> bool {
-        // A load alone is no write that other cores would have to see.
-        self.warns_of_forwarding.load(Ordering::Relaxed)
-            && self.warns_of_forwarding.swap(false, Ordering::Relaxed)
+        // The load avoids a write, which would invalidate the cache line on other CPU cores.
+        self.warns_of_ignored_forwarding.load(Ordering::Relaxed)
+            && self.warns_of_ignored_forwarding.swap(false, Ordering::Relaxed)
     }
 
-    fn named(&self, name: &str) -> Option<&Upstream> {
+    fn upstream_named(&self, name: &str) -> Option<&UpstreamGroup> {
         self.upstreams.iter().find(|upstream| upstream.name == name)
     }
 
@@ -81,37 +83,40 @@ impl Snapshot {
     }
 
     /// The upstream that the requests of `route` go to.
-    pub(crate) fn upstream(&self, route: &Route) -> Option<&Upstream> {
+    pub(crate) fn upstream(&self, route: &Route) -> Option<&UpstreamGroup> {
         self.upstreams.get(route.upstream)
     }
 
-    pub(crate) fn upstreams(&self) -> &[Upstream] {
+    pub(crate) fn upstreams(&self) -> &[UpstreamGroup] {
         &self.upstreams
     }
 
-    /// What is known of servers.
-    pub(crate) fn write(&self, page: &mut Exposition) {
+    /// Writes the metrics of the servers.
+    pub(crate) fn write_metrics(&self, page: &mut Exposition) {
         let mut family = page.family(
             "tidegate_upstream_healthy",
             MetricKind::Gauge,
-            "Whether a server is taken for well: 1, or 0.",
+            "1 if the server is healthy, otherwise 0.",
         );
         self.each_server(|labels, server| family.sample(labels, u8::from(server.is_healthy())));
         let mut family = page.family(
             "tidegate_upstream_in_flight",
             MetricKind::Gauge,
-            "Requests that a server is working on.",
+            "Requests in flight to the server.",
         );
         self.each_server(|labels, server| family.sample(labels, server.load()));
-        let mut family =
-            page.family("tidegate_upstream_connections", MetricKind::Gauge, "Open connections to a server.");
+        let mut family = page.family(
+            "tidegate_upstream_connections",
+            MetricKind::Gauge,
+            "Open connections to the server.",
+        );
         self.each_server(|labels, server| family.sample(labels, server.connections()));
     }
 
-    fn each_server(&self, mut tell: impl FnMut(&[(&str, &str)], &Server)) {
+    fn each_server(&self, mut visit: impl FnMut(&[(&str, &str)], &Server)) {
         for upstream in &self.upstreams {
             for server in &upstream.servers {
-                tell(&[("upstream", &upstream.name), ("server", &server.addr)], server);
+                visit(&[("upstream", &upstream.name), ("server", &server.addr)], server);
             }
         }
     }

@@ -1,4 +1,4 @@
-//! What one worker has to serve requests with.
+//! The state of one worker thread.
 
 use std::cell::{Cell, RefCell};
 use std::ops::{Deref, DerefMut};
@@ -18,7 +18,7 @@ use crate::resource_limits::ResourceLimits;
 use crate::snapshot::Snapshot;
 use crate::upstream::{Connector, Server, TimeoutWheel, Transport};
 
-/// What the cores share.
+/// The state that all workers share.
 #[derive(Debug)]
 pub(crate) struct SharedState<S> {
     pub(crate) limiter: Arc<Limiter<S>>,
@@ -31,7 +31,7 @@ impl<S> Clone for SharedState<S> {
     }
 }
 
-/// The state of one worker. Whatever is shared with others is behind an `Arc`.
+/// The state of one worker. State that is shared with other workers is behind an `Arc`.
 #[derive(Debug)]
 pub(crate) struct Worker<S> {
     snapshot: RefCell<Cache<Arc<ArcSwap<Snapshot>>, Arc<Snapshot>>>,
@@ -41,21 +41,21 @@ pub(crate) struct Worker<S> {
     pub(crate) transport: Rc<Transport>,
     pub(crate) watchdog: Rc<Watchdog>,
     pub(crate) timeouts: Rc<TimeoutWheel>,
-    pub(crate) bounds: ResourceLimits,
+    pub(crate) limits: ResourceLimits,
     scratches: RefCell<Vec<Scratch>>,
     pub(crate) header_values: RefCell<HeaderValueCache>,
     waiting: Cell<usize>,
     is_stopping: Cell<bool>,
     stop: watch::Receiver<bool>,
-    /// What was in force when a request was last served.
-    served: RefCell<Rc<InForce>>,
+    /// The snapshot that the latest request was served with.
+    served: RefCell<Rc<WorkerSnapshot>>,
 }
 
-/// What is in force, for the requests of one worker: counting them is no other core's business.
+/// The active snapshot. Requests share it by an `Rc`, so that its reference count is not contended between CPU cores.
 #[derive(Debug)]
-pub(crate) struct InForce(Arc<Snapshot>);
+pub(crate) struct WorkerSnapshot(Arc<Snapshot>);
 
-impl Deref for InForce {
+impl Deref for WorkerSnapshot {
     type Target = Snapshot;
 
     fn deref(&self) -> &Snapshot {
@@ -68,20 +68,20 @@ impl<S: Store + 'static> Worker<S> {
         snapshot: Arc<ArcSwap<Snapshot>>,
         shared: SharedState<S>,
         connector: Connector,
-        bounds: ResourceLimits,
+        limits: ResourceLimits,
         stop: watch::Receiver<bool>,
     ) -> Self {
         let SharedState { limiter, telemetry } = shared;
         Self {
-            served: RefCell::new(Rc::new(InForce(snapshot.load_full()))),
+            served: RefCell::new(Rc::new(WorkerSnapshot(snapshot.load_full()))),
             snapshot: RefCell::new(Cache::new(snapshot)),
             recorder: telemetry.recorder(Arc::clone(limiter.clock())),
             log: telemetry.log().clone(),
             limiter,
-            transport: Transport::new(connector, &bounds),
-            watchdog: Rc::new(Watchdog::new(&bounds)),
+            transport: Transport::new(connector, &limits),
+            watchdog: Rc::new(Watchdog::new(&limits)),
             timeouts: Rc::default(),
-            bounds,
+            limits,
             scratches: RefCell::default(),
             header_values: RefCell::default(),
             waiting: Cell::new(0),
@@ -90,12 +90,12 @@ impl<S: Store + 'static> Worker<S> {
         }
     }
 
-    /// What is in force. The first to see a new policy lets go of connections that nobody needs any more.
-    pub(crate) fn snapshot(&self) -> Rc<InForce> {
+    /// The active snapshot. The first request after a reload closes idle connections to servers that were removed.
+    pub(crate) fn snapshot(&self) -> Rc<WorkerSnapshot> {
         let (mut snapshot, mut served) = (self.snapshot.borrow_mut(), self.served.borrow_mut());
         let snapshot = snapshot.load();
         if !Arc::ptr_eq(snapshot, &served.0) {
-            *served = Rc::new(InForce(Arc::clone(snapshot)));
+            *served = Rc::new(WorkerSnapshot(Arc::clone(snapshot)));
             let is_used = |server: &Arc<Server>| {
                 snapshot
                     .upstreams()
@@ -108,7 +108,7 @@ impl<S: Store + 'static> Worker<S> {
         Rc::clone(&served)
     }
 
-    /// From now on every answer is the last of its connection.
+    /// From now on every response is the last of its connection.
     pub(crate) fn begin_stopping(&self) {
         self.is_stopping.set(true);
     }
@@ -117,21 +117,21 @@ impl<S: Store + 'static> Worker<S> {
         self.is_stopping.get()
     }
 
-    /// Turns true when it is to stop.
+    /// Turns true when the worker must stop.
     pub(crate) fn stop(&self) -> watch::Receiver<bool> {
         self.stop.clone()
     }
 
-    /// A scratch from the pool; dropping it returns it.
+    /// Takes a scratch from the pool.
     pub(crate) fn scratch(&self) -> PooledScratch<'_> {
         let scratch = self.scratches.borrow_mut().pop().unwrap_or_default();
         PooledScratch { pool: &self.scratches, scratch }
     }
 
-    /// A place among those who wait; `None` if all are taken.
+    /// A slot for a delayed request; `None` if all are taken.
     pub(crate) fn join_wait_queue(self: &Rc<Self>) -> Option<QueueSlot<S>> {
         let waiting = self.waiting.get();
-        (waiting < self.bounds.waiting).then(|| {
+        (waiting < self.limits.max_delayed).then(|| {
             self.waiting.set(waiting + 1);
             QueueSlot(Rc::clone(self))
         })
@@ -165,7 +165,7 @@ impl Drop for PooledScratch<'_> {
     }
 }
 
-/// A request that is held until its turn comes.
+/// The slot of a delayed request.
 #[derive(Debug)]
 pub(crate) struct QueueSlot<S>(Rc<Worker<S>>);
 

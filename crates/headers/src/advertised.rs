@@ -23,16 +23,16 @@ const MAX_LIMITS: usize = 64;
 /// A reset of at least this many seconds is a Unix time: nobody announces a wait of 31 years.
 const FIRST_UNIX_SECOND: u64 = 1_000_000_000;
 
-const X_RATE_LIMIT: SingleValued = SingleValued {
+const X_RATE_LIMIT: SingleValueHeaders = SingleValueHeaders {
     limit: HeaderName::from_static("x-rate-limit-limit"),
     remaining: HeaderName::from_static("x-rate-limit-remaining"),
     reset: HeaderName::from_static("x-rate-limit-reset"),
 };
-const X_RATELIMIT: SingleValued =
-    SingleValued { limit: names::X_LIMIT, remaining: names::X_REMAINING, reset: names::X_RESET };
-const RATELIMIT: SingleValued =
-    SingleValued { limit: names::LIMIT, remaining: names::REMAINING, reset: names::RESET };
-const SINGLE_VALUED: [SingleValued; 3] = [RATELIMIT, X_RATELIMIT, X_RATE_LIMIT];
+const X_RATELIMIT: SingleValueHeaders =
+    SingleValueHeaders { limit: names::X_LIMIT, remaining: names::X_REMAINING, reset: names::X_RESET };
+const RATELIMIT: SingleValueHeaders =
+    SingleValueHeaders { limit: names::LIMIT, remaining: names::REMAINING, reset: names::RESET };
+const SINGLE_VALUED: [SingleValueHeaders; 3] = [RATELIMIT, X_RATELIMIT, X_RATE_LIMIT];
 
 /// Everything that a response says about limits.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -80,13 +80,13 @@ impl AdvertisedLimits {
 }
 
 /// Headers that hold one value each.
-struct SingleValued {
+struct SingleValueHeaders {
     limit: HeaderName,
     remaining: HeaderName,
     reset: HeaderName,
 }
 
-impl SingleValued {
+impl SingleValueHeaders {
     /// The limit that they report; `None` without any of them. Early drafts append policies to the limit; they are added to
     /// `limits`.
     fn read(

@@ -21,7 +21,7 @@ impl RejectionReason {
         match self {
             Self::Limit => "rate_limit_exceeded",
             Self::LockOut => "locked_out",
-            Self::Concurrency => "too_many_at_once",
+            Self::Concurrency => "concurrency_exceeded",
         }
     }
 
@@ -40,7 +40,7 @@ impl RejectionReason {
             nested_code: Some(match self {
                 Self::Limit => "RATE_LIMITED",
                 Self::LockOut => "LOCKED_OUT",
-                Self::Concurrency => "TOO_MANY_AT_ONCE",
+                Self::Concurrency => "CONCURRENCY_EXCEEDED",
             }),
             message: self.sentence(retry_after),
             problem: Some(self.problem()),
@@ -52,12 +52,10 @@ impl RejectionReason {
     /// The message without the time.
     const fn sentence(self, retry_after: Option<u64>) -> &'static str {
         match self {
-            _ if retry_after.is_none() => {
-                "This request costs more than its limit ever allows. Retrying does not help."
-            }
+            _ if retry_after.is_none() => "Request cost exceeds the limit. Retrying will not help.",
             Self::Limit => "Too many requests.",
-            Self::LockOut => "Too many rejected requests: this client is locked out.",
-            Self::Concurrency => "Too many requests at once.",
+            Self::LockOut => "Client is locked out after too many rejected requests.",
+            Self::Concurrency => "Too many concurrent requests.",
         }
     }
 

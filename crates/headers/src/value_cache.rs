@@ -26,7 +26,7 @@ impl HeaderValueCache {
     pub(crate) fn policy(&mut self, reports: &[LimitReport<'_>]) -> HeaderValue {
         let is_same = |quotas: &Vec<AnnouncedQuota>| {
             quotas.len() == reports.len()
-                && quotas.iter().zip(reports).all(|(quota, report)| quota.is_of(report))
+                && quotas.iter().zip(reports).all(|(quota, report)| quota.describes(report))
         };
         let write = || (reports.iter().map(AnnouncedQuota::new).collect(), policy_value(reports));
         self.policies.get(fingerprint(reports), is_same, write)
@@ -74,7 +74,7 @@ impl AnnouncedQuota {
         Self { name: report.name.into(), quota: report.quota, window: report.window, unit: report.unit }
     }
 
-    fn is_of(&self, report: &LimitReport<'_>) -> bool {
+    fn describes(&self, report: &LimitReport<'_>) -> bool {
         self.quota == report.quota
             && self.window == report.window
             && self.unit == report.unit

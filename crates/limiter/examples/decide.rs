@@ -50,7 +50,7 @@ fn describe(ruling: &Ruling<'_>) -> String {
             let name = limits.primary().map_or("a limit", |limit| limit.name);
             match rejected.retry_after {
                 Some(after) => format!("rejected by `{name}`; retry after {} s", after.as_secs_ceil()),
-                None => format!("rejected by `{name}`; it costs more than the limit ever allows"),
+                None => format!("rejected by `{name}`; the cost exceeds the limit"),
             }
         }
         Ruling::Banned => "banned".to_owned(),

@@ -7,7 +7,7 @@ use tidegate_policy::{ConcurrencyCheck, ConcurrencyRule, MatchedRequest};
 use tidegate_store::{Permit, Permits};
 
 /// What came of asking for the permits of a request.
-pub(crate) struct Acquired {
+pub(crate) struct AcquiredPermits {
     /// Held until the request has ended.
     pub(crate) permits: Vec<Permit>,
     /// Rules in shadow mode that had no permit left.
@@ -19,8 +19,8 @@ pub(crate) struct Acquired {
 pub(crate) fn acquire<'a>(
     permits: &Arc<Permits>,
     matched: &MatchedRequest<'a>,
-) -> Result<Acquired, (&'a ConcurrencyRule, Vec<RuleId>)> {
-    let mut acquired = Acquired { permits: Vec::new(), shadow: Vec::new() };
+) -> Result<AcquiredPermits, (&'a ConcurrencyRule, Vec<RuleId>)> {
+    let mut acquired = AcquiredPermits { permits: Vec::new(), shadow: Vec::new() };
     for ConcurrencyCheck { rule, key, role, .. } in matched.concurrency_checks() {
         match permits.acquire(key, rule.concurrent) {
             Some(permit) => acquired.permits.push(permit),

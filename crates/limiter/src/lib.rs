@@ -53,6 +53,6 @@ mod ruling;
 
 pub use limiter::{Limiter, PreparedPolicy, RuleCheck};
 pub use refund::RefundGuard;
-pub use report::{Report, ReportedLimits};
+pub use report::{ReportedLimits, RulingReport};
 pub use reservation::{BodyMeter, Reservations};
-pub use ruling::{Admitted, Rejected, Ruling, StoreFailed};
+pub use ruling::{AdmittedRuling, FailedRuling, RejectedRuling, Ruling};

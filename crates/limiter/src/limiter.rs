@@ -11,12 +11,12 @@ use tidegate_policy::{
 use tidegate_store::{Clock, Penalties, Permits, RetainedLimits, Store, StoreError};
 
 use crate::ban_list::BanList;
-use crate::concurrency::{self, Acquired};
+use crate::concurrency::{self, AcquiredPermits};
 use crate::lockout;
 use crate::refund::RefundGuard;
-use crate::report::Report;
+use crate::report::RulingReport;
 use crate::reservation::Reservations;
-use crate::ruling::{Admitted, Rejected, Ruling, StoreFailed};
+use crate::ruling::{AdmittedRuling, FailedRuling, RejectedRuling, Ruling};
 
 /// When to try again where nobody can know: a request that holds a permit may end at any time.
 const CONCURRENCY_RETRY: TimeSpan = TimeSpan::from_secs(1);
@@ -24,7 +24,7 @@ const CONCURRENCY_RETRY: TimeSpan = TimeSpan::from_secs(1);
 /// Decides which requests may pass.
 #[derive(Debug)]
 pub struct Limiter<S> {
-    pub(crate) shared: Arc<Shared<S>>,
+    pub(crate) shared: Arc<SharedStore<S>>,
     policy: ArcSwap<ActivePolicy>,
     /// The limits of the policy in force, which the store must be able to count.
     retained: Mutex<RetainedLimits>,
@@ -35,7 +35,7 @@ pub struct Limiter<S> {
 
 /// What charges and refunds after a request need.
 #[derive(Debug)]
-pub(crate) struct Shared<S> {
+pub(crate) struct SharedStore<S> {
     pub(crate) store: Arc<S>,
     pub(crate) clock: Arc<dyn Clock>,
 }
@@ -52,7 +52,7 @@ pub struct RuleCheck<'c> {
 }
 
 /// Why a request has no checks.
-enum NoChecks {
+enum SkipReason {
     Banned,
     Exempt(Exemption),
     NoRule,
@@ -78,7 +78,7 @@ impl<S: Store + 'static> Limiter<S> {
     pub fn new(active: ActivePolicy, store: Arc<S>, clock: Arc<dyn Clock>) -> Result<Self, StoreError> {
         let retained = retain_limits(&*store, &active, clock.now())?;
         Ok(Self {
-            shared: Arc::new(Shared { store, clock }),
+            shared: Arc::new(SharedStore { store, clock }),
             policy: ArcSwap::from_pointee(active),
             retained: Mutex::new(retained),
             bans: BanList::default(),
@@ -151,8 +151,8 @@ impl<S: Store + 'static> Limiter<S> {
             let bans = bans.as_deref().map(|bans| &**bans);
             let known = RuntimeData { directory: policy.directory.as_deref(), bans };
             match policy.matcher.admit(facts, known, now, scratch) {
-                Admission::Banned { .. } => Err(NoChecks::Banned),
-                Admission::Exempt { why } => Err(NoChecks::Exempt(why)),
+                Admission::Banned { .. } => Err(SkipReason::Banned),
+                Admission::Exempt { why } => Err(SkipReason::Exempt(why)),
                 Admission::Checked(matched) => Ok(matched),
             }
         })
@@ -168,7 +168,7 @@ impl<S: Store + 'static> Limiter<S> {
         now: Timestamp,
     ) -> impl Future<Output = Ruling<'a>> + Send {
         self.decide(policy, now, move || {
-            policy.matcher.match_rule(rule, client, cost, scratch).ok_or(NoChecks::NoRule)
+            policy.matcher.match_rule(rule, client, cost, scratch).ok_or(SkipReason::NoRule)
         })
     }
 
@@ -184,7 +184,7 @@ impl<S: Store + 'static> Limiter<S> {
     }
 
     /// Gives back what a request was charged, unless [`RefundGuard::keep`] is called.
-    pub fn refund_guard(&self, report: &Report<'_>) -> RefundGuard<S> {
+    pub fn refund_guard(&self, report: &RulingReport<'_>) -> RefundGuard<S> {
         RefundGuard::new(&self.shared, report)
     }
 
@@ -193,19 +193,19 @@ impl<S: Store + 'static> Limiter<S> {
         &self,
         policy: &'a ActivePolicy,
         now: Timestamp,
-        find: impl FnOnce() -> Result<MatchedRequest<'a>, NoChecks> + Send,
+        find: impl FnOnce() -> Result<MatchedRequest<'a>, SkipReason> + Send,
     ) -> Ruling<'a> {
         let matched = match find() {
             Ok(matched) => matched,
-            Err(NoChecks::Banned) => return Ruling::Banned,
-            Err(NoChecks::Exempt(why)) => return Ruling::Exempt(why),
-            Err(NoChecks::NoRule) => return Ruling::NoRule,
+            Err(SkipReason::Banned) => return Ruling::Banned,
+            Err(SkipReason::Exempt(why)) => return Ruling::Exempt(why),
+            Err(SkipReason::NoRule) => return Ruling::NoRule,
         };
         // A client that is locked out is charged nothing: it would find its limits used up afterwards.
         if policy.matcher.has_penalties() {
             let lock_outs = lockout::in_force(&self.penalties, &matched, now);
             if !lock_outs.is_empty() {
-                let report = Report { lock_outs, ..Report::new(matched.applied(), now) };
+                let report = RulingReport { lock_outs, ..RulingReport::new(matched.applied(), now) };
                 return Box::pin(self.reject_uncharged(&matched, report)).await;
             }
         }
@@ -213,7 +213,11 @@ impl<S: Store + 'static> Limiter<S> {
         let acquired = match concurrency::acquire(&self.permits, &matched) {
             Ok(acquired) => acquired,
             Err((rule, shadow)) => {
-                let report = Report { exhausted: Some(rule), shadow, ..Report::new(matched.applied(), now) };
+                let report = RulingReport {
+                    exhausted: Some(rule),
+                    shadow,
+                    ..RulingReport::new(matched.applied(), now)
+                };
                 return Box::pin(self.reject_uncharged(&matched, report)).await;
             }
         };
@@ -229,13 +233,13 @@ impl<S: Store + 'static> Limiter<S> {
         &self,
         policy: &ActivePolicy,
         matched: &MatchedRequest<'a>,
-        (acquired, now): (Acquired, Timestamp),
+        (acquired, now): (AcquiredPermits, Timestamp),
         decided: Result<Decision, StoreError>,
     ) -> Ruling<'a> {
         let mut admitted = admitted(matched, acquired, now);
         let Ok(decision) = decided else {
-            let Admitted { report, permits, .. } = admitted;
-            return Ruling::StoreFailed(StoreFailed {
+            let AdmittedRuling { report, permits, .. } = admitted;
+            return Ruling::StoreFailed(FailedRuling {
                 report,
                 permits,
                 is_binding: matched.has_binding_check(),
@@ -253,14 +257,18 @@ impl<S: Store + 'static> Limiter<S> {
         report.primary = matched.tightest(decision);
         admitted.delay = wait;
         if policy.matcher.has_reservations() {
-            admitted.reservations = Reservations::of(matched, decision);
+            admitted.reservations = Reservations::new(matched, decision);
         }
         Ruling::Admitted(admitted)
     }
 
     /// Rejects a request that its limits were not asked for. They are asked now, without a charge: a client that came back
     /// before they admit the request would be rejected again.
-    async fn reject_uncharged<'a>(&self, matched: &MatchedRequest<'a>, mut report: Report<'a>) -> Ruling<'a> {
+    async fn reject_uncharged<'a>(
+        &self,
+        matched: &MatchedRequest<'a>,
+        mut report: RulingReport<'a>,
+    ) -> Ruling<'a> {
         if let Ok(peeked) = self.store().peek(matched.checks(), report.at).await {
             (report.at, report.is_peeked) = (peeked.at, true);
             report.decision = Some(peeked);
@@ -271,30 +279,30 @@ impl<S: Store + 'static> Limiter<S> {
 
 fn admitted<'a>(
     matched: &MatchedRequest<'a>,
-    Acquired { permits, shadow }: Acquired,
+    AcquiredPermits { permits, shadow }: AcquiredPermits,
     now: Timestamp,
-) -> Admitted<'a> {
-    let report = Report { shadow, ..Report::new(matched.applied(), now) };
-    Admitted { report, permits, reservations: Reservations::default(), delay: TimeSpan::ZERO }
+) -> AdmittedRuling<'a> {
+    let report = RulingReport { shadow, ..RulingReport::new(matched.applied(), now) };
+    AdmittedRuling { report, permits, reservations: Reservations::default(), delay: TimeSpan::ZERO }
 }
 
-fn reject(mut report: Report<'_>) -> Ruling<'_> {
+fn reject(mut report: RulingReport<'_>) -> Ruling<'_> {
     let Some(rule) = report.find_rejecting() else {
         // Not reached: something rejects it.
-        return Ruling::StoreFailed(StoreFailed { report, permits: Vec::new(), is_binding: true });
+        return Ruling::StoreFailed(FailedRuling { report, permits: Vec::new(), is_binding: true });
     };
     let reason = match &report {
-        Report { exhausted: Some(_), .. } => RejectionReason::Concurrency,
-        Report { lock_outs, .. } if !lock_outs.is_empty() => RejectionReason::LockOut,
+        RulingReport { exhausted: Some(_), .. } => RejectionReason::Concurrency,
+        RulingReport { lock_outs, .. } if !lock_outs.is_empty() => RejectionReason::LockOut,
         _ => RejectionReason::Limit,
     };
     let retry_after = retry_after(&report);
-    Ruling::Rejected(Rejected { report, reason, rule, retry_after })
+    Ruling::Rejected(RejectedRuling { report, reason, rule, retry_after })
 }
 
 /// How long until nothing rejects a request any more; `None` if a limit always will. No limit admits less while nobody
 /// spends, so that is the longest of the times that each of them needs.
-fn retry_after(report: &Report<'_>) -> Option<TimeSpan> {
+fn retry_after(report: &RulingReport<'_>) -> Option<TimeSpan> {
     let limits = match report.decision.as_ref().map(|decision| decision.verdict) {
         Some(Verdict::Never) => return None,
         Some(Verdict::NotUntil { retry_after }) => retry_after,

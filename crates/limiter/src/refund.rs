@@ -5,14 +5,14 @@ use std::sync::Arc;
 use tidegate_core::{Cost, CounterKey, Limit, Refund, RuleId, Timestamp};
 use tidegate_store::Store;
 
-use crate::limiter::Shared;
-use crate::report::Report;
+use crate::limiter::SharedStore;
+use crate::report::RulingReport;
 
 /// What a request was charged, given back when this is dropped: while the request waits, and whenever it is not served for
 /// a reason that is not its client's.
 #[derive(Debug)]
 pub struct RefundGuard<S: Store + 'static> {
-    shared: Arc<Shared<S>>,
+    shared: Arc<SharedStore<S>>,
     charges: Vec<PendingCharge>,
 }
 
@@ -34,7 +34,7 @@ impl PendingCharge {
 }
 
 impl<S: Store + 'static> RefundGuard<S> {
-    pub(crate) fn new(shared: &Arc<Shared<S>>, report: &Report<'_>) -> Self {
+    pub(crate) fn new(shared: &Arc<SharedStore<S>>, report: &RulingReport<'_>) -> Self {
         let pending = |refund: &Refund<'_>| PendingCharge {
             rule: refund.key.rule,
             client: refund.key.client.to_vec(),

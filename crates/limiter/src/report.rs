@@ -10,7 +10,7 @@ use crate::lockout::LockOuts;
 
 /// The limits of a request and what they say of it. Nothing is worked out before somebody asks.
 #[derive(Debug)]
-pub struct Report<'a> {
+pub struct RulingReport<'a> {
     pub(crate) at: Timestamp,
     pub(crate) rules: AppliedRules<'a>,
     /// What the limits say; `None` if there are none, or if the store gave no answer.
@@ -26,7 +26,7 @@ pub struct Report<'a> {
     pub(crate) primary: Option<usize>,
 }
 
-impl<'a> Report<'a> {
+impl<'a> RulingReport<'a> {
     pub(crate) fn new(rules: AppliedRules<'a>, at: Timestamp) -> Self {
         let (lock_outs, shadow) = (LockOuts::new(), Vec::new());
         Self {

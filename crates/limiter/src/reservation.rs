@@ -12,7 +12,7 @@ use tidegate_core::{Check, Cost, CounterKey, Decision, Limit, Refund, Role, Rule
 use tidegate_policy::{MatchedRequest, Reservation, Settlement, StatusSet};
 use tidegate_store::Store;
 
-use crate::limiter::{Limiter, Shared};
+use crate::limiter::{Limiter, SharedStore};
 
 /// A body of unknown length is charged whenever this many more units of it have arrived: few enough that no client gets
 /// far beyond a limit with a body that never ends, enough that the store is not asked for every frame.
@@ -24,8 +24,8 @@ const UNITS_PER_CHARGE: u64 = 64;
 pub struct Reservations(Vec<OwnedReservation>);
 
 impl Reservations {
-    pub(crate) fn of(matched: &MatchedRequest<'_>, decision: &Decision) -> Self {
-        Self(matched.reservations(decision).map(|reservation| OwnedReservation::of(&reservation)).collect())
+    pub(crate) fn new(matched: &MatchedRequest<'_>, decision: &Decision) -> Self {
+        Self(matched.reservations(decision).map(|reservation| OwnedReservation::new(&reservation)).collect())
     }
 
     /// Whether nothing is left to settle.
@@ -42,19 +42,19 @@ struct OwnedReservation {
     limit: Limit,
     cost: Cost,
     charged: Timestamp,
-    settled_by: SettledBy,
+    settled_by: SettlementBasis,
 }
 
 /// What settles a reservation.
 #[derive(Debug)]
-enum SettledBy {
+enum SettlementBasis {
     Status(Box<StatusSet>),
     Header(HeaderName),
     Body(u64),
 }
 
-impl SettledBy {
-    fn as_settles(&self) -> Settlement<'_> {
+impl SettlementBasis {
+    fn as_settlement(&self) -> Settlement<'_> {
         match self {
             Self::Status(statuses) => Settlement::Status(statuses),
             Self::Header(name) => Settlement::Header(name),
@@ -64,12 +64,12 @@ impl SettledBy {
 }
 
 impl OwnedReservation {
-    fn of(reservation: &Reservation<'_>) -> Self {
+    fn new(reservation: &Reservation<'_>) -> Self {
         let Reservation { check, charged, settlement } = reservation;
         let settled_by = match settlement {
-            Settlement::Status(statuses) => SettledBy::Status(Box::new(**statuses)),
-            Settlement::Header(name) => SettledBy::Header((*name).clone()),
-            Settlement::Body(unit) => SettledBy::Body(*unit),
+            Settlement::Status(statuses) => SettlementBasis::Status(Box::new(**statuses)),
+            Settlement::Header(name) => SettlementBasis::Header((*name).clone()),
+            Settlement::Body(unit) => SettlementBasis::Body(*unit),
         };
         Self {
             rule: check.key.rule,
@@ -82,7 +82,7 @@ impl OwnedReservation {
     }
 
     fn is_settled_by_body(&self) -> bool {
-        matches!(self.settled_by, SettledBy::Body(_))
+        matches!(self.settled_by, SettlementBasis::Body(_))
     }
 
     fn key(&self) -> CounterKey<'_> {
@@ -90,7 +90,7 @@ impl OwnedReservation {
     }
 
     /// Makes the request cost `cost` in the end.
-    async fn commit<S: Store>(&self, shared: &Shared<S>, cost: Cost) {
+    async fn commit<S: Store>(&self, shared: &SharedStore<S>, cost: Cost) {
         // A store that gives no answer keeps what it has; there is nobody to tell.
         if cost < self.cost {
             let cost = Cost::new(self.cost.get() - cost.get());
@@ -102,7 +102,7 @@ impl OwnedReservation {
     }
 
     /// Charges `units` more, even into debt.
-    async fn charge<S: Store>(&self, shared: &Shared<S>, units: u64) {
+    async fn charge<S: Store>(&self, shared: &SharedStore<S>, units: u64) {
         let check = Check::new(self.key(), &self.limit).cost(Cost::new(units)).role(Role::Overage);
         let _ = shared.store.decide(&[check], shared.clock.now()).await;
     }
@@ -112,7 +112,7 @@ impl<S: Store + 'static> Limiter<S> {
     /// Settlement reservations by the response to their request. They are settled even if the returned future is dropped.
     pub async fn settle(&self, reservations: Reservations, status: u16, headers: &HeaderMap) {
         let cost = |reservation: &OwnedReservation| {
-            reservation.settled_by.as_settles().by_response(reservation.cost, status, headers)
+            reservation.settled_by.as_settlement().by_response(reservation.cost, status, headers)
         };
         let settled = reservations.0.into_iter();
         self.commit(settled.filter_map(|reservation| Some((cost(&reservation)?, reservation))).collect())
@@ -156,7 +156,7 @@ impl<S: Store + 'static> Limiter<S> {
 
 /// Charges the body of a request as it arrives. Dropping it charges the rest.
 pub struct BodyMeter<S: Store + 'static> {
-    shared: Arc<Shared<S>>,
+    shared: Arc<SharedStore<S>>,
     /// How many units have been charged to each reservation.
     open: Vec<(u64, Arc<OwnedReservation>)>,
     bytes: u64,
@@ -178,7 +178,7 @@ impl<S: Store + 'static> BodyMeter<S> {
     /// Charges what has arrived since, where it is at least so many units.
     fn charge(&mut self, at_least: u64) {
         for (charged, reservation) in &mut self.open {
-            let units = reservation.settled_by.as_settles().by_body(self.bytes).map_or(0, Cost::get);
+            let units = reservation.settled_by.as_settlement().by_body(self.bytes).map_or(0, Cost::get);
             let more = units.saturating_sub(*charged);
             if more >= at_least {
                 *charged = units;

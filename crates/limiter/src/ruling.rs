@@ -5,7 +5,7 @@ use tidegate_headers::RejectionReason;
 use tidegate_policy::Exemption;
 use tidegate_store::Permit;
 
-use crate::report::Report;
+use crate::report::RulingReport;
 use crate::reservation::Reservations;
 
 /// What becomes of a request.
@@ -13,24 +13,24 @@ use crate::reservation::Reservations;
 #[derive(Debug)]
 pub enum Ruling<'a> {
     /// It may pass.
-    Admitted(Admitted<'a>),
+    Admitted(AdmittedRuling<'a>),
     /// It may not pass now: 429.
-    Rejected(Rejected<'a>),
+    Rejected(RejectedRuling<'a>),
     /// Its client is banned: 403.
     Banned,
     /// Its client is never limited.
     Exempt(Exemption),
     /// The store gave no answer.
-    StoreFailed(StoreFailed<'a>),
+    StoreFailed(FailedRuling<'a>),
     /// The policy has no rule of the name that [`Limiter::check_rule`](crate::Limiter::check_rule) was asked for.
     NoRule,
 }
 
 /// A request that may pass.
 #[derive(Debug)]
-pub struct Admitted<'a> {
+pub struct AdmittedRuling<'a> {
     /// Its limits.
-    pub report: Report<'a>,
+    pub report: RulingReport<'a>,
     /// To be held until the request has ended.
     pub permits: Vec<Permit>,
     /// What was charged and is settled by the response or by the request's body.
@@ -42,9 +42,9 @@ pub struct Admitted<'a> {
 
 /// A request that may not pass now.
 #[derive(Debug)]
-pub struct Rejected<'a> {
+pub struct RejectedRuling<'a> {
     /// Its limits.
-    pub report: Report<'a>,
+    pub report: RulingReport<'a>,
     /// Why.
     pub reason: RejectionReason,
     /// The rule that rejects it; of several, the one that is reported.
@@ -55,9 +55,9 @@ pub struct Rejected<'a> {
 
 /// A request that nobody can decide about.
 #[derive(Debug)]
-pub struct StoreFailed<'a> {
+pub struct FailedRuling<'a> {
     /// Its limits.
-    pub report: Report<'a>,
+    pub report: RulingReport<'a>,
     /// To be held until the request has ended, if it passes.
     pub permits: Vec<Permit>,
     /// Whether a limit that can reject was among those asked for. Otherwise all of them are in shadow mode, and the

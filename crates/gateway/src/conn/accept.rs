@@ -15,10 +15,10 @@ use super::connection::{self, ClientConn, HttpBuilders};
 use super::connection_limit::{ConnectionGuard, ConnectionLimiter};
 use crate::worker::Worker;
 
-/// When descriptors run out, accepting again at once would only spin.
+/// Pause after a failed accept. Without it the loop would spin while no file descriptors are left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// A listening socket of one worker, and what its connections need.
+/// A listening socket of one worker.
 pub(crate) struct Acceptor {
     pub(crate) listener: TcpListener,
     pub(crate) tls: Option<TlsAcceptor>,
@@ -34,9 +34,9 @@ impl Acceptor {
         open: TaskTracker,
     ) {
         let Self { listener, tls, limiter } = self;
-        let http = Rc::new(HttpBuilders::new(&worker.bounds));
+        let http = Rc::new(HttpBuilders::new(&worker.limits));
         let serve = move |stream, peer: SocketAddr| {
-            // A connection over the limit is closed at once: a reset costs less than a wait.
+            // A connection over the limit is closed immediately, so that it uses no resources.
             let permit = limiter.acquire(peer.ip());
             worker.recorder.count_connection(permit.is_some());
             let Some(permit) = permit else { return };

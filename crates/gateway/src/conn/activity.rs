@@ -1,22 +1,22 @@
-//! The state of a connection: what comes next from its client, what is being served, and what waits to be written.
+//! The state of a connection: what the client sends next, which requests are in flight, and what is waiting to be written.
 //!
-//! [`TrackedIo`](super::io::TrackedIo), hyper's service and the bodies report events; `idle_policy` and `connection` ask what may be
-//! done with the connection. Nothing here reads a clock.
+//! [`TrackedIo`](super::io::TrackedIo), hyper's service and the bodies report events; `idle_policy` and `connection` query
+//! the state. Nothing here reads a clock.
 //!
 //! A connection is in one [`Phase`]. A dash means that the event does not change it:
 //!
 //! | event | `AwaitingHead` | `ReadingHead` | `BodyUnclaimed` | `BodyInProgress` |
 //! |---|---|---|---|---|
-//! | bytes came, nothing in flight | `ReadingHead` | – | `ReadingHead` | – |
-//! | bytes came, a request in flight | – | never | – | – |
-//! | request began, without a body | – | `AwaitingHead` | `AwaitingHead` | `AwaitingHead` |
-//! | request began, with a body | `BodyUnclaimed` | `BodyUnclaimed` | – | `BodyUnclaimed` |
-//! | its body is read by somebody | – | – | `BodyInProgress` | – |
-//! | its body was read to its end | – | – | – | `AwaitingHead` |
+//! | bytes received, nothing in flight | `ReadingHead` | – | `ReadingHead` | – |
+//! | bytes received, a request in flight | – | never | – | – |
+//! | request started, without a body | – | `AwaitingHead` | `AwaitingHead` | `AwaitingHead` |
+//! | request started, with a body | `BodyUnclaimed` | `BodyUnclaimed` | – | `BodyUnclaimed` |
+//! | its body was claimed by a reader | – | – | `BodyInProgress` | – |
+//! | its body ended | – | – | – | `AwaitingHead` |
 //! | its body was dropped before its end | – | – | – | `BodyUnclaimed` |
 //! | head was rejected | `Unparsable` | `Unparsable` | `Unparsable` | `Unparsable` |
-//! | lingering close began | never | `LingeringClose` | `LingeringClose` | `LingeringClose` |
-//! | HTTP/2 began | `Multiplexed` | `Multiplexed` | never | never |
+//! | lingering close started | never | `LingeringClose` | `LingeringClose` | `LingeringClose` |
+//! | HTTP/2 started | `Multiplexed` | `Multiplexed` | never | never |
 //!
 //! `Unparsable` becomes `ReadingHead` when our response to the rejected head is about to be written. `LingeringClose` and
 //! `Multiplexed` are final. A request in flight, blocked output and a response of which nothing has been written are
@@ -27,55 +27,55 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::task::Poll;
 
-/// What the client sends next. Over HTTP/1.1 a head is read only after the body before it, so only the latest request
-/// can have a body that has not come.
+/// What the client sends next. Over HTTP/1.1 a head follows the body before it, so only the latest request can have an
+/// unread body.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 enum Phase {
-    /// The next byte from the client is the first of a head.
+    /// The next byte from the client starts a head.
     #[default]
     AwaitingHead = 0,
-    /// Part of a head has come.
+    /// Part of a head was received.
     ReadingHead = 1,
-    /// The latest request has a body that nobody reads: hyper discards the rest of it, or closes the connection.
+    /// The latest request has a body that has no reader: hyper discards the rest of it, or closes the connection.
     BodyUnclaimed = 2,
     /// The body of the latest request is being read.
     BodyInProgress = 3,
-    /// hyper could not parse a head. Its response was withheld, and ours has not begun.
+    /// hyper could not parse a head. Its response was withheld, and ours has not started.
     Unparsable = 4,
-    /// Our side is closed: whatever still comes is discarded.
+    /// Our side is closed; further input is discarded.
     LingeringClose = 5,
-    /// HTTP/2: heads and bodies are the protocol's business, and any number of requests is in flight.
+    /// HTTP/2: hyper tracks heads and bodies, and any number of requests may be in flight.
     Multiplexed = 6,
 }
 
-/// All that events change and that is not a plain sum.
+/// The part of the state that is not a plain counter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 struct ConnState {
     phase: Phase,
-    /// The socket accepts no more: output waits in hyper, in TLS, or in both.
+    /// The socket is full: output is buffered in hyper, in TLS, or in both.
     is_output_blocked: bool,
-    /// A response was returned to HTTP/1.1, and nothing was written since.
+    /// The service returned an HTTP/1.1 response, and nothing was written since.
     is_response_due: bool,
-    recent: Recent,
-    /// Requests that are being served, up to the end of their responses.
+    recent: RecentEvents,
+    /// Requests in flight, up to the end of their responses.
     in_flight: u32,
 }
 
-/// What has happened since it was last asked.
+/// Events since they were last taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-struct Recent {
-    /// Bytes have come or left, or a request has ended.
-    has_moved: bool,
-    /// A request has come.
-    was_requested: bool,
+struct RecentEvents {
+    /// Bytes were received or sent, or a request has ended.
+    has_traffic: bool,
+    /// A request has started.
+    has_request: bool,
 }
 
 impl ConnState {
     const PHASE: u32 = 7;
     const OUTPUT_BLOCKED: u32 = 1 << 3;
     const RESPONSE_DUE: u32 = 1 << 4;
-    const MOVED: u32 = 1 << 5;
-    const REQUESTED: u32 = 1 << 6;
+    const TRAFFIC: u32 = 1 << 5;
+    const REQUEST: u32 = 1 << 6;
     const IN_FLIGHT_SHIFT: u32 = 8;
 
     fn pack(self) -> u32 {
@@ -83,8 +83,8 @@ impl ConnState {
         self.phase as u32
             | flag(self.is_output_blocked, Self::OUTPUT_BLOCKED)
             | flag(self.is_response_due, Self::RESPONSE_DUE)
-            | flag(self.recent.has_moved, Self::MOVED)
-            | flag(self.recent.was_requested, Self::REQUESTED)
+            | flag(self.recent.has_traffic, Self::TRAFFIC)
+            | flag(self.recent.has_request, Self::REQUEST)
             | self.in_flight << Self::IN_FLIGHT_SHIFT
     }
 
@@ -102,27 +102,30 @@ impl ConnState {
             phase,
             is_output_blocked: word & Self::OUTPUT_BLOCKED != 0,
             is_response_due: word & Self::RESPONSE_DUE != 0,
-            recent: Recent { has_moved: word & Self::MOVED != 0, was_requested: word & Self::REQUESTED != 0 },
+            recent: RecentEvents {
+                has_traffic: word & Self::TRAFFIC != 0,
+                has_request: word & Self::REQUEST != 0,
+            },
             in_flight: word >> Self::IN_FLIGHT_SHIFT,
         }
     }
 
-    /// Whatever belongs to no body that is being read, and comes while no request is served, is a head. The rest of a
-    /// body that hyper discards cannot be told from one.
-    fn head_began(&mut self) {
+    /// Bytes that arrive while no request is in flight and no body is being read start a head. The rest of a body that
+    /// hyper discards looks the same.
+    fn head_started(&mut self) {
         if self.in_flight == 0 && matches!(self.phase, Phase::AwaitingHead | Phase::BodyUnclaimed) {
             self.phase = Phase::ReadingHead;
         }
     }
 
-    fn bytes_came(&mut self) {
-        self.recent.has_moved = true;
-        self.head_began();
+    fn bytes_received(&mut self) {
+        self.recent.has_traffic = true;
+        self.head_started();
     }
 
-    fn request_began(&mut self, has_body: bool) {
+    fn request_started(&mut self, has_body: bool) {
         self.in_flight += 1;
-        self.recent.was_requested = true;
+        self.recent.has_request = true;
         if self.phase.is_open_http1() {
             self.phase = if has_body { Phase::BodyUnclaimed } else { Phase::AwaitingHead };
         }
@@ -130,7 +133,7 @@ impl ConnState {
 
     fn request_ended(&mut self) {
         self.in_flight = self.in_flight.saturating_sub(1);
-        self.recent.has_moved = true;
+        self.recent.has_traffic = true;
     }
 
     fn body_was_claimed(&mut self) {
@@ -153,7 +156,7 @@ impl ConnState {
 
     fn socket_wrote(&mut self, written: &Poll<io::Result<usize>>) {
         self.is_output_blocked = written.is_pending();
-        self.recent.has_moved |= matches!(written, Poll::Ready(Ok(_)));
+        self.recent.has_traffic |= matches!(written, Poll::Ready(Ok(_)));
     }
 
     fn head_was_rejected(&mut self) {
@@ -162,7 +165,7 @@ impl ConnState {
         }
     }
 
-    /// The client may be sending more of the head that was rejected.
+    /// Our response starts. The client may still be sending the rejected head.
     fn rejection_was_taken(&mut self) {
         if self.phase == Phase::Unparsable {
             self.phase = Phase::ReadingHead;
@@ -187,7 +190,7 @@ impl ConnState {
 }
 
 impl Phase {
-    /// Whether requests come one after another.
+    /// Whether this is an HTTP/1.1 connection that can still receive requests.
     fn is_open_http1(self) -> bool {
         match self {
             Self::AwaitingHead | Self::ReadingHead | Self::BodyUnclaimed | Self::BodyInProgress => true,
@@ -196,15 +199,15 @@ impl Phase {
     }
 }
 
-/// The state of a connection, shared by all that read or write it. They are on one thread, but hyper asks for `Send` of
-/// a stream that can be upgraded: hence atomics, which are never changed by two threads at once.
+/// The state of a connection, shared by everything that reads or writes it. All of that runs on one thread, but hyper
+/// requires `Send` of a stream that can be upgraded. Hence the atomics; two threads never write them concurrently.
 #[derive(Debug, Default)]
 pub(crate) struct Activity {
     /// A packed [`ConnState`].
     state: AtomicU32,
     /// Bytes that the socket has accepted.
     written: AtomicU64,
-    /// How many requests have come.
+    /// Requests so far.
     requests: AtomicU32,
 }
 
@@ -220,20 +223,20 @@ impl Activity {
     }
 
     /// A request's head is complete; it is in flight until the guard is dropped.
-    pub(super) fn begin_request(self: &Arc<Self>, has_body: bool) -> InFlight {
-        self.update(|state| state.request_began(has_body));
+    pub(super) fn begin_request(self: &Arc<Self>, has_body: bool) -> RequestGuard {
+        self.update(|state| state.request_started(has_body));
         self.requests.store(self.requests().wrapping_add(1), Ordering::Relaxed);
-        InFlight(Arc::clone(self))
+        RequestGuard(Arc::clone(self))
     }
 
-    /// Bytes have come from the client.
-    pub(super) fn bytes_came(&self) {
-        self.update(ConnState::bytes_came);
+    /// Bytes were received from the client.
+    pub(super) fn bytes_received(&self) {
+        self.update(ConnState::bytes_received);
     }
 
-    /// Bytes that came with an earlier request are left: they begin a head.
+    /// Bytes received with an earlier request are left over. They start a head.
     pub(super) fn head_was_buffered(&self) {
-        self.update(ConnState::head_began);
+        self.update(ConnState::head_started);
     }
 
     /// The socket was written to.
@@ -244,48 +247,48 @@ impl Activity {
         }
     }
 
-    /// A response was returned to HTTP/1.1.
+    /// The service returned an HTTP/1.1 response.
     pub(super) fn response_was_returned(&self) {
         self.update(|state| state.is_response_due = true);
     }
 
-    /// HTTP has written something.
+    /// hyper has written something.
     pub(super) fn http_wrote(&self) {
         self.update(|state| state.is_response_due = false);
     }
 
-    /// hyper could not parse a head; what it wrote was withheld.
+    /// hyper could not parse a head; its response was withheld.
     pub(super) fn head_was_rejected(&self) {
         self.update(ConnState::head_was_rejected);
     }
 
-    /// The head that could not be parsed is being answered.
+    /// The withheld response was taken; ours is written instead.
     pub(super) fn rejection_was_taken(&self) {
         self.update(ConnState::rejection_was_taken);
     }
 
     /// Our side is closed, and the client may still be sending.
-    pub(super) fn linger_began(&self) {
+    pub(super) fn linger_started(&self) {
         self.update(|state| state.phase = Phase::LingeringClose);
     }
 
-    /// The client speaks HTTP/2.
-    pub(super) fn http2_began(&self) {
+    /// The client uses HTTP/2.
+    pub(super) fn http2_started(&self) {
         self.update(|state| state.phase = Phase::Multiplexed);
     }
 
-    /// Whether anything has moved since this was last asked.
-    pub(crate) fn take_moved(&self) -> bool {
-        let has_moved = self.state().recent.has_moved;
-        self.update(|state| state.recent.has_moved = false);
-        has_moved
+    /// Whether there was traffic since the last call.
+    pub(crate) fn take_traffic(&self) -> bool {
+        let has_traffic = self.state().recent.has_traffic;
+        self.update(|state| state.recent.has_traffic = false);
+        has_traffic
     }
 
-    /// Whether a request has come since this was last asked.
-    pub(super) fn take_requested(&self) -> bool {
-        let was_requested = self.state().recent.was_requested;
-        self.update(|state| state.recent.was_requested = false);
-        was_requested
+    /// Whether a request has started since the last call.
+    pub(super) fn take_request(&self) -> bool {
+        let has_request = self.state().recent.has_request;
+        self.update(|state| state.recent.has_request = false);
+        has_request
     }
 
     pub(super) fn is_in_flight(&self) -> bool {
@@ -317,47 +320,47 @@ impl Activity {
         self.requests.load(Ordering::Relaxed)
     }
 
-    /// Whether a head is being read and nothing else goes on. While a response waits for the client, it is the response
-    /// that the client is held to.
+    /// Whether a head is being read and no output is blocked. While output is blocked, the slow-reader limit applies
+    /// instead of the head timeout.
     pub(super) fn is_reading_head(&self) -> bool {
         self.state().is_reading_head()
     }
 
-    /// Whether the next byte can only be the first of a request, and all output has left: the connection may then be taken
-    /// from hyper and handed to it again. The rest of a body, or of what is discarded, would be read as a request, and
-    /// nobody would flush the rest of a response.
+    /// Whether the next byte can only start a request, and all output was written. Only then may the connection be parked,
+    /// that is, taken from hyper and given back later. Otherwise hyper would parse the rest of a body as a request, and
+    /// the rest of a response would not be flushed.
     pub(super) fn is_between_requests(&self) -> bool {
         self.state().is_between_requests()
     }
 
-    /// Whether the client may still be sending what nobody wants any more. Over HTTP/2 a stream ends by itself.
+    /// Whether the client may still be sending input that is not needed any more. Over HTTP/2 streams are reset instead.
     pub(super) fn may_still_send(&self) -> bool {
         self.state().may_still_send()
     }
 
-    /// Whether a write can only be hyper's own: no request is being served, and no response waits to be written.
+    /// Whether a write can only be a response of hyper itself: no request is in flight, and no response is due.
     pub(super) fn is_write_unsolicited(&self) -> bool {
         self.state().is_write_unsolicited()
     }
 }
 
-/// A request that is being served.
+/// Counts a request as in flight until it is dropped.
 #[derive(Debug)]
-pub(super) struct InFlight(Arc<Activity>);
+pub(super) struct RequestGuard(Arc<Activity>);
 
-impl InFlight {
+impl RequestGuard {
     pub(super) fn activity(&self) -> &Activity {
         &self.0
     }
 }
 
-impl Drop for InFlight {
+impl Drop for RequestGuard {
     fn drop(&mut self) {
         self.0.update(ConnState::request_ended);
     }
 }
 
-/// A request's body that is being read. If it is dropped before its end, nobody claims the rest.
+/// A request body that is being read. If it is dropped before its end, the rest is unclaimed.
 #[derive(Debug)]
 pub(crate) struct UnreadBody {
     activity: Arc<Activity>,
@@ -366,17 +369,17 @@ pub(crate) struct UnreadBody {
 
 impl UnreadBody {
     /// The body of the latest request.
-    pub(crate) fn of_latest(activity: &Arc<Activity>) -> Self {
+    pub(crate) fn for_latest(activity: &Arc<Activity>) -> Self {
         activity.update(ConnState::body_was_claimed);
         Self { activity: Arc::clone(activity), request: activity.requests() }
     }
 
-    /// It has been read to its end.
+    /// The body was read to its end.
     pub(crate) fn end(self) {
         self.report(ConnState::body_ended);
     }
 
-    /// A later request has a body of its own, of which this one says nothing.
+    /// Updates the state, unless a later request has started: the state is about its body then.
     fn report(&self, event: impl FnOnce(&mut ConnState)) {
         if self.activity.requests() == self.request {
             self.activity.update(event);

@@ -23,47 +23,48 @@ pub struct ServerCertificate {
 
 /// Why a chain and a key cannot be used.
 #[derive(Debug, Error)]
-pub enum CertificateError {
+pub enum ServerCertificateError {
     /// The chain has no `CERTIFICATE`.
-    #[error("the chain holds no certificate")]
+    #[error("no certificate found in the chain")]
     NoCertificate,
     /// The chain is not PEM.
-    #[error("the chain is not valid PEM")]
+    #[error("the certificate chain is not valid PEM")]
     ChainPem(#[source] pem::Error),
-    /// The first certificate cannot be parsed, or has no validity period.
-    #[error("the certificate is not valid")]
+    /// The first certificate cannot be parsed.
+    #[error("invalid certificate")]
     Chain(#[source] RustlsError),
-    /// The key has no private key that is not encrypted.
-    #[error("there is no unencrypted private key")]
+    /// There is no unencrypted private key.
+    #[error("no unencrypted private key found")]
     NoKey,
     /// The key is not PEM.
     #[error("the private key is not valid PEM")]
     KeyPem(#[source] pem::Error),
-    /// The private key cannot be parsed, or is of an unknown kind.
-    #[error("the private key is not valid")]
+    /// The private key cannot be parsed, or its type is not supported.
+    #[error("invalid private key")]
     Key(#[source] RustlsError),
-    /// The private key is that of another certificate.
+    /// The private key belongs to another certificate.
     #[error("the private key does not match the certificate")]
     Mismatch,
 }
 
 impl ServerCertificate {
     /// Parses a chain, its first certificate first, and a private key, both PEM.
-    pub fn from_pem(chain: &[u8], key: &[u8]) -> Result<Self, CertificateError> {
+    pub fn from_pem(chain: &[u8], key: &[u8]) -> Result<Self, ServerCertificateError> {
         let chain: Vec<_> = CertificateDer::pem_slice_iter(chain)
             .collect::<Result<_, _>>()
-            .map_err(CertificateError::ChainPem)?;
-        let expires_at = expiry(chain.first().ok_or(CertificateError::NoCertificate)?)?;
+            .map_err(ServerCertificateError::ChainPem)?;
+        let expires_at = expiry(chain.first().ok_or(ServerCertificateError::NoCertificate)?)?;
         let key = PrivateKeyDer::from_pem_slice(key).map_err(|error| match error {
-            pem::Error::NoItemsFound => CertificateError::NoKey,
-            error => CertificateError::KeyPem(error),
+            pem::Error::NoItemsFound => ServerCertificateError::NoKey,
+            error => ServerCertificateError::KeyPem(error),
         })?;
-        let key = default_provider().key_provider.load_private_key(key).map_err(CertificateError::Key)?;
+        let key =
+            default_provider().key_provider.load_private_key(key).map_err(ServerCertificateError::Key)?;
         let key = CertifiedKey::new(chain, key);
         match key.keys_match() {
             Ok(()) | Err(RustlsError::InconsistentKeys(InconsistentKeys::Unknown)) => {}
-            Err(RustlsError::InconsistentKeys(_)) => return Err(CertificateError::Mismatch),
-            Err(error) => return Err(CertificateError::Chain(error)),
+            Err(RustlsError::InconsistentKeys(_)) => return Err(ServerCertificateError::Mismatch),
+            Err(error) => return Err(ServerCertificateError::Chain(error)),
         }
         Ok(Self { key: Arc::new(key), expires_at })
     }
@@ -77,7 +78,7 @@ impl ServerCertificate {
 /// The `notAfter` of a certificate. rustls has no accessor for it, but reports it with the error for an expired
 /// certificate; the validity period is the first thing that it verifies. At the end of time every certificate has
 /// expired.
-fn expiry(certificate: &CertificateDer<'_>) -> Result<Timestamp, CertificateError> {
+fn expiry(certificate: &CertificateDer<'_>) -> Result<Timestamp, ServerCertificateError> {
     let end_of_time = UnixTime::since_unix_epoch(Duration::MAX);
     let verified = ParsedCertificate::try_from(certificate).and_then(|parsed| {
         verify_server_cert_signed_by_trust_anchor(&parsed, &RootCertStore::empty(), &[], end_of_time, &[])
@@ -86,12 +87,12 @@ fn expiry(certificate: &CertificateDer<'_>) -> Result<Timestamp, CertificateErro
         Err(RustlsError::InvalidCertificate(Invalid::ExpiredContext { not_after, .. })) => {
             Ok(Timestamp::from_secs(not_after.as_secs()))
         }
-        Err(error) => Err(CertificateError::Chain(error)),
-        Ok(()) => Err(CertificateError::Chain(Invalid::BadEncoding.into())),
+        Err(error) => Err(ServerCertificateError::Chain(error)),
+        Ok(()) => Err(ServerCertificateError::Chain(Invalid::BadEncoding.into())),
     }
 }
 
-/// Presents one certificate, which can be replaced.
+/// Presents a certificate that can be replaced.
 #[derive(Debug)]
 pub struct CertificateResolver(ArcSwap<ServerCertificate>);
 
@@ -100,13 +101,13 @@ impl CertificateResolver {
         Self(ArcSwap::from_pointee(certificate))
     }
 
-    /// Presents another certificate in every handshake from now on. Returns whether it is a different one.
+    /// Presents `certificate` in all later handshakes. Returns whether it differs from the previous one.
     pub fn replace(&self, certificate: ServerCertificate) -> bool {
         let before = self.0.swap(Arc::new(certificate));
         before.key.cert != self.0.load().key.cert
     }
 
-    /// When the present certificate expires.
+    /// When the current certificate expires.
     pub fn expires_at(&self) -> Timestamp {
         self.0.load().expires_at
     }
@@ -128,62 +129,62 @@ mod tests {
         CertificateParams::new(["a.example".to_owned()]).unwrap()
     }
 
-    fn made(params: &CertificateParams) -> (String, String) {
+    fn generate(params: &CertificateParams) -> (String, String) {
         let key = KeyPair::generate().unwrap();
         (params.self_signed(&key).unwrap().pem(), key.serialize_pem())
     }
 
-    fn parsed(chain: &str, key: &str) -> Result<ServerCertificate, CertificateError> {
+    fn parsed(chain: &str, key: &str) -> Result<ServerCertificate, ServerCertificateError> {
         ServerCertificate::from_pem(chain.as_bytes(), key.as_bytes())
     }
 
     #[test]
-    fn expiry_is_the_not_after_of_the_first_certificate() {
+    fn expiry_of_a_chain_is_not_after_of_the_first_certificate() {
         // The encoding of years changes in 2050; a certificate without an end says 9999.
         for (year, seconds) in
             [(2001, 978_307_200), (2049, 2_493_072_000), (2050, 2_524_608_000), (9999, 253_370_764_800)]
         {
             let mut params = params();
             params.not_after = date_time_ymd(year, 1, 1);
-            let (chain, key) = made(&params);
-            let (other, _) = made(&self::params());
+            let (chain, key) = generate(&params);
+            let (other, _) = generate(&self::params());
             let certificate = parsed(&format!("{chain}{other}"), &key).unwrap();
             assert_eq!(certificate.expires_at(), Timestamp::from_secs(seconds), "{year}");
         }
     }
 
     #[test]
-    fn expiry_of_an_authority_without_purpose_is_found_too() {
+    fn expiry_of_a_ca_certificate_is_found() {
         let mut params = params();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.not_after = date_time_ymd(2030, 1, 1);
-        let (chain, key) = made(&params);
+        let (chain, key) = generate(&params);
         assert_eq!(parsed(&chain, &key).unwrap().expires_at(), Timestamp::from_secs(1_893_456_000));
     }
 
     #[test]
-    fn unusable_pairs_are_rejected_with_the_reason() {
-        let ((chain, key), (_, other)) = (made(&params()), made(&params()));
+    fn certificate_invalid_pair_is_rejected_with_the_reason() {
+        let ((chain, key), (_, other)) = (generate(&params()), generate(&params()));
         let garbled = chain.replace("MII", "AAA");
         let mut backwards = params();
         (backwards.not_before, backwards.not_after) = (date_time_ymd(2030, 1, 1), date_time_ymd(2020, 1, 1));
-        let backwards = made(&backwards);
+        let backwards = generate(&backwards);
         let broken = "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n";
-        assert!(matches!(parsed(&chain, &other), Err(CertificateError::Mismatch)));
-        assert!(matches!(parsed(&key, &key), Err(CertificateError::NoCertificate)));
-        assert!(matches!(parsed(&chain, &chain), Err(CertificateError::NoKey)));
-        assert!(matches!(parsed(&garbled, &key), Err(CertificateError::Chain(_))));
-        assert!(matches!(parsed(&backwards.0, &backwards.1), Err(CertificateError::Chain(_))));
-        assert!(matches!(parsed(&chain, broken), Err(CertificateError::Key(_))));
+        assert!(matches!(parsed(&chain, &other), Err(ServerCertificateError::Mismatch)));
+        assert!(matches!(parsed(&key, &key), Err(ServerCertificateError::NoCertificate)));
+        assert!(matches!(parsed(&chain, &chain), Err(ServerCertificateError::NoKey)));
+        assert!(matches!(parsed(&garbled, &key), Err(ServerCertificateError::Chain(_))));
+        assert!(matches!(parsed(&backwards.0, &backwards.1), Err(ServerCertificateError::Chain(_))));
+        assert!(matches!(parsed(&chain, broken), Err(ServerCertificateError::Key(_))));
         assert!(matches!(
             parsed(&chain.replace("-----END", "----"), &key),
-            Err(CertificateError::ChainPem(_))
+            Err(ServerCertificateError::ChainPem(_))
         ));
     }
 
     #[test]
-    fn replacement_says_whether_the_certificate_differs() {
-        let ((chain, key), (other, other_key)) = (made(&params()), made(&params()));
+    fn replace_certificate_returns_whether_it_differs() {
+        let ((chain, key), (other, other_key)) = (generate(&params()), generate(&params()));
         let resolver = CertificateResolver::new(parsed(&chain, &key).unwrap());
         assert!(!resolver.replace(parsed(&chain, &key).unwrap()));
         assert!(resolver.replace(parsed(&other, &other_key).unwrap()));

@@ -26,7 +26,7 @@ use super::connection_limit::ConnectionGuard;
 use super::idle_watchdog::{IdleAction, WatchHandle};
 use super::io::{ClientSocket, TrackedIo};
 use super::response_streams::{InFlightBody, ResponseStreams, StreamExecutor};
-use super::send_queue::Ends;
+use super::send_queue::AddressPair;
 use super::unparsable;
 use crate::http::hop_headers::ConnInfo;
 use crate::http::response_body::ResponseBody;
@@ -37,7 +37,7 @@ use crate::worker::Worker;
 /// The first bytes of every HTTP/2 connection.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// hyper's settings, made once for each listening socket.
+/// hyper's settings, created once for each listening socket.
 #[derive(Clone, Debug)]
 pub(super) struct HttpBuilders {
     http1: http1::Builder,
@@ -48,7 +48,7 @@ impl HttpBuilders {
         let mut http1 = http1::Builder::new();
         http1
             .timer(TokioTimer::new())
-            // The watchdog ends slow heads: it needs no timer for each request.
+            // The watchdog enforces the head timeout without a timer for each request.
             .header_read_timeout(None)
             .max_headers(limits.headers)
             .max_buf_size(limits.head_bytes);
@@ -56,7 +56,7 @@ impl HttpBuilders {
     }
 }
 
-/// The settings of one HTTP/2 connection, which spawns the tasks of its own streams.
+/// hyper's settings for one HTTP/2 connection. The executor is per connection: it records the task of each stream.
 fn http2(limits: &ResourceLimits, streams: &Rc<ResponseStreams>) -> http2::Builder<StreamExecutor> {
     let mut http2 = http2::Builder::new(StreamExecutor(Rc::clone(streams)));
     http2
@@ -73,7 +73,7 @@ fn http2(limits: &ResourceLimits, streams: &Rc<ResponseStreams>) -> http2::Build
 
 type ServiceResponse = Response<InFlightBody<ResponseBody>>;
 
-/// A connection that was accepted.
+/// An accepted connection.
 #[derive(Debug)]
 pub(super) struct ClientConn {
     pub(super) stream: TcpStream,
@@ -81,26 +81,27 @@ pub(super) struct ClientConn {
     pub(super) guard: ConnectionGuard,
 }
 
-/// Serves a connection in a task of its own, until the client, the watchdog or the end of the worker closes it.
+/// Spawns a task that serves a connection until the client, the watchdog or a shutdown closes it.
 pub(super) fn serve<S: Store + 'static>(
     worker: Rc<Worker<S>>,
     http: Rc<HttpBuilders>,
     ClientConn { stream, peer, guard }: ClientConn,
     tls: Option<TlsAcceptor>,
 ) {
-    // Small writes are whole responses. A socket that cannot be set is about to fail anyway.
+    // Small writes are whole responses. If the option cannot be set, the socket is about to fail anyway.
     let _ = stream.set_nodelay(true);
-    let ends = stream.local_addr().ok().map(|local| (local, peer));
+    let addresses = stream.local_addr().ok().map(|local| (local, peer));
     let conn_info = ConnInfo::new(peer, tls.is_some(), guard);
     let stream = ClientSocket::new(stream, Arc::clone(&conn_info.activity));
-    // Two tasks of different size: thousands of connections are idle.
+    // Without TLS the task is smaller, which saves memory with thousands of idle connections.
     match tls {
-        None => drop(tokio::task::spawn_local(serve_http(worker, http, stream, (conn_info, ends)))),
+        None => drop(tokio::task::spawn_local(serve_http(worker, http, stream, (conn_info, addresses)))),
         Some(tls) => drop(tokio::task::spawn_local(async move {
-            let handshake = Box::pin(tokio::time::timeout(worker.bounds.handshake, tls.accept(stream)));
-            // A client that does not speak TLS gets no response.
+            let handshake =
+                Box::pin(tokio::time::timeout(worker.limits.handshake_timeout, tls.accept(stream)));
+            // A client that fails the handshake gets no response.
             if let Ok(Ok(stream)) = handshake.await {
-                serve_http(worker, http, stream, (conn_info, ends)).await;
+                serve_http(worker, http, stream, (conn_info, addresses)).await;
             }
         })),
     }
@@ -110,9 +111,9 @@ async fn serve_http<S: Store + 'static>(
     worker: Rc<Worker<S>>,
     http: Rc<HttpBuilders>,
     stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
-    (conn_info, ends): (ConnInfo, Option<Ends>),
+    (conn_info, addresses): (ConnInfo, Option<AddressPair>),
 ) {
-    let watch = worker.watchdog.watch(&conn_info.activity, ends);
+    let watch = worker.watchdog.watch(&conn_info.activity, addresses);
     let conn_info = Rc::new(conn_info);
     let mut stream = TrackedIo::new(stream, Arc::clone(&conn_info.activity));
     if !wait_readable(&mut stream, &watch).await {
@@ -121,12 +122,12 @@ async fn serve_http<S: Store + 'static>(
     while stream.may_start_with(PREFACE) {
         if stream.ahead().starts_with(PREFACE) {
             let streams = watch.begin_http2(stream.ahead());
-            let http2 = http2(&worker.bounds, &streams);
+            let http2 = http2(&worker.limits, &streams);
             let service = service(&worker, &conn_info, Some(streams));
             let mut connection = Box::pin(http2.serve_connection(TokioIo::new(stream), service));
-            // An HTTP/2 connection may have streams that only wait: it is never parked.
+            // An HTTP/2 connection is never parked: it may have streams that are waiting.
             while drive(&mut connection, &watch, |connection| connection.as_mut().graceful_shutdown()).await
-                == DriveEnd::Park
+                == DriveOutcome::Park
             {}
             return;
         }
@@ -136,25 +137,25 @@ async fn serve_http<S: Store + 'static>(
     }
     let service = service(&worker, &conn_info, None);
     loop {
-        // hyper's state is in a box that exists only while there is something to do.
+        // hyper's state is boxed and freed while the connection is parked.
         let connection = http.http1.serve_connection(TokioIo::new(stream), service.clone());
         let mut connection = Box::new(connection.with_upgrades());
         let close = |connection: &mut Box<_>| UpgradeableConnection::graceful_shutdown(Pin::new(connection));
-        let next = drive(&mut connection, &watch, close).await;
-        if next == DriveEnd::End {
+        let outcome = drive(&mut connection, &watch, close).await;
+        if outcome == DriveOutcome::End {
             return;
         }
         let Some(parts) = connection.into_parts() else { return };
         stream = parts.io.into_inner();
-        if next == DriveEnd::Reject {
-            let mut answering = Box::pin(unparsable::answer(worker, conn_info, stream));
-            drive(&mut answering, &watch, |_| {}).await;
+        if outcome == DriveOutcome::Reject {
+            let mut response = Box::pin(unparsable::respond(worker, conn_info, stream));
+            drive(&mut response, &watch, |_| {}).await;
             return;
         }
-        // What was read with an earlier request is served at once: the client may send nothing more.
-        let is_ahead = !parts.read_buf.is_empty();
+        // Bytes that were read with an earlier request are served now: the client may not send more.
+        let has_buffered = !parts.read_buf.is_empty();
         stream.unread(parts.read_buf);
-        if !is_ahead && !wait_readable(&mut stream, &watch).await {
+        if !has_buffered && !wait_readable(&mut stream, &watch).await {
             return;
         }
     }
@@ -186,7 +187,7 @@ fn service<S: Store + 'static>(
     })
 }
 
-/// Waits until the client sends something; `false` if it never will.
+/// Waits until the client sends something; `false` if the connection must close.
 async fn wait_readable<T: AsyncRead + Unpin>(stream: &mut TrackedIo<T>, watch: &WatchHandle) -> bool {
     poll_fn(|cx| match watch.poll_action(cx) {
         IdleAction::Keep | IdleAction::Park => {
@@ -197,34 +198,34 @@ async fn wait_readable<T: AsyncRead + Unpin>(stream: &mut TrackedIo<T>, watch: &
     .await
 }
 
-/// What to do with a connection that is not polled any more.
+/// Why a connection is no longer polled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum DriveEnd {
+enum DriveOutcome {
     End,
-    /// Drop its HTTP state until its client sends something.
+    /// It is idle: drop its HTTP state until the client sends something.
     Park,
-    /// Answer a head that cannot be parsed.
+    /// hyper cannot parse a head: respond to it.
     Reject,
 }
 
-/// Polls a connection until it ends, may be parked, or needs an answer of ours. An error of the connection is ignored:
-/// it is the client that broke it off.
+/// Polls a connection until it ends, can be parked, or needs a response to an unparsable head. Errors of the connection
+/// are ignored: the client has disconnected.
 async fn drive<C: Future + Unpin>(
     connection: &mut C,
     watch: &WatchHandle,
     close: impl Fn(&mut C),
-) -> DriveEnd {
+) -> DriveOutcome {
     poll_fn(|cx| {
         match watch.poll_action(cx) {
             IdleAction::Keep => {}
             IdleAction::Drain => close(connection),
-            IdleAction::Park => return Poll::Ready(DriveEnd::Park),
-            IdleAction::Abort => return Poll::Ready(DriveEnd::End),
+            IdleAction::Park => return Poll::Ready(DriveOutcome::Park),
+            IdleAction::Abort => return Poll::Ready(DriveOutcome::End),
         }
         match Pin::new(&mut *connection).poll(cx) {
-            Poll::Ready(_) => Poll::Ready(DriveEnd::End),
-            Poll::Pending if watch.is_unparsable() => Poll::Ready(DriveEnd::Reject),
-            Poll::Pending if watch.should_park() => Poll::Ready(DriveEnd::Park),
+            Poll::Ready(_) => Poll::Ready(DriveOutcome::End),
+            Poll::Pending if watch.is_unparsable() => Poll::Ready(DriveOutcome::Reject),
+            Poll::Pending if watch.should_park() => Poll::Ready(DriveOutcome::Park),
             Poll::Pending => Poll::Pending,
         }
     })

@@ -1,4 +1,4 @@
-//! Limits the number of connections, in all and of one address.
+//! Limits the number of connections, in total and per address.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
-/// Counts the connections of all cores.
+/// Counts the connections of all workers.
 #[derive(Debug)]
 pub(crate) struct ConnectionLimiter {
     max: usize,
@@ -23,9 +23,9 @@ impl ConnectionLimiter {
         Arc::new(Self { max, max_per_address, count, by_address })
     }
 
-    /// A permit for one more connection of `address`; `None` if there are as many as may be.
+    /// A permit for one more connection of `address`; `None` if a limit is reached.
     pub(super) fn acquire(self: &Arc<Self>, address: IpAddr) -> Option<ConnectionPermit> {
-        // Made first, so that the counts are right on every path: dropping a permit takes it back.
+        // Created before the counts change: dropping the permit decrements them on every path.
         let permit = ConnectionPermit { limiter: Arc::clone(self), address };
         let before = self.count.fetch_add(1, Ordering::Relaxed);
         let mut by_address = self.by_address.lock().unwrap_or_else(PoisonError::into_inner);
@@ -41,7 +41,7 @@ impl ConnectionLimiter {
     }
 }
 
-/// One connection among those that [`ConnectionLimiter`] counts.
+/// Counts one connection in [`ConnectionLimiter`] until it is dropped.
 #[derive(Debug)]
 pub(super) struct ConnectionPermit {
     limiter: Arc<ConnectionLimiter>,
@@ -62,7 +62,7 @@ impl Drop for ConnectionPermit {
     }
 }
 
-/// Kept as long as a connection or its tunnel is open: it is counted, and its worker waits for it when draining.
+/// Kept while a connection, upgraded or not, is open: it is counted, and a draining worker waits for it.
 #[derive(Debug)]
 pub(crate) struct ConnectionGuard {
     _permit: ConnectionPermit,
@@ -75,7 +75,7 @@ impl ConnectionGuard {
     }
 }
 
-/// An IPv4 address as it is; an IPv6 address by its /64, the least that one customer has.
+/// An IPv4 address as it is; an IPv6 address truncated to its /64, the smallest network that providers assign.
 fn address_key(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => IpAddr::V6((address.to_bits() & !u128::from(u64::MAX)).into()),
@@ -88,28 +88,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn permits_at_the_maximum_in_all_or_of_one_address_are_denied() {
+    fn connection_limit_total_or_per_address_reached_rejects_connection() {
         let limiter = ConnectionLimiter::new(3, 2);
         let (a, b) = (IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
         let first = limiter.acquire(a).unwrap();
         let _second = limiter.acquire(a).unwrap();
-        assert!(limiter.acquire(a).is_none(), "two of one address are enough");
+        assert!(limiter.acquire(a).is_none(), "limit per address");
         let _third = limiter.acquire(b).unwrap();
-        assert!(limiter.acquire(b).is_none(), "three are enough");
+        assert!(limiter.acquire(b).is_none(), "total limit");
         drop(first);
         assert!(limiter.acquire(a).is_some());
         assert_eq!(limiter.count(), 2);
     }
 
     #[test]
-    fn addresses_of_one_ipv6_network_share_their_maximum() {
+    fn connection_limit_addresses_of_one_ipv6_network_share_a_count() {
         let limiter = ConnectionLimiter::new(9, 1);
         let acquire = |address: &str| limiter.acquire(address.parse().unwrap());
         let _first = acquire("2001:db8::1").unwrap();
         assert!(acquire("2001:db8::2").is_none());
         assert!(acquire("2001:db8:0:1::1").is_some());
         let _v4 = acquire("10.0.0.1").unwrap();
-        assert!(acquire("::ffff:10.0.0.1").is_none(), "the same in another spelling");
+        assert!(acquire("::ffff:10.0.0.1").is_none(), "an IPv4-mapped address is the same address");
         assert!(acquire("10.0.0.2").is_some());
     }
 }

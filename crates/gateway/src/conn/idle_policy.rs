@@ -14,7 +14,7 @@ pub(super) struct IdleTimeouts {
     pub(super) reader: ReaderRate,
 }
 
-/// What a client must take of a response that waits for it.
+/// The minimum rate at which a client must read blocked output.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ReaderRate {
     pub(super) bytes: u64,
@@ -33,77 +33,81 @@ impl IdleTimeouts {
     }
 }
 
-/// What was seen of a connection at earlier ticks.
+/// The idle state of a connection, updated at each tick.
 #[derive(Debug, Default)]
 pub(super) struct IdlePolicy {
-    /// Whether it was there for the whole of the last tick.
+    /// Whether the connection has lived through a whole tick.
     has_ticked: bool,
-    /// Ticks in which nothing moved.
-    still: u32,
-    /// Ticks without a request.
-    vacant: u32,
-    /// How often it was seen reading the same head.
-    head: u32,
+    /// Consecutive ticks without traffic.
+    quiet_ticks: u32,
+    /// Consecutive ticks without a request.
+    requestless_ticks: u32,
+    /// Consecutive ticks that saw a head being read.
+    head_ticks: u32,
     reader: SlowReader,
 }
 
 impl IdlePolicy {
-    /// Whether a connection may be told to close: over HTTP/2 any time, since that loses no request; over HTTP/1.1 when
-    /// nothing has moved since the last tick, and all output has left.
+    /// Whether a connection may be closed during a shutdown. Over HTTP/2 always, since GOAWAY loses no request; over HTTP/1.1
+    /// if there was no traffic since the last tick and all output was written.
     pub(super) fn may_close(activity: &Activity) -> bool {
-        let moved = activity.take_moved();
-        activity.is_multiplexed() || (!moved && !activity.is_in_flight() && !activity.is_blocked())
+        let has_traffic = activity.take_traffic();
+        activity.is_multiplexed() || (!has_traffic && !activity.is_in_flight() && !activity.is_blocked())
     }
 
-    /// Decides whether to close, park or keep the connection. `delivered` says how many bytes the client has taken in all;
-    /// it is called only when that counts.
+    /// Decides whether to close, park or keep the connection. `delivered` returns how many bytes the client has read in
+    /// total; it is called only when the read rate is measured.
     pub(super) fn tick(
         &mut self,
         activity: &Activity,
         timeouts: &IdleTimeouts,
         delivered: impl FnOnce() -> u64,
     ) -> IdleAction {
-        // It closes by itself. Were it parked, what it discards would be read as a request.
+        // A lingering close ends by itself. If it were parked, discarded input would be parsed as a request.
         if activity.is_lingering() {
             return IdleAction::Keep;
         }
-        // A connection that began between two ticks is not idle for a whole one.
+        // A new connection has not been idle for a whole tick.
         let is_new = !std::mem::replace(&mut self.has_ticked, true);
-        let (moved, requested) = (activity.take_moved() | is_new, activity.take_requested() | is_new);
-        self.still = if moved { 0 } else { self.still.saturating_add(1) };
+        let (has_traffic, has_request) = (activity.take_traffic() | is_new, activity.take_request() | is_new);
+        self.quiet_ticks = if has_traffic { 0 } else { self.quiet_ticks.saturating_add(1) };
         let in_flight = activity.is_in_flight();
-        self.head = if activity.is_reading_head() { self.head.saturating_add(1) } else { 0 };
+        self.head_ticks = if activity.is_reading_head() { self.head_ticks.saturating_add(1) } else { 0 };
         let is_blocked = activity.is_blocked();
         let is_too_slow = self.reader.is_too_slow(is_blocked, timeouts.reader, delivered);
-        let is_vacant = !requested && !in_flight && !is_blocked;
-        self.vacant = if is_vacant { self.vacant.saturating_add(1) } else { 0 };
-        let is_idle = !in_flight && !is_blocked && self.still >= timeouts.idle;
-        if activity.is_multiplexed() && self.vacant >= timeouts.idle {
-            // Whatever moves is no request. A request on its way is not lost if the client is told first.
-            let is_told = self.vacant >= timeouts.idle.saturating_add(timeouts.head);
-            return if is_told { IdleAction::Abort } else { IdleAction::Drain };
+        let is_requestless = !has_request && !in_flight && !is_blocked;
+        self.requestless_ticks = if is_requestless { self.requestless_ticks.saturating_add(1) } else { 0 };
+        let is_idle = !in_flight && !is_blocked && self.quiet_ticks >= timeouts.idle;
+        if activity.is_multiplexed() && self.requestless_ticks >= timeouts.idle {
+            // The traffic is not requests. Draining before aborting loses no request that is in transit.
+            let is_overdue = self.requestless_ticks >= timeouts.idle.saturating_add(timeouts.head);
+            return if is_overdue { IdleAction::Abort } else { IdleAction::Drain };
         }
-        // The first tick that sees a head comes up to a tick after its first byte.
-        if self.head > timeouts.head || is_too_slow || is_idle {
+        // The first tick that sees a head is up to one tick after its first byte.
+        if self.head_ticks > timeouts.head || is_too_slow || is_idle {
             return IdleAction::Abort;
         }
-        // Once is enough.
-        if self.still == 1 && activity.is_between_requests() { IdleAction::Park } else { IdleAction::Keep }
+        // Park only once.
+        if self.quiet_ticks == 1 && activity.is_between_requests() {
+            IdleAction::Park
+        } else {
+            IdleAction::Keep
+        }
     }
 }
 
-/// How fast a client takes what waits for it.
+/// Measures how fast a client reads blocked output.
 #[derive(Debug, Default)]
 pub(super) struct SlowReader {
-    /// Ticks since the measurement began; 0 while nothing waits.
+    /// Ticks since the measurement started; 0 while no output is blocked.
     ticks: u32,
-    /// What had been taken by then.
+    /// Bytes that the client had read at the start of the measurement.
     from: u64,
 }
 
 impl SlowReader {
-    /// Whether less was taken than `rate` asks for, while more was waiting all the time. A client that has caught up owes
-    /// nothing, however little there was: a quiet stream has no slow reader.
+    /// Whether the client reads more slowly than `rate` while output is blocked. The measurement restarts whenever the
+    /// client has caught up, so a quiet stream has no slow reader.
     pub(super) fn is_too_slow(
         &mut self,
         is_behind: bool,
@@ -134,15 +138,15 @@ mod tests {
 
     use super::*;
 
-    const LEAST: u64 = 1_000;
+    const MIN_BYTES: u64 = 1_000;
     const HEAD: u32 = 3;
     const WINDOW: u32 = 6;
     const IDLE: u32 = 15;
     const TIMEOUTS: IdleTimeouts =
-        IdleTimeouts { head: HEAD, idle: IDLE, reader: ReaderRate { bytes: LEAST, ticks: WINDOW } };
+        IdleTimeouts { head: HEAD, idle: IDLE, reader: ReaderRate { bytes: MIN_BYTES, ticks: WINDOW } };
 
     #[test]
-    fn timeouts_in_ticks_of_the_defaults_are_exact_and_others_are_rounded_up() {
+    fn idle_timeouts_in_ticks_are_rounded_up() {
         let ticks = |limits: &ResourceLimits| {
             let timeouts = IdleTimeouts::new(limits);
             (timeouts.head, timeouts.reader.ticks, timeouts.idle)
@@ -165,33 +169,33 @@ mod tests {
             .unwrap_or(u32::MAX)
     }
 
-    fn moves(activity: &Activity) {
+    fn record_traffic(activity: &Activity) {
         activity.socket_wrote(&Poll::Ready(Ok(0)));
     }
 
     #[test]
-    fn an_idle_connection_ends_and_a_lively_one_stays() {
-        assert_eq!(ticks_until_over(&Activity::default(), |_| {}), IDLE + 1, "the first tick is not whole");
-        assert_eq!(ticks_until_over(&Activity::default(), moves), u32::MAX);
+    fn idle_connection_is_aborted_and_one_with_traffic_is_kept() {
+        assert_eq!(ticks_until_over(&Activity::default(), |_| {}), IDLE + 1, "the first tick is partial");
+        assert_eq!(ticks_until_over(&Activity::default(), record_traffic), u32::MAX);
     }
 
     #[test]
-    fn a_head_that_drips_ends_however_lively() {
-        assert_eq!(ticks_until_over(&Activity::default(), Activity::bytes_came), HEAD + 1);
+    fn head_sent_slowly_is_aborted_at_the_head_timeout() {
+        assert_eq!(ticks_until_over(&Activity::default(), Activity::bytes_received), HEAD + 1);
     }
 
     #[test]
-    fn head_that_waits_behind_a_response_is_not_slow() {
+    fn head_behind_blocked_response_is_not_timed_out() {
         let activity = Activity::default();
-        let reads_on = |activity: &Activity| {
-            activity.bytes_came();
-            takes(usize::try_from(LEAST).unwrap())(activity);
+        let keeps_reading = |activity: &Activity| {
+            activity.bytes_received();
+            read_bytes(usize::try_from(MIN_BYTES).unwrap())(activity);
         };
-        assert_eq!(ticks_until_over(&activity, reads_on), u32::MAX);
+        assert_eq!(ticks_until_over(&activity, keeps_reading), u32::MAX);
     }
 
     #[test]
-    fn who_does_not_take_the_answer_ends_and_who_waits_for_it_stays() {
+    fn client_not_reading_is_aborted_and_client_waiting_for_upstream_is_kept() {
         let activity = Arc::new(Activity::default());
         let in_flight = activity.begin_request(false);
         assert_eq!(ticks_until_over(&activity, |_| {}), u32::MAX, "the upstream is slow, not the client");
@@ -201,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn output_that_waits_keeps_an_idle_connection_until_its_reader_is_too_slow() {
+    fn blocked_output_keeps_idle_connection_until_the_reader_is_too_slow() {
         let activity = Arc::new(Activity::default());
         drop(activity.begin_request(false));
         activity.socket_wrote(&Poll::Pending);
@@ -212,8 +216,8 @@ mod tests {
         assert_eq!(actions.last(), Some(&IdleAction::Abort));
     }
 
-    /// Takes `bytes` before each tick and is behind at it.
-    fn takes(bytes: usize) -> impl FnMut(&Activity) {
+    /// Reads `bytes` before each tick and leaves the output blocked.
+    fn read_bytes(bytes: usize) -> impl FnMut(&Activity) {
         move |activity| {
             activity.socket_wrote(&Poll::Ready(Ok(bytes)));
             activity.socket_wrote(&Poll::Pending);
@@ -221,30 +225,30 @@ mod tests {
     }
 
     #[test]
-    fn who_takes_too_little_of_what_waits_ends_and_who_keeps_the_rate_stays() {
-        assert_eq!(ticks_until_over(&Activity::default(), takes(1)), WINDOW + 1);
-        assert_eq!(ticks_until_over(&Activity::default(), takes(1_000 / 6)), WINDOW + 1);
-        assert_eq!(ticks_until_over(&Activity::default(), takes(1_000 / 6 + 1)), u32::MAX);
+    fn slow_reader_below_the_minimum_rate_is_aborted_and_one_above_is_kept() {
+        assert_eq!(ticks_until_over(&Activity::default(), read_bytes(1)), WINDOW + 1);
+        assert_eq!(ticks_until_over(&Activity::default(), read_bytes(1_000 / 6)), WINDOW + 1);
+        assert_eq!(ticks_until_over(&Activity::default(), read_bytes(1_000 / 6 + 1)), u32::MAX);
     }
 
     #[test]
-    fn having_been_fast_does_not_make_up_for_being_slow() {
+    fn slow_reader_that_was_fast_before_is_aborted() {
         let mut tick = 0;
-        let slackens = |activity: &Activity| {
+        let slows_down = |activity: &Activity| {
             tick += 1;
-            takes(if tick <= 12 { 1 << 30 } else { 1 })(activity);
+            read_bytes(if tick <= 12 { 1 << 30 } else { 1 })(activity);
         };
-        let ticks = ticks_until_over(&Activity::default(), slackens);
+        let ticks = ticks_until_over(&Activity::default(), slows_down);
         assert!((12 + WINDOW..=12 + 2 * WINDOW).contains(&ticks), "{ticks}");
     }
 
     #[test]
-    fn who_has_caught_up_owes_nothing() {
+    fn reader_that_has_caught_up_is_kept() {
         let mut tick = 0_u32;
-        // An event stream that says little, each time more than fits at once for a moment.
+        // An event stream with little data, whose output is blocked for short times.
         let quiet = |activity: &Activity| {
             tick += 1;
-            takes(1)(activity);
+            read_bytes(1)(activity);
             if tick.is_multiple_of(WINDOW - 1) {
                 activity.socket_wrote(&Poll::Ready(Ok(1)));
             }
@@ -253,34 +257,34 @@ mod tests {
     }
 
     #[test]
-    fn slow_reader_asks_for_what_was_taken_only_at_the_ends_of_a_window() {
-        let (mut reader, mut asked) = (SlowReader::default(), 0);
+    fn slow_reader_queries_delivered_bytes_only_at_window_boundaries() {
+        let (mut reader, mut calls) = (SlowReader::default(), 0);
         for tick in 0..=2 * u64::from(WINDOW) {
             assert!(!reader.is_too_slow(true, ReaderRate { bytes: 1, ticks: WINDOW }, || {
-                asked += 1;
+                calls += 1;
                 tick
             }));
         }
-        assert_eq!(asked, 3);
+        assert_eq!(calls, 3);
     }
 
     #[test]
-    fn pings_without_requests_do_not_keep_a_connection_for_ever() {
+    fn http2_pings_without_requests_do_not_keep_connection_open() {
         let activity = Arc::new(Activity::default());
-        activity.http2_began();
+        activity.http2_started();
         let mut policy = IdlePolicy::default();
         let mut tick = || {
-            moves(&activity);
+            record_traffic(&activity);
             policy.tick(&activity, &TIMEOUTS, || 0)
         };
         assert!((0..IDLE).all(|_| tick() == IdleAction::Keep));
         drop(activity.begin_request(false));
-        assert!((0..IDLE).all(|_| tick() == IdleAction::Keep), "a request, however short, begins it anew");
-        assert_eq!(tick(), IdleAction::Drain, "it is told first");
+        assert!((0..IDLE).all(|_| tick() == IdleAction::Keep), "any request restarts the timeout");
+        assert_eq!(tick(), IdleAction::Drain, "drained before it is aborted");
         assert_eq!((1..HEAD).map(|_| tick()).last(), Some(IdleAction::Drain));
         assert_eq!(tick(), IdleAction::Abort);
         let in_flight = activity.begin_request(false);
-        assert_eq!(ticks_until_over(&activity, moves), u32::MAX, "a long answer is not idle");
+        assert_eq!(ticks_until_over(&activity, record_traffic), u32::MAX, "a long response is not idle");
         drop(in_flight);
     }
 }

@@ -13,30 +13,30 @@ use tokio::time::MissedTickBehavior;
 use super::activity::Activity;
 use super::idle_policy::{IdlePolicy, IdleTimeouts};
 use super::response_streams::ResponseStreams;
-use super::send_queue::{Ends, SendQueues};
+use super::send_queue::{AddressPair, SendQueues};
 use crate::resource_limits::ResourceLimits;
 
-/// The tick while stopping: a connection on which nothing has moved for one tick is closed. At once would be too soon: a
-/// request may be on its way, and over HTTP/1.1 only a response can say that no other is accepted.
+/// The tick during a shutdown: a connection without traffic for one tick is closed. Closing immediately would be too soon: a
+/// request may be in transit, and over HTTP/1.1 only a response can announce that no further request is accepted.
 const STOPPING_TICK: Duration = Duration::from_millis(500);
 
-/// A worker with more connections than this parks each as soon as it has been answered: making its HTTP state anew for
-/// the next request is work, but keeping it for so many is memory that few of them use.
-const CROWD: usize = 2_048;
+/// A worker with more connections than this parks each one after its response. That saves memory and costs rebuilding the
+/// HTTP state for the next request.
+const PARK_EARLY_ABOVE: usize = 2_048;
 
-/// What a connection is to do.
+/// What a connection must do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum IdleAction {
     Keep,
-    /// Nothing is going on: drop the HTTP state.
+    /// Drop the HTTP state while the connection is idle.
     Park,
     /// Accept no further request.
     Drain,
-    /// Close at once.
+    /// Close immediately.
     Abort,
 }
 
-/// The connections of a worker.
+/// Watches the connections of a worker.
 #[derive(Debug)]
 pub(crate) struct Watchdog {
     tick: Duration,
@@ -45,13 +45,13 @@ pub(crate) struct Watchdog {
     queues: SendQueues,
 }
 
-/// What the watchdog keeps of a connection.
+/// The watchdog's state of a connection.
 #[derive(Debug)]
 struct WatchedConn {
     activity: Arc<Activity>,
-    /// Unknown of a socket that is about to fail.
-    ends: Option<Ends>,
-    /// Its responses, if it speaks HTTP/2.
+    /// `None` if the socket is about to fail.
+    addresses: Option<AddressPair>,
+    /// Its responses, over HTTP/2.
     streams: OnceCell<Rc<ResponseStreams>>,
     policy: RefCell<IdlePolicy>,
     action: Cell<IdleAction>,
@@ -78,10 +78,14 @@ impl Watchdog {
     }
 
     /// Watches a connection until the handle is dropped.
-    pub(super) fn watch(self: &Rc<Self>, activity: &Arc<Activity>, ends: Option<Ends>) -> WatchHandle {
+    pub(super) fn watch(
+        self: &Rc<Self>,
+        activity: &Arc<Activity>,
+        addresses: Option<AddressPair>,
+    ) -> WatchHandle {
         let watched = Rc::new(WatchedConn {
             activity: Arc::clone(activity),
-            ends,
+            addresses,
             streams: OnceCell::new(),
             policy: RefCell::default(),
             action: Cell::new(IdleAction::Keep),
@@ -91,7 +95,8 @@ impl Watchdog {
         WatchHandle { watchdog: Rc::clone(self), watched, key }
     }
 
-    /// Visits all connections at every tick. When `stop` turns true, it ticks more often and drains what may be closed.
+    /// Visits all connections at every tick. After `stop` turns true, it ticks more often and drains connections that may
+    /// be closed.
     pub(crate) async fn run(self: Rc<Self>, mut stop: watch::Receiver<bool>) {
         let mut ticks = tokio::time::interval(self.tick);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -112,10 +117,11 @@ impl Watchdog {
 
     fn visit_all(&self, is_stopping: bool) {
         for (_, watched) in &*self.connections.borrow() {
-            let WatchedConn { activity, policy, ends, streams, .. } = &**watched;
-            // The kernel accepts far more than a slow client reads.
+            let WatchedConn { activity, policy, addresses, streams, .. } = &**watched;
+            // Written bytes may still be in the send queue: the kernel buffers far more than a slow client reads.
             let delivered = || {
-                let waiting = ends.and_then(|ends| self.queues.unacknowledged(ends)).unwrap_or_default();
+                let waiting =
+                    addresses.and_then(|addresses| self.queues.unacknowledged(addresses)).unwrap_or_default();
                 activity.written().saturating_sub(waiting.into())
             };
             let action = if is_stopping {
@@ -133,7 +139,7 @@ impl Watchdog {
     }
 }
 
-/// A connection's side of the watchdog.
+/// Registers a connection with the watchdog until it is dropped.
 #[derive(Debug)]
 pub(super) struct WatchHandle {
     watchdog: Rc<Watchdog>,
@@ -142,7 +148,7 @@ pub(super) struct WatchHandle {
 }
 
 impl WatchHandle {
-    /// Takes what the connection is to do now. Its task is woken when there is something else to do.
+    /// Takes the pending action. The task is woken when there is another.
     pub(super) fn poll_action(&self, cx: &Context<'_>) -> IdleAction {
         let mut waker = self.watched.waker.borrow_mut();
         if !waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
@@ -151,22 +157,23 @@ impl WatchHandle {
         self.watched.action.replace(IdleAction::Keep)
     }
 
-    /// The connection speaks HTTP/2: the rate of each of its responses is watched by itself. `start` is what the client
-    /// has sent so far.
+    /// The connection uses HTTP/2: the read rate of each response is measured separately. `start` is what the client has sent
+    /// so far.
     pub(super) fn begin_http2(&self, start: &[u8]) -> Rc<ResponseStreams> {
-        self.watched.activity.http2_began();
+        self.watched.activity.http2_started();
         let new = || Rc::new(ResponseStreams::new(start, self.watchdog.timeouts.reader));
         Rc::clone(self.watched.streams.get_or_init(new))
     }
 
-    /// Whether a head came that hyper cannot parse.
+    /// Whether hyper could not parse a head.
     pub(super) fn is_unparsable(&self) -> bool {
         self.watched.activity.is_unparsable()
     }
 
-    /// Whether the connection is to be parked without waiting for a tick.
+    /// Whether to park the connection without waiting for a tick.
     pub(super) fn should_park(&self) -> bool {
-        self.watchdog.connections.borrow().len() > CROWD && self.watched.activity.is_between_requests()
+        self.watchdog.connections.borrow().len() > PARK_EARLY_ABOVE
+            && self.watched.activity.is_between_requests()
     }
 }
 
@@ -187,7 +194,7 @@ mod tests {
 
     type Event = fn(&Activity);
 
-    /// How long after `event` a connection is aborted that begins `offset` after a tick.
+    /// The time from `event` to the abort, for a connection that starts `offset` after a tick.
     #[expect(clippy::disallowed_methods, reason = "paused time")]
     async fn aborted_after(limits: &ResourceLimits, offset: Duration, event: Event) -> Duration {
         let watchdog = Rc::new(Watchdog::new(limits));
@@ -207,18 +214,18 @@ mod tests {
         };
         tokio::select! {
             elapsed = aborted => elapsed,
-            () = Rc::clone(&watchdog).run(stopping) => unreachable!("it runs as long as its core"),
+            () = Rc::clone(&watchdog).run(stopping) => unreachable!("the watchdog does not return"),
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn timeouts_in_whole_ticks_elapse_never_early_and_less_than_a_tick_late() {
+    async fn idle_watchdog_timeouts_fire_never_early_and_less_than_a_tick_late() {
         let limits = ResourceLimits::default();
         let uneven = ResourceLimits { head_timeout: Duration::from_millis(7_100), ..limits };
         for limits in [limits, uneven] {
             let cases: [(&str, Duration, Event); 3] = [
                 ("idle", limits.idle_timeout, |_| {}),
-                ("head", limits.head_timeout, Activity::bytes_came),
+                ("head", limits.head_timeout, Activity::bytes_received),
                 ("reader", limits.reader_window, |activity| activity.socket_wrote(&Poll::Pending)),
             ];
             for (name, timeout, event) in cases {

@@ -1,7 +1,7 @@
-//! The bytes of a client's connection: [`ClientSocket`] below TLS, [`TrackedIo`] between TLS and HTTP.
+//! The byte streams of a client connection: [`ClientSocket`] below TLS, [`TrackedIo`] between TLS and HTTP.
 //!
-//! Both record in the connection's [`Activity`] what moves. What the socket accepts can be seen only below TLS, which
-//! accepts more and buffers it.
+//! Both record traffic in the connection's [`Activity`]. What the socket accepts is visible only below TLS, since TLS
+//! buffers.
 
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
@@ -14,15 +14,15 @@ use smallvec::SmallVec;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::activity::Activity;
-use super::lingering_close::Linger;
-use super::unparsable::BareAnswer;
+use super::lingering_close::LingeringClose;
+use super::unparsable::BareResponse;
 
-/// How many bytes are read before HTTP takes over: the head of most requests.
+/// Bytes that are read before hyper takes over; most heads fit.
 const AHEAD: usize = 1024;
-/// Up to this size copying the pieces of a write costs less than a vectored system call.
+/// Up to this size, copying the slices of a write costs less than a vectored system call.
 const SMALL: usize = 2048;
 
-/// A client's socket. It records what the system accepts, and when it accepts no more.
+/// A client's socket. It records how many bytes the kernel accepts, and whether it is full.
 #[derive(Debug)]
 pub(crate) struct ClientSocket<T> {
     inner: T,
@@ -79,12 +79,12 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for ClientSocket<T> {
 pub(crate) struct TrackedIo<T> {
     inner: T,
     activity: Arc<Activity>,
-    /// Bytes that were read ahead and are returned by the next reads.
+    /// Bytes that were read ahead; the next reads return them.
     unread: Bytes,
     /// The response that hyper wrote to a head that it cannot parse.
-    withheld: Option<BareAnswer>,
+    withheld: Option<BareResponse>,
     /// Set once our side of the connection is closed and the client may still be sending.
-    linger: Option<Box<Linger>>,
+    linger: Option<Box<LingeringClose>>,
 }
 
 impl<T> TrackedIo<T> {
@@ -92,7 +92,7 @@ impl<T> TrackedIo<T> {
         Self { inner, activity, unread: Bytes::new(), withheld: None, linger: None }
     }
 
-    /// Puts back what was read with an earlier request. It is the start of a head.
+    /// Puts back bytes that were read with an earlier request. They start a head.
     pub(super) fn unread(&mut self, bytes: Bytes) {
         if !bytes.is_empty() {
             self.activity.head_was_buffered();
@@ -100,19 +100,19 @@ impl<T> TrackedIo<T> {
         self.unread = bytes;
     }
 
-    /// What was read ahead.
+    /// The bytes that were read ahead.
     pub(super) fn ahead(&self) -> &[u8] {
         &self.unread
     }
 
-    /// Whether what was read ahead and what follows may start with `prefix`.
+    /// Whether the input may start with `prefix`, judged by the bytes read ahead.
     pub(super) fn may_start_with(&self, prefix: &[u8]) -> bool {
         let length = self.unread.len().min(prefix.len());
         self.unread[..length] == prefix[..length]
     }
 
-    /// The response that hyper wrote to a head that it cannot parse, if there was one. The caller answers instead.
-    pub(super) fn take_withheld(&mut self) -> Option<BareAnswer> {
+    /// Takes the response that hyper wrote to a head that it cannot parse. The caller responds instead.
+    pub(super) fn take_withheld(&mut self) -> Option<BareResponse> {
         let withheld = self.withheld.take();
         if withheld.is_some() {
             self.activity.rejection_was_taken();
@@ -120,13 +120,13 @@ impl<T> TrackedIo<T> {
         withheld
     }
 
-    /// Takes hyper's own error response out of what is written, and returns its length. hyper writes it whole and by
-    /// itself, or before the rest of an earlier response, which must not be torn apart.
+    /// Withholds `written` if it is an error response of hyper itself, and returns its length. hyper writes such a response
+    /// as one slice, possibly before the rest of an earlier response, which must be written unchanged.
     fn withhold(&mut self, written: &[u8]) -> Option<usize> {
         if !self.activity.is_write_unsolicited() {
             return None;
         }
-        self.withheld = Some(BareAnswer::parse(written)?);
+        self.withheld = Some(BareResponse::parse(written)?);
         self.activity.head_was_rejected();
         Some(written.len())
     }
@@ -139,14 +139,14 @@ impl<T> TrackedIo<T> {
 }
 
 impl<T: AsyncRead + Unpin> TrackedIo<T> {
-    /// Reads some bytes ahead, which the next reads return. At the end of the stream their number is 0.
+    /// Reads bytes ahead, which the next reads return. Returns their number, 0 at the end of the stream.
     pub(super) fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         let mut bytes = [MaybeUninit::uninit(); AHEAD];
         let mut read = ReadBuf::uninit(&mut bytes);
         ready!(Pin::new(&mut self.inner).poll_read(cx, &mut read))?;
         let read = read.filled();
         if !read.is_empty() {
-            self.activity.bytes_came();
+            self.activity.bytes_received();
         }
         self.unread = if self.unread.is_empty() {
             Bytes::copy_from_slice(read)
@@ -168,7 +168,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for TrackedIo<T> {
         let before = buf.filled().len();
         let read = Pin::new(&mut this.inner).poll_read(cx, buf);
         if buf.filled().len() > before {
-            this.activity.bytes_came();
+            this.activity.bytes_received();
         }
         read
     }
@@ -210,7 +210,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for TrackedIo<T> {
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         if this.withheld.is_some() {
-            // The task that polls hyper sees that a head could not be parsed, and takes the connection back to answer it.
+            // The task that polls hyper notices the unparsable head, takes the connection back and responds.
             return Poll::Pending;
         }
         let linger = if let Some(linger) = &mut this.linger {
@@ -220,28 +220,28 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for TrackedIo<T> {
             if !this.activity.may_still_send() {
                 return Poll::Ready(Ok(()));
             }
-            this.activity.linger_began();
-            this.linger.insert(Box::new(Linger::new()))
+            this.activity.linger_started();
+            this.linger.insert(Box::new(LingeringClose::new()))
         };
         linger.poll(Pin::new(&mut this.inner), cx).map(Ok)
     }
 }
 
-/// Writes `pieces`, in one piece if they are small: a head and a short body leave by the cheapest system call.
+/// Writes `slices`, joined if they are small: a head and a short body then need one plain system call.
 pub(crate) fn poll_write_joined(
     stream: Pin<&mut impl AsyncWrite>,
     cx: &mut Context<'_>,
-    pieces: &[IoSlice<'_>],
+    slices: &[IoSlice<'_>],
 ) -> Poll<io::Result<usize>> {
-    if let [piece] = pieces {
-        return stream.poll_write(cx, piece);
+    if let [slice] = slices {
+        return stream.poll_write(cx, slice);
     }
-    if pieces.iter().map(|piece| piece.len()).sum::<usize>() > SMALL {
-        return stream.poll_write_vectored(cx, pieces);
+    if slices.iter().map(|slice| slice.len()).sum::<usize>() > SMALL {
+        return stream.poll_write_vectored(cx, slices);
     }
     let mut joined = SmallVec::<[u8; SMALL]>::new();
-    for piece in pieces {
-        joined.extend_from_slice(piece);
+    for slice in slices {
+        joined.extend_from_slice(slice);
     }
     stream.poll_write(cx, &joined)
 }
@@ -258,12 +258,12 @@ mod tests {
                           date: Sun, 16 Nov 2025 02:27:20 GMT\r\n\r\n";
 
     #[tokio::test]
-    async fn answer_of_http_before_the_rest_of_a_response_is_withheld_and_the_rest_is_written() {
+    async fn tracked_io_hyper_error_before_rest_of_response_is_withheld_and_the_rest_written() {
         let (mut client, server) = duplex(1 << 10);
         let mut stream = TrackedIo::new(server, Arc::new(Activity::default()));
         let slices = [IoSlice::new(BARE), IoSlice::new(b"the rest")];
         let written = poll_fn(|cx| Pin::new(&mut stream).poll_write_vectored(cx, &slices)).await.unwrap();
-        assert_eq!(written, BARE.len(), "only the first is taken out");
+        assert_eq!(written, BARE.len(), "only the first slice is withheld");
         stream.write_all(b"the rest").await.unwrap();
         assert!(stream.take_withheld().is_some() && stream.take_withheld().is_none());
         drop(stream);
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn response_of_a_service_is_written_whatever_it_looks_like() {
+    async fn tracked_io_service_response_that_looks_like_hyper_error_is_written() {
         let (mut client, server) = duplex(1 << 10);
         let activity = Arc::new(Activity::default());
         let mut stream = TrackedIo::new(server, Arc::clone(&activity));
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_came_with_an_earlier_request_keep_the_connection_from_being_parked() {
+    fn tracked_io_bytes_put_back_prevent_parking() {
         let activity = Arc::new(Activity::default());
         let mut stream = TrackedIo::new((), Arc::clone(&activity));
         stream.unread(Bytes::new());

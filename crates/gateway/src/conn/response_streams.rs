@@ -1,8 +1,8 @@
-//! Responses over HTTP/2: each stream has a slow-reader limit of its own.
+//! Responses over HTTP/2: the slow-reader limit applies to each stream separately.
 //!
-//! hyper takes a piece of a body, waits until the client has made room for a byte of it, and hands it to HTTP/2 whole. So
-//! when the next piece is asked for, all pieces but the last have been taken out of the stream. How finely that shows
-//! what a client takes is a matter of how large the pieces are: small ones where a stream may have to wait.
+//! hyper polls a chunk of a body, waits until the flow-control window has room for at least one byte of it, and passes the
+//! whole chunk to h2. So when hyper polls the next chunk, the client has made room for all chunks but the last. The size
+//! of the chunks decides how precisely this measures the client: chunks are small where a stream may be blocked.
 
 use std::cell::{Cell, RefCell};
 use std::pin::Pin;
@@ -15,54 +15,54 @@ use hyper::rt::Executor;
 use slab::Slab;
 use tokio::task::AbortHandle;
 
-use super::activity::{Activity, InFlight};
+use super::activity::{Activity, RequestGuard};
 use super::idle_policy::{ReaderRate, SlowReader};
 
-/// What goes into one frame of HTTP/2 unless its client allows more.
+/// The default maximum size of an HTTP/2 frame.
 const LARGE: usize = 16 << 10;
-/// The room that a client makes for each stream unless it says so.
+/// The default initial flow-control window of a stream.
 const DEFAULT_WINDOW: u32 = 65_535;
 const PREFACE: usize = 24;
 
 /// The responses of one HTTP/2 connection.
 #[derive(Debug)]
 pub(super) struct ResponseStreams {
-    streams: RefCell<Slab<Stream>>,
+    streams: RefCell<Slab<ResponseStream>>,
     /// A request whose task has not been spawned yet.
     unspawned: Cell<Option<usize>>,
-    /// The room that the client makes for each stream when it begins.
+    /// The initial flow-control window of each stream.
     window: u64,
-    /// What a client must take of each response.
+    /// The minimum read rate of each response.
     rate: ReaderRate,
 }
 
-/// A request over HTTP/2, from its head to the last piece of its response.
+/// The stream of a request, from its head to the last chunk of its response.
 #[derive(Debug, Default)]
-struct Stream {
+struct ResponseStream {
     task: Option<AbortHandle>,
-    /// What is left of a frame of which a piece was handed over.
+    /// The rest of a data frame of which a chunk was sent.
     rest: Bytes,
-    /// There is more to send than the client has made room for.
+    /// A chunk was sent, and hyper has not polled for the next one.
     is_waiting: bool,
-    /// Bytes of pieces that HTTP/2 has taken, and the same at the last tick.
+    /// Bytes of chunks that h2 has taken, now and at the last tick.
     taken: u64,
     seen: u64,
-    /// The length of the last piece, which HTTP/2 takes next, and how much of it may then still wait for room.
+    /// The length of the last chunk, and how much of it may be blocked by flow control after h2 has taken it.
     last: u64,
     last_stuck: u64,
-    /// The same of the piece before.
+    /// The same for the chunk before.
     stuck: u64,
-    /// Bytes that may be handed over in large pieces: at first what the client's window has room for.
+    /// Bytes that may still be sent in large chunks: initially the flow-control window.
     large: u64,
-    /// Bytes in small pieces since then.
+    /// Bytes in small chunks since then.
     run: u64,
     reader: SlowReader,
-    /// What the socket had accepted when a piece of this stream was last taken.
+    /// Bytes that the socket had accepted when h2 last took a chunk of this stream.
     written: u64,
 }
 
 impl ResponseStreams {
-    /// `start` is what the client has sent: its preface, and settings that may follow.
+    /// `start` is what the client has sent: the preface, and possibly its settings.
     pub(super) fn new(start: &[u8], rate: ReaderRate) -> Self {
         let window = initial_window(start.get(PREFACE..).unwrap_or_default()).unwrap_or(DEFAULT_WINDOW);
         Self {
@@ -73,14 +73,17 @@ impl ResponseStreams {
         }
     }
 
-    /// A request has come. The task that is spawned next is its own.
+    /// Registers a request. The next spawned task is its own.
     pub(super) fn begin(self: &Rc<Self>) -> StreamGuard {
-        let key = self.streams.borrow_mut().insert(Stream { large: self.window, ..Stream::default() });
+        let key = self
+            .streams
+            .borrow_mut()
+            .insert(ResponseStream { large: self.window, ..ResponseStream::default() });
         self.unspawned.set(Some(key));
         StreamGuard { streams: Rc::clone(self), key }
     }
 
-    /// Called at every tick. Resets the streams whose client takes too little of them; the others go on.
+    /// Called at every tick. Resets the streams that the client reads too slowly; others continue.
     pub(super) fn tick(&self, activity: &Activity) {
         let mut streams = self.streams.borrow_mut();
         let waiting = streams.iter().filter(|(_, stream)| stream.is_waiting).count();
@@ -90,21 +93,21 @@ impl ResponseStreams {
                 (stream.seen, stream.written) = (stream.taken, written);
             }
             if stream.is_waiting {
-                // The next few pieces are small.
+                // The next chunks are small.
                 (stream.large, stream.run) = (0, 0);
-                // While the socket is full all streams share what it accepts: this one may wait for its turn.
+                // While the socket is full, all streams share what it accepts: this one may be waiting for its turn.
                 if is_blocked && written.wrapping_sub(stream.written) < (waiting * LARGE) as u64 {
                     continue;
                 }
             }
-            // A large piece may be under way in full: it has as long as the least rate takes for it.
+            // A large chunk may be blocked entirely: it gets the time that the minimum rate needs for it.
             let windows = u32::try_from(1 + stream.stuck / self.rate.bytes).unwrap_or(u32::MAX);
             let rate = ReaderRate { ticks: self.rate.ticks.saturating_mul(windows), ..self.rate };
             let taken = stream.taken;
             if stream.reader.is_too_slow(stream.is_waiting, rate, || taken)
                 && let Some(task) = &stream.task
             {
-                // Dropping what sends the response resets the stream and frees what it holds upstream.
+                // Dropping the task resets the stream and releases its upstream resources.
                 task.abort();
             }
         }
@@ -118,14 +121,14 @@ impl ResponseStreams {
         }
     }
 
-    /// Pieces so small that even the slowest reader takes several in a window.
+    /// The size of small chunks: at the minimum rate, a reader takes several in each window.
     fn small(&self) -> usize {
         usize::try_from(self.rate.bytes / 4).unwrap_or(LARGE).clamp(256, LARGE)
     }
 }
 
-impl Stream {
-    /// HTTP/2 asks for more: it has taken the last piece.
+impl ResponseStream {
+    /// hyper polls again: h2 has taken the last chunk.
     fn took_last(&mut self) {
         if self.last > 0 {
             self.taken = self.taken.wrapping_add(std::mem::take(&mut self.last));
@@ -133,33 +136,33 @@ impl Stream {
         }
     }
 
-    /// The next piece of what is at hand; `None` if that is nothing.
-    fn next_piece(&mut self, least: u64, small: usize) -> Option<Bytes> {
+    /// The next chunk of the current frame; `None` if it is used up.
+    fn next_chunk(&mut self, min_bytes: u64, small: usize) -> Option<Bytes> {
         if self.rest.is_empty() {
             return None;
         }
         let most =
             if self.large > 0 { LARGE.min(usize::try_from(self.large).unwrap_or(LARGE)) } else { small };
-        let piece = self.rest.split_to(most.min(self.rest.len()));
-        let length = piece.len() as u64;
-        // A piece that ends where the client's window ends fits into it.
+        let chunk = self.rest.split_to(most.min(self.rest.len()));
+        let length = chunk.len() as u64;
+        // A chunk that ends with the window fits into it.
         self.last_stuck = if self.large == length { 0 } else { length };
         if self.large > 0 {
             self.large = self.large.saturating_sub(length);
         } else {
             self.run += length;
-            // Whoever takes so much between two ticks is not slow.
-            if self.run >= 4 * least {
+            // A client that reads this much between two ticks is not slow.
+            if self.run >= 4 * min_bytes {
                 self.large = u64::MAX;
             }
         }
         self.last = length;
         self.is_waiting = true;
-        Some(piece)
+        Some(chunk)
     }
 }
 
-/// Ends the entry of a request with it.
+/// Removes the entry of a request on drop.
 #[derive(Debug)]
 pub(super) struct StreamGuard {
     streams: Rc<ResponseStreams>,
@@ -167,19 +170,19 @@ pub(super) struct StreamGuard {
 }
 
 impl StreamGuard {
-    fn with<R>(&self, act: impl FnOnce(&mut Stream, &ResponseStreams) -> R) -> Option<R> {
+    fn with<R>(&self, act: impl FnOnce(&mut ResponseStream, &ResponseStreams) -> R) -> Option<R> {
         self.streams.streams.borrow_mut().get_mut(self.key).map(|stream| act(stream, &self.streams))
     }
 }
 
 impl Drop for StreamGuard {
     fn drop(&mut self) {
-        // What is left of it is dropped when nothing is borrowed any more.
+        // The removed stream is dropped after the borrow has ended.
         let _stream = self.streams.streams.borrow_mut().try_remove(self.key);
     }
 }
 
-/// Spawns the tasks of one HTTP/2 connection: one for each request, right after the request was handed to its service.
+/// Spawns the tasks of one HTTP/2 connection. hyper spawns one for each request, right after it has called the service.
 #[derive(Clone, Debug)]
 pub(super) struct StreamExecutor(pub(super) Rc<ResponseStreams>);
 
@@ -189,17 +192,17 @@ impl<F: Future + 'static> Executor<F> for StreamExecutor {
     }
 }
 
-/// A response's body. Its request is in flight until it has ended.
+/// A response body. Its request is in flight until the body is dropped.
 #[derive(Debug)]
 pub(super) struct InFlightBody<B> {
     body: B,
-    _in_flight: InFlight,
-    /// Over HTTP/2.
+    _in_flight: RequestGuard,
+    /// `None` over HTTP/1.1.
     stream: Option<StreamGuard>,
 }
 
 impl<B> InFlightBody<B> {
-    pub(super) fn new(body: B, in_flight: InFlight, stream: Option<StreamGuard>) -> Self {
+    pub(super) fn new(body: B, in_flight: RequestGuard, stream: Option<StreamGuard>) -> Self {
         if stream.is_none() {
             in_flight.activity().response_was_returned();
         }
@@ -222,16 +225,16 @@ impl<B: Body<Data = Bytes> + Unpin> Body for InFlightBody<B> {
     ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
         let this = self.get_mut();
         let Some(stream) = &this.stream else { return Pin::new(&mut this.body).poll_frame(cx) };
-        let piece = stream.with(|stream, all| {
+        let chunk = stream.with(|stream, all| {
             stream.took_last();
-            stream.next_piece(all.rate.bytes, all.small())
+            stream.next_chunk(all.rate.bytes, all.small())
         });
-        if let Some(piece) = piece.flatten() {
-            return Poll::Ready(Some(Ok(Frame::data(piece))));
+        if let Some(chunk) = chunk.flatten() {
+            return Poll::Ready(Some(Ok(Frame::data(chunk))));
         }
         let frame = Pin::new(&mut this.body).poll_frame(cx);
         let Poll::Ready(Some(Ok(frame))) = frame else {
-            // While it is the upstream that is waited for, the client owes nothing.
+            // While the upstream is slow, the client is not measured.
             stream.with(|stream, _| stream.is_waiting = false);
             return frame;
         };
@@ -239,11 +242,11 @@ impl<B: Body<Data = Bytes> + Unpin> Body for InFlightBody<B> {
             Ok(data) => data,
             Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
         };
-        let piece = stream.with(|stream, all| {
+        let chunk = stream.with(|stream, all| {
             stream.rest = data;
-            stream.next_piece(all.rate.bytes, all.small()).unwrap_or_default()
+            stream.next_chunk(all.rate.bytes, all.small()).unwrap_or_default()
         });
-        Poll::Ready(Some(Ok(Frame::data(piece.unwrap_or_default()))))
+        Poll::Ready(Some(Ok(Frame::data(chunk.unwrap_or_default()))))
     }
 
     fn is_end_stream(&self) -> bool {
@@ -264,7 +267,7 @@ impl<B: Body<Data = Bytes> + Unpin> Body for InFlightBody<B> {
     }
 }
 
-/// The room for each stream that a client's first frame, its settings, asks for.
+/// The initial window that the client's first frame, `SETTINGS`, requests.
 fn initial_window(frame: &[u8]) -> Option<u32> {
     const SETTINGS: u8 = 4;
     const INITIAL_WINDOW_SIZE: [u8; 2] = [0, 4];
@@ -274,7 +277,7 @@ fn initial_window(frame: &[u8]) -> Option<u32> {
     }
     let length = usize::try_from(u32::from_be_bytes([0, header[0], header[1], header[2]])).ok()?;
     let settings = payload.get(..length)?.chunks_exact(6);
-    // If it is told more than once, the last time counts.
+    // The last value of a repeated setting applies.
     let window = settings.rev().find(|setting| setting.starts_with(&INITIAL_WINDOW_SIZE))?;
     Some(u32::from_be_bytes(window.get(2..)?.try_into().ok()?))
 }
@@ -287,9 +290,9 @@ mod tests {
 
     use super::*;
 
-    const LEAST: u64 = 3_000;
+    const MIN_BYTES: u64 = 3_000;
     const WINDOW: u32 = 6;
-    const RATE: ReaderRate = ReaderRate { bytes: LEAST, ticks: WINDOW };
+    const RATE: ReaderRate = ReaderRate { bytes: MIN_BYTES, ticks: WINDOW };
     const SMALL: usize = 750;
 
     fn settings(window: Option<u32>) -> Vec<u8> {
@@ -309,47 +312,47 @@ mod tests {
     }
 
     #[test]
-    fn window_of_a_client_is_read_from_its_settings() {
+    fn initial_window_is_read_from_client_settings() {
         let window = |start: &[u8]| ResponseStreams::new(start, RATE).window;
         assert_eq!(window(&settings(Some(0))), 0);
         assert_eq!(window(&settings(Some(1 << 20))), 1 << 20);
-        let unsaid = u64::from(DEFAULT_WINDOW);
-        assert_eq!(window(&settings(None)), unsaid);
+        let default = u64::from(DEFAULT_WINDOW);
+        assert_eq!(window(&settings(None)), default);
         let whole = settings(Some(9));
         for length in 0..whole.len() {
-            assert_eq!(window(&whole[..length]), unsaid, "settings that have not all come");
+            assert_eq!(window(&whole[..length]), default, "incomplete settings");
         }
         let ping = [&whole[..PREFACE], &[0, 0, 8, 6, 0, 0, 0, 0, 0], &[0; 8]].concat();
-        assert_eq!(window(&ping), unsaid);
+        assert_eq!(window(&ping), default);
     }
 
-    /// A response of which HTTP/2 has taken everything but a piece.
+    /// A stream with data to send.
     fn sending(streams: &Rc<ResponseStreams>) -> StreamGuard {
         let guard = streams.begin();
         guard.with(|stream, _| stream.rest = Bytes::from(vec![0; 1 << 20]));
         guard
     }
 
-    /// HTTP/2 takes the last piece, and gets the next.
-    fn takes(guard: &StreamGuard) -> usize {
-        let piece = guard.with(|stream, all| {
+    /// h2 takes the last chunk, and polls the next. Returns its length.
+    fn take_chunk(guard: &StreamGuard) -> usize {
+        let chunk = guard.with(|stream, all| {
             stream.took_last();
-            stream.next_piece(all.rate.bytes, all.small())
+            stream.next_chunk(all.rate.bytes, all.small())
         });
-        piece.flatten().map_or(0, |piece| piece.len())
+        chunk.flatten().map_or(0, |chunk| chunk.len())
     }
 
     #[test]
-    fn pieces_are_large_within_the_window_then_small_until_the_client_is_fast() {
+    fn chunks_within_window_are_large_then_small_until_client_is_fast() {
         let streams = streams(40_000);
         let guard = sending(&streams);
-        let lengths: Vec<_> = (0..3).map(|_| takes(&guard)).collect();
-        assert_eq!(lengths, [LARGE, LARGE, 40_000 - 2 * LARGE], "up to the edge of the window");
-        let small = (0..1_000).take_while(|_| takes(&guard) == SMALL).count();
+        let lengths: Vec<_> = (0..3).map(|_| take_chunk(&guard)).collect();
+        assert_eq!(lengths, [LARGE, LARGE, 40_000 - 2 * LARGE], "up to the end of the window");
+        let small = (0..1_000).take_while(|_| take_chunk(&guard) == SMALL).count();
         assert_eq!(small, 4 * 3_000 / SMALL);
-        assert_eq!(takes(&guard), LARGE);
+        assert_eq!(take_chunk(&guard), LARGE);
         streams.tick(&Activity::default());
-        assert_eq!(takes(&guard), SMALL, "whoever is behind at a tick is measured again");
+        assert_eq!(take_chunk(&guard), SMALL, "a stream that is blocked at a tick is measured again");
     }
 
     /// Spawns a task that never ends for a request, as HTTP/2 does.
@@ -366,16 +369,16 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn stream_that_takes_nothing_is_reset_and_no_other() {
+    async fn stalled_stream_is_reset_and_others_are_not() {
         let test = async {
             let (streams, activity) = (streams(0), Activity::default());
             let (stalled, stalled_task) = spawned(&streams);
             let (reads, reads_task) = spawned(&streams);
             let (_waits_upstream, waits_task) = spawned(&streams);
-            takes(&stalled);
-            takes(&reads);
+            take_chunk(&stalled);
+            take_chunk(&reads);
             for tick in 1..=3 * WINDOW {
-                takes(&reads);
+                take_chunk(&reads);
                 streams.tick(&activity);
                 assert_eq!(is_reset(&stalled_task).await, tick > WINDOW, "{tick}");
             }
@@ -385,13 +388,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn stream_with_a_large_piece_under_way_has_the_time_that_the_least_rate_takes_for_it() {
+    async fn stream_with_blocked_large_chunk_gets_time_for_it_at_the_minimum_rate() {
         let test = async {
             let (streams, activity) = (streams(1 << 20), Activity::default());
             let (guard, task) = spawned(&streams);
-            takes(&guard);
-            takes(&guard);
-            let windows = u32::try_from(1 + LARGE as u64 / LEAST).unwrap();
+            take_chunk(&guard);
+            take_chunk(&guard);
+            let windows = u32::try_from(1 + LARGE as u64 / MIN_BYTES).unwrap();
             for _ in 0..windows * WINDOW {
                 streams.tick(&activity);
             }
@@ -403,24 +406,24 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn stream_behind_a_full_socket_is_judged_only_after_a_round_of_all_streams() {
+    async fn stream_behind_full_socket_is_reset_only_after_all_streams_had_a_turn() {
         let test = async {
             let (streams, activity) = (streams(0), Arc::new(Activity::default()));
             let (stalled, task) = spawned(&streams);
-            takes(&stalled);
+            take_chunk(&stalled);
             for _ in 0..5 * WINDOW {
-                // Slow, but faster than the least.
+                // Slow, but above the minimum rate.
                 activity.socket_wrote(&Poll::Ready(Ok(100)));
                 activity.socket_wrote(&Poll::Pending);
                 streams.tick(&activity);
             }
-            assert!(!is_reset(&task).await, "the socket has not accepted a whole piece");
+            assert!(!is_reset(&task).await, "the socket has not accepted a whole chunk");
             activity.socket_wrote(&Poll::Ready(Ok(LARGE)));
             activity.socket_wrote(&Poll::Pending);
             for _ in 0..=WINDOW {
                 streams.tick(&activity);
             }
-            assert!(is_reset(&task).await, "others were served meanwhile");
+            assert!(is_reset(&task).await, "the socket has accepted data of other streams");
         };
         LocalSet::new().run_until(test).await;
     }

@@ -1,4 +1,4 @@
-//! Heads that HTTP cannot parse: hyper writes a bare answer by itself, which is replaced by one of ours.
+//! Heads that hyper cannot parse: the gateway replaces hyper's bare response with its own error response.
 
 use std::rc::Rc;
 
@@ -14,21 +14,21 @@ use crate::http::hop_headers::ConnInfo;
 use crate::http::response_body::ResponseBody;
 use crate::worker::Worker;
 
-/// How every such answer begins.
+/// How every such response starts.
 const START: &[u8] = b"HTTP/1.1 4";
-/// What follows its status line, up to the date.
+/// The headers after the status line, up to the date.
 const HEADERS: &[u8] = b"\r\nconnection: close\r\ncontent-length: 0\r\ndate: ";
 const END: &[u8] = b"\r\n\r\n";
 
-/// The answer that hyper writes to a head that it cannot parse. It ends the connection.
+/// The response that hyper writes to a head that it cannot parse. It closes the connection.
 #[derive(Debug)]
-pub(super) struct BareAnswer {
+pub(super) struct BareResponse {
     cause: ServeError,
     date: Option<HeaderValue>,
 }
 
-impl BareAnswer {
-    /// `bytes` as such an answer, if they are one and nothing else.
+impl BareResponse {
+    /// Parses `bytes`; `None` unless they are exactly one such response.
     pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
         if !bytes.starts_with(START) {
             return None;
@@ -46,16 +46,16 @@ impl BareAnswer {
     }
 }
 
-/// Answers a head that could not be parsed, and ends the connection.
-pub(super) async fn answer<S: Store + 'static, T: AsyncRead + AsyncWrite + Unpin>(
+/// Responds to a head that could not be parsed, and closes the connection.
+pub(super) async fn respond<S: Store + 'static, T: AsyncRead + AsyncWrite + Unpin>(
     worker: Rc<Worker<S>>,
     conn_info: Rc<ConnInfo>,
     mut stream: TrackedIo<T>,
 ) {
-    let Some(BareAnswer { cause, date }) = stream.take_withheld() else { return };
+    let Some(BareResponse { cause, date }) = stream.take_withheld() else { return };
     let response = {
         let mut record = worker.recorder.start();
-        record.describe(|| unknown(&conn_info));
+        record.describe(|| summarize_unparsed(&conn_info));
         record.set_error(|| cause.code_and_retry_after());
         let mut response = rescue(cause, worker.snapshot().error_body(), Version::HTTP_11, HeaderMap::new());
         let length = http_body::Body::size_hint(response.body()).exact();
@@ -72,14 +72,14 @@ pub(super) async fn answer<S: Store + 'static, T: AsyncRead + AsyncWrite + Unpin
     }
     bytes.extend_from_slice(b"\r\n");
     bytes.extend_from_slice(&body.unwrap_or_default());
-    // A client that has gone needs no answer.
+    // A write error means that the client has disconnected.
     if stream.write_all(&bytes).await.is_ok() {
         let _ = stream.shutdown().await;
     }
 }
 
-/// What the log says of a request that could not be read.
-fn unknown(conn_info: &ConnInfo) -> RequestSummary {
+/// The log entry of a request that could not be parsed.
+fn summarize_unparsed(conn_info: &ConnInfo) -> RequestSummary {
     RequestSummary {
         method: "-".to_owned(),
         host: String::new(),
@@ -98,11 +98,11 @@ mod tests {
                         date: Sun, 16 Nov 2025 02:27:20 GMT\r\n\r\n";
 
     #[test]
-    fn bare_answer_is_recognized_only_whole_and_by_itself() {
-        let parse = |text: &str| BareAnswer::parse(text.as_bytes());
-        let answer = parse(BARE).unwrap();
-        assert!(matches!(answer.cause, ServeError::BadHead));
-        assert_eq!(answer.date.unwrap(), "Sun, 16 Nov 2025 02:27:20 GMT");
+    fn bare_response_is_parsed_only_if_complete_and_alone() {
+        let parse = |text: &str| BareResponse::parse(text.as_bytes());
+        let response = parse(BARE).unwrap();
+        assert!(matches!(response.cause, ServeError::BadHead));
+        assert_eq!(response.date.unwrap(), "Sun, 16 Nov 2025 02:27:20 GMT");
         let too_large = BARE.replace("400 Bad Request", "431 Request Header Fields Too Large");
         assert!(matches!(parse(&too_large).unwrap().cause, ServeError::HeadTooLarge));
         assert!(matches!(

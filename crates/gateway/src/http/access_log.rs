@@ -9,7 +9,7 @@ use tidegate_policy::{Identities, normalize};
 use tidegate_telemetry::RequestSummary;
 
 /// The request without its query, its headers and whatever secret it put into its path.
-pub(crate) fn seen(parts: &Parts, peer: IpAddr, identities: &Identities) -> RequestSummary {
+pub(crate) fn summarize(parts: &Parts, peer: IpAddr, identities: &Identities) -> RequestSummary {
     let path = parts.uri.path();
     let normal = normalize(path);
     let path = normal.as_deref().unwrap_or(path);

@@ -36,23 +36,23 @@ bitflags! {
 impl HeaderFlags {
     /// The flags of a request, before anything else reads its headers. HTTP/2 leaves white space around values in place,
     /// which servers and HTTP/1.1 remove: it is removed here, so that a value has one spelling.
-    pub(crate) fn of_request(version: Version, headers: &mut HeaderMap) -> Self {
-        if version == Version::HTTP_2 { Self::trimming(headers) } else { Self::of(headers) }
+    pub(crate) fn scan_request(version: Version, headers: &mut HeaderMap) -> Self {
+        if version == Version::HTTP_2 { Self::scan_and_trim(headers) } else { Self::scan(headers) }
     }
 
     /// The flags of headers, from which white space around values is removed.
-    pub(crate) fn trimming(headers: &mut HeaderMap) -> Self {
+    pub(crate) fn scan_and_trim(headers: &mut HeaderMap) -> Self {
         headers.iter_mut().fold(Self::empty(), |all, (name, value)| {
             trim(value);
-            all | Self::of_name(name)
+            all | Self::for_name(name)
         })
     }
 
-    pub(crate) fn of(headers: &HeaderMap) -> Self {
-        headers.keys().fold(Self::empty(), |all, name| all | Self::of_name(name))
+    pub(crate) fn scan(headers: &HeaderMap) -> Self {
+        headers.keys().fold(Self::empty(), |all, name| all | Self::for_name(name))
     }
 
-    fn of_name(name: &HeaderName) -> Self {
+    fn for_name(name: &HeaderName) -> Self {
         match *name {
             CONNECTION => Self::CONNECTION,
             UPGRADE => Self::UPGRADE,
@@ -116,7 +116,7 @@ mod tests {
             headers.insert("accept", HeaderValue::from_static("*/*"));
             headers.insert(name, HeaderValue::from_static("1"));
             headers.insert("user-agent", HeaderValue::from_static("a"));
-            HeaderFlags::of(&headers)
+            HeaderFlags::scan(&headers)
         };
         for name in &hop_headers::HOP_BY_HOP {
             assert!(flags_of(name).contains(HeaderFlags::HOP_BY_HOP), "{name}");
@@ -167,7 +167,7 @@ mod tests {
             let mut value = HeaderValue::from_static(sent);
             value.set_sensitive(true);
             headers.append("x-a", value);
-            HeaderFlags::trimming(&mut headers);
+            HeaderFlags::scan_and_trim(&mut headers);
             let last = headers.get_all("x-a").iter().next_back().expect("two values");
             assert_eq!((last.as_bytes(), last.is_sensitive()), (expected.as_bytes(), true), "{sent:?}");
         }

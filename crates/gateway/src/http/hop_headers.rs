@@ -133,7 +133,7 @@ fn strip_named(headers: &mut HeaderMap, connection: &HeaderValue, keeps_upgrade:
 
 /// Rejects headers from which two clients could be read, and removes those that the peer may not send, before anything
 /// reads them. `flags` are those of the headers.
-pub(crate) fn from_client(
+pub(crate) fn sanitize_request(
     headers: &mut HeaderMap,
     flags: HeaderFlags,
     is_trusted: bool,
@@ -227,7 +227,7 @@ pub(crate) fn strip_trailers(
     trailers: &mut HeaderMap,
     (rules, underscored): (&HeaderRules, UnderscoreHeaders),
 ) {
-    let flags = HeaderFlags::trimming(trailers);
+    let flags = HeaderFlags::scan_and_trim(trailers);
     strip_hop(trailers, flags, false);
     remove(trailers, &[FORWARDED_FOR, FORWARDED, FORWARDED_PROTO, REQUEST_ID, HOST, CONTENT_LENGTH, TE]);
     remove_untrusted(trailers);
@@ -241,7 +241,7 @@ pub(crate) fn strip_trailers(
 /// Prepares an upstream's headers for a client.
 pub(crate) fn prepare_response(headers: &mut HeaderMap, keeps_upgrade: bool) {
     // `Trailer` stays: over HTTP/1.1 only what is announced is sent.
-    strip_hop(headers, HeaderFlags::of(headers), keeps_upgrade);
+    strip_hop(headers, HeaderFlags::scan(headers), keeps_upgrade);
 }
 
 /// 128 random bits, to find a request again in the logs of two machines.

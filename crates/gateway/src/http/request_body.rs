@@ -19,7 +19,7 @@ use crate::conn::{Activity, UnreadBody};
 use crate::http::hop_headers;
 use crate::http::response_body::{BodyError, StallTimer};
 use crate::resource_limits::MinRate;
-use crate::worker::InForce;
+use crate::worker::WorkerSnapshot;
 
 /// The body of a request, as hyper reads it.
 #[derive(Debug)]
@@ -31,9 +31,9 @@ pub(crate) struct RequestBody {
 }
 
 /// Counts what comes of a body. Dropped when it has ended, or nobody wants the rest.
-pub(crate) trait Metering: std::fmt::Debug {
+pub(crate) trait ByteMeter: std::fmt::Debug {
     /// So many bytes more.
-    fn saw(&mut self, bytes: usize);
+    fn record(&mut self, bytes: usize);
 }
 
 /// What a client did wrong with a body.
@@ -51,17 +51,17 @@ struct Upload {
     state: UploadState,
     generation: u32,
     left: u64,
-    most: u64,
+    max_bytes: u64,
     stall_timer: StallTimer,
-    has_moved: bool,
+    has_progress: bool,
     /// Something of it was read: it cannot be sent again.
     is_read: bool,
     failure: Option<UploadFailure>,
     /// `None` once it has ended, or nobody reads the rest.
     unread: Option<UnreadBody>,
     /// The policy and the setting of the route that say which trailers are removed.
-    trailers: (Rc<InForce>, UnderscoreHeaders),
-    meter: Option<Box<dyn Metering>>,
+    trailers: (Rc<WorkerSnapshot>, UnderscoreHeaders),
+    meter: Option<Box<dyn ByteMeter>>,
     /// The task that waits for more of it.
     reader: Option<Waker>,
 }
@@ -146,23 +146,23 @@ impl Upload {
                 return Poll::Ready(None);
             }
         };
-        self.has_moved = true;
+        self.has_progress = true;
         self.is_read = true;
         if let Some(trailers) = frame.trailers_mut() {
             let (snapshot, underscored) = &self.trailers;
             hop_headers::strip_trailers(trailers, (snapshot.policy.matcher.header_rules(), *underscored));
         }
         let length = frame.data_ref().map_or(0, Bytes::len);
-        self.stall_timer.saw(length);
+        self.stall_timer.record(length);
         if let Some(meter) = &mut self.meter {
-            meter.saw(length);
+            meter.record(length);
         }
         // A body in chunks has no length by which its last piece could be known; trailers are the last.
         if has_ended || frame.is_trailers() {
             self.end();
         }
         let Some(left) = self.left.checked_sub(length as u64) else {
-            let error = self.fail(UploadFailure::TooLarge, BodyError::TooLarge(self.most));
+            let error = self.fail(UploadFailure::TooLarge, BodyError::TooLarge(self.max_bytes));
             return Poll::Ready(Some(Err(error)));
         };
         self.left = left;
@@ -226,10 +226,10 @@ impl UploadHandle {
     /// The policy and the setting of the route say which trailers are removed. `meter` counts what is read.
     pub(crate) fn new(
         incoming: Incoming,
-        (most, pace): (u64, MinRate),
+        (max_bytes, min_rate): (u64, MinRate),
         activity: &Arc<Activity>,
-        (snapshot, underscored): (&Rc<InForce>, UnderscoreHeaders),
-        meter: Option<Box<dyn Metering>>,
+        (snapshot, underscored): (&Rc<WorkerSnapshot>, UnderscoreHeaders),
+        meter: Option<Box<dyn ByteMeter>>,
     ) -> Self {
         if incoming.is_end_stream() {
             return Self::default();
@@ -237,13 +237,13 @@ impl UploadHandle {
         let upload = Upload {
             state: UploadState::Open(incoming),
             generation: 0,
-            left: most,
-            most,
-            stall_timer: StallTimer::new(pace),
-            has_moved: false,
+            left: max_bytes,
+            max_bytes,
+            stall_timer: StallTimer::new(min_rate),
+            has_progress: false,
             is_read: false,
             failure: None,
-            unread: Some(UnreadBody::of_latest(activity)),
+            unread: Some(UnreadBody::for_latest(activity)),
             trailers: (Rc::clone(snapshot), underscored),
             meter,
             reader: None,
@@ -271,8 +271,8 @@ impl UploadHandle {
     }
 
     /// Whether some of it was read since this was last asked. One that is empty never moves.
-    pub(crate) fn has_moved(&self) -> bool {
-        self.0.as_ref().is_some_and(|upload| std::mem::take(&mut upload.borrow_mut().has_moved))
+    pub(crate) fn has_progress(&self) -> bool {
+        self.0.as_ref().is_some_and(|upload| std::mem::take(&mut upload.borrow_mut().has_progress))
     }
 
     /// What its client did wrong.

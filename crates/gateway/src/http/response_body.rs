@@ -27,7 +27,7 @@ impl ResponseBody {
         Self::Own(None)
     }
 
-    pub(crate) fn of(bytes: Vec<u8>) -> Self {
+    pub(crate) fn from_bytes(bytes: Vec<u8>) -> Self {
         Self::Own(Some(Bytes::from(bytes)))
     }
 }
@@ -68,16 +68,16 @@ pub(crate) enum BodyError {
     #[error(transparent)]
     Broken(#[from] hyper::Error),
     /// The same on the fast path.
-    #[error("the server broke off")]
+    #[error("the server closed the connection")]
     BrokeOff(#[from] std::io::Error),
     /// Too little came.
-    #[error("too little of the body came within {} s", .0.as_secs())]
+    #[error("body below the minimum rate for {} s", .0.as_secs())]
     TooSlow(Duration),
     /// It is longer than we take.
     #[error("the body is longer than {0} bytes")]
     TooLarge(u64),
     /// The rest of a request's body is of no use. An HTTP/2 server is told `CANCEL`.
-    #[error("the rest of the body is not needed")]
+    #[error("the rest of the request body is not needed")]
     NotNeeded(#[source] h2::Error),
 }
 
@@ -106,8 +106,8 @@ impl UpstreamBody {
                 Pin::new(incoming).poll_frame(cx).map(|frame| Some(frame?.map_err(BodyError::from)))
             }
             Self::Plain(plain) => {
-                let piece = plain.poll_piece(cx, conn.and_then(PooledConn::plain));
-                piece.map(|piece| Some(piece?.map(Frame::data).map_err(BodyError::from)))
+                let chunk = plain.poll_chunk(cx, conn.and_then(PooledConn::plain));
+                chunk.map(|chunk| Some(chunk?.map(Frame::data).map_err(BodyError::from)))
             }
         }
     }
@@ -146,9 +146,9 @@ pub(crate) struct ForwardedBody {
 }
 
 impl ForwardedBody {
-    pub(crate) fn new(source: UpstreamBody, conn: PooledConn, pace: MinRate) -> Self {
+    pub(crate) fn new(source: UpstreamBody, conn: PooledConn, min_rate: MinRate) -> Self {
         let mut body =
-            Self { source, conn: Some(conn), stall_timer: StallTimer::new(pace), permits: Vec::new() };
+            Self { source, conn: Some(conn), stall_timer: StallTimer::new(min_rate), permits: Vec::new() };
         body.release_at_end();
         body
     }
@@ -160,7 +160,7 @@ impl ForwardedBody {
         };
         match &frame {
             Some(Ok(frame)) => {
-                self.stall_timer.saw(frame.data_ref().map_or(1, Bytes::len));
+                self.stall_timer.record(frame.data_ref().map_or(1, Bytes::len));
                 self.release_at_end();
             }
             // The connection cannot be used again.
@@ -193,27 +193,27 @@ impl ForwardedBody {
 /// Ends a body that is slower than a minimum rate. A timer is created only when there is something to wait for.
 #[derive(Debug)]
 pub(crate) struct StallTimer {
-    pace: MinRate,
+    min_rate: MinRate,
     /// Bytes in the current period.
     moved: u64,
     timer: Option<Pin<Box<Sleep>>>,
 }
 
 impl StallTimer {
-    pub(crate) fn new(pace: MinRate) -> Self {
-        Self { pace, moved: 0, timer: None }
+    pub(crate) fn new(min_rate: MinRate) -> Self {
+        Self { min_rate, moved: 0, timer: None }
     }
 
-    pub(crate) fn saw(&mut self, bytes: usize) {
+    pub(crate) fn record(&mut self, bytes: usize) {
         self.moved = self.moved.saturating_add(bytes as u64);
     }
 
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<BodyError> {
-        let period = self.pace.period;
+        let period = self.min_rate.period;
         let timer = self.timer.get_or_insert_with(|| Box::pin(sleep(period)));
         loop {
             ready!(timer.as_mut().poll(cx));
-            if self.moved < self.pace.bytes {
+            if self.moved < self.min_rate.bytes {
                 return Poll::Ready(BodyError::TooSlow(period));
             }
             self.moved = 0;

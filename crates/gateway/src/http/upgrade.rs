@@ -61,10 +61,10 @@ async fn copy_until_idle(
             _ = stop.wait_for(|stop| *stop), if !is_stopping => {
                 is_stopping = true;
                 (check, max_idle, idle_checks) = (ticks(DRAIN_IDLE), 1, 0);
-                activity.take_moved();
+                activity.take_traffic();
             }
             _ = check.tick() => {
-                idle_checks = if activity.take_moved() { 0 } else { idle_checks + 1 };
+                idle_checks = if activity.take_traffic() { 0 } else { idle_checks + 1 };
                 if idle_checks >= max_idle {
                     return;
                 }

@@ -10,37 +10,37 @@ use crate::error::ServeError;
 use crate::http::header_flags::HeaderFlags;
 
 /// Checks method, framing and host of a request. Returns the flags of its headers as they are afterwards.
-pub(crate) fn framing(
+pub(crate) fn check_framing(
     parts: &mut Parts,
     mut flags: HeaderFlags,
     max_body: u64,
 ) -> Result<HeaderFlags, ServeError> {
     let headers = &mut parts.headers;
-    check_method(parts.method.as_str(), parts.uri.path()).map_err(unusable)?;
+    check_method(parts.method.as_str(), parts.uri.path()).map_err(bad_request)?;
     // hyper takes any list that ends in `chunked`, and undoes only that.
     if flags.contains(HeaderFlags::TRANSFER_ENCODING) {
         let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
         if let Some(coding) = codings.next()
             && (codings.next().is_some() || !coding.as_bytes().eq_ignore_ascii_case(b"chunked"))
         {
-            return Err(ServeError::Framing("its Transfer-Encoding is not `chunked`"));
+            return Err(ServeError::Framing("Transfer-Encoding must be `chunked`"));
         }
     }
     if flags.contains(HeaderFlags::CONTENT_LENGTH)
         && let Some(length) = headers.get(CONTENT_LENGTH)
     {
         let length = length.to_str().ok().and_then(|length| length.parse::<u64>().ok());
-        if length.ok_or(ServeError::Framing("its Content-Length is not a number"))? > max_body {
+        if length.ok_or(ServeError::Framing("Content-Length must be a number"))? > max_body {
             return Err(ServeError::TooLarge);
         }
     }
     if let Some(authority) = parts.uri.authority() {
         // RFC 9112, section 3.2: HTTP/1.1 has a Host, whatever form the target has.
         if parts.version == Version::HTTP_11 && !headers.contains_key(HOST) {
-            return Err(unusable(RequestError::NoHost));
+            return Err(bad_request(RequestError::NoHost));
         }
         // HTTP/2, or a whole URL in the request line: that names the host, whatever a header says.
-        let host = HeaderValue::from_str(authority.as_str()).map_err(|_| unusable(RequestError::Host))?;
+        let host = HeaderValue::from_str(authority.as_str()).map_err(|_| bad_request(RequestError::Host))?;
         headers.insert(HOST, host);
         flags |= HeaderFlags::HOST;
     }
@@ -49,26 +49,26 @@ pub(crate) fn framing(
 
 /// The `Host` of a request, as it was sent. HTTP/1.0 need not have one. It is shared and not copied: the headers change
 /// while it is used.
-pub(crate) fn host(parts: &Parts) -> Result<Option<HeaderValue>, ServeError> {
+pub(crate) fn request_host(parts: &Parts) -> Result<Option<HeaderValue>, ServeError> {
     match host_header(&parts.headers) {
         Err(RequestError::NoHost) if parts.version == Version::HTTP_10 => Ok(None),
-        host => host.map(|host| Some(host.clone())).map_err(unusable),
+        host => host.map(|host| Some(host.clone())).map_err(bad_request),
     }
 }
 
-pub(crate) fn unusable(error: RequestError) -> ServeError {
+pub(crate) fn bad_request(error: RequestError) -> ServeError {
     ServeError::Framing(error.reason())
 }
 
 /// `uri` with `path`, the path that was matched, if that is not what was sent: it `is_normalized`, or none was sent.
-pub(crate) fn rewritten(uri: &Uri, path: &str, is_normalized: bool) -> Result<Option<Uri>, ServeError> {
+pub(crate) fn rewrite_uri(uri: &Uri, path: &str, is_normalized: bool) -> Result<Option<Uri>, ServeError> {
     // The path of `http://a?b` is empty, which no HTTP/1.1 request may send.
     let has_path = uri.path_and_query().is_some_and(|sent| sent.as_str().starts_with(['/', '*']));
     if has_path && !is_normalized { Ok(None) } else { with_path(uri, path).map(Some) }
 }
 
 fn with_path(uri: &Uri, path: &str) -> Result<Uri, ServeError> {
-    let bad = || ServeError::Framing("its path cannot be written");
+    let bad = || ServeError::Framing("the path cannot be encoded in a URI");
     let path = match uri.query() {
         Some(query) => PathAndQuery::try_from(format!("{path}?{query}")),
         None => PathAndQuery::try_from(path),

@@ -1,11 +1,10 @@
-//! Exchanges that end before their response does: the client has left, the server was too slow, the body was bad.
+//! Exchanges that end before their response: the client disconnected, the server timed out, or the request body was bad.
 //!
-//! A request holds its concurrency permits until the server is done with it. Closing a connection does not stop a server
-//! that is busy and does not look at it. If that released the permits, a client could start any number of
-//! requests by cancelling them. So the gateway ends its side of an HTTP/1 connection, which tells an attentive server to
-//! stop, and holds the permits until the server closes, having stopped or having responded to nobody. That takes at
-//! most the response timeout if no response has begun, and [`GRACE`] if one has: such a server writes, and notices
-//! a closed connection. For an HTTP/2 server `RST_STREAM` is the end.
+//! A request keeps its concurrency permits until the server is done with it. Closing a connection does not stop a server
+//! that is busy. If it released the permits, a client could start any number of requests by cancelling them. So the gateway
+//! shuts down its side of an HTTP/1 connection, which signals the server to stop, and keeps the permits until the server
+//! closes its side. It waits for at most the response timeout if no response has started, and [`GRACE`] if one has: a server
+//! that writes notices the closed connection. For an HTTP/2 server, `RST_STREAM` ends the exchange.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -14,29 +13,29 @@ use tidegate_store::Permit;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::server::{InFlightGuard, UpstreamConnCount};
-use super::stream::Stream;
+use super::stream::UpstreamStream;
 
 /// How long a server that was responding may take to close.
 pub(super) const GRACE: Duration = Duration::from_secs(5);
 /// How much of a response is read and discarded.
 const MAX_DISCARDED: usize = 1 << 20;
-/// Runs of all ready tasks within which hyper has written a `RST_STREAM`: its tasks that notice, that reset the stream
-/// and that write run one after the other. The next request, which needs the permit, is written after that.
+/// Yields after which hyper has written a `RST_STREAM`: its tasks notice the drop, reset the stream and write one after the
+/// other. The next request, which needs the permit, is written after that.
 const YIELDS: usize = 8;
 
-/// A connection to a server over which HTTP is no longer spoken.
+/// A connection to a server that carries no further requests.
 #[derive(Debug)]
 pub(super) struct ServerSocket {
-    pub(super) stream: Stream,
+    pub(super) stream: UpstreamStream,
     pub(super) count: UpstreamConnCount,
 }
 
-/// What an exchange holds that its server may still be working on.
+/// The resources of an exchange that its server may still be processing.
 #[derive(Debug)]
 pub(super) struct AbandonedExchange {
     pub(super) permits: Vec<Permit>,
     pub(super) in_flight: InFlightGuard,
-    /// How long the server may take.
+    /// How long to wait for the server.
     pub(super) timeout: Duration,
 }
 
@@ -47,8 +46,8 @@ impl AbandonedExchange {
         tokio::task::spawn_local(async move {
             let ServerSocket { stream, count } = socket;
             let mut stream = stream.without_replay();
-            // Late or not, it is closed.
-            let _ = tokio::time::timeout(timeout, until_closed(&mut stream)).await;
+            // After a timeout the connection is closed all the same.
+            let _ = tokio::time::timeout(timeout, wait_until_closed(&mut stream)).await;
             drop((stream, count));
             drop((permits, in_flight));
         });
@@ -66,9 +65,9 @@ impl AbandonedExchange {
     }
 }
 
-/// Ends our side, and reads until the server has ended its.
-async fn until_closed(stream: &mut Stream) {
-    // A connection that cannot be shut down is closed already; reading finds out.
+/// Shuts down our side, and reads until the server closes its side.
+async fn wait_until_closed(stream: &mut UpstreamStream) {
+    // If the shutdown fails, the connection is closed already, and the read returns.
     let _ = stream.shutdown().await;
     let (mut discarded, mut left) = ([0; 4 << 10], MAX_DISCARDED);
     while let Ok(read @ 1..) = stream.read(&mut discarded).await {
@@ -79,31 +78,31 @@ async fn until_closed(stream: &mut Stream) {
     }
 }
 
-/// What an exchange and the connection that hyper has for it leave to each other: whichever ends last, if the exchange
-/// is abandoned, closes the socket.
+/// Passes a socket from hyper's connection task to an abandoned exchange, or the exchange to the task: whichever ends last
+/// closes the socket.
 #[derive(Debug, Default)]
-pub(super) struct Handoff(Mutex<HandoffState>);
+pub(super) struct SocketHandoff(Mutex<HandoffState>);
 
 #[derive(Debug, Default)]
 enum HandoffState {
-    /// No exchange holds permits: the socket closes with the connection.
+    /// No exchange has permits: the socket closes with the connection.
     #[default]
     Free,
-    /// An exchange does.
+    /// An exchange has permits.
     InUse,
-    /// The connection ended first. In a box: of all states this is the rarest.
+    /// The connection ended first. Boxed because this state is rare.
     Ended(Box<ServerSocket>),
     /// The exchange was abandoned first.
     Abandoned(AbandonedExchange),
 }
 
-impl Handoff {
-    /// An exchange that holds permits begins.
+impl SocketHandoff {
+    /// An exchange with permits starts.
     pub(super) fn begin(&self) {
         self.replace(HandoffState::InUse);
     }
 
-    /// It has ended as it should.
+    /// The exchange has completed.
     pub(super) fn finish(&self) {
         self.replace(HandoffState::Free);
     }

@@ -1,4 +1,4 @@
-//! New connections to servers.
+//! Opens connections to servers.
 
 use std::io;
 use std::sync::Arc;
@@ -12,20 +12,20 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 use super::server::{Protocol, Server};
-use super::stream::Stream;
+use super::stream::UpstreamStream;
 
-/// A connection over which nothing has come for this long is probed: a machine that fails sends no end. Nothing else
-/// would notice that during quiet responses and on upgraded connections.
+/// TCP keep-alive probes start after this long without input. A machine that fails does not close its connections; nothing
+/// else would detect that during quiet responses and on upgraded connections.
 const PROBE_AFTER: Duration = Duration::from_secs(20);
-/// How far apart probes are.
+/// The interval between probes.
 const PROBE_EVERY: Duration = Duration::from_secs(5);
 /// The connection is closed after this many probes without a response.
 const PROBES: u32 = 2;
-/// What was sent must be acknowledged within this time. Longer than a route takes to change, and half of the response
-/// timeout. The same as until the last probe: the system counts failed probes by it, too.
+/// Sent data must be acknowledged within this time: longer than a route change takes, and half of the response timeout. It
+/// equals the time until the last probe, because the kernel applies it to probes as well.
 const USER_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Opens connections; one for all cores.
+/// Opens connections. All workers share its settings.
 #[derive(Clone)]
 pub(crate) struct Connector {
     tls: TlsConnector,
@@ -38,19 +38,19 @@ impl std::fmt::Debug for Connector {
     }
 }
 
-/// TLS towards servers cannot be set up.
+/// TLS to servers cannot be set up.
 #[derive(Debug, Error)]
 pub enum TlsError {
     /// rustls rejects the configuration.
-    #[error("cannot set up TLS")]
+    #[error("cannot set up TLS to upstreams")]
     Rustls(#[from] rustls::Error),
 }
 
 impl Connector {
-    /// Trusts the certificates that the machine trusts, and `also`.
+    /// Trusts the certificates of the system, and those of `also`.
     pub(crate) fn new(timeout: Duration, also: &RootCertStore) -> Result<Self, TlsError> {
         let mut roots = also.clone();
-        // A machine without certificates can still reach servers without TLS.
+        // A system without certificates can still connect without TLS.
         roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let mut config = ClientConfig::builder_with_provider(provider)
@@ -61,27 +61,27 @@ impl Connector {
         Ok(Self { tls: TlsConnector::from(Arc::new(config)), timeout })
     }
 
-    /// A connection, and whether HTTP/2 is spoken over it.
-    pub(crate) async fn connect(&self, server: &Server) -> io::Result<(Stream, bool)> {
+    /// Opens a connection. Returns it, and whether it uses HTTP/2.
+    pub(crate) async fn connect(&self, server: &Server) -> io::Result<(UpstreamStream, bool)> {
         let connecting = async {
             let tcp = TcpStream::connect(&server.addr).await?;
             set_options(&tcp)?;
             if server.protocol != Protocol::Tls {
-                return Ok((Stream::Plain(tcp), server.protocol == Protocol::Http2));
+                return Ok((UpstreamStream::Plain(tcp), server.protocol == Protocol::Http2));
             }
             let name = ServerName::try_from(server.host().to_owned())
                 .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
             let tls = self.tls.connect(name, tcp).await?;
             let is_http2 = tls.get_ref().1.alpn_protocol() == Some(b"h2");
-            Ok((Stream::Tls(Box::new(tls)), is_http2))
+            Ok((UpstreamStream::Tls(Box::new(tls)), is_http2))
         };
-        tokio::time::timeout(self.timeout, connecting).await.unwrap_or_else(|_| {
-            Err(io::Error::new(io::ErrorKind::TimedOut, "the server did not accept in time"))
-        })
+        tokio::time::timeout(self.timeout, connecting)
+            .await
+            .unwrap_or_else(|_| Err(io::Error::new(io::ErrorKind::TimedOut, "connect timed out")))
     }
 }
 
-/// Small writes are sent at once, and a machine that has failed is noticed.
+/// Disables Nagle's algorithm and enables detection of failed machines.
 fn set_options(tcp: &TcpStream) -> io::Result<()> {
     tcp.set_nodelay(true)?;
     let socket = SockRef::from(tcp);
@@ -97,13 +97,13 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn upstream_socket_connected_has_keep_alive_and_a_user_timeout() {
+    async fn upstream_socket_has_keep_alive_and_user_timeout() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let server = Server::parse(&url).unwrap();
         let connector = Connector::new(Duration::from_secs(5), &RootCertStore::empty()).unwrap();
         let (stream, is_http2) = connector.connect(&server).await.unwrap();
-        let Stream::Plain(tcp) = stream else { panic!("a connection without TLS") };
+        let UpstreamStream::Plain(tcp) = stream else { panic!("a connection without TLS") };
         let socket = SockRef::from(&tcp);
         assert!(!is_http2 && tcp.nodelay().unwrap() && socket.keepalive().unwrap());
         let probes = (socket.tcp_keepalive_time().unwrap(), socket.tcp_keepalive_interval().unwrap());

@@ -10,7 +10,7 @@ use super::server::Server;
 use crate::http::header_flags::HeaderFlags;
 use crate::http::request_body::{RequestBody, UploadHandle, UploadProgress};
 
-/// A request to an upstream. It survives attempts that have not sent it: the next server gets it unchanged.
+/// A request to an upstream. After an attempt that did not send it, the next server gets it unchanged.
 #[derive(Debug)]
 pub(crate) struct ForwardedRequest {
     /// `None` while hyper has it, and once it cannot be sent again.
@@ -40,7 +40,7 @@ impl ForwardedRequest {
         Self { head: Some(head), upload, is_plain, has_server_host: false }
     }
 
-    /// Whether all of it is its head, and nothing but a response is expected.
+    /// Whether the request has neither a body nor an upgrade.
     pub(super) fn is_plain(&self) -> bool {
         self.is_plain && self.upload.progress() == UploadProgress::Empty
     }
@@ -49,7 +49,7 @@ impl ForwardedRequest {
         &self.upload
     }
 
-    /// The head for an HTTP/1.1 connection to `server`, lent: after an attempt that failed it is still here.
+    /// Borrows the head for an HTTP/1.1 connection to `server`. It stays here for the next attempt.
     pub(super) fn http1_head(&mut self, server: &Server) -> Option<&mut Parts> {
         let head = self.head.as_mut()?;
         head.version = Version::HTTP_11;
@@ -64,7 +64,7 @@ impl ForwardedRequest {
         Some(head)
     }
 
-    /// The request for an HTTP/1.1 connection to `server`. Comes back with [`Self::put_back`] if it was not sent.
+    /// Takes the request for an HTTP/1.1 connection to `server`. [`Self::put_back`] returns it if it was not sent.
     pub(super) fn take_http1(&mut self, server: &Server) -> Option<Request<RequestBody>> {
         let body = self.upload.open()?;
         let head = self.http1_head(server)?;
@@ -75,21 +75,21 @@ impl ForwardedRequest {
         Some(Request::from_parts(self.head.take()?, body))
     }
 
-    /// The head that was sent over a connection that hyper takes over, and an empty body.
+    /// Takes the request that was sent over a connection that hyper takes over.
     pub(super) fn take_sent(&mut self) -> Option<Request<RequestBody>> {
         Some(Request::from_parts(self.head.take()?, self.upload.open()?))
     }
 
-    /// Takes back what [`Self::take_http1`] gave out: nothing of it was sent.
+    /// Puts back a request from [`Self::take_http1`] of which nothing was sent.
     pub(super) fn put_back(&mut self, unsent: Request<RequestBody>) {
         let (mut head, _) = unsent.into_parts();
-        // None but ours: that of the client was removed.
+        // The one that we added: that of the client was removed.
         head.headers.remove(TRANSFER_ENCODING);
         self.head = Some(head);
     }
 
-    /// The request for an HTTP/2 connection to `server`; `None` if its `Host` is no authority. Its head stays here, as
-    /// hyper does not give back that of a request that the server refuses: see [`Self::was_sent`].
+    /// The request for an HTTP/2 connection to `server`; `None` if its `Host` is not a valid authority. A copy of the head
+    /// stays here until [`Self::mark_sent`], because hyper does not return the head of a refused stream.
     pub(super) fn http2(&self, server: &Server) -> Option<Request<()>> {
         let kept = self.head.as_ref()?;
         let mut request = Request::new(());
@@ -108,8 +108,8 @@ impl ForwardedRequest {
         Some(request)
     }
 
-    /// It was sent and is not sent again.
-    pub(super) fn was_sent(&mut self) {
+    /// The request was sent and cannot be sent again.
+    pub(super) fn mark_sent(&mut self) {
         self.head = None;
     }
 }
@@ -124,13 +124,13 @@ mod tests {
         for (name, value) in headers {
             request.headers_mut().append(*name, HeaderValue::from_static(value));
         }
-        let flags = HeaderFlags::of(request.headers());
+        let flags = HeaderFlags::scan(request.headers());
         let (mut parts, ()) = request.into_parts();
         ForwardedRequest::new(&mut parts, UploadHandle::default(), flags, false)
     }
 
     #[test]
-    fn http2_request_has_the_authority_of_the_host_however_often_it_is_made() {
+    fn http2_request_built_repeatedly_has_the_authority_of_host() {
         let server = Server::parse("h2c://10.0.0.1:3000").unwrap();
         let without_host = request("/a?b", &[]);
         assert_eq!(without_host.http2(&server).unwrap().uri(), "http://10.0.0.1:3000/a?b");
@@ -144,19 +144,19 @@ mod tests {
         }
         for bad in ["a%41.example", "a:b:c", "["] {
             let request = request("/", &[("host", bad)]);
-            assert!(request.http2(&server).is_none(), "{bad}: not sent as another host");
+            assert!(request.http2(&server).is_none(), "{bad}: must not be sent with another host");
         }
     }
 
     #[test]
-    fn request_without_host_sent_again_has_the_host_of_the_next_server() {
+    fn request_without_host_sent_again_has_host_of_next_server() {
         let [first, second] = ["http://a:1", "http://b:2"].map(|url| Server::parse(url).unwrap());
         let mut request = request("/", &[]);
         for server in [&first, &second] {
             let head = request.http1_head(server).unwrap();
             assert_eq!(head.headers.get(HOST), Some(&server.host_header));
             let sent = request.take_http1(server).unwrap();
-            assert!(request.http1_head(server).is_none(), "hyper has it");
+            assert!(request.http1_head(server).is_none(), "hyper owns it");
             assert_eq!(sent.headers().get_all(HOST).iter().count(), 1);
             request.put_back(sent);
         }
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn request_put_back_is_as_it_was() {
+    fn request_put_back_is_unchanged() {
         let server = Server::parse("http://a:1").unwrap();
         let mut request = request("/a?b", &[("host", "x.example"), ("x-a", "1"), ("x-a", "2")]);
         let sent = request.take_http1(&server).unwrap();
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn request_that_announces_a_body_or_an_upgrade_is_not_plain() {
+    fn request_with_body_or_upgrade_is_not_plain() {
         assert!(request("/", &[("host", "a")]).is_plain());
         assert!(!request("/", &[("content-length", "0")]).is_plain());
         assert!(!request("/", &[("transfer-encoding", "chunked")]).is_plain());

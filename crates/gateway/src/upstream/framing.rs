@@ -1,22 +1,22 @@
-//! What of a response's framing is passed on: one length or none.
+//! Normalizes the framing of a response: at most one `Content-Length` is forwarded.
 
 use http::header::{CONTENT_LENGTH, TRANSFER_ENCODING};
 use http::{HeaderMap, HeaderValue, Response, StatusCode};
 
-/// Where a response ends can be read in more than one way, or its coding cannot be undone.
+/// The end of a response is ambiguous, or its transfer coding is not supported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct UnclearFraming;
+pub(super) struct AmbiguousFraming;
 
-/// Leaves at most one `Content-Length`, that of the body as clients get it. Says whether the server may be trusted to
-/// know where its next response begins. hyper has read the body by the same rules (RFC 9112, section 6.3).
-pub(super) fn normalize<B>(response: &mut Response<B>) -> Result<bool, UnclearFraming> {
+/// Leaves at most one `Content-Length`, that of the forwarded body. Returns whether the connection may be reused: the server
+/// must not have sent contradicting lengths. hyper reads the body by the same rules (RFC 9112, section 6.3).
+pub(super) fn normalize<B>(response: &mut Response<B>) -> Result<bool, AmbiguousFraming> {
     let has_no_content = response.status() == StatusCode::NO_CONTENT;
     let headers = response.headers_mut();
     if headers.contains_key(TRANSFER_ENCODING) {
         if !is_chunked(headers) {
-            return Err(UnclearFraming);
+            return Err(AmbiguousFraming);
         }
-        // The coding overrides the length.
+        // The transfer coding overrides the length.
         return Ok(headers.remove(CONTENT_LENGTH).is_none());
     }
     let mut lines = headers.get_all(CONTENT_LENGTH).iter();
@@ -33,23 +33,23 @@ pub(super) fn normalize<B>(response: &mut Response<B>) -> Result<bool, UnclearFr
     Ok(true)
 }
 
-/// hyper undoes `chunked` and nothing else.
+/// hyper decodes only `chunked`.
 fn is_chunked(headers: &HeaderMap) -> bool {
     let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
     let is_chunked = |coding: &HeaderValue| coding.as_bytes().eq_ignore_ascii_case(b"chunked");
     codings.next().is_some_and(is_chunked) && codings.next().is_none()
 }
 
-/// The length that all lines and all their members agree on.
-fn common_length(headers: &HeaderMap) -> Result<HeaderValue, UnclearFraming> {
+/// The length, if all header lines and list members are equal.
+fn common_length(headers: &HeaderMap) -> Result<HeaderValue, AmbiguousFraming> {
     let lines = headers.get_all(CONTENT_LENGTH).iter();
     let mut members =
         lines.flat_map(|line| line.as_bytes().split(|byte| *byte == b',')).map(<[u8]>::trim_ascii);
-    let length = members.next().filter(|length| is_digits(length)).ok_or(UnclearFraming)?;
+    let length = members.next().filter(|length| is_digits(length)).ok_or(AmbiguousFraming)?;
     if members.any(|member| member != length) {
-        return Err(UnclearFraming);
+        return Err(AmbiguousFraming);
     }
-    HeaderValue::from_bytes(length).map_err(|_| UnclearFraming)
+    HeaderValue::from_bytes(length).map_err(|_| AmbiguousFraming)
 }
 
 fn is_digits(bytes: &[u8]) -> bool {
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn response_length_is_kept_once_or_dropped() {
+    fn framing_content_length_is_forwarded_once_or_removed() {
         let one = |length: &str| vec![length.to_owned()];
         assert_eq!(normalized(200, &[]), Some((true, vec![])));
         assert_eq!(normalized(200, &[("content-length", "5")]), Some((true, one("5"))));
@@ -88,8 +88,8 @@ mod tests {
     }
 
     #[test]
-    fn response_framing_that_can_be_read_in_two_ways_is_an_error() {
-        let unclear: [&[_]; 8] = [
+    fn framing_ambiguous_is_an_error() {
+        let ambiguous: [&[_]; 8] = [
             &[("content-length", "5"), ("content-length", "6")],
             &[("content-length", "5, 6")],
             &[("content-length", "")],
@@ -99,7 +99,7 @@ mod tests {
             &[("transfer-encoding", "chunked"), ("transfer-encoding", "chunked")],
             &[("transfer-encoding", "")],
         ];
-        for headers in unclear {
+        for headers in ambiguous {
             assert_eq!(normalized(200, headers), None, "{headers:?}");
         }
     }

@@ -1,4 +1,4 @@
-//! ActivePolicy health checks: unhealthy servers are found before requests are sent to them.
+//! Active health checks: detect unhealthy servers before requests are sent to them.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -21,10 +21,10 @@ use super::server::Server;
 use crate::executor::LocalExecutor;
 use crate::snapshot::Snapshot;
 
-/// How soon a changed policy is noticed.
+/// How often a changed policy is looked for.
 const POLICY_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Checks every server of every upstream with a health check, for ever. One worker does this for all.
+/// Checks every server of every upstream that has a health check. Runs forever, on one worker for all.
 #[expect(clippy::disallowed_methods, reason = "timers run on the runtime's clock")]
 pub(crate) async fn watch(snapshot: Arc<ArcSwap<Snapshot>>, connector: Connector, log: Log) {
     let shared = Rc::new((connector, log));
@@ -56,9 +56,9 @@ async fn check(shared: Rc<(Connector, Log)>, upstream: String, server: Arc<Serve
     let checking = is_healthy(connector, &server, &health.path);
     let is_healthy = tokio::time::timeout(Duration::from(health.every), checking).await.unwrap_or_default();
     if server.set_healthy(is_healthy) {
-        let (event, what) =
-            if is_healthy { ("upstream_up", "is well again") } else { ("upstream_down", "is not well") };
-        let message = format!("server {} of upstream `{upstream}` {what}", server.addr);
+        let (event, result) =
+            if is_healthy { ("upstream_up", "passed") } else { ("upstream_down", "failed") };
+        let message = format!("health check {result}: server {} of upstream `{upstream}`", server.addr);
         log.event(event, &message, &[("upstream", &upstream), ("server", &server.addr)]);
     }
 }

@@ -1,8 +1,8 @@
-//! The fast path: an HTTP/1.1 request without a body, a response with a `Content-Length`, a connection that is kept.
+//! The fast path: an HTTP/1.1 request without a body, a response with a `Content-Length`, a persistent connection.
 //!
-//! Most exchanges are like that. They need neither a task nor a channel: the request's own task writes and reads, and an
-//! idle connection has no buffers. Anything else (an interim response, chunks, a body that ends with the connection,
-//! something malformed) is not parsed here: hyper gets the connection and what was read, as if it had sent the request.
+//! Most exchanges are like that. They need neither a task nor a channel: the task of the request writes and reads, and an
+//! idle connection has no buffers. Any other response (an interim response, chunks, a body that ends with the connection,
+//! a malformed response) is left to hyper: it gets the connection and the bytes that were read.
 
 use std::cell::RefCell;
 use std::future::poll_fn;
@@ -20,80 +20,80 @@ use tokio::net::TcpStream;
 
 use super::abandon::ServerSocket;
 use super::server::UpstreamConnCount;
-use super::stream::Stream;
+use super::stream::UpstreamStream;
 use crate::http::response_body::UpstreamBody;
 
 /// A response with more headers is left to hyper.
 const MAX_HEADERS: usize = 64;
-/// How much of a response is read at first: most are complete then.
+/// The size of the first read. Most responses fit.
 const READ_BYTES: usize = 16 << 10;
-/// How much of a body is read at once.
-const MAX_PIECE: usize = 64 << 10;
+/// The maximum size of a body chunk.
+const MAX_CHUNK: usize = 64 << 10;
 
-/// What all exchanges of a worker write from and read into.
+/// Buffers that all exchanges of a worker share.
 #[derive(Debug)]
-pub(super) struct Buffers {
+pub(super) struct IoBuffers {
     write: RefCell<Vec<u8>>,
     read: RefCell<Box<[u8]>>,
 }
 
-impl Buffers {
+impl IoBuffers {
     pub(super) fn new() -> Self {
         Self { write: RefCell::default(), read: RefCell::new(vec![0; READ_BYTES].into()) }
     }
 }
 
-/// A connection to a server.
+/// A plain TCP connection to a server.
 #[derive(Debug)]
 pub(crate) struct PlainConn {
     stream: TcpStream,
-    /// More than the last response was read.
-    is_spent: bool,
+    /// Bytes after the last response were received.
+    is_unusable: bool,
     count: UpstreamConnCount,
 }
 
-/// A body whose length is known.
+/// A body of known length.
 #[derive(Debug)]
 pub(crate) struct PlainBody {
     first: Bytes,
-    /// What is still to be read.
+    /// Bytes still to be read.
     left: u64,
-    /// Why no more comes.
+    /// A read error that the next poll reports.
     error: Option<io::Error>,
 }
 
-/// What came back.
+/// A response, or bytes that the fast path does not parse.
 #[derive(Debug)]
 pub(super) enum PlainResponse {
     Plain(Response<UpstreamBody>),
-    /// Something else, of which this has been read.
+    /// Bytes of a response that is left to hyper.
     Other(Bytes),
 }
 
-/// The request is as it was in either case.
+/// Why an exchange failed. The request is unchanged in either case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PlainError {
     /// Nothing was sent.
     NotSent,
-    /// Some or all of it was sent, but nothing came back.
-    Unanswered,
+    /// Some or all of the request was sent, but no response was received.
+    NoResponse,
 }
 
 impl PlainConn {
     pub(super) fn new(stream: TcpStream, count: UpstreamConnCount) -> Self {
-        Self { stream, is_spent: false, count }
+        Self { stream, is_unusable: false, count }
     }
 
     /// Whether a request can be sent: the last response was complete, and since then the server has neither closed the
     /// connection nor sent anything.
     pub(super) fn is_usable(&self) -> bool {
         let nothing = |error: io::Error| error.kind() == io::ErrorKind::WouldBlock;
-        !self.is_spent && self.stream.try_read(&mut [0]).is_err_and(nothing)
+        !self.is_unusable && self.stream.try_read(&mut [0]).is_err_and(nothing)
     }
 
-    /// Whether it may be kept. The same as [`Self::is_usable`], without asking the system.
+    /// Whether it may be kept. Like [`Self::is_usable`], without a system call.
     pub(super) fn is_reusable(&self) -> bool {
-        !self.is_spent
+        !self.is_unusable
     }
 
     pub(super) fn into_parts(self) -> (TcpStream, UpstreamConnCount) {
@@ -101,14 +101,14 @@ impl PlainConn {
     }
 
     pub(super) fn into_socket(self) -> ServerSocket {
-        ServerSocket { stream: Stream::Plain(self.stream), count: self.count }
+        ServerSocket { stream: UpstreamStream::Plain(self.stream), count: self.count }
     }
 
-    /// Sends a request and waits for the head of the response. That takes the place of the request's headers, so
-    /// `request` cannot be sent again afterwards; after an error it can.
+    /// Sends a request and waits for the head of the response. The response reuses the header map of `request`, which cannot
+    /// be sent again then; after an error it can.
     pub(super) async fn exchange(
         &mut self,
-        buffers: &Buffers,
+        buffers: &IoBuffers,
         request: &mut Parts,
     ) -> Result<PlainResponse, PlainError> {
         {
@@ -130,7 +130,7 @@ impl PlainConn {
                 match ready!(Pin::new(&mut self.stream).poll_write(cx, &head[sent..])) {
                     Ok(bytes) if bytes > 0 => sent += bytes,
                     _ if sent == 0 => return Poll::Ready(Err(PlainError::NotSent)),
-                    _ => return Poll::Ready(Err(PlainError::Unanswered)),
+                    _ => return Poll::Ready(Err(PlainError::NoResponse)),
                 }
             }
             Poll::Ready(Ok(()))
@@ -149,16 +149,16 @@ impl PlainConn {
         let mut read = ReadBuf::new(buffer);
         let result = ready!(Pin::new(&mut self.stream).poll_read(cx, &mut read));
         if result.is_err() || read.filled().is_empty() {
-            return Poll::Ready(Err(PlainError::Unanswered));
+            return Poll::Ready(Err(PlainError::NoResponse));
         }
         let read = Bytes::copy_from_slice(read.filled());
         let Some((status, mut body)) = parse(&read, method, headers) else {
             return Poll::Ready(Ok(PlainResponse::Other(read)));
         };
-        // What comes after the response belongs to no request.
+        // Bytes after the response belong to no request.
         if body.first.len() as u64 > body.left {
             body.first.truncate(usize::try_from(body.left).unwrap_or_default());
-            self.is_spent = true;
+            self.is_unusable = true;
         }
         body.left -= body.first.len() as u64;
         let mut response = Response::new(UpstreamBody::Plain(body));
@@ -167,30 +167,30 @@ impl PlainConn {
         Poll::Ready(Ok(PlainResponse::Plain(response)))
     }
 
-    /// Waits for a piece of a body, of which so much is left.
-    fn poll_piece(&mut self, cx: &mut Context<'_>, left: u64) -> Poll<io::Result<Bytes>> {
-        // A buffer is allocated once there is something to read.
+    /// Waits for a chunk of a body of which `left` bytes are missing.
+    fn poll_chunk(&mut self, cx: &mut Context<'_>, left: u64) -> Poll<io::Result<Bytes>> {
+        // The buffer is allocated only when the socket is readable.
         ready!(self.stream.poll_read_ready(cx))?;
-        let most = usize::try_from(left).unwrap_or(MAX_PIECE).min(MAX_PIECE);
-        let mut piece = BytesMut::with_capacity(most);
-        let read = ready!(pin!(self.stream.read_buf(&mut (&mut piece).limit(most))).poll(cx))?;
-        Poll::Ready(if read > 0 { Ok(piece.freeze()) } else { Err(io::ErrorKind::UnexpectedEof.into()) })
+        let most = usize::try_from(left).unwrap_or(MAX_CHUNK).min(MAX_CHUNK);
+        let mut chunk = BytesMut::with_capacity(most);
+        let read = ready!(pin!(self.stream.read_buf(&mut (&mut chunk).limit(most))).poll(cx))?;
+        Poll::Ready(if read > 0 { Ok(chunk.freeze()) } else { Err(io::ErrorKind::UnexpectedEof.into()) })
     }
 }
 
 impl PlainBody {
-    /// Whether all of it was read from the connection.
+    /// Whether the whole body was read from the connection.
     pub(crate) fn is_received(&self) -> bool {
         self.left == 0
     }
 
-    /// Bytes that are still to be passed on.
+    /// Bytes that are still to be forwarded.
     pub(crate) fn length(&self) -> u64 {
         self.left + self.first.len() as u64
     }
 
-    /// The next piece, which comes over `conn`.
-    pub(crate) fn poll_piece(
+    /// Polls the next chunk from `conn`.
+    pub(crate) fn poll_chunk(
         &mut self,
         cx: &mut Context<'_>,
         conn: Option<&mut PlainConn>,
@@ -205,16 +205,16 @@ impl PlainBody {
             return Poll::Ready(Some(Err(error)));
         }
         let read = match conn {
-            Some(conn) => ready!(conn.poll_piece(cx, self.left)),
+            Some(conn) => ready!(conn.poll_chunk(cx, self.left)),
             None => Err(io::ErrorKind::NotConnected.into()),
         };
         match read {
-            Ok(piece) => {
-                self.left -= piece.len() as u64;
-                Poll::Ready(Some(Ok(piece)))
+            Ok(chunk) => {
+                self.left -= chunk.len() as u64;
+                Poll::Ready(Some(Ok(chunk)))
             }
             Err(error) => {
-                // Reported by the next call: what has come so far is passed on first.
+                // The next poll reports the error, so that hyper writes the received bytes first.
                 self.error = Some(error);
                 cx.waker().wake_by_ref();
                 Poll::Pending
@@ -223,7 +223,7 @@ impl PlainBody {
     }
 }
 
-/// Parses the head of a response into `headers`. `None` unless all of it is there, and plain.
+/// Parses the head of a response into `headers`. `None` unless it is complete and plain.
 fn parse(read: &Bytes, method: &Method, headers: &mut HeaderMap) -> Option<(StatusCode, PlainBody)> {
     let mut fields = [const { MaybeUninit::uninit() }; MAX_HEADERS];
     let mut head = httparse::Response::new(&mut []);
@@ -241,13 +241,13 @@ fn parse(read: &Bytes, method: &Method, headers: &mut HeaderMap) -> Option<(Stat
     for header in &*head.headers {
         let name = HeaderName::from_bytes(header.name.as_bytes()).ok()?;
         match name {
-            // Frequent, and not passed on.
+            // Frequent, and not forwarded.
             CONNECTION if header.value.eq_ignore_ascii_case(b"keep-alive") => continue,
             CONNECTION | TRANSFER_ENCODING | UPGRADE => return None,
             CONTENT_LENGTH if length.is_some() => return None,
             CONTENT_LENGTH => {
                 length = Some(number(header.value)?);
-                // Such a response has no body, and is passed on without a length.
+                // A 204 has no body and is forwarded without a length.
                 if status == StatusCode::NO_CONTENT {
                     if length != Some(0) {
                         return None;
@@ -259,12 +259,12 @@ fn parse(read: &Bytes, method: &Method, headers: &mut HeaderMap) -> Option<(Stat
         }
         headers.append(name, HeaderValue::from_maybe_shared(read.slice_ref(header.value)).ok()?);
     }
-    let has_none = *method == Method::HEAD || matches!(status.as_u16(), 204 | 304);
-    let left = if has_none { 0 } else { length? };
+    let has_no_body = *method == Method::HEAD || matches!(status.as_u16(), 204 | 304);
+    let left = if has_no_body { 0 } else { length? };
     Some((status, PlainBody { first: read.slice(start..), left, error: None }))
 }
 
-/// Digits only, and few enough not to overflow.
+/// Parses digits, few enough not to overflow.
 fn number(digits: &[u8]) -> Option<u64> {
     let digits = std::str::from_utf8(digits).ok()?;
     let is_plain = (1..=18).contains(&digits.len()) && digits.bytes().all(|byte| byte.is_ascii_digit());
@@ -293,8 +293,8 @@ mod tests {
 
     use super::*;
 
-    fn read(answer: &str, method: &Method) -> Option<(u16, u64, Vec<String>)> {
-        let (read, mut headers) = (Bytes::copy_from_slice(answer.as_bytes()), HeaderMap::new());
+    fn read(response: &str, method: &Method) -> Option<(u16, u64, Vec<String>)> {
+        let (read, mut headers) = (Bytes::copy_from_slice(response.as_bytes()), HeaderMap::new());
         headers.insert("x-left-over", HeaderValue::from_static("1"));
         let (status, body) = parse(&read, method, &mut headers)?;
         let headers = headers.iter().map(|(name, value)| format!("{name}: {}", value.to_str().unwrap()));
@@ -302,25 +302,26 @@ mod tests {
     }
 
     #[test]
-    fn plain_response_is_parsed() {
-        let answer = "HTTP/1.1 200 OK\r\nContent-Length: 5\r\nX-A: b\r\nConnection: Keep-Alive\r\n\r\nhello";
+    fn response_plain_is_parsed() {
+        let response =
+            "HTTP/1.1 200 OK\r\nContent-Length: 5\r\nX-A: b\r\nConnection: Keep-Alive\r\n\r\nhello";
         let headers = vec!["content-length: 5".to_owned(), "x-a: b".to_owned()];
-        assert_eq!(read(answer, &Method::GET), Some((200, 5, headers.clone())));
+        assert_eq!(read(response, &Method::GET), Some((200, 5, headers.clone())));
         assert_eq!(
-            read(answer, &Method::HEAD),
+            read(response, &Method::HEAD),
             Some((200, 0, headers)),
-            "its length is that of another answer"
+            "the length is that of the GET response"
         );
         for (status, reason) in [(204, "No Content"), (304, "Not Modified")] {
-            let answer = format!("HTTP/1.1 {status} {reason}\r\n\r\n");
-            assert_eq!(read(&answer, &Method::GET), Some((status, 0, vec![])));
+            let response = format!("HTTP/1.1 {status} {reason}\r\n\r\n");
+            assert_eq!(read(&response, &Method::GET), Some((status, 0, vec![])));
         }
         let empty = "HTTP/1.1 204 No Content\r\nContent-Length: 0\r\n\r\n";
-        assert_eq!(read(empty, &Method::GET), Some((204, 0, vec![])), "it has no length");
+        assert_eq!(read(empty, &Method::GET), Some((204, 0, vec![])), "forwarded without a length");
     }
 
     #[test]
-    fn response_that_is_not_plain_is_left_to_hyper() {
+    fn response_not_plain_is_left_to_hyper() {
         let others = [
             "",
             "HTTP/1.1 200 OK\r\nContent-Length: 5",
@@ -355,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn request_head_is_written_line_by_line() {
+    fn request_head_is_written_with_all_headers() {
         let (mut request, ()) = Request::new(()).into_parts();
         request.uri = "/a?b=c".parse().unwrap();
         request.headers.insert("host", HeaderValue::from_static("a.example"));

@@ -1,15 +1,15 @@
 //! Upstreams: which server gets a request, and the connections to it.
 //!
-//! A request passes the files in this order:
+//! A request uses the modules in this order:
 //!
-//! 1. [`balance`] chooses a [`server`] of the upstream, among those that [`health`] has not found unhealthy.
+//! 1. [`balance`] chooses a [`server`] of the upstream, preferably one that [`health`] has found healthy.
 //! 2. [`transport`] takes the [`forwarded_request`] and finds a connection: an idle one from the [`pool`], or a new one
-//!    from [`connect`]. It sends a request again, over another connection, that the server has certainly not processed.
+//!    from [`connect`]. It resends a request over another connection if the server has certainly not processed it.
 //! 3. [`pooled_conn`] is that connection while the request uses it. It sends the request and reads the head of the
 //!    response in one of three ways: [`http1_fast`] for an HTTP/1.1 request without a body, otherwise hyper's HTTP/1.1 or
 //!    HTTP/2 over [`stream`]. [`framing`] checks the response head that hyper has read.
-//! 4. [`timeout_wheel`] bounds how long all of this takes.
-//! 5. The response body gives the connection back to the [`pool`]. An exchange that ends earlier goes to [`abandon`].
+//! 4. [`timeout_wheel`] limits how long all of this takes.
+//! 5. The response body returns the connection to the [`pool`]. [`abandon`] handles exchanges that end earlier.
 
 mod abandon;
 mod balance;
@@ -32,6 +32,6 @@ pub(crate) use forwarded_request::ForwardedRequest;
 pub(crate) use http1_fast::PlainBody;
 pub(crate) use pooled_conn::PooledConn;
 pub use server::InvalidServerUrl;
-pub(crate) use server::{Server, Upstream};
+pub(crate) use server::{Server, UpstreamGroup};
 pub(crate) use timeout_wheel::TimeoutWheel;
 pub(crate) use transport::{SendError, Transport};

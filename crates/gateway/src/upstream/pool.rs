@@ -1,4 +1,4 @@
-//! Connections of one worker to its servers, kept for the next request.
+//! The connection pool of one worker.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -13,10 +13,10 @@ use super::server::Server;
 /// Idle connections of one kind that a worker keeps to one server.
 const MAX_IDLE: usize = 256;
 
-/// All kept connections of a worker.
+/// All pooled connections of a worker.
 #[derive(Debug)]
 pub(super) struct ConnPool {
-    /// By the address of a server, which lives as long as its entry.
+    /// By the address in memory of a server; the entry keeps the server alive.
     servers: RefCell<HashMap<*const Server, ServerConns, RandomState>>,
     /// How many sweeps an idle connection survives.
     max_sweeps: u32,
@@ -25,21 +25,21 @@ pub(super) struct ConnPool {
 #[derive(Debug)]
 struct ServerConns {
     server: Arc<Server>,
-    plain: Vec<Idle<PlainConn>>,
-    http1: Vec<Idle<Http1Conn>>,
-    /// Those in use, too: each carries many requests at once.
-    http2: Vec<Idle<Http2Conn>>,
+    plain: Vec<IdleConn<PlainConn>>,
+    http1: Vec<IdleConn<Http1Conn>>,
+    /// Includes connections in use: each carries many requests.
+    http2: Vec<IdleConn<Http2Conn>>,
 }
 
 /// A connection in the pool.
 #[derive(Debug)]
-struct Idle<C> {
+struct IdleConn<C> {
     conn: C,
-    /// How many sweeps have found it idle.
+    /// Consecutive sweeps that found it idle.
     sweeps: u32,
 }
 
-impl<C> Idle<C> {
+impl<C> IdleConn<C> {
     fn new(conn: C) -> Self {
         Self { conn, sweeps: 0 }
     }
@@ -55,7 +55,7 @@ impl ConnPool {
         Self { servers: RefCell::default(), max_sweeps }
     }
 
-    /// A connection for one request, the latest that was used.
+    /// Takes a connection for one request, the most recently used one.
     pub(super) fn take(&self, server: &Server, is_plain: bool) -> Option<Conn> {
         let mut servers = self.servers.borrow_mut();
         let conns = servers.get_mut(&std::ptr::from_ref(server))?;
@@ -69,7 +69,7 @@ impl ConnPool {
             return Some(Conn::Http2(kept.conn.clone()));
         }
         while let Some(idle) = conns.http1.pop() {
-            // One that is not ready is closed, or has not written all of a request.
+            // A connection that is not ready is closed, or still writes a request.
             if idle.conn.sender.is_ready() {
                 return Some(Conn::Http1(idle.conn));
             }
@@ -81,30 +81,30 @@ impl ConnPool {
     pub(super) fn keep(&self, server: &Arc<Server>, conn: Conn) {
         self.with_conns(server, |conns| match conn {
             Conn::Plain(plain) if plain.is_reusable() && conns.plain.len() < MAX_IDLE => {
-                conns.plain.push(Idle::new(plain));
+                conns.plain.push(IdleConn::new(plain));
             }
             Conn::Http1(http1) if http1.sender.is_ready() && conns.http1.len() < MAX_IDLE => {
-                conns.http1.push(Idle::new(http1));
+                conns.http1.push(IdleConn::new(http1));
             }
             _ => {}
         });
     }
 
-    /// Adds a new HTTP/2 connection. Of those that were opened at the same time one is kept.
+    /// Adds a new HTTP/2 connection. Of connections that were opened at the same time, one is kept.
     pub(super) fn add_http2(&self, server: &Arc<Server>, http2: &Http2Conn) {
         self.with_conns(server, |conns| {
             if !conns.http2.iter().any(|kept| kept.conn.has_capacity()) {
-                conns.http2.push(Idle::new(http2.clone()));
+                conns.http2.push(IdleConn::new(http2.clone()));
             }
         });
     }
 
-    /// No other request goes over an HTTP/2 connection; those in progress go on.
+    /// Removes an HTTP/2 connection. Requests in progress continue.
     pub(super) fn remove_http2(&self, server: &Arc<Server>, http2: &Http2Conn) {
         self.with_conns(server, |conns| conns.http2.retain(|kept| !kept.conn.is_same(http2)));
     }
 
-    /// Closes connections that have been idle for too long or that their servers have closed.
+    /// Drops connections that have timed out or that the server has closed.
     pub(super) fn sweep(&self) {
         let max_sweeps = self.max_sweeps;
         self.servers.borrow_mut().retain(|_, conns| {

@@ -1,4 +1,4 @@
-//! A connection in use by one request, from before anything is sent until the response has come.
+//! A connection in use by one request.
 
 use std::cell::Cell;
 use std::pin::pin;
@@ -11,19 +11,19 @@ use hyper::body::Incoming;
 use hyper::client::conn::{http1, http2};
 use hyper_util::rt::TokioIo;
 
-use super::abandon::{AbandonedExchange, GRACE, Handoff};
+use super::abandon::{AbandonedExchange, GRACE, SocketHandoff};
 use super::forwarded_request::ForwardedRequest;
 use super::framing::normalize;
 use super::http1_fast::{PlainConn, PlainError, PlainResponse};
 use super::server::InFlightGuard;
-use super::stream::{HyperIo, ReplayIo, Stream};
+use super::stream::{HyperIo, ReplayIo, UpstreamStream};
 use super::transport::{SendError, Transport, open_http1};
 use crate::executor::LocalExecutor;
 use crate::http::request_body::{RequestBody, UploadHandle, UploadProgress};
 use crate::http::response_body::UpstreamBody;
 use tidegate_store::Permit;
 
-/// A connection, by what speaks over it.
+/// A connection to a server, by protocol implementation.
 #[derive(Debug)]
 pub(super) enum Conn {
     /// The fast path.
@@ -32,23 +32,23 @@ pub(super) enum Conn {
     Http2(Http2Conn),
 }
 
-/// An HTTP/1.1 connection that hyper has.
+/// An HTTP/1.1 connection of hyper.
 #[derive(Debug)]
 pub(super) struct Http1Conn {
     pub(super) sender: http1::SendRequest<RequestBody>,
-    pub(super) handoff: Arc<Handoff>,
+    pub(super) handoff: Arc<SocketHandoff>,
 }
 
-/// An HTTP/2 connection that hyper has. It carries many requests; each has a clone.
+/// An HTTP/2 connection of hyper. It carries many requests; each has a clone.
 #[derive(Clone, Debug)]
 pub(super) struct Http2Conn {
     pub(super) sender: http2::SendRequest<RequestBody>,
-    /// How many streams the server allows at once. The clones of it count the streams there are.
+    /// How many concurrent streams the server allows. The reference count is the number of streams.
     max_streams: Rc<Cell<usize>>,
 }
 
 impl Http2Conn {
-    /// Drives the connection in a task of its own.
+    /// Spawns a task that drives the connection.
     pub(super) fn new(
         sender: http2::SendRequest<RequestBody>,
         connection: http2::Connection<TokioIo<HyperIo>, RequestBody, LocalExecutor>,
@@ -70,12 +70,12 @@ impl Http2Conn {
         Self { sender, max_streams }
     }
 
-    /// How many streams it has: each has a clone, and the pool has one.
+    /// The number of streams: each has a clone, and the pool has one.
     pub(super) fn streams(&self) -> usize {
         Rc::strong_count(&self.max_streams) - 1
     }
 
-    /// Whether one more request can be sent at once. It would otherwise wait until others have ended.
+    /// Whether a request can be sent now. Without capacity it would wait until others have ended.
     pub(super) fn has_capacity(&self) -> bool {
         !self.sender.is_closed() && self.streams() < self.max_streams.get()
     }
@@ -85,12 +85,12 @@ impl Http2Conn {
     }
 }
 
-/// Why an attempt has no response.
+/// Why an attempt failed.
 #[derive(Debug)]
 pub(super) enum AttemptError {
     /// Nothing was sent; the request can be sent again.
     NotSent,
-    /// The server says that it has not processed the request and will not; it can be sent again.
+    /// The server reports that it has not processed the request; it can be sent again.
     Refused,
     /// The server may have processed it.
     Failed(SendError),
@@ -102,18 +102,18 @@ impl From<SendError> for AttemptError {
     }
 }
 
-/// A connection in use. It is closed unless it is given back; while the request holds permits, see [`AbandonedExchange`].
+/// A connection in use. Drop closes it; with permits, by [`AbandonedExchange`]. [`Self::give_back`] keeps it.
 #[derive(Debug)]
 pub(crate) struct PooledConn {
     transport: Rc<Transport>,
-    /// `None` once it was given back or closed.
+    /// `None` after it was given back or closed.
     conn: Option<Conn>,
     in_flight: InFlightGuard,
     permits: Vec<Permit>,
     upload: UploadHandle,
     has_response: bool,
-    /// The next response could begin anywhere.
-    is_spent: bool,
+    /// The start of the next response is ambiguous.
+    is_unusable: bool,
 }
 
 impl PooledConn {
@@ -130,10 +130,10 @@ impl PooledConn {
             http1.handoff.begin();
         }
         let (transport, conn) = (Rc::clone(transport), Some(conn));
-        Self { transport, conn, in_flight, permits, upload, has_response: false, is_spent: false }
+        Self { transport, conn, in_flight, permits, upload, has_response: false, is_unusable: false }
     }
 
-    /// The connection that the body of a plain response comes over.
+    /// The connection of a plain response body.
     pub(crate) fn plain(&mut self) -> Option<&mut PlainConn> {
         match &mut self.conn {
             Some(Conn::Plain(plain)) => Some(plain),
@@ -151,15 +151,15 @@ impl PooledConn {
                 let head = request.http1_head(self.in_flight.server()).ok_or(AttemptError::NotSent)?;
                 match plain.exchange(&self.transport.buffers, head).await {
                     Ok(PlainResponse::Plain(response)) => {
-                        request.was_sent();
+                        request.mark_sent();
                         response
                     }
                     Ok(PlainResponse::Other(read)) => Box::pin(self.hand_over(read, request)).await?,
                     Err(PlainError::NotSent) => return Err(AttemptError::NotSent),
-                    Err(PlainError::Unanswered) => return Err(SendError::Unanswered.into()),
+                    Err(PlainError::NoResponse) => return Err(SendError::NoResponse.into()),
                 }
             }
-            // In a box: what hyper needs is large.
+            // Boxed because hyper's futures are large.
             Some(Conn::Http1(_)) => Box::pin(self.exchange_http1(request)).await?,
             Some(Conn::Http2(_)) => Box::pin(self.exchange_http2(request)).await?,
             None => return Err(AttemptError::NotSent),
@@ -195,7 +195,7 @@ impl PooledConn {
         let body = self.upload.open().ok_or(AttemptError::NotSent)?;
         let mut error = match http2.sender.try_send_request(head.map(|()| body)).await {
             Ok(response) => {
-                request.was_sent();
+                request.mark_sent();
                 return self.take_response(response);
             }
             Err(error) => error,
@@ -210,7 +210,7 @@ impl PooledConn {
         Err(why)
     }
 
-    /// Has hyper parse a response that is not plain, of which this has been read.
+    /// Lets hyper parse a response that is not plain; `read` is the part that was received.
     async fn hand_over(
         &mut self,
         read: Bytes,
@@ -218,20 +218,20 @@ impl PooledConn {
     ) -> Result<Response<UpstreamBody>, AttemptError> {
         let Some(Conn::Plain(plain)) = self.conn.take() else { return Err(AttemptError::NotSent) };
         let (stream, count) = plain.into_parts();
-        let io = HyperIo::new(Stream::Replay(Box::new(ReplayIo::new(stream, read))), count, false);
+        let io = HyperIo::new(UpstreamStream::Replay(Box::new(ReplayIo::new(stream, read))), count, false);
         if !self.permits.is_empty() {
             io.handoff().begin();
         }
         let http1 = open_http1(io).await.map_err(SendError::Broken)?;
-        let Some(mut message) = request.take_sent() else { return Err(SendError::Unanswered.into()) };
-        // Never written to the server; its method says which kind of response to expect.
+        let Some(mut message) = request.take_sent() else { return Err(SendError::NoResponse.into()) };
+        // Not written to the server; hyper needs the method to parse the response.
         *message.headers_mut() = HeaderMap::new();
         let Conn::Http1(http1) = self.conn.insert(Conn::Http1(http1)) else {
-            return Err(SendError::Unanswered.into());
+            return Err(SendError::NoResponse.into());
         };
         match http1.sender.try_send_request(message).await {
             Ok(response) => self.take_response(response),
-            // It was sent, whatever hyper says.
+            // The request was sent, so it cannot be sent again.
             Err(error) => Err(SendError::Broken(error.into_error()).into()),
         }
     }
@@ -241,24 +241,23 @@ impl PooledConn {
         mut response: Response<Incoming>,
     ) -> Result<Response<UpstreamBody>, AttemptError> {
         let is_clear = normalize(&mut response).map_err(|_| SendError::Framing)?;
-        // hyper would speak HTTP/1.0 from now on, and could send no body whose length is not known.
-        self.is_spent = !is_clear || response.version() == Version::HTTP_10;
+        // hyper would send HTTP/1.0 from now on, which has no chunked bodies.
+        self.is_unusable = !is_clear || response.version() == Version::HTTP_10;
         Ok(response.map(UpstreamBody::Hyper))
     }
 
-    /// The exchange is over: another may use the connection, unless some of the request was never needed. The permits
-    /// come back.
+    /// Ends the exchange and returns the connection to the pool, unless it cannot be reused. Returns the permits.
     pub(crate) fn give_back(mut self) -> Vec<Permit> {
         let permits = self.take_permits();
         if let Some(conn) = self.conn.take()
-            && !self.is_spent
+            && !self.is_unusable
         {
             self.transport.pool.keep(self.in_flight.server(), conn);
         }
         permits
     }
 
-    /// The attempt failed: the connection is closed, and the request can be sent again with its permits.
+    /// Ends a failed attempt and closes the connection. Returns the permits for the next attempt.
     pub(super) fn give_up(mut self) -> Vec<Permit> {
         self.upload = UploadHandle::default();
         self.take_permits()
@@ -276,7 +275,7 @@ impl PooledConn {
 
 impl Drop for PooledConn {
     fn drop(&mut self) {
-        // Nobody needs the rest of the request.
+        // The rest of the request body is not needed.
         self.upload.stop();
         if self.permits.is_empty() {
             return;
@@ -296,8 +295,8 @@ impl Drop for PooledConn {
     }
 }
 
-/// Whether a server has said that it has not processed a request: a stream above the last of its `GOAWAY`, or one that
-/// it refused (RFC 9113, section 8.7). hyper reports a `GOAWAY` for no other streams.
+/// Whether the server reports that it has not processed the request: `GOAWAY` with a lower last stream, or `REFUSED_STREAM`
+/// (RFC 9113, section 8.7). hyper reports a `GOAWAY` for no other streams.
 fn is_unprocessed(error: &hyper::Error) -> bool {
     let Some(error) = std::error::Error::source(error).and_then(|error| error.downcast_ref::<h2::Error>())
     else {

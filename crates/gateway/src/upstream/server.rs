@@ -1,4 +1,4 @@
-//! Servers and what is known of them. SharedState by all cores.
+//! Upstreams and their servers. All workers share their state.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -9,22 +9,22 @@ use thiserror::Error;
 use tidegate_policy::{Balance, HealthCheckPlan};
 use tidegate_telemetry::UpstreamCounts;
 
-use super::balance::Ring;
+use super::balance::HashRing;
 
-/// A service: servers that are interchangeable.
+/// An upstream: a group of interchangeable servers.
 #[derive(Debug)]
-pub(crate) struct Upstream {
+pub(crate) struct UpstreamGroup {
     pub(crate) name: String,
     pub(crate) servers: Vec<Arc<Server>>,
     pub(super) balance: Balance,
     pub(crate) health: Option<HealthCheckPlan>,
     pub(super) turn: AtomicUsize,
-    pub(super) ring: Ring,
+    pub(super) ring: HashRing,
     /// Its metrics.
     pub(crate) counts: Arc<UpstreamCounts>,
 }
 
-impl Upstream {
+impl UpstreamGroup {
     pub(crate) fn new(
         plan: &tidegate_policy::UpstreamPlan,
         counts: Arc<UpstreamCounts>,
@@ -32,7 +32,7 @@ impl Upstream {
         let tidegate_policy::UpstreamPlan { name, servers, balance, health } = plan;
         let servers =
             servers.iter().map(|url| Server::parse(url).map(Arc::new)).collect::<Result<Vec<_>, _>>()?;
-        let ring = Ring::of(servers.iter().map(|server| server.url.as_str()));
+        let ring = HashRing::new(servers.iter().map(|server| server.url.as_str()));
         Ok(Self {
             name: name.clone(),
             servers,
@@ -44,7 +44,7 @@ impl Upstream {
         })
     }
 
-    /// Takes over from an earlier upstream what it knew of the servers both have.
+    /// Keeps the state of the servers that `earlier` has too.
     pub(crate) fn adopt(&mut self, earlier: &Self) {
         for server in &mut self.servers {
             if let Some(known) = earlier.servers.iter().find(|known| known.url == server.url) {
@@ -57,7 +57,7 @@ impl Upstream {
 /// One server of an upstream.
 #[derive(Debug)]
 pub(crate) struct Server {
-    /// As the operator wrote it; identifies the server.
+    /// The URL as configured; identifies the server.
     pub(crate) url: String,
     pub(crate) scheme: Scheme,
     pub(crate) authority: Authority,
@@ -66,9 +66,9 @@ pub(crate) struct Server {
     pub(crate) addr: String,
     pub(crate) protocol: Protocol,
     healthy: AtomicBool,
-    /// Requests of all cores in progress.
+    /// Requests in flight, of all workers.
     in_flight: AtomicUsize,
-    /// Connections of all cores to it.
+    /// Open connections, of all workers.
     connections: AtomicUsize,
 }
 
@@ -82,9 +82,9 @@ pub(crate) enum Protocol {
     Tls,
 }
 
-/// The URL of a server is not valid.
+/// The URL of a server is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("`{url}` is not a server; write http://host:port, https://host:port or h2c://host:port")]
+#[error("invalid server URL `{url}`: expected http://host:port, https://host:port or h2c://host:port")]
 pub struct InvalidServerUrl {
     url: String,
 }
@@ -114,7 +114,7 @@ impl Server {
         })
     }
 
-    /// The name that its certificate must be valid for.
+    /// The host name that the certificate must be valid for.
     pub(crate) fn host(&self) -> &str {
         self.authority.host().trim_start_matches('[').trim_end_matches(']')
     }
@@ -123,7 +123,7 @@ impl Server {
         self.healthy.load(Ordering::Relaxed)
     }
 
-    /// What a health check found; whether that is new.
+    /// Stores the result of a health check. Returns whether it has changed.
     pub(crate) fn set_healthy(&self, healthy: bool) -> bool {
         self.healthy.swap(healthy, Ordering::Relaxed) != healthy
     }
@@ -136,13 +136,13 @@ impl Server {
         self.connections.load(Ordering::Relaxed)
     }
 
-    /// Counts a connection to it until the guard is dropped.
+    /// Counts a connection until the guard is dropped.
     pub(super) fn count_connection(self: &Arc<Self>) -> UpstreamConnCount {
         self.connections.fetch_add(1, Ordering::Relaxed);
         UpstreamConnCount(Arc::clone(self))
     }
 
-    /// Counts a request towards its load until the guard is dropped.
+    /// Counts a request as in flight until the guard is dropped.
     pub(crate) fn begin(self: &Arc<Self>) -> InFlightGuard {
         self.in_flight.fetch_add(1, Ordering::Relaxed);
         InFlightGuard(Arc::clone(self))
@@ -159,7 +159,7 @@ impl Drop for UpstreamConnCount {
     }
 }
 
-/// Counts a request in progress towards the load of a server.
+/// Counts a request in flight to a server.
 #[derive(Debug)]
 pub(crate) struct InFlightGuard(Arc<Server>);
 
@@ -180,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn servers_are_read_as_written() {
+    fn server_url_is_parsed_and_invalid_ones_are_rejected() {
         let server = Server::parse("http://10.0.0.1:3000").unwrap();
         assert_eq!((server.addr.as_str(), server.protocol), ("10.0.0.1:3000", Protocol::Http1));
         assert_eq!(Server::parse("https://api.internal").unwrap().addr, "api.internal:443");
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn server_load_counts_the_guards_that_live() {
+    fn server_load_is_the_number_of_live_guards() {
         let server = Arc::new(Server::parse("http://a:1").unwrap());
         let (first, second) = (server.begin(), server.begin());
         assert_eq!(server.load(), 2);
@@ -201,13 +201,13 @@ mod tests {
     }
 
     #[test]
-    fn a_server_kept_over_a_reload_keeps_its_health() {
+    fn server_kept_in_reload_keeps_its_health() {
         let upstream = |servers: [&str; 2]| {
             let servers = servers.map(str::to_owned).to_vec();
             let (name, balance) = ("api".to_owned(), Balance::RoundRobin);
             let plan = tidegate_policy::UpstreamPlan { name, servers, balance, health: None };
             let metrics = tidegate_telemetry::Metrics::new(1, tidegate_core::Timestamp::ZERO);
-            Upstream::new(&plan, metrics.upstream("api")).unwrap()
+            UpstreamGroup::new(&plan, metrics.upstream("api")).unwrap()
         };
         let old = upstream(["http://a:1", "http://b:1"]);
         old.servers[1].set_healthy(false);

@@ -1,4 +1,4 @@
-//! Connections to servers as hyper uses them.
+//! Byte streams to servers.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -10,32 +10,32 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
 
-use super::abandon::{Handoff, ServerSocket};
+use super::abandon::{ServerSocket, SocketHandoff};
 use super::server::UpstreamConnCount;
 use crate::conn::poll_write_joined;
 
-/// A connection that hyper has. The exchange that uses it learns when it ends.
+/// A connection owned by hyper. When hyper drops it, the socket goes to the [`SocketHandoff`].
 #[derive(Debug)]
 pub(super) struct HyperIo {
-    /// `None` when it is dropped.
+    /// `None` only while it is dropped.
     socket: Option<ServerSocket>,
-    handoff: Arc<Handoff>,
-    /// Whether HTTP/1 is spoken. A server may respond and close before it has the whole request. Its response has come
-    /// then, though writing fails; hyper would not read it. So failed writes pass for good ones: the end is read soon.
-    reads_on: bool,
+    handoff: Arc<SocketHandoff>,
+    /// Set for HTTP/1. A server may respond and close before it has read the whole request. hyper would not read that
+    /// response after a failed write, so failed writes are reported as successful; the next read returns the end.
+    ignores_write_errors: bool,
 }
 
 impl HyperIo {
-    pub(super) fn new(stream: Stream, count: UpstreamConnCount, is_http2: bool) -> Self {
+    pub(super) fn new(stream: UpstreamStream, count: UpstreamConnCount, is_http2: bool) -> Self {
         let socket = Some(ServerSocket { stream, count });
-        Self { socket, handoff: Arc::default(), reads_on: !is_http2 }
+        Self { socket, handoff: Arc::default(), ignores_write_errors: !is_http2 }
     }
 
-    pub(super) fn handoff(&self) -> Arc<Handoff> {
+    pub(super) fn handoff(&self) -> Arc<SocketHandoff> {
         Arc::clone(&self.handoff)
     }
 
-    fn stream(&mut self) -> io::Result<Pin<&mut Stream>> {
+    fn stream(&mut self) -> io::Result<Pin<&mut UpstreamStream>> {
         let socket = self.socket.as_mut().ok_or(io::ErrorKind::NotConnected)?;
         Ok(Pin::new(&mut socket.stream))
     }
@@ -44,7 +44,7 @@ impl HyperIo {
         use io::ErrorKind::{BrokenPipe, ConnectionReset};
         match written {
             Poll::Ready(Err(error))
-                if self.reads_on && matches!(error.kind(), BrokenPipe | ConnectionReset) =>
+                if self.ignores_write_errors && matches!(error.kind(), BrokenPipe | ConnectionReset) =>
             {
                 Poll::Ready(Ok(length))
             }
@@ -99,14 +99,14 @@ impl AsyncWrite for HyperIo {
 
 /// A connection with or without TLS.
 #[derive(Debug)]
-pub(crate) enum Stream {
+pub(crate) enum UpstreamStream {
     Plain(TcpStream),
     Tls(Box<TlsStream<TcpStream>>),
     Replay(Box<ReplayIo>),
 }
 
-impl Stream {
-    /// The same without what would be replayed.
+impl UpstreamStream {
+    /// The plain stream, without replayed bytes.
     pub(super) fn without_replay(self) -> Self {
         match self {
             Self::Replay(replay) => Self::Plain(replay.stream),
@@ -115,37 +115,37 @@ impl Stream {
     }
 }
 
-/// A connection over which a request was sent and part of the response was read. hyper's first write, the same request,
-/// is discarded; reads replay what was read.
+/// A connection on which the fast path has sent a request and read part of the response. hyper's first write, the same
+/// request, is discarded; reads replay the bytes that were read.
 #[derive(Debug)]
 pub(crate) struct ReplayIo {
     stream: TcpStream,
     read: Bytes,
     has_written: bool,
     /// Woken by the first write.
-    early: Option<Waker>,
+    reader: Option<Waker>,
 }
 
 impl ReplayIo {
     pub(super) fn new(stream: TcpStream, read: Bytes) -> Self {
-        Self { stream, read, has_written: false, early: None }
+        Self { stream, read, has_written: false, reader: None }
     }
 
-    /// The first write is the whole of a request without a body, which was sent before.
+    /// Discards the first write: it is the complete request, which was sent before.
     fn poll_write(&mut self, cx: &mut Context<'_>, bufs: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
         if self.has_written {
             return poll_write_joined(Pin::new(&mut self.stream), cx, bufs);
         }
         self.has_written = true;
-        if let Some(early) = self.early.take() {
-            early.wake();
+        if let Some(reader) = self.reader.take() {
+            reader.wake();
         }
         Poll::Ready(Ok(bufs.iter().map(|buf| buf.len()).sum()))
     }
 
     fn poll_read(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         if !self.has_written {
-            self.early = Some(cx.waker().clone());
+            self.reader = Some(cx.waker().clone());
             return Poll::Pending;
         }
         if self.read.is_empty() {
@@ -157,7 +157,7 @@ impl ReplayIo {
     }
 }
 
-impl AsyncRead for Stream {
+impl AsyncRead for UpstreamStream {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         match self.get_mut() {
             Self::Plain(stream) => Pin::new(stream).poll_read(cx, buf),
@@ -167,7 +167,7 @@ impl AsyncRead for Stream {
     }
 }
 
-impl AsyncWrite for Stream {
+impl AsyncWrite for UpstreamStream {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         match self.get_mut() {
             Self::Plain(stream) => Pin::new(stream).poll_write(cx, buf),

@@ -1,4 +1,4 @@
-//! Timeouts of the requests of one worker, without a timer or a clock read for each.
+//! Request timeouts of one worker, without a timer or a clock read for each request.
 //!
 //! Timeouts of similar length share a ring of slots and a task that advances the ring by one slot per tick. The tick is
 //! short in comparison with these timeouts: a request times out late by at most a sixteenth of its timeout, or by a few
@@ -117,7 +117,7 @@ struct TimerRings {
 struct RingState {
     /// Ticks that it has advanced.
     now: usize,
-    /// Ticks until it is out of use. As each insertion sets this to more ticks than a timeout takes, it is empty then.
+    /// Ticks until the ring is idle. Each insertion sets this to more ticks than a timeout takes, so the ring is empty then.
     ticks_left: usize,
 }
 
@@ -142,7 +142,7 @@ impl Default for TimerRings {
 }
 
 impl TimerRings {
-    /// A new timer; and its ring, if that was out of use and must be advanced from now on.
+    /// Adds a timer. Also returns its ring if that was idle and must be advanced from now on.
     fn insert(&mut self, timeout: Duration, waker: Waker) -> (usize, Option<usize>) {
         let (ring, ticks) = ticks(timeout);
         let state = &mut self.rings[ring];
@@ -172,14 +172,14 @@ impl TimerRings {
         }
     }
 
-    /// If it has not expired, `waker` is woken when it does.
+    /// Whether the timer has expired. If not, `waker` is woken when it does.
     fn is_expired(&mut self, key: usize, waker: &Waker) -> bool {
         let timer = &mut self.timers[key];
         timer.waker.clone_from(waker);
         timer.slot == NONE
     }
 
-    /// One tick of a ring: the timers in the next slot expire. Says whether the ring is still in use.
+    /// One tick of a ring: the timers in the next slot expire. Returns whether the ring is still in use.
     fn advance(&mut self, ring: usize) -> bool {
         let state = &mut self.rings[ring];
         state.now = state.now.wrapping_add(1);
@@ -221,7 +221,7 @@ mod tests {
 
     const MINUTE: Duration = Duration::from_mins(1);
 
-    /// By when a timeout has ended: three ticks late, and as exact as tokio's timers are.
+    /// The latest time at which a timeout fires: three ticks late, plus the precision of tokio's timers.
     fn latest(timeout: Duration) -> Duration {
         let tick = (timeout / 48).max(Duration::from_millis(MIN_TICK_MILLIS));
         timeout + 3 * tick + Duration::from_millis(2)
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn timeout_ends_neither_early_nor_much_later() {
+    async fn timeout_without_progress_fires_never_early_and_at_most_three_ticks_late() {
         let wheel = Rc::<TimeoutWheel>::default();
         let test = async {
             for pause in [0, 1, 3_000, 3_750, 100_000] {
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn timeout_that_starts_before_a_late_tick_is_not_early() {
+    async fn timeout_started_before_a_late_tick_does_not_fire_early() {
         let wheel = Rc::<TimeoutWheel>::default();
         let tick = Duration::from_millis(MIN_TICK_MILLIS << ticks(MINUTE).0);
         let test = async {
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn timeout_with_progress_starts_again_and_a_result_is_returned() {
+    async fn timeout_with_progress_restarts_and_a_result_is_returned() {
         let wheel = Rc::<TimeoutWheel>::default();
         let test = async {
             let progress = Cell::new(3);
@@ -293,12 +293,12 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn wheel_without_timers_does_not_tick() {
+    async fn timeout_wheel_without_timers_does_not_tick() {
         let wheel = Rc::<TimeoutWheel>::default();
         let test = async {
             for _ in 0..2 {
                 waited(&wheel, MINUTE, || false).await;
-                assert_eq!(Rc::strong_count(&wheel), 2, "its task has it, too");
+                assert_eq!(Rc::strong_count(&wheel), 2, "its task keeps a reference");
                 sleep(4 * MINUTE).await;
                 assert_eq!(Rc::strong_count(&wheel), 1);
             }
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn ticks_of_any_timeout_fit_into_a_ring() {
+    fn ticks_of_any_timeout_fit_into_its_ring() {
         for millis in (0..20_000).chain((0..64).map(|shift| 1 << shift)) {
             let timeout = Duration::from_millis(millis);
             let (ring, ticks) = ticks(timeout);
@@ -320,18 +320,18 @@ mod tests {
     }
 
     #[derive(Clone, Copy, Debug)]
-    enum Step {
+    enum WheelStep {
         Insert(u64),
-        /// The timer at this place among those that are left.
+        /// The timer at this index among the remaining ones.
         Remove(usize),
         Advance(u8),
     }
 
-    fn steps() -> impl Strategy<Value = Vec<Step>> {
+    fn steps() -> impl Strategy<Value = Vec<WheelStep>> {
         let step = prop_oneof![
-            (0..3_000_u64).prop_map(Step::Insert),
-            any::<usize>().prop_map(Step::Remove),
-            (0..50_u8).prop_map(Step::Advance),
+            (0..3_000_u64).prop_map(WheelStep::Insert),
+            any::<usize>().prop_map(WheelStep::Remove),
+            (0..50_u8).prop_map(WheelStep::Advance),
         ];
         collection::vec(step, 0..200)
     }
@@ -339,13 +339,13 @@ mod tests {
     proptest! {
         /// The model is a list of timers with the ticks that each has left in its ring.
         #[test]
-        fn rings_expire_the_same_timers_as_a_list(steps in steps()) {
+        fn timer_rings_expire_the_same_timers_as_a_list(steps in steps()) {
             let mut rings = TimerRings::default();
             let mut model: Vec<(usize, usize, usize)> = Vec::new();
             let mut is_used = [false; RINGS];
             for step in steps {
                 match step {
-                    Step::Insert(millis) => {
+                    WheelStep::Insert(millis) => {
                         let timeout = Duration::from_millis(millis);
                         let (ring, left) = ticks(timeout);
                         let (key, idle_ring) = rings.insert(timeout, Waker::noop().clone());
@@ -353,12 +353,12 @@ mod tests {
                         is_used[ring] = true;
                         model.push((key, ring, left));
                     }
-                    Step::Remove(place) if !model.is_empty() => {
+                    WheelStep::Remove(place) if !model.is_empty() => {
                         let (key, ..) = model.swap_remove(place % model.len());
                         rings.remove(key);
                     }
-                    Step::Remove(_) => {}
-                    Step::Advance(times) => for _ in 0..times {
+                    WheelStep::Remove(_) => {}
+                    WheelStep::Advance(times) => for _ in 0..times {
                         for ring in (0..RINGS).filter(|ring| is_used[*ring]).collect::<Vec<_>>() {
                             is_used[ring] = rings.advance(ring);
                             for (_, _, left) in model.iter_mut().filter(|(_, of, _)| *of == ring) {
@@ -377,7 +377,7 @@ mod tests {
 
         /// The model is a list of deadlines. Timers start, and some end, at any time.
         #[test]
-        fn timeouts_side_by_side_end_after_their_deadlines(
+        fn timeouts_running_concurrently_fire_after_their_deadlines(
             requests in collection::vec((0..5_000_u64, 0..5_000_u64, any::<Option<u16>>()), 1..40)
         ) {
             let runtime = runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();

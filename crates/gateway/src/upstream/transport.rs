@@ -1,4 +1,4 @@
-//! Sends requests to servers, whatever protocol a server speaks.
+//! Sends requests to servers over HTTP/1.1 or HTTP/2.
 
 use std::io;
 use std::rc::Rc;
@@ -14,70 +14,70 @@ use tokio::time::MissedTickBehavior;
 
 use super::connect::Connector;
 use super::forwarded_request::ForwardedRequest;
-use super::http1_fast::{Buffers, PlainConn};
+use super::http1_fast::{IoBuffers, PlainConn};
 use super::pool::ConnPool;
 use super::pooled_conn::{AttemptError, Conn, Http1Conn, Http2Conn, PooledConn};
 use super::server::{Protocol, Server};
-use super::stream::{HyperIo, Stream};
+use super::stream::{HyperIo, UpstreamStream};
 use crate::executor::LocalExecutor;
 use crate::http::response_body::UpstreamBody;
 use crate::resource_limits::ResourceLimits;
 
-/// How often a request is sent again that a server has certainly not processed. Each attempt has another connection.
+/// How often a request that the server has certainly not processed is sent again, each time over another connection.
 const MAX_RESENDS: u32 = 3;
 /// Idle connections are swept at least this often within their idle timeout.
 const SWEEPS_PER_TIMEOUT: u32 = 4;
 
-/// The way of one worker to all servers: the fast path for HTTP/1.1, and hyper's HTTP/1.1 and HTTP/2.
+/// The HTTP client of one worker: the fast path for HTTP/1.1, and hyper's HTTP/1.1 and HTTP/2.
 #[derive(Debug)]
 pub(crate) struct Transport {
     connector: Connector,
     pub(super) pool: ConnPool,
-    pub(super) buffers: Buffers,
+    pub(super) buffers: IoBuffers,
     pub(super) response_timeout: Duration,
-    /// After how long without a frame HTTP/2 servers are pinged.
+    /// Quiet time after which HTTP/2 servers are pinged.
     ping: Duration,
     /// How often idle connections are swept.
     sweep: Duration,
 }
 
-/// Why a server gave no response.
+/// Why there is no response.
 #[derive(Debug, Error)]
 pub(crate) enum SendError {
-    /// It cannot be reached or takes no requests: nothing was sent, and the request can be sent to another one.
-    #[error("cannot connect")]
+    /// The server cannot be reached or accepts no requests. Nothing was sent; another server can be tried.
+    #[error("cannot connect to the server")]
     Connect(#[source] io::Error),
-    /// The request's `Host` cannot be said to an HTTP/2 server.
-    #[error("the host is no authority")]
+    /// The `Host` is not a valid `:authority` for an HTTP/2 server.
+    #[error("the Host header is not a valid authority")]
     Host,
-    /// The connection broke, or what came is not HTTP.
-    #[error("no valid response came")]
+    /// The connection broke, or the response is not valid HTTP.
+    #[error("invalid response")]
     Broken(#[source] hyper::Error),
-    /// Where the response ends can be read in two ways.
-    #[error("the response has no clear end")]
+    /// The end of the response is ambiguous.
+    #[error("ambiguous response framing")]
     Framing,
-    /// The connection broke before anything came.
-    #[error("no response came")]
-    Unanswered,
+    /// The connection closed before a response.
+    #[error("connection closed before the response")]
+    NoResponse,
 }
 
 impl Transport {
-    pub(crate) fn new(connector: Connector, bounds: &ResourceLimits) -> Rc<Self> {
+    pub(crate) fn new(connector: Connector, limits: &ResourceLimits) -> Rc<Self> {
         let sweep =
-            bounds.tick().min(bounds.upstream_idle / SWEEPS_PER_TIMEOUT).max(Duration::from_millis(1));
-        let max_sweeps = bounds.upstream_idle.as_nanos().div_ceil(sweep.as_nanos());
+            limits.tick().min(limits.upstream_idle / SWEEPS_PER_TIMEOUT).max(Duration::from_millis(1));
+        let max_sweeps = limits.upstream_idle.as_nanos().div_ceil(sweep.as_nanos());
         Rc::new(Self {
             connector,
             pool: ConnPool::new(u32::try_from(max_sweeps).unwrap_or(u32::MAX)),
-            buffers: Buffers::new(),
-            response_timeout: bounds.answer,
-            ping: bounds.upstream_ping,
+            buffers: IoBuffers::new(),
+            response_timeout: limits.response_timeout,
+            ping: limits.upstream_ping,
             sweep,
         })
     }
 
-    /// Sends a request over a kept connection or a new one, and waits for the head of the response. The connection owns
-    /// `permits` as soon as something is sent.
+    /// Sends a request over a pooled connection or a new one, and waits for the head of the response. The connection takes
+    /// `permits` for the time of the attempt.
     pub(crate) async fn send(
         self: &Rc<Self>,
         server: &Arc<Server>,
@@ -90,7 +90,7 @@ impl Transport {
             let in_flight = server.begin();
             let (conn, is_new) = match self.pool.take(server, is_plain) {
                 Some(conn) => (conn, false),
-                // In a box: its state would otherwise be part of every request.
+                // Boxed because its state would otherwise be part of every request.
                 None => match Box::pin(self.open(server, is_plain)).await {
                     Ok(conn) => (conn, true),
                     Err(error) => return Err(SendError::Connect(error)),
@@ -101,12 +101,12 @@ impl Transport {
             let is_refused = match conn.exchange(request).await {
                 Ok(response) => return Ok((response, conn)),
                 Err(AttemptError::Failed(error)) => return Err(error),
-                // The server had closed an idle connection: another one is tried.
+                // The server had closed an idle connection.
                 Err(AttemptError::NotSent) => false,
                 Err(AttemptError::Refused) => true,
             };
             *permits = conn.give_up();
-            // Idle connections are used up in the end, so failing over them needs no limit.
+            // Only new connections count: the number of idle ones is finite.
             resends += u32::from(is_new || is_refused);
             if resends > MAX_RESENDS {
                 return Err(SendError::Connect(io::ErrorKind::ConnectionRefused.into()));
@@ -114,8 +114,8 @@ impl Transport {
         }
     }
 
-    /// Closes idle connections that have timed out or that their servers have closed, for ever. Nothing else reads
-    /// from them, and a server may drop them without notice.
+    /// Sweeps the pool periodically. Nothing else reads from idle connections, so nothing else notices that a server has
+    /// closed one.
     pub(crate) async fn run(self: Rc<Self>) {
         let mut sweeps = tokio::time::interval(self.sweep);
         sweeps.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -125,7 +125,7 @@ impl Transport {
         }
     }
 
-    /// Closes the idle connections to servers that no upstream has any more.
+    /// Closes the idle connections to servers for which `is_used` is false.
     pub(crate) fn keep_only(&self, is_used: impl Fn(&Arc<Server>) -> bool) {
         self.pool.keep_only(is_used);
     }
@@ -133,7 +133,7 @@ impl Transport {
     async fn open(&self, server: &Arc<Server>, is_plain: bool) -> io::Result<Conn> {
         let (stream, is_http2) = self.connector.connect(server).await?;
         match stream {
-            Stream::Plain(stream) if is_plain && !is_http2 => {
+            UpstreamStream::Plain(stream) if is_plain && !is_http2 => {
                 Ok(Conn::Plain(PlainConn::new(stream, server.count_connection())))
             }
             stream if is_http2 => self.open_http2(server, stream).await,
@@ -144,7 +144,7 @@ impl Transport {
         }
     }
 
-    async fn open_http2(&self, server: &Arc<Server>, stream: Stream) -> io::Result<Conn> {
+    async fn open_http2(&self, server: &Arc<Server>, stream: UpstreamStream) -> io::Result<Conn> {
         let io = HyperIo::new(stream, server.count_connection(), true);
         let (sender, connection) = http2::Builder::new(LocalExecutor)
             .timer(TokioTimer::new())
@@ -160,12 +160,12 @@ impl Transport {
     }
 }
 
-/// Has hyper speak HTTP/1.1. The connection is a task of its own, though each request wakes it twice: parsing, sending
-/// and receiving are then done for many requests in a row, while their code is in the processor's cache.
+/// Opens an HTTP/1.1 connection with hyper. It runs in its own task although each request wakes that twice: parsing, sending
+/// and receiving then run for many requests in a row, while their code is in the CPU cache.
 pub(super) async fn open_http1(io: HyperIo) -> hyper::Result<Http1Conn> {
     let handoff = io.handoff();
     let (sender, connection) = http1::Builder::new().handshake(TokioIo::new(io)).await?;
-    // An error is reported to the exchange that waits for a response.
+    // Errors are reported to the exchange that waits for the response.
     tokio::task::spawn_local(connection.with_upgrades());
     Ok(Http1Conn { sender, handoff })
 }

@@ -44,9 +44,9 @@ fn body_of_a_lock_out_has_these_bytes() {
     assert_bodies(
         &body,
         [
-            r#"{"error":"locked_out","message":"Too many rejected requests: this client is locked out. Please retry after 1 second.","retry_after":1,"limit":100,"remaining":0,"reset":1705334400,"window":"1m","rule":"default"}"#,
-            r#"{"error":{"code":"LOCKED_OUT","message":"Too many rejected requests: this client is locked out. Please retry after 1 second.","retry_after":1,"limit":100,"remaining":0,"reset":1705334400,"window":"1m","rule":"default"}}"#,
-            r#"{"type":"https://iana.org/assignments/http-problem-types#abnormal-usage-detected","title":"Request not satisfied due to detection of abnormal request pattern","status":429,"detail":"Too many rejected requests: this client is locked out. Please retry after 1 second.","violated-policies":["default"],"retry_after":1,"limit":100,"remaining":0,"reset":1705334400,"window":"1m","rule":"default"}"#,
+            r#"{"error":"locked_out","message":"Client is locked out after too many rejected requests. Please retry after 1 second.","retry_after":1,"limit":100,"remaining":0,"reset":1705334400,"window":"1m","rule":"default"}"#,
+            r#"{"error":{"code":"LOCKED_OUT","message":"Client is locked out after too many rejected requests. Please retry after 1 second.","retry_after":1,"limit":100,"remaining":0,"reset":1705334400,"window":"1m","rule":"default"}}"#,
+            r#"{"type":"https://iana.org/assignments/http-problem-types#abnormal-usage-detected","title":"Request not satisfied due to detection of abnormal request pattern","status":429,"detail":"Client is locked out after too many rejected requests. Please retry after 1 second.","violated-policies":["default"],"retry_after":1,"limit":100,"remaining":0,"reset":1705334400,"window":"1m","rule":"default"}"#,
         ],
     );
 }
@@ -59,9 +59,9 @@ fn body_of_a_full_concurrency_limit_has_these_bytes() {
     assert_bodies(
         &body,
         [
-            r#"{"error":"too_many_at_once","message":"Too many requests at once. Please retry after 1 second.","retry_after":1,"limit":2,"remaining":0,"reset":1705334371,"window":null,"rule":"exports"}"#,
-            r#"{"error":{"code":"TOO_MANY_AT_ONCE","message":"Too many requests at once. Please retry after 1 second.","retry_after":1,"limit":2,"remaining":0,"reset":1705334371,"window":null,"rule":"exports"}}"#,
-            r#"{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Request cannot be satisfied as assigned quota has been exceeded","status":429,"detail":"Too many requests at once. Please retry after 1 second.","violated-policies":["exports"],"retry_after":1,"limit":2,"remaining":0,"reset":1705334371,"window":null,"rule":"exports"}"#,
+            r#"{"error":"concurrency_exceeded","message":"Too many concurrent requests. Please retry after 1 second.","retry_after":1,"limit":2,"remaining":0,"reset":1705334371,"window":null,"rule":"exports"}"#,
+            r#"{"error":{"code":"CONCURRENCY_EXCEEDED","message":"Too many concurrent requests. Please retry after 1 second.","retry_after":1,"limit":2,"remaining":0,"reset":1705334371,"window":null,"rule":"exports"}}"#,
+            r#"{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Request cannot be satisfied as assigned quota has been exceeded","status":429,"detail":"Too many concurrent requests. Please retry after 1 second.","violated-policies":["exports"],"retry_after":1,"limit":2,"remaining":0,"reset":1705334371,"window":null,"rule":"exports"}"#,
         ],
     );
 }
@@ -81,9 +81,9 @@ fn body_of_a_cost_that_never_fits_has_these_bytes() {
     assert_bodies(
         &body,
         [
-            r#"{"error":"rate_limit_exceeded","message":"This request costs more than its limit ever allows. Retrying does not help.","limit":100,"remaining":7,"reset":1705334382,"window":"90s","rule":"a \"b\" ü"}"#,
-            r#"{"error":{"code":"RATE_LIMITED","message":"This request costs more than its limit ever allows. Retrying does not help.","limit":100,"remaining":7,"reset":1705334382,"window":"90s","rule":"a \"b\" ü"}}"#,
-            r#"{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Request cannot be satisfied as assigned quota has been exceeded","status":429,"detail":"This request costs more than its limit ever allows. Retrying does not help.","violated-policies":["a \"b\" ü"],"limit":100,"remaining":7,"reset":1705334382,"window":"90s","rule":"a \"b\" ü"}"#,
+            r#"{"error":"rate_limit_exceeded","message":"Request cost exceeds the limit. Retrying will not help.","limit":100,"remaining":7,"reset":1705334382,"window":"90s","rule":"a \"b\" ü"}"#,
+            r#"{"error":{"code":"RATE_LIMITED","message":"Request cost exceeds the limit. Retrying will not help.","limit":100,"remaining":7,"reset":1705334382,"window":"90s","rule":"a \"b\" ü"}}"#,
+            r#"{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Request cannot be satisfied as assigned quota has been exceeded","status":429,"detail":"Request cost exceeds the limit. Retrying will not help.","violated-policies":["a \"b\" ü"],"limit":100,"remaining":7,"reset":1705334382,"window":"90s","rule":"a \"b\" ü"}"#,
         ],
     );
 }
@@ -123,10 +123,10 @@ fn rejection_message_states_when_to_retry() {
     );
     assert_eq!(
         message(RejectionReason::Concurrency, Some(1)),
-        "Too many requests at once. Please retry after 1 second."
+        "Too many concurrent requests. Please retry after 1 second."
     );
     assert_eq!(
         message(RejectionReason::LockOut, None),
-        "This request costs more than its limit ever allows. Retrying does not help."
+        "Request cost exceeds the limit. Retrying will not help."
     );
 }

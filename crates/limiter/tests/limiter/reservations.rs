@@ -2,7 +2,7 @@
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use tidegate_core::Cost;
-use tidegate_limiter::{Admitted, RuleCheck, Ruling};
+use tidegate_limiter::{AdmittedRuling, RuleCheck, Ruling};
 use tidegate_policy::Scratch;
 use tidegate_store::MemoryStore;
 
@@ -14,7 +14,7 @@ fn policy(charge: &str) -> String {
     )
 }
 
-fn admitted(ruling: Ruling<'_>) -> Admitted<'_> {
+fn admitted(ruling: Ruling<'_>) -> AdmittedRuling<'_> {
     match ruling {
         Ruling::Admitted(admitted) => admitted,
         other => panic!("{other:?}"),

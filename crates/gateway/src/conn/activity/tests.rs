@@ -15,7 +15,7 @@ const PHASES: [Phase; 7] = [
 ];
 
 #[test]
-fn packed_state_unpacks_to_the_same_state() {
+fn conn_state_packed_unpacks_to_the_same_state() {
     for phase in PHASES {
         for bits in 0..16_u32 {
             for in_flight in [0, 1, 128, (1 << 24) - 1] {
@@ -23,7 +23,7 @@ fn packed_state_unpacks_to_the_same_state() {
                     phase,
                     is_output_blocked: bits & 1 != 0,
                     is_response_due: bits & 2 != 0,
-                    recent: Recent { has_moved: bits & 4 != 0, was_requested: bits & 8 != 0 },
+                    recent: RecentEvents { has_traffic: bits & 4 != 0, has_request: bits & 8 != 0 },
                     in_flight,
                 };
                 assert_eq!(ConnState::unpack(state.pack()), state);
@@ -45,14 +45,14 @@ fn initial(phase: Phase) -> char {
 }
 
 #[test]
-fn phase_after_an_event_is_that_of_the_table() {
+fn phase_after_each_event_matches_the_table() {
     type Event = fn(&mut ConnState);
     // The initials of the phases after the event, in the order of `PHASES`, which is ARUPXLM.
     let table: [(&str, Event, &str); 9] = [
-        ("bytes", ConnState::bytes_came, "RRRPXLM"),
-        ("buffered bytes", ConnState::head_began, "RRRPXLM"),
-        ("request", |state| state.request_began(false), "AAAAXLM"),
-        ("request with a body", |state| state.request_began(true), "UUUUXLM"),
+        ("bytes", ConnState::bytes_received, "RRRPXLM"),
+        ("buffered bytes", ConnState::head_started, "RRRPXLM"),
+        ("request", |state| state.request_started(false), "AAAAXLM"),
+        ("request with a body", |state| state.request_started(true), "UUUUXLM"),
         ("body claimed", ConnState::body_was_claimed, "ARPPXLM"),
         ("body ended", ConnState::body_ended, "ARUAXLM"),
         ("body dropped", ConnState::body_was_dropped, "ARUUXLM"),
@@ -70,20 +70,20 @@ fn phase_after_an_event_is_that_of_the_table() {
 }
 
 #[test]
-fn bytes_that_come_while_a_request_is_in_flight_begin_no_head() {
+fn bytes_received_during_a_request_start_no_head() {
     for phase in PHASES {
         let mut state = ConnState { phase, in_flight: 1, ..ConnState::default() };
-        state.bytes_came();
-        assert!(state.recent.has_moved && state.phase == phase, "{state:?}");
+        state.bytes_received();
+        assert!(state.recent.has_traffic && state.phase == phase, "{state:?}");
     }
 }
 
-/// The same connection, each fact tracked by itself from the events alone.
+/// A model of the connection that tracks each fact separately.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[expect(clippy::struct_excessive_bools, reason = "independent facts, without a state machine")]
 struct Model {
-    is_head_begun: bool,
-    is_body_owed: bool,
+    is_head_started: bool,
+    is_body_pending: bool,
     is_body_read: bool,
     is_blocked: bool,
     in_flight: u32,
@@ -95,9 +95,9 @@ struct Model {
 
 #[derive(Clone, Copy, Debug)]
 enum Event {
-    BytesCame,
+    BytesReceived,
     HeadBuffered,
-    RequestBegan { has_body: bool },
+    RequestStarted { has_body: bool },
     RequestEnded,
     BodyClaimed,
     BodyEnded,
@@ -108,16 +108,16 @@ enum Event {
     HttpWrote,
     HeadRejected,
     RejectionTaken,
-    LingerBegan,
-    Http2Began,
+    LingerStarted,
+    Http2Started,
 }
 
 impl Event {
     const ALL: [Self; 16] = [
-        Self::BytesCame,
+        Self::BytesReceived,
         Self::HeadBuffered,
-        Self::RequestBegan { has_body: false },
-        Self::RequestBegan { has_body: true },
+        Self::RequestStarted { has_body: false },
+        Self::RequestStarted { has_body: true },
         Self::RequestEnded,
         Self::BodyClaimed,
         Self::BodyEnded,
@@ -128,32 +128,32 @@ impl Event {
         Self::HttpWrote,
         Self::HeadRejected,
         Self::RejectionTaken,
-        Self::LingerBegan,
-        Self::Http2Began,
+        Self::LingerStarted,
+        Self::Http2Started,
     ];
 
-    /// Whether the callers can report it: what hyper does not do is not asked of the state.
+    /// Whether hyper and the gateway can produce the event in this state.
     fn is_possible(self, model: &Model) -> bool {
         let is_closing = model.is_unparsable || model.is_lingering;
         match self {
-            Self::RequestBegan { .. } => model.in_flight < 2 && !is_closing,
+            Self::RequestStarted { .. } => model.in_flight < 2 && !is_closing,
             Self::RequestEnded => model.in_flight > 0,
-            // Put back only when a connection was taken from hyper.
+            // Bytes are put back only after a connection was taken from hyper.
             Self::HeadBuffered => model.in_flight == 0 && !model.is_body_read && !is_closing,
-            // By the service, which has the body once.
+            // The service claims each body once.
             Self::BodyClaimed => {
-                model.in_flight > 0 && model.is_body_owed && !model.is_body_read && !is_closing
+                model.in_flight > 0 && model.is_body_pending && !model.is_body_read && !is_closing
             }
             Self::BodyEnded | Self::BodyDropped => model.is_body_read,
             Self::HeadRejected => {
                 !model.is_response_due && model.in_flight == 0 && !model.is_http2 && !is_closing
             }
             Self::RejectionTaken => model.is_unparsable,
-            Self::LingerBegan => {
-                !is_closing && !model.is_http2 && (model.is_body_owed || model.is_head_begun)
+            Self::LingerStarted => {
+                !is_closing && !model.is_http2 && (model.is_body_pending || model.is_head_started)
             }
-            Self::Http2Began => {
-                model.in_flight == 0 && !model.is_body_owed && !is_closing && !model.is_response_due
+            Self::Http2Started => {
+                model.in_flight == 0 && !model.is_body_pending && !is_closing && !model.is_response_due
             }
             _ => true,
         }
@@ -161,9 +161,9 @@ impl Event {
 
     fn apply_to_state(self, state: &mut ConnState) {
         match self {
-            Self::BytesCame => state.bytes_came(),
-            Self::HeadBuffered => state.head_began(),
-            Self::RequestBegan { has_body } => state.request_began(has_body),
+            Self::BytesReceived => state.bytes_received(),
+            Self::HeadBuffered => state.head_started(),
+            Self::RequestStarted { has_body } => state.request_started(has_body),
             Self::RequestEnded => state.request_ended(),
             Self::BodyClaimed => state.body_was_claimed(),
             Self::BodyEnded => state.body_ended(),
@@ -174,31 +174,31 @@ impl Event {
             Self::HttpWrote => state.is_response_due = false,
             Self::HeadRejected => state.head_was_rejected(),
             Self::RejectionTaken => state.rejection_was_taken(),
-            Self::LingerBegan => state.phase = Phase::LingeringClose,
-            Self::Http2Began => state.phase = Phase::Multiplexed,
+            Self::LingerStarted => state.phase = Phase::LingeringClose,
+            Self::Http2Started => state.phase = Phase::Multiplexed,
         }
     }
 
     fn apply_to_model(self, model: &mut Model) {
         match self {
-            Self::BytesCame => model.is_head_begun |= model.in_flight == 0 && !model.is_body_read,
-            Self::HeadBuffered => model.is_head_begun = true,
-            Self::RequestBegan { has_body } => {
+            Self::BytesReceived => model.is_head_started |= model.in_flight == 0 && !model.is_body_read,
+            Self::HeadBuffered => model.is_head_started = true,
+            Self::RequestStarted { has_body } => {
                 model.in_flight += 1;
-                (model.is_head_begun, model.is_body_owed, model.is_body_read) = (false, has_body, false);
+                (model.is_head_started, model.is_body_pending, model.is_body_read) = (false, has_body, false);
             }
             Self::RequestEnded => model.in_flight -= 1,
             Self::BodyClaimed => model.is_body_read = true,
-            Self::BodyEnded => (model.is_body_owed, model.is_body_read) = (false, false),
+            Self::BodyEnded => (model.is_body_pending, model.is_body_read) = (false, false),
             Self::BodyDropped => model.is_body_read = false,
             Self::SocketWrote => model.is_blocked = false,
             Self::SocketBlocked => model.is_blocked = true,
             Self::ResponseReturned => model.is_response_due = true,
             Self::HttpWrote => model.is_response_due = false,
             Self::HeadRejected => model.is_unparsable = true,
-            Self::RejectionTaken => (model.is_unparsable, model.is_head_begun) = (false, true),
-            Self::LingerBegan => model.is_lingering = true,
-            Self::Http2Began => model.is_http2 = true,
+            Self::RejectionTaken => (model.is_unparsable, model.is_head_started) = (false, true),
+            Self::LingerStarted => model.is_lingering = true,
+            Self::Http2Started => model.is_http2 = true,
         }
     }
 }
@@ -212,26 +212,26 @@ fn assert_agrees(state: ConnState, model: &Model) {
     assert_eq!(state.phase == Phase::Multiplexed, model.is_http2, "{}", context());
     let is_closing = model.is_unparsable || model.is_lingering;
     let is_between_requests = model.in_flight == 0
-        && !model.is_head_begun
-        && !model.is_body_owed
+        && !model.is_head_started
+        && !model.is_body_pending
         && !model.is_blocked
         && !is_closing
         && !model.is_http2;
     assert_eq!(state.is_between_requests(), is_between_requests, "{}", context());
     let is_unsolicited = !model.is_response_due && model.in_flight == 0 && !model.is_http2;
     assert_eq!(state.is_write_unsolicited(), is_unsolicited, "{}", context());
-    // Neither is asked of a connection that closes.
+    // Neither is queried while a connection is closing.
     if !is_closing {
         let is_reading_head =
-            model.is_head_begun && model.in_flight == 0 && !model.is_http2 && !model.is_blocked;
+            model.is_head_started && model.in_flight == 0 && !model.is_http2 && !model.is_blocked;
         assert_eq!(state.is_reading_head(), is_reading_head, "{}", context());
-        let may_still_send = !model.is_http2 && (model.is_body_owed || model.is_head_begun);
+        let may_still_send = !model.is_http2 && (model.is_body_pending || model.is_head_started);
         assert_eq!(state.may_still_send(), may_still_send, "{}", context());
     }
 }
 
 #[test]
-fn state_after_every_sequence_of_events_agrees_with_the_facts_tracked_one_by_one() {
+fn conn_state_after_every_event_sequence_agrees_with_the_model() {
     let start = (ConnState::default(), Model::default());
     let (mut seen, mut new) = (HashSet::from([start]), vec![start]);
     while let Some((state, model)) = new.pop() {
@@ -250,44 +250,44 @@ fn state_after_every_sequence_of_events_agrees_with_the_facts_tracked_one_by_one
 }
 
 #[test]
-fn body_of_an_earlier_request_that_ends_late_leaves_that_of_the_latest_owed() {
+fn unread_body_of_earlier_request_ending_late_does_not_affect_the_latest() {
     let activity = Arc::new(Activity::default());
     drop(activity.begin_request(true));
-    let first = UnreadBody::of_latest(&activity);
+    let first = UnreadBody::for_latest(&activity);
     drop(activity.begin_request(true));
     first.end();
     assert!(!activity.is_between_requests() && activity.may_still_send());
-    let second = UnreadBody::of_latest(&activity);
+    let second = UnreadBody::for_latest(&activity);
     assert!(!activity.is_between_requests());
     second.end();
     assert!(activity.is_between_requests() && !activity.may_still_send());
 }
 
 #[test]
-fn body_that_nobody_reads_to_its_end_keeps_the_connection_from_being_parked() {
+fn unread_body_dropped_early_prevents_parking() {
     let activity = Arc::new(Activity::default());
     drop(activity.begin_request(true));
-    drop(UnreadBody::of_latest(&activity));
+    drop(UnreadBody::for_latest(&activity));
     assert!(!activity.is_between_requests() && activity.may_still_send());
     drop(activity.begin_request(false));
     assert!(activity.is_between_requests());
 }
 
 #[test]
-fn bytes_of_a_body_that_was_answered_early_begin_no_head() {
+fn body_bytes_after_early_response_start_no_head() {
     let activity = Arc::new(Activity::default());
     drop(activity.begin_request(true));
-    let body = UnreadBody::of_latest(&activity);
-    activity.bytes_came();
+    let body = UnreadBody::for_latest(&activity);
+    activity.bytes_received();
     assert!(!activity.is_reading_head());
-    // hyper has discarded the rest, or never reads again: either way what comes is no body.
+    // hyper has discarded the rest, or never reads again: further bytes are not part of the body.
     drop(body);
-    activity.bytes_came();
+    activity.bytes_received();
     assert!(activity.is_reading_head());
 }
 
 #[test]
-fn output_that_the_socket_does_not_accept_keeps_the_connection_from_being_parked() {
+fn blocked_output_prevents_parking() {
     let activity = Arc::new(Activity::default());
     drop(activity.begin_request(false));
     activity.socket_wrote(&Poll::Ready(Ok(1)));

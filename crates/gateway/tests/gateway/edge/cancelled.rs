@@ -253,7 +253,7 @@ async fn concurrency_permit_upstream_timed_out_is_held_until_the_upstream_is_don
     let (worker, accepting) = Worker::http1(Attention::Ignores).await;
     let served = limited(
         &accepting.url(),
-        ResourceLimits { answer: Duration::from_millis(300), ..ResourceLimits::default() },
+        ResourceLimits { response_timeout: Duration::from_millis(300), ..ResourceLimits::default() },
     );
     let (first, second) = tokio::join!(served.get_raw("/"), served.get_raw("/"));
     assert_eq!((first.status, second.status), (504, 504));
@@ -267,7 +267,7 @@ async fn concurrency_permit_upstream_never_done_is_released_after_the_response_t
     let (worker, accepting) = Worker::http1(Attention::Ignores).await;
     let served = limited(
         &accepting.url(),
-        ResourceLimits { answer: Duration::from_millis(100), ..ResourceLimits::default() },
+        ResourceLimits { response_timeout: Duration::from_millis(100), ..ResourceLimits::default() },
     );
     disconnect(&served, &worker, Sent::Everything).await;
     eventually("the permits are released", || served.permits_in_use() == 0).await;
@@ -285,7 +285,7 @@ async fn concurrency_permit_client_leaves_within_the_response_is_released_soon()
     .await;
     let served = limited(
         &accepting.url(),
-        ResourceLimits { answer: Duration::from_millis(200), ..ResourceLimits::default() },
+        ResourceLimits { response_timeout: Duration::from_millis(200), ..ResourceLimits::default() },
     );
     let mut client = served.client().await;
     client.send(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;

@@ -47,9 +47,11 @@ async fn request_body_malformed_or_truncated_is_a_400_and_no_upstream_failure() 
         ("Content-Length: 5", "abc"),
     ];
     for is_http2 in [false, true] {
-        let (served, _silent) =
-            served(is_http2, ResourceLimits { answer: Duration::from_secs(5), ..ResourceLimits::default() })
-                .await;
+        let (served, _silent) = served(
+            is_http2,
+            ResourceLimits { response_timeout: Duration::from_secs(5), ..ResourceLimits::default() },
+        )
+        .await;
         for (turn, (framing, body)) in (1..).zip(bodies) {
             let (status, text) = sends(&served, framing, body, true).await;
             assert_eq!(status, 400, "{is_http2}: {body:?}: {text}");

@@ -94,8 +94,8 @@ const VICTIM: &str = "POST /victim HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\
 #[tokio::test]
 async fn upstream_connection_upload_unfinished_is_given_to_nobody_else() {
     let upstream = Early::start(4).await;
-    let served =
-        upstream.served(ResourceLimits { answer: Duration::from_millis(500), ..ResourceLimits::default() });
+    let served = upstream
+        .served(ResourceLimits { response_timeout: Duration::from_millis(500), ..ResourceLimits::default() });
     let (client, _connection) = http2_streams(served.address).await;
     let mut dripping = Vec::new();
     for _ in 0..10 {

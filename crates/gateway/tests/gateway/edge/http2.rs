@@ -90,8 +90,11 @@ async fn a_reset_request_is_forwarded_no_further() {
 async fn only_so_many_streams_are_open_at_once() {
     let hangs =
         RecordingServer::scripted(|turn| if turn < 4 { Reply::Hang(Vec::new()) } else { ok("ok") }).await;
-    let bounds =
-        ResourceLimits { streams: 4, answer: Duration::from_millis(300), ..ResourceLimits::default() };
+    let bounds = ResourceLimits {
+        streams: 4,
+        response_timeout: Duration::from_millis(300),
+        ..ResourceLimits::default()
+    };
     let served = TestGateway::with_limit(&[&hangs], 1_000, bounds);
     let (client, _connection) = connect(&served).await;
     // The first answer brings the gateway's settings with it.

@@ -55,7 +55,7 @@ async fn over_http2(served: &TestGateway, method: &Method) -> Got {
 
 async fn upstream(raw: &'static str) -> (RecordingServer, TestGateway) {
     let upstream = RecordingServer::scripted(move |_| Reply::Close(raw.into())).await;
-    let bounds = ResourceLimits { answer: Duration::from_secs(5), ..ResourceLimits::default() };
+    let bounds = ResourceLimits { response_timeout: Duration::from_secs(5), ..ResourceLimits::default() };
     let served = TestGateway::with_limit(&[&upstream], 1_000, bounds);
     (upstream, served)
 }

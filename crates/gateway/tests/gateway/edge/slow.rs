@@ -199,7 +199,7 @@ async fn who_waits_for_a_slow_upstream_is_not_idle() {
 #[tokio::test]
 async fn a_long_upload_may_take_longer_than_an_answer() {
     let upstream = RecordingServer::start().await;
-    let bounds = ResourceLimits { answer: Duration::from_millis(100), ..ResourceLimits::default() };
+    let bounds = ResourceLimits { response_timeout: Duration::from_millis(100), ..ResourceLimits::default() };
     let served = TestGateway::with_limit(&[&upstream], 10_000, bounds);
     let mut client = served.client().await;
     client.send(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 40\r\n\r\n").await;

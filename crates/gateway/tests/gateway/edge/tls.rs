@@ -145,7 +145,8 @@ async fn who_does_not_speak_tls_gets_no_answer_in_http() {
 #[tokio::test]
 async fn a_handshake_that_stalls_or_drips_is_ended() {
     let upstream = RecordingServer::start().await;
-    let bounds = ResourceLimits { handshake: Duration::from_millis(300), ..ResourceLimits::default() };
+    let bounds =
+        ResourceLimits { handshake_timeout: Duration::from_millis(300), ..ResourceLimits::default() };
     let tls = Tls::before(&upstream, bounds);
     let mut silent = tls.served.client().await;
     assert_eq!(silent.rest().await, b"", "not a word");

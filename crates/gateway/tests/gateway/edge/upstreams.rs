@@ -12,7 +12,7 @@ use crate::fixture::{MinRate, ResourceLimits, TestGateway};
 
 fn bounds() -> ResourceLimits {
     ResourceLimits {
-        answer: Duration::from_millis(150),
+        response_timeout: Duration::from_millis(150),
         response_min_rate: MinRate { period: Duration::from_millis(150), bytes: 1 },
         ..ResourceLimits::default()
     }

@@ -64,7 +64,7 @@ async fn no_more_than_so_many_at_once_and_whoever_is_refused_is_charged_nothing(
         let refused = proxy.get("/export").await;
         assert_eq!((refused.status.as_u16(), refused.header("retry-after")), (429, Some("1")));
         let body = refused.json();
-        assert_eq!(body["error"], "too_many_at_once");
+        assert_eq!(body["error"], "concurrency_exceeded");
         assert_eq!((&body["rule"], &body["limit"]), (&"exports".into(), &2.into()));
     }
     go.add_permits(3);
@@ -162,7 +162,7 @@ async fn a_place_is_given_back_when_the_upstream_fails() {
 #[tokio::test]
 async fn a_place_is_given_back_when_the_upstream_does_not_answer_in_time() {
     let (upstream, _go) = waiting().await;
-    let bounds = ResourceLimits { answer: Duration::from_millis(1), ..ResourceLimits::default() };
+    let bounds = ResourceLimits { response_timeout: Duration::from_millis(1), ..ResourceLimits::default() };
     let proxy = TestGateway::with(&[upstream.url()], MANY, &[], bounds);
     assert_eq!(proxy.get("/").await.status, 504);
     taken(&proxy, 0).await;

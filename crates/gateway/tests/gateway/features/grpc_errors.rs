@@ -125,7 +125,7 @@ async fn grpc_call_not_forwarded_gets_the_status_of_its_cause() {
     let malformed = raw(&proxy, "/%ff", "application/grpc").await;
     assert_eq!(grpc_status(&malformed), 13, "no single spelling of the path");
     let message = malformed.header("grpc-message").unwrap();
-    assert!(message.is_ascii() && message.starts_with("The path cannot be used"), "{message}");
+    assert!(message.is_ascii() && message.starts_with("Invalid path"), "{message}");
 
     let nobody = TestGateway::before(&["h2c://127.0.0.1:9".to_owned()], ONE);
     assert_eq!(grpc_status(&raw(&nobody, "/a", "application/grpc").await), 14, "unreachable");
@@ -134,7 +134,7 @@ async fn grpc_call_not_forwarded_gets_the_status_of_its_cause() {
 #[tokio::test]
 async fn grpc_call_without_timely_upstream_response_gets_deadline_exceeded() {
     let upstream = HttpServer::start(|_| std::future::pending()).await;
-    let bounds = ResourceLimits { answer: Duration::from_millis(10), ..ResourceLimits::default() };
+    let bounds = ResourceLimits { response_timeout: Duration::from_millis(10), ..ResourceLimits::default() };
     let proxy = TestGateway::with(&[upstream.h2c()], ONE, &[], bounds);
     assert_eq!(grpc_status(&raw(&proxy, "/a", "application/grpc").await), 4);
 }

@@ -176,7 +176,7 @@ async fn one_in_the_middle_of_the_queue_gives_nothing_back() {
 #[tokio::test]
 async fn only_so_many_are_held_at_once() {
     let upstream = HttpServer::named("served").await;
-    let bounds = ResourceLimits { waiting: 1, ..ResourceLimits::default() };
+    let bounds = ResourceLimits { max_delayed: 1, ..ResourceLimits::default() };
     let proxy = TestGateway::with(&[upstream.url()], &hourly(9), &[], bounds);
     let mut client = Client::of(&proxy).await;
     assert_eq!(answer(client.ask("/held")).await.status, 200);

@@ -190,7 +190,7 @@ async fn a_cost_that_can_never_fit_has_no_retry_after_in_any_body() {
         assert_eq!(refused.header("x-ratelimit-retry-after"), None);
         assert_eq!(refused.number("x-ratelimit-remaining"), 5, "nothing is charged");
         let body = refused.text();
-        assert!(body.contains("Retrying does not help"), "{body}");
+        assert!(body.contains("Retrying will not help"), "{body}");
         assert!(!body.contains("retry_after"), "{body}");
         assert_eq!(proxy.get_with("/", &[("x-cost", "5")]).await.status, StatusCode::OK);
     }
