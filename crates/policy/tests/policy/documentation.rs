@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use tidegate_policy::{FileError, Files, compile};
 
 /// Pages in which every block of `yaml` is a whole policy.
-const PAGES: [&str; 2] = ["algorithms.md", "headers.md"];
+const PAGES: [&str; 3] = ["algorithms.md", "headers.md", "troubleshooting.md"];
 
 fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
