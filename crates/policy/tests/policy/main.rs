@@ -4,6 +4,7 @@
 
 mod broken;
 mod corpus;
+mod documentation;
 mod explain;
 mod language;
 mod no_allocation;
