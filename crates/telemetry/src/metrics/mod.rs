@@ -52,11 +52,11 @@ impl DecisionKind {
     /// As metrics, logs and traces call it.
     pub const fn name(self) -> &'static str {
         match self {
-            Self::Admitted => "passed",
-            Self::Rejected => "refused",
+            Self::Admitted => "admitted",
+            Self::Rejected => "rejected",
             Self::Exempt => "exempt",
             Self::Banned => "banned",
-            Self::StoreFailed => "undecided",
+            Self::StoreFailed => "store_failed",
         }
     }
 }

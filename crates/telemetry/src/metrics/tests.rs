@@ -211,7 +211,7 @@ fn decisions_responses_and_tries_are_counted() {
     other.tried(&upstream, AttemptResult::Unreachable, 0);
     let text = metrics.page(MetricsReader::Person, NOW).into_text();
     for line in [
-        "rate_limit_requests_total{decision=\"passed\"} 2",
+        "rate_limit_requests_total{decision=\"admitted\"} 2",
         "rate_limit_latency_bucket{le=\"0.001\"} 1",
         "rate_limit_latency_bucket{le=\"5\"} 1",
         "rate_limit_latency_bucket{le=\"10\"} 2",

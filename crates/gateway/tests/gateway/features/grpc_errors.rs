@@ -154,7 +154,7 @@ async fn grpc_rejection_is_recorded_as_429() {
     let line = || lines.next_within(Duration::from_secs(20)).expect("a line comes");
     line();
     let rejected: serde_json::Value = serde_json::from_str(&line()).unwrap();
-    assert_eq!((&rejected["decision"], &rejected["status"]), (&"refused".into(), &429.into()));
+    assert_eq!((&rejected["decision"], &rejected["status"]), (&"rejected".into(), &429.into()));
     assert_eq!(rejected["cause"], "rate_limit_exceeded");
     assert_eq!(proxy.metric("tidegate_responses_total{code=\"4xx\"}"), 1);
     assert_eq!(proxy.metric("rate_limit_requests_total{decision=\"refused\"}"), 1);

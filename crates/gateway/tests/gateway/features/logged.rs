@@ -47,7 +47,7 @@ async fn a_line_tells_who_asked_what_was_decided_and_how_it_was_answered() {
         (&"GET".into(), &"/things/7".into(), &"test".into())
     );
     assert_eq!((&passed["client"], &passed["peer"]), (&"api_key:sk_l…#b59c1698".into(), &"127.0.0.1".into()));
-    assert_eq!((&passed["decision"], &passed["rule"]), (&"passed".into(), &"default".into()));
+    assert_eq!((&passed["decision"], &passed["rule"]), (&"admitted".into(), &"default".into()));
     assert_eq!((&passed["limit"], &passed["remaining"]), (&2.into(), &1.into()));
     assert_eq!(
         (&passed["upstream"], &passed["result"], &passed["tries"]),
@@ -59,7 +59,7 @@ async fn a_line_tells_who_asked_what_was_decided_and_how_it_was_answered() {
     assert!(passed["total_ms"].as_f64().unwrap() >= passed["decision_ms"].as_f64().unwrap());
     next(&lines);
     let refused = next(&lines);
-    assert_eq!((&refused["decision"], &refused["status"]), (&"refused".into(), &429.into()));
+    assert_eq!((&refused["decision"], &refused["status"]), (&"rejected".into(), &429.into()));
     assert_eq!((&refused["cause"], &refused["remaining"]), (&"rate_limit_exceeded".into(), &0.into()));
     assert!(refused["retry_after"].as_u64().unwrap() > 3_500);
     assert_eq!(refused["upstream"], Value::Null);
@@ -96,7 +96,7 @@ async fn refusals_may_be_all_that_is_logged_or_all_that_is_not() {
     for _ in 0..3 {
         proxy.get("/").await;
     }
-    assert_eq!(next(&lines)["decision"], "refused");
+    assert_eq!(next(&lines)["decision"], "rejected");
     let never = LogSampling { access: Sample::ALL, refused: Sample::NONE };
     let (proxy, upstream, lines) = logging(never, TWO).await;
     for _ in 0..3 {
@@ -108,7 +108,7 @@ async fn refusals_may_be_all_that_is_logged_or_all_that_is_not() {
     );
     proxy.get("/").await;
     let decided: Vec<_> = (0..3).map(|_| next(&lines)["decision"].clone()).collect();
-    assert_eq!(decided, ["passed", "passed", "passed"]);
+    assert_eq!(decided, ["admitted", "admitted", "admitted"]);
 }
 
 const NONE: LogSampling = LogSampling { access: Sample::NONE, refused: Sample::NONE };
