@@ -61,7 +61,7 @@ impl<S: Store + 'static> Exchange<'_, S> {
                 worker.timeouts.run_within(worker.bounds.answer, sending, || upload.has_moved()).await
             };
             let Some(sent) = sent else {
-                record.finish_attempt(trial, &server.addr, AttemptResult::TooSlow);
+                record.finish_attempt(trial, &server.addr, AttemptResult::TimedOut);
                 return Err(ServeError::UpstreamTimeout);
             };
             match sent {
@@ -69,7 +69,7 @@ impl<S: Store + 'static> Exchange<'_, S> {
                     record.finish_attempt(
                         trial,
                         &server.addr,
-                        AttemptResult::Answered(answer.0.status().as_u16()),
+                        AttemptResult::Response(answer.0.status().as_u16()),
                     );
                     break answer;
                 }

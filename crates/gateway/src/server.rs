@@ -105,7 +105,7 @@ impl<S: Store + 'static> Gateway<S> {
 
     /// What is counted, and what is known of connections and upstreams.
     pub fn page(&self, reader: MetricsReader) -> Exposition {
-        let mut page = self.shared.telemetry.page(reader, self.shared.limiter.clock().now());
+        let mut page = self.shared.telemetry.exposition(reader, self.shared.limiter.clock().now());
         let open = self.connections();
         page.single(
             "tidegate_connections_open",

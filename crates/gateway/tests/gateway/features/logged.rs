@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 use tidegate_policy::Sample;
-use tidegate_telemetry::{Lines, Log, LogSampling, Telemetry};
+use tidegate_telemetry::{Log, LogReceiver, LogSampling, Telemetry};
 use tidegate_testkit::server::HttpServer;
 use tidegate_testkit::wait::soon;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -13,20 +13,20 @@ use crate::fixture::{ResourceLimits, TestGateway, active};
 
 const TWO: &str = "rate_limits: { default: { requests: 2, window: 1h, algorithm: sliding_window_log } }";
 
-async fn logging(which: LogSampling, rest: &str) -> (TestGateway, HttpServer, Lines) {
+async fn logging(which: LogSampling, rest: &str) -> (TestGateway, HttpServer, LogReceiver) {
     let upstream = HttpServer::named("served").await;
     let clock = std::sync::Arc::new(tidegate_store::SystemClock::new());
     let (log, lines) = Log::into_channel(clock.clone());
-    log.choose(which);
+    log.set_sampling(which);
     let telemetry = Telemetry::new(tidegate_telemetry::Metrics::new(1, tidegate_core::Timestamp::ZERO), log);
     let active = active(&[upstream.url()], rest, &[]);
     (TestGateway::with_telemetry(telemetry, active, ResourceLimits::default()), upstream, lines)
 }
 
-const ALL: LogSampling = LogSampling { access: Sample::ALL, refused: Sample::ALL };
+const ALL: LogSampling = LogSampling { access: Sample::ALL, rejected: Sample::ALL };
 
-fn next(lines: &Lines) -> Value {
-    let line = lines.next_within(Duration::from_secs(20)).expect("a line comes");
+fn next(lines: &LogReceiver) -> Value {
+    let line = lines.recv_timeout(Duration::from_secs(20)).expect("a line comes");
     assert_eq!(line.matches('\n').count(), 1, "{line:?}");
     assert!(!line.trim_end().chars().any(char::is_control), "{line:?}");
     serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line:?}"))
@@ -91,13 +91,13 @@ async fn whatever_is_sent_every_line_is_one_object_and_no_key_is_in_it() {
 
 #[tokio::test]
 async fn refusals_may_be_all_that_is_logged_or_all_that_is_not() {
-    let only = LogSampling { access: Sample::NONE, refused: Sample::ALL };
+    let only = LogSampling { access: Sample::NONE, rejected: Sample::ALL };
     let (proxy, _upstream, lines) = logging(only, TWO).await;
     for _ in 0..3 {
         proxy.get("/").await;
     }
     assert_eq!(next(&lines)["decision"], "rejected");
-    let never = LogSampling { access: Sample::ALL, refused: Sample::NONE };
+    let never = LogSampling { access: Sample::ALL, rejected: Sample::NONE };
     let (proxy, upstream, lines) = logging(never, TWO).await;
     for _ in 0..3 {
         proxy.get("/").await;
@@ -111,7 +111,7 @@ async fn refusals_may_be_all_that_is_logged_or_all_that_is_not() {
     assert_eq!(decided, ["admitted", "admitted", "admitted"]);
 }
 
-const NONE: LogSampling = LogSampling { access: Sample::NONE, refused: Sample::NONE };
+const NONE: LogSampling = LogSampling { access: Sample::NONE, rejected: Sample::NONE };
 
 #[tokio::test]
 async fn forwarding_headers_without_trusted_proxies_are_logged_once_for_each_policy() {
@@ -154,7 +154,7 @@ async fn forwarding_headers_are_not_logged_if_a_proxy_is_trusted_or_no_address_i
         );
         proxy.get_with("/", &[("x-forwarded-for", "203.0.113.8")]).await;
         assert_eq!(next(&lines)["event"], "forwarding_headers_ignored", "{clients}");
-        assert!(lines.next_within(Duration::ZERO).is_none(), "{clients}");
+        assert!(lines.recv_timeout(Duration::ZERO).is_none(), "{clients}");
     }
 }
 

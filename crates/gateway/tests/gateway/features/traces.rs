@@ -58,7 +58,7 @@ const TWO: &str = "clients: { api_key: { verify: none } }\n\
 fn tracing(servers: &[String], endpoint: &str, sample: Sample) -> TestGateway {
     let clock = Arc::new(tidegate_store::SystemClock::new());
     let (log, tracer) = (Log::off(clock), Tracer::off());
-    tracer.follow(Some(&TracesPlan { endpoint: endpoint.to_owned(), sample }), &log).unwrap();
+    tracer.configure(Some(&TracesPlan { endpoint: endpoint.to_owned(), sample }), &log).unwrap();
     let telemetry = Telemetry::new(Metrics::new(1, tidegate_core::Timestamp::ZERO), log).with_tracer(tracer);
     TestGateway::with_telemetry(telemetry, active(servers, TWO, &[]), ResourceLimits::default())
 }
