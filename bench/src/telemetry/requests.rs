@@ -129,7 +129,7 @@ pub(super) fn run() -> anyhow::Result<bool> {
     let file = std::env::temp_dir().join(format!("tidegate-bench-{}.log", std::process::id()));
     let log = Log::open(&Destination::File(file.clone()), LogFormat::Json, Arc::clone(&clock))?;
     let one_percent = SampleRate::from_millionths(10_000).context("one percent is a share")?;
-    log.choose(LogSampling { access: one_percent, refused: one_percent });
+    log.set_sampling(LogSampling { access: one_percent, rejected: one_percent });
     let mut on = Running::start(upstream, Telemetry::new(Metrics::new(1, clock.now()), log.clone()))?;
     let mut off = Running::start(upstream, Telemetry::off(clock))?;
     on.round()?;

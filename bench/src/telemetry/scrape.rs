@@ -33,16 +33,17 @@ pub(super) fn run() -> anyhow::Result<bool> {
     let metrics = Metrics::new(2, clock.now());
     let slots = Arc::new(metrics.apply(&plan));
     let ids: Vec<_> = plan.rate_limits.iter().map(|rule| rule.id).collect();
-    let meter = metrics.meter();
+    let handle = metrics.handle();
     for client in 0..CLIENTS {
         let key = [b"a\x04\0\0\0", &client.to_be_bytes()[..]].concat();
         let rule = ids[client as usize % ids.len()];
-        meter.decided(DecisionKind::Rejected, 1_000);
-        meter.refused(&slots, rule, &key, clock.now());
+        handle.record_decision(DecisionKind::Rejected, 1_000);
+        handle.record_rejection(&slots, rule, &key, clock.now());
     }
     let done = Arc::new(AtomicBool::new(false));
     let counting = {
-        let (meter, slots, done, ids) = (metrics.meter(), Arc::clone(&slots), Arc::clone(&done), ids.clone());
+        let (handle, slots, done, ids) =
+            (metrics.handle(), Arc::clone(&slots), Arc::clone(&done), ids.clone());
         std::thread::spawn(move || -> anyhow::Result<Duration> {
             let (clock, mut longest, mut waited) =
                 (SystemClock::new(), Duration::ZERO, waited_for_a_processor()?);
@@ -51,8 +52,8 @@ pub(super) fn run() -> anyhow::Result<bool> {
                 let key = [b"a\x04\0\0\0", &rng.u32(..CLIENTS).to_be_bytes()[..]].concat();
                 let (rule, now) = (ids[rng.usize(..ids.len())], clock.now());
                 let start = Instant::now();
-                meter.decided(DecisionKind::Rejected, 1_000);
-                meter.refused(&slots, rule, &key, now);
+                handle.record_decision(DecisionKind::Rejected, 1_000);
+                handle.record_rejection(&slots, rule, &key, now);
                 let mut took = start.elapsed();
                 if took > LONGEST_PAUSE {
                     // Others may have had the processor meanwhile: that is no pause of ours.
@@ -68,7 +69,7 @@ pub(super) fn run() -> anyhow::Result<bool> {
     let (mut slowest, mut bytes) = (Duration::ZERO, 0);
     for _ in 0..SCRAPES {
         let start = Instant::now();
-        let text = metrics.page(MetricsReader::Scraper, clock.now()).into_text();
+        let text = metrics.exposition(MetricsReader::Scraper, clock.now()).into_text();
         slowest = slowest.max(start.elapsed());
         bytes = bytes.max(text.len() as u64);
     }

@@ -47,7 +47,7 @@ impl<S: Store + 'static> GatewayBuilder<S> {
         let Self { limiter, limits, telemetry } = self;
         let telemetry = telemetry.unwrap_or_else(|| {
             let workers = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-            Telemetry::counting(workers, Arc::clone(limiter.clock()))
+            Telemetry::metrics_only(workers, Arc::clone(limiter.clock()))
         });
         let snapshot =
             Snapshot::new(limiter.policy(), None, telemetry.metrics()).map_err(PolicyError::from)?;

@@ -64,7 +64,7 @@ impl<S: Store + 'static> Exchange<'_, S> {
                     .await
             };
             let Some(sent) = sent else {
-                record.finish_attempt(trial, &server.addr, AttemptResult::TooSlow);
+                record.finish_attempt(trial, &server.addr, AttemptResult::TimedOut);
                 return Err(ServeError::UpstreamTimeout);
             };
             match sent {
@@ -72,7 +72,7 @@ impl<S: Store + 'static> Exchange<'_, S> {
                     record.finish_attempt(
                         trial,
                         &server.addr,
-                        AttemptResult::Answered(answer.0.status().as_u16()),
+                        AttemptResult::Response(answer.0.status().as_u16()),
                     );
                     break answer;
                 }

@@ -1,7 +1,7 @@
-//! What operators see: metrics, logs, traces.
+//! Metrics, logs and traces.
 //!
-//! Whoever serves requests fills a record while it does, and tells it once. No trait of observers stands between: there
-//! is one of each.
+//! The gateway fills a [`RequestRecord`] while it serves a request. Dropping the record writes the metrics, the log line
+//! and the trace. There is only one implementation of each, so there is no observer trait.
 
 #![forbid(unsafe_code)]
 
@@ -10,7 +10,7 @@ mod metrics;
 mod record;
 mod trace;
 
-pub use log::{Destination, Lines, Log, LogFormat, LogSampling, RequestSummary, details};
+pub use log::{Destination, Log, LogFormat, LogReceiver, LogSampling, RequestSummary, details};
 pub use metrics::{
     AttemptResult, DecisionKind, Exposition, Family, MetricKind, Metrics, MetricsHandle, MetricsReader,
     RuleSlots, UpstreamCounts,

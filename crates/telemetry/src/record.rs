@@ -1,4 +1,4 @@
-//! What happened to one request, told once when it is over, however it ends.
+//! The record of one request. Drop emits it, however the request ends.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::metrics::{
 };
 use crate::trace::{TraceContext, TraceParent, TraceSpans, Tracer, span_id};
 
-/// Where stories go: one for the whole process.
+/// The metrics, the log and the tracer of a process.
 #[derive(Clone, Debug)]
 pub struct Telemetry {
     metrics: Arc<Metrics>,
@@ -22,40 +22,40 @@ pub struct Telemetry {
 }
 
 impl Telemetry {
-    /// Counts into `metrics`, writes to `log`, and traces nothing yet.
+    /// Uses `metrics` and `log`, without traces.
     pub fn new(metrics: Arc<Metrics>, log: Log) -> Self {
         Self { metrics, log, tracer: Tracer::off(), is_on: true }
     }
 
-    /// The same, tracing with `tracer`.
+    /// Adds a tracer.
     #[must_use]
     pub fn with_tracer(self, tracer: Tracer) -> Self {
         Self { tracer, ..self }
     }
 
-    /// Counts, and writes nothing.
-    pub fn counting(cores: usize, clock: Arc<dyn Clock>) -> Self {
+    /// Counts metrics, without a log or traces.
+    pub fn metrics_only(cores: usize, clock: Arc<dyn Clock>) -> Self {
         Self::new(Metrics::new(cores, clock.now()), Log::off(clock))
     }
 
-    /// Tells nothing to anybody, to measure what telling costs.
+    /// Disables all telemetry, so that benchmarks can measure its cost.
     pub fn off(clock: Arc<dyn Clock>) -> Self {
-        Self { is_on: false, ..Self::counting(1, clock) }
+        Self { is_on: false, ..Self::metrics_only(1, clock) }
     }
 
-    /// What is counted.
+    /// The metrics.
     pub fn metrics(&self) -> &Arc<Metrics> {
         &self.metrics
     }
 
-    /// Everything that is counted, as text, up to what others add.
-    pub fn page(&self, reader: MetricsReader, now: Timestamp) -> Exposition {
-        let mut page = self.metrics.page(reader, now);
-        let (name, help) = ("tidegate_log_lines_lost_total", "Lines of the log that could not be written.");
-        page.single(name, MetricKind::Counter, help, self.log.dropped());
-        let (name, help) = ("tidegate_spans_lost_total", "Spans that the collector did not take.");
-        page.single(name, MetricKind::Counter, help, self.tracer.lost());
-        page
+    /// Writes all metrics. The caller can add families of its own.
+    pub fn exposition(&self, reader: MetricsReader, now: Timestamp) -> Exposition {
+        let mut exposition = self.metrics.exposition(reader, now);
+        let (name, help) = ("tidegate_log_lines_lost_total", "Log lines lost: the log could not keep up.");
+        exposition.single(name, MetricKind::Counter, help, self.log.dropped());
+        let (name, help) = ("tidegate_spans_lost_total", "Trace spans that could not be exported.");
+        exposition.single(name, MetricKind::Counter, help, self.tracer.lost_spans());
+        exposition
     }
 
     /// The log.
@@ -63,225 +63,230 @@ impl Telemetry {
         &self.log
     }
 
-    /// Who tells the stories of one core.
+    /// Creates the recorder of one core.
     pub fn recorder(&self, clock: Arc<dyn Clock>) -> Recorder {
-        let meter = self.is_on.then(|| self.metrics.meter());
-        Recorder { meter, log: self.log.clone(), tracer: self.tracer.clone(), clock }
+        let handle = self.is_on.then(|| self.metrics.handle());
+        Recorder { handle, log: self.log.clone(), tracer: self.tracer.clone(), clock }
     }
 }
 
-/// Tells the stories of one core.
+/// Creates the records of one core.
 #[derive(Debug)]
 pub struct Recorder {
-    meter: Option<MetricsHandle>,
+    handle: Option<MetricsHandle>,
     log: Log,
     tracer: Tracer,
     clock: Arc<dyn Clock>,
 }
 
 impl Recorder {
-    /// A request has come.
+    /// Starts the record of a request.
     pub fn start(&self) -> RequestRecord<'_> {
-        let which = self.log.which();
-        let is_logged = !which.access.is_none() || !which.refused.is_none();
+        let sampling = self.log.sampling();
+        let is_logged = !sampling.access.is_none() || !sampling.rejected.is_none();
         let random = if is_logged { fastrand::u32(..) } else { u32::MAX };
-        let wants = Wants { line: which.access.includes(random), refused: which.refused.includes(random) };
+        let sampled = SampledLines {
+            if_admitted: sampling.access.includes(random),
+            if_rejected: sampling.rejected.includes(random),
+        };
         RequestRecord {
             recorder: self,
-            began: None,
-            decided: None,
+            decision_start: None,
+            decision: None,
             status: None,
-            wants,
+            sampled,
             access: None,
-            joined: None,
+            trace: None,
         }
     }
 
-    /// A connection was let in, or found no room.
-    pub fn count_connection(&self, is_let_in: bool) {
-        if let Some(meter) = &self.meter {
-            meter.connected(is_let_in);
+    /// Counts a client connection: accepted, or closed because the connection limit was reached.
+    pub fn count_connection(&self, is_accepted: bool) {
+        if let Some(handle) = &self.handle {
+            handle.record_connection(is_accepted);
         }
     }
 }
 
-/// The record of a request. Dropping it tells it: who hangs up is told of too.
+/// The record of a request. Drop emits it, so aborted requests are recorded too.
 #[derive(Debug)]
 pub struct RequestRecord<'t> {
     recorder: &'t Recorder,
-    began: Option<ClockReading>,
-    /// What was decided, after how many nanoseconds.
-    decided: Option<(DecisionKind, u64)>,
+    decision_start: Option<ClockReading>,
+    /// The decision, and how many nanoseconds it took.
+    decision: Option<(DecisionKind, u64)>,
     status: Option<u16>,
-    wants: Wants,
+    sampled: SampledLines,
     access: Option<Box<AccessEntry>>,
-    joined: Option<(TraceParent, u64)>,
+    /// The trace, and the id of the span for the next upstream attempt.
+    trace: Option<(TraceParent, u64)>,
 }
 
-/// Whether there is to be a line of it.
+/// Whether the request gets a log line. That depends on the decision.
 #[derive(Clone, Copy, Debug)]
-struct Wants {
-    line: bool,
-    /// If it is refused.
-    refused: bool,
+struct SampledLines {
+    /// Applies to all requests that are not rejected by a limit.
+    if_admitted: bool,
+    if_rejected: bool,
 }
 
 impl<'t> RequestRecord<'t> {
-    /// Joins the trace that the request's `traceparent` headers speak of, or begins one, if there are traces.
+    /// Joins the trace of the request's `traceparent` headers, or starts one, if traces are enabled.
     pub fn join_trace<'h, I: Iterator<Item = &'h [u8]>>(&mut self, traceparent: impl FnOnce() -> I) {
-        self.joined = self.recorder.tracer.join(traceparent).map(|joined| (joined, span_id()));
+        self.trace = self.recorder.tracer.join(traceparent).map(|parent| (parent, span_id()));
     }
 
-    /// What an upstream is told of the trace, and whether the request was part of one already. `None` if there are no
-    /// traces: then what the client sent is left as it is.
-    pub fn context(&self) -> Option<(TraceContext, bool)> {
-        let (joined, next_try) = self.joined?;
-        Some((joined.context.asked_by(next_try), joined.parent.is_some()))
+    /// The trace context for the upstream, and whether the request had one already. `None` if traces are disabled: then
+    /// the client's headers are forwarded unchanged.
+    pub fn trace_context(&self) -> Option<(TraceContext, bool)> {
+        let (trace, attempt_span) = self.trace?;
+        Some((trace.context.with_span(attempt_span), trace.parent.is_some()))
     }
 
-    /// Notes what the request looks like, if there may be a line of it.
-    pub fn describe(&mut self, look: impl FnOnce() -> RequestSummary) {
-        let is_traced = self.joined.is_some_and(|(joined, _)| joined.context.sampled);
-        if self.wants.line || self.wants.refused || is_traced {
-            self.access = Some(Box::new(AccessEntry::new(look(), self.recorder.clock.read())));
+    /// Records the summary of the request, if the request may get a log line or a trace.
+    pub fn describe(&mut self, summary: impl FnOnce() -> RequestSummary) {
+        let is_traced = self.trace.is_some_and(|(trace, _)| trace.context.sampled);
+        if self.sampled.if_admitted || self.sampled.if_rejected || is_traced {
+            self.access = Some(Box::new(AccessEntry::new(summary(), self.recorder.clock.read())));
         }
     }
 
-    /// The decision begins; the one instant it is taken at.
+    /// Starts the decision. Returns the time at which all limits are to be checked.
     pub fn start_decision(&mut self) -> Timestamp {
         let now = self.recorder.clock.read();
-        self.began = Some(now);
+        self.decision_start = Some(now);
         now.at
     }
 
-    /// The decision was taken.
-    pub fn finish_decision(&mut self, decided: DecisionKind) {
-        let nanos = match self.began {
-            Some(began) if self.recorder.meter.is_some() => self.recorder.clock.read().nanos_since(began),
+    /// Records the decision and how long it took.
+    pub fn finish_decision(&mut self, decision: DecisionKind) {
+        let nanos = match self.decision_start {
+            Some(start) if self.recorder.handle.is_some() => self.recorder.clock.read().nanos_since(start),
             _ => 0,
         };
-        self.decided = Some((decided, nanos));
-        if let (Some(access), Some(began)) = (&mut self.access, self.began) {
-            access.decision_began = Some(began.at);
+        self.decision = Some((decision, nanos));
+        if let (Some(access), Some(start)) = (&mut self.access, self.decision_start) {
+            access.decision_start = Some(start.at);
         }
     }
 
-    /// Who asks (the bytes of its key).
+    /// Sets the client (the bytes of its key).
     pub fn set_client(&mut self, key: &[u8]) {
         if let Some(access) = &mut self.access {
-            access.client(key);
+            access.set_client(key);
         }
     }
 
-    /// The limit that the response reports: the name of its rule, its units and how many are left.
+    /// Sets the limit that the response headers report: the name of its rule, its units and the remaining units.
     pub fn set_limit(&mut self, rule: &str, limit: u64, remaining: u64) {
         if let Some(access) = &mut self.access {
-            access.judged(rule, limit, remaining);
+            access.set_limit(rule, limit, remaining);
         }
     }
 
-    /// A rule refuses the request of `client` (the bytes of its key), which is told when to come back.
+    /// Counts a rejection of `client` (the bytes of its key) by a rule.
     pub fn set_rejected(&mut self, slots: &RuleSlots, rule: RuleId, client: &[u8]) {
-        if let (Some(meter), Some(began)) = (&self.recorder.meter, self.began) {
-            meter.refused(slots, rule, client, began.at);
+        if let (Some(handle), Some(start)) = (&self.recorder.handle, self.decision_start) {
+            handle.record_rejection(slots, rule, client, start.at);
         }
     }
 
-    /// A rule that only watches would have refused it.
+    /// Counts a request that a rule in shadow mode would have rejected.
     pub fn count_shadow_rejection(&mut self, slots: &RuleSlots, rule: RuleId) {
-        if let Some(meter) = &self.recorder.meter {
-            meter.would_reject(slots, rule);
+        if let Some(handle) = &self.recorder.handle {
+            handle.record_shadow_rejection(slots, rule);
         }
     }
 
-    /// By what the request is known to us and to the upstream.
+    /// Sets the request id, which the upstream gets too.
     pub fn set_id<'i>(&mut self, id: impl FnOnce() -> Option<&'i str>) {
         if let Some(access) = &mut self.access
             && let Some(id) = id()
         {
-            access.id(id);
+            access.set_id(id);
         }
     }
 
-    /// An upstream is asked. Whoever does not say how that ended has abandoned it.
+    /// Starts an attempt to get a response from an upstream. An attempt that is dropped counts as abandoned.
     pub fn start_attempt<'u>(&self, upstream: &'u UpstreamCounts) -> Attempt<'u>
     where
         't: 'u,
     {
-        let began = self.recorder.meter.is_some().then(|| self.recorder.clock.read());
-        Attempt { recorder: self.recorder, upstream, began }
+        let start = self.recorder.handle.is_some().then(|| self.recorder.clock.read());
+        Attempt { recorder: self.recorder, upstream, start }
     }
 
-    /// This came of asking `server`.
-    pub fn finish_attempt(&mut self, mut trial: Attempt<'_>, server: &str, result: AttemptResult) {
-        let (began, nanos) = trial.tell(result).unwrap_or_default();
+    /// Records the result of an attempt at `server`.
+    pub fn finish_attempt(&mut self, mut attempt: Attempt<'_>, server: &str, result: AttemptResult) {
+        let (start, nanos) = attempt.finish(result).unwrap_or_default();
         if let Some(access) = &mut self.access {
-            let (upstream, server) = (trial.upstream.name().to_owned(), server.to_owned());
-            access.tried(AttemptEntry { upstream, server, result, began, nanos });
+            let (upstream, server) = (attempt.upstream.name().to_owned(), server.to_owned());
+            access.add_attempt(AttemptEntry { upstream, server, result, start, nanos });
         }
     }
 
-    /// The request is not served, for this cause.
+    /// Sets why the request was not served: an error code, and `Retry-After` in seconds.
     pub fn set_error(&mut self, cause: impl FnOnce() -> (&'static str, Option<u64>)) {
         if let Some(access) = &mut self.access {
             let (cause, retry_after) = cause();
-            access.failed(cause, retry_after);
+            access.set_error(cause, retry_after);
         }
     }
 
-    /// The client is answered with this status and so many bytes, if that is known.
+    /// Sets the status of the response, and the length of its body if that is known.
     pub fn set_response(&mut self, status: u16, bytes: Option<u64>) {
         self.status = Some(status);
         if let Some(access) = &mut self.access {
-            access.answered(bytes);
+            access.set_response_bytes(bytes);
         }
     }
 }
 
 impl Drop for RequestRecord<'_> {
     fn drop(&mut self) {
-        let Recorder { meter, log, tracer, clock } = self.recorder;
-        if let Some(meter) = meter {
-            if let Some((decided, nanos)) = self.decided {
-                meter.decided(decided, nanos);
+        let Recorder { handle, log, tracer, clock } = self.recorder;
+        if let Some(handle) = handle {
+            if let Some((decision, nanos)) = self.decision {
+                handle.record_decision(decision, nanos);
             }
-            meter.responded(self.status);
+            handle.record_response(self.status);
         }
         let Some(access) = &self.access else { return };
         let now = clock.read();
-        let traced = self.joined.filter(|(joined, _)| joined.context.sampled);
-        let is_refused = self.decided.is_some_and(|(decided, _)| decided == DecisionKind::Rejected);
-        if if is_refused { self.wants.refused } else { self.wants.line } {
-            let trace = traced.map(|(joined, _)| joined.context.trace_text());
-            log.send(access.line(now, self.decided, self.status, trace.as_deref()));
+        let trace = self.trace.filter(|(trace, _)| trace.context.sampled);
+        let is_rejected = self.decision.is_some_and(|(decision, _)| decision == DecisionKind::Rejected);
+        if if is_rejected { self.sampled.if_rejected } else { self.sampled.if_admitted } {
+            let trace_id = trace.map(|(trace, _)| trace.context.trace_id_text());
+            log.send(access.to_line(now, self.decision, self.status, trace_id.as_deref()));
         }
-        if let Some((TraceParent { context, parent }, next_try)) = traced {
-            let traced = TraceSpans { context, parent, next_try };
-            tracer.send(traced.spans(access, now, self.decided, self.status));
+        if let Some((TraceParent { context, parent }, attempt_span)) = trace {
+            let spans = TraceSpans { context, parent, attempt_span };
+            tracer.send(spans.build(access, now, self.decision, self.status));
         }
     }
 }
 
-/// One try to get an answer from an upstream.
+/// One attempt to get a response from an upstream.
 #[derive(Debug)]
 pub struct Attempt<'u> {
     recorder: &'u Recorder,
     upstream: &'u UpstreamCounts,
-    /// None once its end was told.
-    began: Option<ClockReading>,
+    /// `None` once the attempt is finished.
+    start: Option<ClockReading>,
 }
 
 impl Attempt<'_> {
-    fn tell(&mut self, result: AttemptResult) -> Option<(Timestamp, u64)> {
-        let (meter, began) = (self.recorder.meter.as_ref()?, self.began.take()?);
-        let nanos = self.recorder.clock.read().nanos_since(began);
-        meter.tried(self.upstream, result, nanos);
-        Some((began.at, nanos))
+    /// Counts the result. Returns when the attempt started and how long it took.
+    fn finish(&mut self, result: AttemptResult) -> Option<(Timestamp, u64)> {
+        let (handle, start) = (self.recorder.handle.as_ref()?, self.start.take()?);
+        let nanos = self.recorder.clock.read().nanos_since(start);
+        handle.record_attempt(self.upstream, result, nanos);
+        Some((start.at, nanos))
     }
 }
 
 impl Drop for Attempt<'_> {
     fn drop(&mut self) {
-        self.tell(AttemptResult::Abandoned);
+        self.finish(AttemptResult::Abandoned);
     }
 }

@@ -32,7 +32,7 @@ impl Logging {
             Source::Line(_) | Source::Demo(_) => PathBuf::new(),
         };
         let is_read_live = plan.log.to == LogTarget::Stderr && stderr().is_terminal();
-        let form = if is_read_live { LogFormat::Words } else { LogFormat::Json };
+        let form = if is_read_live { LogFormat::Text } else { LogFormat::Json };
         let to = destination(&folder, &plan.log.to);
         let log = Log::open(&to, form, clock).with_context(|| {
             format!("cannot write the log to {} (see `log.to` in the policy)", plan.log.to)
@@ -50,7 +50,7 @@ impl Logging {
 
     /// Follows another plan. The file is opened anew even if it is the same: the old one may have been moved away.
     pub(crate) fn follow(&self, plan: &Plan) {
-        if let Err(error) = self.log.turn(&destination(&self.folder, &plan.log.to)) {
+        if let Err(error) = self.log.reopen(&destination(&self.folder, &plan.log.to)) {
             let to = &plan.log.to;
             tracing::error!(
                 event = "log_failed",
@@ -66,8 +66,8 @@ impl Logging {
     }
 
     fn choose(&self, plan: &Plan) {
-        self.log.choose(LogSampling { access: plan.log.access, refused: plan.log.refused });
-        if let Err(error) = self.tracer.follow(plan.traces.as_ref(), &self.log) {
+        self.log.set_sampling(LogSampling { access: plan.log.access, rejected: plan.log.refused });
+        if let Err(error) = self.tracer.configure(plan.traces.as_ref(), &self.log) {
             tracing::error!(event = "traces_failed", "cannot start to trace: {error}");
         }
     }

@@ -14,7 +14,7 @@ pub(crate) fn join(record: &mut RequestRecord<'_>, headers: &HeaderMap) {
 
 /// Tells the upstream of it. What others say beside it is passed on only if it belongs to a trace that could be read.
 pub(crate) fn propagate(record: &RequestRecord<'_>, headers: &mut HeaderMap) {
-    let Some((context, is_joined)) = record.context() else { return };
+    let Some((context, is_joined)) = record.trace_context() else { return };
     if let Ok(parent) = HeaderValue::try_from(context.to_string()) {
         headers.insert(PARENT, parent);
     }

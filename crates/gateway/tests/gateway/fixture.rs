@@ -89,7 +89,7 @@ impl TestGateway {
 
     /// Reads time from `clock`.
     pub(crate) fn with_clock(clock: Arc<dyn Clock>, active: ActivePolicy, bounds: ResourceLimits) -> Self {
-        let telemetry = Telemetry::counting(1, Arc::clone(&clock));
+        let telemetry = Telemetry::metrics_only(1, Arc::clone(&clock));
         Self::run(gateway_with(active, bounds, clock, telemetry), any_port(), Duration::ZERO)
     }
 
@@ -148,7 +148,7 @@ impl TestGateway {
 
     /// All metrics, as a person reads them.
     pub(crate) fn metrics(&self) -> String {
-        self.gateway.page(MetricsReader::Person).into_text()
+        self.gateway.page(MetricsReader::OneShot).into_text()
     }
 
     /// The value of a series of the metrics.
@@ -220,7 +220,7 @@ impl Drop for TestGateway {
 
 fn gateway(active: ActivePolicy, bounds: ResourceLimits) -> Gateway<MemoryStore> {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
-    let telemetry = Telemetry::counting(1, Arc::clone(&clock));
+    let telemetry = Telemetry::metrics_only(1, Arc::clone(&clock));
     gateway_with(active, bounds, clock, telemetry)
 }
 

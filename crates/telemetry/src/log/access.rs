@@ -1,4 +1,4 @@
-//! The line of one request.
+//! The log line of one request.
 
 use std::net::IpAddr;
 
@@ -7,43 +7,43 @@ use tidegate_core::Timestamp;
 use tidegate_policy::ClientName;
 use tidegate_store::ClockReading;
 
-use super::json::Object;
+use super::json::JsonLine;
 use crate::metrics::{AttemptResult, DecisionKind};
 use crate::trace::number;
 
-/// What is seen of a request at first sight. Secrets are not in it.
+/// The properties of a request that are logged. They contain no secrets.
 #[derive(Clone, Debug)]
 pub struct RequestSummary {
-    /// Its method.
+    /// The method.
     pub method: String,
-    /// The host it asks for.
+    /// The requested host.
     pub host: String,
-    /// The path it asks for, without the query.
+    /// The requested path, without the query.
     pub path: String,
-    /// Who is connected: the client, or a proxy before us.
+    /// The address at the other end of the connection: the client, or a proxy in front of the gateway.
     pub peer: IpAddr,
-    /// The version of HTTP.
+    /// The HTTP version.
     pub version: &'static str,
-    /// How many bytes it says it has.
+    /// The declared length of the body.
     pub bytes: Option<u64>,
 }
 
-/// A request that gets a line.
+/// A request that may get a log line or a trace.
 #[derive(Debug)]
 pub(crate) struct AccessEntry {
-    pub(crate) seen: RequestSummary,
-    pub(crate) began: ClockReading,
-    pub(crate) decision_began: Option<Timestamp>,
+    pub(crate) summary: RequestSummary,
+    pub(crate) start: ClockReading,
+    pub(crate) decision_start: Option<Timestamp>,
     id: Option<String>,
     client: Option<ClientName>,
-    judged: Option<LimitEntry>,
+    limit: Option<LimitEntry>,
     retry_after: Option<u64>,
-    pub(crate) tries: Vec<AttemptEntry>,
+    pub(crate) attempts: Vec<AttemptEntry>,
     cause: Option<&'static str>,
     bytes: Option<u64>,
 }
 
-/// The rule that the answer's headers speak of.
+/// The limit that the response headers report.
 #[derive(Debug)]
 struct LimitEntry {
     rule: String,
@@ -51,51 +51,51 @@ struct LimitEntry {
     remaining: u64,
 }
 
-/// A try to get an answer from an upstream.
+/// An attempt to get a response from an upstream.
 #[derive(Debug)]
 pub(crate) struct AttemptEntry {
     pub(crate) upstream: String,
     pub(crate) server: String,
     pub(crate) result: AttemptResult,
-    pub(crate) began: Timestamp,
+    pub(crate) start: Timestamp,
     pub(crate) nanos: u64,
 }
 
 impl AccessEntry {
-    pub(crate) fn new(seen: RequestSummary, began: ClockReading) -> Self {
+    pub(crate) fn new(summary: RequestSummary, start: ClockReading) -> Self {
         Self {
-            seen,
-            began,
-            decision_began: None,
+            summary,
+            start,
+            decision_start: None,
             id: None,
             client: None,
-            judged: None,
+            limit: None,
             retry_after: None,
-            tries: Vec::new(),
+            attempts: Vec::new(),
             cause: None,
             bytes: None,
         }
     }
 
-    pub(crate) fn id(&mut self, id: &str) {
+    pub(crate) fn set_id(&mut self, id: &str) {
         self.id = Some(id.to_owned());
     }
 
-    pub(crate) fn client(&mut self, key: &[u8]) {
+    pub(crate) fn set_client(&mut self, key: &[u8]) {
         self.client = Some(ClientName::from_key(key));
     }
 
-    pub(crate) fn judged(&mut self, rule: &str, limit: u64, remaining: u64) {
-        self.judged = Some(LimitEntry { rule: rule.to_owned(), limit, remaining });
+    pub(crate) fn set_limit(&mut self, rule: &str, limit: u64, remaining: u64) {
+        self.limit = Some(LimitEntry { rule: rule.to_owned(), limit, remaining });
     }
 
-    pub(crate) fn tried(&mut self, tried: AttemptEntry) {
-        self.tries.push(tried);
+    pub(crate) fn add_attempt(&mut self, attempt: AttemptEntry) {
+        self.attempts.push(attempt);
     }
 
-    /// What a span says of the request itself.
+    /// The attributes of the request's span.
     pub(crate) fn request_attributes(&self) -> Vec<KeyValue> {
-        let RequestSummary { method, host, path, peer, version, .. } = &self.seen;
+        let RequestSummary { method, host, path, peer, version, .. } = &self.summary;
         let mut attributes = vec![
             KeyValue::new("http.request.method", method.clone()),
             KeyValue::new("url.path", path.clone()),
@@ -108,11 +108,11 @@ impl AccessEntry {
         attributes
     }
 
-    /// What a span says of the decision.
+    /// The attributes of the decision's span.
     pub(crate) fn decision_attributes(&self) -> Vec<KeyValue> {
         let client = self.client.as_ref().map(|client| KeyValue::new("tidegate.client", client.to_string()));
         let mut attributes: Vec<_> = client.into_iter().collect();
-        if let Some(LimitEntry { rule, limit, remaining }) = &self.judged {
+        if let Some(LimitEntry { rule, limit, remaining }) = &self.limit {
             attributes.push(KeyValue::new("tidegate.rule", rule.clone()));
             attributes.push(KeyValue::new("tidegate.limit", number(*limit)));
             attributes.push(KeyValue::new("tidegate.remaining", number(*remaining)));
@@ -122,29 +122,29 @@ impl AccessEntry {
         attributes
     }
 
-    pub(crate) fn failed(&mut self, cause: &'static str, retry_after: Option<u64>) {
+    pub(crate) fn set_error(&mut self, cause: &'static str, retry_after: Option<u64>) {
         (self.cause, self.retry_after) = (Some(cause), retry_after);
     }
 
-    pub(crate) fn answered(&mut self, bytes: Option<u64>) {
+    pub(crate) fn set_response_bytes(&mut self, bytes: Option<u64>) {
         self.bytes = bytes;
     }
 
-    /// The line. What is not known is left out.
-    pub(crate) fn line(
+    /// Formats the line. Unknown values are left out.
+    pub(crate) fn to_line(
         &self,
         now: ClockReading,
-        decided: Option<(DecisionKind, u64)>,
+        decision: Option<(DecisionKind, u64)>,
         status: Option<u16>,
-        trace: Option<&str>,
+        trace_id: Option<&str>,
     ) -> Box<[u8]> {
-        let mut line = Object::new(now.at, "request");
-        let RequestSummary { method, host, path, peer, version, bytes } = &self.seen;
+        let mut line = JsonLine::new(now.at, "request");
+        let RequestSummary { method, host, path, peer, version, bytes } = &self.summary;
         if let Some(id) = &self.id {
             line.text("id", id);
         }
-        if let Some(trace) = trace {
-            line.text("trace_id", trace);
+        if let Some(trace_id) = trace_id {
+            line.text("trace_id", trace_id);
         }
         line.text("method", method);
         line.text("host", host);
@@ -154,11 +154,11 @@ impl AccessEntry {
         if let Some(client) = &self.client {
             line.text("client", &client.to_string());
         }
-        if let Some((decided, nanos)) = decided {
-            line.text("decision", decided.name());
+        if let Some((decision, nanos)) = decision {
+            line.text("decision", decision.name());
             line.millis("decision_ms", nanos);
         }
-        if let Some(LimitEntry { rule, limit, remaining }) = &self.judged {
+        if let Some(LimitEntry { rule, limit, remaining }) = &self.limit {
             line.text("rule", rule);
             line.number("limit", *limit);
             line.number("remaining", *remaining);
@@ -166,12 +166,12 @@ impl AccessEntry {
         if let Some(seconds) = self.retry_after {
             line.number("retry_after", seconds);
         }
-        if let Some(last) = self.tries.last() {
+        if let Some(last) = self.attempts.last() {
             line.text("upstream", &last.upstream);
             line.text("server", &last.server);
             line.text("result", last.result.name());
-            line.number("tries", self.tries.len() as u64);
-            line.millis("upstream_ms", self.tries.iter().map(|tried| tried.nanos).sum());
+            line.number("tries", self.attempts.len() as u64);
+            line.millis("upstream_ms", self.attempts.iter().map(|attempt| attempt.nanos).sum());
         }
         if let Some(cause) = self.cause {
             line.text("cause", cause);
@@ -186,7 +186,7 @@ impl AccessEntry {
         if let Some(bytes) = self.bytes {
             line.number("response_bytes", bytes);
         }
-        line.millis("total_ms", now.nanos_since(self.began));
-        line.into_line()
+        line.millis("total_ms", now.nanos_since(self.start));
+        line.into_bytes()
     }
 }

@@ -1,82 +1,82 @@
-//! One JSON object on one line, whatever is put into it.
+//! Writes a JSON object on one line, whatever text it contains.
 //!
-//! Written by hand: `serde_json` leaves alone what it may (U+007F, the C1 controls, characters that hide or turn text),
-//! cuts nothing, and has no number with exactly three decimals. Its `Formatter` would have to override all of that, and
-//! would still need a buffer to cut a text in.
+//! Written by hand: `serde_json` does not escape U+007F, the C1 controls and invisible or bidirectional characters, does
+//! not truncate, and has no number with exactly three decimals. A `Formatter` would have to override all of that, and
+//! would still need a buffer for truncation.
 
 use std::fmt::{self, Display, Write};
 
 use tidegate_core::Timestamp;
 
-/// Longer texts are cut: a line is for reading.
-const LONGEST: usize = 2_000;
+/// Longer texts are truncated to this many characters.
+const MAX_CHARS: usize = 2_000;
 
-/// An object in the making.
+/// Builds one line.
 #[derive(Debug)]
-pub(crate) struct Object {
+pub(crate) struct JsonLine {
     text: String,
 }
 
-impl Object {
-    /// An object that says when and what.
+impl JsonLine {
+    /// Starts a line with its time and the name of the event.
     pub(crate) fn new(now: Timestamp, event: &str) -> Self {
-        let mut object = Self { text: String::with_capacity(512) };
-        object.text.push_str("{\"time\":\"");
-        object.put(format_args!("{}\"", rfc3339(now)));
-        object.text("event", event);
-        object
+        let mut line = Self { text: String::with_capacity(512) };
+        line.text.push_str("{\"time\":\"");
+        line.write(format_args!("{}\"", rfc3339(now)));
+        line.text("event", event);
+        line
     }
 
-    /// Adds a text: escaped, so that neither a line nor a terminal takes it for more than text.
+    /// Adds a text. It is escaped, so that it cannot end the line or control a terminal.
     pub(crate) fn text(&mut self, key: &str, value: &str) {
-        self.key(key);
-        self.quoted(value);
+        self.write_key(key);
+        self.write_string(value);
     }
 
     /// Adds a number.
     pub(crate) fn number(&mut self, key: &str, value: impl Into<u64>) {
-        self.key(key);
-        self.put(format_args!("{}", value.into()));
+        self.write_key(key);
+        self.write(format_args!("{}", value.into()));
     }
 
-    /// Adds a duration in milliseconds, to the microsecond.
+    /// Adds a duration in milliseconds with three decimals.
     pub(crate) fn millis(&mut self, key: &str, nanos: u64) {
-        self.key(key);
+        self.write_key(key);
         let micros = nanos / 1_000;
-        self.put(format_args!("{}.{:03}", micros / 1_000, micros % 1_000));
+        self.write(format_args!("{}.{:03}", micros / 1_000, micros % 1_000));
     }
 
     /// Adds a list of texts.
     pub(crate) fn texts<'t>(&mut self, key: &str, values: impl Iterator<Item = &'t str>) {
-        self.key(key);
-        let mut before = '[';
+        self.write_key(key);
+        let mut separator = '[';
         for value in values {
-            self.text.push(before);
-            before = ',';
-            self.quoted(value);
+            self.text.push(separator);
+            separator = ',';
+            self.write_string(value);
         }
-        if before == '[' {
+        if separator == '[' {
             self.text.push('[');
         }
         self.text.push(']');
     }
 
-    /// The line, with its end.
-    pub(crate) fn into_line(mut self) -> Box<[u8]> {
+    /// The finished line, with its line feed.
+    pub(crate) fn into_bytes(mut self) -> Box<[u8]> {
         self.text.push_str("}\n");
         self.text.into_bytes().into()
     }
 
-    fn key(&mut self, key: &str) {
+    fn write_key(&mut self, key: &str) {
         self.text.push_str(",\"");
         self.text.push_str(key);
         self.text.push_str("\":");
     }
 
-    fn quoted(&mut self, value: &str) {
+    fn write_string(&mut self, value: &str) {
         self.text.push('"');
         for (count, c) in value.chars().enumerate() {
-            if count == LONGEST {
+            if count == MAX_CHARS {
                 self.text.push('…');
                 break;
             }
@@ -87,22 +87,22 @@ impl Object {
                 c => c
                     .encode_utf16(&mut [0; 2])
                     .iter()
-                    .for_each(|unit| self.put(format_args!("\\u{unit:04x}"))),
+                    .for_each(|unit| self.write(format_args!("\\u{unit:04x}"))),
             }
         }
         self.text.push('"');
     }
 
-    fn put(&mut self, text: fmt::Arguments<'_>) {
+    fn write(&mut self, text: fmt::Arguments<'_>) {
         // Writing to a string cannot fail.
         let _ = self.text.write_fmt(text);
     }
 }
 
-/// A text for a terminal: one line, cut like the texts of an object.
+/// Escapes a text for a terminal: one line, truncated like the texts of a JSON line.
 pub(crate) fn sanitized(text: &str) -> String {
     let mut sanitized = String::with_capacity(text.len());
-    for c in text.chars().take(LONGEST) {
+    for c in text.chars().take(MAX_CHARS) {
         if is_harmless(c) {
             sanitized.push(c);
         } else {
@@ -112,17 +112,17 @@ pub(crate) fn sanitized(text: &str) -> String {
     sanitized
 }
 
-/// Neither ends a line, nor moves a cursor, nor turns the direction of what follows.
+/// Whether a character cannot end a line, control a terminal, hide text or change the text direction.
 fn is_harmless(c: char) -> bool {
     let hides =
         matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}');
     !c.is_control() && !hides
 }
 
-/// An instant as RFC 3339 has it, in UTC.
+/// Formats a time as RFC 3339, in UTC.
 fn rfc3339(at: Timestamp) -> impl Display {
     let micros = i64::try_from(at.as_micros()).unwrap_or(i64::MAX);
-    // What a clock shows lies within the calendar.
+    // A clock never shows a time beyond the calendar.
     let at = jiff::Timestamp::from_microsecond(micros).unwrap_or(jiff::Timestamp::MAX);
     at.strftime("%Y-%m-%dT%H:%M:%S.%6fZ").to_string()
 }
@@ -132,34 +132,34 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_object_is_one_line_of_json() {
-        let mut object = Object::new(Timestamp::from_micros(1_700_000_000_123_456), "request");
-        object.text("path", "/a\r\nb\"\\\u{1b}[2J\u{9b}31m\u{202e}\u{1f600}\u{7f}");
-        object.number("status", 429_u16);
-        object.millis("total_ms", 1_234_567);
-        object.texts("rules", ["a\n", "b"].into_iter());
-        object.texts("none", std::iter::empty());
-        let line = String::from_utf8(object.into_line().into()).unwrap();
+    fn json_line_with_control_characters_is_one_line_of_json() {
+        let mut line = JsonLine::new(Timestamp::from_micros(1_700_000_000_123_456), "request");
+        line.text("path", "/a\r\nb\"\\\u{1b}[2J\u{9b}31m\u{202e}\u{1f600}\u{7f}");
+        line.number("status", 429_u16);
+        line.millis("total_ms", 1_234_567);
+        line.texts("rules", ["a\n", "b"].into_iter());
+        line.texts("none", std::iter::empty());
+        let line = String::from_utf8(line.into_bytes().into()).unwrap();
         assert_eq!(line.matches('\n').count(), 1);
         assert!(!line.trim_end().chars().any(|c| c.is_control() || c == '\u{202e}'), "{line:?}");
-        let read: serde_json::Value = serde_json::from_str(&line).unwrap();
-        assert_eq!(read["time"], "2023-11-14T22:13:20.123456Z");
-        assert_eq!(read["path"], "/a\r\nb\"\\\u{1b}[2J\u{9b}31m\u{202e}\u{1f600}\u{7f}");
-        assert_eq!((&read["status"], &read["total_ms"]), (&429.into(), &1.234.into()));
-        assert_eq!(read["rules"], serde_json::json!(["a\n", "b"]));
-        assert_eq!(read["none"], serde_json::json!([]));
+        let parsed: serde_json::Value = serde_json::from_str(&line).unwrap();
+        assert_eq!(parsed["time"], "2023-11-14T22:13:20.123456Z");
+        assert_eq!(parsed["path"], "/a\r\nb\"\\\u{1b}[2J\u{9b}31m\u{202e}\u{1f600}\u{7f}");
+        assert_eq!((&parsed["status"], &parsed["total_ms"]), (&429.into(), &1.234.into()));
+        assert_eq!(parsed["rules"], serde_json::json!(["a\n", "b"]));
+        assert_eq!(parsed["none"], serde_json::json!([]));
     }
 
     #[test]
-    fn sanitized_text_is_one_line_without_control_characters() {
+    fn sanitized_text_with_control_characters_is_one_line_without_them() {
         assert_eq!(sanitized("a \"b\"\r\n\u{1b}[2J\u{202e}é"), "a \"b\"\\u{d}\\u{a}\\u{1b}[2J\\u{202e}é");
-        assert_eq!(sanitized(&"x".repeat(100_000)).len(), LONGEST);
+        assert_eq!(sanitized(&"x".repeat(100_000)).len(), MAX_CHARS);
     }
 
     #[test]
-    fn a_long_text_is_cut() {
-        let mut object = Object::new(Timestamp::ZERO, "request");
-        object.text("path", &"\u{1b}".repeat(100_000));
-        assert!(object.into_line().len() < 6 * LONGEST + 200);
+    fn json_line_with_a_long_text_is_truncated() {
+        let mut line = JsonLine::new(Timestamp::ZERO, "request");
+        line.text("path", &"\u{1b}".repeat(100_000));
+        assert!(line.into_bytes().len() < 6 * MAX_CHARS + 200);
     }
 }

@@ -1,14 +1,14 @@
-//! Lines of JSON: one for each event, and for as many requests as the operator wants.
+//! The log: one line of JSON for each event, and for a configurable share of requests.
 //!
-//! Events reach a [`Log`] in two ways. Those of the process (it has started, the policy was reloaded) and the warnings of
-//! dependencies come through `tracing`, whose events go to the one log that [`Log::install`] chose. Requests, and events
-//! of the gateway that serves them, are written straight to the log that the gateway was given: a process may have
-//! several gateways (tests do), and a request must not pay for the way through `tracing`.
+//! Events reach a [`Log`] in two ways. Events of the process (for example a reload) and warnings of dependencies come
+//! through `tracing`, whose subscriber [`Log::install`] sets. Requests, and events of the gateway that serves them, are
+//! written directly to the log of that gateway: a process may have several gateways (tests do), and requests avoid the
+//! cost of `tracing`.
 //!
-//! Whoever has something to say makes the line and hands it to a thread that writes. If that cannot keep up, lines are
-//! lost and counted; nobody waits. User text is escaped, secrets are never in it: clients go by their
-//! [`ClientName`](tidegate_policy::ClientName), headers and query strings are left out, and a key that was also put into
-//! the path is hidden there.
+//! The caller formats the line and sends it to a thread that writes. If the thread cannot keep up, lines are lost and
+//! counted; no caller waits. User text is escaped and secrets are left out: clients appear by their
+//! [`ClientName`](tidegate_policy::ClientName), headers and query strings are not logged, and API keys in the path are
+//! redacted.
 
 mod access;
 mod json;
@@ -28,7 +28,7 @@ use tidegate_store::Clock;
 
 pub use access::RequestSummary;
 pub(crate) use access::{AccessEntry, AttemptEntry};
-use json::Object;
+use json::JsonLine;
 pub use subscriber::details;
 pub use writer::Destination;
 use writer::Message;
@@ -36,173 +36,180 @@ use writer::Message;
 use crate::metrics::Counter;
 
 /// Lines that may wait to be written.
-const WAITING: usize = 8_192;
-/// How long the last lines may take when the process ends.
-const LAST: Duration = Duration::from_secs(2);
+const QUEUE_LINES: usize = 8_192;
+/// How long [`Log::flush`] waits at most.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How events are written.
+/// The format of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogFormat {
-    /// As JSON, for programs.
+    /// JSON, for programs.
     Json,
-    /// As sentences, for somebody at a terminal.
-    Words,
+    /// Plain text, for a terminal.
+    Text,
 }
 
-/// LogSampling requests have a line.
+/// The share of requests that get a log line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LogSampling {
-    /// Of all requests.
+    /// The share of requests that are not rejected by a limit.
     pub access: SampleRate,
-    /// Of those that are refused.
-    pub refused: SampleRate,
+    /// The share of requests that a limit rejects.
+    pub rejected: SampleRate,
 }
 
-/// What was last chosen: read for every request, and written hardly ever.
+/// The current [`LogSampling`]: read for every request, rarely written.
 #[derive(Debug, Default)]
-struct Chosen {
+struct AtomicSampling {
     access: AtomicU32,
-    refused: AtomicU32,
+    rejected: AtomicU32,
 }
 
-impl Chosen {
-    fn store(&self, which: LogSampling) {
-        self.access.store(which.access.millionths(), Ordering::Relaxed);
-        self.refused.store(which.refused.millionths(), Ordering::Relaxed);
+impl AtomicSampling {
+    fn store(&self, sampling: LogSampling) {
+        self.access.store(sampling.access.millionths(), Ordering::Relaxed);
+        self.rejected.store(sampling.rejected.millionths(), Ordering::Relaxed);
     }
 
     fn load(&self) -> LogSampling {
         let sample = |millionths: &AtomicU32| {
             SampleRate::from_millionths(millionths.load(Ordering::Relaxed)).unwrap_or(SampleRate::NONE)
         };
-        LogSampling { access: sample(&self.access), refused: sample(&self.refused) }
+        LogSampling { access: sample(&self.access), rejected: sample(&self.rejected) }
     }
 }
 
-/// The log. Clones write to the same place.
+/// The log. Clones write to the same destination.
 #[derive(Clone)]
 pub struct Log {
     lines: Option<SyncSender<Message>>,
-    which: Arc<Chosen>,
-    form: LogFormat,
+    sampling: Arc<AtomicSampling>,
+    format: LogFormat,
     dropped: Arc<Counter>,
     clock: Arc<dyn Clock>,
 }
 
 impl fmt::Debug for Log {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Log").field("which", &self.which()).finish_non_exhaustive()
+        f.debug_struct("Log").field("sampling", &self.sampling()).finish_non_exhaustive()
     }
 }
 
 impl Log {
-    /// A log that nobody reads.
+    /// A log that drops all lines.
     pub fn off(clock: Arc<dyn Clock>) -> Self {
-        Self { lines: None, which: Arc::default(), form: LogFormat::Json, dropped: Arc::default(), clock }
+        let (sampling, dropped) = (Arc::default(), Arc::default());
+        Self { lines: None, sampling, format: LogFormat::Json, dropped, clock }
     }
 
     /// Opens the log and starts the thread that writes it.
-    pub fn open(to: &Destination, form: LogFormat, clock: Arc<dyn Clock>) -> io::Result<Self> {
+    pub fn open(to: &Destination, format: LogFormat, clock: Arc<dyn Clock>) -> io::Result<Self> {
         let output = to.open()?;
-        let (lines, waiting) = sync_channel(WAITING);
+        let (lines, queue) = sync_channel(QUEUE_LINES);
         let dropped = Arc::<Counter>::default();
-        let (counted, writers) = (Arc::clone(&dropped), Arc::clone(&clock));
-        let run = move || writer::run(&waiting, output, &counted, &writers);
+        let (writer_dropped, writer_clock) = (Arc::clone(&dropped), Arc::clone(&clock));
+        let run = move || writer::run(&queue, output, &writer_dropped, &writer_clock);
         Builder::new().name("log".to_owned()).spawn(run)?;
-        Ok(Self { lines: Some(lines), which: Arc::default(), form, dropped, clock })
+        Ok(Self { lines: Some(lines), sampling: Arc::default(), format, dropped, clock })
     }
 
-    /// A log whose lines come out of a channel, for tests.
-    pub fn into_channel(clock: Arc<dyn Clock>) -> (Self, Lines) {
-        let (lines, waiting) = sync_channel(WAITING);
-        let (which, dropped) = (Arc::default(), Arc::default());
-        (Self { lines: Some(lines), which, form: LogFormat::Json, dropped, clock }, Lines(waiting))
+    /// A log whose lines go to a channel, for tests.
+    pub fn into_channel(clock: Arc<dyn Clock>) -> (Self, LogReceiver) {
+        let (lines, queue) = sync_channel(QUEUE_LINES);
+        let (sampling, dropped) = (Arc::default(), Arc::default());
+        (Self { lines: Some(lines), sampling, format: LogFormat::Json, dropped, clock }, LogReceiver(queue))
     }
 
-    /// LogSampling requests have a line from now on.
-    pub fn choose(&self, which: LogSampling) {
-        self.which.store(which);
+    /// Sets which share of requests get a line from now on.
+    pub fn set_sampling(&self, sampling: LogSampling) {
+        self.sampling.store(sampling);
     }
 
-    /// Writes elsewhere from now on, or to the same file opened anew.
-    pub fn turn(&self, to: &Destination) -> io::Result<()> {
+    /// Opens a destination, possibly the same file again, and writes to it from now on.
+    pub fn reopen(&self, to: &Destination) -> io::Result<()> {
         let output = to.open()?;
         if let Some(lines) = &self.lines {
-            // The writer empties the queue; it takes no lock that we hold.
-            let _ = lines.send(Message::Turn(output));
+            // This cannot deadlock: the writer empties the queue and takes no lock of the caller.
+            let _ = lines.send(Message::Reopen(output));
         }
         Ok(())
     }
 
-    /// Something happened: its name, a sentence, and details.
-    pub fn event(&self, event: &str, message: &str, details: &[(&str, &str)]) {
-        self.event_with(event, message, details, &[]);
+    /// Logs an event with its name, a message and further fields.
+    pub fn event(&self, event: &str, message: &str, fields: &[(&str, &str)]) {
+        self.event_with_details(event, message, fields, &[]);
     }
 
-    /// The same with a list of sentences.
-    pub fn event_with(&self, event: &str, message: &str, details: &[(&str, &str)], list: &[String]) {
-        let line = match self.form {
+    /// Logs an event with a list of texts in its field `details`.
+    pub fn event_with_details(
+        &self,
+        event: &str,
+        message: &str,
+        fields: &[(&str, &str)],
+        details: &[String],
+    ) {
+        let line = match self.format {
             LogFormat::Json => {
-                let mut object = Object::new(self.clock.now(), event);
-                object.text("message", message);
-                for (key, value) in details {
-                    object.text(key, value);
+                let mut line = JsonLine::new(self.clock.now(), event);
+                line.text("message", message);
+                for (key, value) in fields {
+                    line.text(key, value);
                 }
-                if !list.is_empty() {
-                    object.texts("details", list.iter().map(String::as_str));
+                if !details.is_empty() {
+                    line.texts("details", details.iter().map(String::as_str));
                 }
-                object.into_line()
+                line.into_bytes()
             }
-            LogFormat::Words => {
-                let list: Vec<_> =
-                    list.iter().map(|line| format!("\n  {}", line.replace('\n', "\n  "))).collect();
-                format!("tidegate: {message}{}\n", list.concat()).into_bytes().into()
+            LogFormat::Text => {
+                let details: Vec<_> =
+                    details.iter().map(|line| format!("\n  {}", line.replace('\n', "\n  "))).collect();
+                format!("tidegate: {message}{}\n", details.concat()).into_bytes().into()
             }
         };
         self.send(line);
     }
 
-    /// How many lines were lost.
+    /// The number of lines that were lost.
     pub fn dropped(&self) -> u64 {
         self.dropped.get()
     }
 
-    /// Waits until everything is written, but not for ever.
+    /// Waits until all lines are written, for a limited time.
     pub fn flush(&self) {
         let Some(lines) = &self.lines else { return };
         let (done, is_done) = channel();
         if lines.send(Message::Flush(done)).is_ok() {
-            let _ = is_done.recv_timeout(LAST);
+            let _ = is_done.recv_timeout(FLUSH_TIMEOUT);
         }
     }
 
-    pub(crate) fn which(&self) -> LogSampling {
-        self.which.load()
+    pub(crate) fn sampling(&self) -> LogSampling {
+        self.sampling.load()
     }
 
     pub(crate) fn send(&self, line: Box<[u8]>) {
         let Some(lines) = &self.lines else { return };
         match lines.try_send(Message::Line(line)) {
             Ok(()) | Err(TrySendError::Disconnected(_)) => {}
-            Err(TrySendError::Full(_)) => self.dropped.one(),
+            Err(TrySendError::Full(_)) => self.dropped.increment(),
         }
     }
 }
 
-/// Lines as they are written.
-pub struct Lines(Receiver<Message>);
+/// Receives the lines of a log, for tests.
+pub struct LogReceiver(Receiver<Message>);
 
-impl fmt::Debug for Lines {
+impl fmt::Debug for LogReceiver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Lines")
+        f.write_str("LogReceiver")
     }
 }
 
-impl Lines {
-    /// The next line, if it comes within this time.
-    pub fn next_within(&self, patience: Duration) -> Option<String> {
+impl LogReceiver {
+    /// Waits for the next line, at most this long.
+    pub fn recv_timeout(&self, timeout: Duration) -> Option<String> {
         loop {
-            if let Message::Line(line) = self.0.recv_timeout(patience).ok()? {
+            if let Message::Line(line) = self.0.recv_timeout(timeout).ok()? {
                 return Some(String::from_utf8_lossy(&line).into_owned());
             }
         }

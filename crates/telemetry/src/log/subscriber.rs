@@ -1,12 +1,11 @@
-//! What comes through `tracing`: events of the process, and warnings of dependencies.
+//! The `tracing` subscriber: events of the process, and warnings of dependencies.
 //!
-//! An event of the process is one of the crate `tidegate` with a field `event`, its name. Its message, its fields and the
-//! list in its field `details` (see [`details`]) become the same line that [`Log::event_with`] writes.
+//! An event of the process comes from the crate `tidegate` and has a field `event` with its name. It is written like
+//! [`Log::event_with_details`] writes it; its field `details` is a list (see [`details`]).
 //!
-//! Of dependencies there are warnings and errors only, whether they use `tracing` or `log`. `tracing` and `log` compare
-//! the level of anything else with a static number, and that is all it costs. Clients can provoke some warnings (with an
-//! illegal frame or handshake), so that their lines are limited in number: the bounded queue alone would protect
-//! memory, but neither the disk nor the place of other lines in the queue.
+//! Dependencies log warnings and errors only, through `tracing` or `log`. Other levels cost one comparison with a static
+//! number. Clients can provoke some warnings (with an illegal frame or handshake), so these lines are rate-limited: the
+//! bounded queue alone would protect memory, but not the disk, and would drop other lines.
 
 use std::fmt;
 use std::io;
@@ -20,19 +19,18 @@ use tracing::{Event, Level, Metadata, Subscriber};
 use tracing_log::LogTracer;
 use tracing_log::log::LevelFilter as LogLevelFilter;
 
-use super::json::{Object, sanitized};
+use super::json::{JsonLine, sanitized};
 use super::{Log, LogFormat};
 
-/// The crate whose events are those of the process.
+/// The crate whose events are process events.
 const PROCESS: &str = "tidegate";
-/// How long the lines of dependencies are counted together.
+/// The window in which the lines of dependencies are limited.
 const WINDOW: TimeSpan = TimeSpan::from_secs(60);
-/// How many they may be in this time.
+/// The limit of these lines in a window.
 const LINES_PER_WINDOW: u32 = 60;
 
 impl Log {
-    /// Makes this the log of the process: what comes through `tracing` and `log` is written here from now on. Can be done
-    /// once in a process.
+    /// Makes this the log of the process: events of `tracing` and `log` are written to it. Works only once in a process.
     pub fn install(&self) -> io::Result<()> {
         tracing::subscriber::set_global_default(LogSubscriber::new(self.clone()))
             .map_err(io::Error::other)?;
@@ -40,8 +38,7 @@ impl Log {
     }
 }
 
-/// A list for the field `details` of an event of the process. The fields of `tracing` hold no lists, so that it travels as
-/// JSON.
+/// Encodes a list for the field `details` of a process event as JSON, because `tracing` fields cannot be lists.
 pub fn details(list: &[String]) -> String {
     serde_json::Value::from(list).to_string()
 }
@@ -50,47 +47,47 @@ pub fn details(list: &[String]) -> String {
 #[derive(Debug)]
 struct LogSubscriber {
     log: Log,
-    window: Mutex<Window>,
+    line_limit: Mutex<LineLimit>,
 }
 
 impl LogSubscriber {
     fn new(log: Log) -> Self {
-        Self { log, window: Mutex::default() }
+        Self { log, line_limit: Mutex::default() }
     }
 
     fn write_process_event(&self, event: &Event<'_>) {
-        let mut fields = Fields::of(event);
+        let mut fields = EventFields::new(event);
         let name = fields.take("event").unwrap_or_default();
         let details = fields.take("details").unwrap_or_default();
-        // Made by `details`; most events have no list.
+        // Encoded by `details`; most events have no list.
         let details: Vec<_> = serde_json::from_str(&details).unwrap_or_default();
         let rest: Vec<_> = fields.rest.iter().map(|(key, value)| (*key, value.as_str())).collect();
-        self.log.event_with(&name, &fields.message, &rest, &details);
+        self.log.event_with_details(&name, &fields.message, &rest, &details);
     }
 
     fn write_dependency_event(&self, event: &Event<'_>) {
         let now = self.log.clock.now();
-        let admitted = self.window.lock().unwrap_or_else(PoisonError::into_inner).admit(now);
-        let Some(suppressed) = admitted else { return };
-        let Fields { log_target, message, rest } = Fields::of(event);
+        let acquired = self.line_limit.lock().unwrap_or_else(PoisonError::into_inner).acquire(now);
+        let Some(suppressed) = acquired else { return };
+        let EventFields { log_target, message, rest } = EventFields::new(event);
         let level = if *event.metadata().level() == Level::ERROR { "error" } else { "warn" };
         let target = log_target.as_deref().unwrap_or(event.metadata().target());
-        // Their fields may have any name, one of ours included.
+        // Write the fields into the message: their names could collide with those of the line.
         let rest = rest.iter().map(|(key, value)| format!("{key}={value}"));
         let message = Some(message).filter(|message| !message.is_empty()).into_iter().chain(rest);
         let message = message.collect::<Vec<_>>().join(" ");
-        self.log.send(match self.log.form {
+        self.log.send(match self.log.format {
             LogFormat::Json => {
-                let mut object = Object::new(now, "dependency_log");
-                object.text("level", level);
-                object.text("target", target);
-                object.text("message", &message);
+                let mut line = JsonLine::new(now, "dependency_log");
+                line.text("level", level);
+                line.text("target", target);
+                line.text("message", &message);
                 if suppressed > 0 {
-                    object.number("suppressed", suppressed);
+                    line.number("suppressed", suppressed);
                 }
-                object.into_line()
+                line.into_bytes()
             }
-            LogFormat::Words => {
+            LogFormat::Text => {
                 let line = sanitized(&format!("{target} ({level}): {message}"));
                 format!("tidegate: {line}\n").into_bytes().into()
             }
@@ -100,7 +97,7 @@ impl LogSubscriber {
 
 impl Subscriber for LogSubscriber {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        let max_level = if is_of_process(metadata) { Level::INFO } else { Level::WARN };
+        let max_level = if is_process_event(metadata) { Level::INFO } else { Level::WARN };
         metadata.is_event() && *metadata.level() <= max_level
     }
 
@@ -109,14 +106,14 @@ impl Subscriber for LogSubscriber {
     }
 
     fn event(&self, event: &Event<'_>) {
-        if is_of_process(event.metadata()) {
+        if is_process_event(event.metadata()) {
             self.write_process_event(event);
         } else {
             self.write_dependency_event(event);
         }
     }
 
-    // No span is enabled, so that these are not called.
+    // No span is enabled, so these methods are not called.
     fn new_span(&self, _: &Attributes<'_>) -> Id {
         Id::from_u64(1)
     }
@@ -126,21 +123,21 @@ impl Subscriber for LogSubscriber {
     fn exit(&self, _: &Id) {}
 }
 
-fn is_of_process(metadata: &Metadata<'_>) -> bool {
+fn is_process_event(metadata: &Metadata<'_>) -> bool {
     metadata.target().split("::").next() == Some(PROCESS) && metadata.fields().field("event").is_some()
 }
 
 /// The fields of an event, as text.
 #[derive(Debug, Default)]
-struct Fields {
+struct EventFields {
     message: String,
-    /// The target of a record of `log`; the target that `tracing` has is the same for all of them.
+    /// The target of a record of `log`. The `tracing` target is the same for all such records.
     log_target: Option<String>,
     rest: Vec<(&'static str, String)>,
 }
 
-impl Fields {
-    fn of(event: &Event<'_>) -> Self {
+impl EventFields {
+    fn new(event: &Event<'_>) -> Self {
         let mut fields = Self::default();
         event.record(&mut fields);
         fields
@@ -161,7 +158,7 @@ impl Fields {
     }
 }
 
-impl Visit for Fields {
+impl Visit for EventFields {
     fn record_str(&mut self, field: &Field, value: &str) {
         self.put(field.name(), value.to_owned());
     }
@@ -171,20 +168,20 @@ impl Visit for Fields {
     }
 }
 
-/// The lines of dependencies in the present window.
+/// Limits the lines of dependencies in a window.
 #[derive(Debug, Default)]
-struct Window {
-    began: Timestamp,
+struct LineLimit {
+    window_start: Timestamp,
     lines: u32,
-    /// How many were not written since the last that was.
+    /// Lines that were suppressed since the last line that was written.
     suppressed: u64,
 }
 
-impl Window {
-    /// Whether another line may be written, and how many were not before it.
-    fn admit(&mut self, now: Timestamp) -> Option<u64> {
-        if now.since(self.began) >= WINDOW {
-            (self.began, self.lines) = (now, 0);
+impl LineLimit {
+    /// Returns the number of lines suppressed before this one, or `None` if this one is to be suppressed too.
+    fn acquire(&mut self, now: Timestamp) -> Option<u64> {
+        if now.since(self.window_start) >= WINDOW {
+            (self.window_start, self.lines) = (now, 0);
         }
         if self.lines == LINES_PER_WINDOW {
             self.suppressed += 1;
@@ -205,7 +202,7 @@ mod tests {
     use tracing_log::log;
 
     use super::*;
-    use crate::log::Lines;
+    use crate::log::LogReceiver;
 
     const HOSTILE: &str = "a\r\n{\"event\":\"started\"}\u{1b}[2J\u{202e}\u{0}";
 
@@ -213,15 +210,15 @@ mod tests {
         Arc::new(ManualClock::at(Timestamp::from_secs(1_700_000_000)))
     }
 
-    /// The lines of what `emit` emits.
+    /// The lines that `emit` causes.
     fn lines_of(emit: impl FnOnce()) -> Vec<String> {
         let (log, lines) = Log::into_channel(clock());
         tracing::subscriber::with_default(LogSubscriber::new(log), emit);
-        all(&lines)
+        drain(&lines)
     }
 
-    fn all(lines: &Lines) -> Vec<String> {
-        std::iter::from_fn(|| lines.next_within(Duration::ZERO)).collect()
+    fn drain(lines: &LogReceiver) -> Vec<String> {
+        std::iter::from_fn(|| lines.recv_timeout(Duration::ZERO)).collect()
     }
 
     fn forward_log() {
@@ -230,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn process_event_is_the_line_that_the_log_writes() {
+    fn process_event_through_tracing_is_the_line_of_a_direct_event() {
         let list = ["one\nmore".to_owned(), HOSTILE.to_owned()];
         let through_tracing = lines_of(|| {
             let (event, subject) = ("ban_added".to_owned(), HOSTILE);
@@ -240,13 +237,13 @@ mod tests {
         });
         let (log, lines) = Log::into_channel(clock());
         log.event("ban_added", &format!("banned: {HOSTILE}"), &[("subject", HOSTILE)]);
-        log.event_with("reloaded", "2 changes", &[], &list);
+        log.event_with_details("reloaded", "2 changes", &[], &list);
         log.event("reloaded", "no changes", &[]);
-        assert_eq!(through_tracing, all(&lines));
+        assert_eq!(through_tracing, drain(&lines));
     }
 
     #[test]
-    fn dependency_warning_is_one_line_of_json_whatever_it_says() {
+    fn dependency_warning_with_hostile_text_is_one_line_of_json() {
         let lines = lines_of(|| {
             tracing::warn!(target: "h2::proto", event = "started", frame = ?HOSTILE, count = 3, "bad: {HOSTILE}");
             tracing::error!(target: "otel", reason = HOSTILE);
@@ -271,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn record_of_the_log_crate_is_a_line_with_its_own_target() {
+    fn log_crate_record_is_a_line_with_its_own_target() {
         forward_log();
         let lines = lines_of(|| {
             log::warn!(target: "rustls::msgs", "{HOSTILE}");
@@ -284,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn less_than_a_warning_of_a_dependency_is_not_enabled() {
+    fn dependency_event_below_warning_is_not_enabled() {
         forward_log();
         let lines = lines_of(|| {
             tracing::info!(target: "h2", event = "started", "info");
@@ -292,7 +289,7 @@ mod tests {
             tracing::info!(target: "tidegate", "no event");
             tracing::debug!(target: "tidegate", event = "debug", "debug");
             assert!(tracing::error_span!("span").is_disabled());
-            // What is below these levels is not even offered to the subscriber.
+            // Events below these levels do not reach the subscriber.
             assert_eq!(LevelFilter::current(), LevelFilter::INFO);
             assert_eq!(log::max_level(), LogLevelFilter::Warn);
         });
@@ -311,11 +308,11 @@ mod tests {
         };
         tracing::subscriber::with_default(LogSubscriber::new(log), || {
             flood();
-            assert_eq!(all(&lines).len(), 61);
+            assert_eq!(drain(&lines).len(), 61);
             clock.advance(WINDOW);
             flood();
         });
-        let second = all(&lines);
+        let second = drain(&lines);
         assert_eq!(second.len(), 61);
         assert!(second[0].contains(",\"suppressed\":940}"), "{}", second[0]);
         assert!(second[1].contains("\"message\":\"again\"}"), "{}", second[1]);
@@ -325,10 +322,10 @@ mod tests {
     #[test]
     fn dependency_warning_at_a_terminal_is_one_line_without_control_characters() {
         let (mut log, lines) = Log::into_channel(clock());
-        log.form = LogFormat::Words;
+        log.format = LogFormat::Text;
         tracing::subscriber::with_default(LogSubscriber::new(log), || {
             tracing::warn!(target: "h2", "a\u{1b}[2J\nb");
         });
-        assert_eq!(all(&lines), ["tidegate: h2 (warn): a\\u{1b}[2J\\u{a}b\n"]);
+        assert_eq!(drain(&lines), ["tidegate: h2 (warn): a\\u{1b}[2J\\u{a}b\n"]);
     }
 }

@@ -1,4 +1,4 @@
-//! The thread that writes lines, so that no core waits for a disk.
+//! The thread that writes the log, so that no core waits for a disk.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, Write};
@@ -8,17 +8,17 @@ use std::sync::mpsc::{Receiver, Sender, TryRecvError};
 
 use tidegate_store::Clock;
 
-use super::json::Object;
+use super::json::JsonLine;
 use crate::metrics::Counter;
 
-/// Where lines go.
+/// Where the log is written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Destination {
     /// Standard error.
     Stderr,
     /// Standard output.
     Stdout,
-    /// The end of a file.
+    /// A file; lines are appended to it.
     File(PathBuf),
 }
 
@@ -32,7 +32,7 @@ impl Destination {
     }
 }
 
-/// What is open.
+/// An open destination.
 #[derive(Debug)]
 pub(super) enum Output {
     Stderr,
@@ -58,33 +58,33 @@ impl Write for Output {
     }
 }
 
-/// What the thread is told.
+/// A message to the thread.
 pub(super) enum Message {
     Line(Box<[u8]>),
-    /// From here on to there.
-    Turn(Output),
-    /// Says when everything before it is written.
+    /// Write to this output from now on.
+    Reopen(Output),
+    /// Reply when all messages before this one are written.
     Flush(Sender<()>),
 }
 
-/// Writes until nobody is left who could send anything. A line that cannot be written is counted and forgotten: there
-/// is nowhere to complain.
+/// Writes until all senders are dropped. A line that cannot be written is dropped and counted: there is nowhere else to
+/// report it.
 pub(super) fn run(lines: &Receiver<Message>, output: Output, dropped: &Arc<Counter>, clock: &Arc<dyn Clock>) {
     let mut output = BufWriter::with_capacity(64 << 10, output);
-    let mut told = 0;
+    let mut reported = 0;
     loop {
         let message = match lines.try_recv() {
             Ok(message) => message,
             Err(TryRecvError::Disconnected) => break,
             Err(TryRecvError::Empty) => {
                 let lost = dropped.get();
-                if lost > told {
-                    let mut object = Object::new(clock.now(), "log_lines_lost");
-                    object.number("count", lost - told);
-                    told = lost;
-                    let _ = output.write_all(&object.into_line());
+                if lost > reported {
+                    let mut line = JsonLine::new(clock.now(), "log_lines_lost");
+                    line.number("count", lost - reported);
+                    reported = lost;
+                    let _ = output.write_all(&line.into_bytes());
                 }
-                // Whoever reads sees what there is.
+                // The queue is empty: make the lines visible before waiting.
                 let _ = output.flush();
                 match lines.recv() {
                     Ok(message) => message,
@@ -95,12 +95,12 @@ pub(super) fn run(lines: &Receiver<Message>, output: Output, dropped: &Arc<Count
         match message {
             Message::Line(line) => {
                 if output.write_all(&line).is_err() {
-                    dropped.one();
+                    dropped.increment();
                 }
             }
-            Message::Turn(other) => {
+            Message::Reopen(new_output) => {
                 let _ = output.flush();
-                output = BufWriter::with_capacity(64 << 10, other);
+                output = BufWriter::with_capacity(64 << 10, new_output);
             }
             Message::Flush(done) => {
                 let _ = output.flush();

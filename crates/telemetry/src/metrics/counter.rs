@@ -1,10 +1,10 @@
-//! Counters that nobody waits for.
+//! Counters without contention.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crossbeam_utils::CachePadded;
 
-/// A number that only grows. Each core has its own, so adding to it is never contended.
+/// A number that only grows. Each core has its own, so there is no contention.
 #[derive(Debug, Default)]
 pub(crate) struct Counter(AtomicU64);
 
@@ -13,7 +13,7 @@ impl Counter {
         self.0.fetch_add(count, Ordering::Relaxed);
     }
 
-    pub(crate) fn one(&self) {
+    pub(crate) fn increment(&self) {
         self.add(1);
     }
 
@@ -22,7 +22,7 @@ impl Counter {
     }
 }
 
-/// So many values, one for each core, on cache lines of their own: two cores never write to the same.
-pub(crate) fn for_each_core<T: Default>(cores: usize) -> Box<[CachePadded<T>]> {
+/// Creates one value for each core. Each value has its own cache line, so that cores do not share one.
+pub(crate) fn per_core<T: Default>(cores: usize) -> Box<[CachePadded<T>]> {
     (0..cores.max(1)).map(|_| CachePadded::default()).collect()
 }

@@ -1,29 +1,28 @@
-//! The text that Prometheus reads.
+//! The Prometheus text format.
 //!
-//! Written by hand: the format is a line for each number, and the library of the field puts `_total` behind every
-//! counter, which `redis_connection_errors` must not have, and keeps its counters behind locks, which cores must not
-//! wait for.
+//! Written by hand: the format has one line for each sample. The usual client library appends `_total` to the name of
+//! every counter, which does not allow fixed names without it, and guards its counters with locks.
 
 use std::fmt::{Display, Write};
 
-/// What is measured, in one text. Families are written one after another, each with its help and type.
+/// Metrics as text. Families are written one after another, each with its help and type.
 #[derive(Debug, Default)]
 pub struct Exposition {
     text: String,
 }
 
-/// What Prometheus makes of a family.
+/// The type of a metric family.
 #[derive(Clone, Copy, Debug)]
 pub enum MetricKind {
-    /// It only grows, until the process ends.
+    /// A value that only grows until the process ends.
     Counter,
-    /// It goes up and down.
+    /// A value that can go up and down.
     Gauge,
-    /// How many were at most how large.
+    /// The number of observations in each bucket.
     Histogram,
 }
 
-/// What durations are told in.
+/// The unit of durations.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum MetricUnit {
     Millis,
@@ -32,7 +31,7 @@ pub(crate) enum MetricUnit {
 
 impl MetricUnit {
     #[expect(clippy::cast_precision_loss, reason = "a sum of durations need not be exact")]
-    pub(crate) fn of(self, nanos: u64) -> f64 {
+    pub(crate) fn convert(self, nanos: u64) -> f64 {
         match self {
             Self::Millis => nanos as f64 / 1e6,
             Self::Seconds => nanos as f64 / 1e9,
@@ -48,18 +47,18 @@ impl Exposition {
         Self { text: String::with_capacity(bytes) }
     }
 
-    /// Begins a family: its name, its type and what it says.
-    pub fn family<'p>(&'p mut self, name: &'p str, kind: MetricKind, help: &str) -> Family<'p> {
+    /// Starts a family with its name, type and help.
+    pub fn family<'e>(&'e mut self, name: &'e str, kind: MetricKind, help: &str) -> Family<'e> {
         let kind = match kind {
             MetricKind::Counter => "counter",
             MetricKind::Gauge => "gauge",
             MetricKind::Histogram => "histogram",
         };
-        self.put(format_args!("# HELP {name} {help}\n# TYPE {name} {kind}\n"));
-        Family { page: self, name }
+        self.write(format_args!("# HELP {name} {help}\n# TYPE {name} {kind}\n"));
+        Family { exposition: self, name }
     }
 
-    /// A family of a single number.
+    /// Adds a family with a single sample.
     pub fn single(&mut self, name: &str, kind: MetricKind, help: &str, value: impl Display) {
         self.family(name, kind, help).sample(&[], value);
     }
@@ -69,26 +68,26 @@ impl Exposition {
         self.text
     }
 
-    fn labels(&mut self, labels: &[(&str, &str)], last: Option<(&str, &str)>) {
-        let mut before = '{';
+    fn write_labels(&mut self, labels: &[(&str, &str)], last: Option<(&str, &str)>) {
+        let mut separator = '{';
         for (name, value) in labels.iter().copied().chain(last) {
-            self.text.push(before);
-            before = ',';
+            self.text.push(separator);
+            separator = ',';
             self.text.push_str(name);
             self.text.push_str("=\"");
-            self.value(value);
+            self.write_label_value(value);
             self.text.push('"');
         }
-        if before == ',' {
+        if separator == ',' {
             self.text.push('}');
         }
     }
 
-    /// What would end the value or the line is escaped.
-    fn value(&mut self, value: &str) {
+    /// Escapes backslashes, quotes and line feeds.
+    fn write_label_value(&mut self, value: &str) {
         let mut rest = value;
-        while let Some(at) = rest.find(['\\', '"', '\n']) {
-            let (plain, special) = rest.split_at(at);
+        while let Some(index) = rest.find(['\\', '"', '\n']) {
+            let (plain, special) = rest.split_at(index);
             self.text.push_str(plain);
             self.text.push_str(match special.as_bytes().first() {
                 Some(b'\n') => "\\n",
@@ -100,46 +99,46 @@ impl Exposition {
         self.text.push_str(rest);
     }
 
-    fn put(&mut self, text: std::fmt::Arguments<'_>) {
+    fn write(&mut self, text: std::fmt::Arguments<'_>) {
         // Writing to a string cannot fail.
         let _ = self.text.write_fmt(text);
     }
 }
 
-/// A family that was begun.
+/// A family to which samples are added.
 #[derive(Debug)]
-pub struct Family<'p> {
-    page: &'p mut Exposition,
-    name: &'p str,
+pub struct Family<'e> {
+    exposition: &'e mut Exposition,
+    name: &'e str,
 }
 
 impl Family<'_> {
-    /// One number. Labels may hold any text.
+    /// Adds a sample. Label values may contain any text.
     pub fn sample(&mut self, labels: &[(&str, &str)], value: impl Display) {
-        self.line("", labels, None, value);
+        self.write_line("", labels, None, value);
     }
 
     pub(crate) fn bucket(&mut self, labels: &[(&str, &str)], bound: &str, count: u64) {
-        self.line("_bucket", labels, Some(("le", bound)), count);
+        self.write_line("_bucket", labels, Some(("le", bound)), count);
     }
 
-    pub(crate) fn end(&mut self, labels: &[(&str, &str)], count: u64, sum: f64) {
-        self.line("_count", labels, None, count);
-        self.line("_sum", labels, None, sum);
+    pub(crate) fn count_and_sum(&mut self, labels: &[(&str, &str)], count: u64, sum: f64) {
+        self.write_line("_count", labels, None, count);
+        self.write_line("_sum", labels, None, sum);
     }
 
-    fn line(
+    fn write_line(
         &mut self,
-        ending: &str,
+        suffix: &str,
         labels: &[(&str, &str)],
         last: Option<(&str, &str)>,
         value: impl Display,
     ) {
-        let Self { page, name } = self;
-        page.text.push_str(name);
-        page.text.push_str(ending);
-        page.labels(labels, last);
-        page.put(format_args!(" {value}\n"));
+        let Self { exposition, name } = self;
+        exposition.text.push_str(name);
+        exposition.text.push_str(suffix);
+        exposition.write_labels(labels, last);
+        exposition.write(format_args!(" {value}\n"));
     }
 }
 
@@ -148,13 +147,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whatever_a_label_holds_stays_in_it() {
-        let mut page = Exposition::default();
-        let mut family = page.family("a", MetricKind::Gauge, "Some.");
+    fn label_value_with_special_characters_is_escaped() {
+        let mut exposition = Exposition::default();
+        let mut family = exposition.family("a", MetricKind::Gauge, "Some.");
         family.sample(&[("x", "q\"b\\n\nz"), ("y", "")], 1);
         family.sample(&[], 0.5);
         assert_eq!(
-            page.into_text(),
+            exposition.into_text(),
             "# HELP a Some.\n# TYPE a gauge\na{x=\"q\\\"b\\\\n\\nz\",y=\"\"} 1\na 0.5\n"
         );
     }

@@ -1,12 +1,12 @@
-//! How long things take.
+//! Histograms of durations.
 
 use crossbeam_utils::CachePadded;
 
 use super::counter::Counter;
 use super::exposition::{Family, MetricUnit};
 
-/// The upper bounds of the buckets in nanoseconds, and as they are written in milliseconds and in seconds. A decision
-/// takes about a microsecond, an upstream anything up to a minute; 5 ms is where the alert on slow decisions stands.
+/// The upper bounds of the buckets in nanoseconds, and their text in milliseconds and in seconds. A decision takes about
+/// a microsecond, an upstream up to a minute. The alert on slow decisions needs the bound of 5 ms.
 const BOUNDS: [(u64, &str, &str); 24] = [
     (500, "0.0005", "0.0000005"),
     (1_000, "0.001", "0.000001"),
@@ -35,7 +35,7 @@ const BOUNDS: [(u64, &str, &str); 24] = [
 ];
 const BUCKETS: usize = BOUNDS.len() + 1;
 
-/// A histogram of one core.
+/// The histogram of one core.
 #[derive(Debug, Default)]
 pub(crate) struct Histogram {
     buckets: [Counter; BUCKETS],
@@ -46,13 +46,13 @@ impl Histogram {
     pub(crate) fn observe(&self, nanos: u64) {
         let bucket = BOUNDS.partition_point(|(bound, ..)| *bound < nanos);
         if let Some(bucket) = self.buckets.get(bucket) {
-            bucket.one();
+            bucket.increment();
         }
         self.nanos.add(nanos);
     }
 }
 
-/// LogSampling of the buckets are shown: decisions are quick, upstreams are not.
+/// The buckets and the unit of a metric: decisions are much faster than upstreams.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Scale {
     /// Up to a second, in milliseconds.
@@ -62,7 +62,7 @@ pub(crate) enum Scale {
 }
 
 impl Scale {
-    fn shows(self, nanos: u64) -> bool {
+    fn includes(self, nanos: u64) -> bool {
         match self {
             Self::Decision => nanos <= 1_000_000_000,
             Self::Upstream => nanos >= 500_000,
@@ -70,40 +70,40 @@ impl Scale {
     }
 }
 
-/// Writes the histograms of all cores as one.
+/// Writes the sum of the histograms of all cores.
 pub(crate) fn write<'h>(
     family: &mut Family<'_>,
-    span: Scale,
+    scale: Scale,
     labels: &[(&str, &str)],
     cores: impl Iterator<Item = &'h Histogram> + Clone,
 ) {
     let mut count = 0;
     for (index, (bound, millis, seconds)) in BOUNDS.iter().enumerate() {
         count += cores.clone().map(|core| core.buckets[index].get()).sum::<u64>();
-        let written = match span {
+        let text = match scale {
             Scale::Decision => millis,
             Scale::Upstream => seconds,
         };
-        if span.shows(*bound) {
-            family.bucket(labels, written, count);
+        if scale.includes(*bound) {
+            family.bucket(labels, text, count);
         }
     }
     count += cores.clone().map(|core| core.buckets[BUCKETS - 1].get()).sum::<u64>();
     family.bucket(labels, "+Inf", count);
     let nanos = cores.map(|core| core.nanos.get()).sum();
-    let unit = match span {
+    let unit = match scale {
         Scale::Decision => MetricUnit::Millis,
         Scale::Upstream => MetricUnit::Seconds,
     };
-    family.end(labels, count, unit.of(nanos));
+    family.count_and_sum(labels, count, unit.convert(nanos));
 }
 
-/// The histograms in a list of per-core things.
-pub(crate) fn of_cores<T>(
+/// One histogram of each core.
+pub(crate) fn per_core_histograms<T>(
     cores: &[CachePadded<T>],
-    which: impl Fn(&T) -> &Histogram + Clone,
+    histogram: impl Fn(&T) -> &Histogram + Clone,
 ) -> impl Iterator<Item = &Histogram> + Clone {
-    cores.iter().map(move |core| which(core))
+    cores.iter().map(move |core| histogram(core))
 }
 
 #[cfg(test)]
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_bound_is_written_as_what_it_is() {
+    fn bucket_bound_texts_equal_their_values() {
         #[expect(clippy::cast_precision_loss, reason = "bounds are small")]
         for (nanos, millis, seconds) in BOUNDS {
             assert!((millis.parse::<f64>().unwrap() * 1e6 - nanos as f64).abs() < 1e-6, "{millis}");
@@ -122,15 +122,15 @@ mod tests {
     }
 
     #[test]
-    fn buckets_are_cumulative_and_bounds_inclusive() {
+    fn histogram_buckets_are_cumulative_with_inclusive_bounds() {
         let (one, two) = (Histogram::default(), Histogram::default());
         one.observe(1_000);
         one.observe(1_001);
         two.observe(3_000_000_000);
-        let mut page = Exposition::default();
-        let mut family = page.family("t", MetricKind::Histogram, "Some.");
+        let mut exposition = Exposition::default();
+        let mut family = exposition.family("t", MetricKind::Histogram, "Some.");
         write(&mut family, Scale::Decision, &[], [&one, &two].into_iter());
-        let text = page.into_text();
+        let text = exposition.into_text();
         for line in ["t_bucket{le=\"0.0005\"} 0", "t_bucket{le=\"0.001\"} 1", "t_bucket{le=\"0.002\"} 2"] {
             assert!(text.contains(line), "{text}");
         }

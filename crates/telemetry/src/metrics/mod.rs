@@ -1,7 +1,7 @@
-//! What is counted, and how it is told.
+//! The metrics, and their Prometheus text format.
 //!
-//! Every core counts for itself, in memory that no other core writes; who reads takes no lock that a core could wait
-//! for. Names and labels stand in `docs/operations.md`.
+//! Every core counts in memory that no other core writes, and no reader takes a lock that a core could wait for.
+//! `docs/observability.md` lists the names and labels.
 
 mod counter;
 mod exposition;
@@ -20,215 +20,218 @@ use tidegate_core::{RuleId, Timestamp};
 use tidegate_policy::Plan;
 
 pub(crate) use counter::Counter;
-use counter::for_each_core;
+use counter::per_core;
 pub use exposition::{Exposition, Family, MetricKind};
 use histogram::{Histogram, Scale};
 pub use rules::RuleSlots;
-use rules::{ByRule, Registry};
+use rules::{RuleCountTable, RuleRegistry};
 use sketch::{Sampler, Sketch};
 pub use top_clients::MetricsReader;
-use top_clients::Offenders;
+use top_clients::TopClients;
 use upstreams::Upstreams;
 pub use upstreams::{AttemptResult, UpstreamCounts};
 
-/// What was decided about a request.
+/// The decision about a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DecisionKind {
-    /// It is admitted.
+    /// The request is admitted.
     Admitted,
-    /// A limit rejects it.
+    /// A limit rejects the request.
     Rejected,
-    /// It is never limited.
+    /// The request is exempt from limits.
     Exempt,
-    /// Its client or network is banned.
+    /// The client or its network is banned.
     Banned,
-    /// The store gave no answer.
+    /// The store failed, so there is no decision.
     StoreFailed,
 }
 
 impl DecisionKind {
     const ALL: [Self; 5] = [Self::Admitted, Self::Rejected, Self::Exempt, Self::Banned, Self::StoreFailed];
 
-    /// As metrics, logs and traces call it.
+    /// The name in metrics, logs and traces.
     pub const fn name(self) -> &'static str {
         match self {
-            Self::Admitted => "passed",
-            Self::Rejected => "refused",
+            Self::Admitted => "admitted",
+            Self::Rejected => "rejected",
             Self::Exempt => "exempt",
             Self::Banned => "banned",
-            Self::StoreFailed => "undecided",
+            Self::StoreFailed => "store_failed",
         }
     }
 }
 
-/// Statuses by class, and those who left before they were answered.
+/// The classes of statuses, and clients that disconnected before the response.
 const RESPONSES: usize = 6;
 const GONE: usize = 5;
 
-/// Counts of one core.
+/// The counts of one core.
 #[derive(Debug, Default)]
 struct Shard {
     requests: [Counter; DecisionKind::ALL.len()],
     latency: Histogram,
     responses: [Counter; RESPONSES],
     accepted: Counter,
-    refused_connections: Counter,
-    by_rule: ByRule,
+    rejected_connections: Counter,
+    rules: RuleCountTable,
     sampler: Sampler,
     sketch: Mutex<Sketch>,
 }
 
-/// All that is counted.
+/// All metrics of a process.
 #[derive(Debug)]
 pub struct Metrics {
-    cores: Box<[CachePadded<Shard>]>,
-    next: AtomicUsize,
-    offenders: Offenders,
-    rules: Mutex<Registry>,
+    shards: Box<[CachePadded<Shard>]>,
+    /// The shard that the next handle gets.
+    next_shard: AtomicUsize,
+    top_clients: TopClients,
+    rules: Mutex<RuleRegistry>,
     upstreams: Upstreams,
-    started: Timestamp,
+    started_at: Timestamp,
 }
 
 impl Metrics {
-    /// Counters for so many cores, all zero. `now` is when the process started.
+    /// Creates counters for this many cores, all zero. `now` is the start time of the process.
     pub fn new(cores: usize, now: Timestamp) -> Arc<Self> {
-        let cores = for_each_core(cores);
-        let offenders = Offenders::new(cores.len());
-        let (next, rules, upstreams) = (AtomicUsize::new(0), Mutex::default(), Upstreams::default());
-        Arc::new(Self { cores, next, offenders, rules, upstreams, started: now })
+        let shards = per_core(cores);
+        let top_clients = TopClients::new(shards.len());
+        let (next_shard, rules, upstreams) = (AtomicUsize::new(0), Mutex::default(), Upstreams::default());
+        Arc::new(Self { shards, next_shard, top_clients, rules, upstreams, started_at: now })
     }
 
-    /// What one core counts with.
-    pub fn meter(self: &Arc<Self>) -> MetricsHandle {
-        let core = self.next.fetch_add(1, Ordering::Relaxed) % self.cores.len().max(1);
+    /// A handle for one core to count with.
+    pub fn handle(self: &Arc<Self>) -> MetricsHandle {
+        let core = self.next_shard.fetch_add(1, Ordering::Relaxed) % self.shards.len().max(1);
         MetricsHandle { metrics: Arc::clone(self), core }
     }
 
-    /// Makes room for the rules of a policy. Rules of the same name go on counting where they were.
+    /// Registers the rules of a policy. A rule whose name is known keeps its counts.
     pub fn apply(&self, plan: &Plan) -> RuleSlots {
         self.rules.lock().unwrap_or_else(PoisonError::into_inner).apply(plan)
     }
 
-    /// Where the tries of the upstream called `name` are counted.
+    /// The counts of the upstream called `name`.
     pub fn upstream(&self, name: &str) -> Arc<UpstreamCounts> {
-        self.upstreams.named(name, self.cores.len())
+        self.upstreams.get_or_add(name, self.shards.len())
     }
 
-    /// Everything as text, up to what others add.
-    pub fn page(&self, reader: MetricsReader, now: Timestamp) -> Exposition {
-        // A core that finds its sketch taken goes on without.
+    /// Writes all metrics. The caller can add families of its own.
+    pub fn exposition(&self, reader: MetricsReader, now: Timestamp) -> Exposition {
+        // Cores use `try_lock` for their sketch, so they do not wait for this.
         let sketches =
             self.shards().map(|shard| shard.sketch.lock().unwrap_or_else(PoisonError::into_inner).take());
-        self.offenders.compare(sketches.flatten(), now);
+        self.top_clients.update(sketches.flatten(), now);
         let rules = self.rules.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut page = Exposition::with_capacity((32 << 10) + rules.len() * 200);
-        self.write_decisions(&mut page);
-        self.write_exceeded(&mut page, &rules, reader);
-        self.write_rules(&mut page, &rules);
+        let mut exposition = Exposition::with_capacity((32 << 10) + rules.len() * 200);
+        self.write_decisions(&mut exposition);
+        self.write_exceeded(&mut exposition, &rules, reader);
+        self.write_rules(&mut exposition, &rules);
         drop(rules);
-        self.write_gateway(&mut page);
-        self.upstreams.write(&mut page);
+        self.write_gateway(&mut exposition);
+        self.upstreams.write(&mut exposition);
         #[expect(clippy::cast_precision_loss, reason = "microseconds since 1970 fit")]
-        process::write(&mut page, self.started.as_micros() as f64 / 1e6);
-        page
+        process::write(&mut exposition, self.started_at.as_micros() as f64 / 1e6);
+        exposition
     }
 
     fn shards(&self) -> impl Iterator<Item = &Shard> + Clone {
-        self.cores.iter().map(|core| &**core)
+        self.shards.iter().map(|shard| &**shard)
     }
 
     fn sum(&self, which: impl Fn(&Shard) -> &Counter) -> u64 {
         self.shards().map(|shard| which(shard).get()).sum()
     }
 
-    fn write_decisions(&self, page: &mut Exposition) {
-        let mut family = page.family(
+    fn write_decisions(&self, exposition: &mut Exposition) {
+        let mut family = exposition.family(
             "rate_limit_requests_total",
             MetricKind::Counter,
-            "Requests that were decided about, each once, by what was decided.",
+            "Requests by decision; each request is counted once.",
         );
-        for (at, decided) in DecisionKind::ALL.into_iter().enumerate() {
-            family.sample(&[("decision", decided.name())], self.sum(|shard| &shard.requests[at]));
+        for (index, decision) in DecisionKind::ALL.into_iter().enumerate() {
+            family.sample(&[("decision", decision.name())], self.sum(|shard| &shard.requests[index]));
         }
-        let mut family = page.family(
+        let mut family = exposition.family(
             "rate_limit_latency",
             MetricKind::Histogram,
-            "How long decisions took, matching included, in milliseconds.",
+            "Duration of decisions, including rule matching, in milliseconds.",
         );
         histogram::write(&mut family, Scale::Decision, &[], self.shards().map(|shard| &shard.latency));
     }
 
-    fn write_exceeded(&self, page: &mut Exposition, rules: &Registry, reader: MetricsReader) {
-        let mut family = page.family("rate_limit_exceeded_total", MetricKind::Counter, "Requests refused by a rule. The clients refused most are named, at most 100 series; the rest is `other`.");
-        let (offenders, left) = self.offenders.show(reader);
-        for one in &offenders {
-            let labels = [("client_id", one.client.as_str()), ("rule", rules.name(one.rule))];
-            family.sample(&labels, one.count);
+    fn write_exceeded(&self, exposition: &mut Exposition, rules: &RuleRegistry, reader: MetricsReader) {
+        let mut family = exposition.family("rate_limit_exceeded_total", MetricKind::Counter, "Requests rejected by a rule. Up to 100 series name the most rejected clients; all others are `other`.");
+        let (top_clients, retired) = self.top_clients.report(reader);
+        for top in &top_clients {
+            let labels = [("client_id", top.client.as_str()), ("rule", rules.name(top.rule))];
+            family.sample(&labels, top.count);
         }
-        for (slot, left) in left.iter().filter(|(_, left)| left.seen > 0) {
-            let client = format!("former-{}", left.since.as_micros());
-            family.sample(&[("client_id", &client), ("rule", rules.name(*slot))], left.seen);
+        for (slot, retired) in retired.iter().filter(|(_, retired)| retired.reported > 0) {
+            let client = format!("former-{}", retired.grown_at.as_micros());
+            family.sample(&[("client_id", &client), ("rule", rules.name(*slot))], retired.reported);
         }
-        for (slot, known) in rules.iter() {
+        for (slot, rule) in rules.iter() {
             let counted: u64 =
-                self.shards().map(|shard| shard.by_rule.get(slot, |counts| &counts.exceeded)).sum();
-            let count = counted + left.get(&slot).map_or(0, |left| left.unseen);
-            if count > 0 || known.limit.is_some() {
-                family.sample(&[("client_id", "other"), ("rule", &known.name)], count);
+                self.shards().map(|shard| shard.rules.get(slot, |counts| &counts.exceeded)).sum();
+            let count = counted + retired.get(&slot).map_or(0, |retired| retired.unreported);
+            if count > 0 || rule.limit.is_some() {
+                family.sample(&[("client_id", "other"), ("rule", &rule.name)], count);
             }
         }
     }
 
-    fn write_rules(&self, page: &mut Exposition, rules: &Registry) {
-        let mut family = page.family(
+    fn write_rules(&self, exposition: &mut Exposition, rules: &RuleRegistry) {
+        let mut family = exposition.family(
             "rate_limit_shadow_exceeded_total",
             MetricKind::Counter,
-            "Requests that a rule would have refused if it were enforced.",
+            "Requests that a rule in shadow mode would have rejected.",
         );
-        for (slot, known) in rules.iter() {
-            let count: u64 =
-                self.shards().map(|shard| shard.by_rule.get(slot, |counts| &counts.shadow)).sum();
+        for (slot, rule) in rules.iter() {
+            let count: u64 = self.shards().map(|shard| shard.rules.get(slot, |counts| &counts.shadow)).sum();
             if count > 0 {
-                family.sample(&[("rule", &known.name)], count);
+                family.sample(&[("rule", &rule.name)], count);
             }
         }
-        let mut family =
-            page.family("rate_limit_limit", MetricKind::Gauge, "The limit of each rule: units per window.");
-        for (_, known) in rules.iter() {
-            if let Some((requests, window)) = &known.limit {
-                family.sample(&[("rule", &known.name), ("window", window)], requests);
+        let mut family = exposition.family(
+            "rate_limit_limit",
+            MetricKind::Gauge,
+            "Limit of each active rule, in units per window; without a window, in concurrent requests.",
+        );
+        for (_, rule) in rules.iter() {
+            if let Some((requests, window)) = &rule.limit {
+                family.sample(&[("rule", &rule.name), ("window", window)], requests);
             }
         }
     }
 
-    fn write_gateway(&self, page: &mut Exposition) {
-        let mut family = page.family(
+    fn write_gateway(&self, exposition: &mut Exposition) {
+        let mut family = exposition.family(
             "tidegate_responses_total",
             MetricKind::Counter,
-            "Answers to clients by class of their status; `gone` left before theirs.",
+            "Responses to clients by status class; `gone`: the client disconnected before the response.",
         );
-        for at in 0..=GONE {
-            let code = if at == GONE { "gone" } else { upstreams::class_name(at) };
-            family.sample(&[("code", code)], self.sum(|shard| &shard.responses[at]));
+        for class in 0..=GONE {
+            let code = if class == GONE { "gone" } else { upstreams::class_name(class) };
+            family.sample(&[("code", code)], self.sum(|shard| &shard.responses[class]));
         }
         let accepted = self.sum(|shard| &shard.accepted);
-        page.single(
+        exposition.single(
             "tidegate_connections_accepted_total",
             MetricKind::Counter,
-            "Connections of clients that were let in.",
+            "Client connections accepted.",
             accepted,
         );
-        let refused = self.sum(|shard| &shard.refused_connections);
-        page.single(
+        let rejected = self.sum(|shard| &shard.rejected_connections);
+        exposition.single(
             "tidegate_connections_refused_total",
             MetricKind::Counter,
-            "Connections of clients that found no room.",
-            refused,
+            "Client connections closed because the connection limit was reached.",
+            rejected,
         );
     }
 }
 
-/// What one core counts with. Nothing here waits or allocates, but for the sample of refusals.
+/// Counts for one core. No method waits; only the sample of rejections allocates memory.
 #[derive(Debug)]
 pub struct MetricsHandle {
     metrics: Arc<Metrics>,
@@ -237,52 +240,52 @@ pub struct MetricsHandle {
 
 impl MetricsHandle {
     fn shard(&self) -> &Shard {
-        // The position is one of the list's.
-        &self.metrics.cores[self.core]
+        // `Metrics::handle` chose an index within the list.
+        &self.metrics.shards[self.core]
     }
 
-    /// A request was decided about, after so long.
-    pub fn decided(&self, decided: DecisionKind, nanos: u64) {
+    /// Counts a decision that took this long.
+    pub fn record_decision(&self, decision: DecisionKind, nanos: u64) {
         let shard = self.shard();
-        shard.requests[decided as usize].one();
+        shard.requests[decision as usize].increment();
         shard.latency.observe(nanos);
     }
 
-    /// A rule has refused a request of `client` (the bytes of its key).
-    pub fn refused(&self, slots: &RuleSlots, rule: RuleId, client: &[u8], now: Timestamp) {
-        let (shard, offenders, slot) = (self.shard(), &self.metrics.offenders, slots.of(rule));
-        let hash = offenders.hash(slot, client);
-        if offenders.count(self.core, hash) {
+    /// Counts a request of `client` (the bytes of its key) that a rule rejected.
+    pub fn record_rejection(&self, slots: &RuleSlots, rule: RuleId, client: &[u8], now: Timestamp) {
+        let (shard, top_clients, slot) = (self.shard(), &self.metrics.top_clients, slots.of(rule));
+        let hash = top_clients.hash(slot, client);
+        if top_clients.count(self.core, hash) {
             return;
         }
-        shard.by_rule.count(slot, |counts| &counts.exceeded);
+        shard.rules.increment(slot, |counts| &counts.exceeded);
         let Some(weight) = shard.sampler.weight(now) else { return };
-        if !offenders.name_if_free(hash, slot, client, now)
+        if !top_clients.add_if_free(hash, slot, client, now)
             && let Ok(mut sketch) = shard.sketch.try_lock()
         {
-            sketch.note(hash, slot, client, weight);
+            sketch.add(hash, slot, client, weight);
         }
     }
 
-    /// A rule would have refused a request if it were enforced.
-    pub fn would_reject(&self, slots: &RuleSlots, rule: RuleId) {
-        self.shard().by_rule.count(slots.of(rule), |counts| &counts.shadow);
+    /// Counts a request that a rule would have rejected if it were enforced.
+    pub fn record_shadow_rejection(&self, slots: &RuleSlots, rule: RuleId) {
+        self.shard().rules.increment(slots.of(rule), |counts| &counts.shadow);
     }
 
-    /// A client was answered with this status; `None` if it left before.
-    pub fn responded(&self, status: Option<u16>) {
-        self.shard().responses[status.map_or(GONE, upstreams::class)].one();
+    /// Counts a response with this status; `None` if the client disconnected before it.
+    pub fn record_response(&self, status: Option<u16>) {
+        self.shard().responses[status.map_or(GONE, upstreams::class)].increment();
     }
 
-    /// A connection was let in, or found no room.
-    pub fn connected(&self, is_let_in: bool) {
+    /// Counts a client connection: accepted, or closed because the connection limit was reached.
+    pub fn record_connection(&self, is_accepted: bool) {
         let shard = self.shard();
-        if is_let_in { shard.accepted.one() } else { shard.refused_connections.one() }
+        if is_accepted { shard.accepted.increment() } else { shard.rejected_connections.increment() }
     }
 
-    /// An upstream was asked, and this came of it after so long.
-    pub fn tried(&self, upstream: &UpstreamCounts, result: AttemptResult, nanos: u64) {
-        upstream.tried(self.core, result, nanos);
+    /// Counts an attempt to get a response from an upstream, and how long it took.
+    pub fn record_attempt(&self, upstream: &UpstreamCounts, result: AttemptResult, nanos: u64) {
+        upstream.record_attempt(self.core, result, nanos);
     }
 }
 

@@ -1,4 +1,4 @@
-//! Counters by rule: of each core, for rules that come and go.
+//! Counters by rule. Reloads add and remove rules; counts stay.
 
 use std::collections::HashMap;
 use std::sync::OnceLock;
@@ -8,55 +8,57 @@ use tidegate_policy::{Plan, span_text};
 
 use super::counter::Counter;
 
-/// Rules of one chunk. A chunk is taken when one of its rules is first counted.
-const CHUNK: usize = 512;
-/// So many rules, over all policies that a process ever sees, are told apart.
-const MOST: usize = 128 * CHUNK;
-/// Rules beyond that are counted together.
-const BEYOND: RuleSlot = RuleSlot(0);
-const BEYOND_NAME: &str = "(further rules)";
+/// Rules of one chunk. A chunk is allocated when one of its rules is first counted.
+const CHUNK_LEN: usize = 512;
+/// Most rules with counts of their own, over all policies of a process.
+const MAX_RULES: usize = 128 * CHUNK_LEN;
+/// All further rules share this slot.
+const OVERFLOW: RuleSlot = RuleSlot(0);
+const OVERFLOW_NAME: &str = "(further rules)";
 
-/// Where a rule is counted.
+/// The index of a rule's counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct RuleSlot(u32);
 
-/// What is counted of a rule.
+/// The counts of a rule.
 #[derive(Debug, Default)]
 pub(crate) struct RuleCounts {
-    /// Refused requests whose client has no series of its own.
+    /// Rejected requests whose client has no series of its own.
     pub(crate) exceeded: Counter,
-    /// Requests that would have been refused if the rule were enforced.
+    /// Requests that would have been rejected if the rule were enforced.
     pub(crate) shadow: Counter,
 }
 
-/// Counts of one core. They never move, so whoever reads them disturbs nobody.
+/// The counts of one core by rule. They never move, so readers need no lock.
 #[derive(Debug)]
-pub(crate) struct ByRule {
+pub(crate) struct RuleCountTable {
     chunks: Box<[OnceLock<Box<[RuleCounts]>>]>,
 }
 
-impl Default for ByRule {
+impl Default for RuleCountTable {
     fn default() -> Self {
-        Self { chunks: (0..MOST / CHUNK).map(|_| OnceLock::new()).collect() }
+        Self { chunks: (0..MAX_RULES / CHUNK_LEN).map(|_| OnceLock::new()).collect() }
     }
 }
 
-impl ByRule {
-    pub(crate) fn count(&self, slot: RuleSlot, which: impl FnOnce(&RuleCounts) -> &Counter) {
-        let Some(chunk) = self.chunks.get(slot.0 as usize / CHUNK) else { return };
-        let chunk = chunk.get_or_init(|| (0..CHUNK).map(|_| RuleCounts::default()).collect());
-        if let Some(counts) = chunk.get(slot.0 as usize % CHUNK) {
-            which(counts).one();
+impl RuleCountTable {
+    pub(crate) fn increment(&self, slot: RuleSlot, counter: impl FnOnce(&RuleCounts) -> &Counter) {
+        let Some(chunk) = self.chunks.get(slot.0 as usize / CHUNK_LEN) else { return };
+        let chunk = chunk.get_or_init(|| (0..CHUNK_LEN).map(|_| RuleCounts::default()).collect());
+        if let Some(counts) = chunk.get(slot.0 as usize % CHUNK_LEN) {
+            counter(counts).increment();
         }
     }
 
-    pub(crate) fn get(&self, slot: RuleSlot, which: impl FnOnce(&RuleCounts) -> &Counter) -> u64 {
-        let chunk = self.chunks.get(slot.0 as usize / CHUNK).and_then(OnceLock::get);
-        chunk.and_then(|chunk| chunk.get(slot.0 as usize % CHUNK)).map_or(0, |counts| which(counts).get())
+    pub(crate) fn get(&self, slot: RuleSlot, counter: impl FnOnce(&RuleCounts) -> &Counter) -> u64 {
+        let chunk = self.chunks.get(slot.0 as usize / CHUNK_LEN).and_then(OnceLock::get);
+        chunk
+            .and_then(|chunk| chunk.get(slot.0 as usize % CHUNK_LEN))
+            .map_or(0, |counts| counter(counts).get())
     }
 }
 
-/// Where the rules of one policy are counted.
+/// The slots of the rules of one policy.
 #[derive(Debug, Default)]
 pub struct RuleSlots {
     by_id: HashMap<RuleId, RuleSlot, foldhash::fast::RandomState>,
@@ -64,57 +66,58 @@ pub struct RuleSlots {
 
 impl RuleSlots {
     pub(crate) fn of(&self, rule: RuleId) -> RuleSlot {
-        self.by_id.get(&rule).copied().unwrap_or(BEYOND)
+        self.by_id.get(&rule).copied().unwrap_or(OVERFLOW)
     }
 }
 
-/// All rules that a process has seen.
+/// All rules since the start of the process.
 #[derive(Debug)]
-pub(crate) struct Registry {
-    known: Vec<KnownRules>,
+pub(crate) struct RuleRegistry {
+    rules: Vec<RuleEntry>,
     by_id: HashMap<RuleId, RuleSlot, foldhash::fast::RandomState>,
 }
 
-/// A rule by its slot.
+/// A rule in the registry.
 #[derive(Debug)]
-pub(crate) struct KnownRules {
+pub(crate) struct RuleEntry {
     pub(crate) name: String,
-    /// Its limit and window, if the policy in force has it.
+    /// The limit and the window, if the active policy has the rule.
     pub(crate) limit: Option<(u64, String)>,
 }
 
-impl Default for Registry {
+impl Default for RuleRegistry {
     fn default() -> Self {
-        let beyond = KnownRules { name: BEYOND_NAME.to_owned(), limit: None };
-        Self { known: vec![beyond], by_id: HashMap::default() }
+        let overflow = RuleEntry { name: OVERFLOW_NAME.to_owned(), limit: None };
+        Self { rules: vec![overflow], by_id: HashMap::default() }
     }
 }
 
-impl Registry {
-    /// Makes room for the rules of `plan`; those of an earlier one keep their counts.
+impl RuleRegistry {
+    /// Registers the rules of `plan`. Rules of an earlier plan keep their counts.
     pub(crate) fn apply(&mut self, plan: &Plan) -> RuleSlots {
-        for known in &mut self.known {
-            known.limit = None;
+        for rule in &mut self.rules {
+            rule.limit = None;
         }
         let mut slots = RuleSlots::default();
         let limits = &plan.rate_limits;
         let rates = limits.iter().map(|rule| (rule.id, &rule.name, rule.requests, span_text(rule.window)));
-        // No window: so many at once.
-        let at_once = limits.concurrent.iter();
-        let at_once = at_once.map(|rule| (rule.id, &rule.name, u64::from(rule.concurrent), String::new()));
-        for (id, name, limit, window) in rates.chain(at_once) {
+        // A concurrency limit has no window.
+        let concurrent = limits.concurrent.iter();
+        let concurrent =
+            concurrent.map(|rule| (rule.id, &rule.name, u64::from(rule.concurrent), String::new()));
+        for (id, name, limit, window) in rates.chain(concurrent) {
             let slot = match self.by_id.get(&id) {
                 Some(slot) => *slot,
-                None if self.known.len() < MOST => {
-                    let slot = RuleSlot(u32::try_from(self.known.len()).unwrap_or_default());
+                None if self.rules.len() < MAX_RULES => {
+                    let slot = RuleSlot(u32::try_from(self.rules.len()).unwrap_or_default());
                     self.by_id.insert(id, slot);
-                    self.known.push(KnownRules { name: name.clone(), limit: None });
+                    self.rules.push(RuleEntry { name: name.clone(), limit: None });
                     slot
                 }
-                None => BEYOND,
+                None => OVERFLOW,
             };
-            if let Some(known) = self.known.get_mut(slot.0 as usize).filter(|_| slot != BEYOND) {
-                known.limit = Some((limit, window));
+            if let Some(rule) = self.rules.get_mut(slot.0 as usize).filter(|_| slot != OVERFLOW) {
+                rule.limit = Some((limit, window));
             }
             slots.by_id.insert(id, slot);
         }
@@ -122,15 +125,15 @@ impl Registry {
     }
 
     /// Every rule with its slot.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (RuleSlot, &KnownRules)> {
-        (0..).map(RuleSlot).zip(&self.known)
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (RuleSlot, &RuleEntry)> {
+        (0..).map(RuleSlot).zip(&self.rules)
     }
 
     pub(crate) fn name(&self, slot: RuleSlot) -> &str {
-        self.known.get(slot.0 as usize).map_or(BEYOND_NAME, |known| &known.name)
+        self.rules.get(slot.0 as usize).map_or(OVERFLOW_NAME, |rule| &rule.name)
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.known.len()
+        self.rules.len()
     }
 }

@@ -1,19 +1,17 @@
-//! The clients that are refused most have series of their own; the rest is counted together.
+//! The clients that are rejected most have series of their own; all other clients share the series `other`.
 //!
-//! Every refusal is counted exactly once: in the series of its client if that has one, else in `other` of its rule.
-//! Cores look their client up in a small table that is swapped whole and count in cells of their own; who is in the
-//! table is decided when somebody scrapes, from what the cores have sampled (`sketch`). As long as there is room a
-//! client gets its series at once.
+//! Every rejection is counted exactly once: in the series of its client, or in `other` of its rule. Cores look the client
+//! up in a small table and count in counters of their own; the table is replaced as a whole. Each scrape decides anew
+//! which clients are in the table, from the rejections that the cores have sampled (`sketch`). While there are free
+//! series, a client gets one at once.
 //!
-//! Three laws hold over any number of scrapes, and together they are why this is more than a table:
+//! Three invariants hold over any number of scrapes:
 //!
-//! 1. No series ever goes down while it is shown, and the sum of all never does.
-//! 2. What Prometheus computes with `rate` adds up to what was refused: nothing twice, nothing left out. Prometheus
-//!    takes the first value of a series for its start. So a series begins at zero for a reader that remembers, whatever
-//!    was counted meanwhile; the next scrape shows it all.
-//! 3. A client that leaves takes nothing along. What its series has shown must stay in the sum, and must not appear as
-//!    growth: it goes to `former-…`, a series that gets a new name whenever it grows. What it has not shown yet goes to
-//!    `other`.
+//! 1. No series decreases while it is reported, and the sum of all series never decreases.
+//! 2. The results of Prometheus' `rate` add up to the number of rejections. Prometheus takes the first value of a
+//!    series as its start, so the first value that a scraper sees is zero; the next scrape reports the whole count.
+//! 3. Retiring a client loses no count. Its reported count must stay in the sum and must not look like growth: it
+//!    moves to `former-…`, a series that gets a new name whenever it grows. Its unreported count moves to `other`.
 
 use std::collections::BTreeMap;
 use std::hash::BuildHasher;
@@ -25,69 +23,69 @@ use tidegate_core::{TimeSpan, Timestamp};
 use tidegate_policy::ClientName;
 use tidegate_store::WeightedItem;
 
-use super::counter::{Counter, for_each_core};
+use super::counter::{Counter, per_core};
 use super::rules::RuleSlot;
-use super::sketch::{Candidate, merge, refused};
+use super::sketch::{TopCandidate, merge, rejections};
 
-/// Clients with a series of their own.
-pub(crate) const MOST: usize = 100;
-/// Places in the table that cores look into: mostly empty, so that a look is one step.
-const PLACES: usize = 512;
-/// Refusals that a newcomer must have to take another's place, beside twice those of the other.
-const WORTH: u64 = 10;
-/// A client that was not refused for so long is no offender any more.
-const FORGIVEN: TimeSpan = TimeSpan::from_secs(2 * 60 * 60);
+/// Most clients with a series of their own.
+pub(crate) const MAX_SERIES: usize = 100;
+/// Slots of the lookup table. Most are empty, so a lookup usually takes one step.
+const TABLE_SLOTS: usize = 512;
+/// A candidate replaces a client only with this many rejections more than twice those of the client.
+const MIN_REJECTIONS: u64 = 10;
+/// A client without rejections for this long is retired.
+const EXPIRY: TimeSpan = TimeSpan::from_secs(2 * 60 * 60);
 
-/// Who reads the metrics.
+/// The kind of program that reads the metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MetricsReader {
-    /// Somebody who compares what it reads with what it read before, as Prometheus does.
+    /// A scraper such as Prometheus: it compares each value with the one before.
     Scraper,
-    /// Somebody who looks once.
-    Person,
+    /// A single look, for example with curl.
+    OneShot,
 }
 
-/// A client with a series of its own.
+/// A client with a series of its own, and its counters: one for each core.
 #[derive(Debug)]
-struct Offender {
+struct TopClient {
     rule: RuleSlot,
     name: String,
-    cells: Box<[CachePadded<Counter>]>,
+    counters: Box<[CachePadded<Counter>]>,
 }
 
-impl Offender {
+impl TopClient {
     fn total(&self) -> u64 {
-        self.cells.iter().map(|cell| cell.get()).sum()
+        self.counters.iter().map(|counter| counter.get()).sum()
     }
 }
 
-type OffenderSlot = Option<(u64, Arc<Offender>)>;
+type TableSlot = Option<(u64, Arc<TopClient>)>;
 
-/// Offenders by hash, with open addressing.
+/// Clients by hash, with open addressing.
 #[derive(Debug)]
-struct OffenderTable {
-    places: Box<[OffenderSlot]>,
+struct TopClientTable {
+    slots: Box<[TableSlot]>,
     count: usize,
 }
 
-impl OffenderTable {
-    fn of<'o>(offenders: impl Iterator<Item = (u64, &'o Arc<Offender>)>) -> Self {
-        let mut places: Box<[_]> = (0..PLACES).map(|_| None).collect();
+impl TopClientTable {
+    fn new<'c>(clients: impl Iterator<Item = (u64, &'c Arc<TopClient>)>) -> Self {
+        let mut slots: Box<[_]> = (0..TABLE_SLOTS).map(|_| None).collect();
         let mut count = 0;
-        for (hash, offender) in offenders {
-            let free = walk(hash).find(|at| places.get(*at).is_some_and(Option::is_none));
-            if let Some(place) = free.and_then(|at| places.get_mut(at)) {
-                *place = Some((hash, Arc::clone(offender)));
+        for (hash, client) in clients {
+            let free = probe(hash).find(|index| slots.get(*index).is_some_and(Option::is_none));
+            if let Some(slot) = free.and_then(|index| slots.get_mut(index)) {
+                *slot = Some((hash, Arc::clone(client)));
                 count += 1;
             }
         }
-        Self { places, count }
+        Self { slots, count }
     }
 
-    fn find(&self, hash: u64) -> Option<&Offender> {
-        for at in walk(hash) {
-            match self.places.get(at)? {
-                Some((known, offender)) if *known == hash => return Some(offender),
+    fn find(&self, hash: u64) -> Option<&TopClient> {
+        for index in probe(hash) {
+            match self.slots.get(index)? {
+                Some((known, client)) if *known == hash => return Some(client),
                 Some(_) => {}
                 None => return None,
             }
@@ -96,212 +94,218 @@ impl OffenderTable {
     }
 }
 
-/// Where a hash may stand.
-fn walk(hash: u64) -> impl Iterator<Item = usize> {
+/// The slots to look at for a hash, in order.
+fn probe(hash: u64) -> impl Iterator<Item = usize> {
     let home = usize::try_from(hash >> 32).unwrap_or_default();
-    (0..PLACES).map(move |step| home.wrapping_add(step) % PLACES)
+    (0..TABLE_SLOTS).map(move |step| home.wrapping_add(step) % TABLE_SLOTS)
 }
 
-/// All offenders.
+/// All clients with a series of their own.
 #[derive(Debug)]
-pub(crate) struct Offenders {
-    table: ArcSwap<OffenderTable>,
-    /// Who has a series. Cores only ever try to get it.
-    naming: Mutex<Naming>,
+pub(crate) struct TopClients {
+    table: ArcSwap<TopClientTable>,
+    /// Cores only use `try_lock`, so they never wait for a scrape.
+    series: Mutex<SeriesList>,
     seed: foldhash::quality::RandomState,
     cores: usize,
 }
 
 #[derive(Debug, Default)]
-struct Naming {
-    series: Vec<Series>,
-    /// Those who have left, until no core can count for them any more, and what was taken over from them.
-    leaving: Vec<(Arc<Offender>, u64)>,
-    /// By rule, what those who have left leave behind.
-    left: BTreeMap<RuleSlot, Departed>,
-    /// Whether somebody who remembers has ever looked.
-    is_watched: bool,
+struct SeriesList {
+    active: Vec<ClientSeries>,
+    /// Retired clients that a core may still count for, each with the total that was collected so far.
+    draining: Vec<(Arc<TopClient>, u64)>,
+    /// The counts of retired clients by rule.
+    retired: BTreeMap<RuleSlot, RetiredCounts>,
+    /// Whether a scraper has read the metrics before.
+    was_scraped: bool,
 }
 
 #[derive(Debug)]
-struct Series {
+struct ClientSeries {
     hash: u64,
-    offender: Arc<Offender>,
-    /// What was last shown to somebody who remembers; `None` if nothing was.
-    shown: Option<u64>,
-    /// What it was when offenders were last compared, and when it last grew.
-    compared: u64,
-    grew: Timestamp,
+    client: Arc<TopClient>,
+    /// The value that the last scrape reported; `None` before the first one.
+    reported: Option<u64>,
+    /// The total at the last update, and the time of the last update that found a higher total.
+    last_total: u64,
+    last_growth: Timestamp,
 }
 
-/// What is left of those who are gone.
+/// The counts of the retired clients of one rule.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Departed {
-    /// Not shown yet: part of `other`.
-    pub(crate) unseen: u64,
-    /// Shown before.
-    pub(crate) seen: u64,
-    /// When `seen` last grew; part of its name.
-    pub(crate) since: Timestamp,
+pub(crate) struct RetiredCounts {
+    /// Never reported in a client's series: part of `other`.
+    pub(crate) unreported: u64,
+    /// Reported before.
+    pub(crate) reported: u64,
+    /// When `reported` last grew; part of the series' name.
+    pub(crate) grown_at: Timestamp,
 }
 
-/// One line of what is told: a rule, a client, how often.
+/// The value of one client's series.
 #[derive(Debug)]
-pub(crate) struct Refusals {
+pub(crate) struct ClientRejections {
     pub(crate) rule: RuleSlot,
     pub(crate) client: String,
     pub(crate) count: u64,
 }
 
-impl Offenders {
+impl TopClients {
     pub(crate) fn new(cores: usize) -> Self {
         Self {
-            table: ArcSwap::from_pointee(OffenderTable::of(std::iter::empty())),
-            naming: Mutex::default(),
+            table: ArcSwap::from_pointee(TopClientTable::new(std::iter::empty())),
+            series: Mutex::default(),
             seed: foldhash::quality::RandomState::default(),
             cores,
         }
     }
 
-    /// What a client's refusals by a rule are known by.
+    /// Identifies a client under a rule.
     pub(crate) fn hash(&self, rule: RuleSlot, client: &[u8]) -> u64 {
         self.seed.hash_one((rule, client))
     }
 
-    /// Counts a refusal, if its client has a series.
+    /// Counts a rejection if the client has a series. Returns whether it has one.
     pub(crate) fn count(&self, core: usize, hash: u64) -> bool {
         let table = self.table.load();
-        let cell = table.find(hash).and_then(|offender| offender.cells.get(core % self.cores.max(1)));
-        cell.inspect(|cell| cell.one()).is_some()
+        let counter = table.find(hash).and_then(|client| client.counters.get(core % self.cores.max(1)));
+        counter.inspect(|counter| counter.increment()).is_some()
     }
 
-    /// Gives a client a series, if there is room and nobody is just deciding about it.
-    pub(crate) fn name_if_free(&self, hash: u64, rule: RuleSlot, client: &[u8], now: Timestamp) -> bool {
-        if self.table.load().count >= MOST {
+    /// Gives a client a series if one is free and the list is not locked. Returns whether it got one.
+    pub(crate) fn add_if_free(&self, hash: u64, rule: RuleSlot, client: &[u8], now: Timestamp) -> bool {
+        if self.table.load().count >= MAX_SERIES {
             return false;
         }
-        let Ok(mut naming) = self.naming.try_lock() else { return false };
-        let is_named = naming.series.len() < MOST && naming.name(hash, self.offender(rule, client), now);
-        if is_named {
-            self.publish(&naming);
+        let Ok(mut series) = self.series.try_lock() else { return false };
+        let is_added = series.active.len() < MAX_SERIES && series.add(hash, self.client(rule, client), now);
+        if is_added {
+            self.publish(&series);
         }
-        is_named
+        is_added
     }
 
-    /// Decides anew who has a series. The heaviest of `candidates` take the places of those who cause less.
-    pub(crate) fn compare(&self, candidates: impl Iterator<Item = WeightedItem<Candidate>>, now: Timestamp) {
-        let mut naming = self.naming();
-        naming.settle();
-        let mut activity: Vec<u64> = Vec::new();
-        for series in &mut naming.series {
-            let total = series.offender.total();
-            activity.push(total - series.compared);
-            if total > series.compared {
-                series.grew = now;
+    /// Decides which clients have a series: retires idle clients, and replaces clients by heavier `candidates`.
+    pub(crate) fn update(
+        &self,
+        candidates: impl Iterator<Item = WeightedItem<TopCandidate>>,
+        now: Timestamp,
+    ) {
+        let mut list = self.lock();
+        list.collect_late_counts();
+        let mut growth: Vec<u64> = Vec::new();
+        for series in &mut list.active {
+            let total = series.client.total();
+            growth.push(total - series.last_total);
+            if total > series.last_total {
+                series.last_growth = now;
             }
-            series.compared = total;
+            series.last_total = total;
         }
-        let before = naming.series.len();
-        for at in (0..before).rev() {
-            if naming.series[at].grew + FORGIVEN < now {
-                naming.retire(at, now);
-                activity.remove(at);
+        for index in (0..list.active.len()).rev() {
+            if list.active[index].last_growth + EXPIRY < now {
+                list.retire(index, now);
+                growth.remove(index);
             }
         }
         for candidate in merge(candidates) {
-            let refused = refused(&candidate);
-            if refused == 0 {
+            let rejections = rejections(&candidate);
+            if rejections == 0 {
                 break;
             }
-            if naming.series.len() >= MOST {
-                let least = activity.iter().copied().enumerate().min_by_key(|(_, activity)| *activity);
-                let Some((at, least)) = least else { break };
-                if refused < WORTH + 2 * least {
+            if list.active.len() >= MAX_SERIES {
+                let least = growth.iter().copied().enumerate().min_by_key(|(_, growth)| *growth);
+                let Some((index, least)) = least else { break };
+                if rejections < MIN_REJECTIONS + 2 * least {
                     break;
                 }
-                naming.retire(at, now);
-                activity.remove(at);
+                list.retire(index, now);
+                growth.remove(index);
             }
-            let Candidate { hash, rule, client, .. } = &candidate.item;
-            if naming.name(*hash, self.offender(*rule, client), now) {
-                activity.push(refused);
+            let TopCandidate { hash, rule, client, .. } = &candidate.item;
+            if list.add(*hash, self.client(*rule, client), now) {
+                growth.push(rejections);
             }
         }
-        self.publish(&naming);
+        self.publish(&list);
     }
 
-    /// Everything that is shown of clients: the series of offenders, and what is left of former ones.
-    pub(crate) fn show(&self, reader: MetricsReader) -> (Vec<Refusals>, BTreeMap<RuleSlot, Departed>) {
-        let mut naming = self.naming();
-        naming.settle();
-        let is_first = reader == MetricsReader::Scraper && !std::mem::replace(&mut naming.is_watched, true);
-        let mut told = Vec::with_capacity(naming.series.len());
-        for series in &mut naming.series {
-            let total = series.offender.total();
-            let count = match (reader, series.shown) {
-                // Before anybody has looked every series is as new as all others.
+    /// The values of all clients' series, and the counts of retired clients.
+    pub(crate) fn report(
+        &self,
+        reader: MetricsReader,
+    ) -> (Vec<ClientRejections>, BTreeMap<RuleSlot, RetiredCounts>) {
+        let mut list = self.lock();
+        list.collect_late_counts();
+        let is_first = reader == MetricsReader::Scraper && !std::mem::replace(&mut list.was_scraped, true);
+        let mut report = Vec::with_capacity(list.active.len());
+        for series in &mut list.active {
+            let total = series.client.total();
+            let count = match (reader, series.reported) {
+                // At the very first scrape all series are new to the scraper, so none needs to start at zero.
                 (MetricsReader::Scraper, None) if !is_first => 0,
                 _ => total,
             };
             if reader == MetricsReader::Scraper {
-                series.shown = Some(count);
+                series.reported = Some(count);
             }
-            let Offender { rule, name, .. } = &*series.offender;
-            told.push(Refusals { rule: *rule, client: name.clone(), count });
+            let TopClient { rule, name, .. } = &*series.client;
+            report.push(ClientRejections { rule: *rule, client: name.clone(), count });
         }
-        (told, naming.left.clone())
+        (report, list.retired.clone())
     }
 
-    fn offender(&self, rule: RuleSlot, client: &[u8]) -> Arc<Offender> {
-        let (name, cells) = (ClientName::from_key(client).to_string(), for_each_core(self.cores));
-        Arc::new(Offender { rule, name, cells })
+    fn client(&self, rule: RuleSlot, key: &[u8]) -> Arc<TopClient> {
+        let (name, counters) = (ClientName::from_key(key).to_string(), per_core(self.cores));
+        Arc::new(TopClient { rule, name, counters })
     }
 
-    fn publish(&self, naming: &Naming) {
-        let offenders = naming.series.iter().map(|series| (series.hash, &series.offender));
-        self.table.store(Arc::new(OffenderTable::of(offenders)));
+    fn publish(&self, list: &SeriesList) {
+        let clients = list.active.iter().map(|series| (series.hash, &series.client));
+        self.table.store(Arc::new(TopClientTable::new(clients)));
     }
 
-    fn naming(&self) -> MutexGuard<'_, Naming> {
-        self.naming.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, SeriesList> {
+        self.series.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Naming {
-    /// Two clients that are shown alike would be one series twice, which no reader takes.
-    fn name(&mut self, hash: u64, offender: Arc<Offender>, now: Timestamp) -> bool {
-        let is_known = self.series.iter().any(|series| {
-            series.hash == hash
-                || (series.offender.rule, &series.offender.name) == (offender.rule, &offender.name)
+impl SeriesList {
+    /// Adds a series unless one with the same hash or labels exists: Prometheus rejects duplicate series. Returns
+    /// whether it was added.
+    fn add(&mut self, hash: u64, client: Arc<TopClient>, now: Timestamp) -> bool {
+        let is_known = self.active.iter().any(|series| {
+            series.hash == hash || (series.client.rule, &series.client.name) == (client.rule, &client.name)
         });
         if !is_known {
-            self.series.push(Series { hash, offender, shown: None, compared: 0, grew: now });
+            self.active.push(ClientSeries { hash, client, reported: None, last_total: 0, last_growth: now });
         }
         !is_known
     }
 
-    fn retire(&mut self, at: usize, now: Timestamp) {
-        let Series { offender, shown, .. } = self.series.remove(at);
-        let (total, shown) = (offender.total(), shown.unwrap_or_default());
-        let left = self.left.entry(offender.rule).or_default();
-        left.unseen += total - shown;
-        left.seen += shown;
-        if shown > 0 {
-            left.since = now;
+    fn retire(&mut self, index: usize, now: Timestamp) {
+        let ClientSeries { client, reported, .. } = self.active.remove(index);
+        let (total, reported) = (client.total(), reported.unwrap_or_default());
+        let retired = self.retired.entry(client.rule).or_default();
+        retired.unreported += total - reported;
+        retired.reported += reported;
+        if reported > 0 {
+            retired.grown_at = now;
         }
-        self.leaving.push((offender, total));
+        self.draining.push((client, total));
     }
 
-    /// Takes over what cores have counted with an old table, and forgets those for whom nobody can count any more.
-    fn settle(&mut self) {
-        let Self { leaving, left, .. } = self;
-        leaving.retain_mut(|(offender, taken)| {
-            // Before the total: who counts afterwards still holds a table.
-            let is_held = Arc::strong_count(offender) > 1;
-            let total = offender.total();
-            left.entry(offender.rule).or_default().unseen += total - *taken;
-            *taken = total;
-            is_held
+    /// Collects what cores have counted with an old table, and drops the clients that no core can count for any more.
+    fn collect_late_counts(&mut self) {
+        let Self { draining, retired, .. } = self;
+        draining.retain_mut(|(client, collected)| {
+            // Read before the total: a core that counts after this line still has a reference.
+            let is_referenced = Arc::strong_count(client) > 1;
+            let total = client.total();
+            retired.entry(client.rule).or_default().unreported += total - *collected;
+            *collected = total;
+            is_referenced
         });
     }
 }

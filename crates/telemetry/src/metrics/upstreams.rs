@@ -1,36 +1,36 @@
-//! What is counted of the services behind.
+//! Metrics of upstreams.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crossbeam_utils::CachePadded;
 
-use super::counter::{Counter, for_each_core};
+use super::counter::{Counter, per_core};
 use super::exposition::{Exposition, MetricKind};
 use super::histogram::{self, Histogram, Scale};
 
-/// What became of one try to get an answer from an upstream.
+/// The result of one attempt to get a response from an upstream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttemptResult {
-    /// It answered with this status.
-    Answered(u16),
-    /// It could not be reached.
+    /// The upstream responded with this status.
+    Response(u16),
+    /// No connection to the upstream could be made.
     Unreachable,
-    /// It broke off, or what came is not HTTP.
+    /// The upstream closed the connection early, or its response is not valid HTTP.
     Broken,
-    /// It did not answer in time.
-    TooSlow,
-    /// The client left, or sent what cannot be sent on, before an answer came.
+    /// The upstream did not respond in time.
+    TimedOut,
+    /// The client disconnected, or its request body was invalid, before the response.
     Abandoned,
 }
 
 impl AttemptResult {
-    /// As metrics, logs and traces call it.
+    /// The name in metrics, logs and traces.
     pub const fn name(self) -> &'static str {
         match self {
-            Self::Answered(_) => "answered",
+            Self::Response(_) => "answered",
             Self::Unreachable => "unreachable",
             Self::Broken => "broken",
-            Self::TooSlow => "too_slow",
+            Self::TimedOut => "too_slow",
             Self::Abandoned => "abandoned",
         }
     }
@@ -38,9 +38,9 @@ impl AttemptResult {
 
 const CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
 const FAILURES: [AttemptResult; 4] =
-    [AttemptResult::Unreachable, AttemptResult::Broken, AttemptResult::TooSlow, AttemptResult::Abandoned];
+    [AttemptResult::Unreachable, AttemptResult::Broken, AttemptResult::TimedOut, AttemptResult::Abandoned];
 
-/// The class of a status, as a position in `CLASSES`.
+/// The class of a status, as an index into `CLASSES`.
 pub(crate) fn class(status: u16) -> usize {
     usize::from(status / 100).clamp(1, CLASSES.len()) - 1
 }
@@ -51,12 +51,12 @@ pub(crate) fn class_name(class: usize) -> &'static str {
 
 #[derive(Debug, Default)]
 struct AttemptCounts {
-    answered: [Counter; CLASSES.len()],
-    failed: [Counter; FAILURES.len()],
+    responses: [Counter; CLASSES.len()],
+    failures: [Counter; FAILURES.len()],
     latency: Histogram,
 }
 
-/// Counts of one upstream, by core.
+/// The counts of one upstream, for each core.
 #[derive(Debug)]
 pub struct UpstreamCounts {
     name: String,
@@ -69,73 +69,74 @@ impl UpstreamCounts {
         &self.name
     }
 
-    pub(crate) fn tried(&self, core: usize, result: AttemptResult, nanos: u64) {
-        let Some(tries) = self.cores.get(core % self.cores.len().max(1)) else { return };
-        if let AttemptResult::Answered(status) = result {
-            tries.answered[class(status)].one();
-            tries.latency.observe(nanos);
-        } else if let Some(at) = FAILURES.iter().position(|failure| *failure == result) {
-            tries.failed[at].one();
+    pub(crate) fn record_attempt(&self, core: usize, result: AttemptResult, nanos: u64) {
+        let Some(counts) = self.cores.get(core % self.cores.len().max(1)) else { return };
+        if let AttemptResult::Response(status) = result {
+            counts.responses[class(status)].increment();
+            counts.latency.observe(nanos);
+        } else if let Some(index) = FAILURES.iter().position(|failure| *failure == result) {
+            counts.failures[index].increment();
         }
     }
 
-    fn sum(&self, which: impl Fn(&AttemptCounts) -> &Counter) -> u64 {
-        self.cores.iter().map(|core| which(core).get()).sum()
+    fn sum(&self, counter: impl Fn(&AttemptCounts) -> &Counter) -> u64 {
+        self.cores.iter().map(|core| counter(core).get()).sum()
     }
 }
 
-/// All upstreams that a process has seen.
+/// All upstreams since the start of the process.
 #[derive(Debug, Default)]
 pub(crate) struct Upstreams {
     known: Mutex<Vec<Arc<UpstreamCounts>>>,
 }
 
 impl Upstreams {
-    /// The counts of the upstream called `name`, which go on if it has some.
-    pub(crate) fn named(&self, name: &str, cores: usize) -> Arc<UpstreamCounts> {
+    /// Returns the counts of the upstream called `name`; creates them if there are none.
+    pub(crate) fn get_or_add(&self, name: &str, cores: usize) -> Arc<UpstreamCounts> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(counts) = known.iter().find(|counts| counts.name == name) {
             return Arc::clone(counts);
         }
-        let counts = Arc::new(UpstreamCounts { name: name.to_owned(), cores: for_each_core(cores) });
+        let counts = Arc::new(UpstreamCounts { name: name.to_owned(), cores: per_core(cores) });
         known.push(Arc::clone(&counts));
         counts
     }
 
-    pub(crate) fn write(&self, page: &mut Exposition) {
+    pub(crate) fn write(&self, exposition: &mut Exposition) {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if known.is_empty() {
             return;
         }
-        let mut family = page.family(
+        let mut family = exposition.family(
             "tidegate_upstream_requests_total",
             MetricKind::Counter,
-            "Answers of upstreams by class of their status; each try is one.",
+            "Upstream responses by status class; each attempt is counted once.",
         );
         for counts in &known {
-            for (at, class) in CLASSES.iter().enumerate() {
+            for (index, class) in CLASSES.iter().enumerate() {
                 let labels = [("upstream", counts.name.as_str()), ("code", class)];
-                family.sample(&labels, counts.sum(|tries| &tries.answered[at]));
+                family.sample(&labels, counts.sum(|attempts| &attempts.responses[index]));
             }
         }
-        let mut family = page.family(
+        let mut family = exposition.family(
             "tidegate_upstream_failures_total",
             MetricKind::Counter,
-            "AttemptCounts that got no answer, by what went wrong.",
+            "Upstream attempts that got no response, by reason.",
         );
         for counts in &known {
-            for (at, failure) in FAILURES.iter().enumerate() {
+            for (index, failure) in FAILURES.iter().enumerate() {
                 let labels = [("upstream", counts.name.as_str()), ("reason", failure.name())];
-                family.sample(&labels, counts.sum(|tries| &tries.failed[at]));
+                family.sample(&labels, counts.sum(|attempts| &attempts.failures[index]));
             }
         }
-        let mut family = page.family(
+        let mut family = exposition.family(
             "tidegate_upstream_latency_seconds",
             MetricKind::Histogram,
-            "How long upstreams took until their answer began, in seconds.",
+            "Time until the response of an upstream began, in seconds.",
         );
         for counts in &known {
-            let cores = histogram::of_cores(&counts.cores, |tries: &AttemptCounts| &tries.latency);
+            let cores =
+                histogram::per_core_histograms(&counts.cores, |attempts: &AttemptCounts| &attempts.latency);
             histogram::write(&mut family, Scale::Upstream, &[("upstream", counts.name.as_str())], cores);
         }
     }

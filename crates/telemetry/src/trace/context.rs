@@ -1,68 +1,68 @@
-//! LogSampling trace a request belongs to, as the W3C's Trace TraceContext has it.
+//! The trace context of a request, as in W3C Trace Context.
 
 use std::fmt;
 
-/// The place of a request in a trace.
+/// The trace and the span that a request belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TraceContext {
-    /// Not zero.
-    pub(crate) trace: u128,
-    /// The span that asks, not zero.
+    /// The trace id, not zero.
+    pub(crate) trace_id: u128,
+    /// The id of the sender's span, not zero.
     pub(crate) span: u64,
-    /// Whether whoever began the trace wants to see it.
+    /// Whether the trace is recorded.
     pub(crate) sampled: bool,
 }
 
 impl TraceContext {
-    /// The beginning of a trace.
+    /// Starts a trace.
     pub(crate) fn new(sampled: bool) -> Self {
-        Self { trace: fastrand::u128(1..), span: span_id(), sampled }
+        Self { trace_id: fastrand::u128(1..), span: span_id(), sampled }
     }
 
-    /// The same trace, asked by another span.
-    pub(crate) fn asked_by(self, span: u64) -> Self {
+    /// The same trace with another span.
+    pub(crate) fn with_span(self, span: u64) -> Self {
         Self { span, ..self }
     }
 
-    /// Reads `00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01`; `None` if it is not exactly that. Versions to come
-    /// may say more behind it.
+    /// Parses `00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01`; `None` if the header has another form. Later
+    /// versions may append fields.
     pub(crate) fn parse(header: &[u8]) -> Option<Self> {
         let text = str::from_utf8(header).ok()?;
         let (version, rest) = (hex(text.get(..2)?)?, text.get(2..)?);
         let known = rest.get(..53)?;
-        let is_whole = match version {
+        let has_valid_length = match version {
             0 => rest.len() == 53,
             0xff => false,
             _ => rest.len() == 53 || rest.as_bytes().get(53) == Some(&b'-'),
         };
         let mut parts = known.split('-');
-        let (before, trace, span, flags) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
-        let is_shaped = before.is_empty() && (trace.len(), span.len(), flags.len()) == (32, 16, 2);
-        if !is_whole || !is_shaped || parts.next().is_some() {
+        let (before, trace_id, span, flags) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
+        let has_valid_parts = before.is_empty() && (trace_id.len(), span.len(), flags.len()) == (32, 16, 2);
+        if !has_valid_length || !has_valid_parts || parts.next().is_some() {
             return None;
         }
-        let (trace, span) = (hex(trace)?, u64::try_from(hex(span)?).ok()?);
-        (trace != 0 && span != 0).then_some(Self { trace, span, sampled: hex(flags)? & 1 == 1 })
+        let (trace_id, span) = (hex(trace_id)?, u64::try_from(hex(span)?).ok()?);
+        (trace_id != 0 && span != 0).then_some(Self { trace_id, span, sampled: hex(flags)? & 1 == 1 })
     }
 
-    /// The id of the trace as it is shown.
-    pub(crate) fn trace_text(self) -> String {
-        format!("{:032x}", self.trace)
+    /// The trace id in hexadecimal.
+    pub(crate) fn trace_id_text(self) -> String {
+        format!("{:032x}", self.trace_id)
     }
 }
 
 impl fmt::Display for TraceContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "00-{:032x}-{:016x}-{:02x}", self.trace, self.span, u8::from(self.sampled))
+        write!(f, "00-{:032x}-{:016x}-{:02x}", self.trace_id, self.span, u8::from(self.sampled))
     }
 }
 
-/// A name for a span.
+/// A random span id.
 pub(crate) fn span_id() -> u64 {
     fastrand::u64(1..)
 }
 
-/// Hexadecimal digits as the standard wants them: lower case only.
+/// Parses hexadecimal digits. The standard allows lower case only.
 fn hex(text: &str) -> Option<u128> {
     let is_hex = text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
     if is_hex { u128::from_str_radix(text, 16).ok() } else { None }
@@ -72,15 +72,15 @@ fn hex(text: &str) -> Option<u128> {
 mod tests {
     use super::*;
 
-    const GOOD: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    const VALID: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
     #[test]
-    fn what_is_read_is_written_again() {
-        let context = TraceContext::parse(GOOD.as_bytes()).unwrap();
+    fn trace_context_parsed_is_displayed_unchanged() {
+        let context = TraceContext::parse(VALID.as_bytes()).unwrap();
         assert!(context.sampled);
-        assert_eq!(context.to_string(), GOOD);
+        assert_eq!(context.to_string(), VALID);
         assert_eq!(
-            context.asked_by(1).to_string(),
+            context.with_span(1).to_string(),
             "00-4bf92f3577b34da6a3ce929d0e0e4736-0000000000000001-01"
         );
         let new = TraceContext::new(false);
@@ -88,12 +88,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_malformed_is_nothing() {
-        let zero = "00-00000000000000000000000000000000-00f067aa0ba902b7-01";
-        let bad = [
+    fn trace_context_malformed_is_not_parsed() {
+        let zero_trace_id = "00-00000000000000000000000000000000-00f067aa0ba902b7-01";
+        let malformed = [
             "",
             "00",
-            zero,
+            zero_trace_id,
             "00-4bf92f3577b34da6a3ce929d0e0e4736-0000000000000000-01",
             "00-4BF92F3577B34DA6A3CE929D0E0E4736-00f067aa0ba902b7-01",
             "ff-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
@@ -103,12 +103,12 @@ mod tests {
             "00_4bf92f3577b34da6a3ce929d0e0e4736_00f067aa0ba902b7_01",
             "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-0\u{e9}",
         ];
-        for bad in bad {
-            assert_eq!(TraceContext::parse(bad.as_bytes()), None, "{bad}");
+        for header in malformed {
+            assert_eq!(TraceContext::parse(header.as_bytes()), None, "{header}");
         }
         assert!(
-            TraceContext::parse(format!("01{}-more", &GOOD[2..]).as_bytes()).is_some(),
-            "versions to come"
+            TraceContext::parse(format!("01{}-more", &VALID[2..]).as_bytes()).is_some(),
+            "later versions may append fields"
         );
         assert!(TraceContext::parse(&[0xff; 55]).is_none());
     }

@@ -1,8 +1,8 @@
-//! Traces: what happened to some requests, for a collector that takes OTLP.
+//! Traces of requests, exported to an OTLP collector.
 //!
-//! A request whose sender has decided whether it is traced follows that; of the rest a share is. What is traced is
-//! handed to a thread with a runtime of its own, which sends it in batches; what it cannot take is lost and counted.
-//! As long as nothing is to be traced, a request costs one look at a number.
+//! If the sender of a request has decided whether to trace it, that decision applies; of the other requests a share is
+//! traced. Spans are sent to a thread with its own runtime, which exports them in batches. Spans that cannot be exported
+//! are lost and counted. While traces are disabled, a request costs one atomic load.
 
 mod context;
 mod spans;
@@ -27,144 +27,144 @@ pub(crate) use spans::{TraceSpans, number};
 use crate::log::Log;
 use crate::metrics::Counter;
 
-/// Requests whose spans may wait to be sent.
-const WAITING: usize = 4_096;
-/// Requests whose spans are sent together.
-const TOGETHER: usize = 256;
-/// How long the first of them waits for others.
-const GATHER: Duration = Duration::from_secs(1);
-/// How long a collector may take.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// Stands for: nothing is traced.
+/// Requests whose spans may wait to be exported.
+const QUEUE_REQUESTS: usize = 4_096;
+/// Requests whose spans are exported in one batch.
+const BATCH_REQUESTS: usize = 256;
+/// How long the first request of a batch waits for others.
+const BATCH_DELAY: Duration = Duration::from_secs(1);
+/// The timeout of one export.
+const EXPORT_TIMEOUT: Duration = Duration::from_secs(5);
+/// The sample value that disables traces.
 const OFF: u32 = u32::MAX;
 
-type Batch = Vec<SpanData>;
+/// The spans of one request.
+type RequestSpans = Vec<SpanData>;
 
-/// Where traces go. Clones send to the same collector.
+/// Sends spans to the exporter. Clones use the same collector.
 #[derive(Clone, Debug)]
-pub struct Tracer(Arc<Inner>);
+pub struct Tracer(Arc<TracerState>);
 
 #[derive(Debug)]
-struct Inner {
+struct TracerState {
     /// Millionths, or `OFF`.
     sample: AtomicU32,
-    sending: ArcSwapOption<Sending>,
+    exporter: ArcSwapOption<ExporterHandle>,
     lost: Arc<Counter>,
 }
 
 #[derive(Debug)]
-struct Sending {
+struct ExporterHandle {
     endpoint: String,
-    batches: mpsc::Sender<Batch>,
+    queue: mpsc::Sender<RequestSpans>,
 }
 
 impl Tracer {
-    /// Traces nothing.
+    /// A tracer with traces disabled.
     pub fn off() -> Self {
-        let (sample, sending) = (AtomicU32::new(OFF), ArcSwapOption::empty());
-        Self(Arc::new(Inner { sample, sending, lost: Arc::default() }))
+        let (sample, exporter) = (AtomicU32::new(OFF), ArcSwapOption::empty());
+        Self(Arc::new(TracerState { sample, exporter, lost: Arc::default() }))
     }
 
-    /// Follows a plan from now on. What was already handed over still goes where it was to go.
-    pub fn follow(&self, plan: Option<&TracesPlan>, log: &Log) -> io::Result<()> {
+    /// Applies a plan. Spans in the queue still go to the collector they were meant for.
+    pub fn configure(&self, plan: Option<&TracesPlan>, log: &Log) -> io::Result<()> {
         let Some(TracesPlan { endpoint, sample }) = plan else {
             self.0.sample.store(OFF, Ordering::Relaxed);
-            self.0.sending.store(None);
+            self.0.exporter.store(None);
             return Ok(());
         };
-        let sending = self.0.sending.load_full();
-        if sending.is_none_or(|sending| sending.endpoint != *endpoint) {
-            let batches = start(endpoint.clone(), log.clone(), Arc::clone(&self.0.lost))?;
-            self.0.sending.store(Some(Arc::new(Sending { endpoint: endpoint.clone(), batches })));
+        let exporter = self.0.exporter.load_full();
+        if exporter.is_none_or(|exporter| exporter.endpoint != *endpoint) {
+            let queue = start_exporter(endpoint.clone(), log.clone(), Arc::clone(&self.0.lost))?;
+            self.0.exporter.store(Some(Arc::new(ExporterHandle { endpoint: endpoint.clone(), queue })));
         }
         self.0.sample.store(sample.millionths(), Ordering::Relaxed);
         Ok(())
     }
 
-    /// How many spans were lost.
-    pub fn lost(&self) -> u64 {
+    /// The number of spans that were lost.
+    pub fn lost_spans(&self) -> u64 {
         self.0.lost.get()
     }
 
-    /// What a request that says `parent` of itself (the `traceparent` headers it has) is traced as. `None` if nothing is
-    /// traced at all.
+    /// Joins the trace of a request with these `traceparent` headers, or starts one. `None` if traces are disabled.
     pub(crate) fn join<'h, I: Iterator<Item = &'h [u8]>>(
         &self,
-        parent: impl FnOnce() -> I,
+        traceparent: impl FnOnce() -> I,
     ) -> Option<TraceParent> {
         let millionths = self.0.sample.load(Ordering::Relaxed);
         if millionths == OFF {
             return None;
         }
-        let mut parent = parent();
-        let sent = match (parent.next(), parent.next()) {
+        let mut headers = traceparent();
+        let sent = match (headers.next(), headers.next()) {
             (Some(header), None) => TraceContext::parse(header),
             _ => None,
         };
         if let Some(context) = sent {
-            return Some(TraceParent { context: context.asked_by(span_id()), parent: Some(context.span) });
+            return Some(TraceParent { context: context.with_span(span_id()), parent: Some(context.span) });
         }
         let sample = SampleRate::from_millionths(millionths).unwrap_or(SampleRate::NONE);
         Some(TraceParent { context: TraceContext::new(sample.includes(fastrand::u32(..))), parent: None })
     }
 
-    pub(crate) fn send(&self, spans: Batch) {
+    pub(crate) fn send(&self, spans: RequestSpans) {
         let count = spans.len() as u64;
-        let sending = self.0.sending.load();
-        let is_sent = sending.as_ref().is_some_and(|sending| sending.batches.try_send(spans).is_ok());
+        let exporter = self.0.exporter.load();
+        let is_sent = exporter.as_ref().is_some_and(|exporter| exporter.queue.try_send(spans).is_ok());
         if !is_sent {
             self.0.lost.add(count);
         }
     }
 }
 
-/// What a request is in its trace.
+/// The position of a request in its trace.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TraceParent {
-    /// Our span for the request.
+    /// The context of the gateway's span for the request.
     pub(crate) context: TraceContext,
-    /// Who asked us.
+    /// The span of the sender.
     pub(crate) parent: Option<u64>,
 }
 
-/// Starts the thread that sends.
-fn start(endpoint: String, log: Log, lost: Arc<Counter>) -> io::Result<mpsc::Sender<Batch>> {
-    let (batches, waiting) = mpsc::channel(WAITING);
+/// Starts the thread that exports spans.
+fn start_exporter(endpoint: String, log: Log, lost: Arc<Counter>) -> io::Result<mpsc::Sender<RequestSpans>> {
+    let (sender, queue) = mpsc::channel(QUEUE_REQUESTS);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let run = move || runtime.block_on(send(&endpoint, waiting, &log, &lost));
+    let run = move || runtime.block_on(export(&endpoint, queue, &log, &lost));
     Builder::new().name("traces".to_owned()).spawn(run)?;
-    Ok(batches)
+    Ok(sender)
 }
 
-/// Sends until nobody has anything to send any more.
-async fn send(endpoint: &str, mut waiting: mpsc::Receiver<Batch>, log: &Log, lost: &Counter) {
+/// Exports spans until all senders are dropped.
+async fn export(endpoint: &str, mut queue: mpsc::Receiver<RequestSpans>, log: &Log, lost: &Counter) {
     let builder = SpanExporter::builder().with_tonic().with_endpoint(endpoint);
-    let mut exporter = match builder.with_protocol(Protocol::Grpc).with_timeout(PATIENCE).build() {
+    let mut exporter = match builder.with_protocol(Protocol::Grpc).with_timeout(EXPORT_TIMEOUT).build() {
         Ok(exporter) => exporter,
         Err(error) => {
-            log.event("traces_failed", &format!("cannot send traces to {endpoint}: {error}"), &[]);
+            log.event("traces_failed", &format!("cannot export traces to {endpoint}: {error}"), &[]);
             return;
         }
     };
     exporter.set_resource(&Resource::builder().with_service_name("tidegate").build());
     let mut is_failing = false;
-    let mut gathered = Vec::new();
-    while waiting.recv_many(&mut gathered, TOGETHER).await > 0 {
+    let mut batch = Vec::new();
+    while queue.recv_many(&mut batch, BATCH_REQUESTS).await > 0 {
         let more = async {
-            while waiting.recv_many(&mut gathered, TOGETHER).await > 0 && gathered.len() < TOGETHER {}
+            while queue.recv_many(&mut batch, BATCH_REQUESTS).await > 0 && batch.len() < BATCH_REQUESTS {}
         };
-        // Late ones are sent with the next.
-        let _ = tokio::time::timeout(GATHER, more).await;
-        let spans: Vec<_> = gathered.drain(..).flatten().collect();
+        // Spans that arrive later go into the next batch.
+        let _ = tokio::time::timeout(BATCH_DELAY, more).await;
+        let spans: Vec<_> = batch.drain(..).flatten().collect();
         let count = spans.len() as u64;
-        let sent = exporter.export(spans).await;
-        if sent.is_err() {
+        let result = exporter.export(spans).await;
+        if result.is_err() {
             lost.add(count);
         }
-        if sent.is_err() != std::mem::replace(&mut is_failing, sent.is_err()) {
-            let (event, message) = match sent {
-                Ok(()) => ("traces_sent", format!("{endpoint} takes traces again")),
-                Err(error) => ("traces_failed", format!("{endpoint} does not take traces: {error}")),
+        if result.is_err() != std::mem::replace(&mut is_failing, result.is_err()) {
+            let (event, message) = match result {
+                Ok(()) => ("traces_sent", format!("trace export to {endpoint} works again")),
+                Err(error) => ("traces_failed", format!("trace export to {endpoint} failed: {error}")),
             };
             log.event(event, &message, &[("endpoint", endpoint)]);
         }

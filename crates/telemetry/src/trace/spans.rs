@@ -1,89 +1,89 @@
-//! The spans of one request, as OpenTelemetry has them.
+//! The OpenTelemetry spans of one request.
 
 use opentelemetry::trace::{SpanContext, SpanId, SpanKind, Status, TraceFlags, TraceId, TraceState};
 use opentelemetry::{InstrumentationScope, KeyValue, Value};
 use opentelemetry_sdk::trace::{SpanData, SpanEvents, SpanLinks};
-use tidegate_core::{TimeSpan as Length, Timestamp};
+use tidegate_core::{TimeSpan, Timestamp};
 use tidegate_store::{ClockReading, to_system_time};
 
 use super::context::{TraceContext, span_id};
 use crate::log::{AccessEntry, AttemptEntry};
 use crate::metrics::{AttemptResult, DecisionKind};
 
-/// A request that is traced.
+/// Builds the spans of a request.
 #[derive(Debug)]
 pub(crate) struct TraceSpans {
-    /// Of our span for the request.
+    /// The context of the request's span.
     pub(crate) context: TraceContext,
-    /// Who asked us, if it is part of the trace.
+    /// The span of the sender, if it is part of the trace.
     pub(crate) parent: Option<u64>,
-    /// The span of the try that the upstream is told of.
-    pub(crate) next_try: u64,
+    /// The span of the last upstream attempt; its id was sent to the upstream.
+    pub(crate) attempt_span: u64,
 }
 
 impl TraceSpans {
-    /// All spans: the request, its decision, each try.
-    pub(crate) fn spans(
+    /// Builds all spans: of the request, of its decision and of each upstream attempt.
+    pub(crate) fn build(
         &self,
         access: &AccessEntry,
         now: ClockReading,
-        decided: Option<(DecisionKind, u64)>,
+        decision: Option<(DecisionKind, u64)>,
         status: Option<u16>,
     ) -> Vec<SpanData> {
-        let mut spans = Vec::with_capacity(2 + access.tries.len());
-        if let (Some((decided, nanos)), Some(began)) = (decided, access.decision_began) {
-            let mut span = self.span(span_id(), SpanKind::Internal, (began, began + length(nanos)));
+        let mut spans = Vec::with_capacity(2 + access.attempts.len());
+        if let (Some((decision, nanos)), Some(start)) = (decision, access.decision_start) {
+            let mut span = self.span(span_id(), SpanKind::Internal, (start, start + time_span(nanos)));
             span.name = "decision".into();
             span.attributes = access.decision_attributes();
-            span.attributes.push(KeyValue::new("tidegate.decision", decided.name()));
+            span.attributes.push(KeyValue::new("tidegate.decision", decision.name()));
             spans.push(span);
         }
-        for (index, tried) in access.tries.iter().enumerate() {
-            let is_last = index + 1 == access.tries.len();
-            spans.push(self.upstream(if is_last { self.next_try } else { span_id() }, tried));
+        for (index, attempt) in access.attempts.iter().enumerate() {
+            let is_last = index + 1 == access.attempts.len();
+            spans.push(self.attempt(if is_last { self.attempt_span } else { span_id() }, attempt));
         }
-        let mut span = self.span(self.context.span, SpanKind::Server, (access.began.at, now.at));
-        span.name = access.seen.method.clone().into();
+        let mut span = self.span(self.context.span, SpanKind::Server, (access.start.at, now.at));
+        span.name = access.summary.method.clone().into();
         span.parent_span_id = self.parent.map_or(SpanId::INVALID, SpanId::from);
         span.parent_span_is_remote = self.parent.is_some();
         span.attributes = access.request_attributes();
         match status {
-            Some(code) => answered(&mut span, code),
+            Some(code) => set_status(&mut span, code),
             None => span.status = Status::error("client_gone"),
         }
         spans.push(span);
         spans
     }
 
-    fn upstream(&self, id: u64, tried: &AttemptEntry) -> SpanData {
-        let times = (tried.began, tried.began + length(tried.nanos));
+    fn attempt(&self, id: u64, attempt: &AttemptEntry) -> SpanData {
+        let times = (attempt.start, attempt.start + time_span(attempt.nanos));
         let mut span = self.span(id, SpanKind::Client, times);
         span.name = "upstream".into();
         span.attributes = vec![
-            KeyValue::new("tidegate.upstream", tried.upstream.clone()),
-            KeyValue::new("server.address", tried.server.clone()),
+            KeyValue::new("tidegate.upstream", attempt.upstream.clone()),
+            KeyValue::new("server.address", attempt.server.clone()),
         ];
-        match tried.result {
-            AttemptResult::Answered(code) => answered(&mut span, code),
-            failed => {
-                span.attributes.push(KeyValue::new("error.type", failed.name()));
-                span.status = Status::error(failed.name());
+        match attempt.result {
+            AttemptResult::Response(code) => set_status(&mut span, code),
+            failure => {
+                span.attributes.push(KeyValue::new("error.type", failure.name()));
+                span.status = Status::error(failure.name());
             }
         }
         span
     }
 
-    /// A span below that of the request, without a name yet.
-    fn span(&self, id: u64, span_kind: SpanKind, (began, ended): (Timestamp, Timestamp)) -> SpanData {
-        let (trace, id) = (TraceId::from(self.context.trace), SpanId::from(id));
+    /// A child of the request's span, without a name.
+    fn span(&self, id: u64, span_kind: SpanKind, (start, end): (Timestamp, Timestamp)) -> SpanData {
+        let (trace_id, id) = (TraceId::from(self.context.trace_id), SpanId::from(id));
         SpanData {
-            span_context: SpanContext::new(trace, id, TraceFlags::SAMPLED, false, TraceState::NONE),
+            span_context: SpanContext::new(trace_id, id, TraceFlags::SAMPLED, false, TraceState::NONE),
             parent_span_id: SpanId::from(self.context.span),
             parent_span_is_remote: false,
             span_kind,
             name: "".into(),
-            start_time: to_system_time(began),
-            end_time: to_system_time(ended.max(began)),
+            start_time: to_system_time(start),
+            end_time: to_system_time(end.max(start)),
             attributes: Vec::new(),
             dropped_attributes_count: 0,
             events: SpanEvents::default(),
@@ -94,18 +94,18 @@ impl TraceSpans {
     }
 }
 
-fn answered(span: &mut SpanData, code: u16) {
+fn set_status(span: &mut SpanData, code: u16) {
     span.attributes.push(KeyValue::new("http.response.status_code", i64::from(code)));
     if code >= 500 {
         span.status = Status::error("");
     }
 }
 
-fn length(nanos: u64) -> Length {
-    Length::from_micros(nanos.div_ceil(1_000))
+fn time_span(nanos: u64) -> TimeSpan {
+    TimeSpan::from_micros(nanos.div_ceil(1_000))
 }
 
-/// A number as an attribute; what does not fit is as good as endless.
+/// A number as an attribute, capped at the largest `i64`.
 pub(crate) fn number(value: u64) -> Value {
     Value::I64(i64::try_from(value).unwrap_or(i64::MAX))
 }

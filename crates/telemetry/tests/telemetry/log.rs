@@ -1,4 +1,4 @@
-//! The log as a file.
+//! Log files.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,12 +19,12 @@ fn file(name: &str) -> PathBuf {
 }
 
 #[test]
-fn events_are_lines_of_json_at_the_end_of_the_file() {
+fn log_events_are_appended_to_the_file_as_lines_of_json() {
     let path = file("events.log");
     std::fs::write(&path, "before\n").unwrap();
     let log = Log::open(&Destination::File(path.clone()), LogFormat::Json, clock()).unwrap();
     log.event("ban_added", "user:bob\r\n\u{1b}[31m is banned", &[("client", "user:\"bob\"")]);
-    log.event_with("reloaded", "1 change", &[], &["rule `a` added\nnow".to_owned()]);
+    log.event_with_details("reloaded", "1 change", &[], &["rule `a` added\nnow".to_owned()]);
     log.flush();
     let text = std::fs::read_to_string(&path).unwrap();
     let lines: Vec<&str> = text.lines().collect();
@@ -37,7 +37,7 @@ fn events_are_lines_of_json_at_the_end_of_the_file() {
 }
 
 #[test]
-fn a_file_that_was_moved_away_is_made_anew_when_told() {
+fn log_reopened_after_its_file_was_moved_writes_to_a_new_file() {
     let (path, moved) = (file("rotated.log"), file("rotated.log.1"));
     let to = Destination::File(path.clone());
     let log = Log::open(&to, LogFormat::Json, clock()).unwrap();
@@ -45,7 +45,7 @@ fn a_file_that_was_moved_away_is_made_anew_when_told() {
     log.flush();
     std::fs::rename(&path, &moved).unwrap();
     log.event("two", "2", &[]);
-    log.turn(&to).unwrap();
+    log.reopen(&to).unwrap();
     log.event("three", "3", &[]);
     log.flush();
     assert_eq!(std::fs::read_to_string(&moved).unwrap().lines().count(), 2);
@@ -55,17 +55,17 @@ fn a_file_that_was_moved_away_is_made_anew_when_told() {
 }
 
 #[test]
-fn a_file_that_cannot_be_opened_is_an_error() {
+fn log_file_that_cannot_be_opened_is_an_error() {
     let to = Destination::File("/nowhere/at/all.log".into());
     assert!(Log::open(&to, LogFormat::Json, clock()).is_err());
 }
 
 #[test]
-fn lines_that_nobody_takes_are_lost_and_counted_and_nobody_waits() {
+fn log_lines_beyond_a_full_queue_are_lost_and_counted() {
     let (log, lines) = Log::into_channel(clock());
     for _ in 0..10_000 {
         log.event("e", "m", &[]);
     }
     assert_eq!(log.dropped(), 10_000 - 8_192);
-    assert!(lines.next_within(Duration::ZERO).unwrap().contains("\"event\":\"e\""));
+    assert!(lines.recv_timeout(Duration::ZERO).unwrap().contains("\"event\":\"e\""));
 }

@@ -1,4 +1,4 @@
-//! The alert rules and the dashboard that ship with the product, tried with Prometheus' own tool.
+//! Checks the alert rules and the dashboard in `contrib` with promtool.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -12,12 +12,8 @@ use tidegate_policy::{NoFiles, compile};
 use tidegate_store::ManualClock;
 use tidegate_telemetry::{AttemptResult, MetricsReader, Telemetry};
 
-/// Named in the rules and the dashboard before there is anything to count: what names them comes later. The operations
-/// manual has the same list.
-const RESERVED: [&str; 3] =
-    ["redis_connection_errors", "tidegate_breaker_state", "rate_limit_quota_used_ratio"];
-/// Told by others than this crate.
-const ELSEWHERE: [&str; 8] = [
+/// Metrics that other crates, or Prometheus itself, add.
+const OTHER_METRICS: [&str; 8] = [
     "tidegate_certificate_expiry_timestamp_seconds",
     "tidegate_connections_open",
     "tidegate_upstream_healthy",
@@ -35,18 +31,18 @@ fn contrib() -> PathBuf {
 fn promtool(args: &[&str]) {
     let output = Command::new("promtool").args(args).current_dir(contrib().join("prometheus")).output();
     let output = output.expect("promtool is installed; run `cargo xtask setup`");
-    let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "promtool {args:?}\n{said}");
+    let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "promtool {args:?}\n{text}");
 }
 
 #[test]
-fn the_rules_are_rules_and_fire_when_they_should() {
+fn alert_rules_are_valid_and_pass_their_tests() {
     promtool(&["check", "rules", "tidegate.rules.yml"]);
     promtool(&["test", "rules", "tidegate.rules.test.yml"]);
 }
 
-/// Every expression of the dashboard, with what Grafana puts into it.
-fn dashboard() -> Vec<String> {
+/// Every expression of the dashboard, with its variables replaced as Grafana does.
+fn dashboard_expressions() -> Vec<String> {
     let text = std::fs::read_to_string(contrib().join("grafana/tidegate.json")).unwrap();
     let dashboard: Value = serde_json::from_str(&text).unwrap();
     let panels = dashboard["panels"].as_array().unwrap().iter();
@@ -58,8 +54,8 @@ fn dashboard() -> Vec<String> {
 }
 
 #[test]
-fn every_expression_of_the_dashboard_is_promql() {
-    let expressions = dashboard();
+fn dashboard_expressions_are_valid_promql() {
+    let expressions = dashboard_expressions();
     assert!(expressions.len() > 20);
     let mut rules = "groups:\n- name: dashboard\n  rules:\n".to_owned();
     for (number, expression) in expressions.iter().enumerate() {
@@ -72,8 +68,8 @@ fn every_expression_of_the_dashboard_is_promql() {
     std::fs::remove_file(file).unwrap();
 }
 
-/// Words of an expression that are names of metrics.
-fn names(expression: &str) -> BTreeSet<String> {
+/// The names of metrics in an expression.
+fn metric_names(expression: &str) -> BTreeSet<String> {
     let words = expression.split(|c: char| !c.is_ascii_alphanumeric() && c != '_' && c != ':');
     let is_name = |word: &&str| {
         let prefixes = ["rate_limit_", "tidegate_", "redis_", "process_"];
@@ -83,39 +79,42 @@ fn names(expression: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn every_metric_that_is_named_is_told_or_reserved() {
+fn metrics_in_rules_and_dashboard_exist() {
     let clock = Arc::new(ManualClock::at(Timestamp::ZERO));
-    let telemetry = Telemetry::counting(1, clock);
+    let telemetry = Telemetry::metrics_only(1, clock);
     let plan = compile("p", b"rate_limits: { default: { requests: 1, window: 1 } }", &NoFiles).unwrap().plan;
     telemetry.metrics().apply(&plan);
-    telemetry.metrics().meter().tried(&telemetry.metrics().upstream("api"), AttemptResult::Broken, 0);
-    let page = telemetry.page(MetricsReader::Person, Timestamp::ZERO).into_text();
-    let told: BTreeSet<_> =
-        page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
+    telemetry.metrics().handle().record_attempt(
+        &telemetry.metrics().upstream("api"),
+        AttemptResult::Broken,
+        0,
+    );
+    let text = telemetry.exposition(MetricsReader::OneShot, Timestamp::ZERO).into_text();
+    let exposed: BTreeSet<_> =
+        text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
     let rules = std::fs::read_to_string(contrib().join("prometheus/tidegate.rules.yml")).unwrap();
     let rules = rules.lines().filter(|line| !line.trim_start().starts_with('#'));
-    let used = rules.map(str::to_owned).chain(dashboard()).flat_map(|expression| names(&expression));
-    for name in used {
-        let is_known = told.contains(name.as_str())
-            || ELSEWHERE.contains(&name.as_str())
-            || RESERVED.contains(&name.as_str());
-        assert!(is_known, "{name} is told by nobody");
+    let expressions = rules.map(str::to_owned).chain(dashboard_expressions());
+    for name in expressions.flat_map(|expression| metric_names(&expression)) {
+        let exists = exposed.contains(name.as_str()) || OTHER_METRICS.contains(&name.as_str());
+        assert!(exists, "no metric {name}");
     }
 }
 
 #[test]
-fn the_page_is_what_prometheus_reads() {
-    let telemetry = Telemetry::counting(2, Arc::new(ManualClock::at(Timestamp::from_secs(1_700_000_000))));
+fn exposition_with_hostile_client_name_is_read_by_promtool() {
+    let telemetry =
+        Telemetry::metrics_only(2, Arc::new(ManualClock::at(Timestamp::from_secs(1_700_000_000))));
     let plan = compile("p", b"rate_limits: { default: { requests: 1, window: 1 } }", &NoFiles).unwrap().plan;
     let slots = telemetry.metrics().apply(&plan);
-    let meter = telemetry.metrics().meter();
-    let nasty = "\"}\\\n\u{1b}[31m{a=\"b\"} 7";
-    let key = [b"u", &u32::try_from(nasty.len()).unwrap().to_le_bytes()[..], nasty.as_bytes()].concat();
+    let handle = telemetry.metrics().handle();
+    let hostile = "\"}\\\n\u{1b}[31m{a=\"b\"} 7";
+    let key = [b"u", &u32::try_from(hostile.len()).unwrap().to_le_bytes()[..], hostile.as_bytes()].concat();
     let rule = plan.rate_limits.default.unwrap().id;
     for _ in 0..10 {
-        meter.refused(&slots, rule, &key, Timestamp::ZERO);
+        handle.record_rejection(&slots, rule, &key, Timestamp::ZERO);
     }
-    let page = telemetry.page(MetricsReader::Person, Timestamp::ZERO).into_text();
+    let text = telemetry.exposition(MetricsReader::OneShot, Timestamp::ZERO).into_text();
     let mut promtool = Command::new("promtool")
         .args(["check", "metrics"])
         .stdin(std::process::Stdio::piped())
@@ -123,10 +122,10 @@ fn the_page_is_what_prometheus_reads() {
         .stderr(std::process::Stdio::piped())
         .spawn()
         .unwrap();
-    std::io::Write::write_all(&mut promtool.stdin.take().unwrap(), page.as_bytes()).unwrap();
+    std::io::Write::write_all(&mut promtool.stdin.take().unwrap(), text.as_bytes()).unwrap();
     let output = promtool.wait_with_output().unwrap();
-    // It complains of names that are fixed (milliseconds, no suffix), with 3; what it cannot read is 1.
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(matches!(output.status.code(), Some(0 | 3)), "{said}\n{page}");
-    assert!(!said.contains("error while linting"), "{said}");
+    // Exit status 3: lint warnings about fixed names (milliseconds, no suffix). Exit status 1: the text is invalid.
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(matches!(output.status.code(), Some(0 | 3)), "{stderr}\n{text}");
+    assert!(!stderr.contains("error while linting"), "{stderr}");
 }

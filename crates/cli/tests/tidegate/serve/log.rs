@@ -90,7 +90,7 @@ fn a_moved_log_is_opened_anew_at_sighup_and_a_reload_changes_what_is_logged() {
         connection.get("").unwrap();
     }
     let line = &lines(&log, 3)[2];
-    assert_eq!((&line["decision"], &line["remaining"]), (&"refused".into(), &0.into()));
+    assert_eq!((&line["decision"], &line["remaining"]), (&"rejected".into(), &0.into()));
 }
 
 #[test]

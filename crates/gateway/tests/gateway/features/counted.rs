@@ -24,7 +24,7 @@ async fn what_is_decided_and_answered_is_counted() {
         assert_eq!(proxy.get_with("/", &[("x-api-key", "sk_live_51H_very_secret")]).await.status, status);
     }
     let decided = |what: &str| proxy.metric(&format!("rate_limit_requests_total{{decision=\"{what}\"}}"));
-    assert_eq!((decided("passed"), decided("refused"), decided("banned")), (2, 3, 0));
+    assert_eq!((decided("admitted"), decided("rejected"), decided("banned")), (2, 3, 0));
     let exceeded = |client: &str| {
         proxy.metric(&format!("rate_limit_exceeded_total{{client_id=\"{client}\",rule=\"default\"}}"))
     };
@@ -55,7 +55,7 @@ async fn counts_go_on_over_a_reload() {
         "rate_limits: { default: { requests: 1, window: 1h, algorithm: sliding_window_log } }",
     );
     assert_eq!(proxy.get("/").await.status, 429);
-    assert_eq!(proxy.metric("rate_limit_requests_total{decision=\"passed\"}"), 1);
+    assert_eq!(proxy.metric("rate_limit_requests_total{decision=\"admitted\"}"), 1);
     assert_eq!(proxy.metric("tidegate_upstream_requests_total{upstream=\"api\",code=\"2xx\"}"), 1);
     assert_eq!(proxy.metric("rate_limit_limit{rule=\"default\",window=\"1h\"}"), 1);
 }
@@ -71,7 +71,7 @@ async fn a_rule_in_shadow_says_whom_it_would_refuse() {
         assert_eq!(proxy.get("/").await.status, 200);
     }
     assert_eq!(proxy.metric("rate_limit_shadow_exceeded_total{rule=\"default\"}"), 3);
-    assert_eq!(proxy.metric("rate_limit_requests_total{decision=\"passed\"}"), 4);
+    assert_eq!(proxy.metric("rate_limit_requests_total{decision=\"admitted\"}"), 4);
     assert_eq!(proxy.metric("rate_limit_exceeded_total{client_id=\"other\",rule=\"default\"}"), 0);
 }
 
@@ -91,7 +91,7 @@ async fn who_hangs_up_is_counted_as_gone() {
         proxy.metric(&format!("tidegate_upstream_failures_total{{upstream=\"api\",reason=\"{why}\"}}"))
     };
     assert_eq!((failed("abandoned"), failed("broken")), (1, 0));
-    assert_eq!(proxy.metric("rate_limit_requests_total{decision=\"passed\"}"), 1);
+    assert_eq!(proxy.metric("rate_limit_requests_total{decision=\"admitted\"}"), 1);
 }
 
 #[tokio::test]

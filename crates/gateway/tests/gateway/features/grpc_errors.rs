@@ -143,7 +143,7 @@ async fn grpc_call_without_timely_upstream_response_gets_deadline_exceeded() {
 async fn grpc_rejection_is_recorded_as_429() {
     let clock = Arc::new(tidegate_store::SystemClock::new());
     let (log, lines) = Log::into_channel(clock.clone());
-    log.choose(LogSampling { access: SampleRate::ALL, refused: SampleRate::ALL });
+    log.set_sampling(LogSampling { access: SampleRate::ALL, rejected: SampleRate::ALL });
     let telemetry = Telemetry::new(Metrics::new(1, tidegate_core::Timestamp::ZERO), log);
     let upstream = service().await;
     let proxy =
@@ -151,10 +151,10 @@ async fn grpc_rejection_is_recorded_as_429() {
     for _ in 0..2 {
         raw(&proxy, "/a", "application/grpc").await;
     }
-    let line = || lines.next_within(Duration::from_secs(20)).expect("a line comes");
+    let line = || lines.recv_timeout(Duration::from_secs(20)).expect("a line comes");
     line();
     let rejected: serde_json::Value = serde_json::from_str(&line()).unwrap();
-    assert_eq!((&rejected["decision"], &rejected["status"]), (&"refused".into(), &429.into()));
+    assert_eq!((&rejected["decision"], &rejected["status"]), (&"rejected".into(), &429.into()));
     assert_eq!(rejected["cause"], "rate_limit_exceeded");
     assert_eq!(proxy.metric("tidegate_responses_total{code=\"4xx\"}"), 1);
     assert_eq!(proxy.metric("rate_limit_requests_total{decision=\"refused\"}"), 1);

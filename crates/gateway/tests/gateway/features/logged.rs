@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 use tidegate_policy::SampleRate;
-use tidegate_telemetry::{Lines, Log, LogSampling, Telemetry};
+use tidegate_telemetry::{Log, LogReceiver, LogSampling, Telemetry};
 use tidegate_testkit::server::HttpServer;
 use tidegate_testkit::wait::soon;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -13,20 +13,20 @@ use crate::fixture::{ResourceLimits, TestGateway, active};
 
 const TWO: &str = "rate_limits: { default: { requests: 2, window: 1h, algorithm: sliding_window_log } }";
 
-async fn logging(which: LogSampling, rest: &str) -> (TestGateway, HttpServer, Lines) {
+async fn logging(which: LogSampling, rest: &str) -> (TestGateway, HttpServer, LogReceiver) {
     let upstream = HttpServer::named("served").await;
     let clock = std::sync::Arc::new(tidegate_store::SystemClock::new());
     let (log, lines) = Log::into_channel(clock.clone());
-    log.choose(which);
+    log.set_sampling(which);
     let telemetry = Telemetry::new(tidegate_telemetry::Metrics::new(1, tidegate_core::Timestamp::ZERO), log);
     let active = active(&[upstream.url()], rest, &[]);
     (TestGateway::with_telemetry(telemetry, active, ResourceLimits::default()), upstream, lines)
 }
 
-const ALL: LogSampling = LogSampling { access: SampleRate::ALL, refused: SampleRate::ALL };
+const ALL: LogSampling = LogSampling { access: SampleRate::ALL, rejected: SampleRate::ALL };
 
-fn next(lines: &Lines) -> Value {
-    let line = lines.next_within(Duration::from_secs(20)).expect("a line comes");
+fn next(lines: &LogReceiver) -> Value {
+    let line = lines.recv_timeout(Duration::from_secs(20)).expect("a line comes");
     assert_eq!(line.matches('\n').count(), 1, "{line:?}");
     assert!(!line.trim_end().chars().any(char::is_control), "{line:?}");
     serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line:?}"))
@@ -47,7 +47,7 @@ async fn a_line_tells_who_asked_what_was_decided_and_how_it_was_answered() {
         (&"GET".into(), &"/things/7".into(), &"test".into())
     );
     assert_eq!((&passed["client"], &passed["peer"]), (&"api_key:sk_l…#b59c1698".into(), &"127.0.0.1".into()));
-    assert_eq!((&passed["decision"], &passed["rule"]), (&"passed".into(), &"default".into()));
+    assert_eq!((&passed["decision"], &passed["rule"]), (&"admitted".into(), &"default".into()));
     assert_eq!((&passed["limit"], &passed["remaining"]), (&2.into(), &1.into()));
     assert_eq!(
         (&passed["upstream"], &passed["result"], &passed["tries"]),
@@ -59,7 +59,7 @@ async fn a_line_tells_who_asked_what_was_decided_and_how_it_was_answered() {
     assert!(passed["total_ms"].as_f64().unwrap() >= passed["decision_ms"].as_f64().unwrap());
     next(&lines);
     let refused = next(&lines);
-    assert_eq!((&refused["decision"], &refused["status"]), (&"refused".into(), &429.into()));
+    assert_eq!((&refused["decision"], &refused["status"]), (&"rejected".into(), &429.into()));
     assert_eq!((&refused["cause"], &refused["remaining"]), (&"rate_limit_exceeded".into(), &0.into()));
     assert!(refused["retry_after"].as_u64().unwrap() > 3_500);
     assert_eq!(refused["upstream"], Value::Null);
@@ -91,13 +91,13 @@ async fn whatever_is_sent_every_line_is_one_object_and_no_key_is_in_it() {
 
 #[tokio::test]
 async fn refusals_may_be_all_that_is_logged_or_all_that_is_not() {
-    let only = LogSampling { access: SampleRate::NONE, refused: SampleRate::ALL };
+    let only = LogSampling { access: SampleRate::NONE, rejected: SampleRate::ALL };
     let (proxy, _upstream, lines) = logging(only, TWO).await;
     for _ in 0..3 {
         proxy.get("/").await;
     }
-    assert_eq!(next(&lines)["decision"], "refused");
-    let never = LogSampling { access: SampleRate::ALL, refused: SampleRate::NONE };
+    assert_eq!(next(&lines)["decision"], "rejected");
+    let never = LogSampling { access: SampleRate::ALL, rejected: SampleRate::NONE };
     let (proxy, upstream, lines) = logging(never, TWO).await;
     for _ in 0..3 {
         proxy.get("/").await;
@@ -108,10 +108,10 @@ async fn refusals_may_be_all_that_is_logged_or_all_that_is_not() {
     );
     proxy.get("/").await;
     let decided: Vec<_> = (0..3).map(|_| next(&lines)["decision"].clone()).collect();
-    assert_eq!(decided, ["passed", "passed", "passed"]);
+    assert_eq!(decided, ["admitted", "admitted", "admitted"]);
 }
 
-const NONE: LogSampling = LogSampling { access: SampleRate::NONE, refused: SampleRate::NONE };
+const NONE: LogSampling = LogSampling { access: SampleRate::NONE, rejected: SampleRate::NONE };
 
 #[tokio::test]
 async fn forwarding_headers_without_trusted_proxies_are_logged_once_for_each_policy() {
@@ -154,7 +154,7 @@ async fn forwarding_headers_are_not_logged_if_a_proxy_is_trusted_or_no_address_i
         );
         proxy.get_with("/", &[("x-forwarded-for", "203.0.113.8")]).await;
         assert_eq!(next(&lines)["event"], "forwarding_headers_ignored", "{clients}");
-        assert!(lines.next_within(Duration::ZERO).is_none(), "{clients}");
+        assert!(lines.recv_timeout(Duration::ZERO).is_none(), "{clients}");
     }
 }
 

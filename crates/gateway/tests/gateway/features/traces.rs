@@ -58,7 +58,7 @@ const TWO: &str = "clients: { api_key: { verify: none } }\n\
 fn tracing(servers: &[String], endpoint: &str, sample: SampleRate) -> TestGateway {
     let clock = Arc::new(tidegate_store::SystemClock::new());
     let (log, tracer) = (Log::off(clock), Tracer::off());
-    tracer.follow(Some(&TracesPlan { endpoint: endpoint.to_owned(), sample }), &log).unwrap();
+    tracer.configure(Some(&TracesPlan { endpoint: endpoint.to_owned(), sample }), &log).unwrap();
     let telemetry = Telemetry::new(Metrics::new(1, tidegate_core::Timestamp::ZERO), log).with_tracer(tracer);
     TestGateway::with_telemetry(telemetry, active(servers, TWO, &[]), ResourceLimits::default())
 }
@@ -99,7 +99,7 @@ async fn a_request_its_decision_and_its_try_arrive_as_one_trace() {
     assert_eq!(hex(&request.parent_span_id), "00f067aa0ba902b7");
     assert_eq!((&decision.parent_span_id, &tried.parent_span_id), (&request.span_id, &request.span_id));
     let told = attributes(decision);
-    assert_eq!((told["tidegate.decision"].as_str(), told["tidegate.rule"].as_str()), ("passed", "default"));
+    assert_eq!((told["tidegate.decision"].as_str(), told["tidegate.rule"].as_str()), ("admitted", "default"));
     assert_eq!(told["tidegate.client"], "api_key:sk_l…#b59c1698");
     assert_eq!(attributes(tried)["http.response.status_code"], "200");
     assert_eq!(attributes(request)["url.path"], "/things");
@@ -131,7 +131,7 @@ async fn who_does_not_want_to_be_traced_is_not_and_nonsense_is_replaced() {
     traces.sort();
     traces.dedup();
     decided.sort();
-    assert_eq!((traces.len(), decided), (2, vec!["passed".to_owned(), "refused".to_owned()]));
+    assert_eq!((traces.len(), decided), (2, vec!["admitted".to_owned(), "rejected".to_owned()]));
 }
 
 #[tokio::test]
