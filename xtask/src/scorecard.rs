@@ -18,7 +18,7 @@ const ENTRIES: [Entry; 6] = [
         name: "crash",
         what: "the real binary, killed 200 times while bans are added and taken back through the admin API",
         bar: "0 acknowledged changes lost",
-        run: || binary("long_crash"),
+        run: || binary("long_acknowledged_bans"),
     },
     Entry {
         name: "equivalence",

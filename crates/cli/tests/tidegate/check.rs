@@ -9,12 +9,12 @@ fn text(bytes: &[u8]) -> String {
 }
 
 /// A file in a folder of its own.
-struct Scratch {
+struct TempFile {
     folder: Folder,
     name: &'static str,
 }
 
-impl Scratch {
+impl TempFile {
     fn new(name: &'static str, contents: &[u8]) -> Self {
         let folder = Folder::new();
         folder.write(name, contents);
@@ -27,22 +27,22 @@ impl Scratch {
 }
 
 #[test]
-fn a_good_policy_is_said_to_be_good() {
+fn check_of_a_valid_policy_prints_its_rule_count() {
     let output = run_in_root(&["check", "examples/small-api.yaml"]);
     assert_eq!(output.status.code(), Some(0));
     assert_eq!(text(&output.stdout), "examples/small-api.yaml: good, 3 rules\n");
 }
 
 #[test]
-fn files_a_policy_names_are_read_from_its_folder() {
+fn check_reads_files_relative_to_the_policy() {
     let output = run_in_root(&["check", "examples/saas-tiers.yaml", "examples/multi-tenant.yaml"]);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stdout));
     assert_eq!(text(&output.stdout).lines().count(), 2);
 }
 
 #[test]
-fn a_broken_policy_fails_and_says_where() {
-    let file = Scratch::new("broken.yaml", b"rate_limits:\n  default: { requests: 0, window: 60 }\n");
+fn check_of_an_invalid_policy_fails_with_the_position() {
+    let file = TempFile::new("broken.yaml", b"rate_limits:\n  default: { requests: 0, window: 60 }\n");
     let output = run_in_root(&["check", "examples/small-api.yaml", &file.path()]);
     assert_eq!(output.status.code(), Some(1));
     let said = text(&output.stdout);
@@ -52,8 +52,8 @@ fn a_broken_policy_fails_and_says_where() {
 }
 
 #[test]
-fn warnings_stand_beside_success() {
-    let file = Scratch::new("doubtful.yaml", b"rate_limits:\n  tenant: { requests: 5, window: 60 }\n");
+fn check_with_warnings_succeeds() {
+    let file = TempFile::new("doubtful.yaml", b"rate_limits:\n  tenant: { requests: 5, window: 60 }\n");
     let output = run_in_root(&["check", &file.path()]);
     assert_eq!(output.status.code(), Some(0));
     let said = text(&output.stdout);
@@ -62,8 +62,8 @@ fn warnings_stand_beside_success() {
 }
 
 #[test]
-fn tools_get_json() {
-    let file = Scratch::new("json.yaml", b"rate_limit: {}\n");
+fn check_with_json_format_prints_problems_and_rule_counts() {
+    let file = TempFile::new("json.yaml", b"rate_limit: {}\n");
     let output = run_in_root(&["check", "--format", "json", &file.path(), "examples/small-api.yaml"]);
     assert_eq!(output.status.code(), Some(1));
     let said: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -74,7 +74,7 @@ fn tools_get_json() {
 }
 
 #[test]
-fn a_missing_file_is_a_clear_failure_and_the_others_are_checked() {
+fn check_of_a_missing_file_fails_and_checks_the_others() {
     let output = run_in_root(&["check", "nowhere.yaml", "examples/small-api.yaml"]);
     assert_eq!(output.status.code(), Some(1));
     let said = text(&output.stdout);
@@ -83,8 +83,8 @@ fn a_missing_file_is_a_clear_failure_and_the_others_are_checked() {
 }
 
 #[test]
-fn a_hundred_megabytes_are_refused_without_being_read() {
-    let file = Scratch::new("large.yaml", b"");
+fn check_rejects_a_file_of_100_mib_without_reading_it() {
+    let file = TempFile::new("large.yaml", b"");
     std::fs::File::options().write(true).open(file.path()).unwrap().set_len(100 << 20).unwrap();
     let output = run_in_root(&["check", &file.path()]);
     assert_eq!(output.status.code(), Some(1));
@@ -92,12 +92,12 @@ fn a_hundred_megabytes_are_refused_without_being_read() {
 }
 
 #[test]
-fn no_file_is_wrong_usage() {
+fn check_without_a_file_is_a_usage_error() {
     assert_eq!(run_in_root(&["check"]).status.code(), Some(2));
 }
 
 #[test]
-fn the_schema_is_json_and_completions_are_a_script() {
+fn schema_is_json_and_completions_are_shell_scripts() {
     let schema: serde_json::Value = serde_json::from_slice(&run_in_root(&["schema"]).stdout).unwrap();
     assert_eq!(schema["$schema"], "https://json-schema.org/draft/2020-12/schema");
     for shell in ["bash", "zsh", "fish"] {

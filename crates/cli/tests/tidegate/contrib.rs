@@ -4,29 +4,29 @@ use std::process::Command;
 
 use crate::program::{PATH, ROOT};
 
-/// How exposed a service may be, in tenths of what systemd counts to ten.
-const MOST_EXPOSED: &str = "20";
+/// The maximum exposure level of the unit, in tenths of systemd's scale from 0 to 10.
+const MAX_EXPOSURE: &str = "20";
 
 #[test]
-fn the_unit_is_one_that_systemd_takes_and_finds_well_shut() {
+fn systemd_unit_is_valid_and_within_the_exposure_limit() {
     let unit = std::fs::read_to_string(format!("{ROOT}/contrib/systemd/tidegate.service")).unwrap();
     assert!(unit.contains("ExecStart=/usr/local/bin/tidegate serve --config"), "{unit}");
     let folder = format!("{}/unit-{}", env!("CARGO_TARGET_TMPDIR"), std::process::id());
     std::fs::create_dir_all(&folder).unwrap();
     let file = format!("{folder}/tidegate.service");
-    // It is not installed here.
+    // The binary is not installed at this path here.
     std::fs::write(&file, unit.replace("/usr/local/bin/tidegate", PATH)).unwrap();
-    let threshold = format!("--threshold={MOST_EXPOSED}");
+    let threshold = format!("--threshold={MAX_EXPOSURE}");
     for args in [&["verify", &file][..], &["security", "--offline=true", &threshold, &file]] {
         let checked = Command::new("systemd-analyze").args(args).output().unwrap();
-        let said = String::from_utf8_lossy(&checked.stdout);
-        assert!(checked.status.success(), "{args:?}: {said}\n{}", String::from_utf8_lossy(&checked.stderr));
+        let output = String::from_utf8_lossy(&checked.stdout);
+        assert!(checked.status.success(), "{args:?}: {output}\n{}", String::from_utf8_lossy(&checked.stderr));
     }
     std::fs::remove_dir_all(folder).unwrap();
 }
 
 #[test]
-fn the_image_is_built_with_our_toolchain_and_runs_as_nobody_in_particular() {
+fn docker_image_uses_the_pinned_toolchain_and_a_non_root_user() {
     let image = std::fs::read_to_string(format!("{ROOT}/Dockerfile")).unwrap();
     let toolchain = std::fs::read_to_string(format!("{ROOT}/rust-toolchain.toml")).unwrap();
     let channel =

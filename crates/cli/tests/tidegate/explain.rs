@@ -1,4 +1,4 @@
-//! What the real binary says about requests under the example policies.
+//! `tidegate explain` with the example policies.
 
 use std::process::Output;
 
@@ -9,7 +9,7 @@ fn tidegate(policy: &str, args: &[&str]) -> Output {
 }
 
 #[test]
-fn a_request_is_explained_to_people() {
+fn explain_prints_client_route_and_rules_without_the_api_key() {
     let output = tidegate(
         "examples/saas-tiers.yaml",
         &["POST", "/v1//reports?x=1", "-H", "Host: api.example.com:443", "-H", "X-API-Key: pk_live_4f9a"],
@@ -25,7 +25,7 @@ fn a_request_is_explained_to_people() {
 }
 
 #[test]
-fn a_request_is_explained_to_tools() {
+fn explain_with_json_format_prints_the_verdict() {
     let output = tidegate(
         "examples/login-protection.yaml",
         &["GET", "/", "--from", "203.0.113.9", "--format", "json"],
@@ -38,7 +38,7 @@ fn a_request_is_explained_to_tools() {
 }
 
 #[test]
-fn what_cannot_be_explained_fails() {
+fn explain_with_a_missing_or_invalid_policy_fails() {
     for (policy, args) in [("examples/none.yaml", ["GET", "/"]), ("examples/keys.csv", ["GET", "/"])] {
         let output = tidegate(policy, &args);
         assert_eq!(output.status.code(), Some(1), "{policy}");
@@ -47,7 +47,7 @@ fn what_cannot_be_explained_fails() {
 }
 
 #[test]
-fn explain_request_that_is_rejected_says_status_and_reason() {
+fn explain_of_a_rejected_request_prints_status_and_reason() {
     for (args, expected) in [
         (["GET", "/%zz"], "400: `%` at byte 1 of the path is not followed by two hexadecimal digits"),
         (

@@ -1,4 +1,4 @@
-//! A gateway in this process. Everything that starts or asks a [`Gateway`] is here.
+//! A gateway in this process. Everything that starts or calls a [`Gateway`] is here.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -25,7 +25,7 @@ use tokio::sync::watch;
 
 pub(crate) use tidegate_gateway::{CertificateResolver, MinRate, ResourceLimits};
 
-/// A gateway of one core that serves until it is dropped.
+/// A gateway with one worker that runs until it is dropped.
 pub(crate) struct TestGateway {
     pub(crate) address: SocketAddr,
     gateway: Gateway<MemoryStore>,
@@ -35,8 +35,8 @@ pub(crate) struct TestGateway {
 
 impl TestGateway {
     /// Serves a complete policy.
-    pub(crate) fn start(policy: &str, bounds: ResourceLimits) -> Self {
-        Self::start_active(complete(policy, &[]), bounds)
+    pub(crate) fn start(policy: &str, limits: ResourceLimits) -> Self {
+        Self::start_active(complete(policy, &[]), limits)
     }
 
     /// Serves a complete policy that refers to these files.
@@ -48,19 +48,19 @@ impl TestGateway {
     pub(crate) fn start_tls(
         certificate: &Certificate,
         policy: &str,
-        bounds: ResourceLimits,
+        limits: ResourceLimits,
     ) -> (Self, Arc<CertificateResolver>) {
         let Certificate { chain, key, .. } = certificate;
         let listener = any_port().with_tls(chain.as_bytes(), key.as_bytes()).expect("a certificate");
         let resolver = Arc::clone(listener.certificate().expect("TLS"));
-        let gateway = gateway(complete(policy, &[]), bounds);
+        let gateway = gateway(complete(policy, &[]), limits);
         (Self::run(gateway, listener, Duration::ZERO), resolver)
     }
 
     /// Forwards everything to `servers`, with so many requests an hour for each client.
-    pub(crate) fn with_limit(servers: &[&RecordingServer], requests: u32, bounds: ResourceLimits) -> Self {
+    pub(crate) fn with_limit(servers: &[&RecordingServer], requests: u32, limits: ResourceLimits) -> Self {
         let limit = format!("rate_limits: {{ default: {{ {} }} }}", hourly(requests));
-        Self::start(&policy_before(servers, &limit), bounds)
+        Self::start(&policy_before(servers, &limit), limits)
     }
 
     /// Forwards everything to `servers`; `rest` is the rest of the policy.
@@ -73,30 +73,30 @@ impl TestGateway {
         servers: &[String],
         rest: &str,
         files: &[(&str, &str)],
-        bounds: ResourceLimits,
+        limits: ResourceLimits,
     ) -> Self {
-        Self::start_active(active(servers, rest, files), bounds)
+        Self::start_active(active(servers, rest, files), limits)
     }
 
-    fn start_active(active: ActivePolicy, bounds: ResourceLimits) -> Self {
-        Self::draining(active, bounds, Duration::ZERO)
+    fn start_active(active: ActivePolicy, limits: ResourceLimits) -> Self {
+        Self::draining(active, limits, Duration::ZERO)
     }
 
     /// Requests in progress when it stops get `drain` to end.
-    pub(crate) fn draining(active: ActivePolicy, bounds: ResourceLimits, drain: Duration) -> Self {
-        Self::run(gateway(active, bounds), any_port(), drain)
+    pub(crate) fn draining(active: ActivePolicy, limits: ResourceLimits, drain: Duration) -> Self {
+        Self::run(gateway(active, limits), any_port(), drain)
     }
 
     /// Reads time from `clock`.
-    pub(crate) fn with_clock(clock: Arc<dyn Clock>, active: ActivePolicy, bounds: ResourceLimits) -> Self {
+    pub(crate) fn with_clock(clock: Arc<dyn Clock>, active: ActivePolicy, limits: ResourceLimits) -> Self {
         let telemetry = Telemetry::metrics_only(1, Arc::clone(&clock));
-        Self::run(gateway_with(active, bounds, clock, telemetry), any_port(), Duration::ZERO)
+        Self::run(gateway_with(active, limits, clock, telemetry), any_port(), Duration::ZERO)
     }
 
     /// Reports to `telemetry`.
-    pub(crate) fn with_telemetry(telemetry: Telemetry, active: ActivePolicy, bounds: ResourceLimits) -> Self {
+    pub(crate) fn with_telemetry(telemetry: Telemetry, active: ActivePolicy, limits: ResourceLimits) -> Self {
         let clock = Arc::new(SystemClock::new());
-        Self::run(gateway_with(active, bounds, clock, telemetry), any_port(), Duration::ZERO)
+        Self::run(gateway_with(active, limits, clock, telemetry), any_port(), Duration::ZERO)
     }
 
     fn run(gateway: Gateway<MemoryStore>, listener: Listener, drain: Duration) -> Self {
@@ -106,12 +106,12 @@ impl TestGateway {
         Self { address, gateway, stop, threads }
     }
 
-    /// Puts another complete policy in force.
+    /// Applies another complete policy.
     pub(crate) fn replace_policy(&self, policy: &str) {
         self.gateway.replace(complete(policy, &[])).expect("a policy that can be served");
     }
 
-    /// Puts another policy in force that forwards everything to `servers`.
+    /// Applies another policy that forwards everything to `servers`.
     pub(crate) fn replace(&self, servers: &[String], rest: &str) {
         self.gateway.replace(active(servers, rest, &[])).expect("a policy that can be served");
     }
@@ -162,7 +162,7 @@ impl TestGateway {
     pub(crate) async fn stop(mut self) {
         self.stop.send_replace(true);
         for thread in std::mem::take(&mut self.threads) {
-            soon(tokio::task::spawn_blocking(|| thread.join())).await.unwrap().expect("no core panics");
+            soon(tokio::task::spawn_blocking(|| thread.join())).await.unwrap().expect("no worker panics");
         }
     }
 
@@ -213,26 +213,26 @@ impl Drop for TestGateway {
         self.stop.send_replace(true);
         for thread in self.threads.drain(..) {
             let ended = thread.join();
-            assert!(std::thread::panicking() || ended.is_ok(), "a core has panicked");
+            assert!(std::thread::panicking() || ended.is_ok(), "a worker has panicked");
         }
     }
 }
 
-fn gateway(active: ActivePolicy, bounds: ResourceLimits) -> Gateway<MemoryStore> {
+fn gateway(active: ActivePolicy, limits: ResourceLimits) -> Gateway<MemoryStore> {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
     let telemetry = Telemetry::metrics_only(1, Arc::clone(&clock));
-    gateway_with(active, bounds, clock, telemetry)
+    gateway_with(active, limits, clock, telemetry)
 }
 
 fn gateway_with(
     active: ActivePolicy,
-    bounds: ResourceLimits,
+    limits: ResourceLimits,
     clock: Arc<dyn Clock>,
     telemetry: Telemetry,
 ) -> Gateway<MemoryStore> {
     let store = Arc::new(MemoryStore::with_cap(1 << 20));
     let limiter = Limiter::new(active, store, clock).expect("limits that can be counted");
-    let gateway = Gateway::builder(Arc::new(limiter)).resource_limits(bounds).telemetry(telemetry);
+    let gateway = Gateway::builder(Arc::new(limiter)).resource_limits(limits).telemetry(telemetry);
     gateway.build().expect("a policy that can be served")
 }
 
@@ -277,7 +277,7 @@ pub(crate) fn hourly(requests: u32) -> String {
     format!("requests: {requests}, window: 1h, algorithm: fixed_window")
 }
 
-/// The text of a policy that forwards everything to `servers`, and says `more`.
+/// The text of a policy that forwards everything to `servers`, with the settings of `more`.
 pub(crate) fn policy_before(servers: &[&RecordingServer], more: &str) -> String {
     let servers: Vec<_> = servers.iter().map(|server| format!("http://{}", server.address)).collect();
     let servers = servers.join(", ");

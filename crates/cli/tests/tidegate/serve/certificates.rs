@@ -56,9 +56,9 @@ fn assert_presents(address: &str, trusted: &[&Certificate], expected: &Certifica
     assert_eq!(client.presented(), &expected.der);
 }
 
-/// What `tidegate serve --listen` says before it fails.
-fn rejected(policy: &PolicyFile) -> String {
-    // If it serves after all, it is ended.
+/// The errors of `tidegate serve --listen`, which must fail.
+fn startup_error(policy: &PolicyFile) -> String {
+    // If it starts after all, it is killed.
     let mut command = Command::new("timeout");
     command.args(["--signal=KILL", "10", PATH, "serve"]);
     let output = command.args(["--listen", "127.0.0.1:0", "--config", &policy.path()]).output().unwrap();
@@ -67,7 +67,7 @@ fn rejected(policy: &PolicyFile) -> String {
 }
 
 #[test]
-fn listen_option_with_one_certificate_in_the_policy_serves_tls() {
+fn listen_option_with_one_certificate_in_the_policy_uses_tls() {
     let shared = "[{ address: '127.0.0.1:1', tls: { cert: a.pem, key: a.key } }, \
                   { address: '127.0.0.1:2', tls: { cert: a.pem, key: a.key } }]";
     let beside_plain = "['127.0.0.1:1', { address: '127.0.0.1:2', tls: { cert: a.pem, key: a.key } }]";
@@ -85,7 +85,7 @@ fn listen_option_with_different_certificates_in_the_policy_is_rejected() {
         "[{ address: '127.0.0.1:1', tls: { cert: a.pem, key: a.key } }, \
           { address: '127.0.0.1:2', tls: { cert: b.pem, key: b.key } }]",
     );
-    let said = rejected(&policy);
+    let said = startup_error(&policy);
     assert!(said.contains("--listen") && said.contains("a.pem") && said.contains("b.pem"), "{said}");
 }
 
@@ -105,7 +105,7 @@ fn changed_certificate_files_are_presented_to_new_connections_only() {
 }
 
 #[test]
-fn certificate_is_replaced_by_signal_and_by_admin_reload() {
+fn changed_certificate_is_applied_by_sighup_and_by_admin_reload() {
     let (policy, a, b) = policy(ONE);
     let gate = AdminGateway::serve(policy);
     let address = &gate.server.address;
@@ -114,7 +114,7 @@ fn certificate_is_replaced_by_signal_and_by_admin_reload() {
     gate.server.wait_for_log("policy reloaded");
     assert_presents(address, &[&a, &b], &b);
     write(&a, &gate.policy, "a.pem", "a.key");
-    let reloaded = gate.ask("POST", "/v1/reload", "");
+    let reloaded = gate.send("POST", "/v1/reload", "");
     assert_eq!(reloaded.status, 200, "{reloaded:?}");
     assert_presents(address, &[&a, &b], &a);
 }
@@ -124,7 +124,7 @@ fn reload_with_a_key_of_another_certificate_is_rejected_and_changes_nothing() {
     let (policy, a, b) = policy(ONE);
     let gate = AdminGateway::serve(policy);
     std::fs::write(gate.policy.beside("a.key"), &b.key).unwrap();
-    let bad = gate.ask("POST", "/v1/reload", "");
+    let bad = gate.send("POST", "/v1/reload", "");
     assert_eq!(bad.status, 422, "{bad:?}");
     assert!(bad.text().contains("a.key does not match a.pem"), "{bad:?}");
     assert_presents(&gate.server.address, &[&a, &b], &a);
@@ -134,7 +134,7 @@ fn reload_with_a_key_of_another_certificate_is_rejected_and_changes_nothing() {
 }
 
 #[test]
-fn changed_certificate_with_a_changed_address_is_said_to_take_a_restart() {
+fn changed_certificate_with_a_changed_address_requires_a_restart() {
     let listen = |port: u16, name: &str| {
         let entry =
             format!("{{ address: '127.0.0.1:{port}', tls: {{ cert: {name}.pem, key: {name}.key }} }}");
@@ -157,12 +157,12 @@ fn changed_certificate_with_a_changed_address_is_said_to_take_a_restart() {
 fn start_with_a_key_of_another_certificate_is_rejected() {
     let (policy, _, b) = policy(ONE);
     std::fs::write(policy.beside("a.key"), &b.key).unwrap();
-    let said = rejected(&policy);
+    let said = startup_error(&policy);
     assert!(said.contains("a.key does not match a.pem"), "{said}");
 }
 
 #[test]
-fn certificate_expiry_is_a_metric_and_a_warning_in_the_log() {
+fn certificate_expiry_is_reported_in_metrics_and_log() {
     let expires = now() + 13 * DAY;
     let (policy, ..) = policy(ONE);
     write(&expiring(expires), &policy, "a.pem", "a.key");
@@ -173,20 +173,20 @@ fn certificate_expiry_is_a_metric_and_a_warning_in_the_log() {
     let expected = |expires: u64| {
         format!("tidegate_certificate_expiry_timestamp_seconds{{listener=\"{address}\"}} {expires}\n")
     };
-    let metrics = gate.ask("GET", "/metrics", "").text();
+    let metrics = gate.send("GET", "/metrics", "").text();
     assert!(metrics.contains(&expected(expires)), "{metrics}");
     let past = now() - 2 * DAY;
     write(&expiring(past), &gate.policy, "a.pem", "a.key");
     let said = gate.server.wait_for_log("certificate_expired");
     assert!(said.contains("expired 2 days ago"), "{said}");
-    let metrics = gate.ask("GET", "/metrics", "").text();
+    let metrics = gate.send("GET", "/metrics", "").text();
     assert!(metrics.contains(&expected(past)), "{metrics}");
-    let warnings = gate.ask("POST", "/v1/reload", "").text();
+    let warnings = gate.send("POST", "/v1/reload", "").text();
     assert!(warnings.contains("expired 2 days ago"), "{warnings}");
 }
 
 #[test]
-fn check_finds_a_mismatch_and_warns_of_expiry() {
+fn check_rejects_a_mismatched_key_and_warns_of_expiry() {
     let (policy, _, b) = policy(ONE);
     let check = || {
         let output = run(&["check", &policy.path()]);

@@ -1,4 +1,4 @@
-//! What the log of a running gateway holds: lines of JSON, and no secrets.
+//! The log of a running gateway: lines of JSON without secrets.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -34,11 +34,11 @@ pub(crate) fn lines(path: &str, count: usize) -> Vec<Value> {
 }
 
 #[test]
-fn nasty_bytes_end_no_line_and_no_key_is_written() {
+fn log_lines_of_hostile_requests_stay_json_and_omit_the_api_key() {
     let file = PolicyFile::new(&policy(&format!("http://{}", echo()), "{ access: all, to: access.log }"));
     let log = file.beside("access.log");
     let mut server = serve(&["--config", &file.path()]);
-    let nasty = [
+    let hostile = [
         format!(
             "GET /{KEY}/x?key={KEY} HTTP/1.1\r\nHost: a\r\nX-API-Key: {KEY}\r\nConnection: close\r\n\r\n"
         ),
@@ -52,7 +52,7 @@ fn nasty_bytes_end_no_line_and_no_key_is_written() {
         ),
         format!("GET / HTTP/1.1\r\nHost: b\r\nHost: {KEY}\r\nX-API-Key: {KEY}\r\nConnection: close\r\n\r\n"),
     ];
-    for request in &nasty {
+    for request in &hostile {
         let mut stream = TcpStream::connect(&server.address).unwrap();
         stream.write_all(request.as_bytes()).unwrap();
         stream.set_read_timeout(Some(DEADLINE)).unwrap();
@@ -60,20 +60,20 @@ fn nasty_bytes_end_no_line_and_no_key_is_written() {
     }
     server.signal("-TERM");
     assert!(server.wait().success());
-    let lines = lines(&log, nasty.len() + 3);
+    let lines = lines(&log, hostile.len() + 3);
     let events: Vec<_> = lines.iter().map(|line| line["event"].as_str().unwrap()).collect();
     assert_eq!(
         (events[0], events[events.len() - 2], events[events.len() - 1]),
         ("started", "stopping", "stopped")
     );
-    assert_eq!(events.iter().filter(|event| **event == "request").count(), nasty.len());
+    assert_eq!(events.iter().filter(|event| **event == "request").count(), hostile.len());
     let text = std::fs::read_to_string(log).unwrap();
     assert!(!text.contains("very_secret"), "{text}");
     assert!(!text.chars().any(|c| c.is_control() && c != '\n'), "{text:?}");
 }
 
 #[test]
-fn a_moved_log_is_opened_anew_at_sighup_and_a_reload_changes_what_is_logged() {
+fn log_file_is_reopened_at_sighup_and_sampling_changes_with_a_reload() {
     let upstream = format!("http://{}", echo());
     let file = PolicyFile::new(&policy(&upstream, "{ access: all, to: access.log }"));
     let (log, moved) = (file.beside("access.log"), file.beside("access.log.1"));
@@ -94,7 +94,7 @@ fn a_moved_log_is_opened_anew_at_sighup_and_a_reload_changes_what_is_logged() {
 }
 
 #[test]
-fn a_log_that_cannot_be_written_is_told_at_the_start() {
+fn log_file_that_cannot_be_opened_fails_the_start() {
     let file = PolicyFile::new(&policy("http://127.0.0.1:1", "{ to: nowhere/access.log }"));
     let output = run(&["serve", "--listen", "127.0.0.1:0", "--config", &file.path()]);
     let error = String::from_utf8(output.stderr).unwrap();
@@ -105,7 +105,7 @@ fn a_log_that_cannot_be_written_is_told_at_the_start() {
 }
 
 #[test]
-fn on_standard_output_there_is_nothing_but_lines_of_json() {
+fn log_on_stdout_is_lines_of_json_only() {
     let file = PolicyFile::new(&policy(&format!("http://{}", echo()), "{ access: all, to: stdout }"));
     let server = Tidegate::start_logging(command().args([
         "serve",
@@ -120,12 +120,12 @@ fn on_standard_output_there_is_nothing_but_lines_of_json() {
 }
 
 #[test]
-fn warnings_of_dependencies_are_lines_and_a_client_cannot_flood_the_log_with_them() {
+fn dependency_warnings_are_lines_of_json_and_limited_in_number() {
     let file = PolicyFile::new(&policy(&format!("http://{}", echo()), "{ to: access.log }"));
     let log = file.beside("access.log");
     let mut server = serve(&["--config", &file.path()]);
     let mut client = FrameClient::open(&server.address);
-    // h2 warns of each.
+    // h2 logs a warning for each.
     let acknowledged = 1;
     for _ in 0..200 {
         client.send(PING, acknowledged, 0, b"\x1b[31mbad").unwrap();

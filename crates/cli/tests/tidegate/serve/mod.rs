@@ -1,16 +1,16 @@
 //! `tidegate serve` on a real port.
 
-mod activation;
 mod admin;
 mod certificates;
-mod descriptors;
+mod file_descriptors;
 mod floods;
 mod frameworks;
 mod log;
 mod prometheus;
 mod reload;
-mod stop;
+mod shutdown;
+mod socket_activation;
+mod startup_output;
 mod streaming;
 mod takeover;
-mod trust;
-mod welcome;
+mod upstream_tls;

@@ -19,10 +19,10 @@ struct Prometheus {
 
 impl Prometheus {
     fn reading(gate: &AdminGateway) -> Self {
-        // Whoever takes the port meanwhile makes the test fail, not lie.
+        // If another process takes the port meanwhile, the test fails.
         let address = free_address().to_string();
         let rules = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../contrib/prometheus/tidegate.rules.yml");
-        // An alarm waits minutes before it is raised; here it may not.
+        // The alert waits for minutes before it fires; the test shortens that.
         let rules = std::fs::read_to_string(rules).unwrap().replace("for: 5m", "for: 1s");
         std::fs::write(gate.policy.beside("rules.yml"), rules).unwrap();
         let config = format!(
@@ -43,7 +43,7 @@ impl Prometheus {
         Self { _process: process, address }
     }
 
-    /// What its API answers; `None` as long as it does not.
+    /// The data of an API response; `None` while Prometheus does not respond.
     fn api(&self, path: &str) -> Option<Value> {
         let mut connection = Connection::open(&self.address).ok()?;
         let request = format!("GET /api/v1/{path} HTTP/1.1\r\nHost: prometheus\r\nConnection: close\r\n\r\n");
@@ -51,7 +51,7 @@ impl Prometheus {
         serde_json::from_slice::<Value>(&response.body).ok()?.get("data").cloned()
     }
 
-    /// Labels and values of what `query` finds.
+    /// Labels and values of the series that `query` finds.
     fn query(&self, query: &str) -> Vec<(Value, f64)> {
         let encoded: String = query.bytes().map(|byte| format!("%{byte:02x}")).collect::<Vec<_>>().concat();
         let found = self.api(&format!("query?query={encoded}")).unwrap_or_default();
@@ -61,10 +61,10 @@ impl Prometheus {
         series.iter().map(|series| (series["metric"].clone(), value(series))).collect()
     }
 
-    /// Waits until it knows something.
-    fn until(&self, what: &str, is_so: impl Fn(&Self) -> bool) {
-        // Another process, which reports to nobody.
-        eventually_blocking(what, || is_so(self));
+    /// Waits until a condition holds.
+    fn until(&self, what: &str, condition: impl Fn(&Self) -> bool) {
+        // Prometheus is another process, so the test polls.
+        eventually_blocking(what, || condition(self));
     }
 
     fn until_seen(&self, query: &str, value: f64) {
@@ -75,23 +75,23 @@ impl Prometheus {
 }
 
 #[test]
-fn its_queries_tell_who_was_refused_how_many_and_how_fast() {
+fn prometheus_queries_report_rejections_top_clients_and_latency() {
     let gate = AdminGateway::serve(PolicyFile::new(&policy_text("")));
     let prometheus = Prometheus::reading(&gate);
     prometheus.until_seen("sum(rate_limit_requests_total)", 0.0);
     let (mut passed, mut refused) = (0_u32, 0_u32);
     let mut connection = Connection::open(&gate.server.address).unwrap();
     for round in 0..8 {
-        let mut ask = |user: &str| match connection.get(&format!("X-User: {user}\r\n")).unwrap().status {
+        let mut send = |user: &str| match connection.get(&format!("X-User: {user}\r\n")).unwrap().status {
             200 => passed += 1,
             429 => refused += 1,
             other => panic!("{other}"),
         };
         for (user, times) in [("heavy", 60), ("middling", 30), ("light", 15)] {
-            (0..times).for_each(|_| ask(user));
+            (0..times).for_each(|_| send(user));
         }
-        (0..105).for_each(|n| ask(&format!("good-{round}-{n}")));
-        // Every round is seen before the next begins.
+        (0..105).for_each(|n| send(&format!("good-{round}-{n}")));
+        // Prometheus scrapes every round before the next begins.
         prometheus.until_seen("sum(rate_limit_requests_total)", f64::from(passed + refused));
         prometheus.until_seen("sum(rate_limit_exceeded_total)", f64::from(refused));
     }
@@ -119,14 +119,14 @@ fn its_queries_tell_who_was_refused_how_many_and_how_fast() {
 }
 
 #[test]
-fn who_looks_once_sees_every_number_as_it_is() {
+fn metrics_read_once_have_exact_numbers() {
     let gate = AdminGateway::serve(PolicyFile::new(&policy_text("")));
-    assert_eq!(gate.ask("GET", "/metrics", "").status, 200);
+    assert_eq!(gate.send("GET", "/metrics", "").status, 200);
     let mut connection = Connection::open(&gate.server.address).unwrap();
     for _ in 0..25 {
         connection.get("X-User: heavy\r\n").unwrap();
     }
-    let page = gate.ask("GET", "/metrics", "").text();
+    let page = gate.send("GET", "/metrics", "").text();
     let refused = "rate_limit_exceeded_total{client_id=\"user:heavy\",rule=\"default\"} 19\n";
     assert!(page.contains(refused), "{page}");
     assert!(page.contains("rate_limit_exceeded_total{client_id=\"other\",rule=\"default\"} 1\n"), "{page}");

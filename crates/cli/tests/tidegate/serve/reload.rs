@@ -1,4 +1,4 @@
-//! Another policy while requests come.
+//! Reloads of the policy while clients send requests.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,7 +10,7 @@ use tidegate_testkit::server::echo;
 
 use crate::program::serve;
 
-/// A limit that nobody reaches and no window's end meets.
+/// A policy with a limit that is never reached in a window that never ends during a test.
 fn policy(servers: &str, rest: &str) -> String {
     format!(
         "upstreams: {{ api: {{ servers: [{servers}] }} }}\nroutes: [{{ path: /**, upstream: api }}]\n\
@@ -18,19 +18,19 @@ fn policy(servers: &str, rest: &str) -> String {
     )
 }
 
-/// Asks without a pause until told to stop, each time expecting one less. How often it asked.
-fn ask_on(address: &str, client: usize, stop: &Arc<AtomicBool>) -> JoinHandle<u64> {
+/// Sends requests without a pause until `stop`, and expects one less remaining each time. Returns the number of requests.
+fn send_requests(address: &str, client: usize, stop: &Arc<AtomicBool>) -> JoinHandle<u64> {
     let (address, stop) = (address.to_owned(), Arc::clone(stop));
     std::thread::spawn(move || {
         let mut connection = Connection::open(&address).unwrap();
-        let mut asked = 0;
+        let mut sent = 0;
         while !stop.load(Ordering::Relaxed) {
             let response = connection.get(&format!("X-Forwarded-For: 203.0.113.{client}\r\n")).unwrap();
             assert_eq!(response.status, 200, "{response:?}");
-            asked += 1;
-            assert_eq!(response.remaining(), 100_000_000 - asked, "no counter begins again");
+            sent += 1;
+            assert_eq!(response.remaining(), 100_000_000 - sent, "no counter is reset");
         }
-        asked
+        sent
     })
 }
 
@@ -43,7 +43,7 @@ fn reload_under_load(reloads: usize) {
     let file = PolicyFile::new(&policy(&first, ""));
     let server = serve(&["--config", &file.path()]);
     let stop = Arc::new(AtomicBool::new(false));
-    let clients: Vec<_> = (0..3).map(|client| ask_on(&server.address, client, &stop)).collect();
+    let clients: Vec<_> = (0..3).map(|client| send_requests(&server.address, client, &stop)).collect();
     for reload in 0..reloads {
         match reload % 5 {
             0 => file.write(&policy(
@@ -55,10 +55,10 @@ fn reload_under_load(reloads: usize) {
             3 => file.write(&policy(&second, "error_body: nested\n")),
             _ => file.write("upstreams: [{{ this is no YAML"),
         }
-        let heard = server.wait_for_log("\"event\":\"reload");
+        let line = server.wait_for_log("\"event\":\"reload");
         let expected =
             if matches!(reload % 5, 2 | 4) { "the old one stays in force" } else { "policy reloaded" };
-        assert!(heard.contains(expected), "reload {reload}: {heard}");
+        assert!(line.contains(expected), "reload {reload}: {line}");
     }
     stop.store(true, Ordering::Relaxed);
     for client in clients {
@@ -68,7 +68,7 @@ fn reload_under_load(reloads: usize) {
 
 #[test]
 fn reloads_under_load_fail_no_request_and_reset_no_counter() {
-    // Each waits until the file is quiet: twice every kind.
+    // Each reload waits until the file is quiet. Every kind happens twice.
     reload_under_load(10);
 }
 
@@ -80,7 +80,7 @@ fn long_reloads_under_load() {
 }
 
 #[test]
-fn sighup_reads_the_policy_again() {
+fn sighup_reloads_the_policy() {
     let file = PolicyFile::new(&policy(&format!("http://{}", echo()), ""));
     let server = serve(&["--config", &file.path()]);
     let before = get(&server.address, "").remaining();
@@ -90,7 +90,7 @@ fn sighup_reads_the_policy_again() {
 }
 
 #[test]
-fn a_policy_that_serves_nothing_is_not_put_in_force() {
+fn policy_without_upstreams_is_not_applied() {
     let good = policy(&format!("http://{}", echo()), "");
     let file = PolicyFile::new(&good);
     let server = serve(&["--config", &file.path()]);
@@ -100,7 +100,7 @@ fn a_policy_that_serves_nothing_is_not_put_in_force() {
 }
 
 #[test]
-fn a_list_of_keys_is_watched_too() {
+fn changed_keys_file_reloads_the_policy() {
     let rest = "  tiers: { premium: { requests: 7, window: 1h }, free: { requests: 3, window: 1h } }\n\
                 clients: { tiers: { file: keys.csv } }\n";
     let file = PolicyFile::new("");
@@ -117,7 +117,7 @@ fn a_list_of_keys_is_watched_too() {
 }
 
 #[test]
-fn what_else_happens_in_the_folder_does_not_delay_a_reload() {
+fn writes_to_other_files_do_not_delay_a_reload() {
     let good = policy(&format!("http://{}", echo()), "");
     let file = PolicyFile::new(&good);
     let server = serve(&["--config", &file.path()]);
@@ -138,26 +138,26 @@ fn what_else_happens_in_the_folder_does_not_delay_a_reload() {
 }
 
 #[test]
-fn a_mounted_configuration_is_reloaded_when_its_link_is_turned() {
+fn switched_symlink_reloads_the_policy() {
     let good = policy(&format!("http://{}", echo()), "");
     let file = PolicyFile::new("");
     let folder = std::path::PathBuf::from(file.path().replace("/policy.yaml", ""));
-    let turn = |version: &str, text: &str| {
+    let switch_link = |version: &str, text: &str| {
         std::fs::create_dir(folder.join(version)).unwrap();
         std::fs::write(folder.join(version).join("policy.yaml"), text).unwrap();
         std::os::unix::fs::symlink(version, folder.join("next")).unwrap();
         std::fs::rename(folder.join("next"), folder.join("..data")).unwrap();
     };
-    turn("one", &good);
+    switch_link("one", &good);
     std::fs::remove_file(file.path()).unwrap();
     std::os::unix::fs::symlink("..data/policy.yaml", file.path()).unwrap();
     let server = serve(&["--config", &file.path()]);
-    turn("two", &format!("{good}error_body: nested\n"));
+    switch_link("two", &format!("{good}error_body: nested\n"));
     server.wait_for_log("policy reloaded, 1 change");
 }
 
 #[test]
-fn another_address_is_said_to_take_a_restart() {
+fn changed_listen_address_requires_a_restart() {
     let good = policy(&format!("http://{}", echo()), "");
     let file = PolicyFile::new(&good);
     let server = serve(&["--config", &file.path()]);
@@ -167,7 +167,7 @@ fn another_address_is_said_to_take_a_restart() {
 }
 
 #[test]
-fn what_a_bad_policy_misses_is_watched_for() {
+fn missing_file_of_an_invalid_policy_is_watched() {
     let good = policy(&format!("http://{}", echo()), "");
     let file = PolicyFile::new(&good);
     let server = serve(&["--config", &file.path()]);
@@ -175,20 +175,20 @@ fn what_a_bad_policy_misses_is_watched_for() {
         "  tiers: { premium: { requests: 7, window: 1h } }\nclients: { tiers: { file: lists/keys.csv } }\n";
     file.write(&format!("{good}{tiers}"));
     server.wait_for_log("the old one stays in force");
-    // Not even the folder was there.
+    // The folder did not exist either.
     let folder = file.path().replace("policy.yaml", "lists");
     std::fs::create_dir(&folder).unwrap();
     std::fs::write(format!("{folder}/keys.csv"), "key,tier\nalice,premium\n").unwrap();
     server.wait_for_log("policy reloaded");
-    let answer = get(&server.address, "X-API-Key: alice\r\n");
-    assert_eq!(answer.header("x-ratelimit-limit"), Some("7"));
-    // From now on it is a file like any other.
+    let response = get(&server.address, "X-API-Key: alice\r\n");
+    assert_eq!(response.header("x-ratelimit-limit"), Some("7"));
+    // From now on the file is watched like any other.
     std::fs::write(format!("{folder}/keys.csv"), "key,tier\nalice,nonsense\n").unwrap();
     server.wait_for_log("the old one stays in force");
 }
 
 #[test]
-fn a_policy_that_is_gone_is_read_when_it_comes_back() {
+fn removed_policy_file_is_reloaded_when_it_is_back() {
     let good = policy(&format!("http://{}", echo()), "");
     let file = PolicyFile::new(&good);
     let server = serve(&["--config", &file.path()]);

@@ -1,4 +1,4 @@
-//! Large bodies pass through without staying.
+//! Large bodies are streamed with bounded memory.
 
 use std::io::{Read, Write};
 
@@ -12,18 +12,18 @@ const PIECE: usize = 64 << 10;
 /// How much more memory may be in use after a body than before, in KiB.
 const GROWTH: u64 = 32 << 10;
 
-/// Sends `size` bytes through the gateway and back, and says how far its memory grew.
+/// Sends `size` bytes through the gateway and back. Returns the growth of its memory in KiB.
 fn stream(size: u64) -> u64 {
     let upstream = format!("http://{}", echo());
     let server = serve(&["--upstream", &upstream]);
-    // What is set up for the first requests is not what a body costs.
+    // The first requests allocate memory that is not a cost of the body.
     exchange(&server, 1 << 20);
     let before = server.resident_kib();
     let peak = exchange(&server, size);
     peak.saturating_sub(before)
 }
 
-/// The most memory that was in use meanwhile.
+/// Sends and receives a body of `size` bytes. Returns the peak memory in KiB.
 fn exchange(server: &Tidegate, size: u64) -> u64 {
     let mut read = Connection::open(&server.address).unwrap().into_stream();
     let mut write = read.get_ref().try_clone().unwrap();
@@ -53,7 +53,7 @@ fn exchange(server: &Tidegate, size: u64) -> u64 {
 }
 
 #[test]
-fn a_body_of_1_gib_passes_both_ways_at_flat_memory() {
+fn body_of_1_gib_is_streamed_both_ways_with_bounded_memory() {
     let growth = stream(1 << 30);
     println!("1 GiB both ways: {growth} KiB more in memory, at most {GROWTH}");
     assert!(growth <= GROWTH, "{growth} KiB more");

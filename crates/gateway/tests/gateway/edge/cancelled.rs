@@ -19,7 +19,7 @@ use crate::fixture::{ResourceLimits, TestGateway};
 const RESETS: usize = 50;
 const LIMIT: usize = 2;
 
-/// What an upstream does with a request until it is told to finish.
+/// What an upstream does with a request until the test lets it finish.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Attention {
     /// It reads on, so it notices that the gateway closes the connection, and stops working.
@@ -32,14 +32,19 @@ enum Attention {
 struct Worker {
     arrived: watch::Sender<usize>,
     in_progress: AtomicUsize,
-    most: AtomicUsize,
+    max_in_progress: AtomicUsize,
     finish: Semaphore,
 }
 
 impl Worker {
     fn new() -> Arc<Self> {
-        let (in_progress, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        Arc::new(Self { arrived: watch::Sender::new(0), in_progress, most, finish: Semaphore::new(0) })
+        let (in_progress, max_in_progress) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        Arc::new(Self {
+            arrived: watch::Sender::new(0),
+            in_progress,
+            max_in_progress,
+            finish: Semaphore::new(0),
+        })
     }
 
     async fn http1(attention: Attention) -> (Arc<Self>, AcceptLoop) {
@@ -69,7 +74,7 @@ impl Worker {
                     })
                     .await;
                     open.push(respond);
-                    worker.most.fetch_max(open.len(), Ordering::SeqCst);
+                    worker.max_in_progress.fetch_max(open.len(), Ordering::SeqCst);
                     worker.arrived.send_modify(|arrived| *arrived += 1);
                 }
             }
@@ -86,7 +91,7 @@ impl Worker {
             }
         }
         let in_progress = self.in_progress.fetch_add(1, Ordering::SeqCst) + 1;
-        self.most.fetch_max(in_progress, Ordering::SeqCst);
+        self.max_in_progress.fetch_max(in_progress, Ordering::SeqCst);
         self.arrived.send_modify(|arrived| *arrived += 1);
         let mut rest = Vec::new();
         let is_finished = match attention {
@@ -112,8 +117,8 @@ impl Worker {
         *self.arrived.borrow()
     }
 
-    fn most(&self) -> usize {
-        self.most.load(Ordering::SeqCst)
+    fn max_in_progress(&self) -> usize {
+        self.max_in_progress.load(Ordering::SeqCst)
     }
 }
 
@@ -128,29 +133,29 @@ fn limited(url: &str, bounds: ResourceLimits) -> TestGateway {
 
 /// What a client has sent when it leaves.
 #[derive(Clone, Copy, Debug)]
-enum Sent {
+enum SentPart {
     Everything,
     PartOfTheBody,
 }
 
-fn request(sent: Sent) -> Request<()> {
+fn request(sent: SentPart) -> Request<()> {
     let request = match sent {
-        Sent::Everything => Request::get("http://a.example/"),
-        Sent::PartOfTheBody => Request::post("http://a.example/").header("content-length", "10"),
+        SentPart::Everything => Request::get("http://a.example/"),
+        SentPart::PartOfTheBody => Request::post("http://a.example/").header("content-length", "10"),
     };
     request.body(()).expect("a request")
 }
 
 /// Opens and resets streams over one connection. Each is reset once it has reached the upstream or was answered.
-async fn reset_streams(served: &TestGateway, worker: &Worker, sent: Sent) {
-    let (client, _connection) = http2_streams(served.address).await;
+async fn reset_streams(gateway: &TestGateway, worker: &Worker, sent: SentPart) {
+    let (client, _connection) = http2_streams(gateway.address).await;
     for _ in 0..RESETS {
         let before = worker.arrived();
-        let mut client = within("room", client.clone().ready()).await.expect("the connection goes on");
-        let is_whole = matches!(sent, Sent::Everything);
-        let (response, mut body) = client.send_request(request(sent), is_whole).expect("a stream");
-        if !is_whole {
-            body.send_data(Bytes::from_static(b"part"), false).expect("room");
+        let mut client = within("capacity", client.clone().ready()).await.expect("the connection is open");
+        let is_complete = matches!(sent, SentPart::Everything);
+        let (response, mut body) = client.send_request(request(sent), is_complete).expect("a stream");
+        if !is_complete {
+            body.send_data(Bytes::from_static(b"part"), false).expect("capacity");
         }
         let either = async {
             tokio::select! {
@@ -166,25 +171,25 @@ async fn reset_streams(served: &TestGateway, worker: &Worker, sent: Sent) {
 }
 
 /// The same without waiting for anything.
-async fn reset_streams_in_a_burst(served: &TestGateway) {
-    let (client, _connection) = http2_streams(served.address).await;
+async fn reset_streams_in_a_burst(gateway: &TestGateway) {
+    let (client, _connection) = http2_streams(gateway.address).await;
     for _ in 0..RESETS {
-        let mut client = within("room", client.clone().ready()).await.expect("the connection goes on");
-        let (_, mut body) = client.send_request(request(Sent::Everything), true).expect("a stream");
+        let mut client = within("capacity", client.clone().ready()).await.expect("the connection is open");
+        let (_, mut body) = client.send_request(request(SentPart::Everything), true).expect("a stream");
         tokio::task::yield_now().await;
         body.send_reset(h2::Reason::CANCEL);
     }
 }
 
 /// HTTP/1.1 clients that leave once their request has reached the upstream or was answered.
-async fn disconnect(served: &TestGateway, worker: &Worker, sent: Sent) {
+async fn disconnect(gateway: &TestGateway, worker: &Worker, sent: SentPart) {
     for _ in 0..RESETS {
         let before = worker.arrived();
-        let mut client = served.client().await;
+        let mut client = gateway.client().await;
         client
             .send(match sent {
-                Sent::Everything => b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
-                Sent::PartOfTheBody => b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\npart",
+                SentPart::Everything => b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
+                SentPart::PartOfTheBody => b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\npart",
             })
             .await;
         let either = async {
@@ -198,112 +203,120 @@ async fn disconnect(served: &TestGateway, worker: &Worker, sent: Sent) {
 }
 
 #[tokio::test]
-async fn concurrency_limit_http2_resets_never_exceed_it_in_the_upstream() {
+async fn concurrency_limit_with_http2_resets_is_never_exceeded_in_the_upstream() {
     for attention in [Attention::Reads, Attention::Ignores] {
-        for sent in [Sent::Everything, Sent::PartOfTheBody] {
+        for sent in [SentPart::Everything, SentPart::PartOfTheBody] {
             let (worker, accepting) = Worker::http1(attention).await;
-            let served = limited(&accepting.url(), ResourceLimits::default());
-            reset_streams(&served, &worker, sent).await;
-            reset_streams_in_a_burst(&served).await;
-            assert!(worker.most() <= LIMIT, "{attention:?}, {sent:?}: {} at once", worker.most());
+            let gateway = limited(&accepting.url(), ResourceLimits::default());
+            reset_streams(&gateway, &worker, sent).await;
+            reset_streams_in_a_burst(&gateway).await;
+            assert!(
+                worker.max_in_progress() <= LIMIT,
+                "{attention:?}, {sent:?}: {} at once",
+                worker.max_in_progress()
+            );
             if attention == Attention::Ignores {
                 assert_eq!(worker.arrived(), LIMIT, "{sent:?}: nothing was cancelled");
-                assert_eq!(served.permits_in_use(), LIMIT as u64);
+                assert_eq!(gateway.permits_in_use(), LIMIT as u64);
             }
             // Requests of the burst that the gateway reads only now are answered at once.
             worker.finish.add_permits(LIMIT + RESETS);
-            eventually("the permits are released", || served.permits_in_use() == 0).await;
+            eventually("the permits are released", || gateway.permits_in_use() == 0).await;
         }
     }
 }
 
 #[tokio::test]
-async fn concurrency_limit_http1_disconnects_never_exceed_it_in_the_upstream() {
+async fn concurrency_limit_with_http1_disconnects_is_never_exceeded_in_the_upstream() {
     for attention in [Attention::Reads, Attention::Ignores] {
-        for sent in [Sent::Everything, Sent::PartOfTheBody] {
+        for sent in [SentPart::Everything, SentPart::PartOfTheBody] {
             let (worker, accepting) = Worker::http1(attention).await;
-            let served = limited(&accepting.url(), ResourceLimits::default());
-            disconnect(&served, &worker, sent).await;
-            assert!(worker.most() <= LIMIT, "{attention:?}, {sent:?}: {} at once", worker.most());
+            let gateway = limited(&accepting.url(), ResourceLimits::default());
+            disconnect(&gateway, &worker, sent).await;
+            assert!(
+                worker.max_in_progress() <= LIMIT,
+                "{attention:?}, {sent:?}: {} at once",
+                worker.max_in_progress()
+            );
             if attention == Attention::Ignores {
                 assert_eq!(worker.arrived(), LIMIT, "{sent:?}: nothing was cancelled");
             }
             worker.finish.add_permits(LIMIT);
-            eventually("the permits are released", || served.permits_in_use() == 0).await;
+            eventually("the permits are released", || gateway.permits_in_use() == 0).await;
         }
     }
 }
 
 #[tokio::test]
-async fn concurrency_limit_http2_upstream_sees_a_reset_before_the_next_request() {
+async fn concurrency_limit_with_an_http2_upstream_resets_a_stream_before_the_next_request() {
     let (worker, accepting) = Worker::http2().await;
-    let served = limited(&accepting.h2c(), ResourceLimits::default());
+    let gateway = limited(&accepting.h2c(), ResourceLimits::default());
     for _ in 0..4 {
-        reset_streams(&served, &worker, Sent::Everything).await;
-        reset_streams(&served, &worker, Sent::PartOfTheBody).await;
-        reset_streams_in_a_burst(&served).await;
+        reset_streams(&gateway, &worker, SentPart::Everything).await;
+        reset_streams(&gateway, &worker, SentPart::PartOfTheBody).await;
+        reset_streams_in_a_burst(&gateway).await;
     }
     assert!(worker.arrived() > LIMIT, "resets release permits");
-    assert!(worker.most() <= LIMIT, "{} at once", worker.most());
-    eventually("the permits are released", || served.permits_in_use() == 0).await;
+    assert!(worker.max_in_progress() <= LIMIT, "{} at once", worker.max_in_progress());
+    eventually("the permits are released", || gateway.permits_in_use() == 0).await;
 }
 
 #[tokio::test]
-async fn concurrency_permit_upstream_timed_out_is_held_until_the_upstream_is_done() {
+async fn concurrency_permit_after_an_upstream_timeout_is_kept_until_the_upstream_is_done() {
     let (worker, accepting) = Worker::http1(Attention::Ignores).await;
-    let served = limited(
+    let gateway = limited(
         &accepting.url(),
         ResourceLimits { response_timeout: Duration::from_millis(300), ..ResourceLimits::default() },
     );
-    let (first, second) = tokio::join!(served.get_raw("/"), served.get_raw("/"));
+    let (first, second) = tokio::join!(gateway.get_raw("/"), gateway.get_raw("/"));
     assert_eq!((first.status, second.status), (504, 504));
-    assert_eq!(served.get_raw("/").await.status, 429, "both are still in progress");
+    assert_eq!(gateway.get_raw("/").await.status, 429, "both are still in progress");
     worker.finish.add_permits(LIMIT);
-    eventually("the permits are released", || served.permits_in_use() == 0).await;
+    eventually("the permits are released", || gateway.permits_in_use() == 0).await;
 }
 
 #[tokio::test]
-async fn concurrency_permit_upstream_never_done_is_released_after_the_response_timeout() {
+async fn concurrency_permit_of_an_upstream_that_never_responds_is_released_after_the_response_timeout() {
     let (worker, accepting) = Worker::http1(Attention::Ignores).await;
-    let served = limited(
+    let gateway = limited(
         &accepting.url(),
         ResourceLimits { response_timeout: Duration::from_millis(100), ..ResourceLimits::default() },
     );
-    disconnect(&served, &worker, Sent::Everything).await;
-    eventually("the permits are released", || served.permits_in_use() == 0).await;
+    disconnect(&gateway, &worker, SentPart::Everything).await;
+    eventually("the permits are released", || gateway.permits_in_use() == 0).await;
     assert_eq!(worker.finish.available_permits(), 0);
-    assert_eq!(served.get_raw("/").await.status, 504, "it is admitted");
+    assert_eq!(gateway.get_raw("/").await.status, 504, "it is admitted");
 }
 
 #[tokio::test]
-async fn concurrency_permit_client_leaves_within_the_response_is_released_soon() {
+async fn concurrency_permit_is_released_when_the_client_leaves_within_the_response() {
     // It sends part of a response, and neither reads nor closes.
     let accepting = AcceptLoop::start(|_, mut stream| async move {
-        stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nab").await.expect("room");
+        stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nab").await.expect("capacity");
         std::future::pending::<()>().await;
     })
     .await;
-    let served = limited(
+    let gateway = limited(
         &accepting.url(),
         ResourceLimits { response_timeout: Duration::from_millis(200), ..ResourceLimits::default() },
     );
-    let mut client = served.client().await;
+    let mut client = gateway.client().await;
     client.send(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
     client.first_bytes().await;
-    assert_eq!(served.permits_in_use(), 1);
+    assert_eq!(gateway.permits_in_use(), 1);
     drop(client);
-    eventually("the permit is released", || served.permits_in_use() == 0).await;
+    eventually("the permit is released", || gateway.permits_in_use() == 0).await;
 }
 
 #[tokio::test]
-async fn concurrency_permit_response_complete_is_released_though_the_client_is_there() {
+async fn concurrency_permit_is_released_after_the_response_while_the_client_stays_connected() {
     let (worker, accepting) = Worker::http1(Attention::Reads).await;
-    let served = limited(&accepting.url(), ResourceLimits::default());
+    let gateway = limited(&accepting.url(), ResourceLimits::default());
     worker.finish.add_permits(10);
-    let mut client = served.client().await;
+    let mut client = gateway.client().await;
     for _ in 0..10 {
         client.send(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
         assert_eq!(client.response().await.map(|response| response.status), Some(200));
-        eventually("the permit is released", || served.permits_in_use() == 0).await;
+        eventually("the permit is released", || gateway.permits_in_use() == 0).await;
     }
 }

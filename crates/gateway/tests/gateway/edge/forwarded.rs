@@ -1,4 +1,4 @@
-//! Who a client says it is: whom the limit counts, and what the upstream is told.
+//! Forwarding headers: which client the limits count, and what the gateway forwards.
 
 use tidegate_testkit::server::RecordingServer;
 
@@ -6,8 +6,8 @@ use crate::fixture::{ResourceLimits, TestGateway, hourly, policy_before};
 
 const PEER: &str = "127.0.0.1";
 
-/// Behind 127.0.0.1 and 10.0.0.0/8 as proxies, or behind nobody.
-fn served(upstream: &RecordingServer, trusts: bool, requests: u32) -> TestGateway {
+/// A gateway that trusts 127.0.0.1 and 10.0.0.0/8 as proxies, or only a network that nothing uses.
+fn gateway(upstream: &RecordingServer, trusts: bool, requests: u32) -> TestGateway {
     let proxies = if trusts { "[127.0.0.1/32, 10.0.0.0/8]" } else { "[192.0.2.0/24]" };
     let more = format!(
         "clients: {{ identify_by: [ip], ip: {{ trusted_proxies: {proxies} }} }}\n\
@@ -17,7 +17,7 @@ fn served(upstream: &RecordingServer, trusts: bool, requests: u32) -> TestGatewa
     TestGateway::start(&policy_before(&[upstream], &more), ResourceLimits::default())
 }
 
-/// Headers that a client may send, and who it then is if its peer is trusted.
+/// Headers that a client may send, and the client's address if the peer is trusted.
 const FORMS: [(&str, &str); 15] = [
     ("", PEER),
     ("X-Forwarded-For: 1.1.1.1\r\n", "1.1.1.1"),
@@ -41,37 +41,37 @@ fn request(headers: &str) -> String {
 }
 
 #[tokio::test]
-async fn an_untrusted_peer_is_counted_as_itself_whatever_it_says() {
+async fn forwarding_headers_of_an_untrusted_peer_do_not_change_the_counted_client() {
     let upstream = RecordingServer::start().await;
-    let served = served(&upstream, false, 100);
+    let gateway = gateway(&upstream, false, 100);
     for (turn, (headers, _)) in FORMS.iter().enumerate() {
-        let left = served.send_raw(&request(headers)).await.remaining();
-        assert_eq!(left, 99 - turn as u64, "{headers:?} was counted as another");
+        let remaining = gateway.send_raw(&request(headers)).await.remaining();
+        assert_eq!(remaining, 99 - turn as u64, "{headers:?} was counted as another client");
     }
 }
 
 #[tokio::test]
-async fn a_trusted_peer_is_believed_from_the_right_and_no_further() {
+async fn forwarding_headers_of_a_trusted_peer_name_the_rightmost_untrusted_address() {
     for (headers, client) in FORMS {
         let upstream = RecordingServer::start().await;
-        let served = served(&upstream, true, 100);
-        assert_eq!(served.send_raw(&request(headers)).await.remaining(), 99, "{headers:?}");
+        let gateway = gateway(&upstream, true, 100);
+        assert_eq!(gateway.send_raw(&request(headers)).await.remaining(), 99, "{headers:?}");
         // The same client, spelled plainly, finds one request used.
         let plain = if client == PEER { String::new() } else { format!("X-Forwarded-For: {client}\r\n") };
-        assert_eq!(served.send_raw(&request(&plain)).await.remaining(), 98, "{headers:?} is {client}");
-        let other = served.send_raw(&request("X-Forwarded-For: 8.8.8.8\r\n")).await;
+        assert_eq!(gateway.send_raw(&request(&plain)).await.remaining(), 98, "{headers:?} is {client}");
+        let other = gateway.send_raw(&request("X-Forwarded-For: 8.8.8.8\r\n")).await;
         assert_eq!(other.remaining(), 99, "{headers:?} is not 8.8.8.8");
     }
 }
 
 #[tokio::test]
-async fn an_upstream_is_told_only_the_peer_by_one_that_is_not_trusted() {
+async fn forwarding_headers_of_an_untrusted_peer_are_replaced_by_its_address() {
     let upstream = RecordingServer::start().await;
-    let served = served(&upstream, false, 100);
-    let lies =
+    let gateway = gateway(&upstream, false, 100);
+    let forged =
         "X-Forwarded-Host: evil\r\nX-Forwarded-Proto: https\r\nX-Forwarded-Port: 1\r\nX-Request-Id: evil\r\n";
     for (headers, _) in FORMS {
-        served.send_raw(&request(&format!("{headers}{lies}"))).await;
+        gateway.send_raw(&request(&format!("{headers}{forged}"))).await;
         let seen = upstream.last();
         let all = |name: &str| -> Vec<&str> {
             let named = seen.headers.iter().filter(|(header, _)| header == name);
@@ -86,8 +86,8 @@ async fn an_upstream_is_told_only_the_peer_by_one_that_is_not_trusted() {
     }
 }
 
-/// What a trusted proxy sends, and what the upstream is told: `X-Forwarded-For`, `Forwarded`, `X-Forwarded-Proto`.
-const RETOLD: [(&str, [&str; 3]); 8] = [
+/// Headers of a trusted proxy, and the forwarded `X-Forwarded-For`, `Forwarded` and `X-Forwarded-Proto`.
+const REWRITTEN: [(&str, [&str; 3]); 8] = [
     ("", ["127.0.0.1", "for=127.0.0.1;proto=http", "http"]),
     (
         "X-Forwarded-For: 9.9.9.9\r\nX-Forwarded-For: 1.1.1.1\r\nX-Forwarded-Proto: https\r\n",
@@ -118,36 +118,40 @@ const RETOLD: [(&str, [&str; 3]); 8] = [
 ];
 
 #[tokio::test]
-async fn an_upstream_is_told_what_was_believed_of_one_that_is_trusted() {
+async fn forwarding_headers_of_a_trusted_peer_are_forwarded_from_the_client_on() {
     let upstream = RecordingServer::start().await;
-    let served = served(&upstream, true, 100);
-    for (headers, told) in RETOLD {
-        served.send_raw(&request(&format!("{headers}X-Real-IP: 9.9.9.9\r\nX-Request-Id: r1\r\n"))).await;
+    let gateway = gateway(&upstream, true, 100);
+    for (headers, expected) in REWRITTEN {
+        gateway.send_raw(&request(&format!("{headers}X-Real-IP: 9.9.9.9\r\nX-Request-Id: r1\r\n"))).await;
         let seen = upstream.last();
         let named = |name: &str| {
             let mut all = seen.headers.iter().filter(|(header, _)| header == name);
             let first = all.next().map(|(_, value)| value.as_str());
-            assert_eq!(all.next(), None, "{name} is told once");
+            assert_eq!(all.next(), None, "{name} is sent once");
             first
         };
         let all = ["x-forwarded-for", "forwarded", "x-forwarded-proto"].map(named);
-        assert_eq!(all, told.map(Some), "{headers:?}");
-        let client = told[0].split(", ").next();
+        assert_eq!(all, expected.map(Some), "{headers:?}");
+        let client = expected[0].split(", ").next();
         assert_eq!((named("x-real-ip"), named("x-request-id")), (client, Some("r1")), "{headers:?}");
     }
-    served.send_raw(&request("X-Forwarded-For: 1.1.1.1\r\n")).await;
-    assert_eq!(upstream.last().header("x-real-ip"), None, "what nobody asked for is not told");
+    gateway.send_raw(&request("X-Forwarded-For: 1.1.1.1\r\n")).await;
+    assert_eq!(
+        upstream.last().header("x-real-ip"),
+        None,
+        "a header that the client did not send is not added"
+    );
 }
 
 #[tokio::test]
-async fn what_belongs_to_one_hop_stays_there() {
+async fn hop_by_hop_headers_are_not_forwarded() {
     let upstream = RecordingServer::start().await;
-    let served = served(&upstream, false, 100);
+    let gateway = gateway(&upstream, false, 100);
     let hop = "Connection: keep-alive, X-One\r\nConnection: X-Two\r\nX-One: 1\r\nX-Two: 2\r\nKeep-Alive: 5\r\n\
                Proxy-Connection: a\r\nProxy-Authorization: b\r\nTE: gzip\r\nUpgrade: h3\r\nX-Kept: yes\r\n";
-    served.send_raw(&request(hop)).await;
+    gateway.send_raw(&request(hop)).await;
     let seen = upstream.last();
-    let gone = [
+    let removed = [
         "connection",
         "x-one",
         "x-two",
@@ -157,7 +161,7 @@ async fn what_belongs_to_one_hop_stays_there() {
         "te",
         "upgrade",
     ];
-    for name in gone {
+    for name in removed {
         assert_eq!(seen.header(name), None, "{name}");
     }
     assert_eq!((seen.method.as_str(), seen.header("x-kept")), ("GET", Some("yes")));
@@ -166,14 +170,14 @@ async fn what_belongs_to_one_hop_stays_there() {
 #[tokio::test]
 async fn forwarding_headers_of_a_trusted_peer_that_name_two_clients_get_400() {
     let upstream = RecordingServer::start().await;
-    let served = served(&upstream, true, 100);
+    let gateway = gateway(&upstream, true, 100);
     for headers in [
         "Forwarded: for=1.1.1.1;proto=https\r\nX-Forwarded-For: 9.9.9.9\r\n",
         "Forwarded: for=x\r\nX-Forwarded-For: 9.9.9.9\r\n",
         "Forwarded:\r\nX-Forwarded-For: 9.9.9.9\r\n",
         "Forwarded: for=127.0.0.1\r\nX-Forwarded-For: 9.9.9.9\r\n",
     ] {
-        let response = served.send_raw(&request(headers)).await;
+        let response = gateway.send_raw(&request(headers)).await;
         assert_eq!(response.status, 400, "{headers:?}");
         assert!(
             response.text().contains("`X-Forwarded-For` and `Forwarded` name different clients"),

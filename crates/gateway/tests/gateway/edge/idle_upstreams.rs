@@ -1,4 +1,4 @@
-//! Connections to upstreams that nobody uses, or whose server has gone without a word.
+//! Upstream connections that are idle, or whose server has stopped responding.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,7 +11,7 @@ use tidegate_testkit::wait::{eventually, within};
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpListener;
 
-use super::resent::Frames;
+use super::retries::FrameStream;
 use crate::fixture::{ResourceLimits, TestGateway};
 
 const POST: &str = "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\n\r\na";
@@ -23,7 +23,7 @@ fn bounds() -> ResourceLimits {
     ResourceLimits { upstream_idle: Duration::from_millis(150), ..ResourceLimits::default() }
 }
 
-fn served(url: &str, bounds: ResourceLimits) -> TestGateway {
+fn gateway(url: &str, bounds: ResourceLimits) -> TestGateway {
     let policy = format!(
         "upstreams: {{ app: {{ servers: [\"{url}\"] }} }}\nroutes: [{{ upstream: app }}]\n\
          rate_limits: {{ default: {{ requests: 1000, window: 1h }} }}\n"
@@ -32,14 +32,14 @@ fn served(url: &str, bounds: ResourceLimits) -> TestGateway {
 }
 
 /// An HTTP/2 upstream with so many streams at once for each connection.
-struct Http2 {
+struct Http2Upstream {
     accepting: AcceptLoop,
     open: Arc<AtomicUsize>,
     requests: Arc<AtomicUsize>,
 }
 
-impl Http2 {
-    /// Answers all but `/hang`.
+impl Http2Upstream {
+    /// Responds to all paths but `/hang`.
     async fn start(streams: u32) -> Self {
         let (open, requests) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
         let counted = (Arc::clone(&open), Arc::clone(&requests));
@@ -58,7 +58,7 @@ impl Http2 {
                         continue;
                     }
                     let mut body = respond.send_response(Response::new(()), false).expect("a stream");
-                    body.send_data(Bytes::from_static(b"ok"), true).expect("room");
+                    body.send_data(Bytes::from_static(b"ok"), true).expect("capacity");
                 }
                 open.fetch_sub(1, Ordering::SeqCst);
             }
@@ -81,31 +81,31 @@ impl Http2 {
 }
 
 #[tokio::test]
-async fn upstream_connection_idle_for_too_long_is_closed() {
+async fn upstream_connection_idle_beyond_the_timeout_is_closed() {
     let upstream = RecordingServer::start().await;
-    let served = TestGateway::with_limit(&[&upstream], 100, bounds());
-    assert_eq!(served.get_raw("/").await.status, 200);
-    assert_eq!(served.send_raw(POST).await.status, 200);
+    let gateway = TestGateway::with_limit(&[&upstream], 100, bounds());
+    assert_eq!(gateway.get_raw("/").await.status, 200);
+    assert_eq!(gateway.send_raw(POST).await.status, 200);
     upstream.until("both are closed", |counts| counts.open == 0).await;
-    assert_eq!(served.get_raw("/").await.status, 200, "another is opened");
+    assert_eq!(gateway.get_raw("/").await.status, 200, "another is opened");
     assert_eq!(upstream.connections(), 3);
     let gauge = format!("tidegate_upstream_connections{{upstream=\"app\",server=\"{}\"}}", upstream.address);
-    eventually("it is closed, too", || served.metric(&gauge) == 0).await;
+    eventually("it is closed, too", || gateway.metric(&gauge) == 0).await;
 }
 
 #[tokio::test]
-async fn upstream_connection_idle_for_too_long_is_closed_over_http2() {
-    let http2 = Http2::start(MANY_STREAMS).await;
-    let served = served(&http2.url(), bounds());
+async fn http2_upstream_connection_idle_beyond_the_timeout_is_closed() {
+    let http2 = Http2Upstream::start(MANY_STREAMS).await;
+    let gateway = gateway(&http2.url(), bounds());
     for _ in 0..2 {
-        assert_eq!(served.get_raw("/").await.status, 200);
+        assert_eq!(gateway.get_raw("/").await.status, 200);
         eventually("it is closed", || http2.open() == 0).await;
     }
 }
 
 #[tokio::test]
-async fn upstream_connection_in_use_is_not_idle() {
-    let http2 = Http2::start(MANY_STREAMS).await;
+async fn upstream_connection_in_use_is_not_closed_as_idle() {
+    let http2 = Http2Upstream::start(MANY_STREAMS).await;
     let slow = RecordingServer::scripted(|turn| match turn {
         0 => Reply::Hang(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\na".into()),
         _ => ok("ok"),
@@ -118,55 +118,55 @@ async fn upstream_connection_in_use_is_not_idle() {
         http2.url(),
         slow.url()
     );
-    let served = TestGateway::start(&policy, bounds());
-    let (mut over_http2, mut over_http1) = (served.client().await, served.client().await);
+    let gateway = TestGateway::start(&policy, bounds());
+    let (mut over_http2, mut over_http1) = (gateway.client().await, gateway.client().await);
     over_http2.send(b"GET /hang HTTP/1.1\r\nHost: a\r\n\r\n").await;
     over_http1.send(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
     over_http1.first_bytes().await;
     eventually("both are in use", || http2.open() == 1).await;
     // Others are opened and closed meanwhile.
     for _ in 0..2 {
-        assert_eq!(served.get_raw("/").await.status, 200);
+        assert_eq!(gateway.get_raw("/").await.status, 200);
         slow.until("the idle one is closed", |counts| counts.open == 1).await;
     }
     assert_eq!(http2.open(), 1);
 }
 
 #[tokio::test]
-async fn http2_upstream_that_answers_no_ping_is_closed() {
-    for has_answered in [true, false] {
+async fn http2_upstream_connection_without_ping_responses_is_closed() {
+    for has_responded in [true, false] {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let url = format!("h2c://{}", listener.local_addr().expect("an address"));
         let closed = tokio::spawn(async move {
             let (stream, _) = listener.accept().await.expect("a connection");
-            let mut frames = Frames::accept(stream).await;
-            if has_answered {
-                frames.answer_the_first().await;
+            let mut frames = FrameStream::accept(stream).await;
+            if has_responded {
+                frames.respond_to_first().await;
             }
-            // It reads, but says nothing.
+            // The server reads, but sends nothing.
             frames.0.read_to_end(&mut Vec::new()).await.expect("an end");
         });
-        let served = served(
+        let gateway = gateway(
             &url,
             ResourceLimits { upstream_ping: Duration::from_millis(60), ..ResourceLimits::default() },
         );
-        assert_eq!(served.get_raw("/").await.status, if has_answered { 200 } else { 502 });
+        assert_eq!(gateway.get_raw("/").await.status, if has_responded { 200 } else { 502 });
         within("the connection is closed", closed).await.expect("no panic");
     }
 }
 
 #[tokio::test]
 async fn http2_upstream_with_few_streams_gets_more_connections() {
-    let upstream = Http2::start(1).await;
-    let served = served(&upstream.url(), ResourceLimits::default());
+    let upstream = Http2Upstream::start(1).await;
+    let gateway = gateway(&upstream.url(), ResourceLimits::default());
     // The gateway learns of the limit with the first responses.
     for _ in 0..2 {
-        assert_eq!(served.get_raw("/").await.status, 200);
+        assert_eq!(gateway.get_raw("/").await.status, 200);
     }
-    let mut slow = served.client().await;
+    let mut slow = gateway.client().await;
     slow.send(b"GET /hang HTTP/1.1\r\nHost: a\r\n\r\n").await;
     eventually("it has arrived", || upstream.requests() == 3).await;
     for _ in 0..3 {
-        assert_eq!(within("a response", served.get_raw("/")).await.status, 200);
+        assert_eq!(within("a response", gateway.get_raw("/")).await.status, 200);
     }
 }

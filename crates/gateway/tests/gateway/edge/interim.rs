@@ -1,4 +1,4 @@
-//! Interim responses (102, 103): hyper's server cannot send them, so they are dropped, and confuse nothing.
+//! Interim responses (102, 103): hyper's server cannot send them, so the gateway drops them.
 
 use bytes::Bytes;
 use http::{Request, Response, StatusCode};
@@ -18,8 +18,8 @@ const FINALS: [(&str, &str); 3] = [
 ];
 
 /// Everything a client gets over a connection that ends after the response.
-async fn raw_response(served: &TestGateway, request: &str) -> String {
-    let mut client = served.client().await;
+async fn raw_response(gateway: &TestGateway, request: &str) -> String {
+    let mut client = gateway.client().await;
     client.send(request.as_bytes()).await;
     String::from_utf8(client.rest().await).expect("text")
 }
@@ -32,9 +32,9 @@ fn requests() -> [String; 2] {
 }
 
 /// The final response over HTTP/2. `h2` would give an interim one to `poll_informational` only.
-async fn over_http2(served: &TestGateway) -> (StatusCode, bool) {
-    let (client, _connection) = http2_streams(served.address).await;
-    let mut client = within("room", client.ready()).await.expect("room");
+async fn over_http2(gateway: &TestGateway) -> (StatusCode, bool) {
+    let (client, _connection) = http2_streams(gateway.address).await;
+    let mut client = within("capacity", client.ready()).await.expect("capacity");
     let request = Request::get("http://a/").body(()).expect("a request");
     let (mut response, _) = client.send_request(request, true).expect("a stream");
     let final_response = within("a response", &mut response).await.expect("a response");
@@ -44,18 +44,19 @@ async fn over_http2(served: &TestGateway) -> (StatusCode, bool) {
 #[tokio::test]
 async fn interim_response_of_an_http1_upstream_is_dropped() {
     for (last, body) in FINALS {
-        let whole = format!("{INTERIM}{last}");
-        let upstream = RecordingServer::scripted(move |_| Reply::Keep(whole.clone().into())).await;
-        let served = TestGateway::with_limit(&[&upstream], 100, ResourceLimits::default());
+        let interim_and_final = format!("{INTERIM}{last}");
+        let upstream =
+            RecordingServer::scripted(move |_| Reply::Keep(interim_and_final.clone().into())).await;
+        let gateway = TestGateway::with_limit(&[&upstream], 100, ResourceLimits::default());
         for _ in 0..2 {
             for request in requests() {
-                let got = raw_response(&served, &request).await;
+                let got = raw_response(&gateway, &request).await;
                 assert_eq!(&got[..12], &last[..12], "{got}");
                 assert!(!got.contains("link:") && !got[12..].contains("HTTP/1.1"), "{got}");
                 let (_, got_body) = got.split_once("\r\n\r\n").expect("a head");
                 assert!(got_body.contains(body), "{got}");
             }
-            let (status, has_link) = over_http2(&served).await;
+            let (status, has_link) = over_http2(&gateway).await;
             assert_eq!((status.as_str(), has_link), (&last[9..12], false));
         }
     }
@@ -71,7 +72,7 @@ async fn interim_response_of_an_http2_upstream_is_dropped() {
                 respond.send_informational(hint.body(()).expect("a response")).expect("a stream");
             }
             let mut body = respond.send_response(Response::new(()), false).expect("a stream");
-            body.send_data(Bytes::from_static(b"ok"), true).expect("room");
+            body.send_data(Bytes::from_static(b"ok"), true).expect("capacity");
         }
     })
     .await;
@@ -80,13 +81,13 @@ async fn interim_response_of_an_http2_upstream_is_dropped() {
          rate_limits: {{ default: {{ requests: 100, window: 1h }} }}\n",
         upstream.h2c()
     );
-    let served = TestGateway::start(&policy, ResourceLimits::default());
+    let gateway = TestGateway::start(&policy, ResourceLimits::default());
     for _ in 0..2 {
         for request in requests() {
-            let got = raw_response(&served, &request).await;
+            let got = raw_response(&gateway, &request).await;
             assert!(got.starts_with("HTTP/1.1 200 ") && !got.contains("link:"), "{got}");
             assert!(!got[12..].contains("HTTP/1.1") && got.contains("ok"), "{got}");
         }
-        assert_eq!(over_http2(&served).await, (StatusCode::OK, false));
+        assert_eq!(over_http2(&gateway).await, (StatusCode::OK, false));
     }
 }

@@ -1,23 +1,23 @@
-//! What happens at the edges: with clients that mean harm and upstreams that fail, over real sockets.
+//! Hostile clients and failing upstreams, over real sockets.
 
 mod cancelled;
 mod client_body;
-mod early;
+mod early_responses;
 mod forwarded;
 mod http2;
 mod identity;
 mod idle_upstreams;
 mod interim;
+mod lingering_close;
 mod malformed;
-mod parting;
 mod paths;
 mod pipelined;
 mod probes;
-mod readers;
-mod resent;
+mod resource_limits;
 mod response_framing;
-mod room;
-mod slow;
+mod retries;
+mod slow_clients;
+mod slow_readers;
 mod spellings;
 mod tls;
 mod upstreams;

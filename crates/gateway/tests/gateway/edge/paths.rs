@@ -4,7 +4,7 @@ use tidegate_testkit::server::RecordingServer;
 
 use crate::fixture::{ResourceLimits, TestGateway, hourly, policy_before};
 
-fn served(upstream: &RecordingServer, requests: u32) -> TestGateway {
+fn gateway(upstream: &RecordingServer, requests: u32) -> TestGateway {
     with_http(upstream, requests, "")
 }
 
@@ -19,7 +19,7 @@ fn with_http(upstream: &RecordingServer, requests: u32, http: &str) -> TestGatew
 }
 
 #[tokio::test]
-async fn no_spelling_of_a_path_evades_its_limit() {
+async fn path_spellings_all_count_against_the_endpoint_limit() {
     let spellings = [
         "/login",
         "//login",
@@ -39,10 +39,10 @@ async fn no_spelling_of_a_path_evades_its_limit() {
         "http://a.example//%6cogin?x",
     ];
     let upstream = RecordingServer::start().await;
-    let served = served(&upstream, 1_000);
+    let gateway = gateway(&upstream, 1_000);
     for (turn, spelling) in spellings.iter().enumerate() {
-        let answer = served.get_raw(spelling).await;
-        assert_eq!(answer.remaining(), 999 - turn as u64, "{spelling} is counted with /login");
+        let response = gateway.get_raw(spelling).await;
+        assert_eq!(response.remaining(), 999 - turn as u64, "{spelling} is counted with /login");
         let target = upstream.last().target;
         let path = target.split('?').next().map(|path| path.trim_end_matches('/'));
         assert_eq!(path, Some("/login"), "{spelling}");
@@ -50,20 +50,20 @@ async fn no_spelling_of_a_path_evades_its_limit() {
 }
 
 #[tokio::test]
-async fn what_is_refused_as_one_spelling_is_refused_as_any() {
+async fn path_spellings_are_all_rejected_beyond_the_limit() {
     let upstream = RecordingServer::start().await;
-    let served = served(&upstream, 1);
-    assert_eq!(served.get_raw("/login").await.status, 200);
+    let gateway = gateway(&upstream, 1);
+    assert_eq!(gateway.get_raw("/login").await.status, 200);
     for spelling in ["/login", "//login", "/%6cogin", "/./login", "/login/", "/a/../login"] {
-        assert_eq!(served.get_raw(spelling).await.status, 429, "{spelling}");
+        assert_eq!(gateway.get_raw(spelling).await.status, 429, "{spelling}");
     }
     assert_eq!(upstream.requests().len(), 1);
 }
 
 #[tokio::test]
-async fn an_upstream_gets_the_path_that_was_matched() {
+async fn upstream_gets_the_normalised_path_that_was_matched() {
     let upstream = RecordingServer::start().await;
-    let served = with_http(&upstream, 1_000, "encoded_slash: keep");
+    let gateway = with_http(&upstream, 1_000, "encoded_slash: keep");
     let sent_and_seen = [
         ("/a/b", "/a/b"),
         ("/a%2fb", "/a%2Fb"),
@@ -77,23 +77,23 @@ async fn an_upstream_gets_the_path_that_was_matched() {
         ("/a/..", "/"),
     ];
     for (sent, seen) in sent_and_seen {
-        assert_eq!(served.get_raw(sent).await.status, 200, "{sent}");
+        assert_eq!(gateway.get_raw(sent).await.status, 200, "{sent}");
         assert_eq!(upstream.last().target, seen, "{sent}");
     }
 }
 
 #[tokio::test]
-async fn a_path_of_two_meanings_is_refused_and_not_charged() {
+async fn ambiguous_path_gets_400_and_is_not_charged() {
     let upstream = RecordingServer::start().await;
-    let served = served(&upstream, 1_000);
-    let left = served.get_raw("/").await.remaining();
+    let gateway = gateway(&upstream, 1_000);
+    let remaining = gateway.get_raw("/").await.remaining();
     for path in
         ["/%c0%ae%c0%ae/login", "/..;/login", "/.;x/login", "/%zz", "/%", "/a%00", "/%ff", "/%ed%a0%80"]
     {
-        let answer = served.get_raw(path).await;
-        assert_eq!(answer.status, 400, "{path}");
-        assert!(answer.text().contains("bad_path"), "{path}: {}", answer.text());
+        let response = gateway.get_raw(path).await;
+        assert_eq!(response.status, 400, "{path}");
+        assert!(response.text().contains("bad_path"), "{path}: {}", response.text());
     }
-    assert_eq!(served.get_raw("/").await.remaining(), left - 1);
+    assert_eq!(gateway.get_raw("/").await.remaining(), remaining - 1);
     assert_eq!(upstream.requests().len(), 2);
 }

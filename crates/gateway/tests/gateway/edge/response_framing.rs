@@ -10,12 +10,12 @@ use tidegate_testkit::wait::within;
 
 use crate::fixture::{ResourceLimits, TestGateway};
 
-/// What a client got: its status, its `Content-Length` and its body.
-type Got = (u16, Option<String>, String);
+/// The status, the `Content-Length` and the body of a response.
+type ClientResponse = (u16, Option<String>, String);
 
 /// The response of an upstream that sends `raw` and closes, over HTTP/1.1.
-async fn over_http1(served: &TestGateway, method: &Method) -> Got {
-    let mut client = served.client().await;
+async fn over_http1(gateway: &TestGateway, method: &Method) -> ClientResponse {
+    let mut client = gateway.client().await;
     let length = if *method == Method::POST { "Content-Length: 0\r\n" } else { "" };
     let request = format!("{method} / HTTP/1.1\r\nHost: a\r\n{length}Connection: close\r\n\r\n");
     client.send(request.as_bytes()).await;
@@ -29,17 +29,17 @@ async fn over_http1(served: &TestGateway, method: &Method) -> Got {
         assert!(raw.ends_with("\r\n\r\n"), "no body follows: {raw}");
         return (status, lengths.into_iter().next(), String::new());
     }
-    let mut again = served.client().await;
+    let mut again = gateway.client().await;
     again.send(request.as_bytes()).await;
-    let response = again.response().await.expect("a whole response");
+    let response = again.response().await.expect("a complete response");
     assert_eq!(response.status, status);
     (status, lengths.into_iter().next(), response.text())
 }
 
 /// The same over HTTP/2.
-async fn over_http2(served: &TestGateway, method: &Method) -> Got {
-    let (client, _connection) = http2_streams(served.address).await;
-    let mut client = within("room", client.ready()).await.expect("room");
+async fn over_http2(gateway: &TestGateway, method: &Method) -> ClientResponse {
+    let (client, _connection) = http2_streams(gateway.address).await;
+    let mut client = within("capacity", client.ready()).await.expect("capacity");
     let request = Request::builder().method(method).uri("http://a/").body(()).expect("a request");
     let (response, _) = client.send_request(request, true).expect("a stream");
     let response = within("a response", response).await.expect("a response");
@@ -48,7 +48,7 @@ async fn over_http2(served: &TestGateway, method: &Method) -> Got {
     let length = lengths.first().map(|length| length.to_str().expect("text").to_owned());
     let (status, mut body, mut text) = (response.status().as_u16(), response.into_body(), BytesMut::new());
     while let Some(data) = within("its body", body.data()).await {
-        text.extend_from_slice(&data.expect("a whole body"));
+        text.extend_from_slice(&data.expect("a complete body"));
     }
     (status, length, String::from_utf8(text.to_vec()).expect("text"))
 }
@@ -56,31 +56,31 @@ async fn over_http2(served: &TestGateway, method: &Method) -> Got {
 async fn upstream(raw: &'static str) -> (RecordingServer, TestGateway) {
     let upstream = RecordingServer::scripted(move |_| Reply::Close(raw.into())).await;
     let bounds = ResourceLimits { response_timeout: Duration::from_secs(5), ..ResourceLimits::default() };
-    let served = TestGateway::with_limit(&[&upstream], 1_000, bounds);
-    (upstream, served)
+    let gateway = TestGateway::with_limit(&[&upstream], 1_000, bounds);
+    (upstream, gateway)
 }
 
-/// What every kind of client gets of `raw`.
-async fn every_client_gets(raw: &'static str, method: Method, expected: (u16, Option<&str>, &str)) {
-    let (_upstream, served) = upstream(raw).await;
+/// Asserts what clients of every protocol get if the upstream sends `raw`.
+async fn assert_every_client_gets(raw: &'static str, method: Method, expected: (u16, Option<&str>, &str)) {
+    let (_upstream, gateway) = upstream(raw).await;
     let expected = (expected.0, expected.1.map(str::to_owned), expected.2.to_owned());
-    assert_eq!(over_http1(&served, &method).await, expected, "HTTP/1.1, {method}: {raw:?}");
-    assert_eq!(over_http2(&served, &method).await, expected, "HTTP/2, {method}: {raw:?}");
+    assert_eq!(over_http1(&gateway, &method).await, expected, "HTTP/1.1, {method}: {raw:?}");
+    assert_eq!(over_http2(&gateway, &method).await, expected, "HTTP/2, {method}: {raw:?}");
 }
 
 #[tokio::test]
-async fn response_with_length_and_chunks_loses_its_length() {
+async fn response_with_length_and_chunks_is_forwarded_without_the_length() {
     const CHUNKED: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n\
         5\r\nhello\r\n0\r\n\r\n";
     const HEAD: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nTransfer-Encoding: Chunked\r\n\r\n";
     for method in [Method::GET, Method::POST] {
-        every_client_gets(CHUNKED, method, (200, None, "hello")).await;
+        assert_every_client_gets(CHUNKED, method, (200, None, "hello")).await;
     }
-    every_client_gets(HEAD, Method::HEAD, (200, None, "")).await;
+    assert_every_client_gets(HEAD, Method::HEAD, (200, None, "")).await;
 }
 
 #[tokio::test]
-async fn response_with_length_and_chunks_ends_its_connection() {
+async fn response_with_length_and_chunks_closes_its_upstream_connection() {
     let upstream = RecordingServer::scripted(|turn| match turn {
         0 => Reply::Keep(
             b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n"
@@ -89,26 +89,26 @@ async fn response_with_length_and_chunks_ends_its_connection() {
         _ => ok("ok"),
     })
     .await;
-    let served = TestGateway::with_limit(&[&upstream], 100, ResourceLimits::default());
+    let gateway = TestGateway::with_limit(&[&upstream], 100, ResourceLimits::default());
     for _ in 0..3 {
         let post = "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\n\r\na";
-        assert_eq!(served.send_raw(post).await.body, b"ok");
+        assert_eq!(gateway.send_raw(post).await.body, b"ok");
     }
     assert_eq!(upstream.connections(), 2);
 }
 
 #[tokio::test]
-async fn response_with_the_same_length_twice_has_it_once() {
+async fn response_with_the_same_length_twice_is_forwarded_with_one() {
     const TWICE: &str = "HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 5\r\n\r\nhello";
     const LISTED: &str = "HTTP/1.1 200 OK\r\nContent-Length: 5, 5\r\n\r\nhello";
     const HEAD: &str = "HTTP/1.1 200 OK\r\nContent-Length: 5, 5\r\nContent-Length: 5\r\n\r\n";
-    every_client_gets(TWICE, Method::GET, (200, Some("5"), "hello")).await;
-    every_client_gets(LISTED, Method::POST, (200, Some("5"), "hello")).await;
-    every_client_gets(HEAD, Method::HEAD, (200, Some("5"), "")).await;
+    assert_every_client_gets(TWICE, Method::GET, (200, Some("5"), "hello")).await;
+    assert_every_client_gets(LISTED, Method::POST, (200, Some("5"), "hello")).await;
+    assert_every_client_gets(HEAD, Method::HEAD, (200, Some("5"), "")).await;
 }
 
 #[tokio::test]
-async fn response_with_framing_that_cannot_be_passed_on_is_a_502() {
+async fn response_with_framing_that_cannot_be_forwarded_gives_502() {
     let responses = [
         "HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
         "HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
@@ -123,8 +123,8 @@ async fn response_with_framing_that_cannot_be_passed_on_is_a_502() {
     ];
     for raw in responses {
         for method in [Method::GET, Method::POST] {
-            let (upstream, served) = upstream(raw).await;
-            for got in [over_http1(&served, &method).await, over_http2(&served, &method).await] {
+            let (upstream, gateway) = upstream(raw).await;
+            for got in [over_http1(&gateway, &method).await, over_http2(&gateway, &method).await] {
                 assert_eq!(got.0, 502, "{method}: {raw:?}");
                 assert!(got.2.contains("upstream_failed"), "{}", got.2);
             }
@@ -134,22 +134,22 @@ async fn response_with_framing_that_cannot_be_passed_on_is_a_502() {
 }
 
 #[tokio::test]
-async fn response_that_has_no_body_loses_one() {
+async fn response_that_must_not_have_a_body_is_forwarded_without_it() {
     const NO_CONTENT: &str = "HTTP/1.1 204 No Content\r\nContent-Length: 5\r\n\r\nhello";
     const CHUNKED: &str =
         "HTTP/1.1 204 No Content\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n";
     const NOT_MODIFIED: &str = "HTTP/1.1 304 Not Modified\r\n\r\nhello";
     const HEAD: &str = "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello";
     for method in [Method::GET, Method::POST] {
-        every_client_gets(NO_CONTENT, method.clone(), (204, None, "")).await;
-        every_client_gets(CHUNKED, method.clone(), (204, None, "")).await;
-        every_client_gets(NOT_MODIFIED, method, (304, None, "")).await;
+        assert_every_client_gets(NO_CONTENT, method.clone(), (204, None, "")).await;
+        assert_every_client_gets(CHUNKED, method.clone(), (204, None, "")).await;
+        assert_every_client_gets(NOT_MODIFIED, method, (304, None, "")).await;
     }
-    every_client_gets(HEAD, Method::HEAD, (200, Some("5"), "")).await;
+    assert_every_client_gets(HEAD, Method::HEAD, (200, Some("5"), "")).await;
 }
 
 #[tokio::test]
-async fn response_longer_than_it_says_never_becomes_the_next_one() {
+async fn response_bytes_beyond_its_length_never_become_the_next_response() {
     const EVIL: &str = "HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil";
     let firsts = [
         ("GET", format!("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok{EVIL}")),
@@ -169,8 +169,8 @@ async fn response_longer_than_it_says_never_becomes_the_next_one() {
                 move |turn| if turn == 0 { Reply::Keep(raw.clone().into()) } else { ok("ok") },
             );
         let upstream = upstream.await;
-        let served = TestGateway::with_limit(&[&upstream], 100, ResourceLimits::default());
-        let mut client = served.client().await;
+        let gateway = TestGateway::with_limit(&[&upstream], 100, ResourceLimits::default());
+        let mut client = gateway.client().await;
         let length = if method == "POST" { "Content-Length: 1\r\n\r\na" } else { "\r\n" };
         client
             .send(format!("{method} / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n{length}").as_bytes())
@@ -180,7 +180,7 @@ async fn response_longer_than_it_says_never_becomes_the_next_one() {
         let path = if method == "POST" { "POST" } else { "GET" };
         for _ in 0..2 {
             let request = format!("{path} / HTTP/1.1\r\nHost: a\r\n{length}");
-            assert_eq!(served.send_raw(&request).await.text(), "ok", "{method}: {first:?}");
+            assert_eq!(gateway.send_raw(&request).await.text(), "ok", "{method}: {first:?}");
         }
     }
 }

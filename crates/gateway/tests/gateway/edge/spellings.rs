@@ -1,4 +1,4 @@
-//! Spellings of paths and hosts that upstream servers take for one another.
+//! Spellings of paths and hosts that upstream servers treat as equal.
 
 use tidegate_testkit::message::Response;
 use tidegate_testkit::server::RecordingServer;
@@ -71,42 +71,42 @@ fn with_http(upstream: &RecordingServer, http: &str) -> TestGateway {
 }
 
 /// Sends every spelling and requires each to be counted or to get 400. Returns how many were counted.
-async fn counted(upstream: &RecordingServer, served: &TestGateway) -> u64 {
-    let mut left = 1_000;
+async fn send_all_spellings(upstream: &RecordingServer, gateway: &TestGateway) -> u64 {
+    let mut remaining = 1_000;
     for spelling in SPELLINGS {
         let before = upstream.requests().len();
-        let response = served.get_raw(spelling).await;
+        let response = gateway.get_raw(spelling).await;
         if response.status == 400 {
             assert_eq!(upstream.requests().len(), before, "{spelling}");
         } else {
             assert_eq!(response.status, 200, "{spelling}");
-            assert_eq!(response.remaining(), left - 1, "{spelling} counts against /api/login");
-            left -= 1;
+            assert_eq!(response.remaining(), remaining - 1, "{spelling} counts against /api/login");
+            remaining -= 1;
         }
     }
-    1_000 - left
+    1_000 - remaining
 }
 
 #[tokio::test]
-async fn endpoint_limit_any_spelling_counts_or_gets_400() {
+async fn endpoint_limit_counts_any_spelling_or_responds_400() {
     let upstream = RecordingServer::start().await;
-    let served = with_http(&upstream, "");
-    assert_eq!(counted(&upstream, &served).await, 33);
+    let gateway = with_http(&upstream, "");
+    assert_eq!(send_all_spellings(&upstream, &gateway).await, 33);
 }
 
 #[tokio::test]
-async fn endpoint_limit_any_spelling_counts_with_encoded_slash_kept_or_decoded() {
+async fn endpoint_limit_with_encoded_slash_kept_or_decoded_counts_any_spelling() {
     let upstream = RecordingServer::start().await;
     let kept = with_http(&upstream, "encoded_slash: keep");
-    assert_eq!(counted(&upstream, &kept).await, 48);
+    assert_eq!(send_all_spellings(&upstream, &kept).await, 48);
     let decoded = with_http(&upstream, "encoded_slash: decode");
-    assert_eq!(counted(&upstream, &decoded).await, 43);
+    assert_eq!(send_all_spellings(&upstream, &decoded).await, 43);
 }
 
 #[tokio::test]
-async fn legitimate_path_reaches_the_upstream_byte_for_byte() {
+async fn legitimate_path_reaches_the_upstream_unchanged() {
     let upstream = RecordingServer::start().await;
-    let served = with_http(&upstream, "");
+    let gateway = with_http(&upstream, "");
     for path in [
         "/users?q=a%2Fb&r=%00",
         "/users/?",
@@ -124,7 +124,7 @@ async fn legitimate_path_reaches_the_upstream_byte_for_byte() {
         "/api/login/history",
         "/API/loginx",
     ] {
-        let response = served.get_raw(path).await;
+        let response = gateway.get_raw(path).await;
         assert_eq!((response.status, limit(&response)), (200, Some("10000")), "{path} has no endpoint");
         assert_eq!(upstream.last().target, path);
     }
@@ -133,14 +133,14 @@ async fn legitimate_path_reaches_the_upstream_byte_for_byte() {
 #[tokio::test]
 async fn encoded_slash_by_default_gets_400_that_names_the_key() {
     let upstream = RecordingServer::start().await;
-    let served = with_http(&upstream, "");
+    let gateway = with_http(&upstream, "");
     for (path, reason) in [
         ("/a%2fb", "`%2F` in the path; set `http.encoded_slash: keep` or `decode` to allow it"),
         ("/a%5Cb", "`%5C` in the path; set `http.encoded_slash: keep` or `decode` to allow it"),
         ("/a%0ab", "`%0A` in the path; set `http.encoded_slash: keep` to allow it"),
         ("/a%7F", "`%7F` in the path; set `http.encoded_slash: keep` to allow it"),
     ] {
-        let response = served.get_raw(path).await;
+        let response = gateway.get_raw(path).await;
         assert_eq!(response.status, 400, "{path}");
         assert!(response.text().contains(reason), "{path}: {}", response.text());
     }
@@ -152,7 +152,7 @@ async fn encoded_slash_by_default_gets_400_that_names_the_key() {
 }
 
 #[tokio::test]
-async fn encoded_slash_kept_or_decoded_is_forwarded_so() {
+async fn encoded_slash_is_forwarded_as_kept_or_decoded() {
     let upstream = RecordingServer::start().await;
     let (kept, decoded) =
         (with_http(&upstream, "encoded_slash: keep"), with_http(&upstream, "encoded_slash: decode"));
@@ -191,8 +191,8 @@ rate_limits:
         hourly(100),
         hourly(200),
     );
-    let served = TestGateway::start(&policy, ResourceLimits::default());
-    (one, two, served)
+    let gateway = TestGateway::start(&policy, ResourceLimits::default());
+    (one, two, gateway)
 }
 
 fn limit(response: &Response) -> Option<&str> {
@@ -201,35 +201,35 @@ fn limit(response: &Response) -> Option<&str> {
 
 #[tokio::test]
 async fn encoded_slash_of_a_route_overrides_the_policy() {
-    let (files, rest, served) = routed("encoded_slash: keep", "").await;
-    assert_eq!(served.get_raw("/files/a%2Fb").await.status, 200);
+    let (files, rest, gateway) = routed("encoded_slash: keep", "").await;
+    assert_eq!(gateway.get_raw("/files/a%2Fb").await.status, 200);
     assert_eq!(files.last().target, "/files/a%2Fb");
-    assert_eq!(served.get_raw("/a%2Fb").await.status, 400);
+    assert_eq!(gateway.get_raw("/a%2Fb").await.status, 400);
     // The limits of the reading that leaves the route apply too.
-    let response = served.get_raw("/files/..%2Flogin").await;
+    let response = gateway.get_raw("/files/..%2Flogin").await;
     assert_eq!((response.status, limit(&response)), (200, Some("200")));
     assert_eq!((files.requests().len(), rest.requests().len()), (2, 0));
 }
 
 #[tokio::test]
 async fn encoded_slash_decoded_into_a_route_that_does_not_decode_gets_400() {
-    let (files, rest, served) = routed("", "encoded_slash: decode").await;
-    let response = served.get_raw("/files%2Fsecret").await;
+    let (files, rest, gateway) = routed("", "encoded_slash: decode").await;
+    let response = gateway.get_raw("/files%2Fsecret").await;
     assert_eq!(response.status, 400);
     assert!(response.text().contains("another route"), "{}", response.text());
-    assert_eq!(served.get_raw("/a%2Fb").await.status, 200);
+    assert_eq!(gateway.get_raw("/a%2Fb").await.status, 200);
     assert_eq!(rest.last().target, "/a/b");
     assert!(files.requests().is_empty());
 
-    let (files, _, served) = routed("encoded_slash: decode", "encoded_slash: decode").await;
-    let response = served.get_raw("/files%2Fsecret").await;
+    let (files, _, gateway) = routed("encoded_slash: decode", "encoded_slash: decode").await;
+    let response = gateway.get_raw("/files%2Fsecret").await;
     assert_eq!((response.status, limit(&response)), (200, Some("100")));
     assert_eq!(files.last().target, "/files/secret");
 }
 
 #[tokio::test]
-async fn path_case_sensitive_counts_case_apart_and_ignores_parameters() {
-    let (_, _, served) = routed("path_case: sensitive", "").await;
+async fn path_case_sensitive_counts_cases_separately_and_ignores_parameters() {
+    let (_, _, gateway) = routed("path_case: sensitive", "").await;
     for (path, expected) in [
         ("/files/secret", "100"),
         ("/files/secret;x", "100"),
@@ -237,21 +237,21 @@ async fn path_case_sensitive_counts_case_apart_and_ignores_parameters() {
         ("/files/SECRET;x", "10000"),
         ("/LOGIN", "200"),
     ] {
-        assert_eq!(limit(&served.get_raw(path).await), Some(expected), "{path}");
+        assert_eq!(limit(&gateway.get_raw(path).await), Some(expected), "{path}");
     }
 }
 
 #[tokio::test]
-async fn path_case_routes_match_exactly_and_the_path_keeps_its_case() {
-    let (files, rest, served) = routed("", "").await;
-    let response = served.get_raw("/FILES/Secret").await;
+async fn path_case_insensitive_limit_leaves_routes_and_forwarded_paths_case_sensitive() {
+    let (files, rest, gateway) = routed("", "").await;
+    let response = gateway.get_raw("/FILES/Secret").await;
     assert_eq!(limit(&response), Some("100"), "the limit does not depend on case");
     assert_eq!(rest.last().target, "/FILES/Secret");
     assert!(files.requests().is_empty());
 }
 
 #[tokio::test]
-async fn host_any_spelling_has_the_same_route_and_conditions() {
+async fn host_spellings_have_the_same_route_and_conditions() {
     let (api, other) = (RecordingServer::start().await, RecordingServer::start().await);
     let policy = format!(
         "
@@ -275,8 +275,8 @@ rate_limits:
         hourly(100),
         hourly(100),
     );
-    let served = TestGateway::start(&policy, ResourceLimits::default());
-    let ask = async |host: &str| served.send_raw(&format!("GET / HTTP/1.1\r\nHost: {host}\r\n\r\n")).await;
+    let gateway = TestGateway::start(&policy, ResourceLimits::default());
+    let send = async |host: &str| gateway.send_raw(&format!("GET / HTTP/1.1\r\nHost: {host}\r\n\r\n")).await;
     for host in [
         "api.x",
         "API.x",
@@ -289,7 +289,7 @@ rate_limits:
         "[2001:db8::1]",
         "[2001:DB8::1]:80",
     ] {
-        let response = ask(host).await;
+        let response = send(host).await;
         assert_eq!((response.status, limit(&response)), (200, Some("100")), "{host}");
         assert_eq!(api.last().header("host"), Some(host), "the client's spelling is forwarded");
     }
@@ -297,9 +297,9 @@ rate_limits:
     for host in
         ["api.x..", ".api.x", "api..x", "api.x:80:80", "a]b", "[::1", "[::1]x", "[x]", "a:b", "%61pi.x"]
     {
-        assert_eq!(ask(host).await.status, 400, "{host}");
+        assert_eq!(send(host).await.status, 400, "{host}");
     }
     assert!(other.requests().is_empty());
-    let absolute = served.send_raw("GET http://API.X./ HTTP/1.1\r\nHost: other\r\n\r\n").await;
+    let absolute = gateway.send_raw("GET http://API.X./ HTTP/1.1\r\nHost: other\r\n\r\n").await;
     assert_eq!((absolute.status, limit(&absolute)), (200, Some("100")));
 }

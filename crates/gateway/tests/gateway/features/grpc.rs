@@ -36,16 +36,16 @@ fn call(path: &str, body: Channel<Bytes, Infallible>) -> Request<Channel<Bytes, 
     request.body(body).unwrap()
 }
 
-/// Answers each message it gets with one, then says that all went well.
-async fn greet(request: Request<Incoming>) -> Response<AnyBody> {
+/// Sends each message back, then the status: 0 if the checksum trailer is right.
+async fn echo_messages(request: Request<Incoming>) -> Response<AnyBody> {
     assert_eq!(request.version(), Version::HTTP_2);
     assert_eq!(request.uri().authority().unwrap(), "greeter.test");
     assert_eq!(request.headers()["te"], "trailers");
-    let mut asked = request.into_body();
+    let mut request_body = request.into_body();
     let (mut sending, body) = Channel::<Bytes, Infallible>::new(1);
     tokio::spawn(async move {
         let mut status = "2";
-        while let Some(Ok(frame)) = asked.frame().await {
+        while let Some(Ok(frame)) = request_body.frame().await {
             match frame.into_data() {
                 Ok(data) => sending.send_data(data).await.unwrap(),
                 Err(frame) if frame.trailers_ref().is_some_and(|sent| sent["x-checksum"] == "7") => {
@@ -63,8 +63,8 @@ async fn greet(request: Request<Incoming>) -> Response<AnyBody> {
 const LIMIT: &str = "rate_limits: { default: { requests: 2, window: 1h, algorithm: sliding_window_log } }\n";
 
 #[tokio::test]
-async fn a_call_passes_with_its_messages_and_trailers_both_ways() {
-    let upstream = HttpServer::start(greet).await;
+async fn grpc_call_streams_messages_and_trailers_both_ways() {
+    let upstream = HttpServer::start(echo_messages).await;
     let proxy = TestGateway::before(&[upstream.h2c()], LIMIT);
     let (mut sending, body) = Channel::new(1);
     let mut response = soon(client(&proxy).await.send_request(call("/Greeter/Chat", body))).await.unwrap();
@@ -75,7 +75,7 @@ async fn a_call_passes_with_its_messages_and_trailers_both_ways() {
         assert_eq!(
             frame.into_data().unwrap(),
             message(text),
-            "a message is answered before the next is sent"
+            "the response to a message arrives before the next is sent"
         );
     }
     sending.send_trailers(trailers("x-checksum", "7")).await.unwrap();
@@ -85,7 +85,7 @@ async fn a_call_passes_with_its_messages_and_trailers_both_ways() {
 }
 
 #[tokio::test]
-async fn a_status_without_any_message_passes() {
+async fn grpc_status_without_a_message_is_forwarded() {
     let upstream = HttpServer::start(|_| async {
         Response::builder().header("grpc-status", "12").body(full("")).unwrap()
     })
@@ -94,27 +94,27 @@ async fn a_status_without_any_message_passes() {
     let (sending, body) = Channel::new(1);
     drop(sending);
     let response = soon(client(&proxy).await.send_request(call("/Greeter/Unknown", body))).await.unwrap();
-    let answer = CollectedResponse::of(response).await;
-    assert_eq!(answer.header("grpc-status"), Some("12"));
+    let response = CollectedResponse::of(response).await;
+    assert_eq!(response.header("grpc-status"), Some("12"));
 }
 
 #[tokio::test]
-async fn calls_share_one_connection_and_are_limited_like_any_request() {
-    let upstream = HttpServer::start(greet).await;
+async fn grpc_calls_over_one_connection_are_limited_like_other_requests() {
+    let upstream = HttpServer::start(echo_messages).await;
     let proxy = TestGateway::before(&[upstream.h2c()], LIMIT);
     let mut client = client(&proxy).await;
     for expected in [None, None, Some("8")] {
         let (sending, body) = Channel::new(1);
         drop(sending);
-        let answer =
+        let response =
             CollectedResponse::of(soon(client.send_request(call("/Greeter/Hello", body))).await.unwrap())
                 .await;
-        assert_eq!((answer.status.as_u16(), answer.header("grpc-status")), (200, expected));
+        assert_eq!((response.status.as_u16(), response.header("grpc-status")), (200, expected));
     }
 }
 
 #[tokio::test]
-async fn http_1_clients_reach_an_http_2_server_and_the_other_way_round() {
+async fn http1_clients_reach_http2_upstreams_and_http2_clients_http1_upstreams() {
     let upstream = HttpServer::start(|request: Request<Incoming>| async move {
         let host = request.uri().authority().map(|host| host.as_str().to_owned());
         let host = host.or_else(|| Some(request.headers().get("host")?.to_str().unwrap().to_owned()));
@@ -131,7 +131,7 @@ async fn http_1_clients_reach_an_http_2_server_and_the_other_way_round() {
 }
 
 #[tokio::test]
-async fn cookies_that_came_apart_are_one_header_over_http_1() {
+async fn split_cookie_headers_over_http2_are_joined_for_http1() {
     let upstream = HttpServer::start(|request: Request<Incoming>| async move {
         let cookies = request.headers().get_all("cookie").iter().map(|value| value.to_str().unwrap());
         Response::new(full(cookies.collect::<Vec<_>>().join(" | ")))

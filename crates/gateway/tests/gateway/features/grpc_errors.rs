@@ -53,19 +53,23 @@ async fn call(proxy: &TestGateway) -> Result<(), tonic::Status> {
     soon(client.export(ExportTraceServiceRequest::default())).await.map(|_| ())
 }
 
-/// One call without a client library.
-async fn raw(proxy: &TestGateway, path: &str, content_type: &str) -> CollectedResponse {
+/// One gRPC call without a client library.
+async fn call_raw(proxy: &TestGateway, path: &str, content_type: &str) -> CollectedResponse {
     let mut sender = connect_http2(proxy.address).await;
     let request = Request::post(format!("http://test{path}")).header("te", "trailers");
     let request = request.header("content-type", content_type).body(Empty::<Bytes>::new()).unwrap();
     CollectedResponse::of(soon(sender.send_request(request)).await.unwrap()).await
 }
 
-fn grpc_status(answer: &CollectedResponse) -> u64 {
-    assert_eq!((answer.status.as_u16(), answer.text()), (200, ""), "a response of trailers only: {answer:?}");
-    assert_eq!(answer.header("content-type"), Some("application/grpc"));
-    assert!(answer.trailers.is_none(), "{answer:?}");
-    answer.number("grpc-status")
+fn grpc_status(response: &CollectedResponse) -> u64 {
+    assert_eq!(
+        (response.status.as_u16(), response.text()),
+        (200, ""),
+        "a response of trailers only: {response:?}"
+    );
+    assert_eq!(response.header("content-type"), Some("application/grpc"));
+    assert!(response.trailers.is_none(), "{response:?}");
+    response.number("grpc-status")
 }
 
 #[tokio::test]
@@ -85,13 +89,13 @@ async fn grpc_call_rejected_by_limit_tonic_client_reports_resource_exhausted() {
 #[tokio::test]
 async fn grpc_call_rejected_by_limit_response_is_trailers_only() {
     let proxy = TestGateway::before(&[service().await], ONE);
-    raw(&proxy, "/a", "application/grpc").await;
+    call_raw(&proxy, "/a", "application/grpc").await;
     for content_type in ["application/grpc", "application/grpc+proto", "Application/gRPC;charset=utf-8"] {
-        let rejected = raw(&proxy, "/a", content_type).await;
+        let rejected = call_raw(&proxy, "/a", content_type).await;
         assert_eq!((rejected.status.as_u16(), rejected.number("grpc-status")), (200, 8));
         assert_eq!(rejected.header("content-type"), Some(content_type));
     }
-    let rejected = raw(&proxy, "/a", "application/grpc").await;
+    let rejected = call_raw(&proxy, "/a", "application/grpc").await;
     assert_eq!(grpc_status(&rejected), 8);
     let rest = rejected.header("grpc-message").unwrap();
     assert!(rest.starts_with("Too many requests."), "{rest}");
@@ -100,9 +104,9 @@ async fn grpc_call_rejected_by_limit_response_is_trailers_only() {
 #[tokio::test]
 async fn request_without_grpc_content_type_or_over_http_1_gets_429() {
     let proxy = TestGateway::before(&[service().await], ONE);
-    raw(&proxy, "/a", "application/grpc").await;
+    call_raw(&proxy, "/a", "application/grpc").await;
     for content_type in ["application/json", "application/grpcx", "text/plain"] {
-        let rejected = raw(&proxy, "/a", content_type).await;
+        let rejected = call_raw(&proxy, "/a", content_type).await;
         assert_eq!((rejected.status.as_u16(), rejected.header("grpc-status")), (429, None));
     }
     let rejected = proxy.get_with("/a", &[("content-type", "application/grpc")]).await;
@@ -113,7 +117,7 @@ async fn request_without_grpc_content_type_or_over_http_1_gets_429() {
 async fn grpc_call_not_forwarded_gets_the_status_of_its_cause() {
     let upstream = HttpServer::named("served").await;
     let banned = TestGateway::before(&[upstream.h2c()], "bans: { networks: [127.0.0.0/8] }\n");
-    assert_eq!(grpc_status(&raw(&banned, "/a", "application/grpc").await), 7);
+    assert_eq!(grpc_status(&call_raw(&banned, "/a", "application/grpc").await), 7);
 
     let policy = format!(
         "upstreams: {{ api: {{ servers: [\"{}\"] }} }}\nroutes: [{{ path: /served, upstream: api }}]\n\
@@ -121,14 +125,14 @@ async fn grpc_call_not_forwarded_gets_the_status_of_its_cause() {
         upstream.h2c()
     );
     let proxy = TestGateway::start(&policy, ResourceLimits::default());
-    assert_eq!(grpc_status(&raw(&proxy, "/elsewhere", "application/grpc").await), 12, "no route");
-    let malformed = raw(&proxy, "/%ff", "application/grpc").await;
-    assert_eq!(grpc_status(&malformed), 13, "no single spelling of the path");
+    assert_eq!(grpc_status(&call_raw(&proxy, "/elsewhere", "application/grpc").await), 12, "no route");
+    let malformed = call_raw(&proxy, "/%ff", "application/grpc").await;
+    assert_eq!(grpc_status(&malformed), 13, "an invalid path");
     let message = malformed.header("grpc-message").unwrap();
     assert!(message.is_ascii() && message.starts_with("Invalid path"), "{message}");
 
-    let nobody = TestGateway::before(&["h2c://127.0.0.1:9".to_owned()], ONE);
-    assert_eq!(grpc_status(&raw(&nobody, "/a", "application/grpc").await), 14, "unreachable");
+    let unreachable = TestGateway::before(&["h2c://127.0.0.1:9".to_owned()], ONE);
+    assert_eq!(grpc_status(&call_raw(&unreachable, "/a", "application/grpc").await), 14, "unreachable");
 }
 
 #[tokio::test]
@@ -136,7 +140,7 @@ async fn grpc_call_without_timely_upstream_response_gets_deadline_exceeded() {
     let upstream = HttpServer::start(|_| std::future::pending()).await;
     let bounds = ResourceLimits { response_timeout: Duration::from_millis(10), ..ResourceLimits::default() };
     let proxy = TestGateway::with(&[upstream.h2c()], ONE, &[], bounds);
-    assert_eq!(grpc_status(&raw(&proxy, "/a", "application/grpc").await), 4);
+    assert_eq!(grpc_status(&call_raw(&proxy, "/a", "application/grpc").await), 4);
 }
 
 #[tokio::test]
@@ -149,9 +153,9 @@ async fn grpc_rejection_is_recorded_as_429() {
     let proxy =
         TestGateway::with_telemetry(telemetry, active(&[upstream], ONE, &[]), ResourceLimits::default());
     for _ in 0..2 {
-        raw(&proxy, "/a", "application/grpc").await;
+        call_raw(&proxy, "/a", "application/grpc").await;
     }
-    let line = || lines.recv_timeout(Duration::from_secs(20)).expect("a line comes");
+    let line = || lines.recv_timeout(Duration::from_secs(20)).expect("a log line");
     line();
     let rejected: serde_json::Value = serde_json::from_str(&line()).unwrap();
     assert_eq!((&rejected["decision"], &rejected["status"]), (&"rejected".into(), &429.into()));

@@ -1,22 +1,22 @@
-//! What a gateway promises its clients, one feature per file.
+//! The features of the gateway, one per file.
 
 mod admission;
-mod announced;
 mod balance;
-mod concurrent;
+mod concurrency_limits;
 mod costs;
-mod counted;
+mod delayed_requests;
 mod grpc;
 mod grpc_errors;
-mod hold;
-mod layers;
-mod logged;
+mod header_values;
 mod messages;
+mod metrics;
+mod multiple_limits;
 mod penalties;
+mod rate_limit_headers;
+mod request_log;
 mod retry_after;
 mod shadow;
-mod stop;
-mod told;
+mod shutdown;
 mod traces;
 mod upgrade;
 mod upstream_limits;

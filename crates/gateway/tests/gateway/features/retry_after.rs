@@ -1,5 +1,5 @@
 //! `Retry-After` is the first second at which the rejected request is admitted: a client that waits exactly that long is
-//! never rejected again, whatever rejected it, as long as nobody else spends meanwhile.
+//! never rejected again, whatever rejected it, as long as no other request is charged meanwhile.
 
 use std::sync::Arc;
 
@@ -13,14 +13,14 @@ use tokio::sync::Semaphore;
 
 use crate::fixture::{ResourceLimits, TestGateway, active};
 
-struct Scene {
+struct Setup {
     clock: Arc<ManualClock>,
     proxy: TestGateway,
     _upstream: HttpServer,
 }
 
-impl Scene {
-    async fn of(policy: &str) -> Self {
+impl Setup {
+    async fn new(policy: &str) -> Self {
         let upstream = HttpServer::named("served").await;
         // In the middle of windows of every length.
         let clock = Arc::new(ManualClock::at(Timestamp::from_micros(1_800_000_017_300_000)));
@@ -32,24 +32,24 @@ impl Scene {
         Self { clock, proxy, _upstream: upstream }
     }
 
-    async fn ask(&self) -> CollectedResponse {
+    async fn get(&self) -> CollectedResponse {
         self.proxy.get_with("/a", &[("x-cost", "2"), ("x-user", "ann"), ("user-agent", "browser")]).await
     }
 
-    /// Spends until it is rejected.
+    /// Sends requests until one is rejected.
     async fn exhaust(&self) -> CollectedResponse {
         for _ in 0..30 {
-            let answer = self.ask().await;
-            if answer.status == 429 {
-                return answer;
+            let response = self.get().await;
+            if response.status == 429 {
+                return response;
             }
-            assert_eq!(answer.status, 200, "{answer:?}");
+            assert_eq!(response.status, 200, "{response:?}");
         }
         panic!("30 requests at once and none is rejected");
     }
 }
 
-/// What limits a request, one policy each.
+/// One policy for each way to reject a request.
 const POLICIES: [(&str, &str); 14] = [
     (
         "lock-out shorter than the window",
@@ -107,16 +107,16 @@ const POLICIES: [(&str, &str); 14] = [
 async fn retry_after_waited_exactly_request_is_admitted_for_every_reason() {
     const CLIENTS: &str = "clients: { user: { header: X-User } }\n";
     for (name, limits) in POLICIES {
-        let scene = Scene::of(&format!("{CLIENTS}rate_limits: {}\n", braced(limits))).await;
+        let setup = Setup::new(&format!("{CLIENTS}rate_limits: {}\n", braced(limits))).await;
         for round in 0..3 {
-            let first = scene.exhaust().await;
-            // Trying again in vain changes nothing.
-            let second = scene.ask().await;
+            let first = setup.exhaust().await;
+            // Another rejected attempt changes nothing.
+            let second = setup.get().await;
             assert_eq!(second.status, 429, "{name}, round {round}");
             assert!(second.number("retry-after") >= first.number("retry-after"), "{name}, round {round}");
-            let last = scene.ask().await;
-            scene.clock.advance(TimeSpan::from_secs(last.number("retry-after")));
-            let admitted = scene.ask().await;
+            let last = setup.get().await;
+            setup.clock.advance(TimeSpan::from_secs(last.number("retry-after")));
+            let admitted = setup.get().await;
             assert_eq!(admitted.status, 200, "{name}, round {round}: {admitted:?}");
         }
     }
@@ -128,24 +128,29 @@ fn braced(limits: &str) -> String {
 
 #[tokio::test]
 async fn retry_after_during_lock_out_counts_the_limit_too() {
-    let scene = Scene::of(&format!("rate_limits: {}\n", braced(POLICIES[0].1))).await;
-    let waits = [scene.exhaust().await, scene.ask().await, scene.ask().await];
-    let waits = waits.map(|answer| (answer.number("retry-after"), answer.json()["retry_after"].clone()));
+    let setup = Setup::new(&format!("rate_limits: {}\n", braced(POLICIES[0].1))).await;
+    let waits = [setup.exhaust().await, setup.get().await, setup.get().await];
+    let waits =
+        waits.map(|response| (response.number("retry-after"), response.json()["retry_after"].clone()));
     let (first, _) = waits[0];
     assert!((60..=66).contains(&first), "{first}: a window, and up to a tenth of it");
     for (header, body) in waits {
-        assert_eq!((header, body), (first, first.into()), "one client is told one time, in header and body");
+        assert_eq!(
+            (header, body),
+            (first, first.into()),
+            "a client gets the same time in every header and body"
+        );
     }
 }
 
 #[tokio::test]
 async fn retry_after_at_full_concurrency_limit_counts_the_limit_too() {
-    let go = Arc::new(Semaphore::new(0));
-    let may_answer = Arc::clone(&go);
+    let release = Arc::new(Semaphore::new(0));
+    let released = Arc::clone(&release);
     let upstream = HttpServer::start(move |_| {
-        let may_answer = Arc::clone(&may_answer);
+        let released = Arc::clone(&released);
         async move {
-            may_answer.acquire().await.unwrap().forget();
+            released.acquire().await.unwrap().forget();
             Response::new(full("served"))
         }
     })
@@ -154,7 +159,7 @@ async fn retry_after_at_full_concurrency_limit_counts_the_limit_too() {
                   rules: [{ name: exports, concurrent: 1 }] }\n";
     let proxy = TestGateway::before(&[upstream.url()], policy);
     let address = proxy.address;
-    let under_way = tokio::spawn(async move {
+    let first_request = tokio::spawn(async move {
         let request = http::Request::get("/").header("host", "test");
         let request = request.body(http_body_util::Empty::<bytes::Bytes>::new()).unwrap();
         tidegate_testkit::client::http1(address).await.send_request(request).await.unwrap().status()
@@ -163,6 +168,6 @@ async fn retry_after_at_full_concurrency_limit_counts_the_limit_too() {
     let rejected = proxy.get("/").await;
     assert_eq!(rejected.json()["rule"], "exports");
     assert_eq!(rejected.number("retry-after"), 5, "after 1 s the limit would reject it");
-    go.add_permits(1);
-    assert_eq!(soon(under_way).await.unwrap(), 200);
+    release.add_permits(1);
+    assert_eq!(soon(first_request).await.unwrap(), 200);
 }

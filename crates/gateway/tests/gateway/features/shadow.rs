@@ -1,4 +1,4 @@
-//! Rules that only watch, and rules that bind some clients.
+//! Rules in shadow mode, and canary rules that apply to some clients.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,34 +13,33 @@ use tokio::net::TcpStream;
 
 use crate::fixture::{ResourceLimits, TestGateway, active};
 
-/// All that a connection brings, and nothing that two runs may differ in but by a rule: the clock stands still, and the
-/// upstream's `Date` is its own.
-async fn bytes_of(proxy: &TestGateway, requests: &[&str]) -> Vec<Bytes> {
-    let mut answers = Vec::new();
+/// The raw response to each request, without its `Date`. The clock stands still, so two runs can differ only by a rule.
+async fn raw_responses(proxy: &TestGateway, requests: &[&str]) -> Vec<Bytes> {
+    let mut responses = Vec::new();
     for request in requests {
         let mut stream = TcpStream::connect(proxy.address).await.unwrap();
         let head = format!("{request}\r\nhost: test\r\nconnection: close\r\n\r\n");
         stream.write_all(head.as_bytes()).await.unwrap();
-        let mut answer = Vec::new();
-        soon(stream.read_to_end(&mut answer)).await.unwrap();
-        answers.push(without_date(&answer));
+        let mut response = Vec::new();
+        soon(stream.read_to_end(&mut response)).await.unwrap();
+        responses.push(without_date(&response));
     }
-    answers
+    responses
 }
 
-fn without_date(answer: &[u8]) -> Bytes {
-    let text = String::from_utf8(answer.to_vec()).unwrap();
+fn without_date(response: &[u8]) -> Bytes {
+    let text = String::from_utf8(response.to_vec()).unwrap();
     let lines = text.split_inclusive("\r\n").filter(|line| !line.to_lowercase().starts_with("date:"));
     lines.collect::<String>().into()
 }
 
-const BINDING: &str = "\
+const ENFORCED: &str = "\
 headers: [x_ratelimit, ratelimit, ratelimit_delta]
 rate_limits:
   default: { requests: 3, window: 1h, algorithm: sliding_window_log }
 ";
 
-/// Tighter in every way than what binds: it would refuse, hold and be the tightest.
+/// Tighter in every way than the enforced limit: they would reject, delay and be the tightest.
 const SHADOWS: &str = "  global: { requests: 2, window: 1d, mode: shadow }
   tenant: { requests: 1, window: 1h, algorithm: leaky_bucket, burst: 9, mode: shadow }
   endpoints: { /a: { requests: 1, window: 1h, mode: { canary: 0.0001% } } }
@@ -50,7 +49,7 @@ const SHADOWS: &str = "  global: { requests: 2, window: 1d, mode: shadow }
 ";
 
 #[tokio::test]
-async fn responses_are_byte_identical_with_and_without_a_shadow() {
+async fn shadow_rules_leave_responses_byte_identical() {
     let upstream = HttpServer::named("served").await;
     let requests = [
         "GET /a HTTP/1.1",
@@ -60,64 +59,68 @@ async fn responses_are_byte_identical_with_and_without_a_shadow() {
         "POST /a HTTP/1.1\r\nX-Cost: 1",
     ];
     for body in ["flat", "nested", "problem"] {
-        let binding = format!("error_body: {body}\n{BINDING}");
-        let mut answers = Vec::new();
-        for rest in [binding.clone(), format!("{binding}{SHADOWS}")] {
+        let enforced = format!("error_body: {body}\n{ENFORCED}");
+        let mut responses = Vec::new();
+        for rest in [enforced.clone(), format!("{enforced}{SHADOWS}")] {
             let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_800_000_000)));
             let proxy = TestGateway::with_clock(
                 clock,
                 active(&[upstream.url()], &rest, &[]),
                 ResourceLimits::default(),
             );
-            answers.push(bytes_of(&proxy, &requests).await);
+            responses.push(raw_responses(&proxy, &requests).await);
         }
-        let [without, with] = answers.try_into().unwrap();
-        let refused = without.iter().filter(|answer| answer.starts_with(b"HTTP/1.1 429")).count();
-        assert_eq!(refused, 2, "the fourth and the fifth");
+        let [without, with] = responses.try_into().unwrap();
+        let rejected = without.iter().filter(|response| response.starts_with(b"HTTP/1.1 429")).count();
+        assert_eq!(rejected, 2, "the fourth and the fifth");
         assert_eq!(without, with);
     }
 }
 
 #[tokio::test]
-async fn a_policy_of_shadows_alone_answers_as_one_without_limits() {
+async fn policy_with_shadow_rules_only_responds_like_one_without_limits() {
     let upstream = HttpServer::named("served").await;
-    let mut answers = Vec::new();
+    let mut responses = Vec::new();
     for rest in ["", "rate_limits: { default: { requests: 1, window: 1d, mode: shadow } }"] {
         let proxy = TestGateway::before(&[upstream.url()], rest);
-        answers.push(bytes_of(&proxy, &["GET / HTTP/1.1"; 3]).await);
+        responses.push(raw_responses(&proxy, &["GET / HTTP/1.1"; 3]).await);
     }
-    assert_eq!(answers[0], answers[1]);
+    assert_eq!(responses[0], responses[1]);
 }
 
 #[tokio::test]
-async fn a_canary_refuses_the_same_clients_after_a_restart_and_nobody_else() {
+async fn canary_rule_rejects_the_same_clients_after_a_restart_and_no_others() {
     let upstream = HttpServer::named("served").await;
     let rest = "clients: { api_key: { verify: none } }\n\
                 rate_limits: { default: { requests: 1, window: 1d, mode: { canary: 20% } } }";
-    let mut slices = Vec::new();
+    let mut rejected_clients = Vec::new();
     for _ in 0..2 {
         let proxy = TestGateway::before(&[upstream.url()], rest);
-        let mut refused = BTreeSet::new();
+        let mut rejected = BTreeSet::new();
         for client in 0..100 {
             let key = format!("client-{client}");
             let lines = [("x-api-key", key.as_str())];
             let first = proxy.get_with("/", &lines).await;
             assert_eq!(first.status, 200);
             let second = proxy.get_with("/", &lines).await;
-            let bound = second.status == 429;
-            assert_eq!(first.header("x-ratelimit-limit").is_some(), bound, "only they are told");
-            if bound {
-                refused.insert(client);
+            let is_limited = second.status == 429;
+            assert_eq!(
+                first.header("x-ratelimit-limit").is_some(),
+                is_limited,
+                "only limited clients get limit headers"
+            );
+            if is_limited {
+                rejected.insert(client);
             }
         }
-        slices.push(refused);
+        rejected_clients.push(rejected);
     }
-    assert_eq!(slices[0], slices[1]);
-    assert!((8..=35).contains(&slices[0].len()), "{} of 100", slices[0].len());
+    assert_eq!(rejected_clients[0], rejected_clients[1]);
+    assert!((8..=35).contains(&rejected_clients[0].len()), "{} of 100", rejected_clients[0].len());
 }
 
 #[tokio::test]
-async fn a_shadow_becomes_binding_by_a_reload_and_keeps_its_counters() {
+async fn shadow_rule_enforced_by_a_reload_keeps_its_counters() {
     let upstream = HttpServer::named("served").await;
     let rest = |mode| format!("rate_limits: {{ default: {{ requests: 3, window: 1d, mode: {mode} }} }}");
     let proxy = TestGateway::before(&[upstream.url()], &rest("shadow"));

@@ -21,7 +21,7 @@ use tonic::{Request, Response, Status};
 
 use crate::fixture::{ResourceLimits, TestGateway, active};
 
-/// Takes spans, as a collector does.
+/// A collector that passes spans on to the test.
 struct Collector(mpsc::UnboundedSender<(String, Span)>);
 
 #[tonic::async_trait]
@@ -55,7 +55,7 @@ async fn collector() -> (String, mpsc::UnboundedReceiver<(String, Span)>) {
 const TWO: &str = "clients: { api_key: { verify: none } }\n\
                    rate_limits: { default: { requests: 2, window: 1h, algorithm: sliding_window_log } }";
 
-fn tracing(servers: &[String], endpoint: &str, sample: SampleRate) -> TestGateway {
+fn tracing_gateway(servers: &[String], endpoint: &str, sample: SampleRate) -> TestGateway {
     let clock = Arc::new(tidegate_store::SystemClock::new());
     let (log, tracer) = (Log::off(clock), Tracer::off());
     tracer.configure(Some(&TracesPlan { endpoint: endpoint.to_owned(), sample }), &log).unwrap();
@@ -76,53 +76,61 @@ fn attributes(span: &Span) -> HashMap<&str, String> {
 const PARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
 #[tokio::test]
-async fn a_request_its_decision_and_its_try_arrive_as_one_trace() {
+async fn request_decision_and_upstream_attempt_are_spans_of_one_trace() {
     let upstream = HttpServer::echo_headers().await;
     let (endpoint, mut spans) = collector().await;
-    let proxy = tracing(&[upstream.url()], &endpoint, SampleRate::NONE);
+    let proxy = tracing_gateway(&[upstream.url()], &endpoint, SampleRate::NONE);
     let headers =
         [("traceparent", PARENT), ("tracestate", "vendor=1"), ("x-api-key", "sk_live_51H_very_secret")];
-    let answer = proxy.get_with("/things?token=sesame", &headers).await;
+    let response = proxy.get_with("/things?token=sesame", &headers).await;
     let mut by_name = HashMap::new();
     while by_name.len() < 3 {
         let (service, span) = soon(spans.recv()).await.unwrap();
         assert!(service.contains("tidegate"), "{service}");
         by_name.insert(span.name.clone(), span);
     }
-    let (request, decision, tried) = (&by_name["GET"], &by_name["decision"], &by_name["upstream"]);
+    let (request, decision, attempt) = (&by_name["GET"], &by_name["decision"], &by_name["upstream"]);
     let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().concat();
-    for span in [request, decision, tried] {
+    for span in [request, decision, attempt] {
         assert_eq!(hex(&span.trace_id), "4bf92f3577b34da6a3ce929d0e0e4736");
         assert!(span.end_time_unix_nano >= span.start_time_unix_nano);
         assert!(!format!("{span:?}").contains("very_secret") && !format!("{span:?}").contains("sesame"));
     }
     assert_eq!(hex(&request.parent_span_id), "00f067aa0ba902b7");
-    assert_eq!((&decision.parent_span_id, &tried.parent_span_id), (&request.span_id, &request.span_id));
-    let told = attributes(decision);
-    assert_eq!((told["tidegate.decision"].as_str(), told["tidegate.rule"].as_str()), ("admitted", "default"));
-    assert_eq!(told["tidegate.client"], "api_key:sk_l…#b59c1698");
-    assert_eq!(attributes(tried)["http.response.status_code"], "200");
+    assert_eq!((&decision.parent_span_id, &attempt.parent_span_id), (&request.span_id, &request.span_id));
+    let recorded = attributes(decision);
+    assert_eq!(
+        (recorded["tidegate.decision"].as_str(), recorded["tidegate.rule"].as_str()),
+        ("passed", "default")
+    );
+    assert_eq!(recorded["tidegate.client"], "api_key:sk_l…#b59c1698");
+    assert_eq!(attributes(attempt)["http.response.status_code"], "200");
     assert_eq!(attributes(request)["url.path"], "/things");
-    // The upstream is asked by our try, in the same trace.
-    let passed_on = format!("00-4bf92f3577b34da6a3ce929d0e0e4736-{}-01", hex(&tried.span_id));
-    assert!(answer.text().contains(&passed_on), "{}", answer.text());
-    assert!(answer.text().contains("vendor=1"));
+    // The upstream request names the span of the attempt as its parent, in the same trace.
+    let forwarded = format!("00-4bf92f3577b34da6a3ce929d0e0e4736-{}-01", hex(&attempt.span_id));
+    assert!(response.text().contains(&forwarded), "{}", response.text());
+    assert!(response.text().contains("vendor=1"));
 }
 
 #[tokio::test]
-async fn who_does_not_want_to_be_traced_is_not_and_nonsense_is_replaced() {
+async fn traceparent_unsampled_is_not_traced_and_an_invalid_one_is_replaced() {
     let upstream = HttpServer::echo_headers().await;
     let (endpoint, mut spans) = collector().await;
-    let proxy = tracing(&[upstream.url()], &endpoint, SampleRate::ALL);
-    let unwanted = PARENT.replace("-01", "-00");
-    let answer = proxy.get_with("/", &[("traceparent", &unwanted)]).await;
-    assert!(answer.text().contains("00-4bf92f3577b34da6a3ce929d0e0e4736-"), "{}", answer.text());
-    let answer = proxy.get_with("/", &[("traceparent", "00-nonsense-01"), ("tracestate", "vendor=1")]).await;
-    assert!(!answer.text().contains("nonsense") && !answer.text().contains("vendor"), "{}", answer.text());
-    let answer = proxy.get_with("/", &[("traceparent", PARENT)]).await;
-    assert_eq!(answer.status, 429);
+    let proxy = tracing_gateway(&[upstream.url()], &endpoint, SampleRate::ALL);
+    let unsampled = PARENT.replace("-01", "-00");
+    let response = proxy.get_with("/", &[("traceparent", &unsampled)]).await;
+    assert!(response.text().contains("00-4bf92f3577b34da6a3ce929d0e0e4736-"), "{}", response.text());
+    let response =
+        proxy.get_with("/", &[("traceparent", "00-nonsense-01"), ("tracestate", "vendor=1")]).await;
+    assert!(
+        !response.text().contains("nonsense") && !response.text().contains("vendor"),
+        "{}",
+        response.text()
+    );
+    let response = proxy.get_with("/", &[("traceparent", PARENT)]).await;
+    assert_eq!(response.status, 429);
     let (mut traces, mut decided) = (Vec::new(), Vec::new());
-    // The request with nonsense has three spans, the refused one two.
+    // The request with the invalid header has three spans, the rejected one two.
     while traces.len() < 5 {
         let (_, span) = soon(spans.recv()).await.unwrap();
         decided.extend(attributes(&span).remove("tidegate.decision"));
@@ -135,19 +143,20 @@ async fn who_does_not_want_to_be_traced_is_not_and_nonsense_is_replaced() {
 }
 
 #[tokio::test]
-async fn without_traces_headers_pass_as_they_are() {
+async fn trace_headers_without_tracing_are_forwarded_unchanged() {
     let upstream = HttpServer::echo_headers().await;
     let proxy = TestGateway::before(&[upstream.url()], TWO);
-    let answer = proxy.get_with("/", &[("traceparent", "00-nonsense-01"), ("tracestate", "vendor=1")]).await;
-    assert!(answer.text().contains("00-nonsense-01") && answer.text().contains("vendor=1"));
+    let response =
+        proxy.get_with("/", &[("traceparent", "00-nonsense-01"), ("tracestate", "vendor=1")]).await;
+    assert!(response.text().contains("00-nonsense-01") && response.text().contains("vendor=1"));
 }
 
 #[tokio::test]
-async fn a_collector_that_is_away_delays_nobody_and_is_counted() {
-    let nobody = RecordingServer::unreachable();
-    let endpoint = nobody.url();
+async fn unreachable_collector_delays_no_request_and_lost_spans_are_counted() {
+    let unreachable = RecordingServer::unreachable();
+    let endpoint = unreachable.url();
     let upstream = HttpServer::named("served").await;
-    let proxy = tracing(&[upstream.url()], &endpoint, SampleRate::ALL);
+    let proxy = tracing_gateway(&[upstream.url()], &endpoint, SampleRate::ALL);
     assert_eq!(proxy.get("/").await.status, 200);
     eventually("lost spans are counted", || proxy.metric("tidegate_spans_lost_total") == 3).await;
 }

@@ -1,4 +1,4 @@
-//! Connections that go on in another protocol, once both sides have agreed.
+//! Upgrades: connections that switch to another protocol.
 
 use std::time::Duration;
 
@@ -17,16 +17,16 @@ const LIMIT: &str = "rate_limits: { default: { requests: 2, window: 1h, algorith
 const HANDSHAKE: &str = "GET /chat HTTP/1.1\r\nHost: test\r\nConnection: keep-alive, Upgrade\r\nUpgrade: websocket\r\n\
     Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";
 
-/// Agrees to whatever is asked for, then sends back what comes.
-async fn agree(mut request: Request<Incoming>) -> Response<AnyBody> {
+/// Accepts any upgrade, then sends all bytes back.
+async fn accept_upgrade(mut request: Request<Incoming>) -> Response<AnyBody> {
     let Some(protocol) = request.headers().get("upgrade").cloned() else {
-        return Response::new(full("no upgrade was asked for"));
+        return Response::new(full("no upgrade was requested"));
     };
     assert_eq!(request.headers()["connection"], "upgrade");
     let upgrade = hyper::upgrade::on(&mut request);
     tokio::spawn(async move {
         let (mut read, mut write) = split(TokioIo::new(upgrade.await.unwrap()));
-        // How the tunnel ends is the client's business.
+        // How the connection ends does not matter here.
         let _ = copy(&mut read, &mut write).await;
         let _ = write.shutdown().await;
     });
@@ -55,8 +55,8 @@ fn frame(text: &str) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn a_websocket_echoes_through_the_gateway() {
-    let upstream = HttpServer::start(agree).await;
+async fn websocket_upgrade_forwards_bytes_both_ways() {
+    let upstream = HttpServer::start(accept_upgrade).await;
     let proxy = TestGateway::before(&[upstream.url()], LIMIT);
     let (mut stream, head) = send(&proxy, HANDSHAKE).await;
     assert!(head.starts_with("http/1.1 101 "), "{head}");
@@ -71,12 +71,16 @@ async fn a_websocket_echoes_through_the_gateway() {
         assert_eq!(echoed, frame(text));
     }
     stream.shutdown().await.unwrap();
-    assert_eq!(soon(stream.read(&mut [0; 1])).await.unwrap(), 0, "it ends when both sides have");
+    assert_eq!(
+        soon(stream.read(&mut [0; 1])).await.unwrap(),
+        0,
+        "the connection ends once both sides have ended"
+    );
 }
 
 #[tokio::test]
-async fn an_upgrade_is_limited_like_any_request() {
-    let upstream = HttpServer::start(agree).await;
+async fn upgrade_request_over_the_limit_gets_429() {
+    let upstream = HttpServer::start(accept_upgrade).await;
     let proxy = TestGateway::before(&[upstream.url()], LIMIT);
     let (_first, _second) = (send(&proxy, HANDSHAKE).await, send(&proxy, HANDSHAKE).await);
     let (_, head) = send(&proxy, HANDSHAKE).await;
@@ -84,7 +88,7 @@ async fn an_upgrade_is_limited_like_any_request() {
 }
 
 #[tokio::test]
-async fn without_a_101_there_is_no_tunnel() {
+async fn upgrade_request_without_a_101_response_stays_http() {
     let upstream = HttpServer::start(|request: Request<Incoming>| async move {
         let path = request.uri().path().to_owned();
         Response::new(full(path))
@@ -96,26 +100,26 @@ async fn without_a_101_there_is_no_tunnel() {
     assert!(head.starts_with("http/1.1 200 "), "{head}");
     let mut rest = String::new();
     soon(stream.read_to_string(&mut rest)).await.unwrap();
-    // What follows is a request of its own, and charged as one.
+    // The bytes that follow are a request of their own, and charged as one.
     assert!(rest.starts_with("/chatHTTP/1.1 200 OK\r\n"), "{rest}");
     assert!(rest.contains("x-ratelimit-remaining: 0\r\n") && rest.ends_with("/second"), "{rest}");
 }
 
 #[tokio::test]
-async fn a_server_that_switches_unasked_is_not_followed() {
+async fn upstream_101_without_an_upgrade_request_gives_502() {
     let upstream = HttpServer::start(|_| async {
         let response = Response::builder().status(101).header("connection", "upgrade");
         response.header("upgrade", "websocket").body(full("")).unwrap()
     })
     .await;
     let proxy = TestGateway::before(&[upstream.url()], LIMIT);
-    let answer = proxy.get("/").await;
-    assert_eq!(answer.status, 502);
+    let response = proxy.get("/").await;
+    assert_eq!(response.status, 502);
 }
 
 #[tokio::test]
-async fn nobody_gets_past_the_limits_by_an_upgrade_to_http_2() {
-    let upstream = HttpServer::start(agree).await;
+async fn upgrade_to_http2_is_not_forwarded() {
+    let upstream = HttpServer::start(accept_upgrade).await;
     let proxy = TestGateway::before(&[upstream.url()], LIMIT);
     for protocol in ["h2c", "websocket, H2C"] {
         let request = format!(
@@ -128,15 +132,15 @@ async fn nobody_gets_past_the_limits_by_an_upgrade_to_http_2() {
 }
 
 #[tokio::test]
-async fn a_tunnel_counts_as_a_connection_of_its_client() {
-    let upstream = HttpServer::start(agree).await;
+async fn upgraded_connection_counts_as_a_connection_of_its_client() {
+    let upstream = HttpServer::start(accept_upgrade).await;
     let bounds = ResourceLimits { connections_per_address: 1, ..ResourceLimits::default() };
     let proxy = TestGateway::with(&[upstream.url()], LIMIT, &[], bounds);
-    let (mut tunnel, head) = send(&proxy, HANDSHAKE).await;
+    let (mut upgraded, head) = send(&proxy, HANDSHAKE).await;
     assert!(head.starts_with("http/1.1 101 "), "{head}");
-    let mut turned_away = TcpStream::connect(proxy.address).await.unwrap();
-    let read = tokio::time::timeout(Duration::from_secs(20), turned_away.read(&mut [0; 1])).await.unwrap();
-    assert!(!read.is_ok_and(|count| count > 0), "it is let go at once");
-    tunnel.write_all(b"still open").await.unwrap();
-    soon(tunnel.read_exact(&mut [0; 10])).await.unwrap();
+    let mut rejected = TcpStream::connect(proxy.address).await.unwrap();
+    let read = tokio::time::timeout(Duration::from_secs(20), rejected.read(&mut [0; 1])).await.unwrap();
+    assert!(!read.is_ok_and(|count| count > 0), "the connection is closed at once");
+    upgraded.write_all(b"still open").await.unwrap();
+    soon(upgraded.read_exact(&mut [0; 10])).await.unwrap();
 }

@@ -1,4 +1,4 @@
-//! An upstream that rejects a request by a limit of its own says so in its own headers.
+//! A rejection by a limit of the upstream keeps the upstream's headers.
 
 use http::Response;
 use tidegate_testkit::client::CollectedResponse;
@@ -9,7 +9,7 @@ use crate::fixture::TestGateway;
 const POLICY: &str = "headers: [x_ratelimit, ratelimit, ratelimit_delta]\n\
                       rate_limits: { default: { requests: 100, window: 1m } }\n";
 
-async fn answer_of(status: u16, headers: &'static [(&'static str, &'static str)]) -> CollectedResponse {
+async fn response_to(status: u16, headers: &'static [(&'static str, &'static str)]) -> CollectedResponse {
     let upstream = HttpServer::start(move |_| async move {
         let response = Response::builder().status(status);
         let response =
@@ -21,8 +21,8 @@ async fn answer_of(status: u16, headers: &'static [(&'static str, &'static str)]
     proxy.get("/").await
 }
 
-fn limit_headers(answer: &CollectedResponse) -> Vec<(&str, &str)> {
-    let all = answer.headers.iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap()));
+fn limit_headers(response: &CollectedResponse) -> Vec<(&str, &str)> {
+    let all = response.headers.iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap()));
     let mut limits: Vec<_> =
         all.filter(|(name, _)| name.contains("ratelimit") || *name == "retry-after").collect();
     limits.sort_unstable();
@@ -39,9 +39,9 @@ async fn upstream_429_or_503_with_own_limit_headers_keeps_them_unmixed() {
     ];
     for status in [429, 503] {
         for headers in own {
-            let answer = answer_of(status, headers).await;
-            assert_eq!((answer.status.as_u16(), answer.text()), (status, "upstream"));
-            assert_eq!(limit_headers(&answer), headers);
+            let response = response_to(status, headers).await;
+            assert_eq!((response.status.as_u16(), response.text()), (status, "upstream"));
+            assert_eq!(limit_headers(&response), headers);
         }
     }
 }
@@ -49,12 +49,16 @@ async fn upstream_429_or_503_with_own_limit_headers_keeps_them_unmixed() {
 #[tokio::test]
 async fn upstream_response_of_another_status_has_its_limit_headers_replaced() {
     for status in [200, 404, 500] {
-        let answer = answer_of(status, &[("x-ratelimit-limit", "1"), ("x-ratelimit-remaining", "0")]).await;
-        assert_eq!((answer.number("x-ratelimit-limit"), answer.number("x-ratelimit-remaining")), (100, 99));
+        let response =
+            response_to(status, &[("x-ratelimit-limit", "1"), ("x-ratelimit-remaining", "0")]).await;
+        assert_eq!(
+            (response.number("x-ratelimit-limit"), response.number("x-ratelimit-remaining")),
+            (100, 99)
+        );
     }
 }
 
 #[tokio::test]
-async fn upstream_429_without_limit_headers_carries_ours() {
-    assert_eq!(answer_of(429, &[]).await.number("x-ratelimit-remaining"), 99);
+async fn upstream_429_without_limit_headers_gets_those_of_the_gateway() {
+    assert_eq!(response_to(429, &[]).await.number("x-ratelimit-remaining"), 99);
 }

@@ -1,4 +1,4 @@
-//! Who is banned gets 403, from the acknowledged request on until the ban ends.
+//! A banned client gets 403, from the acknowledgement until the ban ends.
 
 use std::io::Read;
 use std::process::Command;
@@ -13,83 +13,83 @@ use super::AdminGateway;
 use crate::program::{serve, serve_at};
 
 #[test]
-fn a_ban_holds_at_once_after_a_restart_and_until_it_is_taken_back() {
+fn ban_applies_at_once_and_after_a_restart_until_it_is_removed() {
     let gate = AdminGateway::start("");
     assert_eq!(gate.get("X-User: bob\r\n"), 200);
-    let made = gate.ask("POST", "/v1/bans", r#"{"subject":"user:bob","for":"1d","reason":"abuse"}"#);
+    let made = gate.send("POST", "/v1/bans", r#"{"subject":"user:bob","for":"1d","reason":"abuse"}"#);
     assert_eq!(made.status, 201, "{made:?}");
     assert_eq!(gate.get("X-User: bob\r\n"), 403);
     assert_eq!(gate.get("X-User: carol\r\n"), 200);
-    let again = gate.ask("POST", "/v1/bans", r#"{"subject":"user:bob","for":"2d","reason":"again"}"#);
-    assert_eq!(again.status, 200, "it replaces the first");
+    let restart = gate.send("POST", "/v1/bans", r#"{"subject":"user:bob","for":"2d","reason":"again"}"#);
+    assert_eq!(restart.status, 200, "the new ban replaces the first");
     gate.server.signal("-KILL");
-    let gate = gate.again();
-    assert_eq!(gate.get("X-User: bob\r\n"), 403, "it survives");
-    let bans = gate.ask("GET", "/v1/bans", "").json();
+    let gate = gate.restart();
+    assert_eq!(gate.get("X-User: bob\r\n"), 403, "the ban survives a kill");
+    let bans = gate.send("GET", "/v1/bans", "").json();
     assert_eq!(bans["bans"].as_array().unwrap().len(), 1);
     let ban = &bans["bans"][0];
     assert_eq!((&ban["subject"], &ban["reason"]), (&"user:bob".into(), &"again".into()));
     assert_eq!(ban["until"].as_u64().unwrap() - ban["since"].as_u64().unwrap(), 2 * 86_400);
-    assert_eq!(gate.ask("DELETE", "/v1/bans", r#"{"subject":"user:bob"}"#).status, 200);
+    assert_eq!(gate.send("DELETE", "/v1/bans", r#"{"subject":"user:bob"}"#).status, 200);
     assert_eq!(gate.get("X-User: bob\r\n"), 200);
-    assert_eq!(gate.ask("DELETE", "/v1/bans", r#"{"subject":"user:bob"}"#).status, 404);
-    let gate = gate.again();
-    assert_eq!(gate.get("X-User: bob\r\n"), 200, "so does taking it back");
+    assert_eq!(gate.send("DELETE", "/v1/bans", r#"{"subject":"user:bob"}"#).status, 404);
+    let gate = gate.restart();
+    assert_eq!(gate.get("X-User: bob\r\n"), 200, "the removal survives a restart");
 }
 
 #[test]
-fn what_operators_do_is_written_down() {
+fn ban_changes_are_logged_without_the_api_key() {
     let gate = AdminGateway::start("");
     let ban = r#"{"subject":"api_key:sk_live_4f9a8b7c6d5e","for":"1d","reason":"abuse \"again\""}"#;
-    assert_eq!(gate.ask("POST", "/v1/bans", ban).status, 201);
+    assert_eq!(gate.send("POST", "/v1/bans", ban).status, 201);
     let line = gate.server.wait_for_log("ban_added");
     let line: serde_json::Value = serde_json::from_str(&line).unwrap();
     let subject = line["subject"].as_str().unwrap();
     assert!(!subject.contains("4f9a8b7c6d5e"), "{line}");
     assert_eq!(line["message"], format!("{subject} is banned for 1d: abuse \"again\""));
     let old = r#"{"subject":"api_key:sk_live_4f9a8b7c6d5e"}"#;
-    assert_eq!(gate.ask("DELETE", "/v1/bans", old).status, 200);
+    assert_eq!(gate.send("DELETE", "/v1/bans", old).status, 200);
     gate.server.wait_for_log("ban_removed");
 }
 
 #[test]
-fn a_ban_ends_by_itself() {
+fn ban_with_a_duration_ends() {
     let gate = AdminGateway::start("");
-    assert_eq!(gate.ask("POST", "/v1/bans", r#"{"subject":"user:bob","for":"300ms"}"#).status, 201);
-    // It may be over already on a machine that stood still.
+    assert_eq!(gate.send("POST", "/v1/bans", r#"{"subject":"user:bob","for":"300ms"}"#).status, 201);
+    // On a slow machine the ban may have ended already.
     eventually_blocking("the ban ends", || gate.get("X-User: bob\r\n") != 403);
-    assert_eq!(gate.ask("GET", "/v1/bans", "").json()["bans"], serde_json::json!([]));
-    assert_eq!(gate.ask("DELETE", "/v1/bans", r#"{"subject":"user:bob"}"#).status, 404);
+    assert_eq!(gate.send("GET", "/v1/bans", "").json()["bans"], serde_json::json!([]));
+    assert_eq!(gate.send("DELETE", "/v1/bans", r#"{"subject":"user:bob"}"#).status, 404);
 }
 
 #[test]
-fn networks_and_keys_are_banned_and_no_key_is_shown() {
+fn ban_of_a_network_or_api_key_applies_and_never_shows_the_key() {
     let gate = AdminGateway::start("bans: { networks: [192.0.2.0/24] }\n");
     let key = "sk_live_4f9a8b7c6d5e";
-    let made = gate.ask("POST", "/v1/bans", &format!(r#"{{"subject":"api_key:{key}"}}"#));
+    let made = gate.send("POST", "/v1/bans", &format!(r#"{{"subject":"api_key:{key}"}}"#));
     assert_eq!(made.status, 201);
     let shown = made.json()["subject"].as_str().unwrap().to_owned();
     assert_eq!(gate.get(&format!("X-API-Key: {key}\r\n")), 403);
     assert_eq!(gate.get("X-API-Key: another\r\n"), 200);
-    let listed = gate.ask("GET", "/v1/bans", "").text();
+    let listed = gate.send("GET", "/v1/bans", "").text();
     assert!(listed.contains(&shown) && !listed.contains(key) && !made.text().contains(key), "{listed}");
     let file = std::fs::read(gate.policy.path().replace(".yaml", ".state/tidegate.redb")).unwrap();
-    assert!(!file.windows(key.len()).any(|window| window == key.as_bytes()), "nor is it written down");
+    assert!(!file.windows(key.len()).any(|window| window == key.as_bytes()), "the key is not stored");
     let body = serde_json::json!({ "subject": shown }).to_string();
-    assert_eq!(gate.ask("DELETE", "/v1/bans", &body).status, 200, "by its hash");
+    assert_eq!(gate.send("DELETE", "/v1/bans", &body).status, 200, "by its hash");
     assert_eq!(gate.get(&format!("X-API-Key: {key}\r\n")), 200);
 
-    let sources = gate.ask("GET", "/v1/bans", "").json();
+    let sources = gate.send("GET", "/v1/bans", "").json();
     assert_eq!(sources["bans"][0]["source"], "policy");
-    let in_policy = gate.ask("DELETE", "/v1/bans", r#"{"subject":"192.0.2.0/24"}"#);
+    let in_policy = gate.send("DELETE", "/v1/bans", r#"{"subject":"192.0.2.0/24"}"#);
     assert_eq!((in_policy.status, &in_policy.json()["error"]), (409, &"in_policy".into()));
-    assert_eq!(gate.ask("POST", "/v1/bans", r#"{"subject":"127.0.0.0/8"}"#).status, 201);
+    assert_eq!(gate.send("POST", "/v1/bans", r#"{"subject":"127.0.0.0/8"}"#).status, 201);
     assert_eq!(gate.get(""), 403);
     assert_eq!(request(&gate.admin, "GET", "/healthz", "", "").status, 200, "operators are not banned");
 }
 
 #[test]
-fn commands_ban_list_and_take_back() {
+fn ban_commands_add_list_and_remove_bans() {
     let gate = AdminGateway::start("bans: { networks: [198.51.100.0/24] }\n");
     let (done, said, error) = gate.command(&[
         "ban",
@@ -129,10 +129,11 @@ fn commands_ban_list_and_take_back() {
     let (_, sets, _) = gate.command(&["bans", "--format", "nft"]);
     let file = gate.policy.path().replace("policy.yaml", "bans.nft");
     std::fs::write(&file, &sets).unwrap();
-    // Only root may ask about the network's own rules; everybody may in a network of their own.
-    let ways = [&["/usr/sbin/nft"][..], &["unshare", "-rn", "/usr/sbin/nft"]];
-    let checked =
-        ways.map(|way| Command::new(way[0]).args(&way[1..]).args(["-c", "-f", &file]).output().unwrap());
+    // Only root may check rules in the network of the machine; any user may in a network namespace.
+    let commands = [&["/usr/sbin/nft"][..], &["unshare", "-rn", "/usr/sbin/nft"]];
+    let checked = commands.map(|command_line| {
+        Command::new(command_line[0]).args(&command_line[1..]).args(["-c", "-f", &file]).output().unwrap()
+    });
     assert!(checked.iter().any(|checked| checked.status.success()), "{sets}\n{checked:?}");
     assert!(sets.contains("198.51.100.0/24") && sets.contains("2001:db8::/64 timeout "), "{sets}");
 
@@ -143,9 +144,9 @@ fn commands_ban_list_and_take_back() {
 }
 
 #[test]
-fn a_ban_that_was_acknowledged_goes_over_to_the_successor() {
+fn acknowledged_bans_survive_a_takeover() {
     let port = free_address().port();
-    let meeting = format!("{}/over-{}.socket", env!("CARGO_TARGET_TMPDIR"), std::process::id());
+    let socket = format!("{}/over-{}.socket", env!("CARGO_TARGET_TMPDIR"), std::process::id());
     let text = format!(
         "upstreams: {{ api: {{ servers: ['http://{}'] }} }}\nroutes: [{{ path: /**, upstream: api }}]\n\
          admin: {{ listen: '127.0.0.1:{port}' }}\n\
@@ -154,14 +155,14 @@ fn a_ban_that_was_acknowledged_goes_over_to_the_successor() {
         echo()
     );
     let policy = PolicyFile::new(&text);
-    let args = ["--config", &policy.path(), "--takeover", &meeting];
+    let args = ["--config", &policy.path(), "--takeover", &socket];
     let mut old = serve(&args);
     let address = old.address.clone();
     let token = std::fs::read_to_string(policy.path().replace(".yaml", ".state/admin.token")).unwrap();
     let token = format!("Authorization: Bearer {}\r\n", token.trim());
     let admin = format!("127.0.0.1:{port}");
     for round in 0..3 {
-        // Somebody bans without a pause while another process takes over.
+        // A thread adds bans without a pause while another process takes over.
         let banning = std::thread::spawn({
             let (admin, token) = (admin.clone(), token.clone());
             move || {
@@ -169,11 +170,11 @@ fn a_ban_that_was_acknowledged_goes_over_to_the_successor() {
                 for number in 0..60 {
                     let subject = format!("user:{round}-{number}");
                     let body = format!(r#"{{"subject":"{subject}"}}"#);
-                    // Nobody is refused for good; who is asked to wait asks again.
+                    // A request that gets 503 during the takeover is sent again.
                     loop {
-                        let answer =
+                        let response =
                             tidegate_testkit::client::try_request(&admin, "POST", "/v1/bans", &token, &body);
-                        match answer.map(|answer| answer.status) {
+                        match response.map(|response| response.status) {
                             Ok(200 | 201) => break banned.push(subject),
                             Ok(503) | Err(_) => std::thread::yield_now(),
                             Ok(other) => panic!("{other}"),
@@ -194,36 +195,36 @@ fn a_ban_that_was_acknowledged_goes_over_to_the_successor() {
 }
 
 #[test]
-fn a_successor_that_does_not_come_after_all_changes_nothing() {
-    let meeting = format!("{}/gone-{}.socket", env!("CARGO_TARGET_TMPDIR"), std::process::id());
+fn aborted_takeover_keeps_bans_and_accepts_changes_again() {
+    let socket = format!("{}/gone-{}.socket", env!("CARGO_TARGET_TMPDIR"), std::process::id());
     let policy = PolicyFile::new(&super::policy_text(""));
-    let server = serve(&["--config", &policy.path(), "--takeover", &meeting]);
+    let server = serve(&["--config", &policy.path(), "--takeover", &socket]);
     let (admin, token) = super::admin_of(&server, &policy);
     let gate = AdminGateway { server, policy, admin, token };
-    assert_eq!(gate.ask("POST", "/v1/bans", r#"{"subject":"user:bob"}"#).status, 201);
-    let mut successor = std::os::unix::net::UnixStream::connect(&meeting).unwrap();
-    // It has been given everything now, the file too.
+    assert_eq!(gate.send("POST", "/v1/bans", r#"{"subject":"user:bob"}"#).status, 201);
+    let mut successor = std::os::unix::net::UnixStream::connect(&socket).unwrap();
+    // The successor has received the sockets and the state file now.
     successor.read_exact(&mut [0; 8]).unwrap();
     assert_eq!(
-        gate.ask("POST", "/v1/bans", r#"{"subject":"user:eve"}"#).status,
+        gate.send("POST", "/v1/bans", r#"{"subject":"user:eve"}"#).status,
         503,
-        "this is another's to do"
+        "the successor owns the state file"
     );
     assert_eq!(gate.get("X-User: bob\r\n"), 403);
     drop(successor);
-    let ban_eve = || gate.ask("POST", "/v1/bans", r#"{"subject":"user:eve"}"#).status;
+    let ban_eve = || gate.send("POST", "/v1/bans", r#"{"subject":"user:eve"}"#).status;
     eventually_blocking("bans are accepted again", || ban_eve() != 503);
     assert_eq!((gate.get("X-User: bob\r\n"), gate.get("X-User: eve\r\n")), (403, 403));
 }
 
 #[test]
-fn a_lock_out_is_listed_survives_a_restart_and_can_be_lifted() {
+fn lock_out_is_listed_survives_a_restart_and_can_be_removed() {
     let rule = "{ name: login, match: { path: / }, per: [user], requests: 1, window: 1h, penalty: { after: 1, for: 1h, doubling_to: 1d } }";
     let policy =
         super::policy_text("").replace("rate_limits: {", &format!("rate_limits: {{ rules: [{rule}],"));
     let mut gate = AdminGateway::serve(PolicyFile::new(&policy));
     assert_eq!((gate.get("X-User: eve\r\n"), gate.get("X-User: eve\r\n")), (200, 429));
-    let listed = |gate: &AdminGateway| gate.ask("GET", "/v1/bans", "").json()["bans"].clone();
+    let listed = |gate: &AdminGateway| gate.send("GET", "/v1/bans", "").json()["bans"].clone();
     let one = listed(&gate);
     assert_eq!(one.as_array().unwrap().len(), 1, "{one}");
     let penalty = &one[0];
@@ -231,9 +232,9 @@ fn a_lock_out_is_listed_survives_a_restart_and_can_be_lifted() {
     assert_eq!(penalty["subject"], "user:eve");
     gate.server.signal("-TERM");
     assert_eq!(gate.server.wait().code(), Some(0));
-    let gate = gate.again();
+    let gate = gate.restart();
     assert_eq!(listed(&gate)[0]["subject"], "user:eve");
-    assert_eq!(gate.get("X-User: eve\r\n"), 429, "though her counter started afresh");
+    assert_eq!(gate.get("X-User: eve\r\n"), 429, "although the counter was reset");
     let (_, sets, _) = gate.command(&["bans", "--format", "nft"]);
     assert!(!sets.contains("add element"), "{sets}");
     let (done, said, error) = gate.command(&["unban", "user:eve"]);

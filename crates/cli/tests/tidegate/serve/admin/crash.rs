@@ -1,4 +1,4 @@
-//! Killed while bans are added and taken back, again and again: nothing that was acknowledged is lost.
+//! The process is killed repeatedly while bans are added and removed: no acknowledged change is lost.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,19 +8,19 @@ use tidegate_testkit::client::try_request;
 
 use super::AdminGateway;
 
-/// What is known of a subject.
+/// What the test knows about a subject.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Known {
+enum BanState {
     Banned,
     Free,
-    /// It was asked for, and nobody answered.
+    /// A change was requested, but not acknowledged.
     Unknown,
 }
 
-type Subjects = BTreeMap<String, Known>;
+type Subjects = BTreeMap<String, BanState>;
 
-/// Bans and takes back without a pause until nobody answers.
-fn change_on(
+/// Adds and removes bans without a pause until the gateway stops responding.
+fn change_bans(
     gate: &AdminGateway,
     name: &str,
     acknowledged: &Arc<AtomicU64>,
@@ -30,17 +30,20 @@ fn change_on(
     std::thread::spawn(move || {
         let mut subjects = Subjects::new();
         for number in 0_u64.. {
-            // Every third is taken back at once.
+            // Every third ban is removed at once.
             let subject = format!("user:{name}-{number}");
             let steps: &[_] = if number % 3 == 2 { &["POST", "DELETE"] } else { &["POST"] };
             for method in steps {
-                subjects.insert(subject.clone(), Known::Unknown);
+                subjects.insert(subject.clone(), BanState::Unknown);
                 let body = format!(r#"{{"subject":"{subject}"}}"#);
-                let Ok(answer) = try_request(&admin, method, "/v1/bans", &token, &body) else {
+                let Ok(response) = try_request(&admin, method, "/v1/bans", &token, &body) else {
                     return subjects;
                 };
-                assert!(matches!(answer.status, 200 | 201), "{answer:?}");
-                subjects.insert(subject.clone(), if *method == "POST" { Known::Banned } else { Known::Free });
+                assert!(matches!(response.status, 200 | 201), "{response:?}");
+                subjects.insert(
+                    subject.clone(),
+                    if *method == "POST" { BanState::Banned } else { BanState::Free },
+                );
                 acknowledged.fetch_add(1, Ordering::Relaxed);
             }
         }
@@ -48,8 +51,8 @@ fn change_on(
     })
 }
 
-/// How many changes were acknowledged; all of them are there after every kill.
-fn crash(rounds: u64, seed: u64) -> u64 {
+/// Asserts that every acknowledged change is there after each kill. Returns the number of acknowledged changes.
+fn kill_repeatedly(rounds: u64, seed: u64) -> u64 {
     println!("seed {seed}");
     let mut random = seed;
     let mut gate = AdminGateway::start("");
@@ -60,7 +63,7 @@ fn crash(rounds: u64, seed: u64) -> u64 {
         let enough = random >> 58;
         let acknowledged = Arc::new(AtomicU64::new(0));
         let changing: Vec<_> =
-            (0..3).map(|n| change_on(&gate, &format!("{round}-{n}"), &acknowledged)).collect();
+            (0..3).map(|n| change_bans(&gate, &format!("{round}-{n}"), &acknowledged)).collect();
         while acknowledged.load(Ordering::Relaxed) < enough {
             std::thread::yield_now();
         }
@@ -69,17 +72,17 @@ fn crash(rounds: u64, seed: u64) -> u64 {
             expected.extend(changing.join().unwrap());
         }
         sum += acknowledged.load(Ordering::Relaxed);
-        gate = gate.again();
-        let listed = gate.ask("GET", "/v1/bans", "").json();
+        gate = gate.restart();
+        let listed = gate.send("GET", "/v1/bans", "").json();
         let listed: std::collections::BTreeSet<_> =
             listed["bans"].as_array().unwrap().iter().map(|ban| ban["subject"].as_str().unwrap()).collect();
-        for (subject, known) in &mut expected {
+        for (subject, state) in &mut expected {
             let is_listed = listed.contains(subject.as_str());
-            match known {
-                Known::Banned => assert!(is_listed, "round {round}, seed {seed}: {subject} is lost"),
-                Known::Free => assert!(!is_listed, "round {round}, seed {seed}: {subject} is back"),
-                // From now on it is known.
-                Known::Unknown => *known = if is_listed { Known::Banned } else { Known::Free },
+            match state {
+                BanState::Banned => assert!(is_listed, "round {round}, seed {seed}: {subject} is lost"),
+                BanState::Free => assert!(!is_listed, "round {round}, seed {seed}: {subject} is back"),
+                // The list after the restart decides.
+                BanState::Unknown => *state = if is_listed { BanState::Banned } else { BanState::Free },
             }
         }
         assert!(listed.len() <= expected.len());
@@ -88,14 +91,14 @@ fn crash(rounds: u64, seed: u64) -> u64 {
 }
 
 #[test]
-fn no_acknowledged_ban_is_lost_when_it_is_killed() {
-    let acknowledged = crash(4, u64::from(std::process::id()));
+fn acknowledged_bans_survive_kills() {
+    let acknowledged = kill_repeatedly(4, u64::from(std::process::id()));
     assert!(acknowledged > 0);
 }
 
 #[test]
 #[ignore = "takes minutes: cargo xtask scorecard crash"]
-fn long_crash() {
-    let acknowledged = crash(200, u64::from(std::process::id()));
+fn long_acknowledged_bans_survive_200_kills() {
+    let acknowledged = kill_repeatedly(200, u64::from(std::process::id()));
     println!("200 kills, {acknowledged} changes acknowledged, 0 lost");
 }

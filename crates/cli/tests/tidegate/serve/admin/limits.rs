@@ -1,83 +1,83 @@
-//! Limits of one client: overrides, and counters that start afresh.
+//! Limits of one client: overrides, and reset counters.
 
 use tidegate_testkit::process::PolicyFile;
 
 use super::{AdminGateway, policy_text};
 
-/// How many of ten requests of a user pass.
-fn passed(gate: &AdminGateway, user: &str) -> usize {
+/// How many of ten requests of a user are admitted.
+fn admitted_of_ten(gate: &AdminGateway, user: &str) -> usize {
     (0..10).filter(|_| gate.get(&format!("X-User: {user}\r\n")) == 200).count()
 }
 
 #[test]
-fn an_override_is_in_force_at_once_after_a_restart_and_until_it_is_ended() {
+fn override_applies_at_once_and_after_a_restart_until_it_is_removed() {
     let gate = AdminGateway::start("");
     let body = r#"{"client":"user:bob","rule":"default","requests":7,"reason":"a friend"}"#;
-    let made = gate.ask("POST", "/v1/overrides", body);
+    let made = gate.send("POST", "/v1/overrides", body);
     assert_eq!(made.status, 201, "{made:?}");
-    let told = made.json();
+    let created = made.json();
     assert_eq!(
-        (&told["window"], &told["algorithm"]),
+        (&created["window"], &created["algorithm"]),
         (&"1h".into(), &"sliding_window_log".into()),
-        "the rule's own"
+        "the values of the rule"
     );
-    assert_eq!(passed(&gate, "bob"), 7);
-    assert_eq!(passed(&gate, "carol"), 5);
+    assert_eq!(admitted_of_ten(&gate, "bob"), 7);
+    assert_eq!(admitted_of_ten(&gate, "carol"), 5);
     gate.server.signal("-KILL");
-    let gate = gate.again();
-    assert_eq!(passed(&gate, "bob"), 7, "it survives");
-    let listed = gate.ask("GET", "/v1/overrides", "").json();
+    let gate = gate.restart();
+    assert_eq!(admitted_of_ten(&gate, "bob"), 7, "the override survives a kill");
+    let listed = gate.send("GET", "/v1/overrides", "").json();
     assert_eq!(listed["overrides"][0]["client"], "user:bob");
-    assert_eq!(gate.ask("DELETE", "/v1/overrides", r#"{"client":"user:bob","rule":"default"}"#).status, 200);
-    assert_eq!(gate.ask("DELETE", "/v1/overrides", r#"{"client":"user:bob","rule":"default"}"#).status, 404);
-    assert_eq!(gate.ask("POST", "/v1/reset", r#"{"client":"user:bob"}"#).status, 200);
-    assert_eq!(passed(&gate, "bob"), 5);
+    assert_eq!(gate.send("DELETE", "/v1/overrides", r#"{"client":"user:bob","rule":"default"}"#).status, 200);
+    assert_eq!(gate.send("DELETE", "/v1/overrides", r#"{"client":"user:bob","rule":"default"}"#).status, 404);
+    assert_eq!(gate.send("POST", "/v1/reset", r#"{"client":"user:bob"}"#).status, 200);
+    assert_eq!(admitted_of_ten(&gate, "bob"), 5);
 }
 
 #[test]
-fn an_override_ends_by_itself() {
+fn override_with_a_duration_ends() {
     let gate = AdminGateway::start("");
     let body = r#"{"client":"user:bob","rule":"default","requests":1,"for":"300ms"}"#;
-    assert_eq!(gate.ask("POST", "/v1/overrides", body).status, 201);
-    // At most one passes while it is in force; then what is left of five.
-    let mut passed = 0;
-    while passed < 5 {
-        passed += u32::from(gate.get("X-User: bob\r\n") == 200);
+    assert_eq!(gate.send("POST", "/v1/overrides", body).status, 201);
+    // At most one request is admitted under the override, then the rest of five.
+    let mut admitted_of_ten = 0;
+    while admitted_of_ten < 5 {
+        admitted_of_ten += u32::from(gate.get("X-User: bob\r\n") == 200);
     }
     assert_eq!(gate.get("X-User: bob\r\n"), 429);
-    assert_eq!(gate.ask("GET", "/v1/overrides", "").json()["overrides"], serde_json::json!([]));
+    assert_eq!(gate.send("GET", "/v1/overrides", "").json()["overrides"], serde_json::json!([]));
 }
 
 #[test]
-fn a_reset_forgets_what_one_client_has_spent() {
+fn reset_clears_the_counters_of_one_client() {
     let gate = AdminGateway::start("");
-    assert_eq!((passed(&gate, "bob"), passed(&gate, "carol")), (5, 5));
+    assert_eq!((admitted_of_ten(&gate, "bob"), admitted_of_ten(&gate, "carol")), (5, 5));
     let (done, said, error) = gate.command(&["reset", "user:bob", "--rule", "default"]);
     assert!(done, "{error}");
     assert_eq!(said, "user:bob starts afresh under default\n");
-    assert_eq!((passed(&gate, "bob"), passed(&gate, "carol")), (5, 0));
-    let wrong = gate.ask("POST", "/v1/reset", r#"{"client":"user:bob","rule":"defualt"}"#);
+    assert_eq!((admitted_of_ten(&gate, "bob"), admitted_of_ten(&gate, "carol")), (5, 0));
+    let wrong = gate.send("POST", "/v1/reset", r#"{"client":"user:bob","rule":"defualt"}"#);
     assert_eq!(wrong.status, 400);
     assert!(wrong.json()["hint"].as_str().unwrap().contains("default"), "{wrong:?}");
-    let hashed = gate.ask("POST", "/v1/reset", r#"{"client":"api_key:…#12345678"}"#);
+    let hashed = gate.send("POST", "/v1/reset", r#"{"client":"api_key:…#12345678"}"#);
     assert!(hashed.status == 400 && hashed.text().contains("whole key"), "{hashed:?}");
 }
 
 #[test]
-fn commands_override_and_list() {
+fn override_command_sets_lists_and_removes_overrides() {
     let gate = AdminGateway::start("");
     let args = ["override", "user:bob", "--rule", "default", "--limit", "2/m", "--for", "1h"];
     let (done, said, error) = gate.command(&args);
     assert!(done, "{error}");
     assert!(said.contains("user:bob  default  2 per 1m, sliding_window_log"), "{said}");
-    assert_eq!(passed(&gate, "bob"), 2);
+    assert_eq!(admitted_of_ten(&gate, "bob"), 2);
     let (_, listed, _) = gate.command(&["override"]);
     assert_eq!(listed.lines().count(), 2, "{listed}");
     let (done, said, _) = gate.command(&["override", "user:bob", "--rule", "default", "--end"]);
     assert_eq!((done, said.as_str()), (true, "user:bob has the limit of default again\n"));
     let (_, listed, _) = gate.command(&["override"]);
     assert_eq!(listed, "nobody has a limit of their own\n");
-    for (args, told) in [
+    for (args, expected) in [
         (&["override", "user:bob", "--rule", "default", "--limit", "0/m"][..], "requests"),
         (&["override", "user:bob", "--rule", "none", "--limit", "1/m"], "no rule of that name"),
         (&["override", "bob", "--rule", "default", "--limit", "1/m"], "user:bob"),
@@ -85,7 +85,7 @@ fn commands_override_and_list() {
         (&["override", "user:bob", "--rule", "default"], "--limit"),
     ] {
         let (done, _, error) = gate.command(args);
-        assert!(!done && error.contains(told), "{args:?}: {error}");
+        assert!(!done && error.contains(expected), "{args:?}: {error}");
     }
 }
 
@@ -102,25 +102,25 @@ fn policy_or_override_beyond_the_maximum_of_limits_is_rejected_and_changes_nothi
     let limit_bob = |limit| gate.command(&["override", "user:bob", "--rule", "default", "--limit", limit]);
     let (done, _, error) = limit_bob("7/h");
     assert!(done, "{error}");
-    let metrics = gate.ask("GET", "/metrics", "").text();
+    let metrics = gate.send("GET", "/metrics", "").text();
     for line in ["tidegate_limits_in_use 16382", "tidegate_limits_max 16382"] {
         assert!(metrics.lines().any(|found| found == line), "{line} is not in\n{metrics}");
     }
     let (done, _, error) = limit_bob("8/h");
     assert!(!done && error.contains("16382 of at most 16382 are in use"), "{error}");
     assert!(error.contains("needs 1 more") && error.contains("remove overrides"), "{error}");
-    assert_eq!(passed(&gate, "bob"), 7, "the earlier override stays in force");
+    assert_eq!(admitted_of_ten(&gate, "bob"), 7, "the earlier override stays in force");
 
     gate.policy.write(&policy_of(16_382));
-    let heard = gate.server.wait_for_log("\"event\":\"reload");
-    assert!(heard.contains("the old one stays in force") && heard.contains("needs 1 more"), "{heard}");
-    let asked = gate.ask("POST", "/v1/reload", "");
-    assert!(asked.status != 200 && asked.text().contains("16382 of at most 16382"), "{asked:?}");
-    assert_eq!(passed(&gate, "carol"), 5, "the old policy stays in force");
+    let line = gate.server.wait_for_log("\"event\":\"reload");
+    assert!(line.contains("the old one stays in force") && line.contains("needs 1 more"), "{line}");
+    let response = gate.send("POST", "/v1/reload", "");
+    assert!(response.status != 200 && response.text().contains("16382 of at most 16382"), "{response:?}");
+    assert_eq!(admitted_of_ten(&gate, "carol"), 5, "the old policy stays in force");
 
     gate.policy.write(&policy_text(""));
     gate.server.wait_for_log("policy reloaded");
-    let gate = gate.again();
-    let listed = gate.ask("GET", "/v1/overrides", "").json();
+    let gate = gate.restart();
+    let listed = gate.send("GET", "/v1/overrides", "").json();
     assert_eq!(listed["overrides"][0]["requests"], 7, "the durable store kept the earlier one: {listed}");
 }

@@ -1,13 +1,13 @@
-//! Operators and the gateway that runs.
+//! The admin API and the admin commands of a running gateway.
 
-mod agreement;
 mod bans;
 mod crash;
-mod crawl;
+mod explain;
+mod gateway_endpoints;
 mod limits;
-mod silent;
-mod start;
-mod whole;
+mod request_checks;
+mod stalled_connections;
+mod startup;
 
 use tidegate_testkit::client::request;
 use tidegate_testkit::message::Response;
@@ -20,7 +20,7 @@ use crate::program::{run, serve};
 pub(crate) struct AdminGateway {
     pub(crate) server: Tidegate,
     pub(crate) policy: PolicyFile,
-    /// Where operators ask.
+    /// The address of the admin API.
     pub(crate) admin: String,
     pub(crate) token: String,
 }
@@ -48,24 +48,24 @@ impl AdminGateway {
     }
 
     /// The same gateway in a new process, after this one has ended.
-    pub(super) fn again(self) -> Self {
+    pub(super) fn restart(self) -> Self {
         let Self { server, policy, .. } = self;
         drop(server);
         Self::serve(policy)
     }
 
-    /// Asks with the token.
-    pub(crate) fn ask(&self, method: &str, path: &str, body: &str) -> Response {
+    /// Sends an admin request with the token.
+    pub(crate) fn send(&self, method: &str, path: &str, body: &str) -> Response {
         let token = format!("Authorization: Bearer {}\r\n", self.token);
         request(&self.admin, method, path, &token, body)
     }
 
-    /// What a client gets.
+    /// The status that a client gets.
     pub(super) fn get(&self, headers: &str) -> u16 {
         request(&self.server.address, "GET", "/", headers, "").status
     }
 
-    /// `tidegate` with the policy.
+    /// Runs a `tidegate` command with the policy. Returns whether it succeeds, its output and its errors.
     pub(super) fn command(&self, args: &[&str]) -> (bool, String, String) {
         let url = format!("http://{}", self.admin);
         let policy = self.policy.path();

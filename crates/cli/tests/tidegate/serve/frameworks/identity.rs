@@ -108,12 +108,12 @@ fn seen(response: &Response) -> (Value, u64) {
 const CLIENTS: &str =
     "{ identify_by: [api_key, user, ip], user: { header: X-User-Id }, tiers: { file: keys.csv } }";
 
-/// Says what is wrong if a request with the key `good` is neither answered 400 nor counted for the key that is seen.
-fn judge(address: &str, send: impl FnOnce() -> (u16, String)) -> Option<String> {
-    let left = || get(address, "/identity", "X-API-Key: good\r\n").remaining();
-    let before = left();
+/// Describes the problem if a request with the key `good` neither gets 400 nor is counted for the key that the app sees.
+fn check_good_key(address: &str, send: impl FnOnce() -> (u16, String)) -> Option<String> {
+    let remaining = || get(address, "/identity", "X-API-Key: good\r\n").remaining();
+    let before = remaining();
     let (status, body) = send();
-    let counted = before - left() - 1;
+    let counted = before - remaining() - 1;
     let sees_good =
         serde_json::from_str(&body).is_ok_and(|seen: Value| seen == json!({ "key": "good", "user": null }));
     let is_consistent = match status {
@@ -132,12 +132,12 @@ fn check(framework: Framework) {
             let response = get(address, "/identity", headers);
             (response.status, response.text())
         };
-        wrong.extend(judge(address, send).map(|what| format!("{headers:?} {what}")));
+        wrong.extend(check_good_key(address, send).map(|what| format!("{headers:?} {what}")));
     }
     for fields in GOOD_FIELDS {
         // A stream that is reset is rejected, too.
         let send = || get_http2(address, "/identity", fields).unwrap_or((400, String::new()));
-        wrong.extend(judge(address, send).map(|what| format!("{fields:?} over HTTP/2 {what}")));
+        wrong.extend(check_good_key(address, send).map(|what| format!("{fields:?} over HTTP/2 {what}")));
     }
     spend(address, "X-API-Key: spent\r\n");
     spend(address, "");
@@ -175,12 +175,12 @@ fn flask_user_of_a_trusted_proxy_is_the_user_seen() {
     let clients =
         "{ identify_by: [user, ip], user: { header: X-User-Id }, ip: { trusted_proxies: [127.0.0.1] } }";
     let (_app, _policy, server) = start(Framework::Flask, clients);
-    let ask = |headers| get(&server.address, "/identity", headers);
-    let user = |name, left| (json!({ "key": null, "user": name }), left);
-    assert_eq!(seen(&ask("X-User-Id: one\r\n")), user("one", LIMIT - 1));
-    assert_eq!(seen(&ask("X-User-Id: two\r\nX_User_Id: one\r\n")), user("two", LIMIT - 1));
-    assert_eq!(ask("X-User-Id: three\r\nX-User-Id: one\r\n").status, 400);
-    assert_eq!(seen(&ask("X-User-Id: one\r\n")), user("one", LIMIT - 2));
+    let get_identity = |headers| get(&server.address, "/identity", headers);
+    let user = |name, remaining| (json!({ "key": null, "user": name }), remaining);
+    assert_eq!(seen(&get_identity("X-User-Id: one\r\n")), user("one", LIMIT - 1));
+    assert_eq!(seen(&get_identity("X-User-Id: two\r\nX_User_Id: one\r\n")), user("two", LIMIT - 1));
+    assert_eq!(get_identity("X-User-Id: three\r\nX-User-Id: one\r\n").status, 400);
+    assert_eq!(seen(&get_identity("X-User-Id: one\r\n")), user("one", LIMIT - 2));
 }
 
 #[test]

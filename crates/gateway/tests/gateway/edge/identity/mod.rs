@@ -1,4 +1,4 @@
-//! Headers that say who a client is: limits count the client that the upstream sees, or the request is rejected.
+//! Headers that identify a client: limits count the client that the upstream sees, or the request is rejected.
 
 mod keys;
 mod names;
@@ -16,10 +16,10 @@ use crate::fixture::TestGateway;
 
 type Lines<'a> = &'a [(&'a str, &'a str)];
 
-/// A keys file with the keys `k` and `other`, and its policy: so many requests an hour for each client.
+/// A keys file with the keys `k` and `other`.
 const KEYS: [(&str, &str); 1] = [("keys.csv", "k,known\nother,known\n")];
 
-/// A policy of clients with a keys file.
+/// A gateway with a keys file and these settings of `clients`: 100 requests an hour for each client.
 fn with_keys(upstream: &RecordingServer, clients: &str) -> TestGateway {
     let limit = "{ requests: 100, window: 1h, algorithm: fixed_window }";
     let more = format!(
@@ -30,17 +30,17 @@ fn with_keys(upstream: &RecordingServer, clients: &str) -> TestGateway {
 }
 
 /// The response to a request over HTTP/1.1 whose header lines are sent as they are.
-async fn over_http1(served: &TestGateway, lines: Lines<'_>) -> Response {
+async fn over_http1(gateway: &TestGateway, lines: Lines<'_>) -> Response {
     let lines: Vec<_> = lines.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
-    served.send_raw(&format!("GET / HTTP/1.1\r\nHost: a.example\r\n{}\r\n", lines.concat())).await
+    gateway.send_raw(&format!("GET / HTTP/1.1\r\nHost: a.example\r\n{}\r\n", lines.concat())).await
 }
 
 /// The response to a request over HTTP/2 whose header values are sent as they are.
-async fn over_http2(served: &TestGateway, lines: Lines<'_>) -> Response {
-    send_http2(served, lines, None).await
+async fn over_http2(gateway: &TestGateway, lines: Lines<'_>) -> Response {
+    send_http2(gateway, lines, None).await
 }
 
-async fn send_http2(served: &TestGateway, lines: Lines<'_>, trailers: Option<Lines<'_>>) -> Response {
+async fn send_http2(gateway: &TestGateway, lines: Lines<'_>, trailers: Option<Lines<'_>>) -> Response {
     let map = |lines: Lines<'_>| -> HeaderMap {
         let field = |(name, value): &(&str, &str)| {
             let name = HeaderName::from_bytes(name.to_lowercase().as_bytes()).expect("a name");
@@ -48,7 +48,7 @@ async fn send_http2(served: &TestGateway, lines: Lines<'_>, trailers: Option<Lin
         };
         lines.iter().map(field).collect()
     };
-    let (client, connection) = http2_streams(served.address).await;
+    let (client, connection) = http2_streams(gateway.address).await;
     let mut client = within("capacity", client.ready()).await.expect("capacity");
     let mut request = Request::post("http://a.example/").body(()).expect("a request");
     *request.headers_mut() = map(lines);
@@ -69,18 +69,18 @@ async fn send_http2(served: &TestGateway, lines: Lines<'_>, trailers: Option<Lin
 }
 
 /// The same request over both protocols.
-async fn over_both(served: &TestGateway, lines: Lines<'_>) -> [Response; 2] {
-    [over_http1(served, lines).await, over_http2(served, lines).await]
+async fn over_both(gateway: &TestGateway, lines: Lines<'_>) -> [Response; 2] {
+    [over_http1(gateway, lines).await, over_http2(gateway, lines).await]
 }
 
 /// Asserts that a request is rejected over both protocols with a body that names `header`, that no upstream sees it and
 /// that no limit is charged.
-async fn assert_rejected(served: &TestGateway, upstream: &RecordingServer, lines: Lines<'_>, header: &str) {
-    let (before, seen) = (served.get_raw("/").await.remaining(), upstream.requests().len());
-    for response in over_both(served, lines).await {
+async fn assert_rejected(gateway: &TestGateway, upstream: &RecordingServer, lines: Lines<'_>, header: &str) {
+    let (before, seen) = (gateway.get_raw("/").await.remaining(), upstream.requests().len());
+    for response in over_both(gateway, lines).await {
         assert_eq!(response.status, 400, "{lines:?}: {}", response.text());
         assert!(response.text().contains(&format!("`{header}`")), "{lines:?}: {}", response.text());
     }
     assert_eq!(upstream.requests().len(), seen, "{lines:?} reached the upstream");
-    assert_eq!(served.get_raw("/").await.remaining(), before - 1, "{lines:?} was charged");
+    assert_eq!(gateway.get_raw("/").await.remaining(), before - 1, "{lines:?} was charged");
 }

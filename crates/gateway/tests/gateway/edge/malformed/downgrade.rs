@@ -1,4 +1,4 @@
-//! HTTP/2 that would mean something else in HTTP/1.1: what is forwarded is what was parsed and charged.
+//! HTTP/2 requests that would mean something else in HTTP/1.1: the gateway forwards what it parsed and charged.
 
 use tidegate_testkit::server::RecordingServer;
 use tidegate_testkit::wait::within;
@@ -9,19 +9,19 @@ use crate::fixture::{ResourceLimits, TestGateway};
 
 type Field = (&'static [u8], &'static [u8]);
 
-/// What becomes of a request of these fields and this body.
+/// The expected result of a request.
 #[derive(Clone, Copy, Debug)]
-enum Law {
-    Refused,
+enum Expected {
+    Rejected,
     /// Forwarded to this target, at this host.
     Forwarded(&'static str, &'static str),
-    /// Its head may be forwarded, but no whole request is.
-    BrokenOff,
+    /// The head may be forwarded, but no complete request is.
+    Aborted,
 }
 
-use Law::{BrokenOff, Forwarded, Refused};
+use Expected::{Aborted, Forwarded, Rejected};
 
-type Case = (&'static str, &'static [Field], &'static [u8], Law);
+type Case = (&'static str, &'static [Field], &'static [u8], Expected);
 
 const METHOD: Field = (b":method", b"GET");
 const POST: Field = (b":method", b"POST");
@@ -34,7 +34,7 @@ fn frame(kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
     [&length[1..], &[kind, flags, 0, 0, 0, stream], payload].concat()
 }
 
-/// Fields as they are, none of them looked at and none remembered.
+/// Encodes fields as they are, as literals without indexing.
 fn block(fields: &[Field]) -> Vec<u8> {
     let mut block = Vec::new();
     for (name, value) in fields {
@@ -47,9 +47,9 @@ fn block(fields: &[Field]) -> Vec<u8> {
     block
 }
 
-/// Sends one request and says whether it was answered with success; anything else is a refusal.
-async fn ask(served: &TestGateway, fields: &[Field], body: &[u8]) -> bool {
-    let mut stream = TcpStream::connect(served.address).await.expect("a connection");
+/// Sends one request. Returns whether the status is 200; anything else is a rejection.
+async fn send_request(gateway: &TestGateway, fields: &[Field], body: &[u8]) -> bool {
+    let mut stream = TcpStream::connect(gateway.address).await.expect("a connection");
     let mut bytes = [&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], &frame(4, 0, 0, &[])].concat();
     let ends = u8::from(body.is_empty());
     bytes.extend(frame(1, 4 | ends, 1, &block(fields)));
@@ -76,97 +76,97 @@ async fn ask(served: &TestGateway, fields: &[Field], body: &[u8]) -> bool {
     }
 }
 
-async fn hold(cases: &[Case]) {
+async fn check_cases(cases: &[Case]) {
     let upstream = RecordingServer::start().await;
-    let served = TestGateway::with_limit(&[&upstream], 100_000, ResourceLimits::default());
-    let mut left = served.get_raw("/count").await.remaining();
-    for (name, fields, body, law) in cases {
+    let gateway = TestGateway::with_limit(&[&upstream], 100_000, ResourceLimits::default());
+    let mut remaining = gateway.get_raw("/count").await.remaining();
+    for (name, fields, body, expected) in cases {
         let before = upstream.requests().len();
-        let is_served = ask(&served, fields, body).await;
-        let now = served.get_raw("/count").await.remaining();
-        let charged = left - now - 1;
-        left = now;
+        let is_accepted = send_request(&gateway, fields, body).await;
+        let now = gateway.get_raw("/count").await.remaining();
+        let charged = remaining - now - 1;
+        remaining = now;
         let mut seen = upstream.requests()[before..].to_vec();
         assert_eq!(seen.pop().map(|last| last.target).as_deref(), Some("/count"), "{name}");
-        match law {
-            Refused => assert_eq!((is_served, seen.len(), charged), (false, 0, 0), "{name}"),
-            BrokenOff => assert!(!is_served && seen.is_empty() && charged <= 1, "{name}"),
+        match expected {
+            Rejected => assert_eq!((is_accepted, seen.len(), charged), (false, 0, 0), "{name}"),
+            Aborted => assert!(!is_accepted && seen.is_empty() && charged <= 1, "{name}"),
             Forwarded(target, host) => {
                 let [seen] = &seen[..] else { panic!("{name}: {seen:?}") };
-                let told = (seen.target.as_str(), seen.header("host"), seen.body.as_slice());
-                assert_eq!(told, (*target, Some(*host), *body), "{name}");
-                assert_eq!((is_served, charged), (true, 1), "{name}");
+                let forwarded = (seen.target.as_str(), seen.header("host"), seen.body.as_slice());
+                assert_eq!(forwarded, (*target, Some(*host), *body), "{name}");
+                assert_eq!((is_accepted, charged), (true, 1), "{name}");
             }
         }
     }
 }
 
 #[tokio::test]
-async fn fields_that_would_be_more_than_one_are_refused() {
+async fn http2_field_that_is_invalid_in_http1_is_rejected() {
     let cases: &[Case] = &[
         ("a plain request", &[METHOD, SCHEME, PATH, AUTHORITY], b"", Forwarded("/a", "a")),
-        ("CR LF in a value", &[METHOD, SCHEME, PATH, AUTHORITY, (b"x", b"a\r\nx-evil: 1")], b"", Refused),
-        ("LF in a value", &[METHOD, SCHEME, PATH, AUTHORITY, (b"x", b"a\nb")], b"", Refused),
-        ("CR in a value", &[METHOD, SCHEME, PATH, AUTHORITY, (b"x", b"a\rb")], b"", Refused),
-        ("NUL in a value", &[METHOD, SCHEME, PATH, AUTHORITY, (b"x", b"a\0b")], b"", Refused),
-        ("a name in capitals", &[METHOD, SCHEME, PATH, AUTHORITY, (b"X-A", b"a")], b"", Refused),
-        ("a space in a name", &[METHOD, SCHEME, PATH, AUTHORITY, (b"x a", b"a")], b"", Refused),
-        ("a colon in a name", &[METHOD, SCHEME, PATH, AUTHORITY, (b"x: a", b"a")], b"", Refused),
-        ("CR LF in a name", &[METHOD, SCHEME, PATH, AUTHORITY, (b"x\r\ny", b"a")], b"", Refused),
-        ("no name", &[METHOD, SCHEME, PATH, AUTHORITY, (b"", b"a")], b"", Refused),
+        ("CR LF in a value", &[METHOD, SCHEME, PATH, AUTHORITY, (b"x", b"a\r\nx-evil: 1")], b"", Rejected),
+        ("LF in a value", &[METHOD, SCHEME, PATH, AUTHORITY, (b"x", b"a\nb")], b"", Rejected),
+        ("CR in a value", &[METHOD, SCHEME, PATH, AUTHORITY, (b"x", b"a\rb")], b"", Rejected),
+        ("NUL in a value", &[METHOD, SCHEME, PATH, AUTHORITY, (b"x", b"a\0b")], b"", Rejected),
+        ("a name in capitals", &[METHOD, SCHEME, PATH, AUTHORITY, (b"X-A", b"a")], b"", Rejected),
+        ("a space in a name", &[METHOD, SCHEME, PATH, AUTHORITY, (b"x a", b"a")], b"", Rejected),
+        ("a colon in a name", &[METHOD, SCHEME, PATH, AUTHORITY, (b"x: a", b"a")], b"", Rejected),
+        ("CR LF in a name", &[METHOD, SCHEME, PATH, AUTHORITY, (b"x\r\ny", b"a")], b"", Rejected),
+        ("no name", &[METHOD, SCHEME, PATH, AUTHORITY, (b"", b"a")], b"", Rejected),
     ];
-    hold(cases).await;
+    check_cases(cases).await;
 }
 
 #[tokio::test]
-async fn a_request_line_is_made_of_one_of_each_or_refused() {
+async fn http2_pseudo_header_missing_repeated_or_invalid_is_rejected() {
     let cases: &[Case] = &[
-        ("no method", &[SCHEME, PATH, AUTHORITY], b"", Refused),
-        ("two methods", &[METHOD, POST, SCHEME, PATH, AUTHORITY], b"", Refused),
-        ("a method in lower case", &[(b":method", b"get"), SCHEME, PATH, AUTHORITY], b"", Refused),
+        ("no method", &[SCHEME, PATH, AUTHORITY], b"", Rejected),
+        ("two methods", &[METHOD, POST, SCHEME, PATH, AUTHORITY], b"", Rejected),
+        ("a method in lower case", &[(b":method", b"get"), SCHEME, PATH, AUTHORITY], b"", Rejected),
         (
             "a method with a line",
             &[(b":method", b"GET /b HTTP/1.1\r\nx: "), SCHEME, PATH, AUTHORITY],
             b"",
-            Refused,
+            Rejected,
         ),
-        ("CONNECT", &[(b":method", b"CONNECT"), AUTHORITY], b"", Refused),
+        ("CONNECT", &[(b":method", b"CONNECT"), AUTHORITY], b"", Rejected),
         (
             "CONNECT to a protocol",
             &[(b":method", b"CONNECT"), (b":protocol", b"websocket"), SCHEME, PATH, AUTHORITY],
             b"",
-            Refused,
+            Rejected,
         ),
-        ("no path", &[METHOD, SCHEME, AUTHORITY], b"", Refused),
-        ("an empty path", &[METHOD, SCHEME, (b":path", b""), AUTHORITY], b"", Refused),
-        ("two paths", &[METHOD, SCHEME, PATH, (b":path", b"/b"), AUTHORITY], b"", Refused),
-        ("a path with a space", &[METHOD, SCHEME, (b":path", b"/a b"), AUTHORITY], b"", Refused),
+        ("no path", &[METHOD, SCHEME, AUTHORITY], b"", Rejected),
+        ("an empty path", &[METHOD, SCHEME, (b":path", b""), AUTHORITY], b"", Rejected),
+        ("two paths", &[METHOD, SCHEME, PATH, (b":path", b"/b"), AUTHORITY], b"", Rejected),
+        ("a path with a space", &[METHOD, SCHEME, (b":path", b"/a b"), AUTHORITY], b"", Rejected),
         (
             "a path with a request in it",
             &[METHOD, SCHEME, (b":path", b"/a HTTP/1.1\r\nhost: a\r\n\r\nGET /b"), AUTHORITY],
             b"",
-            Refused,
+            Rejected,
         ),
-        ("a path without a slash", &[METHOD, SCHEME, (b":path", b"a"), AUTHORITY], b"", Refused),
-        ("an asterisk", &[METHOD, SCHEME, (b":path", b"*"), AUTHORITY], b"", Refused),
-        ("no scheme", &[METHOD, PATH, AUTHORITY], b"", Refused),
-        ("a field before them", &[(b"x", b"a"), METHOD, SCHEME, PATH, AUTHORITY], b"", Refused),
-        ("one that there is not", &[METHOD, SCHEME, PATH, AUTHORITY, (b":odd", b"a")], b"", Refused),
-        ("a status", &[METHOD, SCHEME, PATH, AUTHORITY, (b":status", b"200")], b"", Refused),
+        ("a path without a slash", &[METHOD, SCHEME, (b":path", b"a"), AUTHORITY], b"", Rejected),
+        ("an asterisk", &[METHOD, SCHEME, (b":path", b"*"), AUTHORITY], b"", Rejected),
+        ("no scheme", &[METHOD, PATH, AUTHORITY], b"", Rejected),
+        ("a field before them", &[(b"x", b"a"), METHOD, SCHEME, PATH, AUTHORITY], b"", Rejected),
+        ("one that there is not", &[METHOD, SCHEME, PATH, AUTHORITY, (b":odd", b"a")], b"", Rejected),
+        ("a status", &[METHOD, SCHEME, PATH, AUTHORITY, (b":status", b"200")], b"", Rejected),
     ];
-    hold(cases).await;
+    check_cases(cases).await;
 }
 
 #[tokio::test]
-async fn a_request_has_one_host_or_is_refused() {
+async fn http2_authority_missing_repeated_or_invalid_is_rejected() {
     let cases: &[Case] = &[
-        ("none", &[METHOD, SCHEME, PATH], b"", Refused),
-        ("two", &[METHOD, SCHEME, PATH, AUTHORITY, (b":authority", b"b")], b"", Refused),
-        ("a line in it", &[METHOD, SCHEME, PATH, (b":authority", b"a\r\nx: b")], b"", Refused),
-        ("a user in it", &[METHOD, SCHEME, PATH, (b":authority", b"u@a")], b"", Refused),
-        ("a path in it", &[METHOD, SCHEME, PATH, (b":authority", b"a/b")], b"", Refused),
-        ("a space in it", &[METHOD, SCHEME, PATH, (b":authority", b"a b")], b"", Refused),
-        // One of them is named by the protocol: that counts, and the other is not passed on.
+        ("none", &[METHOD, SCHEME, PATH], b"", Rejected),
+        ("two", &[METHOD, SCHEME, PATH, AUTHORITY, (b":authority", b"b")], b"", Rejected),
+        ("a line in it", &[METHOD, SCHEME, PATH, (b":authority", b"a\r\nx: b")], b"", Rejected),
+        ("a user in it", &[METHOD, SCHEME, PATH, (b":authority", b"u@a")], b"", Rejected),
+        ("a path in it", &[METHOD, SCHEME, PATH, (b":authority", b"a/b")], b"", Rejected),
+        ("a space in it", &[METHOD, SCHEME, PATH, (b":authority", b"a b")], b"", Rejected),
+        // `:authority` takes precedence, and the `host` field is not forwarded.
         (
             "another in a field",
             &[METHOD, SCHEME, PATH, AUTHORITY, (b"host", b"b")],
@@ -174,11 +174,11 @@ async fn a_request_has_one_host_or_is_refused() {
             Forwarded("/a", "a"),
         ),
     ];
-    hold(cases).await;
+    check_cases(cases).await;
 }
 
 #[tokio::test]
-async fn a_body_is_as_long_as_it_is_or_refused() {
+async fn http2_body_with_another_length_or_framing_is_rejected() {
     let cases: &[Case] = &[
         ("a plain body", &[POST, SCHEME, PATH, AUTHORITY], b"abc", Forwarded("/a", "a")),
         (
@@ -187,26 +187,26 @@ async fn a_body_is_as_long_as_it_is_or_refused() {
             b"abc",
             Forwarded("/a", "a"),
         ),
-        ("too short", &[POST, SCHEME, PATH, AUTHORITY, (b"content-length", b"9")], b"abc", BrokenOff),
-        ("too long", &[POST, SCHEME, PATH, AUTHORITY, (b"content-length", b"1")], b"abc", BrokenOff),
-        ("none at all", &[POST, SCHEME, PATH, AUTHORITY, (b"content-length", b"3")], b"", BrokenOff),
+        ("too short", &[POST, SCHEME, PATH, AUTHORITY, (b"content-length", b"9")], b"abc", Aborted),
+        ("too long", &[POST, SCHEME, PATH, AUTHORITY, (b"content-length", b"1")], b"abc", Aborted),
+        ("none at all", &[POST, SCHEME, PATH, AUTHORITY, (b"content-length", b"3")], b"", Aborted),
         (
             "two lengths",
             &[POST, SCHEME, PATH, AUTHORITY, (b"content-length", b"3"), (b"content-length", b"0")],
             b"abc",
-            BrokenOff,
+            Aborted,
         ),
-        ("no number", &[POST, SCHEME, PATH, AUTHORITY, (b"content-length", b"+3")], b"abc", Refused),
-        ("a list", &[POST, SCHEME, PATH, AUTHORITY, (b"content-length", b"3, 3")], b"abc", Refused),
+        ("no number", &[POST, SCHEME, PATH, AUTHORITY, (b"content-length", b"+3")], b"abc", Rejected),
+        ("a list", &[POST, SCHEME, PATH, AUTHORITY, (b"content-length", b"3, 3")], b"abc", Rejected),
         (
             "chunks",
             &[POST, SCHEME, PATH, AUTHORITY, (b"transfer-encoding", b"chunked")],
             b"0\r\n\r\nGET /b HTTP/1.1\r\nhost: a\r\n\r\n",
-            Refused,
+            Rejected,
         ),
-        ("another connection", &[METHOD, SCHEME, PATH, AUTHORITY, (b"connection", b"close")], b"", Refused),
-        ("another protocol", &[METHOD, SCHEME, PATH, AUTHORITY, (b"upgrade", b"websocket")], b"", Refused),
-        ("a coding", &[METHOD, SCHEME, PATH, AUTHORITY, (b"te", b"gzip")], b"", Refused),
+        ("another connection", &[METHOD, SCHEME, PATH, AUTHORITY, (b"connection", b"close")], b"", Rejected),
+        ("another protocol", &[METHOD, SCHEME, PATH, AUTHORITY, (b"upgrade", b"websocket")], b"", Rejected),
+        ("a coding", &[METHOD, SCHEME, PATH, AUTHORITY, (b"te", b"gzip")], b"", Rejected),
     ];
-    hold(cases).await;
+    check_cases(cases).await;
 }

@@ -1,5 +1,5 @@
-//! Malformed HTTP/1 beyond the probes: what the gateway answers, what it forwards in another form, and trailers.
+//! Malformed requests beyond the probes: error responses to unparsable heads, HTTP/2 translated to HTTP/1.1, and trailers.
 
-mod answers;
 mod downgrade;
 mod trailers;
+mod unparsable_heads;

@@ -1,7 +1,7 @@
 //! `Connection` and what it names, `Keep-Alive`, `Expect`, `Upgrade`, `TE`.
 
 use super::Expected::{Forwarded, ForwardedThenClosed, Rejected};
-use super::{Probe, Row, hold, table};
+use super::{Probe, Row, assert_expected, table};
 
 /// What follows a valid `Host` in a GET.
 const FIELDS: &[Row<'_>] = &[
@@ -105,6 +105,6 @@ pub(super) fn probes() -> Vec<Probe> {
 }
 
 #[tokio::test]
-async fn connection_options_never_change_what_is_forwarded() {
-    hold(&probes()).await;
+async fn connection_options_never_change_the_forwarded_request() {
+    assert_expected(&probes()).await;
 }

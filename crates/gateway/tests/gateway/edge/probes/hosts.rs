@@ -1,7 +1,7 @@
 //! `Host`: exactly one, and a valid one.
 
 use super::Expected::{Forwarded, ForwardedThenClosed, Rejected};
-use super::{Probe, Row, hold, table};
+use super::{Probe, Row, assert_expected, table};
 
 /// Everything between the request line and the end of the head.
 const HOSTS: &[Row<'_>] = &[
@@ -47,5 +47,5 @@ pub(super) fn probes() -> Vec<Probe> {
 
 #[tokio::test]
 async fn host_missing_repeated_or_invalid_is_rejected() {
-    hold(&probes()).await;
+    assert_expected(&probes()).await;
 }

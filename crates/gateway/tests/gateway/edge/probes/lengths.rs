@@ -1,7 +1,7 @@
 //! `Content-Length`: one decimal number.
 
 use super::Expected::{Aborted, Forwarded, Rejected};
-use super::{Probe, Row, Then, hold, table};
+use super::{Probe, Row, Then, assert_expected, table};
 
 /// What follows `Content-Length`; the body is `abc`.
 const LENGTHS: &[Row<'_>] = &[
@@ -37,7 +37,7 @@ const LENGTHS: &[Row<'_>] = &[
     ("space before the colon", b" : 3", Rejected(400)),
     ("tab before the colon", b"\t: 3", Rejected(400)),
     ("folded", b":\r\n 3", Rejected(400)),
-    // The parser keeps the largest numbers for itself.
+    // The parser reserves the largest numbers.
     ("largest of 64 bits", b": 18446744073709551615", Rejected(431)),
     ("largest of signed 64 bits", b": 9223372036854775807", Rejected(413)),
     ("above the bound for bodies", b": 8589934593", Rejected(413)),
@@ -65,6 +65,6 @@ pub(super) fn probes() -> Vec<Probe> {
 }
 
 #[tokio::test]
-async fn content_length_not_one_number_is_rejected() {
-    hold(&probes()).await;
+async fn content_length_other_than_one_number_is_rejected() {
+    assert_expected(&probes()).await;
 }

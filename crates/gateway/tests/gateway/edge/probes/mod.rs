@@ -1,4 +1,4 @@
-//! Probes: exact bytes over one HTTP/1 connection, and what the gateway must make of them.
+//! Probes: exact bytes over one HTTP/1 connection, and the expected result.
 //!
 //! Unless a probe ends the connection itself, a valid request follows its bytes at once. So every probe also shows whether
 //! the gateway still reads that connection: after a rejected message it must not.
@@ -27,7 +27,7 @@ use crate::fixture::{ResourceLimits, TestGateway};
 
 type Targets = &'static [&'static str];
 
-/// What becomes of the bytes of a probe. Targets are written as the upstream sees them.
+/// The expected result of a probe. Targets are written as the upstream sees them.
 #[derive(Clone, Copy, Debug)]
 enum Expected {
     /// These requests are forwarded, and the connection stays open.
@@ -40,16 +40,17 @@ enum Expected {
     Rejected(u16),
     /// One request is charged, because its head is valid, but the upstream never gets a complete one.
     Aborted(u16),
-    /// The client ended its side: a request that is not answered by then may or may not be forwarded, but is charged first.
+    /// The client closed its side: a request without a response by then may or may not be forwarded, but is charged first.
     Abandoned(Targets),
-    /// The gateway answers with this status itself, and the connection stays open.
-    Answered(u16),
+    /// The gateway responds with this status itself, and the connection stays open.
+    RespondedByGateway(u16),
     /// Nothing is forwarded, and the gateway closes without a response.
     Closed,
 }
 
 use Expected::{
-    Abandoned, Aborted, Answered, Closed, Forwarded, ForwardedThenClosed, ForwardedThenRejected, Rejected,
+    Abandoned, Aborted, Closed, Forwarded, ForwardedThenClosed, ForwardedThenRejected, Rejected,
+    RespondedByGateway,
 };
 
 /// What follows the bytes of a probe.
@@ -96,7 +97,7 @@ const LIMIT: u32 = 1_000_000;
 const AFTER: &str = "/after";
 const AFTER_BYTES: &[u8] = b"GET /after HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n";
 
-/// What a proxy made of a probe.
+/// The result of a probe.
 #[derive(Debug, PartialEq, Eq)]
 struct Outcome {
     /// The targets of the complete requests that the upstream parsed.
@@ -105,7 +106,7 @@ struct Outcome {
     statuses: Vec<u16>,
 }
 
-/// Sends a probe to the proxy at `address`, which forwards to `upstream`. Returns what came of it, and the requests that the
+/// Sends a probe to the proxy at `address`, which forwards to `upstream`. Returns the result, and the requests that the
 /// proxy has left for this client if it reports them.
 async fn send(address: SocketAddr, upstream: &RecordingServer, probe: &Probe) -> (Outcome, Option<u64>) {
     let before = upstream.count();
@@ -115,7 +116,7 @@ async fn send(address: SocketAddr, upstream: &RecordingServer, probe: &Probe) ->
         bytes.extend(AFTER_BYTES);
     }
     client.send(&bytes).await;
-    let answer = match probe.then {
+    let response_bytes = match probe.then {
         Then::Request => client.rest().await,
         Then::HalfClose => {
             client.shut_down().await;
@@ -128,11 +129,11 @@ async fn send(address: SocketAddr, upstream: &RecordingServer, probe: &Probe) ->
     let mut counting = RawClient::connect(address).await;
     counting.send(b"GET /count HTTP/1.1\r\nHost: a\r\n\r\n").await;
     let count = counting.response().await.expect("a response");
-    let left = count.header("x-ratelimit-remaining").and_then(|left| left.parse().ok());
+    let remaining = count.header("x-ratelimit-remaining").and_then(|remaining| remaining.parse().ok());
     let mut seen = upstream.since(before);
     seen.retain(|request| request.target != "/count");
-    let statuses = statuses(&answer, &seen);
-    (Outcome { forwarded: seen.into_iter().map(|request| request.target).collect(), statuses }, left)
+    let statuses = statuses(&response_bytes, &seen);
+    (Outcome { forwarded: seen.into_iter().map(|request| request.target).collect(), statuses }, remaining)
 }
 
 /// The statuses of the responses in `bytes` to these requests.
@@ -167,18 +168,18 @@ async fn upstream() -> RecordingServer {
 
 /// Sends every probe to a gateway and fails with a list of those that have another result than expected.
 ///
-/// The law: charged = forwarded = parsed by the upstream, and nothing is forwarded after a rejected message.
-async fn hold(probes: &[Probe]) {
+/// The invariant: charged = forwarded = parsed by the upstream, and nothing is forwarded after a rejected message.
+async fn assert_expected(probes: &[Probe]) {
     let upstream = upstream().await;
-    let served = TestGateway::with_limit(&[&upstream], LIMIT, ResourceLimits::default());
-    let mut left = u64::from(LIMIT);
+    let gateway = TestGateway::with_limit(&[&upstream], LIMIT, ResourceLimits::default());
+    let mut remaining = u64::from(LIMIT);
     let mut failures = Vec::new();
     for probe in probes {
-        let (outcome, now) = send(served.address, &upstream, probe).await;
+        let (outcome, now) = send(gateway.address, &upstream, probe).await;
         let malformed = upstream.take_malformed();
         let now = now.expect("a limit");
-        let charged = left - now - 1;
-        left = now;
+        let charged = remaining - now - 1;
+        remaining = now;
         if !malformed.is_empty() || !is_expected(probe, &outcome, charged) {
             let Probe { name, expected, .. } = probe;
             let got = format!("{:?} {:?}, charged {charged}", outcome.forwarded, outcome.statuses);
@@ -196,7 +197,7 @@ fn is_expected(probe: &Probe, outcome: &Outcome, charged: u64) -> bool {
         ForwardedThenRejected(targets, status) => (targets, Some(status), false, 0),
         Rejected(status) => (&[][..], Some(status), false, 0),
         Aborted(status) => (&[][..], Some(status), false, 1),
-        Answered(status) => {
+        RespondedByGateway(status) => {
             return outcome.statuses == [status, 200] && outcome.forwarded == [AFTER] && charged == 1;
         }
         Abandoned(targets) => {
@@ -209,9 +210,11 @@ fn is_expected(probe: &Probe, outcome: &Outcome, charged: u64) -> bool {
     let follows = stays_open && probe.then == Then::Request;
     let forwarded: Vec<_> = targets.iter().copied().chain(follows.then_some(AFTER)).collect();
     let accepted = outcome.statuses.iter().take_while(|status| matches!(status, 200..=399)).count();
-    let is_answered = probe.then == Then::Close
+    let has_expected_statuses = probe.then == Then::Close
         || (accepted == forwarded.len() && outcome.statuses[accepted..] == *own.as_slice());
-    outcome.forwarded == forwarded && charged == (forwarded.len() + incomplete) as u64 && is_answered
+    outcome.forwarded == forwarded
+        && charged == (forwarded.len() + incomplete) as u64
+        && has_expected_statuses
 }
 
 /// Every probe of every theme.

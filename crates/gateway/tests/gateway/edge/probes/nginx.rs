@@ -42,17 +42,17 @@ async fn long_probes_differ_from_nginx_only_as_documented() {
     let probes = all();
     let (behind_nginx, behind_gateway) = (upstream().await, upstream().await);
     let nginx = Nginx::start(include_str!("nginx.conf"), behind_nginx.address);
-    let served = TestGateway::with_limit(&[&behind_gateway], LIMIT, ResourceLimits::default());
+    let gateway = TestGateway::with_limit(&[&behind_gateway], LIMIT, ResourceLimits::default());
     let mut differences = Differences { lines: Vec::new(), unlisted: 0, probes: Vec::new() };
     let count = probes.len();
     for probe in probes {
-        let (mut theirs, _) = send(nginx.address, &behind_nginx, &probe).await;
-        theirs.forwarded.extend(behind_nginx.take_malformed());
-        let (mut ours, _) = send(served.address, &behind_gateway, &probe).await;
-        ours.forwarded.extend(behind_gateway.take_malformed());
+        let (mut nginx_outcome, _) = send(nginx.address, &behind_nginx, &probe).await;
+        nginx_outcome.forwarded.extend(behind_nginx.take_malformed());
+        let (mut gateway_outcome, _) = send(gateway.address, &behind_gateway, &probe).await;
+        gateway_outcome.forwarded.extend(behind_gateway.take_malformed());
         // How much of an abandoned request is forwarded is a matter of time.
-        if !matches!(probe.expected, Abandoned(_)) && theirs != ours {
-            differences.add(probe.name, &theirs, &ours);
+        if !matches!(probe.expected, Abandoned(_)) && nginx_outcome != gateway_outcome {
+            differences.add(probe.name, &nginx_outcome, &gateway_outcome);
         }
     }
     println!("  {:60} {:50} tidegate", "probe", "nginx");

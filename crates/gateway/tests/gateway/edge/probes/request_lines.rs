@@ -1,7 +1,7 @@
 //! Request lines: methods, versions and spaces.
 
 use super::Expected::{Closed, Forwarded, ForwardedThenClosed, Rejected};
-use super::{Probe, Row, Then, hold, table};
+use super::{Probe, Row, Then, assert_expected, table};
 
 /// Whole lines; a valid `Host` follows.
 const LINES: &[Row<'_>] = &[
@@ -108,6 +108,6 @@ pub(super) fn probes() -> Vec<Probe> {
 }
 
 #[tokio::test]
-async fn request_line_invalid_is_rejected() {
-    hold(&probes()).await;
+async fn invalid_request_line_is_rejected() {
+    assert_expected(&probes()).await;
 }

@@ -1,7 +1,7 @@
 //! Responses without a body: the next response begins where the client expects it.
 
 use super::Expected::Forwarded;
-use super::{Probe, Row, hold, table};
+use super::{Probe, Row, assert_expected, table};
 
 const REQUESTS: &[Row<'_>] = &[
     ("to HEAD", b"HEAD /a HTTP/1.1\r\nHost: a\r\n\r\n", Forwarded(&["/a"])),
@@ -32,5 +32,5 @@ pub(super) fn probes() -> Vec<Probe> {
 
 #[tokio::test]
 async fn response_without_a_body_is_followed_by_the_next() {
-    hold(&probes()).await;
+    assert_expected(&probes()).await;
 }

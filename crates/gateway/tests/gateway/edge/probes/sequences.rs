@@ -1,7 +1,7 @@
 //! Several messages over one connection: pipelines, and what follows a rejected or odd message.
 
 use super::Expected::{Abandoned, Forwarded, ForwardedThenClosed, ForwardedThenRejected, Rejected};
-use super::{Probe, Row, Then, hold, table};
+use super::{Probe, Row, Then, assert_expected, table};
 
 const SEQUENCES: &[Row<'_>] = &[
     (
@@ -62,7 +62,7 @@ const SEQUENCES: &[Row<'_>] = &[
     (
         "letter between two requests",
         b"POST /a HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\nabc\r\nxGET /b HTTP/1.1\r\nHost: a\r\n\r\n",
-        // A method of one's own: `xGET` is not in capitals.
+        // `xGET` is parsed as a method, and methods must be in capitals.
         ForwardedThenRejected(&["/a"], 400),
     ),
     (
@@ -125,6 +125,6 @@ pub(super) fn probes() -> Vec<Probe> {
 }
 
 #[tokio::test]
-async fn nothing_is_forwarded_after_a_rejected_message() {
-    hold(&probes()).await;
+async fn message_after_a_rejected_one_is_not_forwarded() {
+    assert_expected(&probes()).await;
 }

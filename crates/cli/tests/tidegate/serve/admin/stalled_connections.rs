@@ -1,4 +1,4 @@
-//! Connections that hold the admin listener without a request.
+//! Connections to the admin listener that send no complete request.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -26,24 +26,24 @@ fn assert_healthy(gate: &AdminGateway) {
 }
 
 #[test]
-fn health_behind_64_silent_connections_is_answered() {
+fn health_request_with_64_silent_connections_gets_200() {
     let gate = AdminGateway::start("");
     let _silent = stalled(&gate.admin, 64, b"");
     assert_healthy(&gate);
-    assert_eq!(gate.ask("GET", "/v1/status", "").status, 200);
+    assert_eq!(gate.send("GET", "/v1/status", "").status, 200);
 }
 
 #[test]
-fn health_behind_1000_silent_connections_is_answered_and_the_oldest_are_closed() {
+fn health_request_with_1000_silent_connections_gets_200_and_the_oldest_are_closed() {
     let gate = AdminGateway::start("");
     let mut silent = stalled(&gate.admin, 1_000, b"");
     assert_healthy(&gate);
-    assert_eq!(gate.ask("GET", "/v1/status", "").status, 200);
+    assert_eq!(gate.send("GET", "/v1/status", "").status, 200);
     assert_eq!(silent[0].read(&mut [0]).unwrap(), 0, "it is closed to make room");
 }
 
 #[test]
-fn health_behind_unfinished_requests_is_answered() {
+fn health_request_with_unfinished_requests_gets_200() {
     let gate = AdminGateway::start("");
     let token = format!("Host: {}\r\nAuthorization: Bearer {}\r\n", gate.admin, gate.token);
     for unfinished in [

@@ -1,4 +1,4 @@
-//! What is announced of each kind of limit, on admitted and on rejected requests.
+//! The values in the rate-limit headers for each kind of limit, on admitted and on rejected requests.
 
 use std::sync::Arc;
 
@@ -15,14 +15,14 @@ use crate::fixture::{ResourceLimits, TestGateway, active};
 const START: u64 = 1_800_000_000;
 const EVERY_STYLE: &str = "headers: [x_ratelimit, ratelimit, ratelimit_delta]\n";
 
-struct Scene {
+struct Setup {
     clock: Arc<ManualClock>,
     proxy: TestGateway,
     _upstream: HttpServer,
 }
 
-impl Scene {
-    async fn of(policy: &str) -> Self {
+impl Setup {
+    async fn new(policy: &str) -> Self {
         let upstream = HttpServer::named("served").await;
         let clock = Arc::new(ManualClock::at(Timestamp::from_secs(START)));
         let policy = format!("{EVERY_STYLE}{policy}\n");
@@ -34,15 +34,15 @@ impl Scene {
         Self { clock, proxy, _upstream: upstream }
     }
 
-    async fn ask(&self) -> CollectedResponse {
+    async fn get(&self) -> CollectedResponse {
         self.proxy.get("/").await
     }
 
     async fn exhaust(&self) -> CollectedResponse {
         for _ in 0..30 {
-            let answer = self.ask().await;
-            if answer.status == 429 {
-                return answer;
+            let response = self.get().await;
+            if response.status == 429 {
+                return response;
             }
         }
         panic!("30 requests at once and none is rejected");
@@ -50,21 +50,21 @@ impl Scene {
 }
 
 /// The numbers of the single-valued styles: limit, remaining, seconds until the reset; both styles agree.
-fn single(answer: &CollectedResponse) -> (u64, u64, u64) {
-    let delta = answer.number("ratelimit-reset");
+fn single_values(response: &CollectedResponse) -> (u64, u64, u64) {
+    let delta = response.number("ratelimit-reset");
     let numbers = |prefix: &str| {
-        (answer.number(&format!("{prefix}-limit")), answer.number(&format!("{prefix}-remaining")))
+        (response.number(&format!("{prefix}-limit")), response.number(&format!("{prefix}-remaining")))
     };
     let (limit, remaining) = numbers("ratelimit");
     assert_eq!((limit, remaining), numbers("x-ratelimit"));
     (limit, remaining, delta)
 }
 
-/// The body's numbers are those of the headers.
+/// Asserts that the body has the numbers of the headers.
 fn assert_body_agrees(rejected: &CollectedResponse, now: u64) {
     assert_eq!(rejected.status, 429);
     let body = rejected.json();
-    let (limit, remaining, reset) = single(rejected);
+    let (limit, remaining, reset) = single_values(rejected);
     assert_eq!((&body["limit"], &body["remaining"]), (&limit.into(), &remaining.into()), "{body}");
     assert_eq!(body["reset"], now + reset, "{body}");
     assert_eq!(rejected.number("x-ratelimit-reset"), now + reset);
@@ -78,57 +78,61 @@ fn assert_body_agrees(rejected: &CollectedResponse, now: u64) {
 }
 
 #[tokio::test]
-async fn token_bucket_with_burst_announces_the_time_in_which_the_burst_refills() {
-    let scene = Scene::of(
+async fn token_bucket_with_burst_reports_the_time_in_which_the_burst_refills() {
+    let setup = Setup::new(
         "rate_limits: { default: { requests: 30, window: 1m, algorithm: token_bucket, burst: 10 } }",
     )
     .await;
-    let admitted = scene.ask().await;
+    let admitted = setup.get().await;
     assert_eq!(admitted.header("ratelimit-policy"), Some("\"default\";q=10;w=20"));
     assert_eq!(admitted.header("ratelimit"), Some("\"default\";r=9;t=2"));
-    assert_eq!(single(&admitted), (10, 9, 2));
-    let rejected = scene.exhaust().await;
+    assert_eq!(single_values(&admitted), (10, 9, 2));
+    let rejected = setup.exhaust().await;
     assert_eq!(rejected.header("ratelimit-policy"), Some("\"default\";q=10;w=20"));
-    assert_eq!(rejected.header("ratelimit"), Some("\"default\";r=0;t=2"), "a token comes back in 2 s");
+    assert_eq!(rejected.header("ratelimit"), Some("\"default\";r=0;t=2"), "a token is added in 2 s");
     assert_eq!(rejected.number("retry-after"), 2);
     assert_body_agrees(&rejected, START);
     assert_eq!(rejected.json()["window"], "20s");
 }
 
 #[tokio::test]
-async fn window_below_one_second_announces_an_equal_quota_per_second() {
+async fn window_below_one_second_reports_an_equal_quota_per_second() {
     let policy = "rate_limits: { default: { requests: 10, window: 100ms, algorithm: fixed_window } }";
-    let scene = Scene::of(policy).await;
-    let admitted = scene.ask().await;
+    let setup = Setup::new(policy).await;
+    let admitted = setup.get().await;
     assert_eq!(admitted.header("ratelimit-policy"), Some("\"default\";q=100;w=1"));
     assert_eq!(admitted.header("ratelimit"), Some("\"default\";r=90;t=1"));
-    assert_eq!(single(&admitted), (100, 90, 1));
-    let rejected = scene.exhaust().await;
+    assert_eq!(single_values(&admitted), (100, 90, 1));
+    let rejected = setup.exhaust().await;
     assert_eq!(rejected.header("ratelimit"), Some("\"default\";r=0;t=1"));
     assert_body_agrees(&rejected, START);
     assert_eq!(rejected.json()["window"], "1s");
 }
 
 #[tokio::test]
-async fn leaky_bucket_announces_no_more_than_requests_or_burst() {
+async fn leaky_bucket_reports_no_more_than_requests_or_burst() {
     for (burst, policy) in [("", "q=10;w=60"), (", burst: 4", "q=4;w=24"), (", burst: 50", "q=10;w=60")] {
         let limit = format!("requests: 10, window: 1m, algorithm: leaky_bucket, max_wait: 1ms{burst}");
-        let scene = Scene::of(&format!("rate_limits: {{ default: {{ {limit} }} }}")).await;
-        let announced = format!("\"default\";{policy}");
-        assert_eq!(scene.ask().await.header("ratelimit-policy"), Some(&*announced));
-        let rejected = scene.exhaust().await;
-        assert_eq!(rejected.header("ratelimit-policy"), Some(&*announced));
+        let setup = Setup::new(&format!("rate_limits: {{ default: {{ {limit} }} }}")).await;
+        let expected = format!("\"default\";{policy}");
+        assert_eq!(setup.get().await.header("ratelimit-policy"), Some(&*expected));
+        let rejected = setup.exhaust().await;
+        assert_eq!(rejected.header("ratelimit-policy"), Some(&*expected));
         assert_eq!(rejected.header("ratelimit"), Some("\"default\";r=0;t=6"));
         assert_body_agrees(&rejected, START);
     }
 }
 
 #[tokio::test]
-async fn sliding_window_counter_announces_no_longer_time_than_its_window() {
-    let scene = Scene::of("rate_limits: { default: { requests: 4, window: 1m } }").await;
-    let admitted = scene.ask().await;
-    assert_eq!(admitted.header("ratelimit"), Some("\"default\";r=3;t=60"), "though it counts into the next");
-    let rejected = scene.exhaust().await;
+async fn sliding_window_counter_reports_no_longer_time_than_its_window() {
+    let setup = Setup::new("rate_limits: { default: { requests: 4, window: 1m } }").await;
+    let admitted = setup.get().await;
+    assert_eq!(
+        admitted.header("ratelimit"),
+        Some("\"default\";r=3;t=60"),
+        "though it also counts in the next window"
+    );
+    let rejected = setup.exhaust().await;
     assert_eq!(rejected.header("ratelimit"), Some("\"default\";r=0;t=60"));
     // Four of the last window count until its share falls below four.
     assert!((61..=67).contains(&rejected.number("retry-after")), "{rejected:?}");
@@ -136,35 +140,35 @@ async fn sliding_window_counter_announces_no_longer_time_than_its_window() {
 }
 
 #[tokio::test]
-async fn rejection_by_two_limits_announces_when_each_admits_again() {
-    let scene = Scene::of(
+async fn rejection_by_two_limits_reports_when_each_admits_again() {
+    let setup = Setup::new(
         "rate_limits: { default: { requests: 2, window: 20s, algorithm: sliding_window_log }, \
          endpoints: { /: { requests: 2, window: 8s, algorithm: sliding_window_log } } }",
     )
     .await;
-    scene.ask().await;
-    scene.clock.advance(TimeSpan::from_secs(5));
-    scene.ask().await;
-    let rejected = scene.ask().await;
+    setup.get().await;
+    setup.clock.advance(TimeSpan::from_secs(5));
+    setup.get().await;
+    let rejected = setup.get().await;
     assert_eq!(rejected.header("ratelimit"), Some("\"default\";r=0;t=15, \"endpoint:/\";r=0;t=3"));
     assert!(rejected.number("retry-after") >= 15);
     assert_body_agrees(&rejected, START + 5);
 }
 
 #[tokio::test]
-async fn lock_out_announces_the_rule_that_locked_out_with_all_headers_and_fields() {
+async fn lock_out_reports_its_rule_in_all_headers_and_fields() {
     for style in ["flat", "nested", "problem"] {
-        let scene = Scene::of(&format!(
+        let setup = Setup::new(&format!(
             "error_body: {style}\nrate_limits: {{ default: {{ requests: 100, window: 1m, algorithm: fixed_window }}, \
              rules: [{{ name: login, requests: 1, window: 10s, algorithm: sliding_window_log, penalty: {{ after: 1, for: 40s }} }}] }}"
         ))
         .await;
-        scene.exhaust().await;
-        scene.clock.advance(TimeSpan::from_secs(20));
-        let locked_out = scene.ask().await;
+        setup.exhaust().await;
+        setup.clock.advance(TimeSpan::from_secs(20));
+        let locked_out = setup.get().await;
         assert_eq!(locked_out.header("ratelimit-policy"), Some("\"default\";q=100;w=60, \"login\";q=1;w=10"));
         assert_eq!(locked_out.header("ratelimit"), Some("\"default\";r=99;t=40, \"login\";r=0;t=10"));
-        assert_eq!(single(&locked_out), (1, 0, 20));
+        assert_eq!(single_values(&locked_out), (1, 0, 20));
         let body = locked_out.json();
         let fields = if style == "nested" { &body["error"] } else { &body };
         for (key, value) in [("limit", 1), ("remaining", 0), ("reset", START + 40)] {
@@ -179,13 +183,13 @@ async fn lock_out_announces_the_rule_that_locked_out_with_all_headers_and_fields
 }
 
 #[tokio::test]
-async fn concurrency_limit_announces_itself_with_all_headers_and_fields() {
-    let go = Arc::new(Semaphore::new(0));
-    let may_answer = Arc::clone(&go);
+async fn concurrency_limit_is_reported_in_all_headers_and_fields() {
+    let release = Arc::new(Semaphore::new(0));
+    let released = Arc::clone(&release);
     let upstream = HttpServer::start(move |_| {
-        let may_answer = Arc::clone(&may_answer);
+        let released = Arc::clone(&released);
         async move {
-            may_answer.acquire().await.unwrap().forget();
+            released.acquire().await.unwrap().forget();
             Response::new(full("served"))
         }
     })
@@ -198,7 +202,7 @@ async fn concurrency_limit_announces_itself_with_all_headers_and_fields() {
     let proxy =
         TestGateway::with_clock(clock, active(&[upstream.url()], &policy, &[]), ResourceLimits::default());
     let address = proxy.address;
-    let under_way = tokio::spawn(async move {
+    let first_request = tokio::spawn(async move {
         let request = http::Request::get("/").header("host", "test");
         let request = request.body(http_body_util::Empty::<bytes::Bytes>::new()).unwrap();
         http1(address).await.send_request(request).await.unwrap().status()
@@ -210,18 +214,18 @@ async fn concurrency_limit_announces_itself_with_all_headers_and_fields() {
         Some("\"exports\";q=1;qu=\"concurrent-requests\", \"default\";q=9;w=60")
     );
     assert_eq!(rejected.header("ratelimit"), Some("\"exports\";r=0;t=1, \"default\";r=8;t=60"));
-    assert_eq!(single(&rejected), (1, 0, 1));
+    assert_eq!(single_values(&rejected), (1, 0, 1));
     assert_eq!(rejected.number("retry-after"), 1);
     assert_body_agrees(&rejected, START);
     let body = rejected.json();
     assert_eq!((&body["rule"], &body["window"]), (&"exports".into(), &serde_json::Value::Null));
-    go.add_permits(1);
-    assert_eq!(soon(under_way).await.unwrap(), 200);
+    release.add_permits(1);
+    assert_eq!(soon(first_request).await.unwrap(), 200);
 }
 
 #[tokio::test]
-async fn quota_unit_is_announced_where_a_limit_does_not_count_requests() {
-    let scene = Scene::of(
+async fn quota_unit_is_reported_if_a_limit_does_not_count_requests() {
+    let setup = Setup::new(
         "rate_limits: { rules: [{ name: bytes, requests: 1000, window: 1m, algorithm: fixed_window, cost: { body: 1 } }, \
          { name: pages, requests: 100, window: 1m, algorithm: fixed_window, cost: { body: 4KiB } }, \
          { name: tokens, requests: 90, window: 1m, algorithm: fixed_window, cost: { header: X-Cost } }, \
@@ -232,5 +236,5 @@ async fn quota_unit_is_announced_where_a_limit_does_not_count_requests() {
     let policy = "\"bytes\";q=1000;qu=\"content-bytes\";w=60, \"pages\";q=100;qu=\"content-4KiB\";w=60, \
                   \"tokens\";q=90;qu=\"cost-units\";w=60, \"heavy\";q=90;qu=\"cost-units\";w=60, \
                   \"plain\";q=9;w=60";
-    assert_eq!(scene.ask().await.header("ratelimit-policy"), Some(policy));
+    assert_eq!(setup.get().await.header("ratelimit-policy"), Some(policy));
 }

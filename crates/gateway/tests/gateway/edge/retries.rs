@@ -1,4 +1,4 @@
-//! Requests that a server has certainly not processed: they are sent again, as they were.
+//! Retries: requests that the server has certainly not processed are resent unchanged.
 
 use std::sync::{Arc, Mutex};
 
@@ -16,24 +16,24 @@ use crate::fixture::{ResourceLimits, TestGateway};
 
 /// A request as the upstream got it.
 #[derive(Clone, Debug, PartialEq)]
-struct RequestSummary {
+struct ReceivedRequest {
     authority: String,
     path: String,
     headers: Vec<(String, String)>,
 }
 
-/// An HTTP/2 upstream. What it does with its first connections is each test's choice; those after that it serves.
-struct Http2 {
+/// An HTTP/2 upstream. Each test decides about its first connections; over the later ones it responds to every request.
+struct Http2Upstream {
     accepting: AcceptLoop,
-    seen: Arc<Mutex<Vec<RequestSummary>>>,
+    seen: Arc<Mutex<Vec<ReceivedRequest>>>,
     connections: watch::Sender<usize>,
 }
 
-impl Http2 {
-    /// `first` handles the connections that it returns none for; the others are served.
+impl Http2Upstream {
+    /// `first` handles a connection and returns `None`, or returns the stream to have its requests get responses.
     async fn start<F, A>(first: F) -> Self
     where
-        F: Fn(usize, TcpStream, Arc<Mutex<Vec<RequestSummary>>>) -> A + Send + Sync + 'static,
+        F: Fn(usize, TcpStream, Arc<Mutex<Vec<ReceivedRequest>>>) -> A + Send + Sync + 'static,
         A: Future<Output = Option<TcpStream>> + Send + 'static,
     {
         let (seen, connections) = (Arc::new(Mutex::new(Vec::new())), watch::Sender::new(0));
@@ -51,7 +51,7 @@ impl Http2 {
         Self { accepting, seen, connections }
     }
 
-    fn served(&self, bounds: ResourceLimits) -> TestGateway {
+    fn gateway(&self, bounds: ResourceLimits) -> TestGateway {
         let policy = format!(
             "upstreams: {{ app: {{ servers: [\"{}\"] }} }}\nroutes: [{{ upstream: app }}]\n\
              rate_limits: {{ default: {{ requests: 100000, window: 1h }} }}\n",
@@ -60,7 +60,7 @@ impl Http2 {
         TestGateway::start(&policy, bounds)
     }
 
-    fn seen(&self) -> Vec<RequestSummary> {
+    fn seen(&self) -> Vec<ReceivedRequest> {
         self.seen.lock().expect("no panic").clone()
     }
 
@@ -69,21 +69,21 @@ impl Http2 {
     }
 }
 
-fn note(request: &http::Request<h2::RecvStream>, seen: &Mutex<Vec<RequestSummary>>) {
+fn record(request: &http::Request<h2::RecvStream>, seen: &Mutex<Vec<ReceivedRequest>>) {
     let text = |value: &http::HeaderValue| value.to_str().expect("text").to_owned();
     let headers = request.headers().iter().map(|(name, value)| (name.to_string(), text(value)));
     let headers = headers.filter(|(name, _)| name != "x-request-id").collect();
     let authority = request.uri().authority().map(ToString::to_string).unwrap_or_default();
     let path = request.uri().path().to_owned();
-    seen.lock().expect("no panic").push(RequestSummary { authority, path, headers });
+    seen.lock().expect("no panic").push(ReceivedRequest { authority, path, headers });
 }
 
-/// Answers every request with its body. After so many requests it says that it takes no more.
-async fn serve(stream: TcpStream, seen: Arc<Mutex<Vec<RequestSummary>>>, most: usize) {
+/// Responds to every request with its body. After `most` requests it sends GOAWAY.
+async fn serve(stream: TcpStream, seen: Arc<Mutex<Vec<ReceivedRequest>>>, most: usize) {
     let Ok(mut connection) = h2::server::handshake(stream).await else { return };
     let mut count = 0;
     while let Some(Ok((request, mut respond))) = connection.accept().await {
-        note(&request, &seen);
+        record(&request, &seen);
         count += 1;
         if count == most {
             connection.graceful_shutdown();
@@ -95,15 +95,15 @@ async fn serve(stream: TcpStream, seen: Arc<Mutex<Vec<RequestSummary>>>, most: u
                 echo.extend_from_slice(&data);
             }
             let mut stream = respond.send_response(Response::new(()), false).expect("a stream");
-            stream.send_data(echo.freeze(), true).expect("room");
+            stream.send_data(echo.freeze(), true).expect("capacity");
         });
     }
 }
 
-/// Speaks frames over a connection without understanding them.
-pub(crate) struct Frames(pub(crate) TcpStream);
+/// Reads and writes HTTP/2 frames without interpreting them.
+pub(crate) struct FrameStream(pub(crate) TcpStream);
 
-impl Frames {
+impl FrameStream {
     pub(crate) async fn accept(mut stream: TcpStream) -> Self {
         let mut preface = [0; 24];
         stream.read_exact(&mut preface).await.expect("a preface");
@@ -116,7 +116,7 @@ impl Frames {
         self.0.write_all(&frame(kind, flags, stream, payload)).await.expect("an open connection");
     }
 
-    /// Reads until so many frames of a kind have come.
+    /// Reads until so many frames of a kind have arrived.
     async fn read(&mut self, wanted: u8, mut count: usize) {
         while count > 0 {
             let mut head = [0; 9];
@@ -128,15 +128,15 @@ impl Frames {
         }
     }
 
-    /// Answers the first request, so that the next ones come over the same connection.
-    pub(crate) async fn answer_the_first(&mut self) {
+    /// Responds to the first request, so that the next ones use the same connection.
+    pub(crate) async fn respond_to_first(&mut self) {
         self.read(HEADERS, 1).await;
         // `:status: 200` with END_HEADERS and END_STREAM.
         self.send(HEADERS, 0x5, 1, &[0x88]).await;
     }
 
-    /// Says that no stream above `last` was or will be processed.
-    async fn go_away(&mut self, last: u32) {
+    /// Sends GOAWAY: no stream above `last` was or will be processed.
+    async fn send_goaway(&mut self, last: u32) {
         self.send(GOAWAY, 0, 0, &[last.to_be_bytes(), 0_u32.to_be_bytes()].concat()).await;
     }
 }
@@ -146,57 +146,57 @@ fn get(path: &str) -> String {
 }
 
 #[tokio::test]
-async fn http2_stream_above_the_last_of_goaway_is_resent_as_it_was() {
-    let upstream = Http2::start(|number, stream, _| async move {
+async fn http2_stream_above_the_last_of_goaway_is_resent_unchanged() {
+    let upstream = Http2Upstream::start(|number, stream, _| async move {
         if number > 0 {
             return Some(stream);
         }
-        let mut frames = Frames::accept(stream).await;
-        frames.answer_the_first().await;
+        let mut frames = FrameStream::accept(stream).await;
+        frames.respond_to_first().await;
         frames.read(HEADERS, 3).await;
-        frames.go_away(1).await;
+        frames.send_goaway(1).await;
         // It stays open: nothing but the frame says that the requests were not processed.
         frames.read(GOAWAY, 1).await;
         None
     })
     .await;
-    let served = upstream.served(ResourceLimits::default());
+    let gateway = upstream.gateway(ResourceLimits::default());
     let (request, other) = (get("/a"), get("/b"));
-    assert_eq!(served.send_raw(&request).await.status, 200);
-    let answers =
-        tokio::join!(served.send_raw(&request), served.send_raw(&request), served.send_raw(&request));
-    for answer in [answers.0, answers.1, answers.2] {
-        assert_eq!(answer.status, 200, "{}", answer.text());
+    assert_eq!(gateway.send_raw(&request).await.status, 200);
+    let responses =
+        tokio::join!(gateway.send_raw(&request), gateway.send_raw(&request), gateway.send_raw(&request));
+    for response in [responses.0, responses.1, responses.2] {
+        assert_eq!(response.status, 200, "{}", response.text());
     }
     // The first request that is not resent shows what every one should look like.
-    assert_eq!(served.send_raw(&other).await.status, 200);
+    assert_eq!(gateway.send_raw(&other).await.status, 200);
     let seen = upstream.seen();
     assert_eq!(seen.len(), 4);
-    let untouched = RequestSummary { path: "/a".to_owned(), ..seen[3].clone() };
+    let untouched = ReceivedRequest { path: "/a".to_owned(), ..seen[3].clone() };
     assert_eq!(untouched.authority, "tenant.example");
     assert!(seen[..3].iter().all(|resent| *resent == untouched), "{seen:#?}");
 }
 
 #[tokio::test]
 async fn http2_stream_up_to_the_last_of_goaway_is_not_resent() {
-    let upstream = Http2::start(|number, stream, _| async move {
+    let upstream = Http2Upstream::start(|number, stream, _| async move {
         if number > 0 {
             return Some(stream);
         }
-        let mut frames = Frames::accept(stream).await;
-        frames.answer_the_first().await;
+        let mut frames = FrameStream::accept(stream).await;
+        frames.respond_to_first().await;
         frames.read(HEADERS, 3).await;
         // Stream 3 may have been processed; 5 and 7 have not been.
-        frames.go_away(3).await;
+        frames.send_goaway(3).await;
         None
     })
     .await;
-    let served = upstream.served(ResourceLimits::default());
+    let gateway = upstream.gateway(ResourceLimits::default());
     let request = get("/a");
-    assert_eq!(served.send_raw(&request).await.status, 200);
-    let answers =
-        tokio::join!(served.send_raw(&request), served.send_raw(&request), served.send_raw(&request));
-    let mut statuses = [answers.0.status, answers.1.status, answers.2.status];
+    assert_eq!(gateway.send_raw(&request).await.status, 200);
+    let responses =
+        tokio::join!(gateway.send_raw(&request), gateway.send_raw(&request), gateway.send_raw(&request));
+    let mut statuses = [responses.0.status, responses.1.status, responses.2.status];
     statuses.sort_unstable();
     assert_eq!(statuses, [200, 200, 502]);
     assert_eq!(upstream.seen().len(), 2);
@@ -204,7 +204,7 @@ async fn http2_stream_up_to_the_last_of_goaway_is_not_resent() {
 
 #[tokio::test]
 async fn http2_stream_refused_is_resent_over_another_connection() {
-    let upstream = Http2::start(|number, stream, _| async move {
+    let upstream = Http2Upstream::start(|number, stream, _| async move {
         if number > 0 {
             return Some(stream);
         }
@@ -215,9 +215,9 @@ async fn http2_stream_refused_is_resent_over_another_connection() {
         None
     })
     .await;
-    let served = upstream.served(ResourceLimits::default());
+    let gateway = upstream.gateway(ResourceLimits::default());
     for _ in 0..3 {
-        assert_eq!(served.send_raw(&get("/a")).await.status, 200);
+        assert_eq!(gateway.send_raw(&get("/a")).await.status, 200);
     }
     let seen = upstream.seen();
     assert!(seen.iter().all(|seen| seen.authority == "tenant.example"), "{seen:#?}");
@@ -226,107 +226,107 @@ async fn http2_stream_refused_is_resent_over_another_connection() {
 
 #[tokio::test]
 async fn http2_stream_reset_for_another_reason_is_not_resent() {
-    let upstream = Http2::start(|_, stream, seen| async move {
+    let upstream = Http2Upstream::start(|_, stream, seen| async move {
         let mut connection = h2::server::handshake(stream).await.expect("HTTP/2");
         while let Some(Ok((request, mut respond))) = connection.accept().await {
-            note(&request, &seen);
+            record(&request, &seen);
             respond.send_reset(h2::Reason::INTERNAL_ERROR);
         }
         None
     })
     .await;
-    let served = upstream.served(ResourceLimits::default());
-    assert_eq!(served.send_raw(&get("/a")).await.status, 502);
+    let gateway = upstream.gateway(ResourceLimits::default());
+    assert_eq!(gateway.send_raw(&get("/a")).await.status, 502);
     assert_eq!(upstream.seen().len(), 1);
 }
 
 #[tokio::test]
-async fn http2_request_refused_again_and_again_is_a_502() {
-    let upstream = Http2::start(|_, stream, seen| async move {
+async fn http2_request_refused_repeatedly_gets_502() {
+    let upstream = Http2Upstream::start(|_, stream, seen| async move {
         let mut connection = h2::server::handshake(stream).await.expect("HTTP/2");
         while let Some(Ok((request, mut respond))) = connection.accept().await {
-            note(&request, &seen);
+            record(&request, &seen);
             respond.send_reset(h2::Reason::REFUSED_STREAM);
         }
         None
     })
     .await;
-    let served = upstream.served(ResourceLimits::default());
-    let answer = served.send_raw(&get("/a")).await;
-    assert_eq!(answer.status, 502, "{}", answer.text());
+    let gateway = upstream.gateway(ResourceLimits::default());
+    let response = gateway.send_raw(&get("/a")).await;
+    assert_eq!(response.status, 502, "{}", response.text());
     assert!((2..=5).contains(&upstream.seen().len()), "{}", upstream.seen().len());
 }
 
 #[tokio::test]
-async fn http2_request_body_unread_is_resent_with_its_request() {
-    let upstream = Http2::start(|number, stream, _| async move {
+async fn http2_request_with_an_unread_body_is_resent() {
+    let upstream = Http2Upstream::start(|number, stream, _| async move {
         if number > 0 {
             return Some(stream);
         }
-        let mut frames = Frames::accept(stream).await;
+        let mut frames = FrameStream::accept(stream).await;
         frames.read(HEADERS, 1).await;
-        frames.go_away(0).await;
+        frames.send_goaway(0).await;
         frames.read(GOAWAY, 1).await;
         None
     })
     .await;
-    let served = upstream.served(ResourceLimits::default());
-    let mut client = served.client().await;
+    let gateway = upstream.gateway(ResourceLimits::default());
+    let mut client = gateway.client().await;
     client.send(b"POST /a HTTP/1.1\r\nHost: tenant.example\r\nContent-Length: 3\r\n\r\n").await;
     let mut connections = upstream.connections.subscribe();
     within("it is resent", connections.wait_for(|count| *count == 2)).await.expect("a count");
     client.send(b"abc").await;
-    let answer = client.response().await.expect("a response");
-    assert_eq!((answer.status, answer.text().as_str()), (200, "abc"));
+    let response = client.response().await.expect("a response");
+    assert_eq!((response.status, response.text().as_str()), (200, "abc"));
     assert_eq!(upstream.seen()[0].authority, "tenant.example");
 }
 
 #[tokio::test]
-async fn http2_request_body_begun_is_not_resent() {
-    let upstream = Http2::start(|number, stream, _| async move {
+async fn http2_request_with_a_partly_sent_body_is_not_resent() {
+    let upstream = Http2Upstream::start(|number, stream, _| async move {
         if number > 0 {
             return Some(stream);
         }
-        let mut frames = Frames::accept(stream).await;
+        let mut frames = FrameStream::accept(stream).await;
         frames.read(DATA, 1).await;
-        frames.go_away(0).await;
+        frames.send_goaway(0).await;
         frames.read(GOAWAY, 1).await;
         None
     })
     .await;
-    let served = upstream.served(ResourceLimits::default());
-    let mut client = served.client().await;
+    let gateway = upstream.gateway(ResourceLimits::default());
+    let mut client = gateway.client().await;
     client.send(b"POST /a HTTP/1.1\r\nHost: tenant.example\r\nContent-Length: 3\r\n\r\na").await;
-    let answer = client.response().await.expect("a response");
-    assert_eq!((answer.status, upstream.seen().len()), (502, 0));
+    let response = client.response().await.expect("a response");
+    assert_eq!((response.status, upstream.seen().len()), (502, 0));
 }
 
 #[tokio::test]
-async fn http2_connections_that_end_gracefully_lose_no_request_and_no_host() {
-    let upstream = Http2::start(|_, stream, seen| async move {
+async fn http2_upstream_connections_that_end_gracefully_lose_no_request_and_no_host() {
+    let upstream = Http2Upstream::start(|_, stream, seen| async move {
         serve(stream, seen, 3).await;
         None
     })
     .await;
-    let served = upstream.served(ResourceLimits::default());
-    let mut asking = JoinSet::new();
+    let gateway = upstream.gateway(ResourceLimits::default());
+    let mut clients = JoinSet::new();
     for tenant in 0..20 {
-        let address = served.address;
-        asking.spawn(async move {
+        let address = gateway.address;
+        clients.spawn(async move {
             let host = format!("tenant-{tenant}.example");
             let request = format!("POST /{tenant} HTTP/1.1\r\nHost: {host}\r\nContent-Length: 0\r\n\r\n");
             let mut client = RawClient::connect(address).await;
             for _ in 0..20 {
                 client.send(request.as_bytes()).await;
-                let answer = client.response().await.expect("a response");
-                assert_eq!(answer.status, 200, "{}", answer.text());
+                let response = client.response().await.expect("a response");
+                assert_eq!(response.status, 200, "{}", response.text());
             }
         });
     }
-    asking.join_all().await;
+    clients.join_all().await;
     let seen = upstream.seen();
     assert_eq!(seen.len(), 400);
-    for RequestSummary { authority, path, .. } in seen {
+    for ReceivedRequest { authority, path, .. } in seen {
         assert_eq!(authority, format!("tenant-{}.example", &path[1..]));
     }
 }

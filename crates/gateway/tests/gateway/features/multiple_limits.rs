@@ -27,14 +27,14 @@ async fn proxy() -> (TestGateway, HttpServer) {
     (proxy, upstream)
 }
 
-async fn ask(proxy: &TestGateway, key: &str, path: &str) -> CollectedResponse {
+async fn get_as(proxy: &TestGateway, key: &str, path: &str) -> CollectedResponse {
     proxy.get_with(path, &[("x-api-key", key)]).await
 }
 
-/// Each limit's name and what is left of it, in the order told.
-fn left(answer: &CollectedResponse) -> Vec<(String, u64)> {
-    let told = answer.header("ratelimit").unwrap();
-    let each = told.split(", ").map(|item| {
+/// The name and the remaining quota of each limit, in the order of the header.
+fn remaining(response: &CollectedResponse) -> Vec<(String, u64)> {
+    let header = response.header("ratelimit").unwrap();
+    let each = header.split(", ").map(|item| {
         let mut parts = item.split(';');
         let name = parts.next().unwrap().trim_matches('"').to_owned();
         (name, parts.next().unwrap().strip_prefix("r=").unwrap().parse().unwrap())
@@ -43,56 +43,56 @@ fn left(answer: &CollectedResponse) -> Vec<(String, u64)> {
 }
 
 fn expect(names: [(&str, u64); 3]) -> Vec<(String, u64)> {
-    names.map(|(name, left)| (name.to_owned(), left)).to_vec()
+    names.map(|(name, remaining)| (name.to_owned(), remaining)).to_vec()
 }
 
 #[tokio::test]
-async fn limits_are_asked_in_the_documented_order() {
+async fn limits_are_reported_in_the_documented_order() {
     let (proxy, _upstream) = proxy().await;
-    let answer = proxy.get_with("/search", &[("x-api-key", "fred"), ("x-write", "yes")]).await;
-    let names: Vec<_> = left(&answer).into_iter().map(|(name, _)| name).collect();
+    let response = proxy.get_with("/search", &[("x-api-key", "fred"), ("x-write", "yes")]).await;
+    let names: Vec<_> = remaining(&response).into_iter().map(|(name, _)| name).collect();
     assert_eq!(names, ["global", "tier:free", "writes", "endpoint:/search"]);
 }
 
 #[tokio::test]
-async fn what_the_narrow_limit_refuses_is_charged_nowhere() {
+async fn request_rejected_by_the_endpoint_limit_is_charged_to_no_limit() {
     let (proxy, _upstream) = proxy().await;
     for used in 1..=2 {
-        let answer = ask(&proxy, "paula", "/search").await;
-        assert_eq!(answer.status, 200);
+        let response = get_as(&proxy, "paula", "/search").await;
+        assert_eq!(response.status, 200);
         let all = [("global", 100 - used), ("tier:premium", 50 - used), ("endpoint:/search", 2 - used)];
-        assert_eq!(left(&answer), expect(all));
+        assert_eq!(remaining(&response), expect(all));
     }
     for _ in 0..5 {
-        let refused = ask(&proxy, "paula", "/search").await;
-        assert_eq!(refused.status, 429);
-        assert_eq!(refused.json()["rule"], "endpoint:/search");
+        let rejected = get_as(&proxy, "paula", "/search").await;
+        assert_eq!(rejected.status, 429);
+        assert_eq!(rejected.json()["rule"], "endpoint:/search");
         let unchanged = [("global", 98), ("tier:premium", 48), ("endpoint:/search", 0)];
-        assert_eq!(left(&refused), expect(unchanged));
+        assert_eq!(remaining(&rejected), expect(unchanged));
     }
-    let elsewhere = ask(&proxy, "paula", "/").await;
-    assert_eq!(left(&elsewhere), [("global".to_owned(), 97), ("tier:premium".to_owned(), 47)]);
+    let elsewhere = get_as(&proxy, "paula", "/").await;
+    assert_eq!(remaining(&elsewhere), [("global".to_owned(), 97), ("tier:premium".to_owned(), 47)]);
 }
 
 #[tokio::test]
-async fn what_the_tier_refuses_leaves_the_endpoint_and_other_tiers_alone() {
+async fn request_rejected_by_the_tier_limit_is_not_charged_to_the_endpoint_or_other_tiers() {
     let (proxy, _upstream) = proxy().await;
     for _ in 0..3 {
-        assert_eq!(ask(&proxy, "fred", "/").await.status, 200);
+        assert_eq!(get_as(&proxy, "fred", "/").await.status, 200);
     }
-    let refused = ask(&proxy, "fred", "/search").await;
-    assert_eq!((refused.status.as_u16(), &refused.json()["rule"]), (429, &"tier:free".into()));
-    assert_eq!(left(&refused), expect([("global", 97), ("tier:free", 0), ("endpoint:/search", 2)]));
-    let other = ask(&proxy, "paula", "/search").await;
+    let rejected = get_as(&proxy, "fred", "/search").await;
+    assert_eq!((rejected.status.as_u16(), &rejected.json()["rule"]), (429, &"tier:free".into()));
+    assert_eq!(remaining(&rejected), expect([("global", 97), ("tier:free", 0), ("endpoint:/search", 2)]));
+    let other = get_as(&proxy, "paula", "/search").await;
     assert_eq!(other.status, 200);
-    assert_eq!(left(&other), expect([("global", 96), ("tier:premium", 49), ("endpoint:/search", 1)]));
+    assert_eq!(remaining(&other), expect([("global", 96), ("tier:premium", 49), ("endpoint:/search", 1)]));
 }
 
 #[tokio::test]
-async fn single_valued_headers_speak_of_the_tightest_limit() {
+async fn single_valued_headers_report_the_tightest_limit() {
     let (proxy, _upstream) = proxy().await;
-    let wide = ask(&proxy, "paula", "/").await;
+    let wide = get_as(&proxy, "paula", "/").await;
     assert_eq!((wide.number("x-ratelimit-limit"), wide.number("x-ratelimit-remaining")), (50, 49));
-    let narrow = ask(&proxy, "paula", "/search").await;
+    let narrow = get_as(&proxy, "paula", "/search").await;
     assert_eq!((narrow.number("x-ratelimit-limit"), narrow.number("x-ratelimit-remaining")), (2, 1));
 }

@@ -1,4 +1,4 @@
-//! Who has no token reads nothing but health, and changes nothing.
+//! Checks of admin requests: without a token only health can be read, and invalid requests change nothing.
 
 use tidegate_testkit::client::request;
 
@@ -29,15 +29,15 @@ const PATHS: [&str; 22] = [
     "/favicon.ico",
 ];
 const METHODS: [&str; 8] = ["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"];
-/// It would do for every path that takes one.
+/// A body that is valid for every path that reads one.
 const BODY: &str =
     r#"{"subject":"user:mallory","client":"user:mallory","rule":"default","requests":1,"path":"stolen"}"#;
 
 #[test]
-fn without_the_token_nothing_is_read_but_health_and_nothing_is_changed() {
+fn admin_request_without_a_valid_token_reads_only_health_and_changes_nothing() {
     let gate = AdminGateway::start("bans: { networks: [192.0.2.0/24] }\n");
-    assert_eq!(gate.ask("POST", "/v1/bans", r#"{"subject":"user:bob"}"#).status, 201);
-    let before = gate.ask("GET", "/v1/status", "").json();
+    assert_eq!(gate.send("POST", "/v1/bans", r#"{"subject":"user:bob"}"#).status, 201);
+    let before = gate.send("GET", "/v1/status", "").json();
     let half = gate.token.split_at(32).0;
     let wrong = [
         String::new(),
@@ -51,45 +51,45 @@ fn without_the_token_nothing_is_read_but_health_and_nothing_is_changed() {
     for path in PATHS {
         for method in METHODS {
             for headers in &wrong {
-                let answer = request(&gate.admin, method, path, headers, BODY);
+                let response = request(&gate.admin, method, path, headers, BODY);
                 let is_health = matches!(path, "/healthz" | "/readyz" | "/healthz?/v1/bans");
                 if is_health && matches!(method, "GET" | "HEAD") {
-                    assert_eq!(answer.status, 200, "{method} {path}");
+                    assert_eq!(response.status, 200, "{method} {path}");
                 } else {
-                    assert_eq!(answer.status, 401, "{method} {path} {headers}");
-                    assert_eq!(answer.header("www-authenticate"), Some("Bearer"));
+                    assert_eq!(response.status, 401, "{method} {path} {headers}");
+                    assert_eq!(response.header("www-authenticate"), Some("Bearer"));
                 }
-                let all = format!("{}{}", answer.head(), answer.text());
+                let all = format!("{}{}", response.head(), response.text());
                 for secret in ["bob", "192.0.2", "default", "rate_limit", &gate.token] {
-                    assert!(!all.contains(secret), "{method} {path}: {answer:?}");
+                    assert!(!all.contains(secret), "{method} {path}: {response:?}");
                 }
             }
         }
     }
-    let mut after = gate.ask("GET", "/v1/status", "").json();
+    let mut after = gate.send("GET", "/v1/status", "").json();
     after["connections"] = before["connections"].clone();
     assert_eq!(after, before);
-    let listed = gate.ask("GET", "/v1/bans", "").text();
+    let listed = gate.send("GET", "/v1/bans", "").text();
     assert!(!listed.contains("mallory"), "{listed}");
 }
 
 #[test]
-fn no_page_in_a_browser_is_answered_even_with_the_token() {
+fn admin_request_of_a_browser_page_is_rejected_even_with_the_token() {
     let gate = AdminGateway::start("");
     let token = format!("Authorization: Bearer {}\r\n", gate.token);
     for headers in ["Origin: http://evil.example\r\n", "Origin: null\r\n", "Host: evil.example\r\n"] {
         for path in ["/healthz", "/v1/bans"] {
-            let answer = request(&gate.admin, "GET", path, &format!("{token}{headers}"), "");
-            assert!(matches!(answer.status, 403 | 421), "{answer:?}");
-            assert!(!answer.head().to_lowercase().contains("access-control"), "{answer:?}");
+            let response = request(&gate.admin, "GET", path, &format!("{token}{headers}"), "");
+            assert!(matches!(response.status, 403 | 421), "{response:?}");
+            assert!(!response.head().to_lowercase().contains("access-control"), "{response:?}");
         }
     }
 }
 
 #[test]
-fn what_is_not_there_is_404_and_what_a_path_does_not_take_is_405() {
+fn admin_path_unknown_gets_404_and_method_unsupported_gets_405() {
     let gate = AdminGateway::start("");
-    let missing = gate.ask("GET", "/v1/none", "");
+    let missing = gate.send("GET", "/v1/none", "");
     assert_eq!((missing.status, &missing.json()["error"]), (404, &"not_found".into()));
     for (path, allowed) in [
         ("/healthz", "GET, HEAD"),
@@ -97,17 +97,17 @@ fn what_is_not_there_is_404_and_what_a_path_does_not_take_is_405() {
         ("/v1/bans", "GET, HEAD, POST, DELETE"),
         ("/v1/reload", "POST"),
     ] {
-        let answer = gate.ask("PUT", path, "");
-        assert_eq!(answer.status, 405, "{path}");
-        assert_eq!(answer.header("allow"), Some(allowed), "{path}");
+        let response = gate.send("PUT", path, "");
+        assert_eq!(response.status, 405, "{path}");
+        assert_eq!(response.header("allow"), Some(allowed), "{path}");
     }
-    assert_eq!(gate.ask("GET", "/v1/reload", "").status, 405);
+    assert_eq!(gate.send("GET", "/v1/reload", "").status, 405);
 }
 
 #[test]
-fn a_body_that_is_none_is_told_and_a_large_one_is_not_read() {
+fn admin_body_invalid_gets_400_with_the_reason_and_too_large_gets_413() {
     let gate = AdminGateway::start("");
-    for (body, told) in [
+    for (body, expected) in [
         ("", "no JSON"),
         ("{", "no JSON"),
         ("[]", "invalid"),
@@ -120,11 +120,11 @@ fn a_body_that_is_none_is_told_and_a_large_one_is_not_read() {
         (r#"{"subject":"user:bob","for":"0s"}"#, "over at once"),
         (r#"{"subject":"user:bob","reason":"two\nlines"}"#, "one line"),
     ] {
-        let answer = gate.ask("POST", "/v1/bans", body);
-        assert_eq!(answer.status, 400, "{body}: {answer:?}");
-        assert!(answer.json()["message"].as_str().unwrap().contains(told), "{body}: {answer:?}");
+        let response = gate.send("POST", "/v1/bans", body);
+        assert_eq!(response.status, 400, "{body}: {response:?}");
+        assert!(response.json()["message"].as_str().unwrap().contains(expected), "{body}: {response:?}");
     }
     let large = format!(r#"{{"subject":"user:{}"}}"#, "x".repeat(70_000));
-    assert_eq!(gate.ask("POST", "/v1/bans", &large).status, 413);
-    assert_eq!(gate.ask("GET", "/v1/bans", "").json()["bans"], serde_json::json!([]));
+    assert_eq!(gate.send("POST", "/v1/bans", &large).status, 413);
+    assert_eq!(gate.send("GET", "/v1/bans", "").json()["bans"], serde_json::json!([]));
 }

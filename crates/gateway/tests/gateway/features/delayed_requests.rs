@@ -1,4 +1,4 @@
-//! A leaky bucket holds requests until their turn comes.
+//! A leaky bucket delays requests until they may depart.
 
 use std::sync::{Arc, Mutex};
 
@@ -14,7 +14,7 @@ use tokio::task::JoinHandle;
 
 use crate::fixture::{ResourceLimits, TestGateway};
 
-/// One departs, so many wait for up to a day; the next departure is an hour away.
+/// One request departs and `waiting` requests wait for up to a day. The next departure is an hour away.
 fn hourly(waiting: u32) -> String {
     let burst = waiting + 1;
     format!(
@@ -26,49 +26,49 @@ fn hourly(waiting: u32) -> String {
 /// A client with one HTTP/2 connection: the gateway takes its requests in the order in which they are sent.
 struct Client(http2::SendRequest<Empty<Bytes>>);
 
-type Asked = JoinHandle<hyper::Result<Response<Incoming>>>;
+type PendingResponse = JoinHandle<hyper::Result<Response<Incoming>>>;
 
 impl Client {
-    async fn of(proxy: &TestGateway) -> Self {
+    async fn connect(proxy: &TestGateway) -> Self {
         Self(connect_http2(proxy.address).await)
     }
 
-    fn ask(&mut self, path: &str) -> Asked {
+    fn send_get(&mut self, path: &str) -> PendingResponse {
         let request = Request::get(format!("http://test{path}")).body(Empty::new()).unwrap();
         tokio::spawn(self.0.send_request(request))
     }
 
-    /// What was asked before has been decided, and refused if it was to be, when this is over.
+    /// Returns once all earlier requests are decided and the rejected ones have their responses.
     async fn probe(&mut self) {
         for _ in 0..2 {
-            assert_eq!(soon(self.ask("/probe")).await.unwrap().unwrap().status(), 200);
+            assert_eq!(soon(self.send_get("/probe")).await.unwrap().unwrap().status(), 200);
         }
     }
 
-    async fn is_held(&mut self, asked: &Asked) -> bool {
+    async fn is_delayed(&mut self, pending: &PendingResponse) -> bool {
         self.probe().await;
-        !asked.is_finished()
+        !pending.is_finished()
     }
 
-    /// Asks until it is held and not refused.
-    async fn ask_until_held(&mut self) -> Asked {
+    /// Sends requests until one is delayed and not rejected.
+    async fn send_until_delayed(&mut self) -> PendingResponse {
         for _ in 0..1_000 {
-            let asked = self.ask("/held");
-            if self.is_held(&asked).await {
-                return asked;
+            let pending = self.send_get("/held");
+            if self.is_delayed(&pending).await {
+                return pending;
             }
-            assert_eq!(asked.await.unwrap().unwrap().status(), 429);
+            assert_eq!(pending.await.unwrap().unwrap().status(), 429);
         }
         panic!("no place in the queue became free");
     }
 }
 
-async fn answer(asked: Asked) -> CollectedResponse {
-    CollectedResponse::of(soon(asked).await.unwrap().unwrap()).await
+async fn collect(pending: PendingResponse) -> CollectedResponse {
+    CollectedResponse::of(soon(pending).await.unwrap().unwrap()).await
 }
 
 #[tokio::test]
-async fn requests_depart_in_the_order_in_which_they_came() {
+async fn delayed_requests_depart_in_order_of_arrival() {
     let arrived = Arc::new(Mutex::new(Vec::new()));
     let upstream = HttpServer::start({
         let arrived = Arc::clone(&arrived);
@@ -81,17 +81,17 @@ async fn requests_depart_in_the_order_in_which_they_came() {
     let policy =
         "rate_limits: { default: { requests: 50, window: 1s, algorithm: leaky_bucket, burst: 20 } }\n";
     let proxy = TestGateway::before(&[upstream.url()], policy);
-    let mut client = Client::of(&proxy).await;
-    let asked: Vec<_> = (0..12).map(|n| client.ask(&format!("/{n}"))).collect();
-    for asked in asked {
-        assert_eq!(answer(asked).await.status, 200);
+    let mut client = Client::connect(&proxy).await;
+    let pending: Vec<_> = (0..12).map(|n| client.send_get(&format!("/{n}"))).collect();
+    for pending in pending {
+        assert_eq!(collect(pending).await.status, 200);
     }
     let in_order: Vec<_> = (0..12).map(|n| format!("/{n}")).collect();
     assert_eq!(*arrived.lock().unwrap(), in_order);
 }
 
 #[tokio::test]
-async fn a_held_request_has_not_reached_the_upstream_while_others_have() {
+async fn delayed_request_does_not_reach_the_upstream_while_others_do() {
     let arrived = Arc::new(Mutex::new(Vec::new()));
     let upstream = HttpServer::start({
         let arrived = Arc::clone(&arrived);
@@ -102,87 +102,87 @@ async fn a_held_request_has_not_reached_the_upstream_while_others_have() {
     })
     .await;
     let proxy = TestGateway::with(&[upstream.url()], &hourly(5), &[], ResourceLimits::default());
-    let mut client = Client::of(&proxy).await;
-    assert_eq!(answer(client.ask("/held")).await.status, 200);
-    let held = client.ask("/held");
-    assert!(client.is_held(&held).await);
+    let mut client = Client::connect(&proxy).await;
+    assert_eq!(collect(client.send_get("/held")).await.status, 200);
+    let delayed = client.send_get("/held");
+    assert!(client.is_delayed(&delayed).await);
     assert_eq!(*arrived.lock().unwrap(), ["/held", "/probe", "/probe"]);
 }
 
 #[tokio::test]
-async fn a_full_queue_refuses_with_429_and_a_time() {
+async fn delayed_requests_beyond_the_burst_get_429_with_retry_after() {
     let upstream = HttpServer::named("served").await;
     let proxy = TestGateway::with(&[upstream.url()], &hourly(2), &[], ResourceLimits::default());
-    let mut client = Client::of(&proxy).await;
-    assert_eq!(answer(client.ask("/held")).await.status, 200);
-    let (second, third) = (client.ask("/held"), client.ask("/held"));
-    let refused = answer(client.ask("/held")).await;
-    assert_eq!(refused.status, 429);
-    assert!((3_590..=3_960).contains(&refused.number("retry-after")), "{refused:?}");
-    assert!(client.is_held(&second).await && client.is_held(&third).await);
+    let mut client = Client::connect(&proxy).await;
+    assert_eq!(collect(client.send_get("/held")).await.status, 200);
+    let (second, third) = (client.send_get("/held"), client.send_get("/held"));
+    let rejected = collect(client.send_get("/held")).await;
+    assert_eq!(rejected.status, 429);
+    assert!((3_590..=3_960).contains(&rejected.number("retry-after")), "{rejected:?}");
+    assert!(client.is_delayed(&second).await && client.is_delayed(&third).await);
 }
 
 #[tokio::test]
-async fn the_last_in_the_queue_gives_its_departure_back_when_its_stream_is_reset() {
+async fn last_delayed_request_is_refunded_when_its_stream_is_reset() {
     let upstream = HttpServer::named("served").await;
     let proxy = TestGateway::with(&[upstream.url()], &hourly(1), &[], ResourceLimits::default());
-    let mut client = Client::of(&proxy).await;
-    assert_eq!(answer(client.ask("/held")).await.status, 200);
-    let held = client.ask("/held");
-    assert!(client.is_held(&held).await);
-    assert_eq!(answer(client.ask("/held")).await.status, 429);
-    held.abort();
-    client.ask_until_held().await;
+    let mut client = Client::connect(&proxy).await;
+    assert_eq!(collect(client.send_get("/held")).await.status, 200);
+    let delayed = client.send_get("/held");
+    assert!(client.is_delayed(&delayed).await);
+    assert_eq!(collect(client.send_get("/held")).await.status, 429);
+    delayed.abort();
+    client.send_until_delayed().await;
 }
 
 #[tokio::test]
-async fn the_last_in_the_queue_gives_its_departure_back_when_its_connection_ends() {
+async fn last_delayed_request_is_refunded_when_its_connection_closes() {
     let upstream = HttpServer::named("served").await;
     let proxy = TestGateway::with(&[upstream.url()], &hourly(1), &[], ResourceLimits::default());
-    let mut client = Client::of(&proxy).await;
-    assert_eq!(answer(client.ask("/held")).await.status, 200);
-    let mut leaver = http1(proxy.address).await;
+    let mut client = Client::connect(&proxy).await;
+    assert_eq!(collect(client.send_get("/held")).await.status, 200);
+    let mut other_client = http1(proxy.address).await;
     let request = Request::get("/held").header("host", "test").body(Empty::<Bytes>::new()).unwrap();
-    let leaving = tokio::spawn(async move { leaver.send_request(request).await });
+    let other_request = tokio::spawn(async move { other_client.send_request(request).await });
     let full = async {
         loop {
-            let asked = client.ask("/held");
-            if !client.is_held(&asked).await {
-                return answer(asked).await;
+            let pending = client.send_get("/held");
+            if !client.is_delayed(&pending).await {
+                return collect(pending).await;
             }
-            // It came before the leaver and took its place.
-            asked.abort();
+            // This request arrived before the other one and took its place.
+            pending.abort();
         }
     };
     assert_eq!(soon(full).await.status, 429);
-    leaving.abort();
-    client.ask_until_held().await;
+    other_request.abort();
+    client.send_until_delayed().await;
 }
 
 #[tokio::test]
-async fn one_in_the_middle_of_the_queue_gives_nothing_back() {
+async fn delayed_request_in_the_middle_of_the_queue_is_not_refunded() {
     let upstream = HttpServer::named("served").await;
     let proxy = TestGateway::with(&[upstream.url()], &hourly(2), &[], ResourceLimits::default());
-    let mut client = Client::of(&proxy).await;
-    assert_eq!(answer(client.ask("/held")).await.status, 200);
-    let (middle, last) = (client.ask("/held"), client.ask("/held"));
-    assert!(client.is_held(&middle).await && client.is_held(&last).await);
+    let mut client = Client::connect(&proxy).await;
+    assert_eq!(collect(client.send_get("/held")).await.status, 200);
+    let (middle, last) = (client.send_get("/held"), client.send_get("/held"));
+    assert!(client.is_delayed(&middle).await && client.is_delayed(&last).await);
     middle.abort();
     client.probe().await;
-    assert_eq!(answer(client.ask("/held")).await.status, 429);
-    assert!(client.is_held(&last).await);
+    assert_eq!(collect(client.send_get("/held")).await.status, 429);
+    assert!(client.is_delayed(&last).await);
 }
 
 #[tokio::test]
-async fn only_so_many_are_held_at_once() {
+async fn delayed_requests_beyond_the_maximum_get_503() {
     let upstream = HttpServer::named("served").await;
     let bounds = ResourceLimits { max_delayed: 1, ..ResourceLimits::default() };
     let proxy = TestGateway::with(&[upstream.url()], &hourly(9), &[], bounds);
-    let mut client = Client::of(&proxy).await;
-    assert_eq!(answer(client.ask("/held")).await.status, 200);
-    let held = client.ask("/held");
-    assert_eq!(answer(client.ask("/held")).await.status, 503);
-    assert!(client.is_held(&held).await);
+    let mut client = Client::connect(&proxy).await;
+    assert_eq!(collect(client.send_get("/held")).await.status, 200);
+    let delayed = client.send_get("/held");
+    assert_eq!(collect(client.send_get("/held")).await.status, 503);
+    assert!(client.is_delayed(&delayed).await);
 }
 
 #[tokio::test]

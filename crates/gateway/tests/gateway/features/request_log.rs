@@ -1,4 +1,4 @@
-//! What the log says of requests, and what it never says.
+//! The request log: its fields, and the secrets that it omits.
 
 use std::time::Duration;
 
@@ -13,11 +13,11 @@ use crate::fixture::{ResourceLimits, TestGateway, active};
 
 const TWO: &str = "rate_limits: { default: { requests: 2, window: 1h, algorithm: sliding_window_log } }";
 
-async fn logging(which: LogSampling, rest: &str) -> (TestGateway, HttpServer, LogReceiver) {
+async fn logging_gateway(sampling: LogSampling, rest: &str) -> (TestGateway, HttpServer, LogReceiver) {
     let upstream = HttpServer::named("served").await;
     let clock = std::sync::Arc::new(tidegate_store::SystemClock::new());
     let (log, lines) = Log::into_channel(clock.clone());
-    log.set_sampling(which);
+    log.set_sampling(sampling);
     let telemetry = Telemetry::new(tidegate_telemetry::Metrics::new(1, tidegate_core::Timestamp::ZERO), log);
     let active = active(&[upstream.url()], rest, &[]);
     (TestGateway::with_telemetry(telemetry, active, ResourceLimits::default()), upstream, lines)
@@ -26,16 +26,16 @@ async fn logging(which: LogSampling, rest: &str) -> (TestGateway, HttpServer, Lo
 const ALL: LogSampling = LogSampling { access: SampleRate::ALL, rejected: SampleRate::ALL };
 
 fn next(lines: &LogReceiver) -> Value {
-    let line = lines.recv_timeout(Duration::from_secs(20)).expect("a line comes");
+    let line = lines.recv_timeout(Duration::from_secs(20)).expect("a log line");
     assert_eq!(line.matches('\n').count(), 1, "{line:?}");
     assert!(!line.trim_end().chars().any(char::is_control), "{line:?}");
     serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line:?}"))
 }
 
 #[tokio::test]
-async fn a_line_tells_who_asked_what_was_decided_and_how_it_was_answered() {
+async fn log_line_has_client_decision_and_response_without_secrets() {
     let (proxy, upstream, lines) =
-        logging(ALL, &format!("clients: {{ api_key: {{ verify: none }} }}\n{TWO}")).await;
+        logging_gateway(ALL, &format!("clients: {{ api_key: {{ verify: none }} }}\n{TWO}")).await;
     let key = [("x-api-key", "sk_live_51H_very_secret"), ("authorization", "Bearer hunter2hunter2")];
     for _ in 0..3 {
         proxy.get_with("/things/7?token=sesame", &key).await;
@@ -70,19 +70,19 @@ async fn a_line_tells_who_asked_what_was_decided_and_how_it_was_answered() {
 }
 
 #[tokio::test]
-async fn whatever_is_sent_every_line_is_one_object_and_no_key_is_in_it() {
+async fn log_line_of_a_hostile_request_is_one_json_object_without_the_api_key() {
     let policy = "http: { encoded_slash: keep }\n\
         clients: { identify_by: [user, ip], user: { header: X-User }, ip: { trusted_proxies: 127.0.0.1 } }";
-    let (proxy, _upstream, lines) = logging(ALL, policy).await;
-    let nasty = "a\"b\\c\u{9b}31m\u{202e}\t]}";
-    let answer = proxy
+    let (proxy, _upstream, lines) = logging_gateway(ALL, policy).await;
+    let hostile = "a\"b\\c\u{9b}31m\u{202e}\t]}";
+    let response = proxy
         .get_with(
             "/%0d%0a%1b[31m%22%27/sk_live_51H_very_secret",
-            &[("x-user", nasty), ("x-api-key", "sk_live_51H_very_secret")],
+            &[("x-user", hostile), ("x-api-key", "sk_live_51H_very_secret")],
         )
         .await;
     let line = next(&lines);
-    assert_eq!(line["status"], answer.status.as_u16());
+    assert_eq!(line["status"], response.status.as_u16());
     assert!(!line.to_string().contains("very_secret"), "{line}");
     assert!(line["client"].as_str().unwrap().starts_with("user:a\"b"), "{line}");
     let bad = proxy.get_with("/%", &[("x-user", "x\u{ff}\u{1f600}")]).await;
@@ -90,15 +90,15 @@ async fn whatever_is_sent_every_line_is_one_object_and_no_key_is_in_it() {
 }
 
 #[tokio::test]
-async fn refusals_may_be_all_that_is_logged_or_all_that_is_not() {
-    let only = LogSampling { access: SampleRate::NONE, rejected: SampleRate::ALL };
-    let (proxy, _upstream, lines) = logging(only, TWO).await;
+async fn log_sampling_of_rejected_requests_is_independent_of_admitted_ones() {
+    let only_rejected = LogSampling { access: SampleRate::NONE, rejected: SampleRate::ALL };
+    let (proxy, _upstream, lines) = logging_gateway(only_rejected, TWO).await;
     for _ in 0..3 {
         proxy.get("/").await;
     }
     assert_eq!(next(&lines)["decision"], "rejected");
-    let never = LogSampling { access: SampleRate::ALL, rejected: SampleRate::NONE };
-    let (proxy, upstream, lines) = logging(never, TWO).await;
+    let never_rejected = LogSampling { access: SampleRate::ALL, rejected: SampleRate::NONE };
+    let (proxy, upstream, lines) = logging_gateway(never_rejected, TWO).await;
     for _ in 0..3 {
         proxy.get("/").await;
     }
@@ -116,7 +116,7 @@ const NONE: LogSampling = LogSampling { access: SampleRate::NONE, rejected: Samp
 #[tokio::test]
 async fn forwarding_headers_without_trusted_proxies_are_logged_once_for_each_policy() {
     for header in [("x-forwarded-for", "203.0.113.9"), ("forwarded", "for=203.0.113.9")] {
-        let (proxy, upstream, lines) = logging(NONE, TWO).await;
+        let (proxy, upstream, lines) = logging_gateway(NONE, TWO).await;
         proxy.get("/").await;
         for _ in 0..3 {
             proxy.get_with("/", &[header]).await;
@@ -145,9 +145,9 @@ async fn forwarding_headers_are_not_logged_if_a_proxy_is_trusted_or_no_address_i
         "clients: { ip: { trusted_proxies: [192.0.2.1] } }",
         "clients: { identify_by: cookie, cookie: { name: session } }",
     ] {
-        let (proxy, upstream, lines) = logging(NONE, &format!("{clients}\n{limits}")).await;
+        let (proxy, upstream, lines) = logging_gateway(NONE, &format!("{clients}\n{limits}")).await;
         proxy.get_with("/", &[("x-forwarded-for", "203.0.113.9")]).await;
-        // What comes next is of the next policy.
+        // The next log line is caused by the next policy.
         proxy.replace(
             &[upstream.url()],
             &format!("clients: {{ identify_by: ip, ip: {{ ipv6_prefix: 48 }} }}\n{limits}"),
@@ -159,8 +159,8 @@ async fn forwarding_headers_are_not_logged_if_a_proxy_is_trusted_or_no_address_i
 }
 
 #[tokio::test]
-async fn head_that_cannot_be_parsed_is_logged_with_its_cause() {
-    let (proxy, _upstream, lines) = logging(ALL, TWO).await;
+async fn unparsable_head_is_logged_with_its_cause() {
+    let (proxy, _upstream, lines) = logging_gateway(ALL, TWO).await;
     let many = "X: a\r\n".repeat(101);
     for (head, status, cause) in [
         ("BAD \x1b[31mred\r\n\r\n".to_owned(), 400, "bad_request"),
@@ -168,9 +168,9 @@ async fn head_that_cannot_be_parsed_is_logged_with_its_cause() {
     ] {
         let mut stream = tokio::net::TcpStream::connect(proxy.address).await.expect("a connection");
         stream.write_all(head.as_bytes()).await.expect("a head");
-        let mut answer = String::new();
-        soon(stream.read_to_string(&mut answer)).await.expect("an answer");
-        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{answer}");
+        let mut response = String::new();
+        soon(stream.read_to_string(&mut response)).await.expect("a response");
+        assert!(response.starts_with(&format!("HTTP/1.1 {status} ")), "{response}");
         let line = next(&lines);
         assert_eq!((&line["event"], &line["status"]), (&"request".into(), &status.into()));
         assert_eq!((&line["cause"], &line["peer"]), (&cause.into(), &"127.0.0.1".into()), "{line}");

@@ -1,4 +1,4 @@
-//! The gateway as a whole: status, reload, explain, top, metrics, backup.
+//! Admin endpoints about the whole gateway: status, reload, explain, top, metrics, backup.
 
 use serde_json::json;
 use tidegate_testkit::client::{Connection, request};
@@ -6,77 +6,77 @@ use tidegate_testkit::client::{Connection, request};
 use super::AdminGateway;
 
 #[test]
-fn status_and_metrics_tell_what_runs() {
+fn status_and_metrics_report_the_running_gateway() {
     let gate = AdminGateway::start("");
-    let status = gate.ask("GET", "/v1/status", "").json();
+    let status = gate.send("GET", "/v1/status", "").json();
     assert_eq!((&status["ready"], &status["rules"][0]["name"]), (&json!(true), &json!("default")));
     assert!(status["durable"].as_str().unwrap().ends_with("policy.state/tidegate.redb"), "{status}");
     let (done, said, _) = gate.command(&["status"]);
     assert!(done && said.contains("is ready") && said.contains("5 per 1h, sliding_window_log"), "{said}");
-    let metrics = gate.ask("GET", "/metrics", "");
+    let metrics = gate.send("GET", "/metrics", "");
     assert!(
         metrics.head().contains("text/plain") && metrics.text().contains("rate_limit_requests_total"),
         "{metrics:?}"
     );
-    assert_eq!(gate.ask("HEAD", "/metrics", "").text(), "");
+    assert_eq!(gate.send("HEAD", "/metrics", "").text(), "");
     assert_eq!(request(&gate.admin, "GET", "/readyz", "", "").json(), json!({ "status": "ready" }));
 }
 
 #[test]
-fn a_good_policy_is_reloaded_when_asked_and_a_bad_one_is_told() {
+fn admin_reload_applies_a_valid_policy_and_rejects_an_invalid_one() {
     let gate = AdminGateway::start("");
-    let same = gate.ask("POST", "/v1/reload", "");
+    let same = gate.send("POST", "/v1/reload", "");
     assert_eq!((same.status, &same.json()["changes"]), (200, &json!([])), "{same:?}");
     gate.policy.write("rate_limits: { default: { requests: 0, window: 1m } }\n");
-    let bad = gate.ask("POST", "/v1/reload", "");
+    let bad = gate.send("POST", "/v1/reload", "");
     assert_eq!((bad.status, &bad.json()["error"]), (422, &json!("bad_policy")));
     assert!(bad.json()["message"].as_str().unwrap().contains("policy.yaml:1:"), "{bad:?}");
     assert_eq!(gate.get(""), 200, "the old one stays in force");
 }
 
 #[test]
-fn a_request_is_explained_by_what_is_in_force() {
+fn admin_explain_uses_the_active_policy_and_bans() {
     let gate = AdminGateway::start("");
-    let asked = r#"{"path":"/x?y","headers":{"X-User":"bob"}}"#;
-    let explained = gate.ask("POST", "/v1/explain", asked).json();
+    let body = r#"{"path":"/x?y","headers":{"X-User":"bob"}}"#;
+    let explained = gate.send("POST", "/v1/explain", body).json();
     assert_eq!(explained["verdict"]["is"], "passes", "{explained}");
     assert_eq!((&explained["client"]["key"], &explained["path"]), (&json!("user:bob"), &json!("/x")));
-    gate.ask("POST", "/v1/bans", r#"{"subject":"user:bob"}"#);
-    let explained = gate.ask("POST", "/v1/explain", asked).json();
+    gate.send("POST", "/v1/bans", r#"{"subject":"user:bob"}"#);
+    let explained = gate.send("POST", "/v1/explain", body).json();
     assert_eq!(explained["verdict"], json!({ "is": "banned", "subject": "user:bob", "by": "operator" }));
-    let wrong = gate.ask("POST", "/v1/explain", r#"{"path":"/%zz"}"#);
+    let wrong = gate.send("POST", "/v1/explain", r#"{"path":"/%zz"}"#);
     assert_eq!((wrong.status, &wrong.json()["verdict"]["status"]), (200, &json!(400)));
 }
 
 #[test]
-fn the_heaviest_clients_are_told_with_what_passed_and_what_did_not() {
+fn top_lists_the_heaviest_clients_with_their_rejections() {
     let gate = AdminGateway::start("");
     let mut connection = Connection::open(&gate.server.address).unwrap();
-    let heavy = |gate: &AdminGateway| {
-        let top = gate.ask("GET", "/v1/top", "").json();
+    let top_client = |gate: &AdminGateway| {
+        let top = gate.send("GET", "/v1/top", "").json();
         top["rules"][0]["clients"][0].clone()
     };
-    // It is a sample: one of about a thousand decisions is looked at.
-    while heavy(&gate)["refused"].as_u64().unwrap_or_default() == 0 {
+    // The top clients are sampled: about one of a thousand decisions counts.
+    while top_client(&gate)["refused"].as_u64().unwrap_or_default() == 0 {
         for _ in 0..500 {
             connection.get("X-User: abuser\r\n").unwrap();
         }
     }
-    assert_eq!(heavy(&gate)["client"], "user:abuser");
+    assert_eq!(top_client(&gate)["client"], "user:abuser");
 }
 
 #[test]
-fn a_backup_can_be_put_in_the_place_of_the_original() {
+fn backup_replaces_the_state_file() {
     let gate = AdminGateway::start("");
-    gate.ask("POST", "/v1/bans", r#"{"subject":"user:bob"}"#);
+    gate.send("POST", "/v1/bans", r#"{"subject":"user:bob"}"#);
     let copy = gate.policy.path().replace("policy.yaml", "copy.redb");
     let (done, said, error) = gate.command(&["backup", &copy]);
     assert!(done && said.contains("copy.redb"), "{error}");
     let (done, _, error) = gate.command(&["backup", &copy]);
     assert!(!done && error.contains("exists"), "{error}");
-    assert_eq!(gate.ask("POST", "/v1/backup", r#"{"path":"beside.redb"}"#).status, 201);
-    assert_eq!(gate.ask("POST", "/v1/backup", r#"{"path":"/none/of/these"}"#).status, 422);
-    gate.ask("DELETE", "/v1/bans", r#"{"subject":"user:bob"}"#);
+    assert_eq!(gate.send("POST", "/v1/backup", r#"{"path":"beside.redb"}"#).status, 201);
+    assert_eq!(gate.send("POST", "/v1/backup", r#"{"path":"/none/of/these"}"#).status, 422);
+    gate.send("DELETE", "/v1/bans", r#"{"subject":"user:bob"}"#);
     let AdminGateway { server, policy, .. } = gate;
     drop(server);
     let original = policy.path().replace(".yaml", ".state/tidegate.redb");

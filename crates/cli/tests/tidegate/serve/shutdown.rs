@@ -1,4 +1,4 @@
-//! Nothing that was begun is lost when it is told to stop.
+//! Graceful shutdown: no request in progress is lost.
 
 use std::io::{self, Read, Write};
 use std::net::TcpListener;
@@ -13,15 +13,15 @@ use tidegate_testkit::wait::eventually_blocking;
 use crate::program::serve;
 
 #[test]
-fn sigterm_stops_it_with_success() {
+fn sigterm_exits_with_success() {
     let mut server = serve(&[]);
     get(&server.address, "");
     server.signal("-TERM");
     assert_eq!(server.wait().code(), Some(0));
 }
 
-/// Asks over one connection until it is told that the connection closes. Anything else is a lost request.
-fn ask_on(address: &str, asked: &Arc<AtomicU64>) -> JoinHandle<io::Result<()>> {
+/// Sends requests over one connection until a response has `Connection: close`. Anything else is a lost request.
+fn send_until_closed(address: &str, asked: &Arc<AtomicU64>) -> JoinHandle<io::Result<()>> {
     let (address, asked) = (address.to_owned(), Arc::clone(asked));
     std::thread::spawn(move || {
         let mut connection = Connection::open(&address)?;
@@ -36,15 +36,15 @@ fn ask_on(address: &str, asked: &Arc<AtomicU64>) -> JoinHandle<io::Result<()>> {
     })
 }
 
-/// Asks over a new connection each time, until nobody can connect any more.
-fn ask_anew(address: &str) -> JoinHandle<u64> {
+/// Sends requests, each over a new connection, until the socket is closed.
+fn send_over_new_connections(address: &str) -> JoinHandle<u64> {
     let address = address.to_owned();
     std::thread::spawn(move || {
         let mut asked = 0;
         while let Ok(mut connection) = Connection::open(&address) {
             match connection.get("Connection: close\r\n") {
                 Ok(response) => assert_eq!(response.status, 200, "{response:?}"),
-                // The system had connected it when the socket closed: nobody has taken the request.
+                // The system accepted the connection before the socket closed, and the gateway never read the request.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionReset => break,
                 Err(error) => panic!("{error}"),
             }
@@ -60,20 +60,20 @@ fn sigterm_under_load_loses_no_request() {
         let upstream = format!("http://{}", echo());
         let mut server = serve(&["--upstream", &upstream, "--limit", "1000000/s"]);
         let asked = Arc::new(AtomicU64::new(0));
-        let lasting: Vec<_> = (0..6).map(|_| ask_on(&server.address, &asked)).collect();
-        let fleeting = ask_anew(&server.address);
+        let persistent: Vec<_> = (0..6).map(|_| send_until_closed(&server.address, &asked)).collect();
+        let short_lived = send_over_new_connections(&server.address);
         eventually_blocking("300 requests are answered", || asked.load(Ordering::Relaxed) >= 300);
         server.signal("-TERM");
-        for client in lasting {
+        for client in persistent {
             client.join().unwrap().unwrap_or_else(|error| panic!("round {round}: {error}"));
         }
-        assert!(fleeting.join().unwrap() > 0);
+        assert!(short_lived.join().unwrap() > 0);
         assert_eq!(server.wait().code(), Some(0));
     }
 }
 
 #[test]
-fn a_request_that_takes_its_time_is_answered_after_sigterm() {
+fn sigterm_completes_a_slow_request() {
     let upstream = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", upstream.local_addr().unwrap());
     let mut server = serve(&["--upstream", &url]);
@@ -83,7 +83,7 @@ fn a_request_that_takes_its_time_is_answered_after_sigterm() {
     read_head(&mut io::BufReader::new(&mut asked)).unwrap();
     server.signal("-TERM");
     server.wait_for_log("stopping");
-    // The socket is closed before what is under way has ended.
+    // The socket is closed while the request is in progress.
     eventually_blocking("the socket is closed", || Connection::open(&server.address).is_err());
     asked.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nlate").unwrap();
     assert_eq!(client.join().unwrap().text(), "late");
@@ -92,25 +92,25 @@ fn a_request_that_takes_its_time_is_answered_after_sigterm() {
 }
 
 #[test]
-fn a_silent_tunnel_is_ended_after_sigterm() {
+fn sigterm_closes_a_silent_upgraded_connection() {
     let upstream = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", upstream.local_addr().unwrap());
     let mut server = serve(&["--upstream", &url]);
     let mut client = Connection::open(&server.address).unwrap().into_stream();
-    let ask = b"GET / HTTP/1.1\r\nHost: test\r\nConnection: upgrade\r\nUpgrade: words\r\n\r\n";
-    client.get_mut().write_all(ask).unwrap();
-    let (mut tunnel, _) = upstream.accept().unwrap();
-    read_head(&mut io::BufReader::new(&mut tunnel)).unwrap();
-    tunnel.write_all(b"HTTP/1.1 101 Go\r\nConnection: upgrade\r\nUpgrade: words\r\n\r\n").unwrap();
+    let request = b"GET / HTTP/1.1\r\nHost: test\r\nConnection: upgrade\r\nUpgrade: words\r\n\r\n";
+    client.get_mut().write_all(request).unwrap();
+    let (mut upgraded, _) = upstream.accept().unwrap();
+    read_head(&mut io::BufReader::new(&mut upgraded)).unwrap();
+    upgraded.write_all(b"HTTP/1.1 101 Go\r\nConnection: upgrade\r\nUpgrade: words\r\n\r\n").unwrap();
     assert!(read_head(&mut client).unwrap().starts_with("HTTP/1.1 101 "));
-    let mut heard = [0; 5];
+    let mut received = [0; 5];
     client.get_mut().write_all(b"hello").unwrap();
-    tunnel.read_exact(&mut heard).unwrap();
-    assert_eq!(&heard, b"hello");
+    upgraded.read_exact(&mut received).unwrap();
+    assert_eq!(&received, b"hello");
     server.signal("-TERM");
     server.wait_for_log("stopping");
-    // Neither side ends it.
-    assert_eq!(client.read(&mut [0; 1]).unwrap(), 0, "the client is told to look for another");
-    assert_eq!(tunnel.read(&mut [0; 1]).unwrap(), 0);
+    // Neither side closes the connection.
+    assert_eq!(client.read(&mut [0; 1]).unwrap(), 0, "the client's connection is closed");
+    assert_eq!(upgraded.read(&mut [0; 1]).unwrap(), 0);
     assert_eq!(server.wait().code(), Some(0));
 }

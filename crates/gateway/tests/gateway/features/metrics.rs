@@ -1,4 +1,4 @@
-//! Everything that happens to requests is counted once.
+//! Metrics: every decision, response and failure is counted once.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::fixture::{TestGateway, ticking};
 const TWO: &str = "rate_limits: { default: { requests: 2, window: 1h, algorithm: sliding_window_log } }";
 
 #[tokio::test]
-async fn what_is_decided_and_answered_is_counted() {
+async fn decisions_and_responses_are_counted() {
     let upstream = HttpServer::named("served").await;
     let proxy =
         TestGateway::before(&[upstream.url()], &format!("clients: {{ api_key: {{ verify: none }} }}\n{TWO}"));
@@ -28,7 +28,11 @@ async fn what_is_decided_and_answered_is_counted() {
     let exceeded = |client: &str| {
         proxy.metric(&format!("rate_limit_exceeded_total{{client_id=\"{client}\",rule=\"default\"}}"))
     };
-    assert_eq!((exceeded("api_key:sk_l…#b59c1698"), exceeded("other")), (2, 1), "a key is never shown whole");
+    assert_eq!(
+        (exceeded("api_key:sk_l…#b59c1698"), exceeded("other")),
+        (2, 1),
+        "an API key is never shown in full"
+    );
     assert_eq!(proxy.metric("rate_limit_latency_count"), 5);
     assert_eq!(proxy.metric("tidegate_responses_total{code=\"2xx\"}"), 2);
     assert_eq!(proxy.metric("tidegate_responses_total{code=\"4xx\"}"), 3);
@@ -41,12 +45,12 @@ async fn what_is_decided_and_answered_is_counted() {
     );
     assert_eq!(proxy.metric(&healthy), 1);
     let connections = healthy.replace("healthy", "connections");
-    // How many cores served both is chance.
+    // The two requests may share a connection or not.
     assert!((1..=2).contains(&proxy.metric(&connections)));
 }
 
 #[tokio::test]
-async fn counts_go_on_over_a_reload() {
+async fn counters_continue_after_a_reload() {
     let upstream = HttpServer::named("served").await;
     let proxy = TestGateway::before(&[upstream.url()], TWO);
     proxy.get("/").await;
@@ -61,7 +65,7 @@ async fn counts_go_on_over_a_reload() {
 }
 
 #[tokio::test]
-async fn a_rule_in_shadow_says_whom_it_would_refuse() {
+async fn rule_in_shadow_mode_counts_shadow_rejections_only() {
     let upstream = HttpServer::named("served").await;
     let proxy = TestGateway::before(
         &[upstream.url()],
@@ -76,16 +80,16 @@ async fn a_rule_in_shadow_says_whom_it_would_refuse() {
 }
 
 #[tokio::test]
-async fn who_hangs_up_is_counted_as_gone() {
+async fn client_that_disconnects_is_counted_as_gone() {
     let upstream = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let proxy = TestGateway::before(&[format!("http://{}", upstream.local_addr().unwrap())], TWO);
     let mut client = http1(proxy.address).await;
-    let asking = tokio::spawn(async move {
+    let request_task = tokio::spawn(async move {
         let request = Request::get("/").header("host", "test").body(Empty::<Bytes>::new()).unwrap();
         client.send_request(request).await.map(|_| ())
     });
-    let _asked = soon(upstream.accept()).await.unwrap();
-    asking.abort();
+    let _connection = soon(upstream.accept()).await.unwrap();
+    request_task.abort();
     eventually("it is counted as gone", || proxy.metric("tidegate_responses_total{code=\"gone\"}") > 0).await;
     let failed = |why: &str| {
         proxy.metric(&format!("tidegate_upstream_failures_total{{upstream=\"api\",reason=\"{why}\"}}"))
@@ -95,29 +99,31 @@ async fn who_hangs_up_is_counted_as_gone() {
 }
 
 #[tokio::test]
-async fn a_connection_at_rest_that_its_server_ends_is_let_go() {
+async fn idle_upstream_connection_closed_by_its_server_is_dropped() {
     let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let place = server.local_addr().unwrap();
+    let server_address = server.local_addr().unwrap();
     let bounds = ticking(Duration::from_millis(5));
-    let proxy = TestGateway::with(&[format!("http://{place}")], TWO, &[], bounds);
-    let open =
-        || proxy.metric(&format!("tidegate_upstream_connections{{upstream=\"api\",server=\"{place}\"}}"));
+    let proxy = TestGateway::with(&[format!("http://{server_address}")], TWO, &[], bounds);
+    let open = || {
+        proxy
+            .metric(&format!("tidegate_upstream_connections{{upstream=\"api\",server=\"{server_address}\"}}"))
+    };
     let serving = async {
         let (mut stream, _) = server.accept().await.unwrap();
         stream.read_buf(&mut BytesMut::with_capacity(4096)).await.unwrap();
         stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").await.unwrap();
         stream
     };
-    let (stream, answer) = soon(async { tokio::join!(serving, proxy.get("/")) }).await;
-    assert_eq!((answer.text(), open()), ("ok", 1), "kept");
+    let (stream, response) = soon(async { tokio::join!(serving, proxy.get("/")) }).await;
+    assert_eq!((response.text(), open()), ("ok", 1), "the connection is kept");
     drop(stream);
     eventually("the connection is closed", || open() == 0).await;
 }
 
 #[tokio::test]
-async fn a_server_that_cannot_be_reached_is_counted() {
-    let nobody = RecordingServer::unreachable();
-    let url = nobody.url();
+async fn unreachable_server_is_counted_as_a_failure() {
+    let unreachable = RecordingServer::unreachable();
+    let url = unreachable.url();
     let proxy = TestGateway::before(&[url], TWO);
     assert_eq!(proxy.get("/").await.status, 502);
     let failed = "tidegate_upstream_failures_total{upstream=\"api\",reason=\"unreachable\"}";

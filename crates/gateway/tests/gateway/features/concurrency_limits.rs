@@ -1,4 +1,4 @@
-//! How many requests at once: a place is given back however a request ends.
+//! Concurrency limits: a permit is released however a request ends.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,27 +26,27 @@ rate_limits:
 
 const MANY: &str = "rate_limits: { rules: [{ name: all, concurrent: 5000 }] }";
 
-/// Answers when it is told to.
-async fn waiting() -> (HttpServer, Arc<Semaphore>) {
-    let go = Arc::new(Semaphore::new(0));
-    let told = Arc::clone(&go);
+/// An upstream that sends one response per permit of the semaphore.
+async fn blocking_upstream() -> (HttpServer, Arc<Semaphore>) {
+    let release = Arc::new(Semaphore::new(0));
+    let permits = Arc::clone(&release);
     let upstream = HttpServer::start(move |_| {
-        let told = Arc::clone(&told);
+        let permits = Arc::clone(&permits);
         async move {
-            told.acquire().await.unwrap().forget();
+            permits.acquire().await.unwrap().forget();
             Response::new(full("served"))
         }
     })
     .await;
-    (upstream, go)
+    (upstream, release)
 }
 
-/// Waits until so many places are taken.
-async fn taken(proxy: &TestGateway, count: u64) {
-    eventually("so many permits are in use", || proxy.permits().in_use() == count).await;
+/// Waits until `count` permits are in use.
+async fn until_permits_in_use(proxy: &TestGateway, count: u64) {
+    eventually("the permits are in use", || proxy.permits().in_use() == count).await;
 }
 
-fn ask(proxy: &TestGateway, path: &'static str) -> tokio::task::JoinHandle<CollectedResponse> {
+fn send_get(proxy: &TestGateway, path: &'static str) -> tokio::task::JoinHandle<CollectedResponse> {
     let address = proxy.address;
     tokio::spawn(async move {
         let request = Request::get(path).header("host", "test").body(Empty::<Bytes>::new()).unwrap();
@@ -55,76 +55,76 @@ fn ask(proxy: &TestGateway, path: &'static str) -> tokio::task::JoinHandle<Colle
 }
 
 #[tokio::test]
-async fn no_more_than_so_many_at_once_and_whoever_is_refused_is_charged_nothing() {
-    let (upstream, go) = waiting().await;
+async fn concurrency_limit_reached_rejects_requests_without_charging_them() {
+    let (upstream, release) = blocking_upstream().await;
     let proxy = TestGateway::before(&[upstream.url()], TWO);
-    let under_way = [ask(&proxy, "/export"), ask(&proxy, "/export")];
-    taken(&proxy, 2).await;
+    let in_progress = [send_get(&proxy, "/export"), send_get(&proxy, "/export")];
+    until_permits_in_use(&proxy, 2).await;
     for _ in 0..3 {
-        let refused = proxy.get("/export").await;
-        assert_eq!((refused.status.as_u16(), refused.header("retry-after")), (429, Some("1")));
-        let body = refused.json();
+        let rejected = proxy.get("/export").await;
+        assert_eq!((rejected.status.as_u16(), rejected.header("retry-after")), (429, Some("1")));
+        let body = rejected.json();
         assert_eq!(body["error"], "concurrency_exceeded");
         assert_eq!((&body["rule"], &body["limit"]), (&"exports".into(), &2.into()));
     }
-    go.add_permits(3);
+    release.add_permits(3);
     assert_eq!(proxy.get_with("/export", &[("x-api-key", "another client")]).await.status, 200);
-    for one in under_way {
-        assert_eq!(soon(one).await.unwrap().status, 200);
+    for request in in_progress {
+        assert_eq!(soon(request).await.unwrap().status, 200);
     }
-    taken(&proxy, 0).await;
-    go.add_permits(1);
+    until_permits_in_use(&proxy, 0).await;
+    release.add_permits(1);
     let next = proxy.get("/export").await;
     assert_eq!(
         (next.status.as_u16(), next.number("x-ratelimit-remaining")),
         (200, 97),
-        "of its own only those that passed"
+        "only admitted requests are charged"
     );
 }
 
 #[tokio::test]
-async fn a_place_is_given_back_when_a_limit_refuses() {
+async fn concurrency_permit_is_released_when_a_rate_limit_rejects() {
     let upstream = HttpServer::named("served").await;
     let rest = "rate_limits: { default: { requests: 1, window: 1d }, rules: [{ name: a, concurrent: 1 }] }";
     let proxy = TestGateway::before(&[upstream.url()], rest);
     assert_eq!(proxy.get("/").await.status, 200);
     for _ in 0..3 {
-        let refused = proxy.get("/").await;
-        assert_eq!(refused.json()["rule"], "default", "not by a place that nobody has given back");
+        let rejected = proxy.get("/").await;
+        assert_eq!(rejected.json()["rule"], "default", "a leaked permit would reject by rule `a`");
     }
-    taken(&proxy, 0).await;
+    until_permits_in_use(&proxy, 0).await;
 }
 
 #[tokio::test]
-async fn a_thousand_clients_that_hang_up_before_the_answer_leave_nothing_behind() {
-    let (upstream, go) = waiting().await;
+async fn concurrency_permits_are_released_when_clients_disconnect_before_the_response() {
+    let (upstream, release) = blocking_upstream().await;
     let proxy = TestGateway::before(&[upstream.url()], MANY);
     let mut clients = Vec::new();
     for n in 0..1_000 {
         let mut stream = TcpStream::connect(proxy.address).await.unwrap();
         let head = match n % 2 {
             0 => "GET / HTTP/1.1\r\nhost: test\r\n\r\n",
-            // Half of them are still sending.
+            // Half of the clients are still sending.
             _ => "POST / HTTP/1.1\r\nhost: test\r\ncontent-length: 1000\r\n\r\nsome",
         };
         stream.write_all(head.as_bytes()).await.unwrap();
         clients.push(stream);
     }
-    taken(&proxy, 1_000).await;
+    until_permits_in_use(&proxy, 1_000).await;
     drop(clients);
-    // The upstream sees that half of them have left. Of the others it does not read the bodies, and works on.
-    taken(&proxy, 500).await;
-    go.add_permits(500);
-    taken(&proxy, 0).await;
+    // The upstream notices the disconnects of one half. It does not read the bodies of the others and keeps working.
+    until_permits_in_use(&proxy, 500).await;
+    release.add_permits(500);
+    until_permits_in_use(&proxy, 0).await;
 }
 
 #[tokio::test]
-async fn a_thousand_clients_that_hang_up_within_the_answer_leave_nothing_behind() {
+async fn concurrency_permits_are_released_when_clients_disconnect_during_the_response() {
     let upstream = HttpServer::start(|_| async {
         let (mut sender, body) = Channel::<Bytes, hyper::Error>::new(1);
         tokio::spawn(async move {
             sender.send_data("begun".into()).await.unwrap();
-            // The rest never comes.
+            // The rest is never sent.
             std::future::pending::<()>().await;
             drop(sender);
         });
@@ -142,37 +142,37 @@ async fn a_thousand_clients_that_hang_up_within_the_answer_leave_nothing_behind(
         }
         assert_eq!(proxy.permits().in_use(), 100);
         drop(clients);
-        taken(&proxy, 0).await;
+        until_permits_in_use(&proxy, 0).await;
     }
 }
 
 #[tokio::test]
-async fn a_place_is_given_back_when_the_upstream_fails() {
+async fn concurrency_permit_is_released_when_the_upstream_fails() {
     let breaking = breaks_off().await;
     let proxy = TestGateway::before(&[breaking.url()], MANY);
     for _ in 0..3 {
         assert_eq!(proxy.get("/").await.status, 502);
     }
-    taken(&proxy, 0).await;
+    until_permits_in_use(&proxy, 0).await;
     let proxy = TestGateway::before(&["http://127.0.0.1:9".to_owned()], MANY);
     assert_eq!(proxy.get("/").await.status, 502);
-    taken(&proxy, 0).await;
+    until_permits_in_use(&proxy, 0).await;
 }
 
 #[tokio::test]
-async fn a_place_is_given_back_when_the_upstream_does_not_answer_in_time() {
-    let (upstream, _go) = waiting().await;
+async fn concurrency_permit_is_released_when_the_upstream_times_out() {
+    let (upstream, _go) = blocking_upstream().await;
     let bounds = ResourceLimits { response_timeout: Duration::from_millis(1), ..ResourceLimits::default() };
     let proxy = TestGateway::with(&[upstream.url()], MANY, &[], bounds);
     assert_eq!(proxy.get("/").await.status, 504);
-    taken(&proxy, 0).await;
+    until_permits_in_use(&proxy, 0).await;
 }
 
-async fn agree(mut request: Request<Incoming>) -> Response<AnyBody> {
+async fn accept_upgrade(mut request: Request<Incoming>) -> Response<AnyBody> {
     let upgrade = hyper::upgrade::on(&mut request);
     tokio::spawn(async move {
         let (mut read, mut write) = split(TokioIo::new(upgrade.await.unwrap()));
-        // How the tunnel ends is the client's business.
+        // How the connection ends does not matter here.
         let _ = copy(&mut read, &mut write).await;
     });
     let response = Response::builder().status(101).header("connection", "upgrade").header("upgrade", "echo");
@@ -180,34 +180,34 @@ async fn agree(mut request: Request<Incoming>) -> Response<AnyBody> {
 }
 
 #[tokio::test]
-async fn a_tunnel_keeps_its_place_to_its_end() {
-    let upstream = HttpServer::start(agree).await;
+async fn upgraded_connection_keeps_its_permit_until_it_closes() {
+    let upstream = HttpServer::start(accept_upgrade).await;
     let proxy =
         TestGateway::before(&[upstream.url()], "rate_limits: { rules: [{ name: a, concurrent: 1 }] }");
     for _ in 0..3 {
         let mut stream = TcpStream::connect(proxy.address).await.unwrap();
         let head = "GET / HTTP/1.1\r\nhost: test\r\nconnection: upgrade\r\nupgrade: echo\r\n\r\n";
         stream.write_all(head.as_bytes()).await.unwrap();
-        let mut answer = [0; 12];
-        soon(stream.read_exact(&mut answer)).await.unwrap();
-        assert_eq!(&answer, b"HTTP/1.1 101");
+        let mut response = [0; 12];
+        soon(stream.read_exact(&mut response)).await.unwrap();
+        assert_eq!(&response, b"HTTP/1.1 101");
         assert_eq!(proxy.permits().in_use(), 1);
         assert_eq!(proxy.get("/").await.status, 429);
         drop(stream);
-        taken(&proxy, 0).await;
+        until_permits_in_use(&proxy, 0).await;
     }
 }
 
 #[tokio::test]
-async fn in_shadow_nobody_is_refused() {
-    let (upstream, go) = waiting().await;
+async fn concurrency_limit_in_shadow_mode_rejects_nothing() {
+    let (upstream, release) = blocking_upstream().await;
     let rest = "rate_limits: { rules: [{ name: a, concurrent: 1, mode: shadow }] }";
     let proxy = TestGateway::before(&[upstream.url()], rest);
-    let under_way = [ask(&proxy, "/"), ask(&proxy, "/"), ask(&proxy, "/")];
-    taken(&proxy, 1).await;
-    go.add_permits(3);
-    for one in under_way {
-        assert_eq!(soon(one).await.unwrap().status, 200);
+    let in_progress = [send_get(&proxy, "/"), send_get(&proxy, "/"), send_get(&proxy, "/")];
+    until_permits_in_use(&proxy, 1).await;
+    release.add_permits(3);
+    for request in in_progress {
+        assert_eq!(soon(request).await.unwrap().status, 200);
     }
     assert_eq!(proxy.metric("rate_limit_shadow_exceeded_total{rule=\"a\"}"), 2);
 }

@@ -1,4 +1,4 @@
-//! A gateway that stops answers what it has begun.
+//! A gateway that shuts down completes the requests in progress.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use crate::fixture::{ResourceLimits, TestGateway, active};
 const LIMIT: &str = "rate_limits: { default: { requests: 1000, window: 1h } }\n";
 
 #[tokio::test]
-async fn streams_under_way_are_answered_and_their_connection_then_ends() {
+async fn shutdown_completes_http2_streams_and_then_closes_the_connection() {
     let (arrive, mut arrived) = mpsc::unbounded_channel();
     let (release, released) = tokio::sync::watch::channel(false);
     let upstream = HttpServer::start(move |_| {
@@ -36,7 +36,7 @@ async fn streams_under_way_are_answered_and_their_connection_then_ends() {
     let (mut sender, connection) =
         http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
     let connection = tokio::spawn(connection);
-    let asked: Vec<_> = (0..20)
+    let pending: Vec<_> = (0..20)
         .map(|n| {
             let request = Request::get(format!("http://test/{n}")).body(Empty::<Bytes>::new()).unwrap();
             tokio::spawn(sender.send_request(request))
@@ -47,16 +47,16 @@ async fn streams_under_way_are_answered_and_their_connection_then_ends() {
     }
     let stopping = tokio::spawn(proxy.stop());
     release.send(true).unwrap();
-    for asked in asked {
-        let answer = CollectedResponse::of(soon(asked).await.unwrap().unwrap()).await;
-        assert_eq!((answer.status.as_u16(), answer.text()), (200, "served"));
+    for pending in pending {
+        let response = CollectedResponse::of(soon(pending).await.unwrap().unwrap()).await;
+        assert_eq!((response.status.as_u16(), response.text()), (200, "served"));
     }
     soon(connection).await.unwrap().unwrap();
     soon(stopping).await.unwrap();
 }
 
 #[tokio::test]
-async fn an_idle_connection_may_ask_once_more_and_is_then_told_to_close() {
+async fn shutdown_admits_one_more_request_over_an_idle_connection_and_closes_it() {
     let upstream = HttpServer::named("served").await;
     let policy = active(&[upstream.url()], LIMIT, &[]);
     let proxy = TestGateway::draining(policy, ResourceLimits::default(), Duration::from_secs(20));

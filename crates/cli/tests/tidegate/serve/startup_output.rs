@@ -1,4 +1,4 @@
-//! What somebody sees who starts it.
+//! The output of `tidegate serve` at its start.
 
 use std::net::TcpListener;
 
@@ -9,7 +9,7 @@ use tidegate_testkit::server::echo;
 use crate::program::{run, serve};
 
 #[test]
-fn the_demo_answers_with_its_limit() {
+fn demo_responds_with_its_limit() {
     let server = serve(&[]);
     let first = get(&server.address, "");
     assert_eq!(first.status, 200, "{first:?}");
@@ -18,14 +18,14 @@ fn the_demo_answers_with_its_limit() {
 }
 
 #[test]
-fn the_welcome_of_the_demo_says_what_to_try() {
+fn demo_startup_output_shows_a_request_to_try() {
     let server = serve(&[]);
     assert!(server.welcome.contains(&format!("curl -i http://{}/", server.address)), "{}", server.welcome);
     assert!(server.welcome.contains("  limit      default: 10 per 1m"), "{}", server.welcome);
 }
 
 #[test]
-fn one_line_is_printed_as_the_policy_it_equals() {
+fn upstream_and_limit_options_print_the_equivalent_policy() {
     let upstream = format!("http://{}", echo());
     let server = serve(&["--upstream", &upstream, "--limit", "100/m"]);
     assert_eq!(get(&server.address, "").header("x-ratelimit-limit"), Some("100"));
@@ -39,7 +39,7 @@ fn one_line_is_printed_as_the_policy_it_equals() {
 }
 
 #[test]
-fn invented_api_keys_share_the_limit_of_the_demo_and_of_one_line() {
+fn invented_api_keys_without_a_policy_share_one_limit() {
     let upstream = format!("http://{}", echo());
     for args in [&["--limit", "5/m"][..], &["--upstream", &upstream, "--limit", "5/m"]] {
         let server = serve(args);
@@ -53,7 +53,7 @@ fn invented_api_keys_share_the_limit_of_the_demo_and_of_one_line() {
 }
 
 #[test]
-fn keys_that_are_not_verified_are_warned_of_at_the_start_and_by_check() {
+fn unverified_api_keys_are_warned_of_at_the_start_and_by_check() {
     let text = |verify: &str| {
         format!(
             "upstreams: {{ api: {{ servers: ['http://{}'] }} }}\nroutes: [{{ path: /**, upstream: api }}]\nadmin: off\n\
@@ -73,7 +73,7 @@ fn keys_that_are_not_verified_are_warned_of_at_the_start_and_by_check() {
 }
 
 #[test]
-fn a_limit_that_is_none_is_a_clear_error() {
+fn invalid_limit_option_is_an_error() {
     let output = run(&["serve", "--upstream", "http://localhost:3000", "--limit", "many"]);
     assert_eq!(output.status.code(), Some(1));
     let error = String::from_utf8(output.stderr).unwrap();
@@ -81,7 +81,7 @@ fn a_limit_that_is_none_is_a_clear_error() {
 }
 
 #[test]
-fn a_policy_that_is_not_good_does_not_start() {
+fn invalid_policy_fails_the_start() {
     let policy = PolicyFile::new("rate_limits: { default: { requests: 0, window: 1m } }");
     let output = run(&["serve", "--config", &policy.path()]);
     assert_eq!(output.status.code(), Some(1));
@@ -90,9 +90,9 @@ fn a_policy_that_is_not_good_does_not_start() {
 }
 
 #[test]
-fn a_taken_port_is_a_clear_error() {
-    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = taken.local_addr().unwrap().to_string();
+fn listen_address_in_use_is_an_error() {
+    let occupied = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = occupied.local_addr().unwrap().to_string();
     let output = run(&["serve", "--listen", &address]);
     assert_eq!(output.status.code(), Some(1));
     let error = String::from_utf8(output.stderr).unwrap();
@@ -101,7 +101,7 @@ fn a_taken_port_is_a_clear_error() {
 }
 
 #[test]
-fn a_name_that_is_no_address_is_a_clear_error_without_a_wrong_hint() {
+fn listen_option_that_is_no_address_is_an_error_with_an_example() {
     let output = run(&["serve", "--listen", "8080"]);
     assert_eq!(output.status.code(), Some(1));
     let error = String::from_utf8(output.stderr).unwrap();

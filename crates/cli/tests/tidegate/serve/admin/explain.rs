@@ -1,4 +1,4 @@
-//! `explain` and the gateway give the same answer to the same request.
+//! `explain` and the gateway give the same result for the same request.
 
 use serde_json::{Value, json};
 use tidegate_testkit::client::request;
@@ -64,7 +64,7 @@ rate_limits:
     )
 }
 
-/// A method, a request target, and a header beside the rest.
+/// A method, a request target, and a header.
 type Line = (&'static str, &'static str, (&'static str, &'static str));
 
 /// A request.
@@ -173,12 +173,12 @@ fn clients() -> Vec<Case> {
     cases
 }
 
-/// What the gateway answers: status, the rules that can reject, and the body.
-fn served(gate: &AdminGateway, case: &Case) -> (u16, Vec<String>, String) {
+/// The result of the gateway: status, the rules that can reject, and the body.
+fn gateway_result(gate: &AdminGateway, case: &Case) -> (u16, Vec<String>, String) {
     let lines = case.headers.iter().map(|(name, value)| format!("{name}: {value}\r\n"));
     let lines = lines.collect::<Vec<_>>().concat();
-    let answer = request(&gate.server.address, case.method, case.target, &lines, "");
-    let policy = answer.header("ratelimit-policy");
+    let response = request(&gate.server.address, case.method, case.target, &lines, "");
+    let policy = response.header("ratelimit-policy");
     let mut rules: Vec<_> = policy
         .unwrap_or_default()
         .split(", ")
@@ -187,11 +187,11 @@ fn served(gate: &AdminGateway, case: &Case) -> (u16, Vec<String>, String) {
         .collect();
     rules.sort_unstable();
     rules.dedup();
-    (answer.status, rules, answer.text())
+    (response.status, rules, response.text())
 }
 
-/// What `explain` says: status, the rules that can reject, and why a request is rejected.
-fn explained(explanation: &Value) -> (u64, Vec<String>, &str) {
+/// The result of `explain`: status, the rules that can reject, and why a request is rejected.
+fn explain_result(explanation: &Value) -> (u64, Vec<String>, &str) {
     let verdict = &explanation["verdict"];
     let status = match verdict["is"].as_str().unwrap_or_else(|| panic!("{explanation}")) {
         "passes" | "exempt" => 200,
@@ -207,7 +207,7 @@ fn explained(explanation: &Value) -> (u64, Vec<String>, &str) {
 }
 
 #[test]
-fn explain_and_gateway_give_the_same_answer() {
+fn explain_and_gateway_give_the_same_result() {
     let policy = PolicyFile::new(&policy());
     for (name, text) in [
         ("jwt.secret", SECRET),
@@ -218,60 +218,60 @@ fn explain_and_gateway_give_the_same_answer() {
     }
     let log = policy.beside("access.log");
     let gate = AdminGateway::serve(policy);
-    assert_eq!(gate.ask("POST", "/v1/bans", r#"{"subject":"user:mallory"}"#).status, 201);
+    assert_eq!(gate.send("POST", "/v1/bans", r#"{"subject":"user:mallory"}"#).status, 201);
     let lines_alone = LINES.map(|(method, target, (name, value))| Case {
         method,
         target,
         headers: vec![(name, value.to_owned())],
     });
-    let (mut differences, mut found) = (Vec::new(), Vec::new());
+    let (mut differences, mut expected_clients) = (Vec::new(), Vec::new());
     for case in lines_alone.into_iter().chain(clients()) {
         let Case { method, target, headers } = &case;
-        let asked = json!({
+        let body = json!({
             "method": method,
             "path": target,
             "headers": headers.iter().cloned().collect::<std::collections::BTreeMap<_, _>>(),
         });
-        let explanation = gate.ask("POST", "/v1/explain", &asked.to_string()).json();
+        let explanation = gate.send("POST", "/v1/explain", &body.to_string()).json();
         if !explanation["verdict"].is_object() {
-            differences.push(format!("{asked}: {explanation}"));
+            differences.push(format!("{body}: {explanation}"));
             continue;
         }
-        let (status, rules, reason) = explained(&explanation);
-        let (actual, actual_rules, body) = served(&gate, &case);
+        let (status, rules, reason) = explain_result(&explanation);
+        let (actual, actual_rules, response_body) = gateway_result(&gate, &case);
         if u64::from(actual) != status || actual_rules != rules {
-            differences.push(format!("{asked}: {actual} {actual_rules:?}, explained as {status} {rules:?}"));
+            differences.push(format!("{body}: {actual} {actual_rules:?}, explained as {status} {rules:?}"));
         }
         // HTTP's parser rejects a target that is not a URI, and does not say why.
-        let message: Value = serde_json::from_str(&body).unwrap_or_default();
+        let message: Value = serde_json::from_str(&response_body).unwrap_or_default();
         let message = message["message"]
             .as_str()
             .filter(|message| status == 400 && !message.contains("not valid HTTP"));
         if message.is_some_and(|message| reason.is_empty() || !message.contains(reason)) {
-            differences.push(format!("{asked}: {body}, explained as {reason}"));
+            differences.push(format!("{body}: {response_body}, explained as {reason}"));
         }
         if matches!(explanation["verdict"]["is"].as_str(), Some("passes" | "refused")) {
-            found.push(explanation["client"]["key"].as_str().unwrap().to_owned());
+            expected_clients.push(explanation["client"]["key"].as_str().unwrap().to_owned());
         }
     }
     assert!(differences.is_empty(), "{} differences:\n{}", differences.len(), differences.join("\n"));
-    let mut count = found.len();
+    let mut count = expected_clients.len();
     let mut logged: Vec<_> = loop {
         let lines = lines(&log, count);
         let clients = lines.iter().filter_map(|line| Some(line["client"].as_str()?.to_owned()));
         let clients: Vec<_> = clients.collect();
-        if clients.len() >= found.len() {
+        if clients.len() >= expected_clients.len() {
             break clients;
         }
         count = lines.len() + 1;
     };
-    found.sort_unstable();
+    expected_clients.sort_unstable();
     logged.sort_unstable();
-    assert_eq!(logged, found, "clients");
+    assert_eq!(logged, expected_clients, "clients");
 }
 
 #[test]
-fn explain_says_why_a_token_is_rejected() {
+fn explain_names_the_reason_for_a_rejected_token() {
     let policy = PolicyFile::new(&policy());
     for (name, text) in [("jwt.secret", SECRET), ("keys.csv", "k,free\n"), ("friends.txt", "f\n")] {
         std::fs::write(policy.beside(name), text).unwrap();
@@ -286,8 +286,8 @@ fn explain_says_why_a_token_is_rejected() {
         (NO_CLAIM, "no claim `sub`"),
         ("hunter2", "not a valid signed JWT"),
     ] {
-        let asked = json!({ "path": "/", "headers": { "Authorization": format!("Bearer {token}") } });
-        let explanation = gate.ask("POST", "/v1/explain", &asked.to_string()).json();
+        let body = json!({ "path": "/", "headers": { "Authorization": format!("Bearer {token}") } });
+        let explanation = gate.send("POST", "/v1/explain", &body.to_string()).json();
         let how = explanation["client"]["how"].as_str().unwrap();
         assert!(how.contains(expected) && !how.contains(token), "{expected}: {how}");
         assert_eq!(explanation["client"]["kind"], "ip", "{expected}");

@@ -1,4 +1,4 @@
-//! Sockets that were open before it started.
+//! Socket activation: listening sockets that a service manager passes.
 
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
@@ -10,10 +10,10 @@ use tidegate_testkit::server::echo;
 
 use crate::program::PATH;
 
-/// Starts `tidegate serve` with `socket` as the first that a service manager passes, and in its name.
+/// Starts `tidegate serve` with `socket` as the first socket of a service manager.
 fn command(socket: &TcpListener, args: &[&str]) -> Command {
     let mut command = Command::new("sh");
-    // The shell becomes tidegate: its number is the one that the sockets are for.
+    // The shell becomes tidegate, so `$$` is the process that the socket is for.
     command.args(["-c", "LISTEN_PID=$$ LISTEN_FDS=1 exec \"$0\" serve \"$@\" 3<&0 0</dev/null"]);
     command.arg(PATH).args(args);
     command.stdin(Stdio::from(OwnedFd::from(socket.try_clone().unwrap())));
@@ -21,12 +21,12 @@ fn command(socket: &TcpListener, args: &[&str]) -> Command {
 }
 
 #[test]
-fn sockets_of_a_service_manager_outlive_the_process() {
+fn inherited_socket_accepts_connections_before_and_between_processes() {
     let socket = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = socket.local_addr().unwrap().to_string();
     let upstream = format!("http://{}", echo());
     let args = ["--listen", &address, "--upstream", &upstream, "--limit", "1000/s", "--cores", "2"];
-    // Whoever comes before it has started is served once it has.
+    // A connection before the start gets its response after it.
     let mut early = Connection::open(&address).unwrap();
     let mut server = Tidegate::start(&mut command(&socket, &args));
     assert_eq!(server.address, address);
@@ -37,14 +37,15 @@ fn sockets_of_a_service_manager_outlive_the_process() {
     drop(early);
     server.signal("-TERM");
     assert_eq!(server.wait().code(), Some(0));
-    let mut between = Connection::open(&address).expect("nobody serves, and nobody is refused");
+    let mut between =
+        Connection::open(&address).expect("the socket accepts connections while no process runs");
     let next = Tidegate::start(&mut command(&socket, &args));
     assert_eq!(between.get("").unwrap().status, 200);
     drop(next);
 }
 
 #[test]
-fn a_socket_that_nobody_would_serve_is_a_clear_error() {
+fn inherited_socket_without_a_listen_address_is_an_error() {
     let socket = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = socket.local_addr().unwrap().to_string();
     let output = command(&socket, &["--listen", "127.0.0.1:0"]).output().unwrap();
@@ -55,8 +56,8 @@ fn a_socket_that_nobody_would_serve_is_a_clear_error() {
 }
 
 #[test]
-fn sockets_for_another_process_are_left_alone() {
-    // A process that was started so leaves the words to its children, but not the sockets.
+fn inherited_sockets_for_another_process_are_ignored() {
+    // A child inherits the environment of such a process, but not its sockets.
     let mut child = Command::new("sh");
     child.args(["-c", "LISTEN_PID=1 LISTEN_FDS=1 exec \"$0\" serve --listen 127.0.0.1:0"]);
     child.arg(PATH);

@@ -1,4 +1,4 @@
-//! Few descriptors: whoever is let in is served.
+//! File descriptor limits: every accepted connection gets responses.
 
 use std::process::Command;
 
@@ -8,7 +8,7 @@ use tidegate_testkit::server::echo;
 
 use crate::program::PATH;
 
-/// Starts it where the shell has set a limit first.
+/// Starts the gateway from a shell that sets a limit first.
 fn limited(limit: &str, upstream: &str) -> Tidegate {
     let mut command = Command::new("sh");
     command.args(["-c", &format!("{limit} && exec \"$0\" serve \"$@\"")]);
@@ -18,31 +18,31 @@ fn limited(limit: &str, upstream: &str) -> Tidegate {
 }
 
 #[test]
-fn no_more_are_let_in_than_can_be_served() {
+fn low_descriptor_limit_bounds_the_accepted_connections() {
     let upstream = format!("http://{}", echo());
     let server = limited("ulimit -n 120", &upstream);
     server.wait_for_log("only 120 files may be open at once, which is room for 60 clients");
-    let mut inside = Vec::new();
+    let mut accepted = Vec::new();
     for _ in 0..100 {
         let mut client = Connection::open(&server.address).unwrap();
-        // Who finds no room is let go, without an answer.
-        if let Ok(answer) = client.get("") {
-            assert_eq!(answer.status, 200, "{answer:?}");
-            inside.push(client);
+        // A connection beyond the maximum is closed without a response.
+        if let Ok(response) = client.get("") {
+            assert_eq!(response.status, 200, "{response:?}");
+            accepted.push(client);
         }
     }
-    assert_eq!(inside.len(), 60);
-    for client in &mut inside {
-        assert_eq!(client.get("").unwrap().status, 200, "they stay");
+    assert_eq!(accepted.len(), 60);
+    for client in &mut accepted {
+        assert_eq!(client.get("").unwrap().status, 200, "accepted connections stay open");
     }
 }
 
 #[test]
-fn what_is_allowed_is_used() {
+fn soft_descriptor_limit_is_raised_to_the_hard_limit() {
     let upstream = format!("http://{}", echo());
     let server = limited("ulimit -Sn 100", &upstream);
-    let mut inside: Vec<_> = (0..200).map(|_| Connection::open(&server.address).unwrap()).collect();
-    for client in &mut inside {
+    let mut accepted: Vec<_> = (0..200).map(|_| Connection::open(&server.address).unwrap()).collect();
+    for client in &mut accepted {
         assert_eq!(client.get("").unwrap().status, 200);
     }
 }

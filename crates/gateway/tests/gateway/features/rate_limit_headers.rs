@@ -1,4 +1,4 @@
-//! What responses say of limits, in every style and body.
+//! Rate-limit headers and error bodies, in every style.
 
 use http::StatusCode;
 use serde_json::Value;
@@ -10,73 +10,73 @@ use crate::fixture::TestGateway;
 
 const LIMIT: &str = "rate_limits: { default: { requests: 2, window: 1h, algorithm: sliding_window_log } }";
 
-/// Two requests that pass and one that does not.
-async fn three(rest: &str) -> [CollectedResponse; 3] {
+/// The responses to two admitted requests and a rejected one.
+async fn two_admitted_and_one_rejected(rest: &str) -> [CollectedResponse; 3] {
     let upstream = HttpServer::named("served").await;
     let proxy = TestGateway::before(&[upstream.url()], &format!("{LIMIT}\n{rest}\n"));
-    let answers = [proxy.get("/").await, proxy.get("/").await, proxy.get("/").await];
-    let status = answers.each_ref().map(|answer| answer.status.as_u16());
+    let responses = [proxy.get("/").await, proxy.get("/").await, proxy.get("/").await];
+    let status = responses.each_ref().map(|response| response.status.as_u16());
     assert_eq!(status, [200, 200, 429]);
-    answers
+    responses
 }
 
 fn now() -> u64 {
     SystemClock::new().now().as_secs_ceil()
 }
 
-/// The limit's headers, by the beginning of their names.
-fn ratelimit_headers(answer: &CollectedResponse) -> Vec<&str> {
-    let names = answer.headers.keys().map(http::HeaderName::as_str);
+/// The sorted names of the rate-limit headers.
+fn ratelimit_headers(response: &CollectedResponse) -> Vec<&str> {
+    let names = response.headers.keys().map(http::HeaderName::as_str);
     let mut names: Vec<_> = names.filter(|name| name.contains("ratelimit")).collect();
     names.sort_unstable();
     names
 }
 
 #[tokio::test]
-async fn x_ratelimit_counts_down_and_names_the_second_of_the_reset() {
+async fn x_ratelimit_headers_count_down_and_name_the_second_of_the_reset() {
     let before = now();
-    let answers = three("headers: x_ratelimit").await;
+    let responses = two_admitted_and_one_rejected("headers: x_ratelimit").await;
     let after = now();
-    for (answer, remaining) in answers.iter().zip([1, 0, 0]) {
-        assert_eq!(answer.number("x-ratelimit-limit"), 2);
-        assert_eq!(answer.number("x-ratelimit-remaining"), remaining);
-        let reset = answer.number("x-ratelimit-reset");
+    for (response, remaining) in responses.iter().zip([1, 0, 0]) {
+        assert_eq!(response.number("x-ratelimit-limit"), 2);
+        assert_eq!(response.number("x-ratelimit-remaining"), remaining);
+        let reset = response.number("x-ratelimit-reset");
         assert!((before + 3_600..=after + 3_600).contains(&reset), "{reset}");
     }
     let allowed = ["x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset"];
-    assert_eq!(ratelimit_headers(&answers[0]), allowed);
-    assert_eq!(answers[2].header("x-ratelimit-retry-after"), answers[2].header("retry-after"));
+    assert_eq!(ratelimit_headers(&responses[0]), allowed);
+    assert_eq!(responses[2].header("x-ratelimit-retry-after"), responses[2].header("retry-after"));
 }
 
 #[tokio::test]
-async fn ratelimit_epoch_names_a_second_and_delta_counts_from_now() {
+async fn ratelimit_reset_is_a_unix_time_in_epoch_style_and_seconds_in_delta_style() {
     let before = now();
-    let epoch = three("headers: ratelimit_epoch").await;
-    let delta = three("headers: ratelimit_delta").await;
+    let epoch = two_admitted_and_one_rejected("headers: ratelimit_epoch").await;
+    let delta = two_admitted_and_one_rejected("headers: ratelimit_delta").await;
     let after = now();
-    for answers in [&epoch, &delta] {
-        for (answer, remaining) in answers.iter().zip([1, 0, 0]) {
+    for responses in [&epoch, &delta] {
+        for (response, remaining) in responses.iter().zip([1, 0, 0]) {
             assert_eq!(
-                ratelimit_headers(answer),
+                ratelimit_headers(response),
                 ["ratelimit-limit", "ratelimit-remaining", "ratelimit-reset"]
             );
             assert_eq!(
-                (answer.number("ratelimit-limit"), answer.number("ratelimit-remaining")),
+                (response.number("ratelimit-limit"), response.number("ratelimit-remaining")),
                 (2, remaining)
             );
         }
     }
-    for answer in &epoch {
-        assert!((before + 3_600..=after + 3_600).contains(&answer.number("ratelimit-reset")));
+    for response in &epoch {
+        assert!((before + 3_600..=after + 3_600).contains(&response.number("ratelimit-reset")));
     }
-    for answer in &delta {
-        let reset = answer.number("ratelimit-reset");
+    for response in &delta {
+        let reset = response.number("ratelimit-reset");
         assert!((3_600 - (after - before)..=3_600).contains(&reset), "{reset}");
     }
 }
 
 #[tokio::test]
-async fn ratelimit_tells_every_policy_that_applied_in_order() {
+async fn ratelimit_header_lists_every_applied_limit_in_order() {
     let upstream = HttpServer::named("served").await;
     let proxy = TestGateway::before(
         &[upstream.url()],
@@ -89,15 +89,16 @@ async fn ratelimit_tells_every_policy_that_applied_in_order() {
     let policy = "\"default\";q=9;w=3600, \"endpoint:/narrow\";q=1;w=60";
     assert_eq!(allowed.header("ratelimit-policy"), Some(policy));
     assert_eq!(allowed.header("ratelimit"), Some("\"default\";r=8;t=3600, \"endpoint:/narrow\";r=0;t=60"));
-    let refused = proxy.get("/narrow").await;
-    assert_eq!(refused.status, StatusCode::TOO_MANY_REQUESTS);
-    assert_eq!(refused.header("ratelimit-policy"), Some(policy));
-    assert!(refused.header("ratelimit").unwrap().starts_with("\"default\";r=8;"), "{refused:?}");
+    let rejected = proxy.get("/narrow").await;
+    assert_eq!(rejected.status, StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(rejected.header("ratelimit-policy"), Some(policy));
+    assert!(rejected.header("ratelimit").unwrap().starts_with("\"default\";r=8;"), "{rejected:?}");
 }
 
 #[tokio::test]
-async fn several_styles_stand_side_by_side() {
-    let [allowed, ..] = three("headers: [x_ratelimit, ratelimit, ratelimit_delta]").await;
+async fn several_header_styles_are_sent_together() {
+    let [allowed, ..] =
+        two_admitted_and_one_rejected("headers: [x_ratelimit, ratelimit, ratelimit_delta]").await;
     assert_eq!(
         ratelimit_headers(&allowed),
         [
@@ -119,49 +120,49 @@ fn seconds_of_message(message: &Value) -> u64 {
     number.split(' ').next().unwrap().parse().unwrap()
 }
 
-/// Never early, and at most a tenth late.
-fn assert_agreed_wait(refused: &CollectedResponse, fields: &Value, message: &Value) {
-    let retry_after = refused.number("retry-after");
+/// Asserts that headers and body agree on the wait, which is never too short and at most a tenth too long.
+fn assert_agreed_wait(rejected: &CollectedResponse, fields: &Value, message: &Value) {
+    let retry_after = rejected.number("retry-after");
     assert!((3_590..=3_960).contains(&retry_after), "{retry_after}");
     assert_eq!(fields["retry_after"], retry_after);
     assert_eq!(seconds_of_message(message), retry_after);
     assert_eq!((&fields["limit"], &fields["remaining"]), (&Value::from(2), &Value::from(0)));
-    assert_eq!(fields["reset"], refused.number("x-ratelimit-reset"));
+    assert_eq!(fields["reset"], rejected.number("x-ratelimit-reset"));
     assert_eq!(fields["window"], "1h");
 }
 
 #[tokio::test]
-async fn the_flat_body_agrees_with_its_headers() {
-    let [allowed, _, refused] = three("error_body: flat").await;
+async fn flat_error_body_agrees_with_the_headers() {
+    let [allowed, _, rejected] = two_admitted_and_one_rejected("error_body: flat").await;
     assert_eq!(allowed.text(), "served");
     assert_eq!(allowed.header("retry-after"), None);
-    assert_eq!(refused.header("content-type"), Some("application/json"));
-    let body = refused.json();
+    assert_eq!(rejected.header("content-type"), Some("application/json"));
+    let body = rejected.json();
     assert_eq!((&body["error"], &body["rule"]), (&"rate_limit_exceeded".into(), &"default".into()));
-    assert_agreed_wait(&refused, &body, &body["message"]);
+    assert_agreed_wait(&rejected, &body, &body["message"]);
 }
 
 #[tokio::test]
-async fn the_nested_body_agrees_with_its_headers() {
-    let [.., refused] = three("error_body: nested").await;
-    assert_eq!(refused.header("content-type"), Some("application/json"));
-    let body = &refused.json()["error"];
+async fn nested_error_body_agrees_with_the_headers() {
+    let [.., rejected] = two_admitted_and_one_rejected("error_body: nested").await;
+    assert_eq!(rejected.header("content-type"), Some("application/json"));
+    let body = &rejected.json()["error"];
     assert_eq!((&body["code"], &body["rule"]), (&"RATE_LIMITED".into(), &"default".into()));
-    assert_agreed_wait(&refused, body, &body["message"]);
+    assert_agreed_wait(&rejected, body, &body["message"]);
 }
 
 #[tokio::test]
-async fn the_problem_body_agrees_with_its_headers() {
-    let [.., refused] = three("error_body: problem").await;
-    assert_eq!(refused.header("content-type"), Some("application/problem+json"));
-    let body = refused.json();
+async fn problem_error_body_agrees_with_the_headers() {
+    let [.., rejected] = two_admitted_and_one_rejected("error_body: problem").await;
+    assert_eq!(rejected.header("content-type"), Some("application/problem+json"));
+    let body = rejected.json();
     assert!(body["type"].as_str().unwrap().ends_with("#quota-exceeded"));
     assert_eq!((&body["status"], &body["violated-policies"]), (&429.into(), &vec!["default"].into()));
-    assert_agreed_wait(&refused, &body, &body["detail"]);
+    assert_agreed_wait(&rejected, &body, &body["detail"]);
 }
 
 #[tokio::test]
-async fn one_client_is_told_the_same_wait_each_time() {
+async fn retry_after_of_one_client_is_the_same_each_time() {
     let upstream = HttpServer::named("served").await;
     let proxy = TestGateway::before(
         &[upstream.url()],
@@ -174,7 +175,7 @@ async fn one_client_is_told_the_same_wait_each_time() {
 }
 
 #[tokio::test]
-async fn a_cost_that_can_never_fit_has_no_retry_after_in_any_body() {
+async fn cost_above_the_limit_has_no_retry_after_in_any_body() {
     for style in ["flat", "nested", "problem"] {
         let upstream = HttpServer::named("served").await;
         let proxy = TestGateway::before(
@@ -184,12 +185,12 @@ async fn a_cost_that_can_never_fit_has_no_retry_after_in_any_body() {
                  algorithm: token_bucket, cost: {{ header: X-Cost }} }}] }}\n"
             ),
         );
-        let refused = proxy.get_with("/", &[("x-cost", "6")]).await;
-        assert_eq!(refused.status, StatusCode::TOO_MANY_REQUESTS);
-        assert_eq!(refused.header("retry-after"), None);
-        assert_eq!(refused.header("x-ratelimit-retry-after"), None);
-        assert_eq!(refused.number("x-ratelimit-remaining"), 5, "nothing is charged");
-        let body = refused.text();
+        let rejected = proxy.get_with("/", &[("x-cost", "6")]).await;
+        assert_eq!(rejected.status, StatusCode::TOO_MANY_REQUESTS);
+        assert_eq!(rejected.header("retry-after"), None);
+        assert_eq!(rejected.header("x-ratelimit-retry-after"), None);
+        assert_eq!(rejected.number("x-ratelimit-remaining"), 5, "nothing is charged");
+        let body = rejected.text();
         assert!(body.contains("Retrying will not help"), "{body}");
         assert!(!body.contains("retry_after"), "{body}");
         assert_eq!(proxy.get_with("/", &[("x-cost", "5")]).await.status, StatusCode::OK);
