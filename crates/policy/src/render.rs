@@ -5,11 +5,11 @@ use std::fmt;
 use crate::problem::{Excerpt, Problem};
 
 /// The longest part of a line that is shown.
-const WIDEST: usize = 100;
+const MAX_WIDTH: usize = 100;
 /// Where the place stands in a line that had to be cut.
-const BEFORE: usize = 40;
+const CONTEXT_BEFORE: usize = 40;
 /// The longest piece of what the operator wrote that a message repeats.
-const LONGEST_QUOTE: usize = 60;
+const MAX_QUOTE: usize = 60;
 
 pub(crate) fn problem(problem: &Problem, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let Problem { severity, file, line, column, path, what, expected, hint, excerpt } = problem;
@@ -25,9 +25,9 @@ pub(crate) fn problem(problem: &Problem, f: &mut fmt::Formatter<'_>) -> fmt::Res
         writeln!(f, "\n{margin} |\n{number} | {text}")?;
         write!(f, "{margin} | {}{}", " ".repeat(*before), "^".repeat(*length))?;
     }
-    let said = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
+    let non_empty = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
     let path = Some(path.clone()).filter(|path| !path.is_empty());
-    for (label, text) in [("at", path), ("expected", said(expected)), ("hint", said(hint))] {
+    for (label, text) in [("at", path), ("expected", non_empty(expected)), ("hint", non_empty(hint))] {
         if let Some(text) = text {
             write!(f, "\n{margin} = {label}: {text}")?;
         }
@@ -40,14 +40,14 @@ pub(crate) fn excerpt(text: &str, offset: usize, length: usize) -> Excerpt {
     let offset = (0..=offset.min(text.len())).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0);
     let (before, after) = text.split_at(offset);
     let is_break = |c: char| c == '\n' || c == '\r';
-    let mut before: Vec<char> = before.chars().rev().take_while(|c| !is_break(*c)).take(WIDEST).collect();
+    let mut before: Vec<char> = before.chars().rev().take_while(|c| !is_break(*c)).take(MAX_WIDTH).collect();
     before.reverse();
     let mut cut = "";
-    if before.len() > BEFORE * 2 {
-        before.drain(..before.len() - BEFORE);
+    if before.len() > CONTEXT_BEFORE * 2 {
+        before.drain(..before.len() - CONTEXT_BEFORE);
         cut = "…";
     }
-    let room = WIDEST.saturating_sub(before.len());
+    let room = MAX_WIDTH.saturating_sub(before.len());
     let after: Vec<char> = after.chars().take_while(|c| !is_break(*c)).take(room + 1).collect();
     let more = if after.len() > room { "…" } else { "" };
     let shown: String = before.iter().chain(after.iter().take(room)).map(|&c| visible(c)).collect();
@@ -61,8 +61,8 @@ pub(crate) fn excerpt(text: &str, offset: usize, length: usize) -> Excerpt {
 
 /// A piece of what the operator wrote, short and harmless on a terminal, in backquotes.
 pub(crate) fn quote(text: &str) -> String {
-    let mut shown: String = text.chars().take(LONGEST_QUOTE).map(visible).collect();
-    if text.chars().nth(LONGEST_QUOTE).is_some() {
+    let mut shown: String = text.chars().take(MAX_QUOTE).map(visible).collect();
+    if text.chars().nth(MAX_QUOTE).is_some() {
         shown.push('…');
     }
     format!("`{shown}`")
@@ -89,7 +89,7 @@ mod tests {
     fn a_long_line_is_shown_around_the_place() {
         let line = format!("{}here{}", "x".repeat(5_000), "y".repeat(5_000));
         let Excerpt { text, before, length } = excerpt(&line, 5_000, 4);
-        assert!(text.chars().count() <= WIDEST + 2, "{text}");
+        assert!(text.chars().count() <= MAX_WIDTH + 2, "{text}");
         assert_eq!(text.chars().skip(before).take(length).collect::<String>(), "here");
     }
 

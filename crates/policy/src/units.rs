@@ -47,7 +47,7 @@ pub fn duration(text: &str) -> Result<TimeSpan, QuantityError> {
     let (number, unit) = split(text);
     let factor = match unit {
         "" => 1_000_000,
-        unit => named(&TIME_UNITS, unit)?,
+        unit => unit_factor(&TIME_UNITS, unit)?,
     };
     let micros = count(number)?.checked_mul(factor).ok_or(QuantityError::TooLarge)?;
     if micros > TimeSpan::MAX.as_micros() {
@@ -62,7 +62,7 @@ pub(crate) fn size(text: &str) -> Result<u64, QuantityError> {
     let (number, unit) = split(text);
     let factor = match unit {
         "" => 1,
-        unit => named(&SIZE_UNITS, unit)?,
+        unit => unit_factor(&SIZE_UNITS, unit)?,
     };
     count(number)?.checked_mul(factor).ok_or(QuantityError::TooLarge)
 }
@@ -71,7 +71,7 @@ pub(crate) fn size(text: &str) -> Result<u64, QuantityError> {
 pub(crate) fn percent(text: &str) -> Result<u32, QuantityError> {
     let (number, unit) = split(text);
     if unit != "%" {
-        return Err(named(&[], unit).err().unwrap_or(QuantityError::NotWhole));
+        return Err(unit_factor(&[], unit).err().unwrap_or(QuantityError::NotWhole));
     }
     if number.starts_with('-') {
         return Err(QuantityError::Negative);
@@ -104,7 +104,7 @@ fn split(text: &str) -> (&str, &str) {
     (number.trim_end(), unit.trim())
 }
 
-fn named(units: &[(&str, u64)], unit: &str) -> Result<u64, QuantityError> {
+fn unit_factor(units: &[(&str, u64)], unit: &str) -> Result<u64, QuantityError> {
     let known = units.iter().find(|(name, _)| *name == unit);
     let unknown =
         || QuantityError::UnknownUnit { unit: unit.chars().take(20).map(crate::render::visible).collect() };

@@ -16,12 +16,12 @@ pub struct Bans {
     all: Vec<Ban>,
     networks: NetworkMap<usize>,
     /// Only kinds that somebody is banned by.
-    clients: Vec<(ClientKind, Clients)>,
+    clients: Vec<(ClientKind, BannedClients)>,
 }
 
 #[derive(Debug, Default)]
-struct Clients {
-    whole: Map<Box<[u8]>, usize>,
+struct BannedClients {
+    exact: Map<Box<[u8]>, usize>,
     /// A hash may be that of several: they differ in how they begin.
     hashed: Map<[u8; 4], Vec<usize>>,
 }
@@ -39,7 +39,7 @@ impl Bans {
                     let clients = index.of_kind(kind);
                     match handle {
                         Handle::Whole(bytes) => {
-                            clients.whole.insert(bytes.into(), at);
+                            clients.exact.insert(bytes.into(), at);
                         }
                         Handle::Hash(hash) => clients.hashed.entry(hash).or_default().push(at),
                     }
@@ -94,9 +94,15 @@ impl Bans {
         self.networks.find_map(identity.address(), |_, at| self.in_force(*at, now))
     }
 
-    fn find_client(&self, kind: ClientKind, clients: &Clients, bytes: &[u8], now: Timestamp) -> Option<&Ban> {
+    fn find_client(
+        &self,
+        kind: ClientKind,
+        clients: &BannedClients,
+        bytes: &[u8],
+        now: Timestamp,
+    ) -> Option<&Ban> {
         match Handle::of(kind, bytes) {
-            Handle::Whole(bytes) => self.in_force(*clients.whole.get(bytes)?, now),
+            Handle::Whole(bytes) => self.in_force(*clients.exact.get(bytes)?, now),
             Handle::Hash(hash) => clients.hashed.get(&hash)?.iter().find_map(|at| {
                 let ban = self.in_force(*at, now)?;
                 let is_named = matches!(&ban.subject, Subject::Client(name) if name.names_one(kind, bytes));
@@ -109,10 +115,10 @@ impl Bans {
         self.all.get(at).filter(|ban| !ban.is_over(now))
     }
 
-    fn of_kind(&mut self, kind: ClientKind) -> &mut Clients {
+    fn of_kind(&mut self, kind: ClientKind) -> &mut BannedClients {
         let known = self.clients.iter().position(|(known, _)| *known == kind);
         let at = known.unwrap_or_else(|| {
-            self.clients.push((kind, Clients::default()));
+            self.clients.push((kind, BannedClients::default()));
             self.clients.len() - 1
         });
         &mut self.clients[at].1

@@ -9,7 +9,7 @@ use crate::compile::network::{NetworkProblem, network};
 use crate::identity::{ClientKind, ClientName, ClientNameError};
 
 /// A longer name is no name.
-const LONGEST: usize = 4_096;
+const MAX_NAME_LENGTH: usize = 4_096;
 
 /// A network, or a client known by one thing.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -38,7 +38,7 @@ pub enum SubjectError {
     #[error("a ban is of one network or of one client, for instance 203.0.113.0/24 or user:bob")]
     NotOne,
     /// It is too long.
-    #[error("a name has at most {LONGEST} bytes")]
+    #[error("a name has at most {MAX_NAME_LENGTH} bytes")]
     TooLong,
 }
 
@@ -48,11 +48,11 @@ impl Subject {
     /// An IPv6 address without a prefix length stands for its network of `ipv6_prefix` bits, which is one client: its
     /// neighbours are as good as itself. One address alone is written with `/128`.
     pub fn parse(text: &str, ipv6_prefix: u8) -> Result<Self, SubjectError> {
-        if text.len() > LONGEST {
+        if text.len() > MAX_NAME_LENGTH {
             return Err(SubjectError::TooLong);
         }
         let address = text.strip_prefix("ip:").unwrap_or(text);
-        if address.len() < text.len() || is_like_a_network(text) {
+        if address.len() < text.len() || looks_like_network(text) {
             let found = match address.parse::<IpAddr>().map(|address| address.to_canonical()) {
                 Ok(IpAddr::V6(address)) => {
                     IpNet::new(address.into(), ipv6_prefix).map(|net| net.trunc()).ok()
@@ -84,7 +84,7 @@ impl Subject {
 }
 
 /// Without `ip:` before it.
-fn is_like_a_network(text: &str) -> bool {
+fn looks_like_network(text: &str) -> bool {
     let address = text.split('/').next().unwrap_or_default();
     address.parse::<IpAddr>().is_ok()
         || address.starts_with(|c: char| c.is_ascii_digit()) && !address.contains(|c: char| c.is_alphabetic())

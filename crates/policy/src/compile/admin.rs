@@ -5,12 +5,12 @@ use std::net::IpAddr;
 use crate::compile::{routing, scalar};
 use crate::language::{ADMIN, OFF};
 use crate::plan::AdminPlan;
-use crate::raw::{Fields, Finding, Node, Report, Value};
+use crate::raw::{Fields, Finding, ProblemReport, YamlNode, YamlValue};
 use crate::render::quote;
 
-pub(super) fn admin<'s>(node: Option<&Node<'s>>, report: &mut Report<'s>) -> Option<AdminPlan> {
+pub(super) fn admin<'s>(node: Option<&YamlNode<'s>>, report: &mut ProblemReport<'s>) -> Option<AdminPlan> {
     let Some(node) = node else { return Some(AdminPlan::default()) };
-    if !matches!(node.value, Value::Mapping(_)) {
+    if !matches!(node.value, YamlValue::Mapping(_)) {
         let word = scalar::text(node, "`off`, or a mapping", report)?;
         if !OFF.contains(&word) {
             let finding = Finding::error(node, format!("{} says nothing of `admin`", quote(word)));

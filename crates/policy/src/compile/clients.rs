@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::compile::{Context, files, network, scalar};
+use crate::compile::{CompileContext, files, network, scalar};
 use crate::directory;
 use crate::identity::{ClientKind, KeysError, Verifier};
 use crate::language::{
@@ -10,11 +10,11 @@ use crate::language::{
     USER,
 };
 use crate::plan::{Claim, Clients, Exempt, NameSource, Secret, TierSource, Token, TokenKey};
-use crate::raw::{Fields, Finding, Mark, Node, nearest};
+use crate::raw::{Fields, Finding, NodeRef, YamlNode, nearest};
 use crate::render::quote;
 
 /// A shorter secret is guessed faster than a limit is reached.
-const SHORTEST_SECRET: usize = 16;
+const MIN_SECRET_LENGTH: usize = 16;
 
 impl Default for Clients {
     fn default() -> Self {
@@ -55,7 +55,11 @@ impl Clients {
     }
 }
 
-pub(super) fn clients<'s>(fields: &Fields<'_, 's>, tiers: &[&str], context: &mut Context<'s, '_>) -> Clients {
+pub(super) fn clients<'s>(
+    fields: &Fields<'_, 's>,
+    tiers: &[&str],
+    context: &mut CompileContext<'s, '_>,
+) -> Clients {
     let mut clients = Clients::default();
     context.written = ClientKind::NAMED.into_iter().filter(|one| fields.get(one.name()).is_some()).collect();
     if let Some(fields) = section(fields, "api_key", &API_KEY, context) {
@@ -97,12 +101,12 @@ pub(super) fn clients<'s>(fields: &Fields<'_, 's>, tiers: &[&str], context: &mut
     clients
 }
 
-fn api_key(fields: &Fields<'_, '_>, clients: &mut Clients, context: &mut Context<'_, '_>) {
+fn api_key(fields: &Fields<'_, '_>, clients: &mut Clients, context: &mut CompileContext<'_, '_>) {
     if let Some(header) = fields.get("header").and_then(|node| scalar::header(node, &mut context.report)) {
         clients.api_key_header = header;
     }
     if let Some(node) = fields.get("verify") {
-        context.marks.verify = Mark::from(node);
+        context.targets.verify = NodeRef::from(node);
         let unverified = scalar::choice(
             node,
             "verification of API keys",
@@ -116,8 +120,12 @@ fn api_key(fields: &Fields<'_, '_>, clients: &mut Clients, context: &mut Context
 }
 
 /// What names a client. An API key that nothing verifies is passed over, so something must come after it.
-fn identify_by(node: &Node<'_>, clients: &Clients, context: &mut Context<'_, '_>) -> Vec<ClientKind> {
-    context.marks.identify_by = Some(Mark::from(node));
+fn identify_by(
+    node: &YamlNode<'_>,
+    clients: &Clients,
+    context: &mut CompileContext<'_, '_>,
+) -> Vec<ClientKind> {
+    context.targets.identify_by = Some(NodeRef::from(node));
     let chosen = scalar::choices(node, "identity", IDENTITIES, &ClientKind::NAMED, &mut context.report);
     let is_key_alone = chosen == [ClientKind::ApiKey];
     let unknown = chosen.iter().filter(|kind| **kind != ClientKind::ApiKey || is_key_alone);
@@ -129,16 +137,16 @@ fn section<'n, 's>(
     fields: &Fields<'n, 's>,
     key: &str,
     mapping: &'static Mapping,
-    context: &mut Context<'s, '_>,
+    context: &mut CompileContext<'s, '_>,
 ) -> Option<Fields<'n, 's>> {
     fields.get(key).and_then(|node| Fields::open(node, mapping, &mut context.report))
 }
 
 /// One or many identities to count by, each of which a request can have.
 pub(super) fn identities(
-    node: &Node<'_>,
+    node: &YamlNode<'_>,
     clients: &Clients,
-    context: &mut Context<'_, '_>,
+    context: &mut CompileContext<'_, '_>,
 ) -> Vec<ClientKind> {
     let chosen = scalar::choices(node, "identity", IDENTITIES, &ClientKind::NAMED, &mut context.report);
     report_unknown(node, chosen.iter().copied(), clients, context);
@@ -147,10 +155,10 @@ pub(super) fn identities(
 
 /// Reports every identity that no request can have.
 fn report_unknown(
-    node: &Node<'_>,
+    node: &YamlNode<'_>,
     identities: impl Iterator<Item = ClientKind>,
     clients: &Clients,
-    context: &mut Context<'_, '_>,
+    context: &mut CompileContext<'_, '_>,
 ) {
     for identity in identities.filter(|identity| !clients.knows(*identity)) {
         if identity == ClientKind::ApiKey {
@@ -179,7 +187,7 @@ fn name_source<'s>(
     fields: &Fields<'_, 's>,
     key: &str,
     mapping: &'static Mapping,
-    context: &mut Context<'s, '_>,
+    context: &mut CompileContext<'s, '_>,
 ) -> Option<NameSource> {
     let node = fields.get(key)?;
     let fields = Fields::open(node, mapping, &mut context.report)?;
@@ -192,7 +200,7 @@ fn name_source<'s>(
             None
         }
         (Some(node), None) => {
-            context.marks.proxied.push(Mark::from(node));
+            context.targets.proxied.push(NodeRef::from(node));
             header.map(NameSource::Header)
         }
         (None, Some(_)) => token.map(NameSource::Token),
@@ -206,7 +214,7 @@ fn name_source<'s>(
     }
 }
 
-fn token<'s>(node: &Node<'s>, context: &mut Context<'s, '_>) -> Option<Token> {
+fn token<'s>(node: &YamlNode<'s>, context: &mut CompileContext<'s, '_>) -> Option<Token> {
     let fields = Fields::open(node, &JWT, &mut context.report)?;
     let header = match fields.get("header") {
         Some(node) => scalar::header(node, &mut context.report),
@@ -239,12 +247,12 @@ fn token<'s>(node: &Node<'s>, context: &mut Context<'s, '_>) -> Option<Token> {
     Some(Token { header: header?, claim: Claim(claim?), key, verifier: Arc::new(verifier) })
 }
 
-fn secret(node: &Node<'_>, context: &mut Context<'_, '_>) -> Option<(TokenKey, Verifier)> {
-    let file = files::referenced(node, context)?;
+fn secret(node: &YamlNode<'_>, context: &mut CompileContext<'_, '_>) -> Option<(TokenKey, Verifier)> {
+    let file = files::read_file(node, context)?;
     let secret = file.bytes.trim_ascii_end();
-    if secret.len() < SHORTEST_SECRET {
+    if secret.len() < MIN_SECRET_LENGTH {
         let what = format!("the secret in {} is only {} bytes long", quote(&file.name), secret.len());
-        let finding = Finding::error(node, what).expected(format!("at least {SHORTEST_SECRET} bytes"));
+        let finding = Finding::error(node, what).expected(format!("at least {MIN_SECRET_LENGTH} bytes"));
         context.report.push(finding.hint("make one with `openssl rand -base64 32`"));
         return None;
     }
@@ -252,12 +260,12 @@ fn secret(node: &Node<'_>, context: &mut Context<'_, '_>) -> Option<(TokenKey, V
     Some((TokenKey::Secret { secret: Secret::new(secret), file: file.name }, verifier))
 }
 
-fn key_set(node: &Node<'_>, context: &mut Context<'_, '_>) -> Option<(TokenKey, Verifier)> {
-    let file = files::referenced(node, context)?;
+fn key_set(node: &YamlNode<'_>, context: &mut CompileContext<'_, '_>) -> Option<(TokenKey, Verifier)> {
+    let file = files::read_file(node, context)?;
     let set: Option<serde_json::Value> = serde_json::from_slice(&file.bytes).ok();
     let keys = set.as_ref().and_then(|set| set.get("keys")).and_then(serde_json::Value::as_array);
     if keys.is_none_or(Vec::is_empty) {
-        let finding = Finding::error(node, format!("{} holds no JSON Web Key Set", quote(&file.name)));
+        let finding = Finding::error(node, format!("{} holds no JSON Web MappingKey Set", quote(&file.name)));
         context.report.push(finding.expected("JSON such as {\"keys\": [{\"kty\": \"RSA\", …}]}"));
         return None;
     }
@@ -269,10 +277,10 @@ fn key_set(node: &Node<'_>, context: &mut Context<'_, '_>) -> Option<(TokenKey, 
 }
 
 fn usable(
-    node: &Node<'_>,
+    node: &YamlNode<'_>,
     file: &str,
     verifier: Result<Verifier, KeysError>,
-    context: &mut Context<'_, '_>,
+    context: &mut CompileContext<'_, '_>,
 ) -> Option<Verifier> {
     verifier
         .map_err(|error| {
@@ -285,10 +293,10 @@ fn usable(
         .ok()
 }
 
-fn ip(fields: &Fields<'_, '_>, clients: &mut Clients, context: &mut Context<'_, '_>) {
+fn ip(fields: &Fields<'_, '_>, clients: &mut Clients, context: &mut CompileContext<'_, '_>) {
     if let Some(node) = fields.get("trusted_proxies") {
         let found = network::networks(node, &mut context.report);
-        (clients.trusted_proxies, context.marks.trusted_proxies) = found.into_iter().unzip();
+        (clients.trusted_proxies, context.targets.trusted_proxies) = found.into_iter().unzip();
     }
     if let Some(node) = fields.get("ipv6_prefix")
         && let Some(bits) = scalar::positive(node, "bits would make all clients one", &mut context.report)
@@ -302,7 +310,7 @@ fn ip(fields: &Fields<'_, '_>, clients: &mut Clients, context: &mut Context<'_, 
     }
 }
 
-fn cookie(node: &Node<'_>, context: &mut Context<'_, '_>) -> Option<String> {
+fn cookie(node: &YamlNode<'_>, context: &mut CompileContext<'_, '_>) -> Option<String> {
     let text = scalar::text(node, "a cookie's name, such as `session`", &mut context.report)?;
     if !scalar::is_token(text) {
         let finding = Finding::error(node, format!("{} cannot be a cookie's name", quote(text)));
@@ -312,10 +320,10 @@ fn cookie(node: &Node<'_>, context: &mut Context<'_, '_>) -> Option<String> {
     Some(text.to_owned())
 }
 
-fn tier_source(fields: &Fields<'_, '_>, tiers: &[&str], context: &mut Context<'_, '_>) -> TierSource {
+fn tier_source(fields: &Fields<'_, '_>, tiers: &[&str], context: &mut CompileContext<'_, '_>) -> TierSource {
     let file = fields.get("file").map(|node| {
         // A file that cannot be read has been reported; that no key counts without it is no second problem.
-        let Some(file) = files::referenced(node, context) else { return String::new() };
+        let Some(file) = files::read_file(node, context) else { return String::new() };
         match directory::file::read(&file.name, &file.bytes, tiers) {
             Ok(directory) => context.directory = Some(Arc::new(directory)),
             Err(problems) => context.report.push_others(&problems),
@@ -339,14 +347,14 @@ fn tier_source(fields: &Fields<'_, '_>, tiers: &[&str], context: &mut Context<'_
     TierSource { file, default }
 }
 
-fn exempt(fields: &Fields<'_, '_>, context: &mut Context<'_, '_>) -> Exempt {
+fn exempt(fields: &Fields<'_, '_>, context: &mut CompileContext<'_, '_>) -> Exempt {
     let mut exempt = Exempt::default();
     if let Some(node) = fields.get("networks") {
         let found = network::networks(node, &mut context.report);
-        (exempt.networks, context.marks.exempt_networks) = found.into_iter().unzip();
+        (exempt.networks, context.targets.exempt_networks) = found.into_iter().unzip();
     }
     if let Some(node) = fields.get("api_keys_file")
-        && let Some(file) = files::referenced(node, context)
+        && let Some(file) = files::read_file(node, context)
     {
         exempt.api_keys = files::lines(&file.bytes).map(|(_, line)| Secret::new(line)).collect();
         exempt.api_keys.sort();

@@ -3,16 +3,16 @@
 use http::header::HeaderName;
 use tidegate_core::{Algorithm, Cost};
 
-use crate::compile::{Context, rules, scalar};
+use crate::compile::{CompileContext, rules, scalar};
 use crate::language::{AFTER, CHARGE, COST};
 use crate::plan::{Charge, Rule, RuleCost, Statuses};
-use crate::raw::{Fields, Finding, Node, Value};
+use crate::raw::{Fields, Finding, YamlNode, YamlValue};
 use crate::render::quote;
 
 /// What a request costs the rule with these keys.
-pub(super) fn cost<'s>(fields: &Fields<'_, 's>, context: &mut Context<'s, '_>) -> Option<RuleCost> {
+pub(super) fn cost<'s>(fields: &Fields<'_, 's>, context: &mut CompileContext<'s, '_>) -> Option<RuleCost> {
     let Some(node) = fields.get("cost") else { return Some(RuleCost::Constant(Cost::ONE)) };
-    if let Value::Mapping(_) = &node.value {
+    if let YamlValue::Mapping(_) = &node.value {
         let fields = Fields::open(node, &COST, &mut context.report)?;
         return match one_of(node, &fields, ["header", "body"], context)? {
             ("header", node) => header(node, context).map(RuleCost::Header),
@@ -32,7 +32,7 @@ pub(super) fn cost<'s>(fields: &Fields<'_, 's>, context: &mut Context<'s, '_>) -
 }
 
 /// When the rule with these keys charges.
-pub(super) fn charge<'s>(fields: &Fields<'_, 's>, context: &mut Context<'s, '_>) -> Option<Charge> {
+pub(super) fn charge<'s>(fields: &Fields<'_, 's>, context: &mut CompileContext<'s, '_>) -> Option<Charge> {
     let Some(node) = fields.get("charge") else { return Some(Charge::UpFront) };
     let fields = Fields::open(node, &CHARGE, &mut context.report)?;
     let after = fields.require("after", &mut context.report)?;
@@ -48,7 +48,7 @@ pub(super) fn check<'s>(
     fields: &Fields<'_, 's>,
     rule: &Rule,
     (cost, charge): (Option<&RuleCost>, Option<&Charge>),
-    context: &mut Context<'s, '_>,
+    context: &mut CompileContext<'s, '_>,
 ) {
     if let (Some(RuleCost::Constant(cost)), Some(node)) = (cost, fields.get("cost"))
         && cost.get() > rule.limit.capacity()
@@ -69,11 +69,11 @@ pub(super) fn check<'s>(
 
 /// The one of two keys that is there.
 fn one_of<'n, 's>(
-    node: &'n Node<'s>,
+    node: &'n YamlNode<'s>,
     fields: &Fields<'n, 's>,
     keys: [&'static str; 2],
-    context: &mut Context<'s, '_>,
-) -> Option<(&'static str, &'n Node<'s>)> {
+    context: &mut CompileContext<'s, '_>,
+) -> Option<(&'static str, &'n YamlNode<'s>)> {
     let [first, second] = keys;
     match (fields.get(first), fields.get(second)) {
         (Some(node), None) => Some((first, node)),
@@ -92,12 +92,12 @@ fn one_of<'n, 's>(
     }
 }
 
-fn header(node: &Node<'_>, context: &mut Context<'_, '_>) -> Option<HeaderName> {
+fn header(node: &YamlNode<'_>, context: &mut CompileContext<'_, '_>) -> Option<HeaderName> {
     let name = scalar::header(node, &mut context.report)?;
     rules::header_name(&name, node, context)
 }
 
-fn statuses(node: &Node<'_>, context: &mut Context<'_, '_>) -> Option<Statuses> {
+fn statuses(node: &YamlNode<'_>, context: &mut CompileContext<'_, '_>) -> Option<Statuses> {
     const EXPECTED: &str = "a status such as 401, or a class such as `5xx`";
     let mut statuses = Statuses::default();
     let mut is_good = true;

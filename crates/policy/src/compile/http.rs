@@ -3,14 +3,14 @@
 use crate::compile::scalar;
 use crate::language::{ENCODED_SLASHES, HTTP, PATH_CASES, UNDERSCORE_HEADERS};
 use crate::plan::{EncodedSlash, HttpOptions, PathCase, UnderscoreHeaders};
-use crate::raw::{Fields, Node, Report};
+use crate::raw::{Fields, ProblemReport, YamlNode};
 
 /// The settings of `node`; a key that is absent takes its value from `inherited`. A value that cannot be read is
 /// reported and does not matter any more: there is no plan then.
 pub(super) fn options<'s>(
-    node: Option<&Node<'s>>,
+    node: Option<&YamlNode<'s>>,
     inherited: HttpOptions,
-    report: &mut Report<'s>,
+    report: &mut ProblemReport<'s>,
 ) -> HttpOptions {
     let Some(fields) = node.and_then(|node| Fields::open(node, &HTTP, report)) else { return inherited };
     let encoded_slash = fields.get("encoded_slash").and_then(|node| {

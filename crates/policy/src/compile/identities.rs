@@ -4,17 +4,17 @@ use std::sync::Arc;
 
 use http::header::{HeaderName, InvalidHeaderName};
 
-use crate::compile::Context;
+use crate::compile::CompileContext;
 use crate::identity::{
     Addresses, ClaimSource, CookieName, CookieNameError, Fingerprint, Identities, IdentityError,
     IdentitySpec, NoHeaders, PrefixError, Source,
 };
 use crate::plan::{Clients, NameSource, Token};
-use crate::raw::{Finding, Node};
+use crate::raw::{Finding, YamlNode};
 
 /// What the decoder let pass and the request's side refuses. It has not been seen; if it is, the policy is refused.
 #[derive(Debug, thiserror::Error)]
-enum Unusable {
+enum IdentityBuildError {
     #[error(transparent)]
     Header(#[from] InvalidHeaderName),
     #[error(transparent)]
@@ -30,8 +30,8 @@ enum Unusable {
 /// The identities of `clients`. Where they cannot be had, the problem stands at `root` unless there is another one.
 pub(super) fn identities(
     clients: &Clients,
-    root: &Node<'_>,
-    context: &mut Context<'_, '_>,
+    root: &YamlNode<'_>,
+    context: &mut CompileContext<'_, '_>,
 ) -> Option<Identities> {
     // Half of what was read wrongly may not fit together; the reason has been told.
     if context.report.failed() {
@@ -45,7 +45,7 @@ pub(super) fn identities(
     .ok()
 }
 
-fn build(clients: &Clients) -> Result<Identities, Unusable> {
+fn build(clients: &Clients) -> Result<Identities, IdentityBuildError> {
     let header = |name: &String| HeaderName::from_bytes(name.as_bytes());
     let user_token = clients.user.as_ref().and_then(token);
     let source = |from: &NameSource| match from {

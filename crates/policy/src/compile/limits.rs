@@ -4,16 +4,16 @@ use std::collections::HashMap;
 
 use tidegate_core::{Algorithm, Limit, LimitError, RuleId, Spec};
 
-use crate::compile::names::Taken;
-use crate::compile::{Context, mode, rules, scalar};
+use crate::compile::names::NameConflict;
+use crate::compile::{CompileContext, mode, rules, scalar};
 use crate::endpoints::EndpointPattern;
 use crate::language::{ALGORITHMS, ENDPOINT, GLOBAL, LIMIT, Mapping};
 use crate::plan::{Clients, Endpoint, PathCase, Quota, RateLimits, Rule, Tier};
-use crate::raw::{Entry, Fields, Finding, Key, Mark, Node, Value};
+use crate::raw::{Fields, Finding, MappingEntry, MappingKey, NodeRef, YamlNode, YamlValue};
 use crate::render::quote;
 
 /// The algorithms in the order of [`ALGORITHMS`].
-const IN_ORDER: [Algorithm; 5] = [
+const ALGORITHM_VALUES: [Algorithm; 5] = [
     Algorithm::SlidingCounter,
     Algorithm::SlidingLog,
     Algorithm::TokenBucket,
@@ -22,9 +22,9 @@ const IN_ORDER: [Algorithm; 5] = [
 ];
 
 /// The names of the tiers, before anything is decoded.
-pub(super) fn tier_names<'n>(rate_limits: Option<&'n Node<'_>>) -> Vec<&'n str> {
-    let entries = |node: &'n Node<'_>| match &node.value {
-        Value::Mapping(entries) => entries.as_slice(),
+pub(super) fn tier_names<'n>(rate_limits: Option<&'n YamlNode<'_>>) -> Vec<&'n str> {
+    let entries = |node: &'n YamlNode<'_>| match &node.value {
+        YamlValue::Mapping(entries) => entries.as_slice(),
         _ => &[],
     };
     let tiers = rate_limits.map(entries).unwrap_or_default().iter().find(|entry| entry.key.text == "tiers");
@@ -40,7 +40,7 @@ pub(super) fn tier_names<'n>(rate_limits: Option<&'n Node<'_>>) -> Vec<&'n str> 
 pub(super) fn rate_limits<'s>(
     fields: &Fields<'_, 's>,
     clients: Option<&Clients>,
-    context: &mut Context<'s, '_>,
+    context: &mut CompileContext<'s, '_>,
 ) -> RateLimits {
     let mut single = |key: &str, mapping: &'static Mapping| {
         let node = fields.get(key)?;
@@ -59,8 +59,8 @@ pub(super) fn rate_limits<'s>(
     RateLimits { global, tenant, default, tiers, rules, endpoints, concurrent }
 }
 
-fn refuse_unlimited(node: &Node<'_>, hint: &str, context: &mut Context<'_, '_>) -> Option<()> {
-    if matches!(&node.value, Value::Scalar { text, .. } if text == "unlimited") {
+fn refuse_unlimited(node: &YamlNode<'_>, hint: &str, context: &mut CompileContext<'_, '_>) -> Option<()> {
+    if matches!(&node.value, YamlValue::Scalar { text, .. } if text == "unlimited") {
         let finding = Finding::error(node, "only a tier can be `unlimited`");
         context.report.push(finding.hint(hint));
         return None;
@@ -68,8 +68,12 @@ fn refuse_unlimited(node: &Node<'_>, hint: &str, context: &mut Context<'_, '_>) 
     Some(())
 }
 
-fn entries<'n, 's>(node: &'n Node<'s>, what: &str, context: &mut Context<'_, '_>) -> &'n [Entry<'s>] {
-    if let Value::Mapping(entries) = &node.value {
+fn entries<'n, 's>(
+    node: &'n YamlNode<'s>,
+    what: &str,
+    context: &mut CompileContext<'_, '_>,
+) -> &'n [MappingEntry<'s>] {
+    if let YamlValue::Mapping(entries) = &node.value {
         return entries;
     }
     let finding = Finding::error(node, format!("`{what}` must be a mapping, not {}", node.describe()));
@@ -77,13 +81,13 @@ fn entries<'n, 's>(node: &'n Node<'s>, what: &str, context: &mut Context<'_, '_>
     &[]
 }
 
-fn tiers<'s>(node: &Node<'s>, context: &mut Context<'s, '_>) -> Vec<Tier> {
-    context.marks.tiers = Mark::from(node);
+fn tiers<'s>(node: &YamlNode<'s>, context: &mut CompileContext<'s, '_>) -> Vec<Tier> {
+    context.targets.tiers = NodeRef::from(node);
     let mut tiers = Vec::new();
-    for Entry { key, value } in entries(node, "tiers", context) {
+    for MappingEntry { key, value } in entries(node, "tiers", context) {
         check_name(key, &key.text, context);
         let name = key.text.clone().into_owned();
-        let unlimited = matches!(&value.value, Value::Scalar { text, .. } if text == "unlimited");
+        let unlimited = matches!(&value.value, YamlValue::Scalar { text, .. } if text == "unlimited");
         let rule = if unlimited { None } else { named(value, &LIMIT, format!("tier:{name}"), context) };
         // A tier that could not be read is no unlimited one; but then there is no plan either.
         tiers.push(Tier { name, rule });
@@ -91,11 +95,11 @@ fn tiers<'s>(node: &Node<'s>, context: &mut Context<'s, '_>) -> Vec<Tier> {
     tiers
 }
 
-fn endpoints<'s>(node: &Node<'s>, context: &mut Context<'s, '_>) -> Vec<Endpoint> {
+fn endpoints<'s>(node: &YamlNode<'s>, context: &mut CompileContext<'s, '_>) -> Vec<Endpoint> {
     // By the folded pattern: endpoints that differ only in what limits ignore take the same requests.
     let mut seen: HashMap<EndpointPattern, (EndpointPattern, u32)> = HashMap::new();
     let mut endpoints = Vec::new();
-    for Entry { key, value } in entries(node, "endpoints", context) {
+    for MappingEntry { key, value } in entries(node, "endpoints", context) {
         let hint = "an endpoint's limit applies in addition to the others; leave it out";
         if refuse_unlimited(value, hint, context).is_none() {
             continue;
@@ -106,7 +110,7 @@ fn endpoints<'s>(node: &Node<'s>, context: &mut Context<'s, '_>) -> Vec<Endpoint
             None => format!("endpoint:{}", key.text),
         };
         // The rule of a duplicate is read under the name it was given, so that its own problems are seen.
-        let line = key.place.line;
+        let line = key.position.line;
         let first = pattern
             .as_ref()
             .and_then(|pattern| seen.insert(pattern.folded(context.path_case), (pattern.clone(), line)));
@@ -133,10 +137,13 @@ fn endpoints<'s>(node: &Node<'s>, context: &mut Context<'s, '_>) -> Vec<Endpoint
 }
 
 /// The requests that an endpoint's name means.
-fn endpoint_pattern(key: &Key<'_>, context: &mut Context<'_, '_>) -> Option<EndpointPattern> {
+fn endpoint_pattern(key: &MappingKey<'_>, context: &mut CompileContext<'_, '_>) -> Option<EndpointPattern> {
     // A key is read by the rules of a value: the same node, so that the problem points at it.
-    let node =
-        Node { id: key.id, place: key.place, value: Value::Scalar { text: key.text.clone(), quoted: true } };
+    let node = YamlNode {
+        id: key.id,
+        position: key.position,
+        value: YamlValue::Scalar { text: key.text.clone(), quoted: true },
+    };
     if let Some((method, _)) = key.text.trim().split_once(char::is_whitespace)
         && !method.starts_with('/')
     {
@@ -152,10 +159,10 @@ fn endpoint_pattern(key: &Key<'_>, context: &mut Context<'_, '_>) -> Option<Endp
 
 /// The rule called `name`, whose limit is `node`.
 pub(super) fn named<'s>(
-    node: &Node<'s>,
+    node: &YamlNode<'s>,
     mapping: &'static Mapping,
     name: String,
-    context: &mut Context<'s, '_>,
+    context: &mut CompileContext<'s, '_>,
 ) -> Option<Rule> {
     let fields = Fields::open(node, mapping, &mut context.report)?;
     rule(node, &fields, name, context)
@@ -163,10 +170,10 @@ pub(super) fn named<'s>(
 
 /// The rule called `name` with the limit of `fields`.
 pub(super) fn rule<'s>(
-    node: &Node<'s>,
+    node: &YamlNode<'s>,
     fields: &Fields<'_, 's>,
     name: String,
-    context: &mut Context<'s, '_>,
+    context: &mut CompileContext<'s, '_>,
 ) -> Option<Rule> {
     let id = claim(node, fields, &name, context);
     let mode = mode::mode(fields, &mut context.report);
@@ -174,28 +181,28 @@ pub(super) fn rule<'s>(
     let penalty = mode::penalty(fields, window, &mut context.report);
     let (limit, spec) = limit(node, fields, context)?;
     let (id, mode, penalty) = (id?, mode?, penalty?);
-    context.marks.rules.insert(id, Mark::from(node));
+    context.targets.rules.insert(id, NodeRef::from(node));
     let Spec { requests, window, burst, max_wait } = spec;
-    let (quota, line) = (Quota::new(&limit, &spec), node.place.line);
+    let (quota, line) = (Quota::new(&limit, &spec), node.position.line);
     Some(Rule { name, id, limit, requests, window, burst, max_wait, quota, mode, penalty, line })
 }
 
 /// The id of the rule called `name`, unless another has taken it.
 pub(super) fn claim<'s>(
-    node: &Node<'s>,
+    node: &YamlNode<'s>,
     fields: &Fields<'_, 's>,
     name: &str,
-    context: &mut Context<'s, '_>,
+    context: &mut CompileContext<'s, '_>,
 ) -> Option<RuleId> {
-    match context.names.claim(name, node.place.line) {
+    match context.names.claim(name, node.position.line) {
         Ok(id) => Some(id),
         Err(taken) => {
             let (what, hint) = match taken {
-                Taken::Same { line } => (
+                NameConflict::Same { line } => (
                     format!("there are two rules {}", quote(name)),
                     format!("the other stands on line {line}; rename one"),
                 ),
-                Taken::Collides { other } => (
+                NameConflict::Collides { other } => (
                     format!("{} and {} have the same id by chance", quote(name), quote(&other)),
                     "rename one of them".to_owned(),
                 ),
@@ -208,9 +215,9 @@ pub(super) fn claim<'s>(
 }
 
 fn limit<'s>(
-    node: &Node<'s>,
+    node: &YamlNode<'s>,
     fields: &Fields<'_, 's>,
-    context: &mut Context<'s, '_>,
+    context: &mut CompileContext<'s, '_>,
 ) -> Option<(Limit, Spec)> {
     let report = &mut context.report;
     let requests = fields
@@ -218,7 +225,7 @@ fn limit<'s>(
         .and_then(|node| scalar::positive(node, "requests would let nothing pass", report));
     let window = fields.require("window", report).and_then(|node| scalar::duration(node, report));
     let algorithm = match fields.get("algorithm") {
-        Some(node) => scalar::choice(node, "algorithm", ALGORITHMS, &IN_ORDER, report),
+        Some(node) => scalar::choice(node, "algorithm", ALGORITHMS, &ALGORITHM_VALUES, report),
         None => Some(Algorithm::SlidingCounter),
     };
     let burst = match fields.get("burst") {
@@ -257,13 +264,17 @@ fn limit<'s>(
 }
 
 /// Reports a name that clients could not be shown in a header.
-pub(super) fn check_name<'k>(at: impl Into<NameAt<'k>>, name: &str, context: &mut Context<'_, '_>) {
+pub(super) fn check_name<'k>(
+    at: impl Into<NameLocation<'k>>,
+    name: &str,
+    context: &mut CompileContext<'_, '_>,
+) {
     let good = (1..=128).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_graphic() || b == b' ');
     if !good || name.contains(['"', '\\']) || name.trim() != name {
         let what = format!("{} cannot be a name", quote(name));
         let finding = match at.into() {
-            NameAt::Key(key) => Finding::key_error(key, what),
-            NameAt::Node(node) => Finding::error(node, what),
+            NameLocation::Key(key) => Finding::key_error(key, what),
+            NameLocation::Node(node) => Finding::error(node, what),
         };
         let finding = finding.expected("1 to 128 ASCII characters without quotes and backslashes");
         context.report.push(finding.hint("clients are shown the name in a header"));
@@ -271,19 +282,19 @@ pub(super) fn check_name<'k>(at: impl Into<NameAt<'k>>, name: &str, context: &mu
 }
 
 /// Where a name stands.
-pub(super) enum NameAt<'k> {
-    Key(&'k Key<'k>),
-    Node(&'k Node<'k>),
+pub(super) enum NameLocation<'k> {
+    Key(&'k MappingKey<'k>),
+    Node(&'k YamlNode<'k>),
 }
 
-impl<'k> From<&'k Key<'k>> for NameAt<'k> {
-    fn from(key: &'k Key<'k>) -> Self {
+impl<'k> From<&'k MappingKey<'k>> for NameLocation<'k> {
+    fn from(key: &'k MappingKey<'k>) -> Self {
         Self::Key(key)
     }
 }
 
-impl<'k> From<&'k Node<'k>> for NameAt<'k> {
-    fn from(node: &'k Node<'k>) -> Self {
+impl<'k> From<&'k YamlNode<'k>> for NameLocation<'k> {
+    fn from(node: &'k YamlNode<'k>) -> Self {
         Self::Node(node)
     }
 }
@@ -294,7 +305,7 @@ mod tests {
 
     #[test]
     fn the_language_names_every_algorithm() {
-        assert_eq!(IN_ORDER.map(Algorithm::name), *ALGORITHMS);
-        assert_eq!(IN_ORDER.len(), Algorithm::ALL.len());
+        assert_eq!(ALGORITHM_VALUES.map(Algorithm::name), *ALGORITHMS);
+        assert_eq!(ALGORITHM_VALUES.len(), Algorithm::ALL.len());
     }
 }

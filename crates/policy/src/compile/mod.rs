@@ -29,21 +29,21 @@ use crate::identity::ClientKind;
 use crate::language::{BANS, CLIENTS, ERROR_BODIES, HEADER_STYLES, POLICY, RATE_LIMITS, STORE};
 use crate::plan::{self, Clients, HttpOptions, LogPlan, PathCase, Plan, RateLimits, StorePlan, StoreUrl};
 use crate::problem::Problems;
-use crate::raw::{self, Fields, Finding, Mark, Node, Report, SourcePosition};
+use crate::raw::{self, Fields, Finding, NodeRef, ProblemReport, SourcePosition, YamlNode};
 use crate::warnings;
-use names::Names;
+use names::RuleNames;
 
 /// The largest file that is read; ten thousand rules take about a fifteenth of it.
-pub const LARGEST_FILE: usize = 16 << 20;
+pub const MAX_FILE_SIZE: usize = 16 << 20;
 
 /// What counters of one process may take where the policy does not say.
 const DEFAULT_MEMORY: u64 = 64 << 20;
 /// Less than this holds no table worth having.
-const LEAST_MEMORY: u64 = 1 << 20;
+const MIN_MEMORY: u64 = 1 << 20;
 
 /// A plan, and what is doubtful about it.
 #[derive(Clone, Debug)]
-pub struct Compiled {
+pub struct CompiledPolicy {
     /// The plan.
     pub plan: Plan,
     /// What is hardly meant; never an error.
@@ -66,16 +66,16 @@ pub struct Compiled {
 /// assert!(problems.to_string().contains("did you mean `rate_limits`?"));
 /// # Ok::<(), tidegate_policy::Problems>(())
 /// ```
-pub fn compile(file: &str, bytes: &[u8], files: &dyn Files) -> Result<Compiled, Problems> {
+pub fn compile(file: &str, bytes: &[u8], files: &dyn Files) -> Result<CompiledPolicy, Problems> {
     let text = match text(file, bytes) {
         Ok(text) => text,
         Err(problems) => return Err(*problems),
     };
-    let mut context = Context {
-        report: Report::new(file, text),
+    let mut context = CompileContext {
+        report: ProblemReport::new(file, text),
         files,
-        names: Names::default(),
-        marks: Marks::default(),
+        names: RuleNames::default(),
+        targets: WarningTargets::default(),
         written: Vec::new(),
         directory: None,
         path_case: PathCase::default(),
@@ -83,7 +83,7 @@ pub fn compile(file: &str, bytes: &[u8], files: &dyn Files) -> Result<Compiled, 
     let root = raw::parse(text, &mut context.report);
     let plan = match &root {
         Some(root) if root.is_null() => {
-            context.report.push(empty(root.place));
+            context.report.push(empty(root.position));
             None
         }
         Some(root) => decode(root, &mut context),
@@ -94,11 +94,11 @@ pub fn compile(file: &str, bytes: &[u8], files: &dyn Files) -> Result<Compiled, 
             None
         }
     };
-    let Context { mut report, marks, .. } = context;
+    let CompileContext { mut report, targets, .. } = context;
     match plan.filter(|_| !report.failed()) {
         Some(plan) => {
-            warnings::find(&plan, &marks, &mut report);
-            Ok(Compiled { plan, warnings: report.finish(root.as_ref()) })
+            warnings::find(&plan, &targets, &mut report);
+            Ok(CompiledPolicy { plan, warnings: report.finish(root.as_ref()) })
         }
         None => Err(report.finish(root.as_ref())),
     }
@@ -107,11 +107,11 @@ pub fn compile(file: &str, bytes: &[u8], files: &dyn Files) -> Result<Compiled, 
 /// The bytes as text, unless there is no point in looking at it.
 fn text<'s>(file: &str, bytes: &'s [u8]) -> Result<&'s str, Box<Problems>> {
     let refuse = |finding: Finding| {
-        let mut report = Report::new(file, "");
+        let mut report = ProblemReport::new(file, "");
         report.push(finding);
         Box::new(report.finish(None))
     };
-    if bytes.len() > LARGEST_FILE {
+    if bytes.len() > MAX_FILE_SIZE {
         let finding = Finding::error_at(SourcePosition::default(), "the file is larger than 16 MiB");
         return Err(refuse(
             finding.hint("a policy of 10,000 rules takes about 1 MiB; is this the right file?"),
@@ -129,7 +129,7 @@ fn text<'s>(file: &str, bytes: &'s [u8]) -> Result<&'s str, Box<Problems>> {
         };
         // What follows cannot be shown as text; the replacement character stands for it.
         let shown = format!("{good}\u{fffd}");
-        let mut report = Report::new(file, &shown);
+        let mut report = ProblemReport::new(file, &shown);
         let finding = Finding::error_at(place, "the file is not UTF-8 text from here on");
         let hint = "give the policy's YAML file, saved as UTF-8; a compressed or binary file is none";
         report.push(finding.hint(hint));
@@ -137,17 +137,17 @@ fn text<'s>(file: &str, bytes: &'s [u8]) -> Result<&'s str, Box<Problems>> {
     })
 }
 
-fn empty(place: SourcePosition) -> Finding {
-    let finding = Finding::error_at(SourcePosition { length: 1, ..place }, "the policy is empty");
+fn empty(position: SourcePosition) -> Finding {
+    let finding = Finding::error_at(SourcePosition { length: 1, ..position }, "the policy is empty");
     finding.hint("the smallest is `rate_limits: { default: { requests: 100, window: 60 } }`")
 }
 
 /// What decoding needs and leaves behind.
-struct Context<'s, 'f> {
-    report: Report<'s>,
+struct CompileContext<'s, 'f> {
+    report: ProblemReport<'s>,
     files: &'f dyn Files,
-    names: Names,
-    marks: Marks,
+    names: RuleNames,
+    targets: WarningTargets,
     /// Which identities `clients` speaks of, rightly or wrongly.
     written: Vec<ClientKind>,
     /// Whose API key is whose.
@@ -158,22 +158,22 @@ struct Context<'s, 'f> {
 
 /// Where things stand that a warning may be about.
 #[derive(Debug, Default)]
-pub(crate) struct Marks {
-    pub(crate) rules: std::collections::HashMap<tidegate_core::RuleId, Mark>,
-    pub(crate) routes: Vec<Mark>,
-    pub(crate) tiers: Mark,
-    pub(crate) rate_limits: Mark,
+pub(crate) struct WarningTargets {
+    pub(crate) rules: std::collections::HashMap<tidegate_core::RuleId, NodeRef>,
+    pub(crate) routes: Vec<NodeRef>,
+    pub(crate) tiers: NodeRef,
+    pub(crate) rate_limits: NodeRef,
     /// Only if the operator wrote it.
-    pub(crate) identify_by: Option<Mark>,
-    pub(crate) verify: Mark,
+    pub(crate) identify_by: Option<NodeRef>,
+    pub(crate) verify: NodeRef,
     /// User and tenant, where a header names them.
-    pub(crate) proxied: Vec<Mark>,
-    pub(crate) trusted_proxies: Vec<Mark>,
-    pub(crate) exempt_networks: Vec<Mark>,
-    pub(crate) bans: Mark,
+    pub(crate) proxied: Vec<NodeRef>,
+    pub(crate) trusted_proxies: Vec<NodeRef>,
+    pub(crate) exempt_networks: Vec<NodeRef>,
+    pub(crate) bans: NodeRef,
 }
 
-fn decode<'s>(root: &Node<'s>, context: &mut Context<'s, '_>) -> Option<Plan> {
+fn decode<'s>(root: &YamlNode<'s>, context: &mut CompileContext<'s, '_>) -> Option<Plan> {
     let fields = Fields::open(root, &POLICY, &mut context.report)?;
     let listen = routing::listen(fields.get("listen"), context);
     let admin = admin::admin(fields.get("admin"), &mut context.report);
@@ -195,13 +195,13 @@ fn decode<'s>(root: &Node<'s>, context: &mut Context<'s, '_>) -> Option<Plan> {
         None => Some(Clients::default()),
     };
     let limits_at = fields.get("rate_limits");
-    context.marks.rate_limits = Mark::from(limits_at.unwrap_or(root));
+    context.targets.rate_limits = NodeRef::from(limits_at.unwrap_or(root));
     let rate_limits = match limits_at.map(|node| Fields::open(node, &RATE_LIMITS, &mut context.report)) {
         Some(fields) => fields.map(|fields| limits::rate_limits(&fields, clients.as_ref(), context)),
         None => Some(RateLimits::default()),
     };
     let bans = fields.get("bans").and_then(|node| {
-        context.marks.bans = Mark::from(node);
+        context.targets.bans = NodeRef::from(node);
         let fields = Fields::open(node, &BANS, &mut context.report)?;
         Some(network::bans(&fields, context))
     });
@@ -238,14 +238,14 @@ fn decode<'s>(root: &Node<'s>, context: &mut Context<'s, '_>) -> Option<Plan> {
     })
 }
 
-fn headers(fields: &Fields<'_, '_>, report: &mut Report<'_>) -> Vec<HeaderStyle> {
+fn headers(fields: &Fields<'_, '_>, report: &mut ProblemReport<'_>) -> Vec<HeaderStyle> {
     match fields.get("headers") {
         Some(node) => scalar::choices(node, "style of headers", HEADER_STYLES, &HeaderStyle::ALL, report),
         None => vec![HeaderStyle::XRateLimit, HeaderStyle::RateLimit],
     }
 }
 
-fn store<'s>(node: Option<&Node<'s>>, report: &mut Report<'s>) -> Option<StorePlan> {
+fn store<'s>(node: Option<&YamlNode<'s>>, report: &mut ProblemReport<'s>) -> Option<StorePlan> {
     let Some(node) = node else {
         return Some(StorePlan { url: None, max_memory: DEFAULT_MEMORY, directory: None });
     };
@@ -254,7 +254,7 @@ fn store<'s>(node: Option<&Node<'s>>, report: &mut Report<'s>) -> Option<StorePl
     let max_memory = match fields.get("max_memory") {
         Some(node) => {
             let bytes = scalar::size(node, report)?;
-            if bytes < LEAST_MEMORY {
+            if bytes < MIN_MEMORY {
                 let finding = Finding::error(node, format!("{bytes} bytes hold hardly a counter"));
                 report.push(finding.expected("at least 1MiB").hint("say the unit, such as `64MiB`"));
             }
@@ -269,7 +269,7 @@ fn store<'s>(node: Option<&Node<'s>>, report: &mut Report<'s>) -> Option<StorePl
     Some(StorePlan { url, max_memory, directory })
 }
 
-fn store_url<'s>(node: &Node<'s>, report: &mut Report<'s>) -> Option<StoreUrl> {
+fn store_url<'s>(node: &YamlNode<'s>, report: &mut ProblemReport<'s>) -> Option<StoreUrl> {
     const SCHEMES: [&str; 4] = ["redis", "rediss", "valkey", "valkeys"];
     let text = scalar::text(node, "`memory`, or a URL such as `redis://127.0.0.1:6379`", report)?;
     if text == "memory" {

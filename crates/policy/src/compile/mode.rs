@@ -4,21 +4,21 @@ use tidegate_core::{Penalty, PenaltyError, TimeSpan};
 
 use crate::language::{CANARY, MODES, PENALTY};
 use crate::plan::{Mode, Share};
-use crate::raw::{Fields, Finding, Node, Report, Value};
+use crate::raw::{Fields, Finding, ProblemReport, YamlNode, YamlValue};
 use crate::render::quote;
 use crate::units::{self, QuantityError, span_text};
 
 use super::scalar;
 
 /// The mode of the rule with these keys.
-pub(super) fn mode<'s>(fields: &Fields<'_, 's>, report: &mut Report<'s>) -> Option<Mode> {
+pub(super) fn mode<'s>(fields: &Fields<'_, 's>, report: &mut ProblemReport<'s>) -> Option<Mode> {
     let Some(node) = fields.get("mode") else { return Some(Mode::Enforce) };
-    if let Value::Mapping(_) = &node.value {
+    if let YamlValue::Mapping(_) = &node.value {
         let fields = Fields::open(node, &CANARY, report)?;
         let node = fields.require("canary", report)?;
         return share(node, report).map(Mode::Canary);
     }
-    if matches!(&node.value, Value::Scalar { text, .. } if text == "canary") {
+    if matches!(&node.value, YamlValue::Scalar { text, .. } if text == "canary") {
         let finding = Finding::error(node, "a canary needs a share of clients");
         report.push(finding.hint("write `mode: { canary: 10% }`"));
         return None;
@@ -27,14 +27,14 @@ pub(super) fn mode<'s>(fields: &Fields<'_, 's>, report: &mut Report<'s>) -> Opti
 }
 
 /// The longest lock-out where nothing else is said.
-const LONGEST: TimeSpan = TimeSpan::from_secs(86_400);
+const DEFAULT_MAX_LOCKOUT: TimeSpan = TimeSpan::from_secs(86_400);
 
 /// The penalty of the rule with these keys and this `window`, if it has one. `None` if it cannot be read.
 #[expect(clippy::option_option, reason = "not there, and not readable")]
 pub(super) fn penalty<'s>(
     fields: &Fields<'_, 's>,
     window: Option<TimeSpan>,
-    report: &mut Report<'s>,
+    report: &mut ProblemReport<'s>,
 ) -> Option<Option<Penalty>> {
     let Some(node) = fields.get("penalty") else { return Some(None) };
     let fields = Fields::open(node, &PENALTY, report)?;
@@ -44,7 +44,7 @@ pub(super) fn penalty<'s>(
     let first = fields.require("for", report).and_then(|node| scalar::duration(node, report));
     let most = match fields.get("doubling_to") {
         Some(node) => scalar::duration(node, report),
-        None => first.map(|first| first.max(LONGEST)),
+        None => first.map(|first| first.max(DEFAULT_MAX_LOCKOUT)),
     };
     let (after, first, most) = (after?, first?, most?);
     let at = |key: &str| fields.get(key).unwrap_or(node);
@@ -70,7 +70,7 @@ pub(super) fn penalty<'s>(
     }
 }
 
-fn share(node: &Node<'_>, report: &mut Report<'_>) -> Option<Share> {
+fn share(node: &YamlNode<'_>, report: &mut ProblemReport<'_>) -> Option<Share> {
     const EXPECTED: &str = "a share of clients, such as `10%` or `0.5%`";
     let text = scalar::text(node, EXPECTED, report)?;
     let wrong = |what: String| Finding::error(node, what).expected(EXPECTED);

@@ -1,4 +1,4 @@
-//! Names of rules: each rule has its own, and no two share an id.
+//! RuleNames of rules: each rule has its own, and no two share an id.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -7,22 +7,22 @@ use tidegate_core::RuleId;
 
 /// Every rule seen so far.
 #[derive(Debug, Default)]
-pub(super) struct Names {
+pub(super) struct RuleNames {
     seen: HashMap<RuleId, (String, u32)>,
 }
 
 /// Why a rule cannot have its name.
 #[derive(Debug)]
-pub(super) enum Taken {
+pub(super) enum NameConflict {
     /// A rule of that name stands on this line.
     Same { line: u32 },
     /// Another name has the same id.
     Collides { other: String },
 }
 
-impl Names {
+impl RuleNames {
     /// Gives `name`, written on `line`, its id.
-    pub(super) fn claim(&mut self, name: &str, line: u32) -> Result<RuleId, Taken> {
+    pub(super) fn claim(&mut self, name: &str, line: u32) -> Result<RuleId, NameConflict> {
         let id = RuleId::named(name);
         match self.seen.entry(id) {
             Entry::Vacant(entry) => {
@@ -32,9 +32,9 @@ impl Names {
             Entry::Occupied(entry) => {
                 let (other, line) = entry.get();
                 if other == name {
-                    Err(Taken::Same { line: *line })
+                    Err(NameConflict::Same { line: *line })
                 } else {
-                    Err(Taken::Collides { other: other.clone() })
+                    Err(NameConflict::Collides { other: other.clone() })
                 }
             }
         }

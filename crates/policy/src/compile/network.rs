@@ -4,8 +4,8 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use crate::compile::{Context, files, scalar};
-use crate::raw::{Fields, Finding, Mark, Node, Report};
+use crate::compile::{CompileContext, files, scalar};
+use crate::raw::{Fields, Finding, NodeRef, ProblemReport, YamlNode};
 use crate::render::quote;
 
 const EXPECTED: &str = "an address with a prefix length, such as 10.0.0.0/8 or 2001:db8::/32";
@@ -17,12 +17,12 @@ pub(crate) struct NetworkProblem {
 }
 
 /// One or many networks, each with its place.
-pub(super) fn networks(node: &Node<'_>, report: &mut Report<'_>) -> Vec<(IpNet, Mark)> {
+pub(super) fn networks(node: &YamlNode<'_>, report: &mut ProblemReport<'_>) -> Vec<(IpNet, NodeRef)> {
     let mut found = Vec::new();
     for item in scalar::one_or_many(node, "network", report) {
         let Some(text) = scalar::text(item, "a network, such as `10.0.0.0/8`", report) else { continue };
         match network(text) {
-            Ok(network) => found.push((network, Mark::from(item))),
+            Ok(network) => found.push((network, NodeRef::from(item))),
             Err(NetworkProblem { what, hint }) => {
                 report.push(Finding::error(item, what).expected(EXPECTED).hint(hint));
             }
@@ -68,13 +68,13 @@ pub(crate) fn network(text: &str) -> Result<IpNet, NetworkProblem> {
 }
 
 /// Who is banned: networks written here, and those of a file.
-pub(super) fn bans(fields: &Fields<'_, '_>, context: &mut Context<'_, '_>) -> Vec<IpNet> {
+pub(super) fn bans(fields: &Fields<'_, '_>, context: &mut CompileContext<'_, '_>) -> Vec<IpNet> {
     let mut banned: Vec<IpNet> = Vec::new();
     if let Some(node) = fields.get("networks") {
         banned.extend(networks(node, &mut context.report).into_iter().map(|(network, _)| network));
     }
     if let Some(node) = fields.get("file")
-        && let Some(file) = files::referenced(node, context)
+        && let Some(file) = files::read_file(node, context)
     {
         let mut bad = Vec::new();
         for (number, line) in files::lines(&file.bytes) {

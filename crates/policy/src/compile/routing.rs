@@ -5,20 +5,20 @@ use std::collections::{HashMap, HashSet};
 
 use tidegate_core::TimeSpan;
 
-use crate::compile::{Context, files, http, scalar};
+use crate::compile::{CompileContext, files, http, scalar};
 use crate::endpoints::EndpointPattern;
 use crate::host::{normalize_host, split_port};
 use crate::language::{BALANCES, HEALTH, LISTEN, ROUTE, TLS, UPSTREAM};
 use crate::plan::{Balance, Certificate, Health, HostPattern, HttpOptions, Listen, Route, Secret, Upstream};
-use crate::raw::{Fields, Finding, Mark, Node, Report, Value, nearest};
+use crate::raw::{Fields, Finding, NodeRef, ProblemReport, YamlNode, YamlValue, nearest};
 use crate::render::quote;
 
 /// How many names a message lists.
-const MOST_NAMED: usize = 12;
+const MAX_LISTED_NAMES: usize = 12;
 /// Among more names than this none is looked for that may have been meant.
-const MOST_COMPARED: usize = 1_000;
+const MAX_COMPARED: usize = 1_000;
 
-pub(super) fn listen<'s>(node: Option<&Node<'s>>, context: &mut Context<'s, '_>) -> Vec<Listen> {
+pub(super) fn listen<'s>(node: Option<&YamlNode<'s>>, context: &mut CompileContext<'s, '_>) -> Vec<Listen> {
     let Some(node) = node else {
         return vec![Listen { address: "127.0.0.1:8080".to_owned(), tls: None }];
     };
@@ -26,12 +26,12 @@ pub(super) fn listen<'s>(node: Option<&Node<'s>>, context: &mut Context<'s, '_>)
     let mut seen = HashSet::new();
     // One place may be a mapping of its own.
     let items = match &node.value {
-        Value::Mapping(_) => std::slice::from_ref(node),
+        YamlValue::Mapping(_) => std::slice::from_ref(node),
         _ => scalar::one_or_many(node, "address", &mut context.report),
     };
     for item in items {
         let (item, tls) = match &item.value {
-            Value::Mapping(_) => {
+            YamlValue::Mapping(_) => {
                 let Some(fields) = Fields::open(item, &LISTEN, &mut context.report) else { continue };
                 let tls = fields.get("tls").and_then(|node| certificate(node, context));
                 let Some(address) = fields.require("address", &mut context.report) else { continue };
@@ -55,7 +55,11 @@ pub(super) fn listen<'s>(node: Option<&Node<'s>>, context: &mut Context<'s, '_>)
 }
 
 /// The host of an address to listen on.
-pub(super) fn address<'n>(node: &Node<'_>, text: &'n str, report: &mut Report<'_>) -> Option<&'n str> {
+pub(super) fn address<'n>(
+    node: &YamlNode<'_>,
+    text: &'n str,
+    report: &mut ProblemReport<'_>,
+) -> Option<&'n str> {
     let (host, port) = split_port(text);
     if port.is_some_and(|port| port.parse::<u16>().is_ok()) && is_host(host) {
         return Some(host);
@@ -70,11 +74,11 @@ pub(super) fn address<'n>(node: &Node<'_>, text: &'n str, report: &mut Report<'_
     None
 }
 
-fn certificate<'s>(node: &Node<'s>, context: &mut Context<'s, '_>) -> Option<Certificate> {
+fn certificate<'s>(node: &YamlNode<'s>, context: &mut CompileContext<'s, '_>) -> Option<Certificate> {
     let fields = Fields::open(node, &TLS, &mut context.report)?;
     let mut pem = |key: &str| {
         let node = fields.require(key, &mut context.report)?;
-        let file = files::referenced(node, context)?;
+        let file = files::read_file(node, context)?;
         let begins = file.bytes.windows(11).any(|window| window == b"-----BEGIN ");
         if !begins {
             let finding = Finding::error(node, format!("{} is not PEM", quote(&file.name)));
@@ -105,8 +109,8 @@ fn is_host(host: &str) -> bool {
     host.len() <= 253 && host.split('.').all(label)
 }
 
-pub(super) fn upstreams<'s>(node: &Node<'s>, report: &mut Report<'s>) -> Vec<Upstream> {
-    let Value::Mapping(entries) = &node.value else {
+pub(super) fn upstreams<'s>(node: &YamlNode<'s>, report: &mut ProblemReport<'s>) -> Vec<Upstream> {
+    let YamlValue::Mapping(entries) = &node.value else {
         let finding = Finding::error(node, format!("`upstreams` must be a mapping, not {}", node.describe()));
         report.push(finding.hint("write each as `NAME: { servers: [http://10.0.0.1:3000] }`"));
         return Vec::new();
@@ -127,7 +131,7 @@ pub(super) fn upstreams<'s>(node: &Node<'s>, report: &mut Report<'s>) -> Vec<Ups
     upstreams
 }
 
-fn health_of<'s>(node: &Node<'s>, report: &mut Report<'s>) -> Option<Health> {
+fn health_of<'s>(node: &YamlNode<'s>, report: &mut ProblemReport<'s>) -> Option<Health> {
     const EVERY: TimeSpan = TimeSpan::from_secs(5);
     let fields = Fields::open(node, &HEALTH, report)?;
     let every = fields.get("every").map_or(Some(EVERY), |node| scalar::duration(node, report));
@@ -141,7 +145,7 @@ fn health_of<'s>(node: &Node<'s>, report: &mut Report<'s>) -> Option<Health> {
     Some(Health { path: path.to_owned(), every: every? })
 }
 
-fn servers_of(node: &Node<'_>, report: &mut Report<'_>) -> Vec<String> {
+fn servers_of(node: &YamlNode<'_>, report: &mut ProblemReport<'_>) -> Vec<String> {
     let mut servers = Vec::new();
     for item in scalar::one_or_many(node, "server", report) {
         let Some(text) = scalar::text(item, "a URL, such as `http://10.0.0.1:3000`", report) else {
@@ -183,39 +187,39 @@ fn server_problem(text: &str) -> Option<String> {
 }
 
 /// The upstreams that there are.
-struct KnownUpstreams<'a> {
+struct UpstreamNames<'a> {
     index: HashMap<&'a str, usize>,
     names: Vec<&'a str>,
 }
 
 pub(super) fn routes<'s>(
-    node: Option<&Node<'s>>,
+    node: Option<&YamlNode<'s>>,
     (upstreams, http): (&[Upstream], HttpOptions),
-    context: &mut Context<'s, '_>,
+    context: &mut CompileContext<'s, '_>,
 ) -> Vec<Route> {
     let Some(node) = node else { return Vec::new() };
     let names: Vec<_> = upstreams.iter().map(|upstream| upstream.name.as_str()).collect();
     let known =
-        KnownUpstreams { index: names.iter().enumerate().map(|(at, name)| (*name, at)).collect(), names };
+        UpstreamNames { index: names.iter().enumerate().map(|(at, name)| (*name, at)).collect(), names };
     let mut seen: HashMap<(HostPattern, EndpointPattern), u32> = HashMap::new();
     let mut routes = Vec::new();
     for item in scalar::list(node, "routes", &mut context.report) {
         let Some(route) = route(item, (&known, http), &mut context.report) else { continue };
-        let line = item.place.line;
+        let line = item.position.line;
         if let Some(first) = seen.insert((route.host.clone(), route.path.clone()), line) {
             let finding = Finding::error(item, "a route before this one takes the same requests");
             context.report.push(finding.hint(format!("it stands on line {first}; keep one of them")));
         }
         routes.push(route);
-        context.marks.routes.push(Mark::from(item));
+        context.targets.routes.push(NodeRef::from(item));
     }
     routes
 }
 
 fn route<'s>(
-    item: &Node<'s>,
-    (upstreams, inherited): (&KnownUpstreams<'_>, HttpOptions),
-    report: &mut Report<'s>,
+    item: &YamlNode<'s>,
+    (upstreams, inherited): (&UpstreamNames<'_>, HttpOptions),
+    report: &mut ProblemReport<'s>,
 ) -> Option<Route> {
     let fields = Fields::open(item, &ROUTE, report)?;
     let host = match fields.get("host") {
@@ -236,28 +240,29 @@ fn route<'s>(
     Some(Route { host: host?, path: path?, upstream: upstream?, http })
 }
 
-fn missing_upstream(node: &Node<'_>, name: &str, known: &[&str], report: &mut Report<'_>) {
+fn missing_upstream(node: &YamlNode<'_>, name: &str, known: &[&str], report: &mut ProblemReport<'_>) {
     let finding = Finding::error(node, format!("there is no upstream {}", quote(name)));
     if report.is_full() {
         report.push(finding);
         return;
     }
-    let near = if known.len() > MOST_COMPARED { None } else { nearest(name, known.iter().copied()) };
+    let near = if known.len() > MAX_COMPARED { None } else { nearest(name, known.iter().copied()) };
     report.push(match near {
         Some(near) => finding.hint(format!("did you mean `{near}`?")),
         None if known.is_empty() => {
             finding.hint("define it: `upstreams: { NAME: { servers: [http://10.0.0.1:3000] } }`")
         }
         None => {
-            let some =
-                known.get(..MOST_NAMED).map_or_else(|| known.join(", "), |some| some.join(", ") + ", …");
+            let some = known
+                .get(..MAX_LISTED_NAMES)
+                .map_or_else(|| known.join(", "), |some| some.join(", ") + ", …");
             let finding = finding.expected(format!("one of {some}"));
             finding.hint("name one that there is, or add it to `upstreams`")
         }
     });
 }
 
-fn host(node: &Node<'_>, report: &mut Report<'_>) -> Option<HostPattern> {
+fn host(node: &YamlNode<'_>, report: &mut ProblemReport<'_>) -> Option<HostPattern> {
     let text = scalar::text(node, "a host, such as `api.example.com`", report)?;
     let name = text.to_ascii_lowercase();
     match name.strip_prefix('*') {
@@ -279,7 +284,7 @@ fn host(node: &Node<'_>, report: &mut Report<'_>) -> Option<HostPattern> {
 }
 
 /// A path pattern.
-pub(super) fn path(node: &Node<'_>, report: &mut Report<'_>) -> Option<EndpointPattern> {
+pub(super) fn path(node: &YamlNode<'_>, report: &mut ProblemReport<'_>) -> Option<EndpointPattern> {
     const EXPECTED: &str = "a path pattern";
     let text = scalar::text(node, "a path, such as `/api/**`", report)?;
     match EndpointPattern::parse(text) {

@@ -5,40 +5,44 @@ use std::sync::Arc;
 use http::header::HeaderName;
 use tidegate_core::{Cost, LimitUnit};
 
-use crate::compile::{Context, clients, costs, limits, mode, routing, scalar};
+use crate::compile::{CompileContext, clients, costs, limits, mode, routing, scalar};
 use crate::expression::Expression;
 use crate::language::{EVERYBODY, MATCH, RULE};
 use crate::plan::{Charge, Clients, ConcurrencyRule, Count, CustomRule, HeaderMatch, Match, RuleCost, When};
-use crate::raw::{Fields, Finding, Mark, Node, Value};
+use crate::raw::{Fields, Finding, NodeRef, YamlNode, YamlValue};
 use crate::render::quote;
 
 pub(super) fn rules<'s>(
-    node: &Node<'s>,
+    node: &YamlNode<'s>,
     clients: Option<&Clients>,
-    context: &mut Context<'s, '_>,
+    context: &mut CompileContext<'s, '_>,
 ) -> (Vec<CustomRule>, Vec<ConcurrencyRule>) {
     let (mut rates, mut concurrent) = (Vec::new(), Vec::new());
     for item in scalar::list(node, "rules", &mut context.report) {
         let Some(fields) = Fields::open(item, &RULE, &mut context.report) else { continue };
-        let whom = Whom::read(&fields, clients, context);
+        let scope = RuleScope::read(&fields, clients, context);
         if fields.get("concurrent").is_some() {
-            concurrent.extend(concurrency_checks(item, &fields, whom, context));
+            concurrent.extend(concurrency_rule(item, &fields, scope, context));
         } else {
-            rates.extend(custom(item, &fields, whom, context));
+            rates.extend(custom(item, &fields, scope, context));
         }
     }
     (rates, concurrent)
 }
 
 /// What every rule says of itself. What could not be read is `None`.
-struct Whom {
+struct RuleScope {
     name: Option<String>,
     matches: Option<Match>,
     count: Option<Count>,
 }
 
-impl Whom {
-    fn read<'s>(fields: &Fields<'_, 's>, clients: Option<&Clients>, context: &mut Context<'s, '_>) -> Self {
+impl RuleScope {
+    fn read<'s>(
+        fields: &Fields<'_, 's>,
+        clients: Option<&Clients>,
+        context: &mut CompileContext<'s, '_>,
+    ) -> Self {
         let name = fields.require("name", &mut context.report).and_then(|node| name(node, context));
         let matches = match fields.get("match") {
             Some(node) => matching(node, context),
@@ -48,17 +52,17 @@ impl Whom {
     }
 
     /// A rule without a name is still read, so that its other problems are seen.
-    fn name_or_number(&self, item: &Node<'_>) -> String {
+    fn name_or_number(&self, item: &YamlNode<'_>) -> String {
         self.name.clone().unwrap_or_else(|| format!("\0{}", item.id))
     }
 }
 
 /// So many requests at once.
-fn concurrency_checks<'s>(
-    item: &Node<'s>,
+fn concurrency_rule<'s>(
+    item: &YamlNode<'s>,
     fields: &Fields<'_, 's>,
-    whom: Whom,
-    context: &mut Context<'s, '_>,
+    scope: RuleScope,
+    context: &mut CompileContext<'s, '_>,
 ) -> Option<ConcurrencyRule> {
     for key in ["requests", "window", "algorithm", "burst", "max_wait", "cost", "charge", "penalty"] {
         if let Some(node) = fields.get(key) {
@@ -67,7 +71,7 @@ fn concurrency_checks<'s>(
             context.report.push(Finding::error(node, what).hint("make two rules: one for each"));
         }
     }
-    let id = limits::claim(item, fields, &whom.name_or_number(item), context);
+    let id = limits::claim(item, fields, &scope.name_or_number(item), context);
     let mode = mode::mode(fields, &mut context.report);
     let concurrent = fields.get("concurrent").and_then(|node| {
         let count = scalar::positive(node, "at once would let nothing pass", &mut context.report)?;
@@ -78,23 +82,23 @@ fn concurrency_checks<'s>(
         }
         fits
     });
-    let Whom { name, matches, count } = whom;
+    let RuleScope { name, matches, count } = scope;
     let (id, name) = (id?, name?);
-    context.marks.rules.insert(id, Mark::from(item));
-    let (concurrent, mode, line) = (concurrent?, mode?, item.place.line);
+    context.targets.rules.insert(id, NodeRef::from(item));
+    let (concurrent, mode, line) = (concurrent?, mode?, item.position.line);
     Some(ConcurrencyRule { name, id, concurrent, mode, matches: matches?, count: count?, line })
 }
 
 fn custom<'s>(
-    item: &Node<'s>,
+    item: &YamlNode<'s>,
     fields: &Fields<'_, 's>,
-    whom: Whom,
-    context: &mut Context<'s, '_>,
+    scope: RuleScope,
+    context: &mut CompileContext<'s, '_>,
 ) -> Option<CustomRule> {
     let cost = costs::cost(fields, context);
     let charge = costs::charge(fields, context);
-    let mut rule = limits::rule(item, fields, whom.name_or_number(item), context)?;
-    let Whom { name, matches, count } = whom;
+    let mut rule = limits::rule(item, fields, scope.name_or_number(item), context)?;
+    let RuleScope { name, matches, count } = scope;
     costs::check(fields, &rule, (cost.as_ref(), charge.as_ref()), context);
     if let (Some(Count::Everybody), Some(node)) = (&count, fields.get("penalty")) {
         let finding = Finding::error(node, "a lock-out of everybody: the rule counts all clients together");
@@ -116,7 +120,7 @@ fn limit_unit(cost: &RuleCost, charge: &Charge) -> LimitUnit {
 }
 
 /// A name that is not taken by the limits with a place of their own.
-fn name(node: &Node<'_>, context: &mut Context<'_, '_>) -> Option<String> {
+fn name(node: &YamlNode<'_>, context: &mut CompileContext<'_, '_>) -> Option<String> {
     let text = scalar::text(node, "a name, such as `login-bruteforce`", &mut context.report)?;
     limits::check_name(node, text, context);
     let reserved = matches!(text, "global" | "tenant" | "default");
@@ -131,7 +135,7 @@ fn name(node: &Node<'_>, context: &mut Context<'_, '_>) -> Option<String> {
     Some(text.to_owned())
 }
 
-fn matching<'s>(node: &Node<'s>, context: &mut Context<'s, '_>) -> Option<Match> {
+fn matching<'s>(node: &YamlNode<'s>, context: &mut CompileContext<'s, '_>) -> Option<Match> {
     let fields = Fields::open(node, &MATCH, &mut context.report)?;
     let mut matches = Match::default();
     if let Some(node) = fields.get("method") {
@@ -152,8 +156,8 @@ fn matching<'s>(node: &Node<'s>, context: &mut Context<'s, '_>) -> Option<Match>
     Some(matches)
 }
 
-fn headers(node: &Node<'_>, context: &mut Context<'_, '_>) -> Vec<HeaderMatch> {
-    let Value::Mapping(entries) = &node.value else {
+fn headers(node: &YamlNode<'_>, context: &mut CompileContext<'_, '_>) -> Vec<HeaderMatch> {
+    let YamlValue::Mapping(entries) = &node.value else {
         let finding = Finding::error(node, format!("`header` must be a mapping, not {}", node.describe()));
         context.report.push(finding.hint("write it like `{ X-Plan: trial }`"));
         return Vec::new();
@@ -180,7 +184,11 @@ fn headers(node: &Node<'_>, context: &mut Context<'_, '_>) -> Vec<HeaderMatch> {
 }
 
 /// A name that is a token is a header's name, unless it is absurdly long.
-pub(super) fn header_name(name: &str, at: &Node<'_>, context: &mut Context<'_, '_>) -> Option<HeaderName> {
+pub(super) fn header_name(
+    name: &str,
+    at: &YamlNode<'_>,
+    context: &mut CompileContext<'_, '_>,
+) -> Option<HeaderName> {
     HeaderName::from_bytes(name.as_bytes())
         .map_err(|error| {
             let finding = Finding::error(at, format!("{} cannot be a header's name: {error}", quote(name)));
@@ -189,7 +197,7 @@ pub(super) fn header_name(name: &str, at: &Node<'_>, context: &mut Context<'_, '
         .ok()
 }
 
-fn when(node: &Node<'_>, context: &mut Context<'_, '_>) -> Option<When> {
+fn when(node: &YamlNode<'_>, context: &mut CompileContext<'_, '_>) -> Option<When> {
     let source =
         scalar::text(node, "a CEL expression, such as `request.method == \"GET\"`", &mut context.report)?;
     match Expression::compile(source) {
@@ -216,7 +224,7 @@ fn first_line(what: &str) -> String {
 fn count<'s>(
     fields: &Fields<'_, 's>,
     known: Option<&Clients>,
-    context: &mut Context<'s, '_>,
+    context: &mut CompileContext<'s, '_>,
 ) -> Option<Count> {
     // What is wrong with `clients` has been reported, and is not held against the rule.
     let fallback = Clients { accepts_unverified_keys: true, ..Clients::default() };
@@ -255,20 +263,20 @@ fn count<'s>(
 }
 
 /// What was meant for `everybody`, but is in a list or spelled in another way.
-fn meant_for_everybody<'n, 's>(node: &'n Node<'s>) -> Option<&'n Node<'s>> {
-    let means = |node: &&Node<'_>| match &node.value {
-        Value::Scalar { text, .. } => {
+fn meant_for_everybody<'n, 's>(node: &'n YamlNode<'s>) -> Option<&'n YamlNode<'s>> {
+    let means = |node: &&YamlNode<'_>| match &node.value {
+        YamlValue::Scalar { text, .. } => {
             ["all", "global", "anybody", "anyone", "everyone"].contains(&&**text)
                 || strsim::damerau_levenshtein(text, EVERYBODY) <= 2
         }
         _ => false,
     };
     match &node.value {
-        Value::List(items) => items.iter().find(means),
+        YamlValue::List(items) => items.iter().find(means),
         _ => Some(node).filter(means),
     }
 }
 
-fn is_everybody(node: &Node<'_>) -> bool {
-    matches!(&node.value, Value::Scalar { text, .. } if text == EVERYBODY)
+fn is_everybody(node: &YamlNode<'_>) -> bool {
+    matches!(&node.value, YamlValue::Scalar { text, .. } if text == EVERYBODY)
 }

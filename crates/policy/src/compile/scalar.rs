@@ -2,14 +2,18 @@
 
 use tidegate_core::TimeSpan;
 
-use crate::raw::{Finding, Node, Report, Value, nearest};
+use crate::raw::{Finding, ProblemReport, YamlNode, YamlValue, nearest};
 use crate::render::quote;
 use crate::units::{self, QuantityError};
 
 /// A text that is not empty.
-pub(super) fn text<'n>(node: &'n Node<'_>, what: &str, report: &mut Report<'_>) -> Option<&'n str> {
+pub(super) fn text<'n>(
+    node: &'n YamlNode<'_>,
+    what: &str,
+    report: &mut ProblemReport<'_>,
+) -> Option<&'n str> {
     match &node.value {
-        Value::Scalar { text, .. } if !node.is_null() && !text.trim().is_empty() => Some(text),
+        YamlValue::Scalar { text, .. } if !node.is_null() && !text.trim().is_empty() => Some(text),
         _ => {
             report.push(misplaced(node, what));
             None
@@ -18,31 +22,39 @@ pub(super) fn text<'n>(node: &'n Node<'_>, what: &str, report: &mut Report<'_>) 
 }
 
 /// Something else was written than `what`.
-fn misplaced(node: &Node<'_>, what: &str) -> Finding {
+fn misplaced(node: &YamlNode<'_>, what: &str) -> Finding {
     let found = match &node.value {
-        Value::Scalar { .. } => "nothing is written here".to_owned(),
+        YamlValue::Scalar { .. } => "nothing is written here".to_owned(),
         _ => format!("{} cannot stand here", node.describe()),
     };
     Finding::error(node, found).expected(what)
 }
 
 /// One value or a list of at least one.
-pub(super) fn one_or_many<'n, 's>(node: &'n Node<'s>, what: &str, report: &mut Report<'_>) -> &'n [Node<'s>] {
+pub(super) fn one_or_many<'n, 's>(
+    node: &'n YamlNode<'s>,
+    what: &str,
+    report: &mut ProblemReport<'_>,
+) -> &'n [YamlNode<'s>] {
     match &node.value {
-        Value::List(items) if items.is_empty() => {
+        YamlValue::List(items) if items.is_empty() => {
             let finding = Finding::error(node, "the list is empty");
             report
                 .push(finding.expected(format!("at least one {what}")).hint("fill it, or leave the key out"));
             &[]
         }
-        Value::List(items) => items,
+        YamlValue::List(items) => items,
         _ => std::slice::from_ref(node),
     }
 }
 
 /// A list.
-pub(super) fn list<'n, 's>(node: &'n Node<'s>, what: &str, report: &mut Report<'_>) -> &'n [Node<'s>] {
-    if let Value::List(items) = &node.value {
+pub(super) fn list<'n, 's>(
+    node: &'n YamlNode<'s>,
+    what: &str,
+    report: &mut ProblemReport<'_>,
+) -> &'n [YamlNode<'s>] {
+    if let YamlValue::List(items) = &node.value {
         return items;
     }
     let finding = Finding::error(node, format!("expected a list of {what}, found {}", node.describe()));
@@ -51,7 +63,11 @@ pub(super) fn list<'n, 's>(node: &'n Node<'s>, what: &str, report: &mut Report<'
 }
 
 /// A number that is at least 1; `consequence` says what zero would mean.
-pub(super) fn positive(node: &Node<'_>, consequence: &str, report: &mut Report<'_>) -> Option<u64> {
+pub(super) fn positive(
+    node: &YamlNode<'_>,
+    consequence: &str,
+    report: &mut ProblemReport<'_>,
+) -> Option<u64> {
     let number = count(node, report)?;
     if number == 0 {
         report
@@ -62,9 +78,9 @@ pub(super) fn positive(node: &Node<'_>, consequence: &str, report: &mut Report<'
 }
 
 /// A whole number.
-pub(super) fn count(node: &Node<'_>, report: &mut Report<'_>) -> Option<u64> {
+pub(super) fn count(node: &YamlNode<'_>, report: &mut ProblemReport<'_>) -> Option<u64> {
     const EXPECTED: &str = "a whole number, such as 100";
-    let Value::Scalar { text, quoted } = &node.value else {
+    let YamlValue::Scalar { text, quoted } = &node.value else {
         report.push(misplaced(node, EXPECTED));
         return None;
     };
@@ -109,7 +125,7 @@ fn number_hint(text: &str) -> String {
 }
 
 /// A length of time that is not zero.
-pub(super) fn duration(node: &Node<'_>, report: &mut Report<'_>) -> Option<TimeSpan> {
+pub(super) fn duration(node: &YamlNode<'_>, report: &mut ProblemReport<'_>) -> Option<TimeSpan> {
     const EXPECTED: &str = "a duration such as `60s`: a number with ms, s, m, h or d, or seconds";
     let text = text(node, EXPECTED, report)?;
     let wrong = |what: String| Finding::error(node, what).expected(EXPECTED);
@@ -131,8 +147,8 @@ pub(super) fn duration(node: &Node<'_>, report: &mut Report<'_>) -> Option<TimeS
 }
 
 /// A length of time that somebody else reports on.
-pub(super) fn peek_duration(node: &Node<'_>) -> Option<TimeSpan> {
-    let Value::Scalar { text, .. } = &node.value else { return None };
+pub(super) fn peek_duration(node: &YamlNode<'_>) -> Option<TimeSpan> {
+    let YamlValue::Scalar { text, .. } = &node.value else { return None };
     units::duration(text).ok().filter(|span| !span.is_zero())
 }
 
@@ -160,7 +176,7 @@ fn in_days(number: &str, days: u64) -> String {
 }
 
 /// A number of bytes.
-pub(super) fn size(node: &Node<'_>, report: &mut Report<'_>) -> Option<u64> {
+pub(super) fn size(node: &YamlNode<'_>, report: &mut ProblemReport<'_>) -> Option<u64> {
     let text = text(node, "a size, such as `64MiB`", report)?;
     match units::size(text) {
         Ok(bytes) => Some(bytes),
@@ -180,11 +196,11 @@ pub(super) fn size(node: &Node<'_>, report: &mut Report<'_>) -> Option<u64> {
 
 /// One of `names`, each of them a `what`, as the value that stands at the same position.
 pub(super) fn choice<T: Copy>(
-    node: &Node<'_>,
+    node: &YamlNode<'_>,
     what: &str,
     names: &[&'static str],
     values: &[T],
-    report: &mut Report<'_>,
+    report: &mut ProblemReport<'_>,
 ) -> Option<T> {
     let text = text(node, &format!("one of {}", names.join(", ")), report)?;
     let found = names.iter().position(|name| *name == text).and_then(|at| values.get(at)).copied();
@@ -201,11 +217,11 @@ pub(super) fn choice<T: Copy>(
 
 /// One or many of `names`, each once.
 pub(super) fn choices<T: Copy + PartialEq>(
-    node: &Node<'_>,
+    node: &YamlNode<'_>,
     what: &str,
     names: &[&'static str],
     values: &[T],
-    report: &mut Report<'_>,
+    report: &mut ProblemReport<'_>,
 ) -> Vec<T> {
     let mut chosen = Vec::new();
     for item in one_or_many(node, what, report) {
@@ -222,14 +238,16 @@ pub(super) fn choices<T: Copy + PartialEq>(
 }
 
 /// A header's name in lower case.
-pub(super) fn header(node: &Node<'_>, report: &mut Report<'_>) -> Option<String> {
-    let text = text(node, "a header name, such as `X-API-Key`", report)?;
+pub(super) fn header(node: &YamlNode<'_>, report: &mut ProblemReport<'_>) -> Option<String> {
+    let text = text(node, "a header name, such as `X-API-MappingKey`", report)?;
     if is_token(text) {
         return Some(text.to_ascii_lowercase());
     }
     let finding = Finding::error(node, format!("{} cannot be a header's name", quote(text)));
     report.push(
-        finding.expected("letters, digits and dashes").hint("write it like `X-API-Key`, without a colon"),
+        finding
+            .expected("letters, digits and dashes")
+            .hint("write it like `X-API-MappingKey`, without a colon"),
     );
     None
 }
@@ -241,7 +259,11 @@ pub(super) fn is_token(text: &str) -> bool {
 }
 
 /// A method: a standard one, or a plausible one of somebody's own.
-pub(super) fn method<'n>(node: &'n Node<'_>, text: &'n str, report: &mut Report<'_>) -> Option<&'n str> {
+pub(super) fn method<'n>(
+    node: &'n YamlNode<'_>,
+    text: &'n str,
+    report: &mut ProblemReport<'_>,
+) -> Option<&'n str> {
     const STANDARD: [&str; 9] =
         ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT", "TRACE"];
     if STANDARD.contains(&text) {

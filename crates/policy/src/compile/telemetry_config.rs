@@ -2,13 +2,13 @@
 
 use crate::language::{LOG, TRACES};
 use crate::plan::{LogPlan, LogTo, Sample, TracesPlan};
-use crate::raw::{Fields, Finding, Node, Report};
+use crate::raw::{Fields, Finding, ProblemReport, YamlNode};
 use crate::render::quote;
 use crate::units;
 
 use super::scalar;
 
-pub(super) fn log<'s>(node: &Node<'s>, report: &mut Report<'s>) -> Option<LogPlan> {
+pub(super) fn log<'s>(node: &YamlNode<'s>, report: &mut ProblemReport<'s>) -> Option<LogPlan> {
     let fields = Fields::open(node, &LOG, report)?;
     let access = fields.get("access").map_or(Some(Sample::NONE), |node| sample(node, report));
     let refused = fields.get("refused").map_or(access, |node| sample(node, report));
@@ -16,7 +16,7 @@ pub(super) fn log<'s>(node: &Node<'s>, report: &mut Report<'s>) -> Option<LogPla
     Some(LogPlan { access: access?, refused: refused?, to: to? })
 }
 
-fn to(node: &Node<'_>, report: &mut Report<'_>) -> Option<LogTo> {
+fn to(node: &YamlNode<'_>, report: &mut ProblemReport<'_>) -> Option<LogTo> {
     match scalar::text(node, "`stderr`, `stdout`, or a file", report)? {
         "stderr" => Some(LogTo::Stderr),
         "stdout" => Some(LogTo::Stdout),
@@ -28,7 +28,7 @@ fn to(node: &Node<'_>, report: &mut Report<'_>) -> Option<LogTo> {
     }
 }
 
-pub(super) fn traces<'s>(node: &Node<'s>, report: &mut Report<'s>) -> Option<TracesPlan> {
+pub(super) fn traces<'s>(node: &YamlNode<'s>, report: &mut ProblemReport<'s>) -> Option<TracesPlan> {
     const ONE_PERCENT: Option<Sample> = Sample::of_millionths(10_000);
     let fields = Fields::open(node, &TRACES, report)?;
     let sample = fields.get("sample").map_or(ONE_PERCENT, |node| sample(node, report));
@@ -49,7 +49,7 @@ pub(super) fn traces<'s>(node: &Node<'s>, report: &mut Report<'s>) -> Option<Tra
     Some(TracesPlan { endpoint: endpoint.trim_end_matches('/').to_owned(), sample: sample? })
 }
 
-fn sample(node: &Node<'_>, report: &mut Report<'_>) -> Option<Sample> {
+fn sample(node: &YamlNode<'_>, report: &mut ProblemReport<'_>) -> Option<Sample> {
     const EXPECTED: &str = "`off`, `all`, or a share such as `1%`";
     let text = scalar::text(node, EXPECTED, report)?;
     match text {

@@ -1,8 +1,8 @@
 //! A directory as it stands in a file: CSV, or YAML for those who have few keys.
 
-use crate::directory::{Directory, LineError, Loading};
+use crate::directory::{Directory, DirectoryBuilder, LineError};
 use crate::problem::Problems;
-use crate::raw::{self, Finding, Report, Value};
+use crate::raw::{self, Finding, ProblemReport, YamlValue};
 
 /// The directory in `file`: YAML if its name says so, CSV if not.
 pub(crate) fn read(file: &str, bytes: &[u8], tiers: &[&str]) -> Result<Directory, Problems> {
@@ -12,13 +12,13 @@ pub(crate) fn read(file: &str, bytes: &[u8], tiers: &[&str]) -> Result<Directory
     if is_yaml {
         return from_yaml(file, bytes, tiers);
     }
-    Directory::from_csv(bytes, tiers).map_err(|error| error.problems_of(file))
+    Directory::from_csv(bytes, tiers).map_err(|error| error.into_problems(file))
 }
 
 /// A mapping from API keys to tiers, or to `{ tier: …, tenant: … }`.
 fn from_yaml(file: &str, bytes: &[u8], tiers: &[&str]) -> Result<Directory, Problems> {
     // Without the text, because a problem must not show a line that holds a key.
-    let mut report = Report::new(file, "");
+    let mut report = ProblemReport::new(file, "");
     let hint = "write it like `sk_live_51H: premium` or `sk_live_51H: { tier: premium, tenant: acme }`";
     let Ok(text) = std::str::from_utf8(bytes) else {
         report
@@ -27,7 +27,7 @@ fn from_yaml(file: &str, bytes: &[u8], tiers: &[&str]) -> Result<Directory, Prob
     };
     let root = raw::parse(text, &mut report);
     let entries = match root.as_ref().map(|root| (&root.value, root.is_null())) {
-        Some((Value::Mapping(entries), _)) => entries.as_slice(),
+        Some((YamlValue::Mapping(entries), _)) => entries.as_slice(),
         Some((_, true)) | None => &[],
         Some(_) => {
             let what = "the file must be a mapping from API keys to tiers";
@@ -38,31 +38,31 @@ fn from_yaml(file: &str, bytes: &[u8], tiers: &[&str]) -> Result<Directory, Prob
     if report.failed() {
         return Err(report.finish(None));
     }
-    let mut loading = Loading::new(tiers);
+    let mut builder = DirectoryBuilder::new(tiers);
     for entry in entries {
-        let line = u64::from(entry.key.place.line);
+        let line = u64::from(entry.key.position.line);
         let added = fields(&entry.value).and_then(|(tier, tenant)| {
             let mut record = csv::ByteRecord::from(vec![entry.key.text.as_bytes(), tier.as_bytes()]);
             if let Some(tenant) = tenant {
                 record.push_field(tenant.as_bytes());
             }
-            loading.add(&record, line)
+            builder.add(&record, line)
         });
         if let Err(cause) = added {
-            loading.problems.note(line, cause);
+            builder.problems.add_problem(line, cause);
         }
     }
-    loading.finish().map_err(|error| error.problems_of(file))
+    builder.finish().map_err(|error| error.into_problems(file))
 }
 
 /// The tier and the tenant that a key stands for.
-fn fields<'n>(node: &'n raw::Node<'_>) -> Result<(&'n str, Option<&'n str>), LineError> {
-    let scalar = |value: &'n Value<'_>| match value {
-        Value::Scalar { text, .. } => Some(text.as_ref()),
+fn fields<'n>(node: &'n raw::YamlNode<'_>) -> Result<(&'n str, Option<&'n str>), LineError> {
+    let scalar = |value: &'n YamlValue<'_>| match value {
+        YamlValue::Scalar { text, .. } => Some(text.as_ref()),
         _ => None,
     };
     match &node.value {
-        Value::Mapping(entries) => {
+        YamlValue::Mapping(entries) => {
             let named = |name: &str| {
                 entries
                     .iter()

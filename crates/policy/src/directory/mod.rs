@@ -24,19 +24,19 @@ use std::hash::{BuildHasher, RandomState};
 use hashbrown::{HashMap, HashTable};
 use siphasher::sip128::SipHasher13;
 
-use problem::Found;
+use problem::ProblemCollector;
 pub use problem::{DirectoryError, LineError, LineProblem};
-use table::{Duplicate, Fingerprint, Table};
+use table::{DuplicateKey, KeyHash, KeyTable};
 
 /// Tiers and tenants by API key.
 pub struct Directory {
     /// Positions in `grants`.
-    keys: Table,
+    keys: KeyTable,
     seed: Seed,
     /// Positions in `tiers` and in `tenants`.
     grants: Vec<(u32, u32)>,
     tiers: Vec<Box<str>>,
-    tenants: Names,
+    tenants: TenantNames,
 }
 
 /// What a directory knows of a key.
@@ -65,7 +65,7 @@ impl Directory {
     /// # Ok::<(), tidegate_policy::DirectoryError>(())
     /// ```
     pub fn from_csv(text: &[u8], tiers: &[impl AsRef<str>]) -> Result<Self, DirectoryError> {
-        let mut loading = Loading::new(tiers);
+        let mut builder = DirectoryBuilder::new(tiers);
         let mut reader = csv::ReaderBuilder::new()
             .has_headers(false)
             .flexible(true)
@@ -83,11 +83,11 @@ impl Directory {
                 continue;
             }
             let line = record.position().map_or(0, csv::Position::line);
-            if let Err(cause) = loading.add(&record, line) {
-                loading.problems.note(line, cause);
+            if let Err(cause) = builder.add(&record, line) {
+                builder.problems.add_problem(line, cause);
             }
         }
-        loading.finish()
+        builder.finish()
     }
 
     /// What the directory knows of `key`.
@@ -130,42 +130,42 @@ impl Seed {
         Self(SipHasher13::new_with_keys(random.hash_one(0), random.hash_one(1)))
     }
 
-    fn fingerprint(&self, key: &[u8]) -> Fingerprint {
+    fn fingerprint(&self, key: &[u8]) -> KeyHash {
         self.0.hash(key).as_bytes()
     }
 }
 
 /// A directory in the making. The table is made when it is known for how many keys.
-struct Loading {
+struct DirectoryBuilder {
     directory: Directory,
-    lines: Vec<Line>,
+    lines: Vec<KeyLine>,
     /// Positions in `tenants`, found by name.
     known_tenants: HashTable<u32>,
     known_grants: HashMap<(u32, u32), u32, foldhash::fast::RandomState>,
-    problems: Found,
+    problems: ProblemCollector,
 }
 
-struct Line {
-    key: Fingerprint,
+struct KeyLine {
+    key: KeyHash,
     grant: u32,
     number: u64,
 }
 
-impl Loading {
+impl DirectoryBuilder {
     fn new(tiers: &[impl AsRef<str>]) -> Self {
         let directory = Directory {
-            keys: Table::for_entries(0),
+            keys: KeyTable::for_entries(0),
             seed: Seed::random(),
             grants: Vec::new(),
             tiers: tiers.iter().map(|tier| tier.as_ref().into()).collect(),
-            tenants: Names::default(),
+            tenants: TenantNames::default(),
         };
         Self {
             directory,
             lines: Vec::new(),
             known_tenants: HashTable::new(),
             known_grants: HashMap::default(),
-            problems: Found::default(),
+            problems: ProblemCollector::default(),
         }
     }
 
@@ -189,7 +189,7 @@ impl Loading {
         if grant == next {
             self.directory.grants.push((tier, tenant));
         }
-        self.lines.push(Line { key: self.directory.seed.fingerprint(key), grant, number });
+        self.lines.push(KeyLine { key: self.directory.seed.fingerprint(key), grant, number });
         Ok(())
     }
 
@@ -224,13 +224,13 @@ impl Loading {
     }
 
     fn finish(mut self) -> Result<Directory, DirectoryError> {
-        let mut keys = Table::for_entries(self.lines.len());
-        for Line { key, grant, number } in self.lines {
-            if let Err(Duplicate) = keys.insert(key, grant) {
-                self.problems.note(number, LineError::Duplicate);
+        let mut keys = KeyTable::for_entries(self.lines.len());
+        for KeyLine { key, grant, number } in self.lines {
+            if let Err(DuplicateKey) = keys.insert(key, grant) {
+                self.problems.add_problem(number, LineError::Duplicate);
             }
         }
-        self.problems.none()?;
+        self.problems.into_result()?;
         self.directory.keys = keys;
         self.directory.grants.shrink_to_fit();
         self.directory.tenants.shrink();
@@ -240,12 +240,12 @@ impl Loading {
 
 /// Many names in one string: four bytes each pending_cost their text.
 #[derive(Default)]
-struct Names {
+struct TenantNames {
     text: String,
     ends: Vec<u32>,
 }
 
-impl Names {
+impl TenantNames {
     fn get(&self, index: u32) -> Option<&str> {
         let index = index as usize;
         let end = *self.ends.get(index)? as usize;

@@ -6,7 +6,7 @@ use std::fmt;
 use crate::problem::{Problem, Problems, Severity};
 
 /// After this many, problems are only counted.
-const MOST_PROBLEMS: usize = 20;
+const MAX_PROBLEMS: usize = 20;
 
 /// Everything that is wrong with a directory's file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,9 +19,9 @@ pub struct DirectoryError {
 
 impl DirectoryError {
     /// The same, as problems of the policy that refers to `file`.
-    pub(crate) fn problems_of(self, file: &str) -> Problems {
+    pub(crate) fn into_problems(self, file: &str) -> Problems {
         let problem = |LineProblem { line, cause }| {
-            let (what, hint) = cause.told();
+            let (what, hint) = cause.message_and_hint();
             Problem {
                 severity: Severity::Error,
                 file: file.to_owned(),
@@ -43,7 +43,7 @@ impl DirectoryError {
 
 impl LineError {
     /// What is wrong, and how to mend it.
-    fn told(&self) -> (String, Option<String>) {
+    fn message_and_hint(&self) -> (String, Option<String>) {
         let text = self.to_string();
         match text.split_once("; ") {
             Some((what, hint)) => (what.to_owned(), Some(hint.to_owned())),
@@ -123,21 +123,21 @@ fn hint(nearest: Option<&str>) -> String {
 
 /// The first problems of a file, in whatever order they are found. A line has at most one.
 #[derive(Default)]
-pub(super) struct Found {
+pub(super) struct ProblemCollector {
     first: BTreeMap<u64, LineError>,
     more: usize,
 }
 
-impl Found {
-    pub(super) fn note(&mut self, line: u64, cause: LineError) {
+impl ProblemCollector {
+    pub(super) fn add_problem(&mut self, line: u64, cause: LineError) {
         self.first.insert(line, cause);
-        if self.first.len() > MOST_PROBLEMS {
+        if self.first.len() > MAX_PROBLEMS {
             self.first.pop_last();
             self.more += 1;
         }
     }
 
-    pub(super) fn none(self) -> Result<(), DirectoryError> {
+    pub(super) fn into_result(self) -> Result<(), DirectoryError> {
         if self.first.is_empty() {
             return Ok(());
         }

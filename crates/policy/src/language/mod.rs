@@ -31,11 +31,11 @@ pub(crate) struct Mapping {
     /// Where it stands, as the reference heads it.
     pub(crate) path: &'static str,
     pub(crate) doc: &'static str,
-    pub(crate) keys: &'static [Key],
+    pub(crate) keys: &'static [PolicyKey],
 }
 
 impl Mapping {
-    pub(crate) fn key(&self, name: &str) -> Option<&'static Key> {
+    pub(crate) fn key(&self, name: &str) -> Option<&'static PolicyKey> {
         self.keys.iter().find(|key| key.name == name)
     }
 
@@ -56,7 +56,7 @@ impl Mapping {
 
 /// A key of a mapping.
 #[derive(Debug)]
-pub(crate) struct Key {
+pub(crate) struct PolicyKey {
     pub(crate) name: &'static str,
     pub(crate) shape: Shape,
     /// What holds where it is left out, in words.
@@ -69,7 +69,7 @@ pub(crate) struct Key {
     pub(crate) usual: bool,
 }
 
-impl Key {
+impl PolicyKey {
     const fn new(name: &'static str, shape: Shape, doc: &'static str, example: &'static str) -> Self {
         Self { name, shape, default: "none", doc, example, required: false, usual: false }
     }

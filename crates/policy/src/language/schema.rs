@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use super::{Key, Mapping, POLICY, Shape};
+use super::{Mapping, POLICY, PolicyKey, Shape};
 
 /// The language as a JSON Schema (draft 2020-12). Editors complete and check policies with it.
 pub fn schema() -> Value {
@@ -36,7 +36,7 @@ fn object(mapping: &'static Mapping, definitions: &mut Definitions) -> Value {
     object
 }
 
-fn property(key: &'static Key, definitions: &mut Definitions) -> Value {
+fn property(key: &'static PolicyKey, definitions: &mut Definitions) -> Value {
     let mut property = shape(&key.shape, definitions);
     let default = match key.default {
         "none" | "required" => String::new(),

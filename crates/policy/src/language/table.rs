@@ -6,74 +6,74 @@ use super::names::{
     BALANCES, ENCODED_SLASHES, ERROR_BODIES, FILE, HEADER, HEADER_STYLES, IDENTITY, KEY_VERIFICATIONS,
     NETWORK, OFF, PATH, PATH_CASES, UNDERSCORE_HEADERS,
 };
-use super::{Key, Mapping, Shape};
+use super::{Mapping, PolicyKey, Shape};
 
 pub(crate) static POLICY: Mapping = Mapping {
     name: "the policy",
     path: "",
     doc: "The whole file.",
     keys: &[
-        Key::new(
+        PolicyKey::new(
             "listen",
             OneOrMany(&Either(&[Text("address"), Object(&LISTEN)])),
             "Where to answer requests: host and port, or these with a certificate.",
             "0.0.0.0:8080",
         )
         .default("127.0.0.1:8080"),
-        Key::new(
+        PolicyKey::new(
             "admin",
             Either(&[Choice(OFF), Object(&ADMIN)]),
             "Where operators ask and change what is in force while it runs; `off` for nowhere.",
             "{ listen: 127.0.0.1:9900 }",
         )
         .default("127.0.0.1:9900"),
-        Key::new(
+        PolicyKey::new(
             "upstreams",
             Named("upstream", &Object(&UPSTREAM)),
             "The services behind, by name.",
             "{ api: { servers: [http://10.0.0.1:3000] } }",
         ),
-        Key::new(
+        PolicyKey::new(
             "routes",
             List(&Object(&ROUTE)),
             "Which requests go to which upstream; the first that matches.",
             "[{ path: /**, upstream: api }]",
         ),
-        Key::new(
+        PolicyKey::new(
             "http",
             Object(&HTTP),
             "How requests are read where upstream servers disagree.",
             "{ encoded_slash: keep }",
         ),
-        Key::new("clients", Object(&CLIENTS), "Who a request comes from.", "{ identify_by: [api_key, ip] }"),
-        Key::new(
+        PolicyKey::new("clients", Object(&CLIENTS), "Who a request comes from.", "{ identify_by: [api_key, ip] }"),
+        PolicyKey::new(
             "bans",
             Object(&BANS),
             "Who is refused with 403, whatever limits and exemptions say.",
             "{ networks: [203.0.113.0/24] }",
         ),
-        Key::new(
+        PolicyKey::new(
             "rate_limits",
             Object(&RATE_LIMITS),
             "How much may pass.",
             "{ default: { requests: 100, window: 60 } }",
         ),
-        Key::new(
+        PolicyKey::new(
             "headers",
             OneOrMany(&Choice(HEADER_STYLES)),
             "Which headers report limits to clients: `x_ratelimit` and `ratelimit_epoch` (reset in Unix seconds) and `ratelimit_delta` (reset in seconds from now) report the tightest limit, `ratelimit` every limit as structured fields. docs/gateway.md has the numbers.",
             "[x_ratelimit, ratelimit]",
         )
         .default("[x_ratelimit, ratelimit]"),
-        Key::new("error_body", Choice(ERROR_BODIES), "The form of a refusal's body.", "flat").default("flat"),
-        Key::new("log", Object(&LOG), "What is logged, as lines of JSON.", "{ access: 1% }"),
-        Key::new(
+        PolicyKey::new("error_body", Choice(ERROR_BODIES), "The form of a refusal's body.", "flat").default("flat"),
+        PolicyKey::new("log", Object(&LOG), "What is logged, as lines of JSON.", "{ access: 1% }"),
+        PolicyKey::new(
             "traces",
             Object(&TRACES),
             "Who is told of requests as traces.",
             "{ endpoint: http://127.0.0.1:4317 }",
         ),
-        Key::new("store", Object(&STORE), "Where counters are kept.", "{ max_memory: 64MiB }"),
+        PolicyKey::new("store", Object(&STORE), "Where counters are kept.", "{ max_memory: 64MiB }"),
     ],
 };
 
@@ -82,8 +82,8 @@ pub(crate) static LISTEN: Mapping = Mapping {
     path: "listen[]",
     doc: "Where to answer requests, and with which certificate. Clients choose HTTP/2 or HTTP/1.1.",
     keys: &[
-        Key::new("address", Text("address"), "Host and port.", "0.0.0.0:8443").required(),
-        Key::new(
+        PolicyKey::new("address", Text("address"), "Host and port.", "0.0.0.0:8443").required(),
+        PolicyKey::new(
             "tls",
             Object(&TLS),
             "The certificate; without it nothing is encrypted.",
@@ -97,9 +97,9 @@ pub(crate) static TLS: Mapping = Mapping {
     path: "listen[].tls",
     doc: "A certificate and its key, both PEM.",
     keys: &[
-        Key::new("cert", FILE, "The certificate, followed by those that vouch for it.", "cert.pem")
+        PolicyKey::new("cert", FILE, "The certificate, followed by those that vouch for it.", "cert.pem")
             .required(),
-        Key::new("key", FILE, "Its private key.", "key.pem").required(),
+        PolicyKey::new("key", FILE, "Its private key.", "key.pem").required(),
     ],
 };
 
@@ -108,14 +108,14 @@ pub(crate) static ADMIN: Mapping = Mapping {
     path: "admin",
     doc: "The admin API: metrics, bans, overrides, and what the `tidegate` commands ask. docs/operations.md tells more.",
     keys: &[
-        Key::new(
+        PolicyKey::new(
             "listen",
             Text("address"),
             "Host and port. One that others can reach wants a `token_file`; nothing there is encrypted.",
             "127.0.0.1:9900",
         )
         .default("127.0.0.1:9900"),
-        Key::new(
+        PolicyKey::new(
             "token_file",
             FILE,
             "The file with the token that everything but health wants. Made at the first start if there is none, for a loopback address.",
@@ -130,21 +130,21 @@ pub(crate) static UPSTREAM: Mapping = Mapping {
     path: "upstreams.NAME",
     doc: "A service behind the gateway.",
     keys: &[
-        Key::new(
+        PolicyKey::new(
             "servers",
             OneOrMany(&Text("URL")),
             "Its servers: http://, https:// or h2c:// (HTTP/2 without TLS) and host, with a port where it is not the usual one.",
             "[http://10.0.0.1:3000, http://10.0.0.2:3000]",
         )
         .required(),
-        Key::new(
+        PolicyKey::new(
             "balance",
             Choice(BALANCES),
             "Which server takes a request: one after another, the less busy of two, or always the same for one client.",
             "least_loaded",
         )
         .default("round_robin"),
-        Key::new("health", Object(&HEALTH), "How servers are asked whether they are well.", "{ path: /healthz }"),
+        PolicyKey::new("health", Object(&HEALTH), "How servers are asked whether they are well.", "{ path: /healthz }"),
     ],
 };
 
@@ -153,8 +153,8 @@ pub(crate) static HEALTH: Mapping = Mapping {
     path: "upstreams.NAME.health",
     doc: "A server that does not answer this with 2xx or 3xx gets no requests until it does, unless no server is well.",
     keys: &[
-        Key::new("path", Text("path"), "What is asked for.", "/healthz").required(),
-        Key::new("every", Duration, "How often, and how long an answer may take.", "5s").default("5s"),
+        PolicyKey::new("path", Text("path"), "What is asked for.", "/healthz").required(),
+        PolicyKey::new("every", Duration, "How often, and how long an answer may take.", "5s").default("5s"),
     ],
 };
 
@@ -163,16 +163,16 @@ pub(crate) static ROUTE: Mapping = Mapping {
     path: "routes[]",
     doc: "Sends what matches to an upstream. The first route that matches is taken.",
     keys: &[
-        Key::new(
+        PolicyKey::new(
             "host",
             Text("host"),
             "The host asked for: a name, `*.` and a name, or `*` for any.",
             "api.example.com",
         )
         .default("\"*\""),
-        Key::new("path", PATH, "The path asked for.", "/api/**").default("/**"),
-        Key::new("upstream", Text("name"), "The name of an upstream.", "api").required(),
-        Key::new(
+        PolicyKey::new("path", PATH, "The path asked for.", "/api/**").default("/**"),
+        PolicyKey::new("upstream", Text("name"), "The name of an upstream.", "api").required(),
+        PolicyKey::new(
             "http",
             Object(&HTTP),
             "How requests of this route are read. A key that is absent here has the value of the policy's `http`.",
@@ -187,7 +187,7 @@ pub(crate) static HTTP: Mapping = Mapping {
     doc: "How requests are read where upstream servers disagree. `routes[].http` has the same keys. The defaults let no \
           other spelling of a path or header escape a limit; change them for an upstream that needs it.",
     keys: &[
-        Key::new(
+        PolicyKey::new(
             "encoded_slash",
             Choice(ENCODED_SLASHES),
             "`%2F`, `%5C` and encoded control characters in a path. `reject`: 400. `keep`: forwarded as sent, and the \
@@ -196,7 +196,7 @@ pub(crate) static HTTP: Mapping = Mapping {
             "keep",
         )
         .default("reject"),
-        Key::new(
+        PolicyKey::new(
             "path_case",
             Choice(PATH_CASES),
             "How endpoints and rules match paths. `insensitive`: `/LOGIN` counts against the limits of `/login` too. \
@@ -204,7 +204,7 @@ pub(crate) static HTTP: Mapping = Mapping {
             "sensitive",
         )
         .default("insensitive"),
-        Key::new(
+        PolicyKey::new(
             "underscore_headers",
             Choice(UNDERSCORE_HEADERS),
             "Request headers with an underscore in their name, such as `X_User_Id`, which many servers read as \
@@ -220,36 +220,36 @@ pub(crate) static CLIENTS: Mapping = Mapping {
     path: "clients",
     doc: "Who a request comes from. Limits count each client apart.",
     keys: &[
-        Key::new(
+        PolicyKey::new(
             "identify_by",
             OneOrMany(&IDENTITY),
             "What names a client: the first of these that a request has. An API key counts only if it is verified.",
             "[api_key, user, ip]",
         )
         .default("[api_key, ip]"),
-        Key::new("api_key", Object(&API_KEY), "Where the API key stands.", "{ header: X-API-Key }"),
-        Key::new("user", Object(&USER), "Where the user stands.", "{ header: X-User-Id }"),
-        Key::new("tenant", Object(&TENANT), "Where the tenant stands.", "{ header: X-Tenant }"),
-        Key::new(
+        PolicyKey::new("api_key", Object(&API_KEY), "Where the API key stands.", "{ header: X-API-PolicyKey }"),
+        PolicyKey::new("user", Object(&USER), "Where the user stands.", "{ header: X-User-Id }"),
+        PolicyKey::new("tenant", Object(&TENANT), "Where the tenant stands.", "{ header: X-Tenant }"),
+        PolicyKey::new(
             "ip",
             Object(&IP),
             "How the client's address is found and counted.",
             "{ trusted_proxies: [10.0.0.0/8] }",
         ),
-        Key::new(
+        PolicyKey::new(
             "fingerprint",
             Object(&FINGERPRINT),
             "What tells clients apart that have no name.",
             "{ headers: [user-agent, accept-language] }",
         ),
-        Key::new("cookie", Object(&COOKIE), "A cookie that names the client.", "{ name: session }"),
-        Key::new(
+        PolicyKey::new("cookie", Object(&COOKIE), "A cookie that names the client.", "{ name: session }"),
+        PolicyKey::new(
             "tiers",
             Object(&TIERS),
             "Which client has which tier.",
             "{ file: keys.csv, default: free }",
         ),
-        Key::new("exempt", Object(&EXEMPT), "Who is never limited.", "{ networks: [10.1.0.0/16] }"),
+        PolicyKey::new("exempt", Object(&EXEMPT), "Who is never limited.", "{ networks: [10.1.0.0/16] }"),
     ],
 };
 
@@ -258,8 +258,8 @@ pub(crate) static API_KEY: Mapping = Mapping {
     path: "clients.api_key",
     doc: "Where the API key stands. A request that has the header twice, or a comma in it, gets 400.",
     keys: &[
-        Key::new("header", HEADER, "The header that carries it.", "X-API-Key").default("X-API-Key"),
-        Key::new(
+        PolicyKey::new("header", HEADER, "The header that carries it.", "X-API-PolicyKey").default("X-API-PolicyKey"),
+        PolicyKey::new(
             "verify",
             Choice(KEY_VERIFICATIONS),
             "What verifies a key before it counts: `keys_file` is `clients.tiers.file`, and without one no key counts; `none` counts every key, so a client that invents a key for each request has no limit.",
@@ -274,13 +274,13 @@ pub(crate) static USER: Mapping = Mapping {
     path: "clients.user",
     doc: "Where the user stands: a header that a trusted proxy sets, or a verified token.",
     keys: &[
-        Key::new(
+        PolicyKey::new(
             "header",
             HEADER,
             "The header that names the user. It counts only if the peer is in `clients.ip.trusted_proxies`; from any other peer it is removed.",
             "X-User-Id",
         ),
-        Key::new("jwt", Object(&JWT), "A token that is verified.", "{ secret_file: jwt.secret }"),
+        PolicyKey::new("jwt", Object(&JWT), "A token that is verified.", "{ secret_file: jwt.secret }"),
     ],
 };
 
@@ -289,13 +289,18 @@ pub(crate) static TENANT: Mapping = Mapping {
     path: "clients.tenant",
     doc: "Where the tenant stands: a header that a trusted proxy sets, or a verified token.",
     keys: &[
-        Key::new(
+        PolicyKey::new(
             "header",
             HEADER,
             "The header that names the tenant. It counts only if the peer is in `clients.ip.trusted_proxies`; from any other peer it is removed.",
             "X-Tenant",
         ),
-        Key::new("jwt", Object(&JWT), "A token that is verified.", "{ claim: tenant, jwks_file: jwks.json }"),
+        PolicyKey::new(
+            "jwt",
+            Object(&JWT),
+            "A token that is verified.",
+            "{ claim: tenant, jwks_file: jwks.json }",
+        ),
     ],
 };
 
@@ -306,19 +311,19 @@ pub(crate) static JWT: Mapping = Mapping {
           and counts as absent, if no key verifies its signature, if it has no `exp`, if it has expired, or if its `nbf` \
           lies ahead; clocks may differ by 60 s. `tidegate explain` says why a token is rejected.",
     keys: &[
-        Key::new(
+        PolicyKey::new(
             "header",
             HEADER,
             "The header that carries the token, with or without `Bearer`.",
             "Authorization",
         )
         .default("Authorization"),
-        Key::new("claim", Text("name"), "The claim that is the name.", "sub").default("sub"),
-        Key::new("secret_file", FILE, "A file with the shared secret (HS256).", "jwt.secret"),
-        Key::new(
+        PolicyKey::new("claim", Text("name"), "The claim that is the name.", "sub").default("sub"),
+        PolicyKey::new("secret_file", FILE, "A file with the shared secret (HS256).", "jwt.secret"),
+        PolicyKey::new(
             "jwks_file",
             FILE,
-            "A file with the public keys as a JSON Web Key Set (RS256, ES256).",
+            "A file with the public keys as a JSON Web PolicyKey Set (RS256, ES256).",
             "jwks.json",
         ),
     ],
@@ -329,13 +334,13 @@ pub(crate) static IP: Mapping = Mapping {
     path: "clients.ip",
     doc: "How the client's address is found: the connection's own, or what trusted proxies say of it.",
     keys: &[
-        Key::new(
+        PolicyKey::new(
             "trusted_proxies",
             OneOrMany(&NETWORK),
             "Proxies whose `Forwarded` and `X-Forwarded-For` are believed, read from right to left, and whose headers for user and tenant count.",
             "[10.0.0.0/8]",
         ),
-        Key::new("ipv6_prefix", Count(1), "How many bits of an IPv6 address are one client.", "64")
+        PolicyKey::new("ipv6_prefix", Count(1), "How many bits of an IPv6 address are one client.", "64")
             .default("64"),
     ],
 };
@@ -344,7 +349,7 @@ pub(crate) static FINGERPRINT: Mapping = Mapping {
     name: "`fingerprint`",
     path: "clients.fingerprint",
     doc: "A hash over some headers.",
-    keys: &[Key::new(
+    keys: &[PolicyKey::new(
         "headers",
         OneOrMany(&HEADER),
         "The headers it is made of.",
@@ -357,7 +362,7 @@ pub(crate) static COOKIE: Mapping = Mapping {
     name: "`cookie`",
     path: "clients.cookie",
     doc: "A cookie that names the client.",
-    keys: &[Key::new("name", Text("name"), "The cookie's name.", "session").required()],
+    keys: &[PolicyKey::new("name", Text("name"), "The cookie's name.", "session").required()],
 };
 
 pub(crate) static TIERS: Mapping = Mapping {
@@ -365,13 +370,13 @@ pub(crate) static TIERS: Mapping = Mapping {
     path: "clients.tiers",
     doc: "Which client has which tier. The limits of the tiers stand in `rate_limits.tiers`.",
     keys: &[
-        Key::new(
+        PolicyKey::new(
             "file",
             FILE,
             "A CSV file: API key, tier and tenant; or YAML, a mapping from API keys to tiers or to `{ tier, tenant }`.",
             "keys.csv",
         ),
-        Key::new("default", Text("name"), "The tier of everybody whom the file does not name.", "free"),
+        PolicyKey::new("default", Text("name"), "The tier of everybody whom the file does not name.", "free"),
     ],
 };
 
@@ -380,8 +385,8 @@ pub(crate) static EXEMPT: Mapping = Mapping {
     path: "clients.exempt",
     doc: "Who is never limited, only counted. A ban is stronger.",
     keys: &[
-        Key::new("networks", OneOrMany(&NETWORK), "Addresses.", "[10.1.0.0/16]"),
-        Key::new(
+        PolicyKey::new("networks", OneOrMany(&NETWORK), "Addresses.", "[10.1.0.0/16]"),
+        PolicyKey::new(
             "api_keys_file",
             FILE,
             "A file of API keys, one on a line; `#` begins a comment.",
@@ -395,8 +400,8 @@ pub(crate) static BANS: Mapping = Mapping {
     path: "bans",
     doc: "Who is refused with 403, whatever limits and exemptions say.",
     keys: &[
-        Key::new("networks", OneOrMany(&NETWORK), "Addresses.", "[203.0.113.0/24]"),
-        Key::new("file", FILE, "A file of networks, one on a line; `#` begins a comment.", "bans.txt"),
+        PolicyKey::new("networks", OneOrMany(&NETWORK), "Addresses.", "[203.0.113.0/24]"),
+        PolicyKey::new("file", FILE, "A file of networks, one on a line; `#` begins a comment.", "bans.txt"),
     ],
 };
 
@@ -405,16 +410,16 @@ pub(crate) static STORE: Mapping = Mapping {
     path: "store",
     doc: "Where counters are kept, and what must outlive the process.",
     keys: &[
-        Key::new(
+        PolicyKey::new(
             "url",
             Text("store URL"),
             "`memory` for this process alone; `redis://`, `rediss://` or `valkey://` to share them.",
             "redis://127.0.0.1:6379",
         )
         .default("memory"),
-        Key::new("max_memory", Size, "How much memory the counters of this process may take.", "64MiB")
+        PolicyKey::new("max_memory", Size, "How much memory the counters of this process may take.", "64MiB")
             .default("64MiB"),
-        Key::new(
+        PolicyKey::new(
             "directory",
             Text("folder"),
             "Where bans and overrides survive restarts; looked for from the folder of the policy, and made if there is none.",
@@ -429,16 +434,16 @@ pub(crate) static LOG: Mapping = Mapping {
     path: "log",
     doc: "Every event (start, reload, a server that fails, a ban, stop) is a line of JSON. Requests are too, as many as one wants.",
     keys: &[
-        Key::new(
+        PolicyKey::new(
             "access",
             SAMPLE,
             "How many requests have a line: who asked for what, what was decided, by whom and how fast it was answered.",
             "1%",
         )
         .default("off"),
-        Key::new("refused", SAMPLE, "How many of the requests that a limit refuses have one.", "all")
+        PolicyKey::new("refused", SAMPLE, "How many of the requests that a limit refuses have one.", "all")
             .default("as `access`"),
-        Key::new(
+        PolicyKey::new(
             "to",
             Either(&[Choice(&["stderr", "stdout"]), Text("file")]),
             "Where lines go. A file is written at its end, and opened anew at SIGHUP.",
@@ -455,14 +460,14 @@ pub(crate) static TRACES: Mapping = Mapping {
     path: "traces",
     doc: "OpenTelemetry: a span for each request, for its decision and for each try of an upstream.",
     keys: &[
-        Key::new(
+        PolicyKey::new(
             "endpoint",
             Text("URL"),
             "The collector that takes spans, over OTLP with gRPC.",
             "http://127.0.0.1:4317",
         )
         .required(),
-        Key::new(
+        PolicyKey::new(
             "sample",
             SAMPLE,
             "How many requests are traced. Where the sender of a request has decided that, its word counts.",

@@ -1,24 +1,24 @@
 //! The keys of a mapping, held against the language.
 
 use crate::language::Mapping;
-use crate::raw::{Finding, Node, Report, Value};
+use crate::raw::{Finding, ProblemReport, YamlNode, YamlValue};
 use crate::render::quote;
 
 /// A mapping whose keys are all part of the language, or reported.
 #[derive(Debug)]
 pub(crate) struct Fields<'n, 's> {
-    node: &'n Node<'s>,
+    node: &'n YamlNode<'s>,
     mapping: &'static Mapping,
 }
 
 impl<'n, 's> Fields<'n, 's> {
     /// Opens `node` as `mapping`; reports what it is instead, and every key that it may not have.
     pub(crate) fn open(
-        node: &'n Node<'s>,
+        node: &'n YamlNode<'s>,
         mapping: &'static Mapping,
-        report: &mut Report<'s>,
+        report: &mut ProblemReport<'s>,
     ) -> Option<Self> {
-        let Value::Mapping(entries) = &node.value else {
+        let YamlValue::Mapping(entries) = &node.value else {
             let keys = mapping.keys.iter().map(|key| key.name).collect::<Vec<_>>().join(", ");
             let finding =
                 Finding::error(node, format!("{} must be a mapping, not {}", mapping.name, node.describe()));
@@ -43,13 +43,13 @@ impl<'n, 's> Fields<'n, 's> {
     }
 
     /// The value of `key`, if it was written.
-    pub(crate) fn get(&self, key: &str) -> Option<&'n Node<'s>> {
-        let Value::Mapping(entries) = &self.node.value else { return None };
+    pub(crate) fn get(&self, key: &str) -> Option<&'n YamlNode<'s>> {
+        let YamlValue::Mapping(entries) = &self.node.value else { return None };
         entries.iter().find(|entry| entry.key.text == key).map(|entry| &entry.value)
     }
 
     /// The value of `key`; reports that it is missing.
-    pub(crate) fn require(&self, key: &str, report: &mut Report<'s>) -> Option<&'n Node<'s>> {
+    pub(crate) fn require(&self, key: &str, report: &mut ProblemReport<'s>) -> Option<&'n YamlNode<'s>> {
         let value = self.get(key);
         if value.is_none() && !self.is_meant_by_another(key) {
             let example = self.mapping.key(key).map(|key| format!("{}: {}", key.name, key.example));
@@ -61,13 +61,13 @@ impl<'n, 's> Fields<'n, 's> {
 
     /// Whether a key was written that is not of the language, which has been told.
     pub(crate) fn is_misspelt(&self) -> bool {
-        let Value::Mapping(entries) = &self.node.value else { return false };
+        let YamlValue::Mapping(entries) = &self.node.value else { return false };
         entries.iter().any(|entry| self.mapping.key(&entry.key.text).is_none())
     }
 
     /// Whether `key` is missing only because it was misspelt, which has been told.
     fn is_meant_by_another(&self, key: &str) -> bool {
-        let Value::Mapping(entries) = &self.node.value else { return false };
+        let YamlValue::Mapping(entries) = &self.node.value else { return false };
         // A mapping of many unknown keys is not a misspelt one.
         if entries.len() > 64 {
             return false;

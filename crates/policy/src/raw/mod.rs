@@ -11,36 +11,36 @@ use std::borrow::Cow;
 
 pub(crate) use fields::{Fields, nearest};
 pub(crate) use parse::parse;
-pub(crate) use report::{Finding, Mark, Report};
+pub(crate) use report::{Finding, NodeRef, ProblemReport};
 
 /// A value.
 #[derive(Clone, Debug)]
-pub(crate) struct Node<'s> {
+pub(crate) struct YamlNode<'s> {
     pub(crate) id: u32,
-    pub(crate) place: SourcePosition,
-    pub(crate) value: Value<'s>,
+    pub(crate) position: SourcePosition,
+    pub(crate) value: YamlValue<'s>,
 }
 
 /// What a value is.
 #[derive(Clone, Debug)]
-pub(crate) enum Value<'s> {
+pub(crate) enum YamlValue<'s> {
     Scalar { text: Cow<'s, str>, quoted: bool },
-    List(Vec<Node<'s>>),
-    Mapping(Vec<Entry<'s>>),
+    List(Vec<YamlNode<'s>>),
+    Mapping(Vec<MappingEntry<'s>>),
 }
 
 /// A key with its value.
 #[derive(Clone, Debug)]
-pub(crate) struct Entry<'s> {
-    pub(crate) key: Key<'s>,
-    pub(crate) value: Node<'s>,
+pub(crate) struct MappingEntry<'s> {
+    pub(crate) key: MappingKey<'s>,
+    pub(crate) value: YamlNode<'s>,
 }
 
 /// A key.
 #[derive(Clone, Debug)]
-pub(crate) struct Key<'s> {
+pub(crate) struct MappingKey<'s> {
     pub(crate) id: u32,
-    pub(crate) place: SourcePosition,
+    pub(crate) position: SourcePosition,
     pub(crate) text: Cow<'s, str>,
 }
 
@@ -57,19 +57,19 @@ pub(crate) struct SourcePosition {
     pub(crate) length: u32,
 }
 
-impl Node<'_> {
+impl YamlNode<'_> {
     /// Whether nothing was written here.
     pub(crate) fn is_null(&self) -> bool {
-        matches!(&self.value, Value::Scalar { text, quoted: false } if matches!(&**text, "" | "~" | "null"))
+        matches!(&self.value, YamlValue::Scalar { text, quoted: false } if matches!(&**text, "" | "~" | "null"))
     }
 
     /// What was written here, in words.
     pub(crate) fn describe(&self) -> String {
         match &self.value {
             _ if self.is_null() => "nothing".to_owned(),
-            Value::Scalar { text, .. } => crate::render::quote(text),
-            Value::List(_) => "a list".to_owned(),
-            Value::Mapping(_) => "a mapping".to_owned(),
+            YamlValue::Scalar { text, .. } => crate::render::quote(text),
+            YamlValue::List(_) => "a list".to_owned(),
+            YamlValue::Mapping(_) => "a mapping".to_owned(),
         }
     }
 }

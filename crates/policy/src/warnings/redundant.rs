@@ -1,6 +1,6 @@
 //! Limits that never bind, because another that sees the same requests is always tighter.
 //!
-//! An *envelope* says how much a limit lets pass: at most `concurrency_checks + rate · t` in any time t. A limit that admits
+//! An *envelope* says how much a limit lets pass: at most `initial + rate · t` in any time t. A limit that admits
 //! everything within another's envelope can never refuse what that one let pass. The comparison is careful: where
 //! it cannot be sure, it says nothing.
 
@@ -8,19 +8,19 @@ use std::collections::{HashMap, HashSet};
 
 use tidegate_core::Algorithm;
 
-use crate::compile::Marks;
+use crate::compile::WarningTargets;
 use crate::plan::{Count, Match, Mode, Plan, Rule};
-use crate::raw::{Finding, Report};
+use crate::raw::{Finding, ProblemReport};
 use crate::render::quote;
 
 /// Limits that see the same requests are few; more are not compared.
-const MOST_COMPARED: usize = 64;
+const MAX_COMPARED: usize = 64;
 
-pub(super) fn find(plan: &Plan, marks: &Marks, report: &mut Report<'_>) {
+pub(super) fn find(plan: &Plan, targets: &WarningTargets, report: &mut ProblemReport<'_>) {
     let limits = &plan.rate_limits;
     let mut warn = |rule: &Rule, by: &Rule| {
         let what = format!("{} never binds: {} is always tighter", quote(&rule.name), quote(&by.name));
-        let finding = Finding::warning(marks.rule(rule.id), what);
+        let finding = Finding::warning(targets.rule(rule.id), what);
         report.push(finding.hint(format!(
             "{} is {}; lower this limit, or remove it",
             quote(&by.name),
@@ -47,7 +47,7 @@ pub(super) fn find(plan: &Plan, marks: &Marks, report: &mut Report<'_>) {
     // Equal limits are one; a rule that many different ones would have to be tighter than is not looked at.
     let mut seen = HashSet::new();
     of_client.retain(|of| seen.insert(of.map(|rule| rule.limit)));
-    let few = of_client.len() <= MOST_COMPARED;
+    let few = of_client.len() <= MAX_COMPARED;
     let under_client = |rule: &Rule| {
         if !few {
             return None;
@@ -73,7 +73,7 @@ pub(super) fn find(plan: &Plan, marks: &Marks, report: &mut Report<'_>) {
         {
             warn(looser, rule);
         }
-        if group.len() < MOST_COMPARED {
+        if group.len() < MAX_COMPARED {
             group.push(rule);
         }
     }
@@ -99,9 +99,9 @@ fn same_kind(tight: &Rule, loose: &Rule) -> bool {
     }
 }
 
-/// At most `concurrency_checks + units / micros · t` in any time t.
+/// At most `initial + units / micros · t` in any time t.
 struct Envelope {
-    concurrency_checks: u128,
+    initial: u128,
     units: u128,
     micros: u128,
 }
@@ -110,14 +110,14 @@ impl Envelope {
     fn of(rule: &Rule) -> Self {
         let requests = u128::from(rule.requests);
         let burst = rule.burst.map_or(requests, u128::from);
-        let (concurrency_checks, units) = match rule.algorithm() {
+        let (initial, units) = match rule.algorithm() {
             Algorithm::TokenBucket | Algorithm::LeakyBucket => (burst, requests),
             Algorithm::SlidingLog => (requests, requests),
             Algorithm::FixedWindow => (requests.saturating_mul(2), requests),
             // Its true count stays within twice the limit.
             Algorithm::SlidingCounter => (requests.saturating_mul(2), requests.saturating_mul(2)),
         };
-        Self { concurrency_checks, units, micros: u128::from(rule.window.as_micros()).max(1) }
+        Self { initial, units, micros: u128::from(rule.window.as_micros()).max(1) }
     }
 
     /// Whether its rate is at most `requests` per `window`.
@@ -129,18 +129,18 @@ impl Envelope {
     fn fits(&self, rule: &Rule) -> bool {
         let (requests, window) = (u128::from(rule.requests), u128::from(rule.window.as_micros()));
         let burst = rule.burst.map_or(requests, u128::from);
-        // concurrency_checks · times + units · window / micros ≤ requests, without dividing.
+        // initial · times + units · window / micros ≤ requests, without dividing.
         let within = |times: u128| {
-            let spent = self.concurrency_checks.saturating_mul(times).saturating_mul(self.micros);
+            let spent = self.initial.saturating_mul(times).saturating_mul(self.micros);
             spent.saturating_add(self.units.saturating_mul(window)) <= requests.saturating_mul(self.micros)
         };
         match rule.algorithm() {
-            Algorithm::TokenBucket => self.concurrency_checks <= burst && self.is_slower(requests, window),
+            Algorithm::TokenBucket => self.initial <= burst && self.is_slower(requests, window),
             // All that stands at once must wait no longer than it may.
             Algorithm::LeakyBucket => {
-                let last = self.concurrency_checks.saturating_sub(1).saturating_mul(window);
+                let last = self.initial.saturating_sub(1).saturating_mul(window);
                 let waits = requests.saturating_mul(rule.longest_wait().as_micros().into());
-                self.concurrency_checks <= burst && last <= waits && self.is_slower(requests, window)
+                self.initial <= burst && last <= waits && self.is_slower(requests, window)
             }
             Algorithm::SlidingLog | Algorithm::FixedWindow => within(1),
             // What it estimates of two windows is at most twice what stands at once.

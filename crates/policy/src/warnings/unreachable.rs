@@ -1,24 +1,24 @@
 //! Rules that no request reaches, and routes that no rule covers.
 
-use crate::compile::Marks;
+use crate::compile::WarningTargets;
 use crate::endpoints::{EndpointPattern, PathTrie};
 use crate::plan::{Plan, Rule, loosest_path_case};
-use crate::raw::{Finding, Report};
+use crate::raw::{Finding, ProblemReport};
 use crate::render::quote;
 
 /// Enough for 100,000 patterns without many wildcards; after them a doubt counts as met.
-const MOST_STEPS: usize = 10_000_000;
+const MAX_STEPS: usize = 10_000_000;
 
-pub(super) fn find(plan: &Plan, marks: &Marks, report: &mut Report<'_>) {
+pub(super) fn find(plan: &Plan, targets: &WarningTargets, report: &mut ProblemReport<'_>) {
     if plan.routes.is_empty() {
         return;
     }
-    unreachable(plan, marks, report);
-    unlimited_routes(plan, marks, report);
+    unreachable(plan, targets, report);
+    unlimited_routes(plan, targets, report);
 }
 
 /// Rules at paths that no route takes.
-fn unreachable(plan: &Plan, marks: &Marks, report: &mut Report<'_>) {
+fn unreachable(plan: &Plan, targets: &WarningTargets, report: &mut ProblemReport<'_>) {
     // Limits ignore case where a route says so; then a difference in case is none.
     let fold = folding(plan);
     let folded: Vec<_> = plan.routes.iter().map(|route| fold(&route.path)).collect();
@@ -27,44 +27,46 @@ fn unreachable(plan: &Plan, marks: &Marks, report: &mut Report<'_>) {
     let places = endpoints.map(|endpoint| (&endpoint.rule, std::slice::from_ref(&endpoint.pattern)));
     let custom = plan.rate_limits.rules.iter().map(|custom| (&custom.rule, custom.matches.paths.as_slice()));
     let named = places.chain(custom).map(|(rule, paths)| (&rule.name, rule.id, paths));
-    let concurrency_checks = plan.rate_limits.concurrent.iter();
-    let concurrency_checks =
-        concurrency_checks.map(|rule| (&rule.name, rule.id, rule.matches.paths.as_slice()));
-    for (name, id, paths) in named.chain(concurrency_checks) {
+    let concurrency_rules = plan.rate_limits.concurrent.iter();
+    let concurrency_rules =
+        concurrency_rules.map(|rule| (&rule.name, rule.id, rule.matches.paths.as_slice()));
+    for (name, id, paths) in named.chain(concurrency_rules) {
         if !paths.is_empty() && !paths.iter().any(|path| routes.meet(&fold(path))) {
             let what = format!("{} can never match: no route takes its path", quote(name));
-            let finding = Finding::warning(marks.rule(id), what);
+            let finding = Finding::warning(targets.rule(id), what);
             report.push(finding.hint("correct the path, or add a route for it"));
         }
     }
 }
 
 /// Routes whose requests meet no limit at all.
-fn unlimited_routes(plan: &Plan, marks: &Marks, report: &mut Report<'_>) {
+fn unlimited_routes(plan: &Plan, targets: &WarningTargets, report: &mut ProblemReport<'_>) {
     let limits = &plan.rate_limits;
     let clients = &plan.clients;
     let has_tiers = clients.tiers.file.is_some() || clients.tiers.default.is_some();
     // What only watches limits nothing.
     let refuses = |rule: &Option<Rule>| rule.as_ref().is_some_and(|rule| rule.mode.can_refuse());
     let rules = || limits.rules.iter().filter(|custom| custom.rule.mode.can_refuse());
-    let concurrency_checks = || limits.concurrent.iter().filter(|rule| rule.mode.can_refuse());
+    let concurrency_rules = || limits.concurrent.iter().filter(|rule| rule.mode.can_refuse());
     let everywhere = [&limits.global, &limits.default, &limits.tenant].into_iter().any(refuses)
         || (has_tiers && limits.tiers.iter().any(|tier| refuses(&tier.rule)))
         || rules().any(|custom| custom.matches.paths.is_empty())
-        || concurrency_checks().any(|rule| rule.matches.paths.is_empty());
+        || concurrency_rules().any(|rule| rule.matches.paths.is_empty());
     if everywhere {
         return;
     }
-    let custom = rules().map(|custom| &custom.matches).chain(concurrency_checks().map(|rule| &rule.matches));
+    let custom = rules().map(|custom| &custom.matches).chain(concurrency_rules().map(|rule| &rule.matches));
     let custom = custom.flat_map(|matches| &matches.paths);
     let endpoints = limits.endpoints.iter().filter(|endpoint| endpoint.rule.mode.can_refuse());
     let fold = folding(plan);
     let folded: Vec<_> = endpoints.map(|endpoint| &endpoint.pattern).chain(custom).map(&fold).collect();
     let mut limited = Patterns::new(folded.iter());
-    for (route, mark) in plan.routes.iter().zip(&marks.routes) {
+    for (route, target) in plan.routes.iter().zip(&targets.routes) {
         if !limited.meet(&fold(&route.path)) {
-            let finding =
-                Finding::warning(*mark, format!("the route {} has no limit", quote(&route.path.to_string())));
+            let finding = Finding::warning(
+                *target,
+                format!("the route {} has no limit", quote(&route.path.to_string())),
+            );
             report.push(finding.hint("add `rate_limits.default`, or an endpoint below it"));
         }
     }
@@ -87,7 +89,7 @@ impl Patterns {
     fn new<'p>(patterns: impl Iterator<Item = &'p EndpointPattern>) -> Self {
         let mut paths = PathTrie::default();
         patterns.for_each(|pattern| *paths.value_mut(pattern.segments()) = true);
-        Self { paths, steps: MOST_STEPS }
+        Self { paths, steps: MAX_STEPS }
     }
 
     /// Whether one of them meets `path`, or it took too long to see that none does.

@@ -2,12 +2,12 @@
 
 use tidegate_core::{Algorithm, TimeSpan};
 
-use crate::compile::Marks;
+use crate::compile::WarningTargets;
 use crate::plan::{Plan, Rule};
-use crate::raw::{Finding, Report};
+use crate::raw::{Finding, ProblemReport};
 use crate::units::span_text;
 
-pub(super) fn find(plan: &Plan, marks: &Marks, report: &mut Report<'_>) {
+pub(super) fn find(plan: &Plan, targets: &WarningTargets, report: &mut ProblemReport<'_>) {
     for rule in plan.rate_limits.iter().filter(|rule| rule.algorithm() == Algorithm::LeakyBucket) {
         let burst = rule.burst.unwrap_or(rule.requests);
         let usable = usable_burst(rule);
@@ -27,7 +27,7 @@ pub(super) fn find(plan: &Plan, marks: &Marks, report: &mut Report<'_>) {
         };
         let longest = span_text(wait_of(rule, burst));
         let hint = format!("set `max_wait: {longest}` to use all of it, or `burst: {usable}`");
-        report.push(Finding::warning(marks.rule(rule.id), what).hint(hint));
+        report.push(Finding::warning(targets.rule(rule.id), what).hint(hint));
     }
 }
 

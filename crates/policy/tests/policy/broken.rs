@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 
-use tidegate_policy::{FileError, Files, LARGEST_FILE, NoFiles, compile};
+use tidegate_policy::{FileError, Files, MAX_FILE_SIZE, NoFiles, compile};
 
 /// What the broken policies refer to.
 struct Referenced;
@@ -60,7 +60,7 @@ fn every_broken_policy_says_what_where_and_how_to_mend_it() {
 
 #[test]
 fn a_file_of_more_than_16_mib_is_not_even_read() {
-    let large = vec![b'#'; LARGEST_FILE + 1];
+    let large = vec![b'#'; MAX_FILE_SIZE + 1];
     let problems = compile("large.yaml", &large, &NoFiles).unwrap_err();
     assert_eq!(
         problems.to_string().trim_end(),

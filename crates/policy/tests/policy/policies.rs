@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
 use tidegate_core::Algorithm;
-use tidegate_policy::{ClientKind, Compiled, FileError, Files, NoFiles, Plan, Severity, compile};
+use tidegate_policy::{ClientKind, CompiledPolicy, FileError, Files, NoFiles, Plan, Severity, compile};
 
 /// The smallest form, as the documentation shows it.
 const SMALLEST: &str = "\
@@ -33,7 +33,7 @@ fn examples() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples")
 }
 
-fn good(text: &str) -> Compiled {
+fn good(text: &str) -> CompiledPolicy {
     compile("policy.yaml", text.as_bytes(), &NoFiles).unwrap_or_else(|problems| panic!("{problems}"))
 }
 
