@@ -1,4 +1,4 @@
-//! The difference of two plans in words, for whoever reloads one.
+//! Describes the differences of two plans, for reloads.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt::{self, Write};
@@ -11,45 +11,45 @@ use crate::plan::{
 };
 use crate::units::{size_text, span_text};
 
-/// One difference.
+/// One difference between two plans.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PolicyChange {
-    /// What is different: a rule or a setting.
+    /// The rule or setting that is different.
     pub what: String,
-    /// ChangeKind.
+    /// Whether it was added, removed or changed.
     pub kind: ChangeKind,
-    /// What becomes of its counters, where it has any.
+    /// The effect on its counters, if it has any.
     pub counters: Option<CounterEffect>,
 }
 
-/// ChangeKind something is different.
+/// How a rule or setting is different.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ChangeKind {
-    /// It is new.
+    /// It was added.
     Added {
-        /// What it is.
+        /// The new value.
         to: String,
     },
-    /// It is gone.
+    /// It was removed.
     Removed {
-        /// What it was.
+        /// The old value.
         from: String,
     },
-    /// It is something else.
+    /// It was changed.
     Changed {
-        /// What it was.
+        /// The old value.
         from: String,
-        /// What it is.
+        /// The new value.
         to: String,
     },
 }
 
-/// What becomes of the counters of a changed rule.
+/// The effect of a change on the counters of a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CounterEffect {
-    /// What was spent stays spent.
+    /// The counters keep their values.
     Kept,
-    /// Everybody starts afresh, because the algorithm or whom it counts is another.
+    /// The counters start at zero, because the algorithm or the identities it counts by changed.
     Reset,
 }
 
@@ -63,13 +63,13 @@ impl fmt::Display for PolicyChange {
         }
         match self.counters {
             Some(CounterEffect::Kept) => f.write_str("; counters kept"),
-            Some(CounterEffect::Reset) => f.write_str("; counters start afresh"),
+            Some(CounterEffect::Reset) => f.write_str("; counters reset"),
             None => Ok(()),
         }
     }
 }
 
-/// What is different between `old` and `new`: rules in the order of the policy, then settings by name.
+/// Returns the differences between `old` and `new`: rules in the order of the policy, then settings by name.
 pub fn diff(old: &Plan, new: &Plan) -> Vec<PolicyChange> {
     let (before, after) = (describe_rules(old), describe_rules(new));
     let index: HashMap<&str, &RuleDescription> =
@@ -81,7 +81,7 @@ pub fn diff(old: &Plan, new: &Plan) -> Vec<PolicyChange> {
             continue;
         };
         if earlier.text != rule.text {
-            let kept = earlier.family == rule.family;
+            let kept = earlier.counter_kind == rule.counter_kind;
             let counters = if kept { CounterEffect::Kept } else { CounterEffect::Reset };
             let kind = ChangeKind::Changed { from: earlier.text.clone(), to: rule.text.clone() };
             changes.push(rule.change(kind, Some(counters)));
@@ -95,12 +95,12 @@ pub fn diff(old: &Plan, new: &Plan) -> Vec<PolicyChange> {
     changes
 }
 
-/// A rule in words.
+/// A rule as text, for comparison.
 struct RuleDescription {
     name: String,
     text: String,
-    /// CounterEffect survive as long as this stays the same.
-    family: String,
+    /// Counters are kept while this stays the same.
+    counter_kind: String,
 }
 
 impl RuleDescription {
@@ -109,7 +109,7 @@ impl RuleDescription {
     }
 
     fn plain(rule: &Rule) -> Self {
-        Self { name: rule.name.clone(), text: rule.all_words(), family: rule.algorithm().to_string() }
+        Self { name: rule.name.clone(), text: rule.all_words(), counter_kind: rule.algorithm().to_string() }
     }
 
     fn custom(custom: &CustomRule) -> Self {
@@ -131,7 +131,7 @@ impl RuleDescription {
         Self {
             name: rule.name.clone(),
             text: text.join(", "),
-            family: format!("{} {count}", rule.algorithm()),
+            counter_kind: format!("{} {count}", rule.algorithm()),
         }
     }
 }
@@ -144,11 +144,11 @@ impl RuleDescription {
             text.push(mode.to_string());
         }
         text.extend(describe_scope(matches, count));
-        Self { name: name.clone(), text: text.join(", "), family: format!("at once {count}") }
+        Self { name: name.clone(), text: text.join(", "), counter_kind: format!("concurrent {count}") }
     }
 }
 
-/// Whom a rule counts and where, as far as that is out of the ordinary.
+/// Describes what a rule counts by and where it applies, without the defaults.
 fn describe_scope(matches: &Match, count: &Count) -> impl Iterator<Item = String> {
     let whom = (*count != Count::Client).then(|| count.to_string());
     let place = Some(describe_match(matches)).filter(|place| !place.is_empty());
@@ -164,7 +164,7 @@ fn describe_rules(plan: &Plan) -> Vec<RuleDescription> {
         None => RuleDescription {
             name: format!("tier:{}", tier.name),
             text: "unlimited".to_owned(),
-            family: "unlimited".to_owned(),
+            counter_kind: "unlimited".to_owned(),
         },
     });
     let custom = limits.rules.iter().map(RuleDescription::custom);
@@ -210,7 +210,7 @@ fn settings_changes(mut old: Settings, new: Settings) -> Vec<PolicyChange> {
     changes
 }
 
-/// Everything but the rules, as path and text. Secrets are told apart, never shown.
+/// Returns all settings except rules, by path. Secrets are not shown.
 fn settings(plan: &Plan) -> Settings {
     let Plan { listen, admin, clients, bans, rate_limits, headers, error_body, store, log, traces, .. } =
         plan;
@@ -233,7 +233,7 @@ fn settings(plan: &Plan) -> Settings {
     set("error_body", error_body.name().to_owned());
     set("store.url", store.url.as_ref().map_or("memory".to_owned(), ToString::to_string));
     set("log.access", log.access.to_string());
-    set("log.refused", log.refused.to_string());
+    set("log.rejected", log.rejected.to_string());
     set("log.to", log.to.to_string());
     let traced =
         traces.as_ref().map(|traces| format!("{} of requests to {}", traces.sample, traces.endpoint));
@@ -246,7 +246,7 @@ fn settings(plan: &Plan) -> Settings {
     settings
 }
 
-/// Where requests go, and how they are read on the way.
+/// Adds `http`, upstreams and routes.
 fn routing_settings(plan: &Plan, set: &mut dyn FnMut(&str, String)) {
     let Plan { upstreams, routes, http, .. } = plan;
     for (key, value) in http.words() {
@@ -255,7 +255,7 @@ fn routing_settings(plan: &Plan, set: &mut dyn FnMut(&str, String)) {
     for upstream in upstreams {
         let mut text = format!("{}, {}", upstream.servers.join(", "), upstream.balance.name());
         if let Some(health) = &upstream.health {
-            // Writing to a text does not fail.
+            // Writing to a String cannot fail.
             let _ = write!(text, ", {} every {}", health.path, span_text(health.every));
         }
         set(&format!("upstream `{}`", upstream.name), text);
@@ -266,7 +266,7 @@ fn routing_settings(plan: &Plan, set: &mut dyn FnMut(&str, String)) {
         for ((key, value), _) in
             route.http.words().iter().zip(http.words()).filter(|(own, inherited)| *own != inherited)
         {
-            // Writing to a text does not fail.
+            // Writing to a String cannot fail.
             let _ = write!(text, ", {key}: {value}");
         }
         text
@@ -294,7 +294,7 @@ fn client_settings(clients: &Clients, set: &mut dyn FnMut(&str, String)) {
     }
 }
 
-/// A few networks, or how many there are.
+/// Lists up to eight networks, or returns their number.
 fn describe_networks(networks: &[ipnet::IpNet]) -> String {
     if networks.len() > 8 {
         return format!("{} networks", networks.len());

@@ -66,7 +66,7 @@ impl Logging {
     }
 
     fn choose(&self, plan: &Plan) {
-        self.log.choose(LogSampling { access: plan.log.access, refused: plan.log.refused });
+        self.log.choose(LogSampling { access: plan.log.access, refused: plan.log.rejected });
         if let Err(error) = self.tracer.follow(plan.traces.as_ref(), &self.log) {
             tracing::error!(event = "traces_failed", "cannot start to trace: {error}");
         }

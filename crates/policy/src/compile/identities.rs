@@ -1,4 +1,4 @@
-//! Where clients are found in requests: what the policy says of them, made usable.
+//! Builds the runtime identities from the decoded `clients`.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::identity::{
 use crate::plan::{Clients, NameSource, Token};
 use crate::raw::{Finding, YamlNode};
 
-/// What the decoder let pass and the request's side refuses. It has not been seen; if it is, the policy is refused.
+/// A value that the decoder accepted but the runtime rejects. Not known to happen; it makes the policy invalid.
 #[derive(Debug, thiserror::Error)]
 enum IdentityBuildError {
     #[error(transparent)]
@@ -27,22 +27,23 @@ enum IdentityBuildError {
     Identity(#[from] IdentityError),
 }
 
-/// The identities of `clients`. Where they cannot be had, the problem stands at `root` unless there is another one.
+/// Builds the identities of `clients`. Reports a failure at `root`.
 pub(super) fn identities(
     clients: &Clients,
     root: &YamlNode<'_>,
     context: &mut CompileContext<'_, '_>,
 ) -> Option<Identities> {
-    // Half of what was read wrongly may not fit together; the reason has been told.
+    // After an error the decoded parts may be inconsistent; the cause has been reported.
     if context.report.failed() {
         return None;
     }
-    let made = build(clients);
-    made.map_err(|error| {
-        let finding = Finding::error(root, format!("`clients` cannot be used: {error}"));
-        context.report.push(finding.hint("correct `clients`"));
-    })
-    .ok()
+    let identities = build(clients);
+    identities
+        .map_err(|error| {
+            let finding = Finding::error(root, format!("invalid `clients`: {error}"));
+            context.report.push(finding.hint("correct `clients`"));
+        })
+        .ok()
 }
 
 fn build(clients: &Clients) -> Result<Identities, IdentityBuildError> {
@@ -51,7 +52,7 @@ fn build(clients: &Clients) -> Result<Identities, IdentityBuildError> {
     let source = |from: &NameSource| match from {
         NameSource::Header(name) => header(name).map(Source::Header),
         NameSource::Token(token) => {
-            // Under one key a token is verified once, whoever asks.
+            // Share the verifier of equal keys, so that a token is verified once.
             let known = user_token.filter(|user| user.key == token.key).unwrap_or(token);
             let verifier = Arc::clone(&known.verifier);
             Ok(Source::Claim(ClaimSource::new(header(&token.header)?, &token.claim.0, verifier)))

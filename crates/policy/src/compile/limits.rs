@@ -1,4 +1,4 @@
-//! Limits, and the places where they stand.
+//! Decodes `rate_limits`.
 
 use std::collections::HashMap;
 
@@ -21,7 +21,7 @@ const ALGORITHM_VALUES: [Algorithm; 5] = [
     Algorithm::FixedWindow,
 ];
 
-/// The names of the tiers, before anything is decoded.
+/// Returns the names of the tiers, before anything is decoded.
 pub(super) fn tier_names<'n>(rate_limits: Option<&'n YamlNode<'_>>) -> Vec<&'n str> {
     let entries = |node: &'n YamlNode<'_>| match &node.value {
         YamlValue::Mapping(entries) => entries.as_slice(),
@@ -36,7 +36,7 @@ pub(super) fn tier_names<'n>(rate_limits: Option<&'n YamlNode<'_>>) -> Vec<&'n s
         .collect()
 }
 
-/// All limits. `clients` is `None` if they could not be read.
+/// Decodes all limits. `clients` is `None` if it is invalid.
 pub(super) fn rate_limits<'s>(
     fields: &Fields<'_, 's>,
     clients: Option<&Clients>,
@@ -44,22 +44,22 @@ pub(super) fn rate_limits<'s>(
 ) -> RateLimits {
     let mut single = |key: &str, mapping: &'static Mapping| {
         let node = fields.get(key)?;
-        let hint = "leave it out; what has no limit is not limited";
-        refuse_unlimited(node, hint, context)?;
-        named(node, mapping, key.to_owned(), context)
+        let hint = "remove it; without a limit nothing is limited";
+        reject_unlimited(node, hint, context)?;
+        named_limit(node, mapping, key.to_owned(), context)
     };
     let global = single("global", &GLOBAL);
     let tenant = single("tenant", &LIMIT);
     let default = single("default", &LIMIT);
     let tiers = fields.get("tiers").map(|node| tiers(node, context)).unwrap_or_default();
     let endpoints = fields.get("endpoints").map(|node| endpoints(node, context)).unwrap_or_default();
-    // Last, so that a rule which takes the name of one of those above is the one to be told.
+    // Rules come last, so that a name conflict is reported at the rule.
     let (rules, concurrent) =
         fields.get("rules").map(|node| rules::rules(node, clients, context)).unwrap_or_default();
     RateLimits { global, tenant, default, tiers, rules, endpoints, concurrent }
 }
 
-fn refuse_unlimited(node: &YamlNode<'_>, hint: &str, context: &mut CompileContext<'_, '_>) -> Option<()> {
+fn reject_unlimited(node: &YamlNode<'_>, hint: &str, context: &mut CompileContext<'_, '_>) -> Option<()> {
     if matches!(&node.value, YamlValue::Scalar { text, .. } if text == "unlimited") {
         let finding = Finding::error(node, "only a tier can be `unlimited`");
         context.report.push(finding.hint(hint));
@@ -77,7 +77,7 @@ fn entries<'n, 's>(
         return entries;
     }
     let finding = Finding::error(node, format!("`{what}` must be a mapping, not {}", node.describe()));
-    context.report.push(finding.hint("write each as `NAME: { requests: 100, window: 60 }`"));
+    context.report.push(finding.hint("write each entry as `NAME: { requests: 100, window: 60 }`"));
     &[]
 }
 
@@ -88,20 +88,20 @@ fn tiers<'s>(node: &YamlNode<'s>, context: &mut CompileContext<'s, '_>) -> Vec<T
         check_name(key, &key.text, context);
         let name = key.text.clone().into_owned();
         let unlimited = matches!(&value.value, YamlValue::Scalar { text, .. } if text == "unlimited");
-        let rule = if unlimited { None } else { named(value, &LIMIT, format!("tier:{name}"), context) };
-        // A tier that could not be read is no unlimited one; but then there is no plan either.
+        let rule = if unlimited { None } else { named_limit(value, &LIMIT, format!("tier:{name}"), context) };
+        // An invalid tier would be unlimited here, but there is no plan then.
         tiers.push(Tier { name, rule });
     }
     tiers
 }
 
 fn endpoints<'s>(node: &YamlNode<'s>, context: &mut CompileContext<'s, '_>) -> Vec<Endpoint> {
-    // By the folded pattern: endpoints that differ only in what limits ignore take the same requests.
+    // Keyed by the folded pattern: endpoints that differ only in what limits ignore match the same requests.
     let mut seen: HashMap<EndpointPattern, (EndpointPattern, u32)> = HashMap::new();
     let mut endpoints = Vec::new();
     for MappingEntry { key, value } in entries(node, "endpoints", context) {
-        let hint = "an endpoint's limit applies in addition to the others; leave it out";
-        if refuse_unlimited(value, hint, context).is_none() {
+        let hint = "remove it; the limit of an endpoint applies in addition to the others";
+        if reject_unlimited(value, hint, context).is_none() {
             continue;
         }
         let pattern = endpoint_pattern(key, context);
@@ -109,23 +109,23 @@ fn endpoints<'s>(node: &YamlNode<'s>, context: &mut CompileContext<'s, '_>) -> V
             Some(pattern) => format!("endpoint:{pattern}"),
             None => format!("endpoint:{}", key.text),
         };
-        // The rule of a duplicate is read under the name it was given, so that its own problems are seen.
+        // Decode the rule of a duplicate under a unique name, so that its own problems are reported too.
         let line = key.position.line;
         let first = pattern
             .as_ref()
             .and_then(|pattern| seen.insert(pattern.folded(context.path_case), (pattern.clone(), line)));
         let name = if first.is_some() { format!("endpoint:\0{}", key.id) } else { name };
-        let rule = named(value, &ENDPOINT, name, context);
+        let rule = named_limit(value, &ENDPOINT, name, context);
         if let Some((first, line)) = first {
-            let finding = Finding::key_error(key, "another endpoint takes the same requests");
+            let finding = Finding::key_error(key, "another endpoint matches the same requests");
             let sensitive = |pattern: &EndpointPattern| pattern.folded(PathCase::Sensitive);
             let hint = if pattern.as_ref() == Some(&first) {
-                format!("it stands on line {line} and is only spelled otherwise; keep one")
+                format!("it is on line {line} and differs only in spelling; remove one of them")
             } else if pattern.as_ref().map(sensitive) == Some(sensitive(&first)) {
-                format!("it stands on line {line}, and limits ignore `;parameters`; keep one")
+                format!("it is on line {line}, and limits ignore `;parameters`; remove one of them")
             } else {
                 format!(
-                    "it stands on line {line}, and limits ignore case; keep one, or set `http.path_case: sensitive`"
+                    "it is on line {line}, and limits ignore case; remove one of them, or set `http.path_case: sensitive`"
                 )
             };
             context.report.push(finding.hint(hint));
@@ -136,9 +136,9 @@ fn endpoints<'s>(node: &YamlNode<'s>, context: &mut CompileContext<'s, '_>) -> V
     endpoints
 }
 
-/// The requests that an endpoint's name means.
+/// Parses the pattern of an endpoint.
 fn endpoint_pattern(key: &MappingKey<'_>, context: &mut CompileContext<'_, '_>) -> Option<EndpointPattern> {
-    // A key is read by the rules of a value: the same node, so that the problem points at it.
+    // Method checks take a node; build one from the key so that problems point at the key.
     let node = YamlNode {
         id: key.id,
         position: key.position,
@@ -157,8 +157,8 @@ fn endpoint_pattern(key: &MappingKey<'_>, context: &mut CompileContext<'_, '_>) 
         .ok()
 }
 
-/// The rule called `name`, whose limit is `node`.
-pub(super) fn named<'s>(
+/// Decodes the limit `node` as the rule `name`.
+pub(super) fn named_limit<'s>(
     node: &YamlNode<'s>,
     mapping: &'static Mapping,
     name: String,
@@ -168,7 +168,7 @@ pub(super) fn named<'s>(
     rule(node, &fields, name, context)
 }
 
-/// The rule called `name` with the limit of `fields`.
+/// Decodes the rule `name` with the limit of `fields`.
 pub(super) fn rule<'s>(
     node: &YamlNode<'s>,
     fields: &Fields<'_, 's>,
@@ -187,7 +187,7 @@ pub(super) fn rule<'s>(
     Some(Rule { name, id, limit, requests, window, burst, max_wait, quota, mode, penalty, line })
 }
 
-/// The id of the rule called `name`, unless another has taken it.
+/// Registers the rule `name` and returns its id; reports a conflict.
 pub(super) fn claim<'s>(
     node: &YamlNode<'s>,
     fields: &Fields<'_, 's>,
@@ -196,14 +196,14 @@ pub(super) fn claim<'s>(
 ) -> Option<RuleId> {
     match context.names.claim(name, node.position.line) {
         Ok(id) => Some(id),
-        Err(taken) => {
-            let (what, hint) = match taken {
-                NameConflict::Same { line } => (
-                    format!("there are two rules {}", quote(name)),
-                    format!("the other stands on line {line}; rename one"),
+        Err(conflict) => {
+            let (what, hint) = match conflict {
+                NameConflict::Duplicate { line } => (
+                    format!("duplicate rule {}", quote(name)),
+                    format!("first defined on line {line}; rename one of them"),
                 ),
-                NameConflict::Collides { other } => (
-                    format!("{} and {} have the same id by chance", quote(name), quote(&other)),
+                NameConflict::IdCollision { other } => (
+                    format!("the names {} and {} have the same hash", quote(name), quote(&other)),
                     "rename one of them".to_owned(),
                 ),
             };
@@ -220,9 +220,8 @@ fn limit<'s>(
     context: &mut CompileContext<'s, '_>,
 ) -> Option<(Limit, Spec)> {
     let report = &mut context.report;
-    let requests = fields
-        .require("requests", report)
-        .and_then(|node| scalar::positive(node, "requests would let nothing pass", report));
+    let requests =
+        fields.require("requests", report).and_then(|node| scalar::positive(node, "`requests`", report));
     let window = fields.require("window", report).and_then(|node| scalar::duration(node, report));
     let algorithm = match fields.get("algorithm") {
         Some(node) => scalar::choice(node, "algorithm", ALGORITHMS, &ALGORITHM_VALUES, report),
@@ -244,18 +243,19 @@ fn limit<'s>(
     let at = |key: &str| fields.get(key).unwrap_or(node);
     report.push(match &error {
         LimitError::NoBurst { algorithm } => {
-            let finding = Finding::error(at("burst"), format!("`{algorithm}` takes no `burst`"));
-            finding.hint("remove it, or add `algorithm: token_bucket`")
+            let finding = Finding::error(at("burst"), format!("`{algorithm}` does not support `burst`"));
+            finding.hint("remove `burst`, or set `algorithm: token_bucket`")
         }
         LimitError::NoMaxWait { algorithm } => {
-            let what = format!("`{algorithm}` takes no `max_wait`: no request ever waits under it");
-            Finding::error(at("max_wait"), what).hint("remove it, or use `algorithm: leaky_bucket`")
+            let what = format!("`{algorithm}` does not support `max_wait`: it never delays requests");
+            Finding::error(at("max_wait"), what).hint("remove `max_wait`, or set `algorithm: leaky_bucket`")
         }
-        LimitError::ZeroBurst => Finding::error(at("burst"), "a burst of 0 would let nothing pass")
-            .expected("a whole number of at least 1"),
+        LimitError::ZeroBurst => {
+            Finding::error(at("burst"), "`burst` must be at least 1").expected("a whole number of at least 1")
+        }
         LimitError::NotRepresentable { .. } => {
             Finding::error(at("requests"), "this many requests per window cannot be counted exactly")
-                .hint("use fewer requests, a shorter window or rounder numbers")
+                .hint("use a smaller `requests`, a shorter `window` or rounder numbers")
         }
         LimitError::ZeroRequests => Finding::error(at("requests"), error.to_string()),
         LimitError::ZeroWindow => Finding::error(at("window"), error.to_string()),
@@ -263,25 +263,25 @@ fn limit<'s>(
     None
 }
 
-/// Reports a name that clients could not be shown in a header.
+/// Reports a name that cannot be sent in a response header.
 pub(super) fn check_name<'k>(
     at: impl Into<NameLocation<'k>>,
     name: &str,
     context: &mut CompileContext<'_, '_>,
 ) {
-    let good = (1..=128).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_graphic() || b == b' ');
-    if !good || name.contains(['"', '\\']) || name.trim() != name {
-        let what = format!("{} cannot be a name", quote(name));
+    let is_valid = (1..=128).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_graphic() || b == b' ');
+    if !is_valid || name.contains(['"', '\\']) || name.trim() != name {
+        let what = format!("invalid name {}", quote(name));
         let finding = match at.into() {
             NameLocation::Key(key) => Finding::key_error(key, what),
             NameLocation::Node(node) => Finding::error(node, what),
         };
         let finding = finding.expected("1 to 128 ASCII characters without quotes and backslashes");
-        context.report.push(finding.hint("clients are shown the name in a header"));
+        context.report.push(finding.hint("choose another name; it is sent to clients in a response header"));
     }
 }
 
-/// Where a name stands.
+/// The key or value that contains a name.
 pub(super) enum NameLocation<'k> {
     Key(&'k MappingKey<'k>),
     Node(&'k YamlNode<'k>),
@@ -304,7 +304,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_language_names_every_algorithm() {
+    fn algorithm_names_match_the_values_in_order() {
         assert_eq!(ALGORITHM_VALUES.map(Algorithm::name), *ALGORITHMS);
         assert_eq!(ALGORITHM_VALUES.len(), Algorithm::ALL.len());
     }

@@ -1,8 +1,7 @@
-//! What was written → what can be used, or everything that is in the way.
+//! Compiles the YAML tree into a plan, or reports all problems.
 //!
-//! Every function here takes a node and gives a part of the plan; whatever is wrong goes to the report and the
-//! rest is decoded all the same, so that the operator sees every problem at once. A plan is made only if there was
-//! no error.
+//! Every function takes a node and returns a part of the plan. Problems go to the report and decoding continues, so
+//! the operator sees all problems at once. A plan is returned only if there is no error.
 
 mod admin;
 mod clients;
@@ -33,33 +32,33 @@ use crate::raw::{self, Fields, Finding, NodeRef, ProblemReport, SourcePosition, 
 use crate::warnings;
 use names::RuleNames;
 
-/// The largest file that is read; ten thousand rules take about a fifteenth of it.
+/// The maximum size of a policy file in bytes. Ten thousand rules take about a fifteenth of it.
 pub const MAX_FILE_SIZE: usize = 16 << 20;
 
-/// What counters of one process may take where the policy does not say.
+/// The default of `store.max_memory`.
 const DEFAULT_MEMORY: u64 = 64 << 20;
-/// Less than this holds no table worth having.
+/// The minimum of `store.max_memory`.
 const MIN_MEMORY: u64 = 1 << 20;
 
-/// A plan, and what is doubtful about it.
+/// A plan with its warnings.
 #[derive(Clone, Debug)]
 pub struct CompiledPolicy {
     /// The plan.
     pub plan: Plan,
-    /// What is hardly meant; never an error.
+    /// What is valid but probably mistaken; never an error.
     pub warnings: Problems,
 }
 
-/// Compiles the policy `bytes`, which problems call `file`; `files` gives what it refers to.
+/// Compiles the policy `bytes`. Problems name it `file`; `files` reads the files it refers to.
 ///
-/// Every problem is reported at once. Whatever the bytes are, this takes bounded time and memory.
+/// All problems are reported at once. Time and memory are bounded for any input.
 ///
 /// ```
 /// use tidegate_policy::{NoFiles, compile};
 ///
 /// let policy = b"rate_limits:\n  default: { requests: 100, window: 60 }\n";
 /// let compiled = compile("policy.yaml", policy, &NoFiles)?;
-/// let limit = compiled.plan.rate_limits.default.expect("it was written");
+/// let limit = compiled.plan.rate_limits.default.expect("the policy has a default limit");
 /// assert_eq!(limit.words(), "100 per 1m, sliding_window_counter");
 ///
 /// let problems = compile("policy.yaml", b"rate_limit: {}", &NoFiles).unwrap_err();
@@ -76,7 +75,7 @@ pub fn compile(file: &str, bytes: &[u8], files: &dyn Files) -> Result<CompiledPo
         files,
         names: RuleNames::default(),
         targets: WarningTargets::default(),
-        written: Vec::new(),
+        configured: Vec::new(),
         directory: None,
         path_case: PathCase::default(),
     };
@@ -104,17 +103,17 @@ pub fn compile(file: &str, bytes: &[u8], files: &dyn Files) -> Result<CompiledPo
     }
 }
 
-/// The bytes as text, unless there is no point in looking at it.
+/// Decodes the bytes as UTF-8; rejects files that are too large.
 fn text<'s>(file: &str, bytes: &'s [u8]) -> Result<&'s str, Box<Problems>> {
-    let refuse = |finding: Finding| {
+    let reject = |finding: Finding| {
         let mut report = ProblemReport::new(file, "");
         report.push(finding);
         Box::new(report.finish(None))
     };
     if bytes.len() > MAX_FILE_SIZE {
         let finding = Finding::error_at(SourcePosition::default(), "the file is larger than 16 MiB");
-        return Err(refuse(
-            finding.hint("a policy of 10,000 rules takes about 1 MiB; is this the right file?"),
+        return Err(reject(
+            finding.hint("check that this is the right file; a policy of 10,000 rules takes about 1 MiB"),
         ));
     }
     std::str::from_utf8(bytes).map_err(|error| {
@@ -127,11 +126,11 @@ fn text<'s>(file: &str, bytes: &'s [u8]) -> Result<&'s str, Box<Problems>> {
             column: number(last.chars().count() + 1),
             length: 1,
         };
-        // What follows cannot be shown as text; the replacement character stands for it.
+        // The invalid bytes cannot be shown; end the excerpt with the replacement character.
         let shown = format!("{good}\u{fffd}");
         let mut report = ProblemReport::new(file, &shown);
-        let finding = Finding::error_at(place, "the file is not UTF-8 text from here on");
-        let hint = "give the policy's YAML file, saved as UTF-8; a compressed or binary file is none";
+        let finding = Finding::error_at(place, "the file is not valid UTF-8 at this position");
+        let hint = "pass a YAML file saved as UTF-8, not a compressed or binary file";
         report.push(finding.hint(hint));
         Box::new(report.finish(None))
     })
@@ -139,34 +138,34 @@ fn text<'s>(file: &str, bytes: &'s [u8]) -> Result<&'s str, Box<Problems>> {
 
 fn empty(position: SourcePosition) -> Finding {
     let finding = Finding::error_at(SourcePosition { length: 1, ..position }, "the policy is empty");
-    finding.hint("the smallest is `rate_limits: { default: { requests: 100, window: 60 } }`")
+    finding.hint("start with `rate_limits: { default: { requests: 100, window: 60 } }`")
 }
 
-/// What decoding needs and leaves behind.
+/// The shared state of one compilation.
 struct CompileContext<'s, 'f> {
     report: ProblemReport<'s>,
     files: &'f dyn Files,
     names: RuleNames,
     targets: WarningTargets,
-    /// Which identities `clients` speaks of, rightly or wrongly.
-    written: Vec<ClientKind>,
-    /// Whose API key is whose.
+    /// The identities that `clients` configures, validly or not.
+    configured: Vec<ClientKind>,
+    /// The tier and tenant of each API key.
     directory: Option<Arc<Directory>>,
-    /// Whether any request is matched without regard to case.
+    /// The least strict `path_case` of all routes.
     path_case: PathCase,
 }
 
-/// Where things stand that a warning may be about.
+/// The nodes that warnings point at.
 #[derive(Debug, Default)]
 pub(crate) struct WarningTargets {
     pub(crate) rules: std::collections::HashMap<tidegate_core::RuleId, NodeRef>,
     pub(crate) routes: Vec<NodeRef>,
     pub(crate) tiers: NodeRef,
     pub(crate) rate_limits: NodeRef,
-    /// Only if the operator wrote it.
+    /// `None` if the policy uses the default.
     pub(crate) identify_by: Option<NodeRef>,
     pub(crate) verify: NodeRef,
-    /// User and tenant, where a header names them.
+    /// The headers of `clients.user` and `clients.tenant`.
     pub(crate) proxied: Vec<NodeRef>,
     pub(crate) trusted_proxies: Vec<NodeRef>,
     pub(crate) exempt_networks: Vec<NodeRef>,
@@ -179,16 +178,16 @@ fn decode<'s>(root: &YamlNode<'s>, context: &mut CompileContext<'s, '_>) -> Opti
     let admin = admin::admin(fields.get("admin"), &mut context.report);
     let upstreams =
         fields.get("upstreams").map(|node| routing::upstreams(node, &mut context.report)).unwrap_or_default();
-    // Before the routes, which inherit from it.
+    // Routes inherit these, so decode them first.
     let http = http::options(fields.get("http"), HttpOptions::default(), &mut context.report);
     let routes = routing::routes(fields.get("routes"), (&upstreams, http), context);
     context.path_case = plan::loosest_path_case(http, &routes);
-    // Clients name tiers and rules name identities, so both sides are opened before either is decoded.
+    // `clients` refers to tiers and rules refer to identities, so collect the tier names first.
     let tiers = limits::tier_names(fields.get("rate_limits"));
     let clients = match fields.get("clients") {
         Some(node) => {
-            // If they cannot be read, nothing that rules say of them is held against it.
-            context.written = ClientKind::NAMED.to_vec();
+            // If `clients` cannot be read, do not report identities in rules as not configured.
+            context.configured = ClientKind::NAMED.to_vec();
             Fields::open(node, &CLIENTS, &mut context.report)
                 .map(|fields| clients::clients(&fields, &tiers, context))
         }
@@ -207,9 +206,7 @@ fn decode<'s>(root: &YamlNode<'s>, context: &mut CompileContext<'s, '_>) -> Opti
     });
     let headers = headers(&fields, &mut context.report);
     let error_body = match fields.get("error_body") {
-        Some(node) => {
-            scalar::choice(node, "form of body", ERROR_BODIES, &BodyStyle::ALL, &mut context.report)
-        }
+        Some(node) => scalar::choice(node, "error body", ERROR_BODIES, &BodyStyle::ALL, &mut context.report),
         None => Some(BodyStyle::default()),
     };
     let store = store(fields.get("store"), &mut context.report);
@@ -240,7 +237,7 @@ fn decode<'s>(root: &YamlNode<'s>, context: &mut CompileContext<'s, '_>) -> Opti
 
 fn headers(fields: &Fields<'_, '_>, report: &mut ProblemReport<'_>) -> Vec<HeaderStyle> {
     match fields.get("headers") {
-        Some(node) => scalar::choices(node, "style of headers", HEADER_STYLES, &HeaderStyle::ALL, report),
+        Some(node) => scalar::choices(node, "header style", HEADER_STYLES, &HeaderStyle::ALL, report),
         None => vec![HeaderStyle::XRateLimit, HeaderStyle::RateLimit],
     }
 }
@@ -255,15 +252,15 @@ fn store<'s>(node: Option<&YamlNode<'s>>, report: &mut ProblemReport<'s>) -> Opt
         Some(node) => {
             let bytes = scalar::size(node, report)?;
             if bytes < MIN_MEMORY {
-                let finding = Finding::error(node, format!("{bytes} bytes hold hardly a counter"));
-                report.push(finding.expected("at least 1MiB").hint("say the unit, such as `64MiB`"));
+                let finding = Finding::error(node, format!("`max_memory` is too small: {bytes} bytes"));
+                report.push(finding.expected("at least 1MiB").hint("add the unit, for example `64MiB`"));
             }
             bytes
         }
         None => DEFAULT_MEMORY,
     };
     let directory = fields.get("directory").and_then(|node| {
-        let text = scalar::text(node, "a folder, such as `/var/lib/tidegate`", report)?;
+        let text = scalar::text(node, "a directory, for example `/var/lib/tidegate`", report)?;
         Some(text.to_owned())
     });
     Some(StorePlan { url, max_memory, directory })
@@ -271,16 +268,16 @@ fn store<'s>(node: Option<&YamlNode<'s>>, report: &mut ProblemReport<'s>) -> Opt
 
 fn store_url<'s>(node: &YamlNode<'s>, report: &mut ProblemReport<'s>) -> Option<StoreUrl> {
     const SCHEMES: [&str; 4] = ["redis", "rediss", "valkey", "valkeys"];
-    let text = scalar::text(node, "`memory`, or a URL such as `redis://127.0.0.1:6379`", report)?;
+    let text = scalar::text(node, "`memory`, or a URL, for example `redis://127.0.0.1:6379`", report)?;
     if text == "memory" {
         return None;
     }
     let parts = text.split_once("://").filter(|(scheme, rest)| SCHEMES.contains(scheme) && !rest.is_empty());
-    let host = parts.map(|(_, rest)| rest.rsplit_once('@').map_or(rest, |(_, place)| place));
+    let host = parts.map(|(_, rest)| rest.rsplit_once('@').map_or(rest, |(_, host)| host));
     if host.is_none_or(|host| host.starts_with(['/', ':']) || host.contains(char::is_whitespace)) {
-        let finding = Finding::error(node, "this is no URL of a store");
+        let finding = Finding::error(node, "invalid store URL");
         let finding = finding.expected("`memory`, or a URL with redis://, rediss:// or valkey://");
-        report.push(finding.hint("write it like `redis://127.0.0.1:6379`"));
+        report.push(finding.hint("for example `redis://127.0.0.1:6379`"));
         return None;
     }
     Some(StoreUrl::new(text))

@@ -1,4 +1,4 @@
-//! Rules of the operator's own.
+//! Decodes `rate_limits.rules`.
 
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ pub(super) fn rules<'s>(
     (rates, concurrent)
 }
 
-/// What every rule says of itself. What could not be read is `None`.
+/// The name of a rule, where it applies and what it counts by. Invalid parts are `None`.
 struct RuleScope {
     name: Option<String>,
     matches: Option<Match>,
@@ -51,13 +51,13 @@ impl RuleScope {
         Self { name, matches, count: count(fields, clients, context) }
     }
 
-    /// A rule without a name is still read, so that its other problems are seen.
-    fn name_or_number(&self, item: &YamlNode<'_>) -> String {
+    /// Returns a unique placeholder for a missing name, so that the other problems of the rule are reported too.
+    fn name_or_placeholder(&self, item: &YamlNode<'_>) -> String {
         self.name.clone().unwrap_or_else(|| format!("\0{}", item.id))
     }
 }
 
-/// So many requests at once.
+/// Decodes a rule with `concurrent`.
 fn concurrency_rule<'s>(
     item: &YamlNode<'s>,
     fields: &Fields<'_, 's>,
@@ -66,15 +66,14 @@ fn concurrency_rule<'s>(
 ) -> Option<ConcurrencyRule> {
     for key in ["requests", "window", "algorithm", "burst", "max_wait", "cost", "charge", "penalty"] {
         if let Some(node) = fields.get(key) {
-            let what =
-                format!("`{key}` has no place pending_cost `concurrent`, which counts requests under way");
-            context.report.push(Finding::error(node, what).hint("make two rules: one for each"));
+            let what = format!("`{key}` cannot be combined with `concurrent`");
+            context.report.push(Finding::error(node, what).hint("use two rules, one for each"));
         }
     }
-    let id = limits::claim(item, fields, &scope.name_or_number(item), context);
+    let id = limits::claim(item, fields, &scope.name_or_placeholder(item), context);
     let mode = mode::mode(fields, &mut context.report);
     let concurrent = fields.get("concurrent").and_then(|node| {
-        let count = scalar::positive(node, "at once would let nothing pass", &mut context.report)?;
+        let count = scalar::positive(node, "`concurrent`", &mut context.report)?;
         let fits = u32::try_from(count).ok();
         if fits.is_none() {
             let finding = Finding::error(node, format!("{count} is too large"));
@@ -97,12 +96,17 @@ fn custom<'s>(
 ) -> Option<CustomRule> {
     let cost = costs::cost(fields, context);
     let charge = costs::charge(fields, context);
-    let mut rule = limits::rule(item, fields, scope.name_or_number(item), context)?;
+    let mut rule = limits::rule(item, fields, scope.name_or_placeholder(item), context)?;
     let RuleScope { name, matches, count } = scope;
     costs::check(fields, &rule, (cost.as_ref(), charge.as_ref()), context);
     if let (Some(Count::Everybody), Some(node)) = (&count, fields.get("penalty")) {
-        let finding = Finding::error(node, "a lock-out of everybody: the rule counts all clients together");
-        context.report.push(finding.hint("say whom it counts, such as `per: ip`, or remove the penalty"));
+        let finding = Finding::error(
+            node,
+            "`penalty` would lock out all clients: the rule has one counter for everybody",
+        );
+        context
+            .report
+            .push(finding.hint("count each client, for example with `per: ip`, or remove `penalty`"));
     }
     name?;
     let (cost, charge) = (cost?, charge?);
@@ -110,7 +114,7 @@ fn custom<'s>(
     Some(CustomRule { rule, matches: matches?, count: count?, cost, charge })
 }
 
-/// What a rule with these costs counts.
+/// Returns the unit that a rule with these costs counts in.
 fn limit_unit(cost: &RuleCost, charge: &Charge) -> LimitUnit {
     match (cost, charge) {
         (RuleCost::Body(bytes), _) => LimitUnit::ContentBytes(*bytes),
@@ -119,17 +123,16 @@ fn limit_unit(cost: &RuleCost, charge: &Charge) -> LimitUnit {
     }
 }
 
-/// A name that is not taken by the limits with a place of their own.
+/// Decodes a rule name that is not reserved.
 fn name(node: &YamlNode<'_>, context: &mut CompileContext<'_, '_>) -> Option<String> {
-    let text = scalar::text(node, "a name, such as `login-bruteforce`", &mut context.report)?;
+    let text = scalar::text(node, "a name, for example `login-bruteforce`", &mut context.report)?;
     limits::check_name(node, text, context);
     let reserved = matches!(text, "global" | "tenant" | "default");
     if reserved || text.starts_with("tier:") || text.starts_with("endpoint:") {
-        let finding = Finding::error(
-            node,
-            format!("the name {} is taken by a limit with a place of its own", quote(text)),
-        );
-        context.report.push(finding.hint("choose another name"));
+        let finding = Finding::error(node, format!("the name {} is reserved", quote(text)));
+        context.report.push(finding.hint(
+            "choose another name; `global`, `tenant`, `default`, `tier:` and `endpoint:` name other limits",
+        ));
         return None;
     }
     Some(text.to_owned())
@@ -140,7 +143,7 @@ fn matching<'s>(node: &YamlNode<'s>, context: &mut CompileContext<'s, '_>) -> Op
     let mut matches = Match::default();
     if let Some(node) = fields.get("method") {
         for item in scalar::one_or_many(node, "method", &mut context.report) {
-            let text = scalar::text(item, "a method, such as `POST`", &mut context.report);
+            let text = scalar::text(item, "a method, for example `POST`", &mut context.report);
             let method = text.and_then(|text| scalar::method(item, text, &mut context.report));
             matches.methods.extend(method.map(str::to_owned));
         }
@@ -159,22 +162,20 @@ fn matching<'s>(node: &YamlNode<'s>, context: &mut CompileContext<'s, '_>) -> Op
 fn headers(node: &YamlNode<'_>, context: &mut CompileContext<'_, '_>) -> Vec<HeaderMatch> {
     let YamlValue::Mapping(entries) = &node.value else {
         let finding = Finding::error(node, format!("`header` must be a mapping, not {}", node.describe()));
-        context.report.push(finding.hint("write it like `{ X-Plan: trial }`"));
+        context.report.push(finding.hint("for example `{ X-Plan: trial }`"));
         return Vec::new();
     };
     let mut headers = Vec::new();
     for entry in entries {
         if !scalar::is_token(&entry.key.text) {
-            let finding = Finding::key_error(
-                &entry.key,
-                format!("{} cannot be a header's name", quote(&entry.key.text)),
-            );
-            context.report.push(finding.hint("write it like `X-Plan`"));
+            let finding =
+                Finding::key_error(&entry.key, format!("invalid header name {}", quote(&entry.key.text)));
+            context.report.push(finding.hint("for example `X-Plan`"));
             continue;
         }
         let items = scalar::one_or_many(&entry.value, "value", &mut context.report);
         let values: Vec<_> =
-            items.iter().filter_map(|item| scalar::text(item, "a text", &mut context.report)).collect();
+            items.iter().filter_map(|item| scalar::text(item, "a string", &mut context.report)).collect();
         let any = values.contains(&"*");
         let values = if any { Vec::new() } else { values.into_iter().map(str::to_owned).collect() };
         let name = header_name(&entry.key.text, &entry.value, context);
@@ -183,7 +184,7 @@ fn headers(node: &YamlNode<'_>, context: &mut CompileContext<'_, '_>) -> Vec<Hea
     headers
 }
 
-/// A name that is a token is a header's name, unless it is absurdly long.
+/// Converts a token to a header name; reports one that is too long.
 pub(super) fn header_name(
     name: &str,
     at: &YamlNode<'_>,
@@ -191,29 +192,30 @@ pub(super) fn header_name(
 ) -> Option<HeaderName> {
     HeaderName::from_bytes(name.as_bytes())
         .map_err(|error| {
-            let finding = Finding::error(at, format!("{} cannot be a header's name: {error}", quote(name)));
-            context.report.push(finding.hint("write it like `X-Plan`"));
+            let finding = Finding::error(at, format!("invalid header name {}: {error}", quote(name)));
+            context.report.push(finding.hint("for example `X-Plan`"));
         })
         .ok()
 }
 
 fn when(node: &YamlNode<'_>, context: &mut CompileContext<'_, '_>) -> Option<When> {
     let source =
-        scalar::text(node, "a CEL expression, such as `request.method == \"GET\"`", &mut context.report)?;
+        scalar::text(node, "a CEL expression, for example `request.method == \"GET\"`", &mut context.report)?;
     match Expression::compile(source) {
         Ok(expression) => Some(When { source: source.to_owned(), expression: Arc::new(expression) }),
         Err(error) => {
-            let place =
+            let position =
                 error.place().and_then(|at| context.report.within(node, source, (at.line, at.column)));
-            let finding = Finding::error(node, first_line(&error.what())).expected("a CEL expression");
-            context.report.push(finding.at(place).hint(error.hint()));
+            let finding =
+                Finding::error(node, first_and_last_line(&error.what())).expected("a CEL expression");
+            context.report.push(finding.at(position).hint(error.hint()));
             None
         }
     }
 }
 
-/// What a parser says over several lines is drawn for a terminal of its own; its last line says what it is about.
-fn first_line(what: &str) -> String {
+/// Shortens a parser message of several lines to its first and last line; the lines between draw an excerpt.
+fn first_and_last_line(what: &str) -> String {
     let mut lines = what.lines().map(str::trim);
     match (lines.next(), lines.next_back()) {
         (Some(first), Some(last)) => format!("{first} {last}"),
@@ -226,7 +228,7 @@ fn count<'s>(
     known: Option<&Clients>,
     context: &mut CompileContext<'s, '_>,
 ) -> Option<Count> {
-    // What is wrong with `clients` has been reported, and is not held against the rule.
+    // Problems of `clients` have been reported; do not report them at the rule again.
     let fallback = Clients { accepts_unverified_keys: true, ..Clients::default() };
     let known = known.unwrap_or(&fallback);
     let (per, per_each) = (fields.get("per"), fields.get("per_each"));
@@ -234,13 +236,13 @@ fn count<'s>(
         return Some(Count::Everybody);
     }
     for node in [per, per_each].into_iter().flatten() {
-        if let Some(everybody) = meant_for_everybody(node) {
+        if let Some(everybody) = find_misspelt_everybody(node) {
             let finding = if is_everybody(everybody) {
-                Finding::error(everybody, format!("`{EVERYBODY}` stands by itself"))
+                Finding::error(everybody, format!("`{EVERYBODY}` cannot be combined with other identities"))
             } else {
-                Finding::error(everybody, "there is no such identity")
+                Finding::error(everybody, "unknown identity")
             };
-            let hint = format!("write `per: {EVERYBODY}`: one counter for all clients together");
+            let hint = format!("write `per: {EVERYBODY}` for one counter shared by all clients");
             context.report.push(finding.hint(hint));
             return None;
         }
@@ -253,17 +255,16 @@ fn count<'s>(
         (Some(per), Some(each)) => {
             identities(per);
             identities(each);
-            let finding = Finding::error(each, "a rule has `per` or `per_each`, not both");
-            let hint =
-                "`per` is one counter for each combination, `per_each` a counter for each alone; keep one";
+            let finding = Finding::error(each, "`per` and `per_each` cannot be combined");
+            let hint = "remove one of them: `per` has one counter for each combination, `per_each` one for each identity";
             context.report.push(finding.hint(hint));
             None
         }
     }
 }
 
-/// What was meant for `everybody`, but is in a list or spelled in another way.
-fn meant_for_everybody<'n, 's>(node: &'n YamlNode<'s>) -> Option<&'n YamlNode<'s>> {
+/// Finds a value that means `everybody` but is in a list or spelled differently.
+fn find_misspelt_everybody<'n, 's>(node: &'n YamlNode<'s>) -> Option<&'n YamlNode<'s>> {
     let means = |node: &&YamlNode<'_>| match &node.value {
         YamlValue::Scalar { text, .. } => {
             ["all", "global", "anybody", "anyone", "everyone"].contains(&&**text)

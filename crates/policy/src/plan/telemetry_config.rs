@@ -54,8 +54,8 @@ impl fmt::Display for Sample {
 pub struct LogPlan {
     /// How many requests have a line of their own.
     pub access: Sample,
-    /// How many of those that are refused have.
-    pub refused: Sample,
+    /// How many of the rejected requests have one.
+    pub rejected: Sample,
     /// Where lines are written.
     pub to: LogTo,
 }

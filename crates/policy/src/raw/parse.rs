@@ -1,7 +1,7 @@
-//! YAML events → tree, within bounds whatever is written.
+//! Builds the tree from YAML events, within fixed limits for any input.
 //!
-//! Aliases are copies, and every copy is counted: a file of a few lines that would unfold to billions of values
-//! ends at the bound.
+//! Aliases are expanded to copies and every copy counts towards the limit, so a small file cannot expand to billions
+//! of values.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -12,12 +12,12 @@ use granit_parser::{Event, Options, Parser, ScalarStyle, Span};
 use crate::raw::{Finding, MappingEntry, MappingKey, ProblemReport, SourcePosition, YamlNode, YamlValue};
 use crate::render::quote;
 
-/// No policy nests deeper; the language itself needs less than ten levels.
+/// The maximum nesting depth. The language needs less than ten levels.
 const MAX_DEPTH: usize = 32;
-/// A rule is ten to twenty values, keys included, so tens of thousands of rules stay below.
+/// The maximum number of values. A rule has ten to twenty, keys included, so tens of thousands of rules fit.
 const MAX_NODES: usize = 1_000_000;
 
-/// The tree of `text`; `None` where there is none to speak of. What is wrong goes to `report`.
+/// Parses `text`. Returns `None` if it is empty or invalid; problems go to `report`.
 pub(crate) fn parse<'s>(text: &'s str, report: &mut ProblemReport<'s>) -> Option<YamlNode<'s>> {
     let mut options = Options::default();
     options.flow_nesting_limit = MAX_DEPTH;
@@ -26,12 +26,12 @@ pub(crate) fn parse<'s>(text: &'s str, report: &mut ProblemReport<'s>) -> Option
     let mut tree = TreeBuilder::default();
     while let Some(next) = parser.next_event() {
         let step = match next {
-            Ok((event, span)) => tree.take(event, span, report),
+            Ok((event, span)) => tree.handle(event, span, report),
             Err(error) => {
                 let mark = error.marker();
                 let at = position(Span::new(*mark, *mark));
                 let info = error.info();
-                let finding = Finding::error_at(at, format!("the YAML cannot be read: {info}"));
+                let finding = Finding::error_at(at, format!("invalid YAML: {info}"));
                 report.push(finding.hint(syntax_hint(text, at, &info)));
                 Err(ParseAbort)
             }
@@ -43,29 +43,29 @@ pub(crate) fn parse<'s>(text: &'s str, report: &mut ProblemReport<'s>) -> Option
     tree.root
 }
 
-/// What most often stands behind a syntax error.
+/// The most likely cause of a syntax error.
 fn syntax_hint(text: &str, at: SourcePosition, info: &str) -> &'static str {
     let line = usize::try_from(at.line).ok().and_then(|line| text.lines().nth(line.saturating_sub(1)));
     let line = line.unwrap_or_default();
     if text.contains('\0') {
-        "this looks like a binary file; give the policy's YAML file"
+        "this looks like a binary file; pass the YAML file of the policy"
     } else if line.chars().take_while(|c| c.is_whitespace()).any(|c| c == '\t') || info.contains("tab") {
-        "indent with spaces; YAML allows no tabs there"
+        "indent with spaces; YAML does not allow tabs here"
     } else if info.contains("recursion limit") {
-        "values may nest 32 levels deep; a policy needs fewer than ten"
+        "reduce the nesting: at most 32 levels are allowed, and a policy needs fewer than ten"
     } else if info.contains("anchor") {
-        "define it with `&name` before it is used, or quote a text that begins with `*`"
+        "define the anchor with `&name` before the alias, or quote text that begins with `*`"
     } else if info.contains("flow") {
-        "close every `{` and `[`, write `,` between their entries, and quote texts that hold these characters"
+        "close every `{` and `[`, separate entries with `,`, and quote text that contains these characters"
     } else {
-        "look for a missing colon, quote or bracket, or for uneven indentation"
+        "check for a missing colon, quote or bracket, or inconsistent indentation"
     }
 }
 
-/// Nothing sensible follows.
+/// Parsing cannot continue. The problem has been reported.
 struct ParseAbort;
 
-/// A collection that is still open.
+/// A list or mapping whose end has not been read.
 enum OpenCollection<'s> {
     List(Vec<YamlNode<'s>>),
     Mapping {
@@ -75,11 +75,11 @@ enum OpenCollection<'s> {
     },
 }
 
-/// A key that waits for its value.
+/// A key whose value has not been read.
 enum PendingKey<'s> {
-    Good(MappingKey<'s>),
-    /// Reported already; its value is read and dropped.
-    Bad,
+    Valid(MappingKey<'s>),
+    /// Already reported; its value is read and dropped.
+    Invalid,
 }
 
 struct OpenLevel<'s> {
@@ -87,11 +87,11 @@ struct OpenLevel<'s> {
     id: u32,
     anchor: usize,
     position: SourcePosition,
-    /// How many nodes there were before it.
+    /// The number of nodes before it.
     nodes_before: usize,
 }
 
-/// What an alias stands for.
+/// The node that an alias refers to.
 struct AnchorTarget<'s> {
     node: YamlNode<'s>,
     nodes: usize,
@@ -108,7 +108,7 @@ struct TreeBuilder<'s> {
 }
 
 impl<'s> TreeBuilder<'s> {
-    fn take(
+    fn handle(
         &mut self,
         event: Event<'s>,
         span: Span,
@@ -119,31 +119,31 @@ impl<'s> TreeBuilder<'s> {
             Event::DocumentStart(..) => {
                 self.documents += 1;
                 if self.documents > 1 {
-                    let finding = Finding::error_at(at, "a second YAML document begins here");
-                    report.push(finding.hint("keep one policy in a file; remove the `---` between them"));
+                    let finding = Finding::error_at(at, "the file contains a second YAML document");
+                    report.push(finding.hint("put each policy in its own file, or remove the `---`"));
                     return Err(ParseAbort);
                 }
             }
             Event::Scalar(text, style, anchor, tag) => {
-                refuse_tag(tag.is_some(), at, report);
+                reject_tag(tag.is_some(), at, report);
                 let quoted = style != ScalarStyle::Plain;
                 let id = self.id();
                 let node = YamlNode { id, position: at, value: YamlValue::Scalar { text, quoted } };
                 self.count(1, at, report)?;
-                self.remember(anchor, &node, 1, report)?;
-                self.put(node, report);
+                self.store_anchor(anchor, &node, 1, report)?;
+                self.attach(node, report);
             }
             Event::SequenceStart(_, anchor, tag) => {
-                refuse_tag(tag.is_some(), at, report);
+                reject_tag(tag.is_some(), at, report);
                 self.open(OpenCollection::List(Vec::new()), anchor, at, report)?;
             }
             Event::MappingStart(_, anchor, tag) => {
-                refuse_tag(tag.is_some(), at, report);
+                reject_tag(tag.is_some(), at, report);
                 let open = OpenCollection::Mapping { entries: Vec::new(), seen: HashMap::new(), key: None };
                 self.open(open, anchor, at, report)?;
             }
             Event::SequenceEnd | Event::MappingEnd => self.close(report)?,
-            Event::Alias(id) => self.alias(id, at, report)?,
+            Event::Alias(id) => self.expand_alias(id, at, report)?,
             _ => {}
         }
         Ok(())
@@ -164,9 +164,8 @@ impl<'s> TreeBuilder<'s> {
         if self.nodes <= MAX_NODES {
             return Ok(());
         }
-        let finding = Finding::error_at(at, format!("the file holds more than {MAX_NODES} values"));
-        report
-            .push(finding.hint("aliases count as often as they are used; write fewer, or split the policy"));
+        let finding = Finding::error_at(at, format!("the file contains more than {MAX_NODES} values"));
+        report.push(finding.hint("use fewer values; every use of an alias counts all of its values again"));
         Err(ParseAbort)
     }
 
@@ -179,7 +178,7 @@ impl<'s> TreeBuilder<'s> {
     ) -> Result<(), ParseAbort> {
         let nodes_before = self.nodes;
         self.count(1, at, report)?;
-        // What a collection spans is many lines; its first character is enough to find it.
+        // A collection spans many lines; mark only its first character.
         let position = SourcePosition { length: 1, ..at };
         let id = self.id();
         self.levels.push(OpenLevel { open, id, anchor, position, nodes_before });
@@ -195,12 +194,12 @@ impl<'s> TreeBuilder<'s> {
             OpenCollection::Mapping { entries, .. } => YamlValue::Mapping(entries),
         };
         let node = YamlNode { id, position, value };
-        self.remember(anchor, &node, self.nodes.saturating_sub(nodes_before), report)?;
-        self.put(node, report);
+        self.store_anchor(anchor, &node, self.nodes.saturating_sub(nodes_before), report)?;
+        self.attach(node, report);
         Ok(())
     }
 
-    fn remember(
+    fn store_anchor(
         &mut self,
         anchor: usize,
         node: &YamlNode<'s>,
@@ -208,22 +207,22 @@ impl<'s> TreeBuilder<'s> {
         report: &mut ProblemReport<'s>,
     ) -> Result<(), ParseAbort> {
         if anchor != 0 {
-            // Remembering is copying, so it counts.
+            // The anchor keeps a copy, so it counts.
             self.count(nodes, node.position, report)?;
             self.anchors.insert(anchor, AnchorTarget { node: node.clone(), nodes });
         }
         Ok(())
     }
 
-    fn alias(
+    fn expand_alias(
         &mut self,
         id: usize,
         at: SourcePosition,
         report: &mut ProblemReport<'s>,
     ) -> Result<(), ParseAbort> {
         let Some(nodes) = self.anchors.get(&id).map(|anchored| anchored.nodes) else {
-            let finding = Finding::error_at(at, "this alias stands inside what it refers to");
-            report.push(finding.hint("write the values out"));
+            let finding = Finding::error_at(at, "the alias refers to a value that contains it");
+            report.push(finding.hint("write the values out instead of using an alias"));
             return Err(ParseAbort);
         };
         self.count(nodes, at, report)?;
@@ -231,31 +230,31 @@ impl<'s> TreeBuilder<'s> {
             return Err(ParseAbort);
         };
         if self.levels.len().saturating_add(depth(&node)) > MAX_DEPTH {
-            let finding = Finding::error_at(at, format!("values nest deeper than {MAX_DEPTH} levels"));
-            report.push(finding.hint("a policy needs fewer than ten levels"));
+            let finding = Finding::error_at(at, format!("values are nested deeper than {MAX_DEPTH} levels"));
+            report.push(finding.hint("reduce the nesting; a policy needs fewer than ten levels"));
             return Err(ParseAbort);
         }
         node.position = at;
-        self.put(node, report);
+        self.attach(node, report);
         Ok(())
     }
 
-    /// Puts a finished node where it belongs.
-    fn put(&mut self, node: YamlNode<'s>, report: &mut ProblemReport<'s>) {
+    /// Adds a finished node to its parent.
+    fn attach(&mut self, node: YamlNode<'s>, report: &mut ProblemReport<'s>) {
         match self.levels.last_mut().map(|level| &mut level.open) {
             None => self.root = Some(node),
             Some(OpenCollection::List(items)) => items.push(node),
             Some(OpenCollection::Mapping { entries, seen, key }) => match key.take() {
-                None => *key = Some(pending(node, entries, seen, report)),
-                Some(PendingKey::Good(key)) => entries.push(MappingEntry { key, value: node }),
-                Some(PendingKey::Bad) => {}
+                None => *key = Some(read_key(node, entries, seen, report)),
+                Some(PendingKey::Valid(key)) => entries.push(MappingEntry { key, value: node }),
+                Some(PendingKey::Invalid) => {}
             },
         }
     }
 }
 
-/// The key that `node` is, unless it cannot be one.
-fn pending<'s>(
+/// Reads `node` as a key; reports a key that is not a scalar or is a duplicate.
+fn read_key<'s>(
     node: YamlNode<'s>,
     entries: &[MappingEntry<'s>],
     seen: &mut HashMap<Cow<'s, str>, usize>,
@@ -263,36 +262,36 @@ fn pending<'s>(
 ) -> PendingKey<'s> {
     let YamlNode { id, position, value: YamlValue::Scalar { text, .. } } = node else {
         let finding =
-            Finding::error_at(node.position, format!("a key must be a text, not {}", node.describe()));
-        report.push(finding.hint("quote a key that begins with `{` or `[`"));
-        return PendingKey::Bad;
+            Finding::error_at(node.position, format!("a key must be a string, not {}", node.describe()));
+        report.push(finding.hint("quote keys that begin with `{` or `[`"));
+        return PendingKey::Invalid;
     };
     let first = match seen.entry(text.clone()) {
         HashEntry::Vacant(slot) => {
-            // Its entry comes next.
+            // The entry is pushed when its value is complete.
             slot.insert(entries.len());
-            return PendingKey::Good(MappingKey { id, position, text });
+            return PendingKey::Valid(MappingKey { id, position, text });
         }
         HashEntry::Occupied(slot) => entries.get(*slot.get()).map(|entry| &entry.key),
     };
-    let finding = Finding::error_at(position, format!("the key {} is written twice", quote(&text)));
+    let finding = Finding::error_at(position, format!("duplicate key {}", quote(&text)));
     report.push(match first {
         Some(first) => {
-            let hint = format!("it stands on line {} already; keep one of them", first.position.line);
-            finding.like(first).hint(hint)
+            let hint = format!("first defined on line {}; remove one of them", first.position.line);
+            finding.with_path_of(first).hint(hint)
         }
-        None => finding.hint("keep one of them"),
+        None => finding.hint("remove one of them"),
     });
-    PendingKey::Bad
+    PendingKey::Invalid
 }
 
-fn refuse_tag(tagged: bool, at: SourcePosition, report: &mut ProblemReport<'_>) {
+fn reject_tag(tagged: bool, at: SourcePosition, report: &mut ProblemReport<'_>) {
     if tagged {
-        report.push(Finding::error_at(at, "YAML tags (`!name`) mean nothing here").hint("remove the tag"));
+        report.push(Finding::error_at(at, "YAML tags (`!name`) are not supported").hint("remove the tag"));
     }
 }
 
-/// How many levels a node has.
+/// The nesting depth of a node.
 fn depth(node: &YamlNode<'_>) -> usize {
     let deepest = match &node.value {
         YamlValue::Scalar { .. } => return 0,

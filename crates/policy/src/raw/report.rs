@@ -1,21 +1,21 @@
-//! Problems on their way: collected by place while a policy is decoded, given their paths at the end.
+//! Collects findings by node while a policy is compiled; adds document paths and excerpts at the end.
 //!
-//! A decoder needs to know only the node that is wrong. The path in the document is found afterwards by walking
-//! the tree towards the node, so nothing has to be carried along for the many values that are right.
+//! The compiler reports only the node. The path in the document is found afterwards by a walk from the root to the
+//! node, so valid values cost nothing.
 
 use crate::problem::{Problem, Problems, Severity};
 use crate::raw::{MappingEntry, MappingKey, SourcePosition, YamlNode, YamlValue};
 use crate::render;
 
-/// Nobody reads more, and nobody's memory should hold more.
+/// Further findings are only counted, which bounds memory and output.
 const MAX_PROBLEMS: usize = 500;
 
-/// What was found at one place.
+/// A problem of one node, before its path is known.
 #[derive(Debug)]
 pub(crate) struct Finding {
     severity: Severity,
     position: SourcePosition,
-    /// The node or key whose path it has; `None` where there is no tree.
+    /// The node or key whose path is reported; `None` if there is no tree.
     target: Option<NodeRef>,
     what: String,
     expected: Option<String>,
@@ -32,52 +32,52 @@ impl Finding {
         Self { severity, position, target, what: what.into(), expected: None, hint: None }
     }
 
-    /// A value that is wrong.
+    /// An error of a value.
     pub(crate) fn error(node: &YamlNode<'_>, what: impl Into<String>) -> Self {
         Self::new(Severity::Error, node.position, Some(node.into()), what)
     }
 
-    /// A key that is wrong.
+    /// An error of a key.
     pub(crate) fn key_error(key: &MappingKey<'_>, what: impl Into<String>) -> Self {
         Self::new(Severity::Error, key.position, Some(key.into()), what)
     }
 
-    /// A place that is wrong, where there is no tree to find it in.
+    /// An error at a position, without a path.
     pub(crate) fn error_at(position: SourcePosition, what: impl Into<String>) -> Self {
         Self::new(Severity::Error, position, None, what)
     }
 
-    /// A value that is hardly what was meant.
+    /// A warning about a node.
     pub(crate) fn warning(target: NodeRef, what: impl Into<String>) -> Self {
         Self::new(Severity::Warning, target.position, Some(target), what)
     }
 
-    /// Gives it the path of `key`, which it is like.
-    pub(crate) fn like(mut self, key: &MappingKey<'_>) -> Self {
+    /// Reports the path of `key`.
+    pub(crate) fn with_path_of(mut self, key: &MappingKey<'_>) -> Self {
         self.target = Some(key.into());
         self
     }
 
-    /// Points at a part of its value, where that part is known.
+    /// Moves the position to a part of the value, if that part is known.
     pub(crate) fn at(mut self, position: Option<SourcePosition>) -> Self {
         self.position = position.unwrap_or(self.position);
         self
     }
 
-    /// What would be right.
+    /// Sets what is valid here.
     pub(crate) fn expected(mut self, expected: impl Into<String>) -> Self {
         self.expected = Some(expected.into());
         self
     }
 
-    /// How to get there.
+    /// Sets how to fix it.
     pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self
     }
 }
 
-/// A node to come back to, once the tree is out of reach.
+/// Identifies a node after the tree is no longer borrowed.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct NodeRef {
     pub(crate) id: u32,
@@ -96,13 +96,13 @@ impl From<&MappingKey<'_>> for NodeRef {
     }
 }
 
-/// Everything found in one file.
+/// All findings of one file.
 #[derive(Debug)]
 pub(crate) struct ProblemReport<'s> {
     file: &'s str,
     text: &'s str,
     findings: Vec<Finding>,
-    /// What is wrong with other files.
+    /// Problems of files that this one refers to.
     others: Vec<Problem>,
     left_off: usize,
     failed: bool,
@@ -122,15 +122,15 @@ impl<'s> ProblemReport<'s> {
         }
     }
 
-    /// Adds what is wrong with a file that the policy refers to.
+    /// Adds the problems of a file that the policy refers to.
     pub(crate) fn push_others(&mut self, problems: &Problems) {
         self.failed |= problems.has_errors();
         self.left_off = self.left_off.saturating_add(problems.left_off());
         self.others.extend(problems.iter().cloned());
     }
 
-    /// The place of a line and a column of `text`, which the scalar `node` was read as. None if the scalar is written
-    /// in another way than it reads: over several lines, or with escapes.
+    /// Returns the source position of a line and column within `text`, the value of the scalar `node`. Returns `None` if
+    /// the source differs from the value, because it spans several lines or contains escapes.
     pub(crate) fn within(
         &self,
         node: &YamlNode<'_>,
@@ -153,17 +153,17 @@ impl<'s> ProblemReport<'s> {
         })
     }
 
-    /// Whether further findings are only counted, so that nobody need look for hints.
+    /// Whether further findings are only counted, so that computing hints is wasted.
     pub(crate) fn is_full(&self) -> bool {
         self.findings.len() >= MAX_PROBLEMS
     }
 
-    /// Whether the policy cannot be used.
+    /// Whether an error was reported.
     pub(crate) fn failed(&self) -> bool {
         self.failed
     }
 
-    /// All of it, with paths and excerpts.
+    /// Returns all problems, with paths and excerpts.
     pub(crate) fn finish(self, root: Option<&YamlNode<'_>>) -> Problems {
         let Self { file, text, findings, others, left_off, .. } = self;
         let problem = |finding: Finding| {
@@ -172,7 +172,7 @@ impl<'s> ProblemReport<'s> {
             if let (Some(root), Some(target)) = (root, target) {
                 let found = locate(root, target.id, target.position.offset);
                 path = found.path;
-                // A mapping that lacks something begins with what it has; its own name says more.
+                // For a collection, point at the key that holds it, not at its first entry.
                 if let (true, Some(key)) = (found.is_collection, found.key) {
                     position = key;
                 }
@@ -187,16 +187,16 @@ impl<'s> ProblemReport<'s> {
     }
 }
 
-/// The way to a node.
+/// The path from the root to a node.
 #[derive(Debug, Default)]
 struct NodePath {
     path: String,
-    /// The last key on the way.
+    /// The position of the last key of the path.
     key: Option<SourcePosition>,
     is_collection: bool,
 }
 
-/// Walks from `root` towards the node or key `target` at `offset`.
+/// Finds the path from `root` to the node or key `target` at `offset`.
 fn locate(root: &YamlNode<'_>, target: u32, offset: usize) -> NodePath {
     let mut found = NodePath::default();
     let mut node = root;

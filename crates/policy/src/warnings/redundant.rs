@@ -1,8 +1,8 @@
-//! Limits that never bind, because another that sees the same requests is always tighter.
+//! Warns about limits that never reject, because another limit on the same requests is always stricter.
 //!
-//! An *envelope* says how much a limit lets pass: at most `initial + rate · t` in any time t. A limit that admits
-//! everything within another's envelope can never refuse what that one let pass. The comparison is careful: where
-//! it cannot be sure, it says nothing.
+//! An *envelope* bounds what a limit admits: at most `initial + rate · t` in any time t. A limit that admits everything
+//! within another's envelope never rejects what the other admitted. The comparison is conservative: if it cannot prove
+//! this, there is no warning.
 
 use std::collections::{HashMap, HashSet};
 
@@ -13,38 +13,39 @@ use crate::plan::{Count, Match, Mode, Plan, Rule};
 use crate::raw::{Finding, ProblemReport};
 use crate::render::quote;
 
-/// Limits that see the same requests are few; more are not compared.
+/// The number of limits on the same requests that are compared; more would take quadratic time.
 const MAX_COMPARED: usize = 64;
 
 pub(super) fn find(plan: &Plan, targets: &WarningTargets, report: &mut ProblemReport<'_>) {
     let limits = &plan.rate_limits;
     let mut warn = |rule: &Rule, by: &Rule| {
-        let what = format!("{} never binds: {} is always tighter", quote(&rule.name), quote(&by.name));
+        let what =
+            format!("{} never rejects a request: {} is always stricter", quote(&rule.name), quote(&by.name));
         let finding = Finding::warning(targets.rule(rule.id), what);
         report.push(finding.hint(format!(
-            "{} is {}; lower this limit, or remove it",
+            "lower or remove this limit; {} is {}",
             quote(&by.name),
             by.words()
         )));
     };
-    // Only what refuses everybody's requests can keep another from ever doing so.
+    // Only a limit that is enforced for all clients makes another one redundant.
     let enforced = |rule: &&Rule| rule.mode == Mode::Enforce;
     let global = limits.global.as_ref().filter(enforced);
-    let under_global = |rule: &Rule| global.filter(|global| is_tighter(global, rule));
+    let under_global = |rule: &Rule| global.filter(|global| is_stricter(global, rule));
     let tiers = || limits.tiers.iter().map(|tier| tier.rule.as_ref());
 
-    // The global limit sees every request of every client.
+    // The global limit applies to every request of every client.
     for rule in [&limits.tenant, &limits.default].into_iter().flatten().chain(tiers().flatten()) {
         if let Some(global) = under_global(rule) {
             warn(rule, global);
         }
     }
-    // Which of these sees a client depends on the client, so all must be tighter.
+    // Which of these limits applies depends on the client, so all of them must be stricter.
     let default = plan.clients.tiers.default.is_none().then_some(limits.default.as_ref());
     let has_tiers = plan.clients.tiers.file.is_some() || plan.clients.tiers.default.is_some();
     let mut of_client: Vec<Option<&Rule>> =
         default.into_iter().chain(has_tiers.then(tiers).into_iter().flatten()).collect();
-    // Equal limits are one; a rule that many different ones would have to be tighter than is not looked at.
+    // Equal limits are compared once; with too many different limits, nothing is compared.
     let mut seen = HashSet::new();
     of_client.retain(|of| seen.insert(of.map(|rule| rule.limit)));
     let few = of_client.len() <= MAX_COMPARED;
@@ -52,7 +53,7 @@ pub(super) fn find(plan: &Plan, targets: &WarningTargets, report: &mut ProblemRe
         if !few {
             return None;
         }
-        let tighter = |of: Option<&Rule>| of.filter(enforced).is_some_and(|of| is_tighter(of, rule));
+        let tighter = |of: Option<&Rule>| of.filter(enforced).is_some_and(|of| is_stricter(of, rule));
         of_client.iter().copied().all(tighter).then(|| of_client.first().copied().flatten()).flatten()
     };
     for endpoint in &limits.endpoints {
@@ -65,11 +66,11 @@ pub(super) fn find(plan: &Plan, targets: &WarningTargets, report: &mut ProblemRe
         let rule = &custom.rule;
         let group = groups.entry((&custom.matches, &custom.count)).or_default();
         let client = || (custom.count == Count::Client).then(|| under_client(rule)).flatten();
-        let twin = || group.iter().copied().filter(enforced).find(|other| is_tighter(other, rule));
+        let twin = || group.iter().copied().filter(enforced).find(|other| is_stricter(other, rule));
         if let Some(by) = under_global(rule).or_else(client).or_else(twin) {
             warn(rule, by);
         } else if enforced(&rule)
-            && let Some(looser) = group.iter().copied().find(|other| is_tighter(rule, other))
+            && let Some(looser) = group.iter().copied().find(|other| is_stricter(rule, other))
         {
             warn(looser, rule);
         }
@@ -79,20 +80,20 @@ pub(super) fn find(plan: &Plan, targets: &WarningTargets, report: &mut ProblemRe
     }
 }
 
-/// Whether whatever passes `tight`, which sees at least the same requests, passes `loose` too.
-fn is_tighter(tight: &Rule, loose: &Rule) -> bool {
-    same_kind(tight, loose) || Envelope::of(tight).fits(loose)
+/// Whether `loose` admits everything that `tight` admits, if `tight` applies to at least the same requests.
+fn is_stricter(tight: &Rule, loose: &Rule) -> bool {
+    is_stricter_by_algorithm(tight, loose) || Envelope::of(tight).fits(loose)
 }
 
-/// Limits of one algorithm can be compared more sharply than by envelopes.
-fn same_kind(tight: &Rule, loose: &Rule) -> bool {
+/// Compares limits of the same algorithm, which is more precise than comparing envelopes.
+fn is_stricter_by_algorithm(tight: &Rule, loose: &Rule) -> bool {
     if tight.algorithm() != loose.algorithm() || tight.requests > loose.requests {
         return false;
     }
     let (long, short) = (tight.window.as_micros(), loose.window.as_micros());
     match tight.algorithm() {
         Algorithm::SlidingLog => long >= short,
-        // Aligned windows nest only if one is a multiple of the other.
+        // Aligned windows nest only if one length is a multiple of the other.
         Algorithm::FixedWindow => long.checked_rem(short) == Some(0),
         Algorithm::SlidingCounter => long == short,
         Algorithm::TokenBucket | Algorithm::LeakyBucket => false,
@@ -114,13 +115,13 @@ impl Envelope {
             Algorithm::TokenBucket | Algorithm::LeakyBucket => (burst, requests),
             Algorithm::SlidingLog => (requests, requests),
             Algorithm::FixedWindow => (requests.saturating_mul(2), requests),
-            // Its true count stays within twice the limit.
+            // It admits at most twice the limit.
             Algorithm::SlidingCounter => (requests.saturating_mul(2), requests.saturating_mul(2)),
         };
         Self { initial, units, micros: u128::from(rule.window.as_micros()).max(1) }
     }
 
-    /// Whether its rate is at most `requests` per `window`.
+    /// Whether the rate is at most `requests` per `window`.
     fn is_slower(&self, requests: u128, window: u128) -> bool {
         self.units.saturating_mul(window) <= requests.saturating_mul(self.micros)
     }
@@ -136,14 +137,14 @@ impl Envelope {
         };
         match rule.algorithm() {
             Algorithm::TokenBucket => self.initial <= burst && self.is_slower(requests, window),
-            // All that stands at once must wait no longer than it may.
+            // The last request of a burst must not wait longer than `max_wait`.
             Algorithm::LeakyBucket => {
                 let last = self.initial.saturating_sub(1).saturating_mul(window);
                 let waits = requests.saturating_mul(rule.longest_wait().as_micros().into());
                 self.initial <= burst && last <= waits && self.is_slower(requests, window)
             }
             Algorithm::SlidingLog | Algorithm::FixedWindow => within(1),
-            // What it estimates of two windows is at most twice what stands at once.
+            // Its estimate over two windows is at most twice the initial burst.
             Algorithm::SlidingCounter => within(2),
         }
     }

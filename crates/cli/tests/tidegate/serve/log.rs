@@ -83,7 +83,7 @@ fn a_moved_log_is_opened_anew_at_sighup_and_a_reload_changes_what_is_logged() {
     std::fs::rename(&log, &moved).unwrap();
     server.signal("-HUP");
     assert_eq!(lines(&log, 1)[0]["event"], "reloaded");
-    file.write(&policy(&upstream, "{ refused: all, to: access.log }"));
+    file.write(&policy(&upstream, "{ rejected: all, to: access.log }"));
     assert_eq!(lines(&log, 2)[1]["details"].as_array().unwrap().len(), 1);
     let mut connection = Connection::open(&server.address).unwrap();
     for _ in 0..4 {
