@@ -198,7 +198,7 @@ impl DirectoryBuilder {
         u32::try_from(index).ok()
     }
 
-    /// Where the fields are swapped, what stands for a tier may be a key and is not shown.
+    /// Returns the error for an unknown tier. If the fields are swapped, the second may be a key and is not shown.
     fn unknown(&self, tier: &[u8], key: &[u8]) -> LineError {
         if self.tier(key).is_some() {
             return LineError::Swapped { tier: String::from_utf8_lossy(key).into_owned() };
