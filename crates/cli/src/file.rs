@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
-use tidegate_policy::{FileError, Files, LARGEST_FILE};
+use tidegate_policy::{FileError, Files, MAX_FILE_SIZE};
 
 /// What a policy may refer to can be larger than itself: a million API keys are about 50 MB.
 const LARGEST_REFERENCED: u64 = 256 << 20;
@@ -13,7 +13,7 @@ const LARGEST_REFERENCED: u64 = 256 << 20;
 /// The bytes of a policy, or of as much of it as is needed to see that it is too large.
 pub(crate) fn policy(path: &Path) -> std::io::Result<Vec<u8>> {
     // One byte more than allowed is enough.
-    read(path, u64::try_from(LARGEST_FILE).unwrap_or(u64::MAX).saturating_add(1))
+    read(path, u64::try_from(MAX_FILE_SIZE).unwrap_or(u64::MAX).saturating_add(1))
 }
 
 /// Files in the folder of the policy.

@@ -1,4 +1,4 @@
-//! The difference of two plans in words, for whoever reloads one.
+//! Describes the differences of two plans, for reloads.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt::{self, Write};
@@ -11,168 +11,173 @@ use crate::plan::{
 };
 use crate::units::{size_text, span_text};
 
-/// One difference.
+/// One difference between two plans.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Change {
-    /// What is different: a rule or a setting.
+pub struct PolicyChange {
+    /// The rule or setting that is different.
     pub what: String,
-    /// How.
-    pub how: How,
-    /// What becomes of its counters, where it has any.
-    pub counters: Option<Counters>,
+    /// Whether it was added, removed or changed.
+    pub kind: ChangeKind,
+    /// The effect on its counters, if it has any.
+    pub counters: Option<CounterEffect>,
 }
 
-/// How something is different.
+/// How a rule or setting is different.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum How {
-    /// It is new.
+pub enum ChangeKind {
+    /// It was added.
     Added {
-        /// What it is.
+        /// The new value.
         to: String,
     },
-    /// It is gone.
+    /// It was removed.
     Removed {
-        /// What it was.
+        /// The old value.
         from: String,
     },
-    /// It is something else.
+    /// It was changed.
     Changed {
-        /// What it was.
+        /// The old value.
         from: String,
-        /// What it is.
+        /// The new value.
         to: String,
     },
 }
 
-/// What becomes of the counters of a changed rule.
+/// The effect of a change on the counters of a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Counters {
-    /// What was spent stays spent.
+pub enum CounterEffect {
+    /// The counters keep their values.
     Kept,
-    /// Everybody starts afresh, because the algorithm or whom it counts is another.
-    Afresh,
+    /// The counters start at zero, because the algorithm or the identities it counts by changed.
+    Reset,
 }
 
-impl fmt::Display for Change {
+impl fmt::Display for PolicyChange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let what = &self.what;
-        match &self.how {
-            How::Added { to } => write!(f, "{what} added: {to}")?,
-            How::Removed { from } => write!(f, "{what} removed: {from}")?,
-            How::Changed { from, to } => write!(f, "{what} changed: {from} → {to}")?,
+        match &self.kind {
+            ChangeKind::Added { to } => write!(f, "{what} added: {to}")?,
+            ChangeKind::Removed { from } => write!(f, "{what} removed: {from}")?,
+            ChangeKind::Changed { from, to } => write!(f, "{what} changed: {from} → {to}")?,
         }
         match self.counters {
-            Some(Counters::Kept) => f.write_str("; counters kept"),
-            Some(Counters::Afresh) => f.write_str("; counters start afresh"),
+            Some(CounterEffect::Kept) => f.write_str("; counters kept"),
+            Some(CounterEffect::Reset) => f.write_str("; counters reset"),
             None => Ok(()),
         }
     }
 }
 
-/// What is different between `old` and `new`: rules in the order of the policy, then settings by name.
-pub fn diff(old: &Plan, new: &Plan) -> Vec<Change> {
-    let (before, after) = (described(old), described(new));
-    let index: HashMap<&str, &Described> = before.iter().map(|rule| (rule.name.as_str(), rule)).collect();
+/// Returns the differences between `old` and `new`: rules in the order of the policy, then settings by name.
+pub fn diff(old: &Plan, new: &Plan) -> Vec<PolicyChange> {
+    let (before, after) = (describe_rules(old), describe_rules(new));
+    let index: HashMap<&str, &RuleDescription> =
+        before.iter().map(|rule| (rule.name.as_str(), rule)).collect();
     let mut changes = Vec::new();
     for rule in &after {
         let Some(earlier) = index.get(rule.name.as_str()) else {
-            changes.push(rule.change(How::Added { to: rule.words.clone() }, None));
+            changes.push(rule.change(ChangeKind::Added { to: rule.text.clone() }, None));
             continue;
         };
-        if earlier.words != rule.words {
-            let kept = earlier.family == rule.family;
-            let counters = if kept { Counters::Kept } else { Counters::Afresh };
-            let how = How::Changed { from: earlier.words.clone(), to: rule.words.clone() };
-            changes.push(rule.change(how, Some(counters)));
+        if earlier.text != rule.text {
+            let kept = earlier.counter_kind == rule.counter_kind;
+            let counters = if kept { CounterEffect::Kept } else { CounterEffect::Reset };
+            let kind = ChangeKind::Changed { from: earlier.text.clone(), to: rule.text.clone() };
+            changes.push(rule.change(kind, Some(counters)));
         }
     }
     let names: HashSet<&str> = after.iter().map(|rule| rule.name.as_str()).collect();
     for rule in before.iter().filter(|rule| !names.contains(rule.name.as_str())) {
-        changes.push(rule.change(How::Removed { from: rule.words.clone() }, None));
+        changes.push(rule.change(ChangeKind::Removed { from: rule.text.clone() }, None));
     }
     changes.extend(settings_changes(settings(old), settings(new)));
     changes
 }
 
-/// A rule in words.
-struct Described {
+/// A rule as text, for comparison.
+struct RuleDescription {
     name: String,
-    words: String,
-    /// Counters survive as long as this stays the same.
-    family: String,
+    text: String,
+    /// Counters are kept while this stays the same.
+    counter_kind: String,
 }
 
-impl Described {
-    fn change(&self, how: How, counters: Option<Counters>) -> Change {
-        Change { what: format!("rule `{}`", self.name), how, counters }
+impl RuleDescription {
+    fn change(&self, kind: ChangeKind, counters: Option<CounterEffect>) -> PolicyChange {
+        PolicyChange { what: format!("rule `{}`", self.name), kind, counters }
     }
 
     fn plain(rule: &Rule) -> Self {
-        Self { name: rule.name.clone(), words: rule.describe_all(), family: rule.algorithm().to_string() }
+        Self {
+            name: rule.name.clone(),
+            text: rule.describe_all(),
+            counter_kind: rule.algorithm().to_string(),
+        }
     }
 
     fn custom(custom: &CustomRule) -> Self {
         let CustomRule { rule, matches, count, cost, charge } = custom;
-        let mut words = vec![rule.describe_all()];
+        let mut text = vec![rule.describe_all()];
         if *count != CounterScope::Client {
-            words.push(count.to_string());
+            text.push(count.to_string());
         }
         if *cost != RuleCost::Constant(Cost::ONE) {
-            words.push(format!("cost {cost}"));
+            text.push(format!("cost {cost}"));
         }
         if *charge != Charge::UpFront {
-            words.push(charge.to_string());
+            text.push(charge.to_string());
         }
-        let place = match_words(matches);
+        let place = describe_match(matches);
         if !place.is_empty() {
-            words.push(format!("where {place}"));
+            text.push(format!("where {place}"));
         }
         Self {
             name: rule.name.clone(),
-            words: words.join(", "),
-            family: format!("{} {count}", rule.algorithm()),
+            text: text.join(", "),
+            counter_kind: format!("{} {count}", rule.algorithm()),
         }
     }
 }
 
-impl Described {
-    fn concurrency_checks(rule: &ConcurrencyRule) -> Self {
+impl RuleDescription {
+    fn concurrency(rule: &ConcurrencyRule) -> Self {
         let ConcurrencyRule { name, mode, matches, count, .. } = rule;
-        let mut words = vec![rule.describe()];
+        let mut text = vec![rule.describe()];
         if *mode != Mode::Enforce {
-            words.push(mode.to_string());
+            text.push(mode.to_string());
         }
-        words.extend(rest_of_words(matches, count));
-        Self { name: name.clone(), words: words.join(", "), family: format!("at once {count}") }
+        text.extend(describe_scope(matches, count));
+        Self { name: name.clone(), text: text.join(", "), counter_kind: format!("concurrent {count}") }
     }
 }
 
-/// Whom a rule counts and where, as far as that is out of the ordinary.
-fn rest_of_words(matches: &RuleMatch, count: &CounterScope) -> impl Iterator<Item = String> {
+/// Describes what a rule counts by and where it applies, without the defaults.
+fn describe_scope(matches: &RuleMatch, count: &CounterScope) -> impl Iterator<Item = String> {
     let whom = (*count != CounterScope::Client).then(|| count.to_string());
-    let place = Some(match_words(matches)).filter(|place| !place.is_empty());
+    let place = Some(describe_match(matches)).filter(|place| !place.is_empty());
     whom.into_iter().chain(place.map(|place| format!("where {place}")))
 }
 
-fn described(plan: &Plan) -> Vec<Described> {
+fn describe_rules(plan: &Plan) -> Vec<RuleDescription> {
     let limits = &plan.rate_limits;
     let single =
-        [&limits.global, &limits.tenant, &limits.default].into_iter().flatten().map(Described::plain);
+        [&limits.global, &limits.tenant, &limits.default].into_iter().flatten().map(RuleDescription::plain);
     let tiers = limits.tiers.iter().map(|tier| match &tier.rule {
-        Some(rule) => Described::plain(rule),
-        None => Described {
+        Some(rule) => RuleDescription::plain(rule),
+        None => RuleDescription {
             name: format!("tier:{}", tier.name),
-            words: "unlimited".to_owned(),
-            family: "unlimited".to_owned(),
+            text: "unlimited".to_owned(),
+            counter_kind: "unlimited".to_owned(),
         },
     });
-    let custom = limits.rules.iter().map(Described::custom);
-    let endpoints = limits.endpoints.iter().map(|endpoint| Described::plain(&endpoint.rule));
-    let concurrent = limits.concurrent.iter().map(Described::concurrency_checks);
+    let custom = limits.rules.iter().map(RuleDescription::custom);
+    let endpoints = limits.endpoints.iter().map(|endpoint| RuleDescription::plain(&endpoint.rule));
+    let concurrent = limits.concurrent.iter().map(RuleDescription::concurrency);
     single.chain(tiers).chain(custom).chain(endpoints).chain(concurrent).collect()
 }
 
-fn match_words(matches: &RuleMatch) -> String {
+fn describe_match(matches: &RuleMatch) -> String {
     let RuleMatch { methods, paths, headers, when } = matches;
     let mut parts = Vec::new();
     if !methods.is_empty() {
@@ -191,25 +196,25 @@ fn match_words(matches: &RuleMatch) -> String {
 
 type Settings = BTreeMap<String, String>;
 
-fn settings_changes(mut old: Settings, new: Settings) -> Vec<Change> {
+fn settings_changes(mut old: Settings, new: Settings) -> Vec<PolicyChange> {
     let mut changes = Vec::new();
     for (what, to) in new {
-        let how = match old.remove(&what) {
+        let kind = match old.remove(&what) {
             Some(from) if from == to => continue,
-            Some(from) => How::Changed { from, to },
-            None => How::Added { to },
+            Some(from) => ChangeKind::Changed { from, to },
+            None => ChangeKind::Added { to },
         };
-        changes.push(Change { what, how, counters: None });
+        changes.push(PolicyChange { what, kind, counters: None });
     }
-    changes.extend(old.into_iter().map(|(what, from)| Change {
+    changes.extend(old.into_iter().map(|(what, from)| PolicyChange {
         what,
-        how: How::Removed { from },
+        kind: ChangeKind::Removed { from },
         counters: None,
     }));
     changes
 }
 
-/// Everything but the rules, as path and text. Secrets are told apart, never shown.
+/// Returns all settings except rules, by path. Secrets are not shown.
 fn settings(plan: &Plan) -> Settings {
     let Plan { listen, admin, clients, bans, rate_limits, headers, error_body, store, log, traces, .. } =
         plan;
@@ -227,12 +232,12 @@ fn settings(plan: &Plan) -> Settings {
     set("admin", admin.as_ref().map_or("off", AdminPlan::address).to_owned());
     set("admin.token_file", admin.as_ref().and_then(|admin| admin.token_file.clone()).unwrap_or_default());
     set("store.directory", store.directory.clone().unwrap_or_default());
-    set("bans", network_words(bans));
+    set("bans", describe_networks(bans));
     set("headers", headers.iter().map(|style| style.name()).collect::<Vec<_>>().join(", "));
     set("error_body", error_body.name().to_owned());
     set("store.url", store.url.as_ref().map_or("memory".to_owned(), ToString::to_string));
     set("log.access", log.access.to_string());
-    set("log.refused", log.refused.to_string());
+    set("log.rejected", log.rejected.to_string());
     set("log.to", log.to.to_string());
     let traced =
         traces.as_ref().map(|traces| format!("{} of requests to {}", traces.sample, traces.endpoint));
@@ -245,32 +250,32 @@ fn settings(plan: &Plan) -> Settings {
     settings
 }
 
-/// Where requests go, and how they are read on the way.
+/// Adds `http`, upstreams and routes.
 fn routing_settings(plan: &Plan, set: &mut dyn FnMut(&str, String)) {
     let Plan { upstreams, routes, http, .. } = plan;
     for (key, value) in http.settings() {
         set(&format!("http.{key}"), value.to_owned());
     }
     for upstream in upstreams {
-        let mut words = format!("{}, {}", upstream.servers.join(", "), upstream.balance.name());
+        let mut text = format!("{}, {}", upstream.servers.join(", "), upstream.balance.name());
         if let Some(health) = &upstream.health {
-            // Writing to a text does not fail.
-            let _ = write!(words, ", {} every {}", health.path, span_text(health.every));
+            // Writing to a String cannot fail.
+            let _ = write!(text, ", {} every {}", health.path, span_text(health.every));
         }
-        set(&format!("upstream `{}`", upstream.name), words);
+        set(&format!("upstream `{}`", upstream.name), text);
     }
     let name = |index: usize| upstreams.get(index).map_or("", |upstream| upstream.name.as_str());
-    let route_words = routes.iter().map(|route| {
-        let mut words = format!("{}{} → {}", route.host, route.path, name(route.upstream));
+    let route_texts = routes.iter().map(|route| {
+        let mut text = format!("{}{} → {}", route.host, route.path, name(route.upstream));
         for ((key, value), _) in
             route.http.settings().iter().zip(http.settings()).filter(|(own, inherited)| *own != inherited)
         {
-            // Writing to a text does not fail.
-            let _ = write!(words, ", {key}: {value}");
+            // Writing to a String cannot fail.
+            let _ = write!(text, ", {key}: {value}");
         }
-        words
+        text
     });
-    set("routes", route_words.collect::<Vec<_>>().join("; "));
+    set("routes", route_texts.collect::<Vec<_>>().join("; "));
 }
 
 fn client_settings(clients: &Clients, set: &mut dyn FnMut(&str, String)) {
@@ -280,28 +285,28 @@ fn client_settings(clients: &Clients, set: &mut dyn FnMut(&str, String)) {
     set("clients.api_key.header", api_key_header.clone());
     let verify = if *accepts_unverified_keys { "none" } else { "keys_file" };
     set("clients.api_key.verify", verify.to_owned());
-    set("clients.user", user.as_ref().map(source_words).unwrap_or_default());
-    set("clients.tenant", tenant.as_ref().map(source_words).unwrap_or_default());
-    set("clients.ip.trusted_proxies", network_words(trusted_proxies));
+    set("clients.user", user.as_ref().map(describe_source).unwrap_or_default());
+    set("clients.tenant", tenant.as_ref().map(describe_source).unwrap_or_default());
+    set("clients.ip.trusted_proxies", describe_networks(trusted_proxies));
     set("clients.ip.ipv6_prefix", ipv6_prefix.to_string());
     set("clients.fingerprint.headers", fingerprint_headers.join(", "));
     set("clients.cookie.name", cookie.clone().unwrap_or_default());
     set("clients.tiers.file", tiers.file.clone().unwrap_or_default());
-    set("clients.exempt.networks", network_words(&exempt.networks));
+    set("clients.exempt.networks", describe_networks(&exempt.networks));
     if !exempt.api_keys.is_empty() {
         set("clients.exempt.api_keys_file", format!("{} API keys", exempt.api_keys.len()));
     }
 }
 
-/// A few networks, or how many there are.
-fn network_words(networks: &[ipnet::IpNet]) -> String {
+/// Lists up to eight networks, or returns their number.
+fn describe_networks(networks: &[ipnet::IpNet]) -> String {
     if networks.len() > 8 {
         return format!("{} networks", networks.len());
     }
     networks.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
-fn source_words(source: &NameSource) -> String {
+fn describe_source(source: &NameSource) -> String {
     match source {
         NameSource::Header(name) => format!("header {name}"),
         NameSource::Token(token) => {

@@ -1,26 +1,26 @@
-//! The files that a policy refers to, handed in by whoever may read them.
+//! The files that a policy refers to. The caller reads them.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use thiserror::Error;
 
-/// Gives the contents of the files a policy names. This crate does no I/O of its own.
+/// Reads the files that a policy refers to. This crate does no I/O itself.
 pub trait Files {
-    /// The contents of the file that the policy calls `name`.
+    /// Returns the contents of the file that the policy calls `name`.
     fn read(&self, name: &str) -> Result<Cow<'_, [u8]>, FileError>;
 }
 
-/// Why a referenced file has no contents.
+/// Why a referenced file could not be read.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum FileError {
-    /// There is no such file.
-    #[error("there is no such file")]
+    /// The file does not exist.
+    #[error("no such file")]
     Missing,
-    /// There is one, but it cannot be read.
+    /// The file exists but cannot be read.
     #[error("{reason}")]
     Unreadable {
-        /// What the system said.
+        /// The error of the operating system.
         reason: String,
     },
 }
@@ -31,7 +31,7 @@ impl Files for BTreeMap<String, Vec<u8>> {
     }
 }
 
-/// No files at all: every reference is a problem.
+/// Provides no files: every reference to a file is a problem.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoFiles;
 

@@ -43,8 +43,8 @@ mod units;
 mod warnings;
 
 pub use bans::{Ban, Bans, Subject, SubjectError};
-pub use compile::{Compiled, LARGEST_FILE, compile};
-pub use diff::{Change, Counters, How, diff};
+pub use compile::{CompiledPolicy, MAX_FILE_SIZE, compile};
+pub use diff::{ChangeKind, CounterEffect, PolicyChange, diff};
 pub use directory::{Directory, DirectoryError, Grant, LineError, LineProblem};
 pub use endpoints::{DuplicateEndpoint, EndpointPattern, Endpoints, PatternError};
 pub use explain::{

@@ -1,4 +1,4 @@
-//! What is wrong with a policy, where, and what to write instead.
+//! Problems of a policy: what is wrong, where, and how to fix it.
 
 use std::fmt;
 
@@ -6,13 +6,13 @@ use serde::Serialize;
 
 use crate::render;
 
-/// How bad a problem is.
+/// Whether a problem is an error or a warning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
     /// The policy cannot be used.
     Error,
-    /// The policy can be used, but hardly does what was meant.
+    /// The policy is valid but probably mistaken.
     Warning,
 }
 
@@ -25,28 +25,28 @@ impl fmt::Display for Severity {
     }
 }
 
-/// One thing that is wrong, with its place and the way out.
+/// One problem, with its position and a way to fix it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Problem {
-    /// How bad it is.
+    /// Whether it is an error or a warning.
     pub severity: Severity,
-    /// The file, as the caller named it.
+    /// The file name that the caller passed.
     pub file: String,
-    /// The line, counted from 1; 0 where the problem has no line.
+    /// The line, counted from 1; 0 if the problem has no line.
     pub line: u32,
-    /// The column in characters, counted from 1; 0 where the problem has no line.
+    /// The column in characters, counted from 1; 0 if the problem has no line.
     pub column: u32,
     /// The path in the document, such as `rate_limits.default.requests`; empty at the root.
     pub path: String,
     /// What is wrong.
     pub what: String,
-    /// What would be right.
+    /// What is valid here.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expected: Option<String>,
-    /// How to get there.
+    /// How to fix it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hint: Option<String>,
-    /// The line itself, for people.
+    /// The source line, shown to people.
     #[serde(skip)]
     pub excerpt: Option<Excerpt>,
 }
@@ -54,67 +54,67 @@ pub struct Problem {
 /// The part of a source line that a problem is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Excerpt {
-    /// The line, or the part of a long one around the place; free of control characters.
+    /// The line, or the part of a long line around the position; without control characters.
     pub text: String,
-    /// How many characters of it stand before the place.
+    /// The number of characters before the position.
     pub before: usize,
-    /// How many characters the place is long; at least 1.
+    /// The number of characters to mark; at least 1.
     pub length: usize,
 }
 
 impl fmt::Display for Problem {
-    /// Several lines for a person to read, without a line break at the end.
+    /// Writes several lines, without a line break at the end.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         render::problem(self, f)
     }
 }
 
-/// All problems of one policy, in the order of their places.
+/// All problems of one policy, sorted by position.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Problems {
     problems: Vec<Problem>,
-    /// How many more there were than are kept.
+    /// The number of problems that were counted but not kept.
     left_off: usize,
 }
 
 impl Problems {
-    /// Problems of `file` and, after them, of the files it refers to.
+    /// Sorts the problems: those of `file` first, then those of the files it refers to.
     pub(crate) fn new(mut problems: Vec<Problem>, left_off: usize, file: &str) -> Self {
         problems
             .sort_by_key(|problem| (problem.file != file, problem.line, problem.column, problem.severity));
-        // What stands behind an alias is wrong once, however often it is used.
+        // A problem in an aliased value is found at every use of the alias; report it once.
         problems.dedup();
         Self { problems, left_off }
     }
 
-    /// The problems in the order of their places.
+    /// Iterates over the problems, sorted by position.
     pub fn iter(&self) -> std::slice::Iter<'_, Problem> {
         self.problems.iter()
     }
 
-    /// Whether there is none.
+    /// Whether there are no problems.
     pub fn is_empty(&self) -> bool {
         self.problems.is_empty()
     }
 
-    /// How many there are, those left off included.
+    /// The number of problems, including those that were not kept.
     pub fn count(&self) -> usize {
         self.problems.len().saturating_add(self.left_off)
     }
 
-    /// How many were left off, because nobody reads thousands.
+    /// The number of problems that were counted but not kept.
     pub fn left_off(&self) -> usize {
         self.left_off
     }
 
-    /// Whether the policy cannot be used.
+    /// Whether at least one problem is an error.
     pub fn has_errors(&self) -> bool {
         self.problems.iter().any(|problem| problem.severity == Severity::Error)
     }
 }
 
 impl Extend<Problem> for Problems {
-    /// Adds problems that were found after compiling, behind the others.
+    /// Appends problems that were found after compiling.
     fn extend<I: IntoIterator<Item = Problem>>(&mut self, more: I) {
         self.problems.extend(more);
     }
@@ -130,7 +130,7 @@ impl<'a> IntoIterator for &'a Problems {
 }
 
 impl fmt::Display for Problems {
-    /// Every problem for a person to read, an empty line between them.
+    /// Writes every problem, with an empty line between them.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for problem in &self.problems {
             writeln!(f, "{problem}\n")?;

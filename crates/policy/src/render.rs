@@ -1,15 +1,15 @@
-//! A problem as a person reads it: the line, a caret under the place, the way out.
+//! Renders a problem for people: the source line, a caret under the position, a hint.
 
 use std::fmt;
 
 use crate::problem::{Excerpt, Problem};
 
-/// The longest part of a line that is shown.
-const WIDEST: usize = 100;
-/// Where the place stands in a line that had to be cut.
-const BEFORE: usize = 40;
-/// The longest piece of what the operator wrote that a message repeats.
-const LONGEST_QUOTE: usize = 60;
+/// The number of characters of a line that an excerpt shows.
+const MAX_WIDTH: usize = 100;
+/// The number of characters shown before the position in a shortened line.
+const CONTEXT_BEFORE: usize = 40;
+/// The number of characters of a policy's text that a message quotes.
+const MAX_QUOTE: usize = 60;
 
 pub(crate) fn problem(problem: &Problem, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let Problem { severity, file, line, column, path, what, expected, hint, excerpt } = problem;
@@ -25,9 +25,9 @@ pub(crate) fn problem(problem: &Problem, f: &mut fmt::Formatter<'_>) -> fmt::Res
         writeln!(f, "\n{margin} |\n{number} | {text}")?;
         write!(f, "{margin} | {}{}", " ".repeat(*before), "^".repeat(*length))?;
     }
-    let said = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
+    let non_empty = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
     let path = Some(path.clone()).filter(|path| !path.is_empty());
-    for (label, text) in [("at", path), ("expected", said(expected)), ("hint", said(hint))] {
+    for (label, text) in [("at", path), ("expected", non_empty(expected)), ("hint", non_empty(hint))] {
         if let Some(text) = text {
             write!(f, "\n{margin} = {label}: {text}")?;
         }
@@ -35,19 +35,19 @@ pub(crate) fn problem(problem: &Problem, f: &mut fmt::Formatter<'_>) -> fmt::Res
     Ok(())
 }
 
-/// The excerpt of `text` at the byte `offset`, `length` characters of it marked.
+/// Returns the line of `text` at the byte `offset`, with `length` characters marked.
 pub(crate) fn excerpt(text: &str, offset: usize, length: usize) -> Excerpt {
     let offset = (0..=offset.min(text.len())).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0);
     let (before, after) = text.split_at(offset);
     let is_break = |c: char| c == '\n' || c == '\r';
-    let mut before: Vec<char> = before.chars().rev().take_while(|c| !is_break(*c)).take(WIDEST).collect();
+    let mut before: Vec<char> = before.chars().rev().take_while(|c| !is_break(*c)).take(MAX_WIDTH).collect();
     before.reverse();
     let mut cut = "";
-    if before.len() > BEFORE * 2 {
-        before.drain(..before.len() - BEFORE);
+    if before.len() > CONTEXT_BEFORE * 2 {
+        before.drain(..before.len() - CONTEXT_BEFORE);
         cut = "…";
     }
-    let room = WIDEST.saturating_sub(before.len());
+    let room = MAX_WIDTH.saturating_sub(before.len());
     let after: Vec<char> = after.chars().take_while(|c| !is_break(*c)).take(room + 1).collect();
     let more = if after.len() > room { "…" } else { "" };
     let shown: String = before.iter().chain(after.iter().take(room)).map(|&c| visible(c)).collect();
@@ -59,20 +59,20 @@ pub(crate) fn excerpt(text: &str, offset: usize, length: usize) -> Excerpt {
     }
 }
 
-/// A piece of what the operator wrote, short and harmless on a terminal, in backquotes.
+/// Quotes text of the policy in backquotes, shortened and without control characters.
 pub(crate) fn quote(text: &str) -> String {
-    let mut shown: String = text.chars().take(LONGEST_QUOTE).map(visible).collect();
-    if text.chars().nth(LONGEST_QUOTE).is_some() {
+    let mut shown: String = text.chars().take(MAX_QUOTE).map(visible).collect();
+    if text.chars().nth(MAX_QUOTE).is_some() {
         shown.push('…');
     }
     format!("`{shown}`")
 }
 
-/// A tab is as wide as the caret line thinks, an escape sequence does nothing.
+/// Replaces characters that would misalign the caret line or change the terminal's state.
 pub(crate) fn visible(c: char) -> char {
     match c {
         '\t' => ' ',
-        // Marks that turn the direction of text would make a line read as what it is not.
+        // Bidirectional control characters could make a line look different from what it is.
         '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{200e}' | '\u{200f}' | '\u{feff}' => {
             '\u{fffd}'
         }
@@ -86,15 +86,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_long_line_is_shown_around_the_place() {
+    fn excerpt_of_long_line_is_centered_on_the_position() {
         let line = format!("{}here{}", "x".repeat(5_000), "y".repeat(5_000));
         let Excerpt { text, before, length } = excerpt(&line, 5_000, 4);
-        assert!(text.chars().count() <= WIDEST + 2, "{text}");
+        assert!(text.chars().count() <= MAX_WIDTH + 2, "{text}");
         assert_eq!(text.chars().skip(before).take(length).collect::<String>(), "here");
     }
 
     #[test]
-    fn an_escape_sequence_never_reaches_the_terminal() {
+    fn excerpt_and_quote_replace_escape_sequences() {
         assert!(!quote("\u{1b}[2J").contains('\u{1b}'));
         assert!(!excerpt("a: \u{1b}[2J", 0, 1).text.contains('\u{1b}'));
     }

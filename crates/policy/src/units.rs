@@ -1,9 +1,9 @@
-//! Durations, sizes and counts as operators write them, in both directions.
+//! Parses and formats durations, sizes, counts and percentages.
 
 use thiserror::Error;
 use tidegate_core::{ByteSize, SIZE_UNITS, TIME_UNITS, TimeSpan};
 
-/// Why a number is not what was asked for.
+/// Why a text is not a valid quantity.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum QuantityError {
     /// `many`, or `1.5`.
@@ -12,24 +12,24 @@ pub enum QuantityError {
     /// `-1`.
     #[error("is negative")]
     Negative,
-    /// More than can be counted.
+    /// The value exceeds the supported range.
     #[error("is too large")]
     TooLarge,
     /// `ten%`.
-    #[error("is not a number of percent")]
+    #[error("is not a percentage")]
     NotPercent,
     /// `0.00001%`.
-    #[error("has more than four places behind the point")]
+    #[error("has more than four decimal places")]
     TooFine,
     /// `1y`.
     #[error("has the unknown unit `{unit}`")]
     UnknownUnit {
-        /// Which.
+        /// The unit as written.
         unit: String,
     },
 }
 
-/// A whole number; underscores may group its digits.
+/// Parses a whole number; underscores may group its digits.
 pub(crate) fn count(text: &str) -> Result<u64, QuantityError> {
     let digits = text.strip_prefix('-').unwrap_or(text);
     let grouped = digits.starts_with('_') || digits.ends_with('_') || digits.is_empty();
@@ -42,12 +42,12 @@ pub(crate) fn count(text: &str) -> Result<u64, QuantityError> {
     digits.replace('_', "").parse().map_err(|_| QuantityError::TooLarge)
 }
 
-/// Reads a length of time as policies have it: `60`, `60s`, `500ms`, `1m`, `1h`, `1d`.
+/// Parses a duration: `60`, `60s`, `500ms`, `1m`, `1h`, `1d`.
 pub fn duration(text: &str) -> Result<TimeSpan, QuantityError> {
     let (number, unit) = split(text);
     let factor = match unit {
         "" => 1_000_000,
-        unit => named(&TIME_UNITS, unit)?,
+        unit => unit_factor(&TIME_UNITS, unit)?,
     };
     let micros = count(number)?.checked_mul(factor).ok_or(QuantityError::TooLarge)?;
     if micros > TimeSpan::MAX.as_micros() {
@@ -57,21 +57,21 @@ pub fn duration(text: &str) -> Result<TimeSpan, QuantityError> {
     }
 }
 
-/// A number of bytes: `64MiB`.
+/// Parses a number of bytes: `64MiB`.
 pub(crate) fn size(text: &str) -> Result<u64, QuantityError> {
     let (number, unit) = split(text);
     let factor = match unit {
         "" => 1,
-        unit => named(&SIZE_UNITS, unit)?,
+        unit => unit_factor(&SIZE_UNITS, unit)?,
     };
     count(number)?.checked_mul(factor).ok_or(QuantityError::TooLarge)
 }
 
-/// A share in millionths: `10%`, `0.5%`. Four places behind the point can be told apart.
+/// Parses a percentage into millionths: `10%`, `0.5%`. It may have four decimal places.
 pub(crate) fn percent(text: &str) -> Result<u32, QuantityError> {
     let (number, unit) = split(text);
     if unit != "%" {
-        return Err(named(&[], unit).err().unwrap_or(QuantityError::NotWhole));
+        return Err(unit_factor(&[], unit).err().unwrap_or(QuantityError::NotWhole));
     }
     if number.starts_with('-') {
         return Err(QuantityError::Negative);
@@ -90,33 +90,33 @@ pub(crate) fn percent(text: &str) -> Result<u32, QuantityError> {
     millionths.ok_or(QuantityError::TooLarge)
 }
 
-/// A share as an operator writes it.
+/// Formats a percentage: 5,000 millionths are `0.5%`.
 pub(crate) fn percent_text(millionths: u32) -> String {
     let (whole, part) = (millionths / 10_000, millionths % 10_000);
     let text = format!("{whole}.{part:04}");
     format!("{}%", text.trim_end_matches('0').trim_end_matches('.'))
 }
 
-/// The number and what follows it.
+/// Splits a quantity into its number and its unit.
 fn split(text: &str) -> (&str, &str) {
     let end = text.find(|c: char| c.is_alphabetic() || c == '%' || c == 'µ').unwrap_or(text.len());
     let (number, unit) = text.split_at(end);
     (number.trim_end(), unit.trim())
 }
 
-fn named(units: &[(&str, u64)], unit: &str) -> Result<u64, QuantityError> {
+fn unit_factor(units: &[(&str, u64)], unit: &str) -> Result<u64, QuantityError> {
     let known = units.iter().find(|(name, _)| *name == unit);
     let unknown =
         || QuantityError::UnknownUnit { unit: unit.chars().take(20).map(crate::render::visible).collect() };
     known.map(|(_, factor)| *factor).ok_or_else(unknown)
 }
 
-/// A span as an operator writes it: 60 s is `1m`.
+/// Formats a duration: 60 s is `1m`.
 pub fn span_text(span: TimeSpan) -> String {
     span.to_string()
 }
 
-/// A size as an operator writes it.
+/// Formats a number of bytes: `64MiB`.
 pub(crate) fn size_text(bytes: u64) -> String {
     ByteSize(bytes).to_string()
 }
@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_read_as_they_are_written() {
+    fn duration_with_any_unit_is_parsed_and_formatted() {
         for (text, micros) in [
             ("60", 60_000_000),
             ("60s", 60_000_000),
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_duration_says_why() {
+    fn duration_invalid_returns_the_reason() {
         assert_eq!(duration("60sec"), Err(QuantityError::UnknownUnit { unit: "sec".into() }));
         assert_eq!(duration("-1s"), Err(QuantityError::Negative));
         assert_eq!(duration("1.5s"), Err(QuantityError::NotWhole));
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_read_as_they_are_written() {
+    fn percent_is_parsed_and_formatted() {
         for (text, millionths) in [("10%", 100_000), ("0.5%", 5_000), ("100 %", 1_000_000), ("0.0001%", 1)] {
             assert_eq!(percent(text), Ok(millionths), "{text}");
         }
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_and_counts() {
+    fn size_and_count_are_parsed() {
         assert_eq!(size("64MiB"), Ok(64 << 20));
         assert_eq!(size("64 KiB"), Ok(64 << 10));
         assert_eq!(count("10_000"), Ok(10_000));

@@ -66,7 +66,7 @@ impl Logging {
     }
 
     fn choose(&self, plan: &Plan) {
-        self.log.set_sampling(LogSampling { access: plan.log.access, rejected: plan.log.refused });
+        self.log.set_sampling(LogSampling { access: plan.log.access, rejected: plan.log.rejected });
         if let Err(error) = self.tracer.configure(plan.traces.as_ref(), &self.log) {
             tracing::error!(event = "traces_failed", "cannot start to trace: {error}");
         }

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use tidegate_policy::{ActivePolicy, Compiled, FileError, Files, Problems, compile};
+use tidegate_policy::{ActivePolicy, CompiledPolicy, FileError, Files, Problems, compile};
 
 use super::demo;
 use super::file_watcher::FileStamp;
@@ -95,7 +95,7 @@ impl Source {
     }
 }
 
-fn loaded(Compiled { plan, warnings, .. }: Compiled) -> Result<Loaded, LoadError> {
+fn loaded(CompiledPolicy { plan, warnings, .. }: CompiledPolicy) -> Result<Loaded, LoadError> {
     if plan.store.url.is_some() {
         return Err(Unservable::SharedStore.into());
     }

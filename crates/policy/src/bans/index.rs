@@ -1,4 +1,4 @@
-//! Bans, found by who asks.
+//! An index of bans by network and client.
 
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
@@ -10,24 +10,24 @@ use crate::networks::NetworkMap;
 
 type Map<K, V> = HashMap<K, V, RandomState>;
 
-/// All bans of operators.
+/// All bans that operators added at run time.
 #[derive(Debug, Default)]
 pub struct Bans {
     all: Vec<Ban>,
     networks: NetworkMap<usize>,
-    /// Only kinds that somebody is banned by.
-    clients: Vec<(ClientKind, Clients)>,
+    /// Only the kinds of clients that have a ban.
+    clients: Vec<(ClientKind, BannedClients)>,
 }
 
 #[derive(Debug, Default)]
-struct Clients {
-    whole: Map<Box<[u8]>, usize>,
-    /// A hash may be that of several: they differ in how they begin.
+struct BannedClients {
+    exact: Map<Box<[u8]>, usize>,
+    /// Several names may share a hash; they differ in their first characters.
     hashed: Map<[u8; 4], Vec<usize>>,
 }
 
 impl Bans {
-    /// Indexes bans. Of two of one subject the later counts.
+    /// Builds the index. If a subject has two bans, the later one applies.
     pub fn new(bans: impl IntoIterator<Item = Ban>) -> Self {
         let mut index = Self::default();
         for ban in bans {
@@ -39,7 +39,7 @@ impl Bans {
                     let clients = index.of_kind(kind);
                     match handle {
                         LookupKey::Whole(bytes) => {
-                            clients.whole.insert(bytes.into(), at);
+                            clients.exact.insert(bytes.into(), at);
                         }
                         LookupKey::Hash(hash) => clients.hashed.entry(hash).or_default().push(at),
                     }
@@ -50,27 +50,27 @@ impl Bans {
         index
     }
 
-    /// How many there are, those that are over included.
+    /// The number of bans, including expired ones.
     pub fn len(&self) -> usize {
         self.all.len()
     }
 
-    /// Whether there is none.
+    /// Whether there are no bans.
     pub fn is_empty(&self) -> bool {
         self.all.is_empty()
     }
 
-    /// A ban that is in force at `now` for whoever asks.
+    /// Returns a ban that is active at `now` for the client.
     pub fn find(&self, identity: &Identity<'_>, now: Timestamp) -> Option<&Ban> {
         self.find_network(identity, now).or_else(|| {
             self.clients.iter().find_map(|(kind, clients)| {
                 let fingerprint;
                 let bytes = match kind {
-                    // A key that the directory does not know is banned all the same.
+                    // A ban applies to the key as sent, whether or not the directory lists it.
                     ClientKind::ApiKey => identity.sent_key(),
                     ClientKind::User => identity.user(),
                     ClientKind::Tenant => identity.tenant(),
-                    // Of two values a service may take either.
+                    // The upstream may read any of several values, so check all of them.
                     ClientKind::Cookie => {
                         return identity
                             .cookies()
@@ -91,28 +91,34 @@ impl Bans {
         if self.networks.is_empty() {
             return None;
         }
-        self.networks.find_map(identity.address(), |_, at| self.in_force(*at, now))
+        self.networks.find_map(identity.address(), |_, at| self.active(*at, now))
     }
 
-    fn find_client(&self, kind: ClientKind, clients: &Clients, bytes: &[u8], now: Timestamp) -> Option<&Ban> {
+    fn find_client(
+        &self,
+        kind: ClientKind,
+        clients: &BannedClients,
+        bytes: &[u8],
+        now: Timestamp,
+    ) -> Option<&Ban> {
         match LookupKey::of(kind, bytes) {
-            LookupKey::Whole(bytes) => self.in_force(*clients.whole.get(bytes)?, now),
+            LookupKey::Whole(bytes) => self.active(*clients.exact.get(bytes)?, now),
             LookupKey::Hash(hash) => clients.hashed.get(&hash)?.iter().find_map(|at| {
-                let ban = self.in_force(*at, now)?;
+                let ban = self.active(*at, now)?;
                 let is_named = matches!(&ban.subject, Subject::Client(name) if name.names_one(kind, bytes));
                 is_named.then_some(ban)
             }),
         }
     }
 
-    fn in_force(&self, at: usize, now: Timestamp) -> Option<&Ban> {
+    fn active(&self, at: usize, now: Timestamp) -> Option<&Ban> {
         self.all.get(at).filter(|ban| !ban.is_over(now))
     }
 
-    fn of_kind(&mut self, kind: ClientKind) -> &mut Clients {
+    fn of_kind(&mut self, kind: ClientKind) -> &mut BannedClients {
         let known = self.clients.iter().position(|(known, _)| *known == kind);
         let at = known.unwrap_or_else(|| {
-            self.clients.push((kind, Clients::default()));
+            self.clients.push((kind, BannedClients::default()));
             self.clients.len() - 1
         });
         &mut self.clients[at].1

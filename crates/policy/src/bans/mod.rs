@@ -1,7 +1,7 @@
-//! Whom operators have banned while the policy was in force: networks, and clients of any kind.
+//! Bans that operators add at run time: of networks, and of clients of any kind.
 //!
-//! [`Bans`] never change; who adds one makes new ones and puts them in the old ones' place. A request that meets no ban
-//! pays one lookup for each length of prefix and each kind of client that is banned at all.
+//! [`Bans`] are immutable: to add a ban, build a new index and replace the old one. A request without a ban costs one
+//! lookup for each prefix length and each kind of client that has a ban.
 
 mod index;
 mod subject;
@@ -14,18 +14,18 @@ pub use subject::{Subject, SubjectError};
 /// A ban.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ban {
-    /// Whom it shuts out.
+    /// The network or client that is banned.
     pub subject: Subject,
-    /// Why, in the operator's words.
+    /// The reason that the operator gave.
     pub reason: String,
-    /// Since when.
+    /// When the ban was added.
     pub since: Timestamp,
-    /// From then on no longer; `None`: until somebody takes it back.
+    /// When the ban ends; `None` if it is permanent.
     pub until: Option<Timestamp>,
 }
 
 impl Ban {
-    /// Whether it is over at `now`.
+    /// Whether the ban has expired at `now`.
     pub fn is_over(&self, now: Timestamp) -> bool {
         self.until.is_some_and(|until| until <= now)
     }

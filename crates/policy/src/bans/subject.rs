@@ -1,4 +1,4 @@
-//! Whom a ban shuts out, as operators write it.
+//! The subject of a ban, as operators write it.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -8,51 +8,51 @@ use ipnet::IpNet;
 use crate::compile::network::{NetworkProblem, network};
 use crate::identity::{ClientKind, ClientName, ClientNameError};
 
-/// A longer name is no name.
-const LONGEST: usize = 4_096;
+/// The maximum length of a name in bytes.
+const MAX_NAME_LENGTH: usize = 4_096;
 
-/// A network, or a client known by one thing.
+/// A network, or a client with one identity.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Subject {
     /// Every address of a network.
     Network(IpNet),
-    /// A client, as it is shown: secrets by their hash.
+    /// A client; secrets are represented by their hash.
     Client(ClientName),
 }
 
-/// Why nobody can be banned so. Nothing is repeated that may be a secret.
+/// Why a subject is invalid. Messages never contain a value that may be a secret.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SubjectError {
-    /// It is no name.
+    /// The client name is invalid.
     #[error(transparent)]
     Name(#[from] ClientNameError),
-    /// It is no network.
+    /// The network is invalid.
     #[error("{what}; {hint}")]
     Network {
         /// What is wrong.
         what: String,
-        /// What to write.
+        /// How to fix it.
         hint: String,
     },
-    /// It names several identities at once, or nobody in particular.
-    #[error("a ban is of one network or of one client, for instance 203.0.113.0/24 or user:bob")]
+    /// It names several identities, or no particular client.
+    #[error("a ban needs one network or one client, for example 203.0.113.0/24 or user:bob")]
     NotOne,
-    /// It is too long.
-    #[error("a name has at most {LONGEST} bytes")]
+    /// The name is too long.
+    #[error("the name is too long: at most {MAX_NAME_LENGTH} bytes are allowed")]
     TooLong,
 }
 
 impl Subject {
-    /// Reads `203.0.113.0/24`, `ip:203.0.113.7`, `user:bob`, `api_key:KEY` or what [`Display`](fmt::Display) writes.
+    /// Parses `203.0.113.0/24`, `ip:203.0.113.7`, `user:bob`, `api_key:KEY` or the output of [`Display`](fmt::Display).
     ///
-    /// An IPv6 address without a prefix length stands for its network of `ipv6_prefix` bits, which is one client: its
-    /// neighbours are as good as itself. One address alone is written with `/128`.
+    /// An IPv6 address without a prefix length means its network of `ipv6_prefix` bits, because one client usually has
+    /// the whole network. Write a single address with `/128`.
     pub fn parse(text: &str, ipv6_prefix: u8) -> Result<Self, SubjectError> {
-        if text.len() > LONGEST {
+        if text.len() > MAX_NAME_LENGTH {
             return Err(SubjectError::TooLong);
         }
         let address = text.strip_prefix("ip:").unwrap_or(text);
-        if address.len() < text.len() || is_like_a_network(text) {
+        if address.len() < text.len() || looks_like_network(text) {
             let found = match address.parse::<IpAddr>().map(|address| address.to_canonical()) {
                 Ok(IpAddr::V6(address)) => {
                     IpNet::new(address.into(), ipv6_prefix).map(|net| net.trunc()).ok()
@@ -74,7 +74,7 @@ impl Subject {
 }
 
 impl Subject {
-    /// Whether `key` is a counter's key of whom it names.
+    /// Whether the counter key `key` belongs to this subject.
     pub fn names(&self, key: &[u8]) -> bool {
         match self {
             Self::Network(net) => {
@@ -85,15 +85,15 @@ impl Subject {
     }
 }
 
-/// Without `ip:` before it.
-fn is_like_a_network(text: &str) -> bool {
+/// Whether a text without the prefix `ip:` is meant as a network.
+fn looks_like_network(text: &str) -> bool {
     let address = text.split('/').next().unwrap_or_default();
     address.parse::<IpAddr>().is_ok()
         || address.starts_with(|c: char| c.is_ascii_digit()) && !address.contains(|c: char| c.is_alphabetic())
 }
 
 impl fmt::Display for Subject {
-    /// What [`parse`](Self::parse) reads again, whatever the prefix.
+    /// Writes a form that [`parse`](Self::parse) accepts with any `ipv6_prefix`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Network(IpNet::V4(net)) if net.prefix_len() == 32 => write!(f, "ip:{}", net.addr()),

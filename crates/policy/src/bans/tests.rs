@@ -17,8 +17,8 @@ fn ban(text: &str, until: Option<u64>) -> Ban {
     Ban { subject: subject(text), reason: String::new(), since: Timestamp::ZERO, until }
 }
 
-/// Whom of `bans` a request meets that comes from `peer` with `headers`.
-fn met(bans: &Bans, peer: &str, headers: &[(&str, &str)]) -> Option<String> {
+/// Returns the subject of the ban that applies to a request from `peer` with `headers`.
+fn find_ban(bans: &Bans, peer: &str, headers: &[(&str, &str)]) -> Option<String> {
     let plan = compile("policy.yaml", POLICY, &NoFiles).unwrap().plan;
     let header = |(name, value): &(&str, &str)| {
         (HeaderName::try_from(*name).unwrap(), HeaderValue::try_from(*value).unwrap())
@@ -31,7 +31,7 @@ fn met(bans: &Bans, peer: &str, headers: &[(&str, &str)]) -> Option<String> {
 }
 
 #[test]
-fn every_kind_of_client_and_every_network_is_met() {
+fn ban_of_each_network_and_client_kind_is_found() {
     let bans = Bans::new(
         [
             "203.0.113.0/24",
@@ -44,25 +44,29 @@ fn every_kind_of_client_and_every_network_is_met() {
         ]
         .map(|text| ban(text, None)),
     );
-    let nobody = "192.0.2.1";
-    assert_eq!(met(&bans, "203.0.113.9", &[]).as_deref(), Some("ip:203.0.113.0/24"));
-    assert_eq!(met(&bans, "198.51.100.7", &[]).as_deref(), Some("ip:198.51.100.7"));
-    assert_eq!(met(&bans, "2001:db8::ffff", &[]).as_deref(), Some("ip:2001:db8::/64"), "a neighbour");
-    assert_eq!(met(&bans, nobody, &[("x-user", "bob")]).as_deref(), Some("user:bob"));
-    assert_eq!(met(&bans, nobody, &[("x-tenant", "acme")]).as_deref(), Some("tenant:acme"));
-    assert!(met(&bans, nobody, &[("x-api-key", "secret-of-alice")]).unwrap().starts_with("api_key:secr…#"));
-    assert!(met(&bans, nobody, &[("cookie", "session=abc")]).unwrap().starts_with("cookie:…#"));
+    let not_banned = "192.0.2.1";
+    assert_eq!(find_ban(&bans, "203.0.113.9", &[]).as_deref(), Some("ip:203.0.113.0/24"));
+    assert_eq!(find_ban(&bans, "198.51.100.7", &[]).as_deref(), Some("ip:198.51.100.7"));
+    assert_eq!(find_ban(&bans, "2001:db8::ffff", &[]).as_deref(), Some("ip:2001:db8::/64"), "a neighbour");
+    assert_eq!(find_ban(&bans, not_banned, &[("x-user", "bob")]).as_deref(), Some("user:bob"));
+    assert_eq!(find_ban(&bans, not_banned, &[("x-tenant", "acme")]).as_deref(), Some("tenant:acme"));
+    assert!(
+        find_ban(&bans, not_banned, &[("x-api-key", "secret-of-alice")])
+            .unwrap()
+            .starts_with("api_key:secr…#")
+    );
+    assert!(find_ban(&bans, not_banned, &[("cookie", "session=abc")]).unwrap().starts_with("cookie:…#"));
     for headers in
         [[("x-user", "bobby")], [("x-tenant", "bob")], [("x-api-key", "bob")], [("cookie", "session=bob")]]
     {
-        assert_eq!(met(&bans, nobody, &headers), None, "{headers:?}");
+        assert_eq!(find_ban(&bans, not_banned, &headers), None, "{headers:?}");
     }
-    assert_eq!(met(&bans, "198.51.100.8", &[]), None);
-    assert_eq!(met(&bans, "2001:db8:0:1::1", &[]), None);
+    assert_eq!(find_ban(&bans, "198.51.100.8", &[]), None);
+    assert_eq!(find_ban(&bans, "2001:db8:0:1::1", &[]), None);
 }
 
 #[test]
-fn a_fingerprint_and_a_very_long_user_are_met() {
+fn ban_of_fingerprint_or_long_user_is_found() {
     let long = "u".repeat(200);
     let plan = compile("policy.yaml", POLICY, &NoFiles).unwrap().plan;
     let headers: HeaderMap =
@@ -71,22 +75,22 @@ fn a_fingerprint_and_a_very_long_user_are_met() {
     let print = plan.identities.identify(&facts, None, NOW).fingerprint().unwrap();
     let hex = print.map(|byte| format!("{byte:02x}")).concat();
     let bans = Bans::new([ban(&format!("fingerprint:{hex}"), None), ban(&format!("user:{long}"), None)]);
-    assert_eq!(met(&bans, "192.0.2.1", &[("user-agent", "bot")]), Some(format!("fingerprint:{hex}")));
-    assert!(met(&bans, "192.0.2.1", &[("x-user", &long)]).is_some());
-    assert_eq!(met(&bans, "192.0.2.1", &[("x-user", &"u".repeat(201))]), None);
+    assert_eq!(find_ban(&bans, "192.0.2.1", &[("user-agent", "bot")]), Some(format!("fingerprint:{hex}")));
+    assert!(find_ban(&bans, "192.0.2.1", &[("x-user", &long)]).is_some());
+    assert_eq!(find_ban(&bans, "192.0.2.1", &[("x-user", &"u".repeat(201))]), None);
 }
 
 #[test]
-fn nobody_meets_a_ban_that_is_over_and_a_wider_one_still_holds() {
+fn ban_expired_does_not_apply_but_wider_active_one_does() {
     let now = NOW.as_secs_ceil();
-    let over = Bans::new([ban("203.0.113.7", Some(now)), ban("user:bob", Some(now))]);
-    assert_eq!(met(&over, "203.0.113.7", &[("x-user", "bob")]), None, "it ends at this very instant");
+    let expired = Bans::new([ban("203.0.113.7", Some(now)), ban("user:bob", Some(now))]);
+    assert_eq!(find_ban(&expired, "203.0.113.7", &[("x-user", "bob")]), None, "it ends at exactly this time");
     let wider = Bans::new([ban("203.0.113.7", Some(now)), ban("203.0.0.0/16", Some(now + 1))]);
-    assert_eq!(met(&wider, "203.0.113.7", &[]).as_deref(), Some("ip:203.0.0.0/16"));
+    assert_eq!(find_ban(&wider, "203.0.113.7", &[]).as_deref(), Some("ip:203.0.0.0/16"));
 }
 
 #[test]
-fn what_is_shown_can_be_typed_again_and_shows_no_secret() {
+fn subject_displayed_parses_again_and_hides_secrets() {
     let shown = [
         ("203.0.113.7", "ip:203.0.113.7"),
         ("::ffff:203.0.113.7", "ip:203.0.113.7"),
@@ -102,15 +106,15 @@ fn what_is_shown_can_be_typed_again_and_shows_no_secret() {
         assert_eq!(subject(expected), subject(typed), "{expected}");
     }
     let by_hash = Bans::new([ban("api_key:…#b59c1698", None)]);
-    assert!(met(&by_hash, "192.0.2.1", &[("x-api-key", "sk_live_51H_very_secret")]).is_some());
+    assert!(find_ban(&by_hash, "192.0.2.1", &[("x-api-key", "sk_live_51H_very_secret")]).is_some());
 }
 
 #[test]
-fn what_is_nobody_is_told() {
+fn subject_invalid_returns_the_reason() {
     let wrong = |text: &str| Subject::parse(text, 64).unwrap_err().to_string();
     assert!(wrong("203.0.113.7/24").contains("`203.0.113.0/24`"), "{}", wrong("203.0.113.7/24"));
     assert!(wrong("203.0.113").contains("all four parts"), "{}", wrong("203.0.113"));
-    assert!(wrong("ip:everywhere").contains("is no network"), "{}", wrong("ip:everywhere"));
+    assert!(wrong("ip:everywhere").contains("invalid network"), "{}", wrong("ip:everywhere"));
     assert!(wrong("bob").contains("user:bob"));
     assert!(wrong("everybody").contains("one client"));
     assert!(wrong("anonymous").contains("one client"));
@@ -120,10 +124,10 @@ fn what_is_nobody_is_told() {
 }
 
 #[test]
-fn cookie_ban_request_with_several_values_is_met_by_any() {
+fn cookie_ban_request_with_several_values_matches_any() {
     let bans = Bans::new([ban("cookie:abc", None)]);
     for cookies in ["session=abc; session=abc", "session=abc; session=", "session=x; session=\"abc\""] {
-        assert!(met(&bans, "192.0.2.1", &[("cookie", cookies)]).is_some(), "{cookies}");
+        assert!(find_ban(&bans, "192.0.2.1", &[("cookie", cookies)]).is_some(), "{cookies}");
     }
-    assert_eq!(met(&bans, "192.0.2.1", &[("cookie", "session=x; session=y")]), None);
+    assert_eq!(find_ban(&bans, "192.0.2.1", &[("cookie", "session=x; session=y")]), None);
 }

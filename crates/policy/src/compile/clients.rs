@@ -1,8 +1,8 @@
-//! Who a request comes from.
+//! Decodes `clients`: how clients are identified.
 
 use std::sync::Arc;
 
-use crate::compile::{Context, files, network, scalar};
+use crate::compile::{CompileContext, files, network, scalar};
 use crate::directory;
 use crate::identity::{ClientKind, KeysError, Verifier};
 use crate::language::{
@@ -10,11 +10,11 @@ use crate::language::{
     USER,
 };
 use crate::plan::{ClaimName, Clients, ExemptClients, NameSource, Secret, TierSource, TokenKey, TokenPlan};
-use crate::raw::{Fields, Finding, Mark, Node, nearest};
+use crate::raw::{Fields, Finding, NodeRef, YamlNode, nearest};
 use crate::render::quote;
 
-/// A shorter secret is guessed faster than a limit is reached.
-const SHORTEST_SECRET: usize = 16;
+/// The minimum length of an HS256 secret in bytes; shorter ones can be guessed.
+const MIN_SECRET_LENGTH: usize = 16;
 
 impl Default for Clients {
     fn default() -> Self {
@@ -37,8 +37,8 @@ impl Default for Clients {
 }
 
 impl Clients {
-    /// Whether a request can have such a name at all.
-    fn knows(&self, identity: ClientKind) -> bool {
+    /// Whether requests can have this identity.
+    fn can_identify(&self, identity: ClientKind) -> bool {
         match identity {
             ClientKind::User => self.user.is_some(),
             ClientKind::Tenant => self.tenant.is_some() || self.tiers.file.is_some(),
@@ -49,15 +49,20 @@ impl Clients {
         }
     }
 
-    /// Whether any API key counts: because a keys file verifies it, or because none has to.
+    /// Whether API keys count: a keys file verifies them, or verification is off.
     pub(crate) fn counts_keys(&self) -> bool {
         self.tiers.file.is_some() || self.accepts_unverified_keys
     }
 }
 
-pub(super) fn clients<'s>(fields: &Fields<'_, 's>, tiers: &[&str], context: &mut Context<'s, '_>) -> Clients {
+pub(super) fn clients<'s>(
+    fields: &Fields<'_, 's>,
+    tiers: &[&str],
+    context: &mut CompileContext<'s, '_>,
+) -> Clients {
     let mut clients = Clients::default();
-    context.written = ClientKind::NAMED.into_iter().filter(|one| fields.get(one.name()).is_some()).collect();
+    context.configured =
+        ClientKind::NAMED.into_iter().filter(|one| fields.get(one.name()).is_some()).collect();
     if let Some(fields) = section(fields, "api_key", &API_KEY, context) {
         api_key(&fields, &mut clients, context);
     }
@@ -83,9 +88,9 @@ pub(super) fn clients<'s>(fields: &Fields<'_, 's>, tiers: &[&str], context: &mut
         if let (Some(node), true) = (fields.get("file"), clients.accepts_unverified_keys) {
             let finding = Finding::error(
                 node,
-                "a keys file pending_cost `verify: none`: it is not clear which keys count",
+                "`clients.tiers.file` and `clients.api_key.verify: none` contradict each other",
             );
-            context.report.push(finding.hint("remove `clients.api_key.verify`; the file verifies keys"));
+            context.report.push(finding.hint("remove `clients.api_key.verify`; the file verifies API keys"));
         }
     }
     if let Some(fields) = section(fields, "exempt", &EXEMPT, context) {
@@ -97,31 +102,30 @@ pub(super) fn clients<'s>(fields: &Fields<'_, 's>, tiers: &[&str], context: &mut
     clients
 }
 
-fn api_key(fields: &Fields<'_, '_>, clients: &mut Clients, context: &mut Context<'_, '_>) {
+fn api_key(fields: &Fields<'_, '_>, clients: &mut Clients, context: &mut CompileContext<'_, '_>) {
     if let Some(header) = fields.get("header").and_then(|node| scalar::header(node, &mut context.report)) {
         clients.api_key_header = header;
     }
     if let Some(node) = fields.get("verify") {
-        context.marks.verify = Mark::from(node);
-        let unverified = scalar::choice(
-            node,
-            "verification of API keys",
-            KEY_VERIFICATIONS,
-            &[false, true],
-            &mut context.report,
-        );
-        // What cannot be read has been reported, and is no second problem where rules count by keys.
+        context.targets.verify = NodeRef::from(node);
+        let unverified =
+            scalar::choice(node, "`verify` value", KEY_VERIFICATIONS, &[false, true], &mut context.report);
+        // An invalid value has been reported; do not also report rules that count by API key.
         clients.accepts_unverified_keys = unverified.unwrap_or(true);
     }
 }
 
-/// What names a client. An API key that nothing verifies is passed over, so something must come after it.
-fn identify_by(node: &Node<'_>, clients: &Clients, context: &mut Context<'_, '_>) -> Vec<ClientKind> {
-    context.marks.identify_by = Some(Mark::from(node));
+/// Decodes `identify_by`. Unverified API keys are ignored, so `api_key` alone is an error then.
+fn identify_by(
+    node: &YamlNode<'_>,
+    clients: &Clients,
+    context: &mut CompileContext<'_, '_>,
+) -> Vec<ClientKind> {
+    context.targets.identify_by = Some(NodeRef::from(node));
     let chosen = scalar::choices(node, "identity", IDENTITIES, &ClientKind::NAMED, &mut context.report);
     let is_key_alone = chosen == [ClientKind::ApiKey];
     let unknown = chosen.iter().filter(|kind| **kind != ClientKind::ApiKey || is_key_alone);
-    report_unknown(node, unknown.copied(), clients, context);
+    report_unconfigured(node, unknown.copied(), clients, context);
     chosen
 }
 
@@ -129,39 +133,39 @@ fn section<'n, 's>(
     fields: &Fields<'n, 's>,
     key: &str,
     mapping: &'static Mapping,
-    context: &mut Context<'s, '_>,
+    context: &mut CompileContext<'s, '_>,
 ) -> Option<Fields<'n, 's>> {
     fields.get(key).and_then(|node| Fields::open(node, mapping, &mut context.report))
 }
 
-/// One or many identities to count by, each of which a request can have.
+/// Decodes one or several identities to count by; reports those that are not configured.
 pub(super) fn identities(
-    node: &Node<'_>,
+    node: &YamlNode<'_>,
     clients: &Clients,
-    context: &mut Context<'_, '_>,
+    context: &mut CompileContext<'_, '_>,
 ) -> Vec<ClientKind> {
     let chosen = scalar::choices(node, "identity", IDENTITIES, &ClientKind::NAMED, &mut context.report);
-    report_unknown(node, chosen.iter().copied(), clients, context);
+    report_unconfigured(node, chosen.iter().copied(), clients, context);
     chosen
 }
 
-/// Reports every identity that no request can have.
-fn report_unknown(
-    node: &Node<'_>,
+/// Reports identities that no request can have.
+fn report_unconfigured(
+    node: &YamlNode<'_>,
     identities: impl Iterator<Item = ClientKind>,
     clients: &Clients,
-    context: &mut Context<'_, '_>,
+    context: &mut CompileContext<'_, '_>,
 ) {
-    for identity in identities.filter(|identity| !clients.knows(*identity)) {
+    for identity in identities.filter(|identity| !clients.can_identify(*identity)) {
         if identity == ClientKind::ApiKey {
-            let what = "no `api_key` counts: nothing verifies API keys, and a client could invent one for each request";
+            let what = "`api_key` cannot be used: API keys are not verified, so a client could send a new one with each request";
             context.report.push(Finding::error(node, what).hint(
-                "list the keys: `clients: { tiers: { file: keys.csv } }`; to count any key: `clients: { api_key: { verify: none } }`",
+                "list the valid keys in a file: `clients: { tiers: { file: keys.csv } }`; to accept any key: `clients: { api_key: { verify: none } }`",
             ));
             continue;
         }
-        // One that was written wrongly has been reported.
-        if context.written.contains(&identity) {
+        // An invalid configuration has been reported.
+        if context.configured.contains(&identity) {
             continue;
         }
         let example = match identity {
@@ -170,7 +174,7 @@ fn report_unknown(
             _ => "user: { header: X-User-Id }",
         };
         let finding =
-            Finding::error(node, format!("no request has a `{identity}`: `clients.{identity}` is not set"));
+            Finding::error(node, format!("`{identity}` cannot be used: `clients.{identity}` is not set"));
         context.report.push(finding.hint(format!("add `{example}` to `clients`")));
     }
 }
@@ -179,7 +183,7 @@ fn name_source<'s>(
     fields: &Fields<'_, 's>,
     key: &str,
     mapping: &'static Mapping,
-    context: &mut Context<'s, '_>,
+    context: &mut CompileContext<'s, '_>,
 ) -> Option<NameSource> {
     let node = fields.get(key)?;
     let fields = Fields::open(node, mapping, &mut context.report)?;
@@ -188,50 +192,51 @@ fn name_source<'s>(
     match (fields.get("header"), fields.get("jwt")) {
         (Some(_), Some(jwt)) => {
             let finding = Finding::error(jwt, format!("`{key}` has both `header` and `jwt`"));
-            context.report.push(finding.hint("keep one; the token's own header is set within `jwt`"));
+            context.report.push(finding.hint("remove one of them; set the header of the token in `jwt`"));
             None
         }
         (Some(node), None) => {
-            context.marks.proxied.push(Mark::from(node));
+            context.targets.proxied.push(NodeRef::from(node));
             header.map(NameSource::Header)
         }
         (None, Some(_)) => token.map(NameSource::Token),
         (None, None) => {
-            let finding = Finding::error(node, format!("`{key}` says nowhere where it stands"));
+            let finding = Finding::error(node, format!("`{key}` has neither `header` nor `jwt`"));
             let example = mapping.key("header").map_or("X-User-Id", |key| key.example);
             let finding = finding.expected("`header` or `jwt`");
-            context.report.push(finding.hint(format!("add one, such as `header: {example}`")));
+            context.report.push(finding.hint(format!("add one of them, for example `header: {example}`")));
             None
         }
     }
 }
 
-fn token<'s>(node: &Node<'s>, context: &mut Context<'s, '_>) -> Option<TokenPlan> {
+fn token<'s>(node: &YamlNode<'s>, context: &mut CompileContext<'s, '_>) -> Option<TokenPlan> {
     let fields = Fields::open(node, &JWT, &mut context.report)?;
     let header = match fields.get("header") {
         Some(node) => scalar::header(node, &mut context.report),
         None => Some("authorization".to_owned()),
     };
     let claim = match fields.get("claim") {
-        Some(node) => {
-            scalar::text(node, "the name of a claim, such as `sub`", &mut context.report).map(str::to_owned)
-        }
+        Some(node) => scalar::text(node, "the name of a claim, for example `sub`", &mut context.report)
+            .map(str::to_owned),
         None => Some("sub".to_owned()),
     };
     let key = match (fields.get("secret_file"), fields.get("jwks_file")) {
         (Some(_), Some(both)) => {
             let finding = Finding::error(both, "`jwt` has both `secret_file` and `jwks_file`");
-            context.report.push(finding.hint("keep the one that your tokens are signed with"));
+            context
+                .report
+                .push(finding.hint("keep the one that your tokens are signed with, and remove the other"));
             None
         }
         (Some(node), None) => secret(node, context),
         (None, Some(node)) => key_set(node, context),
         (None, None) => {
-            let finding = Finding::error(node, "`jwt` has nothing to verify tokens with");
+            let finding = Finding::error(node, "`jwt` has no key to verify tokens with");
             let finding = finding.expected("`secret_file` (HS256) or `jwks_file` (RS256, ES256)");
             context
                 .report
-                .push(finding.hint("add one; a token that is not verified names whomever its sender likes"));
+                .push(finding.hint("add one of them; anyone can forge a token that is not verified"));
             None
         }
     };
@@ -239,45 +244,44 @@ fn token<'s>(node: &Node<'s>, context: &mut Context<'s, '_>) -> Option<TokenPlan
     Some(TokenPlan { header: header?, claim: ClaimName(claim?), key, verifier: Arc::new(verifier) })
 }
 
-fn secret(node: &Node<'_>, context: &mut Context<'_, '_>) -> Option<(TokenKey, Verifier)> {
-    let file = files::referenced(node, context)?;
+fn secret(node: &YamlNode<'_>, context: &mut CompileContext<'_, '_>) -> Option<(TokenKey, Verifier)> {
+    let file = files::read_file(node, context)?;
     let secret = file.bytes.trim_ascii_end();
-    if secret.len() < SHORTEST_SECRET {
-        let what = format!("the secret in {} is only {} bytes long", quote(&file.name), secret.len());
-        let finding = Finding::error(node, what).expected(format!("at least {SHORTEST_SECRET} bytes"));
-        context.report.push(finding.hint("make one with `openssl rand -base64 32`"));
+    if secret.len() < MIN_SECRET_LENGTH {
+        let what = format!("the secret in {} is too short: {} bytes", quote(&file.name), secret.len());
+        let finding = Finding::error(node, what).expected(format!("at least {MIN_SECRET_LENGTH} bytes"));
+        context.report.push(finding.hint("create one with `openssl rand -base64 32`"));
         return None;
     }
-    let verifier = usable(node, &file.name, Verifier::hs256(secret), context)?;
+    let verifier = check_verifier(node, &file.name, Verifier::hs256(secret), context)?;
     Some((TokenKey::Secret { secret: Secret::new(secret), file: file.name }, verifier))
 }
 
-fn key_set(node: &Node<'_>, context: &mut Context<'_, '_>) -> Option<(TokenKey, Verifier)> {
-    let file = files::referenced(node, context)?;
+fn key_set(node: &YamlNode<'_>, context: &mut CompileContext<'_, '_>) -> Option<(TokenKey, Verifier)> {
+    let file = files::read_file(node, context)?;
     let set: Option<serde_json::Value> = serde_json::from_slice(&file.bytes).ok();
     let keys = set.as_ref().and_then(|set| set.get("keys")).and_then(serde_json::Value::as_array);
     if keys.is_none_or(Vec::is_empty) {
-        let finding = Finding::error(node, format!("{} holds no JSON Web Key Set", quote(&file.name)));
-        context.report.push(finding.expected("JSON such as {\"keys\": [{\"kty\": \"RSA\", …}]}"));
+        let finding = Finding::error(node, format!("{} is not a JSON Web Key Set", quote(&file.name)));
+        context.report.push(finding.expected("JSON, for example {\"keys\": [{\"kty\": \"RSA\", …}]}"));
         return None;
     }
-    let verifier = usable(node, &file.name, Verifier::jwks(&file.bytes), context)?;
+    let verifier = check_verifier(node, &file.name, Verifier::jwks(&file.bytes), context)?;
     Some((
         TokenKey::KeySet { json: String::from_utf8_lossy(&file.bytes).into_owned(), file: file.name },
         verifier,
     ))
 }
 
-fn usable(
-    node: &Node<'_>,
+fn check_verifier(
+    node: &YamlNode<'_>,
     file: &str,
     verifier: Result<Verifier, KeysError>,
-    context: &mut Context<'_, '_>,
+    context: &mut CompileContext<'_, '_>,
 ) -> Option<Verifier> {
     verifier
         .map_err(|error| {
-            let finding =
-                Finding::error(node, format!("no token can be verified with {}: {error}", quote(file)));
+            let finding = Finding::error(node, format!("{} cannot verify tokens: {error}", quote(file)));
             context
                 .report
                 .push(finding.expected("a secret for HS256, or a key set with an RS256 or ES256 key"));
@@ -285,37 +289,39 @@ fn usable(
         .ok()
 }
 
-fn ip(fields: &Fields<'_, '_>, clients: &mut Clients, context: &mut Context<'_, '_>) {
+fn ip(fields: &Fields<'_, '_>, clients: &mut Clients, context: &mut CompileContext<'_, '_>) {
     if let Some(node) = fields.get("trusted_proxies") {
         let found = network::networks(node, &mut context.report);
-        (clients.trusted_proxies, context.marks.trusted_proxies) = found.into_iter().unzip();
+        (clients.trusted_proxies, context.targets.trusted_proxies) = found.into_iter().unzip();
     }
     if let Some(node) = fields.get("ipv6_prefix")
-        && let Some(bits) = scalar::positive(node, "bits would make all clients one", &mut context.report)
+        && let Some(bits) = scalar::positive(node, "`ipv6_prefix`", &mut context.report)
     {
         if let Some(bits) = u8::try_from(bits).ok().filter(|bits| *bits <= 128) {
             clients.ipv6_prefix = bits;
         } else {
-            let finding = Finding::error(node, "an IPv6 address has 128 bits");
-            context.report.push(finding.expected("1 to 128").hint("one customer usually has a /64"));
+            let finding = Finding::error(node, "`ipv6_prefix` must be at most 128");
+            context
+                .report
+                .push(finding.expected("1 to 128").hint("use 64, the usual prefix length of one customer"));
         }
     }
 }
 
-fn cookie(node: &Node<'_>, context: &mut Context<'_, '_>) -> Option<String> {
-    let text = scalar::text(node, "a cookie's name, such as `session`", &mut context.report)?;
+fn cookie(node: &YamlNode<'_>, context: &mut CompileContext<'_, '_>) -> Option<String> {
+    let text = scalar::text(node, "a cookie name, for example `session`", &mut context.report)?;
     if !scalar::is_token(text) {
-        let finding = Finding::error(node, format!("{} cannot be a cookie's name", quote(text)));
-        context.report.push(finding.hint("write the name alone, such as `session`"));
+        let finding = Finding::error(node, format!("invalid cookie name {}", quote(text)));
+        context.report.push(finding.hint("write only the name, for example `session`"));
         return None;
     }
     Some(text.to_owned())
 }
 
-fn tier_source(fields: &Fields<'_, '_>, tiers: &[&str], context: &mut Context<'_, '_>) -> TierSource {
+fn tier_source(fields: &Fields<'_, '_>, tiers: &[&str], context: &mut CompileContext<'_, '_>) -> TierSource {
     let file = fields.get("file").map(|node| {
-        // A file that cannot be read has been reported; that no key counts without it is no second problem.
-        let Some(file) = files::referenced(node, context) else { return String::new() };
+        // An unreadable file has been reported; do not also report API keys as unverified.
+        let Some(file) = files::read_file(node, context) else { return String::new() };
         match directory::file::read(&file.name, &file.bytes, tiers) {
             Ok(directory) => context.directory = Some(Arc::new(directory)),
             Err(problems) => context.report.push_others(&problems),
@@ -323,15 +329,14 @@ fn tier_source(fields: &Fields<'_, '_>, tiers: &[&str], context: &mut Context<'_
         file.name
     });
     let default = fields.get("default").and_then(|node| {
-        let name = scalar::text(node, "the name of a tier, such as `free`", &mut context.report)?;
+        let name = scalar::text(node, "the name of a tier, for example `free`", &mut context.report)?;
         let found = tiers.iter().position(|tier| *tier == name);
         if found.is_none() {
-            let finding = Finding::error(node, format!("there is no tier {}", quote(name)));
+            let finding = Finding::error(node, format!("unknown tier {}", quote(name)));
             context.report.push(match nearest(name, tiers.iter().copied()) {
                 Some(near) => finding.hint(format!("did you mean `{near}`?")),
-                None => finding.hint(format!(
-                    "give it a limit in `rate_limits.tiers`, or write `{name}: unlimited` there"
-                )),
+                None => finding
+                    .hint(format!("add it to `rate_limits.tiers`, with a limit or as `{name}: unlimited`")),
             });
         }
         found
@@ -339,14 +344,14 @@ fn tier_source(fields: &Fields<'_, '_>, tiers: &[&str], context: &mut Context<'_
     TierSource { file, default }
 }
 
-fn exempt(fields: &Fields<'_, '_>, context: &mut Context<'_, '_>) -> ExemptClients {
+fn exempt(fields: &Fields<'_, '_>, context: &mut CompileContext<'_, '_>) -> ExemptClients {
     let mut exempt = ExemptClients::default();
     if let Some(node) = fields.get("networks") {
         let found = network::networks(node, &mut context.report);
-        (exempt.networks, context.marks.exempt_networks) = found.into_iter().unzip();
+        (exempt.networks, context.targets.exempt_networks) = found.into_iter().unzip();
     }
     if let Some(node) = fields.get("api_keys_file")
-        && let Some(file) = files::referenced(node, context)
+        && let Some(file) = files::read_file(node, context)
     {
         exempt.api_keys = files::lines(&file.bytes).map(|(_, line)| Secret::new(line)).collect();
         exempt.api_keys.sort();

@@ -1,38 +1,38 @@
-//! What a request costs, and when that is known.
+//! Decodes `cost` and `charge`.
 
 use http::header::HeaderName;
 use tidegate_core::{Algorithm, Cost};
 
-use crate::compile::{Context, rules, scalar};
+use crate::compile::{CompileContext, rules, scalar};
 use crate::language::{AFTER, CHARGE, COST};
 use crate::plan::{Charge, Rule, RuleCost, StatusSet};
-use crate::raw::{Fields, Finding, Node, Value};
+use crate::raw::{Fields, Finding, YamlNode, YamlValue};
 use crate::render::quote;
 
-/// What a request costs the rule with these keys.
-pub(super) fn cost<'s>(fields: &Fields<'_, 's>, context: &mut Context<'s, '_>) -> Option<RuleCost> {
+/// Decodes the cost of a request for a rule.
+pub(super) fn cost<'s>(fields: &Fields<'_, 's>, context: &mut CompileContext<'s, '_>) -> Option<RuleCost> {
     let Some(node) = fields.get("cost") else { return Some(RuleCost::Constant(Cost::ONE)) };
-    if let Value::Mapping(_) = &node.value {
+    if let YamlValue::Mapping(_) = &node.value {
         let fields = Fields::open(node, &COST, &mut context.report)?;
         return match one_of(node, &fields, ["header", "body"], context)? {
             ("header", node) => header(node, context).map(RuleCost::Header),
             (_, node) => {
                 let bytes = scalar::size(node, &mut context.report)?;
                 if bytes == 0 {
-                    let finding = Finding::error(node, "nothing can be counted in units of 0 bytes");
-                    context.report.push(finding.expected("a size such as `1KiB`"));
+                    let finding = Finding::error(node, "`body` must be at least 1 byte");
+                    context.report.push(finding.expected("a size, for example `1KiB`"));
                     return None;
                 }
                 Some(RuleCost::Body(bytes))
             }
         };
     }
-    let cost = scalar::positive(node, "would make requests free", &mut context.report)?;
+    let cost = scalar::positive(node, "`cost`", &mut context.report)?;
     Some(RuleCost::Constant(Cost::new(cost)))
 }
 
-/// When the rule with these keys charges.
-pub(super) fn charge<'s>(fields: &Fields<'_, 's>, context: &mut Context<'s, '_>) -> Option<Charge> {
+/// Decodes when a rule charges.
+pub(super) fn charge<'s>(fields: &Fields<'_, 's>, context: &mut CompileContext<'s, '_>) -> Option<Charge> {
     let Some(node) = fields.get("charge") else { return Some(Charge::UpFront) };
     let fields = Fields::open(node, &CHARGE, &mut context.report)?;
     let after = fields.require("after", &mut context.report)?;
@@ -43,67 +43,71 @@ pub(super) fn charge<'s>(fields: &Fields<'_, 's>, context: &mut Context<'s, '_>)
     }
 }
 
-/// Reports what cannot go together: a limit that no request fits, and charges that could not be settled.
+/// Reports combinations that cannot work: a cost above the limit, and charges that cannot be settled.
 pub(super) fn check<'s>(
     fields: &Fields<'_, 's>,
     rule: &Rule,
     (cost, charge): (Option<&RuleCost>, Option<&Charge>),
-    context: &mut Context<'s, '_>,
+    context: &mut CompileContext<'s, '_>,
 ) {
     if let (Some(RuleCost::Constant(cost)), Some(node)) = (cost, fields.get("cost"))
         && cost.get() > rule.limit.capacity()
     {
-        let finding = Finding::error(node, "a request costs more than the whole limit: none would ever pass");
+        let finding =
+            Finding::error(node, "`cost` is larger than the limit, so every request would be rejected");
         context.report.push(finding.expected(format!("at most {}", rule.limit.capacity())));
     }
     let Some(node) = fields.get("charge").filter(|_| charge.is_some()) else { return };
     if let Some(RuleCost::Body(_)) = cost {
-        let finding = Finding::error(node, "what the body costs is not settled by the response too");
-        context.report.push(finding.hint("make two rules, or let `cost` be what is reserved"));
+        let finding = Finding::error(node, "`cost: { body }` and `charge` cannot be combined");
+        context.report.push(finding.hint("use two rules, or a `cost` that is not counted by the body"));
     }
     if rule.algorithm() == Algorithm::LeakyBucket {
-        let finding = Finding::error(node, "`leaky_bucket` cannot give back what others already wait behind");
-        context.report.push(finding.hint("use `token_bucket` or a sliding window"));
+        let finding = Finding::error(
+            node,
+            "`leaky_bucket` cannot be combined with `charge`: it cannot refund requests that others wait behind",
+        );
+        context.report.push(finding.hint("use `algorithm: token_bucket` or a sliding window"));
     }
 }
 
-/// The one of two keys that is there.
+/// Returns the one of two keys that is present; reports both or neither.
 fn one_of<'n, 's>(
-    node: &'n Node<'s>,
+    node: &'n YamlNode<'s>,
     fields: &Fields<'n, 's>,
     keys: [&'static str; 2],
-    context: &mut Context<'s, '_>,
-) -> Option<(&'static str, &'n Node<'s>)> {
+    context: &mut CompileContext<'s, '_>,
+) -> Option<(&'static str, &'n YamlNode<'s>)> {
     let [first, second] = keys;
     match (fields.get(first), fields.get(second)) {
         (Some(node), None) => Some((first, node)),
         (None, Some(node)) => Some((second, node)),
         (None, None) if fields.is_misspelt() => None,
         (None, None) => {
-            let finding = Finding::error(node, format!("neither `{first}` nor `{second}` stands here"));
-            context.report.push(finding.hint("write one of them"));
+            let finding = Finding::error(node, format!("`{first}` or `{second}` is missing"));
+            context.report.push(finding.hint("add one of them"));
             None
         }
         (Some(_), Some(other)) => {
-            let finding = Finding::error(other, format!("`{first}` and `{second}` do not go together"));
-            context.report.push(finding.hint("keep one"));
+            let finding = Finding::error(other, format!("`{first}` and `{second}` cannot be combined"));
+            context.report.push(finding.hint("remove one of them"));
             None
         }
     }
 }
 
-fn header(node: &Node<'_>, context: &mut Context<'_, '_>) -> Option<HeaderName> {
+fn header(node: &YamlNode<'_>, context: &mut CompileContext<'_, '_>) -> Option<HeaderName> {
     let name = scalar::header(node, &mut context.report)?;
     rules::header_name(&name, node, context)
 }
 
-fn statuses(node: &Node<'_>, context: &mut Context<'_, '_>) -> Option<StatusSet> {
-    const EXPECTED: &str = "a status such as 401, or a class such as `5xx`";
+fn statuses(node: &YamlNode<'_>, context: &mut CompileContext<'_, '_>) -> Option<StatusSet> {
+    const EXPECTED: &str = "a status code such as 401, or a class such as `5xx`";
     let mut statuses = StatusSet::default();
-    let mut is_good = true;
+    let mut is_valid = true;
     for item in scalar::one_or_many(node, "status", &mut context.report) {
         let Some(text) = scalar::text(item, EXPECTED, &mut context.report) else {
-            is_good = false;
+            is_valid = false;
             continue;
         };
         let class = text.strip_suffix("xx").or_else(|| text.strip_suffix("XX"));
@@ -112,10 +116,10 @@ fn statuses(node: &Node<'_>, context: &mut Context<'_, '_>) -> Option<StatusSet>
             None => text.parse().is_ok_and(|status| statuses.insert(status)),
         };
         if !known {
-            is_good = false;
-            let finding = Finding::error(item, format!("there is no status {}", quote(text)));
+            is_valid = false;
+            let finding = Finding::error(item, format!("invalid status code {}", quote(text)));
             context.report.push(finding.expected(EXPECTED));
         }
     }
-    (is_good && statuses != StatusSet::default()).then_some(statuses)
+    (is_valid && statuses != StatusSet::default()).then_some(statuses)
 }

@@ -1,34 +1,34 @@
-//! Files that a policy refers to.
+//! Reads the files that a policy refers to.
 
-use crate::compile::{Context, scalar};
+use crate::compile::{CompileContext, scalar};
 use crate::files::FileError;
-use crate::raw::{Finding, Node};
+use crate::raw::{Finding, YamlNode};
 use crate::render::quote;
 
-/// What a problem repeats of a long list of bad lines.
-const MOST_LINES: usize = 5;
+/// The number of invalid lines that are reported one by one.
+const MAX_REPORTED_LINES: usize = 5;
 
-/// A referenced file: its name and what it holds.
-pub(super) struct Referenced {
+/// A referenced file: its name and contents.
+pub(super) struct ReferencedFile {
     pub(super) name: String,
     pub(super) bytes: Vec<u8>,
 }
 
-/// The file that `node` names.
-pub(super) fn referenced(node: &Node<'_>, context: &mut Context<'_, '_>) -> Option<Referenced> {
-    let name = scalar::text(node, "a file name, such as `keys.csv`", &mut context.report)?;
+/// Reads the file that `node` names.
+pub(super) fn read_file(node: &YamlNode<'_>, context: &mut CompileContext<'_, '_>) -> Option<ReferencedFile> {
+    let name = scalar::text(node, "a file name, for example `keys.csv`", &mut context.report)?;
     let finding = match context.files.read(name) {
-        Ok(bytes) => return Some(Referenced { name: name.to_owned(), bytes: bytes.into_owned() }),
-        Err(FileError::Missing) => Finding::error(node, format!("there is no file {}", quote(name)))
-            .hint("it is looked for in the folder of the policy; create it, or correct the name"),
-        Err(error) => Finding::error(node, format!("the file {} cannot be read: {error}", quote(name)))
-            .hint("let the user that runs tidegate read it"),
+        Ok(bytes) => return Some(ReferencedFile { name: name.to_owned(), bytes: bytes.into_owned() }),
+        Err(FileError::Missing) => Finding::error(node, format!("file not found: {}", quote(name)))
+            .hint("create it or correct the name; the path is relative to the policy's directory"),
+        Err(error) => Finding::error(node, format!("cannot read {}: {error}", quote(name)))
+            .hint("check that the user that runs tidegate may read it"),
     };
     context.report.push(finding);
     None
 }
 
-/// The lines of a list in a file, numbered from 1; comments and empty lines are left out.
+/// Iterates over the lines of a list file, numbered from 1, without comments and empty lines.
 pub(super) fn lines(bytes: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
     let lines = bytes.split(|byte| *byte == b'\n').enumerate();
     lines
@@ -39,20 +39,20 @@ pub(super) fn lines(bytes: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
         .filter(|(_, line)| !line.is_empty())
 }
 
-/// Reports lines of a file that are not what they should be.
-pub(super) fn bad_lines(
-    node: &Node<'_>,
+/// Reports invalid lines of a file.
+pub(super) fn report_invalid_lines(
+    node: &YamlNode<'_>,
     file: &str,
-    bad: &[(usize, String)],
+    invalid: &[(usize, String)],
     expected: &str,
-    context: &mut Context<'_, '_>,
+    context: &mut CompileContext<'_, '_>,
 ) {
-    for (line, what) in bad.iter().take(MOST_LINES) {
-        let finding = Finding::error(node, format!("line {line} of {} is wrong: {what}", quote(file)));
+    for (line, what) in invalid.iter().take(MAX_REPORTED_LINES) {
+        let finding = Finding::error(node, format!("{}, line {line}: {what}", quote(file)));
         context.report.push(finding.expected(expected));
     }
-    if let Some(more) = bad.len().checked_sub(MOST_LINES).filter(|more| *more > 0) {
-        let finding = Finding::error(node, format!("{more} more lines of {} are wrong", quote(file)));
+    if let Some(more) = invalid.len().checked_sub(MAX_REPORTED_LINES).filter(|more| *more > 0) {
+        let finding = Finding::error(node, format!("{}: {more} more invalid lines", quote(file)));
         context.report.push(finding.expected(expected));
     }
 }

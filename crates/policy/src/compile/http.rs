@@ -1,26 +1,26 @@
-//! `http`: how requests are read where upstream servers disagree.
+//! Decodes `http`: how to read requests that upstream servers interpret differently.
 
 use crate::compile::scalar;
 use crate::language::{ENCODED_SLASHES, HTTP, PATH_CASES, UNDERSCORE_HEADERS};
 use crate::plan::{EncodedSlash, HttpOptions, PathCase, UnderscoreHeaders};
-use crate::raw::{Fields, Node, Report};
+use crate::raw::{Fields, ProblemReport, YamlNode};
 
-/// The settings of `node`; a key that is absent takes its value from `inherited`. A value that cannot be read is
-/// reported and does not matter any more: there is no plan then.
+/// Decodes the settings of `node`; absent keys take their value from `inherited`. An invalid value is reported and
+/// replaced by the inherited one, which has no effect because there is no plan then.
 pub(super) fn options<'s>(
-    node: Option<&Node<'s>>,
+    node: Option<&YamlNode<'s>>,
     inherited: HttpOptions,
-    report: &mut Report<'s>,
+    report: &mut ProblemReport<'s>,
 ) -> HttpOptions {
     let Some(fields) = node.and_then(|node| Fields::open(node, &HTTP, report)) else { return inherited };
     let encoded_slash = fields.get("encoded_slash").and_then(|node| {
-        scalar::choice(node, "handling of encoded slashes", ENCODED_SLASHES, &EncodedSlash::ALL, report)
+        scalar::choice(node, "`encoded_slash` value", ENCODED_SLASHES, &EncodedSlash::ALL, report)
     });
     let path_case = fields
         .get("path_case")
-        .and_then(|node| scalar::choice(node, "case of paths", PATH_CASES, &PathCase::ALL, report));
+        .and_then(|node| scalar::choice(node, "`path_case` value", PATH_CASES, &PathCase::ALL, report));
     let underscore_headers = fields.get("underscore_headers").and_then(|node| {
-        let what = "handling of headers with an underscore";
+        let what = "`underscore_headers` value";
         scalar::choice(node, what, UNDERSCORE_HEADERS, &UnderscoreHeaders::ALL, report)
     });
     HttpOptions {

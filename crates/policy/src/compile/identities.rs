@@ -1,20 +1,20 @@
-//! Where clients are found in requests: what the policy says of them, made usable.
+//! Builds the runtime identities from the decoded `clients`.
 
 use std::sync::Arc;
 
 use http::header::{HeaderName, InvalidHeaderName};
 
-use crate::compile::Context;
+use crate::compile::CompileContext;
 use crate::identity::{
     Addresses, ClaimSource, CookieName, CookieNameError, Fingerprint, FingerprintError, Identities,
     IdentityError, IdentitySource, IdentitySpec, PrefixError,
 };
 use crate::plan::{Clients, NameSource, TokenPlan};
-use crate::raw::{Finding, Node};
+use crate::raw::{Finding, YamlNode};
 
-/// What the decoder let pass and the request's side refuses. It has not been seen; if it is, the policy is refused.
+/// A value that the decoder accepted but the runtime rejects. Not known to happen; it makes the policy invalid.
 #[derive(Debug, thiserror::Error)]
-enum Unusable {
+enum IdentityBuildError {
     #[error(transparent)]
     Header(#[from] InvalidHeaderName),
     #[error(transparent)]
@@ -27,31 +27,32 @@ enum Unusable {
     Identity(#[from] IdentityError),
 }
 
-/// The identities of `clients`. Where they cannot be had, the problem stands at `root` unless there is another one.
+/// Builds the identities of `clients`. Reports a failure at `root`.
 pub(super) fn identities(
     clients: &Clients,
-    root: &Node<'_>,
-    context: &mut Context<'_, '_>,
+    root: &YamlNode<'_>,
+    context: &mut CompileContext<'_, '_>,
 ) -> Option<Identities> {
-    // Half of what was read wrongly may not fit together; the reason has been told.
+    // After an error the decoded parts may be inconsistent; the cause has been reported.
     if context.report.failed() {
         return None;
     }
-    let made = build(clients);
-    made.map_err(|error| {
-        let finding = Finding::error(root, format!("`clients` cannot be used: {error}"));
-        context.report.push(finding.hint("correct `clients`"));
-    })
-    .ok()
+    let identities = build(clients);
+    identities
+        .map_err(|error| {
+            let finding = Finding::error(root, format!("invalid `clients`: {error}"));
+            context.report.push(finding.hint("correct `clients`"));
+        })
+        .ok()
 }
 
-fn build(clients: &Clients) -> Result<Identities, Unusable> {
+fn build(clients: &Clients) -> Result<Identities, IdentityBuildError> {
     let header = |name: &String| HeaderName::from_bytes(name.as_bytes());
     let user_token = clients.user.as_ref().and_then(token);
     let source = |from: &NameSource| match from {
         NameSource::Header(name) => header(name).map(IdentitySource::Header),
         NameSource::Token(token) => {
-            // Under one key a token is verified once, whoever asks.
+            // Share the verifier of equal keys, so that a token is verified once.
             let known = user_token.filter(|user| user.key == token.key).unwrap_or(token);
             let verifier = Arc::clone(&known.verifier);
             Ok(IdentitySource::Claim(ClaimSource::new(header(&token.header)?, &token.claim.0, verifier)))

@@ -1,19 +1,19 @@
-//! Limits, and the places where they stand.
+//! Decodes `rate_limits`.
 
 use std::collections::HashMap;
 
 use tidegate_core::{Algorithm, Limit, LimitError, RuleId, Spec};
 
-use crate::compile::names::Taken;
-use crate::compile::{Context, mode, rules, scalar};
+use crate::compile::names::NameConflict;
+use crate::compile::{CompileContext, mode, rules, scalar};
 use crate::endpoints::EndpointPattern;
 use crate::language::{ALGORITHMS, ENDPOINT, GLOBAL, LIMIT, Mapping};
 use crate::plan::{Clients, EndpointRule, PathCase, Quota, RateLimits, Rule, Tier};
-use crate::raw::{Entry, Fields, Finding, Key, Mark, Node, Value};
+use crate::raw::{Fields, Finding, MappingEntry, MappingKey, NodeRef, YamlNode, YamlValue};
 use crate::render::quote;
 
 /// The algorithms in the order of [`ALGORITHMS`].
-const IN_ORDER: [Algorithm; 5] = [
+const ALGORITHM_VALUES: [Algorithm; 5] = [
     Algorithm::SlidingCounter,
     Algorithm::SlidingLog,
     Algorithm::TokenBucket,
@@ -21,10 +21,10 @@ const IN_ORDER: [Algorithm; 5] = [
     Algorithm::FixedWindow,
 ];
 
-/// The names of the tiers, before anything is decoded.
-pub(super) fn tier_names<'n>(rate_limits: Option<&'n Node<'_>>) -> Vec<&'n str> {
-    let entries = |node: &'n Node<'_>| match &node.value {
-        Value::Mapping(entries) => entries.as_slice(),
+/// Returns the names of the tiers, before anything is decoded.
+pub(super) fn tier_names<'n>(rate_limits: Option<&'n YamlNode<'_>>) -> Vec<&'n str> {
+    let entries = |node: &'n YamlNode<'_>| match &node.value {
+        YamlValue::Mapping(entries) => entries.as_slice(),
         _ => &[],
     };
     let tiers = rate_limits.map(entries).unwrap_or_default().iter().find(|entry| entry.key.text == "tiers");
@@ -36,31 +36,31 @@ pub(super) fn tier_names<'n>(rate_limits: Option<&'n Node<'_>>) -> Vec<&'n str> 
         .collect()
 }
 
-/// All limits. `clients` is `None` if they could not be read.
+/// Decodes all limits. `clients` is `None` if it is invalid.
 pub(super) fn rate_limits<'s>(
     fields: &Fields<'_, 's>,
     clients: Option<&Clients>,
-    context: &mut Context<'s, '_>,
+    context: &mut CompileContext<'s, '_>,
 ) -> RateLimits {
     let mut single = |key: &str, mapping: &'static Mapping| {
         let node = fields.get(key)?;
-        let hint = "leave it out; what has no limit is not limited";
-        refuse_unlimited(node, hint, context)?;
-        named(node, mapping, key.to_owned(), context)
+        let hint = "remove it; without a limit nothing is limited";
+        reject_unlimited(node, hint, context)?;
+        named_limit(node, mapping, key.to_owned(), context)
     };
     let global = single("global", &GLOBAL);
     let tenant = single("tenant", &LIMIT);
     let default = single("default", &LIMIT);
     let tiers = fields.get("tiers").map(|node| tiers(node, context)).unwrap_or_default();
     let endpoints = fields.get("endpoints").map(|node| endpoints(node, context)).unwrap_or_default();
-    // Last, so that a rule which takes the name of one of those above is the one to be told.
+    // Rules come last, so that a name conflict is reported at the rule.
     let (rules, concurrent) =
         fields.get("rules").map(|node| rules::rules(node, clients, context)).unwrap_or_default();
     RateLimits { global, tenant, default, tiers, rules, endpoints, concurrent }
 }
 
-fn refuse_unlimited(node: &Node<'_>, hint: &str, context: &mut Context<'_, '_>) -> Option<()> {
-    if matches!(&node.value, Value::Scalar { text, .. } if text == "unlimited") {
+fn reject_unlimited(node: &YamlNode<'_>, hint: &str, context: &mut CompileContext<'_, '_>) -> Option<()> {
+    if matches!(&node.value, YamlValue::Scalar { text, .. } if text == "unlimited") {
         let finding = Finding::error(node, "only a tier can be `unlimited`");
         context.report.push(finding.hint(hint));
         return None;
@@ -68,36 +68,40 @@ fn refuse_unlimited(node: &Node<'_>, hint: &str, context: &mut Context<'_, '_>) 
     Some(())
 }
 
-fn entries<'n, 's>(node: &'n Node<'s>, what: &str, context: &mut Context<'_, '_>) -> &'n [Entry<'s>] {
-    if let Value::Mapping(entries) = &node.value {
+fn entries<'n, 's>(
+    node: &'n YamlNode<'s>,
+    what: &str,
+    context: &mut CompileContext<'_, '_>,
+) -> &'n [MappingEntry<'s>] {
+    if let YamlValue::Mapping(entries) = &node.value {
         return entries;
     }
     let finding = Finding::error(node, format!("`{what}` must be a mapping, not {}", node.describe()));
-    context.report.push(finding.hint("write each as `NAME: { requests: 100, window: 60 }`"));
+    context.report.push(finding.hint("write each entry as `NAME: { requests: 100, window: 60 }`"));
     &[]
 }
 
-fn tiers<'s>(node: &Node<'s>, context: &mut Context<'s, '_>) -> Vec<Tier> {
-    context.marks.tiers = Mark::from(node);
+fn tiers<'s>(node: &YamlNode<'s>, context: &mut CompileContext<'s, '_>) -> Vec<Tier> {
+    context.targets.tiers = NodeRef::from(node);
     let mut tiers = Vec::new();
-    for Entry { key, value } in entries(node, "tiers", context) {
+    for MappingEntry { key, value } in entries(node, "tiers", context) {
         check_name(key, &key.text, context);
         let name = key.text.clone().into_owned();
-        let unlimited = matches!(&value.value, Value::Scalar { text, .. } if text == "unlimited");
-        let rule = if unlimited { None } else { named(value, &LIMIT, format!("tier:{name}"), context) };
-        // A tier that could not be read is no unlimited one; but then there is no plan either.
+        let unlimited = matches!(&value.value, YamlValue::Scalar { text, .. } if text == "unlimited");
+        let rule = if unlimited { None } else { named_limit(value, &LIMIT, format!("tier:{name}"), context) };
+        // An invalid tier would be unlimited here, but there is no plan then.
         tiers.push(Tier { name, rule });
     }
     tiers
 }
 
-fn endpoints<'s>(node: &Node<'s>, context: &mut Context<'s, '_>) -> Vec<EndpointRule> {
-    // By the folded pattern: endpoints that differ only in what limits ignore take the same requests.
+fn endpoints<'s>(node: &YamlNode<'s>, context: &mut CompileContext<'s, '_>) -> Vec<EndpointRule> {
+    // Keyed by the folded pattern: endpoints that differ only in what limits ignore match the same requests.
     let mut seen: HashMap<EndpointPattern, (EndpointPattern, u32)> = HashMap::new();
     let mut endpoints = Vec::new();
-    for Entry { key, value } in entries(node, "endpoints", context) {
-        let hint = "an endpoint's limit applies in addition to the others; leave it out";
-        if refuse_unlimited(value, hint, context).is_none() {
+    for MappingEntry { key, value } in entries(node, "endpoints", context) {
+        let hint = "remove it; the limit of an endpoint applies in addition to the others";
+        if reject_unlimited(value, hint, context).is_none() {
             continue;
         }
         let pattern = endpoint_pattern(key, context);
@@ -105,23 +109,23 @@ fn endpoints<'s>(node: &Node<'s>, context: &mut Context<'s, '_>) -> Vec<Endpoint
             Some(pattern) => format!("endpoint:{pattern}"),
             None => format!("endpoint:{}", key.text),
         };
-        // The rule of a duplicate is read under the name it was given, so that its own problems are seen.
-        let line = key.place.line;
+        // Decode the rule of a duplicate under a unique name, so that its own problems are reported too.
+        let line = key.position.line;
         let first = pattern
             .as_ref()
             .and_then(|pattern| seen.insert(pattern.folded(context.path_case), (pattern.clone(), line)));
         let name = if first.is_some() { format!("endpoint:\0{}", key.id) } else { name };
-        let rule = named(value, &ENDPOINT, name, context);
+        let rule = named_limit(value, &ENDPOINT, name, context);
         if let Some((first, line)) = first {
-            let finding = Finding::key_error(key, "another endpoint takes the same requests");
+            let finding = Finding::key_error(key, "another endpoint matches the same requests");
             let sensitive = |pattern: &EndpointPattern| pattern.folded(PathCase::Sensitive);
             let hint = if pattern.as_ref() == Some(&first) {
-                format!("it stands on line {line} and is only spelled otherwise; keep one")
+                format!("it is on line {line} and differs only in spelling; remove one of them")
             } else if pattern.as_ref().map(sensitive) == Some(sensitive(&first)) {
-                format!("it stands on line {line}, and limits ignore `;parameters`; keep one")
+                format!("it is on line {line}, and limits ignore `;parameters`; remove one of them")
             } else {
                 format!(
-                    "it stands on line {line}, and limits ignore case; keep one, or set `http.path_case: sensitive`"
+                    "it is on line {line}, and limits ignore case; remove one of them, or set `http.path_case: sensitive`"
                 )
             };
             context.report.push(finding.hint(hint));
@@ -132,11 +136,14 @@ fn endpoints<'s>(node: &Node<'s>, context: &mut Context<'s, '_>) -> Vec<Endpoint
     endpoints
 }
 
-/// The requests that an endpoint's name means.
-fn endpoint_pattern(key: &Key<'_>, context: &mut Context<'_, '_>) -> Option<EndpointPattern> {
-    // A key is read by the rules of a value: the same node, so that the problem points at it.
-    let node =
-        Node { id: key.id, place: key.place, value: Value::Scalar { text: key.text.clone(), quoted: true } };
+/// Parses the pattern of an endpoint.
+fn endpoint_pattern(key: &MappingKey<'_>, context: &mut CompileContext<'_, '_>) -> Option<EndpointPattern> {
+    // Method checks take a node; build one from the key so that problems point at the key.
+    let node = YamlNode {
+        id: key.id,
+        position: key.position,
+        value: YamlValue::Scalar { text: key.text.clone(), quoted: true },
+    };
     if let Some((method, _)) = key.text.trim().split_once(char::is_whitespace)
         && !method.starts_with('/')
     {
@@ -150,23 +157,23 @@ fn endpoint_pattern(key: &Key<'_>, context: &mut Context<'_, '_>) -> Option<Endp
         .ok()
 }
 
-/// The rule called `name`, whose limit is `node`.
-pub(super) fn named<'s>(
-    node: &Node<'s>,
+/// Decodes the limit `node` as the rule `name`.
+pub(super) fn named_limit<'s>(
+    node: &YamlNode<'s>,
     mapping: &'static Mapping,
     name: String,
-    context: &mut Context<'s, '_>,
+    context: &mut CompileContext<'s, '_>,
 ) -> Option<Rule> {
     let fields = Fields::open(node, mapping, &mut context.report)?;
     rule(node, &fields, name, context)
 }
 
-/// The rule called `name` with the limit of `fields`.
+/// Decodes the rule `name` with the limit of `fields`.
 pub(super) fn rule<'s>(
-    node: &Node<'s>,
+    node: &YamlNode<'s>,
     fields: &Fields<'_, 's>,
     name: String,
-    context: &mut Context<'s, '_>,
+    context: &mut CompileContext<'s, '_>,
 ) -> Option<Rule> {
     let id = claim(node, fields, &name, context);
     let mode = mode::mode(fields, &mut context.report);
@@ -174,29 +181,29 @@ pub(super) fn rule<'s>(
     let penalty = mode::penalty(fields, window, &mut context.report);
     let (limit, spec) = limit(node, fields, context)?;
     let (id, mode, penalty) = (id?, mode?, penalty?);
-    context.marks.rules.insert(id, Mark::from(node));
+    context.targets.rules.insert(id, NodeRef::from(node));
     let Spec { requests, window, burst, max_wait } = spec;
-    let (quota, line) = (Quota::new(&limit, &spec), node.place.line);
+    let (quota, line) = (Quota::new(&limit, &spec), node.position.line);
     Some(Rule { name, id, limit, requests, window, burst, max_wait, quota, mode, penalty, line })
 }
 
-/// The id of the rule called `name`, unless another has taken it.
+/// Registers the rule `name` and returns its id; reports a conflict.
 pub(super) fn claim<'s>(
-    node: &Node<'s>,
+    node: &YamlNode<'s>,
     fields: &Fields<'_, 's>,
     name: &str,
-    context: &mut Context<'s, '_>,
+    context: &mut CompileContext<'s, '_>,
 ) -> Option<RuleId> {
-    match context.names.claim(name, node.place.line) {
+    match context.names.claim(name, node.position.line) {
         Ok(id) => Some(id),
-        Err(taken) => {
-            let (what, hint) = match taken {
-                Taken::Same { line } => (
-                    format!("there are two rules {}", quote(name)),
-                    format!("the other stands on line {line}; rename one"),
+        Err(conflict) => {
+            let (what, hint) = match conflict {
+                NameConflict::Duplicate { line } => (
+                    format!("duplicate rule {}", quote(name)),
+                    format!("first defined on line {line}; rename one of them"),
                 ),
-                Taken::Collides { other } => (
-                    format!("{} and {} have the same id by chance", quote(name), quote(&other)),
+                NameConflict::IdCollision { other } => (
+                    format!("the names {} and {} have the same hash", quote(name), quote(&other)),
                     "rename one of them".to_owned(),
                 ),
             };
@@ -208,17 +215,16 @@ pub(super) fn claim<'s>(
 }
 
 fn limit<'s>(
-    node: &Node<'s>,
+    node: &YamlNode<'s>,
     fields: &Fields<'_, 's>,
-    context: &mut Context<'s, '_>,
+    context: &mut CompileContext<'s, '_>,
 ) -> Option<(Limit, Spec)> {
     let report = &mut context.report;
-    let requests = fields
-        .require("requests", report)
-        .and_then(|node| scalar::positive(node, "requests would let nothing pass", report));
+    let requests =
+        fields.require("requests", report).and_then(|node| scalar::positive(node, "`requests`", report));
     let window = fields.require("window", report).and_then(|node| scalar::duration(node, report));
     let algorithm = match fields.get("algorithm") {
-        Some(node) => scalar::choice(node, "algorithm", ALGORITHMS, &IN_ORDER, report),
+        Some(node) => scalar::choice(node, "algorithm", ALGORITHMS, &ALGORITHM_VALUES, report),
         None => Some(Algorithm::SlidingCounter),
     };
     let burst = match fields.get("burst") {
@@ -237,18 +243,19 @@ fn limit<'s>(
     let at = |key: &str| fields.get(key).unwrap_or(node);
     report.push(match &error {
         LimitError::NoBurst { algorithm } => {
-            let finding = Finding::error(at("burst"), format!("`{algorithm}` takes no `burst`"));
-            finding.hint("remove it, or add `algorithm: token_bucket`")
+            let finding = Finding::error(at("burst"), format!("`{algorithm}` does not support `burst`"));
+            finding.hint("remove `burst`, or set `algorithm: token_bucket`")
         }
         LimitError::NoMaxWait { algorithm } => {
-            let what = format!("`{algorithm}` takes no `max_wait`: no request ever waits under it");
-            Finding::error(at("max_wait"), what).hint("remove it, or use `algorithm: leaky_bucket`")
+            let what = format!("`{algorithm}` does not support `max_wait`: it never delays requests");
+            Finding::error(at("max_wait"), what).hint("remove `max_wait`, or set `algorithm: leaky_bucket`")
         }
-        LimitError::ZeroBurst => Finding::error(at("burst"), "a burst of 0 would let nothing pass")
-            .expected("a whole number of at least 1"),
+        LimitError::ZeroBurst => {
+            Finding::error(at("burst"), "`burst` must be at least 1").expected("a whole number of at least 1")
+        }
         LimitError::NotRepresentable { .. } => {
             Finding::error(at("requests"), "this many requests per window cannot be counted exactly")
-                .hint("use fewer requests, a shorter window or rounder numbers")
+                .hint("use a smaller `requests`, a shorter `window` or rounder numbers")
         }
         LimitError::ZeroRequests => Finding::error(at("requests"), error.to_string()),
         LimitError::ZeroWindow => Finding::error(at("window"), error.to_string()),
@@ -256,34 +263,38 @@ fn limit<'s>(
     None
 }
 
-/// Reports a name that clients could not be shown in a header.
-pub(super) fn check_name<'k>(at: impl Into<NameAt<'k>>, name: &str, context: &mut Context<'_, '_>) {
-    let good = (1..=128).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_graphic() || b == b' ');
-    if !good || name.contains(['"', '\\']) || name.trim() != name {
-        let what = format!("{} cannot be a name", quote(name));
+/// Reports a name that cannot be sent in a response header.
+pub(super) fn check_name<'k>(
+    at: impl Into<NameLocation<'k>>,
+    name: &str,
+    context: &mut CompileContext<'_, '_>,
+) {
+    let is_valid = (1..=128).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_graphic() || b == b' ');
+    if !is_valid || name.contains(['"', '\\']) || name.trim() != name {
+        let what = format!("invalid name {}", quote(name));
         let finding = match at.into() {
-            NameAt::Key(key) => Finding::key_error(key, what),
-            NameAt::Node(node) => Finding::error(node, what),
+            NameLocation::Key(key) => Finding::key_error(key, what),
+            NameLocation::Node(node) => Finding::error(node, what),
         };
         let finding = finding.expected("1 to 128 ASCII characters without quotes and backslashes");
-        context.report.push(finding.hint("clients are shown the name in a header"));
+        context.report.push(finding.hint("choose another name; it is sent to clients in a response header"));
     }
 }
 
-/// Where a name stands.
-pub(super) enum NameAt<'k> {
-    Key(&'k Key<'k>),
-    Node(&'k Node<'k>),
+/// The key or value that contains a name.
+pub(super) enum NameLocation<'k> {
+    Key(&'k MappingKey<'k>),
+    Node(&'k YamlNode<'k>),
 }
 
-impl<'k> From<&'k Key<'k>> for NameAt<'k> {
-    fn from(key: &'k Key<'k>) -> Self {
+impl<'k> From<&'k MappingKey<'k>> for NameLocation<'k> {
+    fn from(key: &'k MappingKey<'k>) -> Self {
         Self::Key(key)
     }
 }
 
-impl<'k> From<&'k Node<'k>> for NameAt<'k> {
-    fn from(node: &'k Node<'k>) -> Self {
+impl<'k> From<&'k YamlNode<'k>> for NameLocation<'k> {
+    fn from(node: &'k YamlNode<'k>) -> Self {
         Self::Node(node)
     }
 }
@@ -293,8 +304,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_language_names_every_algorithm() {
-        assert_eq!(IN_ORDER.map(Algorithm::name), *ALGORITHMS);
-        assert_eq!(IN_ORDER.len(), Algorithm::ALL.len());
+    fn algorithm_names_match_the_values_in_order() {
+        assert_eq!(ALGORITHM_VALUES.map(Algorithm::name), *ALGORITHMS);
+        assert_eq!(ALGORITHM_VALUES.len(), Algorithm::ALL.len());
     }
 }

@@ -1,28 +1,28 @@
-//! Names of rules: each rule has its own, and no two share an id.
+//! Assigns ids to rule names and detects conflicts.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
 use tidegate_core::RuleId;
 
-/// Every rule seen so far.
+/// The names and lines of the rules decoded so far.
 #[derive(Debug, Default)]
-pub(super) struct Names {
+pub(super) struct RuleNames {
     seen: HashMap<RuleId, (String, u32)>,
 }
 
-/// Why a rule cannot have its name.
+/// Why a rule name cannot be used.
 #[derive(Debug)]
-pub(super) enum Taken {
-    /// A rule of that name stands on this line.
-    Same { line: u32 },
-    /// Another name has the same id.
-    Collides { other: String },
+pub(super) enum NameConflict {
+    /// A rule on this line has the same name.
+    Duplicate { line: u32 },
+    /// Another name hashes to the same id.
+    IdCollision { other: String },
 }
 
-impl Names {
-    /// Gives `name`, written on `line`, its id.
-    pub(super) fn claim(&mut self, name: &str, line: u32) -> Result<RuleId, Taken> {
+impl RuleNames {
+    /// Registers `name`, written on `line`, and returns its id.
+    pub(super) fn claim(&mut self, name: &str, line: u32) -> Result<RuleId, NameConflict> {
         let id = RuleId::named(name);
         match self.seen.entry(id) {
             Entry::Vacant(entry) => {
@@ -32,9 +32,9 @@ impl Names {
             Entry::Occupied(entry) => {
                 let (other, line) = entry.get();
                 if other == name {
-                    Err(Taken::Same { line: *line })
+                    Err(NameConflict::Duplicate { line: *line })
                 } else {
-                    Err(Taken::Collides { other: other.clone() })
+                    Err(NameConflict::IdCollision { other: other.clone() })
                 }
             }
         }

@@ -1,47 +1,51 @@
-//! Rules of the operator's own.
+//! Decodes `rate_limits.rules`.
 
 use std::sync::Arc;
 
 use http::header::HeaderName;
 use tidegate_core::{Cost, LimitUnit};
 
-use crate::compile::{Context, clients, costs, limits, mode, routing, scalar};
+use crate::compile::{CompileContext, clients, costs, limits, mode, routing, scalar};
 use crate::expression::Expression;
 use crate::language::{EVERYBODY, MATCH, RULE};
 use crate::plan::{
     Charge, Clients, ConcurrencyRule, CounterScope, CustomRule, HeaderMatch, RuleCondition, RuleCost,
     RuleMatch,
 };
-use crate::raw::{Fields, Finding, Mark, Node, Value};
+use crate::raw::{Fields, Finding, NodeRef, YamlNode, YamlValue};
 use crate::render::quote;
 
 pub(super) fn rules<'s>(
-    node: &Node<'s>,
+    node: &YamlNode<'s>,
     clients: Option<&Clients>,
-    context: &mut Context<'s, '_>,
+    context: &mut CompileContext<'s, '_>,
 ) -> (Vec<CustomRule>, Vec<ConcurrencyRule>) {
     let (mut rates, mut concurrent) = (Vec::new(), Vec::new());
     for item in scalar::list(node, "rules", &mut context.report) {
         let Some(fields) = Fields::open(item, &RULE, &mut context.report) else { continue };
-        let whom = Whom::read(&fields, clients, context);
+        let scope = RuleScope::read(&fields, clients, context);
         if fields.get("concurrent").is_some() {
-            concurrent.extend(concurrency_checks(item, &fields, whom, context));
+            concurrent.extend(concurrency_rule(item, &fields, scope, context));
         } else {
-            rates.extend(custom(item, &fields, whom, context));
+            rates.extend(custom(item, &fields, scope, context));
         }
     }
     (rates, concurrent)
 }
 
-/// What every rule says of itself. What could not be read is `None`.
-struct Whom {
+/// The name of a rule, where it applies and what it counts by. Invalid parts are `None`.
+struct RuleScope {
     name: Option<String>,
     matches: Option<RuleMatch>,
     count: Option<CounterScope>,
 }
 
-impl Whom {
-    fn read<'s>(fields: &Fields<'_, 's>, clients: Option<&Clients>, context: &mut Context<'s, '_>) -> Self {
+impl RuleScope {
+    fn read<'s>(
+        fields: &Fields<'_, 's>,
+        clients: Option<&Clients>,
+        context: &mut CompileContext<'s, '_>,
+    ) -> Self {
         let name = fields.require("name", &mut context.report).and_then(|node| name(node, context));
         let matches = match fields.get("match") {
             Some(node) => matching(node, context),
@@ -50,30 +54,29 @@ impl Whom {
         Self { name, matches, count: count(fields, clients, context) }
     }
 
-    /// A rule without a name is still read, so that its other problems are seen.
-    fn name_or_number(&self, item: &Node<'_>) -> String {
+    /// Returns a unique placeholder for a missing name, so that the other problems of the rule are reported too.
+    fn name_or_placeholder(&self, item: &YamlNode<'_>) -> String {
         self.name.clone().unwrap_or_else(|| format!("\0{}", item.id))
     }
 }
 
-/// So many requests at once.
-fn concurrency_checks<'s>(
-    item: &Node<'s>,
+/// Decodes a rule with `concurrent`.
+fn concurrency_rule<'s>(
+    item: &YamlNode<'s>,
     fields: &Fields<'_, 's>,
-    whom: Whom,
-    context: &mut Context<'s, '_>,
+    scope: RuleScope,
+    context: &mut CompileContext<'s, '_>,
 ) -> Option<ConcurrencyRule> {
     for key in ["requests", "window", "algorithm", "burst", "max_wait", "cost", "charge", "penalty"] {
         if let Some(node) = fields.get(key) {
-            let what =
-                format!("`{key}` has no place pending_cost `concurrent`, which counts requests under way");
-            context.report.push(Finding::error(node, what).hint("make two rules: one for each"));
+            let what = format!("`{key}` cannot be combined with `concurrent`");
+            context.report.push(Finding::error(node, what).hint("use two rules, one for each"));
         }
     }
-    let id = limits::claim(item, fields, &whom.name_or_number(item), context);
+    let id = limits::claim(item, fields, &scope.name_or_placeholder(item), context);
     let mode = mode::mode(fields, &mut context.report);
     let concurrent = fields.get("concurrent").and_then(|node| {
-        let count = scalar::positive(node, "at once would let nothing pass", &mut context.report)?;
+        let count = scalar::positive(node, "`concurrent`", &mut context.report)?;
         let fits = u32::try_from(count).ok();
         if fits.is_none() {
             let finding = Finding::error(node, format!("{count} is too large"));
@@ -81,27 +84,32 @@ fn concurrency_checks<'s>(
         }
         fits
     });
-    let Whom { name, matches, count } = whom;
+    let RuleScope { name, matches, count } = scope;
     let (id, name) = (id?, name?);
-    context.marks.rules.insert(id, Mark::from(item));
-    let (concurrent, mode, line) = (concurrent?, mode?, item.place.line);
+    context.targets.rules.insert(id, NodeRef::from(item));
+    let (concurrent, mode, line) = (concurrent?, mode?, item.position.line);
     Some(ConcurrencyRule { name, id, concurrent, mode, matches: matches?, count: count?, line })
 }
 
 fn custom<'s>(
-    item: &Node<'s>,
+    item: &YamlNode<'s>,
     fields: &Fields<'_, 's>,
-    whom: Whom,
-    context: &mut Context<'s, '_>,
+    scope: RuleScope,
+    context: &mut CompileContext<'s, '_>,
 ) -> Option<CustomRule> {
     let cost = costs::cost(fields, context);
     let charge = costs::charge(fields, context);
-    let mut rule = limits::rule(item, fields, whom.name_or_number(item), context)?;
-    let Whom { name, matches, count } = whom;
+    let mut rule = limits::rule(item, fields, scope.name_or_placeholder(item), context)?;
+    let RuleScope { name, matches, count } = scope;
     costs::check(fields, &rule, (cost.as_ref(), charge.as_ref()), context);
     if let (Some(CounterScope::Everybody), Some(node)) = (&count, fields.get("penalty")) {
-        let finding = Finding::error(node, "a lock-out of everybody: the rule counts all clients together");
-        context.report.push(finding.hint("say whom it counts, such as `per: ip`, or remove the penalty"));
+        let finding = Finding::error(
+            node,
+            "`penalty` would lock out all clients: the rule has one counter for everybody",
+        );
+        context
+            .report
+            .push(finding.hint("count each client, for example with `per: ip`, or remove `penalty`"));
     }
     name?;
     let (cost, charge) = (cost?, charge?);
@@ -109,7 +117,7 @@ fn custom<'s>(
     Some(CustomRule { rule, matches: matches?, count: count?, cost, charge })
 }
 
-/// What a rule with these costs counts.
+/// Returns the unit that a rule with these costs counts in.
 fn limit_unit(cost: &RuleCost, charge: &Charge) -> LimitUnit {
     match (cost, charge) {
         (RuleCost::Body(bytes), _) => LimitUnit::ContentBytes(*bytes),
@@ -118,28 +126,27 @@ fn limit_unit(cost: &RuleCost, charge: &Charge) -> LimitUnit {
     }
 }
 
-/// A name that is not taken by the limits with a place of their own.
-fn name(node: &Node<'_>, context: &mut Context<'_, '_>) -> Option<String> {
-    let text = scalar::text(node, "a name, such as `login-bruteforce`", &mut context.report)?;
+/// Decodes a rule name that is not reserved.
+fn name(node: &YamlNode<'_>, context: &mut CompileContext<'_, '_>) -> Option<String> {
+    let text = scalar::text(node, "a name, for example `login-bruteforce`", &mut context.report)?;
     limits::check_name(node, text, context);
     let reserved = matches!(text, "global" | "tenant" | "default");
     if reserved || text.starts_with("tier:") || text.starts_with("endpoint:") {
-        let finding = Finding::error(
-            node,
-            format!("the name {} is taken by a limit with a place of its own", quote(text)),
-        );
-        context.report.push(finding.hint("choose another name"));
+        let finding = Finding::error(node, format!("the name {} is reserved", quote(text)));
+        context.report.push(finding.hint(
+            "choose another name; `global`, `tenant`, `default`, `tier:` and `endpoint:` name other limits",
+        ));
         return None;
     }
     Some(text.to_owned())
 }
 
-fn matching<'s>(node: &Node<'s>, context: &mut Context<'s, '_>) -> Option<RuleMatch> {
+fn matching<'s>(node: &YamlNode<'s>, context: &mut CompileContext<'s, '_>) -> Option<RuleMatch> {
     let fields = Fields::open(node, &MATCH, &mut context.report)?;
     let mut matches = RuleMatch::default();
     if let Some(node) = fields.get("method") {
         for item in scalar::one_or_many(node, "method", &mut context.report) {
-            let text = scalar::text(item, "a method, such as `POST`", &mut context.report);
+            let text = scalar::text(item, "a method, for example `POST`", &mut context.report);
             let method = text.and_then(|text| scalar::method(item, text, &mut context.report));
             matches.methods.extend(method.map(str::to_owned));
         }
@@ -155,25 +162,23 @@ fn matching<'s>(node: &Node<'s>, context: &mut Context<'s, '_>) -> Option<RuleMa
     Some(matches)
 }
 
-fn headers(node: &Node<'_>, context: &mut Context<'_, '_>) -> Vec<HeaderMatch> {
-    let Value::Mapping(entries) = &node.value else {
+fn headers(node: &YamlNode<'_>, context: &mut CompileContext<'_, '_>) -> Vec<HeaderMatch> {
+    let YamlValue::Mapping(entries) = &node.value else {
         let finding = Finding::error(node, format!("`header` must be a mapping, not {}", node.describe()));
-        context.report.push(finding.hint("write it like `{ X-Plan: trial }`"));
+        context.report.push(finding.hint("for example `{ X-Plan: trial }`"));
         return Vec::new();
     };
     let mut headers = Vec::new();
     for entry in entries {
         if !scalar::is_token(&entry.key.text) {
-            let finding = Finding::key_error(
-                &entry.key,
-                format!("{} cannot be a header's name", quote(&entry.key.text)),
-            );
-            context.report.push(finding.hint("write it like `X-Plan`"));
+            let finding =
+                Finding::key_error(&entry.key, format!("invalid header name {}", quote(&entry.key.text)));
+            context.report.push(finding.hint("for example `X-Plan`"));
             continue;
         }
         let items = scalar::one_or_many(&entry.value, "value", &mut context.report);
         let values: Vec<_> =
-            items.iter().filter_map(|item| scalar::text(item, "a text", &mut context.report)).collect();
+            items.iter().filter_map(|item| scalar::text(item, "a string", &mut context.report)).collect();
         let any = values.contains(&"*");
         let values = if any { Vec::new() } else { values.into_iter().map(str::to_owned).collect() };
         let name = header_name(&entry.key.text, &entry.value, context);
@@ -182,33 +187,38 @@ fn headers(node: &Node<'_>, context: &mut Context<'_, '_>) -> Vec<HeaderMatch> {
     headers
 }
 
-/// A name that is a token is a header's name, unless it is absurdly long.
-pub(super) fn header_name(name: &str, at: &Node<'_>, context: &mut Context<'_, '_>) -> Option<HeaderName> {
+/// Converts a token to a header name; reports one that is too long.
+pub(super) fn header_name(
+    name: &str,
+    at: &YamlNode<'_>,
+    context: &mut CompileContext<'_, '_>,
+) -> Option<HeaderName> {
     HeaderName::from_bytes(name.as_bytes())
         .map_err(|error| {
-            let finding = Finding::error(at, format!("{} cannot be a header's name: {error}", quote(name)));
-            context.report.push(finding.hint("write it like `X-Plan`"));
+            let finding = Finding::error(at, format!("invalid header name {}: {error}", quote(name)));
+            context.report.push(finding.hint("for example `X-Plan`"));
         })
         .ok()
 }
 
-fn when(node: &Node<'_>, context: &mut Context<'_, '_>) -> Option<RuleCondition> {
+fn when(node: &YamlNode<'_>, context: &mut CompileContext<'_, '_>) -> Option<RuleCondition> {
     let source =
-        scalar::text(node, "a CEL expression, such as `request.method == \"GET\"`", &mut context.report)?;
+        scalar::text(node, "a CEL expression, for example `request.method == \"GET\"`", &mut context.report)?;
     match Expression::compile(source) {
         Ok(expression) => Some(RuleCondition { source: source.to_owned(), expression: Arc::new(expression) }),
         Err(error) => {
-            let place =
+            let position =
                 error.position().and_then(|at| context.report.within(node, source, (at.line, at.column)));
-            let finding = Finding::error(node, first_line(&error.what())).expected("a CEL expression");
-            context.report.push(finding.at(place).hint(error.hint()));
+            let finding =
+                Finding::error(node, first_and_last_line(&error.what())).expected("a CEL expression");
+            context.report.push(finding.at(position).hint(error.hint()));
             None
         }
     }
 }
 
-/// What a parser says over several lines is drawn for a terminal of its own; its last line says what it is about.
-fn first_line(what: &str) -> String {
+/// Shortens a parser message of several lines to its first and last line; the lines between draw an excerpt.
+fn first_and_last_line(what: &str) -> String {
     let mut lines = what.lines().map(str::trim);
     match (lines.next(), lines.next_back()) {
         (Some(first), Some(last)) => format!("{first} {last}"),
@@ -219,9 +229,9 @@ fn first_line(what: &str) -> String {
 fn count<'s>(
     fields: &Fields<'_, 's>,
     known: Option<&Clients>,
-    context: &mut Context<'s, '_>,
+    context: &mut CompileContext<'s, '_>,
 ) -> Option<CounterScope> {
-    // What is wrong with `clients` has been reported, and is not held against the rule.
+    // Problems of `clients` have been reported; do not report them at the rule again.
     let fallback = Clients { accepts_unverified_keys: true, ..Clients::default() };
     let known = known.unwrap_or(&fallback);
     let (per, per_each) = (fields.get("per"), fields.get("per_each"));
@@ -229,13 +239,13 @@ fn count<'s>(
         return Some(CounterScope::Everybody);
     }
     for node in [per, per_each].into_iter().flatten() {
-        if let Some(everybody) = meant_for_everybody(node) {
+        if let Some(everybody) = find_misspelt_everybody(node) {
             let finding = if is_everybody(everybody) {
-                Finding::error(everybody, format!("`{EVERYBODY}` stands by itself"))
+                Finding::error(everybody, format!("`{EVERYBODY}` cannot be combined with other identities"))
             } else {
-                Finding::error(everybody, "there is no such identity")
+                Finding::error(everybody, "unknown identity")
             };
-            let hint = format!("write `per: {EVERYBODY}`: one counter for all clients together");
+            let hint = format!("write `per: {EVERYBODY}` for one counter shared by all clients");
             context.report.push(finding.hint(hint));
             return None;
         }
@@ -248,30 +258,29 @@ fn count<'s>(
         (Some(per), Some(each)) => {
             identities(per);
             identities(each);
-            let finding = Finding::error(each, "a rule has `per` or `per_each`, not both");
-            let hint =
-                "`per` is one counter for each combination, `per_each` a counter for each alone; keep one";
+            let finding = Finding::error(each, "`per` and `per_each` cannot be combined");
+            let hint = "remove one of them: `per` has one counter for each combination, `per_each` one for each identity";
             context.report.push(finding.hint(hint));
             None
         }
     }
 }
 
-/// What was meant for `everybody`, but is in a list or spelled in another way.
-fn meant_for_everybody<'n, 's>(node: &'n Node<'s>) -> Option<&'n Node<'s>> {
-    let means = |node: &&Node<'_>| match &node.value {
-        Value::Scalar { text, .. } => {
+/// Finds a value that means `everybody` but is in a list or spelled differently.
+fn find_misspelt_everybody<'n, 's>(node: &'n YamlNode<'s>) -> Option<&'n YamlNode<'s>> {
+    let means = |node: &&YamlNode<'_>| match &node.value {
+        YamlValue::Scalar { text, .. } => {
             ["all", "global", "anybody", "anyone", "everyone"].contains(&&**text)
                 || strsim::damerau_levenshtein(text, EVERYBODY) <= 2
         }
         _ => false,
     };
     match &node.value {
-        Value::List(items) => items.iter().find(means),
+        YamlValue::List(items) => items.iter().find(means),
         _ => Some(node).filter(means),
     }
 }
 
-fn is_everybody(node: &Node<'_>) -> bool {
-    matches!(&node.value, Value::Scalar { text, .. } if text == EVERYBODY)
+fn is_everybody(node: &YamlNode<'_>) -> bool {
+    matches!(&node.value, YamlValue::Scalar { text, .. } if text == EVERYBODY)
 }

@@ -1,89 +1,102 @@
-//! Single values: texts, numbers, durations, names out of a list.
+//! Decodes scalars: strings, numbers, durations and names from a list.
 
 use tidegate_core::TimeSpan;
 
-use crate::raw::{Finding, Node, Report, Value, nearest};
+use crate::raw::{Finding, ProblemReport, YamlNode, YamlValue, nearest};
 use crate::render::quote;
 use crate::units::{self, QuantityError};
 
-/// A text that is not empty.
-pub(super) fn text<'n>(node: &'n Node<'_>, what: &str, report: &mut Report<'_>) -> Option<&'n str> {
+/// Decodes a string that is not empty.
+pub(super) fn text<'n>(
+    node: &'n YamlNode<'_>,
+    what: &str,
+    report: &mut ProblemReport<'_>,
+) -> Option<&'n str> {
     match &node.value {
-        Value::Scalar { text, .. } if !node.is_null() && !text.trim().is_empty() => Some(text),
+        YamlValue::Scalar { text, .. } if !node.is_null() && !text.trim().is_empty() => Some(text),
         _ => {
-            report.push(misplaced(node, what));
+            report.push(not_a_scalar(node, what));
             None
         }
     }
 }
 
-/// Something else was written than `what`.
-fn misplaced(node: &Node<'_>, what: &str) -> Finding {
+/// Reports an empty value or a collection in place of a scalar.
+fn not_a_scalar(node: &YamlNode<'_>, expected: &str) -> Finding {
     let found = match &node.value {
-        Value::Scalar { .. } => "nothing is written here".to_owned(),
-        _ => format!("{} cannot stand here", node.describe()),
+        YamlValue::Scalar { .. } => "the value is empty".to_owned(),
+        _ => format!("unexpected value: {}", node.describe()),
     };
-    Finding::error(node, found).expected(what)
+    Finding::error(node, found).expected(expected)
 }
 
-/// One value or a list of at least one.
-pub(super) fn one_or_many<'n, 's>(node: &'n Node<'s>, what: &str, report: &mut Report<'_>) -> &'n [Node<'s>] {
+/// Decodes one value, or a list with at least one.
+pub(super) fn one_or_many<'n, 's>(
+    node: &'n YamlNode<'s>,
+    what: &str,
+    report: &mut ProblemReport<'_>,
+) -> &'n [YamlNode<'s>] {
     match &node.value {
-        Value::List(items) if items.is_empty() => {
+        YamlValue::List(items) if items.is_empty() => {
             let finding = Finding::error(node, "the list is empty");
-            report
-                .push(finding.expected(format!("at least one {what}")).hint("fill it, or leave the key out"));
+            report.push(
+                finding.expected(format!("at least one {what}")).hint("add an entry, or remove the key"),
+            );
             &[]
         }
-        Value::List(items) => items,
+        YamlValue::List(items) => items,
         _ => std::slice::from_ref(node),
     }
 }
 
-/// A list.
-pub(super) fn list<'n, 's>(node: &'n Node<'s>, what: &str, report: &mut Report<'_>) -> &'n [Node<'s>] {
-    if let Value::List(items) = &node.value {
+/// Decodes a list.
+pub(super) fn list<'n, 's>(
+    node: &'n YamlNode<'s>,
+    what: &str,
+    report: &mut ProblemReport<'_>,
+) -> &'n [YamlNode<'s>] {
+    if let YamlValue::List(items) = &node.value {
         return items;
     }
     let finding = Finding::error(node, format!("expected a list of {what}, found {}", node.describe()));
-    report.push(finding.expected("a list").hint("begin each entry with `- ` on a line of its own"));
+    report.push(finding.expected("a list").hint("write each entry on its own line, starting with `- `"));
     &[]
 }
 
-/// A number that is at least 1; `consequence` says what zero would mean.
-pub(super) fn positive(node: &Node<'_>, consequence: &str, report: &mut Report<'_>) -> Option<u64> {
+/// Decodes a number of at least 1; `what` names it in the message about zero.
+pub(super) fn positive(node: &YamlNode<'_>, what: &str, report: &mut ProblemReport<'_>) -> Option<u64> {
     let number = count(node, report)?;
     if number == 0 {
-        report
-            .push(Finding::error(node, format!("0 {consequence}")).expected("a whole number of at least 1"));
+        report.push(
+            Finding::error(node, format!("{what} must be at least 1"))
+                .expected("a whole number of at least 1"),
+        );
         return None;
     }
     Some(number)
 }
 
-/// A whole number.
-pub(super) fn count(node: &Node<'_>, report: &mut Report<'_>) -> Option<u64> {
-    const EXPECTED: &str = "a whole number, such as 100";
-    let Value::Scalar { text, quoted } = &node.value else {
-        report.push(misplaced(node, EXPECTED));
+/// Decodes a whole number.
+pub(super) fn count(node: &YamlNode<'_>, report: &mut ProblemReport<'_>) -> Option<u64> {
+    const EXPECTED: &str = "a whole number, for example 100";
+    let YamlValue::Scalar { text, quoted } = &node.value else {
+        report.push(not_a_scalar(node, EXPECTED));
         return None;
     };
     let counted = units::count(text);
     let wrong = |what: String| Finding::error(node, what).expected(EXPECTED);
     let finding = match counted {
         Ok(number) if !quoted => return Some(number),
-        Ok(number) => {
-            wrong("a number in quotes is a text".to_owned()).hint(format!("write {number} without quotes"))
+        Ok(number) => wrong("expected a number, found a string".to_owned())
+            .hint(format!("write {number} without quotes")),
+        Err(QuantityError::Negative) => wrong(format!("{} is negative", quote(text))).hint("remove the sign"),
+        Err(QuantityError::TooLarge) => {
+            wrong(format!("{} is too large", quote(text))).hint("use a smaller number")
         }
-        Err(QuantityError::Negative) => {
-            wrong(format!("{} is negative", quote(text))).hint("write how many may pass")
-        }
-        Err(QuantityError::TooLarge) => wrong(format!("{} is too large", quote(text)))
-            .hint("nothing that can be counted exactly is that large"),
-        Err(_) if node.is_null() => misplaced(node, EXPECTED),
+        Err(_) if node.is_null() => not_a_scalar(node, EXPECTED),
         Err(_) if &**text == "unlimited" => {
-            wrong("`unlimited` stands for a whole tier, not for a number".to_owned())
-                .hint("write `NAME: unlimited` in `rate_limits.tiers`; elsewhere leave the limit out")
+            wrong("`unlimited` replaces a whole tier, not a number".to_owned())
+                .hint("write `NAME: unlimited` in `rate_limits.tiers`; elsewhere remove the limit")
         }
         Err(_) => wrong(format!("{} is not a whole number", quote(text))).hint(number_hint(text)),
     };
@@ -91,7 +104,7 @@ pub(super) fn count(node: &Node<'_>, report: &mut Report<'_>) -> Option<u64> {
     None
 }
 
-/// What may have been meant by a number that is none.
+/// Suggests a correction for an invalid number.
 fn number_hint(text: &str) -> String {
     let plain = text.replace([',', '\'', ' '], "");
     let digits: String = text.chars().take_while(char::is_ascii_digit).collect();
@@ -102,37 +115,38 @@ fn number_hint(text: &str) -> String {
     match plain.parse::<u64>().ok().or(power) {
         Some(number) => format!("write {number}"),
         None if text.contains('/') && !digits.is_empty() => {
-            format!("write `requests: {digits}` and the time as `window`")
+            format!("write `requests: {digits}`, and the time as `window`")
         }
-        None => "write digits only".to_owned(),
+        None => "use digits only".to_owned(),
     }
 }
 
-/// A length of time that is not zero.
-pub(super) fn duration(node: &Node<'_>, report: &mut Report<'_>) -> Option<TimeSpan> {
-    const EXPECTED: &str = "a duration such as `60s`: a number with ms, s, m, h or d, or seconds";
+/// Decodes a positive duration.
+pub(super) fn duration(node: &YamlNode<'_>, report: &mut ProblemReport<'_>) -> Option<TimeSpan> {
+    const EXPECTED: &str =
+        "a duration, for example `60s`: a number with the unit ms, s, m, h or d, or a number of seconds";
     let text = text(node, EXPECTED, report)?;
     let wrong = |what: String| Finding::error(node, what).expected(EXPECTED);
     let finding = match units::duration(text) {
         Ok(span) if !span.is_zero() => return Some(span),
-        Ok(_) => wrong("0 is no length of time".to_owned()).hint("write `1s`, `1m` or longer"),
+        Ok(_) => wrong("the duration must be positive".to_owned()).hint("for example `1s` or `1m`"),
         Err(QuantityError::UnknownUnit { unit }) => {
-            let finding = wrong(format!("there is no unit {} of time", quote(&unit)));
+            let finding = wrong(format!("unknown time unit {}", quote(&unit)));
             finding.hint(unit_hint(text, &unit))
         }
         Err(error) => wrong(format!("{} {error}", quote(text))).hint(match error {
-            QuantityError::TooLarge => "the longest is about 285 years",
-            QuantityError::Negative => "time runs forward; remove the sign",
-            _ => "write it like `500ms`, `60s`, `15m`, `1h` or `1d`",
+            QuantityError::TooLarge => "the maximum is about 285 years",
+            QuantityError::Negative => "remove the sign",
+            _ => "for example `500ms`, `60s`, `15m`, `1h` or `1d`",
         }),
     };
     report.push(finding);
     None
 }
 
-/// A length of time that somebody else reports on.
-pub(super) fn peek_duration(node: &Node<'_>) -> Option<TimeSpan> {
-    let Value::Scalar { text, .. } = &node.value else { return None };
+/// Reads a duration without reporting problems; another call reports them.
+pub(super) fn peek_duration(node: &YamlNode<'_>) -> Option<TimeSpan> {
+    let YamlValue::Scalar { text, .. } = &node.value else { return None };
     units::duration(text).ok().filter(|span| !span.is_zero())
 }
 
@@ -149,7 +163,7 @@ fn unit_hint(text: &str, unit: &str) -> String {
         unit if unit.starts_with('w') => return in_days(&number, 7),
         unit if unit.starts_with("mo") => return in_days(&number, 30),
         unit if unit.starts_with('y') => return in_days(&number, 365),
-        _ => return "write it like `500ms`, `60s`, `15m`, `1h` or `1d`".to_owned(),
+        _ => return "for example `500ms`, `60s`, `15m`, `1h` or `1d`".to_owned(),
     };
     format!("did you mean `{number}{meant}`?")
 }
@@ -159,17 +173,17 @@ fn in_days(number: &str, days: u64) -> String {
     format!("write it in days: `{days}d`")
 }
 
-/// A number of bytes.
-pub(super) fn size(node: &Node<'_>, report: &mut Report<'_>) -> Option<u64> {
-    let text = text(node, "a size, such as `64MiB`", report)?;
+/// Decodes a number of bytes.
+pub(super) fn size(node: &YamlNode<'_>, report: &mut ProblemReport<'_>) -> Option<u64> {
+    let text = text(node, "a size, for example `64MiB`", report)?;
     match units::size(text) {
         Ok(bytes) => Some(bytes),
         Err(error) => {
             let hint = match &error {
                 QuantityError::UnknownUnit { unit } if unit.to_lowercase().starts_with('m') => {
-                    "units are powers of 1024: write `MiB`"
+                    "write `MiB`; units are powers of 1024"
                 }
-                _ => "write it like `64MiB`",
+                _ => "for example `64MiB`",
             };
             let finding = Finding::error(node, format!("{} {error}", quote(text)));
             report.push(finding.expected("a number with B, KiB, MiB or GiB").hint(hint));
@@ -178,18 +192,18 @@ pub(super) fn size(node: &Node<'_>, report: &mut Report<'_>) -> Option<u64> {
     }
 }
 
-/// One of `names`, each of them a `what`, as the value that stands at the same position.
+/// Decodes one of `names` into the value at the same index; messages call it a `what`.
 pub(super) fn choice<T: Copy>(
-    node: &Node<'_>,
+    node: &YamlNode<'_>,
     what: &str,
     names: &[&'static str],
     values: &[T],
-    report: &mut Report<'_>,
+    report: &mut ProblemReport<'_>,
 ) -> Option<T> {
     let text = text(node, &format!("one of {}", names.join(", ")), report)?;
     let found = names.iter().position(|name| *name == text).and_then(|at| values.get(at)).copied();
     if found.is_none() {
-        let finding = Finding::error(node, format!("there is no {what} {}", quote(text)));
+        let finding = Finding::error(node, format!("unknown {what} {}", quote(text)));
         let finding = finding.expected(format!("one of {}", names.join(", ")));
         report.push(match nearest(text, names.iter().copied()) {
             Some(near) => finding.hint(format!("did you mean `{near}`?")),
@@ -199,20 +213,21 @@ pub(super) fn choice<T: Copy>(
     found
 }
 
-/// One or many of `names`, each once.
+/// Decodes one or several of `names`, without duplicates.
 pub(super) fn choices<T: Copy + PartialEq>(
-    node: &Node<'_>,
+    node: &YamlNode<'_>,
     what: &str,
     names: &[&'static str],
     values: &[T],
-    report: &mut Report<'_>,
+    report: &mut ProblemReport<'_>,
 ) -> Vec<T> {
     let mut chosen = Vec::new();
     for item in one_or_many(node, what, report) {
         let Some(value) = choice(item, what, names, values, report) else { continue };
         if chosen.contains(&value) {
             report.push(
-                Finding::error(item, format!("{} stands here twice", item.describe())).hint("remove one"),
+                Finding::error(item, format!("duplicate {what} {}", item.describe()))
+                    .hint("remove one of them"),
             );
         } else {
             chosen.push(value);
@@ -221,27 +236,31 @@ pub(super) fn choices<T: Copy + PartialEq>(
     chosen
 }
 
-/// A header's name in lower case.
-pub(super) fn header(node: &Node<'_>, report: &mut Report<'_>) -> Option<String> {
-    let text = text(node, "a header name, such as `X-API-Key`", report)?;
+/// Decodes a header name, in lower case.
+pub(super) fn header(node: &YamlNode<'_>, report: &mut ProblemReport<'_>) -> Option<String> {
+    let text = text(node, "a header name, for example `X-API-Key`", report)?;
     if is_token(text) {
         return Some(text.to_ascii_lowercase());
     }
-    let finding = Finding::error(node, format!("{} cannot be a header's name", quote(text)));
+    let finding = Finding::error(node, format!("invalid header name {}", quote(text)));
     report.push(
-        finding.expected("letters, digits and dashes").hint("write it like `X-API-Key`, without a colon"),
+        finding.expected("letters, digits and dashes").hint("for example `X-API-Key`, without a colon"),
     );
     None
 }
 
-/// Whether `text` is a token of HTTP: what headers, methods and cookies are named with.
+/// Whether `text` is an HTTP token, the syntax of header, method and cookie names.
 pub(super) fn is_token(text: &str) -> bool {
     let allowed = |b: u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b);
     !text.is_empty() && text.len() <= 256 && text.bytes().all(allowed)
 }
 
-/// A method: a standard one, or a plausible one of somebody's own.
-pub(super) fn method<'n>(node: &'n Node<'_>, text: &'n str, report: &mut Report<'_>) -> Option<&'n str> {
+/// Decodes a method: a standard one, or another in upper case.
+pub(super) fn method<'n>(
+    node: &'n YamlNode<'_>,
+    text: &'n str,
+    report: &mut ProblemReport<'_>,
+) -> Option<&'n str> {
     const STANDARD: [&str; 9] =
         ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT", "TRACE"];
     if STANDARD.contains(&text) {
@@ -251,11 +270,11 @@ pub(super) fn method<'n>(node: &'n Node<'_>, text: &'n str, report: &mut Report<
     if near.is_none() && is_token(text) && !text.bytes().any(|b| b.is_ascii_lowercase()) {
         return Some(text);
     }
-    let finding = Finding::error(node, format!("there is no method {}", quote(text)));
-    let finding = finding.expected(format!("one of {}, or another in capitals", STANDARD.join(", ")));
+    let finding = Finding::error(node, format!("unknown method {}", quote(text)));
+    let finding = finding.expected(format!("one of {}, or another in upper case", STANDARD.join(", ")));
     report.push(match near {
         Some(near) => finding.hint(format!("did you mean `{near}`?")),
-        None => finding.hint("methods are written in capitals"),
+        None => finding.hint("write the method in upper case"),
     });
     None
 }

@@ -6,25 +6,25 @@ fn plan(text: &str) -> Plan {
     compile("policy.yaml", text.as_bytes(), &NoFiles).unwrap().plan
 }
 
-fn words(old: &str, new: &str) -> Vec<String> {
+fn changes(old: &str, new: &str) -> Vec<String> {
     diff(&plan(old), &plan(new)).iter().map(ToString::to_string).collect()
 }
 
 #[test]
-fn a_plan_does_not_differ_from_itself() {
+fn diff_of_equal_plans_is_empty() {
     let text = include_str!("../../../../examples/small-api.yaml");
-    assert_eq!(words(text, text), Vec::<String>::new());
+    assert_eq!(changes(text, text), Vec::<String>::new());
 }
 
 #[test]
-fn a_changed_limit_keeps_counters_and_a_changed_algorithm_starts_afresh() {
+fn diff_changed_limit_keeps_counters_and_changed_algorithm_resets_them() {
     let old = "rate_limits: { default: { requests: 100, window: 60 }, global: { requests: 5, window: 1s } }";
     let new = "rate_limits: { default: { requests: 200, window: 60 }, \
                global: { requests: 5, window: 1s, algorithm: token_bucket } }";
     assert_eq!(
-        words(old, new),
+        changes(old, new),
         [
-            "rule `global` changed: 5 per 1s, sliding_window_counter → 5 per 1s, token_bucket; counters start afresh",
+            "rule `global` changed: 5 per 1s, sliding_window_counter → 5 per 1s, token_bucket; counters reset",
             "rule `default` changed: 100 per 1m, sliding_window_counter → 200 per 1m, sliding_window_counter; \
              counters kept",
         ]
@@ -32,23 +32,23 @@ fn a_changed_limit_keeps_counters_and_a_changed_algorithm_starts_afresh() {
 }
 
 #[test]
-fn whom_a_rule_counts_is_part_of_its_counters() {
+fn diff_changed_identities_reset_counters() {
     let rule = |per| format!("rate_limits: {{ rules: [{{ name: login, {per}, requests: 5, window: 1m }}] }}");
     assert_eq!(
-        words(&rule("per: ip"), &rule("per_each: [ip, fingerprint]")),
+        changes(&rule("per: ip"), &rule("per_each: [ip, fingerprint]")),
         [
             "rule `login` changed: 5 per 1m, sliding_window_counter, per ip → 5 per 1m, sliding_window_counter, per \
-             each of ip, fingerprint; counters start afresh"
+             each of ip, fingerprint; counters reset"
         ]
     );
 }
 
 #[test]
-fn what_comes_and_goes_is_told_with_settings_after_rules() {
+fn diff_lists_added_and_removed_rules_before_settings() {
     let old = "{ listen: 0.0.0.0:80, rate_limits: { endpoints: { /a: { requests: 1, window: 1 } } } }";
     let new = "{ listen: 0.0.0.0:81, rate_limits: { endpoints: { POST /b: { requests: 1, window: 1 } } } }";
     assert_eq!(
-        words(old, new),
+        changes(old, new),
         [
             "rule `endpoint:POST /b` added: 1 per 1s, sliding_window_counter",
             "rule `endpoint:/a` removed: 1 per 1s, sliding_window_counter",
@@ -58,10 +58,10 @@ fn what_comes_and_goes_is_told_with_settings_after_rules() {
 }
 
 #[test]
-fn whom_a_rule_is_enforced_on_is_told_and_keeps_its_counters() {
+fn diff_changed_mode_keeps_counters() {
     let rule = |mode| format!("rate_limits: {{ default: {{ requests: 5, window: 1m, mode: {mode} }} }}");
     assert_eq!(
-        words(&rule("shadow"), &rule("{ canary: 0.5% }")),
+        changes(&rule("shadow"), &rule("{ canary: 0.5% }")),
         [
             "rule `default` changed: 5 per 1m, sliding_window_counter, shadow → 5 per 1m, sliding_window_counter, \
              canary 0.5%; counters kept"
@@ -69,17 +69,18 @@ fn whom_a_rule_is_enforced_on_is_told_and_keeps_its_counters() {
     );
     let rules = |rest: &str| format!("rate_limits: {{ rules: [{{ name: r, {rest} }}] }}");
     assert_eq!(
-        words(&rules("concurrent: 2"), &rules("requests: 5, window: 1m, charge: { after: { status: 4xx } }")),
-        [
-            "rule `r` changed: at most 2 concurrent requests → 5 per 1m, sliding_window_counter, charged if the response status is 4xx; \
-             counters start afresh"
-        ]
+        changes(
+            &rules("concurrent: 2"),
+            &rules("requests: 5, window: 1m, charge: { after: { status: 4xx } }")
+        ),
+        ["rule `r` changed: 2 at once → 5 per 1m, sliding_window_counter, charged if the status is 4xx; \
+             counters reset"]
     );
-    assert_eq!(words(&rule("enforce"), "rate_limits: { default: { requests: 5, window: 1m } }"), [""; 0]);
+    assert_eq!(changes(&rule("enforce"), "rate_limits: { default: { requests: 5, window: 1m } }"), [""; 0]);
 }
 
 #[test]
-fn diff_http_settings_of_the_policy_and_of_a_route_are_listed() {
+fn diff_lists_http_settings_of_policy_and_route() {
     let policy = |http: &str, route: &str| {
         format!(
             "{{ http: {{ {http} }}, upstreams: {{ api: {{ servers: [http://a] }} }}, \
@@ -87,7 +88,7 @@ fn diff_http_settings_of_the_policy_and_of_a_route_are_listed() {
         )
     };
     assert_eq!(
-        words(&policy("", ""), &policy("encoded_slash: keep", "path_case: sensitive")),
+        changes(&policy("", ""), &policy("encoded_slash: keep", "path_case: sensitive")),
         [
             "http.encoded_slash changed: reject → keep",
             "routes changed: */x → api → */x → api, path_case: sensitive",

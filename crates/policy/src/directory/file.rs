@@ -1,10 +1,10 @@
-//! A directory as it stands in a file: CSV, or YAML for those who have few keys.
+//! Reads a directory from a CSV or YAML file.
 
-use crate::directory::{Directory, LineError, Loading};
+use crate::directory::{Directory, DirectoryBuilder, LineError};
 use crate::problem::Problems;
-use crate::raw::{self, Finding, Report, Value};
+use crate::raw::{self, Finding, ProblemReport, YamlValue};
 
-/// The directory in `file`: YAML if its name says so, CSV if not.
+/// Reads the directory in `file`: YAML if its name ends with `.yaml` or `.yml`, otherwise CSV.
 pub(crate) fn read(file: &str, bytes: &[u8], tiers: &[&str]) -> Result<Directory, Problems> {
     let is_yaml = file
         .rsplit_once('.')
@@ -12,22 +12,23 @@ pub(crate) fn read(file: &str, bytes: &[u8], tiers: &[&str]) -> Result<Directory
     if is_yaml {
         return from_yaml(file, bytes, tiers);
     }
-    Directory::from_csv(bytes, tiers).map_err(|error| error.problems_of(file))
+    Directory::from_csv(bytes, tiers).map_err(|error| error.into_problems(file))
 }
 
 /// A mapping from API keys to tiers, or to `{ tier: …, tenant: … }`.
 fn from_yaml(file: &str, bytes: &[u8], tiers: &[&str]) -> Result<Directory, Problems> {
-    // Without the text, because a problem must not show a line that holds a key.
-    let mut report = Report::new(file, "");
-    let hint = "write it like `sk_live_51H: premium` or `sk_live_51H: { tier: premium, tenant: acme }`";
+    // Without the text, because a problem must not show a line that contains a key.
+    let mut report = ProblemReport::new(file, "");
+    let hint = "for example `sk_live_51H: premium` or `sk_live_51H: { tier: premium, tenant: acme }`";
     let Ok(text) = std::str::from_utf8(bytes) else {
-        report
-            .push(Finding::error_at(raw::SourcePosition::default(), "the file is not UTF-8 text").hint(hint));
+        report.push(
+            Finding::error_at(raw::SourcePosition::default(), "the file is not valid UTF-8").hint(hint),
+        );
         return Err(report.finish(None));
     };
     let root = raw::parse(text, &mut report);
     let entries = match root.as_ref().map(|root| (&root.value, root.is_null())) {
-        Some((Value::Mapping(entries), _)) => entries.as_slice(),
+        Some((YamlValue::Mapping(entries), _)) => entries.as_slice(),
         Some((_, true)) | None => &[],
         Some(_) => {
             let what = "the file must be a mapping from API keys to tiers";
@@ -38,31 +39,31 @@ fn from_yaml(file: &str, bytes: &[u8], tiers: &[&str]) -> Result<Directory, Prob
     if report.failed() {
         return Err(report.finish(None));
     }
-    let mut loading = Loading::new(tiers);
+    let mut builder = DirectoryBuilder::new(tiers);
     for entry in entries {
-        let line = u64::from(entry.key.place.line);
+        let line = u64::from(entry.key.position.line);
         let added = fields(&entry.value).and_then(|(tier, tenant)| {
             let mut record = csv::ByteRecord::from(vec![entry.key.text.as_bytes(), tier.as_bytes()]);
             if let Some(tenant) = tenant {
                 record.push_field(tenant.as_bytes());
             }
-            loading.add(&record, line)
+            builder.add(&record, line)
         });
         if let Err(cause) = added {
-            loading.problems.note(line, cause);
+            builder.problems.add_problem(line, cause);
         }
     }
-    loading.finish().map_err(|error| error.problems_of(file))
+    builder.finish().map_err(|error| error.into_problems(file))
 }
 
-/// The tier and the tenant that a key stands for.
-fn fields<'n>(node: &'n raw::Node<'_>) -> Result<(&'n str, Option<&'n str>), LineError> {
-    let scalar = |value: &'n Value<'_>| match value {
-        Value::Scalar { text, .. } => Some(text.as_ref()),
+/// Returns the tier and the tenant of a key.
+fn fields<'n>(node: &'n raw::YamlNode<'_>) -> Result<(&'n str, Option<&'n str>), LineError> {
+    let scalar = |value: &'n YamlValue<'_>| match value {
+        YamlValue::Scalar { text, .. } => Some(text.as_ref()),
         _ => None,
     };
     match &node.value {
-        Value::Mapping(entries) => {
+        YamlValue::Mapping(entries) => {
             let named = |name: &str| {
                 entries
                     .iter()
@@ -87,7 +88,7 @@ mod tests {
     const TIERS: [&str; 2] = ["free", "premium"];
 
     #[test]
-    fn yaml_and_csv_say_the_same() {
+    fn yaml_and_csv_with_same_keys_give_equal_directories() {
         let yaml = b"sk_1: premium\nsk_2: { tier: free, tenant: acme }\n";
         let yaml = read("keys.yaml", yaml, &TIERS).unwrap();
         let csv = read("keys.csv", b"sk_1,premium\nsk_2,free,acme\n", &TIERS).unwrap();
@@ -99,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_told_by_line_and_never_shows_a_key() {
+    fn yaml_invalid_entries_are_reported_by_line_without_keys() {
         let text = b"sk_secret_1: gold\nsk_secret_2: { tier: free, colour: red }\nsk_secret_3: [free]\n";
         let problems = read("keys.yaml", text, &TIERS).unwrap_err();
         let lines: Vec<_> = problems.iter().map(|problem| problem.line).collect();

@@ -1,4 +1,4 @@
-//! Who an API key belongs to: its tier and its tenant, from a file with a line for each key.
+//! The tier and tenant of each API key, from a file with one line for each key.
 //!
 //! ```csv
 //! key,tier,tenant
@@ -7,12 +7,12 @@
 //! sk_live_9x2,free
 //! ```
 //!
-//! The header line, the tenant and its comma may be left out; lines that begin with `#` and empty lines are
-//! skipped; fields may be quoted; line ends are LF or CRLF.
+//! The header line and the tenant (with its comma) are optional. Lines that begin with `#` and empty lines are skipped.
+//! Fields may be quoted. Lines end with LF or CRLF.
 //!
-//! Keys are secrets and there may be millions of them, so none is kept: a key is known by a `SipHash` of 128 bits
-//! under a random seed. A key that is not in a file of n keys passes for one with a chance of n · 2^-128.
-//! A directory never changes; a new file makes a new one, which the caller puts in the old one's place.
+//! Keys are secrets and there may be millions of them, so the directory does not store them: it stores a 128-bit
+//! `SipHash` of each key under a random seed. A key that is not in a file of n keys is accepted with a probability of
+//! n · 2^-128. A directory is immutable; after a change of the file the caller builds a new one.
 
 pub(crate) mod file;
 mod problem;
@@ -24,36 +24,36 @@ use std::hash::{BuildHasher, RandomState};
 use hashbrown::{HashMap, HashTable};
 use siphasher::sip128::SipHasher13;
 
-use problem::Found;
+use problem::ProblemCollector;
 pub use problem::{DirectoryError, LineError, LineProblem};
-use table::{Duplicate, Fingerprint, Table};
+use table::{DuplicateKey, KeyHash, KeyTable};
 
 /// Tiers and tenants by API key.
 pub struct Directory {
-    /// Positions in `grants`.
-    keys: Table,
+    /// Indexes into `grants`.
+    keys: KeyTable,
     seed: Seed,
-    /// Positions in `tiers` and in `tenants`.
+    /// Indexes into `tiers` and `tenants`.
     grants: Vec<(u32, u32)>,
     tiers: Vec<Box<str>>,
-    tenants: Names,
+    tenants: TenantNames,
 }
 
-/// What a directory knows of a key.
+/// The tier and tenant of an API key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Grant<'a> {
-    /// The name of its tier.
+    /// The name of the tier.
     pub tier: &'a str,
-    /// Where the tier stands among those the directory was made with.
+    /// The index of the tier among those passed to the directory.
     pub tier_index: usize,
-    /// Its tenant, if the file names one.
+    /// The tenant, if the file names one.
     pub tenant: Option<&'a str>,
 }
 
 const NO_TENANT: u32 = u32::MAX;
 
 impl Directory {
-    /// Reads a CSV file whose tiers must be among `tiers`.
+    /// Parses a CSV file. Its tiers must be among `tiers`.
     ///
     /// ```
     /// use tidegate_policy::Directory;
@@ -65,7 +65,7 @@ impl Directory {
     /// # Ok::<(), tidegate_policy::DirectoryError>(())
     /// ```
     pub fn from_csv(text: &[u8], tiers: &[impl AsRef<str>]) -> Result<Self, DirectoryError> {
-        let mut loading = Loading::new(tiers);
+        let mut builder = DirectoryBuilder::new(tiers);
         let mut reader = csv::ReaderBuilder::new()
             .has_headers(false)
             .flexible(true)
@@ -74,7 +74,7 @@ impl Directory {
             .from_reader(text);
         let mut record = csv::ByteRecord::new();
         let mut is_first = true;
-        // Reading from memory cannot fail, and a flexible reader takes any number of fields.
+        // Reading from memory cannot fail, and a flexible reader accepts any number of fields.
         while let Ok(true) = reader.read_byte_record(&mut record) {
             if std::mem::take(&mut is_first)
                 && matches!(record.get(0), Some(b"key" | b"api_key"))
@@ -83,22 +83,22 @@ impl Directory {
                 continue;
             }
             let line = record.position().map_or(0, csv::Position::line);
-            if let Err(cause) = loading.add(&record, line) {
-                loading.problems.note(line, cause);
+            if let Err(cause) = builder.add(&record, line) {
+                builder.problems.add_problem(line, cause);
             }
         }
-        loading.finish()
+        builder.finish()
     }
 
-    /// What the directory knows of `key`.
+    /// Returns the tier and tenant of `key`.
     pub fn get(&self, key: &[u8]) -> Option<Grant<'_>> {
-        let grant = self.keys.find(&self.seed.fingerprint(key))?;
+        let grant = self.keys.find(&self.seed.hash(key))?;
         let &(tier, tenant) = self.grants.get(grant as usize)?;
         let tier_index = tier as usize;
         Some(Grant { tier: self.tiers.get(tier_index)?, tier_index, tenant: self.tenants.get(tenant) })
     }
 
-    /// How many keys there are.
+    /// The number of keys.
     pub fn len(&self) -> usize {
         self.keys.len()
     }
@@ -108,20 +108,20 @@ impl Directory {
         self.len() == 0
     }
 
-    /// How many bytes the directory takes, to the allocator's rounding.
+    /// The size in bytes, without the allocator's rounding.
     pub fn size(&self) -> usize {
         self.keys.size() + self.grants.capacity() * size_of::<(u32, u32)>() + self.tenants.size()
     }
 }
 
 impl fmt::Debug for Directory {
-    /// Only how much it holds.
+    /// Writes only the numbers of keys and tenants.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Directory({} keys, {} tenants)", self.len(), self.tenants.ends.len())
     }
 }
 
-/// The secret that turns a key into its fingerprint: random, of this directory alone.
+/// The random secret of a directory that keys are hashed with.
 struct Seed(SipHasher13);
 
 impl Seed {
@@ -130,42 +130,42 @@ impl Seed {
         Self(SipHasher13::new_with_keys(random.hash_one(0), random.hash_one(1)))
     }
 
-    fn fingerprint(&self, key: &[u8]) -> Fingerprint {
+    fn hash(&self, key: &[u8]) -> KeyHash {
         self.0.hash(key).as_bytes()
     }
 }
 
-/// A directory in the making. The table is made when it is known for how many keys.
-struct Loading {
+/// Builds a directory. The table is created at the end, when the number of keys is known.
+struct DirectoryBuilder {
     directory: Directory,
-    lines: Vec<Line>,
-    /// Positions in `tenants`, found by name.
+    lines: Vec<KeyLine>,
+    /// Indexes into `tenants` by name.
     known_tenants: HashTable<u32>,
     known_grants: HashMap<(u32, u32), u32, foldhash::fast::RandomState>,
-    problems: Found,
+    problems: ProblemCollector,
 }
 
-struct Line {
-    key: Fingerprint,
+struct KeyLine {
+    key: KeyHash,
     grant: u32,
     number: u64,
 }
 
-impl Loading {
+impl DirectoryBuilder {
     fn new(tiers: &[impl AsRef<str>]) -> Self {
         let directory = Directory {
-            keys: Table::for_entries(0),
+            keys: KeyTable::for_entries(0),
             seed: Seed::random(),
             grants: Vec::new(),
             tiers: tiers.iter().map(|tier| tier.as_ref().into()).collect(),
-            tenants: Names::default(),
+            tenants: TenantNames::default(),
         };
         Self {
             directory,
             lines: Vec::new(),
             known_tenants: HashTable::new(),
             known_grants: HashMap::default(),
-            problems: Found::default(),
+            problems: ProblemCollector::default(),
         }
     }
 
@@ -189,7 +189,7 @@ impl Loading {
         if grant == next {
             self.directory.grants.push((tier, tenant));
         }
-        self.lines.push(Line { key: self.directory.seed.fingerprint(key), grant, number });
+        self.lines.push(KeyLine { key: self.directory.seed.hash(key), grant, number });
         Ok(())
     }
 
@@ -198,7 +198,7 @@ impl Loading {
         u32::try_from(index).ok()
     }
 
-    /// Where the fields are swapped, what stands for a tier may be a key and is not shown.
+    /// Returns the error for an unknown tier. If the fields are swapped, the second may be a key and is not shown.
     fn unknown(&self, tier: &[u8], key: &[u8]) -> LineError {
         if self.tier(key).is_some() {
             return LineError::Swapped { tier: String::from_utf8_lossy(key).into_owned() };
@@ -224,13 +224,13 @@ impl Loading {
     }
 
     fn finish(mut self) -> Result<Directory, DirectoryError> {
-        let mut keys = Table::for_entries(self.lines.len());
-        for Line { key, grant, number } in self.lines {
-            if let Err(Duplicate) = keys.insert(key, grant) {
-                self.problems.note(number, LineError::Duplicate);
+        let mut keys = KeyTable::for_entries(self.lines.len());
+        for KeyLine { key, grant, number } in self.lines {
+            if let Err(DuplicateKey) = keys.insert(key, grant) {
+                self.problems.add_problem(number, LineError::Duplicate);
             }
         }
-        self.problems.none()?;
+        self.problems.into_result()?;
         self.directory.keys = keys;
         self.directory.grants.shrink_to_fit();
         self.directory.tenants.shrink();
@@ -238,14 +238,14 @@ impl Loading {
     }
 }
 
-/// Many names in one string: four bytes each pending_cost their text.
+/// Many names in one string; each costs four bytes in addition to its text.
 #[derive(Default)]
-struct Names {
+struct TenantNames {
     text: String,
     ends: Vec<u32>,
 }
 
-impl Names {
+impl TenantNames {
     fn get(&self, index: u32) -> Option<&str> {
         let index = index as usize;
         let end = *self.ends.get(index)? as usize;
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn header_comments_blank_lines_quotes_and_crlf_are_understood() {
+    fn csv_with_header_comments_blank_lines_quotes_and_crlf_is_parsed() {
         let directory = load(
             "\u{feff}key,tier,tenant\r\n# partners\r\n\r\nk1, premium ,acme\r\n\"k,2\",free\r\nk3,free,\r\n",
         );
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn tenants_are_kept_once() {
+    fn csv_repeated_tenant_is_stored_once() {
         let directory = load("a,free,acme\nb,free,umbrella\nc,free,acme\n");
         assert_eq!(directory.tenants.text, "acmeumbrella");
         assert_eq!(directory.get(b"c").unwrap().tenant, Some("acme"));
@@ -313,25 +313,25 @@ mod tests {
     }
 
     #[test]
-    fn every_problem_is_told_with_its_line() {
+    fn csv_invalid_lines_are_all_reported_with_line_number() {
         assert_eq!(
             problems("a,free\nb\nc,gold\nd,Premium\n,free\na,free\ne,free,x,y\n"),
-            "line 2: 1 fields; write `key,tier` or `key,tier,tenant`\n\
-             line 3: there is no tier `gold`; add it to `rate_limits.tiers`\n\
-             line 4: there is no tier `Premium`; add it to `rate_limits.tiers`, or is it `premium`?\n\
-             line 5: the key is empty\n\
-             line 6: the key was given on an earlier line\n\
-             line 7: 4 fields; write `key,tier` or `key,tier,tenant`"
+            "line 2: found 1 field; write `key,tier` or `key,tier,tenant`\n\
+             line 3: unknown tier `gold`; add it to `rate_limits.tiers`\n\
+             line 4: unknown tier `Premium`; did you mean `premium`?\n\
+             line 5: the key is empty; write `key,tier` or `key,tier,tenant`\n\
+             line 6: duplicate key; remove one of the lines\n\
+             line 7: found 4 fields; write `key,tier` or `key,tier,tenant`"
         );
-        assert!(problems("a,free\n\"b,free\nc,free\n").starts_with("line 2: a field holds a control"));
-        assert!(problems("free,sk_1\n").contains("`free` is a tier; the key comes first"));
+        assert!(problems("a,free\n\"b,free\nc,free\n").starts_with("line 2: a field contains a control"));
+        assert!(problems("free,sk_1\n").contains("the first field is the tier `free`; write the key first"));
         let many = problems(&"x\n".repeat(25));
         assert_eq!(many.lines().count(), 21);
         assert!(many.ends_with("and 5 more"));
     }
 
     #[test]
-    fn no_key_is_shown() {
+    fn messages_never_contain_a_key() {
         let shown =
             format!("{:?} {}", load("sk_secret,free"), problems("sk_secret,gold\nsk_secret\nfree,sk_secret"));
         assert!(!shown.contains("secret"), "{shown}");

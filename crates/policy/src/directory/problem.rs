@@ -1,27 +1,27 @@
-//! What is wrong with a directory's file, line by line.
+//! Problems of a directory file, by line.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use crate::problem::{Problem, Problems, Severity};
 
-/// After this many, problems are only counted.
-const MOST_PROBLEMS: usize = 20;
+/// Further problems are only counted.
+const MAX_PROBLEMS: usize = 20;
 
-/// Everything that is wrong with a directory's file.
+/// All problems of a directory file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DirectoryError {
-    /// The first problems, in the order of their lines.
+    /// The first problems, sorted by line.
     pub problems: Vec<LineProblem>,
-    /// How many more there are.
+    /// The number of further problems.
     pub more: usize,
 }
 
 impl DirectoryError {
-    /// The same, as problems of the policy that refers to `file`.
-    pub(crate) fn problems_of(self, file: &str) -> Problems {
+    /// Converts to problems of the policy that refers to `file`.
+    pub(crate) fn into_problems(self, file: &str) -> Problems {
         let problem = |LineProblem { line, cause }| {
-            let (what, hint) = cause.told();
+            let (what, hint) = cause.message_and_hint();
             Problem {
                 severity: Severity::Error,
                 file: file.to_owned(),
@@ -30,10 +30,11 @@ impl DirectoryError {
                 path: String::new(),
                 what,
                 expected: Some(
-                    "a line such as `sk_live_51H,premium,acme`: API key, tier, maybe a tenant".to_owned(),
+                    "API key, tier and optionally a tenant, for example `sk_live_51H,premium,acme`"
+                        .to_owned(),
                 ),
                 hint,
-                // The line holds a secret.
+                // The line contains a secret.
                 excerpt: None,
             }
         };
@@ -42,8 +43,8 @@ impl DirectoryError {
 }
 
 impl LineError {
-    /// What is wrong, and how to mend it.
-    fn told(&self) -> (String, Option<String>) {
+    /// Splits the message into what is wrong and how to fix it.
+    fn message_and_hint(&self) -> (String, Option<String>) {
         let text = self.to_string();
         match text.split_once("; ") {
             Some((what, hint)) => (what.to_owned(), Some(hint.to_owned())),
@@ -52,7 +53,7 @@ impl LineError {
     }
 }
 
-/// What is wrong with one line. The key itself is never shown.
+/// A problem of one line. It never contains the key.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {cause}")]
 pub struct LineProblem {
@@ -62,43 +63,43 @@ pub struct LineProblem {
     pub cause: LineError,
 }
 
-/// What can be wrong with a line.
+/// Why a line is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LineError {
     /// Too few or too many fields.
-    #[error("{found} fields; write `key,tier` or `key,tier,tenant`")]
+    #[error("found {found} {}; write `key,tier` or `key,tier,tenant`", if *found == 1 { "field" } else { "fields" })]
     Fields {
-        /// How many there are.
+        /// The number of fields.
         found: usize,
     },
-    /// There is no key.
-    #[error("the key is empty")]
+    /// The key is empty.
+    #[error("the key is empty; write `key,tier` or `key,tier,tenant`")]
     NoKey,
-    /// A field holds a control character, a line end for one.
-    #[error("a field holds a control character or a line end; is a quote left open?")]
+    /// A field contains a control character, for example a line break.
+    #[error("a field contains a control character or a line break; check for an unclosed quote")]
     Control,
-    /// The first field is a tier.
-    #[error("`{tier}` is a tier; the key comes first: `key,tier` or `key,tier,tenant`")]
+    /// The first field is a tier, so key and tier are swapped.
+    #[error("the first field is the tier `{tier}`; write the key first: `key,tier` or `key,tier,tenant`")]
     Swapped {
-        /// The tier that stands first.
+        /// The tier in the first field.
         tier: String,
     },
     /// The policy has no such tier.
-    #[error("there is no tier `{tier}`; add it to `rate_limits.tiers`{}", hint(nearest.as_deref()))]
+    #[error("unknown tier `{tier}`; {}", tier_hint(nearest.as_deref()))]
     UnknownTier {
         /// The tier as written.
         tier: String,
-        /// The tier that may be meant.
+        /// The tier that was probably meant.
         nearest: Option<String>,
     },
-    /// The key was given on an earlier line.
-    #[error("the key was given on an earlier line")]
+    /// An earlier line has the same key.
+    #[error("duplicate key; remove one of the lines")]
     Duplicate,
     /// A tier or a tenant is not UTF-8.
-    #[error("the tier or tenant is not UTF-8")]
+    #[error("the tier or tenant is not valid UTF-8; save the file as UTF-8")]
     NotUtf8,
-    /// The names of all tenants together are too long.
-    #[error("the tenants' names take more than 4 GiB")]
+    /// The names of all tenants are too long in total.
+    #[error("the names of all tenants take more than 4 GiB; use fewer or shorter names")]
     TooManyTenants,
 }
 
@@ -117,27 +118,28 @@ impl fmt::Display for DirectoryError {
 
 impl std::error::Error for DirectoryError {}
 
-fn hint(nearest: Option<&str>) -> String {
-    nearest.map(|name| format!(", or is it `{name}`?")).unwrap_or_default()
+fn tier_hint(nearest: Option<&str>) -> String {
+    nearest
+        .map_or_else(|| "add it to `rate_limits.tiers`".to_owned(), |name| format!("did you mean `{name}`?"))
 }
 
-/// The first problems of a file, in whatever order they are found. A line has at most one.
+/// Collects the first problems of a file, in any order. A line has at most one.
 #[derive(Default)]
-pub(super) struct Found {
+pub(super) struct ProblemCollector {
     first: BTreeMap<u64, LineError>,
     more: usize,
 }
 
-impl Found {
-    pub(super) fn note(&mut self, line: u64, cause: LineError) {
+impl ProblemCollector {
+    pub(super) fn add_problem(&mut self, line: u64, cause: LineError) {
         self.first.insert(line, cause);
-        if self.first.len() > MOST_PROBLEMS {
+        if self.first.len() > MAX_PROBLEMS {
             self.first.pop_last();
             self.more += 1;
         }
     }
 
-    pub(super) fn none(self) -> Result<(), DirectoryError> {
+    pub(super) fn into_result(self) -> Result<(), DirectoryError> {
         if self.first.is_empty() {
             return Ok(());
         }

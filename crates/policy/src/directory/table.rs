@@ -1,42 +1,42 @@
-//! Numbers by fingerprint, one cache miss away.
+//! A hash table from key hashes to numbers; most lookups cost one cache miss.
 //!
-//! A bucket is a cache line and holds three entries; a full one passes the next entry on to its neighbour. The
-//! table is made for so many entries and never grows.
+//! A bucket is one cache line with three slots; entries of a full bucket go to the next one. The table has a fixed
+//! capacity.
 
 /// 128 bits of a keyed hash.
-pub(super) type Fingerprint = [u8; 16];
+pub(super) type KeyHash = [u8; 16];
 
 const SLOTS: usize = 3;
-/// Three of four slots are filled: fuller, and more lookups would see a second bucket.
+/// The load factor, three of four slots; with more, more lookups would read a second bucket.
 const FILLED: (usize, usize) = (3, 4);
 const VACANT: u32 = u32::MAX;
 
 #[derive(Clone)]
 #[repr(align(64))]
-struct Bucket {
-    keys: [Fingerprint; SLOTS],
-    /// Filled from the first on.
+struct KeyBucket {
+    keys: [KeyHash; SLOTS],
+    /// Filled from the start.
     values: [u32; SLOTS],
 }
 
-pub(super) struct Table {
-    buckets: Box<[Bucket]>,
+pub(super) struct KeyTable {
+    buckets: Box<[KeyBucket]>,
     len: usize,
 }
 
-/// The fingerprint is there already.
-pub(super) struct Duplicate;
+/// The table already contains the key.
+pub(super) struct DuplicateKey;
 
-impl Table {
-    /// Room for `entries`, and at least one vacant slot, so that every search ends.
+impl KeyTable {
+    /// Allocates slots for `entries`, and at least one vacant slot, so that every search ends.
     pub(super) fn for_entries(entries: usize) -> Self {
         let (filled, of) = FILLED;
-        let vacant = Bucket { keys: Default::default(), values: [VACANT; SLOTS] };
+        let vacant = KeyBucket { keys: Default::default(), values: [VACANT; SLOTS] };
         Self { buckets: vec![vacant; entries * of / (filled * SLOTS) + 1].into(), len: 0 }
     }
 
     /// Adds an entry; `value` must be below `u32::MAX`.
-    pub(super) fn insert(&mut self, key: Fingerprint, value: u32) -> Result<(), Duplicate> {
+    pub(super) fn insert(&mut self, key: KeyHash, value: u32) -> Result<(), DuplicateKey> {
         let mut at = self.home(&key);
         loop {
             let bucket = &mut self.buckets[at];
@@ -47,19 +47,19 @@ impl Table {
                     return Ok(());
                 }
                 if *known == key {
-                    return Err(Duplicate);
+                    return Err(DuplicateKey);
                 }
             }
             at = self.next(at);
         }
     }
 
-    pub(super) fn find(&self, key: &Fingerprint) -> Option<u32> {
+    pub(super) fn find(&self, key: &KeyHash) -> Option<u32> {
         let mut at = self.home(key);
         loop {
             let bucket = &self.buckets[at];
-            // Which slot it is nobody can predict, so all are compared without a branch. A vacant one may hold
-            // the same key, but its value is the largest.
+            // The slot is unpredictable, so compare all of them without a branch. A vacant slot may contain the same
+            // key, but its value is the maximum.
             let slots = bucket.keys.iter().zip(&bucket.values);
             let found = slots
                 .fold(VACANT, |found, (known, &value)| if known == key { found.min(value) } else { found });
@@ -77,13 +77,13 @@ impl Table {
         self.len
     }
 
-    /// In bytes.
+    /// The size in bytes.
     pub(super) fn size(&self) -> usize {
         size_of_val(&*self.buckets)
     }
 
-    /// A fingerprint is as good as random: its half, scaled to the number of buckets, is one of them.
-    fn home(&self, key: &Fingerprint) -> usize {
+    /// Scales the first half of the hash, which is uniform, to the number of buckets.
+    fn home(&self, key: &KeyHash) -> usize {
         let half = key.first_chunk().map_or(0, |half| u64::from_le_bytes(*half));
         let scaled = (u128::from(half) * self.buckets.len() as u128) >> u64::BITS;
         usize::try_from(scaled).unwrap_or_default()
@@ -98,17 +98,17 @@ impl Table {
 mod tests {
     use super::*;
 
-    fn key(n: u64) -> Fingerprint {
-        let mut key = Fingerprint::default();
+    fn key(n: u64) -> KeyHash {
+        let mut key = KeyHash::default();
         key[..8].copy_from_slice(&n.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
         key[8..].copy_from_slice(&n.to_le_bytes());
         key
     }
 
     #[test]
-    fn what_went_in_is_found_and_nothing_else() {
+    fn table_finds_inserted_keys_and_nothing_else() {
         for entries in [0, 1, 2, 3, 10, 1000] {
-            let mut table = Table::for_entries(entries);
+            let mut table = KeyTable::for_entries(entries);
             for n in 0..entries {
                 assert!(table.insert(key(n as u64), u32::try_from(n).unwrap()).is_ok());
             }
@@ -118,13 +118,13 @@ mod tests {
                 assert!(table.insert(key(n as u64), 0).is_err());
             }
             assert!((entries..2 * entries + 9).all(|n| table.find(&key(n as u64)).is_none()));
-            assert_eq!(table.find(&Fingerprint::default()).is_some(), entries > 0, "that of 0 is all zeros");
+            assert_eq!(table.find(&KeyHash::default()).is_some(), entries > 0, "the key of 0 is all zeros");
         }
     }
 
     #[test]
-    fn full_buckets_pass_entries_on_around_the_end() {
-        let mut table = Table::for_entries(9);
+    fn table_full_last_bucket_continues_at_the_first() {
+        let mut table = KeyTable::for_entries(9);
         let last = |n: u8| {
             let mut key = [0xff; 16];
             key[15] = n;
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bucket_is_a_cache_line() {
-        assert_eq!(size_of::<Bucket>(), 64);
+    fn bucket_has_the_size_of_a_cache_line() {
+        assert_eq!(size_of::<KeyBucket>(), 64);
     }
 }

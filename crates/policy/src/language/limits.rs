@@ -1,71 +1,81 @@
-//! The part of the table that says how much may pass.
+//! The part of the table for `rate_limits`.
 
 use super::Shape::{
     Choice, Count, Duration, Either, List, Named, Object, OneOrMany, Percent, Size, Status, Text,
 };
 use super::names::{ALGORITHMS, ANY_TEXT, EVERYBODY, HEADER, IDENTITY, METHOD, MODES, PATH};
-use super::{Key, Mapping, Shape};
+use super::{Mapping, PolicyKey, Shape};
 
 pub(crate) static RATE_LIMITS: Mapping = Mapping {
     name: "`rate_limits`",
     path: "rate_limits",
-    doc: "How much may pass. A request is held against `global`, `tenant`, its tier or `default`, the rules that match and the most specific endpoint, in that order and in one decision: all pass, or nothing is charged.",
+    doc: "The limits. A request is checked against `global`, `tenant`, its tier or `default`, the matching rules and the most specific endpoint, in this order and in one decision. If any limit rejects it, no limit is charged.",
     keys: &[
-        Key::new("global", Object(&GLOBAL), "Everybody together.", "{ requests: 10000, window: 1s }"),
-        Key::new(
+        PolicyKey::new(
+            "global",
+            Object(&GLOBAL),
+            "The limit of all clients together.",
+            "{ requests: 10000, window: 1s }",
+        ),
+        PolicyKey::new(
             "tenant",
             Object(&LIMIT),
-            "Each tenant; each client without one.",
+            "The limit of each tenant, and of each client without a tenant.",
             "{ requests: 1000, window: 1m }",
         ),
-        Key::new("default", Object(&LIMIT), "Each client without a tier.", "{ requests: 100, window: 60 }"),
-        Key::new(
+        PolicyKey::new(
+            "default",
+            Object(&LIMIT),
+            "The limit of each client without a tier.",
+            "{ requests: 100, window: 60 }",
+        ),
+        PolicyKey::new(
             "tiers",
             Named("tier", &Either(&[Object(&LIMIT), Choice(&["unlimited"])])),
-            "Each client of a tier, instead of `default`.",
+            "The limit of each client with a tier, instead of `default`.",
             "{ free: { requests: 100, window: 1h }, staff: unlimited }",
         ),
-        Key::new(
+        PolicyKey::new(
             "endpoints",
             Named("endpoint", &Object(&ENDPOINT)),
-            "Each client at an endpoint, in addition. The name is a path pattern, with or without a method before it; GET is HEAD too.",
+            "The limit of each client at an endpoint, in addition to the others. The name is a path pattern, optionally after a method; GET includes HEAD.",
             "{ POST /orders: { requests: 10, window: 1m } }",
         ),
-        Key::new(
+        PolicyKey::new(
             "rules",
             List(&Object(&RULE)),
-            "Anything else.",
+            "Custom limits.",
             "[{ name: login, match: { path: /login }, per: [ip], requests: 5, window: 15m }]",
         ),
     ],
 };
 
-const REQUESTS: Key = Key::new("requests", Count(1), "How many per window.", "100").required();
-const WINDOW: Key =
-    Key::new("window", Duration, "The window: seconds, or a number with ms, s, m, h or d.", "60s").required();
-const ALGORITHM: Key =
-    Key::new("algorithm", Choice(ALGORITHMS), "How it is counted.", "sliding_window_counter")
+const REQUESTS: PolicyKey =
+    PolicyKey::new("requests", Count(1), "The number of requests per window.", "100").required();
+const WINDOW: PolicyKey = PolicyKey::new("window", Duration, "The length of the window.", "60s").required();
+const ALGORITHM: PolicyKey =
+    PolicyKey::new("algorithm", Choice(ALGORITHMS), "The rate-limiting algorithm.", "sliding_window_counter")
         .default("sliding_window_counter");
-const BURST: Key = Key::new(
+const BURST: PolicyKey = PolicyKey::new(
     "burst",
     Count(1),
-    "How many at once (`token_bucket`), or how many the bucket holds, the departing one included (`leaky_bucket`).",
+    "The largest burst (`token_bucket`), or the capacity of the bucket including the departing request (`leaky_bucket`).",
     "20",
 )
 .default("`requests`");
-const MAX_WAIT: Key = Key::new(
+const MAX_WAIT: PolicyKey = PolicyKey::new(
     "max_wait",
     Duration,
-    "How long a request may wait for its departure (`leaky_bucket`). One that would wait longer is rejected and charged nothing.",
+    "The longest time that a request may be delayed (`leaky_bucket`). A request that would wait longer is rejected and not charged.",
     "10s",
 )
 .default("30s");
 
 const MODE_SHAPES: &[Shape] = &[Choice(MODES), Object(&CANARY)];
-const MODE: Key = Key::new(
+const MODE: PolicyKey = PolicyKey::new(
     "mode",
     Either(MODE_SHAPES),
-    "`shadow` decides, counts and logs, and changes nothing that a client can see; a canary refuses some clients only.",
+    "`enforce` rejects requests above the limit. `shadow` counts and logs what it would reject, and clients notice nothing. A canary enforces the limit for some clients only.",
     "shadow",
 )
 .default("enforce");
@@ -73,34 +83,34 @@ const MODE: Key = Key::new(
 pub(crate) static CANARY: Mapping = Mapping {
     name: "`mode`",
     path: "rate_limits.default.mode",
-    doc: "Enforces a limit for some clients and is a shadow for the rest. Every limit and rule can have it.",
-    keys: &[Key::new(
+    doc: "Enforces a limit for some clients; for the others it is in shadow mode. Every limit and rule can have it.",
+    keys: &[PolicyKey::new(
         "canary",
         Percent,
-        "The share of clients, as `identify_by` tells them apart: the same ones every time, after restarts and on every node. A larger share holds everybody of a smaller one.",
+        "The percentage of clients, as identified by `identify_by`. The selection is stable: the same clients after restarts and on every node. A larger percentage includes all clients of a smaller one.",
         "10%",
     )
     .required()],
 };
 
-const PENALISES: Key = Key::new(
+const PENALTY_KEY: PolicyKey = PolicyKey::new(
     "penalty",
     Object(&PENALTY),
-    "A lock-out for whoever is refused again and again.",
+    "A lockout for clients that exceed the limit repeatedly.",
     "{ after: 3, for: 1m, doubling_to: 1d }",
 );
 
 pub(crate) static PENALTY: Mapping = Mapping {
     name: "`penalty`",
     path: "rate_limits.default.penalty",
-    doc: "A lock-out: 429 until it ends, whatever the limit says meanwhile. Every limit but the global one can have it; with `per_each` each counter has its own. A violation is forgotten after a `window` without another, a doubling after as long as its lock-out lasted (at least a `window`).",
+    doc: "A lockout: the client gets 429 until it ends, even if the limit would admit the request. Every limit except the global one can have it; with `per_each` each counter has its own. A violation expires after a `window` without another one; a doubling expires after the duration of its lockout (at least a `window`).",
     keys: &[
-        Key::new("after", Count(1), "How many refusals lock out.", "3").required(),
-        Key::new("for", Duration, "How long the first lock-out lasts.", "1m").required(),
-        Key::new(
+        PolicyKey::new("after", Count(1), "The number of violations that causes a lockout.", "3").required(),
+        PolicyKey::new("for", Duration, "The duration of the first lockout.", "1m").required(),
+        PolicyKey::new(
             "doubling_to",
             Duration,
-            "Each further lock-out lasts twice as long as the one before, up to this.",
+            "The maximum duration: each further lockout lasts twice as long as the one before, up to this.",
             "1d",
         )
         .default("`1d`, or `for` if that is longer"),
@@ -111,43 +121,43 @@ pub(crate) static LIMIT: Mapping = Mapping {
     name: "a limit",
     path: "rate_limits.default",
     doc: "A limit. `rate_limits.tenant`, each tier and each endpoint have the same keys.",
-    keys: &[REQUESTS, WINDOW, ALGORITHM, BURST, MAX_WAIT, MODE, PENALISES],
+    keys: &[REQUESTS, WINDOW, ALGORITHM, BURST, MAX_WAIT, MODE, PENALTY_KEY],
 };
 
 pub(crate) static GLOBAL: Mapping = Mapping {
     name: "the global limit",
     path: "rate_limits.global",
-    doc: "A limit for everybody together.",
+    doc: "One limit for all clients together.",
     keys: &[REQUESTS, WINDOW, ALGORITHM, BURST, MAX_WAIT, MODE],
 };
 
 pub(crate) static ENDPOINT: Mapping = Mapping {
     name: "an endpoint's limit",
     path: "rate_limits.endpoints.PATH",
-    doc: "A limit for each client at an endpoint. In the path `*` and `{name}` stand for one segment, a final `**` for any rest.",
-    keys: &[REQUESTS, WINDOW, ALGORITHM, BURST, MAX_WAIT, MODE, PENALISES],
+    doc: "A limit for each client at an endpoint. In the path, `*` and `{name}` match one segment and a final `**` matches any rest.",
+    keys: &[REQUESTS, WINDOW, ALGORITHM, BURST, MAX_WAIT, MODE, PENALTY_KEY],
 };
 
 pub(crate) static RULE: Mapping = Mapping {
     name: "a rule",
     path: "rate_limits.rules[]",
-    doc: "A limit of one's own: where it applies, whom it counts, what a request costs. Without `per` and `per_each` it counts each client.",
+    doc: "A custom limit: where it applies, what it counts by and what a request costs. Without `per` and `per_each` it counts each client.",
     keys: &[
-        Key::new("name", Text("name"), "Its name. Counters belong to the name.", "login-bruteforce")
+        PolicyKey::new("name", Text("name"), "The name. Counters belong to the name: a renamed rule starts with empty counters.", "login-bruteforce")
             .required(),
-        Key::new("match", Object(&MATCH), "Where it applies.", "{ method: [POST], path: /login }")
+        PolicyKey::new("match", Object(&MATCH), "Which requests it applies to.", "{ method: [POST], path: /login }")
             .default("every request"),
-        Key::new(
+        PolicyKey::new(
             "per",
             Either(&[OneOrMany(&IDENTITY), Choice(&[EVERYBODY])]),
-            "One counter for each combination of these; `everybody` is one counter for all. Where a request lacks one of them, the client that `identify_by` finds stands in its place.",
+            "One counter for each combination of these identities; `everybody` means one counter for all clients. If a request lacks an identity, the client from `identify_by` is counted instead.",
             "[ip, user]",
         )
             .default("each client"),
-        Key::new(
+        PolicyKey::new(
             "per_each",
             OneOrMany(&IDENTITY),
-            "A counter for each of these, apart; all must fit. Where a request lacks one of them, the client that `identify_by` finds stands in its place; no counter is charged twice.",
+            "A separate counter for each of these identities; a request is admitted only if all of them admit it. If a request lacks an identity, the client from `identify_by` is counted instead; no counter is charged twice.",
             "[ip, user, fingerprint]",
         ),
         REQUESTS.required_unless("required, unless `concurrent` is given"),
@@ -155,45 +165,50 @@ pub(crate) static RULE: Mapping = Mapping {
         ALGORITHM,
         BURST,
         MAX_WAIT,
-        Key::new(
+        PolicyKey::new(
             "concurrent",
             Count(1),
-            "How many requests at once, instead of `requests` in a `window`: counted from the decision to the end of the response, or of the tunnel, on this node.",
+            "The maximum number of concurrent requests, instead of `requests` and `window`. A request counts from the decision to the end of the response or of the upgraded connection. Each node counts separately.",
             "10",
         ),
         MODE,
-        PENALISES,
-        Key::new("cost", Either(&[Count(1), Object(&COST)]), "How much a request takes of the limit.", "5")
+        PENALTY_KEY,
+        PolicyKey::new("cost", Either(&[Count(1), Object(&COST)]), "How many units of the limit a request costs.", "5")
             .default("1"),
-        Key::new(
+        PolicyKey::new(
             "charge",
             Object(&CHARGE),
-            "Whether the response settles what was charged.",
+            "Whether the response determines the charge.",
             "{ after: { status: [401, 403] } }",
         )
-        .default("up front"),
+        .default("before forwarding"),
     ],
 };
 
 pub(crate) static MATCH: Mapping = Mapping {
     name: "`match`",
     path: "rate_limits.rules[].match",
-    doc: "Where a rule applies: all that stands here must hold.",
+    doc: "Which requests a rule applies to. All conditions must match.",
     keys: &[
-        Key::new("method", OneOrMany(&METHOD), "Any of these methods; GET is HEAD too.", "[POST, PUT]")
-            .default("any"),
-        Key::new("path", OneOrMany(&PATH), "Any of these paths.", "/login").default("any"),
-        Key::new(
+        PolicyKey::new(
+            "method",
+            OneOrMany(&METHOD),
+            "One of these methods; GET includes HEAD.",
+            "[POST, PUT]",
+        )
+        .default("any"),
+        PolicyKey::new("path", OneOrMany(&PATH), "One of these paths.", "/login").default("any"),
+        PolicyKey::new(
             "header",
             Named("header", &OneOrMany(&ANY_TEXT)),
-            "Each of these headers has one of its values; `\"*\"` is any.",
+            "Each of these headers has one of the listed values; `\"*\"` matches any value.",
             "{ X-Plan: [trial, free] }",
         )
         .default("any"),
-        Key::new(
+        PolicyKey::new(
             "when",
             Text("CEL expression"),
-            "An expression over the request that must be true. If it fails for a request, the rule applies.",
+            "An expression that must be true. If its evaluation fails for a request, the rule applies.",
             "request.path.startsWith(\"/api\")",
         )
         .default("always"),
@@ -203,18 +218,18 @@ pub(crate) static MATCH: Mapping = Mapping {
 pub(crate) static COST: Mapping = Mapping {
     name: "`cost`",
     path: "rate_limits.rules[].cost",
-    doc: "What a request costs, where that is not one number for all: one of these.",
+    doc: "The cost of a request, if it is not the same for all. Set one of these keys.",
     keys: &[
-        Key::new(
+        PolicyKey::new(
             "header",
             HEADER,
-            "The request header that carries it as a whole number. A request without it, or with 0, costs 1; one whose header is given twice or is no whole number costs the whole limit; more than the limit never passes.",
+            "The request header that contains the cost as a whole number. Without the header, or with 0, a request costs 1. If the header appears twice or is not a whole number, the request costs the whole limit. A cost above the limit is always rejected.",
             "X-Cost",
         ),
-        Key::new(
+        PolicyKey::new(
             "body",
             Size,
-            "A unit for each so many bytes of the request's body that have begun, at least one. Where `Content-Length` does not say how long it is, one unit is taken up front and the rest as it comes, even into debt.",
+            "The number of bytes of the request body that cost one unit, rounded up; at least one unit. Without `Content-Length`, one unit is charged before forwarding and the rest as the body arrives, even above the limit.",
             "1KiB",
         ),
     ],
@@ -223,26 +238,31 @@ pub(crate) static COST: Mapping = Mapping {
 pub(crate) static CHARGE: Mapping = Mapping {
     name: "`charge`",
     path: "rate_limits.rules[].charge",
-    doc: "When a request is charged. What it costs is reserved up front in any case, and stands if there is no response.",
-    keys: &[Key::new("after", Object(&AFTER), "What of the response settles it.", "{ status: [401, 403] }")
-        .required()],
+    doc: "When a request is charged. The cost is always reserved before forwarding, and stays charged if there is no response.",
+    keys: &[PolicyKey::new(
+        "after",
+        Object(&AFTER),
+        "Which part of the response determines the charge.",
+        "{ status: [401, 403] }",
+    )
+    .required()],
 };
 
 pub(crate) static AFTER: Mapping = Mapping {
     name: "`after`",
     path: "rate_limits.rules[].charge.after",
-    doc: "What of the response settles what was reserved: one of these.",
+    doc: "Which part of the response determines the charge. Set one of these keys.",
     keys: &[
-        Key::new(
+        PolicyKey::new(
             "status",
             OneOrMany(&Status),
-            "What was reserved stays charged if the status is one of these, and is given back if not. `5xx` is the whole class.",
+            "The reserved cost stays charged if the status code is one of these; otherwise it is refunded. `5xx` means the whole class.",
             "[401, 403]",
         ),
-        Key::new(
+        PolicyKey::new(
             "header",
             HEADER,
-            "The response header that says as a whole number what the request cost: the rest is given back, or more is charged, even into debt. Without it, and if it is no whole number or given twice, what was reserved stays charged.",
+            "The response header that contains the actual cost as a whole number. The difference to the reserved cost is refunded or charged, even above the limit. If the header is absent, appears twice or is not a whole number, the reserved cost stays charged.",
             "X-Tokens-Used",
         ),
     ],

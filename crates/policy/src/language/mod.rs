@@ -1,7 +1,7 @@
-//! The language: every key with its shape, default, meaning and an example, in one table.
+//! The policy language: one table of all keys with type, default, meaning and example.
 //!
-//! The decoder takes its key lists from it, the JSON Schema for editors and docs/config.md are written from it, so
-//! none of them can say something else.
+//! The compiler, the JSON Schema for editors and docs/config.md all use this table, so they cannot contradict each
+//! other.
 
 mod limits;
 mod names;
@@ -26,50 +26,50 @@ pub(crate) use table::{
 /// A mapping of the language.
 #[derive(Debug)]
 pub(crate) struct Mapping {
-    /// What it is, as messages call it.
+    /// The name in messages.
     pub(crate) name: &'static str,
-    /// Where it stands, as the reference heads it.
+    /// The path in the document, the heading in the reference.
     pub(crate) path: &'static str,
     pub(crate) doc: &'static str,
-    pub(crate) keys: &'static [Key],
+    pub(crate) keys: &'static [PolicyKey],
 }
 
 impl Mapping {
-    pub(crate) fn key(&self, name: &str) -> Option<&'static Key> {
+    pub(crate) fn key(&self, name: &str) -> Option<&'static PolicyKey> {
         self.keys.iter().find(|key| key.name == name)
     }
 
     /// An example of the whole mapping.
     pub(crate) fn hint(&self) -> String {
         if self.path.is_empty() {
-            return "begin with `rate_limits:` at the margin, and indent what belongs to it".to_owned();
+            return "start with `rate_limits:` and indent its keys".to_owned();
         }
         let shown = self.keys.iter().filter(|key| key.usual).take(3);
         let shown: Vec<_> = shown.map(|key| format!("{}: {}", key.name, key.example)).collect();
         match (shown.as_slice(), self.keys) {
-            ([], [first, ..]) => format!("write it like `{{ {}: {} }}`", first.name, first.example),
+            ([], [first, ..]) => format!("for example `{{ {}: {} }}`", first.name, first.example),
             ([], []) => String::new(),
-            (shown, _) => format!("write it like `{{ {} }}`", shown.join(", ")),
+            (shown, _) => format!("for example `{{ {} }}`", shown.join(", ")),
         }
     }
 }
 
 /// A key of a mapping.
 #[derive(Debug)]
-pub(crate) struct Key {
+pub(crate) struct PolicyKey {
     pub(crate) name: &'static str,
     pub(crate) shape: Shape,
-    /// What holds where it is left out, in words.
+    /// The default, as the reference shows it.
     pub(crate) default: &'static str,
     pub(crate) doc: &'static str,
-    /// YAML that can stand behind the key.
+    /// A value in YAML.
     pub(crate) example: &'static str,
     pub(crate) required: bool,
-    /// Whether it is required where something else does not stand in its place.
+    /// Whether examples show it: it is required, or required unless another key is set.
     pub(crate) usual: bool,
 }
 
-impl Key {
+impl PolicyKey {
     const fn new(name: &'static str, shape: Shape, doc: &'static str, example: &'static str) -> Self {
         Self { name, shape, default: "none", doc, example, required: false, usual: false }
     }
@@ -82,38 +82,38 @@ impl Key {
         Self { default: "required", required: true, usual: true, ..self }
     }
 
-    /// Required unless something else stands in its place, as `default` says.
+    /// Required unless another key is set, as `default` says.
     const fn required_unless(self, default: &'static str) -> Self {
         Self { default, required: false, usual: true, ..self }
     }
 }
 
-/// What may stand behind a key.
+/// The type of a key's value.
 #[derive(Debug)]
 pub(crate) enum Shape {
-    /// A text of a kind that the word names.
+    /// A string; the text says which kind.
     Text(&'static str),
-    /// A whole number of at least this.
+    /// A whole number with this minimum.
     Count(u64),
-    /// A length of time.
+    /// A duration.
     Duration,
     /// A number of bytes.
     Size,
-    /// A share of all.
+    /// A percentage.
     Percent,
-    /// A status of a response, or a class of them.
+    /// A status code, or a class of status codes.
     Status,
     /// One of these names.
     Choice(&'static [&'static str]),
-    /// One or many, in a list.
+    /// A list.
     List(&'static Shape),
-    /// One, or a list of many.
+    /// One value, or a list of values.
     OneOrMany(&'static Shape),
     /// A mapping.
     Object(&'static Mapping),
-    /// A mapping from names of the operator's choice; the word says what they name.
+    /// A mapping with keys that the operator chooses; the text says what they name.
     Named(&'static str, &'static Shape),
-    /// Any of these.
+    /// One of several types.
     Either(&'static [Shape]),
 }
 
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn every_key_has_a_meaning_and_an_example() {
+    fn language_keys_all_have_description_and_example() {
         let mut seen = BTreeSet::new();
         visit(&POLICY, &mut seen);
         assert!(seen.contains("rate_limits.rules[].match"), "{seen:?}");

@@ -1,4 +1,4 @@
-//! Names that can be chosen from, and shapes that stand in many places.
+//! The allowed names of choices, and common types of values.
 
 use super::Shape::{self, Choice, Text};
 
@@ -11,13 +11,13 @@ pub(crate) const ERROR_BODIES: &[&str] = &["flat", "nested", "problem"];
 pub(crate) const ENCODED_SLASHES: &[&str] = &["reject", "keep", "decode"];
 pub(crate) const PATH_CASES: &[&str] = &["insensitive", "sensitive"];
 pub(crate) const UNDERSCORE_HEADERS: &[&str] = &["drop", "keep"];
-/// What verifies API keys: the keys file, or nothing.
+/// How API keys are verified.
 pub(crate) const KEY_VERIFICATIONS: &[&str] = &["keys_file", "none"];
-/// What can be said of a rule's mode in one word.
+/// The modes of a rule that need no parameters.
 pub(crate) const MODES: &[&str] = &["enforce", "shadow"];
-/// Nowhere.
+/// The value that disables the admin API.
 pub(crate) const OFF: &[&str] = &["off"];
-/// Whom a rule counts that counts all together.
+/// The value of `per` for one counter shared by all clients.
 pub(crate) const EVERYBODY: &str = "everybody";
 
 pub(super) const FILE: Shape = Text("file name");

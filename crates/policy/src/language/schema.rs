@@ -1,12 +1,12 @@
-//! The language as a JSON Schema, for editors.
+//! Generates the JSON Schema for editors.
 
 use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use super::{Key, Mapping, POLICY, Shape};
+use super::{Mapping, POLICY, PolicyKey, Shape};
 
-/// The language as a JSON Schema (draft 2020-12). Editors complete and check policies with it.
+/// Returns the JSON Schema of policies (draft 2020-12). Editors use it for completion and validation.
 pub fn schema() -> Value {
     let mut definitions = BTreeMap::new();
     let mut root = object(&POLICY, &mut definitions);
@@ -36,7 +36,7 @@ fn object(mapping: &'static Mapping, definitions: &mut Definitions) -> Value {
     object
 }
 
-fn property(key: &'static Key, definitions: &mut Definitions) -> Value {
+fn property(key: &'static PolicyKey, definitions: &mut Definitions) -> Value {
     let mut property = shape(&key.shape, definitions);
     let default = match key.default {
         "none" | "required" => String::new(),
@@ -49,7 +49,7 @@ fn property(key: &'static Key, definitions: &mut Definitions) -> Value {
 fn shape(of: &'static Shape, definitions: &mut Definitions) -> Value {
     match of {
         Shape::Text(kind) => json!({ "type": "string", "minLength": 1, "title": kind }),
-        // Grouped digits are text to an editor, and a number to us.
+        // YAML reads digits with underscores as a string; the compiler accepts them as a number.
         Shape::Count(least) => json!({
             "oneOf": [
                 { "type": "integer", "minimum": least },
@@ -97,7 +97,7 @@ fn reference(mapping: &'static Mapping, definitions: &mut Definitions) -> Value 
         let described = object(mapping, definitions);
         definitions.insert(mapping.path, described);
     }
-    // Brackets are not allowed in a URI fragment as they are.
+    // Brackets must be escaped in a URI fragment.
     let fragment = mapping.path.replace('[', "%5B").replace(']', "%5D");
     json!({ "$ref": format!("#/$defs/{fragment}") })
 }

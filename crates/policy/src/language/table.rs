@@ -1,4 +1,4 @@
-//! The table itself. A key that stands here is accepted, offered by editors and explained in docs/config.md.
+//! The table of keys. A key listed here is accepted, completed by editors and documented in docs/config.md.
 
 use super::Shape::{Choice, Count, Duration, Either, List, Named, Object, OneOrMany, Percent, Size, Text};
 use super::limits::RATE_LIMITS;
@@ -6,87 +6,87 @@ use super::names::{
     BALANCES, ENCODED_SLASHES, ERROR_BODIES, FILE, HEADER, HEADER_STYLES, IDENTITY, KEY_VERIFICATIONS,
     NETWORK, OFF, PATH, PATH_CASES, UNDERSCORE_HEADERS,
 };
-use super::{Key, Mapping, Shape};
+use super::{Mapping, PolicyKey, Shape};
 
 pub(crate) static POLICY: Mapping = Mapping {
     name: "the policy",
     path: "",
     doc: "The whole file.",
     keys: &[
-        Key::new(
+        PolicyKey::new(
             "listen",
             OneOrMany(&Either(&[Text("address"), Object(&LISTEN)])),
-            "Where to answer requests: host and port, or these with a certificate.",
+            "Where to accept requests: host and port, optionally with a certificate.",
             "0.0.0.0:8080",
         )
         .default("127.0.0.1:8080"),
-        Key::new(
+        PolicyKey::new(
             "admin",
             Either(&[Choice(OFF), Object(&ADMIN)]),
-            "Where operators ask and change what is in force while it runs; `off` for nowhere.",
+            "The admin API, for metrics, bans and overrides; `off` disables it.",
             "{ listen: 127.0.0.1:9900 }",
         )
         .default("127.0.0.1:9900"),
-        Key::new(
+        PolicyKey::new(
             "upstreams",
             Named("upstream", &Object(&UPSTREAM)),
-            "The services behind, by name.",
+            "The upstream services, by name.",
             "{ api: { servers: [http://10.0.0.1:3000] } }",
         ),
-        Key::new(
+        PolicyKey::new(
             "routes",
             List(&Object(&ROUTE)),
-            "Which requests go to which upstream; the first that matches.",
+            "Which requests go to which upstream. The first matching route is used.",
             "[{ path: /**, upstream: api }]",
         ),
-        Key::new(
+        PolicyKey::new(
             "http",
             Object(&HTTP),
-            "How requests are read where upstream servers disagree.",
+            "How to interpret requests that upstream servers read differently.",
             "{ encoded_slash: keep }",
         ),
-        Key::new("clients", Object(&CLIENTS), "Who a request comes from.", "{ identify_by: [api_key, ip] }"),
-        Key::new(
+        PolicyKey::new("clients", Object(&CLIENTS), "How clients are identified.", "{ identify_by: [api_key, ip] }"),
+        PolicyKey::new(
             "bans",
             Object(&BANS),
-            "Who is refused with 403, whatever limits and exemptions say.",
+            "Banned clients. They get 403, even if they are exempt.",
             "{ networks: [203.0.113.0/24] }",
         ),
-        Key::new(
+        PolicyKey::new(
             "rate_limits",
             Object(&RATE_LIMITS),
-            "How much may pass.",
+            "The limits.",
             "{ default: { requests: 100, window: 60 } }",
         ),
-        Key::new(
+        PolicyKey::new(
             "headers",
             OneOrMany(&Choice(HEADER_STYLES)),
             "Which headers report limits to clients: `x_ratelimit` and `ratelimit_epoch` (reset in Unix seconds) and `ratelimit_delta` (reset in seconds from now) report the tightest limit, `ratelimit` every limit as structured fields. docs/gateway.md has the numbers.",
             "[x_ratelimit, ratelimit]",
         )
         .default("[x_ratelimit, ratelimit]"),
-        Key::new("error_body", Choice(ERROR_BODIES), "The form of a refusal's body.", "flat").default("flat"),
-        Key::new("log", Object(&LOG), "What is logged, as lines of JSON.", "{ access: 1% }"),
-        Key::new(
+        PolicyKey::new("error_body", Choice(ERROR_BODIES), "The format of error bodies.", "flat").default("flat"),
+        PolicyKey::new("log", Object(&LOG), "What is logged, as lines of JSON.", "{ access: 1% }"),
+        PolicyKey::new(
             "traces",
             Object(&TRACES),
-            "Who is told of requests as traces.",
+            "Trace export with OpenTelemetry.",
             "{ endpoint: http://127.0.0.1:4317 }",
         ),
-        Key::new("store", Object(&STORE), "Where counters are kept.", "{ max_memory: 64MiB }"),
+        PolicyKey::new("store", Object(&STORE), "Where counters are stored.", "{ max_memory: 64MiB }"),
     ],
 };
 
 pub(crate) static LISTEN: Mapping = Mapping {
-    name: "a place to listen",
+    name: "a listener",
     path: "listen[]",
-    doc: "Where to answer requests, and with which certificate. Clients choose HTTP/2 or HTTP/1.1.",
+    doc: "A listener with an optional certificate. Clients choose HTTP/2 or HTTP/1.1.",
     keys: &[
-        Key::new("address", Text("address"), "Host and port.", "0.0.0.0:8443").required(),
-        Key::new(
+        PolicyKey::new("address", Text("address"), "Host and port.", "0.0.0.0:8443").required(),
+        PolicyKey::new(
             "tls",
             Object(&TLS),
-            "The certificate; without it nothing is encrypted.",
+            "The certificate. Without it, connections are not encrypted.",
             "{ cert: cert.pem, key: key.pem }",
         ),
     ],
@@ -95,30 +95,35 @@ pub(crate) static LISTEN: Mapping = Mapping {
 pub(crate) static TLS: Mapping = Mapping {
     name: "`tls`",
     path: "listen[].tls",
-    doc: "A certificate and its key, both PEM.",
+    doc: "A certificate and its private key, both in PEM format.",
     keys: &[
-        Key::new("cert", FILE, "The certificate, followed by those that vouch for it.", "cert.pem")
-            .required(),
-        Key::new("key", FILE, "Its private key.", "key.pem").required(),
+        PolicyKey::new(
+            "cert",
+            FILE,
+            "The certificate, followed by its intermediate certificates.",
+            "cert.pem",
+        )
+        .required(),
+        PolicyKey::new("key", FILE, "The private key of the certificate.", "key.pem").required(),
     ],
 };
 
 pub(crate) static ADMIN: Mapping = Mapping {
     name: "`admin`",
     path: "admin",
-    doc: "The admin API: metrics, bans, overrides, and what the `tidegate` commands ask. docs/operations.md tells more.",
+    doc: "The admin API: metrics, bans, overrides and the `tidegate` commands. See docs/operations.md.",
     keys: &[
-        Key::new(
+        PolicyKey::new(
             "listen",
             Text("address"),
-            "Host and port. One that others can reach wants a `token_file`; nothing there is encrypted.",
+            "Host and port. An address that is not loopback requires a `token_file`. Connections are not encrypted.",
             "127.0.0.1:9900",
         )
         .default("127.0.0.1:9900"),
-        Key::new(
+        PolicyKey::new(
             "token_file",
             FILE,
-            "The file with the token that everything but health wants. Made at the first start if there is none, for a loopback address.",
+            "The file with the token that all requests except health checks require. With a loopback address, a missing file is created at the first start.",
             "admin.token",
         )
         .default("`admin.token` in `store.directory`"),
@@ -130,52 +135,52 @@ pub(crate) static UPSTREAM: Mapping = Mapping {
     path: "upstreams.NAME",
     doc: "A service behind the gateway.",
     keys: &[
-        Key::new(
+        PolicyKey::new(
             "servers",
             OneOrMany(&Text("URL")),
-            "Its servers: http://, https:// or h2c:// (HTTP/2 without TLS) and host, with a port where it is not the usual one.",
+            "The servers: http://, https:// or h2c:// (HTTP/2 without TLS), host, and port unless it is the default one.",
             "[http://10.0.0.1:3000, http://10.0.0.2:3000]",
         )
         .required(),
-        Key::new(
+        PolicyKey::new(
             "balance",
             Choice(BALANCES),
-            "Which server takes a request: one after another, the less busy of two, or always the same for one client.",
+            "Which server gets a request: the next in turn (`round_robin`), the less busy of two (`least_loaded`), or always the same for one client (`sticky`).",
             "least_loaded",
         )
         .default("round_robin"),
-        Key::new("health", Object(&HEALTH), "How servers are asked whether they are well.", "{ path: /healthz }"),
+        PolicyKey::new("health", Object(&HEALTH), "The health check of the servers.", "{ path: /healthz }"),
     ],
 };
 
 pub(crate) static HEALTH: Mapping = Mapping {
     name: "`health`",
     path: "upstreams.NAME.health",
-    doc: "A server that does not answer this with 2xx or 3xx gets no requests until it does, unless no server is well.",
+    doc: "The health check. A server that does not respond with 2xx or 3xx gets no requests until it does, unless all servers are unhealthy.",
     keys: &[
-        Key::new("path", Text("path"), "What is asked for.", "/healthz").required(),
-        Key::new("every", Duration, "How often, and how long an answer may take.", "5s").default("5s"),
+        PolicyKey::new("path", Text("path"), "The path to request.", "/healthz").required(),
+        PolicyKey::new("every", Duration, "The interval, and the timeout of each check.", "5s").default("5s"),
     ],
 };
 
 pub(crate) static ROUTE: Mapping = Mapping {
     name: "a route",
     path: "routes[]",
-    doc: "Sends what matches to an upstream. The first route that matches is taken.",
+    doc: "Sends matching requests to an upstream. The first matching route is used.",
     keys: &[
-        Key::new(
+        PolicyKey::new(
             "host",
             Text("host"),
-            "The host asked for: a name, `*.` and a name, or `*` for any.",
+            "The host of the request: a name, `*.` and a name for all subdomains, or `*` for any host.",
             "api.example.com",
         )
         .default("\"*\""),
-        Key::new("path", PATH, "The path asked for.", "/api/**").default("/**"),
-        Key::new("upstream", Text("name"), "The name of an upstream.", "api").required(),
-        Key::new(
+        PolicyKey::new("path", PATH, "The path of the request.", "/api/**").default("/**"),
+        PolicyKey::new("upstream", Text("name"), "The name of an upstream.", "api").required(),
+        PolicyKey::new(
             "http",
             Object(&HTTP),
-            "How requests of this route are read. A key that is absent here has the value of the policy's `http`.",
+            "How to interpret requests of this route. Absent keys have the value of the policy's `http`.",
             "{ encoded_slash: keep }",
         ),
     ],
@@ -184,10 +189,10 @@ pub(crate) static ROUTE: Mapping = Mapping {
 pub(crate) static HTTP: Mapping = Mapping {
     name: "`http`",
     path: "http",
-    doc: "How requests are read where upstream servers disagree. `routes[].http` has the same keys. The defaults let no \
-          other spelling of a path or header escape a limit; change them for an upstream that needs it.",
+    doc: "How to interpret requests that upstream servers read differently. `routes[].http` has the same keys. With the \
+          defaults, no other spelling of a path or header bypasses a limit; change them for an upstream that needs it.",
     keys: &[
-        Key::new(
+        PolicyKey::new(
             "encoded_slash",
             Choice(ENCODED_SLASHES),
             "`%2F`, `%5C` and encoded control characters in a path. `reject`: 400. `keep`: forwarded as sent, and the \
@@ -196,7 +201,7 @@ pub(crate) static HTTP: Mapping = Mapping {
             "keep",
         )
         .default("reject"),
-        Key::new(
+        PolicyKey::new(
             "path_case",
             Choice(PATH_CASES),
             "How endpoints and rules match paths. `insensitive`: `/LOGIN` counts against the limits of `/login` too. \
@@ -204,7 +209,7 @@ pub(crate) static HTTP: Mapping = Mapping {
             "sensitive",
         )
         .default("insensitive"),
-        Key::new(
+        PolicyKey::new(
             "underscore_headers",
             Choice(UNDERSCORE_HEADERS),
             "Request headers with an underscore in their name, such as `X_User_Id`, which many servers read as \
@@ -218,51 +223,51 @@ pub(crate) static HTTP: Mapping = Mapping {
 pub(crate) static CLIENTS: Mapping = Mapping {
     name: "`clients`",
     path: "clients",
-    doc: "Who a request comes from. Limits count each client apart.",
+    doc: "How clients are identified. Limits count each client separately.",
     keys: &[
-        Key::new(
+        PolicyKey::new(
             "identify_by",
             OneOrMany(&IDENTITY),
-            "What names a client: the first of these that a request has. An API key counts only if it is verified.",
+            "The identities to try, in this order: the first one that a request has identifies the client. An API key counts only if it is verified.",
             "[api_key, user, ip]",
         )
         .default("[api_key, ip]"),
-        Key::new("api_key", Object(&API_KEY), "Where the API key stands.", "{ header: X-API-Key }"),
-        Key::new("user", Object(&USER), "Where the user stands.", "{ header: X-User-Id }"),
-        Key::new("tenant", Object(&TENANT), "Where the tenant stands.", "{ header: X-Tenant }"),
-        Key::new(
+        PolicyKey::new("api_key", Object(&API_KEY), "Where to find the API key.", "{ header: X-API-Key }"),
+        PolicyKey::new("user", Object(&USER), "Where to find the user.", "{ header: X-User-Id }"),
+        PolicyKey::new("tenant", Object(&TENANT), "Where to find the tenant.", "{ header: X-Tenant }"),
+        PolicyKey::new(
             "ip",
             Object(&IP),
-            "How the client's address is found and counted.",
+            "How the client's address is determined and counted.",
             "{ trusted_proxies: [10.0.0.0/8] }",
         ),
-        Key::new(
+        PolicyKey::new(
             "fingerprint",
             Object(&FINGERPRINT),
-            "What tells clients apart that have no name.",
+            "Which headers identify clients that have no other identity.",
             "{ headers: [user-agent, accept-language] }",
         ),
-        Key::new("cookie", Object(&COOKIE), "A cookie that names the client.", "{ name: session }"),
-        Key::new(
+        PolicyKey::new("cookie", Object(&COOKIE), "A cookie that identifies the client.", "{ name: session }"),
+        PolicyKey::new(
             "tiers",
             Object(&TIERS),
             "Which client has which tier.",
             "{ file: keys.csv, default: free }",
         ),
-        Key::new("exempt", Object(&EXEMPT), "Who is never limited.", "{ networks: [10.1.0.0/16] }"),
+        PolicyKey::new("exempt", Object(&EXEMPT), "Clients that are never limited.", "{ networks: [10.1.0.0/16] }"),
     ],
 };
 
 pub(crate) static API_KEY: Mapping = Mapping {
     name: "`api_key`",
     path: "clients.api_key",
-    doc: "Where the API key stands. A request that has the header twice, or a comma in it, gets 400.",
+    doc: "Where to find the API key. A request that has the header twice, or a comma in it, gets 400.",
     keys: &[
-        Key::new("header", HEADER, "The header that carries it.", "X-API-Key").default("X-API-Key"),
-        Key::new(
+        PolicyKey::new("header", HEADER, "The header that contains the API key.", "X-API-Key").default("X-API-Key"),
+        PolicyKey::new(
             "verify",
             Choice(KEY_VERIFICATIONS),
-            "What verifies a key before it counts: `keys_file` is `clients.tiers.file`, and without one no key counts; `none` counts every key, so a client that invents a key for each request has no limit.",
+            "How API keys are verified. `keys_file`: only keys listed in `clients.tiers.file` count; without that file, no key counts. `none`: every key counts, so a client that sends a new key with each request has no limit.",
             "none",
         )
         .default("keys_file"),
@@ -272,30 +277,35 @@ pub(crate) static API_KEY: Mapping = Mapping {
 pub(crate) static USER: Mapping = Mapping {
     name: "`user`",
     path: "clients.user",
-    doc: "Where the user stands: a header that a trusted proxy sets, or a verified token.",
+    doc: "Where to find the user: a header that a trusted proxy sets, or a verified token. Set one of these keys.",
     keys: &[
-        Key::new(
+        PolicyKey::new(
             "header",
             HEADER,
-            "The header that names the user. It counts only if the peer is in `clients.ip.trusted_proxies`; from any other peer it is removed.",
+            "The header that contains the user. It counts only if the peer is in `clients.ip.trusted_proxies`; from any other peer it is removed.",
             "X-User-Id",
         ),
-        Key::new("jwt", Object(&JWT), "A token that is verified.", "{ secret_file: jwt.secret }"),
+        PolicyKey::new("jwt", Object(&JWT), "A verified JSON Web Token.", "{ secret_file: jwt.secret }"),
     ],
 };
 
 pub(crate) static TENANT: Mapping = Mapping {
     name: "`tenant`",
     path: "clients.tenant",
-    doc: "Where the tenant stands: a header that a trusted proxy sets, or a verified token.",
+    doc: "Where to find the tenant: a header that a trusted proxy sets, or a verified token. Set one of these keys.",
     keys: &[
-        Key::new(
+        PolicyKey::new(
             "header",
             HEADER,
-            "The header that names the tenant. It counts only if the peer is in `clients.ip.trusted_proxies`; from any other peer it is removed.",
+            "The header that contains the tenant. It counts only if the peer is in `clients.ip.trusted_proxies`; from any other peer it is removed.",
             "X-Tenant",
         ),
-        Key::new("jwt", Object(&JWT), "A token that is verified.", "{ claim: tenant, jwks_file: jwks.json }"),
+        PolicyKey::new(
+            "jwt",
+            Object(&JWT),
+            "A verified JSON Web Token.",
+            "{ claim: tenant, jwks_file: jwks.json }",
+        ),
     ],
 };
 
@@ -304,18 +314,18 @@ pub(crate) static JWT: Mapping = Mapping {
     path: "clients.user.jwt",
     doc: "A JSON Web Token that is verified before it counts. `clients.tenant.jwt` has the same keys. A token is rejected, \
           and counts as absent, if no key verifies its signature, if it has no `exp`, if it has expired, or if its `nbf` \
-          lies ahead; clocks may differ by 60 s. `tidegate explain` says why a token is rejected.",
+          is in the future; clocks may differ by 60 s. `tidegate explain` shows why a token is rejected.",
     keys: &[
-        Key::new(
+        PolicyKey::new(
             "header",
             HEADER,
-            "The header that carries the token, with or without `Bearer`.",
+            "The header that contains the token, with or without `Bearer`.",
             "Authorization",
         )
         .default("Authorization"),
-        Key::new("claim", Text("name"), "The claim that is the name.", "sub").default("sub"),
-        Key::new("secret_file", FILE, "A file with the shared secret (HS256).", "jwt.secret"),
-        Key::new(
+        PolicyKey::new("claim", Text("name"), "The claim that contains the name.", "sub").default("sub"),
+        PolicyKey::new("secret_file", FILE, "A file with the shared secret (HS256).", "jwt.secret"),
+        PolicyKey::new(
             "jwks_file",
             FILE,
             "A file with the public keys as a JSON Web Key Set (RS256, ES256).",
@@ -327,27 +337,32 @@ pub(crate) static JWT: Mapping = Mapping {
 pub(crate) static IP: Mapping = Mapping {
     name: "`ip`",
     path: "clients.ip",
-    doc: "How the client's address is found: the connection's own, or what trusted proxies say of it.",
+    doc: "How the client's address is determined: the address of the peer, or the one that trusted proxies report.",
     keys: &[
-        Key::new(
+        PolicyKey::new(
             "trusted_proxies",
             OneOrMany(&NETWORK),
-            "Proxies whose `Forwarded` and `X-Forwarded-For` are believed, read from right to left, and whose headers for user and tenant count.",
+            "Proxies whose `Forwarded` and `X-Forwarded-For` headers are trusted (read from right to left), and whose headers for user and tenant count.",
             "[10.0.0.0/8]",
         ),
-        Key::new("ipv6_prefix", Count(1), "How many bits of an IPv6 address are one client.", "64")
-            .default("64"),
+        PolicyKey::new(
+            "ipv6_prefix",
+            Count(1),
+            "The prefix length of the IPv6 network that counts as one client.",
+            "64",
+        )
+        .default("64"),
     ],
 };
 
 pub(crate) static FINGERPRINT: Mapping = Mapping {
     name: "`fingerprint`",
     path: "clients.fingerprint",
-    doc: "A hash over some headers.",
-    keys: &[Key::new(
+    doc: "A hash of request headers.",
+    keys: &[PolicyKey::new(
         "headers",
         OneOrMany(&HEADER),
-        "The headers it is made of.",
+        "The headers to hash.",
         "[user-agent, accept-language, accept-encoding]",
     )
     .default("[user-agent, accept-language, accept-encoding]")],
@@ -356,35 +371,35 @@ pub(crate) static FINGERPRINT: Mapping = Mapping {
 pub(crate) static COOKIE: Mapping = Mapping {
     name: "`cookie`",
     path: "clients.cookie",
-    doc: "A cookie that names the client.",
-    keys: &[Key::new("name", Text("name"), "The cookie's name.", "session").required()],
+    doc: "A cookie that identifies the client.",
+    keys: &[PolicyKey::new("name", Text("name"), "The name of the cookie.", "session").required()],
 };
 
 pub(crate) static TIERS: Mapping = Mapping {
     name: "`tiers`",
     path: "clients.tiers",
-    doc: "Which client has which tier. The limits of the tiers stand in `rate_limits.tiers`.",
+    doc: "Which client has which tier. `rate_limits.tiers` defines the limits of the tiers.",
     keys: &[
-        Key::new(
+        PolicyKey::new(
             "file",
             FILE,
-            "A CSV file: API key, tier and tenant; or YAML, a mapping from API keys to tiers or to `{ tier, tenant }`.",
+            "A CSV file with API key, tier and tenant; or a YAML file that maps API keys to tiers or to `{ tier, tenant }`.",
             "keys.csv",
         ),
-        Key::new("default", Text("name"), "The tier of everybody whom the file does not name.", "free"),
+        PolicyKey::new("default", Text("name"), "The tier of clients that the file does not list.", "free"),
     ],
 };
 
 pub(crate) static EXEMPT: Mapping = Mapping {
     name: "`exempt`",
     path: "clients.exempt",
-    doc: "Who is never limited, only counted. A ban is stronger.",
+    doc: "Clients that are never limited, only counted. Bans still apply to them.",
     keys: &[
-        Key::new("networks", OneOrMany(&NETWORK), "Addresses.", "[10.1.0.0/16]"),
-        Key::new(
+        PolicyKey::new("networks", OneOrMany(&NETWORK), "The networks of exempt clients.", "[10.1.0.0/16]"),
+        PolicyKey::new(
             "api_keys_file",
             FILE,
-            "A file of API keys, one on a line; `#` begins a comment.",
+            "A file of API keys, one per line; `#` starts a comment.",
             "friends.txt",
         ),
     ],
@@ -393,55 +408,55 @@ pub(crate) static EXEMPT: Mapping = Mapping {
 pub(crate) static BANS: Mapping = Mapping {
     name: "`bans`",
     path: "bans",
-    doc: "Who is refused with 403, whatever limits and exemptions say.",
+    doc: "Banned clients. They get 403, even if they are exempt.",
     keys: &[
-        Key::new("networks", OneOrMany(&NETWORK), "Addresses.", "[203.0.113.0/24]"),
-        Key::new("file", FILE, "A file of networks, one on a line; `#` begins a comment.", "bans.txt"),
+        PolicyKey::new("networks", OneOrMany(&NETWORK), "The banned networks.", "[203.0.113.0/24]"),
+        PolicyKey::new("file", FILE, "A file of networks, one per line; `#` starts a comment.", "bans.txt"),
     ],
 };
 
 pub(crate) static STORE: Mapping = Mapping {
     name: "`store`",
     path: "store",
-    doc: "Where counters are kept, and what must outlive the process.",
+    doc: "Where counters, bans and overrides are stored.",
     keys: &[
-        Key::new(
+        PolicyKey::new(
             "url",
             Text("store URL"),
-            "`memory` for this process alone; `redis://`, `rediss://` or `valkey://` to share them.",
+            "Where counters are stored: `memory` for this process only; `redis://`, `rediss://` or `valkey://` to share them between nodes.",
             "redis://127.0.0.1:6379",
         )
         .default("memory"),
-        Key::new("max_memory", Size, "How much memory the counters of this process may take.", "64MiB")
+        PolicyKey::new("max_memory", Size, "The maximum memory for the counters of this process.", "64MiB")
             .default("64MiB"),
-        Key::new(
+        PolicyKey::new(
             "directory",
-            Text("folder"),
-            "Where bans and overrides survive restarts; looked for from the folder of the policy, and made if there is none.",
+            Text("directory"),
+            "The directory where bans and overrides are persisted. The path is relative to the policy's directory. A missing directory is created.",
             "/var/lib/tidegate",
         )
-        .default("the policy's name with `.state` instead of its ending, pending_cost it"),
+        .default("next to the policy, its name with the extension `.state`"),
     ],
 };
 
 pub(crate) static LOG: Mapping = Mapping {
     name: "`log`",
     path: "log",
-    doc: "Every event (start, reload, a server that fails, a ban, stop) is a line of JSON. Requests are too, as many as one wants.",
+    doc: "Every event (start, reload, failed server, ban, stop) is one line of JSON. Requests can be logged too.",
     keys: &[
-        Key::new(
+        PolicyKey::new(
             "access",
             SAMPLE,
-            "How many requests have a line: who asked for what, what was decided, by whom and how fast it was answered.",
+            "Which requests are logged, with client, path, decision, upstream and timing.",
             "1%",
         )
         .default("off"),
-        Key::new("refused", SAMPLE, "How many of the requests that a limit refuses have one.", "all")
-            .default("as `access`"),
-        Key::new(
+        PolicyKey::new("rejected", SAMPLE, "Which of the requests that a limit rejects are logged.", "all")
+            .default("the value of `access`"),
+        PolicyKey::new(
             "to",
             Either(&[Choice(&["stderr", "stdout"]), Text("file")]),
-            "Where lines go. A file is written at its end, and opened anew at SIGHUP.",
+            "Where log lines are written. A file is appended to, and reopened on SIGHUP.",
             "/var/log/tidegate.log",
         )
         .default("stderr"),
@@ -453,19 +468,19 @@ const SAMPLE: Shape = Either(&[Choice(&["off", "all"]), Percent]);
 pub(crate) static TRACES: Mapping = Mapping {
     name: "`traces`",
     path: "traces",
-    doc: "OpenTelemetry: a span for each request, for its decision and for each try of an upstream.",
+    doc: "Trace export with OpenTelemetry: a span for each request, for its decision and for each upstream attempt.",
     keys: &[
-        Key::new(
+        PolicyKey::new(
             "endpoint",
             Text("URL"),
-            "The collector that takes spans, over OTLP with gRPC.",
+            "The collector, for OTLP over gRPC.",
             "http://127.0.0.1:4317",
         )
         .required(),
-        Key::new(
+        PolicyKey::new(
             "sample",
             SAMPLE,
-            "How many requests are traced. Where the sender of a request has decided that, its word counts.",
+            "Which requests are traced. If a request has a trace context, its sampling decision is used instead.",
             "10%",
         )
         .default("1%"),

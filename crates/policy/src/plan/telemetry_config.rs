@@ -54,8 +54,8 @@ impl fmt::Display for SampleRate {
 pub struct LogPlan {
     /// How many requests have a line of their own.
     pub access: SampleRate,
-    /// How many of those that are refused have.
-    pub refused: SampleRate,
+    /// How many of the rejected requests have one.
+    pub rejected: SampleRate,
     /// Where lines are written.
     pub to: LogTarget,
 }

@@ -1,28 +1,28 @@
-//! The keys of a mapping, held against the language.
+//! Checks the keys of a mapping against the language.
 
 use crate::language::Mapping;
-use crate::raw::{Finding, Node, Report, Value};
+use crate::raw::{Finding, ProblemReport, YamlNode, YamlValue};
 use crate::render::quote;
 
-/// A mapping whose keys are all part of the language, or reported.
+/// A mapping whose unknown keys have been reported.
 #[derive(Debug)]
 pub(crate) struct Fields<'n, 's> {
-    node: &'n Node<'s>,
+    node: &'n YamlNode<'s>,
     mapping: &'static Mapping,
 }
 
 impl<'n, 's> Fields<'n, 's> {
-    /// Opens `node` as `mapping`; reports what it is instead, and every key that it may not have.
+    /// Reads `node` as `mapping`. Reports a value that is not a mapping, and every unknown key.
     pub(crate) fn open(
-        node: &'n Node<'s>,
+        node: &'n YamlNode<'s>,
         mapping: &'static Mapping,
-        report: &mut Report<'s>,
+        report: &mut ProblemReport<'s>,
     ) -> Option<Self> {
-        let Value::Mapping(entries) = &node.value else {
+        let YamlValue::Mapping(entries) = &node.value else {
             let keys = mapping.keys.iter().map(|key| key.name).collect::<Vec<_>>().join(", ");
             let finding =
                 Finding::error(node, format!("{} must be a mapping, not {}", mapping.name, node.describe()));
-            report.push(finding.expected(format!("a mapping with keys of: {keys}")).hint(mapping.hint()));
+            report.push(finding.expected(format!("a mapping with these keys: {keys}")).hint(mapping.hint()));
             return None;
         };
         for entry in entries.iter().filter(|entry| mapping.key(&entry.key.text).is_none()) {
@@ -35,40 +35,42 @@ impl<'n, 's> Fields<'n, 's> {
             let finding = finding.expected(format!("one of {}", known.join(", ")));
             report.push(match nearest(&entry.key.text, known) {
                 Some(near) => finding.hint(format!("did you mean `{near}`?")),
-                None if entry.key.text == "<<" => finding.hint("there are no merge keys; write the keys out"),
-                None => finding.hint(format!("{} has no such key; remove it", mapping.name)),
+                None if entry.key.text == "<<" => {
+                    finding.hint("merge keys are not supported; write the keys out")
+                }
+                None => finding.hint(format!("remove it; {} has no such key", mapping.name)),
             });
         }
         Some(Self { node, mapping })
     }
 
-    /// The value of `key`, if it was written.
-    pub(crate) fn get(&self, key: &str) -> Option<&'n Node<'s>> {
-        let Value::Mapping(entries) = &self.node.value else { return None };
+    /// Returns the value of `key`, if present.
+    pub(crate) fn get(&self, key: &str) -> Option<&'n YamlNode<'s>> {
+        let YamlValue::Mapping(entries) = &self.node.value else { return None };
         entries.iter().find(|entry| entry.key.text == key).map(|entry| &entry.value)
     }
 
-    /// The value of `key`; reports that it is missing.
-    pub(crate) fn require(&self, key: &str, report: &mut Report<'s>) -> Option<&'n Node<'s>> {
+    /// Returns the value of `key`; reports a missing key.
+    pub(crate) fn require(&self, key: &str, report: &mut ProblemReport<'s>) -> Option<&'n YamlNode<'s>> {
         let value = self.get(key);
-        if value.is_none() && !self.is_meant_by_another(key) {
+        if value.is_none() && !self.is_misspelt_as_another(key) {
             let example = self.mapping.key(key).map(|key| format!("{}: {}", key.name, key.example));
-            let finding = Finding::error(self.node, format!("{} lacks `{key}`", self.mapping.name));
-            report.push(finding.hint(format!("add it, such as `{}`", example.unwrap_or_default())));
+            let finding = Finding::error(self.node, format!("{} is missing `{key}`", self.mapping.name));
+            report.push(finding.hint(format!("add it, for example `{}`", example.unwrap_or_default())));
         }
         value
     }
 
-    /// Whether a key was written that is not of the language, which has been told.
+    /// Whether the mapping has an unknown key. It has been reported.
     pub(crate) fn is_misspelt(&self) -> bool {
-        let Value::Mapping(entries) = &self.node.value else { return false };
+        let YamlValue::Mapping(entries) = &self.node.value else { return false };
         entries.iter().any(|entry| self.mapping.key(&entry.key.text).is_none())
     }
 
-    /// Whether `key` is missing only because it was misspelt, which has been told.
-    fn is_meant_by_another(&self, key: &str) -> bool {
-        let Value::Mapping(entries) = &self.node.value else { return false };
-        // A mapping of many unknown keys is not a misspelt one.
+    /// Whether `key` is missing only because it was misspelt. The misspelt key has been reported.
+    fn is_misspelt_as_another(&self, key: &str) -> bool {
+        let YamlValue::Mapping(entries) = &self.node.value else { return false };
+        // Do not compare the keys of very large mappings.
         if entries.len() > 64 {
             return false;
         }
@@ -79,9 +81,9 @@ impl<'n, 's> Fields<'n, 's> {
     }
 }
 
-/// The name that was most likely meant.
+/// Returns the known name that was most likely meant.
 pub(crate) fn nearest<'a>(written: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    // A text of thousands of characters is no typing error, and comparing it would cost.
+    // A long text is not a typo, and comparing it is expensive.
     if written.chars().nth(64).is_some() {
         return None;
     }
@@ -90,12 +92,12 @@ pub(crate) fn nearest<'a>(written: &str, known: impl IntoIterator<Item = &'a str
     let near = |name: &'a str| {
         let plain_name = plain(name);
         let distance = strsim::osa_distance(&written, &plain_name);
-        let most = plain_name.len().max(3) / 3;
+        let max_distance = plain_name.len().max(3) / 3;
         // `jwks` for `jwks_file`, `request` for `requests`, `limit` for `rate_limits`.
         let part = written.len() >= 4 && plain_name.contains(&written);
-        // Of several names that hold it, the first of the language is the usual one.
+        // Of several names that contain it, the first one wins.
         let distance = if part { distance.min(1) } else { distance };
-        (distance <= most || part).then_some((distance, name))
+        (distance <= max_distance || part).then_some((distance, name))
     };
     known.into_iter().filter_map(near).min_by_key(|(distance, _)| *distance).map(|(_, name)| name)
 }
@@ -105,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_nearest_name_is_suggested_and_nothing_far() {
+    fn nearest_returns_similar_name_and_nothing_for_different_ones() {
         let known = ["requests", "window", "algorithm", "burst"];
         assert_eq!(nearest("reqests", known), Some("requests"));
         assert_eq!(nearest("algoritm", known), Some("algorithm"));

@@ -1,7 +1,7 @@
-//! A policy as it was written: a tree in which every value and every key knows its place.
+//! The YAML tree of a policy. Every value and every key has its source position.
 //!
-//! The tree keeps scalars as text, with or without quotes, and leaves their meaning to whoever decodes them: so
-//! `1_000`, `60s` and `"60"` are told apart, and a problem can show exactly what was written.
+//! Scalars stay text, with a flag for quotes; the compiler interprets them. So `1_000`, `60s` and `"60"` remain
+//! different, and a problem can quote exactly what was written.
 
 mod fields;
 mod parse;
@@ -11,40 +11,40 @@ use std::borrow::Cow;
 
 pub(crate) use fields::{Fields, nearest};
 pub(crate) use parse::parse;
-pub(crate) use report::{Finding, Mark, Report};
+pub(crate) use report::{Finding, NodeRef, ProblemReport};
 
-/// A value.
+/// A value with its position.
 #[derive(Clone, Debug)]
-pub(crate) struct Node<'s> {
+pub(crate) struct YamlNode<'s> {
     pub(crate) id: u32,
-    pub(crate) place: SourcePosition,
-    pub(crate) value: Value<'s>,
+    pub(crate) position: SourcePosition,
+    pub(crate) value: YamlValue<'s>,
 }
 
-/// What a value is.
+/// The content of a node.
 #[derive(Clone, Debug)]
-pub(crate) enum Value<'s> {
+pub(crate) enum YamlValue<'s> {
     Scalar { text: Cow<'s, str>, quoted: bool },
-    List(Vec<Node<'s>>),
-    Mapping(Vec<Entry<'s>>),
+    List(Vec<YamlNode<'s>>),
+    Mapping(Vec<MappingEntry<'s>>),
 }
 
 /// A key with its value.
 #[derive(Clone, Debug)]
-pub(crate) struct Entry<'s> {
-    pub(crate) key: Key<'s>,
-    pub(crate) value: Node<'s>,
+pub(crate) struct MappingEntry<'s> {
+    pub(crate) key: MappingKey<'s>,
+    pub(crate) value: YamlNode<'s>,
 }
 
-/// A key.
+/// A key of a mapping.
 #[derive(Clone, Debug)]
-pub(crate) struct Key<'s> {
+pub(crate) struct MappingKey<'s> {
     pub(crate) id: u32,
-    pub(crate) place: SourcePosition,
+    pub(crate) position: SourcePosition,
     pub(crate) text: Cow<'s, str>,
 }
 
-/// Where something stands.
+/// A position in the source text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SourcePosition {
     /// In bytes from the start of the file.
@@ -57,19 +57,19 @@ pub(crate) struct SourcePosition {
     pub(crate) length: u32,
 }
 
-impl Node<'_> {
-    /// Whether nothing was written here.
+impl YamlNode<'_> {
+    /// Whether the value is empty or null.
     pub(crate) fn is_null(&self) -> bool {
-        matches!(&self.value, Value::Scalar { text, quoted: false } if matches!(&**text, "" | "~" | "null"))
+        matches!(&self.value, YamlValue::Scalar { text, quoted: false } if matches!(&**text, "" | "~" | "null"))
     }
 
-    /// What was written here, in words.
+    /// Describes the value for a message.
     pub(crate) fn describe(&self) -> String {
         match &self.value {
-            _ if self.is_null() => "nothing".to_owned(),
-            Value::Scalar { text, .. } => crate::render::quote(text),
-            Value::List(_) => "a list".to_owned(),
-            Value::Mapping(_) => "a mapping".to_owned(),
+            _ if self.is_null() => "an empty value".to_owned(),
+            YamlValue::Scalar { text, .. } => crate::render::quote(text),
+            YamlValue::List(_) => "a list".to_owned(),
+            YamlValue::Mapping(_) => "a mapping".to_owned(),
         }
     }
 }

@@ -1,39 +1,39 @@
-//! YAML events → tree, within bounds whatever is written.
+//! Builds the tree from YAML events, within fixed limits for any input.
 //!
-//! Aliases are copies, and every copy is counted: a file of a few lines that would unfold to billions of values
-//! ends at the bound.
+//! Aliases are expanded to copies and every copy counts towards the limit, so a small file cannot expand to billions
+//! of values.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
-use std::collections::hash_map::Entry as Slot;
+use std::collections::hash_map::Entry as HashEntry;
 
 use granit_parser::{Event, Options, Parser, ScalarStyle, Span};
 
-use crate::raw::{Entry, Finding, Key, Node, Report, SourcePosition, Value};
+use crate::raw::{Finding, MappingEntry, MappingKey, ProblemReport, SourcePosition, YamlNode, YamlValue};
 use crate::render::quote;
 
-/// No policy nests deeper; the language itself needs less than ten levels.
-const DEEPEST: usize = 32;
-/// A rule is ten to twenty values, keys included, so tens of thousands of rules stay below.
-const MOST_NODES: usize = 1_000_000;
+/// The maximum nesting depth. The language needs less than ten levels.
+const MAX_DEPTH: usize = 32;
+/// The maximum number of values. A rule has ten to twenty, keys included, so tens of thousands of rules fit.
+const MAX_NODES: usize = 1_000_000;
 
-/// The tree of `text`; `None` where there is none to speak of. What is wrong goes to `report`.
-pub(crate) fn parse<'s>(text: &'s str, report: &mut Report<'s>) -> Option<Node<'s>> {
+/// Parses `text`. Returns `None` if it is empty or invalid; problems go to `report`.
+pub(crate) fn parse<'s>(text: &'s str, report: &mut ProblemReport<'s>) -> Option<YamlNode<'s>> {
     let mut options = Options::default();
-    options.flow_nesting_limit = DEEPEST;
-    options.block_nesting_limit = DEEPEST;
+    options.flow_nesting_limit = MAX_DEPTH;
+    options.block_nesting_limit = MAX_DEPTH;
     let mut parser = Parser::new_from_str_with_options(text, options);
-    let mut tree = Tree::default();
+    let mut tree = TreeBuilder::default();
     while let Some(next) = parser.next_event() {
         let step = match next {
-            Ok((event, span)) => tree.take(event, span, report),
+            Ok((event, span)) => tree.handle(event, span, report),
             Err(error) => {
                 let mark = error.marker();
-                let at = place(Span::new(*mark, *mark));
+                let at = position(Span::new(*mark, *mark));
                 let info = error.info();
-                let finding = Finding::error_at(at, format!("the YAML cannot be read: {info}"));
+                let finding = Finding::error_at(at, format!("invalid YAML: {info}"));
                 report.push(finding.hint(syntax_hint(text, at, &info)));
-                Err(Stop)
+                Err(ParseAbort)
             }
         };
         if step.is_err() {
@@ -43,98 +43,107 @@ pub(crate) fn parse<'s>(text: &'s str, report: &mut Report<'s>) -> Option<Node<'
     tree.root
 }
 
-/// What most often stands behind a syntax error.
+/// The most likely cause of a syntax error.
 fn syntax_hint(text: &str, at: SourcePosition, info: &str) -> &'static str {
     let line = usize::try_from(at.line).ok().and_then(|line| text.lines().nth(line.saturating_sub(1)));
     let line = line.unwrap_or_default();
     if text.contains('\0') {
-        "this looks like a binary file; give the policy's YAML file"
+        "this looks like a binary file; pass the YAML file of the policy"
     } else if line.chars().take_while(|c| c.is_whitespace()).any(|c| c == '\t') || info.contains("tab") {
-        "indent with spaces; YAML allows no tabs there"
+        "indent with spaces; YAML does not allow tabs here"
     } else if info.contains("recursion limit") {
-        "values may nest 32 levels deep; a policy needs fewer than ten"
+        "reduce the nesting: at most 32 levels are allowed, and a policy needs fewer than ten"
     } else if info.contains("anchor") {
-        "define it with `&name` before it is used, or quote a text that begins with `*`"
+        "define the anchor with `&name` before the alias, or quote text that begins with `*`"
     } else if info.contains("flow") {
-        "close every `{` and `[`, write `,` between their entries, and quote texts that hold these characters"
+        "close every `{` and `[`, separate entries with `,`, and quote text that contains these characters"
     } else {
-        "look for a missing colon, quote or bracket, or for uneven indentation"
+        "check for a missing colon, quote or bracket, or inconsistent indentation"
     }
 }
 
-/// Nothing sensible follows.
-struct Stop;
+/// Parsing cannot continue. The problem has been reported.
+struct ParseAbort;
 
-/// A collection that is still open.
-enum Open<'s> {
-    List(Vec<Node<'s>>),
-    Mapping { entries: Vec<Entry<'s>>, seen: HashMap<Cow<'s, str>, usize>, key: Option<PendingKey<'s>> },
+/// A list or mapping whose end has not been read.
+enum OpenCollection<'s> {
+    List(Vec<YamlNode<'s>>),
+    Mapping {
+        entries: Vec<MappingEntry<'s>>,
+        seen: HashMap<Cow<'s, str>, usize>,
+        key: Option<PendingKey<'s>>,
+    },
 }
 
-/// A key that waits for its value.
+/// A key whose value has not been read.
 enum PendingKey<'s> {
-    Good(Key<'s>),
-    /// Reported already; its value is read and dropped.
-    Bad,
+    Valid(MappingKey<'s>),
+    /// Already reported; its value is read and dropped.
+    Invalid,
 }
 
-struct Level<'s> {
-    open: Open<'s>,
+struct OpenLevel<'s> {
+    open: OpenCollection<'s>,
     id: u32,
     anchor: usize,
-    place: SourcePosition,
-    /// How many nodes there were before it.
+    position: SourcePosition,
+    /// The number of nodes before it.
     nodes_before: usize,
 }
 
-/// What an alias stands for.
-struct Anchored<'s> {
-    node: Node<'s>,
+/// The node that an alias refers to.
+struct AnchorTarget<'s> {
+    node: YamlNode<'s>,
     nodes: usize,
 }
 
 #[derive(Default)]
-struct Tree<'s> {
-    levels: Vec<Level<'s>>,
-    anchors: HashMap<usize, Anchored<'s>>,
-    root: Option<Node<'s>>,
+struct TreeBuilder<'s> {
+    levels: Vec<OpenLevel<'s>>,
+    anchors: HashMap<usize, AnchorTarget<'s>>,
+    root: Option<YamlNode<'s>>,
     documents: usize,
     nodes: usize,
     next_id: u32,
 }
 
-impl<'s> Tree<'s> {
-    fn take(&mut self, event: Event<'s>, span: Span, report: &mut Report<'s>) -> Result<(), Stop> {
-        let at = place(span);
+impl<'s> TreeBuilder<'s> {
+    fn handle(
+        &mut self,
+        event: Event<'s>,
+        span: Span,
+        report: &mut ProblemReport<'s>,
+    ) -> Result<(), ParseAbort> {
+        let at = position(span);
         match event {
             Event::DocumentStart(..) => {
                 self.documents += 1;
                 if self.documents > 1 {
-                    let finding = Finding::error_at(at, "a second YAML document begins here");
-                    report.push(finding.hint("keep one policy in a file; remove the `---` between them"));
-                    return Err(Stop);
+                    let finding = Finding::error_at(at, "the file contains a second YAML document");
+                    report.push(finding.hint("put each policy in its own file, or remove the `---`"));
+                    return Err(ParseAbort);
                 }
             }
             Event::Scalar(text, style, anchor, tag) => {
-                refuse_tag(tag.is_some(), at, report);
+                reject_tag(tag.is_some(), at, report);
                 let quoted = style != ScalarStyle::Plain;
                 let id = self.id();
-                let node = Node { id, place: at, value: Value::Scalar { text, quoted } };
+                let node = YamlNode { id, position: at, value: YamlValue::Scalar { text, quoted } };
                 self.count(1, at, report)?;
-                self.remember(anchor, &node, 1, report)?;
-                self.put(node, report);
+                self.store_anchor(anchor, &node, 1, report)?;
+                self.attach(node, report);
             }
             Event::SequenceStart(_, anchor, tag) => {
-                refuse_tag(tag.is_some(), at, report);
-                self.open(Open::List(Vec::new()), anchor, at, report)?;
+                reject_tag(tag.is_some(), at, report);
+                self.open(OpenCollection::List(Vec::new()), anchor, at, report)?;
             }
             Event::MappingStart(_, anchor, tag) => {
-                refuse_tag(tag.is_some(), at, report);
-                let open = Open::Mapping { entries: Vec::new(), seen: HashMap::new(), key: None };
+                reject_tag(tag.is_some(), at, report);
+                let open = OpenCollection::Mapping { entries: Vec::new(), seen: HashMap::new(), key: None };
                 self.open(open, anchor, at, report)?;
             }
             Event::SequenceEnd | Event::MappingEnd => self.close(report)?,
-            Event::Alias(id) => self.alias(id, at, report)?,
+            Event::Alias(id) => self.expand_alias(id, at, report)?,
             _ => {}
         }
         Ok(())
@@ -145,142 +154,154 @@ impl<'s> Tree<'s> {
         self.next_id
     }
 
-    fn count(&mut self, more: usize, at: SourcePosition, report: &mut Report<'s>) -> Result<(), Stop> {
+    fn count(
+        &mut self,
+        more: usize,
+        at: SourcePosition,
+        report: &mut ProblemReport<'s>,
+    ) -> Result<(), ParseAbort> {
         self.nodes = self.nodes.saturating_add(more);
-        if self.nodes <= MOST_NODES {
+        if self.nodes <= MAX_NODES {
             return Ok(());
         }
-        let finding = Finding::error_at(at, format!("the file holds more than {MOST_NODES} values"));
-        report
-            .push(finding.hint("aliases count as often as they are used; write fewer, or split the policy"));
-        Err(Stop)
+        let finding = Finding::error_at(at, format!("the file contains more than {MAX_NODES} values"));
+        report.push(finding.hint("use fewer values; every use of an alias counts all of its values again"));
+        Err(ParseAbort)
     }
 
     fn open(
         &mut self,
-        open: Open<'s>,
+        open: OpenCollection<'s>,
         anchor: usize,
         at: SourcePosition,
-        report: &mut Report<'s>,
-    ) -> Result<(), Stop> {
+        report: &mut ProblemReport<'s>,
+    ) -> Result<(), ParseAbort> {
         let nodes_before = self.nodes;
         self.count(1, at, report)?;
-        // What a collection spans is many lines; its first character is enough to find it.
-        let place = SourcePosition { length: 1, ..at };
+        // A collection spans many lines; mark only its first character.
+        let position = SourcePosition { length: 1, ..at };
         let id = self.id();
-        self.levels.push(Level { open, id, anchor, place, nodes_before });
+        self.levels.push(OpenLevel { open, id, anchor, position, nodes_before });
         Ok(())
     }
 
-    fn close(&mut self, report: &mut Report<'s>) -> Result<(), Stop> {
-        let Some(Level { open, id, anchor, place, nodes_before }) = self.levels.pop() else { return Ok(()) };
-        let value = match open {
-            Open::List(items) => Value::List(items),
-            Open::Mapping { entries, .. } => Value::Mapping(entries),
+    fn close(&mut self, report: &mut ProblemReport<'s>) -> Result<(), ParseAbort> {
+        let Some(OpenLevel { open, id, anchor, position, nodes_before }) = self.levels.pop() else {
+            return Ok(());
         };
-        let node = Node { id, place, value };
-        self.remember(anchor, &node, self.nodes.saturating_sub(nodes_before), report)?;
-        self.put(node, report);
+        let value = match open {
+            OpenCollection::List(items) => YamlValue::List(items),
+            OpenCollection::Mapping { entries, .. } => YamlValue::Mapping(entries),
+        };
+        let node = YamlNode { id, position, value };
+        self.store_anchor(anchor, &node, self.nodes.saturating_sub(nodes_before), report)?;
+        self.attach(node, report);
         Ok(())
     }
 
-    fn remember(
+    fn store_anchor(
         &mut self,
         anchor: usize,
-        node: &Node<'s>,
+        node: &YamlNode<'s>,
         nodes: usize,
-        report: &mut Report<'s>,
-    ) -> Result<(), Stop> {
+        report: &mut ProblemReport<'s>,
+    ) -> Result<(), ParseAbort> {
         if anchor != 0 {
-            // Remembering is copying, so it counts.
-            self.count(nodes, node.place, report)?;
-            self.anchors.insert(anchor, Anchored { node: node.clone(), nodes });
+            // The anchor keeps a copy, so it counts.
+            self.count(nodes, node.position, report)?;
+            self.anchors.insert(anchor, AnchorTarget { node: node.clone(), nodes });
         }
         Ok(())
     }
 
-    fn alias(&mut self, id: usize, at: SourcePosition, report: &mut Report<'s>) -> Result<(), Stop> {
+    fn expand_alias(
+        &mut self,
+        id: usize,
+        at: SourcePosition,
+        report: &mut ProblemReport<'s>,
+    ) -> Result<(), ParseAbort> {
         let Some(nodes) = self.anchors.get(&id).map(|anchored| anchored.nodes) else {
-            let finding = Finding::error_at(at, "this alias stands inside what it refers to");
-            report.push(finding.hint("write the values out"));
-            return Err(Stop);
+            let finding = Finding::error_at(at, "the alias refers to a value that contains it");
+            report.push(finding.hint("write the values out instead of using an alias"));
+            return Err(ParseAbort);
         };
         self.count(nodes, at, report)?;
         let Some(mut node) = self.anchors.get(&id).map(|anchored| anchored.node.clone()) else {
-            return Err(Stop);
+            return Err(ParseAbort);
         };
-        if self.levels.len().saturating_add(depth(&node)) > DEEPEST {
-            let finding = Finding::error_at(at, format!("values nest deeper than {DEEPEST} levels"));
-            report.push(finding.hint("a policy needs fewer than ten levels"));
-            return Err(Stop);
+        if self.levels.len().saturating_add(depth(&node)) > MAX_DEPTH {
+            let finding = Finding::error_at(at, format!("values are nested deeper than {MAX_DEPTH} levels"));
+            report.push(finding.hint("reduce the nesting; a policy needs fewer than ten levels"));
+            return Err(ParseAbort);
         }
-        node.place = at;
-        self.put(node, report);
+        node.position = at;
+        self.attach(node, report);
         Ok(())
     }
 
-    /// Puts a finished node where it belongs.
-    fn put(&mut self, node: Node<'s>, report: &mut Report<'s>) {
+    /// Adds a finished node to its parent.
+    fn attach(&mut self, node: YamlNode<'s>, report: &mut ProblemReport<'s>) {
         match self.levels.last_mut().map(|level| &mut level.open) {
             None => self.root = Some(node),
-            Some(Open::List(items)) => items.push(node),
-            Some(Open::Mapping { entries, seen, key }) => match key.take() {
-                None => *key = Some(pending(node, entries, seen, report)),
-                Some(PendingKey::Good(key)) => entries.push(Entry { key, value: node }),
-                Some(PendingKey::Bad) => {}
+            Some(OpenCollection::List(items)) => items.push(node),
+            Some(OpenCollection::Mapping { entries, seen, key }) => match key.take() {
+                None => *key = Some(read_key(node, entries, seen, report)),
+                Some(PendingKey::Valid(key)) => entries.push(MappingEntry { key, value: node }),
+                Some(PendingKey::Invalid) => {}
             },
         }
     }
 }
 
-/// The key that `node` is, unless it cannot be one.
-fn pending<'s>(
-    node: Node<'s>,
-    entries: &[Entry<'s>],
+/// Reads `node` as a key; reports a key that is not a scalar or is a duplicate.
+fn read_key<'s>(
+    node: YamlNode<'s>,
+    entries: &[MappingEntry<'s>],
     seen: &mut HashMap<Cow<'s, str>, usize>,
-    report: &mut Report<'s>,
+    report: &mut ProblemReport<'s>,
 ) -> PendingKey<'s> {
-    let Node { id, place, value: Value::Scalar { text, .. } } = node else {
-        let finding = Finding::error_at(node.place, format!("a key must be a text, not {}", node.describe()));
-        report.push(finding.hint("quote a key that begins with `{` or `[`"));
-        return PendingKey::Bad;
+    let YamlNode { id, position, value: YamlValue::Scalar { text, .. } } = node else {
+        let finding =
+            Finding::error_at(node.position, format!("a key must be a string, not {}", node.describe()));
+        report.push(finding.hint("quote keys that begin with `{` or `[`"));
+        return PendingKey::Invalid;
     };
     let first = match seen.entry(text.clone()) {
-        Slot::Vacant(slot) => {
-            // Its entry comes next.
+        HashEntry::Vacant(slot) => {
+            // The entry is pushed when its value is complete.
             slot.insert(entries.len());
-            return PendingKey::Good(Key { id, place, text });
+            return PendingKey::Valid(MappingKey { id, position, text });
         }
-        Slot::Occupied(slot) => entries.get(*slot.get()).map(|entry| &entry.key),
+        HashEntry::Occupied(slot) => entries.get(*slot.get()).map(|entry| &entry.key),
     };
-    let finding = Finding::error_at(place, format!("the key {} is written twice", quote(&text)));
+    let finding = Finding::error_at(position, format!("duplicate key {}", quote(&text)));
     report.push(match first {
         Some(first) => {
-            let hint = format!("it stands on line {} already; keep one of them", first.place.line);
-            finding.like(first).hint(hint)
+            let hint = format!("first defined on line {}; remove one of them", first.position.line);
+            finding.with_path_of(first).hint(hint)
         }
-        None => finding.hint("keep one of them"),
+        None => finding.hint("remove one of them"),
     });
-    PendingKey::Bad
+    PendingKey::Invalid
 }
 
-fn refuse_tag(tagged: bool, at: SourcePosition, report: &mut Report<'_>) {
+fn reject_tag(tagged: bool, at: SourcePosition, report: &mut ProblemReport<'_>) {
     if tagged {
-        report.push(Finding::error_at(at, "YAML tags (`!name`) mean nothing here").hint("remove the tag"));
+        report.push(Finding::error_at(at, "YAML tags (`!name`) are not supported").hint("remove the tag"));
     }
 }
 
-/// How many levels a node has.
-fn depth(node: &Node<'_>) -> usize {
+/// The nesting depth of a node.
+fn depth(node: &YamlNode<'_>) -> usize {
     let deepest = match &node.value {
-        Value::Scalar { .. } => return 0,
-        Value::List(items) => items.iter().map(depth).max(),
-        Value::Mapping(entries) => entries.iter().map(|entry| depth(&entry.value)).max(),
+        YamlValue::Scalar { .. } => return 0,
+        YamlValue::List(items) => items.iter().map(depth).max(),
+        YamlValue::Mapping(entries) => entries.iter().map(|entry| depth(&entry.value)).max(),
     };
     deepest.unwrap_or(0).saturating_add(1)
 }
 
-fn place(span: Span) -> SourcePosition {
+fn position(span: Span) -> SourcePosition {
     let number = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
     let (start, end) = (span.start, span.end);
     let length = if end.line() == start.line() { end.col().saturating_sub(start.col()) } else { 1 };

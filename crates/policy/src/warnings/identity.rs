@@ -1,49 +1,49 @@
-//! Identities that clients choose themselves, and identities that nothing can confirm.
+//! Warns about identities that clients can choose themselves or that nothing verifies.
 
-use crate::compile::Marks;
+use crate::compile::WarningTargets;
 use crate::identity::ClientKind;
 use crate::plan::{Clients, NameSource, Plan, RuleMatch};
-use crate::raw::{Finding, Report};
+use crate::raw::{Finding, ProblemReport};
 use crate::render::quote;
 
-pub(super) fn find(plan: &Plan, marks: &Marks, report: &mut Report<'_>) {
-    api_keys(&plan.clients, marks, report);
-    proxied(&plan.clients, marks, report);
-    client_headers(plan, marks, report);
+pub(super) fn find(plan: &Plan, targets: &WarningTargets, report: &mut ProblemReport<'_>) {
+    api_keys(&plan.clients, targets, report);
+    proxied(&plan.clients, targets, report);
+    client_headers(plan, targets, report);
 }
 
 /// API keys that are not verified.
-fn api_keys(clients: &Clients, marks: &Marks, report: &mut Report<'_>) {
+fn api_keys(clients: &Clients, targets: &WarningTargets, report: &mut ProblemReport<'_>) {
     if clients.accepts_unverified_keys {
-        let what = "API keys are not verified: a client that invents a key for each request has no limit";
-        let hint =
-            "list the keys in a file: `clients: { tiers: { file: keys.csv } }`; or add a rule with `per: ip`";
-        report.push(Finding::warning(marks.verify, what).hint(hint));
+        let what = "API keys are not verified: a client that sends a new key with each request has no limit";
+        let hint = "list the valid keys in a file: `clients: { tiers: { file: keys.csv } }`; or add a rule with `per: ip`";
+        report.push(Finding::warning(targets.verify, what).hint(hint));
     }
     let is_listed = clients.identify_by.contains(&ClientKind::ApiKey);
-    if let (Some(mark), true, false) = (marks.identify_by, is_listed, clients.counts_keys()) {
+    if let (Some(target), true, false) = (targets.identify_by, is_listed, clients.counts_keys()) {
         let what = "`api_key` in `identify_by` is ignored: nothing verifies API keys";
-        let hint = "list the keys in a file: `clients: { tiers: { file: keys.csv } }`; or remove `api_key`";
-        report.push(Finding::warning(mark, what).hint(hint));
+        let hint =
+            "list the valid keys in a file: `clients: { tiers: { file: keys.csv } }`; or remove `api_key`";
+        report.push(Finding::warning(target, what).hint(hint));
     }
 }
 
-/// Headers that only a trusted proxy may send, where there is none.
-fn proxied(clients: &Clients, marks: &Marks, report: &mut Report<'_>) {
+/// Headers that only a trusted proxy may send, in a policy without trusted proxies.
+fn proxied(clients: &Clients, targets: &WarningTargets, report: &mut ProblemReport<'_>) {
     if !clients.trusted_proxies.is_empty() {
         return;
     }
-    for (header, mark) in proxied_headers(clients).zip(&marks.proxied) {
+    for (header, target) in proxied_headers(clients).zip(&targets.proxied) {
         let what = format!(
-            "the header {} never counts: only a trusted proxy may send it, and there is none",
+            "the header {} is always ignored: only a trusted proxy may send it, and `trusted_proxies` is empty",
             quote(header)
         );
-        let hint = "name your proxy: `clients: { ip: { trusted_proxies: [10.0.0.0/8] } }`; or verify a token with `jwt`";
-        report.push(Finding::warning(*mark, what).hint(hint));
+        let hint = "list your proxies: `clients: { ip: { trusted_proxies: [10.0.0.0/8] } }`; or verify a token with `jwt`";
+        report.push(Finding::warning(*target, what).hint(hint));
     }
 }
 
-/// The headers that name users and tenants, in the order of [`Marks::proxied`].
+/// Returns the headers of users and tenants, in the order of [`WarningTargets::proxied`].
 fn proxied_headers(clients: &Clients) -> impl Iterator<Item = &str> {
     [&clients.user, &clients.tenant].into_iter().flatten().filter_map(|source| match source {
         NameSource::Header(name) => Some(name.as_str()),
@@ -51,22 +51,22 @@ fn proxied_headers(clients: &Clients) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Rules that a client escapes by leaving out a header.
-fn client_headers(plan: &Plan, marks: &Marks, report: &mut Report<'_>) {
+/// Rules that a client can bypass by omitting a header.
+fn client_headers(plan: &Plan, targets: &WarningTargets, report: &mut ProblemReport<'_>) {
     let limits = &plan.rate_limits;
     let custom = limits.rules.iter().map(|custom| (&custom.rule.name, custom.rule.id, &custom.matches));
     let concurrent = limits.concurrent.iter().map(|rule| (&rule.name, rule.id, &rule.matches));
     for (name, id, matches) in custom.chain(concurrent) {
         let Some(header) = client_header(matches, &plan.clients) else { continue };
-        let what = format!("a client escapes {} by leaving out the header {}", quote(name), quote(header));
+        let what = format!("a client can bypass {} by omitting the header {}", quote(name), quote(header));
         let hint = format!(
-            "remove `header`; for a stricter limit without it: `when: \"!('{header}' in request.headers)\"`"
+            "remove `header`; to limit requests without it: `when: \"!('{header}' in request.headers)\"`"
         );
-        report.push(Finding::warning(marks.rule(id), what).hint(hint));
+        report.push(Finding::warning(targets.rule(id), what).hint(hint));
     }
 }
 
-/// The first header without which the rule does not apply and which any client may leave out.
+/// Returns the first header that the rule requires and that any client may omit.
 fn client_header<'m>(matches: &'m RuleMatch, clients: &Clients) -> Option<&'m str> {
     let mut names = matches.headers.iter().map(|header| header.name.as_str());
     names.find(|name| !proxied_headers(clients).any(|proxied| proxied == *name))

@@ -1,4 +1,4 @@
-//! What can be used but is hardly meant.
+//! Warnings: what is valid but probably mistaken.
 
 mod identity;
 mod redundant;
@@ -8,96 +8,102 @@ mod waits;
 use ipnet::IpNet;
 use tidegate_core::{Algorithm, RuleId};
 
-use crate::compile::Marks;
+use crate::compile::WarningTargets;
 use crate::plan::Plan;
-use crate::raw::{Finding, Mark, Report};
+use crate::raw::{Finding, NodeRef, ProblemReport};
 use crate::render::quote;
 
-/// Everything doubtful about `plan`.
-pub(crate) fn find(plan: &Plan, marks: &Marks, report: &mut Report<'_>) {
-    tiers(plan, marks, report);
-    tenant(plan, marks, report);
-    everybody(plan, marks, report);
-    fixed_window_alone(plan, marks, report);
-    identity::find(plan, marks, report);
-    waits::find(plan, marks, report);
-    unreachable::find(plan, marks, report);
-    redundant::find(plan, marks, report);
+/// Reports all warnings about `plan`.
+pub(crate) fn find(plan: &Plan, targets: &WarningTargets, report: &mut ProblemReport<'_>) {
+    tiers(plan, targets, report);
+    tenant(plan, targets, report);
+    all_addresses(plan, targets, report);
+    fixed_window_alone(plan, targets, report);
+    identity::find(plan, targets, report);
+    waits::find(plan, targets, report);
+    unreachable::find(plan, targets, report);
+    redundant::find(plan, targets, report);
 }
 
-impl Marks {
-    fn rule(&self, id: RuleId) -> Mark {
+impl WarningTargets {
+    fn rule(&self, id: RuleId) -> NodeRef {
         self.rules.get(&id).copied().unwrap_or_default()
     }
 }
 
-fn tiers(plan: &Plan, marks: &Marks, report: &mut Report<'_>) {
+fn tiers(plan: &Plan, targets: &WarningTargets, report: &mut ProblemReport<'_>) {
     let (source, limits) = (&plan.clients.tiers, &plan.rate_limits);
     if !limits.tiers.is_empty() && source.file.is_none() && source.default.is_none() {
-        let finding =
-            Finding::warning(marks.tiers, "no client has a tier, so no limit of a tier ever applies");
-        report.push(finding.hint("say who has which: `clients: { tiers: { file: keys.csv } }`"));
+        let finding = Finding::warning(
+            targets.tiers,
+            "the limits in `tiers` never apply: no client is assigned a tier",
+        );
+        report.push(finding.hint("assign tiers to API keys: `clients: { tiers: { file: keys.csv } }`"));
     }
     let default_tier = source.default.and_then(|index| limits.tiers.get(index));
     if let (Some(tier), Some(default)) = (default_tier, &limits.default) {
-        let what = format!("`default` never applies: everybody has a tier, at least {}", quote(&tier.name));
-        let finding = Finding::warning(marks.rule(default.id), what);
+        let what =
+            format!("`default` never applies: clients without a tier have the tier {}", quote(&tier.name));
+        let finding = Finding::warning(targets.rule(default.id), what);
         report.push(finding.hint("remove `default`, or `clients.tiers.default`"));
     }
 }
 
-fn tenant(plan: &Plan, marks: &Marks, report: &mut Report<'_>) {
+fn tenant(plan: &Plan, targets: &WarningTargets, report: &mut ProblemReport<'_>) {
     let Some(rule) = &plan.rate_limits.tenant else { return };
     if plan.clients.tenant.is_none() && plan.clients.tiers.file.is_none() {
         let finding = Finding::warning(
-            marks.rule(rule.id),
+            targets.rule(rule.id),
             "no request has a tenant, so this limit counts each client",
         );
-        report.push(finding.hint("say where it stands: `clients: { tenant: { header: X-Tenant } }`"));
+        report.push(finding.hint("set how to find the tenant: `clients: { tenant: { header: X-Tenant } }`"));
     }
 }
 
-/// Networks that hold everybody.
-fn everybody(plan: &Plan, marks: &Marks, report: &mut Report<'_>) {
+/// Networks that contain every address.
+fn all_addresses(plan: &Plan, targets: &WarningTargets, report: &mut ProblemReport<'_>) {
     let all = |network: &IpNet| network.prefix_len() == 0;
-    for (network, mark) in plan.clients.trusted_proxies.iter().zip(&marks.trusted_proxies) {
+    for (network, target) in plan.clients.trusted_proxies.iter().zip(&targets.trusted_proxies) {
         if all(network) {
-            let what = format!("`{network}` trusts everybody: each client can choose its own address");
-            report.push(Finding::warning(*mark, what).hint("name the addresses of your own proxies"));
+            let what = format!("`{network}` trusts every address: each client can claim any address");
+            report.push(Finding::warning(*target, what).hint("list only the addresses of your own proxies"));
         }
     }
-    for (network, mark) in plan.clients.exempt.networks.iter().zip(&marks.exempt_networks) {
+    for (network, target) in plan.clients.exempt.networks.iter().zip(&targets.exempt_networks) {
         if all(network) {
-            let what = format!("`{network}` exempts everybody: no limit ever applies");
-            report.push(Finding::warning(*mark, what).hint("name the addresses of your own services"));
+            let what = format!("`{network}` exempts every client: no limit ever applies");
+            report.push(Finding::warning(*target, what).hint("list only the addresses of your own services"));
         }
     }
     if let Some(network) = plan.bans.iter().find(|network| all(network)) {
-        let what = format!("`{network}` bans everybody: no request ever passes");
-        report.push(Finding::warning(marks.bans, what).hint("name the networks that do harm"));
+        let what = format!("`{network}` bans every client: all requests are rejected");
+        report.push(Finding::warning(targets.bans, what).hint("list only the networks to ban"));
     }
 }
 
-fn fixed_window_alone(plan: &Plan, marks: &Marks, report: &mut Report<'_>) {
+fn fixed_window_alone(plan: &Plan, targets: &WarningTargets, report: &mut ProblemReport<'_>) {
     if plan.rate_limits.concurrent.iter().any(|rule| rule.mode.can_reject()) {
         return;
     }
     let Some(first) = plan.rate_limits.iter().next() else {
-        let finding = Finding::warning(marks.rate_limits, "the policy limits nothing");
+        let finding = Finding::warning(targets.rate_limits, "the policy has no limits");
         report.push(finding.hint("add `default: { requests: 100, window: 60 }` to `rate_limits`"));
         return;
     };
-    let mut refusing = plan.rate_limits.iter().filter(|rule| rule.mode.can_reject());
-    let Some(first) = refusing.next() else {
-        let finding =
-            Finding::warning(marks.rule(first.id), "every limit is in shadow: nothing is ever refused");
-        report.push(finding.hint("when its figures look right, enforce one: `mode: { canary: 10% }`"));
+    let mut enforced = plan.rate_limits.iter().filter(|rule| rule.mode.can_reject());
+    let Some(first) = enforced.next() else {
+        let finding = Finding::warning(
+            targets.rule(first.id),
+            "every limit has `mode: shadow`: no request is ever rejected",
+        );
+        report.push(finding.hint("to enforce a limit for some clients, set `mode: { canary: 10% }`"));
         return;
     };
     let fixed = |algorithm| algorithm == Algorithm::FixedWindow;
-    if fixed(first.algorithm()) && refusing.all(|rule| fixed(rule.algorithm())) {
-        let what = "`fixed_window` is the only protection: up to twice the limit passes across a boundary";
-        let finding = Finding::warning(marks.rule(first.id), what);
-        report.push(finding.hint("use `sliding_window_counter`, or add a limit of another algorithm"));
+    if fixed(first.algorithm()) && enforced.all(|rule| fixed(rule.algorithm())) {
+        let what =
+            "all limits use `fixed_window`: up to twice the limit is admitted around a window boundary";
+        let finding = Finding::warning(targets.rule(first.id), what);
+        report.push(finding.hint("use `sliding_window_counter`, or add a limit with another algorithm"));
     }
 }

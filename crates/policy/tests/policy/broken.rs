@@ -1,18 +1,18 @@
-//! Broken policies, each with everything an operator is told about it.
+//! Invalid policies, each with a snapshot of all reported problems.
 //!
-//! A snapshot that changes is to be read as an operator would: what is wrong, where, how to mend it.
+//! Read a changed snapshot as an operator would: does it say what is wrong, where, and how to fix it?
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 
-use tidegate_policy::{FileError, Files, LARGEST_FILE, NoFiles, compile};
+use tidegate_policy::{FileError, Files, MAX_FILE_SIZE, NoFiles, compile};
 
-/// What the broken policies refer to.
-struct Referenced;
+/// The files that the invalid policies refer to.
+struct ReferencedFiles;
 
-impl Files for Referenced {
+impl Files for ReferencedFiles {
     fn read(&self, name: &str) -> Result<Cow<'_, [u8]>, FileError> {
         let contents: &[u8] = match name {
             "jwt.secret" => b"a secret of more than sixteen bytes\n",
@@ -32,7 +32,7 @@ impl Files for Referenced {
 }
 
 #[test]
-fn every_broken_policy_says_what_where_and_how_to_mend_it() {
+fn invalid_policies_report_what_where_and_how_to_fix_it() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/broken");
     let mut settings = insta::Settings::clone_current();
     settings.set_snapshot_path("../broken");
@@ -47,10 +47,13 @@ fn every_broken_policy_says_what_where_and_how_to_mend_it() {
         }
         let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
         let file = format!("{name}.yaml");
-        let problems = compile(&file, &fs::read(&path).unwrap(), &Referenced).expect_err(&file);
+        let problems = compile(&file, &fs::read(&path).unwrap(), &ReferencedFiles).expect_err(&file);
         assert!(problems.has_errors(), "{file}");
         for problem in &problems {
-            assert!(problem.hint.is_some() || problem.expected.is_some(), "{file}: no way out\n{problem}");
+            assert!(
+                problem.hint.is_some() || problem.expected.is_some(),
+                "{file}: neither hint nor expectation\n{problem}"
+            );
         }
         insta::assert_snapshot!(name, problems.to_string().trim_end());
         count += 1;
@@ -59,18 +62,18 @@ fn every_broken_policy_says_what_where_and_how_to_mend_it() {
 }
 
 #[test]
-fn a_file_of_more_than_16_mib_is_not_even_read() {
-    let large = vec![b'#'; LARGEST_FILE + 1];
+fn file_larger_than_16_mib_is_rejected() {
+    let large = vec![b'#'; MAX_FILE_SIZE + 1];
     let problems = compile("large.yaml", &large, &NoFiles).unwrap_err();
     assert_eq!(
         problems.to_string().trim_end(),
-        "error: the file is larger than 16 MiB\n --> large.yaml\n = hint: a policy of 10,000 rules takes about \
-         1 MiB; is this the right file?"
+        "error: the file is larger than 16 MiB\n --> large.yaml\n = hint: check that this is the right file; \
+         a policy of 10,000 rules takes about 1 MiB"
     );
 }
 
 #[test]
-fn thousands_of_problems_are_counted_and_the_first_are_told() {
+fn problems_beyond_the_maximum_are_only_counted() {
     let mut text = String::from("rate_limits:\n  endpoints:\n");
     for index in 0..5_000 {
         writeln!(text, "    /{index}: {{ requests: 0, window: 1s }}").unwrap();
@@ -82,7 +85,7 @@ fn thousands_of_problems_are_counted_and_the_first_are_told() {
 }
 
 #[test]
-fn problems_as_json_have_every_field_a_tool_needs() {
+fn problems_as_json_have_all_fields() {
     let problems =
         compile("p.yaml", b"rate_limits: { default: { requests: 0, window: 60 } }", &NoFiles).unwrap_err();
     let json = serde_json::to_value(&problems).unwrap();
@@ -94,7 +97,7 @@ fn problems_as_json_have_every_field_a_tool_needs() {
             "line": 1,
             "column": 37,
             "path": "rate_limits.default.requests",
-            "what": "0 requests would let nothing pass",
+            "what": "`requests` must be at least 1",
             "expected": "a whole number of at least 1",
         })
     );

@@ -1,4 +1,4 @@
-//! What fuzzing found worth keeping, held to the same laws.
+//! Runs the fuzzing properties on the stored corpus.
 
 #[path = "../../../../fuzz/laws/path.rs"]
 mod path;
@@ -17,14 +17,14 @@ fn corpus(name: &str) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn any_text_is_a_path_with_one_spelling_or_refused() {
+fn corpus_paths_are_normalised_or_rejected() {
     for text in corpus("path").into_iter().filter_map(|bytes| String::from_utf8(bytes).ok()) {
         path::holds(&text);
     }
 }
 
 #[test]
-fn any_bytes_are_a_policy_or_told_why_not() {
+fn corpus_policies_compile_or_report_problems() {
     for bytes in corpus("policy") {
         policy::holds(&bytes);
     }

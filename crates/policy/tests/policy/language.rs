@@ -1,4 +1,4 @@
-//! The language says the same to the decoder, to editors and to readers.
+//! The compiler, the JSON Schema and the reference agree about the language.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -9,30 +9,30 @@ use serde_json::{Map, Value, json};
 use tidegate_policy::{NoFiles, compile, reference, schema};
 
 #[test]
-fn the_reference_is_up_to_date() {
+fn reference_equals_docs_config_md() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/config.md");
     assert!(fs::read_to_string(path).unwrap() == reference(), "run `cargo xtask docs`");
 }
 
-/// Every key of the schema by its path, as a document that holds only the way to it and `value` behind it.
+/// Returns, for every key of the schema by its path, a document with only that key set to `value`.
 fn documents(value: &Value) -> BTreeMap<String, Value> {
-    let mut walk = Walk { schema: schema(), value: value.clone(), found: BTreeMap::new() };
-    walk.step(&walk.schema.clone(), "", &|inner| inner);
-    walk.found
+    let mut walker = SchemaWalker { schema: schema(), value: value.clone(), found: BTreeMap::new() };
+    walker.step(&walker.schema.clone(), "", &|inner| inner);
+    walker.found
 }
 
-struct Walk {
+struct SchemaWalker {
     schema: Value,
     value: Value,
     found: BTreeMap<String, Value>,
 }
 
-impl Walk {
+impl SchemaWalker {
     fn step(&mut self, at: &Value, path: &str, wrap: &dyn Fn(Value) -> Value) {
         if let Some(reference) = at["$ref"].as_str() {
             let name = reference.trim_start_matches("#/$defs/").replace("%5B", "[").replace("%5D", "]");
             let target = self.schema["$defs"][&name].clone();
-            assert!(target.is_object(), "{reference} leads nowhere");
+            assert!(target.is_object(), "{reference} is not defined");
             return self.step(&target, path, wrap);
         }
         for one in at["oneOf"].as_array().into_iter().flatten() {
@@ -56,15 +56,15 @@ impl Walk {
 }
 
 #[test]
-fn every_key_of_the_language_is_read_by_the_decoder() {
-    // Nothing of the language takes this, so a key that says nothing of it is not looked at.
+fn language_keys_are_all_read_by_the_compiler() {
+    // No key accepts this value, so a key without a problem is not read.
     let junk = json!({ "no such key": [[]] });
     let documents = documents(&junk);
     assert!(documents.len() > 50, "{}", documents.len());
     for (path, document) in documents {
         let problems = compile("p.yaml", document.to_string().as_bytes(), &NoFiles).unwrap_err();
-        let told = problems.iter().any(|problem| problem.path.starts_with(&path));
-        assert!(told, "{path} is not read: {document}\n{problems}");
+        let is_reported = problems.iter().any(|problem| problem.path.starts_with(&path));
+        assert!(is_reported, "{path} is not read: {document}\n{problems}");
         let known =
             !problems.iter().any(|problem| problem.path == path && problem.what.contains("unknown key"));
         assert!(known, "{path} is not known: {document}");
@@ -72,20 +72,20 @@ fn every_key_of_the_language_is_read_by_the_decoder() {
 }
 
 #[test]
-fn every_key_stands_in_the_reference_with_default_and_example() {
+fn language_keys_are_all_in_the_reference_with_default_and_example() {
     let page = reference();
     for path in documents(&Value::Null).keys() {
         let key = path.rsplit('.').next().unwrap();
         let row = page.lines().find(|line| line.starts_with(&format!("| `{key}` |")));
-        let row = row.unwrap_or_else(|| panic!("`{key}` stands nowhere"));
+        let row = row.unwrap_or_else(|| panic!("`{key}` is missing"));
         assert_eq!(row.replace("\\|", "").matches('|').count(), 6, "{row}");
         assert!(row.contains(&format!("`{key}: ")), "no example: {row}");
     }
 }
 
 #[test]
-fn every_example_of_the_reference_can_be_written_where_it_stands() {
-    // Root keys alone: their examples are whole, but for names they refer to.
+fn reference_examples_of_the_root_keys_compile() {
+    // Only root keys: their examples are complete.
     let mut document = String::new();
     for line in reference()
         .split("\n## The file\n")

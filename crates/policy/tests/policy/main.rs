@@ -1,4 +1,4 @@
-//! Policies: compiled, explained, refused and matched.
+//! Compiles, explains and matches policies.
 
 #![allow(missing_docs, clippy::unwrap_used, reason = "tests speak through their names and fail by panicking")]
 

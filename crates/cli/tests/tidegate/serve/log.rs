@@ -83,7 +83,7 @@ fn log_file_is_reopened_at_sighup_and_sampling_changes_with_a_reload() {
     std::fs::rename(&log, &moved).unwrap();
     server.signal("-HUP");
     assert_eq!(lines(&log, 1)[0]["event"], "reloaded");
-    file.write(&policy(&upstream, "{ refused: all, to: access.log }"));
+    file.write(&policy(&upstream, "{ rejected: all, to: access.log }"));
     assert_eq!(lines(&log, 2)[1]["details"].as_array().unwrap().len(), 1);
     let mut connection = Connection::open(&server.address).unwrap();
     for _ in 0..4 {

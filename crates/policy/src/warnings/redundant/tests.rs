@@ -22,13 +22,13 @@ fn rule(algorithm: Algorithm, spec: Spec) -> Option<Rule> {
     })
 }
 
-fn rules(most: u64) -> impl Strategy<Value = Rule> {
+fn rules(max: u64) -> impl Strategy<Value = Rule> {
     let spec =
-        (0..5_usize, 1..most, 1..12_u64, proptest::option::of(1..most), proptest::option::of(0..9_000_u64));
-    spec.prop_filter_map("no such limit", |(algorithm, requests, secs, burst, max_wait)| {
+        (0..5_usize, 1..max, 1..12_u64, proptest::option::of(1..max), proptest::option::of(0..9_000_u64));
+    spec.prop_filter_map("invalid limit", |(algorithm, requests, secs, burst, max_wait)| {
         let algorithm = *Algorithm::ALL.get(algorithm)?;
-        let knows_burst = matches!(algorithm, Algorithm::TokenBucket | Algorithm::LeakyBucket);
-        let burst = burst.filter(|_| knows_burst);
+        let supports_burst = matches!(algorithm, Algorithm::TokenBucket | Algorithm::LeakyBucket);
+        let burst = burst.filter(|_| supports_burst);
         let max_wait = max_wait.filter(|_| algorithm == Algorithm::LeakyBucket).map(TimeSpan::from_millis);
         rule(algorithm, Spec { burst, max_wait, ..Spec::new(requests, TimeSpan::from_secs(secs)) })
     })
@@ -37,34 +37,33 @@ fn rules(most: u64) -> impl Strategy<Value = Rule> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2_000, max_global_rejects: 100_000, ..ProptestConfig::default() })]
 
-    /// Whatever passes the tighter limit passes the other.
     #[test]
-    fn a_limit_that_never_binds_never_refuses(
+    fn redundant_limit_admits_everything_the_stricter_one_admits(
         tight in rules(8),
         loose in rules(60),
         gaps in proptest::collection::vec(prop_oneof![Just(0_u64), 0..3_000_u64, 0..20_000_u64], 1..200),
     ) {
-        prop_assume!(is_tighter(&tight, &loose));
+        prop_assume!(is_stricter(&tight, &loose));
         let (mut first, mut second) = (CounterState::default(), CounterState::default());
         let mut now = Timestamp::from_secs(1_700_000_000);
         for gap in gaps {
             now = now + TimeSpan::from_millis(gap);
             if tight.limit.step(&mut first, now, Cost::ONE).verdict.is_pass() {
                 let verdict = loose.limit.step(&mut second, now, Cost::ONE).verdict;
-                prop_assert!(verdict.is_pass(), "{} lets pass what {} refuses", tight.describe(), loose.describe());
+                prop_assert!(verdict.is_pass(), "{} admits what {} rejects", tight.describe(), loose.describe());
             }
         }
     }
 }
 
 #[test]
-fn the_textbook_cases_are_seen() {
+fn is_stricter_detects_typical_cases() {
     let of =
         |algorithm, requests, secs| rule(algorithm, Spec::new(requests, TimeSpan::from_secs(secs))).unwrap();
     let counter = |requests, secs| of(Algorithm::SlidingCounter, requests, secs);
-    assert!(is_tighter(&counter(10, 60), &counter(100, 60)));
-    assert!(is_tighter(&counter(10, 60), &counter(1_000, 60)));
-    assert!(!is_tighter(&counter(100, 60), &counter(10, 60)));
-    assert!(!is_tighter(&counter(100, 3_600), &counter(30, 60)));
-    assert!(is_tighter(&of(Algorithm::TokenBucket, 1, 1), &of(Algorithm::TokenBucket, 10, 1)));
+    assert!(is_stricter(&counter(10, 60), &counter(100, 60)));
+    assert!(is_stricter(&counter(10, 60), &counter(1_000, 60)));
+    assert!(!is_stricter(&counter(100, 60), &counter(10, 60)));
+    assert!(!is_stricter(&counter(100, 3_600), &counter(30, 60)));
+    assert!(is_stricter(&of(Algorithm::TokenBucket, 1, 1), &of(Algorithm::TokenBucket, 10, 1)));
 }
