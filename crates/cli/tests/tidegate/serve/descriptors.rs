@@ -21,7 +21,7 @@ fn limited(limit: &str, upstream: &str) -> Tidegate {
 fn no_more_are_let_in_than_can_be_served() {
     let upstream = format!("http://{}", echo());
     let server = limited("ulimit -n 120", &upstream);
-    server.wait_for_log("only 120 files may be open at once, which is room for 60 clients");
+    server.wait_for_log("the limit of 120 open files allows only 60 client connections");
     let mut inside = Vec::new();
     for _ in 0..100 {
         let mut client = Connection::open(&server.address).unwrap();

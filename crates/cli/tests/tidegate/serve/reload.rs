@@ -57,7 +57,7 @@ fn reload_under_load(reloads: usize) {
         }
         let heard = server.wait_for_log("\"event\":\"reload");
         let expected =
-            if matches!(reload % 5, 2 | 4) { "the old one stays in force" } else { "policy reloaded" };
+            if matches!(reload % 5, 2 | 4) { "the running policy stays active" } else { "policy reloaded" };
         assert!(heard.contains(expected), "reload {reload}: {heard}");
     }
     stop.store(true, Ordering::Relaxed);
@@ -95,7 +95,7 @@ fn a_policy_that_serves_nothing_is_not_put_in_force() {
     let file = PolicyFile::new(&good);
     let server = serve(&["--config", &file.path()]);
     file.write("rate_limits: { default: { requests: 1, window: 1m } }\n");
-    server.wait_for_log("the old one stays in force");
+    server.wait_for_log("the running policy stays active");
     assert_eq!(get(&server.address, "").status, 200);
 }
 
@@ -162,7 +162,7 @@ fn another_address_is_said_to_take_a_restart() {
     let file = PolicyFile::new(&good);
     let server = serve(&["--config", &file.path()]);
     file.write(&format!("{good}listen: 127.0.0.1:1\n"));
-    server.wait_for_log("until the next start");
+    server.wait_for_log("take effect after a restart");
     assert_eq!(get(&server.address, "").status, 200);
 }
 
@@ -174,7 +174,7 @@ fn what_a_bad_policy_misses_is_watched_for() {
     let tiers =
         "  tiers: { premium: { requests: 7, window: 1h } }\nclients: { tiers: { file: lists/keys.csv } }\n";
     file.write(&format!("{good}{tiers}"));
-    server.wait_for_log("the old one stays in force");
+    server.wait_for_log("the running policy stays active");
     // Not even the folder was there.
     let folder = file.path().replace("policy.yaml", "lists");
     std::fs::create_dir(&folder).unwrap();
@@ -184,7 +184,7 @@ fn what_a_bad_policy_misses_is_watched_for() {
     assert_eq!(answer.header("x-ratelimit-limit"), Some("7"));
     // From now on it is a file like any other.
     std::fs::write(format!("{folder}/keys.csv"), "key,tier\nalice,nonsense\n").unwrap();
-    server.wait_for_log("the old one stays in force");
+    server.wait_for_log("the running policy stays active");
 }
 
 #[test]
@@ -193,7 +193,7 @@ fn a_policy_that_is_gone_is_read_when_it_comes_back() {
     let file = PolicyFile::new(&good);
     let server = serve(&["--config", &file.path()]);
     std::fs::remove_file(file.path()).unwrap();
-    server.wait_for_log("the old one stays in force");
+    server.wait_for_log("the running policy stays active");
     assert_eq!(get(&server.address, "").status, 200);
     file.write(&format!("{good}error_body: nested\n"));
     server.wait_for_log("policy reloaded, 1 change");

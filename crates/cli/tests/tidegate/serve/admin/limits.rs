@@ -54,7 +54,7 @@ fn a_reset_forgets_what_one_client_has_spent() {
     assert_eq!((passed(&gate, "bob"), passed(&gate, "carol")), (5, 5));
     let (done, said, error) = gate.command(&["reset", "user:bob", "--rule", "default"]);
     assert!(done, "{error}");
-    assert_eq!(said, "user:bob starts afresh under default\n");
+    assert_eq!(said, "counters reset: user:bob (rules: default)\n");
     assert_eq!((passed(&gate, "bob"), passed(&gate, "carol")), (5, 0));
     let wrong = gate.ask("POST", "/v1/reset", r#"{"client":"user:bob","rule":"defualt"}"#);
     assert_eq!(wrong.status, 400);
@@ -74,9 +74,9 @@ fn commands_override_and_list() {
     let (_, listed, _) = gate.command(&["override"]);
     assert_eq!(listed.lines().count(), 2, "{listed}");
     let (done, said, _) = gate.command(&["override", "user:bob", "--rule", "default", "--end"]);
-    assert_eq!((done, said.as_str()), (true, "user:bob has the limit of default again\n"));
+    assert_eq!((done, said.as_str()), (true, "override removed: user:bob has the limit of rule default again\n"));
     let (_, listed, _) = gate.command(&["override"]);
-    assert_eq!(listed, "nobody has a limit of their own\n");
+    assert_eq!(listed, "no overrides\n");
     for (args, told) in [
         (&["override", "user:bob", "--rule", "default", "--limit", "0/m"][..], "requests"),
         (&["override", "user:bob", "--rule", "none", "--limit", "1/m"], "no rule of that name"),
@@ -113,7 +113,7 @@ fn policy_or_override_beyond_the_maximum_of_limits_is_rejected_and_changes_nothi
 
     gate.policy.write(&policy_of(16_382));
     let heard = gate.server.wait_for_log("\"event\":\"reload");
-    assert!(heard.contains("the old one stays in force") && heard.contains("needs 1 more"), "{heard}");
+    assert!(heard.contains("the running policy stays active") && heard.contains("needs 1 more"), "{heard}");
     let asked = gate.ask("POST", "/v1/reload", "");
     assert!(asked.status != 200 && asked.text().contains("16382 of at most 16382"), "{asked:?}");
     assert_eq!(passed(&gate, "carol"), 5, "the old policy stays in force");
