@@ -159,7 +159,7 @@ pub(crate) struct ServeArgs {
     /// Policy file.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["upstream", "limit"])]
     pub(crate) config: Option<PathBuf>,
-    /// URL of the service to forward to, such as <http://localhost:3000>.
+    /// URL of the service to forward to, such as `http://localhost:3000`.
     #[arg(long, value_name = "URL")]
     pub(crate) upstream: Option<String>,
     /// Limit of each client: 100/m, 10/s, 1000/15m. Default: 100/m, or 10/m for the demo.

@@ -45,9 +45,11 @@ pub(crate) fn run(args: &ExplainArgs) -> anyhow::Result<CommandOutcome> {
 fn parse_header(line: &str) -> anyhow::Result<(HeaderName, HeaderValue)> {
     let (name, value) =
         line.split_once(':').with_context(|| format!("invalid header `{line}`: expected `Name: value`"))?;
-    let name: HeaderName = name.trim().parse().with_context(|| format!("invalid header name `{name}`"))?;
-    let value = value.trim().parse();
-    let value = value
-        .with_context(|| format!("invalid value of header `{name}`: it contains a control character"))?;
+    let name = name.trim();
+    let (Ok(name), Ok(value)) = (name.parse(), value.trim().parse()) else {
+        bail!(
+            "invalid header `{line}`: the name must be a token, the value must not contain control characters"
+        );
+    };
     Ok((name, value))
 }

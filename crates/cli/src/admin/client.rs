@@ -105,8 +105,8 @@ impl AdminClient {
         let address = &self.authority;
         let stream = TcpStream::connect(address).await.map_err(|error| match error.kind() {
             ErrorKind::ConnectionRefused => anyhow!(
-                "cannot connect to {address}: connection refused; start the gateway, or specify another one with --config POLICY or \
-                 --admin URL"
+                "cannot connect to {address}: connection refused; start the gateway, or specify another one with \
+                 --config POLICY or --admin URL"
             ),
             _ => anyhow!("cannot connect to {address}: {error}"),
         })?;
@@ -156,7 +156,8 @@ fn locate_by_policy(path: &Path) -> anyhow::Result<(String, PathBuf)> {
         Err(problems) => {
             eprint!("{problems}");
             bail!(
-                "{name}: invalid policy; fix the problems listed above, or specify the gateway with --admin URL and --token-file FILE"
+                "{name}: invalid policy; fix the problems listed above, or specify the gateway with --admin URL and \
+                 --token-file FILE"
             );
         }
     };

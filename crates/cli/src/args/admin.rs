@@ -35,7 +35,7 @@ pub(crate) struct AdminArgs {
     /// Policy file of the gateway; it contains the address of the admin API and the location of its token.
     #[arg(long, short, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// URL of the admin API. Default: <http://127.0.0.1:9900>, or the address in the policy.
+    /// URL of the admin API. Default: `http://127.0.0.1:9900`, or the address in the policy.
     #[arg(long, value_name = "URL")]
     pub(crate) admin: Option<String>,
     /// File that contains the token of the admin API.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, bail};
 use tidegate_admin::{AdminServer, AdminState, AdminToken, Backend, ReloadError, Reloaded};
 use tidegate_gateway::Gateway;
 use tidegate_limiter::Limiter;
@@ -166,9 +166,7 @@ impl AdminListener {
                 return Ok(None);
             }
             Err(error) => {
-                return Err(error).with_context(|| {
-                    format!("cannot listen on {address}; set another address in `admin.listen`")
-                });
+                bail!("cannot listen on {address}: {error}; set another address in `admin.listen`");
             }
         };
         let bound = listener.local_addr()?;

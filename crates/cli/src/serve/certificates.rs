@@ -16,7 +16,7 @@ pub(crate) struct Certificates {
     listen_option: Option<String>,
     /// The addresses of the policy at the start, and whether each uses TLS. Changing them requires a restart.
     at_start: Vec<(String, bool)>,
-    certificates: Vec<ListenerCertificate>,
+    entries: Vec<ListenerCertificate>,
 }
 
 /// The certificate of one listener.
@@ -36,7 +36,7 @@ impl Certificates {
         configs: &[ListenerConfig],
         listeners: &[Listener],
     ) -> Self {
-        let certificates = configs.iter().zip(listeners).filter_map(|(config, listener)| {
+        let entries = configs.iter().zip(listeners).filter_map(|(config, listener)| {
             Some(ListenerCertificate {
                 configured: config.address.clone(),
                 listener: listener.address().to_string(),
@@ -46,7 +46,7 @@ impl Certificates {
         Self {
             listen_option: listen_option.map(str::to_owned),
             at_start: addresses(plan),
-            certificates: certificates.collect(),
+            entries: entries.collect(),
         }
     }
 
@@ -59,7 +59,7 @@ impl Certificates {
     pub(crate) fn replace(&self, configs: Vec<ListenerConfig>) -> Vec<String> {
         let mut changes = Vec::new();
         for ListenerConfig { address, certificate } in configs {
-            let current = self.certificates.iter().find(|current| current.configured == address);
+            let current = self.entries.iter().find(|current| current.configured == address);
             let (Some(ListenerCertificate { listener, resolver, .. }), Some(certificate)) =
                 (current, certificate)
             else {
@@ -81,7 +81,7 @@ impl Certificates {
     /// Logs certificates that have expired or expire soon. Returns the messages.
     pub(crate) fn warn(&self, now: Timestamp) -> Vec<String> {
         let mut messages = Vec::new();
-        for ListenerCertificate { listener, resolver, .. } in &self.certificates {
+        for ListenerCertificate { listener, resolver, .. } in &self.entries {
             let Some(expiry) = Expiry::at(resolver.expires_at(), now) else { continue };
             let event = if expiry.has_expired { "certificate_expired" } else { "certificate_expiring" };
             let message = expiry.describe(&format!("the certificate of {listener}"));
@@ -93,13 +93,13 @@ impl Certificates {
 
     /// Writes the expiry time of each certificate as a metric.
     pub(crate) fn write(&self, page: &mut Exposition) {
-        if self.certificates.is_empty() {
+        if self.entries.is_empty() {
             return;
         }
         let name = "tidegate_certificate_expiry_timestamp_seconds";
         let help = "Expiry time of the certificate of a listener, as Unix time.";
         let mut family = page.family(name, MetricKind::Gauge, help);
-        for ListenerCertificate { listener, resolver, .. } in &self.certificates {
+        for ListenerCertificate { listener, resolver, .. } in &self.entries {
             family.sample(&[("listener", listener)], resolver.expires_at().as_micros() / 1_000_000);
         }
     }

@@ -2,6 +2,7 @@
 
 use std::io::ErrorKind;
 
+use anyhow::anyhow;
 use tidegate_gateway::{ListenError, Listener, ServerCertificate};
 use tidegate_policy::{Certificate, Plan, Problems};
 
@@ -73,7 +74,7 @@ pub(crate) fn bind(
         .map(|ListenerConfig { address, certificate }| {
             let listener = match inherited(address)? {
                 Some(listener) => listener,
-                None => Listener::bind(address, cores).map_err(|error| describe_error(error, address))?,
+                None => Listener::bind(address, cores).map_err(|error| describe_error(&error, address))?,
             };
             Ok(match certificate {
                 Some(certificate) => listener.with_certificate(certificate.clone())?,
@@ -83,17 +84,25 @@ pub(crate) fn bind(
         .collect()
 }
 
-fn describe_error(error: ListenError, address: &str) -> anyhow::Error {
-    let hint = match &error {
-        ListenError::Bind { source, .. } => match source.kind() {
-            ErrorKind::AddrInUse => {
-                "stop the process that uses this port, or choose another with --listen; port 0 picks a free port"
-            }
-            ErrorKind::PermissionDenied => "choose a port of 1024 or higher, or grant CAP_NET_BIND_SERVICE",
-            ErrorKind::AddrNotAvailable => "use an address of this machine",
-            _ => "see `tidegate serve --help`",
-        },
-        _ => "expected HOST:PORT, such as 127.0.0.1:8080 or localhost:8080",
+/// Describes why `address` cannot be used, and how to fix it.
+fn describe_error(error: &ListenError, address: &str) -> anyhow::Error {
+    let ListenError::Bind { source, .. } = error else {
+        return anyhow!(
+            "cannot listen on {address}: invalid address; expected HOST:PORT, such as 127.0.0.1:8080 or localhost:8080"
+        );
     };
-    anyhow::Error::from(error).context(format!("cannot listen on {address} ({hint})"))
+    let (reason, hint) = match source.kind() {
+        ErrorKind::AddrInUse => (
+            "the address is in use".to_owned(),
+            "stop the process that uses it, or choose another with --listen; port 0 picks a free port",
+        ),
+        ErrorKind::PermissionDenied => {
+            ("permission denied".to_owned(), "choose a port of 1024 or higher, or grant CAP_NET_BIND_SERVICE")
+        }
+        ErrorKind::AddrNotAvailable => {
+            ("this machine does not have that address".to_owned(), "choose another with --listen")
+        }
+        _ => (source.to_string(), "choose another address with --listen"),
+    };
+    anyhow!("cannot listen on {address}: {reason}; {hint}")
 }

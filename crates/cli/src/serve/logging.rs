@@ -7,7 +7,7 @@ use std::io::{IsTerminal, stderr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use tidegate_core::Timestamp;
 use tidegate_policy::{LogTo, Plan, Problems};
 use tidegate_store::Clock;
@@ -33,8 +33,8 @@ impl Logging {
         let is_terminal = plan.log.to == LogTo::Stderr && stderr().is_terminal();
         let format = if is_terminal { LogFormat::Words } else { LogFormat::Json };
         let to = destination(&folder, &plan.log.to);
-        let log = Log::open(&to, format, clock).with_context(|| {
-            format!("cannot write the log to {}; check `log.to` in the policy", plan.log.to)
+        let log = Log::open(&to, format, clock).map_err(|error| {
+            anyhow!("cannot write the log to {}: {error}; check `log.to` in the policy", plan.log.to)
         })?;
         log.install().context("cannot install the log")?;
         let logging = Self { log, tracer: Tracer::off(), folder };

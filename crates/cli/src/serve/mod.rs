@@ -32,7 +32,7 @@ use certificates::Certificates;
 use file_watcher::FileStamp;
 use logging::{Logging, log_warnings};
 use reload::{ServeEvents, StopReason};
-use source::{LoadedPolicy, PolicySource};
+use source::{LoadError, LoadedPolicy, PolicySource};
 use state::DurableState;
 use store::SelectedStore;
 use takeover::Predecessor;
@@ -43,7 +43,17 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     let source = PolicySource::from_args(args)?;
     let (loaded, files) = source.load();
-    let LoadedPolicy { active, warnings } = loaded?;
+    let LoadedPolicy { active, warnings } = match loaded {
+        Ok(loaded) => loaded,
+        Err(LoadError::Problems(problems)) => {
+            eprint!("{problems}");
+            match source.file() {
+                Some(file) => bail!("{}: invalid policy; fix the problems listed above", file.display()),
+                None => bail!("invalid --upstream or --limit; fix the problems listed above"),
+            }
+        }
+        Err(error) => return Err(error.into()),
+    };
     let plan = Arc::clone(active.matcher.plan());
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
     let logging = Logging::open(&source, &plan, Arc::clone(&clock))?;

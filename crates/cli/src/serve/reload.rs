@@ -1,4 +1,4 @@
-//! ServeEvents of a running gateway: reloads and stops.
+//! Handles the events of a running gateway: reloads and stops.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -74,7 +74,10 @@ fn commands_override_and_list() {
     let (_, listed, _) = gate.command(&["override"]);
     assert_eq!(listed.lines().count(), 2, "{listed}");
     let (done, said, _) = gate.command(&["override", "user:bob", "--rule", "default", "--end"]);
-    assert_eq!((done, said.as_str()), (true, "override removed: user:bob has the limit of rule default again\n"));
+    assert_eq!(
+        (done, said.as_str()),
+        (true, "override removed: user:bob has the limit of rule default again\n")
+    );
     let (_, listed, _) = gate.command(&["override"]);
     assert_eq!(listed, "no overrides\n");
     for (args, told) in [
