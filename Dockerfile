@@ -1,13 +1,13 @@
-# A small image that runs as nobody in particular.
+# A small image that runs as an unprivileged user.
 #   docker build -t tidegate .
 #   docker run -p 8080:8080 -v ./policy.yaml:/etc/tidegate/policy.yaml:ro -v tidegate:/var/lib/tidegate tidegate
-# The policy says `listen: 0.0.0.0:8080` and `store: { directory: /var/lib/tidegate }`.
+# The policy must contain `listen: 0.0.0.0:8080` and `store: { directory: /var/lib/tidegate }`.
 
 FROM rust:1.95-slim-bookworm AS build
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends cmake g++ make \
     && rm -rf /var/lib/apt/lists/*
-# The toolchain that is here, without the tools of those who change the code.
+# Use the toolchain of the base image; development components are not needed.
 ENV RUSTUP_TOOLCHAIN=1.95.0
 WORKDIR /src
 COPY . .

@@ -13,7 +13,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-/// Builds trust in this repository, one task at a time.
+/// Development tasks of this repository.
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask", max_term_width = 100, after_help = EXAMPLES)]
 struct Args {
@@ -23,10 +23,10 @@ struct Args {
 
 const EXAMPLES: &str = "\
 Examples:
-  cargo xtask test                     everything a change must pass, as CI runs it
-  cargo xtask test --only tests        one step of it again
-  cargo xtask scorecard                what long tests there are, and their bars
-  cargo xtask scorecard equivalence    one of them
+  cargo xtask test                     run all checks and tests, as CI does
+  cargo xtask test --only tests        run one step
+  cargo xtask scorecard                list the long tests and their criteria
+  cargo xtask scorecard equivalence    run one of them
   cargo xtask instructions             instructions per request of target/release/tidegate
   cargo xtask compare OLD NEW          processor time per request of two release builds";
 
@@ -41,13 +41,13 @@ enum Task {
         #[arg(long, value_name = "STEP", value_enum)]
         only: Option<test::Step>,
     },
-    /// Check what no compiler checks: crate direction, file length, names, forbidden words.
+    /// Check crate dependencies, file length, names and forbidden words.
     Tidy,
-    /// Try every interleaving of whatever is lock-free or ordered by locks.
+    /// Test all interleavings of concurrent code with loom.
     Loom,
     /// Write docs/config.md from the table of the policy language.
     Docs,
-    /// Install what the tests need (Debian, Ubuntu), or say what is missing.
+    /// Install what the tests need (Debian, Ubuntu), or list what is missing.
     Setup {
         /// What `bench-peers -- gateway` compares with instead: nginx, HAProxy, wrk, Envoy (in target/).
         #[arg(long)]
@@ -57,14 +57,14 @@ enum Task {
     ///
     /// One request at a time, so that two runs differ by less than 0.5 %. To compare two versions, count both binaries.
     Instructions {
-        /// The binary; target/release/tidegate unless given.
+        /// The binary. Default: target/release/tidegate.
         #[arg(long, value_name = "PATH")]
         binary: Option<std::path::PathBuf>,
         /// Keep callgrind's profiles in this folder, for `callgrind_annotate`.
         #[arg(long, value_name = "FOLDER")]
         profiles: Option<std::path::PathBuf>,
     },
-    /// Compare the processor time per request of two release builds, in pairs that take turns.
+    /// Compare the processor time per request of two release builds, in alternating pairs.
     ///
     /// Prints each pair, the median of the ratios and its 95 % bounds.
     Compare {
@@ -72,13 +72,13 @@ enum Task {
         old: std::path::PathBuf,
         /// The later binary.
         new: std::path::PathBuf,
-        /// How many pairs.
+        /// Number of pairs.
         #[arg(long, default_value_t = 20)]
         pairs: usize,
     },
-    /// Run the long tests; each prints its seed and figure and succeeds only if its bar holds.
+    /// Run a long test. It prints its seed and result, and succeeds only if its criterion is met.
     Scorecard {
-        /// Which; without it they are listed.
+        /// Name of the test. Without it, all are listed.
         name: Option<String>,
     },
 }

@@ -1,50 +1,45 @@
-//! `cargo xtask scorecard`: tests that take minutes, each with a bar.
+//! `cargo xtask scorecard`: tests that take minutes, each with a pass criterion.
 
 use anyhow::bail;
 
 use crate::run::{self, cargo};
 use crate::{setup, test};
 
-/// A long test and what it must show.
-struct Entry {
+/// A long test and its pass criterion (`bar`).
+struct LongTest {
     name: &'static str,
     what: &'static str,
     bar: &'static str,
     run: fn() -> anyhow::Result<()>,
 }
 
-const ENTRIES: [Entry; 6] = [
-    Entry {
+const LONG_TESTS: [LongTest; 6] = [
+    LongTest {
         name: "crash",
-        what: "the real binary, killed 200 times while bans are added and taken back through the admin API",
+        what: "the real binary, killed 200 times while bans are added and removed through the admin API",
         bar: "0 acknowledged changes lost",
         run: || binary("long_acknowledged_bans"),
     },
-    Entry {
+    LongTest {
         name: "equivalence",
         what: "core, the stores, the Lua scripts and a 128-bit model over random traces with extremes",
         bar: "0 mismatches in any field",
         run: equivalence,
     },
-    Entry {
+    LongTest {
         name: "flood",
         what: "10 million random keys against a store for a million, an abuser and a thousand regulars",
-        bar: "memory within the cap + 5 %, the abuser stays refused, no regular is, no pause over 1 ms",
+        bar: "memory within the cap + 5 %, the abuser stays rejected, no regular client is, no pause over 1 ms",
         run: || run::run(&mut cargo("run --release --package bench -- flood")),
     },
-    Entry {
-        name: "loom",
-        what: "every interleaving of whatever is lock-free or ordered by locks",
-        bar: "clean",
-        run: test::loom,
-    },
-    Entry {
+    LongTest { name: "loom", what: "all interleavings of concurrent code", bar: "clean", run: test::loom },
+    LongTest {
         name: "probes",
         what: "several hundred valid and invalid requests, byte by byte, to the gateway and to nginx",
-        bar: "no different treatment that docs/gateway.md does not list",
+        bar: "no difference that docs/gateway.md does not list",
         run: probes,
     },
-    Entry {
+    LongTest {
         name: "reload",
         what: "500 reloads, good and bad, while clients send requests without a pause",
         bar: "no failed request, no counter reset",
@@ -54,17 +49,17 @@ const ENTRIES: [Entry; 6] = [
 
 pub(crate) fn run(name: Option<&str>) -> anyhow::Result<()> {
     let Some(name) = name else {
-        for Entry { name, what, bar, .. } in &ENTRIES {
+        for LongTest { name, what, bar, .. } in &LONG_TESTS {
             println!("{name:12} {what}\n{:12} bar: {bar}", "");
         }
         return Ok(());
     };
-    let Some(entry) = ENTRIES.iter().find(|entry| entry.name == name) else {
-        let names: Vec<_> = ENTRIES.iter().map(|entry| entry.name).collect();
-        bail!("there is no `{name}`; there are {}", names.join(", "));
+    let Some(entry) = LONG_TESTS.iter().find(|entry| entry.name == name) else {
+        let names: Vec<_> = LONG_TESTS.iter().map(|entry| entry.name).collect();
+        bail!("unknown test `{name}`; available: {}", names.join(", "));
     };
     (entry.run)()?;
-    println!("{name}: bar held: {}", entry.bar);
+    println!("{name}: passed: {}", entry.bar);
     Ok(())
 }
 

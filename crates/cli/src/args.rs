@@ -1,4 +1,4 @@
-//! What can be typed.
+//! The command line.
 
 mod admin;
 
@@ -10,9 +10,9 @@ pub(crate) use admin::{
 };
 use clap::{Parser, Subcommand, ValueEnum};
 
-/// Decides, fast and fairly, which requests may pass.
+/// Rate-limiting reverse proxy.
 ///
-/// Without a command it serves the built-in demo: see `tidegate serve --help`.
+/// Without a command, `tidegate` runs the built-in demo; see `tidegate serve --help`.
 #[derive(Debug, Parser)]
 #[command(name = "tidegate", version, max_term_width = 100, after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -22,93 +22,97 @@ pub(crate) struct Args {
 
 const EXAMPLES: &str = "\
 Examples:
-  tidegate                                 serve the demo on 127.0.0.1:8080
+  tidegate                                 run the demo on 127.0.0.1:8080
   tidegate serve --upstream http://localhost:3000 --limit 100/m
-                                           100 a minute for each client of a service
-  tidegate serve --config policy.yaml      a whole policy
-  curl -i http://127.0.0.1:8080/           what a client sees
-  tidegate check policy.yaml               everything that is wrong with a policy, at once
-  tidegate explain -c policy.yaml GET /    what it would do with a request
-  tidegate ban -c policy.yaml user:bob     shut somebody out of a gateway that runs
-  tidegate schema > tidegate.schema.json   for the editor
+                                           limit each client of a service to 100 requests per minute
+  tidegate serve --config policy.yaml      run with a policy file
+  curl -i http://127.0.0.1:8080/           send a request to it
+  tidegate check policy.yaml               validate a policy
+  tidegate explain -c policy.yaml GET /    show how a policy handles a request
+  tidegate ban -c policy.yaml user:bob     ban a client on a running gateway
+  tidegate schema > tidegate.schema.json   write the JSON Schema for your editor
 
-Exit codes: 0 done, 1 failed, 2 wrong usage.";
+Exit codes: 0 success, 1 failure, 2 invalid command line.";
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Stand in front of an API and let through what its policy allows.
+    /// Run the gateway.
     ///
-    /// With --config the policy says everything: where to listen, which upstreams there are, who may do how much. It is
-    /// read again when it changes or at SIGHUP, as are its certificates; a policy that is not good, or a key that does
-    /// not match its certificate, changes nothing. With --upstream one limit
-    /// for each client stands in front of one service, and the policy that this equals is printed. With neither, a
-    /// built-in demo shows what clients see.
+    /// With --config, a policy file configures everything: listeners, upstreams, routes and limits. With --upstream, the
+    /// gateway forwards to one service with one limit per client, and prints the equivalent policy file. With neither, it
+    /// runs a built-in demo.
     ///
-    /// What passes is forwarded; what does not gets 429 with Retry-After. Every response carries the limit, what is
-    /// left of it and when it is whole again. SIGTERM and Ctrl-C let requests under way end first.
+    /// Admitted requests are forwarded. Rejected requests get 429 with Retry-After. Every response to a limited request
+    /// carries the limit, what remains of it and when it resets.
     ///
-    /// Operators are answered on 127.0.0.1:9900 unless the policy says otherwise: see `tidegate status --help`.
+    /// The policy and its certificates are reloaded when their files change, and on SIGHUP. Invalid reloads are rejected:
+    /// the running policy stays active. On SIGTERM or Ctrl-C the gateway stops accepting connections and drains requests in
+    /// progress for up to 10 seconds.
     ///
-    /// Clients are counted by address, or by what the policy says. An API key counts only if the policy lists it
-    /// (`clients.tiers.file`): a key that a client invents gives it no limit of its own. Behind a proxy, name the proxy in
-    /// `clients.ip.trusted_proxies`: without that, all its clients share one limit.
+    /// The admin API listens on 127.0.0.1:9900 unless the policy changes it; see `tidegate status --help`.
+    ///
+    /// Clients are identified by IP address unless the policy says otherwise. An API key identifies a client only if the
+    /// policy's keys file (`clients.tiers.file`) lists it, so inventing keys does not evade limits. Behind a proxy, list the
+    /// proxy in `clients.ip.trusted_proxies`; otherwise all its clients share one limit.
     #[command(after_help = SERVE_EXAMPLES)]
     Serve(ServeArgs),
-    /// Say whether policies are good, and everything that is wrong with them.
+    /// Validate policies; report all problems.
     ///
-    /// Each problem comes with its file, line and path in the document, with what was expected and how to mend it.
-    /// Warnings are about what can be used but is hardly meant: a rule that can never match, a limit that never
-    /// binds, a proxy list that trusts everybody, a certificate that expires within 14 days. Files that a policy names
-    /// are looked for in its own folder; a private key must match its certificate.
+    /// Each problem is reported with its file, line and path in the document, what was expected and how to fix it.
+    /// Warnings report what is valid but probably mistaken: a rule that can never match, a limit that can never be reached,
+    /// a proxy list that trusts every address, a certificate that expires within 14 days. File names in a policy are
+    /// relative to the folder of the policy. A private key must match its certificate.
     ///
-    /// The exit code is 0 if every policy is good, with or without warnings, and 1 if not.
+    /// The exit code is 0 if all policies are valid, with or without warnings, and 1 otherwise.
     #[command(after_help = CHECK_EXAMPLES)]
     Check(CheckArgs),
-    /// Say what a policy would do with a request, and why.
+    /// Show how a policy handles a request.
     ///
-    /// Who the client is and how it was found, its tier, where the request goes, and every rule that applies, in
-    /// order: whose counter, what it costs, and what it would answer to a client nobody has seen before. Nothing is
-    /// sent and nothing is counted. API keys are shown by how they begin and a hash.
+    /// Prints the client and how it was identified, its tier, the route, and every rule that applies, in order: which
+    /// counter it uses, what the request costs, and what the rule decides for a client without earlier requests. Nothing is
+    /// sent and nothing is counted. API keys are shown as a prefix and a hash.
     #[command(after_help = EXPLAIN_EXAMPLES)]
     Explain(ExplainArgs),
-    /// Shut out networks or clients of a gateway that runs: they get 403 at once, and after restarts too.
+    /// Ban networks or clients on a running gateway.
     ///
-    /// Whom: a network (203.0.113.0/24), an address (203.0.113.7; of IPv6 its whole prefix, as clients are counted), a
-    /// user (user:bob), a tenant (tenant:acme), an API key, whole or as it is shown (`api_key:sk_l…#b59c1698`), a cookie
-    /// or a fingerprint. When the command returns, the ban is in force and on the disk.
+    /// Banned clients get 403. A subject is a network (203.0.113.0/24), an address (203.0.113.7; for IPv6 its whole prefix,
+    /// as clients are counted), a user (user:bob), a tenant (tenant:acme), an API key, complete or as listed
+    /// (`api_key:sk_l…#b59c1698`), a cookie or a fingerprint. When the command returns, the ban is active and saved: it
+    /// survives restarts.
     #[command(after_help = BAN_EXAMPLES)]
     Ban(BanArgs),
-    /// Take bans back.
+    /// Remove bans.
     #[command(after_help = BAN_EXAMPLES)]
     Unban(UnbanArgs),
-    /// List bans: those of operators and those of the policy.
+    /// List bans made by operators and by the policy.
     ///
-    /// With --format nft it prints the banned networks as sets of nftables, for those who want to drop them before they
-    /// reach the gateway.
+    /// With --format nft, prints the banned networks as nftables sets, to drop their packets before they reach the
+    /// gateway.
     #[command(after_help = BANS_EXAMPLES)]
     Bans(BansArgs),
-    /// Give one client another limit under one rule, end that, or list all such limits.
+    /// Set, list or remove per-client limits.
     ///
-    /// What the client has spent stays spent. The other limit survives restarts.
+    /// An override replaces the limit of one rule for one client. Requests that are already counted stay counted. Overrides
+    /// survive restarts.
     #[command(after_help = OVERRIDE_EXAMPLES)]
     Override(OverrideArgs),
-    /// Forget what a client has spent, under one rule or under all.
+    /// Reset a client's counters.
     #[command(after_help = RESET_EXAMPLES)]
     Reset(ResetArgs),
-    /// Say how a gateway that runs is: its policy, limits, connections, bans.
+    /// Show a running gateway's status: policy, limits, connections, bans.
     Status(StatusArgs),
-    /// Have a gateway that runs write a copy of its bans and overrides.
+    /// Back up a running gateway's bans and overrides.
     ///
-    /// The gateway writes it, as its own user, where nothing may be yet. To go back to it, stop the gateway and put the
-    /// copy in the place of `tidegate.redb`.
+    /// The gateway writes the backup as its own user. To restore it, stop the gateway and replace `tidegate.redb` with the
+    /// backup.
     Backup(BackupArgs),
-    /// Print the policy language for editors (JSON Schema) or people (Markdown).
+    /// Print the policy format as JSON Schema (for editors) or Markdown.
     ///
-    /// Keep the schema beside your policies and begin each of them with the line below; editors with a YAML language
-    /// server then complete and check what you type.
+    /// Save the schema next to your policies and start each policy with the line below. Editors with a YAML language server
+    /// then complete and check keys.
     #[command(after_help = SCHEMA_EXAMPLES)]
     Schema(SchemaArgs),
-    /// Print a script that completes this command line in a shell.
+    /// Print a shell completion script.
     #[command(after_help = COMPLETIONS_EXAMPLES)]
     Completions(CompletionsArgs),
 }
@@ -131,7 +135,7 @@ Examples:
   tidegate explain --config policy.yaml GET / --format json | jq '.rules[].name'";
 
 const SCHEMA_EXAMPLES: &str = "\
-The first line of a policy:
+First line of a policy:
   # yaml-language-server: $schema=tidegate.schema.json
 
 Examples:
@@ -152,88 +156,88 @@ impl Default for Command {
 
 #[derive(Debug, Default, clap::Args)]
 pub(crate) struct ServeArgs {
-    /// The policy.
+    /// Policy file.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["upstream", "limit"])]
     pub(crate) config: Option<PathBuf>,
-    /// The service to stand in front of, such as <http://localhost:3000>.
+    /// URL of the service to forward to, such as `http://localhost:3000`.
     #[arg(long, value_name = "URL")]
     pub(crate) upstream: Option<String>,
-    /// How much each client may do: 100/m, 10/s, 1000/15m. 100/m unless said, 10/m for the demo.
+    /// Limit of each client: 100/m, 10/s, 1000/15m. Default: 100/m, or 10/m for the demo.
     #[arg(long, value_name = "REQUESTS/WINDOW")]
     pub(crate) limit: Option<String>,
-    /// Where to listen, such as 127.0.0.1:8080 or localhost:9000; port 0 takes a free one. What the policy says, or
-    /// 127.0.0.1:8080, unless given. It replaces every address of the policy. If the policy has TLS, so does this
-    /// address, with the same certificate; a policy with different certificates is rejected.
+    /// Address to listen on, such as 127.0.0.1:8080 or localhost:9000; port 0 picks a free port. Default: the addresses of
+    /// the policy, or 127.0.0.1:8080. Replaces all addresses of the policy. If the policy uses TLS, so does this address, with
+    /// the same certificate; a policy with several certificates is rejected.
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) listen: Option<String>,
-    /// Take over from the process that was started with the same file, and let the next one take over from this. The
-    /// new process is started beside the old one, gets its listening sockets through this Unix socket, and the old one
-    /// ends: no connection is refused.
+    /// Unix socket for restarts without downtime. If a process that was started with the same socket is running, this process
+    /// takes over its listening sockets and the old one drains and exits; no connection is rejected. The next process can then
+    /// take over from this one.
     #[arg(long, value_name = "SOCKET")]
     pub(crate) takeover: Option<PathBuf>,
-    /// How many cores to use; all unless given.
+    /// Number of worker threads. Default: one per CPU core.
     #[arg(long, value_name = "NUMBER")]
     pub(crate) cores: Option<std::num::NonZeroUsize>,
 }
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct CheckArgs {
-    /// The policies to check.
+    /// Policy files to validate.
     #[arg(required = true, value_name = "FILE")]
     pub(crate) files: Vec<PathBuf>,
-    /// How to tell the result.
+    /// Output format.
     #[arg(long, value_enum, default_value_t = Format::Human)]
     pub(crate) format: Format,
 }
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct ExplainArgs {
-    /// The policy.
+    /// Policy file.
     #[arg(long, short, value_name = "FILE")]
     pub(crate) config: PathBuf,
-    /// The method, in capitals.
+    /// Method, in uppercase.
     pub(crate) method: String,
-    /// The path, with or without a query, or a whole URL.
+    /// Path, with or without a query, or a full URL.
     pub(crate) path: String,
-    /// A header of the request; may be given many times.
+    /// Request header; can be repeated.
     #[arg(short = 'H', long = "header", value_name = "NAME: VALUE")]
     pub(crate) headers: Vec<String>,
-    /// The address at the other end of the connection.
+    /// IP address that the connection comes from.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
     pub(crate) from: std::net::IpAddr,
-    /// How to tell the result.
+    /// Output format.
     #[arg(long, value_enum, default_value_t = Format::Human)]
     pub(crate) format: Format,
 }
 
-/// How a result is told.
+/// The output format of a command.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum Format {
-    /// For people
+    /// Text
     Human,
-    /// For tools
+    /// JSON
     Json,
 }
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct SchemaArgs {
-    /// In which form.
+    /// Output format.
     #[arg(long, value_enum, default_value_t = SchemaFormat::Json)]
     pub(crate) format: SchemaFormat,
 }
 
-/// In which form the language is told.
+/// The output format of `tidegate schema`.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum SchemaFormat {
     /// JSON Schema, draft 2020-12
     Json,
-    /// A page with every key, its default and an example
+    /// Reference of every key, with default and example
     Markdown,
 }
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct CompletionsArgs {
-    /// The shell.
+    /// Shell to generate the script for.
     #[arg(value_enum)]
     pub(crate) shell: clap_complete::Shell,
 }
@@ -245,14 +249,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_line_is_consistent() {
+    fn command_line_definition_passes_clap_checks() {
         Args::command().debug_assert();
     }
 
     #[test]
-    fn no_command_serves_the_demo() {
+    fn command_line_without_command_serves_the_demo() {
         let Command::Serve(serve) = Args::parse_from(["tidegate"]).command.unwrap_or_default() else {
-            panic!("it serves");
+            panic!("expected the command `serve`");
         };
         assert!(serve.config.is_none() && serve.upstream.is_none() && serve.listen.is_none());
     }

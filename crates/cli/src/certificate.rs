@@ -1,4 +1,4 @@
-//! The certificates that a policy names: whether they can be used, and when they expire.
+//! Validates the certificates of a policy and reports when they expire.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use tidegate_gateway::{ServerCertificate, ServerCertificateError};
 use tidegate_policy::{CertificatePlan, Plan, Problem, Severity};
 
 const DAY: u64 = 86_400;
-/// A certificate that expires within this time is worth a warning.
+/// A certificate that expires within this time gets a warning.
 const EXPIRES_SOON: TimeSpan = TimeSpan::from_secs(14 * DAY);
 
 /// Parses a certificate with its key. The problem names the files.
@@ -17,41 +17,41 @@ pub(crate) fn parse(certificate: &CertificatePlan) -> Result<ServerCertificate, 
         let (file, what, hint) = match error {
             ServerCertificateError::NoCertificate => (
                 chain_file,
-                format!("{chain_file} holds no certificate"),
-                "name the file with the certificate",
+                format!("{chain_file} contains no certificate"),
+                "specify the file that contains the certificate in PEM format",
             ),
             ServerCertificateError::ChainPem(error) => {
-                (chain_file, format!("{chain_file} is not valid PEM: {error}"), "write the file again")
+                (chain_file, format!("{chain_file} is not valid PEM: {error}"), "replace the file with a valid PEM file")
             }
             ServerCertificateError::Chain(error) => (
                 chain_file,
-                format!("the certificate in {chain_file} is not valid: {error}"),
+                format!("invalid certificate in {chain_file}: {error}"),
                 "inspect it with `openssl x509 -text -in FILE`",
             ),
             ServerCertificateError::NoKey => (
                 key_file,
-                format!("{key_file} holds no private key that is not encrypted"),
-                "name the file with the key; decrypt a key with `openssl pkey -in FILE -out NEW`",
+                format!("{key_file} contains no unencrypted private key"),
+                "specify the file that contains the key; decrypt an encrypted key with `openssl pkey -in FILE -out NEW`",
             ),
             ServerCertificateError::KeyPem(error) => {
-                (key_file, format!("{key_file} is not valid PEM: {error}"), "write the file again")
+                (key_file, format!("{key_file} is not valid PEM: {error}"), "replace the file with a valid PEM file")
             }
             ServerCertificateError::Key(error) => (
                 key_file,
-                format!("the private key in {key_file} cannot be used: {error}"),
-                "use an RSA, ECDSA or Ed25519 key in PKCS#8",
+                format!("unsupported private key in {key_file}: {error}"),
+                "use an RSA, ECDSA or Ed25519 key in PKCS#8 format",
             ),
             ServerCertificateError::Mismatch => (
                 key_file,
                 format!("{key_file} does not match {chain_file}"),
-                "name the key that the certificate was issued for",
+                "specify the private key that belongs to the certificate",
             ),
         };
         Box::new(problem(Severity::Error, file, what, hint))
     })
 }
 
-/// Every certificate of `plan` that cannot be used (an error), has expired or soon will (a warning).
+/// Reports each invalid certificate of `plan` as an error, and each one that has expired or expires soon as a warning.
 pub(crate) fn inspect(plan: &Plan, now: Timestamp) -> Vec<Problem> {
     let mut seen = BTreeSet::new();
     let certificates = plan.listen.iter().filter_map(|listen| listen.tls.as_ref());
@@ -62,7 +62,7 @@ pub(crate) fn inspect(plan: &Plan, now: Timestamp) -> Vec<Problem> {
             let file = &tls.chain_file;
             let expiry = Expiry::at(certificate.expires_at(), now)?;
             let what = expiry.describe(&format!("the certificate in {file}"));
-            Some(problem(Severity::Warning, file, what, "renew it"))
+            Some(problem(Severity::Warning, file, what, "renew the certificate"))
         }
     });
     inspected.collect()
@@ -82,17 +82,17 @@ fn problem(severity: Severity, file: &str, what: String, hint: &str) -> Problem 
     }
 }
 
-/// A certificate that has expired or soon will.
+/// The expiry of a certificate that has expired or expires soon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Expiry {
     pub(crate) has_expired: bool,
-    /// Full days until then, or since then.
+    /// Full days until the expiry, or since.
     days: u64,
     at: Timestamp,
 }
 
 impl Expiry {
-    /// `None` if a certificate that expires `at` that time is good for longer than two weeks from `now` on.
+    /// Returns `None` if `at` is more than [`EXPIRES_SOON`] after `now`.
     pub(crate) fn at(at: Timestamp, now: Timestamp) -> Option<Self> {
         let has_expired = at <= now;
         let distance = if has_expired { now.since(at) } else { at.since(now) };
@@ -102,14 +102,14 @@ impl Expiry {
         Some(Self { has_expired, days: distance.as_micros() / 1_000_000 / DAY, at })
     }
 
-    /// A sentence about `subject`, which has this expiry.
+    /// Describes when `subject` expires.
     pub(crate) fn describe(self, subject: &str) -> String {
         let days = match self.days {
             0 => "less than a day".to_owned(),
             1 => "1 day".to_owned(),
             days => format!("{days} days"),
         };
-        let at = date(self.at);
+        let at = format_time(self.at);
         if self.has_expired {
             format!("{subject} expired {days} ago, at {at}")
         } else {
@@ -118,8 +118,8 @@ impl Expiry {
     }
 }
 
-/// An instant as people and tools read it, in UTC.
-pub(crate) fn date(at: Timestamp) -> String {
+/// Formats a time as RFC 3339 in UTC.
+pub(crate) fn format_time(at: Timestamp) -> String {
     let seconds = i64::try_from(at.as_micros() / 1_000_000).unwrap_or(i64::MAX);
     jiff::Timestamp::from_second(seconds).unwrap_or(jiff::Timestamp::MAX).to_string()
 }

@@ -1,16 +1,16 @@
-//! What the process answers to its caller.
+//! The exit code of the process.
 
 use std::process::ExitCode;
 
-/// The exit codes; wrong usage is 2, given by the argument parser.
+/// How a command ended. The argument parser itself exits with 2 for an invalid command line.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Exit {
-    Done = 0,
-    Failed = 1,
+pub(crate) enum CommandOutcome {
+    Success = 0,
+    Failure = 1,
 }
 
-impl From<Exit> for ExitCode {
-    fn from(exit: Exit) -> Self {
-        Self::from(exit as u8)
+impl From<CommandOutcome> for ExitCode {
+    fn from(outcome: CommandOutcome) -> Self {
+        Self::from(outcome as u8)
     }
 }

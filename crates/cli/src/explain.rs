@@ -1,34 +1,36 @@
-//! `tidegate explain`: what a policy would do with a request, and why.
+//! `tidegate explain`: shows how a policy handles a request.
 
 use std::io::Write;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use http::{HeaderMap, HeaderName, HeaderValue};
 use tidegate_policy::{ExplainRequest, Matcher, compile, explain};
 use tidegate_store::{Clock, SystemClock};
 
 use crate::args::{ExplainArgs, Format};
-use crate::exit::Exit;
-use crate::file::{self, Folder};
-use crate::print::to_stdout;
+use crate::exit::CommandOutcome;
+use crate::file::{self, PolicyFolder};
+use crate::print::write_stdout;
 
-pub(crate) fn run(args: &ExplainArgs) -> anyhow::Result<Exit> {
+pub(crate) fn run(args: &ExplainArgs) -> anyhow::Result<CommandOutcome> {
     let file = args.config.display().to_string();
-    let bytes = file::policy(&args.config).with_context(|| format!("{file} cannot be read"))?;
-    let plan = match compile(&file, &bytes, &Folder::of(&args.config)) {
+    let bytes = file::read_policy(&args.config)
+        .map_err(|error| anyhow!("cannot read {file}: {}", file::describe_io_error(&error)))?;
+    let plan = match compile(&file, &bytes, &PolicyFolder::of(&args.config)) {
         Ok(compiled) => compiled.plan,
         Err(problems) => {
             eprint!("{problems}");
-            bail!("{file} is no good policy");
+            bail!("{file}: invalid policy; fix the problems listed above");
         }
     };
-    let headers = args.headers.iter().map(|line| header(line)).collect::<anyhow::Result<HeaderMap>>()?;
+    let headers =
+        args.headers.iter().map(|line| parse_header(line)).collect::<anyhow::Result<HeaderMap>>()?;
     let request =
         ExplainRequest { method: &args.method, target: &args.path, headers: &headers, peer: args.from };
     let matcher = Matcher::new(plan);
     let directory = matcher.plan().directory.clone();
     let explanation = explain(&matcher, &request, directory.as_deref(), SystemClock::new().now());
-    let written = to_stdout(|output| match args.format {
+    let written = write_stdout(|output| match args.format {
         Format::Human => write!(output, "{explanation}"),
         Format::Json => {
             serde_json::to_writer_pretty(&mut *output, &explanation)?;
@@ -36,13 +38,18 @@ pub(crate) fn run(args: &ExplainArgs) -> anyhow::Result<Exit> {
         }
     });
     written.context("cannot write the result")?;
-    Ok(Exit::Done)
+    Ok(CommandOutcome::Success)
 }
 
-/// `Name: value`.
-fn header(line: &str) -> anyhow::Result<(HeaderName, HeaderValue)> {
+/// Parses `Name: value`.
+fn parse_header(line: &str) -> anyhow::Result<(HeaderName, HeaderValue)> {
     let (name, value) =
-        line.split_once(':').with_context(|| format!("`{line}` is no header; write `Name: value`"))?;
-    let name = name.trim().parse().with_context(|| format!("`{name}` is no header's name"))?;
-    Ok((name, value.trim().parse().context("a header's value holds a control character")?))
+        line.split_once(':').with_context(|| format!("invalid header `{line}`: expected `Name: value`"))?;
+    let name = name.trim();
+    let (Ok(name), Ok(value)) = (name.parse(), value.trim().parse()) else {
+        bail!(
+            "invalid header `{line}`: the name must be a token, the value must not contain control characters"
+        );
+    };
+    Ok((name, value))
 }

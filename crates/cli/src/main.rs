@@ -1,4 +1,4 @@
-//! The one binary.
+//! The `tidegate` binary.
 
 #![forbid(unsafe_code)]
 
@@ -17,23 +17,23 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use args::{Args, Command};
-use exit::Exit;
+use exit::CommandOutcome;
 
-/// A request allocates some dozen small things and frees them on the same core: this one is made for that.
+/// A request makes a few dozen small allocations and frees them on the same core; mimalloc is fast for this pattern.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
     match run(Args::parse()) {
-        Ok(exit) => exit.into(),
+        Ok(outcome) => outcome.into(),
         Err(error) => {
             eprintln!("tidegate: {error:#}");
-            Exit::Failed.into()
+            CommandOutcome::Failure.into()
         }
     }
 }
 
-fn run(args: Args) -> anyhow::Result<Exit> {
+fn run(args: Args) -> anyhow::Result<CommandOutcome> {
     match args.command.unwrap_or_default() {
         Command::Serve(serve) => serve::run(&serve)?,
         Command::Check(check) => return check::run(&check),
@@ -41,12 +41,12 @@ fn run(args: Args) -> anyhow::Result<Exit> {
         Command::Ban(ban) => return admin::ban(&ban),
         Command::Unban(unban) => return admin::unban(&unban),
         Command::Bans(bans) => return admin::bans(&bans),
-        Command::Override(instead) => return admin::override_limit(&instead),
+        Command::Override(replacement) => return admin::override_limit(&replacement),
         Command::Reset(reset) => return admin::reset(&reset),
         Command::Status(status) => return admin::status(&status),
         Command::Backup(backup) => return admin::backup(&backup),
-        Command::Schema(schema) => print::schema(&schema)?,
-        Command::Completions(completions) => print::completions(&completions)?,
+        Command::Schema(schema) => print::print_schema(&schema)?,
+        Command::Completions(completions) => print::print_completions(&completions)?,
     }
-    Ok(Exit::Done)
+    Ok(CommandOutcome::Success)
 }

@@ -1,4 +1,4 @@
-//! The admin API, as a client: where it is, which token it takes, and one request after another.
+//! A client of the admin API: finds the address and the token, and sends requests.
 
 use std::io::ErrorKind;
 use std::net::IpAddr;
@@ -19,17 +19,17 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use crate::args::AdminArgs;
-use crate::file::{self, Folder};
+use crate::file::{self, PolicyFolder};
 use crate::serve::state;
 
-/// No answer takes longer.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// A gateway that hands over to its successor is asked again.
-const ATTEMPTS: u32 = 20;
-const PAUSE: Duration = Duration::from_millis(500);
-const LARGEST: usize = 256 << 20;
+/// The timeout of one request.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
+/// A gateway responds 503 while it hands over to a new process; the request is then sent again.
+const MAX_ATTEMPTS: u32 = 20;
+const RETRY_DELAY: Duration = Duration::from_millis(500);
+const MAX_RESPONSE_BYTES: usize = 256 << 20;
 
-/// Where to ask, and what lets us in.
+/// The address of an admin API and its token.
 pub(super) struct AdminClient {
     /// Host and port.
     authority: String,
@@ -37,68 +37,78 @@ pub(super) struct AdminClient {
 }
 
 impl AdminClient {
-    /// By what was typed: a policy, an address and a token, or nothing.
-    pub(super) fn find(args: &AdminArgs) -> anyhow::Result<Self> {
-        let (found, kept) = match &args.config {
+    /// Finds the address and the token by the policy, by the arguments, or in their default locations.
+    pub(super) fn from_args(args: &AdminArgs) -> anyhow::Result<Self> {
+        let (default_authority, default_token_file) = match &args.config {
             Some(path) => {
-                let (address, token) = of_policy(path)?;
+                let (address, token) = locate_by_policy(path)?;
                 (address, Some(token))
             }
-            None => (AdminPlan::LISTEN.to_owned(), state::own_token_file()),
+            None => (AdminPlan::LISTEN.to_owned(), state::user_token_file()),
         };
         let authority = match &args.admin {
-            Some(url) => authority(url)?,
-            None => found,
+            Some(url) => parse_authority(url)?,
+            None => default_authority,
         };
-        let file = args.token_file.clone().or(kept).context("say where the token is: --token-file FILE")?;
+        let file = args
+            .token_file
+            .clone()
+            .or(default_token_file)
+            .context("no admin token file found; pass --token-file FILE")?;
         let token = state::read_token(&file).map_err(|error| {
-            if !state::is_missing(&error) {
+            if !state::is_not_found(&error) {
                 return error;
             }
             anyhow!(
-                "there is no token in {}; start the gateway first, or say which is meant: --config POLICY, or \
-                 --admin URL and --token-file FILE",
+                "no admin token in {}: no such file; start the gateway first, or specify the gateway with --config POLICY \
+                 or with --admin URL and --token-file FILE",
                 file.display()
             )
         })?;
         Ok(Self { authority, token })
     }
 
-    /// Asks, and gives the answer if it is a good one.
-    pub(super) fn ask(&self, method: &Method, path: &str, body: Option<&Value>) -> anyhow::Result<Value> {
+    /// Sends a request. Returns the body of a successful response.
+    pub(super) fn send(&self, method: &Method, path: &str, body: Option<&Value>) -> anyhow::Result<Value> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(async {
             let mut attempt = 1;
             loop {
-                let (status, answer) =
-                    timeout(PATIENCE, self.once(method, path, body)).await.with_context(|| {
-                        format!("{} gave no answer within {} s", self.authority, PATIENCE.as_secs())
-                    })??;
-                if status == StatusCode::SERVICE_UNAVAILABLE && attempt < ATTEMPTS {
+                let (status, result) = timeout(REQUEST_TIMEOUT, self.send_once(method, path, body))
+                    .await
+                    .with_context(|| {
+                    format!(
+                        "no response from {} within {} s; check that the gateway is running",
+                        self.authority,
+                        REQUEST_TIMEOUT.as_secs()
+                    )
+                })??;
+                if status == StatusCode::SERVICE_UNAVAILABLE && attempt < MAX_ATTEMPTS {
                     attempt += 1;
-                    tokio::time::sleep(PAUSE).await;
+                    tokio::time::sleep(RETRY_DELAY).await;
                     continue;
                 }
                 if status.is_success() {
-                    return Ok(answer);
+                    return Ok(result);
                 }
-                return Err(refused(status, &answer));
+                return Err(api_error(status, &result));
             }
         })
     }
 
-    async fn once(
+    async fn send_once(
         &self,
         method: &Method,
         path: &str,
         body: Option<&Value>,
     ) -> anyhow::Result<(StatusCode, Value)> {
-        let at = &self.authority;
-        let stream = TcpStream::connect(at).await.map_err(|error| match error.kind() {
+        let address = &self.authority;
+        let stream = TcpStream::connect(address).await.map_err(|error| match error.kind() {
             ErrorKind::ConnectionRefused => anyhow!(
-                "nothing listens on {at}; is the gateway running? Say which is meant: --config POLICY, or --admin URL"
+                "cannot connect to {address}: connection refused; start the gateway, or specify another one with \
+                 --config POLICY or --admin URL"
             ),
-            _ => anyhow!("cannot reach {at}: {error}"),
+            _ => anyhow!("cannot connect to {address}: {error}"),
         })?;
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
         tokio::spawn(connection);
@@ -108,24 +118,24 @@ impl AdminClient {
         let request = Request::builder()
             .method(method)
             .uri(path)
-            .header(HOST, at)
+            .header(HOST, address)
             .header(AUTHORIZATION, token)
             .header(CONTENT_TYPE, "application/json")
             .body(Full::new(Bytes::from(body)))?;
-        let broken = || format!("{at} broke off, or is no admin API");
+        let broken = || format!("{address} closed the connection or is not an admin API");
         let response = sender.send_request(request).await.with_context(broken)?;
         let status = response.status();
-        let body = Limited::new(response.into_body(), LARGEST).collect().await;
+        let body = Limited::new(response.into_body(), MAX_RESPONSE_BYTES).collect().await;
         let body = body.map_err(|error| anyhow!(error)).with_context(broken)?.to_bytes();
-        let answer =
-            serde_json::from_slice(&body).with_context(|| format!("{at} is no admin API: {status}"))?;
-        Ok((status, answer))
+        let result = serde_json::from_slice(&body)
+            .with_context(|| format!("{address} is not an admin API: it responded {status} without JSON"))?;
+        Ok((status, result))
     }
 }
 
-/// What the API says is wrong, where, and what to do.
-fn refused(status: StatusCode, answer: &Value) -> anyhow::Error {
-    let text = |key: &str| answer[key].as_str().map(super::visible).unwrap_or_default();
+/// The error message and the hint of an API response.
+fn api_error(status: StatusCode, result: &Value) -> anyhow::Error {
+    let text = |key: &str| result[key].as_str().map(super::replace_controls).unwrap_or_default();
     let message = match text("message") {
         message if message.is_empty() => status.to_string(),
         message => message,
@@ -136,25 +146,29 @@ fn refused(status: StatusCode, answer: &Value) -> anyhow::Error {
     }
 }
 
-/// Where the admin API of a policy listens, and its token.
-fn of_policy(path: &Path) -> anyhow::Result<(String, PathBuf)> {
+/// Returns the address of the admin API of a policy, and its token file.
+fn locate_by_policy(path: &Path) -> anyhow::Result<(String, PathBuf)> {
     let name = path.display().to_string();
-    let bytes = file::policy(path).with_context(|| format!("{name} cannot be read"))?;
-    let plan = match compile(&name, &bytes, &Folder::of(path)) {
+    let bytes = file::read_policy(path)
+        .map_err(|error| anyhow!("cannot read {name}: {}", file::describe_io_error(&error)))?;
+    let plan = match compile(&name, &bytes, &PolicyFolder::of(path)) {
         Ok(compiled) => compiled.plan,
         Err(problems) => {
             eprint!("{problems}");
             bail!(
-                "{name} is no good policy; name the gateway with --admin URL and --token-file FILE instead"
+                "{name}: invalid policy; fix the problems listed above, or specify the gateway with --admin URL and \
+                 --token-file FILE"
             );
         }
     };
-    let Some(admin) = &plan.admin else { bail!("{name} says `admin: off`") };
-    Ok((reachable(admin.address()), state::token_file(path, &plan)))
+    let Some(admin) = &plan.admin else {
+        bail!("{name} disables the admin API (`admin: off`); remove that line and restart the gateway")
+    };
+    Ok((connectable_address(admin.address()), state::token_file(path, &plan)))
 }
 
-/// The address to ask for one that listens everywhere.
-fn reachable(address: &str) -> String {
+/// Replaces an unspecified address, such as 0.0.0.0, by the loopback address.
+fn connectable_address(address: &str) -> String {
     let (host, Some(port)) = split_port(address) else { return address.to_owned() };
     let host = host.trim_start_matches('[').trim_end_matches(']');
     match host.parse::<IpAddr>() {
@@ -164,13 +178,14 @@ fn reachable(address: &str) -> String {
     }
 }
 
-fn authority(url: &str) -> anyhow::Result<String> {
-    let wrong = || format!("`{url}` is no URL of an admin API; write it as http://127.0.0.1:9900");
-    let uri: Uri = url.parse().with_context(wrong)?;
+fn parse_authority(url: &str) -> anyhow::Result<String> {
+    let invalid_url =
+        || format!("invalid admin API URL `{url}`: expected a URL such as http://127.0.0.1:9900");
+    let uri: Uri = url.parse().with_context(invalid_url)?;
     if uri.scheme_str().is_some_and(|scheme| scheme != "http") || !matches!(uri.path(), "" | "/") {
-        bail!(wrong());
+        bail!(invalid_url());
     }
-    let authority = uri.authority().with_context(wrong)?;
+    let authority = uri.authority().with_context(invalid_url)?;
     let port = authority.port_u16().unwrap_or(80);
     Ok(format!("{}:{port}", authority.host()))
 }
@@ -180,15 +195,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn where_to_ask_is_found() {
-        assert_eq!(authority("http://127.0.0.1:9900").unwrap(), "127.0.0.1:9900");
-        assert_eq!(authority("http://[::1]:9900/").unwrap(), "[::1]:9900");
-        assert_eq!(authority("localhost:9900").unwrap(), "localhost:9900");
-        for wrong in ["https://localhost:9900", "http://localhost:9900/v1", "", "http://"] {
-            assert!(authority(wrong).unwrap_err().to_string().contains("http://127.0.0.1:9900"), "{wrong}");
+    fn admin_url_and_unspecified_address_become_connectable_addresses() {
+        assert_eq!(parse_authority("http://127.0.0.1:9900").unwrap(), "127.0.0.1:9900");
+        assert_eq!(parse_authority("http://[::1]:9900/").unwrap(), "[::1]:9900");
+        assert_eq!(parse_authority("localhost:9900").unwrap(), "localhost:9900");
+        for invalid in ["https://localhost:9900", "http://localhost:9900/v1", "", "http://"] {
+            assert!(
+                parse_authority(invalid).unwrap_err().to_string().contains("http://127.0.0.1:9900"),
+                "{invalid}"
+            );
         }
-        assert_eq!(reachable("0.0.0.0:9900"), "127.0.0.1:9900");
-        assert_eq!(reachable("[::]:9900"), "[::1]:9900");
-        assert_eq!(reachable("192.0.2.1:9900"), "192.0.2.1:9900");
+        assert_eq!(connectable_address("0.0.0.0:9900"), "127.0.0.1:9900");
+        assert_eq!(connectable_address("[::]:9900"), "[::1]:9900");
+        assert_eq!(connectable_address("192.0.2.1:9900"), "192.0.2.1:9900");
     }
 }

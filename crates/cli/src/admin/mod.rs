@@ -1,4 +1,4 @@
-//! Commands that ask a gateway that runs: `ban`, `unban`, `bans`, `override`, `reset`, `status`, `backup`.
+//! Commands that call the admin API of a running gateway: `ban`, `unban`, `bans`, `override`, `reset`, `status`, `backup`.
 
 mod client;
 mod nft;
@@ -13,19 +13,19 @@ use serde_json::{Value, json};
 use crate::args::{
     BackupArgs, BanArgs, BansArgs, BansFormat, Format, OverrideArgs, ResetArgs, StatusArgs, UnbanArgs,
 };
-use crate::exit::Exit;
-use crate::print::to_stdout;
+use crate::exit::CommandOutcome;
+use crate::print::write_stdout;
 use client::AdminClient;
-use table::Table;
+use table::TextTable;
 
-pub(crate) fn ban(args: &BanArgs) -> anyhow::Result<Exit> {
-    let api = AdminClient::find(&args.admin)?;
-    let mut made = Vec::new();
+pub(crate) fn ban(args: &BanArgs) -> anyhow::Result<CommandOutcome> {
+    let client = AdminClient::from_args(&args.admin)?;
+    let mut created = Vec::new();
     for subject in &args.subjects {
-        let body = json!({ "subject": subject, "for": args.lasting, "reason": args.reason });
-        made.push(api.ask(&Method::POST, "/v1/bans", Some(&body))?);
+        let body = json!({ "subject": subject, "for": args.duration, "reason": args.reason });
+        created.push(client.send(&Method::POST, "/v1/bans", Some(&body))?);
     }
-    told(args.format, &Value::from(made), |bans| {
+    print_result(args.format, &Value::from(created), |bans| {
         let line = |ban: &Value| match text(ban, "left") {
             "" => format!("{} is banned\n", text(ban, "subject")),
             left => format!("{} is banned for {left}\n", text(ban, "subject")),
@@ -34,94 +34,102 @@ pub(crate) fn ban(args: &BanArgs) -> anyhow::Result<Exit> {
     })
 }
 
-pub(crate) fn unban(args: &UnbanArgs) -> anyhow::Result<Exit> {
-    let api = AdminClient::find(&args.admin)?;
-    let mut taken_back = Vec::new();
+pub(crate) fn unban(args: &UnbanArgs) -> anyhow::Result<CommandOutcome> {
+    let client = AdminClient::from_args(&args.admin)?;
+    let mut removed = Vec::new();
     for subject in &args.subjects {
         let body = json!({ "subject": subject });
-        taken_back.push(api.ask(&Method::DELETE, "/v1/bans", Some(&body))?);
+        removed.push(client.send(&Method::DELETE, "/v1/bans", Some(&body))?);
     }
-    told(args.format, &Value::from(taken_back), |bans| {
-        let line = |ban: &Value| format!("{} is no longer banned\n", text(ban, "subject"));
+    print_result(args.format, &Value::from(removed), |bans| {
+        let line = |ban: &Value| format!("ban removed: {}\n", text(ban, "subject"));
         items(bans).map(line).collect()
     })
 }
 
-pub(crate) fn bans(args: &BansArgs) -> anyhow::Result<Exit> {
-    let bans = AdminClient::find(&args.admin)?.ask(&Method::GET, "/v1/bans", None)?;
+pub(crate) fn bans(args: &BansArgs) -> anyhow::Result<CommandOutcome> {
+    let bans = AdminClient::from_args(&args.admin)?.send(&Method::GET, "/v1/bans", None)?;
     let bans = &bans["bans"];
     let format = match args.format {
         BansFormat::Human => Format::Human,
         BansFormat::Json => Format::Json,
-        BansFormat::Nft => return written(&nft::sets(items(bans))?),
+        BansFormat::Nft => return print_text(&nft::format_sets(items(bans))?),
     };
-    told(format, bans, |bans| {
-        let mut table = Table::new(["SUBJECT", "SOURCE", "LEFT", "REASON"]);
+    print_result(format, bans, |bans| {
+        let mut table = TextTable::new(["SUBJECT", "SOURCE", "LEFT", "REASON"]);
         for ban in items(bans) {
-            let left = if text(ban, "left").is_empty() { "no end" } else { text(ban, "left") };
+            let left = if text(ban, "left").is_empty() { "permanent" } else { text(ban, "left") };
             table.row([text(ban, "subject"), text(ban, "source"), left, text(ban, "reason")]);
         }
-        table.or("nobody is banned")
+        table.render_or("no bans")
     })
 }
 
-pub(crate) fn override_limit(args: &OverrideArgs) -> anyhow::Result<Exit> {
-    let api = AdminClient::find(&args.admin)?;
-    let (Some(client), Some(rule)) = (&args.client, &args.rule) else {
-        let all = api.ask(&Method::GET, "/v1/overrides", None)?;
-        return told(args.format, &all["overrides"], overrides);
+pub(crate) fn override_limit(args: &OverrideArgs) -> anyhow::Result<CommandOutcome> {
+    let client = AdminClient::from_args(&args.admin)?;
+    let (Some(name), Some(rule)) = (&args.client, &args.rule) else {
+        let all = client.send(&Method::GET, "/v1/overrides", None)?;
+        return print_result(args.format, &all["overrides"], format_overrides);
     };
     if args.end {
-        let body = json!({ "client": client, "rule": rule });
-        let ended = api.ask(&Method::DELETE, "/v1/overrides", Some(&body))?;
-        return told(args.format, &ended, |ended| {
-            format!("{} has the limit of {} again\n", text(ended, "client"), text(ended, "rule"))
+        let body = json!({ "client": name, "rule": rule });
+        let removed = client.send(&Method::DELETE, "/v1/overrides", Some(&body))?;
+        return print_result(args.format, &removed, |removed| {
+            format!(
+                "override removed: {} has the limit of rule {} again\n",
+                text(removed, "client"),
+                text(removed, "rule")
+            )
         });
     }
-    let Some(limit) = &args.limit else { bail!("say which limit: --limit 200/m, or --end to end one") };
-    let (requests, window) = crate::serve::source::parts_of_limit(limit)?;
-    let mut body = json!({ "client": client, "rule": rule, "requests": requests, "window": window,
-        "for": args.lasting, "reason": args.reason });
+    let Some(limit) = &args.limit else {
+        bail!("missing limit; set one with --limit 200/m, or remove the override with --end")
+    };
+    let (requests, window) = crate::serve::source::parse_limit(limit)?;
+    let mut body = json!({ "client": name, "rule": rule, "requests": requests, "window": window,
+        "for": args.duration, "reason": args.reason });
     if let Some(algorithm) = &args.algorithm {
         body["algorithm"] = algorithm.as_str().into();
     }
     if let Some(burst) = args.burst {
         body["burst"] = burst.into();
     }
-    let made = api.ask(&Method::POST, "/v1/overrides", Some(&body))?;
-    told(args.format, &json!([made]), overrides)
+    let created = client.send(&Method::POST, "/v1/overrides", Some(&body))?;
+    print_result(args.format, &json!([created]), format_overrides)
 }
 
-fn overrides(all: &Value) -> String {
-    let mut table = Table::new(["CLIENT", "RULE", "LIMIT", "LEFT", "REASON"]);
+fn format_overrides(all: &Value) -> String {
+    let mut table = TextTable::new(["CLIENT", "RULE", "LIMIT", "LEFT", "REASON"]);
     for one in items(all) {
         let burst = one["burst"].as_u64().map_or(String::new(), |burst| format!(", burst {burst}"));
         let algorithm = text(one, "algorithm");
         let limit = format!("{} per {}, {algorithm}{burst}", one["requests"], text(one, "window"));
-        let left = if text(one, "left").is_empty() { "no end" } else { text(one, "left") };
+        let left = if text(one, "left").is_empty() { "permanent" } else { text(one, "left") };
         table.row([text(one, "client"), text(one, "rule"), &limit, left, text(one, "reason")]);
     }
-    table.or("nobody has a limit of their own")
+    table.render_or("no overrides")
 }
 
-pub(crate) fn reset(args: &ResetArgs) -> anyhow::Result<Exit> {
+pub(crate) fn reset(args: &ResetArgs) -> anyhow::Result<CommandOutcome> {
     let body = json!({ "client": args.client, "rule": args.rule });
-    let done = AdminClient::find(&args.admin)?.ask(&Method::POST, "/v1/reset", Some(&body))?;
-    told(args.format, &done, |done| {
+    let done = AdminClient::from_args(&args.admin)?.send(&Method::POST, "/v1/reset", Some(&body))?;
+    print_result(args.format, &done, |done| {
         let rules: Vec<_> = items(&done["rules"]).filter_map(Value::as_str).collect();
-        format!("{} starts afresh under {}\n", text(done, "client"), rules.join(", "))
+        format!("counters reset: {} (rules: {})\n", text(done, "client"), rules.join(", "))
     })
 }
 
-pub(crate) fn status(args: &StatusArgs) -> anyhow::Result<Exit> {
-    let status = AdminClient::find(&args.admin)?.ask(&Method::GET, "/v1/status", None)?;
-    told(args.format, &status, |status| {
-        let durable = status["durable"].as_str().unwrap_or("nowhere: they end with the process");
+pub(crate) fn status(args: &StatusArgs) -> anyhow::Result<CommandOutcome> {
+    let status = AdminClient::from_args(&args.admin)?.send(&Method::GET, "/v1/status", None)?;
+    print_result(args.format, &status, |status| {
+        let durable = status["durable"]
+            .as_str()
+            .unwrap_or("not persisted; bans and overrides are lost when the gateway stops");
         let mut lines = vec![format!(
-            "tidegate {} {}\n  policy       {}\n  connections  {}\n  bans         {} by operators, {} by the policy\n  \
-             overrides    {}\n  kept in      {durable}\n",
+            "tidegate {} {}\n  policy       {}\n  connections  {}\n  bans         {} set by operators, {} in the policy\n  \
+             overrides    {}\n  state        {durable}\n",
             text(status, "version"),
-            if status["ready"] == true { "is ready" } else { "is stopping" },
+            if status["ready"] == true { "(ready)" } else { "(stopping)" },
             text(status, "policy"),
             status["connections"],
             status["bans"]["operator"],
@@ -139,30 +147,37 @@ pub(crate) fn status(args: &StatusArgs) -> anyhow::Result<Exit> {
     })
 }
 
-pub(crate) fn backup(args: &BackupArgs) -> anyhow::Result<Exit> {
-    // Relative to where this command runs, not to where the gateway does.
-    let path = std::path::absolute(&args.path).context("that is no path")?;
-    let path = path.to_str().context("the path is not UTF-8, which JSON wants")?;
-    let done =
-        AdminClient::find(&args.admin)?.ask(&Method::POST, "/v1/backup", Some(&json!({ "path": path })))?;
-    told(args.format, &done, |done| format!("written to {}\n", text(done, "path")))
+pub(crate) fn backup(args: &BackupArgs) -> anyhow::Result<CommandOutcome> {
+    // A relative path is relative to the folder of this command, not to that of the gateway.
+    let path = std::path::absolute(&args.path).context("invalid path")?;
+    let path = path.to_str().context("invalid path: it must be valid UTF-8")?;
+    let done = AdminClient::from_args(&args.admin)?.send(
+        &Method::POST,
+        "/v1/backup",
+        Some(&json!({ "path": path })),
+    )?;
+    print_result(args.format, &done, |done| format!("backup written to {}\n", text(done, "path")))
 }
 
-/// The answer, for tools or for people.
-fn told(format: Format, answer: &Value, human: impl FnOnce(&Value) -> String) -> anyhow::Result<Exit> {
-    written(&match format {
-        Format::Json => format!("{answer:#}\n"),
-        Format::Human => visible(&human(answer)),
+/// Prints a result as JSON or as text.
+fn print_result(
+    format: Format,
+    result: &Value,
+    to_text: impl FnOnce(&Value) -> String,
+) -> anyhow::Result<CommandOutcome> {
+    print_text(&match format {
+        Format::Json => format!("{result:#}\n"),
+        Format::Human => replace_controls(&to_text(result)),
     })
 }
 
-fn written(text: &str) -> anyhow::Result<Exit> {
-    to_stdout(|output| output.write_all(text.as_bytes())).context("cannot write the result")?;
-    Ok(Exit::Done)
+fn print_text(text: &str) -> anyhow::Result<CommandOutcome> {
+    write_stdout(|output| output.write_all(text.as_bytes())).context("cannot write the result")?;
+    Ok(CommandOutcome::Success)
 }
 
-/// Nothing that moves a cursor or hides what follows.
-fn visible(text: &str) -> String {
+/// Replaces control characters, which could change what a terminal shows.
+fn replace_controls(text: &str) -> String {
     text.chars().map(|c| if c.is_control() && c != '\n' { '\u{fffd}' } else { c }).collect()
 }
 

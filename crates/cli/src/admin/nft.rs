@@ -1,4 +1,4 @@
-//! Bans as sets of nftables, for those who want them dropped before they reach the gateway.
+//! Prints banned networks as nftables sets, so that the firewall can drop their packets.
 
 use std::net::IpAddr;
 
@@ -7,49 +7,50 @@ use ipnet::IpNet;
 use serde_json::Value;
 
 /// A banned network.
-struct Network {
+struct BannedNetwork {
     net: IpNet,
-    /// Seconds since 1970; `None` without end.
+    /// Unix time in seconds; `None` for a permanent ban.
     until: Option<u64>,
-    /// How long it still is, in words that nftables knows.
+    /// The remaining time in the format of nftables.
     timeout: Option<String>,
 }
 
-/// A set of each family.
-pub(super) fn sets<'b>(bans: impl Iterator<Item = &'b Value>) -> anyhow::Result<String> {
+/// Formats one set for IPv4 and one for IPv6.
+pub(super) fn format_sets<'b>(bans: impl Iterator<Item = &'b Value>) -> anyhow::Result<String> {
     let mut networks = Vec::new();
-    // Who is locked out for a while is answered with when to come back.
+    // Locked-out clients must reach the gateway: it responds with Retry-After.
     for ban in bans.filter(|ban| ban["kind"] != "penalty") {
         let subject = ban["subject"].as_str().unwrap_or_default();
-        // Other clients have no address that nftables could know.
+        // Subjects such as users and API keys have no address.
         let Some(address) = subject.strip_prefix("ip:") else { continue };
-        let net = match address.parse::<IpNet>() {
-            Ok(net) => net,
-            Err(_) => {
-                IpNet::from(address.parse::<IpAddr>().with_context(|| format!("{subject} is no network"))?)
-            }
-        };
-        let timeout = ban["left"].as_str().map(timeout);
-        networks.push(Network { net, until: ban["until"].as_u64(), timeout });
+        let net =
+            match address.parse::<IpNet>() {
+                Ok(net) => net,
+                Err(_) => IpNet::from(address.parse::<IpAddr>().with_context(|| {
+                    format!("invalid network `{subject}` in the response of the admin API")
+                })?),
+            };
+        let timeout = ban["left"].as_str().map(format_timeout);
+        networks.push(BannedNetwork { net, until: ban["until"].as_u64(), timeout });
     }
-    let networks = without_overlaps(networks);
-    let of = |is_v4: bool| networks.iter().filter(move |network| network.net.addr().is_ipv4() == is_v4);
+    let networks = remove_overlaps(networks);
+    let family = |is_v4: bool| networks.iter().filter(move |network| network.net.addr().is_ipv4() == is_v4);
     Ok(format!(
         "\
 #!/usr/sbin/nft -f
-# Networks that are banned. Loading this again replaces what the sets hold, and nothing else. To drop them, once:
+# Banned networks. Loading this file replaces the elements of these two sets and nothing else. To drop their packets, run once:
 #   nft add chain inet tidegate input '{{ type filter hook input priority -10; }}'
 #   nft add rule inet tidegate input ip saddr @banned_v4 drop
 #   nft add rule inet tidegate input ip6 saddr @banned_v6 drop
 add table inet tidegate
 {}{}",
-        set("banned_v4", "ipv4_addr", of(true)),
-        set("banned_v6", "ipv6_addr", of(false)),
+        format_set("banned_v4", "ipv4_addr", family(true)),
+        format_set("banned_v6", "ipv6_addr", family(false)),
     ))
 }
 
-fn set<'n>(name: &str, kind: &str, networks: impl Iterator<Item = &'n Network>) -> String {
-    let element = |network: &Network| match &network.timeout {
+fn format_set<'n>(name: &str, kind: &str, networks: impl Iterator<Item = &'n BannedNetwork>) -> String {
+    let element = |network: &BannedNetwork| match &network.timeout {
         Some(timeout) => format!("  {} timeout {timeout}", network.net),
         None => format!("  {}", network.net),
     };
@@ -59,14 +60,14 @@ fn set<'n>(name: &str, kind: &str, networks: impl Iterator<Item = &'n Network>) 
     } else {
         format!("add element inet tidegate {name} {{\n{}\n}}\n", elements.join(",\n"))
     };
-    let made = format!("add set inet tidegate {name} {{ type {kind}; flags interval, timeout; }}");
-    format!("{made}\nflush set inet tidegate {name}\n{elements}")
+    let definition = format!("add set inet tidegate {name} {{ type {kind}; flags interval, timeout; }}");
+    format!("{definition}\nflush set inet tidegate {name}\n{elements}")
 }
 
-/// Sets take no overlaps. The widest network stays, with its own end: nobody is dropped for longer than they are
-/// banned, and the gateway still refuses the rest.
-fn without_overlaps(mut networks: Vec<Network>) -> Vec<Network> {
-    // Of equal ones that which lasts longest comes first.
+/// Removes networks that are contained in another one, because sets must not overlap. The widest network stays with its own
+/// expiry, so no packet is dropped longer than its network is banned; the gateway enforces the rest.
+fn remove_overlaps(mut networks: Vec<BannedNetwork>) -> Vec<BannedNetwork> {
+    // Among equal networks, the longest ban comes first.
     networks.sort_by_key(|network| {
         (
             network.net.network(),
@@ -74,9 +75,9 @@ fn without_overlaps(mut networks: Vec<Network>) -> Vec<Network> {
             std::cmp::Reverse(network.until.unwrap_or(u64::MAX)),
         )
     });
-    let mut kept: Vec<Network> = Vec::new();
+    let mut kept: Vec<BannedNetwork> = Vec::new();
     for network in networks {
-        // In this order a network comes right behind those that hold it.
+        // In this order a network directly follows those that contain it.
         if kept.last().is_none_or(|last| !last.net.contains(&network.net)) {
             kept.push(network);
         }
@@ -84,8 +85,8 @@ fn without_overlaps(mut networks: Vec<Network>) -> Vec<Network> {
     kept
 }
 
-/// `1d2h3m4s`: nftables knows our units, but no spaces.
-fn timeout(left: &str) -> String {
+/// `1d2h3m4s`: nftables uses the same units, but without spaces.
+fn format_timeout(left: &str) -> String {
     left.replace(' ', "")
 }
 
@@ -96,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn networks_become_two_sets_without_overlaps() {
+    fn banned_networks_overlapping_become_two_sets_without_overlaps() {
         let bans = [
             json!({ "subject": "ip:203.0.113.0/24", "until": 100, "left": "1h" }),
             json!({ "subject": "ip:203.0.113.7" }),
@@ -105,11 +106,11 @@ mod tests {
             json!({ "subject": "user:bob" }),
             json!({ "subject": "ip:2001:db8::/64" }),
         ];
-        let text = sets(bans.iter()).unwrap();
+        let text = format_sets(bans.iter()).unwrap();
         assert!(text.contains("{\n  198.51.100.7/32 timeout 30s,\n  203.0.113.0/24\n}\n"), "{text}");
         assert!(text.contains("  2001:db8::/64\n"), "{text}");
         assert!(!text.contains("bob") && !text.contains("203.0.113.7"), "{text}");
-        let none = sets([].iter()).unwrap();
+        let none = format_sets([].iter()).unwrap();
         assert!(!none.contains("add element"), "{none}");
     }
 }

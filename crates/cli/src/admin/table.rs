@@ -1,23 +1,23 @@
-//! Columns for people.
+//! Text output in columns.
 
 /// Rows of cells; a column is as wide as its widest cell.
-pub(super) struct Table {
+pub(super) struct TextTable {
     rows: Vec<Vec<String>>,
 }
 
-impl Table {
-    pub(super) fn new<const N: usize>(heads: [&str; N]) -> Self {
-        Self { rows: vec![heads.map(str::to_owned).to_vec()] }
+impl TextTable {
+    pub(super) fn new<const N: usize>(headings: [&str; N]) -> Self {
+        Self { rows: vec![headings.map(str::to_owned).to_vec()] }
     }
 
     pub(super) fn row<const N: usize>(&mut self, cells: [&str; N]) {
         self.rows.push(cells.map(str::to_owned).to_vec());
     }
 
-    /// The table, or `nothing` if it has no rows.
-    pub(super) fn or(self, nothing: &str) -> String {
+    /// Formats the table. Returns `empty_text` if it has no rows.
+    pub(super) fn render_or(self, empty_text: &str) -> String {
         if self.rows.len() == 1 {
-            return format!("{nothing}\n");
+            return format!("{empty_text}\n");
         }
         let columns = self.rows.iter().map(Vec::len).max().unwrap_or_default();
         let width = |column: usize| {
@@ -38,11 +38,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_stand_below_each_other() {
-        let mut table = Table::new(["A", "B"]);
+    fn table_cells_are_aligned_in_columns() {
+        let mut table = TextTable::new(["A", "B"]);
         table.row(["long", ""]);
         table.row(["x", "y"]);
-        assert_eq!(table.or("none"), "A     B\nlong\nx     y\n");
-        assert_eq!(Table::new(["A"]).or("none"), "none\n");
+        assert_eq!(table.render_or("none"), "A     B\nlong\nx     y\n");
+        assert_eq!(TextTable::new(["A"]).render_or("none"), "none\n");
     }
 }

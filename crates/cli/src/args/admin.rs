@@ -1,4 +1,4 @@
-//! What can be typed to a gateway that runs.
+//! Arguments of the commands that call the admin API of a running gateway.
 
 use std::path::PathBuf;
 
@@ -29,32 +29,32 @@ Examples:
   tidegate reset --config policy.yaml user:bob
   tidegate reset --config policy.yaml ip:203.0.113.7 --rule login";
 
-/// LogSampling gateway: by its policy, by the address of its admin API, or the one on 127.0.0.1:9900.
+/// Selects the gateway: by its policy, by the URL of its admin API, or by default the one on 127.0.0.1:9900.
 #[derive(Debug, clap::Args)]
 pub(crate) struct AdminArgs {
-    /// The policy of the gateway: it says where the admin API is and where its token is kept.
+    /// Policy file of the gateway; it contains the address of the admin API and the location of its token.
     #[arg(long, short, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// The admin API, such as <http://127.0.0.1:9900>.
+    /// URL of the admin API. Default: `http://127.0.0.1:9900`, or the address in the policy.
     #[arg(long, value_name = "URL")]
     pub(crate) admin: Option<String>,
-    /// The file with its token.
+    /// File that contains the token of the admin API.
     #[arg(long, value_name = "FILE")]
     pub(crate) token_file: Option<PathBuf>,
 }
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct BanArgs {
-    /// Whom: 203.0.113.0/24, user:bob, `api_key:KEY`.
+    /// Subject to ban: 203.0.113.0/24, user:bob, `api_key:KEY`.
     #[arg(required = true, value_name = "SUBJECT")]
     pub(crate) subjects: Vec<String>,
-    /// How long: 15m, 12h, 7d. Without end unless given.
+    /// Duration: 15m, 12h, 7d. Default: permanent.
     #[arg(long = "for", value_name = "DURATION")]
-    pub(crate) lasting: Option<String>,
-    /// Why, for whoever reads the list.
+    pub(crate) duration: Option<String>,
+    /// Reason, shown in the list.
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     pub(crate) reason: String,
-    /// How to tell the result.
+    /// Output format.
     #[arg(long, value_enum, default_value_t = Format::Human)]
     pub(crate) format: Format,
     #[command(flatten)]
@@ -63,10 +63,10 @@ pub(crate) struct BanArgs {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct UnbanArgs {
-    /// Whom, as they were banned or as they are listed.
+    /// Subject to unban, as given to `ban` or as listed by `bans`.
     #[arg(required = true, value_name = "SUBJECT")]
     pub(crate) subjects: Vec<String>,
-    /// How to tell the result.
+    /// Output format.
     #[arg(long, value_enum, default_value_t = Format::Human)]
     pub(crate) format: Format,
     #[command(flatten)]
@@ -75,51 +75,51 @@ pub(crate) struct UnbanArgs {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct BansArgs {
-    /// How to tell the result.
+    /// Output format.
     #[arg(long, value_enum, default_value_t = BansFormat::Human)]
     pub(crate) format: BansFormat,
     #[command(flatten)]
     pub(crate) admin: AdminArgs,
 }
 
-/// How bans are told.
+/// The output format of `tidegate bans`.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum BansFormat {
-    /// For people
+    /// Text
     Human,
-    /// For tools
+    /// JSON
     Json,
-    /// Sets of nftables
+    /// nftables sets
     Nft,
 }
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct OverrideArgs {
-    /// Whose: user:bob, ip:203.0.113.7, `api_key:KEY`. Without it all are listed.
+    /// Client: user:bob, ip:203.0.113.7, `api_key:KEY`. Without it, all overrides are listed.
     #[arg(value_name = "CLIENT", requires = "rule")]
     pub(crate) client: Option<String>,
-    /// Under which rule, by its name.
+    /// Name of the rule.
     #[arg(long, value_name = "NAME", requires = "client")]
     pub(crate) rule: Option<String>,
-    /// The other limit: 1000/m, 10/s, 5000/15m.
+    /// Limit of this client: 1000/m, 10/s, 5000/15m.
     #[arg(long, value_name = "REQUESTS/WINDOW", requires = "client", conflicts_with = "end")]
     pub(crate) limit: Option<String>,
-    /// The rule's own algorithm unless given.
+    /// Algorithm. Default: that of the rule.
     #[arg(long, value_name = "NAME", requires = "limit")]
     pub(crate) algorithm: Option<String>,
-    /// How many at once, for algorithms that know a burst.
+    /// Burst, for algorithms that have one.
     #[arg(long, value_name = "NUMBER", requires = "limit")]
     pub(crate) burst: Option<u64>,
-    /// How long: 15m, 12h, 7d. Without end unless given.
+    /// Duration: 15m, 12h, 7d. Default: permanent.
     #[arg(long = "for", value_name = "DURATION", requires = "limit")]
-    pub(crate) lasting: Option<String>,
-    /// Why, for whoever reads the list.
+    pub(crate) duration: Option<String>,
+    /// Reason, shown in the list.
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     pub(crate) reason: String,
-    /// End it now.
+    /// Remove the override.
     #[arg(long, requires = "client")]
     pub(crate) end: bool,
-    /// How to tell the result.
+    /// Output format.
     #[arg(long, value_enum, default_value_t = Format::Human)]
     pub(crate) format: Format,
     #[command(flatten)]
@@ -128,13 +128,13 @@ pub(crate) struct OverrideArgs {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct ResetArgs {
-    /// Whose: user:bob, ip:203.0.113.7, `api_key:KEY`, or everybody for what all share.
+    /// Client: user:bob, ip:203.0.113.7, `api_key:KEY`, or `everybody` for counters that all clients share.
     #[arg(value_name = "CLIENT")]
     pub(crate) client: String,
-    /// Under which rule, by its name; under all unless given.
+    /// Name of the rule. Default: all rules.
     #[arg(long, value_name = "NAME")]
     pub(crate) rule: Option<String>,
-    /// How to tell the result.
+    /// Output format.
     #[arg(long, value_enum, default_value_t = Format::Human)]
     pub(crate) format: Format,
     #[command(flatten)]
@@ -143,7 +143,7 @@ pub(crate) struct ResetArgs {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct StatusArgs {
-    /// How to tell the result.
+    /// Output format.
     #[arg(long, value_enum, default_value_t = Format::Human)]
     pub(crate) format: Format,
     #[command(flatten)]
@@ -152,10 +152,10 @@ pub(crate) struct StatusArgs {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct BackupArgs {
-    /// Where to.
+    /// Destination; the file must not exist.
     #[arg(value_name = "PATH")]
     pub(crate) path: PathBuf,
-    /// How to tell the result.
+    /// Output format.
     #[arg(long, value_enum, default_value_t = Format::Human)]
     pub(crate) format: Format,
     #[command(flatten)]

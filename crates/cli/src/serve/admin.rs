@@ -1,4 +1,4 @@
-//! The admin API of a gateway that runs.
+//! The admin API of the running gateway.
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, bail};
 use tidegate_admin::{AdminServer, AdminState, AdminToken, Backend, ReloadError, Reloaded};
 use tidegate_gateway::Gateway;
 use tidegate_limiter::Limiter;
@@ -16,15 +16,15 @@ use tidegate_telemetry::{Exposition, MetricKind, MetricsReader};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::certificates::Certificates;
-use super::source::Source;
-use super::state::{self, Kept, State};
+use super::source::PolicySource;
+use super::state::{self, DurableState, TokenLocation};
 use super::store::SelectedStore;
 use super::takeover::Predecessor;
 
-/// Somebody wants the policy read again, and to hear how it went.
+/// A reload request: the channel that receives the result.
 pub(crate) type ReloadRequest = oneshot::Sender<Result<Reloaded, ReloadError>>;
 
-/// The gateway, as its operators see it.
+/// Gives the admin API access to the gateway.
 pub(crate) struct AdminBackend {
     gateway: Arc<Gateway<SelectedStore>>,
     certificates: Arc<Certificates>,
@@ -36,34 +36,39 @@ pub(crate) struct AdminBackend {
 impl AdminBackend {
     pub(crate) fn new(
         gateway: Arc<Gateway<SelectedStore>>,
-        source: &Source,
+        source: &PolicySource,
         certificates: Arc<Certificates>,
     ) -> (Arc<Self>, mpsc::Receiver<ReloadRequest>) {
-        let (reloads, wanted) = mpsc::channel(8);
+        let (reloads, reload_requests) = mpsc::channel(8);
         let source = match source {
-            Source::File(path) => path.display().to_string(),
-            Source::Line(_) => "the command line".to_owned(),
-            Source::Demo(_) => "the built-in demo".to_owned(),
+            PolicySource::File(path) => path.display().to_string(),
+            PolicySource::CommandLine(_) => "the command line".to_owned(),
+            PolicySource::Demo(_) => "the built-in demo".to_owned(),
         };
         let is_ready = AtomicBool::new(true);
-        (Arc::new(Self { gateway, certificates, source, reloads, is_ready }), wanted)
+        (Arc::new(Self { gateway, certificates, source, reloads, is_ready }), reload_requests)
     }
 
-    /// From now on nobody should send requests here.
+    /// Reports the gateway as not ready, so that load balancers stop sending requests.
     pub(crate) fn begin_stopping(&self) {
         self.is_ready.store(false, Ordering::Release);
     }
 
-    /// Puts in force what was in force when a gateway last ran with this state.
+    /// Restores the bans, overrides and penalties of `state`.
     pub(crate) async fn restore(
         self: &Arc<Self>,
         clock: Arc<dyn Clock>,
-        state: State,
+        state: DurableState,
     ) -> anyhow::Result<Arc<AdminState<Self>>> {
-        let State { durable, path, contents } = state;
-        let place = path.clone().unwrap_or_default();
+        let DurableState { durable, path, contents } = state;
+        let file = path.clone().unwrap_or_default();
         let admin_state = AdminState::restore(Arc::clone(self), clock, (durable, path), contents).await;
-        admin_state.with_context(|| format!("cannot use {}; put a backup in its place", place.display()))
+        admin_state.with_context(|| {
+            format!(
+                "cannot restore bans and overrides from {}; replace the file with a backup",
+                file.display()
+            )
+        })
     }
 }
 
@@ -99,17 +104,20 @@ impl Backend for AdminBackend {
         page.single(
             table,
             MetricKind::Gauge,
-            "Memory of the table of counters, taken at the start.",
+            "Memory of the counter table, allocated at the start.",
             table_bytes,
         );
-        page.single(pool, MetricKind::Gauge, "Memory of counters that do not fit the table.", pool_bytes);
-        let (shared, help) = ("tidegate_store_overflowed_total", "Checks on counters that clients share.");
+        page.single(pool, MetricKind::Gauge, "Memory of counters that do not fit in the table.", pool_bytes);
+        let (shared, help) = (
+            "tidegate_store_overflowed_total",
+            "Checks on counters that several clients share because the table is full.",
+        );
         page.single(shared, MetricKind::Counter, help, overflowed);
-        let help = "Different limits of the policy, of overrides and of counters that have not expired.";
+        let help = "Distinct limits in use by the policy, overrides and unexpired counters.";
         page.single("tidegate_limits_in_use", MetricKind::Gauge, help, limits_in_use);
-        let help = "How many different limits can be in use at once.";
+        let help = "Maximum number of distinct limits in use.";
         page.single("tidegate_limits_max", MetricKind::Gauge, help, limits_max);
-        let (bans, help) = ("tidegate_bans", "Bans that operators have made while it runs.");
+        let (bans, help) = ("tidegate_bans", "Active bans set by operators.");
         page.single(bans, MetricKind::Gauge, help, self.limiter().bans().len());
         self.certificates.write(&mut page);
         (page.into_text(), Exposition::CONTENT_TYPE)
@@ -120,24 +128,24 @@ impl Backend for AdminBackend {
     }
 
     async fn reload(&self) -> Result<Reloaded, ReloadError> {
-        let ending = || ReloadError { reason: "the process is ending".to_owned() };
+        let stopping_error = || ReloadError { reason: "the gateway is stopping".to_owned() };
         let (reply, outcome) = oneshot::channel();
-        self.reloads.send(reply).await.map_err(|_| ending())?;
-        outcome.await.map_err(|_| ending())?
+        self.reloads.send(reply).await.map_err(|_| stopping_error())?;
+        outcome.await.map_err(|_| stopping_error())?
     }
 }
 
-/// A socket and a token, before anybody is answered.
+/// The socket and the token of the admin API, before it starts.
 pub(crate) struct AdminListener {
     pub(crate) listener: TcpListener,
     token: AdminToken,
-    /// What the welcome says of it.
+    /// The line about the admin API in the start message.
     pub(crate) notice: String,
 }
 
 impl AdminListener {
-    /// Binds the socket, unless a predecessor has it, and finds the token. `None` if the policy wants no admin API, or
-    /// if another process holds the address that nobody chose.
+    /// Binds the socket, or takes it from the predecessor, and loads the token. Returns `None` if the policy disables the
+    /// admin API, or if another process uses the default address.
     pub(crate) fn new(
         policy: Option<&Path>,
         plan: &Plan,
@@ -151,62 +159,63 @@ impl AdminListener {
             Err(error) if admin.listen.is_none() => {
                 tracing::warn!(
                     event = "no_admin",
-                    "no admin API: cannot listen on {} ({error}); choose another address with `admin.listen`, or \
+                    "the admin API is disabled: cannot listen on {}: {error}; set another address in `admin.listen`, or \
                      write `admin: off`",
                     AdminPlan::LISTEN
                 );
                 return Ok(None);
             }
             Err(error) => {
-                return Err(error).with_context(|| {
-                    format!("cannot listen on {address}, the `admin.listen` of the policy")
-                });
+                bail!("cannot listen on {address}: {error}; set another address in `admin.listen`");
             }
         };
         let bound = listener.local_addr()?;
-        let path = policy.map(|policy| state::token_file(policy, plan)).or_else(state::own_token_file);
-        let (token, kept) = state::token(path.as_deref(), bound.ip().to_canonical().is_loopback())?;
-        let kept = match kept {
-            Kept::In(path) => format!("the token is in {}", path.display()),
-            Kept::New(path) => {
+        let path = policy.map(|policy| state::token_file(policy, plan)).or_else(state::user_token_file);
+        let (token, location) =
+            state::load_or_create_token(path.as_deref(), bound.ip().to_canonical().is_loopback())?;
+        let token_text = match location {
+            TokenLocation::File(path) => format!("token in {}", path.display()),
+            TokenLocation::NewFile(path) => {
                 format!(
-                    "its token is new, kept in {} and shown only now:\n             {}",
+                    "new token, saved in {} and shown only once:\n             {}",
                     path.display(),
                     token.expose()
                 )
             }
-            Kept::Nowhere => format!("its token, until it ends:\n             {}", token.expose()),
+            TokenLocation::Memory => {
+                format!("token, valid until the gateway stops:\n             {}", token.expose())
+            }
         };
-        Ok(Some(Self { listener, token, notice: format!("  admin      http://{bound}; {kept}\n") }))
+        Ok(Some(Self { listener, token, notice: format!("  admin      http://{bound}; {token_text}\n") }))
     }
 
-    /// Answers operators.
+    /// Starts to serve the admin API.
     pub(crate) fn start(
         self,
-        served: &Arc<AdminBackend>,
+        backend: &Arc<AdminBackend>,
         admin_state: &Arc<AdminState<AdminBackend>>,
     ) -> anyhow::Result<AdminHandle> {
-        let console = AdminServer::new(Arc::clone(served), Arc::clone(admin_state), self.token);
+        let server = AdminServer::new(Arc::clone(backend), Arc::clone(admin_state), self.token);
         let (stop, stopping) = watch::channel(false);
-        Ok(AdminHandle { stop, thread: console.start(self.listener, stopping)? })
+        Ok(AdminHandle { stop, thread: server.start(self.listener, stopping)? })
     }
 }
 
-/// An admin API that answers.
+/// A running admin API.
 pub(crate) struct AdminHandle {
     stop: watch::Sender<bool>,
     thread: JoinHandle<()>,
 }
 
 impl AdminHandle {
-    /// Nobody else is answered.
+    /// Stops accepting requests.
     pub(crate) fn stop(&self) {
         self.stop.send_replace(true);
     }
 
-    /// Stops, and waits until it has ended.
-    pub(crate) fn end(self) -> anyhow::Result<()> {
+    /// Stops and waits for the thread to end.
+    pub(crate) fn join(self) -> anyhow::Result<()> {
         self.stop();
-        self.thread.join().map_err(|_| anyhow!("the admin API has panicked"))
+        self.thread.join().map_err(|_| anyhow!("the thread of the admin API panicked"))
     }
 }

@@ -1,4 +1,4 @@
-//! The certificates of listeners that run: replaced at a reload, reported before they expire.
+//! The certificates of running listeners: replaces them at a reload and warns before they expire.
 
 use std::sync::Arc;
 
@@ -8,21 +8,22 @@ use tidegate_policy::Plan;
 use tidegate_telemetry::{Exposition, MetricKind};
 
 use super::listeners::{self, ListenerConfig, ListenerConfigError};
-use crate::certificate::{Expiry, date};
+use crate::certificate::{Expiry, format_time};
 
-/// The certificates that are presented to clients.
+/// The certificates of all listeners with TLS.
 pub(crate) struct Certificates {
     /// The address of `--listen`.
     listen_option: Option<String>,
-    /// The addresses of the policy at the start, and whether each uses TLS. They stay until the next start.
+    /// The addresses of the policy at the start, and whether each uses TLS. Changing them requires a restart.
     at_start: Vec<(String, bool)>,
-    presented: Vec<Presented>,
+    entries: Vec<ListenerCertificate>,
 }
 
-struct Presented {
-    /// The address as it was configured.
+/// The certificate of one listener.
+struct ListenerCertificate {
+    /// The configured address.
     configured: String,
-    /// The address that is listened at.
+    /// The bound address.
     listener: String,
     resolver: Arc<CertificateResolver>,
 }
@@ -35,8 +36,8 @@ impl Certificates {
         configs: &[ListenerConfig],
         listeners: &[Listener],
     ) -> Self {
-        let presented = configs.iter().zip(listeners).filter_map(|(config, listener)| {
-            Some(Presented {
+        let entries = configs.iter().zip(listeners).filter_map(|(config, listener)| {
+            Some(ListenerCertificate {
                 configured: config.address.clone(),
                 listener: listener.address().to_string(),
                 resolver: Arc::clone(listener.certificate()?),
@@ -45,41 +46,42 @@ impl Certificates {
         Self {
             listen_option: listen_option.map(str::to_owned),
             at_start: addresses(plan),
-            presented: presented.collect(),
+            entries: entries.collect(),
         }
     }
 
-    /// What a reload to `plan` would present. Changes nothing.
+    /// Validates the listeners of a new `plan`. Changes nothing.
     pub(crate) fn prepare(&self, plan: &Plan) -> Result<Vec<ListenerConfig>, ListenerConfigError> {
         listeners::configs(self.listen_option.as_deref(), plan)
     }
 
-    /// Presents the certificates of `configs` from now on. Returns a sentence for each one that is different.
+    /// Replaces the certificates by those of `configs`. Describes each one that has changed.
     pub(crate) fn replace(&self, configs: Vec<ListenerConfig>) -> Vec<String> {
         let mut changes = Vec::new();
         for ListenerConfig { address, certificate } in configs {
-            let presented = self.presented.iter().find(|presented| presented.configured == address);
-            let (Some(Presented { listener, resolver, .. }), Some(certificate)) = (presented, certificate)
+            let current = self.entries.iter().find(|current| current.configured == address);
+            let (Some(ListenerCertificate { listener, resolver, .. }), Some(certificate)) =
+                (current, certificate)
             else {
                 continue;
             };
-            let expires = date(certificate.expires_at());
+            let expires = format_time(certificate.expires_at());
             if resolver.replace(certificate) {
-                changes.push(format!("certificate of {listener} replaced; the new one expires at {expires}"));
+                changes.push(format!("certificate of {listener} replaced; it expires at {expires}"));
             }
         }
         changes
     }
 
-    /// Whether `plan` has other addresses than at the start, or other ones with TLS.
+    /// Whether the addresses of `plan`, or their use of TLS, differ from those at the start.
     pub(crate) fn needs_restart(&self, plan: &Plan) -> bool {
         addresses(plan) != self.at_start
     }
 
-    /// Logs which certificates have expired or soon will. Returns the messages.
+    /// Logs certificates that have expired or expire soon. Returns the messages.
     pub(crate) fn warn(&self, now: Timestamp) -> Vec<String> {
         let mut messages = Vec::new();
-        for Presented { listener, resolver, .. } in &self.presented {
+        for ListenerCertificate { listener, resolver, .. } in &self.entries {
             let Some(expiry) = Expiry::at(resolver.expires_at(), now) else { continue };
             let event = if expiry.has_expired { "certificate_expired" } else { "certificate_expiring" };
             let message = expiry.describe(&format!("the certificate of {listener}"));
@@ -89,15 +91,15 @@ impl Certificates {
         messages
     }
 
-    /// Writes when each certificate expires.
+    /// Writes the expiry time of each certificate as a metric.
     pub(crate) fn write(&self, page: &mut Exposition) {
-        if self.presented.is_empty() {
+        if self.entries.is_empty() {
             return;
         }
         let name = "tidegate_certificate_expiry_timestamp_seconds";
-        let help = "When the certificate of a listener expires, in Unix time.";
+        let help = "Expiry time of the certificate of a listener, as Unix time.";
         let mut family = page.family(name, MetricKind::Gauge, help);
-        for Presented { listener, resolver, .. } in &self.presented {
+        for ListenerCertificate { listener, resolver, .. } in &self.entries {
             family.sample(&[("listener", listener)], resolver.expires_at().as_micros() / 1_000_000);
         }
     }

@@ -1,4 +1,4 @@
-//! Files that a policy was read from, and whether they have changed since.
+//! Watches the files of a policy for changes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt;
@@ -9,13 +9,13 @@ use anyhow::Context;
 use notify::{RecursiveMode, Watcher};
 use tokio::sync::mpsc;
 
-/// Editors write a file in several steps: what follows so soon belongs together.
-const SETTLE: Duration = Duration::from_millis(100);
+/// Editors write a file in several steps. Changes within this time are treated as one.
+const SETTLE_TIME: Duration = Duration::from_millis(100);
 
-/// LogSampling file it is and when it was written; `None` if there is none.
+/// Device, inode, modification time and size of a file; `None` if the file does not exist.
 type Stamp = Option<(u64, u64, i64, i64, u64)>;
 
-/// A file as it was just before it was read.
+/// The stamp of a file, taken just before the file was read.
 #[derive(Clone, Debug)]
 pub(crate) struct FileStamp {
     file: PathBuf,
@@ -25,21 +25,21 @@ pub(crate) struct FileStamp {
 impl FileStamp {
     pub(crate) fn now(file: &Path) -> Self {
         let file = std::path::absolute(file).unwrap_or_else(|_| file.to_owned());
-        Self { stamp: stamp(&file), file }
+        Self { stamp: read_stamp(&file), file }
     }
 }
 
-fn stamp(file: &Path) -> Stamp {
+fn read_stamp(file: &Path) -> Stamp {
     let file = std::fs::metadata(file).ok()?;
     Some((file.dev(), file.ino(), file.mtime(), file.mtime_nsec(), file.size()))
 }
 
-/// Files that are watched by way of their folders: editors put new files in the place of old ones, and a mounted
-/// configuration turns a link beside them. Of a folder that is not there, the nearest above it is watched.
+/// Watches files through their folders, because editors replace files and Kubernetes replaces a symbolic link beside them. If a
+/// folder does not exist, its nearest existing parent is watched.
 pub(crate) struct FileWatcher {
     watcher: notify::RecommendedWatcher,
     events: mpsc::UnboundedReceiver<()>,
-    /// The files as they were when last looked at.
+    /// The files and their last known stamps.
     files: BTreeMap<PathBuf, Stamp>,
     folders: BTreeSet<PathBuf>,
 }
@@ -49,14 +49,14 @@ impl FileWatcher {
         let (send, events) = mpsc::unbounded_channel();
         let watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
             if event.is_ok_and(|event| !event.kind.is_access()) {
-                // Nobody listens any more only when the process ends.
+                // The receiver is dropped only when the process ends.
                 let _ = send.send(());
             }
         })
         .context("cannot watch files")?;
         let mut all = Self { watcher, events, files: BTreeMap::new(), folders: BTreeSet::new() };
         all.files = files.into_iter().map(|FileStamp { file, stamp }| (file, stamp)).collect();
-        all.follow()?;
+        all.watch_folders()?;
         Ok(all)
     }
 
@@ -69,23 +69,23 @@ impl FileWatcher {
     /// Watches these files as well.
     pub(crate) fn watch_also(&mut self, files: Vec<FileStamp>) {
         self.files.extend(files.into_iter().map(|FileStamp { file, stamp }| (file, stamp)));
-        self.follow_or_say();
+        self.rewatch();
     }
 
-    /// Ready when one of the files has changed and come to rest, whatever else happens in its folder.
+    /// Returns when a watched file has changed and no further change follows within [`SETTLE_TIME`].
     pub(crate) async fn changed(&mut self) {
         loop {
-            let mut now = self.look();
+            let mut now = self.current_stamps();
             if now == self.files {
                 if self.events.recv().await.is_none() {
                     return std::future::pending().await;
                 }
-                self.follow_or_say();
+                self.rewatch();
                 continue;
             }
             loop {
-                tokio::time::sleep(SETTLE).await;
-                let later = self.look();
+                tokio::time::sleep(SETTLE_TIME).await;
+                let later = self.current_stamps();
                 if later == now {
                     break;
                 }
@@ -96,19 +96,19 @@ impl FileWatcher {
         }
     }
 
-    fn look(&self) -> BTreeMap<PathBuf, Stamp> {
-        self.files.keys().map(|file| (file.clone(), stamp(file))).collect()
+    fn current_stamps(&self) -> BTreeMap<PathBuf, Stamp> {
+        self.files.keys().map(|file| (file.clone(), read_stamp(file))).collect()
     }
 
-    fn follow_or_say(&mut self) {
-        if let Err(error) = self.follow() {
-            tracing::warn!(event = "watch_failed", "{error:#}; at SIGHUP the policy is read again");
+    fn rewatch(&mut self) {
+        if let Err(error) = self.watch_folders() {
+            tracing::warn!(event = "watch_failed", "{error:#}; send SIGHUP to reload the policy");
         }
     }
 
-    /// Watches the folders that the files are in, or will be.
-    fn follow(&mut self) -> anyhow::Result<()> {
-        // One that has gone is no longer watched, even if it comes back.
+    /// Watches the folders of all files.
+    fn watch_folders(&mut self) -> anyhow::Result<()> {
+        // The watch of a deleted folder is gone, even if the folder is created again.
         self.folders.retain(|folder| folder.is_dir());
         for file in self.files.keys() {
             let Some(folder) = file.ancestors().skip(1).find(|folder| folder.is_dir()) else { continue };

@@ -1,33 +1,33 @@
-//! Listeners: at which addresses, with which certificates, and their sockets.
+//! Configures listeners (addresses and certificates) and binds their sockets.
 
 use std::io::ErrorKind;
 
+use anyhow::anyhow;
 use tidegate_gateway::{ListenError, Listener, ServerCertificate};
 use tidegate_policy::{CertificatePlan, Plan, Problems};
 
 use crate::certificate;
 
-/// An address to listen at, and the certificate to present there.
+/// An address to listen on and its certificate.
 pub(crate) struct ListenerConfig {
     pub(crate) address: String,
-    /// `None`: nothing is encrypted.
+    /// `None` for a listener without TLS.
     pub(crate) certificate: Option<ServerCertificate>,
 }
 
-/// Why a policy has no usable listeners.
+/// Why the listeners of a policy are invalid.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ListenerConfigError {
     #[error(
-        "--listen {address} cannot replace the `listen` of the policy: its entries have different certificates \
-         ({files}), and one address presents one certificate; remove --listen, or give all entries of `listen` the \
-         same certificate"
+        "--listen {address} cannot replace `listen` of the policy, because its entries use different certificates \
+         ({files}); remove --listen, or use the same certificate in all entries"
     )]
     SeveralCertificates { address: String, files: String },
     #[error("{0}")]
-    Unusable(Problems),
+    InvalidCertificates(Problems),
 }
 
-/// The listeners of `plan`. If `--listen` gives an address, it replaces those of the plan, with their certificate.
+/// Returns the listeners of `plan`. The address of `--listen` replaces all of them and uses their certificate.
 pub(crate) fn configs(
     listen_option: Option<&str>,
     plan: &Plan,
@@ -43,10 +43,10 @@ pub(crate) fn configs(
             Err(problem) => problems.extend([*problem]),
         }
     }
-    if problems.is_empty() { Ok(configs) } else { Err(ListenerConfigError::Unusable(problems)) }
+    if problems.is_empty() { Ok(configs) } else { Err(ListenerConfigError::InvalidCertificates(problems)) }
 }
 
-/// The one certificate of all listeners of `plan` that use TLS; `None` if none of them does.
+/// Returns the only certificate of `plan`, or `None` if no listener uses TLS.
 fn only_certificate<'p>(
     address: &str,
     plan: &'p Plan,
@@ -63,7 +63,7 @@ fn only_certificate<'p>(
     }
 }
 
-/// Binds the sockets, unless `inherited` has them.
+/// Binds the sockets that `inherited` does not provide.
 pub(crate) fn bind(
     configs: &[ListenerConfig],
     cores: usize,
@@ -74,7 +74,7 @@ pub(crate) fn bind(
         .map(|ListenerConfig { address, certificate }| {
             let listener = match inherited(address)? {
                 Some(listener) => listener,
-                None => Listener::bind(address, cores).map_err(|error| explain(error, address))?,
+                None => Listener::bind(address, cores).map_err(|error| describe_error(&error, address))?,
             };
             Ok(match certificate {
                 Some(certificate) => listener.with_certificate(certificate.clone())?,
@@ -84,17 +84,25 @@ pub(crate) fn bind(
         .collect()
 }
 
-fn explain(error: ListenError, address: &str) -> anyhow::Error {
-    let hint = match &error {
-        ListenError::Bind { source, .. } => match source.kind() {
-            ErrorKind::AddrInUse => {
-                "stop what holds it, or choose another with --listen; port 0 takes a free one"
-            }
-            ErrorKind::PermissionDenied => "choose a port from 1024 on, or give the right to lower ones",
-            ErrorKind::AddrNotAvailable => "that address is not this machine's",
-            _ => "tidegate serve --help shows the form",
-        },
-        _ => "write it as 127.0.0.1:8080 or localhost:8080",
+/// Describes why `address` cannot be used, and how to fix it.
+fn describe_error(error: &ListenError, address: &str) -> anyhow::Error {
+    let ListenError::Bind { source, .. } = error else {
+        return anyhow!(
+            "cannot listen on {address}: invalid address; expected HOST:PORT, such as 127.0.0.1:8080 or localhost:8080"
+        );
     };
-    anyhow::Error::from(error).context(format!("cannot listen on {address} ({hint})"))
+    let (reason, hint) = match source.kind() {
+        ErrorKind::AddrInUse => (
+            "the address is in use".to_owned(),
+            "stop the process that uses it, or choose another with --listen; port 0 picks a free port",
+        ),
+        ErrorKind::PermissionDenied => {
+            ("permission denied".to_owned(), "choose a port of 1024 or higher, or grant CAP_NET_BIND_SERVICE")
+        }
+        ErrorKind::AddrNotAvailable => {
+            ("this machine does not have that address".to_owned(), "choose another with --listen")
+        }
+        _ => (source.to_string(), "choose another address with --listen"),
+    };
+    anyhow!("cannot listen on {address}: {reason}; {hint}")
 }

@@ -1,4 +1,4 @@
-//! `tidegate serve`: the gateway, from its policy to its last request.
+//! `tidegate serve`: runs the gateway.
 
 mod activation;
 mod admin;
@@ -31,110 +31,122 @@ use admin::{AdminBackend, AdminHandle, AdminListener};
 use certificates::Certificates;
 use file_watcher::FileStamp;
 use logging::{Logging, log_warnings};
-use reload::{End, Events};
-use source::{Loaded, Source};
-use state::State;
+use reload::{ServeEvents, StopReason};
+use source::{LoadError, LoadedPolicy, PolicySource};
+use state::DurableState;
 use store::SelectedStore;
 use takeover::Predecessor;
 
-/// What is under way at a stop gets this long to end.
-const DRAIN: Duration = Duration::from_secs(10);
+/// How long requests in progress may continue after a stop.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
-    let source = Source::of(args)?;
+    let source = PolicySource::from_args(args)?;
     let (loaded, files) = source.load();
-    let Loaded { active, warnings } = loaded?;
+    let LoadedPolicy { active, warnings } = match loaded {
+        Ok(loaded) => loaded,
+        Err(LoadError::Problems(problems)) => {
+            eprint!("{problems}");
+            match source.file() {
+                Some(file) => bail!("{}: invalid policy; fix the problems listed above", file.display()),
+                None => bail!("invalid --upstream or --limit; fix the problems listed above"),
+            }
+        }
+        Err(error) => return Err(error.into()),
+    };
     let plan = Arc::clone(active.matcher.plan());
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
     let logging = Logging::open(&source, &plan, Arc::clone(&clock))?;
     log_warnings(&warnings);
-    let ended = serve(args, &source, Start { active, files, clock }, &logging);
+    let result = serve(args, &source, Startup { active, files, clock }, &logging);
     logging.flush();
-    ended
+    result
 }
 
-/// What a gateway is started with.
-struct Start {
+/// The loaded policy, the files it was read from, and the clock.
+struct Startup {
     active: ActivePolicy,
     files: Vec<FileStamp>,
     clock: Arc<dyn Clock>,
 }
 
-fn serve(args: &ServeArgs, source: &Source, start: Start, logging: &Logging) -> anyhow::Result<()> {
-    let Start { active, files, clock } = start;
+fn serve(args: &ServeArgs, source: &PolicySource, startup: Startup, logging: &Logging) -> anyhow::Result<()> {
+    let Startup { active, files, clock } = startup;
     let plan = Arc::clone(active.matcher.plan());
-    let cores = args.cores.map_or_else(cores, NonZeroUsize::get);
+    let cores = args.cores.map_or_else(available_cores, NonZeroUsize::get);
     let mut predecessor = match &args.takeover {
-        Some(path) => Predecessor::at(path)?,
+        Some(path) => Predecessor::connect(path)?,
         None => None,
     };
     let (listeners, certificates) = listen(args, &plan, cores, predecessor.as_mut())?;
-    // A predecessor has let go of the file by now.
-    let state = State::open(source.file(), &plan)?;
-    let prepared = AdminListener::new(source.file(), &plan, predecessor.as_mut())?;
+    // The predecessor has released the durable file by now.
+    let state = DurableState::open(source.file(), &plan)?;
+    let admin_listener = AdminListener::new(source.file(), &plan, predecessor.as_mut())?;
     let telemetry = logging.telemetry(cores, clock.now());
     let store = Arc::new(SelectedStore::new(&plan.store));
     let limiter = Arc::new(Limiter::new(active, store, Arc::clone(&clock))?);
-    let gateway = Gateway::builder(limiter).resource_limits(rlimit::fitting(cores)).telemetry(telemetry);
+    let gateway =
+        Gateway::builder(limiter).resource_limits(rlimit::raise_and_derive(cores)).telemetry(telemetry);
     let gateway = Arc::new(gateway.build()?);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let (served, reloads) = AdminBackend::new(Arc::clone(&gateway), source, Arc::clone(&certificates));
-    // Before the first request: nobody who is banned slips through.
-    let admin_state = runtime.block_on(served.restore(Arc::clone(&clock), state))?;
+    let (backend, reloads) = AdminBackend::new(Arc::clone(&gateway), source, Arc::clone(&certificates));
+    // Restore bans before the first request is accepted.
+    let admin_state = runtime.block_on(backend.restore(Arc::clone(&clock), state))?;
     runtime.spawn(Arc::clone(&admin_state).keep_penalties());
     let (stop, stopping) = watch::channel(false);
-    let threads = gateway.start(&listeners, &stopping, DRAIN)?;
-    // Whoever reads the welcome may already change the policy or send a signal.
-    let mut events = runtime.block_on(async { Events::new(files, logging.clone(), reloads, clock) })?;
+    let threads = gateway.start(&listeners, &stopping, DRAIN_TIMEOUT)?;
+    // Handle signals and file changes before the start message is printed.
+    let mut events = runtime.block_on(async { ServeEvents::new(files, logging.clone(), reloads, clock) })?;
     if let Some(predecessor) = predecessor {
-        predecessor.dismiss()?;
+        predecessor.confirm()?;
     }
     if let Some(path) = &args.takeover {
-        let handed = takeover::sockets(&listeners, prepared.as_ref().map(|prepared| &prepared.listener))?;
-        events.successor = Some(takeover::await_successor(path, handed, Arc::clone(&admin_state))?);
+        let sockets =
+            takeover::duplicate_sockets(&listeners, admin_listener.as_ref().map(|admin| &admin.listener))?;
+        events.successor = Some(takeover::listen_for_successor(path, sockets, Arc::clone(&admin_state))?);
     }
-    let notice = prepared.as_ref().map_or(String::new(), |prepared| prepared.notice.clone());
-    let admin = prepared.map(|prepared| prepared.start(&served, &admin_state)).transpose()?;
-    greet(source, &listeners, &plan, &notice);
-    let end = runtime.block_on(events.until_stopped(&gateway, source, &certificates))?;
-    if let (End::Told, Some(path)) = (end, &args.takeover) {
-        // Nobody is waited for any more; whoever comes now starts afresh.
+    let notice = admin_listener.as_ref().map_or(String::new(), |admin| admin.notice.clone());
+    let admin = admin_listener.map(|listener| listener.start(&backend, &admin_state)).transpose()?;
+    announce(source, &listeners, &plan, &notice);
+    let reason = runtime.block_on(events.run_until_stopped(&gateway, source, &certificates))?;
+    if let (StopReason::Signal, Some(path)) = (reason, &args.takeover) {
+        // This process no longer hands over, so the next one must start normally.
         let _ = std::fs::remove_file(path);
     }
-    tracing::info!(event = "stopping", "stopping; what is under way gets {} s to end", DRAIN.as_secs());
-    served.begin_stopping();
-    if let (End::TakenOver, Some(admin)) = (end, &admin) {
-        // Operators are the successor's from now on; otherwise they may watch until the last request has ended.
+    tracing::info!(event = "stopping", "stopping; draining for up to {} s", DRAIN_TIMEOUT.as_secs());
+    backend.begin_stopping();
+    if let (StopReason::TakenOver, Some(admin)) = (reason, &admin) {
+        // The successor serves the admin API now. Without a successor, it stays available until the last request has ended.
         admin.stop();
     }
-    // The cores close theirs; as long as one is open the system would connect clients whom nobody answers.
+    // Workers close their own copies. While any copy is open, the kernel accepts connections that are never served.
     drop(listeners);
     stop.send_replace(true);
     for thread in threads {
         if thread.join().is_err() {
-            bail!("a core has panicked");
+            bail!("a worker thread panicked");
         }
     }
-    // After a takeover they are the successor's, and this is refused.
+    // After a takeover the successor owns the file, and this write is rejected.
     let _ = runtime.block_on(admin_state.write_penalties());
-    admin.map_or(Ok(()), AdminHandle::end)?;
+    admin.map_or(Ok(()), AdminHandle::join)?;
     tracing::info!(event = "stopped", "stopped");
     Ok(())
 }
 
-/// Says what runs, to whoever started it.
-fn greet(source: &Source, listeners: &[Listener], plan: &Plan, admin: &str) {
-    let urls = urls(listeners);
+/// Logs that the gateway has started and prints the start message.
+fn announce(source: &PolicySource, listeners: &[Listener], plan: &Plan, admin: &str) {
+    let urls = format_urls(listeners);
     tracing::info!(event = "started", version = env!("CARGO_PKG_VERSION"), "listening on {urls}");
     if plan.log.to == LogTarget::Stdout {
-        // A token that is shown once is shown, but never in a log.
+        // Print the notice, which may contain the token, to stderr: the token must not appear in the log.
         eprint!("{admin}");
     } else {
-        println!("{}", welcome(source, &urls, plan, admin));
+        println!("{}", start_message(source, &urls, plan, admin));
     }
 }
 
-/// Opens the listeners, with sockets of the service manager or of the predecessor where there are any.
+/// Opens the listeners. Uses sockets of the service manager or of the predecessor if available.
 fn listen(
     args: &ServeArgs,
     plan: &Plan,
@@ -142,21 +154,21 @@ fn listen(
     mut predecessor: Option<&mut Predecessor>,
 ) -> anyhow::Result<(Vec<Listener>, Arc<Certificates>)> {
     let configs = listeners::configs(args.listen.as_deref(), plan)?;
-    let mut given = InheritedSockets::from_environment()?;
-    let listeners = listeners::bind(&configs, cores, &mut |address| match given.take(address, cores)? {
+    let mut inherited = InheritedSockets::from_environment()?;
+    let listeners = listeners::bind(&configs, cores, &mut |address| match inherited.take(address, cores)? {
         None => predecessor.as_mut().map_or(Ok(None), |predecessor| predecessor.take(address, cores)),
-        given => Ok(given),
+        listener => Ok(listener),
     })?;
-    given.must_be_none()?;
+    inherited.ensure_all_used()?;
     let certificates = Certificates::new(args.listen.as_deref(), plan, &configs, &listeners);
     Ok((listeners, Arc::new(certificates)))
 }
 
-fn cores() -> usize {
+fn available_cores() -> usize {
     std::thread::available_parallelism().map_or(1, NonZeroUsize::get)
 }
 
-fn urls(listeners: &[Listener]) -> String {
+fn format_urls(listeners: &[Listener]) -> String {
     let urls: Vec<_> = listeners
         .iter()
         .map(|listener| {
@@ -167,7 +179,7 @@ fn urls(listeners: &[Listener]) -> String {
     urls.join(", ")
 }
 
-fn welcome(source: &Source, urls: &str, plan: &Plan, admin: &str) -> String {
+fn start_message(source: &PolicySource, urls: &str, plan: &Plan, admin: &str) -> String {
     let url = urls.split(", ").next().unwrap_or_default();
     let limits: Vec<_> = plan
         .rate_limits
@@ -176,21 +188,21 @@ fn welcome(source: &Source, urls: &str, plan: &Plan, admin: &str) -> String {
         .collect();
     let limits = limits.concat();
     let warning = if plan.clients.accepts_unverified_keys {
-        "  warning    API keys are not verified: a client that invents a key for each request has no limit\n"
+        "  warning    API keys are not verified: a client can evade limits by inventing keys; see `clients.api_key.verify`\n"
     } else {
         ""
     };
     let rest = match source {
-        Source::File(path) => {
-            format!("  policy     {}, read again when it changes or at SIGHUP\n", path.display())
+        PolicySource::File(path) => {
+            format!("  policy     {}; reloaded when it changes and on SIGHUP\n", path.display())
         }
-        Source::Line(yaml) => format!("\nAs a file, which could hold more:\n\n{yaml}"),
-        Source::Demo(_) => {
+        PolicySource::CommandLine(yaml) => format!("\nEquivalent policy file:\n\n{yaml}"),
+        PolicySource::Demo(_) => {
             let requests = plan.rate_limits.default.as_ref().map_or(10, |rule| rule.requests);
             format!(
-                "\x20 upstream   the built-in demo; put your own service behind it with --upstream http://localhost:3000
+                "\x20 upstream   built-in demo; forward to your own service with --upstream http://localhost:3000
 
-AttemptResult:
+Try it:
   curl -i {url}/
   for i in $(seq {}); do curl -s -o /dev/null -w '%{{http_code}}\\n' {url}/; done
   curl -i {url}/
@@ -199,5 +211,5 @@ AttemptResult:
             )
         }
     };
-    format!("tidegate is listening on {urls}\n{limits}{warning}{admin}{rest}\nCtrl-C stops it.")
+    format!("tidegate is listening on {urls}\n{limits}{warning}{admin}{rest}\nPress Ctrl-C to stop.")
 }

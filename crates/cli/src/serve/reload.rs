@@ -1,4 +1,4 @@
-//! What happens while the gateway runs: its policy changes, or it is told to stop.
+//! Handles the events of a running gateway: reloads and stops.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,37 +17,37 @@ use super::admin::ReloadRequest;
 use super::certificates::Certificates;
 use super::file_watcher::{FileStamp, FileWatcher};
 use super::logging::{Logging, log_warnings};
-use super::source::{LoadError, Loaded, Source};
+use super::source::{LoadError, LoadedPolicy, PolicySource};
 use super::store::SelectedStore;
 
-/// How often the log warns of certificates that expire.
-const EXPIRY_CHECK: Duration = Duration::from_hours(24);
+/// How often expiring certificates are logged.
+const EXPIRY_CHECK_INTERVAL: Duration = Duration::from_hours(24);
 
-/// Signals and changes of files, none missed from here on.
-pub(crate) struct Events {
+/// Signals, file changes and reload requests. None is missed after this value is created.
+pub(crate) struct ServeEvents {
     terminate: Signal,
     interrupt: Signal,
     hangup: Signal,
-    watched: FileWatcher,
+    file_watcher: FileWatcher,
     logging: Logging,
     clock: Arc<dyn Clock>,
-    /// Who wants the policy read again.
+    /// Reload requests of the admin API.
     reloads: mpsc::Receiver<ReloadRequest>,
-    /// Says that another process has taken over.
+    /// Receives a message when another process has taken over.
     pub(crate) successor: Option<mpsc::UnboundedReceiver<()>>,
 }
 
 /// Why the gateway stops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum End {
-    /// A signal said so.
-    Told,
-    /// Another process serves in its place.
+pub(crate) enum StopReason {
+    /// SIGTERM or SIGINT.
+    Signal,
+    /// Another process has taken over.
     TakenOver,
 }
 
-impl Events {
-    /// Needs a runtime.
+impl ServeEvents {
+    /// Starts to listen for events. Must be called in a Tokio runtime.
     pub(crate) fn new(
         files: Vec<FileStamp>,
         logging: Logging,
@@ -58,7 +58,7 @@ impl Events {
             terminate: signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?,
             interrupt: signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?,
             hangup: signal(SignalKind::hangup()).context("cannot listen for SIGHUP")?,
-            watched: FileWatcher::new(files)?,
+            file_watcher: FileWatcher::new(files)?,
             logging,
             clock,
             reloads,
@@ -66,15 +66,15 @@ impl Events {
         })
     }
 
-    /// Reloads the policy and certificates whenever they change, until a signal or a successor says to stop.
-    pub(crate) async fn until_stopped(
+    /// Reloads the policy and certificates when they change, until the gateway must stop.
+    pub(crate) async fn run_until_stopped(
         mut self,
         gateway: &Gateway<SelectedStore>,
-        source: &Source,
+        source: &PolicySource,
         certificates: &Certificates,
-    ) -> anyhow::Result<End> {
-        // The first check is now.
-        let mut expiry_check = tokio::time::interval(EXPIRY_CHECK);
+    ) -> anyhow::Result<StopReason> {
+        // The first tick is immediate.
+        let mut expiry_check = tokio::time::interval(EXPIRY_CHECK_INTERVAL);
         loop {
             let taken_over = async {
                 match &mut self.successor {
@@ -82,59 +82,60 @@ impl Events {
                     None => std::future::pending().await,
                 }
             };
-            let asked = tokio::select! {
-                _ = self.terminate.recv() => return Ok(End::Told),
-                _ = self.interrupt.recv() => return Ok(End::Told),
-                _ = taken_over => return Ok(End::TakenOver),
+            let reply_to = tokio::select! {
+                _ = self.terminate.recv() => return Ok(StopReason::Signal),
+                _ = self.interrupt.recv() => return Ok(StopReason::Signal),
+                _ = taken_over => return Ok(StopReason::TakenOver),
                 _ = self.hangup.recv() => None,
-                () = self.watched.changed() => None,
-                Some(asked) = self.reloads.recv() => Some(asked),
+                () = self.file_watcher.changed() => None,
+                Some(reply_to) = self.reloads.recv() => Some(reply_to),
                 _ = expiry_check.tick() => {
                     certificates.warn(self.clock.now());
                     continue;
                 }
             };
             let (outcome, files) = source.load();
-            let outcome = put_in_force(gateway, certificates, outcome, &self.logging, self.clock.now());
-            // What a bad policy names is watched too: it may be all that is missing.
+            let outcome = activate(gateway, certificates, outcome, &self.logging, self.clock.now());
+            // The files of an invalid policy are watched too: a missing one may be the only problem.
             if outcome.is_ok() {
-                self.watched.watch(files);
+                self.file_watcher.watch(files);
             } else {
-                self.watched.watch_also(files);
+                self.file_watcher.watch_also(files);
             }
-            if let Some(asked) = asked {
-                // Whoever asked may have left.
-                let _ = asked.send(outcome);
+            if let Some(reply_to) = reply_to {
+                // The sender of the request may have disconnected.
+                let _ = reply_to.send(outcome);
             }
         }
     }
 }
 
-/// Puts a policy in force if it is good, and says what is different. A bad one changes nothing.
-fn put_in_force(
+/// Activates a policy and logs what has changed. An invalid policy changes nothing.
+fn activate(
     gateway: &Gateway<SelectedStore>,
     certificates: &Certificates,
-    outcome: Result<Loaded, LoadError>,
+    outcome: Result<LoadedPolicy, LoadError>,
     logging: &Logging,
     now: Timestamp,
 ) -> Result<Reloaded, ReloadError> {
-    let refuse = |message: &str, reason: String| {
+    let reject = |message: &str, reason: String| {
         let details = details(std::slice::from_ref(&reason));
         tracing::error!(event = "reload_failed", details, "{message}");
         Err(ReloadError { reason })
     };
-    let Loaded { active, warnings } = match outcome {
+    let LoadedPolicy { active, warnings } = match outcome {
         Ok(loaded) => loaded,
         Err(error) => {
-            let message = "the policy has changed and is not good; the old one stays in force";
-            return refuse(message, error.to_string());
+            let message = "reload failed: invalid policy; the running policy stays active";
+            return reject(message, error.to_string());
         }
     };
     let listeners = match certificates.prepare(active.matcher.plan()) {
         Ok(listeners) => listeners,
         Err(error) => {
-            let message = "the certificates cannot be used; the old ones and the old policy stay in force";
-            return refuse(message, error.to_string());
+            let message =
+                "reload failed: invalid certificates; the running policy and certificates stay active";
+            return reject(message, error.to_string());
         }
     };
     log_warnings(&warnings);
@@ -142,17 +143,17 @@ fn put_in_force(
     let (old, new) = (before.matcher.plan(), Arc::clone(active.matcher.plan()));
     let mut changes: Vec<_> = diff(old, &new).iter().map(ToString::to_string).collect();
     if let Err(error) = gateway.replace(active) {
-        let message = "the policy has changed and cannot be served; the old one stays in force";
-        return refuse(message, error.to_string());
+        let message = "reload failed: the policy cannot be activated; the running policy stays active";
+        return reject(message, error.to_string());
     }
-    logging.follow(&new);
+    logging.apply(&new);
     changes.extend(certificates.replace(listeners));
     let count = changes.len();
     if certificates.needs_restart(&new) {
-        changes.push("the addresses of `listen` stay as they are until the next start".to_owned());
+        changes.push("changed addresses in `listen` take effect after a restart".to_owned());
     }
     if old.store != new.store || old.admin != new.admin {
-        changes.push("`store` and `admin` stay as they are until the next start".to_owned());
+        changes.push("changes of `store` and `admin` take effect after a restart".to_owned());
     }
     let plural = if count == 1 { "" } else { "s" };
     tracing::info!(

@@ -1,44 +1,44 @@
-//! How many files may be open, and so how many clients there is room for.
+//! Raises the limit of open files and derives the maximum number of client connections from it.
 //!
-//! A client takes a descriptor, and so does the connection to the service that answers it. Where they run out, clients
-//! that were let in could not be served. Most clients are idle most of the time, and connections to services are
-//! kept and shared: a quarter is for those, and no more clients are let in than the rest has room for.
+//! A client connection uses one descriptor, and so does the upstream connection that serves it. If descriptors run out,
+//! accepted clients cannot be served. Most clients are idle and upstream connections are shared, so a quarter of the
+//! descriptors is reserved for upstream connections and the rest is for clients.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tidegate_gateway::ResourceLimits;
 
-/// What the process itself needs, and what each of its cores does.
-const OWN: usize = 32;
-const OF_A_CORE: usize = 8;
+/// Descriptors that the process and each of its workers need.
+const RESERVED_PROCESS: usize = 32;
+const RESERVED_PER_WORKER: usize = 8;
 
-/// Room for fewer clients than this is worth a word.
-const FEW: usize = 5_000;
+/// A lower maximum of client connections is logged as a warning.
+const FEW_CONNECTIONS: usize = 5_000;
 
-/// Raises what may be open to what is allowed, and bounds the clients by it. Says so if they are few.
-pub(super) fn fitting(cores: usize) -> ResourceLimits {
+/// Raises the soft limit of open files to the hard limit and limits client connections accordingly.
+pub(super) fn raise_and_derive(cores: usize) -> ResourceLimits {
     let limit = getrlimit(Resource::Nofile);
-    // What cannot be raised stays as it is.
+    // If this fails, the current limit applies.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
     let open = getrlimit(Resource::Nofile)
         .current
         .map_or(usize::MAX, |open| usize::try_from(open).unwrap_or(usize::MAX));
-    let usual = ResourceLimits::default();
-    let room = room(open, cores);
-    let bounds = ResourceLimits { connections: usual.connections.min(room), ..usual };
-    if room < FEW {
+    let defaults = ResourceLimits::default();
+    let max_connections = max_connections(open, cores);
+    let limits = ResourceLimits { connections: defaults.connections.min(max_connections), ..defaults };
+    if max_connections < FEW_CONNECTIONS {
         tracing::warn!(
             event = "few_descriptors",
-            "only {open} files may be open at once, which is room for {room} clients; raise it with `ulimit -n` or \
+            "the limit of {open} open files allows only {max_connections} client connections; raise it with `ulimit -n` or \
              LimitNOFILE="
         );
     }
-    bounds
+    limits
 }
 
-/// How many clients can be served with so many descriptors.
-fn room(open: usize, cores: usize) -> usize {
-    let own = OWN.saturating_add(cores.saturating_mul(OF_A_CORE));
-    (open.saturating_sub(own) / 4).saturating_mul(3).max(1)
+/// The maximum number of client connections with `open` descriptors.
+fn max_connections(open: usize, cores: usize) -> usize {
+    let reserved = RESERVED_PROCESS.saturating_add(cores.saturating_mul(RESERVED_PER_WORKER));
+    (open.saturating_sub(reserved) / 4).saturating_mul(3).max(1)
 }
 
 #[cfg(test)]
@@ -46,9 +46,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_quarter_is_for_services_and_there_is_always_room_for_one() {
-        assert_eq!(room(1_024, 2), 732);
-        assert_eq!((room(0, 1), room(40, 1), room(44, 1)), (1, 1, 3));
-        assert!(room(usize::MAX, usize::MAX) >= 1);
+    fn max_connections_reserves_a_quarter_for_upstreams_and_is_at_least_one() {
+        assert_eq!(max_connections(1_024, 2), 732);
+        assert_eq!((max_connections(0, 1), max_connections(40, 1), max_connections(44, 1)), (1, 1, 3));
+        assert!(max_connections(usize::MAX, usize::MAX) >= 1);
     }
 }

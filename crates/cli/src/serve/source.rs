@@ -1,4 +1,4 @@
-//! Where the policy comes from: a file, a line, or the demo.
+//! Where the policy comes from: a file, the command line, or the demo.
 
 use std::borrow::Cow;
 use std::cell::RefCell;
@@ -10,104 +10,107 @@ use tidegate_policy::{ActivePolicy, CompiledPolicy, FileError, Files, Problems, 
 use super::demo;
 use super::file_watcher::FileStamp;
 use crate::args::ServeArgs;
-use crate::file::{self, Folder};
+use crate::file::{self, PolicyFolder};
 
-/// A policy that can be read again.
+/// The source of the policy. It can be loaded again.
 #[derive(Debug)]
-pub(crate) enum Source {
+pub(crate) enum PolicySource {
     File(PathBuf),
-    /// Made from the command line, as the YAML it equals.
-    Line(String),
-    /// The built-in demo.
+    /// Made from the command line; contains the equivalent YAML.
+    CommandLine(String),
+    /// The built-in demo; contains its YAML.
     Demo(String),
 }
 
-/// A policy as it was read.
-pub(crate) struct Loaded {
+/// A valid policy and its warnings.
+pub(crate) struct LoadedPolicy {
     pub(crate) active: ActivePolicy,
     pub(crate) warnings: Problems,
 }
 
-/// Why a policy was not read.
+/// Why a policy could not be loaded.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LoadError {
-    #[error("cannot read {file}: {source}")]
-    Unreadable { file: String, source: std::io::Error },
+    #[error("cannot read {file}: {reason}")]
+    Unreadable { file: String, reason: String },
     #[error("{0}")]
     Problems(Problems),
     #[error(transparent)]
-    Unservable(#[from] Unservable),
+    Unservable(#[from] UnservableError),
 }
 
-/// A good policy that cannot be served.
+/// Why a valid policy cannot be served.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Unservable {
-    #[error("the policy has no `routes`: nothing would be served; add `upstreams` and `routes`")]
+pub(crate) enum UnservableError {
+    #[error("the policy has no `routes`, so it forwards nothing; add `upstreams` and `routes`")]
     NoRoutes,
-    #[error(
-        "`store.url` names a shared store, which `serve` cannot use yet; remove it to count in this process"
-    )]
+    #[error("`store.url` is not supported by `serve` yet; remove it to keep counters in this process")]
     SharedStore,
 }
 
-impl Source {
-    pub(crate) fn of(args: &ServeArgs) -> anyhow::Result<Self> {
+impl PolicySource {
+    pub(crate) fn from_args(args: &ServeArgs) -> anyhow::Result<Self> {
         if let Some(path) = &args.config {
             return Ok(Self::File(path.clone()));
         }
         let limit = args.limit.as_deref();
         if let Some(upstream) = &args.upstream {
-            return Ok(Self::Line(policy(upstream, limit.unwrap_or("100/m"))?));
+            return Ok(Self::CommandLine(policy_yaml(upstream, limit.unwrap_or("100/m"))?));
         }
         let upstream = format!("http://{}", demo::start()?);
-        Ok(Self::Demo(policy(&upstream, limit.unwrap_or("10/m"))?))
+        Ok(Self::Demo(policy_yaml(&upstream, limit.unwrap_or("10/m"))?))
     }
 
-    /// Reads the policy, and says which files that took, whether it is good or not.
-    /// The file it is read from, if it is one.
+    /// The policy file, if there is one.
     pub(crate) fn file(&self) -> Option<&Path> {
         match self {
             Self::File(path) => Some(path),
-            Self::Line(_) | Self::Demo(_) => None,
+            Self::CommandLine(_) | Self::Demo(_) => None,
         }
     }
 
-    pub(crate) fn load(&self) -> (Result<Loaded, LoadError>, Vec<FileStamp>) {
+    /// Loads the policy. Returns also the files that were read, even if the policy is invalid.
+    pub(crate) fn load(&self) -> (Result<LoadedPolicy, LoadError>, Vec<FileStamp>) {
         match self {
             Self::File(path) => {
                 let name = path.display().to_string();
                 let files = RecordingFiles {
-                    folder: Folder::of(path),
+                    folder: PolicyFolder::of(path),
                     read: RefCell::new(vec![FileStamp::now(path)]),
                     path,
                 };
-                let outcome = file::policy(path)
-                    .map_err(|source| LoadError::Unreadable { file: name.clone(), source })
+                let outcome = file::read_policy(path)
+                    .map_err(|error| LoadError::Unreadable {
+                        file: name.clone(),
+                        reason: file::describe_io_error(&error),
+                    })
                     .and_then(|bytes| compile(&name, &bytes, &files).map_err(LoadError::Problems))
-                    .and_then(loaded);
+                    .and_then(require_servable);
                 (outcome, files.read.into_inner())
             }
-            Self::Line(yaml) | Self::Demo(yaml) => {
+            Self::CommandLine(yaml) | Self::Demo(yaml) => {
                 let compiled = compile("command line", yaml.as_bytes(), &tidegate_policy::NoFiles);
-                (compiled.map_err(LoadError::Problems).and_then(loaded), Vec::new())
+                (compiled.map_err(LoadError::Problems).and_then(require_servable), Vec::new())
             }
         }
     }
 }
 
-fn loaded(CompiledPolicy { plan, warnings, .. }: CompiledPolicy) -> Result<Loaded, LoadError> {
+fn require_servable(
+    CompiledPolicy { plan, warnings, .. }: CompiledPolicy,
+) -> Result<LoadedPolicy, LoadError> {
     if plan.store.url.is_some() {
-        return Err(Unservable::SharedStore.into());
+        return Err(UnservableError::SharedStore.into());
     }
     if plan.routes.is_empty() {
-        return Err(Unservable::NoRoutes.into());
+        return Err(UnservableError::NoRoutes.into());
     }
-    Ok(Loaded { active: ActivePolicy::new(plan), warnings })
+    Ok(LoadedPolicy { active: ActivePolicy::new(plan), warnings })
 }
 
-/// Files of a folder, noting which were asked for.
+/// The files of a folder. Records which files were read.
 struct RecordingFiles<'a> {
-    folder: Folder,
+    folder: PolicyFolder,
     path: &'a Path,
     read: RefCell<Vec<FileStamp>>,
 }
@@ -120,22 +123,24 @@ impl Files for RecordingFiles<'_> {
     }
 }
 
-/// `100/m` as a number of requests and a window.
-pub(crate) fn parts_of_limit(limit: &str) -> anyhow::Result<(u64, String)> {
-    let (requests, window) = limit
-        .split_once('/')
-        .with_context(|| format!("`{limit}` is no limit; write it as 100/m, 10/s or 1000/15m"))?;
+/// Parses a limit such as `100/m` into requests and window.
+pub(crate) fn parse_limit(limit: &str) -> anyhow::Result<(u64, String)> {
+    let (requests, window) = limit.split_once('/').with_context(|| {
+        format!("invalid limit `{limit}`: expected REQUESTS/WINDOW, such as 100/m, 10/s or 1000/15m")
+    })?;
     let Ok(requests) = requests.trim().parse::<u64>() else {
-        bail!("`{requests}` is no number of requests; write the limit as 100/m, 10/s or 1000/15m");
+        bail!(
+            "invalid limit `{limit}`: `{requests}` is not a number of requests; expected 100/m, 10/s or 1000/15m"
+        );
     };
     let window = window.trim();
     let has_number = window.starts_with(|c: char| c.is_ascii_digit());
     Ok((requests, if has_number { window.to_owned() } else { format!("1{window}") }))
 }
 
-/// One limit for each client address in front of one upstream, as it would be written in a file.
-fn policy(upstream: &str, limit: &str) -> anyhow::Result<String> {
-    let (requests, window) = parts_of_limit(limit)?;
+/// Returns the policy file for one upstream with one limit per client address.
+fn policy_yaml(upstream: &str, limit: &str) -> anyhow::Result<String> {
+    let (requests, window) = parse_limit(limit)?;
     Ok(format!(
         "\
 upstreams:
@@ -155,14 +160,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_is_a_policy() {
+    fn command_line_limit_becomes_a_valid_policy() {
         for limit in ["100/m", "10/s", "1000/15m", "5 / 1d"] {
-            let yaml = policy("http://localhost:3000", limit).unwrap();
-            let compiled = compile("line", yaml.as_bytes(), &tidegate_policy::NoFiles);
+            let yaml = policy_yaml("http://localhost:3000", limit).unwrap();
+            let compiled = compile("command line", yaml.as_bytes(), &tidegate_policy::NoFiles);
             assert!(compiled.is_ok_and(|compiled| compiled.warnings.is_empty()), "{yaml}");
         }
         for bad in ["100", "many/m", "-1/m"] {
-            let error = policy("http://localhost:3000", bad).unwrap_err().to_string();
+            let error = policy_yaml("http://localhost:3000", bad).unwrap_err().to_string();
             assert!(error.contains("100/m"), "{error}");
         }
     }

@@ -1,4 +1,4 @@
-//! What outlives the process: where it is kept, and the token of the admin API.
+//! Persistent state: the durable file and the token of the admin API.
 
 use std::fs::{DirBuilder, OpenOptions};
 use std::io::{ErrorKind, Write};
@@ -10,48 +10,55 @@ use tidegate_admin::AdminToken;
 use tidegate_policy::Plan;
 use tidegate_store::durable::{Contents, Durable};
 
-/// The durable file, in the folder for what outlives the process.
-const FILE: &str = "tidegate.redb";
-/// The token's, unless the policy names another.
-const TOKEN: &str = "admin.token";
+/// Name of the durable file in the state folder.
+const DURABLE_FILE: &str = "tidegate.redb";
+/// Default name of the token file in the state folder.
+const TOKEN_FILE: &str = "admin.token";
 
-/// The durable store, and what it holds.
-pub(crate) struct State {
+/// The durable store and its contents.
+pub(crate) struct DurableState {
     pub(crate) durable: Durable,
-    /// `None`: everything is forgotten when the process ends.
+    /// `None` if the state is lost when the process ends.
     pub(crate) path: Option<PathBuf>,
     pub(crate) contents: Contents,
 }
 
-impl State {
-    /// What the policy at `policy` left behind when it last ran; without a file, nothing outlives the process.
+impl DurableState {
+    /// Opens the state of the policy file `policy`. Without a file, the state is kept in memory only.
     pub(crate) fn open(policy: Option<&Path>, plan: &Plan) -> anyhow::Result<Self> {
-        let Some(folder) = policy.map(|policy| folder(policy, plan)) else { return Self::forgetful() };
+        let Some(folder) = policy.map(|policy| state_folder(policy, plan)) else { return Self::in_memory() };
         if let Err(error) = DirBuilder::new().recursive(true).mode(0o700).create(&folder) {
-            let named = plan.store.directory.is_some();
-            if named || !matches!(error.kind(), ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem) {
-                return Err(error).with_context(|| format!("cannot make {}", folder.display()));
+            let is_configured = plan.store.directory.is_some();
+            if is_configured
+                || !matches!(error.kind(), ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem)
+            {
+                return Err(error).with_context(|| {
+                    format!(
+                        "cannot create the folder {}; check `store.directory` and its permissions",
+                        folder.display()
+                    )
+                });
             }
             tracing::warn!(
                 event = "not_durable",
-                "cannot make {} ({error}): bans and overrides will be forgotten at the next start; name a folder \
-                 in `store.directory`",
+                "cannot create the folder {}: {error}; bans and overrides are not persisted; set `store.directory` to a \
+                 writable folder",
                 folder.display()
             );
-            return Self::forgetful();
+            return Self::in_memory();
         }
-        let path = folder.join(FILE);
+        let path = folder.join(DURABLE_FILE);
         let (durable, contents) = Durable::open(&path)?;
         Ok(Self { durable, path: Some(path), contents })
     }
 
-    fn forgetful() -> anyhow::Result<Self> {
+    fn in_memory() -> anyhow::Result<Self> {
         Ok(Self { durable: Durable::in_memory()?, path: None, contents: Contents::default() })
     }
 }
 
-/// The folder for what outlives a process that serves this policy.
-fn folder(policy: &Path, plan: &Plan) -> PathBuf {
+/// The folder of the persistent state of a policy.
+fn state_folder(policy: &Path, plan: &Plan) -> PathBuf {
     let beside = policy.parent().unwrap_or(Path::new(""));
     match &plan.store.directory {
         Some(directory) => beside.join(directory),
@@ -59,79 +66,86 @@ fn folder(policy: &Path, plan: &Plan) -> PathBuf {
     }
 }
 
-/// Where the token of this policy's admin API is kept.
+/// The token file of a policy's admin API.
 pub(crate) fn token_file(policy: &Path, plan: &Plan) -> PathBuf {
     match plan.admin.as_ref().and_then(|admin| admin.token_file.as_ref()) {
-        Some(named) => policy.parent().unwrap_or(Path::new("")).join(named),
-        None => folder(policy, plan).join(TOKEN),
+        Some(name) => policy.parent().unwrap_or(Path::new("")).join(name),
+        None => state_folder(policy, plan).join(TOKEN_FILE),
     }
 }
 
-/// Where the token of an admin API without a policy is kept: with the user.
-pub(crate) fn own_token_file() -> Option<PathBuf> {
+/// The token file of an admin API without a policy file, in the home folder of the user.
+pub(crate) fn user_token_file() -> Option<PathBuf> {
     let state = std::env::var_os("XDG_STATE_HOME").filter(|state| !state.is_empty()).map(PathBuf::from);
     let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".local/state"));
-    Some(state.or_else(home)?.join("tidegate").join(TOKEN))
+    Some(state.or_else(home)?.join("tidegate").join(TOKEN_FILE))
 }
 
-/// The token of the admin API.
-pub(crate) enum Kept {
-    /// In a file.
-    In(PathBuf),
-    /// In a file, and made just now.
-    New(PathBuf),
-    /// Nowhere: it is another one at each start.
-    Nowhere,
+/// Where the token of the admin API is stored.
+pub(crate) enum TokenLocation {
+    /// In an existing file.
+    File(PathBuf),
+    /// In a file that was created just now.
+    NewFile(PathBuf),
+    /// In memory only: each start generates a new token.
+    Memory,
 }
 
-/// Reads the token, or makes one if there is none and only this machine can ask.
-pub(crate) fn token(path: Option<&Path>, is_loopback: bool) -> anyhow::Result<(AdminToken, Kept)> {
-    let Some(path) = path else { return Ok((AdminToken::generate()?, Kept::Nowhere)) };
-    let shown = path.display();
+/// Reads the token. Creates one if there is none and the admin API is reachable only from this machine.
+pub(crate) fn load_or_create_token(
+    path: Option<&Path>,
+    is_loopback: bool,
+) -> anyhow::Result<(AdminToken, TokenLocation)> {
+    let Some(path) = path else { return Ok((AdminToken::generate()?, TokenLocation::Memory)) };
+    let file = path.display();
     match read_token(path) {
         Ok(token) => {
-            let mode = std::fs::metadata(path).map(|found| found.permissions().mode()).unwrap_or_default();
+            let mode =
+                std::fs::metadata(path).map(|metadata| metadata.permissions().mode()).unwrap_or_default();
             if mode & 0o077 != 0 {
                 tracing::warn!(
                     event = "token_readable",
-                    "others can read the token in {shown}; chmod 600 {shown}"
+                    "other users can read the admin token; run `chmod 600 {file}`"
                 );
             }
-            return Ok((token, Kept::In(path.to_owned())));
+            return Ok((token, TokenLocation::File(path.to_owned())));
         }
-        Err(error) if is_missing(&error) => {}
+        Err(error) if is_not_found(&error) => {}
         Err(error) => return Err(error),
     }
     if !is_loopback {
         bail!(
-            "others can reach the admin API, and there is no token in {shown}; make one with \
-             `(umask 077; openssl rand -hex 32 > {shown})`"
+            "missing admin token {file}; it is required because other machines can reach the admin API; create it with \
+             `(umask 077; openssl rand -hex 32 > {file})`"
         );
     }
     let token = AdminToken::generate()?;
     match write_token(path, &token) {
-        Ok(()) => Ok((token, Kept::New(path.to_owned()))),
-        // Two that start at once agree on the first one's.
+        Ok(()) => Ok((token, TokenLocation::NewFile(path.to_owned()))),
+        // Another process that started at the same time has created the token.
         Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-            Ok((read_token(path)?, Kept::In(path.to_owned())))
+            Ok((read_token(path)?, TokenLocation::File(path.to_owned())))
         }
         Err(error) => {
             tracing::warn!(
                 event = "token_not_kept",
-                "cannot keep the token of the admin API in {shown} ({error})"
+                "cannot write the admin token to {file}: {error}; the token changes at each start"
             );
-            Ok((token, Kept::Nowhere))
+            Ok((token, TokenLocation::Memory))
         }
     }
 }
 
+/// Reads the token from a file.
 pub(crate) fn read_token(path: &Path) -> anyhow::Result<AdminToken> {
-    let shown = path.display();
-    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read the token in {shown}"))?;
-    AdminToken::parse(&text).with_context(|| format!("{shown} holds no token"))
+    let file = path.display();
+    let text =
+        std::fs::read_to_string(path).with_context(|| format!("cannot read the admin token in {file}"))?;
+    AdminToken::parse(&text).with_context(|| format!("invalid admin token in {file}"))
 }
 
-pub(crate) fn is_missing(error: &anyhow::Error) -> bool {
+/// Whether a file was not found.
+pub(crate) fn is_not_found(error: &anyhow::Error) -> bool {
     error.downcast_ref::<std::io::Error>().is_some_and(|error| error.kind() == ErrorKind::NotFound)
 }
 

@@ -4,7 +4,7 @@ use tidegate_core::{Check, CounterKey, Decision, Limit, Refund, Timestamp};
 use tidegate_policy::StorePlan;
 use tidegate_store::{HeavyKey, MemoryStore, MemoryUse, Override, RetainedLimits, Store, StoreError};
 
-/// One of the stores that a process can count in. The rest of the process is written for any store.
+/// The store for counters. The rest of the process is generic over the store.
 #[derive(Debug)]
 pub(crate) enum SelectedStore {
     /// In the memory of this process.
@@ -12,20 +12,20 @@ pub(crate) enum SelectedStore {
 }
 
 impl SelectedStore {
-    /// The store that `plan` asks for.
+    /// Creates the store that `plan` configures.
     pub(crate) fn new(plan: &StorePlan) -> Self {
         let bytes = usize::try_from(plan.max_memory).unwrap_or(usize::MAX);
         Self::Memory(MemoryStore::with_cap(bytes))
     }
 
-    /// The heaviest clients of each rule, as far as this process has seen them.
+    /// The clients with the most requests under each rule, as counted by this process.
     pub(crate) fn heaviest(&self) -> Vec<HeavyKey> {
         match self {
             Self::Memory(store) => store.heaviest(),
         }
     }
 
-    /// The memory that counters take in this process.
+    /// The memory that counters use in this process.
     pub(crate) fn memory_use(&self) -> MemoryUse {
         match self {
             Self::Memory(store) => store.memory_use(),

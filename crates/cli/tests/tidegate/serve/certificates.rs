@@ -144,12 +144,12 @@ fn changed_certificate_with_a_changed_address_requires_a_restart() {
     let mut command = command();
     let server = Tidegate::start(command.args(["serve", "--config", &policy.path()]));
     policy.write(&listen(1, "b"));
-    server.wait_for_log("until the next start");
+    server.wait_for_log("take effect after a restart");
     assert_presents(&server.address, &[&a, &b], &a);
     // Back at the address that is listened at, the certificate applies.
     policy.write(&listen(0, "b"));
     let said = server.wait_for_log("certificate of 127.0.0.1");
-    assert!(!said.contains("until the next start"), "{said}");
+    assert!(!said.contains("take effect after a restart"), "{said}");
     assert_presents(&server.address, &[&a, &b], &b);
 }
 
@@ -208,8 +208,8 @@ fn check_rejects_a_mismatched_key_and_warns_of_expiry() {
     assert!(code == Some(1) && said.contains("a.key does not match a.pem"), "{said}");
     std::fs::write(policy.beside("a.key"), &b.chain).unwrap();
     let (code, said) = check();
-    assert!(code == Some(1) && said.contains("a.key holds no private key"), "{said}");
+    assert!(code == Some(1) && said.contains("a.key contains no unencrypted private key"), "{said}");
     std::fs::write(policy.beside("a.pem"), &b.key).unwrap();
     let (code, said) = check();
-    assert!(code == Some(1) && said.contains("a.pem holds no certificate"), "{said}");
+    assert!(code == Some(1) && said.contains("a.pem contains no certificate"), "{said}");
 }

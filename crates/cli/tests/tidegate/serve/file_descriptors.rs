@@ -21,7 +21,7 @@ fn limited(limit: &str, upstream: &str) -> Tidegate {
 fn low_descriptor_limit_bounds_the_accepted_connections() {
     let upstream = format!("http://{}", echo());
     let server = limited("ulimit -n 120", &upstream);
-    server.wait_for_log("only 120 files may be open at once, which is room for 60 clients");
+    server.wait_for_log("the limit of 120 open files allows only 60 client connections");
     let mut accepted = Vec::new();
     for _ in 0..100 {
         let mut client = Connection::open(&server.address).unwrap();

@@ -57,7 +57,7 @@ fn reload_under_load(reloads: usize) {
         }
         let line = server.wait_for_log("\"event\":\"reload");
         let expected =
-            if matches!(reload % 5, 2 | 4) { "the old one stays in force" } else { "policy reloaded" };
+            if matches!(reload % 5, 2 | 4) { "the running policy stays active" } else { "policy reloaded" };
         assert!(line.contains(expected), "reload {reload}: {line}");
     }
     stop.store(true, Ordering::Relaxed);
@@ -95,7 +95,7 @@ fn policy_without_upstreams_is_not_applied() {
     let file = PolicyFile::new(&good);
     let server = serve(&["--config", &file.path()]);
     file.write("rate_limits: { default: { requests: 1, window: 1m } }\n");
-    server.wait_for_log("the old one stays in force");
+    server.wait_for_log("the running policy stays active");
     assert_eq!(get(&server.address, "").status, 200);
 }
 
@@ -162,7 +162,7 @@ fn changed_listen_address_requires_a_restart() {
     let file = PolicyFile::new(&good);
     let server = serve(&["--config", &file.path()]);
     file.write(&format!("{good}listen: 127.0.0.1:1\n"));
-    server.wait_for_log("until the next start");
+    server.wait_for_log("take effect after a restart");
     assert_eq!(get(&server.address, "").status, 200);
 }
 
@@ -174,7 +174,7 @@ fn missing_file_of_an_invalid_policy_is_watched() {
     let tiers =
         "  tiers: { premium: { requests: 7, window: 1h } }\nclients: { tiers: { file: lists/keys.csv } }\n";
     file.write(&format!("{good}{tiers}"));
-    server.wait_for_log("the old one stays in force");
+    server.wait_for_log("the running policy stays active");
     // The folder did not exist either.
     let folder = file.path().replace("policy.yaml", "lists");
     std::fs::create_dir(&folder).unwrap();
@@ -184,7 +184,7 @@ fn missing_file_of_an_invalid_policy_is_watched() {
     assert_eq!(response.header("x-ratelimit-limit"), Some("7"));
     // From now on the file is watched like any other.
     std::fs::write(format!("{folder}/keys.csv"), "key,tier\nalice,nonsense\n").unwrap();
-    server.wait_for_log("the old one stays in force");
+    server.wait_for_log("the running policy stays active");
 }
 
 #[test]
@@ -193,7 +193,7 @@ fn removed_policy_file_is_reloaded_when_it_is_back() {
     let file = PolicyFile::new(&good);
     let server = serve(&["--config", &file.path()]);
     std::fs::remove_file(file.path()).unwrap();
-    server.wait_for_log("the old one stays in force");
+    server.wait_for_log("the running policy stays active");
     assert_eq!(get(&server.address, "").status, 200);
     file.write(&format!("{good}error_body: nested\n"));
     server.wait_for_log("policy reloaded, 1 change");

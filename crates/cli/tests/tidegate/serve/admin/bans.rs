@@ -119,9 +119,9 @@ fn ban_commands_add_list_and_remove_bans() {
     );
     assert_eq!(gate.get("X-User: bob\r\n"), 403);
     let (_, table, _) = gate.command(&["bans"]);
-    assert!(table.starts_with("SUBJECT             SOURCE    LEFT    REASON\n"), "{table}");
+    assert!(table.starts_with("SUBJECT             SOURCE    LEFT       REASON\n"), "{table}");
     assert!(table.contains("\nuser:bob            operator  "), "{table}");
-    assert!(table.contains("\nip:198.51.100.0/24  policy    no end\n"), "{table}");
+    assert!(table.contains("\nip:198.51.100.0/24  policy    permanent\n"), "{table}");
     let (_, json, _) = gate.command(&["bans", "--format", "json"]);
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert_eq!(json.as_array().unwrap().len(), 4);
@@ -138,7 +138,7 @@ fn ban_commands_add_list_and_remove_bans() {
     assert!(sets.contains("198.51.100.0/24") && sets.contains("2001:db8::/64 timeout "), "{sets}");
 
     let (done, said, _) = gate.command(&["unban", "user:bob"]);
-    assert_eq!((done, said.as_str()), (true, "user:bob is no longer banned\n"));
+    assert_eq!((done, said.as_str()), (true, "ban removed: user:bob\n"));
     let (done, _, error) = gate.command(&["unban", "user:bob"]);
     assert!(!done && error.contains("nobody banned user:bob") && error.contains("hint:"), "{error}");
 }

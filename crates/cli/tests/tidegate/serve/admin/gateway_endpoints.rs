@@ -12,7 +12,7 @@ fn status_and_metrics_report_the_running_gateway() {
     assert_eq!((&status["ready"], &status["rules"][0]["name"]), (&json!(true), &json!("default")));
     assert!(status["durable"].as_str().unwrap().ends_with("policy.state/tidegate.redb"), "{status}");
     let (done, said, _) = gate.command(&["status"]);
-    assert!(done && said.contains("is ready") && said.contains("5 per 1h, sliding_window_log"), "{said}");
+    assert!(done && said.contains("(ready)") && said.contains("5 per 1h, sliding_window_log"), "{said}");
     let metrics = gate.send("GET", "/metrics", "");
     assert!(
         metrics.head().contains("text/plain") && metrics.text().contains("rate_limit_requests_total"),
@@ -31,7 +31,7 @@ fn admin_reload_applies_a_valid_policy_and_rejects_an_invalid_one() {
     let bad = gate.send("POST", "/v1/reload", "");
     assert_eq!((bad.status, &bad.json()["error"]), (422, &json!("bad_policy")));
     assert!(bad.json()["message"].as_str().unwrap().contains("policy.yaml:1:"), "{bad:?}");
-    assert_eq!(gate.get(""), 200, "the old one stays in force");
+    assert_eq!(gate.get(""), 200, "the running policy stays active");
 }
 
 #[test]

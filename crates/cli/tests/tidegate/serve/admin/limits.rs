@@ -54,7 +54,7 @@ fn reset_clears_the_counters_of_one_client() {
     assert_eq!((admitted_of_ten(&gate, "bob"), admitted_of_ten(&gate, "carol")), (5, 5));
     let (done, said, error) = gate.command(&["reset", "user:bob", "--rule", "default"]);
     assert!(done, "{error}");
-    assert_eq!(said, "user:bob starts afresh under default\n");
+    assert_eq!(said, "counters reset: user:bob (rules: default)\n");
     assert_eq!((admitted_of_ten(&gate, "bob"), admitted_of_ten(&gate, "carol")), (5, 0));
     let wrong = gate.send("POST", "/v1/reset", r#"{"client":"user:bob","rule":"defualt"}"#);
     assert_eq!(wrong.status, 400);
@@ -74,9 +74,12 @@ fn override_command_sets_lists_and_removes_overrides() {
     let (_, listed, _) = gate.command(&["override"]);
     assert_eq!(listed.lines().count(), 2, "{listed}");
     let (done, said, _) = gate.command(&["override", "user:bob", "--rule", "default", "--end"]);
-    assert_eq!((done, said.as_str()), (true, "user:bob has the limit of default again\n"));
+    assert_eq!(
+        (done, said.as_str()),
+        (true, "override removed: user:bob has the limit of rule default again\n")
+    );
     let (_, listed, _) = gate.command(&["override"]);
-    assert_eq!(listed, "nobody has a limit of their own\n");
+    assert_eq!(listed, "no overrides\n");
     for (args, expected) in [
         (&["override", "user:bob", "--rule", "default", "--limit", "0/m"][..], "requests"),
         (&["override", "user:bob", "--rule", "none", "--limit", "1/m"], "no rule of that name"),
@@ -113,7 +116,7 @@ fn policy_or_override_beyond_the_maximum_of_limits_is_rejected_and_changes_nothi
 
     gate.policy.write(&policy_of(16_382));
     let line = gate.server.wait_for_log("\"event\":\"reload");
-    assert!(line.contains("the old one stays in force") && line.contains("needs 1 more"), "{line}");
+    assert!(line.contains("the running policy stays active") && line.contains("needs 1 more"), "{line}");
     let response = gate.send("POST", "/v1/reload", "");
     assert!(response.status != 200 && response.text().contains("16382 of at most 16382"), "{response:?}");
     assert_eq!(admitted_of_ten(&gate, "carol"), 5, "the old policy stays in force");
