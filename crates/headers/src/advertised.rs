@@ -1,13 +1,13 @@
-//! Reads what other servers say about their limits.
+//! Parses the rate-limit headers of other servers.
 //!
-//! Servers use several generations of headers, some of them at once. The most informative one that is present is read:
+//! Servers use several generations of headers, sometimes together. The most informative one that is present is used:
 //!
 //! 1. `RateLimit-Policy: "a";q=100;w=60` and `RateLimit: "a";r=50;t=30`, the newest draft;
 //! 2. `RateLimit: limit=100, remaining=50, reset=30`, with `RateLimit-Policy: 100;w=60`;
 //! 3. `RateLimit-Limit`, `RateLimit-Remaining`, `RateLimit-Reset`, with the same policies, which may also follow the limit;
 //! 4. `X-RateLimit-*`, or `X-Rate-Limit-*`.
 //!
-//! The values come from a server that may be wrong or hostile: what cannot be read is ignored.
+//! The server may be wrong or hostile: invalid values are ignored.
 
 use std::time::UNIX_EPOCH;
 
@@ -18,9 +18,9 @@ use tidegate_core::{LimitUnit, TimeSpan, Timestamp};
 
 use crate::names;
 
-/// More limits than any server has. The rest is ignored.
+/// Further limits are ignored.
 const MAX_LIMITS: usize = 64;
-/// A reset of at least this many seconds is a Unix time: nobody announces a wait of 31 years.
+/// A reset of at least this many seconds is a Unix time: no server announces a wait of 31 years.
 const FIRST_UNIX_SECOND: u64 = 1_000_000_000;
 
 const X_RATE_LIMIT: SingleValueHeaders = SingleValueHeaders {
@@ -34,7 +34,7 @@ const RATELIMIT: SingleValueHeaders =
     SingleValueHeaders { limit: names::LIMIT, remaining: names::REMAINING, reset: names::RESET };
 const SINGLE_VALUED: [SingleValueHeaders; 3] = [RATELIMIT, X_RATELIMIT, X_RATE_LIMIT];
 
-/// Everything that a response says about limits.
+/// The limits that a response advertises.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AdvertisedLimits {
     /// The limits, in the order of the response.
@@ -43,7 +43,7 @@ pub struct AdvertisedLimits {
     pub retry_after: Option<TimeSpan>,
 }
 
-/// What a response says about one limit.
+/// One limit that a response advertises.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AdvertisedLimit {
     /// The name of the limit.
@@ -56,7 +56,7 @@ pub struct AdvertisedLimit {
     pub remaining: Option<u64>,
     /// The time until more units are left.
     pub reset_after: Option<TimeSpan>,
-    /// What the units are; `None` if the response does not say, or names a unit of its own.
+    /// The unit; `None` if the response names none, or an unknown one.
     pub unit: Option<LimitUnit>,
 }
 
@@ -87,8 +87,7 @@ struct SingleValueHeaders {
 }
 
 impl SingleValueHeaders {
-    /// The limit that they report; `None` without any of them. Early drafts append policies to the limit; they are added to
-    /// `limits`.
+    /// The limit; `None` without any of these headers. Early drafts append policies to the limit; they are added to `limits`.
     fn read(
         &self,
         headers: &HeaderMap,
@@ -109,7 +108,7 @@ impl SingleValueHeaders {
     }
 }
 
-/// Adds what `reported` says to the policy that it belongs to: that of its name, or without a name that of its quota.
+/// Merges `reported` into the policy with the same name, or without a name, the same quota.
 fn merge(limits: &mut Vec<AdvertisedLimit>, reported: AdvertisedLimit) {
     let belongs = |limit: &&mut AdvertisedLimit| {
         let is_open = limit.remaining.is_none() && limit.reset_after.is_none();

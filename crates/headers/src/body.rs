@@ -7,10 +7,10 @@ use crate::scan::is_plain;
 use crate::style::BodyStyle;
 use crate::write::reset_second;
 
-/// Enough for most bodies of rejections.
+/// The capacity that fits most bodies of rejections.
 const USUAL_LENGTH: usize = 320;
 
-/// What the body of an error response says, in any [`BodyStyle`].
+/// The content of an error body, for any [`BodyStyle`].
 #[derive(Clone, Copy, Debug)]
 pub struct ErrorBody<'a> {
     /// The status of the response.
@@ -41,7 +41,7 @@ pub struct ProblemType {
 /// The limit that an error reports.
 #[derive(Clone, Copy, Debug)]
 pub struct ReportedLimit<'a> {
-    /// When the decision was taken.
+    /// The time of the decision.
     pub at: Timestamp,
     /// The limit.
     pub report: &'a LimitReport<'a>,

@@ -1,8 +1,8 @@
-//! What responses say about rate limits: headers, `Retry-After` and error bodies, written and parsed.
+//! Writes and parses rate-limit headers, `Retry-After` and error bodies.
 //!
 //! A server describes each limit as a [`LimitReport`](tidegate_core::LimitReport). [`HeaderWriter`] writes the reports in
-//! every [`HeaderStyle`], [`ErrorBody`] writes the body of an error in every [`BodyStyle`], and [`AdvertisedLimits`] reads
-//! the headers of other servers back. No other crate of the workspace names these headers.
+//! every [`HeaderStyle`], [`ErrorBody`] writes the body of an error in every [`BodyStyle`], and [`AdvertisedLimits`] parses
+//! the headers of other servers. No other crate of the workspace names these headers.
 //!
 //! ```
 //! use http::HeaderMap;

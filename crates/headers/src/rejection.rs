@@ -7,11 +7,11 @@ use crate::body::{ErrorBody, ProblemType, ReportedLimit, write_retry_sentence};
 /// Why a request is rejected with 429.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RejectionReason {
-    /// A limit is used up.
+    /// A rate limit is exceeded.
     Limit,
     /// The client is locked out.
     LockOut,
-    /// Too many requests of the client are served at the same time.
+    /// A concurrency limit is exceeded.
     Concurrency,
 }
 
@@ -25,7 +25,7 @@ impl RejectionReason {
         }
     }
 
-    /// The message for people. Without a time, the request is rejected at any time.
+    /// The message for people. Without a time, retrying never helps.
     pub fn message(self, retry_after: Option<u64>) -> String {
         let mut message = self.sentence(retry_after).to_owned();
         write_retry_sentence(retry_after, |part| message.push_str(part));

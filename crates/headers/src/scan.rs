@@ -1,4 +1,4 @@
-//! A fast check for text that needs no escapes: nearly no name or message has other bytes.
+//! A fast check for text that needs no escaping, as nearly all names and messages.
 
 /// Bytes that are checked at once, without a branch for each.
 const CHUNK: usize = 16;
@@ -30,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn special_character_at_any_position_is_found() {
+    fn is_plain_special_character_at_any_position_is_false() {
         for length in 0..70 {
             let plain = "a".repeat(length);
             assert!(is_plain(&plain));

@@ -1,11 +1,11 @@
-//! Header values that were written before. Limits and windows are few, and limits reset at few different seconds.
+//! Caches header values. There are few distinct limits and windows, and limits reset at few distinct seconds.
 
 use http::HeaderValue;
 use tidegate_core::{LimitReport, LimitUnit, TimeSpan};
 
 use crate::structured_list::ListWriter;
 
-/// Header values by what they say, for the responses of one thread.
+/// Cached header values of one thread.
 #[derive(Debug, Default)]
 pub struct HeaderValueCache {
     limits: Slots<()>,
@@ -48,8 +48,8 @@ fn policy_value(reports: &[LimitReport<'_>]) -> HeaderValue {
     list.finish()
 }
 
-/// A hash of what a policy announces. Rules stay where they are while a policy is in force, so the address of a name is
-/// enough to tell it from others; equality is decided by its bytes.
+/// A hash of what a policy announces. Rules do not move while a policy is active, so the address of a name
+/// identifies it; equality is decided by its bytes.
 fn fingerprint(reports: &[LimitReport<'_>]) -> u64 {
     // An odd number without a pattern: the upper half of the product depends on all bits of the other factor.
     const MIX: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -60,7 +60,7 @@ fn fingerprint(reports: &[LimitReport<'_>]) -> u64 {
     mixed >> 32
 }
 
-/// What `RateLimit-Policy` announces of one limit.
+/// One limit as announced by `RateLimit-Policy`.
 #[derive(Debug)]
 struct AnnouncedQuota {
     name: Box<str>,
@@ -82,18 +82,18 @@ impl AnnouncedQuota {
     }
 }
 
-/// The number of values of a kind.
+/// The number of cached values of each kind.
 const SLOTS: usize = 16;
 
-/// The last values by the hash of what they say, one in each slot. A value is stored on its second use in a row, so that
-/// values that are used once cost no copy.
+/// The latest values by hash, one in each slot. A value is cached on its second use in a row, so one-off values are never
+/// stored.
 #[derive(Debug)]
 struct Slots<K>([Option<Slot<K>>; SLOTS]);
 
 #[derive(Debug)]
 struct Slot<K> {
     hash: u64,
-    /// The value and what it says beyond the hash.
+    /// The value and its full key.
     stored: Option<(K, HeaderValue)>,
 }
 
@@ -104,7 +104,7 @@ impl<K> Default for Slots<K> {
 }
 
 impl<K> Slots<K> {
-    /// The value with this `hash` for which `is_same` holds, otherwise the one that `write` gives.
+    /// The cached value with this `hash` for which `is_same` holds, otherwise the result of `write`.
     fn get(
         &mut self,
         hash: u64,
@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cached_number_in_any_order_of_use_is_the_number() {
+    fn value_cache_number_in_any_order_is_the_number() {
         let mut cache = HeaderValueCache::default();
         for number in [1, 1, 1, 17, 17, 1, 2, 17, 2, 2, 17] {
             assert_eq!(cache.limit(number), number.to_string());
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn cached_policy_of_each_name_quota_window_and_unit_is_its_own() {
+    fn value_cache_policy_differs_by_name_quota_window_and_unit() {
         let base = LimitReport {
             name: "a",
             quota: 10,
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn cached_policy_with_the_hash_of_another_replaces_it() {
+    fn value_cache_hash_collision_replaces_the_value() {
         let mut slots = Slots::<u64>::default();
         for key in [1, 1, 2, 2, 1, 1, 2_u64] {
             assert_eq!(slots.get(7, |stored| *stored == key, || (key, key.into())), key.to_string());

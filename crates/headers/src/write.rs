@@ -43,8 +43,7 @@ pub struct HeaderWriter<'w> {
 }
 
 impl HeaderWriter<'_> {
-    /// Writes what the response of a decision at `at` reports: the single-valued styles report `single`, the structured one
-    /// `all` limits.
+    /// Writes the headers of a decision at `at`: single-value styles report `single`, the structured style reports `all` limits.
     pub fn write_limits(
         &mut self,
         headers: &mut RateLimitHeaders,
@@ -107,8 +106,8 @@ fn ratelimit_value(reports: &[LimitReport<'_>]) -> HeaderValue {
     list.finish()
 }
 
-/// Whether an upstream rejected a request by a limit of its own and said so. Its headers are then forwarded without ours,
-/// which would contradict them.
+/// Whether an upstream rejected a request by its own limit and sent rate-limit headers. They are forwarded without ours, which
+/// would contradict them.
 pub fn is_rejected_by_upstream(status: StatusCode, headers: &HeaderMap) -> bool {
     matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE)
         && headers.keys().any(|name| {
@@ -153,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_of_each_style_have_its_names_and_values() {
+    fn write_limits_each_style_has_its_names_and_values() {
         let pairs = |pairs: &[(&str, &str)]| -> Vec<_> {
             pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
         };
@@ -190,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_of_a_limit_that_rejects_have_the_time_until_it_admits() {
+    fn write_limits_rejecting_limit_has_the_time_until_it_admits() {
         let retry_after = Some(TimeSpan::from_secs(90));
         let rejecting =
             LimitReport { remaining: 0, retry_after, reset_after: TimeSpan::from_secs(120), ..report() };
@@ -200,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn retry_after_is_written_among_x_ratelimit_headers_only() {
+    fn write_retry_after_is_written_for_x_ratelimit_style_only() {
         let written = |style| {
             let mut headers = RateLimitHeaders::default();
             let mut cache = HeaderValueCache::default();
@@ -211,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn upstream_rejection_is_a_429_or_503_with_headers_of_a_limit() {
+    fn upstream_rejection_is_429_or_503_with_rate_limit_headers() {
         let rejected = |status, name| {
             let headers =
                 HeaderMap::from_iter([(HeaderName::from_static(name), HeaderValue::from_static("1"))]);

@@ -1,4 +1,4 @@
-//! What is written is read back, and no header makes the parser panic.
+//! Written headers parse to the same limits, and no header makes the parser panic.
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use proptest::prelude::*;
@@ -69,7 +69,7 @@ fn write(styles: &[HeaderStyle], reports: &[LimitReport<'_>]) -> HeaderMap {
     map
 }
 
-/// What the parser should see of a report in a style that names limits.
+/// The expected result for a report in a style with names.
 fn named(report: &LimitReport<'_>) -> AdvertisedLimit {
     let longest = report.window.unwrap_or(TimeSpan::MAX);
     let reset = TimeSpan::from_secs(report.announced_reset().as_secs_ceil());
@@ -121,7 +121,7 @@ fn any_header() -> impl Strategy<Value = (HeaderName, HeaderValue)> {
 
 proptest! {
     #[test]
-    fn headers_of_every_style_are_read_back_as_written(reports in reports()) {
+    fn headers_of_every_style_parse_as_written(reports in reports()) {
         let reports: Vec<_> = reports.iter().map(|(name, numbers)| numbers.named(name)).collect();
         for style in HeaderStyle::ALL {
             let advertised = AdvertisedLimits::parse(&write(&[style], &reports), NOW);
@@ -148,14 +148,14 @@ proptest! {
     }
 
     #[test]
-    fn retry_after_is_read_back_as_written(seconds in any::<u64>()) {
+    fn retry_after_parses_as_written(seconds in any::<u64>()) {
         let mut headers = HeaderMap::new();
         write_retry_after(&mut headers, seconds);
         prop_assert_eq!(AdvertisedLimits::parse(&headers, NOW).retry_after, Some(TimeSpan::from_secs(seconds)));
     }
 
     #[test]
-    fn any_headers_are_read_without_a_panic(
+    fn arbitrary_headers_parse_without_panic(
         headers in proptest::collection::vec(any_header(), 0..12),
         now in any::<u64>(),
     ) {

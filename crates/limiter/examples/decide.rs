@@ -1,4 +1,4 @@
-//! Decides about requests without a gateway: `cargo run -p tidegate-limiter --example decide`.
+//! Checks requests without a gateway: `cargo run -p tidegate-limiter --example decide`.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let active = ActivePolicy::new(compile("policy.yaml", POLICY, &NoFiles)?.plan);
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
     let limiter = Limiter::new(active, Arc::new(MemoryStore::with_cap(1 << 20)), Arc::clone(&clock))?;
-    // One for each thread or connection; after the first requests nothing is allocated.
+    // Reuse one per thread or connection: after the first requests nothing is allocated.
     let mut scratch = Scratch::default();
     let headers = HeaderMap::new();
     for (peer, path) in REQUESTS {

@@ -1,4 +1,4 @@
-//! Whom operators have banned while the process runs.
+//! Bans that operators have added at runtime.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use arc_swap::{ArcSwap, Guard};
 use tidegate_policy::Bans;
 
-/// The bans in force beside those of the policy. Usually there are none, and then a lookup costs one load.
+/// The active bans in addition to those of the policy. Usually there are none; a lookup then costs one atomic load.
 #[derive(Debug, Default)]
 pub(crate) struct BanList {
     any: AtomicBool,
@@ -17,7 +17,7 @@ impl BanList {
     pub(crate) fn replace(&self, bans: Bans) {
         let any = !bans.is_empty();
         self.bans.store(Arc::new(bans));
-        // After the bans: whoever sees that there are some sees which.
+        // Stored after the bans: a reader that sees `true` sees the bans too.
         self.any.store(any, Ordering::Release);
     }
 

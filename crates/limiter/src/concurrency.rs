@@ -1,4 +1,4 @@
-//! Limits on requests that are served at the same time.
+//! Limits on concurrent requests.
 
 use std::sync::Arc;
 
@@ -6,16 +6,16 @@ use tidegate_core::{Role, RuleId};
 use tidegate_policy::{ConcurrencyCheck, ConcurrencyRule, MatchedRequest};
 use tidegate_store::{Permit, Permits};
 
-/// What came of asking for the permits of a request.
+/// The permits of a request.
 pub(crate) struct AcquiredPermits {
-    /// Held until the request has ended.
+    /// Kept until the request has ended.
     pub(crate) permits: Vec<Permit>,
     /// Rules in shadow mode that had no permit left.
     pub(crate) shadow: Vec<RuleId>,
 }
 
-/// Takes every permit that a request needs, or none: then the error is the rule that has none left, with the rules in
-/// shadow mode that had none left before it.
+/// Takes all permits that a request needs, or none. The error is the rule without a permit left, and the rules in shadow
+/// mode that had none left before it.
 pub(crate) fn acquire<'a>(
     permits: &Arc<Permits>,
     matched: &MatchedRequest<'a>,

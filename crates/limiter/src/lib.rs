@@ -1,15 +1,15 @@
-//! May this request pass?
+//! Decides whether a request is admitted.
 //!
-//! A [`Limiter`] combines a policy with a store: it knows the policy in force, the bans and the lock-outs, takes
-//! concurrency permits, asks the store for one decision over all limits, records violations, and says in a [`Ruling`]
-//! what to do with the request and what to report. It knows nothing of connections, proxying or response texts, so
-//! every interface uses the same one: the gateway, and whatever decides for other proxies and languages.
+//! A [`Limiter`] combines a policy with a store. It checks bans and lock-outs, takes concurrency permits, gets one decision
+//! over all limits from the store, and records violations. The [`Ruling`] states what to do with the request and what to
+//! report. The limiter does not handle connections, proxying or response texts, so the gateway and integrations with other
+//! proxies and languages use the same one.
 //!
-//! There are three ways to ask:
+//! There are three kinds of checks:
 //!
-//! - [`Limiter::check`]: a whole request, as [`Facts`](tidegate_policy::Facts). The policy says which rules apply.
+//! - [`Limiter::check`]: a request, as [`Facts`](tidegate_policy::Facts). The policy decides which rules apply.
 //! - [`Limiter::check_rule`]: one rule by its name, for a client that the caller has identified.
-//! - [`Limiter::check_limit`]: a limit that the caller brings along.
+//! - [`Limiter::check_limit`]: a limit that the caller supplies.
 //!
 //! ```
 //! use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! The limiter: a policy and a store, combined.
+//! The limiter: combines a policy and a store.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -18,47 +18,47 @@ use crate::report::RulingReport;
 use crate::reservation::Reservations;
 use crate::ruling::{AdmittedRuling, FailedRuling, RejectedRuling, Ruling};
 
-/// When to try again where nobody can know: a request that holds a permit may end at any time.
+/// `Retry-After` of a concurrency limit: a request with a permit may end at any time.
 const CONCURRENCY_RETRY: TimeSpan = TimeSpan::from_secs(1);
 
-/// Decides which requests may pass.
+/// Admits or rejects requests.
 #[derive(Debug)]
 pub struct Limiter<S> {
     pub(crate) shared: Arc<SharedStore<S>>,
     policy: ArcSwap<ActivePolicy>,
-    /// The limits of the policy in force, which the store must be able to count.
+    /// The limits of the active policy, registered with the store.
     retained: Mutex<RetainedLimits>,
     bans: BanList,
     penalties: Arc<Penalties>,
     permits: Arc<Permits>,
 }
 
-/// What charges and refunds after a request need.
+/// The store and the clock, for charges and refunds after a request.
 #[derive(Debug)]
 pub(crate) struct SharedStore<S> {
     pub(crate) store: Arc<S>,
     pub(crate) clock: Arc<dyn Clock>,
 }
 
-/// What [`Limiter::check_rule`] is asked.
+/// The input of [`Limiter::check_rule`].
 #[derive(Clone, Copy, Debug)]
 pub struct RuleCheck<'c> {
     /// The name of the rule.
     pub rule: &'c str,
     /// The client, as the counters of the rule know it. Not used by rules that count all clients together.
     pub client: &'c [u8],
-    /// What it costs.
+    /// The cost.
     pub cost: Cost,
 }
 
-/// Why a request has no checks.
+/// Why no limits are checked.
 enum SkipReason {
     Banned,
     Exempt(Exemption),
     NoRule,
 }
 
-/// A policy whose limits the store can count. [`Limiter::activate`] puts it in force.
+/// A policy whose limits the store can count. [`Limiter::activate`] applies it.
 #[derive(Debug)]
 pub struct PreparedPolicy {
     policy: Arc<ActivePolicy>,
@@ -73,8 +73,8 @@ impl PreparedPolicy {
 }
 
 impl<S: Store + 'static> Limiter<S> {
-    /// A limiter that enforces `active` with the counters of `store`. `clock` is read only where no caller says what time
-    /// it is: when something is settled or given back.
+    /// A limiter that enforces `active` with the counters of `store`. `clock` is read only when reservations are settled or
+    /// charges refunded; checks take the time from the caller.
     pub fn new(active: ActivePolicy, store: Arc<S>, clock: Arc<dyn Clock>) -> Result<Self, StoreError> {
         let retained = retain_limits(&*store, &active, clock.now())?;
         Ok(Self {
@@ -87,55 +87,55 @@ impl<S: Store + 'static> Limiter<S> {
         })
     }
 
-    /// The policy in force. A request is checked by one policy from beginning to end.
+    /// The active policy. A request must use one policy from start to end.
     pub fn policy(&self) -> Arc<ActivePolicy> {
         self.policy.load_full()
     }
 
-    /// Makes sure that the store can count the limits of `active`. Nothing changes until it is activated.
+    /// Registers the limits of `active` with the store. The policy changes nothing until it is activated.
     pub fn prepare(&self, active: ActivePolicy) -> Result<PreparedPolicy, StoreError> {
         let retained = retain_limits(self.store(), &active, self.shared.clock.now())?;
         Ok(PreparedPolicy { policy: Arc::new(active), retained })
     }
 
-    /// Puts a policy in force. Counters stay.
+    /// Activates a policy. Counters stay.
     pub fn activate(&self, PreparedPolicy { policy, retained }: PreparedPolicy) {
         let mut current = self.retained.lock().unwrap_or_else(PoisonError::into_inner);
         self.policy.store(policy);
         *current = retained;
     }
 
-    /// Where it counts.
+    /// The store.
     pub fn store(&self) -> &S {
         &self.shared.store
     }
 
-    /// Its clock.
+    /// The clock.
     pub fn clock(&self) -> &Arc<dyn Clock> {
         &self.shared.clock
     }
 
-    /// Puts other bans in force, beside those of the policy. When this returns, every new request meets them.
+    /// Replaces the bans that apply in addition to those of the policy. They apply to every check that starts after this returns.
     pub fn ban(&self, bans: Bans) {
         self.bans.replace(bans);
     }
 
-    /// The bans in force beside those of the policy, those that are over included.
+    /// The bans in addition to those of the policy, including expired ones.
     pub fn bans(&self) -> Arc<Bans> {
         self.bans.all()
     }
 
-    /// Who is locked out, and who is about to be.
+    /// The clients that are locked out, and those with recorded violations.
     pub fn penalties(&self) -> &Arc<Penalties> {
         &self.penalties
     }
 
-    /// Which concurrency permits are taken.
+    /// The concurrency permits.
     pub fn permits(&self) -> &Arc<Permits> {
         &self.permits
     }
 
-    /// Whether a request may pass, by `policy`: the policy in force, or that under which the request was routed.
+    /// Checks a request against `policy`: the active policy, or the one by which the request was routed.
     ///
     /// Banned and exempt clients are neither charged nor counted. An admitted request is charged before the future is
     /// ready; if the future is dropped before that, it may have been charged.
@@ -158,8 +158,8 @@ impl<S: Store + 'static> Limiter<S> {
         })
     }
 
-    /// Whether a client that the caller has identified may pass one rule. Bans and the other rules of the policy are not
-    /// looked at. [`Ruling::NoRule`] if the policy has no such rule.
+    /// Checks one rule for a client that the caller has identified. Bans and the other rules of the policy are not checked.
+    /// [`Ruling::NoRule`] if the policy has no such rule.
     pub fn check_rule<'a>(
         &self,
         policy: &'a ActivePolicy,
@@ -172,7 +172,7 @@ impl<S: Store + 'static> Limiter<S> {
         })
     }
 
-    /// Whether a limit that the caller brings along admits `cost`. The rule of `key` must not be one of the policy.
+    /// Checks a limit that the caller supplies. The rule of `key` must not be one of the policy.
     pub async fn check_limit(
         &self,
         key: CounterKey<'_>,
@@ -183,12 +183,12 @@ impl<S: Store + 'static> Limiter<S> {
         self.store().decide(&[Check::new(key, limit).cost(cost)], now).await
     }
 
-    /// Gives back what a request was charged, unless [`RefundGuard::keep`] is called.
+    /// Refunds the charge of a request, unless [`RefundGuard::keep`] is called.
     pub fn refund_guard(&self, report: &RulingReport<'_>) -> RefundGuard<S> {
         RefundGuard::new(&self.shared, report)
     }
 
-    /// One decision over everything that can reject the request whose checks `find` finds.
+    /// Decides about the request whose checks `find` returns: lock-outs, permits, limits.
     async fn decide<'a>(
         &self,
         policy: &'a ActivePolicy,
@@ -201,15 +201,15 @@ impl<S: Store + 'static> Limiter<S> {
             Err(SkipReason::Exempt(why)) => return Ruling::Exempt(why),
             Err(SkipReason::NoRule) => return Ruling::NoRule,
         };
-        // A client that is locked out is charged nothing: it would find its limits used up afterwards.
+        // A client that is locked out is not charged: its limits would be used up after the lock-out.
         if policy.matcher.has_penalties() {
-            let lock_outs = lockout::in_force(&self.penalties, &matched, now);
+            let lock_outs = lockout::active(&self.penalties, &matched, now);
             if !lock_outs.is_empty() {
                 let report = RulingReport { lock_outs, ..RulingReport::new(matched.applied(), now) };
                 return Box::pin(self.reject_uncharged(&matched, report)).await;
             }
         }
-        // Before anything is charged: permits that turn out not to be needed are returned at once.
+        // Before anything is charged: dropping permits is cheaper than a refund.
         let acquired = match concurrency::acquire(&self.permits, &matched) {
             Ok(acquired) => acquired,
             Err((rule, shadow)) => {
@@ -228,7 +228,7 @@ impl<S: Store + 'static> Limiter<S> {
         self.conclude(policy, &matched, (acquired, now), decided)
     }
 
-    /// What follows from the store's decision.
+    /// Turns the store's decision into a ruling.
     fn conclude<'a>(
         &self,
         policy: &ActivePolicy,
@@ -262,13 +262,9 @@ impl<S: Store + 'static> Limiter<S> {
         Ruling::Admitted(admitted)
     }
 
-    /// Rejects a request that its limits were not asked for. They are asked now, without a charge: a client that came back
-    /// before they admit the request would be rejected again.
-    async fn reject_uncharged<'a>(
-        &self,
-        matched: &MatchedRequest<'a>,
-        mut report: RulingReport<'a>,
-    ) -> Ruling<'a> {
+    /// Rejects a request before its limits were charged. Peeks at the limits so that `retry_after` covers them: otherwise the
+    /// client could retry too early and be rejected again.
+    async fn reject_uncharged<'a>(&self, matched: &MatchedRequest<'a>, mut report: RulingReport<'a>) -> Ruling<'a> {
         if let Ok(peeked) = self.store().peek(matched.checks(), report.at).await {
             (report.at, report.is_peeked) = (peeked.at, true);
             report.decision = Some(peeked);
@@ -288,7 +284,7 @@ fn admitted<'a>(
 
 fn reject(mut report: RulingReport<'_>) -> Ruling<'_> {
     let Some(rule) = report.find_rejecting() else {
-        // Not reached: something rejects it.
+        // Unreachable: some rule rejects the request.
         return Ruling::StoreFailed(FailedRuling { report, permits: Vec::new(), is_binding: true });
     };
     let reason = match &report {
@@ -300,8 +296,8 @@ fn reject(mut report: RulingReport<'_>) -> Ruling<'_> {
     Ruling::Rejected(RejectedRuling { report, reason, rule, retry_after })
 }
 
-/// How long until nothing rejects a request any more; `None` if a limit always will. No limit admits less while nobody
-/// spends, so that is the longest of the times that each of them needs.
+/// How long until nothing rejects the request; `None` if a limit always does. Without further requests no limit gets
+/// stricter, so this is the longest of the individual times.
 fn retry_after(report: &RulingReport<'_>) -> Option<TimeSpan> {
     let limits = match report.decision.as_ref().map(|decision| decision.verdict) {
         Some(Verdict::Never) => return None,

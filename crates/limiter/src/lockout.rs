@@ -1,15 +1,15 @@
-//! Lock-outs: clients that violate a rule with a `penalty` again and again are rejected for a while.
+//! Lock-outs: clients that repeatedly violate a rule with a `penalty` are rejected for some time.
 
 use smallvec::SmallVec;
 use tidegate_core::{Decision, Role, TimeSpan, Timestamp};
 use tidegate_policy::MatchedRequest;
 use tidegate_store::Penalties;
 
-/// The checks of a request whose client is locked out, by their positions, and for how long.
+/// The checks of a request whose client is locked out, by index, with the remaining time.
 pub(crate) type LockOuts = SmallVec<[(usize, TimeSpan); 2]>;
 
 /// The checks of a request whose client is locked out now.
-pub(crate) fn in_force(penalties: &Penalties, matched: &MatchedRequest<'_>, now: Timestamp) -> LockOuts {
+pub(crate) fn active(penalties: &Penalties, matched: &MatchedRequest<'_>, now: Timestamp) -> LockOuts {
     let checks = matched.checks().iter().zip(matched.rules()).enumerate();
     let checks = checks.filter(|(_, (check, rule))| check.role == Role::Binding && rule.penalty.is_some());
     checks.filter_map(|(index, (check, _))| Some((index, penalties.lock_out(check.key, now)?))).collect()

@@ -1,4 +1,4 @@
-//! Giving back what was charged for a request that was not served.
+//! Refunds the charge of a request that was not served.
 
 use std::sync::Arc;
 
@@ -8,15 +8,15 @@ use tidegate_store::Store;
 use crate::limiter::SharedStore;
 use crate::report::RulingReport;
 
-/// What a request was charged, given back when this is dropped: while the request waits, and whenever it is not served for
-/// a reason that is not its client's.
+/// Refunds the charge of a request on drop: while the request is delayed, and if it is not served for a reason that is not
+/// the client's.
 #[derive(Debug)]
 pub struct RefundGuard<S: Store + 'static> {
     shared: Arc<SharedStore<S>>,
     charges: Vec<PendingCharge>,
 }
 
-/// A refund that borrows nothing.
+/// An owned refund.
 #[derive(Debug)]
 struct PendingCharge {
     rule: RuleId,
@@ -47,7 +47,7 @@ impl<S: Store + 'static> RefundGuard<S> {
         Self { shared: Arc::clone(shared), charges: charged.map(|refund| pending(&refund)).collect() }
     }
 
-    /// The request is served: what was charged stays charged.
+    /// Keeps the charge: the request is served.
     pub fn keep(mut self) {
         self.charges.clear();
     }
@@ -60,11 +60,11 @@ impl<S: Store + 'static> Drop for RefundGuard<S> {
             return;
         }
         let shared = Arc::clone(&self.shared);
-        // The runtime may be gone already when a process ends; its counters end with it or stay charged.
+        // Without a runtime the process is ending; the charge stays.
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         runtime.spawn(async move {
             let refunds: Vec<_> = charges.iter().map(PendingCharge::as_refund).collect();
-            // A store that gives no answer keeps what it has: it rejects too much, never too little.
+            // If the store fails, the charge stays: it rejects too much, never too little.
             let _ = shared.store.refund(&refunds, shared.clock.now()).await;
         });
     }

@@ -1,4 +1,4 @@
-//! What a response reports of the limits of its request, and what operators see of them.
+//! The limits of a request, for response headers, logs and metrics.
 
 use std::ops::Deref;
 
@@ -8,21 +8,21 @@ use tidegate_policy::{AppliedRules, ConcurrencyRule, Rule};
 
 use crate::lockout::LockOuts;
 
-/// The limits of a request and what they say of it. Nothing is worked out before somebody asks.
+/// The limits of a request and their decision. Reports are computed lazily.
 #[derive(Debug)]
 pub struct RulingReport<'a> {
     pub(crate) at: Timestamp,
     pub(crate) rules: AppliedRules<'a>,
-    /// What the limits say; `None` if there are none, or if the store gave no answer.
+    /// The decision of the limits; `None` if there are none, or if the store failed.
     pub(crate) decision: Option<Decision>,
-    /// Whether the decision only says what the limits would do: a lock-out or a concurrency limit rejects the request.
+    /// Whether the decision was only peeked, because a lock-out or a concurrency limit rejects the request.
     pub(crate) is_peeked: bool,
     pub(crate) lock_outs: LockOuts,
     /// The concurrency limit that has no permit left.
     pub(crate) exhausted: Option<&'a ConcurrencyRule>,
     /// Concurrency limits in shadow mode that had no permit left.
     pub(crate) shadow: Vec<RuleId>,
-    /// The check whose limit is reported where only one can be.
+    /// The check whose limit is reported in headers that hold one limit.
     pub(crate) primary: Option<usize>,
 }
 
@@ -46,7 +46,7 @@ impl<'a> RulingReport<'a> {
         self.at
     }
 
-    /// The client, as its counters know it. It may be an API key.
+    /// The client, as in the keys of its counters. It may be an API key.
     pub fn client(&self) -> &'a [u8] {
         self.rules.client()
     }
@@ -81,8 +81,8 @@ impl<'a> RulingReport<'a> {
         exhausted.into_iter().chain(violated.map(|(_, (rule, _))| rule.name.as_str()))
     }
 
-    /// The rules in shadow mode that would have rejected the request. Limits that were not asked to decide about it, because a
-    /// lock-out or a concurrency limit rejects it, are not among them.
+    /// The rules in shadow mode that would have rejected the request. Limits that were only peeked at, because a lock-out or a
+    /// concurrency limit rejects the request, are not included.
     pub fn shadow_rejections(&self) -> impl Iterator<Item = RuleId> {
         let decision = self.decision.as_ref().filter(|_| !self.is_peeked);
         let outcomes = decision.map_or(&[][..], |decision| &decision.outcomes);
@@ -92,7 +92,7 @@ impl<'a> RulingReport<'a> {
         self.shadow.iter().copied().chain(rates)
     }
 
-    /// The rule that the response to a rejected request names: that of an exhausted concurrency limit, of the longest
+    /// The rule that the response to a rejected request reports: that of an exhausted concurrency limit, of the longest
     /// lock-out, or of the first limit that rejects. Makes its limit the primary one.
     pub(crate) fn find_rejecting(&mut self) -> Option<RuleId> {
         if let Some(rule) = self.exhausted {
@@ -125,8 +125,8 @@ pub struct ReportedLimits<'a> {
 }
 
 impl<'a> ReportedLimits<'a> {
-    /// The one that is reported where only one can be: the one that rejects the request, or the one with the least left.
-    /// `None` if there are no limits.
+    /// The limit for headers that hold one limit: the one that rejects the request, or the one with the least left. `None` if
+    /// there are no limits.
     pub fn primary(&self) -> Option<&LimitReport<'a>> {
         self.limits.get(self.primary)
     }

@@ -1,7 +1,7 @@
-//! What was charged up front and is settled later, by the response or by the body of the request.
+//! Reservations: charges that are settled later, by the response or by the body of the request.
 //!
-//! A reservation stays charged unless something settles it: a client that disconnects before the response, or whose
-//! upstream fails or is too slow, has paid for what may have been done. Only what was sent to no server is given back.
+//! An unsettled reservation stays charged: if the client disconnects before the response, or the upstream fails or times out,
+//! the work may have been done. Only requests that were sent to no server are refunded.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,8 +14,8 @@ use tidegate_store::Store;
 
 use crate::limiter::{Limiter, SharedStore};
 
-/// A body of unknown length is charged whenever this many more units of it have arrived: few enough that no client gets
-/// far beyond a limit with a body that never ends, enough that the store is not asked for every frame.
+/// A body of unknown length is charged in steps of this many units: few enough that a client cannot exceed a limit by much
+/// with an endless body, enough that not every frame needs a store call.
 const UNITS_PER_CHARGE: u64 = 64;
 
 /// The reservations of a request.
@@ -34,7 +34,7 @@ impl Reservations {
     }
 }
 
-/// A reservation that outlives the match.
+/// An owned reservation that outlives the match.
 #[derive(Debug)]
 struct OwnedReservation {
     rule: RuleId,
@@ -89,9 +89,9 @@ impl OwnedReservation {
         CounterKey::new(self.rule, &self.client)
     }
 
-    /// Makes the request cost `cost` in the end.
+    /// Sets the final cost of the request.
     async fn commit<S: Store>(&self, shared: &SharedStore<S>, cost: Cost) {
-        // A store that gives no answer keeps what it has; there is nobody to tell.
+        // If the store fails, the charge stays.
         if cost < self.cost {
             let cost = Cost::new(self.cost.get() - cost.get());
             let refund = Refund { key: self.key(), limit: &self.limit, cost, charged: self.charged };
@@ -109,7 +109,7 @@ impl OwnedReservation {
 }
 
 impl<S: Store + 'static> Limiter<S> {
-    /// Settlement reservations by the response to their request. They are settled even if the returned future is dropped.
+    /// Settles reservations by the response to their request, even if the returned future is dropped.
     pub async fn settle(&self, reservations: Reservations, status: u16, headers: &HeaderMap) {
         let cost = |reservation: &OwnedReservation| {
             reservation.settled_by.as_settlement().by_response(reservation.cost, status, headers)
@@ -119,7 +119,7 @@ impl<S: Store + 'static> Limiter<S> {
             .await;
     }
 
-    /// Gives back the reservations of a request that was sent to no server.
+    /// Refunds the reservations of a request that was sent to no server.
     pub async fn release(&self, reservations: Reservations) {
         self.commit(reservations.0.into_iter().map(|reservation| (Cost::ZERO, reservation)).collect()).await;
     }
@@ -129,13 +129,13 @@ impl<S: Store + 'static> Limiter<S> {
             return;
         }
         let shared = Arc::clone(&self.shared);
-        // In a task of its own: a client that disconnects now does not keep it from being done.
+        // In a separate task: a client that disconnects now does not cancel it.
         let settling = tokio::spawn(async move {
             for (cost, reservation) in &commits {
                 reservation.commit(&shared, *cost).await;
             }
         });
-        // It does not fail. The next request of the client is to find it done.
+        // Await it, so that the next request of the client sees the settled counters.
         let _ = settling.await;
     }
 
@@ -169,13 +169,13 @@ impl<S: Store + 'static> fmt::Debug for BodyMeter<S> {
 }
 
 impl<S: Store + 'static> BodyMeter<S> {
-    /// So many bytes more have arrived.
+    /// Adds received bytes.
     pub fn add(&mut self, bytes: usize) {
         self.bytes = self.bytes.saturating_add(bytes as u64);
         self.charge(UNITS_PER_CHARGE);
     }
 
-    /// Charges what has arrived since, where it is at least so many units.
+    /// Charges the units since the last charge, if there are at least `at_least`.
     fn charge(&mut self, at_least: u64) {
         for (charged, reservation) in &mut self.open {
             let units = reservation.settled_by.as_settlement().by_body(self.bytes).map_or(0, Cost::get);
@@ -183,7 +183,7 @@ impl<S: Store + 'static> BodyMeter<S> {
             if more >= at_least {
                 *charged = units;
                 let (shared, reservation) = (Arc::clone(&self.shared), Arc::clone(reservation));
-                // Without a runtime the process is ending, and its counters with it.
+                // Without a runtime the process is ending.
                 let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
                 runtime.spawn(async move { reservation.charge(&shared, more).await });
             }

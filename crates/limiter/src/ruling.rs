@@ -1,4 +1,4 @@
-//! What the limiter answers.
+//! The result of a check.
 
 use tidegate_core::{RuleId, TimeSpan};
 use tidegate_headers::RejectionReason;
@@ -8,59 +8,59 @@ use tidegate_store::Permit;
 use crate::report::RulingReport;
 use crate::reservation::Reservations;
 
-/// What becomes of a request.
+/// What to do with a request.
 #[must_use]
 #[derive(Debug)]
 pub enum Ruling<'a> {
-    /// It may pass.
+    /// The request is admitted.
     Admitted(AdmittedRuling<'a>),
-    /// It may not pass now: 429.
+    /// The request is rejected: 429.
     Rejected(RejectedRuling<'a>),
-    /// Its client is banned: 403.
+    /// The client is banned: 403.
     Banned,
-    /// Its client is never limited.
+    /// The client is exempt from all limits.
     Exempt(Exemption),
-    /// The store gave no answer.
+    /// The store failed.
     StoreFailed(FailedRuling<'a>),
-    /// The policy has no rule of the name that [`Limiter::check_rule`](crate::Limiter::check_rule) was asked for.
+    /// The policy has no rule with the name given to [`Limiter::check_rule`](crate::Limiter::check_rule).
     NoRule,
 }
 
-/// A request that may pass.
+/// An admitted request.
 #[derive(Debug)]
 pub struct AdmittedRuling<'a> {
-    /// Its limits.
+    /// The limits of the request.
     pub report: RulingReport<'a>,
-    /// To be held until the request has ended.
+    /// Keep them until the request has ended.
     pub permits: Vec<Permit>,
-    /// What was charged and is settled by the response or by the request's body.
+    /// Charges that the response or the request body settles.
     pub reservations: Reservations,
-    /// How long to wait before it passes; zero unless a leaky bucket holds it. Nothing else is charged for the wait; a
-    /// [`RefundGuard`](crate::RefundGuard) gives back what was charged if the client does not wait.
+    /// How long to delay the request; zero unless a leaky bucket delays it. A [`RefundGuard`](crate::RefundGuard) refunds the
+    /// charge if the client does not wait.
     pub delay: TimeSpan,
 }
 
-/// A request that may not pass now.
+/// A rejected request.
 #[derive(Debug)]
 pub struct RejectedRuling<'a> {
-    /// Its limits.
+    /// The limits of the request.
     pub report: RulingReport<'a>,
-    /// Why.
+    /// The reason.
     pub reason: RejectionReason,
     /// The rule that rejects it; of several, the one that is reported.
     pub rule: RuleId,
-    /// How long until nothing rejects it any more; `None` if a limit always will.
+    /// How long until nothing rejects the request; `None` if a limit always does.
     pub retry_after: Option<TimeSpan>,
 }
 
-/// A request that nobody can decide about.
+/// A request for which the store returned no decision.
 #[derive(Debug)]
 pub struct FailedRuling<'a> {
-    /// Its limits.
+    /// The limits of the request.
     pub report: RulingReport<'a>,
-    /// To be held until the request has ended, if it passes.
+    /// Keep them until the request has ended, if it is admitted.
     pub permits: Vec<Permit>,
-    /// Whether a limit that can reject was among those asked for. Otherwise all of them are in shadow mode, and the
-    /// request passes.
+    /// Whether a limit that can reject was checked. Otherwise all of them are in shadow mode, and the request can be
+    /// admitted.
     pub is_binding: bool,
 }

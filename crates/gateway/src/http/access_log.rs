@@ -1,4 +1,4 @@
-//! What may be said of a request to those who read the log.
+//! The summary of a request for the access log.
 
 use std::net::IpAddr;
 
@@ -8,7 +8,7 @@ use http::request::Parts;
 use tidegate_policy::{Identities, normalize};
 use tidegate_telemetry::RequestSummary;
 
-/// The request without its query, its headers and whatever secret it put into its path.
+/// Summarizes a request without its query, its headers, and secrets in its path.
 pub(crate) fn summarize(parts: &Parts, peer: IpAddr, identities: &Identities) -> RequestSummary {
     let path = parts.uri.path();
     let normal = normalize(path);

@@ -1,7 +1,7 @@
 //! `X-Forwarded-*` and `Forwarded` of requests from trusted proxies.
 //!
-//! A proxy often writes one of the headers and passes the other on as the client wrote it. An upstream that reads that
-//! other one would see another client than the one that was counted. So both are rewritten from the trusted addresses.
+//! A proxy often writes one of the headers and forwards the other as the client wrote it. An upstream that reads that other
+//! one would see another client than the gateway has counted. So both are rewritten from the trusted addresses.
 
 use std::fmt::Write;
 use std::net::IpAddr;
@@ -51,7 +51,7 @@ pub(crate) fn rewrite_forwarded(headers: &mut HeaderMap, conn: &ConnInfo, addres
     }
 }
 
-/// The scheme of the client's request as the proxy reports it; nothing else is copied into another header.
+/// The scheme of the client's request as the proxy reports it; only `http` and `https` are accepted.
 fn client_proto(headers: &HeaderMap, element: Option<&Vec<u8>>) -> Option<&'static str> {
     let reported = match headers.get(FORWARDED_PROTO) {
         Some(reported) => reported.as_bytes(),
@@ -64,7 +64,7 @@ fn client_proto(headers: &HeaderMap, element: Option<&Vec<u8>>) -> Option<&'stat
 }
 
 fn set(headers: &mut HeaderMap, name: HeaderName, value: BytesMut) {
-    // Addresses are valid in headers, and so is what came in one.
+    // Addresses and received header values are valid header values.
     match HeaderValue::from_maybe_shared(value.freeze()) {
         Ok(value) => headers.insert(name, value),
         Err(_) => headers.remove(name),

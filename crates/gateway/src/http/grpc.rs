@@ -1,6 +1,6 @@
-//! gRPC calls that the gateway does not forward: clients look for a status of gRPC, not of HTTP.
+//! Error responses to gRPC calls: clients expect a gRPC status instead of an HTTP status.
 //!
-//! Such a call gets a response of trailers only: HTTP status 200, the status of gRPC among the headers, no body.
+//! The response is `Trailers-Only`: HTTP status 200, the gRPC status in the headers, no body.
 //! <https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md>
 
 use http::header::{CONTENT_TYPE, HeaderName, HeaderValue};
@@ -8,12 +8,12 @@ use http::{HeaderMap, StatusCode, Version};
 
 const STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
-/// How long a client waits before it tries again; a negative number keeps it from trying again.
+/// How long a client waits before it retries; a negative number disables retries.
 const PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
 
 const MEDIA_TYPE: &[u8] = b"application/grpc";
 
-/// The content type of a gRPC call; `None` if the request is none.
+/// The content type of a gRPC call; `None` if the request is not one.
 pub(crate) fn content_type(version: Version, headers: &HeaderMap) -> Option<&HeaderValue> {
     if version != Version::HTTP_2 {
         return None;
@@ -25,14 +25,14 @@ pub(crate) fn content_type(version: Version, headers: &HeaderMap) -> Option<&Hea
     })
 }
 
-/// When a client may try again.
+/// When a client may retry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pushback {
-    /// As it thinks fit.
+    /// Not specified.
     Unknown,
-    /// After so many seconds.
+    /// After this many seconds.
     Seconds(u64),
-    /// Never: it would fail again.
+    /// Never: the call would fail again.
     Never,
 }
 
@@ -51,8 +51,8 @@ pub(crate) fn write_status(headers: &mut HeaderMap, status: StatusCode, message:
     }
 }
 
-/// The gRPC status for an HTTP status of ours. Clients map HTTP statuses likewise, but know no 429 that is a limit:
-/// they take it for UNAVAILABLE.
+/// The gRPC status for an HTTP status. It follows the mapping that gRPC clients use, except for 429, which they map to
+/// UNAVAILABLE.
 fn code(status: StatusCode) -> u16 {
     const UNKNOWN: u16 = 2;
     const DEADLINE_EXCEEDED: u16 = 4;
@@ -76,7 +76,7 @@ fn code(status: StatusCode) -> u16 {
     }
 }
 
-/// Text as `grpc-message` has it: visible ASCII and spaces as they are, but for `%`.
+/// Encodes text for `grpc-message`: visible ASCII and spaces except `%` stay as they are.
 fn percent_encoded(text: &str) -> HeaderValue {
     const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
     let mut encoded = Vec::with_capacity(text.len());
@@ -88,7 +88,7 @@ fn percent_encoded(text: &str) -> HeaderValue {
             encoded.extend([b'%', digit(byte >> 4), digit(byte)]);
         }
     }
-    // Visible ASCII is always a value.
+    // Visible ASCII is always a valid value.
     HeaderValue::from_bytes(&encoded).unwrap_or(HeaderValue::from_static(""))
 }
 
@@ -97,12 +97,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn grpc_message_is_percent_encoded() {
+    fn grpc_message_with_special_characters_is_percent_encoded() {
         assert_eq!(percent_encoded("100 % of \"ü\"\n"), "100 %25 of \"%C3%BC\"%0A");
     }
 
     #[test]
-    fn grpc_content_type_is_recognised_over_http_2_only() {
+    fn grpc_content_type_is_recognized_over_http2_only() {
         let is_grpc = |version, value: &'static str| {
             let headers = HeaderMap::from_iter([(CONTENT_TYPE, HeaderValue::from_static(value))]);
             content_type(version, &headers).is_some()

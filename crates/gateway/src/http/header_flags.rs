@@ -1,6 +1,6 @@
-//! LogSampling headers of a message the gateway must act on, found in one pass.
+//! The headers of a message that the gateway must process, found in one pass.
 //!
-//! Most messages have hardly any of them, and comparing each name once costs less than a lookup for each of them.
+//! Most messages have few of them, and comparing each name once costs less than a lookup for each of them.
 
 use bitflags::bitflags;
 use http::header::{
@@ -11,12 +11,12 @@ use http::header::{
 use http::{HeaderMap, Version};
 
 bitflags! {
-    /// What is among the headers.
+    /// Which headers a message has.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub(crate) struct HeaderFlags: u16 {
         const CONNECTION = 1;
         const UPGRADE = 1 << 1;
-        /// What else belongs to one connection, whatever `Connection` says.
+        /// Other hop-by-hop headers, listed in `Connection` or not.
         const HOP_BY_HOP = 1 << 2;
         const TRANSFER_ENCODING = 1 << 3;
         const CONTENT_LENGTH = 1 << 4;
@@ -24,7 +24,7 @@ bitflags! {
         const EXPECT = 1 << 6;
         const COOKIE = 1 << 7;
         const HOST = 1 << 8;
-        /// What only a trusted proxy may send.
+        /// Headers that only a trusted proxy may send.
         const UNTRUSTED = 1 << 9;
         const FORWARDED_HOST = 1 << 10;
         const REQUEST_ID = 1 << 11;
@@ -34,13 +34,13 @@ bitflags! {
 }
 
 impl HeaderFlags {
-    /// The flags of a request, before anything else reads its headers. HTTP/2 leaves white space around values in place,
-    /// which servers and HTTP/1.1 remove: it is removed here, so that a value has one spelling.
+    /// Scans a request. Must run before anything else reads its headers: it trims values over HTTP/2. HTTP/1.1 and servers
+    /// trim them anyway, so a value has one spelling.
     pub(crate) fn scan_request(version: Version, headers: &mut HeaderMap) -> Self {
         if version == Version::HTTP_2 { Self::scan_and_trim(headers) } else { Self::scan(headers) }
     }
 
-    /// The flags of headers, from which white space around values is removed.
+    /// Scans headers and trims their values.
     pub(crate) fn scan_and_trim(headers: &mut HeaderMap) -> Self {
         headers.iter_mut().fold(Self::empty(), |all, (name, value)| {
             trim(value);
@@ -63,7 +63,7 @@ impl HeaderFlags {
             EXPECT => Self::EXPECT,
             COOKIE => Self::COOKIE,
             HOST => Self::HOST,
-            // The most frequent of the others need no comparison of their letters.
+            // The most frequent others are compared without their text.
             ACCEPT | ACCEPT_ENCODING | ACCEPT_LANGUAGE | AUTHORIZATION | CACHE_CONTROL | CONTENT_TYPE
             | ORIGIN | REFERER | USER_AGENT => Self::empty(),
             _ => match name.as_str() {
@@ -81,8 +81,8 @@ impl HeaderFlags {
     }
 }
 
-/// Whether only a trusted proxy may send a header of this name: what it saw of the client, or another URL than that of the
-/// request. `X-Forwarded-For` and `-Proto` are not among them, as they are always written anew.
+/// Whether only a trusted proxy may send a header of this name: it describes the client, or overrides the URL of the
+/// request. `X-Forwarded-For` and `-Proto` are not included, because they are always overwritten.
 pub(crate) fn is_untrusted(name: &str) -> bool {
     let Some(name) = name.strip_prefix("x-") else { return false };
     match name.strip_prefix("forwarded-") {
@@ -91,14 +91,14 @@ pub(crate) fn is_untrusted(name: &str) -> bool {
     }
 }
 
-/// Removes white space around a value.
+/// Removes whitespace around a value.
 fn trim(value: &mut HeaderValue) {
     let is_space = |byte: Option<&u8>| matches!(byte, Some(b' ' | b'\t'));
     let bytes = value.as_bytes();
     if !is_space(bytes.first()) && !is_space(bytes.last()) {
         return;
     }
-    // A part of a value is a value.
+    // A part of a valid value is valid.
     let Ok(mut trimmed) = HeaderValue::from_bytes(bytes.trim_ascii()) else { return };
     trimmed.set_sensitive(value.is_sensitive());
     *value = trimmed;
@@ -110,7 +110,7 @@ mod tests {
     use crate::http::hop_headers;
 
     #[test]
-    fn header_with_a_meaning_has_its_flag() {
+    fn scan_headers_sets_the_flag_of_each_name() {
         let flags_of = |name: &HeaderName| {
             let mut headers = HeaderMap::new();
             headers.insert("accept", HeaderValue::from_static("*/*"));
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn value_with_white_space_around_it_is_trimmed_and_stays_sensitive() {
+    fn scan_and_trim_value_with_whitespace_is_trimmed_and_stays_sensitive() {
         for (sent, expected) in
             [("k", "k"), (" k", "k"), ("k\t", "k"), (" \t k k \t ", "k k"), (" ", ""), ("", "")]
         {

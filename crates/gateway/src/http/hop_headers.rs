@@ -1,5 +1,4 @@
-//! Headers that are changed when a message is forwarded: conn_info-by-conn_info headers are removed, and so are statements about the
-//! client by peers that are not trusted.
+//! Changes headers for forwarding: removes hop-by-hop headers, and headers about the client from untrusted peers.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -24,13 +23,13 @@ pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id"
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 
-/// What belongs to one connection, whatever `Connection` says.
+/// Hop-by-hop headers, listed in `Connection` or not.
 pub(crate) static HOP_BY_HOP: [HeaderName; 5] =
     [KEEP_ALIVE, PROXY_CONNECTION, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TRANSFER_ENCODING];
-/// Headers that are added to a request.
+/// The number of headers that are added to a request.
 const ADDED: usize = 6;
 
-/// A client's connection, and the values of the headers that describe it to upstreams, formatted once.
+/// A client connection, with the header values that describe it to upstreams, formatted once.
 #[derive(Debug)]
 pub(crate) struct ConnInfo {
     pub(crate) peer: IpAddr,
@@ -39,9 +38,9 @@ pub(crate) struct ConnInfo {
     /// `for=…;proto=…` of `Forwarded`.
     pub(crate) forwarded: HeaderValue,
     pub(crate) proto: HeaderValue,
-    /// Bytes and requests on it.
+    /// The state of the connection.
     pub(crate) activity: Arc<Activity>,
-    /// Held as long as the connection is in use, upgraded or not.
+    /// Kept while the connection is in use, upgraded or not.
     _guard: ConnectionGuard,
 }
 
@@ -62,7 +61,7 @@ impl ConnInfo {
     }
 }
 
-/// Whether a request asks for another protocol on its connection. Not for HTTP/2: its requests would pass without being
+/// Whether a request asks for another protocol on its connection. Upgrades to HTTP are ignored: their requests would not be
 /// counted.
 pub(crate) fn wants_upgrade(version: Version, headers: &HeaderMap, flags: HeaderFlags) -> bool {
     version == Version::HTTP_11
@@ -71,7 +70,7 @@ pub(crate) fn wants_upgrade(version: Version, headers: &HeaderMap, flags: Header
         && !is_http_upgrade(headers)
 }
 
-/// Whether the other protocol is HTTP in some form.
+/// Whether the requested protocol is a version of HTTP or TLS.
 fn is_http_upgrade(headers: &HeaderMap) -> bool {
     let mut protocols =
         headers.get_all(UPGRADE).iter().flat_map(|value| value.as_bytes().split(|&byte| byte == b','));
@@ -88,13 +87,13 @@ fn lists(headers: &HeaderMap, name: &HeaderName, token: &str) -> bool {
     values.flat_map(|value| value.split(',')).any(|part| part.trim().eq_ignore_ascii_case(token))
 }
 
-/// Removes what belongs to the connection that a message came over, but for an upgrade that is forwarded.
-fn strip_hop(headers: &mut HeaderMap, flags: HeaderFlags, keeps_upgrade: bool) {
+/// Removes hop-by-hop headers, except those of an upgrade that is forwarded.
+fn strip_hop_by_hop(headers: &mut HeaderMap, flags: HeaderFlags, keeps_upgrade: bool) {
     if flags.contains(HeaderFlags::CONNECTION)
         && let Entry::Occupied(connection) = headers.entry(CONNECTION)
     {
         let lines: SmallVec<[HeaderValue; 1]> = connection.remove_entry_mult().1.collect();
-        // These two are frequent and name no header.
+        // These two values are frequent and name no header.
         for line in lines.iter().filter(|line| *line != "keep-alive" && *line != "close") {
             strip_named(headers, line, keeps_upgrade);
         }
@@ -122,7 +121,7 @@ fn strip_named(headers: &mut HeaderMap, connection: &HeaderValue, keeps_upgrade:
         .unwrap_or_default()
         .split(',')
         .filter_map(|name| HeaderName::from_bytes(name.trim().as_bytes()).ok())
-        // Without these the request would be for another host or have another length.
+        // Removing these would change the host or the length of the request.
         .filter(|name| *name != HOST && *name != CONTENT_LENGTH)
         .filter(|name| !(keeps_upgrade && *name == UPGRADE))
         .collect();
@@ -131,8 +130,8 @@ fn strip_named(headers: &mut HeaderMap, connection: &HeaderValue, keeps_upgrade:
     }
 }
 
-/// Rejects headers from which two clients could be read, and removes those that the peer may not send, before anything
-/// reads them. `flags` are those of the headers.
+/// Rejects headers that identify more than one client, and removes headers that the peer may not send. Must run before
+/// anything else reads them. `flags` are those of the headers.
 pub(crate) fn sanitize_request(
     headers: &mut HeaderMap,
     flags: HeaderFlags,
@@ -164,7 +163,7 @@ fn remove_untrusted(headers: &mut HeaderMap) {
     remove(headers, &names);
 }
 
-/// Prepares a client's headers for an upstream. Says whether forwarding headers were ignored because the peer is not a
+/// Prepares a client's headers for an upstream. Returns whether forwarding headers were ignored because the peer is not a
 /// trusted proxy.
 pub(crate) fn prepare_request(
     headers: &mut HeaderMap,
@@ -174,13 +173,13 @@ pub(crate) fn prepare_request(
     keeps_upgrade: bool,
 ) -> bool {
     let mut ignores_forwarding = false;
-    let takes_trailers = flags.contains(HeaderFlags::TE) && lists(headers, &TE, "trailers");
-    strip_hop(headers, flags, keeps_upgrade);
-    // The gateway itself answers `Expect: 100-continue`.
+    let accepts_trailers = flags.contains(HeaderFlags::TE) && lists(headers, &TE, "trailers");
+    strip_hop_by_hop(headers, flags, keeps_upgrade);
+    // The gateway itself responds to `Expect: 100-continue`.
     if flags.contains(HeaderFlags::EXPECT) {
         headers.remove(EXPECT);
     }
-    if takes_trailers {
+    if accepts_trailers {
         headers.insert(TE, HeaderValue::from_static("trailers"));
     } else if flags.contains(HeaderFlags::TE) {
         headers.remove(TE);
@@ -192,9 +191,9 @@ pub(crate) fn prepare_request(
     if is_trusted {
         rewrite_forwarded(headers, conn, addresses);
     } else {
-        let by_x = headers.insert(FORWARDED_FOR, conn.address.clone());
+        let forwarded_for = headers.insert(FORWARDED_FOR, conn.address.clone());
         let forwarded = headers.insert(FORWARDED, conn.forwarded.clone());
-        ignores_forwarding = by_x.is_some() || forwarded.is_some();
+        ignores_forwarding = forwarded_for.is_some() || forwarded.is_some();
         headers.insert(FORWARDED_PROTO, conn.proto.clone());
     }
     if !(is_trusted && flags.contains(HeaderFlags::FORWARDED_HOST) && headers.contains_key(FORWARDED_HOST))
@@ -221,14 +220,14 @@ fn join_cookies(headers: &mut HeaderMap) {
     }
 }
 
-/// Removes from a client's trailers what it may not send in headers either, or only there. An identity in a trailer was
-/// not counted, so none is forwarded.
+/// Removes trailers that a client may not send at all, or only as headers. Identities in trailers were not counted, so they
+/// are removed too.
 pub(crate) fn strip_trailers(
     trailers: &mut HeaderMap,
     (rules, underscored): (&HeaderRules, UnderscoreHeaders),
 ) {
     let flags = HeaderFlags::scan_and_trim(trailers);
-    strip_hop(trailers, flags, false);
+    strip_hop_by_hop(trailers, flags, false);
     remove(trailers, &[FORWARDED_FOR, FORWARDED, FORWARDED_PROTO, REQUEST_ID, HOST, CONTENT_LENGTH, TE]);
     remove_untrusted(trailers);
     rules.remove_identity(trailers);
@@ -240,11 +239,11 @@ pub(crate) fn strip_trailers(
 
 /// Prepares an upstream's headers for a client.
 pub(crate) fn prepare_response(headers: &mut HeaderMap, keeps_upgrade: bool) {
-    // `Trailer` stays: over HTTP/1.1 only what is announced is sent.
-    strip_hop(headers, HeaderFlags::scan(headers), keeps_upgrade);
+    // `Trailer` stays: over HTTP/1.1 only announced trailers are sent.
+    strip_hop_by_hop(headers, HeaderFlags::scan(headers), keeps_upgrade);
 }
 
-/// 128 random bits, to find a request again in the logs of two machines.
+/// A random ID of 128 bits, which identifies a request in the logs of several machines.
 fn request_id() -> HeaderValue {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     let bits = fastrand::u128(..);

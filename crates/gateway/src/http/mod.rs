@@ -1,4 +1,4 @@
-//! Requests and responses: conn_info-by-conn_info and forwarding headers, bodies, upgrades.
+//! Requests and responses: hop-by-hop and forwarding headers, bodies, upgrades.
 
 pub(crate) mod access_log;
 pub(crate) mod forwarded;

@@ -1,8 +1,8 @@
 //! Request bodies: streamed to the upstream, with a maximum size and a minimum rate, never buffered as a whole.
 //!
-//! hyper reads a [`RequestBody`]. Whoever sends the request keeps an [`UploadHandle`]: to see progress, to learn that it
-//! was the client that failed, to stop the upload once nobody needs the rest, and to open the body again for another
-//! attempt as long as nothing of it was read.
+//! hyper reads a [`RequestBody`]. The sender of the request keeps an [`UploadHandle`]. The handle reports progress and
+//! failures of the client, stops an upload that is not needed any more, and opens the body for another attempt as long as
+//! nothing of it was read.
 
 use std::cell::RefCell;
 use std::pin::Pin;
@@ -24,28 +24,28 @@ use crate::worker::WorkerSnapshot;
 /// The body of a request, as hyper reads it.
 #[derive(Debug)]
 pub(crate) struct RequestBody {
-    /// `None` if it is empty.
+    /// `None` for an empty body.
     upload: Option<Rc<RefCell<Upload>>>,
-    /// Only the latest of the bodies that were made of an upload may read it.
+    /// Only the latest body of an upload may read it.
     generation: u32,
 }
 
-/// Counts what comes of a body. Dropped when it has ended, or nobody wants the rest.
+/// Counts the bytes of a body. Dropped when the body has ended or is not needed any more.
 pub(crate) trait ByteMeter: std::fmt::Debug {
-    /// So many bytes more.
+    /// Adds received bytes.
     fn record(&mut self, bytes: usize);
 }
 
-/// What a client did wrong with a body.
+/// Why an upload failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum UploadFailure {
-    /// It is malformed, or ends too early.
+    /// The body is malformed or incomplete.
     Malformed,
     TooLarge,
     TooSlow,
 }
 
-/// What hyper and the sender of a request share of its body.
+/// The state of a body, shared by hyper and the sender of the request.
 #[derive(Debug)]
 struct Upload {
     state: UploadState,
@@ -54,15 +54,15 @@ struct Upload {
     max_bytes: u64,
     stall_timer: StallTimer,
     has_progress: bool,
-    /// Something of it was read: it cannot be sent again.
+    /// Some of the body was read: it cannot be sent again.
     is_read: bool,
     failure: Option<UploadFailure>,
-    /// `None` once it has ended, or nobody reads the rest.
+    /// `None` after the body has ended or was stopped.
     unread: Option<UnreadBody>,
-    /// The policy and the setting of the route that say which trailers are removed.
+    /// The policy and the setting of the route decide which trailers are removed.
     trailers: (Rc<WorkerSnapshot>, UnderscoreHeaders),
     meter: Option<Box<dyn ByteMeter>>,
-    /// The task that waits for more of it.
+    /// The task that waits for more data.
     reader: Option<Waker>,
 }
 
@@ -70,7 +70,7 @@ struct Upload {
 enum UploadState {
     Open(Incoming),
     Ended,
-    /// It failed, or the rest of it is not needed.
+    /// The upload failed, or the rest is not needed.
     Stopped,
 }
 
@@ -104,7 +104,7 @@ impl Body for RequestBody {
 }
 
 impl Drop for RequestBody {
-    /// A body that hyper has begun to read and drops is needed by nobody any more.
+    /// Stops the upload if hyper drops a body that it has started to read.
     fn drop(&mut self) {
         if let Some(upload) = &self.upload {
             let mut upload = upload.borrow_mut();
@@ -157,7 +157,7 @@ impl Upload {
         if let Some(meter) = &mut self.meter {
             meter.record(length);
         }
-        // A body in chunks has no length by which its last piece could be known; trailers are the last.
+        // A chunked body has no known length; trailers are its last frame.
         if has_ended || frame.is_trailers() {
             self.end();
         }
@@ -169,7 +169,7 @@ impl Upload {
         Poll::Ready(Some(Ok(frame)))
     }
 
-    /// Notes who is to be woken if it is stopped.
+    /// Stores the waker for [`Self::stop`].
     fn wait(&mut self, cx: &Context<'_>) {
         match &mut self.reader {
             Some(reader) => reader.clone_from(cx.waker()),
@@ -177,7 +177,7 @@ impl Upload {
         }
     }
 
-    /// All of it has come.
+    /// The body is complete.
     fn end(&mut self) {
         self.state = UploadState::Ended;
         self.meter = None;
@@ -194,7 +194,7 @@ impl Upload {
         error
     }
 
-    /// Lets go of what has not come yet. Whoever reads it finds that it has ended with an error.
+    /// Drops the rest of the body. Its reader gets an error.
     fn stop(&mut self) {
         if matches!(self.state, UploadState::Open(_)) {
             self.state = UploadState::Stopped;
@@ -207,23 +207,23 @@ impl Upload {
     }
 }
 
-/// What the sender of a request keeps of its body.
+/// The sender's handle of a request body.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct UploadHandle(Option<Rc<RefCell<Upload>>>);
 
-/// How much of a body was read, and so may have been sent.
+/// How much of a body was read and may have been sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum UploadProgress {
-    /// There is none.
+    /// There is no body.
     Empty,
-    /// Nothing: it can be sent to another server.
+    /// Nothing was read: it can be sent to another server.
     Unread,
-    /// Some or all of it, or nobody may read it any more.
+    /// Some or all was read, or the upload was stopped.
     Started,
 }
 
 impl UploadHandle {
-    /// The policy and the setting of the route say which trailers are removed. `meter` counts what is read.
+    /// The policy and the setting of the route decide which trailers are removed. `meter` counts the received bytes.
     pub(crate) fn new(
         incoming: Incoming,
         (max_bytes, min_rate): (u64, MinRate),
@@ -251,7 +251,7 @@ impl UploadHandle {
         Self(Some(Rc::new(RefCell::new(upload))))
     }
 
-    /// The body for an attempt, if nothing of it was read. That of the attempt before reads nothing any more.
+    /// The body for an attempt; `None` if some of it was read. The body of the previous attempt becomes invalid.
     pub(crate) fn open(&self) -> Option<RequestBody> {
         let Some(upload) = &self.0 else { return Some(RequestBody { upload: None, generation: 0 }) };
         if self.progress() == UploadProgress::Started {
@@ -270,17 +270,17 @@ impl UploadHandle {
         if is_unread { UploadProgress::Unread } else { UploadProgress::Started }
     }
 
-    /// Whether some of it was read since this was last asked. One that is empty never moves.
+    /// Whether some of the body was read since the last call.
     pub(crate) fn has_progress(&self) -> bool {
         self.0.as_ref().is_some_and(|upload| std::mem::take(&mut upload.borrow_mut().has_progress))
     }
 
-    /// What its client did wrong.
+    /// Why the upload failed, if it did.
     pub(crate) fn failure(&self) -> Option<UploadFailure> {
         self.0.as_ref().and_then(|upload| upload.borrow().failure)
     }
 
-    /// Nobody needs the rest of it.
+    /// Stops the upload: the rest of the body is not needed.
     pub(crate) fn stop(&self) {
         if let Some(upload) = &self.0 {
             upload.borrow_mut().stop();

@@ -18,7 +18,7 @@ use crate::upstream::{PlainBody, PooledConn};
 pub(crate) enum ResponseBody {
     /// From the gateway itself.
     Own(Option<Bytes>),
-    /// An upstream's, as it comes. In a box: a response is moved often, and most of our own bodies are small.
+    /// Streamed from an upstream. Boxed because responses are moved often.
     Upstream(Box<ForwardedBody>),
 }
 
@@ -64,19 +64,19 @@ impl Body for ResponseBody {
 /// Why a body ended early.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BodyError {
-    /// Its connection failed.
+    /// The connection failed.
     #[error(transparent)]
     Broken(#[from] hyper::Error),
     /// The same on the fast path.
     #[error("the server closed the connection")]
-    BrokeOff(#[from] std::io::Error),
-    /// Too little came.
+    Closed(#[from] std::io::Error),
+    /// The body is below the minimum rate.
     #[error("body below the minimum rate for {} s", .0.as_secs())]
     TooSlow(Duration),
-    /// It is longer than we take.
+    /// The body exceeds the size limit.
     #[error("the body is longer than {0} bytes")]
     TooLarge(u64),
-    /// The rest of a request's body is of no use. An HTTP/2 server is told `CANCEL`.
+    /// The rest of a request body is not needed. An HTTP/2 server gets `CANCEL`.
     #[error("the rest of the request body is not needed")]
     NotNeeded(#[source] h2::Error),
 }
@@ -87,7 +87,7 @@ impl BodyError {
     }
 }
 
-/// A response body as it comes from an upstream.
+/// A response body from an upstream.
 #[derive(Debug)]
 pub(crate) enum UpstreamBody {
     Hyper(Incoming),
@@ -112,7 +112,7 @@ impl UpstreamBody {
         }
     }
 
-    /// Whether its connection is not needed any more.
+    /// Whether the body was received completely.
     fn is_received(&self) -> bool {
         match self {
             Self::Hyper(incoming) => incoming.is_end_stream(),
@@ -135,8 +135,8 @@ impl UpstreamBody {
     }
 }
 
-/// An upstream's body on its way to a client. Its connection goes back to the pool when all was received. Until then the
-/// connection has the permits of the request; afterwards the body has them until all of it was passed on.
+/// An upstream body that is forwarded to a client. Its connection returns to the pool when the body was received completely.
+/// Until then the connection has the permits of the request; afterwards the body has them until it was forwarded.
 #[derive(Debug)]
 pub(crate) struct ForwardedBody {
     source: UpstreamBody,
@@ -190,7 +190,7 @@ impl ForwardedBody {
     }
 }
 
-/// Ends a body that is slower than a minimum rate. A timer is created only when there is something to wait for.
+/// Fails a body that is below a minimum rate. Creates a timer only when it has to wait.
 #[derive(Debug)]
 pub(crate) struct StallTimer {
     min_rate: MinRate,

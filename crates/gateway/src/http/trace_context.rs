@@ -1,4 +1,4 @@
-//! A request's place in a trace, as headers carry it.
+//! Trace context headers (`traceparent`, `tracestate`).
 
 use http::HeaderMap;
 use http::header::{HeaderName, HeaderValue};
@@ -7,12 +7,12 @@ use tidegate_telemetry::RequestRecord;
 const PARENT: HeaderName = HeaderName::from_static("traceparent");
 const STATE: HeaderName = HeaderName::from_static("tracestate");
 
-/// Finds the trace that a request belongs to.
+/// Joins the trace of the request's `traceparent`.
 pub(crate) fn join(record: &mut RequestRecord<'_>, headers: &HeaderMap) {
     record.join_trace(|| headers.get_all(PARENT).iter().map(HeaderValue::as_bytes));
 }
 
-/// Tells the upstream of it. What others say beside it is passed on only if it belongs to a trace that could be read.
+/// Sends the trace context to the upstream. `tracestate` is removed unless the request belongs to a valid trace.
 pub(crate) fn propagate(record: &RequestRecord<'_>, headers: &mut HeaderMap) {
     let Some((context, is_joined)) = record.trace_context() else { return };
     if let Ok(parent) = HeaderValue::try_from(context.to_string()) {

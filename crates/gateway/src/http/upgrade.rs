@@ -1,4 +1,4 @@
-//! Upgraded connections: client and server have agreed on another protocol than HTTP.
+//! Upgraded connections: client and server have switched to another protocol than HTTP.
 
 use std::pin::pin;
 use std::rc::Rc;
@@ -20,8 +20,8 @@ const CHECKS_PER_TIMEOUT: u32 = 8;
 /// reconnect to the next process. A busy one has the whole drain time.
 const DRAIN_IDLE: Duration = Duration::from_secs(1);
 
-/// Copies bytes both ways until both sides have ended, or neither has sent anything for `idle`. Until then the request
-/// is in flight: `server_conn` has its permits, and `client_conn` that of the client's connection.
+/// Copies bytes in both directions until both sides have closed, or neither has sent anything for `idle`. Until then the
+/// request is in flight: `server_conn` has its permits, and `client_conn` the permit of the client connection.
 pub(crate) async fn relay(
     (client, server): (OnUpgrade, OnUpgrade),
     server_conn: PooledConn,
@@ -35,7 +35,7 @@ pub(crate) async fn relay(
     drop((server_conn, client_conn));
 }
 
-/// All bytes go over the client's connection, so `activity` is that of both directions.
+/// All bytes cross the client connection, so `activity` covers both directions.
 async fn copy_until_idle(
     mut client: impl AsyncRead + AsyncWrite + Unpin,
     mut server: impl AsyncRead + AsyncWrite + Unpin,
@@ -56,7 +56,7 @@ async fn copy_until_idle(
     loop {
         tokio::select! {
             biased;
-            // An error of either side is an end like any other.
+            // An error of either side ends the relay too.
             _ = copying.as_mut() => return,
             _ = stop.wait_for(|stop| *stop), if !is_stopping => {
                 is_stopping = true;
@@ -93,12 +93,12 @@ mod tests {
         let (server, far) = duplex(1 << 10);
         let (stop, stopping) = watch::channel(false);
         let activity = Arc::new(Activity::default());
-        let passing = tokio::spawn(async move {
+        let relay = tokio::spawn(async move {
             let near = ClientSocket::new(near, Arc::clone(&activity));
             copy_until_idle(TrackedIo::new(near, Arc::clone(&activity)), far, &activity, IDLE, stopping)
                 .await;
         });
-        (client, server, stop, passing)
+        (client, server, stop, relay)
     }
 
     async fn send(from: &mut DuplexStream, to: &mut DuplexStream) {
@@ -110,8 +110,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     #[expect(clippy::disallowed_methods, reason = "paused time")]
-    async fn upgraded_connection_that_is_idle_ends_and_one_with_traffic_stays() {
-        let (mut client, mut server, _stop, passing) = tunnel();
+    async fn upgraded_connection_idle_is_closed_and_one_with_traffic_is_kept() {
+        let (mut client, mut server, _stop, relay) = tunnel();
         for turn in 0..20 {
             sleep(IDLE * 9 / 10).await;
             // Traffic in either direction counts.
@@ -122,17 +122,17 @@ mod tests {
             }
         }
         let since = Instant::now();
-        passing.await.unwrap();
-        let silent = since.elapsed();
-        assert!((IDLE..=IDLE * 5 / 4).contains(&silent), "{silent:?}");
-        assert_eq!(client.read(&mut [0; 1]).await.unwrap(), 0, "the client sees its end");
-        assert_eq!(server.read(&mut [0; 1]).await.unwrap(), 0, "and so does the server");
+        relay.await.unwrap();
+        let idle = since.elapsed();
+        assert!((IDLE..=IDLE * 5 / 4).contains(&idle), "{idle:?}");
+        assert_eq!(client.read(&mut [0; 1]).await.unwrap(), 0, "closed for the client");
+        assert_eq!(server.read(&mut [0; 1]).await.unwrap(), 0, "closed for the server");
     }
 
     #[tokio::test(start_paused = true)]
     #[expect(clippy::disallowed_methods, reason = "paused time")]
-    async fn upgraded_connection_while_draining_ends_as_soon_as_it_is_idle() {
-        let (mut client, mut server, stop, passing) = tunnel();
+    async fn upgraded_connection_idle_while_draining_is_closed() {
+        let (mut client, mut server, stop, relay) = tunnel();
         stop.send_replace(true);
         for _ in 0..100 {
             sleep(DRAIN_IDLE / 2).await;
@@ -140,17 +140,17 @@ mod tests {
             send(&mut server, &mut client).await;
         }
         let since = Instant::now();
-        passing.await.unwrap();
+        relay.await.unwrap();
         assert!(since.elapsed() <= 2 * DRAIN_IDLE, "{:?}", since.elapsed());
     }
 
     #[tokio::test(start_paused = true)]
-    async fn upgraded_connection_half_closed_still_copies_the_other_way() {
-        let (mut client, mut server, _stop, passing) = tunnel();
+    async fn upgraded_connection_half_closed_copies_the_other_direction() {
+        let (mut client, mut server, _stop, relay) = tunnel();
         client.shutdown().await.unwrap();
         assert_eq!(server.read(&mut [0; 1]).await.unwrap(), 0);
         send(&mut server, &mut client).await;
         drop(server);
-        passing.await.unwrap();
+        relay.await.unwrap();
     }
 }

@@ -1,4 +1,4 @@
-//! Requests that hyper accepts and servers read in more than one way: they are rejected or given one reading.
+//! Rejects or normalizes ambiguous requests: hyper accepts them, but servers may interpret them differently.
 
 use http::header::{CONTENT_LENGTH, HOST, HeaderValue, TRANSFER_ENCODING};
 use http::request::Parts;
@@ -9,7 +9,7 @@ use tidegate_policy::{RequestError, check_method, host_header};
 use crate::error::ServeError;
 use crate::http::header_flags::HeaderFlags;
 
-/// Checks method, framing and host of a request. Returns the flags of its headers as they are afterwards.
+/// Checks method, framing and host of a request. Returns the updated flags of its headers.
 pub(crate) fn check_framing(
     parts: &mut Parts,
     mut flags: HeaderFlags,
@@ -17,7 +17,7 @@ pub(crate) fn check_framing(
 ) -> Result<HeaderFlags, ServeError> {
     let headers = &mut parts.headers;
     check_method(parts.method.as_str(), parts.uri.path()).map_err(bad_request)?;
-    // hyper takes any list that ends in `chunked`, and undoes only that.
+    // hyper accepts any list that ends in `chunked`, and decodes only that.
     if flags.contains(HeaderFlags::TRANSFER_ENCODING) {
         let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
         if let Some(coding) = codings.next()
@@ -35,11 +35,11 @@ pub(crate) fn check_framing(
         }
     }
     if let Some(authority) = parts.uri.authority() {
-        // RFC 9112, section 3.2: HTTP/1.1 has a Host, whatever form the target has.
+        // RFC 9112, section 3.2: HTTP/1.1 requires a Host for every form of the target.
         if parts.version == Version::HTTP_11 && !headers.contains_key(HOST) {
             return Err(bad_request(RequestError::NoHost));
         }
-        // HTTP/2, or a whole URL in the request line: that names the host, whatever a header says.
+        // The authority of HTTP/2 or of an absolute URL overrides the Host header.
         let host = HeaderValue::from_str(authority.as_str()).map_err(|_| bad_request(RequestError::Host))?;
         headers.insert(HOST, host);
         flags |= HeaderFlags::HOST;
@@ -47,8 +47,8 @@ pub(crate) fn check_framing(
     Ok(flags)
 }
 
-/// The `Host` of a request, as it was sent. HTTP/1.0 need not have one. It is shared and not copied: the headers change
-/// while it is used.
+/// The `Host` of a request, as it was sent. HTTP/1.0 may omit it. Returns a cheap clone, because the headers change while it
+/// is used.
 pub(crate) fn request_host(parts: &Parts) -> Result<Option<HeaderValue>, ServeError> {
     match host_header(&parts.headers) {
         Err(RequestError::NoHost) if parts.version == Version::HTTP_10 => Ok(None),
@@ -60,9 +60,9 @@ pub(crate) fn bad_request(error: RequestError) -> ServeError {
     ServeError::Framing(error.reason())
 }
 
-/// `uri` with `path`, the path that was matched, if that is not what was sent: it `is_normalized`, or none was sent.
+/// `uri` with the matched `path`. `None` if the path was sent like this: it was not changed by normalization and not empty.
 pub(crate) fn rewrite_uri(uri: &Uri, path: &str, is_normalized: bool) -> Result<Option<Uri>, ServeError> {
-    // The path of `http://a?b` is empty, which no HTTP/1.1 request may send.
+    // The path of `http://a?b` is empty, which HTTP/1.1 does not allow.
     let has_path = uri.path_and_query().is_some_and(|sent| sent.as_str().starts_with(['/', '*']));
     if has_path && !is_normalized { Ok(None) } else { with_path(uri, path).map(Some) }
 }

@@ -34,12 +34,12 @@ fn per(window: u64, limit: AdvertisedLimit) -> AdvertisedLimit {
 }
 
 #[test]
-fn newest_lists_are_joined_by_name() {
+fn parse_newest_lists_are_joined_by_name() {
     let parsed = parse(&[
         ("ratelimit-policy", r#""burst";q=10;w=1, "daily";q=1000;w=86400;pk=:cHNk:"#),
         ("ratelimit-policy", r#""bytes";q=5;qu="content-64KiB";w=60, "own";q=7;qu="widgets""#),
         ("ratelimit", r#""daily";r=900;t=30, "burst";r=3;t=1;pk=:cHNk:"#),
-        // What the same server says in an older style is not another limit.
+        // The older style of the same server is not another limit.
         ("x-ratelimit-limit", "10"),
         ("x-ratelimit-remaining", "3"),
     ]);
@@ -62,7 +62,7 @@ fn newest_lists_are_joined_by_name() {
 }
 
 #[test]
-fn newest_state_without_a_policy_is_a_limit_of_unknown_quota() {
+fn parse_newest_state_without_policy_has_unknown_quota() {
     let expected = AdvertisedLimit { quota: None, name: Some("a".to_owned()), ..limit(0, 5, 9) };
     assert_eq!(parse(&[("ratelimit", r#""a";r=5;t=9"#)]).limits, [expected]);
 }
@@ -88,7 +88,7 @@ fn dictionary_and_single_values_are_one_limit_with_the_window_of_their_policy() 
 }
 
 #[test]
-fn every_spelling_of_single_values_is_read() {
+fn parse_single_values_in_every_spelling() {
     for [limit_name, remaining, reset] in [
         ["ratelimit-limit", "ratelimit-remaining", "ratelimit-reset"],
         ["x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset"],
@@ -104,7 +104,7 @@ fn every_spelling_of_single_values_is_read() {
 }
 
 #[test]
-fn retry_after_is_read_as_seconds_or_as_a_date() {
+fn parse_retry_after_as_seconds_or_date() {
     let seconds = |value| parse(&[("retry-after", value)]).retry_after.map(TimeSpan::as_secs_ceil);
     assert_eq!(seconds("120"), Some(120));
     assert_eq!(seconds("Tue, 14 Nov 2023 22:13:50 GMT"), Some(30));
@@ -140,7 +140,7 @@ fn bad_values_are_ignored_and_good_ones_kept() {
 }
 
 #[test]
-fn more_limits_than_any_server_has_are_cut_off() {
+fn parse_too_many_limits_ignores_the_rest() {
     let members: Vec<_> = (0..10_000).map(|n| format!("\"{n}\";r=1;t=1")).collect();
     let value = HeaderValue::from_str(&members.join(",")).unwrap();
     let headers = HeaderMap::from_iter([(names::RATELIMIT, value.clone()), (names::POLICY, value)]);

@@ -24,7 +24,7 @@ fn assert_bodies(body: &ErrorBody<'_>, [flat, nested, problem]: [&str; 3]) {
 }
 
 #[test]
-fn body_of_a_rejection_by_limit_has_these_bytes() {
+fn error_body_rejected_by_limit_has_expected_bytes() {
     let limit = ReportedLimit { at: AT, report: &REJECTING, violated: &["default", "tier \"x\""] };
     let body = RejectionReason::Limit.error_body(Some(30), limit);
     assert_bodies(
@@ -38,7 +38,7 @@ fn body_of_a_rejection_by_limit_has_these_bytes() {
 }
 
 #[test]
-fn body_of_a_lock_out_has_these_bytes() {
+fn error_body_locked_out_has_expected_bytes() {
     let limit = ReportedLimit { at: AT, report: &REJECTING, violated: &["default"] };
     let body = RejectionReason::LockOut.error_body(Some(1), limit);
     assert_bodies(
@@ -52,7 +52,7 @@ fn body_of_a_lock_out_has_these_bytes() {
 }
 
 #[test]
-fn body_of_a_full_concurrency_limit_has_these_bytes() {
+fn error_body_concurrency_exceeded_has_expected_bytes() {
     let report = LimitReport::exhausted_concurrency("exports", 2);
     let limit = ReportedLimit { at: AT, report: &report, violated: &["exports"] };
     let body = RejectionReason::Concurrency.error_body(Some(1), limit);
@@ -67,7 +67,7 @@ fn body_of_a_full_concurrency_limit_has_these_bytes() {
 }
 
 #[test]
-fn body_of_a_cost_that_never_fits_has_these_bytes() {
+fn error_body_cost_above_limit_has_expected_bytes() {
     let report = LimitReport {
         name: "a \"b\" ü",
         window: Some(TimeSpan::from_secs(90)),
@@ -89,7 +89,7 @@ fn body_of_a_cost_that_never_fits_has_these_bytes() {
 }
 
 #[test]
-fn body_of_each_other_status_has_these_bytes() {
+fn error_body_other_statuses_have_expected_bytes() {
     let cases = [
         (StatusCode::BAD_REQUEST, "bad_request", "BAD_REQUEST", "Bad Request"),
         (StatusCode::FORBIDDEN, "banned", "BANNED", "Forbidden"),
@@ -115,7 +115,7 @@ fn body_of_each_other_status_has_these_bytes() {
 }
 
 #[test]
-fn rejection_message_states_when_to_retry() {
+fn rejection_message_with_retry_after_states_the_time() {
     let message = |reason: RejectionReason, seconds| reason.message(seconds);
     assert_eq!(
         message(RejectionReason::Limit, Some(30)),

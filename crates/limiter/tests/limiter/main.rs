@@ -1,4 +1,4 @@
-//! The limiter without any gateway.
+//! Tests of the limiter without a gateway.
 
 mod parallel;
 mod reservations;
@@ -20,7 +20,7 @@ fn active(policy: &str) -> ActivePolicy {
     ActivePolicy::new(compiled.unwrap_or_else(|problems| panic!("{problems}\n{policy}")).plan)
 }
 
-/// A limiter on a clock that stands still.
+/// A limiter with a manual clock.
 struct Bench<S> {
     limiter: Limiter<S>,
     clock: Arc<ManualClock>,
@@ -44,7 +44,7 @@ impl<S: Store + 'static> Bench<S> {
         self.clock.now()
     }
 
-    /// What `read` makes of the ruling on a request with these headers.
+    /// Applies `read` to the ruling on a request with these headers.
     async fn check<R>(
         &self,
         path: &str,
@@ -61,7 +61,7 @@ impl<S: Store + 'static> Bench<S> {
         read(self.limiter.check(&policy, &facts, &mut scratch, self.now()).await)
     }
 
-    /// How the ruling on one rule begins.
+    /// The description of the ruling on one rule.
     async fn rule(&self, rule: &str, client: &[u8], cost: Cost) -> String {
         let (policy, mut scratch) = (self.limiter.policy(), Scratch::default());
         let ruling = self
@@ -71,7 +71,7 @@ impl<S: Store + 'static> Bench<S> {
         describe(&ruling)
     }
 
-    /// How the ruling on a GET of `path` begins.
+    /// The description of the ruling on a GET of `path`.
     async fn outcome(&self, path: &str) -> String {
         self.check(path, &[], |ruling| describe(&ruling)).await
     }

@@ -1,4 +1,4 @@
-//! Many threads, one limiter.
+//! Concurrent checks by many threads.
 
 use std::sync::Arc;
 

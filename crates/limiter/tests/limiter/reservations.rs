@@ -1,4 +1,4 @@
-//! What is charged up front and settled later.
+//! Reservations, refunds and body meters.
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use tidegate_core::Cost;
@@ -31,18 +31,18 @@ async fn left(bench: &Bench<MemoryStore>) -> u64 {
 }
 
 #[tokio::test]
-async fn settle_by_a_status_that_is_not_charged_refunds() {
+async fn settle_with_status_that_is_not_charged_refunds() {
     let bench = Bench::new(&policy("charge: { after: { status: [401] } }"));
     let reservations = bench.check("/", &[], |ruling| admitted(ruling).reservations).await;
     bench.limiter.settle(reservations, 200, &HeaderMap::new()).await;
     let reservations = bench.check("/", &[], |ruling| admitted(ruling).reservations).await;
     bench.limiter.settle(reservations, 401, &HeaderMap::new()).await;
-    // The request that asks for the client's key is charged and never settled.
+    // The request that reads the client's key is charged and never settled.
     assert_eq!(left(&bench).await, 8);
 }
 
 #[tokio::test]
-async fn settle_by_a_header_charges_what_it_says() {
+async fn settle_by_header_charges_its_value() {
     let bench = Bench::new(&policy("charge: { after: { header: x-cost } }"));
     let reservations = bench.check("/", &[], |ruling| admitted(ruling).reservations).await;
     let cost = (HeaderName::from_static("x-cost"), HeaderValue::from_static("7"));
@@ -51,7 +51,7 @@ async fn settle_by_a_header_charges_what_it_says() {
 }
 
 #[tokio::test]
-async fn release_refunds_what_was_sent_to_no_server() {
+async fn release_request_sent_to_no_server_refunds() {
     let bench = Bench::new(&policy("charge: { after: { status: [401] } }"));
     let reservations = bench.check("/", &[], |ruling| admitted(ruling).reservations).await;
     bench.limiter.release(reservations).await;
@@ -59,7 +59,7 @@ async fn release_refunds_what_was_sent_to_no_server() {
 }
 
 #[tokio::test]
-async fn body_meter_charges_the_body_as_it_arrives() {
+async fn body_meter_chunked_body_is_charged_as_it_arrives() {
     let bench = Bench::new(&policy("cost: { body: 1KiB }"));
     let headers = [("transfer-encoding", "chunked")];
     let mut reservations = bench.check("/", &headers, |ruling| admitted(ruling).reservations).await;
@@ -71,11 +71,11 @@ async fn body_meter_charges_the_body_as_it_arrives() {
     drop(meter);
     // The charge runs in a task of its own.
     tokio::task::yield_now().await;
-    assert_eq!(left(&bench).await, 5, "four units, and one for the request that asks");
+    assert_eq!(left(&bench).await, 5, "four units, and one for the request that reads the key");
 }
 
 #[tokio::test]
-async fn refund_guard_refunds_unless_it_is_told_to_keep() {
+async fn refund_guard_dropped_refunds_unless_kept() {
     let bench = Bench::new(&policy("cost: 3"));
     for (keeps, expected) in [(true, 4), (false, 1)] {
         let guard =

@@ -1,4 +1,4 @@
-//! What becomes of requests.
+//! Rulings on requests.
 
 use tidegate_core::{Cost, CounterKey, Limit, RuleId, Spec, TimeSpan, Timestamp};
 use tidegate_limiter::Ruling;
@@ -9,7 +9,7 @@ use crate::{Bench, START, active};
 const HOURLY: &str = "rate_limits: { default: { requests: 2, window: 1h, algorithm: fixed_window } }";
 
 #[tokio::test]
-async fn check_beyond_the_limit_rejects_and_names_the_limit() {
+async fn check_beyond_limit_rejects_and_names_the_limit() {
     let bench = Bench::new(HOURLY);
     assert_eq!(bench.outcome("/").await, "admitted, 1 left of default");
     assert_eq!(bench.outcome("/").await, "admitted, 0 left of default");
@@ -19,7 +19,7 @@ async fn check_beyond_the_limit_rejects_and_names_the_limit() {
 }
 
 #[tokio::test]
-async fn check_of_several_limits_charges_all_or_none() {
+async fn check_several_limits_charges_all_or_none() {
     let bench = Bench::new(
         "rate_limits:\n  global: { requests: 5, window: 1h, algorithm: fixed_window }\n  endpoints: { /search: { requests: 1, \
          window: 1h, algorithm: fixed_window } }",
@@ -39,7 +39,7 @@ async fn check_of_several_limits_charges_all_or_none() {
 }
 
 #[tokio::test]
-async fn check_of_a_banned_or_exempt_client_asks_no_limit() {
+async fn check_banned_or_exempt_client_checks_no_limit() {
     let bench = Bench::new(&format!("{HOURLY}\nclients: {{ exempt: {{ networks: [192.0.2.0/24] }} }}"));
     for _ in 0..5 {
         assert_eq!(bench.outcome("/").await, "exempt");
@@ -48,7 +48,7 @@ async fn check_of_a_banned_or_exempt_client_asks_no_limit() {
     let until = Some(START + TimeSpan::from_secs(60));
     let ban = Ban { subject, reason: String::new(), since: START, until };
     bench.limiter.ban(Bans::new([ban]));
-    assert_eq!(bench.outcome("/").await, "banned", "a ban is stronger than an exemption");
+    assert_eq!(bench.outcome("/").await, "banned", "a ban overrides an exemption");
     bench.clock.advance(TimeSpan::from_secs(60));
     assert_eq!(bench.outcome("/").await, "exempt");
     let banned = Bench::new(&format!("{HOURLY}\nbans: {{ networks: [192.0.2.0/24] }}"));
@@ -56,7 +56,7 @@ async fn check_of_a_banned_or_exempt_client_asks_no_limit() {
 }
 
 #[tokio::test]
-async fn check_of_a_locked_out_client_charges_nothing_and_says_when_it_ends() {
+async fn check_locked_out_client_charges_nothing_and_returns_remaining_time() {
     let policy = "rate_limits: { default: { requests: 1, window: 10s, algorithm: fixed_window, penalty: { after: 2, for: 1m } } }";
     let bench = Bench::new(policy);
     assert_eq!(bench.outcome("/").await, "admitted, 0 left of default");
@@ -69,7 +69,7 @@ async fn check_of_a_locked_out_client_charges_nothing_and_says_when_it_ends() {
 }
 
 #[tokio::test]
-async fn check_with_all_permits_taken_rejects_until_one_is_dropped() {
+async fn check_all_permits_taken_rejects_until_one_is_dropped() {
     let bench = Bench::new("rate_limits: { rules: [{ name: exports, per: [ip], concurrent: 1 }] }");
     let permits = bench.check("/", &[], |ruling| {
         let Ruling::Admitted(admitted) = ruling else { panic!("{ruling:?}") };
@@ -84,7 +84,7 @@ async fn check_with_all_permits_taken_rejects_until_one_is_dropped() {
 }
 
 #[tokio::test]
-async fn check_with_rules_in_shadow_mode_admits_and_lists_what_they_would_reject() {
+async fn check_rules_in_shadow_mode_admits_and_lists_shadow_rejections() {
     let bench = Bench::new(
         "rate_limits:\n  default: { requests: 1, window: 1h, algorithm: fixed_window, mode: shadow }\n  rules: [{ name: exports, \
          per: [ip], concurrent: 1, mode: shadow }]",
@@ -97,7 +97,7 @@ async fn check_with_rules_in_shadow_mode_admits_and_lists_what_they_would_reject
     assert_eq!(shadow, 0);
     let second = bench.check("/", &[], |ruling| match ruling {
         Ruling::Admitted(admitted) => {
-            assert!(admitted.report.limits().is_empty(), "clients are not told of limits in shadow mode");
+            assert!(admitted.report.limits().is_empty(), "limits in shadow mode are not reported to clients");
             admitted.report.shadow_rejections().collect::<Vec<_>>()
         }
         other => panic!("{other:?}"),
@@ -106,7 +106,7 @@ async fn check_with_rules_in_shadow_mode_admits_and_lists_what_they_would_reject
 }
 
 #[tokio::test]
-async fn check_of_a_locked_out_client_lists_no_rules_in_shadow_mode() {
+async fn check_locked_out_client_lists_no_shadow_rejections() {
     let bench = Bench::new(
         "rate_limits:\n  default: { requests: 1, window: 10s, algorithm: fixed_window, penalty: { after: 1, for: 1m } }\n  global: \
          { requests: 1, window: 1h, algorithm: fixed_window, mode: shadow }",
@@ -124,7 +124,7 @@ async fn check_of_a_locked_out_client_lists_no_rules_in_shadow_mode() {
 }
 
 #[tokio::test]
-async fn check_of_a_leaky_bucket_admits_with_a_delay() {
+async fn check_leaky_bucket_admits_with_delay() {
     let bench = Bench::new(
         "rate_limits: { default: { requests: 1, window: 1s, algorithm: leaky_bucket, burst: 3, max_wait: 5s } }",
     );
@@ -139,7 +139,7 @@ async fn check_of_a_leaky_bucket_admits_with_a_delay() {
 }
 
 #[tokio::test]
-async fn check_rule_counts_with_the_requests_that_the_rule_applies_to() {
+async fn check_rule_shares_counters_with_requests() {
     let bench = Bench::new(
         "rate_limits:\n  default: { requests: 3, window: 1h, algorithm: fixed_window }\n  global: { requests: 100, window: 1h, \
          algorithm: fixed_window }",
@@ -162,7 +162,7 @@ async fn check_rule_counts_with_the_requests_that_the_rule_applies_to() {
 }
 
 #[tokio::test]
-async fn check_limit_counts_by_the_limit_that_the_caller_brings() {
+async fn check_limit_counts_by_the_supplied_limit() {
     let bench = Bench::new(HOURLY);
     let limit =
         Limit::new(tidegate_core::Algorithm::TokenBucket, Spec::new(3, TimeSpan::from_secs(60))).unwrap();

@@ -1,11 +1,11 @@
-//! Any store will do, also one that waits or fails.
+//! Stores that respond late or fail.
 
 use tidegate_core::{Check, CounterKey, Decision, Refund, Timestamp};
 use tidegate_store::{MemoryStore, Override, Store, StoreError};
 
 use crate::Bench;
 
-/// A store that answers later, or not at all.
+/// A store that responds late, or fails.
 #[derive(Debug)]
 struct Remote {
     memory: MemoryStore,
@@ -13,16 +13,16 @@ struct Remote {
 }
 
 impl Remote {
-    async fn answer(&self) -> Result<&MemoryStore, StoreError> {
+    async fn memory(&self) -> Result<&MemoryStore, StoreError> {
         tokio::task::yield_now().await;
-        let gone = || StoreError::Unavailable("the connection is closed".into());
-        if self.fails { Err(gone()) } else { Ok(&self.memory) }
+        let unavailable = || StoreError::Unavailable("the connection is closed".into());
+        if self.fails { Err(unavailable()) } else { Ok(&self.memory) }
     }
 }
 
 impl Store for Remote {
     async fn decide(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
-        self.answer().await?.decide(checks, now).await
+        self.memory().await?.decide(checks, now).await
     }
 
     async fn decide_batch(
@@ -31,19 +31,19 @@ impl Store for Remote {
         now: Timestamp,
         decisions: &mut Vec<Decision>,
     ) -> Result<(), StoreError> {
-        self.answer().await?.decide_batch(batch, now, decisions).await
+        self.memory().await?.decide_batch(batch, now, decisions).await
     }
 
     async fn peek(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
-        self.answer().await?.peek(checks, now).await
+        self.memory().await?.peek(checks, now).await
     }
 
     async fn refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<(), StoreError> {
-        self.answer().await?.refund(refunds, now).await
+        self.memory().await?.refund(refunds, now).await
     }
 
     async fn reset(&self, key: CounterKey<'_>) -> Result<(), StoreError> {
-        self.answer().await?.reset(key).await
+        self.memory().await?.reset(key).await
     }
 
     async fn override_limit(
@@ -52,7 +52,7 @@ impl Store for Remote {
         replacement: Option<Override>,
         now: Timestamp,
     ) -> Result<(), StoreError> {
-        self.answer().await?.override_limit(key, replacement, now).await
+        self.memory().await?.override_limit(key, replacement, now).await
     }
 }
 
@@ -63,24 +63,24 @@ fn bench(policy: &str, fails: bool) -> Bench<Remote> {
 const LIMIT: &str = "requests: 1, window: 1h, algorithm: fixed_window";
 
 #[tokio::test]
-async fn check_with_a_store_that_answers_later_decides_the_same() {
+async fn check_store_responding_late_decides_the_same() {
     let bench = bench(&format!("rate_limits: {{ default: {{ {LIMIT} }} }}"), false);
     assert_eq!(bench.outcome("/").await, "admitted, 0 left of default");
     assert_eq!(bench.outcome("/").await, "rejected by default: Limit, Some(3600)");
 }
 
 #[tokio::test]
-async fn check_with_a_store_that_fails_says_whether_a_limit_can_reject() {
+async fn check_store_failed_returns_whether_a_limit_can_reject() {
     let enforced = bench(&format!("rate_limits: {{ default: {{ {LIMIT} }} }}"), true);
     assert_eq!(enforced.outcome("/").await, "store failed, binding: true");
     let shadow = bench(&format!("rate_limits: {{ default: {{ {LIMIT}, mode: shadow }} }}"), true);
     assert_eq!(shadow.outcome("/").await, "store failed, binding: false");
     let unlimited = bench("rate_limits: { rules: [{ name: exports, per: [ip], concurrent: 1 }] }", true);
-    assert_eq!(unlimited.outcome("/").await, "admitted", "the store is not asked");
+    assert_eq!(unlimited.outcome("/").await, "admitted", "the store is not called");
 }
 
 #[tokio::test]
-async fn check_with_a_store_that_fails_still_rejects_for_lack_of_permits() {
+async fn check_store_failed_without_permits_rejects() {
     let policy = format!(
         "rate_limits: {{ default: {{ {LIMIT}, mode: shadow }}, rules: [{{ name: exports, per: [ip], concurrent: 1 }}] }}"
     );
