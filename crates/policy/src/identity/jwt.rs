@@ -67,7 +67,7 @@ pub enum TokenError {
     #[error("invalid signature")]
     Signature,
     /// It never expires, or what says when is not a number.
-    #[error("no numeric `exp` claim")]
+    #[error("no `exp` claim with a number")]
     NoExpiry,
     /// It has expired.
     #[error("expired")]
