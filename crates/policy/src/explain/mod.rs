@@ -261,10 +261,10 @@ fn explain_accepted(
         Admission::Banned { by: BanSource::Operator(ban) } => {
             (ExplainedVerdict::Banned { subject: ban.subject.to_string(), by: "operator" }, Vec::new(), None)
         }
-        Admission::Checked(matched) => {
+        Admission::Checked(matched_request) => {
             concurrency_checks
-                .extend(matched.concurrency_checks().map(|check| ExplainedConcurrency::new(&check)));
-            explain_checks(&matched, now)
+                .extend(matched_request.concurrency_checks().map(|check| ExplainedConcurrency::new(&check)));
+            explain_checks(&matched_request, now)
         }
     };
     Explanation {

@@ -243,12 +243,9 @@ impl<'e> Checker<'e> {
         }
         let at = |index: usize| types.get(index).copied().unwrap_or(ExprType::Unknown);
         let require = |is_met: bool, message: &str| {
-            let message = message.to_owned();
-            if is_met {
-                Ok(())
-            } else {
-                Err(ExpressionError::Types { position: self.position(expr), message })
-            }
+            let error =
+                || ExpressionError::Types { position: self.position(expr), message: message.to_owned() };
+            is_met.then_some(()).ok_or_else(error)
         };
         match name {
             operators::LOGICAL_AND | operators::LOGICAL_OR | operators::LOGICAL_NOT => {

@@ -157,7 +157,7 @@ bans: { networks: [203.0.113.0/24] }
     let facts = Facts { method: "GET", host: "example.org", path: "/api/v1/orders", headers: &headers, peer };
     let mut scratch = Scratch::default();
     let mut count = || match matcher.admit(&facts, None, Timestamp::ZERO, &mut scratch) {
-        Admission::Checked(matched) => matched.checks().len(),
+        Admission::Checked(matched_request) => matched_request.checks().len(),
         other => panic!("{other:?}"),
     };
     assert_eq!(count(), 8);
@@ -187,7 +187,7 @@ rate_limits:
             peer: [10, 0, 0, 1].into(),
         };
         match matcher.admit(&facts, None, Timestamp::ZERO, &mut scratch) {
-            Admission::Checked(matched) => matched.checks().len(),
+            Admission::Checked(matched_request) => matched_request.checks().len(),
             other => panic!("{other:?}"),
         }
     };
