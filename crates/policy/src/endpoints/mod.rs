@@ -1,8 +1,8 @@
-//! Which endpoint a request is for: the most specific pattern that fits.
+//! Finds the most specific endpoint pattern that matches a request.
 //!
 //! Patterns are compared segment by segment from the left: a literal beats `{parameter}` and `*`, which beat
 //! `**`, and an end beats `**`. Between equal paths a pattern with the request's method beats one without.
-//! A pattern whose method does not fit does not match at all, so a less specific one may.
+//! A pattern with another method does not match at all, so a less specific one may match.
 //!
 //! The tree of segments (`trie`) is searched from the literals to `**`, so the first hit is the most specific.
 
@@ -34,7 +34,7 @@ pub struct Endpoints<T> {
     values: Vec<T>,
 }
 
-/// Two patterns mean the same requests.
+/// Two patterns match the same requests.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("duplicate endpoint `{pattern}`; trailing slashes and parameter names are ignored")]
 pub struct DuplicateEndpoint {
@@ -56,15 +56,15 @@ impl<T> Default for Endpoints<T> {
 }
 
 impl<T> Endpoints<T> {
-    /// Adds `value` for the requests that `pattern` means.
+    /// Adds `value` for the requests that `pattern` matches.
     pub fn insert(&mut self, pattern: &EndpointPattern, value: T) -> Result<(), DuplicateEndpoint> {
         let index = self.values.len();
         let methods = self.paths.value_mut(pattern.segments());
-        let is_taken = match pattern.method() {
+        let is_duplicate = match pattern.method() {
             None => methods.any.is_some(),
             Some(method) => methods.named.iter().any(|(known, _)| **known == *method),
         };
-        if is_taken {
+        if is_duplicate {
             return Err(DuplicateEndpoint { pattern: pattern.to_string() });
         }
         match pattern.method() {
@@ -75,14 +75,14 @@ impl<T> Endpoints<T> {
         Ok(())
     }
 
-    /// The value of the most specific pattern that fits; `path` must be normalised.
+    /// The value of the most specific pattern that matches; `path` must be normalised.
     pub fn find(&self, method: &str, path: &str) -> Option<&T> {
         let found = self.paths.find_map(path, &mut |methods| methods.find(method))?;
         self.values.get(found)
     }
 }
 
-/// The method whose rules apply to this one too: a HEAD is a GET without its body, and no way around its limits.
+/// The method whose rules also apply to this one. HEAD is GET without a body, so it must not bypass the limits of GET.
 pub(crate) fn equivalent_method(method: &str) -> Option<&'static str> {
     (method == "HEAD").then_some("GET")
 }

@@ -1,4 +1,4 @@
-//! `[METHOD ]/segment/{parameter}/*/**`: what an operator writes to name endpoints.
+//! Endpoint patterns: `[METHOD ]/segment/{parameter}/*/**`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,14 +6,14 @@ use std::str::FromStr;
 use crate::path::{PathError, fold_segment, normalize};
 use crate::plan::PathCase;
 
-/// More segments than any honest path has; it bounds the depth of a search.
+/// The maximum number of segments, which bounds the depth of a search.
 const MOST_SEGMENTS: usize = 64;
 
-/// Which requests an endpoint means: a method, or any, and the shape of a path.
+/// Matches requests by an optional method and the path.
 ///
-/// A segment is a literal, `{name}` or `*` (exactly one segment, whatever it is), or, at the end, `**` (any
-/// number of segments, none included). Literals are normalised like paths, so they match however a request
-/// spells them. A trailing slash means nothing: `/a` and `/a/` are one pattern and match both paths.
+/// A segment is a literal, `{name}` or `*` (exactly one segment), or, at the end, `**` (any number of segments, including
+/// none). Literals are normalised like paths. A trailing slash is ignored: `/a` and `/a/` are the same pattern and match
+/// both paths.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct EndpointPattern {
     method: Option<Box<str>>,
@@ -30,7 +30,7 @@ pub(crate) enum Segment {
 }
 
 impl PartialEq for Segment {
-    /// A parameter's name does not change what it matches.
+    /// The name of a parameter is ignored: it does not change what the segment matches.
     fn eq(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Literal(one), Self::Literal(other)) => one == other,
@@ -49,16 +49,16 @@ impl std::hash::Hash for Segment {
     }
 }
 
-/// What is wrong with a pattern, and how to write it.
+/// Why a pattern is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PatternError {
-    /// Nothing stands there.
+    /// The pattern is empty.
     #[error("the pattern is empty")]
     Empty,
-    /// What stands before the path is not a method.
+    /// The text before the path is not a method.
     #[error("invalid method `{method}`")]
     Method {
-        /// What was found instead.
+        /// The text.
         method: String,
     },
     /// The path does not begin with a slash.
@@ -67,51 +67,51 @@ pub enum PatternError {
         /// The path as written.
         path: String,
     },
-    /// `**` stands before the end.
+    /// `**` is not the last segment.
     #[error("`**` is only allowed as the last segment")]
     RestNotLast,
-    /// A wildcard is only a part of its segment.
+    /// A wildcard is only part of a segment.
     #[error("`{segment}`: `*` must be a whole segment")]
     PartialWildcard {
         /// The segment as written.
         segment: String,
     },
-    /// Braces that do not make a whole segment with a name.
+    /// Braces that do not enclose a whole segment, or an invalid name.
     #[error("`{segment}`: a parameter must be a whole segment")]
     Parameter {
         /// The segment as written.
         segment: String,
     },
-    /// Two parameters have one name.
+    /// Two parameters have the same name.
     #[error("duplicate parameter name `{name}`")]
     DuplicateParameter {
         /// The name.
         name: String,
     },
-    /// `//`, `.` or `..`: no normalised path has such a segment, so it would never match.
+    /// `//`, `.` or `..`: no normalised path has such a segment.
     #[error("segment `{segment}` never matches: paths are normalised first")]
     NeverMatches {
         /// The segment as written.
         segment: String,
     },
-    /// A segment that no path may have.
+    /// A segment that is not valid in a path.
     #[error("`{segment}`: {cause}")]
     Segment {
         /// The segment as written.
         segment: String,
-        /// Why it may not.
+        /// The cause.
         cause: PathError,
     },
     /// Too many segments.
     #[error("the pattern has {segments} segments; the maximum is {MOST_SEGMENTS}")]
     TooLong {
-        /// How many it has.
+        /// The number of segments.
         segments: usize,
     },
 }
 
 impl PatternError {
-    /// What to write instead.
+    /// How to fix it.
     pub fn hint(&self) -> String {
         match self {
             Self::Empty => "write a path like `/api/v1/search`, or `/**` for every path".to_owned(),
@@ -136,12 +136,12 @@ impl PatternError {
 }
 
 impl EndpointPattern {
-    /// The pattern that takes every request.
+    /// The pattern that matches every request.
     pub(crate) fn everything() -> Self {
         Self { method: None, segments: vec![Segment::Rest] }
     }
 
-    /// Reads a pattern.
+    /// Parses a pattern.
     ///
     /// ```
     /// use tidegate_policy::EndpointPattern;
@@ -181,23 +181,23 @@ impl EndpointPattern {
         Ok(Self { method, segments })
     }
 
-    /// The method it asks for; none if any will do.
+    /// The method; `None` if any method matches.
     pub fn method(&self) -> Option<&str> {
         self.method.as_deref()
     }
 
-    /// Whether its path has no parameter and no wildcard.
+    /// Whether the path has no parameter and no wildcard.
     pub fn is_literal(&self) -> bool {
         self.segments.iter().all(|segment| matches!(segment, Segment::Literal(_)))
     }
 
-    /// The pattern whose literals are folded: it takes a folded path where this one takes the path.
+    /// The pattern with folded literals. It matches the folded form of every path that this pattern matches.
     pub(crate) fn folded(&self, case: PathCase) -> Self {
         let fold = |segment: &Segment| {
             let Segment::Literal(text) = segment else { return Some(segment.clone()) };
             let mut folded = String::with_capacity(text.len());
             fold_segment(text, case, &mut folded);
-            // A segment that is nothing but parameters is none in a folded path.
+            // A segment of only parameters is removed from a folded path.
             (!matches!(folded.as_str(), "" | "." | "..")).then(|| Segment::Literal(folded.into()))
         };
         Self { method: self.method.clone(), segments: self.segments.iter().filter_map(fold).collect() }
@@ -240,7 +240,7 @@ impl Segment {
         match text {
             "*" => return Ok(Self::One(None)),
             "**" => return Ok(Self::Rest),
-            // Told as what it is, a query, whatever else stands in it.
+            // Handled below, so that the error names the query.
             _ if text.contains(['?', '#']) => {}
             _ if text.contains(['{', '}']) => {
                 return match text.strip_prefix('{').and_then(|rest| rest.strip_suffix('}')) {
@@ -279,20 +279,20 @@ fn checked_method(text: &str) -> Result<Box<str>, PatternError> {
 mod tests {
     use super::*;
 
-    fn shown(text: &str) -> String {
+    fn normalized(text: &str) -> String {
         EndpointPattern::parse(text).unwrap().to_string()
     }
 
     #[test]
-    fn a_pattern_is_normalised_like_a_path() {
-        assert_eq!(shown("/%61pi/a%2fb/café/"), "/api/a%2Fb/caf%C3%A9");
-        assert_eq!(shown("  POST   /x/{id}/*/** "), "POST /x/{id}/*/**");
-        assert_eq!(shown("/"), "/");
-        assert_eq!(shown("M-SEARCH /**/"), "M-SEARCH /**");
+    fn pattern_is_normalised_like_a_path() {
+        assert_eq!(normalized("/%61pi/a%2fb/café/"), "/api/a%2Fb/caf%C3%A9");
+        assert_eq!(normalized("  POST   /x/{id}/*/** "), "POST /x/{id}/*/**");
+        assert_eq!(normalized("/"), "/");
+        assert_eq!(normalized("M-SEARCH /**/"), "M-SEARCH /**");
     }
 
     #[test]
-    fn equal_patterns_match_the_same() {
+    fn patterns_are_equal_if_they_match_the_same_requests() {
         let parse = |text| EndpointPattern::parse(text).unwrap();
         assert_eq!(parse("/a/{x}"), parse("/a/*/"));
         assert_ne!(parse("/a/{x}"), parse("/a/**"));
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn pattern_folded_has_literals_in_lower_case_without_parameters() {
+    fn folded_pattern_is_lower_case_without_parameters() {
         let folded = |text, case| EndpointPattern::parse(text).unwrap().folded(case).to_string();
         assert_eq!(folded("POST /API/%C3%89;v=1/**", PathCase::Insensitive), "POST /api/%C3%A9/**");
         assert_eq!(folded("/API;v=1/{Id}/;x/*", PathCase::Insensitive), "/api/{Id}/*");
@@ -308,8 +308,8 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_pattern_is_told_how_to_be_right() {
-        let said = |text: &str| {
+    fn invalid_pattern_error_explains_the_fix() {
+        let message = |text: &str| {
             let error = EndpointPattern::parse(text).unwrap_err();
             format!("{error}; {}", error.hint())
         };
@@ -332,8 +332,8 @@ mod tests {
             ("/%c0%af", "are not valid UTF-8"),
             ("/a?b=1", "'?' at byte"),
         ] {
-            assert!(said(pattern).contains(expected), "{pattern}: {}", said(pattern));
+            assert!(message(pattern).contains(expected), "{pattern}: {}", message(pattern));
         }
-        assert!(said(&"/a".repeat(65)).contains("65 segments"));
+        assert!(message(&"/a".repeat(65)).contains("65 segments"));
     }
 }

@@ -11,7 +11,7 @@ fn endpoints<'a>(patterns: &[&'a str]) -> Endpoints<&'a str> {
 }
 
 #[test]
-fn the_most_specific_pattern_applies() {
+fn find_returns_the_most_specific_pattern() {
     let endpoints = endpoints(&[
         "/**",
         "/api/**",
@@ -36,18 +36,18 @@ fn the_most_specific_pattern_applies() {
 }
 
 #[test]
-fn a_method_beats_none_on_the_same_path_only() {
+fn pattern_with_method_wins_only_on_the_same_path() {
     let endpoints = endpoints(&["/orders", "POST /orders", "PUT /orders/*", "/**", "DELETE /**"]);
     assert_eq!(endpoints.find("POST", "/orders"), Some(&"POST /orders"));
     assert_eq!(endpoints.find("GET", "/orders"), Some(&"/orders"));
-    assert_eq!(endpoints.find("DELETE", "/orders"), Some(&"/orders"), "the path comes first");
+    assert_eq!(endpoints.find("DELETE", "/orders"), Some(&"/orders"), "the path takes precedence");
     assert_eq!(endpoints.find("PUT", "/orders/7"), Some(&"PUT /orders/*"));
-    assert_eq!(endpoints.find("GET", "/orders/7"), Some(&"/**"), "falls back where the method does not fit");
+    assert_eq!(endpoints.find("GET", "/orders/7"), Some(&"/**"), "falls back if the method does not match");
     assert_eq!(endpoints.find("DELETE", "/orders/7"), Some(&"DELETE /**"));
 }
 
 #[test]
-fn a_head_is_a_get_unless_something_is_said_of_it() {
+fn head_matches_get_unless_head_is_given() {
     let endpoints = endpoints(&["GET /a", "/a", "GET /b", "HEAD /b", "POST /c"]);
     assert_eq!(endpoints.find("HEAD", "/a"), Some(&"GET /a"));
     assert_eq!(endpoints.find("HEAD", "/b"), Some(&"HEAD /b"));
@@ -56,7 +56,7 @@ fn a_head_is_a_get_unless_something_is_said_of_it() {
 }
 
 #[test]
-fn a_wildcard_takes_exactly_one_segment() {
+fn wildcard_matches_exactly_one_segment() {
     let endpoints = endpoints(&["/a/*", "/b/{x}/c"]);
     assert_eq!(endpoints.find("GET", "/a"), None);
     assert_eq!(endpoints.find("GET", "/a/"), None);
@@ -68,7 +68,7 @@ fn a_wildcard_takes_exactly_one_segment() {
 }
 
 #[test]
-fn the_same_requests_twice_is_an_error() {
+fn pattern_that_matches_the_same_requests_is_a_duplicate() {
     let mut endpoints = endpoints(&["/a/{x}", "GET /a/{x}"]);
     for pattern in ["/a/*", "/a/{y}/", "GET /a/*"] {
         let duplicate = endpoints.insert(&EndpointPattern::parse(pattern).unwrap(), "");
@@ -78,7 +78,7 @@ fn the_same_requests_twice_is_an_error() {
     assert_eq!(endpoints.find("PUT", "/a/b"), Some(&"/a/{x}"));
 }
 
-/// How specific: at each segment, and at last by method. Smaller is more specific.
+/// The specificity by segment, then by method. Smaller is more specific.
 fn rank(pattern: &EndpointPattern, segments: &[&str], method: &str) -> Option<Vec<u8>> {
     const END: u8 = 0;
     let mut rank = Vec::new();
@@ -136,7 +136,7 @@ fn patterns() -> impl Strategy<Value = Vec<String>> {
 
 proptest! {
     #[test]
-    fn the_tree_finds_what_trying_every_pattern_finds(
+    fn find_equals_exhaustive_search(
         patterns in patterns(),
         path in prop::collection::vec(prop::sample::select(vec!["a", "b", "c", "d"]), 0..6),
         slash in prop::bool::ANY,

@@ -1,7 +1,7 @@
-//! A tree of path segments: the one index by path pattern.
+//! A trie of path segments.
 //!
-//! A hash map of literals stands at each node. A search visits a node only if all segments before it fit, so it costs
-//! about as many lookups as the path has segments, however many patterns there are. Nothing is allocated.
+//! Each node has a hash map of literals. A search visits a node only if all segments before it match, so it costs about
+//! one lookup per segment of the path, independent of the number of patterns. It does not allocate.
 
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
@@ -32,18 +32,18 @@ impl<T: Default> Default for PathTrie<T> {
 }
 
 impl<T: Default> PathTrie<T> {
-    /// The value of the patterns with these segments; the nodes on the way are made.
+    /// The value of the pattern with these segments. Creates missing nodes.
     pub(crate) fn value_mut(&mut self, segments: &[Segment]) -> &mut T {
         let mut at = 0;
         for segment in segments {
-            let fresh = self.nodes.len();
+            let new = self.nodes.len();
             let node = &mut self.nodes[at];
             let child = match segment {
-                Segment::Literal(text) => *node.literals.entry(text.clone()).or_insert(fresh),
-                Segment::One(_) => *node.one.get_or_insert(fresh),
+                Segment::Literal(text) => *node.literals.entry(text.clone()).or_insert(new),
+                Segment::One(_) => *node.one.get_or_insert(new),
                 Segment::Rest => return &mut self.nodes[at].rest,
             };
-            if child == fresh {
+            if child == new {
                 self.nodes.push(Node::default());
             }
             at = child;
@@ -53,8 +53,8 @@ impl<T: Default> PathTrie<T> {
 }
 
 impl<T> PathTrie<T> {
-    /// The first result of `look` among the values whose patterns take `path`, the most specific pattern first. `path`
-    /// must be normalised.
+    /// Calls `look` with the values whose patterns match `path`, the most specific pattern first, and returns its first
+    /// result. `path` must be normalised.
     pub(crate) fn find_map<'t, R>(
         &'t self,
         path: &str,
@@ -65,8 +65,7 @@ impl<T> PathTrie<T> {
         self.search(0, if relative.is_empty() { None } else { Some(relative) }, look)
     }
 
-    /// `segments` is what is left of the path after those that led to `node`. The depth is that of the patterns, never
-    /// that of the path.
+    /// `segments` is the rest of the path after `node`. The recursion is as deep as the patterns, not as the path.
     fn search<'t, R>(
         &'t self,
         node: usize,
@@ -76,7 +75,7 @@ impl<T> PathTrie<T> {
         let node = self.nodes.get(node)?;
         let found = match segments {
             None => look(&node.end),
-            // Nothing to go on to, so the path need not be taken apart.
+            // The node has no children, so the path need not be split.
             Some(_) if node.literals.is_empty() && node.one.is_none() => None,
             Some(segments) => {
                 let (first, others) = match segments.split_once('/') {
@@ -92,8 +91,8 @@ impl<T> PathTrie<T> {
 }
 
 impl PathTrie<bool> {
-    /// Whether some path is taken both by the pattern of `segments` and by one whose value is set. Each node that is
-    /// looked at takes one of `steps`; without any left the answer is yes.
+    /// Whether some path matches both the pattern of `segments` and a pattern whose value is set. Each visited node uses one
+    /// of `steps`; the result is `true` when none are left.
     pub(crate) fn overlaps(&self, segments: &[Segment], steps: &mut usize) -> bool {
         let mut open = vec![(0, 0)];
         while let Some((at, depth)) = open.pop() {
@@ -105,7 +104,7 @@ impl PathTrie<bool> {
             match segments.get(depth) {
                 None if node.end => return true,
                 None => {}
-                // Every node leads to the end of a pattern, and the rest takes all of it.
+                // Every node leads to the end of a pattern, which `**` matches.
                 Some(Segment::Rest) => return true,
                 Some(Segment::Literal(text)) => {
                     let next = node.literals.get(text).copied().into_iter().chain(node.one);

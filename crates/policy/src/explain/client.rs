@@ -1,4 +1,4 @@
-//! Who asks, in words that give no secret away.
+//! The client of an explained request, without secrets.
 
 use std::fmt::Write as _;
 use std::net::IpAddr;
@@ -10,17 +10,17 @@ use crate::identity::{ClientName, Identity};
 use crate::matcher::Matcher;
 use crate::render::visible;
 
-/// Who asks.
+/// The client of an explained request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct ExplainedClient {
-    /// By what the client is known.
+    /// The kind of identity that identifies the client.
     pub kind: &'static str,
-    /// The client, as its counters know it; secrets are shortened.
+    /// The name of the client in counters; secrets are shortened.
     pub key: String,
-    /// How it was found.
+    /// Why this identity was chosen.
     pub how: String,
-    /// Its whole address.
+    /// The full address.
     pub address: IpAddr,
     /// Its tier.
     pub tier: Option<String>,
@@ -29,7 +29,7 @@ pub struct ExplainedClient {
 }
 
 impl ExplainedClient {
-    /// `sent` are the headers before those were removed that do not count.
+    /// `sent` are the headers before ignored ones were removed.
     pub(super) fn new(matcher: &Matcher, identity: &Identity<'_>, sent: &HeaderMap) -> Self {
         let plan = matcher.plan();
         let kind = identity.kind();
@@ -49,12 +49,12 @@ impl ExplainedClient {
         }
         for name in matcher.header_rules().proxied() {
             if sent.contains_key(name) && !identity.facts().headers.contains_key(name) {
-                // Writing to a text does not fail.
+                // Writing to a `String` cannot fail.
                 let _ = write!(how, "; header `{name}` is ignored: the peer is not a trusted proxy");
             }
         }
         for (kind, problem) in identity.token_problems() {
-            // Writing to a text does not fail.
+            // Writing to a `String` cannot fail.
             let _ = write!(how, "; the {} token is rejected: {problem}", kind.name());
         }
         let lossy = |bytes: &[u8]| sanitize(&String::from_utf8_lossy(bytes));
@@ -69,7 +69,7 @@ impl ExplainedClient {
     }
 }
 
-/// A text of a request, shortened and without control characters.
+/// Shortens text of a request and replaces control characters.
 pub(super) fn sanitize(text: &str) -> String {
     text.chars().take(120).map(visible).collect()
 }

@@ -1,8 +1,8 @@
-//! Counters that nobody has used.
+//! A ledger of unused counters.
 
 use tidegate_core::{Check, Cost, CounterState, Decision, Ledger, Outcome, Timestamp};
 
-/// The decision on `checks` where every counter is whole.
+/// Decides `checks` with unused counters.
 pub(super) fn decide(checks: &[Check<'_>], now: Timestamp) -> Decision {
     let mut ledger = EmptyLedger { checks, now, states: vec![CounterState::default(); checks.len()] };
     tidegate_core::decide(checks, now, &mut ledger)

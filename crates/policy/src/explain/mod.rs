@@ -1,7 +1,7 @@
-//! What a policy would do with a request, and why: as data, then as text.
+//! Explains how a policy handles a request, as data and as text.
 //!
-//! The answer is that for a client nobody has seen before: every counter is whole, so it depends on nothing but the
-//! policy and the request. The request is checked, routed and matched by the code that the gateway runs.
+//! All counters are assumed to be unused, so the result depends only on the policy and the request. The request is
+//! checked, routed and matched by the same code as in the gateway.
 
 mod client;
 mod empty_ledger;
@@ -32,7 +32,7 @@ use rejected::AcceptedRequest;
 pub struct ExplainRequest<'a> {
     /// The method.
     pub method: &'a str,
-    /// The request target: path and query, or a whole URL.
+    /// The request target: path and query, or a full URL.
     pub target: &'a str,
     /// The headers. Without a `Host` the host is `localhost`.
     pub headers: &'a HeaderMap,
@@ -40,7 +40,7 @@ pub struct ExplainRequest<'a> {
     pub peer: IpAddr,
 }
 
-/// Everything a policy says about one request. Secrets are shortened.
+/// How a policy handles one request. Secrets are shortened.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Explanation {
@@ -48,29 +48,29 @@ pub struct Explanation {
     pub method: String,
     /// The host.
     pub host: String,
-    /// The path, as it is matched and forwarded; as it was sent if the request is rejected.
+    /// The path as matched and forwarded, or as sent if the request is rejected.
     pub path: String,
-    /// What upstream servers may take the path for; limits apply to these readings too.
+    /// The other readings of the path, to which limits apply too.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub readings: Vec<String>,
-    /// Who asks.
+    /// The client.
     pub client: ExplainedClient,
-    /// Where the request would go.
+    /// The route.
     pub route: Option<ExplainedRoute>,
-    /// What becomes of it.
+    /// The verdict.
     pub verdict: ExplainedVerdict,
-    /// The rules it is held against, in order.
+    /// The rate rules that apply, in order.
     pub rules: Vec<ExplainedRule>,
-    /// Rules of how many requests at once, in order.
+    /// The concurrency rules that apply, in order.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[serde(rename = "at_once")]
     pub concurrency_checks: Vec<ExplainedConcurrency>,
-    /// Which of them single-valued headers speak of.
+    /// The index in `rules` of the rule that single-valued headers report.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tightest: Option<usize>,
 }
 
-/// Where a request goes.
+/// The route of a request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ExplainedRoute {
     /// The host of the route.
@@ -83,36 +83,36 @@ pub struct ExplainedRoute {
     pub servers: Vec<String>,
 }
 
-/// What becomes of a request.
+/// The verdict on a request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "is", rename_all = "snake_case")]
 pub enum ExplainedVerdict {
-    /// It is never limited.
+    /// The request is exempt from limits.
     Exempt {
         /// Why.
         why: String,
     },
-    /// It is refused with 403.
+    /// The request is rejected with 403.
     Banned {
         /// The network or client that is banned.
         subject: String,
-        /// `policy`, or `operator` for a ban that was made at run time.
+        /// `policy`, or `operator` for a ban that was set at run time.
         by: &'static str,
     },
-    /// It is rejected before it is known who asks.
+    /// The request is rejected before limits are checked.
     Rejected {
-        /// The status of the response: 400, or 404 if no route takes it.
+        /// The status of the response: 400, or 404 if no route matches.
         status: u16,
         /// Why.
         reason: String,
     },
-    /// It passes.
+    /// The request is admitted.
     #[serde(rename = "passes")]
     Admitted,
-    /// It is refused with 429.
+    /// The request is rejected with 429.
     #[serde(rename = "refused")]
     LimitExceeded {
-        /// The rule that refuses.
+        /// The rule that rejects it.
         by: String,
     },
 }
@@ -122,44 +122,44 @@ pub enum ExplainedVerdict {
 pub struct ExplainedRule {
     /// Its name.
     pub name: String,
-    /// The line it stands on.
+    /// The line in the policy.
     pub line: u32,
-    /// Its limit in words.
+    /// The description of the limit.
     pub limit: String,
-    /// Whose counter: `everybody`, or what names the client.
+    /// The counter: `everybody`, or the client's name.
     pub key: String,
-    /// What the request costs.
+    /// The cost of the request.
     pub cost: u64,
-    /// What settles what it costs, where it is not simply charged up front.
+    /// How the cost is settled, if it is not charged up front.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub charge: Option<String>,
-    /// Whether it can refuse this client.
+    /// Whether it is enforced for this client.
     pub binding: bool,
-    /// Whom it is enforced on: `enforce`, `shadow`, or `canary` and a share.
+    /// The mode: `enforce`, `shadow`, or `canary` and a share.
     pub mode: String,
-    /// Whether and how it locks out who is refused again and again.
+    /// The lock-out after repeated rejections, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub penalty: Option<String>,
     /// Whether it applies only because its condition could not be evaluated.
     pub condition_failed: bool,
-    /// What it would answer now.
+    /// The outcome with an unused counter.
     pub outcome: ExplainedOutcome,
 }
 
-/// A rule of how many requests at once that applies to a request.
+/// A concurrency rule that applies to a request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ExplainedConcurrency {
     /// Its name.
     pub name: String,
-    /// The line it stands on.
+    /// The line in the policy.
     pub line: u32,
-    /// How many at once.
+    /// The description of the limit.
     pub limit: String,
-    /// Whose requests: `everybody`, or what names the client.
+    /// The counter: `everybody`, or the client's name.
     pub key: String,
-    /// Whether it can refuse this client.
+    /// Whether it is enforced for this client.
     pub binding: bool,
-    /// Whom it is enforced on: `enforce`, `shadow`, or `canary` and a share.
+    /// The mode: `enforce`, `shadow`, or `canary` and a share.
     pub mode: String,
     /// Whether it applies only because its condition could not be evaluated.
     pub condition_failed: bool,
@@ -179,21 +179,21 @@ impl ExplainedConcurrency {
     }
 }
 
-/// What a limit would answer to somebody it has not seen.
+/// The outcome of a limit with an unused counter.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ExplainedOutcome {
     /// `pass`, `not_until` or `never`.
     pub verdict: &'static str,
-    /// How long the request is held before it passes, or when to try again.
+    /// How long the request is delayed, or when to retry.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub after: Option<String>,
     /// The largest cost that could ever fit.
     pub limit: u64,
-    /// What is left afterwards.
+    /// The remaining units afterwards.
     pub remaining: u64,
 }
 
-/// What the policy of `matcher` says about a request; `known` is a directory, or a directory and bans.
+/// Explains how the policy of `matcher` handles a request; `runtime` is a directory, or a directory and bans.
 pub fn explain<'a>(
     matcher: &Matcher,
     request: &ExplainRequest<'_>,
@@ -261,10 +261,10 @@ fn explain_accepted(
         Admission::Banned { by: BanSource::Operator(ban) } => {
             (ExplainedVerdict::Banned { subject: ban.subject.to_string(), by: "operator" }, Vec::new(), None)
         }
-        Admission::Checked(matched) => {
+        Admission::Checked(matched_request) => {
             concurrency_checks
-                .extend(matched.concurrency_checks().map(|check| ExplainedConcurrency::new(&check)));
-            explain_checks(&matched, now)
+                .extend(matched_request.concurrency_checks().map(|check| ExplainedConcurrency::new(&check)));
+            explain_checks(&matched_request, now)
         }
     };
     Explanation {

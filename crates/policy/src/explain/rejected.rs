@@ -1,4 +1,4 @@
-//! Requests that are rejected before any limit is asked, as the gateway rejects them.
+//! The checks that reject a request before limits are checked, as in the gateway.
 
 use std::borrow::Cow;
 
@@ -10,18 +10,18 @@ use crate::matcher::Matcher;
 use crate::plan::Route;
 use crate::request::{RequestError, check_method, host_header, requested_host};
 
-/// A request that limits are asked about.
+/// A request that passed these checks.
 pub(super) struct AcceptedRequest<'m, 'r> {
-    /// `Host` is the one that counts.
+    /// With the effective `Host` header.
     pub(super) headers: Cow<'r, HeaderMap>,
     pub(super) host: String,
-    /// As it is matched and forwarded.
+    /// The path as matched and forwarded.
     pub(super) path: String,
     /// `None` only for a policy without routes.
     pub(super) route: Option<&'m Route>,
 }
 
-/// Checks a request in the order of the gateway.
+/// Checks a request in the same order as the gateway.
 pub(super) fn check<'m, 'r>(
     matcher: &'m Matcher,
     request: &ExplainRequest<'r>,
@@ -38,7 +38,7 @@ pub(super) fn check<'m, 'r>(
         headers.to_mut().insert(HOST, host);
     }
     let host = match host_header(&headers) {
-        // Only here: it spares people to write it.
+        // Unlike the gateway, `explain` accepts a request without a host.
         Err(RequestError::NoHost) => "localhost".to_owned(),
         host => host.and_then(requested_host).map_err(invalid)?.into_owned(),
     };
@@ -47,7 +47,7 @@ pub(super) fn check<'m, 'r>(
         return Err(ExplainedVerdict::Rejected { status: 404, reason: "no matching route".to_owned() });
     }
     let (path, route) = (target.path.into_owned(), target.route);
-    // What the peer may not say is removed, as it is before a request is forwarded.
+    // Removes headers that the peer is not allowed to send, as the gateway does.
     let plan = matcher.plan();
     let underscored = route.map_or(plan.http, |route| route.http).underscore_headers;
     let is_trusted = plan.identities.addresses().trusts(request.peer);

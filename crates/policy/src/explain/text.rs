@@ -1,4 +1,4 @@
-//! An explanation for people.
+//! Explanations as text.
 
 use std::fmt;
 
@@ -33,7 +33,7 @@ impl fmt::Display for Explanation {
             writeln!(f, "tenant    {tenant}")?;
         }
         match route {
-            // Nobody has looked for one.
+            // The request was rejected before routing.
             None if matches!(verdict, ExplainedVerdict::Rejected { status: 400, .. }) => {}
             Some(route) => {
                 let servers = route.servers.join(", ");
@@ -44,8 +44,8 @@ impl fmt::Display for Explanation {
         for (index, rule) in rules.iter().enumerate() {
             rule.write(index + 1, *tightest == Some(index), f)?;
         }
-        for (index, place) in (rules.len() + 1..).zip(concurrency_checks) {
-            place.write(index, f)?;
+        for (index, check) in (rules.len() + 1..).zip(concurrency_checks) {
+            check.write(index, f)?;
         }
         match verdict {
             ExplainedVerdict::Exempt { why } => writeln!(f, "verdict   exempt from limits: {why}"),
@@ -105,7 +105,7 @@ impl ExplainedConcurrency {
     }
 }
 
-/// Whether a rule can refuse the client, and why not.
+/// Whether a rule is enforced for the client, and why.
 fn role(mode: &str, binding: bool) -> String {
     match (mode, binding) {
         ("enforce", _) => "enforced".to_owned(),

@@ -1,4 +1,4 @@
-//! What can be known of an expression before there is a request: its names and, mostly, its types.
+//! Static checks of expressions: names and, as far as possible, types.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -11,21 +11,20 @@ use regex::{Regex, RegexBuilder};
 use super::ExpressionError;
 use super::facts::{HEADERS, RequestVariable};
 
-/// A pattern's automaton may take so many bytes.
+/// The maximum size of a compiled pattern, in bytes.
 const LARGEST_PATTERN: usize = 1 << 20;
-/// Evaluation recurses; so deep it stays far from the end of any stack. `&&` and `||` in a row count little, as
-/// the parser balances them.
+/// The maximum depth, as evaluation is recursive. Chains of `&&` and `||` add little depth, as the parser balances them.
 const DEEPEST: usize = 48;
-/// Names that stand for types, as in `type(x) == string`.
+/// The names of types, as in `type(x) == string`.
 const TYPE_NAMES: [&str; 10] =
     ["bool", "bytes", "double", "int", "list", "map", "null_type", "string", "type", "uint"];
 
-/// Where in an expression, from 1. The default says nothing.
+/// A position in an expression, from 1. The default means unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ExpressionPosition {
     /// The line.
     pub line: usize,
-    /// The character in its line.
+    /// The character in the line.
     pub column: usize,
 }
 
@@ -39,16 +38,16 @@ impl fmt::Display for ExpressionPosition {
     }
 }
 
-/// What an expression asks for.
+/// The variables, patterns and headers that an expression uses.
 #[derive(Debug, Default)]
 pub(super) struct References {
     pub(super) variables: Vec<RequestVariable>,
     pub(super) patterns: HashMap<String, Regex>,
-    /// Headers that are asked for by a literal name.
+    /// Headers that are looked up by a literal name.
     pub(super) headers: Vec<HeaderName>,
 }
 
-/// The first thing the parser did not understand.
+/// Converts the first syntax error.
 pub(super) fn syntax(errors: &ParseErrors) -> ExpressionError {
     let first = errors.errors.first();
     let number = |number: isize| usize::try_from(number).unwrap_or_default();
@@ -56,14 +55,14 @@ pub(super) fn syntax(errors: &ParseErrors) -> ExpressionError {
         first.map(|error| ExpressionPosition { line: number(error.pos.0), column: number(error.pos.1) });
     let position = position.unwrap_or_default();
     let message = first.map_or_else(|| errors.to_string(), |error| error.msg.trim().to_owned());
-    // The parser's own bound comes wrapped in the debug form of its error.
+    // The parser reports its own recursion limit only in the text of the error.
     if message.contains("Recursion limit") {
         return ExpressionError::TooDeep { position };
     }
     ExpressionError::Syntax { position, message }
 }
 
-/// Whether an error of the rehearsal lies in the expression, not in the request.
+/// Whether an error of the test evaluation is caused by the expression and not by the request.
 pub(super) fn is_mistake(error: &ExecutionError) -> bool {
     matches!(
         error,
@@ -80,7 +79,7 @@ pub(super) fn is_mistake(error: &ExecutionError) -> bool {
     )
 }
 
-/// Finds unknown names, parts that do not fit together, and a result that is not true or false.
+/// Finds unknown names, type errors, and a result that is not a boolean.
 pub(super) fn check(program: &Program) -> Result<References, ExpressionError> {
     let mut checker = Checker { program, depth: 0, scope: Vec::new(), references: References::default() };
     match checker.type_of(program.expression())? {
@@ -119,7 +118,7 @@ impl ExprType {
 struct Checker<'e> {
     program: &'e Program,
     depth: usize,
-    /// The variables of the macros (`all`, `exists`, …) around.
+    /// The variables of the enclosing macros (`all`, `exists`, …).
     scope: Vec<&'e str>,
     references: References,
 }
@@ -243,38 +242,35 @@ impl<'e> Checker<'e> {
             }
         }
         let at = |index: usize| types.get(index).copied().unwrap_or(ExprType::Unknown);
-        let fits = |is_fit: bool, message: &str| {
-            let message = message.to_owned();
-            if is_fit {
-                Ok(())
-            } else {
-                Err(ExpressionError::Types { position: self.position(expr), message })
-            }
+        let require = |is_met: bool, message: &str| {
+            let error =
+                || ExpressionError::Types { position: self.position(expr), message: message.to_owned() };
+            is_met.then_some(()).ok_or_else(error)
         };
         match name {
             operators::LOGICAL_AND | operators::LOGICAL_OR | operators::LOGICAL_NOT => {
-                let is_fit = types.iter().all(|operand| operand.can_be(ExprType::Bool));
-                fits(is_fit, "`&&`, `||` and `!` need boolean operands")?;
+                let is_met = types.iter().all(|operand| operand.can_be(ExprType::Bool));
+                require(is_met, "`&&`, `||` and `!` need boolean operands")?;
                 Ok(ExprType::Bool)
             }
             operators::EQUALS | operators::NOT_EQUALS => {
                 let (one, other) = (at(0), at(1));
                 let message = format!("{} never equals {}", one.name(), other.name());
-                fits(one.can_be(other), &message)?;
+                require(one.can_be(other), &message)?;
                 Ok(ExprType::Bool)
             }
             operators::LESS | operators::LESS_EQUALS | operators::GREATER | operators::GREATER_EQUALS => {
                 let (one, other) = (at(0), at(1));
                 let message = format!("{} and {} cannot be ordered", one.name(), other.name());
-                fits(one.can_be(other), &message)?;
+                require(one.can_be(other), &message)?;
                 Ok(ExprType::Bool)
             }
             operators::CONDITIONAL => {
-                fits(at(0).can_be(ExprType::Bool), "the condition before `?` must be a boolean")?;
+                require(at(0).can_be(ExprType::Bool), "the condition before `?` must be a boolean")?;
                 Ok(if at(1) == at(2) { at(1) } else { ExprType::Unknown })
             }
             operators::INDEX if at(0) == ExprType::Headers => {
-                fits(
+                require(
                     at(1).can_be(ExprType::String),
                     "headers are indexed by name, as in `request.headers['x']`",
                 )?;
@@ -325,7 +321,7 @@ impl<'e> Checker<'e> {
     }
 }
 
-/// Where a name begins: a selection is placed at its dot.
+/// The first identifier of a selection. The parser reports the position of its dot.
 fn leftmost(expr: &IdedExpr) -> &IdedExpr {
     match &expr.expr {
         Expr::Select(select) => leftmost(&select.operand),
@@ -333,7 +329,7 @@ fn leftmost(expr: &IdedExpr) -> &IdedExpr {
     }
 }
 
-/// `a.b.c`, where the expression is just that.
+/// The dotted name `a.b.c`, if the expression is one.
 fn qualified(expr: &IdedExpr) -> Option<String> {
     match &expr.expr {
         Expr::Ident(name) => Some(name.clone()),
@@ -348,7 +344,7 @@ fn is_operator(name: &str) -> bool {
     !name.starts_with(|first: char| first.is_ascii_alphabetic())
 }
 
-/// Asks the interpreter itself: an unknown function is an unknown reference, a known one misses its arguments.
+/// Tries the call in the interpreter: an unknown function is an undeclared reference, a known one lacks arguments.
 fn is_function(name: &str) -> bool {
     let is_known = |source: String| {
         let context = cel::Context::with_env(std::sync::Arc::clone(&super::ENVIRONMENT));
@@ -369,7 +365,7 @@ fn result_of(function: &str) -> ExprType {
     }
 }
 
-/// How many characters to change (Levenshtein).
+/// The Levenshtein distance.
 fn distance(one: &str, other: &str) -> usize {
     let mut row: Vec<usize> = (0..=other.chars().count()).collect();
     for (above, a) in one.chars().enumerate() {

@@ -1,4 +1,4 @@
-//! The request as an expression sees it.
+//! The variables of a request in expressions.
 
 use std::borrow::Cow;
 
@@ -11,7 +11,7 @@ use http::HeaderMap;
 
 use crate::identity::Identity;
 
-/// What an expression can name, but for the headers.
+/// The variables of expressions, except the headers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RequestVariable {
     Method,
@@ -24,7 +24,7 @@ pub(super) enum RequestVariable {
     User,
 }
 
-/// The one name that is not a string.
+/// The only variable that is not a string.
 pub(super) const HEADERS: &str = "request.headers";
 
 impl RequestVariable {
@@ -74,7 +74,7 @@ fn text(bytes: &[u8]) -> CelString<'_> {
     }
 }
 
-/// The values that one expression asks for, of one request.
+/// The values of the variables that an expression uses, for one request.
 #[derive(Debug)]
 pub(super) struct RequestBindings<'a> {
     values: [CelString<'a>; RequestVariable::ALL.len()],
@@ -82,7 +82,7 @@ pub(super) struct RequestBindings<'a> {
 }
 
 impl<'a> RequestBindings<'a> {
-    /// `path` is the reading of the request's path that the expression sees.
+    /// `path` is the reading of the request's path to use.
     pub(super) fn new(
         variables: &[RequestVariable],
         (path, identity): (&'a str, &'a Identity<'_>),
@@ -95,7 +95,7 @@ impl<'a> RequestBindings<'a> {
         Self { values, headers: HeaderLookup(Some(identity.facts().headers)) }
     }
 
-    /// A request of which everything is empty.
+    /// A request with empty values.
     pub(super) fn empty() -> Self {
         Self { values: Default::default(), headers: HeaderLookup(None) }
     }
@@ -113,13 +113,13 @@ impl VariableResolver for RequestBindings<'_> {
 
 static HEADERS_TYPE: Type = Type::new_unspecified_type("headers");
 
-/// The headers, looked up by name when an expression asks.
+/// The headers, looked up by name on demand.
 #[derive(Debug, Clone, Copy)]
 struct HeaderLookup<'a>(Option<&'a HeaderMap>);
 
 impl<'a> HeaderLookup<'a> {
     fn find(self, name: &dyn Val) -> Result<CelString<'a>, ExecutionError> {
-        let name = named(name)?;
+        let name = header_name(name)?;
         let mut lines = self.0.into_iter().flat_map(|headers| headers.get_all(name).iter());
         let mut found = text(lines.next().map_or(&[], http::HeaderValue::as_bytes));
         for line in lines {
@@ -129,7 +129,7 @@ impl<'a> HeaderLookup<'a> {
     }
 }
 
-fn named(name: &dyn Val) -> Result<&str, ExecutionError> {
+fn header_name(name: &dyn Val) -> Result<&str, ExecutionError> {
     name.downcast_ref::<CelString<'_>>().map(CelString::inner).ok_or_else(|| ExecutionError::UnexpectedType {
         got: name.get_type().name().to_owned(),
         want: "string".to_owned(),
@@ -166,7 +166,7 @@ impl Val for HeaderLookup<'_> {
 
 impl Container for HeaderLookup<'_> {
     fn contains(&self, name: &dyn Val) -> Result<bool, ExecutionError> {
-        let name = named(name)?;
+        let name = header_name(name)?;
         Ok(self.0.is_some_and(|headers| headers.contains_key(name)))
     }
 }

@@ -1,20 +1,18 @@
-//! `when:` a condition on the request, in the Common Expression Language.
+//! Conditions on requests (`when:`) in the Common Expression Language (CEL).
 //!
 //! | variable | value |
 //! |---|---|
 //! | `request.method`, `request.host`, `request.path` | strings; the path is normalised |
-//! | `request.headers['x-name']` | a string, empty where the header is absent; several lines joined by `, ` |
-//! | `'x-name' in request.headers` | whether the header is there |
+//! | `request.headers['x-name']` | a string, empty if the header is missing; multiple values are joined by `, ` |
+//! | `'x-name' in request.headers` | whether the header is present |
 //! | `client.kind` | `api_key`, `user`, `tenant`, `ip`, `cookie`, `fingerprint` or `anonymous` |
-//! | `client.ip` | the client's whole address |
-//! | `client.tier`, `client.tenant`, `client.user` | strings, empty where there is none |
+//! | `client.ip` | the client's full address |
+//! | `client.tier`, `client.tenant`, `client.user` | strings, empty if there is none |
 //!
-//! Secrets are not among them. Values are looked up when the expression asks for them, and only what it names is
-//! looked for at all.
+//! Secrets are not available. Only the variables that an expression uses are computed.
 //!
-//! Beside the standard functions there is `matches`, whose pattern must be a literal: it is compiled once, with
-//! the expression. A run-time error, `int('x')` for instance, is an error, not an answer: whoever asked takes
-//! the stricter side.
+//! In addition to the standard functions there is `matches`. Its pattern must be a literal, so that it is compiled once
+//! with the expression. A run-time error, such as `int('x')`, is reported as an error; callers then apply the rule.
 
 mod check;
 mod facts;
@@ -35,7 +33,7 @@ use facts::{RequestBindings, RequestVariable};
 
 use crate::identity::Identity;
 
-/// A longer expression is a mistake, or an attack on the parser.
+/// The maximum length of an expression, which bounds the work of the parser.
 const LONGEST: usize = 4096;
 
 static ENVIRONMENT: LazyLock<Arc<Env>> = LazyLock::new(|| Arc::new(Env::stdlib()));
@@ -53,11 +51,11 @@ pub struct Expression {
     program: Program,
     variables: Vec<RequestVariable>,
     headers: Vec<HeaderName>,
-    /// The functions; each evaluation adds its request in a scope of its own.
+    /// The functions. Each evaluation adds its request in an inner scope.
     root: Context<'static, 'static>,
 }
 
-/// Why an expression cannot be used.
+/// Why an expression is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ExpressionError {
     /// It is too long.
@@ -66,67 +64,67 @@ pub enum ExpressionError {
         /// How long it is.
         length: usize,
     },
-    /// Its parts are nested too deeply.
+    /// It is nested too deeply.
     #[error("{position}: nested too deeply; split the rule into two")]
     TooDeep {
-        /// Where.
+        /// The position.
         position: ExpressionPosition,
     },
-    /// It is not an expression.
+    /// A syntax error.
     #[error("{position}: {message}")]
     Syntax {
-        /// Where.
+        /// The position.
         position: ExpressionPosition,
-        /// What the parser says.
+        /// The message of the parser.
         message: String,
     },
-    /// It names what does not exist.
+    /// An unknown variable.
     #[error("{position}: unknown variable `{name}`{}", hint(nearest.as_deref()))]
     UnknownVariable {
-        /// Where.
+        /// The position.
         position: ExpressionPosition,
         /// The name as written.
         name: String,
-        /// What may be meant.
+        /// The most similar name.
         nearest: Option<String>,
     },
-    /// It calls what does not exist.
+    /// An unknown function.
     #[error("{position}: unknown function `{name}`")]
     UnknownFunction {
-        /// Where.
+        /// The position.
         position: ExpressionPosition,
         /// The name as written.
         name: String,
     },
-    /// Its parts do not fit together.
+    /// A type error.
     #[error("{position}: {message}")]
     Types {
-        /// Where.
+        /// The position.
         position: ExpressionPosition,
-        /// What does not fit.
+        /// The message.
         message: String,
     },
-    /// The pattern of `matches` is no regular expression, or no literal.
+    /// The pattern of `matches` is not a valid regular expression or not a literal.
     #[error("{position}: {message}")]
     Pattern {
-        /// Where.
+        /// The position.
         position: ExpressionPosition,
-        /// What is wrong with it.
+        /// The message.
         message: String,
     },
-    /// It does not yield true or false.
+    /// The result is not a boolean.
     #[error("the result is {found}, expected a boolean; compare it with a value")]
     NotBoolean {
-        /// What it yields.
+        /// The type of the result.
         found: String,
     },
 }
 
-/// An expression could not be evaluated for a request. The rule it guards applies: the stricter answer.
+/// An expression could not be evaluated for a request. The rule then applies, which is the stricter choice.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct EvaluationError {
-    /// What went wrong; it may quote the request.
+    /// The message, which may quote the request.
     pub message: String,
 }
 
@@ -135,7 +133,7 @@ fn hint(nearest: Option<&str>) -> String {
 }
 
 impl ExpressionError {
-    /// Where in the expression, if that is known.
+    /// The position of the error, if it is known.
     pub fn position(&self) -> Option<ExpressionPosition> {
         match self {
             Self::TooDeep { position }
@@ -150,7 +148,7 @@ impl ExpressionError {
         }
     }
 
-    /// What is wrong, without the place.
+    /// The message without the position.
     pub fn what(&self) -> String {
         match self {
             Self::TooLong { length } => {
@@ -166,7 +164,7 @@ impl ExpressionError {
         }
     }
 
-    /// How to mend it.
+    /// How to fix it.
     pub fn hint(&self) -> String {
         match self {
             Self::TooLong { .. } | Self::TooDeep { .. } => "split the rule into two".to_owned(),
@@ -189,25 +187,24 @@ impl ExpressionError {
 }
 
 impl Expression {
-    /// Reads an expression and finds what is wrong with it, as far as that can be known without a request.
+    /// Compiles and checks an expression.
     pub fn compile(source: &str) -> Result<Self, ExpressionError> {
         if source.len() > LONGEST {
             return Err(ExpressionError::TooLong { length: source.len() });
         }
         let program = ENVIRONMENT.compile(source).map_err(|errors| check::syntax(&errors))?;
-        let found = check::check(&program)?;
-        let check::References { variables, headers, patterns } = found;
+        let check::References { variables, headers, patterns } = check::check(&program)?;
         let expression = Self { program, variables, headers, root: context(patterns) };
         expression.test_evaluate()?;
         Ok(expression)
     }
 
-    /// The headers that it asks for by a literal name.
+    /// The headers that it looks up by a literal name.
     pub fn headers(&self) -> &[HeaderName] {
         &self.headers
     }
 
-    /// Whether the condition holds for a request whose client has this tier.
+    /// Evaluates the condition for a request whose client has this tier.
     pub fn evaluate(&self, identity: &Identity<'_>, tier: Option<&str>) -> Result<bool, EvaluationError> {
         self.evaluate_at(identity.facts().path, identity, tier)
     }
@@ -217,7 +214,7 @@ impl Expression {
         self.variables.contains(&RequestVariable::Path)
     }
 
-    /// Whether the condition holds for a request whose path is read as `path`.
+    /// Evaluates the condition with `path` as the request's path.
     pub(crate) fn evaluate_at(
         &self,
         path: &str,
@@ -232,7 +229,7 @@ impl Expression {
         verdict.map_err(|error| error.to_string()).flatten().map_err(|message| EvaluationError { message })
     }
 
-    /// Evaluates once for a request of no importance: what cannot be typed ahead shows its type.
+    /// Evaluates once with an empty request, to find type errors that the static check cannot find.
     fn test_evaluate(&self) -> Result<(), ExpressionError> {
         let result = self.run(&RequestBindings::empty(), |result| result.get_type().name().to_owned());
         match result {
@@ -272,7 +269,7 @@ fn context(patterns: HashMap<String, Regex>) -> Context<'static, 'static> {
         Some(regex) => Ok(regex.is_match(&text)),
         None => Err(ExecutionError::function_error("matches", "the pattern is not a literal")),
     };
-    // It would only fail if the standard functions held `matches`; the tests would show it.
+    // This fails only if the standard functions already include `matches`; tests would detect it.
     let _ = context.add_function("matches", matches);
     context
 }

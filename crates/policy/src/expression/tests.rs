@@ -30,13 +30,13 @@ fn evaluate(source: &str) -> Result<bool, String> {
     expression.evaluate(&identity, Some("free")).map_err(|error| error.to_string())
 }
 
-fn rejected(source: &str) -> String {
+fn compile_error(source: &str) -> String {
     Expression::compile(source).expect_err(source).to_string()
 }
 
 #[test]
-fn the_request_and_its_client_are_seen() {
-    for holds in [
+fn expression_reads_request_and_client() {
+    for source in [
         "request.method == 'POST'",
         "request.host.endsWith('.example.org')",
         "request.path.startsWith('/api/') && !request.path.contains('admin')",
@@ -56,28 +56,32 @@ fn the_request_and_its_client_are_seen() {
         "matches(request.path, 'v[0-9]')",
         "true",
     ] {
-        assert_eq!(evaluate(holds), Ok(true), "{holds}");
+        assert_eq!(evaluate(source), Ok(true), "{source}");
     }
     assert_eq!(evaluate("request.method == 'GET' || client.tier == 'premium'"), Ok(false));
 }
 
 #[test]
-fn a_run_time_error_is_an_error_not_an_answer() {
+fn evaluation_error_is_reported() {
     assert!(evaluate("int(request.headers['absent']) > 5").is_err());
     assert!(evaluate("1 / size(request.headers['absent']) > 5").is_err());
     assert_eq!(evaluate("request.method == 'POST' || int(request.headers['absent']) > 5"), Ok(true));
 }
 
 #[test]
-fn syntax_errors_have_a_place() {
-    assert!(rejected("request.method == ").starts_with("column "), "{}", rejected("request.method == "));
-    assert!(rejected("request.method ==\n 'POST' &&& true").starts_with("line 2, column "));
-    assert!(rejected("").starts_with("column 1"), "{}", rejected(""));
-    assert!(rejected(&"x".repeat(5000)).contains("5000 bytes; the maximum is 4096"));
+fn syntax_error_has_a_position() {
+    assert!(
+        compile_error("request.method == ").starts_with("column "),
+        "{}",
+        compile_error("request.method == ")
+    );
+    assert!(compile_error("request.method ==\n 'POST' &&& true").starts_with("line 2, column "));
+    assert!(compile_error("").starts_with("column 1"), "{}", compile_error(""));
+    assert!(compile_error(&"x".repeat(5000)).contains("5000 bytes; the maximum is 4096"));
 }
 
 #[test]
-fn deep_nesting_is_no_way_to_overflow_the_stack() {
+fn deeply_nested_expression_is_rejected_without_stack_overflow() {
     let deep = [
         format!("{}true{}", "(".repeat(2000), ")".repeat(2000)),
         format!("{}true", "!".repeat(4000)),
@@ -93,13 +97,13 @@ fn deep_nesting_is_no_way_to_overflow_the_stack() {
         let _ = Expression::compile(&source);
     }
     let nested = format!("{}true{}", "(".repeat(200), ")".repeat(200));
-    assert!(rejected(&nested).contains("nested too deeply"), "{}", rejected(&nested));
-    assert!(rejected(&format!("1{} == 1", "+1".repeat(60))).contains("nested too deeply"));
+    assert!(compile_error(&nested).contains("nested too deeply"), "{}", compile_error(&nested));
+    assert!(compile_error(&format!("1{} == 1", "+1".repeat(60))).contains("nested too deeply"));
     assert_eq!(evaluate(&format!("true{}", "&&true".repeat(600))), Ok(true));
 }
 
 #[test]
-fn unknown_names_are_found_wherever_they_stand() {
+fn unknown_name_is_rejected_with_its_position() {
     for (source, expected) in [
         ("request.paht == '/'", "column 1: unknown variable `request.paht`; did you mean `request.path`?"),
         (
@@ -118,12 +122,12 @@ fn unknown_names_are_found_wherever_they_stand() {
             "line 2, column 3: unknown variable `client.nobody`",
         ),
     ] {
-        assert!(rejected(source).contains(expected), "{source}: {}", rejected(source));
+        assert!(compile_error(source).contains(expected), "{source}: {}", compile_error(source));
     }
 }
 
 #[test]
-fn what_is_not_true_or_false_is_found() {
+fn result_that_is_not_boolean_is_rejected() {
     for (source, expected) in [
         ("request.path", "the result is a string, expected a boolean"),
         ("1 + 1", "the result is a number"),
@@ -135,12 +139,12 @@ fn what_is_not_true_or_false_is_found() {
         ("true ? 'a' : 'b'", "the result is a string"),
         ("type(request.path)", "the result is type"),
     ] {
-        assert!(rejected(source).contains(expected), "{source}: {}", rejected(source));
+        assert!(compile_error(source).contains(expected), "{source}: {}", compile_error(source));
     }
 }
 
 #[test]
-fn parts_that_do_not_fit_are_found() {
+fn type_error_is_rejected() {
     for (source, expected) in [
         ("request.method == 1", "a string never equals a number"),
         ("request.path > 5", "a string and a number cannot be ordered"),
@@ -153,12 +157,12 @@ fn parts_that_do_not_fit_are_found() {
         ("request.path.matches('(')", "column 22: regex parse error"),
         ("request.path.matches(request.host)", "must be a literal"),
     ] {
-        assert!(rejected(source).contains(expected), "{source}: {}", rejected(source));
+        assert!(compile_error(source).contains(expected), "{source}: {}", compile_error(source));
     }
 }
 
 #[test]
-fn only_what_is_named_is_looked_for() {
+fn expression_records_only_the_variables_it_uses() {
     let expression = Expression::compile("request.method == 'GET' && request.method != client.tier").unwrap();
     assert_eq!(expression.variables.len(), 2);
     assert!(format!("{expression:?}").contains("request.method"));
@@ -166,7 +170,7 @@ fn only_what_is_named_is_looked_for() {
 
 proptest! {
     #[test]
-    fn any_text_is_compiled_or_refused(
+    fn compile_of_any_text_does_not_panic(
         parts in prop::collection::vec(
             prop_oneof![
                 prop::sample::select(vec![
@@ -184,7 +188,7 @@ proptest! {
 }
 
 #[test]
-fn headers_asked_for_by_literal_names_are_known() {
+fn headers_looked_up_by_literal_name_are_recorded() {
     let expression = Expression::compile(
         "request.headers['X_One'] == 'not_this' && 'x-two' in request.headers && request.headers.x_three == 'a'",
     );

@@ -1,13 +1,11 @@
-//! Where a request comes from, behind proxies that may be believed.
+//! The client address behind trusted proxies.
 //!
-//! A proxy adds the address of its own peer to the right of a header; whatever stands left of that is hearsay.
-//! So the addresses are read from right to left, beginning with the peer of the connection, and each is
-//! believed only while the one that reported it is a trusted proxy. A client can write into these headers
-//! what it likes: it only ever stands left of what the first trusted proxy wrote.
+//! A proxy appends the address of its own peer to the right of a forwarding header. Entries further left may be forged.
+//! So the addresses are read from right to left, beginning with the peer of the connection, and each is used only if the
+//! one that reported it is a trusted proxy. Anything a client writes is left of the entry of the first trusted proxy.
 //!
-//! An address that cannot be read, a hidden one (`unknown`, `_secret`) among them, ends the walk: the last
-//! trusted proxy stands for the client, so hiding leads into a counter shared with all who hide, never to a
-//! counter of one's own.
+//! An address that cannot be parsed, including a hidden one (`unknown`, `_secret`), ends the search, and the last trusted
+//! proxy is used as the client. Clients that hide their address therefore share one counter.
 
 use std::net::IpAddr;
 
@@ -20,10 +18,10 @@ use super::headers::HeaderError;
 
 static X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
-/// Whoever has an IPv6 address usually has all of its /64.
+/// A client with an IPv6 address usually controls its whole /64.
 const DEFAULT_IPV6_PREFIX: u8 = 64;
 
-/// Which proxies are believed, and how addresses are counted.
+/// Which proxies are trusted, and how addresses are counted.
 #[derive(Debug, Clone)]
 pub struct Addresses {
     trusted: Vec<IpNet>,
@@ -31,12 +29,11 @@ pub struct Addresses {
     header: ForwardingHeader,
 }
 
-/// Which header the trusted proxies write.
+/// The forwarding header that trusted proxies write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ForwardingHeader {
-    /// Whichever is there. If both are and lead to different addresses, one of them must be the client's own
-    /// work, as proxies that write one pass the other on: neither is believed, and the peer stands for the
-    /// client.
+    /// Either header. If both are present and lead to different addresses, the client must have sent one of them, as
+    /// proxies that write one forward the other unchanged. Then neither is used, and the peer counts as the client.
     #[default]
     Either,
     /// Only `X-Forwarded-For`.
@@ -45,25 +42,25 @@ pub enum ForwardingHeader {
     Forwarded,
 }
 
-/// No such prefix.
+/// An invalid prefix length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("invalid IPv6 prefix length {bits}; use 1 to 128 (64 is usual)")]
 pub struct PrefixError {
-    /// What was asked for.
+    /// The invalid length.
     pub bits: u8,
 }
 
-/// What trusted proxies said of a client, as far as it is believed.
+/// The trusted part of the forwarding headers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TrustedChain {
-    /// The client, the proxies between, and the peer of the connection; one address if there are no proxies.
+    /// The client, the proxies in between, and the peer of the connection; only the peer if there are no proxies.
     pub chain: Vec<IpAddr>,
-    /// The elements of `Forwarded` for all but the peer, in the words of the proxies; empty if they wrote none.
+    /// The elements of `Forwarded` for all but the peer, as the proxies wrote them; empty if there are none.
     pub elements: Vec<Vec<u8>>,
 }
 
 impl Default for Addresses {
-    /// Nobody is believed but the connection itself.
+    /// No proxy is trusted.
     fn default() -> Self {
         let header = ForwardingHeader::default();
         Self { trusted: Vec::new(), ipv6_prefix: DEFAULT_IPV6_PREFIX, header }
@@ -71,13 +68,13 @@ impl Default for Addresses {
 }
 
 impl Addresses {
-    /// Believes the proxies in these networks.
+    /// Trusts the proxies in these networks.
     pub fn with_trusted_proxies(mut self, proxies: impl IntoIterator<Item = IpNet>) -> Self {
         self.trusted.extend(proxies);
         self
     }
 
-    /// Reads only what these proxies write.
+    /// Sets the header that the proxies write.
     pub fn with_header(mut self, header: ForwardingHeader) -> Self {
         self.header = header;
         self
@@ -92,7 +89,7 @@ impl Addresses {
         Ok(self)
     }
 
-    /// The address of whoever sent the request to the outermost trusted proxy, or to us.
+    /// The address of the client: the peer of the outermost trusted proxy, or of this connection.
     pub fn client(&self, headers: &HeaderMap, peer: IpAddr) -> IpAddr {
         let peer = peer.to_canonical();
         if !self.trusts(peer) {
@@ -119,10 +116,10 @@ impl Addresses {
         }
     }
 
-    /// Whether the forwarding headers of a request from a trusted peer lead to one client. If they lead to two, one of
-    /// them is the client's own work: it could hide from a ban behind the address of the proxy.
+    /// Checks that the forwarding headers of a request from a trusted peer lead to the same client. If they do not, the
+    /// client has sent one of them and could evade a ban behind the address of the proxy.
     pub fn check(&self, headers: &HeaderMap, peer: IpAddr) -> Result<(), HeaderError> {
-        // Few proxies write it.
+        // Fast path: few proxies write `Forwarded`.
         if self.header != ForwardingHeader::Either || !headers.contains_key(FORWARDED) {
             return Ok(());
         }
@@ -137,8 +134,8 @@ impl Addresses {
         }
     }
 
-    /// What is believed of what the proxies said: as much as led to [`Addresses::client`], and nothing left of it. If
-    /// the two headers lead to different clients, nothing is.
+    /// The part of the forwarding headers that leads to [`Addresses::client`], without the entries left of it. Only the
+    /// peer if the two headers lead to different clients.
     pub fn trusted_chain(&self, headers: &HeaderMap, peer: IpAddr) -> TrustedChain {
         let (client, peer) = (self.client(headers, peer), peer.to_canonical());
         let mut trusted = TrustedChain { chain: vec![peer], elements: Vec::new() };
@@ -161,7 +158,7 @@ impl Addresses {
         trusted
     }
 
-    /// Everybody from the client to `peer`.
+    /// All addresses from the client to `peer`.
     fn collect_chain(&self, peer: IpAddr, hops: impl Iterator<Item = Option<IpAddr>>) -> Vec<IpAddr> {
         let mut chain = vec![peer];
         for hop in hops {
@@ -174,7 +171,7 @@ impl Addresses {
         chain
     }
 
-    /// What an address is counted as: IPv4 whole, IPv6 by its prefix.
+    /// The address that a client is counted by: IPv4 addresses in full, IPv6 addresses by prefix.
     pub fn counter_address(&self, address: IpAddr) -> IpAddr {
         match address.to_canonical() {
             IpAddr::V6(address) => {
@@ -197,7 +194,7 @@ impl Addresses {
         current
     }
 
-    /// Whether the word of a peer at `address` is believed.
+    /// Whether `address` is a trusted proxy.
     pub fn trusts(&self, address: IpAddr) -> bool {
         let address = address.to_canonical();
         self.trusted.iter().any(|network| network.contains(&address))
@@ -212,36 +209,36 @@ mod tests {
         lines.iter().map(|(name, value)| ((*name).clone(), value.parse().unwrap())).collect()
     }
 
-    fn behind_tens() -> Addresses {
+    fn trusting_private_networks() -> Addresses {
         Addresses::default()
             .with_trusted_proxies(["10.0.0.0/8".parse().unwrap(), "fd00::/8".parse().unwrap()])
     }
 
     #[track_caller]
-    fn found(lines: &[(&HeaderName, &str)], peer: &str) -> String {
-        behind_tens().client(&headers(lines), peer.parse().unwrap()).to_string()
+    fn client(lines: &[(&HeaderName, &str)], peer: &str) -> String {
+        trusting_private_networks().client(&headers(lines), peer.parse().unwrap()).to_string()
     }
 
     fn x(value: &str) -> String {
-        found(&[(&X_FORWARDED_FOR, value)], "10.0.0.1")
+        client(&[(&X_FORWARDED_FOR, value)], "10.0.0.1")
     }
 
     fn forwarded(value: &str) -> String {
-        found(&[(&FORWARDED, value)], "10.0.0.1")
+        client(&[(&FORWARDED, value)], "10.0.0.1")
     }
 
     #[test]
-    fn nobody_but_a_trusted_peer_is_believed() {
+    fn forwarding_headers_of_untrusted_peer_are_ignored() {
         let spoof = [(&X_FORWARDED_FOR, "1.1.1.1"), (&FORWARDED, "for=1.1.1.1")];
-        assert_eq!(found(&spoof, "192.0.2.7"), "192.0.2.7");
-        assert_eq!(found(&spoof, "::ffff:192.0.2.7"), "192.0.2.7");
-        assert_eq!(found(&spoof, "::ffff:10.1.2.3"), "1.1.1.1");
-        assert_eq!(found(&spoof, "fd00::1"), "1.1.1.1");
-        assert_eq!(found(&[], "10.0.0.1"), "10.0.0.1");
+        assert_eq!(client(&spoof, "192.0.2.7"), "192.0.2.7");
+        assert_eq!(client(&spoof, "::ffff:192.0.2.7"), "192.0.2.7");
+        assert_eq!(client(&spoof, "::ffff:10.1.2.3"), "1.1.1.1");
+        assert_eq!(client(&spoof, "fd00::1"), "1.1.1.1");
+        assert_eq!(client(&[], "10.0.0.1"), "10.0.0.1");
     }
 
     #[test]
-    fn the_walk_goes_from_right_to_left_through_trusted_proxies() {
+    fn client_is_the_first_untrusted_address_from_the_right() {
         assert_eq!(x("192.0.2.7"), "192.0.2.7");
         assert_eq!(x("1.1.1.1, 192.0.2.7"), "192.0.2.7");
         assert_eq!(x("1.1.1.1, 192.0.2.7, 10.9.9.9"), "192.0.2.7");
@@ -253,15 +250,15 @@ mod tests {
     }
 
     #[test]
-    fn header_lines_are_one_list() {
+    fn repeated_header_lines_form_one_list() {
         let lines = [(&X_FORWARDED_FOR, "1.1.1.1"), (&X_FORWARDED_FOR, "192.0.2.7, 10.2.2.2")];
-        assert_eq!(found(&lines, "10.0.0.1"), "192.0.2.7");
+        assert_eq!(client(&lines, "10.0.0.1"), "192.0.2.7");
         let lines = [(&X_FORWARDED_FOR, "1.1.1.1, 192.0.2.7"), (&X_FORWARDED_FOR, "10.2.2.2")];
-        assert_eq!(found(&lines, "10.0.0.1"), "192.0.2.7");
+        assert_eq!(client(&lines, "10.0.0.1"), "192.0.2.7");
     }
 
     #[test]
-    fn what_cannot_be_read_ends_the_walk() {
+    fn unparsable_address_ends_the_search() {
         assert_eq!(x("192.0.2.7, unknown, 10.2.2.2"), "10.2.2.2");
         assert_eq!(x("192.0.2.7, 10.2.2.999"), "10.0.0.1");
         assert_eq!(x("garbage"), "10.0.0.1");
@@ -270,47 +267,49 @@ mod tests {
     }
 
     #[test]
-    fn rfc_7239_is_read_the_same_way() {
+    fn forwarded_header_gives_the_same_client() {
         assert_eq!(forwarded("for=1.1.1.1, For=\"192.0.2.7:80\";proto=https;by=_x"), "192.0.2.7");
         assert_eq!(forwarded("for=\"[2001:db8::7]:4711\", for=10.2.2.2"), "2001:db8::7");
-        assert_eq!(forwarded("for=\"evil, for=192.0.2.7"), "192.0.2.7", "an open quote swallows nothing");
+        assert_eq!(forwarded("for=\"evil, for=192.0.2.7"), "192.0.2.7", "an open quote hides nothing");
     }
 
     #[test]
-    fn two_headers_must_agree() {
+    fn conflicting_headers_give_the_peer() {
         let agreeing = [(&X_FORWARDED_FOR, "192.0.2.7"), (&FORWARDED, "for=192.0.2.7")];
-        assert_eq!(found(&agreeing, "10.0.0.1"), "192.0.2.7");
+        assert_eq!(client(&agreeing, "10.0.0.1"), "192.0.2.7");
         let lines = [(&X_FORWARDED_FOR, "192.0.2.7"), (&FORWARDED, "for=1.1.1.1")];
-        assert_eq!(found(&lines, "10.0.0.1"), "10.0.0.1");
-        let only = |header| behind_tens().with_header(header).client(&headers(&lines), [10, 0, 0, 1].into());
+        assert_eq!(client(&lines, "10.0.0.1"), "10.0.0.1");
+        let only = |header| {
+            trusting_private_networks().with_header(header).client(&headers(&lines), [10, 0, 0, 1].into())
+        };
         assert_eq!(only(ForwardingHeader::XForwardedFor).to_string(), "192.0.2.7");
         assert_eq!(only(ForwardingHeader::Forwarded).to_string(), "1.1.1.1");
     }
 
     #[test]
-    fn what_is_believed_begins_with_the_client() {
-        let believed = |lines: &[(&HeaderName, &str)]| {
+    fn trusted_chain_begins_with_the_client() {
+        let trusted_chain = |lines: &[(&HeaderName, &str)]| {
             let TrustedChain { chain, elements } =
-                behind_tens().trusted_chain(&headers(lines), [10, 0, 0, 1].into());
+                trusting_private_networks().trusted_chain(&headers(lines), [10, 0, 0, 1].into());
             let chain: Vec<_> = chain.iter().map(IpAddr::to_string).collect();
             (chain.join(" "), String::from_utf8(elements.join(&b" "[..])).unwrap())
         };
-        let x = |value| believed(&[(&X_FORWARDED_FOR, value)]);
+        let x = |value| trusted_chain(&[(&X_FORWARDED_FOR, value)]);
         assert_eq!(x("9.9.9.9, 1.1.1.1, 10.0.0.2"), ("1.1.1.1 10.0.0.2 10.0.0.1".to_owned(), String::new()));
         assert_eq!(x("9.9.9.9, unknown"), ("10.0.0.1".to_owned(), String::new()));
         let forwarded = (&FORWARDED, "for=9.9.9.9, for=1.1.1.1;proto=https");
-        let told = ("1.1.1.1 10.0.0.1".to_owned(), "for=1.1.1.1;proto=https".to_owned());
-        assert_eq!(believed(&[forwarded]), told);
-        assert_eq!(believed(&[forwarded, (&X_FORWARDED_FOR, "8.8.8.8, 1.1.1.1")]), told);
-        let conflict = believed(&[forwarded, (&X_FORWARDED_FOR, "8.8.8.8")]);
+        let expected = ("1.1.1.1 10.0.0.1".to_owned(), "for=1.1.1.1;proto=https".to_owned());
+        assert_eq!(trusted_chain(&[forwarded]), expected);
+        assert_eq!(trusted_chain(&[forwarded, (&X_FORWARDED_FOR, "8.8.8.8, 1.1.1.1")]), expected);
+        let conflict = trusted_chain(&[forwarded, (&X_FORWARDED_FOR, "8.8.8.8")]);
         assert_eq!(conflict, ("10.0.0.1".to_owned(), String::new()));
         let spoof = headers(&[forwarded]);
-        let stranger = behind_tens().trusted_chain(&spoof, [192, 0, 2, 7].into());
+        let stranger = trusting_private_networks().trusted_chain(&spoof, [192, 0, 2, 7].into());
         assert_eq!((stranger.chain, stranger.elements), (vec![[192, 0, 2, 7].into()], vec![]));
     }
 
     #[test]
-    fn ipv6_is_counted_by_its_prefix() {
+    fn ipv6_address_is_counted_by_prefix() {
         let counted = |bits, address: &str| {
             let addresses = Addresses::default().with_ipv6_prefix(bits).unwrap();
             addresses.counter_address(address.parse().unwrap()).to_string()

@@ -1,4 +1,4 @@
-//! One cookie of a request.
+//! Looks up a cookie of a request.
 
 use http::HeaderMap;
 use http::header::COOKIE;
@@ -7,16 +7,16 @@ use http::header::COOKIE;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CookieName(Box<str>);
 
-/// Not a name a cookie can have.
+/// An invalid cookie name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("invalid cookie name `{name}`; use letters, digits, `-` and `_`")]
 pub struct CookieNameError {
-    /// What was written.
+    /// The invalid name.
     pub name: String,
 }
 
 impl CookieName {
-    /// The cookie called `name`.
+    /// Validates the name of a cookie.
     pub fn new(name: &str) -> Result<Self, CookieNameError> {
         let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
         if name.is_empty() || !name.bytes().all(fits) {
@@ -25,14 +25,14 @@ impl CookieName {
         Ok(Self(name.into()))
     }
 
-    /// Its value, if there is one and only one: services disagree which of two they take.
+    /// The value, if all cookies of this name have the same one. Servers disagree about which of several values they use.
     pub fn find<'a>(&self, headers: &'a HeaderMap) -> Option<&'a [u8]> {
         let mut values = self.values(headers);
         let value = values.next()?;
         (values.all(|other| other == value) && !value.is_empty()).then_some(value)
     }
 
-    /// All values that a request gives it, any of which a service may take.
+    /// All values of the cookie. A server may use any of them.
     pub(crate) fn values<'a>(&self, headers: &'a HeaderMap) -> impl Iterator<Item = &'a [u8]> {
         let lines = headers.get_all(COOKIE).iter();
         let pairs = lines.flat_map(|line| line.as_bytes().split(|&byte| byte == b';'));
@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cookie_is_found_among_others() {
+    fn cookie_is_found_among_others() {
         let lines = ["a=1; session=abc=; sessions=x", "other=\"q\""];
         assert_eq!(find("session", &lines).as_deref(), Some("abc="));
         assert_eq!(find("other", &lines).as_deref(), Some("q"));
@@ -66,17 +66,17 @@ mod tests {
     }
 
     #[test]
-    fn cookie_that_is_empty_or_has_two_values_is_none() {
+    fn cookie_empty_or_with_two_values_is_none() {
         assert_eq!(find("a", &["a="]), None);
         assert_eq!(find("a", &["a=\"\""]), None);
         assert_eq!(find("a", &["a=1; a=2"]), None);
         assert_eq!(find("a", &["a=1; a="]), None);
-        assert_eq!(find("a", &["a=1", "a=1; a=\"1\""]).as_deref(), Some("1"), "there is no other value");
+        assert_eq!(find("a", &["a=1", "a=1; a=\"1\""]).as_deref(), Some("1"), "all values are equal");
         assert_eq!(find("a", &["a", ""]), None);
     }
 
     #[test]
-    fn a_name_is_a_token() {
+    fn cookie_name_that_is_not_a_token_is_rejected() {
         for name in ["", "a b", "a=b", "a;b", "é"] {
             assert!(CookieName::new(name).is_err(), "{name}");
         }

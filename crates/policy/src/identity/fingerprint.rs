@@ -1,42 +1,41 @@
-//! What a client's software looks like.
+//! Fingerprints of client software.
 
 use http::HeaderMap;
 use http::header::HeaderName;
 use sha2::{Digest, Sha256};
 
-/// The headers that tell one client's software from another's.
+/// A hash of chosen headers.
 ///
-/// A fingerprint is a hint, not an identity: whoever writes the headers chooses it, and everybody with the same
-/// browser shares it. It serves pending_cost an address or a user, never alone. It is the same on every node and
-/// after every restart.
+/// A fingerprint is a hint, not an identity: clients choose their headers, and all users of the same browser share it.
+/// Use it together with an address or a user, not alone. It is the same on every node and after every restart.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fingerprint {
     headers: Vec<HeaderName>,
 }
 
-/// A fingerprint of nothing.
+/// A fingerprint without headers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a fingerprint needs at least one header, for instance user-agent")]
 pub struct FingerprintError;
 
 impl Fingerprint {
-    /// Looks at `headers`, in this order.
+    /// Hashes `headers`, in this order.
     pub fn new(headers: Vec<HeaderName>) -> Result<Self, FingerprintError> {
         if headers.is_empty() { Err(FingerprintError) } else { Ok(Self { headers }) }
     }
 
-    /// The headers it is made of.
+    /// The headers that are hashed.
     pub(super) fn headers(&self) -> &[HeaderName] {
         &self.headers
     }
 
-    /// 128 bits of a SHA-256; none if the request has none of the headers.
+    /// 128 bits of a SHA-256; `None` if the request has none of the headers.
     pub fn compute(&self, headers: &HeaderMap) -> Option<[u8; 16]> {
         let mut hash = Sha256::new();
         let mut is_present = false;
         for name in &self.headers {
             let values = headers.get_all(name);
-            // Counts and lengths keep an absent header from an empty one, and one value from two.
+            // Counts and lengths distinguish a missing header from an empty one, and one value from two.
             hash.update(length(values.iter().count()));
             for value in values {
                 is_present = true;
@@ -65,13 +64,13 @@ mod tests {
     }
 
     #[test]
-    fn it_never_changes() {
+    fn fingerprint_never_changes() {
         let print = compute(&[(USER_AGENT, "curl/8")]).map(u128::from_be_bytes);
         assert_eq!(print, Some(0x2fc0_64b3_7a2c_125b_df16_cdf8_780b_3950));
     }
 
     #[test]
-    fn only_the_chosen_headers_count_and_each_for_itself() {
+    fn fingerprint_depends_on_each_chosen_header_only() {
         let curl = compute(&[(USER_AGENT, "curl"), (ACCEPT_LANGUAGE, "de")]);
         assert_eq!(
             curl,

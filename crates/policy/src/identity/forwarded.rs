@@ -1,7 +1,7 @@
-//! The addresses in `X-Forwarded-For` and `Forwarded`, last first.
+//! Parses the addresses in `X-Forwarded-For` and `Forwarded`, last first.
 //!
-//! Each hop is an address, or none where it cannot be read. Both lists are taken apart from the right: what a
-//! proxy wrote there is whole, while anything, an open quote for instance, may stand left of it.
+//! Each hop is an address, or `None` if it cannot be parsed. Both lists are split from the right: the entries of proxies
+//! are there, while the text left of them may be malformed, for example with an open quote.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -20,7 +20,7 @@ pub(super) fn forwarded(line: &[u8]) -> impl Iterator<Item = Option<IpAddr>> {
         for pair in (ReverseSplit { rest: Some(element), separator: b';' }) {
             let Some(at) = pair.iter().position(|&byte| byte == b'=') else { continue };
             if pair[..at].trim_ascii().eq_ignore_ascii_case(b"for") {
-                // Two answers are none.
+                // Two `for` parameters are ambiguous.
                 if found.replace(&pair[at + 1..]).is_some() {
                     return None;
                 }
@@ -30,13 +30,13 @@ pub(super) fn forwarded(line: &[u8]) -> impl Iterator<Item = Option<IpAddr>> {
     })
 }
 
-/// What the hops of one line of `Forwarded` are written as.
+/// The elements of one line of `Forwarded` as text, last first.
 pub(super) fn elements(line: &[u8]) -> impl Iterator<Item = &[u8]> {
     let elements = ReverseSplit { rest: Some(line), separator: b',' }.map(<[u8]>::trim_ascii);
     elements.filter(|element| !element.is_empty())
 }
 
-/// What stands in quotes; an address needs no escapes.
+/// Removes quotes. Escapes are rejected, as an address needs none.
 fn unquoted(value: &[u8]) -> Option<&[u8]> {
     let inner = match value {
         [b'"', inner @ .., b'"'] => inner,
@@ -69,7 +69,7 @@ fn is_port(text: &str) -> bool {
     is_hidden || text.bytes().all(|byte| byte.is_ascii_digit()) && text.parse::<u16>().is_ok()
 }
 
-/// The parts of a list, last first; separators in quotes do not count.
+/// Splits a list from the right, ignoring separators in quotes.
 struct ReverseSplit<'a> {
     rest: Option<&'a [u8]>,
     separator: u8,
@@ -93,7 +93,7 @@ impl<'a> Iterator for ReverseSplit<'a> {
     }
 }
 
-/// Whether what follows `before` is escaped by the backslashes at its end.
+/// Whether the byte after `before` is escaped by backslashes.
 fn is_escaped(before: &[u8]) -> bool {
     before.iter().rev().take_while(|&&byte| byte == b'\\').count() % 2 == 1
 }
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_are_read_with_and_without_ports() {
+    fn x_forwarded_for_parses_addresses_with_and_without_port() {
         let line = b"192.0.2.1, 192.0.2.2:80,[2001:db8::1],[2001:db8::2]:_p, 2001:db8::3, 192.0.2.3:99999, \
             [::1, ::1], 1.2.3.4:, fe80::1%eth0, 1.2.3.4:+80, 01.2.3.4, \xff";
         let mut hops = read(x_forwarded_for(line));
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn elements_are_read_with_quotes_and_parameters() {
+    fn forwarded_parses_quotes_and_parameters() {
         let line = br#"for=192.0.2.1;proto=http , by="a,b;c"; FOR = "192.0.2.2" ,for="_x", host=a, for=1.1.1.1;for=2.2.2.2, for="1.1.\1.1",for="#;
         let mut hops = read(forwarded(line));
         hops.reverse();
@@ -129,7 +129,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_the_proxy_wrote_is_read_whatever_stands_before_it(
+        fn last_entry_is_parsed_after_any_text(
             before in prop::collection::vec(any::<u8>(), 0..60),
             address in any::<IpAddr>(),
             quoted in any::<bool>(),
@@ -146,7 +146,7 @@ mod tests {
         }
 
         #[test]
-        fn no_line_yields_more_hops_than_it_has_parts(line in prop::collection::vec(any::<u8>(), 0..80)) {
+        fn line_has_at_most_one_hop_per_part(line in prop::collection::vec(any::<u8>(), 0..80)) {
             let parts = line.split(|&byte| byte == b',').count();
             prop_assert!(x_forwarded_for(&line).count() <= parts);
             prop_assert!(forwarded(&line).count() <= parts);

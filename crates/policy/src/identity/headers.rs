@@ -1,7 +1,7 @@
-//! Which headers of a request have one meaning, and which of them a peer may send.
+//! Checks of the headers that identify clients.
 //!
-//! Limits count the client that these headers name, and the upstream serves the client that it reads from them. A request
-//! from which the two could read different clients is rejected, or loses the header before anything reads it.
+//! The gateway counts the client that these headers name, and the upstream serves the client that it reads from them. If
+//! the two could differ, the request is rejected, or the header is removed before it is read.
 
 use http::HeaderMap;
 use http::header::{CONNECTION, COOKIE, FORWARDED, HeaderName};
@@ -9,35 +9,35 @@ use http::header::{CONNECTION, COOKIE, FORWARDED, HeaderName};
 use super::{Fingerprint, IdentitySource, IdentitySpec};
 use crate::plan::{Plan, RuleCost, RuleMatch, UnderscoreHeaders};
 
-/// What a policy requires of the headers of a request. Made once for a policy.
+/// The header checks of a policy. Built once per policy.
 #[derive(Debug)]
 pub struct HeaderRules {
     api_key: Option<HeaderName>,
-    /// Headers that a request has at most once.
+    /// Headers that may appear only once.
     single: Vec<HeaderName>,
     /// Headers that only a trusted proxy may send.
     proxied: Vec<HeaderName>,
-    /// All headers that an identity is read from.
+    /// All headers that identify the client.
     identity: Vec<HeaderName>,
-    /// Names with an underscore that the policy uses.
+    /// Header names with an underscore that the policy uses.
     underscored: Vec<HeaderName>,
-    /// The names of identity headers with an underscore, with dashes instead.
+    /// Identity headers with an underscore in their name, renamed with dashes.
     aliases: Vec<HeaderName>,
 }
 
-/// Why the headers of a request can be read in two ways.
+/// Why the headers of a request are ambiguous.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HeaderError {
-    /// A header that names the client is there more than once: servers disagree which of them they read.
+    /// A header that identifies the client is repeated. Servers disagree about which value they use.
     #[error("duplicate header `{0}`; send it once")]
     Repeated(HeaderName),
-    /// An API key holds a comma: servers may read a list of two keys.
+    /// An API key contains a comma. Servers may parse it as a list of two keys.
     #[error("header `{0}` contains a comma; send one API key without a comma")]
     Comma(HeaderName),
-    /// `Connection` asks to remove a header that says who the client is.
+    /// `Connection` lists a header that identifies the client, which would remove it.
     #[error("`Connection` lists the header `{0}`, which identifies the client; remove it from `Connection`")]
     NamedInConnection(HeaderName),
-    /// A trusted proxy wrote one of the two forwarding headers and passed the other one on as the client sent it.
+    /// A trusted proxy wrote one of the two forwarding headers and forwarded the other one from the client.
     #[error(
         "`X-Forwarded-For` and `Forwarded` name different clients; configure the proxy to set one of them and remove the other"
     )]
@@ -67,8 +67,7 @@ impl HeaderRules {
         Self { api_key: api_key.clone(), single, proxied, identity, underscored, aliases }
     }
 
-    /// Everything at once: checks the headers of a request from a peer that is trusted or not, and removes what it may
-    /// not say.
+    /// Runs all checks and removes the headers that the peer is not allowed to send.
     pub fn apply(
         &self,
         headers: &mut HeaderMap,
@@ -87,14 +86,14 @@ impl HeaderRules {
         Ok(())
     }
 
-    /// Headers that count only if a trusted proxy sends them.
+    /// Headers that are ignored unless a trusted proxy sends them.
     pub(crate) fn proxied(&self) -> &[HeaderName] {
         &self.proxied
     }
 
-    /// Whether every identity in `headers` can be read in one way only.
+    /// Checks that every identity in `headers` is unambiguous.
     pub fn check(&self, headers: &HeaderMap) -> Result<(), HeaderError> {
-        // Only if one name has several values, is it worth while to look which.
+        // Fast path: no header is repeated.
         if headers.len() != headers.keys_len() {
             let is_repeated = |name: &&HeaderName| headers.get_all(*name).iter().nth(1).is_some();
             if let Some(name) = self.single.iter().find(is_repeated) {
@@ -109,10 +108,10 @@ impl HeaderRules {
         }
     }
 
-    /// Whether `Connection` leaves all headers in place that say who the client is.
+    /// Checks that `Connection` does not list a header that identifies the client.
     pub fn check_connection(&self, headers: &HeaderMap) -> Result<(), HeaderError> {
         let lines = headers.get_all(CONNECTION).iter().map(http::HeaderValue::as_bytes);
-        // These name nothing, and are nearly all there are.
+        // Fast path: the most common values list no header.
         let lines = lines.filter(|line| *line != b"keep-alive" && *line != b"close");
         for name in lines.flat_map(|line| line.split(|byte| *byte == b',')).map(<[u8]>::trim_ascii) {
             let is_identity =
@@ -125,14 +124,14 @@ impl HeaderRules {
         Ok(())
     }
 
-    /// Removes what only a trusted proxy may say of the client.
+    /// Removes headers that only a trusted proxy may send.
     pub fn remove_proxied(&self, headers: &mut HeaderMap) {
         for name in &self.proxied {
             headers.remove(name);
         }
     }
 
-    /// Removes headers whose name has an underscore, unless the policy uses the name: some servers read `x_api_key` as
+    /// Removes headers whose name has an underscore, unless the policy uses the name: some servers treat `x_api_key` as
     /// `x-api-key`.
     pub fn remove_underscored(&self, headers: &mut HeaderMap) {
         let is_removed = |name: &&HeaderName| name.as_str().contains('_') && !self.underscored.contains(name);
@@ -142,15 +141,15 @@ impl HeaderRules {
         }
     }
 
-    /// Removes headers that some servers read as an identity header, because its name has an underscore where theirs has a
-    /// dash.
+    /// Removes headers that some servers confuse with an identity header, because the names differ only in underscores and
+    /// dashes.
     pub fn remove_aliases(&self, headers: &mut HeaderMap) {
         for name in &self.aliases {
             headers.remove(name);
         }
     }
 
-    /// Removes trailers that are named as a header that says who the client is: nothing has counted them.
+    /// Removes trailers with the name of an identity header, as limits have not counted them.
     pub fn remove_identity(&self, trailers: &mut HeaderMap) {
         for name in &self.identity {
             trailers.remove(name);
@@ -158,7 +157,7 @@ impl HeaderRules {
     }
 }
 
-/// Whether a header says what proxies saw of the client.
+/// Whether this is a forwarding header.
 fn is_forwarding(name: &[u8]) -> bool {
     const PREFIX: &[u8] = b"x-forwarded-";
     name.get(..PREFIX.len()).is_some_and(|start| start.eq_ignore_ascii_case(PREFIX))
@@ -166,12 +165,12 @@ fn is_forwarding(name: &[u8]) -> bool {
         || name.eq_ignore_ascii_case(b"x-real-ip")
 }
 
-/// The request headers that conditions and costs of rules read.
+/// The request headers that conditions and costs of rules use.
 fn used_by_rules(plan: &Plan) -> Vec<HeaderName> {
     let limits = &plan.rate_limits;
     let matches = limits.rules.iter().map(|custom| &custom.matches);
     let matches = matches.chain(limits.concurrent.iter().map(|rule| &rule.matches));
-    let mut names: Vec<_> = matches.flat_map(named_by).collect();
+    let mut names: Vec<_> = matches.flat_map(headers_of).collect();
     names.extend(limits.rules.iter().filter_map(|custom| match &custom.cost {
         RuleCost::Header(name) => Some(name.clone()),
         RuleCost::Constant(_) | RuleCost::Body(_) => None,
@@ -179,7 +178,7 @@ fn used_by_rules(plan: &Plan) -> Vec<HeaderName> {
     names
 }
 
-fn named_by(matches: &RuleMatch) -> impl Iterator<Item = HeaderName> {
+fn headers_of(matches: &RuleMatch) -> impl Iterator<Item = HeaderName> {
     let conditions = matches.when.iter().flat_map(|when| when.expression.headers()).cloned();
     matches.headers.iter().map(|header| header.name.clone()).chain(conditions)
 }

@@ -1,8 +1,8 @@
-//! Who a signed token (JWT) says its bearer is.
+//! Verification of signed tokens (JWT).
 //!
-//! A token counts only if its signature holds under a key of ours and the time is right. Which algorithm a key
-//! verifies is fixed when the key is loaded, never read from the token: `alg: none` matches no key, and a
-//! public RSA key is never tried as an HMAC secret.
+//! A token is accepted only if a configured key verifies its signature and it is valid at the current time. The algorithm
+//! of a key is fixed when the key is loaded and never taken from the token: `alg: none` matches no key, and a public RSA
+//! key is never used as an HMAC secret.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,12 +14,12 @@ use jsonwebtoken::{Algorithm, DecodingKey, Validation, decode, decode_header};
 use serde_json::{Map, Value};
 use tidegate_core::Timestamp;
 
-/// How far the clocks of issuer and verifier may stand apart, in seconds.
+/// The accepted clock difference between issuer and verifier, in seconds.
 const LEEWAY: u64 = 60;
-/// A longer token is refused before anything is computed.
+/// Longer tokens are rejected without verification.
 const LONGEST_TOKEN: usize = 16 * 1024;
 
-/// The keys that tokens are verified with: HS256, RS256 or ES256.
+/// Verifies tokens with HS256, RS256 or ES256 keys.
 pub struct Verifier {
     keys: Vec<VerificationKey>,
 }
@@ -31,43 +31,43 @@ struct VerificationKey {
     validation: Validation,
 }
 
-/// Why no verifier can be made.
+/// Why a verifier cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum KeysError {
     /// The secret is empty.
     #[error("the secret is empty")]
     NoSecret,
-    /// Not a key set.
+    /// The key set is invalid.
     #[error("invalid JSON Web Key Set: {0}")]
     NotJwks(#[source] serde_json::Error),
-    /// A key cannot be read.
+    /// A key is invalid.
     #[error("key {index} of the key set cannot be used: {cause}")]
     Key {
-        /// Which key, from 0.
+        /// The index of the key, from 0.
         index: usize,
-        /// Why.
+        /// The cause.
         #[source]
         cause: jsonwebtoken::errors::Error,
     },
-    /// There is a key set, but nothing in it serves.
+    /// The key set has no usable key.
     #[error("the key set has no signing key for RS256, ES256 (P-256) or HS256")]
     NoKey,
 }
 
-/// Why a token names nobody.
+/// Why a token is rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum TokenError {
-    /// It is not a token, or it is too long.
+    /// It is not a JWT, or it is too long.
     #[error("not a valid signed JWT")]
     Malformed,
-    /// No key of ours verifies its algorithm under its key id.
+    /// No key has its algorithm and key id.
     #[error("no key matches the token's algorithm and key id")]
     NoKey,
-    /// The signature does not hold.
+    /// The signature is invalid.
     #[error("invalid signature")]
     Signature,
-    /// It never expires, or what says when is not a number.
-    #[error("no numeric `exp` claim")]
+    /// `exp` is missing or not a number.
+    #[error("no `exp` claim with a number")]
     NoExpiry,
     /// It has expired.
     #[error("expired")]
@@ -77,12 +77,12 @@ pub enum TokenError {
     TooEarly,
 }
 
-/// What a verified token says.
+/// The claims of a verified token.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Claims(Map<String, Value>);
 
 impl Verifier {
-    /// Verifies HS256 with `secret`; one line end after it is not part of it.
+    /// Verifies HS256 with `secret`. One trailing line end is removed.
     pub fn hs256(secret: &[u8]) -> Result<Self, KeysError> {
         let secret = secret.strip_suffix(b"\n").unwrap_or(secret);
         let secret = secret.strip_suffix(b"\r").unwrap_or(secret);
@@ -93,8 +93,7 @@ impl Verifier {
         Ok(Self { keys: vec![key] })
     }
 
-    /// Verifies with the signing keys of a JSON Web Key Set; keys for other purposes or algorithms are passed
-    /// over.
+    /// Verifies with the signing keys of a JSON Web Key Set. Keys for other purposes or algorithms are skipped.
     pub fn jwks(json: &[u8]) -> Result<Self, KeysError> {
         let set: JwkSet = serde_json::from_slice(json).map_err(KeysError::NotJwks)?;
         let usable =
@@ -107,31 +106,31 @@ impl Verifier {
         if keys.is_empty() { Err(KeysError::NoKey) } else { Ok(Self { keys }) }
     }
 
-    /// What `token` says, if it may be believed at `now`.
+    /// Verifies `token` at the time `now` and returns its claims.
     pub fn verify(&self, token: &[u8], now: Timestamp) -> Result<Claims, TokenError> {
         if token.len() > LONGEST_TOKEN {
             return Err(TokenError::Malformed);
         }
         let header = decode_header(token).map_err(|_| TokenError::Malformed)?;
-        let fits = |key: &&VerificationKey| {
+        let matches = |key: &&VerificationKey| {
             let same_id = key.id.is_none() || header.kid.is_none() || key.id == header.kid;
             key.algorithm == header.alg && same_id
         };
-        let mut verdict = TokenError::NoKey;
-        for key in self.keys.iter().filter(fits) {
+        let mut error = TokenError::NoKey;
+        for key in self.keys.iter().filter(matches) {
             match decode::<Map<String, Value>>(token, &key.decoding_key, &key.validation) {
                 Ok(verified) => return Claims(verified.claims).checked(now),
-                Err(_) => verdict = TokenError::Signature,
+                Err(_) => error = TokenError::Signature,
             }
         }
-        Err(verdict)
+        Err(error)
     }
 }
 
 impl VerificationKey {
     fn new(id: Option<String>, algorithm: Algorithm, decoding_key: DecodingKey) -> Self {
         let mut validation = Validation::new(algorithm);
-        // It would ask the system for the time; `Claims::checked` is told.
+        // `Claims::checked` checks the times, as `Validation` would use the system clock.
         validation.validate_exp = false;
         validation.validate_nbf = false;
         validation.validate_aud = false;
@@ -141,13 +140,13 @@ impl VerificationKey {
 }
 
 impl fmt::Debug for Verifier {
-    /// Never the keys.
+    /// Shows only the algorithms, never the keys.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(self.keys.iter().map(|key| key.algorithm)).finish()
     }
 }
 
-/// The algorithm that a key of a set signs with, if it is one of ours.
+/// The algorithm of a signing key, if it is supported.
 fn algorithm(key: &Jwk) -> Option<Algorithm> {
     if key.common.public_key_use.as_ref().is_some_and(|purpose| *purpose != PublicKeyUse::Signature) {
         return None;
@@ -160,11 +159,11 @@ fn algorithm(key: &Jwk) -> Option<Algorithm> {
         AlgorithmParameters::OctetKey(_) => (Algorithm::HS256, KeyAlgorithm::HS256),
         _ => return None,
     };
-    key.common.key_algorithm.is_none_or(|said| said == name).then_some(algorithm)
+    key.common.key_algorithm.is_none_or(|declared| declared == name).then_some(algorithm)
 }
 
 impl Claims {
-    /// The claim called `name`, if it is a string that is not empty.
+    /// The claim `name`, if it is a non-empty string.
     pub fn get(&self, name: &str) -> Option<&str> {
         self.0.get(name).and_then(Value::as_str).filter(|text| !text.is_empty())
     }
@@ -184,20 +183,20 @@ impl Claims {
 }
 
 impl fmt::Debug for Claims {
-    /// Never the values.
+    /// Shows only the names of the claims, never the values.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(self.0.keys()).finish()
     }
 }
 
-/// Whole seconds of a date, which may have a fraction; none for what is no date.
+/// The whole seconds of a numeric date, which may have a fraction; `None` if it is not a number.
 fn seconds(date: &Value) -> Option<u64> {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a cast to u64 saturates")]
     let whole = |date: f64| date as u64;
     date.as_u64().or_else(|| date.as_f64().map(whole))
 }
 
-/// Where a token is found, and which of its claims counts.
+/// The header of a token, and the claim to use.
 #[derive(Debug, Clone)]
 pub struct ClaimSource {
     header: HeaderName,
@@ -206,7 +205,7 @@ pub struct ClaimSource {
 }
 
 impl ClaimSource {
-    /// `claim` of the token in `header`, which `verifier` believes. `Bearer` before the token may be left out.
+    /// Reads `claim` of the token in `header`, verified by `verifier`. `Bearer` before the token is optional.
     pub fn new(header: HeaderName, claim: &str, verifier: Arc<Verifier>) -> Self {
         Self { header, claim: claim.into(), verifier }
     }
@@ -221,12 +220,12 @@ impl ClaimSource {
         &self.header
     }
 
-    /// Whether `other` finds its claim in the same token.
+    /// Whether `other` uses the same token.
     pub(super) fn shares_token(&self, other: &Self) -> bool {
         self.header == other.header && Arc::ptr_eq(&self.verifier, &other.verifier)
     }
 
-    /// The claims of the request's token, if there is one and it may be believed.
+    /// The claims of the request's token, if there is a valid one.
     pub(super) fn claims(&self, headers: &HeaderMap, now: Timestamp) -> Option<Claims> {
         self.verify(headers, now)?.ok()
     }
@@ -235,7 +234,7 @@ impl ClaimSource {
     pub(super) fn verify(&self, headers: &HeaderMap, now: Timestamp) -> Option<Result<Claims, TokenError>> {
         const SCHEME: &[u8] = b"Bearer";
         let value = super::single(headers, &self.header)?;
-        // Whatever a lenient server takes for white space; the last two are spaces of Latin-1.
+        // All bytes that lenient servers treat as white space; the last two are Latin-1.
         let is_space = |byte: &u8| matches!(byte, b' ' | b'\t' | 0x85 | 0xa0);
         let token = match value.split_at_checked(SCHEME.len()) {
             Some((scheme, rest))
@@ -247,18 +246,18 @@ impl ClaimSource {
         };
         let token = token.trim_ascii();
         let verified = self.verifier.verify(token, now);
-        // A lenient server accepts a signature in many spellings, and a token that names nobody here would escape the
-        // limits and bans of its user.
-        let is_spelling = matches!(verified, Err(TokenError::Malformed | TokenError::Signature));
-        match is_spelling.then(|| with_canonical_signature(token)).flatten() {
+        // Lenient servers accept non-canonical Base64 signatures. If such a token were rejected here, its user would evade
+        // limits and bans.
+        let may_be_non_canonical = matches!(verified, Err(TokenError::Malformed | TokenError::Signature));
+        match may_be_non_canonical.then(|| with_canonical_signature(token)).flatten() {
             Some(canonical) => Some(self.verifier.verify(&canonical, now)),
             None => Some(verified),
         }
     }
 }
 
-/// `token` with its signature in the one spelling that verifiers accept; `None` if it is spelled so already or is no
-/// token. As lenient decoders do, this accepts both alphabets of Base64, padding, and skips everything else.
+/// Re-encodes the signature of `token` as canonical Base64; `None` if it is already canonical or not a token. Like lenient
+/// decoders, this accepts both alphabets of Base64 and padding, and skips all other bytes.
 fn with_canonical_signature(token: &[u8]) -> Option<Vec<u8>> {
     const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
     if token.len() > LONGEST_TOKEN {
@@ -276,7 +275,7 @@ fn with_canonical_signature(token: &[u8]) -> Option<Vec<u8>> {
     let sextets: Vec<usize> = token[start..].iter().filter_map(|byte| sextet(*byte)).collect();
     let mut canonical = token[..start].to_vec();
     for group in sextets.chunks(4) {
-        // The bits of the last sextet that belong to no byte are zero.
+        // Clears the unused bits of the last sextet.
         let unused = match group.len() {
             2 => 0b1111,
             3 => 0b11,

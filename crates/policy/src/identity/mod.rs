@@ -1,13 +1,12 @@
-//! Who is asking.
+//! Identification of clients.
 //!
-//! A request can carry several identities: an API key, a user, a tenant, an address, a cookie, the looks of its
-//! software. [`Identities`] says where each is found, [`Identity`] finds them for one request, each when it is
-//! first asked for and only once. Nothing is allocated but by the verification of a token.
+//! A request can carry several identities: an API key, a user, a tenant, an address, a cookie, a fingerprint of its
+//! software. [`Identities`] configures where each is found. [`Identity`] finds them for one request, lazily and only once.
+//! Only the verification of a token allocates.
 //!
-//! What cannot be told for sure names nobody, and the next identity counts: an empty value, a token that does not
-//! verify, a key that is not in the directory (or any key, where there is none), a user or tenant that an untrusted peer
-//! names in a header. So no client gets a fresh counter by inventing something. Headers from which two clients could be
-//! read are rejected by [`HeaderRules`] before this.
+//! An identity that cannot be verified is ignored, and the next one is used: an empty value, an invalid token, a key that
+//! is not in the directory (or any key, if there is no directory), a user or tenant in a header from an untrusted peer. So
+//! no client gets an unused counter by inventing an identity. [`HeaderRules`] rejects ambiguous headers before this.
 
 mod address;
 mod cookie;
@@ -37,7 +36,7 @@ pub use name::{ClientName, ClientNameError};
 use crate::directory::{Directory, Grant};
 use crate::facts::Facts;
 
-/// By what a client is known.
+/// The kind of an identity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ClientKind {
     /// An API key.
@@ -52,16 +51,16 @@ pub enum ClientKind {
     Fingerprint,
     /// A cookie.
     Cookie,
-    /// By nothing: all such clients are counted together.
+    /// None: all clients without an identity are counted together.
     Anonymous,
 }
 
 impl ClientKind {
-    /// The kinds an operator can write; nobody asks for `anonymous`.
+    /// The kinds that a policy can name; `anonymous` is not one of them.
     pub const NAMED: [Self; 6] =
         [Self::ApiKey, Self::User, Self::Tenant, Self::Ip, Self::Fingerprint, Self::Cookie];
 
-    /// The name an operator writes.
+    /// The name in policies.
     pub const fn name(self) -> &'static str {
         match self {
             Self::ApiKey => "api_key",
@@ -74,12 +73,12 @@ impl ClientKind {
         }
     }
 
-    /// The kind called `name`, of those an operator can write.
+    /// The kind with this name, of those that a policy can name.
     pub fn named(name: &str) -> Option<Self> {
         Self::NAMED.into_iter().find(|kind| kind.name() == name)
     }
 
-    /// What the bytes of such a client begin with. Part of every counter's key: it must never change.
+    /// The first byte of such an identity in keys of counters. It must never change.
     const fn tag(self) -> u8 {
         match self {
             Self::ApiKey => b'k',
@@ -99,10 +98,10 @@ impl fmt::Display for ClientKind {
     }
 }
 
-/// Where a user or a tenant is found.
+/// Where to find a user or a tenant.
 #[derive(Debug, Clone)]
 pub enum IdentitySource {
-    /// In a header. It counts if the peer is a trusted proxy.
+    /// In a header, which is only used if the peer is a trusted proxy.
     Header(HeaderName),
     /// In a claim of a signed token.
     Claim(ClaimSource),
@@ -118,29 +117,29 @@ impl IdentitySource {
     }
 }
 
-/// Where identities are found, as configured.
+/// The configuration of [`Identities`].
 #[derive(Debug, Clone)]
 pub struct IdentitySpec {
-    /// A client is the first of these that is present.
+    /// A client is identified by the first of these that is present.
     pub identify_by: Vec<ClientKind>,
     /// The header with the API key.
     pub api_key: Option<HeaderName>,
-    /// Whether a key counts without a directory that knows it. Then every key that a client invents is a new client.
+    /// Whether API keys are accepted without a directory. Then every made-up key is a new client.
     pub accepts_unverified_keys: bool,
-    /// Where the user is found.
+    /// Where to find the user.
     pub user: Option<IdentitySource>,
-    /// Where the tenant is found, unless the directory knows it by the API key.
+    /// Where to find the tenant, unless the directory assigns one to the API key.
     pub tenant: Option<IdentitySource>,
     /// How addresses are found and counted.
     pub addresses: Addresses,
-    /// What makes a fingerprint.
+    /// The fingerprint.
     pub fingerprint: Option<Fingerprint>,
-    /// The cookie that counts.
+    /// The cookie that identifies a client.
     pub cookie: Option<CookieName>,
 }
 
 impl Default for IdentitySpec {
-    /// An API key in `X-API-Key` where one is sent and verified, the address otherwise.
+    /// A verified API key in `X-API-Key`, or the address.
     fn default() -> Self {
         Self {
             identify_by: vec![ClientKind::ApiKey, ClientKind::Ip],
@@ -155,34 +154,34 @@ impl Default for IdentitySpec {
     }
 }
 
-/// Where identities are found, valid by construction.
+/// Finds identities in requests. The configuration is valid by construction.
 #[derive(Debug, Clone)]
 pub struct Identities {
     spec: IdentitySpec,
 }
 
-/// What is wrong with `identify_by`.
+/// Why `identify_by` is invalid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum IdentityError {
     /// It is empty.
     #[error("`identify_by` is empty; add at least `ip`")]
     Empty,
-    /// It names a kind twice.
+    /// It lists a kind twice.
     #[error("`{}` is listed twice", .kind.name())]
     Duplicate {
-        /// Which.
+        /// The kind.
         kind: ClientKind,
     },
-    /// It names a kind of which nobody said where to find it.
+    /// It lists a kind that is not configured.
     #[error("`identify_by` lists `{0}`, which is not configured; add `clients.{0}`", .kind.name())]
     NotConfigured {
-        /// Which.
+        /// The kind.
         kind: ClientKind,
     },
 }
 
 impl Identities {
-    /// Checks that everything that identifies can be found.
+    /// Checks that every kind in `identify_by` is configured.
     pub fn new(spec: IdentitySpec) -> Result<Self, IdentityError> {
         if spec.identify_by.is_empty() {
             return Err(IdentityError::Empty);
@@ -200,7 +199,7 @@ impl Identities {
         Ok(identities)
     }
 
-    /// Whether such an identity can ever be found. A tenant can: a directory may know it.
+    /// Whether an identity of this kind can be found. A tenant always can, as a directory may assign it.
     pub fn can_find(&self, kind: ClientKind) -> bool {
         match kind {
             ClientKind::ApiKey => self.spec.api_key.is_some(),
@@ -217,8 +216,8 @@ impl Identities {
         &self.spec.addresses
     }
 
-    /// Looks at one request. A key that is not in the directory identifies nobody, and neither does any key without a
-    /// directory, unless [`IdentitySpec::accepts_unverified_keys`] is set.
+    /// Prepares the identification of one request. An API key that is not in the directory is ignored, and so is any key
+    /// without a directory, unless [`IdentitySpec::accepts_unverified_keys`] is set.
     pub fn identify<'a>(
         &'a self,
         facts: &'a Facts<'a>,
@@ -260,19 +259,19 @@ struct ResolvedKey<'a> {
 }
 
 impl fmt::Debug for ResolvedKey<'_> {
-    /// Redacted: it is a secret.
+    /// Shows only the length of the key, which is a secret.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "ResolvedKey({} bytes, {:?})", self.key.len(), self.grant)
     }
 }
 
 impl<'a> Identity<'a> {
-    /// The request itself.
+    /// The request.
     pub fn facts(&self) -> &'a Facts<'a> {
         self.facts
     }
 
-    /// By what the client is known: the first of `identify_by` that is present.
+    /// The kind that identifies the client: the first of `identify_by` that is present.
     pub fn kind(&self) -> ClientKind {
         let present = |kind: &ClientKind| match kind {
             ClientKind::ApiKey => self.api_key().is_some(),
@@ -286,19 +285,19 @@ impl<'a> Identity<'a> {
         self.spec.identify_by.iter().copied().find(present).unwrap_or(ClientKind::Anonymous)
     }
 
-    /// The API key, if it is verified or need not be.
+    /// The API key, if it is verified or verification is off.
     pub fn api_key(&self) -> Option<&'a [u8]> {
-        self.resolved_key().map(|found| found.key)
+        self.resolved_key().map(|resolved| resolved.key)
     }
 
-    /// The API key as it was sent, verified or not.
+    /// The API key as sent, verified or not.
     pub(crate) fn sent_key(&self) -> Option<&'a [u8]> {
         single(self.facts.headers, self.spec.api_key.as_ref()?)
     }
 
-    /// What the directory knows of the API key.
+    /// The directory's entry for the API key.
     pub fn grant(&self) -> Option<Grant<'a>> {
-        self.resolved_key().and_then(|found| found.grant)
+        self.resolved_key().and_then(|resolved| resolved.grant)
     }
 
     /// The user.
@@ -309,7 +308,7 @@ impl<'a> Identity<'a> {
         }
     }
 
-    /// The tenant: the directory's word before the request's own.
+    /// The tenant. The directory takes precedence over the request.
     pub fn tenant(&self) -> Option<&[u8]> {
         if let Some(tenant) = self.grant().and_then(|grant| grant.tenant) {
             return Some(tenant.as_bytes());
@@ -322,7 +321,7 @@ impl<'a> Identity<'a> {
         }
     }
 
-    /// The whole address; it is counted by its prefix.
+    /// The full address. Counters use its prefix.
     pub fn address(&self) -> IpAddr {
         let find = || self.spec.addresses.client(self.facts.headers, self.facts.peer);
         *self.address.get_or_init(find)
@@ -333,7 +332,7 @@ impl<'a> Identity<'a> {
         self.spec.cookie.as_ref()?.find(self.facts.headers)
     }
 
-    /// All values that the request gives the cookie.
+    /// All values of the cookie in the request.
     pub(crate) fn cookies(&self) -> impl Iterator<Item = &'a [u8]> {
         self.spec.cookie.iter().flat_map(|cookie| cookie.values(self.facts.headers))
     }
@@ -343,10 +342,10 @@ impl<'a> Identity<'a> {
         self.spec.fingerprint.as_ref()?.compute(self.facts.headers)
     }
 
-    /// Appends the bytes that a counter knows this identity by, and says whether there are any.
+    /// Appends the counter key of this identity. Returns whether the request has one.
     ///
-    /// They begin with the kind and the length, so no API key is ever taken for an address, and identities
-    /// appended one after another are told apart from any others.
+    /// The key begins with the kind and the length, so an API key never equals an address, and concatenated keys are
+    /// unambiguous.
     pub fn append(&self, kind: ClientKind, key: &mut Vec<u8>) -> bool {
         match kind {
             ClientKind::ApiKey => append(key, kind, self.api_key()),
@@ -377,7 +376,7 @@ impl<'a> Identity<'a> {
         })
     }
 
-    /// Why a token that the request has does not name the user or the tenant.
+    /// Why the request's tokens do not name a user or tenant.
     pub(crate) fn token_problems(&self) -> impl Iterator<Item = (ClientKind, String)> {
         let sources = [(ClientKind::User, &self.spec.user), (ClientKind::Tenant, &self.spec.tenant)];
         sources.into_iter().filter_map(|(kind, source)| {
@@ -401,7 +400,7 @@ impl<'a> Identity<'a> {
         self.user_token.get_or_init(|| source.claims(self.facts.headers, self.now)).as_ref()
     }
 
-    /// One token is verified once, whoever asks.
+    /// If user and tenant share a token, it is verified only once.
     fn tenant_claims(&self, source: &ClaimSource) -> Option<&Claims> {
         match &self.spec.user {
             Some(IdentitySource::Claim(user)) if user.shares_token(source) => self.user_claims(user),
@@ -413,13 +412,13 @@ impl<'a> Identity<'a> {
 fn append(key: &mut Vec<u8>, kind: ClientKind, bytes: Option<&[u8]>) -> bool {
     let Some(bytes) = bytes else { return false };
     key.push(kind.tag());
-    // No header comes near 4 GiB.
+    // No header is near 4 GiB.
     key.extend_from_slice(&(bytes.len() as u64).to_le_bytes()[..4]);
     key.extend_from_slice(bytes);
     true
 }
 
-/// What [`Identity::append`] wrote, taken apart.
+/// Splits a key written by [`Identity::append`].
 pub(crate) fn parts(mut key: &[u8]) -> impl Iterator<Item = (ClientKind, &[u8])> {
     let kinds = || ClientKind::NAMED.into_iter().chain([ClientKind::Anonymous]);
     std::iter::from_fn(move || {
@@ -431,7 +430,8 @@ pub(crate) fn parts(mut key: &[u8]) -> impl Iterator<Item = (ClientKind, &[u8])>
     })
 }
 
-/// The value of a header that is given once and not empty: services disagree which of two they take.
+/// The value of a header that appears exactly once and is not empty. Servers disagree about which of several values they
+/// use.
 fn single<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a [u8]> {
     let mut values = headers.get_all(name).iter();
     let value = values.next()?.as_bytes();

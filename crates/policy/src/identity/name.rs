@@ -1,8 +1,8 @@
-//! A client as operators read and write it: `ip:203.0.113.7`, `user:bob`, `api_key:sk_l…#b59c1698`.
+//! The names of clients for operators: `ip:203.0.113.7`, `user:bob`, `api_key:sk_l…#b59c1698`.
 //!
-//! One spelling everywhere: metrics, logs, the admin API, the command line. What is shown can be typed again and names
-//! the same client. Secrets and very long names are shown by how they begin and a hash, never whole; whatever a line
-//! or a terminal would take for something else is percent-encoded. A key of several identities is joined by `+`:
+//! The format is the same in metrics, logs, the admin API and the command line. A displayed name can be parsed again and
+//! names the same client. Secrets and very long names are displayed as a prefix and a hash. Control characters and other
+//! ambiguous characters are percent-encoded. The identities of a combined key are joined by `+`:
 //! `ip:203.0.113.7+user:bob`.
 
 use std::fmt;
@@ -15,16 +15,16 @@ use strsim::damerau_levenshtein;
 
 use super::{ClientKind, Identities, append, parts};
 
-/// Of a secret so many characters are shown, and only if it is thrice as long.
+/// The number of characters of a secret that are displayed, if it is at least three times as long.
 const SHOWN: usize = 4;
-/// Of a long name so many.
+/// The number of characters of a long name that are displayed.
 const SHOWN_OF_LONG: usize = 60;
 /// A longer name is shortened.
 const LONG: usize = 120;
-/// What everybody together is called.
+/// The name of all clients together.
 const EVERYBODY: &str = "everybody";
 
-/// A client's name. Showing it gives no secret away, however it was made.
+/// A client's name. Displaying it never reveals a secret.
 ///
 /// ```
 /// use tidegate_policy::ClientName;
@@ -35,7 +35,7 @@ const EVERYBODY: &str = "everybody";
 /// ```
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClientName {
-    /// None: everybody together.
+    /// Empty for all clients together.
     parts: Vec<NamePart>,
 }
 
@@ -47,20 +47,20 @@ struct NamePart {
 
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum IdentityValue {
-    /// The bytes that counters know it by.
+    /// The bytes in the keys of counters.
     Whole(Vec<u8>),
-    /// How it begins, and a hash of all of it.
+    /// The first characters and a hash of the whole value.
     Hashed { start: String, hash: [u8; 4] },
 }
 
-/// What the shown form of an identity is found by.
+/// The key to look up an identity by its displayed name.
 pub(crate) enum LookupKey<'a> {
     Whole(&'a [u8]),
     Hash([u8; 4]),
 }
 
 impl LookupKey<'_> {
-    /// What a shown name of the identity of this kind and these bytes has.
+    /// The lookup key of the identity with this kind and these bytes.
     pub(crate) fn of(kind: ClientKind, bytes: &[u8]) -> LookupKey<'_> {
         if IdentityValue::is_hashed(kind, bytes) {
             LookupKey::Hash(hash(bytes))
@@ -70,37 +70,37 @@ impl LookupKey<'_> {
     }
 }
 
-/// What is wrong with a client's name. Nothing of it is repeated: it may be a secret.
+/// Why a client's name is invalid. The message does not repeat the name, which may be a secret.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ClientNameError {
     /// It does not begin with a kind.
     #[error("missing client kind; write for example ip:203.0.113.7, user:bob or api_key:KEY")]
     NoKind,
-    /// It begins with something like a kind.
+    /// It begins with an unknown kind.
     #[error("unknown client kind; did you mean `{}:…`?", .nearest.name())]
     UnknownKind {
-        /// What was probably meant.
+        /// The most similar kind.
         nearest: ClientKind,
     },
-    /// Nothing follows the kind.
+    /// The value after the kind is missing.
     #[error("missing value after `{}:`", .kind.name())]
     Empty {
         /// The kind.
         kind: ClientKind,
     },
-    /// Not an address.
+    /// The value is not an address.
     #[error("invalid address after `ip:`; write for example 203.0.113.7 or 2001:db8::1")]
     NotAnAddress,
-    /// Not a fingerprint.
+    /// The value is not a fingerprint.
     #[error("invalid fingerprint after `fingerprint:`; expected 32 hexadecimal digits")]
     NotAFingerprint,
-    /// A percent sign that encodes nothing.
+    /// Invalid percent-encoding.
     #[error("`%` must be followed by two hexadecimal digits; write a literal percent sign as %25")]
     Encoding,
 }
 
 impl ClientName {
-    /// The client of a counter's key, as [`MatchedRequest::client`](crate::MatchedRequest::client) and the keys of checks have it.
+    /// The name of the client in a counter key, such as [`MatchedRequest::client`](crate::MatchedRequest::client).
     pub fn from_key(key: &[u8]) -> Self {
         Self {
             parts: parts(key)
@@ -109,7 +109,7 @@ impl ClientName {
         }
     }
 
-    /// Whether `key` is a key of this client. A name that shows a hash means whoever would be shown so.
+    /// Whether `key` is a key of this client. A name with a hash matches every key with that hash.
     pub fn names(&self, key: &[u8]) -> bool {
         let mut named = self.parts.iter();
         let all = parts(key).all(|(kind, bytes)| {
@@ -118,7 +118,7 @@ impl ClientName {
         all && named.next().is_none()
     }
 
-    /// The key that counters know this client by; `None` if the name shows only a hash.
+    /// The counter key of this client; `None` if the name has only a hash.
     pub fn key(&self, identities: &Identities) -> Option<Vec<u8>> {
         let mut key = Vec::new();
         for NamePart { kind, value } in &self.parts {
@@ -133,7 +133,7 @@ impl ClientName {
         Some(key)
     }
 
-    /// The name as it is shown: what is a secret or very long is kept by its hash alone.
+    /// The name as displayed: secrets and very long values are replaced by a prefix and a hash.
     pub(crate) fn shown(&self) -> Self {
         let shown = |NamePart { kind, value }: &NamePart| {
             let value = match value {
@@ -145,7 +145,7 @@ impl ClientName {
         Self { parts: self.parts.iter().map(shown).collect() }
     }
 
-    /// What to look a client of one identity up by, so that [`names_one`](Self::names_one) need be asked of few.
+    /// The lookup key of a client with one identity. It narrows the candidates for [`names_one`](Self::names_one).
     pub(crate) fn lookup_key(&self) -> Option<(ClientKind, LookupKey<'_>)> {
         let [NamePart { kind, value }] = self.parts.as_slice() else { return None };
         Some(match value {
@@ -154,12 +154,12 @@ impl ClientName {
         })
     }
 
-    /// Whether it names the one identity of this kind and these bytes.
+    /// Whether the name is this single identity.
     pub(crate) fn names_one(&self, kind: ClientKind, bytes: &[u8]) -> bool {
         matches!(self.parts.as_slice(), [part] if part.kind == kind && part.value.is_of(kind, bytes))
     }
 
-    /// Its address, if that is all it is known by.
+    /// The address, if it is the only identity.
     pub(crate) fn address(&self) -> Option<IpAddr> {
         match self.parts.as_slice() {
             [NamePart { kind: ClientKind::Ip, value: IdentityValue::Whole(bytes) }] => address(bytes),
@@ -167,7 +167,7 @@ impl ClientName {
         }
     }
 
-    /// By what it is known, if by one thing alone.
+    /// The kind, if there is only one identity.
     pub fn kind(&self) -> Option<ClientKind> {
         match self.parts.as_slice() {
             [part] => Some(part.kind),
@@ -196,7 +196,7 @@ impl IdentityValue {
 
     fn hashed(bytes: &[u8], shown: usize) -> Self {
         let start = if bytes.len() >= 3 * SHOWN {
-            bytes.get(..shown.min(bytes.len() / 2)).map(written).unwrap_or_default()
+            bytes.get(..shown.min(bytes.len() / 2)).map(percent_encoded).unwrap_or_default()
         } else {
             String::new()
         };
@@ -227,14 +227,14 @@ impl IdentityValue {
                 bits.ok_or(ClientNameError::NotAFingerprint)?
             }
             _ if let Some(hashed) = Self::parse_hashed(text) => return Ok(hashed),
-            // A key is taken as it is: whoever pastes one does not encode it.
+            // Keys are not percent-decoded, as they are pasted unencoded.
             ClientKind::ApiKey | ClientKind::Cookie => text.as_bytes().to_vec(),
-            ClientKind::User | ClientKind::Tenant | ClientKind::Anonymous => decoded(text)?,
+            ClientKind::User | ClientKind::Tenant | ClientKind::Anonymous => percent_decoded(text)?,
         };
         Ok(Self::Whole(bytes))
     }
 
-    /// `abcd…#1f2e3d4c`, or with three dots for those who cannot type one.
+    /// `abcd…#1f2e3d4c`, or with three dots instead of the ellipsis.
     fn parse_hashed(text: &str) -> Option<Self> {
         let (start, hash) = text.rsplit_once('#')?;
         let start = start.strip_suffix('…').or_else(|| start.strip_suffix("..."))?;
@@ -257,7 +257,7 @@ impl fmt::Display for NamePart {
                 None => write!(f, "{kind}:{}", hex(bytes)),
             },
             (ClientKind::Fingerprint, IdentityValue::Whole(bytes)) => write!(f, "{kind}:{}", hex(bytes)),
-            (_, IdentityValue::Whole(bytes)) => write!(f, "{kind}:{}", written(bytes)),
+            (_, IdentityValue::Whole(bytes)) => write!(f, "{kind}:{}", percent_encoded(bytes)),
         }
     }
 }
@@ -296,8 +296,9 @@ impl FromStr for ClientName {
         let mut parts = Vec::new();
         let mut rest = Some(text).filter(|text| *text != EVERYBODY);
         while let Some(text) = rest {
-            let joint = text.match_indices('+').map(|(at, _)| at).find(|at| is_joint(&text[at + 1..]));
-            let (part, others) = match joint {
+            let separator =
+                text.match_indices('+').map(|(at, _)| at).find(|at| is_joined_identity(&text[at + 1..]));
+            let (part, others) = match separator {
                 Some(at) => (&text[..at], Some(&text[at + 1..])),
                 None => (text, None),
             };
@@ -305,7 +306,7 @@ impl FromStr for ClientName {
             let kind = match ClientKind::named(kind) {
                 Some(kind) => kind,
                 None if part == ClientKind::Anonymous.name() => ClientKind::Anonymous,
-                None => return Err(unknown(kind)),
+                None => return Err(unknown_kind(kind)),
             };
             parts.push(NamePart { kind, value: IdentityValue::parse(kind, value)? });
             rest = others;
@@ -315,13 +316,13 @@ impl FromStr for ClientName {
 }
 
 /// Whether a `+` before this joins two identities; in `bob+tag@example.org` it does not.
-fn is_joint(rest: &str) -> bool {
+fn is_joined_identity(rest: &str) -> bool {
     let word = rest.split([':', '+']).next().unwrap_or_default();
     word == ClientKind::Anonymous.name()
         || ClientKind::named(word).is_some() && rest.as_bytes().get(word.len()) == Some(&b':')
 }
 
-fn unknown(kind: &str) -> ClientNameError {
+fn unknown_kind(kind: &str) -> ClientNameError {
     let nearest = ClientKind::NAMED.into_iter().min_by_key(|known| damerau_levenshtein(known.name(), kind));
     match nearest {
         Some(nearest) if damerau_levenshtein(nearest.name(), kind) <= 2 => {
@@ -331,8 +332,8 @@ fn unknown(kind: &str) -> ClientNameError {
     }
 }
 
-/// Text as it is, and the rest in percent signs.
-fn written(bytes: &[u8]) -> String {
+/// Percent-encodes everything but plain text.
+fn percent_encoded(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len());
     let encode = |text: &mut String, bytes: &[u8]| {
         for byte in bytes {
@@ -342,7 +343,7 @@ fn written(bytes: &[u8]) -> String {
     };
     for chunk in bytes.utf8_chunks() {
         for (at, c) in chunk.valid().char_indices() {
-            let joins = c == '+' && is_joint(&chunk.valid()[at + 1..]);
+            let joins = c == '+' && is_joined_identity(&chunk.valid()[at + 1..]);
             if joins || !is_plain(c) {
                 encode(&mut text, c.encode_utf8(&mut [0; 4]).as_bytes());
             } else {
@@ -354,14 +355,14 @@ fn written(bytes: &[u8]) -> String {
     text
 }
 
-/// Neither ends a line nor moves a cursor, and means nothing in a name.
+/// Whether a character is safe in logs and terminals and has no special meaning in names.
 fn is_plain(c: char) -> bool {
-    let hides =
+    let is_invisible =
         matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}');
-    !c.is_control() && !hides && c != '%' && c != '…'
+    !c.is_control() && !is_invisible && c != '%' && c != '…'
 }
 
-fn decoded(text: &str) -> Result<Vec<u8>, ClientNameError> {
+fn percent_decoded(text: &str) -> Result<Vec<u8>, ClientNameError> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text;
     while let Some((before, behind)) = rest.split_once('%') {

@@ -1,8 +1,7 @@
-//! Secrets of a request that stand where they do not belong.
+//! Redacts the secrets of a request in its path and host.
 //!
-//! Whoever sends a request chooses both its secrets and its path. So the work is bounded: a search takes time in
-//! proportion to what it searches, and no more than [`MOST_SECRETS`] are searched for. A request with more of them has
-//! all of its text hidden.
+//! The client chooses both the secrets and the path, so the work is bounded: each search is linear, and at most
+//! [`MAX_SECRETS`] secrets are searched for. If a request has more, the whole text is redacted.
 
 use std::borrow::Cow;
 
@@ -13,20 +12,19 @@ use smallvec::SmallVec;
 
 use super::Identities;
 
-/// What stands for a secret.
+/// Replaces a secret.
 const HIDDEN: &str = "…";
-/// What stands for a text of which not even the rest can be shown.
+/// Replaces a text that is redacted completely.
 const ALL_HIDDEN: &str = "/…";
-/// Shorter secrets are found in everything.
+/// Shorter secrets are not searched for, as they would match everywhere.
 const SHORTEST: usize = 4;
-/// Nobody needs more keys, cookies and credentials in one request.
-const MOST_SECRETS: usize = 8;
+/// The maximum number of secrets that are searched for in one request.
+const MAX_SECRETS: usize = 8;
 
-type Secrets<'h> = SmallVec<[&'h [u8]; MOST_SECRETS]>;
+type SecretList<'h> = SmallVec<[&'h [u8]; MAX_SECRETS]>;
 
 impl Identities {
-    /// A path or a host as it may be shown: what the request also sent as its API key, its cookie or its authorization
-    /// is hidden in it, encoded or not.
+    /// Redacts the request's API key, cookie and authorization in a path or host, percent-encoded or not.
     pub fn redact<'t>(&self, headers: &HeaderMap, text: &'t str) -> Cow<'t, str> {
         match self.secrets(headers) {
             Some(secrets) => redact(text, &secrets, memmem::find),
@@ -34,8 +32,8 @@ impl Identities {
         }
     }
 
-    /// What must not be shown; `None` if there is too much of it.
-    fn secrets<'h>(&self, headers: &'h HeaderMap) -> Option<Secrets<'h>> {
+    /// The secrets of the request; `None` if there are too many.
+    fn secrets<'h>(&self, headers: &'h HeaderMap) -> Option<SecretList<'h>> {
         let keys =
             self.spec.api_key.iter().flat_map(|name| headers.get_all(name)).map(http::HeaderValue::as_bytes);
         let cookie = self.spec.cookie.as_ref().and_then(|cookie| cookie.find(headers));
@@ -45,12 +43,12 @@ impl Identities {
         });
         let secrets = keys.chain(cookie).chain(authorizations).map(<[u8]>::trim_ascii);
         let secrets = secrets.filter(|secret| secret.len() >= SHORTEST);
-        let secrets: Secrets<'h> = secrets.take(MOST_SECRETS + 1).collect();
-        (secrets.len() <= MOST_SECRETS).then_some(secrets)
+        let secrets: SecretList<'h> = secrets.take(MAX_SECRETS + 1).collect();
+        (secrets.len() <= MAX_SECRETS).then_some(secrets)
     }
 }
 
-/// The text without `secrets`. `find` says where the second begins in the first, in time proportional to both.
+/// Replaces `secrets` in `text`. `find` returns the offset of its second argument in its first, in linear time.
 fn redact<'t>(
     text: &'t str,
     secrets: &[&[u8]],
@@ -58,19 +56,19 @@ fn redact<'t>(
 ) -> Cow<'t, str> {
     let mut shown = Cow::Borrowed(text);
     for secret in secrets {
-        if let Some(rest) = replaced(&shown, secret, &mut find) {
+        if let Some(rest) = replace_secret(&shown, secret, &mut find) {
             shown = Cow::Owned(rest);
         }
-        // What is encoded in many ways is not told apart from the rest.
-        if find(&decoded(&shown), secret).is_some() {
+        // An encoded secret cannot be located exactly, so the whole text is redacted.
+        if find(&percent_decoded(&shown), secret).is_some() {
             return Cow::Borrowed(ALL_HIDDEN);
         }
     }
     shown
 }
 
-/// The text with every `secret` replaced; `None` if there is none.
-fn replaced(
+/// Replaces every occurrence of `secret`; `None` if there is none.
+fn replace_secret(
     text: &str,
     secret: &[u8],
     mut find: impl FnMut(&[u8], &[u8]) -> Option<usize>,
@@ -89,7 +87,7 @@ fn replaced(
     Some(shown)
 }
 
-fn decoded(text: &str) -> Vec<u8> {
+fn percent_decoded(text: &str) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let [first, others @ ..] = rest {
@@ -114,18 +112,18 @@ mod tests {
     use crate::identity::IdentitySpec;
 
     #[test]
-    fn a_key_is_not_shown_wherever_it_stands() {
+    fn api_key_and_authorization_are_redacted_in_paths() {
         let identities = Identities::new(IdentitySpec::default()).unwrap();
         let mut headers = HeaderMap::new();
         headers.insert("x-api-key", HeaderValue::from_static("sk_live+51/H"));
         headers.insert("authorization", HeaderValue::from_static("Bearer eyJhbGciOi"));
-        let hide = |text: &'static str| identities.redact(&headers, text).into_owned();
-        assert_eq!(hide("/things/7"), "/things/7");
-        assert_eq!(hide("/k/sk_live+51/H/x"), "/k/…/x");
-        assert_eq!(hide("/k/sk_live%2B51%2fH/x"), "/…");
-        assert_eq!(hide("/%73%6b_live+51/H"), "/…");
-        assert_eq!(hide("/a/eyJhbGciOi"), "/a/…");
-        assert_eq!(hide("/100%/%zz"), "/100%/%zz");
+        let redact = |text: &'static str| identities.redact(&headers, text).into_owned();
+        assert_eq!(redact("/things/7"), "/things/7");
+        assert_eq!(redact("/k/sk_live+51/H/x"), "/k/…/x");
+        assert_eq!(redact("/k/sk_live%2B51%2fH/x"), "/…");
+        assert_eq!(redact("/%73%6b_live+51/H"), "/…");
+        assert_eq!(redact("/a/eyJhbGciOi"), "/a/…");
+        assert_eq!(redact("/100%/%zz"), "/100%/%zz");
     }
 
     fn headers(values: &[&'static [u8]]) -> HeaderMap {
@@ -135,34 +133,34 @@ mod tests {
         values.iter().map(value).collect()
     }
 
-    fn hidden(headers: &HeaderMap, text: &str) -> String {
+    fn redacted(headers: &HeaderMap, text: &str) -> String {
         Identities::new(IdentitySpec::default()).unwrap().redact(headers, text).into_owned()
     }
 
     #[test]
-    fn secret_both_plain_and_encoded_is_hidden_in_both() {
+    fn secret_plain_and_encoded_redacts_the_whole_text() {
         let headers = headers(&[b"sk_live_51H"]);
-        assert_eq!(hidden(&headers, "/k/sk_live_51H/%73k_live_51H"), "/…");
+        assert_eq!(redacted(&headers, "/k/sk_live_51H/%73k_live_51H"), "/…");
     }
 
     #[test]
-    fn secret_that_is_not_utf8_is_hidden() {
-        assert_eq!(hidden(&headers(&[b"sk_\xff_live"]), "/k/sk_%FF_live"), "/…");
+    fn secret_that_is_not_utf8_redacts_the_whole_text() {
+        assert_eq!(redacted(&headers(&[b"sk_\xff_live"]), "/k/sk_%FF_live"), "/…");
     }
 
     #[test]
-    fn more_secrets_than_are_searched_for_hide_the_whole_text() {
-        let few = vec![b"sk_live_51H".as_slice(); MOST_SECRETS];
-        assert_eq!(hidden(&headers(&few), "/things/7"), "/things/7");
-        let many = vec![b"sk_live_51H".as_slice(); MOST_SECRETS + 1];
-        assert_eq!(hidden(&headers(&many), "/things/7"), "/…");
+    fn too_many_secrets_redact_the_whole_text() {
+        let few = vec![b"sk_live_51H".as_slice(); MAX_SECRETS];
+        assert_eq!(redacted(&headers(&few), "/things/7"), "/things/7");
+        let many = vec![b"sk_live_51H".as_slice(); MAX_SECRETS + 1];
+        assert_eq!(redacted(&headers(&many), "/things/7"), "/…");
         let short = vec![b"abc".as_slice(); 50];
-        assert_eq!(hidden(&headers(&short), "/abc"), "/abc", "too short to be searched for");
+        assert_eq!(redacted(&headers(&short), "/abc"), "/abc", "too short to be searched for");
     }
 
     #[test]
-    fn redaction_of_adversarial_text_searches_no_more_than_a_multiple_of_it() {
-        // Nearly found at every byte, found again and again, and encoded: the most that is searched.
+    fn redaction_of_adversarial_text_is_linear() {
+        // The worst cases: near matches at every byte, many matches, and encoded text.
         let nearly = [vec![b'a'; 20_000], b"b".to_vec()].concat();
         let texts = ["a".repeat(40_000), "%61".repeat(13_000), format!("{}x", "aaaa".repeat(9_000))];
         let secrets = [nearly.as_slice(), b"aaaa", b"%61%61", b"aaab", &nearly[..10_000]];

@@ -54,7 +54,7 @@ fn client(
 }
 
 #[test]
-fn the_first_identity_that_is_present_counts() {
+fn client_is_the_first_identity_that_is_present() {
     let lines = [(X_API_KEY, "k1"), (X_USER, "alice"), (COOKIE, "session=s1"), (USER_AGENT, "curl")];
     let kinds: Vec<_> =
         (0..=lines.len()).map(|skipped| client(&everything(), &lines[skipped..], None).0).collect();
@@ -62,13 +62,13 @@ fn the_first_identity_that_is_present_counts() {
 }
 
 #[test]
-fn without_any_identity_clients_are_counted_together() {
+fn client_without_identity_is_anonymous() {
     let spec = IdentitySpec { identify_by: vec![ClientKind::ApiKey], ..IdentitySpec::default() };
     assert_eq!(client(&spec, &[], None).0, ClientKind::Anonymous);
 }
 
 #[test]
-fn no_identity_is_taken_for_another() {
+fn keys_of_different_kinds_differ() {
     let spec = everything();
     let keys = [
         client(&spec, &[(X_API_KEY, "alice")], None).1,
@@ -84,7 +84,7 @@ fn no_identity_is_taken_for_another() {
 }
 
 #[test]
-fn combinations_are_told_apart() {
+fn combined_keys_are_unambiguous() {
     let (identities, both) = (Identities::new(everything()).unwrap(), |user: &str, tenant: &str| {
         headers(&[(X_USER, user), (X_TENANT, tenant)])
     });
@@ -102,7 +102,7 @@ fn combinations_are_told_apart() {
 }
 
 #[test]
-fn an_invented_key_identifies_nobody_where_keys_are_known() {
+fn api_key_not_in_directory_is_ignored() {
     let directory = Directory::from_csv(b"k1,free,acme\n", &["free"]).unwrap();
     let spec = IdentitySpec::default();
     assert_eq!(client(&spec, &[(X_API_KEY, "k1")], Some(&directory)).0, ClientKind::ApiKey);
@@ -111,7 +111,7 @@ fn an_invented_key_identifies_nobody_where_keys_are_known() {
 }
 
 #[test]
-fn key_without_directory_counts_only_if_unverified_keys_are_accepted() {
+fn api_key_without_directory_is_used_only_if_unverified_keys_are_accepted() {
     let (strict, lenient) =
         (IdentitySpec::default(), IdentitySpec { accepts_unverified_keys: true, ..IdentitySpec::default() });
     let lines = [(X_API_KEY, "k2")];
@@ -120,7 +120,7 @@ fn key_without_directory_counts_only_if_unverified_keys_are_accepted() {
 }
 
 #[test]
-fn user_and_tenant_headers_count_only_if_the_peer_is_trusted() {
+fn user_and_tenant_headers_are_used_only_if_the_peer_is_trusted() {
     let headers = headers(&[(X_USER, "alice"), (X_TENANT, "acme")]);
     let facts = facts(&headers);
     let trusted = Identities::new(everything()).unwrap();
@@ -133,14 +133,14 @@ fn user_and_tenant_headers_count_only_if_the_peer_is_trusted() {
 }
 
 #[test]
-fn an_empty_or_doubled_header_names_nobody() {
+fn empty_or_repeated_api_key_header_is_ignored() {
     let spec = IdentitySpec::default();
     assert_eq!(client(&spec, &[(X_API_KEY, "")], None).0, ClientKind::Ip);
     assert_eq!(client(&spec, &[(X_API_KEY, "a"), (X_API_KEY, "b")], None).0, ClientKind::Ip);
 }
 
 #[test]
-fn the_directory_knows_the_tenant_better_than_the_request() {
+fn tenant_of_directory_takes_precedence_over_header() {
     let directory = Directory::from_csv(b"k1,free,acme\nk2,free\n", &["free"]).unwrap();
     let identities = Identities::new(everything()).unwrap();
     let tenant = |key: &str| {
@@ -154,7 +154,7 @@ fn the_directory_knows_the_tenant_better_than_the_request() {
 }
 
 #[test]
-fn user_and_tenant_come_from_one_verified_token() {
+fn user_and_tenant_claims_share_one_verification() {
     let verifier = Arc::new(Verifier::hs256(SECRET).unwrap());
     let claim =
         |name| Some(IdentitySource::Claim(ClaimSource::new(AUTHORIZATION, name, Arc::clone(&verifier))));
@@ -179,7 +179,7 @@ fn user_and_tenant_come_from_one_verified_token() {
 }
 
 #[test]
-fn what_identifies_must_be_found_somewhere() {
+fn identify_by_with_unconfigured_kind_is_rejected() {
     let with = |kinds: &[ClientKind]| {
         Identities::new(IdentitySpec { identify_by: kinds.to_vec(), ..IdentitySpec::default() }).map(|_| ())
     };
@@ -195,14 +195,14 @@ fn what_identifies_must_be_found_somewhere() {
 }
 
 #[test]
-fn names_lead_back_to_kinds() {
+fn client_kind_is_found_by_its_name() {
     for kind in ClientKind::NAMED.into_iter().chain([ClientKind::Anonymous]) {
         assert_eq!(ClientKind::named(kind.name()), Some(kind).filter(|kind| *kind != ClientKind::Anonymous));
     }
 }
 
 #[test]
-fn a_key_is_never_shown() {
+fn identity_debug_hides_the_api_key() {
     let (identities, headers) = (Identities::new(everything()).unwrap(), headers(&[]));
     let facts = facts(&headers);
     let identity = identities.identify(&facts, None, NOW);

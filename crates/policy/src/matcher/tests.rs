@@ -24,8 +24,8 @@ fn checks(matcher: &Matcher, request: &str, lines: &[(&str, &str)]) -> Vec<Strin
         Admission::Exempt { why } => vec![format!("{why:?}")],
         Admission::Banned { by: BanSource::Policy(network) } => vec![format!("banned {network}")],
         Admission::Banned { by: BanSource::Operator(ban) } => vec![format!("banned {}", ban.subject)],
-        Admission::Checked(matched) => {
-            let lines = matched.checks().iter().zip(matched.rules()).map(|(check, rule)| {
+        Admission::Checked(matched_request) => {
+            let lines = matched_request.checks().iter().zip(matched_request.rules()).map(|(check, rule)| {
                 assert_eq!(check.key.rule, rule.id);
                 let key: String = check
                     .key
@@ -154,8 +154,8 @@ fn cost_header_invalid_costs_the_whole_limit() {
     assert_eq!(cost(&[("x-cost", "7"), ("x-cost", "7")]), "r  50");
     assert_eq!(cost(&[("x-cost", "99999999999999999999")]), format!("r  {}", u64::MAX));
     with_admission(&matcher, "GET /", &[("x-cost", "51")], |admission| {
-        let Admission::Checked(matched) = admission else { panic!("{admission:?}") };
-        let check = matched.checks()[0];
+        let Admission::Checked(matched_request) = admission else { panic!("{admission:?}") };
+        let check = matched_request.checks()[0];
         let mut state = tidegate_core::CounterState::default();
         assert_eq!(check.limit.step(&mut state, Timestamp::ZERO, check.cost).verdict, Verdict::Never);
     });
@@ -188,10 +188,10 @@ rate_limits:
     );
     let applied = |value| {
         with_admission(&matcher, "GET /", &[("x-n", value)], |admission| {
-            let Admission::Checked(matched) = admission else { panic!("{admission:?}") };
+            let Admission::Checked(matched_request) = admission else { panic!("{admission:?}") };
             (
-                matched.checks().len(),
-                matched.failed_conditions().map(|rule| rule.name.clone()).collect::<Vec<_>>(),
+                matched_request.checks().len(),
+                matched_request.failed_conditions().map(|rule| rule.name.clone()).collect::<Vec<_>>(),
             )
         })
     };
@@ -222,8 +222,8 @@ rate_limits:
             Facts { method: "GET", host: "", path: "/", headers: &headers, peer: [65, 66, 67, 68].into() };
         let mut scratch = Scratch::default();
         match active.matcher.admit(&facts, active.directory.as_deref(), Timestamp::ZERO, &mut scratch) {
-            Admission::Checked(matched) => {
-                matched.rules().map(|rule| rule.name.clone()).collect::<Vec<_>>().join(" ")
+            Admission::Checked(matched_request) => {
+                matched_request.rules().map(|rule| rule.name.clone()).collect::<Vec<_>>().join(" ")
             }
             other => panic!("{other:?}"),
         }
@@ -256,7 +256,7 @@ rate_limits: { default: { requests: 5, window: 1 } }
 fn tightest_check_has_the_smallest_remaining_fraction() {
     let matcher = matcher(ORDER);
     with_admission(&matcher, "GET /nowhere", &[], |admission| {
-        let Admission::Checked(matched) = admission else { panic!("{admission:?}") };
+        let Admission::Checked(matched_request) = admission else { panic!("{admission:?}") };
         let outcome = |remaining, limit| Outcome {
             verdict: Verdict::PASS,
             limit,
@@ -264,12 +264,15 @@ fn tightest_check_has_the_smallest_remaining_fraction() {
             reset_after: TimeSpan::ZERO,
         };
         let decision = |outcomes: &[Outcome]| {
-            Decision::new(Timestamp::ZERO, matched.checks(), outcomes.iter().copied().collect())
+            Decision::new(Timestamp::ZERO, matched_request.checks(), outcomes.iter().copied().collect())
         };
         let outcomes = [outcome(50, 100), outcome(u64::MAX - 1, u64::MAX), outcome(1, 3), outcome(2, 6)];
-        assert_eq!(matched.tightest(&decision(&outcomes)), Some(2));
+        assert_eq!(matched_request.tightest(&decision(&outcomes)), Some(2));
         let rejected = Outcome { verdict: Verdict::Never, ..outcome(9, 10) };
-        assert_eq!(matched.tightest(&decision(&[outcomes[0], rejected, outcomes[2], outcomes[3]])), Some(1));
+        assert_eq!(
+            matched_request.tightest(&decision(&[outcomes[0], rejected, outcomes[2], outcomes[3]])),
+            Some(1)
+        );
     });
 }
 
@@ -296,11 +299,11 @@ rate_limits:
 ",
     );
     with_admission(&matcher, "GET /a", &[], |admission| {
-        let Admission::Checked(matched) = admission else { panic!("{admission:?}") };
-        let binding: Vec<_> = matched
+        let Admission::Checked(matched_request) = admission else { panic!("{admission:?}") };
+        let binding: Vec<_> = matched_request
             .checks()
             .iter()
-            .zip(matched.rules())
+            .zip(matched_request.rules())
             .map(|(check, rule)| (rule.name.as_str(), check.role))
             .collect();
         assert_eq!(
@@ -314,7 +317,7 @@ rate_limits:
                 ("endpoint:/a", Role::Advisory)
             ]
         );
-        assert!(matched.has_binding_check());
+        assert!(matched_request.has_binding_check());
     });
 }
 
@@ -331,8 +334,8 @@ rate_limits:
         let lines = [("x-api-key", format!("key-{client}")), ("user-agent", "curl".to_owned())];
         let lines = lines.each_ref().map(|(name, value)| (*name, value.as_str()));
         with_admission(matcher, "GET /", &lines, |admission| {
-            let Admission::Checked(matched) = admission else { panic!("{admission:?}") };
-            let roles: Vec<_> = matched.checks().iter().map(|check| check.role).collect();
+            let Admission::Checked(matched_request) = admission else { panic!("{admission:?}") };
+            let roles: Vec<_> = matched_request.checks().iter().map(|check| check.role).collect();
             assert_eq!(roles.len(), 4);
             assert!(roles[2..].iter().all(|role| *role == roles[1]), "one rule, one role");
             (roles[0] == Role::Binding, roles[1] == Role::Binding)
@@ -367,8 +370,8 @@ rate_limits:
         ["rate a....ABCD 1", "endpoint:/export a....ABCD 1"]
     );
     with_admission(&matcher, "GET /export", &[("x-user", "ann")], |admission| {
-        let Admission::Checked(matched) = admission else { panic!("{admission:?}") };
-        let checks: Vec<_> = matched
+        let Admission::Checked(matched_request) = admission else { panic!("{admission:?}") };
+        let checks: Vec<_> = matched_request
             .concurrency_checks()
             .map(|check| {
                 let key =
@@ -396,10 +399,12 @@ fn body_cost_depends_on_length_and_unknown_length_is_settled_later() {
     assert_eq!(checks(&matcher, "POST /", &[]), ["r a....ABCD 1"]);
     let open = |lines: &[(&str, &str)]| {
         with_admission(&matcher, "POST /", lines, |admission| {
-            let Admission::Checked(matched) = admission else { panic!("{admission:?}") };
-            let decision = admitting(matched);
-            let reserved: Vec<_> =
-                matched.reservations(&decision).map(|reserved| reserved.settlement.by_body(2_049)).collect();
+            let Admission::Checked(matched_request) = admission else { panic!("{admission:?}") };
+            let decision = admitting(matched_request);
+            let reserved: Vec<_> = matched_request
+                .reservations(&decision)
+                .map(|reserved| reserved.settlement.by_body(2_049))
+                .collect();
             reserved
         })
     };
@@ -408,9 +413,13 @@ fn body_cost_depends_on_length_and_unknown_length_is_settled_later() {
 }
 
 /// The decision that admits every check.
-fn admitting(matched: &MatchedRequest<'_>) -> Decision {
+fn admitting(matched_request: &MatchedRequest<'_>) -> Decision {
     let outcome = Outcome { verdict: Verdict::PASS, limit: 9, remaining: 9, reset_after: TimeSpan::ZERO };
-    Decision::new(Timestamp::ZERO, matched.checks(), matched.checks().iter().map(|_| outcome).collect())
+    Decision::new(
+        Timestamp::ZERO,
+        matched_request.checks(),
+        matched_request.checks().iter().map(|_| outcome).collect(),
+    )
 }
 
 #[test]
@@ -426,11 +435,11 @@ rate_limits:
 ",
     );
     with_admission(&matcher, "POST /", &[], |admission| {
-        let Admission::Checked(matched) = admission else { panic!("{admission:?}") };
-        let decision = admitting(matched);
+        let Admission::Checked(matched_request) = admission else { panic!("{admission:?}") };
+        let decision = admitting(matched_request);
         let settled = |status, lines: &[(&str, &str)]| {
             let headers = headers(lines);
-            let settled = matched.reservations(&decision).map(|reserved| {
+            let settled = matched_request.reservations(&decision).map(|reserved| {
                 reserved.settlement.by_response(reserved.check.cost, status, &headers).map(Cost::get)
             });
             settled.collect::<Vec<_>>()

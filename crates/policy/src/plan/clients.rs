@@ -1,4 +1,4 @@
-//! Who a request comes from.
+//! How clients are identified.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,37 +7,37 @@ use ipnet::IpNet;
 
 use crate::identity::{ClientKind, Verifier};
 
-/// How clients are told apart. Header names are lower case.
+/// How clients are identified. Header names are lower case.
 #[derive(Clone, Debug)]
 pub struct Clients {
-    /// What names a client: the first of these that a request has.
+    /// A client is identified by the first of these that the request has.
     pub identify_by: Vec<ClientKind>,
     /// The header that carries the API key.
     pub api_key_header: String,
-    /// Whether a key counts that no keys file knows (`verify: none`). Then every invented key is a new client.
+    /// Whether API keys are accepted without a keys file (`verify: none`). Then every made-up key is a new client.
     pub accepts_unverified_keys: bool,
-    /// Where the user stands.
+    /// Where to find the user.
     pub user: Option<NameSource>,
-    /// Where the tenant stands.
+    /// Where to find the tenant.
     pub tenant: Option<NameSource>,
-    /// Proxies whose forwarding headers are believed.
+    /// Proxies whose forwarding headers are trusted.
     pub trusted_proxies: Vec<IpNet>,
-    /// How many bits of an IPv6 address are one client: 1 to 128.
+    /// The prefix length, 1 to 128, by which IPv6 clients are counted.
     pub ipv6_prefix: u8,
-    /// The headers a fingerprint is made of.
+    /// The headers that are hashed to a fingerprint.
     pub fingerprint_headers: Vec<String>,
-    /// The cookie that names a client.
+    /// The cookie that identifies a client.
     pub cookie: Option<String>,
-    /// Which client has which tier.
+    /// The tiers of clients.
     pub tiers: TierSource,
-    /// Who is never limited.
+    /// Clients that are exempt from limits.
     pub exempt: ExemptClients,
 }
 
-/// Where a name stands in a request.
+/// Where to find a user or tenant in a request.
 #[derive(Clone, Debug)]
 pub enum NameSource {
-    /// In a header. It counts if the peer is a trusted proxy.
+    /// In a header, which is only used if the peer is a trusted proxy.
     Header(String),
     /// In a verified token.
     Token(TokenPlan),
@@ -48,11 +48,11 @@ pub enum NameSource {
 pub struct TokenPlan {
     /// The header that carries it.
     pub header: String,
-    /// The claim that is the name.
+    /// The claim that holds the name.
     pub claim: ClaimName,
-    /// What verifies it, as it was read.
+    /// The verification key, as read.
     pub key: TokenKey,
-    /// What verifies it, ready for use.
+    /// The verifier built from `key`.
     pub verifier: Arc<Verifier>,
 }
 
@@ -60,7 +60,7 @@ pub struct TokenPlan {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ClaimName(pub String);
 
-/// What verifies a token.
+/// The key that verifies a token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TokenKey {
     /// A shared secret (HS256).
@@ -79,7 +79,7 @@ pub enum TokenKey {
     },
 }
 
-/// Bytes that are shown to nobody.
+/// Secret bytes. `Debug` shows only their length.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Secret(Vec<u8>);
 
@@ -100,16 +100,16 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Which client has which tier. The file is read and watched by whoever runs the plan.
+/// Assigns tiers to clients. The server reads and watches the file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TierSource {
     /// A CSV file: API key, tier, tenant.
     pub file: Option<String>,
-    /// The tier of everybody else, as an index into the plan's tiers.
+    /// The tier of all other clients, as an index into the plan's tiers.
     pub default: Option<usize>,
 }
 
-/// Who is never limited.
+/// Clients that are exempt from limits.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ExemptClients {
     /// Addresses.
@@ -124,12 +124,12 @@ mod tests {
     use crate::language::IDENTITIES;
 
     #[test]
-    fn the_language_names_every_identity() {
+    fn language_lists_every_client_kind() {
         assert_eq!(ClientKind::NAMED.map(ClientKind::name), *IDENTITIES);
     }
 
     #[test]
-    fn a_secret_is_never_shown() {
+    fn secret_debug_hides_the_bytes() {
         assert!(!format!("{:?}", Secret::new(b"hunter2")).contains("hunter2"));
     }
 }

@@ -1,4 +1,4 @@
-//! What a request takes of a limit, and when that is known.
+//! The cost of a request, and when it is charged.
 
 use std::fmt;
 
@@ -7,14 +7,14 @@ use tidegate_core::Cost;
 
 use crate::units::size_text;
 
-/// What a request takes of a rule's limit.
+/// The cost of a request for a rule.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum RuleCost {
-    /// Always this much.
+    /// A constant.
     Constant(Cost),
-    /// What this request header says; 1 without it, the whole limit if it is no whole number.
+    /// The value of this request header: 1 if it is missing, the whole limit if it is not a whole number.
     Header(HeaderName),
-    /// A unit for each so many bytes of the body that have begun, at least one.
+    /// One unit for each started block of this many bytes of the request body, at least one.
     Body(u64),
 }
 
@@ -28,16 +28,16 @@ impl fmt::Display for RuleCost {
     }
 }
 
-/// When a request is charged. What it costs is taken up front in any case, so that no number of requests at once gets
-/// past a limit; what comes after settles it.
+/// When a request is charged. The cost is always reserved up front, so that concurrent requests cannot exceed a limit.
+/// The response may settle it later.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Charge {
-    /// Up front, and that is all.
+    /// Up front only.
     #[default]
     UpFront,
-    /// Given back unless the response has one of these statuses.
+    /// Refunded unless the response has one of these statuses.
     Status(StatusSet),
-    /// What this response header says, instead: the rest is given back, or more is charged, even into debt.
+    /// Replaced by the value of this response header. The difference is refunded or charged, even into debt.
     Header(HeaderName),
 }
 
@@ -51,15 +51,15 @@ impl fmt::Display for Charge {
     }
 }
 
-/// Statuses of responses, 100 to 599.
+/// A set of response statuses, 100 to 599.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct StatusSet {
-    /// A bit for each, 64 in a word.
+    /// One bit per status.
     words: [u64; 10],
 }
 
 impl StatusSet {
-    /// Adds a status; says whether there is such a one.
+    /// Adds a status. Returns whether it is valid.
     pub fn insert(&mut self, status: u16) -> bool {
         let is_status = (100..600).contains(&status);
         if is_status && let Some(word) = self.words.get_mut(usize::from(status / 64)) {
@@ -68,12 +68,12 @@ impl StatusSet {
         is_status
     }
 
-    /// Adds the hundred statuses of a class, 1 to 5; says whether there is such a one.
+    /// Adds all statuses of a class, 1 to 5. Returns whether the class is valid.
     pub fn insert_class(&mut self, class: u16) -> bool {
         (1..6).contains(&class) && (0..100).all(|rest| self.insert(class * 100 + rest))
     }
 
-    /// Whether `status` is among them.
+    /// Whether the set contains `status`.
     pub fn contains(&self, status: u16) -> bool {
         self.words.get(usize::from(status / 64)).is_some_and(|word| word & (1 << (status % 64)) != 0)
     }
@@ -100,14 +100,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn statuses_are_those_that_were_added() {
+    fn status_set_contains_exactly_the_added_statuses() {
         let mut statuses = StatusSet::default();
         assert!(statuses.insert(401) && statuses.insert(403) && statuses.insert(100) && statuses.insert(599));
         assert!(statuses.insert_class(5));
         assert!(!statuses.insert(99) && !statuses.insert(600) && !statuses.insert_class(6));
-        let held: Vec<_> = (0..=u16::MAX).filter(|status| statuses.contains(*status)).collect();
-        let meant: Vec<_> = [100, 401, 403].into_iter().chain(500..600).collect();
-        assert_eq!(held, meant);
+        let contained: Vec<_> = (0..=u16::MAX).filter(|status| statuses.contains(*status)).collect();
+        let expected: Vec<_> = [100, 401, 403].into_iter().chain(500..600).collect();
+        assert_eq!(contained, expected);
         assert_eq!(statuses.to_string(), "100, 401, 403, 5xx");
     }
 }

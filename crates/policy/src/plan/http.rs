@@ -1,4 +1,4 @@
-//! How a request is read where upstream servers disagree: `http` in the policy and in a route.
+//! How ambiguous requests are handled: `http` in the policy and in a route.
 
 /// The settings of `http`. A [`Route`](crate::Route) carries its own with the defaults of the policy filled in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -100,7 +100,7 @@ mod tests {
     use crate::language::{ENCODED_SLASHES, PATH_CASES, UNDERSCORE_HEADERS};
 
     #[test]
-    fn http_options_every_value_has_a_name_in_the_language() {
+    fn language_lists_every_value_of_the_http_options() {
         assert_eq!(EncodedSlash::ALL.map(EncodedSlash::name), *ENCODED_SLASHES);
         assert_eq!(PathCase::ALL.map(PathCase::name), *PATH_CASES);
         assert_eq!(UnderscoreHeaders::ALL.map(UnderscoreHeaders::name), *UNDERSCORE_HEADERS);

@@ -1,4 +1,4 @@
-//! How much may pass.
+//! The limits of a policy.
 
 use std::fmt::{self, Write as _};
 use std::hash::{Hash, Hasher};
@@ -13,10 +13,10 @@ use crate::identity::ClientKind;
 use crate::plan::{Charge, Mode, Quota, RuleCost};
 use crate::units::span_text;
 
-/// All limits, in the order in which a request meets them.
+/// All limits, in the order in which they are checked.
 #[derive(Clone, Debug, Default)]
 pub struct RateLimits {
-    /// Everybody together.
+    /// All clients together.
     pub global: Option<Rule>,
     /// Each tenant.
     pub tenant: Option<Rule>,
@@ -24,16 +24,16 @@ pub struct RateLimits {
     pub default: Option<Rule>,
     /// Each client of a tier, instead of `default`.
     pub tiers: Vec<Tier>,
-    /// What the operator added.
+    /// Custom rules.
     pub rules: Vec<CustomRule>,
-    /// Each client at an endpoint; the most specific applies.
+    /// Each client at an endpoint; the most specific pattern applies.
     pub endpoints: Vec<EndpointRule>,
-    /// How many requests at once.
+    /// Concurrency rules.
     pub concurrent: Vec<ConcurrencyRule>,
 }
 
 impl RateLimits {
-    /// Every rule of a rate in the order in which a request meets them; unlimited tiers have none.
+    /// Every rate rule, in the order in which they are checked. Unlimited tiers have none.
     pub fn iter(&self) -> impl Iterator<Item = &Rule> {
         let single = [&self.global, &self.tenant, &self.default].into_iter().flatten();
         let tiers = self.tiers.iter().filter_map(|tier| tier.rule.as_ref());
@@ -46,27 +46,27 @@ impl RateLimits {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Rule {
-    /// Its name: `global`, `tenant`, `default`, `tier:NAME`, `endpoint:PATH`, or the operator's own.
+    /// The name: `global`, `tenant`, `default`, `tier:NAME`, `endpoint:PATH`, or that of a custom rule.
     pub name: String,
-    /// The id that counters are kept under.
+    /// The id in the keys of its counters.
     pub id: RuleId,
-    /// What is counted.
+    /// The limit.
     pub limit: Limit,
-    /// Units per window, as written.
+    /// Units per window, as in the policy.
     pub requests: u64,
-    /// The window, as written.
+    /// The window, as in the policy.
     pub window: TimeSpan,
-    /// Units at once, where they were written.
+    /// The burst, if the policy sets it.
     pub burst: Option<u64>,
-    /// The longest wait, where it was written.
+    /// The longest wait, if the policy sets it.
     pub max_wait: Option<TimeSpan>,
-    /// What clients are told of it.
+    /// The limit as it is announced to clients.
     pub quota: Quota,
-    /// Whether it refuses, or only watches.
+    /// Whether it is enforced.
     pub mode: Mode,
-    /// A lock-out for whoever is refused again and again.
+    /// The lock-out for clients that are rejected repeatedly.
     pub penalty: Option<Penalty>,
-    /// The line it stands on.
+    /// The line in the policy.
     pub line: u32,
 }
 
@@ -76,7 +76,7 @@ impl Rule {
         self.limit.algorithm()
     }
 
-    /// The longest that a request waits under it: as written, or the algorithm's default.
+    /// The longest time that a request is delayed: as in the policy, or the algorithm's default.
     pub fn longest_wait(&self) -> TimeSpan {
         match self.algorithm() {
             Algorithm::LeakyBucket => self.max_wait.unwrap_or(LeakyBucket::DEFAULT_MAX_WAIT),
@@ -84,7 +84,7 @@ impl Rule {
         }
     }
 
-    /// The limit in words: `100 per 1m, token_bucket, burst 20`.
+    /// Describes the limit: `100 per 1m, token_bucket, burst 20`.
     pub fn describe(&self) -> String {
         let burst = self.burst.map(|burst| format!(", burst {burst}")).unwrap_or_default();
         let max_wait =
@@ -92,11 +92,11 @@ impl Rule {
         format!("{} per {}, {}{burst}{max_wait}", self.requests, span_text(self.window), self.algorithm())
     }
 
-    /// The limit in words, and all else that is out of the ordinary: `…, shadow`.
+    /// Describes the limit and all other settings that are not the default: `…, shadow`.
     pub fn describe_all(&self) -> String {
         let mut text = self.describe();
         if self.mode != Mode::Enforce {
-            // Writing to a text does not fail.
+            // Writing to a `String` cannot fail.
             let _ = write!(text, ", {}", self.mode);
         }
         if let Some(penalty) = self.penalty {
@@ -106,7 +106,7 @@ impl Rule {
     }
 }
 
-/// A penalty in words: `locks out after 3 refusals for 1m, doubling to 1d`.
+/// Describes a penalty: `locks out after 3 rejections for 1m, doubling up to 1d`.
 pub(crate) fn describe_penalty(penalty: &Penalty) -> String {
     let (first, most) = (span_text(penalty.first()), span_text(penalty.longest()));
     let rejections = match penalty.after() {
@@ -124,69 +124,69 @@ pub(crate) fn describe_penalty(penalty: &Penalty) -> String {
 pub struct Tier {
     /// Its name.
     pub name: String,
-    /// Its limit; `None` is unlimited.
+    /// Its limit; `None` if unlimited.
     pub rule: Option<Rule>,
 }
 
-/// A limit at an endpoint.
+/// The limit of an endpoint.
 #[derive(Clone, Debug)]
 pub struct EndpointRule {
-    /// Which requests it means.
+    /// The requests that it applies to.
     pub pattern: EndpointPattern,
     /// The limit.
     pub rule: Rule,
 }
 
-/// A limit of the operator's own.
+/// A custom rule.
 #[derive(Clone, Debug)]
 pub struct CustomRule {
     /// The limit.
     pub rule: Rule,
-    /// Where it applies.
+    /// The requests that it applies to.
     pub matches: RuleMatch,
-    /// Whom it counts.
+    /// How clients are grouped into counters.
     pub count: CounterScope,
-    /// What a request takes of it.
+    /// The cost of a request.
     pub cost: RuleCost,
     /// When it is charged.
     pub charge: Charge,
 }
 
 impl CustomRule {
-    /// Whether every request takes one unit, up front.
+    /// Whether every request costs one unit, charged up front.
     pub(crate) fn is_plain(&self) -> bool {
         self.cost == RuleCost::Constant(Cost::ONE) && self.charge == Charge::UpFront
     }
 }
 
-/// How many requests of a client may be under way at once, on this node.
+/// A limit on concurrent requests, counted on this node.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ConcurrencyRule {
     /// Its name.
     pub name: String,
-    /// The id that requests under way are counted under.
+    /// The id in the keys of its counters.
     pub id: RuleId,
-    /// So many at once.
+    /// The maximum number of requests in progress.
     pub concurrent: u32,
-    /// Whether it refuses, or only watches.
+    /// Whether it is enforced.
     pub mode: Mode,
-    /// Where it applies.
+    /// The requests that it applies to.
     pub matches: RuleMatch,
-    /// Whom it counts.
+    /// How clients are grouped into counters.
     pub count: CounterScope,
-    /// The line it stands on.
+    /// The line in the policy.
     pub line: u32,
 }
 
 impl ConcurrencyRule {
-    /// The limit in words: `10 at once`.
+    /// Describes the limit: `at most 10 concurrent requests`.
     pub fn describe(&self) -> String {
         format!("at most {} concurrent requests", self.concurrent)
     }
 }
 
-/// Where a rule applies: all that is given must hold; what is empty holds always.
+/// The requests that a rule applies to. All given conditions must be met; an empty one always is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct RuleMatch {
     /// Any of these methods.
@@ -195,7 +195,7 @@ pub struct RuleMatch {
     pub paths: Vec<EndpointPattern>,
     /// All of these headers.
     pub headers: Vec<HeaderMatch>,
-    /// An expression that must be true.
+    /// A condition that must be true.
     pub when: Option<RuleCondition>,
 }
 
@@ -204,16 +204,16 @@ pub struct RuleMatch {
 pub struct HeaderMatch {
     /// Its name.
     pub name: HeaderName,
-    /// Any of these values; none given is any value.
+    /// Any of these values; if empty, any value.
     pub values: Vec<String>,
 }
 
-/// A condition on the request. Two are equal if they are written alike.
+/// A condition on the request. Two conditions are equal if their source is.
 #[derive(Clone, Debug)]
 pub struct RuleCondition {
-    /// The CEL expression, as written.
+    /// The source of the CEL expression.
     pub source: String,
-    /// The expression, compiled.
+    /// The compiled expression.
     pub expression: Arc<Expression>,
 }
 
@@ -231,16 +231,16 @@ impl Hash for RuleCondition {
     }
 }
 
-/// Whom a rule counts.
+/// How a rule groups clients into counters.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum CounterScope {
-    /// Each client, as `identify_by` tells them apart.
+    /// One counter for each client, as identified by `identify_by`.
     Client,
-    /// Everybody together.
+    /// One counter for all clients.
     Everybody,
-    /// Each combination of these.
+    /// One counter for each combination of these identities.
     Per(Vec<ClientKind>),
-    /// Each of these, apart.
+    /// One counter for each of these identities separately.
     PerEach(Vec<ClientKind>),
 }
 

@@ -1,7 +1,7 @@
-//! A policy that can be used: valid by construction, free of places and of YAML.
+//! The compiled policy: valid by construction, without YAML or source positions.
 //!
-//! Only [`compile()`](crate::compile()) makes a plan. Whatever stands in one has been checked: limits can be counted
-//! exactly, names are unique, networks are networks, an upstream that a route names is there.
+//! Only [`compile()`](crate::compile()) creates a plan. Everything in a plan is validated: limits can be counted exactly,
+//! names are unique, networks are valid, and the upstream of every route exists.
 
 mod clients;
 mod cost;
@@ -34,50 +34,50 @@ pub use mode::{CanaryShare, Mode};
 pub use quota::Quota;
 pub use telemetry_config::{LogPlan, LogTarget, SampleRate, TracesPlan};
 
-/// What the operator wants, checked whole.
+/// A validated policy.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Plan {
-    /// Where to answer requests.
+    /// The listeners.
     pub listen: Vec<ListenerPlan>,
-    /// Where operators are answered; `None` is nowhere.
+    /// The admin API; `None` if it is off.
     pub admin: Option<AdminPlan>,
-    /// The services behind.
+    /// The upstreams.
     pub upstreams: Vec<UpstreamPlan>,
-    /// Which requests go where; the first that matches.
+    /// The routes; the first that matches wins.
     pub routes: Vec<Route>,
-    /// How requests are read where upstream servers disagree, unless a route says otherwise.
+    /// The default HTTP options; a route can override them.
     pub http: HttpOptions,
-    /// Who a request comes from.
+    /// How clients are identified.
     pub clients: Clients,
-    /// Networks that are refused with 403.
+    /// Networks that are rejected with 403.
     pub bans: Vec<IpNet>,
-    /// How much may pass.
+    /// The limits.
     pub rate_limits: RateLimits,
-    /// Which headers tell clients about their limits.
+    /// The rate-limit header styles of responses.
     pub headers: Vec<HeaderStyle>,
     /// The style of error bodies.
     pub error_body: BodyStyle,
-    /// Where counters are kept.
+    /// Where counters are stored.
     pub store: StorePlan,
-    /// What is logged.
+    /// The request log.
     pub log: LogPlan,
-    /// What is traced, if anything is.
+    /// Trace export, if it is on.
     pub traces: Option<TracesPlan>,
-    /// Where clients are found in requests: [`Plan::clients`], made usable.
+    /// [`Plan::clients`], compiled for identifying requests.
     pub identities: Identities,
-    /// Whose API key is whose, as the file said when the policy was compiled.
+    /// The directory of API keys, as read when the policy was compiled.
     pub directory: Option<Arc<Directory>>,
 }
 
 impl Plan {
-    /// Whether requests are matched with this case: by a route, or by a policy without routes.
+    /// Whether any route uses this path case, or the policy if it has no routes.
     pub(crate) fn has_path_case(&self, case: PathCase) -> bool {
         has_path_case(case, self.http, &self.routes)
     }
 }
 
-/// Whether requests are matched with this case: by one of `routes`, or by `http` if there are none.
+/// Whether any of `routes` uses this path case, or `http` if there are no routes.
 pub(crate) fn has_path_case(case: PathCase, http: HttpOptions, routes: &[Route]) -> bool {
     match routes {
         [] => http.path_case == case,
@@ -85,35 +85,35 @@ pub(crate) fn has_path_case(case: PathCase, http: HttpOptions, routes: &[Route])
     }
 }
 
-/// How limits are compared with each other: without regard to case if any request is matched so.
+/// The path case for comparing limits with each other: insensitive if any route is.
 pub(crate) fn loosest_path_case(http: HttpOptions, routes: &[Route]) -> PathCase {
     let is_loose = has_path_case(PathCase::Insensitive, http, routes);
     if is_loose { PathCase::Insensitive } else { PathCase::Sensitive }
 }
 
-/// A place to answer requests.
+/// A listener for client requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListenerPlan {
     /// `host:port`.
     pub address: String,
-    /// The certificate, if what is spoken there is encrypted.
+    /// The certificate, if the listener uses TLS.
     pub tls: Option<CertificatePlan>,
 }
 
-/// Where operators are answered.
+/// The listener of the admin API.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AdminPlan {
-    /// `host:port`, if the operator wrote it.
+    /// `host:port`, if the policy sets it.
     pub listen: Option<String>,
-    /// The file with the token, if the operator named one. It is read by whoever runs the plan.
+    /// The file with the token, if the policy sets it. The server reads it, not this crate.
     pub token_file: Option<String>,
 }
 
 impl AdminPlan {
-    /// Where operators are answered unless they say so.
+    /// The default address.
     pub const LISTEN: &str = "127.0.0.1:9900";
 
-    /// Where to listen.
+    /// The address to listen on.
     pub fn address(&self) -> &str {
         self.listen.as_deref().unwrap_or(Self::LISTEN)
     }
@@ -122,43 +122,43 @@ impl AdminPlan {
 /// A certificate and its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CertificatePlan {
-    /// The certificate and those that vouch for it, PEM.
+    /// The certificate chain, PEM.
     pub chain: Vec<u8>,
     /// The private key, PEM.
     pub key: Secret,
-    /// The file of the chain, as the policy names it.
+    /// The file name of the chain, as in the policy.
     pub chain_file: String,
-    /// The file of the key, as the policy names it.
+    /// The file name of the key, as in the policy.
     pub key_file: String,
 }
 
-/// A service behind the gateway.
+/// An upstream: a group of servers that requests are forwarded to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UpstreamPlan {
     /// Its name.
     pub name: String,
-    /// Its servers: `http://`, `https://` or `h2c://`, a host, maybe a port.
+    /// The server URLs: `http://`, `https://` or `h2c://`, a host and an optional port.
     pub servers: Vec<String>,
-    /// Which of them takes a request.
+    /// The load-balancing strategy.
     pub balance: Balance,
-    /// How they are asked whether they are well.
+    /// The health check, if it is on.
     pub health: Option<HealthCheckPlan>,
 }
 
-/// How a server is chosen.
+/// The load-balancing strategy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Balance {
-    /// One after another.
+    /// Round robin.
     #[default]
     RoundRobin,
-    /// The less busy of two.
+    /// The less loaded of two random servers.
     LeastLoaded,
-    /// The same for the same client, as long as it is there.
+    /// The same server for the same client, while it is available.
     Sticky,
 }
 
 impl Balance {
-    /// All of them.
+    /// All values.
     pub const ALL: [Self; 3] = [Self::RoundRobin, Self::LeastLoaded, Self::Sticky];
 
     /// The name used in configuration.
@@ -171,36 +171,36 @@ impl Balance {
     }
 }
 
-/// How servers are asked whether they are well.
+/// The health check of an upstream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HealthCheckPlan {
-    /// What is asked for.
+    /// The path to request.
     pub path: String,
-    /// How often, and how long an answer may take.
+    /// The interval, which is also the timeout.
     pub every: TimeSpan,
 }
 
-/// Sends what matches to an upstream.
+/// A route to an upstream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Route {
-    /// The host asked for.
+    /// The hosts that it matches.
     pub host: HostPattern,
-    /// The path asked for.
+    /// The paths that it matches.
     pub path: EndpointPattern,
-    /// Where to, as an index into [`Plan::upstreams`].
+    /// The index of the upstream in [`Plan::upstreams`].
     pub upstream: usize,
-    /// How its requests are read: its own `http`, and that of the policy for the keys it does not set.
+    /// Its HTTP options, with the policy's values for options it does not set.
     pub http: HttpOptions,
 }
 
-/// Which hosts a route takes; names are lower case.
+/// The hosts that a route matches. Names are lower case.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum HostPattern {
     /// Any host.
     Any,
     /// This host.
     Exact(String),
-    /// Every host below this one, which begins with a dot.
+    /// Every subdomain of this name, which begins with a dot.
     Below(String),
 }
 
@@ -214,18 +214,18 @@ impl fmt::Display for HostPattern {
     }
 }
 
-/// Where counters are kept.
+/// Where counters are stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StorePlan {
     /// The URL of a shared store; `None` keeps counters in this process.
     pub url: Option<StoreUrl>,
-    /// How many bytes the counters of this process may take.
+    /// The maximum memory of the counters of this process, in bytes.
     pub max_memory: u64,
-    /// The folder for what outlives the process, if the operator named one.
+    /// The directory for persistent state, if the policy sets one.
     pub directory: Option<String>,
 }
 
-/// The URL of a store. It may hold a password, so it redacts itself.
+/// The URL of a store. `Display` and `Debug` redact the password.
 #[derive(Clone, PartialEq, Eq)]
 pub struct StoreUrl(String);
 
@@ -262,13 +262,13 @@ mod tests {
     use crate::language::{ERROR_BODIES, HEADER_STYLES};
 
     #[test]
-    fn the_language_names_every_style_and_form() {
+    fn language_lists_every_header_and_body_style() {
         assert_eq!(HeaderStyle::ALL.map(HeaderStyle::name), *HEADER_STYLES);
         assert_eq!(BodyStyle::ALL.map(BodyStyle::name), *ERROR_BODIES);
     }
 
     #[test]
-    fn a_password_is_never_shown() {
+    fn store_url_display_hides_the_password() {
         let url = StoreUrl::new("redis://user:hunter2@cache:6379/0");
         assert_eq!(url.to_string(), "redis://…@cache:6379/0");
         assert!(!format!("{url:?}").contains("hunter2"));

@@ -1,4 +1,4 @@
-//! Whether a rule refuses, or only watches.
+//! Whether a rule is enforced.
 
 use std::fmt;
 
@@ -6,20 +6,20 @@ use tidegate_core::{Role, RuleId};
 
 use crate::units::percent_text;
 
-/// What a rule may do to requests.
+/// Whether a rule is enforced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Mode {
-    /// It refuses what does not fit.
+    /// The rule rejects requests that exceed the limit.
     #[default]
     Enforce,
-    /// It decides and counts, and clients see nothing of it.
+    /// The rule is evaluated and counted, without effect on clients.
     Shadow,
-    /// It refuses some clients, always the same ones; for the rest it is a shadow.
+    /// The rule is enforced for a fixed share of clients, and in shadow mode for all others.
     Canary(CanaryShare),
 }
 
 impl Mode {
-    /// What the rule called `rule` may do to a request of `client`.
+    /// The role of the rule `rule` for a request of `client`.
     pub fn role(self, rule: RuleId, client: &[u8]) -> Role {
         match self {
             Self::Enforce => Role::Binding,
@@ -28,7 +28,7 @@ impl Mode {
         }
     }
 
-    /// Whether there is a client that the rule can refuse.
+    /// Whether the rule can reject any client.
     pub const fn can_reject(self) -> bool {
         !matches!(self, Self::Shadow)
     }
@@ -44,7 +44,7 @@ impl fmt::Display for Mode {
     }
 }
 
-/// A share of all clients, more than none and at most all.
+/// A share of all clients: more than 0, at most 100 %.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CanaryShare {
     millionths: u32,
@@ -54,17 +54,17 @@ impl CanaryShare {
     /// A million millionths.
     const WHOLE: u32 = 1_000_000;
 
-    /// So many millionths; `None` if that is nobody or more than everybody.
+    /// Creates a share; `None` if it is 0 or more than 100 %.
     pub const fn from_millionths(millionths: u32) -> Option<Self> {
         if millionths == 0 || millionths > Self::WHOLE { None } else { Some(Self { millionths }) }
     }
 
-    /// Whether `client` belongs to the share of the rule called `rule`.
+    /// Whether `client` belongs to the share of the rule `rule`.
     ///
-    /// It depends on nothing but the names of both, so it is the same on every node and after every restart. A larger
-    /// share holds everybody whom a smaller one held. Two rules choose apart from each other.
+    /// The result depends only on the two ids, so it is the same on every node and after every restart. A larger share
+    /// contains all clients of a smaller one. Different rules choose clients independently.
     pub fn contains(self, rule: RuleId, client: &[u8]) -> bool {
-        // The hash as a fraction of 1: below the share in as many cases as the share says.
+        // Scales the hash to 0..1_000_000; it is uniform, so `millionths` of all clients are below the share.
         let part = (u128::from(stable_hash(rule, client)) * u128::from(Self::WHOLE)) >> 64;
         part < u128::from(self.millionths)
     }
@@ -76,8 +76,8 @@ impl fmt::Display for CanaryShare {
     }
 }
 
-/// FNV-1a from the rule's id on, mixed so that every bit of it depends on every byte. It has no seed: whoever is in a
-/// canary must stay there, so this must never change.
+/// FNV-1a seeded with the rule's id, with a finalizer so that every bit depends on every byte. It must never change:
+/// clients of running canaries would move.
 fn stable_hash(rule: RuleId, client: &[u8]) -> u64 {
     const PRIME: u64 = 0x0000_0100_0000_01b3;
     let hash = client.iter().fold(rule.as_u64(), |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(PRIME));
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slice_is_as_large_as_it_says() {
+    fn share_contains_the_given_fraction_of_clients() {
         for name in ["default", "global", "login-bruteforce", "a"] {
             let rule = RuleId::named(name);
             for percent in [1, 10, 50, 99] {
@@ -116,14 +116,14 @@ mod tests {
     }
 
     #[test]
-    fn who_is_in_a_slice_never_changes() {
-        // Written down once: whoever changes the hash moves clients of running canaries.
+    fn stable_hash_never_changes() {
+        // Changing the hash would move clients of running canaries.
         assert_eq!(stable_hash(RuleId::named("default"), b"alice"), 0x4af5_6ebb_5551_961c);
         assert_eq!(stable_hash(RuleId::named("default"), b""), 0xd470_84e0_f7c5_d5ad);
     }
 
     #[test]
-    fn rules_choose_apart_from_each_other() {
+    fn shares_of_different_rules_are_independent() {
         let (one, other) = (RuleId::named("one"), RuleId::named("other"));
         let both = (0_u32..10_000)
             .map(u32::to_be_bytes)
@@ -134,7 +134,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_larger_slice_holds_everybody_of_a_smaller(
+        fn larger_share_contains_all_clients_of_a_smaller_one(
             client in prop::collection::vec(any::<u8>(), 0..40),
             one in 1_u32..=1_000_000,
             other in 1_u32..=1_000_000,

@@ -1,7 +1,7 @@
 //! A limit as it is announced to clients: a quota of units per window of whole seconds.
 //!
 //! `RateLimit-Policy` announces `q` units per `w` seconds, `RateLimit` how many are left (`r`) and until when (`t`); the
-//! other styles and the body of a rejection report the same numbers. What a limit counts is not always of that form:
+//! other styles and the body of a rejection report the same numbers. Not every limit has that form:
 //!
 //! - A token bucket admits `burst` at once and refills it in `burst × window / requests`: that is its quota. A leaky
 //!   bucket is announced likewise, with no more than `requests`.
@@ -18,13 +18,13 @@ const LARGEST: u64 = 999_999_999_999_999;
 /// Microseconds of a second.
 const SECOND: u64 = 1_000_000;
 
-/// A limit as it is announced.
+/// A limit as it is announced to clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quota {
     units: u64,
     window: TimeSpan,
     unit: LimitUnit,
-    /// The limit's capacity: an outcome with another comes from an override.
+    /// The limit's capacity. An outcome with another limit comes from an override.
     capacity: u64,
     /// The limit's own window in whole seconds.
     own_window: TimeSpan,
@@ -33,7 +33,7 @@ pub struct Quota {
 }
 
 impl Quota {
-    /// The quota of `limit`, made of `spec`.
+    /// The quota of `limit`, which was built from `spec`.
     pub fn new(limit: &Limit, spec: &Spec) -> Self {
         let requests = spec.requests.max(1);
         let micros = spec.window.as_micros();
@@ -65,7 +65,7 @@ impl Quota {
         Self { unit, ..self }
     }
 
-    /// The report where nothing is known but the limit: all of it is left.
+    /// The report of an unused limit.
     pub fn full_report<'n>(&self, name: &'n str) -> LimitReport<'n> {
         let Self { units: quota, window, unit, .. } = *self;
         let (window, reset_after) = (Some(window), TimeSpan::ZERO);
@@ -78,7 +78,7 @@ impl Quota {
         let (quota, window) = if outcome.limit == self.capacity {
             (self.units, self.window)
         } else {
-            // An override: an outcome says no more of it.
+            // An override, of which the outcome gives only the limit.
             (self.per_second(outcome.limit), self.own_window)
         };
         let (reset_after, retry_after) = match outcome.verdict {
@@ -99,8 +99,7 @@ impl Quota {
         }
     }
 
-    /// The report of a limit that admits nothing for as long as a lock-out lasts, and of its `outcome` where that is
-    /// known.
+    /// The report of a limit whose client is locked out for `left`, with the limit's own `outcome` if it is known.
     pub fn report_locked_out<'n>(
         &self,
         name: &'n str,
@@ -110,13 +109,13 @@ impl Quota {
         let report = outcome.map_or_else(|| self.full_report(name), |outcome| self.report(name, outcome));
         let is_never = outcome.is_some_and(|outcome| outcome.verdict == Verdict::Never);
         let until = left.max(report.retry_after.unwrap_or(TimeSpan::ZERO));
-        // The end of a lock-out does not make a cost fit that never does.
+        // A cost above the limit is still rejected after the lock-out.
         let (reset_after, retry_after) =
             if is_never { (left, None) } else { (report.reset_after.max(until), Some(until)) };
         LimitReport { remaining: 0, reset_after, retry_after, ..report }
     }
 
-    /// So many units of a window below one second as units per second, rounded down.
+    /// Converts units of a window below one second to units per second, rounding down.
     fn per_second(&self, units: u64) -> u64 {
         let scaled = match self.fraction {
             None => units,

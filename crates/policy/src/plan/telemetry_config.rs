@@ -1,10 +1,10 @@
-//! What operators want to see of requests.
+//! Logging and tracing of requests.
 
 use std::fmt;
 
 use crate::units::percent_text;
 
-/// How many of all things are looked at: none, some, or all.
+/// The share of requests that are sampled: none, some, or all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SampleRate {
     millionths: u32,
@@ -12,28 +12,28 @@ pub struct SampleRate {
 
 impl SampleRate {
     const WHOLE: u32 = 1_000_000;
-    /// Nothing.
+    /// No requests.
     pub const NONE: Self = Self { millionths: 0 };
-    /// Everything.
+    /// All requests.
     pub const ALL: Self = Self { millionths: Self::WHOLE };
 
-    /// So many millionths; `None` if that is more than all.
+    /// Creates a rate; `None` if it is more than 100 %.
     pub const fn from_millionths(millionths: u32) -> Option<Self> {
         if millionths > Self::WHOLE { None } else { Some(Self { millionths }) }
     }
 
-    /// How many millionths.
+    /// The rate in millionths.
     pub const fn millionths(self) -> u32 {
         self.millionths
     }
 
-    /// Whether the thing with this random number is looked at.
+    /// Whether a request with this random number is sampled.
     pub const fn includes(self, random: u32) -> bool {
-        // The number as a fraction of 1: below the share in as many cases as the share says.
+        // Scales the random number to 0..1_000_000.
         ((random as u64 * Self::WHOLE as u64) >> 32) < self.millionths as u64
     }
 
-    /// Whether nothing is looked at.
+    /// Whether no request is sampled.
     pub const fn is_none(self) -> bool {
         self.millionths == 0
     }
@@ -49,18 +49,18 @@ impl fmt::Display for SampleRate {
     }
 }
 
-/// What is logged, and where to.
+/// The request log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LogPlan {
-    /// How many requests have a line of their own.
+    /// The share of requests that are logged.
     pub access: SampleRate,
-    /// How many of the rejected requests have one.
+    /// The share of rejected requests that are logged.
     pub rejected: SampleRate,
-    /// Where lines are written.
+    /// The target of the log.
     pub to: LogTarget,
 }
 
-/// Where lines are written.
+/// The target of the log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum LogTarget {
     /// Standard error.
@@ -68,7 +68,7 @@ pub enum LogTarget {
     Stderr,
     /// Standard output.
     Stdout,
-    /// The end of a file, as the operator named it.
+    /// Appended to a file, named as in the policy.
     File(String),
 }
 
@@ -82,12 +82,12 @@ impl fmt::Display for LogTarget {
     }
 }
 
-/// Which requests are traced, and who is told.
+/// Trace export.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TracesPlan {
-    /// The collector that takes spans over OTLP: `http://` or `https://`, host and port.
+    /// The OTLP collector: `http://` or `https://`, host and port.
     pub endpoint: String,
-    /// How many of the requests are traced whose sender has not decided that.
+    /// The share of requests that are traced if the client has not decided it.
     pub sample: SampleRate,
 }
 
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sample_takes_as_many_as_it_says() {
+    fn sample_rate_includes_the_given_fraction() {
         let included = |sample: SampleRate| {
             (0..100_000_u32).filter(|n| sample.includes(n.wrapping_mul(0x9e37_79b9))).count()
         };

@@ -1,4 +1,4 @@
-//! What the example policies do with requests; each snapshot is to be read as an operator would.
+//! Explanations of requests to the example policies, as snapshots.
 
 use std::borrow::Cow;
 use std::fs;
@@ -9,18 +9,19 @@ use http::{HeaderMap, HeaderName};
 use tidegate_core::Timestamp;
 use tidegate_policy::{ExplainRequest, Explanation, FileError, Files, Matcher, compile, explain};
 
-struct Folder(PathBuf);
+struct ExampleFiles(PathBuf);
 
-impl Files for Folder {
+impl Files for ExampleFiles {
     fn read(&self, name: &str) -> Result<Cow<'_, [u8]>, FileError> {
         fs::read(self.0.join(name)).map(Cow::Owned).map_err(|_| FileError::Missing)
     }
 }
 
-fn explained(policy: &str, request: &str, lines: &[(&str, &str)]) -> Explanation {
+fn explain_example(policy: &str, request: &str, lines: &[(&str, &str)]) -> Explanation {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");
     let bytes = fs::read(folder.join(policy)).unwrap();
-    let plan = compile(policy, &bytes, &Folder(folder)).unwrap_or_else(|problems| panic!("{problems}")).plan;
+    let plan =
+        compile(policy, &bytes, &ExampleFiles(folder)).unwrap_or_else(|problems| panic!("{problems}")).plan;
     let parts: Vec<_> = request.split(' ').collect();
     let line = |(name, value): &(&str, &str)| (name.parse::<HeaderName>().unwrap(), value.parse().unwrap());
     let headers: HeaderMap = std::iter::once(&("host", parts[1])).chain(lines).map(line).collect();
@@ -32,26 +33,27 @@ fn explained(policy: &str, request: &str, lines: &[(&str, &str)]) -> Explanation
 }
 
 /// A policy, a request (method, host, path, peer) and its headers.
-type Asked<'a> = (&'a str, &'a str, &'a [(&'a str, &'a str)]);
+type RequestCase<'a> = (&'a str, &'a str, &'a [(&'a str, &'a str)]);
 
-fn told(requests: &[Asked<'_>]) -> String {
-    let told = requests.iter().map(|(policy, request, lines)| explained(policy, request, lines).to_string());
-    told.collect::<Vec<_>>().join("\n")
+fn explanations(requests: &[RequestCase<'_>]) -> String {
+    let texts =
+        requests.iter().map(|(policy, request, lines)| explain_example(policy, request, lines).to_string());
+    texts.collect::<Vec<_>>().join("\n")
 }
 
 #[test]
-fn the_small_api() {
+fn small_api_is_explained() {
     let policy = "small-api.yaml";
-    insta::assert_snapshot!(told(&[
+    insta::assert_snapshot!(explanations(&[
         (policy, "POST example.org /api/v1/upload 192.0.2.1", &[]),
         (policy, "GET example.org /api/v1/search 192.0.2.1", &[("x-api-key", "key_of_somebody")]),
     ]));
 }
 
 #[test]
-fn the_saas_with_tiers() {
+fn saas_tiers_are_explained() {
     let policy = "saas-tiers.yaml";
-    insta::assert_snapshot!(told(&[
+    insta::assert_snapshot!(explanations(&[
         (policy, "GET api.example.com /v1/reports/7/download 192.0.2.1", &[("x-api-key", "pk_live_4f9a")]),
         (policy, "GET api.example.com / 192.0.2.1", &[("x-api-key", "pk_ops_0001")]),
         (policy, "GET api.example.com / 192.0.2.1", &[("x-api-key", "invented")]),
@@ -62,10 +64,10 @@ fn the_saas_with_tiers() {
 }
 
 #[test]
-fn the_login() {
+fn login_protection_is_explained() {
     let policy = "login-protection.yaml";
     let forwarded = ("x-forwarded-for", "192.0.2.1");
-    insta::assert_snapshot!(told(&[
+    insta::assert_snapshot!(explanations(&[
         (
             policy,
             "POST example.org /login 10.0.0.9",
@@ -78,10 +80,10 @@ fn the_login() {
 }
 
 #[test]
-fn the_model_with_costs() {
+fn llm_costs_are_explained() {
     let policy = "llm-costs.yaml";
     let key = ("x-api-key", "pk_live_81cc");
-    insta::assert_snapshot!(told(&[
+    insta::assert_snapshot!(explanations(&[
         (policy, "POST example.org /v1/completions 192.0.2.1", &[key, ("x-estimated-tokens", "1200")]),
         (policy, "POST example.org /v1/completions 192.0.2.1", &[key, ("x-estimated-tokens", "50000")]),
         (policy, "GET example.org /v1/images/1 192.0.2.1", &[]),
@@ -89,18 +91,18 @@ fn the_model_with_costs() {
 }
 
 #[test]
-fn the_platform_of_many_tenants() {
+fn multi_tenant_platform_is_explained() {
     let policy = "multi-tenant.yaml";
-    insta::assert_snapshot!(told(&[
+    insta::assert_snapshot!(explanations(&[
         (policy, "GET acme.example.com /search 192.0.2.1", &[("authorization", "Bearer forged")]),
         (policy, "GET acme.example.com /files/7/versions/2 192.0.2.1", &[]),
     ]));
 }
 
 #[test]
-fn the_rollout() {
+fn rollout_is_explained() {
     let policy = "rollout.yaml";
-    insta::assert_snapshot!(told(&[
+    insta::assert_snapshot!(explanations(&[
         (policy, "GET example.org /search 192.0.2.18", &[]),
         (policy, "GET example.org /search 192.0.2.1", &[]),
         (policy, "POST example.org /files/a 192.0.2.1", &[("content-length", "5000")]),
@@ -109,13 +111,13 @@ fn the_rollout() {
 }
 
 #[test]
-fn ambiguous_headers_are_explained_as_rejected_with_400() {
+fn ambiguous_headers_are_explained_as_status_400() {
     let twice = [("x-api-key", "a"), ("x-api-key", "b")];
     let requests: [&[(&str, &str)]; 3] =
         [&twice, &[("x-api-key", "a,b")], &[("connection", "close, X-API-Key"), ("x-api-key", "a")]];
     let request = "GET example.org / 192.0.2.1";
     for lines in requests {
-        let explanation = explained("small-api.yaml", request, lines);
+        let explanation = explain_example("small-api.yaml", request, lines);
         let json = serde_json::to_value(&explanation).unwrap();
         assert_eq!(json["verdict"]["is"], "rejected", "{lines:?}");
         assert!(explanation.to_string().contains("verdict   400: "), "{explanation}");
@@ -124,8 +126,8 @@ fn ambiguous_headers_are_explained_as_rejected_with_400() {
 }
 
 #[test]
-fn tools_are_told_the_same() {
-    let explanation = explained("small-api.yaml", "GET example.org /api/v1/search 192.0.2.1", &[]);
+fn json_has_the_same_content_as_text() {
+    let explanation = explain_example("small-api.yaml", "GET example.org /api/v1/search 192.0.2.1", &[]);
     let json = serde_json::to_value(&explanation).unwrap();
     assert_eq!(json["verdict"]["is"], "passes");
     assert_eq!(json["rules"][1]["name"], "endpoint:/api/v1/search");

@@ -1,8 +1,8 @@
-//! What happens for every request takes nothing from the heap.
+//! The work for every request does not allocate.
 //!
-//! The allocator counts for each thread by itself, so the other tests of this binary do not disturb it.
+//! The allocator counts per thread, so the other tests of this binary do not interfere.
 
-#![expect(unsafe_code, reason = "an allocator that counts is the only witness")]
+#![expect(unsafe_code, reason = "counting allocations needs a global allocator")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -17,57 +17,57 @@ use tidegate_policy::{
 };
 
 thread_local! {
-    static TAKEN: Cell<usize> = const { Cell::new(0) };
+    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
 }
 
-/// The system's allocator, counting what each thread takes.
-struct Counting;
+/// The system allocator, counting the allocations of each thread.
+struct CountingAllocator;
 
-// SAFETY: every call is handed on to the system's allocator unchanged, so its promises are ours. The counter is a
-// thread-local `Cell` without a destructor, so touching it neither allocates nor unwinds.
-unsafe impl GlobalAlloc for Counting {
+// SAFETY: every call is forwarded unchanged to the system allocator, which meets the contract. The counter is a
+// thread-local `Cell` without a destructor, so accessing it neither allocates nor unwinds.
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        TAKEN.set(TAKEN.get() + 1);
-        // SAFETY: the caller's promises are handed on.
+        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        // SAFETY: the caller meets the contract of the system allocator.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promises are handed on.
+        // SAFETY: the caller meets the contract of the system allocator.
         unsafe { System.dealloc(pointer, layout) }
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        TAKEN.set(TAKEN.get() + 1);
-        // SAFETY: the caller's promises are handed on.
+        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        // SAFETY: the caller meets the contract of the system allocator.
         unsafe { System.realloc(pointer, layout, size) }
     }
 }
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 fn allocations<R>(work: impl FnOnce() -> R) -> usize {
-    let before = TAKEN.get();
+    let before = ALLOCATIONS.get();
     black_box(work());
-    TAKEN.get() - before
+    ALLOCATIONS.get() - before
 }
 
 #[test]
-fn the_witness_sees() {
+fn allocations_are_counted() {
     assert_eq!(allocations(|| black_box(Box::new(1))), 1);
     assert_eq!(allocations(|| normalize("/a//b").is_ok()), 1);
 }
 
 #[test]
-fn a_clean_path_is_lent() {
+fn normalizing_a_normalised_path_does_not_allocate() {
     for path in ["/", "/api/v1/orders/4711/", "/.well-known/x", "/caf%C3%A9/a%2Fb", "*"] {
         assert_eq!(allocations(|| normalize(black_box(path)).is_ok()), 0, "{path}");
     }
 }
 
 #[test]
-fn host_in_lower_case_allocates_nothing() {
+fn normalizing_a_lowercase_host_does_not_allocate() {
     for host in ["api.example.org", "api.example.org.:443", "[2001:db8::1]:80", "192.0.2.1", ""] {
         assert_eq!(allocations(|| normalize_host(black_box(host)).is_some()), 0, "{host}");
     }
@@ -75,7 +75,7 @@ fn host_in_lower_case_allocates_nothing() {
 }
 
 #[test]
-fn finding_an_endpoint_allocates_nothing() {
+fn finding_an_endpoint_does_not_allocate() {
     let mut endpoints = Endpoints::default();
     for pattern in ["/**", "/api/{version}/orders", "POST /api/v1/orders", "/api/v1/orders/*/items/**"] {
         endpoints.insert(&EndpointPattern::parse(pattern).unwrap(), pattern).unwrap();
@@ -86,7 +86,7 @@ fn finding_an_endpoint_allocates_nothing() {
 }
 
 #[test]
-fn identifying_a_client_allocates_nothing() {
+fn identifying_a_client_does_not_allocate() {
     let header = |name: &'static str| HeaderName::from_static(name);
     let headers: HeaderMap = [
         (header("x-api-key"), "k1"),
@@ -115,25 +115,25 @@ fn identifying_a_client_allocates_nothing() {
     let facts = Facts { method: "GET", host: "example.org", path: "/", headers: &headers, peer };
     let mut key = Vec::with_capacity(256);
     for kind in ClientKind::NAMED.into_iter().chain([ClientKind::Anonymous]) {
-        let taken = allocations(|| {
+        let count = allocations(|| {
             key.clear();
             let identity = identities.identify(&facts, Some(&directory), Timestamp::from_secs(1_800_000_000));
             assert!(identity.append(kind, &mut key));
             identity.kind()
         });
-        assert_eq!(taken, 0, "{}", kind.name());
+        assert_eq!(count, 0, "{}", kind.name());
     }
 }
 
 #[test]
-fn looking_a_key_up_allocates_nothing() {
+fn looking_up_an_api_key_does_not_allocate() {
     let directory = Directory::from_csv(b"k1,free,acme\n", &["free"]).unwrap();
     assert_eq!(allocations(|| directory.get(black_box(b"k1")).is_some()), 0);
     assert_eq!(allocations(|| directory.get(black_box(b"k2")).is_some()), 0);
 }
 
 #[test]
-fn matching_a_request_allocates_nothing_once_the_scratch_has_grown() {
+fn matching_a_request_with_grown_scratch_does_not_allocate() {
     let policy = b"
 clients: { user: { header: X-User }, tenant: { header: X-Tenant }, ip: { trusted_proxies: [10.0.0.0/8] } }
 rate_limits:
@@ -157,7 +157,7 @@ bans: { networks: [203.0.113.0/24] }
     let facts = Facts { method: "GET", host: "example.org", path: "/api/v1/orders", headers: &headers, peer };
     let mut scratch = Scratch::default();
     let mut count = || match matcher.admit(&facts, None, Timestamp::ZERO, &mut scratch) {
-        Admission::Checked(held) => held.checks().len(),
+        Admission::Checked(matched_request) => matched_request.checks().len(),
         other => panic!("{other:?}"),
     };
     assert_eq!(count(), 8);
@@ -168,7 +168,7 @@ bans: { networks: [203.0.113.0/24] }
 }
 
 #[test]
-fn matching_a_path_with_several_readings_allocates_nothing_once_the_scratch_has_grown() {
+fn matching_a_path_with_several_readings_and_grown_scratch_does_not_allocate() {
     let policy = b"
 rate_limits:
   rules: [{ name: rule, match: { path: '/Api/**' }, requests: 9, window: 1 }]
@@ -187,7 +187,7 @@ rate_limits:
             peer: [10, 0, 0, 1].into(),
         };
         match matcher.admit(&facts, None, Timestamp::ZERO, &mut scratch) {
-            Admission::Checked(held) => held.checks().len(),
+            Admission::Checked(matched_request) => matched_request.checks().len(),
             other => panic!("{other:?}"),
         }
     };

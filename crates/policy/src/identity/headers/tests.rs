@@ -28,7 +28,7 @@ fn map(lines: &[(&'static str, &str)]) -> HeaderMap {
 }
 
 #[test]
-fn check_identity_header_repeated_is_an_error_that_names_it() {
+fn repeated_identity_header_is_rejected_by_name() {
     for name in ["x_key", "x-user", "x-token"] {
         let error = rules().check(&map(&[(name, "a"), ("accept", "*/*"), (name, "a")])).unwrap_err();
         assert_eq!(error, HeaderError::Repeated(HeaderName::from_static(name)));
@@ -40,7 +40,7 @@ fn check_identity_header_repeated_is_an_error_that_names_it() {
 }
 
 #[test]
-fn check_comma_in_api_key_is_an_error_elsewhere_it_is_not() {
+fn comma_is_rejected_only_in_api_key() {
     assert_eq!(
         rules().check(&map(&[("x_key", "a,b")])),
         Err(HeaderError::Comma(HeaderName::from_static("x_key")))
@@ -49,7 +49,7 @@ fn check_comma_in_api_key_is_an_error_elsewhere_it_is_not() {
 }
 
 #[test]
-fn check_connection_name_of_identity_or_forwarding_header_is_an_error() {
+fn connection_that_lists_identity_or_forwarding_header_is_rejected() {
     for name in
         ["X_Key", "x-user", "X-TOKEN", "cookie", "User-Agent", "forwarded", "X-Forwarded-Proto", "x-real-ip"]
     {
@@ -66,7 +66,7 @@ fn check_connection_name_of_identity_or_forwarding_header_is_an_error() {
 }
 
 #[test]
-fn apply_removes_what_an_untrusted_peer_may_not_send() {
+fn apply_removes_headers_that_the_peer_may_not_send() {
     let sent = [
         ("x_key", "k"),
         ("x_match", "a"),
@@ -77,15 +77,15 @@ fn apply_removes_what_an_untrusted_peer_may_not_send() {
         ("x-user", "ann"),
         ("accept", "*/*"),
     ];
-    let left = |is_trusted, underscored| {
+    let removed = |is_trusted, underscored| {
         let mut headers = map(&sent);
         rules().apply(&mut headers, is_trusted, underscored).unwrap();
         let gone = sent.iter().map(|(name, _)| *name).filter(|name| !headers.contains_key(*name));
         gone.collect::<Vec<_>>()
     };
-    assert_eq!(left(false, UnderscoreHeaders::Drop), ["x_other", "x-key", "x-user"]);
-    assert_eq!(left(false, UnderscoreHeaders::Keep), ["x-user"]);
-    assert_eq!(left(true, UnderscoreHeaders::Drop), ["x_other", "x-key"]);
-    assert_eq!(left(true, UnderscoreHeaders::Keep), [""; 0]);
+    assert_eq!(removed(false, UnderscoreHeaders::Drop), ["x_other", "x-key", "x-user"]);
+    assert_eq!(removed(false, UnderscoreHeaders::Keep), ["x-user"]);
+    assert_eq!(removed(true, UnderscoreHeaders::Drop), ["x_other", "x-key"]);
+    assert_eq!(removed(true, UnderscoreHeaders::Keep), [""; 0]);
     assert!(rules().apply(&mut map(&[("x_key", "a,b")]), true, UnderscoreHeaders::Keep).is_err());
 }

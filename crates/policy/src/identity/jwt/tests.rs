@@ -32,7 +32,7 @@ fn subject(verifier: &Verifier, token: &str) -> Result<String, TokenError> {
 }
 
 fn rsa_key() -> EncodingKey {
-    /// Before the key itself, PKCS #8 says what it is.
+    /// The length of the PKCS #8 header before the key.
     const PKCS8_HEAD: usize = 26;
     let pair = aws_lc_rs::rsa::KeyPair::generate(KeySize::Rsa2048).unwrap();
     let der: aws_lc_rs::encoding::Pkcs8V1Der<'_> = pair.as_der().unwrap();
@@ -56,7 +56,7 @@ fn jwks(keys: &[Value]) -> Result<Verifier, KeysError> {
 }
 
 #[test]
-fn a_secret_verifies_what_it_signed() {
+fn secret_verifies_its_own_signature() {
     let verifier = Verifier::hs256(SECRET).unwrap();
     assert_eq!(subject(&verifier, &hs256(&claims())), Ok("alice".to_owned()));
     let with_line_end = Verifier::hs256(&[SECRET, b"\r\n"].concat()).unwrap();
@@ -67,7 +67,7 @@ fn a_secret_verifies_what_it_signed() {
 }
 
 #[test]
-fn a_key_set_verifies_rsa_and_elliptic_curves_by_key_id() {
+fn key_set_selects_key_by_algorithm_and_key_id() {
     let (rsa, other, curve) = (rsa_key(), rsa_key(), ec_key());
     let verifier = jwks(&[
         public(&other, Algorithm::RS256, "other"),
@@ -88,11 +88,11 @@ fn a_key_set_verifies_rsa_and_elliptic_curves_by_key_id() {
 }
 
 #[test]
-fn the_token_does_not_choose_its_algorithm() {
+fn token_algorithm_that_differs_from_the_key_is_rejected() {
     let rsa = rsa_key();
     let key = public(&rsa, Algorithm::RS256, "rsa");
     let verifier = jwks(std::slice::from_ref(&key)).unwrap();
-    // The public key as an HMAC secret, in the spellings an attacker would try.
+    // The public key as an HMAC secret, in the forms an attacker would try.
     for secret in [key["n"].as_str().unwrap().to_owned(), key.to_string()] {
         let confused =
             signed(Algorithm::HS256, Some("rsa"), &EncodingKey::from_secret(secret.as_bytes()), &claims());
@@ -110,7 +110,7 @@ fn the_token_does_not_choose_its_algorithm() {
 }
 
 #[test]
-fn time_is_told_and_checked() {
+fn token_expired_or_too_early_is_rejected() {
     let verifier = Verifier::hs256(SECRET).unwrap();
     let verdict = |claims: Value| subject(&verifier, &hs256(&claims)).map(|_| ());
     assert_eq!(verdict(json!({ "exp": NOW - LEEWAY + 1 })), Ok(()));
@@ -127,7 +127,7 @@ fn time_is_told_and_checked() {
 }
 
 #[test]
-fn a_changed_or_broken_token_is_refused() {
+fn modified_or_malformed_token_is_rejected() {
     let verifier = Verifier::hs256(SECRET).unwrap();
     let token = hs256(&claims());
     let (message, signature) = token.rsplit_once('.').unwrap();
@@ -142,7 +142,7 @@ fn a_changed_or_broken_token_is_refused() {
 }
 
 #[test]
-fn a_key_set_without_a_usable_key_is_told() {
+fn key_set_without_usable_key_is_rejected() {
     assert!(matches!(Verifier::jwks(b"not json"), Err(KeysError::NotJwks(_))));
     assert!(matches!(jwks(&[]), Err(KeysError::NoKey)));
     let mut encrypting = public(&ec_key(), Algorithm::ES256, "enc");
@@ -155,7 +155,7 @@ fn a_key_set_without_a_usable_key_is_told() {
 }
 
 #[test]
-fn neither_keys_nor_claims_are_shown() {
+fn debug_hides_keys_and_claims() {
     let verifier = Verifier::hs256(SECRET).unwrap();
     let claims = verifier.verify(hs256(&claims()).as_bytes(), now()).unwrap();
     let shown = format!("{verifier:?} {claims:?}");
@@ -163,7 +163,7 @@ fn neither_keys_nor_claims_are_shown() {
 }
 
 #[test]
-fn token_whose_signature_or_scheme_is_spelled_otherwise_names_its_user() {
+fn token_with_non_canonical_signature_or_scheme_is_accepted() {
     let source = ClaimSource::new(
         http::header::AUTHORIZATION,
         "sub",
@@ -175,19 +175,19 @@ fn token_whose_signature_or_scheme_is_spelled_otherwise_names_its_user() {
         headers.insert(http::header::AUTHORIZATION, http::HeaderValue::from_bytes(value).unwrap());
         source.claims(&headers, now()).and_then(|claims| claims.get("sub").map(str::to_owned))
     };
-    // 32 bytes are 43 digits: the last one has two bits that belong to no byte.
+    // 32 bytes are 43 digits, and the last digit has two unused bits.
     let mut other_bits = token.clone().into_bytes();
     *other_bits.last_mut().unwrap() += 1;
     let standard = {
         let (head, signature) = token.rsplit_once('.').unwrap();
         format!("{head}.{}", signature.replace('-', "+").replace('_', "/"))
     };
-    for spelled in [token.clone(), format!("{token}="), format!("{token}=="), format!("{token}!"), standard] {
+    for variant in [token.clone(), format!("{token}="), format!("{token}=="), format!("{token}!"), standard] {
         for scheme in ["", "Bearer ", "bearer   ", "Bearer\t", "BEARER \t "] {
             assert_eq!(
-                user(format!("{scheme}{spelled}").as_bytes()).as_deref(),
+                user(format!("{scheme}{variant}").as_bytes()).as_deref(),
                 Some("alice"),
-                "{scheme}{spelled}"
+                "{scheme}{variant}"
             );
         }
     }

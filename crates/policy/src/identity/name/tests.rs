@@ -12,7 +12,7 @@ fn key(parts: &[(ClientKind, &[u8])]) -> Vec<u8> {
     key
 }
 
-fn shown(kind: ClientKind, bytes: &[u8]) -> String {
+fn displayed(kind: ClientKind, bytes: &[u8]) -> String {
     ClientName::from_key(&key(&[(kind, bytes)])).to_string()
 }
 
@@ -21,27 +21,27 @@ fn parse(text: &str) -> Result<ClientName, ClientNameError> {
 }
 
 #[test]
-fn clients_are_named_by_kind_and_value() {
-    assert_eq!(shown(ClientKind::Ip, &[203, 0, 113, 7]), "ip:203.0.113.7");
-    assert_eq!(shown(ClientKind::User, b"bob+news@example.org"), "user:bob+news@example.org");
-    assert_eq!(shown(ClientKind::Fingerprint, &[0xab; 16]), format!("fingerprint:{}", "ab".repeat(16)));
-    assert_eq!(shown(ClientKind::Anonymous, b""), "anonymous");
+fn name_displays_kind_and_value() {
+    assert_eq!(displayed(ClientKind::Ip, &[203, 0, 113, 7]), "ip:203.0.113.7");
+    assert_eq!(displayed(ClientKind::User, b"bob+news@example.org"), "user:bob+news@example.org");
+    assert_eq!(displayed(ClientKind::Fingerprint, &[0xab; 16]), format!("fingerprint:{}", "ab".repeat(16)));
+    assert_eq!(displayed(ClientKind::Anonymous, b""), "anonymous");
     assert_eq!(ClientName::from_key(b"").to_string(), "everybody");
     let both = key(&[(ClientKind::Ip, &[10, 0, 0, 1]), (ClientKind::User, "Zoë".as_bytes())]);
     assert_eq!(ClientName::from_key(&both).to_string(), "ip:10.0.0.1+user:Zoë");
 }
 
 #[test]
-fn a_secret_is_told_apart_and_not_shown() {
-    assert_eq!(shown(ClientKind::ApiKey, b"sk_live_51H_very_secret"), "api_key:sk_l…#b59c1698");
-    assert!(!shown(ClientKind::Cookie, b"short").contains("short"));
-    assert_ne!(shown(ClientKind::ApiKey, b"short"), shown(ClientKind::ApiKey, b"other"));
+fn secret_is_displayed_as_prefix_and_hash() {
+    assert_eq!(displayed(ClientKind::ApiKey, b"sk_live_51H_very_secret"), "api_key:sk_l…#b59c1698");
+    assert!(!displayed(ClientKind::Cookie, b"short").contains("short"));
+    assert_ne!(displayed(ClientKind::ApiKey, b"short"), displayed(ClientKind::ApiKey, b"other"));
     let typed = parse("api_key:sk_live_51H_very_secret").unwrap();
     assert_eq!(format!("{typed} {typed:?}").matches("very").count(), 0);
 }
 
 #[test]
-fn a_secret_can_be_named_whole_or_by_its_hash() {
+fn secret_can_be_named_in_full_or_by_hash() {
     let (secret, other) =
         (key(&[(ClientKind::ApiKey, b"sk_live_51H_very_secret")]), key(&[(ClientKind::ApiKey, b"x")]));
     let spellings = ["sk_live_51H_very_secret", "sk_l…#b59c1698", "sk_l...#b59c1698", "...#b59c1698"];
@@ -49,21 +49,21 @@ fn a_secret_can_be_named_whole_or_by_its_hash() {
         let name = parse(&format!("api_key:{spelling}")).unwrap();
         assert!(name.names(&secret) && !name.names(&other), "{spelling}");
     }
-    assert!(!parse("api_key:pk_l…#b59c1698").unwrap().names(&secret), "it begins otherwise");
+    assert!(!parse("api_key:pk_l…#b59c1698").unwrap().names(&secret), "the prefix differs");
     assert!(!parse("user:sk_live_51H_very_secret").unwrap().names(&secret));
 }
 
 #[test]
-fn what_a_line_or_a_terminal_would_misread_is_encoded() {
-    assert_eq!(shown(ClientKind::User, b"a\r\n\x1b[2J\"\xff%"), "user:a%0D%0A%1B[2J\"%FF%25");
-    assert_eq!(shown(ClientKind::User, "a\u{202e}b".as_bytes()), "user:a%E2%80%AEb");
-    assert_eq!(shown(ClientKind::User, b"a+ip:1.2.3.4"), "user:a%2Bip:1.2.3.4", "not two identities");
-    let long = shown(ClientKind::User, &[b'x'; 5_000]);
+fn control_and_invisible_characters_are_percent_encoded() {
+    assert_eq!(displayed(ClientKind::User, b"a\r\n\x1b[2J\"\xff%"), "user:a%0D%0A%1B[2J\"%FF%25");
+    assert_eq!(displayed(ClientKind::User, "a\u{202e}b".as_bytes()), "user:a%E2%80%AEb");
+    assert_eq!(displayed(ClientKind::User, b"a+ip:1.2.3.4"), "user:a%2Bip:1.2.3.4", "not two identities");
+    let long = displayed(ClientKind::User, &[b'x'; 5_000]);
     assert!(long.len() < 100, "{long}");
 }
 
 #[test]
-fn an_address_is_found_by_the_prefix_it_is_counted_by() {
+fn key_of_ipv6_address_uses_the_counted_prefix() {
     let identities = Identities::new(IdentitySpec::default()).unwrap();
     let name = parse("ip:2001:db8::5").unwrap();
     let counted = key(&[(ClientKind::Ip, &"2001:db8::".parse::<std::net::Ipv6Addr>().unwrap().octets())]);
@@ -73,7 +73,7 @@ fn an_address_is_found_by_the_prefix_it_is_counted_by() {
 }
 
 #[test]
-fn a_bad_name_is_told_without_repeating_it() {
+fn invalid_name_error_does_not_repeat_the_name() {
     let error = |text: &str| parse(text).unwrap_err();
     assert_eq!(error("sk_live_51H_very_secret"), ClientNameError::NoKind);
     assert_eq!(error("apikey:sk_live"), ClientNameError::UnknownKind { nearest: ClientKind::ApiKey });
@@ -98,7 +98,7 @@ fn identity() -> impl Strategy<Value = (ClientKind, Vec<u8>)> {
 
 proptest! {
     #[test]
-    fn what_is_shown_can_be_typed_and_names_the_same_client(
+    fn displayed_name_parses_to_the_same_client(
         parts in proptest::collection::vec(identity(), 0..3),
     ) {
         let parts: Vec<_> = parts.iter().map(|(kind, bytes)| (*kind, bytes.as_slice())).collect();

@@ -5,7 +5,9 @@ use super::*;
 /// The names of the rules that apply to a request for `path`.
 fn rules(matcher: &Matcher, path: &str) -> Vec<String> {
     with_admission(matcher, &format!("GET {path}"), &[], |admission| match admission {
-        Admission::Checked(matched) => matched.rules().map(|rule| rule.name.clone()).collect(),
+        Admission::Checked(matched_request) => {
+            matched_request.rules().map(|rule| rule.name.clone()).collect()
+        }
         other => panic!("{other:?}"),
     })
 }
@@ -49,8 +51,8 @@ fn path_in_another_case_matches_each_limit_once() {
         assert_eq!(rules(&matcher, path), expected, "{path}");
     }
     let concurrency_checks = with_admission(&matcher, "GET /LOGIN;x", &[], |admission| match admission {
-        Admission::Checked(matched) => {
-            matched.concurrency_checks().map(|check| check.rule.name.clone()).collect::<Vec<_>>()
+        Admission::Checked(matched_request) => {
+            matched_request.concurrency_checks().map(|check| check.rule.name.clone()).collect::<Vec<_>>()
         }
         other => panic!("{other:?}"),
     });

@@ -27,7 +27,7 @@ fn spec() -> impl Strategy<Value = (Algorithm, Spec)> {
     })
 }
 
-/// Costs in thousandths of the capacity, and whether they are charged in any case; gaps in thousandths of the window.
+/// Gaps in thousandths of the window, costs in thousandths of the capacity, and whether the cost is charged in any case.
 fn arrivals() -> impl Strategy<Value = Vec<(u64, u64, bool)>> {
     let gap = prop_oneof![2 => Just(0), 2 => 0_u64..=100, 1 => 0_u64..=2_500];
     let cost = prop_oneof![3 => Just(0), 1 => 0_u64..=1_100];
@@ -76,7 +76,7 @@ proptest! {
         }
     }
 
-    /// A client that keeps to the announced quota never asks for more than the rate of the limit.
+    /// A client that follows the announced quota never exceeds the rate of the limit.
     #[test]
     fn quota_announces_no_higher_rate_than_the_limit((algorithm, spec) in spec()) {
         let Some((_, quota)) = quota(algorithm, spec) else { return Ok(()) };
@@ -117,14 +117,14 @@ fn quota_of_each_algorithm_is_announced_as_documented() {
 #[test]
 fn quota_of_an_override_is_announced_with_the_window_of_the_rule() {
     let (_, quota) = quota(Algorithm::TokenBucket, Spec::new(10, TimeSpan::from_secs(60))).unwrap();
-    let instead = Limit::new(Algorithm::TokenBucket, Spec::new(500, TimeSpan::from_secs(60))).unwrap();
-    let outcome = instead.evaluate(&CounterState::Unseen, Timestamp::from_secs(1), Cost::ONE);
+    let replacement = Limit::new(Algorithm::TokenBucket, Spec::new(500, TimeSpan::from_secs(60))).unwrap();
+    let outcome = replacement.evaluate(&CounterState::Unseen, Timestamp::from_secs(1), Cost::ONE);
     let report = quota.report("a", &outcome);
     assert_eq!((report.quota, report.window, report.remaining), (500, Some(TimeSpan::from_secs(60)), 499));
 }
 
 #[test]
-fn locked_out_report_leaves_nothing_and_lasts_as_long_as_the_longer_of_limit_and_lock_out() {
+fn locked_out_report_has_nothing_left_and_the_longer_retry_after() {
     let (limit, quota) = quota(Algorithm::SlidingLog, Spec::new(1, TimeSpan::from_secs(60))).unwrap();
     let now = Timestamp::from_secs(1);
     let locked = |state: &CounterState, left| {
