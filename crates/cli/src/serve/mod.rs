@@ -81,7 +81,7 @@ fn serve(args: &ServeArgs, source: &Source, start: Start, logging: &Logging) -> 
     let (served, reloads) = AdminBackend::new(Arc::clone(&gateway), source, Arc::clone(&certificates));
     // Before the first request: nobody who is banned slips through.
     let admin_state = runtime.block_on(served.restore(Arc::clone(&clock), state))?;
-    runtime.spawn(Arc::clone(&admin_state).keep_penalties());
+    runtime.spawn(Arc::clone(&admin_state).persist_penalties());
     let (stop, stopping) = watch::channel(false);
     let threads = gateway.start(&listeners, &stopping, DRAIN)?;
     // Whoever reads the welcome may already change the policy or send a signal.

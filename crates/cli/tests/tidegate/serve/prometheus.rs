@@ -108,9 +108,9 @@ fn its_queries_tell_who_was_refused_how_many_and_how_fast() {
     prometheus.until("the alarm is raised", |prometheus| {
         let alerts = prometheus.api("alerts").unwrap_or_default();
         let alerts = alerts["alerts"].as_array().cloned().unwrap_or_default();
-        alerts
-            .iter()
-            .any(|alert| alert["labels"]["alertname"] == "TidegateHighRejectionRate" && alert["state"] == "firing")
+        alerts.iter().any(|alert| {
+            alert["labels"]["alertname"] == "TidegateHighRejectionRate" && alert["state"] == "firing"
+        })
     });
     let memory = prometheus.query("process_resident_memory_bytes{job=\"tidegate\"}");
     assert!(memory[0].1 > 1e6, "{memory:?}");

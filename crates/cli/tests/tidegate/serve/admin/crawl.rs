@@ -109,7 +109,7 @@ fn a_body_that_is_none_is_told_and_a_large_one_is_not_read() {
     let gate = AdminGateway::start("");
     for (body, told) in [
         ("", "no JSON"),
-        ("{", "no JSON"),
+        ("{", "invalid JSON"),
         ("[]", "invalid"),
         (r#"{"subject":"user:bob","until":"1h"}"#, "unknown field `until`"),
         (r#"{"for":"1h"}"#, "missing field `subject`"),
@@ -117,7 +117,7 @@ fn a_body_that_is_none_is_told_and_a_large_one_is_not_read() {
         (r#"{"subject":"bob"}"#, "say what kind of client"),
         (r#"{"subject":"203.0.113.7/24"}"#, "203.0.113.0/24"),
         (r#"{"subject":"user:bob","for":"soon"}"#, "duration"),
-        (r#"{"subject":"user:bob","for":"0s"}"#, "over at once"),
+        (r#"{"subject":"user:bob","for":"0s"}"#, "must be positive"),
         (r#"{"subject":"user:bob","reason":"two\nlines"}"#, "one line"),
     ] {
         let answer = gate.ask("POST", "/v1/bans", body);

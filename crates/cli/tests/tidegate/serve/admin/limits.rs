@@ -60,7 +60,7 @@ fn a_reset_forgets_what_one_client_has_spent() {
     assert_eq!(wrong.status, 400);
     assert!(wrong.json()["hint"].as_str().unwrap().contains("default"), "{wrong:?}");
     let hashed = gate.ask("POST", "/v1/reset", r#"{"client":"api_key:…#12345678"}"#);
-    assert!(hashed.status == 400 && hashed.text().contains("whole key"), "{hashed:?}");
+    assert!(hashed.status == 400 && hashed.text().contains("complete key"), "{hashed:?}");
 }
 
 #[test]
