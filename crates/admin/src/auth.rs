@@ -1,8 +1,8 @@
-//! Who may come in.
+//! Authorization of requests to the admin API.
 //!
-//! A browser on the same machine can be made to ask a loopback address by any page it shows. It then says which page
-//! (`Origin`), or names a host that is not this one (when a name of the page's own was turned to our address). Neither
-//! is ever answered; and no page is told that it may read an answer. The token is wanted all the same.
+//! Any web page can make a browser on the same machine send requests to a loopback address. Such a request has an
+//! `Origin` header, or, with DNS rebinding, a foreign name in `Host`. Both are rejected, and no response has CORS
+//! headers. A token is required as well.
 
 use std::net::IpAddr;
 
@@ -13,46 +13,51 @@ use tidegate_policy::split_port;
 use crate::response::ApiError;
 use crate::token::AdminToken;
 
-/// The one way in.
+/// Authorizes requests.
 #[derive(Debug)]
 pub(crate) struct Auth {
     pub(crate) token: AdminToken,
-    /// Only this machine can reach it.
+    /// The listener has a loopback address.
     pub(crate) is_loopback: bool,
 }
 
-/// What a request may do.
+/// The access that a request has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
-    /// Read health, which needs no token.
+    /// Health checks only, which need no token.
     Public,
-    /// Everything: it has the token.
+    /// Everything, with the token.
     Operator,
 }
 
-/// What may be read without a token.
-const PUBLIC: [&str; 2] = ["/healthz", "/readyz"];
+/// Paths that need no token.
+const PUBLIC_PATHS: [&str; 2] = ["/healthz", "/readyz"];
 
 impl Auth {
-    pub(crate) fn admit(&self, method: &Method, path: &str, headers: &HeaderMap) -> Result<Access, ApiError> {
+    pub(crate) fn authorize(
+        &self,
+        method: &Method,
+        path: &str,
+        headers: &HeaderMap,
+    ) -> Result<Access, ApiError> {
         if headers.contains_key(ORIGIN) || headers.contains_key("sec-fetch-site") {
-            let what = "this is not for web pages";
-            return Err(ApiError::new(StatusCode::FORBIDDEN, "forbidden", what)
-                .hint("ask with `tidegate status` or curl"));
+            let message = "browser requests are not allowed";
+            return Err(ApiError::new(StatusCode::FORBIDDEN, "forbidden", message)
+                .hint("use the tidegate command, for example `tidegate status`, or curl"));
         }
-        if self.is_loopback && !is_ours(headers) {
-            let what = "the Host of the request is not this machine's";
-            return Err(ApiError::new(StatusCode::MISDIRECTED_REQUEST, "wrong_host", what)
-                .hint("ask for 127.0.0.1 or localhost"));
+        if self.is_loopback && !is_local_host(headers) {
+            let message = "the Host header must be an IP address or localhost";
+            return Err(ApiError::new(StatusCode::MISDIRECTED_REQUEST, "wrong_host", message)
+                .hint("use http://127.0.0.1 or http://localhost"));
         }
-        if PUBLIC.contains(&path) && matches!(*method, Method::GET | Method::HEAD) {
+        if PUBLIC_PATHS.contains(&path) && matches!(*method, Method::GET | Method::HEAD) {
             return Ok(Access::Public);
         }
         let mut sent = headers.get_all(AUTHORIZATION).iter();
         let token = sent.next().and_then(|value| bearer(value.as_bytes()));
         match token {
-            Some(token) if sent.next().is_none() && self.token.is(token) => Ok(Access::Operator),
-            token => Err(ApiError::no_token(token.is_some())),
+            Some(token) if sent.next().is_none() && self.token.matches(token) => Ok(Access::Operator),
+            token => Err(ApiError::unauthorized(token.is_some())),
         }
     }
 }
@@ -62,8 +67,8 @@ fn bearer(value: &[u8]) -> Option<&[u8]> {
     scheme.eq_ignore_ascii_case(b"bearer ").then(|| token.trim_ascii())
 }
 
-/// An address, or this machine's own name for itself: a page that was led here by a name comes with that.
-fn is_ours(headers: &HeaderMap) -> bool {
+/// Whether the `Host` is an IP address or `localhost`. With DNS rebinding it is a name of the attacker.
+fn is_local_host(headers: &HeaderMap) -> bool {
     let mut hosts = headers.get_all(HOST).iter();
     let (Some(host), None) = (hosts.next(), hosts.next()) else { return false };
     let Ok(host) = host.to_str() else { return false };
@@ -81,40 +86,43 @@ mod tests {
 
     const TOKEN: &str = "0123456789abcdef";
 
-    fn admitted(path: &str, headers: &[(&'static str, &'static str)]) -> bool {
+    fn is_authorized(path: &str, headers: &[(&'static str, &'static str)]) -> bool {
         let auth = Auth { token: AdminToken::parse(TOKEN).unwrap(), is_loopback: true };
         let headers: HeaderMap =
             headers.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect();
-        auth.admit(&Method::GET, path, &headers).is_ok()
+        auth.authorize(&Method::GET, path, &headers).is_ok()
     }
 
     #[test]
-    fn the_token_lets_in_and_nothing_else_does() {
+    fn request_without_the_exact_token_is_rejected() {
         const HOST: (&str, &str) = ("host", "127.0.0.1:9900");
-        assert!(admitted("/v1/bans", &[HOST, ("authorization", "Bearer 0123456789abcdef")]));
-        assert!(admitted("/v1/bans", &[HOST, ("authorization", "bearer 0123456789abcdef ")]));
+        assert!(is_authorized("/v1/bans", &[HOST, ("authorization", "Bearer 0123456789abcdef")]));
+        assert!(is_authorized("/v1/bans", &[HOST, ("authorization", "bearer 0123456789abcdef ")]));
         for value in
             ["", "Bearer", "Bearer ", "Bearer 0123456789abcde", "Basic 0123456789abcdef", "0123456789abcdef"]
         {
-            assert!(!admitted("/v1/bans", &[HOST, ("authorization", value)]), "{value}");
+            assert!(!is_authorized("/v1/bans", &[HOST, ("authorization", value)]), "{value}");
         }
-        assert!(!admitted("/metrics", &[HOST]));
-        assert!(admitted("/healthz", &[HOST]) && admitted("/readyz", &[HOST]));
-        assert!(!admitted("/healthz/", &[HOST]) && !admitted("//healthz", &[HOST]));
+        assert!(!is_authorized("/metrics", &[HOST]));
+        assert!(is_authorized("/healthz", &[HOST]) && is_authorized("/readyz", &[HOST]));
+        assert!(!is_authorized("/healthz/", &[HOST]) && !is_authorized("//healthz", &[HOST]));
     }
 
     #[test]
-    fn no_page_in_a_browser_is_answered() {
-        const LET_IN: (&str, &str) = ("authorization", "Bearer 0123456789abcdef");
+    fn request_with_origin_or_foreign_host_is_rejected() {
+        const TOKEN_HEADER: (&str, &str) = ("authorization", "Bearer 0123456789abcdef");
         for host in ["127.0.0.1", "localhost:9900", "LOCALHOST", "[::1]:9900", "192.0.2.1:80"] {
-            assert!(admitted("/metrics", &[("host", host), LET_IN]), "{host}");
-            assert!(!admitted("/metrics", &[("host", host), LET_IN, ("origin", "http://127.0.0.1:9900")]));
-            assert!(!admitted("/healthz", &[("host", host), ("origin", "null")]));
+            assert!(is_authorized("/metrics", &[("host", host), TOKEN_HEADER]), "{host}");
+            assert!(!is_authorized(
+                "/metrics",
+                &[("host", host), TOKEN_HEADER, ("origin", "http://127.0.0.1:9900")]
+            ));
+            assert!(!is_authorized("/healthz", &[("host", host), ("origin", "null")]));
         }
         for host in ["evil.example", "localhost.evil.example:9900", "127.0.0.1.evil.example", ""] {
-            assert!(!admitted("/healthz", &[("host", host), LET_IN]), "{host}");
+            assert!(!is_authorized("/healthz", &[("host", host), TOKEN_HEADER]), "{host}");
         }
-        assert!(!admitted("/healthz", &[LET_IN]));
-        assert!(!admitted("/healthz", &[("host", "localhost"), ("host", "localhost")]));
+        assert!(!is_authorized("/healthz", &[TOKEN_HEADER]));
+        assert!(!is_authorized("/healthz", &[("host", "localhost"), ("host", "localhost")]));
     }
 }

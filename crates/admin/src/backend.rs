@@ -1,51 +1,51 @@
-//! What is administered.
+//! The interface between the admin API and the gateway.
 
 use tidegate_limiter::Limiter;
 use tidegate_store::{HeavyKey, Store};
 
-/// A gateway that runs, as its operators see it.
+/// The running gateway that the admin API controls.
 pub trait Backend: Send + Sync + 'static {
-    /// Where it counts.
+    /// The store of its counters.
     type Store: Store + 'static;
 
-    /// What decides: the policy in force, bans, lock-outs, counters.
+    /// The limiter: the active policy, bans, lock-outs and counters.
     fn limiter(&self) -> &Limiter<Self::Store>;
 
-    /// Where the policy comes from, in words.
+    /// Where the policy comes from, as text.
     fn source(&self) -> String;
 
     /// The heaviest clients of each rule, heaviest first.
     fn heaviest(&self) -> Vec<HeavyKey>;
 
-    /// How many clients are connected.
+    /// The number of open client connections.
     fn connections(&self) -> usize;
 
-    /// Whether it takes requests, and is not about to end.
+    /// Whether the gateway accepts requests and is not shutting down.
     fn is_ready(&self) -> bool;
 
-    /// What Prometheus reads, and its media type. `remembers` is whether the reader compares it with what it read before.
-    fn metrics(&self, remembers: bool) -> (String, &'static str);
+    /// The metrics and their media type. `is_scraper` is whether the reader compares them with those it read before.
+    fn metrics(&self, is_scraper: bool) -> (String, &'static str);
 
-    /// Writes down what an operator did, and to whom.
-    fn tell(&self, event: &str, message: &str, subject: &str);
+    /// Logs a change by an operator and its subject.
+    fn log_event(&self, event: &str, message: &str, subject: &str);
 
-    /// Reads the policy again and puts it in force if it is good.
-    fn reload(&self) -> impl Future<Output = Result<Reloaded, ReloadError>> + Send;
+    /// Reads the policy again and activates it if it is valid.
+    fn reload(&self) -> impl Future<Output = Result<ReloadReport, ReloadError>> + Send;
 }
 
-/// A policy that was read again and is in force.
+/// The result of a successful reload.
 #[derive(Clone, Debug, Default)]
-pub struct Reloaded {
-    /// What is different, one line each.
+pub struct ReloadReport {
+    /// The changes, one line each.
     pub changes: Vec<String>,
-    /// What is doubtful about it.
+    /// The warnings about the new policy.
     pub warnings: String,
 }
 
-/// Why the old policy stays in force.
+/// The reload failed; the old policy stays active.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{reason}")]
 pub struct ReloadError {
-    /// Every problem, as `tidegate check` tells it.
+    /// Every problem, as `tidegate check` reports it.
     pub reason: String,
 }

@@ -1,8 +1,8 @@
-//! Bounds on open connections.
+//! Limits of open connections.
 //!
-//! A connection is *busy* while it has a request of an operator in progress. Any other connection gives way: when the
-//! table is full, the oldest one that is not busy is closed for a new one. Fewer connections can be busy than can be
-//! open, so a health check always gets a connection, whatever silent or slow clients do.
+//! A connection is *busy* while it has a request with the token in progress. When the table is full, a new connection
+//! evicts the oldest one that is not busy. Fewer connections can be busy than can be open, so a health check always gets
+//! a connection, no matter how many silent or slow clients connect.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -17,19 +17,19 @@ pub(crate) struct ConnectionTable {
     max_open: usize,
     /// At most this many are busy; less than `max_open`.
     max_busy: usize,
-    entries: Mutex<Entries>,
+    state: Mutex<TableState>,
 }
 
 #[derive(Debug, Default)]
-struct Entries {
+struct TableState {
     next_id: u64,
     busy: usize,
-    /// Open connections by their number: the oldest first.
-    open: BTreeMap<u64, Entry>,
+    /// Open connections by id, the oldest first.
+    open: BTreeMap<u64, OpenConnection>,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct OpenConnection {
     is_busy: bool,
     /// The connection closes when this is dropped.
     _keep_open: oneshot::Sender<Infallible>,
@@ -37,28 +37,28 @@ struct Entry {
 
 impl ConnectionTable {
     pub(crate) fn new(max_open: usize, max_busy: usize) -> Arc<Self> {
-        Arc::new(Self { max_open, max_busy, entries: Mutex::default() })
+        Arc::new(Self { max_open, max_busy, state: Mutex::default() })
     }
 
     /// Adds a connection. If the table is full, the oldest connection that is not busy is removed.
     pub(crate) fn add(self: &Arc<Self>) -> (ConnectionEntry, Eviction) {
         let (keep_open, evicted) = oneshot::channel();
-        let mut entries = self.lock();
-        if entries.open.len() >= self.max_open {
-            let oldest = entries.open.iter().find(|(_, entry)| !entry.is_busy).map(|(id, _)| *id);
+        let mut state = self.lock();
+        if state.open.len() >= self.max_open {
+            let oldest = state.open.iter().find(|(_, entry)| !entry.is_busy).map(|(id, _)| *id);
             if let Some(oldest) = oldest {
-                entries.open.remove(&oldest);
+                state.open.remove(&oldest);
             }
         }
-        let id = entries.next_id;
-        entries.next_id += 1;
-        entries.open.insert(id, Entry { is_busy: false, _keep_open: keep_open });
+        let id = state.next_id;
+        state.next_id += 1;
+        state.open.insert(id, OpenConnection { is_busy: false, _keep_open: keep_open });
         (ConnectionEntry { table: Arc::clone(self), id }, Eviction(evicted))
     }
 
-    fn lock(&self) -> MutexGuard<'_, Entries> {
-        // No code that holds the lock can panic half-way through a change.
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, TableState> {
+        // A panic cannot leave a partial change: no code that holds the lock panics.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -70,14 +70,15 @@ pub(crate) struct ConnectionEntry {
 }
 
 impl ConnectionEntry {
-    /// Marks the connection as busy until the guard is dropped. `None` if too many are, or this one was removed.
+    /// Marks the connection as busy until the guard is dropped. `None` if too many connections are busy, or this one was
+    /// evicted.
     pub(crate) fn begin_request(&self) -> Option<BusyGuard<'_>> {
-        let mut entries = self.table.lock();
-        if entries.busy >= self.table.max_busy {
+        let mut state = self.table.lock();
+        if state.busy >= self.table.max_busy {
             return None;
         }
-        entries.open.get_mut(&self.id)?.is_busy = true;
-        entries.busy += 1;
+        state.open.get_mut(&self.id)?.is_busy = true;
+        state.busy += 1;
         Some(BusyGuard(self))
     }
 }
@@ -88,27 +89,27 @@ impl Drop for ConnectionEntry {
     }
 }
 
-/// A request of an operator in progress.
+/// A request with the token in progress.
 #[derive(Debug)]
 pub(crate) struct BusyGuard<'c>(&'c ConnectionEntry);
 
 impl Drop for BusyGuard<'_> {
     fn drop(&mut self) {
-        let mut entries = self.0.table.lock();
-        entries.busy -= 1;
-        if let Some(entry) = entries.open.get_mut(&self.0.id) {
+        let mut state = self.0.table.lock();
+        state.busy -= 1;
+        if let Some(entry) = state.open.get_mut(&self.0.id) {
             entry.is_busy = false;
         }
     }
 }
 
-/// Resolves when a connection was removed from the table and is to be closed.
+/// Signals that a connection was removed from the table and must be closed.
 #[derive(Debug)]
 pub(crate) struct Eviction(oneshot::Receiver<Infallible>);
 
 impl Eviction {
     pub(crate) async fn wait(&mut self) {
-        // Nothing is ever sent: the sender is dropped.
+        // The table drops the sender; it never sends.
         let _ = (&mut self.0).await;
     }
 }
@@ -122,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn connection_added_to_a_full_table_evicts_the_oldest_that_is_not_busy() {
+    fn connection_added_to_a_full_table_evicts_the_oldest_idle_one() {
         let table = ConnectionTable::new(3, 2);
         let (busy, mut first) = table.add();
         let (idle, mut second) = table.add();
@@ -132,14 +133,14 @@ mod tests {
         let (_new, mut fourth) = table.add();
         assert!(!is_evicted(&mut first) && is_evicted(&mut second));
         assert!(!is_evicted(&mut third) && !is_evicted(&mut fourth));
-        assert!(idle.begin_request().is_none(), "its place is gone");
+        assert!(idle.begin_request().is_none(), "it was evicted");
         drop(request);
         let (_newer, _) = table.add();
         assert!(is_evicted(&mut first) && !is_evicted(&mut third));
     }
 
     #[test]
-    fn closed_connection_leaves_room() {
+    fn connection_added_after_another_closed_evicts_none() {
         let table = ConnectionTable::new(2, 1);
         let (first, _) = table.add();
         let (_second, mut eviction) = table.add();
@@ -149,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn busy_connections_beyond_the_bound_are_rejected() {
+    fn request_beyond_the_busy_limit_is_rejected() {
         let table = ConnectionTable::new(3, 1);
         let (first, _) = table.add();
         let (second, _) = table.add();

@@ -1,8 +1,8 @@
-//! What operators ask and change while the gateway runs: the admin API.
+//! The admin API of a running gateway.
 //!
-//! `server` is a listener with a thread of its own, so that nothing here can disturb whoever serves requests; `auth` says
-//! who may come in; `api` has the endpoints, one file each; `state` keeps bans and overrides in force and in the durable
-//! store. What is asked about is behind the trait [`Backend`]: this crate knows no gateway.
+//! `server` is a listener with its own thread, so that the API cannot slow down the gateway. `auth` authorizes requests,
+//! `api` has one file for each group of endpoints, and `state` keeps bans and overrides active and in the durable store.
+//! The gateway is behind the trait [`Backend`], so this crate does not depend on it.
 
 #![forbid(unsafe_code)]
 
@@ -15,7 +15,7 @@ mod server;
 mod state;
 mod token;
 
-pub use backend::{Backend, ReloadError, Reloaded};
+pub use backend::{Backend, ReloadError, ReloadReport};
 pub use server::{AdminServer, AdminStartError};
 pub use state::{AdminState, RestoreError};
 pub use token::{AdminToken, AdminTokenError};

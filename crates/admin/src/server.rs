@@ -1,4 +1,4 @@
-//! The listener: a thread of its own, with bounds on everything.
+//! The listener of the admin API: its own thread, with limits on connections, time and size.
 
 use std::convert::Infallible;
 use std::io;
@@ -27,22 +27,22 @@ use crate::response::{ApiError, ApiResponse};
 use crate::state::AdminState;
 use crate::token::AdminToken;
 
-/// Open connections. Operators and their scrapers are few.
+/// Most open connections.
 const MAX_CONNECTIONS: usize = 128;
-/// Requests of operators in progress. The other connections are left to health checks.
+/// Most requests with the token in progress. The other connections are left to health checks.
 const MAX_REQUESTS: usize = 64;
-/// For a complete request head, from the start of the connection or the end of the request before.
-const HEAD: Duration = Duration::from_secs(5);
-const HEAD_BYTES: usize = 16 << 10;
-/// For a whole request.
-const WHOLE: Duration = Duration::from_mins(1);
-const BODY_BYTES: usize = 64 << 10;
-/// What is being answered at a stop gets this long to end.
-const DRAIN: Duration = Duration::from_secs(2);
-/// When descriptors run out, accepting again at once would only spin.
-const PAUSE: Duration = Duration::from_millis(100);
+/// The timeout for a complete request head, from the start of the connection or the end of the previous request.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
+const MAX_HEAD_BYTES: usize = 16 << 10;
+/// The timeout for a request body.
+const BODY_TIMEOUT: Duration = Duration::from_mins(1);
+const MAX_BODY_BYTES: usize = 64 << 10;
+/// How long requests in progress may take when the API stops.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
+/// The pause after a failed accept, for example without free file descriptors; a retry at once would spin.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// The admin API, before it listens.
+/// The admin API.
 #[derive(Debug)]
 pub struct AdminServer<R: Backend> {
     pub(crate) backend: Arc<R>,
@@ -50,18 +50,18 @@ pub struct AdminServer<R: Backend> {
     auth: Auth,
 }
 
-/// Why nobody listens.
+/// The admin API cannot be started.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot start the admin API")]
 pub struct AdminStartError(#[from] io::Error);
 
 impl<R: Backend> AdminServer<R> {
-    /// An API for what runs, open to whoever has the token.
+    /// Creates the API for a gateway. Clients need `token`.
     pub fn new(backend: Arc<R>, state: Arc<AdminState<R>>, token: AdminToken) -> Self {
         Self { backend, state, auth: Auth { token, is_loopback: true } }
     }
 
-    /// Answers on `listener` until `stop`.
+    /// Serves `listener` in a new thread until `stop`.
     pub fn start(
         mut self,
         listener: TcpListener,
@@ -74,47 +74,47 @@ impl<R: Backend> AdminServer<R> {
         Ok(thread.spawn(move || {
             runtime.block_on(async {
                 let Ok(listener) = tokio::net::TcpListener::from_std(listener) else { return };
-                // Each connection holds a sender: when all are closed, nothing can be received.
+                // Each connection keeps a sender, so `recv` returns when all connections are closed.
                 let (open, mut all_closed) = mpsc::channel(1);
                 tokio::select! {
                     () = accept(Arc::new(self), listener, open, stop.clone()) => {}
-                    // If nobody can stop it any more, it is to stop.
+                    // An error means that the sender was dropped: stop as well.
                     _ = stop.wait_for(|stop| *stop) => {}
                 }
-                let _ = timeout(DRAIN, all_closed.recv()).await;
+                let _ = timeout(DRAIN_TIMEOUT, all_closed.recv()).await;
             });
         })?)
     }
 
-    /// One request.
-    async fn answer(&self, request: Request<Incoming>, connection: &ConnectionEntry) -> ApiResponse {
+    /// Handles one request.
+    async fn handle(&self, request: Request<Incoming>, connection: &ConnectionEntry) -> ApiResponse {
         let (head, body) = request.into_parts();
-        let answered = match self.auth.admit(&head.method, head.uri.path(), &head.headers) {
-            Err(refusal) => Err(refusal),
-            // Clients without a token never occupy a place while a body is read.
-            Ok(Access::Public) => api::answer(self, &head, &[]).await,
+        let result = match self.auth.authorize(&head.method, head.uri.path(), &head.headers) {
+            Err(error) => Err(error),
+            // The body is not read, so clients without a token never count as busy.
+            Ok(Access::Public) => api::handle(self, &head, &[]).await,
             Ok(Access::Operator) => match connection.begin_request() {
-                Some(_request) => self.answer_operator(&head, body).await,
+                Some(_request) => self.handle_operator(&head, body).await,
                 None => Err(ApiError::unavailable(
                     "too_many_requests_in_progress",
-                    format!("{MAX_REQUESTS} requests are in progress"),
+                    format!("limit of {MAX_REQUESTS} requests in progress reached; retry later"),
                 )),
             },
         };
-        answered.unwrap_or_else(ApiError::into_answer)
+        result.unwrap_or_else(ApiError::into_response)
     }
 
-    async fn answer_operator(&self, head: &Parts, body: Incoming) -> Result<ApiResponse, ApiError> {
-        match timeout(WHOLE, Limited::new(body, BODY_BYTES).collect()).await {
-            Ok(Ok(body)) => api::answer(self, head, &body.to_bytes()).await,
+    async fn handle_operator(&self, head: &Parts, body: Incoming) -> Result<ApiResponse, ApiError> {
+        match timeout(BODY_TIMEOUT, Limited::new(body, MAX_BODY_BYTES).collect()).await {
+            Ok(Ok(body)) => api::handle(self, head, &body.to_bytes()).await,
             Ok(Err(_)) => Err(ApiError::new(
                 StatusCode::PAYLOAD_TOO_LARGE,
                 "body_too_large",
-                format!("the body is larger than {BODY_BYTES} bytes, or broke off"),
+                format!("the body is incomplete or larger than {MAX_BODY_BYTES} bytes"),
             )),
             Err(_) => {
-                let what = "the body came too slowly";
-                Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "body_too_slow", what))
+                let message = "timeout while reading the body";
+                Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "body_too_slow", message))
             }
         }
     }
@@ -129,19 +129,19 @@ async fn accept<R: Backend>(
     let connections = ConnectionTable::new(MAX_CONNECTIONS, MAX_REQUESTS);
     loop {
         let Ok((stream, _)) = listener.accept().await else {
-            tokio::time::sleep(PAUSE).await;
+            tokio::time::sleep(ACCEPT_PAUSE).await;
             continue;
         };
         let (connection, eviction) = connections.add();
         let (server, stop, open) = (Arc::clone(&server), stop.clone(), open.clone());
         tokio::spawn(async move {
-            let answer = service_fn(|request| async {
-                Ok::<_, Infallible>(server.answer(request, &connection).await)
+            let service = service_fn(|request| async {
+                Ok::<_, Infallible>(server.handle(request, &connection).await)
             });
-            serve_connection(stream, answer, eviction, stop).await;
+            serve_connection(stream, service, eviction, stop).await;
             drop(open);
         });
-        // A request that has arrived is read before more connections can evict this one.
+        // Read a request that has arrived before more connections can evict this one.
         tokio::task::yield_now().await;
     }
 }
@@ -158,14 +158,14 @@ async fn serve_connection<S>(
     let mut connection = std::pin::pin!(
         http1::Builder::new()
             .timer(TokioTimer::new())
-            .header_read_timeout(HEAD)
-            .max_buf_size(HEAD_BYTES)
+            .header_read_timeout(HEAD_TIMEOUT)
+            .max_buf_size(MAX_HEAD_BYTES)
             .serve_connection(TokioIo::new(stream), service)
     );
     tokio::select! {
         biased;
         () = eviction.wait() => return,
-        // How a connection ends is its client's business.
+        // Connection errors are not reported: the client has gone.
         _ = connection.as_mut() => return,
         _ = stop.wait_for(|stop| *stop) => {}
     }
@@ -180,18 +180,18 @@ mod tests {
     use super::*;
     use crate::response;
 
-    /// Serves a connection that sends `bytes` and nothing more; what is sent back until it is closed.
+    /// Serves a client that sends only `bytes`. Returns what the client receives until the connection is closed.
     async fn exchange(bytes: &[u8]) -> String {
         let (mut client, server) = tokio::io::duplex(4 << 10);
         let (_entry, eviction) = ConnectionTable::new(2, 1).add();
         let (_stop, stopping) = watch::channel(false);
-        let answer = service_fn(|_| async {
-            Ok::<_, Infallible>(response::with(StatusCode::OK, "served", "text/plain"))
+        let service = service_fn(|_| async {
+            Ok::<_, Infallible>(response::with_body(StatusCode::OK, "served", "text/plain"))
         });
         client.write_all(bytes).await.unwrap();
         let mut received = String::new();
         let read = client.read_to_string(&mut received);
-        let ((), read) = tokio::join!(serve_connection(server, answer, eviction, stopping), read);
+        let ((), read) = tokio::join!(serve_connection(server, service, eviction, stopping), read);
         read.unwrap();
         received
     }
@@ -199,7 +199,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn connection_without_a_complete_head_is_closed_at_the_head_timeout() {
         for bytes in ["", "GET / HTTP/1.1\r\nHost:"] {
-            let received = timeout(HEAD + Duration::from_millis(10), exchange(bytes.as_bytes())).await;
+            let received =
+                timeout(HEAD_TIMEOUT + Duration::from_millis(10), exchange(bytes.as_bytes())).await;
             assert_eq!(received.as_deref(), Ok(""));
         }
     }
@@ -207,7 +208,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn connection_idle_after_a_request_is_closed_at_the_head_timeout() {
         let request = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n";
-        let received = timeout(HEAD + Duration::from_millis(10), exchange(request)).await.unwrap();
+        let received = timeout(HEAD_TIMEOUT + Duration::from_millis(10), exchange(request)).await.unwrap();
         assert!(received.ends_with("served"), "{received}");
     }
 
@@ -216,8 +217,8 @@ mod tests {
         let (mut client, server) = tokio::io::duplex(4 << 10);
         let (entry, eviction) = ConnectionTable::new(2, 1).add();
         let (_stop, stopping) = watch::channel(false);
-        let answer = service_fn(|_| std::future::pending::<Result<ApiResponse, Infallible>>());
-        let task = tokio::spawn(serve_connection(server, answer, eviction, stopping));
+        let service = service_fn(|_| std::future::pending::<Result<ApiResponse, Infallible>>());
+        let task = tokio::spawn(serve_connection(server, service, eviction, stopping));
         drop(entry);
         let closed = timeout(Duration::from_millis(1), client.read(&mut [0])).await;
         assert_eq!(closed.unwrap().unwrap(), 0);

@@ -1,48 +1,49 @@
-//! What lets an operator in.
+//! The token of the admin API.
 
 use std::fmt;
 
 use aws_lc_rs::constant_time::verify_slices_are_equal;
 use aws_lc_rs::rand;
 
-/// A shorter one could be guessed.
-const SHORTEST: usize = 16;
-const LONGEST: usize = 1_024;
+/// Shorter tokens could be guessed.
+const MIN_LEN: usize = 16;
+const MAX_LEN: usize = 1_024;
 
-/// The token of the admin API. It is shown only when asked for by name.
+/// The token of the admin API. `Debug` does not show it; [`expose`](Self::expose) does.
 #[derive(Clone)]
 pub struct AdminToken(String);
 
-/// Why there is no token.
+/// A token is invalid, or cannot be generated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AdminTokenError {
-    /// It could be guessed.
-    #[error("it has fewer than {SHORTEST} characters; make a better one with `openssl rand -hex 32`")]
+    /// The token could be guessed.
+    #[error("the token has fewer than {MIN_LEN} characters; generate one with `openssl rand -hex 32`")]
     TooShort,
-    /// It cannot be sent in a header.
+    /// The token cannot be sent in a header.
     #[error(
-        "it is not one line of at most {LONGEST} visible characters; make a better one with `openssl rand -hex 32`"
+        "the token must be one line of at most {MAX_LEN} visible ASCII characters; \
+         generate one with `openssl rand -hex 32`"
     )]
     NotVisible,
-    /// The system gives no randomness.
-    #[error("the system gives no random numbers")]
+    /// The random number generator failed.
+    #[error("the system's random number generator failed")]
     NoRandomness,
 }
 
 impl AdminToken {
-    /// The token in the text of a file, white space around it left out.
+    /// Reads the token from the text of a file, without surrounding white space.
     pub fn parse(text: &str) -> Result<Self, AdminTokenError> {
         let text = text.trim();
-        if text.len() > LONGEST || !text.bytes().all(|byte| byte.is_ascii_graphic()) {
+        if text.len() > MAX_LEN || !text.bytes().all(|byte| byte.is_ascii_graphic()) {
             return Err(AdminTokenError::NotVisible);
         }
-        if text.len() < SHORTEST {
+        if text.len() < MIN_LEN {
             return Err(AdminTokenError::TooShort);
         }
         Ok(Self(text.to_owned()))
     }
 
-    /// A new one that nobody guesses.
+    /// Generates a random token.
     pub fn generate() -> Result<Self, AdminTokenError> {
         let mut bytes = [0_u8; 32];
         rand::fill(&mut bytes).map_err(|_| AdminTokenError::NoRandomness)?;
@@ -54,8 +55,8 @@ impl AdminToken {
         &self.0
     }
 
-    /// Whether `sent` is this token; how long it takes does not tell how much of it is right.
-    pub(crate) fn is(&self, sent: &[u8]) -> bool {
+    /// Whether `sent` is this token. The comparison takes constant time.
+    pub(crate) fn matches(&self, sent: &[u8]) -> bool {
         verify_slices_are_equal(self.0.as_bytes(), sent).is_ok()
     }
 }
@@ -71,17 +72,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_generated_token_is_new_each_time_and_can_be_kept_in_a_file() {
+    fn generated_token_is_unique_and_can_be_parsed() {
         let (one, other) = (AdminToken::generate().unwrap(), AdminToken::generate().unwrap());
         assert_ne!(one.expose(), other.expose());
-        let kept = AdminToken::parse(&format!("{}\n", one.expose())).unwrap();
-        assert!(kept.is(one.expose().as_bytes()) && !kept.is(other.expose().as_bytes()));
-        assert!(!kept.is(b"") && !kept.is(&one.expose().as_bytes()[1..]));
-        assert!(!format!("{kept:?}").contains(one.expose()));
+        let parsed = AdminToken::parse(&format!("{}\n", one.expose())).unwrap();
+        assert!(parsed.matches(one.expose().as_bytes()) && !parsed.matches(other.expose().as_bytes()));
+        assert!(!parsed.matches(b"") && !parsed.matches(&one.expose().as_bytes()[1..]));
+        assert!(!format!("{parsed:?}").contains(one.expose()));
     }
 
     #[test]
-    fn what_could_be_guessed_or_cannot_be_sent_is_no_token() {
+    fn token_too_short_too_long_or_with_white_space_is_rejected() {
         assert_eq!(AdminToken::parse("").unwrap_err(), AdminTokenError::TooShort);
         assert_eq!(AdminToken::parse("hunter2\n").unwrap_err(), AdminTokenError::TooShort);
         assert_eq!(AdminToken::parse("two lines\nof some length").unwrap_err(), AdminTokenError::NotVisible);

@@ -264,7 +264,11 @@ impl<S: Store + 'static> Limiter<S> {
 
     /// Rejects a request before its limits were charged. Peeks at the limits so that `retry_after` covers them: otherwise the
     /// client could retry too early and be rejected again.
-    async fn reject_uncharged<'a>(&self, matched: &MatchedRequest<'a>, mut report: RulingReport<'a>) -> Ruling<'a> {
+    async fn reject_uncharged<'a>(
+        &self,
+        matched: &MatchedRequest<'a>,
+        mut report: RulingReport<'a>,
+    ) -> Ruling<'a> {
         if let Ok(peeked) = self.store().peek(matched.checks(), report.at).await {
             (report.at, report.is_peeked) = (peeked.at, true);
             report.decision = Some(peeked);

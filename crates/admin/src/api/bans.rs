@@ -1,4 +1,4 @@
-//! `/v1/bans`: who is shut out, by operators, by the policy, or by the penalty of a rule.
+//! `/v1/bans`: bans by operators and by the policy, and penalties by rules.
 
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
@@ -7,50 +7,50 @@ use tidegate_core::Timestamp;
 use tidegate_policy::{Ban, ClientName, Plan, Subject};
 use tidegate_store::PenaltyEntry;
 
-use super::{left, reason, seconds, until};
+use super::{reason, remaining, seconds, until};
 use crate::backend::Backend;
 use crate::response::{self, ApiError, ApiResponse};
 use crate::server::AdminServer;
 
-/// A new ban.
+/// The body of a request that adds a ban.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct NewBan {
+pub(super) struct AddBanRequest {
     subject: String,
     #[serde(rename = "for")]
-    lasting: Option<String>,
+    duration: Option<String>,
     #[serde(default)]
     reason: String,
 }
 
-/// Whom to let in again.
+/// The body of a request that removes a ban.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct OldBan {
+pub(super) struct RemoveBanRequest {
     subject: String,
 }
 
-/// A ban as it is told.
+/// A ban or a penalty in a response.
 #[derive(Serialize)]
-struct Told {
+struct BanView {
     subject: String,
-    /// `ban`: 403. `penalty`: 429 until it ends.
+    /// `ban`: the client gets 403. `penalty`: the client gets 429 until the penalty ends.
     kind: &'static str,
-    /// Who made it: `policy`, `operator`, or a rule by its name.
+    /// `policy`, `operator`, or the name of a rule.
     source: String,
     #[serde(skip_serializing_if = "String::is_empty")]
     reason: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     since: Option<u64>,
-    /// Unix seconds; without end where there is none.
+    /// The end in Unix seconds; `None` if the ban has no end.
     #[serde(skip_serializing_if = "Option::is_none")]
     until: Option<u64>,
-    /// The same in words, from now.
+    /// The remaining time, as text.
     #[serde(skip_serializing_if = "Option::is_none")]
     left: Option<String>,
 }
 
-impl Told {
+impl BanView {
     fn operator(ban: &Ban, now: Timestamp) -> Self {
         Self {
             subject: ban.subject.to_string(),
@@ -59,7 +59,7 @@ impl Told {
             reason: ban.reason.clone(),
             since: Some(seconds(ban.since)),
             until: ban.until.map(seconds),
-            left: ban.until.map(|until| left(until, now)),
+            left: ban.until.map(|until| remaining(until, now)),
         }
     }
 
@@ -80,11 +80,11 @@ impl Told {
         Self {
             subject: ClientName::from_key(&key.client).to_string(),
             kind: "penalty",
-            source: rule.map_or_else(|| "a rule that is gone".to_owned(), |rule| rule.name.clone()),
+            source: rule.map_or_else(|| "(removed rule)".to_owned(), |rule| rule.name.clone()),
             reason: format!("lock-out number {}", record.level),
             since: Some(seconds(record.locked_until - record.locked_for)),
             until: Some(record.locked_until.as_secs_ceil()),
-            left: Some(left(record.locked_until, now)),
+            left: Some(remaining(record.locked_until, now)),
         }
     }
 }
@@ -93,54 +93,58 @@ pub(super) async fn list<R: Backend>(server: &AdminServer<R>) -> ApiResponse {
     let now = server.state.now();
     let active = server.backend.limiter().policy();
     let plan = active.matcher.plan();
-    let written = plan.bans.iter().map(|net| Told::policy(&Subject::Network(*net)));
-    let made = server.state.bans().await;
-    let made = made.iter().map(|ban| Told::operator(ban, now));
-    let locked_out = server.state.locked_out();
-    let locked_out = locked_out.iter().map(|penalised| Told::penalty(penalised, plan, now));
-    let bans: Vec<_> = made.chain(locked_out).chain(written).collect();
+    let by_policy = plan.bans.iter().map(|net| BanView::policy(&Subject::Network(*net)));
+    let by_operators = server.state.bans().await;
+    let by_operators = by_operators.iter().map(|ban| BanView::operator(ban, now));
+    let penalties = server.state.locked_out();
+    let penalties = penalties.iter().map(|penalty| BanView::penalty(penalty, plan, now));
+    let bans: Vec<_> = by_operators.chain(penalties).chain(by_policy).collect();
     response::json(StatusCode::OK, &json!({ "bans": bans }))
 }
 
-pub(super) async fn add<R: Backend>(server: &AdminServer<R>, asked: NewBan) -> Result<ApiResponse, ApiError> {
+pub(super) async fn add<R: Backend>(
+    server: &AdminServer<R>,
+    request: AddBanRequest,
+) -> Result<ApiResponse, ApiError> {
     let now = server.state.now();
-    let subject = subject(server, &asked.subject)?;
-    let until = until(asked.lasting.as_deref(), now)?;
-    let ban = Ban { subject, reason: reason(asked.reason)?, since: now, until };
-    let told = Told::operator(&ban, now);
+    let subject = subject(server, &request.subject)?;
+    let until = until(request.duration.as_deref(), now)?;
+    let ban = Ban { subject, reason: reason(request.reason)?, since: now, until };
+    let view = BanView::operator(&ban, now);
     let is_new = server.state.ban(ban).await?;
-    let until = told.left.as_ref().map_or_else(String::new, |left| format!(" for {left}"));
-    let because = if told.reason.is_empty() { String::new() } else { format!(": {}", told.reason) };
-    let message = format!("{} is banned{until}{because}", told.subject);
-    server.backend.tell("ban_added", &message, &told.subject);
-    Ok(response::json(if is_new { StatusCode::CREATED } else { StatusCode::OK }, &told))
+    let duration = view.left.as_ref().map_or_else(String::new, |left| format!(" for {left}"));
+    let reason = if view.reason.is_empty() { String::new() } else { format!(" (reason: {})", view.reason) };
+    let message = format!("ban added: {}{duration}{reason}", view.subject);
+    server.backend.log_event("ban_added", &message, &view.subject);
+    Ok(response::json(if is_new { StatusCode::CREATED } else { StatusCode::OK }, &view))
 }
 
 pub(super) async fn remove<R: Backend>(
     server: &AdminServer<R>,
-    asked: OldBan,
+    request: RemoveBanRequest,
 ) -> Result<ApiResponse, ApiError> {
-    let subject = subject(server, &asked.subject)?;
-    let shown = subject.to_string();
+    let subject = subject(server, &request.subject)?;
+    let name = subject.to_string();
     let in_policy = matches!(&subject, Subject::Network(net)
         if server.backend.limiter().policy().matcher.plan().bans.contains(net));
-    let penalties = server.state.forgive(&subject);
+    let penalties = server.state.lift_penalties(&subject);
     let was_banned = server.state.unban(subject).await?;
     if was_banned || penalties > 0 {
-        server.backend.tell("ban_removed", &format!("{shown} is let in again"), &shown);
-        let told = json!({ "subject": shown, "banned": was_banned, "penalties": penalties });
-        return Ok(response::json(StatusCode::OK, &told));
+        server.backend.log_event("ban_removed", &format!("ban removed: {name}"), &name);
+        let body = json!({ "subject": name, "banned": was_banned, "penalties": penalties });
+        return Ok(response::json(StatusCode::OK, &body));
     }
     if in_policy {
-        let what = format!("{shown} is banned by the policy");
-        return Err(ApiError::new(StatusCode::CONFLICT, "in_policy", what)
-            .hint("take it out of `bans` there; a changed policy is read by itself"));
+        let message = format!("{name} is banned by the policy");
+        return Err(ApiError::new(StatusCode::CONFLICT, "in_policy", message).hint(
+            "remove it from `bans` in the policy; changes of the policy file are picked up automatically",
+        ));
     }
-    Err(ApiError::new(StatusCode::NOT_FOUND, "not_banned", format!("nobody banned {shown}"))
-        .hint("/v1/bans lists all bans; name one as it stands there"))
+    Err(ApiError::new(StatusCode::NOT_FOUND, "not_banned", format!("{name} is not banned"))
+        .hint("run `tidegate bans` or GET /v1/bans to list all bans"))
 }
 
 fn subject<R: Backend>(server: &AdminServer<R>, text: &str) -> Result<Subject, ApiError> {
     let prefix = server.backend.limiter().policy().matcher.plan().clients.ipv6_prefix;
-    Subject::parse(text, prefix).map_err(|error| ApiError::bad("subject", error.to_string()))
+    Subject::parse(text, prefix).map_err(|error| ApiError::invalid_field("subject", error.to_string()))
 }

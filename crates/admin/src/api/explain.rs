@@ -1,4 +1,4 @@
-//! `/v1/explain`: what would become of a request, and why.
+//! `/v1/explain`: how the gateway would handle a request, and why.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -11,10 +11,10 @@ use crate::backend::Backend;
 use crate::response::{self, ApiError, ApiResponse};
 use crate::server::AdminServer;
 
-/// A request that nobody sends.
+/// The request to explain.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Asked {
+pub(super) struct ExplainBody {
     #[serde(default = "get")]
     method: String,
     path: String,
@@ -33,18 +33,21 @@ fn loopback() -> IpAddr {
     [127, 0, 0, 1].into()
 }
 
-/// By the policy in force, its API keys and the bans of this moment; counters are taken for whole.
-pub(super) fn explain<R: Backend>(server: &AdminServer<R>, asked: &Asked) -> Result<ApiResponse, ApiError> {
+/// Uses the active policy, its API keys and the current bans. Counters are treated as unused.
+pub(super) fn explain<R: Backend>(
+    server: &AdminServer<R>,
+    body: &ExplainBody,
+) -> Result<ApiResponse, ApiError> {
     let mut headers = HeaderMap::new();
-    for (name, value) in &asked.headers {
-        let bad = |what| ApiError::bad("headers", what);
-        let name = HeaderName::try_from(name).map_err(|_| bad("a header's name cannot be"))?;
-        let value =
-            HeaderValue::try_from(value).map_err(|_| bad("a header's value holds a control character"))?;
+    for (name, value) in &body.headers {
+        let invalid = |message| ApiError::invalid_field("headers", message);
+        let name = HeaderName::try_from(name).map_err(|_| invalid("invalid header name"))?;
+        let value = HeaderValue::try_from(value)
+            .map_err(|_| invalid("invalid header value: it contains a control character"))?;
         headers.append(name, value);
     }
     let request =
-        ExplainRequest { method: &asked.method, target: &asked.path, headers: &headers, peer: asked.from };
+        ExplainRequest { method: &body.method, target: &body.path, headers: &headers, peer: body.from };
     let (active, bans) = (server.backend.limiter().policy(), server.backend.limiter().bans());
     let known = RuntimeData { directory: active.directory.as_deref(), bans: Some(&bans) };
     Ok(response::json(StatusCode::OK, &explain_request(&active.matcher, &request, known, server.state.now())))

@@ -1,4 +1,4 @@
-//! The endpoints: which path takes which method, and what a body may say.
+//! The endpoints: paths, methods and request bodies.
 
 mod bans;
 mod clients;
@@ -18,22 +18,22 @@ use crate::response::{self, ApiError, ApiResponse};
 use crate::server::AdminServer;
 use crate::state::AdminStateError;
 
-/// What somebody who was let in is answered.
-pub(crate) async fn answer<R: Backend>(
+/// Handles an authorized request.
+pub(crate) async fn handle<R: Backend>(
     server: &AdminServer<R>,
     head: &Parts,
     body: &[u8],
 ) -> Result<ApiResponse, ApiError> {
-    // A head is asked for as the whole is; what sends it leaves the rest out.
+    // HEAD is handled like GET; hyper leaves out the body.
     let method = if head.method == Method::HEAD { &Method::GET } else { &head.method };
     match (head.uri.path(), method.as_str()) {
         ("/healthz", "GET") => Ok(response::json(StatusCode::OK, &json!({ "status": "ok" }))),
         ("/readyz", "GET") => status::ready(server),
         ("/metrics", "GET") => {
-            // Every scraper says so: it is how Prometheus tells its patience.
-            let remembers = head.headers.contains_key("x-prometheus-scrape-timeout-seconds");
-            let (text, content_type) = server.backend.metrics(remembers);
-            Ok(response::with(StatusCode::OK, text, content_type))
+            // Prometheus sends its scrape timeout with every request.
+            let is_scraper = head.headers.contains_key("x-prometheus-scrape-timeout-seconds");
+            let (text, content_type) = server.backend.metrics(is_scraper);
+            Ok(response::with_body(StatusCode::OK, text, content_type))
         }
         ("/v1/status", "GET") => Ok(status::status(server).await),
         ("/v1/bans", "GET") => Ok(bans::list(server).await),
@@ -48,57 +48,60 @@ pub(crate) async fn answer<R: Backend>(
         ("/v1/explain", "POST") => explain::explain(server, &parse(body)?),
         ("/v1/backup", "POST") => status::back_up(server, parse(body)?).await,
         ("/healthz" | "/readyz" | "/metrics" | "/v1/status" | "/v1/top", _) => {
-            Err(ApiError::method("GET, HEAD"))
+            Err(ApiError::method_not_allowed("GET, HEAD"))
         }
-        ("/v1/bans" | "/v1/overrides", _) => Err(ApiError::method("GET, HEAD, POST, DELETE")),
-        ("/v1/reset" | "/v1/reload" | "/v1/explain" | "/v1/backup", _) => Err(ApiError::method("POST")),
-        _ => Err(ApiError::new(StatusCode::NOT_FOUND, "not_found", "there is nothing here").hint(
-            "there are /healthz, /readyz, /metrics and, below /v1, status, bans, overrides, reset, top, reload, \
-             explain and backup",
+        ("/v1/bans" | "/v1/overrides", _) => Err(ApiError::method_not_allowed("GET, HEAD, POST, DELETE")),
+        ("/v1/reset" | "/v1/reload" | "/v1/explain" | "/v1/backup", _) => Err(ApiError::method_not_allowed("POST")),
+        _ => Err(ApiError::new(StatusCode::NOT_FOUND, "not_found", "unknown path").hint(
+            "available paths: /healthz, /readyz, /metrics, and below /v1: status, bans, overrides, reset, top, \
+             reload, explain, backup",
         )),
     }
 }
 
 fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     serde_json::from_slice(body).map_err(|error| {
-        // The message repeats names of fields and kinds of values, never a value.
-        let what = match error.classify() {
+        // The message contains names of fields and types of values, never a value.
+        let message = match error.classify() {
             serde_json::error::Category::Data => error.to_string(),
-            _ => format!("the body is no JSON: {error}"),
+            _ => format!("invalid JSON: {error}"),
         };
-        ApiError::bad("body", what).hint("docs/operations.md shows every body")
+        ApiError::invalid_field("body", message)
+            .hint("docs/operations.md describes the body of every request")
     })
 }
 
-/// How long, from now; `None` without end.
+/// The end of a duration that starts now; `None` if it has no end.
 fn until(text: Option<&str>, now: Timestamp) -> Result<Option<Timestamp>, ApiError> {
     let Some(text) = text else { return Ok(None) };
     let span = duration(text).map_err(|error| {
-        ApiError::bad("for", format!("the duration {error}")).hint("write it as 90s, 15m, 12h or 7d")
+        ApiError::invalid_field("for", format!("invalid duration: {error}"))
+            .hint("use a duration such as 90s, 15m, 12h or 7d")
     })?;
     if span.is_zero() {
-        let refusal = ApiError::bad("for", "that is over at once");
-        return Err(refusal.hint("write it as 15m, or leave it out for a ban without end"));
+        let error = ApiError::invalid_field("for", "the duration must be positive");
+        return Err(error.hint("use a duration such as 15m, or omit `for` for no end"));
     }
     Ok(Some(now + span))
 }
 
-/// What an operator says of something, in one line.
+/// Checks the reason that an operator gives.
 fn reason(text: String) -> Result<String, ApiError> {
-    const LONGEST: usize = 500;
-    if text.len() > LONGEST || text.chars().any(char::is_control) {
-        return Err(ApiError::bad("reason", format!("it is not one line of at most {LONGEST} bytes")));
+    const MAX_BYTES: usize = 500;
+    if text.len() > MAX_BYTES || text.chars().any(char::is_control) {
+        let message = format!("the reason must be one line of at most {MAX_BYTES} bytes");
+        return Err(ApiError::invalid_field("reason", message));
     }
     Ok(text)
 }
 
-/// An instant as Unix seconds.
+/// A time in Unix seconds.
 fn seconds(at: Timestamp) -> u64 {
     at.as_micros() / 1_000_000
 }
 
-/// How long it still is, in words.
-fn left(until: Timestamp, now: Timestamp) -> String {
+/// The remaining time, as text.
+fn remaining(until: Timestamp, now: Timestamp) -> String {
     span_text(TimeSpan::from_secs(until.since(now).as_secs_ceil()))
 }
 
@@ -106,22 +109,22 @@ impl From<AdminStateError> for ApiError {
     fn from(error: AdminStateError) -> Self {
         use tidegate_store::StoreError;
         use tidegate_store::durable::DurableError;
-        let what = error.to_string();
+        let message = error.to_string();
         match error {
-            AdminStateError::Durable(DurableError::HandedOver) => Self::unavailable("handing_over", what),
+            AdminStateError::Durable(DurableError::HandedOver) => Self::unavailable("handing_over", message),
             AdminStateError::Durable(DurableError::Ended) | AdminStateError::Ended => {
-                Self::unavailable("ending", what)
+                Self::unavailable("ending", message)
             }
             AdminStateError::Durable(DurableError::Write { .. }) => {
-                Self::new(StatusCode::INTERNAL_SERVER_ERROR, "not_written", what)
-                    .hint("see to the disk that holds `store.directory`; after that, ask again")
+                Self::new(StatusCode::INTERNAL_SERVER_ERROR, "not_written", message)
+                    .hint("check the disk of `store.directory`, then retry")
             }
-            AdminStateError::Full { .. } => Self::new(StatusCode::INSUFFICIENT_STORAGE, "full", what)
-                .hint("take some back; many networks fit the `bans.file` of the policy better"),
+            AdminStateError::Full { .. } => Self::new(StatusCode::INSUFFICIENT_STORAGE, "full", message)
+                .hint("remove some; for long lists of networks use `bans.file` in the policy"),
             AdminStateError::Store(StoreError::TooManyLimits { .. }) => {
-                Self::new(StatusCode::INSUFFICIENT_STORAGE, "too_many_limits", what)
+                Self::new(StatusCode::INSUFFICIENT_STORAGE, "too_many_limits", message)
             }
-            AdminStateError::Store(_) => Self::new(StatusCode::INTERNAL_SERVER_ERROR, "store", what),
+            AdminStateError::Store(_) => Self::new(StatusCode::INTERNAL_SERVER_ERROR, "store", message),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `/v1/overrides`: another limit for one client under one rule.
+//! `/v1/overrides`: limits of single clients that replace the limit of a rule.
 
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
@@ -7,40 +7,40 @@ use tidegate_core::{Limit, Spec, TimeSpan, Timestamp};
 use tidegate_policy::{ClientName, duration, span_text};
 use tidegate_store::durable::{OverrideKey, OverrideRecord};
 
-use super::{clients, left, reason, seconds, until};
+use super::{clients, reason, remaining, seconds, until};
 use crate::backend::Backend;
 use crate::response::{self, ApiError, ApiResponse};
 use crate::server::AdminServer;
 
-/// A new override.
+/// The body of a request that adds an override.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct NewOverride {
+pub(super) struct AddOverrideRequest {
     client: String,
     rule: String,
     requests: u64,
-    /// The rule's own unless given.
+    /// Default: that of the rule.
     window: Option<String>,
-    /// The rule's own unless given.
+    /// Default: that of the rule.
     algorithm: Option<String>,
     burst: Option<u64>,
     #[serde(rename = "for")]
-    lasting: Option<String>,
+    duration: Option<String>,
     #[serde(default)]
     reason: String,
 }
 
-/// LogSampling to end.
+/// The body of a request that removes an override.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct OldOverride {
+pub(super) struct RemoveOverrideRequest {
     client: String,
     rule: String,
 }
 
-/// An override as it is told.
+/// An override in a response.
 #[derive(Serialize)]
-struct Told {
+struct OverrideView {
     client: ClientName,
     rule: String,
     requests: u64,
@@ -57,8 +57,8 @@ struct Told {
     left: Option<String>,
 }
 
-impl Told {
-    fn of(key: &OverrideKey, replacement: &OverrideRecord, now: Timestamp) -> Self {
+impl OverrideView {
+    fn new(key: &OverrideKey, replacement: &OverrideRecord, now: Timestamp) -> Self {
         Self {
             client: ClientName::from_key(&key.client),
             rule: key.rule.clone(),
@@ -69,7 +69,7 @@ impl Told {
             reason: replacement.reason.clone(),
             since: seconds(replacement.since),
             until: replacement.until.map(seconds),
-            left: replacement.until.map(|until| left(until, now)),
+            left: replacement.until.map(|until| remaining(until, now)),
         }
     }
 }
@@ -77,75 +77,78 @@ impl Told {
 pub(super) async fn list<R: Backend>(server: &AdminServer<R>) -> ApiResponse {
     let now = server.state.now();
     let all = server.state.overrides().await;
-    let all: Vec<_> = all.iter().map(|(key, replacement)| Told::of(key, replacement, now)).collect();
+    let all: Vec<_> = all.iter().map(|(key, replacement)| OverrideView::new(key, replacement, now)).collect();
     response::json(StatusCode::OK, &json!({ "overrides": all }))
 }
 
 pub(super) async fn add<R: Backend>(
     server: &AdminServer<R>,
-    asked: NewOverride,
+    request: AddOverrideRequest,
 ) -> Result<ApiResponse, ApiError> {
     let active = server.backend.limiter().policy();
     let plan = active.matcher.plan();
-    let rule = clients::rule(plan, &asked.rule)?;
-    let algorithm = match &asked.algorithm {
-        Some(name) => name.parse().map_err(|error| ApiError::bad("algorithm", format!("{error}")))?,
+    let rule = clients::rule(plan, &request.rule)?;
+    let algorithm = match &request.algorithm {
+        Some(name) => {
+            name.parse().map_err(|error| ApiError::invalid_field("algorithm", format!("{error}")))?
+        }
         None => rule.algorithm(),
     };
-    let window = match &asked.window {
+    let window = match &request.window {
         Some(text) => window(text)?,
         None => rule.window,
     };
-    let spec = Spec { burst: asked.burst, ..Spec::new(asked.requests, window) };
-    Limit::new(algorithm, spec).map_err(|error| ApiError::bad("requests", error.to_string()))?;
-    let client = clients::key(server, plan, &asked.client)?;
+    let spec = Spec { burst: request.burst, ..Spec::new(request.requests, window) };
+    Limit::new(algorithm, spec).map_err(|error| ApiError::invalid_field("requests", error.to_string()))?;
+    let client = clients::key(server, plan, &request.client)?;
     let now = server.state.now();
-    let until = until(asked.lasting.as_deref(), now)?;
+    let until = until(request.duration.as_deref(), now)?;
     let key = OverrideKey { rule: rule.name.clone(), client };
-    let replacement = OverrideRecord { algorithm, spec, reason: reason(asked.reason)?, since: now, until };
-    let told = Told::of(&key, &replacement, now);
+    let replacement = OverrideRecord { algorithm, spec, reason: reason(request.reason)?, since: now, until };
+    let view = OverrideView::new(&key, &replacement, now);
     let is_new = server.state.override_limit(key, replacement).await?;
-    let Told { client, rule, requests, window, .. } = &told;
+    let OverrideView { client, rule, requests, window, .. } = &view;
     let client = client.to_string();
-    let message = format!("{client} may have {requests} per {window} under {rule}");
-    server.backend.tell("override_added", &message, &client);
-    Ok(response::json(if is_new { StatusCode::CREATED } else { StatusCode::OK }, &told))
+    let message = format!("override added: {client} under {rule}: {requests} per {window}");
+    server.backend.log_event("override_added", &message, &client);
+    Ok(response::json(if is_new { StatusCode::CREATED } else { StatusCode::OK }, &view))
 }
 
 fn window(text: &str) -> Result<TimeSpan, ApiError> {
     duration(text).map_err(|error| {
-        ApiError::bad("window", format!("the duration {error}")).hint("write it as 1s, 1m, 1h or 1d")
+        ApiError::invalid_field("window", format!("invalid duration: {error}"))
+            .hint("use a duration such as 1s, 1m, 1h or 1d")
     })
 }
 
 pub(super) async fn remove<R: Backend>(
     server: &AdminServer<R>,
-    asked: OldOverride,
+    request: RemoveOverrideRequest,
 ) -> Result<ApiResponse, ApiError> {
-    let wanted: ClientName =
-        asked.client.parse().map_err(|error| ApiError::bad("client", format!("{error}")))?;
-    // By its key, or as it is shown in the list.
+    let client: ClientName =
+        request.client.parse().map_err(|error| ApiError::invalid_field("client", format!("{error}")))?;
+    // The client is given by its key, or as the list shows it.
     let active = server.backend.limiter().policy();
-    let whole = wanted.key(&active.matcher.plan().identities);
+    let full_key = client.key(&active.matcher.plan().identities);
     let all = server.state.overrides().await;
     let found = all.into_iter().map(|(key, _)| key).find(|key| {
-        key.rule == asked.rule
-            && whole.as_ref().map_or_else(|| wanted.names(&key.client), |whole| *whole == key.client)
+        key.rule == request.rule
+            && full_key.as_ref().map_or_else(|| client.names(&key.client), |full| *full == key.client)
     });
     let missing = || {
         ApiError::new(
             StatusCode::NOT_FOUND,
             "no_override",
-            format!("{wanted} has no override under that rule"),
+            format!("{client} has no override under this rule"),
         )
-        .hint("/v1/overrides lists all of them")
+        .hint("run `tidegate override` or GET /v1/overrides to list all overrides")
     };
     let key = found.ok_or_else(missing)?;
     let rule = key.rule.clone();
-    if !server.state.end_override(key).await? {
+    if !server.state.remove_override(key).await? {
         return Err(missing());
     }
-    let client = wanted.to_string();
-    server.backend.tell("override_removed", &format!("{client} is limited by {rule} as others are"), &client);
-    Ok(response::json(StatusCode::OK, &json!({ "client": wanted, "rule": rule })))
+    let message = format!("override removed: {client} under {rule}");
+    server.backend.log_event("override_removed", &message, &client.to_string());
+    Ok(response::json(StatusCode::OK, &json!({ "client": client, "rule": rule })))
 }

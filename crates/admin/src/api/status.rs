@@ -1,4 +1,4 @@
-//! The gateway as a whole: `/readyz`, `/v1/status`, `/v1/reload`, `/v1/backup`.
+//! Endpoints for the whole gateway: `/readyz`, `/v1/status`, `/v1/reload`, `/v1/backup`.
 
 use std::path::{Path, PathBuf};
 
@@ -16,7 +16,7 @@ pub(super) fn ready<R: Backend>(server: &AdminServer<R>) -> Result<ApiResponse, 
     if server.backend.is_ready() {
         Ok(response::json(StatusCode::OK, &json!({ "status": "ready" })))
     } else {
-        Err(ApiError::unavailable("not_ready", "it takes no more requests"))
+        Err(ApiError::unavailable("not_ready", "the gateway is shutting down"))
     }
 }
 
@@ -51,35 +51,35 @@ pub(super) async fn status<R: Backend>(server: &AdminServer<R>) -> ApiResponse {
 pub(super) async fn reload<R: Backend>(server: &AdminServer<R>) -> Result<ApiResponse, ApiError> {
     let reloaded = server.backend.reload().await.map_err(|error| {
         ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "bad_policy", error.to_string())
-            .hint("the old policy stays in force; mend the file, and try it with `tidegate check`")
+            .hint("the old policy stays active; fix the file and validate it with `tidegate check`")
     })?;
     Ok(response::json(StatusCode::OK, &json!({ "changes": reloaded.changes, "warnings": reloaded.warnings })))
 }
 
-/// Where to.
+/// The body of a backup request.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Backup {
+pub(super) struct BackupRequest {
     path: PathBuf,
 }
 
 pub(super) async fn back_up<R: Backend>(
     server: &AdminServer<R>,
-    asked: Backup,
+    request: BackupRequest,
 ) -> Result<ApiResponse, ApiError> {
     let folder = server.state.path().and_then(Path::parent).unwrap_or(Path::new(""));
-    // From the folder of the original; an absolute path stays as it is.
-    let path = folder.join(asked.path);
+    // A relative path is relative to the folder of the durable file.
+    let path = folder.join(request.path);
     match server.state.back_up(&path).await {
         Ok(()) => Ok(response::json(StatusCode::CREATED, &json!({ "path": path }))),
         Err(BackupError::Durable(error)) => Err(AdminStateError::from(error).into()),
         Err(error @ BackupError::Exists { .. }) => {
-            let refusal = ApiError::new(StatusCode::CONFLICT, "exists", error.to_string());
-            Err(refusal.hint("a backup never replaces anything"))
+            let error = ApiError::new(StatusCode::CONFLICT, "exists", error.to_string());
+            Err(error.hint("choose another path; a backup does not replace a file"))
         }
         Err(error @ BackupError::Write { .. }) => {
-            let refusal = ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "not_written", error.to_string());
-            Err(refusal.hint("the gateway writes it: name a folder that its user may write to"))
+            let error = ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "not_written", error.to_string());
+            Err(error.hint("choose a folder that the user of the gateway can write to"))
         }
     }
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
 use anyhow::{Context, anyhow, bail};
-use tidegate_admin::{AdminServer, AdminState, AdminToken, Backend, ReloadError, Reloaded};
+use tidegate_admin::{AdminServer, AdminState, AdminToken, Backend, ReloadError, ReloadReport};
 use tidegate_gateway::Gateway;
 use tidegate_limiter::Limiter;
 use tidegate_policy::{AdminPlan, Plan};
@@ -22,7 +22,7 @@ use super::store::SelectedStore;
 use super::takeover::Predecessor;
 
 /// A reload request: the channel that receives the result.
-pub(crate) type ReloadRequest = oneshot::Sender<Result<Reloaded, ReloadError>>;
+pub(crate) type ReloadRequest = oneshot::Sender<Result<ReloadReport, ReloadError>>;
 
 /// Gives the admin API access to the gateway.
 pub(crate) struct AdminBackend {
@@ -123,11 +123,11 @@ impl Backend for AdminBackend {
         (page.into_text(), Exposition::CONTENT_TYPE)
     }
 
-    fn tell(&self, event: &str, message: &str, subject: &str) {
+    fn log_event(&self, event: &str, message: &str, subject: &str) {
         tracing::info!(event, subject, "{message}");
     }
 
-    async fn reload(&self) -> Result<Reloaded, ReloadError> {
+    async fn reload(&self) -> Result<ReloadReport, ReloadError> {
         let stopping_error = || ReloadError { reason: "the gateway is stopping".to_owned() };
         let (reply, outcome) = oneshot::channel();
         self.reloads.send(reply).await.map_err(|_| stopping_error())?;

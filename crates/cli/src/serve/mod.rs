@@ -92,7 +92,7 @@ fn serve(args: &ServeArgs, source: &PolicySource, startup: Startup, logging: &Lo
     let (backend, reloads) = AdminBackend::new(Arc::clone(&gateway), source, Arc::clone(&certificates));
     // Restore bans before the first request is accepted.
     let admin_state = runtime.block_on(backend.restore(Arc::clone(&clock), state))?;
-    runtime.spawn(Arc::clone(&admin_state).keep_penalties());
+    runtime.spawn(Arc::clone(&admin_state).persist_penalties());
     let (stop, stopping) = watch::channel(false);
     let threads = gateway.start(&listeners, &stopping, DRAIN_TIMEOUT)?;
     // Handle signals and file changes before the start message is printed.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use tidegate_admin::{ReloadError, Reloaded};
+use tidegate_admin::{ReloadError, ReloadReport};
 use tidegate_core::Timestamp;
 use tidegate_gateway::Gateway;
 use tidegate_policy::diff;
@@ -117,7 +117,7 @@ fn activate(
     outcome: Result<LoadedPolicy, LoadError>,
     logging: &Logging,
     now: Timestamp,
-) -> Result<Reloaded, ReloadError> {
+) -> Result<ReloadReport, ReloadError> {
     let reject = |message: &str, reason: String| {
         let details = details(std::slice::from_ref(&reason));
         tracing::error!(event = "reload_failed", details, "{message}");
@@ -166,5 +166,5 @@ fn activate(
         warnings.push_str(&message);
         warnings.push('\n');
     }
-    Ok(Reloaded { changes, warnings })
+    Ok(ReloadReport { changes, warnings })
 }

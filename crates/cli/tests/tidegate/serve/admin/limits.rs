@@ -60,7 +60,7 @@ fn reset_clears_the_counters_of_one_client() {
     assert_eq!(wrong.status, 400);
     assert!(wrong.json()["hint"].as_str().unwrap().contains("default"), "{wrong:?}");
     let hashed = gate.send("POST", "/v1/reset", r#"{"client":"api_key:…#12345678"}"#);
-    assert!(hashed.status == 400 && hashed.text().contains("whole key"), "{hashed:?}");
+    assert!(hashed.status == 400 && hashed.text().contains("complete key"), "{hashed:?}");
 }
 
 #[test]

@@ -109,7 +109,7 @@ fn admin_body_invalid_gets_400_with_the_reason_and_too_large_gets_413() {
     let gate = AdminGateway::start("");
     for (body, expected) in [
         ("", "no JSON"),
-        ("{", "no JSON"),
+        ("{", "invalid JSON"),
         ("[]", "invalid"),
         (r#"{"subject":"user:bob","until":"1h"}"#, "unknown field `until`"),
         (r#"{"for":"1h"}"#, "missing field `subject`"),
@@ -117,7 +117,7 @@ fn admin_body_invalid_gets_400_with_the_reason_and_too_large_gets_413() {
         (r#"{"subject":"bob"}"#, "missing client kind"),
         (r#"{"subject":"203.0.113.7/24"}"#, "203.0.113.0/24"),
         (r#"{"subject":"user:bob","for":"soon"}"#, "duration"),
-        (r#"{"subject":"user:bob","for":"0s"}"#, "over at once"),
+        (r#"{"subject":"user:bob","for":"0s"}"#, "must be positive"),
         (r#"{"subject":"user:bob","reason":"two\nlines"}"#, "one line"),
     ] {
         let response = gate.send("POST", "/v1/bans", body);
