@@ -24,7 +24,7 @@ async fn raw(server: &RedisServer) -> redis::aio::MultiplexedConnection {
 }
 
 #[tokio::test]
-async fn token_bucket_passes_the_conformance_suite() {
+async fn central_store_token_bucket_passes_the_conformance_suite() {
     let server = RedisServer::start();
     let store = connect(&server, TimeSource::Caller).await;
     let suite =
@@ -34,7 +34,7 @@ async fn token_bucket_passes_the_conformance_suite() {
 }
 
 #[tokio::test]
-async fn every_key_has_a_time_to_live_of_at_least_twice_its_recovery() {
+async fn redis_key_expires_after_at_most_twice_its_recovery_time() {
     let server = RedisServer::start();
     let store = connect(&server, TimeSource::Server).await;
     let limits = [bucket(1, TimeSpan::from_secs(3_600)), bucket(1, TimeSpan::from_secs(10))];
@@ -47,33 +47,33 @@ async fn every_key_has_a_time_to_live_of_at_least_twice_its_recovery() {
 
     let mut raw = raw(&server).await;
     let keys: Vec<String> = raw.keys("*").await.unwrap();
-    let mut lives = Vec::new();
+    let mut ttls = Vec::new();
     for key in &keys {
-        lives.push(raw.pttl::<_, i64>(key).await.unwrap());
+        ttls.push(raw.pttl::<_, i64>(key).await.unwrap());
     }
-    lives.sort_unstable();
-    assert_eq!(lives.len(), 3, "one key per client: {keys:?}");
-    assert!((10_000..=20_000).contains(&lives[0]), "{lives:?}");
-    assert!((7_100_000..=7_200_000).contains(&lives[1]), "{lives:?}");
-    assert!((86_400_000..=86_520_000).contains(&lives[2]), "{lives:?}");
+    ttls.sort_unstable();
+    assert_eq!(ttls.len(), 3, "one key per client: {keys:?}");
+    assert!((10_000..=20_000).contains(&ttls[0]), "{ttls:?}");
+    assert!((7_100_000..=7_200_000).contains(&ttls[1]), "{ttls:?}");
+    assert!((86_400_000..=86_520_000).contains(&ttls[2]), "{ttls:?}");
 }
 
 #[tokio::test]
-async fn time_is_the_servers_whatever_the_caller_says() {
+async fn server_time_source_ignores_the_time_of_the_caller() {
     let server = RedisServer::start();
     let store = connect(&server, TimeSource::Server).await;
     let limit = bucket(1, TimeSpan::from_secs(3_600));
     let check = Check::new(Key::new(RULE, b"client"), &limit);
     assert!(store.decide(&[check], Timestamp::MAX).await.unwrap().passes());
-    let refused = store.decide(&[check], Timestamp::MAX).await.unwrap();
-    assert!(matches!(refused.verdict, Verdict::NotUntil { .. }));
+    let rejected = store.decide(&[check], Timestamp::MAX).await.unwrap();
+    assert!(matches!(rejected.verdict, Verdict::NotUntil { .. }));
     let now = SystemClock::new().now();
-    let apart = refused.at.since(now).max(now.since(refused.at));
-    assert!(apart < TimeSpan::from_secs(60), "the server's clock and ours are {apart:?} apart");
+    let apart = rejected.at.since(now).max(now.since(rejected.at));
+    assert!(apart < TimeSpan::from_secs(60), "the clocks of the server and of the test are {apart:?} apart");
 }
 
 #[tokio::test]
-async fn refusing_writes_nothing() {
+async fn rejected_decision_and_peek_write_no_key() {
     let server = RedisServer::start();
     let store = connect(&server, TimeSource::Server).await;
     let limit = bucket(2, TimeSpan::from_secs(3_600));
@@ -88,7 +88,7 @@ async fn refusing_writes_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_tasks_together_admit_exactly_the_ideal() {
+async fn parallel_tasks_admit_exactly_the_limit() {
     let server = RedisServer::start();
     let store = connect(&server, TimeSource::Caller).await;
     let (narrow, wide) = (bucket(500, TimeSpan::from_secs(3_600)), bucket(800, TimeSpan::from_secs(3_600)));
@@ -101,25 +101,25 @@ async fn many_tasks_together_admit_exactly_the_ideal() {
                     Check::new(Key::new(RuleId::named("wide"), b"client"), &wide),
                     Check::new(Key::new(RuleId::named("narrow"), b"client"), &narrow),
                 ];
-                let mut passed = 0;
+                let mut admitted = 0;
                 for _ in 0..50 {
-                    passed += u64::from(store.decide(&checks, now).await.unwrap().passes());
+                    admitted += u64::from(store.decide(&checks, now).await.unwrap().passes());
                 }
-                passed
+                admitted
             })
         })
         .collect();
-    let mut passed = 0;
+    let mut admitted = 0;
     for task in tasks {
-        passed += task.await.unwrap();
+        admitted += task.await.unwrap();
     }
-    assert_eq!(passed, 500);
+    assert_eq!(admitted, 500);
     let left = Check::new(Key::new(RuleId::named("wide"), b"client"), &wide).cost(Cost::ZERO);
     assert_eq!(store.peek(&[left], now).await.unwrap().outcomes[0].remaining, 300);
 }
 
 #[tokio::test]
-async fn a_flushed_script_cache_is_no_error() {
+async fn flushed_script_cache_is_loaded_again() {
     let server = RedisServer::start();
     let store = connect(&server, TimeSource::Server).await;
     let limit = bucket(5, TimeSpan::from_secs(3_600));
@@ -131,7 +131,7 @@ async fn a_flushed_script_cache_is_no_error() {
 }
 
 #[tokio::test]
-async fn an_unknown_algorithm_is_refused_before_anything_is_sent() {
+async fn unsupported_algorithm_is_an_error() {
     let server = RedisServer::start();
     let store = connect(&server, TimeSource::Server).await;
     let limit = Limit::new(Algorithm::SlidingLog, Spec::new(5, TimeSpan::from_secs(60))).unwrap();
@@ -141,7 +141,7 @@ async fn an_unknown_algorithm_is_refused_before_anything_is_sent() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_gone_is_an_error_and_never_a_pass() {
+async fn stopped_server_is_an_error() {
     let server = RedisServer::start();
     let store = connect(&server, TimeSource::Server).await;
     drop(server);

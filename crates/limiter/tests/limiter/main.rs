@@ -1,4 +1,4 @@
-//! The limiter without any gateway.
+//! The limiter without a gateway.
 
 mod parallel;
 mod reservations;
@@ -21,18 +21,18 @@ fn active(policy: &str) -> ActivePolicy {
 }
 
 /// A limiter on a clock that stands still.
-struct Bench<S> {
+struct Setup<S> {
     limiter: Limiter<S>,
     clock: Arc<ManualClock>,
 }
 
-impl Bench<MemoryStore> {
+impl Setup<MemoryStore> {
     fn new(policy: &str) -> Self {
         Self::on(policy, MemoryStore::with_cap(1 << 20))
     }
 }
 
-impl<S: Store + 'static> Bench<S> {
+impl<S: Store + 'static> Setup<S> {
     fn on(policy: &str, store: S) -> Self {
         let clock = Arc::new(ManualClock::at(START));
         let limiter = Limiter::new(active(policy), Arc::new(store), Arc::clone(&clock) as Arc<dyn Clock>)
@@ -44,7 +44,7 @@ impl<S: Store + 'static> Bench<S> {
         self.clock.now()
     }
 
-    /// What `read` makes of the ruling on a request with these headers.
+    /// The result of `read` for the ruling on a request with these headers.
     async fn check<R>(
         &self,
         path: &str,
@@ -61,7 +61,7 @@ impl<S: Store + 'static> Bench<S> {
         read(self.limiter.check(&policy, &facts, &mut scratch, self.now()).await)
     }
 
-    /// How the ruling on one rule begins.
+    /// A description of the ruling on one rule.
     async fn rule(&self, rule: &str, client: &[u8], cost: Cost) -> String {
         let (policy, mut scratch) = (self.limiter.policy(), Scratch::default());
         let ruling = self
@@ -71,7 +71,7 @@ impl<S: Store + 'static> Bench<S> {
         describe(&ruling)
     }
 
-    /// How the ruling on a GET of `path` begins.
+    /// A description of the ruling on a GET of `path`.
     async fn outcome(&self, path: &str) -> String {
         self.check(path, &[], |ruling| describe(&ruling)).await
     }

@@ -1,4 +1,4 @@
-//! What is charged up front and settled later.
+//! Reservations: charges that are made up front and settled later.
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use tidegate_core::Cost;
@@ -6,7 +6,7 @@ use tidegate_limiter::{Admitted, RuleCheck, Ruling};
 use tidegate_policy::Scratch;
 use tidegate_store::MemoryStore;
 
-use crate::Bench;
+use crate::Setup;
 
 fn policy(charge: &str) -> String {
     format!(
@@ -21,49 +21,49 @@ fn admitted(ruling: Ruling<'_>) -> Admitted<'_> {
     }
 }
 
-async fn left(bench: &Bench<MemoryStore>) -> u64 {
-    let now = bench.now();
-    let (policy, mut scratch) = (bench.limiter.policy(), Scratch::default());
-    let client = bench.check("/", &[], |ruling| admitted(ruling).report.client().to_vec()).await;
+async fn remaining(setup: &Setup<MemoryStore>) -> u64 {
+    let now = setup.now();
+    let (policy, mut scratch) = (setup.limiter.policy(), Scratch::default());
+    let client = setup.check("/", &[], |ruling| admitted(ruling).report.client().to_vec()).await;
     let peek = RuleCheck { rule: "r", client: &client, cost: Cost::ZERO };
-    let ruling = bench.limiter.check_rule(&policy, peek, &mut scratch, now).await;
+    let ruling = setup.limiter.check_rule(&policy, peek, &mut scratch, now).await;
     admitted(ruling).report.limits()[0].remaining
 }
 
 #[tokio::test]
-async fn settle_by_a_status_that_is_not_charged_refunds() {
-    let bench = Bench::new(&policy("charge: { after: { status: [401] } }"));
-    let reservations = bench.check("/", &[], |ruling| admitted(ruling).reservations).await;
-    bench.limiter.settle(reservations, 200, &HeaderMap::new()).await;
-    let reservations = bench.check("/", &[], |ruling| admitted(ruling).reservations).await;
-    bench.limiter.settle(reservations, 401, &HeaderMap::new()).await;
-    // The request that asks for the client's key is charged and never settled.
-    assert_eq!(left(&bench).await, 8);
+async fn settle_with_a_status_that_is_not_charged_refunds() {
+    let setup = Setup::new(&policy("charge: { after: { status: [401] } }"));
+    let reservations = setup.check("/", &[], |ruling| admitted(ruling).reservations).await;
+    setup.limiter.settle(reservations, 200, &HeaderMap::new()).await;
+    let reservations = setup.check("/", &[], |ruling| admitted(ruling).reservations).await;
+    setup.limiter.settle(reservations, 401, &HeaderMap::new()).await;
+    // The request in `remaining` that finds the client's key is charged and never settled.
+    assert_eq!(remaining(&setup).await, 8);
 }
 
 #[tokio::test]
-async fn settle_by_a_header_charges_what_it_says() {
-    let bench = Bench::new(&policy("charge: { after: { header: x-cost } }"));
-    let reservations = bench.check("/", &[], |ruling| admitted(ruling).reservations).await;
+async fn settle_with_a_cost_header_charges_its_value() {
+    let setup = Setup::new(&policy("charge: { after: { header: x-cost } }"));
+    let reservations = setup.check("/", &[], |ruling| admitted(ruling).reservations).await;
     let cost = (HeaderName::from_static("x-cost"), HeaderValue::from_static("7"));
-    bench.limiter.settle(reservations, 200, &HeaderMap::from_iter([cost])).await;
-    assert_eq!(left(&bench).await, 2);
+    setup.limiter.settle(reservations, 200, &HeaderMap::from_iter([cost])).await;
+    assert_eq!(remaining(&setup).await, 2);
 }
 
 #[tokio::test]
-async fn release_refunds_what_was_sent_to_no_server() {
-    let bench = Bench::new(&policy("charge: { after: { status: [401] } }"));
-    let reservations = bench.check("/", &[], |ruling| admitted(ruling).reservations).await;
-    bench.limiter.release(reservations).await;
-    assert_eq!(left(&bench).await, 9);
+async fn release_refunds_the_reservation() {
+    let setup = Setup::new(&policy("charge: { after: { status: [401] } }"));
+    let reservations = setup.check("/", &[], |ruling| admitted(ruling).reservations).await;
+    setup.limiter.release(reservations).await;
+    assert_eq!(remaining(&setup).await, 9);
 }
 
 #[tokio::test]
 async fn body_meter_charges_the_body_as_it_arrives() {
-    let bench = Bench::new(&policy("cost: { body: 1KiB }"));
+    let setup = Setup::new(&policy("cost: { body: 1KiB }"));
     let headers = [("transfer-encoding", "chunked")];
-    let mut reservations = bench.check("/", &headers, |ruling| admitted(ruling).reservations).await;
-    let mut meter = bench.limiter.body_meter(&mut reservations).expect("the body settles it");
+    let mut reservations = setup.check("/", &headers, |ruling| admitted(ruling).reservations).await;
+    let mut meter = setup.limiter.body_meter(&mut reservations).expect("the body settles it");
     assert!(reservations.is_empty());
     for _ in 0..4 {
         meter.add(1_024);
@@ -71,21 +71,21 @@ async fn body_meter_charges_the_body_as_it_arrives() {
     drop(meter);
     // The charge runs in a task of its own.
     tokio::task::yield_now().await;
-    assert_eq!(left(&bench).await, 5, "four units, and one for the request that asks");
+    assert_eq!(remaining(&setup).await, 5, "four units, and one for the request in `remaining`");
 }
 
 #[tokio::test]
-async fn refund_guard_refunds_unless_it_is_told_to_keep() {
-    let bench = Bench::new(&policy("cost: 3"));
+async fn refund_guard_dropped_refunds_unless_keep_is_called() {
+    let setup = Setup::new(&policy("cost: 3"));
     for (keeps, expected) in [(true, 4), (false, 1)] {
         let guard =
-            bench.check("/", &[], |ruling| bench.limiter.refund_guard(&admitted(ruling).report)).await;
+            setup.check("/", &[], |ruling| setup.limiter.refund_guard(&admitted(ruling).report)).await;
         if keeps {
             guard.keep();
         } else {
             drop(guard);
             tokio::task::yield_now().await;
         }
-        assert_eq!(left(&bench).await, expected);
+        assert_eq!(remaining(&setup).await, expected);
     }
 }

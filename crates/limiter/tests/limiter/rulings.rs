@@ -1,35 +1,35 @@
-//! What becomes of requests.
+//! Rulings on requests.
 
 use tidegate_core::{Cost, Key, Limit, RuleId, Spec, TimeSpan, Timestamp};
 use tidegate_limiter::Ruling;
 use tidegate_policy::{Ban, Bans, Subject};
 
-use crate::{Bench, START, active};
+use crate::{START, Setup, active};
 
 const HOURLY: &str = "rate_limits: { default: { requests: 2, window: 1h, algorithm: fixed_window } }";
 
 #[tokio::test]
 async fn check_beyond_the_limit_rejects_and_names_the_limit() {
-    let bench = Bench::new(HOURLY);
-    assert_eq!(bench.outcome("/").await, "admitted, 1 left of default");
-    assert_eq!(bench.outcome("/").await, "admitted, 0 left of default");
-    assert_eq!(bench.outcome("/").await, "rejected by default: Limit, Some(3600)");
-    bench.clock.advance(TimeSpan::from_secs(3_600));
-    assert_eq!(bench.outcome("/").await, "admitted, 1 left of default");
+    let setup = Setup::new(HOURLY);
+    assert_eq!(setup.outcome("/").await, "admitted, 1 left of default");
+    assert_eq!(setup.outcome("/").await, "admitted, 0 left of default");
+    assert_eq!(setup.outcome("/").await, "rejected by default: Limit, Some(3600)");
+    setup.clock.advance(TimeSpan::from_secs(3_600));
+    assert_eq!(setup.outcome("/").await, "admitted, 1 left of default");
 }
 
 #[tokio::test]
 async fn check_of_several_limits_charges_all_or_none() {
-    let bench = Bench::new(
+    let setup = Setup::new(
         "rate_limits:\n  global: { requests: 5, window: 1h, algorithm: fixed_window }\n  endpoints: { /search: { requests: 1, \
          window: 1h, algorithm: fixed_window } }",
     );
-    assert_eq!(bench.outcome("/search").await, "admitted, 0 left of endpoint:/search");
+    assert_eq!(setup.outcome("/search").await, "admitted, 0 left of endpoint:/search");
     for _ in 0..3 {
-        assert_eq!(bench.outcome("/search").await, "rejected by endpoint:/search: Limit, Some(3600)");
+        assert_eq!(setup.outcome("/search").await, "rejected by endpoint:/search: Limit, Some(3600)");
     }
-    assert_eq!(bench.outcome("/").await, "admitted, 3 left of global", "rejected requests were not charged");
-    let limits = bench.check("/search", &[], |ruling| {
+    assert_eq!(setup.outcome("/").await, "admitted, 3 left of global", "rejected requests were not charged");
+    let limits = setup.check("/search", &[], |ruling| {
         let Ruling::Rejected(rejected) = ruling else { panic!("{ruling:?}") };
         assert_eq!(rejected.rule, RuleId::named("endpoint:/search"));
         assert_eq!(rejected.report.violated().collect::<Vec<_>>(), ["endpoint:/search"]);
@@ -39,65 +39,65 @@ async fn check_of_several_limits_charges_all_or_none() {
 }
 
 #[tokio::test]
-async fn check_of_a_banned_or_exempt_client_asks_no_limit() {
-    let bench = Bench::new(&format!("{HOURLY}\nclients: {{ exempt: {{ networks: [192.0.2.0/24] }} }}"));
+async fn check_of_a_banned_or_exempt_client_charges_no_limit() {
+    let setup = Setup::new(&format!("{HOURLY}\nclients: {{ exempt: {{ networks: [192.0.2.0/24] }} }}"));
     for _ in 0..5 {
-        assert_eq!(bench.outcome("/").await, "exempt");
+        assert_eq!(setup.outcome("/").await, "exempt");
     }
     let subject = Subject::parse("192.0.2.1", 64).unwrap();
     let until = Some(START + TimeSpan::from_secs(60));
     let ban = Ban { subject, reason: String::new(), since: START, until };
-    bench.limiter.ban(Bans::new([ban]));
-    assert_eq!(bench.outcome("/").await, "banned", "a ban is stronger than an exemption");
-    bench.clock.advance(TimeSpan::from_secs(60));
-    assert_eq!(bench.outcome("/").await, "exempt");
-    let banned = Bench::new(&format!("{HOURLY}\nbans: {{ networks: [192.0.2.0/24] }}"));
+    setup.limiter.ban(Bans::new([ban]));
+    assert_eq!(setup.outcome("/").await, "banned", "a ban is stronger than an exemption");
+    setup.clock.advance(TimeSpan::from_secs(60));
+    assert_eq!(setup.outcome("/").await, "exempt");
+    let banned = Setup::new(&format!("{HOURLY}\nbans: {{ networks: [192.0.2.0/24] }}"));
     assert_eq!(banned.outcome("/").await, "banned");
 }
 
 #[tokio::test]
-async fn check_of_a_locked_out_client_charges_nothing_and_says_when_it_ends() {
+async fn check_of_a_locked_out_client_charges_nothing_and_returns_the_end() {
     let policy = "rate_limits: { default: { requests: 1, window: 10s, algorithm: fixed_window, penalty: { after: 2, for: 1m } } }";
-    let bench = Bench::new(policy);
-    assert_eq!(bench.outcome("/").await, "admitted, 0 left of default");
-    assert_eq!(bench.outcome("/").await, "rejected by default: Limit, Some(10)");
-    assert_eq!(bench.outcome("/").await, "rejected by default: LockOut, Some(60)");
-    bench.clock.advance(TimeSpan::from_secs(30));
-    assert_eq!(bench.outcome("/").await, "rejected by default: LockOut, Some(30)");
-    bench.clock.advance(TimeSpan::from_secs(30));
-    assert_eq!(bench.outcome("/").await, "admitted, 0 left of default", "nothing was charged meanwhile");
+    let setup = Setup::new(policy);
+    assert_eq!(setup.outcome("/").await, "admitted, 0 left of default");
+    assert_eq!(setup.outcome("/").await, "rejected by default: Limit, Some(10)");
+    assert_eq!(setup.outcome("/").await, "rejected by default: LockOut, Some(60)");
+    setup.clock.advance(TimeSpan::from_secs(30));
+    assert_eq!(setup.outcome("/").await, "rejected by default: LockOut, Some(30)");
+    setup.clock.advance(TimeSpan::from_secs(30));
+    assert_eq!(setup.outcome("/").await, "admitted, 0 left of default", "nothing was charged meanwhile");
 }
 
 #[tokio::test]
 async fn check_with_all_permits_taken_rejects_until_one_is_dropped() {
-    let bench = Bench::new("rate_limits: { rules: [{ name: exports, per: [ip], concurrent: 1 }] }");
-    let permits = bench.check("/", &[], |ruling| {
+    let setup = Setup::new("rate_limits: { rules: [{ name: exports, per: [ip], concurrent: 1 }] }");
+    let permits = setup.check("/", &[], |ruling| {
         let Ruling::Admitted(admitted) = ruling else { panic!("{ruling:?}") };
         admitted.permits
     });
     let permits = permits.await;
-    assert_eq!(bench.limiter.permits().taken(), 1);
-    assert_eq!(bench.outcome("/").await, "rejected by exports: Concurrency, Some(1)");
+    assert_eq!(setup.limiter.permits().taken(), 1);
+    assert_eq!(setup.outcome("/").await, "rejected by exports: Concurrency, Some(1)");
     drop(permits);
-    assert_eq!(bench.outcome("/").await, "admitted");
-    assert_eq!(bench.limiter.permits().taken(), 0, "the ruling was dropped, and its permit with it");
+    assert_eq!(setup.outcome("/").await, "admitted");
+    assert_eq!(setup.limiter.permits().taken(), 0, "the ruling was dropped, and its permit with it");
 }
 
 #[tokio::test]
 async fn check_with_rules_in_shadow_mode_admits_and_lists_what_they_would_reject() {
-    let bench = Bench::new(
+    let setup = Setup::new(
         "rate_limits:\n  default: { requests: 1, window: 1h, algorithm: fixed_window, mode: shadow }\n  rules: [{ name: exports, \
          per: [ip], concurrent: 1, mode: shadow }]",
     );
-    let first = bench.check("/", &[], |ruling| match ruling {
+    let first = setup.check("/", &[], |ruling| match ruling {
         Ruling::Admitted(admitted) => (admitted.permits, admitted.report.shadow_rejections().count()),
         other => panic!("{other:?}"),
     });
     let (_permits, shadow) = first.await;
     assert_eq!(shadow, 0);
-    let second = bench.check("/", &[], |ruling| match ruling {
+    let second = setup.check("/", &[], |ruling| match ruling {
         Ruling::Admitted(admitted) => {
-            assert!(admitted.report.limits().is_empty(), "clients are not told of limits in shadow mode");
+            assert!(admitted.report.limits().is_empty(), "limits in shadow mode are not reported to clients");
             admitted.report.shadow_rejections().collect::<Vec<_>>()
         }
         other => panic!("{other:?}"),
@@ -107,7 +107,7 @@ async fn check_with_rules_in_shadow_mode_admits_and_lists_what_they_would_reject
 
 #[tokio::test]
 async fn check_of_a_locked_out_client_lists_no_rules_in_shadow_mode() {
-    let bench = Bench::new(
+    let setup = Setup::new(
         "rate_limits:\n  default: { requests: 1, window: 10s, algorithm: fixed_window, penalty: { after: 1, for: 1m } }\n  global: \
          { requests: 1, window: 1h, algorithm: fixed_window, mode: shadow }",
     );
@@ -118,58 +118,58 @@ async fn check_of_a_locked_out_client_lists_no_rules_in_shadow_mode() {
     };
     let mut counts = Vec::new();
     for _ in 0..3 {
-        counts.push(bench.check("/", &[], count).await);
+        counts.push(setup.check("/", &[], count).await);
     }
     assert_eq!(counts, [0, 1, 0], "admitted, rejected by the limit, locked out");
 }
 
 #[tokio::test]
 async fn check_of_a_leaky_bucket_admits_with_a_delay() {
-    let bench = Bench::new(
+    let setup = Setup::new(
         "rate_limits: { default: { requests: 1, window: 1s, algorithm: leaky_bucket, burst: 3, max_wait: 5s } }",
     );
     for seconds in 0..3 {
-        let delay = bench.check("/", &[], |ruling| match ruling {
+        let delay = setup.check("/", &[], |ruling| match ruling {
             Ruling::Admitted(admitted) => admitted.delay,
             other => panic!("{other:?}"),
         });
         assert_eq!(delay.await, TimeSpan::from_secs(seconds));
     }
-    assert!(bench.outcome("/").await.starts_with("rejected by default: Limit"));
+    assert!(setup.outcome("/").await.starts_with("rejected by default: Limit"));
 }
 
 #[tokio::test]
 async fn check_rule_counts_with_the_requests_that_the_rule_applies_to() {
-    let bench = Bench::new(
+    let setup = Setup::new(
         "rate_limits:\n  default: { requests: 3, window: 1h, algorithm: fixed_window }\n  global: { requests: 100, window: 1h, \
          algorithm: fixed_window }",
     );
-    let client = bench.check("/", &[], |ruling| match ruling {
+    let client = setup.check("/", &[], |ruling| match ruling {
         Ruling::Admitted(admitted) => admitted.report.client().to_vec(),
         other => panic!("{other:?}"),
     });
     let client = client.await;
-    let two = bench.rule("default", &client, Cost::new(2)).await;
+    let two = setup.rule("default", &client, Cost::new(2)).await;
     assert_eq!(two, "admitted, 0 left of default");
-    let one = bench.rule("default", &client, Cost::ONE).await;
+    let one = setup.rule("default", &client, Cost::ONE).await;
     assert_eq!(one, "rejected by default: Limit, Some(3600)");
     for client in [&b"ann"[..], b"bob"] {
-        assert!(bench.rule("global", client, Cost::new(10)).await.starts_with("admitted"));
+        assert!(setup.rule("global", client, Cost::new(10)).await.starts_with("admitted"));
     }
-    let all = bench.rule("global", b"eve", Cost::ZERO).await;
+    let all = setup.rule("global", b"eve", Cost::ZERO).await;
     assert_eq!(all, "admitted, 79 left of global", "all clients together");
-    assert_eq!(bench.rule("nothing", &client, Cost::ONE).await, "no rule");
+    assert_eq!(setup.rule("nothing", &client, Cost::ONE).await, "no rule");
 }
 
 #[tokio::test]
-async fn check_limit_counts_by_the_limit_that_the_caller_brings() {
-    let bench = Bench::new(HOURLY);
+async fn check_limit_uses_the_limit_of_the_caller() {
+    let setup = Setup::new(HOURLY);
     let limit =
         Limit::new(tidegate_core::Algorithm::TokenBucket, Spec::new(3, TimeSpan::from_secs(60))).unwrap();
     let key = Key::new(RuleId::named("throttle"), b"ann");
     let mut left = Vec::new();
     for _ in 0..4 {
-        let decision = bench.limiter.check_limit(key, &limit, Cost::ONE, bench.now()).await.unwrap();
+        let decision = setup.limiter.check_limit(key, &limit, Cost::ONE, setup.now()).await.unwrap();
         left.push((decision.passes(), decision.outcomes[0].remaining));
     }
     assert_eq!(left, [(true, 2), (true, 1), (true, 0), (false, 0)]);
@@ -177,14 +177,14 @@ async fn check_limit_counts_by_the_limit_that_the_caller_brings() {
 
 #[tokio::test]
 async fn activate_replaces_the_policy_and_keeps_the_counters() {
-    let bench = Bench::new(HOURLY);
-    let before = bench.limiter.policy();
-    assert_eq!(bench.outcome("/").await, "admitted, 1 left of default");
+    let setup = Setup::new(HOURLY);
+    let before = setup.limiter.policy();
+    assert_eq!(setup.outcome("/").await, "admitted, 1 left of default");
     let wider = "rate_limits: { default: { requests: 5, window: 1h, algorithm: fixed_window } }";
-    let prepared = bench.limiter.prepare(active(wider)).unwrap();
-    assert_eq!(bench.outcome("/").await, "admitted, 0 left of default", "nothing has changed yet");
-    bench.limiter.activate(prepared);
-    assert_eq!(bench.outcome("/").await, "admitted, 2 left of default");
+    let prepared = setup.limiter.prepare(active(wider)).unwrap();
+    assert_eq!(setup.outcome("/").await, "admitted, 0 left of default", "nothing has changed yet");
+    setup.limiter.activate(prepared);
+    assert_eq!(setup.outcome("/").await, "admitted, 2 left of default");
     assert_eq!(before.matcher.plan().rate_limits.default.as_ref().unwrap().requests, 2);
-    assert_eq!(bench.now(), Timestamp::from_secs(1_800_000_000));
+    assert_eq!(setup.now(), Timestamp::from_secs(1_800_000_000));
 }

@@ -1,11 +1,11 @@
-//! Any store will do, also one that waits or fails.
+//! The limiter with stores that respond later or fail.
 
 use tidegate_core::{Check, Decision, Key, Refund, Timestamp};
 use tidegate_store::{MemoryStore, Override, Store, StoreError};
 
-use crate::Bench;
+use crate::Setup;
 
-/// A store that answers later, or not at all.
+/// A store that responds later or fails.
 #[derive(Debug)]
 struct Remote {
     memory: MemoryStore,
@@ -13,7 +13,7 @@ struct Remote {
 }
 
 impl Remote {
-    async fn answer(&self) -> Result<&MemoryStore, StoreError> {
+    async fn respond(&self) -> Result<&MemoryStore, StoreError> {
         tokio::task::yield_now().await;
         let gone = || StoreError::Unavailable("the connection is closed".into());
         if self.fails { Err(gone()) } else { Ok(&self.memory) }
@@ -22,7 +22,7 @@ impl Remote {
 
 impl Store for Remote {
     async fn decide(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
-        self.answer().await?.decide(checks, now).await
+        self.respond().await?.decide(checks, now).await
     }
 
     async fn decide_batch(
@@ -31,19 +31,19 @@ impl Store for Remote {
         now: Timestamp,
         decisions: &mut Vec<Decision>,
     ) -> Result<(), StoreError> {
-        self.answer().await?.decide_batch(batch, now, decisions).await
+        self.respond().await?.decide_batch(batch, now, decisions).await
     }
 
     async fn peek(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
-        self.answer().await?.peek(checks, now).await
+        self.respond().await?.peek(checks, now).await
     }
 
     async fn refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<(), StoreError> {
-        self.answer().await?.refund(refunds, now).await
+        self.respond().await?.refund(refunds, now).await
     }
 
     async fn reset(&self, key: Key<'_>) -> Result<(), StoreError> {
-        self.answer().await?.reset(key).await
+        self.respond().await?.reset(key).await
     }
 
     async fn override_limit(
@@ -52,31 +52,31 @@ impl Store for Remote {
         replacement: Option<Override>,
         now: Timestamp,
     ) -> Result<(), StoreError> {
-        self.answer().await?.override_limit(key, replacement, now).await
+        self.respond().await?.override_limit(key, replacement, now).await
     }
 }
 
-fn bench(policy: &str, fails: bool) -> Bench<Remote> {
-    Bench::on(policy, Remote { memory: MemoryStore::with_cap(1 << 20), fails })
+fn setup(policy: &str, fails: bool) -> Setup<Remote> {
+    Setup::on(policy, Remote { memory: MemoryStore::with_cap(1 << 20), fails })
 }
 
 const LIMIT: &str = "requests: 1, window: 1h, algorithm: fixed_window";
 
 #[tokio::test]
-async fn check_with_a_store_that_answers_later_decides_the_same() {
-    let bench = bench(&format!("rate_limits: {{ default: {{ {LIMIT} }} }}"), false);
-    assert_eq!(bench.outcome("/").await, "admitted, 0 left of default");
-    assert_eq!(bench.outcome("/").await, "rejected by default: Limit, Some(3600)");
+async fn check_with_a_store_that_responds_later_decides_the_same() {
+    let setup = setup(&format!("rate_limits: {{ default: {{ {LIMIT} }} }}"), false);
+    assert_eq!(setup.outcome("/").await, "admitted, 0 left of default");
+    assert_eq!(setup.outcome("/").await, "rejected by default: Limit, Some(3600)");
 }
 
 #[tokio::test]
-async fn check_with_a_store_that_fails_says_whether_a_limit_can_reject() {
-    let enforced = bench(&format!("rate_limits: {{ default: {{ {LIMIT} }} }}"), true);
+async fn check_with_a_store_that_fails_returns_whether_a_limit_can_reject() {
+    let enforced = setup(&format!("rate_limits: {{ default: {{ {LIMIT} }} }}"), true);
     assert_eq!(enforced.outcome("/").await, "store failed, binding: true");
-    let shadow = bench(&format!("rate_limits: {{ default: {{ {LIMIT}, mode: shadow }} }}"), true);
+    let shadow = setup(&format!("rate_limits: {{ default: {{ {LIMIT}, mode: shadow }} }}"), true);
     assert_eq!(shadow.outcome("/").await, "store failed, binding: false");
-    let unlimited = bench("rate_limits: { rules: [{ name: exports, per: [ip], concurrent: 1 }] }", true);
-    assert_eq!(unlimited.outcome("/").await, "admitted", "the store is not asked");
+    let unlimited = setup("rate_limits: { rules: [{ name: exports, per: [ip], concurrent: 1 }] }", true);
+    assert_eq!(unlimited.outcome("/").await, "admitted", "the store is not called");
 }
 
 #[tokio::test]
@@ -84,11 +84,11 @@ async fn check_with_a_store_that_fails_still_rejects_for_lack_of_permits() {
     let policy = format!(
         "rate_limits: {{ default: {{ {LIMIT}, mode: shadow }}, rules: [{{ name: exports, per: [ip], concurrent: 1 }}] }}"
     );
-    let bench = bench(&policy, true);
-    let permits = bench.check("/", &[], |ruling| match ruling {
+    let setup = setup(&policy, true);
+    let permits = setup.check("/", &[], |ruling| match ruling {
         tidegate_limiter::Ruling::StoreFailed(failed) => failed.permits,
         other => panic!("{other:?}"),
     });
     let _permits = permits.await;
-    assert_eq!(bench.outcome("/").await, "rejected by exports: Concurrency, Some(1)");
+    assert_eq!(setup.outcome("/").await, "rejected by exports: Concurrency, Some(1)");
 }

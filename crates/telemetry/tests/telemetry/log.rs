@@ -19,7 +19,7 @@ fn file(name: &str) -> PathBuf {
 }
 
 #[test]
-fn events_are_lines_of_json_at_the_end_of_the_file() {
+fn log_events_are_appended_as_lines_of_json() {
     let path = file("events.log");
     std::fs::write(&path, "before\n").unwrap();
     let log = Log::open(&Destination::File(path.clone()), LogFormat::Json, clock()).unwrap();
@@ -37,7 +37,7 @@ fn events_are_lines_of_json_at_the_end_of_the_file() {
 }
 
 #[test]
-fn a_file_that_was_moved_away_is_made_anew_when_told() {
+fn log_file_moved_away_is_created_again_on_reopen() {
     let (path, moved) = (file("rotated.log"), file("rotated.log.1"));
     let to = Destination::File(path.clone());
     let log = Log::open(&to, LogFormat::Json, clock()).unwrap();
@@ -55,13 +55,13 @@ fn a_file_that_was_moved_away_is_made_anew_when_told() {
 }
 
 #[test]
-fn a_file_that_cannot_be_opened_is_an_error() {
+fn log_file_that_cannot_be_opened_is_an_error() {
     let to = Destination::File("/nowhere/at/all.log".into());
     assert!(Log::open(&to, LogFormat::Json, clock()).is_err());
 }
 
 #[test]
-fn lines_that_nobody_takes_are_lost_and_counted_and_nobody_waits() {
+fn log_lines_beyond_the_queue_are_dropped_and_counted() {
     let (log, lines) = Log::into_channel(clock());
     for _ in 0..10_000 {
         log.event("e", "m", &[]);

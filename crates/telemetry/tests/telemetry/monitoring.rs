@@ -1,4 +1,4 @@
-//! The alert rules and the dashboard that ship with the product, tried with Prometheus' own tool.
+//! The alert rules and the dashboard that ship with the product, checked with promtool.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -12,11 +12,10 @@ use tidegate_policy::{NoFiles, compile};
 use tidegate_store::ManualClock;
 use tidegate_telemetry::{AttemptResult, MetricsReader, Telemetry};
 
-/// Named in the rules and the dashboard before there is anything to count: what names them comes later. The operations
-/// manual has the same list.
+/// Metrics that the rules and the dashboard use although nothing exports them yet. The operations manual has the same list.
 const RESERVED: [&str; 3] =
     ["redis_connection_errors", "tidegate_breaker_state", "rate_limit_quota_used_ratio"];
-/// Told by others than this crate.
+/// Metrics that other crates export.
 const ELSEWHERE: [&str; 8] = [
     "tidegate_certificate_expiry_timestamp_seconds",
     "tidegate_connections_open",
@@ -35,17 +34,17 @@ fn contrib() -> PathBuf {
 fn promtool(args: &[&str]) {
     let output = Command::new("promtool").args(args).current_dir(contrib().join("prometheus")).output();
     let output = output.expect("promtool is installed; run `cargo xtask setup`");
-    let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "promtool {args:?}\n{said}");
+    let output_text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "promtool {args:?}\n{output_text}");
 }
 
 #[test]
-fn the_rules_are_rules_and_fire_when_they_should() {
+fn alert_rules_are_valid_and_pass_their_tests() {
     promtool(&["check", "rules", "tidegate.rules.yml"]);
     promtool(&["test", "rules", "tidegate.rules.test.yml"]);
 }
 
-/// Every expression of the dashboard, with what Grafana puts into it.
+/// Every expression of the dashboard, with its variables filled in.
 fn dashboard() -> Vec<String> {
     let text = std::fs::read_to_string(contrib().join("grafana/tidegate.json")).unwrap();
     let dashboard: Value = serde_json::from_str(&text).unwrap();
@@ -58,7 +57,7 @@ fn dashboard() -> Vec<String> {
 }
 
 #[test]
-fn every_expression_of_the_dashboard_is_promql() {
+fn dashboard_expressions_are_valid_promql() {
     let expressions = dashboard();
     assert!(expressions.len() > 20);
     let mut rules = "groups:\n- name: dashboard\n  rules:\n".to_owned();
@@ -83,34 +82,34 @@ fn names(expression: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn every_metric_that_is_named_is_told_or_reserved() {
+fn metrics_in_rules_and_dashboard_are_exported_or_reserved() {
     let clock = Arc::new(ManualClock::at(Timestamp::ZERO));
     let telemetry = Telemetry::counting(1, clock);
     let plan = compile("p", b"rate_limits: { default: { requests: 1, window: 1 } }", &NoFiles).unwrap().plan;
     telemetry.metrics().apply(&plan);
     telemetry.metrics().meter().tried(&telemetry.metrics().upstream("api"), AttemptResult::Broken, 0);
     let page = telemetry.page(MetricsReader::Person, Timestamp::ZERO).into_text();
-    let told: BTreeSet<_> =
+    let exported: BTreeSet<_> =
         page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
     let rules = std::fs::read_to_string(contrib().join("prometheus/tidegate.rules.yml")).unwrap();
     let rules = rules.lines().filter(|line| !line.trim_start().starts_with('#'));
     let used = rules.map(str::to_owned).chain(dashboard()).flat_map(|expression| names(&expression));
     for name in used {
-        let is_known = told.contains(name.as_str())
+        let is_known = exported.contains(name.as_str())
             || ELSEWHERE.contains(&name.as_str())
             || RESERVED.contains(&name.as_str());
-        assert!(is_known, "{name} is told by nobody");
+        assert!(is_known, "nothing exports {name}");
     }
 }
 
 #[test]
-fn the_page_is_what_prometheus_reads() {
+fn exposition_with_hostile_labels_is_accepted_by_promtool() {
     let telemetry = Telemetry::counting(2, Arc::new(ManualClock::at(Timestamp::from_secs(1_700_000_000))));
     let plan = compile("p", b"rate_limits: { default: { requests: 1, window: 1 } }", &NoFiles).unwrap().plan;
     let slots = telemetry.metrics().apply(&plan);
     let meter = telemetry.metrics().meter();
-    let nasty = "\"}\\\n\u{1b}[31m{a=\"b\"} 7";
-    let key = [b"u", &u32::try_from(nasty.len()).unwrap().to_le_bytes()[..], nasty.as_bytes()].concat();
+    let hostile = "\"}\\\n\u{1b}[31m{a=\"b\"} 7";
+    let key = [b"u", &u32::try_from(hostile.len()).unwrap().to_le_bytes()[..], hostile.as_bytes()].concat();
     let rule = plan.rate_limits.default.unwrap().id;
     for _ in 0..10 {
         meter.refused(&slots, rule, &key, Timestamp::ZERO);
@@ -125,8 +124,8 @@ fn the_page_is_what_prometheus_reads() {
         .unwrap();
     std::io::Write::write_all(&mut promtool.stdin.take().unwrap(), page.as_bytes()).unwrap();
     let output = promtool.wait_with_output().unwrap();
-    // It complains of names that are fixed (milliseconds, no suffix), with 3; what it cannot read is 1.
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(matches!(output.status.code(), Some(0 | 3)), "{said}\n{page}");
-    assert!(!said.contains("error while linting"), "{said}");
+    // Exit code 3 is lint about fixed names (milliseconds, no suffix); code 1 is a parse error.
+    let output_text = String::from_utf8_lossy(&output.stderr);
+    assert!(matches!(output.status.code(), Some(0 | 3)), "{output_text}\n{page}");
+    assert!(!output_text.contains("error while linting"), "{output_text}");
 }
