@@ -1,5 +1,6 @@
 //! `cargo xtask tidy`: the architecture's invariants, as far as text and metadata show them.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
@@ -98,6 +99,24 @@ const ONLY_IN: [(&str, &[&str], &str); 10] = [
 ];
 const ONLY_HEADERS: &str = "only the headers crate writes rate-limit headers and error bodies";
 
+/// Names that several visible types may share, and why.
+const SHARED_TYPE_NAMES: [(&str, &str); 14] = [
+    ("Asked", "to be renamed"),
+    ("Bucket", "to be renamed"),
+    ("Change", "to be renamed"),
+    ("Counted", "to be renamed"),
+    ("Entry", "to be renamed"),
+    ("Found", "to be renamed"),
+    ("Key", "to be renamed"),
+    ("Log", "to be renamed"),
+    ("Metrics", "to be renamed"),
+    ("Report", "to be renamed"),
+    ("Source", "to be renamed"),
+    ("State", "to be renamed"),
+    ("Table", "to be renamed"),
+    ("Upstream", "to be renamed"),
+];
+
 /// Words that may stand nowhere.
 const NOWHERE: [(&str, &str); 3] = [
     ("::*;", "name what is imported or exported, one by one"),
@@ -120,12 +139,14 @@ pub(crate) fn run() -> anyhow::Result<()> {
     let is_source =
         |path: &&str| Path::new(path).extension().is_some_and(|ending| ending == "rs" || ending == "lua");
     let sources = listed.lines().filter(is_source);
-    let mut count = 0;
+    let (mut count, mut types) = (0, VisibleTypes::new());
     for path in sources.filter(|path| root().join(path).exists()) {
         let text = fs::read_to_string(root().join(path)).with_context(|| format!("cannot read {path}"))?;
         problems.extend(file(path, &text));
+        add_visible_types(path, &text, &mut types);
         count += 1;
     }
+    problems.extend(duplicate_types(&types, &SHARED_TYPE_NAMES));
     if !problems.is_empty() {
         bail!("{} problems\n{}", problems.len(), problems.join("\n"));
     }
@@ -181,8 +202,7 @@ fn file(path: &str, text: &str) -> Vec<String> {
     if path.starts_with("xtask/") {
         return problems;
     }
-    let product =
-        path.starts_with("crates/") && path.contains("/src/") && !path.starts_with("crates/testkit/");
+    let product = is_product(path);
     for (number, line) in text.lines().enumerate() {
         let place = || format!("{path}:{}", number + 1);
         for (word, allowed, why) in ONLY_IN {
@@ -200,6 +220,56 @@ fn file(path: &str, text: &str) -> Vec<String> {
         }
     }
     problems
+}
+
+/// Where each visible struct, enum and trait is defined.
+type VisibleTypes = BTreeMap<String, Vec<String>>;
+
+/// Whether a file is product code. The test kit is not.
+fn is_product(path: &str) -> bool {
+    path.starts_with("crates/") && path.contains("/src/") && !path.starts_with("crates/testkit/")
+}
+
+/// Adds the structs, enums and traits of a product file that other modules can name. Test modules are exempt: those in a
+/// file of their own, and those at the end of a file.
+fn add_visible_types(path: &str, text: &str, types: &mut VisibleTypes) {
+    let is_test = Path::new(path).with_extension("").iter().any(|part| part == "tests" || part == "test");
+    if !is_product(path) || is_test {
+        return;
+    }
+    let lines: Vec<_> = text.lines().collect();
+    let is_test_module = |pair: &[&str]| pair[0] == "#[cfg(test)]" && pair[1].ends_with('{');
+    let end = lines.windows(2).position(is_test_module).unwrap_or(lines.len());
+    for (number, line) in lines[..end].iter().enumerate() {
+        if let Some(name) = visible_type(line) {
+            types.entry(name.to_owned()).or_default().push(format!("{path}:{}", number + 1));
+        }
+    }
+}
+
+/// The name of the `pub`, `pub(crate)`, `pub(super)` or `pub(in …)` struct, enum or trait that a line defines.
+fn visible_type(line: &str) -> Option<&str> {
+    let rest = line.trim_start().strip_prefix("pub")?;
+    let rest = match rest.strip_prefix('(') {
+        Some(restricted) => restricted.split_once(')')?.1,
+        None => rest,
+    };
+    let rest = rest.strip_prefix(' ')?;
+    let rest = rest.strip_prefix("unsafe ").unwrap_or(rest);
+    let rest = ["struct ", "enum ", "trait "].iter().find_map(|keyword| rest.strip_prefix(keyword))?;
+    let end = rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(rest.len());
+    (end > 0).then(|| &rest[..end])
+}
+
+/// No two visible types share a name, unless `allowed` lists the name.
+fn duplicate_types(types: &VisibleTypes, allowed: &[(&str, &str)]) -> Vec<String> {
+    let is_allowed = |name: &str| allowed.iter().any(|(allowed, _)| *allowed == name);
+    let shared = types.iter().filter(|(name, places)| places.len() > 1 && !is_allowed(name));
+    shared
+        .map(|(name, places)| {
+            format!("`{name}` names several types, give each its subject: {}", places.join(", "))
+        })
+        .collect()
 }
 
 #[cfg(test)]
@@ -257,5 +327,44 @@ mod tests {
         assert_eq!(found("crates/headers/src/names.rs", r#"from_static("x-ratelimit-limit")"#), 0);
         assert_eq!(found("crates/gateway/src/error.rs", r#""violated-policies":[]"#), 1);
         assert_eq!(found("crates/policy/src/language/names.rs", r#"["ratelimit"]"#), 0);
+    }
+
+    fn duplicates(files: &[(&str, &str)]) -> Vec<String> {
+        let mut types = VisibleTypes::new();
+        for (path, text) in files {
+            add_visible_types(path, text, &mut types);
+        }
+        duplicate_types(&types, &[("Allowed", "a reason")])
+    }
+
+    #[test]
+    fn two_visible_types_with_one_name_are_found_with_their_places() {
+        let problems = duplicates(&[
+            ("crates/a/src/x.rs", "pub struct Same<'a> {\n    pub(super) enum Other {"),
+            ("crates/b/src/y.rs", "\npub(crate) enum Same {}\npub(in crate::b) trait Other: Sized {"),
+        ]);
+        assert_eq!(problems.len(), 2, "{problems:?}");
+        assert!(problems[1].contains("`Same`"), "{problems:?}");
+        assert!(problems[1].contains("crates/a/src/x.rs:1, crates/b/src/y.rs:2"), "{problems:?}");
+    }
+
+    #[test]
+    fn private_associated_and_test_types_may_share_a_name() {
+        let problems = duplicates(&[
+            ("crates/a/src/x.rs", "pub struct Same;\n#[cfg(test)]\nmod tests {\n    pub struct Same;\n}"),
+            ("crates/a/src/private.rs", "struct Same;\nimpl A for B {\n    type Same = u8;\n}"),
+            ("crates/a/src/x/tests.rs", "pub(super) struct Same;"),
+            ("crates/testkit/src/lib.rs", "pub struct Same;"),
+            ("crates/a/tests/x.rs", "pub struct Same;"),
+            ("crates/a/src/longer.rs", "pub struct SameButLonger;\npub fn same() {}\npub type Same = u8;"),
+        ]);
+        assert_eq!(problems, [""; 0]);
+    }
+
+    #[test]
+    fn allowed_type_name_may_be_shared() {
+        let files =
+            [("crates/a/src/x.rs", "pub enum Allowed {}"), ("crates/b/src/y.rs", "pub struct Allowed;")];
+        assert_eq!(duplicates(&files), [""; 0]);
     }
 }

@@ -31,7 +31,7 @@ impl Folder {
         self.path(name).to_str().expect("a UTF-8 path").to_owned()
     }
 
-    /// Replaces a file as a whole: nobody ever reads a part of it.
+    /// Replaces a file atomically, so that no reader sees a part of it.
     pub fn write(&self, name: &str, contents: impl AsRef<[u8]>) {
         let new = self.path(&format!("{name}.new"));
         std::fs::write(&new, contents).expect("a file");

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde_json::Value;
 
-/// A response as a client got it.
+/// A response as a client receives it.
 pub struct Response {
     /// The status code.
     pub status: u16,
@@ -49,7 +49,7 @@ impl Response {
     }
 }
 
-/// A request as a server got it.
+/// A request as a server receives it.
 #[derive(Clone, Debug)]
 pub struct Request {
     /// The method.
@@ -60,7 +60,7 @@ pub struct Request {
     pub headers: Vec<(String, String)>,
     /// The body without its framing.
     pub body: Vec<u8>,
-    /// What came after the last chunk, as it was written.
+    /// The trailers after the last chunk, as they were written.
     pub trailers: String,
 }
 

@@ -5,10 +5,10 @@
 
 use std::time::{Duration, Instant};
 
-/// An event that has not come after this time never will. No test that passes waits this long.
+/// An event that has not happened after this time fails the test. No test that succeeds waits this long.
 pub const DEADLINE: Duration = Duration::from_secs(20);
 
-/// The time between two looks at what has no event.
+/// The time between two polls.
 const PAUSE: Duration = Duration::from_millis(2);
 
 /// Waits for `event`; fails after [`DEADLINE`] and names `what` was waited for.
@@ -21,22 +21,22 @@ pub async fn soon<F: Future>(event: F) -> F::Output {
     within("an event", event).await
 }
 
-/// Looks again and again until `condition` holds; fails after [`DEADLINE`].
+/// Polls until `condition` holds; fails after [`DEADLINE`].
 pub async fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
-    let looking = async {
+    let polling = async {
         while !condition() {
             tokio::time::sleep(PAUSE).await;
         }
     };
-    within(what, looking).await;
+    within(what, polling).await;
 }
 
-/// Looks again and again until there is a result, and blocks the thread meanwhile; fails after [`DEADLINE`].
-pub fn eventually_some<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+/// Polls until there is a result, and blocks the thread meanwhile; fails after [`DEADLINE`].
+pub fn eventually_some<T>(what: &str, mut poll: impl FnMut() -> Option<T>) -> T {
     #[expect(clippy::disallowed_methods, reason = "a deadline for another process is one of real time")]
     let since = Instant::now();
     loop {
-        if let Some(found) = look() {
+        if let Some(found) = poll() {
             return found;
         }
         assert!(since.elapsed() < DEADLINE, "{what}: not within {DEADLINE:?}");

@@ -49,7 +49,10 @@ impl Connection {
             self.stream.consume(added);
             if is_ended {
                 let got = String::from_utf8_lossy(&bytes).into_owned();
-                return Err(io::Error::new(io::ErrorKind::UnexpectedEof, format!("it ended after {got:?}")));
+                return Err(io::Error::new(
+                    io::ErrorKind::UnexpectedEof,
+                    format!("the connection closed after {got:?}"),
+                ));
             }
         }
     }
@@ -73,7 +76,7 @@ pub fn request(address: &str, method: &str, path: &str, headers: &str, body: &st
         .unwrap_or_else(|error| panic!("{method} {path}: {error}"))
 }
 
-/// The same, if it is answered.
+/// The same; an error if there is no response.
 pub fn try_request(
     address: &str,
     method: &str,
@@ -94,7 +97,10 @@ pub fn read_head(stream: &mut impl BufRead) -> io::Result<String> {
     let mut head = String::new();
     while !head.ends_with("\r\n\r\n") {
         if stream.read_line(&mut head)? == 0 {
-            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, format!("it ended after {head:?}")));
+            return Err(io::Error::new(
+                io::ErrorKind::UnexpectedEof,
+                format!("the connection closed after {head:?}"),
+            ));
         }
     }
     Ok(head)

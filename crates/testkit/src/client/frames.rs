@@ -15,7 +15,7 @@ pub const PRIORITY: u8 = 2;
 pub const RST_STREAM: u8 = 3;
 /// A frame of settings, or their acknowledgement.
 pub const SETTINGS: u8 = 4;
-/// A frame that wants to be answered.
+/// A frame that the peer acknowledges.
 pub const PING: u8 = 6;
 /// A frame that ends a connection.
 pub const GOAWAY: u8 = 7;
@@ -79,7 +79,7 @@ fn length(mut value: usize) -> Vec<u8> {
     bytes
 }
 
-/// A connection that speaks HTTP/2 from the first byte.
+/// An HTTP/2 connection with prior knowledge.
 #[derive(Debug)]
 pub struct FrameClient<S = TcpStream> {
     /// The bytes below the frames.

@@ -1,4 +1,4 @@
-//! HTTP/1.1 and HTTP/2 as hyper and h2 speak them.
+//! HTTP/1.1 and HTTP/2 clients of hyper and h2.
 
 use std::net::SocketAddr;
 
@@ -44,15 +44,15 @@ where
 }
 
 /// How an h2 connection ended.
-type Ended = JoinHandle<Result<(), h2::Error>>;
+type ConnectionTask = JoinHandle<Result<(), h2::Error>>;
 
 /// A new HTTP/2 connection whose streams, resets and windows a test controls, and the task that drives it.
-pub async fn http2_streams(address: SocketAddr) -> (h2::client::SendRequest<Bytes>, Ended) {
+pub async fn http2_streams(address: SocketAddr) -> (h2::client::SendRequest<Bytes>, ConnectionTask) {
     http2_over(connect(address).await).await
 }
 
 /// The same over a stream that is connected, such as one of TLS.
-pub async fn http2_over<S>(stream: S) -> (h2::client::SendRequest<Bytes>, Ended)
+pub async fn http2_over<S>(stream: S) -> (h2::client::SendRequest<Bytes>, ConnectionTask)
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {

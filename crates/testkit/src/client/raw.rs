@@ -24,7 +24,7 @@ impl RawClient {
         Self { stream, unread: Vec::new() }
     }
 
-    /// Sends bytes; whether all could be written. That the server has closed may be seen only when reading.
+    /// Sends bytes. Returns whether all were written; a closed connection may be noticed only by reading.
     pub async fn send(&mut self, bytes: &[u8]) -> bool {
         within("sending", self.stream.write_all(bytes)).await.is_ok()
     }
@@ -46,7 +46,7 @@ impl RawClient {
 
     /// Closes the sending side.
     pub async fn shut_down(&mut self) {
-        // A connection that is gone is shut down, too.
+        // A closed connection is shut down already.
         let _ = within("ending", self.stream.shutdown()).await;
     }
 
@@ -71,10 +71,10 @@ impl RawClient {
         &self.unread
     }
 
-    /// Reads what comes next; whether anything did.
+    /// Reads the next bytes. Returns whether there were any.
     async fn read_some(&mut self) -> bool {
         let read = within("reading", self.stream.read_buf(&mut self.unread)).await;
-        // A reset is an end, too.
+        // A reset ends the connection, too.
         matches!(read, Ok(1..))
     }
 }

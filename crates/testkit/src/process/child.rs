@@ -6,7 +6,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 
 use crate::wait::DEADLINE;
 
-/// A running program. Its output is read all along, so that it never waits at a full pipe.
+/// A running program. Its output is read continuously, so that it never blocks on a full pipe.
 #[derive(Debug)]
 pub struct Process {
     child: Child,
@@ -40,7 +40,7 @@ impl Process {
         find_line(&self.errors, find)
     }
 
-    /// The number that the system knows it by.
+    /// The process id.
     pub fn id(&self) -> u32 {
         self.child.id()
     }

@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpStream};
 use super::thread_per_connection;
 use crate::client::{content_length, read_head};
 
-/// Starts a server that answers every request with its body, as it comes. Bodies need a `Content-Length`.
+/// Starts a server that sends the body of every request back as it arrives. Bodies need a `Content-Length`.
 pub fn echo() -> SocketAddr {
     thread_per_connection(serve)
 }

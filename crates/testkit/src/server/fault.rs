@@ -40,7 +40,7 @@ impl ResettingServer {
     }
 }
 
-/// A server that reads HTTP/1.1 requests and answers none.
+/// A server that reads HTTP/1.1 requests and never responds.
 pub async fn silent_http1() -> AcceptLoop {
     AcceptLoop::start(|_, mut stream| async move {
         let _ = tokio::io::copy(&mut stream, &mut tokio::io::sink()).await;
@@ -48,7 +48,7 @@ pub async fn silent_http1() -> AcceptLoop {
     .await
 }
 
-/// A server that reads HTTP/2 requests and answers none.
+/// A server that reads HTTP/2 requests and never responds.
 pub async fn silent_http2() -> AcceptLoop {
     AcceptLoop::start(|_, stream| async move {
         let mut connection = h2::server::handshake(stream).await.expect("HTTP/2");
@@ -61,7 +61,7 @@ pub async fn silent_http2() -> AcceptLoop {
     .await
 }
 
-/// A server that reads the beginning of a request and closes the connection.
+/// A server that reads the start of a request and closes the connection.
 pub async fn breaks_off() -> AcceptLoop {
     AcceptLoop::start(|_, mut stream| async move {
         let _ = stream.read(&mut [0; 16]).await;

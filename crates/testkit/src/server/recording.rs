@@ -1,4 +1,4 @@
-//! A server that records what it gets and answers with the exact bytes of a script.
+//! A server that records requests and sends the exact bytes of a script.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -41,7 +41,7 @@ pub struct Counts {
     pub requests: usize,
 }
 
-/// A server that parses requests strictly, records them and answers by a script.
+/// A server that parses requests strictly, records them and responds by a script.
 #[derive(Debug)]
 pub struct RecordingServer {
     /// Where it listens.
@@ -56,7 +56,7 @@ enum Port {
     Listening {
         _accepting: AcceptLoop,
     },
-    /// Bound, so that nobody else gets it, but not listened at.
+    /// Bound, so that no other process gets it, but not listening.
     Reserved {
         _socket: TcpSocket,
     },
@@ -65,23 +65,23 @@ enum Port {
 #[derive(Debug, Default)]
 struct Record {
     requests: Mutex<Vec<Request>>,
-    /// What no proxy should ever send.
+    /// Bytes that no proxy should ever send.
     malformed: Mutex<Vec<String>>,
     counts: watch::Sender<Counts>,
 }
 
 impl RecordingServer {
-    /// Answers every request with `ok`.
+    /// Responds to every request with `ok`.
     pub async fn start() -> Self {
         Self::scripted(|_| ok("ok")).await
     }
 
-    /// Answers by the number of a request, from 0 on.
+    /// Responds by the number of a request, from 0 on.
     pub async fn scripted(script: impl Fn(usize) -> Reply + Send + Sync + 'static) -> Self {
         Self::serving(move |number, _| script(number)).await
     }
 
-    /// Answers by the content of a request.
+    /// Responds by the content of a request.
     pub async fn replying(script: impl Fn(&Request) -> Reply + Send + Sync + 'static) -> Self {
         Self::serving(move |_, request| script(request)).await
     }
@@ -91,7 +91,7 @@ impl RecordingServer {
         let (shared, script) = (Arc::clone(&record), Arc::new(script));
         let accepting = AcceptLoop::start(move |_, stream| {
             shared.counts.send_modify(|counts| counts.connections += 1);
-            let (open, script) = (Open::new(Arc::clone(&shared)), Arc::clone(&script));
+            let (open, script) = (OpenGuard::new(Arc::clone(&shared)), Arc::clone(&script));
             async move { open.0.serve(stream, &*script).await }
         })
         .await;
@@ -111,7 +111,7 @@ impl RecordingServer {
         format!("http://{}", self.address)
     }
 
-    /// The complete requests so far. Fails if anything came that is no HTTP/1.1 request.
+    /// The complete requests so far. Fails if bytes arrived that are no HTTP/1.1 request.
     pub fn requests(&self) -> Vec<Request> {
         let malformed = self.record.malformed.lock().expect("no panic").clone();
         assert!(malformed.is_empty(), "a server received {malformed:?}");
@@ -133,22 +133,22 @@ impl RecordingServer {
         std::mem::take(&mut *self.record.malformed.lock().expect("no panic"))
     }
 
-    /// How many complete requests came so far.
+    /// The number of complete requests so far.
     pub fn count(&self) -> usize {
         self.counts().requests
     }
 
-    /// How many connections came so far.
+    /// The number of connections so far.
     pub fn connections(&self) -> usize {
         self.counts().connections
     }
 
-    /// How many connections are open.
+    /// The number of open connections.
     pub fn open(&self) -> usize {
         self.counts().open
     }
 
-    /// How many bytes came so far.
+    /// The number of bytes so far.
     pub fn bytes(&self) -> usize {
         self.counts().bytes
     }
@@ -157,24 +157,24 @@ impl RecordingServer {
         *self.record.counts.borrow()
     }
 
-    /// Waits until what is counted fulfils a condition.
+    /// Waits until the counts fulfil a condition.
     pub async fn until(&self, what: &str, condition: impl FnMut(&Counts) -> bool) {
         let mut counts = self.record.counts.subscribe();
-        within(what, counts.wait_for(condition)).await.expect("the server is there");
+        within(what, counts.wait_for(condition)).await.expect("a running server");
     }
 }
 
 /// A connection that counts as open until it is dropped.
-struct Open(Arc<Record>);
+struct OpenGuard(Arc<Record>);
 
-impl Open {
+impl OpenGuard {
     fn new(record: Arc<Record>) -> Self {
         record.counts.send_modify(|counts| counts.open += 1);
         Self(record)
     }
 }
 
-impl Drop for Open {
+impl Drop for OpenGuard {
     fn drop(&mut self) {
         self.0.counts.send_modify(|counts| counts.open -= 1);
     }
@@ -207,7 +207,7 @@ impl Record {
                     return;
                 }
                 if hangs {
-                    // Until the peer gives up.
+                    // Waits until the peer closes.
                     let _ = stream.read_to_end(&mut unread).await;
                     return;
                 }

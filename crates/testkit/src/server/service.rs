@@ -1,4 +1,4 @@
-//! A server that answers as a function says, over HTTP/1.1 and HTTP/2.
+//! A server that responds with the result of a function, over HTTP/1.1 and HTTP/2.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -22,12 +22,12 @@ use crate::port::ANY;
 /// A body of any kind.
 pub type AnyBody = UnsyncBoxBody<Bytes, hyper::Error>;
 
-/// A body that is there as a whole.
+/// A complete body.
 pub fn full(text: impl Into<Bytes>) -> AnyBody {
     Full::new(text.into()).map_err(|never: Infallible| match never {}).boxed_unsync()
 }
 
-/// A server that answers as a function says. It speaks HTTP/1.1 and HTTP/2.
+/// A server that responds with the result of a function. It supports HTTP/1.1 and HTTP/2.
 #[derive(Debug)]
 pub struct HttpServer {
     /// Where it listens.
@@ -38,31 +38,31 @@ pub struct HttpServer {
 
 impl HttpServer {
     /// Listens at a free port.
-    pub async fn start<F, A>(answer: F) -> Self
+    pub async fn start<F, A>(respond: F) -> Self
     where
         F: Fn(Request<Incoming>) -> A + Clone + Send + 'static,
         A: Future<Output = Response<AnyBody>> + Send + 'static,
     {
-        Self::start_at(ANY, answer).await
+        Self::start_at(ANY, respond).await
     }
 
     /// Listens at this address.
-    pub async fn start_at<F, A>(address: SocketAddr, answer: F) -> Self
+    pub async fn start_at<F, A>(address: SocketAddr, respond: F) -> Self
     where
         F: Fn(Request<Incoming>) -> A + Clone + Send + 'static,
         A: Future<Output = Response<AnyBody>> + Send + 'static,
     {
         let (sender, requested) = watch::channel(false);
         let accepting = AcceptLoop::start_at(address, move |_, stream| {
-            let (answer, sender) = (answer.clone(), sender.clone());
+            let (respond, sender) = (respond.clone(), sender.clone());
             let service = service_fn(move |request| {
                 sender.send_replace(true);
-                let answer = answer(request);
-                async move { Ok::<_, Infallible>(answer.await) }
+                let respond = respond(request);
+                async move { Ok::<_, Infallible>(respond.await) }
             });
             async move {
                 let http = auto::Builder::new(TokioExecutor::new());
-                // How it ends is the client's business.
+                // How the connection ends does not matter here.
                 let _ = http.serve_connection_with_upgrades(TokioIo::new(stream), service).await;
             }
         })
@@ -70,7 +70,7 @@ impl HttpServer {
         Self { address: accepting.address, accepting, requested }
     }
 
-    /// Answers with the headers of the request, one in a line.
+    /// Responds with the headers of the request, one per line.
     pub async fn echo_headers() -> Self {
         Self::start(|request: Request<Incoming>| async move {
             let headers = request.headers().iter().map(|(name, value)| format!("{name}: {value:?}\n"));
@@ -79,14 +79,14 @@ impl HttpServer {
         .await
     }
 
-    /// Answers every request with `name`.
+    /// Responds to every request with `name`.
     pub async fn named(name: &'static str) -> Self {
         Self::start(move |_| async move { Response::new(full(name)) }).await
     }
 
     /// Waits for the first request.
     pub async fn first_request(&self) {
-        self.requested.clone().wait_for(|requested| *requested).await.expect("the server is there");
+        self.requested.clone().wait_for(|requested| *requested).await.expect("a running server");
     }
 
     /// Closes the listener and every connection.
@@ -105,14 +105,14 @@ impl HttpServer {
     }
 }
 
-/// A TLS server in a thread of its own that answers with the version of HTTP and the host of a request.
+/// A TLS server in a thread of its own that responds with the version of HTTP and the host of a request.
 pub fn tls_server(config: Arc<ServerConfig>) -> SocketAddr {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let tls = TlsAcceptor::from(config);
     let accepting = runtime.block_on(AcceptLoop::start(move |_, stream| {
         let tls = tls.clone();
         async move {
-            // That the client does not come to terms is its business.
+            // A failed handshake does not matter here.
             let Ok(stream) = tls.accept(stream).await else { return };
             let http = auto::Builder::new(TokioExecutor::new());
             let _ = http.serve_connection(TokioIo::new(stream), service_fn(version_and_host)).await;
