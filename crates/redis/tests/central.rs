@@ -138,7 +138,7 @@ async fn an_unknown_algorithm_is_refused_before_anything_is_sent() {
     let error =
         store.decide(&[Check::new(CounterKey::new(RULE, b"a"), &limit)], Timestamp::ZERO).await.unwrap_err();
     assert!(matches!(error, StoreError::Unsupported { algorithm: Algorithm::SlidingLog }));
-    assert_eq!(error.to_string(), "this store cannot count a sliding_window_log");
+    assert_eq!(error.to_string(), "this store does not support the algorithm sliding_window_log");
 }
 
 #[tokio::test]

@@ -48,8 +48,8 @@ fn retain_limits_beyond_the_maximum_is_rejected_and_says_why() {
     assert_eq!((used.limits_in_use, used.limits_max), (16_382, 16_382));
     let one_more = store.retain_limits(&[limit(20_000, 60)], START).unwrap_err();
     assert!(matches!(one_more, StoreError::TooManyLimits { new: 1, in_use: 16_382, max: 16_382 }));
-    let told = one_more.to_string();
-    assert!(told.contains("16382 of at most 16382 are in use") && told.contains("needs 1 more"), "{told}");
+    let text = one_more.to_string();
+    assert!(text.contains("16382 of at most 16382 are in use") && text.contains("1 more are needed"), "{text}");
     assert!(decide(&store, b"alice", &all[0], START).passes(), "the limits in force still work");
     drop(in_force);
     let _next = store.retain_limits(&[limit(20_000, 60)], START).unwrap();

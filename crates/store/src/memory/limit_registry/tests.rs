@@ -67,7 +67,7 @@ fn retain_beyond_the_maximum_is_rejected_and_changes_nothing() {
     let too_many: Vec<_> = (2..=max + 1).chain([max + 1]).map(limit).collect();
     let error = limits.retain(&too_many).unwrap_err().to_string();
     assert!(error.contains(&format!("{} of at most {max} are in use", max / 2)), "{error}");
-    assert!(error.contains(&format!("this needs {} more", max / 2 + 1)), "{error}");
+    assert!(error.contains(&format!("{} more are needed", max / 2 + 1)), "{error}");
     assert_eq!(limits.counts().0, MAX_LIMITS / 2);
     assert_eq!(limits.find_or_revive(&limit(max + 1)), None);
     let (_all, new) = limits.retain(&(1..=max).map(limit).collect::<Vec<_>>()).unwrap();

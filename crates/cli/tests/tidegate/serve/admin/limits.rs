@@ -108,12 +108,12 @@ fn policy_or_override_beyond_the_maximum_of_limits_is_rejected_and_changes_nothi
     }
     let (done, _, error) = limit_bob("8/h");
     assert!(!done && error.contains("16382 of at most 16382 are in use"), "{error}");
-    assert!(error.contains("needs 1 more") && error.contains("remove overrides"), "{error}");
+    assert!(error.contains("1 more are needed") && error.contains("remove overrides"), "{error}");
     assert_eq!(passed(&gate, "bob"), 7, "the earlier override stays in force");
 
     gate.policy.write(&policy_of(16_382));
     let heard = gate.server.wait_for_log("\"event\":\"reload");
-    assert!(heard.contains("the old one stays in force") && heard.contains("needs 1 more"), "{heard}");
+    assert!(heard.contains("the old one stays in force") && heard.contains("1 more are needed"), "{heard}");
     let asked = gate.ask("POST", "/v1/reload", "");
     assert!(asked.status != 200 && asked.text().contains("16382 of at most 16382"), "{asked:?}");
     assert_eq!(passed(&gate, "carol"), 5, "the old policy stays in force");
