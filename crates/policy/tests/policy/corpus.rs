@@ -19,13 +19,13 @@ fn corpus(name: &str) -> Vec<Vec<u8>> {
 #[test]
 fn any_text_is_a_path_with_one_spelling_or_refused() {
     for text in corpus("path").into_iter().filter_map(|bytes| String::from_utf8(bytes).ok()) {
-        path::holds(&text);
+        path::assert_law(&text);
     }
 }
 
 #[test]
 fn any_bytes_are_a_policy_or_told_why_not() {
     for bytes in corpus("policy") {
-        policy::holds(&bytes);
+        policy::assert_law(&bytes);
     }
 }
