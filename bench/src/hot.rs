@@ -1,4 +1,4 @@
-//! One way of deciding, over and over: something to hold a profiler to.
+//! One kind of decision in a loop, for profiling.
 
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
@@ -17,8 +17,8 @@ struct Hot {
     limit: Limit,
 }
 
-pub(crate) fn run(keys: usize, batch: bool, refuse: bool) -> anyhow::Result<()> {
-    let spec = if refuse {
+pub(crate) fn run(keys: usize, batch: bool, reject: bool) -> anyhow::Result<()> {
+    let spec = if reject {
         Spec::new(1, TimeSpan::from_secs(3_600))
     } else {
         Spec::new(1_000_000_000, TimeSpan::from_secs(1))
@@ -35,7 +35,7 @@ pub(crate) fn run(keys: usize, batch: bool, refuse: bool) -> anyhow::Result<()> 
         decided += names.len() as u64;
     }
     let took = crate::nanos_each(start.elapsed(), decided);
-    anyhow::ensure!((passed == decided) != refuse, "{passed} of {decided} passed");
+    anyhow::ensure!((passed == decided) != reject, "{passed} of {decided} were admitted");
     println!("{took:.1} ns per decision");
     Ok(())
 }
@@ -70,10 +70,10 @@ impl Hot {
     }
 }
 
-/// The answer of a future that never waits: an in-memory store's.
+/// The output of a future that is ready at once, as an in-memory store's.
 fn ready<T>(future: impl Future<Output = T>) -> Option<T> {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(answer) => Some(answer),
+        Poll::Ready(output) => Some(output),
         Poll::Pending => None,
     }
 }

@@ -1,6 +1,6 @@
-//! Our own benches. Figures that matter are kept in docs/performance.md with the command that made them.
+//! Benchmarks of this project. Important results are kept in docs/performance.md with the command that produced them.
 
-#![allow(clippy::disallowed_methods, reason = "a bench measures wall time")]
+#![allow(clippy::disallowed_methods, reason = "a benchmark measures wall time")]
 
 mod admit;
 mod flood;
@@ -12,7 +12,7 @@ mod telemetry;
 
 use clap::{Parser, Subcommand};
 
-/// Measures this project's own parts; peers are measured by `bench-peers`.
+/// Measures the parts of this project; `bench-peers` measures other projects.
 #[derive(Debug, Parser)]
 #[command(name = "bench", max_term_width = 100)]
 struct Args {
@@ -22,27 +22,27 @@ struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Bench {
-    /// One step of each algorithm, no store around it: nanoseconds, median of rounds
+    /// One step of each algorithm without a store: nanoseconds, median of rounds
     Step,
-    /// 10 million random keys against a cap for a million, an abuser and a thousand regulars
+    /// 10 million random keys against a cap for a million, with an abuser and a thousand regular clients
     Flood,
     /// Compile a policy of 10,000 endpoint rules: milliseconds, median of rounds
     Policy,
-    /// What a policy says about a request: paths, identities, conditions, API keys, a whole match
+    /// Match requests: paths, identities, conditions, API keys, a whole match
     Match,
-    /// What metrics, logs and scrapes cost
+    /// The cost of metrics, logs and scrapes
     Telemetry,
-    /// One check a decision over and over, for a profiler
+    /// One check per decision in a loop, for profiling
     Hot {
-        /// How many different keys
+        /// Number of different keys
         #[arg(default_value_t = 1_000)]
         keys: usize,
         /// Sixteen decisions at a time
         #[arg(long)]
         batch: bool,
-        /// Refuse all but the first of each key
+        /// Reject all but the first request of each key
         #[arg(long)]
-        refuse: bool,
+        reject: bool,
     },
 }
 
@@ -53,7 +53,7 @@ fn main() -> anyhow::Result<()> {
         Bench::Policy => policy::run(),
         Bench::Match => matching::run(),
         Bench::Telemetry => telemetry::run(),
-        Bench::Hot { keys, batch, refuse } => hot::run(keys, batch, refuse),
+        Bench::Hot { keys, batch, reject } => hot::run(keys, batch, reject),
     }
 }
 

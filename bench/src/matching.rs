@@ -1,4 +1,4 @@
-//! What it costs to find out what a policy says about a request: part by part, then whole.
+//! The cost of matching a request: part by part, then as a whole.
 
 use std::fmt::Write;
 use std::hint::black_box;
@@ -14,7 +14,7 @@ use crate::{admit, median, nanos_each};
 
 const CALLS: usize = 1_000_000;
 const KEYS: usize = 1_000_000;
-/// Asked for in turn, so that no single path stays in the cache for its own sake.
+/// Requested in turn, so that no single path stays in the cache.
 const PATHS: usize = 4096;
 
 pub(crate) fn run() -> anyhow::Result<()> {
@@ -129,15 +129,15 @@ fn directory() -> anyhow::Result<()> {
     let elapsed = start.elapsed();
     println!("{:44} {:>10}", "load a directory of 1,000,000 keys, in ms", elapsed.as_millis());
     println!("{:44} {:>10}", "  bytes per key", directory.size() / KEYS);
-    // In one piece, so that only the directory is out of the cache.
+    // In one allocation, so that only the directory is out of the cache.
     let mut random = fastrand::Rng::with_seed(7);
     let mut keys = String::new();
     for _ in 0..1 << 16 {
         write!(keys, "sk_live_{:018}", random.usize(..KEYS))?;
     }
     let (keys, _) = keys.as_bytes().as_chunks::<26>();
-    report("  look one key up again and again", || time(|_| directory.get(black_box(&keys[0])).is_some()));
-    report("  look a random key up", || time(|n| directory.get(&keys[n % keys.len()]).is_some()));
+    report("  look up the same key", || time(|_| directory.get(black_box(&keys[0])).is_some()));
+    report("  look up a random key", || time(|n| directory.get(&keys[n % keys.len()]).is_some()));
     Ok(())
 }
 

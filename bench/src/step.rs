@@ -1,4 +1,4 @@
-//! What the arithmetic costs: one step of each algorithm on a state at hand.
+//! The cost of the arithmetic: one step of each algorithm on a given state.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -10,13 +10,13 @@ use crate::{median, nanos_each};
 const STEPS: u64 = 1_000_000;
 
 pub(crate) fn run() -> anyhow::Result<()> {
-    println!("{:24} {:>12} {:>12}", "ns per step", "allowed", "refused");
+    println!("{:24} {:>12} {:>12}", "ns per step", "admitted", "rejected");
     for &algorithm in Algorithm::ALL {
         let limit = Limit::new(algorithm, Spec::new(100, TimeSpan::from_secs(1)))?;
-        // Every 10 ms one unit comes back: at that pace all pass, a thousand times faster nearly none does.
-        let allowed = median(|| time_steps(&limit, TimeSpan::from_millis(10)));
-        let refused = median(|| time_steps(&limit, TimeSpan::from_micros(10)));
-        println!("{:24} {allowed:>12.1} {refused:>12.1}", algorithm.name());
+        // One unit is refilled every 10 ms: at that rate all requests are admitted, at a thousand times the rate almost none.
+        let admitted = median(|| time_steps(&limit, TimeSpan::from_millis(10)));
+        let rejected = median(|| time_steps(&limit, TimeSpan::from_micros(10)));
+        println!("{:24} {admitted:>12.1} {rejected:>12.1}", algorithm.name());
     }
     Ok(())
 }

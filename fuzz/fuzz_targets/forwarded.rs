@@ -1,4 +1,4 @@
-//! Whatever a client writes before it, the address that a trusted proxy appended is found.
+//! The address that a trusted proxy appended is found, whatever the client sent before it.
 
 #![no_main]
 
@@ -23,9 +23,9 @@ fuzz_target!(|written: &[u8]| {
         let headers = HeaderMap::from_iter([(http::HeaderName::from_static(name), value)]);
         let addresses = addresses.clone().with_header(header);
         assert_eq!(addresses.client(&headers, PROXY).to_string(), CLIENT);
-        // The same from a strangerleads nowhere but to the peer.
+        // The same header from an untrusted peer is ignored.
         assert_eq!(addresses.client(&headers, [198, 51, 100, 1].into()).to_string(), "198.51.100.1");
-        // What stands there alone may be anything; it must not be a crash.
+        // Arbitrary input alone must not cause a panic.
         let Ok(value) = HeaderValue::from_bytes(written) else { return };
         addresses.client(&HeaderMap::from_iter([(http::HeaderName::from_static(name), value)]), PROXY);
     }

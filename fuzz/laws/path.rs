@@ -1,11 +1,11 @@
-//! Whatever a client writes, a path has one spelling afterwards.
+//! Every path has exactly one normal form, whatever the client sends.
 
 use std::borrow::Cow;
 
 use tidegate_policy::{EndpointPattern, Endpoints, normalize};
 
-pub(crate) fn holds(path: &str) {
-    // A pattern is text of the same kind: it is read or refused, and finds itself.
+pub(crate) fn assert_law(path: &str) {
+    // The same text as a pattern is parsed or rejected, and a parsed pattern matches itself.
     if let Ok(pattern) = EndpointPattern::parse(path) {
         let mut endpoints = Endpoints::default();
         assert!(endpoints.insert(&pattern, ()).is_ok());

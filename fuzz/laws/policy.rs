@@ -1,4 +1,4 @@
-//! Whatever an operator writes, it is a policy that can be used, or told what is wrong with it.
+//! Every input is a usable policy or is rejected with problems.
 
 use std::borrow::Cow;
 
@@ -7,9 +7,9 @@ use tidegate_core::Timestamp;
 use tidegate_policy::{Admission, Facts, FileError, Files, Matcher, Scratch, compile, diff};
 
 /// Files that a policy may refer to.
-struct Beside;
+struct TestFiles;
 
-impl Files for Beside {
+impl Files for TestFiles {
     fn read(&self, name: &str) -> Result<Cow<'_, [u8]>, FileError> {
         match name {
             "keys.csv" => Ok(Cow::Borrowed(b"key,tier,tenant\nk1,free,acme\nk2,premium\n")),
@@ -20,8 +20,8 @@ impl Files for Beside {
     }
 }
 
-pub(crate) fn holds(bytes: &[u8]) {
-    let compiled = match compile("policy.yaml", bytes, &Beside) {
+pub(crate) fn assert_law(bytes: &[u8]) {
+    let compiled = match compile("policy.yaml", bytes, &TestFiles) {
         Ok(compiled) => compiled,
         Err(problems) => {
             assert!(problems.has_errors());

@@ -1,4 +1,4 @@
-//! What counting everything and logging one request in a hundred adds to a request through the gateway.
+//! The cost of all metrics and of logging one request in a hundred, per request through the gateway.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -15,22 +15,22 @@ use tidegate_telemetry::{Destination, Log, LogFormat, LogSampling, Metrics, Tele
 use tokio::sync::watch;
 
 const CONNECTIONS: usize = 16;
-/// Requests of one connection in a round.
+/// Requests per connection in a round.
 const EACH: usize = 1_500;
 const ROUNDS: usize = 15;
-const MOST: f64 = 1.05;
+const MAX_RATIO: f64 = 1.05;
 
-const ANSWER: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
+const RESPONSE: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 const REQUEST: &[u8] = b"GET /things/7 HTTP/1.1\r\nHost: bench\r\nX-API-Key: sk_bench_0123456789\r\n\r\n";
 
-/// A gateway of one core that runs until the process ends.
-struct Running {
-    /// The thread that serves.
+/// A gateway with one worker that runs until the process ends.
+struct RunningGateway {
+    /// The worker thread.
     thread: String,
     connections: Vec<TcpStream>,
 }
 
-impl Running {
+impl RunningGateway {
     fn start(upstream: SocketAddr, telemetry: Telemetry) -> anyhow::Result<Self> {
         let policy = format!(
             "upstreams: {{ api: {{ servers: ['http://{upstream}'] }} }}\nroutes: [{{ path: /**, upstream: api }}]\n\
@@ -43,9 +43,9 @@ impl Running {
         let listener = Listener::bind("127.0.0.1:0", 1)?;
         let address = listener.address();
         let (stop, stopping) = watch::channel(false);
-        let before = cores()?;
+        let before = worker_threads()?;
         gateway.start(&[listener], &stopping, Duration::ZERO)?;
-        // It runs as long as somebody could stop it.
+        // Keep both, so that the gateway is not stopped.
         std::mem::forget((stop, gateway));
         let connect = |_| -> anyhow::Result<TcpStream> {
             let stream = TcpStream::connect(address)?;
@@ -53,11 +53,11 @@ impl Running {
             Ok(stream)
         };
         let connections = (0..CONNECTIONS).map(connect).collect::<Result<_, _>>()?;
-        let thread = cores()?.into_iter().find(|thread| !before.contains(thread));
-        Ok(Self { thread: thread.context("no core has started")?, connections })
+        let thread = worker_threads()?.into_iter().find(|thread| !before.contains(thread));
+        Ok(Self { thread: thread.context("no worker has started")?, connections })
     }
 
-    /// Processor time of the core for each request, in nanoseconds.
+    /// Processor time of the worker per request, in nanoseconds.
     #[expect(clippy::cast_precision_loss, reason = "figures to read, not to compute with")]
     fn round(&mut self) -> anyhow::Result<f64> {
         let before = processor_nanos(&self.thread)?;
@@ -77,16 +77,16 @@ impl Running {
     }
 }
 
-/// Threads of this process that serve.
-fn cores() -> anyhow::Result<Vec<String>> {
-    let mut cores = Vec::new();
+/// The worker threads of this process.
+fn worker_threads() -> anyhow::Result<Vec<String>> {
+    let mut threads = Vec::new();
     for task in std::fs::read_dir("/proc/self/task")? {
         let path = task?.path();
         if std::fs::read_to_string(path.join("comm"))?.starts_with("worker-") {
-            cores.push(path.display().to_string());
+            threads.push(path.display().to_string());
         }
     }
-    Ok(cores)
+    Ok(threads)
 }
 
 fn processor_nanos(thread: &str) -> anyhow::Result<u64> {
@@ -99,14 +99,14 @@ fn upstream() -> anyhow::Result<SocketAddr> {
     let address = listener.local_addr()?;
     std::thread::spawn(move || {
         for stream in listener.incoming().map_while(Result::ok) {
-            std::thread::spawn(move || answer(stream));
+            std::thread::spawn(move || respond(stream));
         }
     });
     Ok(address)
 }
 
-/// Answers each request head, one after another.
-fn answer(mut stream: TcpStream) -> std::io::Result<()> {
+/// Responds to each request head in turn.
+fn respond(mut stream: TcpStream) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
     let (mut seen, mut buffer) = (Vec::new(), [0; 4_096]);
     loop {
@@ -117,12 +117,12 @@ fn answer(mut stream: TcpStream) -> std::io::Result<()> {
         seen.extend_from_slice(&buffer[..read]);
         if seen.ends_with(b"\r\n\r\n") {
             seen.clear();
-            stream.write_all(ANSWER)?;
+            stream.write_all(RESPONSE)?;
         }
     }
 }
 
-/// Whether the bar is met.
+/// Returns whether the target is met.
 pub(super) fn run() -> anyhow::Result<bool> {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
     let upstream = upstream()?;
@@ -130,8 +130,8 @@ pub(super) fn run() -> anyhow::Result<bool> {
     let log = Log::open(&Destination::File(file.clone()), LogFormat::Json, Arc::clone(&clock))?;
     let one_percent = SampleRate::from_millionths(10_000).context("one percent is a share")?;
     log.set_sampling(LogSampling { access: one_percent, rejected: one_percent });
-    let mut on = Running::start(upstream, Telemetry::new(Metrics::new(1, clock.now()), log.clone()))?;
-    let mut off = Running::start(upstream, Telemetry::off(clock))?;
+    let mut on = RunningGateway::start(upstream, Telemetry::new(Metrics::new(1, clock.now()), log.clone()))?;
+    let mut off = RunningGateway::start(upstream, Telemetry::off(clock))?;
     on.round()?;
     off.round()?;
     let mut rounds = Vec::new();
@@ -149,11 +149,11 @@ pub(super) fn run() -> anyhow::Result<bool> {
     let (off, on, ratio) =
         (median(|round| round.0), median(|round| round.1), median(|round| round.1 / round.0));
     println!(
-        "processor time of the gateway for a request, median of {ROUNDS} rounds of {}",
+        "processor time of the gateway per request, median of {ROUNDS} rounds of {}",
         EACH * CONNECTIONS
     );
-    println!("  telling nothing                    {off:.0} ns");
-    println!("  metrics, and 1 % logged            {on:.0} ns, {lines} lines");
-    println!("  ratio                              {ratio:.3} (bar {MOST})");
-    Ok(ratio <= MOST)
+    println!("  without telemetry                  {off:.0} ns");
+    println!("  metrics and 1 % of requests logged {on:.0} ns, {lines} lines");
+    println!("  ratio                              {ratio:.3} (target {MAX_RATIO})");
+    Ok(ratio <= MAX_RATIO)
 }

@@ -1,11 +1,11 @@
--- One atomic script for everything that is asked of the central store.
+-- One atomic script for all operations of the central store.
 --
--- KEYS     the counters, each named once
+-- KEYS     the counters, without duplicates
 -- ARGV     1 operation: decide | peek | refund | reset | override
 --          2 now in microseconds, or "" for this server's own time
 --          3 the shortest time to live of a key, in milliseconds
 --          then, in numbers:
---            decide, peek   decisions, and for each: checks, and for each: key (its place in KEYS),
+--            decide, peek   decisions, and for each: checks, and for each: key (its index in KEYS),
 --                           capacity, tick, unit, drain, cost, role (1 binding, 2 advisory, 3 overage)
 --            refund         refunds, and for each: key, capacity, tick, unit, drain, cost, charged (us)
 --            reset          key
@@ -14,12 +14,12 @@
 --          2 never), span (us: wait or retry_after), limit, remaining, reset_after (us). The others: now.
 --
 -- A counter is { algorithm, tick, part, capacity, tick, unit, drain }, packed; an override adds
--- { until, capacity, tick, unit, drain }. `algorithm` is 0 where there is only an override.
+-- { until, capacity, tick, unit, drain }. `algorithm` is 0 if there is only an override.
 
 local TOKEN_BUCKET = 1
 local BINDING, ADVISORY, OVERAGE = 1, 2, 3
 
--- For so long after its end an override may concern a refund; twice that it is kept, in case time goes back.
+-- An override may affect refunds for this long after its end; it is kept twice as long, in case time goes back.
 local REFUNDS_END = 60000000
 
 local place = 3
@@ -38,7 +38,7 @@ if not now then
   now = tonumber(time[1]) * 1000000 + tonumber(time[2])
 end
 
--- Entries are read once and written once, however many checks of however many decisions name them.
+-- Each entry is read once and written once, even if several checks or decisions use it.
 local entries = {}
 
 local function entry_of(key)
@@ -110,7 +110,7 @@ local function judge(check, cost)
   return token_bucket.judge(limit, state_under(entry, limit), now, cost)
 end
 
--- Moves the counter to the limit in force, if that has changed: a refusing decision does so too.
+-- Converts the counter to the limit that applies, if that has changed; also in a decision that rejects.
 local function adopt(check)
   local entry = entry_of(check.key)
   local limit = in_force(entry, check.limit)
@@ -130,7 +130,7 @@ local function is_charged(check, outcome)
   return outcome.verdict == PASS or check.role == OVERAGE
 end
 
--- What else is charged to the key of a check: for a binding one the earlier binding ones, for any other all
+-- The other costs charged to the key of a check: for a binding check the earlier binding ones, for any other check all
 -- binding ones and the earlier others that are charged.
 local function beside(checks, outcomes, place)
   local check, cost, shared = checks[place], 0, false
@@ -161,7 +161,7 @@ local function judge_all(checks)
   return outcomes, passes
 end
 
--- `remaining` and `reset_after` as they are now; the verdict stays.
+-- Updates `remaining` and `reset_after` to the current values; the verdict stays.
 local function refresh(check, outcome)
   local left = judge(check, 0)
   outcome.limit, outcome.remaining, outcome.reset_after = left.limit, left.remaining, left.reset_after
@@ -220,7 +220,7 @@ elseif operation == 'peek' then
 elseif operation == 'refund' then
   for _ = 1, next_number() do
     local entry, limit, cost, charged = entry_of(next_number()), next_limit(), next_number(), next_number()
-    -- Only what was charged under the limit that still counts: under another, nobody can tell what is left.
+    -- Refund only if the counter still uses the limit of the charge; under another limit the rest is unknown.
     local instead = entry.instead
     local overridden = instead and charged < instead.till and now < instead.till + REFUNDS_END
     if entry.state and same(limit, entry.limit) and not overridden then

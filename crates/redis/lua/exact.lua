@@ -1,4 +1,4 @@
--- Exact integers in doubles: everything stays at most 2^53 - 1, where a double holds every integer.
+-- Exact integers in doubles: every value is at most 2^53 - 1, up to which a double represents every integer.
 
 local MAX = 9007199254740991
 local PASS, NOT_UNTIL, NEVER = 0, 1, 2
@@ -16,7 +16,7 @@ local function ceil_div(a, b)
   return (a - rest) / b + 1
 end
 
--- How long after `earlier` is `later`, in microseconds.
+-- The time from `earlier` to `later` in microseconds, at least 0.
 local function since(later, earlier)
   return math.max(later - earlier, 0)
 end

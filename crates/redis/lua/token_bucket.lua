@@ -1,14 +1,14 @@
--- token_bucket: the twin of the Rust algorithm of that name. A bucket fills with what is spent and drains at
--- an exact rate; its content is counted in drops.
+-- token_bucket: the same algorithm as in Rust. A bucket fills with what is spent and drains at an exact rate; its
+-- content is counted in drops (Rust: subunits).
 --
 -- limit: { capacity, tick (in microseconds), unit (drops per unit of cost), drain (drops per tick) }
--- state: { tick, part }: it runs dry when `part` drops more than at the start of `tick` have drained, part < drain
+-- state: { tick, part }: it is empty when `part` drops more than at the start of `tick` have drained, part < drain
 
 local token_bucket = {}
 
 token_bucket.unseen = { tick = 0, part = 0 }
 
--- How full the bucket is at `now`.
+-- The fill level at `now`.
 local function drops_at(limit, state, now)
   local ticks = state.tick - floor_div(now, limit.tick)
   if ticks < 0 then
@@ -17,8 +17,7 @@ local function drops_at(limit, state, now)
   return math.min(ticks * limit.drain + state.part, MAX)
 end
 
--- The state of a bucket that holds so many drops at `now`; it runs dry in the tick after the last
--- at the latest.
+-- The state of a bucket with this many drops at `now`; it is empty at most one tick after the last representable one.
 local function holding(limit, drops, now)
   local tick = floor_div(now, limit.tick) + floor_div(drops, limit.drain)
   if tick > MAX then
@@ -27,7 +26,7 @@ local function holding(limit, drops, now)
   return { tick = tick, part = math.fmod(drops, limit.drain) }
 end
 
--- How long until at most so many drops are left.
+-- The time until at most this many drops are left.
 local function until_at_most(limit, drops, state, now)
   local tick = state.tick + 1
   if drops >= state.part then
@@ -69,7 +68,7 @@ function token_bucket.charge(limit, state, now, cost)
   return holding(limit, filled(limit, drops_at(limit, state, now), cost), now)
 end
 
--- Only what cannot have drained since the charge is given back.
+-- Gives back only what cannot have drained since the charge.
 function token_bucket.refund(limit, state, charged, now, cost)
   local drops = drops_at(limit, state, now)
   if drops == 0 then
@@ -80,7 +79,7 @@ function token_bucket.refund(limit, state, charged, now, cost)
   return holding(limit, math.max(drops - held, 0), now)
 end
 
--- Whole units stay spent, a part counting as one.
+-- Keeps the spent units, rounded up to whole units.
 function token_bucket.rebase(new, old, state, now)
   if new.tick == old.tick and new.unit == old.unit and new.drain == old.drain then
     return state
@@ -88,7 +87,7 @@ function token_bucket.rebase(new, old, state, now)
   return holding(new, filled(new, 0, ceil_div(drops_at(old, state, now), old.unit)), now)
 end
 
--- How long until the state is as good as never seen.
+-- The time until the state equals an unused one.
 function token_bucket.until_fresh(limit, state, now)
   return until_at_most(limit, 0, state, now)
 end

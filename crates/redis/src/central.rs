@@ -1,24 +1,24 @@
-//! `central`: every decision is taken by Redis itself.
+//! The central store: Redis makes every decision.
 
 use redis::Script;
 use redis::aio::ConnectionManager;
 use tidegate_core::{Check, CounterKey, Decision, Refund, Timestamp};
 use tidegate_store::{Override, Store, StoreError};
 
-use crate::script::{Call, central, decisions};
+use crate::script::{ScriptCall, central, decisions};
 
-/// A key lives at least this long: short enough to cost little, long enough for every round trip.
-const SHORTEST_TTL_MILLIS: u64 = 1_000;
-/// With time from the caller, keys must outlive any trace played faster than its own time.
+/// The shortest TTL of a key: short enough to cost little, long enough for every round trip.
+const MIN_TTL_MILLIS: u64 = 1_000;
+/// With time from the caller, keys must outlive a trace that is replayed faster than real time.
 const CALLER_TTL_MILLIS: u64 = 3_600_000;
 
-/// Whose time counts.
+/// The clock that counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TimeSource {
-    /// The Redis server's: all nodes agree.
+    /// The Redis server's clock: all nodes agree.
     #[default]
     Server,
-    /// The caller's `now`: for replaying traces.
+    /// The caller's `now`, to replay traces.
     Caller,
 }
 
@@ -38,14 +38,14 @@ impl CentralStore {
 
     /// Connects to `url`, such as `redis://127.0.0.1:6379`.
     pub async fn connect(url: &str, time: TimeSource) -> Result<Self, StoreError> {
-        let client = redis::Client::open(url).map_err(failed)?;
-        let connection = ConnectionManager::new(client).await.map_err(failed)?;
+        let client = redis::Client::open(url).map_err(store_error)?;
+        let connection = ConnectionManager::new(client).await.map_err(store_error)?;
         Ok(Self::new(connection, time))
     }
 
-    async fn run(&self, operation: &str, call: &Call, now: Timestamp) -> Result<Vec<u64>, StoreError> {
+    async fn run(&self, operation: &str, call: &ScriptCall, now: Timestamp) -> Result<Vec<u64>, StoreError> {
         let (now, ttl) = match self.time {
-            TimeSource::Server => (String::new(), SHORTEST_TTL_MILLIS),
+            TimeSource::Server => (String::new(), MIN_TTL_MILLIS),
             TimeSource::Caller => (now.as_micros().to_string(), CALLER_TTL_MILLIS),
         };
         let mut invocation = self.script.prepare_invoke();
@@ -56,33 +56,33 @@ impl CentralStore {
         for number in &call.numbers {
             invocation.arg(*number);
         }
-        invocation.invoke_async(&mut self.connection.clone()).await.map_err(failed)
+        invocation.invoke_async(&mut self.connection.clone()).await.map_err(store_error)
     }
 
-    async fn answer(
+    async fn run_checks(
         &self,
         operation: &str,
         batch: &[&[Check<'_>]],
         now: Timestamp,
     ) -> Result<Vec<Decision>, StoreError> {
-        let reply = self.run(operation, &Call::checks(batch)?, now).await?;
+        let reply = self.run(operation, &ScriptCall::checks(batch)?, now).await?;
         decisions(batch, &reply)
     }
 
-    async fn answer_one(
+    async fn run_one(
         &self,
         operation: &str,
         checks: &[Check<'_>],
         now: Timestamp,
     ) -> Result<Decision, StoreError> {
-        let mut decisions = self.answer(operation, &[checks], now).await?;
-        decisions.pop().ok_or_else(|| StoreError::Protocol { reason: "it holds no decision".to_owned() })
+        let mut decisions = self.run_checks(operation, &[checks], now).await?;
+        decisions.pop().ok_or_else(|| StoreError::Protocol { reason: "no decision in the reply".to_owned() })
     }
 }
 
 impl Store for CentralStore {
     async fn decide(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
-        self.answer_one("decide", checks, now).await
+        self.run_one("decide", checks, now).await
     }
 
     async fn decide_batch(
@@ -91,20 +91,20 @@ impl Store for CentralStore {
         now: Timestamp,
         decisions: &mut Vec<Decision>,
     ) -> Result<(), StoreError> {
-        decisions.append(&mut self.answer("decide", batch, now).await?);
+        decisions.append(&mut self.run_checks("decide", batch, now).await?);
         Ok(())
     }
 
     async fn peek(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
-        self.answer_one("peek", checks, now).await
+        self.run_one("peek", checks, now).await
     }
 
     async fn refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<(), StoreError> {
-        self.run("refund", &Call::refunds(refunds)?, now).await.map(drop)
+        self.run("refund", &ScriptCall::refunds(refunds)?, now).await.map(drop)
     }
 
     async fn reset(&self, key: CounterKey<'_>) -> Result<(), StoreError> {
-        self.run("reset", &Call::reset(key), Timestamp::ZERO).await.map(drop)
+        self.run("reset", &ScriptCall::reset(key), Timestamp::ZERO).await.map(drop)
     }
 
     async fn override_limit(
@@ -113,15 +113,15 @@ impl Store for CentralStore {
         replacement: Option<Override>,
         now: Timestamp,
     ) -> Result<(), StoreError> {
-        self.run("override", &Call::override_limit(key, replacement.as_ref())?, now).await.map(drop)
+        self.run("override", &ScriptCall::override_limit(key, replacement.as_ref())?, now).await.map(drop)
     }
 }
 
-/// What the server itself says is not an outage: the script, the user's rights or the server's version.
-fn failed(error: redis::RedisError) -> StoreError {
+/// An error reply of the server is not an outage: its cause is the script, the user's permissions or the server's version.
+fn store_error(error: redis::RedisError) -> StoreError {
     match error.kind() {
         redis::ErrorKind::Server(_) | redis::ErrorKind::Extension => {
-            StoreError::Protocol { reason: format!("{error} (Redis 7.0 or newer is needed)") }
+            StoreError::Protocol { reason: format!("{error} (Redis 7.0 or newer is required)") }
         }
         _ => StoreError::Unavailable(Box::new(error)),
     }

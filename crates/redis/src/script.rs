@@ -9,8 +9,8 @@ use tidegate_store::{Override, StoreError};
 
 use crate::key;
 
-/// Scripts compute in doubles: what is larger than any limit need not be told apart.
-const LARGEST: u64 = 1 << 53;
+/// Scripts compute in doubles: larger costs exceed every limit and need not be distinguished.
+const MAX_COST: u64 = 1 << 53;
 
 pub(crate) fn central() -> Script {
     Script::new(concat!(
@@ -21,14 +21,14 @@ pub(crate) fn central() -> Script {
     ))
 }
 
-/// One call of the script: its keys, each once, and its arguments.
+/// One call of the script: its distinct keys and its arguments.
 #[derive(Debug, Default)]
-pub(crate) struct Call {
+pub(crate) struct ScriptCall {
     pub(crate) keys: Vec<String>,
     pub(crate) numbers: Vec<u64>,
 }
 
-impl Call {
+impl ScriptCall {
     pub(crate) fn checks(batch: &[&[Check<'_>]]) -> Result<Self, StoreError> {
         let mut call = Self::default();
         call.push(batch.len() as u64);
@@ -86,16 +86,16 @@ impl Call {
     }
 
     fn push_cost(&mut self, cost: Cost) {
-        self.push(cost.get().min(LARGEST));
+        self.push(cost.get().min(MAX_COST));
     }
 
     fn push_key(&mut self, key: CounterKey<'_>) {
         let name = key::name(key);
-        let place = self.keys.iter().position(|known| *known == name).unwrap_or_else(|| {
+        let position = self.keys.iter().position(|known| *known == name).unwrap_or_else(|| {
             self.keys.push(name);
             self.keys.len() - 1
         });
-        self.push(place as u64 + 1);
+        self.push(position as u64 + 1);
     }
 
     fn push_limit(&mut self, limit: &Limit) -> Result<(), StoreError> {
@@ -108,10 +108,10 @@ impl Call {
     }
 }
 
-/// Reads the reply to the checks of `batch`.
+/// Parses the reply to the checks of `batch`.
 pub(crate) fn decisions(batch: &[&[Check<'_>]], reply: &[u64]) -> Result<Vec<Decision>, StoreError> {
     let mut numbers = reply.iter().copied();
-    let mut next = || numbers.next().ok_or_else(|| protocol("it is too short"));
+    let mut next = || numbers.next().ok_or_else(|| protocol_error("the reply is too short"));
     let at = Timestamp::from_micros(next()?);
     let decisions = batch
         .iter()
@@ -120,7 +120,7 @@ pub(crate) fn decisions(batch: &[&[Check<'_>]], reply: &[u64]) -> Result<Vec<Dec
             Ok(Decision::new(at, checks, outcomes))
         })
         .collect::<Result<_, StoreError>>()?;
-    if next().is_ok() { Err(protocol("it is too long")) } else { Ok(decisions) }
+    if next().is_ok() { Err(protocol_error("the reply is too long")) } else { Ok(decisions) }
 }
 
 fn outcome(next: &mut impl FnMut() -> Result<u64, StoreError>) -> Result<Outcome, StoreError> {
@@ -129,11 +129,11 @@ fn outcome(next: &mut impl FnMut() -> Result<u64, StoreError>) -> Result<Outcome
         0 => Verdict::Pass { wait: span },
         1 => Verdict::NotUntil { retry_after: span },
         2 => Verdict::Never,
-        _ => return Err(protocol("it holds an unknown verdict")),
+        _ => return Err(protocol_error("unknown verdict")),
     };
     Ok(Outcome { verdict, limit: next()?, remaining: next()?, reset_after: TimeSpan::from_micros(next()?) })
 }
 
-fn protocol(reason: &str) -> StoreError {
+fn protocol_error(reason: &str) -> StoreError {
     StoreError::Protocol { reason: reason.to_owned() }
 }

@@ -34,7 +34,7 @@ async fn token_bucket_passes_the_conformance_suite() {
 }
 
 #[tokio::test]
-async fn every_key_has_a_time_to_live_of_at_least_twice_its_recovery() {
+async fn key_ttl_is_at_least_twice_the_recovery_time() {
     let server = RedisServer::start();
     let store = connect(&server, TimeSource::Server).await;
     let limits = [bucket(1, TimeSpan::from_secs(3_600)), bucket(1, TimeSpan::from_secs(10))];
@@ -59,21 +59,21 @@ async fn every_key_has_a_time_to_live_of_at_least_twice_its_recovery() {
 }
 
 #[tokio::test]
-async fn time_is_the_servers_whatever_the_caller_says() {
+async fn server_time_source_ignores_the_callers_time() {
     let server = RedisServer::start();
     let store = connect(&server, TimeSource::Server).await;
     let limit = bucket(1, TimeSpan::from_secs(3_600));
     let check = Check::new(CounterKey::new(RULE, b"client"), &limit);
     assert!(store.decide(&[check], Timestamp::MAX).await.unwrap().passes());
-    let refused = store.decide(&[check], Timestamp::MAX).await.unwrap();
-    assert!(matches!(refused.verdict, Verdict::NotUntil { .. }));
+    let rejected = store.decide(&[check], Timestamp::MAX).await.unwrap();
+    assert!(matches!(rejected.verdict, Verdict::NotUntil { .. }));
     let now = SystemClock::new().now();
-    let apart = refused.at.since(now).max(now.since(refused.at));
-    assert!(apart < TimeSpan::from_secs(60), "the server's clock and ours are {apart:?} apart");
+    let apart = rejected.at.since(now).max(now.since(rejected.at));
+    assert!(apart < TimeSpan::from_secs(60), "the clocks differ by {apart:?}");
 }
 
 #[tokio::test]
-async fn refusing_writes_nothing() {
+async fn rejected_decision_writes_nothing() {
     let server = RedisServer::start();
     let store = connect(&server, TimeSource::Server).await;
     let limit = bucket(2, TimeSpan::from_secs(3_600));
@@ -88,7 +88,7 @@ async fn refusing_writes_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_tasks_together_admit_exactly_the_ideal() {
+async fn many_tasks_admit_exactly_the_limit() {
     let server = RedisServer::start();
     let store = connect(&server, TimeSource::Caller).await;
     let (narrow, wide) = (bucket(500, TimeSpan::from_secs(3_600)), bucket(800, TimeSpan::from_secs(3_600)));
@@ -119,7 +119,7 @@ async fn many_tasks_together_admit_exactly_the_ideal() {
 }
 
 #[tokio::test]
-async fn a_flushed_script_cache_is_no_error() {
+async fn flushed_script_cache_is_reloaded() {
     let server = RedisServer::start();
     let store = connect(&server, TimeSource::Server).await;
     let limit = bucket(5, TimeSpan::from_secs(3_600));
@@ -131,18 +131,18 @@ async fn a_flushed_script_cache_is_no_error() {
 }
 
 #[tokio::test]
-async fn an_unknown_algorithm_is_refused_before_anything_is_sent() {
+async fn unsupported_algorithm_is_rejected_before_anything_is_sent() {
     let server = RedisServer::start();
     let store = connect(&server, TimeSource::Server).await;
     let limit = Limit::new(Algorithm::SlidingLog, Spec::new(5, TimeSpan::from_secs(60))).unwrap();
     let error =
         store.decide(&[Check::new(CounterKey::new(RULE, b"a"), &limit)], Timestamp::ZERO).await.unwrap_err();
     assert!(matches!(error, StoreError::Unsupported { algorithm: Algorithm::SlidingLog }));
-    assert_eq!(error.to_string(), "this store cannot count a sliding_window_log");
+    assert_eq!(error.to_string(), "this store does not support the algorithm sliding_window_log");
 }
 
 #[tokio::test]
-async fn a_server_that_is_gone_is_an_error_and_never_a_pass() {
+async fn stopped_server_is_an_unavailable_error() {
     let server = RedisServer::start();
     let store = connect(&server, TimeSource::Server).await;
     drop(server);

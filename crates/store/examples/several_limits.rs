@@ -1,4 +1,4 @@
-//! Two limits in one decision: a narrow one for each client and a wide one for everybody together.
+//! Two limits in one decision: one per client, and one shared by all clients.
 //!
 //! `cargo run -p tidegate-store --example several_limits`
 
@@ -10,21 +10,21 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let clock = SystemClock::new();
     let store = MemoryStore::with_cap(MemoryStore::cap_for(10_000));
     let per_client = Limit::new(Algorithm::TokenBucket, Spec::new(2, TimeSpan::from_secs(60)))?;
-    let together = Limit::new(Algorithm::SlidingCounter, Spec::new(3, TimeSpan::from_secs(60)))?;
+    let shared = Limit::new(Algorithm::SlidingCounter, Spec::new(3, TimeSpan::from_secs(60)))?;
 
     for client in ["alice", "alice", "alice", "bob", "bob"] {
         let checks = [
-            Check::new(CounterKey::new(RuleId::named("global"), b""), &together),
+            Check::new(CounterKey::new(RuleId::named("global"), b""), &shared),
             Check::new(CounterKey::new(RuleId::named("default"), client.as_bytes()), &per_client),
         ];
         let decision = block_on(store.decide(&checks, clock.now()))?;
         let left: Vec<_> = decision.outcomes.iter().map(|outcome| outcome.remaining).collect();
         match decision.verdict {
-            Verdict::Pass { .. } => println!("{client:6} passes,  {left:?} left (together, own)"),
+            Verdict::Pass { .. } => println!("{client:6} admitted, {left:?} left (shared, own)"),
             Verdict::NotUntil { retry_after } => {
-                println!("{client:6} refused, {left:?} left (together, own), retry after {retry_after:?}");
+                println!("{client:6} rejected, {left:?} left (shared, own), retry after {retry_after:?}");
             }
-            Verdict::Never => println!("{client:6} asks for more than is ever allowed"),
+            Verdict::Never => println!("{client:6} exceeds the limit"),
         }
     }
     Ok(())

@@ -1,8 +1,8 @@
-//! What remembers across requests.
+//! State that is kept across requests.
 //!
-//! A [`Store`] answers checks: data in, data out, one `now` per decision. [`MemoryStore`] keeps its
-//! counters in this process, within a cap of bytes; [`durable`] keeps what must survive it; other crates keep counters
-//! elsewhere. All of them pass the one suite in `conformance` (a feature), which replays random traces and demands the
+//! A [`Store`] decides checks: data in, data out, one `now` per decision. [`MemoryStore`] keeps its counters in this
+//! process, within a memory cap. [`durable`] keeps the records that must survive the process. Other crates keep counters
+//! elsewhere. Every store passes the suite in `conformance` (a feature), which replays random traces and requires the
 //! decisions of a simple model, field by field.
 //!
 //! ```

@@ -1,9 +1,9 @@
-//! Who is locked out, and who is about to be.
+//! Lock-outs, and the violations that lead to them.
 //!
-//! A bounded table pending_cost the counters: a record for each client that has violated a rule with a penalty, until it is
-//! expires_at. The arithmetic is [`Penalty`]'s. Asking costs one load while a part of the table is empty, and a short lock
-//! otherwise. When the table is full, whoever has been expires_at gives way, then whoever has done least; nobody who is
-//! locked out ever does. Newcomers that find no room are not remembered: their limits still hold.
+//! A bounded table with an entry for each client that has violated a rule with a penalty, until the entry expires. The
+//! arithmetic is in [`Penalty`]. A lookup costs one load if the shard is empty, and a short lock otherwise. When the table is
+//! full, expired entries are evicted first, then those with the lowest level; clients that are locked out are never
+//! evicted. Violations without room are not recorded; the limits still apply.
 
 mod shard;
 
@@ -16,13 +16,13 @@ use tidegate_core::{CounterKey, Penalty, PenaltyState, RuleId, TimeSpan, Timesta
 use crate::memory::hash::KeyHasher;
 use shard::Shard;
 
-/// Parts that are locked on their own.
+/// The number of shards.
 const SHARDS: usize = 64;
-/// Records kept where nothing else is said.
+/// The default number of entries.
 const DEFAULT_CAP: usize = 65_536;
-/// What the names of clients may take on average; a few are longer.
+/// The average size of a client name in the cap; a few are longer.
 const CLIENT_BYTES: usize = 128;
-/// A longer name is not remembered: one client is not to take the room of hundreds.
+/// Longer names are not recorded, so that one client cannot take the room of hundreds.
 const LONGEST_CLIENT: usize = 4 << 10;
 
 /// Lock-outs and violations, within a cap.
@@ -30,30 +30,30 @@ const LONGEST_CLIENT: usize = 4 << 10;
 pub struct Penalties {
     hasher: KeyHasher,
     parts: Box<[ShardLock]>,
-    /// Counts changes.
+    /// Counts the changes.
     version: AtomicU64,
-    /// Violations that found no room.
+    /// Violations that were not recorded.
     unrecorded: AtomicU64,
 }
 
 #[derive(Debug)]
 struct ShardLock {
-    /// How many records there are: none, mostly, and then there is nothing to lock.
+    /// The number of entries: usually 0, and then there is nothing to lock.
     count: AtomicUsize,
     shard: Mutex<Shard>,
 }
 
-/// A client under a rule. It may be an API key, so it is not shown.
+/// A client under a rule. Debug output hides the client, because it may be an API key.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PenaltyKey {
     /// The rule.
     pub rule: RuleId,
-    /// The client, as its counter's key has it.
+    /// The client as in its counter key.
     pub client: Box<[u8]>,
 }
 
 impl PenaltyKey {
-    /// A key that is kept.
+    /// An owned copy of a counter key.
     pub fn of(key: CounterKey<'_>) -> Self {
         Self { rule: key.rule, client: key.client.into() }
     }
@@ -74,29 +74,27 @@ impl fmt::Debug for PenaltyKey {
     }
 }
 
-/// What is remembered of one client under one rule.
+/// The penalty state of one client under one rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PenaltyEntry {
-    /// Who.
+    /// The client and the rule.
     pub key: PenaltyKey,
-    /// What is remembered.
+    /// Its violations and lock-outs.
     pub record: PenaltyState,
-    /// From when on it is as good as never seen.
+    /// When the state has decayed completely.
     pub expires_at: Timestamp,
 }
 
-/// What has changed since it was last asked.
+/// The changes since the last call of [`take_changes`](Penalties::take_changes).
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct PenaltyChanges {
-    /// Records that are new or different.
+    /// New or changed entries.
     pub set: Vec<PenaltyEntry>,
-    /// Records that are gone: expires_at, removed by hand, or given way to others.
+    /// Removed entries: expired, removed by an operator, or evicted.
     pub removed: Vec<PenaltyKey>,
-    /// Too many went for all to be listed: whoever keeps a copy replaces it by a [`snapshot`](Penalties::snapshot).
+    /// Not all removed entries are listed: replace the copy by a [`snapshot`](Penalties::snapshot).
     pub is_partial: bool,
 }
-
-impl PenaltyChanges {}
 
 impl Default for Penalties {
     fn default() -> Self {
@@ -105,7 +103,7 @@ impl Default for Penalties {
 }
 
 impl Penalties {
-    /// A table of at most `records`, rounded up to a multiple of 64; each takes about 250 bytes at most, on average.
+    /// A table of at most `records` entries, rounded up to a multiple of 64; on average each takes at most about 250 bytes.
     pub fn with_cap(records: usize) -> Self {
         let each = records.div_ceil(SHARDS).max(1);
         let part = |_| ShardLock {
@@ -120,7 +118,7 @@ impl Penalties {
         }
     }
 
-    /// How long `key` is still locked out; `None` if it is not.
+    /// The remaining lock-out of `key`; `None` if it is not locked out.
     #[inline]
     pub fn lock_out(&self, key: CounterKey<'_>, now: Timestamp) -> Option<TimeSpan> {
         let hash = self.hasher.hash(&key);
@@ -131,7 +129,7 @@ impl Penalties {
         part.with(|shard| shard.find(hash, key).and_then(|found| found.record.lock_out(now)))
     }
 
-    /// Records that `key` has violated a rule with this `penalty`; says how long it is locked out now, if it is.
+    /// Records a violation of a rule with this `penalty` by `key`. Returns the lock-out that is active now, if any.
     pub fn record_violation(
         &self,
         key: CounterKey<'_>,
@@ -155,7 +153,7 @@ impl Penalties {
         record?.lock_out(now)
     }
 
-    /// Forgets `key` by hand; says whether it was remembered.
+    /// Removes the entry of `key`. Returns whether there was one.
     pub fn remove(&self, key: CounterKey<'_>) -> bool {
         let hash = self.hasher.hash(&key);
         let removed = self.part(hash).is_some_and(|part| part.with(|shard| shard.remove(hash, key)));
@@ -165,20 +163,20 @@ impl Penalties {
         removed
     }
 
-    /// Everybody who is locked out, the longest first.
+    /// All clients that are locked out, the longest lock-out first.
     pub fn locked_out(&self, now: Timestamp) -> Vec<PenaltyEntry> {
         let mut locked = self.collect(|entry| entry.record.lock_out(now).is_some());
         locked.sort_by_key(|entry| std::cmp::Reverse(entry.record.locked_until));
         locked
     }
 
-    /// Everything that is remembered at `now`, in no order.
+    /// All entries that have not expired at `now`, in no order.
     pub fn snapshot(&self, now: Timestamp) -> Vec<PenaltyEntry> {
         self.collect(|entry| entry.expires_at > now)
     }
 
-    /// Remembers what a [`snapshot`](Self::snapshot) has held, perhaps before a restart and by another clock. What is
-    /// already here stays.
+    /// Adds the entries of a [`snapshot`](Self::snapshot), perhaps from before a restart and by another clock. Existing entries
+    /// are kept.
     pub fn restore(&self, records: impl IntoIterator<Item = PenaltyEntry>, now: Timestamp) {
         for entry in records {
             let record = entry.record.rebase(now);
@@ -200,12 +198,12 @@ impl Penalties {
         self.version.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// A number that grows with every change: if it stands, there is nothing to [take](Self::take_changes).
+    /// A version that grows with every change. If it is unchanged, there are no [changes](Self::take_changes).
     pub fn version(&self) -> u64 {
         self.version.load(Ordering::Acquire)
     }
 
-    /// What has changed since this was last asked, for one keeper of a durable copy.
+    /// The changes since the last call, for the single owner of a durable copy.
     pub fn take_changes(&self) -> PenaltyChanges {
         let mut changes = PenaltyChanges::default();
         for part in &self.parts {
@@ -214,23 +212,23 @@ impl Penalties {
         changes
     }
 
-    /// How many records there are.
+    /// The number of entries.
     pub fn len(&self) -> usize {
         self.parts.iter().map(|part| part.count.load(Ordering::Acquire)).sum()
     }
 
-    /// Whether nobody is remembered.
+    /// Whether there are no entries.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// How many violations could not be recorded, because there was no room for them, since the start.
+    /// The number of violations that were not recorded for lack of room, since the start.
     pub fn unrecorded(&self) -> u64 {
         self.unrecorded.load(Ordering::Relaxed)
     }
 
     fn part(&self, hash: u64) -> Option<&ShardLock> {
-        // The table within a part uses the other bits.
+        // The hash table of a shard uses the other bits.
         self.parts.get((hash >> 32) as usize % SHARDS)
     }
 
@@ -245,7 +243,7 @@ impl Penalties {
 
 impl ShardLock {
     fn with<R>(&self, act: impl FnOnce(&mut Shard) -> R) -> R {
-        // Nothing in there panics half-way through a change.
+        // No panic can leave a shard half changed.
         let mut shard = self.shard.lock().unwrap_or_else(PoisonError::into_inner);
         let result = act(&mut shard);
         self.count.store(shard.len(), Ordering::Release);

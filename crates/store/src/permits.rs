@@ -1,8 +1,8 @@
-//! How many requests of a client are under way.
+//! Counts the requests in progress per client.
 //!
-//! A count for each key that has any, and nothing for the rest, so it takes no more room than there are requests under
-//! way. Keys are known by a seeded 64-bit hash: among 100,000 of them the odds that any two are taken for one are about
-//! one in four thousand million.
+//! Only keys with requests in progress have a count, so memory is bounded by the number of those requests. Keys are
+//! identified by a seeded 64-bit hash: among 100,000 keys the probability that any two collide is about one in four
+//! thousand million.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -12,14 +12,14 @@ use tidegate_core::CounterKey;
 
 use crate::memory::hash::KeyHasher;
 
-/// Parts that are locked on their own.
-const PARTS: usize = 64;
+/// The number of shards.
+const SHARDS: usize = 64;
 
-/// Requests under way, of this process.
+/// The requests in progress of this process.
 #[derive(Debug)]
 pub struct Permits {
     hasher: KeyHasher,
-    parts: Box<[Mutex<HashTable<PermitCount>>]>,
+    shards: Box<[Mutex<HashTable<PermitCount>>]>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -30,16 +30,16 @@ struct PermitCount {
 
 impl Default for Permits {
     fn default() -> Self {
-        Self { hasher: KeyHasher::random(), parts: (0..PARTS).map(|_| Mutex::default()).collect() }
+        Self { hasher: KeyHasher::random(), shards: (0..SHARDS).map(|_| Mutex::default()).collect() }
     }
 }
 
 impl Permits {
-    /// Lets one more request of `key` through, if there are fewer than `max`. Dropping the permit gives it back.
+    /// Acquires a permit for one more request of `key`, if fewer than `max` are in use. Dropping the permit releases it.
     pub fn acquire(self: &Arc<Self>, key: CounterKey<'_>, max: u32) -> Option<Permit> {
         let hash = self.hasher.hash(&key);
-        let mut part = self.part(hash)?;
-        match part.entry(hash, |in_use| in_use.hash == hash, |in_use| in_use.hash) {
+        let mut shard = self.shard(hash)?;
+        match shard.entry(hash, |in_use| in_use.hash == hash, |in_use| in_use.hash) {
             Entry::Occupied(mut entry) if entry.get().count < max => entry.get_mut().count += 1,
             Entry::Vacant(entry) if max > 0 => {
                 entry.insert(PermitCount { hash, count: 1 });
@@ -49,26 +49,26 @@ impl Permits {
         Some(Permit { permits: Arc::clone(self), hash })
     }
 
-    /// How many requests of `key` are under way.
+    /// The permits that `key` uses.
     #[cfg(test)]
     fn in_use_by(&self, key: CounterKey<'_>) -> u32 {
         let hash = self.hasher.hash(&key);
         let count = |part: &HashTable<PermitCount>| {
             part.find(hash, |in_use| in_use.hash == hash).map_or(0, |in_use| in_use.count)
         };
-        self.part(hash).map_or(0, |part| count(&part))
+        self.shard(hash).map_or(0, |part| count(&part))
     }
 
-    /// How many permits are taken in all.
+    /// The permits in use by all keys.
     pub fn in_use(&self) -> u64 {
         let taken =
             |part: &HashTable<PermitCount>| part.iter().map(|in_use| u64::from(in_use.count)).sum::<u64>();
-        self.parts.iter().map(|part| taken(&part.lock().unwrap_or_else(PoisonError::into_inner))).sum()
+        self.shards.iter().map(|part| taken(&part.lock().unwrap_or_else(PoisonError::into_inner))).sum()
     }
 
     fn release(&self, hash: u64) {
-        let Some(mut part) = self.part(hash) else { return };
-        if let Ok(mut entry) = part.find_entry(hash, |in_use| in_use.hash == hash) {
+        let Some(mut shard) = self.shard(hash) else { return };
+        if let Ok(mut entry) = shard.find_entry(hash, |in_use| in_use.hash == hash) {
             entry.get_mut().count = entry.get().count.saturating_sub(1);
             if entry.get().count == 0 {
                 entry.remove();
@@ -76,14 +76,14 @@ impl Permits {
         }
     }
 
-    fn part(&self, hash: u64) -> Option<MutexGuard<'_, HashTable<PermitCount>>> {
-        // The table within a part uses the other bits.
-        let part = self.parts.get((hash >> 32) as usize % PARTS)?;
+    fn shard(&self, hash: u64) -> Option<MutexGuard<'_, HashTable<PermitCount>>> {
+        // The hash table of a shard uses the other bits.
+        let part = self.shards.get((hash >> 32) as usize % SHARDS)?;
         Some(part.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-/// One request under way. Dropping it is the end of it.
+/// A permit for one request in progress, released on drop.
 #[derive(Debug)]
 pub struct Permit {
     permits: Arc<Permits>,
@@ -109,36 +109,36 @@ mod tests {
     }
 
     #[test]
-    fn so_many_and_no_more_until_one_is_given_back() {
+    fn permits_at_the_maximum_are_rejected_until_one_is_released() {
         let permits = Arc::new(Permits::default());
         let first = permits.acquire(key(b"bob"), 2).unwrap();
         let _second = permits.acquire(key(b"bob"), 2).unwrap();
         assert!(permits.acquire(key(b"bob"), 2).is_none());
-        assert!(permits.acquire(key(b"ann"), 2).is_some(), "and it is given back at once");
+        assert!(permits.acquire(key(b"ann"), 2).is_some(), "another client; released at once");
         assert_eq!((permits.in_use_by(key(b"bob")), permits.in_use()), (2, 2));
         drop(first);
         let _third = permits.acquire(key(b"bob"), 2).unwrap();
         assert!(permits.acquire(key(b"bob"), 2).is_none());
-        assert!(permits.acquire(key(b"bob"), 0).is_none(), "none at all");
+        assert!(permits.acquire(key(b"bob"), 0).is_none(), "a maximum of 0");
     }
 
     #[test]
-    fn nothing_is_left_behind_and_never_too_many_are_let_through() {
+    fn permits_under_contention_never_exceed_the_maximum_and_are_all_released() {
         let permits = Arc::new(Permits::default());
         let clients: Vec<_> = (0_u32..500).map(u32::to_be_bytes).collect();
         thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
                     for round in 0..50 {
-                        let held: Vec<_> =
+                        let acquired: Vec<_> =
                             clients.iter().filter_map(|client| permits.acquire(key(client), 2)).collect();
                         assert!(clients.iter().all(|client| permits.in_use_by(key(client)) <= 2), "{round}");
-                        drop(held);
+                        drop(acquired);
                     }
                 });
             }
         });
         assert_eq!(permits.in_use(), 0);
-        assert!(permits.parts.iter().all(|part| part.lock().unwrap().is_empty()), "no room is kept");
+        assert!(permits.shards.iter().all(|part| part.lock().unwrap().is_empty()), "no memory is kept");
     }
 }

@@ -1,6 +1,6 @@
 //! The heaviest items of a stream in bounded memory: the space-saving algorithm (Metwally, Agrawal and El Abbadi, 2005).
 
-/// At most `N` items of a stream with their weights. Whichever has more than one part in `N` of all weight is among them.
+/// At most `N` items of a stream with their weights. Every item with more than one part in `N` of the total weight is kept.
 ///
 /// ```
 /// use tidegate_store::SpaceSaving;
@@ -17,18 +17,18 @@ pub struct SpaceSaving<T, const N: usize> {
     kept: Vec<WeightedItem<T>>,
 }
 
-/// An item of a stream, and about how heavy it is.
+/// An item of a stream with its estimated weight.
 #[derive(Debug)]
 pub struct WeightedItem<T> {
     /// The item.
     pub item: T,
     weight: u64,
-    /// What it took over from the item that it replaced: its weight is too high by at most this.
+    /// The weight taken over from the replaced item: the largest possible overestimate.
     inherited: u64,
 }
 
 impl<T> WeightedItem<T> {
-    /// It is as heavy as this at least.
+    /// A lower bound of the weight.
     pub fn at_least(&self) -> u64 {
         self.weight - self.inherited
     }
@@ -42,14 +42,14 @@ impl<T> WeightedItem<T> {
 
 impl<T, const N: usize> Default for SpaceSaving<T, N> {
     fn default() -> Self {
-        const { assert!(N > 0, "it keeps at least one item") };
+        const { assert!(N > 0, "N must be at least 1") };
         Self { kept: Vec::new() }
     }
 }
 
 impl<T, const N: usize> SpaceSaving<T, N> {
-    /// Adds `weight` to the item that `is_known` recognises, or to a `new` one, which takes the place of the lightest if
-    /// there is no room.
+    /// Adds `weight` to the item that `is_known` recognises, or to a `new` one. A new item replaces the lightest if there is no
+    /// room.
     pub fn record(&mut self, weight: u64, is_known: impl Fn(&T) -> bool, new: impl FnOnce() -> T) -> &mut T {
         let known = self.kept.iter().position(|one| is_known(&one.item));
         let at = known.unwrap_or_else(|| self.insert(new()));
@@ -69,12 +69,12 @@ impl<T, const N: usize> SpaceSaving<T, N> {
         lightest
     }
 
-    /// All items that are kept, in no order.
+    /// All kept items, in no order.
     pub fn iter(&self) -> impl Iterator<Item = &WeightedItem<T>> {
         self.kept.iter()
     }
 
-    /// Hands out all items and begins anew.
+    /// Removes and returns all items.
     pub fn take(&mut self) -> Vec<WeightedItem<T>> {
         std::mem::take(&mut self.kept)
     }
@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn newcomer_to_full_sketch_replaces_the_lightest_and_inherits_its_weight() {
+    fn space_saving_new_item_replaces_the_lightest_of_a_full_sketch_and_inherits_its_weight() {
         let mut sketch = SpaceSaving::<u64, 2>::default();
         for (item, weight) in [(1, 5), (2, 3), (1, 1), (3, 2)] {
             sketch.record(weight, |known| *known == item, || item);
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn item_with_more_than_one_part_in_n_of_all_weight_is_kept() {
+    fn space_saving_item_with_more_than_one_part_in_n_of_the_weight_is_kept() {
         let mut sketch = SpaceSaving::<u64, 4>::default();
         for n in 1..=1_000 {
             let item = if n % 3 == 0 { 0 } else { n };

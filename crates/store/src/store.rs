@@ -1,4 +1,4 @@
-//! The one trait of every store.
+//! The trait of every store, its errors, and overrides.
 
 use std::error::Error;
 
@@ -7,21 +7,21 @@ use tidegate_core::{Algorithm, Check, CounterKey, Decision, Limit, Refund, TimeS
 
 use crate::memory::RetainedLimits;
 
-/// Remembers counters and answers checks.
+/// Keeps counters and decides checks.
 ///
-/// Within one store a decision is atomic: all of its checks are charged together or none is, and no other
-/// decision sees it half done. `now` is read once by the caller; a store that keeps time itself (so that
-/// several nodes agree) says in [`Decision::at`] what time it took.
+/// Decisions of one store are atomic: all checks of a decision are charged together or none is, and no other decision sees
+/// a part of it. The caller reads `now` once. A store with its own clock (so that several nodes agree) returns the time in
+/// [`Decision::at`].
 pub trait Store: Send + Sync {
-    /// Decides `checks` and charges what is to be charged.
+    /// Decides `checks` and charges them if the request is admitted.
     fn decide(
         &self,
         checks: &[Check<'_>],
         now: Timestamp,
     ) -> impl Future<Output = Result<Decision, StoreError>> + Send;
 
-    /// Decides several requests, one after the other at one `now`, and appends their decisions. Worth it
-    /// wherever more than one request is at hand. On an error nothing is appended.
+    /// Decides several requests in order at one `now` and appends their decisions. Faster than single calls. On an error
+    /// nothing is appended.
     fn decide_batch(
         &self,
         batch: &[&[Check<'_>]],
@@ -29,26 +29,24 @@ pub trait Store: Send + Sync {
         decisions: &mut Vec<Decision>,
     ) -> impl Future<Output = Result<(), StoreError>> + Send;
 
-    /// Answers `checks` as [`decide`](Self::decide) would and charges nothing; `remaining` is what is left
-    /// as it is.
+    /// Evaluates `checks` like [`decide`](Self::decide) without charging; `remaining` is the current value.
     fn peek(
         &self,
         checks: &[Check<'_>],
         now: Timestamp,
     ) -> impl Future<Output = Result<Decision, StoreError>> + Send;
 
-    /// Gives back what was charged and not served: see [`Decision::refunds`].
+    /// Refunds what was charged for a request that was not served: see [`Decision::refunds`].
     fn refund(
         &self,
         refunds: &[Refund<'_>],
         now: Timestamp,
     ) -> impl Future<Output = Result<(), StoreError>> + Send;
 
-    /// Forgets what `key` has spent; its override stays.
+    /// Resets the counter of `key`; its override stays.
     fn reset(&self, key: CounterKey<'_>) -> impl Future<Output = Result<(), StoreError>> + Send;
 
-    /// Puts another limit in force for `key` until it ends, or with `None` ends it now. What is spent stays
-    /// spent.
+    /// Sets an override for `key`, or ends it now with `None`. The spent units stay spent.
     fn override_limit(
         &self,
         key: CounterKey<'_>,
@@ -56,68 +54,68 @@ pub trait Store: Send + Sync {
         now: Timestamp,
     ) -> impl Future<Output = Result<(), StoreError>> + Send;
 
-    /// Makes sure that decisions can use each of `limits` until the result is dropped, or changes nothing. A policy
-    /// retains its limits before it is put in force, so that its decisions never fail for want of room.
+    /// Reserves each of `limits` for decisions until the result is dropped, or changes nothing. A policy retains its limits
+    /// before it is activated, so that its decisions never fail with [`StoreError::TooManyLimits`].
     ///
-    /// A store that keeps every limit pending_cost its counter has nothing to retain.
+    /// A store that keeps each limit with its counter has nothing to retain.
     fn retain_limits(&self, _limits: &[Limit], _now: Timestamp) -> Result<RetainedLimits, StoreError> {
         Ok(RetainedLimits::default())
     }
 }
 
-/// Why a store could not answer. It never means that a request may pass.
+/// Why a store failed. A request must not be treated as decided then.
 #[derive(Debug, Error)]
 pub enum StoreError {
-    /// The store cannot be reached, or did not answer in time; whether it charged is not known.
+    /// The store is unreachable or timed out; whether it charged is unknown.
     #[error("the store is unavailable")]
     Unavailable(#[source] Box<dyn Error + Send + Sync>),
-    /// The store answered something that is not an answer.
-    #[error("the store's answer makes no sense: {reason}")]
+    /// The store sent an invalid reply.
+    #[error("invalid reply from the store: {reason}")]
     Protocol {
-        /// What is wrong with it.
+        /// What is wrong with the reply.
         reason: String,
     },
-    /// The store cannot tell so many different limits apart at once.
+    /// The store cannot handle this many distinct limits at once.
     #[error(
-        "too many different limits: {in_use} of at most {max} are in use (by the policy in force, by overrides and by \
-         counters that have not expired), and this needs {new} more; give several rules the same limit, remove \
+        "too many different limits: {in_use} of at most {max} are in use (by the active policy, by overrides and by \
+         counters that have not expired), and {new} more are needed; use the same limit for several rules, remove \
          overrides, or wait until counters of earlier limits expire"
     )]
     TooManyLimits {
-        /// How many limits are new.
+        /// The number of new limits.
         new: usize,
-        /// How many are in use.
+        /// The number of limits in use.
         in_use: usize,
-        /// How many can be in use at once.
+        /// The maximum in use at once.
         max: usize,
     },
-    /// The store does not know this algorithm.
-    #[error("this store cannot count a {algorithm}")]
+    /// The store does not support this algorithm.
+    #[error("this store does not support the algorithm {algorithm}")]
     Unsupported {
-        /// The algorithm asked for.
+        /// The algorithm.
         algorithm: Algorithm,
     },
 }
 
-/// Another limit in force for one key, for a time.
+/// A limit that temporarily replaces the rule's limit for one key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Override {
-    /// The limit in force replacement of the rule's.
+    /// The replacement limit.
     pub limit: Limit,
-    /// From then on the rule's own limit is in force again.
+    /// When the rule's own limit applies again.
     pub until: Timestamp,
 }
 
-/// Refunds come soon after their decisions: so long after its end an override no longer concerns them.
+/// Refunds arrive soon after their decisions: this long after its end, an override no longer affects them.
 const REFUNDS_END: TimeSpan = TimeSpan::from_secs(60);
 
 impl Override {
-    /// Whether it concerns nobody any more, even if time goes back a little.
+    /// Whether the override is irrelevant now, even if time goes back a little.
     pub(crate) fn has_expired(&self, now: Timestamp) -> bool {
         self.until + REFUNDS_END + REFUNDS_END <= now
     }
 
-    /// Whether what is to be refunded may have been charged, or drained, under this override.
+    /// Whether the refunded charge may have been made, or have drained, under this override.
     pub(crate) fn may_affect(&self, refund: &Refund<'_>, now: Timestamp) -> bool {
         refund.charged < self.until && now < self.until + REFUNDS_END
     }

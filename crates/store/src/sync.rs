@@ -1,4 +1,4 @@
-//! The locks and atomics of this crate: the standard ones, or loom's when every interleaving is to be tried.
+//! The locks and atomics of this crate: from std, or from loom in its tests.
 
 #[cfg(loom)]
 pub(crate) use loom::{

@@ -1,9 +1,9 @@
-//! How much may pass: each algorithm's promise, checked over every interval of what was admitted.
+//! Each algorithm's upper bound, checked over every interval of admitted requests.
 
 use proptest::prelude::*;
 use tidegate_core::{Algorithm, Cost, CounterState, Timestamp, Verdict};
 
-use crate::generate::{Made, any_made, forward, made, play, start, unruly};
+use crate::generate::{GeneratedLimit, any_direction, any_limit, forward, limit_of, replay, start};
 
 /// An admitted request, in ticks of its limit.
 #[derive(Clone, Copy, Debug)]
@@ -13,16 +13,16 @@ struct Admitted {
     units: u128,
 }
 
-fn admit(made: &Made, trace: &[(Timestamp, Cost)]) -> Vec<Admitted> {
+fn admit(generated: &GeneratedLimit, trace: &[(Timestamp, Cost)]) -> Vec<Admitted> {
     let mut state = CounterState::default();
     let mut newest = Timestamp::ZERO;
     let mut admitted = Vec::new();
     for &(now, cost) in trace.iter().filter(|(_, cost)| *cost > Cost::ZERO) {
-        if let Verdict::Pass { wait } = made.limit.step(&mut state, now, cost).verdict {
+        if let Verdict::Pass { wait } = generated.limit.step(&mut state, now, cost).verdict {
             newest = newest.max(now);
             admitted.push(Admitted {
-                at: u128::from(made.tick_of(newest)),
-                departs: u128::from(made.tick_of(now + wait)),
+                at: u128::from(generated.tick_of(newest)),
+                departs: u128::from(generated.tick_of(now + wait)),
                 units: u128::from(cost.get()),
             });
         }
@@ -30,17 +30,17 @@ fn admit(made: &Made, trace: &[(Timestamp, Cost)]) -> Vec<Admitted> {
     admitted
 }
 
-/// Checks the promise of `made` over every interval that begins and ends with an admission.
-fn keeps_its_promise(made: &Made, admitted: &[Admitted]) -> Result<(), TestCaseError> {
-    let requests = u128::from(made.spec.requests);
-    let period = u128::from(made.period());
-    let burst = u128::from(made.burst());
+/// Checks the bound of `generated` over every interval that begins and ends with an admission.
+fn assert_bound(generated: &GeneratedLimit, admitted: &[Admitted]) -> Result<(), TestCaseError> {
+    let requests = u128::from(generated.spec.requests);
+    let period = u128::from(generated.period());
+    let burst = u128::from(generated.burst());
     for (first, from) in admitted.iter().enumerate() {
         let mut units = 0;
         for to in &admitted[first..] {
             units += to.units;
             let length = to.at - from.at;
-            let within = match made.limit.algorithm() {
+            let within = match generated.limit.algorithm() {
                 Algorithm::TokenBucket | Algorithm::LeakyBucket => {
                     units * period <= burst * period + requests * length
                 }
@@ -59,43 +59,43 @@ fn keeps_its_promise(made: &Made, admitted: &[Admitted]) -> Result<(), TestCaseE
 
 proptest! {
     #[test]
-    fn no_interval_admits_more_than_the_algorithms_bound(
-        made in any_made(), start in start(), arrivals in forward()
+    fn any_interval_admits_at_most_the_algorithms_bound(
+        generated in any_limit(), start in start(), arrivals in forward()
     ) {
-        keeps_its_promise(&made, &admit(&made, &play(&made, start, &arrivals)))?;
+        assert_bound(&generated, &admit(&generated, &replay(&generated, start, &arrivals)))?;
     }
 
-    /// Measured on the newest time of an admission: what a state can know of time is what was charged to it.
+    /// Measured on the newest time of an admission, because a state knows only the times of its charges.
     #[test]
-    fn time_that_goes_backwards_never_admits_more(
-        made in any_made(), start in start(), arrivals in unruly()
+    fn time_going_backwards_never_admits_more(
+        generated in any_limit(), start in start(), arrivals in any_direction()
     ) {
-        keeps_its_promise(&made, &admit(&made, &play(&made, start, &arrivals)))?;
+        assert_bound(&generated, &admit(&generated, &replay(&generated, start, &arrivals)))?;
     }
 
     #[test]
-    fn an_earlier_now_never_leaves_more(
-        made in any_made(), start in start(), arrivals in unruly(), back in 0_u64..10_000_000_000
+    fn earlier_time_never_has_more_remaining(
+        generated in any_limit(), start in start(), arrivals in any_direction(), back in 0_u64..10_000_000_000
     ) {
         let mut state = CounterState::default();
-        for (now, cost) in play(&made, start, &arrivals) {
-            made.limit.step(&mut state, now, cost);
+        for (now, cost) in replay(&generated, start, &arrivals) {
+            generated.limit.step(&mut state, now, cost);
             let earlier = Timestamp::from_micros(now.as_micros().saturating_sub(back));
-            let then = made.limit.evaluate(&state, earlier, Cost::ZERO).remaining;
-            prop_assert!(then <= made.limit.evaluate(&state, now, Cost::ZERO).remaining);
+            let then = generated.limit.evaluate(&state, earlier, Cost::ZERO).remaining;
+            prop_assert!(then <= generated.limit.evaluate(&state, now, Cost::ZERO).remaining);
         }
     }
 
     #[test]
-    fn departures_of_a_leaky_bucket_are_never_closer_than_its_rate(
-        made in made(Algorithm::LeakyBucket), start in start(), arrivals in forward()
+    fn leaky_bucket_departures_are_never_closer_than_its_rate(
+        generated in limit_of(Algorithm::LeakyBucket), start in start(), arrivals in forward()
     ) {
-        let admitted = admit(&made, &play(&made, start, &arrivals));
-        let (requests, period) = (u128::from(made.spec.requests), u128::from(made.period()));
+        let admitted = admit(&generated, &replay(&generated, start, &arrivals));
+        let (requests, period) = (u128::from(generated.spec.requests), u128::from(generated.period()));
         for (first, from) in admitted.iter().enumerate() {
             let mut units = from.units;
             for to in &admitted[first + 1..] {
-                // Exact departures are rationals; each is seen at the first tick not before it.
+                // Exact departures are rationals; each is rounded up to a tick.
                 prop_assert!(units * period < requests * (to.departs - from.departs + 1));
                 units += to.units;
             }
@@ -104,13 +104,13 @@ proptest! {
 
     #[test]
     fn leaky_bucket_holds_at_most_burst_the_departing_request_included(
-        made in made(Algorithm::LeakyBucket), start in start(), arrivals in forward()
+        generated in limit_of(Algorithm::LeakyBucket), start in start(), arrivals in forward()
     ) {
-        let admitted = admit(&made, &play(&made, start, &arrivals));
+        let admitted = admit(&generated, &replay(&generated, start, &arrivals));
         for (position, one) in admitted.iter().enumerate() {
             let waiting = admitted[..=position].iter().filter(|other| other.departs > one.at);
             let requests = waiting.count() as u128;
-            prop_assert!(requests < u128::from(made.burst()), "{requests} wait at {}", one.at);
+            prop_assert!(requests < u128::from(generated.burst()), "{requests} wait at {}", one.at);
         }
     }
 }

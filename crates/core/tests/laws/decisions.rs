@@ -8,18 +8,18 @@ use tidegate_core::{
     Timestamp, Verdict, decide, peek,
 };
 
-use crate::generate::{Made, any_made, start};
-use crate::refunds::gives_back;
+use crate::generate::{GeneratedLimit, any_limit, start};
+use crate::refunds::can_refund;
 
 type States = BTreeMap<RuleId, CounterState>;
 
-struct Book<'a> {
+struct MapLedger<'a> {
     checks: &'a [Check<'a>],
     now: Timestamp,
     states: States,
 }
 
-impl Ledger for Book<'_> {
+impl Ledger for MapLedger<'_> {
     fn evaluate(&self, check: usize, cost: Cost) -> Outcome {
         let check = &self.checks[check];
         let state = self.states.get(&check.key.rule).cloned().unwrap_or_default();
@@ -35,44 +35,44 @@ impl Ledger for Book<'_> {
 const RULES: [RuleId; 4] =
     [RuleId::named("global"), RuleId::named("tenant"), RuleId::named("default"), RuleId::named("search")];
 
-fn checks_of<'a>(limits: &'a [Limit], asked: &[(usize, u64, Role)]) -> Vec<Check<'a>> {
+fn checks_of<'a>(limits: &'a [Limit], specs: &[(usize, u64, Role)]) -> Vec<Check<'a>> {
     let check = |&(rule, cost, role): &(usize, u64, Role)| {
         Check::new(CounterKey::new(RULES[rule], b"client"), &limits[rule]).cost(Cost::new(cost)).role(role)
     };
-    asked.iter().map(check).collect()
+    specs.iter().map(check).collect()
 }
 
 fn role() -> impl Strategy<Value = Role> {
     prop_oneof![4 => Just(Role::Binding), 2 => Just(Role::Advisory), 1 => Just(Role::Overage)]
 }
 
-fn asked() -> impl Strategy<Value = Vec<(usize, u64, Role)>> {
+fn check_specs() -> impl Strategy<Value = Vec<(usize, u64, Role)>> {
     proptest::collection::vec((0..RULES.len(), 0_u64..=4, role()), 0..6)
 }
 
-/// Few requests per limit, so that many decisions are refused.
+/// Few requests per limit, so that many decisions reject.
 fn limits() -> impl Strategy<Value = Vec<Limit>> {
-    let tight = |made: Made| {
-        let spec = tidegate_core::Spec { requests: made.spec.requests.min(7), ..made.spec };
-        Limit::new(made.limit.algorithm(), spec).unwrap()
+    let tight = |generated: GeneratedLimit| {
+        let spec = tidegate_core::Spec { requests: generated.spec.requests.min(7), ..generated.spec };
+        Limit::new(generated.limit.algorithm(), spec).unwrap()
     };
-    proptest::collection::vec(any_made().prop_map(tight), RULES.len())
+    proptest::collection::vec(any_limit().prop_map(tight), RULES.len())
 }
 
 proptest! {
     #[test]
-    fn all_binding_checks_and_fitting_advisory_ones_are_charged_or_nothing_is(
+    fn decision_charges_all_binding_and_fitting_advisory_checks_or_nothing(
         limits in limits(), start in start(),
-        requests in proptest::collection::vec((asked(), 0_u64..2_000_000), 1..12),
+        requests in proptest::collection::vec((check_specs(), 0_u64..2_000_000), 1..12),
     ) {
         let mut states = States::new();
         let mut now = start;
-        for (asked, gap) in requests {
+        for (specs, gap) in requests {
             now = now + TimeSpan::from_micros(gap);
-            let checks = checks_of(&limits, &asked);
-            let mut book = Book { checks: &checks, now, states: states.clone() };
-            let peeked = peek(&checks, now, &book);
-            let decision = decide(&checks, now, &mut book);
+            let checks = checks_of(&limits, &specs);
+            let mut ledger = MapLedger { checks: &checks, now, states: states.clone() };
+            let peeked = peek(&checks, now, &ledger);
+            let decision = decide(&checks, now, &mut ledger);
 
             prop_assert_eq!(peeked.verdict, decision.verdict);
             prop_assert_eq!(peeked.rejected_by, decision.rejected_by);
@@ -86,39 +86,39 @@ proptest! {
                     check.limit.charge(expected.entry(check.key.rule).or_default(), now, check.cost);
                 }
             }
-            prop_assert_eq!(&book.states, &expected);
+            prop_assert_eq!(&ledger.states, &expected);
             for (position, outcome) in decision.outcomes.iter().enumerate() {
-                prop_assert_eq!(outcome.remaining, book.evaluate(position, Cost::ZERO).remaining);
+                prop_assert_eq!(outcome.remaining, ledger.evaluate(position, Cost::ZERO).remaining);
             }
             if !decision.passes() {
-                prop_assert_eq!(&book.states, &states, "a refused decision charges nothing");
+                prop_assert_eq!(&ledger.states, &states, "a rejected decision charges nothing");
                 prop_assert_eq!(&peeked, &decision);
             }
-            states = book.states;
+            states = ledger.states;
         }
     }
 
     #[test]
-    fn retry_after_is_the_largest_over_the_binding_checks_that_refuse(
-        limits in limits(), start in start(), asked in asked()
+    fn decision_retry_after_is_the_longest_of_the_rejecting_binding_checks(
+        limits in limits(), start in start(), specs in check_specs()
     ) {
         let spent: Vec<_> = (0..RULES.len()).map(|rule| (rule, limits[rule].capacity(), Role::Overage)).collect();
         let checks = checks_of(&limits, &spent);
-        let mut book = Book { checks: &checks, now: start, states: States::new() };
-        decide(&checks, start, &mut book);
+        let mut ledger = MapLedger { checks: &checks, now: start, states: States::new() };
+        decide(&checks, start, &mut ledger);
 
-        let checks = checks_of(&limits, &asked);
-        let mut book = Book { checks: &checks, now: start, states: book.states };
-        let decision = decide(&checks, start, &mut book);
-        let refusing: Vec<_> = checks
+        let checks = checks_of(&limits, &specs);
+        let mut ledger = MapLedger { checks: &checks, now: start, states: ledger.states };
+        let decision = decide(&checks, start, &mut ledger);
+        let rejecting: Vec<_> = checks
             .iter()
             .zip(&decision.outcomes)
             .enumerate()
             .filter(|(_, (check, outcome))| check.role == Role::Binding && !outcome.verdict.is_pass())
             .map(|(position, (_, outcome))| (position, outcome.verdict))
             .collect();
-        prop_assert_eq!(decision.rejected_by, refusing.first().map(|(position, _)| *position));
-        let expected = refusing.iter().map(|(_, verdict)| *verdict).max_by_key(|verdict| match verdict {
+        prop_assert_eq!(decision.rejected_by, rejecting.first().map(|(position, _)| *position));
+        let expected = rejecting.iter().map(|(_, verdict)| *verdict).max_by_key(|verdict| match verdict {
             Verdict::NotUntil { retry_after } => *retry_after,
             _ => TimeSpan::MAX,
         });
@@ -128,19 +128,19 @@ proptest! {
     }
 
     #[test]
-    fn refunding_a_decision_at_once_undoes_it(limits in limits(), start in start(), asked in asked()) {
-        if !limits.iter().all(gives_back) {
+    fn decision_refunded_at_once_is_undone(limits in limits(), start in start(), specs in check_specs()) {
+        if !limits.iter().all(can_refund) {
             return Ok(());
         }
-        let checks = checks_of(&limits, &asked);
-        let mut book = Book { checks: &checks, now: start, states: States::new() };
-        let before = peek(&checks, start, &book);
-        let decision = decide(&checks, start, &mut book);
+        let checks = checks_of(&limits, &specs);
+        let mut ledger = MapLedger { checks: &checks, now: start, states: States::new() };
+        let before = peek(&checks, start, &ledger);
+        let decision = decide(&checks, start, &mut ledger);
         for refund in &decision.refunds(&checks) {
-            let state = book.states.get_mut(&refund.key.rule).unwrap();
+            let state = ledger.states.get_mut(&refund.key.rule).unwrap();
             refund.limit.refund(state, refund.charged, start, refund.cost);
         }
-        prop_assert_eq!(peek(&checks, start, &book), before);
+        prop_assert_eq!(peek(&checks, start, &ledger), before);
     }
 }
 
@@ -151,27 +151,27 @@ fn fixed(requests: u64) -> Limit {
 
 fn decide_fresh(checks: &[Check<'_>]) -> Decision {
     let now = Timestamp::from_secs(1_700_000_000);
-    decide(checks, now, &mut Book { checks, now, states: States::new() })
+    decide(checks, now, &mut MapLedger { checks, now, states: States::new() })
 }
 
 #[test]
-fn retry_after_counts_all_binding_checks_of_a_key_and_no_advisory_one() {
+fn retry_after_of_a_shared_key_adds_binding_checks_but_not_advisory_ones() {
     let spec = tidegate_core::Spec::new(10, TimeSpan::from_secs(60));
     let bucket = Limit::new(tidegate_core::Algorithm::TokenBucket, spec).unwrap();
     let limits = [bucket; 4];
     let now = Timestamp::from_secs(1_700_000_000);
     let spent = checks_of(&limits, &[(0, 9, Role::Binding)]);
-    let mut book = Book { checks: &spent, now, states: States::new() };
-    decide(&spent, now, &mut book);
+    let mut ledger = MapLedger { checks: &spent, now, states: States::new() };
+    decide(&spent, now, &mut ledger);
     let checks = checks_of(&limits, &[(0, 2, Role::Binding), (0, 1, Role::Binding)]);
-    let decision = decide(&checks, now, &mut Book { checks: &checks, now, states: book.states });
+    let decision = decide(&checks, now, &mut MapLedger { checks: &checks, now, states: ledger.states });
     assert_eq!(decision.verdict, Verdict::NotUntil { retry_after: TimeSpan::from_secs(12) });
     let checks = checks_of(&limits, &[(0, 6, Role::Advisory), (0, 6, Role::Binding)]);
     assert_eq!(decide_fresh(&checks).verdict, Verdict::PASS);
 }
 
 #[test]
-fn two_checks_on_one_key_are_judged_together() {
+fn two_checks_on_one_key_add_up() {
     let limits = [fixed(3), fixed(3), fixed(3), fixed(3)];
     let twice = |first, second| checks_of(&limits, &[(0, first, Role::Binding), (0, second, Role::Binding)]);
     assert!(decide_fresh(&twice(1, 2)).passes());
@@ -180,7 +180,7 @@ fn two_checks_on_one_key_are_judged_together() {
 }
 
 #[test]
-fn what_fits_but_is_not_charged_still_remains() {
+fn fitting_check_of_a_rejected_decision_keeps_its_remaining_units() {
     let limits = [fixed(10), fixed(1), fixed(3), fixed(3)];
     let checks = checks_of(&limits, &[(0, 4, Role::Binding), (1, 2, Role::Binding)]);
     let decision = decide_fresh(&checks);
@@ -189,15 +189,15 @@ fn what_fits_but_is_not_charged_still_remains() {
 }
 
 #[test]
-fn an_advisory_wait_holds_nobody() {
+fn advisory_check_with_a_wait_does_not_delay_the_request() {
     let spec = tidegate_core::Spec::new(10, TimeSpan::from_secs(1));
     let leaky = Limit::new(tidegate_core::Algorithm::LeakyBucket, spec).unwrap();
     let limits = [leaky, fixed(5), fixed(5), fixed(5)];
-    let asked = [(0, 1, Role::Advisory), (0, 1, Role::Advisory), (1, 1, Role::Binding)];
-    assert_eq!(decide_fresh(&checks_of(&limits, &asked)).verdict, Verdict::PASS);
+    let specs = [(0, 1, Role::Advisory), (0, 1, Role::Advisory), (1, 1, Role::Binding)];
+    assert_eq!(decide_fresh(&checks_of(&limits, &specs)).verdict, Verdict::PASS);
 }
 
 #[test]
-fn no_checks_pass() {
+fn decision_without_checks_is_admitted() {
     assert!(decide_fresh(&[]).passes());
 }

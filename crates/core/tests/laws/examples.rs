@@ -1,18 +1,18 @@
-//! The textbook's worked examples, to the figure.
+//! Worked examples with exact numbers.
 
 use tidegate_core::{Algorithm, Cost, CounterState, Limit, Spec, TimeSpan, Timestamp, Verdict};
 
 const START: Timestamp = Timestamp::from_secs(1_700_000_040); // a whole minute
 
 fn limit(algorithm: Algorithm, requests: u64, seconds: u64, burst: Option<u64>) -> Limit {
-    // Waits of any length, but for the tests of the longest wait.
+    // The leaky bucket may delay requests for any time, except in the tests of the longest wait.
     let max_wait = (algorithm == Algorithm::LeakyBucket).then_some(TimeSpan::MAX);
     Limit::new(algorithm, Spec { burst, max_wait, ..Spec::new(requests, TimeSpan::from_secs(seconds)) })
         .unwrap()
 }
 
 #[test]
-fn token_bucket_of_10_refilled_2_per_second() {
+fn token_bucket_of_10_refills_2_tokens_per_second() {
     let limit = limit(Algorithm::TokenBucket, 2, 1, Some(10));
     let mut state = CounterState::default();
     let left = |state: &CounterState, after: u64| {
@@ -46,8 +46,8 @@ fn leaky_bucket_departures_are_exactly_spaced() {
     let mut state = CounterState::default();
     let waits: Vec<_> = (0..4).map(|_| limit.step(&mut state, START, Cost::ONE).verdict).collect();
     let after = |millis| Verdict::Pass { wait: TimeSpan::from_millis(millis) };
-    let refused = Verdict::NotUntil { retry_after: TimeSpan::from_millis(100) };
-    assert_eq!(waits, [after(0), after(100), after(200), refused], "the departing one is among the three");
+    let rejected = Verdict::NotUntil { retry_after: TimeSpan::from_millis(100) };
+    assert_eq!(waits, [after(0), after(100), after(200), rejected], "the three include the departing one");
 }
 
 #[test]
@@ -62,7 +62,7 @@ fn leaky_bucket_wait_over_max_wait_is_rejected_until_the_wait_is_within_it() {
     assert_eq!(rejected, Verdict::NotUntil { retry_after: TimeSpan::from_secs(330) });
     let then = limit.step(&mut state, START + TimeSpan::from_secs(330), Cost::ONE).verdict;
     assert_eq!(then, Verdict::Pass { wait: TimeSpan::from_secs(30) });
-    // A request that waits for nothing is admitted whatever it costs, up to the burst.
+    // A request without a wait is admitted at any cost up to the burst.
     let fresh = limit.step(&mut CounterState::default(), START, Cost::new(10));
     assert_eq!((fresh.verdict, fresh.remaining), (Verdict::PASS, 0));
 }
@@ -85,12 +85,12 @@ fn fixed_window_admits_twice_across_a_boundary_and_no_more() {
     let mut state = CounterState::default();
     let before = START - TimeSpan::from_micros(1);
     assert!(limit.step(&mut state, before, Cost::new(5)).verdict.is_pass());
-    let refused = limit.step(&mut state, before, Cost::ONE);
-    assert_eq!(refused.verdict, Verdict::NotUntil { retry_after: TimeSpan::from_micros(1) });
+    let rejected = limit.step(&mut state, before, Cost::ONE);
+    assert_eq!(rejected.verdict, Verdict::NotUntil { retry_after: TimeSpan::from_micros(1) });
     assert!(limit.step(&mut state, START, Cost::new(5)).verdict.is_pass());
-    let refused = limit.step(&mut state, START, Cost::ONE);
-    assert_eq!(refused.verdict, Verdict::NotUntil { retry_after: TimeSpan::from_secs(60) });
-    assert_eq!(refused.reset_after, TimeSpan::from_secs(60));
+    let rejected = limit.step(&mut state, START, Cost::ONE);
+    assert_eq!(rejected.verdict, Verdict::NotUntil { retry_after: TimeSpan::from_secs(60) });
+    assert_eq!(rejected.reset_after, TimeSpan::from_secs(60));
 }
 
 #[test]
@@ -100,27 +100,27 @@ fn sliding_log_frees_each_unit_when_its_own_window_ends() {
     let later = START + TimeSpan::from_secs(10);
     limit.step(&mut state, START, Cost::ONE);
     limit.step(&mut state, later, Cost::ONE);
-    let refused = limit.step(&mut state, later, Cost::ONE);
-    assert_eq!(refused.verdict, Verdict::NotUntil { retry_after: TimeSpan::from_secs(50) });
-    assert_eq!(refused.reset_after, TimeSpan::from_secs(60));
+    let rejected = limit.step(&mut state, later, Cost::ONE);
+    assert_eq!(rejected.verdict, Verdict::NotUntil { retry_after: TimeSpan::from_secs(50) });
+    assert_eq!(rejected.reset_after, TimeSpan::from_secs(60));
     assert!(limit.step(&mut state, START + TimeSpan::from_secs(60), Cost::ONE).verdict.is_pass());
 }
 
 #[test]
-fn a_log_holds_at_most_as_many_entries_as_its_limit_whatever_is_charged() {
+fn sliding_log_overcharged_keeps_at_most_as_many_entries_as_its_limit() {
     let limit = limit(Algorithm::SlidingLog, 3, 60, None);
     let mut state = CounterState::default();
     for second in 0..30 {
         limit.charge(&mut state, START + TimeSpan::from_secs(second), Cost::ONE);
     }
-    let CounterState::SlidingLog(log) = &state else { panic!("a log's state is a log") };
+    let CounterState::SlidingLog(log) = &state else { panic!("expected the state of a sliding log") };
     assert_eq!(log.len(), 3);
     let whole = limit.evaluate(&state, START + TimeSpan::from_secs(88), Cost::new(3));
     assert_eq!(whole.verdict, Verdict::NotUntil { retry_after: TimeSpan::from_secs(1) });
 }
 
 #[test]
-fn the_extreme_rates_are_exact() {
+fn limit_with_extreme_rate_is_exact() {
     const YEAR: u64 = 365 * 86_400;
     for &algorithm in Algorithm::ALL {
         let burst = matches!(algorithm, Algorithm::TokenBucket).then_some(1);
@@ -129,13 +129,13 @@ fn the_extreme_rates_are_exact() {
             let mut state = CounterState::default();
             let whole = Cost::new(limit.capacity());
             assert!(limit.step(&mut state, START, whole).verdict.is_pass(), "{algorithm} {requests}");
-            let refused = limit.step(&mut state, START, whole).verdict;
-            assert!(matches!(refused, Verdict::NotUntil { .. }), "{algorithm} {requests}: {refused:?}");
+            let rejected = limit.step(&mut state, START, whole).verdict;
+            assert!(matches!(rejected, Verdict::NotUntil { .. }), "{algorithm} {requests}: {rejected:?}");
         }
     }
     let bucket = limit(Algorithm::TokenBucket, 1, YEAR, Some(1));
     let mut state = CounterState::default();
     bucket.step(&mut state, START, Cost::ONE);
-    let refused = bucket.step(&mut state, START, Cost::ONE).verdict;
-    assert_eq!(refused, Verdict::NotUntil { retry_after: TimeSpan::from_secs(YEAR) });
+    let rejected = bucket.step(&mut state, START, Cost::ONE).verdict;
+    assert_eq!(rejected, Verdict::NotUntil { retry_after: TimeSpan::from_secs(YEAR) });
 }

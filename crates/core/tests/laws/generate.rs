@@ -1,4 +1,4 @@
-//! Random limits, extremes among them, and random traces in proportion to them.
+//! Random limits, some of them extreme, and random traces that match them.
 
 use proptest::prelude::*;
 use tidegate_core::{Algorithm, Cost, Limit, Spec, TimeSpan, Timestamp};
@@ -8,13 +8,13 @@ const DAY: TimeSpan = TimeSpan::from_secs(86_400);
 
 /// A limit with the specification it was made from.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Made {
+pub(crate) struct GeneratedLimit {
     pub(crate) limit: Limit,
     pub(crate) spec: Spec,
 }
 
-impl Made {
-    /// The same algorithm with another specification.
+impl GeneratedLimit {
+    /// Returns the same algorithm with another specification.
     pub(crate) fn with(&self, spec: Spec) -> Self {
         Self { limit: Limit::new(self.limit.algorithm(), spec).unwrap(), spec }
     }
@@ -23,7 +23,7 @@ impl Made {
         self.spec.burst.unwrap_or(self.spec.requests)
     }
 
-    /// The longest wait in the limit's whole ticks.
+    /// The longest wait in whole ticks of the limit.
     pub(crate) fn max_wait(&self) -> u64 {
         self.spec.max_wait.unwrap_or(TimeSpan::from_secs(30)).as_micros() / self.limit.tick().micros()
     }
@@ -46,7 +46,7 @@ pub(crate) fn algorithm() -> impl Strategy<Value = Algorithm> {
     proptest::sample::select(Algorithm::ALL)
 }
 
-/// Rates an operator might write, and the extremes nobody should.
+/// Realistic rates and extreme ones.
 fn spec() -> impl Strategy<Value = Spec> {
     let rate = prop_oneof![
         6 => (1_u64..=20, prop_oneof![
@@ -79,20 +79,20 @@ fn spec() -> impl Strategy<Value = Spec> {
     })
 }
 
-pub(crate) fn made(algorithm: Algorithm) -> impl Strategy<Value = Made> {
+pub(crate) fn limit_of(algorithm: Algorithm) -> impl Strategy<Value = GeneratedLimit> {
     spec().prop_map(move |spec| {
         let spec = if takes_burst(algorithm) { spec } else { Spec { burst: None, ..spec } };
         let spec = if algorithm == Algorithm::LeakyBucket { spec } else { Spec { max_wait: None, ..spec } };
-        let limit = Limit::new(algorithm, spec).expect("every generated rate has a tick that holds it");
-        Made { limit, spec }
+        let limit = Limit::new(algorithm, spec).expect("every generated rate has an exact tick");
+        GeneratedLimit { limit, spec }
     })
 }
 
-pub(crate) fn any_made() -> impl Strategy<Value = Made> {
-    algorithm().prop_flat_map(made)
+pub(crate) fn any_limit() -> impl Strategy<Value = GeneratedLimit> {
+    algorithm().prop_flat_map(limit_of)
 }
 
-/// One request of a trace: how long after the one before, and what it costs.
+/// One request of a trace: the gap to the one before, and its cost.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Arrival {
     gap: Gap,
@@ -103,7 +103,7 @@ pub(crate) struct Arrival {
 enum Gap {
     None,
     Micros(u64),
-    /// Thousandths of the time in which one unit comes back.
+    /// Thousandths of the time to refill one unit.
     Units(u64),
     /// Thousandths of the window.
     Windows(u64),
@@ -147,20 +147,24 @@ pub(crate) fn forward() -> impl Strategy<Value = Vec<Arrival>> {
     arrivals(false)
 }
 
-/// Arrivals whose time goes back now and then.
-pub(crate) fn unruly() -> impl Strategy<Value = Vec<Arrival>> {
+/// Arrivals whose time sometimes goes back.
+pub(crate) fn any_direction() -> impl Strategy<Value = Vec<Arrival>> {
     arrivals(true)
 }
 
-/// A start somewhere in a window of whatever length, in our own century.
+/// A start at any position of a window.
 pub(crate) fn start() -> impl Strategy<Value = Timestamp> {
     (1_600_000_000_000_000_u64..1_900_000_000_000_000).prop_map(Timestamp::from_micros)
 }
 
-/// The instants and costs of `arrivals` under `made`.
-pub(crate) fn play(made: &Made, start: Timestamp, arrivals: &[Arrival]) -> Vec<(Timestamp, Cost)> {
-    let window = made.spec.window.as_micros();
-    let unit = (window / made.spec.requests).max(1);
+/// The instants and costs of `arrivals` under `generated`.
+pub(crate) fn replay(
+    generated: &GeneratedLimit,
+    start: Timestamp,
+    arrivals: &[Arrival],
+) -> Vec<(Timestamp, Cost)> {
+    let window = generated.spec.window.as_micros();
+    let unit = (window / generated.spec.requests).max(1);
     let mut now = start;
     let play_one = |arrival: &Arrival| {
         now = match arrival.gap {
@@ -170,7 +174,7 @@ pub(crate) fn play(made: &Made, start: Timestamp, arrivals: &[Arrival]) -> Vec<(
             Gap::Windows(thousandths) => now + TimeSpan::from_micros(window * thousandths / 1_000),
             Gap::Back(thousandths) => now - TimeSpan::from_micros(window * thousandths / 1_000),
         };
-        let capacity = made.limit.capacity();
+        let capacity = generated.limit.capacity();
         let cost = match arrival.cost {
             CostShape::Exactly(units) => units,
             CostShape::Share(thousandths) => (capacity * thousandths).div_ceil(1_000),

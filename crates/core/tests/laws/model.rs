@@ -1,13 +1,13 @@
-//! A second opinion in 128-bit rationals, written from the definitions and not from the code: the same
+//! An independent model in 128-bit rationals, written from the definitions and not from the code. It has the same
 //! verdict, remaining, `retry_after`, `reset_after` and wait in every field.
 
 use proptest::prelude::*;
 use tidegate_core::{Algorithm, Cost, CounterState, Outcome, TimeSpan, Timestamp, Verdict};
 
-use crate::generate::{Made, any_made, made, play, start, unruly};
+use crate::generate::{GeneratedLimit, any_direction, any_limit, limit_of, replay, start};
 
-/// What the definitions say of a cost at an instant: times are ticks, counted from the epoch.
-struct Answer {
+/// The expected outcome of a cost at an instant. Times are ticks since the epoch.
+struct ModelOutcome {
     fits: bool,
     never: bool,
     /// The first tick at which it fits, if it does not fit now.
@@ -18,7 +18,7 @@ struct Answer {
 }
 
 trait Model {
-    fn ask(&self, tick: i128, cost: i128) -> Answer;
+    fn evaluate(&self, tick: i128, cost: i128) -> ModelOutcome;
     fn charge(&mut self, tick: i128, cost: i128);
 }
 
@@ -42,12 +42,12 @@ impl Tokens {
 }
 
 impl Model for Tokens {
-    fn ask(&self, tick: i128, cost: i128) -> Answer {
+    fn evaluate(&self, tick: i128, cost: i128) -> ModelOutcome {
         let tokens = self.at(tick);
         let needs = cost * self.period;
         let fits = tokens >= needs;
         let after = if fits { tokens - needs } else { tokens };
-        Answer {
+        ModelOutcome {
             fits,
             never: cost > self.burst,
             fits_at: tick + ceil_div(needs - tokens, self.count),
@@ -72,16 +72,16 @@ struct Queue {
 }
 
 impl Model for Queue {
-    fn ask(&self, tick: i128, cost: i128) -> Answer {
+    fn evaluate(&self, tick: i128, cost: i128) -> ModelOutcome {
         let departs = self.next.max(tick * self.count);
-        // The bucket holds at most `burst`, and a request departs at most `max_wait` ticks after it came.
+        // The bucket holds at most `burst`, and a request departs at most `max_wait` ticks after its arrival.
         let full = tick * self.count + self.burst * self.period;
         let last_departure = (tick + self.max_wait) * self.count;
         let fits = departs + cost * self.period <= full && departs <= last_departure;
         let next = if fits { departs + cost * self.period } else { departs };
         let has_room = ceil_div(departs + (cost - self.burst) * self.period, self.count);
         let departs = ceil_div(departs, self.count);
-        Answer {
+        ModelOutcome {
             fits,
             never: cost > self.burst,
             fits_at: has_room.max(departs - self.max_wait),
@@ -97,18 +97,18 @@ impl Model for Queue {
     }
 }
 
-/// Every charge ever made, with the instant at which it counts.
-struct Charges {
+/// All charges, with the instant at which each counts.
+struct ChargeList {
     algorithm: Algorithm,
     requests: i128,
     window: i128,
-    made: Vec<(i128, i128)>,
+    charges: Vec<(i128, i128)>,
 }
 
-impl Charges {
+impl ChargeList {
     fn forward(&self, tick: i128) -> i128 {
-        self.made.last().map_or(tick, |(at, _)| {
-            // A window once begun is never left backwards; the log never goes back behind its newest.
+        self.charges.last().map_or(tick, |(at, _)| {
+            // Time never goes back to an earlier window; the log never goes back behind its newest entry.
             if self.algorithm == Algorithm::SlidingLog || at / self.window > tick / self.window {
                 tick.max(*at)
             } else {
@@ -118,7 +118,7 @@ impl Charges {
     }
 
     fn sum(&self, inside: impl Fn(i128) -> bool) -> i128 {
-        self.made.iter().filter(|(at, _)| inside(*at)).map(|(_, units)| units).sum()
+        self.charges.iter().filter(|(at, _)| inside(*at)).map(|(_, units)| units).sum()
     }
 
     fn used(&self, tick: i128) -> i128 {
@@ -134,7 +134,7 @@ impl Charges {
         }
     }
 
-    /// By bisection: what is used only falls while nothing is charged.
+    /// By bisection: usage only falls while nothing is charged.
     fn first_with_at_most(&self, from: i128, most: i128) -> i128 {
         let (mut low, mut high) = (from, from + 3 * self.window);
         while low < high {
@@ -145,9 +145,9 @@ impl Charges {
     }
 }
 
-impl Model for Charges {
-    fn ask(&self, tick: i128, cost: i128) -> Answer {
-        // In a window that time has gone back behind, a sliding counter sees its very start.
+impl Model for ChargeList {
+    fn evaluate(&self, tick: i128, cost: i128) -> ModelOutcome {
+        // If time went back before its window, a sliding counter uses the start of the window.
         let seen = match self.forward(tick) {
             seen if seen > tick && self.algorithm == Algorithm::SlidingCounter => {
                 seen / self.window * self.window
@@ -156,7 +156,7 @@ impl Model for Charges {
         };
         let used = self.used(seen);
         let fits = used + cost <= self.requests;
-        let mut after = Self { made: self.made.clone(), ..*self };
+        let mut after = Self { charges: self.charges.clone(), ..*self };
         if fits && cost > 0 {
             after.charge(tick, cost);
         }
@@ -165,7 +165,7 @@ impl Model for Charges {
             _ if after.used(seen) == 0 => tick,
             _ => after.first_with_at_most(seen, 0),
         };
-        Answer {
+        ModelOutcome {
             fits,
             never: cost > self.requests,
             fits_at: if fits || cost > self.requests {
@@ -181,55 +181,55 @@ impl Model for Charges {
 
     fn charge(&mut self, tick: i128, cost: i128) {
         let seen = self.forward(tick);
-        self.made.push((seen, cost));
+        self.charges.push((seen, cost));
     }
 }
 
-fn model(made: &Made) -> Box<dyn Model> {
-    let count = i128::from(made.spec.requests);
-    let period = i128::from(made.period());
-    let burst = i128::from(made.burst());
-    match made.limit.algorithm() {
+fn model(generated: &GeneratedLimit) -> Box<dyn Model> {
+    let count = i128::from(generated.spec.requests);
+    let period = i128::from(generated.period());
+    let burst = i128::from(generated.burst());
+    match generated.limit.algorithm() {
         Algorithm::TokenBucket => Box::new(Tokens { count, period, burst, full_at: 0 }),
         Algorithm::LeakyBucket => {
-            let max_wait = i128::from(made.max_wait());
+            let max_wait = i128::from(generated.max_wait());
             Box::new(Queue { count, period, burst, max_wait, next: 0 })
         }
         algorithm @ (Algorithm::FixedWindow | Algorithm::SlidingLog | Algorithm::SlidingCounter) => {
-            Box::new(Charges { algorithm, requests: count, window: period, made: Vec::new() })
+            Box::new(ChargeList { algorithm, requests: count, window: period, charges: Vec::new() })
         }
     }
 }
 
-fn expected(made: &Made, model: &dyn Model, now: Timestamp, cost: Cost) -> Outcome {
-    let tick = i128::from(made.tick_of(now));
-    let answer = model.ask(tick, i128::from(cost.get()));
+fn expected(generated: &GeneratedLimit, model: &dyn Model, now: Timestamp, cost: Cost) -> Outcome {
+    let tick = i128::from(generated.tick_of(now));
+    let outcome = model.evaluate(tick, i128::from(cost.get()));
     let until = |at: i128| {
-        let micros = at * i128::from(made.limit.tick().micros()) - i128::from(now.as_micros());
+        let micros = at * i128::from(generated.limit.tick().micros()) - i128::from(now.as_micros());
         TimeSpan::from_micros(u64::try_from(micros.max(0)).unwrap_or(u64::MAX))
     };
-    let verdict = if answer.never {
+    let verdict = if outcome.never {
         Verdict::Never
-    } else if answer.fits {
-        let waits = answer.departs > tick;
-        Verdict::Pass { wait: if waits { until(answer.departs) } else { TimeSpan::ZERO } }
+    } else if outcome.fits {
+        let waits = outcome.departs > tick;
+        Verdict::Pass { wait: if waits { until(outcome.departs) } else { TimeSpan::ZERO } }
     } else {
-        Verdict::NotUntil { retry_after: until(answer.fits_at) }
+        Verdict::NotUntil { retry_after: until(outcome.fits_at) }
     };
-    let remaining = u64::try_from(answer.left.max(0)).expect("what is left is below the limit");
-    let reset_after = until(answer.fresh_at);
-    Outcome { verdict, limit: made.limit.capacity(), remaining, reset_after }
+    let remaining = u64::try_from(outcome.left.max(0)).expect("the remaining units are below the limit");
+    let reset_after = until(outcome.fresh_at);
+    Outcome { verdict, limit: generated.limit.capacity(), remaining, reset_after }
 }
 
-fn agrees(made: &Made, trace: &[(Timestamp, Cost)]) -> Result<(), TestCaseError> {
-    let mut model = model(made);
+fn assert_model_agrees(generated: &GeneratedLimit, trace: &[(Timestamp, Cost)]) -> Result<(), TestCaseError> {
+    let mut model = model(generated);
     let mut state = CounterState::default();
     for &(now, cost) in trace {
-        let expected = expected(made, &*model, now, cost);
-        let outcome = made.limit.step(&mut state, now, cost);
+        let expected = expected(generated, &*model, now, cost);
+        let outcome = generated.limit.step(&mut state, now, cost);
         prop_assert_eq!(outcome, expected, "cost {} at {:?}", cost.get(), now);
         if outcome.verdict.is_pass() && cost > Cost::ZERO {
-            model.charge(i128::from(made.tick_of(now)), i128::from(cost.get()));
+            model.charge(i128::from(generated.tick_of(now)), i128::from(cost.get()));
         }
     }
     Ok(())
@@ -237,16 +237,16 @@ fn agrees(made: &Made, trace: &[(Timestamp, Cost)]) -> Result<(), TestCaseError>
 
 proptest! {
     #[test]
-    fn a_128_bit_rational_model_agrees_in_every_field(
-        made in any_made(), start in start(), arrivals in unruly()
+    fn algorithm_equals_a_128_bit_rational_model_in_every_field(
+        generated in any_limit(), start in start(), arrivals in any_direction()
     ) {
-        agrees(&made, &play(&made, start, &arrivals))?;
+        assert_model_agrees(&generated, &replay(&generated, start, &arrivals))?;
     }
 
     #[test]
-    fn a_sliding_log_equals_a_naive_list_of_the_instants_after_now_minus_window(
-        made in made(Algorithm::SlidingLog), start in start(), arrivals in unruly()
+    fn sliding_log_equals_a_naive_list_of_instants(
+        generated in limit_of(Algorithm::SlidingLog), start in start(), arrivals in any_direction()
     ) {
-        agrees(&made, &play(&made, start, &arrivals))?;
+        assert_model_agrees(&generated, &replay(&generated, start, &arrivals))?;
     }
 }

@@ -13,7 +13,7 @@ fn penalty() -> impl Strategy<Value = Penalty> {
     })
 }
 
-/// Short, usual and absurd gaps; forward only.
+/// Short, usual and very long gaps; forward only.
 fn gaps() -> impl Strategy<Value = Vec<u64>> {
     prop::collection::vec(
         prop_oneof![100 => Just(0), 100 => 1..SECOND, 100 => 1..100 * SECOND, 1 => Just(1 << 52)],
@@ -30,7 +30,7 @@ fn at(micros: u64) -> Timestamp {
     Timestamp::from_micros(micros)
 }
 
-fn play(penalty: &Penalty, start: u64, gaps: &[u64]) -> (PenaltyState, Timestamp) {
+fn replay(penalty: &Penalty, start: u64, gaps: &[u64]) -> (PenaltyState, Timestamp) {
     let mut now = at(start);
     let mut record = PenaltyState::default();
     for gap in gaps {
@@ -40,18 +40,18 @@ fn play(penalty: &Penalty, start: u64, gaps: &[u64]) -> (PenaltyState, Timestamp
     (record, now)
 }
 
-/// Violates until a lock-out begins, and says how long it is.
+/// Records violations until a lock-out begins, and returns its length.
 fn lock_out(penalty: &Penalty, record: &mut PenaltyState, now: Timestamp) -> TimeSpan {
     for _ in 0..penalty.after() {
         assert_eq!(record.lock_out(now), None);
         *record = penalty.violate(*record, now);
     }
-    record.lock_out(now).expect("it is locked out")
+    record.lock_out(now).expect("the client is locked out")
 }
 
 proptest! {
     #[test]
-    fn whatever_the_clock_does_a_lock_out_never_gets_shorter_by_a_violation(
+    fn lock_out_is_never_shortened_by_a_violation_at_any_time(
         penalty in penalty(), instants in instants()
     ) {
         let mut record = PenaltyState::default();
@@ -59,14 +59,14 @@ proptest! {
             let next = penalty.violate(record, at(micros));
             prop_assert!(next.locked_until >= record.locked_until || record.lock_out(at(micros)).is_none());
             if record.lock_out(at(micros)).is_some() {
-                prop_assert_eq!(next, record, "violations of somebody locked out change nothing");
+                prop_assert_eq!(next, record, "violations during a lock-out change nothing");
             }
             record = penalty.settle(next, at(micros));
         }
     }
 
     #[test]
-    fn a_lock_out_is_never_longer_than_the_cap_nor_shorter_than_the_first(
+    fn lock_out_is_at_least_the_first_and_at_most_the_longest(
         penalty in penalty(), start in 0..1_000 * SECOND, gaps in gaps()
     ) {
         let mut now = at(start);
@@ -84,7 +84,7 @@ proptest! {
     }
 
     #[test]
-    fn lock_outs_one_after_another_double_up_to_the_cap(
+    fn consecutive_lock_outs_double_up_to_the_longest(
         after in 1_u32..6, first in 1..10_u64, doublings in 0_u32..20
     ) {
         let most = TimeSpan::from_secs(first << doublings);
@@ -98,27 +98,27 @@ proptest! {
     }
 
     #[test]
-    fn to_look_twice_is_to_look_once(
+    fn penalty_settled_twice_equals_penalty_settled_once(
         penalty in penalty(), start in 0..1_000 * SECOND, gaps in gaps(),
         first in 0..1_000 * SECOND, second in 0..1_000 * SECOND
     ) {
-        let (record, now) = play(&penalty, start, &gaps);
+        let (record, now) = replay(&penalty, start, &gaps);
         let between = now + TimeSpan::from_micros(first);
         let end = between + TimeSpan::from_micros(second);
         prop_assert_eq!(penalty.settle(penalty.settle(record, between), end), penalty.settle(record, end));
     }
 
     #[test]
-    fn good_behaviour_takes_back_one_step_after_another_and_in_the_end_all(
+    fn good_behaviour_removes_violations_then_levels_then_everything(
         penalty in penalty(), start in 0..1_000 * SECOND, gaps in gaps(), wait in 0..10_000 * SECOND
     ) {
-        let (record, now) = play(&penalty, start, &gaps);
+        let (record, now) = replay(&penalty, start, &gaps);
         let forgotten = penalty.expires_at(&record);
         let later = now + TimeSpan::from_micros(wait);
         let settled = penalty.settle(record, later);
         prop_assert!(settled.violations <= record.violations && settled.level <= record.level);
         prop_assert!(settled.level == record.level || settled.violations == 0);
-        // At the end of time nothing more is forgotten.
+        // At the largest timestamp nothing decays any more.
         if forgotten < Timestamp::MAX {
             prop_assert_eq!(settled == PenaltyState::default(), later >= forgotten);
             prop_assert_eq!(penalty.settle(record, Timestamp::MAX), PenaltyState::default());
@@ -126,10 +126,10 @@ proptest! {
     }
 
     #[test]
-    fn whoever_is_forgotten_is_treated_as_never_seen(
+    fn expired_penalty_state_behaves_like_a_new_client(
         penalty in penalty(), start in 0..1_000 * SECOND, gaps in gaps(), more in gaps()
     ) {
-        let (record, now) = play(&penalty, start, &gaps);
+        let (record, now) = replay(&penalty, start, &gaps);
         let later = penalty.expires_at(&record).max(now);
         if later == Timestamp::MAX {
             return Ok(());
@@ -138,24 +138,24 @@ proptest! {
             let now = now + TimeSpan::from_micros(*gap);
             (penalty.violate(record, now), now)
         });
-        prop_assert_eq!(again, play(&penalty, later.as_micros(), &more));
+        prop_assert_eq!(again, replay(&penalty, later.as_micros(), &more));
     }
 
     #[test]
-    fn a_clock_that_went_back_locks_nobody_out_for_longer(
+    fn penalty_after_clock_went_back_is_not_longer(
         penalty in penalty(), start in 0..1_000 * SECOND, gaps in gaps(), now in any::<u64>()
     ) {
-        let (record, last) = play(&penalty, start, &gaps);
+        let (record, last) = replay(&penalty, start, &gaps);
         let rebased = record.rebase(at(now));
         let left = rebased.lock_out(at(now)).unwrap_or_default();
         prop_assert!(left <= penalty.longest());
-        prop_assert_eq!(record.rebase(last), record, "a clock that went on changes nothing");
+        prop_assert_eq!(record.rebase(last), record, "a clock that did not go back changes nothing");
         prop_assert_eq!((rebased.violations, rebased.level), (record.violations, record.level));
     }
 }
 
 #[test]
-fn the_third_violation_locks_out_for_a_minute_and_the_next_lock_out_is_two() {
+fn third_violation_locks_out_for_one_minute_and_the_next_lock_out_for_two() {
     let minute = TimeSpan::from_secs(60);
     let penalty = Penalty::new(3, minute, TimeSpan::from_secs(86_400), TimeSpan::from_secs(900)).unwrap();
     let mut record = PenaltyState::default();
@@ -175,7 +175,7 @@ fn the_third_violation_locks_out_for_a_minute_and_the_next_lock_out_is_two() {
 }
 
 #[test]
-fn a_violation_is_forgotten_before_a_level_is() {
+fn violations_are_forgotten_before_levels() {
     let penalty =
         Penalty::new(2, TimeSpan::from_secs(10), TimeSpan::from_secs(40), TimeSpan::from_secs(1)).unwrap();
     let mut record = PenaltyState::default();
@@ -197,7 +197,7 @@ fn a_violation_is_forgotten_before_a_level_is() {
 }
 
 #[test]
-fn what_cannot_be_a_penalty_says_why() {
+fn penalty_with_invalid_parameters_is_rejected_with_the_reason() {
     let second = TimeSpan::from_secs(1);
     assert_eq!(Penalty::new(0, second, second, second), Err(PenaltyError::ZeroAfter));
     assert_eq!(Penalty::new(1, TimeSpan::ZERO, second, second), Err(PenaltyError::ZeroSpan));

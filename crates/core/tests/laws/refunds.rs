@@ -1,98 +1,103 @@
-//! What is given back, and what a changed limit keeps.
+//! Refunds and changed limits.
 
 use proptest::prelude::*;
 use tidegate_core::{
     Algorithm, AlgorithmKind, Cost, CounterState, Limit, Spec, TimeSpan, Timestamp, Verdict,
 };
 
-use crate::generate::{Arrival, Made, any_made, forward, play, start};
+use crate::generate::{Arrival, GeneratedLimit, any_limit, forward, replay, start};
 
-/// Plays `before`, then charges `cost` if it fits; the instant at which it was to pass.
-fn charged(made: &Made, state: &mut CounterState, now: Timestamp, cost: Cost) -> Option<Timestamp> {
-    match made.limit.step(state, now, cost).verdict {
+/// Charges `cost` if it fits, and returns when the request was scheduled.
+fn charged(
+    generated: &GeneratedLimit,
+    state: &mut CounterState,
+    now: Timestamp,
+    cost: Cost,
+) -> Option<Timestamp> {
+    match generated.limit.step(state, now, cost).verdict {
         Verdict::Pass { wait } => Some(now + wait),
         _ => None,
     }
 }
 
-fn after(made: &Made, start: Timestamp, arrivals: &[Arrival]) -> (CounterState, Timestamp) {
+fn after(generated: &GeneratedLimit, start: Timestamp, arrivals: &[Arrival]) -> (CounterState, Timestamp) {
     let mut state = CounterState::default();
     let mut now = start;
-    for (at, cost) in play(made, start, arrivals) {
-        made.limit.step(&mut state, at, cost);
+    for (at, cost) in replay(generated, start, arrivals) {
+        generated.limit.step(&mut state, at, cost);
         now = at;
     }
     (state, now)
 }
 
-/// Where several depart within one tick, a leaky bucket gives nothing back.
-pub(crate) fn gives_back(limit: &Limit) -> bool {
+/// A leaky bucket refunds nothing if several requests depart within one tick.
+pub(crate) fn can_refund(limit: &Limit) -> bool {
     !matches!(limit.kind(), AlgorithmKind::LeakyBucket(bucket) if bucket.rate().unit() < bucket.rate().drain())
 }
 
 proptest! {
     #[test]
-    fn an_immediate_refund_undoes_the_charge(
-        made in any_made(), start in start(), arrivals in forward(), cost in 1_u64..=5
+    fn immediate_refund_undoes_the_charge(
+        generated in any_limit(), start in start(), arrivals in forward(), cost in 1_u64..=5
     ) {
-        if !gives_back(&made.limit) {
+        if !can_refund(&generated.limit) {
             return Ok(());
         }
-        let (mut state, now) = after(&made, start, &arrivals);
-        let before = made.limit.evaluate(&state, now, Cost::ZERO);
-        if let Some(passed) = charged(&made, &mut state, now, Cost::new(cost)) {
-            made.limit.refund(&mut state, passed, now, Cost::new(cost));
-            prop_assert_eq!(made.limit.evaluate(&state, now, Cost::ZERO), before);
+        let (mut state, now) = after(&generated, start, &arrivals);
+        let before = generated.limit.evaluate(&state, now, Cost::ZERO);
+        if let Some(passed) = charged(&generated, &mut state, now, Cost::new(cost)) {
+            generated.limit.refund(&mut state, passed, now, Cost::new(cost));
+            prop_assert_eq!(generated.limit.evaluate(&state, now, Cost::ZERO), before);
         }
     }
 
-    /// Two clients send the same; one sends one request more, and has it refunded later.
+    /// Two clients send the same requests; one of them sends one more, which is refunded later.
     #[test]
-    fn a_refund_never_leaves_more_than_if_nothing_had_been_charged(
-        made in any_made(), start in start(),
+    fn refund_never_leaves_more_than_without_the_charge(
+        generated in any_limit(), start in start(),
         before in forward(), between in forward(), afterwards in forward(), cost in 1_u64..=5
     ) {
-        let (mut without, now) = after(&made, start, &before);
+        let (mut without, now) = after(&generated, start, &before);
         let mut with = without.clone();
-        let Some(passed) = charged(&made, &mut with, now, Cost::new(cost)) else { return Ok(()) };
+        let Some(passed) = charged(&generated, &mut with, now, Cost::new(cost)) else { return Ok(()) };
         let mut refunded_at = now;
-        for (now, cost) in play(&made, now, &between) {
-            // Only what both may do is done by both.
-            if made.limit.evaluate(&with, now, cost).verdict.is_pass()
-                && made.limit.evaluate(&without, now, cost).verdict.is_pass()
+        for (now, cost) in replay(&generated, now, &between) {
+            // Charge only what fits both states.
+            if generated.limit.evaluate(&with, now, cost).verdict.is_pass()
+                && generated.limit.evaluate(&without, now, cost).verdict.is_pass()
             {
-                made.limit.charge(&mut with, now, cost);
-                made.limit.charge(&mut without, now, cost);
+                generated.limit.charge(&mut with, now, cost);
+                generated.limit.charge(&mut without, now, cost);
             }
             refunded_at = now;
         }
-        made.limit.refund(&mut with, passed, refunded_at, Cost::new(cost));
-        for (now, cost) in play(&made, refunded_at, &afterwards) {
-            let left = made.limit.evaluate(&with, now, Cost::ZERO).remaining;
-            prop_assert!(left <= made.limit.evaluate(&without, now, Cost::ZERO).remaining);
-            if made.limit.step(&mut with, now, cost).verdict.is_pass() {
-                prop_assert!(made.limit.step(&mut without, now, cost).verdict.is_pass());
+        generated.limit.refund(&mut with, passed, refunded_at, Cost::new(cost));
+        for (now, cost) in replay(&generated, refunded_at, &afterwards) {
+            let left = generated.limit.evaluate(&with, now, Cost::ZERO).remaining;
+            prop_assert!(left <= generated.limit.evaluate(&without, now, Cost::ZERO).remaining);
+            if generated.limit.step(&mut with, now, cost).verdict.is_pass() {
+                prop_assert!(generated.limit.step(&mut without, now, cost).verdict.is_pass());
             }
         }
     }
 
     #[test]
-    fn a_changed_limit_keeps_the_units_spent(
-        made in any_made(), start in start(), arrivals in forward(),
+    fn changed_limit_keeps_the_spent_units(
+        generated in any_limit(), start in start(), arrivals in forward(),
         requests in 1_u64..=1_000, seconds in 1_u64..=120
     ) {
-        // A longest wait leaves less than the units that are not spent.
-        let max_wait = (made.limit.algorithm() == Algorithm::LeakyBucket).then_some(TimeSpan::MAX);
-        let made = made.with(Spec { max_wait, ..made.spec });
-        let (state, now) = after(&made, start, &arrivals);
+        // With a longest wait, fewer units remain than are unspent.
+        let max_wait = (generated.limit.algorithm() == Algorithm::LeakyBucket).then_some(TimeSpan::MAX);
+        let generated = generated.with(Spec { max_wait, ..generated.spec });
+        let (state, now) = after(&generated, start, &arrivals);
         let spec = Spec { max_wait, ..Spec::new(requests, TimeSpan::from_secs(seconds)) };
-        let changed = Limit::new(made.limit.algorithm(), spec).unwrap();
-        let old = made.limit.evaluate(&state, now, Cost::ZERO);
-        let rebased = changed.rebase(&made.limit, state, now);
+        let changed = Limit::new(generated.limit.algorithm(), spec).unwrap();
+        let old = generated.limit.evaluate(&state, now, Cost::ZERO);
+        let rebased = changed.rebase(&generated.limit, state, now);
         let new = changed.evaluate(&rebased, now, Cost::ZERO);
         let spent = old.limit - old.remaining;
-        if made.limit.algorithm() == Algorithm::SlidingLog && spec.window < made.spec.window {
-            // A shorter window holds fewer instants: exactly those that are inside it.
+        if generated.limit.algorithm() == Algorithm::SlidingLog && spec.window < generated.spec.window {
+            // A shorter window contains fewer instants.
             prop_assert!(new.remaining >= new.limit.saturating_sub(spent));
         } else {
             prop_assert_eq!(new.remaining, new.limit.saturating_sub(spent));
@@ -100,14 +105,14 @@ proptest! {
     }
 
     #[test]
-    fn the_same_limit_changes_nothing(made in any_made(), start in start(), arrivals in forward()) {
-        let (state, now) = after(&made, start, &arrivals);
-        prop_assert_eq!(made.limit.rebase(&made.limit, state.clone(), now), state);
+    fn rebase_to_the_same_limit_changes_nothing(generated in any_limit(), start in start(), arrivals in forward()) {
+        let (state, now) = after(&generated, start, &arrivals);
+        prop_assert_eq!(generated.limit.rebase(&generated.limit, state.clone(), now), state);
     }
 }
 
 #[test]
-fn a_changed_algorithm_starts_afresh() {
+fn changed_algorithm_starts_with_an_unused_state() {
     let spec = Spec::new(10, TimeSpan::from_secs(60));
     let now = Timestamp::from_secs(1_700_000_000);
     for (&old, &new) in Algorithm::ALL.iter().zip(Algorithm::ALL.iter().cycle().skip(1)) {
@@ -123,7 +128,7 @@ fn a_changed_algorithm_starts_afresh() {
 }
 
 #[test]
-fn a_rolled_window_takes_no_refund() {
+fn fixed_window_refund_of_an_earlier_window_is_ignored() {
     let limit = Limit::new(Algorithm::FixedWindow, Spec::new(10, TimeSpan::from_secs(60))).unwrap();
     let start = Timestamp::from_secs(1_700_000_040);
     let next = start + TimeSpan::from_secs(60);
@@ -135,19 +140,19 @@ fn a_rolled_window_takes_no_refund() {
 }
 
 #[test]
-fn a_leaky_bucket_gives_back_only_its_last_departure() {
+fn leaky_bucket_refunds_only_the_last_departure() {
     let limit = Limit::new(Algorithm::LeakyBucket, Spec::new(10, TimeSpan::from_secs(1))).unwrap();
     let now = Timestamp::from_secs(1_700_000_000);
     let mut state = CounterState::default();
     let departures: Vec<_> = (0..3)
         .map(|_| match limit.step(&mut state, now, Cost::ONE).verdict {
             Verdict::Pass { wait } => now + wait,
-            refused => panic!("{refused:?}"),
+            rejected => panic!("{rejected:?}"),
         })
         .collect();
     let left = |state: &CounterState| limit.evaluate(state, now, Cost::ZERO).remaining;
     limit.refund(&mut state, departures[0], now, Cost::ONE);
-    assert_eq!(left(&state), 7, "two others depart after the first: it leaves a gap");
+    assert_eq!(left(&state), 7, "two others depart after the first: its departure cannot be reused");
     limit.refund(&mut state, departures[2], now, Cost::ONE);
     assert_eq!(left(&state), 8);
     limit.refund(&mut state, departures[1], now, Cost::ONE);

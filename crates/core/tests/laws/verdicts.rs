@@ -1,4 +1,4 @@
-//! What an outcome says must be true: of the next tick, of one unit more, of nothing charged.
+//! The fields of an outcome are exact.
 
 use proptest::prelude::*;
 use tidegate_core::{
@@ -6,135 +6,135 @@ use tidegate_core::{
     WORD_MAX,
 };
 
-use crate::generate::{any_made, made, play, start, unruly};
+use crate::generate::{any_direction, any_limit, limit_of, replay, start};
 
 proptest! {
     #[test]
-    fn retry_after_is_the_first_tick_at_which_the_same_cost_passes(
-        made in any_made(), start in start(), arrivals in unruly()
+    fn retry_after_is_the_first_tick_that_admits_the_same_cost(
+        generated in any_limit(), start in start(), arrivals in any_direction()
     ) {
         let mut state = CounterState::default();
-        for (now, cost) in play(&made, start, &arrivals) {
-            if let Verdict::NotUntil { retry_after } = made.limit.step(&mut state, now, cost).verdict {
+        for (now, cost) in replay(&generated, start, &arrivals) {
+            if let Verdict::NotUntil { retry_after } = generated.limit.step(&mut state, now, cost).verdict {
                 let then = now + retry_after;
                 prop_assert!(retry_after > TimeSpan::ZERO);
-                prop_assert!(made.limit.evaluate(&state, then, cost).verdict.is_pass());
+                prop_assert!(generated.limit.evaluate(&state, then, cost).verdict.is_pass());
                 let before = then - TimeSpan::from_micros(1);
-                prop_assert!(!made.limit.evaluate(&state, before, cost).verdict.is_pass());
+                prop_assert!(!generated.limit.evaluate(&state, before, cost).verdict.is_pass());
             }
         }
     }
 
     #[test]
-    fn remaining_is_at_least_one_exactly_when_one_more_passes(
-        made in any_made(), start in start(), arrivals in unruly()
+    fn remaining_is_at_least_one_exactly_if_one_more_unit_is_admitted(
+        generated in any_limit(), start in start(), arrivals in any_direction()
     ) {
         let mut state = CounterState::default();
-        for (now, cost) in play(&made, start, &arrivals) {
-            let outcome = made.limit.step(&mut state, now, cost);
-            let one_more = made.limit.evaluate(&state, now, Cost::ONE).verdict.is_pass();
+        for (now, cost) in replay(&generated, start, &arrivals) {
+            let outcome = generated.limit.step(&mut state, now, cost);
+            let one_more = generated.limit.evaluate(&state, now, Cost::ONE).verdict.is_pass();
             prop_assert_eq!(outcome.remaining >= 1, one_more);
             if outcome.remaining > 0 {
                 let all = Cost::new(outcome.remaining);
-                prop_assert!(made.limit.evaluate(&state, now, all).verdict.is_pass());
+                prop_assert!(generated.limit.evaluate(&state, now, all).verdict.is_pass());
             }
-            // One after another no more than that pass. A leaky bucket whose longest wait is short may admit more in a
-            // single request: that waits once.
+            // Single units: no more than that are admitted. A leaky bucket with a short longest wait may admit more in a
+            // single request, which waits only once.
             let mut spent = state.clone();
-            made.limit.charge(&mut spent, now, Cost::new(outcome.remaining));
-            prop_assert!(!made.limit.evaluate(&spent, now, Cost::ONE).verdict.is_pass());
-            if made.limit.algorithm() != Algorithm::LeakyBucket {
+            generated.limit.charge(&mut spent, now, Cost::new(outcome.remaining));
+            prop_assert!(!generated.limit.evaluate(&spent, now, Cost::ONE).verdict.is_pass());
+            if generated.limit.algorithm() != Algorithm::LeakyBucket {
                 let more = Cost::new(outcome.remaining + 1);
-                prop_assert!(!made.limit.evaluate(&state, now, more).verdict.is_pass());
+                prop_assert!(!generated.limit.evaluate(&state, now, more).verdict.is_pass());
             }
         }
     }
 
     #[test]
     fn leaky_bucket_never_makes_a_request_wait_longer_than_max_wait(
-        made in made(Algorithm::LeakyBucket), start in start(), arrivals in unruly()
+        generated in limit_of(Algorithm::LeakyBucket), start in start(), arrivals in any_direction()
     ) {
         let mut state = CounterState::default();
-        let max_wait = made.spec.max_wait.unwrap_or(LeakyBucket::DEFAULT_MAX_WAIT);
-        for (now, cost) in play(&made, start, &arrivals) {
-            if let Verdict::Pass { wait } = made.limit.step(&mut state, now, cost).verdict {
+        let max_wait = generated.spec.max_wait.unwrap_or(LeakyBucket::DEFAULT_MAX_WAIT);
+        for (now, cost) in replay(&generated, start, &arrivals) {
+            if let Verdict::Pass { wait } = generated.limit.step(&mut state, now, cost).verdict {
                 prop_assert!(wait <= max_wait);
             }
         }
     }
 
     #[test]
-    fn a_refused_step_changes_nothing(made in any_made(), start in start(), arrivals in unruly()) {
+    fn rejected_step_changes_nothing(generated in any_limit(), start in start(), arrivals in any_direction()) {
         let mut state = CounterState::default();
-        for (now, cost) in play(&made, start, &arrivals) {
+        for (now, cost) in replay(&generated, start, &arrivals) {
             let before = state.clone();
-            if !made.limit.step(&mut state, now, cost).verdict.is_pass() {
+            if !generated.limit.step(&mut state, now, cost).verdict.is_pass() {
                 prop_assert_eq!(&state, &before);
             }
         }
     }
 
     #[test]
-    fn a_peek_changes_no_answer(made in any_made(), start in start(), arrivals in unruly()) {
+    fn peek_changes_no_later_outcome(generated in any_limit(), start in start(), arrivals in any_direction()) {
         let mut state = CounterState::default();
-        for (now, cost) in play(&made, start, &arrivals) {
-            let answer = made.limit.evaluate(&state, now, cost);
-            made.limit.step(&mut state, now, Cost::ZERO);
-            prop_assert_eq!(made.limit.evaluate(&state, now, cost), answer);
-            made.limit.step(&mut state, now, cost);
+        for (now, cost) in replay(&generated, start, &arrivals) {
+            let outcome = generated.limit.evaluate(&state, now, cost);
+            generated.limit.step(&mut state, now, Cost::ZERO);
+            prop_assert_eq!(generated.limit.evaluate(&state, now, cost), outcome);
+            generated.limit.step(&mut state, now, cost);
         }
     }
 
     #[test]
-    fn never_is_said_exactly_of_a_cost_above_the_capacity(
-        made in any_made(), start in start(), arrivals in unruly()
+    fn verdict_is_never_exactly_if_the_cost_exceeds_the_capacity(
+        generated in any_limit(), start in start(), arrivals in any_direction()
     ) {
         let mut state = CounterState::default();
-        for (now, cost) in play(&made, start, &arrivals) {
-            let verdict = made.limit.step(&mut state, now, cost).verdict;
-            prop_assert_eq!(verdict == Verdict::Never, cost.get() > made.limit.capacity());
+        for (now, cost) in replay(&generated, start, &arrivals) {
+            let verdict = generated.limit.step(&mut state, now, cost).verdict;
+            prop_assert_eq!(verdict == Verdict::Never, cost.get() > generated.limit.capacity());
         }
     }
 
     #[test]
-    fn after_reset_after_the_whole_limit_passes_and_the_key_is_fresh(
-        made in any_made(), start in start(), arrivals in unruly()
+    fn after_reset_after_the_whole_limit_is_admitted_and_the_key_is_unused(
+        generated in any_limit(), start in start(), arrivals in any_direction()
     ) {
         let mut state = CounterState::default();
-        for (now, cost) in play(&made, start, &arrivals) {
-            let outcome = made.limit.step(&mut state, now, cost);
+        for (now, cost) in replay(&generated, start, &arrivals) {
+            let outcome = generated.limit.step(&mut state, now, cost);
             let then = now + outcome.reset_after;
-            let whole = Cost::new(made.limit.capacity());
-            prop_assert!(made.limit.evaluate(&state, then, whole).verdict.is_pass());
-            if outcome.remaining < made.limit.evaluate(&CounterState::Unseen, now, Cost::ZERO).remaining {
+            let whole = Cost::new(generated.limit.capacity());
+            prop_assert!(generated.limit.evaluate(&state, then, whole).verdict.is_pass());
+            if outcome.remaining < generated.limit.evaluate(&CounterState::Unseen, now, Cost::ZERO).remaining {
                 let before = then - TimeSpan::from_micros(1);
-                prop_assert!(!made.limit.evaluate(&state, before, whole).verdict.is_pass());
+                prop_assert!(!generated.limit.evaluate(&state, before, whole).verdict.is_pass());
             }
-            prop_assert!(made.limit.is_fresh(&state, then));
+            prop_assert!(generated.limit.is_fresh(&state, then));
             for cost in [Cost::ONE, whole] {
-                let unseen = made.limit.evaluate(&CounterState::Unseen, then, cost);
-                prop_assert_eq!(made.limit.evaluate(&state, then, cost), unseen);
+                let unseen = generated.limit.evaluate(&CounterState::Unseen, then, cost);
+                prop_assert_eq!(generated.limit.evaluate(&state, then, cost), unseen);
             }
         }
     }
 
     #[test]
-    fn what_is_packed_into_a_word_is_unpacked_unchanged(
-        made in any_made(), start in start(), arrivals in unruly(), before in 0_u64..1_000_000_000_000_000
+    fn packed_state_is_unpacked_unchanged(
+        generated in any_limit(), start in start(), arrivals in any_direction(), before in 0_u64..1_000_000_000_000_000
     ) {
         let origin = start - TimeSpan::from_micros(before);
         let mut state = CounterState::default();
-        for (now, cost) in play(&made, start, &arrivals) {
-            made.limit.step(&mut state, now, cost);
-            if let Some(word) = made.limit.pack(&state, origin) {
+        for (now, cost) in replay(&generated, start, &arrivals) {
+            generated.limit.step(&mut state, now, cost);
+            if let Some(word) = generated.limit.pack(&state, origin) {
                 prop_assert!(word <= WORD_MAX);
-                prop_assert_eq!(made.limit.unpack(word, origin), state.clone());
+                prop_assert_eq!(generated.limit.unpack(word, origin), state.clone());
             }
         }
     }
 
     #[test]
-    fn extremes_never_panic_or_wrap(
+    fn extreme_values_never_panic_or_wrap(
         algorithm in proptest::sample::select(Algorithm::ALL),
         requests in extreme(), window in extreme(), burst in proptest::option::of(extreme()),
         max_wait in proptest::option::of(extreme().prop_map(TimeSpan::from_micros)),
@@ -186,7 +186,7 @@ fn extreme() -> impl Strategy<Value = u64> {
 }
 
 #[test]
-fn what_no_tick_can_hold_is_refused_with_its_figures() {
+fn limit_without_an_exact_tick_is_rejected_with_its_parameters() {
     let spec = Spec::new((1 << 53) - 1, TimeSpan::from_secs(1_000_003));
     let error = Limit::new(Algorithm::TokenBucket, spec).unwrap_err();
     assert!(matches!(error, LimitError::NotRepresentable { requests, .. } if requests == spec.requests));
@@ -194,7 +194,7 @@ fn what_no_tick_can_hold_is_refused_with_its_figures() {
 }
 
 #[test]
-fn zero_is_refused_by_name() {
+fn limit_with_a_zero_parameter_is_rejected_by_name() {
     let window = TimeSpan::from_secs(1);
     for &algorithm in Algorithm::ALL {
         assert_eq!(Limit::new(algorithm, Spec::new(0, window)), Err(LimitError::ZeroRequests));
@@ -207,19 +207,19 @@ fn zero_is_refused_by_name() {
 }
 
 #[test]
-fn max_wait_where_no_request_waits_is_rejected() {
+fn max_wait_for_an_algorithm_without_waits_is_rejected() {
     let spec = Spec { max_wait: Some(TimeSpan::from_secs(1)), ..Spec::new(10, TimeSpan::from_secs(1)) };
     for &algorithm in Algorithm::ALL {
-        let made = Limit::new(algorithm, spec);
+        let created = Limit::new(algorithm, spec);
         match algorithm {
-            Algorithm::LeakyBucket => assert!(made.is_ok()),
-            _ => assert_eq!(made, Err(LimitError::NoMaxWait { algorithm })),
+            Algorithm::LeakyBucket => assert!(created.is_ok()),
+            _ => assert_eq!(created, Err(LimitError::NoMaxWait { algorithm })),
         }
     }
 }
 
 #[test]
-fn a_burst_where_none_is_known_is_refused() {
+fn burst_for_an_algorithm_without_burst_is_rejected() {
     for algorithm in [Algorithm::FixedWindow, Algorithm::SlidingLog, Algorithm::SlidingCounter] {
         let spec = Spec { burst: Some(5), ..Spec::new(10, TimeSpan::from_secs(1)) };
         assert_eq!(Limit::new(algorithm, spec), Err(LimitError::NoBurst { algorithm }));
@@ -227,7 +227,7 @@ fn a_burst_where_none_is_known_is_refused() {
 }
 
 #[test]
-fn every_algorithm_is_found_by_its_name() {
+fn algorithm_name_parses_to_the_algorithm() {
     for &algorithm in Algorithm::ALL {
         assert_eq!(algorithm.name().parse(), Ok(algorithm));
     }

@@ -19,13 +19,13 @@ fn corpus(name: &str) -> Vec<Vec<u8>> {
 #[test]
 fn corpus_paths_are_normalised_or_rejected() {
     for text in corpus("path").into_iter().filter_map(|bytes| String::from_utf8(bytes).ok()) {
-        path::holds(&text);
+        path::assert_law(&text);
     }
 }
 
 #[test]
 fn corpus_policies_compile_or_report_problems() {
     for bytes in corpus("policy") {
-        policy::holds(&bytes);
+        policy::assert_law(&bytes);
     }
 }

@@ -1,4 +1,4 @@
-//! Two threads that want more than there is.
+//! Two threads that compete for the same counters.
 
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,16 +12,16 @@ use crate::store::Store;
 const NOW: Timestamp = Timestamp::from_secs(1_800_000_000);
 const NARROW: u64 = 5_000;
 const WIDE: u64 = 8_000;
-/// Both together ask for more than the narrow limit has.
+/// Both threads together request more than the narrow limit admits.
 const REQUESTS_PER_THREAD: u64 = 4_000;
 
-/// Two threads fight over a narrow and a wide counter, naming them in opposite order, in a store that answers
-/// at once. Time stands still: exactly the narrow limit passes, and the wide one is charged for just that.
+/// Two threads charge a narrow and a wide counter, in opposite order, in a store whose futures are always ready. Time
+/// stands still: exactly the narrow limit is admitted, and the wide counter is charged for exactly that.
 ///
 /// # Panics
-/// If more or less passes, or if anything is lost.
+/// If more or less is admitted, or if a charge is lost.
 pub fn assert_two_threads_admit_exactly_the_limit(store: &impl Store, algorithm: Algorithm) {
-    // A leaky bucket makes requests wait as long as it takes.
+    // The leaky bucket may delay requests for any time.
     let max_wait = (algorithm == Algorithm::LeakyBucket).then_some(TimeSpan::MAX);
     let limit = |requests| {
         let spec = Spec { max_wait, ..Spec::new(requests, TimeSpan::from_secs(3_600)) };
@@ -47,14 +47,14 @@ pub fn assert_two_threads_admit_exactly_the_limit(store: &impl Store, algorithm:
         }
     });
     assert_eq!(passed.into_inner(), narrow.capacity(), "{algorithm}");
-    let left = poll_ready(store.peek(&[checks[1].cost(Cost::ZERO)], NOW)).expect("the store answers");
+    let left = poll_ready(store.peek(&[checks[1].cost(Cost::ZERO)], NOW)).expect("the store peeks");
     let ideal = wide.capacity() - narrow.capacity();
-    assert_eq!(left.outcomes[0].remaining, ideal, "{algorithm}: nothing is lost");
+    assert_eq!(left.outcomes[0].remaining, ideal, "{algorithm}: no charge is lost");
 }
 
 fn poll_ready<T>(future: impl Future<Output = T>) -> T {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(answer) => answer,
-        Poll::Pending => panic!("this store does not answer at once"),
+        Poll::Pending => panic!("the future of this store is not ready at once"),
     }
 }

@@ -1,9 +1,8 @@
 //! The suite that every store must pass.
 //!
-//! It plays random traces (several limits and clients, costs, roles, batches, refunds, resets, overrides, limits
-//! that change, time that jumps and goes back) through the store and through an oracle, which is the core over a
-//! plain map, one thing at a time, and demands assert_equal decisions, field by field. A failure prints the seed, the step
-//! and both answers; the same seed plays the same trace.
+//! It replays random traces (several limits and clients, costs, roles, batches, refunds, resets, overrides, changed limits,
+//! time that jumps and goes back) on the store and on an oracle, which is the core over a plain map, and requires equal
+//! decisions, field by field. A failure prints the seed, the step and both decisions; the same seed replays the same trace.
 //!
 //! ```
 //! use tidegate_core::Algorithm;
@@ -27,29 +26,29 @@ pub use contention::assert_two_threads_admit_exactly_the_limit;
 use oracle::Oracle;
 use trace::{Op, Trace};
 
-/// What to play.
+/// The traces to replay.
 #[derive(Clone, Copy, Debug)]
 pub struct Suite {
-    /// The algorithms that the store knows.
+    /// The algorithms that the store supports.
     pub algorithms: &'static [Algorithm],
-    /// Where chance begins; the same seed plays the same traces.
+    /// The random seed; the same seed replays the same traces.
     pub seed: u64,
-    /// How many traces, each with clients of its own.
+    /// The number of traces, each with its own clients.
     pub traces: u64,
-    /// How many operations each.
+    /// The number of operations per trace.
     pub steps: usize,
 }
 
-/// What the traces came across, so that a suite that tests nothing shows.
+/// What the traces covered, to detect a suite that tests nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Coverage {
     /// Decisions compared.
     pub decisions: u64,
-    /// Decisions that passed.
+    /// Decisions that admitted.
     pub passed: u64,
-    /// Decisions that had to wait.
+    /// Decisions that rejected with a retry time.
     pub not_until: u64,
-    /// Decisions that never can pass.
+    /// Decisions that rejected for ever.
     pub never: u64,
     /// Peeks compared.
     pub peeks: u64,
@@ -57,17 +56,17 @@ pub struct Coverage {
     pub refunds: u64,
     /// Keys reset.
     pub resets: u64,
-    /// Overrides begun or ended.
+    /// Overrides started or ended.
     pub overrides: u64,
     /// Limits changed.
     pub changed_limits: u64,
 }
 
 impl Suite {
-    /// Plays every trace.
+    /// Replays every trace.
     ///
     /// # Panics
-    /// If the store differs from the oracle in any field, fails, or if chance left something untested.
+    /// If the store differs from the oracle in any field, if it fails, or if an operation was never covered.
     pub async fn run(&self, store: &impl Store) -> Coverage {
         let mut coverage = Coverage::default();
         for number in 0..self.traces {
@@ -92,7 +91,7 @@ impl Suite {
             changed_limits,
         } = coverage;
         let everything = [passed, not_until, never, peeks, refunds, resets, overrides, changed_limits];
-        assert!(!everything.contains(&0), "too few steps to test everything: {coverage:?}");
+        assert!(!everything.contains(&0), "too few steps to cover every operation: {coverage:?}");
         coverage
     }
 }
@@ -115,7 +114,7 @@ impl TraceStep<'_> {
     }
 
     fn assert_equal(&self, expected: &Decision, got: &Decision) {
-        assert_eq!(got, expected, "{self}\nleft is the store's, right is the oracle's");
+        assert_eq!(got, expected, "{self}\nleft: the store; right: the oracle");
     }
 }
 
@@ -140,7 +139,7 @@ async fn compare(
             let batch: Vec<_> = checks.iter().map(Vec::as_slice).collect();
             let mut decisions = Vec::new();
             step.unwrap(store.decide_batch(&batch, now, &mut decisions).await);
-            assert_eq!(decisions.len(), batch.len(), "{step}\na decision for every request");
+            assert_eq!(decisions.len(), batch.len(), "{step}\none decision per request");
             for (checks, decision) in batch.iter().zip(&decisions) {
                 let expected = oracle.decide(checks, now);
                 step.assert_equal(&expected, decision);

@@ -1,4 +1,4 @@
-//! What every store must answer: the core over a plain map, one thing at a time, nothing ever forgotten.
+//! The reference store: the core over a plain map, single-threaded, without eviction.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! What the oracle remembers of one key: how much it spent, under which limit, and a limit of its own if it has one.
+//! The oracle's entry for one key: its counter and its override.
 
 use std::borrow::Cow;
 
@@ -6,7 +6,7 @@ use tidegate_core::{Cost, CounterState, Limit, Outcome, Refund, Timestamp};
 
 use crate::store::Override;
 
-/// One key's counter and override. The default is a key never seen.
+/// One key's counter and override. The default is an unused key.
 #[derive(Clone, Debug, Default)]
 pub(super) struct OracleEntry {
     counter: Option<Counter>,
@@ -26,8 +26,8 @@ impl OracleEntry {
         limit.evaluate(&self.state_under(&limit, now), now, cost)
     }
 
-    /// Moves the counter to the limit in force, if that has changed. Every decision does so, a refusing one
-    /// too: else what was spent would keep draining at the old rate for as long as it refuses.
+    /// Converts the counter to the limit that applies, if that has changed. Every decision does so, also one that rejects:
+    /// otherwise the spent units would keep draining at the old rate during rejections.
     pub(super) fn adopt(&mut self, limit: &Limit, now: Timestamp) {
         let limit = self.in_force(limit, now);
         if let Some(counter) = self.counter.as_mut().filter(|counter| counter.limit != limit) {
@@ -36,15 +36,14 @@ impl OracleEntry {
         }
     }
 
-    /// Records `cost` under the limit that [`adopt`](Self::adopt) put in force.
+    /// Charges `cost` under the limit that [`adopt`](Self::adopt) applied.
     pub(super) fn charge(&mut self, limit: &Limit, now: Timestamp, cost: Cost) {
         let limit = self.in_force(limit, now);
         let counter = self.counter.get_or_insert(Counter { limit, state: CounterState::Unseen });
         counter.limit.charge(&mut counter.state, now, cost);
     }
 
-    /// Gives back only what was charged under the limit that still counts: under another, nobody can tell how
-    /// much of it is left.
+    /// Refunds only if the counter still uses the limit of the charge. Under another limit the part that is left is unknown.
     pub(super) fn refund(&mut self, refund: &Refund<'_>, now: Timestamp) {
         let overridden = self.replacement.is_some_and(|replacement| replacement.may_affect(refund, now));
         let counter = self.counter.as_mut().filter(|counter| counter.limit == *refund.limit);
@@ -57,7 +56,7 @@ impl OracleEntry {
         self.counter = None;
     }
 
-    /// `None` ends the override now; that there was one stays known, for refunds.
+    /// `None` ends the override now. The entry is kept for later refunds.
     pub(super) fn override_limit(&mut self, replacement: Option<Override>, now: Timestamp) {
         match replacement {
             Some(_) => self.replacement = replacement,
@@ -102,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn an_override_is_in_force_until_it_ends_and_spending_stays() {
+    fn override_applies_until_it_ends_and_spent_units_stay_spent() {
         let (rule, replacement) = (minute(10), minute(3));
         let mut entry = OracleEntry::default();
         entry.charge(&rule, NOW, Cost::new(2));
@@ -114,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_limit_keeps_its_promise_while_it_refuses() {
+    fn changed_limit_that_rejects_admits_after_retry_after() {
         let (old, new) = (limit(1_000, 3_600), limit(10, 1));
         let mut entry = OracleEntry::default();
         entry.charge(&old, NOW, Cost::new(1_000));
@@ -126,7 +125,7 @@ mod tests {
         assert_eq!(
             retry_after,
             TimeSpan::from_millis(99_100),
-            "1,000 spent, 9 may stay, 10 come back a second"
+            "1,000 spent, 9 may stay, 10 are refilled per second"
         );
         now = now + retry_after;
         entry.adopt(&new, now);
@@ -134,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refund_from_before_a_change_gives_nothing_back() {
+    fn refund_of_a_charge_before_a_limit_change_gives_nothing_back() {
         let (old, new) = (limit(10, 1), limit(10, 3_600));
         let refund = refund_of(&old, NOW);
         let mut entry = OracleEntry::default();
@@ -147,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refund_across_an_override_gives_nothing_back() {
+    fn refund_of_a_charge_before_an_override_gives_nothing_back() {
         let (rule, replacement) = (limit(10, 60), limit(10, 3_600));
         let refund = refund_of(&rule, NOW);
         let mut entry = OracleEntry::default();
@@ -164,7 +163,7 @@ mod tests {
         entry.override_limit(None, later);
         entry.adopt(&rule, later);
         entry.refund(&refund, later);
-        assert_eq!(entry.evaluate(&rule, later, Cost::ZERO).remaining, 0, "nor after it ended");
+        assert_eq!(entry.evaluate(&rule, later, Cost::ZERO).remaining, 0, "nor after the override ended");
     }
 
     fn refund_of(limit: &Limit, charged: Timestamp) -> Refund<'_> {

@@ -1,4 +1,4 @@
-//! Random traces: a few rules, a few clients, and everything that can be specs of a store.
+//! Random traces: a few rules, a few clients, and every operation of a store.
 
 use fastrand::Rng;
 use tidegate_core::{
@@ -9,17 +9,17 @@ use crate::store::Override;
 
 const RULES: [RuleId; 3] = [RuleId::named("global"), RuleId::named("default"), RuleId::named("search")];
 const CLIENTS: usize = 3;
-/// As many decisions are kept as can still be refunded.
+/// The number of decisions kept for refunds.
 const REFUNDABLE: usize = 8;
 
-/// A rule and a client, by number.
+/// A rule and a client, by index.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct KeyIndex {
     rule: usize,
     client: usize,
 }
 
-/// One check as it was specs for; its limit is the rule's at the time it is played.
+/// One check of a trace; its limit is the rule's at the time of the replay.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CheckSpec {
     key: KeyIndex,
@@ -38,7 +38,7 @@ pub(super) enum Op {
     ChangeLimit(usize, Limit),
 }
 
-/// A decision that passed, with the limits it was taken under: its refund may come after they changed.
+/// An admitting decision with the limits at that time: its refund may come after they changed.
 #[derive(Clone, Debug)]
 pub(super) struct AdmittedDecision {
     pub(super) specs: Vec<CheckSpec>,
@@ -60,7 +60,7 @@ impl Trace {
         let mut rng = Rng::with_seed(seed);
         let limits = std::array::from_fn(|_| random_limit(&mut rng, algorithms));
         let now = Timestamp::from_micros(rng.u64(1_600_000_000_000_000..1_900_000_000_000_000));
-        // Whatever bytes a client is made of, it is only ever itself.
+        // Client names may contain any bytes.
         let hostile: [&[u8]; CLIENTS] = [b"alice", b"bob:{x}\r\n\0\xff", b""];
         let clients = hostile.map(|name| [name, &seed.to_be_bytes()].concat());
         Self { rng, algorithms, limits, clients, refundable: Vec::new(), now }
@@ -118,7 +118,7 @@ impl Trace {
         self.limits[rule] = limit;
     }
 
-    /// By nothing, by a little, by about what a limit takes to recover, by far; now and then back.
+    /// Moves time by nothing, a little, about a limit's recovery time, or far; sometimes back.
     fn move_time(&mut self) {
         let rng = &mut self.rng;
         let by = match rng.u32(0..20) {
@@ -169,7 +169,7 @@ impl Trace {
     }
 }
 
-/// A limit an operator might write, an extreme now and then, of one of the `algorithms`.
+/// A limit of one of the `algorithms` that an operator might write, sometimes extreme.
 fn random_limit(rng: &mut Rng, algorithms: &[Algorithm]) -> Limit {
     let algorithm = algorithms[rng.usize(0..algorithms.len())];
     let (requests, window) = match rng.u32(0..12) {
@@ -192,9 +192,9 @@ fn random_limit(rng: &mut Rng, algorithms: &[Algorithm]) -> Limit {
         _ => None,
     };
     let spec = Spec { requests, window, burst, max_wait };
-    // Some algorithms know no burst, and one knows a longest wait.
+    // Some algorithms have no burst, and only one has a longest wait.
     Limit::new(algorithm, spec)
         .or_else(|_| Limit::new(algorithm, Spec { max_wait: None, ..spec }))
         .or_else(|_| Limit::new(algorithm, Spec { burst: None, max_wait: None, ..spec }))
-        .expect("every rate made here has a tick that holds it")
+        .expect("every generated rate has an exact tick")
 }

@@ -1,39 +1,39 @@
-//! Why something is not kept, and what to do about it.
+//! Errors of the durable store.
 
 use std::io;
 use std::path::PathBuf;
 
 use thiserror::Error;
 
-/// Why a file cannot be used. It is never taken for an empty one.
+/// Why a file cannot be opened. A damaged file is never treated as empty.
 #[derive(Debug, Error)]
 pub enum OpenError {
     /// Another process has it open.
     #[error(
-        "{} is in use by another process; stop that one first, let this one take over from it (--takeover), \
-         or give each its own `store.directory`",
+        "{} is in use by another process; stop that process first, take over from it (--takeover), or give each \
+         process its own `store.directory`",
         .path.display()
     )]
     InUse {
         /// The file.
         path: PathBuf,
     },
-    /// It does not hold what was written to it.
+    /// The file is damaged.
     #[error(
-        "{} is damaged: {what}. Nothing was changed. Put a backup in its place; without one, move the file \
-         away to start with no bans and no overrides",
+        "{} is damaged: {what}. The file was not changed. Put a backup in its place; without a backup, move the \
+         file away to start with no bans and no overrides",
         .path.display()
     )]
     Damaged {
         /// The file.
         path: PathBuf,
-        /// What was found.
+        /// What is wrong.
         what: String,
     },
-    /// A newer tidegate has written it.
+    /// The file was written by a newer version.
     #[error(
-        "{} has format {found}, written by a newer tidegate; this one reads formats up to {known}. Start the \
-         newer one, or put a backup that this one wrote in its place",
+        "{} has format {found}, written by a newer tidegate; this version reads formats up to {known}. Use the \
+         newer version, or replace the file with a backup from this version",
         .path.display()
     )]
     Newer {
@@ -41,54 +41,54 @@ pub enum OpenError {
         path: PathBuf,
         /// The file's format.
         found: u64,
-        /// Ours.
+        /// The newest supported format.
         known: u64,
     },
-    /// It cannot be read or written at all.
-    #[error("cannot use {}: {source}", .path.display())]
+    /// The file cannot be read or written.
+    #[error("cannot open {}: {source}", .path.display())]
     Io {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
 }
 
-/// Why something was not kept.
+/// Why a change was not stored.
 #[derive(Clone, Debug, Error)]
 pub enum DurableError {
-    /// It may or may not have been written; after a restart it is there whole or not at all.
-    #[error("writing it down failed: {reason}")]
+    /// The write failed. After a restart the changes are present completely or not at all.
+    #[error("cannot write to the store file: {reason}")]
     Write {
-        /// What the file system or the database said.
+        /// The error of the file system or the database.
         reason: String,
     },
     /// Another process is taking over the file.
-    #[error("another process is taking over; ask again in a moment")]
+    #[error("another process is taking over; retry in a moment")]
     HandedOver,
-    /// Nobody keeps anything any more: the process is ending.
-    #[error("the process is ending")]
+    /// The writer thread has stopped because the process is shutting down.
+    #[error("the process is shutting down")]
     Ended,
 }
 
-/// Why there is no backup.
+/// Why a backup failed.
 #[derive(Debug, Error)]
 pub enum BackupError {
-    /// Backups never replace anything.
-    #[error("{} exists; choose another name", .path.display())]
+    /// The destination exists; backups never overwrite a file.
+    #[error("{} already exists; choose another file name", .path.display())]
     Exists {
-        /// Where it should have gone.
+        /// The destination.
         path: PathBuf,
     },
-    /// It could not be written.
+    /// The backup cannot be written.
     #[error("cannot write {}: {reason}", .path.display())]
     Write {
-        /// Where it should have gone.
+        /// The destination.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         reason: String,
     },
-    /// Another process is taking over, or this one is ending.
+    /// Another process is taking over, or this one is shutting down.
     #[error(transparent)]
     Durable(#[from] DurableError),
 }

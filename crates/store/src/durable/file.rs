@@ -1,9 +1,9 @@
-//! The file itself: one redb database, with a format of its own inside.
+//! The file: one redb database with its own format.
 //!
-//! Tables: `meta` (name → number; `format`), `bans` (whom → since, until, reason), `overrides` (rule and client →
+//! Tables: `meta` (name → number; `format`), `bans` (subject → since, until, reason), `overrides` (rule and client →
 //! algorithm, requests, window, burst, since, until, reason), `penalties` (rule's number and client → violations, level,
-//! since, locked until, locked for, expires_at). Times are microseconds since 1970. A new kind of record
-//! is a new table, which an older format simply lacks; a change of what stands in a table is a new format.
+//! since, locked until, locked for, expires at). Times are microseconds since 1970. A new kind of record is a new table,
+//! which an older format lacks; a change to the rows of a table is a new format.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind, Read};
@@ -22,9 +22,9 @@ use super::error::{BackupError, OpenError};
 use super::record::{BanRecord, Contents, DurableChange, OverrideKey, OverrideRecord};
 use crate::penalties::{PenaltyEntry, PenaltyKey};
 
-/// What this version writes, and the newest that it reads.
+/// The format that this version writes, and the newest that it reads.
 pub(super) const FORMAT: u64 = 1;
-/// What is read from the file is held elsewhere: hardly anything is worth remembering here.
+/// The cache is small because the contents are kept elsewhere after they are read.
 const CACHE: usize = 4 << 20;
 
 const META: TableDefinition<'_, &str, u64> = TableDefinition::new("meta");
@@ -35,36 +35,36 @@ type OverrideRow<'a> = (&'a str, u64, u64, Option<u64>, u64, Option<u64>, &'a st
 const PENALTIES: TableDefinition<'_, (u64, &[u8]), PenaltyRow> = TableDefinition::new("penalties");
 type PenaltyRow = (u32, u32, u64, u64, u64, u64);
 
-/// An open file. Everything here blocks.
+/// An open file. All methods block.
 #[derive(Debug)]
 pub(super) struct DurableFile {
     database: Database,
 }
 
 impl DurableFile {
-    /// Opens the file, or makes it if there is none, and reads all of it.
+    /// Opens the file, or creates it if it does not exist, and reads all of it.
     pub(super) fn open(path: &Path) -> Result<(Self, Contents), OpenError> {
         let fails = |source: io::Error| OpenError::Io { path: path.to_owned(), source };
         match std::fs::metadata(path) {
             Err(error) if error.kind() == ErrorKind::NotFound => create(path, &Contents::default()),
             Err(error) => return Err(fails(error)),
-            // The database would take it for a new one.
-            Ok(found) if found.len() == 0 => return Err(damaged(path, "it is empty")),
+            // redb would treat an empty file as a new database.
+            Ok(found) if found.len() == 0 => return Err(damaged(path, "the file is empty")),
             Ok(_) => Ok(()),
         }
         .or_else(|error| match error {
-            // Somebody else was faster.
+            // Another process created it first.
             Failure::Io(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
             error => Err(error.into_open_error(path)),
         })?;
-        // Whoever meddled with the file may have led the database anywhere.
+        // redb may panic on a file that was modified from outside.
         let opened = catch_unwind(AssertUnwindSafe(|| Self::open_existing(path)));
-        opened.unwrap_or_else(|_| Err(damaged(path, "the database cannot make sense of it")))
+        opened.unwrap_or_else(|_| Err(damaged(path, "the database cannot read it")))
     }
 
     fn open_existing(path: &Path) -> Result<(Self, Contents), OpenError> {
         if !is_intact(path).map_err(|error| error.into_open_error(path))? {
-            return Err(damaged(path, "checksums do not hold"));
+            return Err(damaged(path, "checksum mismatch"));
         }
         let database = builder().open(path).map_err(|error| Failure::from(error).into_open_error(path))?;
         let file = Self { database };
@@ -72,7 +72,7 @@ impl DurableFile {
         Ok((file, contents))
     }
 
-    /// A database that is gone when the process is.
+    /// A database that is lost when the process ends.
     pub(super) fn in_memory() -> Result<Self, OpenError> {
         let nowhere = Path::new("memory");
         let made = builder().create_with_backend(InMemoryBackend::new());
@@ -81,9 +81,9 @@ impl DurableFile {
         Ok(file)
     }
 
-    /// Writes all of `changes` or none. When it returns they are on the disk.
+    /// Writes all of `changes` or none. On return they are on disk.
     pub(super) fn apply(&self, changes: &[DurableChange]) -> Result<(), String> {
-        // What fails in there must not end the thread that everybody waits for.
+        // A panic of the database must not end the writer thread.
         match catch_unwind(AssertUnwindSafe(|| self.try_apply(changes))) {
             Ok(applied) => applied.map_err(|error| error.to_string()),
             Err(_) => Err("the database failed".to_owned()),
@@ -99,7 +99,7 @@ impl DurableFile {
         Ok(())
     }
 
-    /// A consistent copy at `path`, where nothing may be yet.
+    /// Writes a consistent copy to `path`, which must not exist.
     pub(super) fn back_up(&self, path: &Path) -> Result<(), BackupError> {
         let failed = |reason: String| BackupError::Write { path: path.to_owned(), reason };
         let contents = self.read(path).map_err(|error| failed(error.to_string()))?;
@@ -117,7 +117,7 @@ impl DurableFile {
         let meta = transaction.open_table(META).map_err(|error| into_open_error(error.into()))?;
         let format = meta.get("format").map_err(|error| into_open_error(error.into()))?;
         match format.map(|format| format.value()) {
-            None => return Err(damaged(path, "it says no format")),
+            None => return Err(damaged(path, "the format number is missing")),
             Some(found) if found > FORMAT => {
                 return Err(OpenError::Newer { path: path.to_owned(), found, known: FORMAT });
             }
@@ -149,7 +149,7 @@ impl DurableFile {
     fn fill(&self, contents: &Contents) -> Result<(), Failure> {
         let transaction = self.begin()?;
         transaction.open_table(META)?.insert("format", FORMAT)?;
-        // An empty table is there all the same.
+        // Opening a table creates it, even if it stays empty.
         transaction.open_table(BANS)?;
         transaction.open_table(OVERRIDES)?;
         transaction.open_table(PENALTIES)?;
@@ -168,7 +168,7 @@ impl DurableFile {
 
     fn begin(&self) -> Result<WriteTransaction, Failure> {
         let mut transaction = self.database.begin_write()?;
-        // Clients choose part of what is written: a torn commit must never pass for a whole one.
+        // Clients control part of the data: two-phase commit prevents a torn commit from looking complete.
         transaction.set_two_phase_commit(true);
         Ok(transaction)
     }
@@ -180,8 +180,8 @@ fn builder() -> Builder {
     builder
 }
 
-/// Looks through all of the file. The database mends what it finds, be it by going back to an older state; so it is
-/// shown a copy in memory, and a damaged file stays as it is, to be refused again and to be looked into.
+/// Verifies the whole file. redb repairs what it finds, even by going back to an older state. The check therefore runs on
+/// a copy in memory, so that a damaged file stays unchanged for inspection.
 fn is_intact(path: &Path) -> Result<bool, Failure> {
     let file = File::open(path)?;
     file.try_lock().map_err(|error| match error {
@@ -197,8 +197,8 @@ fn is_intact(path: &Path) -> Result<bool, Failure> {
     Ok(builder().create_with_backend(copy)?.check_integrity()?)
 }
 
-/// Makes a whole file pending_cost `path`, then puts it there at once: nobody ever finds half of one. It is for nobody
-/// else's eyes.
+/// Creates a complete file next to `path`, then links it to `path` in one step, so that `path` is never incomplete. Only
+/// its owner can read it.
 fn create(path: &Path, contents: &Contents) -> Result<(), Failure> {
     let unfinished = temporary_path(path);
     let made = OpenOptions::new()
@@ -213,13 +213,13 @@ fn create(path: &Path, contents: &Contents) -> Result<(), Failure> {
             let file = DurableFile { database: builder().create_file(file)? };
             file.fill(contents)?;
             drop(file);
-            // Unlike a rename, a link replaces nothing.
+            // Unlike a rename, a hard link never replaces a file.
             std::fs::hard_link(&unfinished, path)?;
             let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
             File::open(folder.unwrap_or(Path::new(".")))?.sync_all()?;
             Ok(())
         });
-    // What is left of a failure is worth nothing.
+    // Removes the temporary file, also after a failure.
     let _ = std::fs::remove_file(&unfinished);
     made
 }
@@ -242,7 +242,7 @@ fn write(transaction: &WriteTransaction, change: &DurableChange) -> Result<(), F
         }
         DurableChange::Override(OverrideKey { rule, client }, replacement) => {
             let OverrideRecord { algorithm, spec, reason, since, until } = replacement;
-            // An override's longest wait is always the default: it is not stored.
+            // An override always uses the default longest wait, so it is not stored.
             let Spec { requests, window, burst, max_wait: _ } = spec;
             let (since, until) = (since.as_micros(), micros(until));
             let row =
@@ -293,9 +293,9 @@ fn penalty_of(key: PenaltyKey, row: PenaltyRow) -> PenaltyEntry {
 
 fn override_of(row: OverrideRow<'_>) -> Result<OverrideRecord, Failure> {
     let (algorithm, requests, window, burst, since, until, reason) = row;
-    let algorithm = algorithm.parse().map_err(|_| Failure::Record("an override's algorithm is none"))?;
+    let algorithm = algorithm.parse().map_err(|_| Failure::Record("an override has an unknown algorithm"))?;
     let spec = Spec { burst, ..Spec::new(requests, TimeSpan::from_micros(window)) };
-    Limit::new(algorithm, spec).map_err(|_| Failure::Record("an override's limit cannot be"))?;
+    Limit::new(algorithm, spec).map_err(|_| Failure::Record("an override has an invalid limit"))?;
     Ok(OverrideRecord {
         algorithm,
         spec,
@@ -305,7 +305,7 @@ fn override_of(row: OverrideRow<'_>) -> Result<OverrideRecord, Failure> {
     })
 }
 
-/// What can go wrong below.
+/// An internal error of this module.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
     #[error("{0}")]
@@ -321,7 +321,7 @@ impl Failure {
         let path = path.to_owned();
         match self {
             Self::Database(redb::Error::DatabaseAlreadyOpen) => OpenError::InUse { path },
-            // So the database says that it does not know what it reads.
+            // redb reports unreadable data with these kinds.
             Self::Database(redb::Error::Io(source)) | Self::Io(source) => match source.kind() {
                 ErrorKind::InvalidData | ErrorKind::UnexpectedEof => damaged(&path, &source.to_string()),
                 _ => OpenError::Io { path, source },

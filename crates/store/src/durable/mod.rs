@@ -1,10 +1,9 @@
-//! What survives a crash: the embedded durable store.
+//! The embedded durable store: bans, overrides and penalties survive a crash.
 //!
-//! Bans and overrides are few, precious and rarely changed. They live in one file that one process has open at a time.
-//! A thread of its own writes, so that nobody who serves requests ever waits for a disk; who asked for a change hears
-//! of its success only when it is on the disk. Whatever was acknowledged is there after a kill, a crash or a power
-//! cut; whatever was not is there whole or not at all. Reading is not done here: the contents come out once, when
-//! the file is opened, and whoever needs them keeps them.
+//! The records are few, important and rarely changed. They live in one file that one process has open at a time. A separate
+//! thread writes, so that request threads never wait for a disk. A change is acknowledged only when it is on disk. An
+//! acknowledged change survives a kill, a crash and a power cut; any other is present completely or not at all. There are
+//! no queries: opening the file returns its contents, and the caller keeps them.
 
 mod error;
 mod file;
@@ -18,10 +17,10 @@ pub use error::{BackupError, DurableError, OpenError};
 use file::DurableFile;
 pub use record::{BanRecord, Contents, DurableChange, OverrideKey, OverrideRecord};
 
-/// More than so many who wait for the disk wait to be let in.
+/// The number of queued jobs; further callers wait.
 const QUEUE: usize = 256;
 
-/// The durable store: a handle to the thread that writes.
+/// The durable store: a handle to the writer thread.
 #[derive(Clone, Debug)]
 pub struct Durable {
     jobs: mpsc::Sender<Job>,
@@ -38,13 +37,13 @@ enum Job {
 }
 
 impl Durable {
-    /// Opens the file at `path`, or makes it if there is none, checks all of it, and says what it holds. Blocks.
+    /// Opens the file at `path`, or creates it if it does not exist, verifies it, and returns its contents. Blocks.
     pub fn open(path: &Path) -> Result<(Self, Contents), OpenError> {
         let (file, contents) = DurableFile::open(path)?;
         Ok((Self::start(Writer { path: Some(path.to_owned()), file: FileState::Open(file) })?, contents))
     }
 
-    /// One that forgets everything when the process ends.
+    /// A store that is lost when the process ends.
     pub fn in_memory() -> Result<Self, OpenError> {
         Self::start(Writer { path: None, file: FileState::Open(DurableFile::in_memory()?) })
     }
@@ -62,24 +61,24 @@ impl Durable {
         Ok(Self { jobs })
     }
 
-    /// Writes `changes`, all or none. When this says that it went well, they survive whatever comes.
+    /// Writes `changes`, all or none. After `Ok` they survive a crash.
     pub async fn apply(&self, changes: Vec<DurableChange>) -> Result<(), DurableError> {
         self.send(|reply| Job::Apply(changes, reply)).await?
     }
 
-    /// Writes a consistent copy to `path`, where nothing may be yet. Opened like the original, it holds what that
-    /// held at one moment.
+    /// Writes a consistent copy to `path`, which must not exist. The copy has the contents of one moment and can be opened
+    /// like the original.
     pub async fn back_up(&self, path: &Path) -> Result<(), BackupError> {
         self.send(|reply| Job::BackUp(path.to_owned(), reply)).await?
     }
 
-    /// Lets go of the file, so that another process can open it. Until [`resume`](Self::resume) nothing is written:
-    /// what was acknowledged before is in the file, and nothing is acknowledged after.
+    /// Closes the file, so that another process can open it. Until [`resume`](Self::resume) nothing is written or
+    /// acknowledged.
     pub async fn release(&self) -> Result<(), DurableError> {
         self.send(Job::Release).await
     }
 
-    /// Opens the file again and says what it holds now.
+    /// Opens the file again and returns its contents.
     pub async fn resume(&self) -> Result<Result<Contents, OpenError>, DurableError> {
         self.send(Job::Resume).await
     }
@@ -91,10 +90,10 @@ impl Durable {
     }
 }
 
-/// What the thread has in hand.
+/// The state of the writer thread.
 #[derive(Debug)]
 struct Writer {
-    /// `None`: nothing outlives the process.
+    /// `None` for a store in memory.
     path: Option<PathBuf>,
     file: FileState,
 }
@@ -102,14 +101,14 @@ struct Writer {
 #[derive(Debug)]
 enum FileState {
     Open(DurableFile),
-    /// Writing failed; the file is opened anew before the next attempt.
+    /// A write failed; the file is opened again before the next attempt.
     Failed,
-    /// Another process has it.
+    /// Another process has the file.
     Released,
 }
 
 impl Writer {
-    /// A reply that nobody waits for any more is nobody's loss.
+    /// Runs a job. A failure to send the reply is ignored: the caller no longer waits.
     fn work(&mut self, job: Job) {
         match job {
             Job::Apply(changes, reply) => {
@@ -120,7 +119,7 @@ impl Writer {
                 let _ = reply.send(backed_up);
             }
             Job::Release(reply) => {
-                // A database in memory is nobody else's.
+                // A database in memory cannot be handed over.
                 if self.path.is_some() {
                     self.file = FileState::Released;
                 }
@@ -154,7 +153,7 @@ impl Writer {
 
     fn resume(&mut self) -> Result<Contents, OpenError> {
         let Some(path) = &self.path else { return Ok(Contents::default()) };
-        // Locked as it is, it cannot be opened a second time.
+        // The file is locked while it is open, so close it first.
         self.file = FileState::Failed;
         let (file, contents) = DurableFile::open(path)?;
         self.file = FileState::Open(file);

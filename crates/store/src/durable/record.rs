@@ -1,4 +1,4 @@
-//! What is kept: data that means something to others, and nothing of a database.
+//! The stored records, independent of the database.
 
 use std::collections::BTreeMap;
 
@@ -6,38 +6,38 @@ use tidegate_core::{Algorithm, Spec, Timestamp};
 
 use crate::penalties::{PenaltyEntry, PenaltyKey};
 
-/// Somebody whom an operator shut out.
+/// A ban set by an operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BanRecord {
-    /// Why, in the operator's words.
+    /// The operator's reason.
     pub reason: String,
-    /// Since when.
+    /// When it was set.
     pub since: Timestamp,
-    /// From then on no longer; `None`: until somebody takes it back.
+    /// When it ends; `None` if permanent.
     pub until: Option<Timestamp>,
 }
 
-/// Another limit for one client under one rule.
+/// A limit override for one client under one rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OverrideRecord {
     /// The algorithm.
     pub algorithm: Algorithm,
-    /// Its parameters.
+    /// The parameters.
     pub spec: Spec,
-    /// Why, in the operator's words.
+    /// The operator's reason.
     pub reason: String,
-    /// Since when.
+    /// When it was set.
     pub since: Timestamp,
-    /// From then on no longer; `None`: until somebody takes it back.
+    /// When it ends; `None` if permanent.
     pub until: Option<Timestamp>,
 }
 
-/// Whose limit is overridden: a rule by its name, a client by the bytes that counters know it by.
+/// The key of an override: the rule's name and the client as in counter keys.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OverrideKey {
     /// The rule's name.
     pub rule: String,
-    /// The client; it may hold an API key.
+    /// The client; it may contain an API key.
     pub client: Vec<u8>,
 }
 
@@ -48,38 +48,38 @@ impl std::fmt::Debug for OverrideKey {
     }
 }
 
-/// One thing to write. Several are written together or not at all.
+/// One change. Several changes are written together or not at all.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DurableChange {
-    /// Somebody is banned, or banned anew; the text says whom.
+    /// Sets or replaces a ban of the subject.
     Ban(String, BanRecord),
-    /// No longer.
+    /// Removes a ban.
     Unban(String),
-    /// A limit is overridden, or overridden anew.
+    /// Sets or replaces an override.
     Override(OverrideKey, OverrideRecord),
-    /// No longer.
+    /// Removes an override.
     RemoveOverride(OverrideKey),
-    /// A client is about to be locked out, or is.
+    /// Sets or replaces the penalty state of a client.
     SetPenalty(PenaltyEntry),
-    /// No longer.
+    /// Removes a penalty state.
     RemovePenalty(PenaltyKey),
-    /// Nobody is any longer.
+    /// Removes all penalty states.
     ClearPenalties,
 }
 
-/// Everything that is kept.
+/// Everything in the store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Contents {
-    /// Bans, by whom they shut out.
+    /// Bans by subject.
     pub bans: BTreeMap<String, BanRecord>,
     /// Overrides.
     pub overrides: BTreeMap<OverrideKey, OverrideRecord>,
-    /// Who is locked out, and who is about to be.
+    /// Penalty states: violations and lock-outs.
     pub penalties: BTreeMap<PenaltyKey, PenaltyEntry>,
 }
 
 impl Contents {
-    /// The contents after `change`.
+    /// Applies `change`.
     pub fn apply(&mut self, change: DurableChange) {
         match change {
             DurableChange::Ban(subject, ban) => {

@@ -1,4 +1,4 @@
-//! A part of the table.
+//! One shard of the table.
 
 use hashbrown::HashTable;
 use hashbrown::hash_table::Entry;
@@ -6,15 +6,15 @@ use tidegate_core::{CounterKey, PenaltyState, Timestamp};
 
 use super::{PenaltyChanges, PenaltyEntry, PenaltyKey};
 
-/// Records, within a number and a size.
+/// Entries, limited in number and bytes.
 #[derive(Debug)]
 pub(super) struct Shard {
     table: HashTable<ShardEntry>,
     max: usize,
-    /// What the names of clients take, and may take.
+    /// The bytes of the client names, and their limit.
     bytes: usize,
     max_bytes: usize,
-    /// Gone since changes were last taken; at max as many as there can be records.
+    /// Keys removed since the last `take_changes`; at most `max`.
     removed: Vec<PenaltyKey>,
     is_partial: bool,
 }
@@ -43,8 +43,8 @@ impl Shard {
         self.table.find(hash, |entry| entry.penalty.key.is(key)).map(|entry| &entry.penalty)
     }
 
-    /// Replaces the record of `key`, the default if there is none, by what `change` makes of it: a record and the
-    /// instant from which on it is expires_at. `None` if there is no room.
+    /// Replaces the state of `key`, or the default state, by the result of `change`: a state and its expiry. `None` if there
+    /// is no room.
     pub(super) fn update(
         &mut self,
         hash: u64,
@@ -89,8 +89,8 @@ impl Shard {
         changes.is_partial |= std::mem::take(&mut self.is_partial);
     }
 
-    /// Room for one more of so many bytes: those who are expires_at go, then those who have done least. Nobody who is
-    /// locked out does.
+    /// Makes room for one more entry with a name of `bytes`. Evicts expired entries first, then those with the lowest level,
+    /// but never a client that is locked out.
     fn make_room(&mut self, bytes: usize, now: Timestamp) -> Option<()> {
         let has_room = |shard: &Self| shard.table.len() < shard.max && shard.bytes + bytes <= shard.max_bytes;
         if has_room(self) {

@@ -20,7 +20,7 @@ fn lock_out(penalties: &Penalties, client: &[u8], now: Timestamp) -> Option<Time
 }
 
 #[test]
-fn a_client_is_locked_out_under_the_rule_it_violated_and_no_other() {
+fn client_is_locked_out_only_under_the_rule_it_violated() {
     let penalties = Penalties::default();
     assert_eq!(penalties.record_violation(key(b"mallory"), &penalty(), at(0)), None);
     assert_eq!(penalties.record_violation(key(b"mallory"), &penalty(), at(1)), Some(TimeSpan::from_secs(60)));
@@ -30,11 +30,11 @@ fn a_client_is_locked_out_under_the_rule_it_violated_and_no_other() {
     assert_eq!(penalties.lock_out(CounterKey::new(RuleId::named("other"), b"mallory"), at(1)), None);
     assert_eq!(penalties.locked_out(at(1)).len(), 1);
     assert_eq!(penalties.locked_out(at(61)).len(), 0);
-    assert_eq!(penalties.len(), 1, "its level is still remembered");
+    assert_eq!(penalties.len(), 1, "its level has not decayed yet");
 }
 
 #[test]
-fn a_flood_of_others_frees_nobody_who_is_locked_out() {
+fn flood_of_violations_evicts_no_client_that_is_locked_out() {
     let penalties = Penalties::with_cap(640);
     for n in 0_u32..100 {
         assert!(lock_out(&penalties, format!("locked-{n}").as_bytes(), at(0)).is_some());
@@ -49,7 +49,7 @@ fn a_flood_of_others_frees_nobody_who_is_locked_out() {
 }
 
 #[test]
-fn a_table_full_of_lock_outs_takes_nobody_else_until_they_are_forgotten() {
+fn table_full_of_lock_outs_records_no_other_client_until_they_expire() {
     let penalties = Penalties::with_cap(64);
     for n in 0_u32..2_000 {
         lock_out(&penalties, &n.to_be_bytes(), at(0));
@@ -61,7 +61,7 @@ fn a_table_full_of_lock_outs_takes_nobody_else_until_they_are_forgotten() {
 }
 
 #[test]
-fn repeated_offenders_are_remembered_longer_than_first_ones() {
+fn repeat_offender_is_evicted_after_first_time_offenders() {
     let penalties = Penalties::with_cap(640);
     lock_out(&penalties, b"again", at(0));
     // The lock-out is over, its level is not expires_at.
@@ -72,18 +72,18 @@ fn repeated_offenders_are_remembered_longer_than_first_ones() {
 }
 
 #[test]
-fn long_names_take_no_more_than_their_room() {
+fn long_client_names_stay_within_the_cap() {
     let penalties = Penalties::with_cap(64);
     let long = |n: u32| [n.to_be_bytes().as_slice(), &[b'x'; 4_000]].concat();
     for n in 0..500 {
         penalties.record_violation(key(&long(n)), &penalty(), at(0));
     }
     assert!(penalties.len() <= 64);
-    assert_eq!(lock_out(&penalties, &[b'x'; 5_000], at(0)), None, "too long to be remembered");
+    assert_eq!(lock_out(&penalties, &[b'x'; 5_000], at(0)), None, "too long to be recorded");
 }
 
 #[test]
-fn a_snapshot_restores_lock_outs_and_leaves_out_what_is_forgotten() {
+fn snapshot_restores_lock_outs_without_expired_entries() {
     let before = Penalties::default();
     lock_out(&before, b"mallory", at(0));
     before.record_violation(key(b"clumsy"), &penalty(), at(0));
@@ -97,7 +97,7 @@ fn a_snapshot_restores_lock_outs_and_leaves_out_what_is_forgotten() {
 }
 
 #[test]
-fn a_clock_that_went_back_a_year_locks_nobody_out_for_a_year() {
+fn restore_after_clock_went_back_a_year_does_not_extend_the_lock_out() {
     let before = Penalties::default();
     lock_out(&before, b"mallory", at(40_000_000));
     let after = Penalties::default();
@@ -107,7 +107,7 @@ fn a_clock_that_went_back_a_year_locks_nobody_out_for_a_year() {
 }
 
 #[test]
-fn a_restored_record_does_not_undo_what_has_happened_since() {
+fn restore_does_not_replace_newer_entries() {
     let penalties = Penalties::default();
     penalties.record_violation(key(b"mallory"), &penalty(), at(0));
     let saved = penalties.snapshot(at(0));
@@ -117,7 +117,7 @@ fn a_restored_record_does_not_undo_what_has_happened_since() {
 }
 
 #[test]
-fn whoever_keeps_a_copy_learns_of_every_change() {
+fn take_changes_returns_every_change() {
     let penalties = Penalties::default();
     assert_eq!(penalties.take_changes(), PenaltyChanges::default());
     let version = penalties.version();
@@ -137,7 +137,7 @@ fn whoever_keeps_a_copy_learns_of_every_change() {
 }
 
 #[test]
-fn a_keeper_that_is_too_slow_is_told_to_take_a_snapshot() {
+fn take_changes_with_too_many_removals_is_partial() {
     let penalties = Penalties::with_cap(64);
     for n in 0_u32..2_000 {
         penalties.record_violation(key(&n.to_be_bytes()), &penalty(), at(0));
@@ -147,7 +147,7 @@ fn a_keeper_that_is_too_slow_is_told_to_take_a_snapshot() {
 }
 
 #[test]
-fn debug_never_shows_the_client() {
+fn penalties_debug_output_hides_the_client() {
     let penalties = Penalties::default();
     lock_out(&penalties, b"sk_live_secret", at(0));
     let shown = format!("{:?} {penalties:?}", (penalties.snapshot(at(0)), penalties.take_changes()));

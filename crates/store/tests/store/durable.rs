@@ -1,4 +1,4 @@
-//! What is acknowledged is kept, whatever comes; what is damaged is never taken for empty.
+//! Acknowledged changes survive, and a damaged file is never treated as empty.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -25,7 +25,7 @@ fn file() -> (TempDir, PathBuf) {
     (folder, path)
 }
 
-/// Opens what was just let go of: the thread that had it may take a moment to end.
+/// Opens a file that was just closed: its writer thread may take a moment to end.
 fn open(path: &std::path::Path) -> (Durable, Contents) {
     loop {
         match Durable::open(path) {
@@ -70,13 +70,13 @@ fn changes() -> impl Strategy<Value = DurableChange> {
         subject.prop_map(DurableChange::Unban),
         (key.clone(), replacement).prop_map(|(key, replacement)| DurableChange::Override(key, replacement)),
         key.prop_map(DurableChange::RemoveOverride),
-        penalised().prop_map(DurableChange::SetPenalty),
-        penalised().prop_map(|penalised| DurableChange::RemovePenalty(penalised.key)),
+        penalty_entries().prop_map(DurableChange::SetPenalty),
+        penalty_entries().prop_map(|penalty_entries| DurableChange::RemovePenalty(penalty_entries.key)),
         Just(DurableChange::ClearPenalties),
     ]
 }
 
-fn penalised() -> impl Strategy<Value = PenaltyEntry> {
+fn penalty_entries() -> impl Strategy<Value = PenaltyEntry> {
     let times = proptest::array::uniform4(0_u64..1 << 53);
     (0_u64..3, vec(0_u8..3, 1..=1), any::<(u32, u32)>(), times).prop_map(|(rule, client, counts, times)| {
         let [since, locked_until, expires_at, locked_for] = times;
@@ -105,7 +105,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
 
     #[test]
-    fn whatever_is_acknowledged_is_there_whenever_it_is_opened(steps in vec(steps(), 1..24)) {
+    fn acknowledged_changes_are_present_after_every_reopening(steps in vec(steps(), 1..24)) {
         let (folder, path) = file();
         let (mut durable, found) = open(&path);
         let mut model = Contents::default();
@@ -128,9 +128,9 @@ proptest! {
                     block_on(durable.release()).unwrap();
                     let (successor, found) = Durable::open(&path).unwrap();
                     prop_assert_eq!(&found, &model);
-                    let refused = block_on(durable.apply(vec![DurableChange::Unban("a".to_owned())]));
-                    prop_assert!(matches!(refused, Err(DurableError::HandedOver)));
-                    // The successor writes, and then fails: the old one takes the file back.
+                    let rejected = block_on(durable.apply(vec![DurableChange::Unban("a".to_owned())]));
+                    prop_assert!(matches!(rejected, Err(DurableError::HandedOver)));
+                    // The successor writes and then stops: the old process opens the file again.
                     let change = DurableChange::Ban("b".to_owned(), ban("by the successor"));
                     block_on(successor.apply(vec![change.clone()])).unwrap();
                     model.apply(change);
@@ -148,8 +148,8 @@ proptest! {
                     block_on(durable.back_up(&copy)).unwrap();
                     prop_assert_eq!(&Durable::open(&copy).unwrap().1, &model);
                     let again = block_on(durable.back_up(&copy));
-                    let is_refused = matches!(again, Err(BackupError::Exists { .. }));
-                    prop_assert!(is_refused);
+                    let is_rejected = matches!(again, Err(BackupError::Exists { .. }));
+                    prop_assert!(is_rejected);
                 }
             }
         }
@@ -159,7 +159,7 @@ proptest! {
 }
 
 #[test]
-fn one_process_at_a_time_and_only_its_user() {
+fn durable_file_is_locked_and_readable_only_by_its_owner() {
     let (folder, path) = file();
     let (durable, _) = Durable::open(&path).unwrap();
     let error = Durable::open(&path).unwrap_err();
@@ -172,11 +172,11 @@ fn one_process_at_a_time_and_only_its_user() {
     assert_eq!(fs::metadata(&copy).unwrap().permissions().mode() & 0o777, 0o600);
     let names: Vec<_> =
         fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-    assert_eq!(names.len(), 2, "nothing unfinished is left behind: {names:?}");
+    assert_eq!(names.len(), 2, "no temporary file is left: {names:?}");
 }
 
 #[test]
-fn a_copy_cannot_be_written_where_there_is_no_folder() {
+fn backup_to_a_missing_folder_fails() {
     let (folder, path) = file();
     let (durable, _) = Durable::open(&path).unwrap();
     let error = block_on(durable.back_up(&folder.path().join("none/copy"))).unwrap_err();
@@ -184,7 +184,7 @@ fn a_copy_cannot_be_written_where_there_is_no_folder() {
 }
 
 #[test]
-fn an_empty_file_and_a_foreign_one_are_refused_and_left_alone() {
+fn empty_or_foreign_file_is_rejected_and_left_unchanged() {
     for bytes in [&b""[..], b"-----BEGIN PRIVATE KEY-----", &[0; 4096], &[0xff; 8192]] {
         let (_folder, path) = file();
         fs::write(&path, bytes).unwrap();
@@ -196,7 +196,7 @@ fn an_empty_file_and_a_foreign_one_are_refused_and_left_alone() {
 }
 
 #[test]
-fn a_newer_format_is_refused() {
+fn durable_file_of_a_newer_format_is_rejected() {
     let (_folder, path) = file();
     drop(Durable::open(&path).unwrap());
     let database = loop {
@@ -215,9 +215,9 @@ fn a_newer_format_is_refused() {
     assert!(error.to_string().contains("newer tidegate"), "{error}");
 }
 
-/// Where damage hits something that is in use it is found; where it hits nothing, nothing is lost.
+/// Damage to used parts is detected; damage to unused parts changes nothing.
 #[test]
-fn damage_is_found_or_harmless() {
+fn damaged_file_is_rejected_or_has_all_contents() {
     let (folder, path) = file();
     let (durable, _) = Durable::open(&path).unwrap();
     for number in 0..50 {
@@ -226,7 +226,7 @@ fn damage_is_found_or_harmless() {
     }
     drop(durable);
     let (durable, expected) = open(&path);
-    // Closed, as a clean stop leaves it.
+    // Closed, as after a clean shutdown.
     block_on(durable.release()).unwrap();
     let sound = fs::read(&path).unwrap();
     let damaged = folder.path().join("damaged");
@@ -254,7 +254,7 @@ fn damage_is_found_or_harmless() {
                 harmless += 1;
             }
             Err(OpenError::Damaged { .. } | OpenError::Newer { .. }) => {
-                assert_eq!(fs::read(&damaged).unwrap(), bytes, "round {round}: it is left as it is");
+                assert_eq!(fs::read(&damaged).unwrap(), bytes, "round {round}: the file is unchanged");
                 found += 1;
             }
             Err(error) => panic!("round {round}: {error}"),
@@ -266,14 +266,14 @@ fn damage_is_found_or_harmless() {
 }
 
 #[test]
-fn what_is_in_memory_is_never_handed_over() {
+fn durable_store_in_memory_ignores_release() {
     let durable = Durable::in_memory().unwrap();
     block_on(durable.release()).unwrap();
     block_on(durable.apply(vec![DurableChange::Ban("user:bob".to_owned(), ban(""))])).unwrap();
 }
 
 #[test]
-fn every_limit_that_can_be_is_kept() {
+fn override_with_burst_survives_reopening() {
     let spec = Spec { burst: Some(20), ..Spec::new(10, TimeSpan::from_secs(60)) };
     Limit::new(Algorithm::TokenBucket, spec).unwrap();
     let (_folder, path) = file();

@@ -10,9 +10,9 @@ use tidegate_store::{MemoryStore, Store};
 
 const START: Timestamp = Timestamp::from_secs(1_800_000_000);
 const RULE: RuleId = RuleId::named("default");
-const ROOMY: usize = 16 << 20;
+const LARGE_CAP: usize = 16 << 20;
 
-/// A leaky bucket makes requests wait as long as it takes.
+/// The leaky bucket may delay requests for any time.
 fn limit(algorithm: Algorithm, requests: u64, seconds: u64) -> Limit {
     let max_wait = (algorithm == Algorithm::LeakyBucket).then_some(TimeSpan::MAX);
     Limit::new(algorithm, Spec { max_wait, ..Spec::new(requests, TimeSpan::from_secs(seconds)) }).unwrap()
@@ -23,23 +23,23 @@ fn decide(store: &MemoryStore, checks: &[Check<'_>], now: Timestamp) -> Decision
 }
 
 #[test]
-fn passes_the_conformance_suite() {
+fn memory_store_passes_the_conformance_suite() {
     let suite = Suite { algorithms: Algorithm::ALL, seed: fastrand::u64(..), traces: 200, steps: 400 };
-    let coverage = block_on(suite.run(&MemoryStore::with_cap(ROOMY)));
+    let coverage = block_on(suite.run(&MemoryStore::with_cap(LARGE_CAP)));
     println!("seed {}: {coverage:?}", suite.seed);
 }
 
 #[test]
-fn each_algorithm_alone_passes_the_conformance_suite() {
+fn memory_store_with_one_algorithm_passes_the_conformance_suite() {
     for algorithms in Algorithm::ALL.chunks(1) {
         let suite = Suite { algorithms, seed: fastrand::u64(..), traces: 40, steps: 400 };
-        block_on(suite.run(&MemoryStore::with_cap(ROOMY)));
+        block_on(suite.run(&MemoryStore::with_cap(LARGE_CAP)));
     }
 }
 
-/// Each thread plays traces of its own keys against its own oracle; their keys share lines and locks.
-fn play_together(traces: u64, steps: usize) -> u64 {
-    // Room for everything that does not fit a word, too.
+/// Each thread replays traces of its own keys against its own oracle; the keys share lines and locks.
+fn replay_on_two_threads(traces: u64, steps: usize) -> u64 {
+    // Enough room also for states that do not fit a word.
     let store = MemoryStore::with_cap(usize::try_from(traces).unwrap() << 17);
     let seed = fastrand::u64(..);
     thread::scope(|scope| {
@@ -58,29 +58,29 @@ fn play_together(traces: u64, steps: usize) -> u64 {
 }
 
 #[test]
-fn two_threads_at_once_pass_the_conformance_suite() {
-    play_together(100, 400);
+fn memory_store_with_two_threads_passes_the_conformance_suite() {
+    replay_on_two_threads(100, 400);
 }
 
 #[test]
 #[ignore = "long: cargo xtask scorecard equivalence"]
 fn long_equivalence() {
-    // A store of its own for each: it cannot tell apart as many limits at once as all of them make up.
-    let decisions: u64 = (0..50).map(|_| play_together(200, 500)).sum();
+    // A separate store for each: all traces together have too many different limits for one.
+    let decisions: u64 = (0..50).map(|_| replay_on_two_threads(200, 500)).sum();
     println!("memory store, 2 threads: {decisions} decisions, 0 mismatches");
 }
 
 #[test]
-fn two_threads_together_admit_exactly_the_ideal() {
+fn two_threads_on_two_keys_admit_exactly_the_limit() {
     for &algorithm in Algorithm::ALL {
-        assert_two_threads_admit_exactly_the_limit(&MemoryStore::with_cap(ROOMY), algorithm);
+        assert_two_threads_admit_exactly_the_limit(&MemoryStore::with_cap(LARGE_CAP), algorithm);
     }
 }
 
 #[test]
-fn an_advisory_check_is_charged_until_it_is_full_and_refuses_nobody() {
+fn advisory_check_is_charged_until_full_and_never_rejects() {
     let (narrow, wide) = (limit(Algorithm::FixedWindow, 2, 60), limit(Algorithm::FixedWindow, 5, 60));
-    let store = MemoryStore::with_cap(ROOMY);
+    let store = MemoryStore::with_cap(LARGE_CAP);
     let shadow = Check::new(CounterKey::new(RuleId::named("shadow"), b"a"), &narrow).role(Role::Advisory);
     let binding = Check::new(CounterKey::new(RuleId::named("binding"), b"a"), &wide);
     let decisions: Vec<_> = (0..6).map(|_| decide(&store, &[shadow, binding], START)).collect();
@@ -91,10 +91,10 @@ fn an_advisory_check_is_charged_until_it_is_full_and_refuses_nobody() {
 }
 
 #[test]
-fn two_threads_on_one_key_admit_exactly_the_ideal() {
+fn two_threads_on_one_key_admit_exactly_the_limit() {
     for &algorithm in Algorithm::ALL {
         let limit = limit(algorithm, 5_000, 3_600);
-        let store = MemoryStore::with_cap(ROOMY);
+        let store = MemoryStore::with_cap(LARGE_CAP);
         let passed = AtomicU64::new(0);
         thread::scope(|scope| {
             for _ in 0..2 {
@@ -113,9 +113,9 @@ fn two_threads_on_one_key_admit_exactly_the_ideal() {
     }
 }
 
-/// A table of a few lines, far more keys: newcomers share counters, and nobody passes unlimited.
+/// A table of a few lines and far more keys: new keys share counters, and no key is unlimited.
 #[test]
-fn newcomers_of_a_full_store_are_limited_together_and_nobody_is_forgotten_for_them() {
+fn full_store_limits_new_keys_together_and_evicts_no_live_key() {
     for &algorithm in Algorithm::ALL {
         let limit = limit(algorithm, 10, 3_600);
         let store = MemoryStore::with_cap(8 << 10);
@@ -130,11 +130,11 @@ fn newcomers_of_a_full_store_are_limited_together_and_nobody_is_forgotten_for_th
                 decide(&store, &[Check::new(CounterKey::new(RULE, &client), &limit)], START).passes(),
             );
             if client[7] == 0 {
-                assert!(!decide(&store, &[abuser], START).passes(), "{algorithm}: the abuser stays refused");
+                assert!(!decide(&store, &[abuser], START).passes(), "{algorithm}: the abuser stays rejected");
             }
         }
         assert!(store.memory_use().overflowed > 0, "{algorithm}");
-        // So many slots, so many shared counters of ten units each, and no more.
+        // At most one unit per slot, and ten per shared counter.
         let slots = store.memory_use().table_bytes / 16;
         let most = slots + 256 * limit.capacity();
         assert!(passed <= most, "{algorithm}: {passed} passed, at most {most}");
@@ -142,7 +142,7 @@ fn newcomers_of_a_full_store_are_limited_together_and_nobody_is_forgotten_for_th
 }
 
 #[test]
-fn a_slot_that_is_as_good_as_never_seen_is_used_again() {
+fn slot_of_an_expired_key_is_reused() {
     let limit = limit(Algorithm::TokenBucket, 1, 1);
     let store = MemoryStore::with_cap(8 << 10);
     for second in 0_u64..1_000 {
@@ -155,8 +155,8 @@ fn a_slot_that_is_as_good_as_never_seen_is_used_again() {
     assert_eq!(store.memory_use().overflowed, 0, "50 keys at a time fit a hundred times over");
 }
 
-/// So many new clients in each of so many periods; those of earlier periods are idle.
-fn play_logs(store: &MemoryStore, clients: u64, periods: u64) {
+/// New clients in each period; those of earlier periods are idle.
+fn replay_logs(store: &MemoryStore, clients: u64, periods: u64) {
     let limit = limit(Algorithm::SlidingLog, 100, 60);
     for period in 0..periods {
         for client in 0..clients {
@@ -170,27 +170,27 @@ fn play_logs(store: &MemoryStore, clients: u64, periods: u64) {
 }
 
 #[test]
-fn the_memory_of_idle_logs_comes_back() {
+fn sliding_log_memory_of_idle_keys_is_reused() {
     let store = MemoryStore::with_cap(256 << 10);
-    play_logs(&store, 50, 50);
+    replay_logs(&store, 50, 50);
     assert_eq!(store.memory_use().overflowed, 0, "{:?}", store.memory_use());
 }
 
 #[test]
-fn logs_stay_within_the_cap() {
+fn sliding_logs_stay_within_the_memory_cap() {
     let cap = 64 << 10;
     let store = MemoryStore::with_cap(cap);
     // Many times what fits, already in the first period.
-    play_logs(&store, 1_000, 4);
+    replay_logs(&store, 1_000, 4);
     let used = store.memory_use();
     assert!(used.table_bytes + used.pool_bytes <= cap as u64, "{used:?}");
     assert!(used.overflowed > 0, "{used:?}");
 }
 
 #[test]
-fn the_heaviest_key_is_known() {
+fn memory_store_reports_the_heaviest_key() {
     let limit = limit(Algorithm::FixedWindow, 10, 60);
-    let store = MemoryStore::with_cap(ROOMY);
+    let store = MemoryStore::with_cap(LARGE_CAP);
     for n in 0_u64..100_000 {
         let now = START + TimeSpan::from_micros(n);
         decide(&store, &[Check::new(CounterKey::new(RULE, &n.to_be_bytes()), &limit)], now);

@@ -193,7 +193,7 @@ impl Case {
     async fn expect_response(&self, client: &mut RawClient, may_be_closed: bool) -> Option<()> {
         match client.response().await {
             Some(response) => {
-                assert_eq!((response.status, response.text().as_str()), (200, "ok"), "{self:?}")
+                assert_eq!((response.status, response.text().as_str()), (200, "ok"), "{self:?}");
             }
             None if may_be_closed => return None,
             None => panic!("no response: {self:?}"),

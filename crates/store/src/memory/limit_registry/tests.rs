@@ -16,7 +16,7 @@ fn sweep(limits: &LimitRegistry, is_live: impl Fn(u16) -> bool) {
 }
 
 #[test]
-fn numbers_are_distinct_and_stable_until_all_are_in_use() {
+fn limit_numbers_are_distinct_and_stable_until_all_are_in_use() {
     let limits = LimitRegistry::new();
     let max = MAX_LIMITS as u64;
     let numbers: Vec<_> = (1..=max).map(|n| limits.find_or_add(&limit(n)).unwrap()).collect();
@@ -33,13 +33,13 @@ fn numbers_are_distinct_and_stable_until_all_are_in_use() {
 }
 
 #[test]
-fn numbers_that_nothing_needs_are_free_after_a_sweep() {
+fn unused_limit_numbers_are_freed_by_a_sweep() {
     let limits = LimitRegistry::new();
     let numbers: Vec<_> = (1..=3).map(|n| limits.find_or_add(&limit(n)).unwrap()).collect();
     let (pinned, _) = limits.retain(&[limit(1)]).unwrap();
     sweep(&limits, |number| number == numbers[1]);
-    assert_eq!(limits.find(&limit(1)), Some(numbers[0]), "it is pinned");
-    assert_eq!(limits.find(&limit(2)), Some(numbers[1]), "a counter needs it");
+    assert_eq!(limits.find(&limit(1)), Some(numbers[0]), "pinned");
+    assert_eq!(limits.find(&limit(2)), Some(numbers[1]), "a counter uses it");
     assert_eq!((limits.find_or_revive(&limit(3)), limits.counts().0), (None, 2));
     drop(pinned);
     sweep(&limits, |_| false);
@@ -47,7 +47,7 @@ fn numbers_that_nothing_needs_are_free_after_a_sweep() {
 }
 
 #[test]
-fn retired_number_is_revived_by_its_limit_and_not_freed() {
+fn retired_number_looked_up_again_is_not_freed() {
     let limits = LimitRegistry::new();
     let number = limits.find_or_add(&limit(1)).unwrap();
     limits.retire_unpinned();
@@ -67,7 +67,7 @@ fn retain_beyond_the_maximum_is_rejected_and_changes_nothing() {
     let too_many: Vec<_> = (2..=max + 1).chain([max + 1]).map(limit).collect();
     let error = limits.retain(&too_many).unwrap_err().to_string();
     assert!(error.contains(&format!("{} of at most {max} are in use", max / 2)), "{error}");
-    assert!(error.contains(&format!("this needs {} more", max / 2 + 1)), "{error}");
+    assert!(error.contains(&format!("{} more are needed", max / 2 + 1)), "{error}");
     assert_eq!(limits.counts().0, MAX_LIMITS / 2);
     assert_eq!(limits.find_or_revive(&limit(max + 1)), None);
     let (_all, new) = limits.retain(&(1..=max).map(limit).collect::<Vec<_>>()).unwrap();
@@ -75,7 +75,7 @@ fn retain_beyond_the_maximum_is_rejected_and_changes_nothing() {
 }
 
 #[test]
-fn searches_stay_short_after_many_sweeps() {
+fn limit_search_after_many_sweeps_stays_short() {
     let limits = LimitRegistry::new();
     for n in 0..1_000 {
         let _ = limits.find_or_add(&limit(n + 1));

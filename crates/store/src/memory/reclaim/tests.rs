@@ -13,7 +13,7 @@ const START: Timestamp = Timestamp::from_secs(1_800_000_000);
 const RULES: [RuleId; 4] = [RuleId::named("a"), RuleId::named("b"), RuleId::named("c"), RuleId::named("d")];
 const CLIENTS: [&[u8]; 10] =
     [b"alice", b"bob", b"carol", b"dave", b"erin", b"frank", b"grace", b"heidi", b"ivan", b"judy"];
-/// There are far more limits than numbers, which unit tests have 30 of.
+/// Far more limits than the 30 numbers of unit tests.
 const WINDOWS: [u64; 4] = [1, 60, 3_600, YEAR];
 const YEAR: u64 = 365 * 86_400;
 
@@ -37,18 +37,18 @@ fn decide(store: &MemoryStore, client: &[u8], limit: &Limit, now: Timestamp) -> 
 #[test]
 fn reload_with_fresh_limit_100_000_times_is_accepted() {
     let store = MemoryStore::with_cap(0);
-    let mut in_force = RetainedLimits::default();
+    let mut retained = RetainedLimits::default();
     for n in 0_u64..100_000 {
         let (now, fresh) = (START + TimeSpan::from_millis(100 * n), window(n + 1, 10));
-        in_force = store.retain_limits(&[fresh], now).expect("a free number");
+        retained = store.retain_limits(&[fresh], now).expect("a free number");
         let client = CLIENTS[usize::try_from(n % 10).unwrap()];
         assert_eq!(decide(&store, client, &fresh, now).outcomes[0].limit, n + 1);
     }
-    drop(in_force);
+    drop(retained);
 }
 
 #[test]
-fn counter_of_released_limit_keeps_its_number_until_it_expires() {
+fn live_counter_of_a_released_limit_keeps_its_number() {
     let (store, year) = (store(), window(5, YEAR));
     for _ in 0..5 {
         assert!(decide(&store, b"alice", &year, START).passes());
@@ -67,7 +67,7 @@ fn counter_of_released_limit_keeps_its_number_until_it_expires() {
 }
 
 #[test]
-fn counter_that_expired_less_than_a_minute_ago_is_not_swept() {
+fn counter_expired_less_than_a_minute_ago_is_not_swept() {
     let (store, once) = (store(), window(1, 60));
     assert!(decide(&store, b"alice", &once, START).passes());
     store.table.reclaim_all(START + TimeSpan::from_secs(100));
@@ -75,7 +75,7 @@ fn counter_that_expired_less_than_a_minute_ago_is_not_swept() {
 }
 
 #[test]
-fn live_counters_under_all_numbers_leave_none_for_another_limit() {
+fn limit_beyond_all_live_numbers_is_rejected() {
     let store = store();
     for n in 0..MAX_LIMITS as u64 {
         assert!(decide(&store, &n.to_be_bytes(), &window(n + 1, 3_600), START).passes());
@@ -97,7 +97,7 @@ fn live_counters_under_all_numbers_leave_none_for_another_limit() {
         assert!(block_on(store.override_limit(check_key, Some(replacement), now)).is_err());
     }
     let later = START + TimeSpan::from_secs(7_200);
-    assert!(store.retain_limits(&[other], later).is_ok(), "all of them have expired");
+    assert!(store.retain_limits(&[other], later).is_ok(), "all counters have expired");
 }
 
 #[test]
@@ -123,7 +123,7 @@ fn shared_counter_keeps_its_number_until_it_expires() {
             decide(&store, &client.to_be_bytes(), &window(n + 2, 3_600), now);
         }
     }
-    assert!(store.memory_use().pool_bytes <= pool * LIMITS as u64, "cells are used again");
+    assert!(store.memory_use().pool_bytes <= pool * LIMITS as u64, "cells are reused");
 }
 
 #[test]
@@ -138,7 +138,7 @@ fn override_ended_or_replaced_releases_its_limit() {
         }
     }
     for n in 0_u64..1_000 {
-        // Each client has one, idle and soon over.
+        // Each client has one that soon expires.
         let (client, now) = (n.to_be_bytes(), START + TimeSpan::from_secs(10 * n));
         let replacement = Override { limit: window(n + 2_000, 60), until: now + TimeSpan::from_secs(5) };
         block_on(store.override_limit(CounterKey::new(RULES[0], &client), Some(replacement), now)).unwrap();
@@ -150,20 +150,20 @@ fn override_ended_or_replaced_releases_its_limit() {
 /// A policy: a limit for each rule.
 type Policy = [Limit; 4];
 
-/// A store, the oracle it is compared with, and what is in force in both.
-struct Play {
+/// A store, the oracle it is compared with, and the policy of both.
+struct Simulation {
     rng: Rng,
     store: MemoryStore,
     oracle: Oracle,
     policy: Policy,
     retained: RetainedLimits,
-    /// The policy before: requests under way still use it.
+    /// The previous policy: requests in progress still use it.
     before: Policy,
     now: Timestamp,
     reloads: usize,
 }
 
-impl Play {
+impl Simulation {
     fn new(seed: u64) -> Self {
         let (store, mut rng) = (store(), Rng::with_seed(seed));
         let policy = random_policy(&mut rng);
@@ -176,7 +176,7 @@ impl Play {
     fn step(&mut self) {
         match self.rng.u32(0..20) {
             0 => self.reload(),
-            1 => self.pass_time(),
+            1 => self.advance_time(),
             2 => self.override_one(),
             3 => {
                 let key = self.key();
@@ -192,7 +192,7 @@ impl Play {
         CounterKey::new(self.rng.choice(RULES).unwrap(), self.rng.choice(CLIENTS).unwrap())
     }
 
-    fn pass_time(&mut self) {
+    fn advance_time(&mut self) {
         let seconds = match self.rng.u32(0..40) {
             0 => 2 * YEAR,
             1..4 => 3_600,
@@ -203,7 +203,7 @@ impl Play {
 
     fn reload(&mut self) {
         let policy = random_policy(&mut self.rng);
-        // It is rejected if live counters need too many of the numbers.
+        // Rejected if live counters need too many numbers.
         if let Ok(retained) = self.store.retain_limits(&policy, self.now) {
             self.before = std::mem::replace(&mut self.policy, policy);
             self.retained = retained;
@@ -241,12 +241,12 @@ impl Play {
         }
         let decided = match block_on(self.store.decide(&checks, self.now)) {
             Ok(decided) => decided,
-            // A policy in force has its numbers; a request under way may find none.
+            // The active policy has its numbers; a request under the previous one may find none.
             Err(StoreError::TooManyLimits { .. }) if is_old => return,
             Err(error) => panic!("{error}"),
         };
         let expected = self.oracle.decide(&checks, self.now);
-        assert_eq!(decided, expected, "left is the memory store's");
+        assert_eq!(decided, expected, "left: the memory store; right: the oracle");
         if self.rng.u32(0..4) == 0 {
             let refunds: Vec<Refund<'_>> = expected.refunds(&checks).into_iter().collect();
             block_on(self.store.refund(&refunds, self.now)).unwrap();
@@ -269,11 +269,11 @@ fn decisions_across_reloads_overrides_and_sweeps_equal_the_oracle() {
     let seed = fastrand::u64(..);
     for trace in 0..60 {
         println!("seed {}", seed.wrapping_add(trace));
-        let mut play = Play::new(seed.wrapping_add(trace));
+        let mut simulation = Simulation::new(seed.wrapping_add(trace));
         for _ in 0..1_500 {
-            play.step();
+            simulation.step();
         }
-        assert!(play.reloads * 4 > LIMITS, "numbers were used again");
-        drop(play.retained);
+        assert!(simulation.reloads * 4 > LIMITS, "numbers were reused");
+        drop(simulation.retained);
     }
 }

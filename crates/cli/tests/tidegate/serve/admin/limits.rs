@@ -111,12 +111,12 @@ fn policy_or_override_beyond_the_maximum_of_limits_is_rejected_and_changes_nothi
     }
     let (done, _, error) = limit_bob("8/h");
     assert!(!done && error.contains("16382 of at most 16382 are in use"), "{error}");
-    assert!(error.contains("needs 1 more") && error.contains("remove overrides"), "{error}");
+    assert!(error.contains("1 more are needed") && error.contains("remove overrides"), "{error}");
     assert_eq!(admitted_of_ten(&gate, "bob"), 7, "the earlier override stays in force");
 
     gate.policy.write(&policy_of(16_382));
     let line = gate.server.wait_for_log("\"event\":\"reload");
-    assert!(line.contains("the running policy stays active") && line.contains("needs 1 more"), "{line}");
+    assert!(line.contains("the running policy stays active") && line.contains("1 more are needed"), "{line}");
     let response = gate.send("POST", "/v1/reload", "");
     assert!(response.status != 200 && response.text().contains("16382 of at most 16382"), "{response:?}");
     assert_eq!(admitted_of_ten(&gate, "carol"), 5, "the old policy stays in force");
