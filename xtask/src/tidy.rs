@@ -100,22 +100,7 @@ const ONLY_IN: [(&str, &[&str], &str); 10] = [
 const ONLY_HEADERS: &str = "only the headers crate writes rate-limit headers and error bodies";
 
 /// Names that several visible types may share, and why.
-const SHARED_TYPE_NAMES: [(&str, &str); 14] = [
-    ("Asked", "to be renamed"),
-    ("Bucket", "to be renamed"),
-    ("Change", "to be renamed"),
-    ("Counted", "to be renamed"),
-    ("Entry", "to be renamed"),
-    ("Found", "to be renamed"),
-    ("Key", "to be renamed"),
-    ("Log", "to be renamed"),
-    ("Metrics", "to be renamed"),
-    ("Report", "to be renamed"),
-    ("Source", "to be renamed"),
-    ("State", "to be renamed"),
-    ("Table", "to be renamed"),
-    ("Upstream", "to be renamed"),
-];
+const SHARED_TYPE_NAMES: [(&str, &str); 0] = [];
 
 /// Words that may stand nowhere.
 const NOWHERE: [(&str, &str); 3] = [

@@ -70,7 +70,7 @@ fn upstream_certificate_of_an_unknown_authority_gives_502() {
         &trusting(&authority),
         signed_by(&stranger, &params_for("localhost"), &["h2", "http/1.1"]),
     );
-    assert_untrusted(&response, "nobody whom this machine trusts has issued it");
+    assert_untrusted(&response, "unknown issuer");
 }
 
 #[test]
@@ -80,7 +80,7 @@ fn upstream_certificate_for_another_name_gives_502() {
         &trusting(&authority),
         signed_by(&authority, &params_for("other.example"), &["http/1.1"]),
     );
-    assert_untrusted(&response, "it is for another name");
+    assert_untrusted(&response, "not valid for this host name");
 }
 
 #[test]
@@ -92,11 +92,11 @@ fn upstream_certificate_expired_or_not_yet_valid_gives_502() {
     valid_between(&mut early, 4000, 4096);
     assert_untrusted(
         &get_through_gateway(&trusted, signed_by(&authority, &old, &["http/1.1"])),
-        "it has expired",
+        "expired",
     );
     assert_untrusted(
         &get_through_gateway(&trusted, signed_by(&authority, &early, &["http/1.1"])),
-        "it is not valid yet",
+        "not valid yet",
     );
 }
 

@@ -108,7 +108,7 @@ fn admin_path_unknown_gets_404_and_method_unsupported_gets_405() {
 fn admin_body_invalid_gets_400_with_the_reason_and_too_large_gets_413() {
     let gate = AdminGateway::start("");
     for (body, expected) in [
-        ("", "no JSON"),
+        ("", "invalid JSON"),
         ("{", "invalid JSON"),
         ("[]", "invalid"),
         (r#"{"subject":"user:bob","until":"1h"}"#, "unknown field `until`"),
