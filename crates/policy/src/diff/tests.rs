@@ -73,8 +73,10 @@ fn diff_changed_mode_keeps_counters() {
             &rules("concurrent: 2"),
             &rules("requests: 5, window: 1m, charge: { after: { status: 4xx } }")
         ),
-        ["rule `r` changed: 2 at once → 5 per 1m, sliding_window_counter, charged if the status is 4xx; \
-             counters reset"]
+        [
+            "rule `r` changed: at most 2 concurrent requests → 5 per 1m, sliding_window_counter, charged if the response status is 4xx; \
+             counters reset"
+        ]
     );
     assert_eq!(changes(&rule("enforce"), "rate_limits: { default: { requests: 5, window: 1m } }"), [""; 0]);
 }

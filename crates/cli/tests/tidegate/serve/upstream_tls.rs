@@ -90,10 +90,7 @@ fn upstream_certificate_expired_or_not_yet_valid_gives_502() {
     let (mut old, mut early) = (params_for("localhost"), params_for("localhost"));
     valid_between(&mut old, 2000, 2001);
     valid_between(&mut early, 4000, 4096);
-    assert_untrusted(
-        &get_through_gateway(&trusted, signed_by(&authority, &old, &["http/1.1"])),
-        "expired",
-    );
+    assert_untrusted(&get_through_gateway(&trusted, signed_by(&authority, &old, &["http/1.1"])), "expired");
     assert_untrusted(
         &get_through_gateway(&trusted, signed_by(&authority, &early, &["http/1.1"])),
         "not valid yet",

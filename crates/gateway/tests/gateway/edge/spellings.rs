@@ -135,10 +135,16 @@ async fn encoded_slash_by_default_gets_400_that_names_the_key() {
     let upstream = RecordingServer::start().await;
     let gateway = with_http(&upstream, "");
     for (path, reason) in [
-        ("/a%2fb", "`%2F` in the path; set `http.encoded_slash: keep` or `decode` to allow it"),
-        ("/a%5Cb", "`%5C` in the path; set `http.encoded_slash: keep` or `decode` to allow it"),
-        ("/a%0ab", "`%0A` in the path; set `http.encoded_slash: keep` to allow it"),
-        ("/a%7F", "`%7F` in the path; set `http.encoded_slash: keep` to allow it"),
+        (
+            "/a%2fb",
+            "`%2F` in the path is not allowed; set `http.encoded_slash: keep` or `decode` to allow it",
+        ),
+        (
+            "/a%5Cb",
+            "`%5C` in the path is not allowed; set `http.encoded_slash: keep` or `decode` to allow it",
+        ),
+        ("/a%0ab", "`%0A` in the path is not allowed; set `http.encoded_slash: keep` to allow it"),
+        ("/a%7F", "`%7F` in the path is not allowed; set `http.encoded_slash: keep` to allow it"),
     ] {
         let response = gateway.get_raw(path).await;
         assert_eq!(response.status, 400, "{path}");

@@ -161,5 +161,5 @@ async fn grpc_rejection_is_recorded_as_429() {
     assert_eq!((&rejected["decision"], &rejected["status"]), (&"rejected".into(), &429.into()));
     assert_eq!(rejected["cause"], "rate_limit_exceeded");
     assert_eq!(proxy.metric("tidegate_responses_total{code=\"4xx\"}"), 1);
-    assert_eq!(proxy.metric("rate_limit_requests_total{decision=\"refused\"}"), 1);
+    assert_eq!(proxy.metric("rate_limit_requests_total{decision=\"rejected\"}"), 1);
 }

@@ -101,7 +101,7 @@ async fn request_decision_and_upstream_attempt_are_spans_of_one_trace() {
     let recorded = attributes(decision);
     assert_eq!(
         (recorded["tidegate.decision"].as_str(), recorded["tidegate.rule"].as_str()),
-        ("passed", "default")
+        ("admitted", "default")
     );
     assert_eq!(recorded["tidegate.client"], "api_key:sk_l…#b59c1698");
     assert_eq!(attributes(attempt)["http.response.status_code"], "200");
