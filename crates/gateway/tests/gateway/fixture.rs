@@ -57,7 +57,7 @@ impl TestGateway {
         (Self::run(gateway, listener, Duration::ZERO), resolver)
     }
 
-    /// Forwards everything to `servers`, with so many requests an hour for each client.
+    /// Forwards everything to `servers`, with a limit of `requests` per hour for each client.
     pub(crate) fn with_limit(servers: &[&RecordingServer], requests: u32, limits: ResourceLimits) -> Self {
         let limit = format!("rate_limits: {{ default: {{ {} }} }}", hourly(requests));
         Self::start(&policy_before(servers, &limit), limits)
@@ -272,7 +272,7 @@ pub(crate) fn presentable(certificate: &Certificate) -> ServerCertificate {
     ServerCertificate::from_pem(chain.as_bytes(), key.as_bytes()).expect("a certificate")
 }
 
-/// A limit of so many requests an hour.
+/// A limit of `requests` per hour.
 pub(crate) fn hourly(requests: u32) -> String {
     format!("requests: {requests}, window: 1h, algorithm: fixed_window")
 }

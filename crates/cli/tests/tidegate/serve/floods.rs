@@ -47,7 +47,7 @@ fn run_flood<T: Send>(upstream: &str, flood: impl FnOnce(&str) -> T + Send) -> T
     result
 }
 
-/// Sends `bytes` so many times, in portions. Returns how many times until the gateway closed the connection.
+/// Sends `bytes` `times` times, in portions. Returns how often it was sent before the gateway closed the connection.
 fn send_repeatedly(http2: &mut FrameClient, bytes: &[u8], times: usize) -> usize {
     let portion = bytes.repeat(100);
     for sent in 0..times / 100 {

@@ -22,7 +22,7 @@ fn policy(upstream: &str, log: &str) -> String {
     )
 }
 
-/// Every line of the file, once it has so many.
+/// Waits until the file has `count` lines, and returns all of them.
 pub(crate) fn lines(path: &str, count: usize) -> Vec<Value> {
     // Another process writes the file.
     let text = eventually_some(&format!("{path} has {count} lines"), || {

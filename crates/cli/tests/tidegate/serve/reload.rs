@@ -34,7 +34,7 @@ fn send_requests(address: &str, client: usize, stop: &Arc<AtomicBool>) -> JoinHa
     })
 }
 
-/// Reloads so many times, good policies and bad ones, while clients send requests.
+/// Reloads valid and invalid policies `reloads` times while clients send requests.
 fn reload_under_load(reloads: usize) {
     let (first, second) = (format!("http://{}", echo()), format!("http://{}", echo()));
     let both = format!("{first}, {second}");

@@ -31,7 +31,7 @@ fn gateway(url: &str, bounds: ResourceLimits) -> TestGateway {
     TestGateway::start(&policy, bounds)
 }
 
-/// An HTTP/2 upstream with so many streams at once for each connection.
+/// An HTTP/2 upstream that limits the concurrent streams of each connection.
 struct Http2Upstream {
     accepting: AcceptLoop,
     open: Arc<AtomicUsize>,

@@ -116,7 +116,7 @@ impl FrameStream {
         self.0.write_all(&frame(kind, flags, stream, payload)).await.expect("an open connection");
     }
 
-    /// Reads until so many frames of a kind have arrived.
+    /// Reads until `count` frames of the kind `wanted` have arrived.
     async fn read(&mut self, wanted: u8, mut count: usize) {
         while count > 0 {
             let mut head = [0; 9];

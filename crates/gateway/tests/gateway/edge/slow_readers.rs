@@ -57,7 +57,7 @@ fn due(per_window: usize, since: Instant) -> usize {
     usize::try_from(due).expect("some thousands")
 }
 
-/// Reads for so many windows and releases `per_window` bytes of capacity in each. The first bytes fill the window of the
+/// Reads for `windows` windows and releases `per_window` bytes of capacity in each. The first bytes fill the window of the
 /// stream and do not count.
 async fn read_slowly(body: &mut RecvStream, per_window: usize, windows: u32) -> Result<usize, h2::Error> {
     let mut control = body.flow_control().clone();

@@ -92,7 +92,7 @@ fn override_command_sets_lists_and_removes_overrides() {
     }
 }
 
-/// A policy of so many different limits.
+/// A policy with this number of different limits.
 fn policy_of(limits: usize) -> String {
     let tiers: Vec<_> = (1..limits).map(|n| format!("t{n}: {{ requests: {n}, window: 1m }}")).collect();
     let default = "default: { requests: 5, window: 1h, algorithm: sliding_window_log }";

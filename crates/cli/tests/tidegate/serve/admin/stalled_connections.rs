@@ -8,7 +8,7 @@ use tidegate_testkit::wait::DEADLINE;
 
 use super::AdminGateway;
 
-/// Opens so many connections, each of which sends `bytes` and then nothing.
+/// Opens `count` connections. Each sends `bytes` and then nothing.
 fn stalled(address: &str, count: usize, bytes: &[u8]) -> Vec<TcpStream> {
     let connect = |_| {
         let mut stream = TcpStream::connect(address).unwrap();
