@@ -53,7 +53,7 @@ pub(crate) fn run(only: Option<Step>) -> anyhow::Result<()> {
 /// Everything that loom can try is named `loom_…`; it is built apart, with loom's locks.
 pub(crate) fn loom() -> anyhow::Result<()> {
     run::run(
-        cargo("test --quiet --target-dir target/loom --package tidegate-store --lib loom_")
+        cargo("test --quiet --target-dir target/loom --package tidegate-core --package tidegate-store --lib loom_")
             .env("RUSTFLAGS", "--cfg loom"),
     )
 }

@@ -43,6 +43,8 @@
 )]
 
 extern crate alloc;
+#[cfg(loom)]
+extern crate std;
 
 mod bucket;
 mod decision;
@@ -52,6 +54,7 @@ mod leaky_bucket;
 mod limit;
 mod penalty;
 mod report;
+mod resilience;
 mod sliding_counter;
 mod sliding_log;
 mod time;
@@ -72,6 +75,16 @@ pub use limit::{
 };
 pub use penalty::{Penalty, PenaltyError, PenaltyState};
 pub use report::{LimitReport, LimitUnit};
+pub use resilience::adaptive_limit::{AdaptiveConfig, AdaptiveConfigError, AdaptiveLimit, Criticality};
+pub use resilience::backoff::{Backoff, BackoffDelays, BackoffError, Jitter};
+pub use resilience::breaker::{
+    Breaker, BreakerConfig, BreakerConfigError, BreakerOpen, BreakerState, BreakerStatus, CallTicket,
+    CallTiming, SlowCalls,
+};
+pub use resilience::call_outcome::{CallEnd, CallOutcome};
+pub use resilience::call_window::WindowLength;
+pub use resilience::ratio::Ratio;
+pub use resilience::retry_budget::{RetryBudget, RetryGrant};
 pub use sliding_counter::{SlidingCounter, TwoWindows};
 pub use sliding_log::{AdmissionLog, SlidingLog};
 pub use time::{Tick, TimeSpan, Timestamp};

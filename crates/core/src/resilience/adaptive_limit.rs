@@ -1,0 +1,385 @@
+//! A concurrency limit that follows the latency of a service.
+//!
+//! Latencies are averaged over short windows and compared with a *baseline*: the lowest average seen, which rises slowly so
+//! that a service that has become slower for good is followed. At the end of a window
+//!
+//! ```text
+//! gradient = tolerance × baseline / average, between 1/2 and 1
+//! target   = limit × gradient + headroom        headroom = √limit
+//! limit    = 4/5 × limit + 1/5 × target         between min and max
+//! ```
+//!
+//! While the service keeps up, the limit grows by its headroom; when latency rises beyond the tolerance, requests queue
+//! somewhere and the limit shrinks. It never shrinks in order to measure, and it grows only if at least half of it was
+//! used, since otherwise nothing was learned about it.
+
+use core::fmt;
+
+use super::atomic::{AtomicU64, Ordering};
+use super::ratio::Ratio;
+use crate::time::{TimeSpan, Timestamp};
+
+/// The bounds of an adaptive limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct AdaptiveConfig {
+    /// The limit at the start.
+    pub initial: u32,
+    /// The limit never shrinks below this.
+    pub min: u32,
+    /// The limit never grows beyond this.
+    pub max: u32,
+    /// How much slower than the baseline the service may become before the limit shrinks, in percent: 150 is half as slow
+    /// again.
+    pub tolerance_percent: u32,
+    /// The length of a measuring window; a window with fewer than [`Self::MIN_SAMPLES`] calls is extended.
+    pub window: TimeSpan,
+}
+
+impl AdaptiveConfig {
+    /// The calls that a window needs.
+    pub const MIN_SAMPLES: u64 = 10;
+}
+
+impl Default for AdaptiveConfig {
+    /// Starts at 20, between 5 and 1,000, with windows of 100 ms.
+    fn default() -> Self {
+        Self { initial: 20, min: 5, max: 1_000, tolerance_percent: 150, window: TimeSpan::from_millis(100) }
+    }
+}
+
+/// Why the bounds of an adaptive limit are invalid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AdaptiveConfigError {
+    /// The bounds are not ordered, or the smallest is zero.
+    Bounds {
+        /// `min`.
+        min: u32,
+        /// `initial`.
+        initial: u32,
+        /// `max`.
+        max: u32,
+    },
+    /// The tolerance is below 100 %, or the window is zero.
+    Sensitivity,
+}
+
+impl fmt::Display for AdaptiveConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Bounds { min, initial, max } => {
+                write!(f, "expected 1 <= min <= initial <= max, got min {min}, initial {initial}, max {max}")
+            }
+            Self::Sensitivity => f.write_str("the tolerance must be at least 100 % and the window positive"),
+        }
+    }
+}
+
+impl core::error::Error for AdaptiveConfigError {}
+
+/// How important a request is. Less important requests are rejected first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Criticality {
+    /// Can be done later, for example by a batch job.
+    Sheddable,
+    /// May be partly unavailable.
+    SheddablePlus,
+    /// Users notice its absence: the default.
+    #[default]
+    Critical,
+    /// Its absence is an outage.
+    CriticalPlus,
+}
+
+impl Criticality {
+    /// All of them, the least important first.
+    pub const ALL: [Self; 4] = [Self::Sheddable, Self::SheddablePlus, Self::Critical, Self::CriticalPlus];
+
+    /// The value of the header `X-Criticality`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Sheddable => "sheddable",
+            Self::SheddablePlus => "sheddable_plus",
+            Self::Critical => "critical",
+            Self::CriticalPlus => "critical_plus",
+        }
+    }
+
+    /// Reads a value of the header `X-Criticality`, in either case and with `-` or `_`.
+    pub fn parse(text: &str) -> Option<Self> {
+        let same = |name: &str| {
+            name.len() == text.len()
+                && name
+                    .bytes()
+                    .zip(text.bytes())
+                    .all(|(name, byte)| name == byte.to_ascii_lowercase() || (name == b'_' && byte == b'-'))
+        };
+        Self::ALL.into_iter().find(|criticality| same(criticality.name()))
+    }
+
+    /// The share of the limit that requests of this importance may fill.
+    pub const fn share(self) -> Ratio {
+        match self {
+            Self::Sheddable => Ratio::from_percent(50),
+            Self::SheddablePlus => Ratio::from_percent(75),
+            Self::Critical => Ratio::from_percent(90),
+            Self::CriticalPlus => Ratio::ONE,
+        }
+    }
+}
+
+/// An adaptive concurrency limit, shared by all callers of one service.
+#[derive(Debug)]
+pub struct AdaptiveLimit {
+    config: AdaptiveConfig,
+    /// The limit in thousandths.
+    limit: AtomicU64,
+    in_flight: AtomicU64,
+    /// The most requests in flight in this window.
+    peak: AtomicU64,
+    /// The baseline in nanoseconds; 0 before the first window ends.
+    baseline: AtomicU64,
+    /// The sum of latencies in microseconds, above their number in 20 bits.
+    samples: AtomicU64,
+    /// The end of the window, in microseconds.
+    window_end: AtomicU64,
+    rejected: AtomicU64,
+}
+
+const THOUSAND: u64 = 1_000;
+const COUNT_BITS: u32 = 20;
+const COUNT_MAX: u64 = (1 << COUNT_BITS) - 1;
+const SUM_MAX: u64 = u64::MAX >> COUNT_BITS;
+/// In each window the baseline rises by this fraction of its distance to the average.
+const BASELINE_STEPS: u64 = 500;
+
+impl AdaptiveLimit {
+    /// A limit at its initial value.
+    pub fn new(config: AdaptiveConfig) -> Result<Self, AdaptiveConfigError> {
+        let AdaptiveConfig { initial, min, max, .. } = config;
+        if min == 0 || initial < min || max < initial {
+            return Err(AdaptiveConfigError::Bounds { min, initial, max });
+        }
+        if config.tolerance_percent < 100 || config.window.is_zero() {
+            return Err(AdaptiveConfigError::Sensitivity);
+        }
+        Ok(Self {
+            config,
+            limit: AtomicU64::new(u64::from(initial).saturating_mul(THOUSAND)),
+            in_flight: AtomicU64::new(0),
+            peak: AtomicU64::new(0),
+            baseline: AtomicU64::new(0),
+            samples: AtomicU64::new(0),
+            window_end: AtomicU64::new(0),
+            rejected: AtomicU64::new(0),
+        })
+    }
+
+    /// The limit.
+    pub fn limit(&self) -> u64 {
+        self.limit.load(Ordering::Relaxed) / THOUSAND
+    }
+
+    /// Requests in flight.
+    pub fn in_flight(&self) -> u64 {
+        self.in_flight.load(Ordering::Relaxed)
+    }
+
+    /// Requests that were rejected.
+    pub fn rejected(&self) -> u64 {
+        self.rejected.load(Ordering::Relaxed)
+    }
+
+    /// Admits a request if its importance leaves room for it. Every admitted request ends with [`Self::release`].
+    pub fn try_acquire(&self, criticality: Criticality) -> bool {
+        // At least one request of any importance is admitted, or an idle service would stay idle.
+        let most = criticality.share().of(self.limit()).max(1);
+        let mut in_flight = self.in_flight.load(Ordering::Relaxed);
+        while in_flight < most {
+            let next = in_flight.saturating_add(1);
+            match self.in_flight.compare_exchange_weak(in_flight, next, Ordering::AcqRel, Ordering::Relaxed) {
+                Ok(_) => {
+                    if next > self.peak.load(Ordering::Relaxed) {
+                        self.peak.fetch_max(next, Ordering::Relaxed);
+                    }
+                    return true;
+                }
+                Err(actual) => in_flight = actual,
+            }
+        }
+        self.rejected.fetch_add(1, Ordering::Relaxed);
+        false
+    }
+
+    /// Ends an admitted request. Its latency is recorded with [`Self::record`], unless it was cancelled.
+    pub fn release(&self) {
+        self.in_flight.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Records the latency of a request that ended at `now`.
+    pub fn record(&self, latency: TimeSpan, now: Timestamp) {
+        let count = self.add_sample(latency.as_micros());
+        let end = self.window_end.load(Ordering::Relaxed);
+        if now.as_micros() < end || count < AdaptiveConfig::MIN_SAMPLES {
+            return;
+        }
+        let next_end = (now + self.config.window).as_micros();
+        let is_last =
+            self.window_end.compare_exchange(end, next_end, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        // The first window has no start; it only sets the end.
+        if is_last && end != 0 {
+            self.end_window();
+        }
+    }
+
+    /// Returns the number of samples in this window.
+    fn add_sample(&self, micros: u64) -> u64 {
+        let mut word = self.samples.load(Ordering::Relaxed);
+        loop {
+            let (sum, count) = (word >> COUNT_BITS, word & COUNT_MAX);
+            if count == COUNT_MAX {
+                return count;
+            }
+            let (sum, count) = (sum.saturating_add(micros).min(SUM_MAX), count.saturating_add(1));
+            let next = (sum << COUNT_BITS) | count;
+            match self.samples.compare_exchange_weak(word, next, Ordering::AcqRel, Ordering::Relaxed) {
+                Ok(_) => return count,
+                Err(actual) => word = actual,
+            }
+        }
+    }
+
+    fn end_window(&self) {
+        let word = self.samples.swap(0, Ordering::AcqRel);
+        let peak = self.peak.swap(self.in_flight(), Ordering::AcqRel);
+        let (sum, count) = (word >> COUNT_BITS, word & COUNT_MAX);
+        // In nanoseconds, so that services that take microseconds are measured too.
+        let Some(average) = sum.saturating_mul(THOUSAND).checked_div(count) else { return };
+        let average = average.max(1);
+        let baseline = match self.baseline.load(Ordering::Relaxed) {
+            0 => average,
+            known if average < known => average,
+            known => known.saturating_add((average.saturating_sub(known)) / BASELINE_STEPS),
+        };
+        self.baseline.store(baseline, Ordering::Relaxed);
+        let limit = self.limit.load(Ordering::Relaxed);
+        let next = self.next_limit(limit, baseline, average);
+        // More than what is used was not tested.
+        if next <= limit || peak.saturating_mul(2 * THOUSAND) >= limit {
+            self.limit.store(next, Ordering::Relaxed);
+        }
+    }
+
+    /// The next limit, in thousandths.
+    fn next_limit(&self, limit: u64, baseline: u64, average: u64) -> u64 {
+        let tolerated = u128::from(baseline).saturating_mul(u128::from(self.config.tolerance_percent));
+        let gradient = tolerated
+            .saturating_mul(10)
+            .checked_div(u128::from(average))
+            .map_or(THOUSAND, |gradient| u64::try_from(gradient).unwrap_or(u64::MAX))
+            .clamp(THOUSAND / 2, THOUSAND);
+        // √limit in thousandths: √(limit / 1000) × 1000.
+        let headroom = limit.saturating_mul(THOUSAND).isqrt();
+        let target = (limit.saturating_mul(gradient) / THOUSAND).saturating_add(headroom);
+        let next = limit.saturating_mul(4).saturating_add(target) / 5;
+        let bound = |value: u32| u64::from(value).saturating_mul(THOUSAND);
+        next.clamp(bound(self.config.min), bound(self.config.max))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const START: Timestamp = Timestamp::from_secs(1_700_000_000);
+
+    /// Runs windows in which a service with `capacity` servers takes 10 ms, and longer when more requests queue.
+    fn run(limit: &AdaptiveLimit, capacity: u64, windows: u32, start: Timestamp) -> Timestamp {
+        let mut now = start;
+        for _ in 0..windows {
+            let mut in_flight = 0;
+            while limit.try_acquire(Criticality::CriticalPlus) {
+                in_flight += 1;
+            }
+            let queued = in_flight.max(capacity);
+            let latency = TimeSpan::from_micros(10_000 * queued / capacity);
+            now = now + TimeSpan::from_millis(200);
+            for _ in 0..in_flight {
+                limit.release();
+                limit.record(latency, now);
+            }
+            for _ in in_flight..AdaptiveConfig::MIN_SAMPLES {
+                limit.record(latency, now);
+            }
+        }
+        now
+    }
+
+    #[test]
+    fn adaptive_limit_grows_while_latency_stays_and_shrinks_when_it_rises() {
+        let limit = AdaptiveLimit::new(AdaptiveConfig::default()).unwrap();
+        let now = run(&limit, 200, 200, START);
+        let grown = limit.limit();
+        assert!((180..=420).contains(&grown), "about the capacity of 200 with its tolerance, {grown}");
+        run(&limit, 50, 200, now);
+        let shrunk = limit.limit();
+        assert!(shrunk < grown / 2, "{shrunk} of {grown}");
+        assert!(shrunk >= 20, "{shrunk}");
+    }
+
+    #[test]
+    fn adaptive_limit_never_leaves_its_bounds() {
+        let config = AdaptiveConfig { min: 4, max: 30, ..AdaptiveConfig::default() };
+        let limit = AdaptiveLimit::new(config).unwrap();
+        run(&limit, 10_000, 100, START);
+        assert_eq!(limit.limit(), 30);
+        for n in 0..100_000_u64 {
+            limit.record(TimeSpan::from_secs(n), START + TimeSpan::from_secs(n + 100));
+        }
+        assert!(limit.limit() >= 4);
+    }
+
+    #[test]
+    fn adaptive_limit_that_is_not_used_does_not_grow() {
+        let limit = AdaptiveLimit::new(AdaptiveConfig::default()).unwrap();
+        let mut now = START;
+        for _ in 0..10_000 {
+            assert!(limit.try_acquire(Criticality::Sheddable));
+            limit.release();
+            now = now + TimeSpan::from_millis(15);
+            limit.record(TimeSpan::from_millis(10), now);
+        }
+        assert_eq!(limit.limit(), 20);
+        assert_eq!(limit.rejected(), 0);
+    }
+
+    #[test]
+    fn less_important_requests_are_rejected_first() {
+        let limit = AdaptiveLimit::new(AdaptiveConfig::default()).unwrap();
+        let fill = |criticality| (0..100).take_while(|_| limit.try_acquire(criticality)).count();
+        let filled = Criticality::ALL.map(fill);
+        assert_eq!(filled, [10, 5, 3, 2]);
+        assert_eq!(limit.in_flight(), 20);
+    }
+
+    #[test]
+    fn criticality_is_read_in_any_case() {
+        assert_eq!(Criticality::parse("CRITICAL_PLUS"), Some(Criticality::CriticalPlus));
+        assert_eq!(Criticality::parse("sheddable-plus"), Some(Criticality::SheddablePlus));
+        assert_eq!(Criticality::parse("urgent"), None);
+        assert_eq!(Criticality::parse(""), None);
+    }
+
+    #[test]
+    fn unordered_bounds_are_rejected() {
+        let good = AdaptiveConfig::default();
+        for config in [
+            AdaptiveConfig { min: 0, ..good },
+            AdaptiveConfig { initial: 1, ..good },
+            AdaptiveConfig { max: 1, ..good },
+            AdaptiveConfig { tolerance_percent: 99, ..good },
+            AdaptiveConfig { window: TimeSpan::ZERO, ..good },
+        ] {
+            assert!(AdaptiveLimit::new(config).is_err(), "{config:?}");
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! What the end of a call says about the service that was called.
+
+/// What a call says about the health of the service that was called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CallOutcome {
+    /// The service works.
+    Success,
+    /// The service failed.
+    Failure,
+    /// The call says nothing about the service: the caller cancelled it or made an invalid request.
+    Neutral,
+}
+
+/// How a call ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CallEnd {
+    /// No connection was made.
+    ConnectError,
+    /// No response arrived in time.
+    Timeout,
+    /// The connection broke before the response was complete, or the response was invalid.
+    Reset,
+    /// A response with this HTTP status.
+    Status(u16),
+    /// The caller gave up or disconnected, or its request was invalid.
+    Cancelled,
+}
+
+impl CallEnd {
+    /// Connect errors, timeouts, resets and 5xx are failures. 4xx (429 included) and cancellation are neutral, and so are
+    /// 501 and 505: they say that the request asks for something the service does not have, so a client could cause them on
+    /// purpose.
+    pub const fn outcome(self) -> CallOutcome {
+        match self {
+            Self::Status(400..=499 | 501 | 505) | Self::Cancelled => CallOutcome::Neutral,
+            Self::ConnectError | Self::Timeout | Self::Reset | Self::Status(500..) => CallOutcome::Failure,
+            Self::Status(_) => CallOutcome::Success,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn client_errors_and_cancellation_are_neutral() {
+        for status in 400..500 {
+            assert_eq!(CallEnd::Status(status).outcome(), CallOutcome::Neutral, "{status}");
+        }
+        assert_eq!(CallEnd::Cancelled.outcome(), CallOutcome::Neutral);
+        assert_eq!(CallEnd::Status(501).outcome(), CallOutcome::Neutral);
+    }
+
+    #[test]
+    fn server_errors_and_broken_connections_are_failures() {
+        for end in [CallEnd::ConnectError, CallEnd::Timeout, CallEnd::Reset] {
+            assert_eq!(end.outcome(), CallOutcome::Failure, "{end:?}");
+        }
+        for status in [500, 502, 503, 504, 599] {
+            assert_eq!(CallEnd::Status(status).outcome(), CallOutcome::Failure, "{status}");
+        }
+        for status in [200, 204, 304] {
+            assert_eq!(CallEnd::Status(status).outcome(), CallOutcome::Success, "{status}");
+        }
+    }
+}
