@@ -67,11 +67,13 @@ pub use matcher::{
 };
 pub use path::{PathError, normalize};
 pub use plan::{
-    AdminPlan, Balance, CanaryShare, CertificatePlan, Charge, ClaimName, Clients, ConcurrencyRule,
-    CounterScope, CustomRule, EncodedSlash, EndpointRule, ExemptClients, HeaderMatch, HealthCheckPlan,
-    HostPattern, HttpOptions, ListenerPlan, LogPlan, LogTarget, Mode, NameSource, PathCase, Plan, Quota,
-    RateLimits, Route, Rule, RuleCondition, RuleCost, RuleMatch, SampleRate, Secret, StatusSet, StorePlan,
-    StoreUrl, Tier, TierSource, TokenKey, TokenPlan, TracesPlan, UnderscoreHeaders, UpstreamPlan,
+    AdminPlan, Balance, BreakerPlan, BreakerScope, BulkheadPlan, CanaryShare, CertificatePlan, Charge,
+    ClaimName, Clients, ConcurrencyRule, CounterScope, CustomRule, EjectPlan, EncodedSlash, EndpointRule,
+    ExemptClients, FallbackBody, FallbackPlan, HeaderMatch, HealthCheckPlan, HostPattern, HttpOptions,
+    ListenerPlan, LogPlan, LogTarget, Mode, NameSource, PathCase, Plan, Quota, RateLimits, ResiliencePlan,
+    RetryCauses, RetryPlan, Route, Rule, RuleCondition, RuleCost, RuleMatch, SampleRate, Secret, StatusSet,
+    StorePlan, StoreUrl, Tier, TierSource, TimeoutsPlan, TokenKey, TokenPlan, TracesPlan, UnderscoreHeaders,
+    UpstreamPlan,
 };
 pub use problem::{Excerpt, Problem, Problems, Severity};
 pub use request::{RequestError, check_method, host_header, requested_host};

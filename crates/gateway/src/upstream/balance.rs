@@ -101,7 +101,13 @@ mod tests {
 
     fn upstream(balance: Balance, servers: u32) -> UpstreamGroup {
         let servers: Vec<_> = (0..servers).map(|n| format!("http://10.0.0.{n}:80")).collect();
-        let plan = tidegate_policy::UpstreamPlan { name: "api".to_owned(), servers, balance, health: None };
+        let plan = tidegate_policy::UpstreamPlan {
+            name: "api".to_owned(),
+            servers,
+            balance,
+            health: None,
+            resilience: tidegate_policy::ResiliencePlan::default(),
+        };
         let metrics = tidegate_telemetry::Metrics::new(1, tidegate_core::Timestamp::ZERO);
         UpstreamGroup::new(&plan, metrics.upstream("api")).unwrap()
     }

@@ -29,7 +29,7 @@ impl UpstreamGroup {
         plan: &tidegate_policy::UpstreamPlan,
         counts: Arc<UpstreamCounts>,
     ) -> Result<Self, InvalidServerUrl> {
-        let tidegate_policy::UpstreamPlan { name, servers, balance, health } = plan;
+        let tidegate_policy::UpstreamPlan { name, servers, balance, health, resilience: _ } = plan;
         let servers =
             servers.iter().map(|url| Server::parse(url).map(Arc::new)).collect::<Result<Vec<_>, _>>()?;
         let ring = HashRing::new(servers.iter().map(|server| server.url.as_str()));
@@ -205,7 +205,13 @@ mod tests {
         let upstream = |servers: [&str; 2]| {
             let servers = servers.map(str::to_owned).to_vec();
             let (name, balance) = ("api".to_owned(), Balance::RoundRobin);
-            let plan = tidegate_policy::UpstreamPlan { name, servers, balance, health: None };
+            let plan = tidegate_policy::UpstreamPlan {
+                name,
+                servers,
+                balance,
+                health: None,
+                resilience: tidegate_policy::ResiliencePlan::default(),
+            };
             let metrics = tidegate_telemetry::Metrics::new(1, tidegate_core::Timestamp::ZERO);
             UpstreamGroup::new(&plan, metrics.upstream("api")).unwrap()
         };

@@ -10,8 +10,8 @@ use crate::endpoints::EndpointPattern;
 use crate::host::{normalize_host, split_port};
 use crate::language::{BALANCES, HEALTH, LISTEN, ROUTE, TLS, UPSTREAM};
 use crate::plan::{
-    Balance, CertificatePlan, HealthCheckPlan, HostPattern, HttpOptions, ListenerPlan, Route, Secret,
-    UpstreamPlan,
+    Balance, CertificatePlan, HealthCheckPlan, HostPattern, HttpOptions, ListenerPlan, ResiliencePlan, Route,
+    Secret, UpstreamPlan,
 };
 use crate::raw::{Fields, Finding, NodeRef, ProblemReport, YamlNode, YamlValue, nearest};
 use crate::render::quote;
@@ -136,7 +136,9 @@ pub(super) fn upstreams<'s>(node: &YamlNode<'s>, report: &mut ProblemReport<'s>)
         let health = fields.as_ref().and_then(|fields| fields.get("health"));
         let health = health.and_then(|node| decode_health(node, report));
         let name = entry.key.text.clone().into_owned();
-        upstreams.push(UpstreamPlan { name, servers, balance: balance.unwrap_or_default(), health });
+        let balance = balance.unwrap_or_default();
+        let resilience = ResiliencePlan::default();
+        upstreams.push(UpstreamPlan { name, servers, balance, health, resilience });
     }
     upstreams
 }
@@ -249,7 +251,7 @@ fn route<'s>(
     if upstream.is_none() {
         report_unknown_upstream(node, name, &upstreams.names, report);
     }
-    Some(Route { host: host?, path: path?, upstream: upstream?, http })
+    Some(Route { host: host?, path: path?, upstream: upstream?, http, bulkhead: None })
 }
 
 fn report_unknown_upstream(node: &YamlNode<'_>, name: &str, known: &[&str], report: &mut ProblemReport<'_>) {

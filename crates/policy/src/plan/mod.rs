@@ -9,6 +9,7 @@ mod http;
 mod limits;
 mod mode;
 mod quota;
+mod resilience;
 mod telemetry_config;
 
 use std::fmt;
@@ -32,6 +33,10 @@ pub use limits::{
 };
 pub use mode::{CanaryShare, Mode};
 pub use quota::Quota;
+pub use resilience::{
+    BreakerPlan, BreakerScope, BulkheadPlan, EjectPlan, FallbackBody, FallbackPlan, ResiliencePlan,
+    RetryCauses, RetryPlan, TimeoutsPlan,
+};
 pub use telemetry_config::{LogPlan, LogTarget, SampleRate, TracesPlan};
 
 /// A validated policy.
@@ -143,6 +148,8 @@ pub struct UpstreamPlan {
     pub balance: Balance,
     /// The health check, if it is on.
     pub health: Option<HealthCheckPlan>,
+    /// What happens when it fails or is slow.
+    pub resilience: ResiliencePlan,
 }
 
 /// The load-balancing strategy.
@@ -191,6 +198,8 @@ pub struct Route {
     pub upstream: usize,
     /// Its HTTP options, with the policy's values for options it does not set.
     pub http: HttpOptions,
+    /// A bound on its requests in flight.
+    pub bulkhead: Option<BulkheadPlan>,
 }
 
 /// The hosts that a route matches. Names are lower case.
