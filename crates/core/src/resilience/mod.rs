@@ -11,7 +11,7 @@ pub(crate) mod ratio;
 pub(crate) mod retry_budget;
 mod slots;
 
-#[cfg(loom)]
+#[cfg(all(loom, test))]
 mod loom_tests;
 
 /// The atomics of the state machines: from core, or from loom in its tests.

@@ -4,16 +4,18 @@
 //! below `share` of the requests. Beyond that, `min_per_second` retries are allowed in each second, so that a caller with
 //! little traffic can retry too.
 //!
-//! Law: the retries of ten consecutive slots are at most `share × requests of these slots + 10 × min_per_second`, on every
-//! interleaving. A retry is counted first and then compared with the sums; if it does not fit, it is taken back. So retries
-//! at the same instant may reject each other, but together they never exceed the budget.
+//! Law: over all time there are at most `share × requests + min_per_second × seconds` retries, and the retries of any ten
+//! slots are paid by the requests of these and the nine slots before, on every interleaving. A retry is counted first and
+//! then compared with the sums; if it does not fit, it is taken back. So retries at the same instant may reject each
+//! other, but together they never exceed the budget.
 
+use super::atomic::{AtomicU64, Ordering};
 use super::ratio::Ratio;
 use super::slots::{Slot, SlotCounts};
 use crate::time::Timestamp;
 
-/// The window of a budget, in slots of one second.
-const WINDOW_SLOTS: u64 = 10;
+/// The window of a budget, in slots of one second. Under loom it is small, so that all interleavings can be tried.
+const WINDOW_SLOTS: u64 = if cfg!(loom) { 2 } else { 10 };
 /// A power of two above the window, so that a slot is not reused while it is in the window.
 const RING_SLOTS: usize = 16;
 const MICROS_PER_SLOT: u64 = 1_000_000;
@@ -27,6 +29,8 @@ pub struct RetryBudget {
     slots: [Slot; RING_SLOTS],
     /// The retries of the current second that are not paid by requests.
     minimum: Slot,
+    /// The latest second of any retry. A caller with an earlier time counts in this one, because sums do not look ahead.
+    latest: AtomicU64,
 }
 
 /// A retry that was allowed. [`RetryBudget::refund`] returns it if the retry is not sent.
@@ -50,6 +54,7 @@ impl RetryBudget {
             min_per_second,
             slots: core::array::from_fn(|_| Slot::default()),
             minimum: Slot::default(),
+            latest: AtomicU64::new(0),
         }
     }
 
@@ -71,17 +76,27 @@ impl RetryBudget {
 
     /// Allows one retry, if the budget has one left.
     pub fn try_withdraw(&self, now: Timestamp) -> Option<RetryGrant> {
-        let second = second_of(now);
-        let slot = self.slot(second);
-        if slot.add(second, SlotCounts::SECOND) {
+        let mut second = second_of(now);
+        loop {
+            second = self.latest.fetch_max(second, Ordering::AcqRel).max(second);
+            let slot = self.slot(second);
+            if !slot.add(second, SlotCounts::SECOND) {
+                return None;
+            }
+            // A retry in a later second may not have seen this one, so this one must see it.
+            let latest = self.latest.fetch_max(0, Ordering::AcqRel);
+            if latest != second {
+                slot.take_second(second);
+                continue;
+            }
             let sum = self.sum(second, Slot::counts_in_order);
             if sum.second <= self.share.of(sum.first) {
                 return Some(RetryGrant { second, is_minimum: false });
             }
             slot.take_second(second);
+            let is_minimum = self.minimum.try_add_second(second, u64::from(self.min_per_second));
+            return is_minimum.then_some(RetryGrant { second, is_minimum: true });
         }
-        let is_minimum = self.minimum.try_add_second(second, u64::from(self.min_per_second));
-        is_minimum.then_some(RetryGrant { second, is_minimum: true })
     }
 
     /// Returns a retry that was not sent.

@@ -9,4 +9,5 @@ mod generate;
 mod model;
 mod penalties;
 mod refunds;
+mod resilience;
 mod verdicts;
