@@ -74,7 +74,11 @@ fn listen_option_with_one_certificate_in_the_policy_uses_tls() {
     for listen in [ONE, shared, beside_plain] {
         let (policy, a, b) = policy(listen);
         let server = serve(&["--config", &policy.path()]);
-        assert!(server.welcome.contains("listening on https://127.0.0.1:"), "{}", server.welcome);
+        assert!(
+            server.startup_output.contains("listening on https://127.0.0.1:"),
+            "{}",
+            server.startup_output
+        );
         assert_presents(&server.address, &[&a, &b], &a);
     }
 }

@@ -22,12 +22,12 @@ fn state(policy: &PolicyFile) -> String {
 #[test]
 fn admin_token_is_created_at_the_first_start_and_shown_once() {
     let gate = AdminGateway::start("");
-    assert!(gate.server.welcome.contains(&gate.token), "{}", gate.server.welcome);
+    assert!(gate.server.startup_output.contains(&gate.token), "{}", gate.server.startup_output);
     let file = format!("{}/admin.token", state(&gate.policy));
     assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
     let (before, gate) = (gate.token.clone(), gate.restart());
     assert_eq!(gate.token, before);
-    assert!(!gate.server.welcome.contains(&before), "{}", gate.server.welcome);
+    assert!(!gate.server.startup_output.contains(&before), "{}", gate.server.startup_output);
     assert_eq!(gate.send("GET", "/v1/status", "").status, 200);
 }
 
@@ -45,7 +45,7 @@ fn public_admin_address_requires_an_existing_token_file() {
     assert!(startup_error(&policy).contains("fewer than 16"));
     std::fs::write(&token, "0123456789abcdef0123\n").unwrap();
     let server = serve(&["--config", &policy.path()]);
-    let line = server.welcome.lines().find(|line| line.contains("admin")).unwrap();
+    let line = server.startup_output.lines().find(|line| line.contains("admin")).unwrap();
     let port = line.split(';').next().unwrap().rsplit(':').next().unwrap();
     let admin = format!("127.0.0.1:{port}");
     assert_eq!(request(&admin, "GET", "/v1/bans", "", "").status, 401);
@@ -65,7 +65,7 @@ fn admin_address_in_use_fails_the_start_only_if_it_is_configured() {
     drop(serve(&["--config", &policy.path()]));
     policy.write(&policy_text("").replace("{ listen: '127.0.0.1:0' }", "off"));
     let server = serve(&["--config", &policy.path()]);
-    assert!(!server.welcome.contains("  admin  "), "{}", server.welcome);
+    assert!(!server.startup_output.contains("  admin  "), "{}", server.startup_output);
     let output = run(&["bans", "--config", &policy.path()]);
     assert!(String::from_utf8(output.stderr).unwrap().contains("admin: off"));
 }
