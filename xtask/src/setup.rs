@@ -15,10 +15,11 @@ struct Tool {
     oldest: u32,
 }
 
-const TOOLS: [Tool; 9] = [
+const TOOLS: [Tool; 10] = [
     Tool { program: "redis-server", package: "redis-server", oldest: 7 },
     Tool { program: "prometheus", package: "prometheus", oldest: 2 },
     Tool { program: "promtool", package: "prometheus", oldest: 2 },
+    Tool { program: "curl", package: "curl", oldest: 7 },
     Tool { program: "systemd-analyze", package: "systemd", oldest: 250 },
     // Where users do not look for programs.
     Tool { program: "/usr/sbin/nft", package: "nftables", oldest: 1 },
