@@ -7,6 +7,7 @@ use std::path::Path;
 use anyhow::{Context, bail};
 use serde_json::Value;
 
+use crate::documented::NamesInCode;
 use crate::run::{cargo, output, root};
 
 /// A longer file holds two ideas.
@@ -124,13 +125,17 @@ pub(crate) fn run() -> anyhow::Result<()> {
     let is_source =
         |path: &&str| Path::new(path).extension().is_some_and(|ending| ending == "rs" || ending == "lua");
     let sources = listed.lines().filter(is_source);
-    let (mut count, mut types) = (0, VisibleTypes::new());
+    let (mut count, mut types, mut names) = (0, VisibleTypes::new(), NamesInCode::default());
     for path in sources.filter(|path| root().join(path).exists()) {
         let text = fs::read_to_string(root().join(path)).with_context(|| format!("cannot read {path}"))?;
         problems.extend(file(path, &text));
-        add_visible_types(path, &text, &mut types);
+        if let Some(code) = product_code(path, &text) {
+            add_visible_types(path, code, &mut types);
+            names.add(path, code);
+        }
         count += 1;
     }
+    problems.extend(names.problems()?);
     problems.extend(duplicate_types(&types, &SHARED_TYPE_NAMES));
     if !problems.is_empty() {
         bail!("{} problems\n{}", problems.len(), problems.join("\n"));
@@ -215,17 +220,23 @@ fn is_product(path: &str) -> bool {
     path.starts_with("crates/") && path.contains("/src/") && !path.starts_with("crates/testkit/")
 }
 
-/// Adds the structs, enums and traits of a product file that other modules can name. Test modules are exempt: those in a
-/// file of their own, and those at the end of a file.
-fn add_visible_types(path: &str, text: &str, types: &mut VisibleTypes) {
+/// The product code of a file. Test modules are no product: those in a file of their own, and those at the end of a file.
+fn product_code<'a>(path: &str, text: &'a str) -> Option<&'a str> {
     let is_test = Path::new(path).with_extension("").iter().any(|part| part == "tests" || part == "test");
     if !is_product(path) || is_test {
-        return;
+        return None;
     }
-    let lines: Vec<_> = text.lines().collect();
-    let is_test_module = |pair: &[&str]| pair[0] == "#[cfg(test)]" && pair[1].ends_with('{');
-    let end = lines.windows(2).position(is_test_module).unwrap_or(lines.len());
-    for (number, line) in lines[..end].iter().enumerate() {
+    let mut starts = text.match_indices("#[cfg(test)]\n").filter(|(start, marker)| {
+        let next = text[start + marker.len()..].lines().next();
+        let is_line = *start == 0 || text[..*start].ends_with('\n');
+        is_line && next.is_some_and(|line| line.ends_with('{'))
+    });
+    Some(starts.next().map_or(text, |(start, _)| &text[..start]))
+}
+
+/// Adds the structs, enums and traits of product code that other modules can name.
+fn add_visible_types(path: &str, code: &str, types: &mut VisibleTypes) {
+    for (number, line) in code.lines().enumerate() {
         if let Some(name) = visible_type(line) {
             types.entry(name.to_owned()).or_default().push(format!("{path}:{}", number + 1));
         }
@@ -317,7 +328,9 @@ mod tests {
     fn duplicates(files: &[(&str, &str)]) -> Vec<String> {
         let mut types = VisibleTypes::new();
         for (path, text) in files {
-            add_visible_types(path, text, &mut types);
+            if let Some(code) = product_code(path, text) {
+                add_visible_types(path, code, &mut types);
+            }
         }
         duplicate_types(&types, &[("Allowed", "a reason")])
     }

@@ -35,7 +35,7 @@ pub(super) async fn reset<R: Backend>(
     let key = key(server, plan, &request.client)?;
     for rule in &rules {
         let result = server.backend.limiter().store().reset(CounterKey::new(rule.id, &key)).await;
-        result.map_err(|error| ApiError::unavailable("store", error.to_string()))?;
+        result.map_err(|error| ApiError::unavailable("store_unavailable", error.to_string()))?;
     }
     let names: Vec<_> = rules.iter().map(|rule| rule.name.as_str()).collect();
     let client = ClientName::from_key(&key);

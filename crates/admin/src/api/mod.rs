@@ -113,18 +113,22 @@ impl From<AdminStateError> for ApiError {
         match error {
             AdminStateError::Durable(DurableError::HandedOver) => Self::unavailable("handing_over", message),
             AdminStateError::Durable(DurableError::Ended) | AdminStateError::Ended => {
-                Self::unavailable("ending", message)
+                Self::unavailable("stopping", message)
             }
             AdminStateError::Durable(DurableError::Write { .. }) => {
                 Self::new(StatusCode::INTERNAL_SERVER_ERROR, "not_written", message)
                     .hint("check the disk of `store.directory`, then retry")
             }
-            AdminStateError::Full { .. } => Self::new(StatusCode::INSUFFICIENT_STORAGE, "full", message)
-                .hint("remove some; for long lists of networks use `bans.file` in the policy"),
+            AdminStateError::Full { .. } => {
+                Self::new(StatusCode::INSUFFICIENT_STORAGE, "too_many_entries", message)
+                    .hint("remove some; for long lists of networks use `bans.file` in the policy")
+            }
             AdminStateError::Store(StoreError::TooManyLimits { .. }) => {
                 Self::new(StatusCode::INSUFFICIENT_STORAGE, "too_many_limits", message)
             }
-            AdminStateError::Store(_) => Self::new(StatusCode::INTERNAL_SERVER_ERROR, "store", message),
+            AdminStateError::Store(_) => {
+                Self::new(StatusCode::INTERNAL_SERVER_ERROR, "store_unavailable", message)
+            }
         }
     }
 }

@@ -158,7 +158,7 @@ impl AdminListener {
             Ok(listener) => listener,
             Err(error) if admin.listen.is_none() => {
                 tracing::warn!(
-                    event = "no_admin",
+                    event = "admin_disabled",
                     "the admin API is disabled: cannot listen on {}: {error}; set another address in `admin.listen`, or \
                      write `admin: off`",
                     AdminPlan::LISTEN

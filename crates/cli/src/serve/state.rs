@@ -40,7 +40,7 @@ impl DurableState {
                 });
             }
             tracing::warn!(
-                event = "not_durable",
+                event = "state_not_persisted",
                 "cannot create the folder {}: {error}; bans and overrides are not persisted; set `store.directory` to a \
                  writable folder",
                 folder.display()
@@ -128,7 +128,7 @@ pub(crate) fn load_or_create_token(
         }
         Err(error) => {
             tracing::warn!(
-                event = "token_not_kept",
+                event = "token_not_saved",
                 "cannot write the admin token to {file}: {error}; the token changes at each start"
             );
             Ok((token, TokenLocation::Memory))

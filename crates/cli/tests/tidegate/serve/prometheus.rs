@@ -1,14 +1,16 @@
 //! A real Prometheus scrapes a running gateway under a known load.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
 
 use serde_json::Value;
-use tidegate_testkit::client::Connection;
+use tidegate_testkit::client::{Connection, get};
 use tidegate_testkit::port::free_address;
 use tidegate_testkit::process::{PolicyFile, Process};
 use tidegate_testkit::wait::eventually_blocking;
 
+use crate::program::ROOT;
 use crate::serve::admin::{AdminGateway, policy_text};
 
 /// Prometheus, reading the gateway four times a second.
@@ -130,4 +132,22 @@ fn metrics_read_once_have_exact_numbers() {
     let refused = "rate_limit_exceeded_total{client_id=\"user:heavy\",rule=\"default\"} 19\n";
     assert!(page.contains(refused), "{page}");
     assert!(page.contains("rate_limit_exceeded_total{client_id=\"other\",rule=\"default\"} 1\n"), "{page}");
+}
+
+#[test]
+fn metrics_of_a_running_gateway_are_those_of_the_documentation() {
+    let gate = AdminGateway::serve(PolicyFile::new(&policy_text("")));
+    for _ in 0..6 {
+        get(&gate.server.address, "X-User: bob\r\n");
+    }
+    let page = gate.send("GET", "/metrics", "").text();
+    let exposed: BTreeSet<_> =
+        page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
+    let documentation = std::fs::read_to_string(format!("{ROOT}/docs/observability.md")).unwrap();
+    let rows = documentation.lines().skip_while(|line| !line.starts_with("| metric |")).skip(2);
+    let names = rows.take_while(|line| line.starts_with('|')).filter_map(|row| row.split('|').nth(1));
+    let mut documented: BTreeSet<_> = names.flat_map(|cell| cell.split('`').skip(1).step_by(2)).collect();
+    // This gateway has no TLS listener.
+    assert!(documented.remove("tidegate_certificate_expiry_timestamp_seconds"));
+    assert_eq!(exposed, documented);
 }
