@@ -35,7 +35,7 @@ impl Installation {
             return start_another(line);
         }
         let line = line
-            .replace("/var/backups/", "./")
+            .replace("/var/lib/tidegate/", "./")
             .replace("127.0.0.1:9900", &self.admin)
             // nftables needs root.
             .replace("| nft -f -", "| grep -q tidegate");
