@@ -76,7 +76,7 @@ pub(super) fn top<R: Backend>(server: &AdminServer<R>) -> ApiResponse {
 pub(super) fn rule<'p>(plan: &'p Plan, name: &str) -> Result<&'p Rule, ApiError> {
     plan.rate_limits.iter().find(|rule| rule.name == name).ok_or_else(|| {
         let names: Vec<_> = plan.rate_limits.iter().take(20).map(|rule| rule.name.as_str()).collect();
-        ApiError::invalid_field("rule", "the policy has no rule with this name")
+        ApiError::invalid_field("rule", format!("the policy has no rule `{name}`"))
             .hint(format!("available rules: {}", names.join(", ")))
     })
 }

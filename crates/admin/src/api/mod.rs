@@ -75,12 +75,12 @@ fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
 fn until(text: Option<&str>, now: Timestamp) -> Result<Option<Timestamp>, ApiError> {
     let Some(text) = text else { return Ok(None) };
     let span = duration(text).map_err(|error| {
-        ApiError::invalid_field("for", format!("invalid duration: {error}"))
+        ApiError::invalid_field("for", format!("the duration {error}"))
             .hint("use a duration such as 90s, 15m, 12h or 7d")
     })?;
     if span.is_zero() {
         let error = ApiError::invalid_field("for", "the duration must be positive");
-        return Err(error.hint("use a duration such as 15m, or omit `for` for no end"));
+        return Err(error.hint("use a duration such as 15m, or omit it: then there is no end"));
     }
     Ok(Some(now + span))
 }

@@ -79,7 +79,7 @@ pub(super) async fn back_up<R: Backend>(
         }
         Err(error @ BackupError::Write { .. }) => {
             let error = ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "not_written", error.to_string());
-            Err(error.hint("choose a folder that the user of the gateway can write to"))
+            Err(error.hint("choose an existing folder to which the user of the gateway can write"))
         }
     }
 }

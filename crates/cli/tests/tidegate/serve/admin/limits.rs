@@ -82,7 +82,7 @@ fn override_command_sets_lists_and_removes_overrides() {
     assert_eq!(listed, "no overrides\n");
     for (args, expected) in [
         (&["override", "user:bob", "--rule", "default", "--limit", "0/m"][..], "requests"),
-        (&["override", "user:bob", "--rule", "none", "--limit", "1/m"], "no rule with this name"),
+        (&["override", "user:bob", "--rule", "none", "--limit", "1/m"], "the policy has no rule `none`"),
         (&["override", "bob", "--rule", "default", "--limit", "1/m"], "user:bob"),
         (&["override", "user:bob", "--rule", "default", "--limit", "1/m", "--algorithm", "magic"], "magic"),
         (&["override", "user:bob", "--rule", "default"], "--limit"),
