@@ -48,8 +48,8 @@ pub(super) async fn reset<R: Backend>(
 #[derive(Serialize)]
 struct HeavyClientView {
     client: ClientName,
-    allowed: u64,
-    refused: u64,
+    admitted: u64,
+    rejected: u64,
 }
 
 /// The heaviest clients of each rule.
@@ -61,7 +61,7 @@ pub(super) fn top<R: Backend>(server: &AdminServer<R>) -> ApiResponse {
         // The name of a removed rule is unknown.
         let Some(index) = rules.iter().position(|rule| rule.id == heavy.rule) else { continue };
         let client = ClientName::from_key(&heavy.client);
-        let view = HeavyClientView { client, allowed: heavy.admitted, refused: heavy.rejected };
+        let view = HeavyClientView { client, admitted: heavy.admitted, rejected: heavy.rejected };
         heaviest.entry(index).or_default().push(view);
     }
     let to_json = |(index, clients): (usize, Vec<HeavyClientView>)| {

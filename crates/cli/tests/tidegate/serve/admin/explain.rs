@@ -194,9 +194,9 @@ fn gateway_result(gateway: &AdminGateway, case: &Case) -> (u16, Vec<String>, Str
 fn explain_result(explanation: &Value) -> (u64, Vec<String>, &str) {
     let verdict = &explanation["verdict"];
     let status = match verdict["is"].as_str().unwrap_or_else(|| panic!("{explanation}")) {
-        "passes" | "exempt" => 200,
+        "admitted" | "exempt" => 200,
         "banned" => 403,
-        "refused" => 429,
+        "limit_exceeded" => 429,
         _ => verdict["status"].as_u64().unwrap(),
     };
     let rules = explanation["rules"].as_array().unwrap().iter().filter(|rule| rule["binding"] == true);
@@ -250,7 +250,7 @@ fn explain_and_gateway_give_the_same_result() {
         if message.is_some_and(|message| reason.is_empty() || !message.contains(reason)) {
             differences.push(format!("{body}: {response_body}, explained as {reason}"));
         }
-        if matches!(explanation["verdict"]["is"].as_str(), Some("passes" | "refused")) {
+        if matches!(explanation["verdict"]["is"].as_str(), Some("admitted" | "limit_exceeded")) {
             expected_clients.push(explanation["client"]["key"].as_str().unwrap().to_owned());
         }
     }

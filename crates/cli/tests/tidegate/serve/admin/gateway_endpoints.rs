@@ -42,7 +42,7 @@ fn admin_explain_uses_the_active_policy_and_bans() {
     let gateway = AdminGateway::start("");
     let body = r#"{"path":"/x?y","headers":{"X-User":"bob"}}"#;
     let explained = gateway.send("POST", "/v1/explain", body).json();
-    assert_eq!(explained["verdict"]["is"], "passes", "{explained}");
+    assert_eq!(explained["verdict"]["is"], "admitted", "{explained}");
     assert_eq!((&explained["client"]["key"], &explained["path"]), (&json!("user:bob"), &json!("/x")));
     gateway.send("POST", "/v1/bans", r#"{"subject":"user:bob"}"#);
     let explained = gateway.send("POST", "/v1/explain", body).json();
@@ -60,7 +60,7 @@ fn top_lists_the_heaviest_clients_with_their_rejections() {
         top["rules"][0]["clients"][0].clone()
     };
     // The top clients are sampled: about one of a thousand decisions counts.
-    while top_client(&gateway)["refused"].as_u64().unwrap_or_default() == 0 {
+    while top_client(&gateway)["rejected"].as_u64().unwrap_or_default() == 0 {
         for _ in 0..500 {
             connection.get("X-User: abuser\r\n").unwrap();
         }
