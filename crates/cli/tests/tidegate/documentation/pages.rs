@@ -93,7 +93,7 @@ fn command_lines(block: &Block) -> impl Iterator<Item = &str> {
 fn shell_commands_in_documentation_pages_succeed() {
     let installation = Installation::start();
     let mut count = 0;
-    for page in pages() {
+    for page in all() {
         for block in blocks(&read(&page)) {
             assert_ne!(block.language, "console", "{page}:{}: use `sh`, which a test runs", block.line);
             for line in command_lines(&block).filter(|_| block.language == "sh") {
@@ -105,7 +105,8 @@ fn shell_commands_in_documentation_pages_succeed() {
     assert!(count > 10, "only {count} commands found");
 }
 
-fn pages() -> Vec<String> {
+/// The pages in docs/, sorted.
+pub(super) fn all() -> Vec<String> {
     let files = std::fs::read_dir(format!("{}/docs", crate::program::ROOT)).unwrap();
     let paths = files.map(|file| file.unwrap().path());
     let pages = paths.filter(|path| path.extension().is_some_and(|ending| ending == "md"));
