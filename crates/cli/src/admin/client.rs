@@ -138,7 +138,7 @@ impl AdminClient {
         let body = Limited::new(response.into_body(), MAX_RESPONSE_BYTES).collect().await;
         let body = body.map_err(|error| anyhow!(error)).with_context(broken)?.to_bytes();
         let result = serde_json::from_slice(&body)
-            .with_context(|| format!("{address} is not an admin API: it responded {status} without JSON"))?;
+            .map_err(|_| anyhow!("{address} is not an admin API: it responded {status} without JSON"))?;
         Ok((status, result))
     }
 }

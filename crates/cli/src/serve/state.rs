@@ -34,18 +34,18 @@ impl DurableState {
             if is_configured
                 || !matches!(error.kind(), ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem)
             {
-                return Err(error).with_context(|| {
-                    format!(
-                        "cannot create the folder {}; check `store.directory` and its permissions",
-                        folder.display()
-                    )
-                });
+                bail!(
+                    "cannot create the folder {}: {}; check `store.directory` and its permissions",
+                    folder.display(),
+                    describe_io_error(&error)
+                );
             }
             tracing::warn!(
                 event = "state_not_persisted",
-                "cannot create the folder {}: {error}; bans and overrides are not persisted; set `store.directory` to a \
+                "cannot create the folder {}: {}; bans and overrides are not persisted; set `store.directory` to a \
                  writable folder",
-                folder.display()
+                folder.display(),
+                describe_io_error(&error)
             );
             return Self::in_memory();
         }

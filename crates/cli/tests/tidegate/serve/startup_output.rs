@@ -112,3 +112,26 @@ fn listen_option_that_is_no_address_is_an_error_with_an_example() {
     assert!(error.contains("cannot listen on 8080"), "{error}");
     assert!(error.contains("127.0.0.1:8080"), "an example shows the form: {error}");
 }
+
+#[test]
+fn startup_errors_name_the_cause_without_error_numbers() {
+    let policy = |rest: &str| {
+        PolicyFile::new(&format!(
+            "upstreams: {{ api: {{ servers: ['http://127.0.0.1:1'] }} }}\nroutes: [{{ upstream: api }}]\n\
+             listen: 127.0.0.1:0\nadmin: off\nrate_limits: {{ default: {{ requests: 5, window: 1h }} }}\n{rest}"
+        ))
+    };
+    let log = policy("log: { to: none/a.log }");
+    let store = policy("store: { directory: /proc/none }");
+    for (args, expected) in [
+        (["--cores", "0"], "expected a whole number of at least 1"),
+        (["--listen", "no-such-host.invalid:1"], "invalid address or unknown host name"),
+        (["--config", &log.path()], "its folder does not exist; check `log.to`"),
+        (["--config", &store.path()], "cannot create the folder /proc/none: no such file"),
+    ] {
+        let output = run(&["serve", args[0], args[1]]);
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && error.contains(expected), "{error}");
+        assert!(!error.contains("os error"), "{error}");
+    }
+}
