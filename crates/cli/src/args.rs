@@ -2,6 +2,7 @@
 
 mod admin;
 
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 pub(crate) use admin::{
@@ -176,8 +177,17 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "SOCKET")]
     pub(crate) takeover: Option<PathBuf>,
     /// Number of worker threads. Default: one per CPU core.
-    #[arg(long, value_name = "NUMBER")]
-    pub(crate) cores: Option<std::num::NonZeroUsize>,
+    #[arg(long, value_name = "NUMBER", value_parser = parse_cores)]
+    pub(crate) cores: Option<NonZeroUsize>,
+}
+
+/// Why the value of `--cores` is invalid.
+#[derive(Debug, thiserror::Error)]
+#[error("expected a whole number of at least 1")]
+struct InvalidCores;
+
+fn parse_cores(text: &str) -> Result<NonZeroUsize, InvalidCores> {
+    text.parse().map_err(|_| InvalidCores)
 }
 
 #[derive(Debug, clap::Args)]

@@ -168,7 +168,7 @@ fn exchange_error(error: &SendError, upload: Option<UploadFailure>) -> ServeErro
         (Some(UploadFailure::Malformed), _) => ServeError::BadBody,
         (Some(UploadFailure::TooLarge), _) => ServeError::TooLarge,
         (Some(UploadFailure::TooSlow), _) => ServeError::SlowBody,
-        (None, SendError::Host) => ServeError::Framing("the Host header is not a valid host"),
+        (None, SendError::Host) => ServeError::Framing("invalid Host header"),
         (None, _) => ServeError::BadUpstreamResponse,
     }
 }

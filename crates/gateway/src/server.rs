@@ -104,7 +104,7 @@ impl<S: Store + 'static> Gateway<S> {
     }
 
     /// All metrics: those of the requests, and the state of connections and upstreams.
-    pub fn page(&self, reader: MetricsReader) -> Exposition {
+    pub fn metrics(&self, reader: MetricsReader) -> Exposition {
         let mut page = self.shared.telemetry.exposition(reader, self.shared.limiter.clock().now());
         let open = self.connections();
         page.single("tidegate_connections_open", MetricKind::Gauge, "Open client connections.", open);

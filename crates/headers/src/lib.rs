@@ -56,3 +56,8 @@ pub use retry_after::{retry_after_seconds, write_retry_after};
 pub use style::{BodyStyle, HeaderStyle};
 pub use value_cache::HeaderValueCache;
 pub use write::{HeaderWriter, RateLimitHeaders, is_rejected_by_upstream};
+
+/// The examples of README.md.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

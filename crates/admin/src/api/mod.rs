@@ -75,12 +75,12 @@ fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
 fn until(text: Option<&str>, now: Timestamp) -> Result<Option<Timestamp>, ApiError> {
     let Some(text) = text else { return Ok(None) };
     let span = duration(text).map_err(|error| {
-        ApiError::invalid_field("for", format!("invalid duration: {error}"))
+        ApiError::invalid_field("for", format!("the duration {error}"))
             .hint("use a duration such as 90s, 15m, 12h or 7d")
     })?;
     if span.is_zero() {
         let error = ApiError::invalid_field("for", "the duration must be positive");
-        return Err(error.hint("use a duration such as 15m, or omit `for` for no end"));
+        return Err(error.hint("use a duration such as 15m, or omit it: then there is no end"));
     }
     Ok(Some(now + span))
 }
@@ -113,18 +113,22 @@ impl From<AdminStateError> for ApiError {
         match error {
             AdminStateError::Durable(DurableError::HandedOver) => Self::unavailable("handing_over", message),
             AdminStateError::Durable(DurableError::Ended) | AdminStateError::Ended => {
-                Self::unavailable("ending", message)
+                Self::unavailable("stopping", message)
             }
             AdminStateError::Durable(DurableError::Write { .. }) => {
                 Self::new(StatusCode::INTERNAL_SERVER_ERROR, "not_written", message)
                     .hint("check the disk of `store.directory`, then retry")
             }
-            AdminStateError::Full { .. } => Self::new(StatusCode::INSUFFICIENT_STORAGE, "full", message)
-                .hint("remove some; for long lists of networks use `bans.file` in the policy"),
+            AdminStateError::Full { .. } => {
+                Self::new(StatusCode::INSUFFICIENT_STORAGE, "too_many_entries", message)
+                    .hint("remove some; for long lists of networks use `bans.file` in the policy")
+            }
             AdminStateError::Store(StoreError::TooManyLimits { .. }) => {
                 Self::new(StatusCode::INSUFFICIENT_STORAGE, "too_many_limits", message)
             }
-            AdminStateError::Store(_) => Self::new(StatusCode::INTERNAL_SERVER_ERROR, "store", message),
+            AdminStateError::Store(_) => {
+                Self::new(StatusCode::INTERNAL_SERVER_ERROR, "store_unavailable", message)
+            }
         }
     }
 }

@@ -74,12 +74,12 @@ pub(super) async fn back_up<R: Backend>(
         Ok(()) => Ok(response::json(StatusCode::CREATED, &json!({ "path": path }))),
         Err(BackupError::Durable(error)) => Err(AdminStateError::from(error).into()),
         Err(error @ BackupError::Exists { .. }) => {
-            let error = ApiError::new(StatusCode::CONFLICT, "exists", error.to_string());
+            let error = ApiError::new(StatusCode::CONFLICT, "file_exists", error.to_string());
             Err(error.hint("choose another path; a backup does not replace a file"))
         }
         Err(error @ BackupError::Write { .. }) => {
             let error = ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "not_written", error.to_string());
-            Err(error.hint("choose a folder that the user of the gateway can write to"))
+            Err(error.hint("choose an existing folder to which the user of the gateway can write"))
         }
     }
 }

@@ -97,7 +97,7 @@ impl Backend for AdminBackend {
 
     fn metrics(&self, remembers: bool) -> (String, &'static str) {
         let mut page =
-            self.gateway.page(if remembers { MetricsReader::Scraper } else { MetricsReader::OneShot });
+            self.gateway.metrics(if remembers { MetricsReader::Scraper } else { MetricsReader::OneShot });
         let MemoryUse { table_bytes, pool_bytes, overflowed, limits_in_use, limits_max } =
             self.limiter().store().memory_use();
         let (table, pool) = ("tidegate_store_table_bytes", "tidegate_store_pool_bytes");
@@ -158,7 +158,7 @@ impl AdminListener {
             Ok(listener) => listener,
             Err(error) if admin.listen.is_none() => {
                 tracing::warn!(
-                    event = "no_admin",
+                    event = "admin_disabled",
                     "the admin API is disabled: cannot listen on {}: {error}; set another address in `admin.listen`, or \
                      write `admin: off`",
                     AdminPlan::LISTEN

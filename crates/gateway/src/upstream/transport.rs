@@ -48,7 +48,7 @@ pub(crate) enum SendError {
     #[error("cannot connect to the server")]
     Connect(#[source] io::Error),
     /// The `Host` is not a valid `:authority` for an HTTP/2 server.
-    #[error("the Host header is not a valid authority")]
+    #[error("invalid Host header")]
     Host,
     /// The connection broke, or the response is not valid HTTP.
     #[error("invalid response")]

@@ -148,7 +148,7 @@ impl TestGateway {
 
     /// All metrics, as a person reads them.
     pub(crate) fn metrics(&self) -> String {
-        self.gateway.page(MetricsReader::OneShot).into_text()
+        self.gateway.metrics(MetricsReader::OneShot).into_text()
     }
 
     /// The value of a series of the metrics.

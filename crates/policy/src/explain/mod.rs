@@ -107,10 +107,8 @@ pub enum ExplainedVerdict {
         reason: String,
     },
     /// The request is admitted.
-    #[serde(rename = "passes")]
     Admitted,
     /// The request is rejected with 429.
-    #[serde(rename = "refused")]
     LimitExceeded {
         /// The rule that rejects it.
         by: String,

@@ -457,7 +457,7 @@ pub(crate) static LOG: Mapping = Mapping {
             "to",
             Either(&[Choice(&["stderr", "stdout"]), Text("file")]),
             "Where log lines are written. A file is appended to, and reopened on SIGHUP.",
-            "/var/log/tidegate.log",
+            "/var/log/tidegate/tidegate.log",
         )
         .default("stderr"),
     ],
