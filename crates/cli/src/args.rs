@@ -158,7 +158,7 @@ impl Default for Command {
 #[derive(Debug, Default, clap::Args)]
 pub(crate) struct ServeArgs {
     /// Policy file.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["upstream", "limit"])]
+    #[arg(long, short, value_name = "FILE", conflicts_with_all = ["upstream", "limit"])]
     pub(crate) config: Option<PathBuf>,
     /// URL of the service to forward to, such as `http://localhost:3000`.
     #[arg(long, value_name = "URL")]
