@@ -156,7 +156,7 @@ pub struct EjectPlan {
     pub after: u32,
     /// How long it is ejected at first; doubles up to ten times with each ejection that follows.
     pub duration: TimeSpan,
-    /// The largest share of servers that is ejected at a time.
+    /// The largest share of servers that is ejected at a time, rounded down.
     pub at_most: Ratio,
 }
 
@@ -183,6 +183,8 @@ pub enum FallbackPlan {
 /// The body of a fallback response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FallbackBody {
+    /// The name of the file, as in the policy.
+    pub file: String,
     /// The content.
     pub content: Vec<u8>,
     /// `Content-Type`, by the extension of the file.
