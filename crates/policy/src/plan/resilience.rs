@@ -1,5 +1,7 @@
 //! How the gateway treats an upstream that fails or is slow.
 
+mod describe;
+
 use tidegate_core::{AdaptiveConfig, Backoff, BreakerConfig, Jitter, Ratio, TimeSpan};
 
 /// The resilience settings of an upstream. The default is what an upstream without any of these keys gets.
