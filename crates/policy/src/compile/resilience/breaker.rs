@@ -33,7 +33,8 @@ pub(super) fn breaker<'s>(
     }
     let open_for = open_for.unwrap_or(default.open_for);
     let config = BreakerConfig {
-        failures: failures.or(default.failures.filter(|_| !has_rate)),
+        // Also the default if the rates are invalid, so that the other keys are validated.
+        failures: failures.or(default.failures.filter(|_| failure_rate.is_none() && slow.is_none())),
         failure_rate,
         slow,
         window: window.map_or(default.window, WindowLength::Time),
@@ -44,10 +45,6 @@ pub(super) fn breaker<'s>(
         successes: successes.unwrap_or(default.successes),
         open_jitter: default.open_jitter,
     };
-    // An invalid value of a rate has been reported; without it the breaker may never open.
-    if has_rate && failure_rate.is_none() && slow.is_none() && failures.is_none() {
-        return None;
-    }
     if let Err(error) = Breaker::new(config) {
         report.push(invalid(node, &fields, error));
     }
