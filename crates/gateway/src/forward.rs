@@ -1,24 +1,32 @@
 //! Sends a request to a server of its upstream and builds the response.
 
+use std::cell::Cell;
 use std::pin::pin;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::time::Duration;
 
+use http::header::RETRY_AFTER;
 use http::request::Parts;
 use http::{Response, StatusCode, Version};
 use hyper::upgrade::OnUpgrade;
-use tidegate_limiter::Reservations;
-use tidegate_store::{Permit, Store};
+use tidegate_core::{BreakerState, CallEnd, TimeSpan, Timestamp};
+use tidegate_limiter::{RefundGuard, Reservations};
+use tidegate_policy::{FallbackPlan, RetryPlan};
+use tidegate_store::Store;
 use tidegate_telemetry::AttemptResult;
 
-use crate::error::ServeError;
+use crate::error::{OpenBreaker, ServeError};
 use crate::http::header_flags::HeaderFlags;
 use crate::http::hop_headers::{self, ConnInfo};
-use crate::http::request_body::UploadFailure;
+use crate::http::request_body::{UploadFailure, UploadHandle};
 use crate::http::response_body::{ForwardedBody, ResponseBody, UpstreamBody};
 use crate::http::upgrade;
 use crate::service::Exchange;
-use crate::upstream::{ForwardedRequest, PooledConn, SendError, StickyKey, UpstreamGroup};
+use crate::time_bounds::{AttemptBound, TimeBounds};
+use crate::upstream::{
+    ExchangePermits, ForwardedRequest, NextAttempt, PooledConn, RetryCause, RetryState, SelectError,
+    SelectedServer, SendError, Server, StickyKey, UpstreamGroup,
+};
 use crate::worker::Worker;
 
 /// A request to a server, and the upgrade that it asks for.
@@ -41,64 +49,179 @@ impl PendingUpgrade {
     }
 }
 
+/// What the attempts of a request have in common.
+#[derive(Clone, Debug)]
+pub(crate) struct AttemptContext<'u> {
+    pub(crate) upstream: &'u UpstreamGroup,
+    pub(crate) sticky_key: StickyKey,
+    pub(crate) permits: ExchangePermits,
+    /// When the request was ready to be sent.
+    pub(crate) at: Timestamp,
+}
+
+/// The response to an attempt, and its connection.
+type Answer = (Response<UpstreamBody>, PooledConn);
+
+/// Why an attempt failed.
+#[derive(Debug)]
+struct AttemptFailure {
+    result: AttemptResult,
+    /// What it says about the server.
+    end: CallEnd,
+    /// Why it may be repeated; `None` if it may not.
+    cause: Option<RetryCause>,
+    error: ServeError,
+}
+
+/// An attempt that another one may follow.
+enum RepeatableEnd {
+    Response(Box<Answer>),
+    Failure(ServeError),
+}
+
 impl<S: Store + 'static> Exchange<'_, S> {
-    /// Returns the response of the upstream. Tries the next server if one is unreachable, since nothing was sent to it.
+    /// Returns the response of the upstream, or of the one that replaces it while its breakers are open.
     pub(crate) async fn send(
         &mut self,
         outbound: &mut OutboundRequest,
-        (upstream, sticky_key): (&UpstreamGroup, StickyKey),
-        mut permits: Vec<Permit>,
+        context: AttemptContext<'_>,
+        refund: &mut Option<RefundGuard<S>>,
     ) -> Result<Response<ResponseBody>, ServeError> {
-        let (worker, record) = (self.worker, &mut self.record);
-        let OutboundRequest { request, upgrade } = outbound;
-        let mut server = upstream.choose(sticky_key, &[]).cloned().ok_or(ServeError::NoServer)?;
-        let mut tried = Vec::new();
-        let upload = request.upload().clone();
-        let (response, conn) = loop {
-            let trial = record.start_attempt(&upstream.counts);
-            let sent = {
-                let sending = pin!(worker.transport.send(&server, request, &mut permits));
-                worker
-                    .timeouts
-                    .run_within(worker.limits.response_timeout, sending, || upload.has_progress())
-                    .await
-            };
-            let Some(sent) = sent else {
-                record.finish_attempt(trial, &server.addr, AttemptResult::TimedOut);
-                return Err(ServeError::UpstreamTimeout);
-            };
-            match sent {
-                Ok(answer) => {
-                    record.finish_attempt(
-                        trial,
-                        &server.addr,
-                        AttemptResult::Response(answer.0.status().as_u16()),
-                    );
-                    break answer;
-                }
-                Err(SendError::Connect(error)) => {
-                    record.finish_attempt(trial, &server.addr, AttemptResult::Unreachable);
-                    tried.push(Arc::as_ptr(&server));
-                    server =
-                        upstream.choose(sticky_key, &tried).cloned().ok_or_else(|| connect_error(&error))?;
-                }
-                Err(error) => {
-                    let cause = exchange_error(&error, upload.failure());
-                    // A bad request body is not a failure of the server.
-                    let result = if matches!(cause, ServeError::BadUpstreamResponse) {
-                        AttemptResult::Broken
-                    } else {
-                        AttemptResult::Abandoned
-                    };
-                    record.finish_attempt(trial, &server.addr, result);
-                    return Err(cause);
-                }
-            }
+        let fallback = context.upstream.resilience.plan.fallback.as_ref();
+        let fallback = match fallback {
+            Some(FallbackPlan::Upstream(index)) => self.snapshot.upstreams().get(*index),
+            Some(FallbackPlan::Response { .. }) | None => None,
         };
-        if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-            return worker.upgrade(response, conn, upgrade.take());
+        let Some(fallback) = fallback else { return self.send_to(outbound, &context, refund).await };
+        match self.send_to(outbound, &context, refund).await {
+            Err(ServeError::BreakerOpen(_)) if outbound.request.rewind() => {
+                let permits = self.admit_fallback(fallback, context.permits.clone()).await?;
+                let context = AttemptContext { upstream: fallback, permits, ..context };
+                self.send_to(outbound, &context, refund).await
+            }
+            sent => sent,
         }
-        let min_rate = worker.limits.response_min_rate;
+    }
+
+    /// Sends a request to servers of an upstream until there is a response to forward or no attempt is left.
+    async fn send_to(
+        &mut self,
+        OutboundRequest { request, upgrade }: &mut OutboundRequest,
+        context: &AttemptContext<'_>,
+        refund: &mut Option<RefundGuard<S>>,
+    ) -> Result<Response<ResponseBody>, ServeError> {
+        let AttemptContext { upstream, sticky_key, permits, at } = context;
+        let resilience = &upstream.resilience;
+        let (worker, deadline) = (self.worker, self.deadline);
+        let clock = &**worker.limiter.clock();
+        let bounds = TimeBounds { clock, started: *at, timeouts: resilience.timeouts, deadline };
+        let mut selected =
+            upstream.select(*sticky_key, &[]).map_err(|error| select_error(upstream, error))?;
+        let mut bound = bounds.first()?;
+        resilience.budget.budget().record_request(*at);
+        if upgrade.is_none() {
+            request.prepare_retries(&resilience.plan.retry);
+        }
+        let recording = UploadRecording(request.upload().clone());
+        let mut retry = RetryState::new(upstream, *sticky_key);
+        if let Some(refund) = refund.take() {
+            refund.keep();
+        }
+        loop {
+            let index = selected.index;
+            let (cause, end) = match self.attempt(request, context, selected, (&bounds, bound)).await {
+                Ok(answer) => match status_cause(&answer.0, &resilience.plan.retry) {
+                    None => return self.accept(answer, upgrade.take(), permits, recording),
+                    Some(cause) => (cause, RepeatableEnd::Response(Box::new(answer))),
+                },
+                Err(AttemptFailure { cause: Some(cause), error, .. }) => {
+                    (cause, RepeatableEnd::Failure(error))
+                }
+                Err(failure) => return Err(failure.error),
+            };
+            let next = retry.next(index, cause, request.can_repeat());
+            let next = next.filter(|next| bounds.allows_wait(next.wait) && request.rewind());
+            let Some(NextAttempt { selected: other, wait, permit }) = next else {
+                return match end {
+                    RepeatableEnd::Response(answer) => self.accept(*answer, None, permits, recording),
+                    RepeatableEnd::Failure(error) => Err(error),
+                };
+            };
+            if let RepeatableEnd::Response(answer) = end {
+                discard(*answer);
+            }
+            if !wait.is_zero() {
+                tokio::time::sleep(wait).await;
+            }
+            bound = bounds.next()?;
+            selected = other;
+            if let Some(permit) = permit {
+                permit.spend();
+                resilience.count_retry();
+            }
+        }
+    }
+
+    /// One attempt at a server. Its result is recorded.
+    async fn attempt(
+        &mut self,
+        request: &mut ForwardedRequest,
+        AttemptContext { upstream, permits, .. }: &AttemptContext<'_>,
+        SelectedServer { index, server, breaker }: SelectedServer<'_>,
+        (bounds, bound): (&TimeBounds<'_>, AttemptBound),
+    ) -> Result<Answer, AttemptFailure> {
+        let (worker, record) = (self.worker, &mut self.record);
+        if let Some(deadline) = bounds.deadline
+            && let Some(headers) = request.headers_mut()
+        {
+            deadline.write_headers(headers, bounds.clock.now());
+        }
+        let trial = record.start_attempt(&upstream.counts);
+        let (upload, is_deadline) = (request.upload().clone(), Cell::new(bound.is_deadline));
+        let sent = {
+            let sending = pin!(worker.transport.send(upstream, server, request, permits));
+            let extension = || bounds.extension(&upload, &is_deadline);
+            worker.timeouts.run_within(bound.timeout, sending, extension).await
+        };
+        let sent = match sent {
+            Some(Ok(answer)) => Ok(answer),
+            Some(Err(error)) => Err(failure(&error, upload.failure())),
+            None => Err(timeout(is_deadline.get())),
+        };
+        let (result, end) = match &sent {
+            Ok((response, _)) => {
+                let status = response.status().as_u16();
+                (AttemptResult::Response(status), CallEnd::Status(status))
+            }
+            Err(failure) => (failure.result, failure.end),
+        };
+        record.finish_attempt(trial, &server.addr, result);
+        let outcome = end.outcome();
+        if let Some(change) = breaker.and_then(|breaker| breaker.record(outcome)) {
+            worker.log_breaker(upstream, server, change);
+        }
+        if let Some(span) = upstream.record_outcome(index, outcome) {
+            worker.log_ejection(upstream, server, span);
+        }
+        sent
+    }
+
+    /// The response for the client.
+    fn accept(
+        &self,
+        (response, conn): Answer,
+        upgrade: Option<PendingUpgrade>,
+        permits: &ExchangePermits,
+        recording: UploadRecording,
+    ) -> Result<Response<ResponseBody>, ServeError> {
+        recording.end();
+        if let Some(shed) = permits.take_shed() {
+            shed.record();
+        }
+        if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+            return self.worker.upgrade(response, conn, upgrade);
+        }
+        let min_rate = self.worker.limits.response_min_rate;
         let body = |source| ResponseBody::Upstream(Box::new(ForwardedBody::new(source, conn, min_rate)));
         let mut response = response.map(body);
         hop_headers::prepare_response(response.headers_mut(), false);
@@ -127,6 +250,23 @@ impl<S: Store + 'static> Exchange<'_, S> {
 }
 
 impl<S: Store + 'static> Worker<S> {
+    #[cold]
+    fn log_ejection(&self, upstream: &UpstreamGroup, server: &Server, span: TimeSpan) {
+        let (name, address, span) = (&upstream.name, &server.addr, format!("{span:?}"));
+        let message = format!("server {address} of upstream `{name}` keeps failing: no requests for {span}");
+        let fields = [("upstream", name.as_str()), ("server", address), ("duration", &span)];
+        self.log.event("server_ejected", &message, &fields);
+    }
+
+    #[cold]
+    fn log_breaker(&self, upstream: &UpstreamGroup, server: &Server, state: BreakerState) {
+        let (name, address) = (&upstream.name, &server.addr);
+        let state = state.name();
+        let message = format!("the breaker of upstream `{name}` is {state} after a request to {address}");
+        let fields = [("upstream", name.as_str()), ("server", address), ("state", state)];
+        self.log.event("breaker_changed", &message, &fields);
+    }
+
     /// Relays between client and server after the server has agreed to switch protocols.
     fn upgrade(
         &self,
@@ -145,6 +285,84 @@ impl<S: Store + 'static> Worker<S> {
         hop_headers::prepare_response(response.headers_mut(), true);
         Ok(response)
     }
+}
+
+/// Ends the recording of a request body: dropped without a response, the rest of the body is not needed.
+struct UploadRecording(UploadHandle);
+
+impl UploadRecording {
+    /// There is a response; the body may still be sent, but not again.
+    fn end(mut self) {
+        std::mem::take(&mut self.0).end_recording();
+    }
+}
+
+impl Drop for UploadRecording {
+    fn drop(&mut self) {
+        self.0.stop();
+    }
+}
+
+/// Drops a response that is not forwarded. Its connection is kept if the response is complete.
+fn discard((response, conn): Answer) {
+    if response.body().is_received() {
+        conn.give_back();
+    } else {
+        conn.give_up();
+    }
+}
+
+/// Why a response may be replaced by that of another attempt.
+fn status_cause(response: &Response<UpstreamBody>, plan: &RetryPlan) -> Option<RetryCause> {
+    if plan.on.statuses.is_empty() {
+        return None;
+    }
+    let status = response.status();
+    let seconds = || response.headers().get(RETRY_AFTER)?.to_str().ok()?.trim().parse().ok();
+    let wait = if status == StatusCode::SERVICE_UNAVAILABLE { seconds() } else { None };
+    let cause = RetryCause::Status(status.as_u16(), wait.map(Duration::from_secs));
+    cause.is_in(&plan.on).then_some(cause)
+}
+
+fn select_error(upstream: &UpstreamGroup, error: SelectError) -> ServeError {
+    match error {
+        SelectError::NoServer => ServeError::NoServer,
+        SelectError::BreakerOpen(retry_after) => ServeError::BreakerOpen(OpenBreaker {
+            retry_after: retry_after.map_or(1, |wait| wait.as_secs_ceil().max(1)),
+            response: upstream.resilience.fixed_response.clone(),
+        }),
+    }
+}
+
+/// No response started in time.
+fn timeout(is_deadline: bool) -> AttemptFailure {
+    if is_deadline {
+        let (result, end) = (AttemptResult::Abandoned, CallEnd::Cancelled);
+        return AttemptFailure { result, end, cause: None, error: ServeError::DeadlineExceeded };
+    }
+    let (result, end) = (AttemptResult::TimedOut, CallEnd::Timeout);
+    AttemptFailure { result, end, cause: Some(RetryCause::Timeout), error: ServeError::UpstreamTimeout }
+}
+
+/// What a failed exchange says about the server. What the client has caused is not a failure of the server.
+fn failure(error: &SendError, upload: Option<UploadFailure>) -> AttemptFailure {
+    if let (SendError::Connect(source), None) = (error, upload) {
+        let (result, end) = (AttemptResult::Unreachable, CallEnd::ConnectError);
+        return AttemptFailure {
+            result,
+            end,
+            cause: Some(RetryCause::Connect),
+            error: connect_error(source),
+        };
+    }
+    let error_of = exchange_error(error, upload);
+    if !matches!(error_of, ServeError::BadUpstreamResponse) {
+        let (result, end) = (AttemptResult::Abandoned, CallEnd::Cancelled);
+        return AttemptFailure { result, end, cause: None, error: error_of };
+    }
+    let (result, end) = (AttemptResult::Broken, CallEnd::Reset);
+    let cause = matches!(error, SendError::NoResponse).then_some(RetryCause::Reset);
+    AttemptFailure { result, end, cause, error: error_of }
 }
 
 /// Maps a connect error: TLS certificate errors are reported with their reason.
@@ -168,6 +386,7 @@ fn exchange_error(error: &SendError, upload: Option<UploadFailure>) -> ServeErro
         (Some(UploadFailure::Malformed), _) => ServeError::BadBody,
         (Some(UploadFailure::TooLarge), _) => ServeError::TooLarge,
         (Some(UploadFailure::TooSlow), _) => ServeError::SlowBody,
+        (None, SendError::NoSlot) => ServeError::BulkheadFull,
         (None, SendError::Host) => ServeError::Framing("invalid Host header"),
         (None, _) => ServeError::BadUpstreamResponse,
     }

@@ -119,7 +119,7 @@ impl<S: Store + 'static> Gateway<S> {
         let limiter = &self.shared.limiter;
         let prepared = limiter.prepare(active)?;
         let policy = Arc::clone(prepared.policy());
-        let snapshot = Snapshot::new(policy, Some(&self.snapshot.load()), self.shared.telemetry.metrics())?;
+        let snapshot = Snapshot::new(policy, Some(&self.snapshot.load()), &self.shared, &self.limits)?;
         limiter.activate(prepared);
         self.snapshot.store(Arc::new(snapshot));
         Ok(())

@@ -35,9 +35,14 @@ fn check_of_a_valid_policy_prints_its_rule_count() {
 
 #[test]
 fn check_reads_files_relative_to_the_policy() {
-    let output = run_in_root(&["check", "examples/saas-tiers.yaml", "examples/multi-tenant.yaml"]);
+    let output = run_in_root(&[
+        "check",
+        "examples/saas-tiers.yaml",
+        "examples/multi-tenant.yaml",
+        "examples/resilience.yaml",
+    ]);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stdout));
-    assert_eq!(text(&output.stdout).lines().count(), 2);
+    assert_eq!(text(&output.stdout).lines().count(), 3);
 }
 
 #[test]

@@ -7,11 +7,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
-use tidegate_store::Permit;
 use tokio::time::{Sleep, sleep};
 
 use crate::resource_limits::MinRate;
-use crate::upstream::{PlainBody, PooledConn};
+use crate::upstream::{ExchangePermits, PlainBody, PooledConn};
 
 /// The body of a response to a client.
 #[derive(Debug)]
@@ -113,7 +112,7 @@ impl UpstreamBody {
     }
 
     /// Whether the body was received completely.
-    fn is_received(&self) -> bool {
+    pub(crate) fn is_received(&self) -> bool {
         match self {
             Self::Hyper(incoming) => incoming.is_end_stream(),
             Self::Plain(plain) => plain.is_received(),
@@ -142,13 +141,17 @@ pub(crate) struct ForwardedBody {
     source: UpstreamBody,
     conn: Option<PooledConn>,
     stall_timer: StallTimer,
-    permits: Vec<Permit>,
+    permits: ExchangePermits,
 }
 
 impl ForwardedBody {
     pub(crate) fn new(source: UpstreamBody, conn: PooledConn, min_rate: MinRate) -> Self {
-        let mut body =
-            Self { source, conn: Some(conn), stall_timer: StallTimer::new(min_rate), permits: Vec::new() };
+        let mut body = Self {
+            source,
+            conn: Some(conn),
+            stall_timer: StallTimer::new(min_rate),
+            permits: ExchangePermits::default(),
+        };
         body.release_at_end();
         body
     }

@@ -111,6 +111,15 @@ fn rollout_is_explained() {
 }
 
 #[test]
+fn resilience_is_explained() {
+    let policy = "resilience.yaml";
+    insta::assert_snapshot!(explanations(&[
+        (policy, "GET example.org /api/orders/7 192.0.2.1", &[]),
+        (policy, "GET example.org / 192.0.2.1", &[]),
+    ]));
+}
+
+#[test]
 fn ambiguous_headers_are_explained_as_status_400() {
     let twice = [("x-api-key", "a"), ("x-api-key", "b")];
     let requests: [&[(&str, &str)]; 3] =
