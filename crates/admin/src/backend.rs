@@ -1,5 +1,6 @@
 //! The interface between the admin API and the gateway.
 
+use serde::{Deserialize, Serialize};
 use tidegate_limiter::Limiter;
 use tidegate_store::{HeavyKey, Store};
 
@@ -7,6 +8,9 @@ use tidegate_store::{HeavyKey, Store};
 pub trait Backend: Send + Sync + 'static {
     /// The store of its counters.
     type Store: Store + 'static;
+
+    /// The state of an upstream: its servers, breakers, bulkhead and retry budget.
+    type UpstreamState: Serialize;
 
     /// The limiter: the active policy, bans, lock-outs and counters.
     fn limiter(&self) -> &Limiter<Self::Store>;
@@ -20,6 +24,17 @@ pub trait Backend: Send + Sync + 'static {
     /// The number of open client connections.
     fn connections(&self) -> usize;
 
+    /// The upstreams, in the order of the policy.
+    fn upstreams(&self) -> Vec<Self::UpstreamState>;
+
+    /// Changes the breaker of a server, or without one all breakers of the upstream. Returns how many have changed.
+    fn change_breaker(
+        &self,
+        upstream: &str,
+        server: Option<&str>,
+        action: BreakerAction,
+    ) -> Result<usize, BreakerError>;
+
     /// Whether the gateway accepts requests and is not shutting down.
     fn is_ready(&self) -> bool;
 
@@ -31,6 +46,43 @@ pub trait Backend: Send + Sync + 'static {
 
     /// Reads the policy again and activates it if it is valid.
     fn reload(&self) -> impl Future<Output = Result<ReloadReport, ReloadError>> + Send;
+}
+
+/// What an operator does to a circuit breaker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BreakerAction {
+    /// Rejects all requests until it is reset.
+    Open,
+    /// Admits all requests until it is reset.
+    Close,
+    /// Closes it and lets the results of requests decide again.
+    Reset,
+}
+
+/// A circuit breaker cannot be changed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BreakerError {
+    /// The policy has no such upstream.
+    #[error("unknown upstream `{name}`")]
+    UnknownUpstream {
+        /// Its name.
+        name: String,
+    },
+    /// The upstream has no such server.
+    #[error("upstream `{upstream}` has no server `{server}`")]
+    UnknownServer {
+        /// The upstream.
+        upstream: String,
+        /// The server.
+        server: String,
+    },
+    /// The upstream, or the server by itself, has no breaker.
+    #[error("{subject} has no circuit breaker")]
+    NoBreaker {
+        /// The upstream or the server.
+        subject: String,
+    },
 }
 
 /// The result of a successful reload.

@@ -6,8 +6,9 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 pub(crate) use admin::{
-    AdminArgs, BAN_EXAMPLES, BANS_EXAMPLES, BackupArgs, BanArgs, BansArgs, BansFormat, OVERRIDE_EXAMPLES,
-    OverrideArgs, RESET_EXAMPLES, ResetArgs, StatusArgs, UnbanArgs,
+    AdminArgs, BAN_EXAMPLES, BANS_EXAMPLES, BREAKER_EXAMPLES, BackupArgs, BanArgs, BansArgs, BansFormat,
+    BreakerArgs, BreakerVerb, OVERRIDE_EXAMPLES, OverrideArgs, RESET_EXAMPLES, ResetArgs, StatusArgs,
+    UnbanArgs,
 };
 use clap::{Parser, Subcommand, ValueEnum};
 
@@ -97,10 +98,16 @@ pub(crate) enum Command {
     /// survive restarts.
     #[command(after_help = OVERRIDE_EXAMPLES)]
     Override(OverrideArgs),
+    /// Open, close or reset the circuit breakers of an upstream.
+    ///
+    /// An open breaker rejects requests with 503, or responds as `fallback` says; a closed one admits them. Both stay until
+    /// `reset`, whatever the results of requests, but not after a restart. `tidegate status` shows all breakers.
+    #[command(after_help = BREAKER_EXAMPLES)]
+    Breaker(BreakerArgs),
     /// Reset a client's counters.
     #[command(after_help = RESET_EXAMPLES)]
     Reset(ResetArgs),
-    /// Show a running gateway's status: policy, limits, connections, bans.
+    /// Show a running gateway's status: policy, limits, connections, bans, upstreams.
     Status(StatusArgs),
     /// Back up a running gateway's bans and overrides.
     ///

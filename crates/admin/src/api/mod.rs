@@ -1,6 +1,7 @@
 //! The endpoints: paths, methods and request bodies.
 
 mod bans;
+mod breakers;
 mod clients;
 mod explain;
 mod overrides;
@@ -42,6 +43,7 @@ pub(crate) async fn handle<R: Backend>(
         ("/v1/overrides", "GET") => Ok(overrides::list(server).await),
         ("/v1/overrides", "POST") => overrides::add(server, parse(body)?).await,
         ("/v1/overrides", "DELETE") => overrides::remove(server, parse(body)?).await,
+        ("/v1/breakers", "POST") => breakers::change(server, &parse(body)?),
         ("/v1/reset", "POST") => clients::reset(server, parse(body)?).await,
         ("/v1/top", "GET") => Ok(clients::top(server)),
         ("/v1/reload", "POST") => status::reload(server).await,
@@ -51,10 +53,10 @@ pub(crate) async fn handle<R: Backend>(
             Err(ApiError::method_not_allowed("GET, HEAD"))
         }
         ("/v1/bans" | "/v1/overrides", _) => Err(ApiError::method_not_allowed("GET, HEAD, POST, DELETE")),
-        ("/v1/reset" | "/v1/reload" | "/v1/explain" | "/v1/backup", _) => Err(ApiError::method_not_allowed("POST")),
+        ("/v1/breakers" | "/v1/reset" | "/v1/reload" | "/v1/explain" | "/v1/backup", _) => Err(ApiError::method_not_allowed("POST")),
         _ => Err(ApiError::new(StatusCode::NOT_FOUND, "not_found", "unknown path").hint(
-            "available paths: /healthz, /readyz, /metrics, and below /v1: status, bans, overrides, reset, top, \
-             reload, explain, backup",
+            "available paths: /healthz, /readyz, /metrics, and below /v1: status, bans, overrides, breakers, reset, \
+             top, reload, explain, backup",
         )),
     }
 }

@@ -26,11 +26,6 @@ pub(super) async fn status<R: Backend>(server: &AdminServer<R>) -> ApiResponse {
     let plan = active.matcher.plan();
     let rules: Vec<_> =
         plan.rate_limits.iter().map(|rule| json!({ "name": rule.name, "limit": rule.describe() })).collect();
-    let upstreams: Vec<_> = plan
-        .upstreams
-        .iter()
-        .map(|upstream| json!({ "name": upstream.name, "servers": upstream.servers }))
-        .collect();
     response::json(
         StatusCode::OK,
         &json!({
@@ -42,7 +37,7 @@ pub(super) async fn status<R: Backend>(server: &AdminServer<R>) -> ApiResponse {
             "overrides": server.state.overrides().await.len(),
             "durable": server.state.path(),
             "rules": rules,
-            "upstreams": upstreams,
+            "upstreams": backend.upstreams(),
         }),
     )
 }
