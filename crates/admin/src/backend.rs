@@ -1,6 +1,7 @@
 //! The interface between the admin API and the gateway.
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use tidegate_limiter::Limiter;
 use tidegate_store::{HeavyKey, Store};
 
@@ -8,9 +9,6 @@ use tidegate_store::{HeavyKey, Store};
 pub trait Backend: Send + Sync + 'static {
     /// The store of its counters.
     type Store: Store + 'static;
-
-    /// The state of an upstream: its servers, breakers, bulkhead and retry budget.
-    type UpstreamState: Serialize;
 
     /// The limiter: the active policy, bans, lock-outs and counters.
     fn limiter(&self) -> &Limiter<Self::Store>;
@@ -24,16 +22,19 @@ pub trait Backend: Send + Sync + 'static {
     /// The number of open client connections.
     fn connections(&self) -> usize;
 
-    /// The upstreams, in the order of the policy.
-    fn upstreams(&self) -> Vec<Self::UpstreamState>;
+    /// The state of each upstream: its servers, breakers, bulkhead and retries.
+    fn upstreams(&self) -> Vec<Value>;
 
-    /// Changes the breaker of a server, or without one all breakers of the upstream. Returns how many have changed.
+    /// The state of each route with a bulkhead.
+    fn routes(&self) -> Vec<Value>;
+
+    /// Changes the breaker of a server, or without one all breakers of the upstream.
     fn change_breaker(
         &self,
         upstream: &str,
         server: Option<&str>,
         action: BreakerAction,
-    ) -> Result<usize, BreakerError>;
+    ) -> Result<(), BreakerError>;
 
     /// Whether the gateway accepts requests and is not shutting down.
     fn is_ready(&self) -> bool;
@@ -63,25 +64,17 @@ pub enum BreakerAction {
 /// A circuit breaker cannot be changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BreakerError {
-    /// The policy has no such upstream.
-    #[error("unknown upstream `{name}`")]
-    UnknownUpstream {
-        /// Its name.
-        name: String,
-    },
-    /// The upstream has no such server.
-    #[error("upstream `{upstream}` has no server `{server}`")]
-    UnknownServer {
-        /// The upstream.
-        upstream: String,
-        /// The server.
-        server: String,
+    /// There is no such upstream or server.
+    #[error("{reason}")]
+    Unknown {
+        /// What is unknown.
+        reason: String,
     },
     /// The upstream, or the server by itself, has no breaker.
-    #[error("{subject} has no circuit breaker")]
+    #[error("{reason}")]
     NoBreaker {
-        /// The upstream or the server.
-        subject: String,
+        /// What has none.
+        reason: String,
     },
 }
 

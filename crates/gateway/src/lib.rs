@@ -21,6 +21,7 @@ mod snapshot;
 mod status;
 mod time_bounds;
 mod upstream;
+mod upstream_metrics;
 mod worker;
 
 pub use crate::builder::GatewayBuilder;

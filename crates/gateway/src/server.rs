@@ -24,6 +24,7 @@ use crate::conn::{Acceptor, ConnectionLimiter, Listener};
 use crate::resource_limits::ResourceLimits;
 use crate::snapshot::{Snapshot, SnapshotError};
 use crate::upstream::{Connector, TlsError, health};
+use crate::upstream_metrics;
 use crate::worker::{SharedState, Worker};
 
 /// The reverse proxy: a limiter, the upstreams of its policy, and workers that serve requests.
@@ -109,6 +110,7 @@ impl<S: Store + 'static> Gateway<S> {
         let open = self.connections();
         page.single("tidegate_connections_open", MetricKind::Gauge, "Open client connections.", open);
         self.snapshot.load().write_metrics(&mut page);
+        upstream_metrics::write(&mut page, &self.upstream_status(), &self.route_status());
         page
     }
 

@@ -23,7 +23,7 @@ pub(super) fn change<R: Backend>(
     request: &BreakerRequest,
 ) -> Result<ApiResponse, ApiError> {
     let BreakerRequest { upstream, server: of_server, action } = request;
-    let changed = server
+    server
         .backend
         .change_breaker(upstream, of_server.as_deref(), *action)
         .map_err(|error| breaker_error(&error))?;
@@ -35,20 +35,15 @@ pub(super) fn change<R: Backend>(
         BreakerAction::Reset => ("breaker_reset", "circuit breaker reset"),
     };
     server.backend.log_event(event, &format!("{message}: {subject}"), &subject);
-    let body = json!({ "upstream": upstream, "server": of_server, "action": action, "breakers": changed });
+    let body = json!({ "upstream": upstream, "server": of_server, "action": action });
     Ok(response::json(StatusCode::OK, &body))
 }
 
 fn breaker_error(error: &BreakerError) -> ApiError {
     let message = error.to_string();
     match error {
-        BreakerError::UnknownUpstream { .. } => {
-            ApiError::new(StatusCode::NOT_FOUND, "unknown_upstream", message)
-                .hint("`tidegate status` lists the upstreams")
-        }
-        BreakerError::UnknownServer { .. } => ApiError::new(StatusCode::NOT_FOUND, "unknown_server", message)
-            .hint("`tidegate status` lists the servers of each upstream"),
-        BreakerError::NoBreaker { .. } => ApiError::new(StatusCode::CONFLICT, "no_breaker", message)
-            .hint("add `breaker: { failures: 5 }` to the upstream in the policy"),
+        BreakerError::Unknown { .. } => ApiError::new(StatusCode::NOT_FOUND, "unknown_upstream", message)
+            .hint("`tidegate status` lists the upstreams and their servers"),
+        BreakerError::NoBreaker { .. } => ApiError::new(StatusCode::CONFLICT, "no_breaker", message),
     }
 }

@@ -38,6 +38,7 @@ pub(super) async fn status<R: Backend>(server: &AdminServer<R>) -> ApiResponse {
             "durable": server.state.path(),
             "rules": rules,
             "upstreams": backend.upstreams(),
+            "routes": backend.routes(),
         }),
     )
 }

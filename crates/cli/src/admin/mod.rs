@@ -115,8 +115,8 @@ fn format_overrides(all: &Value) -> String {
 
 pub(crate) fn breaker(args: &BreakerArgs) -> anyhow::Result<CommandOutcome> {
     let (action, result) = match args.action {
-        BreakerVerb::Open => ("open", "open until it is reset"),
-        BreakerVerb::Close => ("close", "closed until it is reset"),
+        BreakerVerb::Open => ("open", "forced open"),
+        BreakerVerb::Close => ("close", "forced closed"),
         BreakerVerb::Reset => ("reset", "reset"),
     };
     let body = json!({ "upstream": args.upstream, "server": args.server, "action": action });
@@ -126,9 +126,7 @@ pub(crate) fn breaker(args: &BreakerArgs) -> anyhow::Result<CommandOutcome> {
             "" => text(done, "upstream").to_owned(),
             server => format!("{} {server}", text(done, "upstream")),
         };
-        let breakers =
-            if done["breakers"] == 1 { "1 breaker" } else { &format!("{} breakers", done["breakers"]) };
-        format!("{subject}: {breakers} {result}\n")
+        format!("circuit breaker {result}: {subject}\n")
     })
 }
 

@@ -23,6 +23,13 @@ pub(super) fn format(status: &Value) -> String {
     for upstream in items(&status["upstreams"]) {
         lines.push(format_upstream(upstream));
     }
+    for route in items(&status["routes"]) {
+        lines.push(format!(
+            "  route        {}: {}\n",
+            text(route, "route"),
+            format_bulkhead(&route["bulkhead"])
+        ));
+    }
     for rule in items(&status["rules"]) {
         lines.push(format!("  limit        {}: {}\n", text(rule, "name"), text(rule, "limit")));
     }
@@ -31,8 +38,8 @@ pub(super) fn format(status: &Value) -> String {
 
 fn format_upstream(upstream: &Value) -> String {
     let mut facts = Vec::new();
-    if let Some(breaker) = upstream["breaker"].as_object() {
-        facts.push(format!("breaker {}", format_breaker(&Value::from(breaker.clone()))));
+    if upstream["breaker"].is_object() {
+        facts.push(format!("breaker {}", format_breaker(&upstream["breaker"])));
     }
     if upstream["bulkhead"].is_object() {
         facts.push(format_bulkhead(&upstream["bulkhead"]));
@@ -44,13 +51,14 @@ fn format_upstream(upstream: &Value) -> String {
     let budget = &upstream["retries"];
     facts.push(format!("{} retries, {} allowed now", budget["sent"], budget["remaining"]));
     let mut text_lines = format!("  upstream     {}: {}\n", text(upstream, "name"), facts.join("; "));
-    for server in items(&upstream["servers"]) {
-        text_lines.push_str(&format!("    server     {}\n", format_server(server)));
-    }
-    for route in items(&upstream["routes"]) {
-        let bulkhead = format_bulkhead(&route["bulkhead"]);
-        text_lines.push_str(&format!("    route      {}: {bulkhead}\n", text(route, "path")));
-    }
+    let servers = items(&upstream["servers"]).map(|server| {
+        format!(
+            "    server     {}
+",
+            format_server(server)
+        )
+    });
+    servers.for_each(|line| text_lines.push_str(&line));
     text_lines
 }
 
@@ -60,16 +68,15 @@ fn format_server(server: &Value) -> String {
         (true, Some(seconds)) => format!("ejected for {seconds}s"),
         (true, None) => "healthy".to_owned(),
     };
-    let mut line = format!(
-        "{}: {health}, {} in flight, {} connections",
+    let has_breaker = server["breaker"].is_object();
+    let breaker =
+        has_breaker.then(|| format!(", breaker {}", format_breaker(&server["breaker"]))).unwrap_or_default();
+    format!(
+        "{}: {health}, {} in flight, {} connections{breaker}",
         text(server, "address"),
         server["in_flight"],
         server["connections"]
-    );
-    if server["breaker"].is_object() {
-        line.push_str(&format!(", breaker {}", format_breaker(&server["breaker"])));
-    }
-    line
+    )
 }
 
 fn format_breaker(breaker: &Value) -> String {

@@ -7,7 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
 use anyhow::{Context, anyhow, bail};
-use tidegate_admin::{AdminServer, AdminState, AdminToken, Backend, ReloadError, ReloadReport};
+use serde_json::Value;
+use tidegate_admin::{
+    AdminServer, AdminState, AdminToken, Backend, BreakerAction, BreakerError, ReloadError, ReloadReport,
+};
 use tidegate_gateway::Gateway;
 use tidegate_limiter::Limiter;
 use tidegate_policy::{AdminPlan, Plan};
@@ -20,6 +23,7 @@ use super::source::PolicySource;
 use super::state::{self, DurableState, TokenLocation};
 use super::store::SelectedStore;
 use super::takeover::Predecessor;
+use super::upstreams;
 
 /// A reload request: the channel that receives the result.
 pub(crate) type ReloadRequest = oneshot::Sender<Result<ReloadReport, ReloadError>>;
@@ -89,6 +93,23 @@ impl Backend for AdminBackend {
 
     fn connections(&self) -> usize {
         self.gateway.connections()
+    }
+
+    fn upstreams(&self) -> Vec<Value> {
+        upstreams::upstreams(&self.gateway)
+    }
+
+    fn routes(&self) -> Vec<Value> {
+        upstreams::routes(&self.gateway)
+    }
+
+    fn change_breaker(
+        &self,
+        upstream: &str,
+        server: Option<&str>,
+        action: BreakerAction,
+    ) -> Result<(), BreakerError> {
+        upstreams::change_breaker(&self.gateway, (upstream, server), action)
     }
 
     fn is_ready(&self) -> bool {

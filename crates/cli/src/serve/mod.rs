@@ -13,6 +13,7 @@ pub(crate) mod source;
 pub(crate) mod state;
 mod store;
 mod takeover;
+mod upstreams;
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
