@@ -1,6 +1,7 @@
 //! The admin API and the admin commands of a running gateway.
 
 mod bans;
+mod breakers;
 mod crash;
 mod explain;
 mod gateway_endpoints;
