@@ -45,6 +45,18 @@ async fn deadline_ends_an_exchange_and_closes_its_connection() {
 }
 
 #[tokio::test]
+async fn deadline_ends_a_response_body_that_takes_too_long() {
+    let part = b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc";
+    let server = RecordingServer::scripted(|_| tidegate_testkit::server::Reply::Hang(part.to_vec())).await;
+    let gateway = TestGateway::start(&policy(&[server.url()], "", LIMIT), ResourceLimits::default());
+    let mut client = gateway.client().await;
+    client.send(get("X-Request-Deadline-Ms: 100\r\n").as_bytes()).await;
+    let received = soon(client.rest()).await;
+    assert!(received.ends_with(b"abc"), "the part that was received is forwarded");
+    server.until("the exchange is cancelled", |counts| counts.open == 0).await;
+}
+
+#[tokio::test]
 async fn deadline_bounds_the_wait_in_a_queue() {
     let server = RecordingServer::scripted(|_| tidegate_testkit::server::Reply::Hang(Vec::new())).await;
     let settings = "bulkhead: { concurrent: 1, queue: 5, wait: 1h }";
