@@ -92,12 +92,16 @@ impl<S: Store + 'static> Exchange<'_, S> {
             Some(FallbackPlan::Upstream(index)) => self.snapshot.upstreams().get(*index),
             Some(FallbackPlan::Response { .. }) | None => None,
         };
-        let Some(fallback) = fallback else { return self.send_to(outbound, &context, refund).await };
         match self.send_to(outbound, &context, refund).await {
-            Err(ServeError::BreakerOpen(_)) if outbound.request.rewind() => {
-                let permits = self.admit_fallback(fallback, context.permits.clone()).await?;
-                let context = AttemptContext { upstream: fallback, permits, ..context };
-                self.send_to(outbound, &context, refund).await
+            Err(ServeError::BreakerOpen(_)) if fallback.is_some() && outbound.request.rewind() => {
+                // Boxed because its state would otherwise be part of every request.
+                Box::pin(async {
+                    let fallback = fallback.ok_or(ServeError::NoServer)?;
+                    let permits = self.admit_fallback(fallback, context.permits.clone()).await?;
+                    let context = AttemptContext { upstream: fallback, permits, ..context };
+                    self.send_to(outbound, &context, refund).await
+                })
+                .await
             }
             sent => sent,
         }
@@ -151,7 +155,7 @@ impl<S: Store + 'static> Exchange<'_, S> {
                 discard(*answer);
             }
             if !wait.is_zero() {
-                tokio::time::sleep(wait).await;
+                Box::pin(tokio::time::sleep(wait)).await;
             }
             bound = bounds.next()?;
             selected = other;
@@ -222,7 +226,10 @@ impl<S: Store + 'static> Exchange<'_, S> {
             return self.worker.upgrade(response, conn, upgrade);
         }
         let min_rate = self.worker.limits.response_min_rate;
-        let body = |source| ResponseBody::Upstream(Box::new(ForwardedBody::new(source, conn, min_rate)));
+        let now = || self.worker.limiter.clock().now();
+        let left = self.deadline.map(|deadline| deadline.remaining(now()).into());
+        let body =
+            |source| ResponseBody::Upstream(Box::new(ForwardedBody::new(source, conn, min_rate, left)));
         let mut response = response.map(body);
         hop_headers::prepare_response(response.headers_mut(), false);
         *response.version_mut() = Version::HTTP_11;

@@ -40,7 +40,12 @@ impl UpstreamGroup {
     /// A server that was not tried, is available and whose latest request has not failed.
     pub(super) fn choose_working(&self, key: StickyKey, tried: &[usize]) -> Option<usize> {
         let works = |index: usize| self.is_available(index) && !self.servers[index].ejection.is_failing();
-        self.choose_among(key, &|index| !tried.contains(&index) && works(index))
+        let is_eligible = |index: usize| !tried.contains(&index) && works(index);
+        match self.balance {
+            // Another attempt takes no turn: otherwise the next request would start with the server that has just failed.
+            Balance::RoundRobin => self.random(&is_eligible),
+            Balance::LeastLoaded | Balance::Sticky => self.choose_among(key, &is_eligible),
+        }
     }
 
     /// Whether the server is healthy and not ejected.

@@ -330,9 +330,10 @@ fn is_unprocessed(error: &hyper::Error) -> bool {
 
 /// Whether an HTTP/2 connection broke, in contrast to one of its streams.
 fn is_connection_error(error: &hyper::Error) -> bool {
-    let source = std::error::Error::source(error).and_then(|error| error.downcast_ref::<h2::Error>());
-    match source {
-        Some(error) => error.is_io() || error.is_go_away(),
-        None => error.is_closed() || error.is_canceled() || error.is_incomplete_message(),
+    let source = std::error::Error::source(error);
+    if let Some(error) = source.and_then(|source| source.downcast_ref::<h2::Error>()) {
+        return error.is_io() || error.is_go_away();
     }
+    let is_io = source.and_then(|source| source.downcast_ref::<std::io::Error>()).is_some();
+    is_io || error.is_closed() || error.is_canceled() || error.is_timeout()
 }

@@ -235,7 +235,9 @@ async fn server_with_failing_health_checks_gets_no_requests_until_it_is_healthy(
 #[tokio::test]
 async fn server_that_dies_gets_no_requests_until_it_is_back() {
     let (left, right) = (HttpServer::named("left").await, HttpServer::named("right").await);
-    let (address, policy) = (left.address, balanced(&[left.url(), right.url()], HEALTH));
+    // Only the health check decides.
+    let options = format!("{HEALTH}, eject: off");
+    let (address, policy) = (left.address, balanced(&[left.url(), right.url()], &options));
     let gateway = TestGateway::start(&policy, ResourceLimits::default());
     until_response_from(&gateway, "left").await;
     left.close().await;
