@@ -1,5 +1,7 @@
 //! Decodes `retry`.
 
+use std::collections::HashSet;
+
 use tidegate_core::{Backoff, Jitter};
 
 use super::{is_word, open_or_word};
@@ -66,15 +68,14 @@ fn causes(
 ) -> Option<RetryCauses> {
     const EXPECTED: &str = "connect, reset, timeout, 429, a status from 500 to 599, or `5xx`";
     let mut causes = RetryCauses::default();
-    let mut seen = Vec::new();
+    let mut seen = HashSet::new();
     for item in scalar::one_or_many(node, "failure", report) {
         let Some(text) = scalar::text(item, EXPECTED, report) else { continue };
-        if seen.contains(&text) {
+        if !seen.insert(text) {
             let finding = Finding::error(item, format!("duplicate failure {}", quote(text)));
             report.push(finding.hint("remove one of them"));
             continue;
         }
-        seen.push(text);
         match text {
             "connect" => causes.connect = true,
             "reset" => causes.reset = true,
@@ -117,11 +118,12 @@ fn warn_of_no_time(item: &YamlNode<'_>, timeouts: &TimeoutsPlan, report: &mut Pr
 }
 
 fn methods(node: &YamlNode<'_>, report: &mut ProblemReport<'_>) -> Vec<String> {
-    let mut methods: Vec<String> = Vec::new();
+    let mut methods = Vec::new();
+    let mut seen = HashSet::new();
     for item in scalar::one_or_many(node, "method", report) {
         let text = scalar::text(item, "a method, for example `GET`", report);
         let Some(method) = text.and_then(|text| scalar::method(item, text, report)) else { continue };
-        if methods.iter().any(|known| known == method) {
+        if !seen.insert(method) {
             let finding = Finding::error(item, format!("duplicate method {}", quote(method)));
             report.push(finding.hint("remove one of them"));
             continue;
