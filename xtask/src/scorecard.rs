@@ -13,7 +13,7 @@ struct LongTest {
     run: fn() -> anyhow::Result<()>,
 }
 
-const LONG_TESTS: [LongTest; 6] = [
+const LONG_TESTS: [LongTest; 7] = [
     LongTest {
         name: "crash",
         what: "the real binary, killed 200 times while bans are added and removed through the admin API",
@@ -37,13 +37,19 @@ const LONG_TESTS: [LongTest; 6] = [
         name: "probes",
         what: "several hundred valid and invalid requests, byte by byte, to the gateway and to nginx",
         bar: "no difference that docs/gateway.md does not list",
-        run: probes,
+        run: || with_nginx("long_probes"),
     },
     LongTest {
         name: "reload",
         what: "500 reloads, good and bad, while clients send requests without a pause",
         bar: "no failed request, no counter reset",
         run: || binary("long_reloads"),
+    },
+    LongTest {
+        name: "upstreams",
+        what: "nginx upstreams that are killed, stopped and restarted while clients send requests without a pause",
+        bar: "no failed idempotent request",
+        run: || with_nginx("long_nginx"),
     },
 ];
 
@@ -69,11 +75,12 @@ fn binary(name: &str) -> anyhow::Result<()> {
     run::run(cargo(line).arg(name))
 }
 
-fn probes() -> anyhow::Result<()> {
+/// A long test of the gateway that starts nginx.
+fn with_nginx(name: &str) -> anyhow::Result<()> {
     setup::ensure("nginx")?;
-    run::run(&mut cargo(
-        "test --workspace --exclude bench --exclude bench-peers --test gateway -- --ignored --nocapture long_probes",
-    ))
+    let line =
+        "test --workspace --exclude bench --exclude bench-peers --test gateway -- --ignored --nocapture";
+    run::run(cargo(line).arg(name))
 }
 
 fn equivalence() -> anyhow::Result<()> {

@@ -1,6 +1,5 @@
 //! Sends a request to a server of its upstream and builds the response.
 
-use std::cell::Cell;
 use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
@@ -22,7 +21,7 @@ use crate::http::request_body::{UploadFailure, UploadHandle};
 use crate::http::response_body::{ForwardedBody, ResponseBody, UpstreamBody};
 use crate::http::upgrade;
 use crate::service::Exchange;
-use crate::time_bounds::{AttemptBound, TimeBounds};
+use crate::time_bounds::{AttemptBound, RunningBound, TimeBounds};
 use crate::upstream::{
     ExchangePermits, ForwardedRequest, NextAttempt, PooledConn, RetryCause, RetryState, SelectError,
     SelectedServer, SendError, Server, StickyKey, UpstreamGroup,
@@ -118,7 +117,8 @@ impl<S: Store + 'static> Exchange<'_, S> {
         let resilience = &upstream.resilience;
         let (worker, deadline) = (self.worker, self.deadline);
         let clock = &**worker.limiter.clock();
-        let bounds = TimeBounds { clock, started: *at, timeouts: resilience.timeouts, deadline };
+        let max_stall = 2 * worker.limits.request_min_rate.period;
+        let bounds = TimeBounds { clock, started: *at, timeouts: resilience.timeouts, deadline, max_stall };
         let mut selected =
             upstream.select(*sticky_key, &[]).map_err(|error| select_error(upstream, error))?;
         let mut bound = bounds.first()?;
@@ -181,16 +181,16 @@ impl<S: Store + 'static> Exchange<'_, S> {
             deadline.write_headers(headers, bounds.clock.now());
         }
         let trial = record.start_attempt(&upstream.counts);
-        let (upload, is_deadline) = (request.upload().clone(), Cell::new(bound.is_deadline));
+        let (upload, running) = (request.upload().clone(), RunningBound::new(bound));
         let sent = {
             let sending = pin!(worker.transport.send(upstream, server, request, permits));
-            let extension = || bounds.extension(&upload, &is_deadline);
+            let extension = || bounds.extension(&upload, &running);
             worker.timeouts.run_within(bound.timeout, sending, extension).await
         };
         let sent = match sent {
             Some(Ok(answer)) => Ok(answer),
             Some(Err(error)) => Err(failure(&error, upload.failure())),
-            None => Err(timeout(is_deadline.get())),
+            None => Err(timeout(running.is_deadline())),
         };
         let (result, end) = match &sent {
             Ok((response, _)) => {

@@ -19,6 +19,9 @@ pub(crate) struct TimeBounds<'e> {
     pub(crate) started: Timestamp,
     pub(crate) timeouts: AttemptTimeouts,
     pub(crate) deadline: Option<Deadline>,
+    /// How long a client may send nothing of a body. It is longer than the minimum rate allows, so that a client that is too
+    /// slow gets the error for that.
+    pub(crate) max_stall: Duration,
 }
 
 /// The bound of one attempt.
@@ -27,6 +30,25 @@ pub(crate) struct AttemptBound {
     pub(crate) timeout: Duration,
     /// The deadline of the client comes first: if it passes, that says nothing about the server.
     pub(crate) is_deadline: bool,
+}
+
+/// The bound of a running attempt.
+#[derive(Debug)]
+pub(crate) struct RunningBound {
+    is_deadline: Cell<bool>,
+    /// How long the client has sent nothing of the body.
+    stalled: Cell<Duration>,
+}
+
+impl RunningBound {
+    pub(crate) fn new(bound: AttemptBound) -> Self {
+        Self { is_deadline: Cell::new(bound.is_deadline), stalled: Cell::default() }
+    }
+
+    /// Whether the deadline of the client comes first.
+    pub(crate) fn is_deadline(&self) -> bool {
+        self.is_deadline.get()
+    }
 }
 
 impl TimeBounds<'_> {
@@ -59,15 +81,17 @@ impl TimeBounds<'_> {
 
     /// More time for an attempt whose bound has passed: while the client sends the body, the server cannot respond. Nothing
     /// extends a deadline.
-    pub(crate) fn extension(&self, upload: &UploadHandle, is_deadline: &Cell<bool>) -> Option<Duration> {
-        // Both must be called: the first resets what it reports.
-        let is_uploading = upload.has_progress() | upload.awaits_client();
-        if is_deadline.get() || !is_uploading {
+    pub(crate) fn extension(&self, upload: &UploadHandle, running: &RunningBound) -> Option<Duration> {
+        let timeout = self.timeouts.request;
+        let stalled = if upload.has_progress() { Duration::ZERO } else { running.stalled.get() + timeout };
+        running.stalled.set(stalled);
+        let is_uploading = stalled.is_zero() || (upload.awaits_client() && stalled <= self.max_stall);
+        if running.is_deadline() || !is_uploading {
             return None;
         }
-        let Some(deadline) = self.deadline else { return Some(self.timeouts.request) };
-        let bound = self.until(deadline, self.timeouts.request);
-        is_deadline.set(bound.is_none_or(|bound| bound.is_deadline));
+        let Some(deadline) = self.deadline else { return Some(timeout) };
+        let bound = self.until(deadline, timeout);
+        running.is_deadline.set(bound.is_none_or(|bound| bound.is_deadline));
         bound.map(|bound| bound.timeout)
     }
 
@@ -96,7 +120,7 @@ mod tests {
         let timeouts =
             AttemptTimeouts { connect: second, request: 2 * second, idle: second, total: 5 * second };
         let deadline = deadline.map(|seconds| Deadline::at(START + TimeSpan::from_secs(seconds)));
-        TimeBounds { clock, started: START, timeouts, deadline }
+        TimeBounds { clock, started: START, timeouts, deadline, max_stall: second }
     }
 
     fn seconds(bound: Result<AttemptBound, ServeError>) -> Option<(u64, bool)> {

@@ -169,7 +169,7 @@ impl ConnPool {
             http2: Vec::new(),
         });
         // A reload may have changed it.
-        conns.settings.idle = settings.idle;
+        conns.settings.clone_from(settings);
         act(conns);
     }
 }

@@ -62,8 +62,8 @@ impl Load {
 }
 
 #[tokio::test]
-#[ignore = "needs nginx"]
-async fn nginx_killed_under_load_fails_no_idempotent_request() {
+#[ignore = "needs nginx: cargo xtask scorecard upstreams"]
+async fn long_nginx_killed_under_load_fails_no_idempotent_request() {
     let mut servers = vec![start(), start(), start()];
     let gateway = gateway(&servers, "");
     let load = Load::start(&gateway);
@@ -76,8 +76,8 @@ async fn nginx_killed_under_load_fails_no_idempotent_request() {
 }
 
 #[tokio::test]
-#[ignore = "needs nginx"]
-async fn nginx_stopped_under_load_fails_no_idempotent_request() {
+#[ignore = "needs nginx: cargo xtask scorecard upstreams"]
+async fn long_nginx_stopped_under_load_fails_no_idempotent_request() {
     let servers = vec![start(), start(), start()];
     let settings =
         "timeouts: { request: 200ms }, retry: { on: [connect, reset, timeout] }, eject: { after: 1 }";
@@ -92,8 +92,8 @@ async fn nginx_stopped_under_load_fails_no_idempotent_request() {
 }
 
 #[tokio::test]
-#[ignore = "needs nginx"]
-async fn nginx_rolling_restart_under_load_fails_no_idempotent_request() {
+#[ignore = "needs nginx: cargo xtask scorecard upstreams"]
+async fn long_nginx_rolling_restart_under_load_fails_no_idempotent_request() {
     let mut servers = vec![start(), start(), start()];
     let gateway = gateway(&servers, "");
     let load = Load::start(&gateway);
