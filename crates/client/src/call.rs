@@ -236,7 +236,7 @@ impl<'a> Call<'a> {
         let response = response.map(|body| IncomingBody::new(body, timeouts, permits));
         let mut limits = AdvertisedLimits::parse(response.headers(), self.client.clock.now());
         if response.status() != StatusCode::TOO_MANY_REQUESTS {
-            pace.observe(&limits, false);
+            pace.observe(&limits, None);
             return Ok(response);
         }
         let body = tokio::time::timeout(DISCARD_TIMEOUT, collect(response.into_body(), MAX_DISCARDED)).await;
@@ -245,7 +245,7 @@ impl<'a> Call<'a> {
             _ => RejectionBody::default(),
         };
         limits.retry_after = limits.retry_after.or(details.retry_after);
-        pace.observe(&limits, true);
+        pace.observe(&limits, Some(&details));
         Err(RetryKind::Paced.failure(rejection(&limits, details)))
     }
 

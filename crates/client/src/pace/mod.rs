@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tidegate_core::{TimeSpan, Timestamp};
-use tidegate_headers::AdvertisedLimits;
+use tidegate_headers::{AdvertisedLimits, RejectionBody};
 use tidegate_store::Clock;
 use tokio::sync::Notify;
 
@@ -147,11 +147,11 @@ impl PaceTooSlow {
 }
 
 impl PacePermit {
-    /// Reports the response to the request.
-    pub(crate) fn observe(mut self, limits: &AdvertisedLimits, is_rejected: bool) {
+    /// Reports the response to the request, and its body if it is a rejection.
+    pub(crate) fn observe(mut self, limits: &AdvertisedLimits, rejection: Option<&RejectionBody>) {
         if let Some(ticket) = self.ticket.take() {
             let (now, random) = (self.pacer.clock.now(), fastrand::u64(..));
-            let response = ResponseLimits { limits, is_rejected, now, random };
+            let response = ResponseLimits { limits, rejection, now, random };
             self.pacer.state().observe(&ticket, &self.path, response);
             self.pacer.changed.notify_waiters();
         }

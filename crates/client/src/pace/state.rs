@@ -12,7 +12,7 @@
 use std::collections::HashMap;
 
 use tidegate_core::{TimeSpan, Timestamp};
-use tidegate_headers::{AdvertisedLimit, AdvertisedLimits};
+use tidegate_headers::{AdvertisedLimit, AdvertisedLimits, RejectionBody};
 
 use super::policy_pace::{Observation, PolicyDelay, PolicyPace, with_jitter};
 
@@ -43,8 +43,10 @@ pub(crate) struct PaceState {
     /// The number of responses so far.
     responses: u64,
     last_sent: Timestamp,
-    /// No request is sent before this time: a rejection named no limit.
+    /// No request is sent before this time: a rejection named no limit of the headers.
     blocked_until: Timestamp,
+    /// What the body of that rejection said.
+    blocked_by: RejectionBody,
     /// Rejections in a row without `Retry-After`.
     rejections: u32,
     /// How many requests may be in flight while the host recovers from a rejection or an exhausted limit.
@@ -78,8 +80,8 @@ pub(crate) struct PaceDelay {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ResponseLimits<'a> {
     pub(crate) limits: &'a AdvertisedLimits,
-    /// Whether the request was rejected with 429.
-    pub(crate) is_rejected: bool,
+    /// The body of a rejection with 429; `None` if the request was not rejected.
+    pub(crate) rejection: Option<&'a RejectionBody>,
     pub(crate) now: Timestamp,
     /// Uniform over all of `u64`.
     pub(crate) random: u64,
@@ -97,6 +99,7 @@ impl PaceState {
             responses: 0,
             last_sent: Timestamp::ZERO,
             blocked_until: Timestamp::ZERO,
+            blocked_by: RejectionBody::default(),
             rejections: 0,
             ramp: None,
         }
@@ -109,11 +112,11 @@ impl PaceState {
 
     /// Why a request to `path` must wait at `now`; `None` if it need not.
     pub(crate) fn delay(&self, path: &str, now: Timestamp) -> Option<PaceDelay> {
-        let mut latest = (now < self.blocked_until).then_some(PaceDelay {
+        let mut latest = (now < self.blocked_until).then(|| PaceDelay {
             until: self.blocked_until,
             is_required: true,
-            policy: None,
-            limit: None,
+            policy: self.blocked_by.policy.clone(),
+            limit: self.blocked_by.limit,
         });
         for policy in self.select(self.policies_of(path)) {
             let Some(delay) = policy.delay(now) else { continue };
@@ -180,15 +183,17 @@ impl PaceState {
         for limit in &response.limits.limits {
             let Some(index) = self.update(limit, seen) else { continue };
             named |= 1 << index;
-            if limit.remaining == Some(0) {
+            let is_named =
+                response.rejection.is_some_and(|body| body.policy.is_some() && body.policy == limit.name);
+            if limit.remaining == Some(0) || is_named {
                 exhausted |= 1 << index;
             }
         }
-        if named != 0 || !response.is_rejected {
+        if named != 0 || response.rejection.is_none() {
             self.remember(path, named);
         }
-        if response.is_rejected {
-            self.block(exhausted, response);
+        if let Some(rejection) = response.rejection {
+            self.block(exhausted, rejection, response);
         } else {
             self.rejections = 0;
             // Advertised limits say how much is admitted; without them, the load is doubled with each response.
@@ -198,7 +203,7 @@ impl PaceState {
     }
 
     /// Blocks the limits that rejected a request, or everything if they are not known.
-    fn block(&mut self, exhausted: u64, response: ResponseLimits<'_>) {
+    fn block(&mut self, exhausted: u64, rejection: &RejectionBody, response: ResponseLimits<'_>) {
         let (now, random) = (response.now, response.random);
         let wait = if let Some(wait) = response.limits.retry_after {
             self.rejections = 0;
@@ -211,8 +216,8 @@ impl PaceState {
         };
         self.ramp = Some(1);
         let until = now + wait;
-        if exhausted == 0 {
-            self.blocked_until = self.blocked_until.max(until);
+        if exhausted == 0 && until > self.blocked_until {
+            (self.blocked_until, self.blocked_by) = (until, rejection.clone());
         }
         let has_retry_after = response.limits.retry_after.is_some();
         for policy in self.select_mut(exhausted) {

@@ -9,7 +9,8 @@ use tidegate_core::{
     Algorithm, Cost, CounterState, Limit, LimitReport, LimitUnit, Spec, TimeSpan, Timestamp, Verdict,
 };
 use tidegate_headers::{
-    AdvertisedLimits, HeaderStyle, HeaderValueCache, HeaderWriter, RateLimitHeaders, write_retry_after,
+    AdvertisedLimits, HeaderStyle, HeaderValueCache, HeaderWriter, RateLimitHeaders, RejectionBody,
+    write_retry_after,
 };
 
 use super::state::{PaceState, PaceTicket, ResponseLimits};
@@ -104,7 +105,9 @@ impl Simulation {
                 Event::Receive(ticket, is_rejected, headers) => {
                     let limits = AdvertisedLimits::parse(&headers, now);
                     let random = self.random.u64(..);
-                    let response = ResponseLimits { limits: &limits, is_rejected, now, random };
+                    let rejection = is_rejected.then(RejectionBody::default);
+                    let response =
+                        ResponseLimits { limits: &limits, rejection: rejection.as_ref(), now, random };
                     self.pace.observe(&ticket, PATH, response);
                     self.schedule(now, caller, Event::Ask);
                     // The others start when the first response has told the limit.
@@ -210,7 +213,9 @@ proptest! {
         let limits = AdvertisedLimits::parse(&headers, START);
         let mut pace = PaceState::new(TimeSpan::from_secs(60));
         let ticket = pace.charge(PATH, START);
-        pace.observe(&ticket, PATH, ResponseLimits { limits: &limits, is_rejected, now: START, random });
+        let rejection = is_rejected.then(RejectionBody::default);
+        let response = ResponseLimits { limits: &limits, rejection: rejection.as_ref(), now: START, random };
+        pace.observe(&ticket, PATH, response);
         // Without `Retry-After`, a rejection waits for a second at least.
         let advertised = match retry_after {
             Some(seconds) if is_rejected => reset.max(seconds),

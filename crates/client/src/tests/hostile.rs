@@ -122,9 +122,12 @@ async fn rejection_names_the_policy_of_its_body_or_headers() {
             let headers = vec![("ratelimit", header.to_owned()), ("retry-after", "9".to_owned())];
             Script::Respond(429, headers, body)
         });
-        let error = server.client(Client::builder().attempts(1)).get(URL).send().await.unwrap_err();
+        let client = server.client(Client::builder().attempts(1));
+        let error = client.get(URL).send().await.unwrap_err();
         assert_eq!((error.policy(), error.retry_after()), (expected, Some(secs(9))), "{error}");
         assert!(matches!(error, ClientError::RateLimited { limit, .. } if limit == quota));
+        let unsent = client.get(URL).deadline(secs(5)).send().await.unwrap_err();
+        assert_eq!((unsent.policy(), server.count()), (expected, 1), "the client knows it too: {unsent}");
     }
 }
 
