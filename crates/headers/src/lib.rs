@@ -41,6 +41,7 @@
 mod advertised;
 mod body;
 mod names;
+mod quota;
 mod rejection;
 mod rejection_body;
 mod retry_after;
@@ -52,6 +53,7 @@ mod write;
 
 pub use advertised::{AdvertisedLimit, AdvertisedLimits};
 pub use body::{ErrorBody, ProblemType, ReportedLimit};
+pub use quota::Quota;
 pub use rejection::RejectionReason;
 pub use rejection_body::RejectionBody;
 pub use retry_after::{retry_after_seconds, write_retry_after};
