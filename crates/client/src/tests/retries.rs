@@ -178,10 +178,9 @@ async fn thousand_failing_requests_cause_at_most_a_hundred_retries_plus_the_mini
 }
 
 #[tokio::test(start_paused = true)]
-async fn budget_of_zero_allows_no_retry_and_dropped_retry_is_refunded() {
-    let budget = || RetryBudget::new(RetryBudget::SHARE, 1);
+async fn retry_that_is_dropped_while_it_waits_returns_to_the_budget() {
     let server = TestServer::new(|_, _| respond_with(503, &[("retry-after", "30")]));
-    let client = server.client(plain().retry_budget(budget()));
+    let client = server.client(plain().retry_budget(RetryBudget::new(RetryBudget::SHARE, 1)));
     let waiting = tokio::spawn(client.get(URL).send());
     tokio::time::sleep(Duration::from_millis(10)).await;
     assert_eq!((server.count(), client.retries_left()), (1, 0), "the retry is withdrawn before its wait");
