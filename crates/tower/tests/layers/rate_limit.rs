@@ -7,12 +7,12 @@ use http::{HeaderValue, Request, Response};
 use tidegate_core::{Algorithm, Check, CounterKey, Decision, Refund, Spec, TimeSpan, Timestamp};
 use tidegate_headers::{BodyStyle, HeaderStyle};
 use tidegate_store::{MemoryStore, Override, Store, StoreError};
-use tidegate_tower::BoxError;
 use tidegate_tower::bulkhead::BulkheadFull;
 use tidegate_tower::rate_limit::{
     ByHeader, OnStoreFailure, OneCounter, RateLimitLayer, RateLimitRule, RateLimited, RateLimiter,
     RejectWithError, RespondHttp,
 };
+use tidegate_tower::{BoxError, into_response};
 use tokio::time::sleep;
 use tower::{ServiceBuilder, ServiceExt};
 
@@ -99,6 +99,10 @@ async fn rate_limit_of_any_service_rejects_with_an_error() {
     let limited = error.downcast_ref::<RateLimited>().unwrap();
     assert_eq!((&*limited.rule, limited.limit().quota), ("jobs", 1));
     assert_eq!(limited.retry_after, Some(TimeSpan::from_secs(40)));
+    let response: Response<Body> = into_response(error, BodyStyle::Flat);
+    assert_eq!(response.status(), 429);
+    assert_eq!(response.headers()["ratelimit"], r#""jobs";r=0;t=40"#);
+    assert!(response.headers().contains_key("retry-after"));
 }
 
 #[tokio::test(start_paused = true)]
