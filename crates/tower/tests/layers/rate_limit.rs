@@ -14,6 +14,7 @@ use tidegate_tower::rate_limit::{
 };
 use tidegate_tower::{BoxError, into_response};
 use tokio::time::sleep;
+use tower::limit::ConcurrencyLimitLayer;
 use tower::{ServiceBuilder, ServiceExt};
 
 use crate::support::{Body, TokioClock, get, respond};
@@ -214,5 +215,21 @@ async fn rate_limit_store_that_fails_denies_or_allows_as_configured() {
         if let Err(error) = result {
             assert!(error.downcast_ref::<StoreError>().is_some());
         }
+    }
+}
+
+/// `ConcurrencyLimit` panics when it is called without being ready.
+#[tokio::test(start_paused = true)]
+async fn rate_limit_call_that_waited_uses_the_service_that_was_ready() {
+    let spec = Spec { burst: Some(3), ..Spec::new(1, TimeSpan::from_secs(1)) };
+    let rule = RateLimitRule::new("leaky", Algorithm::LeakyBucket, spec).unwrap();
+    let store = SlowStore { inner: memory(), fails: false };
+    let service = ServiceBuilder::new()
+        .layer(RateLimitLayer::new(limiter(vec![rule], store), OneCounter))
+        .layer(ConcurrencyLimitLayer::new(3))
+        .service_fn(ok);
+    let calls: Vec<_> = (0..3).map(|_| tokio::spawn(service.clone().oneshot(get()))).collect();
+    for call in calls {
+        assert_eq!(call.await.unwrap().unwrap().status(), 200);
     }
 }
