@@ -130,8 +130,11 @@ fn column(page: &str, header: &str, index: usize) -> Names {
 /// The words of a text that begin like metrics.
 fn metrics_in(text: &str) -> Names {
     let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_' && c != ':');
-    let is_metric =
-        |word: &&str| METRIC_PREFIXES.iter().any(|prefix| word.starts_with(prefix) && word != prefix);
+    // `tidegate_client::` is a path of a crate.
+    let is_metric = |word: &&str| {
+        !word.contains("::")
+            && METRIC_PREFIXES.iter().any(|prefix| word.starts_with(prefix) && word != prefix)
+    };
     words.filter(is_metric).map(str::to_owned).collect()
 }
 
