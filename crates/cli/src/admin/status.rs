@@ -68,9 +68,11 @@ fn format_server(server: &Value) -> String {
         (true, Some(seconds)) => format!("ejected for {seconds}s"),
         (true, None) => "healthy".to_owned(),
     };
-    let has_breaker = server["breaker"].is_object();
-    let breaker =
-        has_breaker.then(|| format!(", breaker {}", format_breaker(&server["breaker"]))).unwrap_or_default();
+    let breaker = if server["breaker"].is_object() {
+        format!(", breaker {}", format_breaker(&server["breaker"]))
+    } else {
+        String::new()
+    };
     format!(
         "{}: {health}, {} in flight, {} connections{breaker}",
         text(server, "address"),
