@@ -85,7 +85,8 @@ impl<S: Store + 'static> Exchange<'_, S> {
                 Box::pin(async {
                     let fallback = fallback.ok_or(ServeError::NoServer)?;
                     let permits = self.admit_fallback(fallback, context.permits.clone()).await?;
-                    let context = AttemptContext { upstream: fallback, permits, ..context };
+                    let sticky_key = context.sticky_key.or_random();
+                    let context = AttemptContext { upstream: fallback, sticky_key, permits, ..context };
                     self.send_to(outbound, &context, refund).await
                 })
                 .await
