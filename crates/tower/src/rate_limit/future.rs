@@ -49,9 +49,10 @@ impl<D: Store + 'static> LimitCharge<D> {
 
 impl<D: Store + 'static> Drop for LimitCharge<D> {
     fn drop(&mut self) {
-        let Verdict::Pass { wait } = self.decision.verdict else { return };
         if self.is_pending {
-            self.limiter.refund(std::mem::take(&mut self.client), self.decision.at + wait);
+            let decided = Decision::of_none(self.decision.at);
+            let decision = std::mem::replace(&mut self.decision, decided);
+            self.limiter.refund(std::mem::take(&mut self.client), decision);
         }
     }
 }
