@@ -112,7 +112,8 @@ async fn connections_of_an_upstream_are_bounded_and_idle_ones_make_room() {
     let response = gateway.send_raw(GET).await;
     assert_eq!(response.status, 503);
     assert!(response.text().contains("bulkhead_full"), "{}", response.text());
-    assert!(first.open() + second.open() <= 1);
+    let connections: usize = gateway.upstream().servers.iter().map(|server| server.connections).sum();
+    assert_eq!(connections, 1);
 }
 
 #[tokio::test]
@@ -145,4 +146,16 @@ async fn bulkhead_with_clients_that_leave_at_any_time_leaks_no_permit() {
     })
     .await;
     assert_eq!(gateway.send_raw(GET).await.status, 200);
+}
+
+#[tokio::test]
+async fn connection_that_is_idle_in_one_worker_makes_room_for_another_worker() {
+    let server = hanging().await;
+    let settings = "bulkhead: { concurrent: 10, connections: 1, wait: 5s }";
+    let gateway = TestGateway::with_workers(2, &policy(&[server.url()], settings, LIMIT));
+    // The system spreads the connections over both workers.
+    for _ in 0..60 {
+        assert_eq!(gateway.send_raw(GET).await.status, 200);
+    }
+    assert!(server.connections() > 1, "both workers have used it");
 }
