@@ -2,29 +2,28 @@
 
 use std::pin::pin;
 use std::rc::Rc;
-use std::time::Duration;
 
-use http::header::RETRY_AFTER;
 use http::request::Parts;
 use http::{Response, StatusCode, Version};
 use hyper::upgrade::OnUpgrade;
 use tidegate_core::{BreakerState, CallEnd, TimeSpan, Timestamp};
 use tidegate_limiter::{RefundGuard, Reservations};
-use tidegate_policy::{FallbackPlan, RetryPlan};
+use tidegate_policy::FallbackPlan;
 use tidegate_store::Store;
 use tidegate_telemetry::AttemptResult;
 
+use crate::attempt_end::{AttemptFailure, status_cause};
 use crate::error::{OpenBreaker, ServeError};
 use crate::http::header_flags::HeaderFlags;
 use crate::http::hop_headers::{self, ConnInfo};
-use crate::http::request_body::{UploadFailure, UploadHandle};
+use crate::http::request_body::UploadHandle;
 use crate::http::response_body::{ForwardedBody, ResponseBody, UpstreamBody};
 use crate::http::upgrade;
 use crate::service::Exchange;
 use crate::time_bounds::{AttemptBound, RunningBound, TimeBounds};
 use crate::upstream::{
-    ExchangePermits, ForwardedRequest, NextAttempt, PooledConn, RetryCause, RetryState, SelectError,
-    SelectedServer, SendError, Server, StickyKey, UpstreamGroup,
+    ExchangePermits, ForwardedRequest, NextAttempt, PooledConn, RetryState, SelectError, SelectedServer,
+    Server, StickyKey, UpstreamGroup,
 };
 use crate::worker::Worker;
 
@@ -61,17 +60,6 @@ pub(crate) struct AttemptContext<'u> {
 /// The response to an attempt, and its connection.
 type Answer = (Response<UpstreamBody>, PooledConn);
 
-/// Why an attempt failed.
-#[derive(Debug)]
-struct AttemptFailure {
-    result: AttemptResult,
-    /// What it says about the server.
-    end: CallEnd,
-    /// Why it may be repeated; `None` if it may not.
-    cause: Option<RetryCause>,
-    error: ServeError,
-}
-
 /// An attempt that another one may follow.
 enum RepeatableEnd {
     Response(Box<Answer>),
@@ -97,7 +85,8 @@ impl<S: Store + 'static> Exchange<'_, S> {
                 Box::pin(async {
                     let fallback = fallback.ok_or(ServeError::NoServer)?;
                     let permits = self.admit_fallback(fallback, context.permits.clone()).await?;
-                    let context = AttemptContext { upstream: fallback, permits, ..context };
+                    let sticky_key = context.sticky_key.or_random();
+                    let context = AttemptContext { upstream: fallback, sticky_key, permits, ..context };
                     self.send_to(outbound, &context, refund).await
                 })
                 .await
@@ -147,7 +136,9 @@ impl<S: Store + 'static> Exchange<'_, S> {
             let next = next.filter(|next| bounds.allows_wait(next.wait) && request.rewind());
             let Some(NextAttempt { selected: other, wait, permit }) = next else {
                 return match end {
-                    RepeatableEnd::Response(answer) => self.accept(*answer, None, permits, recording),
+                    RepeatableEnd::Response(answer) => {
+                        self.accept(*answer, upgrade.take(), permits, recording)
+                    }
                     RepeatableEnd::Failure(error) => Err(error),
                 };
             };
@@ -189,8 +180,8 @@ impl<S: Store + 'static> Exchange<'_, S> {
         };
         let sent = match sent {
             Some(Ok(answer)) => Ok(answer),
-            Some(Err(error)) => Err(failure(&error, upload.failure())),
-            None => Err(timeout(running.is_deadline())),
+            Some(Err(error)) => Err(AttemptFailure::new(&error, upload.failure())),
+            None => Err(AttemptFailure::timeout(running.is_deadline())),
         };
         let (result, end) = match &sent {
             Ok((response, _)) => {
@@ -319,18 +310,6 @@ fn discard((response, conn): Answer) {
     }
 }
 
-/// Why a response may be replaced by that of another attempt.
-fn status_cause(response: &Response<UpstreamBody>, plan: &RetryPlan) -> Option<RetryCause> {
-    if plan.on.statuses.is_empty() {
-        return None;
-    }
-    let status = response.status();
-    let seconds = || response.headers().get(RETRY_AFTER)?.to_str().ok()?.trim().parse().ok();
-    let wait = if status == StatusCode::SERVICE_UNAVAILABLE { seconds() } else { None };
-    let cause = RetryCause::Status(status.as_u16(), wait.map(Duration::from_secs));
-    cause.is_in(&plan.on).then_some(cause)
-}
-
 fn select_error(upstream: &UpstreamGroup, error: SelectError) -> ServeError {
     match error {
         SelectError::NoServer => ServeError::NoServer,
@@ -338,63 +317,5 @@ fn select_error(upstream: &UpstreamGroup, error: SelectError) -> ServeError {
             retry_after: retry_after.map_or(1, |wait| wait.as_secs_ceil().max(1)),
             response: upstream.resilience.fixed_response.clone(),
         }),
-    }
-}
-
-/// No response started in time.
-fn timeout(is_deadline: bool) -> AttemptFailure {
-    if is_deadline {
-        let (result, end) = (AttemptResult::Abandoned, CallEnd::Cancelled);
-        return AttemptFailure { result, end, cause: None, error: ServeError::DeadlineExceeded };
-    }
-    let (result, end) = (AttemptResult::TimedOut, CallEnd::Timeout);
-    AttemptFailure { result, end, cause: Some(RetryCause::Timeout), error: ServeError::UpstreamTimeout }
-}
-
-/// What a failed exchange says about the server. What the client has caused is not a failure of the server.
-fn failure(error: &SendError, upload: Option<UploadFailure>) -> AttemptFailure {
-    if let (SendError::Connect(source), None) = (error, upload) {
-        let (result, end) = (AttemptResult::Unreachable, CallEnd::ConnectError);
-        return AttemptFailure {
-            result,
-            end,
-            cause: Some(RetryCause::Connect),
-            error: connect_error(source),
-        };
-    }
-    let error_of = exchange_error(error, upload);
-    if !matches!(error_of, ServeError::BadUpstreamResponse) {
-        let (result, end) = (AttemptResult::Abandoned, CallEnd::Cancelled);
-        return AttemptFailure { result, end, cause: None, error: error_of };
-    }
-    let (result, end) = (AttemptResult::Broken, CallEnd::Reset);
-    let cause = matches!(error, SendError::NoResponse).then_some(RetryCause::Reset);
-    AttemptFailure { result, end, cause, error: error_of }
-}
-
-/// Maps a connect error: TLS certificate errors are reported with their reason.
-fn connect_error(error: &std::io::Error) -> ServeError {
-    use rustls::CertificateError as Bad;
-    let tls = error.get_ref().and_then(|error| error.downcast_ref());
-    let Some(rustls::Error::InvalidCertificate(bad)) = tls else { return ServeError::Unreachable };
-    ServeError::Untrusted(match bad {
-        Bad::UnknownIssuer => "unknown issuer",
-        Bad::NotValidForName | Bad::NotValidForNameContext { .. } => "not valid for this host name",
-        Bad::Expired | Bad::ExpiredContext { .. } => "expired",
-        Bad::NotValidYet | Bad::NotValidYetContext { .. } => "not valid yet",
-        _ => "verification failed",
-    })
-}
-
-/// Maps a failed exchange. A failed upload takes precedence: it ends the exchange, whatever error the server or hyper
-/// reports.
-fn exchange_error(error: &SendError, upload: Option<UploadFailure>) -> ServeError {
-    match (upload, error) {
-        (Some(UploadFailure::Malformed), _) => ServeError::BadBody,
-        (Some(UploadFailure::TooLarge), _) => ServeError::TooLarge,
-        (Some(UploadFailure::TooSlow), _) => ServeError::SlowBody,
-        (None, SendError::NoSlot) => ServeError::BulkheadFull,
-        (None, SendError::Host) => ServeError::Framing("invalid Host header"),
-        (None, _) => ServeError::BadUpstreamResponse,
     }
 }

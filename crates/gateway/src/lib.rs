@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod admit;
+mod attempt_end;
 mod builder;
 mod conn;
 mod error;

@@ -6,7 +6,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use axum::Router;
-use axum::body::Body;
+use axum::body::{Body, HttpBody};
 use axum::routing::get;
 use http::{Method, Request, StatusCode};
 use tidegate_core::{Ratio, RetryBudget};
@@ -29,6 +29,9 @@ async fn main() -> Result<(), BoxError> {
     let budget = SharedRetryBudget::new(RetryBudget::new(Ratio::from_percent(10), 5));
     // The body of axum cannot be cloned; only requests without one are sent again.
     let copy = |request: &Request<Body>| {
+        if !request.body().is_end_stream() {
+            return None;
+        }
         let mut copy = Request::new(Body::empty());
         *copy.method_mut() = request.method().clone();
         *copy.uri_mut() = request.uri().clone();

@@ -133,14 +133,18 @@ impl Body for RequestBody {
 
     fn size_hint(&self) -> SizeHint {
         let replayed = self.replay.len() as u64;
-        self.upload.as_ref().map_or(SizeHint::with_exact(0), |upload| match &upload.borrow().state {
+        let Some(upload) = &self.upload else { return SizeHint::with_exact(0) };
+        let upload = upload.borrow();
+        match &upload.state {
             UploadState::Open(incoming) => match incoming.size_hint().exact() {
                 Some(rest) => SizeHint::with_exact(rest.saturating_add(replayed)),
                 None => SizeHint::default(),
             },
+            // HTTP/1.1 sends trailers only after chunks, and hyper sends chunks only without a length.
+            UploadState::Ended if upload.replayed_trailers.is_some() => SizeHint::default(),
             UploadState::Ended => SizeHint::with_exact(replayed),
             UploadState::Stopped => SizeHint::default(),
-        })
+        }
     }
 }
 

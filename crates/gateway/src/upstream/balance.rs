@@ -15,6 +15,13 @@ const POINTS: u64 = 64;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StickyKey(u64);
 
+impl StickyKey {
+    /// A position for an upstream that the key was not computed for.
+    pub(crate) fn or_random(self) -> Self {
+        if self.0 == 0 { Self(fastrand::u64(..)) } else { self }
+    }
+}
+
 impl UpstreamGroup {
     /// The position of a client on the ring. `client` is called only for sticky balancing.
     pub(crate) fn sticky_key<C: Hash>(&self, client: impl FnOnce() -> C) -> StickyKey {

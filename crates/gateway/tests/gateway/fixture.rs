@@ -100,6 +100,12 @@ impl TestGateway {
         Self::with_clock(clock, complete(policy, &[]), ResourceLimits::default())
     }
 
+    /// Serves a complete policy with so many workers.
+    pub(crate) fn with_workers(workers: usize, policy: &str) -> Self {
+        let listener = Listener::bind("127.0.0.1:0", workers).expect("a free port");
+        Self::run(gateway(complete(policy, &[]), ResourceLimits::default()), listener, Duration::ZERO)
+    }
+
     /// Reports to `telemetry`.
     pub(crate) fn with_telemetry(telemetry: Telemetry, active: ActivePolicy, limits: ResourceLimits) -> Self {
         let clock = Arc::new(SystemClock::new());

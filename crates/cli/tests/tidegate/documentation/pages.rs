@@ -53,7 +53,7 @@ impl Installation {
 
 fn policy(admin: &str) -> String {
     format!(
-        "admin: {{ listen: {admin} }}\nupstreams: {{ api: {{ servers: [http://{}] }} }}\n\
+        "admin: {{ listen: {admin} }}\nupstreams: {{ api: {{ servers: [http://{}], breaker: {{ failures: 5 }} }} }}\n\
          routes: [{{ upstream: api }}]\nrate_limits: {{ default: {{ requests: 100, window: 1m }} }}\n",
         echo()
     )

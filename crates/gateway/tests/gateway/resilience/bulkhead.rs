@@ -1,7 +1,8 @@
 //! Bounds on the requests in flight to an upstream or on a route.
 
+use tidegate_gateway::BulkheadStatus;
 use tidegate_testkit::server::{RecordingServer, Reply};
-use tidegate_testkit::wait::eventually;
+use tidegate_testkit::wait::{eventually, within};
 
 use super::{GET, LIMIT, policy};
 use crate::fixture::{ResourceLimits, TestGateway};
@@ -111,5 +112,50 @@ async fn connections_of_an_upstream_are_bounded_and_idle_ones_make_room() {
     let response = gateway.send_raw(GET).await;
     assert_eq!(response.status, 503);
     assert!(response.text().contains("bulkhead_full"), "{}", response.text());
-    assert!(first.open() + second.open() <= 1);
+    let connections: usize = gateway.upstream().servers.iter().map(|server| server.connections).sum();
+    assert_eq!(connections, 1);
+}
+
+#[tokio::test]
+async fn bulkhead_with_clients_that_leave_at_any_time_leaks_no_permit() {
+    let server = hanging().await;
+    let text = format!(
+        "upstreams: {{ app: {{ servers: [{}], bulkhead: {{ concurrent: 2, queue: 3, wait: 1s }} }} }}\n\
+         routes: [{{ upstream: app, bulkhead: {{ concurrent: 4, queue: 2, wait: 1s }} }}]\n{LIMIT}\n",
+        server.url()
+    );
+    let gateway = TestGateway::start(&text, ResourceLimits::default());
+    for turn in 0..200_usize {
+        let mut clients = Vec::new();
+        for n in 0..4 {
+            let mut client = gateway.client().await;
+            client.send(if (turn + n) % 3 == 0 { HANG } else { GET.as_bytes() }).await;
+            clients.push(client);
+        }
+        for _ in 0..turn % 7 {
+            tokio::task::yield_now().await;
+        }
+    }
+    // The gateway accepts connections in their order, so it has seen all others once this one is served.
+    within("a request is served", async { while gateway.send_raw(GET).await.status != 200 {} }).await;
+    let is_free = |status: &BulkheadStatus| status.in_use == 0 && status.waiting == 0;
+    eventually("all permits are released", || {
+        gateway.connections() == 0
+            && is_free(&gateway.bulkhead())
+            && gateway.route_bulkheads().iter().all(|(_, status)| is_free(status))
+    })
+    .await;
+    assert_eq!(gateway.send_raw(GET).await.status, 200);
+}
+
+#[tokio::test]
+async fn connection_that_is_idle_in_one_worker_makes_room_for_another_worker() {
+    let server = hanging().await;
+    let settings = "bulkhead: { concurrent: 10, connections: 1, wait: 5s }";
+    let gateway = TestGateway::with_workers(2, &policy(&[server.url()], settings, LIMIT));
+    // The system spreads the connections over both workers.
+    for _ in 0..60 {
+        assert_eq!(gateway.send_raw(GET).await.status, 200);
+    }
+    assert!(server.connections() > 1, "both workers have used it");
 }
