@@ -1,5 +1,6 @@
 //! Sends a request to a server of its upstream and builds the response.
 
+use std::cell::Cell;
 use std::pin::pin;
 use std::rc::Rc;
 
@@ -173,9 +174,17 @@ impl<S: Store + 'static> Exchange<'_, S> {
         }
         let trial = record.start_attempt(&upstream.counts);
         let (upload, running) = (request.upload().clone(), RunningBound::new(bound));
+        let breaker = Cell::new(breaker);
         let sent = {
             let sending = pin!(worker.transport.send(upstream, server, request, permits));
-            let extension = || bounds.extension(&upload, &running);
+            let extension = || {
+                let more = bounds.extension(&upload, &running);
+                // A client that sends its body slowly must not keep the probe of a breaker.
+                if more.is_some() {
+                    breaker.set(breaker.take().filter(|permit| !permit.is_probe()));
+                }
+                more
+            };
             worker.timeouts.run_within(bound.timeout, sending, extension).await
         };
         let sent = match sent {
@@ -192,7 +201,7 @@ impl<S: Store + 'static> Exchange<'_, S> {
         };
         record.finish_attempt(trial, &server.addr, result);
         let outcome = end.outcome();
-        if let Some(change) = breaker.and_then(|breaker| breaker.record(outcome)) {
+        if let Some(change) = breaker.into_inner().and_then(|breaker| breaker.record(outcome)) {
             worker.log_breaker(upstream, server, change);
         }
         if let Some(span) = upstream.record_outcome(index, outcome) {
