@@ -15,7 +15,7 @@ const LONGEST_FILE: usize = 600;
 const BANNED_NAMES: [&str; 7] = ["util", "utils", "misc", "common", "helpers", "types", "manager"];
 
 /// Which crates of ours a crate may build on. A crate that is not named here may not exist.
-const MAY_USE: [(&str, &[&str]); 13] = [
+const MAY_USE: [(&str, &[&str]); 14] = [
     ("tidegate-core", &[]),
     ("tidegate-store", &["tidegate-core"]),
     ("tidegate-redis", &["tidegate-core", "tidegate-store"]),
@@ -23,6 +23,11 @@ const MAY_USE: [(&str, &[&str]); 13] = [
     ("tidegate-policy", &["tidegate-core", "tidegate-headers"]),
     ("tidegate-telemetry", &["tidegate-core", "tidegate-store", "tidegate-policy"]),
     ("tidegate-limiter", &["tidegate-core", "tidegate-headers", "tidegate-store", "tidegate-policy"]),
+    (
+        "tidegate-tower",
+        // The feature `policy` needs the limiter and the policy.
+        &["tidegate-core", "tidegate-headers", "tidegate-store", "tidegate-policy", "tidegate-limiter"],
+    ),
     (
         "tidegate-gateway",
         &[
@@ -32,6 +37,7 @@ const MAY_USE: [(&str, &[&str]); 13] = [
             "tidegate-policy",
             "tidegate-limiter",
             "tidegate-telemetry",
+            "tidegate-tower",
         ],
     ),
     (
@@ -69,9 +75,13 @@ const MAY_USE: [(&str, &[&str]); 13] = [
 ];
 
 /// Crates that must not be among the normal dependencies of a crate, direct or not.
-const MUST_NOT_CONTAIN: [(&str, &[&str]); 3] = [
+const MUST_NOT_CONTAIN: [(&str, &[&str]); 4] = [
     ("tidegate-headers", &["hyper", "tokio", "tidegate-policy", "tidegate-store"]),
     ("tidegate-store", &["hyper", "redb", "redis", "tokio"]),
+    (
+        "tidegate-tower",
+        &["cel", "granit-parser", "hyper", "jsonwebtoken", "redb", "redis", "rustls", "tidegate-policy"],
+    ),
     (
         "tidegate-limiter",
         &["h2", "hyper", "redb", "redis", "rustls", "tidegate-gateway", "tidegate-telemetry"],

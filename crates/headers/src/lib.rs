@@ -41,6 +41,7 @@
 mod advertised;
 mod body;
 mod names;
+mod quota;
 mod rejection;
 mod retry_after;
 mod scan;
@@ -51,6 +52,7 @@ mod write;
 
 pub use advertised::{AdvertisedLimit, AdvertisedLimits};
 pub use body::{ErrorBody, ProblemType, ReportedLimit};
+pub use quota::Quota;
 pub use rejection::RejectionReason;
 pub use retry_after::{retry_after_seconds, write_retry_after};
 pub use style::{BodyStyle, HeaderStyle};

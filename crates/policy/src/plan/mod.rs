@@ -8,7 +8,6 @@ mod cost;
 mod http;
 mod limits;
 mod mode;
-mod quota;
 mod resilience;
 mod telemetry_config;
 
@@ -32,12 +31,12 @@ pub use limits::{
     RuleMatch, Tier,
 };
 pub use mode::{CanaryShare, Mode};
-pub use quota::Quota;
 pub use resilience::{
     BreakerPlan, BreakerScope, BulkheadPlan, EjectPlan, FallbackBody, FallbackPlan, ResiliencePlan,
     RetryCauses, RetryPlan, TimeoutsPlan,
 };
 pub use telemetry_config::{LogPlan, LogTarget, SampleRate, TracesPlan};
+pub use tidegate_headers::Quota;
 
 /// A validated policy.
 #[derive(Clone, Debug)]

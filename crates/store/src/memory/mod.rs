@@ -402,6 +402,8 @@ impl Future for DecideFuture<'_, '_, '_> {
 }
 
 impl Store for MemoryStore {
+    const IS_IMMEDIATE: bool = true;
+
     #[inline]
     fn decide(
         &self,

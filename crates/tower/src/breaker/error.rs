@@ -1,0 +1,3 @@
+//! Why a call was not made.
+
+pub use tidegate_core::BreakerOpen;
