@@ -89,7 +89,9 @@ impl StormReport {
 
     pub(crate) fn recovery_text(&self) -> String {
         match self.recovered_after {
-            None => "never".to_owned(),
+            None => {
+                format!("not in {} s", self.attempts.len() as u64 / BINS_PER_SECOND as u64 - self.outage.end)
+            }
             Some(0) => "at once".to_owned(),
             Some(seconds) => format!("in {seconds} s"),
         }
