@@ -13,9 +13,21 @@ pub mod bulkhead;
 mod clock;
 #[cfg(feature = "deadline")]
 pub mod deadline;
+mod error;
+#[cfg(feature = "fallback")]
+pub mod fallback;
 #[cfg(feature = "load_shed")]
 pub mod load_shed;
+#[cfg(feature = "rate_limit")]
+pub mod rate_limit;
+mod response;
 #[cfg(feature = "retry")]
 pub mod retry;
+#[cfg(feature = "thread_pool")]
+pub mod thread_pool;
+#[cfg(feature = "timeout")]
+pub mod timeout;
 
 pub use clock::system_clock;
+pub use error::{BoxError, error_outcome, find_cause, is_rejection};
+pub use response::into_response;

@@ -178,6 +178,16 @@ impl Waiter {
     }
 }
 
+impl BulkheadAcquire {
+    /// The result, if it is known without waiting; otherwise the future.
+    pub(super) fn into_ready(self) -> Result<Result<BulkheadPermit, BulkheadFull>, Self> {
+        match self.state {
+            AcquireState::Ready(result) => Ok(result),
+            state => Err(Self { state }),
+        }
+    }
+}
+
 impl Future for BulkheadAcquire {
     type Output = Result<BulkheadPermit, BulkheadFull>;
 

@@ -43,6 +43,11 @@ impl Deadline {
         CURRENT.scope(self, future)
     }
 
+    /// Runs `function` with this deadline as the [current](Self::current) one.
+    pub fn sync_scope<T>(self, function: impl FnOnce() -> T) -> T {
+        CURRENT.sync_scope(self, function)
+    }
+
     /// The instant.
     pub const fn instant(self) -> Timestamp {
         self.at

@@ -1,9 +1,16 @@
 //! Load shedding: when an adaptive concurrency limit is reached, less important requests are rejected first.
 //!
-//! [`LoadShedder`] is the handle: one for each service that can be overloaded on its own.
+//! [`LoadShedder`] is the handle: one for each service that can be overloaded on its own. [`LoadShedLayer`] rejects calls with
+//! [`Overload`] and records the latency of the others.
 
 mod error;
+mod future;
 mod handle;
+mod layer;
+mod service;
 
 pub use error::Overload;
+pub use future::LoadShedFuture;
 pub use handle::{LoadShedPermit, LoadShedder, criticality};
+pub use layer::{ByCriticalityHeader, FindCriticality, LoadShedLayer};
+pub use service::LoadShedService;

@@ -50,6 +50,10 @@ impl SharedRetryBudget {
     pub fn budget(&self) -> &RetryBudget {
         &self.shared.budget
     }
+
+    pub(super) fn clock(&self) -> &dyn Clock {
+        &*self.shared.clock
+    }
 }
 
 impl Default for SharedRetryBudget {

@@ -1,0 +1,101 @@
+//! The services.
+
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use http::Request;
+use tidegate_core::TimeSpan;
+use tidegate_store::Clock;
+use tower_service::Service;
+
+use super::future::DeadlineFuture;
+use super::handle::Deadline;
+use crate::error::BoxError;
+
+/// A server that enforces the deadlines of its requests.
+#[derive(Clone, Debug)]
+pub struct DeadlineService<S> {
+    pub(super) inner: S,
+    pub(super) max: Option<TimeSpan>,
+    pub(super) clock: Arc<dyn Clock>,
+}
+
+impl<S, B> Service<Request<B>> for DeadlineService<S>
+where
+    S: Service<Request<B>>,
+    S::Error: Into<BoxError>,
+{
+    type Response = S::Response;
+    type Error = BoxError;
+    type Future = DeadlineFuture<S::Future>;
+
+    #[inline]
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.inner.poll_ready(cx).map_err(Into::into)
+    }
+
+    #[inline]
+    fn call(&mut self, mut request: Request<B>) -> Self::Future {
+        let now = self.clock.now();
+        let longest = self.max.map(|max| now + max);
+        let asked = Deadline::from_headers(request.headers(), now);
+        let own = match (asked, longest) {
+            (Some(asked), Some(longest)) => Some(asked.at_most(longest)),
+            (asked, longest) => asked.or(longest.map(Deadline::at)),
+        };
+        // A layer further out may have set a deadline.
+        let outer = request.extensions().get::<Deadline>().copied();
+        let deadline = match (own, outer) {
+            (Some(own), Some(outer)) => Some(own.at_most(outer.instant())),
+            (own, outer) => own.or(outer),
+        };
+        let Some(deadline) = deadline else {
+            return DeadlineFuture::unbounded(self.inner.call(request));
+        };
+        let remaining = deadline.remaining(now);
+        if remaining.is_zero() {
+            return DeadlineFuture::passed();
+        }
+        request.extensions_mut().insert(deadline);
+        let inner = deadline.sync_scope(|| self.inner.call(request));
+        DeadlineFuture::bounded(deadline.scope(inner), remaining.into())
+    }
+}
+
+/// A client that sends the time that remains, and does not send what is too late.
+#[derive(Clone, Debug)]
+pub struct OutgoingDeadlineService<S> {
+    pub(super) inner: S,
+    pub(super) clock: Arc<dyn Clock>,
+}
+
+impl<S, B> Service<Request<B>> for OutgoingDeadlineService<S>
+where
+    S: Service<Request<B>>,
+    S::Error: Into<BoxError>,
+{
+    type Response = S::Response;
+    type Error = BoxError;
+    type Future = DeadlineFuture<S::Future>;
+
+    #[inline]
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.inner.poll_ready(cx).map_err(Into::into)
+    }
+
+    #[inline]
+    fn call(&mut self, mut request: Request<B>) -> Self::Future {
+        let deadline = request.extensions().get::<Deadline>().copied().or_else(Deadline::current);
+        let Some(deadline) = deadline else {
+            return DeadlineFuture::unbounded(self.inner.call(request));
+        };
+        let now = self.clock.now();
+        let remaining = deadline.remaining(now);
+        if remaining.is_zero() {
+            return DeadlineFuture::passed();
+        }
+        deadline.write_headers(request.headers_mut(), now);
+        let inner = self.inner.call(request);
+        DeadlineFuture::bounded(deadline.scope(inner), remaining.into())
+    }
+}

@@ -1,0 +1,59 @@
+//! The layer.
+
+use http::Request;
+use tidegate_core::Criticality;
+use tower_layer::Layer;
+
+use super::handle::{LoadShedder, criticality};
+use super::service::LoadShedService;
+
+/// Finds the importance of a request. Closures implement it.
+pub trait FindCriticality<R> {
+    /// The importance of `request`.
+    fn criticality(&self, request: &R) -> Criticality;
+}
+
+impl<R, F: Fn(&R) -> Criticality> FindCriticality<R> for F {
+    fn criticality(&self, request: &R) -> Criticality {
+        self(request)
+    }
+}
+
+/// Reads the header `X-Criticality` of HTTP requests.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ByCriticalityHeader;
+
+impl<B> FindCriticality<Request<B>> for ByCriticalityHeader {
+    fn criticality(&self, request: &Request<B>) -> Criticality {
+        criticality(request.headers())
+    }
+}
+
+/// Rejects requests when the service is overloaded, less important ones first.
+#[derive(Clone, Debug)]
+pub struct LoadShedLayer<C = ByCriticalityHeader> {
+    shedder: LoadShedder,
+    find: C,
+}
+
+impl LoadShedLayer {
+    /// Reads the importance of HTTP requests from `X-Criticality`.
+    pub fn new(shedder: LoadShedder) -> Self {
+        Self { shedder, find: ByCriticalityHeader }
+    }
+}
+
+impl<C> LoadShedLayer<C> {
+    /// Finds the importance of requests in another way.
+    pub fn criticality<D>(self, find: D) -> LoadShedLayer<D> {
+        LoadShedLayer { shedder: self.shedder, find }
+    }
+}
+
+impl<S, C: Clone> Layer<S> for LoadShedLayer<C> {
+    type Service = LoadShedService<S, C>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        LoadShedService { inner, shedder: self.shedder.clone(), find: self.find.clone() }
+    }
+}

@@ -1,0 +1,42 @@
+//! The service.
+
+use std::task::{Context, Poll};
+
+use tower_service::Service;
+
+use super::future::LoadShedFuture;
+use super::handle::LoadShedder;
+use super::layer::FindCriticality;
+use crate::error::BoxError;
+
+/// A service that rejects requests when it is overloaded.
+#[derive(Clone, Debug)]
+pub struct LoadShedService<S, C> {
+    pub(super) inner: S,
+    pub(super) shedder: LoadShedder,
+    pub(super) find: C,
+}
+
+impl<S, C, R> Service<R> for LoadShedService<S, C>
+where
+    S: Service<R>,
+    S::Error: Into<BoxError>,
+    C: FindCriticality<R>,
+{
+    type Response = S::Response;
+    type Error = BoxError;
+    type Future = LoadShedFuture<S::Future>;
+
+    #[inline]
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.inner.poll_ready(cx).map_err(Into::into)
+    }
+
+    #[inline]
+    fn call(&mut self, request: R) -> Self::Future {
+        match self.shedder.try_acquire(self.find.criticality(&request)) {
+            Ok(permit) => LoadShedFuture::called(self.inner.call(request), permit),
+            Err(overload) => LoadShedFuture::rejected(overload),
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! Which client a request is counted for.
+
+use std::net::{IpAddr, SocketAddr};
+
+use http::Request;
+use http::header::HeaderName;
+
+/// The bytes that identify a client.
+#[derive(Clone, Debug)]
+pub enum ClientKey<'r> {
+    /// A part of the request.
+    Bytes(&'r [u8]),
+    /// An address; the first 64 bits of an IPv6 address.
+    Address(IpAddr),
+    /// Computed from the request.
+    Owned(Vec<u8>),
+}
+
+impl ClientKey<'_> {
+    /// Calls `function` with the bytes.
+    pub(super) fn with_bytes<T>(&self, function: impl FnOnce(&[u8]) -> T) -> T {
+        match self {
+            Self::Bytes(bytes) => function(bytes),
+            Self::Owned(bytes) => function(bytes),
+            Self::Address(IpAddr::V4(address)) => function(&address.octets()),
+            Self::Address(IpAddr::V6(address)) => {
+                // A client has at least a /64 and may use any address of it.
+                let [first, second, third, fourth, fifth, sixth, seventh, eighth, ..] = address.octets();
+                function(&[first, second, third, fourth, fifth, sixth, seventh, eighth])
+            }
+        }
+    }
+}
+
+/// Finds the client of a request.
+pub trait FindClient<R> {
+    /// The client. All requests for which this is `None` share one counter: omitting an identification never avoids a limit.
+    fn client<'r>(&self, request: &'r R) -> Option<ClientKey<'r>>;
+}
+
+/// Counts clients by a header, such as an API key. The value must be verified by a layer further out, or clients can avoid the
+/// limit with invented values.
+#[derive(Clone, Debug)]
+pub struct ByHeader(HeaderName);
+
+impl ByHeader {
+    /// Counts clients by the header `name`.
+    pub fn new(name: HeaderName) -> Self {
+        Self(name)
+    }
+}
+
+impl<B> FindClient<Request<B>> for ByHeader {
+    #[inline]
+    fn client<'r>(&self, request: &'r Request<B>) -> Option<ClientKey<'r>> {
+        Some(ClientKey::Bytes(request.headers().get(&self.0)?.as_bytes()))
+    }
+}
+
+/// Counts clients by the address that a closure finds; IPv6 addresses by their first 64 bits.
+#[derive(Clone, Debug)]
+pub struct ByAddress<F>(F);
+
+impl<F> ByAddress<F> {
+    /// `find` is `Fn(&Request) -> Option<IpAddr>`.
+    pub fn new<R>(find: F) -> Self
+    where
+        F: Fn(&R) -> Option<IpAddr>,
+    {
+        Self(find)
+    }
+}
+
+impl<B> ByAddress<fn(&Request<B>) -> Option<IpAddr>> {
+    /// Counts by the [`SocketAddr`] in the extensions of the request.
+    pub fn of_extension() -> Self {
+        Self(|request| request.extensions().get::<SocketAddr>().map(SocketAddr::ip))
+    }
+}
+
+impl<R, F: Fn(&R) -> Option<IpAddr>> FindClient<R> for ByAddress<F> {
+    #[inline]
+    fn client<'r>(&self, request: &'r R) -> Option<ClientKey<'r>> {
+        (self.0)(request).map(|address| ClientKey::Address(address.to_canonical()))
+    }
+}
+
+/// Counts all requests together.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct OneCounter;
+
+impl<R> FindClient<R> for OneCounter {
+    #[inline]
+    fn client<'r>(&self, _request: &'r R) -> Option<ClientKey<'r>> {
+        None
+    }
+}
+
+/// Closures find the client too: `fn(&Request) -> Option<ClientKey>`.
+impl<R, F> FindClient<R> for F
+where
+    F: for<'r> Fn(&'r R) -> Option<ClientKey<'r>>,
+{
+    #[inline]
+    fn client<'r>(&self, request: &'r R) -> Option<ClientKey<'r>> {
+        self(request)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes(key: &ClientKey<'_>) -> Vec<u8> {
+        key.with_bytes(<[u8]>::to_vec)
+    }
+
+    #[test]
+    fn client_addresses_of_one_ipv6_network_are_one_client() {
+        let key = |text: &str| bytes(&ClientKey::Address(text.parse().unwrap()));
+        assert_eq!(key("2001:db8:1:2::1"), key("2001:db8:1:2:ffff::9"));
+        assert_ne!(key("2001:db8:1:2::1"), key("2001:db8:1:3::1"));
+        assert_eq!(key("192.0.2.1"), [192, 0, 2, 1]);
+    }
+
+    #[test]
+    fn client_address_of_an_extension_is_found_and_mapped_addresses_are_ipv4() {
+        let mut request = Request::new(());
+        let find = ByAddress::of_extension();
+        assert!(find.client(&request).is_none());
+        request.extensions_mut().insert(SocketAddr::from(([0, 0, 0, 0, 0, 0xffff, 0xc000, 0x0201], 80)));
+        assert_eq!(bytes(&find.client(&request).unwrap()), [192, 0, 2, 1]);
+    }
+}

@@ -1,0 +1,238 @@
+//! The future of a call.
+
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use pin_project_lite::pin_project;
+use tidegate_core::{Decision, TimeSpan, Verdict};
+use tidegate_store::{Store, StoreError};
+use tokio::time::{Sleep, sleep};
+use tower_service::Service;
+
+use super::handle::{ClientBytes, OnStoreFailure, RateLimiter};
+use super::report::RateLimitReport;
+use super::respond::RespondToLimit;
+use crate::error::{BoxError, is_rejection};
+
+/// The decision about a request. Dropping it refunds what was charged.
+pub(super) struct LimitCharge<D: Store + 'static> {
+    limiter: RateLimiter<D>,
+    client: ClientBytes,
+    decision: Decision,
+    /// Whether dropping refunds.
+    is_pending: bool,
+}
+
+impl<D: Store + 'static> LimitCharge<D> {
+    pub(super) fn new(limiter: RateLimiter<D>, client: ClientBytes, decision: Decision) -> Self {
+        let is_pending = decision.passes();
+        Self { limiter, client, decision, is_pending }
+    }
+
+    fn report(&self) -> RateLimitReport<'_> {
+        RateLimitReport { decision: &self.decision, rules: self.limiter.rules() }
+    }
+
+    /// The result of a request that is rejected.
+    pub(super) fn reject<T>(&self, respond: &impl RespondToLimit<T>) -> Result<T, BoxError> {
+        match self.report().rejection(&self.client) {
+            Some(rejection) => respond.reject(rejection, self.report()),
+            None => Err(StoreError::Protocol { reason: "a rejection without a limit".to_owned() }.into()),
+        }
+    }
+
+    /// Keeps the charge: the service has the request.
+    fn keep(&mut self) {
+        self.is_pending = false;
+    }
+}
+
+impl<D: Store + 'static> Drop for LimitCharge<D> {
+    fn drop(&mut self) {
+        let Verdict::Pass { wait } = self.decision.verdict else { return };
+        if self.is_pending {
+            self.limiter.refund(std::mem::take(&mut self.client), self.decision.at + wait);
+        }
+    }
+}
+
+/// What a client waits for while its request is not decided. Only stores that are not immediate allocate it.
+type PendingDecision = Pin<Box<dyn Future<Output = (ClientBytes, Result<Decision, StoreError>)> + Send>>;
+
+pin_project! {
+    /// A call that is decided, delayed, admitted or rejected.
+    #[must_use = "futures do nothing unless polled"]
+    pub struct RateLimitFuture<S, R, D, P>
+    where
+        S: Service<R>,
+        D: Store,
+        D: 'static,
+    {
+        #[pin]
+        state: CallState<S, R, D, P>,
+    }
+}
+
+pin_project! {
+    #[project = CallStateProjection]
+    enum CallState<S, R, D, P>
+    where
+        S: Service<R>,
+        D: Store,
+        D: 'static,
+    {
+        Undecided {
+            decision: PendingDecision,
+            limiter: RateLimiter<D>,
+            call: Option<(P, S, R)>,
+        },
+        Delayed {
+            #[pin]
+            timer: Sleep,
+            call: Option<(LimitCharge<D>, P, S, R)>,
+        },
+        Admitted {
+            #[pin]
+            inner: S::Future,
+            charge: Option<LimitCharge<D>>,
+            respond: P,
+        },
+        Unlimited {
+            #[pin]
+            inner: S::Future,
+        },
+        Done {
+            // `None` once it is returned.
+            result: Option<Result<S::Response, BoxError>>,
+        },
+    }
+}
+
+impl<S, R, D, P> RateLimitFuture<S, R, D, P>
+where
+    S: Service<R>,
+    D: Store + 'static,
+{
+    pub(super) fn undecided(
+        (limiter, respond): (RateLimiter<D>, P),
+        client: ClientBytes,
+        ready: S,
+        request: R,
+    ) -> Self {
+        let decider = limiter.clone();
+        let decision = Box::pin(async move {
+            let decision = decider.decide(&client).await;
+            (client, decision)
+        });
+        Self { state: CallState::Undecided { decision, limiter, call: Some((respond, ready, request)) } }
+    }
+
+    pub(super) fn delayed(
+        wait: TimeSpan,
+        (charge, respond): (LimitCharge<D>, P),
+        ready: S,
+        request: R,
+    ) -> Self {
+        Self { state: CallState::delayed(wait, (charge, respond, ready, request)) }
+    }
+
+    pub(super) fn admitted(inner: S::Future, mut charge: LimitCharge<D>, respond: P) -> Self {
+        charge.keep();
+        Self { state: CallState::Admitted { inner, charge: Some(charge), respond } }
+    }
+
+    pub(super) fn unlimited(inner: S::Future) -> Self {
+        Self { state: CallState::Unlimited { inner } }
+    }
+
+    pub(super) fn rejected(result: Result<S::Response, BoxError>) -> Self {
+        Self { state: CallState::Done { result: Some(result) } }
+    }
+
+    pub(super) fn failed(error: StoreError) -> Self {
+        Self::rejected(Err(error.into()))
+    }
+}
+
+impl<S, R, D, P> CallState<S, R, D, P>
+where
+    S: Service<R>,
+    D: Store + 'static,
+{
+    fn delayed(wait: TimeSpan, call: (LimitCharge<D>, P, S, R)) -> Self {
+        Self::Delayed { timer: sleep(wait.into()), call: Some(call) }
+    }
+
+    fn admitted((mut charge, respond, mut ready, request): (LimitCharge<D>, P, S, R)) -> Self {
+        charge.keep();
+        Self::Admitted { inner: ready.call(request), charge: Some(charge), respond }
+    }
+
+    /// The state after the decision.
+    fn decided(charge: LimitCharge<D>, (respond, ready, request): (P, S, R)) -> Self
+    where
+        P: RespondToLimit<S::Response>,
+    {
+        match charge.decision.verdict {
+            Verdict::Pass { wait } if wait.is_zero() => Self::admitted((charge, respond, ready, request)),
+            Verdict::Pass { wait } => Self::delayed(wait, (charge, respond, ready, request)),
+            Verdict::NotUntil { .. } | Verdict::Never => Self::Done { result: Some(charge.reject(&respond)) },
+        }
+    }
+
+    fn store_failed(limiter: &RateLimiter<D>, error: StoreError, (_, mut ready, request): (P, S, R)) -> Self {
+        match limiter.on_store_failure() {
+            OnStoreFailure::Allow => Self::Unlimited { inner: ready.call(request) },
+            OnStoreFailure::Deny => Self::Done { result: Some(Err(error.into())) },
+        }
+    }
+}
+
+impl<S, R, D, P> Future for RateLimitFuture<S, R, D, P>
+where
+    S: Service<R>,
+    S::Error: Into<BoxError>,
+    D: Store + 'static,
+    P: RespondToLimit<S::Response>,
+{
+    type Output = Result<S::Response, BoxError>;
+
+    #[inline]
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut state = self.project().state;
+        loop {
+            let next = match state.as_mut().project() {
+                CallStateProjection::Admitted { inner, charge, respond } => {
+                    let mut result = ready!(inner.poll(cx)).map_err(Into::into);
+                    let Some(mut charge) = charge.take() else { return Poll::Pending };
+                    match &mut result {
+                        Ok(response) => respond.complete(response, charge.report()),
+                        // The service never had the request: dropping the charge refunds it.
+                        Err(error) => charge.is_pending = is_rejection(error),
+                    }
+                    return Poll::Ready(result);
+                }
+                CallStateProjection::Unlimited { inner } => return inner.poll(cx).map_err(Into::into),
+                CallStateProjection::Undecided { decision, limiter, call } => {
+                    let (client, decision) = ready!(decision.as_mut().poll(cx));
+                    let Some(call) = call.take() else { return Poll::Pending };
+                    match decision {
+                        Ok(decision) => {
+                            CallState::decided(LimitCharge::new(limiter.clone(), client, decision), call)
+                        }
+                        Err(error) => CallState::store_failed(limiter, error, call),
+                    }
+                }
+                CallStateProjection::Delayed { timer, call } => {
+                    ready!(timer.poll(cx));
+                    let Some(call) = call.take() else { return Poll::Pending };
+                    CallState::admitted(call)
+                }
+                CallStateProjection::Done { result } => {
+                    return result.take().map_or(Poll::Pending, Poll::Ready);
+                }
+            };
+            state.set(next);
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! Limits, their store and their clock.
+
+use std::fmt;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use smallvec::SmallVec;
+use tidegate_core::{
+    Algorithm, Check, CounterKey, Decision, Limit, LimitError, Refund, RuleId, Spec, TimeSpan, Timestamp,
+};
+use tidegate_headers::Quota;
+use tidegate_store::{Clock, RetainedLimits, Store, StoreError};
+
+use crate::clock::system_clock;
+
+/// A limit with a name.
+#[derive(Clone, Debug)]
+pub struct RateLimitRule {
+    pub(super) name: Arc<str>,
+    id: RuleId,
+    limit: Limit,
+    pub(super) quota: Quota,
+}
+
+impl RateLimitRule {
+    /// A limit for each client. Counters belong to the name: limits of one store with the same name count together.
+    pub fn new(name: &str, algorithm: Algorithm, spec: Spec) -> Result<Self, LimitError> {
+        let limit = Limit::new(algorithm, spec)?;
+        let quota = Quota::new(&limit, &spec);
+        Ok(Self { name: name.into(), id: RuleId::named(name), limit, quota })
+    }
+
+    /// `requests` in each `window`, by a sliding window counter.
+    pub fn per_window(name: &str, requests: u64, window: TimeSpan) -> Result<Self, LimitError> {
+        Self::new(name, Algorithm::SlidingCounter, Spec::new(requests, window))
+    }
+}
+
+/// What to do with a request if the store fails.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnStoreFailure {
+    /// Fail with the [`StoreError`], which becomes 503.
+    #[default]
+    Deny,
+    /// Admit the request without a limit.
+    Allow,
+}
+
+/// The limits of a service. Clones share them.
+pub struct RateLimiter<S> {
+    shared: Arc<LimitsWithStore<S>>,
+}
+
+struct LimitsWithStore<S> {
+    rules: Vec<RateLimitRule>,
+    store: Arc<S>,
+    clock: Arc<dyn Clock>,
+    on_store_failure: OnStoreFailure,
+    _retained: RetainedLimits,
+}
+
+/// The bytes of most clients, without an allocation.
+pub(super) type ClientBytes = SmallVec<[u8; 40]>;
+
+/// More limits than this need an allocation per request.
+type Checks<'a> = SmallVec<[Check<'a>; 4]>;
+
+impl<S: Store> RateLimiter<S> {
+    /// Limits that use the [system clock](system_clock). All of them apply to every request; it is admitted if all admit it.
+    pub fn new(rules: Vec<RateLimitRule>, store: Arc<S>) -> Result<Self, StoreError> {
+        Self::with_clock(rules, store, system_clock(), OnStoreFailure::default())
+    }
+
+    /// Limits that use `clock`.
+    pub fn with_clock(
+        rules: Vec<RateLimitRule>,
+        store: Arc<S>,
+        clock: Arc<dyn Clock>,
+        on_store_failure: OnStoreFailure,
+    ) -> Result<Self, StoreError> {
+        let limits: Vec<_> = rules.iter().map(|rule| rule.limit).collect();
+        let retained = store.retain_limits(&limits, clock.now())?;
+        let shared = LimitsWithStore { rules, store, clock, on_store_failure, _retained: retained };
+        Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// Charges `client`, if all limits admit it.
+    pub async fn decide(&self, client: &[u8]) -> Result<Decision, StoreError> {
+        let now = self.shared.clock.now();
+        self.shared.store.decide(&self.checks(client), now).await
+    }
+
+    /// The decision, if the store decides at once.
+    #[inline]
+    pub(super) fn decide_in_place(&self, client: &[u8]) -> Option<Result<Decision, StoreError>> {
+        if !S::IS_IMMEDIATE {
+            return None;
+        }
+        let now = self.shared.clock.now();
+        let poll_once = |checks: &[Check<'_>]| {
+            let decision = pin!(self.shared.store.decide(checks, now));
+            match decision.poll(&mut Context::from_waker(Waker::noop())) {
+                Poll::Ready(decision) => decision,
+                Poll::Pending => {
+                    Err(StoreError::Protocol { reason: "the decision is not immediate".to_owned() })
+                }
+            }
+        };
+        Some(match &*self.shared.rules {
+            [rule] => poll_once(&[Check::new(CounterKey::new(rule.id, client), &rule.limit)]),
+            _ => poll_once(&self.checks(client)),
+        })
+    }
+
+    fn checks<'a>(&'a self, client: &'a [u8]) -> Checks<'a> {
+        let check = |rule: &'a RateLimitRule| Check::new(CounterKey::new(rule.id, client), &rule.limit);
+        self.shared.rules.iter().map(check).collect()
+    }
+
+    /// The limits, in the order of the outcomes of a decision.
+    pub fn rules(&self) -> &[RateLimitRule] {
+        &self.shared.rules
+    }
+
+    pub(super) fn on_store_failure(&self) -> OnStoreFailure {
+        self.shared.on_store_failure
+    }
+}
+
+impl<S: Store + 'static> RateLimiter<S> {
+    /// Refunds what was charged at `charged`. If the store is not immediate, this happens in a task of its own.
+    pub(super) fn refund(&self, client: ClientBytes, charged: Timestamp) {
+        let limiter = self.clone();
+        let refund = async move {
+            let refunds: SmallVec<[Refund<'_>; 4]> = limiter
+                .checks(&client)
+                .into_iter()
+                .map(|Check { key, limit, cost, .. }| Refund { key, limit, cost, charged })
+                .collect();
+            let now = limiter.shared.clock.now();
+            // If the store fails, the charge stays: it rejects too much, never too little.
+            let _ = limiter.shared.store.refund(&refunds, now).await;
+        };
+        if S::IS_IMMEDIATE {
+            let _ = pin!(refund).poll(&mut Context::from_waker(Waker::noop()));
+        } else if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            runtime.spawn(refund);
+        }
+    }
+}
+
+impl<S> Clone for RateLimiter<S> {
+    fn clone(&self) -> Self {
+        Self { shared: Arc::clone(&self.shared) }
+    }
+}
+
+impl<S> fmt::Debug for RateLimiter<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RateLimiter").field("rules", &self.shared.rules).finish_non_exhaustive()
+    }
+}

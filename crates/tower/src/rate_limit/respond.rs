@@ -1,0 +1,89 @@
+//! What happens to the responses of limited services.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use http::Response;
+use tidegate_headers::{
+    BodyStyle, HeaderStyle, HeaderValueCache, HeaderWriter, RateLimitHeaders, is_rejected_by_upstream,
+};
+
+use super::error::RateLimited;
+use super::report::RateLimitReport;
+use crate::error::BoxError;
+use crate::response::rate_limited_response;
+
+/// Completes the responses of a limited service.
+pub trait RespondToLimit<T> {
+    /// Adds what clients are told about the limits to the response of an admitted request.
+    fn complete(&self, response: &mut T, report: RateLimitReport<'_>);
+
+    /// The result of a rejected request.
+    fn reject(&self, rejection: RateLimited, report: RateLimitReport<'_>) -> Result<T, BoxError>;
+}
+
+/// A rejection is the error [`RateLimited`]; responses are not changed.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RejectWithError;
+
+impl<T> RespondToLimit<T> for RejectWithError {
+    fn complete(&self, _response: &mut T, _report: RateLimitReport<'_>) {}
+
+    fn reject(&self, rejection: RateLimited, _report: RateLimitReport<'_>) -> Result<T, BoxError> {
+        Err(rejection.into())
+    }
+}
+
+/// Responses get rate-limit headers; a rejection is a response with 429, `Retry-After` and a body.
+#[derive(Clone, Debug)]
+pub struct RespondHttp {
+    headers: Arc<[HeaderStyle]>,
+    body: BodyStyle,
+}
+
+impl RespondHttp {
+    /// Writes these headers and bodies.
+    pub fn new(headers: impl Into<Arc<[HeaderStyle]>>, body: BodyStyle) -> Self {
+        Self { headers: headers.into(), body }
+    }
+
+    fn write<B>(&self, response: &mut Response<B>, report: RateLimitReport<'_>, retry_after: Option<u64>) {
+        thread_local! {
+            static CACHE: RefCell<HeaderValueCache> = RefCell::default();
+        }
+        let limits = report.limits();
+        let Some(primary) = limits.get(report.primary(&limits)) else { return };
+        let mut headers = RateLimitHeaders::default();
+        CACHE.with_borrow_mut(|cache| {
+            let mut writer = HeaderWriter { styles: &self.headers, cache };
+            writer.write_limits(&mut headers, report.decision.at, primary, &limits);
+            if let Some(seconds) = retry_after {
+                writer.write_retry_after(&mut headers, seconds);
+            }
+        });
+        headers.insert_into(response.headers_mut());
+    }
+}
+
+impl Default for RespondHttp {
+    /// `X-RateLimit-…` and `RateLimit` headers, flat bodies.
+    fn default() -> Self {
+        Self::new([HeaderStyle::XRateLimit, HeaderStyle::RateLimit], BodyStyle::Flat)
+    }
+}
+
+impl<B: From<Vec<u8>>> RespondToLimit<Response<B>> for RespondHttp {
+    #[inline]
+    fn complete(&self, response: &mut Response<B>, report: RateLimitReport<'_>) {
+        // A service that limits requests itself knows better when to retry.
+        if !is_rejected_by_upstream(response.status(), response.headers()) {
+            self.write(response, report, None);
+        }
+    }
+
+    fn reject(&self, rejection: RateLimited, report: RateLimitReport<'_>) -> Result<Response<B>, BoxError> {
+        let mut response = rate_limited_response(&rejection, self.body);
+        self.write(&mut response, report, rejection.retry_after_seconds());
+        Ok(response)
+    }
+}

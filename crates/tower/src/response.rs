@@ -1,0 +1,99 @@
+//! HTTP responses to errors: the only place of this crate that chooses status codes.
+
+use http::header::CONTENT_TYPE;
+use http::{HeaderValue, Response, StatusCode};
+use tidegate_headers::{BodyStyle, ErrorBody, write_retry_after};
+
+use crate::error::{BoxError, find_cause};
+
+/// A rejection may be over as soon as any call ends, so clients are asked to come back soon.
+const SOON: u64 = 1;
+
+/// The response to an error of a layer: 503, 504 or 429 with `Retry-After`; 500 for an error that no layer caused.
+///
+/// With axum, use it in a `HandleErrorLayer`:
+///
+/// ```
+/// use axum::body::Body;
+/// use axum::error_handling::HandleErrorLayer;
+/// use tidegate_headers::BodyStyle;
+/// use tidegate_tower::{BoxError, into_response};
+///
+/// let layer = HandleErrorLayer::new(|error: BoxError| async { into_response::<Body>(error, BodyStyle::Flat) });
+/// # let _: HandleErrorLayer<_, ()> = layer;
+/// ```
+pub fn into_response<B: From<Vec<u8>>>(error: impl Into<BoxError>, style: BodyStyle) -> Response<B> {
+    let error = error.into();
+    #[cfg(feature = "rate_limit")]
+    if let Some(limited) = find_cause::<crate::rate_limit::RateLimited>(&error) {
+        return rate_limited_response(limited, style);
+    }
+    respond(&describe(&error), style)
+}
+
+/// The response to a rejection by a rate limit, without rate-limit headers.
+#[cfg(feature = "rate_limit")]
+pub(crate) fn rate_limited_response<B: From<Vec<u8>>>(
+    limited: &crate::rate_limit::RateLimited,
+    style: BodyStyle,
+) -> Response<B> {
+    use smallvec::SmallVec;
+    use tidegate_headers::{RejectionReason, ReportedLimit};
+
+    let report = limited.limit();
+    let violated: SmallVec<[&str; 4]> = limited.violated().collect();
+    let reported = ReportedLimit { at: limited.at, report: &report, violated: &violated };
+    respond(&RejectionReason::Limit.error_body(limited.retry_after_seconds(), reported), style)
+}
+
+fn respond<B: From<Vec<u8>>>(body: &ErrorBody<'_>, style: BodyStyle) -> Response<B> {
+    let mut response = Response::new(B::from(body.encode(style)));
+    *response.status_mut() = body.status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(style.content_type()));
+    if let Some(seconds) = body.retry_after {
+        write_retry_after(response.headers_mut(), seconds);
+    }
+    response
+}
+
+fn describe(error: &BoxError) -> ErrorBody<'static> {
+    let unavailable = |code, message| ErrorBody {
+        retry_after: Some(SOON),
+        ..ErrorBody::new(StatusCode::SERVICE_UNAVAILABLE, code, message)
+    };
+    let timeout = |code, message| ErrorBody {
+        retry_after: Some(SOON),
+        ..ErrorBody::new(StatusCode::GATEWAY_TIMEOUT, code, message)
+    };
+    #[cfg(feature = "breaker")]
+    if let Some(open) = find_cause::<crate::breaker::BreakerOpen>(error) {
+        let seconds = open.retry_after.map_or(SOON, |wait| wait.as_secs_ceil().max(SOON));
+        let body = unavailable("breaker_open", "Service is failing.");
+        return ErrorBody { retry_after: Some(seconds), ..body };
+    }
+    #[cfg(feature = "bulkhead")]
+    if find_cause::<crate::bulkhead::BulkheadFull>(error).is_some() {
+        return unavailable("bulkhead_full", "Too many concurrent requests.");
+    }
+    #[cfg(feature = "thread_pool")]
+    if find_cause::<crate::thread_pool::ThreadPoolFull>(error).is_some() {
+        return unavailable("thread_pool_full", "Too many concurrent requests.");
+    }
+    #[cfg(feature = "load_shed")]
+    if find_cause::<crate::load_shed::Overload>(error).is_some() {
+        return unavailable("overloaded", "Service is overloaded.");
+    }
+    #[cfg(feature = "deadline")]
+    if find_cause::<crate::deadline::DeadlineExceeded>(error).is_some() {
+        return timeout("deadline_exceeded", "Deadline of the request has passed.");
+    }
+    #[cfg(feature = "timeout")]
+    if find_cause::<crate::timeout::AttemptTimeout>(error).is_some() {
+        return timeout("upstream_timeout", "Upstream timed out.");
+    }
+    if find_cause::<tidegate_store::StoreError>(error).is_some() {
+        return unavailable("store_unavailable", "Rate limit store unavailable.");
+    }
+    let _ = timeout;
+    ErrorBody::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", "Internal error.")
+}

@@ -1,0 +1,59 @@
+//! The service.
+
+use std::mem;
+use std::task::{Context, Poll};
+
+use tower_service::Service;
+
+use super::future::{RetryFuture, RetryPlanner};
+use super::handle::SharedRetryBudget;
+use super::layer::RetryConfig;
+use super::rules::RetryRules;
+use crate::error::BoxError;
+
+/// A service whose failed requests are sent again.
+#[derive(Clone, Debug)]
+pub struct RetryService<S, P> {
+    pub(super) inner: S,
+    pub(super) config: RetryConfig,
+    pub(super) rules: P,
+    pub(super) budget: SharedRetryBudget,
+}
+
+impl<S, P, R> Service<R> for RetryService<S, P>
+where
+    S: Service<R> + Clone,
+    S::Error: Into<BoxError>,
+    P: RetryRules<R, S::Response> + Clone,
+{
+    type Response = S::Response;
+    type Error = BoxError;
+    type Future = RetryFuture<S, R, P>;
+
+    #[inline]
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.inner.poll_ready(cx).map_err(Into::into)
+    }
+
+    #[inline]
+    fn call(&mut self, request: R) -> Self::Future {
+        self.budget.record_request();
+        let may_retry = self.config.attempts > 1;
+        let Some(copy) = may_retry.then(|| self.rules.clone_request(&request)).flatten() else {
+            return RetryFuture::once(self.inner.call(request));
+        };
+        let planner = RetryPlanner {
+            config: self.config,
+            delays: self.config.backoff.delays(),
+            attempts_left: self.config.attempts - 1,
+            deadline: self.rules.deadline(&request),
+            rules: self.rules.clone(),
+            budget: self.budget.clone(),
+        };
+        // The future takes the service that is ready, and makes it ready again before each retry.
+        let clone = self.inner.clone();
+        let mut ready = mem::replace(&mut self.inner, clone);
+        let inner = ready.call(request);
+        RetryFuture::with_retries(inner, ready, copy, planner)
+    }
+}

@@ -1,0 +1,39 @@
+//! Why work has no result.
+
+use thiserror::Error;
+
+use crate::error::BoxError;
+
+/// The threads are busy and the queue is full.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("the thread pool is full: {queue} calls are queued")]
+pub struct ThreadPoolFull {
+    /// The most calls in the queue.
+    pub queue: usize,
+}
+
+/// The work panicked. Its thread continues with other work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("the work in the thread pool panicked")]
+pub struct ThreadPoolPanic;
+
+/// Why work has no result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum ThreadPoolError {
+    /// The work was not started.
+    #[error(transparent)]
+    Full(#[from] ThreadPoolFull),
+    /// The work was started and panicked.
+    #[error(transparent)]
+    Panic(#[from] ThreadPoolPanic),
+}
+
+impl ThreadPoolError {
+    /// The error of the cause.
+    pub(super) fn into_cause(self) -> BoxError {
+        match self {
+            Self::Full(full) => full.into(),
+            Self::Panic(panic) => panic.into(),
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! The future of a call.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use pin_project_lite::pin_project;
+use tokio::time::{Sleep, sleep};
+
+use super::error::AttemptTimeout;
+use crate::error::BoxError;
+
+pin_project! {
+    /// A call with a timeout. The time starts when the call is polled for the first time.
+    #[derive(Debug)]
+    #[must_use = "futures do nothing unless polled"]
+    pub struct TimeoutFuture<F> {
+        #[pin]
+        inner: F,
+        after: Duration,
+        // Set when the call has to wait: most timers would be created for nothing otherwise.
+        #[pin]
+        timer: Option<Sleep>,
+    }
+}
+
+impl<F> TimeoutFuture<F> {
+    pub(super) fn new(inner: F, after: Duration) -> Self {
+        Self { inner, after, timer: None }
+    }
+}
+
+impl<F, T, E> Future for TimeoutFuture<F>
+where
+    F: Future<Output = Result<T, E>>,
+    E: Into<BoxError>,
+{
+    type Output = Result<T, BoxError>;
+
+    #[inline]
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut this = self.project();
+        if let Poll::Ready(result) = this.inner.poll(cx) {
+            return Poll::Ready(result.map_err(Into::into));
+        }
+        if this.timer.is_none() {
+            this.timer.set(Some(sleep(*this.after)));
+        }
+        let Some(timer) = this.timer.as_pin_mut() else { return Poll::Pending };
+        timer.poll(cx).map(|()| Err(AttemptTimeout { after: *this.after }.into()))
+    }
+}

@@ -1,0 +1,36 @@
+//! The service.
+
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tower_service::Service;
+
+use super::future::TimeoutFuture;
+use crate::error::BoxError;
+
+/// A service with a timeout for each call.
+#[derive(Clone, Debug)]
+pub struct TimeoutService<S> {
+    pub(super) inner: S,
+    pub(super) after: Duration,
+}
+
+impl<S, R> Service<R> for TimeoutService<S>
+where
+    S: Service<R>,
+    S::Error: Into<BoxError>,
+{
+    type Response = S::Response;
+    type Error = BoxError;
+    type Future = TimeoutFuture<S::Future>;
+
+    #[inline]
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.inner.poll_ready(cx).map_err(Into::into)
+    }
+
+    #[inline]
+    fn call(&mut self, request: R) -> Self::Future {
+        TimeoutFuture::new(self.inner.call(request), self.after)
+    }
+}

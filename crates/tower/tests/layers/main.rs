@@ -1,0 +1,17 @@
+//! The laws of the layers, alone and as a stack.
+
+#![allow(missing_docs, clippy::unwrap_used, reason = "tests speak through their names and fail by panicking")]
+
+mod backoff;
+mod breaker;
+mod bulkhead;
+mod cancellation;
+mod deadline;
+mod fallback;
+mod load_shed;
+mod rate_limit;
+mod response;
+mod retry;
+mod support;
+mod thread_pool;
+mod timeout;
