@@ -3,6 +3,7 @@
 #![allow(clippy::disallowed_methods, reason = "a benchmark measures wall time")]
 
 mod admit;
+mod cascade;
 mod flood;
 mod hot;
 mod matching;
@@ -41,6 +42,8 @@ enum Bench {
         #[arg(long, value_name = "FILE")]
         picture: Option<PathBuf>,
     },
+    /// Three tiers of which the bottom one hangs for 10 s, with and without the stack of tower layers (virtual time)
+    Cascade,
     /// One check per decision in a loop, for profiling
     Hot {
         /// Number of different keys
@@ -63,6 +66,7 @@ fn main() -> anyhow::Result<()> {
         Bench::Match => matching::run(),
         Bench::Telemetry => telemetry::run(),
         Bench::Storm { picture } => storm::run(picture),
+        Bench::Cascade => cascade::run(),
         Bench::Hot { keys, batch, reject } => hot::run(keys, batch, reject),
     }
 }

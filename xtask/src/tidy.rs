@@ -66,6 +66,7 @@ const MAY_USE: [(&str, &[&str]); 14] = [
             "tidegate-policy",
             "tidegate-limiter",
             "tidegate-telemetry",
+            "tidegate-tower",
             "tidegate-gateway",
         ],
     ),
