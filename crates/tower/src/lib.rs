@@ -18,6 +18,8 @@ mod error;
 pub mod fallback;
 #[cfg(feature = "load_shed")]
 pub mod load_shed;
+#[cfg(feature = "policy")]
+pub mod policy;
 #[cfg(feature = "rate_limit")]
 pub mod rate_limit;
 mod response;

@@ -46,7 +46,7 @@ pub(crate) fn rate_limited_response<B: From<Vec<u8>>>(
     respond(&RejectionReason::Limit.error_body(limited.retry_after_seconds(), reported), style)
 }
 
-fn respond<B: From<Vec<u8>>>(body: &ErrorBody<'_>, style: BodyStyle) -> Response<B> {
+pub(crate) fn respond<B: From<Vec<u8>>>(body: &ErrorBody<'_>, style: BodyStyle) -> Response<B> {
     let mut response = Response::new(B::from(body.encode(style)));
     *response.status_mut() = body.status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(style.content_type()));
@@ -54,6 +54,37 @@ fn respond<B: From<Vec<u8>>>(body: &ErrorBody<'_>, style: BodyStyle) -> Response
         write_retry_after(response.headers_mut(), seconds);
     }
     response
+}
+
+/// The response to a request that a policy rejects other than by a limit.
+#[cfg(feature = "policy")]
+pub(crate) fn policy_rejection_response<B: From<Vec<u8>>>(
+    error: &crate::policy::PolicyRejection,
+    style: BodyStyle,
+) -> Response<B> {
+    use crate::policy::PolicyRejection;
+
+    let message;
+    let (status, code, text) = match error {
+        PolicyRejection::Banned => (StatusCode::FORBIDDEN, "banned", "Client is banned."),
+        PolicyRejection::NoDecision => {
+            let message = "Rate limit store unavailable.";
+            (StatusCode::SERVICE_UNAVAILABLE, "store_unavailable", message)
+        }
+        PolicyRejection::NoLength => {
+            (StatusCode::LENGTH_REQUIRED, "length_required", "Request needs a Content-Length.")
+        }
+        PolicyRejection::Path(_) | PolicyRejection::Uri(_) => {
+            message = format!("Invalid path: {error}.");
+            (StatusCode::BAD_REQUEST, "bad_path", &*message)
+        }
+        PolicyRejection::Request(_) | PolicyRejection::Headers(_) => {
+            message = format!("Invalid request: {error}.");
+            (StatusCode::BAD_REQUEST, "bad_request", &*message)
+        }
+    };
+    let retry_after = (status == StatusCode::SERVICE_UNAVAILABLE).then_some(SOON);
+    respond(&ErrorBody { retry_after, ..ErrorBody::new(status, code, text) }, style)
 }
 
 fn describe(error: &BoxError) -> ErrorBody<'static> {

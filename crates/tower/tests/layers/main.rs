@@ -9,6 +9,7 @@ mod cancellation;
 mod deadline;
 mod fallback;
 mod load_shed;
+mod policy;
 mod rate_limit;
 mod response;
 mod retry;

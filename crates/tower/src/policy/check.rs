@@ -1,0 +1,238 @@
+//! The check of one request.
+
+use std::borrow::Cow;
+use std::cell::RefCell;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use http::header::TRANSFER_ENCODING;
+use http::request::Parts as RequestParts;
+use http::uri::{PathAndQuery, Uri};
+use http::{Method, Request, Response};
+use smallvec::SmallVec;
+use tidegate_core::TimeSpan;
+use tidegate_headers::{
+    BodyStyle, HeaderStyle, HeaderValueCache, HeaderWriter, RateLimitHeaders, ReportedLimit,
+    retry_after_seconds,
+};
+use tidegate_limiter::{
+    AdmittedRuling, FailedRuling, Limiter, RefundGuard, RejectedRuling, Reservations, Ruling, RulingReport,
+};
+use tidegate_policy::{
+    ActivePolicy, Facts, RequestError, Scratch, check_method, host_header, requested_host,
+};
+use tidegate_store::{Permit, Store};
+use tokio::time::sleep;
+
+use super::error::PolicyRejection;
+use crate::response::{policy_rejection_response, respond};
+
+/// A request that may be served, or the response to it.
+pub(super) type PolicyVerdict<B, T, D> = Result<(Request<B>, AdmittedCall<D>), Response<T>>;
+
+/// What an admitted request holds until it has ended.
+pub(super) struct AdmittedCall<D: Store + 'static> {
+    /// The rate-limit headers of the response.
+    pub(super) headers: RateLimitHeaders,
+    /// Charges that the response settles.
+    pub(super) reservations: Reservations,
+    _permits: Vec<Permit>,
+    refund: Option<RefundGuard<D>>,
+}
+
+impl<D: Store + 'static> AdmittedCall<D> {
+    fn unlimited(permits: Vec<Permit>) -> Self {
+        let (headers, reservations) = (RateLimitHeaders::default(), Reservations::default());
+        Self { headers, reservations, _permits: permits, refund: None }
+    }
+
+    /// Refunds the charge: the service never had the request.
+    pub(super) fn refund(&mut self) {
+        drop(self.refund.take());
+    }
+}
+
+impl<D: Store + 'static> Drop for AdmittedCall<D> {
+    /// A client that disconnects is not refunded: the service had the request.
+    fn drop(&mut self) {
+        if let Some(refund) = self.refund.take() {
+            refund.keep();
+        }
+    }
+}
+
+/// Checks a request, and delays it if its limit requires that. Dropping the future during the delay refunds the charge.
+pub(super) async fn check<B, T, D>(
+    limiter: Arc<Limiter<D>>,
+    request: Request<B>,
+    peer: IpAddr,
+) -> PolicyVerdict<B, T, D>
+where
+    T: From<Vec<u8>>,
+    D: Store + 'static,
+{
+    let policy = limiter.policy();
+    let style = policy.matcher.plan().error_body;
+    let (mut parts, body) = request.into_parts();
+    let admitted = decide(&limiter, &policy, &mut parts, peer).await;
+    match admitted {
+        Ok((admitted, delay)) => {
+            if !delay.is_zero() {
+                let mut admitted = DelayedCall(Some(admitted));
+                sleep(delay.into()).await;
+                return match admitted.0.take() {
+                    Some(admitted) => Ok((Request::from_parts(parts, body), admitted)),
+                    None => Err(policy_rejection_response(&PolicyRejection::NoDecision, style)),
+                };
+            }
+            Ok((Request::from_parts(parts, body), admitted))
+        }
+        Err(Refusal::Error(error)) => Err(policy_rejection_response(&error, style)),
+        Err(Refusal::Limit(rejected)) => Err(rejected.map(T::from)),
+    }
+}
+
+/// A call that waits. Dropping it refunds the charge.
+struct DelayedCall<D: Store + 'static>(Option<AdmittedCall<D>>);
+
+impl<D: Store + 'static> Drop for DelayedCall<D> {
+    fn drop(&mut self) {
+        if let Some(admitted) = &mut self.0 {
+            admitted.refund();
+        }
+    }
+}
+
+enum Refusal {
+    Error(PolicyRejection),
+    Limit(Response<Vec<u8>>),
+}
+
+impl<E: Into<PolicyRejection>> From<E> for Refusal {
+    fn from(error: E) -> Self {
+        Self::Error(error.into())
+    }
+}
+
+/// Decides about a request, and removes from it what its peer may not send.
+async fn decide<D: Store + 'static>(
+    limiter: &Limiter<D>,
+    policy: &ActivePolicy,
+    parts: &mut RequestParts,
+    peer: IpAddr,
+) -> Result<(AdmittedCall<D>, TimeSpan), Refusal> {
+    let (host, path) = prepare(policy, parts, peer)?;
+    let facts =
+        Facts { method: parts.method.as_str(), host: &host, path: &path, headers: &parts.headers, peer };
+    let plan = policy.matcher.plan();
+    let mut scratch = Scratch::default();
+    let now = limiter.clock().now();
+    let (mut admitted, delay) = match limiter.check(policy, &facts, &mut scratch, now).await {
+        Ruling::Admitted(AdmittedRuling { report, permits, reservations, delay }) => {
+            let headers = write_headers(&plan.headers, &report, None);
+            let refund = Some(limiter.refund_guard(&report));
+            (AdmittedCall { headers, reservations, _permits: permits, refund }, delay)
+        }
+        Ruling::Rejected(rejected) => {
+            return Err(Refusal::Limit(reject(&plan.headers, plan.error_body, &rejected)));
+        }
+        Ruling::Banned => return Err(PolicyRejection::Banned.into()),
+        Ruling::Exempt(_) => (AdmittedCall::unlimited(Vec::new()), TimeSpan::ZERO),
+        Ruling::StoreFailed(FailedRuling { permits, is_binding: false, .. }) => {
+            (AdmittedCall::unlimited(permits), TimeSpan::ZERO)
+        }
+        Ruling::StoreFailed(_) | Ruling::NoRule => return Err(PolicyRejection::NoDecision.into()),
+    };
+    // A meter is open exactly if the cost depends on a length that the request does not state.
+    let meter = limiter.body_meter(&mut admitted.reservations);
+    if meter.is_some() && may_have_body(parts) {
+        admitted.refund();
+        return Err(PolicyRejection::NoLength.into());
+    }
+    Ok((admitted, delay))
+}
+
+/// Validates and normalizes the request. Returns its host and its path.
+fn prepare(
+    policy: &ActivePolicy,
+    parts: &mut RequestParts,
+    peer: IpAddr,
+) -> Result<(String, String), PolicyRejection> {
+    let matcher = &policy.matcher;
+    check_method(parts.method.as_str(), parts.uri.path())?;
+    let host = match parts.uri.host() {
+        Some(host) => tidegate_policy::normalize_host(host).ok_or(RequestError::Host)?,
+        None => requested_host(host_header(&parts.headers)?)?,
+    };
+    let target = matcher.target(&host, parts.uri.path())?;
+    let options = target.route.map_or(matcher.plan().http, |route| route.http);
+    let rewritten = match &target.path {
+        Cow::Borrowed(_) => None,
+        Cow::Owned(path) => Some(rewrite(&parts.uri, path)?),
+    };
+    let (host, path) = (host.into_owned(), target.path.into_owned());
+    if let Some(uri) = rewritten {
+        parts.uri = uri;
+    }
+    let addresses = matcher.plan().identities.addresses();
+    let is_trusted = addresses.trusts(peer);
+    matcher.header_rules().apply(&mut parts.headers, is_trusted, options.underscore_headers)?;
+    if is_trusted {
+        addresses.check(&parts.headers, peer)?;
+    }
+    Ok((host, path))
+}
+
+fn rewrite(uri: &Uri, path: &str) -> Result<Uri, PolicyRejection> {
+    let path = match uri.query() {
+        Some(query) => PathAndQuery::try_from(format!("{path}?{query}"))?,
+        None => PathAndQuery::try_from(path)?,
+    };
+    let mut parts = uri.clone().into_parts();
+    parts.path_and_query = Some(path);
+    // Only the path has changed, so the parts still fit together.
+    Ok(Uri::from_parts(parts).unwrap_or_else(|_| uri.clone()))
+}
+
+/// Whether a request without `Content-Length` may have a body.
+fn may_have_body(parts: &RequestParts) -> bool {
+    let is_empty =
+        matches!(parts.method, Method::GET | Method::HEAD | Method::OPTIONS | Method::TRACE | Method::DELETE);
+    !is_empty || parts.headers.contains_key(TRANSFER_ENCODING)
+}
+
+fn reject(styles: &[HeaderStyle], body: BodyStyle, rejected: &RejectedRuling<'_>) -> Response<Vec<u8>> {
+    let RejectedRuling { report, reason, retry_after, .. } = rejected;
+    let retry_after = retry_after.map(|wait| retry_after_seconds(wait, report.client()));
+    let limits = report.limits();
+    let violated: SmallVec<[&str; 4]> = report.violated().collect();
+    let Some(limit) = limits.primary() else {
+        return policy_rejection_response(&PolicyRejection::NoDecision, body);
+    };
+    let reported = ReportedLimit { at: report.at(), report: limit, violated: &violated };
+    let mut response = respond(&reason.error_body(retry_after, reported), body);
+    write_headers(styles, report, retry_after).insert_into(response.headers_mut());
+    response
+}
+
+fn write_headers(
+    styles: &[HeaderStyle],
+    report: &RulingReport<'_>,
+    retry_after: Option<u64>,
+) -> RateLimitHeaders {
+    thread_local! {
+        static CACHE: RefCell<HeaderValueCache> = RefCell::default();
+    }
+    let mut headers = RateLimitHeaders::default();
+    let limits = report.limits();
+    if let Some(primary) = limits.primary() {
+        CACHE.with_borrow_mut(|cache| {
+            let mut writer = HeaderWriter { styles, cache };
+            writer.write_limits(&mut headers, report.at(), primary, &limits);
+            if let Some(seconds) = retry_after {
+                writer.write_retry_after(&mut headers, seconds);
+            }
+        });
+    }
+    headers
+}

@@ -1,0 +1,18 @@
+//! A whole policy: the limits, bans, exemptions and identities of a configuration file.
+//!
+//! [`PolicyLayer`] applies the policy of a [`Limiter`](tidegate_limiter::Limiter) to an HTTP service, as the gateway does: it
+//! responds to rejected and banned clients itself, and adds rate-limit headers to the other responses. Headers that identify a
+//! client are removed if the peer may not send them, and the path that the service sees is the path that was matched.
+//!
+//! A rule whose cost is the size of the body takes it from `Content-Length`; a request without it gets 411.
+
+mod check;
+mod error;
+mod future;
+mod layer;
+mod service;
+
+pub use error::PolicyRejection;
+pub use future::PolicyFuture;
+pub use layer::PolicyLayer;
+pub use service::PolicyService;

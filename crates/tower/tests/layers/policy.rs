@@ -1,0 +1,126 @@
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use http::{HeaderValue, Request, Response, StatusCode, Uri};
+use tidegate_limiter::Limiter;
+use tidegate_policy::{ActivePolicy, NoFiles, compile};
+use tidegate_store::MemoryStore;
+use tidegate_tower::BoxError;
+use tidegate_tower::bulkhead::BulkheadFull;
+use tidegate_tower::policy::PolicyLayer;
+use tower::{Service, ServiceBuilder, ServiceExt};
+
+use crate::support::{Body, TokioClock, get};
+
+const POLICY: &[u8] = b"
+clients: { identify_by: [api_key, ip], api_key: { header: X-API-Key, verify: none }, user: { header: X-User-Id } }
+bans: { networks: [203.0.113.0/24] }
+rate_limits:
+  default: { requests: 3, window: 60, algorithm: fixed_window }
+  rules:
+    - { name: uploads, match: { path: /upload }, per: [ip], requests: 10, window: 60, cost: { body: 1KiB } }
+    - { name: logins, match: { path: /login }, per: [ip], requests: 1, window: 60, charge: { after: { status: [401] } } }
+";
+
+/// Responds with the path as its body, with 401 to `/login`, and rejects `/full`.
+async fn inner(request: Request<Body>) -> Result<Response<Body>, BoxError> {
+    assert!(!request.headers().contains_key("x-user-id"), "only a trusted proxy may send it");
+    if request.uri().path() == "/full" {
+        return Err(BulkheadFull { concurrent: 1 }.into());
+    }
+    let mut response = Response::new(request.uri().to_string().into_bytes());
+    if request.uri().path() == "/login" {
+        *response.status_mut() = StatusCode::UNAUTHORIZED;
+    }
+    Ok(response)
+}
+
+fn service() -> impl Service<Request<Body>, Response = Response<Body>, Error = BoxError> + Clone {
+    let active = ActivePolicy::new(compile("policy.yaml", POLICY, &NoFiles).unwrap().plan);
+    let store = Arc::new(MemoryStore::with_cap(1 << 20));
+    let limiter = Arc::new(Limiter::new(active, store, TokioClock::shared()).unwrap());
+    let peer = |request: &Request<Body>| request.extensions().get::<IpAddr>().copied();
+    ServiceBuilder::new().layer(PolicyLayer::new(limiter, peer)).service_fn(inner)
+}
+
+fn request(path: &'static str, peer: [u8; 4]) -> Request<Body> {
+    let mut request = get();
+    *request.uri_mut() = Uri::from_static(path);
+    request.headers_mut().insert("host", HeaderValue::from_static("api.test"));
+    request.headers_mut().insert("x-user-id", HeaderValue::from_static("root"));
+    request.extensions_mut().insert(IpAddr::from(peer));
+    request
+}
+
+const CLIENT: [u8; 4] = [192, 0, 2, 1];
+
+#[tokio::test(start_paused = true)]
+async fn policy_limits_clients_and_announces_its_limits() {
+    let service = service();
+    for left in ["2", "1", "0"] {
+        let response = service.clone().oneshot(request("/items", CLIENT)).await.unwrap();
+        assert_eq!(response.headers()["x-ratelimit-remaining"], left);
+    }
+    let response = service.clone().oneshot(request("/items", CLIENT)).await.unwrap();
+    assert_eq!(response.status(), 429);
+    assert!(response.headers().contains_key("retry-after"));
+    let body = String::from_utf8(response.into_body()).unwrap();
+    assert!(body.contains(r#""error":"rate_limit_exceeded""#), "{body}");
+    let other = service.oneshot(request("/items", [192, 0, 2, 2])).await.unwrap();
+    assert_eq!(other.status(), 200);
+}
+
+#[tokio::test(start_paused = true)]
+async fn policy_rejects_banned_networks_and_ambiguous_requests() {
+    let service = service();
+    assert_eq!(service.clone().oneshot(request("/", [203, 0, 113, 9])).await.unwrap().status(), 403);
+    let mut two_keys = request("/", CLIENT);
+    two_keys.headers_mut().append("x-api-key", HeaderValue::from_static("a"));
+    two_keys.headers_mut().append("x-api-key", HeaderValue::from_static("b"));
+    assert_eq!(service.clone().oneshot(two_keys).await.unwrap().status(), 400);
+    let encoded = service.oneshot(request("/a%2Fb", CLIENT)).await.unwrap();
+    assert_eq!(encoded.status(), 400);
+}
+
+#[tokio::test(start_paused = true)]
+async fn policy_service_sees_the_path_that_was_matched() {
+    let response = service().oneshot(request("/api//v1/../%6Cogs?q=%2F", CLIENT)).await.unwrap();
+    assert_eq!(String::from_utf8(response.into_body()).unwrap(), "/api/logs?q=%2F");
+}
+
+#[tokio::test(start_paused = true)]
+async fn policy_request_that_an_inner_layer_rejects_is_refunded() {
+    let service = service();
+    for _ in 0..10 {
+        service.clone().oneshot(request("/full", CLIENT)).await.unwrap_err();
+        // The refund runs in a task of its own.
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(
+        service.oneshot(request("/items", CLIENT)).await.unwrap().headers()["x-ratelimit-remaining"],
+        "2"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn policy_charge_that_the_response_settles_counts_failed_logins_only() {
+    let service = service();
+    let login = || service.clone().oneshot(request("/login", CLIENT));
+    assert_eq!(login().await.unwrap().status(), 401);
+    assert_eq!(login().await.unwrap().status(), 429);
+}
+
+#[tokio::test(start_paused = true)]
+async fn policy_cost_of_a_body_needs_its_length() {
+    let service = service();
+    let upload = |name: &'static str, value: &'static str| {
+        let mut upload = request("/upload", CLIENT);
+        upload.headers_mut().insert(name, HeaderValue::from_static(value));
+        service.clone().oneshot(upload)
+    };
+    assert_eq!(upload("transfer-encoding", "chunked").await.unwrap().status(), 411);
+    // The refund runs in a task of its own.
+    tokio::task::yield_now().await;
+    assert_eq!(upload("content-length", "10240").await.unwrap().status(), 200);
+    assert_eq!(upload("content-length", "1024").await.unwrap().status(), 429);
+}
