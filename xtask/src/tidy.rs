@@ -97,8 +97,13 @@ const ONLY_IN: [(&str, &[&str], &str); 10] = [
     ("SystemTime", &["crates/store/src/clock.rs"], "only store::clock reads time"),
     (
         "MemoryStore",
-        // The examples in the limiter's documentation need a store.
-        &["crates/store/", "crates/cli/src/serve/store.rs", "crates/limiter/src/lib.rs"],
+        // The examples in the documentation of the limiter and of the layers need a store.
+        &[
+            "crates/store/",
+            "crates/cli/src/serve/store.rs",
+            "crates/limiter/src/lib.rs",
+            "crates/tower/src/lib.rs",
+        ],
         "only cli selects a concrete store",
     ),
     // The policy language names the styles of headers.

@@ -26,7 +26,9 @@ pub fn into_response<B: From<Vec<u8>>>(error: impl Into<BoxError>, style: BodySt
     let error = error.into();
     #[cfg(feature = "rate_limit")]
     if let Some(limited) = find_cause::<crate::rate_limit::RateLimited>(&error) {
-        return rate_limited_response(limited, style);
+        let mut response = rate_limited_response(limited, style);
+        write_limit(&mut response, limited);
+        return response;
     }
     respond(&describe(&error), style)
 }
@@ -44,6 +46,21 @@ pub(crate) fn rate_limited_response<B: From<Vec<u8>>>(
     let violated: SmallVec<[&str; 4]> = limited.violated().collect();
     let reported = ReportedLimit { at: limited.at, report: &report, violated: &violated };
     respond(&RejectionReason::Limit.error_body(limited.retry_after_seconds(), reported), style)
+}
+
+/// Writes the headers of the limit that rejects a request.
+#[cfg(feature = "rate_limit")]
+fn write_limit<B>(response: &mut Response<B>, limited: &crate::rate_limit::RateLimited) {
+    use tidegate_headers::{HeaderStyle, HeaderValueCache, HeaderWriter, RateLimitHeaders};
+
+    let (report, mut headers) = (limited.limit(), RateLimitHeaders::default());
+    let styles = &[HeaderStyle::XRateLimit, HeaderStyle::RateLimit];
+    let mut writer = HeaderWriter { styles, cache: &mut HeaderValueCache::default() };
+    writer.write_limits(&mut headers, limited.at, &report, &[report]);
+    if let Some(seconds) = limited.retry_after_seconds() {
+        writer.write_retry_after(&mut headers, seconds);
+    }
+    headers.insert_into(response.headers_mut());
 }
 
 pub(crate) fn respond<B: From<Vec<u8>>>(body: &ErrorBody<'_>, style: BodyStyle) -> Response<B> {

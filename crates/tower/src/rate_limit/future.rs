@@ -57,11 +57,9 @@ impl<D: Store + 'static> LimitCharge<D> {
 
 impl<D: Store + 'static> Drop for LimitCharge<D> {
     fn drop(&mut self) {
-        if !self.is_pending {
-            return;
-        }
-        if let Verdict::Pass { wait } = self.decision.verdict() {
-            self.limiter.refund(std::mem::take(&mut self.client), self.decision.at() + wait);
+        if self.is_pending {
+            let client = std::mem::take(&mut self.client);
+            self.decision.with(|decision| self.limiter.refund(client, decision.clone()));
         }
     }
 }

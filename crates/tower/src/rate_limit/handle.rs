@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Waker};
 
 use smallvec::SmallVec;
 use tidegate_core::{
-    Algorithm, Check, CounterKey, Decision, Limit, LimitError, Refund, RuleId, Spec, TimeSpan, Timestamp,
+    Algorithm, Check, CounterKey, Decision, Limit, LimitError, RuleId, Spec, TimeSpan, Timestamp,
 };
 use tidegate_headers::Quota;
 use tidegate_store::{Clock, RetainedLimits, Store, StoreError};
@@ -142,15 +142,11 @@ impl<S: Store> RateLimiter<S> {
 }
 
 impl<S: Store + 'static> RateLimiter<S> {
-    /// Refunds what was charged at `charged`. If the store is not immediate, this happens in a task of its own.
-    pub(super) fn refund(&self, client: ClientBytes, charged: Timestamp) {
+    /// Refunds what `decision` charged. If the store is not immediate, this happens in a task of its own.
+    pub(super) fn refund(&self, client: ClientBytes, decision: Decision) {
         let limiter = self.clone();
         let refund = async move {
-            let refunds: SmallVec<[Refund<'_>; 4]> = limiter
-                .checks(&client)
-                .into_iter()
-                .map(|Check { key, limit, cost, .. }| Refund { key, limit, cost, charged })
-                .collect();
+            let refunds = decision.refunds(&limiter.checks(&client));
             let now = limiter.shared.clock.now();
             // If the store fails, the charge stays: it rejects too much, never too little.
             let _ = limiter.shared.store.refund(&refunds, now).await;

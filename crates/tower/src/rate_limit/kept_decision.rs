@@ -1,7 +1,6 @@
 //! The part of a decision that a response needs.
 
-use smallvec::smallvec;
-use tidegate_core::{Decision, Outcome, Timestamp, Verdict};
+use tidegate_core::{Decision, Outcome, Role, Timestamp, Verdict};
 
 /// What is kept of a decision. The decision itself has room for four outcomes, and every move of a future copies all of it.
 pub(super) enum KeptDecision {
@@ -21,13 +20,6 @@ impl KeptDecision {
         }
     }
 
-    pub(super) fn at(&self) -> Timestamp {
-        match self {
-            Self::One { at, .. } => *at,
-            Self::Several(decision) => decision.at,
-        }
-    }
-
     #[inline]
     pub(super) fn verdict(&self) -> Verdict {
         match self {
@@ -39,12 +31,7 @@ impl KeptDecision {
     /// Calls `function` with the decision.
     pub(super) fn with<T>(&self, function: impl FnOnce(&Decision) -> T) -> T {
         match self {
-            Self::One { at, outcome } => function(&Decision {
-                at: *at,
-                verdict: outcome.verdict,
-                rejected_by: (!outcome.verdict.is_pass()).then_some(0),
-                outcomes: smallvec![*outcome],
-            }),
+            Self::One { at, outcome } => function(&Decision::of_one(*at, Role::Binding, *outcome)),
             Self::Several(decision) => function(decision),
         }
     }

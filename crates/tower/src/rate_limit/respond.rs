@@ -1,9 +1,9 @@
 //! What happens to the responses of limited services.
 
 use std::cell::RefCell;
-use std::sync::Arc;
 
 use http::Response;
+use smallvec::SmallVec;
 use tidegate_headers::{
     BodyStyle, HeaderStyle, HeaderValueCache, HeaderWriter, RateLimitHeaders, is_rejected_by_upstream,
 };
@@ -37,19 +37,23 @@ impl<T> RespondToLimit<T> for RejectWithError {
 /// Responses get rate-limit headers; a rejection is a response with 429, `Retry-After` and a body.
 #[derive(Clone, Debug)]
 pub struct RespondHttp {
-    headers: Arc<[HeaderStyle]>,
+    /// Inline, because it is cloned for each request.
+    headers: SmallVec<[HeaderStyle; 8]>,
     body: BodyStyle,
 }
 
 impl RespondHttp {
     /// Writes these headers and bodies.
-    pub fn new(headers: impl Into<Arc<[HeaderStyle]>>, body: BodyStyle) -> Self {
-        Self { headers: headers.into(), body }
+    pub fn new(headers: impl IntoIterator<Item = HeaderStyle>, body: BodyStyle) -> Self {
+        Self { headers: headers.into_iter().collect(), body }
     }
 
     fn write<B>(&self, response: &mut Response<B>, report: RateLimitReport<'_>, retry_after: Option<u64>) {
         thread_local! {
             static CACHE: RefCell<HeaderValueCache> = RefCell::default();
+        }
+        if self.headers.is_empty() {
+            return;
         }
         let limits = report.limits();
         let Some(primary) = limits.get(report.primary(&limits)) else { return };

@@ -21,10 +21,10 @@ pub struct ThreadPoolPanic;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum ThreadPoolError {
     /// The work was not started.
-    #[error(transparent)]
+    #[error("the work was not started")]
     Full(#[from] ThreadPoolFull),
     /// The work was started and panicked.
-    #[error(transparent)]
+    #[error("the work has no result")]
     Panic(#[from] ThreadPoolPanic),
 }
 

@@ -2,6 +2,7 @@ use tidegate_core::CallOutcome;
 use tidegate_tower::breaker::{BreakerLayer, ByError, CircuitBreaker};
 use tidegate_tower::fallback::{FallbackLayer, FallbackServiceLayer};
 use tidegate_tower::{BoxError, is_rejection};
+use tower::limit::ConcurrencyLimitLayer;
 use tower::{ServiceBuilder, ServiceExt, service_fn};
 
 use crate::support::{Broken, is};
@@ -40,4 +41,18 @@ async fn fallback_service_gets_the_requests_that_were_rejected() {
         .layer(BreakerLayer::new(open_breaker()).classify(ByError))
         .service(primary);
     assert_eq!(open.oneshot(1).await.unwrap(), 101);
+}
+
+/// `ConcurrencyLimit` panics when it is called without being ready.
+#[tokio::test]
+async fn fallback_service_is_made_ready_before_it_is_called() {
+    let replica = ServiceBuilder::new()
+        .layer(ConcurrencyLimitLayer::new(1))
+        .service_fn(|number: u32| async move { Ok::<_, BoxError>(number + 100) });
+    let service = ServiceBuilder::new()
+        .layer(FallbackServiceLayer::new(replica, is_rejection))
+        .layer(BreakerLayer::new(open_breaker()).classify(ByError))
+        .service_fn(|number: u32| async move { Ok::<_, BoxError>(number) });
+    let (first, second) = tokio::join!(service.clone().oneshot(1), service.clone().oneshot(2));
+    assert_eq!((first.unwrap(), second.unwrap()), (101, 102));
 }

@@ -7,13 +7,14 @@ use http::{HeaderValue, Request, Response};
 use tidegate_core::{Algorithm, Check, CounterKey, Decision, Refund, Spec, TimeSpan, Timestamp};
 use tidegate_headers::{BodyStyle, HeaderStyle};
 use tidegate_store::{MemoryStore, Override, Store, StoreError};
-use tidegate_tower::BoxError;
 use tidegate_tower::bulkhead::BulkheadFull;
 use tidegate_tower::rate_limit::{
     ByHeader, OnStoreFailure, OneCounter, RateLimitLayer, RateLimitRule, RateLimited, RateLimiter,
     RejectWithError, RespondHttp,
 };
+use tidegate_tower::{BoxError, into_response};
 use tokio::time::sleep;
+use tower::limit::ConcurrencyLimitLayer;
 use tower::{ServiceBuilder, ServiceExt};
 
 use crate::support::{Body, TokioClock, get, respond};
@@ -99,6 +100,10 @@ async fn rate_limit_of_any_service_rejects_with_an_error() {
     let limited = error.downcast_ref::<RateLimited>().unwrap();
     assert_eq!((&*limited.rule, limited.limit().quota), ("jobs", 1));
     assert_eq!(limited.retry_after, Some(TimeSpan::from_secs(40)));
+    let response: Response<Body> = into_response(error, BodyStyle::Flat);
+    assert_eq!(response.status(), 429);
+    assert_eq!(response.headers()["ratelimit"], r#""jobs";r=0;t=40"#);
+    assert!(response.headers().contains_key("retry-after"));
 }
 
 #[tokio::test(start_paused = true)]
@@ -210,5 +215,21 @@ async fn rate_limit_store_that_fails_denies_or_allows_as_configured() {
         if let Err(error) = result {
             assert!(error.downcast_ref::<StoreError>().is_some());
         }
+    }
+}
+
+/// `ConcurrencyLimit` panics when it is called without being ready.
+#[tokio::test(start_paused = true)]
+async fn rate_limit_call_that_waited_uses_the_service_that_was_ready() {
+    let spec = Spec { burst: Some(3), ..Spec::new(1, TimeSpan::from_secs(1)) };
+    let rule = RateLimitRule::new("leaky", Algorithm::LeakyBucket, spec).unwrap();
+    let store = SlowStore { inner: memory(), fails: false };
+    let service = ServiceBuilder::new()
+        .layer(RateLimitLayer::new(limiter(vec![rule], store), OneCounter))
+        .layer(ConcurrencyLimitLayer::new(3))
+        .service_fn(ok);
+    let calls: Vec<_> = (0..3).map(|_| tokio::spawn(service.clone().oneshot(get()))).collect();
+    for call in calls {
+        assert_eq!(call.await.unwrap().unwrap().status(), 200);
     }
 }

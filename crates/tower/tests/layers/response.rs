@@ -7,7 +7,7 @@ use tidegate_tower::breaker::BreakerOpen;
 use tidegate_tower::bulkhead::BulkheadFull;
 use tidegate_tower::deadline::DeadlineExceeded;
 use tidegate_tower::load_shed::Overload;
-use tidegate_tower::thread_pool::ThreadPoolFull;
+use tidegate_tower::thread_pool::{ThreadPoolError, ThreadPoolFull};
 use tidegate_tower::timeout::AttemptTimeout;
 use tidegate_tower::{BoxError, into_response, is_rejection};
 
@@ -16,11 +16,12 @@ use crate::support::Broken;
 #[test]
 fn response_to_each_error_has_its_status_code_and_retry_after() {
     let open = BreakerOpen { retry_after: Some(TimeSpan::from_millis(29_100)) };
-    let cases: [(BoxError, u16, &str, Option<&str>); 8] = [
+    let cases: [(BoxError, u16, &str, Option<&str>); 9] = [
         (open.into(), 503, "breaker_open", Some("30")),
         (BreakerOpen { retry_after: None }.into(), 503, "breaker_open", Some("1")),
         (BulkheadFull { concurrent: 5 }.into(), 503, "bulkhead_full", Some("1")),
         (ThreadPoolFull { queue: 5 }.into(), 503, "thread_pool_full", Some("1")),
+        (ThreadPoolError::from(ThreadPoolFull { queue: 5 }).into(), 503, "thread_pool_full", Some("1")),
         (Overload { criticality: Criticality::Critical }.into(), 503, "overloaded", Some("1")),
         (DeadlineExceeded.into(), 504, "deadline_exceeded", Some("1")),
         (AttemptTimeout { after: Duration::from_secs(1) }.into(), 504, "upstream_timeout", Some("1")),

@@ -1,0 +1,57 @@
+//! Load shedding in an axum service: when the adaptive limit is reached, batch jobs are rejected before the requests of users.
+//!
+//! `cargo run -p tidegate-tower --example load_shed`
+
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::error_handling::HandleErrorLayer;
+use axum::routing::get;
+use http::{Request, StatusCode};
+use tidegate_core::AdaptiveConfig;
+use tidegate_headers::BodyStyle;
+use tidegate_tower::load_shed::{LoadShedLayer, LoadShedder};
+use tidegate_tower::{BoxError, into_response};
+use tokio::task::JoinSet;
+use tower::{ServiceBuilder, ServiceExt};
+
+async fn work() {
+    tokio::time::sleep(Duration::from_millis(20)).await;
+}
+
+async fn send(app: Router, criticality: &'static str) -> Result<(&'static str, StatusCode), BoxError> {
+    let request = Request::get("/").header("x-criticality", criticality).body(Body::empty())?;
+    Ok((criticality, app.oneshot(request).await?.status()))
+}
+
+#[tokio::main]
+async fn main() -> Result<(), BoxError> {
+    let shedder = LoadShedder::new(AdaptiveConfig { initial: 20, ..AdaptiveConfig::default() })?;
+    let layers = ServiceBuilder::new()
+        .layer(HandleErrorLayer::new(|error: BoxError| async {
+            into_response::<Body>(error, BodyStyle::Flat)
+        }))
+        .layer(LoadShedLayer::new(shedder.clone()));
+    let app = Router::new().route("/", get(work)).layer(layers);
+
+    println!("the limit is {}", shedder.limit().limit());
+    let kinds = ["sheddable", "critical", "critical_plus"];
+    // More than the limit at once, in turn.
+    let mut requests = JoinSet::new();
+    for criticality in kinds.into_iter().cycle().take(30) {
+        requests.spawn(send(app.clone(), criticality));
+    }
+    let (mut served, mut shed) = ([0; 3], [0; 3]);
+    while let Some(result) = requests.join_next().await {
+        let (criticality, status) = result??;
+        let counts = if status.is_success() { &mut served } else { &mut shed };
+        for (kind, count) in kinds.into_iter().zip(counts) {
+            *count += u32::from(kind == criticality);
+        }
+    }
+    for ((kind, served), shed) in kinds.into_iter().zip(served).zip(shed) {
+        println!("{kind}: {served} served, {shed} rejected");
+    }
+    Ok(())
+}
