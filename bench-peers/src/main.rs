@@ -44,7 +44,7 @@ enum Bench {
         #[arg(long)]
         quick: bool,
     },
-    /// Tower layers against tower-resilience, tower_governor and tower's own
+    /// Tower layers against those of other crates and tower's own
     Resilience {
         /// Write every round's figure here, as JSON
         #[arg(long, value_name = "FILE")]

@@ -14,7 +14,7 @@ use super::service::{Call, ReadyService};
 /// Failures in a row that open the breaker.
 const FAILURES: u32 = 5;
 /// Longer than a run.
-const OPEN_FOR: Duration = Duration::from_secs(3_600);
+const OPEN_FOR: Duration = Duration::from_hours(1);
 
 pub(crate) fn run(report: &mut Report) -> anyhow::Result<()> {
     let requests = |_, _, count| vec![Call::Succeeds; count];
