@@ -5,6 +5,7 @@
 mod bars;
 mod decide;
 mod gateway;
+mod resilience;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -43,6 +44,15 @@ enum Bench {
         #[arg(long)]
         quick: bool,
     },
+    /// Tower layers against those of other crates and tower's own
+    Resilience {
+        /// Write every round's figure here, as JSON
+        #[arg(long, value_name = "FILE")]
+        json: Option<PathBuf>,
+        /// Only the works whose name contains this
+        #[arg(long, value_name = "TEXT")]
+        only: Option<String>,
+    },
 }
 
 fn main() -> ExitCode {
@@ -53,6 +63,9 @@ fn main() -> ExitCode {
             quick,
             json: json.as_deref(),
         }),
+        Bench::Resilience { json, only } => {
+            resilience::run(json.as_deref(), only.as_deref().unwrap_or_default())
+        }
     };
     match result {
         Ok(true) => ExitCode::SUCCESS,

@@ -3,12 +3,16 @@
 #![allow(clippy::disallowed_methods, reason = "a benchmark measures wall time")]
 
 mod admit;
+mod cascade;
 mod flood;
 mod hot;
 mod matching;
 mod policy;
 mod step;
+mod storm;
 mod telemetry;
+
+use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 
@@ -32,6 +36,14 @@ enum Bench {
     Match,
     /// The cost of metrics, logs and scrapes
     Telemetry,
+    /// 1,000 clients against a service that dies for 10 s, with and without jitter, retry budget and breaker (virtual time)
+    Storm {
+        /// Write the picture here instead of to docs/images/retry-storm.svg
+        #[arg(long, value_name = "FILE")]
+        picture: Option<PathBuf>,
+    },
+    /// Three tiers of which the bottom one hangs for 10 s, with and without the stack of tower layers (virtual time)
+    Cascade,
     /// One check per decision in a loop, for profiling
     Hot {
         /// Number of different keys
@@ -53,6 +65,8 @@ fn main() -> anyhow::Result<()> {
         Bench::Policy => policy::run(),
         Bench::Match => matching::run(),
         Bench::Telemetry => telemetry::run(),
+        Bench::Storm { picture } => storm::run(picture),
+        Bench::Cascade => cascade::run(),
         Bench::Hot { keys, batch, reject } => hot::run(keys, batch, reject),
     }
 }

@@ -13,7 +13,13 @@ struct LongTest {
     run: fn() -> anyhow::Result<()>,
 }
 
-const LONG_TESTS: [LongTest; 7] = [
+const LONG_TESTS: [LongTest; 9] = [
+    LongTest {
+        name: "cascade",
+        what: "three tiers of which the bottom one hangs for 10 s, with and without the tower layers, on virtual time",
+        bar: "with them 99 % of the requests that do not need the bottom succeed, all again within 5 s; without them neither",
+        run: || run::run(&mut cargo("run --release --package bench -- cascade")),
+    },
     LongTest {
         name: "crash",
         what: "the real binary, killed 200 times while bans are added and removed through the admin API",
@@ -50,6 +56,12 @@ const LONG_TESTS: [LongTest; 7] = [
         what: "nginx upstreams that are killed, stopped and restarted while clients send requests without a pause",
         bar: "no failed idempotent request",
         run: || with_nginx("long_nginx"),
+    },
+    LongTest {
+        name: "storm",
+        what: "1,000 clients that retry against a service that dies for 10 s, on virtual time",
+        bar: "with budget a quarter of the peak load at most and recovery within 5 s; without it none",
+        run: || run::run(&mut cargo("run --release --package bench -- storm")),
     },
 ];
 

@@ -68,6 +68,7 @@ const MAY_USE: [(&str, &[&str]); 15] = [
             "tidegate-policy",
             "tidegate-limiter",
             "tidegate-telemetry",
+            "tidegate-tower",
             "tidegate-gateway",
         ],
     ),

@@ -10,6 +10,7 @@ use tokio::time::{Sleep, sleep};
 use tower_service::Service;
 
 use super::handle::{ClientBytes, OnStoreFailure, RateLimiter};
+use super::kept_decision::KeptDecision;
 use super::report::RateLimitReport;
 use super::respond::RespondToLimit;
 use crate::error::{BoxError, is_rejection};
@@ -18,27 +19,34 @@ use crate::error::{BoxError, is_rejection};
 pub(super) struct LimitCharge<D: Store + 'static> {
     limiter: RateLimiter<D>,
     client: ClientBytes,
-    decision: Decision,
+    decision: KeptDecision,
     /// Whether dropping refunds.
     is_pending: bool,
 }
 
 impl<D: Store + 'static> LimitCharge<D> {
-    pub(super) fn new(limiter: RateLimiter<D>, client: ClientBytes, decision: Decision) -> Self {
-        let is_pending = decision.passes();
+    #[inline]
+    pub(super) fn new(limiter: RateLimiter<D>, client: ClientBytes, decision: KeptDecision) -> Self {
+        let is_pending = decision.verdict().is_pass();
         Self { limiter, client, decision, is_pending }
     }
 
-    fn report(&self) -> RateLimitReport<'_> {
-        RateLimitReport { decision: &self.decision, rules: self.limiter.rules() }
+    /// Tells the client about the limits in the response of an admitted request.
+    fn complete<T>(&self, response: &mut T, respond: &impl RespondToLimit<T>) {
+        let rules = self.limiter.rules();
+        self.decision.with(|decision| respond.complete(response, RateLimitReport { decision, rules }));
     }
 
     /// The result of a request that is rejected.
     pub(super) fn reject<T>(&self, respond: &impl RespondToLimit<T>) -> Result<T, BoxError> {
-        match self.report().rejection(&self.client) {
-            Some(rejection) => respond.reject(rejection, self.report()),
-            None => Err(StoreError::Protocol { reason: "a rejection without a limit".to_owned() }.into()),
-        }
+        let rules = self.limiter.rules();
+        self.decision.with(|decision| {
+            let report = RateLimitReport { decision, rules };
+            match report.rejection(&self.client) {
+                Some(rejection) => respond.reject(rejection, report),
+                None => Err(StoreError::Protocol { reason: "a rejection without a limit".to_owned() }.into()),
+            }
+        })
     }
 
     /// Keeps the charge: the service has the request.
@@ -50,9 +58,8 @@ impl<D: Store + 'static> LimitCharge<D> {
 impl<D: Store + 'static> Drop for LimitCharge<D> {
     fn drop(&mut self) {
         if self.is_pending {
-            let decided = Decision::of_none(self.decision.at);
-            let decision = std::mem::replace(&mut self.decision, decided);
-            self.limiter.refund(std::mem::take(&mut self.client), decision);
+            let client = std::mem::take(&mut self.client);
+            self.decision.with(|decision| self.limiter.refund(client, decision.clone()));
         }
     }
 }
@@ -85,17 +92,17 @@ pin_project! {
         Undecided {
             decision: PendingDecision,
             limiter: RateLimiter<D>,
-            call: Option<(P, S, R)>,
+            // Boxed like the timer: a request that is admitted at once does not make room for them.
+            call: Option<Box<(P, S, R)>>,
         },
         Delayed {
-            #[pin]
-            timer: Sleep,
-            call: Option<(LimitCharge<D>, P, S, R)>,
+            timer: Pin<Box<Sleep>>,
+            call: Option<Box<(LimitCharge<D>, P, S, R)>>,
         },
         Admitted {
             #[pin]
             inner: S::Future,
-            charge: Option<LimitCharge<D>>,
+            charge: LimitCharge<D>,
             respond: P,
         },
         Unlimited {
@@ -125,7 +132,13 @@ where
             let decision = decider.decide(&client).await;
             (client, decision)
         });
-        Self { state: CallState::Undecided { decision, limiter, call: Some((respond, ready, request)) } }
+        Self {
+            state: CallState::Undecided {
+                decision,
+                limiter,
+                call: Some(Box::new((respond, ready, request))),
+            },
+        }
     }
 
     pub(super) fn delayed(
@@ -139,7 +152,7 @@ where
 
     pub(super) fn admitted(inner: S::Future, mut charge: LimitCharge<D>, respond: P) -> Self {
         charge.keep();
-        Self { state: CallState::Admitted { inner, charge: Some(charge), respond } }
+        Self { state: CallState::Admitted { inner, charge, respond } }
     }
 
     pub(super) fn unlimited(inner: S::Future) -> Self {
@@ -161,12 +174,12 @@ where
     D: Store + 'static,
 {
     fn delayed(wait: TimeSpan, call: (LimitCharge<D>, P, S, R)) -> Self {
-        Self::Delayed { timer: sleep(wait.into()), call: Some(call) }
+        Self::Delayed { timer: Box::pin(sleep(wait.into())), call: Some(Box::new(call)) }
     }
 
     fn admitted((mut charge, respond, mut ready, request): (LimitCharge<D>, P, S, R)) -> Self {
         charge.keep();
-        Self::Admitted { inner: ready.call(request), charge: Some(charge), respond }
+        Self::Admitted { inner: ready.call(request), charge, respond }
     }
 
     /// The state after the decision.
@@ -174,7 +187,7 @@ where
     where
         P: RespondToLimit<S::Response>,
     {
-        match charge.decision.verdict {
+        match charge.decision.verdict() {
             Verdict::Pass { wait } if wait.is_zero() => Self::admitted((charge, respond, ready, request)),
             Verdict::Pass { wait } => Self::delayed(wait, (charge, respond, ready, request)),
             Verdict::NotUntil { .. } | Verdict::Never => Self::Done { result: Some(charge.reject(&respond)) },
@@ -205,9 +218,8 @@ where
             let next = match state.as_mut().project() {
                 CallStateProjection::Admitted { inner, charge, respond } => {
                     let mut result = ready!(inner.poll(cx)).map_err(Into::into);
-                    let Some(mut charge) = charge.take() else { return Poll::Pending };
                     match &mut result {
-                        Ok(response) => respond.complete(response, charge.report()),
+                        Ok(response) => charge.complete(response, respond),
                         // The service never had the request: dropping the charge refunds it.
                         Err(error) => charge.is_pending = is_rejection(error),
                     }
@@ -218,16 +230,17 @@ where
                     let (client, decision) = ready!(decision.as_mut().poll(cx));
                     let Some(call) = call.take() else { return Poll::Pending };
                     match decision {
-                        Ok(decision) => {
-                            CallState::decided(LimitCharge::new(limiter.clone(), client, decision), call)
-                        }
-                        Err(error) => CallState::store_failed(limiter, error, call),
+                        Ok(decision) => CallState::decided(
+                            LimitCharge::new(limiter.clone(), client, KeptDecision::new(decision)),
+                            *call,
+                        ),
+                        Err(error) => CallState::store_failed(limiter, error, *call),
                     }
                 }
                 CallStateProjection::Delayed { timer, call } => {
-                    ready!(timer.poll(cx));
+                    ready!(timer.as_mut().poll(cx));
                     let Some(call) = call.take() else { return Poll::Pending };
-                    CallState::admitted(call)
+                    CallState::admitted(*call)
                 }
                 CallStateProjection::Done { result } => {
                     return result.take().map_or(Poll::Pending, Poll::Ready);

@@ -6,10 +6,13 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use smallvec::SmallVec;
-use tidegate_core::{Algorithm, Check, CounterKey, Decision, Limit, LimitError, RuleId, Spec, TimeSpan};
+use tidegate_core::{
+    Algorithm, Check, CounterKey, Decision, Limit, LimitError, RuleId, Spec, TimeSpan, Timestamp,
+};
 use tidegate_headers::Quota;
 use tidegate_store::{Clock, RetainedLimits, Store, StoreError};
 
+use super::kept_decision::KeptDecision;
 use crate::clock::system_clock;
 
 /// A limit with a name.
@@ -43,6 +46,18 @@ pub enum OnStoreFailure {
     Deny,
     /// Admit the request without a limit.
     Allow,
+}
+
+/// The result of a decision that is immediate.
+#[expect(clippy::inline_always, reason = "it stands for an await")]
+#[inline(always)]
+fn poll_once(
+    decision: impl Future<Output = Result<Decision, StoreError>>,
+) -> Result<KeptDecision, StoreError> {
+    match pin!(decision).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(decision) => decision.map(KeptDecision::new),
+        Poll::Pending => Err(StoreError::Protocol { reason: "the decision is not immediate".to_owned() }),
+    }
 }
 
 /// The limits of a service. Clones share them.
@@ -90,25 +105,25 @@ impl<S: Store> RateLimiter<S> {
     }
 
     /// The decision, if the store decides at once.
-    #[inline]
-    pub(super) fn decide_in_place(&self, client: &[u8]) -> Option<Result<Decision, StoreError>> {
+    #[expect(clippy::inline_always, reason = "a store computes only what its caller reads, if it is inlined")]
+    #[inline(always)]
+    pub(super) fn decide_in_place(&self, client: &[u8]) -> Option<Result<KeptDecision, StoreError>> {
         if !S::IS_IMMEDIATE {
             return None;
         }
         let now = self.shared.clock.now();
-        let poll_once = |checks: &[Check<'_>]| {
-            let decision = pin!(self.shared.store.decide(checks, now));
-            match decision.poll(&mut Context::from_waker(Waker::noop())) {
-                Poll::Ready(decision) => decision,
-                Poll::Pending => {
-                    Err(StoreError::Protocol { reason: "the decision is not immediate".to_owned() })
-                }
-            }
-        };
         Some(match &*self.shared.rules {
-            [rule] => poll_once(&[Check::new(CounterKey::new(rule.id, client), &rule.limit)]),
-            _ => poll_once(&self.checks(client)),
+            [rule] => {
+                let checks = [Check::new(CounterKey::new(rule.id, client), &rule.limit)];
+                poll_once(self.shared.store.decide(&checks, now))
+            }
+            _ => self.decide_several_in_place(client, now),
         })
+    }
+
+    #[inline(never)]
+    fn decide_several_in_place(&self, client: &[u8], now: Timestamp) -> Result<KeptDecision, StoreError> {
+        poll_once(self.shared.store.decide(&self.checks(client), now))
     }
 
     fn checks<'a>(&'a self, client: &'a [u8]) -> Checks<'a> {

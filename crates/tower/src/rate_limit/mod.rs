@@ -11,6 +11,7 @@ mod client;
 mod error;
 mod future;
 mod handle;
+mod kept_decision;
 mod layer;
 mod report;
 mod respond;

@@ -4,12 +4,13 @@ use std::mem;
 use std::task::{Context, Poll};
 
 use tidegate_core::Verdict;
-use tidegate_store::Store;
+use tidegate_store::{Store, StoreError};
 use tower_service::Service;
 
 use super::client::FindClient;
 use super::future::{LimitCharge, RateLimitFuture};
 use super::handle::{ClientBytes, OnStoreFailure, RateLimiter};
+use super::kept_decision::KeptDecision;
 use super::respond::RespondToLimit;
 use crate::error::BoxError;
 
@@ -42,6 +43,44 @@ impl<S, D, K, P> RateLimitService<S, D, K, P> {
         let clone = self.inner.clone();
         mem::replace(&mut self.inner, clone)
     }
+
+    /// A call that is not admitted at once.
+    #[inline(never)]
+    fn call_otherwise<R>(
+        &mut self,
+        decision: Option<Result<KeptDecision, StoreError>>,
+        client: ClientBytes,
+        request: R,
+    ) -> RateLimitFuture<S, R, D, P>
+    where
+        S: Service<R> + Clone,
+        D: Store + 'static,
+        P: RespondToLimit<S::Response> + Clone,
+    {
+        let decision = match decision {
+            Some(Ok(decision)) => decision,
+            Some(Err(_)) if self.limiter.on_store_failure() == OnStoreFailure::Allow => {
+                return RateLimitFuture::unlimited(self.inner.call(request));
+            }
+            Some(Err(error)) => return RateLimitFuture::failed(error),
+            None => {
+                let ready = self.take_ready();
+                let (limiter, respond) = (self.limiter.clone(), self.respond.clone());
+                return RateLimitFuture::undecided((limiter, respond), client, ready, request);
+            }
+        };
+        let verdict = decision.verdict();
+        let charge = LimitCharge::new(self.limiter.clone(), client, decision);
+        match verdict {
+            Verdict::Pass { wait } => {
+                let ready = self.take_ready();
+                RateLimitFuture::delayed(wait, (charge, self.respond.clone()), ready, request)
+            }
+            Verdict::NotUntil { .. } | Verdict::Never => {
+                RateLimitFuture::rejected(charge.reject(&self.respond))
+            }
+        }
+    }
 }
 
 impl<S, D, K, P, R> Service<R> for RateLimitService<S, D, K, P>
@@ -67,35 +106,13 @@ where
             Some(key) => key.with_bytes(ClientBytes::from_slice),
             None => ClientBytes::new(),
         };
-        let Some(result) = self.limiter.decide_in_place(&client) else {
-            let ready = self.take_ready();
-            return RateLimitFuture::undecided(
-                (self.limiter.clone(), self.respond.clone()),
-                client,
-                ready,
-                request,
-            );
-        };
-        let decision = match result {
-            Ok(decision) => decision,
-            Err(_) if self.limiter.on_store_failure() == OnStoreFailure::Allow => {
-                return RateLimitFuture::unlimited(self.inner.call(request));
-            }
-            Err(error) => return RateLimitFuture::failed(error),
-        };
-        let verdict = decision.verdict;
-        let charge = LimitCharge::new(self.limiter.clone(), client, decision);
-        match verdict {
-            Verdict::Pass { wait } if wait.is_zero() => {
+        match self.limiter.decide_in_place(&client) {
+            // Most requests are admitted at once.
+            Some(Ok(decision)) if decision.verdict() == Verdict::PASS => {
+                let charge = LimitCharge::new(self.limiter.clone(), client, decision);
                 RateLimitFuture::admitted(self.inner.call(request), charge, self.respond.clone())
             }
-            Verdict::Pass { wait } => {
-                let ready = self.take_ready();
-                RateLimitFuture::delayed(wait, (charge, self.respond.clone()), ready, request)
-            }
-            Verdict::NotUntil { .. } | Verdict::Never => {
-                RateLimitFuture::rejected(charge.reject(&self.respond))
-            }
+            decision => self.call_otherwise(decision, client, request),
         }
     }
 }
