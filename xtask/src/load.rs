@@ -1,4 +1,4 @@
-//! A load that two builds can be compared with: requests over a few connections to a gateway with one worker.
+//! The load for comparing builds: requests over a few connections to a gateway with one worker.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -11,16 +11,16 @@ use anyhow::{Context, bail};
 
 use crate::run;
 
-/// Counts the gateways of this process: each has a folder.
+/// The number of gateways that this process has started. It names their folders.
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 
 pub(crate) const CONNECTIONS: usize = 8;
 const BODY_BYTES: usize = 64 << 10;
-/// How often a connection is tried while valgrind starts a large binary, and the time between two tries.
-const TRIES: usize = 1_200;
-const PAUSE: Duration = Duration::from_millis(100);
+/// The maximum number of connection attempts and the time between them. valgrind takes long to start a large binary.
+const MAX_ATTEMPTS: usize = 1_200;
+const ATTEMPT_INTERVAL: Duration = Duration::from_millis(100);
 
-/// What is measured, its limit, the bytes of each body, and how many requests.
+/// One measurement: its name, the limit, the bytes of each body, and the number of requests.
 pub(crate) struct Mode {
     pub(crate) name: &'static str,
     limit: &'static str,
@@ -39,14 +39,14 @@ pub(crate) const MODES: [Mode; 3] = [
     },
 ];
 
-/// A connection on which messages are read.
+/// A connection with a read buffer.
 pub(crate) type Connection = BufReader<TcpStream>;
 
 pub(crate) fn connect(address: SocketAddr, count: usize) -> anyhow::Result<Vec<Connection>> {
     (0..count).map(|_| Ok(BufReader::with_capacity(2 * BODY_BYTES, TcpStream::connect(address)?))).collect()
 }
 
-/// Sends so many requests, one at a time, over connections that take turns.
+/// Sends `count` requests, one at a time, alternating between the connections.
 pub(crate) fn send(connections: &mut [Connection], request: &[u8], count: usize) -> anyhow::Result<()> {
     for turn in 0..count {
         let stream = &mut connections[turn % CONNECTIONS];
@@ -87,7 +87,7 @@ fn read_message(stream: &mut impl BufRead) -> anyhow::Result<Option<Vec<u8>>> {
     }
 }
 
-/// A server that sends every body back, with a thread for each connection.
+/// Starts an echo server with one thread per connection.
 fn upstream() -> anyhow::Result<SocketAddr> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let address = listener.local_addr()?;
@@ -149,30 +149,30 @@ impl Gateway {
         let process =
             command.stdout(Stdio::null()).stderr(log).spawn().context("cannot start the gateway")?;
         let mut gateway = Self { process, address, folder };
-        gateway.wait_until_it_listens()?;
+        gateway.wait_until_listening()?;
         Ok(gateway)
     }
 
-    fn wait_until_it_listens(&mut self) -> anyhow::Result<()> {
-        for _ in 0..TRIES {
+    fn wait_until_listening(&mut self) -> anyhow::Result<()> {
+        for _ in 0..MAX_ATTEMPTS {
             if TcpStream::connect(self.address).is_ok() {
                 return Ok(());
             }
             if self.process.try_wait()?.is_some() {
                 break;
             }
-            std::thread::sleep(PAUSE);
+            std::thread::sleep(ATTEMPT_INTERVAL);
         }
         bail!("the gateway does not listen:\n{}", std::fs::read_to_string(self.folder.join("log"))?)
     }
 
-    /// Nanoseconds that its threads have run.
+    /// The CPU time of all its threads, in nanoseconds.
     pub(crate) fn processor_time(&self) -> anyhow::Result<u64> {
         let mut total = 0;
         for thread in std::fs::read_dir(format!("/proc/{}/task", self.process.id()))? {
             let text = std::fs::read_to_string(thread?.path().join("schedstat"))?;
             let time = text.split_ascii_whitespace().next().context("schedstat is empty")?;
-            total += time.parse::<u64>().context("schedstat holds no number")?;
+            total += time.parse::<u64>().context("schedstat contains no number")?;
         }
         Ok(total)
     }

@@ -1,6 +1,7 @@
 //! The tasks of this repository: `cargo xtask --help`.
 
 mod compare;
+mod documented;
 mod instructions;
 mod load;
 mod run;
@@ -41,7 +42,7 @@ enum Task {
         #[arg(long, value_name = "STEP", value_enum)]
         only: Option<test::Step>,
     },
-    /// Check crate dependencies, file length, names and forbidden words.
+    /// Check crate dependencies, file length, names, forbidden words, and that docs name all metrics, events and errors.
     Tidy,
     /// Test all interleavings of concurrent code with loom.
     Loom,

@@ -1,4 +1,4 @@
-//! Running other programs.
+//! Runs other programs.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -17,7 +17,7 @@ pub(crate) fn cargo(line: &str) -> Command {
     command
 }
 
-/// Runs `command`, its output going where ours goes.
+/// Runs `command`; its output goes to the output of this process.
 pub(crate) fn run(command: &mut Command) -> anyhow::Result<()> {
     let shown = show(command);
     println!("$ {shown}");
@@ -28,7 +28,7 @@ pub(crate) fn run(command: &mut Command) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What `command` prints.
+/// Runs `command` and returns its standard output.
 pub(crate) fn output(command: &mut Command) -> anyhow::Result<String> {
     let shown = show(command);
     let output = command.output().with_context(|| format!("cannot start `{shown}`"))?;

@@ -13,7 +13,7 @@ struct LongTest {
     run: fn() -> anyhow::Result<()>,
 }
 
-const LONG_TESTS: [LongTest; 8] = [
+const LONG_TESTS: [LongTest; 9] = [
     LongTest {
         name: "cascade",
         what: "three tiers of which the bottom one hangs for 10 s, with and without the tower layers, on virtual time",
@@ -43,7 +43,7 @@ const LONG_TESTS: [LongTest; 8] = [
         name: "probes",
         what: "several hundred valid and invalid requests, byte by byte, to the gateway and to nginx",
         bar: "no difference that docs/gateway.md does not list",
-        run: probes,
+        run: || with_nginx("long_probes"),
     },
     LongTest {
         name: "reload",
@@ -56,6 +56,12 @@ const LONG_TESTS: [LongTest; 8] = [
         what: "1,000 clients that retry against a service that dies for 10 s, on virtual time",
         bar: "with budget a quarter of the peak load at most and recovery within 5 s; without it none",
         run: || run::run(&mut cargo("run --release --package bench -- storm")),
+    },
+    LongTest {
+        name: "upstreams",
+        what: "nginx upstreams that are killed, stopped and restarted while clients send requests without a pause",
+        bar: "no failed idempotent request",
+        run: || with_nginx("long_nginx"),
     },
 ];
 
@@ -81,11 +87,12 @@ fn binary(name: &str) -> anyhow::Result<()> {
     run::run(cargo(line).arg(name))
 }
 
-fn probes() -> anyhow::Result<()> {
+/// A long test of the gateway that starts nginx.
+fn with_nginx(name: &str) -> anyhow::Result<()> {
     setup::ensure("nginx")?;
-    run::run(&mut cargo(
-        "test --workspace --exclude bench --exclude bench-peers --test gateway -- --ignored --nocapture long_probes",
-    ))
+    let line =
+        "test --workspace --exclude bench --exclude bench-peers --test gateway -- --ignored --nocapture";
+    run::run(cargo(line).arg(name))
 }
 
 fn equivalence() -> anyhow::Result<()> {

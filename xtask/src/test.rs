@@ -1,26 +1,26 @@
-//! `cargo xtask test`: everything a change must pass.
+//! `cargo xtask test`: all checks that a change must pass.
 
 use clap::ValueEnum;
 
 use crate::run::{self, cargo};
 use crate::{setup, tidy};
 
-/// The steps, in the order in which they run: what is cheap and fails often comes first.
+/// The steps in the order in which they run: cheap steps that fail often come first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Step {
     /// Install what is missing
     Setup,
     /// `cargo fmt --check`
     Format,
-    /// clippy over everything, warnings being errors
+    /// clippy for all targets; warnings are errors
     Clippy,
-    /// Crate direction, file length, names
+    /// Crate dependencies, file length, names, documented names
     Tidy,
-    /// Every test of every crate, doc tests included
+    /// All tests of all crates, including doc tests
     Tests,
-    /// rustdoc, warnings being errors
+    /// rustdoc; warnings are errors
     Docs,
-    /// Every interleaving
+    /// All interleavings of concurrent code
     Loom,
 }
 
@@ -50,7 +50,7 @@ pub(crate) fn run(only: Option<Step>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Everything that loom can try is named `loom_…`; it is built apart, with loom's locks.
+/// Runs the tests named `loom_…`, in a separate build with the locks of loom.
 pub(crate) fn loom() -> anyhow::Result<()> {
     run::run(
         cargo("test --quiet --target-dir target/loom --package tidegate-core --package tidegate-store --lib loom_")

@@ -1,4 +1,4 @@
-//! `cargo xtask tidy`: the architecture's invariants, as far as text and metadata show them.
+//! `cargo xtask tidy`: checks those invariants of the architecture that text and metadata show.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -7,15 +7,16 @@ use std::path::Path;
 use anyhow::{Context, bail};
 use serde_json::Value;
 
+use crate::documented::NamesInCode;
 use crate::run::{cargo, output, root};
 
-/// A longer file holds two ideas.
+/// A longer file contains two concepts.
 const LONGEST_FILE: usize = 600;
-/// Names that say nothing.
+/// Names without meaning.
 const BANNED_NAMES: [&str; 7] = ["util", "utils", "misc", "common", "helpers", "types", "manager"];
 
-/// Which crates of ours a crate may build on. A crate that is not named here may not exist.
-const MAY_USE: [(&str, &[&str]); 14] = [
+/// The crates of the workspace on which each crate may depend. Every crate must be listed.
+const MAY_USE: [(&str, &[&str]); 15] = [
     ("tidegate-core", &[]),
     ("tidegate-store", &["tidegate-core"]),
     ("tidegate-redis", &["tidegate-core", "tidegate-store"]),
@@ -28,6 +29,7 @@ const MAY_USE: [(&str, &[&str]); 14] = [
         // The feature `policy` needs the limiter and the policy.
         &["tidegate-core", "tidegate-headers", "tidegate-store", "tidegate-policy", "tidegate-limiter"],
     ),
+    ("tidegate-client", &["tidegate-core", "tidegate-headers", "tidegate-store", "tidegate-tower"]),
     (
         "tidegate-gateway",
         &[
@@ -70,7 +72,7 @@ const MAY_USE: [(&str, &[&str]); 14] = [
             "tidegate-gateway",
         ],
     ),
-    // Nobody may build on it: it is for tests, and dev-dependencies are not looked at.
+    // Only for tests: no crate lists it, and dev-dependencies are not checked.
     ("tidegate-testkit", &[]),
     ("xtask", &[]),
 ];
@@ -89,7 +91,7 @@ const MUST_NOT_CONTAIN: [(&str, &[&str]); 4] = [
     ),
 ];
 
-/// Words that may stand only in certain places.
+/// Words that only some files may contain.
 const ONLY_IN: [(&str, &[&str], &str); 10] = [
     ("std::env", &["crates/cli/"], "only cli reads the environment"),
     ("redis::", &["crates/redis/"], "only the redis crate knows Redis"),
@@ -118,11 +120,11 @@ const ONLY_HEADERS: &str = "only the headers crate writes rate-limit headers and
 /// Names that several visible types may share, and why.
 const SHARED_TYPE_NAMES: [(&str, &str); 0] = [];
 
-/// Words that may stand nowhere.
+/// Words that no file may contain.
 const NOWHERE: [(&str, &str); 3] = [
-    ("::*;", "name what is imported or exported, one by one"),
-    ("allow(dead_code)", "delete what is dead"),
-    ("TODO", "do it, or write it where work is planned"),
+    ("::*;", "import and export names one by one"),
+    ("allow(dead_code)", "delete unused code"),
+    ("TODO", "do it now, or record it outside the code"),
 ];
 
 pub(crate) fn run() -> anyhow::Result<()> {
@@ -140,13 +142,17 @@ pub(crate) fn run() -> anyhow::Result<()> {
     let is_source =
         |path: &&str| Path::new(path).extension().is_some_and(|ending| ending == "rs" || ending == "lua");
     let sources = listed.lines().filter(is_source);
-    let (mut count, mut types) = (0, VisibleTypes::new());
+    let (mut count, mut types, mut names) = (0, VisibleTypes::new(), NamesInCode::default());
     for path in sources.filter(|path| root().join(path).exists()) {
         let text = fs::read_to_string(root().join(path)).with_context(|| format!("cannot read {path}"))?;
         problems.extend(file(path, &text));
-        add_visible_types(path, &text, &mut types);
+        if let Some(code) = product_code(path, &text) {
+            add_visible_types(path, code, &mut types);
+            names.add(path, code);
+        }
         count += 1;
     }
+    problems.extend(names.problems()?);
     problems.extend(duplicate_types(&types, &SHARED_TYPE_NAMES));
     if !problems.is_empty() {
         bail!("{} problems\n{}", problems.len(), problems.join("\n"));
@@ -171,7 +177,7 @@ fn direction(metadata: &Value) -> Vec<String> {
         for dependency in dependencies.iter().filter(|dependency| dependency["kind"].is_null()) {
             let used = name_of(dependency);
             if ours.contains(&used) && !allowed.contains(&used.as_str()) {
-                problems.push(format!("{name} must not build on {used}: dependencies point one way"));
+                problems.push(format!("{name} must not depend on {used}: dependencies point one way"));
             }
         }
     }
@@ -189,12 +195,12 @@ fn file(path: &str, text: &str) -> Vec<String> {
     let mut problems = Vec::new();
     let lines = text.lines().count();
     if lines > LONGEST_FILE {
-        problems.push(format!("{path}: {lines} lines, at most {LONGEST_FILE}; it holds two ideas"));
+        problems.push(format!("{path}: {lines} lines, at most {LONGEST_FILE}; split it by concept"));
     }
     let names = Path::new(path).with_extension("");
     let banned = names.iter().find(|part| BANNED_NAMES.iter().any(|banned| *part == *banned));
     if let Some(banned) = banned {
-        problems.push(format!("{path}: `{}` says nothing; name what it holds", banned.display()));
+        problems.push(format!("{path}: `{}` has no meaning; name the content", banned.display()));
     }
     if path == "crates/core/src/lib.rs" && !text.contains("#![no_std]") {
         problems.push(format!("{path}: core is no_std, so that it cannot do I/O or read a clock"));
@@ -203,7 +209,7 @@ fn file(path: &str, text: &str) -> Vec<String> {
     if path.starts_with("xtask/") {
         return problems;
     }
-    let product = is_product(path);
+    let product = is_product(path) && !is_test(path);
     for (number, line) in text.lines().enumerate() {
         let place = || format!("{path}:{}", number + 1);
         for (word, allowed, why) in ONLY_IN {
@@ -231,17 +237,27 @@ fn is_product(path: &str) -> bool {
     path.starts_with("crates/") && path.contains("/src/") && !path.starts_with("crates/testkit/")
 }
 
-/// Adds the structs, enums and traits of a product file that other modules can name. Test modules are exempt: those in a
-/// file of their own, and those at the end of a file.
-fn add_visible_types(path: &str, text: &str, types: &mut VisibleTypes) {
-    let is_test = Path::new(path).with_extension("").iter().any(|part| part == "tests" || part == "test");
-    if !is_product(path) || is_test {
-        return;
+/// Whether a file is a test module.
+fn is_test(path: &str) -> bool {
+    Path::new(path).with_extension("").iter().any(|part| part == "tests" || part == "test")
+}
+
+/// The product code of a file. Test modules are no product: those in a file of their own, and those at the end of a file.
+fn product_code<'a>(path: &str, text: &'a str) -> Option<&'a str> {
+    if !is_product(path) || is_test(path) {
+        return None;
     }
-    let lines: Vec<_> = text.lines().collect();
-    let is_test_module = |pair: &[&str]| pair[0] == "#[cfg(test)]" && pair[1].ends_with('{');
-    let end = lines.windows(2).position(is_test_module).unwrap_or(lines.len());
-    for (number, line) in lines[..end].iter().enumerate() {
+    let mut starts = text.match_indices("#[cfg(test)]\n").filter(|(start, marker)| {
+        let next = text[start + marker.len()..].lines().next();
+        let is_line = *start == 0 || text[..*start].ends_with('\n');
+        is_line && next.is_some_and(|line| line.ends_with('{'))
+    });
+    Some(starts.next().map_or(text, |(start, _)| &text[..start]))
+}
+
+/// Adds the structs, enums and traits of product code that other modules can name.
+fn add_visible_types(path: &str, code: &str, types: &mut VisibleTypes) {
+    for (number, line) in code.lines().enumerate() {
         if let Some(name) = visible_type(line) {
             types.entry(name.to_owned()).or_default().push(format!("{path}:{}", number + 1));
         }
@@ -285,34 +301,34 @@ mod tests {
     }
 
     #[test]
-    fn a_dependency_against_the_direction_is_found() {
+    fn dependency_against_the_direction_is_a_problem() {
         let packages =
             [package("tidegate-core", &["tidegate-store", "smallvec"]), package("tidegate-store", &[])];
         let problems = direction(&json!({ "packages": packages }));
         assert_eq!(problems.len(), 1);
-        assert!(problems[0].contains("tidegate-core must not build on tidegate-store"), "{problems:?}");
+        assert!(problems[0].contains("tidegate-core must not depend on tidegate-store"), "{problems:?}");
     }
 
     #[test]
-    fn the_testkit_as_a_normal_dependency_is_found() {
+    fn testkit_as_a_normal_dependency_is_a_problem() {
         let packages = [package("tidegate", &["tidegate-testkit"]), package("tidegate-testkit", &[])];
         assert_eq!(direction(&json!({ "packages": packages })).len(), 1);
     }
 
     #[test]
-    fn an_unknown_crate_is_found() {
+    fn unknown_crate_is_a_problem() {
         assert_eq!(direction(&json!({ "packages": [package("tidegate-common", &[])] })).len(), 1);
     }
 
     #[test]
-    fn forbidden_dependency_at_any_depth_is_found() {
+    fn forbidden_dependency_at_any_depth_is_a_problem() {
         let tree = "tidegate-headers v0.1.0 (/crates/headers)\nhttp v1.5.0\ntokio-util v0.7.0\nhyper v1.12.0";
         let problems = dependencies("tidegate-headers", &["hyper", "tokio"], tree);
         assert_eq!(problems, ["tidegate-headers must not depend on hyper, directly or not"]);
     }
 
     #[test]
-    fn long_files_empty_names_and_misplaced_words_are_found() {
+    fn long_file_bad_name_or_misplaced_word_is_a_problem() {
         let found = |path, text: &str| file(path, text).len();
         assert_eq!(found("crates/core/src/time.rs", "fine\n"), 0);
         assert_eq!(found("crates/core/src/time.rs", &"line\n".repeat(LONGEST_FILE + 1)), 1);
@@ -333,13 +349,15 @@ mod tests {
     fn duplicates(files: &[(&str, &str)]) -> Vec<String> {
         let mut types = VisibleTypes::new();
         for (path, text) in files {
-            add_visible_types(path, text, &mut types);
+            if let Some(code) = product_code(path, text) {
+                add_visible_types(path, code, &mut types);
+            }
         }
         duplicate_types(&types, &[("Allowed", "a reason")])
     }
 
     #[test]
-    fn two_visible_types_with_one_name_are_found_with_their_places() {
+    fn two_visible_types_with_one_name_are_reported_with_their_places() {
         let problems = duplicates(&[
             ("crates/a/src/x.rs", "pub struct Same<'a> {\n    pub(super) enum Other {"),
             ("crates/b/src/y.rs", "\npub(crate) enum Same {}\npub(in crate::b) trait Other: Sized {"),

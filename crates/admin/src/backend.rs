@@ -1,5 +1,7 @@
 //! The interface between the admin API and the gateway.
 
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use tidegate_limiter::Limiter;
 use tidegate_store::{HeavyKey, Store};
 
@@ -20,6 +22,20 @@ pub trait Backend: Send + Sync + 'static {
     /// The number of open client connections.
     fn connections(&self) -> usize;
 
+    /// The state of each upstream: its servers, breakers, bulkhead and retries.
+    fn upstreams(&self) -> Vec<Value>;
+
+    /// The state of each route with a bulkhead.
+    fn routes(&self) -> Vec<Value>;
+
+    /// Changes the breaker of a server, or without one all breakers of the upstream.
+    fn change_breaker(
+        &self,
+        upstream: &str,
+        server: Option<&str>,
+        action: BreakerAction,
+    ) -> Result<(), BreakerError>;
+
     /// Whether the gateway accepts requests and is not shutting down.
     fn is_ready(&self) -> bool;
 
@@ -31,6 +47,35 @@ pub trait Backend: Send + Sync + 'static {
 
     /// Reads the policy again and activates it if it is valid.
     fn reload(&self) -> impl Future<Output = Result<ReloadReport, ReloadError>> + Send;
+}
+
+/// What an operator does to a circuit breaker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BreakerAction {
+    /// Rejects all requests until it is reset.
+    Open,
+    /// Admits all requests until it is reset.
+    Close,
+    /// Closes it and lets the results of requests decide again.
+    Reset,
+}
+
+/// A circuit breaker cannot be changed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BreakerError {
+    /// There is no such upstream or server.
+    #[error("{reason}")]
+    Unknown {
+        /// What is unknown.
+        reason: String,
+    },
+    /// The upstream, or the server by itself, has no breaker.
+    #[error("{reason}")]
+    NoBreaker {
+        /// What has none.
+        reason: String,
+    },
 }
 
 /// The result of a successful reload.

@@ -15,7 +15,7 @@ mod server;
 mod state;
 mod token;
 
-pub use backend::{Backend, ReloadError, ReloadReport};
+pub use backend::{Backend, BreakerAction, BreakerError, ReloadError, ReloadReport};
 pub use server::{AdminServer, AdminStartError};
 pub use state::{AdminState, RestoreError};
 pub use token::{AdminToken, AdminTokenError};

@@ -2,11 +2,13 @@
 
 mod admin;
 
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 pub(crate) use admin::{
-    AdminArgs, BAN_EXAMPLES, BANS_EXAMPLES, BackupArgs, BanArgs, BansArgs, BansFormat, OVERRIDE_EXAMPLES,
-    OverrideArgs, RESET_EXAMPLES, ResetArgs, StatusArgs, UnbanArgs,
+    AdminArgs, BAN_EXAMPLES, BANS_EXAMPLES, BREAKER_EXAMPLES, BackupArgs, BanArgs, BansArgs, BansFormat,
+    BreakerArgs, BreakerVerb, OVERRIDE_EXAMPLES, OverrideArgs, RESET_EXAMPLES, ResetArgs, StatusArgs,
+    UnbanArgs,
 };
 use clap::{Parser, Subcommand, ValueEnum};
 
@@ -96,10 +98,16 @@ pub(crate) enum Command {
     /// survive restarts.
     #[command(after_help = OVERRIDE_EXAMPLES)]
     Override(OverrideArgs),
+    /// Open, close or reset the circuit breakers of an upstream.
+    ///
+    /// An open breaker rejects requests with 503, or responds as `fallback` says; a closed one admits them. Both stay until
+    /// `reset`, whatever the results of requests, but not after a restart. `tidegate status` shows all breakers.
+    #[command(after_help = BREAKER_EXAMPLES)]
+    Breaker(BreakerArgs),
     /// Reset a client's counters.
     #[command(after_help = RESET_EXAMPLES)]
     Reset(ResetArgs),
-    /// Show a running gateway's status: policy, limits, connections, bans.
+    /// Show a running gateway's status: policy, limits, connections, bans, upstreams.
     Status(StatusArgs),
     /// Back up a running gateway's bans and overrides.
     ///
@@ -157,7 +165,7 @@ impl Default for Command {
 #[derive(Debug, Default, clap::Args)]
 pub(crate) struct ServeArgs {
     /// Policy file.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["upstream", "limit"])]
+    #[arg(long, short, value_name = "FILE", conflicts_with_all = ["upstream", "limit"])]
     pub(crate) config: Option<PathBuf>,
     /// URL of the service to forward to, such as `http://localhost:3000`.
     #[arg(long, value_name = "URL")]
@@ -176,8 +184,17 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "SOCKET")]
     pub(crate) takeover: Option<PathBuf>,
     /// Number of worker threads. Default: one per CPU core.
-    #[arg(long, value_name = "NUMBER")]
-    pub(crate) cores: Option<std::num::NonZeroUsize>,
+    #[arg(long, value_name = "NUMBER", value_parser = parse_cores)]
+    pub(crate) cores: Option<NonZeroUsize>,
+}
+
+/// Why the value of `--cores` is invalid.
+#[derive(Debug, thiserror::Error)]
+#[error("expected a whole number of at least 1")]
+struct InvalidCores;
+
+fn parse_cores(text: &str) -> Result<NonZeroUsize, InvalidCores> {
+    text.parse().map_err(|_| InvalidCores)
 }
 
 #[derive(Debug, clap::Args)]

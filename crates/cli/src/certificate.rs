@@ -25,7 +25,11 @@ pub(crate) fn parse(certificate: &CertificatePlan) -> Result<ServerCertificate, 
             }
             ServerCertificateError::Chain(error) => (
                 chain_file,
-                format!("invalid certificate in {chain_file}: {error}"),
+                // rustls words all its errors for a certificate that a peer has sent.
+                format!(
+                    "invalid certificate in {chain_file}: {}",
+                    error.to_string().trim_start_matches("invalid peer certificate: ")
+                ),
                 "inspect it with `openssl x509 -text -in FILE`",
             ),
             ServerCertificateError::NoKey => (

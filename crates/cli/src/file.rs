@@ -46,7 +46,15 @@ fn read(path: &Path, max_bytes: u64) -> std::io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Describes an I/O error without the error number.
+/// Describes why a file cannot be created or written.
+pub(crate) fn describe_write_error(error: &std::io::Error) -> String {
+    match error.kind() {
+        ErrorKind::NotFound => "its folder does not exist".to_owned(),
+        _ => describe_io_error(error),
+    }
+}
+
+/// Describes why a file cannot be read, without the error number.
 pub(crate) fn describe_io_error(error: &std::io::Error) -> String {
     match error.kind() {
         ErrorKind::NotFound => "no such file".to_owned(),

@@ -42,6 +42,7 @@ fn run(args: Args) -> anyhow::Result<CommandOutcome> {
         Command::Unban(unban) => return admin::unban(&unban),
         Command::Bans(bans) => return admin::bans(&bans),
         Command::Override(replacement) => return admin::override_limit(&replacement),
+        Command::Breaker(breaker) => return admin::breaker(&breaker),
         Command::Reset(reset) => return admin::reset(&reset),
         Command::Status(status) => return admin::status(&status),
         Command::Backup(backup) => return admin::backup(&backup),

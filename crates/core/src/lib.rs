@@ -90,3 +90,8 @@ pub use sliding_log::{AdmissionLog, SlidingLog};
 pub use time::{Tick, TimeSpan, Timestamp};
 pub use token_bucket::{TokenBucket, UnitCharge};
 pub use units::{ByteSize, SIZE_UNITS, TIME_UNITS};
+
+/// The examples of README.md.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

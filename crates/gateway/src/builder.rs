@@ -49,13 +49,14 @@ impl<S: Store + 'static> GatewayBuilder<S> {
             let workers = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
             Telemetry::metrics_only(workers, Arc::clone(limiter.clock()))
         });
-        let snapshot =
-            Snapshot::new(limiter.policy(), None, telemetry.metrics()).map_err(PolicyError::from)?;
+        let shared = SharedState { limiter, telemetry, pressure: Arc::default() };
+        let policy = shared.limiter.policy();
+        let snapshot = Snapshot::new(policy, None, &shared, &limits).map_err(PolicyError::from)?;
         Ok(Gateway {
             snapshot: Arc::new(ArcSwap::from_pointee(snapshot)),
-            shared: SharedState { limiter, telemetry },
+            shared,
             replacing: Mutex::default(),
-            connector: Connector::new(limits.connect_timeout, &RootCertStore::empty())?,
+            connector: Connector::new(&RootCertStore::empty())?,
             connections: ConnectionLimiter::new(limits.connections, limits.connections_per_address),
             limits,
         })

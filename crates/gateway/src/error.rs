@@ -1,11 +1,12 @@
 //! The response to a request that was not served: the only place that chooses status codes.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
 use http::header::{CONNECTION, CONTENT_TYPE, HeaderValue};
 use http::{HeaderMap, Response, StatusCode, Version};
 use tidegate_headers::{BodyStyle, ErrorBody, RejectionReason, ReportedLimit, write_retry_after};
-use tidegate_policy::{HeaderError, PathError};
+use tidegate_policy::{FallbackBody, FallbackPlan, HeaderError, PathError};
 
 use crate::http::grpc::{self, Pushback};
 use crate::http::response_body::ResponseBody;
@@ -54,6 +55,40 @@ pub(crate) enum ServeError {
     BadUpstreamResponse,
     /// The server did not respond in time.
     UpstreamTimeout,
+    /// The breakers of all servers are open.
+    BreakerOpen(OpenBreaker),
+    /// Too many requests are in flight to the upstream or on the route.
+    BulkheadFull,
+    /// The upstream is overloaded, and the request is not important enough.
+    Overloaded,
+    /// The deadline of the client has passed.
+    DeadlineExceeded,
+}
+
+/// A breaker that is open.
+#[derive(Debug)]
+pub(crate) struct OpenBreaker {
+    /// Seconds until the next probe.
+    pub(crate) retry_after: u64,
+    /// The response that the policy has for this case.
+    pub(crate) response: Option<Arc<FixedResponse>>,
+}
+
+/// A fixed response of the policy.
+#[derive(Debug)]
+pub(crate) struct FixedResponse {
+    status: StatusCode,
+    /// `None` is the usual error body.
+    body: Option<FallbackBody>,
+}
+
+impl FixedResponse {
+    /// The fixed response of a fallback; `None` if it is another upstream.
+    pub(crate) fn new(plan: &FallbackPlan) -> Option<Self> {
+        let FallbackPlan::Response { status, body } = plan else { return None };
+        let status = StatusCode::from_u16(*status).unwrap_or(StatusCode::SERVICE_UNAVAILABLE);
+        Some(Self { status, body: body.clone() })
+    }
 }
 
 impl ServeError {
@@ -69,9 +104,16 @@ impl ServeError {
             Self::NoRoute => StatusCode::NOT_FOUND,
             Self::Banned => StatusCode::FORBIDDEN,
             Self::Rejected(_) => StatusCode::TOO_MANY_REQUESTS,
-            Self::TooManyWaiting | Self::StoreUnavailable | Self::NoServer => StatusCode::SERVICE_UNAVAILABLE,
+            Self::TooManyWaiting
+            | Self::StoreUnavailable
+            | Self::NoServer
+            | Self::BulkheadFull
+            | Self::Overloaded => StatusCode::SERVICE_UNAVAILABLE,
+            Self::BreakerOpen(open) => {
+                open.response.as_ref().map_or(StatusCode::SERVICE_UNAVAILABLE, |fixed| fixed.status)
+            }
             Self::Unreachable | Self::Untrusted(_) | Self::BadUpstreamResponse => StatusCode::BAD_GATEWAY,
-            Self::UpstreamTimeout => StatusCode::GATEWAY_TIMEOUT,
+            Self::UpstreamTimeout | Self::DeadlineExceeded => StatusCode::GATEWAY_TIMEOUT,
         }
     }
 
@@ -108,6 +150,10 @@ impl ServeError {
             }
             Self::BadUpstreamResponse => ("upstream_failed", "Invalid upstream response."),
             Self::UpstreamTimeout => ("upstream_timeout", "Upstream timed out."),
+            Self::BreakerOpen(_) => ("breaker_open", "Upstream is failing. Please retry later."),
+            Self::BulkheadFull => ("bulkhead_full", "Too many requests in progress. Please retry later."),
+            Self::Overloaded => ("overloaded", "Upstream is overloaded. Please retry later."),
+            Self::DeadlineExceeded => ("deadline_exceeded", "The deadline of the request has passed."),
         };
         (code, message.into())
     }
@@ -116,6 +162,7 @@ impl ServeError {
     pub(crate) fn code_and_retry_after(&self) -> (&'static str, Option<u64>) {
         match self {
             Self::Rejected(rejected) => (rejected.reason.code(), rejected.retry_after),
+            Self::BreakerOpen(open) => ("breaker_open", Some(open.retry_after)),
             _ => (self.code_and_message().0, None),
         }
     }
@@ -125,7 +172,15 @@ impl ServeError {
         match self {
             Self::Rejected(RejectedRequest { retry_after: Some(seconds), .. }) => Pushback::Seconds(*seconds),
             Self::Rejected(_) => Pushback::Never,
-            Self::TooManyWaiting | Self::StoreUnavailable | Self::NoServer => Pushback::Seconds(1),
+            // A fixed response with another status is not an error.
+            Self::BreakerOpen(open) if self.status().is_server_error() => Pushback::Seconds(open.retry_after),
+            Self::TooManyWaiting
+            | Self::StoreUnavailable
+            | Self::NoServer
+            | Self::BulkheadFull
+            | Self::Overloaded
+            | Self::UpstreamTimeout
+            | Self::DeadlineExceeded => Pushback::Seconds(1),
             _ => Pushback::Unknown,
         }
     }
@@ -167,17 +222,24 @@ pub(crate) fn rescue(
     if let Some(content_type) = grpc::content_type(version, &headers).cloned() {
         return rescue_grpc(&cause, content_type, headers);
     }
-    let body = if let ServeError::Rejected(rejected) = &mut cause {
-        std::mem::take(&mut rejected.body)
-    } else {
-        let (code, message) = cause.code_and_message();
-        ErrorBody::new(cause.status(), code, &message).encode(style)
+    let mut content_type = style.content_type();
+    let body = match &mut cause {
+        ServeError::Rejected(rejected) => std::mem::take(&mut rejected.body),
+        ServeError::BreakerOpen(OpenBreaker { response: Some(fixed), .. }) if fixed.body.is_some() => {
+            let fixed = fixed.body.as_ref();
+            content_type = fixed.map_or(content_type, |body| body.content_type);
+            fixed.map(|body| body.content.clone()).unwrap_or_default()
+        }
+        _ => {
+            let (code, message) = cause.code_and_message();
+            ErrorBody::new(cause.status(), code, &message).encode(style)
+        }
     };
     let mut response = Response::new(ResponseBody::from_bytes(body));
     *response.status_mut() = cause.status();
     headers.clear();
     headers.reserve(HEADERS);
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static(style.content_type()));
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
     if let Pushback::Seconds(seconds) = cause.pushback() {
         write_retry_after(&mut headers, seconds);
     }
@@ -198,7 +260,12 @@ fn rescue_grpc(
     headers.clear();
     headers.reserve(HEADERS);
     headers.insert(CONTENT_TYPE, content_type);
-    grpc::write_status(&mut headers, cause.status(), &cause.code_and_message().1, pushback);
+    // A fixed response is for HTTP: gRPC clients could not read it.
+    let status = match cause {
+        ServeError::BreakerOpen(_) => StatusCode::SERVICE_UNAVAILABLE,
+        cause => cause.status(),
+    };
+    grpc::write_status(&mut headers, status, &cause.code_and_message().1, pushback);
     if let Pushback::Seconds(seconds) = pushback {
         write_retry_after(&mut headers, seconds);
     }

@@ -1,24 +1,31 @@
 //! Sends a request to a server of its upstream and builds the response.
 
+use std::cell::Cell;
 use std::pin::pin;
 use std::rc::Rc;
-use std::sync::Arc;
 
 use http::request::Parts;
 use http::{Response, StatusCode, Version};
 use hyper::upgrade::OnUpgrade;
-use tidegate_limiter::Reservations;
-use tidegate_store::{Permit, Store};
+use tidegate_core::{BreakerState, CallEnd, TimeSpan, Timestamp};
+use tidegate_limiter::{RefundGuard, Reservations};
+use tidegate_policy::FallbackPlan;
+use tidegate_store::Store;
 use tidegate_telemetry::AttemptResult;
 
-use crate::error::ServeError;
+use crate::attempt_end::{AttemptFailure, status_cause};
+use crate::error::{OpenBreaker, ServeError};
 use crate::http::header_flags::HeaderFlags;
 use crate::http::hop_headers::{self, ConnInfo};
-use crate::http::request_body::UploadFailure;
+use crate::http::request_body::UploadHandle;
 use crate::http::response_body::{ForwardedBody, ResponseBody, UpstreamBody};
 use crate::http::upgrade;
 use crate::service::Exchange;
-use crate::upstream::{ForwardedRequest, PooledConn, SendError, StickyKey, UpstreamGroup};
+use crate::time_bounds::{AttemptBound, RunningBound, TimeBounds};
+use crate::upstream::{
+    ExchangePermits, ForwardedRequest, NextAttempt, PooledConn, RetryState, SelectError, SelectedServer,
+    Server, StickyKey, UpstreamGroup,
+};
 use crate::worker::Worker;
 
 /// A request to a server, and the upgrade that it asks for.
@@ -41,65 +48,188 @@ impl PendingUpgrade {
     }
 }
 
+/// What the attempts of a request have in common.
+#[derive(Clone, Debug)]
+pub(crate) struct AttemptContext<'u> {
+    pub(crate) upstream: &'u UpstreamGroup,
+    pub(crate) sticky_key: StickyKey,
+    pub(crate) permits: ExchangePermits,
+    /// When the request was ready to be sent.
+    pub(crate) at: Timestamp,
+}
+
+/// The response to an attempt, and its connection.
+type Answer = (Response<UpstreamBody>, PooledConn);
+
+/// An attempt that another one may follow.
+enum RepeatableEnd {
+    Response(Box<Answer>),
+    Failure(ServeError),
+}
+
 impl<S: Store + 'static> Exchange<'_, S> {
-    /// Returns the response of the upstream. Tries the next server if one is unreachable, since nothing was sent to it.
+    /// Returns the response of the upstream, or of the one that replaces it while its breakers are open.
     pub(crate) async fn send(
         &mut self,
         outbound: &mut OutboundRequest,
-        (upstream, sticky_key): (&UpstreamGroup, StickyKey),
-        mut permits: Vec<Permit>,
+        context: AttemptContext<'_>,
+        refund: &mut Option<RefundGuard<S>>,
     ) -> Result<Response<ResponseBody>, ServeError> {
-        let (worker, record) = (self.worker, &mut self.record);
-        let OutboundRequest { request, upgrade } = outbound;
-        let mut server = upstream.choose(sticky_key, &[]).cloned().ok_or(ServeError::NoServer)?;
-        let mut tried = Vec::new();
-        let upload = request.upload().clone();
-        let (response, conn) = loop {
-            let trial = record.start_attempt(&upstream.counts);
-            let sent = {
-                let sending = pin!(worker.transport.send(&server, request, &mut permits));
-                worker
-                    .timeouts
-                    .run_within(worker.limits.response_timeout, sending, || upload.has_progress())
-                    .await
-            };
-            let Some(sent) = sent else {
-                record.finish_attempt(trial, &server.addr, AttemptResult::TimedOut);
-                return Err(ServeError::UpstreamTimeout);
-            };
-            match sent {
-                Ok(answer) => {
-                    record.finish_attempt(
-                        trial,
-                        &server.addr,
-                        AttemptResult::Response(answer.0.status().as_u16()),
-                    );
-                    break answer;
-                }
-                Err(SendError::Connect(error)) => {
-                    record.finish_attempt(trial, &server.addr, AttemptResult::Unreachable);
-                    tried.push(Arc::as_ptr(&server));
-                    server =
-                        upstream.choose(sticky_key, &tried).cloned().ok_or_else(|| connect_error(&error))?;
-                }
-                Err(error) => {
-                    let cause = exchange_error(&error, upload.failure());
-                    // A bad request body is not a failure of the server.
-                    let result = if matches!(cause, ServeError::BadUpstreamResponse) {
-                        AttemptResult::Broken
-                    } else {
-                        AttemptResult::Abandoned
-                    };
-                    record.finish_attempt(trial, &server.addr, result);
-                    return Err(cause);
-                }
-            }
+        let fallback = context.upstream.resilience.plan.fallback.as_ref();
+        let fallback = match fallback {
+            Some(FallbackPlan::Upstream(index)) => self.snapshot.upstreams().get(*index),
+            Some(FallbackPlan::Response { .. }) | None => None,
         };
-        if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-            return worker.upgrade(response, conn, upgrade.take());
+        match self.send_to(outbound, &context, refund).await {
+            Err(ServeError::BreakerOpen(_)) if fallback.is_some() && outbound.request.rewind() => {
+                // Boxed because its state would otherwise be part of every request.
+                Box::pin(async {
+                    let fallback = fallback.ok_or(ServeError::NoServer)?;
+                    let permits = self.admit_fallback(fallback, context.permits.clone()).await?;
+                    let sticky_key = context.sticky_key.or_random();
+                    let context = AttemptContext { upstream: fallback, sticky_key, permits, ..context };
+                    self.send_to(outbound, &context, refund).await
+                })
+                .await
+            }
+            sent => sent,
         }
-        let min_rate = worker.limits.response_min_rate;
-        let body = |source| ResponseBody::Upstream(Box::new(ForwardedBody::new(source, conn, min_rate)));
+    }
+
+    /// Sends a request to servers of an upstream until there is a response to forward or no attempt is left.
+    async fn send_to(
+        &mut self,
+        OutboundRequest { request, upgrade }: &mut OutboundRequest,
+        context: &AttemptContext<'_>,
+        refund: &mut Option<RefundGuard<S>>,
+    ) -> Result<Response<ResponseBody>, ServeError> {
+        let AttemptContext { upstream, sticky_key, permits, at } = context;
+        let resilience = &upstream.resilience;
+        let (worker, deadline) = (self.worker, self.deadline);
+        let clock = &**worker.limiter.clock();
+        let max_stall = 2 * worker.limits.request_min_rate.period;
+        let bounds = TimeBounds { clock, started: *at, timeouts: resilience.timeouts, deadline, max_stall };
+        let mut selected =
+            upstream.select(*sticky_key, &[]).map_err(|error| select_error(upstream, error))?;
+        let mut bound = bounds.first()?;
+        resilience.budget.budget().record_request(*at);
+        if upgrade.is_none() {
+            request.prepare_retries(&resilience.plan.retry);
+        }
+        let recording = UploadRecording(request.upload().clone());
+        let mut retry = RetryState::new(upstream, *sticky_key);
+        if let Some(refund) = refund.take() {
+            refund.keep();
+        }
+        loop {
+            let index = selected.index;
+            let (cause, end) = match self.attempt(request, context, selected, (&bounds, bound)).await {
+                Ok(answer) => match status_cause(&answer.0, &resilience.plan.retry) {
+                    None => return self.accept(answer, upgrade.take(), permits, recording),
+                    Some(cause) => (cause, RepeatableEnd::Response(Box::new(answer))),
+                },
+                Err(AttemptFailure { cause: Some(cause), error, .. }) => {
+                    (cause, RepeatableEnd::Failure(error))
+                }
+                Err(failure) => return Err(failure.error),
+            };
+            let next = retry.next(index, cause, request.can_repeat());
+            let next = next.filter(|next| bounds.allows_wait(next.wait) && request.rewind());
+            let Some(NextAttempt { selected: other, wait, permit }) = next else {
+                return match end {
+                    RepeatableEnd::Response(answer) => {
+                        self.accept(*answer, upgrade.take(), permits, recording)
+                    }
+                    RepeatableEnd::Failure(error) => Err(error),
+                };
+            };
+            if let RepeatableEnd::Response(answer) = end {
+                discard(*answer);
+            }
+            if !wait.is_zero() {
+                Box::pin(tokio::time::sleep(wait)).await;
+            }
+            bound = bounds.next()?;
+            selected = other;
+            if let Some(permit) = permit {
+                permit.spend();
+                resilience.count_retry();
+            }
+        }
+    }
+
+    /// One attempt at a server. Its result is recorded.
+    async fn attempt(
+        &mut self,
+        request: &mut ForwardedRequest,
+        AttemptContext { upstream, permits, .. }: &AttemptContext<'_>,
+        SelectedServer { index, server, breaker }: SelectedServer<'_>,
+        (bounds, bound): (&TimeBounds<'_>, AttemptBound),
+    ) -> Result<Answer, AttemptFailure> {
+        let (worker, record) = (self.worker, &mut self.record);
+        if let Some(deadline) = bounds.deadline
+            && let Some(headers) = request.headers_mut()
+        {
+            deadline.write_headers(headers, bounds.clock.now());
+        }
+        let trial = record.start_attempt(&upstream.counts);
+        let (upload, running) = (request.upload().clone(), RunningBound::new(bound));
+        let breaker = Cell::new(breaker);
+        let sent = {
+            let sending = pin!(worker.transport.send(upstream, server, request, permits));
+            let extension = || {
+                let more = bounds.extension(&upload, &running);
+                // A client that sends its body slowly must not keep the probe of a breaker.
+                if more.is_some() {
+                    breaker.set(breaker.take().filter(|permit| !permit.is_probe()));
+                }
+                more
+            };
+            worker.timeouts.run_within(bound.timeout, sending, extension).await
+        };
+        let sent = match sent {
+            Some(Ok(answer)) => Ok(answer),
+            Some(Err(error)) => Err(AttemptFailure::new(&error, upload.failure())),
+            None => Err(AttemptFailure::timeout(running.is_deadline())),
+        };
+        let (result, end) = match &sent {
+            Ok((response, _)) => {
+                let status = response.status().as_u16();
+                (AttemptResult::Response(status), CallEnd::Status(status))
+            }
+            Err(failure) => (failure.result, failure.end),
+        };
+        record.finish_attempt(trial, &server.addr, result);
+        let outcome = end.outcome();
+        if let Some(change) = breaker.into_inner().and_then(|breaker| breaker.record(outcome)) {
+            worker.log_breaker(upstream, server, change);
+        }
+        if let Some(span) = upstream.record_outcome(index, outcome) {
+            worker.log_ejection(upstream, server, span);
+        }
+        sent
+    }
+
+    /// The response for the client.
+    fn accept(
+        &self,
+        (response, conn): Answer,
+        upgrade: Option<PendingUpgrade>,
+        permits: &ExchangePermits,
+        recording: UploadRecording,
+    ) -> Result<Response<ResponseBody>, ServeError> {
+        recording.end();
+        if let Some(shed) = permits.take_shed() {
+            shed.record();
+        }
+        if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+            return self.worker.upgrade(response, conn, upgrade);
+        }
+        let min_rate = self.worker.limits.response_min_rate;
+        let now = || self.worker.limiter.clock().now();
+        let left = self.deadline.map(|deadline| deadline.remaining(now()).into());
+        let body =
+            |source| ResponseBody::Upstream(Box::new(ForwardedBody::new(source, conn, min_rate, left)));
         let mut response = response.map(body);
         hop_headers::prepare_response(response.headers_mut(), false);
         *response.version_mut() = Version::HTTP_11;
@@ -127,6 +257,23 @@ impl<S: Store + 'static> Exchange<'_, S> {
 }
 
 impl<S: Store + 'static> Worker<S> {
+    #[cold]
+    fn log_ejection(&self, upstream: &UpstreamGroup, server: &Server, span: TimeSpan) {
+        let (name, address, span) = (&upstream.name, &server.addr, format!("{span:?}"));
+        let message = format!("server {address} of upstream `{name}` keeps failing: no requests for {span}");
+        let fields = [("upstream", name.as_str()), ("server", address), ("duration", &span)];
+        self.log.event("server_ejected", &message, &fields);
+    }
+
+    #[cold]
+    fn log_breaker(&self, upstream: &UpstreamGroup, server: &Server, state: BreakerState) {
+        let (name, address) = (&upstream.name, &server.addr);
+        let state = state.name();
+        let message = format!("the breaker of upstream `{name}` is {state} after a request to {address}");
+        let fields = [("upstream", name.as_str()), ("server", address), ("state", state)];
+        self.log.event("breaker_changed", &message, &fields);
+    }
+
     /// Relays between client and server after the server has agreed to switch protocols.
     fn upgrade(
         &self,
@@ -147,28 +294,37 @@ impl<S: Store + 'static> Worker<S> {
     }
 }
 
-/// Maps a connect error: TLS certificate errors are reported with their reason.
-fn connect_error(error: &std::io::Error) -> ServeError {
-    use rustls::CertificateError as Bad;
-    let tls = error.get_ref().and_then(|error| error.downcast_ref());
-    let Some(rustls::Error::InvalidCertificate(bad)) = tls else { return ServeError::Unreachable };
-    ServeError::Untrusted(match bad {
-        Bad::UnknownIssuer => "unknown issuer",
-        Bad::NotValidForName | Bad::NotValidForNameContext { .. } => "not valid for this host name",
-        Bad::Expired | Bad::ExpiredContext { .. } => "expired",
-        Bad::NotValidYet | Bad::NotValidYetContext { .. } => "not valid yet",
-        _ => "verification failed",
-    })
+/// Ends the recording of a request body: dropped without a response, the rest of the body is not needed.
+struct UploadRecording(UploadHandle);
+
+impl UploadRecording {
+    /// There is a response; the body may still be sent, but not again.
+    fn end(mut self) {
+        std::mem::take(&mut self.0).end_recording();
+    }
 }
 
-/// Maps a failed exchange. A failed upload takes precedence: it ends the exchange, whatever error the server or hyper
-/// reports.
-fn exchange_error(error: &SendError, upload: Option<UploadFailure>) -> ServeError {
-    match (upload, error) {
-        (Some(UploadFailure::Malformed), _) => ServeError::BadBody,
-        (Some(UploadFailure::TooLarge), _) => ServeError::TooLarge,
-        (Some(UploadFailure::TooSlow), _) => ServeError::SlowBody,
-        (None, SendError::Host) => ServeError::Framing("the Host header is not a valid host"),
-        (None, _) => ServeError::BadUpstreamResponse,
+impl Drop for UploadRecording {
+    fn drop(&mut self) {
+        self.0.stop();
+    }
+}
+
+/// Drops a response that is not forwarded. Its connection is kept if the response is complete.
+fn discard((response, conn): Answer) {
+    if response.body().is_received() {
+        conn.give_back();
+    } else {
+        conn.give_up();
+    }
+}
+
+fn select_error(upstream: &UpstreamGroup, error: SelectError) -> ServeError {
+    match error {
+        SelectError::NoServer => ServeError::NoServer,
+        SelectError::BreakerOpen(retry_after) => ServeError::BreakerOpen(OpenBreaker {
+            retry_after: retry_after.map_or(1, |wait| wait.as_secs_ceil().max(1)),
+            response: upstream.resilience.fixed_response.clone(),
+        }),
     }
 }

@@ -6,6 +6,8 @@
 
 #![forbid(unsafe_code)]
 
+mod admit;
+mod attempt_end;
 mod builder;
 mod conn;
 mod error;
@@ -17,7 +19,10 @@ mod resource_limits;
 mod server;
 mod service;
 mod snapshot;
+mod status;
+mod time_bounds;
 mod upstream;
+mod upstream_metrics;
 mod worker;
 
 pub use crate::builder::GatewayBuilder;
@@ -27,4 +32,8 @@ pub use crate::conn::{
 pub use crate::resource_limits::{MinRate, ResourceLimits};
 pub use crate::server::{Gateway, PolicyError, StartError};
 pub use crate::snapshot::SnapshotError;
-pub use crate::upstream::{InvalidServerUrl, TlsError};
+pub use crate::status::{
+    BreakerCommand, BreakerCommandError, BulkheadStatus, RouteStatus, ServerStatus, ShedStatus,
+    UpstreamStatus,
+};
+pub use crate::upstream::{InvalidServerUrl, ResilienceError, TlsError, UpstreamError};

@@ -1,7 +1,7 @@
 //! What the limiter's ruling means for a request: errors, rate-limit headers, records, waiting.
 
 use smallvec::SmallVec;
-use tidegate_core::TimeSpan;
+use tidegate_core::{TimeSpan, Timestamp};
 use tidegate_headers::{BodyStyle, HeaderWriter, ReportedLimit, retry_after_seconds};
 use tidegate_limiter::{
     AdmittedRuling, BodyMeter, FailedRuling, RefundGuard, RejectedRuling, Reservations, Ruling, RulingReport,
@@ -17,64 +17,76 @@ use crate::upstream::{StickyKey, UpstreamGroup};
 
 /// State of an admitted request that forwarding needs.
 #[derive(Debug)]
-pub(crate) struct AdmittedRequest {
+pub(crate) struct AdmittedRequest<S: Store + 'static> {
     /// Selects the server.
     pub(crate) sticky_key: StickyKey,
     /// Kept until the request has ended.
     pub(crate) permits: Vec<Permit>,
     /// Settled by the response or the body.
     pub(crate) reservations: Reservations,
+    /// Refunds the whole charge unless the request is sent. `None` if nothing can prevent that any more.
+    pub(crate) refund: Option<RefundGuard<S>>,
+    /// When it may be sent.
+    pub(crate) at: Timestamp,
 }
 
-impl AdmittedRequest {
-    fn new(sticky_key: StickyKey) -> Self {
-        Self { sticky_key, permits: Vec::new(), reservations: Reservations::default() }
+impl<S: Store + 'static> AdmittedRequest<S> {
+    fn new(sticky_key: StickyKey, at: Timestamp) -> Self {
+        let (permits, reservations) = (Vec::new(), Reservations::default());
+        Self { sticky_key, permits, reservations, refund: None, at }
     }
 }
 
 impl<S: Store + 'static> Exchange<'_, S> {
-    /// Checks the limits, and delays the request if its limit requires that.
+    /// Checks the limits, and delays the request if its limit requires that. `may_be_refunded` is whether the request can be
+    /// rejected afterwards.
     pub(crate) async fn limit(
         &mut self,
         facts: &Facts<'_>,
         upstream: &UpstreamGroup,
-    ) -> Result<AdmittedRequest, ServeError> {
+        may_be_refunded: bool,
+    ) -> Result<AdmittedRequest<S>, ServeError> {
         let (worker, snapshot) = (self.worker, self.snapshot);
         let mut scratch = worker.scratch();
         let now = self.record.start_decision();
-        let (admitted, delay) = match worker.limiter.check(&snapshot.policy, facts, &mut scratch, now).await {
-            Ruling::Admitted(admitted) => {
-                self.record_admitted(&admitted.report);
-                let AdmittedRuling { report, permits, reservations, delay } = admitted;
-                let sticky_key = upstream.sticky_key(|| report.client());
-                let delay = (!delay.is_zero()).then(|| (worker.limiter.refund_guard(&report), delay));
-                (AdmittedRequest { sticky_key, permits, reservations }, delay)
+        let (mut admitted, delay) =
+            match worker.limiter.check(&snapshot.policy, facts, &mut scratch, now).await {
+                Ruling::Admitted(admitted) => {
+                    self.record_admitted(&admitted.report);
+                    let AdmittedRuling { report, permits, reservations, delay } = admitted;
+                    let sticky_key = upstream.sticky_key(|| report.client());
+                    let needs_refund = may_be_refunded || !delay.is_zero();
+                    let refund = needs_refund.then(|| worker.limiter.refund_guard(&report));
+                    (AdmittedRequest { sticky_key, permits, reservations, refund, at: now + delay }, delay)
+                }
+                Ruling::Rejected(rejected) => return Err(self.reject(&rejected)),
+                Ruling::Banned => {
+                    self.record.finish_decision(DecisionKind::Banned);
+                    return Err(ServeError::Banned);
+                }
+                Ruling::Exempt(_) => {
+                    self.record.finish_decision(DecisionKind::Exempt);
+                    let addresses = snapshot.plan().identities.addresses();
+                    let sticky_key = upstream.sticky_key(|| addresses.client(facts.headers, facts.peer));
+                    (AdmittedRequest::new(sticky_key, now), TimeSpan::ZERO)
+                }
+                Ruling::StoreFailed(FailedRuling { report, permits, is_binding: false }) => {
+                    self.record(DecisionKind::StoreFailed, &report);
+                    let sticky_key = upstream.sticky_key(|| report.client());
+                    (AdmittedRequest { permits, ..AdmittedRequest::new(sticky_key, now) }, TimeSpan::ZERO)
+                }
+                Ruling::StoreFailed(FailedRuling { report, .. }) => {
+                    self.record(DecisionKind::StoreFailed, &report);
+                    return Err(ServeError::StoreUnavailable);
+                }
+                // Unreachable: `check` does not take a rule name.
+                Ruling::NoRule => return Err(ServeError::StoreUnavailable),
+            };
+        if !delay.is_zero() {
+            Box::pin(self.wait(delay)).await?;
+            if !may_be_refunded && let Some(refund) = admitted.refund.take() {
+                refund.keep();
             }
-            Ruling::Rejected(rejected) => return Err(self.reject(&rejected)),
-            Ruling::Banned => {
-                self.record.finish_decision(DecisionKind::Banned);
-                return Err(ServeError::Banned);
-            }
-            Ruling::Exempt(_) => {
-                self.record.finish_decision(DecisionKind::Exempt);
-                let addresses = snapshot.plan().identities.addresses();
-                let sticky_key = upstream.sticky_key(|| addresses.client(facts.headers, facts.peer));
-                (AdmittedRequest::new(sticky_key), None)
-            }
-            Ruling::StoreFailed(FailedRuling { report, permits, is_binding: false }) => {
-                self.record(DecisionKind::StoreFailed, &report);
-                let sticky_key = upstream.sticky_key(|| report.client());
-                (AdmittedRequest { permits, ..AdmittedRequest::new(sticky_key) }, None)
-            }
-            Ruling::StoreFailed(FailedRuling { report, .. }) => {
-                self.record(DecisionKind::StoreFailed, &report);
-                return Err(ServeError::StoreUnavailable);
-            }
-            // Unreachable: `check` does not take a rule name.
-            Ruling::NoRule => return Err(ServeError::StoreUnavailable),
-        };
-        if let Some((refund, delay)) = delay {
-            Box::pin(self.wait(refund, delay)).await?;
         }
         Ok(admitted)
     }
@@ -90,11 +102,14 @@ impl<S: Store + 'static> Exchange<'_, S> {
         }
     }
 
-    /// Delays the request. If the client disconnects meanwhile, its charge is refunded.
-    async fn wait(&self, refund: RefundGuard<S>, delay: TimeSpan) -> Result<(), ServeError> {
+    /// Delays the request, but not beyond its deadline.
+    async fn wait(&self, delay: TimeSpan) -> Result<(), ServeError> {
+        let now = || self.worker.limiter.clock().now();
+        if self.deadline.is_some_and(|deadline| deadline.remaining(now()) <= delay) {
+            return Err(ServeError::DeadlineExceeded);
+        }
         let Some(_waiting) = self.worker.join_wait_queue() else { return Err(ServeError::TooManyWaiting) };
         tokio::time::sleep(delay.into()).await;
-        refund.keep();
         Ok(())
     }
 

@@ -29,11 +29,11 @@ pub struct ResourceLimits {
     pub idle_timeout: Duration,
     /// How long an upgraded connection may be idle in both directions.
     pub tunnel_timeout: Duration,
-    /// How long connecting to an upstream may take.
+    /// The most that connecting to an upstream may take, whatever the policy says.
     pub connect_timeout: Duration,
-    /// How long an upstream may take until its response starts.
+    /// The most that an attempt may take until the response starts, whatever the policy says.
     pub response_timeout: Duration,
-    /// How long a connection to an upstream may be idle before it is closed. Servers and middleboxes drop idle
+    /// The most that a connection to an upstream may be idle, whatever the policy says. Servers and middleboxes drop idle
     /// connections, some without notice.
     pub upstream_idle: Duration,
     /// How long an HTTP/2 upstream connection may be quiet before a ping is sent; the server has half of that to respond.
@@ -64,9 +64,9 @@ impl Default for ResourceLimits {
             head_timeout: Duration::from_secs(15),
             idle_timeout: Duration::from_secs(75),
             tunnel_timeout: Duration::from_mins(10),
-            connect_timeout: Duration::from_secs(5),
-            response_timeout: Duration::from_mins(1),
-            upstream_idle: Duration::from_mins(1),
+            connect_timeout: Duration::MAX,
+            response_timeout: Duration::MAX,
+            upstream_idle: Duration::MAX,
             upstream_ping: Duration::from_secs(30),
             handshake_timeout: Duration::from_secs(10),
             max_delayed: 10_000,

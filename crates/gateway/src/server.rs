@@ -24,6 +24,7 @@ use crate::conn::{Acceptor, ConnectionLimiter, Listener};
 use crate::resource_limits::ResourceLimits;
 use crate::snapshot::{Snapshot, SnapshotError};
 use crate::upstream::{Connector, TlsError, health};
+use crate::upstream_metrics;
 use crate::worker::{SharedState, Worker};
 
 /// The reverse proxy: a limiter, the upstreams of its policy, and workers that serve requests.
@@ -104,11 +105,12 @@ impl<S: Store + 'static> Gateway<S> {
     }
 
     /// All metrics: those of the requests, and the state of connections and upstreams.
-    pub fn page(&self, reader: MetricsReader) -> Exposition {
+    pub fn metrics(&self, reader: MetricsReader) -> Exposition {
         let mut page = self.shared.telemetry.exposition(reader, self.shared.limiter.clock().now());
         let open = self.connections();
         page.single("tidegate_connections_open", MetricKind::Gauge, "Open client connections.", open);
         self.snapshot.load().write_metrics(&mut page);
+        upstream_metrics::write(&mut page, &self.upstream_status(), &self.route_status());
         page
     }
 
@@ -119,7 +121,7 @@ impl<S: Store + 'static> Gateway<S> {
         let limiter = &self.shared.limiter;
         let prepared = limiter.prepare(active)?;
         let policy = Arc::clone(prepared.policy());
-        let snapshot = Snapshot::new(policy, Some(&self.snapshot.load()), self.shared.telemetry.metrics())?;
+        let snapshot = Snapshot::new(policy, Some(&self.snapshot.load()), &self.shared, &self.limits)?;
         limiter.activate(prepared);
         self.snapshot.store(Arc::new(snapshot));
         Ok(())

@@ -1,4 +1,19 @@
 //! Handles a request: validation, route, limits, upstream, response.
+//!
+//! The stack in the order in which a request passes it, with the reason for each position:
+//!
+//! 1. *errors* ([`serve`], [`Exchange::respond`]): outermost, so that every failure below becomes a response and is recorded.
+//! 2. *validation*, route and headers: nothing below may read a request that has two meanings.
+//! 3. *deadline*: a request that is too late is not charged, and all waiting below is bounded by it.
+//! 4. *limiter* (`limit`): before everything that is shared with other clients, so that a client over its limit cannot use
+//!    that up. What is charged here and rejected below, before anything was sent, is refunded.
+//! 5. *load shedding* (`admit`): rejects at once, so before anything that waits.
+//! 6. *bulkheads* of the route and the upstream (`admit`): outside of retries, so that a request counts once, whatever the
+//!    number of its attempts. Their permits are held until the response body has ended.
+//! 7. *retry* (`forward`): outside of the breaker and the timeout, which apply to each attempt.
+//! 8. *breaker* (`upstream::select`): chooses only servers that it admits, so that a retry finds one that works.
+//! 9. *timeout of the attempt* (`time_bounds`): innermost, so that it measures the server and nothing else.
+//! 10. *upstream* (`upstream`): the exchange itself.
 
 use std::borrow::Cow;
 use std::net::IpAddr;
@@ -13,9 +28,10 @@ use tidegate_headers::{RateLimitHeaders, is_rejected_by_upstream};
 use tidegate_policy::{Facts, Route, Target, requested_host};
 use tidegate_store::Store;
 use tidegate_telemetry::{Log, RequestRecord};
+use tidegate_tower::deadline::Deadline;
 
 use crate::error::{ServeError, rescue};
-use crate::forward::{OutboundRequest, PendingUpgrade};
+use crate::forward::{AttemptContext, OutboundRequest, PendingUpgrade};
 use crate::http::access_log::summarize;
 use crate::http::header_flags::HeaderFlags;
 use crate::http::hop_headers::{self, ConnInfo};
@@ -35,6 +51,8 @@ pub(crate) struct Exchange<'e, S> {
     flags: HeaderFlags,
     /// Drop emits the record, so aborted requests are recorded too.
     pub(crate) record: RequestRecord<'e>,
+    /// When the client stops waiting, if it says so.
+    pub(crate) deadline: Option<Deadline>,
     /// The rate-limit headers of the response.
     pub(crate) headers: RateLimitHeaders,
 }
@@ -68,10 +86,11 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
         let mut record = worker.recorder.start();
         trace_context::join(&mut record, &parts.headers);
         record.describe(|| summarize(parts, conn_info.peer, &snapshot.plan().identities));
-        Self { worker, snapshot, conn_info, flags, record, headers: RateLimitHeaders::default() }
+        let headers = RateLimitHeaders::default();
+        Self { worker, snapshot, conn_info, flags, record, deadline: None, headers }
     }
 
-    /// Validation, route, limits, upstream.
+    /// Validation, route, deadline, limits, permits, upstream.
     async fn run(&mut self, request: &mut ReceivedRequest) -> Result<Response<ResponseBody>, ServeError> {
         let snapshot = self.snapshot;
         let parts = &mut request.parts;
@@ -86,10 +105,14 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
         let (route, upstream) =
             route.and_then(|route| Some((route, snapshot.upstream(route)?))).ok_or(ServeError::NoRoute)?;
         let is_trusted = self.check_headers(&mut parts.headers, route)?;
+        self.read_deadline(&parts.headers)?;
         let (method, headers, peer) = (parts.method.as_str(), &parts.headers, self.conn_info.peer);
         let facts = Facts { method, host: &host, path: &path, headers, peer };
-        let admitted = self.limit(&facts, upstream).await?;
-        let AdmittedRequest { sticky_key, permits, mut reservations } = admitted;
+        let may_be_refunded =
+            self.deadline.is_some() || route.bulkhead.is_some() || upstream.resilience.can_reject();
+        let admitted = self.limit(&facts, upstream, may_be_refunded).await?;
+        let AdmittedRequest { sticky_key, permits, mut reservations, mut refund, at } = admitted;
+        let permits = self.admit((route, upstream), permits, (headers, is_trusted)).await?;
         let meter = self.worker.limiter.body_meter(&mut reservations);
         let meter = meter.map(|meter| Box::new(meter) as Box<dyn ByteMeter>);
         let is_normalized = matches!(path, Cow::Owned(_));
@@ -97,11 +120,25 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
             parts.uri = uri;
         }
         let mut outbound = self.prepare(request, (route, is_trusted), meter);
-        let response = self.send(&mut outbound, (upstream, sticky_key), permits).await;
-        if !reservations.is_empty() {
+        let attempts = AttemptContext { upstream, sticky_key, permits, at };
+        let response = self.send(&mut outbound, attempts, &mut refund).await;
+        // The refund of a request that was not sent includes its reservations.
+        if !reservations.is_empty() && refund.is_none() {
             Box::pin(self.settle(reservations, &response)).await;
         }
         response
+    }
+
+    /// Reads how long the client waits. A request that is too late is not served.
+    fn read_deadline(&mut self, headers: &HeaderMap) -> Result<(), ServeError> {
+        if self.flags.contains(HeaderFlags::DEADLINE) {
+            let now = self.worker.limiter.clock().now();
+            self.deadline = Deadline::from_headers(headers, now);
+            if self.deadline.is_some_and(|deadline| deadline.has_passed(now)) {
+                return Err(ServeError::DeadlineExceeded);
+            }
+        }
+        Ok(())
     }
 
     /// Removes headers that the client may not send, and rejects ambiguous ones. Returns whether the peer is a trusted

@@ -1,20 +1,28 @@
 //! The active policy with its upstreams, swapped as a whole.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use thiserror::Error;
 use tidegate_headers::{BodyStyle, HeaderStyle};
 use tidegate_policy::{ActivePolicy, ClientKind, CounterScope, Plan, Route};
-use tidegate_telemetry::{Exposition, MetricKind, Metrics, RuleSlots};
+use tidegate_store::Store;
+use tidegate_telemetry::{Exposition, MetricKind, RuleSlots};
+use tidegate_tower::bulkhead::Bulkhead;
 
-use crate::upstream::{InvalidServerUrl, Server, UpstreamGroup};
+use crate::resource_limits::ResourceLimits;
+use crate::upstream::{Server, UpstreamError, UpstreamGroup, bulkhead};
+use crate::worker::SharedState;
 
 /// A policy with its upstreams.
 #[derive(Debug)]
 pub(crate) struct Snapshot {
     pub(crate) policy: Arc<ActivePolicy>,
     upstreams: Vec<UpstreamGroup>,
+    /// The bulkheads of routes, by the address in memory of a route, which `policy` keeps alive.
+    route_bulkheads: HashMap<usize, Bulkhead, foldhash::fast::RandomState>,
     /// The metric slots of the rules.
     pub(crate) counted: RuleSlots,
     /// Whether the next request with ignored forwarding headers triggers a warning.
@@ -24,27 +32,29 @@ pub(crate) struct Snapshot {
 /// Why a policy cannot be served.
 #[derive(Debug, Error)]
 pub enum SnapshotError {
-    /// The URL of a server is invalid.
+    /// An upstream cannot be served.
     #[error("upstream `{upstream}`: {source}")]
-    Server {
+    Upstream {
         /// The upstream's name.
         upstream: String,
         /// The cause.
-        source: InvalidServerUrl,
+        source: UpstreamError,
     },
 }
 
 impl Snapshot {
     /// A policy with its upstreams. Servers that the previous snapshot has keep their state.
-    pub(crate) fn new(
+    pub(crate) fn new<S: Store + 'static>(
         policy: Arc<ActivePolicy>,
         previous_snapshot: Option<&Self>,
-        metrics: &Metrics,
+        shared: &SharedState<S>,
+        limits: &ResourceLimits,
     ) -> Result<Self, SnapshotError> {
+        let (metrics, clock) = (shared.telemetry.metrics(), shared.limiter.clock());
         let mut upstreams = Vec::new();
         for planned in &policy.matcher.plan().upstreams {
-            let mut upstream = UpstreamGroup::new(planned, metrics.upstream(&planned.name))
-                .map_err(|source| SnapshotError::Server { upstream: planned.name.clone(), source })?;
+            let mut upstream = UpstreamGroup::new(planned, metrics.upstream(&planned.name), clock, limits)
+                .map_err(|source| SnapshotError::Upstream { upstream: planned.name.clone(), source })?;
             if let Some(previous) =
                 previous_snapshot.and_then(|snapshot| snapshot.upstream_named(&planned.name))
             {
@@ -55,7 +65,33 @@ impl Snapshot {
         let counted = metrics.apply(policy.matcher.plan());
         let plan = policy.matcher.plan();
         let warns = plan.clients.trusted_proxies.is_empty() && counts_addresses(plan);
-        Ok(Self { policy, upstreams, counted, warns_of_ignored_forwarding: AtomicBool::new(warns) })
+        let route_bulkheads = plan.routes.iter().filter_map(|route| {
+            let known = previous_snapshot.and_then(|previous| previous.bulkhead_of_same(route));
+            let planned = route.bulkhead.as_ref()?;
+            Some((address(route), known.unwrap_or_else(|| bulkhead(planned))))
+        });
+        let route_bulkheads = route_bulkheads.collect();
+        let warns_of_ignored_forwarding = AtomicBool::new(warns);
+        Ok(Self { policy, upstreams, route_bulkheads, counted, warns_of_ignored_forwarding })
+    }
+
+    /// The bulkhead of a route of this policy.
+    pub(crate) fn route_bulkhead(&self, route: &Route) -> Option<&Bulkhead> {
+        route.bulkhead.as_ref().and_then(|_| self.route_bulkheads.get(&address(route)))
+    }
+
+    /// The bulkhead of the route that has the same patterns and the same bulkhead as a route of another policy.
+    fn bulkhead_of_same(&self, other: &Route) -> Option<Bulkhead> {
+        let is_same = |route: &&Route| {
+            (&route.host, &route.path, &route.bulkhead) == (&other.host, &other.path, &other.bulkhead)
+        };
+        self.route_bulkhead(self.plan().routes.iter().find(is_same)?).cloned()
+    }
+
+    /// The shortest time after which any upstream's idle connections are closed.
+    pub(crate) fn shortest_idle(&self) -> Duration {
+        let idle = self.upstreams.iter().map(|upstream| upstream.resilience.timeouts.idle);
+        idle.min().unwrap_or(Duration::MAX)
     }
 
     /// Whether to warn that the forwarding headers of a request were ignored. True once at most, and only if the policy
@@ -120,6 +156,11 @@ impl Snapshot {
             }
         }
     }
+}
+
+/// Identifies a route of one policy.
+fn address(route: &Route) -> usize {
+    std::ptr::from_ref(route).addr()
 }
 
 /// Whether any limit counts clients by their address.

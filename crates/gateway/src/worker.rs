@@ -16,18 +16,20 @@ use tokio::sync::watch;
 use crate::conn::Watchdog;
 use crate::resource_limits::ResourceLimits;
 use crate::snapshot::Snapshot;
-use crate::upstream::{Connector, Server, TimeoutWheel, Transport};
+use crate::upstream::{Connector, PoolPressure, Server, TimeoutWheel, Transport};
 
 /// The state that all workers share.
 #[derive(Debug)]
 pub(crate) struct SharedState<S> {
     pub(crate) limiter: Arc<Limiter<S>>,
     pub(crate) telemetry: Telemetry,
+    pub(crate) pressure: Arc<PoolPressure>,
 }
 
 impl<S> Clone for SharedState<S> {
     fn clone(&self) -> Self {
-        Self { limiter: Arc::clone(&self.limiter), telemetry: self.telemetry.clone() }
+        let (limiter, pressure) = (Arc::clone(&self.limiter), Arc::clone(&self.pressure));
+        Self { limiter, telemetry: self.telemetry.clone(), pressure }
     }
 }
 
@@ -71,14 +73,17 @@ impl<S: Store + 'static> Worker<S> {
         limits: ResourceLimits,
         stop: watch::Receiver<bool>,
     ) -> Self {
-        let SharedState { limiter, telemetry } = shared;
+        let SharedState { limiter, telemetry, pressure } = shared;
+        let served = Rc::new(WorkerSnapshot(snapshot.load_full()));
+        let transport = Transport::new(connector, &limits, pressure);
+        transport.set_shortest_idle(served.shortest_idle());
         Self {
-            served: RefCell::new(Rc::new(WorkerSnapshot(snapshot.load_full()))),
+            served: RefCell::new(served),
             snapshot: RefCell::new(Cache::new(snapshot)),
             recorder: telemetry.recorder(Arc::clone(limiter.clock())),
             log: telemetry.log().clone(),
             limiter,
-            transport: Transport::new(connector, &limits),
+            transport,
             watchdog: Rc::new(Watchdog::new(&limits)),
             timeouts: Rc::default(),
             limits,
@@ -104,6 +109,7 @@ impl<S: Store + 'static> Worker<S> {
                     .any(|used| Arc::ptr_eq(used, server))
             };
             self.transport.keep_only(is_used);
+            self.transport.set_shortest_idle(snapshot.shortest_idle());
         }
         Rc::clone(&served)
     }

@@ -2,7 +2,7 @@
 //!
 //! A server describes each limit as a [`LimitReport`](tidegate_core::LimitReport). [`HeaderWriter`] writes the reports in
 //! every [`HeaderStyle`], [`ErrorBody`] writes the body of an error in every [`BodyStyle`], and [`AdvertisedLimits`] parses
-//! the headers of other servers. No other crate of the workspace names these headers.
+//! the headers of other servers, [`RejectionBody`] their bodies. No other crate of the workspace names these headers.
 //!
 //! ```
 //! use http::HeaderMap;
@@ -43,6 +43,7 @@ mod body;
 mod names;
 mod quota;
 mod rejection;
+mod rejection_body;
 mod retry_after;
 mod scan;
 mod structured_list;
@@ -54,7 +55,13 @@ pub use advertised::{AdvertisedLimit, AdvertisedLimits};
 pub use body::{ErrorBody, ProblemType, ReportedLimit};
 pub use quota::Quota;
 pub use rejection::RejectionReason;
+pub use rejection_body::RejectionBody;
 pub use retry_after::{retry_after_seconds, write_retry_after};
 pub use style::{BodyStyle, HeaderStyle};
 pub use value_cache::HeaderValueCache;
 pub use write::{HeaderWriter, RateLimitHeaders, is_rejected_by_upstream};
+
+/// The examples of README.md.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -56,3 +56,8 @@ pub use refund::RefundGuard;
 pub use report::{ReportedLimits, RulingReport};
 pub use reservation::{BodyMeter, Reservations};
 pub use ruling::{AdmittedRuling, FailedRuling, RejectedRuling, Ruling};
+
+/// The examples of README.md.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

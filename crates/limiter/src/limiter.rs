@@ -149,8 +149,8 @@ impl<S: Store + 'static> Limiter<S> {
         self.decide(policy, now, move || {
             let bans = self.bans.any();
             let bans = bans.as_deref().map(|bans| &**bans);
-            let known = RuntimeData { directory: policy.directory.as_deref(), bans };
-            match policy.matcher.admit(facts, known, now, scratch) {
+            let runtime = RuntimeData { directory: policy.directory.as_deref(), bans };
+            match policy.matcher.admit(facts, runtime, now, scratch) {
                 Admission::Banned { .. } => Err(SkipReason::Banned),
                 Admission::Exempt { why } => Err(SkipReason::Exempt(why)),
                 Admission::Checked(matched) => Ok(matched),

@@ -6,8 +6,8 @@ use std::fmt::{self, Write};
 use tidegate_core::Cost;
 
 use crate::plan::{
-    AdminPlan, Charge, Clients, ConcurrencyRule, CounterScope, CustomRule, Mode, NameSource, Plan, Rule,
-    RuleCost, RuleMatch, TokenKey,
+    AdminPlan, Charge, Clients, ConcurrencyRule, CounterScope, CustomRule, Mode, NameSource, Plan,
+    ResiliencePlan, Rule, RuleCost, RuleMatch, TokenKey,
 };
 use crate::units::{size_text, span_text};
 
@@ -91,7 +91,7 @@ pub fn diff(old: &Plan, new: &Plan) -> Vec<PolicyChange> {
     for rule in before.iter().filter(|rule| !names.contains(rule.name.as_str())) {
         changes.push(rule.change(ChangeKind::Removed { from: rule.text.clone() }, None));
     }
-    changes.extend(settings_changes(settings(old), settings(new)));
+    changes.extend(settings_changes(settings(old, new), settings(new, old)));
     changes
 }
 
@@ -214,8 +214,9 @@ fn settings_changes(mut old: Settings, new: Settings) -> Vec<PolicyChange> {
     changes
 }
 
-/// Returns all settings except rules, by path. Secrets are not shown.
-fn settings(plan: &Plan) -> Settings {
+/// Returns all settings except rules, by path. Secrets are not shown. Of upstreams that `other` does not have, defaults
+/// are left out.
+fn settings(plan: &Plan, other: &Plan) -> Settings {
     let Plan { listen, admin, clients, bans, rate_limits, headers, error_body, store, log, traces, .. } =
         plan;
     let mut settings = Settings::new();
@@ -244,6 +245,7 @@ fn settings(plan: &Plan) -> Settings {
     set("traces", traced.unwrap_or_default());
     set("store.max_memory", size_text(store.max_memory));
     routing_settings(plan, &mut set);
+    resilience_settings(plan, other, &mut set);
     let default_tier = clients.tiers.default.and_then(|index| rate_limits.tiers.get(index));
     set("clients.tiers.default", default_tier.map(|tier| tier.name.clone()).unwrap_or_default());
     client_settings(clients, &mut set);
@@ -273,9 +275,28 @@ fn routing_settings(plan: &Plan, set: &mut dyn FnMut(&str, String)) {
             // Writing to a String cannot fail.
             let _ = write!(text, ", {key}: {value}");
         }
+        if let Some(bulkhead) = &route.bulkhead {
+            let _ = write!(text, ", bulkhead: {bulkhead}");
+        }
         text
     });
     set("routes", route_texts.collect::<Vec<_>>().join("; "));
+}
+
+/// Adds what happens when upstreams fail.
+fn resilience_settings(plan: &Plan, other: &Plan, set: &mut dyn FnMut(&str, String)) {
+    let known: HashSet<&str> = other.upstreams.iter().map(|upstream| upstream.name.as_str()).collect();
+    let defaults = ResiliencePlan::default().settings(&[]);
+    for upstream in &plan.upstreams {
+        let name = &upstream.name;
+        let is_known = known.contains(name.as_str());
+        for setting in upstream.resilience.settings(&plan.upstreams) {
+            if is_known || !defaults.contains(&setting) {
+                let (key, text) = setting;
+                set(&format!("upstream `{name}` {key}"), text);
+            }
+        }
+    }
 }
 
 fn client_settings(clients: &Clients, set: &mut dyn FnMut(&str, String)) {

@@ -78,3 +78,8 @@ pub use plan::{
 pub use problem::{Excerpt, Problem, Problems, Severity};
 pub use request::{RequestError, check_method, host_header, requested_host};
 pub use units::{QuantityError, duration, span_text};
+
+/// The examples of README.md.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -43,3 +43,8 @@ pub use penalties::{Penalties, PenaltyChanges, PenaltyEntry, PenaltyKey};
 pub use permits::{Permit, Permits};
 pub use space_saving::{SpaceSaving, WeightedItem};
 pub use store::{Override, Store, StoreError};
+
+/// The examples of README.md.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -35,7 +35,7 @@ pub(super) async fn reset<R: Backend>(
     let key = key(server, plan, &request.client)?;
     for rule in &rules {
         let result = server.backend.limiter().store().reset(CounterKey::new(rule.id, &key)).await;
-        result.map_err(|error| ApiError::unavailable("store", error.to_string()))?;
+        result.map_err(|error| ApiError::unavailable("store_unavailable", error.to_string()))?;
     }
     let names: Vec<_> = rules.iter().map(|rule| rule.name.as_str()).collect();
     let client = ClientName::from_key(&key);
@@ -48,8 +48,8 @@ pub(super) async fn reset<R: Backend>(
 #[derive(Serialize)]
 struct HeavyClientView {
     client: ClientName,
-    allowed: u64,
-    refused: u64,
+    admitted: u64,
+    rejected: u64,
 }
 
 /// The heaviest clients of each rule.
@@ -61,7 +61,7 @@ pub(super) fn top<R: Backend>(server: &AdminServer<R>) -> ApiResponse {
         // The name of a removed rule is unknown.
         let Some(index) = rules.iter().position(|rule| rule.id == heavy.rule) else { continue };
         let client = ClientName::from_key(&heavy.client);
-        let view = HeavyClientView { client, allowed: heavy.admitted, refused: heavy.rejected };
+        let view = HeavyClientView { client, admitted: heavy.admitted, rejected: heavy.rejected };
         heaviest.entry(index).or_default().push(view);
     }
     let to_json = |(index, clients): (usize, Vec<HeavyClientView>)| {
@@ -76,7 +76,7 @@ pub(super) fn top<R: Backend>(server: &AdminServer<R>) -> ApiResponse {
 pub(super) fn rule<'p>(plan: &'p Plan, name: &str) -> Result<&'p Rule, ApiError> {
     plan.rate_limits.iter().find(|rule| rule.name == name).ok_or_else(|| {
         let names: Vec<_> = plan.rate_limits.iter().take(20).map(|rule| rule.name.as_str()).collect();
-        ApiError::invalid_field("rule", "the policy has no rule with this name")
+        ApiError::invalid_field("rule", format!("the policy has no rule `{name}`"))
             .hint(format!("available rules: {}", names.join(", ")))
     })
 }

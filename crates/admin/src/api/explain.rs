@@ -49,6 +49,9 @@ pub(super) fn explain<R: Backend>(
     let request =
         ExplainRequest { method: &body.method, target: &body.path, headers: &headers, peer: body.from };
     let (active, bans) = (server.backend.limiter().policy(), server.backend.limiter().bans());
-    let known = RuntimeData { directory: active.directory.as_deref(), bans: Some(&bans) };
-    Ok(response::json(StatusCode::OK, &explain_request(&active.matcher, &request, known, server.state.now())))
+    let runtime = RuntimeData { directory: active.directory.as_deref(), bans: Some(&bans) };
+    Ok(response::json(
+        StatusCode::OK,
+        &explain_request(&active.matcher, &request, runtime, server.state.now()),
+    ))
 }

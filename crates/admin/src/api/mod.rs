@@ -1,6 +1,7 @@
 //! The endpoints: paths, methods and request bodies.
 
 mod bans;
+mod breakers;
 mod clients;
 mod explain;
 mod overrides;
@@ -42,6 +43,7 @@ pub(crate) async fn handle<R: Backend>(
         ("/v1/overrides", "GET") => Ok(overrides::list(server).await),
         ("/v1/overrides", "POST") => overrides::add(server, parse(body)?).await,
         ("/v1/overrides", "DELETE") => overrides::remove(server, parse(body)?).await,
+        ("/v1/breakers", "POST") => breakers::change(server, &parse(body)?),
         ("/v1/reset", "POST") => clients::reset(server, parse(body)?).await,
         ("/v1/top", "GET") => Ok(clients::top(server)),
         ("/v1/reload", "POST") => status::reload(server).await,
@@ -51,10 +53,10 @@ pub(crate) async fn handle<R: Backend>(
             Err(ApiError::method_not_allowed("GET, HEAD"))
         }
         ("/v1/bans" | "/v1/overrides", _) => Err(ApiError::method_not_allowed("GET, HEAD, POST, DELETE")),
-        ("/v1/reset" | "/v1/reload" | "/v1/explain" | "/v1/backup", _) => Err(ApiError::method_not_allowed("POST")),
+        ("/v1/breakers" | "/v1/reset" | "/v1/reload" | "/v1/explain" | "/v1/backup", _) => Err(ApiError::method_not_allowed("POST")),
         _ => Err(ApiError::new(StatusCode::NOT_FOUND, "not_found", "unknown path").hint(
-            "available paths: /healthz, /readyz, /metrics, and below /v1: status, bans, overrides, reset, top, \
-             reload, explain, backup",
+            "available paths: /healthz, /readyz, /metrics, and below /v1: status, bans, overrides, breakers, reset, \
+             top, reload, explain, backup",
         )),
     }
 }
@@ -75,12 +77,12 @@ fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
 fn until(text: Option<&str>, now: Timestamp) -> Result<Option<Timestamp>, ApiError> {
     let Some(text) = text else { return Ok(None) };
     let span = duration(text).map_err(|error| {
-        ApiError::invalid_field("for", format!("invalid duration: {error}"))
+        ApiError::invalid_field("for", format!("the duration {error}"))
             .hint("use a duration such as 90s, 15m, 12h or 7d")
     })?;
     if span.is_zero() {
         let error = ApiError::invalid_field("for", "the duration must be positive");
-        return Err(error.hint("use a duration such as 15m, or omit `for` for no end"));
+        return Err(error.hint("use a duration such as 15m, or omit it: then there is no end"));
     }
     Ok(Some(now + span))
 }
@@ -113,18 +115,22 @@ impl From<AdminStateError> for ApiError {
         match error {
             AdminStateError::Durable(DurableError::HandedOver) => Self::unavailable("handing_over", message),
             AdminStateError::Durable(DurableError::Ended) | AdminStateError::Ended => {
-                Self::unavailable("ending", message)
+                Self::unavailable("stopping", message)
             }
             AdminStateError::Durable(DurableError::Write { .. }) => {
                 Self::new(StatusCode::INTERNAL_SERVER_ERROR, "not_written", message)
                     .hint("check the disk of `store.directory`, then retry")
             }
-            AdminStateError::Full { .. } => Self::new(StatusCode::INSUFFICIENT_STORAGE, "full", message)
-                .hint("remove some; for long lists of networks use `bans.file` in the policy"),
+            AdminStateError::Full { .. } => {
+                Self::new(StatusCode::INSUFFICIENT_STORAGE, "too_many_entries", message)
+                    .hint("remove some; for long lists of networks use `bans.file` in the policy")
+            }
             AdminStateError::Store(StoreError::TooManyLimits { .. }) => {
                 Self::new(StatusCode::INSUFFICIENT_STORAGE, "too_many_limits", message)
             }
-            AdminStateError::Store(_) => Self::new(StatusCode::INTERNAL_SERVER_ERROR, "store", message),
+            AdminStateError::Store(_) => {
+                Self::new(StatusCode::INTERNAL_SERVER_ERROR, "store_unavailable", message)
+            }
         }
     }
 }

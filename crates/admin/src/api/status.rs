@@ -26,11 +26,6 @@ pub(super) async fn status<R: Backend>(server: &AdminServer<R>) -> ApiResponse {
     let plan = active.matcher.plan();
     let rules: Vec<_> =
         plan.rate_limits.iter().map(|rule| json!({ "name": rule.name, "limit": rule.describe() })).collect();
-    let upstreams: Vec<_> = plan
-        .upstreams
-        .iter()
-        .map(|upstream| json!({ "name": upstream.name, "servers": upstream.servers }))
-        .collect();
     response::json(
         StatusCode::OK,
         &json!({
@@ -42,7 +37,8 @@ pub(super) async fn status<R: Backend>(server: &AdminServer<R>) -> ApiResponse {
             "overrides": server.state.overrides().await.len(),
             "durable": server.state.path(),
             "rules": rules,
-            "upstreams": upstreams,
+            "upstreams": backend.upstreams(),
+            "routes": backend.routes(),
         }),
     )
 }
@@ -74,12 +70,12 @@ pub(super) async fn back_up<R: Backend>(
         Ok(()) => Ok(response::json(StatusCode::CREATED, &json!({ "path": path }))),
         Err(BackupError::Durable(error)) => Err(AdminStateError::from(error).into()),
         Err(error @ BackupError::Exists { .. }) => {
-            let error = ApiError::new(StatusCode::CONFLICT, "exists", error.to_string());
+            let error = ApiError::new(StatusCode::CONFLICT, "file_exists", error.to_string());
             Err(error.hint("choose another path; a backup does not replace a file"))
         }
         Err(error @ BackupError::Write { .. }) => {
             let error = ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "not_written", error.to_string());
-            Err(error.hint("choose a folder that the user of the gateway can write to"))
+            Err(error.hint("choose an existing folder to which the user of the gateway can write"))
         }
     }
 }

@@ -34,6 +34,8 @@ pub(super) struct AdminClient {
     /// Host and port.
     authority: String,
     token: AdminToken,
+    /// The file of the token, for messages.
+    token_file: PathBuf,
 }
 
 impl AdminClient {
@@ -65,7 +67,7 @@ impl AdminClient {
                 file.display()
             )
         })?;
-        Ok(Self { authority, token })
+        Ok(Self { authority, token, token_file: file })
     }
 
     /// Sends a request. Returns the body of a successful response.
@@ -90,6 +92,14 @@ impl AdminClient {
                 }
                 if status.is_success() {
                     return Ok(result);
+                }
+                if status == StatusCode::UNAUTHORIZED {
+                    bail!(
+                        "the gateway at {} rejects the token in {}; pass the token file of that gateway with \
+                         --token-file FILE",
+                        self.authority,
+                        self.token_file.display()
+                    );
                 }
                 return Err(api_error(status, &result));
             }
@@ -128,7 +138,7 @@ impl AdminClient {
         let body = Limited::new(response.into_body(), MAX_RESPONSE_BYTES).collect().await;
         let body = body.map_err(|error| anyhow!(error)).with_context(broken)?.to_bytes();
         let result = serde_json::from_slice(&body)
-            .with_context(|| format!("{address} is not an admin API: it responded {status} without JSON"))?;
+            .map_err(|_| anyhow!("{address} is not an admin API: it responded {status} without JSON"))?;
         Ok((status, result))
     }
 }

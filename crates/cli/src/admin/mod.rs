@@ -1,7 +1,9 @@
-//! Commands that call the admin API of a running gateway: `ban`, `unban`, `bans`, `override`, `reset`, `status`, `backup`.
+//! Commands that call the admin API of a running gateway: `ban`, `unban`, `bans`, `override`, `breaker`,
+//! `reset`, `status`, `backup`.
 
 mod client;
 mod nft;
+mod status;
 mod table;
 
 use std::io::Write;
@@ -11,7 +13,8 @@ use http::Method;
 use serde_json::{Value, json};
 
 use crate::args::{
-    BackupArgs, BanArgs, BansArgs, BansFormat, Format, OverrideArgs, ResetArgs, StatusArgs, UnbanArgs,
+    BackupArgs, BanArgs, BansArgs, BansFormat, BreakerArgs, BreakerVerb, Format, OverrideArgs, ResetArgs,
+    StatusArgs, UnbanArgs,
 };
 use crate::exit::CommandOutcome;
 use crate::print::write_stdout;
@@ -110,6 +113,23 @@ fn format_overrides(all: &Value) -> String {
     table.render_or("no overrides")
 }
 
+pub(crate) fn breaker(args: &BreakerArgs) -> anyhow::Result<CommandOutcome> {
+    let (action, result) = match args.action {
+        BreakerVerb::Open => ("open", "forced open"),
+        BreakerVerb::Close => ("close", "forced closed"),
+        BreakerVerb::Reset => ("reset", "reset"),
+    };
+    let body = json!({ "upstream": args.upstream, "server": args.server, "action": action });
+    let done = AdminClient::from_args(&args.admin)?.send(&Method::POST, "/v1/breakers", Some(&body))?;
+    print_result(args.format, &done, |done| {
+        let subject = match text(done, "server") {
+            "" => text(done, "upstream").to_owned(),
+            server => format!("{} {server}", text(done, "upstream")),
+        };
+        format!("circuit breaker {result}: {subject}\n")
+    })
+}
+
 pub(crate) fn reset(args: &ResetArgs) -> anyhow::Result<CommandOutcome> {
     let body = json!({ "client": args.client, "rule": args.rule });
     let done = AdminClient::from_args(&args.admin)?.send(&Method::POST, "/v1/reset", Some(&body))?;
@@ -121,30 +141,7 @@ pub(crate) fn reset(args: &ResetArgs) -> anyhow::Result<CommandOutcome> {
 
 pub(crate) fn status(args: &StatusArgs) -> anyhow::Result<CommandOutcome> {
     let status = AdminClient::from_args(&args.admin)?.send(&Method::GET, "/v1/status", None)?;
-    print_result(args.format, &status, |status| {
-        let durable = status["durable"]
-            .as_str()
-            .unwrap_or("not persisted; bans and overrides are lost when the gateway stops");
-        let mut lines = vec![format!(
-            "tidegate {} {}\n  policy       {}\n  connections  {}\n  bans         {} set by operators, {} in the policy\n  \
-             overrides    {}\n  state        {durable}\n",
-            text(status, "version"),
-            if status["ready"] == true { "(ready)" } else { "(stopping)" },
-            text(status, "policy"),
-            status["connections"],
-            status["bans"]["operator"],
-            status["bans"]["policy"],
-            status["overrides"],
-        )];
-        for upstream in items(&status["upstreams"]) {
-            let servers: Vec<_> = items(&upstream["servers"]).filter_map(Value::as_str).collect();
-            lines.push(format!("  upstream     {}: {}\n", text(upstream, "name"), servers.join(", ")));
-        }
-        for rule in items(&status["rules"]) {
-            lines.push(format!("  limit        {}: {}\n", text(rule, "name"), text(rule, "limit")));
-        }
-        lines.concat()
-    })
+    print_result(args.format, &status, status::format)
 }
 
 pub(crate) fn backup(args: &BackupArgs) -> anyhow::Result<CommandOutcome> {

@@ -24,6 +24,13 @@ Examples:
   tidegate override --config policy.yaml user:bob --rule default --end
   tidegate override --config policy.yaml";
 
+pub(crate) const BREAKER_EXAMPLES: &str = "\
+Examples:
+  tidegate breaker --config policy.yaml open payments
+  tidegate breaker --config policy.yaml close payments --server 10.0.0.1:3000
+  tidegate breaker --config policy.yaml reset payments
+  tidegate status --config policy.yaml";
+
 pub(crate) const RESET_EXAMPLES: &str = "\
 Examples:
   tidegate reset --config policy.yaml user:bob
@@ -124,6 +131,35 @@ pub(crate) struct OverrideArgs {
     pub(crate) format: Format,
     #[command(flatten)]
     pub(crate) admin: AdminArgs,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct BreakerArgs {
+    /// What to do.
+    #[arg(value_enum, value_name = "ACTION")]
+    pub(crate) action: BreakerVerb,
+    /// Name of the upstream.
+    #[arg(value_name = "UPSTREAM")]
+    pub(crate) upstream: String,
+    /// Server as listed by `status`. Default: all servers of the upstream.
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(crate) server: Option<String>,
+    /// Output format.
+    #[arg(long, value_enum, default_value_t = Format::Human)]
+    pub(crate) format: Format,
+    #[command(flatten)]
+    pub(crate) admin: AdminArgs,
+}
+
+/// What `tidegate breaker` does.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum BreakerVerb {
+    /// Reject all requests until reset
+    Open,
+    /// Admit all requests until reset
+    Close,
+    /// Close it and let the results of requests decide again
+    Reset,
 }
 
 #[derive(Debug, clap::Args)]

@@ -17,10 +17,13 @@ impl InheritedSockets {
     /// Reads `LISTEN_FDS` and `LISTEN_PID`. There are no sockets if these are unset or meant for another process.
     pub(crate) fn from_environment() -> anyhow::Result<Self> {
         let mut fds = ListenFd::from_env();
-        let mut sockets = Vec::new();
-        for index in 0..fds.len() {
+        let (count, mut sockets) = (fds.len(), Vec::new());
+        for index in 0..count {
             let socket = fds.take_tcp_listener(index).with_context(|| {
-                format!("socket {index} of LISTEN_FDS is not a TCP socket; use ListenStream= with an address")
+                format!(
+                    "socket {} of LISTEN_FDS={count} is not a listening TCP socket; use ListenStream= with an address",
+                    index + 1
+                )
             })?;
             sockets.extend(socket);
         }

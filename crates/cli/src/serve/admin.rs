@@ -7,7 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
 use anyhow::{Context, anyhow, bail};
-use tidegate_admin::{AdminServer, AdminState, AdminToken, Backend, ReloadError, ReloadReport};
+use serde_json::Value;
+use tidegate_admin::{
+    AdminServer, AdminState, AdminToken, Backend, BreakerAction, BreakerError, ReloadError, ReloadReport,
+};
 use tidegate_gateway::Gateway;
 use tidegate_limiter::Limiter;
 use tidegate_policy::{AdminPlan, Plan};
@@ -20,6 +23,7 @@ use super::source::PolicySource;
 use super::state::{self, DurableState, TokenLocation};
 use super::store::SelectedStore;
 use super::takeover::Predecessor;
+use super::upstreams;
 
 /// A reload request: the channel that receives the result.
 pub(crate) type ReloadRequest = oneshot::Sender<Result<ReloadReport, ReloadError>>;
@@ -91,13 +95,30 @@ impl Backend for AdminBackend {
         self.gateway.connections()
     }
 
+    fn upstreams(&self) -> Vec<Value> {
+        upstreams::upstreams(&self.gateway)
+    }
+
+    fn routes(&self) -> Vec<Value> {
+        upstreams::routes(&self.gateway)
+    }
+
+    fn change_breaker(
+        &self,
+        upstream: &str,
+        server: Option<&str>,
+        action: BreakerAction,
+    ) -> Result<(), BreakerError> {
+        upstreams::change_breaker(&self.gateway, (upstream, server), action)
+    }
+
     fn is_ready(&self) -> bool {
         self.is_ready.load(Ordering::Acquire)
     }
 
     fn metrics(&self, remembers: bool) -> (String, &'static str) {
         let mut page =
-            self.gateway.page(if remembers { MetricsReader::Scraper } else { MetricsReader::OneShot });
+            self.gateway.metrics(if remembers { MetricsReader::Scraper } else { MetricsReader::OneShot });
         let MemoryUse { table_bytes, pool_bytes, overflowed, limits_in_use, limits_max } =
             self.limiter().store().memory_use();
         let (table, pool) = ("tidegate_store_table_bytes", "tidegate_store_pool_bytes");
@@ -158,7 +179,7 @@ impl AdminListener {
             Ok(listener) => listener,
             Err(error) if admin.listen.is_none() => {
                 tracing::warn!(
-                    event = "no_admin",
+                    event = "admin_disabled",
                     "the admin API is disabled: cannot listen on {}: {error}; set another address in `admin.listen`, or \
                      write `admin: off`",
                     AdminPlan::LISTEN

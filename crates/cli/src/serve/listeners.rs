@@ -3,6 +3,7 @@
 use std::io::ErrorKind;
 
 use anyhow::anyhow;
+use rustix::io::Errno;
 use tidegate_gateway::{ListenError, Listener, ServerCertificate};
 use tidegate_policy::{CertificatePlan, Plan, Problems};
 
@@ -88,7 +89,7 @@ pub(crate) fn bind(
 fn describe_error(error: &ListenError, address: &str) -> anyhow::Error {
     let ListenError::Bind { source, .. } = error else {
         return anyhow!(
-            "cannot listen on {address}: invalid address; expected HOST:PORT, such as 127.0.0.1:8080 or localhost:8080"
+            "cannot listen on {address}: invalid address or unknown host name; expected HOST:PORT, such as 127.0.0.1:8080 or localhost:8080"
         );
     };
     let (reason, hint) = match source.kind() {
@@ -102,6 +103,10 @@ fn describe_error(error: &ListenError, address: &str) -> anyhow::Error {
         ErrorKind::AddrNotAvailable => {
             ("this machine does not have that address".to_owned(), "choose another with --listen")
         }
+        _ if source.raw_os_error() == Some(Errno::MFILE.raw_os_error()) => (
+            "too many open files".to_owned(),
+            "raise the limit with `ulimit -n`, or use fewer --cores: each listens on its own socket",
+        ),
         _ => (source.to_string(), "choose another address with --listen"),
     };
     anyhow!("cannot listen on {address}: {reason}; {hint}")

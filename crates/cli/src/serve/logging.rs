@@ -14,6 +14,7 @@ use tidegate_store::Clock;
 use tidegate_telemetry::{Destination, Log, LogFormat, LogSampling, Metrics, Telemetry, Tracer, details};
 
 use super::source::PolicySource;
+use crate::file::describe_write_error;
 
 /// The log, the traces and the folder that log file names are relative to.
 #[derive(Clone, Debug)]
@@ -34,7 +35,11 @@ impl Logging {
         let format = if is_terminal { LogFormat::Text } else { LogFormat::Json };
         let to = destination(&folder, &plan.log.to);
         let log = Log::open(&to, format, clock).map_err(|error| {
-            anyhow!("cannot write the log to {}: {error}; check `log.to` in the policy", plan.log.to)
+            anyhow!(
+                "cannot write the log to {}: {}; check `log.to` in the policy",
+                plan.log.to,
+                describe_write_error(&error)
+            )
         })?;
         log.install().context("cannot install the log")?;
         let logging = Self { log, tracer: Tracer::off(), folder };
@@ -53,7 +58,8 @@ impl Logging {
             let to = &plan.log.to;
             tracing::error!(
                 event = "log_failed",
-                "cannot write the log to {to}: {error}; still writing to the previous destination"
+                "cannot write the log to {to}: {}; still writing to the previous destination",
+                describe_write_error(&error)
             );
         }
         self.configure(plan);

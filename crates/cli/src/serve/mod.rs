@@ -13,6 +13,7 @@ pub(crate) mod source;
 pub(crate) mod state;
 mod store;
 mod takeover;
+mod upstreams;
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -30,6 +31,7 @@ use activation::InheritedSockets;
 use admin::{AdminBackend, AdminHandle, AdminListener};
 use certificates::Certificates;
 use file_watcher::FileStamp;
+use listeners::ListenerConfigError;
 use logging::{Logging, log_warnings};
 use reload::{ServeEvents, StopReason};
 use source::{LoadError, LoadedPolicy, PolicySource};
@@ -153,7 +155,13 @@ fn listen(
     cores: usize,
     mut predecessor: Option<&mut Predecessor>,
 ) -> anyhow::Result<(Vec<Listener>, Arc<Certificates>)> {
-    let configs = listeners::configs(args.listen.as_deref(), plan)?;
+    let configs = match listeners::configs(args.listen.as_deref(), plan) {
+        Err(ListenerConfigError::InvalidCertificates(problems)) => {
+            eprint!("{problems}");
+            bail!("invalid certificates; fix the problems listed above");
+        }
+        configs => configs?,
+    };
     let mut inherited = InheritedSockets::from_environment()?;
     let listeners = listeners::bind(&configs, cores, &mut |address| match inherited.take(address, cores)? {
         None => predecessor.as_mut().map_or(Ok(None), |predecessor| predecessor.take(address, cores)),

@@ -7,7 +7,7 @@ use anyhow::Context;
 use tidegate_admin::{ReloadError, ReloadReport};
 use tidegate_core::Timestamp;
 use tidegate_gateway::Gateway;
-use tidegate_policy::diff;
+use tidegate_policy::{Problems, diff};
 use tidegate_store::Clock;
 use tidegate_telemetry::details;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -16,6 +16,7 @@ use tokio::sync::mpsc;
 use super::admin::ReloadRequest;
 use super::certificates::Certificates;
 use super::file_watcher::{FileStamp, FileWatcher};
+use super::listeners::ListenerConfigError;
 use super::logging::{Logging, log_warnings};
 use super::source::{LoadError, LoadedPolicy, PolicySource};
 use super::store::SelectedStore;
@@ -110,6 +111,16 @@ impl ServeEvents {
     }
 }
 
+/// Logs that a reload failed, with all its problems.
+fn reject<T>(message: &str, problems: &[String]) -> Result<T, ReloadError> {
+    tracing::error!(event = "reload_failed", details = details(problems), "reload failed: {message}");
+    Err(ReloadError { reason: problems.join("\n\n") })
+}
+
+fn problem_texts(problems: &Problems) -> Vec<String> {
+    problems.iter().map(|problem| problem.to_string().trim_end().to_owned()).collect()
+}
+
 /// Activates a policy and logs what has changed. An invalid policy changes nothing.
 fn activate(
     gateway: &Gateway<SelectedStore>,
@@ -118,24 +129,23 @@ fn activate(
     logging: &Logging,
     now: Timestamp,
 ) -> Result<ReloadReport, ReloadError> {
-    let reject = |message: &str, reason: String| {
-        let details = details(std::slice::from_ref(&reason));
-        tracing::error!(event = "reload_failed", details, "{message}");
-        Err(ReloadError { reason })
-    };
     let LoadedPolicy { active, warnings } = match outcome {
         Ok(loaded) => loaded,
+        Err(LoadError::Problems(problems)) => {
+            return reject("invalid policy; the running policy stays active", &problem_texts(&problems));
+        }
         Err(error) => {
-            let message = "reload failed: invalid policy; the running policy stays active";
-            return reject(message, error.to_string());
+            return reject("cannot load the policy; the running policy stays active", &[error.to_string()]);
         }
     };
     let listeners = match certificates.prepare(active.matcher.plan()) {
         Ok(listeners) => listeners,
         Err(error) => {
-            let message =
-                "reload failed: invalid certificates; the running policy and certificates stay active";
-            return reject(message, error.to_string());
+            let texts = match &error {
+                ListenerConfigError::InvalidCertificates(problems) => problem_texts(problems),
+                ListenerConfigError::SeveralCertificates { .. } => vec![error.to_string()],
+            };
+            return reject("invalid certificates; the running policy and certificates stay active", &texts);
         }
     };
     log_warnings(&warnings);
@@ -143,8 +153,8 @@ fn activate(
     let (old, new) = (before.matcher.plan(), Arc::clone(active.matcher.plan()));
     let mut changes: Vec<_> = diff(old, &new).iter().map(ToString::to_string).collect();
     if let Err(error) = gateway.replace(active) {
-        let message = "reload failed: the policy cannot be activated; the running policy stays active";
-        return reject(message, error.to_string());
+        let message = "the policy cannot be activated; the running policy stays active";
+        return reject(message, &[error.to_string()]);
     }
     logging.apply(&new);
     changes.extend(certificates.replace(listeners));

@@ -5,10 +5,12 @@ use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use tidegate_admin::AdminToken;
 use tidegate_policy::Plan;
 use tidegate_store::durable::{Contents, Durable};
+
+use crate::file::describe_io_error;
 
 /// Name of the durable file in the state folder.
 const DURABLE_FILE: &str = "tidegate.redb";
@@ -32,18 +34,18 @@ impl DurableState {
             if is_configured
                 || !matches!(error.kind(), ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem)
             {
-                return Err(error).with_context(|| {
-                    format!(
-                        "cannot create the folder {}; check `store.directory` and its permissions",
-                        folder.display()
-                    )
-                });
+                bail!(
+                    "cannot create the folder {}: {}; check `store.directory` and its permissions",
+                    folder.display(),
+                    describe_io_error(&error)
+                );
             }
             tracing::warn!(
-                event = "not_durable",
-                "cannot create the folder {}: {error}; bans and overrides are not persisted; set `store.directory` to a \
+                event = "state_not_persisted",
+                "cannot create the folder {}: {}; bans and overrides are not persisted; set `store.directory` to a \
                  writable folder",
-                folder.display()
+                folder.display(),
+                describe_io_error(&error)
             );
             return Self::in_memory();
         }
@@ -128,7 +130,7 @@ pub(crate) fn load_or_create_token(
         }
         Err(error) => {
             tracing::warn!(
-                event = "token_not_kept",
+                event = "token_not_saved",
                 "cannot write the admin token to {file}: {error}; the token changes at each start"
             );
             Ok((token, TokenLocation::Memory))
@@ -139,8 +141,11 @@ pub(crate) fn load_or_create_token(
 /// Reads the token from a file.
 pub(crate) fn read_token(path: &Path) -> anyhow::Result<AdminToken> {
     let file = path.display();
-    let text =
-        std::fs::read_to_string(path).with_context(|| format!("cannot read the admin token in {file}"))?;
+    let text = std::fs::read_to_string(path).map_err(|error| match error.kind() {
+        ErrorKind::NotFound => anyhow::Error::new(error),
+        ErrorKind::InvalidData => anyhow!("invalid admin token in {file}: the file is not text"),
+        _ => anyhow!("cannot read the admin token in {file}: {}", describe_io_error(&error)),
+    })?;
     AdminToken::parse(&text).with_context(|| format!("invalid admin token in {file}"))
 }
 

@@ -5,17 +5,17 @@
 //! one accepts the connections in their queues.
 
 use std::fs::Permissions;
-use std::io::{IoSlice, IoSliceMut, Read, Write};
+use std::io::{ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
 use std::net::TcpListener;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, recvmsg, sendmsg,
@@ -41,14 +41,30 @@ pub(crate) struct Predecessor {
 impl Predecessor {
     /// Connects to the process that listens at `path`, if there is one.
     pub(crate) fn connect(path: &Path) -> anyhow::Result<Option<Self>> {
-        let Ok(stream) = UnixStream::connect(path) else { return Ok(None) };
+        let is_other_file = std::fs::metadata(path).is_ok_and(|metadata| !metadata.file_type().is_socket());
+        if is_other_file {
+            bail!("--takeover {}: the file exists and is not a socket; choose another path", path.display());
+        }
+        let stream = match UnixStream::connect(path) {
+            Ok(stream) => stream,
+            // No process listens: the file is missing, or left over.
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
+                return Ok(None);
+            }
+            Err(error) => return Err(describe_error(&error, path)),
+        };
         stream.set_read_timeout(Some(HANDOVER_TIMEOUT))?;
         let mut greeting = [0; GREETING.len()];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_SOCKETS))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let received =
             recvmsg(&stream, &mut [IoSliceMut::new(&mut greeting)], &mut control, RecvFlags::CMSG_CLOEXEC)
-                .with_context(|| format!("cannot receive sockets from the process at {}", path.display()))?;
+                .with_context(|| {
+                    format!(
+                        "cannot take over from the process that listens at {}: it sent no sockets",
+                        path.display()
+                    )
+                })?;
         if received.bytes != GREETING.len() || greeting != *GREETING {
             bail!(
                 "the process that listens at {} is not tidegate; use another --takeover socket",
@@ -125,9 +141,9 @@ pub(crate) fn listen_for_successor(
     let runtime = tokio::runtime::Builder::new_current_thread().build()?;
     // An existing socket file belongs to a process that has exited or has handed over.
     let _ = std::fs::remove_file(path);
-    let context = || format!("cannot listen on the --takeover socket {}", path.display());
-    let listener = UnixListener::bind(path).with_context(context)?;
-    std::fs::set_permissions(path, Permissions::from_mode(0o600)).with_context(context)?;
+    let listener = UnixListener::bind(path).map_err(|error| describe_error(&error, path))?;
+    std::fs::set_permissions(path, Permissions::from_mode(0o600))
+        .map_err(|error| describe_error(&error, path))?;
     let (taken_over, receiver) = mpsc::unbounded_channel();
     std::thread::Builder::new().name("takeover".to_owned()).spawn(move || {
         for stream in listener.incoming().map_while(Result::ok) {
@@ -143,6 +159,21 @@ pub(crate) fn listen_for_successor(
         }
     })?;
     Ok(receiver)
+}
+
+/// Describes why the socket at `path` cannot be used, and how to fix it.
+fn describe_error(error: &std::io::Error, path: &Path) -> anyhow::Error {
+    let (reason, hint) = match error.kind() {
+        ErrorKind::NotFound => ("its folder does not exist".to_owned(), "create the folder"),
+        ErrorKind::PermissionDenied => (
+            "permission denied".to_owned(),
+            "choose a folder that this user can write to; both processes need the same user",
+        ),
+        // Only the length of the path is checked before the call.
+        ErrorKind::InvalidInput => ("the path is too long".to_owned(), "choose a path of at most 100 bytes"),
+        _ => (error.to_string(), "choose another path"),
+    };
+    anyhow!("cannot use --takeover {}: {reason}; {hint}", path.display())
 }
 
 /// Sends the sockets and waits until the successor serves.

@@ -35,9 +35,14 @@ fn check_of_a_valid_policy_prints_its_rule_count() {
 
 #[test]
 fn check_reads_files_relative_to_the_policy() {
-    let output = run_in_root(&["check", "examples/saas-tiers.yaml", "examples/multi-tenant.yaml"]);
+    let output = run_in_root(&[
+        "check",
+        "examples/saas-tiers.yaml",
+        "examples/multi-tenant.yaml",
+        "examples/resilience.yaml",
+    ]);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stdout));
-    assert_eq!(text(&output.stdout).lines().count(), 2);
+    assert_eq!(text(&output.stdout).lines().count(), 3);
 }
 
 #[test]
@@ -45,10 +50,10 @@ fn check_of_an_invalid_policy_fails_with_the_position() {
     let file = TempFile::new("broken.yaml", b"rate_limits:\n  default: { requests: 0, window: 60 }\n");
     let output = run_in_root(&["check", "examples/small-api.yaml", &file.path()]);
     assert_eq!(output.status.code(), Some(1));
-    let said = text(&output.stdout);
-    assert!(said.contains("broken.yaml:2:24\n"), "{said}");
-    assert!(said.contains("examples/small-api.yaml: valid"), "{said}");
-    assert!(said.ends_with("broken.yaml: 1 problem\n"), "{said}");
+    let printed = text(&output.stdout);
+    assert!(printed.contains("broken.yaml:2:24\n"), "{printed}");
+    assert!(printed.contains("examples/small-api.yaml: valid"), "{printed}");
+    assert!(printed.ends_with("broken.yaml: 1 problem\n"), "{printed}");
 }
 
 #[test]
@@ -56,9 +61,9 @@ fn check_with_warnings_succeeds() {
     let file = TempFile::new("doubtful.yaml", b"rate_limits:\n  tenant: { requests: 5, window: 60 }\n");
     let output = run_in_root(&["check", &file.path()]);
     assert_eq!(output.status.code(), Some(0));
-    let said = text(&output.stdout);
-    assert!(said.starts_with("warning: no request has a tenant"), "{said}");
-    assert!(said.ends_with("doubtful.yaml: valid, 1 rule, 1 warning\n"), "{said}");
+    let printed = text(&output.stdout);
+    assert!(printed.starts_with("warning: no request has a tenant"), "{printed}");
+    assert!(printed.ends_with("doubtful.yaml: valid, 1 rule, 1 warning\n"), "{printed}");
 }
 
 #[test]
@@ -66,20 +71,20 @@ fn check_with_json_format_prints_problems_and_rule_counts() {
     let file = TempFile::new("json.yaml", b"rate_limit: {}\n");
     let output = run_in_root(&["check", "--format", "json", &file.path(), "examples/small-api.yaml"]);
     assert_eq!(output.status.code(), Some(1));
-    let said: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(said[0]["ok"], false);
-    assert_eq!(said[0]["problems"][0]["path"], "rate_limit");
-    assert_eq!(said[0]["problems"][0]["hint"], "did you mean `rate_limits`?");
-    assert_eq!((&said[1]["ok"], &said[1]["rules"]), (&true.into(), &3.into()));
+    let printed: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(printed[0]["ok"], false);
+    assert_eq!(printed[0]["problems"][0]["path"], "rate_limit");
+    assert_eq!(printed[0]["problems"][0]["hint"], "did you mean `rate_limits`?");
+    assert_eq!((&printed[1]["ok"], &printed[1]["rules"]), (&true.into(), &3.into()));
 }
 
 #[test]
 fn check_of_a_missing_file_fails_and_checks_the_others() {
     let output = run_in_root(&["check", "nowhere.yaml", "examples/small-api.yaml"]);
     assert_eq!(output.status.code(), Some(1));
-    let said = text(&output.stdout);
-    assert!(said.starts_with("cannot read nowhere.yaml: no such file\n"), "{said}");
-    assert!(said.contains("small-api.yaml: valid"), "{said}");
+    let printed = text(&output.stdout);
+    assert!(printed.starts_with("cannot read nowhere.yaml: no such file\n"), "{printed}");
+    assert!(printed.contains("small-api.yaml: valid"), "{printed}");
 }
 
 #[test]

@@ -26,6 +26,27 @@ fn systemd_unit_is_valid_and_within_the_exposure_limit() {
 }
 
 #[test]
+fn paths_in_documentation_are_those_that_the_unit_and_the_image_provide() {
+    let unit = std::fs::read_to_string(format!("{ROOT}/contrib/systemd/tidegate.service")).unwrap();
+    for line in ["ConfigurationDirectory=tidegate", "StateDirectory=tidegate", "LogsDirectory=tidegate"] {
+        assert!(unit.lines().any(|found| found == line), "{unit}");
+    }
+    let folders = ["README.md", "SECURITY.md", "docs", "contrib/prometheus"];
+    let search = Command::new("grep")
+        .args(["-rhoE", "/(etc|var/[a-z]+)/tidegate[^ `\"]*|/var/[a-z]+/[^ `\"]*"])
+        .args(folders)
+        .current_dir(ROOT)
+        .output()
+        .unwrap();
+    let found = String::from_utf8(search.stdout).unwrap();
+    assert!(found.lines().count() > 10, "{found}");
+    for path in found.lines() {
+        let provided = ["/etc/tidegate/", "/var/lib/tidegate", "/var/log/tidegate/"];
+        assert!(provided.iter().any(|folder| path.starts_with(folder)), "{path}");
+    }
+}
+
+#[test]
 fn docker_image_uses_the_pinned_toolchain_and_a_non_root_user() {
     let image = std::fs::read_to_string(format!("{ROOT}/Dockerfile")).unwrap();
     let toolchain = std::fs::read_to_string(format!("{ROOT}/rust-toolchain.toml")).unwrap();

@@ -38,6 +38,16 @@ fn explain_with_json_format_prints_the_verdict() {
 }
 
 #[test]
+fn explain_prints_resilience_of_route_and_upstream() {
+    let output = tidegate("examples/resilience.yaml", &["GET", "/api/search/x", "--format", "json"]);
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let route = &json["route"];
+    assert_eq!(route["bulkhead"], "at most 50 in flight");
+    assert_eq!(route["resilience"]["timeouts"], "connect 2s, request 10s, idle 1m, total 30s");
+    assert_eq!(route["resilience"]["shed"], "adaptive, 5 to 1000 in flight, initially 20");
+}
+
+#[test]
 fn explain_with_a_missing_or_invalid_policy_fails() {
     for (policy, args) in [("examples/none.yaml", ["GET", "/"]), ("examples/keys.csv", ["GET", "/"])] {
         let output = tidegate(policy, &args);

@@ -5,6 +5,7 @@
 
 mod check;
 mod contrib;
+mod documentation;
 mod explain;
 mod program;
 mod serve;

@@ -4,7 +4,7 @@ use alloc::boxed::Box;
 
 use super::atomic::{AtomicU32, AtomicU64, Ordering};
 use super::ratio::Ratio;
-use super::slots::{Slot, SlotCounts};
+use super::slots::{SlotCounts, TimeSlot};
 use crate::time::{TimeSpan, Timestamp};
 
 /// A time window has this many slots; the oldest leaves as a whole.
@@ -74,7 +74,7 @@ impl CallWindow {
     /// Forgets all calls. A call that is added at the same moment may stay.
     pub(super) fn clear(&self) {
         match self {
-            Self::Time(window) => window.slots.iter().chain(&window.slow).for_each(Slot::clear),
+            Self::Time(window) => window.slots.iter().chain(&window.slow).for_each(TimeSlot::clear),
             Self::Calls(window) => window.clear(),
         }
     }
@@ -84,17 +84,17 @@ impl CallWindow {
 pub(super) struct TimeWindow {
     micros_per_slot: u64,
     /// Calls, and the failed ones.
-    slots: [Slot; RING_SLOTS],
+    slots: [TimeSlot; RING_SLOTS],
     /// Slow calls, as the second count.
-    slow: [Slot; RING_SLOTS],
+    slow: [TimeSlot; RING_SLOTS],
 }
 
 impl TimeWindow {
     fn new(span: TimeSpan) -> Self {
         Self {
             micros_per_slot: span.as_micros().div_ceil(TIME_SLOTS).max(1),
-            slots: core::array::from_fn(|_| Slot::default()),
-            slow: core::array::from_fn(|_| Slot::default()),
+            slots: core::array::from_fn(|_| TimeSlot::default()),
+            slow: core::array::from_fn(|_| TimeSlot::default()),
         }
     }
 
@@ -126,7 +126,7 @@ impl TimeWindow {
 }
 
 #[expect(clippy::indexing_slicing, reason = "the remainder is below the length")]
-fn slot(ring: &[Slot; RING_SLOTS], number: u64) -> &Slot {
+fn slot(ring: &[TimeSlot; RING_SLOTS], number: u64) -> &TimeSlot {
     &ring[usize::try_from(number).unwrap_or_default() % RING_SLOTS]
 }
 

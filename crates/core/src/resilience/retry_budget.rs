@@ -11,7 +11,7 @@
 
 use super::atomic::{AtomicU64, Ordering};
 use super::ratio::Ratio;
-use super::slots::{Slot, SlotCounts};
+use super::slots::{SlotCounts, TimeSlot};
 use crate::time::Timestamp;
 
 /// The window of a budget, in slots of one second. Under loom it is small, so that all interleavings can be tried.
@@ -26,9 +26,9 @@ pub struct RetryBudget {
     share: Ratio,
     min_per_second: u32,
     /// Requests and the retries that are paid by them.
-    slots: [Slot; RING_SLOTS],
+    slots: [TimeSlot; RING_SLOTS],
     /// The retries of the current second that are not paid by requests.
-    minimum: Slot,
+    minimum: TimeSlot,
     /// The latest second of any retry. A caller with an earlier time counts in this one, because sums do not look ahead.
     latest: AtomicU64,
 }
@@ -52,8 +52,8 @@ impl RetryBudget {
         Self {
             share,
             min_per_second,
-            slots: core::array::from_fn(|_| Slot::default()),
-            minimum: Slot::default(),
+            slots: core::array::from_fn(|_| TimeSlot::default()),
+            minimum: TimeSlot::default(),
             latest: AtomicU64::new(0),
         }
     }
@@ -89,7 +89,7 @@ impl RetryBudget {
                 slot.take_second(second);
                 continue;
             }
-            let sum = self.sum(second, Slot::counts_in_order);
+            let sum = self.sum(second, TimeSlot::counts_in_order);
             if sum.second <= self.share.of(sum.first) {
                 return Some(RetryGrant { second, is_minimum: false });
             }
@@ -110,19 +110,19 @@ impl RetryBudget {
     /// The retries that are allowed at `now`.
     pub fn remaining(&self, now: Timestamp) -> u64 {
         let second = second_of(now);
-        let sum = self.sum(second, Slot::counts);
+        let sum = self.sum(second, TimeSlot::counts);
         let paid = self.share.of(sum.first).saturating_sub(sum.second);
         let minimum = u64::from(self.min_per_second).saturating_sub(self.minimum.counts(second).second);
         paid.saturating_add(minimum)
     }
 
-    fn sum(&self, second: u64, read: impl Fn(&Slot, u64) -> SlotCounts) -> SlotCounts {
+    fn sum(&self, second: u64, read: impl Fn(&TimeSlot, u64) -> SlotCounts) -> SlotCounts {
         let oldest = second.saturating_sub(WINDOW_SLOTS.saturating_sub(1));
         (oldest..=second).fold(SlotCounts::default(), |sum, second| sum.plus(read(self.slot(second), second)))
     }
 
     #[expect(clippy::indexing_slicing, reason = "the remainder is below the length")]
-    fn slot(&self, second: u64) -> &Slot {
+    fn slot(&self, second: u64) -> &TimeSlot {
         &self.slots[usize::try_from(second).unwrap_or_default() % RING_SLOTS]
     }
 }

@@ -31,9 +31,9 @@ impl SlotCounts {
 
 /// One slot of the ring.
 #[derive(Debug, Default)]
-pub(super) struct Slot(AtomicU64);
+pub(super) struct TimeSlot(AtomicU64);
 
-impl Slot {
+impl TimeSlot {
     /// Adds to the counts of slot number `epoch`, which replaces an older one. Returns whether it was counted: not if the slot
     /// already counts a later time.
     pub(super) fn add(&self, epoch: u64, added: SlotCounts) -> bool {
@@ -134,7 +134,7 @@ mod tests {
 
     #[test]
     fn slot_of_later_time_replaces_the_counts_of_an_earlier_one() {
-        let slot = Slot::default();
+        let slot = TimeSlot::default();
         assert!(slot.add(3, SlotCounts::BOTH) && slot.add(3, SlotCounts::FIRST));
         assert_eq!(slot.counts(3), SlotCounts { first: 2, second: 1 });
         assert!(slot.add(4, SlotCounts::SECOND));
@@ -146,7 +146,7 @@ mod tests {
 
     #[test]
     fn slot_counts_saturate_without_spilling_into_each_other() {
-        let slot = Slot::default();
+        let slot = TimeSlot::default();
         assert!(slot.add(1, SlotCounts { first: u64::MAX, second: 0 }));
         assert!(slot.add(1, SlotCounts { first: u64::MAX, second: 1 }));
         assert_eq!(slot.counts(1), SlotCounts { first: COUNT_MAX, second: 1 });
@@ -154,7 +154,7 @@ mod tests {
 
     #[test]
     fn slot_second_count_is_taken_only_from_its_own_time() {
-        let slot = Slot::default();
+        let slot = TimeSlot::default();
         slot.add(7, SlotCounts { first: 5, second: 2 });
         slot.take_second(6);
         slot.take_second(7);
@@ -166,7 +166,7 @@ mod tests {
 
     #[test]
     fn slot_epoch_wraps() {
-        let slot = Slot::default();
+        let slot = TimeSlot::default();
         assert!(slot.add(EPOCH_MASK, SlotCounts::FIRST));
         assert!(slot.add(EPOCH_MASK + 1, SlotCounts::FIRST), "the next after the largest");
         assert_eq!(slot.counts(EPOCH_MASK + 1), SlotCounts::FIRST);

@@ -30,6 +30,8 @@ bitflags! {
         const REQUEST_ID = 1 << 11;
         /// A name with an underscore.
         const UNDERSCORE = 1 << 12;
+        /// How long the client waits.
+        const DEADLINE = 1 << 13;
     }
 }
 
@@ -70,6 +72,7 @@ impl HeaderFlags {
                 "keep-alive" | "proxy-connection" => Self::HOP_BY_HOP,
                 "x-forwarded-host" => Self::UNTRUSTED.union(Self::FORWARDED_HOST),
                 "x-request-id" => Self::REQUEST_ID,
+                "grpc-timeout" | "x-request-deadline-ms" | "x-envoy-expected-rq-timeout-ms" => Self::DEADLINE,
                 name => {
                     let mut flags = Self::empty();
                     flags.set(Self::UNTRUSTED, is_untrusted(name));
@@ -81,13 +84,18 @@ impl HeaderFlags {
     }
 }
 
-/// Whether only a trusted proxy may send a header of this name: it describes the client, or overrides the URL of the
-/// request. `X-Forwarded-For` and `-Proto` are not included, because they are always overwritten.
+/// Whether only a trusted proxy may send a header of this name: it describes the client, overrides the URL of the request,
+/// or says how important it is. `X-Forwarded-For` and `-Proto` are not included, because they are always overwritten.
 pub(crate) fn is_untrusted(name: &str) -> bool {
     let Some(name) = name.strip_prefix("x-") else { return false };
     match name.strip_prefix("forwarded-") {
         Some(rest) => rest != "for" && rest != "proto",
-        None => name == "real-ip" || name.starts_with("original-") || name.starts_with("rewrite-"),
+        None => {
+            name == "real-ip"
+                || name == "criticality"
+                || name.starts_with("original-")
+                || name.starts_with("rewrite-")
+        }
     }
 }
 
@@ -129,6 +137,7 @@ mod tests {
             "x-original-url",
             "x-original-host",
             "x-rewrite-url",
+            "x-criticality",
         ];
         for name in untrusted.map(HeaderName::from_static) {
             assert!(flags_of(&name).contains(HeaderFlags::UNTRUSTED), "{name}");
@@ -139,6 +148,9 @@ mod tests {
         assert_eq!(flags_of(&HeaderName::from_static("x_api_key")), HeaderFlags::UNDERSCORE);
         let both = flags_of(&HeaderName::from_static("x-original-a_b"));
         assert_eq!(both, HeaderFlags::UNTRUSTED | HeaderFlags::UNDERSCORE);
+        for name in ["grpc-timeout", "x-request-deadline-ms", "x-envoy-expected-rq-timeout-ms"] {
+            assert_eq!(flags_of(&HeaderName::from_static(name)), HeaderFlags::DEADLINE, "{name}");
+        }
         let single = [
             (CONNECTION, HeaderFlags::CONNECTION),
             (UPGRADE, HeaderFlags::UPGRADE),

@@ -1,8 +1,8 @@
 //! Request bodies: streamed to the upstream, with a maximum size and a minimum rate, never buffered as a whole.
 //!
 //! hyper reads a [`RequestBody`]. The sender of the request keeps an [`UploadHandle`]. The handle reports progress and
-//! failures of the client, stops an upload that is not needed any more, and opens the body for another attempt as long as
-//! nothing of it was read.
+//! failures of the client, stops an upload that is not needed any more, and opens the body for another attempt: as long as
+//! nothing of it was read, or from its beginning if everything that was read is recorded.
 
 use std::cell::RefCell;
 use std::pin::Pin;
@@ -10,7 +10,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
+use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tidegate_policy::UnderscoreHeaders;
@@ -28,6 +29,8 @@ pub(crate) struct RequestBody {
     upload: Option<Rc<RefCell<Upload>>>,
     /// Only the latest body of an upload may read it.
     generation: u32,
+    /// What earlier attempts have read; comes first.
+    replay: Bytes,
 }
 
 /// Counts the bytes of a body. Dropped when the body has ended or is not needed any more.
@@ -54,8 +57,13 @@ struct Upload {
     max_bytes: u64,
     stall_timer: StallTimer,
     has_progress: bool,
-    /// Some of the body was read: it cannot be sent again.
+    /// The latest read found nothing: the client has not sent more.
+    awaits_client: bool,
+    /// Some of the body was read: without a recording, it cannot be sent again.
     is_read: bool,
+    recording: Option<Box<Recording>>,
+    /// Trailers that the latest body replays.
+    replayed_trailers: Option<HeaderMap>,
     failure: Option<UploadFailure>,
     /// `None` after the body has ended or was stopped.
     unread: Option<UnreadBody>,
@@ -64,6 +72,31 @@ struct Upload {
     meter: Option<Box<dyn ByteMeter>>,
     /// The task that waits for more data.
     reader: Option<Waker>,
+}
+
+/// Everything that was read of a body, so that it can be sent again from its beginning.
+#[derive(Debug)]
+struct Recording {
+    bytes: BytesMut,
+    trailers: Option<HeaderMap>,
+    max_bytes: u64,
+    /// hyper has dropped the latest body.
+    is_body_dropped: bool,
+}
+
+impl Recording {
+    /// Adds a frame. Returns whether there was room for it.
+    fn add(&mut self, frame: &Frame<Bytes>) -> bool {
+        if let Some(trailers) = frame.trailers_ref() {
+            self.trailers = Some(trailers.clone());
+        }
+        let Some(data) = frame.data_ref() else { return true };
+        let has_room = (self.bytes.len() + data.len()) as u64 <= self.max_bytes;
+        if has_room {
+            self.bytes.extend_from_slice(data);
+        }
+        has_room
+    }
 }
 
 #[derive(Debug)]
@@ -79,27 +112,39 @@ impl Body for RequestBody {
     type Error = BodyError;
 
     fn poll_frame(
-        self: Pin<&mut Self>,
+        mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        let Some(upload) = &self.upload else { return Poll::Ready(None) };
+        let this = &mut *self;
+        let Some(upload) = &this.upload else { return Poll::Ready(None) };
         let mut upload = upload.borrow_mut();
-        if upload.generation != self.generation {
+        if upload.generation != this.generation {
             return Poll::Ready(Some(Err(BodyError::not_needed())));
+        }
+        if !this.replay.is_empty() {
+            return Poll::Ready(Some(Ok(Frame::data(std::mem::take(&mut this.replay)))));
         }
         upload.poll_frame(cx)
     }
 
     fn is_end_stream(&self) -> bool {
-        self.upload.as_ref().is_none_or(|upload| matches!(upload.borrow().state, UploadState::Ended))
+        self.replay.is_empty() && self.upload.as_ref().is_none_or(|upload| upload.borrow().has_ended())
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.upload.as_ref().map_or(SizeHint::with_exact(0), |upload| match &upload.borrow().state {
-            UploadState::Open(incoming) => incoming.size_hint(),
-            UploadState::Ended => SizeHint::with_exact(0),
+        let replayed = self.replay.len() as u64;
+        let Some(upload) = &self.upload else { return SizeHint::with_exact(0) };
+        let upload = upload.borrow();
+        match &upload.state {
+            UploadState::Open(incoming) => match incoming.size_hint().exact() {
+                Some(rest) => SizeHint::with_exact(rest.saturating_add(replayed)),
+                None => SizeHint::default(),
+            },
+            // HTTP/1.1 sends trailers only after chunks, and hyper sends chunks only without a length.
+            UploadState::Ended if upload.replayed_trailers.is_some() => SizeHint::default(),
+            UploadState::Ended => SizeHint::with_exact(replayed),
             UploadState::Stopped => SizeHint::default(),
-        })
+        }
     }
 }
 
@@ -108,18 +153,31 @@ impl Drop for RequestBody {
     fn drop(&mut self) {
         if let Some(upload) = &self.upload {
             let mut upload = upload.borrow_mut();
-            if upload.generation == self.generation && upload.is_read {
-                upload.stop();
+            if upload.generation == self.generation {
+                if let Some(recording) = &mut upload.recording {
+                    recording.is_body_dropped = true;
+                } else if upload.is_read {
+                    upload.stop();
+                }
             }
         }
     }
 }
 
 impl Upload {
+    /// Whether the body has ended, trailers included.
+    fn has_ended(&self) -> bool {
+        matches!(self.state, UploadState::Ended) && self.replayed_trailers.is_none()
+    }
+
     fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let incoming = match &mut self.state {
             UploadState::Open(incoming) => incoming,
-            UploadState::Ended => return Poll::Ready(None),
+            UploadState::Ended => {
+                return Poll::Ready(
+                    self.replayed_trailers.take().map(|trailers| Ok(Frame::trailers(trailers))),
+                );
+            }
             UploadState::Stopped => return Poll::Ready(Some(Err(BodyError::not_needed()))),
         };
         let frame = match Pin::new(&mut *incoming).poll_frame(cx) {
@@ -128,6 +186,7 @@ impl Upload {
                 return match self.stall_timer.poll(cx) {
                     Poll::Ready(error) => Poll::Ready(Some(Err(self.fail(UploadFailure::TooSlow, error)))),
                     Poll::Pending => {
+                        self.awaits_client = true;
                         self.wait(cx);
                         Poll::Pending
                     }
@@ -147,10 +206,16 @@ impl Upload {
             }
         };
         self.has_progress = true;
+        self.awaits_client = false;
         self.is_read = true;
         if let Some(trailers) = frame.trailers_mut() {
             let (snapshot, underscored) = &self.trailers;
             hop_headers::strip_trailers(trailers, (snapshot.policy.matcher.header_rules(), *underscored));
+        }
+        if let Some(recording) = &mut self.recording
+            && !recording.add(&frame)
+        {
+            self.recording = None;
         }
         let length = frame.data_ref().map_or(0, Bytes::len);
         self.stall_timer.record(length);
@@ -189,6 +254,7 @@ impl Upload {
     fn fail(&mut self, failure: UploadFailure, error: BodyError) -> BodyError {
         self.failure = Some(failure);
         self.state = UploadState::Stopped;
+        self.recording = None;
         self.unread = None;
         self.meter = None;
         error
@@ -196,6 +262,7 @@ impl Upload {
 
     /// Drops the rest of the body. Its reader gets an error.
     fn stop(&mut self) {
+        self.recording = None;
         if matches!(self.state, UploadState::Open(_)) {
             self.state = UploadState::Stopped;
             self.unread = None;
@@ -216,7 +283,7 @@ pub(crate) struct UploadHandle(Option<Rc<RefCell<Upload>>>);
 pub(crate) enum UploadProgress {
     /// There is no body.
     Empty,
-    /// Nothing was read: it can be sent to another server.
+    /// Nothing was read, or everything that was read is recorded: it can be sent to another server.
     Unread,
     /// Some or all was read, or the upload was stopped.
     Started,
@@ -241,7 +308,10 @@ impl UploadHandle {
             max_bytes,
             stall_timer: StallTimer::new(min_rate),
             has_progress: false,
+            awaits_client: false,
             is_read: false,
+            recording: None,
+            replayed_trailers: None,
             failure: None,
             unread: Some(UnreadBody::for_latest(activity)),
             trailers: (Rc::clone(snapshot), underscored),
@@ -251,23 +321,57 @@ impl UploadHandle {
         Self(Some(Rc::new(RefCell::new(upload))))
     }
 
-    /// The body for an attempt; `None` if some of it was read. The body of the previous attempt becomes invalid.
+    /// Records up to `max_bytes` of the body while it is sent, so that it can be sent again from its beginning.
+    pub(crate) fn record(&self, max_bytes: u64) {
+        let Some(upload) = &self.0 else { return };
+        let mut upload = upload.borrow_mut();
+        let UploadState::Open(incoming) = &upload.state else { return };
+        if !upload.is_read && incoming.size_hint().lower() <= max_bytes {
+            let bytes = BytesMut::new();
+            let recording = Recording { bytes, trailers: None, max_bytes, is_body_dropped: false };
+            upload.recording = Some(Box::new(recording));
+        }
+    }
+
+    /// Ends the recording: the body will not be sent again.
+    pub(crate) fn end_recording(&self) {
+        let Some(upload) = &self.0 else { return };
+        let mut upload = upload.borrow_mut();
+        let recording = upload.recording.take();
+        if upload.is_read && recording.is_some_and(|recording| recording.is_body_dropped) {
+            upload.stop();
+        }
+    }
+
+    /// The body for an attempt; `None` if some of it was read and not recorded. The body of the previous attempt becomes
+    /// invalid.
     pub(crate) fn open(&self) -> Option<RequestBody> {
-        let Some(upload) = &self.0 else { return Some(RequestBody { upload: None, generation: 0 }) };
+        let Some(upload) = &self.0 else {
+            return Some(RequestBody { upload: None, generation: 0, replay: Bytes::new() });
+        };
         if self.progress() == UploadProgress::Started {
             return None;
         }
         let mut shared = upload.borrow_mut();
         shared.generation += 1;
         shared.reader = None;
-        Some(RequestBody { upload: Some(Rc::clone(upload)), generation: shared.generation })
+        let mut replay = Bytes::new();
+        let mut trailers = None;
+        if let Some(recording) = &mut shared.recording {
+            recording.is_body_dropped = false;
+            replay = Bytes::copy_from_slice(&recording.bytes);
+            trailers.clone_from(&recording.trailers);
+        }
+        shared.replayed_trailers = trailers;
+        Some(RequestBody { upload: Some(Rc::clone(upload)), generation: shared.generation, replay })
     }
 
     pub(crate) fn progress(&self) -> UploadProgress {
         let Some(upload) = &self.0 else { return UploadProgress::Empty };
         let upload = upload.borrow();
         let is_unread = !upload.is_read && matches!(upload.state, UploadState::Open(_));
-        if is_unread { UploadProgress::Unread } else { UploadProgress::Started }
+        let is_recorded = upload.recording.is_some() && !matches!(upload.state, UploadState::Stopped);
+        if is_unread || is_recorded { UploadProgress::Unread } else { UploadProgress::Started }
     }
 
     /// Whether some of the body was read since the last call.
@@ -275,9 +379,27 @@ impl UploadHandle {
         self.0.as_ref().is_some_and(|upload| std::mem::take(&mut upload.borrow_mut().has_progress))
     }
 
+    /// Whether the server cannot have the whole body yet because the client has not sent it.
+    pub(crate) fn awaits_client(&self) -> bool {
+        self.0.as_ref().is_some_and(|upload| {
+            let upload = upload.borrow();
+            upload.awaits_client && matches!(upload.state, UploadState::Open(_))
+        })
+    }
+
     /// Why the upload failed, if it did.
     pub(crate) fn failure(&self) -> Option<UploadFailure> {
         self.0.as_ref().and_then(|upload| upload.borrow().failure)
+    }
+
+    /// An attempt has ended. Unless the body is recorded for another one, the rest of it is not needed.
+    pub(crate) fn abandon(&self) {
+        if let Some(upload) = &self.0 {
+            let mut upload = upload.borrow_mut();
+            if upload.recording.is_none() {
+                upload.stop();
+            }
+        }
     }
 
     /// Stops the upload: the rest of the body is not needed.

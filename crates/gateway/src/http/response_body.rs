@@ -7,11 +7,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
-use tidegate_store::Permit;
 use tokio::time::{Sleep, sleep};
 
 use crate::resource_limits::MinRate;
-use crate::upstream::{PlainBody, PooledConn};
+use crate::upstream::{ExchangePermits, PlainBody, PooledConn};
 
 /// The body of a response to a client.
 #[derive(Debug)]
@@ -73,6 +72,9 @@ pub(crate) enum BodyError {
     /// The body is below the minimum rate.
     #[error("body below the minimum rate for {} s", .0.as_secs())]
     TooSlow(Duration),
+    /// The client does not wait any longer.
+    #[error("the deadline of the request has passed")]
+    DeadlineExceeded,
     /// The body exceeds the size limit.
     #[error("the body is longer than {0} bytes")]
     TooLarge(u64),
@@ -113,7 +115,7 @@ impl UpstreamBody {
     }
 
     /// Whether the body was received completely.
-    fn is_received(&self) -> bool {
+    pub(crate) fn is_received(&self) -> bool {
         match self {
             Self::Hyper(incoming) => incoming.is_end_stream(),
             Self::Plain(plain) => plain.is_received(),
@@ -142,13 +144,26 @@ pub(crate) struct ForwardedBody {
     source: UpstreamBody,
     conn: Option<PooledConn>,
     stall_timer: StallTimer,
-    permits: Vec<Permit>,
+    /// When the client stops waiting, if it says so.
+    deadline: Option<Pin<Box<Sleep>>>,
+    permits: ExchangePermits,
 }
 
 impl ForwardedBody {
-    pub(crate) fn new(source: UpstreamBody, conn: PooledConn, min_rate: MinRate) -> Self {
-        let mut body =
-            Self { source, conn: Some(conn), stall_timer: StallTimer::new(min_rate), permits: Vec::new() };
+    /// `left` is the time until the deadline of the client.
+    pub(crate) fn new(
+        source: UpstreamBody,
+        conn: PooledConn,
+        min_rate: MinRate,
+        left: Option<Duration>,
+    ) -> Self {
+        let mut body = Self {
+            source,
+            conn: Some(conn),
+            stall_timer: StallTimer::new(min_rate),
+            deadline: left.map(|left| Box::pin(sleep(left))),
+            permits: ExchangePermits::default(),
+        };
         body.release_at_end();
         body
     }
@@ -156,7 +171,7 @@ impl ForwardedBody {
     fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let frame = match self.source.poll_frame(cx, self.conn.as_mut()) {
             Poll::Ready(frame) => frame,
-            Poll::Pending => return self.stall_timer.poll(cx).map(|error| Some(Err(error))),
+            Poll::Pending => return self.poll_timers(cx).map(|error| Some(Err(error))),
         };
         match &frame {
             Some(Ok(frame)) => {
@@ -168,6 +183,17 @@ impl ForwardedBody {
             None => self.release(),
         }
         Poll::Ready(frame)
+    }
+
+    /// An error once the client does not wait any longer, or the server is too slow.
+    fn poll_timers(&mut self, cx: &mut Context<'_>) -> Poll<BodyError> {
+        if let Some(deadline) = &mut self.deadline
+            && deadline.as_mut().poll(cx).is_ready()
+        {
+            self.conn = None;
+            return Poll::Ready(BodyError::DeadlineExceeded);
+        }
+        self.stall_timer.poll(cx)
     }
 
     fn release_at_end(&mut self) {

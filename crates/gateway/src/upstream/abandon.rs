@@ -6,12 +6,13 @@
 //! closes its side. It waits for at most the response timeout if no response has started, and [`GRACE`] if one has: a server
 //! that writes notices the closed connection. For an HTTP/2 server, `RST_STREAM` ends the exchange.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use tidegate_store::Permit;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
+use super::permits::ExchangePermits;
 use super::server::{InFlightGuard, UpstreamConnCount};
 use super::stream::UpstreamStream;
 
@@ -33,7 +34,7 @@ pub(super) struct ServerSocket {
 /// The resources of an exchange that its server may still be processing.
 #[derive(Debug)]
 pub(super) struct AbandonedExchange {
-    pub(super) permits: Vec<Permit>,
+    pub(super) permits: ExchangePermits,
     pub(super) in_flight: InFlightGuard,
     /// How long to wait for the server.
     pub(super) timeout: Duration,
@@ -81,7 +82,11 @@ async fn wait_until_closed(stream: &mut UpstreamStream) {
 /// Passes a socket from hyper's connection task to an abandoned exchange, or the exchange to the task: whichever ends last
 /// closes the socket.
 #[derive(Debug, Default)]
-pub(super) struct SocketHandoff(Mutex<HandoffState>);
+pub(super) struct SocketHandoff {
+    state: Mutex<HandoffState>,
+    /// Bytes were read since [`Self::expect_response`].
+    has_response_bytes: AtomicBool,
+}
 
 #[derive(Debug, Default)]
 enum HandoffState {
@@ -97,6 +102,20 @@ enum HandoffState {
 }
 
 impl SocketHandoff {
+    /// A request is about to be sent: what is read from now on belongs to its response.
+    pub(super) fn expect_response(&self) {
+        self.has_response_bytes.store(false, Ordering::Relaxed);
+    }
+
+    pub(super) fn record_read(&self) {
+        self.has_response_bytes.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether any byte of a response was read.
+    pub(super) fn has_response_bytes(&self) -> bool {
+        self.has_response_bytes.load(Ordering::Relaxed)
+    }
+
     /// An exchange with permits starts.
     pub(super) fn begin(&self) {
         self.replace(HandoffState::InUse);
@@ -108,7 +127,7 @@ impl SocketHandoff {
     }
 
     pub(super) fn abandon(&self, abandoned: AbandonedExchange) {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         match std::mem::take(&mut *state) {
             HandoffState::Ended(socket) => abandoned.close(*socket),
             _ => *state = HandoffState::Abandoned(abandoned),
@@ -116,7 +135,7 @@ impl SocketHandoff {
     }
 
     pub(super) fn connection_ended(&self, socket: ServerSocket) {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         match std::mem::take(&mut *state) {
             HandoffState::InUse => *state = HandoffState::Ended(Box::new(socket)),
             HandoffState::Abandoned(abandoned) => abandoned.close(socket),
@@ -125,6 +144,6 @@ impl SocketHandoff {
     }
 
     fn replace(&self, state: HandoffState) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = state;
+        *self.state.lock().unwrap_or_else(PoisonError::into_inner) = state;
     }
 }

@@ -29,12 +29,11 @@ const USER_TIMEOUT: Duration = Duration::from_secs(30);
 #[derive(Clone)]
 pub(crate) struct Connector {
     tls: TlsConnector,
-    pub(crate) timeout: Duration,
 }
 
 impl std::fmt::Debug for Connector {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Connector").field("timeout", &self.timeout).finish_non_exhaustive()
+        f.debug_struct("Connector").finish_non_exhaustive()
     }
 }
 
@@ -48,7 +47,7 @@ pub enum TlsError {
 
 impl Connector {
     /// Trusts the certificates of the system, and those of `also`.
-    pub(crate) fn new(timeout: Duration, also: &RootCertStore) -> Result<Self, TlsError> {
+    pub(crate) fn new(also: &RootCertStore) -> Result<Self, TlsError> {
         let mut roots = also.clone();
         // A system without certificates can still connect without TLS.
         roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
@@ -58,11 +57,15 @@ impl Connector {
             .with_root_certificates(roots)
             .with_no_client_auth();
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-        Ok(Self { tls: TlsConnector::from(Arc::new(config)), timeout })
+        Ok(Self { tls: TlsConnector::from(Arc::new(config)) })
     }
 
-    /// Opens a connection. Returns it, and whether it uses HTTP/2.
-    pub(crate) async fn connect(&self, server: &Server) -> io::Result<(UpstreamStream, bool)> {
+    /// Opens a connection within `timeout`. Returns it, and whether it uses HTTP/2.
+    pub(crate) async fn connect(
+        &self,
+        server: &Server,
+        timeout: Duration,
+    ) -> io::Result<(UpstreamStream, bool)> {
         let connecting = async {
             let tcp = TcpStream::connect(&server.addr).await?;
             set_options(&tcp)?;
@@ -75,7 +78,7 @@ impl Connector {
             let is_http2 = tls.get_ref().1.alpn_protocol() == Some(b"h2");
             Ok((UpstreamStream::Tls(Box::new(tls)), is_http2))
         };
-        tokio::time::timeout(self.timeout, connecting)
+        tokio::time::timeout(timeout, connecting)
             .await
             .unwrap_or_else(|_| Err(io::Error::new(io::ErrorKind::TimedOut, "connect timed out")))
     }
@@ -101,8 +104,8 @@ mod tests {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let server = Server::parse(&url).unwrap();
-        let connector = Connector::new(Duration::from_secs(5), &RootCertStore::empty()).unwrap();
-        let (stream, is_http2) = connector.connect(&server).await.unwrap();
+        let connector = Connector::new(&RootCertStore::empty()).unwrap();
+        let (stream, is_http2) = connector.connect(&server, Duration::from_secs(5)).await.unwrap();
         let UpstreamStream::Plain(tcp) = stream else { panic!("a connection without TLS") };
         let socket = SockRef::from(&tcp);
         assert!(!is_http2 && tcp.nodelay().unwrap() && socket.keepalive().unwrap());

@@ -3,10 +3,12 @@
 use http::header::{HOST, TRANSFER_ENCODING};
 use http::request::Parts;
 use http::uri::{Authority, PathAndQuery, Uri};
-use http::{HeaderValue, Request, Version};
+use http::{HeaderMap, HeaderValue, Request, Version};
 use http_body::Body;
+use tidegate_policy::RetryPlan;
 
 use super::server::Server;
+use super::transport::MAX_RESENDS;
 use crate::http::header_flags::HeaderFlags;
 use crate::http::request_body::{RequestBody, UploadHandle, UploadProgress};
 
@@ -20,6 +22,12 @@ pub(crate) struct ForwardedRequest {
     is_plain: bool,
     /// `Host` was added for the server of the last attempt: the client sent none.
     has_server_host: bool,
+    /// The policy allows to send it again after a server may have received it.
+    is_repeatable: bool,
+    /// A copy of the head for another attempt, if `head` may be used up by then.
+    spare: Option<Box<Parts>>,
+    /// How often it was sent again.
+    resends: u32,
 }
 
 impl ForwardedRequest {
@@ -37,7 +45,55 @@ impl ForwardedRequest {
         let announces_body =
             flags.intersects(HeaderFlags::CONTENT_LENGTH.union(HeaderFlags::TRANSFER_ENCODING));
         let is_plain = !announces_body && !wants_upgrade;
-        Self { head: Some(head), upload, is_plain, has_server_host: false }
+        Self {
+            head: Some(head),
+            upload,
+            is_plain,
+            has_server_host: false,
+            is_repeatable: false,
+            spare: None,
+            resends: 0,
+        }
+    }
+
+    /// Keeps what is needed to send the request again as `plan` says, if it may be. A plain request needs nothing: its head
+    /// stays here until there is a response.
+    pub(crate) fn prepare_retries(&mut self, plan: &RetryPlan) {
+        let Some(head) = &self.head else { return };
+        let method = head.method.as_str();
+        self.is_repeatable = plan.attempts > 1 && plan.methods.iter().any(|allowed| allowed == method);
+        if !self.is_repeatable {
+            return;
+        }
+        self.upload.record(plan.buffer);
+        if !plan.on.statuses.is_empty() {
+            self.spare = Some(Box::new(head.clone()));
+        }
+    }
+
+    /// Whether the request may be sent again after a server may have received it.
+    pub(crate) fn can_repeat(&self) -> bool {
+        self.is_repeatable && self.upload.progress() != UploadProgress::Started
+    }
+
+    /// Restores the head for another attempt. Returns whether there is one.
+    pub(crate) fn rewind(&mut self) -> bool {
+        self.resends += 1;
+        if self.head.is_none() {
+            self.head = self.spare.as_deref().cloned();
+        }
+        self.head.is_some()
+    }
+
+    /// Counts that the request is sent again to a server that has not processed it. Returns whether it may be.
+    pub(super) fn count_resend(&mut self) -> bool {
+        self.resends += 1;
+        self.resends <= MAX_RESENDS
+    }
+
+    /// The headers, while they are here.
+    pub(crate) fn headers_mut(&mut self) -> Option<&mut HeaderMap> {
+        Some(&mut self.head.as_mut()?.headers)
     }
 
     /// Whether the request has neither a body nor an upgrade.
@@ -67,7 +123,11 @@ impl ForwardedRequest {
     /// Takes the request for an HTTP/1.1 connection to `server`. [`Self::put_back`] returns it if it was not sent.
     pub(super) fn take_http1(&mut self, server: &Server) -> Option<Request<RequestBody>> {
         let body = self.upload.open()?;
-        let head = self.http1_head(server)?;
+        self.http1_head(server)?;
+        if self.is_repeatable && self.spare.is_none() {
+            self.spare = self.head.clone().map(Box::new);
+        }
+        let head = self.head.as_mut()?;
         // hyper would drop the body of a GET whose length is not known.
         if !body.is_end_stream() && body.size_hint().exact().is_none() {
             head.headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));

@@ -13,6 +13,7 @@ use http_body_util::Empty;
 use hyper::client::conn::{http1, http2};
 use hyper_util::rt::TokioIo;
 use tidegate_policy::HealthCheckPlan;
+use tidegate_store::Clock;
 use tidegate_telemetry::Log;
 use tokio::time::Instant;
 
@@ -39,9 +40,14 @@ pub(crate) async fn watch(snapshot: Arc<ArcSwap<Snapshot>>, connector: Connector
                 let at = due.entry(Arc::as_ptr(server)).or_insert(now);
                 if *at <= now {
                     *at = now + Duration::from(health.every);
-                    let name = upstream.name.clone();
-                    let check = check(Rc::clone(&shared), name, Arc::clone(server), health.clone());
-                    tokio::task::spawn_local(check);
+                    let check = HealthCheck {
+                        upstream: upstream.name.clone(),
+                        server: Arc::clone(server),
+                        plan: health.clone(),
+                        connect_timeout: upstream.resilience.timeouts.connect,
+                        clock: Arc::clone(&upstream.clock),
+                    };
+                    tokio::task::spawn_local(check.run(Rc::clone(&shared)));
                 }
                 next = next.min(*at);
             }
@@ -51,21 +57,37 @@ pub(crate) async fn watch(snapshot: Arc<ArcSwap<Snapshot>>, connector: Connector
     }
 }
 
-async fn check(shared: Rc<(Connector, Log)>, upstream: String, server: Arc<Server>, health: HealthCheckPlan) {
-    let (connector, log) = &*shared;
-    let checking = is_healthy(connector, &server, &health.path);
-    let is_healthy = tokio::time::timeout(Duration::from(health.every), checking).await.unwrap_or_default();
-    if server.set_healthy(is_healthy) {
-        let (event, result) =
-            if is_healthy { ("upstream_up", "passed") } else { ("upstream_down", "failed") };
-        let message = format!("health check {result}: server {} of upstream `{upstream}`", server.addr);
-        log.event(event, &message, &[("upstream", &upstream), ("server", &server.addr)]);
+/// One check of one server.
+struct HealthCheck {
+    upstream: String,
+    server: Arc<Server>,
+    plan: HealthCheckPlan,
+    connect_timeout: Duration,
+    clock: Arc<dyn Clock>,
+}
+
+impl HealthCheck {
+    async fn run(self, shared: Rc<(Connector, Log)>) {
+        let Self { upstream, server, plan, connect_timeout, clock } = self;
+        let (connector, log) = &*shared;
+        let checking = is_healthy((connector, connect_timeout), &server, &plan.path);
+        let is_healthy = tokio::time::timeout(Duration::from(plan.every), checking).await.unwrap_or_default();
+        if server.set_healthy(is_healthy, clock.now()) {
+            let (event, result) =
+                if is_healthy { ("upstream_up", "passed") } else { ("upstream_down", "failed") };
+            let message = format!("health check {result}: server {} of upstream `{upstream}`", server.addr);
+            log.event(event, &message, &[("upstream", &upstream), ("server", &server.addr)]);
+        }
     }
 }
 
 /// Whether the server responds with success or a redirect.
-async fn is_healthy(connector: &Connector, server: &Server, path: &str) -> bool {
-    let Ok((stream, is_http2)) = connector.connect(server).await else { return false };
+async fn is_healthy(
+    (connector, connect_timeout): (&Connector, Duration),
+    server: &Server,
+    path: &str,
+) -> bool {
+    let Ok((stream, is_http2)) = connector.connect(server, connect_timeout).await else { return false };
     let uri = http::Uri::builder()
         .scheme(server.scheme.clone())
         .authority(server.authority.clone())

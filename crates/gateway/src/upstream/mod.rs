@@ -2,24 +2,36 @@
 //!
 //! A request uses the modules in this order:
 //!
-//! 1. [`balance`] chooses a [`server`] of the upstream, preferably one that [`health`] has found healthy.
+//! 1. [`balance`] chooses a [`server`] of the upstream, preferably one that [`health`] has found healthy and that is not in
+//!    [`ejection`]. [`select`] skips servers whose breaker ([`breakers`]) is open.
 //! 2. [`transport`] takes the [`forwarded_request`] and finds a connection: an idle one from the [`pool`], or a new one
 //!    from [`connect`]. It resends a request over another connection if the server has certainly not processed it.
 //! 3. [`pooled_conn`] is that connection while the request uses it. It sends the request and reads the head of the
 //!    response in one of three ways: [`http1_fast`] for an HTTP/1.1 request without a body, otherwise hyper's HTTP/1.1 or
 //!    HTTP/2 over [`stream`]. [`framing`] checks the response head that hyper has read.
 //! 4. [`timeout_wheel`] limits how long all of this takes.
-//! 5. The response body returns the connection to the [`pool`]. [`abandon`] handles exchanges that end earlier.
+//! 5. [`retry`] decides whether another attempt follows.
+//! 6. The response body returns the connection to the [`pool`]. [`abandon`] handles exchanges that end earlier.
+//!
+//! [`resilience`] is the state of an upstream for all of this. [`permits`] are what a request holds meanwhile;
+//! [`connection_slots`] bounds the connections of an upstream.
 
 mod abandon;
 mod balance;
+mod breakers;
 mod connect;
+mod connection_slots;
+mod ejection;
 mod forwarded_request;
 mod framing;
 pub(crate) mod health;
 mod http1_fast;
+mod permits;
 mod pool;
 mod pooled_conn;
+mod resilience;
+mod retry;
+mod select;
 mod server;
 mod stream;
 mod timeout_wheel;
@@ -28,10 +40,16 @@ mod transport;
 pub(crate) use balance::StickyKey;
 pub(crate) use connect::Connector;
 pub use connect::TlsError;
+pub(crate) use connection_slots::PoolPressure;
 pub(crate) use forwarded_request::ForwardedRequest;
 pub(crate) use http1_fast::PlainBody;
+pub(crate) use permits::{ExchangePermits, PermitList};
 pub(crate) use pooled_conn::PooledConn;
-pub use server::InvalidServerUrl;
+pub use resilience::ResilienceError;
+pub(crate) use resilience::{AttemptTimeouts, bulkhead};
+pub(crate) use retry::{NextAttempt, RetryCause, RetryState};
+pub(crate) use select::{SelectError, SelectedServer};
+pub use server::{InvalidServerUrl, UpstreamError};
 pub(crate) use server::{Server, UpstreamGroup};
 pub(crate) use timeout_wheel::TimeoutWheel;
 pub(crate) use transport::{SendError, Transport};

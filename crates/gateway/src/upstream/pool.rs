@@ -3,12 +3,14 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use foldhash::fast::RandomState;
 
 use super::http1_fast::PlainConn;
 use super::pooled_conn::{Conn, Http1Conn, Http2Conn};
 use super::server::Server;
+use tidegate_tower::bulkhead::Bulkhead;
 
 /// Idle connections of one kind that a worker keeps to one server.
 const MAX_IDLE: usize = 256;
@@ -18,13 +20,28 @@ const MAX_IDLE: usize = 256;
 pub(super) struct ConnPool {
     /// By the address in memory of a server; the entry keeps the server alive.
     servers: RefCell<HashMap<*const Server, ServerConns, RandomState>>,
-    /// How many sweeps an idle connection survives.
-    max_sweeps: u32,
+}
+
+/// What the upstream of a connection says about keeping it.
+#[derive(Clone, Debug)]
+pub(super) struct KeepSettings {
+    /// How long a connection may be idle.
+    pub(super) idle: Duration,
+    /// The upstream's bound on connections.
+    pub(super) slots: Option<Bulkhead>,
+}
+
+impl KeepSettings {
+    /// Whether a request waits for the slot of an idle connection.
+    fn is_slot_needed(&self) -> bool {
+        self.slots.as_ref().is_some_and(|slots| slots.waiting() > 0)
+    }
 }
 
 #[derive(Debug)]
 struct ServerConns {
     server: Arc<Server>,
+    settings: KeepSettings,
     plain: Vec<IdleConn<PlainConn>>,
     http1: Vec<IdleConn<Http1Conn>>,
     /// Includes connections in use: each carries many requests.
@@ -35,24 +52,26 @@ struct ServerConns {
 #[derive(Debug)]
 struct IdleConn<C> {
     conn: C,
-    /// Consecutive sweeps that found it idle.
-    sweeps: u32,
+    /// How long it has certainly been idle; `None` before the first sweep.
+    idle: Option<Duration>,
 }
 
 impl<C> IdleConn<C> {
     fn new(conn: C) -> Self {
-        Self { conn, sweeps: 0 }
+        Self { conn, idle: None }
     }
 
-    fn survives(&mut self, is_usable: bool, max_sweeps: u32) -> bool {
-        self.sweeps += 1;
-        is_usable && self.sweeps <= max_sweeps
+    /// Whether it survives a sweep, `period` after the last one.
+    fn survives(&mut self, is_usable: bool, max_idle: Duration, period: Duration) -> bool {
+        let idle = self.idle.map_or(Duration::ZERO, |idle| idle.saturating_add(period));
+        self.idle = Some(idle);
+        is_usable && idle < max_idle
     }
 }
 
 impl ConnPool {
-    pub(super) fn new(max_sweeps: u32) -> Self {
-        Self { servers: RefCell::default(), max_sweeps }
+    pub(super) fn new() -> Self {
+        Self { servers: RefCell::default() }
     }
 
     /// Takes a connection for one request, the most recently used one.
@@ -65,7 +84,7 @@ impl ConnPool {
             }
         }
         if let Some(kept) = conns.http2.iter_mut().find(|kept| kept.conn.has_capacity()) {
-            kept.sweeps = 0;
+            kept.idle = None;
             return Some(Conn::Http2(kept.conn.clone()));
         }
         while let Some(idle) = conns.http1.pop() {
@@ -78,8 +97,11 @@ impl ConnPool {
     }
 
     /// Keeps a connection for the next request, unless a request is still being written over it.
-    pub(super) fn keep(&self, server: &Arc<Server>, conn: Conn) {
-        self.with_conns(server, |conns| match conn {
+    pub(super) fn keep(&self, server: &Arc<Server>, conn: Conn, settings: &KeepSettings) {
+        if settings.is_slot_needed() {
+            return;
+        }
+        self.with_conns(server, settings, |conns| match conn {
             Conn::Plain(plain) if plain.is_reusable() && conns.plain.len() < MAX_IDLE => {
                 conns.plain.push(IdleConn::new(plain));
             }
@@ -91,8 +113,8 @@ impl ConnPool {
     }
 
     /// Adds a new HTTP/2 connection. Of connections that were opened at the same time, one is kept.
-    pub(super) fn add_http2(&self, server: &Arc<Server>, http2: &Http2Conn) {
-        self.with_conns(server, |conns| {
+    pub(super) fn add_http2(&self, server: &Arc<Server>, http2: &Http2Conn, settings: &KeepSettings) {
+        self.with_conns(server, settings, |conns| {
             if !conns.http2.iter().any(|kept| kept.conn.has_capacity()) {
                 conns.http2.push(IdleConn::new(http2.clone()));
             }
@@ -101,36 +123,53 @@ impl ConnPool {
 
     /// Removes an HTTP/2 connection. Requests in progress continue.
     pub(super) fn remove_http2(&self, server: &Arc<Server>, http2: &Http2Conn) {
-        self.with_conns(server, |conns| conns.http2.retain(|kept| !kept.conn.is_same(http2)));
+        if let Some(conns) = self.servers.borrow_mut().get_mut(&Arc::as_ptr(server)) {
+            conns.http2.retain(|kept| !kept.conn.is_same(http2));
+        }
     }
 
-    /// Drops connections that have timed out or that the server has closed.
-    pub(super) fn sweep(&self) {
-        let max_sweeps = self.max_sweeps;
+    /// Drops connections that have timed out or that the server has closed. The last sweep was `period` ago.
+    pub(super) fn sweep(&self, period: Duration) {
         self.servers.borrow_mut().retain(|_, conns| {
-            conns.plain.retain_mut(|idle| idle.survives(idle.conn.is_usable(), max_sweeps));
-            conns.http1.retain_mut(|idle| idle.survives(idle.conn.sender.is_ready(), max_sweeps));
+            let max_idle = conns.settings.idle;
+            conns.plain.retain_mut(|idle| idle.survives(idle.conn.is_usable(), max_idle, period));
+            conns.http1.retain_mut(|idle| idle.survives(idle.conn.sender.is_ready(), max_idle, period));
             conns.http2.retain_mut(|kept| {
                 if kept.conn.streams() > 0 {
-                    kept.sweeps = 0;
+                    kept.idle = None;
                 }
-                kept.survives(!kept.conn.sender.is_closed(), max_sweeps)
+                kept.survives(!kept.conn.sender.is_closed(), max_idle, period)
             });
             !(conns.plain.is_empty() && conns.http1.is_empty() && conns.http2.is_empty())
         });
+    }
+
+    /// Closes idle connections to upstreams that have no slot left for a request that waits.
+    pub(super) fn close_idle_for_waiting(&self) {
+        for conns in self.servers.borrow_mut().values_mut() {
+            if conns.settings.is_slot_needed() {
+                conns.plain.clear();
+                conns.http1.clear();
+                conns.http2.retain(|kept| kept.conn.streams() > 0);
+            }
+        }
     }
 
     pub(super) fn keep_only(&self, is_used: impl Fn(&Arc<Server>) -> bool) {
         self.servers.borrow_mut().retain(|_, conns| is_used(&conns.server));
     }
 
-    fn with_conns(&self, server: &Arc<Server>, act: impl FnOnce(&mut ServerConns)) {
+    fn with_conns(&self, server: &Arc<Server>, settings: &KeepSettings, act: impl FnOnce(&mut ServerConns)) {
         let mut servers = self.servers.borrow_mut();
-        act(servers.entry(Arc::as_ptr(server)).or_insert_with(|| ServerConns {
+        let conns = servers.entry(Arc::as_ptr(server)).or_insert_with(|| ServerConns {
             server: Arc::clone(server),
+            settings: settings.clone(),
             plain: Vec::new(),
             http1: Vec::new(),
             http2: Vec::new(),
-        }));
+        });
+        // A reload may have changed it.
+        conns.settings.clone_from(settings);
+        act(conns);
     }
 }

@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, Response, Version};
@@ -15,13 +16,14 @@ use super::abandon::{AbandonedExchange, GRACE, SocketHandoff};
 use super::forwarded_request::ForwardedRequest;
 use super::framing::normalize;
 use super::http1_fast::{PlainConn, PlainError, PlainResponse};
+use super::permits::ExchangePermits;
+use super::pool::KeepSettings;
 use super::server::InFlightGuard;
 use super::stream::{HyperIo, ReplayIo, UpstreamStream};
 use super::transport::{SendError, Transport, open_http1};
 use crate::executor::LocalExecutor;
 use crate::http::request_body::{RequestBody, UploadHandle, UploadProgress};
 use crate::http::response_body::UpstreamBody;
-use tidegate_store::Permit;
 
 /// A connection to a server, by protocol implementation.
 #[derive(Debug)]
@@ -102,14 +104,23 @@ impl From<SendError> for AttemptError {
     }
 }
 
+/// What the upstream of a connection says about it.
+#[derive(Clone, Debug)]
+pub(super) struct ConnSettings {
+    pub(super) keep: KeepSettings,
+    /// How long a server may take until its response starts.
+    pub(super) request_timeout: Duration,
+}
+
 /// A connection in use. Drop closes it; with permits, by [`AbandonedExchange`]. [`Self::give_back`] keeps it.
 #[derive(Debug)]
 pub(crate) struct PooledConn {
     transport: Rc<Transport>,
     /// `None` after it was given back or closed.
     conn: Option<Conn>,
+    settings: ConnSettings,
     in_flight: InFlightGuard,
-    permits: Vec<Permit>,
+    permits: ExchangePermits,
     upload: UploadHandle,
     has_response: bool,
     /// The start of the next response is ambiguous.
@@ -119,9 +130,9 @@ pub(crate) struct PooledConn {
 impl PooledConn {
     pub(super) fn new(
         transport: &Rc<Transport>,
-        conn: Conn,
+        (conn, settings): (Conn, ConnSettings),
         in_flight: InFlightGuard,
-        permits: Vec<Permit>,
+        permits: ExchangePermits,
         upload: UploadHandle,
     ) -> Self {
         if let Conn::Http1(http1) = &conn
@@ -129,8 +140,16 @@ impl PooledConn {
         {
             http1.handoff.begin();
         }
-        let (transport, conn) = (Rc::clone(transport), Some(conn));
-        Self { transport, conn, in_flight, permits, upload, has_response: false, is_unusable: false }
+        Self {
+            transport: Rc::clone(transport),
+            conn: Some(conn),
+            settings,
+            in_flight,
+            permits,
+            upload,
+            has_response: false,
+            is_unusable: false,
+        }
     }
 
     /// The connection of a plain response body.
@@ -174,6 +193,7 @@ impl PooledConn {
     ) -> Result<Response<UpstreamBody>, AttemptError> {
         let Some(Conn::Http1(http1)) = &mut self.conn else { return Err(AttemptError::NotSent) };
         let message = request.take_http1(self.in_flight.server()).ok_or(AttemptError::NotSent)?;
+        http1.handoff.expect_response();
         match http1.sender.try_send_request(message).await {
             Ok(response) => self.take_response(response),
             Err(mut error) => match error.take_message() {
@@ -181,6 +201,7 @@ impl PooledConn {
                     request.put_back(unsent);
                     Err(AttemptError::NotSent)
                 }
+                None if !http1.handoff.has_response_bytes() => Err(SendError::NoResponse.into()),
                 None => Err(SendError::Broken(error.into_error()).into()),
             },
         }
@@ -204,6 +225,7 @@ impl PooledConn {
         let why = match error.take_message() {
             Some(_) => AttemptError::NotSent,
             None if can_resend && is_unprocessed(error.error()) => AttemptError::Refused,
+            None if is_connection_error(error.error()) => return Err(SendError::NoResponse.into()),
             None => return Err(SendError::Broken(error.into_error()).into()),
         };
         self.transport.pool.remove_http2(self.in_flight.server(), http2);
@@ -223,11 +245,11 @@ impl PooledConn {
             io.handoff().begin();
         }
         let http1 = open_http1(io).await.map_err(SendError::Broken)?;
-        let Some(mut message) = request.take_sent() else { return Err(SendError::NoResponse.into()) };
+        let Some(mut message) = request.take_sent() else { return Err(SendError::Framing.into()) };
         // Not written to the server; hyper needs the method to parse the response.
         *message.headers_mut() = HeaderMap::new();
         let Conn::Http1(http1) = self.conn.insert(Conn::Http1(http1)) else {
-            return Err(SendError::NoResponse.into());
+            return Err(SendError::Framing.into());
         };
         match http1.sender.try_send_request(message).await {
             Ok(response) => self.take_response(response),
@@ -247,23 +269,23 @@ impl PooledConn {
     }
 
     /// Ends the exchange and returns the connection to the pool, unless it cannot be reused. Returns the permits.
-    pub(crate) fn give_back(mut self) -> Vec<Permit> {
+    pub(crate) fn give_back(mut self) -> ExchangePermits {
         let permits = self.take_permits();
         if let Some(conn) = self.conn.take()
             && !self.is_unusable
         {
-            self.transport.pool.keep(self.in_flight.server(), conn);
+            self.transport.pool.keep(self.in_flight.server(), conn, &self.settings.keep);
         }
         permits
     }
 
-    /// Ends a failed attempt and closes the connection. Returns the permits for the next attempt.
-    pub(super) fn give_up(mut self) -> Vec<Permit> {
+    /// Ends an attempt that another one follows, and closes the connection. The server is done with it.
+    pub(crate) fn give_up(mut self) {
         self.upload = UploadHandle::default();
-        self.take_permits()
+        self.take_permits();
     }
 
-    fn take_permits(&mut self) -> Vec<Permit> {
+    fn take_permits(&mut self) -> ExchangePermits {
         if let Some(Conn::Http1(http1)) = &self.conn
             && !self.permits.is_empty()
         {
@@ -276,11 +298,11 @@ impl PooledConn {
 impl Drop for PooledConn {
     fn drop(&mut self) {
         // The rest of the request body is not needed.
-        self.upload.stop();
+        self.upload.abandon();
         if self.permits.is_empty() {
             return;
         }
-        let timeout = self.transport.response_timeout;
+        let timeout = self.settings.request_timeout;
         let abandoned = AbandonedExchange {
             permits: std::mem::take(&mut self.permits),
             in_flight: self.in_flight.server().begin(),
@@ -304,4 +326,14 @@ fn is_unprocessed(error: &hyper::Error) -> bool {
     };
     let is_refused = error.is_reset() && error.reason() == Some(h2::Reason::REFUSED_STREAM);
     error.is_remote() && (error.is_go_away() || is_refused)
+}
+
+/// Whether an HTTP/2 connection broke, in contrast to one of its streams.
+fn is_connection_error(error: &hyper::Error) -> bool {
+    let source = std::error::Error::source(error);
+    if let Some(error) = source.and_then(|source| source.downcast_ref::<h2::Error>()) {
+        return error.is_io() || error.is_go_away();
+    }
+    let is_io = source.and_then(|source| source.downcast_ref::<std::io::Error>()).is_some();
+    is_io || error.is_closed() || error.is_canceled() || error.is_timeout()
 }

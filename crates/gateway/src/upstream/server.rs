@@ -1,15 +1,21 @@
 //! Upstreams and their servers. All workers share their state.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use http::uri::{Authority, Scheme};
 use http::{HeaderValue, Uri};
 use thiserror::Error;
-use tidegate_policy::{Balance, HealthCheckPlan};
+use tidegate_core::{CallOutcome, TimeSpan, Timestamp};
+use tidegate_policy::{Balance, HealthCheckPlan, UpstreamPlan};
+use tidegate_store::Clock;
 use tidegate_telemetry::UpstreamCounts;
+use tidegate_tower::bulkhead::BulkheadPermit;
 
 use super::balance::HashRing;
+use super::ejection::EjectionState;
+use super::resilience::{ResilienceError, ResilienceState};
+use crate::resource_limits::ResourceLimits;
 
 /// An upstream: a group of interchangeable servers.
 #[derive(Debug)]
@@ -22,34 +28,102 @@ pub(crate) struct UpstreamGroup {
     pub(super) ring: HashRing,
     /// Its metrics.
     pub(crate) counts: Arc<UpstreamCounts>,
+    pub(crate) resilience: ResilienceState,
+    pub(crate) clock: Arc<dyn Clock>,
+    /// Locked while a server is ejected, so that never too many are.
+    ejecting: Mutex<()>,
+}
+
+/// Why an upstream cannot be served.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum UpstreamError {
+    /// The URL of a server is invalid.
+    #[error(transparent)]
+    Url(#[from] InvalidServerUrl),
+    /// Its resilience settings cannot be used.
+    #[error(transparent)]
+    Resilience(#[from] ResilienceError),
 }
 
 impl UpstreamGroup {
     pub(crate) fn new(
-        plan: &tidegate_policy::UpstreamPlan,
+        plan: &UpstreamPlan,
         counts: Arc<UpstreamCounts>,
-    ) -> Result<Self, InvalidServerUrl> {
-        let tidegate_policy::UpstreamPlan { name, servers, balance, health, resilience: _ } = plan;
+        clock: &Arc<dyn Clock>,
+        limits: &ResourceLimits,
+    ) -> Result<Self, UpstreamError> {
+        let UpstreamPlan { name, servers, balance, health, resilience } = plan;
         let servers =
             servers.iter().map(|url| Server::parse(url).map(Arc::new)).collect::<Result<Vec<_>, _>>()?;
         let ring = HashRing::new(servers.iter().map(|server| server.url.as_str()));
         Ok(Self {
             name: name.clone(),
+            resilience: ResilienceState::new(resilience, servers.len(), clock, limits)?,
             servers,
             balance: *balance,
             health: health.clone(),
             turn: AtomicUsize::new(0),
             ring,
             counts,
+            clock: Arc::clone(clock),
+            ejecting: Mutex::default(),
         })
     }
 
-    /// Keeps the state of the servers that `earlier` has too.
+    /// Keeps the state of the servers that `earlier` has too, and of the parts whose settings are the same.
     pub(crate) fn adopt(&mut self, earlier: &Self) {
+        let known = |url: &str| earlier.servers.iter().position(|known| known.url == url);
+        self.resilience.adopt(&earlier.resilience, |index| known(&self.servers.get(index)?.url));
         for server in &mut self.servers {
-            if let Some(known) = earlier.servers.iter().find(|known| known.url == server.url) {
+            if let Some(known) = known(&server.url).and_then(|index| earlier.servers.get(index)) {
                 *server = Arc::clone(known);
             }
+        }
+        self.limit_ejections();
+    }
+
+    /// Counts the result of an attempt. Returns for how long the server is ejected, if this result ejects it.
+    #[inline]
+    pub(crate) fn record_outcome(&self, index: usize, outcome: CallOutcome) -> Option<TimeSpan> {
+        let plan = self.resilience.plan.eject.as_ref()?;
+        let server = self.servers.get(index)?;
+        if !server.ejection.record(outcome, plan, || self.clock.now()) {
+            return None;
+        }
+        self.eject(server)
+    }
+
+    /// Ejects a server, unless too many are ejected already.
+    #[cold]
+    fn eject(&self, server: &Server) -> Option<TimeSpan> {
+        let plan = self.resilience.plan.eject.as_ref()?;
+        let _ejecting = self.ejecting.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = self.clock.now();
+        let ejected = self.servers.iter().filter(|server| server.ejection.ejected_for(now).is_some());
+        // Another worker may have ejected it.
+        let is_allowed = ejected.count() < self.max_ejected() && server.ejection.ejected_for(now).is_none();
+        is_allowed.then(|| server.ejection.eject(plan, now))
+    }
+
+    /// How many servers may be ejected at a time; never the only one.
+    fn max_ejected(&self) -> usize {
+        let (count, plan) = (self.servers.len(), self.resilience.plan.eject.as_ref());
+        let most = plan.map_or(0, |plan| plan.at_most.of(count as u64));
+        usize::try_from(most).unwrap_or(usize::MAX).min(count.saturating_sub(1))
+    }
+
+    /// Ends ejections that are too many after a reload has removed servers: those that would end first.
+    fn limit_ejections(&self) {
+        let now = self.clock.now();
+        let mut ejected: Vec<_> = self
+            .servers
+            .iter()
+            .filter_map(|server| Some((server.ejection.ejected_for(now)?, server)))
+            .collect();
+        ejected.sort_unstable_by_key(|(left, _)| *left);
+        let surplus = ejected.len().saturating_sub(self.max_ejected());
+        for (_, server) in ejected.into_iter().take(surplus) {
+            server.ejection.begin_slow_start(now);
         }
     }
 }
@@ -66,6 +140,7 @@ pub(crate) struct Server {
     pub(crate) addr: String,
     pub(crate) protocol: Protocol,
     healthy: AtomicBool,
+    pub(super) ejection: EjectionState,
     /// Requests in flight, of all workers.
     in_flight: AtomicUsize,
     /// Open connections, of all workers.
@@ -109,6 +184,7 @@ impl Server {
             authority,
             protocol,
             healthy: AtomicBool::new(true),
+            ejection: EjectionState::default(),
             in_flight: AtomicUsize::new(0),
             connections: AtomicUsize::new(0),
         })
@@ -123,9 +199,18 @@ impl Server {
         self.healthy.load(Ordering::Relaxed)
     }
 
-    /// Stores the result of a health check. Returns whether it has changed.
-    pub(crate) fn set_healthy(&self, healthy: bool) -> bool {
-        self.healthy.swap(healthy, Ordering::Relaxed) != healthy
+    /// Stores the result of a health check at `now`. Returns whether it has changed. A server that has recovered starts slowly.
+    pub(crate) fn set_healthy(&self, healthy: bool, now: Timestamp) -> bool {
+        let has_changed = self.healthy.swap(healthy, Ordering::Relaxed) != healthy;
+        if has_changed && healthy {
+            self.ejection.begin_slow_start(now);
+        }
+        has_changed
+    }
+
+    /// How long it is ejected for.
+    pub(crate) fn ejected_for(&self, now: Timestamp) -> Option<TimeSpan> {
+        self.ejection.ejected_for(now)
     }
 
     pub(crate) fn load(&self) -> usize {
@@ -136,10 +221,10 @@ impl Server {
         self.connections.load(Ordering::Relaxed)
     }
 
-    /// Counts a connection until the guard is dropped.
-    pub(super) fn count_connection(self: &Arc<Self>) -> UpstreamConnCount {
+    /// Counts a connection until the guard is dropped, which keeps the connection's `slot` of the upstream.
+    pub(super) fn count_connection(self: &Arc<Self>, slot: Option<BulkheadPermit>) -> UpstreamConnCount {
         self.connections.fetch_add(1, Ordering::Relaxed);
-        UpstreamConnCount(Arc::clone(self))
+        UpstreamConnCount { server: Arc::clone(self), _slot: slot }
     }
 
     /// Counts a request as in flight until the guard is dropped.
@@ -151,11 +236,14 @@ impl Server {
 
 /// Counts an open connection to a server.
 #[derive(Debug)]
-pub(super) struct UpstreamConnCount(Arc<Server>);
+pub(super) struct UpstreamConnCount {
+    server: Arc<Server>,
+    _slot: Option<BulkheadPermit>,
+}
 
 impl Drop for UpstreamConnCount {
     fn drop(&mut self) {
-        self.0.connections.fetch_sub(1, Ordering::Relaxed);
+        self.server.connections.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -177,6 +265,10 @@ impl Drop for InFlightGuard {
 
 #[cfg(test)]
 mod tests {
+    use tidegate_core::{BreakerConfig, BreakerState, Ratio};
+    use tidegate_policy::{BreakerPlan, BreakerScope, EjectPlan, ResiliencePlan};
+    use tidegate_store::ManualClock;
+
     use super::*;
 
     #[test]
@@ -202,24 +294,94 @@ mod tests {
 
     #[test]
     fn server_kept_in_reload_keeps_its_health() {
-        let upstream = |servers: [&str; 2]| {
-            let servers = servers.map(str::to_owned).to_vec();
-            let (name, balance) = ("api".to_owned(), Balance::RoundRobin);
-            let plan = tidegate_policy::UpstreamPlan {
-                name,
-                servers,
-                balance,
-                health: None,
-                resilience: tidegate_policy::ResiliencePlan::default(),
-            };
-            let metrics = tidegate_telemetry::Metrics::new(1, tidegate_core::Timestamp::ZERO);
-            UpstreamGroup::new(&plan, metrics.upstream("api")).unwrap()
-        };
-        let old = upstream(["http://a:1", "http://b:1"]);
-        old.servers[1].set_healthy(false);
-        let mut new = upstream(["http://b:1", "http://c:1"]);
+        let old = group(&["http://a:1", "http://b:1"], ResiliencePlan::default()).0;
+        old.servers[1].set_healthy(false, Timestamp::ZERO);
+        let mut new = group(&["http://b:1", "http://c:1"], ResiliencePlan::default()).0;
         new.adopt(&old);
         assert!(!new.servers[0].is_healthy());
         assert!(new.servers[1].is_healthy());
+    }
+
+    fn group(servers: &[&str], resilience: ResiliencePlan) -> (UpstreamGroup, Arc<ManualClock>) {
+        let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_700_000_000)));
+        let plan = UpstreamPlan {
+            name: "api".to_owned(),
+            servers: servers.iter().map(|&url| url.to_owned()).collect(),
+            balance: Balance::RoundRobin,
+            health: None,
+            resilience,
+        };
+        let counts = tidegate_telemetry::Metrics::new(1, Timestamp::ZERO).upstream("api");
+        let shared = Arc::clone(&clock) as Arc<dyn Clock>;
+        (UpstreamGroup::new(&plan, counts, &shared, &ResourceLimits::default()).unwrap(), clock)
+    }
+
+    /// Five failures in a row. Returns for how many seconds the server is ejected.
+    fn fail(group: &UpstreamGroup, index: usize) -> Option<u64> {
+        let ejected = (0..5).filter_map(|_| group.record_outcome(index, CallOutcome::Failure)).last();
+        ejected.map(TimeSpan::as_secs_ceil)
+    }
+
+    fn eject(percent: u32) -> ResiliencePlan {
+        let eject = EjectPlan { at_most: Ratio::from_percent(percent), ..EjectPlan::default() };
+        ResiliencePlan { eject: Some(eject), ..ResiliencePlan::default() }
+    }
+
+    const URLS: [&str; 5] = ["http://a:1", "http://b:1", "http://c:1", "http://d:1", "http://e:1"];
+
+    #[test]
+    fn ejected_servers_are_at_most_their_share_rounded_down() {
+        for (servers, percent, most) in
+            [(1, 100, 0), (2, 50, 1), (3, 50, 1), (5, 50, 2), (5, 100, 4), (5, 0, 0)]
+        {
+            let (group, _) = group(&URLS[..servers], eject(percent));
+            let ejected = (0..servers).filter(|&index| fail(&group, index).is_some()).count();
+            assert_eq!(ejected, most, "{servers} servers, {percent} %");
+        }
+    }
+
+    #[test]
+    fn ejected_server_returns_and_another_can_be_ejected() {
+        let (group, clock) = group(&URLS[..2], ResiliencePlan::default());
+        assert_eq!(fail(&group, 0), Some(10));
+        assert_eq!(fail(&group, 1), None, "half of the servers are ejected");
+        clock.advance(TimeSpan::from_secs(10));
+        assert_eq!(group.servers[0].ejected_for(clock.now()), None);
+        assert_eq!(fail(&group, 1), Some(10));
+    }
+
+    #[test]
+    fn reload_keeps_ejections_and_budget_but_not_too_many_ejections() {
+        let (old, clock) = group(&URLS[..4], ResiliencePlan::default());
+        assert_eq!((fail(&old, 0), fail(&old, 1)), (Some(10), Some(10)));
+        let spent = std::iter::from_fn(|| old.resilience.budget.try_withdraw()).take(7);
+        spent.for_each(tidegate_tower::retry::RetryPermit::spend);
+        let mut same = group(&URLS[..4], ResiliencePlan::default()).0;
+        same.adopt(&old);
+        assert!(same.servers[..2].iter().all(|server| server.ejected_for(clock.now()).is_some()));
+        assert_eq!(same.resilience.budget.remaining(), 3);
+        let mut fewer = group(&URLS[..2], ResiliencePlan::default()).0;
+        fewer.adopt(&same);
+        let ejected = fewer.servers.iter().filter(|server| server.ejected_for(clock.now()).is_some());
+        assert_eq!(ejected.count(), 1, "half of two");
+    }
+
+    #[test]
+    fn reload_with_the_same_breaker_keeps_its_state_and_with_another_does_not() {
+        let plan = |failures| {
+            let config = BreakerConfig { failures: Some(failures), ..BreakerConfig::default() };
+            let breaker = Some(BreakerPlan { config, scope: BreakerScope::Server });
+            ResiliencePlan { breaker, ..ResiliencePlan::default() }
+        };
+        let state =
+            |group: &UpstreamGroup, index| group.resilience.breakers.of_server(index).unwrap().state();
+        let old = group(&URLS[..2], plan(5)).0;
+        old.resilience.breakers.of_server(1).unwrap().breaker().force_open();
+        let mut moved = group(&[URLS[1], URLS[2]], plan(5)).0;
+        moved.adopt(&old);
+        assert_eq!((state(&moved, 0), state(&moved, 1)), (BreakerState::ForcedOpen, BreakerState::Closed));
+        let mut changed = group(&URLS[..2], plan(6)).0;
+        changed.adopt(&old);
+        assert_eq!(state(&changed, 1), BreakerState::Closed);
     }
 }

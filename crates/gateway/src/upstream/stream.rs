@@ -63,7 +63,12 @@ impl Drop for HyperIo {
 
 impl AsyncRead for HyperIo {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        self.get_mut().stream()?.poll_read(cx, buf)
+        let (this, filled) = (self.get_mut(), buf.filled().len());
+        let read = this.stream()?.poll_read(cx, buf);
+        if buf.filled().len() > filled {
+            this.handoff.record_read();
+        }
+        read
     }
 }
 

@@ -34,18 +34,18 @@ const NONE: usize = usize::MAX;
 pub(crate) struct TimeoutWheel(RefCell<TimerRings>);
 
 impl TimeoutWheel {
-    /// Waits for `future`, but no longer than `timeout`: `None` then. If `has_progress` says that there was progress
-    /// meanwhile, the timeout starts again.
+    /// Waits for `future`, but no longer than `timeout`: `None` then. If `extension` returns another timeout at that time,
+    /// for example because there was progress, that one starts.
     pub(crate) async fn run_within<F: Future>(
         self: &Rc<Self>,
         timeout: Duration,
         mut future: Pin<&mut F>,
-        has_progress: impl Fn() -> bool,
+        extension: impl Fn() -> Option<Duration>,
     ) -> Option<F::Output> {
         let mut timer = Timer { wheel: self, timeout, key: None };
         poll_fn(|cx| match future.as_mut().poll(cx) {
             Poll::Ready(output) => Poll::Ready(Some(output)),
-            Poll::Pending if timer.is_expired(cx, &has_progress) => Poll::Ready(None),
+            Poll::Pending if timer.is_expired(cx, &extension) => Poll::Ready(None),
             Poll::Pending => Poll::Pending,
         })
         .await
@@ -76,15 +76,14 @@ struct Timer<'w> {
 }
 
 impl Timer<'_> {
-    fn is_expired(&mut self, cx: &Context<'_>, has_progress: impl Fn() -> bool) -> bool {
+    fn is_expired(&mut self, cx: &Context<'_>, extension: impl Fn() -> Option<Duration>) -> bool {
         let mut rings = self.wheel.0.borrow_mut();
         if let Some(key) = self.key {
             if !rings.is_expired(key, cx.waker()) {
                 return false;
             }
-            if !has_progress() {
-                return true;
-            }
+            let Some(timeout) = extension() else { return true };
+            self.timeout = timeout;
             rings.remove(key);
         }
         let (key, idle_ring) = rings.insert(self.timeout, cx.waker().clone());
@@ -231,10 +230,10 @@ mod tests {
     async fn waited(
         wheel: &Rc<TimeoutWheel>,
         timeout: Duration,
-        has_progress: impl Fn() -> bool,
+        extension: impl Fn() -> Option<Duration>,
     ) -> Duration {
         let since = Instant::now();
-        assert!(wheel.run_within(timeout, pin!(pending::<()>()), has_progress).await.is_none());
+        assert!(wheel.run_within(timeout, pin!(pending::<()>()), extension).await.is_none());
         since.elapsed()
     }
 
@@ -250,7 +249,7 @@ mod tests {
             for pause in [0, 1, 3_000, 3_750, 100_000] {
                 sleep(Duration::from_millis(pause)).await;
                 for timeout in [Duration::from_millis(1), Duration::from_millis(333), MINUTE, 60 * MINUTE] {
-                    let waited = waited(&wheel, timeout, || false).await;
+                    let waited = waited(&wheel, timeout, || None).await;
                     assert!((timeout..=latest(timeout)).contains(&waited), "{timeout:?} {pause}: {waited:?}");
                 }
             }
@@ -265,9 +264,9 @@ mod tests {
         let tick = Duration::from_millis(MIN_TICK_MILLIS << ticks(MINUTE).0);
         let test = async {
             for late in 0..40 {
-                assert!(wheel.run_within(MINUTE, pin!(sleep(tick / 2)), || false).await.is_some());
+                assert!(wheel.run_within(MINUTE, pin!(sleep(tick / 2)), || None).await.is_some());
                 // The clock jumps, and the next timeout starts before the task that ticks runs.
-                let ((), waited) = tokio::join!(advance(tick * late / 10), waited(&wheel, MINUTE, || false));
+                let ((), waited) = tokio::join!(advance(tick * late / 10), waited(&wheel, MINUTE, || None));
                 assert!((MINUTE..=latest(MINUTE)).contains(&waited), "{late}: {waited:?}");
             }
         };
@@ -279,14 +278,14 @@ mod tests {
         let wheel = Rc::<TimeoutWheel>::default();
         let test = async {
             let progress = Cell::new(3);
-            let has_progress = || progress.replace(progress.get().max(1) - 1) > 0;
-            let waited = waited(&wheel, MINUTE, has_progress).await;
+            let extension = || (progress.replace(progress.get().max(1) - 1) > 0).then_some(MINUTE);
+            let waited = waited(&wheel, MINUTE, extension).await;
             assert!((MINUTE * 4..MINUTE * 5).contains(&waited), "{waited:?}");
             let future = async {
                 sleep(MINUTE / 2).await;
                 7
             };
-            assert_eq!(wheel.run_within(MINUTE, pin!(future), || false).await, Some(7));
+            assert_eq!(wheel.run_within(MINUTE, pin!(future), || None).await, Some(7));
             assert!(is_empty(&wheel));
         };
         LocalSet::new().run_until(test).await;
@@ -297,7 +296,7 @@ mod tests {
         let wheel = Rc::<TimeoutWheel>::default();
         let test = async {
             for _ in 0..2 {
-                waited(&wheel, MINUTE, || false).await;
+                waited(&wheel, MINUTE, || None).await;
                 assert_eq!(Rc::strong_count(&wheel), 2, "its task keeps a reference");
                 sleep(4 * MINUTE).await;
                 assert_eq!(Rc::strong_count(&wheel), 1);
@@ -389,12 +388,12 @@ mod tests {
                         sleep(Duration::from_millis(start)).await;
                         let timeout = Duration::from_millis(timeout);
                         let Some(response) = response else {
-                            let waited = waited(&wheel, timeout, || false).await;
+                            let waited = waited(&wheel, timeout, || None).await;
                             assert!((timeout..=latest(timeout)).contains(&waited), "{timeout:?}: {waited:?}");
                             return;
                         };
                         let response = Duration::from_millis(response.into());
-                        let is_done = wheel.run_within(timeout, pin!(sleep(response)), || false).await.is_some();
+                        let is_done = wheel.run_within(timeout, pin!(sleep(response)), || None).await.is_some();
                         let (is_sooner, is_later) = (response < timeout, response > latest(timeout));
                         assert!(is_done || !is_sooner, "{response:?} within {timeout:?}");
                         assert!(!is_done || !is_later, "{response:?} after {timeout:?}");

@@ -1,5 +1,6 @@
 //! Sends requests to servers over HTTP/1.1 or HTTP/2.
 
+use std::cell::Cell;
 use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -9,22 +10,22 @@ use http::Response;
 use hyper::client::conn::{http1, http2};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use thiserror::Error;
-use tidegate_store::Permit;
-use tokio::time::MissedTickBehavior;
 
 use super::connect::Connector;
+use super::connection_slots::{NoConnectionSlot, PoolPressure};
 use super::forwarded_request::ForwardedRequest;
 use super::http1_fast::{IoBuffers, PlainConn};
-use super::pool::ConnPool;
-use super::pooled_conn::{AttemptError, Conn, Http1Conn, Http2Conn, PooledConn};
-use super::server::{Protocol, Server};
+use super::permits::ExchangePermits;
+use super::pool::{ConnPool, KeepSettings};
+use super::pooled_conn::{AttemptError, Conn, ConnSettings, Http1Conn, Http2Conn, PooledConn};
+use super::server::{Protocol, Server, UpstreamGroup};
 use super::stream::{HyperIo, UpstreamStream};
 use crate::executor::LocalExecutor;
 use crate::http::response_body::UpstreamBody;
 use crate::resource_limits::ResourceLimits;
 
 /// How often a request that the server has certainly not processed is sent again, each time over another connection.
-const MAX_RESENDS: u32 = 3;
+pub(super) const MAX_RESENDS: u32 = 3;
 /// Idle connections are swept at least this often within their idle timeout.
 const SWEEPS_PER_TIMEOUT: u32 = 4;
 
@@ -34,11 +35,13 @@ pub(crate) struct Transport {
     connector: Connector,
     pub(super) pool: ConnPool,
     pub(super) buffers: IoBuffers,
-    pub(super) response_timeout: Duration,
+    pub(super) pressure: Arc<PoolPressure>,
     /// Quiet time after which HTTP/2 servers are pinged.
     ping: Duration,
+    /// The longest interval between sweeps of idle connections.
+    max_sweep: Duration,
     /// How often idle connections are swept.
-    sweep: Duration,
+    sweep: Cell<Duration>,
 }
 
 /// Why there is no response.
@@ -48,56 +51,69 @@ pub(crate) enum SendError {
     #[error("cannot connect to the server")]
     Connect(#[source] io::Error),
     /// The `Host` is not a valid `:authority` for an HTTP/2 server.
-    #[error("the Host header is not a valid authority")]
+    #[error("invalid Host header")]
     Host,
+    /// The upstream has as many connections as it may have.
+    #[error("no connection slot is free")]
+    NoSlot,
     /// The connection broke, or the response is not valid HTTP.
     #[error("invalid response")]
     Broken(#[source] hyper::Error),
     /// The end of the response is ambiguous.
     #[error("ambiguous response framing")]
     Framing,
-    /// The connection closed before a response.
+    /// The connection broke before the first byte of a response.
     #[error("connection closed before the response")]
     NoResponse,
 }
 
 impl Transport {
-    pub(crate) fn new(connector: Connector, limits: &ResourceLimits) -> Rc<Self> {
-        let sweep =
-            limits.tick().min(limits.upstream_idle / SWEEPS_PER_TIMEOUT).max(Duration::from_millis(1));
-        let max_sweeps = limits.upstream_idle.as_nanos().div_ceil(sweep.as_nanos());
+    pub(crate) fn new(
+        connector: Connector,
+        limits: &ResourceLimits,
+        pressure: Arc<PoolPressure>,
+    ) -> Rc<Self> {
         Rc::new(Self {
             connector,
-            pool: ConnPool::new(u32::try_from(max_sweeps).unwrap_or(u32::MAX)),
+            pool: ConnPool::new(),
             buffers: IoBuffers::new(),
-            response_timeout: limits.response_timeout,
+            pressure,
             ping: limits.upstream_ping,
-            sweep,
+            max_sweep: limits.tick(),
+            sweep: Cell::new(limits.tick()),
         })
     }
 
-    /// Sends a request over a pooled connection or a new one, and waits for the head of the response. The connection takes
+    /// Sweeps as often as the shortest idle timeout needs.
+    pub(crate) fn set_shortest_idle(&self, idle: Duration) {
+        self.sweep.set(self.max_sweep.min(idle / SWEEPS_PER_TIMEOUT).max(Duration::from_millis(1)));
+    }
+
+    /// Sends a request over a pooled connection or a new one, and waits for the head of the response. The connection has
     /// `permits` for the time of the attempt.
     pub(crate) async fn send(
         self: &Rc<Self>,
+        upstream: &UpstreamGroup,
         server: &Arc<Server>,
         request: &mut ForwardedRequest,
-        permits: &mut Vec<Permit>,
+        permits: &ExchangePermits,
     ) -> Result<(Response<UpstreamBody>, PooledConn), SendError> {
         let is_plain = server.protocol == Protocol::Http1 && request.is_plain();
-        let mut resends = 0;
+        let timeouts = &upstream.resilience.timeouts;
+        let settings = ConnSettings {
+            keep: KeepSettings { idle: timeouts.idle, slots: upstream.resilience.connections.clone() },
+            request_timeout: timeouts.request,
+        };
         loop {
             let in_flight = server.begin();
             let (conn, is_new) = match self.pool.take(server, is_plain) {
                 Some(conn) => (conn, false),
                 // Boxed because its state would otherwise be part of every request.
-                None => match Box::pin(self.open(server, is_plain)).await {
-                    Ok(conn) => (conn, true),
-                    Err(error) => return Err(SendError::Connect(error)),
-                },
+                None => (Box::pin(self.open(upstream, server, &settings.keep, is_plain)).await?, true),
             };
             let upload = request.upload().clone();
-            let mut conn = PooledConn::new(self, conn, in_flight, std::mem::take(permits), upload);
+            let mut conn =
+                PooledConn::new(self, (conn, settings.clone()), in_flight, permits.clone(), upload);
             let is_refused = match conn.exchange(request).await {
                 Ok(response) => return Ok((response, conn)),
                 Err(AttemptError::Failed(error)) => return Err(error),
@@ -105,10 +121,9 @@ impl Transport {
                 Err(AttemptError::NotSent) => false,
                 Err(AttemptError::Refused) => true,
             };
-            *permits = conn.give_up();
+            conn.give_up();
             // Only new connections count: the number of idle ones is finite.
-            resends += u32::from(is_new || is_refused);
-            if resends > MAX_RESENDS {
+            if (is_new || is_refused) && !request.count_resend() {
                 return Err(SendError::Connect(io::ErrorKind::ConnectionRefused.into()));
             }
         }
@@ -117,11 +132,13 @@ impl Transport {
     /// Sweeps the pool periodically. Nothing else reads from idle connections, so nothing else notices that a server has
     /// closed one.
     pub(crate) async fn run(self: Rc<Self>) {
-        let mut sweeps = tokio::time::interval(self.sweep);
-        sweeps.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut pressure = self.pressure.subscribe();
         loop {
-            sweeps.tick().await;
-            self.pool.sweep();
+            let period = self.sweep.get();
+            tokio::select! {
+                () = tokio::time::sleep(period) => self.pool.sweep(period),
+                Ok(()) = pressure.changed() => self.pool.close_idle_for_waiting(),
+            }
         }
     }
 
@@ -130,33 +147,39 @@ impl Transport {
         self.pool.keep_only(is_used);
     }
 
-    async fn open(&self, server: &Arc<Server>, is_plain: bool) -> io::Result<Conn> {
-        let (stream, is_http2) = self.connector.connect(server).await?;
-        match stream {
+    async fn open(
+        &self,
+        upstream: &UpstreamGroup,
+        server: &Arc<Server>,
+        settings: &KeepSettings,
+        is_plain: bool,
+    ) -> Result<Conn, SendError> {
+        let slot = self.acquire_slot(upstream).await.map_err(|NoConnectionSlot| SendError::NoSlot)?;
+        let timeout = upstream.resilience.timeouts.connect;
+        let (stream, is_http2) = self.connector.connect(server, timeout).await.map_err(SendError::Connect)?;
+        let count = server.count_connection(slot);
+        let opened = match stream {
             UpstreamStream::Plain(stream) if is_plain && !is_http2 => {
-                Ok(Conn::Plain(PlainConn::new(stream, server.count_connection())))
+                Ok(Conn::Plain(PlainConn::new(stream, count)))
             }
-            stream if is_http2 => self.open_http2(server, stream).await,
-            stream => {
-                let io = HyperIo::new(stream, server.count_connection(), false);
-                open_http1(io).await.map(Conn::Http1).map_err(io::Error::other)
-            }
-        }
+            stream if is_http2 => self.open_http2(HyperIo::new(stream, count, true)).await.map(|http2| {
+                self.pool.add_http2(server, &http2, settings);
+                Conn::Http2(http2)
+            }),
+            stream => open_http1(HyperIo::new(stream, count, false)).await.map(Conn::Http1),
+        };
+        opened.map_err(|error| SendError::Connect(io::Error::other(error)))
     }
 
-    async fn open_http2(&self, server: &Arc<Server>, stream: UpstreamStream) -> io::Result<Conn> {
-        let io = HyperIo::new(stream, server.count_connection(), true);
+    async fn open_http2(&self, io: HyperIo) -> hyper::Result<Http2Conn> {
         let (sender, connection) = http2::Builder::new(LocalExecutor)
             .timer(TokioTimer::new())
             .keep_alive_interval(self.ping)
             .keep_alive_timeout(self.ping / 2)
             .keep_alive_while_idle(true)
             .handshake(TokioIo::new(io))
-            .await
-            .map_err(io::Error::other)?;
-        let http2 = Http2Conn::new(sender, connection);
-        self.pool.add_http2(server, &http2);
-        Ok(Conn::Http2(http2))
+            .await?;
+        Ok(Http2Conn::new(sender, connection))
     }
 }
 

@@ -11,7 +11,9 @@ use http::Request;
 use http_body::Body;
 use http_body_util::Empty;
 use tidegate_core::Timestamp;
-use tidegate_gateway::{Gateway, Listener, ServerCertificate};
+use tidegate_gateway::{
+    BreakerCommand, BreakerCommandError, BulkheadStatus, Gateway, Listener, ServerCertificate, UpstreamStatus,
+};
 use tidegate_limiter::Limiter;
 use tidegate_policy::{ActivePolicy, Ban, Bans, Subject, compile};
 use tidegate_store::{Clock, MemoryStore, Penalties, Permits, SystemClock};
@@ -93,6 +95,17 @@ impl TestGateway {
         Self::run(gateway_with(active, limits, clock, telemetry), any_port(), Duration::ZERO)
     }
 
+    /// Serves a complete policy and reads time from `clock`.
+    pub(crate) fn start_at(clock: Arc<dyn Clock>, policy: &str) -> Self {
+        Self::with_clock(clock, complete(policy, &[]), ResourceLimits::default())
+    }
+
+    /// Serves a complete policy with so many workers.
+    pub(crate) fn with_workers(workers: usize, policy: &str) -> Self {
+        let listener = Listener::bind("127.0.0.1:0", workers).expect("a free port");
+        Self::run(gateway(complete(policy, &[]), ResourceLimits::default()), listener, Duration::ZERO)
+    }
+
     /// Reports to `telemetry`.
     pub(crate) fn with_telemetry(telemetry: Telemetry, active: ActivePolicy, limits: ResourceLimits) -> Self {
         let clock = Arc::new(SystemClock::new());
@@ -141,6 +154,31 @@ impl TestGateway {
         self.permits().in_use()
     }
 
+    /// The first upstream.
+    pub(crate) fn upstream(&self) -> UpstreamStatus {
+        self.gateway.upstream_status().swap_remove(0)
+    }
+
+    /// The bulkhead of the first upstream.
+    pub(crate) fn bulkhead(&self) -> BulkheadStatus {
+        self.upstream().bulkhead.expect("a bulkhead")
+    }
+
+    /// The bulkheads of routes.
+    pub(crate) fn route_bulkheads(&self) -> Vec<(String, BulkheadStatus)> {
+        self.gateway.route_status().into_iter().map(|status| (status.route, status.bulkhead)).collect()
+    }
+
+    /// Commands breakers.
+    pub(crate) fn force_breaker(
+        &self,
+        upstream: &str,
+        server: Option<&str>,
+        command: BreakerCommand,
+    ) -> Result<(), BreakerCommandError> {
+        self.gateway.force_breaker(upstream, server, command)
+    }
+
     /// Connections of clients.
     pub(crate) fn connections(&self) -> usize {
         self.gateway.connections()
@@ -148,7 +186,7 @@ impl TestGateway {
 
     /// All metrics, as a person reads them.
     pub(crate) fn metrics(&self) -> String {
-        self.gateway.page(MetricsReader::OneShot).into_text()
+        self.gateway.metrics(MetricsReader::OneShot).into_text()
     }
 
     /// The value of a series of the metrics.

@@ -5,3 +5,4 @@
 mod edge;
 mod features;
 mod fixture;
+mod resilience;

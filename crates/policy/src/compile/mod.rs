@@ -13,6 +13,7 @@ mod limits;
 mod mode;
 mod names;
 pub(crate) mod network;
+mod resilience;
 mod routing;
 mod rules;
 mod scalar;
@@ -176,8 +177,7 @@ fn decode<'s>(root: &YamlNode<'s>, context: &mut CompileContext<'s, '_>) -> Opti
     let fields = Fields::open(root, &POLICY, &mut context.report)?;
     let listen = routing::listen(fields.get("listen"), context);
     let admin = admin::admin(fields.get("admin"), &mut context.report);
-    let upstreams =
-        fields.get("upstreams").map(|node| routing::upstreams(node, &mut context.report)).unwrap_or_default();
+    let upstreams = fields.get("upstreams").map(|node| routing::upstreams(node, context)).unwrap_or_default();
     // Routes inherit these, so decode them first.
     let http = http::options(fields.get("http"), HttpOptions::default(), &mut context.report);
     let routes = routing::routes(fields.get("routes"), (&upstreams, http), context);

@@ -5,13 +5,14 @@ use std::collections::{HashMap, HashSet};
 
 use tidegate_core::TimeSpan;
 
+use crate::compile::resilience::{self, FallbackReference};
 use crate::compile::{CompileContext, files, http, scalar};
 use crate::endpoints::EndpointPattern;
 use crate::host::{normalize_host, split_port};
 use crate::language::{BALANCES, HEALTH, LISTEN, ROUTE, TLS, UPSTREAM};
 use crate::plan::{
-    Balance, CertificatePlan, HealthCheckPlan, HostPattern, HttpOptions, ListenerPlan, ResiliencePlan, Route,
-    Secret, UpstreamPlan,
+    Balance, CertificatePlan, HealthCheckPlan, HostPattern, HttpOptions, ListenerPlan, Route, Secret,
+    UpstreamPlan,
 };
 use crate::raw::{Fields, Finding, NodeRef, ProblemReport, YamlNode, YamlValue, nearest};
 use crate::render::quote;
@@ -119,14 +120,18 @@ fn is_host(host: &str) -> bool {
     host.len() <= 253 && host.split('.').all(label)
 }
 
-pub(super) fn upstreams<'s>(node: &YamlNode<'s>, report: &mut ProblemReport<'s>) -> Vec<UpstreamPlan> {
+pub(super) fn upstreams<'s>(node: &YamlNode<'s>, context: &mut CompileContext<'s, '_>) -> Vec<UpstreamPlan> {
     let YamlValue::Mapping(entries) = &node.value else {
         let finding = Finding::error(node, format!("`upstreams` must be a mapping, not {}", node.describe()));
-        report.push(finding.hint("write each upstream as `NAME: { servers: [http://10.0.0.1:3000] }`"));
+        context
+            .report
+            .push(finding.hint("write each upstream as `NAME: { servers: [http://10.0.0.1:3000] }`"));
         return Vec::new();
     };
     let mut upstreams = Vec::new();
+    let mut fallbacks = Vec::new();
     for entry in entries {
+        let report = &mut context.report;
         let fields = Fields::open(&entry.value, &UPSTREAM, report);
         let servers = fields.as_ref().and_then(|fields| fields.require("servers", report));
         let servers = servers.map(|node| decode_servers(node, report)).unwrap_or_default();
@@ -137,9 +142,12 @@ pub(super) fn upstreams<'s>(node: &YamlNode<'s>, report: &mut ProblemReport<'s>)
         let health = health.and_then(|node| decode_health(node, report));
         let name = entry.key.text.clone().into_owned();
         let balance = balance.unwrap_or_default();
-        let resilience = ResiliencePlan::default();
+        let (resilience, fallback) =
+            fields.map(|fields| resilience::resilience(&fields, &servers, context)).unwrap_or_default();
+        fallbacks.extend(fallback.map(|name| FallbackReference { from: upstreams.len(), name }));
         upstreams.push(UpstreamPlan { name, servers, balance, health, resilience });
     }
+    resilience::resolve_fallbacks(&mut upstreams, &fallbacks, &mut context.report);
     upstreams
 }
 
@@ -200,8 +208,9 @@ fn server_problem(text: &str) -> Option<String> {
     (!is_host(host) || !port.is_none_or(is_port)).then(|| "for example `http://10.0.0.1:3000`".to_owned())
 }
 
-/// The names of all upstreams.
+/// All upstreams, with their names.
 struct UpstreamNames<'a> {
+    plans: &'a [UpstreamPlan],
     index: HashMap<&'a str, usize>,
     names: Vec<&'a str>,
 }
@@ -213,8 +222,8 @@ pub(super) fn routes<'s>(
 ) -> Vec<Route> {
     let Some(node) = node else { return Vec::new() };
     let names: Vec<_> = upstreams.iter().map(|upstream| upstream.name.as_str()).collect();
-    let known =
-        UpstreamNames { index: names.iter().enumerate().map(|(at, name)| (*name, at)).collect(), names };
+    let index = names.iter().enumerate().map(|(at, name)| (*name, at)).collect();
+    let known = UpstreamNames { plans: upstreams, index, names };
     let mut seen: HashMap<(HostPattern, EndpointPattern), u32> = HashMap::new();
     let mut routes = Vec::new();
     for item in scalar::list(node, "routes", &mut context.report) {
@@ -245,16 +254,25 @@ fn route<'s>(
         None => Some(EndpointPattern::everything()),
     };
     let http = http::options(fields.get("http"), inherited, report);
-    let node = fields.require("upstream", report)?;
-    let name = scalar::text(node, "the name of an upstream, for example `api`", report)?;
-    let upstream = upstreams.index.get(name).copied();
-    if upstream.is_none() {
-        report_unknown_upstream(node, name, &upstreams.names, report);
-    }
-    Some(Route { host: host?, path: path?, upstream: upstream?, http, bulkhead: None })
+    let upstream = fields.require("upstream", report).and_then(|node| {
+        let name = scalar::text(node, "the name of an upstream, for example `api`", report)?;
+        let upstream = upstreams.index.get(name).copied();
+        if upstream.is_none() {
+            report_unknown_upstream(node, name, &upstreams.names, report);
+        }
+        upstream
+    });
+    let target = upstream.and_then(|upstream| upstreams.plans.get(upstream));
+    let bulkhead = fields.get("bulkhead").and_then(|node| resilience::route_bulkhead(node, target, report));
+    Some(Route { host: host?, path: path?, upstream: upstream?, http, bulkhead })
 }
 
-fn report_unknown_upstream(node: &YamlNode<'_>, name: &str, known: &[&str], report: &mut ProblemReport<'_>) {
+pub(super) fn report_unknown_upstream(
+    node: &YamlNode<'_>,
+    name: &str,
+    known: &[&str],
+    report: &mut ProblemReport<'_>,
+) {
     let finding = Finding::error(node, format!("unknown upstream {}", quote(name)));
     if report.is_full() {
         report.push(finding);

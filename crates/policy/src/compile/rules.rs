@@ -75,15 +75,9 @@ fn concurrency_rule<'s>(
     }
     let id = limits::claim(item, fields, &scope.name_or_placeholder(item), context);
     let mode = mode::mode(fields, &mut context.report);
-    let concurrent = fields.get("concurrent").and_then(|node| {
-        let count = scalar::positive(node, "`concurrent`", &mut context.report)?;
-        let fits = u32::try_from(count).ok();
-        if fits.is_none() {
-            let finding = Finding::error(node, format!("{count} is too large"));
-            context.report.push(finding.expected(format!("at most {}", u32::MAX)));
-        }
-        fits
-    });
+    let concurrent = fields
+        .get("concurrent")
+        .and_then(|node| scalar::positive_u32(node, "`concurrent`", &mut context.report));
     let RuleScope { name, matches, count } = scope;
     let (id, name) = (id?, name?);
     context.targets.rules.insert(id, NodeRef::from(item));

@@ -1,6 +1,6 @@
 //! Decodes scalars: strings, numbers, durations and names from a list.
 
-use tidegate_core::TimeSpan;
+use tidegate_core::{Ratio, TimeSpan};
 
 use crate::raw::{Finding, ProblemReport, YamlNode, YamlValue, nearest};
 use crate::render::quote;
@@ -74,6 +74,55 @@ pub(super) fn positive(node: &YamlNode<'_>, what: &str, report: &mut ProblemRepo
         return None;
     }
     Some(number)
+}
+
+/// Like [`positive`], at most `u32::MAX`.
+pub(super) fn positive_u32(node: &YamlNode<'_>, what: &str, report: &mut ProblemReport<'_>) -> Option<u32> {
+    fit_u32(node, positive(node, what, report)?, report)
+}
+
+/// Like [`count`], at most `u32::MAX`.
+pub(super) fn count_u32(node: &YamlNode<'_>, report: &mut ProblemReport<'_>) -> Option<u32> {
+    fit_u32(node, count(node, report)?, report)
+}
+
+fn fit_u32(node: &YamlNode<'_>, number: u64, report: &mut ProblemReport<'_>) -> Option<u32> {
+    let fits = u32::try_from(number).ok();
+    if fits.is_none() {
+        let finding = Finding::error(node, format!("{number} is too large"));
+        report.push(finding.expected(format!("at most {}", u32::MAX)));
+    }
+    fits
+}
+
+/// Decodes a percentage above 0%, at most 100%; `zero_hint` says what to write instead of 0%.
+pub(super) fn ratio(node: &YamlNode<'_>, zero_hint: &str, report: &mut ProblemReport<'_>) -> Option<Ratio> {
+    const EXPECTED: &str = "a percentage, for example `10%` or `0.5%`";
+    let text = text(node, EXPECTED, report)?;
+    let wrong = |what: String| Finding::error(node, what).expected(EXPECTED);
+    let finding = match units::percent(text) {
+        Ok(0) => wrong("the percentage must be more than 0%".to_owned()).hint(zero_hint),
+        Ok(millionths) if millionths <= Ratio::ONE.as_millionths() => {
+            return Some(Ratio::from_millionths(millionths));
+        }
+        Ok(_) | Err(QuantityError::TooLarge) => {
+            wrong(format!("{} is more than 100%", quote(text))).hint("use `100%` or less")
+        }
+        Err(error @ (QuantityError::Negative | QuantityError::TooFine)) => {
+            wrong(format!("{} {error}", quote(text))).hint("for example `10%`")
+        }
+        Err(_) => {
+            let number = text.trim_end_matches('%').trim();
+            let meant = number.parse::<f64>().ok().filter(|number| *number > 0.0 && *number <= 100.0);
+            let finding = wrong(format!("{} is not a percentage", quote(text)));
+            match meant {
+                Some(_) => finding.hint(format!("write `{number}%`")),
+                None => finding.hint("for example `10%`"),
+            }
+        }
+    };
+    report.push(finding);
+    None
 }
 
 /// Decodes a whole number.

@@ -12,7 +12,7 @@ use std::net::IpAddr;
 
 use http::HeaderMap;
 use http::header::HOST;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use tidegate_core::{Check, Outcome, Role, Timestamp, Verdict};
 
 use crate::facts::Facts;
@@ -81,6 +81,12 @@ pub struct ExplainedRoute {
     pub upstream: String,
     /// Its servers.
     pub servers: Vec<String>,
+    /// The bulkhead of the route, if it has one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bulkhead: Option<String>,
+    /// What happens when the upstream fails or is slow, by the key of the policy. A mapping in JSON.
+    #[serde(serialize_with = "serialize_mapping")]
+    pub resilience: Vec<(&'static str, String)>,
 }
 
 /// The verdict on a request.
@@ -107,10 +113,8 @@ pub enum ExplainedVerdict {
         reason: String,
     },
     /// The request is admitted.
-    #[serde(rename = "passes")]
     Admitted,
     /// The request is rejected with 429.
-    #[serde(rename = "refused")]
     LimitExceeded {
         /// The rule that rejects it.
         by: String,
@@ -281,6 +285,13 @@ fn explain_accepted(
     }
 }
 
+fn serialize_mapping<S: Serializer>(
+    settings: &[(&'static str, String)],
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(settings.iter().map(|(key, text)| (key, text)))
+}
+
 impl ExplainedRoute {
     fn new(route: &Route, plan: &Plan) -> Option<Self> {
         let upstream = plan.upstreams.get(route.upstream)?;
@@ -289,6 +300,8 @@ impl ExplainedRoute {
             path: route.path.to_string(),
             upstream: upstream.name.clone(),
             servers: upstream.servers.clone(),
+            bulkhead: route.bulkhead.as_ref().map(ToString::to_string),
+            resilience: upstream.resilience.settings(&plan.upstreams),
         })
     }
 }

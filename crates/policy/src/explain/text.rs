@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::explain::{ExplainedConcurrency, ExplainedRule, ExplainedVerdict, Explanation};
+use crate::explain::{ExplainedConcurrency, ExplainedRoute, ExplainedRule, ExplainedVerdict, Explanation};
 
 impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -35,10 +35,7 @@ impl fmt::Display for Explanation {
         match route {
             // The request was rejected before routing.
             None if matches!(verdict, ExplainedVerdict::Rejected { status: 400, .. }) => {}
-            Some(route) => {
-                let servers = route.servers.join(", ");
-                writeln!(f, "route     {}{} → {} ({servers})", route.host, route.path, route.upstream)?;
-            }
+            Some(route) => route.write(f)?,
             None => writeln!(f, "route     no match")?,
         }
         for (index, rule) in rules.iter().enumerate() {
@@ -62,6 +59,20 @@ impl fmt::Display for Explanation {
             ExplainedVerdict::Admitted => writeln!(f, "verdict   admitted, assuming no earlier requests"),
             ExplainedVerdict::LimitExceeded { by } => writeln!(f, "verdict   429: limit `{by}` exceeded"),
         }
+    }
+}
+
+impl ExplainedRoute {
+    fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { host, path, upstream, servers, bulkhead, resilience } = self;
+        writeln!(f, "route     {host}{path} → {upstream} ({})", servers.join(", "))?;
+        if let Some(bulkhead) = bulkhead {
+            writeln!(f, "bulkhead  of this route: {bulkhead}")?;
+        }
+        for (key, text) in resilience {
+            writeln!(f, "{key:<9} {text}")?;
+        }
+        Ok(())
     }
 }
 

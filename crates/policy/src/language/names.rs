@@ -15,7 +15,14 @@ pub(crate) const UNDERSCORE_HEADERS: &[&str] = &["drop", "keep"];
 pub(crate) const KEY_VERIFICATIONS: &[&str] = &["keys_file", "none"];
 /// The modes of a rule that need no parameters.
 pub(crate) const MODES: &[&str] = &["enforce", "shadow"];
-/// The value that disables the admin API.
+/// The failures that are retried, besides status codes.
+pub(crate) const RETRY_CAUSES: &[&str] = &["connect", "reset", "timeout"];
+pub(crate) const JITTERS: &[&str] = &["none", "full", "equal", "decorrelated"];
+/// What a breaker covers.
+pub(crate) const BREAKER_SCOPES: &[&str] = &["server", "upstream"];
+/// The value of `shed` without bounds.
+pub(crate) const ADAPTIVE: &[&str] = &["adaptive"];
+/// The value that disables the admin API, retries, ejection or the buffer of request bodies.
 pub(crate) const OFF: &[&str] = &["off"];
 /// The value of `per` for one counter shared by all clients.
 pub(crate) const EVERYBODY: &str = "everybody";

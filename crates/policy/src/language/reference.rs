@@ -25,8 +25,15 @@ fn section(mapping: &'static Mapping, page: &mut String, written: &mut Vec<&'sta
     page.push_str("| key | value | default | example | meaning |\n|---|---|---|---|---|\n");
     for key in mapping.keys {
         let default = match key.default {
-            word @ ("none" | "required" | "any" | "always" | "each client" | "every request"
-            | "before forwarding") => word.to_owned(),
+            word @ ("none"
+            | "required"
+            | "any"
+            | "always"
+            | "each client"
+            | "every request"
+            | "before forwarding"
+            | "unlimited"
+            | "the usual error body") => word.to_owned(),
             text if text.contains('`') => text.to_owned(),
             value => format!("`{value}`"),
         };

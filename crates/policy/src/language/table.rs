@@ -6,6 +6,9 @@ use super::names::{
     BALANCES, ENCODED_SLASHES, ERROR_BODIES, FILE, HEADER, HEADER_STYLES, IDENTITY, KEY_VERIFICATIONS,
     NETWORK, OFF, PATH, PATH_CASES, UNDERSCORE_HEADERS,
 };
+use super::resilience::{
+    BREAKER_KEY, BULKHEAD_KEY, EJECT_KEY, FALLBACK_KEY, RETRY_KEY, ROUTE_BULKHEAD_KEY, SHED_KEY, TIMEOUTS_KEY,
+};
 use super::{Mapping, PolicyKey, Shape};
 
 pub(crate) static POLICY: Mapping = Mapping {
@@ -150,6 +153,13 @@ pub(crate) static UPSTREAM: Mapping = Mapping {
         )
         .default("round_robin"),
         PolicyKey::new("health", Object(&HEALTH), "The health check of the servers.", "{ path: /healthz }"),
+        TIMEOUTS_KEY,
+        RETRY_KEY,
+        BREAKER_KEY,
+        BULKHEAD_KEY,
+        EJECT_KEY,
+        SHED_KEY,
+        FALLBACK_KEY,
     ],
 };
 
@@ -183,6 +193,7 @@ pub(crate) static ROUTE: Mapping = Mapping {
             "How to interpret requests of this route. Absent keys have the value of the policy's `http`.",
             "{ encoded_slash: keep }",
         ),
+        ROUTE_BULKHEAD_KEY,
     ],
 };
 
@@ -457,7 +468,7 @@ pub(crate) static LOG: Mapping = Mapping {
             "to",
             Either(&[Choice(&["stderr", "stdout"]), Text("file")]),
             "Where log lines are written. A file is appended to, and reopened on SIGHUP.",
-            "/var/log/tidegate.log",
+            "/var/log/tidegate/tidegate.log",
         )
         .default("stderr"),
     ],

@@ -1,5 +1,7 @@
 //! How the gateway treats an upstream that fails or is slow.
 
+mod describe;
+
 use tidegate_core::{AdaptiveConfig, Backoff, BreakerConfig, Jitter, Ratio, TimeSpan};
 
 /// The resilience settings of an upstream. The default is what an upstream without any of these keys gets.
@@ -156,7 +158,7 @@ pub struct EjectPlan {
     pub after: u32,
     /// How long it is ejected at first; doubles up to ten times with each ejection that follows.
     pub duration: TimeSpan,
-    /// The largest share of servers that is ejected at a time.
+    /// The largest share of servers that is ejected at a time, rounded down.
     pub at_most: Ratio,
 }
 
@@ -183,6 +185,8 @@ pub enum FallbackPlan {
 /// The body of a fallback response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FallbackBody {
+    /// The name of the file, as in the policy.
+    pub file: String,
     /// The content.
     pub content: Vec<u8>,
     /// `Content-Type`, by the extension of the file.

@@ -24,6 +24,10 @@ impl Files for ReferencedFiles {
                 b"key,tier\nsk_1,free\nsk_2,gold\nsk_3,Premium,acme\nsk_4\nsk_1,free\nfree,sk_5\n"
             }
             "bad-bans.txt" => b"# harm\n10.0.0.0/8\n10.0.0/24\nexample.com # who\n10.0.0.0/99\n",
+            "down.json" => b"{}",
+            "not-json.json" => b"{ down }",
+            "latin1.txt" => b"ferm\xe9",
+            "large.html" => return Ok(Cow::Owned(vec![b' '; (1 << 20) + 1])),
             "locked.txt" => return Err(FileError::Unreadable { reason: "permission denied".to_owned() }),
             _ => return Err(FileError::Missing),
         };

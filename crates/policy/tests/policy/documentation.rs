@@ -31,6 +31,29 @@ fn yaml_blocks(page: &str) -> Vec<&str> {
     blocks.map(|block| block.split("```").next().unwrap_or_default()).collect()
 }
 
+/// The policy to which a block of docs/rules.md belongs. A list is the list of rules; identities need a definition.
+fn complete(block: &str) -> String {
+    let rules = if block.trim_start().starts_with("- ") { "rate_limits:\n  rules:\n" } else { "" };
+    let clients = if block.contains("clients:") {
+        ""
+    } else {
+        "clients: { user: { header: X-User }, ip: { trusted_proxies: [192.0.2.1] }, api_key: { verify: none } }\n"
+    };
+    [rules, block, clients].concat()
+}
+
+#[test]
+fn rules_in_the_rules_page_compile() {
+    let text = fs::read_to_string(repository().join("docs/rules.md")).unwrap();
+    let blocks = yaml_blocks(&text);
+    assert!(blocks.len() > 5, "docs/rules.md has {} policies", blocks.len());
+    for block in blocks {
+        let policy = complete(block);
+        compile("rules.md", policy.as_bytes(), &ExampleFiles)
+            .unwrap_or_else(|problems| panic!("{policy}\n{problems}"));
+    }
+}
+
 #[test]
 fn policies_in_documentation_pages_compile_without_warnings() {
     for page in PAGES {

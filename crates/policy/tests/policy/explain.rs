@@ -111,6 +111,15 @@ fn rollout_is_explained() {
 }
 
 #[test]
+fn resilience_is_explained() {
+    let policy = "resilience.yaml";
+    insta::assert_snapshot!(explanations(&[
+        (policy, "GET example.org /api/orders/7 192.0.2.1", &[]),
+        (policy, "GET example.org / 192.0.2.1", &[]),
+    ]));
+}
+
+#[test]
 fn ambiguous_headers_are_explained_as_status_400() {
     let twice = [("x-api-key", "a"), ("x-api-key", "b")];
     let requests: [&[(&str, &str)]; 3] =
@@ -129,7 +138,7 @@ fn ambiguous_headers_are_explained_as_status_400() {
 fn json_has_the_same_content_as_text() {
     let explanation = explain_example("small-api.yaml", "GET example.org /api/v1/search 192.0.2.1", &[]);
     let json = serde_json::to_value(&explanation).unwrap();
-    assert_eq!(json["verdict"]["is"], "passes");
+    assert_eq!(json["verdict"]["is"], "admitted");
     assert_eq!(json["rules"][1]["name"], "endpoint:/api/v1/search");
     assert_eq!(json["rules"][1]["outcome"]["remaining"], 9);
     assert_eq!(json["route"]["upstream"], "api");

@@ -9,3 +9,4 @@ mod explain;
 mod language;
 mod no_allocation;
 mod policies;
+mod resilience;

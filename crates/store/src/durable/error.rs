@@ -75,7 +75,7 @@ pub enum DurableError {
 #[derive(Debug, Error)]
 pub enum BackupError {
     /// The destination exists; backups never overwrite a file.
-    #[error("{} already exists; choose another file name", .path.display())]
+    #[error("{} already exists", .path.display())]
     Exists {
         /// The destination.
         path: PathBuf,

@@ -19,7 +19,7 @@ pub enum AttemptResult {
     Broken,
     /// The upstream did not respond in time.
     TimedOut,
-    /// The client disconnected, or its request body was invalid, before the response.
+    /// The client disconnected, its deadline passed, or its request body was invalid, before the response.
     Abandoned,
 }
 

@@ -14,7 +14,7 @@ pub struct Nginx {
     /// Where it listens.
     pub address: SocketAddr,
     // Dropped in this order: the process before its folder.
-    _process: Process,
+    process: Process,
     _folder: Folder,
 }
 
@@ -22,7 +22,12 @@ impl Nginx {
     /// Starts nginx with this configuration, in which `FOLDER` stands for a folder of its own, `ADDRESS` for where it
     /// listens and `UPSTREAM` for the server that it forwards to.
     pub fn start(configuration: &str, upstream: SocketAddr) -> Self {
-        let (folder, address) = (Folder::new(), free_address());
+        Self::start_at(free_address(), configuration, upstream)
+    }
+
+    /// The same at this address.
+    pub fn start_at(address: SocketAddr, configuration: &str, upstream: SocketAddr) -> Self {
+        let folder = Folder::new();
         let configuration = configuration
             .replace("FOLDER", &folder.root().to_string_lossy())
             .replace("ADDRESS", &address.to_string())
@@ -33,6 +38,17 @@ impl Nginx {
         command.args(["-c", "PATH=$PATH:/usr/sbin exec nginx -c \"$0\""]).arg(folder.path("nginx.conf"));
         let process = Process::start(&mut command, "`cargo xtask scorecard probes` installs it");
         eventually_blocking("nginx listens", || TcpStream::connect(address).is_ok());
-        Self { address, _process: process, _folder: folder }
+        Self { address, process, _folder: folder }
+    }
+
+    /// Sends a signal, such as `-STOP`.
+    pub fn signal(&self, name: &str) {
+        self.process.signal(name);
+    }
+
+    /// Lets it finish its requests, and returns once it has ended.
+    pub fn quit(mut self) {
+        self.signal("-QUIT");
+        self.process.wait();
     }
 }

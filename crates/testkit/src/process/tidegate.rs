@@ -11,7 +11,7 @@ pub struct Tidegate {
     /// Where it listens.
     pub address: String,
     /// What it prints when it has started; empty if its log goes to standard output.
-    pub welcome: String,
+    pub startup_output: String,
     logs_to_output: bool,
 }
 
@@ -19,27 +19,27 @@ impl Tidegate {
     /// Starts a command that becomes `tidegate serve`, and waits until it listens.
     pub fn start(command: &mut Command) -> Self {
         let process = Process::start(command, "");
-        let mut welcome = String::new();
+        let mut startup_output = String::new();
         let is_ready = process.find_output(|line| {
-            welcome.push_str(line);
-            welcome.push('\n');
+            startup_output.push_str(line);
+            startup_output.push('\n');
             line.contains("Ctrl-C").then_some(())
         });
         assert!(
             is_ready.is_some(),
-            "it ended after {welcome:?} {:?}",
+            "it ended after {startup_output:?} {:?}",
             process.find_error(|line| Some(line.to_owned()))
         );
-        let address = welcome.lines().next().and_then(|line| line.rsplit_once("://"));
+        let address = startup_output.lines().next().and_then(|line| line.rsplit_once("://"));
         let address = address.expect("an address").1.to_owned();
-        Self { process, address, welcome, logs_to_output: false }
+        Self { process, address, startup_output, logs_to_output: false }
     }
 
     /// The same for a policy whose log goes to standard output, where it also says where it listens.
     pub fn start_logging(command: &mut Command) -> Self {
         let process = Process::start(command, "");
-        let (address, welcome) = (String::new(), String::new());
-        let mut server = Self { process, address, welcome, logs_to_output: true };
+        let (address, startup_output) = (String::new(), String::new());
+        let mut server = Self { process, address, startup_output, logs_to_output: true };
         let started = server.wait_for_log("\"started\"");
         let address = started.split("http://").nth(1).expect("an address");
         server.address = address.chars().take_while(|c| *c != '"').collect();

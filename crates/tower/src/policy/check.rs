@@ -5,10 +5,10 @@ use std::cell::RefCell;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use http::header::TRANSFER_ENCODING;
 use http::request::Parts as RequestParts;
 use http::uri::{PathAndQuery, Uri};
-use http::{Method, Request, Response};
+use http::{Request, Response};
+use http_body::Body;
 use smallvec::SmallVec;
 use tidegate_core::TimeSpan;
 use tidegate_headers::{
@@ -68,13 +68,15 @@ pub(super) async fn check<B, T, D>(
     peer: IpAddr,
 ) -> PolicyVerdict<B, T, D>
 where
+    B: Body,
     T: From<Vec<u8>>,
     D: Store + 'static,
 {
     let policy = limiter.policy();
     let style = policy.matcher.plan().error_body;
     let (mut parts, body) = request.into_parts();
-    let admitted = decide(&limiter, &policy, &mut parts, peer).await;
+    let has_body = !body.is_end_stream();
+    let admitted = decide(&limiter, &policy, (&mut parts, has_body), peer).await;
     match admitted {
         Ok((admitted, delay)) => {
             if !delay.is_zero() {
@@ -118,7 +120,7 @@ impl<E: Into<PolicyRejection>> From<E> for Refusal {
 async fn decide<D: Store + 'static>(
     limiter: &Limiter<D>,
     policy: &ActivePolicy,
-    parts: &mut RequestParts,
+    (parts, has_body): (&mut RequestParts, bool),
     peer: IpAddr,
 ) -> Result<(AdmittedCall<D>, TimeSpan), Refusal> {
     let (host, path) = prepare(policy, parts, peer)?;
@@ -145,7 +147,7 @@ async fn decide<D: Store + 'static>(
     };
     // A meter is open exactly if the cost depends on a length that the request does not state.
     let meter = limiter.body_meter(&mut admitted.reservations);
-    if meter.is_some() && may_have_body(parts) {
+    if meter.is_some() && has_body {
         admitted.refund();
         return Err(PolicyRejection::NoLength.into());
     }
@@ -192,13 +194,6 @@ fn rewrite(uri: &Uri, path: &str) -> Result<Uri, PolicyRejection> {
     parts.path_and_query = Some(path);
     // Only the path has changed, so the parts still fit together.
     Ok(Uri::from_parts(parts).unwrap_or_else(|_| uri.clone()))
-}
-
-/// Whether a request without `Content-Length` may have a body.
-fn may_have_body(parts: &RequestParts) -> bool {
-    let is_empty =
-        matches!(parts.method, Method::GET | Method::HEAD | Method::OPTIONS | Method::TRACE | Method::DELETE);
-    !is_empty || parts.headers.contains_key(TRANSFER_ENCODING)
 }
 
 fn reject(styles: &[HeaderStyle], body: BodyStyle, rejected: &RejectedRuling<'_>) -> Response<Vec<u8>> {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use http::{Request, Response};
+use http_body::Body;
 use tidegate_limiter::Limiter;
 use tidegate_store::Store;
 use tower_service::Service;
@@ -40,7 +41,7 @@ where
     S::Error: Into<BoxError>,
     D: Store + 'static,
     F: Fn(&Request<B>) -> Option<IpAddr>,
-    B: Send + 'static,
+    B: Body + Send + 'static,
     T: From<Vec<u8>> + Send + 'static,
 {
     type Response = Response<T>;

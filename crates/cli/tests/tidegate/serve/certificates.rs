@@ -74,7 +74,11 @@ fn listen_option_with_one_certificate_in_the_policy_uses_tls() {
     for listen in [ONE, shared, beside_plain] {
         let (policy, a, b) = policy(listen);
         let server = serve(&["--config", &policy.path()]);
-        assert!(server.welcome.contains("listening on https://127.0.0.1:"), "{}", server.welcome);
+        assert!(
+            server.startup_output.contains("listening on https://127.0.0.1:"),
+            "{}",
+            server.startup_output
+        );
         assert_presents(&server.address, &[&a, &b], &a);
     }
 }
@@ -85,8 +89,11 @@ fn listen_option_with_different_certificates_in_the_policy_is_rejected() {
         "[{ address: '127.0.0.1:1', tls: { cert: a.pem, key: a.key } }, \
           { address: '127.0.0.1:2', tls: { cert: b.pem, key: b.key } }]",
     );
-    let said = startup_error(&policy);
-    assert!(said.contains("--listen") && said.contains("a.pem") && said.contains("b.pem"), "{said}");
+    let printed = startup_error(&policy);
+    assert!(
+        printed.contains("--listen") && printed.contains("a.pem") && printed.contains("b.pem"),
+        "{printed}"
+    );
 }
 
 #[test]
@@ -97,9 +104,9 @@ fn changed_certificate_files_are_presented_to_new_connections_only() {
     assert_eq!(open.get(), 200);
     write(&b, &policy, "a.pem", "a.key");
     // A reload between the two writes finds a pair that does not match.
-    let said = server.wait_for_log("certificate of 127.0.0.1");
-    assert!(said.contains("policy reloaded, 1 change"), "{said}");
-    assert!(!said.contains("next start"), "{said}");
+    let printed = server.wait_for_log("certificate of 127.0.0.1");
+    assert!(printed.contains("policy reloaded, 1 change"), "{printed}");
+    assert!(!printed.contains("take effect after a restart"), "{printed}");
     assert_presents(&server.address, &[&a, &b], &b);
     assert_eq!(open.get(), 200, "the open connection stays");
 }
@@ -107,14 +114,14 @@ fn changed_certificate_files_are_presented_to_new_connections_only() {
 #[test]
 fn changed_certificate_is_applied_by_sighup_and_by_admin_reload() {
     let (policy, a, b) = policy(ONE);
-    let gate = AdminGateway::serve(policy);
-    let address = &gate.server.address;
-    write(&b, &gate.policy, "a.pem", "a.key");
-    gate.server.signal("-HUP");
-    gate.server.wait_for_log("policy reloaded");
+    let gateway = AdminGateway::serve(policy);
+    let address = &gateway.server.address;
+    write(&b, &gateway.policy, "a.pem", "a.key");
+    gateway.server.signal("-HUP");
+    gateway.server.wait_for_log("policy reloaded");
     assert_presents(address, &[&a, &b], &b);
-    write(&a, &gate.policy, "a.pem", "a.key");
-    let reloaded = gate.send("POST", "/v1/reload", "");
+    write(&a, &gateway.policy, "a.pem", "a.key");
+    let reloaded = gateway.send("POST", "/v1/reload", "");
     assert_eq!(reloaded.status, 200, "{reloaded:?}");
     assert_presents(address, &[&a, &b], &a);
 }
@@ -122,15 +129,15 @@ fn changed_certificate_is_applied_by_sighup_and_by_admin_reload() {
 #[test]
 fn reload_with_a_key_of_another_certificate_is_rejected_and_changes_nothing() {
     let (policy, a, b) = policy(ONE);
-    let gate = AdminGateway::serve(policy);
-    std::fs::write(gate.policy.beside("a.key"), &b.key).unwrap();
-    let bad = gate.send("POST", "/v1/reload", "");
+    let gateway = AdminGateway::serve(policy);
+    std::fs::write(gateway.policy.beside("a.key"), &b.key).unwrap();
+    let bad = gateway.send("POST", "/v1/reload", "");
     assert_eq!(bad.status, 422, "{bad:?}");
     assert!(bad.text().contains("a.key does not match a.pem"), "{bad:?}");
-    assert_presents(&gate.server.address, &[&a, &b], &a);
-    std::fs::write(gate.policy.beside("a.pem"), &b.chain).unwrap();
-    gate.server.wait_for_log("policy reloaded");
-    assert_presents(&gate.server.address, &[&a, &b], &b);
+    assert_presents(&gateway.server.address, &[&a, &b], &a);
+    std::fs::write(gateway.policy.beside("a.pem"), &b.chain).unwrap();
+    gateway.server.wait_for_log("policy reloaded");
+    assert_presents(&gateway.server.address, &[&a, &b], &b);
 }
 
 #[test]
@@ -148,8 +155,8 @@ fn changed_certificate_with_a_changed_address_requires_a_restart() {
     assert_presents(&server.address, &[&a, &b], &a);
     // Back at the address that is listened at, the certificate applies.
     policy.write(&listen(0, "b"));
-    let said = server.wait_for_log("certificate of 127.0.0.1");
-    assert!(!said.contains("take effect after a restart"), "{said}");
+    let printed = server.wait_for_log("certificate of 127.0.0.1");
+    assert!(!printed.contains("take effect after a restart"), "{printed}");
     assert_presents(&server.address, &[&a, &b], &b);
 }
 
@@ -157,8 +164,8 @@ fn changed_certificate_with_a_changed_address_requires_a_restart() {
 fn start_with_a_key_of_another_certificate_is_rejected() {
     let (policy, _, b) = policy(ONE);
     std::fs::write(policy.beside("a.key"), &b.key).unwrap();
-    let said = startup_error(&policy);
-    assert!(said.contains("a.key does not match a.pem"), "{said}");
+    let printed = startup_error(&policy);
+    assert!(printed.contains("a.key does not match a.pem"), "{printed}");
 }
 
 #[test]
@@ -166,22 +173,22 @@ fn certificate_expiry_is_reported_in_metrics_and_log() {
     let expires = now() + 13 * DAY;
     let (policy, ..) = policy(ONE);
     write(&expiring(expires), &policy, "a.pem", "a.key");
-    let gate = AdminGateway::serve(policy);
-    let said = gate.server.wait_for_log("certificate_expiring");
-    assert!(said.contains("expires in 12 days"), "{said}");
-    let address = &gate.server.address;
+    let gateway = AdminGateway::serve(policy);
+    let printed = gateway.server.wait_for_log("certificate_expiring");
+    assert!(printed.contains("expires in 12 days"), "{printed}");
+    let address = &gateway.server.address;
     let expected = |expires: u64| {
         format!("tidegate_certificate_expiry_timestamp_seconds{{listener=\"{address}\"}} {expires}\n")
     };
-    let metrics = gate.send("GET", "/metrics", "").text();
+    let metrics = gateway.send("GET", "/metrics", "").text();
     assert!(metrics.contains(&expected(expires)), "{metrics}");
     let past = now() - 2 * DAY;
-    write(&expiring(past), &gate.policy, "a.pem", "a.key");
-    let said = gate.server.wait_for_log("certificate_expired");
-    assert!(said.contains("expired 2 days ago"), "{said}");
-    let metrics = gate.send("GET", "/metrics", "").text();
+    write(&expiring(past), &gateway.policy, "a.pem", "a.key");
+    let printed = gateway.server.wait_for_log("certificate_expired");
+    assert!(printed.contains("expired 2 days ago"), "{printed}");
+    let metrics = gateway.send("GET", "/metrics", "").text();
     assert!(metrics.contains(&expected(past)), "{metrics}");
-    let warnings = gate.send("POST", "/v1/reload", "").text();
+    let warnings = gateway.send("POST", "/v1/reload", "").text();
     assert!(warnings.contains("expired 2 days ago"), "{warnings}");
 }
 
@@ -192,24 +199,24 @@ fn check_rejects_a_mismatched_key_and_warns_of_expiry() {
         let output = run(&["check", &policy.path()]);
         (output.status.code(), String::from_utf8(output.stdout).unwrap())
     };
-    let (code, said) = check();
-    assert!(code == Some(0) && !said.contains("warning"), "{said}");
+    let (code, printed) = check();
+    assert!(code == Some(0) && !printed.contains("warning"), "{printed}");
     for (expires, expected) in [
         (now() + 13 * DAY, "a.pem expires in 12 days"),
         (now() + DAY / 2, "a.pem expires in less than a day"),
         (now() - 3 * DAY, "a.pem expired 3 days ago"),
     ] {
         write(&expiring(expires), &policy, "a.pem", "a.key");
-        let (code, said) = check();
-        assert!(code == Some(0) && said.contains("warning") && said.contains(expected), "{said}");
+        let (code, printed) = check();
+        assert!(code == Some(0) && printed.contains("warning") && printed.contains(expected), "{printed}");
     }
     std::fs::write(policy.beside("a.key"), &b.key).unwrap();
-    let (code, said) = check();
-    assert!(code == Some(1) && said.contains("a.key does not match a.pem"), "{said}");
+    let (code, printed) = check();
+    assert!(code == Some(1) && printed.contains("a.key does not match a.pem"), "{printed}");
     std::fs::write(policy.beside("a.key"), &b.chain).unwrap();
-    let (code, said) = check();
-    assert!(code == Some(1) && said.contains("a.key contains no unencrypted private key"), "{said}");
+    let (code, printed) = check();
+    assert!(code == Some(1) && printed.contains("a.key contains no unencrypted private key"), "{printed}");
     std::fs::write(policy.beside("a.pem"), &b.key).unwrap();
-    let (code, said) = check();
-    assert!(code == Some(1) && said.contains("a.pem contains no certificate"), "{said}");
+    let (code, printed) = check();
+    assert!(code == Some(1) && printed.contains("a.pem contains no certificate"), "{printed}");
 }

@@ -1,14 +1,16 @@
 //! A real Prometheus scrapes a running gateway under a known load.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
 
 use serde_json::Value;
-use tidegate_testkit::client::Connection;
+use tidegate_testkit::client::{Connection, get};
 use tidegate_testkit::port::free_address;
 use tidegate_testkit::process::{PolicyFile, Process};
 use tidegate_testkit::wait::eventually_blocking;
 
+use crate::program::ROOT;
 use crate::serve::admin::{AdminGateway, policy_text};
 
 /// Prometheus, reading the gateway four times a second.
@@ -18,26 +20,26 @@ struct Prometheus {
 }
 
 impl Prometheus {
-    fn reading(gate: &AdminGateway) -> Self {
+    fn reading(gateway: &AdminGateway) -> Self {
         // If another process takes the port meanwhile, the test fails.
         let address = free_address().to_string();
         let rules = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../contrib/prometheus/tidegate.rules.yml");
         // The alert waits for minutes before it fires; the test shortens that.
         let rules = std::fs::read_to_string(rules).unwrap().replace("for: 5m", "for: 1s");
-        std::fs::write(gate.policy.beside("rules.yml"), rules).unwrap();
+        std::fs::write(gateway.policy.beside("rules.yml"), rules).unwrap();
         let config = format!(
             "global: {{ scrape_interval: 250ms, scrape_timeout: 250ms, evaluation_interval: 250ms }}\n\
              rule_files: [rules.yml]\n\
              scrape_configs:\n- job_name: tidegate\n  authorization: {{ credentials: {} }}\n  \
              static_configs: [{{ targets: ['{}'] }}]\n",
-            gate.token, gate.admin
+            gateway.token, gateway.admin
         );
-        let file = gate.policy.beside("prometheus.yml");
+        let file = gateway.policy.beside("prometheus.yml");
         std::fs::write(&file, config).unwrap();
         let mut command = Command::new("prometheus");
         command
             .arg(format!("--config.file={file}"))
-            .arg(format!("--storage.tsdb.path={}", gate.policy.beside("prometheus")))
+            .arg(format!("--storage.tsdb.path={}", gateway.policy.beside("prometheus")))
             .arg(format!("--web.listen-address={address}"));
         let process = Process::start(&mut command, "run `cargo xtask setup`");
         Self { _process: process, address }
@@ -76,11 +78,11 @@ impl Prometheus {
 
 #[test]
 fn prometheus_queries_report_rejections_top_clients_and_latency() {
-    let gate = AdminGateway::serve(PolicyFile::new(&policy_text("")));
-    let prometheus = Prometheus::reading(&gate);
+    let gateway = AdminGateway::serve(PolicyFile::new(&policy_text("")));
+    let prometheus = Prometheus::reading(&gateway);
     prometheus.until_seen("sum(rate_limit_requests_total)", 0.0);
     let (mut passed, mut refused) = (0_u32, 0_u32);
-    let mut connection = Connection::open(&gate.server.address).unwrap();
+    let mut connection = Connection::open(&gateway.server.address).unwrap();
     for round in 0..8 {
         let mut send = |user: &str| match connection.get(&format!("X-User: {user}\r\n")).unwrap().status {
             200 => passed += 1,
@@ -120,14 +122,32 @@ fn prometheus_queries_report_rejections_top_clients_and_latency() {
 
 #[test]
 fn metrics_read_once_have_exact_numbers() {
-    let gate = AdminGateway::serve(PolicyFile::new(&policy_text("")));
-    assert_eq!(gate.send("GET", "/metrics", "").status, 200);
-    let mut connection = Connection::open(&gate.server.address).unwrap();
+    let gateway = AdminGateway::serve(PolicyFile::new(&policy_text("")));
+    assert_eq!(gateway.send("GET", "/metrics", "").status, 200);
+    let mut connection = Connection::open(&gateway.server.address).unwrap();
     for _ in 0..25 {
         connection.get("X-User: heavy\r\n").unwrap();
     }
-    let page = gate.send("GET", "/metrics", "").text();
+    let page = gateway.send("GET", "/metrics", "").text();
     let refused = "rate_limit_exceeded_total{client_id=\"user:heavy\",rule=\"default\"} 19\n";
     assert!(page.contains(refused), "{page}");
     assert!(page.contains("rate_limit_exceeded_total{client_id=\"other\",rule=\"default\"} 1\n"), "{page}");
+}
+
+#[test]
+fn metrics_of_a_running_gateway_are_those_of_the_documentation() {
+    let gateway = AdminGateway::serve(PolicyFile::new(&policy_text("")));
+    for _ in 0..6 {
+        get(&gateway.server.address, "X-User: bob\r\n");
+    }
+    let page = gateway.send("GET", "/metrics", "").text();
+    let exposed: BTreeSet<_> =
+        page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
+    let documentation = std::fs::read_to_string(format!("{ROOT}/docs/observability.md")).unwrap();
+    let rows = documentation.lines().skip_while(|line| !line.starts_with("| metric |")).skip(2);
+    let names = rows.take_while(|line| line.starts_with('|')).filter_map(|row| row.split('|').nth(1));
+    let mut documented: BTreeSet<_> = names.flat_map(|cell| cell.split('`').skip(1).step_by(2)).collect();
+    // This gateway has no TLS listener.
+    assert!(documented.remove("tidegate_certificate_expiry_timestamp_seconds"));
+    assert_eq!(exposed, documented);
 }

@@ -20,8 +20,12 @@ fn demo_responds_with_its_limit() {
 #[test]
 fn demo_startup_output_shows_a_request_to_try() {
     let server = serve(&[]);
-    assert!(server.welcome.contains(&format!("curl -i http://{}/", server.address)), "{}", server.welcome);
-    assert!(server.welcome.contains("  limit      default: 10 per 1m"), "{}", server.welcome);
+    assert!(
+        server.startup_output.contains(&format!("curl -i http://{}/", server.address)),
+        "{}",
+        server.startup_output
+    );
+    assert!(server.startup_output.contains("  limit      default: 10 per 1m"), "{}", server.startup_output);
 }
 
 #[test]
@@ -29,7 +33,7 @@ fn upstream_and_limit_options_print_the_equivalent_policy() {
     let upstream = format!("http://{}", echo());
     let server = serve(&["--upstream", &upstream, "--limit", "100/m"]);
     assert_eq!(get(&server.address, "").header("x-ratelimit-limit"), Some("100"));
-    let (_, rest) = server.welcome.split_once("\nupstreams:").unwrap();
+    let (_, rest) = server.startup_output.split_once("\nupstreams:").unwrap();
     let (yaml, _) = rest.split_once("\n\n").unwrap();
     let policy = PolicyFile::new(&format!("upstreams:{yaml}\n"));
     let checked = run(&["check", &policy.path()]);
@@ -48,7 +52,7 @@ fn invented_api_keys_without_a_policy_share_one_limit() {
             .collect();
         assert_eq!(left, [4, 3, 2, 1, 0]);
         assert_eq!(get(&server.address, "X-API-Key: one-more\r\n").status, 429);
-        assert!(!server.welcome.to_lowercase().contains("key"), "{}", server.welcome);
+        assert!(!server.startup_output.to_lowercase().contains("key"), "{}", server.startup_output);
     }
 }
 
@@ -65,7 +69,7 @@ fn unverified_api_keys_are_warned_of_at_the_start_and_by_check() {
     for (verify, is_warned) in [("none", true), ("keys_file", false)] {
         let policy = PolicyFile::new(&text(verify));
         let server = serve(&["--config", &policy.path()]);
-        assert_eq!(server.welcome.contains(what), is_warned, "{}", server.welcome);
+        assert_eq!(server.startup_output.contains(what), is_warned, "{}", server.startup_output);
         let checked = run(&["check", &policy.path()]);
         assert!(checked.status.success());
         assert_eq!(String::from_utf8_lossy(&checked.stdout).contains(what), is_warned);
@@ -107,4 +111,27 @@ fn listen_option_that_is_no_address_is_an_error_with_an_example() {
     let error = String::from_utf8(output.stderr).unwrap();
     assert!(error.contains("cannot listen on 8080"), "{error}");
     assert!(error.contains("127.0.0.1:8080"), "an example shows the form: {error}");
+}
+
+#[test]
+fn startup_errors_name_the_cause_without_error_numbers() {
+    let policy = |rest: &str| {
+        PolicyFile::new(&format!(
+            "upstreams: {{ api: {{ servers: ['http://127.0.0.1:1'] }} }}\nroutes: [{{ upstream: api }}]\n\
+             listen: 127.0.0.1:0\nadmin: off\nrate_limits: {{ default: {{ requests: 5, window: 1h }} }}\n{rest}"
+        ))
+    };
+    let log = policy("log: { to: none/a.log }");
+    let store = policy("store: { directory: /proc/none }");
+    for (args, expected) in [
+        (["--cores", "0"], "expected a whole number of at least 1"),
+        (["--listen", "no-such-host.invalid:1"], "invalid address or unknown host name"),
+        (["--config", &log.path()], "its folder does not exist; check `log.to`"),
+        (["--config", &store.path()], "cannot create the folder /proc/none: no such file"),
+    ] {
+        let output = run(&["serve", args[0], args[1]]);
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && error.contains(expected), "{error}");
+        assert!(!error.contains("os error"), "{error}");
+    }
 }

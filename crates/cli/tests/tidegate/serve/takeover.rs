@@ -1,11 +1,13 @@
 //! Takeover: a new process replaces a running one.
 
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
 use tidegate_testkit::client::Connection;
+use tidegate_testkit::folder::Folder;
 use tidegate_testkit::server::echo;
 use tidegate_testkit::wait::eventually_blocking;
 
@@ -59,14 +61,32 @@ fn takeover_under_load_rejects_no_connection_and_loses_no_request() {
 }
 
 #[test]
+fn takeover_socket_that_is_another_file_or_in_no_folder_is_an_error() {
+    let folder = Folder::new();
+    folder.write("policy.yaml", "precious");
+    let long = "x".repeat(200);
+    for (name, expected) in [
+        ("policy.yaml", "not a socket; choose another path"),
+        ("none/a.socket", "its folder does not exist; create the folder"),
+        (&*long, "the path is too long"),
+    ] {
+        let output = run(&["serve", "--listen", "127.0.0.1:0", "--takeover", &folder.text_path(name)]);
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(1) && error.contains(expected), "{error}");
+    }
+    assert_eq!(std::fs::read_to_string(folder.path("policy.yaml")).unwrap(), "precious");
+}
+
+#[test]
 fn takeover_without_a_predecessor_starts_and_a_foreign_socket_is_an_error() {
     let path = socket_path("stranger");
-    std::fs::write(&path, "left behind").unwrap();
+    // A process that was killed leaves its socket file behind.
+    drop(UnixListener::bind(&path).unwrap());
     let mut server = serve(&["--takeover", &path]);
     server.signal("-TERM");
     assert_eq!(server.wait().code(), Some(0));
 
-    let foreign = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    let foreign = UnixListener::bind(&path).unwrap();
     std::thread::spawn(move || drop(foreign.accept()));
     let output = run(&["serve", "--listen", "127.0.0.1:0", "--takeover", &path]);
     assert_eq!(output.status.code(), Some(1));

@@ -1,4 +1,4 @@
-//! Retries: requests that the server has certainly not processed are resent unchanged.
+//! Resent requests: unchanged if the server has certainly not processed them, and only idempotent ones otherwise.
 
 use std::sync::{Arc, Mutex};
 
@@ -177,9 +177,9 @@ async fn http2_stream_above_the_last_of_goaway_is_resent_unchanged() {
     assert!(seen[..3].iter().all(|resent| *resent == untouched), "{seen:#?}");
 }
 
-#[tokio::test]
-async fn http2_stream_up_to_the_last_of_goaway_is_not_resent() {
-    let upstream = Http2Upstream::start(|number, stream, _| async move {
+/// An upstream that may have processed one of the requests on its first connection.
+async fn upstream_that_breaks_off() -> Http2Upstream {
+    Http2Upstream::start(|number, stream, _| async move {
         if number > 0 {
             return Some(stream);
         }
@@ -190,12 +190,30 @@ async fn http2_stream_up_to_the_last_of_goaway_is_not_resent() {
         frames.send_goaway(3).await;
         None
     })
-    .await;
+    .await
+}
+
+#[tokio::test]
+async fn http2_stream_up_to_the_last_of_goaway_is_resent_if_it_is_idempotent() {
+    let upstream = upstream_that_breaks_off().await;
     let gateway = upstream.gateway(ResourceLimits::default());
     let request = get("/a");
     assert_eq!(gateway.send_raw(&request).await.status, 200);
     let responses =
         tokio::join!(gateway.send_raw(&request), gateway.send_raw(&request), gateway.send_raw(&request));
+    assert_eq!([responses.0.status, responses.1.status, responses.2.status], [200; 3]);
+    let seen = upstream.seen();
+    assert!(seen.len() == 3 && seen.iter().all(|resent| *resent == seen[0]), "{seen:#?}");
+}
+
+#[tokio::test]
+async fn http2_stream_up_to_the_last_of_goaway_is_not_resent() {
+    let upstream = upstream_that_breaks_off().await;
+    let gateway = upstream.gateway(ResourceLimits::default());
+    let request = "POST /a HTTP/1.1\r\nHost: tenant.example\r\nContent-Length: 0\r\n\r\n";
+    assert_eq!(gateway.send_raw(request).await.status, 200);
+    let responses =
+        tokio::join!(gateway.send_raw(request), gateway.send_raw(request), gateway.send_raw(request));
     let mut statuses = [responses.0.status, responses.1.status, responses.2.status];
     statuses.sort_unstable();
     assert_eq!(statuses, [200, 200, 502]);

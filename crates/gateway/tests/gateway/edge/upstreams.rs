@@ -55,7 +55,6 @@ async fn upstream_without_a_complete_response_head_gives_504() {
 #[tokio::test]
 async fn invalid_upstream_response_gives_502() {
     let responses = [
-        "",
         "HTTP/1.1 200 OK\r\nContent-Le",
         "\0\0\0\0",
         "220 mail.example ESMTP\r\n",

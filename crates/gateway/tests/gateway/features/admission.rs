@@ -8,17 +8,17 @@ use crate::fixture::{ResourceLimits, TestGateway};
 
 const ONE: &str = "rate_limits: { default: { requests: 1, window: 1h, algorithm: sliding_window_log } }";
 
-async fn proxy(rest: &str, files: &[(&str, &str)]) -> (TestGateway, HttpServer) {
+async fn gateway(rest: &str, files: &[(&str, &str)]) -> (TestGateway, HttpServer) {
     let upstream = HttpServer::named("served").await;
-    let proxy =
+    let gateway =
         TestGateway::with(&[upstream.url()], &format!("{ONE}\n{rest}\n"), files, ResourceLimits::default());
-    (proxy, upstream)
+    (gateway, upstream)
 }
 
 #[tokio::test]
 async fn banned_network_gets_403_without_limit_headers() {
-    let (proxy, _upstream) = proxy("bans: { networks: [127.0.0.0/8] }", &[]).await;
-    let response = proxy.get("/").await;
+    let (gateway, _upstream) = gateway("bans: { networks: [127.0.0.0/8] }", &[]).await;
+    let response = gateway.get("/").await;
     assert_eq!(response.status, 403);
     assert_eq!(response.json()["error"], "banned");
     assert_eq!(response.header("retry-after"), None);
@@ -28,18 +28,18 @@ async fn banned_network_gets_403_without_limit_headers() {
 #[tokio::test]
 async fn ban_from_a_file_applies_to_the_client_behind_a_trusted_proxy() {
     let rest = "clients: { ip: { trusted_proxies: [127.0.0.1] } }\nbans: { file: bans.txt }";
-    let (proxy, _upstream) = proxy(rest, &[("bans.txt", "203.0.113.0/24 # abuse\n")]).await;
-    assert_eq!(proxy.get_with("/", &[("x-forwarded-for", "203.0.113.9")]).await.status, 403);
-    assert_eq!(proxy.get_with("/", &[("x-forwarded-for", "203.0.114.9")]).await.status, 200);
+    let (gateway, _upstream) = gateway(rest, &[("bans.txt", "203.0.113.0/24 # abuse\n")]).await;
+    assert_eq!(gateway.get_with("/", &[("x-forwarded-for", "203.0.113.9")]).await.status, 403);
+    assert_eq!(gateway.get_with("/", &[("x-forwarded-for", "203.0.114.9")]).await.status, 200);
 }
 
 #[tokio::test]
 async fn exempt_network_banned_by_the_policy_gets_403() {
     let exempt = "clients: { exempt: { networks: [127.0.0.0/8] }, ip: { trusted_proxies: [127.0.0.1] } }";
-    let (proxy, _upstream) = proxy(&format!("{exempt}\nbans: {{ networks: [127.0.0.9] }}"), &[]).await;
-    assert_eq!(proxy.get_with("/", &[("x-forwarded-for", "127.0.0.9")]).await.status, 403);
+    let (gateway, _upstream) = gateway(&format!("{exempt}\nbans: {{ networks: [127.0.0.9] }}"), &[]).await;
+    assert_eq!(gateway.get_with("/", &[("x-forwarded-for", "127.0.0.9")]).await.status, 403);
     for _ in 0..5 {
-        let response = proxy.get("/").await;
+        let response = gateway.get("/").await;
         assert_eq!((response.status.as_u16(), response.text()), (200, "served"));
         assert_eq!(response.header("x-ratelimit-limit"), None);
     }
@@ -48,20 +48,20 @@ async fn exempt_network_banned_by_the_policy_gets_403() {
 #[tokio::test]
 async fn exempt_api_key_is_not_limited_and_not_counted_for_its_address() {
     let rest = "clients: { identify_by: [ip], exempt: { api_keys_file: friends.txt } }";
-    let (proxy, _upstream) = proxy(rest, &[("friends.txt", "friend\n")]).await;
+    let (gateway, _upstream) = gateway(rest, &[("friends.txt", "friend\n")]).await;
     for _ in 0..5 {
-        assert_eq!(proxy.get_with("/", &[("x-api-key", "friend")]).await.status, 200);
+        assert_eq!(gateway.get_with("/", &[("x-api-key", "friend")]).await.status, 200);
     }
-    assert_eq!(proxy.get("/").await.status, 200);
-    assert_eq!(proxy.get_with("/", &[("x-api-key", "foe")]).await.status, 429);
+    assert_eq!(gateway.get("/").await.status, 200);
+    assert_eq!(gateway.get_with("/", &[("x-api-key", "foe")]).await.status, 429);
 }
 
 #[tokio::test]
 async fn unverified_api_keys_are_separate_clients() {
-    let (proxy, _upstream) = proxy("clients: { api_key: { verify: none } }", &[]).await;
+    let (gateway, _upstream) = gateway("clients: { api_key: { verify: none } }", &[]).await;
     for key in ["a", "b", "c"] {
-        assert_eq!(proxy.get_with("/", &[("x-api-key", key)]).await.status, 200);
-        assert_eq!(proxy.get_with("/", &[("x-api-key", key)]).await.status, 429);
+        assert_eq!(gateway.get_with("/", &[("x-api-key", key)]).await.status, 200);
+        assert_eq!(gateway.get_with("/", &[("x-api-key", key)]).await.status, 429);
     }
 }
 
@@ -75,14 +75,17 @@ rate_limits:
   tiers: { premium: { requests: 9, window: 1h, algorithm: sliding_window_log } }
 ";
     let files = [("keys.csv", "key,tier\nknown,premium\n")];
-    let proxy = TestGateway::with(&[upstream.url()], policy, &files, ResourceLimits::default());
-    let known = proxy.get_with("/", &[("x-api-key", "known")]).await;
+    let gateway = TestGateway::with(&[upstream.url()], policy, &files, ResourceLimits::default());
+    let known = gateway.get_with("/", &[("x-api-key", "known")]).await;
     assert_eq!(known.number("x-ratelimit-limit"), 9);
-    let invented = proxy.get_with("/", &[("x-api-key", "invented-1")]).await;
+    let invented = gateway.get_with("/", &[("x-api-key", "invented-1")]).await;
     assert_eq!((invented.number("x-ratelimit-limit"), invented.number("x-ratelimit-remaining")), (2, 1));
-    assert_eq!(proxy.get_with("/", &[("x-api-key", "invented-2")]).await.number("x-ratelimit-remaining"), 0);
-    assert_eq!(proxy.get("/").await.status, 429, "unknown keys share the limit of their address");
-    assert_eq!(proxy.get_with("/", &[("x-api-key", "known")]).await.number("x-ratelimit-remaining"), 7);
+    assert_eq!(
+        gateway.get_with("/", &[("x-api-key", "invented-2")]).await.number("x-ratelimit-remaining"),
+        0
+    );
+    assert_eq!(gateway.get("/").await.status, 429, "unknown keys share the limit of their address");
+    assert_eq!(gateway.get_with("/", &[("x-api-key", "known")]).await.number("x-ratelimit-remaining"), 7);
 }
 
 /// A ban by an operator that ends at `until`.
@@ -95,29 +98,29 @@ fn ban(subject: &str, until: Timestamp) -> Ban {
 async fn runtime_ban_of_a_network_or_client_applies_until_it_ends_or_is_removed() {
     let rest =
         "clients: { identify_by: [user], user: { header: X-User }, ip: { trusted_proxies: [127.0.0.1] } }";
-    let (proxy, _upstream) = proxy(rest, &[]).await;
+    let (gateway, _upstream) = gateway(rest, &[]).await;
     let as_user = |name| [("x-user", name)];
-    proxy.set_bans(Bans::new([ban("user:bob", Timestamp::MAX), ban("user:eve", Timestamp::from_secs(1))]));
-    let response = proxy.get_with("/", &as_user("bob")).await;
+    gateway.set_bans(Bans::new([ban("user:bob", Timestamp::MAX), ban("user:eve", Timestamp::from_secs(1))]));
+    let response = gateway.get_with("/", &as_user("bob")).await;
     assert_eq!((response.status.as_u16(), &response.json()["error"]), (403, &"banned".into()));
-    assert_eq!(proxy.get_with("/", &as_user("eve")).await.status, 200, "this ban has ended");
-    assert_eq!(proxy.get_with("/", &as_user("carol")).await.status, 200);
-    proxy.set_bans(Bans::new([ban("127.0.0.0/8", Timestamp::MAX)]));
-    assert_eq!(proxy.get_with("/", &as_user("dave")).await.status, 403);
-    proxy.set_bans(Bans::default());
-    assert_eq!(proxy.get_with("/", &as_user("bob")).await.status, 200, "rejected requests are not charged");
+    assert_eq!(gateway.get_with("/", &as_user("eve")).await.status, 200, "this ban has ended");
+    assert_eq!(gateway.get_with("/", &as_user("carol")).await.status, 200);
+    gateway.set_bans(Bans::new([ban("127.0.0.0/8", Timestamp::MAX)]));
+    assert_eq!(gateway.get_with("/", &as_user("dave")).await.status, 403);
+    gateway.set_bans(Bans::default());
+    assert_eq!(gateway.get_with("/", &as_user("bob")).await.status, 200, "rejected requests are not charged");
 }
 
 #[tokio::test]
 async fn exempt_client_banned_by_an_operator_gets_403_until_the_ban_is_removed() {
     let rest = "clients: { exempt: { networks: [127.0.0.1], api_keys_file: friends.txt } }";
-    let (proxy, _upstream) = proxy(rest, &[("friends.txt", "friend\n")]).await;
+    let (gateway, _upstream) = gateway(rest, &[("friends.txt", "friend\n")]).await;
     for subject in ["127.0.0.1", "api_key:friend"] {
-        proxy.set_bans(Bans::new([ban(subject, Timestamp::MAX)]));
-        assert_eq!(proxy.get_with("/", &[("x-api-key", "friend")]).await.status, 403, "{subject}");
+        gateway.set_bans(Bans::new([ban(subject, Timestamp::MAX)]));
+        assert_eq!(gateway.get_with("/", &[("x-api-key", "friend")]).await.status, 403, "{subject}");
     }
-    proxy.set_bans(Bans::default());
+    gateway.set_bans(Bans::default());
     for _ in 0..3 {
-        assert_eq!(proxy.get_with("/", &[("x-api-key", "friend")]).await.status, 200);
+        assert_eq!(gateway.get_with("/", &[("x-api-key", "friend")]).await.status, 200);
     }
 }

@@ -20,10 +20,10 @@ const LIMIT: &str = "clients: { api_key: { verify: none } }\n\
 #[tokio::test]
 async fn round_robin_alternates_between_two_servers() {
     let (left, right) = (HttpServer::named("left").await, HttpServer::named("right").await);
-    let proxy = TestGateway::before(&[left.url(), right.url()], LIMIT);
+    let gateway = TestGateway::before(&[left.url(), right.url()], LIMIT);
     let mut names = Vec::new();
     for _ in 0..6 {
-        names.push(proxy.get("/").await.text().to_owned());
+        names.push(gateway.get("/").await.text().to_owned());
     }
     assert_ne!(names[0], names[1]);
     assert_eq!((&names[0], &names[1]), (&names[2], &names[3]));
@@ -34,9 +34,9 @@ async fn round_robin_alternates_between_two_servers() {
 async fn unreachable_server_is_skipped() {
     let (left, right) = (HttpServer::named("left").await, HttpServer::named("right").await);
     let unreachable = UnreachableServer::new();
-    let proxy = TestGateway::before(&[unreachable.url(), left.url(), right.url()], LIMIT);
+    let gateway = TestGateway::before(&[unreachable.url(), left.url(), right.url()], LIMIT);
     for _ in 0..9 {
-        let response = proxy.get("/").await;
+        let response = gateway.get("/").await;
         assert_eq!(response.status, 200, "{response:?}");
     }
 }
@@ -44,13 +44,13 @@ async fn unreachable_server_is_skipped() {
 #[tokio::test]
 async fn server_that_shuts_down_is_skipped_from_then_on() {
     let (left, right) = (HttpServer::named("left").await, HttpServer::named("right").await);
-    let proxy = TestGateway::before(&[left.url(), right.url()], LIMIT);
+    let gateway = TestGateway::before(&[left.url(), right.url()], LIMIT);
     for _ in 0..4 {
-        assert_eq!(proxy.get("/").await.status, 200);
+        assert_eq!(gateway.get("/").await.status, 200);
     }
     left.close().await;
     for _ in 0..8 {
-        let response = proxy.get("/").await;
+        let response = gateway.get("/").await;
         assert_eq!((response.status.as_u16(), response.text()), (200, "right"));
     }
 }
@@ -60,8 +60,8 @@ async fn server_removed_by_a_reload_has_its_connections_closed() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let old = format!("http://{}", listener.local_addr().unwrap());
     let new = HttpServer::named("new").await;
-    let proxy = TestGateway::before(&[old], LIMIT);
-    let (response, mut old_connection) = tokio::join!(proxy.get("/"), async {
+    let gateway = TestGateway::before(&[old], LIMIT);
+    let (response, mut old_connection) = tokio::join!(gateway.get("/"), async {
         let (mut stream, _) = soon(listener.accept()).await.unwrap();
         let mut request = Vec::new();
         while !request.ends_with(b"\r\n\r\n") {
@@ -71,16 +71,16 @@ async fn server_removed_by_a_reload_has_its_connections_closed() {
         stream
     });
     assert_eq!(response.text(), "old");
-    proxy.replace(&[new.url()], LIMIT);
-    assert_eq!(proxy.get("/").await.text(), "new");
+    gateway.replace(&[new.url()], LIMIT);
+    assert_eq!(gateway.get("/").await.text(), "new");
     assert_eq!(soon(old_connection.read(&mut [0; 1])).await.unwrap(), 0);
 }
 
 #[tokio::test]
 async fn all_servers_unreachable_gets_502() {
     let (unreachable, other_unreachable) = (UnreachableServer::new(), UnreachableServer::new());
-    let proxy = TestGateway::before(&[unreachable.url(), other_unreachable.url()], LIMIT);
-    let response = proxy.get("/").await;
+    let gateway = TestGateway::before(&[unreachable.url(), other_unreachable.url()], LIMIT);
+    let response = gateway.get("/").await;
     assert_eq!(response.status, 502);
     assert_eq!(response.json()["error"], "upstream_unreachable");
     assert_eq!(response.number("x-ratelimit-limit"), 1000, "failures carry limit headers, too");
@@ -107,10 +107,10 @@ async fn least_loaded_busy_server_gets_no_requests_until_it_responds() {
     .await;
     let idle = HttpServer::named("idle").await;
     let policy = balanced(&[busy.url(), idle.url()], "balance: least_loaded");
-    let proxy = Arc::new(TestGateway::start(&policy, ResourceLimits::default()));
+    let gateway = Arc::new(TestGateway::start(&policy, ResourceLimits::default()));
     let send = || {
-        let proxy = Arc::clone(&proxy);
-        tokio::spawn(async move { proxy.get("/").await.text().to_owned() })
+        let gateway = Arc::clone(&gateway);
+        tokio::spawn(async move { gateway.get("/").await.text().to_owned() })
     };
     // Sends requests until one reaches the busy server and waits there.
     let waiting = loop {
@@ -130,11 +130,11 @@ async fn least_loaded_busy_server_gets_no_requests_until_it_responds() {
 }
 
 /// The server that responds to each of a hundred clients.
-async fn servers_by_client(proxy: &TestGateway) -> BTreeMap<String, String> {
+async fn servers_by_client(gateway: &TestGateway) -> BTreeMap<String, String> {
     let mut servers_by_client = BTreeMap::new();
     for client in 0..100 {
         let key = format!("client-{client}");
-        let response = proxy.get_with("/", &[("x-api-key", &key)]).await;
+        let response = gateway.get_with("/", &[("x-api-key", &key)]).await;
         assert_eq!(response.status, 200, "{response:?}");
         servers_by_client.insert(key, response.text().to_owned());
     }
@@ -163,33 +163,33 @@ async fn sticky_clients_move_only_if_their_server_leaves() {
         servers.push(HttpServer::named(name).await);
     }
     let urls: Vec<_> = servers.iter().map(HttpServer::url).collect();
-    let proxy = TestGateway::start(&balanced(&urls, "balance: sticky"), ResourceLimits::default());
-    let before = servers_by_client(&proxy).await;
-    assert_eq!(servers_by_client(&proxy).await, before, "each client reaches its server again");
+    let gateway = TestGateway::start(&balanced(&urls, "balance: sticky"), ResourceLimits::default());
+    let before = servers_by_client(&gateway).await;
+    assert_eq!(servers_by_client(&gateway).await, before, "each client reaches its server again");
     for name in names {
         assert!(before.values().filter(|server| *server == name).count() > 5, "{name} has enough clients");
     }
     // The second server becomes unreachable.
     servers.remove(1).close().await;
-    let without = servers_by_client(&proxy).await;
+    let without = servers_by_client(&gateway).await;
     assert_only_moved(&before, &without, "two");
     // Its removal from the policy moves no further client.
     let left: Vec<_> = servers.iter().map(HttpServer::url).collect();
-    proxy.replace_policy(&balanced(&left, "balance: sticky"));
-    assert_eq!(servers_by_client(&proxy).await, without);
+    gateway.replace_policy(&balanced(&left, "balance: sticky"));
+    assert_eq!(servers_by_client(&gateway).await, without);
     // Once it is back, its clients return.
-    proxy.replace_policy(&balanced(&urls, "balance: sticky"));
+    gateway.replace_policy(&balanced(&urls, "balance: sticky"));
     let address = urls[1].trim_start_matches("http://").parse().unwrap();
     let _two = HttpServer::start_at(address, |_| async { Response::new(full("two")) }).await;
-    assert_eq!(servers_by_client(&proxy).await, before);
+    assert_eq!(servers_by_client(&gateway).await, before);
 }
 
 /// Sends requests until `count` consecutive responses are from `server`.
-async fn until_only_responses_from(proxy: &TestGateway, server: &str, count: usize) {
+async fn until_only_responses_from(gateway: &TestGateway, server: &str, count: usize) {
     let sending = async {
         let mut consecutive = 0;
         while consecutive < count {
-            let response = proxy.get("/").await;
+            let response = gateway.get("/").await;
             assert_eq!(response.status, 200, "{response:?}");
             consecutive = if response.text() == server { consecutive + 1 } else { 0 };
         }
@@ -197,8 +197,8 @@ async fn until_only_responses_from(proxy: &TestGateway, server: &str, count: usi
     soon(sending).await;
 }
 
-async fn until_response_from(proxy: &TestGateway, server: &str) {
-    let sending = async { while proxy.get("/").await.text() != server {} };
+async fn until_response_from(gateway: &TestGateway, server: &str) {
+    let sending = async { while gateway.get("/").await.text() != server {} };
     soon(sending).await;
 }
 
@@ -220,29 +220,31 @@ async fn server_with_failing_health_checks_gets_no_requests_until_it_is_healthy(
     let right = HttpServer::named("right").await;
     for balance in ["round_robin", "least_loaded"] {
         let options = format!("balance: {balance}, {HEALTH}");
-        let proxy =
+        let gateway =
             TestGateway::start(&balanced(&[left.url(), right.url()], &options), ResourceLimits::default());
-        until_response_from(&proxy, "left").await;
-        until_response_from(&proxy, "right").await;
+        until_response_from(&gateway, "left").await;
+        until_response_from(&gateway, "right").await;
         is_healthy.store(false, Ordering::SeqCst);
         // Requests to it would still succeed; only the health checks fail.
-        until_only_responses_from(&proxy, "right", 20).await;
+        until_only_responses_from(&gateway, "right", 20).await;
         is_healthy.store(true, Ordering::SeqCst);
-        until_response_from(&proxy, "left").await;
+        until_response_from(&gateway, "left").await;
     }
 }
 
 #[tokio::test]
 async fn server_that_dies_gets_no_requests_until_it_is_back() {
     let (left, right) = (HttpServer::named("left").await, HttpServer::named("right").await);
-    let (address, policy) = (left.address, balanced(&[left.url(), right.url()], HEALTH));
-    let proxy = TestGateway::start(&policy, ResourceLimits::default());
-    until_response_from(&proxy, "left").await;
+    // Only the health check decides.
+    let options = format!("{HEALTH}, eject: off");
+    let (address, policy) = (left.address, balanced(&[left.url(), right.url()], &options));
+    let gateway = TestGateway::start(&policy, ResourceLimits::default());
+    until_response_from(&gateway, "left").await;
     left.close().await;
-    until_only_responses_from(&proxy, "right", 20).await;
+    until_only_responses_from(&gateway, "right", 20).await;
     let _left = HttpServer::start_at(address, |_| async { Response::new(full("left")) }).await;
-    until_response_from(&proxy, "left").await;
-    until_response_from(&proxy, "right").await;
+    until_response_from(&gateway, "left").await;
+    until_response_from(&gateway, "right").await;
 }
 
 #[tokio::test]
@@ -258,11 +260,11 @@ async fn all_servers_unhealthy_still_get_requests() {
         async { Response::builder().status(503).body(full("")).unwrap() }
     })
     .await;
-    let proxy = TestGateway::start(&balanced(&[unhealthy.url()], HEALTH), ResourceLimits::default());
+    let gateway = TestGateway::start(&balanced(&[unhealthy.url()], HEALTH), ResourceLimits::default());
     let _other = TestGateway::start(&balanced(&[counts.url()], HEALTH), ResourceLimits::default());
     // By now the first server must be marked unhealthy, too.
     soon(checked.wait_for(|count| *count > 5)).await.unwrap();
-    assert_eq!(proxy.get("/").await.text(), "served");
+    assert_eq!(gateway.get("/").await.text(), "served");
 }
 
 /// The address of a server that is not running: the port is reserved, and nothing listens.

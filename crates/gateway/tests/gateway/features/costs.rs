@@ -46,7 +46,7 @@ rate_limits:
 ";
 
 /// A gateway whose clock stands still, so that nothing refills.
-fn proxy(upstream: &HttpServer, rest: &str) -> TestGateway {
+fn gateway(upstream: &HttpServer, rest: &str) -> TestGateway {
     let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_800_000_000)));
     TestGateway::with_clock(clock, active(&[upstream.url()], rest, &[]), ResourceLimits::default())
 }
@@ -66,14 +66,14 @@ async fn respond_as_requested(request: Request<Incoming>) -> Response<AnyBody> {
 #[tokio::test]
 async fn charge_after_status_counts_failed_logins_only() {
     let upstream = HttpServer::start(respond_as_requested).await;
-    let proxy = proxy(&upstream, LOGIN);
+    let gateway = gateway(&upstream, LOGIN);
     for _ in 0..10 {
-        assert_eq!(proxy.get_with("/login", &[("x-status", "200")]).await.status, 200);
+        assert_eq!(gateway.get_with("/login", &[("x-status", "200")]).await.status, 200);
     }
     for status in ["401", "403", "404", "401"] {
-        assert_eq!(proxy.get_with("/login", &[("x-status", status)]).await.status.as_str(), status);
+        assert_eq!(gateway.get_with("/login", &[("x-status", status)]).await.status.as_str(), status);
     }
-    let rejected = proxy.get_with("/login", &[("x-status", "200")]).await;
+    let rejected = gateway.get_with("/login", &[("x-status", "200")]).await;
     assert_eq!((rejected.status.as_u16(), &rejected.json()["rule"]), (429, &"failed-logins".into()));
 }
 
@@ -92,8 +92,8 @@ async fn charge_after_status_admits_no_more_parallel_guesses_than_the_limit() {
         }
     })
     .await;
-    let proxy = proxy(&upstream, LOGIN);
-    let address = proxy.address;
+    let gateway = gateway(&upstream, LOGIN);
+    let address = gateway.address;
     let guesses: Vec<_> = (0..100)
         .map(|_| {
             tokio::spawn(async move {
@@ -127,14 +127,14 @@ async fn client_that_disconnects_before_the_response_stays_charged() {
         }
     })
     .await;
-    let proxy = proxy(&upstream, LOGIN);
+    let gateway = gateway(&upstream, LOGIN);
     for _ in 0..3 {
-        let mut stream = TcpStream::connect(proxy.address).await.unwrap();
+        let mut stream = TcpStream::connect(gateway.address).await.unwrap();
         stream.write_all(b"POST /login HTTP/1.1\r\nhost: test\r\ncontent-length: 0\r\n\r\n").await.unwrap();
         soon(attempts.acquire()).await.unwrap().forget();
     }
     release.add_permits(100);
-    assert_eq!(proxy.get("/login").await.status, 429);
+    assert_eq!(gateway.get("/login").await.status, 429);
 }
 
 #[tokio::test]
@@ -153,8 +153,8 @@ async fn request_that_reached_no_server_is_refunded_and_an_aborted_one_is_not() 
 }
 
 /// The remaining quota before the request itself is charged.
-async fn remaining_before(proxy: &TestGateway, lines: &[(&str, &str)]) -> u64 {
-    let response = proxy.get_with("/", lines).await;
+async fn remaining_before(gateway: &TestGateway, lines: &[(&str, &str)]) -> u64 {
+    let response = gateway.get_with("/", lines).await;
     assert_eq!(response.status, 200, "{response:?}");
     response.number("x-ratelimit-remaining") + 100
 }
@@ -162,38 +162,38 @@ async fn remaining_before(proxy: &TestGateway, lines: &[(&str, &str)]) -> u64 {
 #[tokio::test]
 async fn charge_after_header_charges_the_reported_cost_even_beyond_the_limit() {
     let upstream = HttpServer::start(respond_as_requested).await;
-    let proxy = proxy(&upstream, TOKENS);
-    assert_eq!(remaining_before(&proxy, &[("x-use", "10")]).await, 1_000);
-    assert_eq!(remaining_before(&proxy, &[("x-use", "0")]).await, 990, "90 were refunded");
+    let gateway = gateway(&upstream, TOKENS);
+    assert_eq!(remaining_before(&gateway, &[("x-use", "10")]).await, 1_000);
+    assert_eq!(remaining_before(&gateway, &[("x-use", "0")]).await, 990, "90 were refunded");
     assert_eq!(
-        remaining_before(&proxy, &[("x-use", "100")]).await,
+        remaining_before(&gateway, &[("x-use", "100")]).await,
         990,
         "the whole reservation was refunded"
     );
-    assert_eq!(remaining_before(&proxy, &[("x-use", "340")]).await, 890);
-    assert_eq!(remaining_before(&proxy, &[]).await, 550, "240 more were charged");
+    assert_eq!(remaining_before(&gateway, &[("x-use", "340")]).await, 890);
+    assert_eq!(remaining_before(&gateway, &[]).await, 550, "240 more were charged");
     assert_eq!(
-        remaining_before(&proxy, &[("x-use", "a few")]).await,
+        remaining_before(&gateway, &[("x-use", "a few")]).await,
         450,
         "a missing header leaves the reservation"
     );
     assert_eq!(
-        remaining_before(&proxy, &[("x-use", "1+1")]).await,
+        remaining_before(&gateway, &[("x-use", "1+1")]).await,
         350,
         "an invalid value leaves the reservation"
     );
     // 2250 beyond the limit, which refills by 1000 an hour.
-    assert_eq!(remaining_before(&proxy, &[("x-use", "2500")]).await, 250);
-    let rejected = proxy.get("/").await;
+    assert_eq!(remaining_before(&gateway, &[("x-use", "2500")]).await, 250);
+    let rejected = gateway.get("/").await;
     assert_eq!(rejected.status, 429);
     let hours = rejected.number("retry-after") / 3_600;
     assert_eq!(hours, 2, "{rejected:?}");
     assert_eq!(rejected.number("x-ratelimit-remaining"), 0);
 }
 
-async fn post(proxy: &TestGateway, body: Vec<u8>) -> u64 {
+async fn post(gateway: &TestGateway, body: Vec<u8>) -> u64 {
     let request = Request::post("/").header("host", "test").body(Full::new(Bytes::from(body))).unwrap();
-    let response = proxy.send(request).await;
+    let response = gateway.send(request).await;
     assert_eq!((response.status.as_u16(), response.text()), (200, "served"));
     response.number("x-ratelimit-remaining")
 }
@@ -201,22 +201,22 @@ async fn post(proxy: &TestGateway, body: Vec<u8>) -> u64 {
 #[tokio::test]
 async fn body_of_known_length_is_charged_up_front_and_rejected_above_the_limit() {
     let upstream = HttpServer::start(respond_as_requested).await;
-    let proxy = proxy(&upstream, BODIES);
-    assert_eq!(post(&proxy, vec![0; 1_024]).await, 999);
-    assert_eq!(post(&proxy, vec![0; 1_025]).await, 997);
-    assert_eq!(post(&proxy, Vec::new()).await, 996);
+    let gateway = gateway(&upstream, BODIES);
+    assert_eq!(post(&gateway, vec![0; 1_024]).await, 999);
+    assert_eq!(post(&gateway, vec![0; 1_025]).await, 997);
+    assert_eq!(post(&gateway, Vec::new()).await, 996);
     let large = Request::post("/").header("host", "test").body(Full::new(Bytes::from(vec![0; 1_001 << 10])));
-    let rejected = proxy.send(large.unwrap()).await;
+    let rejected = gateway.send(large.unwrap()).await;
     assert_eq!((rejected.status.as_u16(), rejected.header("retry-after")), (429, None));
 }
 
 #[tokio::test]
 async fn body_of_unknown_length_is_charged_while_it_arrives_and_at_its_end() {
     let upstream = HttpServer::start(respond_as_requested).await;
-    let proxy = proxy(&upstream, BODIES);
+    let gateway = gateway(&upstream, BODIES);
     let (mut sender, body) = Channel::<Bytes>::new(1);
     let request = Request::post("/").header("host", "test").body(body).unwrap();
-    let mut connection = http1(proxy.address).await;
+    let mut connection = http1(gateway.address).await;
     let response = tokio::spawn(async move { connection.send_request(request).await.unwrap() });
     sender.send_data(vec![0; 100 << 10].into()).await.unwrap();
     // The body has not ended and is charged already. Each request of this loop costs one itself.
@@ -224,7 +224,7 @@ async fn body_of_unknown_length_is_charged_while_it_arrives_and_at_its_end() {
     let partly_charged = async {
         loop {
             requests += 1;
-            let spent = 1_000 - post(&proxy, Vec::new()).await - requests;
+            let spent = 1_000 - post(&gateway, Vec::new()).await - requests;
             if spent >= 64 {
                 return spent;
             }
@@ -235,14 +235,14 @@ async fn body_of_unknown_length_is_charged_while_it_arrives_and_at_its_end() {
     sender.send_data(vec![0; 5].into()).await.unwrap();
     drop(sender);
     assert_eq!(soon(response).await.unwrap().status(), 200);
-    assert_eq!(post(&proxy, Vec::new()).await, 1_000 - 101 - requests - 1);
+    assert_eq!(post(&gateway, Vec::new()).await, 1_000 - 101 - requests - 1);
 }
 
 #[tokio::test]
 async fn client_that_disconnects_within_a_body_is_charged_for_the_received_part() {
     let upstream = HttpServer::start(respond_as_requested).await;
-    let proxy = proxy(&upstream, BODIES);
-    let mut stream = TcpStream::connect(proxy.address).await.unwrap();
+    let gateway = gateway(&upstream, BODIES);
+    let mut stream = TcpStream::connect(gateway.address).await.unwrap();
     stream.write_all(b"POST / HTTP/1.1\r\nhost: test\r\ntransfer-encoding: chunked\r\n\r\n").await.unwrap();
     stream.write_all(format!("{:x}\r\n", 10 << 10).as_bytes()).await.unwrap();
     stream.write_all(&vec![b'x'; 10 << 10]).await.unwrap();
@@ -252,7 +252,7 @@ async fn client_that_disconnects_within_a_body_is_charged_for_the_received_part(
     let charged = async {
         loop {
             requests += 1;
-            if post(&proxy, Vec::new()).await == 1_000 - 10 - requests {
+            if post(&gateway, Vec::new()).await == 1_000 - 10 - requests {
                 return;
             }
         }
@@ -264,13 +264,13 @@ async fn client_that_disconnects_within_a_body_is_charged_for_the_received_part(
 async fn rule_in_shadow_mode_is_settled_and_rejects_nothing() {
     let upstream = HttpServer::start(respond_as_requested).await;
     let shadow = format!("{LOGIN}      mode: shadow\n");
-    let proxy = proxy(&upstream, &shadow);
+    let gateway = gateway(&upstream, &shadow);
     for _ in 0..5 {
-        assert_eq!(proxy.get_with("/login", &[("x-status", "200")]).await.status, 200);
+        assert_eq!(gateway.get_with("/login", &[("x-status", "200")]).await.status, 200);
     }
     for _ in 0..5 {
-        assert_eq!(proxy.get_with("/login", &[("x-status", "401")]).await.status, 401);
+        assert_eq!(gateway.get_with("/login", &[("x-status", "401")]).await.status, 401);
     }
-    let shadow_rejections = proxy.metric("rate_limit_shadow_exceeded_total{rule=\"failed-logins\"}");
+    let shadow_rejections = gateway.metric("rate_limit_shadow_exceeded_total{rule=\"failed-logins\"}");
     assert_eq!(shadow_rejections, 2, "the fourth and the fifth failure");
 }

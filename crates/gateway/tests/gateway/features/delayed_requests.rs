@@ -29,8 +29,8 @@ struct Client(http2::SendRequest<Empty<Bytes>>);
 type PendingResponse = JoinHandle<hyper::Result<Response<Incoming>>>;
 
 impl Client {
-    async fn connect(proxy: &TestGateway) -> Self {
-        Self(connect_http2(proxy.address).await)
+    async fn connect(gateway: &TestGateway) -> Self {
+        Self(connect_http2(gateway.address).await)
     }
 
     fn send_get(&mut self, path: &str) -> PendingResponse {
@@ -80,8 +80,8 @@ async fn delayed_requests_depart_in_order_of_arrival() {
     .await;
     let policy =
         "rate_limits: { default: { requests: 50, window: 1s, algorithm: leaky_bucket, burst: 20 } }\n";
-    let proxy = TestGateway::before(&[upstream.url()], policy);
-    let mut client = Client::connect(&proxy).await;
+    let gateway = TestGateway::before(&[upstream.url()], policy);
+    let mut client = Client::connect(&gateway).await;
     let pending: Vec<_> = (0..12).map(|n| client.send_get(&format!("/{n}"))).collect();
     for pending in pending {
         assert_eq!(collect(pending).await.status, 200);
@@ -101,8 +101,8 @@ async fn delayed_request_does_not_reach_the_upstream_while_others_do() {
         }
     })
     .await;
-    let proxy = TestGateway::with(&[upstream.url()], &hourly(5), &[], ResourceLimits::default());
-    let mut client = Client::connect(&proxy).await;
+    let gateway = TestGateway::with(&[upstream.url()], &hourly(5), &[], ResourceLimits::default());
+    let mut client = Client::connect(&gateway).await;
     assert_eq!(collect(client.send_get("/held")).await.status, 200);
     let delayed = client.send_get("/held");
     assert!(client.is_delayed(&delayed).await);
@@ -112,8 +112,8 @@ async fn delayed_request_does_not_reach_the_upstream_while_others_do() {
 #[tokio::test]
 async fn delayed_requests_beyond_the_burst_get_429_with_retry_after() {
     let upstream = HttpServer::named("served").await;
-    let proxy = TestGateway::with(&[upstream.url()], &hourly(2), &[], ResourceLimits::default());
-    let mut client = Client::connect(&proxy).await;
+    let gateway = TestGateway::with(&[upstream.url()], &hourly(2), &[], ResourceLimits::default());
+    let mut client = Client::connect(&gateway).await;
     assert_eq!(collect(client.send_get("/held")).await.status, 200);
     let (second, third) = (client.send_get("/held"), client.send_get("/held"));
     let rejected = collect(client.send_get("/held")).await;
@@ -125,8 +125,8 @@ async fn delayed_requests_beyond_the_burst_get_429_with_retry_after() {
 #[tokio::test]
 async fn last_delayed_request_is_refunded_when_its_stream_is_reset() {
     let upstream = HttpServer::named("served").await;
-    let proxy = TestGateway::with(&[upstream.url()], &hourly(1), &[], ResourceLimits::default());
-    let mut client = Client::connect(&proxy).await;
+    let gateway = TestGateway::with(&[upstream.url()], &hourly(1), &[], ResourceLimits::default());
+    let mut client = Client::connect(&gateway).await;
     assert_eq!(collect(client.send_get("/held")).await.status, 200);
     let delayed = client.send_get("/held");
     assert!(client.is_delayed(&delayed).await);
@@ -138,10 +138,10 @@ async fn last_delayed_request_is_refunded_when_its_stream_is_reset() {
 #[tokio::test]
 async fn last_delayed_request_is_refunded_when_its_connection_closes() {
     let upstream = HttpServer::named("served").await;
-    let proxy = TestGateway::with(&[upstream.url()], &hourly(1), &[], ResourceLimits::default());
-    let mut client = Client::connect(&proxy).await;
+    let gateway = TestGateway::with(&[upstream.url()], &hourly(1), &[], ResourceLimits::default());
+    let mut client = Client::connect(&gateway).await;
     assert_eq!(collect(client.send_get("/held")).await.status, 200);
-    let mut other_client = http1(proxy.address).await;
+    let mut other_client = http1(gateway.address).await;
     let request = Request::get("/held").header("host", "test").body(Empty::<Bytes>::new()).unwrap();
     let other_request = tokio::spawn(async move { other_client.send_request(request).await });
     let full = async {
@@ -162,8 +162,8 @@ async fn last_delayed_request_is_refunded_when_its_connection_closes() {
 #[tokio::test]
 async fn delayed_request_in_the_middle_of_the_queue_is_not_refunded() {
     let upstream = HttpServer::named("served").await;
-    let proxy = TestGateway::with(&[upstream.url()], &hourly(2), &[], ResourceLimits::default());
-    let mut client = Client::connect(&proxy).await;
+    let gateway = TestGateway::with(&[upstream.url()], &hourly(2), &[], ResourceLimits::default());
+    let mut client = Client::connect(&gateway).await;
     assert_eq!(collect(client.send_get("/held")).await.status, 200);
     let (middle, last) = (client.send_get("/held"), client.send_get("/held"));
     assert!(client.is_delayed(&middle).await && client.is_delayed(&last).await);
@@ -177,8 +177,8 @@ async fn delayed_request_in_the_middle_of_the_queue_is_not_refunded() {
 async fn delayed_requests_beyond_the_maximum_get_503() {
     let upstream = HttpServer::named("served").await;
     let bounds = ResourceLimits { max_delayed: 1, ..ResourceLimits::default() };
-    let proxy = TestGateway::with(&[upstream.url()], &hourly(9), &[], bounds);
-    let mut client = Client::connect(&proxy).await;
+    let gateway = TestGateway::with(&[upstream.url()], &hourly(9), &[], bounds);
+    let mut client = Client::connect(&gateway).await;
     assert_eq!(collect(client.send_get("/held")).await.status, 200);
     let delayed = client.send_get("/held");
     assert_eq!(collect(client.send_get("/held")).await.status, 503);
@@ -189,10 +189,10 @@ async fn delayed_requests_beyond_the_maximum_get_503() {
 async fn leaky_bucket_wait_over_max_wait_is_rejected_with_the_time_until_it_would_be_admitted() {
     let upstream = HttpServer::named("served").await;
     let policy = "rate_limits: { default: { requests: 10, window: 1h, algorithm: leaky_bucket } }\n";
-    let proxy = TestGateway::before(&[upstream.url()], policy);
-    assert_eq!(proxy.get("/").await.status, 200);
+    let gateway = TestGateway::before(&[upstream.url()], policy);
+    assert_eq!(gateway.get("/").await.status, 200);
     for _ in 0..3 {
-        let rejected = proxy.get("/").await;
+        let rejected = gateway.get("/").await;
         assert_eq!(rejected.status, 429);
         // Departures are 360 s apart, and a request waits for at most 30 of them.
         assert!((329..=363).contains(&rejected.number("retry-after")), "{rejected:?}");
@@ -200,14 +200,14 @@ async fn leaky_bucket_wait_over_max_wait_is_rejected_with_the_time_until_it_woul
         assert_eq!((&body["error"], &body["rule"]), (&"rate_limit_exceeded".into(), &"default".into()));
         assert_eq!((rejected.number("x-ratelimit-limit"), rejected.number("x-ratelimit-remaining")), (10, 0));
     }
-    assert_eq!(proxy.metric("rate_limit_requests_total{decision=\"rejected\"}"), 3);
+    assert_eq!(gateway.metric("rate_limit_requests_total{decision=\"rejected\"}"), 3);
 }
 
 #[tokio::test]
 async fn leaky_bucket_burst_includes_the_departing_request() {
     let upstream = HttpServer::named("served").await;
     let policy = "rate_limits: { default: { requests: 1, window: 1h, algorithm: leaky_bucket, burst: 1 } }\n";
-    let proxy = TestGateway::before(&[upstream.url()], policy);
-    assert_eq!(proxy.get("/").await.status, 200);
-    assert_eq!(proxy.get("/").await.status, 429);
+    let gateway = TestGateway::before(&[upstream.url()], policy);
+    assert_eq!(gateway.get("/").await.status, 200);
+    assert_eq!(gateway.get("/").await.status, 429);
 }

@@ -26,8 +26,8 @@ fn trailers(name: &'static str, value: &'static str) -> HeaderMap {
     HeaderMap::from_iter([(http::HeaderName::from_static(name), HeaderValue::from_static(value))])
 }
 
-async fn client(proxy: &TestGateway) -> http2::SendRequest<Channel<Bytes, Infallible>> {
-    connect_http2(proxy.address).await
+async fn client(gateway: &TestGateway) -> http2::SendRequest<Channel<Bytes, Infallible>> {
+    connect_http2(gateway.address).await
 }
 
 fn call(path: &str, body: Channel<Bytes, Infallible>) -> Request<Channel<Bytes, Infallible>> {
@@ -65,9 +65,9 @@ const LIMIT: &str = "rate_limits: { default: { requests: 2, window: 1h, algorith
 #[tokio::test]
 async fn grpc_call_streams_messages_and_trailers_both_ways() {
     let upstream = HttpServer::start(echo_messages).await;
-    let proxy = TestGateway::before(&[upstream.h2c()], LIMIT);
+    let gateway = TestGateway::before(&[upstream.h2c()], LIMIT);
     let (mut sending, body) = Channel::new(1);
-    let mut response = soon(client(&proxy).await.send_request(call("/Greeter/Chat", body))).await.unwrap();
+    let mut response = soon(client(&gateway).await.send_request(call("/Greeter/Chat", body))).await.unwrap();
     assert_eq!(response.status(), 200);
     for text in ["one", "two", "three"] {
         sending.send_data(message(text)).await.unwrap();
@@ -90,10 +90,10 @@ async fn grpc_status_without_a_message_is_forwarded() {
         Response::builder().header("grpc-status", "12").body(full("")).unwrap()
     })
     .await;
-    let proxy = TestGateway::before(&[upstream.h2c()], LIMIT);
+    let gateway = TestGateway::before(&[upstream.h2c()], LIMIT);
     let (sending, body) = Channel::new(1);
     drop(sending);
-    let response = soon(client(&proxy).await.send_request(call("/Greeter/Unknown", body))).await.unwrap();
+    let response = soon(client(&gateway).await.send_request(call("/Greeter/Unknown", body))).await.unwrap();
     let response = CollectedResponse::of(response).await;
     assert_eq!(response.header("grpc-status"), Some("12"));
 }
@@ -101,8 +101,8 @@ async fn grpc_status_without_a_message_is_forwarded() {
 #[tokio::test]
 async fn grpc_calls_over_one_connection_are_limited_like_other_requests() {
     let upstream = HttpServer::start(echo_messages).await;
-    let proxy = TestGateway::before(&[upstream.h2c()], LIMIT);
-    let mut client = client(&proxy).await;
+    let gateway = TestGateway::before(&[upstream.h2c()], LIMIT);
+    let mut client = client(&gateway).await;
     for expected in [None, None, Some("8")] {
         let (sending, body) = Channel::new(1);
         drop(sending);
@@ -121,12 +121,12 @@ async fn http1_clients_reach_http2_upstreams_and_http2_clients_http1_upstreams()
         Response::new(full(format!("{:?} {}", request.version(), host.unwrap())))
     })
     .await;
-    let proxy = TestGateway::before(&[upstream.h2c()], LIMIT);
-    assert_eq!(proxy.get("/").await.text(), "HTTP/2.0 test");
-    let proxy = TestGateway::before(&[upstream.url()], LIMIT);
+    let gateway = TestGateway::before(&[upstream.h2c()], LIMIT);
+    assert_eq!(gateway.get("/").await.text(), "HTTP/2.0 test");
+    let gateway = TestGateway::before(&[upstream.url()], LIMIT);
     let (sending, body) = Channel::new(1);
     drop(sending);
-    let response = soon(client(&proxy).await.send_request(call("/", body))).await.unwrap();
+    let response = soon(client(&gateway).await.send_request(call("/", body))).await.unwrap();
     assert_eq!(CollectedResponse::of(response).await.text(), "HTTP/1.1 greeter.test");
 }
 
@@ -137,13 +137,13 @@ async fn split_cookie_headers_over_http2_are_joined_for_http1() {
         Response::new(full(cookies.collect::<Vec<_>>().join(" | ")))
     })
     .await;
-    let proxy = TestGateway::before(&[upstream.url()], LIMIT);
+    let gateway = TestGateway::before(&[upstream.url()], LIMIT);
     let (sending, body) = Channel::new(1);
     drop(sending);
     let mut request = call("/", body);
     for cookie in ["a=1", "b=2", "c=3"] {
         request.headers_mut().append("cookie", HeaderValue::from_static(cookie));
     }
-    let response = soon(client(&proxy).await.send_request(request)).await.unwrap();
+    let response = soon(client(&gateway).await.send_request(request)).await.unwrap();
     assert_eq!(CollectedResponse::of(response).await.text(), "a=1; b=2; c=3");
 }

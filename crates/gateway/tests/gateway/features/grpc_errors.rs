@@ -47,15 +47,15 @@ async fn service() -> String {
     url
 }
 
-async fn call(proxy: &TestGateway) -> Result<(), tonic::Status> {
-    let endpoint = format!("http://{}", proxy.address);
+async fn call(gateway: &TestGateway) -> Result<(), tonic::Status> {
+    let endpoint = format!("http://{}", gateway.address);
     let mut client = soon(TraceServiceClient::connect(endpoint)).await.unwrap();
     soon(client.export(ExportTraceServiceRequest::default())).await.map(|_| ())
 }
 
 /// One gRPC call without a client library.
-async fn call_raw(proxy: &TestGateway, path: &str, content_type: &str) -> CollectedResponse {
-    let mut sender = connect_http2(proxy.address).await;
+async fn call_raw(gateway: &TestGateway, path: &str, content_type: &str) -> CollectedResponse {
+    let mut sender = connect_http2(gateway.address).await;
     let request = Request::post(format!("http://test{path}")).header("te", "trailers");
     let request = request.header("content-type", content_type).body(Empty::<Bytes>::new()).unwrap();
     CollectedResponse::of(soon(sender.send_request(request)).await.unwrap()).await
@@ -74,9 +74,9 @@ fn grpc_status(response: &CollectedResponse) -> u64 {
 
 #[tokio::test]
 async fn grpc_call_rejected_by_limit_tonic_client_reports_resource_exhausted() {
-    let proxy = TestGateway::before(&[service().await], ONE);
-    call(&proxy).await.unwrap();
-    let status = call(&proxy).await.unwrap_err();
+    let gateway = TestGateway::before(&[service().await], ONE);
+    call(&gateway).await.unwrap();
+    let status = call(&gateway).await.unwrap_err();
     assert_eq!(status.code(), Code::ResourceExhausted, "{status:?}");
     assert_eq!(status.message(), "Too many requests. Please retry after 5 seconds.");
     let metadata = |name: &str| status.metadata().get(name).unwrap().to_str().unwrap().to_owned();
@@ -88,14 +88,14 @@ async fn grpc_call_rejected_by_limit_tonic_client_reports_resource_exhausted() {
 
 #[tokio::test]
 async fn grpc_call_rejected_by_limit_response_is_trailers_only() {
-    let proxy = TestGateway::before(&[service().await], ONE);
-    call_raw(&proxy, "/a", "application/grpc").await;
+    let gateway = TestGateway::before(&[service().await], ONE);
+    call_raw(&gateway, "/a", "application/grpc").await;
     for content_type in ["application/grpc", "application/grpc+proto", "Application/gRPC;charset=utf-8"] {
-        let rejected = call_raw(&proxy, "/a", content_type).await;
+        let rejected = call_raw(&gateway, "/a", content_type).await;
         assert_eq!((rejected.status.as_u16(), rejected.number("grpc-status")), (200, 8));
         assert_eq!(rejected.header("content-type"), Some(content_type));
     }
-    let rejected = call_raw(&proxy, "/a", "application/grpc").await;
+    let rejected = call_raw(&gateway, "/a", "application/grpc").await;
     assert_eq!(grpc_status(&rejected), 8);
     let rest = rejected.header("grpc-message").unwrap();
     assert!(rest.starts_with("Too many requests."), "{rest}");
@@ -103,13 +103,13 @@ async fn grpc_call_rejected_by_limit_response_is_trailers_only() {
 
 #[tokio::test]
 async fn request_without_grpc_content_type_or_over_http_1_gets_429() {
-    let proxy = TestGateway::before(&[service().await], ONE);
-    call_raw(&proxy, "/a", "application/grpc").await;
+    let gateway = TestGateway::before(&[service().await], ONE);
+    call_raw(&gateway, "/a", "application/grpc").await;
     for content_type in ["application/json", "application/grpcx", "text/plain"] {
-        let rejected = call_raw(&proxy, "/a", content_type).await;
+        let rejected = call_raw(&gateway, "/a", content_type).await;
         assert_eq!((rejected.status.as_u16(), rejected.header("grpc-status")), (429, None));
     }
-    let rejected = proxy.get_with("/a", &[("content-type", "application/grpc")]).await;
+    let rejected = gateway.get_with("/a", &[("content-type", "application/grpc")]).await;
     assert_eq!((rejected.status.as_u16(), rejected.header("grpc-status")), (429, None));
 }
 
@@ -124,9 +124,9 @@ async fn grpc_call_not_forwarded_gets_the_status_of_its_cause() {
          rate_limits: {{ default: {{ requests: 9, window: 1m }} }}\n",
         upstream.h2c()
     );
-    let proxy = TestGateway::start(&policy, ResourceLimits::default());
-    assert_eq!(grpc_status(&call_raw(&proxy, "/elsewhere", "application/grpc").await), 12, "no route");
-    let malformed = call_raw(&proxy, "/%ff", "application/grpc").await;
+    let gateway = TestGateway::start(&policy, ResourceLimits::default());
+    assert_eq!(grpc_status(&call_raw(&gateway, "/elsewhere", "application/grpc").await), 12, "no route");
+    let malformed = call_raw(&gateway, "/%ff", "application/grpc").await;
     assert_eq!(grpc_status(&malformed), 13, "an invalid path");
     let message = malformed.header("grpc-message").unwrap();
     assert!(message.is_ascii() && message.starts_with("Invalid path"), "{message}");
@@ -139,8 +139,8 @@ async fn grpc_call_not_forwarded_gets_the_status_of_its_cause() {
 async fn grpc_call_without_timely_upstream_response_gets_deadline_exceeded() {
     let upstream = HttpServer::start(|_| std::future::pending()).await;
     let bounds = ResourceLimits { response_timeout: Duration::from_millis(10), ..ResourceLimits::default() };
-    let proxy = TestGateway::with(&[upstream.h2c()], ONE, &[], bounds);
-    assert_eq!(grpc_status(&call_raw(&proxy, "/a", "application/grpc").await), 4);
+    let gateway = TestGateway::with(&[upstream.h2c()], ONE, &[], bounds);
+    assert_eq!(grpc_status(&call_raw(&gateway, "/a", "application/grpc").await), 4);
 }
 
 #[tokio::test]
@@ -150,16 +150,16 @@ async fn grpc_rejection_is_recorded_as_429() {
     log.set_sampling(LogSampling { access: SampleRate::ALL, rejected: SampleRate::ALL });
     let telemetry = Telemetry::new(Metrics::new(1, tidegate_core::Timestamp::ZERO), log);
     let upstream = service().await;
-    let proxy =
+    let gateway =
         TestGateway::with_telemetry(telemetry, active(&[upstream], ONE, &[]), ResourceLimits::default());
     for _ in 0..2 {
-        call_raw(&proxy, "/a", "application/grpc").await;
+        call_raw(&gateway, "/a", "application/grpc").await;
     }
     let line = || lines.recv_timeout(Duration::from_secs(20)).expect("a log line");
     line();
     let rejected: serde_json::Value = serde_json::from_str(&line()).unwrap();
     assert_eq!((&rejected["decision"], &rejected["status"]), (&"rejected".into(), &429.into()));
     assert_eq!(rejected["cause"], "rate_limit_exceeded");
-    assert_eq!(proxy.metric("tidegate_responses_total{code=\"4xx\"}"), 1);
-    assert_eq!(proxy.metric("rate_limit_requests_total{decision=\"rejected\"}"), 1);
+    assert_eq!(gateway.metric("tidegate_responses_total{code=\"4xx\"}"), 1);
+    assert_eq!(gateway.metric("rate_limit_requests_total{decision=\"rejected\"}"), 1);
 }

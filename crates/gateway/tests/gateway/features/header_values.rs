@@ -17,7 +17,7 @@ const EVERY_STYLE: &str = "headers: [x_ratelimit, ratelimit, ratelimit_delta]\n"
 
 struct Setup {
     clock: Arc<ManualClock>,
-    proxy: TestGateway,
+    gateway: TestGateway,
     _upstream: HttpServer,
 }
 
@@ -26,16 +26,16 @@ impl Setup {
         let upstream = HttpServer::named("served").await;
         let clock = Arc::new(ManualClock::at(Timestamp::from_secs(START)));
         let policy = format!("{EVERY_STYLE}{policy}\n");
-        let proxy = TestGateway::with_clock(
+        let gateway = TestGateway::with_clock(
             clock.clone(),
             active(&[upstream.url()], &policy, &[]),
             ResourceLimits::default(),
         );
-        Self { clock, proxy, _upstream: upstream }
+        Self { clock, gateway, _upstream: upstream }
     }
 
     async fn get(&self) -> CollectedResponse {
-        self.proxy.get("/").await
+        self.gateway.get("/").await
     }
 
     async fn exhaust(&self) -> CollectedResponse {
@@ -199,16 +199,16 @@ async fn concurrency_limit_is_reported_in_all_headers_and_fields() {
          rules: [{{ name: exports, concurrent: 1 }}] }}\n"
     );
     let clock = Arc::new(ManualClock::at(Timestamp::from_secs(START)));
-    let proxy =
+    let gateway =
         TestGateway::with_clock(clock, active(&[upstream.url()], &policy, &[]), ResourceLimits::default());
-    let address = proxy.address;
+    let address = gateway.address;
     let first_request = tokio::spawn(async move {
         let request = http::Request::get("/").header("host", "test");
         let request = request.body(http_body_util::Empty::<bytes::Bytes>::new()).unwrap();
         http1(address).await.send_request(request).await.unwrap().status()
     });
     soon(upstream.first_request()).await;
-    let rejected = proxy.get("/").await;
+    let rejected = gateway.get("/").await;
     assert_eq!(
         rejected.header("ratelimit-policy"),
         Some("\"exports\";q=1;qu=\"concurrent-requests\", \"default\";q=9;w=60")

@@ -50,9 +50,9 @@ async fn event_stream_delivers_each_event_at_once() {
         }
     })
     .await;
-    let proxy = TestGateway::before(&[upstream.url()], LIMIT);
+    let gateway = TestGateway::before(&[upstream.url()], LIMIT);
     let request = Request::get("/events").header("host", "test").body(Empty::<Bytes>::new()).unwrap();
-    let mut response = soon(http1(proxy.address).await.send_request(request)).await.unwrap();
+    let mut response = soon(http1(gateway.address).await.send_request(request)).await.unwrap();
     assert_eq!(response.headers()["content-type"], "text/event-stream");
     let mut sending = soon(streams.recv()).await.unwrap();
     for n in 0..5 {
@@ -69,10 +69,10 @@ async fn event_stream_delivers_each_event_at_once() {
 #[tokio::test]
 async fn request_and_response_bodies_stream_at_the_same_time() {
     let upstream = echo().await;
-    let proxy = TestGateway::before(&[upstream.url()], LIMIT);
+    let gateway = TestGateway::before(&[upstream.url()], LIMIT);
     let (mut sending, body) = channel();
     let request = Request::post("/").header("host", "test").body(body).unwrap();
-    let mut sender = http1(proxy.address).await;
+    let mut sender = http1(gateway.address).await;
     let mut response = soon(sender.send_request(request)).await.unwrap();
     for n in 0..5 {
         let piece = Bytes::from(format!("piece {n}"));
@@ -89,10 +89,10 @@ async fn long_exchange_does_not_time_out_as_idle_or_slow() {
     let upstream = echo().await;
     // A slow head times out after three ticks, an idle connection after fifteen.
     let bounds = ticking(Duration::from_millis(5));
-    let proxy = TestGateway::with(&[upstream.url()], LIMIT, &[], bounds);
+    let gateway = TestGateway::with(&[upstream.url()], LIMIT, &[], bounds);
     let (mut sending, body) = channel();
     let request = Request::post("/").header("host", "test").body(body).unwrap();
-    let mut sender = http1(proxy.address).await;
+    let mut sender = http1(gateway.address).await;
     let mut response = soon(sender.send_request(request)).await.unwrap();
     let mut pieces = tokio::time::interval(Duration::from_millis(20));
     for n in 0..10 {
@@ -126,7 +126,7 @@ async fn trailers_are_forwarded_both_ways() {
         Response::builder().header("trailer", "x-came").body(boxed(body)).unwrap()
     })
     .await;
-    let proxy = TestGateway::before(&[upstream.url()], LIMIT);
+    let gateway = TestGateway::before(&[upstream.url()], LIMIT);
     let (mut sending, body) = channel();
     let request = Request::post("/").header("host", "test").header("te", "trailers");
     let request = request.header("trailer", "x-sum").body(body).unwrap();
@@ -136,7 +136,7 @@ async fn trailers_are_forwarded_both_ways() {
         trailers.insert("x-sum", http::HeaderValue::from_static("42"));
         sending.send(Frame::trailers(trailers)).await.unwrap();
     });
-    let response = proxy.send(request).await;
+    let response = gateway.send(request).await;
     assert_eq!(response.text(), "body");
     assert_eq!(response.trailers.unwrap()["x-came"], "42");
 }
@@ -144,8 +144,8 @@ async fn trailers_are_forwarded_both_ways() {
 #[tokio::test]
 async fn head_response_keeps_its_content_length_and_its_connection_is_reused() {
     let upstream = HttpServer::named("seventeen letters").await;
-    let proxy = TestGateway::before(&[upstream.url()], LIMIT);
-    let mut sender = http1(proxy.address).await;
+    let gateway = TestGateway::before(&[upstream.url()], LIMIT);
+    let mut sender = http1(gateway.address).await;
     for _ in 0..3 {
         let request = Request::head("/").header("host", "test").body(Empty::<Bytes>::new()).unwrap();
         let response = CollectedResponse::of(soon(sender.send_request(request)).await.unwrap()).await;
@@ -163,8 +163,8 @@ async fn expect_continue_gets_100_before_the_body_is_sent() {
         Response::new(full(request.into_body().collect().await.unwrap().to_bytes()))
     })
     .await;
-    let proxy = TestGateway::before(&[upstream.url()], LIMIT);
-    let mut stream = send_expect_continue(proxy.address).await;
+    let gateway = TestGateway::before(&[upstream.url()], LIMIT);
+    let mut stream = send_expect_continue(gateway.address).await;
     assert!(read_until(&mut stream, "\r\n\r\n").await.starts_with("HTTP/1.1 100 Continue\r\n"));
     stream.write_all(b"hello").await.unwrap();
     let response = read_until(&mut stream, "hello").await;
@@ -175,9 +175,9 @@ async fn expect_continue_gets_100_before_the_body_is_sent() {
 async fn expect_continue_over_the_limit_gets_429_before_the_body_is_sent() {
     let upstream = HttpServer::start(|_| async { Response::new(full("served")) }).await;
     let policy = "rate_limits: { default: { requests: 1, window: 1h, algorithm: sliding_window_log } }\n";
-    let proxy = TestGateway::before(&[upstream.url()], policy);
-    proxy.get("/").await;
-    let mut stream = send_expect_continue(proxy.address).await;
+    let gateway = TestGateway::before(&[upstream.url()], policy);
+    gateway.get("/").await;
+    let mut stream = send_expect_continue(gateway.address).await;
     let response = read_until(&mut stream, "\r\n\r\n").await;
     assert!(response.starts_with("HTTP/1.1 429 Too Many Requests\r\n"), "{response}");
 }

@@ -18,84 +18,85 @@ const TWO: &str = "rate_limits: { default: { requests: 2, window: 1h, algorithm:
 #[tokio::test]
 async fn decisions_and_responses_are_counted() {
     let upstream = HttpServer::named("served").await;
-    let proxy =
+    let gateway =
         TestGateway::before(&[upstream.url()], &format!("clients: {{ api_key: {{ verify: none }} }}\n{TWO}"));
     for status in [200, 200, 429, 429, 429] {
-        assert_eq!(proxy.get_with("/", &[("x-api-key", "sk_live_51H_very_secret")]).await.status, status);
+        assert_eq!(gateway.get_with("/", &[("x-api-key", "sk_live_51H_very_secret")]).await.status, status);
     }
-    let decided = |what: &str| proxy.metric(&format!("rate_limit_requests_total{{decision=\"{what}\"}}"));
+    let decided = |what: &str| gateway.metric(&format!("rate_limit_requests_total{{decision=\"{what}\"}}"));
     assert_eq!((decided("admitted"), decided("rejected"), decided("banned")), (2, 3, 0));
     let exceeded = |client: &str| {
-        proxy.metric(&format!("rate_limit_exceeded_total{{client_id=\"{client}\",rule=\"default\"}}"))
+        gateway.metric(&format!("rate_limit_exceeded_total{{client_id=\"{client}\",rule=\"default\"}}"))
     };
     assert_eq!(
         (exceeded("api_key:sk_l…#b59c1698"), exceeded("other")),
         (2, 1),
         "an API key is never shown in full"
     );
-    assert_eq!(proxy.metric("rate_limit_latency_count"), 5);
-    assert_eq!(proxy.metric("tidegate_responses_total{code=\"2xx\"}"), 2);
-    assert_eq!(proxy.metric("tidegate_responses_total{code=\"4xx\"}"), 3);
-    assert_eq!(proxy.metric("tidegate_upstream_requests_total{upstream=\"api\",code=\"2xx\"}"), 2);
-    assert_eq!(proxy.metric("tidegate_connections_accepted_total"), 5);
-    assert_eq!(proxy.metric("rate_limit_limit{rule=\"default\",window=\"1h\"}"), 2);
+    assert_eq!(gateway.metric("rate_limit_latency_count"), 5);
+    assert_eq!(gateway.metric("tidegate_responses_total{code=\"2xx\"}"), 2);
+    assert_eq!(gateway.metric("tidegate_responses_total{code=\"4xx\"}"), 3);
+    assert_eq!(gateway.metric("tidegate_upstream_requests_total{upstream=\"api\",code=\"2xx\"}"), 2);
+    assert_eq!(gateway.metric("tidegate_connections_accepted_total"), 5);
+    assert_eq!(gateway.metric("rate_limit_limit{rule=\"default\",window=\"1h\"}"), 2);
     let healthy = format!(
         "tidegate_upstream_healthy{{upstream=\"api\",server=\"{}\"}}",
         upstream.url().replace("http://", "")
     );
-    assert_eq!(proxy.metric(&healthy), 1);
+    assert_eq!(gateway.metric(&healthy), 1);
     let connections = healthy.replace("healthy", "connections");
     // The two requests may share a connection or not.
-    assert!((1..=2).contains(&proxy.metric(&connections)));
+    assert!((1..=2).contains(&gateway.metric(&connections)));
 }
 
 #[tokio::test]
 async fn counters_continue_after_a_reload() {
     let upstream = HttpServer::named("served").await;
-    let proxy = TestGateway::before(&[upstream.url()], TWO);
-    proxy.get("/").await;
-    proxy.replace(
+    let gateway = TestGateway::before(&[upstream.url()], TWO);
+    gateway.get("/").await;
+    gateway.replace(
         &[upstream.url()],
         "rate_limits: { default: { requests: 1, window: 1h, algorithm: sliding_window_log } }",
     );
-    assert_eq!(proxy.get("/").await.status, 429);
-    assert_eq!(proxy.metric("rate_limit_requests_total{decision=\"admitted\"}"), 1);
-    assert_eq!(proxy.metric("tidegate_upstream_requests_total{upstream=\"api\",code=\"2xx\"}"), 1);
-    assert_eq!(proxy.metric("rate_limit_limit{rule=\"default\",window=\"1h\"}"), 1);
+    assert_eq!(gateway.get("/").await.status, 429);
+    assert_eq!(gateway.metric("rate_limit_requests_total{decision=\"admitted\"}"), 1);
+    assert_eq!(gateway.metric("tidegate_upstream_requests_total{upstream=\"api\",code=\"2xx\"}"), 1);
+    assert_eq!(gateway.metric("rate_limit_limit{rule=\"default\",window=\"1h\"}"), 1);
 }
 
 #[tokio::test]
 async fn rule_in_shadow_mode_counts_shadow_rejections_only() {
     let upstream = HttpServer::named("served").await;
-    let proxy = TestGateway::before(
+    let gateway = TestGateway::before(
         &[upstream.url()],
         "rate_limits: { default: { requests: 1, window: 1h, mode: shadow } }",
     );
     for _ in 0..4 {
-        assert_eq!(proxy.get("/").await.status, 200);
+        assert_eq!(gateway.get("/").await.status, 200);
     }
-    assert_eq!(proxy.metric("rate_limit_shadow_exceeded_total{rule=\"default\"}"), 3);
-    assert_eq!(proxy.metric("rate_limit_requests_total{decision=\"admitted\"}"), 4);
-    assert_eq!(proxy.metric("rate_limit_exceeded_total{client_id=\"other\",rule=\"default\"}"), 0);
+    assert_eq!(gateway.metric("rate_limit_shadow_exceeded_total{rule=\"default\"}"), 3);
+    assert_eq!(gateway.metric("rate_limit_requests_total{decision=\"admitted\"}"), 4);
+    assert_eq!(gateway.metric("rate_limit_exceeded_total{client_id=\"other\",rule=\"default\"}"), 0);
 }
 
 #[tokio::test]
 async fn client_that_disconnects_is_counted_as_gone() {
     let upstream = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let proxy = TestGateway::before(&[format!("http://{}", upstream.local_addr().unwrap())], TWO);
-    let mut client = http1(proxy.address).await;
+    let gateway = TestGateway::before(&[format!("http://{}", upstream.local_addr().unwrap())], TWO);
+    let mut client = http1(gateway.address).await;
     let request_task = tokio::spawn(async move {
         let request = Request::get("/").header("host", "test").body(Empty::<Bytes>::new()).unwrap();
         client.send_request(request).await.map(|_| ())
     });
     let _connection = soon(upstream.accept()).await.unwrap();
     request_task.abort();
-    eventually("it is counted as gone", || proxy.metric("tidegate_responses_total{code=\"gone\"}") > 0).await;
+    eventually("it is counted as gone", || gateway.metric("tidegate_responses_total{code=\"gone\"}") > 0)
+        .await;
     let failed = |why: &str| {
-        proxy.metric(&format!("tidegate_upstream_failures_total{{upstream=\"api\",reason=\"{why}\"}}"))
+        gateway.metric(&format!("tidegate_upstream_failures_total{{upstream=\"api\",reason=\"{why}\"}}"))
     };
     assert_eq!((failed("abandoned"), failed("broken")), (1, 0));
-    assert_eq!(proxy.metric("rate_limit_requests_total{decision=\"admitted\"}"), 1);
+    assert_eq!(gateway.metric("rate_limit_requests_total{decision=\"admitted\"}"), 1);
 }
 
 #[tokio::test]
@@ -103,9 +104,9 @@ async fn idle_upstream_connection_closed_by_its_server_is_dropped() {
     let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let server_address = server.local_addr().unwrap();
     let bounds = ticking(Duration::from_millis(5));
-    let proxy = TestGateway::with(&[format!("http://{server_address}")], TWO, &[], bounds);
+    let gateway = TestGateway::with(&[format!("http://{server_address}")], TWO, &[], bounds);
     let open = || {
-        proxy
+        gateway
             .metric(&format!("tidegate_upstream_connections{{upstream=\"api\",server=\"{server_address}\"}}"))
     };
     let serving = async {
@@ -114,7 +115,7 @@ async fn idle_upstream_connection_closed_by_its_server_is_dropped() {
         stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").await.unwrap();
         stream
     };
-    let (stream, response) = soon(async { tokio::join!(serving, proxy.get("/")) }).await;
+    let (stream, response) = soon(async { tokio::join!(serving, gateway.get("/")) }).await;
     assert_eq!((response.text(), open()), ("ok", 1), "the connection is kept");
     drop(stream);
     eventually("the connection is closed", || open() == 0).await;
@@ -124,9 +125,9 @@ async fn idle_upstream_connection_closed_by_its_server_is_dropped() {
 async fn unreachable_server_is_counted_as_a_failure() {
     let unreachable = RecordingServer::unreachable();
     let url = unreachable.url();
-    let proxy = TestGateway::before(&[url], TWO);
-    assert_eq!(proxy.get("/").await.status, 502);
+    let gateway = TestGateway::before(&[url], TWO);
+    assert_eq!(gateway.get("/").await.status, 502);
     let failed = "tidegate_upstream_failures_total{upstream=\"api\",reason=\"unreachable\"}";
-    assert_eq!(proxy.metric(failed), 1);
-    assert_eq!(proxy.metric("tidegate_responses_total{code=\"5xx\"}"), 1);
+    assert_eq!(gateway.metric(failed), 1);
+    assert_eq!(gateway.metric("tidegate_responses_total{code=\"5xx\"}"), 1);
 }

@@ -19,16 +19,16 @@ rate_limits:
     /search: { requests: 2, window: 1h, algorithm: sliding_window_log }
 ";
 
-async fn proxy() -> (TestGateway, HttpServer) {
+async fn gateway() -> (TestGateway, HttpServer) {
     let upstream = HttpServer::named("served").await;
     let keys = "key,tier\nfred,free\npaula,premium\n";
-    let proxy =
+    let gateway =
         TestGateway::with(&[upstream.url()], POLICY, &[("keys.csv", keys)], ResourceLimits::default());
-    (proxy, upstream)
+    (gateway, upstream)
 }
 
-async fn get_as(proxy: &TestGateway, key: &str, path: &str) -> CollectedResponse {
-    proxy.get_with(path, &[("x-api-key", key)]).await
+async fn get_as(gateway: &TestGateway, key: &str, path: &str) -> CollectedResponse {
+    gateway.get_with(path, &[("x-api-key", key)]).await
 }
 
 /// The name and the remaining quota of each limit, in the order of the header.
@@ -48,51 +48,51 @@ fn expect(names: [(&str, u64); 3]) -> Vec<(String, u64)> {
 
 #[tokio::test]
 async fn limits_are_reported_in_the_documented_order() {
-    let (proxy, _upstream) = proxy().await;
-    let response = proxy.get_with("/search", &[("x-api-key", "fred"), ("x-write", "yes")]).await;
+    let (gateway, _upstream) = gateway().await;
+    let response = gateway.get_with("/search", &[("x-api-key", "fred"), ("x-write", "yes")]).await;
     let names: Vec<_> = remaining(&response).into_iter().map(|(name, _)| name).collect();
     assert_eq!(names, ["global", "tier:free", "writes", "endpoint:/search"]);
 }
 
 #[tokio::test]
 async fn request_rejected_by_the_endpoint_limit_is_charged_to_no_limit() {
-    let (proxy, _upstream) = proxy().await;
+    let (gateway, _upstream) = gateway().await;
     for used in 1..=2 {
-        let response = get_as(&proxy, "paula", "/search").await;
+        let response = get_as(&gateway, "paula", "/search").await;
         assert_eq!(response.status, 200);
         let all = [("global", 100 - used), ("tier:premium", 50 - used), ("endpoint:/search", 2 - used)];
         assert_eq!(remaining(&response), expect(all));
     }
     for _ in 0..5 {
-        let rejected = get_as(&proxy, "paula", "/search").await;
+        let rejected = get_as(&gateway, "paula", "/search").await;
         assert_eq!(rejected.status, 429);
         assert_eq!(rejected.json()["rule"], "endpoint:/search");
         let unchanged = [("global", 98), ("tier:premium", 48), ("endpoint:/search", 0)];
         assert_eq!(remaining(&rejected), expect(unchanged));
     }
-    let elsewhere = get_as(&proxy, "paula", "/").await;
+    let elsewhere = get_as(&gateway, "paula", "/").await;
     assert_eq!(remaining(&elsewhere), [("global".to_owned(), 97), ("tier:premium".to_owned(), 47)]);
 }
 
 #[tokio::test]
 async fn request_rejected_by_the_tier_limit_is_not_charged_to_the_endpoint_or_other_tiers() {
-    let (proxy, _upstream) = proxy().await;
+    let (gateway, _upstream) = gateway().await;
     for _ in 0..3 {
-        assert_eq!(get_as(&proxy, "fred", "/").await.status, 200);
+        assert_eq!(get_as(&gateway, "fred", "/").await.status, 200);
     }
-    let rejected = get_as(&proxy, "fred", "/search").await;
+    let rejected = get_as(&gateway, "fred", "/search").await;
     assert_eq!((rejected.status.as_u16(), &rejected.json()["rule"]), (429, &"tier:free".into()));
     assert_eq!(remaining(&rejected), expect([("global", 97), ("tier:free", 0), ("endpoint:/search", 2)]));
-    let other = get_as(&proxy, "paula", "/search").await;
+    let other = get_as(&gateway, "paula", "/search").await;
     assert_eq!(other.status, 200);
     assert_eq!(remaining(&other), expect([("global", 96), ("tier:premium", 49), ("endpoint:/search", 1)]));
 }
 
 #[tokio::test]
 async fn single_valued_headers_report_the_tightest_limit() {
-    let (proxy, _upstream) = proxy().await;
-    let wide = get_as(&proxy, "paula", "/").await;
+    let (gateway, _upstream) = gateway().await;
+    let wide = get_as(&gateway, "paula", "/").await;
     assert_eq!((wide.number("x-ratelimit-limit"), wide.number("x-ratelimit-remaining")), (50, 49));
-    let narrow = get_as(&proxy, "paula", "/search").await;
+    let narrow = get_as(&gateway, "paula", "/search").await;
     assert_eq!((narrow.number("x-ratelimit-limit"), narrow.number("x-ratelimit-remaining")), (2, 1));
 }

@@ -32,7 +32,7 @@ rate_limits:
 /// A login page behind a gateway, a manual clock, and a script that changes its browser with every guess.
 struct Setup {
     clock: Arc<ManualClock>,
-    proxy: TestGateway,
+    gateway: TestGateway,
     attempts: Arc<AtomicUsize>,
     browsers: AtomicUsize,
     upstream: HttpServer,
@@ -48,12 +48,12 @@ impl Setup {
         })
         .await;
         let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_800_000_000)));
-        let proxy = TestGateway::with_clock(
+        let gateway = TestGateway::with_clock(
             clock.clone(),
             active(&[upstream.url()], rest, &[]),
             ResourceLimits::default(),
         );
-        Self { clock, proxy, attempts, browsers: AtomicUsize::new(0), upstream }
+        Self { clock, gateway, attempts, browsers: AtomicUsize::new(0), upstream }
     }
 
     async fn log_in(&self, address: &str, user: &str, browser: &str) -> CollectedResponse {
@@ -63,7 +63,7 @@ impl Setup {
             .header("x-login-name", user)
             .header("user-agent", browser)
             .body(Empty::<Bytes>::new());
-        self.proxy.send(request.unwrap()).await
+        self.gateway.send(request.unwrap()).await
     }
 
     /// Sends one guess of the script, with a new browser.
@@ -172,7 +172,7 @@ async fn lock_out_is_reported_in_every_body_style_and_applies_to_its_rule_only()
     for (style, code) in [("flat", "/error"), ("nested", "/error/code"), ("problem", "/type")] {
         let setup = Setup::new(&format!("error_body: {style}{LOGIN}")).await;
         setup.guess_until_locked_out_in(code).await;
-        let elsewhere = setup.proxy.get_with("/", &[("x-forwarded-for", "203.0.113.66")]).await;
+        let elsewhere = setup.gateway.get_with("/", &[("x-forwarded-for", "203.0.113.66")]).await;
         assert_eq!(elsewhere.status, 401, "the rule applies to the login only");
     }
 }
@@ -184,14 +184,14 @@ async fn lock_out_never_happens_in_shadow_mode_and_survives_a_reload() {
     for _ in 0..10 {
         assert_eq!(setup.guess("ann").await.status, 401);
     }
-    assert!(setup.proxy.penalties().is_empty());
+    assert!(setup.gateway.penalties().is_empty());
     let setup = Setup::new(LOGIN).await;
     setup.guess_until_locked_out().await;
     let looser = LOGIN.replace("requests: 2", "requests: 200");
-    setup.proxy.replace(&[setup.upstream.url()], &looser);
+    setup.gateway.replace(&[setup.upstream.url()], &looser);
     assert_eq!(setup.guess("ann").await.json()["error"], "locked_out");
-    let locked_out = setup.proxy.penalties().locked_out(Timestamp::from_secs(1_800_000_000));
+    let locked_out = setup.gateway.penalties().locked_out(Timestamp::from_secs(1_800_000_000));
     assert_eq!(locked_out.len(), 1, "the address");
-    assert!(setup.proxy.penalties().remove(locked_out[0].key.as_key()));
+    assert!(setup.gateway.penalties().remove(locked_out[0].key.as_key()));
     assert_eq!(setup.guess("ann").await.status, 401, "an operator has lifted the lock-out");
 }

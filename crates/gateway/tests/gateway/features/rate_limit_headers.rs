@@ -13,8 +13,8 @@ const LIMIT: &str = "rate_limits: { default: { requests: 2, window: 1h, algorith
 /// The responses to two admitted requests and a rejected one.
 async fn two_admitted_and_one_rejected(rest: &str) -> [CollectedResponse; 3] {
     let upstream = HttpServer::named("served").await;
-    let proxy = TestGateway::before(&[upstream.url()], &format!("{LIMIT}\n{rest}\n"));
-    let responses = [proxy.get("/").await, proxy.get("/").await, proxy.get("/").await];
+    let gateway = TestGateway::before(&[upstream.url()], &format!("{LIMIT}\n{rest}\n"));
+    let responses = [gateway.get("/").await, gateway.get("/").await, gateway.get("/").await];
     let status = responses.each_ref().map(|response| response.status.as_u16());
     assert_eq!(status, [200, 200, 429]);
     responses
@@ -78,18 +78,18 @@ async fn ratelimit_reset_is_a_unix_time_in_epoch_style_and_seconds_in_delta_styl
 #[tokio::test]
 async fn ratelimit_header_lists_every_applied_limit_in_order() {
     let upstream = HttpServer::named("served").await;
-    let proxy = TestGateway::before(
+    let gateway = TestGateway::before(
         &[upstream.url()],
         "headers: ratelimit\nrate_limits:\n  default: { requests: 9, window: 1h, algorithm: sliding_window_log }\n  \
          endpoints: { /narrow: { requests: 1, window: 1m, algorithm: sliding_window_log } }\n",
     );
-    let allowed = proxy.get("/narrow").await;
+    let allowed = gateway.get("/narrow").await;
     assert_eq!(allowed.status, StatusCode::OK);
     assert_eq!(ratelimit_headers(&allowed), ["ratelimit", "ratelimit-policy"]);
     let policy = "\"default\";q=9;w=3600, \"endpoint:/narrow\";q=1;w=60";
     assert_eq!(allowed.header("ratelimit-policy"), Some(policy));
     assert_eq!(allowed.header("ratelimit"), Some("\"default\";r=8;t=3600, \"endpoint:/narrow\";r=0;t=60"));
-    let rejected = proxy.get("/narrow").await;
+    let rejected = gateway.get("/narrow").await;
     assert_eq!(rejected.status, StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(rejected.header("ratelimit-policy"), Some(policy));
     assert!(rejected.header("ratelimit").unwrap().starts_with("\"default\";r=8;"), "{rejected:?}");
@@ -164,13 +164,13 @@ async fn problem_error_body_agrees_with_the_headers() {
 #[tokio::test]
 async fn retry_after_of_one_client_is_the_same_each_time() {
     let upstream = HttpServer::named("served").await;
-    let proxy = TestGateway::before(
+    let gateway = TestGateway::before(
         &[upstream.url()],
         "rate_limits: { default: { requests: 1, window: 1d, algorithm: fixed_window } }\n",
     );
-    proxy.get("/").await;
-    let first = proxy.get("/").await.number("retry-after");
-    let second = proxy.get("/").await.number("retry-after");
+    gateway.get("/").await;
+    let first = gateway.get("/").await.number("retry-after");
+    let second = gateway.get("/").await.number("retry-after");
     assert!(first.abs_diff(second) <= 2, "{first} and then {second}");
 }
 
@@ -178,14 +178,14 @@ async fn retry_after_of_one_client_is_the_same_each_time() {
 async fn cost_above_the_limit_has_no_retry_after_in_any_body() {
     for style in ["flat", "nested", "problem"] {
         let upstream = HttpServer::named("served").await;
-        let proxy = TestGateway::before(
+        let gateway = TestGateway::before(
             &[upstream.url()],
             &format!(
                 "error_body: {style}\nrate_limits: {{ rules: [{{ name: tokens, requests: 5, window: 1h, \
                  algorithm: token_bucket, cost: {{ header: X-Cost }} }}] }}\n"
             ),
         );
-        let rejected = proxy.get_with("/", &[("x-cost", "6")]).await;
+        let rejected = gateway.get_with("/", &[("x-cost", "6")]).await;
         assert_eq!(rejected.status, StatusCode::TOO_MANY_REQUESTS);
         assert_eq!(rejected.header("retry-after"), None);
         assert_eq!(rejected.header("x-ratelimit-retry-after"), None);
@@ -193,6 +193,6 @@ async fn cost_above_the_limit_has_no_retry_after_in_any_body() {
         let body = rejected.text();
         assert!(body.contains("Retrying will not help"), "{body}");
         assert!(!body.contains("retry_after"), "{body}");
-        assert_eq!(proxy.get_with("/", &[("x-cost", "5")]).await.status, StatusCode::OK);
+        assert_eq!(gateway.get_with("/", &[("x-cost", "5")]).await.status, StatusCode::OK);
     }
 }

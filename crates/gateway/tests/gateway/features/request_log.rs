@@ -34,11 +34,11 @@ fn next(lines: &LogReceiver) -> Value {
 
 #[tokio::test]
 async fn log_line_has_client_decision_and_response_without_secrets() {
-    let (proxy, upstream, lines) =
+    let (gateway, upstream, lines) =
         logging_gateway(ALL, &format!("clients: {{ api_key: {{ verify: none }} }}\n{TWO}")).await;
     let key = [("x-api-key", "sk_live_51H_very_secret"), ("authorization", "Bearer hunter2hunter2")];
     for _ in 0..3 {
-        proxy.get_with("/things/7?token=sesame", &key).await;
+        gateway.get_with("/things/7?token=sesame", &key).await;
     }
     let passed = next(&lines);
     assert_eq!(passed["event"], "request");
@@ -73,9 +73,9 @@ async fn log_line_has_client_decision_and_response_without_secrets() {
 async fn log_line_of_a_hostile_request_is_one_json_object_without_the_api_key() {
     let policy = "http: { encoded_slash: keep }\n\
         clients: { identify_by: [user, ip], user: { header: X-User }, ip: { trusted_proxies: 127.0.0.1 } }";
-    let (proxy, _upstream, lines) = logging_gateway(ALL, policy).await;
+    let (gateway, _upstream, lines) = logging_gateway(ALL, policy).await;
     let hostile = "a\"b\\c\u{9b}31m\u{202e}\t]}";
-    let response = proxy
+    let response = gateway
         .get_with(
             "/%0d%0a%1b[31m%22%27/sk_live_51H_very_secret",
             &[("x-user", hostile), ("x-api-key", "sk_live_51H_very_secret")],
@@ -85,28 +85,28 @@ async fn log_line_of_a_hostile_request_is_one_json_object_without_the_api_key() 
     assert_eq!(line["status"], response.status.as_u16());
     assert!(!line.to_string().contains("very_secret"), "{line}");
     assert!(line["client"].as_str().unwrap().starts_with("user:a\"b"), "{line}");
-    let bad = proxy.get_with("/%", &[("x-user", "x\u{ff}\u{1f600}")]).await;
+    let bad = gateway.get_with("/%", &[("x-user", "x\u{ff}\u{1f600}")]).await;
     assert_eq!(next(&lines)["status"], bad.status.as_u16());
 }
 
 #[tokio::test]
 async fn log_sampling_of_rejected_requests_is_independent_of_admitted_ones() {
     let only_rejected = LogSampling { access: SampleRate::NONE, rejected: SampleRate::ALL };
-    let (proxy, _upstream, lines) = logging_gateway(only_rejected, TWO).await;
+    let (gateway, _upstream, lines) = logging_gateway(only_rejected, TWO).await;
     for _ in 0..3 {
-        proxy.get("/").await;
+        gateway.get("/").await;
     }
     assert_eq!(next(&lines)["decision"], "rejected");
     let never_rejected = LogSampling { access: SampleRate::ALL, rejected: SampleRate::NONE };
-    let (proxy, upstream, lines) = logging_gateway(never_rejected, TWO).await;
+    let (gateway, upstream, lines) = logging_gateway(never_rejected, TWO).await;
     for _ in 0..3 {
-        proxy.get("/").await;
+        gateway.get("/").await;
     }
-    proxy.replace(
+    gateway.replace(
         &[upstream.url()],
         "rate_limits: { default: { requests: 9, window: 1h, algorithm: sliding_window_log } }",
     );
-    proxy.get("/").await;
+    gateway.get("/").await;
     let decided: Vec<_> = (0..3).map(|_| next(&lines)["decision"].clone()).collect();
     assert_eq!(decided, ["admitted", "admitted", "admitted"]);
 }
@@ -116,10 +116,10 @@ const NONE: LogSampling = LogSampling { access: SampleRate::NONE, rejected: Samp
 #[tokio::test]
 async fn forwarding_headers_without_trusted_proxies_are_logged_once_for_each_policy() {
     for header in [("x-forwarded-for", "203.0.113.9"), ("forwarded", "for=203.0.113.9")] {
-        let (proxy, upstream, lines) = logging_gateway(NONE, TWO).await;
-        proxy.get("/").await;
+        let (gateway, upstream, lines) = logging_gateway(NONE, TWO).await;
+        gateway.get("/").await;
         for _ in 0..3 {
-            proxy.get_with("/", &[header]).await;
+            gateway.get_with("/", &[header]).await;
         }
         let line = next(&lines);
         assert_eq!(
@@ -127,12 +127,12 @@ async fn forwarding_headers_without_trusted_proxies_are_logged_once_for_each_pol
             (&"forwarding_headers_ignored".into(), &"127.0.0.1".into())
         );
         assert!(line["message"].as_str().unwrap().contains("trusted_proxies"), "{line}");
-        proxy.replace(&[upstream.url()], "rate_limits: { default: { requests: 9, window: 1h } }");
-        proxy.get_with("/", &[header]).await;
+        gateway.replace(&[upstream.url()], "rate_limits: { default: { requests: 9, window: 1h } }");
+        gateway.get_with("/", &[header]).await;
         assert_eq!(next(&lines)["event"], "forwarding_headers_ignored");
         // Nothing else was logged in between, and nothing is from here on.
-        proxy.replace(&[upstream.url()], "rate_limits: { global: { requests: 9, window: 1h } }");
-        proxy.get_with("/", &[header]).await;
+        gateway.replace(&[upstream.url()], "rate_limits: { global: { requests: 9, window: 1h } }");
+        gateway.get_with("/", &[header]).await;
         assert_eq!(next(&lines)["event"], "forwarding_headers_ignored");
     }
 }
@@ -145,14 +145,14 @@ async fn forwarding_headers_are_not_logged_if_a_proxy_is_trusted_or_no_address_i
         "clients: { ip: { trusted_proxies: [192.0.2.1] } }",
         "clients: { identify_by: cookie, cookie: { name: session } }",
     ] {
-        let (proxy, upstream, lines) = logging_gateway(NONE, &format!("{clients}\n{limits}")).await;
-        proxy.get_with("/", &[("x-forwarded-for", "203.0.113.9")]).await;
+        let (gateway, upstream, lines) = logging_gateway(NONE, &format!("{clients}\n{limits}")).await;
+        gateway.get_with("/", &[("x-forwarded-for", "203.0.113.9")]).await;
         // The next log line is caused by the next policy.
-        proxy.replace(
+        gateway.replace(
             &[upstream.url()],
             &format!("clients: {{ identify_by: ip, ip: {{ ipv6_prefix: 48 }} }}\n{limits}"),
         );
-        proxy.get_with("/", &[("x-forwarded-for", "203.0.113.8")]).await;
+        gateway.get_with("/", &[("x-forwarded-for", "203.0.113.8")]).await;
         assert_eq!(next(&lines)["event"], "forwarding_headers_ignored", "{clients}");
         assert!(lines.recv_timeout(Duration::ZERO).is_none(), "{clients}");
     }
@@ -160,13 +160,13 @@ async fn forwarding_headers_are_not_logged_if_a_proxy_is_trusted_or_no_address_i
 
 #[tokio::test]
 async fn unparsable_head_is_logged_with_its_cause() {
-    let (proxy, _upstream, lines) = logging_gateway(ALL, TWO).await;
+    let (gateway, _upstream, lines) = logging_gateway(ALL, TWO).await;
     let many = "X: a\r\n".repeat(101);
     for (head, status, cause) in [
         ("BAD \x1b[31mred\r\n\r\n".to_owned(), 400, "bad_request"),
         (format!("GET / HTTP/1.1\r\nHost: a\r\n{many}\r\n"), 431, "head_too_large"),
     ] {
-        let mut stream = tokio::net::TcpStream::connect(proxy.address).await.expect("a connection");
+        let mut stream = tokio::net::TcpStream::connect(gateway.address).await.expect("a connection");
         stream.write_all(head.as_bytes()).await.expect("a head");
         let mut response = String::new();
         soon(stream.read_to_string(&mut response)).await.expect("a response");

@@ -15,7 +15,7 @@ use crate::fixture::{ResourceLimits, TestGateway, active};
 
 struct Setup {
     clock: Arc<ManualClock>,
-    proxy: TestGateway,
+    gateway: TestGateway,
     _upstream: HttpServer,
 }
 
@@ -24,16 +24,16 @@ impl Setup {
         let upstream = HttpServer::named("served").await;
         // In the middle of windows of every length.
         let clock = Arc::new(ManualClock::at(Timestamp::from_micros(1_800_000_017_300_000)));
-        let proxy = TestGateway::with_clock(
+        let gateway = TestGateway::with_clock(
             clock.clone(),
             active(&[upstream.url()], policy, &[]),
             ResourceLimits::default(),
         );
-        Self { clock, proxy, _upstream: upstream }
+        Self { clock, gateway, _upstream: upstream }
     }
 
     async fn get(&self) -> CollectedResponse {
-        self.proxy.get_with("/a", &[("x-cost", "2"), ("x-user", "ann"), ("user-agent", "browser")]).await
+        self.gateway.get_with("/a", &[("x-cost", "2"), ("x-user", "ann"), ("user-agent", "browser")]).await
     }
 
     /// Sends requests until one is rejected.
@@ -157,15 +157,15 @@ async fn retry_after_at_full_concurrency_limit_counts_the_limit_too() {
     .await;
     let policy = "rate_limits: { default: { requests: 1, window: 5, algorithm: sliding_window_log }, \
                   rules: [{ name: exports, concurrent: 1 }] }\n";
-    let proxy = TestGateway::before(&[upstream.url()], policy);
-    let address = proxy.address;
+    let gateway = TestGateway::before(&[upstream.url()], policy);
+    let address = gateway.address;
     let first_request = tokio::spawn(async move {
         let request = http::Request::get("/").header("host", "test");
         let request = request.body(http_body_util::Empty::<bytes::Bytes>::new()).unwrap();
         tidegate_testkit::client::http1(address).await.send_request(request).await.unwrap().status()
     });
     soon(upstream.first_request()).await;
-    let rejected = proxy.get("/").await;
+    let rejected = gateway.get("/").await;
     assert_eq!(rejected.json()["rule"], "exports");
     assert_eq!(rejected.number("retry-after"), 5, "after 1 s the limit would reject it");
     release.add_permits(1);

@@ -14,10 +14,10 @@ use tokio::net::TcpStream;
 use crate::fixture::{ResourceLimits, TestGateway, active};
 
 /// The raw response to each request, without its `Date`. The clock stands still, so two runs can differ only by a rule.
-async fn raw_responses(proxy: &TestGateway, requests: &[&str]) -> Vec<Bytes> {
+async fn raw_responses(gateway: &TestGateway, requests: &[&str]) -> Vec<Bytes> {
     let mut responses = Vec::new();
     for request in requests {
-        let mut stream = TcpStream::connect(proxy.address).await.unwrap();
+        let mut stream = TcpStream::connect(gateway.address).await.unwrap();
         let head = format!("{request}\r\nhost: test\r\nconnection: close\r\n\r\n");
         stream.write_all(head.as_bytes()).await.unwrap();
         let mut response = Vec::new();
@@ -63,12 +63,12 @@ async fn shadow_rules_leave_responses_byte_identical() {
         let mut responses = Vec::new();
         for rest in [enforced.clone(), format!("{enforced}{SHADOWS}")] {
             let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_800_000_000)));
-            let proxy = TestGateway::with_clock(
+            let gateway = TestGateway::with_clock(
                 clock,
                 active(&[upstream.url()], &rest, &[]),
                 ResourceLimits::default(),
             );
-            responses.push(raw_responses(&proxy, &requests).await);
+            responses.push(raw_responses(&gateway, &requests).await);
         }
         let [without, with] = responses.try_into().unwrap();
         let rejected = without.iter().filter(|response| response.starts_with(b"HTTP/1.1 429")).count();
@@ -82,8 +82,8 @@ async fn policy_with_shadow_rules_only_responds_like_one_without_limits() {
     let upstream = HttpServer::named("served").await;
     let mut responses = Vec::new();
     for rest in ["", "rate_limits: { default: { requests: 1, window: 1d, mode: shadow } }"] {
-        let proxy = TestGateway::before(&[upstream.url()], rest);
-        responses.push(raw_responses(&proxy, &["GET / HTTP/1.1"; 3]).await);
+        let gateway = TestGateway::before(&[upstream.url()], rest);
+        responses.push(raw_responses(&gateway, &["GET / HTTP/1.1"; 3]).await);
     }
     assert_eq!(responses[0], responses[1]);
 }
@@ -95,14 +95,14 @@ async fn canary_rule_rejects_the_same_clients_after_a_restart_and_no_others() {
                 rate_limits: { default: { requests: 1, window: 1d, mode: { canary: 20% } } }";
     let mut rejected_clients = Vec::new();
     for _ in 0..2 {
-        let proxy = TestGateway::before(&[upstream.url()], rest);
+        let gateway = TestGateway::before(&[upstream.url()], rest);
         let mut rejected = BTreeSet::new();
         for client in 0..100 {
             let key = format!("client-{client}");
             let lines = [("x-api-key", key.as_str())];
-            let first = proxy.get_with("/", &lines).await;
+            let first = gateway.get_with("/", &lines).await;
             assert_eq!(first.status, 200);
-            let second = proxy.get_with("/", &lines).await;
+            let second = gateway.get_with("/", &lines).await;
             let is_limited = second.status == 429;
             assert_eq!(
                 first.header("x-ratelimit-limit").is_some(),
@@ -123,10 +123,10 @@ async fn canary_rule_rejects_the_same_clients_after_a_restart_and_no_others() {
 async fn shadow_rule_enforced_by_a_reload_keeps_its_counters() {
     let upstream = HttpServer::named("served").await;
     let rest = |mode| format!("rate_limits: {{ default: {{ requests: 3, window: 1d, mode: {mode} }} }}");
-    let proxy = TestGateway::before(&[upstream.url()], &rest("shadow"));
+    let gateway = TestGateway::before(&[upstream.url()], &rest("shadow"));
     for _ in 0..5 {
-        assert_eq!(proxy.get("/").await.status, 200);
+        assert_eq!(gateway.get("/").await.status, 200);
     }
-    proxy.replace(&[upstream.url()], &rest("enforce"));
-    assert_eq!(proxy.get("/").await.status, 429);
+    gateway.replace(&[upstream.url()], &rest("enforce"));
+    assert_eq!(gateway.get("/").await.status, 429);
 }

@@ -31,8 +31,8 @@ async fn shutdown_completes_http2_streams_and_then_closes_the_connection() {
     })
     .await;
     let policy = active(&[upstream.url()], LIMIT, &[]);
-    let proxy = TestGateway::draining(policy, ResourceLimits::default(), Duration::from_secs(20));
-    let stream = TcpStream::connect(proxy.address).await.unwrap();
+    let gateway = TestGateway::draining(policy, ResourceLimits::default(), Duration::from_secs(20));
+    let stream = TcpStream::connect(gateway.address).await.unwrap();
     let (mut sender, connection) =
         http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
     let connection = tokio::spawn(connection);
@@ -45,7 +45,7 @@ async fn shutdown_completes_http2_streams_and_then_closes_the_connection() {
     for _ in 0..20 {
         soon(arrived.recv()).await.unwrap();
     }
-    let stopping = tokio::spawn(proxy.stop());
+    let stopping = tokio::spawn(gateway.stop());
     release.send(true).unwrap();
     for pending in pending {
         let response = CollectedResponse::of(soon(pending).await.unwrap().unwrap()).await;
@@ -59,13 +59,13 @@ async fn shutdown_completes_http2_streams_and_then_closes_the_connection() {
 async fn shutdown_admits_one_more_request_over_an_idle_connection_and_closes_it() {
     let upstream = HttpServer::named("served").await;
     let policy = active(&[upstream.url()], LIMIT, &[]);
-    let proxy = TestGateway::draining(policy, ResourceLimits::default(), Duration::from_secs(20));
+    let gateway = TestGateway::draining(policy, ResourceLimits::default(), Duration::from_secs(20));
     let request = || Request::get("/").header("host", "test").body(Empty::<Bytes>::new()).unwrap();
-    let mut sender = http1(proxy.address).await;
+    let mut sender = http1(gateway.address).await;
     let before = CollectedResponse::of(soon(sender.send_request(request())).await.unwrap()).await;
     assert_eq!(before.header("connection"), None);
-    let address = proxy.address;
-    let stopping = tokio::spawn(proxy.stop());
+    let address = gateway.address;
+    let stopping = tokio::spawn(gateway.stop());
     let closed = async { while TcpStream::connect(address).await.is_ok() {} };
     soon(closed).await;
     let after = CollectedResponse::of(soon(sender.send_request(request())).await.unwrap()).await;

@@ -79,10 +79,10 @@ const PARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 async fn request_decision_and_upstream_attempt_are_spans_of_one_trace() {
     let upstream = HttpServer::echo_headers().await;
     let (endpoint, mut spans) = collector().await;
-    let proxy = tracing_gateway(&[upstream.url()], &endpoint, SampleRate::NONE);
+    let gateway = tracing_gateway(&[upstream.url()], &endpoint, SampleRate::NONE);
     let headers =
         [("traceparent", PARENT), ("tracestate", "vendor=1"), ("x-api-key", "sk_live_51H_very_secret")];
-    let response = proxy.get_with("/things?token=sesame", &headers).await;
+    let response = gateway.get_with("/things?token=sesame", &headers).await;
     let mut by_name = HashMap::new();
     while by_name.len() < 3 {
         let (service, span) = soon(spans.recv()).await.unwrap();
@@ -116,18 +116,18 @@ async fn request_decision_and_upstream_attempt_are_spans_of_one_trace() {
 async fn traceparent_unsampled_is_not_traced_and_an_invalid_one_is_replaced() {
     let upstream = HttpServer::echo_headers().await;
     let (endpoint, mut spans) = collector().await;
-    let proxy = tracing_gateway(&[upstream.url()], &endpoint, SampleRate::ALL);
+    let gateway = tracing_gateway(&[upstream.url()], &endpoint, SampleRate::ALL);
     let unsampled = PARENT.replace("-01", "-00");
-    let response = proxy.get_with("/", &[("traceparent", &unsampled)]).await;
+    let response = gateway.get_with("/", &[("traceparent", &unsampled)]).await;
     assert!(response.text().contains("00-4bf92f3577b34da6a3ce929d0e0e4736-"), "{}", response.text());
     let response =
-        proxy.get_with("/", &[("traceparent", "00-nonsense-01"), ("tracestate", "vendor=1")]).await;
+        gateway.get_with("/", &[("traceparent", "00-nonsense-01"), ("tracestate", "vendor=1")]).await;
     assert!(
         !response.text().contains("nonsense") && !response.text().contains("vendor"),
         "{}",
         response.text()
     );
-    let response = proxy.get_with("/", &[("traceparent", PARENT)]).await;
+    let response = gateway.get_with("/", &[("traceparent", PARENT)]).await;
     assert_eq!(response.status, 429);
     let (mut traces, mut decided) = (Vec::new(), Vec::new());
     // The request with the invalid header has three spans, the rejected one two.
@@ -145,9 +145,9 @@ async fn traceparent_unsampled_is_not_traced_and_an_invalid_one_is_replaced() {
 #[tokio::test]
 async fn trace_headers_without_tracing_are_forwarded_unchanged() {
     let upstream = HttpServer::echo_headers().await;
-    let proxy = TestGateway::before(&[upstream.url()], TWO);
+    let gateway = TestGateway::before(&[upstream.url()], TWO);
     let response =
-        proxy.get_with("/", &[("traceparent", "00-nonsense-01"), ("tracestate", "vendor=1")]).await;
+        gateway.get_with("/", &[("traceparent", "00-nonsense-01"), ("tracestate", "vendor=1")]).await;
     assert!(response.text().contains("00-nonsense-01") && response.text().contains("vendor=1"));
 }
 
@@ -156,7 +156,7 @@ async fn unreachable_collector_delays_no_request_and_lost_spans_are_counted() {
     let unreachable = RecordingServer::unreachable();
     let endpoint = unreachable.url();
     let upstream = HttpServer::named("served").await;
-    let proxy = tracing_gateway(&[upstream.url()], &endpoint, SampleRate::ALL);
-    assert_eq!(proxy.get("/").await.status, 200);
-    eventually("lost spans are counted", || proxy.metric("tidegate_spans_lost_total") == 3).await;
+    let gateway = tracing_gateway(&[upstream.url()], &endpoint, SampleRate::ALL);
+    assert_eq!(gateway.get("/").await.status, 200);
+    eventually("lost spans are counted", || gateway.metric("tidegate_spans_lost_total") == 3).await;
 }

@@ -35,8 +35,8 @@ async fn accept_upgrade(mut request: Request<Incoming>) -> Response<AnyBody> {
     response.header("sec-websocket-accept", "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=").body(full("")).unwrap()
 }
 
-async fn send(proxy: &TestGateway, text: &str) -> (TcpStream, String) {
-    let mut stream = TcpStream::connect(proxy.address).await.unwrap();
+async fn send(gateway: &TestGateway, text: &str) -> (TcpStream, String) {
+    let mut stream = TcpStream::connect(gateway.address).await.unwrap();
     stream.write_all(text.as_bytes()).await.unwrap();
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
@@ -57,8 +57,8 @@ fn frame(text: &str) -> Vec<u8> {
 #[tokio::test]
 async fn websocket_upgrade_forwards_bytes_both_ways() {
     let upstream = HttpServer::start(accept_upgrade).await;
-    let proxy = TestGateway::before(&[upstream.url()], LIMIT);
-    let (mut stream, head) = send(&proxy, HANDSHAKE).await;
+    let gateway = TestGateway::before(&[upstream.url()], LIMIT);
+    let (mut stream, head) = send(&gateway, HANDSHAKE).await;
     assert!(head.starts_with("http/1.1 101 "), "{head}");
     assert!(head.contains("upgrade: websocket\r\n"), "{head}");
     assert!(head.contains("connection: upgrade\r\n"), "{head}");
@@ -81,9 +81,9 @@ async fn websocket_upgrade_forwards_bytes_both_ways() {
 #[tokio::test]
 async fn upgrade_request_over_the_limit_gets_429() {
     let upstream = HttpServer::start(accept_upgrade).await;
-    let proxy = TestGateway::before(&[upstream.url()], LIMIT);
-    let (_first, _second) = (send(&proxy, HANDSHAKE).await, send(&proxy, HANDSHAKE).await);
-    let (_, head) = send(&proxy, HANDSHAKE).await;
+    let gateway = TestGateway::before(&[upstream.url()], LIMIT);
+    let (_first, _second) = (send(&gateway, HANDSHAKE).await, send(&gateway, HANDSHAKE).await);
+    let (_, head) = send(&gateway, HANDSHAKE).await;
     assert!(head.starts_with("http/1.1 429 "), "{head}");
 }
 
@@ -94,9 +94,9 @@ async fn upgrade_request_without_a_101_response_stays_http() {
         Response::new(full(path))
     })
     .await;
-    let proxy = TestGateway::before(&[upstream.url()], LIMIT);
+    let gateway = TestGateway::before(&[upstream.url()], LIMIT);
     let second = "GET /second HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n";
-    let (mut stream, head) = send(&proxy, &format!("{HANDSHAKE}{second}")).await;
+    let (mut stream, head) = send(&gateway, &format!("{HANDSHAKE}{second}")).await;
     assert!(head.starts_with("http/1.1 200 "), "{head}");
     let mut rest = String::new();
     soon(stream.read_to_string(&mut rest)).await.unwrap();
@@ -112,21 +112,21 @@ async fn upstream_101_without_an_upgrade_request_gives_502() {
         response.header("upgrade", "websocket").body(full("")).unwrap()
     })
     .await;
-    let proxy = TestGateway::before(&[upstream.url()], LIMIT);
-    let response = proxy.get("/").await;
+    let gateway = TestGateway::before(&[upstream.url()], LIMIT);
+    let response = gateway.get("/").await;
     assert_eq!(response.status, 502);
 }
 
 #[tokio::test]
 async fn upgrade_to_http2_is_not_forwarded() {
     let upstream = HttpServer::start(accept_upgrade).await;
-    let proxy = TestGateway::before(&[upstream.url()], LIMIT);
+    let gateway = TestGateway::before(&[upstream.url()], LIMIT);
     for protocol in ["h2c", "websocket, H2C"] {
         let request = format!(
             "GET / HTTP/1.1\r\nHost: test\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: {protocol}\r\n\
              HTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA\r\n\r\n"
         );
-        let (_, head) = send(&proxy, &request).await;
+        let (_, head) = send(&gateway, &request).await;
         assert!(head.starts_with("http/1.1 200 "), "{head}");
     }
 }
@@ -135,10 +135,10 @@ async fn upgrade_to_http2_is_not_forwarded() {
 async fn upgraded_connection_counts_as_a_connection_of_its_client() {
     let upstream = HttpServer::start(accept_upgrade).await;
     let bounds = ResourceLimits { connections_per_address: 1, ..ResourceLimits::default() };
-    let proxy = TestGateway::with(&[upstream.url()], LIMIT, &[], bounds);
-    let (mut upgraded, head) = send(&proxy, HANDSHAKE).await;
+    let gateway = TestGateway::with(&[upstream.url()], LIMIT, &[], bounds);
+    let (mut upgraded, head) = send(&gateway, HANDSHAKE).await;
     assert!(head.starts_with("http/1.1 101 "), "{head}");
-    let mut rejected = TcpStream::connect(proxy.address).await.unwrap();
+    let mut rejected = TcpStream::connect(gateway.address).await.unwrap();
     let read = tokio::time::timeout(Duration::from_secs(20), rejected.read(&mut [0; 1])).await.unwrap();
     assert!(!read.is_ok_and(|count| count > 0), "the connection is closed at once");
     upgraded.write_all(b"still open").await.unwrap();

@@ -17,8 +17,8 @@ async fn response_to(status: u16, headers: &'static [(&'static str, &'static str
         response.body(full("upstream")).unwrap()
     })
     .await;
-    let proxy = TestGateway::before(&[upstream.url()], POLICY);
-    proxy.get("/").await
+    let gateway = TestGateway::before(&[upstream.url()], POLICY);
+    gateway.get("/").await
 }
 
 fn limit_headers(response: &CollectedResponse) -> Vec<(&str, &str)> {

@@ -14,84 +14,84 @@ use crate::program::{serve, serve_at};
 
 #[test]
 fn ban_applies_at_once_and_after_a_restart_until_it_is_removed() {
-    let gate = AdminGateway::start("");
-    assert_eq!(gate.get("X-User: bob\r\n"), 200);
-    let made = gate.send("POST", "/v1/bans", r#"{"subject":"user:bob","for":"1d","reason":"abuse"}"#);
+    let gateway = AdminGateway::start("");
+    assert_eq!(gateway.get("X-User: bob\r\n"), 200);
+    let made = gateway.send("POST", "/v1/bans", r#"{"subject":"user:bob","for":"1d","reason":"abuse"}"#);
     assert_eq!(made.status, 201, "{made:?}");
-    assert_eq!(gate.get("X-User: bob\r\n"), 403);
-    assert_eq!(gate.get("X-User: carol\r\n"), 200);
-    let restart = gate.send("POST", "/v1/bans", r#"{"subject":"user:bob","for":"2d","reason":"again"}"#);
+    assert_eq!(gateway.get("X-User: bob\r\n"), 403);
+    assert_eq!(gateway.get("X-User: carol\r\n"), 200);
+    let restart = gateway.send("POST", "/v1/bans", r#"{"subject":"user:bob","for":"2d","reason":"again"}"#);
     assert_eq!(restart.status, 200, "the new ban replaces the first");
-    gate.server.signal("-KILL");
-    let gate = gate.restart();
-    assert_eq!(gate.get("X-User: bob\r\n"), 403, "the ban survives a kill");
-    let bans = gate.send("GET", "/v1/bans", "").json();
+    gateway.server.signal("-KILL");
+    let gateway = gateway.restart();
+    assert_eq!(gateway.get("X-User: bob\r\n"), 403, "the ban survives a kill");
+    let bans = gateway.send("GET", "/v1/bans", "").json();
     assert_eq!(bans["bans"].as_array().unwrap().len(), 1);
     let ban = &bans["bans"][0];
     assert_eq!((&ban["subject"], &ban["reason"]), (&"user:bob".into(), &"again".into()));
     assert_eq!(ban["until"].as_u64().unwrap() - ban["since"].as_u64().unwrap(), 2 * 86_400);
-    assert_eq!(gate.send("DELETE", "/v1/bans", r#"{"subject":"user:bob"}"#).status, 200);
-    assert_eq!(gate.get("X-User: bob\r\n"), 200);
-    assert_eq!(gate.send("DELETE", "/v1/bans", r#"{"subject":"user:bob"}"#).status, 404);
-    let gate = gate.restart();
-    assert_eq!(gate.get("X-User: bob\r\n"), 200, "the removal survives a restart");
+    assert_eq!(gateway.send("DELETE", "/v1/bans", r#"{"subject":"user:bob"}"#).status, 200);
+    assert_eq!(gateway.get("X-User: bob\r\n"), 200);
+    assert_eq!(gateway.send("DELETE", "/v1/bans", r#"{"subject":"user:bob"}"#).status, 404);
+    let gateway = gateway.restart();
+    assert_eq!(gateway.get("X-User: bob\r\n"), 200, "the removal survives a restart");
 }
 
 #[test]
 fn ban_changes_are_logged_without_the_api_key() {
-    let gate = AdminGateway::start("");
+    let gateway = AdminGateway::start("");
     let ban = r#"{"subject":"api_key:sk_live_4f9a8b7c6d5e","for":"1d","reason":"abuse \"again\""}"#;
-    assert_eq!(gate.send("POST", "/v1/bans", ban).status, 201);
-    let line = gate.server.wait_for_log("ban_added");
+    assert_eq!(gateway.send("POST", "/v1/bans", ban).status, 201);
+    let line = gateway.server.wait_for_log("ban_added");
     let line: serde_json::Value = serde_json::from_str(&line).unwrap();
     let subject = line["subject"].as_str().unwrap();
     assert!(!subject.contains("4f9a8b7c6d5e"), "{line}");
     assert_eq!(line["message"], format!("ban added: {subject} for 1d (reason: abuse \"again\")"));
     let old = r#"{"subject":"api_key:sk_live_4f9a8b7c6d5e"}"#;
-    assert_eq!(gate.send("DELETE", "/v1/bans", old).status, 200);
-    gate.server.wait_for_log("ban_removed");
+    assert_eq!(gateway.send("DELETE", "/v1/bans", old).status, 200);
+    gateway.server.wait_for_log("ban_removed");
 }
 
 #[test]
 fn ban_with_a_duration_ends() {
-    let gate = AdminGateway::start("");
-    assert_eq!(gate.send("POST", "/v1/bans", r#"{"subject":"user:bob","for":"300ms"}"#).status, 201);
+    let gateway = AdminGateway::start("");
+    assert_eq!(gateway.send("POST", "/v1/bans", r#"{"subject":"user:bob","for":"300ms"}"#).status, 201);
     // On a slow machine the ban may have ended already.
-    eventually_blocking("the ban ends", || gate.get("X-User: bob\r\n") != 403);
-    assert_eq!(gate.send("GET", "/v1/bans", "").json()["bans"], serde_json::json!([]));
-    assert_eq!(gate.send("DELETE", "/v1/bans", r#"{"subject":"user:bob"}"#).status, 404);
+    eventually_blocking("the ban ends", || gateway.get("X-User: bob\r\n") != 403);
+    assert_eq!(gateway.send("GET", "/v1/bans", "").json()["bans"], serde_json::json!([]));
+    assert_eq!(gateway.send("DELETE", "/v1/bans", r#"{"subject":"user:bob"}"#).status, 404);
 }
 
 #[test]
 fn ban_of_a_network_or_api_key_applies_and_never_shows_the_key() {
-    let gate = AdminGateway::start("bans: { networks: [192.0.2.0/24] }\n");
+    let gateway = AdminGateway::start("bans: { networks: [192.0.2.0/24] }\n");
     let key = "sk_live_4f9a8b7c6d5e";
-    let made = gate.send("POST", "/v1/bans", &format!(r#"{{"subject":"api_key:{key}"}}"#));
+    let made = gateway.send("POST", "/v1/bans", &format!(r#"{{"subject":"api_key:{key}"}}"#));
     assert_eq!(made.status, 201);
     let shown = made.json()["subject"].as_str().unwrap().to_owned();
-    assert_eq!(gate.get(&format!("X-API-Key: {key}\r\n")), 403);
-    assert_eq!(gate.get("X-API-Key: another\r\n"), 200);
-    let listed = gate.send("GET", "/v1/bans", "").text();
+    assert_eq!(gateway.get(&format!("X-API-Key: {key}\r\n")), 403);
+    assert_eq!(gateway.get("X-API-Key: another\r\n"), 200);
+    let listed = gateway.send("GET", "/v1/bans", "").text();
     assert!(listed.contains(&shown) && !listed.contains(key) && !made.text().contains(key), "{listed}");
-    let file = std::fs::read(gate.policy.path().replace(".yaml", ".state/tidegate.redb")).unwrap();
+    let file = std::fs::read(gateway.policy.path().replace(".yaml", ".state/tidegate.redb")).unwrap();
     assert!(!file.windows(key.len()).any(|window| window == key.as_bytes()), "the key is not stored");
     let body = serde_json::json!({ "subject": shown }).to_string();
-    assert_eq!(gate.send("DELETE", "/v1/bans", &body).status, 200, "by its hash");
-    assert_eq!(gate.get(&format!("X-API-Key: {key}\r\n")), 200);
+    assert_eq!(gateway.send("DELETE", "/v1/bans", &body).status, 200, "by its hash");
+    assert_eq!(gateway.get(&format!("X-API-Key: {key}\r\n")), 200);
 
-    let sources = gate.send("GET", "/v1/bans", "").json();
+    let sources = gateway.send("GET", "/v1/bans", "").json();
     assert_eq!(sources["bans"][0]["source"], "policy");
-    let in_policy = gate.send("DELETE", "/v1/bans", r#"{"subject":"192.0.2.0/24"}"#);
+    let in_policy = gateway.send("DELETE", "/v1/bans", r#"{"subject":"192.0.2.0/24"}"#);
     assert_eq!((in_policy.status, &in_policy.json()["error"]), (409, &"in_policy".into()));
-    assert_eq!(gate.send("POST", "/v1/bans", r#"{"subject":"127.0.0.0/8"}"#).status, 201);
-    assert_eq!(gate.get(""), 403);
-    assert_eq!(request(&gate.admin, "GET", "/healthz", "", "").status, 200, "operators are not banned");
+    assert_eq!(gateway.send("POST", "/v1/bans", r#"{"subject":"127.0.0.0/8"}"#).status, 201);
+    assert_eq!(gateway.get(""), 403);
+    assert_eq!(request(&gateway.admin, "GET", "/healthz", "", "").status, 200, "operators are not banned");
 }
 
 #[test]
 fn ban_commands_add_list_and_remove_bans() {
-    let gate = AdminGateway::start("bans: { networks: [198.51.100.0/24] }\n");
-    let (done, said, error) = gate.command(&[
+    let gateway = AdminGateway::start("bans: { networks: [198.51.100.0/24] }\n");
+    let (done, printed, error) = gateway.command(&[
         "ban",
         "user:bob",
         "203.0.113.0/24",
@@ -101,8 +101,8 @@ fn ban_commands_add_list_and_remove_bans() {
         "--reason",
         "it \u{1b}[31mhurts",
     ]);
-    assert!(!done && error.contains("one line"), "{said}{error}");
-    let (done, said, error) = gate.command(&[
+    assert!(!done && error.contains("one line"), "{printed}{error}");
+    let (done, printed, error) = gateway.command(&[
         "ban",
         "user:bob",
         "203.0.113.0/24",
@@ -114,20 +114,20 @@ fn ban_commands_add_list_and_remove_bans() {
     ]);
     assert!(done, "{error}");
     assert_eq!(
-        said,
+        printed,
         "user:bob is banned for 1h\nip:203.0.113.0/24 is banned for 1h\nip:2001:db8::/64 is banned for 1h\n"
     );
-    assert_eq!(gate.get("X-User: bob\r\n"), 403);
-    let (_, table, _) = gate.command(&["bans"]);
+    assert_eq!(gateway.get("X-User: bob\r\n"), 403);
+    let (_, table, _) = gateway.command(&["bans"]);
     assert!(table.starts_with("SUBJECT             SOURCE    LEFT       REASON\n"), "{table}");
     assert!(table.contains("\nuser:bob            operator  "), "{table}");
     assert!(table.contains("\nip:198.51.100.0/24  policy    permanent\n"), "{table}");
-    let (_, json, _) = gate.command(&["bans", "--format", "json"]);
+    let (_, json, _) = gateway.command(&["bans", "--format", "json"]);
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert_eq!(json.as_array().unwrap().len(), 4);
 
-    let (_, sets, _) = gate.command(&["bans", "--format", "nft"]);
-    let file = gate.policy.path().replace("policy.yaml", "bans.nft");
+    let (_, sets, _) = gateway.command(&["bans", "--format", "nft"]);
+    let file = gateway.policy.path().replace("policy.yaml", "bans.nft");
     std::fs::write(&file, &sets).unwrap();
     // Only root may check rules in the network of the machine; any user may in a network namespace.
     let commands = [&["/usr/sbin/nft"][..], &["unshare", "-rn", "/usr/sbin/nft"]];
@@ -137,9 +137,9 @@ fn ban_commands_add_list_and_remove_bans() {
     assert!(checked.iter().any(|checked| checked.status.success()), "{sets}\n{checked:?}");
     assert!(sets.contains("198.51.100.0/24") && sets.contains("2001:db8::/64 timeout "), "{sets}");
 
-    let (done, said, _) = gate.command(&["unban", "user:bob"]);
-    assert_eq!((done, said.as_str()), (true, "ban removed: user:bob\n"));
-    let (done, _, error) = gate.command(&["unban", "user:bob"]);
+    let (done, printed, _) = gateway.command(&["unban", "user:bob"]);
+    assert_eq!((done, printed.as_str()), (true, "ban removed: user:bob\n"));
+    let (done, _, error) = gateway.command(&["unban", "user:bob"]);
     assert!(!done && error.contains("user:bob is not banned") && error.contains("hint:"), "{error}");
 }
 
@@ -200,21 +200,21 @@ fn aborted_takeover_keeps_bans_and_accepts_changes_again() {
     let policy = PolicyFile::new(&super::policy_text(""));
     let server = serve(&["--config", &policy.path(), "--takeover", &socket]);
     let (admin, token) = super::admin_of(&server, &policy);
-    let gate = AdminGateway { server, policy, admin, token };
-    assert_eq!(gate.send("POST", "/v1/bans", r#"{"subject":"user:bob"}"#).status, 201);
+    let gateway = AdminGateway { server, policy, admin, token };
+    assert_eq!(gateway.send("POST", "/v1/bans", r#"{"subject":"user:bob"}"#).status, 201);
     let mut successor = std::os::unix::net::UnixStream::connect(&socket).unwrap();
     // The successor has received the sockets and the state file now.
     successor.read_exact(&mut [0; 8]).unwrap();
     assert_eq!(
-        gate.send("POST", "/v1/bans", r#"{"subject":"user:eve"}"#).status,
+        gateway.send("POST", "/v1/bans", r#"{"subject":"user:eve"}"#).status,
         503,
         "the successor owns the state file"
     );
-    assert_eq!(gate.get("X-User: bob\r\n"), 403);
+    assert_eq!(gateway.get("X-User: bob\r\n"), 403);
     drop(successor);
-    let ban_eve = || gate.send("POST", "/v1/bans", r#"{"subject":"user:eve"}"#).status;
+    let ban_eve = || gateway.send("POST", "/v1/bans", r#"{"subject":"user:eve"}"#).status;
     eventually_blocking("bans are accepted again", || ban_eve() != 503);
-    assert_eq!((gate.get("X-User: bob\r\n"), gate.get("X-User: eve\r\n")), (403, 403));
+    assert_eq!((gateway.get("X-User: bob\r\n"), gateway.get("X-User: eve\r\n")), (403, 403));
 }
 
 #[test]
@@ -222,23 +222,23 @@ fn lock_out_is_listed_survives_a_restart_and_can_be_removed() {
     let rule = "{ name: login, match: { path: / }, per: [user], requests: 1, window: 1h, penalty: { after: 1, for: 1h, doubling_to: 1d } }";
     let policy =
         super::policy_text("").replace("rate_limits: {", &format!("rate_limits: {{ rules: [{rule}],"));
-    let mut gate = AdminGateway::serve(PolicyFile::new(&policy));
-    assert_eq!((gate.get("X-User: eve\r\n"), gate.get("X-User: eve\r\n")), (200, 429));
-    let listed = |gate: &AdminGateway| gate.send("GET", "/v1/bans", "").json()["bans"].clone();
-    let one = listed(&gate);
+    let mut gateway = AdminGateway::serve(PolicyFile::new(&policy));
+    assert_eq!((gateway.get("X-User: eve\r\n"), gateway.get("X-User: eve\r\n")), (200, 429));
+    let listed = |gateway: &AdminGateway| gateway.send("GET", "/v1/bans", "").json()["bans"].clone();
+    let one = listed(&gateway);
     assert_eq!(one.as_array().unwrap().len(), 1, "{one}");
     let penalty = &one[0];
     assert_eq!((&penalty["kind"], &penalty["source"]), (&"penalty".into(), &"login".into()));
     assert_eq!(penalty["subject"], "user:eve");
-    gate.server.signal("-TERM");
-    assert_eq!(gate.server.wait().code(), Some(0));
-    let gate = gate.restart();
-    assert_eq!(listed(&gate)[0]["subject"], "user:eve");
-    assert_eq!(gate.get("X-User: eve\r\n"), 429, "although the counter was reset");
-    let (_, sets, _) = gate.command(&["bans", "--format", "nft"]);
+    gateway.server.signal("-TERM");
+    assert_eq!(gateway.server.wait().code(), Some(0));
+    let gateway = gateway.restart();
+    assert_eq!(listed(&gateway)[0]["subject"], "user:eve");
+    assert_eq!(gateway.get("X-User: eve\r\n"), 429, "although the counter was reset");
+    let (_, sets, _) = gateway.command(&["bans", "--format", "nft"]);
     assert!(!sets.contains("add element"), "{sets}");
-    let (done, said, error) = gate.command(&["unban", "user:eve"]);
-    assert!(done, "{said}{error}");
-    assert_eq!(listed(&gate), serde_json::json!([]));
-    assert_eq!(gate.get("X-User: eve\r\n"), 200);
+    let (done, printed, error) = gateway.command(&["unban", "user:eve"]);
+    assert!(done, "{printed}{error}");
+    assert_eq!(listed(&gateway), serde_json::json!([]));
+    assert_eq!(gateway.get("X-User: eve\r\n"), 200);
 }

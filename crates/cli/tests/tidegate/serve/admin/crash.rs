@@ -21,11 +21,11 @@ type Subjects = BTreeMap<String, BanState>;
 
 /// Adds and removes bans without a pause until the gateway stops responding.
 fn change_bans(
-    gate: &AdminGateway,
+    gateway: &AdminGateway,
     name: &str,
     acknowledged: &Arc<AtomicU64>,
 ) -> std::thread::JoinHandle<Subjects> {
-    let (admin, token) = (gate.admin.clone(), format!("Authorization: Bearer {}\r\n", gate.token));
+    let (admin, token) = (gateway.admin.clone(), format!("Authorization: Bearer {}\r\n", gateway.token));
     let (name, acknowledged) = (name.to_owned(), Arc::clone(acknowledged));
     std::thread::spawn(move || {
         let mut subjects = Subjects::new();
@@ -55,7 +55,7 @@ fn change_bans(
 fn kill_repeatedly(rounds: u64, seed: u64) -> u64 {
     println!("seed {seed}");
     let mut random = seed;
-    let mut gate = AdminGateway::start("");
+    let mut gateway = AdminGateway::start("");
     let mut expected = Subjects::new();
     let mut sum = 0;
     for round in 0..rounds {
@@ -63,17 +63,17 @@ fn kill_repeatedly(rounds: u64, seed: u64) -> u64 {
         let enough = random >> 58;
         let acknowledged = Arc::new(AtomicU64::new(0));
         let changing: Vec<_> =
-            (0..3).map(|n| change_bans(&gate, &format!("{round}-{n}"), &acknowledged)).collect();
+            (0..3).map(|n| change_bans(&gateway, &format!("{round}-{n}"), &acknowledged)).collect();
         while acknowledged.load(Ordering::Relaxed) < enough {
             std::thread::yield_now();
         }
-        gate.server.signal("-KILL");
+        gateway.server.signal("-KILL");
         for changing in changing {
             expected.extend(changing.join().unwrap());
         }
         sum += acknowledged.load(Ordering::Relaxed);
-        gate = gate.restart();
-        let listed = gate.send("GET", "/v1/bans", "").json();
+        gateway = gateway.restart();
+        let listed = gateway.send("GET", "/v1/bans", "").json();
         let listed: std::collections::BTreeSet<_> =
             listed["bans"].as_array().unwrap().iter().map(|ban| ban["subject"].as_str().unwrap()).collect();
         for (subject, state) in &mut expected {

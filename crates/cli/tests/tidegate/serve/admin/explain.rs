@@ -174,10 +174,10 @@ fn clients() -> Vec<Case> {
 }
 
 /// The result of the gateway: status, the rules that can reject, and the body.
-fn gateway_result(gate: &AdminGateway, case: &Case) -> (u16, Vec<String>, String) {
+fn gateway_result(gateway: &AdminGateway, case: &Case) -> (u16, Vec<String>, String) {
     let lines = case.headers.iter().map(|(name, value)| format!("{name}: {value}\r\n"));
     let lines = lines.collect::<Vec<_>>().concat();
-    let response = request(&gate.server.address, case.method, case.target, &lines, "");
+    let response = request(&gateway.server.address, case.method, case.target, &lines, "");
     let policy = response.header("ratelimit-policy");
     let mut rules: Vec<_> = policy
         .unwrap_or_default()
@@ -194,9 +194,9 @@ fn gateway_result(gate: &AdminGateway, case: &Case) -> (u16, Vec<String>, String
 fn explain_result(explanation: &Value) -> (u64, Vec<String>, &str) {
     let verdict = &explanation["verdict"];
     let status = match verdict["is"].as_str().unwrap_or_else(|| panic!("{explanation}")) {
-        "passes" | "exempt" => 200,
+        "admitted" | "exempt" => 200,
         "banned" => 403,
-        "refused" => 429,
+        "limit_exceeded" => 429,
         _ => verdict["status"].as_u64().unwrap(),
     };
     let rules = explanation["rules"].as_array().unwrap().iter().filter(|rule| rule["binding"] == true);
@@ -217,8 +217,8 @@ fn explain_and_gateway_give_the_same_result() {
         std::fs::write(policy.beside(name), text).unwrap();
     }
     let log = policy.beside("access.log");
-    let gate = AdminGateway::serve(policy);
-    assert_eq!(gate.send("POST", "/v1/bans", r#"{"subject":"user:mallory"}"#).status, 201);
+    let gateway = AdminGateway::serve(policy);
+    assert_eq!(gateway.send("POST", "/v1/bans", r#"{"subject":"user:mallory"}"#).status, 201);
     let lines_alone = LINES.map(|(method, target, (name, value))| Case {
         method,
         target,
@@ -232,13 +232,13 @@ fn explain_and_gateway_give_the_same_result() {
             "path": target,
             "headers": headers.iter().cloned().collect::<std::collections::BTreeMap<_, _>>(),
         });
-        let explanation = gate.send("POST", "/v1/explain", &body.to_string()).json();
+        let explanation = gateway.send("POST", "/v1/explain", &body.to_string()).json();
         if !explanation["verdict"].is_object() {
             differences.push(format!("{body}: {explanation}"));
             continue;
         }
         let (status, rules, reason) = explain_result(&explanation);
-        let (actual, actual_rules, response_body) = gateway_result(&gate, &case);
+        let (actual, actual_rules, response_body) = gateway_result(&gateway, &case);
         if u64::from(actual) != status || actual_rules != rules {
             differences.push(format!("{body}: {actual} {actual_rules:?}, explained as {status} {rules:?}"));
         }
@@ -250,7 +250,7 @@ fn explain_and_gateway_give_the_same_result() {
         if message.is_some_and(|message| reason.is_empty() || !message.contains(reason)) {
             differences.push(format!("{body}: {response_body}, explained as {reason}"));
         }
-        if matches!(explanation["verdict"]["is"].as_str(), Some("passes" | "refused")) {
+        if matches!(explanation["verdict"]["is"].as_str(), Some("admitted" | "limit_exceeded")) {
             expected_clients.push(explanation["client"]["key"].as_str().unwrap().to_owned());
         }
     }
@@ -276,7 +276,7 @@ fn explain_names_the_reason_for_a_rejected_token() {
     for (name, text) in [("jwt.secret", SECRET), ("keys.csv", "k,free\n"), ("friends.txt", "f\n")] {
         std::fs::write(policy.beside(name), text).unwrap();
     }
-    let gate = AdminGateway::serve(policy);
+    let gateway = AdminGateway::serve(policy);
     for (token, expected) in [
         (EXPIRED, "expired"),
         (NO_EXPIRY, "no `exp`"),
@@ -287,7 +287,7 @@ fn explain_names_the_reason_for_a_rejected_token() {
         ("hunter2", "not a valid signed JWT"),
     ] {
         let body = json!({ "path": "/", "headers": { "Authorization": format!("Bearer {token}") } });
-        let explanation = gate.send("POST", "/v1/explain", &body.to_string()).json();
+        let explanation = gateway.send("POST", "/v1/explain", &body.to_string()).json();
         let how = explanation["client"]["how"].as_str().unwrap();
         assert!(how.contains(expected) && !how.contains(token), "{expected}: {how}");
         assert_eq!(explanation["client"]["kind"], "ip", "{expected}");

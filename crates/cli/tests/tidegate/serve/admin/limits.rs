@@ -5,15 +5,15 @@ use tidegate_testkit::process::PolicyFile;
 use super::{AdminGateway, policy_text};
 
 /// How many of ten requests of a user are admitted.
-fn admitted_of_ten(gate: &AdminGateway, user: &str) -> usize {
-    (0..10).filter(|_| gate.get(&format!("X-User: {user}\r\n")) == 200).count()
+fn admitted_of_ten(gateway: &AdminGateway, user: &str) -> usize {
+    (0..10).filter(|_| gateway.get(&format!("X-User: {user}\r\n")) == 200).count()
 }
 
 #[test]
 fn override_applies_at_once_and_after_a_restart_until_it_is_removed() {
-    let gate = AdminGateway::start("");
+    let gateway = AdminGateway::start("");
     let body = r#"{"client":"user:bob","rule":"default","requests":7,"reason":"a friend"}"#;
-    let made = gate.send("POST", "/v1/overrides", body);
+    let made = gateway.send("POST", "/v1/overrides", body);
     assert_eq!(made.status, 201, "{made:?}");
     let created = made.json();
     assert_eq!(
@@ -21,73 +21,79 @@ fn override_applies_at_once_and_after_a_restart_until_it_is_removed() {
         (&"1h".into(), &"sliding_window_log".into()),
         "the values of the rule"
     );
-    assert_eq!(admitted_of_ten(&gate, "bob"), 7);
-    assert_eq!(admitted_of_ten(&gate, "carol"), 5);
-    gate.server.signal("-KILL");
-    let gate = gate.restart();
-    assert_eq!(admitted_of_ten(&gate, "bob"), 7, "the override survives a kill");
-    let listed = gate.send("GET", "/v1/overrides", "").json();
+    assert_eq!(admitted_of_ten(&gateway, "bob"), 7);
+    assert_eq!(admitted_of_ten(&gateway, "carol"), 5);
+    gateway.server.signal("-KILL");
+    let gateway = gateway.restart();
+    assert_eq!(admitted_of_ten(&gateway, "bob"), 7, "the override survives a kill");
+    let listed = gateway.send("GET", "/v1/overrides", "").json();
     assert_eq!(listed["overrides"][0]["client"], "user:bob");
-    assert_eq!(gate.send("DELETE", "/v1/overrides", r#"{"client":"user:bob","rule":"default"}"#).status, 200);
-    assert_eq!(gate.send("DELETE", "/v1/overrides", r#"{"client":"user:bob","rule":"default"}"#).status, 404);
-    assert_eq!(gate.send("POST", "/v1/reset", r#"{"client":"user:bob"}"#).status, 200);
-    assert_eq!(admitted_of_ten(&gate, "bob"), 5);
+    assert_eq!(
+        gateway.send("DELETE", "/v1/overrides", r#"{"client":"user:bob","rule":"default"}"#).status,
+        200
+    );
+    assert_eq!(
+        gateway.send("DELETE", "/v1/overrides", r#"{"client":"user:bob","rule":"default"}"#).status,
+        404
+    );
+    assert_eq!(gateway.send("POST", "/v1/reset", r#"{"client":"user:bob"}"#).status, 200);
+    assert_eq!(admitted_of_ten(&gateway, "bob"), 5);
 }
 
 #[test]
 fn override_with_a_duration_ends() {
-    let gate = AdminGateway::start("");
+    let gateway = AdminGateway::start("");
     let body = r#"{"client":"user:bob","rule":"default","requests":1,"for":"300ms"}"#;
-    assert_eq!(gate.send("POST", "/v1/overrides", body).status, 201);
+    assert_eq!(gateway.send("POST", "/v1/overrides", body).status, 201);
     // At most one request is admitted under the override, then the rest of five.
     let mut admitted_of_ten = 0;
     while admitted_of_ten < 5 {
-        admitted_of_ten += u32::from(gate.get("X-User: bob\r\n") == 200);
+        admitted_of_ten += u32::from(gateway.get("X-User: bob\r\n") == 200);
     }
-    assert_eq!(gate.get("X-User: bob\r\n"), 429);
-    assert_eq!(gate.send("GET", "/v1/overrides", "").json()["overrides"], serde_json::json!([]));
+    assert_eq!(gateway.get("X-User: bob\r\n"), 429);
+    assert_eq!(gateway.send("GET", "/v1/overrides", "").json()["overrides"], serde_json::json!([]));
 }
 
 #[test]
 fn reset_clears_the_counters_of_one_client() {
-    let gate = AdminGateway::start("");
-    assert_eq!((admitted_of_ten(&gate, "bob"), admitted_of_ten(&gate, "carol")), (5, 5));
-    let (done, said, error) = gate.command(&["reset", "user:bob", "--rule", "default"]);
+    let gateway = AdminGateway::start("");
+    assert_eq!((admitted_of_ten(&gateway, "bob"), admitted_of_ten(&gateway, "carol")), (5, 5));
+    let (done, printed, error) = gateway.command(&["reset", "user:bob", "--rule", "default"]);
     assert!(done, "{error}");
-    assert_eq!(said, "counters reset: user:bob (rules: default)\n");
-    assert_eq!((admitted_of_ten(&gate, "bob"), admitted_of_ten(&gate, "carol")), (5, 0));
-    let wrong = gate.send("POST", "/v1/reset", r#"{"client":"user:bob","rule":"defualt"}"#);
+    assert_eq!(printed, "counters reset: user:bob (rules: default)\n");
+    assert_eq!((admitted_of_ten(&gateway, "bob"), admitted_of_ten(&gateway, "carol")), (5, 0));
+    let wrong = gateway.send("POST", "/v1/reset", r#"{"client":"user:bob","rule":"defualt"}"#);
     assert_eq!(wrong.status, 400);
     assert!(wrong.json()["hint"].as_str().unwrap().contains("default"), "{wrong:?}");
-    let hashed = gate.send("POST", "/v1/reset", r#"{"client":"api_key:…#12345678"}"#);
+    let hashed = gateway.send("POST", "/v1/reset", r#"{"client":"api_key:…#12345678"}"#);
     assert!(hashed.status == 400 && hashed.text().contains("complete key"), "{hashed:?}");
 }
 
 #[test]
 fn override_command_sets_lists_and_removes_overrides() {
-    let gate = AdminGateway::start("");
+    let gateway = AdminGateway::start("");
     let args = ["override", "user:bob", "--rule", "default", "--limit", "2/m", "--for", "1h"];
-    let (done, said, error) = gate.command(&args);
+    let (done, printed, error) = gateway.command(&args);
     assert!(done, "{error}");
-    assert!(said.contains("user:bob  default  2 per 1m, sliding_window_log"), "{said}");
-    assert_eq!(admitted_of_ten(&gate, "bob"), 2);
-    let (_, listed, _) = gate.command(&["override"]);
+    assert!(printed.contains("user:bob  default  2 per 1m, sliding_window_log"), "{printed}");
+    assert_eq!(admitted_of_ten(&gateway, "bob"), 2);
+    let (_, listed, _) = gateway.command(&["override"]);
     assert_eq!(listed.lines().count(), 2, "{listed}");
-    let (done, said, _) = gate.command(&["override", "user:bob", "--rule", "default", "--end"]);
+    let (done, printed, _) = gateway.command(&["override", "user:bob", "--rule", "default", "--end"]);
     assert_eq!(
-        (done, said.as_str()),
+        (done, printed.as_str()),
         (true, "override removed: user:bob has the limit of rule default again\n")
     );
-    let (_, listed, _) = gate.command(&["override"]);
+    let (_, listed, _) = gateway.command(&["override"]);
     assert_eq!(listed, "no overrides\n");
     for (args, expected) in [
         (&["override", "user:bob", "--rule", "default", "--limit", "0/m"][..], "requests"),
-        (&["override", "user:bob", "--rule", "none", "--limit", "1/m"], "no rule with this name"),
+        (&["override", "user:bob", "--rule", "none", "--limit", "1/m"], "the policy has no rule `none`"),
         (&["override", "bob", "--rule", "default", "--limit", "1/m"], "user:bob"),
         (&["override", "user:bob", "--rule", "default", "--limit", "1/m", "--algorithm", "magic"], "magic"),
         (&["override", "user:bob", "--rule", "default"], "--limit"),
     ] {
-        let (done, _, error) = gate.command(args);
+        let (done, _, error) = gateway.command(args);
         assert!(!done && error.contains(expected), "{args:?}: {error}");
     }
 }
@@ -101,29 +107,29 @@ fn policy_of(limits: usize) -> String {
 
 #[test]
 fn policy_or_override_beyond_the_maximum_of_limits_is_rejected_and_changes_nothing() {
-    let gate = AdminGateway::serve(PolicyFile::new(&policy_of(16_381)));
-    let limit_bob = |limit| gate.command(&["override", "user:bob", "--rule", "default", "--limit", limit]);
+    let gateway = AdminGateway::serve(PolicyFile::new(&policy_of(16_381)));
+    let limit_bob = |limit| gateway.command(&["override", "user:bob", "--rule", "default", "--limit", limit]);
     let (done, _, error) = limit_bob("7/h");
     assert!(done, "{error}");
-    let metrics = gate.send("GET", "/metrics", "").text();
+    let metrics = gateway.send("GET", "/metrics", "").text();
     for line in ["tidegate_limits_in_use 16382", "tidegate_limits_max 16382"] {
         assert!(metrics.lines().any(|found| found == line), "{line} is not in\n{metrics}");
     }
     let (done, _, error) = limit_bob("8/h");
     assert!(!done && error.contains("16382 of at most 16382 are in use"), "{error}");
     assert!(error.contains("1 more are needed") && error.contains("remove overrides"), "{error}");
-    assert_eq!(admitted_of_ten(&gate, "bob"), 7, "the earlier override stays in force");
+    assert_eq!(admitted_of_ten(&gateway, "bob"), 7, "the earlier override stays in force");
 
-    gate.policy.write(&policy_of(16_382));
-    let line = gate.server.wait_for_log("\"event\":\"reload");
+    gateway.policy.write(&policy_of(16_382));
+    let line = gateway.server.wait_for_log("\"event\":\"reload");
     assert!(line.contains("the running policy stays active") && line.contains("1 more are needed"), "{line}");
-    let response = gate.send("POST", "/v1/reload", "");
+    let response = gateway.send("POST", "/v1/reload", "");
     assert!(response.status != 200 && response.text().contains("16382 of at most 16382"), "{response:?}");
-    assert_eq!(admitted_of_ten(&gate, "carol"), 5, "the old policy stays in force");
+    assert_eq!(admitted_of_ten(&gateway, "carol"), 5, "the old policy stays in force");
 
-    gate.policy.write(&policy_text(""));
-    gate.server.wait_for_log("policy reloaded");
-    let gate = gate.restart();
-    let listed = gate.send("GET", "/v1/overrides", "").json();
+    gateway.policy.write(&policy_text(""));
+    gateway.server.wait_for_log("policy reloaded");
+    let gateway = gateway.restart();
+    let listed = gateway.send("GET", "/v1/overrides", "").json();
     assert_eq!(listed["overrides"][0]["requests"], 7, "the durable store kept the earlier one: {listed}");
 }

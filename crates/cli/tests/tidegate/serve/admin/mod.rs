@@ -1,6 +1,7 @@
 //! The admin API and the admin commands of a running gateway.
 
 mod bans;
+mod breakers;
 mod crash;
 mod explain;
 mod gateway_endpoints;
@@ -76,7 +77,7 @@ impl AdminGateway {
 }
 
 fn admin_of(server: &Tidegate, policy: &PolicyFile) -> (String, String) {
-    let line = server.welcome.lines().find(|line| line.starts_with("  admin ")).unwrap();
+    let line = server.startup_output.lines().find(|line| line.starts_with("  admin ")).unwrap();
     let (_, rest) = line.split_once("http://").unwrap();
     let (admin, _) = rest.split_once(';').unwrap();
     let token = std::fs::read_to_string(policy.path().replace(".yaml", ".state/admin.token")).unwrap();

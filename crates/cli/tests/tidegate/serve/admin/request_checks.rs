@@ -35,23 +35,23 @@ const BODY: &str =
 
 #[test]
 fn admin_request_without_a_valid_token_reads_only_health_and_changes_nothing() {
-    let gate = AdminGateway::start("bans: { networks: [192.0.2.0/24] }\n");
-    assert_eq!(gate.send("POST", "/v1/bans", r#"{"subject":"user:bob"}"#).status, 201);
-    let before = gate.send("GET", "/v1/status", "").json();
-    let half = gate.token.split_at(32).0;
+    let gateway = AdminGateway::start("bans: { networks: [192.0.2.0/24] }\n");
+    assert_eq!(gateway.send("POST", "/v1/bans", r#"{"subject":"user:bob"}"#).status, 201);
+    let before = gateway.send("GET", "/v1/status", "").json();
+    let half = gateway.token.split_at(32).0;
     let wrong = [
         String::new(),
         "Authorization: Bearer \r\n".to_owned(),
         format!("Authorization: Bearer {half}\r\n"),
-        format!("Authorization: Bearer {}0\r\n", gate.token),
-        format!("Authorization: Basic {}\r\n", gate.token),
-        format!("Authorization: Bearer {0}\r\nAuthorization: Bearer {0}\r\n", gate.token),
-        format!("X-Token: {}\r\nCookie: token={0}\r\n", gate.token),
+        format!("Authorization: Bearer {}0\r\n", gateway.token),
+        format!("Authorization: Basic {}\r\n", gateway.token),
+        format!("Authorization: Bearer {0}\r\nAuthorization: Bearer {0}\r\n", gateway.token),
+        format!("X-Token: {}\r\nCookie: token={0}\r\n", gateway.token),
     ];
     for path in PATHS {
         for method in METHODS {
             for headers in &wrong {
-                let response = request(&gate.admin, method, path, headers, BODY);
+                let response = request(&gateway.admin, method, path, headers, BODY);
                 let is_health = matches!(path, "/healthz" | "/readyz" | "/healthz?/v1/bans");
                 if is_health && matches!(method, "GET" | "HEAD") {
                     assert_eq!(response.status, 200, "{method} {path}");
@@ -60,26 +60,26 @@ fn admin_request_without_a_valid_token_reads_only_health_and_changes_nothing() {
                     assert_eq!(response.header("www-authenticate"), Some("Bearer"));
                 }
                 let all = format!("{}{}", response.head(), response.text());
-                for secret in ["bob", "192.0.2", "default", "rate_limit", &gate.token] {
+                for secret in ["bob", "192.0.2", "default", "rate_limit", &gateway.token] {
                     assert!(!all.contains(secret), "{method} {path}: {response:?}");
                 }
             }
         }
     }
-    let mut after = gate.send("GET", "/v1/status", "").json();
+    let mut after = gateway.send("GET", "/v1/status", "").json();
     after["connections"] = before["connections"].clone();
     assert_eq!(after, before);
-    let listed = gate.send("GET", "/v1/bans", "").text();
+    let listed = gateway.send("GET", "/v1/bans", "").text();
     assert!(!listed.contains("mallory"), "{listed}");
 }
 
 #[test]
 fn admin_request_of_a_browser_page_is_rejected_even_with_the_token() {
-    let gate = AdminGateway::start("");
-    let token = format!("Authorization: Bearer {}\r\n", gate.token);
+    let gateway = AdminGateway::start("");
+    let token = format!("Authorization: Bearer {}\r\n", gateway.token);
     for headers in ["Origin: http://evil.example\r\n", "Origin: null\r\n", "Host: evil.example\r\n"] {
         for path in ["/healthz", "/v1/bans"] {
-            let response = request(&gate.admin, "GET", path, &format!("{token}{headers}"), "");
+            let response = request(&gateway.admin, "GET", path, &format!("{token}{headers}"), "");
             assert!(matches!(response.status, 403 | 421), "{response:?}");
             assert!(!response.head().to_lowercase().contains("access-control"), "{response:?}");
         }
@@ -88,8 +88,8 @@ fn admin_request_of_a_browser_page_is_rejected_even_with_the_token() {
 
 #[test]
 fn admin_path_unknown_gets_404_and_method_unsupported_gets_405() {
-    let gate = AdminGateway::start("");
-    let missing = gate.send("GET", "/v1/none", "");
+    let gateway = AdminGateway::start("");
+    let missing = gateway.send("GET", "/v1/none", "");
     assert_eq!((missing.status, &missing.json()["error"]), (404, &"not_found".into()));
     for (path, allowed) in [
         ("/healthz", "GET, HEAD"),
@@ -97,16 +97,16 @@ fn admin_path_unknown_gets_404_and_method_unsupported_gets_405() {
         ("/v1/bans", "GET, HEAD, POST, DELETE"),
         ("/v1/reload", "POST"),
     ] {
-        let response = gate.send("PUT", path, "");
+        let response = gateway.send("PUT", path, "");
         assert_eq!(response.status, 405, "{path}");
         assert_eq!(response.header("allow"), Some(allowed), "{path}");
     }
-    assert_eq!(gate.send("GET", "/v1/reload", "").status, 405);
+    assert_eq!(gateway.send("GET", "/v1/reload", "").status, 405);
 }
 
 #[test]
 fn admin_body_invalid_gets_400_with_the_reason_and_too_large_gets_413() {
-    let gate = AdminGateway::start("");
+    let gateway = AdminGateway::start("");
     for (body, expected) in [
         ("", "invalid JSON"),
         ("{", "invalid JSON"),
@@ -120,11 +120,11 @@ fn admin_body_invalid_gets_400_with_the_reason_and_too_large_gets_413() {
         (r#"{"subject":"user:bob","for":"0s"}"#, "must be positive"),
         (r#"{"subject":"user:bob","reason":"two\nlines"}"#, "one line"),
     ] {
-        let response = gate.send("POST", "/v1/bans", body);
+        let response = gateway.send("POST", "/v1/bans", body);
         assert_eq!(response.status, 400, "{body}: {response:?}");
         assert!(response.json()["message"].as_str().unwrap().contains(expected), "{body}: {response:?}");
     }
     let large = format!(r#"{{"subject":"user:{}"}}"#, "x".repeat(70_000));
-    assert_eq!(gate.send("POST", "/v1/bans", &large).status, 413);
-    assert_eq!(gate.send("GET", "/v1/bans", "").json()["bans"], serde_json::json!([]));
+    assert_eq!(gateway.send("POST", "/v1/bans", &large).status, 413);
+    assert_eq!(gateway.send("GET", "/v1/bans", "").json()["bans"], serde_json::json!([]));
 }

@@ -21,14 +21,14 @@ fn state(policy: &PolicyFile) -> String {
 
 #[test]
 fn admin_token_is_created_at_the_first_start_and_shown_once() {
-    let gate = AdminGateway::start("");
-    assert!(gate.server.welcome.contains(&gate.token), "{}", gate.server.welcome);
-    let file = format!("{}/admin.token", state(&gate.policy));
+    let gateway = AdminGateway::start("");
+    assert!(gateway.server.startup_output.contains(&gateway.token), "{}", gateway.server.startup_output);
+    let file = format!("{}/admin.token", state(&gateway.policy));
     assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
-    let (before, gate) = (gate.token.clone(), gate.restart());
-    assert_eq!(gate.token, before);
-    assert!(!gate.server.welcome.contains(&before), "{}", gate.server.welcome);
-    assert_eq!(gate.send("GET", "/v1/status", "").status, 200);
+    let (before, gateway) = (gateway.token.clone(), gateway.restart());
+    assert_eq!(gateway.token, before);
+    assert!(!gateway.server.startup_output.contains(&before), "{}", gateway.server.startup_output);
+    assert_eq!(gateway.send("GET", "/v1/status", "").status, 200);
 }
 
 #[test]
@@ -45,7 +45,7 @@ fn public_admin_address_requires_an_existing_token_file() {
     assert!(startup_error(&policy).contains("fewer than 16"));
     std::fs::write(&token, "0123456789abcdef0123\n").unwrap();
     let server = serve(&["--config", &policy.path()]);
-    let line = server.welcome.lines().find(|line| line.contains("admin")).unwrap();
+    let line = server.startup_output.lines().find(|line| line.contains("admin")).unwrap();
     let port = line.split(';').next().unwrap().rsplit(':').next().unwrap();
     let admin = format!("127.0.0.1:{port}");
     assert_eq!(request(&admin, "GET", "/v1/bans", "", "").status, 401);
@@ -65,17 +65,17 @@ fn admin_address_in_use_fails_the_start_only_if_it_is_configured() {
     drop(serve(&["--config", &policy.path()]));
     policy.write(&policy_text("").replace("{ listen: '127.0.0.1:0' }", "off"));
     let server = serve(&["--config", &policy.path()]);
-    assert!(!server.welcome.contains("  admin  "), "{}", server.welcome);
+    assert!(!server.startup_output.contains("  admin  "), "{}", server.startup_output);
     let output = run(&["bans", "--config", &policy.path()]);
     assert!(String::from_utf8(output.stderr).unwrap().contains("admin: off"));
 }
 
 #[test]
 fn state_file_damaged_newer_or_in_use_fails_the_start_with_advice() {
-    let gate = AdminGateway::start("");
-    gate.send("POST", "/v1/bans", r#"{"subject":"user:bob"}"#);
-    assert!(startup_error(&gate.policy).contains("in use by another process"));
-    let AdminGateway { server, policy, .. } = gate;
+    let gateway = AdminGateway::start("");
+    gateway.send("POST", "/v1/bans", r#"{"subject":"user:bob"}"#);
+    assert!(startup_error(&gateway.policy).contains("in use by another process"));
+    let AdminGateway { server, policy, .. } = gateway;
     drop(server);
     let file = format!("{}/tidegate.redb", state(&policy));
     let mut bytes = std::fs::read(&file).unwrap();
@@ -90,10 +90,10 @@ fn state_file_damaged_newer_or_in_use_fails_the_start_with_advice() {
         assert_eq!(std::fs::read(&file).unwrap(), damaged, "the file is unchanged");
     }
     std::fs::remove_file(&file).unwrap();
-    let gate = AdminGateway::serve(policy);
-    assert_eq!(gate.get("X-User: bob\r\n"), 200, "without the file, it starts with no bans");
+    let gateway = AdminGateway::serve(policy);
+    assert_eq!(gateway.get("X-User: bob\r\n"), 200, "without the file, it starts with no bans");
 
-    let AdminGateway { server, policy, .. } = gate;
+    let AdminGateway { server, policy, .. } = gateway;
     drop(server);
     let database = redb::Database::open(&file).unwrap();
     let transaction = database.begin_write().unwrap();
@@ -107,20 +107,20 @@ fn state_file_damaged_newer_or_in_use_fails_the_start_with_advice() {
 
 #[test]
 fn admin_command_without_token_or_gateway_names_the_problem() {
-    let said = |args: &[&str]| {
+    let error_of = |args: &[&str]| {
         let output = command().env("XDG_STATE_HOME", "/nonexistent").args(args).output().unwrap();
         assert_eq!(output.status.code(), Some(1));
         String::from_utf8(output.stderr).unwrap()
     };
-    let error = said(&["bans"]);
+    let error = error_of(&["bans"]);
     assert!(error.contains("no admin token") && error.contains("--config"), "{error}");
     let token = format!("{}/foreign-token-{}", env!("CARGO_TARGET_TMPDIR"), std::process::id());
     std::fs::write(&token, "0123456789abcdef0123").unwrap();
     let free = free_address();
-    let error = said(&["bans", "--admin", &format!("http://{free}"), "--token-file", &token]);
+    let error = error_of(&["bans", "--admin", &format!("http://{free}"), "--token-file", &token]);
     assert!(error.contains("connection refused") && error.contains("start the gateway"), "{error}");
-    let gate = AdminGateway::start("");
-    let error = said(&["bans", "--admin", &format!("http://{}", gate.admin), "--token-file", &token]);
-    assert!(error.contains("invalid bearer token"), "{error}");
+    let gateway = AdminGateway::start("");
+    let error = error_of(&["bans", "--admin", &format!("http://{}", gateway.admin), "--token-file", &token]);
+    assert!(error.contains("rejects the token in"), "{error}");
     std::fs::remove_file(token).unwrap();
 }

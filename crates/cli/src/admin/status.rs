@@ -1,0 +1,98 @@
+//! The text of `tidegate status`.
+
+use serde_json::Value;
+
+use super::{items, text};
+
+/// Formats the response of `/v1/status`.
+pub(super) fn format(status: &Value) -> String {
+    let durable = status["durable"]
+        .as_str()
+        .unwrap_or("not persisted; bans and overrides are lost when the gateway stops");
+    let mut lines = vec![format!(
+        "tidegate {} {}\n  policy       {}\n  connections  {}\n  bans         {} set by operators, {} in the policy\n  \
+         overrides    {}\n  state        {durable}\n",
+        text(status, "version"),
+        if status["ready"] == true { "(ready)" } else { "(stopping)" },
+        text(status, "policy"),
+        status["connections"],
+        status["bans"]["operator"],
+        status["bans"]["policy"],
+        status["overrides"],
+    )];
+    for upstream in items(&status["upstreams"]) {
+        lines.push(format_upstream(upstream));
+    }
+    for route in items(&status["routes"]) {
+        lines.push(format!(
+            "  route        {}: {}\n",
+            text(route, "route"),
+            format_bulkhead(&route["bulkhead"])
+        ));
+    }
+    for rule in items(&status["rules"]) {
+        lines.push(format!("  limit        {}: {}\n", text(rule, "name"), text(rule, "limit")));
+    }
+    lines.concat()
+}
+
+fn format_upstream(upstream: &Value) -> String {
+    let mut facts = Vec::new();
+    if upstream["breaker"].is_object() {
+        facts.push(format!("breaker {}", format_breaker(&upstream["breaker"])));
+    }
+    if upstream["bulkhead"].is_object() {
+        facts.push(format_bulkhead(&upstream["bulkhead"]));
+    }
+    if upstream["shed"].is_object() {
+        let shed = &upstream["shed"];
+        facts.push(format!("adaptive limit {} of {} in use", shed["in_flight"], shed["limit"]));
+    }
+    let budget = &upstream["retries"];
+    facts.push(format!("{} retries, {} allowed now", budget["sent"], budget["remaining"]));
+    let mut text_lines = format!("  upstream     {}: {}\n", text(upstream, "name"), facts.join("; "));
+    let servers = items(&upstream["servers"]).map(|server| {
+        format!(
+            "    server     {}
+",
+            format_server(server)
+        )
+    });
+    servers.for_each(|line| text_lines.push_str(&line));
+    text_lines
+}
+
+fn format_server(server: &Value) -> String {
+    let health = match (server["healthy"] == true, server["ejected_for"].as_u64()) {
+        (false, _) => "unhealthy".to_owned(),
+        (true, Some(seconds)) => format!("ejected for {seconds}s"),
+        (true, None) => "healthy".to_owned(),
+    };
+    let breaker = if server["breaker"].is_object() {
+        format!(", breaker {}", format_breaker(&server["breaker"]))
+    } else {
+        String::new()
+    };
+    format!(
+        "{}: {health}, {} in flight, {} connections{breaker}",
+        text(server, "address"),
+        server["in_flight"],
+        server["connections"]
+    )
+}
+
+fn format_breaker(breaker: &Value) -> String {
+    let state = text(breaker, "state").replace('_', " ");
+    match breaker["open_for"].as_u64() {
+        Some(seconds) => format!("{state} for {seconds}s"),
+        None => state,
+    }
+}
+
+fn format_bulkhead(bulkhead: &Value) -> String {
+    let rejected = &bulkhead["rejected"];
+    format!(
+        "bulkhead {} of {} in use, {} waiting, {rejected} rejected",
+        bulkhead["in_use"], bulkhead["limit"], bulkhead["waiting"]
+    )
+}

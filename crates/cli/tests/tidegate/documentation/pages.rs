@@ -1,0 +1,117 @@
+//! The shell commands in docs/, run next to a gateway with the policy `policy.yaml`.
+
+use tidegate_testkit::certificate::Authority;
+use tidegate_testkit::folder::Folder;
+use tidegate_testkit::port::free_address;
+use tidegate_testkit::process::Tidegate;
+use tidegate_testkit::server::echo;
+
+use super::{Block, blocks, read, shell};
+use crate::program::command;
+
+/// Commands that no test runs: they need another program, root or a container engine.
+const NOT_RUN: [&str; 5] = ["uvicorn ", "install ", "systemctl ", "journalctl ", "docker "];
+/// Commands that need files of an installation under systemd.
+const INSTALLED: &str = "/etc/tidegate/policy.yaml";
+
+/// A gateway in a folder of its own.
+struct Installation {
+    folder: Folder,
+    admin: String,
+    _server: Tidegate,
+}
+
+impl Installation {
+    fn start() -> Self {
+        let (folder, admin) = (Folder::new(), free_address().to_string());
+        folder.write("policy.yaml", policy(&admin));
+        let server = serve(&folder, "tidegate serve --config policy.yaml");
+        Self { folder, admin, _server: server }
+    }
+
+    /// Runs one command line of a page.
+    fn run(&self, place: &str, line: &str) {
+        if line.contains("tidegate serve ") {
+            return start_another(line);
+        }
+        let line = line
+            .replace("/var/lib/tidegate/", "./")
+            .replace("127.0.0.1:9900", &self.admin)
+            // nftables needs root.
+            .replace("| nft -f -", "| grep -q tidegate");
+        let output = shell(self.folder.root(), &line);
+        let printed = String::from_utf8_lossy(&output.stdout);
+        assert!(
+            output.status.success(),
+            "{place}: {line}\n{printed}{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        // curl succeeds with any status; the admin API reports errors in the body.
+        assert!(!printed.contains("\"error\""), "{place}: {line}\n{printed}");
+    }
+}
+
+fn policy(admin: &str) -> String {
+    format!(
+        "admin: {{ listen: {admin} }}\nupstreams: {{ api: {{ servers: [http://{}], breaker: {{ failures: 5 }} }} }}\n\
+         routes: [{{ upstream: api }}]\nrate_limits: {{ default: {{ requests: 100, window: 1m }} }}\n",
+        echo()
+    )
+}
+
+/// Starts the gateway of a command line on a free port.
+fn serve(folder: &Folder, line: &str) -> Tidegate {
+    let (_, args) = line.split_once("tidegate serve ").unwrap();
+    let mut command = command();
+    command
+        .current_dir(folder.root())
+        .args(["serve", "--listen", "127.0.0.1:0"])
+        .args(args.split_whitespace());
+    command.env("SSL_CERT_FILE", folder.path("ca.pem"));
+    Tidegate::start(&mut command)
+}
+
+/// Starts one more gateway: in a folder of its own, since two cannot share a state file.
+fn start_another(line: &str) {
+    let folder = Folder::new();
+    folder.write("policy.yaml", policy(&free_address().to_string()));
+    folder.write("ca.pem", Authority::new("private authority").pem());
+    let socket = folder.text_path("tidegate.socket");
+    drop(serve(&folder, &line.replace("/run/tidegate.socket", &socket)));
+}
+
+fn command_lines(block: &Block) -> impl Iterator<Item = &str> {
+    let is_run = |line: &&str| {
+        !line.is_empty()
+            && !line.contains(INSTALLED)
+            && !NOT_RUN.iter().any(|program| line.starts_with(program))
+    };
+    block.text.lines().filter(is_run)
+}
+
+#[test]
+fn shell_commands_in_documentation_pages_succeed() {
+    let installation = Installation::start();
+    let mut count = 0;
+    for page in all() {
+        for block in blocks(&read(&page)) {
+            assert_ne!(block.language, "console", "{page}:{}: use `sh`, which a test runs", block.line);
+            for line in command_lines(&block).filter(|_| block.language == "sh") {
+                installation.run(&format!("{page}:{}", block.line), line);
+                count += 1;
+            }
+        }
+    }
+    assert!(count > 10, "only {count} commands found");
+}
+
+/// The pages in docs/, sorted.
+pub(super) fn all() -> Vec<String> {
+    let files = std::fs::read_dir(format!("{}/docs", crate::program::ROOT)).unwrap();
+    let paths = files.map(|file| file.unwrap().path());
+    let pages = paths.filter(|path| path.extension().is_some_and(|ending| ending == "md"));
+    let mut names: Vec<_> =
+        pages.map(|path| format!("docs/{}", path.file_name().unwrap().display())).collect();
+    names.sort();
+    names
+}

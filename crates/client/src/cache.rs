@@ -1,0 +1,219 @@
+//! A response cache in memory (RFC 9111). The rules are those of `http-cache-semantics`.
+//!
+//! The cache behaves as a *shared* one: one client may act for several users, so responses that are `private`, or that
+//! belong to an `Authorization` and are not explicitly public, are not stored. One response is kept for each URL. A fresh
+//! response is served without a request; a stale one is validated, and served again if the server says that it has not
+//! changed. Requests other than a plain GET bypass the cache; those that change a resource remove its response.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+use http::header::{IF_MATCH, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE, IF_UNMODIFIED_SINCE, RANGE};
+use http::request::Parts;
+use http::{Method, Response, StatusCode, response};
+use http_body::Body;
+use http_body_util::{BodyExt, Full};
+use http_cache_semantics::{AfterResponse, BeforeRequest, CacheOptions, CachePolicy};
+use tidegate_core::Timestamp;
+use tidegate_store::to_system_time;
+
+use crate::body::SendBody;
+use crate::call::Call;
+use crate::client::ClientState;
+use crate::error::ClientError;
+use crate::response::{BodyTimeouts, ClientResponse, IncomingBody, ResponsePermits, collect};
+
+/// What the head of a stored response is taken to occupy.
+const HEAD_BYTES: usize = 2 << 10;
+/// A response that is longer than this part of the cache is not stored.
+const LARGEST_PART: usize = 8;
+
+/// Stored responses, the least recently used of which are removed first.
+pub(crate) struct ResponseCache {
+    max_bytes: usize,
+    table: Mutex<CacheTable>,
+}
+
+#[derive(Default)]
+struct CacheTable {
+    entries: HashMap<String, CacheEntry>,
+    /// The URLs in the order of their last use.
+    order: BTreeMap<u64, String>,
+    uses: u64,
+    bytes: usize,
+}
+
+#[derive(Clone)]
+struct CacheEntry {
+    policy: Arc<CachePolicy>,
+    body: Bytes,
+    last_use: u64,
+}
+
+impl ResponseCache {
+    pub(crate) fn new(max_bytes: usize) -> Self {
+        Self { max_bytes, table: Mutex::default() }
+    }
+
+    /// Sends a request, unless there is a fresh response to it.
+    pub(crate) async fn run(
+        &self,
+        mut call: Call<'_>,
+        body: SendBody,
+        client: &ClientState,
+    ) -> Result<ClientResponse, ClientError> {
+        let url = call.parts().uri.to_string();
+        if !is_plain_get(call.parts()) {
+            let changes = !call.parts().method.is_safe();
+            let response = call.run(body).await?;
+            if changes && !response.status().is_client_error() && !response.status().is_server_error() {
+                self.table().remove(&url);
+            }
+            return Ok(response);
+        }
+        let request = call.parts().clone();
+        let mut stored = self.table().get(&url);
+        if let Some(entry) = &stored {
+            match entry.policy.before_request(&request, to_system_time(client.clock.now())) {
+                BeforeRequest::Fresh(parts) => return Ok(complete(parts, entry.body.clone(), 0, client)),
+                BeforeRequest::Stale { request, matches: true } => call.set_headers(request.headers),
+                BeforeRequest::Stale { matches: false, .. } => stored = None,
+            }
+        }
+        let response = call.run(body).await?;
+        match stored {
+            Some(entry) if response.status() == StatusCode::NOT_MODIFIED => {
+                Ok(self.renew(&request, entry, &response, client))
+            }
+            _ => self.store(url, &request, response, client).await,
+        }
+    }
+
+    /// The stored response that the server says has not changed.
+    fn renew(
+        &self,
+        request: &Parts,
+        entry: CacheEntry,
+        response: &ClientResponse,
+        client: &ClientState,
+    ) -> ClientResponse {
+        let head = head_of(response);
+        let now = to_system_time(client.clock.now());
+        let (policy, parts) = match entry.policy.after_response(request, &head, now) {
+            AfterResponse::NotModified(policy, parts) | AfterResponse::Modified(policy, parts) => {
+                (policy, parts)
+            }
+        };
+        self.insert(request.uri.to_string(), policy, entry.body.clone());
+        complete(parts, entry.body, response.attempts(), client)
+    }
+
+    /// Stores a response if that is allowed and it is small enough.
+    async fn store(
+        &self,
+        url: String,
+        request: &Parts,
+        response: ClientResponse,
+        client: &ClientState,
+    ) -> Result<ClientResponse, ClientError> {
+        let options = CacheOptions { shared: true, ..CacheOptions::default() };
+        let now = to_system_time(client.clock.now());
+        let policy = CachePolicy::new_options(request, &head_of(&response), now, options);
+        let attempts = response.attempts();
+        let (parts, body) = response.into_http().into_parts();
+        let largest = self.max_bytes / LARGEST_PART;
+        let is_small = body.size_hint().upper().is_some_and(|length| length <= largest as u64);
+        if !policy.is_storable() || !is_small {
+            let response = Response::from_parts(parts, body);
+            return Ok(ClientResponse::new(response, attempts, client.settings.max_body));
+        }
+        let body = collect(body, largest).await?;
+        self.insert(url, policy, body.clone());
+        Ok(complete(parts, body, attempts, client))
+    }
+
+    fn insert(&self, url: String, policy: CachePolicy, body: Bytes) {
+        let mut table = self.table();
+        table.insert(url, policy, body);
+        table.shrink_to(self.max_bytes);
+    }
+
+    fn table(&self) -> MutexGuard<'_, CacheTable> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl CacheTable {
+    fn get(&mut self, url: &str) -> Option<CacheEntry> {
+        let entry = self.entries.get_mut(url)?;
+        self.uses += 1;
+        if let Some(url) = self.order.remove(&entry.last_use) {
+            self.order.insert(self.uses, url);
+        }
+        entry.last_use = self.uses;
+        Some(entry.clone())
+    }
+
+    fn insert(&mut self, url: String, policy: CachePolicy, body: Bytes) {
+        self.remove(&url);
+        self.uses += 1;
+        self.bytes += size_of_entry(&url, &body);
+        self.order.insert(self.uses, url.clone());
+        self.entries.insert(url, CacheEntry { policy: Arc::new(policy), body, last_use: self.uses });
+    }
+
+    fn remove(&mut self, url: &str) {
+        if let Some(entry) = self.entries.remove(url) {
+            self.order.remove(&entry.last_use);
+            self.bytes -= size_of_entry(url, &entry.body);
+        }
+    }
+
+    fn shrink_to(&mut self, max_bytes: usize) {
+        while self.bytes > max_bytes {
+            let Some((_, oldest)) = self.order.first_key_value() else { return };
+            let oldest = oldest.clone();
+            self.remove(&oldest);
+        }
+    }
+}
+
+impl fmt::Debug for ResponseCache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ResponseCache").field("max_bytes", &self.max_bytes).finish_non_exhaustive()
+    }
+}
+
+fn size_of_entry(url: &str, body: &Bytes) -> usize {
+    HEAD_BYTES + url.len() + body.len()
+}
+
+/// A GET that is not conditional and does not ask for a range.
+fn is_plain_get(request: &Parts) -> bool {
+    let conditions = [IF_MATCH, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE, IF_UNMODIFIED_SINCE, RANGE];
+    request.method == Method::GET && !conditions.iter().any(|name| request.headers.contains_key(name))
+}
+
+fn head_of(response: &ClientResponse) -> Response<()> {
+    let mut head = Response::new(());
+    *head.status_mut() = response.status();
+    *head.headers_mut() = response.headers().clone();
+    head
+}
+
+/// A response whose body is in memory.
+fn complete(parts: response::Parts, body: Bytes, attempts: u32, client: &ClientState) -> ClientResponse {
+    let body = Full::new(body).map_err(|never| match never {}).boxed_unsync();
+    let timeouts = BodyTimeouts {
+        clock: Arc::clone(&client.clock),
+        stall: client.settings.timeout,
+        deadline: None::<Timestamp>,
+    };
+    let body = IncomingBody::new(body, timeouts, ResponsePermits::none());
+    ClientResponse::new(Response::from_parts(parts, body), attempts, client.settings.max_body)
+}
+
+#[cfg(test)]
+mod tests;

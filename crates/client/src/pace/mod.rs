@@ -1,0 +1,180 @@
+//! Slows requests down before the server rejects them.
+//!
+//! [`PaceState`] decides when a request may be sent. [`Pacer`] makes requests wait for it: those under the same limits wait
+//! in one queue, first in, first out, and only the first of them asks the state again when it changes. A request that is
+//! dropped while it waits has charged nothing.
+
+mod policy_pace;
+mod state;
+
+use std::collections::HashMap;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tidegate_core::{TimeSpan, Timestamp};
+use tidegate_headers::{AdvertisedLimits, RejectionBody};
+use tidegate_store::Clock;
+use tokio::sync::Notify;
+
+pub(crate) use self::policy_pace::with_jitter;
+use self::state::{PaceDelay, PaceState, PaceTicket, ResponseLimits};
+
+/// Queues without a waiting request are removed when there are more than this.
+const MAX_IDLE_QUEUES: usize = 16;
+
+/// The pace of one host, or of one partition of it, shared by all requests to it.
+#[derive(Debug)]
+pub(crate) struct Pacer {
+    clock: Arc<dyn Clock>,
+    max_wait: TimeSpan,
+    state: Mutex<PaceState>,
+    /// Notified when a request has ended.
+    changed: Notify,
+    /// One queue for each set of limits.
+    queues: Mutex<HashMap<u64, Arc<tokio::sync::Mutex<()>>>>,
+}
+
+/// A request that may be sent now. Dropping it ends the request without a response.
+#[derive(Debug)]
+pub(crate) struct PacePermit {
+    pacer: Arc<Pacer>,
+    path: Box<str>,
+    ticket: Option<PaceTicket>,
+}
+
+/// The request would have to wait for longer than it may.
+#[derive(Debug)]
+pub(crate) struct PaceTooSlow {
+    pub(crate) policy: Option<String>,
+    pub(crate) limit: Option<u64>,
+    /// How long it would have to wait at least, if that is known.
+    pub(crate) retry_after: Option<TimeSpan>,
+}
+
+impl Pacer {
+    /// Requests wait for at most `max_wait`, plus a tenth for jitter.
+    pub(crate) fn new(clock: Arc<dyn Clock>, max_wait: TimeSpan) -> Self {
+        let state = Mutex::new(PaceState::new(max_wait));
+        Self { clock, max_wait, state, changed: Notify::new(), queues: Mutex::default() }
+    }
+
+    /// Waits until a request to `path` may be sent. A wait that ends after `deadline` or `max_wait` fails at once.
+    pub(crate) async fn acquire(
+        self: &Arc<Self>,
+        path: &str,
+        deadline: Option<Timestamp>,
+    ) -> Result<PacePermit, PaceTooSlow> {
+        let start = self.clock.now();
+        let jitter = TimeSpan::from_micros(self.max_wait.as_micros() / 10);
+        let latest = (start + self.max_wait + jitter).min(deadline.unwrap_or(Timestamp::MAX));
+        self.check(path, latest)?;
+        let queue = self.queue(path);
+        let turn = tokio::time::timeout(latest.since(start).into(), queue.lock()).await;
+        let Ok(_turn) = turn else { return Err(self.too_slow(path)) };
+        loop {
+            let mut changed = pin!(self.changed.notified());
+            // Changes from here on are noticed.
+            changed.as_mut().enable();
+            let now = self.clock.now();
+            let wait = match self.try_charge(path, now, latest)? {
+                Ok(permit) => return Ok(permit),
+                Err(delay) => Duration::from(delay.until.since(now)),
+            };
+            tokio::select! {
+                () = tokio::time::sleep(wait) => {}
+                () = changed => {}
+            }
+        }
+    }
+
+    /// The permit, or the delay to wait for.
+    fn try_charge(
+        self: &Arc<Self>,
+        path: &str,
+        now: Timestamp,
+        latest: Timestamp,
+    ) -> Result<Result<PacePermit, PaceDelay>, PaceTooSlow> {
+        let mut state = self.state();
+        match state.delay(path, now) {
+            Some(delay) if delay.until < latest => Ok(Err(delay)),
+            Some(delay) if delay.is_required => Err(PaceTooSlow::new(delay, now)),
+            // The server would admit the request; only the pace would delay it for too long.
+            _ => {
+                let ticket = Some(state.charge(path, now));
+                Ok(Ok(PacePermit { pacer: Arc::clone(self), path: path.into(), ticket }))
+            }
+        }
+    }
+
+    /// Fails if a request to `path` certainly has to wait until `latest` or longer.
+    fn check(&self, path: &str, latest: Timestamp) -> Result<(), PaceTooSlow> {
+        let now = self.clock.now();
+        match self.state().delay(path, now) {
+            Some(delay) if delay.is_required && delay.until >= latest => Err(PaceTooSlow::new(delay, now)),
+            _ => Ok(()),
+        }
+    }
+
+    fn too_slow(&self, path: &str) -> PaceTooSlow {
+        let now = self.clock.now();
+        match self.state().delay(path, now) {
+            Some(delay) => PaceTooSlow::new(delay, now),
+            None => PaceTooSlow { policy: None, limit: None, retry_after: None },
+        }
+    }
+
+    fn queue(&self, path: &str) -> Arc<tokio::sync::Mutex<()>> {
+        let policies = self.state().policies_of(path);
+        let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        if queues.len() > MAX_IDLE_QUEUES {
+            queues.retain(|_, queue| Arc::strong_count(queue) > 1);
+        }
+        Arc::clone(queues.entry(policies).or_default())
+    }
+
+    fn state(&self) -> MutexGuard<'_, PaceState> {
+        // The state is valid after every step of its methods.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl PaceTooSlow {
+    fn new(delay: PaceDelay, now: Timestamp) -> Self {
+        let PaceDelay { until, policy, limit, .. } = delay;
+        Self { policy, limit, retry_after: Some(until.since(now)) }
+    }
+}
+
+impl PacePermit {
+    /// Reports the response to the request, and its body if it is a rejection.
+    pub(crate) fn observe(mut self, limits: &AdvertisedLimits, rejection: Option<&RejectionBody>) {
+        if let Some(ticket) = self.ticket.take() {
+            let (now, random) = (self.pacer.clock.now(), fastrand::u64(..));
+            let response = ResponseLimits { limits, rejection, now, random };
+            self.pacer.state().observe(&ticket, &self.path, response);
+            self.pacer.changed.notify_waiters();
+        }
+    }
+
+    /// Reports that nothing was sent to the server.
+    pub(crate) fn cancel_unsent(mut self) {
+        self.end(true);
+    }
+
+    fn end(&mut self, unsent: bool) {
+        if let Some(ticket) = self.ticket.take() {
+            self.pacer.state().end(&ticket, unsent);
+            self.pacer.changed.notify_waiters();
+        }
+    }
+}
+
+impl Drop for PacePermit {
+    fn drop(&mut self) {
+        self.end(false);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,238 @@
+//! Responses and their bodies.
+
+use std::fmt;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderMap, Response, StatusCode, Version};
+use http_body::{Body, Frame, SizeHint};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use tidegate_core::{CallEnd, Timestamp};
+use tidegate_store::Clock;
+use tidegate_tower::breaker::BreakerPermit;
+use tidegate_tower::bulkhead::BulkheadPermit;
+use tokio::time::Sleep;
+
+use crate::error::ClientError;
+use crate::transport::TransportBody;
+
+/// A response. Its body is read with [`bytes`](Self::bytes), [`text`](Self::text) or as a [stream](Self::into_body).
+///
+/// It occupies a place in the bulkhead of its host until the body was read or the response is dropped.
+#[derive(Debug)]
+pub struct ClientResponse {
+    response: Response<IncomingBody>,
+    attempts: u32,
+    max_body: usize,
+}
+
+impl ClientResponse {
+    pub(crate) fn new(response: Response<IncomingBody>, attempts: u32, max_body: usize) -> Self {
+        Self { response, attempts, max_body }
+    }
+
+    /// The status.
+    pub fn status(&self) -> StatusCode {
+        self.response.status()
+    }
+
+    /// The version of HTTP.
+    pub fn version(&self) -> Version {
+        self.response.version()
+    }
+
+    /// The headers.
+    pub fn headers(&self) -> &HeaderMap {
+        self.response.headers()
+    }
+
+    /// How many times the request was sent; 0 if the response comes from the cache.
+    pub fn attempts(&self) -> u32 {
+        self.attempts
+    }
+
+    /// Turns a 4xx or 5xx into [`ClientError::Status`].
+    pub fn error_for_status(self) -> Result<Self, ClientError> {
+        let status = self.status();
+        let is_error = status.is_client_error() || status.is_server_error();
+        if is_error { Err(ClientError::Status { status }) } else { Ok(self) }
+    }
+
+    /// The whole body, up to the longest body that the client accepts.
+    pub async fn bytes(self) -> Result<Bytes, ClientError> {
+        let limit = self.max_body;
+        collect(self.response.into_body(), limit).await
+    }
+
+    /// The whole body as text. Invalid UTF-8 is replaced.
+    pub async fn text(self) -> Result<String, ClientError> {
+        let bytes = self.bytes().await?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// The whole body, decoded from JSON.
+    #[cfg(feature = "json")]
+    pub async fn json<T: serde::de::DeserializeOwned>(self) -> Result<T, ClientError> {
+        let bytes = self.bytes().await?;
+        serde_json::from_slice(&bytes).map_err(|source| ClientError::Json { source })
+    }
+
+    /// The body as a stream.
+    pub fn into_body(self) -> IncomingBody {
+        self.response.into_body()
+    }
+
+    /// The response as the `http` crate knows it.
+    pub fn into_http(self) -> Response<IncomingBody> {
+        self.response
+    }
+}
+
+/// Reads a body of at most `limit` bytes.
+pub(crate) async fn collect(body: IncomingBody, limit: usize) -> Result<Bytes, ClientError> {
+    match Limited::new(body, limit).collect().await {
+        Ok(collected) => Ok(collected.to_bytes()),
+        Err(error) if error.is::<LengthLimitError>() => Err(ClientError::BodyTooLarge { limit }),
+        Err(error) => Err(match error.downcast::<ClientError>() {
+            Ok(error) => *error,
+            Err(source) => ClientError::Body { source },
+        }),
+    }
+}
+
+/// The body of a response.
+///
+/// A body that stalls for longer than the timeout of an attempt, or that is not complete at the deadline, ends with an error.
+pub struct IncomingBody {
+    body: TransportBody,
+    timeouts: BodyTimeouts,
+    /// Runs while the body is waited for.
+    timer: Option<BodyTimer>,
+    permits: Option<ResponsePermits>,
+}
+
+/// How long a body is waited for.
+#[derive(Clone, Debug)]
+pub(crate) struct BodyTimeouts {
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) stall: Duration,
+    pub(crate) deadline: Option<Timestamp>,
+}
+
+struct BodyTimer {
+    sleep: Pin<Box<Sleep>>,
+    is_deadline: bool,
+}
+
+impl BodyTimeouts {
+    fn start(&self) -> BodyTimer {
+        let remaining = self.deadline.map(|deadline| Duration::from(deadline.since(self.clock.now())));
+        let is_deadline = remaining.is_some_and(|remaining| remaining <= self.stall);
+        let wait = remaining.map_or(self.stall, |remaining| remaining.min(self.stall));
+        BodyTimer { sleep: Box::pin(tokio::time::sleep(wait)), is_deadline }
+    }
+}
+
+/// What a response occupies until its body has ended.
+#[derive(Debug)]
+pub(crate) struct ResponsePermits {
+    pub(crate) breaker: Option<BreakerPermit>,
+    pub(crate) _bulkhead: Option<BulkheadPermit>,
+    /// How the call ends unless the body fails. Without one, it is cancelled.
+    pub(crate) end: Option<CallEnd>,
+}
+
+impl ResponsePermits {
+    /// Those of a response that came from no host.
+    #[cfg(feature = "cache")]
+    pub(crate) const fn none() -> Self {
+        Self { breaker: None, _bulkhead: None, end: None }
+    }
+
+    fn record(mut self, end: CallEnd) {
+        self.end = Some(end);
+    }
+}
+
+impl Drop for ResponsePermits {
+    fn drop(&mut self) {
+        if let (Some(breaker), Some(end)) = (self.breaker.take(), self.end) {
+            breaker.record(end.outcome());
+        }
+    }
+}
+
+impl IncomingBody {
+    /// `permits` are held until the body has ended.
+    pub(crate) fn new(body: TransportBody, timeouts: BodyTimeouts, permits: ResponsePermits) -> Self {
+        let permits = if body.is_end_stream() { None } else { Some(permits) };
+        Self { body, timeouts, timer: None, permits }
+    }
+
+    fn fail(&mut self, end: CallEnd, error: ClientError) -> ClientError {
+        if let Some(permits) = self.permits.take() {
+            permits.record(end);
+        }
+        error
+    }
+
+    /// The error of a body that is waited for, once it is due.
+    fn poll_timer(&mut self, context: &mut Context<'_>) -> Poll<ClientError> {
+        let timer = self.timer.get_or_insert_with(|| self.timeouts.start());
+        ready!(timer.sleep.as_mut().poll(context));
+        let (is_deadline, stall) = (timer.is_deadline, self.timeouts.stall);
+        Poll::Ready(if is_deadline {
+            // The caller's deadline says nothing about the host.
+            self.fail(CallEnd::Cancelled, ClientError::DeadlineExceeded)
+        } else {
+            self.fail(CallEnd::Timeout, ClientError::Timeout { after: stall })
+        })
+    }
+}
+
+impl Body for IncomingBody {
+    type Data = Bytes;
+    type Error = ClientError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, ClientError>>> {
+        let this = self.get_mut();
+        let frame = match Pin::new(&mut this.body).poll_frame(context) {
+            Poll::Ready(frame) => frame,
+            Poll::Pending => return this.poll_timer(context).map(|error| Some(Err(error))),
+        };
+        this.timer = None;
+        Poll::Ready(match frame {
+            Some(Ok(frame)) => {
+                if this.body.is_end_stream() {
+                    this.permits = None;
+                }
+                Some(Ok(frame))
+            }
+            Some(Err(source)) => Some(Err(this.fail(CallEnd::Reset, ClientError::Body { source }))),
+            None => {
+                this.permits = None;
+                None
+            }
+        })
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+impl fmt::Debug for IncomingBody {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("IncomingBody").field("size", &self.size_hint()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,156 @@
+//! Breaker, bulkhead, deadlines and cancellation.
+
+use std::time::Duration;
+
+use tidegate_core::{TimeSpan, Timestamp};
+use tidegate_store::Clock;
+use tidegate_tower::bulkhead::BulkheadConfig;
+use tidegate_tower::deadline::Deadline;
+
+use super::{Script, TestServer, URL, respond, respond_with, secs};
+use crate::{Client, ClientError};
+
+const OTHER: &str = "http://other.example/";
+
+#[tokio::test(start_paused = true)]
+async fn breaker_of_a_failing_host_opens_and_other_hosts_are_not_affected() {
+    let server = TestServer::new(|number, received| match received.host.as_str() {
+        "api.example" if number < 5 => respond(500),
+        _ => respond(200),
+    });
+    let client = server.client(Client::builder().attempts(1));
+    for _ in 0..5 {
+        assert_eq!(client.get(URL).send().await.unwrap().status(), 500);
+    }
+    let error = client.get(URL).send().await.unwrap_err();
+    assert!(matches!(&error, ClientError::BreakerOpen { host, .. } if host == "http://api.example:80"));
+    let open_for = error.retry_after().unwrap();
+    assert!((secs(30)..=secs(33)).contains(&open_for), "{open_for:?}");
+    assert_eq!(server.count(), 5, "an open breaker sends nothing");
+    assert_eq!(client.get(OTHER).send().await.unwrap().status(), 200);
+    tokio::time::sleep(open_for).await;
+    assert_eq!(client.get(URL).send().await.unwrap().status(), 200, "one probe closes it");
+    assert_eq!(client.get(URL).send().await.unwrap().status(), 200);
+}
+
+#[tokio::test(start_paused = true)]
+async fn breaker_counts_bodies_that_break_and_not_rejections() {
+    let server = TestServer::new(|_, _| Script::ResetBody);
+    let client = server.client(Client::builder());
+    for _ in 0..5 {
+        let error = client.get(URL).send().await.unwrap().bytes().await.unwrap_err();
+        assert!(matches!(error, ClientError::Body { .. }), "{error}");
+    }
+    assert!(matches!(client.get(URL).send().await, Err(ClientError::BreakerOpen { .. })));
+    let server = TestServer::new(|_, _| respond_with(429, &[("retry-after", "0")]));
+    let client = server.client(Client::builder().attempts(1));
+    for _ in 0..20 {
+        let error = client.get(URL).send().await.unwrap_err();
+        assert!(matches!(error, ClientError::RateLimited { .. }), "{error}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn deadlines_of_callers_do_not_open_the_breaker() {
+    let server = TestServer::new(|_, _| Script::Hang);
+    let client = server.client(Client::builder());
+    for _ in 0..20 {
+        let error = client.get(URL).deadline(Duration::from_millis(50)).send().await.unwrap_err();
+        assert!(matches!(error, ClientError::DeadlineExceeded), "{error}");
+    }
+    assert_eq!(server.count(), 20);
+}
+
+#[tokio::test(start_paused = true)]
+async fn bulkhead_that_is_full_rejects_and_a_dropped_request_frees_its_place() {
+    let server = TestServer::new(|_, received| match received.path.as_str() {
+        "/slow" => Script::Hang,
+        _ => respond(200),
+    });
+    let bulkhead = BulkheadConfig::new(2).queue(1, secs(1));
+    let client = server.client(Client::builder().bulkhead(bulkhead));
+    let get = |path| client.get(format!("http://api.example{path}")).send();
+    let slow: Vec<_> = (0..2).map(|_| tokio::spawn(get("/slow"))).collect();
+    tokio::task::yield_now().await;
+    let error = get("/fast").await.unwrap_err();
+    assert!(matches!(error, ClientError::BulkheadFull { concurrent: 2, .. }), "{error}");
+    assert_eq!(client.get(OTHER).send().await.unwrap().status(), 200, "other hosts have their own");
+    slow[0].abort();
+    assert_eq!(get("/fast").await.unwrap().status(), 200);
+}
+
+#[tokio::test(start_paused = true)]
+async fn bulkhead_place_is_occupied_until_the_response_is_dropped() {
+    let server = TestServer::new(|_, _| Script::Respond(200, Vec::new(), "body"));
+    let client = server.client(Client::builder().bulkhead(BulkheadConfig::new(1)));
+    let response = client.get(URL).send().await.unwrap();
+    assert!(matches!(client.get(URL).send().await, Err(ClientError::BulkheadFull { .. })));
+    drop(response);
+    let response = client.get(URL).send().await.unwrap();
+    assert_eq!(response.text().await.unwrap(), "body");
+    assert!(client.get(URL).send().await.is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn deadline_is_sent_with_each_attempt_and_nothing_starts_after_it() {
+    let server = TestServer::new(|_, _| respond_with(503, &[("retry-after", "2")]));
+    let client = server.client(Client::builder());
+    let response = client.get(URL).deadline(secs(5)).send().await.unwrap();
+    assert_eq!(response.status(), 503, "the last response before the deadline");
+    let received = server.received();
+    let left: Vec<u64> = received
+        .iter()
+        .map(|received| received.headers["x-request-deadline-ms"].to_str().unwrap().parse().unwrap())
+        .collect();
+    assert_eq!((left.len(), left[0]), (3, 5_000));
+    for (received, left) in received.iter().zip(left) {
+        assert!(received.at < secs(5));
+        let actual = u64::try_from(secs(5).saturating_sub(received.at).as_millis()).unwrap();
+        assert!(left <= actual && left + 2 >= actual, "{left} of {actual}");
+    }
+    let error = client.get(URL).deadline(Duration::ZERO).send().await.unwrap_err();
+    assert!(matches!(error, ClientError::DeadlineExceeded) && server.count() == 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn deadline_of_the_current_task_applies_and_the_earlier_one_wins() {
+    let server = TestServer::new(|_, _| Script::Hang);
+    let client = server.client(Client::builder().deadline(secs(100)));
+    let task = Deadline::at(server.clock.now() + TimeSpan::from_secs(3));
+    let error = task.scope(client.get(URL).send()).await.unwrap_err();
+    assert!(matches!(error, ClientError::DeadlineExceeded));
+    assert_eq!(server.clock.elapsed().as_secs(), 3);
+    let far = Deadline::at(Timestamp::MAX);
+    assert!(far.scope(client.get(URL).deadline(secs(1)).send()).await.is_err());
+    assert_eq!(server.clock.elapsed().as_secs(), 4);
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_cancelled_at_any_time_leave_nothing_behind() {
+    let server = TestServer::new(|number, received| match received.path.as_str() {
+        "/end" => respond(200),
+        _ => match number % 5 {
+            0 => Script::Delay(Duration::from_millis(700), 200),
+            1 => respond(503),
+            2 => respond_with(429, &[("retry-after", "1")]),
+            3 => Script::Reset,
+            _ => Script::Hang,
+        },
+    });
+    let bulkhead = BulkheadConfig::new(3).queue(2, secs(1));
+    let client = server.client(Client::builder().bulkhead(bulkhead).breaker(None));
+    for round in 0..500_u64 {
+        let requests: Vec<_> = (0..4).map(|_| tokio::spawn(client.get(URL).send())).collect();
+        tokio::time::sleep(Duration::from_millis(round * 37 % 2_500)).await;
+        requests.iter().for_each(tokio::task::JoinHandle::abort);
+        for request in requests {
+            let _ = request.await;
+        }
+    }
+    tokio::time::sleep(secs(120)).await;
+    let all = (0..3).map(|_| tokio::spawn(client.get("http://api.example/end").send()));
+    for request in all.collect::<Vec<_>>() {
+        assert_eq!(request.await.unwrap().unwrap().status(), 200, "all places are free");
+    }
+    assert_eq!(client.retries_left(), 10, "no retry is withdrawn");
+}

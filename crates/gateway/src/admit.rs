@@ -1,0 +1,79 @@
+//! Bounds on the requests in flight to an upstream: load shedding first, because it rejects at once; then the bulkhead of the
+//! route, then that of the upstream, which may wait.
+
+use std::sync::Mutex;
+use std::time::Duration;
+
+use http::HeaderMap;
+use tidegate_core::Criticality;
+use tidegate_policy::Route;
+use tidegate_store::{Permit, Store};
+use tidegate_tower::bulkhead::{Bulkhead, BulkheadPermit};
+use tidegate_tower::load_shed::criticality;
+
+use crate::error::ServeError;
+use crate::service::Exchange;
+use crate::upstream::{ExchangePermits, PermitList, UpstreamGroup};
+
+impl<S: Store + 'static> Exchange<'_, S> {
+    /// The permits of a request that its limits have admitted; `limits` are those of concurrency limits.
+    pub(crate) async fn admit(
+        &self,
+        (route, upstream): (&Route, &UpstreamGroup),
+        limits: Vec<Permit>,
+        (headers, is_trusted): (&HeaderMap, bool),
+    ) -> Result<ExchangePermits, ServeError> {
+        let permits = PermitList { limits, ..PermitList::default() };
+        let resilience = &upstream.resilience;
+        if resilience.shed.is_none() && resilience.bulkhead.is_none() && route.bulkhead.is_none() {
+            return Ok(permits.into());
+        }
+        // Others could claim any importance.
+        let criticality = if is_trusted { criticality(headers) } else { Criticality::default() };
+        // Boxed because its state would otherwise be part of every request.
+        Box::pin(self.fill(permits, Some(route), upstream, criticality)).await
+    }
+
+    /// The permits for the upstream that replaces one whose breaker is open. `first` are those of the request so far.
+    pub(crate) async fn admit_fallback(
+        &self,
+        upstream: &UpstreamGroup,
+        first: ExchangePermits,
+    ) -> Result<ExchangePermits, ServeError> {
+        let permits = PermitList { first, ..PermitList::default() };
+        self.fill(permits, None, upstream, Criticality::default()).await
+    }
+
+    async fn fill(
+        &self,
+        mut permits: PermitList,
+        route: Option<&Route>,
+        upstream: &UpstreamGroup,
+        criticality: Criticality,
+    ) -> Result<ExchangePermits, ServeError> {
+        if let Some(shedder) = &upstream.resilience.shed {
+            let permit = shedder.try_acquire(criticality).map_err(|_| ServeError::Overloaded)?;
+            permits.shed = Mutex::new(Some(permit));
+        }
+        let route_bulkhead = route.and_then(|route| self.snapshot.route_bulkhead(route));
+        let bulkheads = [route_bulkhead, upstream.resilience.bulkhead.as_ref()];
+        for (slot, bulkhead) in permits.bulkheads.iter_mut().zip(bulkheads) {
+            if let Some(bulkhead) = bulkhead {
+                *slot = Some(self.enter(bulkhead).await?);
+            }
+        }
+        Ok(permits.into())
+    }
+
+    /// A permit of a bulkhead, at the latest by the deadline of the request.
+    async fn enter(&self, bulkhead: &Bulkhead) -> Result<BulkheadPermit, ServeError> {
+        let Some(deadline) = self.deadline else {
+            return bulkhead.acquire().await.map_err(|_| ServeError::BulkheadFull);
+        };
+        let left = Duration::from(deadline.remaining(self.worker.limiter.clock().now()));
+        match tokio::time::timeout(left, bulkhead.acquire()).await {
+            Ok(permit) => permit.map_err(|_| ServeError::BulkheadFull),
+            Err(_) => Err(ServeError::DeadlineExceeded),
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! How an attempt ended: what that says about the server, whether another attempt may follow, and the error for the client.
+
+use std::io;
+use std::time::Duration;
+
+use http::header::RETRY_AFTER;
+use http::{Response, StatusCode};
+use tidegate_core::CallEnd;
+use tidegate_policy::RetryPlan;
+use tidegate_telemetry::AttemptResult;
+
+use crate::error::ServeError;
+use crate::http::request_body::UploadFailure;
+use crate::http::response_body::UpstreamBody;
+use crate::upstream::{RetryCause, SendError};
+
+/// Why an attempt failed.
+#[derive(Debug)]
+pub(crate) struct AttemptFailure {
+    pub(crate) result: AttemptResult,
+    /// What it says about the server.
+    pub(crate) end: CallEnd,
+    /// Why it may be repeated; `None` if it may not.
+    pub(crate) cause: Option<RetryCause>,
+    pub(crate) error: ServeError,
+}
+
+impl AttemptFailure {
+    /// No response started in time. `is_deadline` is whether the deadline of the client was the shorter time.
+    pub(crate) fn timeout(is_deadline: bool) -> Self {
+        if is_deadline {
+            return Self::neutral(ServeError::DeadlineExceeded);
+        }
+        let (result, end) = (AttemptResult::TimedOut, CallEnd::Timeout);
+        Self { result, end, cause: Some(RetryCause::Timeout), error: ServeError::UpstreamTimeout }
+    }
+
+    /// A failed exchange. `upload` is why the request body failed, if it did.
+    pub(crate) fn new(error: &SendError, upload: Option<UploadFailure>) -> Self {
+        if let (SendError::Connect(source), None) = (error, upload) {
+            let end = if is_local(source) { CallEnd::Cancelled } else { CallEnd::ConnectError };
+            let (result, cause) = (AttemptResult::Unreachable, Some(RetryCause::Connect));
+            return Self { result, end, cause, error: connect_error(source) };
+        }
+        match exchange_error(error, upload) {
+            error_of @ ServeError::BadUpstreamResponse => {
+                let cause = matches!(error, SendError::NoResponse).then_some(RetryCause::Reset);
+                Self { result: AttemptResult::Broken, end: CallEnd::Reset, cause, error: error_of }
+            }
+            error => Self::neutral(error),
+        }
+    }
+
+    /// The client or the gateway has ended it, which says nothing about the server.
+    fn neutral(error: ServeError) -> Self {
+        Self { result: AttemptResult::Abandoned, end: CallEnd::Cancelled, cause: None, error }
+    }
+}
+
+/// Whether a connect error is due to a lack of descriptors or ports of this machine.
+fn is_local(error: &io::Error) -> bool {
+    /// `ENFILE` and `EMFILE` of all Unix systems.
+    const TOO_MANY_FILES: [i32; 2] = [23, 24];
+    error.kind() == io::ErrorKind::AddrNotAvailable
+        || error.raw_os_error().is_some_and(|code| TOO_MANY_FILES.contains(&code))
+}
+
+/// Why a response may be replaced by that of another attempt.
+pub(crate) fn status_cause(response: &Response<UpstreamBody>, plan: &RetryPlan) -> Option<RetryCause> {
+    if plan.on.statuses.is_empty() {
+        return None;
+    }
+    let status = response.status();
+    let seconds = || response.headers().get(RETRY_AFTER)?.to_str().ok()?.trim().parse().ok();
+    let wait = if status == StatusCode::SERVICE_UNAVAILABLE { seconds() } else { None };
+    let cause = RetryCause::Status(status.as_u16(), wait.map(Duration::from_secs));
+    cause.is_in(&plan.on).then_some(cause)
+}
+
+/// Maps a connect error: TLS certificate errors are reported with their reason.
+fn connect_error(error: &io::Error) -> ServeError {
+    use rustls::CertificateError as Bad;
+    let tls = error.get_ref().and_then(|error| error.downcast_ref());
+    let Some(rustls::Error::InvalidCertificate(bad)) = tls else { return ServeError::Unreachable };
+    ServeError::Untrusted(match bad {
+        Bad::UnknownIssuer => "unknown issuer",
+        Bad::NotValidForName | Bad::NotValidForNameContext { .. } => "not valid for this host name",
+        Bad::Expired | Bad::ExpiredContext { .. } => "expired",
+        Bad::NotValidYet | Bad::NotValidYetContext { .. } => "not valid yet",
+        _ => "verification failed",
+    })
+}
+
+/// Maps a failed exchange. A failed upload takes precedence: it ends the exchange, whatever error the server or hyper
+/// reports.
+fn exchange_error(error: &SendError, upload: Option<UploadFailure>) -> ServeError {
+    match (upload, error) {
+        (Some(UploadFailure::Malformed), _) => ServeError::BadBody,
+        (Some(UploadFailure::TooLarge), _) => ServeError::TooLarge,
+        (Some(UploadFailure::TooSlow), _) => ServeError::SlowBody,
+        (None, SendError::NoSlot) => ServeError::BulkheadFull,
+        (None, SendError::Host) => ServeError::Framing("invalid Host header"),
+        (None, _) => ServeError::BadUpstreamResponse,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate_core::CallOutcome;
+
+    use super::*;
+
+    fn connect(error: impl Into<io::Error>) -> SendError {
+        SendError::Connect(error.into())
+    }
+
+    #[test]
+    fn failures_of_the_server_count_and_those_of_client_and_gateway_do_not() {
+        let outcome = |error, upload| AttemptFailure::new(&error, upload).end.outcome();
+        let failures = [connect(io::ErrorKind::ConnectionRefused), SendError::NoResponse, SendError::Framing];
+        for error in failures {
+            assert_eq!(outcome(error, None), CallOutcome::Failure);
+        }
+        for error in [SendError::Host, SendError::NoSlot, connect(io::ErrorKind::AddrNotAvailable)] {
+            assert_eq!(outcome(error, None), CallOutcome::Neutral);
+        }
+        assert_eq!(outcome(connect(io::Error::from_raw_os_error(24)), None), CallOutcome::Neutral);
+        for upload in [UploadFailure::Malformed, UploadFailure::TooLarge, UploadFailure::TooSlow] {
+            assert_eq!(outcome(SendError::NoResponse, Some(upload)), CallOutcome::Neutral, "{upload:?}");
+        }
+        assert_eq!(AttemptFailure::timeout(false).end.outcome(), CallOutcome::Failure);
+        assert_eq!(AttemptFailure::timeout(true).end.outcome(), CallOutcome::Neutral);
+    }
+
+    #[test]
+    fn only_connect_errors_resets_and_timeouts_have_a_cause_to_retry() {
+        let cause = |error, upload| AttemptFailure::new(&error, upload).cause;
+        assert_eq!(cause(connect(io::ErrorKind::TimedOut), None), Some(RetryCause::Connect));
+        assert_eq!(cause(SendError::NoResponse, None), Some(RetryCause::Reset));
+        assert_eq!(cause(SendError::NoResponse, Some(UploadFailure::TooSlow)), None);
+        assert_eq!(cause(SendError::Framing, None), None);
+        assert_eq!(AttemptFailure::timeout(false).cause, Some(RetryCause::Timeout));
+        assert_eq!(AttemptFailure::timeout(true).cause, None);
+    }
+}

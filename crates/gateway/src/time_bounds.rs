@@ -1,0 +1,154 @@
+//! How long a request may take: the timeouts of its upstream, and the deadline of its client.
+
+use std::cell::Cell;
+use std::time::Duration;
+
+use tidegate_core::Timestamp;
+use tidegate_store::Clock;
+use tidegate_tower::deadline::Deadline;
+
+use crate::error::ServeError;
+use crate::http::request_body::UploadHandle;
+use crate::upstream::AttemptTimeouts;
+
+/// The bounds of one request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TimeBounds<'e> {
+    pub(crate) clock: &'e dyn Clock,
+    /// When the request was ready to be sent.
+    pub(crate) started: Timestamp,
+    pub(crate) timeouts: AttemptTimeouts,
+    pub(crate) deadline: Option<Deadline>,
+    /// How long a client may send nothing of a body. It is longer than the minimum rate allows, so that a client that is too
+    /// slow gets the error for that.
+    pub(crate) max_stall: Duration,
+}
+
+/// The bound of one attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct AttemptBound {
+    pub(crate) timeout: Duration,
+    /// The deadline of the client comes first: if it passes, that says nothing about the server.
+    pub(crate) is_deadline: bool,
+}
+
+/// The bound of a running attempt.
+#[derive(Debug)]
+pub(crate) struct RunningBound {
+    is_deadline: Cell<bool>,
+    /// How long the client has sent nothing of the body.
+    stalled: Cell<Duration>,
+}
+
+impl RunningBound {
+    pub(crate) fn new(bound: AttemptBound) -> Self {
+        Self { is_deadline: Cell::new(bound.is_deadline), stalled: Cell::default() }
+    }
+
+    /// Whether the deadline of the client comes first.
+    pub(crate) fn is_deadline(&self) -> bool {
+        self.is_deadline.get()
+    }
+}
+
+impl TimeBounds<'_> {
+    /// The bound of the first attempt. Without a deadline the clock is not read.
+    pub(crate) fn first(&self) -> Result<AttemptBound, ServeError> {
+        let timeout = self.timeouts.request.min(self.timeouts.total);
+        match self.deadline {
+            None => Ok(AttemptBound { timeout, is_deadline: false }),
+            Some(deadline) => self.until(deadline, timeout).ok_or(ServeError::DeadlineExceeded),
+        }
+    }
+
+    /// The bound of another attempt.
+    pub(crate) fn next(&self) -> Result<AttemptBound, ServeError> {
+        let timeout = self.timeouts.request.min(self.left_of_total());
+        if timeout.is_zero() {
+            return Err(ServeError::UpstreamTimeout);
+        }
+        match self.deadline {
+            None => Ok(AttemptBound { timeout, is_deadline: false }),
+            Some(deadline) => self.until(deadline, timeout).ok_or(ServeError::DeadlineExceeded),
+        }
+    }
+
+    /// Whether there is time left after so long a wait.
+    pub(crate) fn allows_wait(&self, wait: Duration) -> bool {
+        let is_within = |deadline: Deadline| wait < Duration::from(deadline.remaining(self.clock.now()));
+        wait.is_zero() || (wait < self.left_of_total() && self.deadline.is_none_or(is_within))
+    }
+
+    /// More time for an attempt whose bound has passed: while the client sends the body, the server cannot respond. Nothing
+    /// extends a deadline.
+    pub(crate) fn extension(&self, upload: &UploadHandle, running: &RunningBound) -> Option<Duration> {
+        let timeout = self.timeouts.request;
+        let stalled = if upload.has_progress() { Duration::ZERO } else { running.stalled.get() + timeout };
+        running.stalled.set(stalled);
+        let is_uploading = stalled.is_zero() || (upload.awaits_client() && stalled <= self.max_stall);
+        if running.is_deadline() || !is_uploading {
+            return None;
+        }
+        let Some(deadline) = self.deadline else { return Some(timeout) };
+        let bound = self.until(deadline, timeout);
+        running.is_deadline.set(bound.is_none_or(|bound| bound.is_deadline));
+        bound.map(|bound| bound.timeout)
+    }
+
+    fn left_of_total(&self) -> Duration {
+        self.timeouts.total.saturating_sub(self.clock.now().since(self.started).into())
+    }
+
+    fn until(&self, deadline: Deadline, timeout: Duration) -> Option<AttemptBound> {
+        let left = Duration::from(deadline.remaining(self.clock.now()));
+        let bound = AttemptBound { timeout: timeout.min(left), is_deadline: left < timeout };
+        (!left.is_zero()).then_some(bound)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate_core::TimeSpan;
+    use tidegate_store::ManualClock;
+
+    use super::*;
+
+    const START: Timestamp = Timestamp::from_secs(1_700_000_000);
+
+    fn bounds(clock: &ManualClock, deadline: Option<u64>) -> TimeBounds<'_> {
+        let second = Duration::from_secs(1);
+        let timeouts =
+            AttemptTimeouts { connect: second, request: 2 * second, idle: second, total: 5 * second };
+        let deadline = deadline.map(|seconds| Deadline::at(START + TimeSpan::from_secs(seconds)));
+        TimeBounds { clock, started: START, timeouts, deadline, max_stall: second }
+    }
+
+    fn seconds(bound: Result<AttemptBound, ServeError>) -> Option<(u64, bool)> {
+        bound.ok().map(|bound| (bound.timeout.as_secs(), bound.is_deadline))
+    }
+
+    #[test]
+    fn attempt_has_the_shortest_of_request_total_and_deadline() {
+        let clock = ManualClock::at(START);
+        assert_eq!(seconds(bounds(&clock, None).first()), Some((2, false)));
+        assert_eq!(seconds(bounds(&clock, Some(1)).first()), Some((1, true)));
+        assert_eq!(seconds(bounds(&clock, Some(9)).first()), Some((2, false)));
+        assert_eq!(seconds(bounds(&clock, Some(0)).first()), None);
+        clock.advance(TimeSpan::from_secs(4));
+        assert_eq!(seconds(bounds(&clock, None).next()), Some((1, false)), "the rest of the total time");
+        assert!(matches!(bounds(&clock, Some(4)).next(), Err(ServeError::DeadlineExceeded)));
+        clock.advance(TimeSpan::from_secs(1));
+        assert!(matches!(bounds(&clock, None).next(), Err(ServeError::UpstreamTimeout)));
+    }
+
+    #[test]
+    fn wait_before_a_retry_must_leave_time() {
+        let clock = ManualClock::at(START);
+        let second = Duration::from_secs(1);
+        assert!(bounds(&clock, None).allows_wait(4 * second));
+        assert!(!bounds(&clock, None).allows_wait(5 * second));
+        assert!(!bounds(&clock, Some(3)).allows_wait(3 * second));
+        assert!(bounds(&clock, Some(3)).allows_wait(2 * second));
+        assert!(bounds(&clock, Some(0)).allows_wait(Duration::ZERO), "the next attempt checks the deadline");
+    }
+}

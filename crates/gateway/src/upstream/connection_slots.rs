@@ -1,0 +1,44 @@
+//! A bound on the open connections of an upstream, over all workers.
+//!
+//! Idle connections in the pools of workers count too. A request that finds no free slot asks all workers to close their
+//! idle connections to such upstreams, and waits.
+
+use tidegate_tower::bulkhead::BulkheadPermit;
+use tokio::sync::watch;
+
+use super::server::UpstreamGroup;
+use super::transport::Transport;
+
+/// Asks workers to close idle connections whose slots are needed. Shared by all workers.
+#[derive(Debug, Default)]
+pub(crate) struct PoolPressure(watch::Sender<u64>);
+
+impl PoolPressure {
+    pub(super) fn subscribe(&self) -> watch::Receiver<u64> {
+        self.0.subscribe()
+    }
+
+    fn request(&self) {
+        self.0.send_modify(|requests| *requests = requests.wrapping_add(1));
+    }
+}
+
+/// No connection can be opened: the upstream has as many as it may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct NoConnectionSlot;
+
+impl Transport {
+    /// A slot for a new connection; `None` if connections are not bounded.
+    pub(super) async fn acquire_slot(
+        &self,
+        upstream: &UpstreamGroup,
+    ) -> Result<Option<BulkheadPermit>, NoConnectionSlot> {
+        let Some(slots) = &upstream.resilience.connections else { return Ok(None) };
+        let acquiring = slots.acquire();
+        if slots.waiting() > 0 {
+            self.pool.close_idle_for_waiting();
+            self.pressure.request();
+        }
+        acquiring.await.map(Some).map_err(|_| NoConnectionSlot)
+    }
+}
