@@ -25,7 +25,7 @@ use super::report::{Report, Work};
 
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 /// Requests per second and key.
-const RATE: u32 = 1_000_000_000;
+const RATE: u32 = 1_000_000;
 
 type KeyedRequest = Request<()>;
 
@@ -109,7 +109,7 @@ impl KeyExtractor for ApiKey {
 
 fn contenders(keys: usize, headers: LimitHeaders) -> anyhow::Result<[Contender<KeyedRequest>; 3]> {
     let mut builder = GovernorConfigBuilder::default().key_extractor(ApiKey);
-    builder.per_nanosecond(1).burst_size(RATE);
+    builder.per_nanosecond(1_000).burst_size(RATE);
     let spec = Spec::new(RATE.into(), TimeSpan::from_secs(1));
     let rule = RateLimitRule::new("default", Algorithm::TokenBucket, spec)?;
     let store = Arc::new(MemoryStore::with_cap(MemoryStore::cap_for(keys)));
