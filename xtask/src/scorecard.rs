@@ -53,7 +53,7 @@ const LONG_TESTS: [LongTest; 9] = [
     },
     LongTest {
         name: "upstreams",
-        what: "nginx upstreams that are killed, stopped and restarted while clients send requests without a pause",
+        what: "100 restarts of nginx upstreams, half of them by a kill, while clients send requests without a pause",
         bar: "no failed idempotent request",
         run: || with_nginx("long_nginx"),
     },

@@ -52,6 +52,7 @@ fn install(missing: &[&str]) -> anyhow::Result<()> {
 }
 
 pub(crate) fn run() -> anyhow::Result<()> {
+    ensure("nginx")?;
     let mut missing: Vec<_> =
         TOOLS.iter().filter(|tool| !is_installed(tool.program)).map(|tool| tool.package).collect();
     missing.dedup();

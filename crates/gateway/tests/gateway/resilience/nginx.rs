@@ -1,4 +1,4 @@
-//! Real nginx servers as upstreams: killed, stopped and restarted under load, no idempotent request fails.
+//! Real nginx servers as upstreams: killed, stopped, slowed, resetting and restarted under load, no idempotent request fails.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -13,8 +13,19 @@ use crate::fixture::{ResourceLimits, TestGateway};
 
 const CLIENTS: usize = 8;
 
+const WORKS: &str = "return 200 ok;";
+/// Closes connections without a response.
+const RESETS: &str = "return 444;";
+/// Serves one request in two seconds; further ones wait.
+const SLOW: &str = "limit_req zone=slow burst=10000; try_files /none =200;";
+
 fn start() -> Nginx {
-    Nginx::start(include_str!("nginx.conf"), ([127, 0, 0, 1], 9).into())
+    start_with(WORKS)
+}
+
+fn start_with(behaviour: &str) -> Nginx {
+    let config = include_str!("nginx.conf").replace("BEHAVIOUR", behaviour);
+    Nginx::start(&config, ([127, 0, 0, 1], 9).into())
 }
 
 fn gateway(servers: &[Nginx], settings: &str) -> TestGateway {
@@ -62,8 +73,7 @@ impl Load {
 }
 
 #[tokio::test]
-#[ignore = "needs nginx: cargo xtask scorecard upstreams"]
-async fn long_nginx_killed_under_load_fails_no_idempotent_request() {
+async fn nginx_killed_under_load_fails_no_idempotent_request() {
     let mut servers = vec![start(), start(), start()];
     let gateway = gateway(&servers, "");
     let load = Load::start(&gateway);
@@ -76,8 +86,7 @@ async fn long_nginx_killed_under_load_fails_no_idempotent_request() {
 }
 
 #[tokio::test]
-#[ignore = "needs nginx: cargo xtask scorecard upstreams"]
-async fn long_nginx_stopped_under_load_fails_no_idempotent_request() {
+async fn nginx_stopped_under_load_fails_no_idempotent_request() {
     let servers = vec![start(), start(), start()];
     let settings =
         "timeouts: { request: 200ms }, retry: { on: [connect, reset, timeout] }, eject: { after: 1 }";
@@ -92,23 +101,47 @@ async fn long_nginx_stopped_under_load_fails_no_idempotent_request() {
 }
 
 #[tokio::test]
-#[ignore = "needs nginx: cargo xtask scorecard upstreams"]
-async fn long_nginx_rolling_restart_under_load_fails_no_idempotent_request() {
+async fn nginx_that_resets_or_is_slow_fails_no_idempotent_request() {
+    for behaviour in [RESETS, SLOW] {
+        let servers = vec![start(), start_with(behaviour), start()];
+        let settings =
+            "timeouts: { request: 200ms }, retry: { on: [connect, reset, timeout] }, eject: { after: 1 }";
+        let gateway = gateway(&servers, settings);
+        let load = Load::start(&gateway);
+        load.serve(1_000).await;
+        assert!(gateway.upstream().servers[1].ejected_for.is_some(), "{behaviour}");
+        load.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn nginx_rolling_restart_under_load_fails_no_idempotent_request() {
+    restart_each_in_turn(3).await;
+}
+
+#[tokio::test]
+#[ignore = "long: cargo xtask scorecard upstreams"]
+async fn long_nginx_rolling_restarts_under_load_fail_no_idempotent_request() {
+    restart_each_in_turn(100).await;
+}
+
+async fn restart_each_in_turn(turns: usize) {
     let mut servers = vec![start(), start(), start()];
     let gateway = gateway(&servers, "");
     let load = Load::start(&gateway);
-    for turn in 0..3 {
+    for turn in 0..turns {
         load.serve(300).await;
         let old = servers.remove(0);
         let address = old.address;
         let restarted = tokio::task::spawn_blocking(move || {
-            if turn == 1 {
+            if turn % 2 == 1 {
                 old.signal("-KILL");
                 drop(old);
             } else {
                 old.quit();
             }
-            Nginx::start_at(address, include_str!("nginx.conf"), ([127, 0, 0, 1], 9).into())
+            let config = include_str!("nginx.conf").replace("BEHAVIOUR", WORKS);
+            Nginx::start_at(address, &config, ([127, 0, 0, 1], 9).into())
         });
         servers.push(restarted.await.expect("no panic"));
     }
