@@ -1,7 +1,8 @@
 //! A concurrency limit that follows the latency of a service.
 //!
-//! Latencies are averaged over short windows and compared with a *baseline*: the lowest average seen, which rises slowly so
-//! that a service that has become slower for good is followed. At the end of a window
+//! Latencies are averaged over short windows and compared with a *baseline*: the lowest average seen. It rises again, so that
+//! a service that has become slower for good is followed: soon if less than half of the limit is in use, because then the
+//! latency is that of the service alone; very slowly otherwise, because then it may be that of a queue. At the end of a window
 //!
 //! ```text
 //! gradient = tolerance × baseline / average, between 1/2 and 1
@@ -149,8 +150,11 @@ const THOUSAND: u64 = 1_000;
 const COUNT_BITS: u32 = 20;
 const COUNT_MAX: u64 = (1 << COUNT_BITS) - 1;
 const SUM_MAX: u64 = u64::MAX >> COUNT_BITS;
-/// In each window the baseline rises by this fraction of its distance to the average.
-const BASELINE_STEPS: u64 = 500;
+/// In each window with little traffic the baseline rises by this fraction of its distance to the average.
+const QUIET_STEPS: u64 = 100;
+/// The same in each window with much traffic: with windows of 100 ms, two thirds of the distance in a quarter of an hour. The
+/// limit grows as slowly during an overload that does not end.
+const BUSY_STEPS: u64 = 10_000;
 
 impl AdaptiveLimit {
     /// A limit at its initial value.
@@ -255,16 +259,20 @@ impl AdaptiveLimit {
         // In nanoseconds, so that services that take microseconds are measured too.
         let Some(average) = sum.saturating_mul(THOUSAND).checked_div(count) else { return };
         let average = average.max(1);
+        let limit = self.limit.load(Ordering::Relaxed);
+        let is_busy = peak.saturating_mul(2 * THOUSAND) >= limit;
         let baseline = match self.baseline.load(Ordering::Relaxed) {
             0 => average,
             known if average < known => average,
-            known => known.saturating_add((average.saturating_sub(known)) / BASELINE_STEPS),
+            known => {
+                let distance = average.saturating_sub(known);
+                known.saturating_add(if is_busy { distance / BUSY_STEPS } else { distance / QUIET_STEPS })
+            }
         };
         self.baseline.store(baseline, Ordering::Relaxed);
-        let limit = self.limit.load(Ordering::Relaxed);
         let next = self.next_limit(limit, baseline, average);
         // More than what is used was not tested.
-        if next <= limit || peak.saturating_mul(2 * THOUSAND) >= limit {
+        if next <= limit || is_busy {
             self.limit.store(next, Ordering::Relaxed);
         }
     }
@@ -324,6 +332,41 @@ mod tests {
         let shrunk = limit.limit();
         assert!(shrunk < grown / 2, "{shrunk} of {grown}");
         assert!(shrunk >= 20, "{shrunk}");
+    }
+
+    #[test]
+    fn adaptive_limit_in_an_overload_that_does_not_end_stays_near_the_capacity() {
+        let limit = AdaptiveLimit::new(AdaptiveConfig::default()).unwrap();
+        let now = run(&limit, 50, 200, START);
+        let before = limit.limit();
+        // A quarter of an hour of windows.
+        run(&limit, 50, 9_000, now);
+        let after = limit.limit();
+        assert!(after < 2 * before, "{before} {after}");
+    }
+
+    #[test]
+    fn adaptive_limit_follows_a_service_that_has_become_slower_for_good() {
+        let limit = AdaptiveLimit::new(AdaptiveConfig::default()).unwrap();
+        let mut now = run(&limit, 200, 200, START);
+        // With little traffic it is measured soon.
+        for _ in 0..1_000 * AdaptiveConfig::MIN_SAMPLES {
+            now = now + TimeSpan::from_millis(20);
+            assert!(limit.try_acquire(Criticality::Sheddable));
+            limit.release();
+            limit.record(TimeSpan::from_millis(50), now);
+        }
+        let before = limit.limit();
+        // As many requests as the limit admits, each as slow as without load.
+        for _ in 0..500 {
+            let in_flight = (0..2_000).take_while(|_| limit.try_acquire(Criticality::CriticalPlus)).count();
+            now = now + TimeSpan::from_millis(200);
+            for _ in 0..in_flight {
+                limit.release();
+                limit.record(TimeSpan::from_millis(50), now);
+            }
+        }
+        assert!(limit.limit() > before.max(200), "{before} {}", limit.limit());
     }
 
     #[test]

@@ -7,7 +7,10 @@ pub enum CallOutcome {
     Success,
     /// The service failed.
     Failure,
-    /// The call says nothing about the service: the caller cancelled it or made an invalid request.
+    /// The service responded that the request is wrong. Closed breakers ignore it; a probe with it is a success, because the
+    /// service responds.
+    ClientError,
+    /// The call says nothing about the service: the caller cancelled it, or the service limits the caller.
     Neutral,
 }
 
@@ -27,12 +30,12 @@ pub enum CallEnd {
 }
 
 impl CallEnd {
-    /// Connect errors, timeouts, resets and 5xx are failures. 4xx (429 included) and cancellation are neutral, and so are
-    /// 501 and 505: they say that the request asks for something the service does not have, so a client could cause them on
-    /// purpose.
+    /// Connect errors, timeouts, resets and 5xx are failures. 4xx and cancellation never are. Neither are 501 and 505: they say
+    /// that the request asks for something the service does not have, so a client could cause them on purpose.
     pub const fn outcome(self) -> CallOutcome {
         match self {
-            Self::Status(400..=499 | 501 | 505) | Self::Cancelled => CallOutcome::Neutral,
+            Self::Status(408 | 429) | Self::Cancelled => CallOutcome::Neutral,
+            Self::Status(400..=499 | 501 | 505) => CallOutcome::ClientError,
             Self::ConnectError | Self::Timeout | Self::Reset | Self::Status(500..) => CallOutcome::Failure,
             Self::Status(_) => CallOutcome::Success,
         }
@@ -44,12 +47,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn client_errors_and_cancellation_are_neutral() {
-        for status in 400..500 {
-            assert_eq!(CallEnd::Status(status).outcome(), CallOutcome::Neutral, "{status}");
+    fn client_errors_and_cancellation_are_no_failures() {
+        for status in (400..500).chain([501, 505]) {
+            let expected =
+                if [408, 429].contains(&status) { CallOutcome::Neutral } else { CallOutcome::ClientError };
+            assert_eq!(CallEnd::Status(status).outcome(), expected, "{status}");
         }
         assert_eq!(CallEnd::Cancelled.outcome(), CallOutcome::Neutral);
-        assert_eq!(CallEnd::Status(501).outcome(), CallOutcome::Neutral);
     }
 
     #[test]

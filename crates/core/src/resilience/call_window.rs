@@ -170,12 +170,15 @@ impl CountWindow {
     }
 
     fn counts(&self) -> CallCounts {
-        let calls = self.next.load(Ordering::Acquire);
+        let length = u64::try_from(self.entries.len()).unwrap_or(u64::MAX);
+        let calls = self.next.load(Ordering::Acquire).min(length);
         let counts = self.counts.load(Ordering::Acquire);
+        // While an entry is being replaced, a sum can be one below zero for a moment.
+        let known = |count: u64| if count > length { 0 } else { count };
         CallCounts {
-            calls: calls.min(u64::try_from(self.entries.len()).unwrap_or(u64::MAX)),
-            failures: counts >> Self::SLOW_BITS,
-            slow: counts & u64::from(u32::MAX),
+            calls,
+            failures: known(counts >> Self::SLOW_BITS),
+            slow: known(counts & u64::from(u32::MAX)),
         }
     }
 

@@ -48,7 +48,9 @@ impl TimeSlot {
             } else {
                 SlotCounts::default()
             };
-            let next = pack(epoch, counts.plus(added));
+            // Both counts stop together, so that their ratio stays true.
+            let is_full = counts.first.max(counts.second) == COUNT_MAX;
+            let next = pack(epoch, if is_full { counts } else { counts.plus(added) });
             match self.0.compare_exchange_weak(word, next, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => return true,
                 Err(actual) => word = actual,
@@ -122,10 +124,13 @@ fn unpack(word: u64) -> (u64, SlotCounts) {
     (word >> (2 * COUNT_BITS), counts)
 }
 
-/// Whether `epoch` is at most half of all epochs after `other`.
+/// A slot counts as later only if it is this close. Anything else is a slot that was not used for long: numbers wrap.
+const MAX_AHEAD: u64 = 64;
+
+/// Whether `epoch` is shortly after `other`.
 fn is_later(epoch: u64, other: u64) -> bool {
     let ahead = epoch.wrapping_sub(other) & EPOCH_MASK;
-    ahead != 0 && ahead <= EPOCH_MASK / 2
+    ahead != 0 && ahead <= MAX_AHEAD
 }
 
 #[cfg(test)]
@@ -145,10 +150,10 @@ mod tests {
     }
 
     #[test]
-    fn slot_counts_saturate_without_spilling_into_each_other() {
+    fn slot_counts_saturate_together() {
         let slot = TimeSlot::default();
-        assert!(slot.add(1, SlotCounts { first: u64::MAX, second: 0 }));
         assert!(slot.add(1, SlotCounts { first: u64::MAX, second: 1 }));
+        assert!(slot.add(1, SlotCounts::BOTH));
         assert_eq!(slot.counts(1), SlotCounts { first: COUNT_MAX, second: 1 });
     }
 
@@ -162,6 +167,17 @@ mod tests {
         slot.take_second(7);
         slot.take_second(7);
         assert_eq!(slot.counts(7), SlotCounts { first: 5, second: 0 });
+    }
+
+    #[test]
+    fn slot_that_was_not_used_for_any_time_counts_again() {
+        for idle in [65, 1 << 10, (1 << 19) + 16, EPOCH_MASK - 64] {
+            let slot = TimeSlot::default();
+            assert!(slot.add(1, SlotCounts::BOTH));
+            assert!(slot.add(1 + idle, SlotCounts::FIRST), "{idle}");
+            assert_eq!(slot.counts(1 + idle), SlotCounts::FIRST);
+            assert!(slot.try_add_second(1 + 2 * idle, 1), "{idle}");
+        }
     }
 
     #[test]

@@ -107,7 +107,7 @@ impl EjectionState {
         now: impl FnOnce() -> Timestamp,
     ) -> bool {
         match outcome {
-            CallOutcome::Neutral => false,
+            CallOutcome::Neutral | CallOutcome::ClientError => false,
             CallOutcome::Success => {
                 // The load avoids a write, which would invalidate the cache line on other CPU cores.
                 if self.is_failing() {

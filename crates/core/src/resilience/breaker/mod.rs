@@ -15,7 +15,7 @@
 //! the breaker is closed and calls succeed, nothing is written unless a rate is configured.
 //!
 //! Laws: at most `probes` probes are in flight at any time, those of earlier half-open states included. A neutral outcome
-//! changes no count. A success never opens the breaker, unless it was slow.
+//! changes no count, and neither does a client error, except that it ends a probe as a success. A success never opens the breaker, unless it was slow.
 
 mod config;
 mod state_word;
@@ -230,7 +230,8 @@ impl Breaker {
         timing: CallTiming,
     ) -> Option<BreakerState> {
         let has_failed = match outcome {
-            CallOutcome::Neutral => {
+            CallOutcome::ClientError if ticket.is_probe => false,
+            CallOutcome::Neutral | CallOutcome::ClientError => {
                 self.cancel(ticket);
                 return None;
             }

@@ -148,6 +148,19 @@ fn cancelled_probe_releases_its_slot() {
 }
 
 #[test]
+fn client_error_counts_only_for_a_probe() {
+    let breaker = breaker(BreakerConfig::default());
+    fail(&breaker, 4, START);
+    for _ in 0..10 {
+        call(&breaker, CallOutcome::ClientError, START).unwrap();
+    }
+    assert_eq!(breaker.status(START).consecutive_failures, 4);
+    fail(&breaker, 1, START);
+    let later = START + OPEN;
+    assert_eq!(call(&breaker, CallOutcome::ClientError, later), Ok(Some(BreakerState::Closed)));
+}
+
+#[test]
 fn hung_probe_of_an_earlier_half_open_state_still_takes_a_slot() {
     let breaker = breaker(BreakerConfig { probes: 2, ..BreakerConfig::default() });
     fail(&breaker, 5, START);
