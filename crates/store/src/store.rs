@@ -13,8 +13,8 @@ use crate::memory::RetainedLimits;
 /// a part of it. The caller reads `now` once. A store with its own clock (so that several nodes agree) returns the time in
 /// [`Decision::at`].
 pub trait Store: Send + Sync {
-    /// Whether the future of [`decide`](Self::decide) is ready when it is first polled. A caller that cannot name the future
-    /// may then poll it in place instead of allocating it.
+    /// Whether the futures of [`decide`](Self::decide) and [`refund`](Self::refund) are ready when they are first polled. A
+    /// caller that cannot name them may then poll them in place instead of allocating them.
     const IS_IMMEDIATE: bool = false;
 
     /// Decides `checks` and charges them if the request is admitted.

@@ -25,18 +25,21 @@ pub fn find_cause<E: Error + 'static>(error: &BoxError) -> Option<&E> {
 
 /// Whether a layer rejected the call before the service was called: the breaker is open, the bulkhead or the thread pool is
 /// full, the service is overloaded, or a rate limit is exceeded.
+///
+/// Only the error itself counts, not its sources: a service that has worked and returns the rejection of a dependency as the
+/// source of its own error was called.
 pub fn is_rejection(error: &BoxError) -> bool {
     let is_rejection = false;
     #[cfg(feature = "breaker")]
-    let is_rejection = is_rejection || find_cause::<crate::breaker::BreakerOpen>(error).is_some();
+    let is_rejection = is_rejection || error.is::<crate::breaker::BreakerOpen>();
     #[cfg(feature = "bulkhead")]
-    let is_rejection = is_rejection || find_cause::<crate::bulkhead::BulkheadFull>(error).is_some();
+    let is_rejection = is_rejection || error.is::<crate::bulkhead::BulkheadFull>();
     #[cfg(feature = "load_shed")]
-    let is_rejection = is_rejection || find_cause::<crate::load_shed::Overload>(error).is_some();
+    let is_rejection = is_rejection || error.is::<crate::load_shed::Overload>();
     #[cfg(feature = "rate_limit")]
-    let is_rejection = is_rejection || find_cause::<crate::rate_limit::RateLimited>(error).is_some();
+    let is_rejection = is_rejection || error.is::<crate::rate_limit::RateLimited>();
     #[cfg(feature = "thread_pool")]
-    let is_rejection = is_rejection || find_cause::<crate::thread_pool::ThreadPoolFull>(error).is_some();
+    let is_rejection = is_rejection || error.is::<crate::thread_pool::ThreadPoolFull>();
     let _ = error;
     is_rejection
 }

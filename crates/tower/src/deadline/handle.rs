@@ -1,6 +1,6 @@
 //! The deadline of a request.
 
-use http::HeaderMap;
+use http::{HeaderMap, Request};
 use tidegate_core::{TimeSpan, Timestamp};
 use tokio::task::futures::TaskLocalFuture;
 
@@ -36,6 +36,12 @@ impl Deadline {
     /// The deadline of the current task: set by [`Self::scope`] and by the deadline layer.
     pub fn current() -> Option<Self> {
         CURRENT.try_with(|deadline| *deadline).ok()
+    }
+
+    /// The earlier of the deadlines of a request and of the current task.
+    pub fn of_request<B>(request: &Request<B>) -> Option<Self> {
+        let own = request.extensions().get::<Self>().copied();
+        own.into_iter().chain(Self::current()).min_by_key(|deadline| deadline.at)
     }
 
     /// Runs `future` with this deadline as the [current](Self::current) one.

@@ -85,7 +85,7 @@ where
 
     #[inline]
     fn call(&mut self, mut request: Request<B>) -> Self::Future {
-        let deadline = request.extensions().get::<Deadline>().copied().or_else(Deadline::current);
+        let deadline = Deadline::of_request(&request);
         let Some(deadline) = deadline else {
             return DeadlineFuture::unbounded(self.inner.call(request));
         };

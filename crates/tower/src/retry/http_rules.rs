@@ -107,6 +107,6 @@ where
     }
 
     fn deadline(&self, request: &Request<B>) -> Option<Deadline> {
-        request.extensions().get().copied().or_else(Deadline::current)
+        Deadline::of_request(request)
     }
 }

@@ -109,6 +109,12 @@ impl fmt::Debug for WorkQueue {
 impl ThreadPool {
     /// Starts `threads` threads called `name-0`, `name-1` and so on. Up to `queue` calls wait for one of them.
     pub fn new(name: &str, threads: usize, queue: usize) -> io::Result<Self> {
+        if threads == 0 {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "a thread pool needs at least one thread",
+            ));
+        }
         let state = Mutex::new(QueueState { idle: threads, ..QueueState::default() });
         let shared = WorkQueue { state, changed: Condvar::new(), capacity: queue, running: 0.into() };
         let pool = Self { owner: Arc::new(PoolOwner(Arc::new(shared))) };

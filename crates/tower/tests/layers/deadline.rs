@@ -125,3 +125,14 @@ async fn deadline_outgoing_request_that_is_too_late_is_not_sent() {
     let error = deadline.scope(service.oneshot(get())).await.unwrap_err();
     assert!(is::<DeadlineExceeded>(&error));
 }
+
+#[tokio::test(start_paused = true)]
+async fn deadline_of_a_request_never_extends_that_of_its_task() {
+    let now = TokioClock::START;
+    let [early, late] = [1, 2].map(|seconds| Deadline::at(now + TimeSpan::from_secs(seconds)));
+    for (own, of_task) in [(early, late), (late, early)] {
+        let mut request = get();
+        request.extensions_mut().insert(own);
+        assert_eq!(of_task.sync_scope(|| Deadline::of_request(&request)), Some(early));
+    }
+}
