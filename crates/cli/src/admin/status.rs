@@ -49,7 +49,7 @@ fn format_upstream(upstream: &Value) -> String {
         facts.push(format!("adaptive limit {} of {} in use", shed["in_flight"], shed["limit"]));
     }
     let budget = &upstream["retries"];
-    facts.push(format!("{} retries, {} allowed now", budget["sent"], budget["remaining"]));
+    facts.push(format!("retries: {} sent, {} allowed now", budget["sent"], budget["remaining"]));
     let mut text_lines = format!("  upstream     {}: {}\n", text(upstream, "name"), facts.join("; "));
     let servers = items(&upstream["servers"]).map(|server| {
         format!(
@@ -74,7 +74,7 @@ fn format_server(server: &Value) -> String {
         String::new()
     };
     format!(
-        "{}: {health}, {} in flight, {} connections{breaker}",
+        "{}: {health}, in flight: {}, connections: {}{breaker}",
         text(server, "address"),
         server["in_flight"],
         server["connections"]
@@ -84,7 +84,8 @@ fn format_server(server: &Value) -> String {
 fn format_breaker(breaker: &Value) -> String {
     let state = text(breaker, "state").replace('_', " ");
     match breaker["open_for"].as_u64() {
-        Some(seconds) => format!("{state} for {seconds}s"),
+        Some(0) => format!("{state}, the next request is a probe"),
+        Some(seconds) => format!("{state}, next probe in {seconds}s"),
         None => state,
     }
 }

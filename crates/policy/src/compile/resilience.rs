@@ -132,12 +132,20 @@ pub(super) fn route_bulkhead<'s>(
     let outer = upstream.and_then(|upstream| Some((&upstream.name, upstream.resilience.bulkhead?)));
     // A request that waits for the upstream's bulkhead is in flight on its route.
     if let Some((name, outer)) = outer
-        && bulkhead.concurrent >= outer.concurrent.saturating_add(outer.queue)
+        && bulkhead.concurrent >= outer.concurrent
     {
-        let what = format!(
-            "this bulkhead is never full: that of the upstream `{name}` admits only {} requests and queues {}",
-            outer.concurrent, outer.queue
-        );
+        let what = if bulkhead.concurrent >= outer.concurrent.saturating_add(outer.queue) {
+            format!(
+                "this bulkhead is never full: that of the upstream `{name}` admits only {} requests and queues {}",
+                outer.concurrent, outer.queue
+            )
+        } else {
+            format!(
+                "requests of this route alone can fill the bulkhead of the upstream `{name}`, which admits {}; \
+                 other routes are then rejected",
+                outer.concurrent
+            )
+        };
         let finding = Finding::warning(NodeRef::from(node), what);
         report.push(finding.hint("use a smaller `concurrent` here, or a larger one at the upstream"));
     }
@@ -178,7 +186,8 @@ fn eject<'s>(node: &YamlNode<'s>, servers: &[String], report: &mut ProblemReport
     let at = NodeRef::from(fields.get("at_most").unwrap_or(node));
     let count = servers.len();
     if at_most > Ratio::from_percent(50) {
-        let what = format!("up to {at_most} of the servers may be ejected: the others get all of the load");
+        let what =
+            format!("up to {at_most} of the servers may be ejected; the rest, if any, gets all of the load");
         report.push(Finding::warning(at, what).hint("use `50%` or less"));
     } else if count > 0 && at_most.of(u64::try_from(count).unwrap_or(u64::MAX)) == 0 {
         let servers = if count == 1 { "server" } else { "servers" };

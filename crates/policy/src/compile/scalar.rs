@@ -116,6 +116,12 @@ pub(super) fn ratio(node: &YamlNode<'_>, zero_hint: &str, report: &mut ProblemRe
             let meant = number.parse::<f64>().ok().filter(|number| *number > 0.0 && *number <= 100.0);
             let finding = wrong(format!("{} is not a percentage", quote(text)));
             match meant {
+                // A fraction, such as 0.1, may mean 10%.
+                Some(fraction) if fraction < 1.0 && !text.contains('%') => {
+                    let percent = format!("{:.4}", fraction * 100.0);
+                    let percent = percent.trim_end_matches('0').trim_end_matches('.');
+                    finding.hint(format!("write `{percent}%`, or `{number}%` if less than 1% is meant"))
+                }
                 Some(_) => finding.hint(format!("write `{number}%`")),
                 None => finding.hint("for example `10%`"),
             }

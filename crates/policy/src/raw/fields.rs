@@ -94,7 +94,9 @@ pub(crate) fn nearest<'a>(written: &str, known: impl IntoIterator<Item = &'a str
         let distance = strsim::osa_distance(&written, &plain_name);
         let max_distance = plain_name.len().max(3) / 3;
         // `jwks` for `jwks_file`, `request` for `requests`, `limit` for `rate_limits`.
-        let part = written.len() >= 4 && plain_name.contains(&written);
+        // `circuit_breaker` for `breaker`.
+        let part = (written.len() >= 4 && plain_name.contains(&written))
+            || (plain_name.len() >= 6 && written.contains(&plain_name));
         // Of several names that contain it, the first one wins.
         let distance = if part { distance.min(1) } else { distance };
         (distance <= max_distance || part).then_some((distance, name))
@@ -113,6 +115,7 @@ mod tests {
         assert_eq!(nearest("algoritm", known), Some("algorithm"));
         assert_eq!(nearest("Window", known), Some("window"));
         assert_eq!(nearest("breaker", known), None);
+        assert_eq!(nearest("circuit_breaker", ["bulkhead", "breaker"]), Some("breaker"));
         assert_eq!(nearest("identify-by", ["identify_by"]), Some("identify_by"));
         assert_eq!(nearest(&"x".repeat(100_000), known), None);
     }

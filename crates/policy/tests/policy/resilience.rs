@@ -188,7 +188,8 @@ fn risky_settings_warn() {
     assert_eq!(warnings("retry: { methods: [GET, POST] }"), [post]);
     let patch = "retry.methods: PATCH is not idempotent: a retry may do its work twice";
     assert_eq!(warnings("retry: { methods: PATCH }"), [patch]);
-    let most = "eject.at_most: up to 51% of the servers may be ejected: the others get all of the load";
+    let most =
+        "eject.at_most: up to 51% of the servers may be ejected; the rest, if any, gets all of the load";
     assert_eq!(warnings("eject: { at_most: 51% }"), [most]);
 }
 
@@ -200,8 +201,12 @@ fn route_bulkhead_as_large_as_that_of_its_upstream_warns() {
              routes: [{{ path: /a, upstream: api, bulkhead: {{ concurrent: {route} }} }}]\n{LIMITS}\n"
         )
     };
-    let (plan, warnings) = compiled(&text(59));
-    assert_eq!((plan.routes[0].bulkhead.unwrap().concurrent, warnings), (59, Vec::new()));
+    let (plan, warnings) = compiled(&text(49));
+    assert_eq!((plan.routes[0].bulkhead.unwrap().concurrent, warnings), (49, Vec::new()));
+    let alone = "routes[0].bulkhead: requests of this route alone can fill the bulkhead of the upstream `api`, which admits \
+                 50; other routes are then rejected";
+    assert_eq!(compiled(&text(50)).1, [alone]);
+    assert_eq!(compiled(&text(59)).1, [alone]);
     let never = "routes[0].bulkhead: this bulkhead is never full: that of the upstream `api` admits only 50 requests and queues 10";
     assert_eq!(compiled(&text(60)).1, [never]);
 }
