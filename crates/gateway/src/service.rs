@@ -105,7 +105,7 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
         let (route, upstream) =
             route.and_then(|route| Some((route, snapshot.upstream(route)?))).ok_or(ServeError::NoRoute)?;
         let is_trusted = self.check_headers(&mut parts.headers, route)?;
-        self.read_deadline(&parts.headers)?;
+        self.read_deadline(&mut parts.headers)?;
         let (method, headers, peer) = (parts.method.as_str(), &parts.headers, self.conn_info.peer);
         let facts = Facts { method, host: &host, path: &path, headers, peer };
         let may_be_refunded =
@@ -130,10 +130,13 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
     }
 
     /// Reads how long the client waits. A request that is too late is not served.
-    fn read_deadline(&mut self, headers: &HeaderMap) -> Result<(), ServeError> {
+    fn read_deadline(&mut self, headers: &mut HeaderMap) -> Result<(), ServeError> {
         if self.flags.contains(HeaderFlags::DEADLINE) {
             let now = self.worker.limiter.clock().now();
             self.deadline = Deadline::from_headers(headers, now);
+            if self.deadline.is_none() {
+                Deadline::remove_headers(headers);
+            }
             if self.deadline.is_some_and(|deadline| deadline.has_passed(now)) {
                 return Err(ServeError::DeadlineExceeded);
             }

@@ -10,6 +10,7 @@ use http::header::{
 use http::{HeaderMap, Version};
 use smallvec::SmallVec;
 use tidegate_policy::{Addresses, HeaderError, HeaderRules, UnderscoreHeaders};
+use tidegate_tower::deadline::Deadline;
 
 use crate::conn::{Activity, ConnectionGuard};
 use crate::http::forwarded::{ForwardedNode, rewrite_forwarded};
@@ -230,6 +231,7 @@ pub(crate) fn strip_trailers(
     strip_hop_by_hop(trailers, flags, false);
     remove(trailers, &[FORWARDED_FOR, FORWARDED, FORWARDED_PROTO, REQUEST_ID, HOST, CONTENT_LENGTH, TE]);
     remove_untrusted(trailers);
+    Deadline::remove_headers(trailers);
     rules.remove_identity(trailers);
     if underscored == UnderscoreHeaders::Drop {
         rules.remove_underscored(trailers);

@@ -33,6 +33,12 @@ impl Deadline {
         Some(Self { at: now + remaining, headers })
     }
 
+    /// Removes the headers that [`Self::from_headers`] reads. A value that it cannot read must not be forwarded either: the next
+    /// service might read it in another way.
+    pub fn remove_headers(headers: &mut HeaderMap) {
+        headers::remove(headers);
+    }
+
     /// The deadline of the current task: set by [`Self::scope`] and by the deadline layer.
     pub fn current() -> Option<Self> {
         CURRENT.try_with(|deadline| *deadline).ok()

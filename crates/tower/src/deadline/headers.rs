@@ -47,6 +47,12 @@ pub(super) fn write(headers: &mut HeaderMap, kinds: DeadlineHeaders, remaining: 
     }
 }
 
+pub(super) fn remove(headers: &mut HeaderMap) {
+    for name in [DEADLINE_MS, GRPC_TIMEOUT, ENVOY_TIMEOUT_MS] {
+        headers.remove(name);
+    }
+}
+
 fn parse_millis(text: &str) -> Option<TimeSpan> {
     let text = text.trim_matches([' ', '\t']);
     is_digits(text).then(|| TimeSpan::from_millis(text.parse().unwrap_or(u64::MAX)))

@@ -104,6 +104,22 @@ async fn remaining_time_is_forwarded_in_the_headers_that_came_in() {
 }
 
 #[tokio::test]
+async fn deadline_that_cannot_be_read_is_not_forwarded() {
+    let server = RecordingServer::start().await;
+    let gateway = TestGateway::start(&policy(&[server.url()], "", LIMIT), ResourceLimits::default());
+    for value in ["abc", "-1", "+5", "0x10", "5000, 1", ""] {
+        let headers = format!(
+            "X-Request-Deadline-Ms: {value}\r\nX-Envoy-Expected-Rq-Timeout-Ms: {value}\r\ngrpc-timeout: {value}\r\n"
+        );
+        assert_eq!(gateway.send_raw(&get(&headers)).await.status, 200, "{value}");
+        let forwarded = server.last();
+        for name in ["x-request-deadline-ms", "x-envoy-expected-rq-timeout-ms", "grpc-timeout"] {
+            assert_eq!(forwarded.header(name), None, "{name}: {value}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn grpc_call_past_its_deadline_gets_deadline_exceeded() {
     let silent = silent_http1().await;
     let gateway = TestGateway::start(&policy(&[silent.url()], "", LIMIT), ResourceLimits::default());
