@@ -135,7 +135,15 @@ impl<S: Store + 'static> Exchange<'_, S> {
             };
             let next = retry.next(index, cause, request.can_repeat());
             let next = next.filter(|next| bounds.allows_wait(next.wait) && request.rewind());
-            let Some(NextAttempt { selected: other, wait, permit }) = next else {
+            let (other, permit) = match next {
+                Some(NextAttempt { selected: None, wait, permit }) => {
+                    Box::pin(tokio::time::sleep(wait)).await;
+                    (retry.select_after_wait(cause), permit)
+                }
+                Some(NextAttempt { selected, permit, .. }) => (selected, permit),
+                None => (None, None),
+            };
+            let Some(other) = other else {
                 return match end {
                     RepeatableEnd::Response(answer) => {
                         self.accept(*answer, upgrade.take(), permits, recording)
@@ -145,9 +153,6 @@ impl<S: Store + 'static> Exchange<'_, S> {
             };
             if let RepeatableEnd::Response(answer) = end {
                 discard(*answer);
-            }
-            if !wait.is_zero() {
-                Box::pin(tokio::time::sleep(wait)).await;
             }
             bound = bounds.next()?;
             selected = other;
