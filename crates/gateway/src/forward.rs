@@ -13,7 +13,7 @@ use tidegate_policy::FallbackPlan;
 use tidegate_store::Store;
 use tidegate_telemetry::AttemptResult;
 
-use crate::attempt_end::{AttemptFailure, status_cause};
+use crate::attempt_end::{AttemptFailure, latency_sample, status_cause};
 use crate::error::{OpenBreaker, ServeError};
 use crate::http::header_flags::HeaderFlags;
 use crate::http::hop_headers::{self, ConnInfo};
@@ -177,6 +177,7 @@ impl<S: Store + 'static> Exchange<'_, S> {
         {
             deadline.write_headers(headers, bounds.clock.now());
         }
+        let shed = upstream.resilience.shed.as_ref().map(|shed| (shed, bounds.clock.read()));
         let trial = record.start_attempt(&upstream.counts);
         let (upload, running) = (request.upload().clone(), RunningBound::new(bound));
         let breaker = Cell::new(breaker);
@@ -205,6 +206,15 @@ impl<S: Store + 'static> Exchange<'_, S> {
             Err(failure) => (failure.result, failure.end),
         };
         record.finish_attempt(trial, &server.addr, result);
+        if let Some((shed, started)) = shed
+            && !upload.has_awaited_client()
+        {
+            let now = bounds.clock.read();
+            let elapsed = TimeSpan::from_micros(now.nanos_since(started) / 1_000);
+            if let Some(latency) = latency_sample(end, elapsed, bound.timeout.into()) {
+                shed.limit().record(latency, now.at);
+            }
+        }
         let outcome = end.outcome();
         if let Some(change) = breaker.into_inner().and_then(|breaker| breaker.record(outcome)) {
             worker.log_breaker(upstream, server, change);
@@ -224,9 +234,7 @@ impl<S: Store + 'static> Exchange<'_, S> {
         recording: UploadRecording,
     ) -> Result<Response<ResponseBody>, ServeError> {
         recording.end();
-        if let Some(shed) = permits.take_shed() {
-            shed.record();
-        }
+        permits.release_shed();
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
             return self.worker.upgrade(response, conn, upgrade);
         }
