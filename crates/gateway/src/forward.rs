@@ -216,8 +216,14 @@ impl<S: Store + 'static> Exchange<'_, S> {
             }
         }
         let outcome = end.outcome();
-        if let Some(change) = breaker.into_inner().and_then(|breaker| breaker.record(outcome)) {
-            worker.log_breaker(upstream, server, change);
+        if let Some(mut breaker) = breaker.into_inner() {
+            // The result counts, but the server could not respond before it had the body.
+            if upload.has_awaited_client() {
+                breaker.ignore_duration();
+            }
+            if let Some(change) = breaker.record(outcome) {
+                worker.log_breaker(upstream, server, change);
+            }
         }
         if let Some(span) = upstream.record_outcome(index, outcome) {
             worker.log_ejection(upstream, server, span);
