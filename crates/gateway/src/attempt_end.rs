@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use http::header::RETRY_AFTER;
 use http::{Response, StatusCode};
-use tidegate_core::CallEnd;
+use tidegate_core::{CallEnd, CallOutcome, TimeSpan};
 use tidegate_policy::RetryPlan;
 use tidegate_telemetry::AttemptResult;
 
@@ -54,6 +54,16 @@ impl AttemptFailure {
     /// The client or the gateway has ended it, which says nothing about the server.
     fn neutral(error: ServeError) -> Self {
         Self { result: AttemptResult::Abandoned, end: CallEnd::Cancelled, cause: None, error }
+    }
+}
+
+/// What an attempt says about the latency of the server. A response that a client may cause on purpose says nothing, and a
+/// failure is often quicker than the work would have been: either would make the usual latency look high.
+pub(crate) fn latency_sample(end: CallEnd, elapsed: TimeSpan, timeout: TimeSpan) -> Option<TimeSpan> {
+    match (end, end.outcome()) {
+        (CallEnd::Timeout, _) => Some(elapsed.max(timeout)),
+        (_, CallOutcome::Success) => Some(elapsed),
+        (_, CallOutcome::Failure | CallOutcome::Neutral) => None,
     }
 }
 
@@ -106,9 +116,23 @@ fn exchange_error(error: &SendError, upload: Option<UploadFailure>) -> ServeErro
 
 #[cfg(test)]
 mod tests {
-    use tidegate_core::CallOutcome;
-
     use super::*;
+
+    #[test]
+    fn latency_counts_for_successes_and_timeouts_only() {
+        let (elapsed, timeout) = (TimeSpan::from_millis(3), TimeSpan::from_secs(1));
+        let sample = |end| latency_sample(end, elapsed, timeout);
+        for status in [200, 204, 304] {
+            assert_eq!(sample(CallEnd::Status(status)), Some(elapsed));
+        }
+        assert_eq!(sample(CallEnd::Timeout), Some(timeout));
+        for status in [400, 404, 429, 500, 501, 503] {
+            assert_eq!(sample(CallEnd::Status(status)), None, "{status}");
+        }
+        for end in [CallEnd::ConnectError, CallEnd::Reset, CallEnd::Cancelled] {
+            assert_eq!(sample(end), None, "{end:?}");
+        }
+    }
 
     fn connect(error: impl Into<io::Error>) -> SendError {
         SendError::Connect(error.into())

@@ -13,7 +13,7 @@ use tidegate_policy::FallbackPlan;
 use tidegate_store::Store;
 use tidegate_telemetry::AttemptResult;
 
-use crate::attempt_end::{AttemptFailure, status_cause};
+use crate::attempt_end::{AttemptFailure, latency_sample, status_cause};
 use crate::error::{OpenBreaker, ServeError};
 use crate::http::header_flags::HeaderFlags;
 use crate::http::hop_headers::{self, ConnInfo};
@@ -135,7 +135,15 @@ impl<S: Store + 'static> Exchange<'_, S> {
             };
             let next = retry.next(index, cause, request.can_repeat());
             let next = next.filter(|next| bounds.allows_wait(next.wait) && request.rewind());
-            let Some(NextAttempt { selected: other, wait, permit }) = next else {
+            let (other, permit) = match next {
+                Some(NextAttempt { selected: None, wait, permit }) => {
+                    Box::pin(tokio::time::sleep(wait)).await;
+                    (retry.select_after_wait(cause), permit)
+                }
+                Some(NextAttempt { selected, permit, .. }) => (selected, permit),
+                None => (None, None),
+            };
+            let Some(other) = other else {
                 return match end {
                     RepeatableEnd::Response(answer) => {
                         self.accept(*answer, upgrade.take(), permits, recording)
@@ -145,9 +153,6 @@ impl<S: Store + 'static> Exchange<'_, S> {
             };
             if let RepeatableEnd::Response(answer) = end {
                 discard(*answer);
-            }
-            if !wait.is_zero() {
-                Box::pin(tokio::time::sleep(wait)).await;
             }
             bound = bounds.next()?;
             selected = other;
@@ -172,6 +177,7 @@ impl<S: Store + 'static> Exchange<'_, S> {
         {
             deadline.write_headers(headers, bounds.clock.now());
         }
+        let shed = upstream.resilience.shed.as_ref().map(|shed| (shed, bounds.clock.read()));
         let trial = record.start_attempt(&upstream.counts);
         let (upload, running) = (request.upload().clone(), RunningBound::new(bound));
         let breaker = Cell::new(breaker);
@@ -200,9 +206,24 @@ impl<S: Store + 'static> Exchange<'_, S> {
             Err(failure) => (failure.result, failure.end),
         };
         record.finish_attempt(trial, &server.addr, result);
+        if let Some((shed, started)) = shed
+            && !upload.has_awaited_client()
+        {
+            let now = bounds.clock.read();
+            let elapsed = TimeSpan::from_micros(now.nanos_since(started) / 1_000);
+            if let Some(latency) = latency_sample(end, elapsed, bound.timeout.into()) {
+                shed.limit().record(latency, now.at);
+            }
+        }
         let outcome = end.outcome();
-        if let Some(change) = breaker.into_inner().and_then(|breaker| breaker.record(outcome)) {
-            worker.log_breaker(upstream, server, change);
+        if let Some(mut breaker) = breaker.into_inner() {
+            // The result counts, but the server could not respond before it had the body.
+            if upload.has_awaited_client() {
+                breaker.ignore_duration();
+            }
+            if let Some(change) = breaker.record(outcome) {
+                worker.log_breaker(upstream, server, change);
+            }
         }
         if let Some(span) = upstream.record_outcome(index, outcome) {
             worker.log_ejection(upstream, server, span);
@@ -219,9 +240,7 @@ impl<S: Store + 'static> Exchange<'_, S> {
         recording: UploadRecording,
     ) -> Result<Response<ResponseBody>, ServeError> {
         recording.end();
-        if let Some(shed) = permits.take_shed() {
-            shed.record();
-        }
+        permits.release_shed();
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
             return self.worker.upgrade(response, conn, upgrade);
         }

@@ -59,6 +59,8 @@ struct Upload {
     has_progress: bool,
     /// The latest read found nothing: the client has not sent more.
     awaits_client: bool,
+    /// The body of the latest attempt had to wait for the client.
+    has_awaited_client: bool,
     /// Some of the body was read: without a recording, it cannot be sent again.
     is_read: bool,
     recording: Option<Box<Recording>>,
@@ -187,6 +189,7 @@ impl Upload {
                     Poll::Ready(error) => Poll::Ready(Some(Err(self.fail(UploadFailure::TooSlow, error)))),
                     Poll::Pending => {
                         self.awaits_client = true;
+                        self.has_awaited_client = true;
                         self.wait(cx);
                         Poll::Pending
                     }
@@ -309,6 +312,7 @@ impl UploadHandle {
             stall_timer: StallTimer::new(min_rate),
             has_progress: false,
             awaits_client: false,
+            has_awaited_client: false,
             is_read: false,
             recording: None,
             replayed_trailers: None,
@@ -355,6 +359,7 @@ impl UploadHandle {
         let mut shared = upload.borrow_mut();
         shared.generation += 1;
         shared.reader = None;
+        shared.has_awaited_client = false;
         let mut replay = Bytes::new();
         let mut trailers = None;
         if let Some(recording) = &mut shared.recording {
@@ -385,6 +390,11 @@ impl UploadHandle {
             let upload = upload.borrow();
             upload.awaits_client && matches!(upload.state, UploadState::Open(_))
         })
+    }
+
+    /// Whether the latest attempt had to wait for the client: its duration says nothing about the server.
+    pub(crate) fn has_awaited_client(&self) -> bool {
+        self.0.as_ref().is_some_and(|upload| upload.borrow().has_awaited_client)
     }
 
     /// Why the upload failed, if it did.

@@ -42,9 +42,11 @@ impl ExchangePermits {
         self.0 = None;
     }
 
-    /// Takes the permit of load shedding: the adaptive limit bounds the time until a response starts. Clients that read
+    /// Releases the permit of load shedding: the adaptive limit bounds the time until a response starts. Clients that read
     /// slowly must not use it up.
-    pub(crate) fn take_shed(&self) -> Option<LoadShedPermit> {
-        self.0.as_ref()?.shed.lock().unwrap_or_else(PoisonError::into_inner).take()
+    pub(crate) fn release_shed(&self) {
+        if let Some(list) = &self.0 {
+            list.shed.lock().unwrap_or_else(PoisonError::into_inner).take();
+        }
     }
 }

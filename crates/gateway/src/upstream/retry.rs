@@ -60,7 +60,8 @@ pub(crate) struct RetryState<'u> {
 /// The next attempt of a request.
 #[derive(Debug)]
 pub(crate) struct NextAttempt<'u> {
-    pub(crate) selected: SelectedServer<'u>,
+    /// `None` if the request waits first: it must not hold the probe of a breaker meanwhile.
+    pub(crate) selected: Option<SelectedServer<'u>>,
     /// How long to wait before it.
     pub(crate) wait: Duration,
     /// Spent when it is sent; `None` if it needs none.
@@ -89,26 +90,37 @@ impl<'u> RetryState<'u> {
         if cause == RetryCause::Connect
             && let Some(selected) = self.upstream.select_working(self.key, &self.tried)
         {
-            return Some(NextAttempt { selected, wait: Duration::ZERO, permit: None });
+            return Some(NextAttempt { selected: Some(selected), wait: Duration::ZERO, permit: None });
         }
         if self.attempts >= plan.attempts {
             return None;
         }
         let permit = self.upstream.resilience.budget.try_withdraw()?;
-        let (selected, is_other) = match self.upstream.select(self.key, &self.tried) {
-            Ok(selected) => (selected, true),
-            Err(SelectError::NoServer) if can_try_again(plan, cause) => {
-                (self.upstream.select(self.key, &[]).ok()?, false)
-            }
-            Err(SelectError::NoServer | SelectError::BreakerOpen(_)) => return None,
-        };
+        let (selected, is_other) = self.select(cause)?;
         self.attempts += 1;
         let wait = self.wait(plan, cause, is_other);
-        Some(NextAttempt { selected, wait, permit: Some(permit) })
+        Some(NextAttempt { selected: wait.is_zero().then_some(selected), wait, permit: Some(permit) })
     }
 
-    /// A request goes to another server at once, and over another connection if a pooled one was closed meanwhile. Otherwise
-    /// it waits: the server needs time to recover.
+    /// The server of the next attempt after the wait. `None` if there is none any more.
+    pub(crate) fn select_after_wait(&self, cause: RetryCause) -> Option<SelectedServer<'u>> {
+        self.select(cause).map(|(selected, _)| selected)
+    }
+
+    /// A server that admits an attempt, and whether it was not tried yet.
+    fn select(&self, cause: RetryCause) -> Option<(SelectedServer<'u>, bool)> {
+        match self.upstream.select(self.key, &self.tried) {
+            Ok(selected) => Some((selected, true)),
+            Err(SelectError::NoServer) if can_try_again(&self.upstream.resilience.plan.retry, cause) => {
+                Some((self.upstream.select(self.key, &[]).ok()?, false))
+            }
+            Err(SelectError::NoServer | SelectError::BreakerOpen(_)) => None,
+        }
+    }
+
+    /// After a connect error or a reset, a request goes to another server at once; after its first reset also to the same
+    /// one, since a pooled connection may have been closed meanwhile. After a timeout or a status it waits, wherever it goes:
+    /// the upstream may be overloaded.
     fn wait(&mut self, plan: &RetryPlan, cause: RetryCause, is_other: bool) -> Duration {
         let is_first = self.attempts == 2;
         let mut backoff = || {
@@ -121,5 +133,34 @@ impl<'u> RetryState<'u> {
             RetryCause::Status(_, Some(retry_after)) => retry_after.max(backoff()),
             _ => backoff(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate_core::{BreakerConfig, CallOutcome, TimeSpan};
+    use tidegate_policy::{BreakerPlan, BreakerScope, ResiliencePlan};
+
+    use super::super::server::tests::{URLS, group};
+    use super::*;
+
+    #[test]
+    fn retry_that_waits_does_not_hold_the_probe_of_a_breaker() {
+        let config = BreakerConfig { failures: Some(1), ..BreakerConfig::default() };
+        let breaker = Some(BreakerPlan { config, scope: BreakerScope::Server });
+        let mut plan = ResiliencePlan { breaker, ..ResiliencePlan::default() };
+        plan.retry.on.statuses.push(503);
+        let (group, clock) = group(&URLS[..1], plan);
+        let key = group.sticky_key(|| b"client");
+        group.select(key, &[]).unwrap().breaker.unwrap().record(CallOutcome::Failure);
+        clock.advance(TimeSpan::from_secs(60));
+        let mut retry = RetryState::new(&group, key);
+        let cause = RetryCause::Status(503, None);
+        let next = retry.next(0, cause, true).unwrap();
+        assert!(next.selected.is_none() && !next.wait.is_zero());
+        let probe = group.select(key, &[]).expect("another request can be the probe");
+        assert!(retry.select_after_wait(cause).is_none(), "one probe at a time");
+        drop(probe);
+        assert!(retry.select_after_wait(cause).is_some());
     }
 }

@@ -264,7 +264,7 @@ impl Drop for InFlightGuard {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use tidegate_core::{BreakerConfig, BreakerState, Ratio};
     use tidegate_policy::{BreakerPlan, BreakerScope, EjectPlan, ResiliencePlan};
     use tidegate_store::ManualClock;
@@ -302,7 +302,10 @@ mod tests {
         assert!(new.servers[1].is_healthy());
     }
 
-    fn group(servers: &[&str], resilience: ResiliencePlan) -> (UpstreamGroup, Arc<ManualClock>) {
+    pub(in crate::upstream) fn group(
+        servers: &[&str],
+        resilience: ResiliencePlan,
+    ) -> (UpstreamGroup, Arc<ManualClock>) {
         let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_700_000_000)));
         let plan = UpstreamPlan {
             name: "api".to_owned(),
@@ -327,7 +330,8 @@ mod tests {
         ResiliencePlan { eject: Some(eject), ..ResiliencePlan::default() }
     }
 
-    const URLS: [&str; 5] = ["http://a:1", "http://b:1", "http://c:1", "http://d:1", "http://e:1"];
+    pub(in crate::upstream) const URLS: [&str; 5] =
+        ["http://a:1", "http://b:1", "http://c:1", "http://d:1", "http://e:1"];
 
     #[test]
     fn ejected_servers_are_at_most_their_share_rounded_down() {

@@ -76,6 +76,11 @@ impl BreakerPermit {
         self.ticket.as_ref().is_some_and(CallTicket::is_probe)
     }
 
+    /// The call does not count as slow, however long it takes: part of its time is not due to the service.
+    pub fn ignore_duration(&mut self) {
+        self.started = None;
+    }
+
     /// Records the result of the call. Returns the new state if the breaker has changed it.
     #[inline]
     pub fn record(mut self, outcome: CallOutcome) -> Option<BreakerState> {

@@ -4,11 +4,10 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use pin_project_lite::pin_project;
-use tidegate_core::CallOutcome;
 
 use super::error::Overload;
 use super::handle::LoadShedPermit;
-use crate::error::{BoxError, error_outcome};
+use crate::error::BoxError;
 
 pin_project! {
     /// A call that was admitted or rejected.
@@ -59,9 +58,8 @@ where
             CallStateProjection::Called { inner, permit } => {
                 let result = ready!(inner.poll(cx)).map_err(Into::into);
                 let permit = permit.take();
-                // A call that an inner layer rejected took no time; it would make the service look fast.
-                let is_measured =
-                    result.as_ref().err().is_none_or(|error| error_outcome(error) != CallOutcome::Neutral);
+                // A call that failed or that an inner layer rejected took no time; it would make the service look fast.
+                let is_measured = result.as_ref().err().is_none_or(is_timeout);
                 if let Some(permit) = permit.filter(|_| is_measured) {
                     permit.record();
                 }
@@ -70,4 +68,14 @@ where
             CallStateProjection::Rejected { overload } => Poll::Ready(Err((*overload).into())),
         }
     }
+}
+
+/// Whether the service took longer than a timeout layer allows.
+fn is_timeout(error: &BoxError) -> bool {
+    #[cfg(feature = "timeout")]
+    if crate::error::find_cause::<crate::timeout::AttemptTimeout>(error).is_some() {
+        return true;
+    }
+    let _ = error;
+    false
 }

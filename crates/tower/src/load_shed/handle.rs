@@ -66,8 +66,8 @@ pub struct LoadShedPermit {
 }
 
 impl LoadShedPermit {
-    /// Ends the call and records its latency. A call that was cancelled or that failed at once says nothing about the load:
-    /// drop its permit instead.
+    /// Ends the call and records its latency. A call that was cancelled or that failed, except by a timeout, says nothing about
+    /// the load: drop its permit instead.
     pub fn record(self) {
         let end = self.shared.clock.read();
         let latency = TimeSpan::from_micros(end.nanos_since(self.started) / 1_000);

@@ -1,5 +1,8 @@
+use std::sync::Arc;
+
 use http::{HeaderValue, Request};
-use tidegate_core::{AdaptiveConfig, Criticality};
+use tidegate_core::{AdaptiveConfig, Criticality, TimeSpan, Timestamp};
+use tidegate_store::{Clock, ManualClock};
 use tidegate_tower::BoxError;
 use tidegate_tower::load_shed::{LoadShedLayer, LoadShedder, Overload};
 use tower::{ServiceBuilder, ServiceExt};
@@ -26,4 +29,27 @@ async fn load_shed_full_service_rejects_sheddable_requests_and_admits_critical_o
     drop(permits);
     assert!(send("sheddable").await.is_ok());
     assert_eq!((shedder.limit().in_flight(), shedder.limit().rejected()), (0, 2));
+}
+
+#[tokio::test]
+async fn load_shed_with_calls_that_fail_at_once_keeps_its_limit() {
+    let clock = Arc::new(ManualClock::at(Timestamp::from_secs(1_700_000_000)));
+    let shared = Arc::clone(&clock) as Arc<dyn Clock>;
+    let shedder = LoadShedder::with_clock(AdaptiveConfig::default(), shared).unwrap();
+    let service = ServiceBuilder::new().layer(LoadShedLayer::new(shedder.clone())).service_fn(
+        move |request: Request<Body>| {
+            let fails = request.headers().contains_key("x-fail");
+            clock.advance(TimeSpan::from_millis(if fails { 10 } else { 100 }));
+            async move { if fails { Err(BoxError::from("failed")) } else { Ok(respond(200)) } }
+        },
+    );
+    for _ in 0..100 {
+        let mut request = get();
+        request.headers_mut().insert("x-fail", HeaderValue::from_static("1"));
+        assert!(service.clone().oneshot(request).await.is_err());
+    }
+    for _ in 0..100 {
+        assert!(service.clone().oneshot(get()).await.is_ok());
+    }
+    assert_eq!(shedder.limit().limit(), 20);
 }

@@ -83,6 +83,26 @@ async fn client_that_sends_its_body_slowly_does_not_keep_the_probe() {
 }
 
 #[tokio::test]
+async fn client_that_sends_its_body_slowly_does_not_make_the_server_slow() {
+    let server = RecordingServer::start().await;
+    let clock = manual_clock();
+    let settings = "breaker: { slow: { over: 2s, rate: 80% }, min_calls: 10, window: 60s }";
+    let gateway = at(&clock, &policy(&[server.url()], settings, LIMIT));
+    let in_flight = || gateway.upstream().servers[0].in_flight;
+    for _ in 0..20 {
+        let mut slow = gateway.client().await;
+        slow.send(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\na").await;
+        eventually("it is sent", || in_flight() == 1).await;
+        clock.advance(TimeSpan::from_secs(2));
+        slow.send(b"b").await;
+        assert_eq!(slow.response().await.map(|response| response.status), Some(200));
+        eventually("it has ended", || in_flight() == 0).await;
+    }
+    let breaker = gateway.upstream().servers[0].breaker.expect("a breaker");
+    assert_eq!(breaker.state, BreakerState::Closed);
+}
+
+#[tokio::test]
 async fn server_with_an_open_breaker_is_skipped() {
     let (_fails, failing) = switchable().await;
     let working = RecordingServer::start().await;

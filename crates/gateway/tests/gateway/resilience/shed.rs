@@ -1,9 +1,13 @@
 //! Load shedding by importance.
 
+use std::sync::Arc;
+
+use tidegate_core::TimeSpan;
+use tidegate_store::{Clock, ManualClock};
 use tidegate_testkit::server::{RecordingServer, Reply, ok};
 use tidegate_testkit::wait::eventually;
 
-use super::{GET, LIMIT, policy};
+use super::{GET, LIMIT, manual_clock, policy, status};
 use crate::fixture::{ResourceLimits, TestGateway};
 
 fn request(path: &str, criticality: &str) -> String {
@@ -58,4 +62,76 @@ async fn overloaded_upstream_sheds_by_an_importance_that_only_proxies_may_claim(
         let forwarded = is_trusted.then_some("sheddable");
         assert_eq!(server.last().header("x-criticality"), forwarded);
     }
+}
+
+/// Responds after 50 ms by `clock`, and to `/missing` after 1 ms.
+async fn timed(clock: &Arc<ManualClock>) -> (RecordingServer, TestGateway) {
+    let passing = Arc::clone(clock);
+    let server = RecordingServer::replying(move |request| {
+        let (millis, reply) = match request.target.as_str() {
+            "/missing" => (1, Reply::Keep(status("404 Not Found", ""))),
+            _ => (50, ok("ok")),
+        };
+        passing.advance(TimeSpan::from_millis(millis));
+        reply
+    })
+    .await;
+    let text = policy(&[server.url()], "shed: adaptive", LIMIT);
+    let gateway = TestGateway::start_at(Arc::clone(clock) as Arc<dyn Clock>, &text);
+    (server, gateway)
+}
+
+fn shed_limit(gateway: &TestGateway) -> u64 {
+    gateway.upstream().shed.expect("load shedding").limit
+}
+
+#[tokio::test]
+async fn quick_client_errors_do_not_make_the_usual_latency_look_high() {
+    let (_server, gateway) = timed(&manual_clock()).await;
+    for _ in 0..200 {
+        assert_eq!(gateway.get_raw("/missing").await.status, 404);
+    }
+    for _ in 0..100 {
+        assert_eq!(gateway.get_raw("/").await.status, 200);
+    }
+    assert_eq!(shed_limit(&gateway), 20);
+}
+
+#[tokio::test]
+async fn time_that_clients_take_to_send_their_bodies_does_not_count_as_latency() {
+    let clock = manual_clock();
+    let (_server, gateway) = timed(&clock).await;
+    for _ in 0..40 {
+        assert_eq!(gateway.get_raw("/").await.status, 200);
+    }
+    for _ in 0..40 {
+        let mut slow = gateway.client().await;
+        slow.send(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\na").await;
+        eventually("it is sent", || gateway.upstream().servers[0].in_flight == 1).await;
+        clock.advance(TimeSpan::from_secs(1));
+        slow.send(b"b").await;
+        assert_eq!(slow.response().await.map(|response| response.status), Some(200));
+        eventually("it has ended", || gateway.upstream().servers[0].in_flight == 0).await;
+    }
+    assert_eq!(shed_limit(&gateway), 20);
+}
+
+#[tokio::test]
+async fn requests_that_time_out_shrink_the_adaptive_limit() {
+    let clock = manual_clock();
+    let server = RecordingServer::replying(|request| match request.target.as_str() {
+        "/hang" => Reply::Hang(Vec::new()),
+        _ => ok("ok"),
+    })
+    .await;
+    let settings = "shed: adaptive, timeouts: { request: 20ms }";
+    let text = policy(&[server.url()], settings, LIMIT);
+    let gateway = TestGateway::start_at(Arc::clone(&clock) as Arc<dyn Clock>, &text);
+    for target in ["/", "/hang"] {
+        for _ in 0..40 {
+            gateway.get_raw(target).await;
+            clock.advance(TimeSpan::from_millis(10));
+        }
+    }
+    assert!(shed_limit(&gateway) < 20, "{}", shed_limit(&gateway));
 }
