@@ -12,7 +12,7 @@ use http::request::Parts;
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use tidegate_core::{BackoffDelays, BreakerState, CallEnd, TimeSpan};
 use tidegate_headers::{AdvertisedLimits, RejectionBody};
-use tidegate_tower::breaker::{BreakerOpen, BreakerPermit, CircuitBreaker};
+use tidegate_tower::breaker::BreakerOpen;
 use tidegate_tower::bulkhead::BulkheadPermit;
 use tidegate_tower::deadline::Deadline;
 use tidegate_tower::retry::RetryPermit;
@@ -197,7 +197,7 @@ impl<'a> Call<'a> {
         let host = || self.host.name.to_string();
         let (end, failure) = match tokio::time::timeout(timeout, sent).await {
             Ok(Ok(response)) => {
-                permits.end = Some(CallEnd::Status(response.status().as_u16()));
+                permits.record_head(response.status());
                 return self.receive(response, pace, permits).await;
             }
             Err(_) if is_deadline => {
@@ -217,7 +217,7 @@ impl<'a> Call<'a> {
                 (CallEnd::Cancelled, RetryKind::Never.failure(ClientError::Upload { source }))
             }
         };
-        permits.end = Some(end);
+        permits.record(end);
         Err(failure)
     }
 
@@ -272,8 +272,8 @@ impl<'a> Call<'a> {
         let bulkhead = self.acquire_bulkhead().await?;
         // Waiting may have taken until the deadline.
         self.check_deadline()?;
-        let breaker = self.acquire_breaker()?;
-        Ok(ResponsePermits { breaker, _bulkhead: bulkhead, end: None })
+        let breaker = self.host.breaker.as_ref();
+        ResponsePermits::acquire(breaker, bulkhead).map_err(|open| self.breaker_open(open))
     }
 
     async fn acquire_bulkhead(&self) -> Result<Option<BulkheadPermit>, ClientError> {
@@ -288,11 +288,6 @@ impl<'a> Call<'a> {
         };
         let full = |concurrent| ClientError::BulkheadFull { host: self.host.name.to_string(), concurrent };
         acquired.map(Some).map_err(|error| full(error.concurrent))
-    }
-
-    fn acquire_breaker(&self) -> Result<Option<BreakerPermit>, ClientError> {
-        let acquired = self.host.breaker.as_ref().map(CircuitBreaker::try_acquire);
-        acquired.transpose().map_err(|open| self.breaker_open(open))
     }
 
     fn breaker_open(&self, open: BreakerOpen) -> ClientError {

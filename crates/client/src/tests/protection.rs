@@ -8,7 +8,7 @@ use tidegate_tower::bulkhead::BulkheadConfig;
 use tidegate_tower::deadline::Deadline;
 
 use super::{Script, TestServer, URL, respond, respond_with, secs};
-use crate::{Client, ClientError};
+use crate::{BreakerConfig, Client, ClientError, Ratio, SlowCalls};
 
 const OTHER: &str = "http://other.example/";
 
@@ -47,6 +47,36 @@ async fn breaker_counts_bodies_that_break_and_not_rejections() {
     for _ in 0..20 {
         let error = client.get(URL).send().await.unwrap_err();
         assert!(matches!(error, ClientError::RateLimited { .. }), "{error}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn breaker_probe_ends_at_the_head_of_its_response() {
+    let server = TestServer::new(|number, _| match number {
+        0..5 => respond(500),
+        _ => Script::Respond(200, Vec::new(), "body"),
+    });
+    let client = server.client(Client::builder().attempts(1));
+    for _ in 0..5 {
+        assert_eq!(client.get(URL).send().await.unwrap().status(), 500);
+    }
+    let open_for = client.get(URL).send().await.unwrap_err().retry_after().unwrap();
+    tokio::time::sleep(open_for).await;
+    let unread = client.get(URL).send().await.unwrap();
+    assert_eq!(client.get(URL).send().await.unwrap().status(), 200, "the probe does not wait for its body");
+    assert_eq!(unread.text().await.unwrap(), "body");
+}
+
+#[tokio::test(start_paused = true)]
+async fn breaker_does_not_count_the_time_that_callers_take_for_bodies() {
+    let server = TestServer::new(|_, _| Script::Respond(200, Vec::new(), "body"));
+    let slow = SlowCalls { over: TimeSpan::from_secs(1), rate: Ratio::from_percent(50) };
+    let config = BreakerConfig { slow: Some(slow), min_calls: 2, ..BreakerConfig::default() };
+    let client = server.client(Client::builder().breaker(config));
+    for _ in 0..10 {
+        let response = client.get(URL).send().await.unwrap();
+        tokio::time::sleep(secs(5)).await;
+        assert_eq!(response.text().await.unwrap(), "body");
     }
 }
 
