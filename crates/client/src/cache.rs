@@ -74,7 +74,9 @@ impl ResponseCache {
             return Ok(response);
         }
         let request = call.parts().clone();
-        let mut stored = self.table().get(&url);
+        // A body that cannot be sent again allows no second request, which a failed validation needs.
+        let copy = body.try_clone();
+        let mut stored = copy.is_some().then(|| self.table().get(&url)).flatten();
         if let Some(entry) = &stored {
             match entry.policy.before_request(&request, to_system_time(client.clock.now())) {
                 BeforeRequest::Fresh(parts) => return Ok(complete(parts, entry.body.clone(), 0, client)),
@@ -83,31 +85,37 @@ impl ResponseCache {
             }
         }
         let response = call.run(body).await?;
-        match stored {
-            Some(entry) if response.status() == StatusCode::NOT_MODIFIED => {
-                Ok(self.renew(&request, entry, &response, client))
-            }
-            _ => self.store(url, &request, response, client).await,
+        let (Some(entry), Some(copy), StatusCode::NOT_MODIFIED) = (stored, copy, response.status()) else {
+            return self.store(url, &request, response, client).await;
+        };
+        if let Some(renewed) = self.renew(&request, entry, &response, client) {
+            return Ok(renewed);
         }
+        // The server means another response than the stored one, and the caller has none to use a 304 for.
+        self.table().remove(&url);
+        let attempts = response.attempts();
+        drop(response);
+        call.set_headers(request.headers.clone());
+        let response = call.run(copy).await?.with_earlier_attempts(attempts);
+        self.store(url, &request, response, client).await
     }
 
-    /// The stored response that the server says has not changed.
+    /// The stored response, if it is the one that the server says has not changed.
     fn renew(
         &self,
         request: &Parts,
         entry: CacheEntry,
         response: &ClientResponse,
         client: &ClientState,
-    ) -> ClientResponse {
+    ) -> Option<ClientResponse> {
         let head = head_of(response);
         let now = to_system_time(client.clock.now());
-        let (policy, parts) = match entry.policy.after_response(request, &head, now) {
-            AfterResponse::NotModified(policy, parts) | AfterResponse::Modified(policy, parts) => {
-                (policy, parts)
-            }
+        let AfterResponse::NotModified(policy, parts) = entry.policy.after_response(request, &head, now)
+        else {
+            return None;
         };
         self.insert(request.uri.to_string(), policy, entry.body.clone());
-        complete(parts, entry.body, response.attempts(), client)
+        Some(complete(parts, entry.body, response.attempts(), client))
     }
 
     /// Stores a response if that is allowed and it is small enough.

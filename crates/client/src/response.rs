@@ -34,6 +34,13 @@ impl ClientResponse {
         Self { response, attempts, max_body }
     }
 
+    /// Counts attempts of an earlier request for the same response.
+    #[cfg(feature = "cache")]
+    pub(crate) fn with_earlier_attempts(mut self, attempts: u32) -> Self {
+        self.attempts = self.attempts.saturating_add(attempts);
+        self
+    }
+
     /// The status.
     pub fn status(&self) -> StatusCode {
         self.response.status()

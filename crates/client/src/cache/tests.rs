@@ -45,6 +45,25 @@ async fn stale_response_that_has_not_changed_is_served_again() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn validation_that_confirms_another_response_is_requested_again_without_conditions() {
+    let (client, server) = cached(|number| match number {
+        0 => body("one", &[("cache-control", "max-age=1"), ("etag", "\"a\"")]),
+        1 => respond_with(304, &[("cache-control", "max-age=60"), ("etag", "\"b\"")]),
+        _ => body("two", &[("cache-control", "max-age=60"), ("etag", "\"b\"")]),
+    });
+    client.get(URL).send().await.unwrap();
+    tokio::time::sleep(secs(2)).await;
+    for attempts in [2, 0] {
+        let response = client.get(URL).send().await.unwrap();
+        assert_eq!((response.status().as_u16(), response.attempts()), (200, attempts));
+        assert_eq!(response.text().await.unwrap(), "two");
+    }
+    let received = server.received();
+    assert!(received[1].headers.contains_key("if-none-match"));
+    assert!(!received[2].headers.contains_key("if-none-match"));
+}
+
+#[tokio::test(start_paused = true)]
 async fn private_and_authorized_responses_are_not_stored() {
     let (client, server) = cached(|_| body("mine", &[("cache-control", "private, max-age=60")]));
     client.get(URL).send().await.unwrap();
