@@ -153,7 +153,8 @@ impl<'a> Call<'a> {
                 let backoff = delays.next_delay(fastrand::u64(..));
                 match AdvertisedLimits::parse(response.headers(), now).retry_after {
                     Some(wait) if wait > self.client.settings.max_wait => return None,
-                    Some(wait) => with_jitter(wait, fastrand::u64(..)),
+                    // A server that fails and says 0 must not get all attempts at once.
+                    Some(wait) => with_jitter(wait, fastrand::u64(..)).max(backoff),
                     None => backoff,
                 }
             }

@@ -8,7 +8,7 @@ use tidegate_tower::bulkhead::BulkheadConfig;
 use tidegate_tower::deadline::Deadline;
 
 use super::{Script, TestServer, URL, respond, respond_with, secs};
-use crate::{BreakerConfig, Client, ClientError, Ratio, SlowCalls};
+use crate::{BreakerConfig, Client, ClientError, Jitter, Ratio, SlowCalls};
 
 const OTHER: &str = "http://other.example/";
 
@@ -124,7 +124,7 @@ async fn bulkhead_place_is_occupied_until_the_response_is_dropped() {
 #[tokio::test(start_paused = true)]
 async fn deadline_is_sent_with_each_attempt_and_nothing_starts_after_it() {
     let server = TestServer::new(|_, _| respond_with(503, &[("retry-after", "2")]));
-    let client = server.client(Client::builder());
+    let client = server.client(Client::builder().backoff(secs(1), secs(1), Jitter::None));
     let response = client.get(URL).deadline(secs(5)).send().await.unwrap();
     assert_eq!(response.status(), 503, "the last response before the deadline");
     let received = server.received();

@@ -123,6 +123,14 @@ async fn retry_after_of_a_503_is_honoured_and_never_early() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn retry_after_of_zero_does_not_shorten_the_backoff() {
+    let server = TestServer::new(|_, _| respond_with(503, &[("retry-after", "0")]));
+    let client = server.client(plain().backoff(secs(1), secs(30), Jitter::None));
+    client.get(URL).send().await.unwrap();
+    assert_eq!(gaps(&server), [1, 2, 4, 8]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn rejected_post_is_sent_again_after_retry_after() {
     let server = TestServer::new(|number, _| match number {
         0 => respond_with(429, &[("retry-after", "7")]),
