@@ -170,14 +170,9 @@ impl<'a> Call<'a> {
         self.check_breaker().map_err(never)?;
         let deadline = self.deadline.map(Deadline::instant);
         let pace = self.pacer.acquire(self.parts.uri.path(), deadline).await;
-        let pace = pace.map_err(|too_slow| never(too_slow.into()))?;
-        let permits = match self.acquire_permits().await {
-            Ok(permits) => permits,
-            Err(error) => {
-                pace.cancel_unsent();
-                return Err(never(error));
-            }
-        };
+        let mut pace = pace.map_err(|too_slow| never(too_slow.into()))?;
+        let permits = self.acquire_permits().await.map_err(never)?;
+        pace.mark_sent();
         if let Some(retry) = retry {
             retry.spend();
         }
