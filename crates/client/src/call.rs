@@ -212,6 +212,9 @@ impl<'a> Call<'a> {
             Ok(Err(TransportError::Upload(source))) => {
                 (CallEnd::Cancelled, RetryKind::Never.failure(ClientError::Upload { source }))
             }
+            Ok(Err(TransportError::Invalid(source))) => {
+                (CallEnd::Cancelled, RetryKind::Never.failure(ClientError::InvalidRequest { source }))
+            }
         };
         permits.record(end);
         Err(failure)
