@@ -141,6 +141,10 @@ impl BodyTimeouts {
         let wait = remaining.map_or(self.stall, |remaining| remaining.min(self.stall));
         BodyTimer { sleep: Box::pin(tokio::time::sleep(wait)), is_deadline }
     }
+
+    fn has_deadline_passed(&self) -> bool {
+        self.deadline.is_some_and(|deadline| self.clock.now() >= deadline)
+    }
 }
 
 /// What an attempt occupies. The place in the bulkhead is held until the body of the response has ended; the breaker is
@@ -254,6 +258,10 @@ impl Body for IncomingBody {
         };
         this.timer = None;
         Poll::Ready(match frame {
+            // A body that never stalls ends at the deadline too. The caller's deadline says nothing about the host.
+            Some(Ok(_)) if this.timeouts.has_deadline_passed() => {
+                Some(Err(this.fail(CallEnd::Cancelled, ClientError::DeadlineExceeded)))
+            }
             Some(Ok(frame)) => {
                 if this.body.is_end_stream() {
                     this.permits = None;

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use http_body_util::BodyExt;
 use tidegate_core::{TimeSpan, Timestamp};
 use tidegate_store::Clock;
 use tidegate_tower::bulkhead::BulkheadConfig;
@@ -140,6 +141,19 @@ async fn deadline_is_sent_with_each_attempt_and_nothing_starts_after_it() {
     }
     let error = client.get(URL).deadline(Duration::ZERO).send().await.unwrap_err();
     assert!(matches!(error, ClientError::DeadlineExceeded) && server.count() == 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn body_that_never_stalls_ends_at_the_deadline() {
+    let server = TestServer::new(|_, _| Script::EndlessBody);
+    let client = server.client(Client::builder());
+    let mut body = client.get(URL).deadline(secs(5)).send().await.unwrap().into_body();
+    for _ in 0..5 {
+        assert!(body.frame().await.unwrap().is_ok());
+        tokio::time::sleep(secs(1)).await;
+    }
+    let error = body.frame().await.unwrap().unwrap_err();
+    assert!(matches!(error, ClientError::DeadlineExceeded), "{error}");
 }
 
 #[tokio::test(start_paused = true)]
