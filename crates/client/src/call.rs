@@ -128,11 +128,13 @@ impl<'a> Call<'a> {
                     Err(failure) => Err(failure.error),
                 };
             };
-            let granted = self.client.budget.try_withdraw();
-            let error = discard(end).await;
-            let Some(granted) = granted else {
-                return Err(ClientError::BudgetExhausted { last: Box::new(error) });
+            let Some(granted) = self.client.budget.try_withdraw() else {
+                return match end {
+                    Ok(response) => Ok(ClientResponse::new(response, attempt, settings.max_body)),
+                    Err(failure) => Err(ClientError::BudgetExhausted { last: Box::new(failure.error) }),
+                };
             };
+            let error = discard(end).await;
             rejection = matches!(error, ClientError::RateLimited { .. }).then_some(error);
             tokio::time::sleep(wait.into()).await;
             (permit, body) = (Some(granted), copy);

@@ -168,21 +168,25 @@ async fn success_resets_the_wait_after_rejections() {
 
 #[tokio::test(start_paused = true)]
 async fn thousand_failing_requests_cause_at_most_a_hundred_retries_plus_the_minimum() {
-    let server = TestServer::new(|_, _| respond(503));
-    let client = server.client(plain());
-    let requests: Vec<_> = (0..1_000).map(|_| tokio::spawn(client.get(URL).send())).collect();
-    let mut exhausted = 0;
-    for request in requests {
-        if let Err(error) = request.await.unwrap() {
-            assert!(matches!(&error, ClientError::BudgetExhausted { last }
-                if matches!(**last, ClientError::Status { .. })));
-            exhausted += 1;
+    let failures: [fn() -> Script; 2] = [|| respond(503), || Script::Reset];
+    for failure in failures {
+        let server = TestServer::new(move |_, _| failure());
+        let client = server.client(plain());
+        let requests: Vec<_> = (0..1_000).map(|_| tokio::spawn(client.get(URL).send())).collect();
+        let mut exhausted = 0;
+        for request in requests {
+            exhausted += usize::from(match request.await.unwrap() {
+                // A response stays a response when it cannot be retried.
+                Ok(response) => response.status() == 503 && response.attempts() == 1,
+                Err(error) => matches!(error, ClientError::BudgetExhausted { last }
+                    if matches!(*last, ClientError::ConnectionLost { .. })),
+            });
         }
+        let retries = server.count() - 1_000;
+        let minimum = 10 * (usize::try_from(server.clock.elapsed().as_secs()).unwrap() + 1);
+        assert!(exhausted >= 890, "{exhausted}");
+        assert!((100..=100 + minimum).contains(&retries), "{retries} retries, minimum {minimum}");
     }
-    let retries = server.count() - 1_000;
-    let minimum = 10 * (usize::try_from(server.clock.elapsed().as_secs()).unwrap() + 1);
-    assert!(exhausted >= 890, "{exhausted}");
-    assert!((100..=100 + minimum).contains(&retries), "{retries} retries, minimum {minimum}");
 }
 
 #[tokio::test(start_paused = true)]
