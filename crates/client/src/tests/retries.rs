@@ -67,7 +67,7 @@ async fn other_statuses_are_not_retried() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn post_and_patch_are_sent_once_unless_allowed() {
+async fn post_and_patch_that_fail_are_not_sent_again_unless_allowed() {
     let failures: [fn() -> Script; 3] = [|| respond(503), || Script::RefuseConnection, || Script::Reset];
     for failure in failures {
         let server = TestServer::new(move |_, _| failure());
