@@ -10,7 +10,7 @@ use std::time::Duration;
 use http::header::HeaderName;
 use http::request::Parts;
 use http::{HeaderValue, Method, Request, Response, StatusCode};
-use tidegate_core::{BackoffDelays, BreakerState, CallEnd, TimeSpan};
+use tidegate_core::{BackoffDelays, CallEnd, TimeSpan};
 use tidegate_headers::{AdvertisedLimits, RejectionBody};
 use tidegate_tower::breaker::BreakerOpen;
 use tidegate_tower::bulkhead::BulkheadPermit;
@@ -89,7 +89,7 @@ impl<'a> Call<'a> {
         }
         let is_keyed_post = parts.method == Method::POST && parts.headers.contains_key(IDEMPOTENCY_KEY);
         let is_repeatable = parts.method.is_idempotent() || is_keyed_post || options.allow_replay;
-        let pacer = host.pacer(&options.partition);
+        let pacer = client.hosts.pacer(&host, &options.partition);
         let timeout = options.timeout.unwrap_or(client.settings.timeout);
         let deadline = client.deadline(options.deadline);
         Ok((Self { client, host, pacer, parts, deadline, timeout, is_repeatable }, body))
@@ -260,13 +260,7 @@ impl<'a> Call<'a> {
 
     /// Fails if the breaker would certainly reject the request, before the request waits for anything.
     fn check_breaker(&self) -> Result<(), ClientError> {
-        let Some(breaker) = &self.host.breaker else { return Ok(()) };
-        let status = breaker.status();
-        let is_open = status.state == BreakerState::Open && !status.open_for.is_zero();
-        if !is_open && status.state != BreakerState::ForcedOpen {
-            return Ok(());
-        }
-        Err(self.breaker_open(BreakerOpen { retry_after: is_open.then_some(status.open_for) }))
+        self.host.breaker_open().map_or(Ok(()), |open| Err(self.breaker_open(open)))
     }
 
     async fn acquire_permits(&self) -> Result<ResponsePermits, ClientError> {

@@ -51,6 +51,7 @@ mod host;
 mod pace;
 mod request;
 mod response;
+mod table;
 #[cfg(test)]
 mod tests;
 mod transport;

@@ -19,6 +19,7 @@ use tokio::sync::Notify;
 
 pub(crate) use self::policy_pace::with_jitter;
 use self::state::{PaceDelay, PaceState, PaceTicket, ResponseLimits};
+use crate::table::Forgettable;
 
 /// Queues without a waiting request are removed when there are more than this.
 const MAX_IDLE_QUEUES: usize = 16;
@@ -138,6 +139,12 @@ impl Pacer {
     fn state(&self) -> MutexGuard<'_, PaceState> {
         // The state is valid after every step of its methods.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Forgettable for Pacer {
+    fn is_blocked(&self, now: Timestamp) -> bool {
+        self.state().is_blocked(now)
     }
 }
 
