@@ -120,7 +120,7 @@ impl Client {
         let (call, body) = Call::new(&self.state, request, &options)?;
         #[cfg(feature = "cache")]
         if let Some(cache) = &self.state.cache {
-            return cache.run(call, body, &self.state).await;
+            return cache.run(call, body, &options.partition, &self.state).await;
         }
         call.run(body).await
     }
