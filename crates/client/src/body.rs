@@ -24,15 +24,15 @@ enum BodyKind {
     #[default]
     Empty,
     Complete(Full<Bytes>),
-    Stream(UnsyncBoxBody<Bytes, BoxError>, UploadFailure),
+    Stream(UnsyncBoxBody<Bytes, BoxError>, BodyErrorSlot),
 }
 
 /// The error of a stream. Connections report it in different ways, or only as a reset; what is found here was certainly the
 /// caller's.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct UploadFailure(Arc<Mutex<Option<BoxError>>>);
+pub(crate) struct BodyErrorSlot(Arc<Mutex<Option<BoxError>>>);
 
-impl UploadFailure {
+impl BodyErrorSlot {
     fn set(&self, error: BoxError) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
     }
@@ -53,11 +53,11 @@ impl SendBody {
     where
         B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
     {
-        Self(BodyKind::Stream(body.map_err(Into::into).boxed_unsync(), UploadFailure::default()))
+        Self(BodyKind::Stream(body.map_err(Into::into).boxed_unsync(), BodyErrorSlot::default()))
     }
 
     /// Where the error of a stream will be found.
-    pub(crate) fn failure(&self) -> Option<UploadFailure> {
+    pub(crate) fn failure(&self) -> Option<BodyErrorSlot> {
         match &self.0 {
             BodyKind::Stream(_, failure) => Some(failure.clone()),
             BodyKind::Empty | BodyKind::Complete(_) => None,
