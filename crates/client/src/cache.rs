@@ -54,6 +54,13 @@ struct CacheKey {
     partition: Arc<str>,
 }
 
+/// A request whose response may be stored.
+struct CacheableGet {
+    key: CacheKey,
+    /// As the caller sent it, without the conditions of a validation.
+    request: Parts,
+}
+
 #[derive(Clone)]
 struct CacheEntry {
     policy: Arc<CachePolicy>,
@@ -85,12 +92,12 @@ impl ResponseCache {
             }
             return Ok(response);
         }
-        let request = call.parts().clone();
+        let get = CacheableGet { key, request: call.parts().clone() };
         // A body that cannot be sent again allows no second request, which a failed validation needs.
         let copy = body.try_clone();
-        let mut stored = copy.is_some().then(|| self.table().get(&key)).flatten();
+        let mut stored = copy.is_some().then(|| self.table().get(&get.key)).flatten();
         if let Some(entry) = &stored {
-            match entry.policy.before_request(&request, to_system_time(client.clock.now())) {
+            match entry.policy.before_request(&get.request, to_system_time(client.clock.now())) {
                 BeforeRequest::Fresh(parts) => return Ok(complete(parts, entry.body.clone(), 0, client)),
                 BeforeRequest::Stale { request, matches: true } => call.set_headers(request.headers),
                 BeforeRequest::Stale { matches: false, .. } => stored = None,
@@ -98,54 +105,52 @@ impl ResponseCache {
         }
         let response = call.run(body).await?;
         let (Some(entry), Some(copy), StatusCode::NOT_MODIFIED) = (stored, copy, response.status()) else {
-            return self.store(key, &request, response, client).await;
+            return self.store(get, response, client).await;
         };
-        if let Some(renewed) = self.renew(&key, &request, entry, &response, client) {
+        if let Some(renewed) = self.renew(&get, entry, &response, client) {
             return Ok(renewed);
         }
         // The server means another response than the stored one, and the caller has none to use a 304 for.
-        self.table().remove(&key);
+        self.table().remove(&get.key);
         let attempts = response.attempts();
         drop(response);
-        call.set_headers(request.headers.clone());
+        call.set_headers(get.request.headers.clone());
         let response = call.run(copy).await?.with_earlier_attempts(attempts);
-        self.store(key, &request, response, client).await
+        self.store(get, response, client).await
     }
 
     /// The stored response, if it is the one that the server says has not changed.
     fn renew(
         &self,
-        key: &CacheKey,
-        request: &Parts,
+        get: &CacheableGet,
         entry: CacheEntry,
         response: &ClientResponse,
         client: &ClientState,
     ) -> Option<ClientResponse> {
         let head = head_of(response);
         let now = to_system_time(client.clock.now());
-        let AfterResponse::NotModified(policy, parts) = entry.policy.after_response(request, &head, now)
+        let AfterResponse::NotModified(policy, parts) = entry.policy.after_response(&get.request, &head, now)
         else {
             return None;
         };
-        let size = size_of_entry(key, request, &parts.headers) + entry.body.len();
-        self.insert(key.clone(), policy, entry.body.clone(), size);
+        let size = get.size_of_entry(&parts.headers) + entry.body.len();
+        self.insert(get.key.clone(), policy, entry.body.clone(), size);
         Some(complete(parts, entry.body, response.attempts(), client))
     }
 
     /// Stores a response if that is allowed and it is small enough.
     async fn store(
         &self,
-        key: CacheKey,
-        request: &Parts,
+        get: CacheableGet,
         response: ClientResponse,
         client: &ClientState,
     ) -> Result<ClientResponse, ClientError> {
         let options = CacheOptions { shared: true, ..CacheOptions::default() };
         let now = to_system_time(client.clock.now());
-        let policy = CachePolicy::new_options(request, &head_of(&response), now, options);
+        let policy = CachePolicy::new_options(&get.request, &head_of(&response), now, options);
         let attempts = response.attempts();
         let (parts, body) = response.into_http().into_parts();
-        let head = size_of_entry(&key, request, &parts.headers);
+        let head = get.size_of_entry(&parts.headers);
         let largest = (self.max_bytes / LARGEST_PART).saturating_sub(head);
         let is_small = largest > 0 && body.size_hint().upper().is_some_and(|length| length <= largest as u64);
         if !policy.is_storable() || !is_small {
@@ -154,7 +159,7 @@ impl ResponseCache {
         }
         let body = collect(body, largest).await?;
         let size = head + body.len();
-        self.insert(key, policy, body.clone(), size);
+        self.insert(get.key, policy, body.clone(), size);
         Ok(complete(parts, body, attempts, client))
     }
 
@@ -166,6 +171,16 @@ impl ResponseCache {
 
     fn table(&self) -> MutexGuard<'_, CacheTable> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl CacheableGet {
+    /// What an entry occupies, except its body. Its policy holds the headers of the request and of the response.
+    fn size_of_entry(&self, response: &HeaderMap) -> usize {
+        let headers = self.request.headers.iter().chain(response);
+        let headers = headers.map(|(name, value)| HEADER_BYTES + name.as_str().len() + value.len());
+        // The URL is held by the key and by the policy.
+        ENTRY_BYTES + 2 * self.key.url.len() + self.key.partition.len() + headers.sum::<usize>()
     }
 }
 
@@ -201,7 +216,9 @@ impl CacheTable {
         let first = CacheKey { url: Arc::clone(url), partition: "".into() };
         let keys = self.entries.range(first..).map(|(key, _)| key);
         let keys: Vec<_> = keys.take_while(|key| key.url == *url).cloned().collect();
-        keys.iter().for_each(|key| self.remove(key));
+        for key in &keys {
+            self.remove(key);
+        }
     }
 
     fn shrink_to(&mut self, max_bytes: usize) {
@@ -217,14 +234,6 @@ impl fmt::Debug for ResponseCache {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ResponseCache").field("max_bytes", &self.max_bytes).finish_non_exhaustive()
     }
-}
-
-/// What an entry occupies, except its body. The policy holds the headers of the request and of the response.
-fn size_of_entry(key: &CacheKey, request: &Parts, response: &HeaderMap) -> usize {
-    let headers = request.headers.iter().chain(response);
-    let headers = headers.map(|(name, value)| HEADER_BYTES + name.as_str().len() + value.len());
-    // The URL is held by the key and by the policy.
-    ENTRY_BYTES + 2 * key.url.len() + key.partition.len() + headers.sum::<usize>()
 }
 
 /// A GET that is not conditional and does not ask for a range.

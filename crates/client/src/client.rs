@@ -120,7 +120,8 @@ impl Client {
         let (call, body) = Call::new(&self.state, request, &options)?;
         #[cfg(feature = "cache")]
         if let Some(cache) = &self.state.cache {
-            return cache.run(call, body, &options.partition, &self.state).await;
+            // On the heap, it does not make the future of every request larger.
+            return Box::pin(cache.run(call, body, &options.partition, &self.state)).await;
         }
         call.run(body).await
     }
