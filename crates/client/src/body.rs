@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::fmt;
 use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
@@ -23,7 +24,22 @@ enum BodyKind {
     #[default]
     Empty,
     Complete(Full<Bytes>),
-    Stream(UnsyncBoxBody<Bytes, BoxError>),
+    Stream(UnsyncBoxBody<Bytes, BoxError>, BodyErrorSlot),
+}
+
+/// The error of a stream. Connections report it in different ways, or only as a reset; what is found here was certainly the
+/// caller's.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct BodyErrorSlot(Arc<Mutex<Option<BoxError>>>);
+
+impl BodyErrorSlot {
+    fn set(&self, error: BoxError) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+    }
+
+    pub(crate) fn take(&self) -> Option<BoxError> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
 }
 
 impl SendBody {
@@ -37,7 +53,15 @@ impl SendBody {
     where
         B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
     {
-        Self(BodyKind::Stream(body.map_err(Into::into).boxed_unsync()))
+        Self(BodyKind::Stream(body.map_err(Into::into).boxed_unsync(), BodyErrorSlot::default()))
+    }
+
+    /// Where the error of a stream will be found.
+    pub(crate) fn failure(&self) -> Option<BodyErrorSlot> {
+        match &self.0 {
+            BodyKind::Stream(_, failure) => Some(failure.clone()),
+            BodyKind::Empty | BodyKind::Complete(_) => None,
+        }
     }
 
     /// A copy from the beginning; `None` for a stream.
@@ -45,7 +69,7 @@ impl SendBody {
         match &self.0 {
             BodyKind::Empty => Some(Self::empty()),
             BodyKind::Complete(bytes) => Some(Self(BodyKind::Complete(bytes.clone()))),
-            BodyKind::Stream(_) => None,
+            BodyKind::Stream(..) => None,
         }
     }
 }
@@ -70,7 +94,10 @@ impl Body for SendBody {
             BodyKind::Complete(body) => {
                 Pin::new(body).poll_frame(context).map_err(|never: Infallible| match never {})
             }
-            BodyKind::Stream(body) => Pin::new(body).poll_frame(context),
+            BodyKind::Stream(body, failure) => Pin::new(body).poll_frame(context).map_err(|error| {
+                failure.set(error);
+                "the request body failed".into()
+            }),
         }
     }
 
@@ -78,7 +105,7 @@ impl Body for SendBody {
         match &self.0 {
             BodyKind::Empty => true,
             BodyKind::Complete(body) => body.is_end_stream(),
-            BodyKind::Stream(body) => body.is_end_stream(),
+            BodyKind::Stream(body, _) => body.is_end_stream(),
         }
     }
 
@@ -86,7 +113,7 @@ impl Body for SendBody {
         match &self.0 {
             BodyKind::Empty => SizeHint::with_exact(0),
             BodyKind::Complete(body) => body.size_hint(),
-            BodyKind::Stream(body) => body.size_hint(),
+            BodyKind::Stream(body, _) => body.size_hint(),
         }
     }
 }
@@ -97,7 +124,7 @@ impl fmt::Debug for SendBody {
         f.write_str(match self.0 {
             BodyKind::Empty => "Empty",
             BodyKind::Complete(_) => "Complete",
-            BodyKind::Stream(_) => "Stream",
+            BodyKind::Stream(..) => "Stream",
         })
     }
 }

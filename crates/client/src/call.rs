@@ -10,9 +10,9 @@ use std::time::Duration;
 use http::header::HeaderName;
 use http::request::Parts;
 use http::{HeaderValue, Method, Request, Response, StatusCode};
-use tidegate_core::{BackoffDelays, BreakerState, CallEnd, TimeSpan};
+use tidegate_core::{BackoffDelays, CallEnd, TimeSpan};
 use tidegate_headers::{AdvertisedLimits, RejectionBody};
-use tidegate_tower::breaker::{BreakerOpen, BreakerPermit, CircuitBreaker};
+use tidegate_tower::breaker::BreakerOpen;
 use tidegate_tower::bulkhead::BulkheadPermit;
 use tidegate_tower::deadline::Deadline;
 use tidegate_tower::retry::RetryPermit;
@@ -89,7 +89,7 @@ impl<'a> Call<'a> {
         }
         let is_keyed_post = parts.method == Method::POST && parts.headers.contains_key(IDEMPOTENCY_KEY);
         let is_repeatable = parts.method.is_idempotent() || is_keyed_post || options.allow_replay;
-        let pacer = host.pacer(&options.partition);
+        let pacer = client.hosts.pacer(&host, &options.partition);
         let timeout = options.timeout.unwrap_or(client.settings.timeout);
         let deadline = client.deadline(options.deadline);
         Ok((Self { client, host, pacer, parts, deadline, timeout, is_repeatable }, body))
@@ -128,11 +128,13 @@ impl<'a> Call<'a> {
                     Err(failure) => Err(failure.error),
                 };
             };
-            let granted = self.client.budget.try_withdraw();
-            let error = discard(end).await;
-            let Some(granted) = granted else {
-                return Err(ClientError::BudgetExhausted { last: Box::new(error) });
+            let Some(granted) = self.client.budget.try_withdraw() else {
+                return match end {
+                    Ok(response) => Ok(ClientResponse::new(response, attempt, settings.max_body)),
+                    Err(failure) => Err(ClientError::BudgetExhausted { last: Box::new(failure.error) }),
+                };
             };
+            let error = discard(end).await;
             rejection = matches!(error, ClientError::RateLimited { .. }).then_some(error);
             tokio::time::sleep(wait.into()).await;
             (permit, body) = (Some(granted), copy);
@@ -153,7 +155,8 @@ impl<'a> Call<'a> {
                 let backoff = delays.next_delay(fastrand::u64(..));
                 match AdvertisedLimits::parse(response.headers(), now).retry_after {
                     Some(wait) if wait > self.client.settings.max_wait => return None,
-                    Some(wait) => with_jitter(wait, fastrand::u64(..)),
+                    // A server that fails and says 0 must not get all attempts at once.
+                    Some(wait) => with_jitter(wait, fastrand::u64(..)).max(backoff),
                     None => backoff,
                 }
             }
@@ -169,14 +172,9 @@ impl<'a> Call<'a> {
         self.check_breaker().map_err(never)?;
         let deadline = self.deadline.map(Deadline::instant);
         let pace = self.pacer.acquire(self.parts.uri.path(), deadline).await;
-        let pace = pace.map_err(|too_slow| never(too_slow.into()))?;
-        let permits = match self.acquire_permits().await {
-            Ok(permits) => permits,
-            Err(error) => {
-                pace.cancel_unsent();
-                return Err(never(error));
-            }
-        };
+        let mut pace = pace.map_err(|too_slow| never(too_slow.into()))?;
+        let permits = self.acquire_permits().await.map_err(never)?;
+        pace.mark_sent();
         if let Some(retry) = retry {
             retry.spend();
         }
@@ -197,7 +195,7 @@ impl<'a> Call<'a> {
         let host = || self.host.name.to_string();
         let (end, failure) = match tokio::time::timeout(timeout, sent).await {
             Ok(Ok(response)) => {
-                permits.end = Some(CallEnd::Status(response.status().as_u16()));
+                permits.record_head(response.status());
                 return self.receive(response, pace, permits).await;
             }
             Err(_) if is_deadline => {
@@ -216,8 +214,11 @@ impl<'a> Call<'a> {
             Ok(Err(TransportError::Upload(source))) => {
                 (CallEnd::Cancelled, RetryKind::Never.failure(ClientError::Upload { source }))
             }
+            Ok(Err(TransportError::Invalid(source))) => {
+                (CallEnd::Cancelled, RetryKind::Never.failure(ClientError::InvalidRequest { source }))
+            }
         };
-        permits.end = Some(end);
+        permits.record(end);
         Err(failure)
     }
 
@@ -259,21 +260,15 @@ impl<'a> Call<'a> {
 
     /// Fails if the breaker would certainly reject the request, before the request waits for anything.
     fn check_breaker(&self) -> Result<(), ClientError> {
-        let Some(breaker) = &self.host.breaker else { return Ok(()) };
-        let status = breaker.status();
-        let is_open = status.state == BreakerState::Open && !status.open_for.is_zero();
-        if !is_open && status.state != BreakerState::ForcedOpen {
-            return Ok(());
-        }
-        Err(self.breaker_open(BreakerOpen { retry_after: is_open.then_some(status.open_for) }))
+        self.host.breaker_open().map_or(Ok(()), |open| Err(self.breaker_open(open)))
     }
 
     async fn acquire_permits(&self) -> Result<ResponsePermits, ClientError> {
         let bulkhead = self.acquire_bulkhead().await?;
         // Waiting may have taken until the deadline.
         self.check_deadline()?;
-        let breaker = self.acquire_breaker()?;
-        Ok(ResponsePermits { breaker, _bulkhead: bulkhead, end: None })
+        let breaker = self.host.breaker.as_ref();
+        ResponsePermits::acquire(breaker, bulkhead).map_err(|open| self.breaker_open(open))
     }
 
     async fn acquire_bulkhead(&self) -> Result<Option<BulkheadPermit>, ClientError> {
@@ -288,11 +283,6 @@ impl<'a> Call<'a> {
         };
         let full = |concurrent| ClientError::BulkheadFull { host: self.host.name.to_string(), concurrent };
         acquired.map(Some).map_err(|error| full(error.concurrent))
-    }
-
-    fn acquire_breaker(&self) -> Result<Option<BreakerPermit>, ClientError> {
-        let acquired = self.host.breaker.as_ref().map(CircuitBreaker::try_acquire);
-        acquired.transpose().map_err(|open| self.breaker_open(open))
     }
 
     fn breaker_open(&self, open: BreakerOpen) -> ClientError {

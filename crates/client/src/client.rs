@@ -75,7 +75,8 @@ impl Client {
         self.method(Method::HEAD, url.as_ref())
     }
 
-    /// A POST to `url`. It is sent once, unless it has an [idempotency key](ClientRequest::idempotency_key) or
+    /// A POST to `url`. It is sent again after a 429, which says that the server has not processed it. After other failures
+    /// it is sent again only if it has an [idempotency key](ClientRequest::idempotency_key) or
     /// [may be repeated](ClientRequest::allow_replay).
     pub fn post(&self, url: impl AsRef<str>) -> ClientRequest {
         self.method(Method::POST, url.as_ref())
@@ -86,7 +87,8 @@ impl Client {
         self.method(Method::PUT, url.as_ref())
     }
 
-    /// A PATCH of `url`. It is sent once, unless it [may be repeated](ClientRequest::allow_replay).
+    /// A PATCH of `url`. It is sent again after a 429; after other failures only if it
+    /// [may be repeated](ClientRequest::allow_replay).
     pub fn patch(&self, url: impl AsRef<str>) -> ClientRequest {
         self.method(Method::PATCH, url.as_ref())
     }
@@ -118,7 +120,8 @@ impl Client {
         let (call, body) = Call::new(&self.state, request, &options)?;
         #[cfg(feature = "cache")]
         if let Some(cache) = &self.state.cache {
-            return cache.run(call, body, &self.state).await;
+            // On the heap, it does not make the future of every request larger.
+            return Box::pin(cache.run(call, body, &options.partition, &self.state)).await;
         }
         call.run(body).await
     }

@@ -107,7 +107,7 @@ pub enum ClientError {
         /// The status.
         status: StatusCode,
     },
-    /// The request failed, and the retry budget of the client allows no further retry.
+    /// The request has no response, or one with 429, and the retry budget of the client allows no further retry.
     #[error("retry budget exhausted: {last}")]
     BudgetExhausted {
         /// The failure that would have been retried.

@@ -1,21 +1,20 @@
 //! What the client knows about each host.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use http::Uri;
-use tidegate_core::{BreakerConfig, TimeSpan};
+use tidegate_core::{BreakerConfig, BreakerState, TimeSpan, Timestamp};
 use tidegate_store::Clock;
-use tidegate_tower::breaker::CircuitBreaker;
+use tidegate_tower::breaker::{BreakerOpen, CircuitBreaker};
 use tidegate_tower::bulkhead::{Bulkhead, BulkheadConfig};
 
 use crate::error::ClientError;
 use crate::pace::Pacer;
+use crate::table::{Forgettable, RecentTable};
 
-/// When more hosts are known, the least recently used ones are forgotten.
 const MAX_HOSTS: usize = 1_024;
-/// When more partitions of a host are known, those without requests are forgotten.
-const MAX_PARTITIONS: usize = 1_024;
+/// The partitions of all hosts together. Each may hold the limits of some hundred paths.
+const MAX_PARTITIONS: usize = 4_096;
 
 /// The protection of one host.
 #[derive(Debug)]
@@ -24,8 +23,8 @@ pub(crate) struct HostState {
     pub(crate) name: Arc<str>,
     pub(crate) breaker: Option<CircuitBreaker>,
     pub(crate) bulkhead: Option<Bulkhead>,
-    pacers: Mutex<HashMap<Box<str>, Arc<Pacer>>>,
-    settings: HostSettings,
+    /// The pace of requests without a partition.
+    pacer: Arc<Pacer>,
 }
 
 /// The settings of every host.
@@ -37,81 +36,66 @@ pub(crate) struct HostSettings {
     pub(crate) max_wait: TimeSpan,
 }
 
-impl HostState {
-    fn new(name: Arc<str>, settings: HostSettings) -> Self {
+impl HostSettings {
+    fn host(&self, name: &str) -> HostState {
         // The builder has validated the configuration.
-        let breaker = |config| CircuitBreaker::with_clock(config, Arc::clone(&settings.clock)).ok();
-        Self {
-            name,
-            breaker: settings.breaker.and_then(breaker),
-            bulkhead: settings.bulkhead.map(Bulkhead::new),
-            pacers: Mutex::default(),
-            settings,
+        let breaker = |config| CircuitBreaker::with_clock(config, Arc::clone(&self.clock)).ok();
+        HostState {
+            name: name.into(),
+            breaker: self.breaker.and_then(breaker),
+            bulkhead: self.bulkhead.map(Bulkhead::new),
+            pacer: Arc::new(self.pacer()),
         }
     }
 
-    /// The pace of a partition of the host.
-    pub(crate) fn pacer(&self, partition: &str) -> Arc<Pacer> {
-        let mut pacers = self.pacers.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(pacer) = pacers.get(partition) {
-            return Arc::clone(pacer);
-        }
-        if pacers.len() >= MAX_PARTITIONS {
-            pacers.retain(|_, pacer| Arc::strong_count(pacer) > 1);
-        }
-        let pacer = Arc::new(Pacer::new(Arc::clone(&self.settings.clock), self.settings.max_wait));
-        pacers.insert(partition.into(), Arc::clone(&pacer));
-        pacer
+    fn pacer(&self) -> Pacer {
+        Pacer::new(Arc::clone(&self.clock), self.max_wait)
     }
 }
 
-/// All hosts that were requested recently.
+impl HostState {
+    /// Whether the breaker certainly rejects a request now.
+    pub(crate) fn breaker_open(&self) -> Option<BreakerOpen> {
+        let status = self.breaker.as_ref()?.status();
+        let is_open = status.state == BreakerState::Open && !status.open_for.is_zero();
+        let is_rejecting = is_open || status.state == BreakerState::ForcedOpen;
+        is_rejecting.then(|| BreakerOpen { retry_after: is_open.then_some(status.open_for) })
+    }
+}
+
+impl Forgettable for HostState {
+    fn is_blocked(&self, now: Timestamp) -> bool {
+        self.breaker_open().is_some() || self.pacer.is_blocked(now)
+    }
+}
+
+/// All hosts that were requested recently, and their partitions.
 #[derive(Debug)]
 pub(crate) struct HostTable {
     settings: HostSettings,
-    hosts: Mutex<HostMap>,
-}
-
-#[derive(Debug, Default)]
-struct HostMap {
-    /// The hosts, and when each was last used.
-    entries: HashMap<Arc<str>, (Arc<HostState>, u64)>,
-    uses: u64,
+    hosts: RecentTable<HostState>,
+    partitions: RecentTable<Pacer>,
 }
 
 impl HostTable {
     pub(crate) fn new(settings: HostSettings) -> Self {
-        Self { settings, hosts: Mutex::default() }
+        let (hosts, partitions) = (RecentTable::new(MAX_HOSTS), RecentTable::new(MAX_PARTITIONS));
+        Self { settings, hosts, partitions }
     }
 
     /// The host with this name.
     pub(crate) fn get(&self, name: &str) -> Arc<HostState> {
-        let mut hosts = self.hosts.lock().unwrap_or_else(PoisonError::into_inner);
-        hosts.uses += 1;
-        let now = hosts.uses;
-        if let Some((host, last_use)) = hosts.entries.get_mut(name) {
-            *last_use = now;
-            return Arc::clone(host);
-        }
-        if hosts.entries.len() >= MAX_HOSTS {
-            hosts.forget_oldest();
-        }
-        let name: Arc<str> = name.into();
-        let host = Arc::new(HostState::new(Arc::clone(&name), self.settings.clone()));
-        hosts.entries.insert(name, (Arc::clone(&host), now));
-        host
+        self.hosts.get(name, || self.settings.clock.now(), || self.settings.host(name))
     }
-}
 
-impl HostMap {
-    /// Forgets half of the hosts that no request uses.
-    fn forget_oldest(&mut self) {
-        let is_idle = |host: &Arc<HostState>| Arc::strong_count(host) == 1;
-        let idle = self.entries.values().filter(|(host, _)| is_idle(host));
-        let mut uses: Vec<_> = idle.map(|(_, last_use)| *last_use).collect();
-        uses.sort_unstable();
-        let Some(median) = uses.get(uses.len() / 2).copied() else { return };
-        self.entries.retain(|_, (host, last_use)| !is_idle(host) || *last_use > median);
+    /// The pace of a partition of a host.
+    pub(crate) fn pacer(&self, host: &HostState, partition: &str) -> Arc<Pacer> {
+        if partition.is_empty() {
+            return Arc::clone(&host.pacer);
+        }
+        // The name of a host has no spaces.
+        let name = format!("{} {partition}", host.name);
+        self.partitions.get(&name, || self.settings.clock.now(), || self.settings.pacer())
     }
 }
 
@@ -143,8 +127,8 @@ pub(crate) fn without_query(url: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
+    use tidegate_core::CallOutcome;
+    use tidegate_headers::{AdvertisedLimits, RejectionBody};
     use tidegate_store::SystemClock;
 
     use super::*;
@@ -180,13 +164,37 @@ mod tests {
     }
 
     #[test]
-    fn host_table_that_is_full_forgets_the_oldest_idle_hosts() {
+    fn host_table_that_is_full_keeps_hosts_in_use_and_with_an_open_breaker() {
         let table = table();
         let used = table.get("http://used:80");
+        let failing = Arc::downgrade(&table.get("http://failing:80"));
+        for _ in 0..5 {
+            let call = failing.upgrade().unwrap().breaker.as_ref().unwrap().try_acquire().unwrap();
+            call.record(CallOutcome::Failure);
+        }
         for number in 0..MAX_HOSTS {
             table.get(&format!("http://{number}:80"));
         }
-        assert!(Arc::ptr_eq(&used, &table.get("http://used:80")), "a host with requests is kept");
-        assert!(table.hosts.lock().unwrap().entries.len() < MAX_HOSTS);
+        assert!(Arc::ptr_eq(&used, &table.get("http://used:80")));
+        assert!(failing.upgrade().is_some_and(|host| host.breaker_open().is_some()));
+        assert!(table.hosts.len() < MAX_HOSTS);
+    }
+
+    #[tokio::test]
+    async fn partitions_of_all_hosts_are_bounded_and_those_that_are_blocked_are_kept() {
+        let table = table();
+        let host = table.get("http://a:80");
+        let blocked = table.pacer(&host, "blocked");
+        let limits = AdvertisedLimits { retry_after: Some(TimeSpan::from_secs(30)), ..Default::default() };
+        let permit = blocked.acquire("/", None).await.unwrap();
+        permit.observe(&limits, Some(&RejectionBody::default()));
+        let blocked = Arc::downgrade(&blocked);
+        for number in 0..2 * MAX_PARTITIONS {
+            let host = table.get(&format!("http://{}:80", number % 10));
+            table.pacer(&host, &number.to_string());
+        }
+        assert!(table.partitions.len() <= MAX_PARTITIONS);
+        let now = table.settings.clock.now();
+        assert!(blocked.upgrade().is_some_and(|pacer| pacer.is_blocked(now)));
     }
 }

@@ -29,7 +29,7 @@
 //!     Err(error) => return Err(error.into()),
 //! }
 //!
-//! // A POST is sent once. With a key that the server recognizes, it can be retried.
+//! // After a failure other than 429, a POST is not sent again. With a key that the server recognizes, it is.
 //! client.post("https://api.example/v1/orders").body("…").idempotency_key(true).send().await?;
 //! # Ok(())
 //! # }
@@ -51,6 +51,7 @@ mod host;
 mod pace;
 mod request;
 mod response;
+mod table;
 #[cfg(test)]
 mod tests;
 mod transport;

@@ -134,7 +134,7 @@ impl ClientRequest {
 
     /// Sends the request, and retries it if that is safe. Dropping the future cancels the request.
     ///
-    /// A response with any status but 429 is `Ok`; see [`ClientResponse::error_for_status`].
+    /// A response with any status but 429 is `Ok`, also if the retry budget is exhausted; see [`ClientResponse::error_for_status`].
     pub async fn send(self) -> Result<ClientResponse, ClientError> {
         self.client.execute(self.request?, self.options).await
     }

@@ -10,9 +10,9 @@ use bytes::Bytes;
 use http::{HeaderMap, Response, StatusCode, Version};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
-use tidegate_core::{CallEnd, Timestamp};
+use tidegate_core::{BreakerState, CallEnd, CallOutcome, Timestamp};
 use tidegate_store::Clock;
-use tidegate_tower::breaker::BreakerPermit;
+use tidegate_tower::breaker::{BreakerOpen, BreakerPermit, CircuitBreaker};
 use tidegate_tower::bulkhead::BulkheadPermit;
 use tokio::time::Sleep;
 
@@ -32,6 +32,13 @@ pub struct ClientResponse {
 impl ClientResponse {
     pub(crate) fn new(response: Response<IncomingBody>, attempts: u32, max_body: usize) -> Self {
         Self { response, attempts, max_body }
+    }
+
+    /// Counts attempts of an earlier request for the same response.
+    #[cfg(feature = "cache")]
+    pub(crate) fn with_earlier_attempts(mut self, attempts: u32) -> Self {
+        self.attempts = self.attempts.saturating_add(attempts);
+        self
     }
 
     /// The status.
@@ -134,33 +141,76 @@ impl BodyTimeouts {
         let wait = remaining.map_or(self.stall, |remaining| remaining.min(self.stall));
         BodyTimer { sleep: Box::pin(tokio::time::sleep(wait)), is_deadline }
     }
+
+    fn has_deadline_passed(&self) -> bool {
+        self.deadline.is_some_and(|deadline| self.clock.now() >= deadline)
+    }
 }
 
-/// What a response occupies until its body has ended.
+/// What an attempt occupies. The place in the bulkhead is held until the body of the response has ended; the breaker is
+/// told the result as soon as it is known.
 #[derive(Debug)]
 pub(crate) struct ResponsePermits {
-    pub(crate) breaker: Option<BreakerPermit>,
-    pub(crate) _bulkhead: Option<BulkheadPermit>,
-    /// How the call ends unless the body fails. Without one, it is cancelled.
-    pub(crate) end: Option<CallEnd>,
+    breaker: Option<CircuitBreaker>,
+    /// Dropping it cancels the call. `None` once a result is recorded.
+    call: Option<BreakerPermit>,
+    _bulkhead: Option<BulkheadPermit>,
+    /// Whether the head of the response was a success. The body may still fail.
+    is_success: bool,
 }
 
 impl ResponsePermits {
+    /// Asks the breaker for a call.
+    pub(crate) fn acquire(
+        breaker: Option<&CircuitBreaker>,
+        bulkhead: Option<BulkheadPermit>,
+    ) -> Result<Self, BreakerOpen> {
+        let call = breaker.map(CircuitBreaker::try_acquire).transpose()?;
+        Ok(Self { breaker: breaker.cloned(), call, _bulkhead: bulkhead, is_success: false })
+    }
+
     /// Those of a response that came from no host.
     #[cfg(feature = "cache")]
     pub(crate) const fn none() -> Self {
-        Self { breaker: None, _bulkhead: None, end: None }
+        Self { breaker: None, call: None, _bulkhead: None, is_success: false }
     }
 
-    fn record(mut self, end: CallEnd) {
-        self.end = Some(end);
+    /// Records the status of a response whose body is still to be read.
+    ///
+    /// Nobody knows how long the caller takes for the body: a probe must not wait for it, nor may it count as time that the
+    /// host took. Otherwise, a success is recorded at the end of the body, so that bodies that break one after another open
+    /// the breaker.
+    pub(crate) fn record_head(&mut self, status: StatusCode) {
+        let end = CallEnd::Status(status.as_u16());
+        let is_timed = self.breaker.as_ref().is_some_and(|breaker| breaker.breaker().measures_duration());
+        let is_probe = self.call.as_ref().is_some_and(BreakerPermit::is_probe);
+        self.is_success = end.outcome() == CallOutcome::Success;
+        if is_timed || is_probe || !self.is_success {
+            self.record(end);
+        }
+    }
+
+    /// Records how the attempt ended, unless that is known already.
+    pub(crate) fn record(&mut self, end: CallEnd) {
+        if let Some(call) = self.call.take() {
+            call.record(end.outcome());
+        }
+    }
+
+    /// Records how the body failed, as a call of its own if the success of the head is recorded already.
+    fn record_body(&mut self, end: CallEnd) {
+        let breaker = self.breaker.as_ref().filter(|breaker| breaker.state() == BreakerState::Closed);
+        if let (None, true, Some(breaker)) = (&self.call, self.is_success, breaker) {
+            self.call = breaker.try_acquire().ok();
+        }
+        self.record(end);
     }
 }
 
 impl Drop for ResponsePermits {
     fn drop(&mut self) {
-        if let (Some(breaker), Some(end)) = (self.breaker.take(), self.end) {
-            breaker.record(end.outcome());
+        if let (true, Some(call)) = (self.is_success, self.call.take()) {
+            call.record(CallOutcome::Success);
         }
     }
 }
@@ -173,8 +223,8 @@ impl IncomingBody {
     }
 
     fn fail(&mut self, end: CallEnd, error: ClientError) -> ClientError {
-        if let Some(permits) = self.permits.take() {
-            permits.record(end);
+        if let Some(mut permits) = self.permits.take() {
+            permits.record_body(end);
         }
         error
     }
@@ -208,6 +258,10 @@ impl Body for IncomingBody {
         };
         this.timer = None;
         Poll::Ready(match frame {
+            // A body that never stalls ends at the deadline too. The caller's deadline says nothing about the host.
+            Some(Ok(_)) if this.timeouts.has_deadline_passed() => {
+                Some(Err(this.fail(CallEnd::Cancelled, ClientError::DeadlineExceeded)))
+            }
             Some(Ok(frame)) => {
                 if this.body.is_end_stream() {
                     this.permits = None;

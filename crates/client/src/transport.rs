@@ -33,6 +33,8 @@ pub(crate) enum TransportError {
     Lost(BoxError),
     /// The request body failed.
     Upload(BoxError),
+    /// The request cannot be sent over any connection.
+    Invalid(BoxError),
 }
 
 /// Sends one request, without any policy.
@@ -80,9 +82,14 @@ impl PooledTransport {
 
 impl HttpTransport for PooledTransport {
     fn send(&self, request: Request<SendBody>) -> TransportFuture {
+        let failure = request.body().failure();
         let response = self.client.request(request);
         Box::pin(async move {
-            let response = response.await.map_err(TransportError::from)?;
+            let response =
+                response.await.map_err(|error| match failure.and_then(|failure| failure.take()) {
+                    Some(source) => TransportError::Upload(source),
+                    None => error.into(),
+                })?;
             Ok(response.map(|body| body.map_err(Into::into).boxed_unsync()))
         })
     }
@@ -90,12 +97,13 @@ impl HttpTransport for PooledTransport {
 
 impl From<hyper_util::client::legacy::Error> for TransportError {
     fn from(error: hyper_util::client::legacy::Error) -> Self {
-        let cause =
-            std::error::Error::source(&error).and_then(|source| source.downcast_ref::<hyper::Error>());
+        let source = std::error::Error::source(&error);
+        let cause = source.and_then(|source| source.downcast_ref::<hyper::Error>());
         if error.is_connect() {
             Self::Connect(error.into())
-        } else if cause.is_some_and(hyper::Error::is_user) {
-            Self::Upload(error.into())
+        } else if source.is_none() || cause.is_some_and(hyper::Error::is_user) {
+            // Whatever a connection or a server does wrong has a source.
+            Self::Invalid(error.into())
         } else {
             Self::Lost(error.into())
         }

@@ -45,6 +45,25 @@ async fn stale_response_that_has_not_changed_is_served_again() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn validation_that_confirms_another_response_is_requested_again_without_conditions() {
+    let (client, server) = cached(|number| match number {
+        0 => body("one", &[("cache-control", "max-age=1"), ("etag", "\"a\"")]),
+        1 => respond_with(304, &[("cache-control", "max-age=60"), ("etag", "\"b\"")]),
+        _ => body("two", &[("cache-control", "max-age=60"), ("etag", "\"b\"")]),
+    });
+    client.get(URL).send().await.unwrap();
+    tokio::time::sleep(secs(2)).await;
+    for attempts in [2, 0] {
+        let response = client.get(URL).send().await.unwrap();
+        assert_eq!((response.status().as_u16(), response.attempts()), (200, attempts));
+        assert_eq!(response.text().await.unwrap(), "two");
+    }
+    let received = server.received();
+    assert!(received[1].headers.contains_key("if-none-match"));
+    assert!(!received[2].headers.contains_key("if-none-match"));
+}
+
+#[tokio::test(start_paused = true)]
 async fn private_and_authorized_responses_are_not_stored() {
     let (client, server) = cached(|_| body("mine", &[("cache-control", "private, max-age=60")]));
     client.get(URL).send().await.unwrap();
@@ -74,10 +93,42 @@ async fn change_of_a_resource_removes_its_response_and_errors_are_not_stored() {
 #[tokio::test(start_paused = true)]
 async fn cache_that_is_full_removes_the_least_recently_used() {
     let server = TestServer::new(|_, _| body("x", &[("cache-control", "max-age=3600")]));
-    let client = server.client(Client::builder().cache(3 * 2_200));
+    let client = server.client(Client::builder().cache(16 << 10));
     let get = async |path: &str| client.get(format!("{URL}/{path}")).send().await.unwrap().attempts();
-    for path in ["a", "b", "c", "a", "d"] {
+    for path in ["a", "b"] {
         get(path).await;
     }
-    assert_eq!((get("a").await, get("d").await, get("b").await), (0, 0, 1));
+    for number in 0..20 {
+        get("a").await;
+        get(&number.to_string()).await;
+    }
+    assert_eq!((get("a").await, get("19").await, get("b").await), (0, 0, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn cache_counts_the_headers_of_responses() {
+    let server = TestServer::new(|_, received| {
+        let long = "x".repeat(if received.path.ends_with("long") { 200_000 } else { 100_000 });
+        body("x", &[("cache-control", "max-age=3600"), ("x-long", &long)])
+    });
+    let client = server.client(Client::builder().cache(1 << 20));
+    let get = async |path: &str| client.get(format!("{URL}/{path}")).send().await.unwrap().attempts();
+    for number in 0..20 {
+        get(&number.to_string()).await;
+    }
+    assert_eq!((get("19").await, get("11").await, get("0").await), (0, 0, 1), "ten fit");
+    get("long").await;
+    assert_eq!(get("long").await, 1, "more than an eighth of the cache");
+}
+
+#[tokio::test(start_paused = true)]
+async fn partitions_have_responses_of_their_own_and_a_change_removes_all() {
+    let (client, server) = cached(|_| body("one", &[("cache-control", "max-age=60")]));
+    let get = async |partition| client.get(URL).partition(partition).send().await.unwrap().attempts();
+    for attempts in [1, 0] {
+        assert_eq!((get("").await, get("a").await, get("b").await), (attempts, attempts, attempts));
+    }
+    client.put(URL).partition("a").send().await.unwrap();
+    assert_eq!((get("").await, get("a").await, get("b").await), (1, 1, 1));
+    assert_eq!(server.count(), 7);
 }

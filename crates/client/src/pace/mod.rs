@@ -19,6 +19,7 @@ use tokio::sync::Notify;
 
 pub(crate) use self::policy_pace::with_jitter;
 use self::state::{PaceDelay, PaceState, PaceTicket, ResponseLimits};
+use crate::table::Forgettable;
 
 /// Queues without a waiting request are removed when there are more than this.
 const MAX_IDLE_QUEUES: usize = 16;
@@ -35,12 +36,14 @@ pub(crate) struct Pacer {
     queues: Mutex<HashMap<u64, Arc<tokio::sync::Mutex<()>>>>,
 }
 
-/// A request that may be sent now. Dropping it ends the request without a response.
+/// A request that may be sent now. Dropping it ends the request without a response; what it was charged is returned
+/// unless it was [sent](Self::mark_sent).
 #[derive(Debug)]
 pub(crate) struct PacePermit {
     pacer: Arc<Pacer>,
     path: Box<str>,
     ticket: Option<PaceTicket>,
+    is_sent: bool,
 }
 
 /// The request would have to wait for longer than it may.
@@ -102,7 +105,7 @@ impl Pacer {
             // The server would admit the request; only the pace would delay it for too long.
             _ => {
                 let ticket = Some(state.charge(path, now));
-                Ok(Ok(PacePermit { pacer: Arc::clone(self), path: path.into(), ticket }))
+                Ok(Ok(PacePermit { pacer: Arc::clone(self), path: path.into(), ticket, is_sent: false }))
             }
         }
     }
@@ -139,6 +142,12 @@ impl Pacer {
     }
 }
 
+impl Forgettable for Pacer {
+    fn is_blocked(&self, now: Timestamp) -> bool {
+        self.state().is_blocked(now)
+    }
+}
+
 impl PaceTooSlow {
     fn new(delay: PaceDelay, now: Timestamp) -> Self {
         let PaceDelay { until, policy, limit, .. } = delay;
@@ -157,22 +166,23 @@ impl PacePermit {
         }
     }
 
-    /// Reports that nothing was sent to the server.
-    pub(crate) fn cancel_unsent(mut self) {
-        self.end(true);
+    /// The server may get the request from now on.
+    pub(crate) fn mark_sent(&mut self) {
+        self.is_sent = true;
     }
 
-    fn end(&mut self, unsent: bool) {
-        if let Some(ticket) = self.ticket.take() {
-            self.pacer.state().end(&ticket, unsent);
-            self.pacer.changed.notify_waiters();
-        }
+    /// Reports that nothing was sent to the server after all.
+    pub(crate) fn cancel_unsent(mut self) {
+        self.is_sent = false;
     }
 }
 
 impl Drop for PacePermit {
     fn drop(&mut self) {
-        self.end(false);
+        if let Some(ticket) = self.ticket.take() {
+            self.pacer.state().end(&ticket, !self.is_sent);
+            self.pacer.changed.notify_waiters();
+        }
     }
 }
 

@@ -142,6 +142,12 @@ impl PaceState {
         })
     }
 
+    /// Whether a rejection or an exhausted limit holds any request back at `now`.
+    pub(crate) fn is_blocked(&self, now: Timestamp) -> bool {
+        let is_exhausted = |policy: &PolicyPace| matches!(policy.delay(now), Some(PolicyDelay::Exhausted(_)));
+        now < self.blocked_until || self.policies.iter().any(is_exhausted)
+    }
+
     /// Counts a request to `path` that is sent at `now`.
     pub(crate) fn charge(&mut self, path: &str, now: Timestamp) -> PaceTicket {
         let policies = self.policies_of(path);

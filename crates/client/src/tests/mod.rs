@@ -53,6 +53,8 @@ pub(crate) enum Script {
     Hang,
     /// The head of a response, and then a reset.
     ResetBody,
+    /// A body without end that is always ready.
+    EndlessBody,
 }
 
 pub(crate) fn respond(status: u16) -> Script {
@@ -141,6 +143,7 @@ impl TestServer {
             Script::Reset => Err(TransportError::Lost("reset".into())),
             Script::Hang => std::future::pending().await,
             Script::ResetBody => Ok(Response::new(BrokenBody.boxed_unsync())),
+            Script::EndlessBody => Ok(Response::new(EndlessBody.boxed_unsync())),
         }
     }
 }
@@ -169,6 +172,21 @@ impl http_body::Body for BrokenBody {
         _: &mut Context<'_>,
     ) -> Poll<Option<Result<http_body::Frame<Bytes>, crate::BoxError>>> {
         Poll::Ready(Some(Err("reset".into())))
+    }
+}
+
+/// A body that is always ready and never ends.
+struct EndlessBody;
+
+impl http_body::Body for EndlessBody {
+    type Data = Bytes;
+    type Error = crate::BoxError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<http_body::Frame<Bytes>, crate::BoxError>>> {
+        Poll::Ready(Some(Ok(http_body::Frame::data(Bytes::from_static(b"data")))))
     }
 }
 

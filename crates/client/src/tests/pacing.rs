@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::{Received, Script, TestServer, URL, respond, respond_with, secs};
-use crate::{Client, ClientBuilder, ClientError};
+use crate::{BulkheadConfig, Client, ClientBuilder, ClientError};
 
 fn plain() -> ClientBuilder {
     Client::builder().breaker(None).bulkhead(None)
@@ -184,4 +184,29 @@ async fn request_that_is_dropped_while_it_waits_charges_nothing() {
     let elapsed = server.clock.elapsed();
     assert!(elapsed <= secs(21), "only the reset delays it: {elapsed:?}");
     assert_eq!((rules.rejections(), server.count()), (0, 5));
+}
+
+#[tokio::test(start_paused = true)]
+async fn request_that_is_dropped_in_the_queue_of_the_bulkhead_charges_nothing() {
+    let server = TestServer::new(|number, received| match received.path.as_str() {
+        "/items" if number == 0 => {
+            respond_with(200, &[("ratelimit-policy", "\"a\";q=4;w=50"), ("ratelimit", "\"a\";r=3;t=50")])
+        }
+        "/slow" => Script::Hang,
+        _ => respond(200),
+    });
+    let bulkhead = BulkheadConfig::new(1).queue(100, secs(10));
+    let client = server.client(Client::builder().bulkhead(bulkhead));
+    client.get(URL).send().await.unwrap();
+    let slow = tokio::spawn(client.get("http://api.example/slow").send());
+    tokio::task::yield_now().await;
+    for _ in 0..20 {
+        let waiting = tokio::spawn(client.get(URL).send());
+        tokio::task::yield_now().await;
+        waiting.abort();
+        assert!(waiting.await.is_err());
+    }
+    slow.abort();
+    client.get(URL).send().await.unwrap();
+    assert_eq!((server.count(), server.clock.elapsed()), (3, Duration::ZERO));
 }

@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
+use http_body_util::BodyExt;
 use tidegate_core::{TimeSpan, Timestamp};
 use tidegate_store::Clock;
 use tidegate_tower::bulkhead::BulkheadConfig;
 use tidegate_tower::deadline::Deadline;
 
 use super::{Script, TestServer, URL, respond, respond_with, secs};
-use crate::{Client, ClientError};
+use crate::{BreakerConfig, Client, ClientError, Jitter, Ratio, SlowCalls};
 
 const OTHER: &str = "http://other.example/";
 
@@ -47,6 +48,36 @@ async fn breaker_counts_bodies_that_break_and_not_rejections() {
     for _ in 0..20 {
         let error = client.get(URL).send().await.unwrap_err();
         assert!(matches!(error, ClientError::RateLimited { .. }), "{error}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn breaker_probe_ends_at_the_head_of_its_response() {
+    let server = TestServer::new(|number, _| match number {
+        0..5 => respond(500),
+        _ => Script::Respond(200, Vec::new(), "body"),
+    });
+    let client = server.client(Client::builder().attempts(1));
+    for _ in 0..5 {
+        assert_eq!(client.get(URL).send().await.unwrap().status(), 500);
+    }
+    let open_for = client.get(URL).send().await.unwrap_err().retry_after().unwrap();
+    tokio::time::sleep(open_for).await;
+    let unread = client.get(URL).send().await.unwrap();
+    assert_eq!(client.get(URL).send().await.unwrap().status(), 200, "the probe does not wait for its body");
+    assert_eq!(unread.text().await.unwrap(), "body");
+}
+
+#[tokio::test(start_paused = true)]
+async fn breaker_does_not_count_the_time_that_callers_take_for_bodies() {
+    let server = TestServer::new(|_, _| Script::Respond(200, Vec::new(), "body"));
+    let slow = SlowCalls { over: TimeSpan::from_secs(1), rate: Ratio::from_percent(50) };
+    let config = BreakerConfig { slow: Some(slow), min_calls: 2, ..BreakerConfig::default() };
+    let client = server.client(Client::builder().breaker(config));
+    for _ in 0..10 {
+        let response = client.get(URL).send().await.unwrap();
+        tokio::time::sleep(secs(5)).await;
+        assert_eq!(response.text().await.unwrap(), "body");
     }
 }
 
@@ -94,7 +125,7 @@ async fn bulkhead_place_is_occupied_until_the_response_is_dropped() {
 #[tokio::test(start_paused = true)]
 async fn deadline_is_sent_with_each_attempt_and_nothing_starts_after_it() {
     let server = TestServer::new(|_, _| respond_with(503, &[("retry-after", "2")]));
-    let client = server.client(Client::builder());
+    let client = server.client(Client::builder().backoff(secs(1), secs(1), Jitter::None));
     let response = client.get(URL).deadline(secs(5)).send().await.unwrap();
     assert_eq!(response.status(), 503, "the last response before the deadline");
     let received = server.received();
@@ -110,6 +141,19 @@ async fn deadline_is_sent_with_each_attempt_and_nothing_starts_after_it() {
     }
     let error = client.get(URL).deadline(Duration::ZERO).send().await.unwrap_err();
     assert!(matches!(error, ClientError::DeadlineExceeded) && server.count() == 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn body_that_never_stalls_ends_at_the_deadline() {
+    let server = TestServer::new(|_, _| Script::EndlessBody);
+    let client = server.client(Client::builder());
+    let mut body = client.get(URL).deadline(secs(5)).send().await.unwrap().into_body();
+    for _ in 0..5 {
+        assert!(body.frame().await.unwrap().is_ok());
+        tokio::time::sleep(secs(1)).await;
+    }
+    let error = body.frame().await.unwrap().unwrap_err();
+    assert!(matches!(error, ClientError::DeadlineExceeded), "{error}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -67,7 +67,7 @@ async fn other_statuses_are_not_retried() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn post_and_patch_are_sent_once_unless_allowed() {
+async fn post_and_patch_that_fail_are_not_sent_again_unless_allowed() {
     let failures: [fn() -> Script; 3] = [|| respond(503), || Script::RefuseConnection, || Script::Reset];
     for failure in failures {
         let server = TestServer::new(move |_, _| failure());
@@ -123,6 +123,14 @@ async fn retry_after_of_a_503_is_honoured_and_never_early() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn retry_after_of_zero_does_not_shorten_the_backoff() {
+    let server = TestServer::new(|_, _| respond_with(503, &[("retry-after", "0")]));
+    let client = server.client(plain().backoff(secs(1), secs(30), Jitter::None));
+    client.get(URL).send().await.unwrap();
+    assert_eq!(gaps(&server), [1, 2, 4, 8]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn rejected_post_is_sent_again_after_retry_after() {
     let server = TestServer::new(|number, _| match number {
         0 => respond_with(429, &[("retry-after", "7")]),
@@ -160,21 +168,25 @@ async fn success_resets_the_wait_after_rejections() {
 
 #[tokio::test(start_paused = true)]
 async fn thousand_failing_requests_cause_at_most_a_hundred_retries_plus_the_minimum() {
-    let server = TestServer::new(|_, _| respond(503));
-    let client = server.client(plain());
-    let requests: Vec<_> = (0..1_000).map(|_| tokio::spawn(client.get(URL).send())).collect();
-    let mut exhausted = 0;
-    for request in requests {
-        if let Err(error) = request.await.unwrap() {
-            assert!(matches!(&error, ClientError::BudgetExhausted { last }
-                if matches!(**last, ClientError::Status { .. })));
-            exhausted += 1;
+    let failures: [fn() -> Script; 2] = [|| respond(503), || Script::Reset];
+    for failure in failures {
+        let server = TestServer::new(move |_, _| failure());
+        let client = server.client(plain());
+        let requests: Vec<_> = (0..1_000).map(|_| tokio::spawn(client.get(URL).send())).collect();
+        let mut exhausted = 0;
+        for request in requests {
+            exhausted += usize::from(match request.await.unwrap() {
+                // A response stays a response when it cannot be retried.
+                Ok(response) => response.status() == 503 && response.attempts() == 1,
+                Err(error) => matches!(error, ClientError::BudgetExhausted { last }
+                    if matches!(*last, ClientError::ConnectionLost { .. })),
+            });
         }
+        let retries = server.count() - 1_000;
+        let minimum = 10 * (usize::try_from(server.clock.elapsed().as_secs()).unwrap() + 1);
+        assert!(exhausted >= 890, "{exhausted}");
+        assert!((100..=100 + minimum).contains(&retries), "{retries} retries, minimum {minimum}");
     }
-    let retries = server.count() - 1_000;
-    let minimum = 10 * (usize::try_from(server.clock.elapsed().as_secs()).unwrap() + 1);
-    assert!(exhausted >= 890, "{exhausted}");
-    assert!((100..=100 + minimum).contains(&retries), "{retries} retries, minimum {minimum}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http_body::{Body, Frame};
-use http_body_util::Full;
+use http_body_util::{BodyExt, Full};
 use tidegate_client::{Client, ClientBuilder, ClientError, Jitter, SendBody};
 use tidegate_testkit::certificate::{Authority, params_for};
 use tidegate_testkit::server::{
@@ -204,6 +204,36 @@ async fn request_body_that_fails_is_an_upload_error_and_is_not_retried() {
     let error = soon(client.request(request).send()).await.unwrap_err();
     assert!(matches!(error, ClientError::Upload { .. }), "{error}");
     assert_eq!(server.count(), 0);
+}
+
+#[tokio::test]
+async fn request_body_that_fails_over_http2_is_an_upload_error_and_does_not_open_the_breaker() {
+    let server = HttpServer::start(|request| async move {
+        // The response waits for the whole request.
+        let _ = request.into_body().collect().await;
+        http::Response::new(full("ok"))
+    });
+    let server = server.await;
+    let client = quick().http2_only(true).build().unwrap();
+    for _ in 0..10 {
+        let request = client.put(server.url()).stream(BrokenUpload);
+        let error = soon(request.send()).await.unwrap_err();
+        assert!(matches!(&error, ClientError::Upload { source } if source.to_string().contains("caller")));
+    }
+    assert_eq!(soon(client.get(server.url()).send()).await.unwrap().status(), 200);
+}
+
+#[tokio::test]
+async fn request_that_no_connection_can_send_is_invalid_and_does_not_open_the_breaker() {
+    let server = RecordingServer::start().await;
+    let client = quick().build().unwrap();
+    for _ in 0..10 {
+        let mut request = http::Request::put(server.url()).body("x").unwrap();
+        *request.version_mut() = http::Version::HTTP_09;
+        let error = soon(client.request(request).send()).await.unwrap_err();
+        assert!(matches!(error, ClientError::InvalidRequest { .. }), "{error}");
+    }
+    assert_eq!(soon(client.get(server.url()).send()).await.unwrap().status(), 200);
 }
 
 /// A request body that fails.
