@@ -3,8 +3,8 @@
 use std::io;
 use std::time::Duration;
 
+use http::Response;
 use http::header::RETRY_AFTER;
-use http::{Response, StatusCode};
 use tidegate_core::{CallEnd, CallOutcome, TimeSpan};
 use tidegate_policy::RetryPlan;
 use tidegate_telemetry::AttemptResult;
@@ -42,6 +42,9 @@ impl AttemptFailure {
             let (result, cause) = (AttemptResult::Unreachable, Some(RetryCause::Connect));
             return Self { result, end, cause, error: connect_error(source) };
         }
+        if matches!(error, SendError::NotRepeatable) {
+            return Self::neutral(ServeError::BadUpstreamResponse);
+        }
         match exchange_error(error, upload) {
             error_of @ ServeError::BadUpstreamResponse => {
                 let cause = matches!(error, SendError::NoResponse).then_some(RetryCause::Reset);
@@ -63,7 +66,7 @@ pub(crate) fn latency_sample(end: CallEnd, elapsed: TimeSpan, timeout: TimeSpan)
     match (end, end.outcome()) {
         (CallEnd::Timeout, _) => Some(elapsed.max(timeout)),
         (_, CallOutcome::Success) => Some(elapsed),
-        (_, CallOutcome::Failure | CallOutcome::Neutral) => None,
+        (_, CallOutcome::Failure | CallOutcome::ClientError | CallOutcome::Neutral) => None,
     }
 }
 
@@ -80,11 +83,13 @@ pub(crate) fn status_cause(response: &Response<UpstreamBody>, plan: &RetryPlan) 
     if plan.on.statuses.is_empty() {
         return None;
     }
-    let status = response.status();
-    let seconds = || response.headers().get(RETRY_AFTER)?.to_str().ok()?.trim().parse().ok();
-    let wait = if status == StatusCode::SERVICE_UNAVAILABLE { seconds() } else { None };
-    let cause = RetryCause::Status(status.as_u16(), wait.map(Duration::from_secs));
-    cause.is_in(&plan.on).then_some(cause)
+    let cause = RetryCause::Status(response.status().as_u16(), None);
+    if !cause.is_in(&plan.on) {
+        return None;
+    }
+    let seconds =
+        response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.trim().parse().ok());
+    Some(RetryCause::Status(response.status().as_u16(), seconds.map(Duration::from_secs)))
 }
 
 /// Maps a connect error: TLS certificate errors are reported with their reason.

@@ -143,7 +143,8 @@ impl<S: Store + 'static> Exchange<'_, S> {
                 Some(NextAttempt { selected, permit, .. }) => (selected, permit),
                 None => (None, None),
             };
-            let Some(other) = other else {
+            // The body may have outgrown the buffer while the request waited.
+            let Some(other) = other.filter(|_| request.is_complete()) else {
                 return match end {
                     RepeatableEnd::Response(answer) => {
                         self.accept(*answer, upgrade.take(), permits, recording)

@@ -76,6 +76,11 @@ impl ForwardedRequest {
         self.is_repeatable && self.upload.progress() != UploadProgress::Started
     }
 
+    /// Whether the head is here and the body can be sent from its beginning.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.head.is_some() && self.upload.progress() != UploadProgress::Started
+    }
+
     /// Restores the head for another attempt. Returns whether there is one.
     pub(crate) fn rewind(&mut self) -> bool {
         self.resends += 1;

@@ -167,7 +167,7 @@ impl PooledConn {
     ) -> Result<Response<UpstreamBody>, AttemptError> {
         let response = match &mut self.conn {
             Some(Conn::Plain(plain)) => {
-                let head = request.http1_head(self.in_flight.server()).ok_or(AttemptError::NotSent)?;
+                let head = request.http1_head(self.in_flight.server()).ok_or(SendError::NotRepeatable)?;
                 match plain.exchange(&self.transport.buffers, head).await {
                     Ok(PlainResponse::Plain(response)) => {
                         request.mark_sent();
@@ -192,7 +192,7 @@ impl PooledConn {
         request: &mut ForwardedRequest,
     ) -> Result<Response<UpstreamBody>, AttemptError> {
         let Some(Conn::Http1(http1)) = &mut self.conn else { return Err(AttemptError::NotSent) };
-        let message = request.take_http1(self.in_flight.server()).ok_or(AttemptError::NotSent)?;
+        let message = request.take_http1(self.in_flight.server()).ok_or(SendError::NotRepeatable)?;
         http1.handoff.expect_response();
         match http1.sender.try_send_request(message).await {
             Ok(response) => self.take_response(response),
@@ -213,7 +213,7 @@ impl PooledConn {
     ) -> Result<Response<UpstreamBody>, AttemptError> {
         let Some(Conn::Http2(http2)) = &mut self.conn else { return Err(AttemptError::NotSent) };
         let head = request.http2(self.in_flight.server()).ok_or(SendError::Host)?;
-        let body = self.upload.open().ok_or(AttemptError::NotSent)?;
+        let body = self.upload.open().ok_or(SendError::NotRepeatable)?;
         let mut error = match http2.sender.try_send_request(head.map(|()| body)).await {
             Ok(response) => {
                 request.mark_sent();

@@ -65,6 +65,9 @@ pub(crate) enum SendError {
     /// The connection broke before the first byte of a response.
     #[error("connection closed before the response")]
     NoResponse,
+    /// A part of the body was sent earlier and is not kept. Nothing was sent to this server.
+    #[error("the request cannot be sent again")]
+    NotRepeatable,
 }
 
 impl Transport {

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tidegate_testkit::server::{AcceptLoop, RecordingServer, Reply, ok};
-use tokio::io::AsyncReadExt;
+use tidegate_testkit::wait::eventually;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::{GET, LIMIT, POST, PUT, policy, status};
 use crate::fixture::{ResourceLimits, TestGateway};
@@ -174,6 +175,31 @@ async fn body_with_resets_in_its_middle_is_never_sent_in_part() {
     }
     assert!(resets.load(Ordering::SeqCst) >= 5);
     assert_eq!(complete.count(), 20);
+}
+
+/// The first server responds before it has the body; the body outgrows the buffer while the retry waits.
+#[tokio::test]
+async fn body_that_outgrows_the_buffer_during_the_wait_is_not_sent_again() {
+    let early = AcceptLoop::start(|_, mut stream| async move {
+        let _ = stream.read(&mut [0; 700]).await;
+        let _ = stream.write_all(&status("503 Service Unavailable", "")).await;
+        while stream.read(&mut [0; 4096]).await.is_ok_and(|read| read > 0) {}
+    })
+    .await;
+    let other = RecordingServer::start().await;
+    let settings = "breaker: { failures: 1 }, eject: { after: 1 }, \
+                    retry: { on: [connect, reset, 503], base: 200ms, cap: 200ms, jitter: none, buffer: 1KiB, budget: 100% }";
+    let policy = policy(&[early.url(), other.url()], settings, LIMIT);
+    let gateway = TestGateway::start(&policy, ResourceLimits::default());
+    let mut client = gateway.client().await;
+    client.send(b"PUT / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n").await;
+    let breaker = |index: usize| gateway.upstream().servers[index].breaker.expect("a breaker");
+    eventually("the first response", || breaker(0).opened == 1).await;
+    client.send(&[b"4000\r\n", &[b'x'; 0x4000][..], b"\r\n"].concat()).await;
+    let response = client.response().await.expect("a response");
+    assert_eq!(response.status, 503, "{}", response.text());
+    assert_eq!((other.count(), breaker(1).opened), (0, 0), "a server that got nothing is not to blame");
+    assert_eq!(gateway.send_raw(GET).await.status, 200);
 }
 
 #[tokio::test]
