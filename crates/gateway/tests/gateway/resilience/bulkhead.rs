@@ -117,6 +117,28 @@ async fn connections_of_an_upstream_are_bounded_and_idle_ones_make_room() {
 }
 
 #[tokio::test]
+async fn wait_for_a_connection_that_is_too_long_is_refunded_and_harms_no_server() {
+    let server = hanging().await;
+    let settings = "bulkhead: { concurrent: 10, connections: 1, wait: 200ms }, timeouts: { request: 50ms }, \
+                    breaker: { failures: 1 }";
+    let gateway = TestGateway::start(&policy(&[server.url()], settings, LIMIT), ResourceLimits::default());
+    let mut holder = gateway.client().await;
+    holder.send(HANG).await;
+    holder.first_bytes().await;
+    let mut client = gateway.client().await;
+    for _ in 0..3 {
+        client.send(GET.as_bytes()).await;
+        let response = client.response().await.expect("a response");
+        assert!(response.text().contains("bulkhead_full"), "{}", response.text());
+    }
+    drop(holder);
+    eventually("the connection is closed", || gateway.upstream().servers[0].connections == 0).await;
+    client.send(GET.as_bytes()).await;
+    let response = client.response().await.expect("a response");
+    assert_eq!((response.status, response.remaining()), (200, 998), "two requests were sent");
+}
+
+#[tokio::test]
 async fn bulkhead_with_clients_that_leave_at_any_time_leaks_no_permit() {
     let server = hanging().await;
     let text = format!(
