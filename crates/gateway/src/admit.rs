@@ -37,14 +37,14 @@ impl<S: Store + 'static> Exchange<'_, S> {
         Box::pin(self.fill(permits, Some(route), upstream, criticality)).await
     }
 
-    /// The permits for the upstream that replaces one whose breaker is open. `first` are those of the request so far.
+    /// The permits for the upstream that replaces one whose breaker is open. `first` are those of the request so far; what it
+    /// holds of the first upstream is released.
     pub(crate) async fn admit_fallback(
         &self,
         upstream: &UpstreamGroup,
         first: ExchangePermits,
     ) -> Result<ExchangePermits, ServeError> {
-        let permits = PermitList { first, ..PermitList::default() };
-        self.fill(permits, None, upstream, Criticality::default()).await
+        self.fill(first.without_upstream(), None, upstream, Criticality::default()).await
     }
 
     async fn fill(

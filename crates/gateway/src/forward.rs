@@ -85,9 +85,10 @@ impl<S: Store + 'static> Exchange<'_, S> {
                 // Boxed because its state would otherwise be part of every request.
                 Box::pin(async {
                     let fallback = fallback.ok_or(ServeError::NoServer)?;
-                    let permits = self.admit_fallback(fallback, context.permits.clone()).await?;
-                    let sticky_key = context.sticky_key.or_random();
-                    let context = AttemptContext { upstream: fallback, sticky_key, permits, ..context };
+                    let AttemptContext { sticky_key, permits, at, .. } = context;
+                    let permits = self.admit_fallback(fallback, permits).await?;
+                    let sticky_key = sticky_key.or_random();
+                    let context = AttemptContext { upstream: fallback, sticky_key, permits, at };
                     self.send_to(outbound, &context, refund).await
                 })
                 .await

@@ -1,6 +1,6 @@
 //! Bounds on the requests in flight to an upstream or on a route.
 
-use tidegate_gateway::BulkheadStatus;
+use tidegate_gateway::{BreakerCommand, BulkheadStatus};
 use tidegate_testkit::server::{RecordingServer, Reply};
 use tidegate_testkit::wait::{eventually, within};
 
@@ -180,4 +180,27 @@ async fn connection_that_is_idle_in_one_worker_makes_room_for_another_worker() {
         assert_eq!(gateway.send_raw(GET).await.status, 200);
     }
     assert!(server.connections() > 1, "both workers have used it");
+}
+
+#[tokio::test]
+async fn request_to_the_fallback_upstream_holds_no_permit_of_the_first() {
+    let (server, spare) = (hanging().await, hanging().await);
+    let text = format!(
+        "upstreams:\n  app: {{ servers: [{}], breaker: {{ failures: 1 }}, fallback: {{ upstream: spare }}, \
+         bulkhead: {{ concurrent: 1 }}, shed: adaptive }}\n  \
+         spare: {{ servers: [{}], bulkhead: {{ concurrent: 9 }} }}\n\
+         routes: [{{ upstream: app, bulkhead: {{ concurrent: 9 }} }}]\n{LIMIT}\n",
+        server.url(),
+        spare.url()
+    );
+    let gateway = TestGateway::start(&text, ResourceLimits::default());
+    gateway.force_breaker("app", None, BreakerCommand::Open).expect("a breaker");
+    let mut holder = gateway.client().await;
+    holder.send(HANG).await;
+    holder.first_bytes().await;
+    let app = gateway.upstream();
+    assert_eq!((app.name.as_str(), app.shed.expect("load shedding").in_flight), ("app", 0));
+    assert_eq!(gateway.bulkhead().in_use, 0);
+    assert_eq!(gateway.route_bulkheads()[0].1.in_use, 1, "the route is still busy");
+    assert_eq!(gateway.send_raw(GET).await.status, 200);
 }
