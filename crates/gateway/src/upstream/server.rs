@@ -85,7 +85,7 @@ impl UpstreamGroup {
     /// Counts the result of an attempt. Returns for how long the server is ejected, if this result ejects it.
     #[inline]
     pub(crate) fn record_outcome(&self, index: usize, outcome: CallOutcome) -> Option<TimeSpan> {
-        let plan = self.resilience.plan.eject.as_ref()?;
+        let plan = self.resilience.plan.eject.as_ref();
         let server = self.servers.get(index)?;
         if !server.ejection.record(outcome, plan, || self.clock.now()) {
             return None;
