@@ -13,7 +13,10 @@ use tidegate_tower::load_shed::criticality;
 
 use crate::error::ServeError;
 use crate::service::Exchange;
-use crate::upstream::{ExchangePermits, PermitList, UpstreamGroup};
+use crate::time_bounds::TimeBounds;
+use crate::upstream::{
+    ExchangePermits, ForwardedRequest, NoConnectionSlot, PermitList, SelectedServer, UpstreamGroup,
+};
 
 impl<S: Store + 'static> Exchange<'_, S> {
     /// The permits of a request that its limits have admitted; `limits` are those of concurrency limits.
@@ -34,14 +37,14 @@ impl<S: Store + 'static> Exchange<'_, S> {
         Box::pin(self.fill(permits, Some(route), upstream, criticality)).await
     }
 
-    /// The permits for the upstream that replaces one whose breaker is open. `first` are those of the request so far.
+    /// The permits for the upstream that replaces one whose breaker is open. `first` are those of the request so far; what it
+    /// holds of the first upstream is released.
     pub(crate) async fn admit_fallback(
         &self,
         upstream: &UpstreamGroup,
         first: ExchangePermits,
     ) -> Result<ExchangePermits, ServeError> {
-        let permits = PermitList { first, ..PermitList::default() };
-        self.fill(permits, None, upstream, Criticality::default()).await
+        self.fill(first.without_upstream(), None, upstream, Criticality::default()).await
     }
 
     async fn fill(
@@ -75,5 +78,29 @@ impl<S: Store + 'static> Exchange<'_, S> {
             Ok(permit) => permit.map_err(|_| ServeError::BulkheadFull),
             Err(_) => Err(ServeError::DeadlineExceeded),
         }
+    }
+
+    /// Reserves the slot of a connection for an attempt, before the time that the server has for it starts.
+    pub(crate) async fn reserve_slot(
+        &self,
+        upstream: &UpstreamGroup,
+        selected: &mut SelectedServer<'_>,
+        request: &ForwardedRequest,
+        bounds: &TimeBounds<'_>,
+    ) -> Result<(), ServeError> {
+        let Some(slots) = &upstream.resilience.connections else { return Ok(()) };
+        let may_wait = slots.in_use() >= slots.config().concurrent;
+        let reserving = self.worker.transport.reserve_slot(upstream, selected.server, request);
+        selected.slot = match tokio::time::timeout(bounds.left(), reserving).await {
+            Ok(reserved) => reserved.map_err(|NoConnectionSlot| ServeError::BulkheadFull)?,
+            Err(_) => return Err(bounds.next().err().unwrap_or(ServeError::BulkheadFull)),
+        };
+        if let Some(breaker) = &mut selected.breaker
+            && may_wait
+            && selected.slot.is_some()
+        {
+            breaker.ignore_duration();
+        }
+        Ok(())
     }
 }

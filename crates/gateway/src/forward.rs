@@ -85,9 +85,10 @@ impl<S: Store + 'static> Exchange<'_, S> {
                 // Boxed because its state would otherwise be part of every request.
                 Box::pin(async {
                     let fallback = fallback.ok_or(ServeError::NoServer)?;
-                    let permits = self.admit_fallback(fallback, context.permits.clone()).await?;
-                    let sticky_key = context.sticky_key.or_random();
-                    let context = AttemptContext { upstream: fallback, sticky_key, permits, ..context };
+                    let AttemptContext { sticky_key, permits, at, .. } = context;
+                    let permits = self.admit_fallback(fallback, permits).await?;
+                    let sticky_key = sticky_key.or_random();
+                    let context = AttemptContext { upstream: fallback, sticky_key, permits, at };
                     self.send_to(outbound, &context, refund).await
                 })
                 .await
@@ -118,11 +119,16 @@ impl<S: Store + 'static> Exchange<'_, S> {
         }
         let recording = UploadRecording(request.upload().clone());
         let mut retry = RetryState::new(upstream, *sticky_key);
-        if let Some(refund) = refund.take() {
-            refund.keep();
-        }
         loop {
             let index = selected.index;
+            if resilience.connections.is_some() {
+                // Boxed because its state would otherwise be part of every request.
+                Box::pin(self.reserve_slot(upstream, &mut selected, request, &bounds)).await?;
+                bound = bounds.next()?;
+            }
+            if let Some(refund) = refund.take() {
+                refund.keep();
+            }
             let (cause, end) = match self.attempt(request, context, selected, (&bounds, bound)).await {
                 Ok(answer) => match status_cause(&answer.0, &resilience.plan.retry) {
                     None => return self.accept(answer, upgrade.take(), permits, recording),
@@ -169,7 +175,7 @@ impl<S: Store + 'static> Exchange<'_, S> {
         &mut self,
         request: &mut ForwardedRequest,
         AttemptContext { upstream, permits, .. }: &AttemptContext<'_>,
-        SelectedServer { index, server, breaker }: SelectedServer<'_>,
+        SelectedServer { index, server, breaker, slot }: SelectedServer<'_>,
         (bounds, bound): (&TimeBounds<'_>, AttemptBound),
     ) -> Result<Answer, AttemptFailure> {
         let (worker, record) = (self.worker, &mut self.record);
@@ -183,7 +189,7 @@ impl<S: Store + 'static> Exchange<'_, S> {
         let (upload, running) = (request.upload().clone(), RunningBound::new(bound));
         let breaker = Cell::new(breaker);
         let sent = {
-            let sending = pin!(worker.transport.send(upstream, server, request, permits));
+            let sending = pin!(worker.transport.send(upstream, (server, slot), request, permits));
             let extension = || {
                 let more = bounds.extension(&upload, &running);
                 // A client that sends its body slowly must not keep the probe of a breaker.

@@ -23,7 +23,7 @@ use crate::builder::GatewayBuilder;
 use crate::conn::{Acceptor, ConnectionLimiter, Listener};
 use crate::resource_limits::ResourceLimits;
 use crate::snapshot::{Snapshot, SnapshotError};
-use crate::upstream::{Connector, TlsError, health};
+use crate::upstream::{Connector, TlsError, UpstreamGroup, health};
 use crate::upstream_metrics;
 use crate::worker::{SharedState, Worker};
 
@@ -123,6 +123,7 @@ impl<S: Store + 'static> Gateway<S> {
         let policy = Arc::clone(prepared.policy());
         let snapshot = Snapshot::new(policy, Some(&self.snapshot.load()), &self.shared, &self.limits)?;
         limiter.activate(prepared);
+        snapshot.upstreams().iter().for_each(UpstreamGroup::limit_ejections);
         self.snapshot.store(Arc::new(snapshot));
         Ok(())
     }

@@ -95,6 +95,12 @@ impl TimeBounds<'_> {
         bound.map(|bound| bound.timeout)
     }
 
+    /// How long the request may wait before an attempt.
+    pub(crate) fn left(&self) -> Duration {
+        let left = self.left_of_total();
+        self.deadline.map_or(left, |deadline| left.min(deadline.remaining(self.clock.now()).into()))
+    }
+
     fn left_of_total(&self) -> Duration {
         self.timeouts.total.saturating_sub(self.clock.now().since(self.started).into())
     }

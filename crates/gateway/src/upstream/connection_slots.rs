@@ -6,8 +6,9 @@
 use tidegate_tower::bulkhead::BulkheadPermit;
 use tokio::sync::watch;
 
-use super::server::UpstreamGroup;
-use super::transport::Transport;
+use super::forwarded_request::ForwardedRequest;
+use super::server::{Server, UpstreamGroup};
+use super::transport::{Transport, is_plain};
 
 /// Asks workers to close idle connections whose slots are needed. Shared by all workers.
 #[derive(Debug, Default)]
@@ -25,9 +26,23 @@ impl PoolPressure {
 
 /// No connection can be opened: the upstream has as many as it may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct NoConnectionSlot;
+pub(crate) struct NoConnectionSlot;
 
 impl Transport {
+    /// The slot for the connection of an attempt; `None` if an idle one can be used or connections are not bounded. Waiting
+    /// for it is not part of the attempt: it says nothing about the server.
+    pub(crate) async fn reserve_slot(
+        &self,
+        upstream: &UpstreamGroup,
+        server: &Server,
+        request: &ForwardedRequest,
+    ) -> Result<Option<BulkheadPermit>, NoConnectionSlot> {
+        if self.pool.has_idle(server, is_plain(server, request)) {
+            return Ok(None);
+        }
+        self.acquire_slot(upstream).await
+    }
+
     /// A slot for a new connection; `None` if connections are not bounded.
     pub(super) async fn acquire_slot(
         &self,

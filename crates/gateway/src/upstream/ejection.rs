@@ -98,12 +98,13 @@ impl EjectionState {
         self.failures.store(0, Ordering::Relaxed);
     }
 
-    /// Counts a result. Returns whether the server has now failed so often that it should be ejected.
+    /// Counts a result. Returns whether the server has now failed so often that it should be ejected. Without a plan it never
+    /// is, but [`Self::is_failing`] is still known.
     #[inline]
     pub(super) fn record(
         &self,
         outcome: CallOutcome,
-        plan: &EjectPlan,
+        plan: Option<&EjectPlan>,
         now: impl FnOnce() -> Timestamp,
     ) -> bool {
         match outcome {
@@ -118,9 +119,15 @@ impl EjectionState {
                 }
                 false
             }
-            // Requests that were sent before the ejection may still fail.
-            CallOutcome::Failure if self.share(now) == TrafficShare::Ejected => false,
-            CallOutcome::Failure => self.failures.fetch_add(1, Ordering::Relaxed) + 1 >= plan.after,
+            CallOutcome::Failure => match plan {
+                None => {
+                    self.failures.store(1, Ordering::Relaxed);
+                    false
+                }
+                // Requests that were sent before the ejection may still fail.
+                Some(_) if self.share(now) == TrafficShare::Ejected => false,
+                Some(plan) => self.failures.fetch_add(1, Ordering::Relaxed) + 1 >= plan.after,
+            },
         }
     }
 
@@ -153,7 +160,7 @@ mod tests {
     /// Fails until the server should be ejected. Returns after how many failures.
     fn fail(state: &EjectionState, now: Timestamp) -> usize {
         let plan = EjectPlan::default();
-        (1..100).find(|_| state.record(CallOutcome::Failure, &plan, || now)).expect("an ejection")
+        (1..100).find(|_| state.record(CallOutcome::Failure, Some(&plan), || now)).expect("an ejection")
     }
 
     #[test]
@@ -161,13 +168,16 @@ mod tests {
         let (state, plan) = (EjectionState::default(), EjectPlan::default());
         for _ in 0..100 {
             for outcome in [CallOutcome::Failure; 4] {
-                assert!(!state.record(outcome, &plan, || START));
+                assert!(!state.record(outcome, Some(&plan), || START));
             }
-            assert!(!state.record(CallOutcome::Success, &plan, || START));
+            assert!(!state.record(CallOutcome::Success, Some(&plan), || START));
             assert!(!state.is_failing());
         }
         for _ in 0..100 {
-            assert!(!state.record(CallOutcome::Neutral, &plan, || START), "neutral results do not count");
+            assert!(
+                !state.record(CallOutcome::Neutral, Some(&plan), || START),
+                "neutral results do not count"
+            );
         }
         assert_eq!(fail(&state, START), 5);
     }
@@ -192,10 +202,10 @@ mod tests {
         let (state, plan) = (EjectionState::default(), EjectPlan::default());
         state.eject(&plan, START);
         let back = START + plan.duration;
-        state.record(CallOutcome::Success, &plan, || back);
+        state.record(CallOutcome::Success, Some(&plan), || back);
         assert_eq!(state.eject(&plan, back), TimeSpan::from_secs(20), "it failed again soon");
         let back = back + TimeSpan::from_secs(20);
-        state.record(CallOutcome::Success, &plan, || back + TimeSpan::from_secs(20));
+        state.record(CallOutcome::Success, Some(&plan), || back + TimeSpan::from_secs(20));
         assert_eq!(state.eject(&plan, back + TimeSpan::from_secs(20)), plan.duration);
     }
 
@@ -218,7 +228,7 @@ mod tests {
         let (state, plan) = (EjectionState::default(), EjectPlan::default());
         state.eject(&plan, START);
         for _ in 0..100 {
-            assert!(!state.record(CallOutcome::Failure, &plan, || START + SECOND));
+            assert!(!state.record(CallOutcome::Failure, Some(&plan), || START + SECOND));
         }
         assert_eq!(fail(&state, START + plan.duration), 5);
     }

@@ -40,7 +40,7 @@ mod transport;
 pub(crate) use balance::StickyKey;
 pub(crate) use connect::Connector;
 pub use connect::TlsError;
-pub(crate) use connection_slots::PoolPressure;
+pub(crate) use connection_slots::{NoConnectionSlot, PoolPressure};
 pub(crate) use forwarded_request::ForwardedRequest;
 pub(crate) use http1_fast::PlainBody;
 pub(crate) use permits::{ExchangePermits, PermitList};

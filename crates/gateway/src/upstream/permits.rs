@@ -19,15 +19,13 @@ pub(crate) struct PermitList {
     /// Of the route and the upstream.
     pub(crate) bulkheads: [Option<BulkheadPermit>; 2],
     pub(crate) shed: Mutex<Option<LoadShedPermit>>,
-    /// The permits for the upstream that this one replaces.
-    pub(crate) first: ExchangePermits,
 }
 
 impl From<PermitList> for ExchangePermits {
     fn from(mut list: PermitList) -> Self {
         let has_shed = list.shed.get_mut().unwrap_or_else(PoisonError::into_inner).is_some();
         let has_bulkhead = list.bulkheads.iter().any(Option::is_some);
-        let is_empty = list.limits.is_empty() && !has_bulkhead && !has_shed && list.first.is_empty();
+        let is_empty = list.limits.is_empty() && !has_bulkhead && !has_shed;
         Self((!is_empty).then(|| Arc::new(list)))
     }
 }
@@ -40,6 +38,15 @@ impl ExchangePermits {
     /// Releases this clone.
     pub(crate) fn clear(&mut self) {
         self.0 = None;
+    }
+
+    /// What a request to another upstream keeps: the permits of its limits and its route. Those of the first upstream, which
+    /// got nothing, are released.
+    pub(crate) fn without_upstream(self) -> PermitList {
+        // No attempt was made, so there is no other clone.
+        let list = self.0.and_then(Arc::into_inner).unwrap_or_default();
+        let PermitList { limits, bulkheads: [route, _], .. } = list;
+        PermitList { limits, bulkheads: [route, None], ..PermitList::default() }
     }
 
     /// Releases the permit of load shedding: the adaptive limit bounds the time until a response starts. Clients that read

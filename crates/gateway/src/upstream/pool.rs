@@ -96,6 +96,16 @@ impl ConnPool {
         None
     }
 
+    /// Whether [`Self::take`] finds a connection.
+    pub(super) fn has_idle(&self, server: &Server, is_plain: bool) -> bool {
+        let servers = self.servers.borrow();
+        servers.get(&std::ptr::from_ref(server)).is_some_and(|conns| {
+            (is_plain && conns.plain.iter().any(|idle| idle.conn.is_usable()))
+                || conns.http2.iter().any(|kept| kept.conn.has_capacity())
+                || conns.http1.iter().any(|idle| idle.conn.sender.is_ready())
+        })
+    }
+
     /// Keeps a connection for the next request, unless a request is still being written over it.
     pub(super) fn keep(&self, server: &Arc<Server>, conn: Conn, settings: &KeepSettings) {
         if settings.is_slot_needed() {

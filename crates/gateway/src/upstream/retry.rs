@@ -163,4 +163,20 @@ mod tests {
         drop(probe);
         assert!(retry.select_after_wait(cause).is_some());
     }
+
+    #[test]
+    fn request_moves_without_budget_only_to_servers_that_work_also_if_none_is_ejected() {
+        let (group, _) = group(&URLS, ResiliencePlan { eject: None, ..ResiliencePlan::default() });
+        let key = group.sticky_key(|| b"client");
+        let moves = |group| {
+            let mut retry = RetryState::new(group, key);
+            retry.next(0, RetryCause::Connect, true).is_some_and(|next| next.permit.is_none())
+        };
+        assert!(moves(&group));
+        let ejected = (0..URLS.len()).filter_map(|index| group.record_outcome(index, CallOutcome::Failure));
+        assert_eq!(ejected.count(), 0);
+        assert!(!moves(&group), "all have failed");
+        group.record_outcome(3, CallOutcome::Success);
+        assert!(moves(&group));
+    }
 }

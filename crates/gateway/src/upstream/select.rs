@@ -5,6 +5,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 use tidegate_core::TimeSpan;
 use tidegate_tower::breaker::BreakerPermit;
+use tidegate_tower::bulkhead::BulkheadPermit;
 
 use super::balance::StickyKey;
 use super::breakers::{BreakerSet, earliest};
@@ -20,6 +21,8 @@ pub(crate) struct SelectedServer<'u> {
     pub(crate) server: &'u Arc<Server>,
     /// Counts the result; dropped without one, the attempt says nothing about the server.
     pub(crate) breaker: Option<BreakerPermit>,
+    /// For a new connection, if the upstream bounds them and none is idle.
+    pub(crate) slot: Option<BulkheadPermit>,
 }
 
 /// Why no server is selected.
@@ -76,6 +79,6 @@ impl UpstreamGroup {
     }
 
     fn selected(&self, index: usize, breaker: Option<BreakerPermit>) -> SelectedServer<'_> {
-        SelectedServer { index, server: &self.servers[index], breaker }
+        SelectedServer { index, server: &self.servers[index], breaker, slot: None }
     }
 }

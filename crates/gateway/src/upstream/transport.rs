@@ -10,6 +10,7 @@ use http::Response;
 use hyper::client::conn::{http1, http2};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use thiserror::Error;
+use tidegate_tower::bulkhead::BulkheadPermit;
 
 use super::connect::Connector;
 use super::connection_slots::{NoConnectionSlot, PoolPressure};
@@ -93,15 +94,15 @@ impl Transport {
     }
 
     /// Sends a request over a pooled connection or a new one, and waits for the head of the response. The connection has
-    /// `permits` for the time of the attempt.
+    /// `permits` for the time of the attempt. `slot` is the one of a new connection, if it is reserved.
     pub(crate) async fn send(
         self: &Rc<Self>,
         upstream: &UpstreamGroup,
-        server: &Arc<Server>,
+        (server, mut slot): (&Arc<Server>, Option<BulkheadPermit>),
         request: &mut ForwardedRequest,
         permits: &ExchangePermits,
     ) -> Result<(Response<UpstreamBody>, PooledConn), SendError> {
-        let is_plain = server.protocol == Protocol::Http1 && request.is_plain();
+        let is_plain = is_plain(server, request);
         let timeouts = &upstream.resilience.timeouts;
         let settings = ConnSettings {
             keep: KeepSettings { idle: timeouts.idle, slots: upstream.resilience.connections.clone() },
@@ -111,9 +112,14 @@ impl Transport {
             let in_flight = server.begin();
             let (conn, is_new) = match self.pool.take(server, is_plain) {
                 Some(conn) => (conn, false),
-                // Boxed because its state would otherwise be part of every request.
-                None => (Box::pin(self.open(upstream, server, &settings.keep, is_plain)).await?, true),
+                None => {
+                    let reserved = slot.take();
+                    // Boxed because its state would otherwise be part of every request.
+                    let opening = Box::pin(self.open(upstream, (server, reserved), &settings.keep, is_plain));
+                    (opening.await?, true)
+                }
             };
+            slot = None;
             let upload = request.upload().clone();
             let mut conn =
                 PooledConn::new(self, (conn, settings.clone()), in_flight, permits.clone(), upload);
@@ -153,11 +159,14 @@ impl Transport {
     async fn open(
         &self,
         upstream: &UpstreamGroup,
-        server: &Arc<Server>,
+        (server, reserved): (&Arc<Server>, Option<BulkheadPermit>),
         settings: &KeepSettings,
         is_plain: bool,
     ) -> Result<Conn, SendError> {
-        let slot = self.acquire_slot(upstream).await.map_err(|NoConnectionSlot| SendError::NoSlot)?;
+        let slot = match reserved {
+            Some(slot) => Some(slot),
+            None => self.acquire_slot(upstream).await.map_err(|NoConnectionSlot| SendError::NoSlot)?,
+        };
         let timeout = upstream.resilience.timeouts.connect;
         let (stream, is_http2) = self.connector.connect(server, timeout).await.map_err(SendError::Connect)?;
         let count = server.count_connection(slot);
@@ -184,6 +193,11 @@ impl Transport {
             .await?;
         Ok(Http2Conn::new(sender, connection))
     }
+}
+
+/// Whether the fast path may serve a request.
+pub(super) fn is_plain(server: &Server, request: &ForwardedRequest) -> bool {
+    server.protocol == Protocol::Http1 && request.is_plain()
 }
 
 /// Opens an HTTP/1.1 connection with hyper. It runs in its own task although each request wakes that twice: parsing, sending

@@ -1,6 +1,6 @@
 //! Bounds on the requests in flight to an upstream or on a route.
 
-use tidegate_gateway::BulkheadStatus;
+use tidegate_gateway::{BreakerCommand, BulkheadStatus};
 use tidegate_testkit::server::{RecordingServer, Reply};
 use tidegate_testkit::wait::{eventually, within};
 
@@ -117,6 +117,28 @@ async fn connections_of_an_upstream_are_bounded_and_idle_ones_make_room() {
 }
 
 #[tokio::test]
+async fn wait_for_a_connection_that_is_too_long_is_refunded_and_harms_no_server() {
+    let server = hanging().await;
+    let settings = "bulkhead: { concurrent: 10, connections: 1, wait: 200ms }, timeouts: { request: 50ms }, \
+                    breaker: { failures: 1 }";
+    let gateway = TestGateway::start(&policy(&[server.url()], settings, LIMIT), ResourceLimits::default());
+    let mut holder = gateway.client().await;
+    holder.send(HANG).await;
+    holder.first_bytes().await;
+    let mut client = gateway.client().await;
+    for _ in 0..3 {
+        client.send(GET.as_bytes()).await;
+        let response = client.response().await.expect("a response");
+        assert!(response.text().contains("bulkhead_full"), "{}", response.text());
+    }
+    drop(holder);
+    eventually("the connection is closed", || gateway.upstream().servers[0].connections == 0).await;
+    client.send(GET.as_bytes()).await;
+    let response = client.response().await.expect("a response");
+    assert_eq!((response.status, response.remaining()), (200, 998), "two requests were sent");
+}
+
+#[tokio::test]
 async fn bulkhead_with_clients_that_leave_at_any_time_leaks_no_permit() {
     let server = hanging().await;
     let text = format!(
@@ -158,4 +180,27 @@ async fn connection_that_is_idle_in_one_worker_makes_room_for_another_worker() {
         assert_eq!(gateway.send_raw(GET).await.status, 200);
     }
     assert!(server.connections() > 1, "both workers have used it");
+}
+
+#[tokio::test]
+async fn request_to_the_fallback_upstream_holds_no_permit_of_the_first() {
+    let (server, spare) = (hanging().await, hanging().await);
+    let text = format!(
+        "upstreams:\n  app: {{ servers: [{}], breaker: {{ failures: 1 }}, fallback: {{ upstream: spare }}, \
+         bulkhead: {{ concurrent: 1 }}, shed: adaptive }}\n  \
+         spare: {{ servers: [{}], bulkhead: {{ concurrent: 9 }} }}\n\
+         routes: [{{ upstream: app, bulkhead: {{ concurrent: 9 }} }}]\n{LIMIT}\n",
+        server.url(),
+        spare.url()
+    );
+    let gateway = TestGateway::start(&text, ResourceLimits::default());
+    gateway.force_breaker("app", None, BreakerCommand::Open).expect("a breaker");
+    let mut holder = gateway.client().await;
+    holder.send(HANG).await;
+    holder.first_bytes().await;
+    let app = gateway.upstream();
+    assert_eq!((app.name.as_str(), app.shed.expect("load shedding").in_flight), ("app", 0));
+    assert_eq!(gateway.bulkhead().in_use, 0);
+    assert_eq!(gateway.route_bulkheads()[0].1.in_use, 1, "the route is still busy");
+    assert_eq!(gateway.send_raw(GET).await.status, 200);
 }
