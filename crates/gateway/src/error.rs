@@ -148,7 +148,9 @@ impl ServeError {
                 let message = format!("Upstream certificate is not trusted: {why}.");
                 return ("upstream_untrusted", message.into());
             }
-            Self::BadUpstreamResponse => ("upstream_failed", "Invalid upstream response."),
+            Self::BadUpstreamResponse => {
+                ("upstream_failed", "Upstream closed the connection or sent an invalid response.")
+            }
             Self::UpstreamTimeout => ("upstream_timeout", "Upstream timed out."),
             Self::BreakerOpen(_) => ("breaker_open", "Upstream is failing. Please retry later."),
             Self::BulkheadFull => ("bulkhead_full", "Too many requests in progress. Please retry later."),
