@@ -54,8 +54,10 @@ pub(crate) struct AttemptContext<'u> {
     pub(crate) upstream: &'u UpstreamGroup,
     pub(crate) sticky_key: StickyKey,
     pub(crate) permits: ExchangePermits,
-    /// When the request was ready to be sent.
+    /// When its limits let it pass.
     pub(crate) at: Timestamp,
+    /// Whether it may have waited since then.
+    pub(crate) may_have_waited: bool,
 }
 
 /// The response to an attempt, and its connection.
@@ -86,9 +88,10 @@ impl<S: Store + 'static> Exchange<'_, S> {
                 Box::pin(async {
                     let fallback = fallback.ok_or(ServeError::NoServer)?;
                     let AttemptContext { sticky_key, permits, at, .. } = context;
-                    let permits = self.admit_fallback(fallback, permits).await?;
+                    let permits = self.admit_fallback(fallback, permits, at).await?;
                     let sticky_key = sticky_key.or_random();
-                    let context = AttemptContext { upstream: fallback, sticky_key, permits, at };
+                    let upstream = fallback;
+                    let context = AttemptContext { upstream, sticky_key, permits, at, may_have_waited: true };
                     self.send_to(outbound, &context, refund).await
                 })
                 .await
@@ -104,7 +107,7 @@ impl<S: Store + 'static> Exchange<'_, S> {
         context: &AttemptContext<'_>,
         refund: &mut Option<RefundGuard<S>>,
     ) -> Result<Response<ResponseBody>, ServeError> {
-        let AttemptContext { upstream, sticky_key, permits, at } = context;
+        let AttemptContext { upstream, sticky_key, permits, at, may_have_waited } = context;
         let resilience = &upstream.resilience;
         let (worker, deadline) = (self.worker, self.deadline);
         let clock = &**worker.limiter.clock();
@@ -112,7 +115,7 @@ impl<S: Store + 'static> Exchange<'_, S> {
         let bounds = TimeBounds { clock, started: *at, timeouts: resilience.timeouts, deadline, max_stall };
         let mut selected =
             upstream.select(*sticky_key, &[]).map_err(|error| select_error(upstream, error))?;
-        let mut bound = bounds.first()?;
+        let mut bound = if *may_have_waited { bounds.next() } else { bounds.first() }?;
         resilience.budget.budget().record_request(*at);
         if upgrade.is_none() {
             request.prepare_retries(&resilience.plan.retry);
