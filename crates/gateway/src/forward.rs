@@ -116,7 +116,10 @@ impl<S: Store + 'static> Exchange<'_, S> {
         let mut selected =
             upstream.select(*sticky_key, &[]).map_err(|error| select_error(upstream, error))?;
         let mut bound = if *may_have_waited { bounds.next() } else { bounds.first() }?;
-        resilience.budget.budget().record_request(*at);
+        // All workers share the budget: without retries it is not written.
+        if resilience.plan.retry.attempts > 1 {
+            resilience.budget.budget().record_request(*at);
+        }
         if upgrade.is_none() {
             request.prepare_retries(&resilience.plan.retry);
         }
