@@ -139,11 +139,16 @@ impl Transport {
     /// closed one.
     pub(crate) async fn run(self: Rc<Self>) {
         let mut pressure = self.pressure.subscribe();
+        let mut seen = *pressure.borrow_and_update();
         loop {
             let period = self.sweep.get();
             tokio::select! {
                 () = tokio::time::sleep(period) => self.pool.sweep(period),
-                Ok(()) = pressure.changed() => self.pool.close_idle_for_waiting(),
+                Ok(()) = pressure.changed() => {
+                    let requested = *pressure.borrow_and_update();
+                    self.pool.close_idle_for_waiting(requested.wrapping_sub(seen));
+                    seen = requested;
+                }
             }
         }
     }
