@@ -69,7 +69,17 @@ enum RepeatableEnd {
     Failure(ServeError),
 }
 
-impl<S: Store + 'static> Exchange<'_, S> {
+impl RepeatableEnd {
+    /// The result of a request whose last attempt this is.
+    fn into_answer(self) -> Result<Answer, ServeError> {
+        match self {
+            Self::Response(answer) => Ok(*answer),
+            Self::Failure(error) => Err(error),
+        }
+    }
+}
+
+impl<'e, S: Store + 'static> Exchange<'e, S> {
     /// Returns the response of the upstream, or of the one that replaces it while its breakers are open.
     pub(crate) async fn send(
         &mut self,
@@ -109,10 +119,7 @@ impl<S: Store + 'static> Exchange<'_, S> {
     ) -> Result<Response<ResponseBody>, ServeError> {
         let AttemptContext { upstream, sticky_key, permits, at, may_have_waited } = context;
         let resilience = &upstream.resilience;
-        let (worker, deadline) = (self.worker, self.deadline);
-        let clock = &**worker.limiter.clock();
-        let max_stall = 2 * worker.limits.request_min_rate.period;
-        let bounds = TimeBounds { clock, started: *at, timeouts: resilience.timeouts, deadline, max_stall };
+        let bounds = self.time_bounds(upstream, *at);
         let mut selected =
             upstream.select(*sticky_key, &[]).map_err(|error| select_error(upstream, error))?;
         let mut bound = if *may_have_waited { bounds.next() } else { bounds.first() }?;
@@ -156,12 +163,8 @@ impl<S: Store + 'static> Exchange<'_, S> {
                 None => (None, None),
             };
             let Some(other) = other else {
-                return match end {
-                    RepeatableEnd::Response(answer) => {
-                        self.accept(*answer, upgrade.take(), permits, recording)
-                    }
-                    RepeatableEnd::Failure(error) => Err(error),
-                };
+                let answer = end.into_answer()?;
+                return self.accept(answer, upgrade.take(), permits, recording);
             };
             if let RepeatableEnd::Response(answer) = end {
                 discard(*answer);
@@ -173,6 +176,14 @@ impl<S: Store + 'static> Exchange<'_, S> {
                 resilience.count_retry();
             }
         }
+    }
+
+    /// The bounds of a request to an upstream that its limits let pass at `at`.
+    fn time_bounds(&self, upstream: &UpstreamGroup, started: Timestamp) -> TimeBounds<'e> {
+        let worker = self.worker;
+        let max_stall = 2 * worker.limits.request_min_rate.period;
+        let (clock, timeouts) = (&**worker.limiter.clock(), upstream.resilience.timeouts);
+        TimeBounds { clock, started, timeouts, deadline: self.deadline, max_stall }
     }
 
     /// One attempt at a server. Its result is recorded.

@@ -107,15 +107,15 @@ impl Transport {
         };
         loop {
             let in_flight = server.begin();
-            let (conn, is_new) = match self.pool.take(server, is_plain) {
-                Some(conn) => (conn, false),
-                None => {
-                    let reserved = slot.take();
-                    // Boxed because its state would otherwise be part of every request.
-                    let opening = Box::pin(self.open(upstream, (server, reserved), &settings.keep, is_plain));
-                    (opening.await?, true)
-                }
+            let (conn, is_new) = if let Some(conn) = self.pool.take(server, is_plain) {
+                (conn, false)
+            } else {
+                let reserved = slot.take();
+                // Boxed because its state would otherwise be part of every request.
+                let opening = Box::pin(self.open(upstream, (server, reserved), &settings.keep, is_plain));
+                (opening.await?, true)
             };
+            // Not needed with a connection.
             slot = None;
             let upload = request.upload().clone();
             let mut conn =
