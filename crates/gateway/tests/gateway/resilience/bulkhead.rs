@@ -188,7 +188,7 @@ async fn request_to_the_fallback_upstream_holds_no_permit_of_the_first() {
     let text = format!(
         "upstreams:\n  app: {{ servers: [{}], breaker: {{ failures: 1 }}, fallback: {{ upstream: spare }}, \
          bulkhead: {{ concurrent: 1 }}, shed: adaptive }}\n  \
-         spare: {{ servers: [{}], bulkhead: {{ concurrent: 9 }} }}\n\
+         spare: {{ servers: [{}] }}\n\
          routes: [{{ upstream: app, bulkhead: {{ concurrent: 9 }} }}]\n{LIMIT}\n",
         server.url(),
         spare.url()
