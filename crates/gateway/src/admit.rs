@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use http::HeaderMap;
-use tidegate_core::Criticality;
+use tidegate_core::{Criticality, TimeSpan, Timestamp};
 use tidegate_policy::Route;
 use tidegate_store::{Permit, Store};
 use tidegate_tower::bulkhead::{Bulkhead, BulkheadPermit};
@@ -19,12 +19,13 @@ use crate::upstream::{
 };
 
 impl<S: Store + 'static> Exchange<'_, S> {
-    /// The permits of a request that its limits have admitted; `limits` are those of concurrency limits.
+    /// The permits of a request that its limits have admitted at `at`; `limits` are those of concurrency limits.
     pub(crate) async fn admit(
         &self,
         (route, upstream): (&Route, &UpstreamGroup),
         limits: Vec<Permit>,
         (headers, is_trusted): (&HeaderMap, bool),
+        at: Timestamp,
     ) -> Result<ExchangePermits, ServeError> {
         let permits = PermitList { limits, ..PermitList::default() };
         let resilience = &upstream.resilience;
@@ -34,7 +35,7 @@ impl<S: Store + 'static> Exchange<'_, S> {
         // Others could claim any importance.
         let criticality = if is_trusted { criticality(headers) } else { Criticality::default() };
         // Boxed because its state would otherwise be part of every request.
-        Box::pin(self.fill(permits, Some(route), upstream, criticality)).await
+        Box::pin(self.fill(permits, Some(route), (upstream, at), criticality)).await
     }
 
     /// The permits for the upstream that replaces one whose breaker is open. `first` are those of the request so far; what it
@@ -43,15 +44,16 @@ impl<S: Store + 'static> Exchange<'_, S> {
         &self,
         upstream: &UpstreamGroup,
         first: ExchangePermits,
+        at: Timestamp,
     ) -> Result<ExchangePermits, ServeError> {
-        self.fill(first.without_upstream(), None, upstream, Criticality::default()).await
+        self.fill(first.without_upstream(), None, (upstream, at), Criticality::default()).await
     }
 
     async fn fill(
         &self,
         mut permits: PermitList,
         route: Option<&Route>,
-        upstream: &UpstreamGroup,
+        (upstream, at): (&UpstreamGroup, Timestamp),
         criticality: Criticality,
     ) -> Result<ExchangePermits, ServeError> {
         if let Some(shedder) = &upstream.resilience.shed {
@@ -60,23 +62,25 @@ impl<S: Store + 'static> Exchange<'_, S> {
         }
         let route_bulkhead = route.and_then(|route| self.snapshot.route_bulkhead(route));
         let bulkheads = [route_bulkhead, upstream.resilience.bulkhead.as_ref()];
+        let ends_at = at + TimeSpan::from(upstream.resilience.timeouts.total);
         for (slot, bulkhead) in permits.bulkheads.iter_mut().zip(bulkheads) {
             if let Some(bulkhead) = bulkhead {
-                *slot = Some(self.enter(bulkhead).await?);
+                *slot = Some(self.enter(bulkhead, ends_at).await?);
             }
         }
         Ok(permits.into())
     }
 
-    /// A permit of a bulkhead, at the latest by the deadline of the request.
-    async fn enter(&self, bulkhead: &Bulkhead) -> Result<BulkheadPermit, ServeError> {
-        let Some(deadline) = self.deadline else {
-            return bulkhead.acquire().await.map_err(|_| ServeError::BulkheadFull);
-        };
-        let left = Duration::from(deadline.remaining(self.worker.limiter.clock().now()));
+    /// A permit of a bulkhead, at the latest when the total time of the request ends or by its deadline.
+    async fn enter(&self, bulkhead: &Bulkhead, ends_at: Timestamp) -> Result<BulkheadPermit, ServeError> {
+        let now = self.worker.limiter.clock().now();
+        let total = ends_at.since(now);
+        let deadline = self.deadline.map(|deadline| deadline.remaining(now)).filter(|left| *left <= total);
+        let left = Duration::from(deadline.unwrap_or(total));
         match tokio::time::timeout(left, bulkhead.acquire()).await {
             Ok(permit) => permit.map_err(|_| ServeError::BulkheadFull),
-            Err(_) => Err(ServeError::DeadlineExceeded),
+            Err(_) if deadline.is_some() => Err(ServeError::DeadlineExceeded),
+            Err(_) => Err(ServeError::BulkheadFull),
         }
     }
 

@@ -54,8 +54,10 @@ pub(crate) struct AttemptContext<'u> {
     pub(crate) upstream: &'u UpstreamGroup,
     pub(crate) sticky_key: StickyKey,
     pub(crate) permits: ExchangePermits,
-    /// When the request was ready to be sent.
+    /// When its limits let it pass.
     pub(crate) at: Timestamp,
+    /// Whether it may have waited since then.
+    pub(crate) may_have_waited: bool,
 }
 
 /// The response to an attempt, and its connection.
@@ -67,7 +69,17 @@ enum RepeatableEnd {
     Failure(ServeError),
 }
 
-impl<S: Store + 'static> Exchange<'_, S> {
+impl RepeatableEnd {
+    /// The result of a request whose last attempt this is.
+    fn into_answer(self) -> Result<Answer, ServeError> {
+        match self {
+            Self::Response(answer) => Ok(*answer),
+            Self::Failure(error) => Err(error),
+        }
+    }
+}
+
+impl<'e, S: Store + 'static> Exchange<'e, S> {
     /// Returns the response of the upstream, or of the one that replaces it while its breakers are open.
     pub(crate) async fn send(
         &mut self,
@@ -86,9 +98,10 @@ impl<S: Store + 'static> Exchange<'_, S> {
                 Box::pin(async {
                     let fallback = fallback.ok_or(ServeError::NoServer)?;
                     let AttemptContext { sticky_key, permits, at, .. } = context;
-                    let permits = self.admit_fallback(fallback, permits).await?;
+                    let permits = self.admit_fallback(fallback, permits, at).await?;
                     let sticky_key = sticky_key.or_random();
-                    let context = AttemptContext { upstream: fallback, sticky_key, permits, at };
+                    let upstream = fallback;
+                    let context = AttemptContext { upstream, sticky_key, permits, at, may_have_waited: true };
                     self.send_to(outbound, &context, refund).await
                 })
                 .await
@@ -104,16 +117,16 @@ impl<S: Store + 'static> Exchange<'_, S> {
         context: &AttemptContext<'_>,
         refund: &mut Option<RefundGuard<S>>,
     ) -> Result<Response<ResponseBody>, ServeError> {
-        let AttemptContext { upstream, sticky_key, permits, at } = context;
+        let AttemptContext { upstream, sticky_key, permits, at, may_have_waited } = context;
         let resilience = &upstream.resilience;
-        let (worker, deadline) = (self.worker, self.deadline);
-        let clock = &**worker.limiter.clock();
-        let max_stall = 2 * worker.limits.request_min_rate.period;
-        let bounds = TimeBounds { clock, started: *at, timeouts: resilience.timeouts, deadline, max_stall };
+        let bounds = self.time_bounds(upstream, *at);
         let mut selected =
             upstream.select(*sticky_key, &[]).map_err(|error| select_error(upstream, error))?;
-        let mut bound = bounds.first()?;
-        resilience.budget.budget().record_request(*at);
+        let mut bound = if *may_have_waited { bounds.next() } else { bounds.first() }?;
+        // All workers share the budget: without retries it is not written.
+        if resilience.plan.retry.attempts > 1 {
+            resilience.budget.budget().record_request(*at);
+        }
         if upgrade.is_none() {
             request.prepare_retries(&resilience.plan.retry);
         }
@@ -151,12 +164,8 @@ impl<S: Store + 'static> Exchange<'_, S> {
             };
             // The body may have outgrown the buffer while the request waited.
             let Some(other) = other.filter(|_| request.is_complete()) else {
-                return match end {
-                    RepeatableEnd::Response(answer) => {
-                        self.accept(*answer, upgrade.take(), permits, recording)
-                    }
-                    RepeatableEnd::Failure(error) => Err(error),
-                };
+                let answer = end.into_answer()?;
+                return self.accept(answer, upgrade.take(), permits, recording);
             };
             if let RepeatableEnd::Response(answer) = end {
                 discard(*answer);
@@ -168,6 +177,14 @@ impl<S: Store + 'static> Exchange<'_, S> {
                 resilience.count_retry();
             }
         }
+    }
+
+    /// The bounds of a request to an upstream that its limits let pass at `at`.
+    fn time_bounds(&self, upstream: &UpstreamGroup, started: Timestamp) -> TimeBounds<'e> {
+        let worker = self.worker;
+        let max_stall = 2 * worker.limits.request_min_rate.period;
+        let (clock, timeouts) = (&**worker.limiter.clock(), upstream.resilience.timeouts);
+        TimeBounds { clock, started, timeouts, deadline: self.deadline, max_stall }
     }
 
     /// One attempt at a server. Its result is recorded.

@@ -112,7 +112,7 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
             self.deadline.is_some() || route.bulkhead.is_some() || upstream.resilience.can_reject();
         let admitted = self.limit(&facts, upstream, may_be_refunded).await?;
         let AdmittedRequest { sticky_key, permits, mut reservations, mut refund, at } = admitted;
-        let permits = self.admit((route, upstream), permits, (headers, is_trusted)).await?;
+        let permits = self.admit((route, upstream), permits, (headers, is_trusted), at).await?;
         let meter = self.worker.limiter.body_meter(&mut reservations);
         let meter = meter.map(|meter| Box::new(meter) as Box<dyn ByteMeter>);
         let is_normalized = matches!(path, Cow::Owned(_));
@@ -120,7 +120,8 @@ impl<'e, S: Store + 'static> Exchange<'e, S> {
             parts.uri = uri;
         }
         let mut outbound = self.prepare(request, (route, is_trusted), meter);
-        let attempts = AttemptContext { upstream, sticky_key, permits, at };
+        let may_have_waited = route.bulkhead.is_some() || upstream.resilience.bulkhead.is_some();
+        let attempts = AttemptContext { upstream, sticky_key, permits, at, may_have_waited };
         let response = self.send(&mut outbound, attempts, &mut refund).await;
         // The refund of a request that was not sent includes its reservations.
         if !reservations.is_empty() && refund.is_none() {

@@ -1,6 +1,5 @@
 //! The active policy with its upstreams, swapped as a whole.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -21,8 +20,8 @@ use crate::worker::SharedState;
 pub(crate) struct Snapshot {
     pub(crate) policy: Arc<ActivePolicy>,
     upstreams: Vec<UpstreamGroup>,
-    /// The bulkheads of routes, by the address in memory of a route, which `policy` keeps alive.
-    route_bulkheads: HashMap<usize, Bulkhead, foldhash::fast::RandomState>,
+    /// The bulkheads of routes, in the order of the routes in the plan.
+    route_bulkheads: Vec<Option<Bulkhead>>,
     /// The metric slots of the rules.
     pub(crate) counted: RuleSlots,
     /// Whether the next request with ignored forwarding headers triggers a warning.
@@ -65,10 +64,10 @@ impl Snapshot {
         let counted = metrics.apply(policy.matcher.plan());
         let plan = policy.matcher.plan();
         let warns = plan.clients.trusted_proxies.is_empty() && counts_addresses(plan);
-        let route_bulkheads = plan.routes.iter().filter_map(|route| {
+        let route_bulkheads = plan.routes.iter().map(|route| {
             let known = previous_snapshot.and_then(|previous| previous.bulkhead_of_same(route));
             let planned = route.bulkhead.as_ref()?;
-            Some((address(route), known.unwrap_or_else(|| bulkhead(planned))))
+            Some(known.unwrap_or_else(|| bulkhead(planned)))
         });
         let route_bulkheads = route_bulkheads.collect();
         let warns_of_ignored_forwarding = AtomicBool::new(warns);
@@ -77,7 +76,8 @@ impl Snapshot {
 
     /// The bulkhead of a route of this policy.
     pub(crate) fn route_bulkhead(&self, route: &Route) -> Option<&Bulkhead> {
-        route.bulkhead.as_ref().and_then(|_| self.route_bulkheads.get(&address(route)))
+        route.bulkhead.as_ref()?;
+        self.route_bulkheads.get(self.plan().routes.element_offset(route)?)?.as_ref()
     }
 
     /// The bulkhead of the route that has the same patterns and the same bulkhead as a route of another policy.
@@ -156,11 +156,6 @@ impl Snapshot {
             }
         }
     }
-}
-
-/// Identifies a route of one policy.
-fn address(route: &Route) -> usize {
-    std::ptr::from_ref(route).addr()
 }
 
 /// Whether any limit counts clients by their address.

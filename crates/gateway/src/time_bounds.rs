@@ -15,7 +15,7 @@ use crate::upstream::AttemptTimeouts;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TimeBounds<'e> {
     pub(crate) clock: &'e dyn Clock,
-    /// When the request was ready to be sent.
+    /// When the limits let the request pass: all waits since then are part of the total time.
     pub(crate) started: Timestamp,
     pub(crate) timeouts: AttemptTimeouts,
     pub(crate) deadline: Option<Deadline>,
@@ -52,7 +52,7 @@ impl RunningBound {
 }
 
 impl TimeBounds<'_> {
-    /// The bound of the first attempt. Without a deadline the clock is not read.
+    /// The bound of the first attempt of a request that has not waited. Without a deadline the clock is not read.
     pub(crate) fn first(&self) -> Result<AttemptBound, ServeError> {
         let timeout = self.timeouts.request.min(self.timeouts.total);
         match self.deadline {
@@ -61,7 +61,7 @@ impl TimeBounds<'_> {
         }
     }
 
-    /// The bound of another attempt.
+    /// The bound of another attempt, or of the first one after a wait.
     pub(crate) fn next(&self) -> Result<AttemptBound, ServeError> {
         let timeout = self.timeouts.request.min(self.left_of_total());
         if timeout.is_zero() {

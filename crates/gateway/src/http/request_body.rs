@@ -57,10 +57,7 @@ struct Upload {
     max_bytes: u64,
     stall_timer: StallTimer,
     has_progress: bool,
-    /// The latest read found nothing: the client has not sent more.
-    awaits_client: bool,
-    /// The body of the latest attempt had to wait for the client.
-    has_awaited_client: bool,
+    client_wait: ClientWait,
     /// Some of the body was read: without a recording, it cannot be sent again.
     is_read: bool,
     recording: Option<Box<Recording>>,
@@ -74,6 +71,15 @@ struct Upload {
     meter: Option<Box<dyn ByteMeter>>,
     /// The task that waits for more data.
     reader: Option<Waker>,
+}
+
+/// Whether the body of the latest attempt has to wait for the client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ClientWait {
+    Never,
+    Before,
+    /// The latest read found nothing: the client has not sent more.
+    Now,
 }
 
 /// Everything that was read of a body, so that it can be sent again from its beginning.
@@ -188,8 +194,7 @@ impl Upload {
                 return match self.stall_timer.poll(cx) {
                     Poll::Ready(error) => Poll::Ready(Some(Err(self.fail(UploadFailure::TooSlow, error)))),
                     Poll::Pending => {
-                        self.awaits_client = true;
-                        self.has_awaited_client = true;
+                        self.client_wait = ClientWait::Now;
                         self.wait(cx);
                         Poll::Pending
                     }
@@ -208,9 +213,7 @@ impl Upload {
                 return Poll::Ready(None);
             }
         };
-        self.has_progress = true;
-        self.awaits_client = false;
-        self.is_read = true;
+        self.record_progress();
         if let Some(trailers) = frame.trailers_mut() {
             let (snapshot, underscored) = &self.trailers;
             hop_headers::strip_trailers(trailers, (snapshot.policy.matcher.header_rules(), *underscored));
@@ -235,6 +238,14 @@ impl Upload {
         };
         self.left = left;
         Poll::Ready(Some(Ok(frame)))
+    }
+
+    fn record_progress(&mut self) {
+        self.has_progress = true;
+        self.is_read = true;
+        if self.client_wait == ClientWait::Now {
+            self.client_wait = ClientWait::Before;
+        }
     }
 
     /// Stores the waker for [`Self::stop`].
@@ -311,8 +322,7 @@ impl UploadHandle {
             max_bytes,
             stall_timer: StallTimer::new(min_rate),
             has_progress: false,
-            awaits_client: false,
-            has_awaited_client: false,
+            client_wait: ClientWait::Never,
             is_read: false,
             recording: None,
             replayed_trailers: None,
@@ -359,7 +369,7 @@ impl UploadHandle {
         let mut shared = upload.borrow_mut();
         shared.generation += 1;
         shared.reader = None;
-        shared.has_awaited_client = false;
+        shared.client_wait = ClientWait::Never;
         let mut replay = Bytes::new();
         let mut trailers = None;
         if let Some(recording) = &mut shared.recording {
@@ -388,13 +398,13 @@ impl UploadHandle {
     pub(crate) fn awaits_client(&self) -> bool {
         self.0.as_ref().is_some_and(|upload| {
             let upload = upload.borrow();
-            upload.awaits_client && matches!(upload.state, UploadState::Open(_))
+            upload.client_wait == ClientWait::Now && matches!(upload.state, UploadState::Open(_))
         })
     }
 
     /// Whether the latest attempt had to wait for the client: its duration says nothing about the server.
     pub(crate) fn has_awaited_client(&self) -> bool {
-        self.0.as_ref().is_some_and(|upload| upload.borrow().has_awaited_client)
+        self.0.as_ref().is_some_and(|upload| upload.borrow().client_wait != ClientWait::Never)
     }
 
     /// Why the upload failed, if it did.

@@ -1,7 +1,7 @@
 //! A bound on the open connections of an upstream, over all workers.
 //!
-//! Idle connections in the pools of workers count too. A request that finds no free slot asks all workers to close their
-//! idle connections to such upstreams, and waits.
+//! Idle connections in the pools of workers count too. A request that finds no free slot closes an idle connection to its
+//! upstream, or asks the other workers to close one, and waits.
 
 use tidegate_tower::bulkhead::BulkheadPermit;
 use tokio::sync::watch;
@@ -50,8 +50,8 @@ impl Transport {
     ) -> Result<Option<BulkheadPermit>, NoConnectionSlot> {
         let Some(slots) = &upstream.resilience.connections else { return Ok(None) };
         let acquiring = slots.acquire();
-        if slots.waiting() > 0 {
-            self.pool.close_idle_for_waiting();
+        // One connection is closed for one request, here if possible.
+        if slots.waiting() > 0 && !self.pool.close_idle(&upstream.servers) {
             self.pressure.request();
         }
         acquiring.await.map(Some).map_err(|_| NoConnectionSlot)

@@ -32,9 +32,10 @@ pub(super) struct KeepSettings {
 }
 
 impl KeepSettings {
-    /// Whether a request waits for the slot of an idle connection.
+    /// Whether a request waits for the slot of a connection, and no free slot is on its way to it.
     fn is_slot_needed(&self) -> bool {
-        self.slots.as_ref().is_some_and(|slots| slots.waiting() > 0)
+        let is_full = |slots: &Bulkhead| slots.waiting() > 0 && slots.in_use() >= slots.config().concurrent;
+        self.slots.as_ref().is_some_and(is_full)
     }
 }
 
@@ -46,6 +47,22 @@ struct ServerConns {
     http1: Vec<IdleConn<Http1Conn>>,
     /// Includes connections in use: each carries many requests.
     http2: Vec<IdleConn<Http2Conn>>,
+}
+
+impl ServerConns {
+    /// Closes an idle connection, the one that was used least recently. Returns whether there was one.
+    fn close_one(&mut self) -> bool {
+        if !self.plain.is_empty() {
+            self.plain.remove(0);
+        } else if !self.http1.is_empty() {
+            self.http1.remove(0);
+        } else if let Some(unused) = self.http2.iter().position(|kept| kept.conn.streams() == 0) {
+            self.http2.remove(unused);
+        } else {
+            return false;
+        }
+        true
+    }
 }
 
 /// A connection in the pool.
@@ -154,13 +171,17 @@ impl ConnPool {
         });
     }
 
-    /// Closes idle connections to upstreams that have no slot left for a request that waits.
-    pub(super) fn close_idle_for_waiting(&self) {
+    /// Closes one idle connection to any of `servers`. Returns whether there was one.
+    pub(super) fn close_idle(&self, servers: &[Arc<Server>]) -> bool {
+        let mut known = self.servers.borrow_mut();
+        servers.iter().any(|server| known.get_mut(&Arc::as_ptr(server)).is_some_and(ServerConns::close_one))
+    }
+
+    /// Closes up to `count` idle connections to upstreams that have no slot left for requests that wait.
+    pub(super) fn close_idle_for_waiting(&self, mut count: u64) {
         for conns in self.servers.borrow_mut().values_mut() {
-            if conns.settings.is_slot_needed() {
-                conns.plain.clear();
-                conns.http1.clear();
-                conns.http2.retain(|kept| kept.conn.streams() > 0);
+            while count > 0 && conns.settings.is_slot_needed() && conns.close_one() {
+                count -= 1;
             }
         }
     }

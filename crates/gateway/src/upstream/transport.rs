@@ -110,15 +110,15 @@ impl Transport {
         };
         loop {
             let in_flight = server.begin();
-            let (conn, is_new) = match self.pool.take(server, is_plain) {
-                Some(conn) => (conn, false),
-                None => {
-                    let reserved = slot.take();
-                    // Boxed because its state would otherwise be part of every request.
-                    let opening = Box::pin(self.open(upstream, (server, reserved), &settings.keep, is_plain));
-                    (opening.await?, true)
-                }
+            let (conn, is_new) = if let Some(conn) = self.pool.take(server, is_plain) {
+                (conn, false)
+            } else {
+                let reserved = slot.take();
+                // Boxed because its state would otherwise be part of every request.
+                let opening = Box::pin(self.open(upstream, (server, reserved), &settings.keep, is_plain));
+                (opening.await?, true)
             };
+            // Not needed with a connection.
             slot = None;
             let upload = request.upload().clone();
             let mut conn =
@@ -142,11 +142,16 @@ impl Transport {
     /// closed one.
     pub(crate) async fn run(self: Rc<Self>) {
         let mut pressure = self.pressure.subscribe();
+        let mut seen = *pressure.borrow_and_update();
         loop {
             let period = self.sweep.get();
             tokio::select! {
                 () = tokio::time::sleep(period) => self.pool.sweep(period),
-                Ok(()) = pressure.changed() => self.pool.close_idle_for_waiting(),
+                Ok(()) = pressure.changed() => {
+                    let requested = *pressure.borrow_and_update();
+                    self.pool.close_idle_for_waiting(requested.wrapping_sub(seen));
+                    seen = requested;
+                }
             }
         }
     }

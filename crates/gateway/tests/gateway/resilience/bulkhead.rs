@@ -188,7 +188,7 @@ async fn request_to_the_fallback_upstream_holds_no_permit_of_the_first() {
     let text = format!(
         "upstreams:\n  app: {{ servers: [{}], breaker: {{ failures: 1 }}, fallback: {{ upstream: spare }}, \
          bulkhead: {{ concurrent: 1 }}, shed: adaptive }}\n  \
-         spare: {{ servers: [{}], bulkhead: {{ concurrent: 9 }} }}\n\
+         spare: {{ servers: [{}] }}\n\
          routes: [{{ upstream: app, bulkhead: {{ concurrent: 9 }} }}]\n{LIMIT}\n",
         server.url(),
         spare.url()
@@ -203,4 +203,31 @@ async fn request_to_the_fallback_upstream_holds_no_permit_of_the_first() {
     assert_eq!(gateway.bulkhead().in_use, 0);
     assert_eq!(gateway.route_bulkheads()[0].1.in_use, 1, "the route is still busy");
     assert_eq!(gateway.send_raw(GET).await.status, 200);
+}
+
+#[tokio::test]
+async fn request_that_needs_a_connection_slot_closes_one_idle_connection() {
+    let servers = [hanging().await, hanging().await, hanging().await];
+    let urls: Vec<_> = servers.iter().map(RecordingServer::url).collect();
+    let settings = "bulkhead: { concurrent: 10, connections: 4, wait: 5s }";
+    let gateway = TestGateway::start(&policy(&urls[..2], settings, LIMIT), ResourceLimits::default());
+    let mut clients = Vec::new();
+    for opened in 1..=4 {
+        let mut client = gateway.client().await;
+        client.send(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\na").await;
+        let connections =
+            || gateway.upstream().servers.iter().map(|server| server.connections).sum::<usize>();
+        eventually("it has a connection", || connections() == opened).await;
+        clients.push(client);
+    }
+    for client in &mut clients {
+        client.send(b"b").await;
+        assert_eq!(client.response().await.map(|response| response.status), Some(200));
+    }
+    gateway.replace_policy(&policy(&urls, settings, LIMIT));
+    for _ in 0..9 {
+        assert_eq!(gateway.send_raw(GET).await.status, 200);
+    }
+    let opened: Vec<_> = servers.iter().map(RecordingServer::connections).collect();
+    assert_eq!(opened, [2, 2, 1], "the other idle connections are kept");
 }

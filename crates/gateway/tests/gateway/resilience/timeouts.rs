@@ -1,8 +1,13 @@
 //! Timeouts of an upstream.
 
-use tidegate_testkit::server::{AcceptLoop, RecordingServer, Reply, ok, silent_http1};
+use std::sync::Arc;
 
-use super::{GET, LIMIT, policy};
+use tidegate_core::TimeSpan;
+use tidegate_store::Clock;
+use tidegate_testkit::server::{AcceptLoop, RecordingServer, Reply, ok, silent_http1};
+use tidegate_testkit::wait::eventually;
+
+use super::{GET, LIMIT, manual_clock, policy};
 use crate::fixture::{ResourceLimits, TestGateway};
 
 #[tokio::test]
@@ -47,6 +52,28 @@ async fn total_timeout_bounds_all_attempts() {
     assert_eq!(response.status, 504, "{}", response.text());
     let attempts = hangs.count();
     assert!((2..=6).contains(&attempts), "{attempts}");
+}
+
+#[tokio::test]
+async fn total_timeout_includes_the_wait_for_the_bulkhead() {
+    let server = RecordingServer::replying(|request| match request.target.as_str() {
+        "/hang" => Reply::Hang(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\na".into()),
+        _ => ok("ok"),
+    })
+    .await;
+    let clock = manual_clock();
+    let settings = "timeouts: { total: 5s }, bulkhead: { concurrent: 1, queue: 1, wait: 60s }";
+    let text = policy(&[server.url()], settings, LIMIT);
+    let gateway = TestGateway::start_at(Arc::clone(&clock) as Arc<dyn Clock>, &text);
+    let (mut holder, mut waiting) = (gateway.client().await, gateway.client().await);
+    holder.send(b"GET /hang HTTP/1.1\r\nHost: a\r\n\r\n").await;
+    holder.first_bytes().await;
+    waiting.send(GET.as_bytes()).await;
+    eventually("it waits", || gateway.bulkhead().waiting == 1).await;
+    clock.advance(TimeSpan::from_secs(6));
+    drop(holder);
+    let response = waiting.response().await.expect("a response");
+    assert_eq!((response.status, server.count()), (504, 1), "nothing is left of the total time");
 }
 
 #[tokio::test]
