@@ -102,7 +102,8 @@ pin_project! {
         Admitted {
             #[pin]
             inner: S::Future,
-            charge: LimitCharge<D>,
+            // Only if `KEEPS_CHARGE`.
+            charge: Option<LimitCharge<D>>,
             respond: P,
         },
         Unlimited {
@@ -120,7 +121,12 @@ impl<S, R, D, P> RateLimitFuture<S, R, D, P>
 where
     S: Service<R>,
     D: Store + 'static,
+    P: RespondToLimit<S::Response>,
 {
+    /// Whether anything may be done with the charge of a request that the service has: its response completed, or the charge
+    /// refunded. An error without a value, such as `Infallible`, is never a rejection.
+    pub(super) const KEEPS_CHARGE: bool = P::COMPLETES || size_of::<Result<(), S::Error>>() > 0;
+
     pub(super) fn undecided(
         (limiter, respond): (RateLimiter<D>, P),
         client: ClientBytes,
@@ -150,8 +156,11 @@ where
         Self { state: CallState::delayed(wait, (charge, respond, ready, request)) }
     }
 
-    pub(super) fn admitted(inner: S::Future, mut charge: LimitCharge<D>, respond: P) -> Self {
-        charge.keep();
+    #[inline]
+    pub(super) fn admitted(inner: S::Future, mut charge: Option<LimitCharge<D>>, respond: P) -> Self {
+        if let Some(charge) = &mut charge {
+            charge.keep();
+        }
         Self { state: CallState::Admitted { inner, charge, respond } }
     }
 
@@ -179,7 +188,7 @@ where
 
     fn admitted((mut charge, respond, mut ready, request): (LimitCharge<D>, P, S, R)) -> Self {
         charge.keep();
-        Self::Admitted { inner: ready.call(request), charge, respond }
+        Self::Admitted { inner: ready.call(request), charge: Some(charge), respond }
     }
 
     /// The state after the decision.
@@ -217,13 +226,24 @@ where
         loop {
             let next = match state.as_mut().project() {
                 CallStateProjection::Admitted { inner, charge, respond } => {
-                    let mut result = ready!(inner.poll(cx)).map_err(Into::into);
-                    match &mut result {
-                        Ok(response) => charge.complete(response, respond),
-                        // The service never had the request: dropping the charge refunds it.
-                        Err(error) => charge.is_pending = is_rejection(error),
-                    }
-                    return Poll::Ready(result);
+                    return Poll::Ready(match ready!(inner.poll(cx)) {
+                        Ok(mut response) => {
+                            if let Some(charge) = charge
+                                && P::COMPLETES
+                            {
+                                charge.complete(&mut response, respond);
+                            }
+                            Ok(response)
+                        }
+                        Err(error) => {
+                            let error = error.into();
+                            // The service never had the request: dropping the charge refunds it.
+                            if let Some(charge) = charge {
+                                charge.is_pending = is_rejection(&error);
+                            }
+                            Err(error)
+                        }
+                    });
                 }
                 CallStateProjection::Unlimited { inner } => return inner.poll(cx).map_err(Into::into),
                 CallStateProjection::Undecided { decision, limiter, call } => {
