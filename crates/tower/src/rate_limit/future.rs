@@ -32,9 +32,17 @@ impl<D: Store + 'static> LimitCharge<D> {
     }
 
     /// Tells the client about the limits in the response of an admitted request.
-    fn complete<T>(&self, response: &mut T, respond: &impl RespondToLimit<T>) {
-        let rules = self.limiter.rules();
-        self.decision.with(|decision| respond.complete(response, RateLimitReport { decision, rules }));
+    fn complete<T, P: RespondToLimit<T>>(&mut self, result: &mut Result<T, BoxError>, respond: &P) {
+        match result {
+            Ok(response) if P::COMPLETES => {
+                let rules = self.limiter.rules();
+                self.decision
+                    .with(|decision| respond.complete(response, RateLimitReport { decision, rules }));
+            }
+            Ok(_) => {}
+            // The service never had the request: dropping the charge refunds it.
+            Err(error) => self.is_pending = is_rejection(error),
+        }
     }
 
     /// The result of a request that is rejected.
@@ -102,13 +110,9 @@ pin_project! {
         Admitted {
             #[pin]
             inner: S::Future,
-            // Only if `KEEPS_CHARGE`.
+            // `None` if it is not needed, or if the store failed.
             charge: Option<LimitCharge<D>>,
             respond: P,
-        },
-        Unlimited {
-            #[pin]
-            inner: S::Future,
         },
         Done {
             // `None` once it is returned.
@@ -156,16 +160,13 @@ where
         Self { state: CallState::delayed(wait, (charge, respond, ready, request)) }
     }
 
-    #[inline]
+    #[expect(clippy::inline_always, reason = "the future is large and is best built in place")]
+    #[inline(always)]
     pub(super) fn admitted(inner: S::Future, mut charge: Option<LimitCharge<D>>, respond: P) -> Self {
         if let Some(charge) = &mut charge {
             charge.keep();
         }
         Self { state: CallState::Admitted { inner, charge, respond } }
-    }
-
-    pub(super) fn unlimited(inner: S::Future) -> Self {
-        Self { state: CallState::Unlimited { inner } }
     }
 
     pub(super) fn rejected(result: Result<S::Response, BoxError>) -> Self {
@@ -203,9 +204,13 @@ where
         }
     }
 
-    fn store_failed(limiter: &RateLimiter<D>, error: StoreError, (_, mut ready, request): (P, S, R)) -> Self {
+    fn store_failed(
+        limiter: &RateLimiter<D>,
+        error: StoreError,
+        (respond, mut ready, request): (P, S, R),
+    ) -> Self {
         match limiter.on_store_failure() {
-            OnStoreFailure::Allow => Self::Unlimited { inner: ready.call(request) },
+            OnStoreFailure::Allow => Self::Admitted { inner: ready.call(request), charge: None, respond },
             OnStoreFailure::Deny => Self::Done { result: Some(Err(error.into())) },
         }
     }
@@ -226,26 +231,12 @@ where
         loop {
             let next = match state.as_mut().project() {
                 CallStateProjection::Admitted { inner, charge, respond } => {
-                    return Poll::Ready(match ready!(inner.poll(cx)) {
-                        Ok(mut response) => {
-                            if let Some(charge) = charge
-                                && P::COMPLETES
-                            {
-                                charge.complete(&mut response, respond);
-                            }
-                            Ok(response)
-                        }
-                        Err(error) => {
-                            let error = error.into();
-                            // The service never had the request: dropping the charge refunds it.
-                            if let Some(charge) = charge {
-                                charge.is_pending = is_rejection(&error);
-                            }
-                            Err(error)
-                        }
-                    });
+                    let mut result = ready!(inner.poll(cx)).map_err(Into::into);
+                    if let Some(charge) = charge {
+                        charge.complete(&mut result, respond);
+                    }
+                    return Poll::Ready(result);
                 }
-                CallStateProjection::Unlimited { inner } => return inner.poll(cx).map_err(Into::into),
                 CallStateProjection::Undecided { decision, limiter, call } => {
                     let (client, decision) = ready!(decision.as_mut().poll(cx));
                     let Some(call) = call.take() else { return Poll::Pending };

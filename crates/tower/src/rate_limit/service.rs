@@ -60,7 +60,7 @@ impl<S, D, K, P> RateLimitService<S, D, K, P> {
         let decision = match decision.map(Ok).or_else(|| self.limiter.decide_in_place(&client)) {
             Some(Ok(decision)) => decision,
             Some(Err(_)) if self.limiter.on_store_failure() == OnStoreFailure::Allow => {
-                return RateLimitFuture::unlimited(self.inner.call(request));
+                return RateLimitFuture::admitted(self.inner.call(request), None, self.respond.clone());
             }
             Some(Err(error)) => return RateLimitFuture::failed(error),
             None => {
@@ -105,22 +105,25 @@ where
 
     #[inline]
     fn call(&mut self, request: R) -> Self::Future {
-        let key = self.client.client(&request);
-        let mut prefix = [0; 8];
-        let client = key.as_ref().map_or(&[][..], |key| key.bytes(&mut prefix));
-        let decision = self.limiter.decide_at_once(client);
-        // Most requests are admitted at once.
-        if let Some((at, outcome)) = decision
-            && outcome.verdict == Verdict::PASS
-        {
-            let charge = Self::Future::KEEPS_CHARGE.then(|| {
-                let client = ClientBytes::from_slice(client);
-                LimitCharge::new(self.limiter.clone(), client, KeptDecision::One { at, outcome })
-            });
-            return RateLimitFuture::admitted(self.inner.call(request), charge, self.respond.clone());
-        }
-        let decision = decision.map(|(at, outcome)| KeptDecision::One { at, outcome });
-        let client = ClientBytes::from_slice(client);
-        self.call_otherwise(decision, client, request)
+        let charge = {
+            let key = self.client.client(&request);
+            let mut prefix = [0; 8];
+            let client = key.as_ref().map_or(&[][..], |key| key.bytes(&mut prefix));
+            match self.limiter.decide_at_once(client) {
+                // Most requests are admitted at once.
+                Some((at, outcome)) if outcome.verdict == Verdict::PASS => {
+                    Self::Future::KEEPS_CHARGE.then(|| {
+                        let client = ClientBytes::from_slice(client);
+                        LimitCharge::new(self.limiter.clone(), client, KeptDecision::One { at, outcome })
+                    })
+                }
+                decision => {
+                    let decision = decision.map(|(at, outcome)| KeptDecision::One { at, outcome });
+                    let client = ClientBytes::from_slice(client);
+                    return self.call_otherwise(decision, client, request);
+                }
+            }
+        };
+        RateLimitFuture::admitted(self.inner.call(request), charge, self.respond.clone())
     }
 }
