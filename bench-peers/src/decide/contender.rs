@@ -9,7 +9,7 @@ use governor::clock::{Clock as _, DefaultClock};
 use governor::middleware::NoOpMiddleware;
 use governor::state::keyed::DashMapStateStore;
 use governor::{Quota, RateLimiter};
-use tidegate_core::{Algorithm, Check, Decision, CounterKey, Limit, RuleId, TimeSpan, Spec};
+use tidegate_core::{Algorithm, Check, CounterKey, Decision, Limit, RuleId, Spec, TimeSpan};
 use tidegate_store::{Clock, MemoryStore, Store, SystemClock};
 
 /// Requests that arrive together.

@@ -62,7 +62,7 @@ pub(crate) fn run(report: &mut Report) -> anyhow::Result<()> {
         let course = Course { threads: 1, succeeds: true, requests: &requests };
         // With headers the work differs: ours has one more.
         let bar = (headers == LimitHeaders::Off).then_some(0.5);
-        report.measure(Work { name, bar }, &course, &contenders)?;
+        report.measure_layers(Work { name, bar }, &course, &contenders)?;
     }
     Ok(())
 }

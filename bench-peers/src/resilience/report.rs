@@ -23,6 +23,12 @@ impl Measurement {
         let ratios: Vec<_> = self.rounds.iter().zip(&other.rounds).map(|(own, other)| own / other).collect();
         median(&ratios)
     }
+
+    /// What the layer adds to `bare`, the service without it, in each round.
+    fn without(&self, bare: &Self) -> Self {
+        let rounds = self.rounds.iter().zip(&bare.rounds).map(|(own, bare)| own - bare).collect();
+        Self { rounds, ..*self }
+    }
 }
 
 /// What is measured, and the bar: our time as a share of the first contender's.
@@ -54,40 +60,76 @@ impl Report {
         course: &Course<'_, R>,
         contenders: &[Contender<R>],
     ) -> anyhow::Result<()> {
-        let mut all: Vec<_> = contenders
-            .iter()
-            .map(|contender| Measurement {
-                work: work.name,
-                threads: course.threads,
-                contender: contender.name,
-                rounds: Vec::new(),
-            })
-            .collect();
-        for round in 0..=ROUNDS {
-            for (contender, measurement) in contenders.iter().zip(&mut all) {
-                let nanos = race(course, contender)?;
-                // The first round warms up.
-                if round > 0 {
-                    measurement.rounds.push(nanos);
-                }
-            }
+        let all = run_rounds(work, course, contenders)?;
+        if let (Some(peer), Some(ours)) = (all.first(), all.last()) {
+            self.compare(work, &format!("× {}", peer.contender), ours.ratio_to(peer));
         }
-        self.print(work, course.threads, &all);
         self.measurements.extend(all);
         Ok(())
     }
 
-    fn print(&mut self, work: Work, threads: usize, all: &[Measurement]) {
-        println!("\n{}, {threads} thread(s)", work.name);
-        for one in all {
-            let rounds: Vec<_> = one.rounds.iter().map(|nanos| format!("{nanos:.0}")).collect();
-            println!("  {:44} {:8.1}  {}", one.contender, median(&one.rounds), rounds.join(" "));
+    /// Measures a peer's layer, the service without a layer, and our layer. The bar compares what the layers add to the service;
+    /// the ratio of whole calls is printed too.
+    pub(crate) fn measure_layers<R: Send + 'static>(
+        &mut self,
+        work: Work,
+        course: &Course<'_, R>,
+        contenders: &[Contender<R>; 3],
+    ) -> anyhow::Result<()> {
+        let all = run_rounds(work, course, contenders)?;
+        if let [peer, bare, ours] = &*all {
+            let (peer_layer, our_layer) = (peer.without(bare), ours.without(bare));
+            for layer in [&peer_layer, &our_layer] {
+                println!(
+                    "  {:44} {:8.1}",
+                    format!("{}, layer alone", layer.contender),
+                    median(&layer.rounds)
+                );
+            }
+            println!("         {:.2} × {}, whole call, no bar", ours.ratio_to(peer), peer.contender);
+            let what = format!("× {}, layer alone", peer.contender);
+            self.compare(work, &what, our_layer.ratio_to(&peer_layer));
         }
-        let (Some(peer), Some(ours)) = (all.first(), all.last()) else { return };
-        let what = format!("× {}", peer.contender);
+        self.measurements.extend(all);
+        Ok(())
+    }
+
+    fn compare(&mut self, work: Work, what: &str, ratio: f64) {
         match work.bar {
-            Some(bar) => self.bars.at_most(&what, ours.ratio_to(peer), bar),
-            None => println!("         {:.2} {what}, no bar", ours.ratio_to(peer)),
+            Some(bar) => self.bars.at_most(what, ratio, bar),
+            None => println!("         {ratio:.2} {what}, no bar"),
         }
     }
+}
+
+/// The rounds of all contenders, in turn, which are printed.
+fn run_rounds<R: Send + 'static>(
+    work: Work,
+    course: &Course<'_, R>,
+    contenders: &[Contender<R>],
+) -> anyhow::Result<Vec<Measurement>> {
+    let mut all: Vec<_> = contenders
+        .iter()
+        .map(|contender| Measurement {
+            work: work.name,
+            threads: course.threads,
+            contender: contender.name,
+            rounds: Vec::new(),
+        })
+        .collect();
+    for round in 0..=ROUNDS {
+        for (contender, measurement) in contenders.iter().zip(&mut all) {
+            let nanos = race(course, contender)?;
+            // The first round warms up.
+            if round > 0 {
+                measurement.rounds.push(nanos);
+            }
+        }
+    }
+    println!("\n{}, {} thread(s)", work.name, course.threads);
+    for one in &all {
+        let rounds: Vec<_> = one.rounds.iter().map(|nanos| format!("{nanos:.0}")).collect();
+        println!("  {:44} {:8.1}  {}", one.contender, median(&one.rounds), rounds.join(" "));
+    }
+    Ok(all)
 }

@@ -26,12 +26,13 @@ use std::task::{Context, Poll};
 
 use smallvec::{SmallVec, smallvec};
 use tidegate_core::{
-    AlgorithmKind, Check, CounterKey, Decision, Limit, Refund, Role, Timestamp, decide, peek,
+    AlgorithmKind, Check, CounterKey, Decision, Limit, Outcome, Refund, Role, Timestamp, TokenBucket,
+    UnitCharge, decide, peek,
 };
 
 use crate::store::{Override, Store, StoreError};
 use cache_line::CacheLine;
-use fast_path::{DecideOne, is_common};
+use fast_path::{DecideOne, TryOne, is_common};
 use hash::KeyHasher;
 use heavy_hitters::HeavyHitters;
 pub use heavy_hitters::HeavyKey;
@@ -158,14 +159,28 @@ impl MemoryStore {
         Ok(is_another)
     }
 
+    /// Charges a common check to a token bucket: this algorithm is small enough to be inlined into every caller.
+    #[expect(clippy::inline_always, reason = "on the path of almost every decision")]
+    #[inline(always)]
+    fn spend_common<'c>(&self, check: &Check<'c>, now: Timestamp) -> Option<(&'c TokenBucket, UnitCharge)> {
+        let AlgorithmKind::TokenBucket(algorithm) = check.limit.kind() else { return None };
+        if !is_common(check) {
+            return None;
+        }
+        let spent = self.spend((check.limit, algorithm), &check.key, self.look_up(check), now)?;
+        Some((algorithm, spent))
+    }
+
+    #[inline(never)]
+    fn try_one_slow(&self, check: &Check<'_>, now: Timestamp) -> Option<Outcome> {
+        check.limit.visit(TryOne { store: self, check, lookup: self.look_up(check), now })
+    }
+
     #[expect(clippy::inline_always, reason = "fields that the caller does not read are not computed")]
     #[inline(always)]
     fn decide_now(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
-        // This algorithm is small enough to be inlined into every caller.
         if let [check] = checks
-            && let AlgorithmKind::TokenBucket(algorithm) = check.limit.kind()
-            && is_common(check)
-            && let Some(spent) = self.spend((check.limit, algorithm), &check.key, self.look_up(check), now)
+            && let Some((algorithm, spent)) = self.spend_common(check, now)
         {
             let outcome = algorithm.outcome_of_one(spent, now);
             #[expect(
@@ -411,6 +426,17 @@ impl Store for MemoryStore {
         now: Timestamp,
     ) -> impl Future<Output = Result<Decision, StoreError>> + Send {
         DecideFuture { store: self, checks, now }
+    }
+
+    #[expect(clippy::inline_always, reason = "see decide_now")]
+    #[inline(always)]
+    fn decide_at_once(&self, check: &Check<'_>, now: Timestamp) -> Option<Outcome> {
+        if let Some((algorithm, spent)) = self.spend_common(check, now) {
+            return Some(algorithm.outcome_of_one(spent, now));
+        }
+        // Field by field: otherwise the compiler passes both results through memory.
+        let Outcome { verdict, limit, remaining, reset_after } = self.try_one_slow(check, now)?;
+        Some(Outcome { verdict, limit, remaining, reset_after })
     }
 
     async fn decide_batch(

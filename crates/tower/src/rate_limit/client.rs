@@ -17,16 +17,22 @@ pub enum ClientKey<'r> {
 }
 
 impl ClientKey<'_> {
-    /// Calls `function` with the bytes.
-    pub(super) fn with_bytes<T>(&self, function: impl FnOnce(&[u8]) -> T) -> T {
+    /// The bytes; `prefix` is where those of an address are written.
+    #[inline]
+    pub(super) fn bytes<'k>(&'k self, prefix: &'k mut [u8; 8]) -> &'k [u8] {
         match self {
-            Self::Bytes(bytes) => function(bytes),
-            Self::Owned(bytes) => function(bytes),
-            Self::Address(IpAddr::V4(address)) => function(&address.octets()),
+            Self::Bytes(bytes) => bytes,
+            Self::Owned(bytes) => bytes,
+            Self::Address(IpAddr::V4(address)) => {
+                let (octets, _) = prefix.split_at_mut(4);
+                octets.copy_from_slice(&address.octets());
+                octets
+            }
             Self::Address(IpAddr::V6(address)) => {
                 // A client has at least a /64 and may use any address of it.
                 let [first, second, third, fourth, fifth, sixth, seventh, eighth, ..] = address.octets();
-                function(&[first, second, third, fourth, fifth, sixth, seventh, eighth])
+                *prefix = [first, second, third, fourth, fifth, sixth, seventh, eighth];
+                prefix
             }
         }
     }
@@ -112,7 +118,7 @@ mod tests {
     use super::*;
 
     fn bytes(key: &ClientKey<'_>) -> Vec<u8> {
-        key.with_bytes(<[u8]>::to_vec)
+        key.bytes(&mut [0; 8]).to_vec()
     }
 
     #[test]

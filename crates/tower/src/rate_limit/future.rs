@@ -32,9 +32,17 @@ impl<D: Store + 'static> LimitCharge<D> {
     }
 
     /// Tells the client about the limits in the response of an admitted request.
-    fn complete<T>(&self, response: &mut T, respond: &impl RespondToLimit<T>) {
-        let rules = self.limiter.rules();
-        self.decision.with(|decision| respond.complete(response, RateLimitReport { decision, rules }));
+    fn complete<T, P: RespondToLimit<T>>(&mut self, result: &mut Result<T, BoxError>, respond: &P) {
+        match result {
+            Ok(response) if P::COMPLETES => {
+                let rules = self.limiter.rules();
+                self.decision
+                    .with(|decision| respond.complete(response, RateLimitReport { decision, rules }));
+            }
+            Ok(_) => {}
+            // The service never had the request: dropping the charge refunds it.
+            Err(error) => self.is_pending = is_rejection(error),
+        }
     }
 
     /// The result of a request that is rejected.
@@ -102,12 +110,9 @@ pin_project! {
         Admitted {
             #[pin]
             inner: S::Future,
-            charge: LimitCharge<D>,
+            // `None` if it is not needed, or if the store failed.
+            charge: Option<LimitCharge<D>>,
             respond: P,
-        },
-        Unlimited {
-            #[pin]
-            inner: S::Future,
         },
         Done {
             // `None` once it is returned.
@@ -120,7 +125,12 @@ impl<S, R, D, P> RateLimitFuture<S, R, D, P>
 where
     S: Service<R>,
     D: Store + 'static,
+    P: RespondToLimit<S::Response>,
 {
+    /// Whether anything may be done with the charge of a request that the service has: its response completed, or the charge
+    /// refunded. An error without a value, such as `Infallible`, is never a rejection.
+    pub(super) const KEEPS_CHARGE: bool = P::COMPLETES || size_of::<Result<(), S::Error>>() > 0;
+
     pub(super) fn undecided(
         (limiter, respond): (RateLimiter<D>, P),
         client: ClientBytes,
@@ -150,13 +160,13 @@ where
         Self { state: CallState::delayed(wait, (charge, respond, ready, request)) }
     }
 
-    pub(super) fn admitted(inner: S::Future, mut charge: LimitCharge<D>, respond: P) -> Self {
-        charge.keep();
+    #[expect(clippy::inline_always, reason = "the future is large and is best built in place")]
+    #[inline(always)]
+    pub(super) fn admitted(inner: S::Future, mut charge: Option<LimitCharge<D>>, respond: P) -> Self {
+        if let Some(charge) = &mut charge {
+            charge.keep();
+        }
         Self { state: CallState::Admitted { inner, charge, respond } }
-    }
-
-    pub(super) fn unlimited(inner: S::Future) -> Self {
-        Self { state: CallState::Unlimited { inner } }
     }
 
     pub(super) fn rejected(result: Result<S::Response, BoxError>) -> Self {
@@ -179,7 +189,7 @@ where
 
     fn admitted((mut charge, respond, mut ready, request): (LimitCharge<D>, P, S, R)) -> Self {
         charge.keep();
-        Self::Admitted { inner: ready.call(request), charge, respond }
+        Self::Admitted { inner: ready.call(request), charge: Some(charge), respond }
     }
 
     /// The state after the decision.
@@ -194,9 +204,13 @@ where
         }
     }
 
-    fn store_failed(limiter: &RateLimiter<D>, error: StoreError, (_, mut ready, request): (P, S, R)) -> Self {
+    fn store_failed(
+        limiter: &RateLimiter<D>,
+        error: StoreError,
+        (respond, mut ready, request): (P, S, R),
+    ) -> Self {
         match limiter.on_store_failure() {
-            OnStoreFailure::Allow => Self::Unlimited { inner: ready.call(request) },
+            OnStoreFailure::Allow => Self::Admitted { inner: ready.call(request), charge: None, respond },
             OnStoreFailure::Deny => Self::Done { result: Some(Err(error.into())) },
         }
     }
@@ -218,14 +232,11 @@ where
             let next = match state.as_mut().project() {
                 CallStateProjection::Admitted { inner, charge, respond } => {
                     let mut result = ready!(inner.poll(cx)).map_err(Into::into);
-                    match &mut result {
-                        Ok(response) => charge.complete(response, respond),
-                        // The service never had the request: dropping the charge refunds it.
-                        Err(error) => charge.is_pending = is_rejection(error),
+                    if let Some(charge) = charge {
+                        charge.complete(&mut result, respond);
                     }
                     return Poll::Ready(result);
                 }
-                CallStateProjection::Unlimited { inner } => return inner.poll(cx).map_err(Into::into),
                 CallStateProjection::Undecided { decision, limiter, call } => {
                     let (client, decision) = ready!(decision.as_mut().poll(cx));
                     let Some(call) = call.take() else { return Poll::Pending };

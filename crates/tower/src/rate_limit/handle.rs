@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Waker};
 
 use smallvec::SmallVec;
 use tidegate_core::{
-    Algorithm, Check, CounterKey, Decision, Limit, LimitError, RuleId, Spec, TimeSpan, Timestamp,
+    Algorithm, Check, CounterKey, Decision, Limit, LimitError, Outcome, RuleId, Spec, TimeSpan, Timestamp,
 };
 use tidegate_headers::Quota;
 use tidegate_store::{Clock, RetainedLimits, Store, StoreError};
@@ -49,8 +49,6 @@ pub enum OnStoreFailure {
 }
 
 /// The result of a decision that is immediate.
-#[expect(clippy::inline_always, reason = "it stands for an await")]
-#[inline(always)]
 fn poll_once(
     decision: impl Future<Output = Result<Decision, StoreError>>,
 ) -> Result<KeptDecision, StoreError> {
@@ -104,26 +102,24 @@ impl<S: Store> RateLimiter<S> {
         self.shared.store.decide(&self.checks(client), now).await
     }
 
-    /// The decision, if the store decides at once.
+    /// The time and the outcome for the only limit, if the store decides at once.
     #[expect(clippy::inline_always, reason = "a store computes only what its caller reads, if it is inlined")]
     #[inline(always)]
+    pub(super) fn decide_at_once(&self, client: &[u8]) -> Option<(Timestamp, Outcome)> {
+        let [rule] = &*self.shared.rules else { return None };
+        let now = self.shared.clock.now();
+        let check = Check::new(CounterKey::new(rule.id, client), &rule.limit);
+        let outcome = self.shared.store.decide_at_once(&check, now)?;
+        Some((now, outcome))
+    }
+
+    /// The decision, if it is immediate.
     pub(super) fn decide_in_place(&self, client: &[u8]) -> Option<Result<KeptDecision, StoreError>> {
         if !S::IS_IMMEDIATE {
             return None;
         }
         let now = self.shared.clock.now();
-        Some(match &*self.shared.rules {
-            [rule] => {
-                let checks = [Check::new(CounterKey::new(rule.id, client), &rule.limit)];
-                poll_once(self.shared.store.decide(&checks, now))
-            }
-            _ => self.decide_several_in_place(client, now),
-        })
-    }
-
-    #[inline(never)]
-    fn decide_several_in_place(&self, client: &[u8], now: Timestamp) -> Result<KeptDecision, StoreError> {
-        poll_once(self.shared.store.decide(&self.checks(client), now))
+        Some(poll_once(self.shared.store.decide(&self.checks(client), now)))
     }
 
     fn checks<'a>(&'a self, client: &'a [u8]) -> Checks<'a> {

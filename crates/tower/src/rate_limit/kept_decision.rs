@@ -11,8 +11,6 @@ pub(super) enum KeptDecision {
 }
 
 impl KeptDecision {
-    #[expect(clippy::inline_always, reason = "the decision is not built if only its outcome is read")]
-    #[inline(always)]
     pub(super) fn new(decision: Decision) -> Self {
         match &*decision.outcomes {
             [outcome] => Self::One { at: decision.at, outcome: *outcome },

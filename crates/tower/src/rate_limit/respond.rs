@@ -15,6 +15,9 @@ use crate::response::rate_limited_response;
 
 /// Completes the responses of a limited service.
 pub trait RespondToLimit<T> {
+    /// Whether [`complete`](Self::complete) is called. If not, the layer keeps less for the time of a call.
+    const COMPLETES: bool = true;
+
     /// Adds what clients are told about the limits to the response of an admitted request.
     fn complete(&self, response: &mut T, report: RateLimitReport<'_>);
 
@@ -27,6 +30,8 @@ pub trait RespondToLimit<T> {
 pub struct RejectWithError;
 
 impl<T> RespondToLimit<T> for RejectWithError {
+    const COMPLETES: bool = false;
+
     fn complete(&self, _response: &mut T, _report: RateLimitReport<'_>) {}
 
     fn reject(&self, rejection: RateLimited, _report: RateLimitReport<'_>) -> Result<T, BoxError> {

@@ -4,7 +4,7 @@ use std::mem;
 use std::task::{Context, Poll};
 
 use tidegate_core::Verdict;
-use tidegate_store::{Store, StoreError};
+use tidegate_store::Store;
 use tower_service::Service;
 
 use super::client::FindClient;
@@ -48,7 +48,7 @@ impl<S, D, K, P> RateLimitService<S, D, K, P> {
     #[inline(never)]
     fn call_otherwise<R>(
         &mut self,
-        decision: Option<Result<KeptDecision, StoreError>>,
+        decision: Option<KeptDecision>,
         client: ClientBytes,
         request: R,
     ) -> RateLimitFuture<S, R, D, P>
@@ -57,10 +57,10 @@ impl<S, D, K, P> RateLimitService<S, D, K, P> {
         D: Store + 'static,
         P: RespondToLimit<S::Response> + Clone,
     {
-        let decision = match decision {
+        let decision = match decision.map(Ok).or_else(|| self.limiter.decide_in_place(&client)) {
             Some(Ok(decision)) => decision,
             Some(Err(_)) if self.limiter.on_store_failure() == OnStoreFailure::Allow => {
-                return RateLimitFuture::unlimited(self.inner.call(request));
+                return RateLimitFuture::admitted(self.inner.call(request), None, self.respond.clone());
             }
             Some(Err(error)) => return RateLimitFuture::failed(error),
             None => {
@@ -72,6 +72,9 @@ impl<S, D, K, P> RateLimitService<S, D, K, P> {
         let verdict = decision.verdict();
         let charge = LimitCharge::new(self.limiter.clone(), client, decision);
         match verdict {
+            Verdict::PASS => {
+                RateLimitFuture::admitted(self.inner.call(request), Some(charge), self.respond.clone())
+            }
             Verdict::Pass { wait } => {
                 let ready = self.take_ready();
                 RateLimitFuture::delayed(wait, (charge, self.respond.clone()), ready, request)
@@ -102,17 +105,25 @@ where
 
     #[inline]
     fn call(&mut self, request: R) -> Self::Future {
-        let client = match self.client.client(&request) {
-            Some(key) => key.with_bytes(ClientBytes::from_slice),
-            None => ClientBytes::new(),
-        };
-        match self.limiter.decide_in_place(&client) {
-            // Most requests are admitted at once.
-            Some(Ok(decision)) if decision.verdict() == Verdict::PASS => {
-                let charge = LimitCharge::new(self.limiter.clone(), client, decision);
-                RateLimitFuture::admitted(self.inner.call(request), charge, self.respond.clone())
+        let charge = {
+            let key = self.client.client(&request);
+            let mut prefix = [0; 8];
+            let client = key.as_ref().map_or(&[][..], |key| key.bytes(&mut prefix));
+            match self.limiter.decide_at_once(client) {
+                // Most requests are admitted at once.
+                Some((at, outcome)) if outcome.verdict == Verdict::PASS => {
+                    Self::Future::KEEPS_CHARGE.then(|| {
+                        let client = ClientBytes::from_slice(client);
+                        LimitCharge::new(self.limiter.clone(), client, KeptDecision::One { at, outcome })
+                    })
+                }
+                decision => {
+                    let decision = decision.map(|(at, outcome)| KeptDecision::One { at, outcome });
+                    let client = ClientBytes::from_slice(client);
+                    return self.call_otherwise(decision, client, request);
+                }
             }
-            decision => self.call_otherwise(decision, client, request),
-        }
+        };
+        RateLimitFuture::admitted(self.inner.call(request), charge, self.respond.clone())
     }
 }

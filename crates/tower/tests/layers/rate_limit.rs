@@ -233,3 +233,18 @@ async fn rate_limit_call_that_waited_uses_the_service_that_was_ready() {
         assert_eq!(call.await.unwrap().unwrap().status(), 200);
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn rate_limit_of_a_service_that_cannot_fail_rejects_with_an_error() {
+    let limiter = limiter(vec![per_minute("default", 2)], memory());
+    let layer = RateLimitLayer::new(limiter, ByHeader::new(API_KEY)).respond(RejectWithError);
+    let service = ServiceBuilder::new()
+        .layer(layer)
+        .service_fn(async |_: Request<Body>| Ok::<_, std::convert::Infallible>(respond(200)));
+    for _ in 0..2 {
+        assert_eq!(service.clone().oneshot(from("alice")).await.unwrap().status(), 200);
+    }
+    let error = service.clone().oneshot(from("alice")).await.unwrap_err();
+    assert_eq!(&*error.downcast_ref::<RateLimited>().unwrap().rule, "default");
+    assert!(service.oneshot(from("bob")).await.is_ok());
+}
