@@ -1,4 +1,4 @@
-//! Ten times more keys than the cap is for, with an abuser and regular clients, who must not be affected.
+//! Ten times more keys than the cap is for, with an abuser, and with regular clients that must not be affected.
 
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};

@@ -1,4 +1,4 @@
-//! Who competes: governor's keyed limiter, as it comes and with a faster hasher, and our in-memory store.
+//! The contenders: governor's keyed limiter, as it comes and with a faster hasher, and our in-memory store.
 
 use std::hash::BuildHasher;
 use std::num::NonZeroU32;
@@ -26,7 +26,7 @@ pub(crate) enum Rate {
     Stingy,
 }
 
-/// How requests are asked for.
+/// How requests are passed to a contender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
     /// One by one, the clock read for each.
@@ -37,7 +37,7 @@ pub(crate) enum Way {
     FourChecks,
 }
 
-/// Decides for each key, and says how many passed.
+/// Decides for each key. Returns how many were admitted.
 pub(crate) trait Contender: Sync {
     fn name(&self) -> &'static str;
     fn run(&self, way: Way, keys: &[String]) -> u64;

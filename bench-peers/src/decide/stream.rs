@@ -1,5 +1,5 @@
 //! The keys of requests, some at a time: a list of all of them would push the tables out of the caches, and a
-//! server has the keys of the requests it is about to decide at hand.
+//! server has the keys of the requests that it is about to decide in its cache.
 
 use std::fmt::Write;
 
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_are_21_bytes_and_in_order_if_so_asked() {
+    fn keys_in_order_are_21_bytes_long_and_ascending() {
         let mut stream = Stream::in_order();
         assert_eq!(stream.next_chunk()[0], "customer:000000000000");
         let last = &stream.next_chunk()[CHUNK - 1];

@@ -1,4 +1,4 @@
-//! What is asked of every contender, and the bars that follow.
+//! The work of every contender, and its bars.
 
 use std::hint::spin_loop;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,4 +1,4 @@
-//! wrk: what it sends, and what it says came back.
+//! wrk: the load that it sends, and the results that it reports.
 
 use std::path::Path;
 use std::process::Stdio;

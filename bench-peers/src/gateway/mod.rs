@@ -22,7 +22,7 @@ use work::{Figure, LARGE, WORKS, Work};
 
 use crate::bars::Bars;
 
-/// What is asked of the bench.
+/// The options of the benchmark.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Options<'a> {
     /// Only the works whose name holds this.
@@ -76,7 +76,7 @@ pub(crate) fn run(options: Options<'_>) -> anyhow::Result<bool> {
     Ok(bars.close())
 }
 
-/// All proxies of a work, round by round in turn. One that fails is out, and says why.
+/// All proxies of a work, round by round in turn. One that fails is left out, with the reason.
 fn measure(work: &Work, setting: &Setting<'_>, pace: Pace) -> Vec<Measured> {
     let mut field: Vec<_> = work
         .proxies

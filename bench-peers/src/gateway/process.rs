@@ -20,8 +20,8 @@ pub(crate) enum Core {
 /// No server outlives this, whatever becomes of the bench.
 const LONGEST: &str = "600";
 /// A server that is not up by then is not coming.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// A server that was asked to end may take so long.
+const START_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a server may take to stop.
 const GRACE: Duration = Duration::from_secs(1);
 
 /// A command on its core and bounded in time. It ends with the bench, even a killed one, and its group has
@@ -56,7 +56,7 @@ pub(crate) fn spent_on_proxy_core() -> anyhow::Result<Duration> {
 fn spent(stat: &str) -> Option<Duration> {
     let line = stat.lines().find_map(|line| line.strip_prefix("cpu0 "))?;
     let fields: Option<Vec<u64>> = line.split_whitespace().map(|field| field.parse().ok()).collect();
-    // user, nice, system, idle, iowait, irq, softirq, steal; then guests, who are in user already.
+    // user, nice, system, idle, iowait, irq, softirq, steal; then guest time, which user time includes.
     let [user, nice, system, _, _, irq, softirq, steal, ..] = fields?[..] else { return None };
     Some(of_ticks(user + nice + system + irq + softirq + steal))
 }
@@ -95,10 +95,10 @@ impl Server {
         let start = Instant::now();
         while !ready() {
             if let Some(status) = server.leader.try_wait()? {
-                bail!("it ended at once ({status}): {}", server.last_words());
+                bail!("it ended at once ({status}): {}", server.last_log_lines());
             }
-            if start.elapsed() > PATIENCE {
-                bail!("it did not answer within {} s: {}", PATIENCE.as_secs(), server.last_words());
+            if start.elapsed() > START_TIMEOUT {
+                bail!("it did not respond within {} s: {}", START_TIMEOUT.as_secs(), server.last_log_lines());
             }
             thread::sleep(Duration::from_millis(20));
         }
@@ -106,7 +106,7 @@ impl Server {
     }
 
     /// The end of its log, on one line.
-    fn last_words(&self) -> String {
+    fn last_log_lines(&self) -> String {
         let log = fs::read_to_string(&self.log).unwrap_or_default();
         let lines: Vec<_> = log.lines().filter(|line| !line.trim().is_empty()).collect();
         let last = lines[lines.len().saturating_sub(4)..].join(" | ");
@@ -132,7 +132,7 @@ impl Server {
     }
 }
 
-/// What a line of `/proc/PID/stat` says, if it is of this group.
+/// The times in a line of `/proc/PID/stat`, if the process is in this group.
 fn usage_in_group(stat: &str, group: u32) -> Option<Usage> {
     // The name, in brackets, may hold anything; state, parent and group follow it.
     let fields: Vec<_> = stat.rsplit_once(')')?.1.split_whitespace().collect();

@@ -1,4 +1,4 @@
-//! Who competes, and how each is told to do the same work: one worker, kept connections, no log, a limit per
+//! The proxies, and the configuration with which each does the same work: one worker, kept connections, no log, a limit per
 //! value of `X-API-Key`.
 
 use std::fs;
@@ -97,7 +97,7 @@ pub(crate) fn start_upstream(tools: &Tools) -> anyhow::Result<Running> {
     Ok(Running { server, port })
 }
 
-/// Fills in what all share, and says where the file is.
+/// Fills in the values that all of them share. Returns the path of the file.
 fn write(setting: &Setting<'_>, file: &str, text: &str, port: u16) -> anyhow::Result<String> {
     let Setting { tools, upstream, .. } = setting;
     let text = text
@@ -176,7 +176,7 @@ fn free_port() -> anyhow::Result<u16> {
 /// Whether it answers in HTTP; with TLS, whether it accepts: the first, counted load looks at the answers.
 fn is_up(port: u16, tls: bool) -> bool {
     let second = Duration::from_secs(1);
-    let asked = || -> std::io::Result<bool> {
+    let probe = || -> std::io::Result<bool> {
         let mut stream = TcpStream::connect_timeout(&SocketAddr::from((Ipv4Addr::LOCALHOST, port)), second)?;
         if tls {
             return Ok(true);
@@ -187,7 +187,7 @@ fn is_up(port: u16, tls: bool) -> bool {
         stream.read_exact(&mut start)?;
         Ok(&start == b"HTTP/1.1 ")
     };
-    asked().unwrap_or(false)
+    probe().unwrap_or(false)
 }
 
 /// Its version, in its own words.

@@ -46,9 +46,9 @@ impl Measured {
 }
 
 pub(crate) fn versions(tools: &Tools) {
-    let asked =
+    let programs =
         [(&tools.nginx, "-v"), (&tools.haproxy, "-v"), (&tools.envoy, "--version"), (&tools.wrk, "-v")];
-    for (program, argument) in asked.into_iter().chain([(&tools.tidegate, "--version")]) {
+    for (program, argument) in programs.into_iter().chain([(&tools.tidegate, "--version")]) {
         let name = program.file_name().unwrap_or_default().to_string_lossy();
         // Envoy begins with where it lies.
         let version = version(program, argument).replace(&*program.to_string_lossy(), &name);
@@ -106,7 +106,7 @@ fn figure_of(measured: &[Measured], proxy: Proxy) -> Option<f64> {
     measured.iter().find(|one| one.proxy == proxy)?.figure()
 }
 
-/// Median, figure elsewhere, ratio to nginx and the rounds; then who used the core, and what was answered.
+/// Median, figure elsewhere, ratio to nginx and the rounds; then the processes that used the core, and the statuses of the responses.
 fn lines(measured: &[Measured], proxies: &[(Proxy, &str)]) {
     let nginx = figure_of(measured, Proxy::Nginx);
     for (one, (proxy, elsewhere)) in measured.iter().zip(proxies) {

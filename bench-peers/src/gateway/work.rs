@@ -1,4 +1,4 @@
-//! What is asked of every proxy, and the bars that follow.
+//! The work of every proxy, and its bars.
 
 use super::load::Load;
 use super::proxy::{Limit, Proxy};
@@ -31,7 +31,7 @@ pub(crate) struct Work {
     pub(crate) limit: Limit,
     pub(crate) load: Load,
     pub(crate) figure: Figure,
-    /// Who takes part, and its figure elsewhere; × is a ratio to nginx.
+    /// The proxies that take part, and their figures from another machine; × is a ratio to nginx.
     pub(crate) proxies: &'static [(Proxy, &'static str)],
     pub(crate) bars: &'static [Bar],
 }

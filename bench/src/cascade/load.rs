@@ -18,7 +18,7 @@ pub(super) const SEED: u64 = 42;
 /// Requests to the top tier; every second one needs the bottom tier.
 pub(super) const REQUESTS_PER_SECOND: u64 = 500;
 /// Clients wait this long.
-pub(super) const PATIENCE: Duration = Duration::from_secs(1);
+pub(super) const CLIENT_TIMEOUT: Duration = Duration::from_secs(1);
 /// The seconds in which the bottom tier hangs.
 pub(super) const HANG: Range<u64> = 10..20;
 const SECONDS: u64 = 40;
@@ -54,7 +54,7 @@ async fn run_load(stack: Stack) -> anyhow::Result<CascadeReport> {
             let kind = if number % 2 == 0 { RequestKind::NeedsBottom } else { RequestKind::Independent };
             let (top, report) = (top.clone(), Arc::clone(&report));
             clients.push(tokio::spawn(async move {
-                let response = timeout(PATIENCE, top.oneshot(request(kind))).await;
+                let response = timeout(CLIENT_TIMEOUT, top.oneshot(request(kind))).await;
                 let is_good = matches!(response, Ok(Ok(response)) if response.status().is_success());
                 report.count(second, kind, is_good);
             }));

@@ -24,7 +24,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
         load::HANG.end,
         load::SEED
     );
-    println!("goodput: responses with 200 within {} s\n", load::PATIENCE.as_secs());
+    println!("goodput: responses with 200 within {} s\n", load::CLIENT_TIMEOUT.as_secs());
     for report in &reports {
         report.print();
     }
