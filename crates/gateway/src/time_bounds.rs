@@ -11,6 +11,9 @@ use crate::error::ServeError;
 use crate::http::request_body::UploadHandle;
 use crate::upstream::AttemptTimeouts;
 
+/// Less than this is too late: upstreams get whole milliseconds, and some read 0 as unlimited.
+const MIN_REMAINING: Duration = Duration::from_millis(1);
+
 /// The bounds of one request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TimeBounds<'e> {
@@ -108,7 +111,7 @@ impl TimeBounds<'_> {
     fn until(&self, deadline: Deadline, timeout: Duration) -> Option<AttemptBound> {
         let left = Duration::from(deadline.remaining(self.clock.now()));
         let bound = AttemptBound { timeout: timeout.min(left), is_deadline: left < timeout };
-        (!left.is_zero()).then_some(bound)
+        (left >= MIN_REMAINING).then_some(bound)
     }
 }
 
