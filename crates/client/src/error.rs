@@ -5,7 +5,7 @@ use std::time::Duration;
 use http::StatusCode;
 
 /// Any error of a body, a connector or a TLS stack.
-pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
+pub use tidegate_tower::BoxError;
 
 /// Why a request has no response, or its body cannot be read.
 #[derive(Debug, thiserror::Error)]

@@ -177,8 +177,8 @@ impl ResponsePermits {
 
     /// Records the status of a response whose body is still to be read.
     ///
-    /// Nobody knows how long the caller takes for the body: a probe must not wait for it, nor may it count as time that the
-    /// host took. Otherwise, a success is recorded at the end of the body, so that bodies that break one after another open
+    /// The caller may take any time to read the body: a probe must not wait for it, and it is not time that the host took.
+    /// Otherwise, a success is recorded at the end of the body, so that bodies that break one after another open
     /// the breaker.
     pub(crate) fn record_head(&mut self, status: StatusCode) {
         let end = CallEnd::Status(status.as_u16());

@@ -76,7 +76,7 @@ impl TimeBounds<'_> {
         }
     }
 
-    /// Whether there is time left after so long a wait.
+    /// Whether there is time left after `wait`.
     pub(crate) fn allows_wait(&self, wait: Duration) -> bool {
         let is_within = |deadline: Deadline| wait < Duration::from(deadline.remaining(self.clock.now()));
         wait.is_zero() || (wait < self.left_of_total() && self.deadline.is_none_or(is_within))

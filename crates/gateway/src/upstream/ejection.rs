@@ -71,7 +71,8 @@ impl EjectionState {
         TrafficShare::SlowStart(share.max(FIRST_SHARE))
     }
 
-    /// Whether a request falls into a share of so many thousandths. Exact on average, without randomness.
+    /// Whether the next request belongs to a share of all requests, given in thousandths. The share is exact on average, without
+    /// randomness.
     pub(super) fn takes_turn(&self, share: u64) -> bool {
         let credit = self.credit.fetch_add(share, Ordering::Relaxed) + share;
         let is_due = credit >= WHOLE;

@@ -100,7 +100,7 @@ impl TestGateway {
         Self::with_clock(clock, complete(policy, &[]), ResourceLimits::default())
     }
 
-    /// Serves a complete policy with so many workers.
+    /// Serves a complete policy with the given number of workers.
     pub(crate) fn with_workers(workers: usize, policy: &str) -> Self {
         let listener = Listener::bind("127.0.0.1:0", workers).expect("a free port");
         Self::run(gateway(complete(policy, &[]), ResourceLimits::default()), listener, Duration::ZERO)

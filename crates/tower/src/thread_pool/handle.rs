@@ -135,7 +135,7 @@ impl ThreadPool {
         let (sender, receiver) = oneshot::channel();
         let work = move || {
             let result = catch_unwind(AssertUnwindSafe(work)).map_err(|_| ThreadPoolPanic);
-            // Nobody may wait any longer.
+            // An error means that the caller has dropped its future.
             let _ = sender.send(result);
         };
         match self.owner.0.push(Box::new(work)) {

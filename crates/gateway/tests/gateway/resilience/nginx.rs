@@ -60,7 +60,7 @@ impl Load {
         Self { clients, is_over, served }
     }
 
-    /// Waits for so many more responses.
+    /// Waits for `count` more responses.
     async fn serve(&self, count: usize) {
         let until = self.served.load(Ordering::SeqCst) + count;
         eventually("requests are served", || self.served.load(Ordering::SeqCst) >= until).await;
