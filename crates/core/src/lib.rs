@@ -47,6 +47,7 @@ extern crate alloc;
 extern crate std;
 
 mod bucket;
+mod coordination;
 mod decision;
 mod fixed_window;
 mod key;
@@ -63,6 +64,7 @@ mod units;
 mod word;
 
 pub use bucket::{Level, Rate};
+pub use coordination::{Coordination, StoreFailureMode};
 pub use decision::{
     Check, Decision, Ledger, Outcome, Outcomes, Refund, Refunds, Role, Verdict, decide, peek,
 };

@@ -1,88 +1,58 @@
 //! The central store: Redis makes every decision.
 
-use redis::Script;
-use redis::aio::ConnectionManager;
-use tidegate_core::{Check, CounterKey, Decision, Refund, Timestamp};
-use tidegate_store::{Override, Store, StoreError};
+use std::sync::Arc;
 
-use crate::script::{ScriptCall, central, decisions};
+use tidegate_core::{Check, CounterKey, Decision, Outcomes, Refund, Timestamp};
+use tidegate_store::{Clock, Override, Store, StoreError};
 
-/// The shortest TTL of a key: short enough to cost little, long enough for every round trip.
-const MIN_TTL_MILLIS: u64 = 1_000;
-/// With time from the caller, keys must outlive a trace that is replayed faster than real time.
-const CALLER_TTL_MILLIS: u64 = 3_600_000;
+use crate::config::RedisConfig;
+use crate::link::Link;
+use crate::operation::{CounterCheck, CounterRefund, Operation, OperationReply};
 
-/// The clock that counts.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum TimeSource {
-    /// The Redis server's clock: all nodes agree.
-    #[default]
-    Server,
-    /// The caller's `now`, to replay traces.
-    Caller,
-}
-
-/// Counters in one Redis server.
-#[derive(Clone)]
+/// Counters in Redis; one script call decides.
+#[derive(Clone, Debug)]
 pub struct CentralStore {
-    connection: ConnectionManager,
-    script: Script,
-    time: TimeSource,
+    link: Arc<Link>,
 }
 
 impl CentralStore {
-    /// A store over an open connection.
-    pub fn new(connection: ConnectionManager, time: TimeSource) -> Self {
-        Self { connection, script: central(), time }
+    /// A store that connects when it is first used.
+    pub fn new(config: RedisConfig, clock: Arc<dyn Clock>) -> Self {
+        Self::with_link(Arc::new(Link::new(config, clock)))
     }
 
-    /// Connects to `url`, such as `redis://127.0.0.1:6379`.
-    pub async fn connect(url: &str, time: TimeSource) -> Result<Self, StoreError> {
-        let client = redis::Client::open(url).map_err(store_error)?;
-        let connection = ConnectionManager::new(client).await.map_err(store_error)?;
-        Ok(Self::new(connection, time))
+    pub(crate) fn with_link(link: Arc<Link>) -> Self {
+        Self { link }
     }
 
-    async fn run(&self, operation: &str, call: &ScriptCall, now: Timestamp) -> Result<Vec<u64>, StoreError> {
-        let (now, ttl) = match self.time {
-            TimeSource::Server => (String::new(), MIN_TTL_MILLIS),
-            TimeSource::Caller => (now.as_micros().to_string(), CALLER_TTL_MILLIS),
+    fn checks(&self, checks: &[Check<'_>]) -> Vec<CounterCheck> {
+        let named = |check: &Check<'_>| CounterCheck {
+            key: self.link.names().counter(check.key),
+            limit: *check.limit,
+            cost: check.cost,
+            role: check.role,
         };
-        let mut invocation = self.script.prepare_invoke();
-        invocation.arg(operation).arg(now).arg(ttl);
-        for key in &call.keys {
-            invocation.key(key);
-        }
-        for number in &call.numbers {
-            invocation.arg(*number);
-        }
-        invocation.invoke_async(&mut self.connection.clone()).await.map_err(store_error)
+        checks.iter().map(named).collect()
     }
 
-    async fn run_checks(
+    async fn outcomes(
         &self,
-        operation: &str,
-        batch: &[&[Check<'_>]],
+        operation: Operation,
         now: Timestamp,
-    ) -> Result<Vec<Decision>, StoreError> {
-        let reply = self.run(operation, &ScriptCall::checks(batch)?, now).await?;
-        decisions(batch, &reply)
-    }
-
-    async fn run_one(
-        &self,
-        operation: &str,
-        checks: &[Check<'_>],
-        now: Timestamp,
-    ) -> Result<Decision, StoreError> {
-        let mut decisions = self.run_checks(operation, &[checks], now).await?;
-        decisions.pop().ok_or_else(|| StoreError::Protocol { reason: "no decision in the reply".to_owned() })
+    ) -> Result<(Timestamp, Outcomes), StoreError> {
+        match self.link.call(operation, now).await? {
+            OperationReply::Outcomes(at, outcomes) => Ok((at, outcomes)),
+            OperationReply::Done(_) => {
+                Err(StoreError::Protocol { reason: "no outcomes in the reply".to_owned() })
+            }
+        }
     }
 }
 
 impl Store for CentralStore {
     async fn decide(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
-        self.run_one("decide", checks, now).await
+        let (at, outcomes) = self.outcomes(Operation::Decide(self.checks(checks)), now).await?;
+        Ok(Decision::new(at, checks, outcomes))
     }
 
     async fn decide_batch(
@@ -91,20 +61,31 @@ impl Store for CentralStore {
         now: Timestamp,
         decisions: &mut Vec<Decision>,
     ) -> Result<(), StoreError> {
-        decisions.append(&mut self.run_checks("decide", batch, now).await?);
+        let mut decided = Vec::with_capacity(batch.len());
+        for checks in batch {
+            decided.push(self.decide(checks, now).await?);
+        }
+        decisions.append(&mut decided);
         Ok(())
     }
 
     async fn peek(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
-        self.run_one("peek", checks, now).await
+        let (at, outcomes) = self.outcomes(Operation::Peek(self.checks(checks)), now).await?;
+        Ok(Decision::new(at, checks, outcomes))
     }
 
     async fn refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<(), StoreError> {
-        self.run("refund", &ScriptCall::refunds(refunds)?, now).await.map(drop)
+        let named = |refund: &Refund<'_>| CounterRefund {
+            key: self.link.names().counter(refund.key),
+            limit: *refund.limit,
+            cost: refund.cost,
+            charged: refund.charged,
+        };
+        self.link.call(Operation::Refund(refunds.iter().map(named).collect()), now).await.map(drop)
     }
 
     async fn reset(&self, key: CounterKey<'_>) -> Result<(), StoreError> {
-        self.run("reset", &ScriptCall::reset(key), Timestamp::ZERO).await.map(drop)
+        self.link.call(Operation::Reset(self.link.names().counter(key)), Timestamp::ZERO).await.map(drop)
     }
 
     async fn override_limit(
@@ -113,16 +94,6 @@ impl Store for CentralStore {
         replacement: Option<Override>,
         now: Timestamp,
     ) -> Result<(), StoreError> {
-        self.run("override", &ScriptCall::override_limit(key, replacement.as_ref())?, now).await.map(drop)
-    }
-}
-
-/// An error reply of the server is not an outage: its cause is the script, the user's permissions or the server's version.
-fn store_error(error: redis::RedisError) -> StoreError {
-    match error.kind() {
-        redis::ErrorKind::Server(_) | redis::ErrorKind::Extension => {
-            StoreError::Protocol { reason: format!("{error} (Redis 7.0 or newer is required)") }
-        }
-        _ => StoreError::Unavailable(Box::new(error)),
+        self.link.call(Operation::Override(self.link.names().counter(key), replacement), now).await.map(drop)
     }
 }

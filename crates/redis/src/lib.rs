@@ -9,7 +9,13 @@
 #![forbid(unsafe_code)]
 
 mod central;
+mod config;
+mod endpoint;
 mod key;
+mod link;
+mod operation;
 mod script;
 
-pub use central::{CentralStore, TimeSource};
+pub use central::CentralStore;
+pub use config::{RedisConfig, TimeSource, TlsMaterial};
+pub use endpoint::{Endpoint, EndpointError};

@@ -2,9 +2,11 @@
 
 #![allow(missing_docs, clippy::unwrap_used, reason = "tests speak through their names and fail by panicking")]
 
+use std::sync::Arc;
+
 use redis::AsyncCommands;
 use tidegate_core::{Algorithm, Check, Cost, CounterKey, Limit, RuleId, Spec, TimeSpan, Timestamp, Verdict};
-use tidegate_redis::{CentralStore, TimeSource};
+use tidegate_redis::{CentralStore, Endpoint, RedisConfig, TimeSource};
 use tidegate_store::conformance::Suite;
 use tidegate_store::{Clock, Override, Store, StoreError, SystemClock};
 use tidegate_testkit::process::RedisServer;
@@ -15,8 +17,9 @@ fn bucket(requests: u64, window: TimeSpan) -> Limit {
     Limit::new(Algorithm::TokenBucket, Spec::new(requests, window)).unwrap()
 }
 
-async fn connect(server: &RedisServer, time: TimeSource) -> CentralStore {
-    CentralStore::connect(&server.url(), time).await.unwrap()
+fn connect(server: &RedisServer, time: TimeSource) -> CentralStore {
+    let config = RedisConfig { time, ..RedisConfig::new(Endpoint::parse(&server.url()).unwrap()) };
+    CentralStore::new(config, Arc::new(SystemClock::new()))
 }
 
 async fn raw(server: &RedisServer) -> redis::aio::MultiplexedConnection {
@@ -26,7 +29,7 @@ async fn raw(server: &RedisServer) -> redis::aio::MultiplexedConnection {
 #[tokio::test]
 async fn token_bucket_passes_the_conformance_suite() {
     let server = RedisServer::start();
-    let store = connect(&server, TimeSource::Caller).await;
+    let store = connect(&server, TimeSource::Caller);
     let suite =
         Suite { algorithms: &[Algorithm::TokenBucket], seed: fastrand::u64(..), traces: 20, steps: 400 };
     let coverage = suite.run(&store).await;
@@ -36,7 +39,7 @@ async fn token_bucket_passes_the_conformance_suite() {
 #[tokio::test]
 async fn key_ttl_is_at_least_twice_the_recovery_time() {
     let server = RedisServer::start();
-    let store = connect(&server, TimeSource::Server).await;
+    let store = connect(&server, TimeSource::Server);
     let limits = [bucket(1, TimeSpan::from_secs(3_600)), bucket(1, TimeSpan::from_secs(10))];
     for (limit, client) in limits.iter().zip([&b"slow"[..], b"fast"]) {
         let check = Check::new(CounterKey::new(RULE, client), limit);
@@ -61,7 +64,7 @@ async fn key_ttl_is_at_least_twice_the_recovery_time() {
 #[tokio::test]
 async fn server_time_source_ignores_the_callers_time() {
     let server = RedisServer::start();
-    let store = connect(&server, TimeSource::Server).await;
+    let store = connect(&server, TimeSource::Server);
     let limit = bucket(1, TimeSpan::from_secs(3_600));
     let check = Check::new(CounterKey::new(RULE, b"client"), &limit);
     assert!(store.decide(&[check], Timestamp::MAX).await.unwrap().passes());
@@ -75,7 +78,7 @@ async fn server_time_source_ignores_the_callers_time() {
 #[tokio::test]
 async fn rejected_decision_writes_nothing() {
     let server = RedisServer::start();
-    let store = connect(&server, TimeSource::Server).await;
+    let store = connect(&server, TimeSource::Server);
     let limit = bucket(2, TimeSpan::from_secs(3_600));
     let check = Check::new(CounterKey::new(RULE, b"client"), &limit);
     assert_eq!(
@@ -90,7 +93,7 @@ async fn rejected_decision_writes_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_tasks_admit_exactly_the_limit() {
     let server = RedisServer::start();
-    let store = connect(&server, TimeSource::Caller).await;
+    let store = connect(&server, TimeSource::Caller);
     let (narrow, wide) = (bucket(500, TimeSpan::from_secs(3_600)), bucket(800, TimeSpan::from_secs(3_600)));
     let now = Timestamp::from_secs(1_700_000_000);
     let tasks: Vec<_> = (0..16)
@@ -121,7 +124,7 @@ async fn many_tasks_admit_exactly_the_limit() {
 #[tokio::test]
 async fn flushed_script_cache_is_reloaded() {
     let server = RedisServer::start();
-    let store = connect(&server, TimeSource::Server).await;
+    let store = connect(&server, TimeSource::Server);
     let limit = bucket(5, TimeSpan::from_secs(3_600));
     let check = Check::new(CounterKey::new(RULE, b"client"), &limit);
     store.decide(&[check], Timestamp::ZERO).await.unwrap();
@@ -133,7 +136,7 @@ async fn flushed_script_cache_is_reloaded() {
 #[tokio::test]
 async fn unsupported_algorithm_is_rejected_before_anything_is_sent() {
     let server = RedisServer::start();
-    let store = connect(&server, TimeSource::Server).await;
+    let store = connect(&server, TimeSource::Server);
     let limit = Limit::new(Algorithm::SlidingLog, Spec::new(5, TimeSpan::from_secs(60))).unwrap();
     let error =
         store.decide(&[Check::new(CounterKey::new(RULE, b"a"), &limit)], Timestamp::ZERO).await.unwrap_err();
@@ -144,7 +147,7 @@ async fn unsupported_algorithm_is_rejected_before_anything_is_sent() {
 #[tokio::test]
 async fn stopped_server_is_an_unavailable_error() {
     let server = RedisServer::start();
-    let store = connect(&server, TimeSource::Server).await;
+    let store = connect(&server, TimeSource::Server);
     drop(server);
     let limit = bucket(5, TimeSpan::from_secs(60));
     let error =
@@ -156,7 +159,7 @@ async fn stopped_server_is_an_unavailable_error() {
 #[ignore = "long: cargo xtask scorecard equivalence"]
 async fn long_equivalence() {
     let server = RedisServer::start();
-    let store = connect(&server, TimeSource::Caller).await;
+    let store = connect(&server, TimeSource::Caller);
     let suite =
         Suite { algorithms: &[Algorithm::TokenBucket], seed: fastrand::u64(..), traces: 1_000, steps: 500 };
     println!("redis, central: seed {}", suite.seed);

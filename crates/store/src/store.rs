@@ -3,7 +3,10 @@
 use std::error::Error;
 
 use thiserror::Error;
-use tidegate_core::{Algorithm, Check, CounterKey, Decision, Limit, Outcome, Refund, TimeSpan, Timestamp};
+use tidegate_core::{
+    Algorithm, Check, Coordination, CounterKey, Decision, Limit, Outcome, Refund, RuleId, StoreFailureMode,
+    TimeSpan, Timestamp,
+};
 
 use crate::memory::RetainedLimits;
 
@@ -71,6 +74,22 @@ pub trait Store: Send + Sync {
     fn retain_limits(&self, _limits: &[Limit], _now: Timestamp) -> Result<RetainedLimits, StoreError> {
         Ok(RetainedLimits::default())
     }
+
+    /// Applies the settings of `rules` from now on, in place of all earlier ones. Other rules have the store's own settings.
+    ///
+    /// A store of one process has no such settings.
+    fn apply_settings(&self, _rules: &[RuleSettings]) {}
+}
+
+/// How a store that several nodes share handles a rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RuleSettings {
+    /// The rule.
+    pub rule: RuleId,
+    /// How nodes share the limit.
+    pub coordination: Coordination,
+    /// What happens while the shared store fails.
+    pub on_store_failure: StoreFailureMode,
 }
 
 /// Why a store failed. A request must not be treated as decided then.

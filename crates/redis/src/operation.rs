@@ -1,0 +1,88 @@
+//! What a node asks Redis to do with counters. Operations that wait at the same moment are sent together.
+
+use tidegate_core::{Cost, Limit, Outcomes, Role, Timestamp};
+use tidegate_store::Override;
+
+use crate::key::KeyName;
+
+/// One operation. All its keys are in one hash slot, unless a single server has all slots.
+#[derive(Clone, Debug)]
+pub(crate) enum Operation {
+    /// Decides checks: all are charged, or none.
+    Decide(Vec<CounterCheck>),
+    /// Evaluates checks without charging.
+    Peek(Vec<CounterCheck>),
+    /// Gives back what was charged.
+    Refund(Vec<CounterRefund>),
+    /// Gives back what was charged a moment ago, because another part of the same decision rejected; then evaluates the
+    /// checks like a peek. Exact, also under an override.
+    Cancel {
+        /// The checks that were charged.
+        checks: Vec<CounterCheck>,
+        /// The time of the charge.
+        charged: Timestamp,
+    },
+    /// Resets a counter; its override stays.
+    Reset(KeyName),
+    /// Sets an override, or ends it.
+    Override(KeyName, Option<Override>),
+}
+
+/// A check with the name of its counter.
+#[derive(Clone, Debug)]
+pub(crate) struct CounterCheck {
+    pub(crate) key: KeyName,
+    pub(crate) limit: Limit,
+    pub(crate) cost: Cost,
+    pub(crate) role: Role,
+}
+
+/// A refund with the name of its counter.
+#[derive(Clone, Debug)]
+pub(crate) struct CounterRefund {
+    pub(crate) key: KeyName,
+    pub(crate) limit: Limit,
+    pub(crate) cost: Cost,
+    pub(crate) charged: Timestamp,
+}
+
+/// The reply to an operation.
+#[derive(Clone, Debug)]
+pub(crate) enum OperationReply {
+    /// To a decision, a peek or a cancellation: the server's time and one outcome per check.
+    Outcomes(Timestamp, Outcomes),
+    /// To any other operation: the server's time.
+    Done(Timestamp),
+}
+
+/// The scripts. Operations of the same script can share a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum ScriptName {
+    /// `lua/central.lua`
+    Central,
+}
+
+impl Operation {
+    /// The script that runs the operation.
+    pub(crate) fn script(&self) -> ScriptName {
+        match self {
+            Self::Decide(_)
+            | Self::Peek(_)
+            | Self::Refund(_)
+            | Self::Cancel { .. }
+            | Self::Reset(_)
+            | Self::Override(..) => ScriptName::Central,
+        }
+    }
+
+    /// The hash slot of the operation's keys; `None` if it has no keys.
+    pub(crate) fn slot(&self) -> Option<u16> {
+        match self {
+            Self::Decide(checks) | Self::Peek(checks) | Self::Cancel { checks, .. } => {
+                checks.first().map(|check| check.key.slot())
+            }
+            Self::Refund(refunds) => refunds.first().map(|refund| refund.key.slot()),
+            Self::Reset(key) | Self::Override(key, _) => Some(key.slot()),
+        }
+    }
+}
