@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn key_name_is_stable_and_hides_the_client() {
-        assert_eq!(name("default", b"sk_live_{secret}"), "tg:{mPu5j2S7kdXAX9P}662lFoYg");
+        assert_eq!(name("default", b"sk_live_{secret}"), "tg:{Y3NqSObQBsQHJTE}662lFoYg");
     }
 
     #[test]

@@ -13,6 +13,7 @@ mod config;
 mod endpoint;
 mod key;
 mod link;
+mod nodes;
 mod operation;
 mod script;
 

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::StreamExt;
 use redis::aio::ConnectionManager;
 use tidegate_core::Timestamp;
 use tidegate_store::{Clock, StoreError};
-use tokio::sync::OnceCell;
+use tokio::sync::{OnceCell, mpsc};
 
 use crate::config::{RedisConfig, TimeSource};
 use crate::endpoint::Deployment;
@@ -76,6 +77,52 @@ impl Link {
         replies.pop().ok_or_else(|| StoreError::Protocol { reason: "no reply to the operation".to_owned() })
     }
 
+    /// Sends a command of the store itself to the server of hash slot `slot`, within the timeout.
+    pub(crate) async fn command(&self, _slot: u16, command: &redis::Cmd) -> Result<redis::Value, StoreError> {
+        let mut connection = self.connect().await?;
+        command.query_async(&mut connection).await.map_err(store_error)
+    }
+
+    /// Whether Redis is believed to work: calls are sent to it.
+    pub(crate) fn is_available(&self) -> bool {
+        true
+    }
+
+    /// Runs a background task of the store until the link is dropped.
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        tokio::spawn(task);
+    }
+
+    /// Subscribes to a channel, and again whenever the connection was lost.
+    pub(crate) fn subscribe(&self, channel: &str) -> mpsc::Receiver<ChannelEvent> {
+        let (sender, receiver) = mpsc::channel(1_024);
+        let (url, channel) = (self.url(), channel.to_owned());
+        self.spawn(async move {
+            let Ok(client) = redis::Client::open(url) else { return };
+            let Ok(mut subscriber) = client.get_async_pubsub().await else { return };
+            if subscriber.subscribe(&channel).await.is_err()
+                || sender.send(ChannelEvent::Subscribed).await.is_err()
+            {
+                return;
+            }
+            let mut messages = subscriber.into_on_message();
+            while let Some(message) = messages.next().await {
+                if sender.send(ChannelEvent::Message(message.get_payload_bytes().to_vec())).await.is_err() {
+                    return;
+                }
+            }
+            let _ = sender.send(ChannelEvent::Lost).await;
+        });
+        receiver
+    }
+
+    fn url(&self) -> String {
+        match &self.config.endpoint.deployment {
+            Deployment::Single(address) => format!("redis://{address}"),
+            Deployment::Sentinel { .. } | Deployment::Cluster(_) => String::new(),
+        }
+    }
+
     async fn connect(&self) -> Result<ConnectionManager, StoreError> {
         let Deployment::Single(address) = &self.config.endpoint.deployment else {
             return Err(StoreError::Protocol { reason: "only a single server is supported".to_owned() });
@@ -88,6 +135,17 @@ impl Link {
         };
         self.connection.get_or_try_init(connect).await.cloned()
     }
+}
+
+/// What happens on a channel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum ChannelEvent {
+    /// From now on every message arrives.
+    Subscribed,
+    /// A message.
+    Message(Vec<u8>),
+    /// Messages may be missed until the next `Subscribed`.
+    Lost,
 }
 
 /// An error reply of the server is not an outage: its cause is the script, the user's permissions or the server's version.
