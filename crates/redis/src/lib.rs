@@ -11,12 +11,21 @@
 mod central;
 mod config;
 mod endpoint;
+mod invalidation;
 mod key;
 mod link;
+mod lost_writes;
+mod membership;
 mod nodes;
 mod operation;
+mod rejections;
+mod report;
 mod script;
+mod stand_in;
+mod store;
 
 pub use central::CentralStore;
 pub use config::{RedisConfig, TimeSource, TlsMaterial};
 pub use endpoint::{Endpoint, EndpointError};
+pub use report::{FallbackDecisions, StoreReport};
+pub use store::RedisStore;
