@@ -122,7 +122,7 @@ impl FallbackCharge {
 }
 
 impl FallbackStore {
-    pub(crate) fn begin(&self, _now: Timestamp) {
+    pub(crate) fn begin(&self) {
         let _ = &self.admitted;
     }
 
