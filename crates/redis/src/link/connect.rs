@@ -25,7 +25,7 @@ const PROBE: &str = "#!lua\nreturn 1";
 
 /// Makes connections.
 #[derive(Clone)]
-pub(crate) struct Connector {
+pub(crate) struct RedisConnector {
     login: RedisConnectionInfo,
     tls: Option<TlsConnector>,
     /// How long the first script may take.
@@ -52,7 +52,7 @@ impl Drop for Driver {
 trait Transport: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Transport for T {}
 
-impl Connector {
+impl RedisConnector {
     /// A connector for the servers of `config`.
     pub(crate) fn new(config: &RedisConfig) -> Result<Self, ConnectError> {
         let endpoint = &config.endpoint;
@@ -170,10 +170,10 @@ impl ServerConnection {
     }
 }
 
-impl std::fmt::Debug for Connector {
+impl std::fmt::Debug for RedisConnector {
     /// Without the password.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Connector").field("tls", &self.tls.is_some()).finish_non_exhaustive()
+        f.debug_struct("RedisConnector").field("tls", &self.tls.is_some()).finish_non_exhaustive()
     }
 }
 

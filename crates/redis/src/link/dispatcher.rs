@@ -12,10 +12,10 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Interval, MissedTickBehavior, interval};
 
 use super::batch::{Batch, Grouping};
-use super::connect::{Connector, ServerConnection};
+use super::connect::{RedisConnector, ServerConnection};
 use super::error::{ConnectError, LinkError};
 use super::queue::{PendingCall, TICKS_PER_TIMEOUT};
-use super::routes::{RedisServerHealth, Route, RouteTable};
+use super::routes::{RedisServerHealth, RouteTable, SlotRoute};
 use super::server::ServerState;
 use super::topology::{Topology, discover};
 use super::{PROBE_INTERVAL, SharedState, stats};
@@ -48,7 +48,7 @@ pub(super) enum LinkEvent {
 pub(super) struct Dispatcher {
     pub(super) shared: Arc<SharedState>,
     pub(super) names: Arc<KeyNames>,
-    connector: Arc<Connector>,
+    connector: Arc<RedisConnector>,
     deployment: Deployment,
     pub(super) grouping: Grouping,
     tick: Duration,
@@ -71,7 +71,7 @@ impl Dispatcher {
     pub(super) fn new(
         config: &RedisConfig,
         names: Arc<KeyNames>,
-        connector: Arc<Connector>,
+        connector: Arc<RedisConnector>,
         shared: Arc<SharedState>,
         available: watch::Sender<bool>,
     ) -> Self {
@@ -167,9 +167,9 @@ impl Dispatcher {
     /// Puts a call where it can be sent.
     pub(super) fn route(&mut self, call: PendingCall) {
         match self.routes.route(call.slot) {
-            Route::Server(health) => self.push(&health, call),
-            Route::Wait => self.unrouted.push(call),
-            Route::Nowhere => self.reject(&call, LinkError::NoServer { slot: call.slot }),
+            SlotRoute::Server(health) => self.push(&health, call),
+            SlotRoute::Wait => self.unrouted.push(call),
+            SlotRoute::Nowhere => self.reject(&call, LinkError::NoServer { slot: call.slot }),
         }
     }
 

@@ -17,6 +17,8 @@ mod routes;
 mod server;
 mod stats;
 mod subscription;
+#[cfg(test)]
+mod tests;
 mod thread;
 mod topology;
 
@@ -32,13 +34,13 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use self::error::LinkError;
 use self::queue::{CallBody, CallQueue, CallReply};
-use self::routes::{Route, RouteTable};
+use self::routes::{RouteTable, SlotRoute};
 use self::stats::LinkStats;
 use crate::config::{RedisConfig, TimeSource};
 use crate::key::KeyNames;
 use crate::operation::{Operation, OperationReply};
 
-pub(crate) use self::connect::{Connector, ServerConnection};
+pub(crate) use self::connect::{RedisConnector, ServerConnection};
 pub(crate) use self::error::ConnectError;
 pub use self::stats::{BATCH_BOUNDS, LATENCY_BOUNDS, LinkReport};
 pub(crate) use self::subscription::ChannelEvent;
@@ -61,7 +63,7 @@ pub(crate) struct Link {
 #[derive(Debug)]
 struct LinkRuntime {
     handle: Handle,
-    connector: Arc<Connector>,
+    connector: Arc<RedisConnector>,
     available: watch::Receiver<bool>,
     /// Dropping it stops the thread.
     _stop: oneshot::Sender<()>,
@@ -154,11 +156,11 @@ impl Link {
     async fn submit(&self, body: CallBody, slot: u16) -> Result<CallReply, StoreError> {
         let SharedState { queue, routes, stats, timer, .. } = &*self.shared;
         let error = match routes.load().route(slot) {
-            Route::Server(server) if !server.is_available() => {
+            SlotRoute::Server(server) if !server.is_available() => {
                 Some(LinkError::BreakerOpen { address: server.address.clone() })
             }
-            Route::Nowhere => Some(LinkError::NoServer { slot }),
-            Route::Server(_) | Route::Wait => None,
+            SlotRoute::Nowhere => Some(LinkError::NoServer { slot }),
+            SlotRoute::Server(_) | SlotRoute::Wait => None,
         };
         if let Some(error) = error {
             stats::add(&stats.rejected_open, 1);

@@ -86,7 +86,7 @@ pub(super) enum RouteTable {
 
 /// Where a call goes.
 #[derive(Clone, Debug)]
-pub(super) enum Route {
+pub(super) enum SlotRoute {
     Server(Arc<RedisServerHealth>),
     /// Not known yet.
     Wait,
@@ -95,16 +95,16 @@ pub(super) enum Route {
 }
 
 impl RouteTable {
-    pub(super) fn route(&self, slot: u16) -> Route {
+    pub(super) fn route(&self, slot: u16) -> SlotRoute {
         match self {
-            Self::Unknown => Route::Wait,
-            Self::Unreachable => Route::Nowhere,
-            Self::Single(server) => Route::Server(Arc::clone(server)),
+            Self::Unknown => SlotRoute::Wait,
+            Self::Unreachable => SlotRoute::Nowhere,
+            Self::Single(server) => SlotRoute::Server(Arc::clone(server)),
             Self::Cluster { servers, slots } => {
                 let index = slots.get(usize::from(slot)).copied().unwrap_or(NO_SERVER);
                 servers
                     .get(usize::from(index))
-                    .map_or(Route::Nowhere, |server| Route::Server(Arc::clone(server)))
+                    .map_or(SlotRoute::Nowhere, |server| SlotRoute::Server(Arc::clone(server)))
             }
         }
     }
@@ -154,8 +154,8 @@ impl RouteTable {
     /// A hash tag in a slot of this server, for probes; any tag if it has no slots.
     pub(super) fn probe_tag(&self, address: &ServerAddress) -> String {
         let is_there = |tag: &String| match self.route(slot_of(tag.as_bytes())) {
-            Route::Server(server) => server.address == *address,
-            Route::Wait | Route::Nowhere => false,
+            SlotRoute::Server(server) => server.address == *address,
+            SlotRoute::Wait | SlotRoute::Nowhere => false,
         };
         let mut tags = (0..u32::from(SLOTS)).map(|number| number.to_string());
         tags.find(is_there).unwrap_or_default()
@@ -172,8 +172,8 @@ mod tests {
 
     fn port(table: &RouteTable, slot: u16) -> Option<u16> {
         match table.route(slot) {
-            Route::Server(server) => Some(server.address.port),
-            Route::Wait | Route::Nowhere => None,
+            SlotRoute::Server(server) => Some(server.address.port),
+            SlotRoute::Wait | SlotRoute::Nowhere => None,
         }
     }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use tokio::sync::mpsc;
 
-use super::connect::Connector;
+use super::connect::RedisConnector;
 use super::{PROBE_INTERVAL, SharedState};
 
 /// A subscription that is silent is tested this often, and lost if there is no reply for as long again.
@@ -29,7 +29,7 @@ struct ReceiverGone;
 /// Subscribes until the receiver is dropped.
 pub(super) async fn run(
     shared: Arc<SharedState>,
-    connector: Arc<Connector>,
+    connector: Arc<RedisConnector>,
     channel: String,
     events: mpsc::Sender<ChannelEvent>,
 ) {
@@ -44,7 +44,7 @@ pub(super) async fn run(
 /// Forwards messages until the connection is lost. Any primary will do: in a cluster, messages reach all nodes.
 async fn forward(
     shared: &SharedState,
-    connector: &Connector,
+    connector: &RedisConnector,
     channel: &str,
     events: &mpsc::Sender<ChannelEvent>,
 ) -> Result<(), ReceiverGone> {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use thiserror::Error;
 use tokio::sync::{oneshot, watch};
 
-use super::connect::Connector;
+use super::connect::RedisConnector;
 use super::dispatcher::Dispatcher;
 use super::error::ConnectError;
 use super::{LinkRuntime, SharedState, stats};
@@ -20,7 +20,7 @@ const WATCH_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Why the thread could not be started.
 #[derive(Debug, Error)]
-pub(super) enum StartError {
+pub(super) enum ThreadStartError {
     #[error(transparent)]
     Connect(#[from] ConnectError),
     #[error("the I/O thread cannot be started: {0}")]
@@ -32,8 +32,8 @@ pub(super) fn start(
     config: &RedisConfig,
     names: &Arc<KeyNames>,
     shared: &Arc<SharedState>,
-) -> Result<LinkRuntime, StartError> {
-    let connector = Arc::new(Connector::new(config)?);
+) -> Result<LinkRuntime, ThreadStartError> {
+    let connector = Arc::new(RedisConnector::new(config)?);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let handle = runtime.handle().clone();
     let (stop, stopped) = oneshot::channel::<()>();

@@ -2,7 +2,7 @@
 
 use redis::{Cmd, Value};
 
-use super::connect::Connector;
+use super::connect::RedisConnector;
 use super::error::ConnectError;
 use crate::endpoint::{Deployment, ServerAddress};
 
@@ -17,7 +17,7 @@ pub(super) enum Topology {
 
 /// Finds the servers. `known` are further nodes of a cluster that may respond.
 pub(super) async fn discover(
-    connector: &Connector,
+    connector: &RedisConnector,
     deployment: &Deployment,
     known: Vec<ServerAddress>,
 ) -> Result<Topology, ConnectError> {
@@ -55,7 +55,11 @@ async fn first_reply<T, F: Future<Output = Result<T, ConnectError>>>(
     Err(failed.unwrap_or(ConnectError::NoPrimary { service: String::new() }))
 }
 
-async fn query(connector: &Connector, address: &ServerAddress, command: &Cmd) -> Result<Value, ConnectError> {
+async fn query(
+    connector: &RedisConnector,
+    address: &ServerAddress,
+    command: &Cmd,
+) -> Result<Value, ConnectError> {
     let mut connection = connector.connect(address, || {}).await?;
     let reply = command.query_async(connection.commands());
     match tokio::time::timeout(super::PROBE_INTERVAL * 2, reply).await {
@@ -65,7 +69,7 @@ async fn query(connector: &Connector, address: &ServerAddress, command: &Cmd) ->
 }
 
 async fn ask_sentinel(
-    connector: &Connector,
+    connector: &RedisConnector,
     address: &ServerAddress,
     service: &str,
 ) -> Result<ServerAddress, ConnectError> {
@@ -82,7 +86,7 @@ async fn ask_sentinel(
 }
 
 async fn ask_cluster(
-    connector: &Connector,
+    connector: &RedisConnector,
     address: &ServerAddress,
 ) -> Result<Vec<(u16, u16, ServerAddress)>, ConnectError> {
     let mut command = redis::cmd("CLUSTER");
