@@ -27,5 +27,6 @@ mod store;
 pub use central::CentralStore;
 pub use config::{RedisConfig, TimeSource, TlsMaterial};
 pub use endpoint::{Endpoint, EndpointError};
+pub use link::{BATCH_BOUNDS, LATENCY_BOUNDS, LinkReport};
 pub use report::{FallbackDecisions, StoreReport};
 pub use store::RedisStore;
