@@ -4,6 +4,7 @@ use tidegate_core::{Cost, Limit, Outcomes, Role, Timestamp};
 use tidegate_store::Override;
 
 use crate::key::KeyName;
+use crate::lease::{LeaseReply, LeaseRequest};
 
 /// One operation. All its keys are in one hash slot, unless a single server has all slots.
 #[derive(Clone, Debug)]
@@ -26,6 +27,8 @@ pub(crate) enum Operation {
     Reset(KeyName),
     /// Sets an override, or ends it.
     Override(KeyName, Option<Override>),
+    /// Leases of counters, in order.
+    Lease(Vec<LeaseRequest>),
 }
 
 /// A check with the name of its counter.
@@ -53,6 +56,8 @@ pub(crate) enum OperationReply {
     Outcomes(Timestamp, Outcomes),
     /// To any other operation: the server's time.
     Done(Timestamp),
+    /// To requests for leases: one reply each.
+    Leases(Vec<LeaseReply>),
 }
 
 /// The scripts. Operations of the same script can share a call.
@@ -60,6 +65,8 @@ pub(crate) enum OperationReply {
 pub(crate) enum ScriptName {
     /// `lua/central.lua`
     Central,
+    /// `lua/lease.lua`
+    Lease,
 }
 
 impl Operation {
@@ -72,6 +79,7 @@ impl Operation {
             | Self::Cancel { .. }
             | Self::Reset(_)
             | Self::Override(..) => ScriptName::Central,
+            Self::Lease(_) => ScriptName::Lease,
         }
     }
 
@@ -83,6 +91,7 @@ impl Operation {
             }
             Self::Refund(refunds) => refunds.first().map(|refund| refund.key.slot()),
             Self::Reset(key) | Self::Override(key, _) => Some(key.slot()),
+            Self::Lease(requests) => requests.first().map(|request| request.key.slot()),
         }
     }
 }

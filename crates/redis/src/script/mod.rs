@@ -1,5 +1,7 @@
 //! The scripts, their arguments and their replies.
 
+mod lease;
+
 use std::sync::OnceLock;
 
 use redis::{Script, Value};
@@ -19,6 +21,7 @@ const CALLER_TTL_MILLIS: u64 = 3_600_000;
 /// The source of a script.
 pub(crate) fn source(name: ScriptName) -> &'static Script {
     static CENTRAL: OnceLock<Script> = OnceLock::new();
+    static LEASE: OnceLock<Script> = OnceLock::new();
     match name {
         ScriptName::Central => CENTRAL.get_or_init(|| {
             Script::new(concat!(
@@ -26,6 +29,16 @@ pub(crate) fn source(name: ScriptName) -> &'static Script {
                 include_str!("../../lua/exact.lua"),
                 include_str!("../../lua/token_bucket.lua"),
                 include_str!("../../lua/central.lua"),
+            ))
+        }),
+        ScriptName::Lease => LEASE.get_or_init(|| {
+            Script::new(concat!(
+                "#!lua\n",
+                include_str!("../../lua/exact.lua"),
+                include_str!("../../lua/token_bucket.lua"),
+                include_str!("../../lua/fixed_window.lua"),
+                include_str!("../../lua/sliding_counter.lua"),
+                include_str!("../../lua/lease.lua"),
             ))
         }),
     }
@@ -40,6 +53,13 @@ pub(crate) struct ScriptCall {
 
 /// Encodes operations of one script for one call. `now` is the caller's time, or `None` for the server's.
 pub(crate) fn encode(operations: &[&Operation], now: Option<Timestamp>) -> Result<ScriptCall, StoreError> {
+    match operations.first().map(|operation| operation.script()) {
+        Some(ScriptName::Lease) => lease::encode(operations, now),
+        _ => encode_central(operations, now),
+    }
+}
+
+fn encode_central(operations: &[&Operation], now: Option<Timestamp>) -> Result<ScriptCall, StoreError> {
     let [operation] = operations else { return Err(protocol_error("several operations in a call")) };
     let mut call = ScriptCall::default();
     let name = match operation {
@@ -49,6 +69,7 @@ pub(crate) fn encode(operations: &[&Operation], now: Option<Timestamp>) -> Resul
         Operation::Cancel { .. } => return Err(protocol_error("cancel is not supported")),
         Operation::Reset(_) => "reset",
         Operation::Override(..) => "override",
+        Operation::Lease(_) => return Err(protocol_error("an operation of another script")),
     };
     call.arguments.push(name.as_bytes().to_vec());
     call.arguments.push(now.map_or(Vec::new(), |now| now.as_micros().to_string().into_bytes()));
@@ -70,6 +91,7 @@ pub(crate) fn encode(operations: &[&Operation], now: Option<Timestamp>) -> Resul
                 call.push(refund.charged.as_micros());
             }
         }
+        Operation::Lease(_) => {}
         Operation::Reset(key) => call.push_key(key),
         Operation::Override(key, replacement) => {
             call.push_key(key);
@@ -107,11 +129,16 @@ impl ScriptCall {
     }
 
     fn push_key(&mut self, key: &KeyName) {
-        let position = self.keys.iter().position(|known| *known == key.as_bytes()).unwrap_or_else(|| {
+        let position = self.key_index(key);
+        self.push(position as u64 + 1);
+    }
+
+    /// The position of a key in the call; it is added if it is new.
+    fn key_index(&mut self, key: &KeyName) -> usize {
+        self.keys.iter().position(|known| *known == key.as_bytes()).unwrap_or_else(|| {
             self.keys.push(key.as_bytes().to_vec());
             self.keys.len() - 1
-        });
-        self.push(position as u64 + 1);
+        })
     }
 
     fn push_limit(&mut self, limit: &Limit) -> Result<(), StoreError> {
@@ -128,6 +155,13 @@ impl ScriptCall {
 
 /// Decodes the reply to the call that [`encode`] made of the same operations.
 pub(crate) fn decode(operations: &[&Operation], reply: &Value) -> Result<Vec<OperationReply>, StoreError> {
+    match operations.first().map(|operation| operation.script()) {
+        Some(ScriptName::Lease) => lease::decode(operations, reply),
+        _ => decode_central(operations, reply),
+    }
+}
+
+fn decode_central(operations: &[&Operation], reply: &Value) -> Result<Vec<OperationReply>, StoreError> {
     let numbers: Vec<u64> = redis::from_redis_value_ref(reply)
         .map_err(|_| protocol_error("the reply is not a list of numbers"))?;
     let mut numbers = numbers.into_iter();
@@ -143,6 +177,7 @@ pub(crate) fn decode(operations: &[&Operation], reply: &Value) -> Result<Vec<Ope
             Operation::Refund(_) | Operation::Reset(_) | Operation::Override(..) => {
                 Ok(OperationReply::Done(at))
             }
+            Operation::Lease(_) => Err(protocol_error("an operation of another script")),
         })
         .collect::<Result<_, StoreError>>()?;
     if next().is_ok() { Err(protocol_error("the reply is too long")) } else { Ok(replies) }
