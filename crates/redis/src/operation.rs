@@ -4,6 +4,7 @@ use tidegate_core::{Cost, Limit, Outcomes, Role, Timestamp};
 use tidegate_store::Override;
 
 use crate::key::KeyName;
+use crate::lease::{LeaseReply, LeaseRequest};
 
 /// One operation. All its keys are in one hash slot, unless a single server has all slots.
 #[derive(Clone, Debug)]
@@ -28,6 +29,8 @@ pub(crate) enum Operation {
     Reset(KeyName),
     /// Sets an override, or ends it.
     Override(KeyName, Option<Override>),
+    /// Leases of counters, in order.
+    Lease(Vec<LeaseRequest>),
 }
 
 /// A check with the name of its counter.
@@ -57,6 +60,8 @@ pub(crate) enum OperationReply {
     Done(Timestamp),
     /// A counter has a newer format. The operation has changed nothing.
     NewerFormat,
+    /// To requests for leases: one reply each.
+    Leases(Vec<LeaseReply>),
 }
 
 /// The scripts. Operations of the same script can share a call.
@@ -64,6 +69,8 @@ pub(crate) enum OperationReply {
 pub(crate) enum ScriptName {
     /// `lua/central.lua`
     Central,
+    /// `lua/lease.lua`
+    Lease,
 }
 
 impl Operation {
@@ -77,6 +84,7 @@ impl Operation {
             | Self::Cancel { .. }
             | Self::Reset(_)
             | Self::Override(..) => ScriptName::Central,
+            Self::Lease(_) => ScriptName::Lease,
         }
     }
 
@@ -89,6 +97,7 @@ impl Operation {
             | Self::Cancel { checks, .. } => checks.first().map(|check| check.key.slot()),
             Self::Refund(refunds) => refunds.first().map(|refund| refund.key.slot()),
             Self::Reset(key) | Self::Override(key, _) => Some(key.slot()),
+            Self::Lease(requests) => requests.first().map(|request| request.key.slot()),
         }
     }
 }

@@ -63,17 +63,6 @@ macro_rules! stand_in {
 }
 
 #[derive(Debug)]
-pub(crate) struct LeaseStore {
-    inner: CentralStore,
-}
-stand_in!(
-    LeaseStore,
-    CentralStore,
-    |link| Self { inner: CentralStore::with_link(link) },
-    |self, checks, now, d| ()
-);
-
-#[derive(Debug)]
 pub(crate) struct SyncStore {
     inner: CentralStore,
 }

@@ -7,7 +7,7 @@ use tidegate_core::{Algorithm, Cost, Limit, Outcome, Role, TimeSpan, Timestamp, 
 use tidegate_store::StoreError;
 
 use super::limit::push_limit;
-use super::{ScriptCall, protocol_error};
+use super::{MAX_COST, ScriptCall, protocol_error};
 use crate::key::KeyName;
 use crate::operation::{CounterCheck, Operation, OperationReply};
 
@@ -28,8 +28,6 @@ pub(super) const SOURCE: &str = concat!(
     include_str!("../../lua/central.lua"),
 );
 
-/// Scripts compute in doubles: larger costs exceed every limit and need not be distinguished.
-const MAX_COST: u64 = 1 << 53;
 /// The shortest TTL of a key: short enough to cost little, long enough for every round trip.
 const MIN_TTL_SECS: &str = "2";
 /// With time from the caller, keys must outlive a trace that is replayed faster than real time.
@@ -87,6 +85,7 @@ impl<'a> Encoder<'a> {
                 let until = replacement.map_or(Timestamp::ZERO, |replacement| replacement.until);
                 self.push_change(key, limit, Cost::ZERO, until)
             }
+            Operation::Lease(_) => Err(protocol_error("an operation of another script")),
         }
     }
 
@@ -214,6 +213,7 @@ pub(super) fn decode(operations: &[&Operation], reply: &Value) -> Result<Vec<Ope
                 DONE => OperationReply::Done(at),
                 _ => return Err(protocol_error("unknown reply to an operation")),
             },
+            Operation::Lease(_) => return Err(protocol_error("an operation of another script")),
         });
     }
     if reader.0.is_empty() { Ok(replies) } else { Err(protocol_error("the reply is too long")) }

@@ -1,6 +1,7 @@
 //! The scripts, their arguments and their replies.
 
 mod central;
+mod lease;
 mod limit;
 
 use std::sync::OnceLock;
@@ -9,13 +10,28 @@ use redis::{Script, Value};
 use tidegate_core::Timestamp;
 use tidegate_store::StoreError;
 
+use crate::key::KeyName;
 use crate::operation::{Operation, OperationReply, ScriptName};
+
+/// Scripts compute in doubles: larger costs exceed every limit and need not be distinguished.
+const MAX_COST: u64 = 1 << 53;
 
 /// The source of a script.
 pub(crate) fn source(name: ScriptName) -> &'static Script {
     static CENTRAL: OnceLock<Script> = OnceLock::new();
+    static LEASE: OnceLock<Script> = OnceLock::new();
     match name {
         ScriptName::Central => CENTRAL.get_or_init(|| Script::new(central::SOURCE)),
+        ScriptName::Lease => LEASE.get_or_init(|| {
+            Script::new(concat!(
+                "#!lua\n",
+                include_str!("../../lua/exact.lua"),
+                include_str!("../../lua/token_bucket.lua"),
+                include_str!("../../lua/fixed_window.lua"),
+                include_str!("../../lua/sliding_counter.lua"),
+                include_str!("../../lua/lease.lua"),
+            ))
+        }),
     }
 }
 
@@ -26,14 +42,30 @@ pub(crate) struct ScriptCall {
     pub(crate) arguments: Vec<Vec<u8>>,
 }
 
+impl ScriptCall {
+    /// The position of a key in the call; it is added if it is new.
+    fn key_index(&mut self, key: &KeyName) -> usize {
+        self.keys.iter().position(|known| *known == key.as_bytes()).unwrap_or_else(|| {
+            self.keys.push(key.as_bytes().to_vec());
+            self.keys.len() - 1
+        })
+    }
+}
+
 /// Encodes operations of one script for one call. `now` is the caller's time, or `None` for the server's.
 pub(crate) fn encode(operations: &[&Operation], now: Option<Timestamp>) -> Result<ScriptCall, StoreError> {
-    central::encode(operations, now)
+    match operations.first().map(|operation| operation.script()) {
+        Some(ScriptName::Lease) => lease::encode(operations, now),
+        _ => central::encode(operations, now),
+    }
 }
 
 /// Decodes the reply to the call that [`encode`] made of the same operations.
 pub(crate) fn decode(operations: &[&Operation], reply: &Value) -> Result<Vec<OperationReply>, StoreError> {
-    central::decode(operations, reply)
+    match operations.first().map(|operation| operation.script()) {
+        Some(ScriptName::Lease) => lease::decode(operations, reply),
+        _ => central::decode(operations, reply),
+    }
 }
 
 fn protocol_error(reason: &str) -> StoreError {
