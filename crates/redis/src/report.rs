@@ -2,6 +2,9 @@
 
 use tidegate_core::TimeSpan;
 
+use crate::lease::LeaseReport;
+use crate::link::LinkReport;
+
 /// Counts and states of a [`RedisStore`](crate::RedisStore). Counts are since the start.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StoreReport {
@@ -13,6 +16,8 @@ pub struct StoreReport {
     pub fallback_decisions: FallbackDecisions,
     /// Units admitted while Redis failed that were charged when it returned.
     pub fallback_units_charged: u64,
+    /// Units admitted while Redis failed whose charge had no reply, so that it is unknown whether they were charged.
+    pub fallback_units_uncharged: u64,
     /// Live nodes, as far as this node knows.
     pub nodes: u32,
     /// How often Redis was found to have lost writes.
@@ -21,6 +26,10 @@ pub struct StoreReport {
     pub cached_rejections_served: u64,
     /// Counters whose rejection is known.
     pub cached_rejections: u64,
+    /// The connection: errors, latency, batch sizes.
+    pub link: LinkReport,
+    /// The leases of this node.
+    pub lease: LeaseReport,
 }
 
 /// Decisions while Redis failed, by failure mode.

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use tidegate_core::{Check, Cost, CounterKey, Decision, Limit, Refund, RuleId, Timestamp};
+use tidegate_core::{Check, Cost, CounterKey, Decision, Limit, Refund, Role, RuleId, Timestamp};
 use tidegate_store::{MemoryStore, Override, Store, StoreError};
 
 use crate::central::CentralStore;
@@ -105,8 +105,9 @@ pub(crate) struct FallbackCharge {
 }
 
 impl FallbackCharge {
-    pub(crate) fn key(&self) -> CounterKey<'_> {
-        CounterKey::new(self.rule, &self.client)
+    pub(crate) fn check(&self) -> Check<'_> {
+        let key = CounterKey::new(self.rule, &self.client);
+        Check::new(key, &self.limit).cost(self.cost).role(Role::Overage)
     }
 }
 

@@ -115,10 +115,13 @@ impl RedisStore {
                 deny: failures.decisions(StoreFailureMode::Deny),
             },
             fallback_units_charged: failures.charged(),
+            fallback_units_uncharged: failures.uncharged(),
             nodes: state.nodes.get().get(),
             lost_writes: state.lost_writes.detected(),
             cached_rejections_served: state.rejections.served(),
             cached_rejections: state.rejections.len() as u64,
+            link: state.link.report(),
+            lease: state.lease.report(state.link.clock().now()),
         }
     }
 }
@@ -178,15 +181,19 @@ impl StoreState {
             return Ok(decision);
         }
         let asked = self.asked_at();
-        let decision = match coordination {
-            Some(coordination) => match self.decide_by(coordination.into(), checks, now).await {
-                Ok(decision) => decision,
+        let decision = if let Some(coordination) = coordination {
+            match self.decide_by(coordination.into(), checks, now).await {
                 Err(error) if is_outage(&error) => return self.decide_failed(checks, error, now).await,
-                Err(error) => return Err(error),
-            },
-            None => self.decide_groups(checks, self.groups(checks), now).await?,
+                result => result?,
+            }
+        } else {
+            let decided = self.decide_groups(checks, self.groups(checks), now).await?;
+            if decided.has_failed {
+                return Ok(decided.decision);
+            }
+            decided.decision
         };
-        if asks_redis && !decision.passes() && self.failures.since().is_none() {
+        if asks_redis {
             self.remember(checks, &decision, asked);
         }
         Ok(decision)
@@ -319,5 +326,7 @@ impl Store for RedisStore {
 
     fn apply_settings(&self, rules: &[RuleSettings]) {
         self.state.settings.apply(rules);
+        // A rule whose coordination has changed starts with new counters.
+        self.state.rejections.clear();
     }
 }

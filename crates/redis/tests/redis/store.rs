@@ -230,6 +230,54 @@ async fn failure_modes_decide_without_redis() {
 }
 
 #[tokio::test]
+async fn failed_batch_charges_nothing() {
+    let store = open(config(free_address()));
+    let deny = RuleId::named("deny");
+    store.apply_settings(&[
+        settings(STATIC, Coordination::Static, StoreFailureMode::Local),
+        settings(deny, Coordination::Central, StoreFailureMode::Deny),
+    ]);
+    let limit = bucket(5);
+    let now = tidegate_store::Clock::now(&SystemClock::new());
+    let (local, counted) = ([check(CENTRAL, &limit)], [check(STATIC, &limit)]);
+    assert!(store.decide(&local, now).await.unwrap().passes(), "fallback has begun");
+    let denied = [check(deny, &limit)];
+    let mut decisions = Vec::new();
+    let later = now + TimeSpan::from_secs(1);
+    for batch in [[&local[..], &denied], [&counted, &denied]] {
+        let error = store.decide_batch(&batch, later, &mut decisions).await.unwrap_err();
+        assert!(matches!(error, StoreError::Unavailable(_)), "{error:?}");
+    }
+    assert_eq!(decisions, []);
+    let left = store.peek(&[local[0], counted[0]], later).await.unwrap();
+    assert_eq!((left.outcomes[0].remaining, left.outcomes[1].remaining), (4, 5));
+}
+
+#[tokio::test]
+async fn rejection_by_a_central_rule_gives_leased_units_back() {
+    let server = Server::start();
+    let store = open(server.config());
+    let leased = RuleId::named("leased");
+    store.apply_settings(&[settings(leased, Coordination::Lease, StoreFailureMode::Local)]);
+    let (wide, narrow) = (bucket(10), bucket(3));
+    let both = [check(leased, &wide), check(CENTRAL, &narrow)];
+    let mut admitted = 0;
+    for _ in 0..8 {
+        let decision = store.decide(&both, Timestamp::ZERO).await.unwrap();
+        admitted += u32::from(decision.passes());
+        assert_eq!(decision.outcomes[0].verdict, Verdict::PASS, "{decision:?}");
+    }
+    assert_eq!(admitted, 3);
+    let mut alone = 0;
+    for _ in 0..10 {
+        alone += u32::from(admits(&store, both[0]).await);
+    }
+    assert_eq!(alone, 7);
+    assert!(store.report().lease.grants >= 1);
+    server.assert_all_keys_expire().await;
+}
+
+#[tokio::test]
 async fn spending_while_redis_was_away_is_charged_when_it_returns() {
     let mut server = Server::start();
     let store = open(server.config());
