@@ -54,7 +54,7 @@ impl StoreState {
                 }
                 Err(error) if is_outage(&error) => {
                     for checks in &unknown {
-                        match self.decide_failed(checks, repeat(&error), now).await {
+                        match Box::pin(self.decide_failed(checks, repeat(&error), now)).await {
                             Ok(decision) => decided.push(decision),
                             Err(error) => return Err(self.undo_batch(&unknown, &decided, error, now).await),
                         }

@@ -93,6 +93,10 @@ impl StoreState {
             if let Err(error) = self.refund_by(group.decider, &refunds, now).await {
                 tracing::debug!("a refund failed, and the units stay charged: {error}");
             }
+            // Others may have been rejected because of these units.
+            for refund in &refunds {
+                self.rejections.forget(self.link.names().counter(refund.key).as_bytes());
+            }
         }
     }
 

@@ -41,6 +41,10 @@ const OVERRIDE_LIFE: TimeSpan = TimeSpan::from_secs(1);
 /// A rejection by a lease or by synced counts ends when other nodes give units back.
 const LOCAL_LIFE: TimeSpan = TimeSpan::from_millis(100);
 
+/// In a cluster a decision over several slots may charge units for a moment and cancel that; a rejection caused by them ends
+/// without a message.
+const CLUSTER_LIFE: TimeSpan = TimeSpan::from_secs(1);
+
 /// Counters that several nodes share through Redis or Valkey.
 ///
 /// Clones are handles to the same store. While Redis fails, the failure mode of each rule decides.
@@ -154,6 +158,7 @@ impl StoreState {
         let Some((position, (check, outcome))) = lasting else { return };
         let life = match self.settings.of(check.key.rule).coordination {
             Coordination::Lease | Coordination::Sync => LOCAL_LIFE,
+            _ if self.link.has_slots() => CLUSTER_LIFE,
             Coordination::Central if outcome.limit != check.limit.capacity() => OVERRIDE_LIFE,
             Coordination::Central | Coordination::Static => LONGEST_LIFE,
         };
@@ -170,6 +175,9 @@ impl StoreState {
     }
 
     async fn decide(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
+        if checks.is_empty() {
+            return Ok(Decision::of_none(now));
+        }
         let coordination = self.settings.coordination_of(checks);
         let asks_redis = match coordination {
             Some(coordination) => coordination == Coordination::Central,
@@ -183,11 +191,14 @@ impl StoreState {
         let asked = self.asked_at();
         let decision = if let Some(coordination) = coordination {
             match self.decide_by(coordination.into(), checks, now).await {
-                Err(error) if is_outage(&error) => return self.decide_failed(checks, error, now).await,
+                Err(error) if is_outage(&error) => {
+                    return Box::pin(self.decide_failed(checks, error, now)).await;
+                }
                 result => result?,
             }
         } else {
-            let decided = self.decide_groups(checks, self.groups(checks), now).await?;
+            // Boxed, so that the futures of ordinary decisions are small.
+            let decided = Box::pin(self.decide_groups(checks, self.groups(checks), now)).await?;
             if decided.has_failed {
                 return Ok(decided.decision);
             }
@@ -282,7 +293,7 @@ impl Store for RedisStore {
         if checks.is_empty() {
             return Ok(Decision::of_none(now));
         }
-        self.state.peek_groups(checks, self.state.groups(checks), now).await
+        Box::pin(self.state.peek_groups(checks, self.state.groups(checks), now)).await
     }
 
     async fn refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<(), StoreError> {

@@ -14,7 +14,7 @@ use tidegate_redis::{Endpoint, FallbackDecisions, RedisConfig, RedisStore, TimeS
 use tidegate_store::{Override, RuleSettings, Store, StoreError, SystemClock};
 use tidegate_testkit::folder::Folder;
 use tidegate_testkit::port::free_address;
-use tidegate_testkit::process::Process;
+use tidegate_testkit::process::{Process, RedisCluster};
 use tidegate_testkit::wait::{eventually, within};
 
 const CENTRAL: RuleId = RuleId::named("central");
@@ -230,6 +230,42 @@ async fn failure_modes_decide_without_redis() {
 }
 
 #[tokio::test]
+async fn decision_future_is_small_although_rare_paths_are_large() {
+    let store = open(config(free_address()));
+    let limit = bucket(5);
+    let checks = [check(CENTRAL, &limit)];
+    let bytes = size_of_val(&store.decide(&checks, Timestamp::ZERO));
+    assert!(bytes <= 2_048, "{bytes} bytes");
+}
+
+#[tokio::test]
+async fn two_stores_share_limits_and_changes_through_a_cluster() {
+    let cluster = RedisCluster::start();
+    let endpoint = Endpoint::parse(&cluster.url()).unwrap();
+    let stores = [0; 2].map(|_| open(RedisConfig::new(endpoint.clone())));
+    eventually("both nodes", || stores.iter().all(|store| store.report().nodes == 2)).await;
+    let (narrow, wide) = (bucket(10), bucket(100));
+    let all = Check::new(CounterKey::new(RuleId::named("all"), b""), &wide);
+    let mut admitted = 0;
+    for turn in 0..20 {
+        let decision = stores[turn % 2].decide(&[check(CENTRAL, &narrow), all], Timestamp::ZERO).await;
+        admitted += u32::from(decision.unwrap().passes());
+    }
+    assert_eq!(admitted, 10);
+    assert_eq!(remaining(&stores[0], all).await, 90, "rejected decisions charge no slot");
+    exhaust(&stores[1], check(CENTRAL, &narrow)).await;
+    stores[0].reset(check(CENTRAL, &narrow).key).await.unwrap();
+    let freed = async {
+        while !admits(&stores[1], check(CENTRAL, &narrow)).await {
+            tokio::task::yield_now().await;
+        }
+    };
+    within("the reset", freed).await;
+    let report = stores[0].report();
+    assert_eq!((report.is_in_fallback, report.lost_writes), (false, 0));
+}
+
+#[tokio::test]
 async fn failed_batch_charges_nothing() {
     let store = open(config(free_address()));
     let deny = RuleId::named("deny");
@@ -370,9 +406,9 @@ async fn mixed_decisions_equal_those_of_the_core() {
         let checks: Vec<Check<'_>> = (0..random.usize(1..5))
             .map(|_| {
                 let (rule, limit) = &rules[random.usize(0..3)];
-                let role = [Role::Binding, Role::Binding, Role::Advisory, Role::Overage][random.usize(0..4)];
+                let roles = [Role::Binding, Role::Binding, Role::Advisory, Role::Overage];
                 let key = CounterKey::new(*rule, clients[random.usize(0..3)]);
-                Check::new(key, limit).cost(Cost::new(random.u64(0..9))).role(role)
+                Check::new(key, limit).cost(Cost::new(random.u64(0..9))).role(roles[random.usize(0..4)])
             })
             .collect();
         let expected = decide(&checks, now, &mut Counters { states: &mut states, checks: &checks, now });
