@@ -7,7 +7,7 @@ use core::num::NonZeroU64;
 
 use crate::decision::{Outcome, Verdict};
 use crate::limit::{Algorithm, Cost, LimitError, RateAlgorithm, Spec};
-use crate::time::{EXACT_MAX, Tick, Timestamp};
+use crate::time::{EXACT_MAX, Tick, TimeSpan, Timestamp};
 use crate::word::{bits_for_twice, join, split};
 
 /// The parameters of a fixed window.
@@ -21,11 +21,16 @@ pub struct FixedWindow {
 /// The window's number and its admitted units. The default is an unused key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct WindowCount {
-    window: u64,
-    count: u64,
+    pub(crate) window: u64,
+    pub(crate) count: u64,
 }
 
 impl FixedWindow {
+    /// The window's length.
+    pub const fn window(&self) -> TimeSpan {
+        TimeSpan::from_micros(self.length.get())
+    }
+
     /// The state at `now`. A window that has begun is never replaced by an earlier one.
     fn settle(&self, state: WindowCount, now: Timestamp) -> WindowCount {
         let window = now.as_micros() / self.length;
@@ -96,6 +101,10 @@ impl RateAlgorithm for FixedWindow {
         let settled = old.settle(state, now);
         let begun = Timestamp::from_micros(settled.window.saturating_mul(old.length.get()));
         WindowCount { window: now.max(begun).as_micros() / self.length, count: settled.count }
+    }
+
+    fn used(&self, state: &WindowCount, now: Timestamp) -> u64 {
+        self.settle(*state, now).count
     }
 
     fn is_fresh(&self, state: &WindowCount, now: Timestamp) -> bool {

@@ -49,6 +49,11 @@ impl AdmissionLog {
 }
 
 impl SlidingLog {
+    /// The window's length.
+    pub const fn window(&self) -> TimeSpan {
+        self.window
+    }
+
     fn is_inside(&self, entry: &AdmissionEntry, now: Timestamp) -> bool {
         now.since(entry.at) < self.window
     }
@@ -156,6 +161,10 @@ impl RateAlgorithm for SlidingLog {
             old.remove_expired(&mut log, now);
         }
         log
+    }
+
+    fn used(&self, log: &AdmissionLog, now: Timestamp) -> u64 {
+        log.total_units.saturating_sub(self.expired_units(log, now.max(log.newest_time)))
     }
 
     fn heap_bytes(log: &AdmissionLog) -> usize {
