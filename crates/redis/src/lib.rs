@@ -11,12 +11,18 @@
 mod central;
 mod config;
 mod endpoint;
+mod fallback;
 mod key;
 mod link;
 mod nodes;
 mod operation;
+mod owned_key;
 mod script;
+mod share_table;
+mod static_store;
 
 pub use central::CentralStore;
 pub use config::{RedisConfig, TimeSource, TlsMaterial};
 pub use endpoint::{Endpoint, EndpointError};
+pub use fallback::FallbackReport;
+pub use static_store::StaticStore;
