@@ -42,7 +42,7 @@ impl CentralStore {
     ) -> Result<(Timestamp, Outcomes), StoreError> {
         match self.link.call(operation, now).await? {
             OperationReply::Outcomes(at, outcomes) => Ok((at, outcomes)),
-            OperationReply::Done(_) => {
+            OperationReply::Done(_) | OperationReply::Exchanged(..) => {
                 Err(StoreError::Protocol { reason: "no outcomes in the reply".to_owned() })
             }
         }

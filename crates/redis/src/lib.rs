@@ -20,9 +20,11 @@ mod owned_key;
 mod script;
 mod share_table;
 mod static_store;
+mod sync;
 
 pub use central::CentralStore;
 pub use config::{RedisConfig, TimeSource, TlsMaterial};
 pub use endpoint::{Endpoint, EndpointError};
 pub use fallback::FallbackReport;
 pub use static_store::StaticStore;
+pub use sync::{SyncReport, SyncStore};

@@ -4,6 +4,7 @@ use tidegate_core::{Cost, Limit, Outcomes, Role, Timestamp};
 use tidegate_store::Override;
 
 use crate::key::KeyName;
+use crate::sync::{CounterExchange, ExchangeReply};
 
 /// One operation. All its keys are in one hash slot, unless a single server has all slots.
 #[derive(Clone, Debug)]
@@ -26,6 +27,10 @@ pub(crate) enum Operation {
     Reset(KeyName),
     /// Sets an override, or ends it.
     Override(KeyName, Option<Override>),
+    /// Pushes the changes of copies of counters and pulls the counters. Without counters it reads the server's time.
+    Exchange(Vec<CounterExchange>),
+    /// Resets a counter of which nodes keep copies: changes made before are dropped when they arrive.
+    ResetCopies(KeyName),
 }
 
 /// A check with the name of its counter.
@@ -51,8 +56,10 @@ pub(crate) struct CounterRefund {
 pub(crate) enum OperationReply {
     /// To a decision, a peek or a cancellation: the server's time and one outcome per check.
     Outcomes(Timestamp, Outcomes),
-    /// To any other operation: the server's time.
+    /// To any other operation: the server's time; to a reset of copies: the epoch that starts, which is a time.
     Done(Timestamp),
+    /// To an exchange: the server's time and one reply per counter.
+    Exchanged(Timestamp, Vec<ExchangeReply>),
 }
 
 /// The scripts. Operations of the same script can share a call.
@@ -60,6 +67,8 @@ pub(crate) enum OperationReply {
 pub(crate) enum ScriptName {
     /// `lua/central.lua`
     Central,
+    /// `lua/sync.lua`
+    Sync,
 }
 
 impl Operation {
@@ -72,6 +81,7 @@ impl Operation {
             | Self::Cancel { .. }
             | Self::Reset(_)
             | Self::Override(..) => ScriptName::Central,
+            Self::Exchange(_) | Self::ResetCopies(_) => ScriptName::Sync,
         }
     }
 
@@ -82,7 +92,8 @@ impl Operation {
                 checks.first().map(|check| check.key.slot())
             }
             Self::Refund(refunds) => refunds.first().map(|refund| refund.key.slot()),
-            Self::Reset(key) | Self::Override(key, _) => Some(key.slot()),
+            Self::Exchange(counters) => counters.first().map(|counter| counter.key.slot()),
+            Self::Reset(key) | Self::Override(key, _) | Self::ResetCopies(key) => Some(key.slot()),
         }
     }
 }

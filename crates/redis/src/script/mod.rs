@@ -1,5 +1,7 @@
 //! The scripts, their arguments and their replies.
 
+mod sync;
+
 use std::sync::OnceLock;
 
 use redis::{Script, Value};
@@ -19,6 +21,7 @@ const CALLER_TTL_MILLIS: u64 = 3_600_000;
 /// The source of a script.
 pub(crate) fn source(name: ScriptName) -> &'static Script {
     static CENTRAL: OnceLock<Script> = OnceLock::new();
+    static SYNC: OnceLock<Script> = OnceLock::new();
     match name {
         ScriptName::Central => CENTRAL.get_or_init(|| {
             Script::new(concat!(
@@ -26,6 +29,16 @@ pub(crate) fn source(name: ScriptName) -> &'static Script {
                 include_str!("../../lua/exact.lua"),
                 include_str!("../../lua/token_bucket.lua"),
                 include_str!("../../lua/central.lua"),
+            ))
+        }),
+        ScriptName::Sync => SYNC.get_or_init(|| {
+            Script::new(concat!(
+                "#!lua\n",
+                include_str!("../../lua/exact.lua"),
+                include_str!("../../lua/token_bucket.lua"),
+                include_str!("../../lua/fixed_window.lua"),
+                include_str!("../../lua/sliding_counter.lua"),
+                include_str!("../../lua/sync.lua"),
             ))
         }),
     }
@@ -40,6 +53,13 @@ pub(crate) struct ScriptCall {
 
 /// Encodes operations of one script for one call. `now` is the caller's time, or `None` for the server's.
 pub(crate) fn encode(operations: &[&Operation], now: Option<Timestamp>) -> Result<ScriptCall, StoreError> {
+    match operations.first().map(|operation| operation.script()) {
+        Some(ScriptName::Sync) => sync::encode(operations, now),
+        _ => encode_central(operations, now),
+    }
+}
+
+fn encode_central(operations: &[&Operation], now: Option<Timestamp>) -> Result<ScriptCall, StoreError> {
     let [operation] = operations else { return Err(protocol_error("several operations in a call")) };
     let mut call = ScriptCall::default();
     let name = match operation {
@@ -49,6 +69,9 @@ pub(crate) fn encode(operations: &[&Operation], now: Option<Timestamp>) -> Resul
         Operation::Cancel { .. } => return Err(protocol_error("cancel is not supported")),
         Operation::Reset(_) => "reset",
         Operation::Override(..) => "override",
+        Operation::Exchange(_) | Operation::ResetCopies(_) => {
+            return Err(protocol_error("an operation of another script"));
+        }
     };
     call.arguments.push(name.as_bytes().to_vec());
     call.arguments.push(now.map_or(Vec::new(), |now| now.as_micros().to_string().into_bytes()));
@@ -70,6 +93,7 @@ pub(crate) fn encode(operations: &[&Operation], now: Option<Timestamp>) -> Resul
                 call.push(refund.charged.as_micros());
             }
         }
+        Operation::Exchange(_) | Operation::ResetCopies(_) => {}
         Operation::Reset(key) => call.push_key(key),
         Operation::Override(key, replacement) => {
             call.push_key(key);
@@ -128,6 +152,13 @@ impl ScriptCall {
 
 /// Decodes the reply to the call that [`encode`] made of the same operations.
 pub(crate) fn decode(operations: &[&Operation], reply: &Value) -> Result<Vec<OperationReply>, StoreError> {
+    match operations.first().map(|operation| operation.script()) {
+        Some(ScriptName::Sync) => sync::decode(operations, reply),
+        _ => decode_central(operations, reply),
+    }
+}
+
+fn decode_central(operations: &[&Operation], reply: &Value) -> Result<Vec<OperationReply>, StoreError> {
     let numbers: Vec<u64> = redis::from_redis_value_ref(reply)
         .map_err(|_| protocol_error("the reply is not a list of numbers"))?;
     let mut numbers = numbers.into_iter();
@@ -142,6 +173,9 @@ pub(crate) fn decode(operations: &[&Operation], reply: &Value) -> Result<Vec<Ope
             }
             Operation::Refund(_) | Operation::Reset(_) | Operation::Override(..) => {
                 Ok(OperationReply::Done(at))
+            }
+            Operation::Exchange(_) | Operation::ResetCopies(_) => {
+                Err(protocol_error("an operation of another script"))
             }
         })
         .collect::<Result<_, StoreError>>()?;

@@ -3,3 +3,4 @@
 #![allow(missing_docs, clippy::unwrap_used, reason = "tests speak through their names and fail by panicking")]
 
 mod central;
+mod sync;
