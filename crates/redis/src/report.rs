@@ -2,8 +2,10 @@
 
 use tidegate_core::TimeSpan;
 
+use crate::fallback::FallbackReport;
 use crate::lease::LeaseReport;
 use crate::link::LinkReport;
+use crate::sync::SyncReport;
 
 /// Counts and states of a [`RedisStore`](crate::RedisStore). Counts are since the start.
 #[derive(Clone, Debug, PartialEq)]
@@ -30,6 +32,10 @@ pub struct StoreReport {
     pub link: LinkReport,
     /// The leases of this node.
     pub lease: LeaseReport,
+    /// The exchanges of counts, with the computed and the measured overshoot.
+    pub sync: SyncReport,
+    /// The shares of limits while Redis fails.
+    pub fallback: FallbackReport,
 }
 
 /// Decisions while Redis failed, by failure mode.

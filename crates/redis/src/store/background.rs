@@ -95,7 +95,6 @@ impl StoreState {
                     self.sync.invalidate(name);
                     // An override applies to what this node has counted; it does not start again.
                     if *change == CounterChange::Reset {
-                        self.static_share.invalidate(name);
                         self.fallback.invalidate(name);
                     }
                 }

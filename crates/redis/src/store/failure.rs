@@ -13,8 +13,8 @@ use tidegate_store::{Store, StoreError};
 
 use super::StoreState;
 use super::groups::{Decider, Group, Groups, assemble, group};
+use crate::fallback::FallbackCharge;
 use crate::link::LinkError;
-use crate::stand_in::FallbackCharge;
 
 /// Charges in one batch.
 const CHARGE_BATCH: usize = 64;

@@ -30,8 +30,10 @@ use crate::nodes::{NodeCount, NodeId};
 use crate::rejections::{Generation, LONGEST_LIFE, RejectionCache, RejectionSource};
 use crate::report::{FallbackDecisions, StoreReport};
 
+use crate::fallback::FallbackStore;
 use crate::lease::LeaseStore;
-use crate::stand_in::{FallbackStore, StaticStore, SyncStore};
+use crate::static_store::StaticStore;
+use crate::sync::SyncStore;
 use failure::{FallbackState, is_outage};
 use groups::Decider;
 use settings::SettingsTable;
@@ -91,7 +93,7 @@ impl RedisStore {
             central: CentralStore::with_link(Arc::clone(&link)),
             lease: LeaseStore::new(Arc::clone(&link), Arc::clone(&nodes)),
             sync: SyncStore::new(Arc::clone(&link), Arc::clone(&nodes)),
-            static_share: StaticStore::new(Arc::clone(&link), Arc::clone(&nodes)),
+            static_share: StaticStore::new(link.config()),
             fallback: FallbackStore::new(Arc::clone(&link), Arc::clone(&nodes)),
             failures: FallbackState::default(),
             rejections: RejectionCache::new(),
@@ -126,6 +128,8 @@ impl RedisStore {
             cached_rejections: state.rejections.len() as u64,
             link: state.link.report(),
             lease: state.lease.report(state.link.clock().now()),
+            sync: state.sync.report(),
+            fallback: state.fallback.report(),
         }
     }
 }

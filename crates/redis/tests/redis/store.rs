@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::process::Command;
 use std::sync::Arc;
+use std::time::Duration;
 
 use redis::AsyncCommands;
 use tidegate_core::{
@@ -19,6 +20,8 @@ use tidegate_testkit::wait::{eventually, within};
 
 const CENTRAL: RuleId = RuleId::named("central");
 const STATIC: RuleId = RuleId::named("static");
+/// Longer than by default: a busy machine must not cause a fallback.
+const TIMEOUT: Duration = Duration::from_secs(2);
 const HOUR: TimeSpan = TimeSpan::from_secs(3_600);
 
 /// A `redis-server` that restarts on the same port with the snapshot that it saved last.
@@ -80,7 +83,12 @@ impl Server {
 
 fn config(address: SocketAddr) -> RedisConfig {
     let endpoint = Endpoint::parse(&format!("redis://{address}")).unwrap();
-    RedisConfig { fallback_share: Ratio::ONE, max_memory: 1 << 20, ..RedisConfig::new(endpoint) }
+    RedisConfig {
+        timeout: TIMEOUT,
+        fallback_share: Ratio::ONE,
+        max_memory: 1 << 20,
+        ..RedisConfig::new(endpoint)
+    }
 }
 
 fn open(config: RedisConfig) -> RedisStore {
@@ -242,7 +250,7 @@ async fn decision_future_is_small_although_rare_paths_are_large() {
 async fn two_stores_share_limits_and_changes_through_a_cluster() {
     let cluster = RedisCluster::start();
     let endpoint = Endpoint::parse(&cluster.url()).unwrap();
-    let stores = [0; 2].map(|_| open(RedisConfig::new(endpoint.clone())));
+    let stores = [0; 2].map(|_| open(RedisConfig { timeout: TIMEOUT, ..RedisConfig::new(endpoint.clone()) }));
     eventually("both nodes", || stores.iter().all(|store| store.report().nodes == 2)).await;
     let (narrow, wide) = (bucket(10), bucket(100));
     let all = Check::new(CounterKey::new(RuleId::named("all"), b""), &wide);
@@ -350,7 +358,7 @@ async fn lost_writes_are_detected_after_a_restart_from_an_old_snapshot() {
                 {
                     break;
                 }
-                tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+                tokio::time::sleep(Duration::from_millis(10)).await;
             }
         };
         within("heartbeats", polling).await;
