@@ -1,10 +1,14 @@
 //! Counters in Redis or Valkey, shared by all nodes.
 //!
-//! One Lua script decides. Redis runs it exclusively, so a decision over several checks is atomic without a lock. Time is the
-//! server's, so nodes with different clocks agree. The script is the only other copy of the arithmetic in `tidegate-core`;
+//! [`RedisStore`] is the store of a node. Each rule has its own coordination: [`CentralStore`] asks Redis for every decision,
+//! [`LeaseStore`] spends leased blocks, [`SyncStore`] exchanges counts at an interval, and [`StaticStore`] enforces a part of
+//! the limit without Redis. While Redis fails, the failure mode of each rule decides.
+//!
+//! Lua scripts decide. Redis runs them exclusively, so a decision over several checks is atomic without a lock. Time is the
+//! server's, so nodes with different clocks agree. The scripts are the only other copy of the arithmetic in `tidegate-core`;
 //! the conformance suite compares the two, field by field.
 //!
-//! Supported so far: `token_bucket`, one server, Redis 7.0 or newer.
+//! One server, Sentinel or a cluster; Redis 7.0 or newer, or Valkey.
 
 #![forbid(unsafe_code)]
 

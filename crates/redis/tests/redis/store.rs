@@ -419,9 +419,9 @@ async fn mixed_decisions_equal_those_of_the_core() {
         let checks: Vec<Check<'_>> = (0..random.usize(1..5))
             .map(|_| {
                 let (rule, limit) = &rules[random.usize(0..3)];
-                let roles = [Role::Binding, Role::Binding, Role::Advisory, Role::Overage];
+                let candidates = [Role::Binding, Role::Binding, Role::Advisory, Role::Overage];
                 let key = CounterKey::new(*rule, clients[random.usize(0..3)]);
-                Check::new(key, limit).cost(Cost::new(random.u64(0..9))).role(roles[random.usize(0..4)])
+                Check::new(key, limit).cost(Cost::new(random.u64(0..9))).role(candidates[random.usize(0..4)])
             })
             .collect();
         let expected = decide(&checks, now, &mut Counters { states: &mut states, checks: &checks, now });
