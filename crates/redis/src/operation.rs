@@ -4,6 +4,7 @@ use tidegate_core::{Cost, Limit, Outcomes, Role, Timestamp};
 use tidegate_store::Override;
 
 use crate::key::KeyName;
+use crate::lease::{LeaseReply, LeaseRequest};
 use crate::sync::{CounterExchange, ExchangeReply};
 
 /// One operation. All its keys are in one hash slot, unless a single server has all slots.
@@ -11,14 +12,16 @@ use crate::sync::{CounterExchange, ExchangeReply};
 pub(crate) enum Operation {
     /// Decides checks: all are charged, or none.
     Decide(Vec<CounterCheck>),
+    /// Decides checks like `Decide`. If another part of the decision rejects, [`Cancel`](Self::Cancel) undoes the charge.
+    Attempt(Vec<CounterCheck>),
     /// Evaluates checks without charging.
     Peek(Vec<CounterCheck>),
     /// Gives back what was charged.
     Refund(Vec<CounterRefund>),
-    /// Gives back what was charged a moment ago, because another part of the same decision rejected; then evaluates the
-    /// checks like a peek. Exact, also under an override.
+    /// Gives back what an attempt charged a moment ago, because another part of the same decision rejected; then evaluates
+    /// the checks like a peek. Exact if nothing else has changed the counters since, also under an override.
     Cancel {
-        /// The checks that were charged.
+        /// The checks; those that were not charged with cost 0.
         checks: Vec<CounterCheck>,
         /// The time of the charge.
         charged: Timestamp,
@@ -27,6 +30,8 @@ pub(crate) enum Operation {
     Reset(KeyName),
     /// Sets an override, or ends it.
     Override(KeyName, Option<Override>),
+    /// Leases of counters, in order.
+    Lease(Vec<LeaseRequest>),
     /// Pushes the changes of copies of counters and pulls the counters. Without counters it reads the server's time.
     Exchange(Vec<CounterExchange>),
     /// Resets a counter of which nodes keep copies: changes made before are dropped when they arrive.
@@ -58,6 +63,10 @@ pub(crate) enum OperationReply {
     Outcomes(Timestamp, Outcomes),
     /// To any other operation: the server's time; to a reset of copies: the epoch that starts, which is a time.
     Done(Timestamp),
+    /// A counter has a newer format. The operation has changed nothing.
+    NewerFormat,
+    /// To requests for leases: one reply each.
+    Leases(Vec<LeaseReply>),
     /// To an exchange: the server's time and one reply per counter.
     Exchanged(Timestamp, Vec<ExchangeReply>),
 }
@@ -67,6 +76,8 @@ pub(crate) enum OperationReply {
 pub(crate) enum ScriptName {
     /// `lua/central.lua`
     Central,
+    /// `lua/lease.lua`
+    Lease,
     /// `lua/sync.lua`
     Sync,
 }
@@ -76,11 +87,13 @@ impl Operation {
     pub(crate) fn script(&self) -> ScriptName {
         match self {
             Self::Decide(_)
+            | Self::Attempt(_)
             | Self::Peek(_)
             | Self::Refund(_)
             | Self::Cancel { .. }
             | Self::Reset(_)
             | Self::Override(..) => ScriptName::Central,
+            Self::Lease(_) => ScriptName::Lease,
             Self::Exchange(_) | Self::ResetCopies(_) => ScriptName::Sync,
         }
     }
@@ -88,10 +101,12 @@ impl Operation {
     /// The hash slot of the operation's keys; `None` if it has no keys.
     pub(crate) fn slot(&self) -> Option<u16> {
         match self {
-            Self::Decide(checks) | Self::Peek(checks) | Self::Cancel { checks, .. } => {
-                checks.first().map(|check| check.key.slot())
-            }
+            Self::Decide(checks)
+            | Self::Attempt(checks)
+            | Self::Peek(checks)
+            | Self::Cancel { checks, .. } => checks.first().map(|check| check.key.slot()),
             Self::Refund(refunds) => refunds.first().map(|refund| refund.key.slot()),
+            Self::Lease(requests) => requests.first().map(|request| request.key.slot()),
             Self::Exchange(counters) => counters.first().map(|counter| counter.key.slot()),
             Self::Reset(key) | Self::Override(key, _) | Self::ResetCopies(key) => Some(key.slot()),
         }
