@@ -24,7 +24,7 @@ pub(super) struct SyncCounter {
     epoch: u64,
     /// Whether the counter was used since the last exchange.
     is_touched: bool,
-    /// When the first use happened that no exchange has covered.
+    /// When the first use after `sent` happened.
     waiting_since: Option<Timestamp>,
     /// Whether the entry in Redis has a newer format.
     is_newer: bool,
@@ -37,7 +37,8 @@ struct SentDelta {
     delta: CounterDelta,
     epoch: u64,
     units: u64,
-    at: Timestamp,
+    /// When the first use happened that this exchange covers.
+    waiting_since: Option<Timestamp>,
 }
 
 /// What an exchange showed.
@@ -89,7 +90,8 @@ impl SyncCounter {
 
     /// When the first use happened that no exchange has covered.
     pub(super) fn waiting_since(&self) -> Option<Timestamp> {
-        self.waiting_since
+        let sent = self.sent.as_ref().and_then(|sent| sent.waiting_since);
+        sent.or(self.waiting_since)
     }
 
     /// Marks the counter for the next exchange.
@@ -147,13 +149,8 @@ impl SyncCounter {
         !self.needs_exchange() && self.limit.is_fresh(&self.view, now)
     }
 
-    /// The exchange to send at `local` with its ticket: `ticket`, unless an earlier one is not confirmed.
-    pub(super) fn start_exchange(
-        &mut self,
-        node: NodeId,
-        ticket: u64,
-        local: Timestamp,
-    ) -> (u64, CounterExchange) {
+    /// The exchange to send with its ticket: `ticket`, unless an earlier one is not confirmed.
+    pub(super) fn start_exchange(&mut self, node: NodeId, ticket: u64) -> (u64, CounterExchange) {
         let sent = self.sent.get_or_insert_with(|| {
             self.is_touched = false;
             SentDelta {
@@ -162,7 +159,7 @@ impl SyncCounter {
                 delta: std::mem::take(&mut self.pending),
                 epoch: self.epoch,
                 units: std::mem::take(&mut self.pending_units),
-                at: local,
+                waiting_since: self.waiting_since.take(),
             }
         });
         let exchange = CounterExchange {
@@ -179,8 +176,6 @@ impl SyncCounter {
     /// Adopts the counter that Redis returned at `at`, its own time.
     pub(super) fn finish_exchange(&mut self, reply: ExchangeReply, at: Timestamp) -> ExchangeFindings {
         let Some(sent) = self.sent.take() else { return ExchangeFindings::default() };
-        self.waiting_since = (self.is_touched || !self.pending.is_empty())
-            .then(|| sent.at.max(self.waiting_since.unwrap_or_default()));
         let ExchangeReply::Counter(ExchangedCounter { epoch, before, after }) = reply else {
             self.is_newer = true;
             return ExchangeFindings::default();

@@ -67,17 +67,23 @@ impl SyncNode {
     pub(super) async fn exchange_now(&self, now: Timestamp) -> Result<(), StoreError> {
         let local = self.clock.local(now);
         self.clock.note_attempt(local);
-        let open = self.start_exchanges(local, now);
-        let exchanged = self.exchange_all(open, local, now).await;
+        let first = self.next_ticket();
+        let open = self.start_exchanges(now);
+        let has_repeated = open.iter().any(|open| open.ticket < first);
+        let mut exchanged = self.exchange_all(open, local, now).await;
+        if has_repeated && exchanged.is_ok() {
+            // Changes made since the unconfirmed ones were sent have waited for them.
+            exchanged = self.exchange_all(self.start_exchanges(now), local, now).await;
+        }
         self.metrics.count_exchange(exchanged.is_ok());
         exchanged
     }
 
-    fn start_exchanges(&self, local: Timestamp, now: Timestamp) -> Vec<OpenExchange> {
+    fn start_exchanges(&self, now: Timestamp) -> Vec<OpenExchange> {
         let mut open = Vec::new();
         self.table.visit_all(self.clock.store_time(now), |place, counter| {
             if counter.needs_exchange() {
-                let (ticket, exchange) = counter.start_exchange(self.id, self.next_ticket(), local);
+                let (ticket, exchange) = counter.start_exchange(self.id, self.next_ticket());
                 open.push(OpenExchange { place, ticket, exchange });
             }
         });

@@ -1,5 +1,7 @@
 //! The script against core, and exchanges that are lost or repeated.
 
+use std::time::Duration;
+
 use tidegate_core::{Cost, CounterDelta, CounterState, RuleId, Spec};
 use tidegate_store::SystemClock;
 use tidegate_testkit::process::RedisServer;
@@ -9,11 +11,16 @@ use crate::config::TimeSource;
 use crate::endpoint::Endpoint;
 
 const RULE: RuleId = RuleId::named("default");
+/// The machine may be busy: these tests do not measure time.
+const TIMEOUT: Duration = Duration::from_secs(1);
 const START: Timestamp = Timestamp::from_secs(1_700_000_000);
 
 fn link(server: &RedisServer) -> Arc<Link> {
-    let config =
-        RedisConfig { time: TimeSource::Caller, ..RedisConfig::new(Endpoint::parse(&server.url()).unwrap()) };
+    let config = RedisConfig {
+        time: TimeSource::Caller,
+        timeout: TIMEOUT,
+        ..RedisConfig::new(Endpoint::parse(&server.url()).unwrap())
+    };
     Arc::new(Link::new(config, Arc::new(SystemClock::new())))
 }
 
@@ -109,7 +116,7 @@ async fn repeated_exchange_is_applied_once() {
         // The reply to the first push is lost; the node spends on and pushes again.
         let mut lost = None;
         store.node.table.visit_all(START, |_, counter| {
-            lost = Some(counter.start_exchange(store.node.id, store.node.next_ticket(), START).1);
+            lost = Some(counter.start_exchange(store.node.id, store.node.next_ticket()).1);
         });
         let lost = lost.unwrap();
         exchange(&link, lost.clone(), START).await;
@@ -121,6 +128,33 @@ async fn repeated_exchange_is_applied_once() {
         let counter = exchange(&link, lost, START).await;
         assert_eq!(limit.used(&counter.after, START), 20, "{algorithm}");
     }
+}
+
+#[tokio::test]
+async fn copy_with_an_unconfirmed_exchange_is_used_until_it_is_overdue() {
+    let server = RedisServer::start();
+    let link = link(&server);
+    let limit = limit(Algorithm::TokenBucket, 1_000);
+    let check = Check::new(CounterKey::new(RULE, b"client"), &limit);
+    let at = |millis| START + TimeSpan::from_millis(millis);
+    let (renewed, overdue) = (store(&link), store(&link));
+    for store in [&renewed, &overdue] {
+        assert!(store.decide(&[check], at(0)).await.unwrap().passes());
+        // This exchange is not confirmed.
+        store.node.table.visit_all(START, |_, counter| {
+            counter.start_exchange(store.node.id, store.node.next_ticket());
+        });
+        assert!(store.decide(&[check], at(500)).await.unwrap().passes());
+    }
+    // The next one, less than two intervals and a timeout later, also covers what was admitted since.
+    assert!(renewed.decide(&[check], at(2_900)).await.unwrap().passes());
+    assert!(renewed.decide(&[check], at(3_600)).await.unwrap().passes());
+
+    // Other counters were exchanged, this one was not.
+    overdue.node.clock.note_attempt(at(3_100));
+    overdue.node.clock.note_exchange(at(3_100), at(3_100), at(3_100));
+    let error = overdue.decide(&[check], at(3_100)).await.unwrap_err();
+    assert!(matches!(error, StoreError::Unavailable(_)), "{error:?}");
 }
 
 #[tokio::test]
@@ -172,6 +206,7 @@ async fn full_table_is_unavailable_and_idle_copies_make_room() {
     let config = RedisConfig {
         time: TimeSource::Caller,
         max_memory: 0,
+        timeout: TIMEOUT,
         ..RedisConfig::new(Endpoint::parse(&server.url()).unwrap())
     };
     let store = SyncStore::connect(config, Arc::new(SystemClock::new()));
