@@ -7,7 +7,7 @@ use tidegate_core::{Check, Cost, CounterKey, Decision, Outcome, Outcomes, Refund
 use tidegate_store::{Clock, Override, Store, StoreError};
 
 use crate::config::RedisConfig;
-use crate::link::Link;
+use crate::link::{Link, LinkReport};
 use crate::operation::{CounterCheck, CounterRefund, Operation, OperationReply};
 
 /// Counters in Redis; one script call decides.
@@ -20,6 +20,16 @@ impl CentralStore {
     /// A store that connects when it is first used.
     pub fn new(config: RedisConfig, clock: Arc<dyn Clock>) -> Self {
         Self::with_link(Arc::new(Link::new(config, clock)))
+    }
+
+    /// Waits until every server is connected. The store can be used before that: decisions then wait, or fail.
+    pub async fn connected(&self) {
+        self.link.wait_until_connected().await;
+    }
+
+    /// The state and the counts of the connection.
+    pub fn link_report(&self) -> LinkReport {
+        self.link.report()
     }
 
     pub(crate) fn with_link(link: Arc<Link>) -> Self {
@@ -52,6 +62,12 @@ impl CentralStore {
             OperationReply::Done(_) => Ok(()),
             reply => Err(unexpected(&reply)),
         }
+    }
+
+    /// Whether the checks may be in several hash slots. The counters of one client share a slot.
+    fn needs_attempts(&self, checks: &[Check<'_>]) -> bool {
+        let client = checks.first().map(|check| check.key.client);
+        self.link.has_slots() && checks.iter().any(|check| Some(check.key.client) != client)
     }
 
     /// Runs `operation` on the checks of each hash slot, all slots at the same time.
@@ -209,10 +225,19 @@ impl Store for CentralStore {
         now: Timestamp,
         decisions: &mut Vec<Decision>,
     ) -> Result<(), StoreError> {
-        // Polled in order, so that they are sent in order; all that wait at the same moment share a call.
-        let decided = join_all(batch.iter().map(|checks| self.decide(checks, now))).await;
-        let decided = decided.into_iter().collect::<Result<Vec<_>, _>>()?;
-        decisions.extend(decided);
+        let mut decided = Vec::with_capacity(batch.len());
+        if batch.iter().any(|checks| self.needs_attempts(checks)) {
+            // A later decision must not see what an earlier one charges and then takes back.
+            for checks in batch {
+                decided.push(self.decide(checks, now).await?);
+            }
+        } else {
+            // Polled in order, so that they are sent in order; all that wait at the same moment share a call.
+            for decision in join_all(batch.iter().map(|checks| self.decide(checks, now))).await {
+                decided.push(decision?);
+            }
+        }
+        decisions.append(&mut decided);
         Ok(())
     }
 

@@ -20,3 +20,4 @@ mod script;
 pub use central::CentralStore;
 pub use config::{RedisConfig, TimeSource, TlsMaterial};
 pub use endpoint::{Endpoint, EndpointError};
+pub use link::{BATCH_BOUNDS, LATENCY_BOUNDS, LinkReport};

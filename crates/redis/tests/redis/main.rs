@@ -3,6 +3,7 @@
 #![allow(missing_docs, clippy::unwrap_used, reason = "tests speak through their names and fail by panicking")]
 
 mod central;
+mod link;
 mod rolling_change;
 
 use tidegate_testkit::process::RedisServer;
