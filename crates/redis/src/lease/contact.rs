@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 
 use super::block::{ContactReason, LeaseBlock, RequestOrigin};
 use super::report::{LeaseEvents, count};
-use super::request::{LeaseAction, LeaseReply, LeaseRequest};
+use super::request::{LeaseAction, LeaseReply, LeaseRequest, LeaseStatus};
 use super::table::{LeaseSlot, LeaseTable, SlotAddress};
 use crate::config::TimeSource;
 use crate::link::Link;
@@ -161,13 +161,16 @@ impl LeaseNode {
     ) -> Result<Vec<LeaseReply>, StoreError> {
         match self.link.call(Operation::Lease(requests), now).await? {
             OperationReply::Leases(replies) => Ok(replies),
-            OperationReply::Done(_) | OperationReply::Outcomes(..) => {
-                Err(StoreError::Protocol { reason: "no lease in the reply".to_owned() })
-            }
+            _ => Err(StoreError::Protocol { reason: "no lease in the reply".to_owned() }),
         }
     }
 
     fn apply(&self, ready: &ReadyRequest, reply: &LeaseReply, received: Timestamp) {
+        if reply.status == LeaseStatus::NewerFormat {
+            let reason = "a newer version wrote this counter; update this node";
+            self.fail(std::slice::from_ref(ready), &ContactFailure::Protocol(reason.to_owned()));
+            return;
+        }
         let waiters = self.table.with_slot(&ready.address, |slot| {
             slot.block.receive(ready.sequence, reply, received);
             std::mem::take(&mut slot.waiters)

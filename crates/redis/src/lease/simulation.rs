@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 use std::num::NonZeroU32;
 use std::sync::Arc;
+use std::time::Duration;
 
 use fastrand::Rng;
 use tidegate_core::{Algorithm, Cost, CounterState, Limit, Role, Spec, TimeSpan, Timestamp};
@@ -11,7 +12,7 @@ use tidegate_store::SystemClock;
 use tidegate_testkit::process::RedisServer;
 
 use super::block::{ContactReason, LeaseBlock, RequestOrigin};
-use super::request::{LeaseAction, LeaseReply, LeaseRequest};
+use super::request::{LeaseAction, LeaseReply, LeaseRequest, LeaseStatus};
 use crate::config::{RedisConfig, TimeSource};
 use crate::endpoint::Endpoint;
 use crate::key::KeyName;
@@ -149,7 +150,7 @@ impl Simulation {
                 let replies = self.link.call(Operation::Lease(vec![request]), self.now).await.unwrap();
                 let OperationReply::Leases(replies) = replies else { panic!("{replies:?}") };
                 let reply = replies[0];
-                self.coverage.ignored += u64::from(reply.is_ignored);
+                self.coverage.ignored += u64::from(reply.status == LeaseStatus::Ignored);
                 self.travel(|| Message::Reply { node, id, sequence, reply });
             }
             Message::Reply { node, id, sequence, reply } => {
@@ -240,6 +241,7 @@ async fn simulate(server: &RedisServer, seed: u64, steps: u32) -> Coverage {
     let limit = Limit::new(algorithm, Spec::new(requests, window)).unwrap();
     let key = link.names().internal("simulation", &seed.to_string());
     let nodes = (0..3).map(|_| SimulatedNode::new(&mut random, limit)).collect();
+    link.wait_until_connected().await;
     let mut simulation = Simulation {
         random,
         link,

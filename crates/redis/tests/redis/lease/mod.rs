@@ -5,6 +5,7 @@ mod operations;
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tidegate_core::{Algorithm, Cost, CounterState, Limit, RuleId, Spec, TimeSpan, Timestamp};
 use tidegate_redis::{Endpoint, LeaseStore, RedisConfig, TimeSource};
@@ -26,7 +27,10 @@ fn nodes(server: &RedisServer, count: u32) -> Vec<LeaseStore> {
 
 fn node(server: &RedisServer, count: u32, time: TimeSource, clock: Arc<dyn Clock>) -> LeaseStore {
     let nodes = NonZeroU32::new(count).unwrap();
-    let config = RedisConfig { time, nodes, ..RedisConfig::new(Endpoint::parse(&server.url()).unwrap()) };
+    // A busy machine must not decide the outcome of a test.
+    let timeout = Duration::from_secs(5);
+    let endpoint = Endpoint::parse(&server.url()).unwrap();
+    let config = RedisConfig { time, nodes, timeout, ..RedisConfig::new(endpoint) };
     LeaseStore::connect(config, clock)
 }
 

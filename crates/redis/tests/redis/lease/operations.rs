@@ -10,13 +10,10 @@ use tidegate_redis::TimeSource;
 use tidegate_store::{Clock, ManualClock, Override, Store, StoreError, SystemClock};
 use tidegate_testkit::process::RedisServer;
 
+use super::super::{assert_all_keys_expire, raw};
 use super::{LEASED, RULE, START, limit, node, nodes};
 
 const MINUTE: TimeSpan = TimeSpan::from_secs(60);
-
-async fn raw(server: &RedisServer) -> redis::aio::MultiplexedConnection {
-    redis::Client::open(server.url()).unwrap().get_multiplexed_async_connection().await.unwrap()
-}
 
 #[tokio::test]
 async fn several_checks_are_charged_together_or_not_at_all() {
@@ -65,7 +62,8 @@ async fn advisory_check_never_rejects_and_overage_is_charged() {
     assert!(advisory.passes() && !advisory.outcomes[0].verdict.is_pass());
     let overage = stores[0].decide(&[check.cost(Cost::new(25)).role(Role::Overage)], START).await.unwrap();
     assert!(overage.passes());
-    stores[0].settle(START).await;
+    // This decision waits for the request that carries the debt.
+    assert!(!stores[0].decide(&[check], START).await.unwrap().passes());
     let rejected = stores[1].decide(&[check], START).await.unwrap();
     // 15 units too many drain in 90 s, one more in 6 s.
     let Verdict::NotUntil { retry_after } = rejected.verdict else { panic!("{rejected:?}") };
@@ -197,10 +195,7 @@ async fn idle_counters_are_released_and_every_key_expires() {
             Check::new(CounterKey::new(RULE, algorithm.name().as_bytes()), &limit).cost(Cost::new(99));
         assert!(stores[1].decide(&[check], later).await.unwrap().passes(), "{algorithm}");
     }
-    let mut raw = raw(&server).await;
-    for key in raw.keys::<_, Vec<String>>("*").await.unwrap() {
-        assert!(raw.pttl::<_, i64>(&key).await.unwrap() > 0, "{key} has no TTL");
-    }
+    assert_eq!(assert_all_keys_expire(&mut raw(&server).await).await, 3);
 }
 
 #[tokio::test]
