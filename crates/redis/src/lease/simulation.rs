@@ -231,8 +231,11 @@ impl Simulation {
 
 async fn simulate(server: &RedisServer, seed: u64, steps: u32) -> Coverage {
     let mut random = Rng::with_seed(seed);
-    let config =
-        RedisConfig { time: TimeSource::Caller, ..RedisConfig::new(Endpoint::parse(&server.url()).unwrap()) };
+    let config = RedisConfig {
+        time: TimeSource::Caller,
+        timeout: Duration::from_secs(5),
+        ..RedisConfig::new(Endpoint::parse(&server.url()).unwrap())
+    };
     let link = Arc::new(Link::new(config, Arc::new(SystemClock::new())));
     let algorithm =
         *random.choice(&[Algorithm::TokenBucket, Algorithm::FixedWindow, Algorithm::SlidingCounter]).unwrap();
