@@ -18,12 +18,18 @@ local function counter_of(entry, rule)
   end
 end
 
+-- Whether nothing was ever counted: such a state is the same under every limit and takes no refund.
+local function is_unseen(state)
+  local time = state.tick or state.window or state.newest
+  return time == 0 and (state.count or 0) == 0 and (state.current or 0) == 0 and (state.previous or 0) == 0
+end
+
 -- The state of a counter, converted to `limit`. A changed algorithm starts with an unused state.
 local function state_under(counter, limit)
   local algorithm = ALGORITHMS[limit.algorithm]
   if not counter or counter.limit.algorithm ~= limit.algorithm then
     return algorithm.unseen
-  elseif same(counter.limit, limit) then
+  elseif same(counter.limit, limit) or is_unseen(counter.state) then
     return counter.state
   end
   return algorithm.rebase(limit, counter.limit, counter.state, now)
@@ -262,7 +268,7 @@ local function refund(entry, limit, cost, charged)
   end
   entry.undo = nil
   for _, counter in ipairs(entry.counters) do
-    if same(counter.limit, limit) then
+    if same(counter.limit, limit) and not is_unseen(counter.state) then
       local algorithm = ALGORITHMS[limit.algorithm]
       set_state(entry, counter, limit, algorithm.refund(limit, counter.state, charged, now, cost))
     end

@@ -64,6 +64,12 @@ impl CentralStore {
         }
     }
 
+    /// Whether the checks may be in several hash slots. The counters of one client share a slot.
+    fn needs_attempts(&self, checks: &[Check<'_>]) -> bool {
+        let client = checks.first().map(|check| check.key.client);
+        self.link.has_slots() && checks.iter().any(|check| Some(check.key.client) != client)
+    }
+
     /// Runs `operation` on the checks of each hash slot, all slots at the same time.
     async fn per_slot(
         &self,
@@ -219,10 +225,19 @@ impl Store for CentralStore {
         now: Timestamp,
         decisions: &mut Vec<Decision>,
     ) -> Result<(), StoreError> {
-        // Polled in order, so that they are sent in order; all that wait at the same moment share a call.
-        let decided = join_all(batch.iter().map(|checks| self.decide(checks, now))).await;
-        let decided = decided.into_iter().collect::<Result<Vec<_>, _>>()?;
-        decisions.extend(decided);
+        let mut decided = Vec::with_capacity(batch.len());
+        if batch.iter().any(|checks| self.needs_attempts(checks)) {
+            // A later decision must not see what an earlier one charges and then takes back.
+            for checks in batch {
+                decided.push(self.decide(checks, now).await?);
+            }
+        } else {
+            // Polled in order, so that they are sent in order; all that wait at the same moment share a call.
+            for decision in join_all(batch.iter().map(|checks| self.decide(checks, now))).await {
+                decided.push(decision?);
+            }
+        }
+        decisions.append(&mut decided);
         Ok(())
     }
 

@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 use tidegate_core::{AlgorithmKind, Cost, Limit, Outcome, Role, TimeSpan, Timestamp, Verdict};
 
 use super::demand::Demand;
-use super::request::{LeaseAction, LeaseReply};
+use super::request::{LeaseAction, LeaseReply, LeaseStatus};
 use crate::nodes::NodeId;
 
 /// More than any limit: as much as the fair share allows.
@@ -378,7 +378,7 @@ impl LeaseBlock {
     /// Applies the reply to request `sequence`, received at `now`. A reply that the node does not wait for has no effect.
     pub(crate) fn receive(&mut self, sequence: u64, reply: &LeaseReply, now: Timestamp) {
         let Some(pending) = self.pending.take_if(|pending| pending.sequence == sequence) else { return };
-        if reply.is_ignored {
+        if reply.status != LeaseStatus::Done {
             self.forget();
             return;
         }

@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 
 use super::block::{ContactReason, LeaseBlock, RequestOrigin};
 use super::report::{LeaseEvents, count};
-use super::request::{LeaseAction, LeaseReply, LeaseRequest};
+use super::request::{LeaseAction, LeaseReply, LeaseRequest, LeaseStatus};
 use super::table::{LeaseSlot, LeaseTable, SlotAddress};
 use crate::config::TimeSource;
 use crate::link::Link;
@@ -166,6 +166,11 @@ impl LeaseNode {
     }
 
     fn apply(&self, ready: &ReadyRequest, reply: &LeaseReply, received: Timestamp) {
+        if reply.status == LeaseStatus::NewerFormat {
+            let reason = "a newer version wrote this counter; update this node";
+            self.fail(std::slice::from_ref(ready), &ContactFailure::Protocol(reason.to_owned()));
+            return;
+        }
         let waiters = self.table.with_slot(&ready.address, |slot| {
             slot.block.receive(ready.sequence, reply, received);
             std::mem::take(&mut slot.waiters)

@@ -122,7 +122,8 @@ impl LeaseNode {
         let result = if effort == Effort::Request || !waiting.is_empty() {
             Attempt::Waiting(waiting)
         } else {
-            Attempt::Decided(self.decide_locked(checks, &hashes, shards, now, &mut ready))
+            let mut ledger = BlockLedger { shards, checks, hashes: &hashes, now };
+            Attempt::Decided(self.decide_locked(&mut ledger, &mut ready))
         };
         for request in ready {
             self.send(request, now);
@@ -132,26 +133,20 @@ impl LeaseNode {
 
     fn decide_locked(
         &self,
-        checks: &[Check<'_>],
-        hashes: &[u64],
-        shards: LockedShards<'_>,
-        now: Timestamp,
+        ledger: &mut BlockLedger<'_, '_>,
         ready: &mut SmallVec<[ReadyRequest; 4]>,
     ) -> Decision {
-        let mut ledger = BlockLedger { shards, checks, hashes, now };
+        let BlockLedger { checks, hashes, now, .. } = *ledger;
         let mut at = Timestamp::ZERO;
         for position in 0..checks.len() {
             at = ledger.block(position).map_or(at, |block| at.max(block.store_time(now)));
         }
-        let decision = decide(checks, at, &mut ledger);
-        for (position, (check, hash)) in checks.iter().zip(hashes).enumerate() {
-            if let Some(block) = ledger.block(position) {
-                block.observe(at);
-                block.add_demand(check.cost);
-            }
-            let Some(slot) = ledger.shards.shard(*hash).and_then(|shard| shard.find(*hash, check.key)) else {
-                continue;
-            };
+        let decision = decide(checks, at, ledger);
+        for (check, hash) in checks.iter().zip(hashes) {
+            let shard = ledger.shards.shard(*hash);
+            let Some(slot) = shard.and_then(|shard| shard.find(*hash, check.key)) else { continue };
+            slot.block.observe(at);
+            slot.block.add_demand(check.cost);
             if slot.block.is_low(now) {
                 ready.extend(self.prepare(slot, ContactReason::LowWater, now));
             }

@@ -71,7 +71,7 @@ use crate::nodes::NodeCount;
 use contact::LeaseNode;
 use decide::PeekLedger;
 pub use report::LeaseReport;
-pub(crate) use request::{LeaseAction, LeaseReply, LeaseRequest};
+pub(crate) use request::{LeaseAction, LeaseReply, LeaseRequest, LeaseStatus};
 use table::LeaseTable;
 
 /// Counters in Redis, of which nodes lease blocks of units. See the module's documentation for the protocol.
@@ -83,7 +83,7 @@ pub struct LeaseStore {
 }
 
 impl LeaseStore {
-    /// A store with a link of its own, for `config.nodes` nodes. Must be called within a tokio runtime.
+    /// A store with a link of its own, for `config.nodes` nodes.
     pub fn connect(config: RedisConfig, clock: Arc<dyn Clock>) -> Self {
         let nodes = Arc::new(NodeCount::new(config.nodes));
         Self::new(Arc::new(Link::new(config, clock)), nodes)

@@ -50,8 +50,7 @@ pub(crate) enum LeaseAction {
 /// The reply to a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LeaseReply {
-    /// The request was not the node's newest. Nothing has happened, and the other fields are unknown.
-    pub(crate) is_ignored: bool,
+    pub(crate) status: LeaseStatus,
     /// The server's time.
     pub(crate) now: Timestamp,
     /// The lease that the node has now; 0 for none.
@@ -70,4 +69,16 @@ pub(crate) struct LeaseReply {
     pub(crate) reset_after: TimeSpan,
     /// The units that other nodes can still spend.
     pub(crate) held_elsewhere: u64,
+}
+
+/// What became of a request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum LeaseStatus {
+    /// It was executed.
+    #[default]
+    Done,
+    /// It was not the node's newest. Nothing has happened, and the rest of the reply is unknown.
+    Ignored,
+    /// The entry has a newer format. Nothing has happened, and the rest of the reply is unknown.
+    NewerFormat,
 }

@@ -1,13 +1,32 @@
 //! The arguments and replies of `lua/lease.lua`, packed in little-endian order.
 
+use std::collections::HashMap;
+
 use redis::Value;
 use tidegate_core::{AlgorithmKind, Limit, TimeSpan, Timestamp};
 use tidegate_store::StoreError;
 
-use super::{CALLER_TTL_MILLIS, MAX_COST, MIN_TTL_MILLIS, ScriptCall, protocol_error};
-use crate::lease::{LeaseAction, LeaseReply, LeaseRequest};
+use super::{ScriptCall, protocol_error};
+use crate::key::KeyName;
+use crate::lease::{LeaseAction, LeaseReply, LeaseRequest, LeaseStatus};
 use crate::operation::{Operation, OperationReply};
 
+/// The source of the script.
+pub(super) const SOURCE: &str = concat!(
+    "#!lua\n",
+    include_str!("../../lua/exact.lua"),
+    include_str!("../../lua/token_bucket.lua"),
+    include_str!("../../lua/fixed_window.lua"),
+    include_str!("../../lua/sliding_counter.lua"),
+    include_str!("../../lua/lease.lua"),
+);
+
+/// Scripts compute in doubles: larger numbers of units exceed every limit and need not be distinguished.
+const MAX_UNITS: u64 = 1 << 53;
+/// The shortest TTL of a key: short enough to cost little, long enough for every round trip.
+const MIN_TTL_MILLIS: u64 = 1_000;
+/// With time from the caller, keys must outlive a trace that is replayed faster than real time.
+const CALLER_TTL_MILLIS: u64 = 3_600_000;
 /// The bytes of a reply: a status and nine numbers.
 const REPLY_BYTES: usize = 1 + 9 * 8;
 
@@ -49,12 +68,12 @@ fn decode_one(packed: &[u8]) -> Result<LeaseReply, StoreError> {
     let mut next = || numbers.next().ok_or_else(too_short);
     match status {
         0 => {}
-        1 => return Ok(LeaseReply { is_ignored: true, ..LeaseReply::default() }),
-        2 => return Err(protocol_error("TIDEGATE newer format")),
+        1 => return Ok(LeaseReply { status: LeaseStatus::Ignored, ..LeaseReply::default() }),
+        2 => return Ok(LeaseReply { status: LeaseStatus::NewerFormat, ..LeaseReply::default() }),
         _ => return Err(protocol_error("unknown status of a lease")),
     }
     Ok(LeaseReply {
-        is_ignored: false,
+        status: LeaseStatus::Done,
         now: Timestamp::from_micros(next()?),
         epoch: next()?,
         granted: next()?,
@@ -77,6 +96,7 @@ fn whole(number: f64) -> u64 {
 #[derive(Default)]
 struct LeaseCall {
     call: ScriptCall,
+    positions: HashMap<Vec<u8>, usize>,
     limits: Vec<Limit>,
     packed_limits: Vec<u8>,
     packed_requests: Vec<u8>,
@@ -85,7 +105,7 @@ struct LeaseCall {
 
 impl LeaseCall {
     fn push(&mut self, request: &LeaseRequest) -> Result<(), StoreError> {
-        let key = self.call.key_index(&request.key) + 1;
+        let key = self.key_index(&request.key);
         let limit = match &request.limit {
             Some(limit) => self.limit_index(limit)?,
             None => 0,
@@ -102,10 +122,20 @@ impl LeaseCall {
         self.packed_requests.extend(index(key)?);
         self.packed_requests.extend(index(limit)?);
         for number in numbers {
-            self.packed_requests.extend(double(number.min(MAX_COST)));
+            self.packed_requests.extend(double(number.min(MAX_UNITS)));
         }
         self.count += 1;
         Ok(())
+    }
+
+    /// The position of a key in the call, from 1.
+    fn key_index(&mut self, key: &KeyName) -> usize {
+        let next = self.positions.len() + 1;
+        let position = *self.positions.entry(key.as_bytes().to_vec()).or_insert(next);
+        if position == next {
+            self.call.keys.push(key.as_bytes().to_vec());
+        }
+        position
     }
 
     /// The position of a limit in the call, from 1.

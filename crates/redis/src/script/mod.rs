@@ -11,7 +11,6 @@ use redis::{Script, Value};
 use tidegate_core::Timestamp;
 use tidegate_store::StoreError;
 
-use crate::key::KeyName;
 use crate::operation::{Operation, OperationReply, ScriptName};
 
 /// Scripts compute in doubles: larger costs exceed every limit and need not be distinguished.
@@ -28,16 +27,7 @@ pub(crate) fn source(name: ScriptName) -> &'static Script {
     static SYNC: OnceLock<Script> = OnceLock::new();
     match name {
         ScriptName::Central => CENTRAL.get_or_init(|| Script::new(central::SOURCE)),
-        ScriptName::Lease => LEASE.get_or_init(|| {
-            Script::new(concat!(
-                "#!lua\n",
-                include_str!("../../lua/exact.lua"),
-                include_str!("../../lua/token_bucket.lua"),
-                include_str!("../../lua/fixed_window.lua"),
-                include_str!("../../lua/sliding_counter.lua"),
-                include_str!("../../lua/lease.lua"),
-            ))
-        }),
+        ScriptName::Lease => LEASE.get_or_init(|| Script::new(lease::SOURCE)),
         ScriptName::Sync => SYNC.get_or_init(|| {
             Script::new(concat!(
                 "#!lua\n",
@@ -58,22 +48,12 @@ pub(crate) struct ScriptCall {
     pub(crate) arguments: Vec<Vec<u8>>,
 }
 
-impl ScriptCall {
-    /// The position of a key in the call; it is added if it is new.
-    fn key_index(&mut self, key: &KeyName) -> usize {
-        self.keys.iter().position(|known| *known == key.as_bytes()).unwrap_or_else(|| {
-            self.keys.push(key.as_bytes().to_vec());
-            self.keys.len() - 1
-        })
-    }
-}
-
 /// Encodes operations of one script for one call. `now` is the caller's time, or `None` for the server's.
 pub(crate) fn encode(operations: &[&Operation], now: Option<Timestamp>) -> Result<ScriptCall, StoreError> {
     match operations.first().map(|operation| operation.script()) {
         Some(ScriptName::Lease) => lease::encode(operations, now),
         Some(ScriptName::Sync) => sync::encode(operations, now),
-        _ => central::encode(operations, now),
+        Some(ScriptName::Central) | None => central::encode(operations, now),
     }
 }
 
@@ -82,7 +62,7 @@ pub(crate) fn decode(operations: &[&Operation], reply: &Value) -> Result<Vec<Ope
     match operations.first().map(|operation| operation.script()) {
         Some(ScriptName::Lease) => lease::decode(operations, reply),
         Some(ScriptName::Sync) => sync::decode(operations, reply),
-        _ => central::decode(operations, reply),
+        Some(ScriptName::Central) | None => central::decode(operations, reply),
     }
 }
 

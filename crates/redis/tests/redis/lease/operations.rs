@@ -1,0 +1,243 @@
+//! The operations of a store: several checks, roles, refunds, resets, overrides, peeks and failures.
+
+use std::sync::Arc;
+
+use redis::AsyncCommands;
+use tidegate_core::{
+    Algorithm, Check, Cost, CounterKey, Limit, Role, RuleId, Spec, TimeSpan, Timestamp, Verdict,
+};
+use tidegate_redis::TimeSource;
+use tidegate_store::{Clock, ManualClock, Override, Store, StoreError, SystemClock};
+use tidegate_testkit::process::RedisServer;
+
+use super::super::{assert_all_keys_expire, raw};
+use super::{LEASED, RULE, START, limit, node, nodes};
+
+const MINUTE: TimeSpan = TimeSpan::from_secs(60);
+
+#[tokio::test]
+async fn several_checks_are_charged_together_or_not_at_all() {
+    let server = RedisServer::start();
+    let stores = nodes(&server, 1);
+    let (wide, narrow) =
+        (limit(Algorithm::FixedWindow, 100, MINUTE), limit(Algorithm::TokenBucket, 10, MINUTE));
+    let checks = [
+        Check::new(CounterKey::new(RuleId::named("wide"), b"a"), &wide),
+        Check::new(CounterKey::new(RuleId::named("narrow"), b"a"), &narrow),
+    ];
+    let mut passed = 0;
+    for _ in 0..30 {
+        let decision = stores[0].decide(&checks, START).await.unwrap();
+        passed += u64::from(decision.passes());
+        assert_eq!(decision.rejected_by.is_some(), !decision.passes());
+    }
+    assert_eq!(passed, 10);
+    let left = stores[0].decide(&[checks[0].cost(Cost::ZERO)], START).await.unwrap();
+    assert_eq!(left.outcomes[0].remaining, 90);
+}
+
+#[tokio::test]
+async fn batch_decides_in_order_and_costs_add_up() {
+    let server = RedisServer::start();
+    let stores = nodes(&server, 2);
+    let limit = limit(Algorithm::SlidingCounter, 10, MINUTE);
+    let check = Check::new(CounterKey::new(RULE, b"a"), &limit);
+    let single = [check.cost(Cost::new(4))];
+    let batch: Vec<&[Check<'_>]> = vec![&single; 4];
+    let mut decisions = Vec::new();
+    stores[0].decide_batch(&batch, START, &mut decisions).await.unwrap();
+    let passed: Vec<_> = decisions.iter().map(tidegate_core::Decision::passes).collect();
+    assert_eq!(passed, [true, true, false, false]);
+    let never = stores[1].decide(&[check.cost(Cost::new(11))], START).await.unwrap();
+    assert_eq!(never.verdict, Verdict::Never);
+}
+
+#[tokio::test]
+async fn advisory_check_never_rejects_and_overage_is_charged() {
+    let server = RedisServer::start();
+    let stores = nodes(&server, 2);
+    let limit = limit(Algorithm::TokenBucket, 10, MINUTE);
+    let check = Check::new(CounterKey::new(RULE, b"a"), &limit);
+    let advisory = stores[0].decide(&[check.cost(Cost::new(11)).role(Role::Advisory)], START).await.unwrap();
+    assert!(advisory.passes() && !advisory.outcomes[0].verdict.is_pass());
+    let overage = stores[0].decide(&[check.cost(Cost::new(25)).role(Role::Overage)], START).await.unwrap();
+    assert!(overage.passes());
+    // This decision waits for the request that carries the debt.
+    assert!(!stores[0].decide(&[check], START).await.unwrap().passes());
+    let rejected = stores[1].decide(&[check], START).await.unwrap();
+    // 15 units too many drain in 90 s, one more in 6 s.
+    let Verdict::NotUntil { retry_after } = rejected.verdict else { panic!("{rejected:?}") };
+    assert!((60..=96).contains(&retry_after.as_secs_ceil()), "{retry_after:?}");
+}
+
+#[tokio::test]
+async fn refund_returns_units_to_the_lease_only_once() {
+    let server = RedisServer::start();
+    let stores = nodes(&server, 1);
+    for algorithm in LEASED {
+        let limit = limit(algorithm, 10, MINUTE);
+        let check = Check::new(CounterKey::new(RULE, algorithm.name().as_bytes()), &limit).cost(Cost::new(3));
+        let decision = stores[0].decide(&[check], START).await.unwrap();
+        let refunds = decision.refunds(&[check]);
+        for _ in 0..3 {
+            stores[0].refund(&refunds, START).await.unwrap();
+        }
+        let later = START + TimeSpan::from_micros(1);
+        let mut passed = 0;
+        for _ in 0..20 {
+            passed += u64::from(stores[0].decide(&[check.cost(Cost::ONE)], later).await.unwrap().passes());
+        }
+        assert_eq!(passed, 10, "{algorithm}");
+    }
+}
+
+#[tokio::test]
+async fn reset_frees_the_client_and_keeps_its_override() {
+    let server = RedisServer::start();
+    let stores = nodes(&server, 1);
+    for algorithm in LEASED {
+        let limit = limit(algorithm, 10, MINUTE);
+        let key = CounterKey::new(RULE, algorithm.name().as_bytes());
+        let check = Check::new(key, &limit);
+        let count = async || {
+            let mut passed = 0;
+            for _ in 0..40 {
+                passed += u64::from(stores[0].decide(&[check], START).await.unwrap().passes());
+            }
+            passed
+        };
+        assert_eq!(count().await, 10, "{algorithm}");
+        stores[0].reset(key).await.unwrap();
+        assert_eq!(count().await, 10, "{algorithm}");
+        let more = Limit::new(algorithm, Spec::new(25, MINUTE)).unwrap();
+        let replacement = Override { limit: more, until: START + TimeSpan::from_secs(3_600) };
+        stores[0].override_limit(key, Some(replacement), START).await.unwrap();
+        assert_eq!(count().await, 15, "{algorithm}");
+        stores[0].reset(key).await.unwrap();
+        assert_eq!(count().await, 25, "{algorithm}");
+        stores[0].override_limit(key, None, START).await.unwrap();
+        assert_eq!(count().await, 0, "{algorithm}");
+    }
+}
+
+#[tokio::test]
+async fn changed_limit_keeps_the_spent_units() {
+    let server = RedisServer::start();
+    let stores = nodes(&server, 1);
+    for algorithm in LEASED {
+        let (old, new) = (limit(algorithm, 10, MINUTE), limit(algorithm, 15, MINUTE));
+        let key = CounterKey::new(RULE, algorithm.name().as_bytes());
+        let mut passed = [0, 0];
+        for (limit, passed) in [&old, &new].into_iter().zip(&mut passed) {
+            for _ in 0..40 {
+                let decision = stores[0].decide(&[Check::new(key, limit)], START).await.unwrap();
+                *passed += u64::from(decision.passes());
+            }
+        }
+        assert_eq!(passed, [10, 5], "{algorithm}");
+    }
+}
+
+#[tokio::test]
+async fn peek_of_an_unknown_counter_asks_redis_and_leases_nothing() {
+    let server = RedisServer::start();
+    let stores = nodes(&server, 2);
+    let limit = limit(Algorithm::FixedWindow, 10, MINUTE);
+    let check = Check::new(CounterKey::new(RULE, b"a"), &limit);
+    assert_eq!(stores[0].peek(&[check], START).await.unwrap().outcomes[0].remaining, 10);
+    assert_eq!(raw(&server).await.keys::<_, Vec<String>>("*").await.unwrap(), [""; 0]);
+    assert!(stores[0].decide(&[check], START).await.unwrap().passes());
+    assert_eq!(stores[0].peek(&[check], START).await.unwrap().outcomes[0].remaining, 9);
+    let elsewhere = stores[1].peek(&[check.cost(Cost::new(6))], START).await.unwrap();
+    assert!(!elsewhere.passes(), "the other node holds four of the nine units");
+    assert_eq!(elsewhere.outcomes[0].remaining, 5);
+}
+
+#[tokio::test]
+async fn rejected_flood_sends_nothing_after_the_first_rejection() {
+    let server = RedisServer::start();
+    let stores = nodes(&server, 1);
+    let limit = limit(Algorithm::TokenBucket, 10, MINUTE);
+    let check = Check::new(CounterKey::new(RULE, b"a"), &limit);
+    for _ in 0..12 {
+        stores[0].decide(&[check], START).await.unwrap();
+    }
+    let calls = async || {
+        let info: String =
+            redis::cmd("INFO").arg("commandstats").query_async(&mut raw(&server).await).await.unwrap();
+        info.lines().find(|line| line.starts_with("cmdstat_evalsha:")).unwrap().to_owned()
+    };
+    let before = calls().await;
+    for _ in 0..10_000 {
+        assert!(!stores[0].decide(&[check], START + TimeSpan::from_secs(1)).await.unwrap().passes());
+    }
+    assert_eq!(calls().await, before);
+}
+
+#[tokio::test]
+async fn idle_counters_are_released_and_every_key_expires() {
+    let server = RedisServer::start();
+    let stores = nodes(&server, 2);
+    for algorithm in LEASED {
+        let limit = limit(algorithm, 100, MINUTE);
+        let check = Check::new(CounterKey::new(RULE, algorithm.name().as_bytes()), &limit);
+        assert!(stores[0].decide(&[check], START).await.unwrap().passes());
+    }
+    assert_eq!((stores[0].report(START).counters, stores[0].report(START).units), (3, 147));
+    for seconds in [6, 12] {
+        stores[0].settle(START + TimeSpan::from_secs(seconds)).await;
+    }
+    let later = START + TimeSpan::from_secs(12);
+    assert_eq!((stores[0].report(later).counters, stores[0].report(later).units), (0, 0));
+    for algorithm in LEASED {
+        let limit = limit(algorithm, 100, MINUTE);
+        let check =
+            Check::new(CounterKey::new(RULE, algorithm.name().as_bytes()), &limit).cost(Cost::new(99));
+        assert!(stores[1].decide(&[check], later).await.unwrap().passes(), "{algorithm}");
+    }
+    assert_eq!(assert_all_keys_expire(&mut raw(&server).await).await, 3);
+}
+
+#[tokio::test]
+async fn entry_of_a_newer_format_is_left_alone() {
+    let server = RedisServer::start();
+    let stores = nodes(&server, 1);
+    let limit = limit(Algorithm::TokenBucket, 10, MINUTE);
+    let check = Check::new(CounterKey::new(RULE, b"a"), &limit);
+    stores[0].decide(&[check], START).await.unwrap();
+    let mut raw = raw(&server).await;
+    let keys: Vec<String> = raw.keys("*").await.unwrap();
+    raw.set::<_, _, ()>(&keys[0], b"\xffnewer").await.unwrap();
+    let fresh = nodes(&server, 1);
+    let error = fresh[0].decide(&[check], START).await.unwrap_err();
+    assert!(matches!(error, StoreError::Protocol { .. }), "{error:?}");
+    assert_eq!(raw.get::<_, Vec<u8>>(&keys[0]).await.unwrap(), b"\xffnewer");
+}
+
+#[tokio::test]
+async fn lease_is_spent_while_redis_is_gone_until_it_expires() {
+    let server = RedisServer::start();
+    let clock = Arc::new(ManualClock::at(SystemClock::new().now()));
+    let store = node(&server, 1, TimeSource::Server, Arc::clone(&clock) as Arc<dyn Clock>);
+    let limit = limit(Algorithm::TokenBucket, 1_000, MINUTE);
+    let check = Check::new(CounterKey::new(RULE, b"a"), &limit);
+    store.decide(&[check], Timestamp::ZERO).await.unwrap();
+    drop(server);
+    clock.advance(TimeSpan::from_secs(5));
+    assert!(store.decide(&[check], Timestamp::ZERO).await.unwrap().passes());
+    clock.advance(TimeSpan::from_secs(5));
+    let error = store.decide(&[check], Timestamp::ZERO).await.unwrap_err();
+    assert!(matches!(error, StoreError::Unavailable(_)), "{error:?}");
+}
+
+#[tokio::test]
+async fn algorithm_that_cannot_be_leased_is_unsupported() {
+    let server = RedisServer::start();
+    let stores = nodes(&server, 1);
+    for algorithm in [Algorithm::LeakyBucket, Algorithm::SlidingLog] {
+        let limit = limit(algorithm, 10, MINUTE);
+        let check = Check::new(CounterKey::new(RULE, b"a"), &limit);
+        let error = stores[0].decide(&[check], START).await.unwrap_err();
+        assert!(matches!(error, StoreError::Unsupported { .. }), "{error:?}");
+    }
+}
