@@ -10,6 +10,7 @@
 
 mod central;
 mod config;
+mod doctor;
 mod endpoint;
 mod key;
 mod link;
@@ -19,5 +20,6 @@ mod script;
 
 pub use central::CentralStore;
 pub use config::{RedisConfig, TimeSource, TlsMaterial};
+pub use doctor::{Diagnosis, DiagnosisItem, DiagnosisLevel, diagnose};
 pub use endpoint::{Endpoint, EndpointError};
 pub use link::{BATCH_BOUNDS, LATENCY_BOUNDS, LinkReport};
