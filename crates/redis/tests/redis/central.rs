@@ -9,29 +9,27 @@ use tidegate_store::conformance::Suite;
 use tidegate_store::{Clock, Override, Store, StoreError, SystemClock};
 use tidegate_testkit::process::RedisServer;
 
+use crate::{assert_all_keys_expire, raw};
+
 const RULE: RuleId = RuleId::named("default");
 
 fn bucket(requests: u64, window: TimeSpan) -> Limit {
     Limit::new(Algorithm::TokenBucket, Spec::new(requests, window)).unwrap()
 }
 
-fn connect(server: &RedisServer, time: TimeSource) -> CentralStore {
+pub(crate) fn connect(server: &RedisServer, time: TimeSource) -> CentralStore {
     let config = RedisConfig { time, ..RedisConfig::new(Endpoint::parse(&server.url()).unwrap()) };
     CentralStore::new(config, Arc::new(SystemClock::new()))
 }
 
-async fn raw(server: &RedisServer) -> redis::aio::MultiplexedConnection {
-    redis::Client::open(server.url()).unwrap().get_multiplexed_async_connection().await.unwrap()
-}
-
 #[tokio::test]
-async fn token_bucket_passes_the_conformance_suite() {
+async fn central_store_passes_the_conformance_suite() {
     let server = RedisServer::start();
     let store = connect(&server, TimeSource::Caller);
-    let suite =
-        Suite { algorithms: &[Algorithm::TokenBucket], seed: fastrand::u64(..), traces: 20, steps: 400 };
+    let suite = Suite { algorithms: Algorithm::ALL, seed: fastrand::u64(..), traces: 20, steps: 400 };
     let coverage = suite.run(&store).await;
     println!("seed {}: {coverage:?}", suite.seed);
+    assert!(assert_all_keys_expire(&mut raw(&server).await).await > 0);
 }
 
 #[tokio::test]
@@ -132,14 +130,50 @@ async fn flushed_script_cache_is_reloaded() {
 }
 
 #[tokio::test]
-async fn unsupported_algorithm_is_rejected_before_anything_is_sent() {
+async fn entry_of_a_newer_format_is_an_error_and_stays_as_it_is() {
     let server = RedisServer::start();
     let store = connect(&server, TimeSource::Server);
-    let limit = Limit::new(Algorithm::SlidingLog, Spec::new(5, TimeSpan::from_secs(60))).unwrap();
-    let error =
-        store.decide(&[Check::new(CounterKey::new(RULE, b"a"), &limit)], Timestamp::ZERO).await.unwrap_err();
-    assert!(matches!(error, StoreError::Unsupported { algorithm: Algorithm::SlidingLog }));
-    assert_eq!(error.to_string(), "this store does not support the algorithm sliding_window_log");
+    let limit = bucket(5, TimeSpan::from_secs(3_600));
+    let (newer, current) = (CounterKey::new(RULE, b"newer"), CounterKey::new(RULE, b"current"));
+    store.decide(&[Check::new(newer, &limit)], Timestamp::ZERO).await.unwrap();
+    let mut raw = raw(&server).await;
+    let keys: Vec<Vec<u8>> = raw.keys("*").await.unwrap();
+    let written: Vec<u8> = raw.get(&keys[0]).await.unwrap();
+    assert_eq!(written[0] >> 4, 1, "the version");
+    let future = [&[0x20], &written[1..]].concat();
+    let _: () = raw.set_ex(&keys[0], &future, 1_000).await.unwrap();
+
+    let both = [Check::new(current, &limit), Check::new(newer, &limit)];
+    for checks in [&both[1..], &both[..]] {
+        let error = store.decide(checks, Timestamp::ZERO).await.unwrap_err();
+        assert!(error.to_string().contains("a newer version wrote this counter"), "{error}");
+        assert!(store.peek(checks, Timestamp::ZERO).await.is_err());
+    }
+    assert!(store.reset(newer).await.is_err());
+    assert!(store.override_limit(newer, None, Timestamp::ZERO).await.is_err());
+    assert_eq!(raw.get::<_, Vec<u8>>(&keys[0]).await.unwrap(), future);
+    let left = store.decide(&both[..1], Timestamp::ZERO).await.unwrap();
+    assert_eq!(left.outcomes[0].remaining, 4, "the failed decision charged nothing");
+}
+
+#[tokio::test]
+async fn sliding_log_of_many_admissions_stays_short() {
+    let server = RedisServer::start();
+    let store = connect(&server, TimeSource::Caller);
+    let limit = Limit::new(Algorithm::SlidingLog, Spec::new(100, TimeSpan::from_secs(1))).unwrap();
+    let check = Check::new(CounterKey::new(RULE, b"client"), &limit);
+    let mut now = Timestamp::from_secs(1_700_000_000);
+    for _ in 0..1_000 {
+        now = now + TimeSpan::from_millis(11);
+        assert!(store.decide(&[check], now).await.unwrap().passes());
+    }
+    let mut raw = raw(&server).await;
+    assert_eq!(assert_all_keys_expire(&mut raw).await, 2, "the entry and its cells");
+    let keys: Vec<Vec<u8>> = raw.keys("*").await.unwrap();
+    for key in keys {
+        let bytes: usize = raw.strlen(&key).await.unwrap();
+        assert!(bytes <= 14 * 3 * 100, "{bytes} bytes for at most 91 admissions of 14 bytes");
+    }
 }
 
 #[tokio::test]
@@ -158,8 +192,7 @@ async fn stopped_server_is_an_unavailable_error() {
 async fn long_equivalence() {
     let server = RedisServer::start();
     let store = connect(&server, TimeSource::Caller);
-    let suite =
-        Suite { algorithms: &[Algorithm::TokenBucket], seed: fastrand::u64(..), traces: 1_000, steps: 500 };
+    let suite = Suite { algorithms: Algorithm::ALL, seed: fastrand::u64(..), traces: 2_000, steps: 500 };
     println!("redis, central: seed {}", suite.seed);
     println!("redis, central: {:?}, 0 mismatches", suite.run(&store).await);
 }

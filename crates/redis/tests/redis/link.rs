@@ -96,7 +96,7 @@ async fn fail(store: &CentralStore, client: &[u8], tally: &mut Tally) {
 
 async fn conform(store: &CentralStore) {
     let suite =
-        Suite { algorithms: &[Algorithm::TokenBucket], seed: fastrand::u64(..), traces: 3, steps: 200 };
+        Suite { algorithms: Algorithm::ALL, seed: fastrand::u64(..), traces: 3, steps: 200 };
     println!("seed {}: {:?}", suite.seed, suite.run(store).await);
 }
 
@@ -142,6 +142,14 @@ async fn sentinel_conforms_and_follows_failover_by_hand_and_after_a_crash() {
     sentinel.nodes[0].kill();
     recover(&store, b"a", &mut tally).await;
     assert_eq!(sentinel.nodes[1].command(&["DBSIZE"]).parse::<u64>().map(|keys| keys > 0), Ok(true));
+}
+
+#[tokio::test]
+async fn cluster_conforms() {
+    let cluster = RedisCluster::start();
+    let store = connect(RedisConfig { time: TimeSource::Caller, ..config(&cluster.url()) }).await;
+    assert_eq!(store.link_report().servers, 3);
+    conform(&store).await;
 }
 
 /// A client of each third of the slots.

@@ -4,3 +4,21 @@
 
 mod central;
 mod link;
+mod link;
+mod rolling_change;
+
+use tidegate_testkit::process::RedisServer;
+
+async fn raw(server: &RedisServer) -> redis::aio::MultiplexedConnection {
+    redis::Client::open(server.url()).unwrap().get_multiplexed_async_connection().await.unwrap()
+}
+
+/// Every key expires: one without a TTL would stay for ever. Returns the number of keys.
+async fn assert_all_keys_expire(connection: &mut redis::aio::MultiplexedConnection) -> usize {
+    let keys: Vec<Vec<u8>> = redis::cmd("KEYS").arg("*").query_async(connection).await.unwrap();
+    for key in &keys {
+        let ttl: i64 = redis::cmd("PTTL").arg(key).query_async(connection).await.unwrap();
+        assert_ne!(ttl, -1, "{} does not expire", key.escape_ascii());
+    }
+    keys.len()
+}
