@@ -71,7 +71,7 @@ async fn examine_sentinels(
         match ask_sentinel(connector, address, service).await {
             Ok(primary) => primaries.push(primary),
             Err(error) => {
-                diagnosis.advice("sentinel", format!("{error}; start it, or remove it from the URL"))
+                diagnosis.advice("sentinel", format!("{error}; start it, or remove it from the URL"));
             }
         }
     }

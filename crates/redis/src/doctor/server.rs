@@ -67,7 +67,8 @@ impl ServerExamination<'_> {
                     .to_owned(),
             ),
             Err(error) => {
-                diagnosis.problem("permissions", format!("{error}; allow it: `+cluster|info +cluster|slots`"))
+                diagnosis
+                    .problem("permissions", format!("{error}; allow it: `+cluster|info +cluster|slots`"));
             }
         }
     }
@@ -119,7 +120,7 @@ impl ServerExamination<'_> {
                 }
             }
             Err(error) => {
-                diagnosis.problem("permissions", format!("TIME failed: {error}; allow it: `+time`"))
+                diagnosis.problem("permissions", format!("TIME failed: {error}; allow it: `+time`"));
             }
         }
     }

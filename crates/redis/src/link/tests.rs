@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use redis::Value;
 use tidegate_core::Timestamp;
-use tidegate_store::{Clock, ManualClock, StoreError};
+use tidegate_store::{ManualClock, StoreError};
 use tidegate_testkit::process::RedisServer;
 use tidegate_testkit::wait::within;
 use tokio::sync::{mpsc, oneshot};

@@ -3,7 +3,7 @@
 #![allow(missing_docs, clippy::unwrap_used, reason = "tests speak through their names and fail by panicking")]
 
 mod central;
-mod link;
+mod doctor;
 mod link;
 mod rolling_change;
 
