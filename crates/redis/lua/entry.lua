@@ -12,8 +12,6 @@
 -- The cells of a sliding log are in a string beside the entry, 14 bytes each, named like the entry with '1' or '2' added:
 -- a log of 10,000 admissions must not be rewritten by each decision. They are read and written one by one.
 
-local ALGORITHMS = { token_bucket, leaky_bucket, fixed_window, sliding_log, sliding_counter }
-local SLIDING_LOG = 4
 local FIELDS = {
   { 'tick', 'part' },
   { 'tick', 'part' },
@@ -21,7 +19,6 @@ local FIELDS = {
   { 'newest', 'total', 'count', 'first', 'last', 'place' },
   { 'window', 'previous', 'current' },
 }
-local FORMATS = { nil, nil, '<I7I7', '<I7I7I7I7I7I1', '<I7I7I7' }
 
 local COUNTERS = 2
 -- A limit that has decided nothing for this long is no longer in use on any node.
@@ -109,8 +106,8 @@ local function unpack_entry(packed, name)
     entry.foreign = true
   elseif head % 16 > 0 then
     local limit, at = read_limit(packed, 1)
-    local fields = { struct.unpack(FORMATS[limit.algorithm] or limit.format, packed, at) }
-    if limit.algorithm <= 2 and limit.drain == 1 then
+    local fields = { struct.unpack(limit.format, packed, at) }
+    if limit.drain == 1 then
       fields[2] = 0
     end
     known[limit.blob] = known[limit.blob] or limit
@@ -155,7 +152,7 @@ local function pack_entry(entry)
     for i, field in ipairs(FIELDS[algorithm]) do
       fields[i] = state[field]
     end
-    return first.limit.blob .. struct.pack(FORMATS[algorithm] or first.limit.format, unpack(fields))
+    return first.limit.blob .. struct.pack(first.limit.format, unpack(fields))
   end
   local override = entry.override
   local f = {
@@ -208,11 +205,11 @@ local function copy_of(entry, log)
   return copy
 end
 
--- Writes the changed cells of a log, those in a row together.
-local function write_changed(name, log)
+-- Writes the changed cells of a log, those in a row together. A cancellation may need cells before the first.
+local function write_changed(name, log, first)
   local places = {}
   for i in pairs(log.changed) do
-    if i >= log.first and i <= log.last then
+    if i >= first and i <= log.last then
       places[#places + 1] = i
     end
   end
@@ -238,7 +235,7 @@ local function write_cells(entry, log, ttl)
     log.first, log.last = 1, 0
     return
   end
-  write_changed(name, log)
+  write_changed(name, log, entry.undo and 1 or log.first)
   local unused = log.first - 1
   if unused > CELLS_PER_READ and unused > log.last - unused and not entry.undo then
     local cells = redis.call('GETRANGE', name, unused * CELL, log.last * CELL - 1)
@@ -268,7 +265,7 @@ local function write_entry(entry)
   end
   local ttl = min_ttl
   for _, counter in ipairs(entry.counters) do
-    local fresh = ALGORITHMS[counter.limit.algorithm].until_fresh(counter.limit, counter.state, now)
+    local fresh = algorithm_of(counter.limit.algorithm).until_fresh(counter.limit, counter.state, now)
     ttl = math.max(ttl, ceil_div(2 * fresh, 1000000))
   end
   if override then

@@ -26,7 +26,7 @@ end
 
 -- The state of a counter, converted to `limit`. A changed algorithm starts with an unused state.
 local function state_under(counter, limit)
-  local algorithm = ALGORITHMS[limit.algorithm]
+  local algorithm = algorithm_of(limit.algorithm)
   if not counter or counter.limit.algorithm ~= limit.algorithm then
     return algorithm.unseen
   elseif same(counter.limit, limit) or is_unseen(counter.state) then
@@ -63,7 +63,7 @@ local function judge(check, cost)
   local entry = entry_of(check.key)
   local limit = in_force(entry, check.limit)
   local counter = counter_of(entry, check.limit) or entry.counters[1]
-  return ALGORITHMS[limit.algorithm].judge(limit, state_under(counter, limit), now, cost)
+  return algorithm_of(limit.algorithm).judge(limit, state_under(counter, limit), now, cost)
 end
 
 -- Selects the counter of the check's limit and converts it to the limit that applies; also in a decision that rejects. A
@@ -112,14 +112,14 @@ local function charge_counter(entry, counter, cost)
     set_state(entry, counter, limit, state)
     state = counter.state
   end
-  set_state(entry, counter, limit, ALGORITHMS[limit.algorithm].charge(limit, state, now, cost))
+  set_state(entry, counter, limit, algorithm_of(limit.algorithm).charge(limit, state, now, cost))
 end
 
 local function charge(check)
   local entry = entry_of(check.key)
   if #entry.counters == 0 then
     local limit = in_force(entry, check.limit)
-    local state = with_place(entry, limit, ALGORITHMS[limit.algorithm].unseen)
+    local state = with_place(entry, limit, algorithm_of(limit.algorithm).unseen)
     entry.counters[1] = { rule = check.limit, limit = limit, state = state, used = now }
   end
   for _, counter in ipairs(entry.counters) do
@@ -248,7 +248,7 @@ local function cancel(checks, charged)
         entries[check.key].restored = true
       else
         for _, counter in ipairs(entry.counters) do
-          local refund = ALGORITHMS[counter.limit.algorithm].refund
+          local refund = algorithm_of(counter.limit.algorithm).refund
           set_state(entry, counter, counter.limit, refund(counter.limit, counter.state, charged, now, check.cost))
         end
       end
@@ -269,7 +269,7 @@ local function refund(entry, limit, cost, charged)
   entry.undo = nil
   for _, counter in ipairs(entry.counters) do
     if same(counter.limit, limit) and not is_unseen(counter.state) then
-      local algorithm = ALGORITHMS[limit.algorithm]
+      local algorithm = algorithm_of(limit.algorithm)
       set_state(entry, counter, limit, algorithm.refund(limit, counter.state, charged, now, cost))
     end
   end

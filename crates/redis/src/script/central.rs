@@ -11,17 +11,25 @@ use super::{ScriptCall, protocol_error};
 use crate::key::KeyName;
 use crate::operation::{CounterCheck, Operation, OperationReply};
 
-/// The fast path is in `central.lua`. The functions of all other files are created only when they are needed.
+/// The fast path is in `central.lua`. The functions of the other files are created only when they are needed.
 pub(super) const SOURCE: &str = concat!(
     "#!lua\n",
     include_str!("../../lua/format.lua"),
-    "\nlocal function general(now, min_ttl, operations, limits, values, left)\n",
+    "\nlocal function load_algorithm(kind)\n",
     include_str!("../../lua/exact.lua"),
-    include_str!("../../lua/token_bucket.lua"),
-    include_str!("../../lua/leaky_bucket.lua"),
+    "if kind == FIXED_WINDOW then\n",
     include_str!("../../lua/fixed_window.lua"),
+    "return fixed_window\nelseif kind == SLIDING_COUNTER then\n",
     include_str!("../../lua/sliding_counter.lua"),
+    "return sliding_counter\nelseif kind == SLIDING_LOG then\n",
     include_str!("../../lua/sliding_log.lua"),
+    "return sliding_log\nend\n",
+    include_str!("../../lua/token_bucket.lua"),
+    "if kind == TOKEN_BUCKET then\nreturn token_bucket\nend\n",
+    include_str!("../../lua/leaky_bucket.lua"),
+    "return leaky_bucket\nend\n",
+    "\nlocal function general(now, min_ttl, operations, limits, values, left, algorithm_of)\n",
+    include_str!("../../lua/exact.lua"),
     include_str!("../../lua/entry.lua"),
     include_str!("../../lua/operations.lua"),
     "end\n\n",
@@ -90,7 +98,7 @@ impl<'a> Encoder<'a> {
         }
     }
 
-    /// One binding check of a token bucket: the shortest form, for the fast path.
+    /// One binding check: the shortest form, for the fast path.
     fn push_plain(&mut self, check: &'a CounterCheck) -> Result<(), StoreError> {
         let (key, limit) = (self.key(&check.key)?, self.limit(&check.limit)?);
         match (u8::try_from(limit), u8::try_from(check.cost.get())) {
@@ -181,7 +189,7 @@ impl<'a> Encoder<'a> {
 
 fn is_plain(check: &CounterCheck) -> bool {
     check.role == Role::Binding
-        && check.limit.algorithm() == Algorithm::TokenBucket
+        && check.limit.algorithm() != Algorithm::SlidingLog
         && (1..=255).contains(&check.cost.get())
 }
 
