@@ -7,8 +7,8 @@
 --
 -- Format: the first byte is 16 * version + shape.
 --   shape 1 to 15   one counter, no override: the limit (see format.lua), then the state
---   shape 0         everything else: cmsgpack of { till, override, undo, undone, then for each counter: rule, limit, used,
---                   and its state }; `undo` is the entry before the charge at `undone`, for a cancellation
+--   shape 0         everything else: cmsgpack of { till, override, undo, attempt, then for each counter: rule, limit, used,
+--                   and its state }; `undo` is the entry before the charge of that attempt
 -- The cells of a sliding log are in a string beside the entry, 14 bytes each, named like the entry with '1' or '2' added:
 -- a log of 10,000 admissions must not be rewritten by each decision. They are read and written one by one.
 
@@ -119,7 +119,7 @@ local function unpack_entry(packed, name)
       entry.override = { till = f[1], limit = limit_of(f[2]) }
     end
     if f[3] ~= '' then
-      entry.undo, entry.undone = f[3], f[4]
+      entry.undo, entry.attempt = f[3], f[4]
     end
     local at = 5
     while f[at] do
@@ -159,7 +159,7 @@ local function pack_entry(entry)
     override and override.till or 0,
     override and override.limit.blob or '',
     entry.undo or '',
-    entry.undone or 0,
+    entry.attempt or 0,
   }
   for _, counter in ipairs(entry.counters) do
     f[#f + 1], f[#f + 2], f[#f + 3] = counter.rule.blob, counter.limit.blob, counter.used

@@ -7,9 +7,9 @@
 --          4 the operations, one after another; each starts with its code:
 --              1 decide one binding check, not of a sliding log
 --                                           key (2 bytes, high first), limit (1), cost (1)
---              2 decide, 3 attempt, 4 peek, 5 cancel
---                                           count (2), charged (7, us), and for each check: key (2), limit (2), cost (7),
---                                           role (1: 1 binding, 2 advisory, 3 overage)
+--              2 decide, 4 peek             count (2), and for each check: key (2), limit (2), cost (7), role (1: 1 binding,
+--                                           2 advisory, 3 overage)
+--              3 attempt, 5 cancel          identifier of the attempt (7), time of the charge (7, us), then as 2
 --              6 refund, 7 reset, 8 override
 --                                           count (2), and for each: key (2), limit (2, 0 for none), cost (7), time (7, us:
 --                                           of the charge, or the end of the override)
