@@ -8,7 +8,7 @@ use tidegate_store::{Clock, Override, Store, StoreError};
 
 use crate::config::RedisConfig;
 use crate::link::{Link, LinkReport};
-use crate::operation::{CounterCheck, CounterRefund, Operation, OperationReply};
+use crate::operation::{AttemptId, CounterCheck, CounterRefund, Operation, OperationReply};
 
 /// Counters in Redis; one script call decides.
 #[derive(Clone, Debug)]
@@ -64,6 +64,12 @@ impl CentralStore {
         }
     }
 
+    /// Whether the checks may be in several hash slots. The counters of one client share a slot.
+    fn needs_attempts(&self, checks: &[Check<'_>]) -> bool {
+        let client = checks.first().map(|check| check.key.client);
+        self.link.has_slots() && checks.iter().any(|check| Some(check.key.client) != client)
+    }
+
     /// Runs `operation` on the checks of each hash slot, all slots at the same time.
     async fn per_slot(
         &self,
@@ -91,8 +97,10 @@ impl CentralStore {
         mut groups: Vec<SlotGroup>,
         now: Timestamp,
     ) -> Result<Decision, StoreError> {
-        let replies =
-            self.per_slot(&groups, |group| Some(Operation::Attempt(group.checks.clone())), now).await;
+        let attempt = AttemptId::random();
+        let replies = self
+            .per_slot(&groups, |group| Some(Operation::Attempt(group.checks.clone(), attempt)), now)
+            .await;
         let mut failure = None;
         for (group, reply) in groups.iter_mut().zip(replies) {
             match reply {
@@ -103,7 +111,7 @@ impl CentralStore {
         }
         let passes = groups.iter().all(SlotGroup::passes);
         if failure.is_some() || !passes {
-            let cancelled = self.per_slot(&groups, SlotGroup::cancellation, now).await;
+            let cancelled = self.per_slot(&groups, |group| group.cancellation(attempt), now).await;
             for (group, reply) in groups.iter_mut().zip(cancelled) {
                 match (reply, &mut group.reply) {
                     // The verdicts stay; what is left is what was left before.
@@ -162,14 +170,14 @@ impl SlotGroup {
     }
 
     /// What takes back the charge of an attempt; `None` if it has charged nothing.
-    fn cancellation(&self) -> Option<Operation> {
+    fn cancellation(&self, attempt: AttemptId) -> Option<Operation> {
         let (charged, outcomes) = self.reply.as_ref().filter(|_| self.passes())?;
         let charged_cost = |(check, outcome): (&CounterCheck, &Outcome)| {
             let is_charged = outcome.verdict.is_pass() || check.role == Role::Overage;
             CounterCheck { cost: if is_charged { check.cost } else { Cost::ZERO }, ..check.clone() }
         };
         let checks = self.checks.iter().zip(outcomes).map(charged_cost).collect();
-        Some(Operation::Cancel { checks, charged: *charged })
+        Some(Operation::Cancel { checks, charged: *charged, attempt })
     }
 }
 
@@ -219,10 +227,19 @@ impl Store for CentralStore {
         now: Timestamp,
         decisions: &mut Vec<Decision>,
     ) -> Result<(), StoreError> {
-        // Polled in order, so that they are sent in order; all that wait at the same moment share a call.
-        let decided = join_all(batch.iter().map(|checks| self.decide(checks, now))).await;
-        let decided = decided.into_iter().collect::<Result<Vec<_>, _>>()?;
-        decisions.extend(decided);
+        let mut decided = Vec::with_capacity(batch.len());
+        if batch.iter().any(|checks| self.needs_attempts(checks)) {
+            // A later decision must not see what an earlier one charges and then takes back.
+            for checks in batch {
+                decided.push(self.decide(checks, now).await?);
+            }
+        } else {
+            // Polled in order, so that they are sent in order; all that wait at the same moment share a call.
+            for decision in join_all(batch.iter().map(|checks| self.decide(checks, now))).await {
+                decided.push(decision?);
+            }
+        }
+        decisions.append(&mut decided);
         Ok(())
     }
 

@@ -1,13 +1,14 @@
 //! The central store against a real redis-server.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use redis::AsyncCommands;
 use tidegate_core::{Algorithm, Check, Cost, CounterKey, Limit, RuleId, Spec, TimeSpan, Timestamp, Verdict};
 use tidegate_redis::{CentralStore, Endpoint, RedisConfig, TimeSource};
 use tidegate_store::conformance::Suite;
 use tidegate_store::{Clock, Override, Store, StoreError, SystemClock};
-use tidegate_testkit::process::RedisServer;
+use tidegate_testkit::process::{RedisCluster, RedisServer};
 
 use crate::{assert_all_keys_expire, raw};
 
@@ -17,15 +18,26 @@ fn bucket(requests: u64, window: TimeSpan) -> Limit {
     Limit::new(Algorithm::TokenBucket, Spec::new(requests, window)).unwrap()
 }
 
-pub(crate) fn connect(server: &RedisServer, time: TimeSource) -> CentralStore {
-    let config = RedisConfig { time, ..RedisConfig::new(Endpoint::parse(&server.url()).unwrap()) };
+/// Waits long for a busy machine: these tests are not about timeouts.
+fn store(url: &str, time: TimeSource) -> CentralStore {
+    let timeout = Duration::from_secs(5);
+    let config = RedisConfig { time, timeout, ..RedisConfig::new(Endpoint::parse(url).unwrap()) };
     CentralStore::new(config, Arc::new(SystemClock::new()))
+}
+
+/// A store that is connected and has loaded its script: before that, operations may be sent again in another order.
+pub(crate) async fn connect(server: &RedisServer, time: TimeSource) -> CentralStore {
+    let store = store(&server.url(), time);
+    let limit = bucket(1, TimeSpan::from_secs(1));
+    store.connected().await;
+    store.peek(&[Check::new(CounterKey::new(RULE, b""), &limit)], Timestamp::ZERO).await.unwrap();
+    store
 }
 
 #[tokio::test]
 async fn central_store_passes_the_conformance_suite() {
     let server = RedisServer::start();
-    let store = connect(&server, TimeSource::Caller);
+    let store = connect(&server, TimeSource::Caller).await;
     let suite = Suite { algorithms: Algorithm::ALL, seed: fastrand::u64(..), traces: 20, steps: 400 };
     let coverage = suite.run(&store).await;
     println!("seed {}: {coverage:?}", suite.seed);
@@ -33,9 +45,22 @@ async fn central_store_passes_the_conformance_suite() {
 }
 
 #[tokio::test]
+async fn central_store_on_a_cluster_passes_the_conformance_suite() {
+    let cluster = RedisCluster::start();
+    let store = store(&cluster.url(), TimeSource::Caller);
+    store.connected().await;
+    let suite = Suite { algorithms: Algorithm::ALL, seed: fastrand::u64(..), traces: 8, steps: 400 };
+    println!("seed {}", suite.seed);
+    suite.run(&store).await;
+    for node in &cluster.nodes[..3] {
+        assert!(assert_all_keys_expire(&mut raw(node).await).await > 0);
+    }
+}
+
+#[tokio::test]
 async fn key_ttl_is_at_least_twice_the_recovery_time() {
     let server = RedisServer::start();
-    let store = connect(&server, TimeSource::Server);
+    let store = connect(&server, TimeSource::Server).await;
     let limits = [bucket(1, TimeSpan::from_secs(3_600)), bucket(1, TimeSpan::from_secs(10))];
     for (limit, client) in limits.iter().zip([&b"slow"[..], b"fast"]) {
         let check = Check::new(CounterKey::new(RULE, client), limit);
@@ -60,7 +85,7 @@ async fn key_ttl_is_at_least_twice_the_recovery_time() {
 #[tokio::test]
 async fn server_time_source_ignores_the_callers_time() {
     let server = RedisServer::start();
-    let store = connect(&server, TimeSource::Server);
+    let store = connect(&server, TimeSource::Server).await;
     let limit = bucket(1, TimeSpan::from_secs(3_600));
     let check = Check::new(CounterKey::new(RULE, b"client"), &limit);
     assert!(store.decide(&[check], Timestamp::MAX).await.unwrap().passes());
@@ -74,7 +99,7 @@ async fn server_time_source_ignores_the_callers_time() {
 #[tokio::test]
 async fn rejected_decision_writes_nothing() {
     let server = RedisServer::start();
-    let store = connect(&server, TimeSource::Server);
+    let store = connect(&server, TimeSource::Server).await;
     let limit = bucket(2, TimeSpan::from_secs(3_600));
     let check = Check::new(CounterKey::new(RULE, b"client"), &limit);
     assert_eq!(
@@ -89,7 +114,7 @@ async fn rejected_decision_writes_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_tasks_admit_exactly_the_limit() {
     let server = RedisServer::start();
-    let store = connect(&server, TimeSource::Caller);
+    let store = connect(&server, TimeSource::Caller).await;
     let (narrow, wide) = (bucket(500, TimeSpan::from_secs(3_600)), bucket(800, TimeSpan::from_secs(3_600)));
     let now = Timestamp::from_secs(1_700_000_000);
     let tasks: Vec<_> = (0..16)
@@ -117,10 +142,49 @@ async fn many_tasks_admit_exactly_the_limit() {
     assert_eq!(store.peek(&[left], now).await.unwrap().outcomes[0].remaining, 300);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_tasks_on_a_cluster_admit_exactly_the_limit_and_take_back_the_rest() {
+    let cluster = RedisCluster::start();
+    let store = store(&cluster.url(), TimeSource::Caller);
+    store.connected().await;
+    let now = Timestamp::from_secs(1_700_000_000);
+    for &algorithm in &[Algorithm::TokenBucket, Algorithm::FixedWindow, Algorithm::SlidingLog] {
+        let limit =
+            |requests| Limit::new(algorithm, Spec::new(requests, TimeSpan::from_secs(3_600))).unwrap();
+        let (narrow, wide) = (limit(100), limit(1_000));
+        let tasks: Vec<_> = (0..8)
+            .map(|_| {
+                let store = store.clone();
+                tokio::spawn(async move {
+                    // The counters of different clients are in different slots.
+                    let rule = RuleId::named(algorithm.name());
+                    let checks = [
+                        Check::new(CounterKey::new(rule, b"wide"), &wide),
+                        Check::new(CounterKey::new(rule, b"narrow"), &narrow),
+                    ];
+                    let mut passed = 0;
+                    for _ in 0..20 {
+                        passed += u64::from(store.decide(&checks, now).await.unwrap().passes());
+                    }
+                    passed
+                })
+            })
+            .collect();
+        let mut passed = 0;
+        for task in tasks {
+            passed += task.await.unwrap();
+        }
+        assert_eq!(passed, 100, "{algorithm}");
+        let key = CounterKey::new(RuleId::named(algorithm.name()), b"wide");
+        let left = store.peek(&[Check::new(key, &wide).cost(Cost::ZERO)], now).await.unwrap();
+        assert_eq!(left.outcomes[0].remaining, 900, "{algorithm}");
+    }
+}
+
 #[tokio::test]
 async fn flushed_script_cache_is_reloaded() {
     let server = RedisServer::start();
-    let store = connect(&server, TimeSource::Server);
+    let store = connect(&server, TimeSource::Server).await;
     let limit = bucket(5, TimeSpan::from_secs(3_600));
     let check = Check::new(CounterKey::new(RULE, b"client"), &limit);
     store.decide(&[check], Timestamp::ZERO).await.unwrap();
@@ -132,7 +196,7 @@ async fn flushed_script_cache_is_reloaded() {
 #[tokio::test]
 async fn entry_of_a_newer_format_is_an_error_and_stays_as_it_is() {
     let server = RedisServer::start();
-    let store = connect(&server, TimeSource::Server);
+    let store = connect(&server, TimeSource::Server).await;
     let limit = bucket(5, TimeSpan::from_secs(3_600));
     let (newer, current) = (CounterKey::new(RULE, b"newer"), CounterKey::new(RULE, b"current"));
     store.decide(&[Check::new(newer, &limit)], Timestamp::ZERO).await.unwrap();
@@ -159,7 +223,7 @@ async fn entry_of_a_newer_format_is_an_error_and_stays_as_it_is() {
 #[tokio::test]
 async fn sliding_log_of_many_admissions_stays_short() {
     let server = RedisServer::start();
-    let store = connect(&server, TimeSource::Caller);
+    let store = connect(&server, TimeSource::Caller).await;
     let limit = Limit::new(Algorithm::SlidingLog, Spec::new(100, TimeSpan::from_secs(1))).unwrap();
     let check = Check::new(CounterKey::new(RULE, b"client"), &limit);
     let mut now = Timestamp::from_secs(1_700_000_000);
@@ -179,7 +243,7 @@ async fn sliding_log_of_many_admissions_stays_short() {
 #[tokio::test]
 async fn stopped_server_is_an_unavailable_error() {
     let server = RedisServer::start();
-    let store = connect(&server, TimeSource::Server);
+    let store = connect(&server, TimeSource::Server).await;
     drop(server);
     let limit = bucket(5, TimeSpan::from_secs(60));
     let error =
@@ -191,8 +255,19 @@ async fn stopped_server_is_an_unavailable_error() {
 #[ignore = "long: cargo xtask scorecard equivalence"]
 async fn long_equivalence() {
     let server = RedisServer::start();
-    let store = connect(&server, TimeSource::Caller);
+    let store = connect(&server, TimeSource::Caller).await;
     let suite = Suite { algorithms: Algorithm::ALL, seed: fastrand::u64(..), traces: 2_000, steps: 500 };
     println!("redis, central: seed {}", suite.seed);
     println!("redis, central: {:?}, 0 mismatches", suite.run(&store).await);
+}
+
+#[tokio::test]
+#[ignore = "long: cargo xtask scorecard equivalence"]
+async fn long_equivalence_on_a_cluster() {
+    let cluster = RedisCluster::start();
+    let store = store(&cluster.url(), TimeSource::Caller);
+    store.connected().await;
+    let suite = Suite { algorithms: Algorithm::ALL, seed: fastrand::u64(..), traces: 400, steps: 500 };
+    println!("redis, central on a cluster: seed {}", suite.seed);
+    println!("redis, central on a cluster: {:?}, 0 mismatches", suite.run(&store).await);
 }

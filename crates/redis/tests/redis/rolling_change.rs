@@ -79,7 +79,7 @@ async fn alternate(
 #[tokio::test]
 async fn nodes_with_two_limits_never_admit_more_than_each_limit_on_top_of_all_admissions() {
     let server = RedisServer::start();
-    let store = connect(&server, TimeSource::Caller);
+    let store = connect(&server, TimeSource::Caller).await;
     let seed = fastrand::u64(..);
     println!("seed {seed}");
     let mut rng = Rng::with_seed(seed);
@@ -99,7 +99,7 @@ async fn nodes_with_two_limits_admit_at_most_the_larger_in_every_window() {
     const WINDOW: TimeSpan = TimeSpan::from_secs(20);
     const LARGER: u64 = 14;
     let server = RedisServer::start();
-    let store = connect(&server, TimeSource::Caller);
+    let store = connect(&server, TimeSource::Caller).await;
     let seed = fastrand::u64(..);
     println!("seed {seed}");
     let mut rng = Rng::with_seed(seed);
@@ -120,7 +120,7 @@ async fn nodes_with_two_limits_admit_at_most_the_larger_in_every_window() {
 #[tokio::test]
 async fn limit_that_no_node_uses_any_more_is_forgotten() {
     let server = RedisServer::start();
-    let store = connect(&server, TimeSource::Caller);
+    let store = connect(&server, TimeSource::Caller).await;
     let limits = [limit(Algorithm::SlidingLog, 10, 3_600), limit(Algorithm::TokenBucket, 10, 3_600)];
     let key = CounterKey::new(RuleId::named("default"), b"client");
     let mut sizes = Vec::new();
@@ -138,7 +138,7 @@ async fn limit_that_no_node_uses_any_more_is_forgotten() {
 #[tokio::test]
 async fn counter_after_a_change_equals_that_of_the_new_limit_alone_within_its_bound() {
     let server = RedisServer::start();
-    let store = connect(&server, TimeSource::Caller);
+    let store = connect(&server, TimeSource::Caller).await;
     let seed = fastrand::u64(..);
     println!("seed {seed}");
     let mut rng = Rng::with_seed(seed);
