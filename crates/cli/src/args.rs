@@ -75,6 +75,14 @@ pub(crate) enum Command {
     /// sent and nothing is counted. API keys are shown as a prefix and a hash.
     #[command(after_help = EXPLAIN_EXAMPLES)]
     Explain(ExplainArgs),
+    /// Examine a Redis or Valkey store; say what to change.
+    ///
+    /// Connects to the servers of a store URL and examines version, role, persistence, eviction policy, latency, clock, cluster
+    /// or Sentinels, and the permissions of the user. Each finding says what to change. Writes one key, which expires at once.
+    ///
+    /// The exit code is 1 if something must be changed, and 0 if there is only advice.
+    #[command(after_help = DOCTOR_EXAMPLES)]
+    Doctor(DoctorArgs),
     /// Ban networks or clients on a running gateway.
     ///
     /// Banned clients get 403. A subject is a network (203.0.113.0/24), an address (203.0.113.7; for IPv6 its whole prefix,
@@ -142,6 +150,13 @@ Examples:
   tidegate explain --config policy.yaml POST /login -H 'X-API-Key: k' --from 203.0.113.9
   tidegate explain --config policy.yaml GET / --format json | jq '.rules[].name'";
 
+const DOCTOR_EXAMPLES: &str = "\
+Examples:
+  tidegate doctor redis://127.0.0.1:6379
+  tidegate doctor rediss://gate@cache.internal:6380 --password-file redis.password --ca ca.pem
+  tidegate doctor redis-sentinel://s1,s2,s3/main
+  tidegate doctor redis-cluster://n1,n2,n3";
+
 const SCHEMA_EXAMPLES: &str = "\
 First line of a policy:
   # yaml-language-server: $schema=tidegate.schema.json
@@ -205,6 +220,25 @@ pub(crate) struct CheckArgs {
     /// Output format.
     #[arg(long, value_enum, default_value_t = Format::Human)]
     pub(crate) format: Format,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct DoctorArgs {
+    /// URL of the store.
+    #[arg(value_name = "URL")]
+    pub(crate) url: String,
+    /// File with the password, if it is not in the URL.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) password_file: Option<PathBuf>,
+    /// Certificate authorities to trust, in PEM format. Default: those of the system.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) ca: Option<PathBuf>,
+    /// Client certificate, in PEM format.
+    #[arg(long, value_name = "FILE", requires = "key")]
+    pub(crate) certificate: Option<PathBuf>,
+    /// Private key of the client certificate, in PEM format.
+    #[arg(long, value_name = "FILE", requires = "certificate")]
+    pub(crate) key: Option<PathBuf>,
 }
 
 #[derive(Debug, clap::Args)]

@@ -6,6 +6,7 @@ mod admin;
 mod args;
 mod certificate;
 mod check;
+mod doctor;
 mod exit;
 mod explain;
 mod file;
@@ -38,6 +39,7 @@ fn run(args: Args) -> anyhow::Result<CommandOutcome> {
         Command::Serve(serve) => serve::run(&serve)?,
         Command::Check(check) => return check::run(&check),
         Command::Explain(explain) => return explain::run(&explain),
+        Command::Doctor(doctor) => return doctor::run(&doctor),
         Command::Ban(ban) => return admin::ban(&ban),
         Command::Unban(unban) => return admin::unban(&unban),
         Command::Bans(bans) => return admin::bans(&bans),

@@ -10,6 +10,16 @@ local min_ttl, operations = tonumber(ARGV[2]), ARGV[4]
 local values = redis.call('MGET', unpack(KEYS))
 local limits = read_limits(ARGV[3])
 
+local loaded = {}
+local function algorithm_of(kind)
+  local algorithm = loaded[kind]
+  if not algorithm then
+    algorithm = load_algorithm(kind)
+    loaded[kind] = algorithm
+  end
+  return algorithm
+end
+
 local run, write_all
 -- The keys that the fast path has changed, and the time until each is fresh.
 local changed, left = {}, {}
@@ -20,7 +30,38 @@ local current, blob, length, format, unit, drain, tick_length, full, tick_now, l
 while at <= size do
   local code, high, low, index, cost = byte(operations, at, at + 4)
   local reply
-  if code == DECIDE_ONE then
+  if code == DECIDE_ONE and limits[index].algorithm ~= TOKEN_BUCKET then
+    -- One binding check of another algorithm whose entry holds nothing else.
+    local limit, key = limits[index], high * 256 + low
+    local kind, value, state = limit.algorithm, values[key], nil
+    if not value then
+      state = algorithm_of(kind).unseen
+    elseif sub(value, 1, #limit.blob) == limit.blob then
+      local a, b, c = read(limit.format, value, #limit.blob + 1)
+      if kind == FIXED_WINDOW then
+        state = { window = a, count = b }
+      elseif kind == SLIDING_COUNTER then
+        state = { window = a, previous = b, current = c }
+      else
+        state = { tick = a, part = limit.drain == 1 and 0 or b }
+      end
+    end
+    if state then
+      local algorithm = algorithm_of(kind)
+      local o = algorithm.judge(limit, state, now, cost)
+      if o.verdict == 0 then
+        state = algorithm.charge(limit, state, now, cost)
+        if not left[key] then
+          changed[#changed + 1] = key
+        end
+        left[key] = o.reset_after
+        local second = state.count or state.previous or state.part
+        values[key] = limit.blob .. pack(limit.format, state.window or state.tick, second, state.current)
+      end
+      reply = pack('<BI7I7I7I7', o.verdict, o.span, o.limit, o.remaining, o.reset_after)
+      at = at + 5
+    end
+  elseif code == DECIDE_ONE then
     if index ~= current then
       local limit = limits[index]
       current, blob, length, format = index, limit.blob, #limit.blob, limit.format
@@ -81,7 +122,7 @@ while at <= size do
   end
   if not reply then
     if not run then
-      run, write_all = general(now, min_ttl, operations, limits, values, left)
+      run, write_all = general(now, min_ttl, operations, limits, values, left, algorithm_of)
     end
     reply, at = run(code, at)
   end

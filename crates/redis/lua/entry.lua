@@ -7,13 +7,11 @@
 --
 -- Format: the first byte is 16 * version + shape.
 --   shape 1 to 15   one counter, no override: the limit (see format.lua), then the state
---   shape 0         everything else: cmsgpack of { till, override, undo, undone, then for each counter: rule, limit, used,
---                   and its state }; `undo` is the entry before the charge at `undone`, for a cancellation
+--   shape 0         everything else: cmsgpack of { till, override, undo, attempt, then for each counter: rule, limit, used,
+--                   and its state }; `undo` is the entry before the charge of that attempt
 -- The cells of a sliding log are in a string beside the entry, 14 bytes each, named like the entry with '1' or '2' added:
 -- a log of 10,000 admissions must not be rewritten by each decision. They are read and written one by one.
 
-local ALGORITHMS = { token_bucket, leaky_bucket, fixed_window, sliding_log, sliding_counter }
-local SLIDING_LOG = 4
 local FIELDS = {
   { 'tick', 'part' },
   { 'tick', 'part' },
@@ -21,7 +19,6 @@ local FIELDS = {
   { 'newest', 'total', 'count', 'first', 'last', 'place' },
   { 'window', 'previous', 'current' },
 }
-local FORMATS = { nil, nil, '<I7I7', '<I7I7I7I7I7I1', '<I7I7I7' }
 
 local COUNTERS = 2
 -- A limit that has decided nothing for this long is no longer in use on any node.
@@ -109,8 +106,8 @@ local function unpack_entry(packed, name)
     entry.foreign = true
   elseif head % 16 > 0 then
     local limit, at = read_limit(packed, 1)
-    local fields = { struct.unpack(FORMATS[limit.algorithm] or limit.format, packed, at) }
-    if limit.algorithm <= 2 and limit.drain == 1 then
+    local fields = { struct.unpack(limit.format, packed, at) }
+    if limit.drain == 1 then
       fields[2] = 0
     end
     known[limit.blob] = known[limit.blob] or limit
@@ -122,7 +119,7 @@ local function unpack_entry(packed, name)
       entry.override = { till = f[1], limit = limit_of(f[2]) }
     end
     if f[3] ~= '' then
-      entry.undo, entry.undone = f[3], f[4]
+      entry.undo, entry.attempt = f[3], f[4]
     end
     local at = 5
     while f[at] do
@@ -155,14 +152,14 @@ local function pack_entry(entry)
     for i, field in ipairs(FIELDS[algorithm]) do
       fields[i] = state[field]
     end
-    return first.limit.blob .. struct.pack(FORMATS[algorithm] or first.limit.format, unpack(fields))
+    return first.limit.blob .. struct.pack(first.limit.format, unpack(fields))
   end
   local override = entry.override
   local f = {
     override and override.till or 0,
     override and override.limit.blob or '',
     entry.undo or '',
-    entry.undone or 0,
+    entry.attempt or 0,
   }
   for _, counter in ipairs(entry.counters) do
     f[#f + 1], f[#f + 2], f[#f + 3] = counter.rule.blob, counter.limit.blob, counter.used
@@ -208,11 +205,11 @@ local function copy_of(entry, log)
   return copy
 end
 
--- Writes the changed cells of a log, those in a row together.
-local function write_changed(name, log)
+-- Writes the changed cells of a log, those in a row together. A cancellation may need cells before the first.
+local function write_changed(name, log, first)
   local places = {}
   for i in pairs(log.changed) do
-    if i >= log.first and i <= log.last then
+    if i >= first and i <= log.last then
       places[#places + 1] = i
     end
   end
@@ -238,7 +235,7 @@ local function write_cells(entry, log, ttl)
     log.first, log.last = 1, 0
     return
   end
-  write_changed(name, log)
+  write_changed(name, log, entry.undo and 1 or log.first)
   local unused = log.first - 1
   if unused > CELLS_PER_READ and unused > log.last - unused and not entry.undo then
     local cells = redis.call('GETRANGE', name, unused * CELL, log.last * CELL - 1)
@@ -268,7 +265,7 @@ local function write_entry(entry)
   end
   local ttl = min_ttl
   for _, counter in ipairs(entry.counters) do
-    local fresh = ALGORITHMS[counter.limit.algorithm].until_fresh(counter.limit, counter.state, now)
+    local fresh = algorithm_of(counter.limit.algorithm).until_fresh(counter.limit, counter.state, now)
     ttl = math.max(ttl, ceil_div(2 * fresh, 1000000))
   end
   if override then

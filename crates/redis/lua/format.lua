@@ -5,10 +5,11 @@
 --          2 the shortest time to live of a key, in seconds
 --          3 the limits, one after another, each in the format of `read_limit`
 --          4 the operations, one after another; each starts with its code:
---              1 decide one binding check   key (2 bytes, high first), limit (1), cost (1)
---              2 decide, 3 attempt, 4 peek, 5 cancel
---                                           count (2), charged (7, us), and for each check: key (2), limit (2), cost (7),
---                                           role (1: 1 binding, 2 advisory, 3 overage)
+--              1 decide one binding check, not of a sliding log
+--                                           key (2 bytes, high first), limit (1), cost (1)
+--              2 decide, 4 peek             count (2), and for each check: key (2), limit (2), cost (7), role (1: 1 binding,
+--                                           2 advisory, 3 overage)
+--              3 attempt, 5 cancel          identifier of the attempt (7), time of the charge (7, us), then as 2
 --              6 refund, 7 reset, 8 override
 --                                           count (2), and for each: key (2), limit (2, 0 for none), cost (7), time (7, us:
 --                                           of the charge, or the end of the override)
@@ -19,11 +20,13 @@
 --
 -- An attempt is a decision that may be cancelled. The fast path (one binding check of a token bucket whose entry holds
 -- nothing else) is judge and charge of token_bucket.lua, inlined: a call of many decisions costs little more than its
--- reads and writes. Everything else is in `general`, whose functions are created only if they are needed.
+-- reads and writes. Functions are created by each call, so those of the algorithms and of `general`, which runs everything
+-- else, are created only if they are needed.
 
 local VERSION = 1
 local MAX = 9007199254740991
 local DECIDE_ONE, DECIDE, ATTEMPT, PEEK, CANCEL, REFUND, RESET, OVERRIDE = 1, 2, 3, 4, 5, 6, 7, 8
+local TOKEN_BUCKET, LEAKY_BUCKET, FIXED_WINDOW, SLIDING_LOG, SLIDING_COUNTER = 1, 2, 3, 4, 5
 local DONE, FOREIGN = '\3', '\4'
 
 -- A number as in a packed limit: one digit and an exponent in a byte, three digits and an exponent in two bytes, or the
@@ -48,15 +51,18 @@ local function read_limit(text, at)
   local shape, start = string.byte(text, at) % 16 - 1, at
   local limit = { algorithm = math.floor(shape / 3) + 1, tick = 1000 ^ (shape % 3) }
   limit.capacity, at = read_number(text, at + 1)
-  if limit.algorithm <= 2 then
+  if limit.algorithm <= LEAKY_BUCKET then
     limit.unit, at = read_number(text, at)
     limit.drain, at = read_number(text, at)
     limit.format = limit.drain == 1 and '<I7' or limit.drain <= 256 and '<I7B' or '<I7I7'
-    if limit.algorithm == 2 then
+    if limit.algorithm == LEAKY_BUCKET then
       limit.backlog, at = read_number(text, at)
     end
   else
     limit.length, at = read_number(text, at)
+    limit.format = limit.algorithm == FIXED_WINDOW and '<I7I7'
+      or limit.algorithm == SLIDING_COUNTER and '<I7I7I7'
+      or '<I7I7I7I7I7B'
   end
   limit.blob = string.sub(text, start, at - 1)
   return limit, at

@@ -26,7 +26,7 @@ end
 
 -- The state of a counter, converted to `limit`. A changed algorithm starts with an unused state.
 local function state_under(counter, limit)
-  local algorithm = ALGORITHMS[limit.algorithm]
+  local algorithm = algorithm_of(limit.algorithm)
   if not counter or counter.limit.algorithm ~= limit.algorithm then
     return algorithm.unseen
   elseif same(counter.limit, limit) or is_unseen(counter.state) then
@@ -63,7 +63,7 @@ local function judge(check, cost)
   local entry = entry_of(check.key)
   local limit = in_force(entry, check.limit)
   local counter = counter_of(entry, check.limit) or entry.counters[1]
-  return ALGORITHMS[limit.algorithm].judge(limit, state_under(counter, limit), now, cost)
+  return algorithm_of(limit.algorithm).judge(limit, state_under(counter, limit), now, cost)
 end
 
 -- Selects the counter of the check's limit and converts it to the limit that applies; also in a decision that rejects. A
@@ -112,14 +112,14 @@ local function charge_counter(entry, counter, cost)
     set_state(entry, counter, limit, state)
     state = counter.state
   end
-  set_state(entry, counter, limit, ALGORITHMS[limit.algorithm].charge(limit, state, now, cost))
+  set_state(entry, counter, limit, algorithm_of(limit.algorithm).charge(limit, state, now, cost))
 end
 
 local function charge(check)
   local entry = entry_of(check.key)
   if #entry.counters == 0 then
     local limit = in_force(entry, check.limit)
-    local state = with_place(entry, limit, ALGORITHMS[limit.algorithm].unseen)
+    local state = with_place(entry, limit, algorithm_of(limit.algorithm).unseen)
     entry.counters[1] = { rule = check.limit, limit = limit, state = state, used = now }
   end
   for _, counter in ipairs(entry.counters) do
@@ -169,7 +169,7 @@ local function refresh(check, outcome)
 end
 
 -- Keeps the entry as it is before a charge, with the newest cells of its logs, which a charge may change.
-local function keep_undo(entry)
+local function keep_undo(entry, attempt)
   if entry.undo then
     return
   end
@@ -180,7 +180,7 @@ local function keep_undo(entry)
     undo[2 * i] = has_cells and log.at[log.last] or 0
     undo[2 * i + 1] = has_cells and log.units[log.last] or 0
   end
-  entry.undo, entry.undone = cmsgpack.pack(undo), now
+  entry.undo, entry.attempt = cmsgpack.pack(undo), attempt
 end
 
 -- The entry before the charge that kept `undo`.
@@ -204,7 +204,8 @@ local function undo_charge(key, entry)
   entries[key] = before
 end
 
-local function decide(checks, keeps_undo)
+-- With `attempt`, the identifier of an attempt, the decision can be cancelled.
+local function decide(checks, attempt)
   for _, check in ipairs(checks) do
     local entry = entry_of(check.key)
     entry.undo = nil
@@ -214,8 +215,8 @@ local function decide(checks, keeps_undo)
   if passes then
     for i, check in ipairs(checks) do
       if is_charged(check, outcomes[i]) and check.cost > 0 then
-        if keeps_undo then
-          keep_undo(entry_of(check.key))
+        if attempt then
+          keep_undo(entry_of(check.key), attempt)
         end
         charge(check)
       end
@@ -238,17 +239,19 @@ local function peek(checks)
   return outcomes
 end
 
--- Gives back what was charged at `charged`: if nothing has changed the entry since, exactly; otherwise what a refund gives.
-local function cancel(checks, charged)
+-- Gives back what an attempt charged at `charged`: if nothing has changed the entry since, exactly; otherwise what a refund gives.
+local function cancel(checks, attempt, charged)
   for _, check in ipairs(checks) do
     local entry = entry_of(check.key)
     if check.cost > 0 and not entry.restored then
-      if entry.undo and entry.undone == charged then
+      if entry.undo and entry.attempt == attempt then
         undo_charge(check.key, entry)
         entries[check.key].restored = true
       else
+        -- What a later attempt would restore contains this charge.
+        entry.undo = nil
         for _, counter in ipairs(entry.counters) do
-          local refund = ALGORITHMS[counter.limit.algorithm].refund
+          local refund = algorithm_of(counter.limit.algorithm).refund
           set_state(entry, counter, counter.limit, refund(counter.limit, counter.state, charged, now, check.cost))
         end
       end
@@ -269,7 +272,7 @@ local function refund(entry, limit, cost, charged)
   entry.undo = nil
   for _, counter in ipairs(entry.counters) do
     if same(counter.limit, limit) and not is_unseen(counter.state) then
-      local algorithm = ALGORITHMS[limit.algorithm]
+      local algorithm = algorithm_of(limit.algorithm)
       set_state(entry, counter, limit, algorithm.refund(limit, counter.state, charged, now, cost))
     end
   end
@@ -300,28 +303,33 @@ local function is_foreign(list)
   return false
 end
 
+-- Reads `count` items of an operation. Returns them and the position after them.
+local function read_items(count, at, format, last)
+  local list = {}
+  for i = 1, count do
+    local item, limit = {}, nil
+    item.key, limit, item.cost, item[last], at = struct.unpack(format, operations, at)
+    item.limit = limits[limit]
+    list[i] = item
+  end
+  return list, at
+end
+
 -- Reads the operation at `at` and runs it. Returns its reply and the position of the next operation.
 local function run(code, at)
-  local list, charged = {}, 0
+  local list, attempt, charged, count, _
   if code == DECIDE_ONE then
     local _, high, low, limit, cost = string.byte(operations, at, at + 4)
-    list[1] = { key = high * 256 + low, limit = limits[limit], cost = cost, role = BINDING }
-    at = at + 5
-  elseif code <= CANCEL then
-    local _, count
-    _, count, charged, at = struct.unpack('<BHI7', operations, at)
-    for i = 1, count do
-      local key, limit, cost, role
-      key, limit, cost, role, at = struct.unpack('<HHI7B', operations, at)
-      list[i] = { key = key, limit = limits[limit], cost = cost, role = role }
-    end
+    list, at = { { key = high * 256 + low, limit = limits[limit], cost = cost, role = BINDING } }, at + 5
   else
-    local _, count
+    if code == ATTEMPT or code == CANCEL then
+      _, attempt, charged, at = struct.unpack('<BI7I7', operations, at)
+    end
     _, count, at = struct.unpack('<BH', operations, at)
-    for i = 1, count do
-      local key, limit, cost, time
-      key, limit, cost, time, at = struct.unpack('<HHI7I7', operations, at)
-      list[i] = { key = key, limit = limits[limit], cost = cost, time = time }
+    if code <= CANCEL then
+      list, at = read_items(count, at, '<HHI7B', 'role')
+    else
+      list, at = read_items(count, at, '<HHI7I7', 'time')
     end
   end
   if is_foreign(list) then
@@ -329,11 +337,11 @@ local function run(code, at)
   end
   local outcomes
   if code <= ATTEMPT then
-    outcomes = decide(list, code == ATTEMPT)
+    outcomes = decide(list, attempt)
   elseif code == PEEK then
     outcomes = peek(list)
   elseif code == CANCEL then
-    outcomes = cancel(list, charged)
+    outcomes = cancel(list, attempt, charged)
   end
   if outcomes then
     local reply = {}

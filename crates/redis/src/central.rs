@@ -8,7 +8,7 @@ use tidegate_store::{Clock, Override, Store, StoreError};
 
 use crate::config::RedisConfig;
 use crate::link::{Link, LinkReport};
-use crate::operation::{CounterCheck, CounterRefund, Operation, OperationReply};
+use crate::operation::{AttemptId, CounterCheck, CounterRefund, Operation, OperationReply};
 
 /// Counters in Redis; one script call decides.
 #[derive(Clone, Debug)]
@@ -97,8 +97,10 @@ impl CentralStore {
         mut groups: Vec<SlotGroup>,
         now: Timestamp,
     ) -> Result<Decision, StoreError> {
-        let replies =
-            self.per_slot(&groups, |group| Some(Operation::Attempt(group.checks.clone())), now).await;
+        let attempt = AttemptId::random();
+        let replies = self
+            .per_slot(&groups, |group| Some(Operation::Attempt(group.checks.clone(), attempt)), now)
+            .await;
         let mut failure = None;
         for (group, reply) in groups.iter_mut().zip(replies) {
             match reply {
@@ -109,7 +111,7 @@ impl CentralStore {
         }
         let passes = groups.iter().all(SlotGroup::passes);
         if failure.is_some() || !passes {
-            let cancelled = self.per_slot(&groups, SlotGroup::cancellation, now).await;
+            let cancelled = self.per_slot(&groups, |group| group.cancellation(attempt), now).await;
             for (group, reply) in groups.iter_mut().zip(cancelled) {
                 match (reply, &mut group.reply) {
                     // The verdicts stay; what is left is what was left before.
@@ -168,14 +170,14 @@ impl SlotGroup {
     }
 
     /// What takes back the charge of an attempt; `None` if it has charged nothing.
-    fn cancellation(&self) -> Option<Operation> {
+    fn cancellation(&self, attempt: AttemptId) -> Option<Operation> {
         let (charged, outcomes) = self.reply.as_ref().filter(|_| self.passes())?;
         let charged_cost = |(check, outcome): (&CounterCheck, &Outcome)| {
             let is_charged = outcome.verdict.is_pass() || check.role == Role::Overage;
             CounterCheck { cost: if is_charged { check.cost } else { Cost::ZERO }, ..check.clone() }
         };
         let checks = self.checks.iter().zip(outcomes).map(charged_cost).collect();
-        Some(Operation::Cancel { checks, charged: *charged })
+        Some(Operation::Cancel { checks, charged: *charged, attempt })
     }
 }
 

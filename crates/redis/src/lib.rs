@@ -14,6 +14,7 @@
 
 mod central;
 mod config;
+mod doctor;
 mod endpoint;
 mod fallback;
 mod invalidation;
@@ -35,6 +36,7 @@ mod sync;
 
 pub use central::CentralStore;
 pub use config::{RedisConfig, TimeSource, TlsMaterial};
+pub use doctor::{Diagnosis, DiagnosisItem, DiagnosisLevel, diagnose};
 pub use endpoint::{Endpoint, EndpointError};
 pub use fallback::FallbackReport;
 pub use lease::{LeaseReport, LeaseStore};

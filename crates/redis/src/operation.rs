@@ -13,7 +13,7 @@ pub(crate) enum Operation {
     /// Decides checks: all are charged, or none.
     Decide(Vec<CounterCheck>),
     /// Decides checks like `Decide`. If another part of the decision rejects, [`Cancel`](Self::Cancel) undoes the charge.
-    Attempt(Vec<CounterCheck>),
+    Attempt(Vec<CounterCheck>, AttemptId),
     /// Evaluates checks without charging.
     Peek(Vec<CounterCheck>),
     /// Gives back what was charged.
@@ -25,6 +25,8 @@ pub(crate) enum Operation {
         checks: Vec<CounterCheck>,
         /// The time of the charge.
         charged: Timestamp,
+        /// The attempt.
+        attempt: AttemptId,
     },
     /// Resets a counter; its override stays.
     Reset(KeyName),
@@ -36,6 +38,17 @@ pub(crate) enum Operation {
     Exchange(Vec<CounterExchange>),
     /// Resets a counter of which nodes keep copies: changes made before are dropped when they arrive.
     ResetCopies(KeyName),
+}
+
+/// Identifies an attempt, so that nothing but its own charge is undone. Several attempts may have the same time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct AttemptId(pub(crate) u64);
+
+impl AttemptId {
+    /// A new identifier: a random number that scripts represent exactly.
+    pub(crate) fn random() -> Self {
+        Self(fastrand::u64(1..1 << 53))
+    }
 }
 
 /// A check with the name of its counter.
@@ -87,7 +100,7 @@ impl Operation {
     pub(crate) fn script(&self) -> ScriptName {
         match self {
             Self::Decide(_)
-            | Self::Attempt(_)
+            | Self::Attempt(..)
             | Self::Peek(_)
             | Self::Refund(_)
             | Self::Cancel { .. }
@@ -102,7 +115,7 @@ impl Operation {
     pub(crate) fn slot(&self) -> Option<u16> {
         match self {
             Self::Decide(checks)
-            | Self::Attempt(checks)
+            | Self::Attempt(checks, _)
             | Self::Peek(checks)
             | Self::Cancel { checks, .. } => checks.first().map(|check| check.key.slot()),
             Self::Refund(refunds) => refunds.first().map(|refund| refund.key.slot()),

@@ -40,10 +40,10 @@ use crate::key::KeyNames;
 use crate::operation::{Operation, OperationReply};
 
 pub(crate) use self::connect::{RedisConnector, ServerConnection};
-pub(crate) use self::error::ConnectError;
 pub(crate) use self::error::LinkError;
 pub use self::stats::{BATCH_BOUNDS, LATENCY_BOUNDS, LinkReport};
 pub(crate) use self::subscription::ChannelEvent;
+pub(crate) use self::topology::{Topology, ask_sentinel, discover};
 
 /// How often a server that fails is probed.
 const PROBE_INTERVAL: Duration = Duration::from_millis(100);

@@ -39,21 +39,47 @@ impl Dispatcher {
                 return;
             }
         };
-        let mut is_ready = true;
+        let (mut is_ready, mut unloaded) = (true, Vec::new());
         for (group, reply) in batch.groups.into_iter().zip(replies) {
             let Some(group) = group else { continue };
             match reply {
                 Value::ServerError(error) => {
                     let error = ErrorReply::parse(&error, address);
                     is_ready &= error != ErrorReply::NotReady;
+                    if error == ErrorReply::NoScript {
+                        unloaded.push(group);
+                        continue;
+                    }
                     for call in group.calls {
-                        self.handle_error(address, call, group.script, &error);
+                        self.handle_error(call, &error);
                     }
                 }
-                reply => self.answer(group, reply),
+                reply => self.answer(&group, &reply),
             }
         }
+        self.send_again(address, unloaded);
         self.record_replies(address, is_ready);
+    }
+
+    /// Sends calls whose script is not loaded again, before all others and in the same order.
+    fn send_again(&mut self, address: &ServerAddress, groups: Vec<CallGroup>) {
+        for group in groups.into_iter().rev() {
+            let Some(server) = self.servers.get_mut(address) else {
+                group.calls.into_iter().for_each(|call| self.route(call));
+                continue;
+            };
+            server.missing_scripts.extend(group.script);
+            for mut call in group.calls.into_iter().rev() {
+                stats::add(&self.shared.stats.retries, 1);
+                call.refusals += 1;
+                // A server that loads a script and does not know it afterwards would keep the thread busy.
+                if call.refusals > MAX_IMMEDIATE_RETRIES {
+                    self.delayed.push(call);
+                } else {
+                    server.push_first(call);
+                }
+            }
+        }
     }
 
     fn record_replies(&mut self, address: &ServerAddress, is_ready: bool) {
@@ -75,7 +101,7 @@ impl Dispatcher {
         }
     }
 
-    fn answer(&self, group: CallGroup, reply: Value) {
+    fn answer(&self, group: &CallGroup, reply: &Value) {
         let now = self.shared.timer_reading();
         let answer = |call: &PendingCall, reply| {
             if self.shared.queue.answer(&call.reply, Ok(reply)) {
@@ -86,7 +112,7 @@ impl Dispatcher {
             group.calls.iter().for_each(|call| answer(call, CallReply::Command(reply.clone())));
             return;
         }
-        match group.decode(&reply) {
+        match group.decode(reply) {
             Ok(replies) => {
                 for (call, reply) in group.calls.iter().zip(replies) {
                     answer(call, CallReply::Operation(reply));
@@ -99,13 +125,7 @@ impl Dispatcher {
         }
     }
 
-    fn handle_error(
-        &mut self,
-        from: &ServerAddress,
-        mut call: PendingCall,
-        script: Option<crate::operation::ScriptName>,
-        error: &ErrorReply,
-    ) {
+    fn handle_error(&mut self, mut call: PendingCall, error: &ErrorReply) {
         if let ErrorReply::Rejected { reason } = error {
             return self.answer_rejected(&call, reason);
         }
@@ -137,13 +157,6 @@ impl Dispatcher {
                 call.is_alone = true;
                 self.route(call);
             }
-            ErrorReply::NoScript if !is_delayed => match self.servers.get_mut(from) {
-                Some(server) => {
-                    server.missing_scripts.extend(script);
-                    server.push_first(call);
-                }
-                None => self.route(call),
-            },
             _ => self.delayed.push(call),
         }
     }

@@ -8,8 +8,9 @@ use super::queue::{PendingCall, TICKS_PER_TIMEOUT};
 use super::routes::RedisServerHealth;
 use crate::operation::ScriptName;
 
-/// Pipelines in flight per server. While one is in flight, calls collect for the next: more in flight means smaller batches
-/// and lower latency under little load, fewer means fewer script calls under much.
+/// Pipelines in flight per server. Calls that come meanwhile collect for the next pipeline: they wait for a quarter of a round
+/// trip on average, and are few enough script calls for Redis. With 4 in flight the batches were measurably smaller and
+/// latency was the same.
 const MAX_IN_FLIGHT: usize = 2;
 /// Calls in one pipeline.
 const MAX_CALLS: usize = 512;

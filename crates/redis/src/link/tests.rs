@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use redis::Value;
 use tidegate_core::Timestamp;
-use tidegate_store::{Clock, ManualClock, StoreError};
+use tidegate_store::{ManualClock, StoreError};
 use tidegate_testkit::process::RedisServer;
 use tidegate_testkit::wait::within;
 use tokio::sync::{mpsc, oneshot};
@@ -78,7 +78,10 @@ async fn callers_are_freed_if_the_thread_hangs() {
     let server = RedisServer::start();
     let link = connect(&server).await;
     let (release, blocked) = std::sync::mpsc::channel::<()>();
-    link.spawn(async move { drop(blocked.recv()) });
+    link.spawn(async move {
+        // It ends when the sender is dropped.
+        let _ = blocked.recv();
+    });
     let result = within("a result", link.command(0, &redis::cmd("PING"))).await;
     assert!(matches!(result, Err(StoreError::Unavailable(_))), "{result:?}");
     drop(release);

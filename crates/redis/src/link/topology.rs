@@ -8,7 +8,7 @@ use crate::endpoint::{Deployment, ServerAddress};
 
 /// What was found.
 #[derive(Debug)]
-pub(super) enum Topology {
+pub(crate) enum Topology {
     /// The server that has all slots.
     Primary(ServerAddress),
     /// First slot, last slot and primary.
@@ -16,7 +16,7 @@ pub(super) enum Topology {
 }
 
 /// Finds the servers. `known` are further nodes of a cluster that may respond.
-pub(super) async fn discover(
+pub(crate) async fn discover(
     connector: &RedisConnector,
     deployment: &Deployment,
     known: Vec<ServerAddress>,
@@ -68,7 +68,8 @@ async fn query(
     }
 }
 
-async fn ask_sentinel(
+/// Asks one Sentinel for the primary of `service`.
+pub(crate) async fn ask_sentinel(
     connector: &RedisConnector,
     address: &ServerAddress,
     service: &str,

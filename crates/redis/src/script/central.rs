@@ -9,19 +9,27 @@ use tidegate_store::StoreError;
 use super::limit::push_limit;
 use super::{MAX_COST, ScriptCall, protocol_error};
 use crate::key::KeyName;
-use crate::operation::{CounterCheck, Operation, OperationReply};
+use crate::operation::{AttemptId, CounterCheck, Operation, OperationReply};
 
-/// The fast path is in `central.lua`. The functions of all other files are created only when they are needed.
+/// The fast path is in `central.lua`. The functions of the other files are created only when they are needed.
 pub(super) const SOURCE: &str = concat!(
     "#!lua\n",
     include_str!("../../lua/format.lua"),
-    "\nlocal function general(now, min_ttl, operations, limits, values, left)\n",
+    "\nlocal function load_algorithm(kind)\n",
     include_str!("../../lua/exact.lua"),
-    include_str!("../../lua/token_bucket.lua"),
-    include_str!("../../lua/leaky_bucket.lua"),
+    "if kind == FIXED_WINDOW then\n",
     include_str!("../../lua/fixed_window.lua"),
+    "return fixed_window\nelseif kind == SLIDING_COUNTER then\n",
     include_str!("../../lua/sliding_counter.lua"),
+    "return sliding_counter\nelseif kind == SLIDING_LOG then\n",
     include_str!("../../lua/sliding_log.lua"),
+    "return sliding_log\nend\n",
+    include_str!("../../lua/token_bucket.lua"),
+    "if kind == TOKEN_BUCKET then\nreturn token_bucket\nend\n",
+    include_str!("../../lua/leaky_bucket.lua"),
+    "return leaky_bucket\nend\n",
+    "\nlocal function general(now, min_ttl, operations, limits, values, left, algorithm_of)\n",
+    include_str!("../../lua/exact.lua"),
     include_str!("../../lua/entry.lua"),
     include_str!("../../lua/operations.lua"),
     "end\n\n",
@@ -63,11 +71,17 @@ impl<'a> Encoder<'a> {
         match operation {
             Operation::Decide(checks) => match checks.as_slice() {
                 [check] if is_plain(check) => self.push_plain(check),
-                _ => self.push_checks(2, Timestamp::ZERO, checks),
+                _ => self.push_checks(2, checks),
             },
-            Operation::Attempt(checks) => self.push_checks(3, Timestamp::ZERO, checks),
-            Operation::Peek(checks) => self.push_checks(4, Timestamp::ZERO, checks),
-            Operation::Cancel { checks, charged } => self.push_checks(5, *charged, checks),
+            Operation::Attempt(checks, attempt) => {
+                self.push_attempt(3, *attempt, Timestamp::ZERO);
+                self.push_checks(2, checks)
+            }
+            Operation::Peek(checks) => self.push_checks(4, checks),
+            Operation::Cancel { checks, charged, attempt } => {
+                self.push_attempt(5, *attempt, *charged);
+                self.push_checks(2, checks)
+            }
             Operation::Refund(refunds) => {
                 self.push_code(6, refunds.len())?;
                 for refund in refunds {
@@ -91,7 +105,7 @@ impl<'a> Encoder<'a> {
         }
     }
 
-    /// One binding check of a token bucket: the shortest form, for the fast path.
+    /// One binding check: the shortest form, for the fast path.
     fn push_plain(&mut self, check: &'a CounterCheck) -> Result<(), StoreError> {
         let (key, limit) = (self.key(&check.key)?, self.limit(&check.limit)?);
         match (u8::try_from(limit), u8::try_from(check.cost.get())) {
@@ -100,18 +114,19 @@ impl<'a> Encoder<'a> {
                 self.operations.extend([1, high, low, limit, cost]);
                 Ok(())
             }
-            _ => self.push_checks(2, Timestamp::ZERO, std::slice::from_ref(check)),
+            _ => self.push_checks(2, std::slice::from_ref(check)),
         }
     }
 
-    fn push_checks(
-        &mut self,
-        code: u8,
-        charged: Timestamp,
-        checks: &'a [CounterCheck],
-    ) -> Result<(), StoreError> {
-        self.push_code(code, checks.len())?;
+    /// What turns the decision that follows into an attempt or its cancellation.
+    fn push_attempt(&mut self, code: u8, attempt: AttemptId, charged: Timestamp) {
+        self.operations.push(code);
+        self.push_wide(attempt.0);
         self.push_wide(charged.as_micros());
+    }
+
+    fn push_checks(&mut self, code: u8, checks: &'a [CounterCheck]) -> Result<(), StoreError> {
+        self.push_code(code, checks.len())?;
         for check in checks {
             self.push_counter(&check.key, Some(&check.limit), check.cost)?;
             self.operations.push(match check.role {
@@ -182,7 +197,7 @@ impl<'a> Encoder<'a> {
 
 fn is_plain(check: &CounterCheck) -> bool {
     check.role == Role::Binding
-        && check.limit.algorithm() == Algorithm::TokenBucket
+        && check.limit.algorithm() != Algorithm::SlidingLog
         && (1..=255).contains(&check.cost.get())
 }
 
@@ -205,7 +220,7 @@ pub(super) fn decode(operations: &[&Operation], reply: &Value) -> Result<Vec<Ope
                 OperationReply::NewerFormat
             }
             Operation::Decide(checks)
-            | Operation::Attempt(checks)
+            | Operation::Attempt(checks, _)
             | Operation::Peek(checks)
             | Operation::Cancel { checks, .. } => {
                 let outcomes = checks.iter().map(|_| reader.outcome()).collect::<Result<_, _>>()?;

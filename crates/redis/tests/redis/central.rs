@@ -142,6 +142,45 @@ async fn many_tasks_admit_exactly_the_limit() {
     assert_eq!(store.peek(&[left], now).await.unwrap().outcomes[0].remaining, 300);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_tasks_on_a_cluster_admit_exactly_the_limit_and_take_back_the_rest() {
+    let cluster = RedisCluster::start();
+    let store = store(&cluster.url(), TimeSource::Caller);
+    store.connected().await;
+    let now = Timestamp::from_secs(1_700_000_000);
+    for &algorithm in &[Algorithm::TokenBucket, Algorithm::FixedWindow, Algorithm::SlidingLog] {
+        let limit =
+            |requests| Limit::new(algorithm, Spec::new(requests, TimeSpan::from_secs(3_600))).unwrap();
+        let (narrow, wide) = (limit(100), limit(1_000));
+        let tasks: Vec<_> = (0..8)
+            .map(|_| {
+                let store = store.clone();
+                tokio::spawn(async move {
+                    // The counters of different clients are in different slots.
+                    let rule = RuleId::named(algorithm.name());
+                    let checks = [
+                        Check::new(CounterKey::new(rule, b"wide"), &wide),
+                        Check::new(CounterKey::new(rule, b"narrow"), &narrow),
+                    ];
+                    let mut passed = 0;
+                    for _ in 0..20 {
+                        passed += u64::from(store.decide(&checks, now).await.unwrap().passes());
+                    }
+                    passed
+                })
+            })
+            .collect();
+        let mut passed = 0;
+        for task in tasks {
+            passed += task.await.unwrap();
+        }
+        assert_eq!(passed, 100, "{algorithm}");
+        let key = CounterKey::new(RuleId::named(algorithm.name()), b"wide");
+        let left = store.peek(&[Check::new(key, &wide).cost(Cost::ZERO)], now).await.unwrap();
+        assert_eq!(left.outcomes[0].remaining, 900, "{algorithm}");
+    }
+}
+
 #[tokio::test]
 async fn flushed_script_cache_is_reloaded() {
     let server = RedisServer::start();

@@ -3,10 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_core::{Algorithm, Check, CounterKey, Limit, RuleId, Spec, TimeSpan, Timestamp};
+use tidegate_core::{
+    Algorithm, Check, CounterKey, Decision, Limit, Refund, RuleId, Spec, TimeSpan, Timestamp,
+};
 use tidegate_redis::{CentralStore, Endpoint, RedisConfig, TimeSource, TlsMaterial};
 use tidegate_store::conformance::Suite;
-use tidegate_store::{Store, StoreError, SystemClock};
+use tidegate_store::{Override, Store, StoreError, SystemClock};
 use tidegate_testkit::certificate::Certificate;
 use tidegate_testkit::process::{RedisCluster, RedisOptions, RedisSentinel, RedisServer};
 use tidegate_testkit::server::{FaultProxy, ProxyMode};
@@ -94,9 +96,8 @@ async fn fail(store: &CentralStore, client: &[u8], tally: &mut Tally) {
     .await;
 }
 
-async fn conform(store: &CentralStore) {
-    let suite =
-        Suite { algorithms: &[Algorithm::TokenBucket], seed: fastrand::u64(..), traces: 3, steps: 200 };
+async fn conform(store: &impl Store) {
+    let suite = Suite { algorithms: Algorithm::ALL, seed: fastrand::u64(..), traces: 3, steps: 200 };
     println!("seed {}: {:?}", suite.seed, suite.run(store).await);
 }
 
@@ -105,7 +106,7 @@ async fn server_with_tls_client_certificate_user_and_database_conforms() {
     let certificate = Certificate::for_name("127.0.0.1");
     let user = ("gate".to_owned(), "secret".to_owned(), "~tg:* &tg:* +@all".to_owned());
     let options = RedisOptions { tls: Some(certificate.clone()), user: Some(user), arguments: Vec::new() };
-    let server = RedisServer::with(options);
+    let server = RedisServer::with(&options);
     let material = TlsMaterial {
         ca: Some(certificate.chain.clone().into_bytes()),
         client: Some((certificate.chain.into_bytes(), certificate.key.into_bytes())),
@@ -123,7 +124,7 @@ async fn server_with_tls_client_certificate_user_and_database_conforms() {
 #[tokio::test]
 async fn server_with_a_wrong_password_is_unavailable() {
     let user = ("gate".to_owned(), "secret".to_owned(), "~* &* +@all".to_owned());
-    let server = RedisServer::with(RedisOptions { user: Some(user), ..RedisOptions::default() });
+    let server = RedisServer::with(&RedisOptions { user: Some(user), ..RedisOptions::default() });
     let store = open(config(&server.url().replace("secret", "guess")));
     let mut tally = Tally::default();
     fail(&store, b"a", &mut tally).await;
@@ -142,6 +143,57 @@ async fn sentinel_conforms_and_follows_failover_by_hand_and_after_a_crash() {
     sentinel.nodes[0].kill();
     recover(&store, b"a", &mut tally).await;
     assert_eq!(sentinel.nodes[1].command(&["DBSIZE"]).parse::<u64>().map(|keys| keys > 0), Ok(true));
+}
+
+#[tokio::test]
+async fn cluster_conforms() {
+    let cluster = RedisCluster::start();
+    let store = connect(RedisConfig { time: TimeSource::Caller, ..config(&cluster.url()) }).await;
+    assert_eq!(store.link_report().servers, 3);
+    conform(&OneByOne(store)).await;
+}
+
+/// Decides batches one by one: decisions over several slots that run at the same time see each other's charges before they
+/// are taken back.
+struct OneByOne(CentralStore);
+
+impl Store for OneByOne {
+    async fn decide(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
+        self.0.decide(checks, now).await
+    }
+
+    async fn decide_batch(
+        &self,
+        batch: &[&[Check<'_>]],
+        now: Timestamp,
+        decisions: &mut Vec<Decision>,
+    ) -> Result<(), StoreError> {
+        for checks in batch {
+            decisions.push(self.0.decide(checks, now).await?);
+        }
+        Ok(())
+    }
+
+    async fn peek(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
+        self.0.peek(checks, now).await
+    }
+
+    async fn refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<(), StoreError> {
+        self.0.refund(refunds, now).await
+    }
+
+    async fn reset(&self, key: CounterKey<'_>) -> Result<(), StoreError> {
+        self.0.reset(key).await
+    }
+
+    async fn override_limit(
+        &self,
+        key: CounterKey<'_>,
+        replacement: Option<Override>,
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
+        self.0.override_limit(key, replacement, now).await
+    }
 }
 
 /// A client of each third of the slots.

@@ -3,6 +3,7 @@
 #![allow(missing_docs, clippy::unwrap_used, reason = "tests speak through their names and fail by panicking")]
 
 mod central;
+mod doctor;
 mod lease;
 mod link;
 mod rolling_change;

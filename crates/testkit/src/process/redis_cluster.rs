@@ -115,5 +115,5 @@ fn start_node() -> (RedisServer, u16) {
         ["--cluster-enabled", "yes", "--cluster-node-timeout", "500", "--repl-diskless-sync-delay", "0"];
     let mut arguments: Vec<_> = arguments.map(str::to_owned).to_vec();
     arguments.extend(["--cluster-port".to_owned(), bus.to_string()]);
-    (RedisServer::with(RedisOptions { arguments, ..RedisOptions::default() }), bus)
+    (RedisServer::with(&RedisOptions { arguments, ..RedisOptions::default() }), bus)
 }

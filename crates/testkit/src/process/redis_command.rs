@@ -1,6 +1,6 @@
 //! Single commands to a Redis.
 
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpStream};
 
 use crate::wait::DEADLINE;
@@ -10,11 +10,12 @@ use crate::wait::DEADLINE;
 pub(super) fn send_command(address: SocketAddr, arguments: &[&str]) -> io::Result<String> {
     let mut stream = TcpStream::connect(address)?;
     stream.set_read_timeout(Some(DEADLINE))?;
-    let mut request = format!("*{}\r\n", arguments.len());
+    let mut request = Vec::new();
+    write!(request, "*{}\r\n", arguments.len())?;
     for argument in arguments {
-        request.push_str(&format!("${}\r\n{argument}\r\n", argument.len()));
+        write!(request, "${}\r\n{argument}\r\n", argument.len())?;
     }
-    stream.write_all(request.as_bytes())?;
+    stream.write_all(&request)?;
     let mut lines = Vec::new();
     read_reply(&mut BufReader::new(stream), &mut lines)?;
     Ok(lines.join("\n"))

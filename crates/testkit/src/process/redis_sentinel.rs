@@ -26,9 +26,9 @@ pub struct RedisSentinel {
 impl RedisSentinel {
     /// Starts all of them and waits until the Sentinels know each other and the replica.
     pub fn start() -> Self {
-        let primary = RedisServer::with(options(&[]));
+        let primary = RedisServer::with(&options(&[]));
         let port = primary.address().port().to_string();
-        let replica = RedisServer::with(options(&["--replicaof", "127.0.0.1", &port]));
+        let replica = RedisServer::with(&options(&["--replicaof", "127.0.0.1", &port]));
         let is_linked = || replica.command(&["INFO", "replication"]).contains("master_link_status:up");
         eventually_blocking("a linked replica", is_linked);
         let folder = Folder::new();

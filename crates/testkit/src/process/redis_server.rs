@@ -34,11 +34,11 @@ pub struct RedisOptions {
 impl RedisServer {
     /// Starts a server and waits until it says that it is ready.
     pub fn start() -> Self {
-        Self::with(RedisOptions::default())
+        Self::with(&RedisOptions::default())
     }
 
     /// The same with options.
-    pub fn with(options: RedisOptions) -> Self {
+    pub fn with(options: &RedisOptions) -> Self {
         // Another process may take the port between our look and Redis' bind: look again.
         let start = |_| {
             let mut server = Self {
