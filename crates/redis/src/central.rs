@@ -3,11 +3,13 @@
 use std::sync::Arc;
 
 use tidegate_core::{Check, CounterKey, Decision, Outcomes, Refund, Timestamp};
-use tidegate_store::{Clock, Override, Store, StoreError};
+use tidegate_store::{Clock, Override, SharedEvent, Store, StoreError};
+use tokio::sync::mpsc;
 
 use crate::config::RedisConfig;
 use crate::link::Link;
 use crate::operation::{CounterCheck, CounterRefund, Operation, OperationReply};
+use crate::shared::SharedRecords;
 
 /// Counters in Redis; one script call decides.
 #[derive(Clone, Debug)]
@@ -23,6 +25,11 @@ impl CentralStore {
 
     pub(crate) fn with_link(link: Arc<Link>) -> Self {
         Self { link }
+    }
+
+    /// Starts to exchange records with the other nodes.
+    pub fn share_records(&self) -> (SharedRecords, mpsc::Receiver<SharedEvent>) {
+        SharedRecords::start(&self.link)
     }
 
     fn checks(&self, checks: &[Check<'_>]) -> Vec<CounterCheck> {

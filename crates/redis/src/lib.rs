@@ -16,7 +16,9 @@ mod link;
 mod nodes;
 mod operation;
 mod script;
+mod shared;
 
 pub use central::CentralStore;
 pub use config::{RedisConfig, TimeSource, TlsMaterial};
 pub use endpoint::{Endpoint, EndpointError};
+pub use shared::SharedRecords;
