@@ -49,7 +49,7 @@ impl AdminGateway {
     }
 
     /// The same gateway in a new process, after this one has ended.
-    pub(super) fn restart(self) -> Self {
+    pub(crate) fn restart(self) -> Self {
         let Self { server, policy, .. } = self;
         drop(server);
         Self::serve(policy)
