@@ -7,7 +7,7 @@ use tidegate_store::{Clock, Override, SharedEvent, Store, StoreError};
 use tokio::sync::mpsc;
 
 use crate::config::RedisConfig;
-use crate::link::Link;
+use crate::link::{Link, LinkReport};
 use crate::operation::{CounterCheck, CounterRefund, Operation, OperationReply};
 use crate::shared::SharedRecords;
 
@@ -21,6 +21,16 @@ impl CentralStore {
     /// A store that connects when it is first used.
     pub fn new(config: RedisConfig, clock: Arc<dyn Clock>) -> Self {
         Self::with_link(Arc::new(Link::new(config, clock)))
+    }
+
+    /// Waits until every server is connected. The store can be used before that: decisions then wait, or fail.
+    pub async fn connected(&self) {
+        self.link.wait_until_connected().await;
+    }
+
+    /// The state and the counts of the connection.
+    pub fn link_report(&self) -> LinkReport {
+        self.link.report()
     }
 
     pub(crate) fn with_link(link: Arc<Link>) -> Self {

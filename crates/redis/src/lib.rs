@@ -22,3 +22,4 @@ pub use central::CentralStore;
 pub use config::{RedisConfig, TimeSource, TlsMaterial};
 pub use endpoint::{Endpoint, EndpointError};
 pub use shared::SharedRecords;
+pub use link::{BATCH_BOUNDS, LATENCY_BOUNDS, LinkReport};

@@ -1,7 +1,5 @@
 //! The central store against a real redis-server.
 
-#![allow(missing_docs, clippy::unwrap_used, reason = "tests speak through their names and fail by panicking")]
-
 use std::sync::Arc;
 
 use redis::AsyncCommands;
