@@ -3,13 +3,11 @@
 use std::sync::Arc;
 
 use tidegate_core::{Check, CounterKey, Decision, Outcomes, Refund, Timestamp};
-use tidegate_store::{Clock, Override, SharedEvent, Store, StoreError};
-use tokio::sync::mpsc;
+use tidegate_store::{Clock, Override, Store, StoreError};
 
 use crate::config::RedisConfig;
 use crate::link::{Link, LinkReport};
 use crate::operation::{CounterCheck, CounterRefund, Operation, OperationReply};
-use crate::shared::SharedRecords;
 
 /// Counters in Redis; one script call decides.
 #[derive(Clone, Debug)]
@@ -35,11 +33,6 @@ impl CentralStore {
 
     pub(crate) fn with_link(link: Arc<Link>) -> Self {
         Self { link }
-    }
-
-    /// Starts to exchange records with the other nodes.
-    pub fn share_records(&self) -> (SharedRecords, mpsc::Receiver<SharedEvent>) {
-        SharedRecords::start(&self.link)
     }
 
     fn checks(&self, checks: &[Check<'_>]) -> Vec<CounterCheck> {

@@ -11,15 +11,24 @@
 mod central;
 mod config;
 mod endpoint;
+mod invalidation;
 mod key;
 mod link;
+mod lost_writes;
+mod membership;
 mod nodes;
 mod operation;
+mod rejections;
+mod report;
 mod script;
 mod shared;
+mod stand_in;
+mod store;
 
 pub use central::CentralStore;
 pub use config::{RedisConfig, TimeSource, TlsMaterial};
 pub use endpoint::{Endpoint, EndpointError};
-pub use shared::SharedRecords;
 pub use link::{BATCH_BOUNDS, LATENCY_BOUNDS, LinkReport};
+pub use report::{FallbackDecisions, StoreReport};
+pub use shared::SharedRecords;
+pub use store::RedisStore;

@@ -8,7 +8,7 @@ use tidegate_admin::AdminState;
 use tidegate_core::{Check, CounterKey, Decision, Limit, Refund, TimeSpan, Timestamp};
 use tidegate_gateway::Gateway;
 use tidegate_policy::{StorePlan, StoreUrl};
-use tidegate_redis::{CentralStore, Endpoint, RedisConfig, TlsMaterial};
+use tidegate_redis::{Endpoint, RedisConfig, RedisStore, TlsMaterial};
 use tidegate_store::{
     Clock, HeavyKey, MemoryStore, MemoryUse, Override, RetainedLimits, RuleSettings, Store, StoreError,
 };
@@ -24,7 +24,7 @@ pub(crate) enum SelectedStore {
     /// In the memory of this process.
     Memory(MemoryStore),
     /// In Redis, shared with other nodes.
-    Redis(Box<CentralStore>),
+    Redis(Box<RedisStore>),
 }
 
 impl SelectedStore {
@@ -33,7 +33,7 @@ impl SelectedStore {
         match &plan.url {
             None => Ok(Self::Memory(MemoryStore::with_cap(max_memory(plan)))),
             Some(url) => {
-                let store = CentralStore::new(redis_config(plan, url)?, Arc::clone(clock));
+                let store = RedisStore::new(redis_config(plan, url)?, Arc::clone(clock));
                 Ok(Self::Redis(Box::new(store)))
             }
         }
