@@ -51,7 +51,7 @@ impl Rate {
 /// The fill level at an instant follows from how far that instant lies before `empty_at`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Level {
-    empty_at: u128,
+    pub(crate) empty_at: u128,
 }
 
 /// A rate and a capacity: the part that token bucket and leaky bucket share.
@@ -101,6 +101,17 @@ impl Bucket {
 
     pub(crate) const fn max_backlog(&self) -> u64 {
         self.max_backlog
+    }
+
+    /// The units in the bucket, rounded up to whole units.
+    pub(crate) fn used(&self, level: Level, now: Timestamp) -> u64 {
+        self.subunits(level, now).div_ceil(self.rate.unit.get())
+    }
+
+    /// The time in which a full bucket drains.
+    pub(crate) fn drain_time(&self) -> TimeSpan {
+        let ticks = self.capacity_subunits.div_ceil(self.rate.drain.get());
+        TimeSpan::from_micros(ticks.saturating_mul(self.rate.tick.micros()))
     }
 
     /// Checks whether `cost` fits.
@@ -327,20 +338,25 @@ impl Bucket {
     }
 
     /// The fill level at `now`.
-    fn subunits(&self, level: Level, now: Timestamp) -> u64 {
+    pub(crate) fn subunits(&self, level: Level, now: Timestamp) -> u64 {
         u64::try_from(level.empty_at.saturating_sub(self.drained_by(now)))
             .map_or(EXACT_MAX, |subunits| subunits.min(EXACT_MAX))
     }
 
     /// The level of a bucket with `subunits` at `now`. Its `empty_at` is at most one tick after the last representable one.
     fn level(&self, subunits: u64, now: Timestamp) -> Level {
+        self.level_at(self.drained_by(now).saturating_add(u128::from(subunits)))
+    }
+
+    /// The level of a bucket that is empty when this many subunits have drained since the epoch.
+    pub(crate) fn level_at(&self, empty_at: u128) -> Level {
         let latest =
             u128::from(EXACT_MAX.saturating_add(1)).saturating_mul(u128::from(self.rate.drain.get()));
-        Level { empty_at: self.drained_by(now).saturating_add(u128::from(subunits)).min(latest) }
+        Level { empty_at: empty_at.min(latest) }
     }
 
     /// The subunits drained from the epoch to `now`.
-    fn drained_by(&self, now: Timestamp) -> u128 {
+    pub(crate) fn drained_by(&self, now: Timestamp) -> u128 {
         u128::from(self.rate.tick.of(now)).saturating_mul(u128::from(self.rate.drain.get()))
     }
 

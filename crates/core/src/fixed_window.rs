@@ -21,8 +21,8 @@ pub struct FixedWindow {
 /// The window's number and its admitted units. The default is an unused key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct WindowCount {
-    window: u64,
-    count: u64,
+    pub(crate) window: u64,
+    pub(crate) count: u64,
 }
 
 impl FixedWindow {
@@ -101,6 +101,10 @@ impl RateAlgorithm for FixedWindow {
         let settled = old.settle(state, now);
         let begun = Timestamp::from_micros(settled.window.saturating_mul(old.length.get()));
         WindowCount { window: now.max(begun).as_micros() / self.length, count: settled.count }
+    }
+
+    fn used(&self, state: &WindowCount, now: Timestamp) -> u64 {
+        self.settle(*state, now).count
     }
 
     fn is_fresh(&self, state: &WindowCount, now: Timestamp) -> bool {

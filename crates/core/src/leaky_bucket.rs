@@ -11,7 +11,7 @@ use crate::time::{Tick, TimeSpan, Timestamp};
 
 /// The parameters of a leaky bucket; `burst` defaults to `requests`, `max_wait` to [`LeakyBucket::DEFAULT_MAX_WAIT`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct LeakyBucket(Bucket);
+pub struct LeakyBucket(pub(crate) Bucket);
 
 impl LeakyBucket {
     /// The longest wait if the specification has none.
@@ -63,6 +63,10 @@ impl RateAlgorithm for LeakyBucket {
 
     fn rebase(&self, old: &Self, state: Level, now: Timestamp) -> Level {
         self.0.rebase(&old.0, state, now)
+    }
+
+    fn used(&self, state: &Level, now: Timestamp) -> u64 {
+        self.0.used(*state, now)
     }
 
     fn is_fresh(&self, state: &Level, now: Timestamp) -> bool {

@@ -49,10 +49,12 @@ extern crate std;
 mod bucket;
 mod coordination;
 mod decision;
+mod delta;
 mod fixed_window;
 mod key;
 mod leaky_bucket;
 mod limit;
+mod limit_share;
 mod penalty;
 mod report;
 mod resilience;
@@ -68,6 +70,7 @@ pub use coordination::{Coordination, StoreFailureMode};
 pub use decision::{
     Check, Decision, Ledger, Outcome, Outcomes, Refund, Refunds, Role, Verdict, decide, peek,
 };
+pub use delta::CounterDelta;
 pub use fixed_window::{FixedWindow, WindowCount};
 pub use key::{CounterKey, RuleId};
 pub use leaky_bucket::LeakyBucket;

@@ -168,6 +168,9 @@ pub trait RateAlgorithm: Copy {
     /// Converts the state of a key last counted under `old`. The spent units stay spent.
     fn rebase(&self, old: &Self, state: Self::State, now: Timestamp) -> Self::State;
 
+    /// The spent units that still count at `now`, rounded up to whole units.
+    fn used(&self, state: &Self::State, now: Timestamp) -> u64;
+
     /// Whether the state equals an unused one from `now` on.
     fn is_fresh(&self, state: &Self::State, now: Timestamp) -> bool;
 
@@ -374,6 +377,15 @@ macro_rules! algorithms {
                         CounterState::$variant(new.rebase(old, state, now))
                     })+
                     _ => CounterState::Unseen,
+                }
+            }
+
+            /// The spent units that still count at `now`, rounded up to whole units. More than the capacity if units were
+            /// charged that did not fit.
+            pub fn used(&self, state: &CounterState, now: Timestamp) -> u64 {
+                match (&self.kind, state) {
+                    $((AlgorithmKind::$variant(limit), CounterState::$variant(state)) => limit.used(state, now),)+
+                    _ => 0,
                 }
             }
 

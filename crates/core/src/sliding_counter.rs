@@ -24,9 +24,9 @@ pub struct SlidingCounter {
 /// The window's number, its admitted units, and those of the window before. The default is an unused key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct TwoWindows {
-    window: u64,
-    previous: u64,
-    current: u64,
+    pub(crate) window: u64,
+    pub(crate) previous: u64,
+    pub(crate) current: u64,
 }
 
 impl SlidingCounter {
@@ -79,7 +79,7 @@ impl SlidingCounter {
     }
 
     /// The largest count for which `count · length` is exact, even if more than `requests` is charged.
-    fn max_count(&self) -> u64 {
+    pub(crate) fn max_count(&self) -> u64 {
         EXACT_MAX / self.length
     }
 }
@@ -153,6 +153,11 @@ impl RateAlgorithm for SlidingCounter {
         let begun = old.tick.start(old.start_tick(settled.window));
         let window = self.tick.of(now.max(begun)) / self.length;
         TwoWindows { window, previous: 0, current: used.min(self.max_count()) }
+    }
+
+    fn used(&self, state: &TwoWindows, now: Timestamp) -> u64 {
+        let (state, elapsed) = self.settle(*state, now);
+        self.share(state.previous, elapsed).saturating_add(state.current)
     }
 
     fn is_fresh(&self, state: &TwoWindows, now: Timestamp) -> bool {

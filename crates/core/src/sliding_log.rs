@@ -163,6 +163,10 @@ impl RateAlgorithm for SlidingLog {
         log
     }
 
+    fn used(&self, log: &AdmissionLog, now: Timestamp) -> u64 {
+        log.total_units.saturating_sub(self.expired_units(log, now.max(log.newest_time)))
+    }
+
     fn heap_bytes(log: &AdmissionLog) -> usize {
         log.entries.capacity().saturating_mul(size_of::<AdmissionEntry>())
     }

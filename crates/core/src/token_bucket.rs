@@ -12,7 +12,7 @@ use crate::time::{Tick, Timestamp};
 
 /// The parameters of a token bucket; `burst` defaults to `requests`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct TokenBucket(Bucket);
+pub struct TokenBucket(pub(crate) Bucket);
 
 impl TokenBucket {
     /// The exact refill rate.
@@ -79,6 +79,10 @@ impl RateAlgorithm for TokenBucket {
 
     fn rebase(&self, old: &Self, state: Level, now: Timestamp) -> Level {
         self.0.rebase(&old.0, state, now)
+    }
+
+    fn used(&self, state: &Level, now: Timestamp) -> u64 {
+        self.0.used(*state, now)
     }
 
     fn is_fresh(&self, state: &Level, now: Timestamp) -> bool {

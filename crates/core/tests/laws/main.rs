@@ -4,10 +4,12 @@
 
 mod bounds;
 mod decisions;
+mod deltas;
 mod examples;
 mod generate;
 mod model;
 mod penalties;
 mod refunds;
 mod resilience;
+mod shares;
 mod verdicts;
