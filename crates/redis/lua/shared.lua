@@ -12,7 +12,7 @@
 --          push   the number of records that were newer than the stored ones
 --          pull   the version up to which this page reaches, then field and value of each record
 --
--- A caller that knows another epoch gets all records: this server lost the earlier ones.
+-- A caller that knows another epoch or a later version gets all records: this server lost some.
 
 local records, changes, expiry = KEYS[1], KEYS[2], KEYS[3]
 local ttl = tonumber(ARGV[2])
@@ -63,7 +63,10 @@ end
 if redis.call('TTL', records) < ttl / 2 then
   keep_alive()
 end
-local known = ARGV[4] == epoch and ARGV[5] or '0'
+local known = ARGV[5]
+if ARGV[4] ~= epoch or tonumber(known) > version then
+  known = '0'
+end
 local reply = { epoch, version, version }
 local page = redis.call('ZRANGEBYSCORE', changes, '(' .. known, '+inf', 'WITHSCORES', 'LIMIT', 0, ARGV[6])
 for at = 1, #page, 2 do

@@ -95,6 +95,10 @@ impl Backend for AdminBackend {
         self.gateway.connections()
     }
 
+    fn shared_store(&self) -> Value {
+        self.limiter().store().status()
+    }
+
     fn upstreams(&self) -> Vec<Value> {
         upstreams::upstreams(&self.gateway)
     }
@@ -122,6 +126,7 @@ impl Backend for AdminBackend {
         if let Some(memory_use) = self.limiter().store().memory_use() {
             write_memory_use(&mut page, memory_use);
         }
+        self.limiter().store().write_metrics(&mut page);
         let (bans, help) = ("tidegate_bans", "Active bans set by operators.");
         page.single(bans, MetricKind::Gauge, help, self.limiter().bans().len());
         self.certificates.write(&mut page);

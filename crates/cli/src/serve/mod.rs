@@ -12,6 +12,7 @@ mod rlimit;
 pub(crate) mod source;
 pub(crate) mod state;
 mod store;
+mod store_report;
 mod takeover;
 mod upstreams;
 
@@ -86,9 +87,7 @@ fn serve(args: &ServeArgs, source: &PolicySource, startup: Startup, logging: &Lo
     let admin_listener = AdminListener::new(source.file(), &plan, predecessor.as_mut())?;
     let telemetry = logging.telemetry(cores, clock.now());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let context = runtime.enter();
     let store = Arc::new(SelectedStore::new(&plan.store, &clock)?);
-    drop(context);
     let limiter = Arc::new(Limiter::new(active, store, Arc::clone(&clock))?);
     let gateway =
         Gateway::builder(limiter).resource_limits(rlimit::raise_and_derive(cores)).telemetry(telemetry);
@@ -97,7 +96,7 @@ fn serve(args: &ServeArgs, source: &PolicySource, startup: Startup, logging: &Lo
     // Restore bans before the first request is accepted.
     let admin_state = runtime.block_on(backend.restore(Arc::clone(&clock), state))?;
     runtime.spawn(Arc::clone(&admin_state).persist_penalties());
-    store::share_records(&runtime, &gateway, &admin_state);
+    store::start_sharing(&runtime, &gateway, &admin_state);
     let (stop, stopping) = watch::channel(false);
     let threads = gateway.start(&listeners, &stopping, DRAIN_TIMEOUT)?;
     // Handle signals and file changes before the start message is printed.

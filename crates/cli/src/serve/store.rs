@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use serde_json::Value;
 use tidegate_admin::AdminState;
 use tidegate_core::{Check, CounterKey, Decision, Limit, Refund, TimeSpan, Timestamp};
 use tidegate_gateway::Gateway;
@@ -12,9 +13,11 @@ use tidegate_redis::{Endpoint, RedisConfig, RedisStore, TlsMaterial};
 use tidegate_store::{
     Clock, HeavyKey, MemoryStore, MemoryUse, Override, RetainedLimits, RuleSettings, Store, StoreError,
 };
+use tidegate_telemetry::Exposition;
 use tokio::runtime::Runtime;
 
 use super::admin::AdminBackend;
+use super::store_report;
 
 /// The store for counters. The rest of the process is generic over the store.
 ///
@@ -24,7 +27,15 @@ pub(crate) enum SelectedStore {
     /// In the memory of this process.
     Memory(MemoryStore),
     /// In Redis, shared with other nodes.
-    Redis(Box<RedisStore>),
+    Redis(Box<SharedCounters>),
+}
+
+/// Counters in Redis.
+#[derive(Debug)]
+pub(crate) struct SharedCounters {
+    store: RedisStore,
+    /// The URL without the password.
+    url: String,
 }
 
 impl SelectedStore {
@@ -34,7 +45,7 @@ impl SelectedStore {
             None => Ok(Self::Memory(MemoryStore::with_cap(max_memory(plan)))),
             Some(url) => {
                 let store = RedisStore::new(redis_config(plan, url)?, Arc::clone(clock));
-                Ok(Self::Redis(Box::new(store)))
+                Ok(Self::Redis(Box::new(SharedCounters { store, url: url.to_string() })))
             }
         }
     }
@@ -52,6 +63,21 @@ impl SelectedStore {
         match self {
             Self::Memory(store) => Some(store.memory_use()),
             Self::Redis(_) => None,
+        }
+    }
+
+    /// The state of the shared store for `/v1/status`; null if there is none.
+    pub(crate) fn status(&self) -> Value {
+        match self {
+            Self::Memory(_) => Value::Null,
+            Self::Redis(shared) => store_report::status(&shared.store, &shared.url),
+        }
+    }
+
+    /// Writes the metrics of the shared store, if there is one.
+    pub(crate) fn write_metrics(&self, page: &mut Exposition) {
+        if let Self::Redis(shared) = self {
+            store_report::write_metrics(page, &shared.store);
         }
     }
 }
@@ -81,16 +107,17 @@ fn redis_config(plan: &StorePlan, url: &StoreUrl) -> anyhow::Result<RedisConfig>
     })
 }
 
-/// Shares bans, overrides and penalties with the other nodes of a shared store, until the runtime is dropped.
-pub(crate) fn share_records(
+/// Starts the background work of a shared store, until the runtime is dropped: shares bans, overrides and penalties with the
+/// other nodes, and logs when the store fails.
+pub(crate) fn start_sharing(
     runtime: &Runtime,
     gateway: &Gateway<SelectedStore>,
     state: &Arc<AdminState<AdminBackend>>,
 ) {
-    if let SelectedStore::Redis(store) = gateway.limiter().store() {
-        let _context = runtime.enter();
-        let (records, events) = store.share_records();
+    if let SelectedStore::Redis(shared) = gateway.limiter().store() {
+        let (records, events) = shared.store.share_records();
         runtime.spawn(Arc::clone(state).share(Arc::new(records), events));
+        runtime.spawn(store_report::log_changes(shared.store.clone(), shared.url.clone()));
     }
 }
 
@@ -99,7 +126,7 @@ impl Store for SelectedStore {
     async fn decide(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
         match self {
             Self::Memory(store) => store.decide(checks, now).await,
-            Self::Redis(store) => Box::pin(store.decide(checks, now)).await,
+            Self::Redis(shared) => Box::pin(shared.store.decide(checks, now)).await,
         }
     }
 
@@ -111,28 +138,28 @@ impl Store for SelectedStore {
     ) -> Result<(), StoreError> {
         match self {
             Self::Memory(store) => store.decide_batch(batch, now, decisions).await,
-            Self::Redis(store) => Box::pin(store.decide_batch(batch, now, decisions)).await,
+            Self::Redis(shared) => Box::pin(shared.store.decide_batch(batch, now, decisions)).await,
         }
     }
 
     async fn peek(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
         match self {
             Self::Memory(store) => store.peek(checks, now).await,
-            Self::Redis(store) => Box::pin(store.peek(checks, now)).await,
+            Self::Redis(shared) => Box::pin(shared.store.peek(checks, now)).await,
         }
     }
 
     async fn refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<(), StoreError> {
         match self {
             Self::Memory(store) => store.refund(refunds, now).await,
-            Self::Redis(store) => Box::pin(store.refund(refunds, now)).await,
+            Self::Redis(shared) => Box::pin(shared.store.refund(refunds, now)).await,
         }
     }
 
     async fn reset(&self, key: CounterKey<'_>) -> Result<(), StoreError> {
         match self {
             Self::Memory(store) => store.reset(key).await,
-            Self::Redis(store) => Box::pin(store.reset(key)).await,
+            Self::Redis(shared) => Box::pin(shared.store.reset(key)).await,
         }
     }
 
@@ -144,21 +171,21 @@ impl Store for SelectedStore {
     ) -> Result<(), StoreError> {
         match self {
             Self::Memory(store) => store.override_limit(key, replacement, now).await,
-            Self::Redis(store) => Box::pin(store.override_limit(key, replacement, now)).await,
+            Self::Redis(shared) => Box::pin(shared.store.override_limit(key, replacement, now)).await,
         }
     }
 
     fn retain_limits(&self, limits: &[Limit], now: Timestamp) -> Result<RetainedLimits, StoreError> {
         match self {
             Self::Memory(store) => store.retain_limits(limits, now),
-            Self::Redis(store) => store.retain_limits(limits, now),
+            Self::Redis(shared) => shared.store.retain_limits(limits, now),
         }
     }
 
     fn apply_settings(&self, rules: &[RuleSettings]) {
         match self {
             Self::Memory(store) => store.apply_settings(rules),
-            Self::Redis(store) => store.apply_settings(rules),
+            Self::Redis(shared) => shared.store.apply_settings(rules),
         }
     }
 }

@@ -59,6 +59,7 @@ fn static_rule_needs_no_url() {
     );
     let rule = plan.rate_limits.default.unwrap();
     assert_eq!(rule.sharing.unwrap().coordination, Coordination::Static);
+    assert_eq!((rule.requests, rule.limit.capacity()), (8, 2), "each of four nodes admits two");
 }
 
 #[test]

@@ -54,14 +54,23 @@ impl RecordCopy {
         let is_new = self.epoch.as_deref() != Some(epoch);
         if is_new {
             self.epoch = Some(epoch.to_vec());
-            self.unpushed = self.records.keys().copied().collect();
+            self.version = 0;
+            self.push_all();
         }
         is_new
     }
 
-    /// Notes the version up to which records were pulled.
+    /// Notes the version up to which records were pulled. If Redis has gone back, all records must be pushed.
     pub(super) fn advance(&mut self, version: u64) {
+        if version < self.version {
+            self.push_all();
+        }
         self.version = version;
+    }
+
+    /// Marks all records as not pushed.
+    pub(super) fn push_all(&mut self) {
+        self.unpushed = self.records.keys().copied().collect();
     }
 
     /// Up to `count` records to push; `None` if there are none.
@@ -122,6 +131,19 @@ mod tests {
         assert!(!copy.enter_epoch(b"one"));
         assert_eq!(copy.next_batch(10), None);
         assert!(copy.enter_epoch(b"two"));
+        assert_eq!(copy.next_batch(10), Some(vec![FIELD]));
+    }
+
+    #[test]
+    fn copy_pushes_all_records_again_if_redis_has_gone_back() {
+        let mut copy = RecordCopy::default();
+        copy.change(FIELD, record(5, b"own"));
+        copy.enter_epoch(b"one");
+        copy.mark_pushed(&[FIELD]);
+        copy.advance(3);
+        copy.advance(4);
+        assert_eq!(copy.next_batch(10), None);
+        copy.advance(2);
         assert_eq!(copy.next_batch(10), Some(vec![FIELD]));
     }
 }

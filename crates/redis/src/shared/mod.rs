@@ -27,6 +27,8 @@ use seal::Sealer;
 
 /// How often a node pulls without an announcement, and pushes again after an error.
 const INTERVAL: Duration = Duration::from_secs(1);
+/// After so many intervals all records are pushed again, in case Redis lost some without going back visibly.
+const PUSH_ALL_INTERVALS: u32 = 600;
 /// Requests that wait for the task; further ones are dropped. A dropped record is published again when it changes.
 const QUEUE: usize = 16_384;
 /// Events that wait for their receiver.
@@ -114,6 +116,7 @@ impl Exchange {
         let mut ticks = tokio::time::interval(INTERVAL);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut is_subscribed = true;
+        let mut intervals = 0;
         while !self.events.is_closed() {
             tokio::select! {
                 request = requests.recv() => match request {
@@ -124,7 +127,13 @@ impl Exchange {
                     Some(event) => self.receive(event).await,
                     None => is_subscribed = false,
                 },
-                _ = ticks.tick() => self.exchange().await,
+                _ = ticks.tick() => {
+                    intervals = (intervals + 1) % PUSH_ALL_INTERVALS;
+                    if intervals == 0 {
+                        self.copy.push_all();
+                    }
+                    self.exchange().await;
+                }
             }
         }
     }

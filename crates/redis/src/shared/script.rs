@@ -22,8 +22,6 @@ const SOURCE: &str = concat!("#!lua\n", include_str!("../../lua/shared.lua"));
 /// Calls the script.
 pub(super) struct SharedScript {
     keys: [KeyName; 3],
-    /// The epoch that this node proposes if Redis has none.
-    epoch: String,
 }
 
 /// A part of what changed.
@@ -38,7 +36,7 @@ pub(super) struct PulledPage {
 impl SharedScript {
     pub(super) fn new(link: &Link) -> Self {
         let keys = ["records", "changes", "expiry"].map(|name| link.names().internal("shared", name));
-        Self { keys, epoch: format!("{:016x}", fastrand::u64(..)) }
+        Self { keys }
     }
 
     fn command(&self, operation: &str) -> Cmd {
@@ -47,7 +45,9 @@ impl SharedScript {
         for key in &self.keys {
             command.arg(key.as_bytes());
         }
-        command.arg(operation).arg(TTL.as_secs()).arg(&self.epoch);
+        // A new epoch for each call: a node must notice that Redis lost the one that it proposed before.
+        let epoch = format!("{:016x}", fastrand::u64(..));
+        command.arg(operation).arg(TTL.as_secs()).arg(epoch);
         command
     }
 
