@@ -63,17 +63,6 @@ macro_rules! stand_in {
 }
 
 #[derive(Debug)]
-pub(crate) struct LeaseStore {
-    inner: CentralStore,
-}
-stand_in!(
-    LeaseStore,
-    CentralStore,
-    |link| Self { inner: CentralStore::with_link(link) },
-    |self, checks, now, d| ()
-);
-
-#[derive(Debug)]
 pub(crate) struct SyncStore {
     inner: CentralStore,
 }
@@ -122,7 +111,7 @@ impl FallbackCharge {
 }
 
 impl FallbackStore {
-    pub(crate) fn begin(&self, _now: Timestamp) {
+    pub(crate) fn begin(&self) {
         let _ = &self.admitted;
     }
 

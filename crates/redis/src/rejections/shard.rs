@@ -10,6 +10,10 @@ use tidegate_core::{Cost, Outcome, Outcomes, TimeSpan, Timestamp, Verdict};
 
 /// Decisions over different checks that one counter may reject: more replace the one that ends first.
 const DECISIONS_PER_COUNTER: usize = 4;
+/// A full shard searches all its counters for expired ones at most this often.
+const SWEEP_INTERVAL: TimeSpan = TimeSpan::from_secs(1);
+/// Otherwise it compares this many counters, and evicts the one that ends first.
+const EVICTION_CANDIDATES: usize = 16;
 
 /// A rejected decision.
 #[derive(Clone, Debug)]
@@ -76,7 +80,39 @@ pub(super) struct RejectionShard {
     /// The number of counters: usually 0, and then there is nothing to lock.
     count: AtomicUsize,
     cap: usize,
-    counters: Mutex<HashMap<u128, CounterRejections, FixedState>>,
+    counters: Mutex<CounterMap>,
+}
+
+#[derive(Debug, Default)]
+struct CounterMap {
+    entries: HashMap<u128, CounterRejections, FixedState>,
+    /// When expired counters were removed last.
+    swept: Timestamp,
+}
+
+impl CounterMap {
+    /// Makes room for one counter: removes the expired ones, or if that was done a moment ago, one of the next to end.
+    /// Returns the names of the removed counters.
+    fn make_room(&mut self, now: Timestamp) -> Vec<u64> {
+        let mut removed = Vec::new();
+        if now.since(self.swept) >= SWEEP_INTERVAL {
+            self.swept = now;
+            self.entries.retain(|_, counter| {
+                let is_live = now < counter.until();
+                if !is_live {
+                    removed.push(counter.name);
+                }
+                is_live
+            });
+        }
+        if removed.is_empty() {
+            let candidates = self.entries.iter().take(EVICTION_CANDIDATES);
+            let first = candidates.min_by_key(|(_, counter)| counter.until()).map(|(key, _)| *key);
+            let first = first.and_then(|key| self.entries.remove(&key));
+            removed.extend(first.map(|counter| counter.name));
+        }
+        removed
+    }
 }
 
 impl RejectionShard {
@@ -101,7 +137,7 @@ impl RejectionShard {
         signature: impl Fn() -> u64,
     ) -> Option<(Timestamp, Outcomes)> {
         let counters = self.lock();
-        let counter = counters.get(&key)?;
+        let counter = counters.entries.get(&key)?;
         let signature = signature();
         let is_found = |decision: &&StoredRejection| {
             decision.signature == signature && now < decision.until && decision.rejects(cost)
@@ -109,8 +145,7 @@ impl RejectionShard {
         counter.decisions.iter().find(is_found).map(|decision| decision.outcomes_at(now))
     }
 
-    /// Adds a rejection. Returns the names of the counters that were removed: expired ones, and if there are none, the
-    /// one that ends first.
+    /// Adds a rejection. Returns the names of the counters that were removed for it.
     pub(super) fn insert(
         &self,
         key: u128,
@@ -120,23 +155,13 @@ impl RejectionShard {
     ) -> Vec<u64> {
         let mut counters = self.lock();
         let mut evicted = Vec::new();
-        if counters.len() >= self.cap && !counters.contains_key(&key) {
-            counters.retain(|_, counter| {
-                let is_live = now < counter.until();
-                if !is_live {
-                    evicted.push(counter.name);
-                }
-                is_live
-            });
-            if counters.len() >= self.cap
-                && let Some(first) =
-                    counters.iter().min_by_key(|(_, counter)| counter.until()).map(|(key, _)| *key)
-            {
-                evicted.extend(counters.remove(&first).map(|counter| counter.name));
-            }
+        if counters.entries.len() >= self.cap && !counters.entries.contains_key(&key) {
+            evicted = counters.make_room(now);
         }
-        let counter =
-            counters.entry(key).or_insert_with(|| CounterRejections { name, decisions: SmallVec::new() });
+        let counter = counters
+            .entries
+            .entry(key)
+            .or_insert_with(|| CounterRejections { name, decisions: SmallVec::new() });
         counter.decisions.retain(|known| known.signature != rejection.signature && now < known.until);
         if counter.decisions.len() >= DECISIONS_PER_COUNTER {
             let first = counter.decisions.iter().enumerate().min_by_key(|(_, known)| known.until);
@@ -145,23 +170,23 @@ impl RejectionShard {
             }
         }
         counter.decisions.push(rejection);
-        self.count.store(counters.len(), Ordering::Release);
+        self.count.store(counters.entries.len(), Ordering::Release);
         evicted
     }
 
     pub(super) fn remove(&self, key: u128) {
         let mut counters = self.lock();
-        counters.remove(&key);
-        self.count.store(counters.len(), Ordering::Release);
+        counters.entries.remove(&key);
+        self.count.store(counters.entries.len(), Ordering::Release);
     }
 
     pub(super) fn clear(&self) {
         let mut counters = self.lock();
-        counters.clear();
+        counters.entries.clear();
         self.count.store(0, Ordering::Release);
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<u128, CounterRejections, FixedState>> {
+    fn lock(&self) -> MutexGuard<'_, CounterMap> {
         self.counters.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

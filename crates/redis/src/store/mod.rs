@@ -31,7 +31,8 @@ use crate::nodes::{NodeCount, NodeId};
 use crate::rejections::{Generation, LONGEST_LIFE, RejectionCache, RejectionSource};
 use crate::report::{FallbackDecisions, StoreReport};
 
-use crate::stand_in::{FallbackStore, LeaseStore, StaticStore, SyncStore};
+use crate::lease::LeaseStore;
+use crate::stand_in::{FallbackStore, StaticStore, SyncStore};
 use failure::{FallbackState, is_outage};
 use groups::Decider;
 use settings::SettingsTable;
