@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tidegate_core::TimeSpan;
-use tidegate_redis::{BATCH_BOUNDS, LATENCY_BOUNDS, LinkReport, RedisStore, StoreReport};
+use tidegate_redis::{BATCH_BOUNDS, LATENCY_BOUNDS, LeaseReport, LinkReport, RedisStore, StoreReport};
 use tidegate_telemetry::{Exposition, MetricKind};
 
 /// How often the state is compared with the one before, for the log.
@@ -41,6 +41,19 @@ pub(super) fn write_metrics(page: &mut Exposition, store: &RedisStore) {
     page.single(name, MetricKind::Counter, help, report.cached_rejections_served);
     let help = "Counters whose rejection is cached.";
     page.single("tidegate_store_cached_rejections", MetricKind::Gauge, help, report.cached_rejections);
+    write_leases(page, store.lease_report());
+}
+
+/// Writes the metrics of `coordination: lease`.
+fn write_leases(page: &mut Exposition, leases: LeaseReport) {
+    let help = "Counters of which this node has leased units to spend.";
+    page.single("tidegate_store_leases", MetricKind::Gauge, help, leases.counters);
+    let help = "Leased units that this node can spend without asking Redis.";
+    page.single("tidegate_store_leased_units", MetricKind::Gauge, help, leases.units);
+    let help = "Blocks of units that Redis granted to this node.";
+    page.single("tidegate_store_lease_grants_total", MetricKind::Counter, help, leases.grants);
+    let help = "Leases that expired before they were settled; their units count as spent.";
+    page.single("tidegate_store_leases_expired_total", MetricKind::Counter, help, leases.expired);
 }
 
 /// Writes the metrics of the connection.

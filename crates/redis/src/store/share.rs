@@ -4,6 +4,7 @@ use tidegate_store::SharedEvent;
 use tokio::sync::mpsc;
 
 use super::RedisStore;
+use crate::lease::LeaseReport;
 use crate::link::LinkReport;
 use crate::shared::SharedRecords;
 
@@ -16,6 +17,11 @@ impl RedisStore {
     /// Whether Redis is believed to work: decisions ask it.
     pub fn is_available(&self) -> bool {
         self.state.link.is_available()
+    }
+
+    /// The leases of this node, for metrics.
+    pub fn lease_report(&self) -> LeaseReport {
+        self.state.lease.report(self.state.link.clock().now())
     }
 
     /// The connection to Redis, for metrics.

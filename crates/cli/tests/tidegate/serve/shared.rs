@@ -9,7 +9,7 @@ use tidegate_testkit::server::echo;
 use tidegate_testkit::wait::eventually_blocking;
 
 use super::admin::AdminGateway;
-use crate::program::serve;
+use crate::program::{run, serve};
 
 /// Ten requests an hour for each API key and user; lock-out after three rejections at `/login`.
 fn policy(redis: &str) -> PolicyFile {
@@ -131,4 +131,35 @@ fn gateway_starts_and_serves_without_redis() {
     let server: Tidegate = serve(&["--config", &policy(&format!("redis://{}", free_address())).path()]);
     server.wait_for_log("store_unavailable");
     assert_eq!(request(&server.address, "GET", "/", "X-API-Key: sk_live_any\r\n", "").status, 200);
+}
+
+#[test]
+fn status_and_metrics_show_the_shared_store() {
+    let redis = RedisServer::start();
+    let [one, two] = two_gateways(&redis.url());
+    assert_eq!(get(&one, "/", "sk_live_any"), 200);
+    let status = || one.send("GET", "/v1/status", "").json()["store"].clone();
+    eventually_blocking("both nodes are known", || status()["nodes"] == 2 && status()["mode"] == "normal");
+    let (is_success, text, _) = two.command(&["status"]);
+    assert!(is_success && text.contains("  store        redis://127.0.0.1:"), "{text}");
+    let metrics = one.send("GET", "/metrics", "").text().to_owned();
+    for line in
+        ["redis_connection_errors 0", "tidegate_store_mode{mode=\"normal\"} 1", "tidegate_store_nodes 2"]
+    {
+        assert!(metrics.contains(line), "{line}\n{metrics}");
+    }
+    let replies = metrics.lines().find_map(|line| line.strip_prefix("tidegate_store_latency_seconds_count "));
+    assert!(replies.unwrap().parse::<u64>().unwrap() > 0);
+}
+
+#[test]
+fn store_of_the_command_line_replaces_that_of_the_policy() {
+    let redis = RedisServer::start();
+    let wrong = policy(&format!("redis://{}", free_address()));
+    let server = serve(&["--config", &wrong.path(), "--store", &redis.url()]);
+    assert_eq!(request(&server.address, "GET", "/", "X-API-Key: sk_live_any\r\n", "").status, 200);
+    assert!(server.wait_for_log("store_available").contains(&redis.url()));
+    let invalid = run(&["serve", "--store", "http://127.0.0.1"]);
+    let text = String::from_utf8_lossy(&invalid.stderr);
+    assert!(!invalid.status.success() && text.contains("invalid --store"), "{text}");
 }

@@ -67,7 +67,7 @@ impl AdminGateway {
     }
 
     /// Runs a `tidegate` command with the policy. Returns whether it succeeds, its output and its errors.
-    pub(super) fn command(&self, args: &[&str]) -> (bool, String, String) {
+    pub(crate) fn command(&self, args: &[&str]) -> (bool, String, String) {
         let url = format!("http://{}", self.admin);
         let policy = self.policy.path();
         let output = run(&[args, &["--config", &policy, "--admin", &url]].concat());
