@@ -170,11 +170,8 @@ impl<R: Backend> AdminState<R> {
             Ok(written?)
         });
         if let Err(error) = applied.await {
-            self.backend.log_event(
-                "shared_change_not_saved",
-                &format!("a change of another node is not saved: {error}"),
-                "",
-            );
+            let message = format!("a change of another node is not saved: {error}");
+            self.backend.log_event("shared_change_not_saved", &message, "");
         }
     }
 
