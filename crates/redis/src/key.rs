@@ -11,6 +11,8 @@ const TAG_CHARACTERS: usize = 15;
 const RULE_CHARACTERS: usize = 8;
 /// The end of the names of counters that are leased.
 const LEASE_SUFFIX: u8 = b'L';
+/// The end of the names of counters of which nodes keep copies.
+const SYNC_SUFFIX: u8 = b'S';
 /// Safe in key names and in hash tags.
 const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 
@@ -45,6 +47,14 @@ impl KeyNames {
         let KeyName { slot, name } = self.counter(key);
         let mut name = name.into_vec();
         name.push(LEASE_SUFFIX);
+        KeyName { slot, name: name.into() }
+    }
+
+    /// The name of a counter of which nodes keep copies.
+    pub(crate) fn sync(&self, key: CounterKey<'_>) -> KeyName {
+        let KeyName { slot, name } = self.counter(key);
+        let mut name = name.into_vec();
+        name.push(SYNC_SUFFIX);
         KeyName { slot, name: name.into() }
     }
 

@@ -20,7 +20,7 @@ const SAMPLES: u16 = 16;
 /// The number of hash slots of a cluster.
 const SLOTS: u16 = 16_384;
 /// The TTL of a counter, renewed by each heartbeat. A counter that Redis was not asked for that long has expired.
-const COUNTER_TTL: Duration = Duration::from_secs(3_600);
+const COUNTER_TTL: Duration = Duration::from_hours(1);
 
 /// KEYS: the counter. ARGV: its TTL in milliseconds. Reply: its value, the server's time in milliseconds, and the identity
 /// of the server's process (empty if the user may not see it).
@@ -104,8 +104,8 @@ impl WriteSample {
     /// Whether a confirmed increment is missing in `reply`.
     fn observe(&self, reply: SampleReply, detected: &AtomicU64) -> bool {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        let lost = last.as_ref().is_some_and(|last| last.is_lost_in(&reply));
-        if let Some(last) = last.as_ref().filter(|_| lost) {
+        let is_lost = last.as_ref().is_some_and(|last| last.is_lost_in(&reply));
+        if let Some(last) = last.as_ref().filter(|_| is_lost) {
             detected.fetch_add(1, Ordering::Relaxed);
             tracing::warn!(
                 event = "store_lost_writes",
@@ -116,7 +116,7 @@ impl WriteSample {
             );
         }
         *last = Some(reply);
-        lost
+        is_lost
     }
 }
 

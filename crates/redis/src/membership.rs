@@ -23,7 +23,7 @@ const SILENCE: Duration = Duration::from_secs(3);
 /// How long fewer nodes must have been seen before the number shrinks.
 const HOLD_DOWN: TimeSpan = TimeSpan::from_secs(10);
 /// The TTL of the set, renewed by each heartbeat.
-const SET_TTL: Duration = Duration::from_secs(60);
+const SET_TTL: Duration = Duration::from_mins(1);
 
 /// KEYS: the set of nodes. ARGV: the node, the silence and the TTL in milliseconds. Reply: the number of live nodes.
 const SCRIPT: &str = "#!lua

@@ -5,6 +5,7 @@ use tidegate_store::Override;
 
 use crate::key::KeyName;
 use crate::lease::{LeaseReply, LeaseRequest};
+use crate::sync::{CounterExchange, ExchangeReply};
 
 /// One operation. All its keys are in one hash slot, unless a single server has all slots.
 #[derive(Clone, Debug)]
@@ -31,6 +32,10 @@ pub(crate) enum Operation {
     Override(KeyName, Option<Override>),
     /// Leases of counters, in order.
     Lease(Vec<LeaseRequest>),
+    /// Pushes the changes of copies of counters and pulls the counters. Without counters it reads the server's time.
+    Exchange(Vec<CounterExchange>),
+    /// Resets a counter of which nodes keep copies: changes made before are dropped when they arrive.
+    ResetCopies(KeyName),
 }
 
 /// A check with the name of its counter.
@@ -56,12 +61,14 @@ pub(crate) struct CounterRefund {
 pub(crate) enum OperationReply {
     /// To a decision, a peek or a cancellation: the server's time and one outcome per check.
     Outcomes(Timestamp, Outcomes),
-    /// To any other operation: the server's time.
+    /// To any other operation: the server's time; to a reset of copies: the epoch that starts, which is a time.
     Done(Timestamp),
     /// A counter has a newer format. The operation has changed nothing.
     NewerFormat,
     /// To requests for leases: one reply each.
     Leases(Vec<LeaseReply>),
+    /// To an exchange: the server's time and one reply per counter.
+    Exchanged(Timestamp, Vec<ExchangeReply>),
 }
 
 /// The scripts. Operations of the same script can share a call.
@@ -71,6 +78,8 @@ pub(crate) enum ScriptName {
     Central,
     /// `lua/lease.lua`
     Lease,
+    /// `lua/sync.lua`
+    Sync,
 }
 
 impl Operation {
@@ -85,6 +94,7 @@ impl Operation {
             | Self::Reset(_)
             | Self::Override(..) => ScriptName::Central,
             Self::Lease(_) => ScriptName::Lease,
+            Self::Exchange(_) | Self::ResetCopies(_) => ScriptName::Sync,
         }
     }
 
@@ -96,8 +106,9 @@ impl Operation {
             | Self::Peek(checks)
             | Self::Cancel { checks, .. } => checks.first().map(|check| check.key.slot()),
             Self::Refund(refunds) => refunds.first().map(|refund| refund.key.slot()),
-            Self::Reset(key) | Self::Override(key, _) => Some(key.slot()),
             Self::Lease(requests) => requests.first().map(|request| request.key.slot()),
+            Self::Exchange(counters) => counters.first().map(|counter| counter.key.slot()),
+            Self::Reset(key) | Self::Override(key, _) | Self::ResetCopies(key) => Some(key.slot()),
         }
     }
 }

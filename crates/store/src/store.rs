@@ -140,12 +140,12 @@ const REFUNDS_END: TimeSpan = TimeSpan::from_secs(60);
 
 impl Override {
     /// Whether the override is irrelevant now, even if time goes back a little.
-    pub(crate) fn has_expired(&self, now: Timestamp) -> bool {
+    pub fn has_expired(&self, now: Timestamp) -> bool {
         self.until + REFUNDS_END + REFUNDS_END <= now
     }
 
     /// Whether the refunded charge may have been made, or have drained, under this override.
-    pub(crate) fn may_affect(&self, refund: &Refund<'_>, now: Timestamp) -> bool {
+    pub fn may_affect(&self, refund: &Refund<'_>, now: Timestamp) -> bool {
         refund.charged < self.until && now < self.until + REFUNDS_END
     }
 }

@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tidegate_core::TimeSpan;
-use tidegate_redis::{BATCH_BOUNDS, LATENCY_BOUNDS, LeaseReport, LinkReport, RedisStore, StoreReport};
+use tidegate_redis::{
+    BATCH_BOUNDS, LATENCY_BOUNDS, LeaseReport, LinkReport, RedisStore, StoreReport, SyncReport,
+};
 use tidegate_telemetry::{Exposition, MetricKind};
 
 /// How often the state is compared with the one before, for the log.
@@ -14,8 +16,8 @@ const START_GRACE: u32 = 5;
 
 /// Writes the metrics of the shared store.
 pub(super) fn write_metrics(page: &mut Exposition, store: &RedisStore) {
-    write_link(page, &store.link_report());
     let report = store.report();
+    write_link(page, &report.link);
     let mut modes = page.family("tidegate_store_mode", MetricKind::Gauge, "1 for the current mode, else 0.");
     for (mode, is_current) in [("normal", !report.is_in_fallback), ("fallback", report.is_in_fallback)] {
         modes.sample(&[("mode", mode)], u8::from(is_current));
@@ -32,6 +34,9 @@ pub(super) fn write_metrics(page: &mut Exposition, store: &RedisStore) {
     let help = "Units admitted while Redis failed that were charged when it returned.";
     let name = "tidegate_store_fallback_units_charged_total";
     page.single(name, MetricKind::Counter, help, report.fallback_units_charged);
+    let help = "Units admitted while Redis failed of which it is unknown whether they were charged later.";
+    let name = "tidegate_store_fallback_units_uncharged_total";
+    page.single(name, MetricKind::Counter, help, report.fallback_units_uncharged);
     let help = "Live nodes that share the limits, as this node knows them.";
     page.single("tidegate_store_nodes", MetricKind::Gauge, help, report.nodes);
     let help = "How often Redis was found to have lost writes.";
@@ -41,7 +46,21 @@ pub(super) fn write_metrics(page: &mut Exposition, store: &RedisStore) {
     page.single(name, MetricKind::Counter, help, report.cached_rejections_served);
     let help = "Counters whose rejection is cached.";
     page.single("tidegate_store_cached_rejections", MetricKind::Gauge, help, report.cached_rejections);
-    write_leases(page, store.lease_report());
+    write_leases(page, report.lease);
+    write_sync(page, report.sync);
+}
+
+/// Writes the metrics of `coordination: sync`.
+fn write_sync(page: &mut Exposition, sync: SyncReport) {
+    let help =
+        "The most units beyond a limit that all nodes can admit: (nodes - 1) x the most units per interval.";
+    page.single("tidegate_store_overshoot_bound", MetricKind::Gauge, help, sync.overshoot_bound);
+    let help = "The most units beyond a limit that an exchange of counts found.";
+    page.single("tidegate_store_overshoot_measured", MetricKind::Gauge, help, sync.largest_overshoot);
+    let help = "Units beyond limits that this node admitted.";
+    page.single("tidegate_store_overshoot_total", MetricKind::Counter, help, sync.total_overshoot);
+    let help = "Exchanges of counts that failed.";
+    page.single("tidegate_store_sync_failures_total", MetricKind::Counter, help, sync.failed_exchanges);
 }
 
 /// Writes the metrics of `coordination: lease`.
@@ -89,7 +108,8 @@ fn seconds(micros: u64) -> f64 {
 
 /// The state for `/v1/status`.
 pub(super) fn status(store: &RedisStore, url: &str) -> Value {
-    let (report, link) = (store.report(), store.link_report());
+    let report = store.report();
+    let link = &report.link;
     json!({
         "url": url,
         "available": store.is_available(),
@@ -114,7 +134,7 @@ pub(super) async fn log_changes(store: RedisStore, url: String) {
     loop {
         ticks.tick().await;
         // Connected servers, and no open breaker: without a server nothing is available.
-        let link = store.link_report();
+        let link = store.report().link;
         let is_available = store.is_available() && link.servers > link.servers_open;
         if was_available.is_none() && !is_available && grace > 0 {
             grace -= 1;

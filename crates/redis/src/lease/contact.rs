@@ -161,9 +161,7 @@ impl LeaseNode {
     ) -> Result<Vec<LeaseReply>, StoreError> {
         match self.link.call(Operation::Lease(requests), now).await? {
             OperationReply::Leases(replies) => Ok(replies),
-            OperationReply::Done(_) | OperationReply::Outcomes(..) | OperationReply::NewerFormat => {
-                Err(StoreError::Protocol { reason: "no lease in the reply".to_owned() })
-            }
+            _ => Err(StoreError::Protocol { reason: "no lease in the reply".to_owned() }),
         }
     }
 

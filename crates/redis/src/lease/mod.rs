@@ -135,6 +135,17 @@ impl LeaseStore {
         }
     }
 
+    /// Stops spending all leases: Redis has lost writes, and may grant the same units again.
+    pub(crate) fn invalidate_all(&self) {
+        for index in 0..self.node.table.len() {
+            let Some(mut shard) = self.node.table.lock(index) else { continue };
+            for slot in shard.iter_mut() {
+                slot.block.forget();
+                slot.waiters.clear();
+            }
+        }
+    }
+
     fn forget(&self, key: CounterKey<'_>) {
         let hash = self.node.table.hash(key);
         let Some(mut shard) = self.node.table.lock(LeaseTable::shard_index(hash)) else { return };

@@ -32,7 +32,6 @@ use tidegate_store::{Clock, ClockReading, StoreError, SystemClock};
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot, watch};
 
-use self::error::LinkError;
 use self::queue::{CallBody, CallQueue, CallReply};
 use self::routes::{RouteTable, SlotRoute};
 use self::stats::LinkStats;
@@ -42,6 +41,7 @@ use crate::operation::{Operation, OperationReply};
 
 pub(crate) use self::connect::{RedisConnector, ServerConnection};
 pub(crate) use self::error::ConnectError;
+pub(crate) use self::error::LinkError;
 pub use self::stats::{BATCH_BOUNDS, LATENCY_BOUNDS, LinkReport};
 pub(crate) use self::subscription::ChannelEvent;
 

@@ -220,9 +220,8 @@ impl RejectionCache {
         hasher.hash_one(name)
     }
 
-    #[expect(clippy::cast_possible_truncation, reason = "the low bits select the shard")]
     fn shard(&self, key: u128) -> Option<&RejectionShard> {
-        self.shards.get(key as usize % SHARDS)
+        self.shards.get(usize::try_from(key % SHARDS as u128).unwrap_or_default())
     }
 
     fn lock_recent(&self) -> MutexGuard<'_, RecentChanges> {

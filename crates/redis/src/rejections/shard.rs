@@ -216,9 +216,8 @@ impl NameIndex {
         }
     }
 
-    #[expect(clippy::cast_possible_truncation, reason = "the low bits select the shard")]
     fn lock(&self, name: u64) -> Option<MutexGuard<'_, HashMap<u64, u128, FixedState>>> {
-        let names = self.0.get(name as usize % self.0.len())?;
+        let names = self.0.get(usize::try_from(name % self.0.len() as u64).unwrap_or_default())?;
         Some(names.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }

@@ -85,7 +85,9 @@ impl<'a> Encoder<'a> {
                 let until = replacement.map_or(Timestamp::ZERO, |replacement| replacement.until);
                 self.push_change(key, limit, Cost::ZERO, until)
             }
-            Operation::Lease(_) => Err(protocol_error("an operation of another script")),
+            Operation::Lease(_) | Operation::Exchange(_) | Operation::ResetCopies(_) => {
+                Err(protocol_error("an operation of another script"))
+            }
         }
     }
 
@@ -213,7 +215,9 @@ pub(super) fn decode(operations: &[&Operation], reply: &Value) -> Result<Vec<Ope
                 DONE => OperationReply::Done(at),
                 _ => return Err(protocol_error("unknown reply to an operation")),
             },
-            Operation::Lease(_) => return Err(protocol_error("an operation of another script")),
+            Operation::Lease(_) | Operation::Exchange(_) | Operation::ResetCopies(_) => {
+                return Err(protocol_error("an operation of another script"));
+            }
         });
     }
     if reader.0.is_empty() { Ok(replies) } else { Err(protocol_error("the reply is too long")) }

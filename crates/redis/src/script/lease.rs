@@ -4,14 +4,10 @@ use redis::Value;
 use tidegate_core::{AlgorithmKind, Limit, TimeSpan, Timestamp};
 use tidegate_store::StoreError;
 
-use super::{MAX_COST, ScriptCall, protocol_error};
+use super::{CALLER_TTL_MILLIS, MAX_COST, MIN_TTL_MILLIS, ScriptCall, protocol_error};
 use crate::lease::{LeaseAction, LeaseReply, LeaseRequest};
 use crate::operation::{Operation, OperationReply};
 
-/// The shortest TTL of a key: short enough to cost little, long enough for every round trip.
-const MIN_TTL_MILLIS: u64 = 1_000;
-/// With time from the caller, keys must outlive a trace that is replayed faster than real time.
-const CALLER_TTL_MILLIS: u64 = 3_600_000;
 /// The bytes of a reply: a status and nine numbers.
 const REPLY_BYTES: usize = 1 + 9 * 8;
 

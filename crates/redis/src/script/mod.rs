@@ -3,6 +3,7 @@
 mod central;
 mod lease;
 mod limit;
+mod sync;
 
 use std::sync::OnceLock;
 
@@ -15,11 +16,16 @@ use crate::operation::{Operation, OperationReply, ScriptName};
 
 /// Scripts compute in doubles: larger costs exceed every limit and need not be distinguished.
 const MAX_COST: u64 = 1 << 53;
+/// The shortest TTL of a key: short enough to cost little, long enough for every round trip.
+const MIN_TTL_MILLIS: u64 = 1_000;
+/// With time from the caller, keys must outlive a trace that is replayed faster than real time.
+const CALLER_TTL_MILLIS: u64 = 3_600_000;
 
 /// The source of a script.
 pub(crate) fn source(name: ScriptName) -> &'static Script {
     static CENTRAL: OnceLock<Script> = OnceLock::new();
     static LEASE: OnceLock<Script> = OnceLock::new();
+    static SYNC: OnceLock<Script> = OnceLock::new();
     match name {
         ScriptName::Central => CENTRAL.get_or_init(|| Script::new(central::SOURCE)),
         ScriptName::Lease => LEASE.get_or_init(|| {
@@ -30,6 +36,16 @@ pub(crate) fn source(name: ScriptName) -> &'static Script {
                 include_str!("../../lua/fixed_window.lua"),
                 include_str!("../../lua/sliding_counter.lua"),
                 include_str!("../../lua/lease.lua"),
+            ))
+        }),
+        ScriptName::Sync => SYNC.get_or_init(|| {
+            Script::new(concat!(
+                "#!lua\n",
+                include_str!("../../lua/exact.lua"),
+                include_str!("../../lua/token_bucket.lua"),
+                include_str!("../../lua/fixed_window.lua"),
+                include_str!("../../lua/sliding_counter.lua"),
+                include_str!("../../lua/sync.lua"),
             ))
         }),
     }
@@ -56,6 +72,7 @@ impl ScriptCall {
 pub(crate) fn encode(operations: &[&Operation], now: Option<Timestamp>) -> Result<ScriptCall, StoreError> {
     match operations.first().map(|operation| operation.script()) {
         Some(ScriptName::Lease) => lease::encode(operations, now),
+        Some(ScriptName::Sync) => sync::encode(operations, now),
         _ => central::encode(operations, now),
     }
 }
@@ -64,6 +81,7 @@ pub(crate) fn encode(operations: &[&Operation], now: Option<Timestamp>) -> Resul
 pub(crate) fn decode(operations: &[&Operation], reply: &Value) -> Result<Vec<OperationReply>, StoreError> {
     match operations.first().map(|operation| operation.script()) {
         Some(ScriptName::Lease) => lease::decode(operations, reply),
+        Some(ScriptName::Sync) => sync::decode(operations, reply),
         _ => central::decode(operations, reply),
     }
 }

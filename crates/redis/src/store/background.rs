@@ -3,6 +3,7 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use tidegate_store::StoreError;
 use tokio::sync::mpsc;
 use tokio::time::{Interval, MissedTickBehavior, interval};
 
@@ -70,9 +71,13 @@ impl StoreState {
         }
     }
 
-    /// Cached rejections stay: they are what Redis said before it forgot.
-    async fn check_writes(&self) -> Result<(), tidegate_store::StoreError> {
-        self.lost_writes.beat(&self.link).await.map(drop)
+    /// After a loss, leases that Redis may have forgotten are not spent. Cached rejections stay: they are what Redis said
+    /// before it forgot.
+    async fn check_writes(&self) -> Result<(), StoreError> {
+        if self.lost_writes.beat(&self.link).await? {
+            self.lease.invalidate_all();
+        }
+        Ok(())
     }
 
     /// Drops what is known about counters that other nodes have changed.
@@ -90,7 +95,6 @@ impl StoreState {
                     self.sync.invalidate(name);
                     // An override applies to what this node has counted; it does not start again.
                     if *change == CounterChange::Reset {
-                        self.static_share.invalidate(name);
                         self.fallback.invalidate(name);
                     }
                 }

@@ -8,8 +8,7 @@ use super::failure::is_outage;
 use super::groups::Decider;
 
 impl StoreState {
-    /// Decides several requests in order. If one fails, the units charged for the others stay charged: like those of a
-    /// client that leaves.
+    /// Decides several requests in order. If one fails, the others are refunded.
     pub(super) async fn decide_batch(
         &self,
         batch: &[&[Check<'_>]],
@@ -48,18 +47,20 @@ impl StoreState {
         let mut decided = Vec::with_capacity(unknown.len());
         if !unknown.is_empty() {
             match self.central.decide_batch(&unknown, now, &mut decided).await {
-                Ok(()) => {}
+                Ok(()) => {
+                    for (checks, decision) in unknown.iter().zip(&decided) {
+                        self.remember(checks, decision, asked);
+                    }
+                }
                 Err(error) if is_outage(&error) => {
                     for checks in &unknown {
-                        decided.push(self.decide_failed(checks, repeat(&error), now).await?);
+                        match Box::pin(self.decide_failed(checks, repeat(&error), now)).await {
+                            Ok(decision) => decided.push(decision),
+                            Err(error) => return Err(self.undo_batch(&unknown, &decided, error, now).await),
+                        }
                     }
                 }
                 Err(error) => return Err(error),
-            }
-            if self.failures.since().is_none() {
-                for (checks, decision) in unknown.iter().zip(&decided) {
-                    self.remember(checks, decision, asked);
-                }
             }
         }
         let mut decided = decided.into_iter();
@@ -75,10 +76,29 @@ impl StoreState {
     ) -> Result<(), StoreError> {
         let mut decided = Vec::with_capacity(batch.len());
         for checks in batch {
-            decided.push(self.decide(checks, now).await?);
+            match self.decide(checks, now).await {
+                Ok(decision) => decided.push(decision),
+                Err(error) => return Err(self.undo_batch(batch, &decided, error, now).await),
+            }
         }
         decisions.append(&mut decided);
         Ok(())
+    }
+
+    /// Refunds the requests that were decided before one failed. Returns why it failed.
+    async fn undo_batch(
+        &self,
+        batch: &[&[Check<'_>]],
+        decided: &[Decision],
+        error: StoreError,
+        now: Timestamp,
+    ) -> StoreError {
+        for (checks, decision) in batch.iter().zip(decided) {
+            if let Err(error) = self.refund(&decision.refunds(checks), now).await {
+                tracing::debug!("a refund failed, and the units stay charged: {error}");
+            }
+        }
+        error
     }
 
     pub(super) async fn decide_batch_by(

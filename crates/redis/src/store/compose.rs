@@ -11,6 +11,14 @@ use tidegate_store::{Store, StoreError};
 use super::StoreState;
 use super::groups::{Decider, Group, Groups, assemble, group, unlimited};
 
+/// A decision over several groups.
+#[derive(Debug)]
+pub(super) struct ComposedDecision {
+    pub(super) decision: Decision,
+    /// Whether a failure mode decided a part.
+    pub(super) has_failed: bool,
+}
+
 type Parts<'a> = SmallVec<[(Group<'a>, Decision); 2]>;
 
 impl StoreState {
@@ -27,18 +35,22 @@ impl StoreState {
         checks: &[Check<'a>],
         mut waiting: Groups<'a>,
         now: Timestamp,
-    ) -> Result<Decision, StoreError> {
-        let mut done = Parts::new();
+    ) -> Result<ComposedDecision, StoreError> {
+        let (mut done, mut has_failed) = (Parts::new(), false);
         while let Some(group) = waiting.pop() {
             match self.decide_by(group.decider, &group.checks, now).await {
                 Ok(decision) if decision.passes() => done.push((group, decision)),
                 Ok(decision) => {
                     self.undo(&done, now).await;
                     waiting.extend(done.into_iter().map(|(group, _)| group));
-                    return Ok(self.reject(checks, (group, decision), waiting, now).await);
+                    let decision = self.reject(checks, (group, decision), waiting, now).await;
+                    return Ok(ComposedDecision { decision, has_failed });
                 }
                 Err(error) => match self.replace_failed(group, error) {
-                    Ok(groups) => waiting.extend(groups),
+                    Ok(groups) => {
+                        has_failed = true;
+                        waiting.extend(groups);
+                    }
                     Err(error) => {
                         self.undo(&done, now).await;
                         return Err(error);
@@ -46,7 +58,8 @@ impl StoreState {
                 },
             }
         }
-        Ok(assemble(checks, done.iter().map(|(group, decision)| (&*group.positions, decision))))
+        let decision = assemble(checks, done.iter().map(|(group, decision)| (&*group.positions, decision)));
+        Ok(ComposedDecision { decision, has_failed })
     }
 
     /// The rejection by one group, with the outcomes of the `others` as they are.
@@ -79,6 +92,10 @@ impl StoreState {
             }
             if let Err(error) = self.refund_by(group.decider, &refunds, now).await {
                 tracing::debug!("a refund failed, and the units stay charged: {error}");
+            }
+            // Others may have been rejected because of these units.
+            for refund in &refunds {
+                self.rejections.forget(self.link.names().counter(refund.key).as_bytes());
             }
         }
     }

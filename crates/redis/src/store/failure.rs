@@ -7,12 +7,14 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use futures_util::future::join_all;
 use tidegate_core::{Check, Decision, Refund, Role, StoreFailureMode, TimeSpan, Timestamp};
 use tidegate_store::{Store, StoreError};
 
 use super::StoreState;
 use super::groups::{Decider, Group, Groups, assemble, group};
-use crate::stand_in::FallbackCharge;
+use crate::fallback::FallbackCharge;
+use crate::link::LinkError;
 
 /// Charges in one batch.
 const CHARGE_BATCH: usize = 64;
@@ -32,6 +34,7 @@ pub(super) struct FallbackState {
     allow: AtomicU64,
     deny: AtomicU64,
     charged: AtomicU64,
+    uncharged: AtomicU64,
     /// Charges that still have to be sent.
     pending: Mutex<Vec<FallbackCharge>>,
 }
@@ -69,6 +72,11 @@ impl FallbackState {
         self.charged.load(Ordering::Relaxed)
     }
 
+    /// Units whose charge had no reply.
+    pub(super) fn uncharged(&self) -> u64 {
+        self.uncharged.load(Ordering::Relaxed)
+    }
+
     fn count(&self, mode: StoreFailureMode) -> &AtomicU64 {
         match mode {
             StoreFailureMode::Local => &self.local,
@@ -101,7 +109,7 @@ impl StoreState {
             checks: checks.iter().copied().collect(),
         };
         let groups = self.replace_failed(failed, error)?;
-        self.decide_groups(checks, groups, now).await
+        self.decide_groups(checks, groups, now).await.map(|decided| decided.decision)
     }
 
     /// Refunds what the shares admitted. Units that were charged to Redis before the outage stay charged.
@@ -216,7 +224,7 @@ impl StoreState {
                 let start = pending.len().saturating_sub(CHARGE_BATCH);
                 pending.drain(start..).collect()
             };
-            if self.charge(&batch, self.link.clock().now()).await.is_err() {
+            if !self.charge(batch).await {
                 return;
             }
         }
@@ -238,30 +246,42 @@ impl StoreState {
         !pending.is_empty()
     }
 
-    /// Charges units that were admitted while Redis failed.
-    async fn charge(&self, charges: &[FallbackCharge], now: Timestamp) -> Result<(), StoreError> {
-        let checks: Vec<_> = charges
-            .iter()
-            .map(|charge| [Check::new(charge.key(), &charge.limit).cost(charge.cost).role(Role::Overage)])
-            .collect();
-        let mut result = Ok(());
-        for decider in [Decider::Sync, Decider::Lease, Decider::Central] {
-            let is_ours = |checks: &&[Check<'_>; 1]| {
-                Decider::from(self.settings.of(checks[0].key.rule).coordination) == decider
-            };
-            let batch: Vec<&[Check<'_>]> = checks.iter().filter(is_ours).map(<[_; 1]>::as_slice).collect();
-            if batch.is_empty() {
-                continue;
-            }
-            let mut decisions = Vec::with_capacity(batch.len());
-            match self.decide_batch_by(decider, &batch, now, &mut decisions).await {
-                Ok(()) => {
-                    let units = batch.iter().flat_map(|checks| *checks).map(|check| check.cost.get()).sum();
-                    self.failures.charged.fetch_add(units, Ordering::Relaxed);
+    /// Charges units that were admitted while Redis failed; the calls travel together. Returns whether all succeeded. What was
+    /// not sent waits; what was sent without a reply is lost, because it may have been charged.
+    async fn charge(&self, charges: Vec<FallbackCharge>) -> bool {
+        let now = self.link.clock().now();
+        let calls = charges.iter().map(|charge| async move {
+            let check = charge.check();
+            let decider = self.settings.of(check.key.rule).coordination.into();
+            self.decide_by(decider, &[check], now).await
+        });
+        let results = join_all(calls).await;
+        let mut is_complete = true;
+        let mut unsent = Vec::new();
+        for (charge, result) in charges.into_iter().zip(results) {
+            let units = charge.cost.get();
+            match result {
+                Ok(_) => self.failures.charged.fetch_add(units, Ordering::Relaxed),
+                Err(error) => {
+                    is_complete = false;
+                    if was_not_sent(&error) {
+                        unsent.push(charge);
+                        continue;
+                    }
+                    self.failures.uncharged.fetch_add(units, Ordering::Relaxed)
                 }
-                Err(error) => result = Err(error),
-            }
+            };
         }
-        result
+        self.failures.lock().append(&mut unsent);
+        is_complete
     }
+}
+
+/// Whether the call certainly had no effect, so that it may be repeated.
+fn was_not_sent(error: &StoreError) -> bool {
+    let StoreError::Unavailable(source) = error else { return false };
+    matches!(
+        source.downcast_ref(),
+        Some(LinkError::QueueFull | LinkError::BreakerOpen { .. } | LinkError::NoServer { .. })
+    )
 }

@@ -31,8 +31,10 @@ use crate::nodes::{NodeCount, NodeId};
 use crate::rejections::{Generation, LONGEST_LIFE, RejectionCache, RejectionSource};
 use crate::report::{FallbackDecisions, StoreReport};
 
+use crate::fallback::FallbackStore;
 use crate::lease::LeaseStore;
-use crate::stand_in::{FallbackStore, StaticStore, SyncStore};
+use crate::static_store::StaticStore;
+use crate::sync::SyncStore;
 use failure::{FallbackState, is_outage};
 use groups::Decider;
 use settings::SettingsTable;
@@ -41,6 +43,10 @@ use settings::SettingsTable;
 const OVERRIDE_LIFE: TimeSpan = TimeSpan::from_secs(1);
 /// A rejection by a lease or by synced counts ends when other nodes give units back.
 const LOCAL_LIFE: TimeSpan = TimeSpan::from_millis(100);
+
+/// In a cluster a decision over several slots may charge units for a moment and cancel that; a rejection caused by them ends
+/// without a message.
+const CLUSTER_LIFE: TimeSpan = TimeSpan::from_secs(1);
 
 /// Counters that several nodes share through Redis or Valkey.
 ///
@@ -88,7 +94,7 @@ impl RedisStore {
             central: CentralStore::with_link(Arc::clone(&link)),
             lease: LeaseStore::new(Arc::clone(&link), Arc::clone(&nodes)),
             sync: SyncStore::new(Arc::clone(&link), Arc::clone(&nodes)),
-            static_share: StaticStore::new(Arc::clone(&link), Arc::clone(&nodes)),
+            static_share: StaticStore::new(link.config()),
             fallback: FallbackStore::new(Arc::clone(&link), Arc::clone(&nodes)),
             failures: FallbackState::default(),
             rejections: RejectionCache::new(),
@@ -116,10 +122,15 @@ impl RedisStore {
                 deny: failures.decisions(StoreFailureMode::Deny),
             },
             fallback_units_charged: failures.charged(),
+            fallback_units_uncharged: failures.uncharged(),
             nodes: state.nodes.get().get(),
             lost_writes: state.lost_writes.detected(),
             cached_rejections_served: state.rejections.served(),
             cached_rejections: state.rejections.len() as u64,
+            link: state.link.report(),
+            lease: state.lease.report(state.link.clock().now()),
+            sync: state.sync.report(),
+            fallback: state.fallback.report(),
         }
     }
 }
@@ -152,6 +163,7 @@ impl StoreState {
         let Some((position, (check, outcome))) = lasting else { return };
         let life = match self.settings.of(check.key.rule).coordination {
             Coordination::Lease | Coordination::Sync => LOCAL_LIFE,
+            _ if self.link.has_slots() => CLUSTER_LIFE,
             Coordination::Central if outcome.limit != check.limit.capacity() => OVERRIDE_LIFE,
             Coordination::Central | Coordination::Static => LONGEST_LIFE,
         };
@@ -168,6 +180,9 @@ impl StoreState {
     }
 
     async fn decide(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
+        if checks.is_empty() {
+            return Ok(Decision::of_none(now));
+        }
         let coordination = self.settings.coordination_of(checks);
         let asks_redis = match coordination {
             Some(coordination) => coordination == Coordination::Central,
@@ -179,15 +194,22 @@ impl StoreState {
             return Ok(decision);
         }
         let asked = self.asked_at();
-        let decision = match coordination {
-            Some(coordination) => match self.decide_by(coordination.into(), checks, now).await {
-                Ok(decision) => decision,
-                Err(error) if is_outage(&error) => return self.decide_failed(checks, error, now).await,
-                Err(error) => return Err(error),
-            },
-            None => self.decide_groups(checks, self.groups(checks), now).await?,
+        let decision = if let Some(coordination) = coordination {
+            match self.decide_by(coordination.into(), checks, now).await {
+                Err(error) if is_outage(&error) => {
+                    return Box::pin(self.decide_failed(checks, error, now)).await;
+                }
+                result => result?,
+            }
+        } else {
+            // Boxed, so that the futures of ordinary decisions are small.
+            let decided = Box::pin(self.decide_groups(checks, self.groups(checks), now)).await?;
+            if decided.has_failed {
+                return Ok(decided.decision);
+            }
+            decided.decision
         };
-        if asks_redis && !decision.passes() && self.failures.since().is_none() {
+        if asks_redis {
             self.remember(checks, &decision, asked);
         }
         Ok(decision)
@@ -276,7 +298,7 @@ impl Store for RedisStore {
         if checks.is_empty() {
             return Ok(Decision::of_none(now));
         }
-        self.state.peek_groups(checks, self.state.groups(checks), now).await
+        Box::pin(self.state.peek_groups(checks, self.state.groups(checks), now)).await
     }
 
     async fn refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<(), StoreError> {
@@ -320,5 +342,7 @@ impl Store for RedisStore {
 
     fn apply_settings(&self, rules: &[RuleSettings]) {
         self.state.settings.apply(rules);
+        // A rule whose coordination has changed starts with new counters.
+        self.state.rejections.clear();
     }
 }

@@ -4,8 +4,6 @@ use tidegate_store::SharedEvent;
 use tokio::sync::mpsc;
 
 use super::RedisStore;
-use crate::lease::LeaseReport;
-use crate::link::LinkReport;
 use crate::shared::SharedRecords;
 
 impl RedisStore {
@@ -17,15 +15,5 @@ impl RedisStore {
     /// Whether Redis is believed to work: decisions ask it.
     pub fn is_available(&self) -> bool {
         self.state.link.is_available()
-    }
-
-    /// The leases of this node, for metrics.
-    pub fn lease_report(&self) -> LeaseReport {
-        self.state.lease.report(self.state.link.clock().now())
-    }
-
-    /// The connection to Redis, for metrics.
-    pub fn link_report(&self) -> LinkReport {
-        self.state.link.report()
     }
 }

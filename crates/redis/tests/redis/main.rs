@@ -6,3 +6,4 @@ mod central;
 mod lease;
 mod link;
 mod store;
+mod sync;

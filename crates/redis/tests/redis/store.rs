@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::process::Command;
 use std::sync::Arc;
+use std::time::Duration;
 
 use redis::AsyncCommands;
 use tidegate_core::{
@@ -14,11 +15,13 @@ use tidegate_redis::{Endpoint, FallbackDecisions, RedisConfig, RedisStore, TimeS
 use tidegate_store::{Override, RuleSettings, Store, StoreError, SystemClock};
 use tidegate_testkit::folder::Folder;
 use tidegate_testkit::port::free_address;
-use tidegate_testkit::process::Process;
+use tidegate_testkit::process::{Process, RedisCluster};
 use tidegate_testkit::wait::{eventually, within};
 
 const CENTRAL: RuleId = RuleId::named("central");
 const STATIC: RuleId = RuleId::named("static");
+/// Longer than by default: a busy machine must not cause a fallback.
+const TIMEOUT: Duration = Duration::from_secs(2);
 const HOUR: TimeSpan = TimeSpan::from_secs(3_600);
 
 /// A `redis-server` that restarts on the same port with the snapshot that it saved last.
@@ -80,7 +83,12 @@ impl Server {
 
 fn config(address: SocketAddr) -> RedisConfig {
     let endpoint = Endpoint::parse(&format!("redis://{address}")).unwrap();
-    RedisConfig { fallback_share: Ratio::ONE, max_memory: 1 << 20, ..RedisConfig::new(endpoint) }
+    RedisConfig {
+        timeout: TIMEOUT,
+        fallback_share: Ratio::ONE,
+        max_memory: 1 << 20,
+        ..RedisConfig::new(endpoint)
+    }
 }
 
 fn open(config: RedisConfig) -> RedisStore {
@@ -230,6 +238,90 @@ async fn failure_modes_decide_without_redis() {
 }
 
 #[tokio::test]
+async fn decision_future_is_small_although_rare_paths_are_large() {
+    let store = open(config(free_address()));
+    let limit = bucket(5);
+    let checks = [check(CENTRAL, &limit)];
+    let bytes = size_of_val(&store.decide(&checks, Timestamp::ZERO));
+    assert!(bytes <= 2_048, "{bytes} bytes");
+}
+
+#[tokio::test]
+async fn two_stores_share_limits_and_changes_through_a_cluster() {
+    let cluster = RedisCluster::start();
+    let endpoint = Endpoint::parse(&cluster.url()).unwrap();
+    let stores = [0; 2].map(|_| open(RedisConfig { timeout: TIMEOUT, ..RedisConfig::new(endpoint.clone()) }));
+    eventually("both nodes", || stores.iter().all(|store| store.report().nodes == 2)).await;
+    let (narrow, wide) = (bucket(10), bucket(100));
+    let all = Check::new(CounterKey::new(RuleId::named("all"), b""), &wide);
+    let mut admitted = 0;
+    for turn in 0..20 {
+        let decision = stores[turn % 2].decide(&[check(CENTRAL, &narrow), all], Timestamp::ZERO).await;
+        admitted += u32::from(decision.unwrap().passes());
+    }
+    assert_eq!(admitted, 10);
+    assert_eq!(remaining(&stores[0], all).await, 90, "rejected decisions charge no slot");
+    exhaust(&stores[1], check(CENTRAL, &narrow)).await;
+    stores[0].reset(check(CENTRAL, &narrow).key).await.unwrap();
+    let freed = async {
+        while !admits(&stores[1], check(CENTRAL, &narrow)).await {
+            tokio::task::yield_now().await;
+        }
+    };
+    within("the reset", freed).await;
+    let report = stores[0].report();
+    assert_eq!((report.is_in_fallback, report.lost_writes), (false, 0));
+}
+
+#[tokio::test]
+async fn failed_batch_charges_nothing() {
+    let store = open(config(free_address()));
+    let deny = RuleId::named("deny");
+    store.apply_settings(&[
+        settings(STATIC, Coordination::Static, StoreFailureMode::Local),
+        settings(deny, Coordination::Central, StoreFailureMode::Deny),
+    ]);
+    let limit = bucket(5);
+    let now = tidegate_store::Clock::now(&SystemClock::new());
+    let (local, counted) = ([check(CENTRAL, &limit)], [check(STATIC, &limit)]);
+    assert!(store.decide(&local, now).await.unwrap().passes(), "fallback has begun");
+    let denied = [check(deny, &limit)];
+    let mut decisions = Vec::new();
+    let later = now + TimeSpan::from_secs(1);
+    for batch in [[&local[..], &denied], [&counted, &denied]] {
+        let error = store.decide_batch(&batch, later, &mut decisions).await.unwrap_err();
+        assert!(matches!(error, StoreError::Unavailable(_)), "{error:?}");
+    }
+    assert_eq!(decisions, []);
+    let left = store.peek(&[local[0], counted[0]], later).await.unwrap();
+    assert_eq!((left.outcomes[0].remaining, left.outcomes[1].remaining), (4, 5));
+}
+
+#[tokio::test]
+async fn rejection_by_a_central_rule_gives_leased_units_back() {
+    let server = Server::start();
+    let store = open(server.config());
+    let leased = RuleId::named("leased");
+    store.apply_settings(&[settings(leased, Coordination::Lease, StoreFailureMode::Local)]);
+    let (wide, narrow) = (bucket(10), bucket(3));
+    let both = [check(leased, &wide), check(CENTRAL, &narrow)];
+    let mut admitted = 0;
+    for _ in 0..8 {
+        let decision = store.decide(&both, Timestamp::ZERO).await.unwrap();
+        admitted += u32::from(decision.passes());
+        assert_eq!(decision.outcomes[0].verdict, Verdict::PASS, "{decision:?}");
+    }
+    assert_eq!(admitted, 3);
+    let mut alone = 0;
+    for _ in 0..10 {
+        alone += u32::from(admits(&store, both[0]).await);
+    }
+    assert_eq!(alone, 7);
+    assert!(store.report().lease.grants >= 1);
+    server.assert_all_keys_expire().await;
+}
+
+#[tokio::test]
 async fn spending_while_redis_was_away_is_charged_when_it_returns() {
     let mut server = Server::start();
     let store = open(server.config());
@@ -266,7 +358,7 @@ async fn lost_writes_are_detected_after_a_restart_from_an_old_snapshot() {
                 {
                     break;
                 }
-                tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+                tokio::time::sleep(Duration::from_millis(10)).await;
             }
         };
         within("heartbeats", polling).await;
@@ -322,9 +414,9 @@ async fn mixed_decisions_equal_those_of_the_core() {
         let checks: Vec<Check<'_>> = (0..random.usize(1..5))
             .map(|_| {
                 let (rule, limit) = &rules[random.usize(0..3)];
-                let role = [Role::Binding, Role::Binding, Role::Advisory, Role::Overage][random.usize(0..4)];
+                let roles = [Role::Binding, Role::Binding, Role::Advisory, Role::Overage];
                 let key = CounterKey::new(*rule, clients[random.usize(0..3)]);
-                Check::new(key, limit).cost(Cost::new(random.u64(0..9))).role(role)
+                Check::new(key, limit).cost(Cost::new(random.u64(0..9))).role(roles[random.usize(0..4)])
             })
             .collect();
         let expected = decide(&checks, now, &mut Counters { states: &mut states, checks: &checks, now });

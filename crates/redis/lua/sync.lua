@@ -1,0 +1,261 @@
+-- Exchanges counts between nodes that each keep a copy of a counter.
+--
+-- KEYS     the counters, without duplicates
+-- ARGV     1 now in microseconds, or "" for this server's own time
+--          2 the shortest time to live of a key, in milliseconds
+--          3 the operations, packed, little-endian:
+--              kind (1 byte: 1 exchange, 2 reset), key (2 bytes: its index in KEYS), and for an exchange
+--              algorithm (1 byte), then doubles: limit (4), node, number, epoch, delta (4)
+--            limit   token_bucket: capacity, tick, unit, drain; fixed_window: capacity, length;
+--                    sliding_window_counter: capacity, tick, length
+--            number  the exchange's number at the node; 0 if there is no delta
+--            delta   token_bucket: subunits added, the level they produce on their own (tick, part), time (us);
+--                    windows: window, units of the window before, units
+-- Reply    packed doubles: now, then for each operation: status (0 done, 1 the entry has a newer format), epoch (us),
+--          and for an exchange the state before and after the delta, three numbers each
+--
+-- An entry is the format (1 byte), then packed: algorithm, limit (4), state (3), epoch, and for each node whose delta was
+-- applied: node, number, time. `algorithm` is 0 if the counter was reset before its first exchange.
+--
+-- A delta is applied once, however often it arrives: a node repeats it with the same number until it gets the reply. A node's
+-- number is kept until each of its deltas would be too old to be applied. A delta of an epoch before the last reset is
+-- dropped, and so is one of a window that is over, or of a bucket that is old enough to have drained.
+
+local FORMAT = 1
+local EXCHANGE = 1
+local TOKEN_BUCKET, FIXED_WINDOW, SLIDING_COUNTER = 1, 2, 3
+-- How long a reset counter without a limit is kept, in milliseconds.
+local RESET_LIFE = 3600000
+-- Numbers of nodes are kept this much longer than necessary, in microseconds.
+local NUMBER_MARGIN = 60000000
+
+local now = tonumber(ARGV[1])
+if not now then
+  local time = redis.call('TIME')
+  now = tonumber(time[1]) * 1000000 + tonumber(time[2])
+end
+
+-- floor(part / drain) ticks and the rest are added to the time at which the bucket is empty; the result is not before the
+-- level that the delta produces on its own.
+local function merge_bucket(limit, state, delta)
+  local drain, added = limit.drain, math.abs(delta[1])
+  local whole, rest = floor_div(added, drain), math.fmod(added, drain)
+  local tick, part = state.tick, state.part
+  if delta[1] >= 0 then
+    tick = tick + whole
+    if part >= drain - rest then
+      tick, part = tick + 1, part - (drain - rest)
+    else
+      part = part + rest
+    end
+  else
+    tick = tick - whole
+    if part >= rest then
+      part = part - rest
+    else
+      tick, part = tick - 1, part + (drain - rest)
+    end
+  end
+  if delta[2] > tick or (delta[2] == tick and delta[3] > part) then
+    tick, part = delta[2], delta[3]
+  end
+  if tick > MAX then
+    tick, part = MAX + 1, 0
+  end
+  return { tick = tick, part = part }
+end
+
+local function merged_count(count, units, max)
+  return math.max(math.min(count + units, max), 0)
+end
+
+local algorithms = {
+  [TOKEN_BUCKET] = {
+    rules = token_bucket,
+    limit = function(a, b, c, d)
+      return { capacity = a, tick = b, unit = c, drain = d }
+    end,
+    state = function(a, b)
+      return { tick = a, part = b }
+    end,
+    numbers = function(state)
+      return state.tick, state.part, 0
+    end,
+    span = function(limit)
+      return ceil_div(limit.capacity * limit.unit, limit.drain) * limit.tick
+    end,
+    merge = function(limit, state, delta, span)
+      if since(now, delta[4]) >= span then
+        return state
+      end
+      return merge_bucket(limit, state, delta)
+    end,
+  },
+  [FIXED_WINDOW] = {
+    rules = fixed_window,
+    limit = function(a, b)
+      return { capacity = a, length = b }
+    end,
+    state = function(a, b)
+      return { window = a, count = b }
+    end,
+    numbers = function(state)
+      return state.window, state.count, 0
+    end,
+    span = function(limit)
+      return limit.length
+    end,
+    merge = function(_, state, delta)
+      if delta[1] < state.window then
+        return state
+      end
+      local count = delta[1] == state.window and state.count or 0
+      return { window = delta[1], count = merged_count(count, delta[3], MAX) }
+    end,
+  },
+  [SLIDING_COUNTER] = {
+    rules = sliding_counter,
+    limit = function(a, b, c)
+      return { capacity = a, tick = b, length = c }
+    end,
+    state = function(a, b, c)
+      return { window = a, previous = b, current = c }
+    end,
+    numbers = function(state)
+      return state.window, state.previous, state.current
+    end,
+    span = function(limit)
+      return 2 * limit.length * limit.tick
+    end,
+    merge = function(limit, state, delta)
+      local max, later = floor_div(MAX, limit.length), delta[1] - state.window
+      local previous, current = state.previous, state.current
+      if later == -1 then
+        previous = merged_count(previous, delta[3], max)
+      elseif later >= 0 then
+        if later == 1 then
+          previous, current = current, 0
+        elseif later > 1 then
+          previous, current = 0, 0
+        end
+        previous, current = merged_count(previous, delta[2], max), merged_count(current, delta[3], max)
+      end
+      return { window = math.max(state.window, delta[1]), previous = previous, current = current }
+    end,
+  },
+}
+
+-- Each entry is read once and written once, even if several operations use it.
+local entries = {}
+
+local function entry_of(key)
+  local entry = entries[key]
+  if entry then
+    return entry
+  end
+  entry = { algorithm = 0, epoch = 0, nodes = {} }
+  local packed = redis.call('GET', KEYS[key])
+  if packed then
+    if string.byte(packed) > FORMAT then
+      entry.is_newer = true
+    else
+      local f = { cmsgpack.unpack(string.sub(packed, 2)) }
+      local algorithm = algorithms[f[1]]
+      entry.algorithm, entry.epoch = f[1], f[9]
+      if algorithm then
+        entry.raw = { f[2], f[3], f[4], f[5] }
+        entry.limit, entry.state = algorithm.limit(f[2], f[3], f[4], f[5]), algorithm.state(f[6], f[7], f[8])
+      end
+      for i = 10, #f, 3 do
+        entry.nodes[f[i]] = { number = f[i + 1], at = f[i + 2] }
+      end
+    end
+  end
+  entries[key] = entry
+  return entry
+end
+
+local function write(key, entry)
+  local ttl, span = tonumber(ARGV[2]), 0
+  local f = { 0, 0, 0, 0, 0, 0, 0, 0, entry.epoch }
+  local algorithm = algorithms[entry.algorithm]
+  if algorithm then
+    span = algorithm.span(entry.limit)
+    local raw = entry.raw
+    f = { entry.algorithm, raw[1], raw[2], raw[3], raw[4], algorithm.numbers(entry.state) }
+    f[9] = entry.epoch
+    ttl = math.max(ttl, 2 * ceil_div(algorithm.rules.until_fresh(entry.limit, entry.state, now), 1000))
+    if entry.epoch > 0 then
+      ttl = math.max(ttl, 2 * ceil_div(span, 1000))
+    end
+  else
+    ttl = math.max(ttl, RESET_LIFE)
+  end
+  for node, last in pairs(entry.nodes) do
+    if since(now, last.at) <= 2 * span + NUMBER_MARGIN then
+      f[#f + 1], f[#f + 2], f[#f + 3] = node, last.number, last.at
+    end
+  end
+  redis.call('SET', KEYS[key], string.char(FORMAT) .. cmsgpack.pack(unpack(f)), 'PX', string.format('%.0f', ttl))
+end
+
+-- The entry's state under the limit of the exchange.
+local function state_under(entry, kind, limit)
+  if entry.algorithm ~= kind then
+    return algorithms[kind].rules.unseen
+  end
+  return algorithms[kind].rules.rebase(limit, entry.limit, entry.state, now)
+end
+
+local function exchange(entry, kind, raw, node, number, epoch, delta)
+  local algorithm = algorithms[kind]
+  local limit = algorithm.limit(raw[1], raw[2], raw[3], raw[4])
+  local before = state_under(entry, kind, limit)
+  local after, last = before, entry.nodes[node]
+  if number > 0 and not (last and number <= last.number) then
+    if epoch >= entry.epoch then
+      after = algorithm.merge(limit, before, delta, algorithm.span(limit))
+    end
+    entry.algorithm, entry.raw, entry.limit, entry.state = kind, raw, limit, after
+    entry.nodes[node] = { number = number, at = now }
+    entry.is_dirty = true
+  end
+  local a, b, c = algorithm.numbers(before)
+  return struct.pack('<dddddddd', 0, entry.epoch, a, b, c, algorithm.numbers(after))
+end
+
+local function reset(entry)
+  if entry.state then
+    entry.state = algorithms[entry.algorithm].rules.unseen
+  end
+  entry.epoch, entry.is_dirty = math.max(now, entry.epoch + 1), true
+  return struct.pack('<dd', 0, entry.epoch)
+end
+
+local operations, place = ARGV[3], 1
+local reply = { struct.pack('<d', now) }
+while place <= #operations do
+  local operation, key
+  operation, key, place = struct.unpack('<BI2', operations, place)
+  local entry = entry_of(key)
+  if operation == EXCHANGE then
+    local kind, a, b, c, d, node, number, epoch, e, f, g, h
+    kind, a, b, c, d, node, number, epoch, e, f, g, h, place = struct.unpack('<Bddddddddddd', operations, place)
+    if entry.is_newer then
+      reply[#reply + 1] = struct.pack('<dddddddd', 1, 0, 0, 0, 0, 0, 0, 0)
+    else
+      reply[#reply + 1] = exchange(entry, kind, { a, b, c, d }, node, number, epoch, { e, f, g, h })
+    end
+  elseif entry.is_newer then
+    reply[#reply + 1] = struct.pack('<dd', 1, 0)
+  else
+    reply[#reply + 1] = reset(entry)
+  end
+end
+
+for key, entry in pairs(entries) do
+  if entry.is_dirty then
+    write(key, entry)
+  end
+end
+return table.concat(reply)

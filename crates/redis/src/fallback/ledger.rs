@@ -1,0 +1,158 @@
+//! What this node admitted while Redis failed.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use tidegate_core::{Algorithm, Cost, CounterKey, CounterState, Limit, Refund, Timestamp};
+
+use super::FallbackCharge;
+use crate::owned_key::OwnedKey;
+
+const SHARDS: usize = 16;
+/// Counters beyond this are not remembered.
+pub(super) const MAX_COUNTERS: usize = 100_000;
+/// The logs of sliding logs beyond this many bytes are not remembered.
+const MAX_HEAP_BYTES: usize = 32 << 20;
+
+/// The units admitted per counter, within a cap.
+///
+/// Windows are counted under the whole limit, so that units of windows that are over can be told apart. Buckets and logs are
+/// counted under the node's part: all nodes together then forget units no faster than the whole limit would.
+#[derive(Debug)]
+pub(super) struct FallbackLedger {
+    hasher: RandomState,
+    shards: Box<[Mutex<LedgerShard>]>,
+    /// Units that were admitted but not remembered.
+    unrecorded: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct LedgerShard {
+    counters: HashMap<OwnedKey, FallbackCounter>,
+    heap_bytes: usize,
+}
+
+#[derive(Debug)]
+struct FallbackCounter {
+    whole: Limit,
+    /// The limit under which `state` is counted.
+    basis: Limit,
+    state: CounterState,
+    last: Timestamp,
+}
+
+impl Default for FallbackLedger {
+    fn default() -> Self {
+        Self {
+            hasher: RandomState::new(),
+            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            unrecorded: AtomicU64::new(0),
+        }
+    }
+}
+
+impl FallbackLedger {
+    /// Remembers an admitted charge under `whole`, of which the node enforces `part`.
+    pub(super) fn charge(
+        &self,
+        key: CounterKey<'_>,
+        (whole, part): (&Limit, &Limit),
+        now: Timestamp,
+        cost: Cost,
+    ) {
+        let basis = match whole.algorithm() {
+            Algorithm::FixedWindow | Algorithm::SlidingCounter => whole,
+            Algorithm::TokenBucket | Algorithm::LeakyBucket | Algorithm::SlidingLog => part,
+        };
+        let key = OwnedKey::of(key);
+        let mut shard = self.lock(&key);
+        let is_full =
+            shard.counters.len() >= MAX_COUNTERS / SHARDS || shard.heap_bytes >= MAX_HEAP_BYTES / SHARDS;
+        if is_full && !shard.counters.contains_key(&key) {
+            self.unrecorded.fetch_add(cost.get(), Ordering::Relaxed);
+            return;
+        }
+        let counter = shard.counters.entry(key).or_insert_with(|| FallbackCounter {
+            whole: *whole,
+            basis: *basis,
+            state: CounterState::default(),
+            last: now,
+        });
+        let bytes_before = counter.state.heap_bytes();
+        counter.adopt(whole, basis, now);
+        counter.basis.charge(&mut counter.state, now, cost);
+        counter.last = counter.last.max(now);
+        let bytes = counter.state.heap_bytes();
+        shard.heap_bytes = (shard.heap_bytes + bytes).saturating_sub(bytes_before);
+    }
+
+    /// Forgets a charge that was refunded.
+    pub(super) fn refund(&self, refund: &Refund<'_>, now: Timestamp) {
+        let key = OwnedKey::of(refund.key);
+        if let Some(counter) = self.lock(&key).counters.get_mut(&key)
+            && counter.whole == *refund.limit
+        {
+            counter.basis.refund(&mut counter.state, refund.charged, now, refund.cost);
+        }
+    }
+
+    /// Forgets the counter of `key`.
+    pub(super) fn remove(&self, key: CounterKey<'_>) {
+        let key = OwnedKey::of(key);
+        self.lock(&key).counters.remove(&key);
+    }
+
+    /// Forgets the counters for which `is_gone` holds.
+    pub(super) fn remove_where(&self, is_gone: impl Fn(CounterKey<'_>) -> bool) {
+        for shard in &self.shards {
+            lock(shard).counters.retain(|key, _| !is_gone(key.as_key()));
+        }
+    }
+
+    /// Removes all counters, and returns the units of each that still count at `now`.
+    pub(super) fn drain(&self, now: Timestamp) -> Vec<FallbackCharge> {
+        let mut charges = Vec::new();
+        for shard in &self.shards {
+            let LedgerShard { counters, .. } = std::mem::take(&mut *lock(shard));
+            for (key, counter) in counters {
+                let units = counter.basis.used(&counter.state, now);
+                if units > 0 {
+                    let (limit, cost, at) = (counter.whole, Cost::new(units), counter.last);
+                    charges.push(FallbackCharge { key, limit, cost, at });
+                }
+            }
+        }
+        charges
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.shards.iter().map(|shard| lock(shard).counters.len()).sum()
+    }
+
+    pub(super) fn unrecorded(&self) -> u64 {
+        self.unrecorded.load(Ordering::Relaxed)
+    }
+
+    fn lock(&self, key: &OwnedKey) -> MutexGuard<'_, LedgerShard> {
+        let index = self.hasher.hash_one(key) % SHARDS as u64;
+        let shard = usize::try_from(index).ok().and_then(|index| self.shards.get(index));
+        lock(shard.unwrap_or(&self.shards[0]))
+    }
+}
+
+impl FallbackCounter {
+    /// Converts the counter if its limit or its part has changed.
+    fn adopt(&mut self, whole: &Limit, basis: &Limit, now: Timestamp) {
+        self.whole = *whole;
+        if self.basis != *basis {
+            self.state = basis.rebase(&self.basis, std::mem::take(&mut self.state), now);
+            self.basis = *basis;
+        }
+    }
+}
+
+fn lock(shard: &Mutex<LedgerShard>) -> MutexGuard<'_, LedgerShard> {
+    shard.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,226 @@
+//! Counters for the time in which Redis fails.
+//!
+//! Each node enforces `fallback_share / live nodes` of every limit, so all nodes together admit at most `fallback_share` of it
+//! per window. Each outage starts with empty counters. What was admitted is remembered per counter, so that it can be charged
+//! when Redis returns.
+
+mod ledger;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use smallvec::SmallVec;
+use tidegate_core::{Check, Cost, CounterKey, Decision, Limit, Ratio, Refund, Role, RuleId, Timestamp};
+use tidegate_store::{MemoryStore, Override, Store, StoreError};
+
+use crate::link::Link;
+use crate::nodes::NodeCount;
+use crate::owned_key::{LocalOverrides, OwnedKey};
+use crate::share_table::{NodeShare, ShareTable, with_limits};
+use ledger::FallbackLedger;
+
+/// Spreads the number of the outage over all bits of a rule's number.
+const OUTAGE_FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// Decides while Redis fails.
+#[derive(Debug)]
+pub(crate) struct FallbackStore {
+    link: Arc<Link>,
+    nodes: Arc<NodeCount>,
+    memory: MemoryStore,
+    shares: ShareTable,
+    overrides: LocalOverrides,
+    ledger: FallbackLedger,
+    /// The number of the outage. It changes the keys of all counters, so that each outage starts with empty ones.
+    outage: AtomicU64,
+    decisions: AtomicU64,
+}
+
+/// Units of a counter that were admitted during an outage and still count.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct FallbackCharge {
+    /// The counter.
+    pub(crate) key: OwnedKey,
+    /// The whole limit.
+    pub(crate) limit: Limit,
+    /// The units to charge.
+    pub(crate) cost: Cost,
+    /// The time of the last charge.
+    pub(crate) at: Timestamp,
+}
+
+impl FallbackCharge {
+    /// The check that charges the units, even beyond the limit.
+    pub(crate) fn check(&self) -> Check<'_> {
+        Check::new(self.key.as_key(), &self.limit).cost(self.cost).role(Role::Overage)
+    }
+}
+
+/// The use of a [`FallbackStore`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FallbackReport {
+    /// Outages since the start.
+    pub outages: u64,
+    /// Decisions since the start.
+    pub decisions: u64,
+    /// Counters whose units are to be charged when Redis returns.
+    pub counters: u64,
+    /// Units that were admitted but not remembered, because too many counters were in use.
+    pub unrecorded_units: u64,
+}
+
+impl FallbackStore {
+    /// A store for one of `nodes`.
+    pub(crate) fn new(link: Arc<Link>, nodes: Arc<NodeCount>) -> Self {
+        Self {
+            memory: MemoryStore::with_cap(link.config().max_memory),
+            link,
+            nodes,
+            shares: ShareTable::default(),
+            overrides: LocalOverrides::default(),
+            ledger: FallbackLedger::default(),
+            outage: AtomicU64::new(0),
+            decisions: AtomicU64::new(0),
+        }
+    }
+
+    /// Starts a new outage with empty counters. What was admitted in earlier ones is still remembered.
+    pub(crate) fn begin(&self) {
+        self.outage.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Removes what was admitted, and returns the units that still count at `now`. Units of windows that are over are not
+    /// returned.
+    pub(crate) fn drain(&self, now: Timestamp) -> Vec<FallbackCharge> {
+        self.ledger.drain(now)
+    }
+
+    /// Forgets what was admitted for the counter with this name in Redis.
+    pub(crate) fn invalidate(&self, name: &[u8]) {
+        self.ledger.remove_where(|key| self.link.names().counter(key).as_bytes() == name);
+    }
+
+    /// The use of the store.
+    pub(crate) fn report(&self) -> FallbackReport {
+        FallbackReport {
+            outages: self.outage.load(Ordering::Acquire),
+            decisions: self.decisions.load(Ordering::Relaxed),
+            counters: self.ledger.len() as u64,
+            unrecorded_units: self.ledger.unrecorded(),
+        }
+    }
+
+    /// The part of every limit that this node enforces.
+    fn node_share(&self) -> NodeShare {
+        let whole = u64::from(Ratio::ONE.as_millionths());
+        let nodes = u64::from(self.nodes.get().get());
+        NodeShare { part: self.link.config().fallback_share.as_millionths().into(), of: whole * nodes }
+    }
+
+    fn share(&self, limit: &Limit) -> Limit {
+        self.shares.share(limit, self.node_share())
+    }
+
+    /// The whole limits in force, and the node's parts of them.
+    fn limits(&self, checks: &[Check<'_>], now: Timestamp) -> CheckLimits {
+        let whole = |check: &Check<'_>| self.overrides.in_force(check.key, check.limit, now);
+        let whole: SmallVec<[Limit; 4]> = checks.iter().map(whole).collect();
+        let shares = whole.iter().map(|limit| self.share(limit)).collect();
+        CheckLimits { whole, shares }
+    }
+
+    /// The key of a counter in this outage.
+    fn key<'a>(&self, key: CounterKey<'a>) -> CounterKey<'a> {
+        let outage = self.outage.load(Ordering::Acquire).wrapping_mul(OUTAGE_FACTOR);
+        CounterKey::new(RuleId::from_u64(key.rule.as_u64() ^ outage), key.client)
+    }
+
+    fn remember(&self, checks: &[Check<'_>], limits: &CheckLimits, decision: &Decision) {
+        self.decisions.fetch_add(1, Ordering::Relaxed);
+        if !decision.passes() {
+            return;
+        }
+        for (position, (check, outcome)) in checks.iter().zip(&decision.outcomes).enumerate() {
+            let is_charged = outcome.verdict.is_pass() || check.role == Role::Overage;
+            if let (true, Some(whole), Some(share)) = (
+                is_charged && check.cost > Cost::ZERO,
+                limits.whole.get(position),
+                limits.shares.get(position),
+            ) {
+                self.ledger.charge(check.key, (whole, share), decision.at, check.cost);
+            }
+        }
+    }
+}
+
+/// The limits of a decision's checks.
+struct CheckLimits {
+    whole: SmallVec<[Limit; 4]>,
+    shares: SmallVec<[Limit; 4]>,
+}
+
+impl Store for FallbackStore {
+    const IS_IMMEDIATE: bool = true;
+
+    async fn decide(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
+        let limits = self.limits(checks, now);
+        let decision =
+            self.memory.decide(&with_limits(checks, &limits.shares, |key| self.key(key)), now).await?;
+        self.remember(checks, &limits, &decision);
+        Ok(decision)
+    }
+
+    async fn decide_batch(
+        &self,
+        batch: &[&[Check<'_>]],
+        now: Timestamp,
+        decisions: &mut Vec<Decision>,
+    ) -> Result<(), StoreError> {
+        let first = decisions.len();
+        for checks in batch {
+            match self.decide(checks, now).await {
+                Ok(decision) => decisions.push(decision),
+                Err(error) => {
+                    for (checks, decision) in batch.iter().zip(decisions.drain(first..)) {
+                        self.refund(&decision.refunds(checks), now).await?;
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn peek(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
+        let limits = self.limits(checks, now);
+        self.memory.peek(&with_limits(checks, &limits.shares, |key| self.key(key)), now).await
+    }
+
+    async fn refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<(), StoreError> {
+        for refund in refunds.iter().filter(|refund| !self.overrides.may_affect(refund, now)) {
+            let limit = self.share(refund.limit);
+            let local = Refund { key: self.key(refund.key), limit: &limit, ..*refund };
+            self.memory.refund(&[local], now).await?;
+            self.ledger.refund(refund, now);
+        }
+        Ok(())
+    }
+
+    async fn reset(&self, key: CounterKey<'_>) -> Result<(), StoreError> {
+        self.ledger.remove(key);
+        self.memory.reset(self.key(key)).await
+    }
+
+    async fn override_limit(
+        &self,
+        key: CounterKey<'_>,
+        replacement: Option<Override>,
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
+        self.overrides.set(key, replacement, now);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,79 @@
+//! Owned keys and what is kept for them in this process.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{PoisonError, RwLock};
+
+use tidegate_core::{CounterKey, Limit, Refund, RuleId, Timestamp};
+use tidegate_store::Override;
+
+/// A counter key that owns its client. Debug output hides the client, because it may be an API key.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(crate) struct OwnedKey {
+    /// The rule.
+    pub(crate) rule: RuleId,
+    /// The client as in the counter key.
+    pub(crate) client: Box<[u8]>,
+}
+
+impl OwnedKey {
+    /// An owned copy of a counter key.
+    pub(crate) fn of(key: CounterKey<'_>) -> Self {
+        Self { rule: key.rule, client: key.client.into() }
+    }
+
+    /// The counter key.
+    pub(crate) fn as_key(&self) -> CounterKey<'_> {
+        CounterKey::new(self.rule, &self.client)
+    }
+}
+
+impl fmt::Debug for OwnedKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.as_key().fmt(f)
+    }
+}
+
+/// The overrides of this node. Without any, a lookup costs one load.
+#[derive(Debug, Default)]
+pub(crate) struct LocalOverrides {
+    count: AtomicUsize,
+    map: RwLock<HashMap<OwnedKey, Override>>,
+}
+
+impl LocalOverrides {
+    /// Sets the override of `key`, or ends it at `now`.
+    pub(crate) fn set(&self, key: CounterKey<'_>, replacement: Option<Override>, now: Timestamp) {
+        let mut map = self.map.write().unwrap_or_else(PoisonError::into_inner);
+        map.retain(|_, replacement| !replacement.has_expired(now));
+        match replacement {
+            Some(replacement) => {
+                map.insert(OwnedKey::of(key), replacement);
+            }
+            None => {
+                if let Some(ended) = map.get_mut(&OwnedKey::of(key)) {
+                    ended.until = ended.until.min(now);
+                }
+            }
+        }
+        self.count.store(map.len(), Ordering::Release);
+    }
+
+    /// The limit that applies to `key` at `now` instead of `limit`, or `limit`.
+    pub(crate) fn in_force(&self, key: CounterKey<'_>, limit: &Limit, now: Timestamp) -> Limit {
+        self.find(key).filter(|replacement| now < replacement.until).map_or(*limit, |found| found.limit)
+    }
+
+    /// Whether the refunded charge may have been made, or have drained, under an override.
+    pub(crate) fn may_affect(&self, refund: &Refund<'_>, now: Timestamp) -> bool {
+        self.find(refund.key).is_some_and(|replacement| replacement.may_affect(refund, now))
+    }
+
+    fn find(&self, key: CounterKey<'_>) -> Option<Override> {
+        if self.count.load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        self.map.read().unwrap_or_else(PoisonError::into_inner).get(&OwnedKey::of(key)).copied()
+    }
+}

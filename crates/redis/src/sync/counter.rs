@@ -1,0 +1,200 @@
+//! A node's copy of one counter.
+
+use tidegate_core::{Cost, CounterDelta, CounterKey, CounterState, Limit, Outcome, Refund, Timestamp};
+
+use super::{CounterExchange, ExchangeReply, ExchangedCounter};
+use crate::key::KeyName;
+use crate::nodes::NodeId;
+use crate::owned_key::OwnedKey;
+
+/// The counter as of the last exchange, with all charges of this node.
+#[derive(Debug)]
+pub(super) struct SyncCounter {
+    key: OwnedKey,
+    name: KeyName,
+    /// The limit under which `view` and `pending` are counted.
+    limit: Limit,
+    view: CounterState,
+    /// The node's changes since `sent`.
+    pending: CounterDelta,
+    pending_units: u64,
+    /// Changes that were sent and not confirmed. They are sent again as they are, so that Redis can recognise them.
+    sent: Option<SentDelta>,
+    /// The epoch of the node's changes: those made before a reset are dropped.
+    epoch: u64,
+    /// Whether the counter was used since the last exchange.
+    is_touched: bool,
+    /// When the first use happened that no exchange has covered.
+    waiting_since: Option<Timestamp>,
+    /// Whether the entry in Redis has a newer format.
+    is_newer: bool,
+}
+
+#[derive(Debug)]
+struct SentDelta {
+    ticket: u64,
+    limit: Limit,
+    delta: CounterDelta,
+    epoch: u64,
+    units: u64,
+    at: Timestamp,
+}
+
+/// What an exchange showed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct ExchangeFindings {
+    /// The units that this node had admitted and Redis did not know.
+    pub(super) units: u64,
+    /// The units beyond the limit.
+    pub(super) excess: u64,
+    /// The units beyond the limit that this node's changes added.
+    pub(super) added_excess: u64,
+}
+
+impl SyncCounter {
+    /// A copy of a counter that no exchange has covered: it starts unused at `now`, which is not before the last reset.
+    pub(super) fn new(key: CounterKey<'_>, name: KeyName, limit: &Limit, now: Timestamp) -> Self {
+        Self {
+            key: OwnedKey::of(key),
+            name,
+            limit: *limit,
+            view: CounterState::default(),
+            pending: CounterDelta::default(),
+            pending_units: 0,
+            sent: None,
+            epoch: now.as_micros(),
+            is_touched: false,
+            waiting_since: None,
+            is_newer: false,
+        }
+    }
+
+    pub(super) fn is(&self, key: CounterKey<'_>) -> bool {
+        self.key.as_key() == key
+    }
+
+    /// Whether `ticket` is that of the unconfirmed exchange.
+    pub(super) fn awaits(&self, ticket: u64) -> bool {
+        self.sent.as_ref().is_some_and(|sent| sent.ticket == ticket)
+    }
+
+    /// Whether this is a copy of the counter with this name under central coordination.
+    pub(super) fn has_central_name(&self, name: &[u8]) -> bool {
+        self.name.as_bytes().split_last().is_some_and(|(_, central)| central == name)
+    }
+
+    pub(super) fn is_newer(&self) -> bool {
+        self.is_newer
+    }
+
+    /// When the first use happened that no exchange has covered.
+    pub(super) fn waiting_since(&self) -> Option<Timestamp> {
+        self.waiting_since
+    }
+
+    /// Marks the counter for the next exchange.
+    pub(super) fn touch(&mut self, local: Timestamp) {
+        self.is_touched = true;
+        self.waiting_since.get_or_insert(local);
+    }
+
+    /// Converts the copy to `limit`, if it is counted under another.
+    pub(super) fn adopt(&mut self, limit: &Limit, now: Timestamp) {
+        if self.limit != *limit {
+            self.view = limit.rebase(&self.limit, std::mem::take(&mut self.view), now);
+            self.pending = limit.rebase_delta(&self.limit, self.pending, now);
+            self.limit = *limit;
+        }
+    }
+
+    /// Evaluates `cost` under `limit` without changing the copy.
+    pub(super) fn evaluate(&self, limit: &Limit, now: Timestamp, cost: Cost) -> Outcome {
+        if self.limit == *limit {
+            return limit.evaluate(&self.view, now, cost);
+        }
+        limit.evaluate(&limit.rebase(&self.limit, self.view.clone(), now), now, cost)
+    }
+
+    /// Charges `cost` under the limit of the copy.
+    pub(super) fn charge(&mut self, now: Timestamp, cost: Cost) {
+        self.limit.charge_with_delta(&mut self.view, &mut self.pending, now, cost);
+        self.pending_units = self.pending_units.saturating_add(cost.get());
+    }
+
+    /// Refunds a charge, if the copy is still counted under the limit of the charge.
+    pub(super) fn refund(&mut self, refund: &Refund<'_>, now: Timestamp, local: Timestamp) {
+        if self.limit == *refund.limit {
+            let times = (refund.charged, now);
+            self.limit.refund_with_delta(&mut self.view, &mut self.pending, times, refund.cost);
+            self.touch(local);
+        }
+    }
+
+    /// Starts the epoch of a reset.
+    pub(super) fn reset(&mut self, epoch: Timestamp) {
+        self.view = CounterState::default();
+        self.pending = CounterDelta::default();
+        self.epoch = epoch.as_micros();
+    }
+
+    /// Whether the copy has changes to send or must be renewed.
+    pub(super) fn needs_exchange(&self) -> bool {
+        self.is_touched || self.sent.is_some()
+    }
+
+    /// Whether the copy can be forgotten: it equals an unused one, and nothing has to be sent.
+    pub(super) fn is_idle(&self, now: Timestamp) -> bool {
+        !self.needs_exchange() && self.limit.is_fresh(&self.view, now)
+    }
+
+    /// The exchange to send at `local` with its ticket: `ticket`, unless an earlier one is not confirmed.
+    pub(super) fn start_exchange(
+        &mut self,
+        node: NodeId,
+        ticket: u64,
+        local: Timestamp,
+    ) -> (u64, CounterExchange) {
+        let sent = self.sent.get_or_insert_with(|| {
+            self.is_touched = false;
+            SentDelta {
+                ticket,
+                limit: self.limit,
+                delta: std::mem::take(&mut self.pending),
+                epoch: self.epoch,
+                units: std::mem::take(&mut self.pending_units),
+                at: local,
+            }
+        });
+        let exchange = CounterExchange {
+            key: self.name.clone(),
+            limit: sent.limit,
+            node,
+            number: if sent.delta.is_empty() { 0 } else { sent.ticket },
+            epoch: sent.epoch,
+            delta: sent.delta,
+        };
+        (sent.ticket, exchange)
+    }
+
+    /// Adopts the counter that Redis returned at `at`, its own time.
+    pub(super) fn finish_exchange(&mut self, reply: ExchangeReply, at: Timestamp) -> ExchangeFindings {
+        let Some(sent) = self.sent.take() else { return ExchangeFindings::default() };
+        self.waiting_since = (self.is_touched || !self.pending.is_empty())
+            .then(|| sent.at.max(self.waiting_since.unwrap_or_default()));
+        let ExchangeReply::Counter(ExchangedCounter { epoch, before, after }) = reply else {
+            self.is_newer = true;
+            return ExchangeFindings::default();
+        };
+        self.is_newer = false;
+        let [excess_before, excess] =
+            [&before, &after].map(|state| sent.limit.used(state, at).saturating_sub(sent.limit.capacity()));
+        self.view = self.limit.rebase(&sent.limit, after, at);
+        self.limit.merge(&mut self.view, &self.pending, at);
+        self.epoch = epoch;
+        ExchangeFindings {
+            units: sent.units.saturating_add(self.pending_units),
+            excess,
+            added_excess: excess.saturating_sub(excess_before),
+        }
+    }
+}

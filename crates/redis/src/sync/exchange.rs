@@ -1,0 +1,145 @@
+//! The exchange of counts with Redis.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tidegate_core::{CounterDelta, CounterState, Limit, Timestamp};
+use tidegate_store::StoreError;
+use tokio::sync::Notify;
+
+use super::SyncNode;
+use super::table::CounterPlace;
+use crate::key::KeyName;
+use crate::nodes::NodeId;
+use crate::operation::{Operation, OperationReply};
+
+/// The most counters per call: more would delay other clients of the server.
+const MAX_COUNTERS_PER_CALL: usize = 256;
+
+/// The changes of one node's copy of a counter, to be merged into the counter in Redis.
+#[derive(Clone, Debug)]
+pub(crate) struct CounterExchange {
+    pub(crate) key: KeyName,
+    /// The limit under which the changes were counted.
+    pub(crate) limit: Limit,
+    pub(crate) node: NodeId,
+    /// The number of the exchange, increasing per node; 0 if there are no changes.
+    pub(crate) number: u64,
+    /// The epoch of the changes.
+    pub(crate) epoch: u64,
+    pub(crate) delta: CounterDelta,
+}
+
+/// The reply to an exchange.
+#[derive(Clone, Debug)]
+pub(crate) enum ExchangeReply {
+    /// The counter.
+    Counter(ExchangedCounter),
+    /// The entry was written by a newer version and left alone.
+    NewerFormat,
+}
+
+/// A counter in Redis, before and after the node's changes.
+#[derive(Clone, Debug)]
+pub(crate) struct ExchangedCounter {
+    pub(crate) epoch: u64,
+    pub(crate) before: CounterState,
+    pub(crate) after: CounterState,
+}
+
+/// An exchange and the copy it belongs to.
+struct OpenExchange {
+    place: CounterPlace,
+    ticket: u64,
+    exchange: CounterExchange,
+}
+
+impl SyncNode {
+    /// Pushes all changes since the last exchange and pulls the counters. Exchanges of a node do not overlap.
+    pub(super) async fn exchange(&self, now: Timestamp) -> Result<(), StoreError> {
+        let _turn = self.turn.lock().await;
+        self.exchange_now(now).await
+    }
+
+    /// Like [`exchange`](Self::exchange); the caller holds `turn`.
+    pub(super) async fn exchange_now(&self, now: Timestamp) -> Result<(), StoreError> {
+        let local = self.clock.local(now);
+        self.clock.note_attempt(local);
+        let open = self.start_exchanges(local, now);
+        let exchanged = self.exchange_all(open, local, now).await;
+        self.metrics.count_exchange(exchanged.is_ok());
+        exchanged
+    }
+
+    fn start_exchanges(&self, local: Timestamp, now: Timestamp) -> Vec<OpenExchange> {
+        let mut open = Vec::new();
+        self.table.visit_all(self.clock.store_time(now), |place, counter| {
+            if counter.needs_exchange() {
+                let (ticket, exchange) = counter.start_exchange(self.id, self.next_ticket(), local);
+                open.push(OpenExchange { place, ticket, exchange });
+            }
+        });
+        open
+    }
+
+    /// Sends `open` in calls of limited size. An exchange that fails stays open, and is sent again next time.
+    async fn exchange_all(
+        &self,
+        open: Vec<OpenExchange>,
+        local: Timestamp,
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
+        if open.is_empty() {
+            return self.exchange_group(&[], local, now).await;
+        }
+        for chunk in open.chunks(MAX_COUNTERS_PER_CALL) {
+            if self.link.has_slots() {
+                let mut slots = BTreeMap::<u16, Vec<&OpenExchange>>::new();
+                for open in chunk {
+                    slots.entry(open.exchange.key.slot()).or_default().push(open);
+                }
+                let groups = slots.values().map(|group| self.exchange_group(group, local, now));
+                join_all(groups).await.into_iter().collect::<Result<(), _>>()?;
+            } else {
+                let group: Vec<&OpenExchange> = chunk.iter().collect();
+                self.exchange_group(&group, local, now).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn exchange_group(
+        &self,
+        group: &[&OpenExchange],
+        local: Timestamp,
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
+        let counters = group.iter().map(|open| open.exchange.clone()).collect();
+        let reply = self.link.call(Operation::Exchange(counters), now).await?;
+        let OperationReply::Exchanged(at, replies) = reply else {
+            return Err(StoreError::Protocol { reason: "no counters in the reply".to_owned() });
+        };
+        self.clock.note_exchange(local, at, self.clock.local(now));
+        for (open, reply) in group.iter().zip(replies) {
+            let is_it = |counter: &super::counter::SyncCounter| counter.awaits(open.ticket);
+            let findings =
+                self.table.change_where(open.place, is_it, |counter| counter.finish_exchange(reply, at));
+            self.metrics.note(findings.unwrap_or_default());
+        }
+        Ok(())
+    }
+}
+
+/// Exchanges every `interval`, and at once when notified, until the node is dropped.
+pub(super) async fn run(node: Weak<SyncNode>, wake: Arc<Notify>, interval: Duration) {
+    loop {
+        match node.upgrade() {
+            // An error is counted; decisions report it when the copies are too old.
+            Some(node) => drop(node.exchange(Timestamp::ZERO).await),
+            None => return,
+        }
+        let _ = tokio::time::timeout(interval, wake.notified()).await;
+    }
+}

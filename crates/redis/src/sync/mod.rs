@@ -1,0 +1,316 @@
+//! Counts that nodes exchange at an interval.
+//!
+//! A node keeps a copy of each counter it uses: the counter as of its last exchange with Redis, plus the node's own charges since.
+//! It decides on the copy without asking. Every `sync_interval` it pushes the changes of all copies in use and pulls the
+//! counters. Between two exchanges a node therefore spends at most the units that it last saw.
+//!
+//! # Bound
+//!
+//! All nodes together exceed a limit by at most `(nodes - 1) *` the units that one node admits between two exchanges. Proof: for
+//! each node, take the last exchange before its last admission, and let `k` be the node whose exchange is the latest of
+//! these. Node `k`'s copy then contained everything that any node pushed in its exchange, and its last admission fitted. Each
+//! other node has admitted more only since its exchange, which is less than an interval. A copy that is new or has not been
+//! used for a while starts from an unused or an old state; it is exchanged within an interval of its first use, so the same
+//! holds, and asking Redis before the first decision would not improve the bound.
+//!
+//! # Changes arrive once
+//!
+//! Changes are stamped with their window and with the epoch of the last reset (see [`CounterDelta`](tidegate_core::CounterDelta)), so
+//! a late push is never charged to a new window or past a reset. Each carries a number. A push whose result is unknown is
+//! repeated unchanged; the script ignores a number that it has seen, so nothing is lost and nothing is charged twice.
+//!
+//! # Time
+//!
+//! A node's time is the server's time at the last exchange plus the time elapsed since. If an exchange is overdue, decisions fail
+//! with [`StoreError::Unavailable`]; this store does not fall back on its own. Overrides are those of this node: they are
+//! set on every node.
+
+mod counter;
+mod exchange;
+mod report;
+mod store_clock;
+mod table;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use smallvec::SmallVec;
+use thiserror::Error;
+use tidegate_core::{
+    Algorithm, Check, CounterKey, Decision, Limit, Refund, TimeSpan, Timestamp, decide, peek,
+};
+use tidegate_store::{Clock, Override, Store, StoreError};
+use tokio::sync::{Mutex, Notify};
+
+use crate::config::RedisConfig;
+use crate::link::Link;
+use crate::nodes::{NodeCount, NodeId};
+use crate::operation::{Operation, OperationReply};
+use crate::owned_key::LocalOverrides;
+use counter::SyncCounter;
+pub(crate) use exchange::{CounterExchange, ExchangeReply, ExchangedCounter};
+use report::SyncMetrics;
+pub use report::SyncReport;
+use store_clock::StoreClock;
+use table::{LockedTable, SyncLedger, SyncTable};
+
+/// Counters of which every node keeps a copy. Supports `token_bucket`, `fixed_window` and `sliding_window_counter`.
+#[derive(Clone, Debug)]
+pub struct SyncStore {
+    node: Arc<SyncNode>,
+}
+
+/// The state of one node.
+#[derive(Debug)]
+struct SyncNode {
+    link: Arc<Link>,
+    nodes: Arc<NodeCount>,
+    id: NodeId,
+    table: SyncTable,
+    overrides: LocalOverrides,
+    clock: StoreClock,
+    metrics: SyncMetrics,
+    tickets: AtomicU64,
+    /// Held during an exchange.
+    turn: Mutex<()>,
+    wake: Arc<Notify>,
+    /// Copies that no exchange has covered for longer are not used.
+    max_age: TimeSpan,
+}
+
+/// Why a node cannot decide on its copies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+enum SyncUnavailable {
+    #[error("the last exchange of counts with Redis is too long ago")]
+    Overdue,
+    #[error("no room for the copy of another counter; increase `store.max_memory`")]
+    NoRoom,
+}
+
+impl SyncStore {
+    /// A store with its own connection, for one of the configured number of nodes.
+    pub fn connect(config: RedisConfig, clock: Arc<dyn Clock>) -> Self {
+        let nodes = Arc::new(NodeCount::new(config.nodes));
+        Self::new(Arc::new(Link::new(config, clock)), nodes)
+    }
+
+    /// A store that exchanges counts in the background. With time from the caller, it exchanges them when a decision finds that
+    /// an interval has passed.
+    pub(crate) fn new(link: Arc<Link>, nodes: Arc<NodeCount>) -> Self {
+        let config = link.config();
+        let interval = config.sync_interval;
+        let node = Arc::new(SyncNode {
+            nodes,
+            id: NodeId::random(),
+            table: SyncTable::new(config.max_memory),
+            overrides: LocalOverrides::default(),
+            clock: StoreClock::new(Arc::clone(link.clock()), config.time),
+            metrics: SyncMetrics::default(),
+            tickets: AtomicU64::new(0),
+            turn: Mutex::new(()),
+            wake: Arc::new(Notify::new()),
+            max_age: TimeSpan::from(interval * 2 + config.timeout),
+            link,
+        });
+        if !node.clock.is_callers() {
+            let background = exchange::run(Arc::downgrade(&node), Arc::clone(&node.wake), interval);
+            node.link.spawn(background);
+        }
+        Self { node }
+    }
+
+    /// Exchanges counts with Redis now. `now` counts only with [`TimeSource::Caller`](crate::TimeSource::Caller).
+    pub async fn exchange(&self, now: Timestamp) -> Result<(), StoreError> {
+        self.node.exchange(now).await
+    }
+
+    /// Renews the copy of the counter with this name under central coordination, because another node reset, refunded or overrode
+    /// it.
+    pub(crate) fn invalidate(&self, name: &[u8]) {
+        let (local, mut is_found) = (self.node.clock.local(Timestamp::ZERO), false);
+        self.node.table.visit_all(Timestamp::ZERO, |_, counter| {
+            if counter.has_central_name(name) {
+                counter.touch(local);
+                is_found = true;
+            }
+        });
+        if is_found {
+            self.node.wake.notify_one();
+        }
+    }
+
+    /// Figures of the exchanges.
+    pub fn report(&self) -> SyncReport {
+        self.node.metrics.report(self.node.table.len(), self.node.nodes.get())
+    }
+}
+
+impl SyncNode {
+    fn next_ticket(&self) -> u64 {
+        self.tickets.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// Waits for the first exchange, or for one that is due by the caller's time; then checks that the last one is recent. Returns
+    /// the node's time and the store's.
+    async fn current_time(&self, now: Timestamp) -> Result<(Timestamp, Timestamp), StoreError> {
+        let is_first = self.clock.age(self.clock.local(now)).is_none();
+        let mut exchanged = Ok(());
+        if is_first || self.is_due(now) {
+            exchanged = match self.turn.try_lock() {
+                Ok(_turn) if self.is_due(now) => self.exchange_now(now).await,
+                Err(_) if is_first => {
+                    // Another task makes the first exchange.
+                    drop(self.turn.lock().await);
+                    Ok(())
+                }
+                _ => Ok(()),
+            };
+        }
+        let local = self.clock.local(now);
+        match self.clock.age(local) {
+            Some(age) if age <= self.max_age => Ok((local, self.clock.store_time(now))),
+            _ => Err(exchanged.err().unwrap_or_else(|| unavailable(SyncUnavailable::Overdue))),
+        }
+    }
+
+    /// Whether a decision has to exchange counts: nothing else has, or there is no background task.
+    fn is_due(&self, now: Timestamp) -> bool {
+        let interval = TimeSpan::from(self.link.config().sync_interval);
+        match self.clock.since_attempt(self.clock.local(now)) {
+            None => true,
+            Some(elapsed) => self.clock.is_callers() && elapsed >= interval,
+        }
+    }
+
+    /// The limits in force.
+    fn limits(&self, checks: &[Check<'_>], now: Timestamp) -> Result<SmallVec<[Limit; 4]>, StoreError> {
+        let limit_of = |check: &Check<'_>| {
+            let limit = self.overrides.in_force(check.key, check.limit, now);
+            match limit.algorithm() {
+                Algorithm::TokenBucket | Algorithm::FixedWindow | Algorithm::SlidingCounter => Ok(limit),
+                algorithm @ (Algorithm::LeakyBucket | Algorithm::SlidingLog) => {
+                    Err(StoreError::Unsupported { algorithm })
+                }
+            }
+        };
+        checks.iter().map(limit_of).collect()
+    }
+
+    fn decide_at(
+        &self,
+        checks: &[Check<'_>],
+        (local, now): (Timestamp, Timestamp),
+    ) -> Result<Decision, StoreError> {
+        let limits = self.limits(checks, now)?;
+        let mut table = self.table.lock(checks);
+        for (position, (check, limit)) in checks.iter().zip(&limits).enumerate() {
+            let create =
+                || SyncCounter::new(check.key, self.link.names().sync(check.key), limit, self.clock.newest());
+            let counter = table
+                .get_or_insert(position, check.key, now, create)
+                .ok_or_else(|| unavailable(SyncUnavailable::NoRoom))?;
+            counter.touch(local);
+            counter.adopt(limit, now);
+        }
+        self.check_copies(checks, &table, local)?;
+        Ok(decide(checks, now, &mut SyncLedger { table, checks, limits: &limits, now }))
+    }
+
+    fn peek_at(
+        &self,
+        checks: &[Check<'_>],
+        (local, now): (Timestamp, Timestamp),
+    ) -> Result<Decision, StoreError> {
+        let limits = self.limits(checks, now)?;
+        let table = self.table.lock(checks);
+        self.check_copies(checks, &table, local)?;
+        Ok(peek(checks, now, &SyncLedger { table, checks, limits: &limits, now }))
+    }
+
+    /// Checks that every copy can be used.
+    fn check_copies(
+        &self,
+        checks: &[Check<'_>],
+        table: &LockedTable<'_>,
+        local: Timestamp,
+    ) -> Result<(), StoreError> {
+        for (position, check) in checks.iter().enumerate() {
+            let Some(counter) = table.get(position, check.key) else { continue };
+            if counter.is_newer() {
+                return Err(StoreError::Protocol { reason: "newer format of a counter".to_owned() });
+            }
+            if counter.waiting_since().is_some_and(|since| local.since(since) > self.max_age) {
+                return Err(unavailable(SyncUnavailable::Overdue));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn unavailable(reason: SyncUnavailable) -> StoreError {
+    StoreError::Unavailable(Box::new(reason))
+}
+
+impl Store for SyncStore {
+    async fn decide(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
+        let times = self.node.current_time(now).await?;
+        self.node.decide_at(checks, times)
+    }
+
+    async fn decide_batch(
+        &self,
+        batch: &[&[Check<'_>]],
+        now: Timestamp,
+        decisions: &mut Vec<Decision>,
+    ) -> Result<(), StoreError> {
+        let first = decisions.len();
+        for checks in batch {
+            match self.decide(checks, now).await {
+                Ok(decision) => decisions.push(decision),
+                Err(error) => {
+                    for (checks, decision) in batch.iter().zip(decisions.drain(first..)) {
+                        self.refund(&decision.refunds(checks), now).await?;
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn peek(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
+        let times = self.node.current_time(now).await?;
+        self.node.peek_at(checks, times)
+    }
+
+    async fn refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<(), StoreError> {
+        let node = &self.node;
+        let (local, now) = (node.clock.local(now), node.clock.store_time(now));
+        for refund in refunds.iter().filter(|refund| !node.overrides.may_affect(refund, now)) {
+            node.table.change(refund.key, |counter| counter.refund(refund, now, local));
+        }
+        Ok(())
+    }
+
+    async fn reset(&self, key: CounterKey<'_>) -> Result<(), StoreError> {
+        let name = self.node.link.names().sync(key);
+        let now = self.node.clock.newest();
+        if let OperationReply::Done(epoch) = self.node.link.call(Operation::ResetCopies(name), now).await? {
+            self.node.table.change(key, |counter| counter.reset(epoch));
+        }
+        Ok(())
+    }
+
+    async fn override_limit(
+        &self,
+        key: CounterKey<'_>,
+        replacement: Option<Override>,
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
+        self.node.overrides.set(key, replacement, self.node.clock.store_time(now));
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,197 @@
+//! The script against core, and exchanges that are lost or repeated.
+
+use tidegate_core::{Cost, CounterDelta, CounterState, RuleId, Spec};
+use tidegate_store::SystemClock;
+use tidegate_testkit::process::RedisServer;
+
+use super::*;
+use crate::config::TimeSource;
+use crate::endpoint::Endpoint;
+
+const RULE: RuleId = RuleId::named("default");
+const START: Timestamp = Timestamp::from_secs(1_700_000_000);
+
+fn link(server: &RedisServer) -> Arc<Link> {
+    let config =
+        RedisConfig { time: TimeSource::Caller, ..RedisConfig::new(Endpoint::parse(&server.url()).unwrap()) };
+    Arc::new(Link::new(config, Arc::new(SystemClock::new())))
+}
+
+fn store(link: &Arc<Link>) -> SyncStore {
+    SyncStore::new(Arc::clone(link), Arc::new(NodeCount::new(link.config().nodes)))
+}
+
+fn limit(algorithm: Algorithm, requests: u64) -> Limit {
+    Limit::new(algorithm, Spec::new(requests, TimeSpan::from_secs(60))).unwrap()
+}
+
+async fn exchange(link: &Link, exchange: CounterExchange, now: Timestamp) -> ExchangedCounter {
+    match link.call(Operation::Exchange(vec![exchange]), now).await.unwrap() {
+        OperationReply::Exchanged(_, replies) => match &replies[..] {
+            [ExchangeReply::Counter(counter)] => counter.clone(),
+            other => panic!("one counter expected: {other:?}"),
+        },
+        other => panic!("counters expected: {other:?}"),
+    }
+}
+
+/// Limits whose windows, units and drains are small, large and prime.
+fn random_limit(random: &mut fastrand::Rng) -> Limit {
+    let algorithms = [Algorithm::TokenBucket, Algorithm::FixedWindow, Algorithm::SlidingCounter];
+    loop {
+        let requests = [random.u64(1..20), random.u64(1..5_000), 1_000_003][random.usize(..3)];
+        let micros = [random.u64(1..1_000), random.u64(1..100_000_000), 60_000_000, 31_536_000_000_000];
+        let window = TimeSpan::from_micros(micros[random.usize(..4)]);
+        let algorithm = algorithms[random.usize(..3)];
+        let burst = (algorithm == Algorithm::TokenBucket && random.bool()).then(|| random.u64(1..50));
+        if let Ok(limit) = Limit::new(algorithm, Spec { burst, ..Spec::new(requests, window) }) {
+            return limit;
+        }
+    }
+}
+
+#[tokio::test]
+async fn script_merges_deltas_like_core() {
+    let server = RedisServer::start();
+    let link = link(&server);
+    let seed = fastrand::u64(..);
+    println!("seed {seed}");
+    let mut random = fastrand::Rng::with_seed(seed);
+    for trace in 0..150_u64 {
+        let limit = random_limit(&mut random);
+        let client = trace.to_be_bytes();
+        let key = link.names().sync(CounterKey::new(RULE, &client));
+        let span = limit.memory_span().as_micros();
+        let (mut now, mut expected) = (START, CounterState::default());
+        for number in 1..20_u64 {
+            // The node's own copy differs from the shared one, and the delta is sometimes late.
+            let (mut own, mut delta) = (expected.clone(), CounterDelta::default());
+            for _ in 0..random.u8(0..4) {
+                now = now + TimeSpan::from_micros(random.u64(0..=span / 3 + 1));
+                let cost = Cost::new(random.u64(1..=limit.capacity()));
+                limit.charge_with_delta(&mut own, &mut delta, now, cost);
+                if random.u8(..4) == 0 {
+                    limit.refund_with_delta(&mut own, &mut delta, (now, now), cost);
+                }
+            }
+            now = now + TimeSpan::from_micros(random.u64(0..=span / 2 + 1));
+            let sent = CounterExchange {
+                key: key.clone(),
+                limit,
+                node: NodeId(random.u64(1..4)),
+                number,
+                epoch: 0,
+                delta,
+            };
+            let reply = exchange(&link, sent, now).await;
+            if number > 1 {
+                assert_eq!(limit.state_numbers(&reply.before), limit.state_numbers(&expected), "{limit:?}");
+            }
+            limit.merge(&mut expected, &delta, now);
+            assert_eq!(
+                limit.state_numbers(&reply.after),
+                limit.state_numbers(&expected),
+                "{limit:?} {delta:?}"
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn repeated_exchange_is_applied_once() {
+    let server = RedisServer::start();
+    let link = link(&server);
+    for algorithm in [Algorithm::TokenBucket, Algorithm::FixedWindow, Algorithm::SlidingCounter] {
+        let (store, limit) = (store(&link), limit(algorithm, 100));
+        let key = CounterKey::new(RuleId::named(algorithm.name()), b"client");
+        let check = Check::new(key, &limit).cost(Cost::new(10));
+        assert!(store.decide(&[check], START).await.unwrap().passes());
+        // The reply to the first push is lost; the node spends on and pushes again.
+        let mut lost = None;
+        store.node.table.visit_all(START, |_, counter| {
+            lost = Some(counter.start_exchange(store.node.id, store.node.next_ticket(), START).1);
+        });
+        let lost = lost.unwrap();
+        exchange(&link, lost.clone(), START).await;
+        assert!(store.decide(&[check], START).await.unwrap().passes());
+        store.exchange(START).await.unwrap();
+        assert_eq!(store.peek(&[check], START).await.unwrap().outcomes[0].remaining, 80, "{algorithm}");
+        store.exchange(START).await.unwrap();
+        // The first push arrives once more.
+        let counter = exchange(&link, lost, START).await;
+        assert_eq!(limit.used(&counter.after, START), 20, "{algorithm}");
+    }
+}
+
+#[tokio::test]
+async fn counter_of_a_newer_format_is_left_alone() {
+    let server = RedisServer::start();
+    let link = link(&server);
+    let (store, limit) = (store(&link), limit(Algorithm::FixedWindow, 100));
+    let key = CounterKey::new(RULE, b"client");
+    let name = link.names().sync(key);
+    let set = redis::cmd("SET").arg(name.as_bytes()).arg(&b"\x02newer"[..]).arg("EX").arg(60).to_owned();
+    link.command(name.slot(), &set).await.unwrap();
+    let check = Check::new(key, &limit);
+    assert!(store.decide(&[check], START).await.unwrap().passes(), "nothing is known of it yet");
+    store.exchange(START).await.unwrap();
+    let error = store.decide(&[check], START).await.unwrap_err();
+    assert!(matches!(error, StoreError::Protocol { .. }), "{error:?}");
+    assert!(store.reset(key).await.is_err());
+    let get = redis::cmd("GET").arg(name.as_bytes()).to_owned();
+    let value = link.command(name.slot(), &get).await.unwrap();
+    assert_eq!(value, redis::Value::BulkString(b"\x02newer".to_vec()));
+}
+
+#[tokio::test]
+async fn invalidated_copy_is_renewed() {
+    let server = RedisServer::start();
+    let link = link(&server);
+    let (one, other, limit) = (store(&link), store(&link), limit(Algorithm::FixedWindow, 10));
+    let key = CounterKey::new(RULE, b"client");
+    let check = Check::new(key, &limit).cost(Cost::new(10));
+    assert!(one.decide(&[check], START).await.unwrap().passes());
+    one.exchange(START).await.unwrap();
+    assert!(!one.decide(&[check], START).await.unwrap().passes());
+    one.exchange(START).await.unwrap();
+    other.reset(key).await.unwrap();
+    one.exchange(START).await.unwrap();
+    assert_eq!(
+        one.peek(&[check], START).await.unwrap().outcomes[0].remaining,
+        0,
+        "an unused copy is not pulled"
+    );
+    one.invalidate(link.names().counter(key).as_bytes());
+    one.exchange(START).await.unwrap();
+    assert_eq!(one.peek(&[check], START).await.unwrap().outcomes[0].remaining, 10);
+}
+
+#[tokio::test]
+async fn full_table_is_unavailable_and_idle_copies_make_room() {
+    let server = RedisServer::start();
+    let config = RedisConfig {
+        time: TimeSource::Caller,
+        max_memory: 0,
+        ..RedisConfig::new(Endpoint::parse(&server.url()).unwrap())
+    };
+    let store = SyncStore::connect(config, Arc::new(SystemClock::new()));
+    let limit = limit(Algorithm::FixedWindow, 10);
+    let mut full = 0;
+    for client in 0..4_000_u32 {
+        let client = client.to_be_bytes();
+        match store.decide(&[Check::new(CounterKey::new(RULE, &client), &limit)], START).await {
+            Ok(decision) => assert!(decision.passes()),
+            Err(StoreError::Unavailable(_)) => full += 1,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    assert!(full > 1_000, "{full}");
+    assert!(store.report().counters <= 64 * 16);
+    let later = START + TimeSpan::from_secs(61);
+    store.exchange(later).await.unwrap();
+    store.exchange(later).await.unwrap();
+    assert_eq!(store.report().counters, 0);
+    assert!(
+        store.decide(&[Check::new(CounterKey::new(RULE, b"new"), &limit)], later).await.unwrap().passes()
+    );
+}
