@@ -15,7 +15,7 @@ const GATEWAY: &str = "docs/gateway.md";
 const ALERTS: &str = "contrib/prometheus/tidegate.rules.yml";
 
 /// How the names of metrics begin.
-const METRIC_PREFIXES: [&str; 3] = ["tidegate_", "rate_limit_", "process_"];
+const METRIC_PREFIXES: [&str; 4] = ["tidegate_", "rate_limit_", "process_", "redis_connection_"];
 /// What Prometheus appends to the name of a histogram.
 const HISTOGRAM_SUFFIXES: [&str; 3] = ["_bucket", "_sum", "_count"];
 /// Code before the name of a log event.

@@ -22,6 +22,9 @@ pub trait Backend: Send + Sync + 'static {
     /// The number of open client connections.
     fn connections(&self) -> usize;
 
+    /// The state of the store that nodes share; null if there is none.
+    fn shared_store(&self) -> Value;
+
     /// The state of each upstream: its servers, breakers, bulkhead and retries.
     fn upstreams(&self) -> Vec<Value>;
 

@@ -1,4 +1,8 @@
-//! Bans and overrides. A change is first written to the durable store, then applied, then acknowledged.
+//! Bans and overrides. A change is first written to the durable store, then applied, then shared with other nodes, then
+//! acknowledged.
+
+mod encoding;
+mod sharing;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,6 +18,7 @@ use tidegate_store::{Clock, Override, PenaltyChanges, PenaltyEntry, Store, Store
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
 use crate::backend::Backend;
+use sharing::Sharing;
 
 /// The most bans and overrides at a time.
 const MAX_BANS: usize = 100_000;
@@ -32,6 +37,8 @@ pub struct AdminState<R: Backend> {
     records: Arc<Mutex<AdminRecords>>,
     /// Locked while penalties are written.
     penalties: Mutex<PenaltySync>,
+    /// `None` if this node shares nothing.
+    sharing: Mutex<Option<Sharing>>,
 }
 
 /// Which penalties are in the durable store.
@@ -87,12 +94,16 @@ impl<R: Backend> AdminState<R> {
             let subject = Subject::parse(&subject, 128)?;
             records.bans.insert(subject.clone(), Ban { subject, reason, since, until });
         }
-        let (none, penalties) = (Arc::default(), Mutex::default());
-        let state = Self { backend, clock, durable, path, records: none, penalties };
+        let (none, penalties, sharing) = (Arc::default(), Mutex::default(), Mutex::default());
+        let state = Self { backend, clock, durable, path, records: none, penalties, sharing };
         let now = state.now();
         state.backend.limiter().penalties().restore(contents.penalties.into_values(), now);
         for (key, record) in &records.overrides {
-            state.apply_override(key, Some(record), now).await?;
+            match state.apply_override(key, Some(record), now).await {
+                // A start without the shared store is a normal start; the override is applied when it is attached.
+                Err(StoreError::Unavailable(_) | StoreError::Protocol { .. }) => {}
+                applied => applied?,
+            }
         }
         state.publish(&records, now);
         *state.records.lock().await = records;
@@ -131,8 +142,10 @@ impl<R: Backend> AdminState<R> {
             let Ban { reason, since, until, .. } = ban.clone();
             changes.push(DurableChange::Ban(ban.subject.to_string(), BanRecord { reason, since, until }));
             state.durable.apply(changes).await?;
-            records.bans.insert(ban.subject.clone(), ban);
+            records.bans.insert(ban.subject.clone(), ban.clone());
             state.publish(&records, now);
+            let id = encoding::ban_id(&ban.subject);
+            state.publish_change(id, |at| encoding::ban_record(&ban, at)).await;
             Ok(is_new)
         })
         .await
@@ -151,6 +164,10 @@ impl<R: Backend> AdminState<R> {
             }
             records.bans.remove(&subject);
             state.publish(&records, now);
+            if was_banned {
+                let id = encoding::ban_id(&subject);
+                state.publish_change(id.clone(), |at| encoding::removal(id, at)).await;
+            }
             Ok(was_banned)
         })
         .await
@@ -181,7 +198,9 @@ impl<R: Backend> AdminState<R> {
                 state.durable.apply(vec![before]).await?;
                 return Err(error.into());
             }
-            records.overrides.insert(key, replacement);
+            records.overrides.insert(key.clone(), replacement.clone());
+            let id = encoding::override_id(&key);
+            state.publish_change(id, |at| encoding::override_record(&key, &replacement, at)).await;
             Ok(is_new)
         })
         .await
@@ -201,6 +220,10 @@ impl<R: Backend> AdminState<R> {
             }
             state.apply_override(&key, None, now).await?;
             records.overrides.remove(&key);
+            if was_active {
+                let id = encoding::override_id(&key);
+                state.publish_change(id.clone(), |at| encoding::removal(id, at)).await;
+            }
             Ok(was_active)
         })
         .await
@@ -212,10 +235,13 @@ impl<R: Backend> AdminState<R> {
     }
 
     /// Removes the penalties of all clients that `subject` names. Returns how many were locked out.
-    pub(crate) fn lift_penalties(&self, subject: &Subject) -> usize {
+    pub(crate) async fn lift_penalties(&self, subject: &Subject) -> usize {
         let is_named = |penalty: &PenaltyEntry| subject.names(&penalty.key.client);
-        let locked_out = self.locked_out().into_iter().filter(is_named);
-        locked_out.filter(|penalty| self.backend.limiter().penalties().remove(penalty.key.as_key())).count()
+        let penalties = self.backend.limiter().penalties();
+        let locked_out = self.locked_out().into_iter().filter(is_named).map(|penalty| penalty.key);
+        let lifted: Vec<_> = locked_out.filter(|key| penalties.remove(key.as_key())).collect();
+        self.publish_lifted(&lifted).await;
+        lifted.len()
     }
 
     /// Writes changed penalties once a second, until the future is dropped. Rejections do not wait for the write, so a
@@ -237,6 +263,7 @@ impl<R: Backend> AdminState<R> {
             return Ok(());
         }
         let PenaltyChanges { set, removed, is_partial } = penalties.take_changes();
+        self.publish_penalties(&set).await;
         let changes = if is_partial || sync.is_incomplete {
             let all = penalties.snapshot(self.now()).into_iter().map(DurableChange::SetPenalty);
             std::iter::once(DurableChange::ClearPenalties).chain(all).collect()

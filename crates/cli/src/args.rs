@@ -137,7 +137,8 @@ const SERVE_EXAMPLES: &str = "\
 Examples:
   tidegate serve
   tidegate serve --upstream http://localhost:3000 --limit 100/m
-  tidegate serve --config policy.yaml";
+  tidegate serve --config policy.yaml
+  tidegate serve --config policy.yaml --store redis://127.0.0.1:6379";
 
 const CHECK_EXAMPLES: &str = "\
 Examples:
@@ -188,6 +189,10 @@ pub(crate) struct ServeArgs {
     /// Limit of each client: 100/m, 10/s, 1000/15m. Default: 100/m, or 10/m for the demo.
     #[arg(long, value_name = "REQUESTS/WINDOW")]
     pub(crate) limit: Option<String>,
+    /// Redis or Valkey that shares limits between gateways, such as `redis://127.0.0.1:6379`. Replaces `store.url` of the policy.
+    /// Other users of this machine can see it: put a password into `store.password_file` of a policy instead.
+    #[arg(long, value_name = "URL")]
+    pub(crate) store: Option<String>,
     /// Address to listen on, such as 127.0.0.1:8080 or localhost:9000; port 0 picks a free port. Default: the addresses of
     /// the policy, or 127.0.0.1:8080. Replaces all addresses of the policy. If the policy uses TLS, so does this address, with
     /// the same certificate; a policy with several certificates is rejected.

@@ -8,7 +8,7 @@ use tidegate_headers::RejectionReason;
 use tidegate_policy::{
     ActivePolicy, Admission, Bans, Exemption, Facts, MatchedRequest, RuntimeData, Scratch,
 };
-use tidegate_store::{Clock, Penalties, Permits, RetainedLimits, Store, StoreError};
+use tidegate_store::{Clock, Penalties, Permits, RetainedLimits, RuleSettings, Store, StoreError};
 
 use crate::ban_list::BanList;
 use crate::concurrency::{self, AcquiredPermits};
@@ -77,6 +77,7 @@ impl<S: Store + 'static> Limiter<S> {
     /// charges refunded; checks take the time from the caller.
     pub fn new(active: ActivePolicy, store: Arc<S>, clock: Arc<dyn Clock>) -> Result<Self, StoreError> {
         let retained = retain_limits(&*store, &active, clock.now())?;
+        store.apply_settings(&rule_settings(&active));
         Ok(Self {
             shared: Arc::new(SharedStore { store, clock }),
             policy: ArcSwap::from_pointee(active),
@@ -101,6 +102,8 @@ impl<S: Store + 'static> Limiter<S> {
     /// Activates a policy. Counters stay.
     pub fn activate(&self, PreparedPolicy { policy, retained }: PreparedPolicy) {
         let mut current = self.retained.lock().unwrap_or_else(PoisonError::into_inner);
+        // Before the first decision of the new policy.
+        self.store().apply_settings(&rule_settings(&policy));
         self.policy.store(policy);
         *current = retained;
     }
@@ -319,4 +322,15 @@ fn retain_limits(
 ) -> Result<RetainedLimits, StoreError> {
     let limits: Vec<_> = active.matcher.plan().rate_limits.iter().map(|rule| rule.limit).collect();
     store.retain_limits(&limits, now)
+}
+
+/// How nodes share the rules of a policy.
+fn rule_settings(active: &ActivePolicy) -> Vec<RuleSettings> {
+    let rules = active.matcher.plan().rate_limits.iter();
+    let settings = rules.filter_map(|rule| {
+        let sharing = rule.sharing?;
+        let (coordination, on_store_failure) = (sharing.coordination, sharing.on_store_failure);
+        Some(RuleSettings { rule: rule.id, coordination, on_store_failure })
+    });
+    settings.collect()
 }

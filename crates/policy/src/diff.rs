@@ -9,7 +9,7 @@ use crate::plan::{
     AdminPlan, Charge, Clients, ConcurrencyRule, CounterScope, CustomRule, Mode, NameSource, Plan,
     ResiliencePlan, Rule, RuleCost, RuleMatch, TokenKey,
 };
-use crate::units::{size_text, span_text};
+use crate::units::span_text;
 
 /// One difference between two plans.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,7 +49,7 @@ pub enum ChangeKind {
 pub enum CounterEffect {
     /// The counters keep their values.
     Kept,
-    /// The counters start at zero, because the algorithm or the identities it counts by changed.
+    /// The counters start at zero, because the algorithm, the identities it counts by or the coordination changed.
     Reset,
 }
 
@@ -109,11 +109,7 @@ impl RuleDescription {
     }
 
     fn plain(rule: &Rule) -> Self {
-        Self {
-            name: rule.name.clone(),
-            text: rule.describe_all(),
-            counter_kind: rule.algorithm().to_string(),
-        }
+        Self { name: rule.name.clone(), text: rule.describe_all(), counter_kind: counter_kind(rule) }
     }
 
     fn custom(custom: &CustomRule) -> Self {
@@ -135,7 +131,7 @@ impl RuleDescription {
         Self {
             name: rule.name.clone(),
             text: text.join(", "),
-            counter_kind: format!("{} {count}", rule.algorithm()),
+            counter_kind: format!("{} {count}", counter_kind(rule)),
         }
     }
 }
@@ -150,6 +146,12 @@ impl RuleDescription {
         text.extend(describe_scope(matches, count));
         Self { name: name.clone(), text: text.join(", "), counter_kind: format!("concurrent {count}") }
     }
+}
+
+/// The algorithm and the coordination: a change of either starts with empty counters.
+fn counter_kind(rule: &Rule) -> String {
+    let coordination = rule.sharing.map_or("", |sharing| sharing.coordination.name());
+    format!("{} {coordination}", rule.algorithm())
 }
 
 /// Describes what a rule counts by and where it applies, without the defaults.
@@ -232,18 +234,18 @@ fn settings(plan: &Plan, other: &Plan) -> Settings {
     set("listen", places.collect::<Vec<_>>().join(", "));
     set("admin", admin.as_ref().map_or("off", AdminPlan::address).to_owned());
     set("admin.token_file", admin.as_ref().and_then(|admin| admin.token_file.clone()).unwrap_or_default());
-    set("store.directory", store.directory.clone().unwrap_or_default());
+    for (key, value) in store.settings() {
+        set(&format!("store.{key}"), value);
+    }
     set("bans", describe_networks(bans));
     set("headers", headers.iter().map(|style| style.name()).collect::<Vec<_>>().join(", "));
     set("error_body", error_body.name().to_owned());
-    set("store.url", store.url.as_ref().map_or("memory".to_owned(), ToString::to_string));
     set("log.access", log.access.to_string());
     set("log.rejected", log.rejected.to_string());
     set("log.to", log.to.to_string());
     let traced =
         traces.as_ref().map(|traces| format!("{} of requests to {}", traces.sample, traces.endpoint));
     set("traces", traced.unwrap_or_default());
-    set("store.max_memory", size_text(store.max_memory));
     routing_settings(plan, &mut set);
     resilience_settings(plan, other, &mut set);
     let default_tier = clients.tiers.default.and_then(|index| rate_limits.tiers.get(index));

@@ -43,13 +43,13 @@ mod units;
 mod warnings;
 
 pub use bans::{Ban, Bans, Subject, SubjectError};
-pub use compile::{CompiledPolicy, MAX_FILE_SIZE, compile};
+pub use compile::{CompileOptions, CompiledPolicy, MAX_FILE_SIZE, compile, compile_with};
 pub use diff::{ChangeKind, CounterEffect, PolicyChange, diff};
 pub use directory::{Directory, DirectoryError, Grant, LineError, LineProblem};
 pub use endpoints::{DuplicateEndpoint, EndpointPattern, Endpoints, PatternError};
 pub use explain::{
     ExplainRequest, ExplainedClient, ExplainedConcurrency, ExplainedOutcome, ExplainedRoute, ExplainedRule,
-    ExplainedVerdict, Explanation, explain,
+    ExplainedSharing, ExplainedVerdict, Explanation, explain,
 };
 pub use expression::{EvaluationError, Expression, ExpressionError, ExpressionPosition};
 pub use facts::Facts;
@@ -71,9 +71,9 @@ pub use plan::{
     ClaimName, Clients, ConcurrencyRule, CounterScope, CustomRule, EjectPlan, EncodedSlash, EndpointRule,
     ExemptClients, FallbackBody, FallbackPlan, HeaderMatch, HealthCheckPlan, HostPattern, HttpOptions,
     ListenerPlan, LogPlan, LogTarget, Mode, NameSource, PathCase, Plan, Quota, RateLimits, ResiliencePlan,
-    RetryCauses, RetryPlan, Route, Rule, RuleCondition, RuleCost, RuleMatch, SampleRate, Secret, StatusSet,
-    StorePlan, StoreUrl, Tier, TierSource, TimeoutsPlan, TokenKey, TokenPlan, TracesPlan, UnderscoreHeaders,
-    UpstreamPlan,
+    RetryCauses, RetryPlan, Route, Rule, RuleCondition, RuleCost, RuleMatch, RuleSharing, SampleRate, Secret,
+    StatusSet, StorePlan, StoreSecret, StoreTlsPlan, StoreUrl, Tier, TierSource, TimeoutsPlan, TokenKey,
+    TokenPlan, TracesPlan, UnderscoreHeaders, UpstreamPlan,
 };
 pub use problem::{Excerpt, Problem, Problems, Severity};
 pub use request::{RequestError, check_method, host_header, requested_host};

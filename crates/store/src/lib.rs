@@ -33,14 +33,16 @@ pub mod durable;
 mod memory;
 mod penalties;
 mod permits;
+mod shared;
 mod space_saving;
 mod store;
 mod sync;
 
 pub use clock::{Clock, ClockReading, ManualClock, SystemClock, to_system_time};
 pub use memory::{HeavyKey, MemoryStore, MemoryUse, RetainedLimits};
-pub use penalties::{Penalties, PenaltyChanges, PenaltyEntry, PenaltyKey};
+pub use penalties::{Penalties, PenaltyChanges, PenaltyEntry, PenaltyKey, ViolationListener};
 pub use permits::{Permit, Permits};
+pub use shared::{RecordExchange, SharedEvent, SharedRecord};
 pub use space_saving::{SpaceSaving, WeightedItem};
 pub use store::{Override, RuleSettings, Store, StoreError};
 

@@ -9,7 +9,7 @@ mod shard;
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use tidegate_core::{CounterKey, Penalty, PenaltyState, RuleId, TimeSpan, Timestamp};
 
@@ -26,7 +26,6 @@ const CLIENT_BYTES: usize = 128;
 const LONGEST_CLIENT: usize = 4 << 10;
 
 /// Lock-outs and violations, within a cap.
-#[derive(Debug)]
 pub struct Penalties {
     hasher: KeyHasher,
     parts: Box<[ShardLock]>,
@@ -34,6 +33,17 @@ pub struct Penalties {
     version: AtomicU64,
     /// Violations that were not recorded.
     unrecorded: AtomicU64,
+    /// Called for each violation on this node.
+    listener: OnceLock<ViolationListener>,
+}
+
+/// Called with the entry after a violation; it must not block. Violations during a lock-out are not reported.
+pub type ViolationListener = Box<dyn Fn(&PenaltyEntry) + Send + Sync>;
+
+impl fmt::Debug for Penalties {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Penalties").field("len", &self.len()).finish_non_exhaustive()
+    }
 }
 
 #[derive(Debug)]
@@ -115,7 +125,14 @@ impl Penalties {
             parts: (0..SHARDS).map(part).collect(),
             version: AtomicU64::new(0),
             unrecorded: AtomicU64::new(0),
+            listener: OnceLock::new(),
         }
+    }
+
+    /// Calls `listener` for each violation on this node from now on, so that other nodes can count it too. Only the first
+    /// listener is used.
+    pub fn on_violation(&self, listener: ViolationListener) {
+        let _ = self.listener.set(listener);
     }
 
     /// The remaining lock-out of `key`; `None` if it is not locked out.
@@ -136,6 +153,25 @@ impl Penalties {
         penalty: &Penalty,
         now: Timestamp,
     ) -> Option<TimeSpan> {
+        let Some(listener) = self.listener.get() else { return self.count_violation(key, penalty, now) };
+        if let Some(left) = self.lock_out(key, now) {
+            return Some(left);
+        }
+        let lock_out = self.count_violation(key, penalty, now);
+        if let Some(entry) = self.find(key) {
+            listener(&entry);
+        }
+        lock_out
+    }
+
+    /// Records a violation that another node reported, like [`record_violation`](Self::record_violation) but without calling
+    /// the listener.
+    pub fn count_violation(
+        &self,
+        key: CounterKey<'_>,
+        penalty: &Penalty,
+        now: Timestamp,
+    ) -> Option<TimeSpan> {
         if key.client.len() > LONGEST_CLIENT {
             self.unrecorded.fetch_add(1, Ordering::Relaxed);
             return None;
@@ -151,6 +187,37 @@ impl Penalties {
             self.unrecorded.fetch_add(1, Ordering::Relaxed);
         }
         record?.lock_out(now)
+    }
+
+    /// Merges the entry of another node: of two states the more severe one stays, so merging is idempotent and its order does
+    /// not matter. Returns whether this changed anything.
+    pub fn merge(&self, entry: &PenaltyEntry, now: Timestamp) -> bool {
+        let record = entry.record.rebase(now);
+        let expires_at = entry.expires_at - entry.record.since.since(record.since);
+        if expires_at <= now || entry.key.client.len() > LONGEST_CLIENT {
+            return false;
+        }
+        let severity =
+            |state: &PenaltyState| (state.locked_until, state.level, state.violations, state.since);
+        let key = entry.key.as_key();
+        let hash = self.hasher.hash(&key);
+        let merged = self.part(hash).is_some_and(|part| {
+            part.with(|shard| {
+                let is_newer =
+                    shard.find(hash, key).is_none_or(|known| severity(&known.record) < severity(&record));
+                is_newer && shard.update(hash, key, now, |_| (record, expires_at)).is_some()
+            })
+        });
+        if merged {
+            self.version.fetch_add(1, Ordering::AcqRel);
+        }
+        merged
+    }
+
+    /// The entry of `key`.
+    pub fn find(&self, key: CounterKey<'_>) -> Option<PenaltyEntry> {
+        let hash = self.hasher.hash(&key);
+        self.part(hash)?.with(|shard| shard.find(hash, key).cloned())
     }
 
     /// Removes the entry of `key`. Returns whether there was one.

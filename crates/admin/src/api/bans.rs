@@ -127,7 +127,7 @@ pub(super) async fn remove<R: Backend>(
     let name = subject.to_string();
     let in_policy = matches!(&subject, Subject::Network(net)
         if server.backend.limiter().policy().matcher.plan().bans.contains(net));
-    let penalties = server.state.lift_penalties(&subject);
+    let penalties = server.state.lift_penalties(&subject).await;
     let was_banned = server.state.unban(subject).await?;
     if was_banned || penalties > 0 {
         server.backend.log_event("ban_removed", &format!("ban removed: {name}"), &name);

@@ -36,6 +36,7 @@ pub(super) async fn status<R: Backend>(server: &AdminServer<R>) -> ApiResponse {
             "bans": { "operator": server.state.bans().await.len(), "policy": plan.bans.len() },
             "overrides": server.state.overrides().await.len(),
             "durable": server.state.path(),
+            "store": backend.shared_store(),
             "rules": rules,
             "upstreams": backend.upstreams(),
             "routes": backend.routes(),

@@ -20,6 +20,9 @@ pub(super) fn format(status: &Value) -> String {
         status["bans"]["policy"],
         status["overrides"],
     )];
+    if status["store"].is_object() {
+        lines.push(format_store(&status["store"]));
+    }
     for upstream in items(&status["upstreams"]) {
         lines.push(format_upstream(upstream));
     }
@@ -34,6 +37,18 @@ pub(super) fn format(status: &Value) -> String {
         lines.push(format!("  limit        {}: {}\n", text(rule, "name"), text(rule, "limit")));
     }
     lines.concat()
+}
+
+fn format_store(store: &Value) -> String {
+    let mode = match text(store, "mode") {
+        "fallback" => "fails; limits are enforced as `on_store_failure` says".to_owned(),
+        _ => format!("{} nodes", store["nodes"]),
+    };
+    let lost = match store["lost_writes"].as_u64() {
+        None | Some(0) => String::new(),
+        Some(count) => format!("; lost writes {count} times"),
+    };
+    format!("  store        {}: {mode}{lost}\n", text(store, "url"))
 }
 
 fn format_upstream(upstream: &Value) -> String {

@@ -19,7 +19,7 @@ use tidegate_telemetry::{Exposition, MetricKind, MetricsReader};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::certificates::Certificates;
-use super::source::PolicySource;
+use super::source::{PolicyOrigin, PolicySource};
 use super::state::{self, DurableState, TokenLocation};
 use super::store::SelectedStore;
 use super::takeover::Predecessor;
@@ -44,10 +44,10 @@ impl AdminBackend {
         certificates: Arc<Certificates>,
     ) -> (Arc<Self>, mpsc::Receiver<ReloadRequest>) {
         let (reloads, reload_requests) = mpsc::channel(8);
-        let source = match source {
-            PolicySource::File(path) => path.display().to_string(),
-            PolicySource::CommandLine(_) => "the command line".to_owned(),
-            PolicySource::Demo(_) => "the built-in demo".to_owned(),
+        let source = match &source.origin {
+            PolicyOrigin::File(path) => path.display().to_string(),
+            PolicyOrigin::CommandLine(_) => "the command line".to_owned(),
+            PolicyOrigin::Demo(_) => "the built-in demo".to_owned(),
         };
         let is_ready = AtomicBool::new(true);
         (Arc::new(Self { gateway, certificates, source, reloads, is_ready }), reload_requests)
@@ -95,6 +95,10 @@ impl Backend for AdminBackend {
         self.gateway.connections()
     }
 
+    fn shared_store(&self) -> Value {
+        self.limiter().store().status()
+    }
+
     fn upstreams(&self) -> Vec<Value> {
         upstreams::upstreams(&self.gateway)
     }
@@ -119,25 +123,10 @@ impl Backend for AdminBackend {
     fn metrics(&self, remembers: bool) -> (String, &'static str) {
         let mut page =
             self.gateway.metrics(if remembers { MetricsReader::Scraper } else { MetricsReader::OneShot });
-        let MemoryUse { table_bytes, pool_bytes, overflowed, limits_in_use, limits_max } =
-            self.limiter().store().memory_use();
-        let (table, pool) = ("tidegate_store_table_bytes", "tidegate_store_pool_bytes");
-        page.single(
-            table,
-            MetricKind::Gauge,
-            "Memory of the counter table, allocated at the start.",
-            table_bytes,
-        );
-        page.single(pool, MetricKind::Gauge, "Memory of counters that do not fit in the table.", pool_bytes);
-        let (shared, help) = (
-            "tidegate_store_overflowed_total",
-            "Checks on counters that several clients share because the table is full.",
-        );
-        page.single(shared, MetricKind::Counter, help, overflowed);
-        let help = "Distinct limits in use by the policy, overrides and unexpired counters.";
-        page.single("tidegate_limits_in_use", MetricKind::Gauge, help, limits_in_use);
-        let help = "Maximum number of distinct limits in use.";
-        page.single("tidegate_limits_max", MetricKind::Gauge, help, limits_max);
+        if let Some(memory_use) = self.limiter().store().memory_use() {
+            write_memory_use(&mut page, memory_use);
+        }
+        self.limiter().store().write_metrics(&mut page);
         let (bans, help) = ("tidegate_bans", "Active bans set by operators.");
         page.single(bans, MetricKind::Gauge, help, self.limiter().bans().len());
         self.certificates.write(&mut page);
@@ -154,6 +143,28 @@ impl Backend for AdminBackend {
         self.reloads.send(reply).await.map_err(|_| stopping_error())?;
         outcome.await.map_err(|_| stopping_error())?
     }
+}
+
+/// Writes the metrics of counters in this process.
+fn write_memory_use(page: &mut Exposition, memory_use: MemoryUse) {
+    let MemoryUse { table_bytes, pool_bytes, overflowed, limits_in_use, limits_max } = memory_use;
+    let (table, pool) = ("tidegate_store_table_bytes", "tidegate_store_pool_bytes");
+    page.single(
+        table,
+        MetricKind::Gauge,
+        "Memory of the counter table, allocated at the start.",
+        table_bytes,
+    );
+    page.single(pool, MetricKind::Gauge, "Memory of counters that do not fit in the table.", pool_bytes);
+    let (shared, help) = (
+        "tidegate_store_overflowed_total",
+        "Checks on counters that several clients share because the table is full.",
+    );
+    page.single(shared, MetricKind::Counter, help, overflowed);
+    let help = "Distinct limits in use by the policy, overrides and unexpired counters.";
+    page.single("tidegate_limits_in_use", MetricKind::Gauge, help, limits_in_use);
+    let help = "Maximum number of distinct limits in use.";
+    page.single("tidegate_limits_max", MetricKind::Gauge, help, limits_max);
 }
 
 /// The socket and the token of the admin API, before it starts.

@@ -13,7 +13,7 @@ use tidegate_policy::{LogTarget, Plan, Problems};
 use tidegate_store::Clock;
 use tidegate_telemetry::{Destination, Log, LogFormat, LogSampling, Metrics, Telemetry, Tracer, details};
 
-use super::source::PolicySource;
+use super::source::{PolicyOrigin, PolicySource};
 use crate::file::describe_write_error;
 
 /// The log, the traces and the folder that log file names are relative to.
@@ -27,9 +27,9 @@ pub(crate) struct Logging {
 impl Logging {
     /// Opens the log of `plan`. Must be called once per process. The log is text on a terminal and JSON otherwise.
     pub(crate) fn open(source: &PolicySource, plan: &Plan, clock: Arc<dyn Clock>) -> anyhow::Result<Self> {
-        let folder = match source {
-            PolicySource::File(path) => path.parent().unwrap_or(Path::new("")).to_owned(),
-            PolicySource::CommandLine(_) | PolicySource::Demo(_) => PathBuf::new(),
+        let folder = match &source.origin {
+            PolicyOrigin::File(path) => path.parent().unwrap_or(Path::new("")).to_owned(),
+            PolicyOrigin::CommandLine(_) | PolicyOrigin::Demo(_) => PathBuf::new(),
         };
         let is_terminal = plan.log.to == LogTarget::Stderr && stderr().is_terminal();
         let format = if is_terminal { LogFormat::Text } else { LogFormat::Json };

@@ -12,6 +12,7 @@ mod rlimit;
 pub(crate) mod source;
 pub(crate) mod state;
 mod store;
+mod store_report;
 mod takeover;
 mod upstreams;
 
@@ -34,7 +35,7 @@ use file_watcher::FileStamp;
 use listeners::ListenerConfigError;
 use logging::{Logging, log_warnings};
 use reload::{ServeEvents, StopReason};
-use source::{LoadError, LoadedPolicy, PolicySource};
+use source::{LoadError, LoadedPolicy, PolicyOrigin, PolicySource};
 use state::DurableState;
 use store::SelectedStore;
 use takeover::Predecessor;
@@ -85,16 +86,17 @@ fn serve(args: &ServeArgs, source: &PolicySource, startup: Startup, logging: &Lo
     let state = DurableState::open(source.file(), &plan)?;
     let admin_listener = AdminListener::new(source.file(), &plan, predecessor.as_mut())?;
     let telemetry = logging.telemetry(cores, clock.now());
-    let store = Arc::new(SelectedStore::new(&plan.store));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let store = Arc::new(SelectedStore::new(&plan.store, &clock)?);
     let limiter = Arc::new(Limiter::new(active, store, Arc::clone(&clock))?);
     let gateway =
         Gateway::builder(limiter).resource_limits(rlimit::raise_and_derive(cores)).telemetry(telemetry);
     let gateway = Arc::new(gateway.build()?);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let (backend, reloads) = AdminBackend::new(Arc::clone(&gateway), source, Arc::clone(&certificates));
     // Restore bans before the first request is accepted.
     let admin_state = runtime.block_on(backend.restore(Arc::clone(&clock), state))?;
     runtime.spawn(Arc::clone(&admin_state).persist_penalties());
+    store::start_sharing(&runtime, &gateway, &admin_state);
     let (stop, stopping) = watch::channel(false);
     let threads = gateway.start(&listeners, &stopping, DRAIN_TIMEOUT)?;
     // Handle signals and file changes before the start message is printed.
@@ -200,12 +202,12 @@ fn start_message(source: &PolicySource, urls: &str, plan: &Plan, admin: &str) ->
     } else {
         ""
     };
-    let rest = match source {
-        PolicySource::File(path) => {
+    let rest = match &source.origin {
+        PolicyOrigin::File(path) => {
             format!("  policy     {}; reloaded when it changes and on SIGHUP\n", path.display())
         }
-        PolicySource::CommandLine(yaml) => format!("\nEquivalent policy file:\n\n{yaml}"),
-        PolicySource::Demo(_) => {
+        PolicyOrigin::CommandLine(yaml) => format!("\nEquivalent policy file:\n\n{yaml}"),
+        PolicyOrigin::Demo(_) => {
             let requests = plan.rate_limits.default.as_ref().map_or(10, |rule| rule.requests);
             format!(
                 "\x20 upstream   built-in demo; forward to your own service with --upstream http://localhost:3000

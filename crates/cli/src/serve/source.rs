@@ -5,7 +5,10 @@ use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use tidegate_policy::{ActivePolicy, CompiledPolicy, FileError, Files, Problems, compile};
+use tidegate_policy::{
+    ActivePolicy, CompileOptions, CompiledPolicy, FileError, Files, Problems, compile_with,
+};
+use tidegate_redis::Endpoint;
 
 use super::demo;
 use super::file_watcher::FileStamp;
@@ -14,7 +17,15 @@ use crate::file::{self, PolicyFolder};
 
 /// The source of the policy. It can be loaded again.
 #[derive(Debug)]
-pub(crate) enum PolicySource {
+pub(crate) struct PolicySource {
+    pub(crate) origin: PolicyOrigin,
+    /// Replaces `store.url`.
+    store_url: Option<String>,
+}
+
+/// Where the text of the policy comes from.
+#[derive(Debug)]
+pub(crate) enum PolicyOrigin {
     File(PathBuf),
     /// Made from the command line; contains the equivalent YAML.
     CommandLine(String),
@@ -44,35 +55,29 @@ pub(crate) enum LoadError {
 pub(crate) enum UnservableError {
     #[error("the policy has no `routes`, so it forwards nothing; add `upstreams` and `routes`")]
     NoRoutes,
-    #[error("`store.url` is not supported by `serve` yet; remove it to keep counters in this process")]
-    SharedStore,
 }
 
 impl PolicySource {
     pub(crate) fn from_args(args: &ServeArgs) -> anyhow::Result<Self> {
-        if let Some(path) = &args.config {
-            return Ok(Self::File(path.clone()));
+        if let Some(url) = &args.store {
+            Endpoint::parse(url).context("invalid --store")?;
         }
-        let limit = args.limit.as_deref();
-        if let Some(upstream) = &args.upstream {
-            return Ok(Self::CommandLine(policy_yaml(upstream, limit.unwrap_or("100/m"))?));
-        }
-        let upstream = format!("http://{}", demo::start()?);
-        Ok(Self::Demo(policy_yaml(&upstream, limit.unwrap_or("10/m"))?))
+        Ok(Self { origin: PolicyOrigin::from_args(args)?, store_url: args.store.clone() })
     }
 
     /// The policy file, if there is one.
     pub(crate) fn file(&self) -> Option<&Path> {
-        match self {
-            Self::File(path) => Some(path),
-            Self::CommandLine(_) | Self::Demo(_) => None,
+        match &self.origin {
+            PolicyOrigin::File(path) => Some(path),
+            PolicyOrigin::CommandLine(_) | PolicyOrigin::Demo(_) => None,
         }
     }
 
     /// Loads the policy. Returns also the files that were read, even if the policy is invalid.
     pub(crate) fn load(&self) -> (Result<LoadedPolicy, LoadError>, Vec<FileStamp>) {
-        match self {
-            Self::File(path) => {
+        let options = CompileOptions { store_url: self.store_url.as_deref() };
+        match &self.origin {
+            PolicyOrigin::File(path) => {
                 let name = path.display().to_string();
                 let files = RecordingFiles {
                     folder: PolicyFolder::of(path),
@@ -84,24 +89,38 @@ impl PolicySource {
                         file: name.clone(),
                         reason: file::describe_io_error(&error),
                     })
-                    .and_then(|bytes| compile(&name, &bytes, &files).map_err(LoadError::Problems))
+                    .and_then(|bytes| {
+                        compile_with(&name, &bytes, &files, options).map_err(LoadError::Problems)
+                    })
                     .and_then(require_servable);
                 (outcome, files.read.into_inner())
             }
-            Self::CommandLine(yaml) | Self::Demo(yaml) => {
-                let compiled = compile("command line", yaml.as_bytes(), &tidegate_policy::NoFiles);
+            PolicyOrigin::CommandLine(yaml) | PolicyOrigin::Demo(yaml) => {
+                let files = tidegate_policy::NoFiles;
+                let compiled = compile_with("command line", yaml.as_bytes(), &files, options);
                 (compiled.map_err(LoadError::Problems).and_then(require_servable), Vec::new())
             }
         }
     }
 }
 
+impl PolicyOrigin {
+    fn from_args(args: &ServeArgs) -> anyhow::Result<Self> {
+        if let Some(path) = &args.config {
+            return Ok(Self::File(path.clone()));
+        }
+        let limit = args.limit.as_deref();
+        if let Some(upstream) = &args.upstream {
+            return Ok(Self::CommandLine(policy_yaml(upstream, limit.unwrap_or("100/m"))?));
+        }
+        let upstream = format!("http://{}", demo::start()?);
+        Ok(Self::Demo(policy_yaml(&upstream, limit.unwrap_or("10/m"))?))
+    }
+}
+
 fn require_servable(
     CompiledPolicy { plan, warnings, .. }: CompiledPolicy,
 ) -> Result<LoadedPolicy, LoadError> {
-    if plan.store.url.is_some() {
-        return Err(UnservableError::SharedStore.into());
-    }
     if plan.routes.is_empty() {
         return Err(UnservableError::NoRoutes.into());
     }
@@ -157,6 +176,8 @@ rate_limits:
 
 #[cfg(test)]
 mod tests {
+    use tidegate_policy::compile;
+
     use super::*;
 
     #[test]

@@ -1,35 +1,123 @@
 //! The store that the policy selects.
 
-use tidegate_core::{Check, CounterKey, Decision, Limit, Refund, Timestamp};
-use tidegate_policy::StorePlan;
-use tidegate_store::{HeavyKey, MemoryStore, MemoryUse, Override, RetainedLimits, Store, StoreError};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use serde_json::Value;
+use tidegate_admin::AdminState;
+use tidegate_core::{Check, CounterKey, Decision, Limit, Refund, TimeSpan, Timestamp};
+use tidegate_gateway::Gateway;
+use tidegate_policy::{StorePlan, StoreUrl};
+use tidegate_redis::{Endpoint, RedisConfig, RedisStore, TlsMaterial};
+use tidegate_store::{
+    Clock, HeavyKey, MemoryStore, MemoryUse, Override, RetainedLimits, RuleSettings, Store, StoreError,
+};
+use tidegate_telemetry::Exposition;
+use tokio::runtime::Runtime;
+
+use super::admin::AdminBackend;
+use super::store_report;
 
 /// The store for counters. The rest of the process is generic over the store.
+///
+/// Futures of the Redis store are boxed, so that those of the memory store stay small.
 #[derive(Debug)]
 pub(crate) enum SelectedStore {
     /// In the memory of this process.
     Memory(MemoryStore),
+    /// In Redis, shared with other nodes.
+    Redis(Box<SharedCounters>),
+}
+
+/// Counters in Redis.
+#[derive(Debug)]
+pub(crate) struct SharedCounters {
+    store: RedisStore,
+    /// The URL without the password.
+    url: String,
 }
 
 impl SelectedStore {
-    /// Creates the store that `plan` configures.
-    pub(crate) fn new(plan: &StorePlan) -> Self {
-        let bytes = usize::try_from(plan.max_memory).unwrap_or(usize::MAX);
-        Self::Memory(MemoryStore::with_cap(bytes))
+    /// Creates the store that `plan` configures. Does not wait for Redis.
+    pub(crate) fn new(plan: &StorePlan, clock: &Arc<dyn Clock>) -> anyhow::Result<Self> {
+        match &plan.url {
+            None => Ok(Self::Memory(MemoryStore::with_cap(max_memory(plan)))),
+            Some(url) => {
+                let store = RedisStore::new(redis_config(plan, url)?, Arc::clone(clock));
+                Ok(Self::Redis(Box::new(SharedCounters { store, url: url.to_string() })))
+            }
+        }
     }
 
-    /// The clients with the most requests under each rule, as counted by this process.
+    /// The clients with the most requests under each rule, as counted by this process. Redis does not know clients.
     pub(crate) fn heaviest(&self) -> Vec<HeavyKey> {
         match self {
             Self::Memory(store) => store.heaviest(),
+            Self::Redis(_) => Vec::new(),
         }
     }
 
-    /// The memory that counters use in this process.
-    pub(crate) fn memory_use(&self) -> MemoryUse {
+    /// The memory that counters use in this process, if they are in this process.
+    pub(crate) fn memory_use(&self) -> Option<MemoryUse> {
         match self {
-            Self::Memory(store) => store.memory_use(),
+            Self::Memory(store) => Some(store.memory_use()),
+            Self::Redis(_) => None,
         }
+    }
+
+    /// The state of the shared store for `/v1/status`; null if there is none.
+    pub(crate) fn status(&self) -> Value {
+        match self {
+            Self::Memory(_) => Value::Null,
+            Self::Redis(shared) => store_report::status(&shared.store, &shared.url),
+        }
+    }
+
+    /// Writes the metrics of the shared store, if there is one.
+    pub(crate) fn write_metrics(&self, page: &mut Exposition) {
+        if let Self::Redis(shared) = self {
+            store_report::write_metrics(page, &shared.store);
+        }
+    }
+}
+
+fn max_memory(plan: &StorePlan) -> usize {
+    usize::try_from(plan.max_memory).unwrap_or(usize::MAX)
+}
+
+fn redis_config(plan: &StorePlan, url: &StoreUrl) -> anyhow::Result<RedisConfig> {
+    let duration = |span: TimeSpan| Duration::from_micros(span.as_micros());
+    let endpoint = Endpoint::parse(url.expose()).context("invalid `store.url`")?;
+    let password = plan.password.as_ref().map(|password| password.secret.expose().to_vec());
+    let client = plan.tls.client.as_ref().map(|(chain, key)| (chain.clone(), key.expose().to_vec()));
+    Ok(RedisConfig {
+        password: password.map(String::from_utf8).transpose().context("invalid `store.password_file`")?,
+        tls: TlsMaterial { ca: plan.tls.ca.clone(), client },
+        prefix: plan.prefix.clone(),
+        secret: plan.secret.as_ref().map(|secret| secret.secret.expose().to_vec()).unwrap_or_default(),
+        timeout: duration(plan.timeout),
+        sync_interval: duration(plan.sync_interval),
+        coordination: plan.coordination,
+        on_store_failure: plan.on_store_failure,
+        fallback_share: plan.fallback_share,
+        nodes: plan.nodes,
+        max_memory: max_memory(plan),
+        ..RedisConfig::new(endpoint)
+    })
+}
+
+/// Starts the background work of a shared store, until the runtime is dropped: shares bans, overrides and penalties with the
+/// other nodes, and logs when the store fails.
+pub(crate) fn start_sharing(
+    runtime: &Runtime,
+    gateway: &Gateway<SelectedStore>,
+    state: &Arc<AdminState<AdminBackend>>,
+) {
+    if let SelectedStore::Redis(shared) = gateway.limiter().store() {
+        let (records, events) = shared.store.share_records();
+        runtime.spawn(Arc::clone(state).share(Arc::new(records), events));
+        runtime.spawn(store_report::log_changes(shared.store.clone(), shared.url.clone()));
     }
 }
 
@@ -38,6 +126,7 @@ impl Store for SelectedStore {
     async fn decide(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
         match self {
             Self::Memory(store) => store.decide(checks, now).await,
+            Self::Redis(shared) => Box::pin(shared.store.decide(checks, now)).await,
         }
     }
 
@@ -49,24 +138,28 @@ impl Store for SelectedStore {
     ) -> Result<(), StoreError> {
         match self {
             Self::Memory(store) => store.decide_batch(batch, now, decisions).await,
+            Self::Redis(shared) => Box::pin(shared.store.decide_batch(batch, now, decisions)).await,
         }
     }
 
     async fn peek(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
         match self {
             Self::Memory(store) => store.peek(checks, now).await,
+            Self::Redis(shared) => Box::pin(shared.store.peek(checks, now)).await,
         }
     }
 
     async fn refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<(), StoreError> {
         match self {
             Self::Memory(store) => store.refund(refunds, now).await,
+            Self::Redis(shared) => Box::pin(shared.store.refund(refunds, now)).await,
         }
     }
 
     async fn reset(&self, key: CounterKey<'_>) -> Result<(), StoreError> {
         match self {
             Self::Memory(store) => store.reset(key).await,
+            Self::Redis(shared) => Box::pin(shared.store.reset(key)).await,
         }
     }
 
@@ -78,12 +171,21 @@ impl Store for SelectedStore {
     ) -> Result<(), StoreError> {
         match self {
             Self::Memory(store) => store.override_limit(key, replacement, now).await,
+            Self::Redis(shared) => Box::pin(shared.store.override_limit(key, replacement, now)).await,
         }
     }
 
     fn retain_limits(&self, limits: &[Limit], now: Timestamp) -> Result<RetainedLimits, StoreError> {
         match self {
             Self::Memory(store) => store.retain_limits(limits, now),
+            Self::Redis(shared) => shared.store.retain_limits(limits, now),
+        }
+    }
+
+    fn apply_settings(&self, rules: &[RuleSettings]) {
+        match self {
+            Self::Memory(store) => store.apply_settings(rules),
+            Self::Redis(shared) => shared.store.apply_settings(rules),
         }
     }
 }

@@ -1,7 +1,10 @@
 //! Stores that respond late or fail.
 
-use tidegate_core::{Check, CounterKey, Decision, Refund, Timestamp};
-use tidegate_store::{MemoryStore, Override, Store, StoreError};
+use std::sync::Mutex;
+
+use tidegate_core::{Check, Coordination, CounterKey, Decision, Refund, RuleId, StoreFailureMode, Timestamp};
+use tidegate_policy::{ActivePolicy, NoFiles, compile};
+use tidegate_store::{MemoryStore, Override, RuleSettings, Store, StoreError};
 
 use crate::Bench;
 
@@ -10,6 +13,8 @@ use crate::Bench;
 struct Remote {
     memory: MemoryStore,
     fails: bool,
+    /// What was applied last.
+    settings: Mutex<Vec<RuleSettings>>,
 }
 
 impl Remote {
@@ -54,10 +59,14 @@ impl Store for Remote {
     ) -> Result<(), StoreError> {
         self.memory().await?.override_limit(key, replacement, now).await
     }
+
+    fn apply_settings(&self, rules: &[RuleSettings]) {
+        *self.settings.lock().unwrap() = rules.to_vec();
+    }
 }
 
 fn bench(policy: &str, fails: bool) -> Bench<Remote> {
-    Bench::on(policy, Remote { memory: MemoryStore::with_cap(1 << 20), fails })
+    Bench::on(policy, Remote { memory: MemoryStore::with_cap(1 << 20), fails, settings: Mutex::default() })
 }
 
 const LIMIT: &str = "requests: 1, window: 1h, algorithm: fixed_window";
@@ -91,4 +100,25 @@ async fn check_store_failed_without_permits_rejects() {
     });
     let _permits = permits.await;
     assert_eq!(bench.outcome("/").await, "rejected by exports: Concurrency, Some(1)");
+}
+
+#[test]
+fn settings_of_rules_apply_at_the_start_and_when_a_policy_is_activated() {
+    let policy = |coordination: &str| {
+        format!(
+            "store: {{ url: redis://a }}\nrate_limits: {{ default: {{ {LIMIT}, coordination: {coordination} }} }}"
+        )
+    };
+    let bench = bench(&policy("lease"), false);
+    let settings = || bench.limiter.store().settings.lock().unwrap().clone();
+    let expected = |coordination| {
+        let (rule, on_store_failure) = (RuleId::named("default"), StoreFailureMode::Local);
+        [RuleSettings { rule, coordination, on_store_failure }]
+    };
+    assert_eq!(settings(), expected(Coordination::Lease));
+    let plan = compile("policy.yaml", policy("sync").as_bytes(), &NoFiles).unwrap().plan;
+    let prepared = bench.limiter.prepare(ActivePolicy::new(plan)).unwrap();
+    assert_eq!(settings(), expected(Coordination::Lease), "a prepared policy changes nothing");
+    bench.limiter.activate(prepared);
+    assert_eq!(settings(), expected(Coordination::Sync));
 }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use tidegate_core::{Algorithm, Limit, LimitError, RuleId, Spec};
 
 use crate::compile::names::NameConflict;
-use crate::compile::{CompileContext, mode, rules, scalar};
+use crate::compile::{CompileContext, mode, rules, scalar, store};
 use crate::endpoints::EndpointPattern;
 use crate::language::{ALGORITHMS, ENDPOINT, GLOBAL, LIMIT, Mapping};
 use crate::plan::{Clients, EndpointRule, PathCase, Quota, RateLimits, Rule, Tier};
@@ -179,12 +179,22 @@ pub(super) fn rule<'s>(
     let mode = mode::mode(fields, &mut context.report);
     let window = fields.get("window").and_then(scalar::peek_duration);
     let penalty = mode::penalty(fields, window, &mut context.report);
-    let (limit, spec) = limit(node, fields, context)?;
+    let limit = limit(node, fields, context);
+    let algorithm = limit.as_ref().map(|(limit, _)| limit.algorithm());
+    let sharing = store::sharing(node, fields, algorithm, context);
+    let (limit, spec) = limit?;
+    let limit = match &context.store {
+        // Without a shared store the process enforces its part itself.
+        Some(store) if store.url.is_none() && sharing.is_some() => {
+            limit.share(1, u64::from(store.nodes.get()))
+        }
+        _ => limit,
+    };
     let (id, mode, penalty) = (id?, mode?, penalty?);
     context.targets.rules.insert(id, NodeRef::from(node));
     let Spec { requests, window, burst, max_wait } = spec;
     let (quota, line) = (Quota::new(&limit, &spec), node.position.line);
-    Some(Rule { name, id, limit, requests, window, burst, max_wait, quota, mode, penalty, line })
+    Some(Rule { name, id, limit, requests, window, burst, max_wait, quota, mode, penalty, sharing, line })
 }
 
 /// Registers the rule `name` and returns its id; reports a conflict.

@@ -17,6 +17,8 @@ mod resilience;
 mod routing;
 mod rules;
 mod scalar;
+mod store;
+mod store_url;
 mod telemetry_config;
 
 use std::sync::Arc;
@@ -26,7 +28,7 @@ use tidegate_headers::{BodyStyle, HeaderStyle};
 use crate::directory::Directory;
 use crate::files::Files;
 use crate::identity::ClientKind;
-use crate::language::{BANS, CLIENTS, ERROR_BODIES, HEADER_STYLES, POLICY, RATE_LIMITS, STORE};
+use crate::language::{BANS, CLIENTS, ERROR_BODIES, HEADER_STYLES, POLICY, RATE_LIMITS};
 use crate::plan::{self, Clients, HttpOptions, LogPlan, PathCase, Plan, RateLimits, StorePlan, StoreUrl};
 use crate::problem::Problems;
 use crate::raw::{self, Fields, Finding, NodeRef, ProblemReport, SourcePosition, YamlNode};
@@ -35,11 +37,6 @@ use names::RuleNames;
 
 /// The maximum size of a policy file in bytes. Ten thousand rules take about a fifteenth of it.
 pub const MAX_FILE_SIZE: usize = 16 << 20;
-
-/// The default of `store.max_memory`.
-const DEFAULT_MEMORY: u64 = 64 << 20;
-/// The minimum of `store.max_memory`.
-const MIN_MEMORY: u64 = 1 << 20;
 
 /// A plan with its warnings.
 #[derive(Clone, Debug)]
@@ -67,6 +64,23 @@ pub struct CompiledPolicy {
 /// # Ok::<(), tidegate_policy::Problems>(())
 /// ```
 pub fn compile(file: &str, bytes: &[u8], files: &dyn Files) -> Result<CompiledPolicy, Problems> {
+    compile_with(file, bytes, files, CompileOptions::default())
+}
+
+/// What the caller sets instead of the policy.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CompileOptions<'o> {
+    /// The URL of the shared store. It must be valid.
+    pub store_url: Option<&'o str>,
+}
+
+/// Like [`compile()`], with settings that replace those of the policy.
+pub fn compile_with(
+    file: &str,
+    bytes: &[u8],
+    files: &dyn Files,
+    options: CompileOptions<'_>,
+) -> Result<CompiledPolicy, Problems> {
     let text = match text(file, bytes) {
         Ok(text) => text,
         Err(problems) => return Err(*problems),
@@ -79,6 +93,8 @@ pub fn compile(file: &str, bytes: &[u8], files: &dyn Files) -> Result<CompiledPo
         configured: Vec::new(),
         directory: None,
         path_case: PathCase::default(),
+        store: None,
+        store_url: options.store_url.map(StoreUrl::new),
     };
     let root = raw::parse(text, &mut context.report);
     let plan = match &root {
@@ -154,6 +170,10 @@ struct CompileContext<'s, 'f> {
     directory: Option<Arc<Directory>>,
     /// The least strict `path_case` of all routes.
     path_case: PathCase,
+    /// `store`; `None` if it is invalid.
+    store: Option<Arc<StorePlan>>,
+    /// Replaces `store.url`.
+    store_url: Option<StoreUrl>,
 }
 
 /// The nodes that warnings point at.
@@ -171,6 +191,9 @@ pub(crate) struct WarningTargets {
     pub(crate) trusted_proxies: Vec<NodeRef>,
     pub(crate) exempt_networks: Vec<NodeRef>,
     pub(crate) bans: NodeRef,
+    pub(crate) store: NodeRef,
+    /// Some keys of `store`, if the policy sets them.
+    pub(crate) store_keys: std::collections::HashMap<&'static str, NodeRef>,
 }
 
 fn decode<'s>(root: &YamlNode<'s>, context: &mut CompileContext<'s, '_>) -> Option<Plan> {
@@ -193,6 +216,9 @@ fn decode<'s>(root: &YamlNode<'s>, context: &mut CompileContext<'s, '_>) -> Opti
         }
         None => Some(Clients::default()),
     };
+    // Rules inherit how nodes share limits.
+    let store = store::store(fields.get("store"), context).map(Arc::new);
+    context.store.clone_from(&store);
     let limits_at = fields.get("rate_limits");
     context.targets.rate_limits = NodeRef::from(limits_at.unwrap_or(root));
     let rate_limits = match limits_at.map(|node| Fields::open(node, &RATE_LIMITS, &mut context.report)) {
@@ -209,11 +235,11 @@ fn decode<'s>(root: &YamlNode<'s>, context: &mut CompileContext<'s, '_>) -> Opti
         Some(node) => scalar::choice(node, "error body", ERROR_BODIES, &BodyStyle::ALL, &mut context.report),
         None => Some(BodyStyle::default()),
     };
-    let store = store(fields.get("store"), &mut context.report);
     let log = fields
         .get("log")
         .map_or(Some(LogPlan::default()), |node| telemetry_config::log(node, &mut context.report));
     let traces = fields.get("traces").and_then(|node| telemetry_config::traces(node, &mut context.report));
+    context.store = None;
     let clients = clients?;
     let identities = identities::identities(&clients, root, context);
     Some(Plan {
@@ -227,7 +253,7 @@ fn decode<'s>(root: &YamlNode<'s>, context: &mut CompileContext<'s, '_>) -> Opti
         rate_limits: rate_limits?,
         headers,
         error_body: error_body?,
-        store: store?,
+        store: Arc::unwrap_or_clone(store?),
         log: log?,
         traces,
         identities: identities?,
@@ -240,45 +266,4 @@ fn headers(fields: &Fields<'_, '_>, report: &mut ProblemReport<'_>) -> Vec<Heade
         Some(node) => scalar::choices(node, "header style", HEADER_STYLES, &HeaderStyle::ALL, report),
         None => vec![HeaderStyle::XRateLimit, HeaderStyle::RateLimit],
     }
-}
-
-fn store<'s>(node: Option<&YamlNode<'s>>, report: &mut ProblemReport<'s>) -> Option<StorePlan> {
-    let Some(node) = node else {
-        return Some(StorePlan { url: None, max_memory: DEFAULT_MEMORY, directory: None });
-    };
-    let fields = Fields::open(node, &STORE, report)?;
-    let url = fields.get("url").and_then(|node| store_url(node, report));
-    let max_memory = match fields.get("max_memory") {
-        Some(node) => {
-            let bytes = scalar::size(node, report)?;
-            if bytes < MIN_MEMORY {
-                let finding = Finding::error(node, format!("`max_memory` is too small: {bytes} bytes"));
-                report.push(finding.expected("at least 1MiB").hint("add the unit, for example `64MiB`"));
-            }
-            bytes
-        }
-        None => DEFAULT_MEMORY,
-    };
-    let directory = fields.get("directory").and_then(|node| {
-        let text = scalar::text(node, "a directory, for example `/var/lib/tidegate`", report)?;
-        Some(text.to_owned())
-    });
-    Some(StorePlan { url, max_memory, directory })
-}
-
-fn store_url<'s>(node: &YamlNode<'s>, report: &mut ProblemReport<'s>) -> Option<StoreUrl> {
-    const SCHEMES: [&str; 4] = ["redis", "rediss", "valkey", "valkeys"];
-    let text = scalar::text(node, "`memory`, or a URL, for example `redis://127.0.0.1:6379`", report)?;
-    if text == "memory" {
-        return None;
-    }
-    let parts = text.split_once("://").filter(|(scheme, rest)| SCHEMES.contains(scheme) && !rest.is_empty());
-    let host = parts.map(|(_, rest)| rest.rsplit_once('@').map_or(rest, |(_, host)| host));
-    if host.is_none_or(|host| host.starts_with(['/', ':']) || host.contains(char::is_whitespace)) {
-        let finding = Finding::error(node, "invalid store URL");
-        let finding = finding.expected("`memory`, or a URL with redis://, rediss:// or valkey://");
-        report.push(finding.hint("for example `redis://127.0.0.1:6379`"));
-        return None;
-    }
-    Some(StoreUrl::new(text))
 }

@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 
 use tidegate_core::TimeSpan;
 
+use crate::compile::files::ReferencedFile;
 use crate::compile::resilience::{self, FallbackReference};
 use crate::compile::{CompileContext, files, http, scalar};
 use crate::endpoints::EndpointPattern;
@@ -85,18 +86,7 @@ pub(super) fn address<'n>(
 
 fn certificate<'s>(node: &YamlNode<'s>, context: &mut CompileContext<'s, '_>) -> Option<CertificatePlan> {
     let fields = Fields::open(node, &TLS, &mut context.report)?;
-    let mut pem = |key: &str| {
-        let node = fields.require(key, &mut context.report)?;
-        let file = files::read_file(node, context)?;
-        let is_pem = file.bytes.windows(11).any(|window| window == b"-----BEGIN ");
-        if !is_pem {
-            let finding = Finding::error(node, format!("{} is not a PEM file", quote(&file.name)));
-            context.report.push(
-                finding.expected("a file that contains `-----BEGIN`").hint("convert it to PEM with openssl"),
-            );
-        }
-        is_pem.then_some(file)
-    };
+    let mut pem = |key: &str| pem_file(fields.require(key, &mut context.report)?, context);
     let (chain, key) = (pem("cert"), pem("key"));
     let (chain, key) = (chain?, key?);
     Some(CertificatePlan {
@@ -105,6 +95,19 @@ fn certificate<'s>(node: &YamlNode<'s>, context: &mut CompileContext<'s, '_>) ->
         chain_file: chain.name,
         key_file: key.name,
     })
+}
+
+/// Reads a PEM file; reports another format.
+pub(super) fn pem_file(node: &YamlNode<'_>, context: &mut CompileContext<'_, '_>) -> Option<ReferencedFile> {
+    let file = files::read_file(node, context)?;
+    let is_pem = file.bytes.windows(11).any(|window| window == b"-----BEGIN ");
+    if !is_pem {
+        let finding = Finding::error(node, format!("{} is not a PEM file", quote(&file.name)));
+        context.report.push(
+            finding.expected("a file that contains `-----BEGIN`").hint("convert it to PEM with openssl"),
+        );
+    }
+    is_pem.then_some(file)
 }
 
 /// A host name, an IPv4 address, or an IPv6 address in brackets.

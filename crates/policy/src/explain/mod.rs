@@ -21,7 +21,7 @@ use crate::matcher::{
     Admission, BanSource, ConcurrencyCheck, Exemption, MatchedRequest, Matcher, RuntimeData, Scratch,
 };
 use crate::path::Readings;
-use crate::plan::{Plan, Route, Rule, describe_penalty};
+use crate::plan::{Plan, Route, Rule, RuleSharing, describe_penalty};
 use crate::units::span_text;
 pub use client::ExplainedClient;
 use client::sanitize;
@@ -144,10 +144,35 @@ pub struct ExplainedRule {
     /// The lock-out after repeated rejections, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub penalty: Option<String>,
+    /// How nodes share the counter, and what happens while the shared store fails.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sharing: Option<ExplainedSharing>,
     /// Whether it applies only because its condition could not be evaluated.
     pub condition_failed: bool,
     /// The outcome with an unused counter.
     pub outcome: ExplainedOutcome,
+}
+
+/// How nodes share the counter of a rule.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ExplainedSharing {
+    /// The coordination.
+    pub coordination: &'static str,
+    /// What happens while the shared store fails.
+    pub on_store_failure: &'static str,
+    /// Both as text.
+    #[serde(skip)]
+    pub text: String,
+}
+
+impl ExplainedSharing {
+    fn new(sharing: RuleSharing) -> Self {
+        Self {
+            coordination: sharing.coordination.name(),
+            on_store_failure: sharing.on_store_failure.name(),
+            text: sharing.to_string(),
+        }
+    }
 }
 
 /// A concurrency rule that applies to a request.
@@ -345,6 +370,7 @@ fn explain_check(check: &Check<'_>, rule: &Rule, outcome: &Outcome) -> Explained
         binding: check.role == Role::Binding,
         mode: rule.mode.to_string(),
         penalty: rule.penalty.as_ref().map(describe_penalty),
+        sharing: rule.sharing.map(ExplainedSharing::new),
         condition_failed: false,
         outcome: ExplainedOutcome {
             verdict,

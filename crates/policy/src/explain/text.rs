@@ -78,8 +78,8 @@ impl ExplainedRoute {
 
 impl ExplainedRule {
     fn write(&self, number: usize, is_tightest: bool, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { name, line, limit, key, cost, charge, binding, mode, penalty, condition_failed, outcome } =
-            self;
+        let Self { name, line, limit, key, cost, charge, binding, mode, penalty, sharing, .. } = self;
+        let Self { condition_failed, outcome, .. } = self;
         writeln!(f, "{number:>2}. {name} (line {line}): {limit}")?;
         writeln!(f, "    counter {key}, cost {cost}, {}", role(mode, *binding))?;
         if let Some(charge) = charge {
@@ -87,6 +87,9 @@ impl ExplainedRule {
         }
         if let Some(penalty) = penalty {
             writeln!(f, "    {penalty}")?;
+        }
+        if let Some(sharing) = sharing {
+            writeln!(f, "    {}", sharing.text)?;
         }
         if *condition_failed {
             writeln!(f, "    condition could not be evaluated, so the rule applies")?;

@@ -4,6 +4,7 @@ use super::Shape::{
     Choice, Count, Duration, Either, List, Named, Object, OneOrMany, Percent, Size, Status, Text,
 };
 use super::names::{ALGORITHMS, ANY_TEXT, EVERYBODY, HEADER, IDENTITY, METHOD, MODES, PATH};
+use super::store::{RULE_COORDINATION, RULE_FAILURE_MODE};
 use super::{Mapping, PolicyKey, Shape};
 
 pub(crate) static RATE_LIMITS: Mapping = Mapping {
@@ -121,21 +122,41 @@ pub(crate) static LIMIT: Mapping = Mapping {
     name: "a limit",
     path: "rate_limits.default",
     doc: "A limit. `rate_limits.tenant`, each tier and each endpoint have the same keys.",
-    keys: &[REQUESTS, WINDOW, ALGORITHM, BURST, MAX_WAIT, MODE, PENALTY_KEY],
+    keys: &[
+        REQUESTS,
+        WINDOW,
+        ALGORITHM,
+        BURST,
+        MAX_WAIT,
+        MODE,
+        PENALTY_KEY,
+        RULE_COORDINATION,
+        RULE_FAILURE_MODE,
+    ],
 };
 
 pub(crate) static GLOBAL: Mapping = Mapping {
     name: "the global limit",
     path: "rate_limits.global",
     doc: "One limit for all clients together.",
-    keys: &[REQUESTS, WINDOW, ALGORITHM, BURST, MAX_WAIT, MODE],
+    keys: &[REQUESTS, WINDOW, ALGORITHM, BURST, MAX_WAIT, MODE, RULE_COORDINATION, RULE_FAILURE_MODE],
 };
 
 pub(crate) static ENDPOINT: Mapping = Mapping {
     name: "an endpoint's limit",
     path: "rate_limits.endpoints.PATH",
     doc: "A limit for each client at an endpoint. In the path, `*` and `{name}` match one segment and a final `**` matches any rest.",
-    keys: &[REQUESTS, WINDOW, ALGORITHM, BURST, MAX_WAIT, MODE, PENALTY_KEY],
+    keys: &[
+        REQUESTS,
+        WINDOW,
+        ALGORITHM,
+        BURST,
+        MAX_WAIT,
+        MODE,
+        PENALTY_KEY,
+        RULE_COORDINATION,
+        RULE_FAILURE_MODE,
+    ],
 };
 
 pub(crate) static RULE: Mapping = Mapping {
@@ -182,6 +203,8 @@ pub(crate) static RULE: Mapping = Mapping {
             "{ after: { status: [401, 403] } }",
         )
         .default("before forwarding"),
+        RULE_COORDINATION,
+        RULE_FAILURE_MODE,
     ],
 };
 

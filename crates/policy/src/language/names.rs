@@ -20,6 +20,10 @@ pub(crate) const RETRY_CAUSES: &[&str] = &["connect", "reset", "timeout"];
 pub(crate) const JITTERS: &[&str] = &["none", "full", "equal", "decorrelated"];
 /// What a breaker covers.
 pub(crate) const BREAKER_SCOPES: &[&str] = &["server", "upstream"];
+/// How nodes share a limit.
+pub(crate) const COORDINATIONS: &[&str] = &["central", "lease", "sync", "static"];
+/// What happens while the shared store fails.
+pub(crate) const STORE_FAILURE_MODES: &[&str] = &["local", "allow", "deny"];
 /// The value of `shed` without bounds.
 pub(crate) const ADAPTIVE: &[&str] = &["adaptive"];
 /// The value that disables the admin API, retries, ejection or the buffer of request bodies.

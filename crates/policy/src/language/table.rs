@@ -1,6 +1,6 @@
 //! The table of keys. A key listed here is accepted, completed by editors and documented in docs/config.md.
 
-use super::Shape::{Choice, Count, Duration, Either, List, Named, Object, OneOrMany, Percent, Size, Text};
+use super::Shape::{Choice, Count, Duration, Either, List, Named, Object, OneOrMany, Percent, Text};
 use super::limits::RATE_LIMITS;
 use super::names::{
     BALANCES, ENCODED_SLASHES, ERROR_BODIES, FILE, HEADER, HEADER_STYLES, IDENTITY, KEY_VERIFICATIONS,
@@ -9,6 +9,7 @@ use super::names::{
 use super::resilience::{
     BREAKER_KEY, BULKHEAD_KEY, EJECT_KEY, FALLBACK_KEY, RETRY_KEY, ROUTE_BULKHEAD_KEY, SHED_KEY, TIMEOUTS_KEY,
 };
+use super::store::STORE;
 use super::{Mapping, PolicyKey, Shape};
 
 pub(crate) static POLICY: Mapping = Mapping {
@@ -76,7 +77,7 @@ pub(crate) static POLICY: Mapping = Mapping {
             "Trace export with OpenTelemetry.",
             "{ endpoint: http://127.0.0.1:4317 }",
         ),
-        PolicyKey::new("store", Object(&STORE), "Where counters are stored.", "{ max_memory: 64MiB }"),
+        PolicyKey::new("store", Object(&STORE), "Where counters are stored, and how nodes share them.", "{ url: redis://127.0.0.1:6379 }"),
     ],
 };
 
@@ -423,30 +424,6 @@ pub(crate) static BANS: Mapping = Mapping {
     keys: &[
         PolicyKey::new("networks", OneOrMany(&NETWORK), "The banned networks.", "[203.0.113.0/24]"),
         PolicyKey::new("file", FILE, "A file of networks, one per line; `#` starts a comment.", "bans.txt"),
-    ],
-};
-
-pub(crate) static STORE: Mapping = Mapping {
-    name: "`store`",
-    path: "store",
-    doc: "Where counters, bans and overrides are stored.",
-    keys: &[
-        PolicyKey::new(
-            "url",
-            Text("store URL"),
-            "Where counters are stored: `memory` for this process only; `redis://`, `rediss://` or `valkey://` to share them between nodes.",
-            "redis://127.0.0.1:6379",
-        )
-        .default("memory"),
-        PolicyKey::new("max_memory", Size, "The maximum memory for the counters of this process.", "64MiB")
-            .default("64MiB"),
-        PolicyKey::new(
-            "directory",
-            Text("directory"),
-            "The directory where bans and overrides are persisted. The path is relative to the policy's directory. A missing directory is created.",
-            "/var/lib/tidegate",
-        )
-        .default("next to the policy, its name with the extension `.state`"),
     ],
 };
 

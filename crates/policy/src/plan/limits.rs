@@ -10,7 +10,7 @@ use tidegate_core::{Algorithm, Cost, LeakyBucket, Limit, Penalty, RuleId, TimeSp
 use crate::endpoints::EndpointPattern;
 use crate::expression::Expression;
 use crate::identity::ClientKind;
-use crate::plan::{Charge, Mode, Quota, RuleCost};
+use crate::plan::{Charge, Mode, Quota, RuleCost, RuleSharing};
 use crate::units::span_text;
 
 /// All limits, in the order in which they are checked.
@@ -66,6 +66,8 @@ pub struct Rule {
     pub mode: Mode,
     /// The lock-out for clients that are rejected repeatedly.
     pub penalty: Option<Penalty>,
+    /// How nodes share its counters; `None` if each process counts for itself.
+    pub sharing: Option<RuleSharing>,
     /// The line in the policy.
     pub line: u32,
 }
@@ -101,6 +103,9 @@ impl Rule {
         }
         if let Some(penalty) = self.penalty {
             let _ = write!(text, ", {}", describe_penalty(&penalty));
+        }
+        if let Some(RuleSharing { coordination, on_store_failure }) = self.sharing {
+            let _ = write!(text, ", {}, on_store_failure {}", coordination.name(), on_store_failure.name());
         }
         text
     }

@@ -9,6 +9,7 @@ mod http;
 mod limits;
 mod mode;
 mod resilience;
+mod store;
 mod telemetry_config;
 
 use std::fmt;
@@ -35,6 +36,7 @@ pub use resilience::{
     BreakerPlan, BreakerScope, BulkheadPlan, EjectPlan, FallbackBody, FallbackPlan, ResiliencePlan,
     RetryCauses, RetryPlan, TimeoutsPlan,
 };
+pub use store::{RuleSharing, StorePlan, StoreSecret, StoreTlsPlan, StoreUrl};
 pub use telemetry_config::{LogPlan, LogTarget, SampleRate, TracesPlan};
 pub use tidegate_headers::Quota;
 
@@ -222,48 +224,6 @@ impl fmt::Display for HostPattern {
     }
 }
 
-/// Where counters are stored.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StorePlan {
-    /// The URL of a shared store; `None` keeps counters in this process.
-    pub url: Option<StoreUrl>,
-    /// The maximum memory of the counters of this process, in bytes.
-    pub max_memory: u64,
-    /// The directory for persistent state, if the policy sets one.
-    pub directory: Option<String>,
-}
-
-/// The URL of a store. `Display` and `Debug` redact the password.
-#[derive(Clone, PartialEq, Eq)]
-pub struct StoreUrl(String);
-
-impl StoreUrl {
-    pub(crate) fn new(url: &str) -> Self {
-        Self(url.to_owned())
-    }
-
-    /// The URL, password included.
-    pub fn expose(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Display for StoreUrl {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (scheme, rest) = self.0.split_once("://").unwrap_or(("", &self.0));
-        match rest.rsplit_once('@') {
-            Some((_, place)) => write!(f, "{scheme}://…@{place}"),
-            None => f.write_str(&self.0),
-        }
-    }
-}
-
-impl fmt::Debug for StoreUrl {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -273,12 +233,5 @@ mod tests {
     fn language_lists_every_header_and_body_style() {
         assert_eq!(HeaderStyle::ALL.map(HeaderStyle::name), *HEADER_STYLES);
         assert_eq!(BodyStyle::ALL.map(BodyStyle::name), *ERROR_BODIES);
-    }
-
-    #[test]
-    fn store_url_display_hides_the_password() {
-        let url = StoreUrl::new("redis://user:hunter2@cache:6379/0");
-        assert_eq!(url.to_string(), "redis://…@cache:6379/0");
-        assert!(!format!("{url:?}").contains("hunter2"));
     }
 }

@@ -63,6 +63,11 @@ impl YamlNode<'_> {
         matches!(&self.value, YamlValue::Scalar { text, quoted: false } if matches!(&**text, "" | "~" | "null"))
     }
 
+    /// Whether the value is this text.
+    pub(crate) fn is_text(&self, expected: &str) -> bool {
+        matches!(&self.value, YamlValue::Scalar { text, .. } if text == expected)
+    }
+
     /// Describes the value for a message.
     pub(crate) fn describe(&self) -> String {
         match &self.value {

@@ -2,6 +2,7 @@
 
 mod identity;
 mod redundant;
+mod store;
 mod unreachable;
 mod waits;
 
@@ -21,6 +22,7 @@ pub(crate) fn find(plan: &Plan, targets: &WarningTargets, report: &mut ProblemRe
     fixed_window_alone(plan, targets, report);
     identity::find(plan, targets, report);
     waits::find(plan, targets, report);
+    store::find(plan, targets, report);
     unreachable::find(plan, targets, report);
     redundant::find(plan, targets, report);
 }

@@ -10,3 +10,4 @@ mod language;
 mod no_allocation;
 mod policies;
 mod resilience;
+mod store;

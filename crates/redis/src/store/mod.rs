@@ -9,6 +9,7 @@ mod compose;
 mod failure;
 mod groups;
 mod settings;
+mod share;
 
 use std::sync::Arc;
 

@@ -153,3 +153,35 @@ fn penalties_debug_output_hides_the_client() {
     let shown = format!("{:?} {penalties:?}", (penalties.snapshot(at(0)), penalties.take_changes()));
     assert!(!shown.contains("secret") && !shown.contains("115, 107"), "{shown}");
 }
+
+#[test]
+fn penalties_merge_keeps_the_more_severe_state_in_any_order() {
+    let penalty =
+        Penalty::new(2, TimeSpan::from_secs(60), TimeSpan::from_secs(600), TimeSpan::from_secs(60)).unwrap();
+    let key = CounterKey::new(RuleId::named("login"), b"eve");
+    let now = Timestamp::from_secs(1_000);
+    let (one, two) = (Penalties::default(), Penalties::default());
+    one.record_violation(key, &penalty, now);
+    two.record_violation(key, &penalty, now);
+    two.record_violation(key, &penalty, now);
+    let (mild, severe) = (one.find(key).unwrap(), two.find(key).unwrap());
+    assert!(one.merge(&severe, now) && !two.merge(&mild, now));
+    assert!(!one.merge(&severe, now), "merging again changes nothing");
+    assert_eq!(one.find(key), two.find(key));
+    assert_eq!(one.lock_out(key, now), Some(TimeSpan::from_secs(60)));
+}
+
+#[test]
+fn penalties_listener_hears_violations_of_this_node_but_none_during_a_lock_out() {
+    let penalty =
+        Penalty::new(2, TimeSpan::from_secs(60), TimeSpan::from_secs(60), TimeSpan::from_secs(60)).unwrap();
+    let key = CounterKey::new(RuleId::named("login"), b"eve");
+    let now = Timestamp::from_secs(1_000);
+    let penalties = Penalties::default();
+    let (sender, reported) = std::sync::mpsc::channel();
+    penalties.on_violation(Box::new(move |entry| sender.send(entry.record.violations).unwrap()));
+    penalties.count_violation(key, &penalty, now);
+    assert!(penalties.record_violation(key, &penalty, now).is_some(), "the second violation in total");
+    assert!(penalties.record_violation(key, &penalty, now).is_some());
+    assert_eq!(reported.try_iter().collect::<Vec<_>>(), [0]);
+}

@@ -63,6 +63,21 @@ impl Exposition {
         self.family(name, kind, help).sample(&[], value);
     }
 
+    /// Adds a histogram: the upper bounds of its buckets with the number of observations in each, and the sum of all
+    /// observations. There is one more count than bounds, for the rest.
+    pub fn histogram(&mut self, name: &str, help: &str, (bounds, counts): (&[f64], &[u64]), sum: f64) {
+        let mut family = self.family(name, MetricKind::Histogram, help);
+        let mut total = 0_u64;
+        for (bound, count) in bounds.iter().zip(counts) {
+            total = total.saturating_add(*count);
+            family.bucket(&[], &bound.to_string(), total);
+        }
+        let rest = counts.get(bounds.len()).copied().unwrap_or_default();
+        total = total.saturating_add(rest);
+        family.bucket(&[], "+Inf", total);
+        family.count_and_sum(&[], total, sum);
+    }
+
     /// The text.
     pub fn into_text(self) -> String {
         self.text
@@ -145,6 +160,24 @@ impl Family<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn histogram_buckets_are_cumulative() {
+        let mut exposition = Exposition::default();
+        exposition.histogram("h", "Some.", (&[0.5, 2.0], &[1, 2, 3]), 7.5);
+        let text = exposition.into_text();
+        let samples: Vec<_> = text.lines().skip(2).collect();
+        assert_eq!(
+            samples,
+            [
+                "h_bucket{le=\"0.5\"} 1",
+                "h_bucket{le=\"2\"} 3",
+                "h_bucket{le=\"+Inf\"} 6",
+                "h_count 6",
+                "h_sum 7.5"
+            ]
+        );
+    }
 
     #[test]
     fn label_value_with_special_characters_is_escaped() {

@@ -3,7 +3,7 @@
 use tidegate_testkit::certificate::Authority;
 use tidegate_testkit::folder::Folder;
 use tidegate_testkit::port::free_address;
-use tidegate_testkit::process::Tidegate;
+use tidegate_testkit::process::{RedisServer, Tidegate};
 use tidegate_testkit::server::echo;
 
 use super::{Block, blocks, read, shell};
@@ -19,6 +19,7 @@ struct Installation {
     folder: Folder,
     admin: String,
     _server: Tidegate,
+    redis: RedisServer,
 }
 
 impl Installation {
@@ -26,13 +27,15 @@ impl Installation {
         let (folder, admin) = (Folder::new(), free_address().to_string());
         folder.write("policy.yaml", policy(&admin));
         let server = serve(&folder, "tidegate serve --config policy.yaml");
-        Self { folder, admin, _server: server }
+        Self { folder, admin, _server: server, redis: RedisServer::start() }
     }
 
     /// Runs one command line of a page.
     fn run(&self, place: &str, line: &str) {
+        let redis = self.redis.url();
+        let line = line.replace("redis://127.0.0.1:6379", &redis);
         if line.contains("tidegate serve ") {
-            return start_another(line);
+            return start_another(&line);
         }
         let line = line
             .replace("/var/lib/tidegate/", "./")

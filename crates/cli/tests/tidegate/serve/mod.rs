@@ -8,6 +8,7 @@ mod frameworks;
 mod log;
 mod prometheus;
 mod reload;
+mod shared;
 mod shutdown;
 mod socket_activation;
 mod startup_output;

@@ -140,9 +140,17 @@ fn metrics_of_a_running_gateway_are_those_of_the_documentation() {
     for _ in 0..6 {
         get(&gateway.server.address, "X-User: bob\r\n");
     }
-    let page = gateway.send("GET", "/metrics", "").text();
-    let exposed: BTreeSet<_> =
-        page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
+    // A gateway has counters in its own memory or in Redis, which need not be there.
+    let shared = AdminGateway::serve(PolicyFile::new(&policy_text(&format!(
+        "store: {{ url: 'redis://{}' }}\n",
+        free_address()
+    ))));
+    let pages = [gateway, shared].map(|gateway| gateway.send("GET", "/metrics", "").text());
+    let exposed: BTreeSet<_> = pages
+        .iter()
+        .flat_map(|page| page.lines())
+        .filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next())
+        .collect();
     let documentation = std::fs::read_to_string(format!("{ROOT}/docs/observability.md")).unwrap();
     let rows = documentation.lines().skip_while(|line| !line.starts_with("| metric |")).skip(2);
     let names = rows.take_while(|line| line.starts_with('|')).filter_map(|row| row.split('|').nth(1));

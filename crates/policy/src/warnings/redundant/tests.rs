@@ -18,6 +18,7 @@ fn rule(algorithm: Algorithm, spec: Spec) -> Option<Rule> {
         quota: crate::plan::Quota::new(&limit, &spec),
         mode: Mode::Enforce,
         penalty: None,
+        sharing: None,
         line: 1,
     })
 }

@@ -49,7 +49,7 @@ impl AdminGateway {
     }
 
     /// The same gateway in a new process, after this one has ended.
-    pub(super) fn restart(self) -> Self {
+    pub(crate) fn restart(self) -> Self {
         let Self { server, policy, .. } = self;
         drop(server);
         Self::serve(policy)
@@ -67,7 +67,7 @@ impl AdminGateway {
     }
 
     /// Runs a `tidegate` command with the policy. Returns whether it succeeds, its output and its errors.
-    pub(super) fn command(&self, args: &[&str]) -> (bool, String, String) {
+    pub(crate) fn command(&self, args: &[&str]) -> (bool, String, String) {
         let url = format!("http://{}", self.admin);
         let policy = self.policy.path();
         let output = run(&[args, &["--config", &policy, "--admin", &url]].concat());

@@ -1,0 +1,238 @@
+//! Bans, overrides and penalties as shared records.
+//!
+//! The id of a record is a letter for its kind and the key; the body is JSON. A node ignores kinds and fields that it does
+//! not know.
+
+use serde::{Deserialize, Serialize};
+use tidegate_core::{CounterKey, Limit, PenaltyState, RuleId, Spec, TimeSpan, Timestamp};
+use tidegate_policy::{Ban, Subject};
+use tidegate_store::durable::{OverrideKey, OverrideRecord};
+use tidegate_store::{PenaltyEntry, PenaltyKey, SharedRecord};
+
+/// How long the mark of a removed record is kept.
+const REMOVAL_LIFETIME: TimeSpan = TimeSpan::from_secs(30 * 86_400);
+const BAN: u8 = b'b';
+const OVERRIDE: u8 = b'o';
+const PENALTY: u8 = b'p';
+/// A message: a violation on another node.
+const VIOLATION: u8 = b'v';
+
+/// A change of another node.
+#[derive(Debug)]
+pub(super) enum RemoteChange {
+    Ban(Ban),
+    Unban(Subject),
+    Override(OverrideKey, OverrideRecord),
+    RemoveOverride(OverrideKey),
+    Penalty(PenaltyEntry),
+    RemovePenalty(PenaltyKey),
+}
+
+#[derive(Serialize, Deserialize)]
+struct BanBody {
+    reason: String,
+    since: u64,
+    until: Option<u64>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct OverrideBody {
+    algorithm: String,
+    requests: u64,
+    window: u64,
+    burst: Option<u64>,
+    reason: String,
+    since: u64,
+    until: Option<u64>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct PenaltyBody {
+    violations: u32,
+    level: u32,
+    since: u64,
+    locked_until: u64,
+    locked_for: u64,
+    expires_at: u64,
+}
+
+/// The id of a subject's ban.
+pub(super) fn ban_id(subject: &Subject) -> Vec<u8> {
+    [&[BAN], subject.to_string().as_bytes()].concat()
+}
+
+/// The id of an override. The name of a rule contains no zero byte.
+pub(super) fn override_id(key: &OverrideKey) -> Vec<u8> {
+    [&[OVERRIDE], key.rule.as_bytes(), &[0], key.client.as_slice()].concat()
+}
+
+fn penalty_id(key: &PenaltyKey) -> Vec<u8> {
+    [&[PENALTY], key.rule.as_u64().to_be_bytes().as_slice(), &key.client].concat()
+}
+
+/// A record that says that `id` was removed.
+pub(super) fn removal(id: Vec<u8>, changed: Timestamp) -> SharedRecord {
+    SharedRecord { id, changed, expires: Some(changed + REMOVAL_LIFETIME), body: None }
+}
+
+pub(super) fn penalty_removal(key: &PenaltyKey, changed: Timestamp) -> SharedRecord {
+    removal(penalty_id(key), changed)
+}
+
+pub(super) fn ban_record(ban: &Ban, changed: Timestamp) -> SharedRecord {
+    let (since, until) = (ban.since.as_micros(), ban.until.map(Timestamp::as_micros));
+    let body = to_json(&BanBody { reason: ban.reason.clone(), since, until });
+    SharedRecord { id: ban_id(&ban.subject), changed, expires: ban.until, body }
+}
+
+pub(super) fn override_record(
+    key: &OverrideKey,
+    record: &OverrideRecord,
+    changed: Timestamp,
+) -> SharedRecord {
+    let body = to_json(&OverrideBody {
+        algorithm: record.algorithm.to_string(),
+        requests: record.spec.requests,
+        window: record.spec.window.as_micros(),
+        burst: record.spec.burst,
+        reason: record.reason.clone(),
+        since: record.since.as_micros(),
+        until: record.until.map(Timestamp::as_micros),
+    });
+    SharedRecord { id: override_id(key), changed, expires: record.until, body }
+}
+
+pub(super) fn penalty_record(entry: &PenaltyEntry, changed: Timestamp) -> SharedRecord {
+    let PenaltyState { violations, level, since, locked_until, locked_for } = entry.record;
+    let body = to_json(&PenaltyBody {
+        violations,
+        level,
+        since: since.as_micros(),
+        locked_until: locked_until.as_micros(),
+        locked_for: locked_for.as_micros(),
+        expires_at: entry.expires_at.as_micros(),
+    });
+    SharedRecord { id: penalty_id(&entry.key), changed, expires: Some(entry.expires_at), body }
+}
+
+/// A message about a violation by `key`.
+pub(super) fn violation_message(key: CounterKey<'_>) -> Vec<u8> {
+    [&[VIOLATION], key.rule.as_u64().to_be_bytes().as_slice(), key.client].concat()
+}
+
+/// The key of a message about a violation.
+pub(super) fn read_violation(message: &[u8]) -> Option<PenaltyKey> {
+    message.strip_prefix(&[VIOLATION]).and_then(read_key)
+}
+
+/// What `record` changes; `None` if this version does not understand it.
+pub(super) fn read(record: &SharedRecord) -> Option<RemoteChange> {
+    let (kind, key) = record.id.split_first()?;
+    let body = record.body.as_deref();
+    match *kind {
+        BAN => {
+            // Subjects are complete, so the default prefix is not used.
+            let subject = Subject::parse(std::str::from_utf8(key).ok()?, 128).ok()?;
+            let Some(body) = body else { return Some(RemoteChange::Unban(subject)) };
+            let BanBody { reason, since, until } = serde_json::from_slice(body).ok()?;
+            let (since, until) = (Timestamp::from_micros(since), until.map(Timestamp::from_micros));
+            Some(RemoteChange::Ban(Ban { subject, reason, since, until }))
+        }
+        OVERRIDE => {
+            let end = key.iter().position(|byte| *byte == 0)?;
+            let (rule, client) = (key.get(..end)?, key.get(end + 1..)?);
+            let key = OverrideKey { rule: String::from_utf8(rule.to_vec()).ok()?, client: client.to_vec() };
+            match body {
+                Some(body) => Some(RemoteChange::Override(key, read_override(body)?)),
+                None => Some(RemoteChange::RemoveOverride(key)),
+            }
+        }
+        PENALTY => {
+            let key = read_key(key)?;
+            match body {
+                Some(body) => Some(RemoteChange::Penalty(read_penalty(key, body)?)),
+                None => Some(RemoteChange::RemovePenalty(key)),
+            }
+        }
+        _ => None,
+    }
+}
+
+fn read_key(bytes: &[u8]) -> Option<PenaltyKey> {
+    let (rule, client) = bytes.split_first_chunk()?;
+    Some(PenaltyKey { rule: RuleId::from_u64(u64::from_be_bytes(*rule)), client: client.into() })
+}
+
+fn read_override(body: &[u8]) -> Option<OverrideRecord> {
+    let body: OverrideBody = serde_json::from_slice(body).ok()?;
+    let algorithm = body.algorithm.parse().ok()?;
+    let spec = Spec { burst: body.burst, ..Spec::new(body.requests, TimeSpan::from_micros(body.window)) };
+    Limit::new(algorithm, spec).ok()?;
+    let (since, until) = (Timestamp::from_micros(body.since), body.until.map(Timestamp::from_micros));
+    Some(OverrideRecord { algorithm, spec, reason: body.reason, since, until })
+}
+
+fn read_penalty(key: PenaltyKey, body: &[u8]) -> Option<PenaltyEntry> {
+    let body: PenaltyBody = serde_json::from_slice(body).ok()?;
+    let record = PenaltyState {
+        violations: body.violations,
+        level: body.level,
+        since: Timestamp::from_micros(body.since),
+        locked_until: Timestamp::from_micros(body.locked_until),
+        locked_for: TimeSpan::from_micros(body.locked_for),
+    };
+    Some(PenaltyEntry { key, record, expires_at: Timestamp::from_micros(body.expires_at) })
+}
+
+fn to_json(body: &impl Serialize) -> Option<Vec<u8>> {
+    // These types have no keys that JSON lacks.
+    Some(serde_json::to_vec(body).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate_core::Algorithm;
+
+    use super::*;
+
+    const NOW: Timestamp = Timestamp::from_secs(1_800_000_000);
+
+    #[test]
+    fn ban_record_is_read_as_written() {
+        let subject = Subject::parse("user:bob", 64).unwrap();
+        let ban = Ban { subject: subject.clone(), reason: "abuse".to_owned(), since: NOW, until: None };
+        let read_back = read(&ban_record(&ban, NOW));
+        assert!(
+            matches!(read_back, Some(RemoteChange::Ban(read)) if read.subject == subject && read.reason == "abuse")
+        );
+        let removed = read(&removal(ban_id(&subject), NOW));
+        assert!(matches!(removed, Some(RemoteChange::Unban(read)) if read == subject));
+    }
+
+    #[test]
+    fn override_record_is_read_as_written() {
+        let key = OverrideKey { rule: "default".to_owned(), client: b"k\0ey".to_vec() };
+        let spec = Spec { burst: Some(3), ..Spec::new(5, TimeSpan::from_secs(60)) };
+        let record = OverrideRecord {
+            algorithm: Algorithm::TokenBucket,
+            spec,
+            reason: String::new(),
+            since: NOW,
+            until: Some(NOW + TimeSpan::from_secs(9)),
+        };
+        let read_back = read(&override_record(&key, &record, NOW));
+        assert!(matches!(read_back, Some(RemoteChange::Override(k, r)) if k == key && r == record));
+    }
+
+    #[test]
+    fn record_of_an_unknown_kind_or_with_an_invalid_body_is_ignored() {
+        let record = |id: &[u8], body: &[u8]| {
+            let (id, body) = (id.to_vec(), Some(body.to_vec()));
+            read(&SharedRecord { id, changed: NOW, expires: None, body })
+        };
+        assert!(record(b"x", b"{}").is_none());
+        assert!(record(b"", b"{}").is_none());
+        assert!(record(b"buser:bob", b"[").is_none());
+        assert!(record(b"odefault", b"{}").is_none());
+    }
+}

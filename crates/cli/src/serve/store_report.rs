@@ -1,0 +1,163 @@
+//! The state of the shared store: metrics, status and log events.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tidegate_core::TimeSpan;
+use tidegate_redis::{
+    BATCH_BOUNDS, LATENCY_BOUNDS, LeaseReport, LinkReport, RedisStore, StoreReport, SyncReport,
+};
+use tidegate_telemetry::{Exposition, MetricKind};
+
+/// How often the state is compared with the one before, for the log.
+const LOG_INTERVAL: Duration = Duration::from_millis(200);
+/// A start without Redis is logged after this time: a connection takes a moment.
+const START_GRACE: u32 = 5;
+
+/// Writes the metrics of the shared store.
+pub(super) fn write_metrics(page: &mut Exposition, store: &RedisStore) {
+    let report = store.report();
+    write_link(page, &report.link);
+    let mut modes = page.family("tidegate_store_mode", MetricKind::Gauge, "1 for the current mode, else 0.");
+    for (mode, is_current) in [("normal", !report.is_in_fallback), ("fallback", report.is_in_fallback)] {
+        modes.sample(&[("mode", mode)], u8::from(is_current));
+    }
+    let help = "Time in which Redis failed and the failure modes of the rules decided.";
+    let name = "tidegate_store_fallback_seconds_total";
+    page.single(name, MetricKind::Counter, help, seconds(report.fallback_time.as_micros()));
+    let help = "Decisions while Redis failed, by failure mode.";
+    let mut decisions = page.family("tidegate_store_fallback_decisions_total", MetricKind::Counter, help);
+    let by_mode = report.fallback_decisions;
+    for (mode, count) in [("local", by_mode.local), ("allow", by_mode.allow), ("deny", by_mode.deny)] {
+        decisions.sample(&[("mode", mode)], count);
+    }
+    let help = "Units admitted while Redis failed that were charged when it returned.";
+    let name = "tidegate_store_fallback_units_charged_total";
+    page.single(name, MetricKind::Counter, help, report.fallback_units_charged);
+    let help = "Units admitted while Redis failed of which it is unknown whether they were charged later.";
+    let name = "tidegate_store_fallback_units_uncharged_total";
+    page.single(name, MetricKind::Counter, help, report.fallback_units_uncharged);
+    let help = "Live nodes that share the limits, as this node knows them.";
+    page.single("tidegate_store_nodes", MetricKind::Gauge, help, report.nodes);
+    let help = "How often Redis was found to have lost writes.";
+    page.single("tidegate_store_lost_writes_total", MetricKind::Counter, help, report.lost_writes);
+    let help = "Rejections that were repeated without asking Redis.";
+    let name = "tidegate_store_cached_rejections_total";
+    page.single(name, MetricKind::Counter, help, report.cached_rejections_served);
+    let help = "Counters whose rejection is cached.";
+    page.single("tidegate_store_cached_rejections", MetricKind::Gauge, help, report.cached_rejections);
+    write_leases(page, report.lease);
+    write_sync(page, report.sync);
+}
+
+/// Writes the metrics of `coordination: sync`.
+fn write_sync(page: &mut Exposition, sync: SyncReport) {
+    let help =
+        "The most units beyond a limit that all nodes can admit: (nodes - 1) x the most units per interval.";
+    page.single("tidegate_store_overshoot_bound", MetricKind::Gauge, help, sync.overshoot_bound);
+    let help = "The most units beyond a limit that an exchange of counts found.";
+    page.single("tidegate_store_overshoot_measured", MetricKind::Gauge, help, sync.largest_overshoot);
+    let help = "Units beyond limits that this node admitted.";
+    page.single("tidegate_store_overshoot_total", MetricKind::Counter, help, sync.total_overshoot);
+    let help = "Exchanges of counts that failed.";
+    page.single("tidegate_store_sync_failures_total", MetricKind::Counter, help, sync.failed_exchanges);
+}
+
+/// Writes the metrics of `coordination: lease`.
+fn write_leases(page: &mut Exposition, leases: LeaseReport) {
+    let help = "Counters of which this node has leased units to spend.";
+    page.single("tidegate_store_leases", MetricKind::Gauge, help, leases.counters);
+    let help = "Leased units that this node can spend without asking Redis.";
+    page.single("tidegate_store_leased_units", MetricKind::Gauge, help, leases.units);
+    let help = "Blocks of units that Redis granted to this node.";
+    page.single("tidegate_store_lease_grants_total", MetricKind::Counter, help, leases.grants);
+    let help = "Leases that expired before they were settled; their units count as spent.";
+    page.single("tidegate_store_leases_expired_total", MetricKind::Counter, help, leases.expired);
+}
+
+/// Writes the metrics of the connection.
+fn write_link(page: &mut Exposition, link: &LinkReport) {
+    let help = "Failed attempts to connect to Redis, lost connections and calls without a reply in time.";
+    let errors = link.connection_errors + link.timeouts;
+    page.single("redis_connection_errors", MetricKind::Counter, help, errors);
+    let help = "Time that decisions waited for Redis, in seconds.";
+    let bounds = LATENCY_BOUNDS.map(seconds);
+    let sum = seconds(link.latency_micros);
+    page.histogram("tidegate_store_latency_seconds", help, (&bounds, &link.latency), sum);
+    let help = "Operations that one script call carried.";
+    #[expect(clippy::cast_precision_loss, reason = "a sum of counts need not be exact")]
+    let (bounds, sum) = (BATCH_BOUNDS.map(|bound| bound as f64), link.operations as f64);
+    page.histogram("tidegate_store_batch_size", help, (&bounds, &link.batch_sizes), sum);
+    let help = "Calls to Redis without a reply within the timeout.";
+    page.single("tidegate_store_timeouts_total", MetricKind::Counter, help, link.timeouts);
+    let help =
+        "Calls that Redis did not execute and that were sent again: failover, reshard, unknown script.";
+    page.single("tidegate_store_retries_total", MetricKind::Counter, help, link.retries);
+    let help = "Error replies of Redis.";
+    page.single("tidegate_store_error_replies_total", MetricKind::Counter, help, link.error_replies);
+    let help = "Servers of Redis that are in use.";
+    page.single("tidegate_store_servers", MetricKind::Gauge, help, link.servers);
+    let help = "Servers of Redis that are considered failed: their circuit breaker is open.";
+    page.single("tidegate_store_servers_failed", MetricKind::Gauge, help, link.servers_open);
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a duration need not be exact")]
+fn seconds(micros: u64) -> f64 {
+    micros as f64 / 1e6
+}
+
+/// The state for `/v1/status`.
+pub(super) fn status(store: &RedisStore, url: &str) -> Value {
+    let report = store.report();
+    let link = &report.link;
+    json!({
+        "url": url,
+        "available": store.is_available(),
+        "mode": mode(&report),
+        "nodes": report.nodes,
+        "fallback_seconds": seconds(report.fallback_time.as_micros()),
+        "lost_writes": report.lost_writes,
+        "connection_errors": link.connection_errors + link.timeouts,
+    })
+}
+
+fn mode(report: &StoreReport) -> &'static str {
+    if report.is_in_fallback { "fallback" } else { "normal" }
+}
+
+/// Logs when Redis fails and when it works again, until the runtime is dropped.
+pub(super) async fn log_changes(store: RedisStore, url: String) {
+    let mut ticks = tokio::time::interval(LOG_INTERVAL);
+    let mut was_available = None;
+    let mut grace = START_GRACE;
+    let mut fallback = TimeSpan::ZERO;
+    loop {
+        ticks.tick().await;
+        // Connected servers, and no open breaker: without a server nothing is available.
+        let link = store.report().link;
+        let is_available = store.is_available() && link.servers > link.servers_open;
+        if was_available.is_none() && !is_available && grace > 0 {
+            grace -= 1;
+            continue;
+        }
+        match (was_available, is_available) {
+            (None, true) => {
+                tracing::info!(event = "store_available", "limits are shared through {url}");
+            }
+            (Some(false), true) => {
+                let total = store.report().fallback_time;
+                let lasted = TimeSpan::from_micros(total.as_micros().saturating_sub(fallback.as_micros()));
+                tracing::info!(event = "store_available", "{url} works again; fallback lasted {lasted}");
+                fallback = total;
+            }
+            (None | Some(true), false) => {
+                tracing::warn!(
+                    event = "store_unavailable",
+                    "{url} does not work; limits are enforced as `on_store_failure` says until it does"
+                );
+            }
+            (Some(true), true) | (Some(false), false) => {}
+        }
+        was_available = Some(is_available);
+    }
+}

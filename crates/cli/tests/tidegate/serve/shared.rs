@@ -1,0 +1,165 @@
+//! Several gateways with one Redis: limits, bans, overrides, lock-outs and resets are shared.
+
+use std::process::Command;
+
+use tidegate_testkit::client::request;
+use tidegate_testkit::port::free_address;
+use tidegate_testkit::process::{PolicyFile, RedisServer, Tidegate};
+use tidegate_testkit::server::echo;
+use tidegate_testkit::wait::eventually_blocking;
+
+use super::admin::AdminGateway;
+use crate::program::{run, serve};
+
+/// Ten requests an hour for each API key and user; lock-out after three rejections at `/login`.
+fn policy(redis: &str) -> PolicyFile {
+    let policy = PolicyFile::new(&format!(
+        "upstreams: {{ api: {{ servers: ['http://{}'] }} }}\nroutes: [{{ path: /**, upstream: api }}]\n\
+         admin: {{ listen: '127.0.0.1:0' }}\n\
+         clients: {{ identify_by: [api_key, ip], api_key: {{ verify: none }} }}\n\
+         store: {{ url: '{redis}', secret_file: store.secret, timeout: 1s }}\n\
+         rate_limits:\n  default: {{ requests: 10, window: 1h, algorithm: token_bucket }}\n\
+         \x20 endpoints:\n    /login: {{ requests: 1, window: 1h, penalty: {{ after: 3, for: 1h }}, algorithm: token_bucket }}\n",
+        echo()
+    ));
+    std::fs::write(policy.beside("store.secret"), "the secret of all nodes").unwrap();
+    policy
+}
+
+/// Two gateways with their own state folders.
+fn two_gateways(redis: &str) -> [AdminGateway; 2] {
+    [(); 2].map(|()| AdminGateway::serve(policy(redis)))
+}
+
+fn get(gateway: &AdminGateway, path: &str, key: &str) -> u16 {
+    request(&gateway.server.address, "GET", path, &format!("X-API-Key: {key}\r\n"), "").status
+}
+
+fn redis_cli(redis: &RedisServer, args: &[&str]) -> String {
+    let url = redis.url();
+    let output = Command::new("redis-cli").args(["-u", &url, "--no-raw"]).args(args).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+#[test]
+fn two_gateways_admit_one_limit_in_total() {
+    let redis = RedisServer::start();
+    let gateways = two_gateways(&redis.url());
+    let statuses: Vec<_> = (0..20).map(|turn| get(&gateways[turn % 2], "/", "sk_live_shared")).collect();
+    assert_eq!(statuses.iter().filter(|status| **status == 200).count(), 10, "{statuses:?}");
+    assert_eq!(statuses.iter().filter(|status| **status == 429).count(), 10, "{statuses:?}");
+}
+
+#[test]
+fn ban_on_one_gateway_holds_on_the_other_and_after_redis_lost_it() {
+    let redis = RedisServer::start();
+    let [one, two] = two_gateways(&redis.url());
+    let ban = r#"{"subject":"api_key:sk_live_banned","for":"1d"}"#;
+    assert_eq!(one.send("POST", "/v1/bans", ban).status, 201);
+    eventually_blocking("the ban holds on the other gateway", || get(&two, "/", "sk_live_banned") == 403);
+    redis_cli(&redis, &["FLUSHALL"]);
+    let three = AdminGateway::serve(policy(&redis.url()));
+    eventually_blocking("a new gateway learns the ban", || get(&three, "/", "sk_live_banned") == 403);
+    let two = two.restart();
+    assert_eq!(get(&two, "/", "sk_live_banned"), 403, "the other gateway saved the ban");
+    assert_eq!(two.send("DELETE", "/v1/bans", r#"{"subject":"api_key:sk_live_banned"}"#).status, 200);
+    eventually_blocking("the removal reaches the first gateway", || get(&one, "/", "sk_live_banned") != 403);
+}
+
+#[test]
+fn violations_on_two_gateways_lock_a_client_out_on_both() {
+    let redis = RedisServer::start();
+    let [one, two] = two_gateways(&redis.url());
+    assert_eq!(get(&one, "/login", "sk_live_guess"), 200);
+    assert_eq!(get(&one, "/login", "sk_live_guess"), 429);
+    let locked_out = |gateway: &AdminGateway| {
+        let bans = gateway.send("GET", "/v1/bans", "").json();
+        !bans["bans"].as_array().unwrap().is_empty()
+    };
+    assert!(!locked_out(&one) && !locked_out(&two));
+    // Each gateway rejects: the third violation in total locks out, wherever it happens.
+    assert_eq!(get(&two, "/login", "sk_live_guess"), 429);
+    eventually_blocking("three violations lock out on both", || {
+        let _ = get(&one, "/login", "sk_live_guess");
+        locked_out(&one) && locked_out(&two)
+    });
+    assert_eq!(one.send("DELETE", "/v1/bans", r#"{"subject":"api_key:sk_live_guess"}"#).status, 200);
+    eventually_blocking("the lock-out is lifted on both", || !locked_out(&one) && !locked_out(&two));
+}
+
+#[test]
+fn reset_and_override_on_one_gateway_apply_on_the_other() {
+    let redis = RedisServer::start();
+    let [one, two] = two_gateways(&redis.url());
+    let spend = |count: usize| {
+        (0..count).map(|_| get(&two, "/", "sk_live_vip")).filter(|status| *status == 200).count()
+    };
+    assert_eq!(spend(12), 10);
+    assert_eq!(one.send("POST", "/v1/reset", r#"{"client":"api_key:sk_live_vip"}"#).status, 200);
+    eventually_blocking("the reset client is admitted", || get(&two, "/", "sk_live_vip") == 200);
+    let more = r#"{"client":"api_key:sk_live_vip","rule":"default","requests":1000}"#;
+    assert_eq!(one.send("POST", "/v1/overrides", more).status, 201);
+    let count = || two.send("GET", "/v1/overrides", "").json()["overrides"].as_array().unwrap().len();
+    eventually_blocking("the other gateway lists the override", || count() == 1);
+    assert!(spend(50) >= 49, "the override applies on the other gateway");
+}
+
+#[test]
+fn redis_contains_no_api_key_and_no_key_without_expiry() {
+    let redis = RedisServer::start();
+    let [one, two] = two_gateways(&redis.url());
+    assert_eq!(get(&one, "/", "sk_live_first"), 200);
+    assert_eq!(get(&two, "/login", "sk_live_second"), 200);
+    let ban = r#"{"subject":"api_key:sk_live_third","reason":"sk_live_third leaked"}"#;
+    assert_eq!(one.send("POST", "/v1/bans", ban).status, 201);
+    let more = r#"{"client":"api_key:sk_live_fourth","rule":"default","requests":1000}"#;
+    assert_eq!(one.send("POST", "/v1/overrides", more).status, 201);
+    eventually_blocking("the ban is shared", || get(&two, "/", "sk_live_third") == 403);
+    let keys = redis_cli(&redis, &["--scan"]);
+    assert!(keys.contains("{shared}records"), "{keys}");
+    for key in keys.lines().map(|line| line.trim_matches('"')) {
+        let ttl = redis_cli(&redis, &["TTL", key]);
+        assert!(!ttl.contains("-1"), "{key} never expires");
+        let value = redis_cli(&redis, &["DUMP", key]);
+        assert!(!key.contains("sk_live") && !value.contains("sk_live"), "{key}: {value}");
+    }
+}
+
+#[test]
+fn gateway_starts_and_serves_without_redis() {
+    let server: Tidegate = serve(&["--config", &policy(&format!("redis://{}", free_address())).path()]);
+    server.wait_for_log("store_unavailable");
+    assert_eq!(request(&server.address, "GET", "/", "X-API-Key: sk_live_any\r\n", "").status, 200);
+}
+
+#[test]
+fn status_and_metrics_show_the_shared_store() {
+    let redis = RedisServer::start();
+    let [one, two] = two_gateways(&redis.url());
+    assert_eq!(get(&one, "/", "sk_live_any"), 200);
+    let status = || one.send("GET", "/v1/status", "").json()["store"].clone();
+    eventually_blocking("both nodes are known", || status()["nodes"] == 2 && status()["mode"] == "normal");
+    let (is_success, text, _) = two.command(&["status"]);
+    assert!(is_success && text.contains("  store        redis://127.0.0.1:"), "{text}");
+    let metrics = one.send("GET", "/metrics", "").text().to_owned();
+    for line in
+        ["redis_connection_errors 0", "tidegate_store_mode{mode=\"normal\"} 1", "tidegate_store_nodes 2"]
+    {
+        assert!(metrics.contains(line), "{line}\n{metrics}");
+    }
+    let replies = metrics.lines().find_map(|line| line.strip_prefix("tidegate_store_latency_seconds_count "));
+    assert!(replies.unwrap().parse::<u64>().unwrap() > 0);
+}
+
+#[test]
+fn store_of_the_command_line_replaces_that_of_the_policy() {
+    let redis = RedisServer::start();
+    let wrong = policy(&format!("redis://{}", free_address()));
+    let server = serve(&["--config", &wrong.path(), "--store", &redis.url()]);
+    assert_eq!(request(&server.address, "GET", "/", "X-API-Key: sk_live_any\r\n", "").status, 200);
+    assert!(server.wait_for_log("store_available").contains(&redis.url()));
+    let invalid = run(&["serve", "--store", "http://127.0.0.1"]);
+    let text = String::from_utf8_lossy(&invalid.stderr);
+    assert!(!invalid.status.success() && text.contains("invalid --store"), "{text}");
+}
