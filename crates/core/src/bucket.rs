@@ -99,6 +99,10 @@ impl Bucket {
         self.capacity
     }
 
+    pub(crate) const fn max_backlog(&self) -> u64 {
+        self.max_backlog
+    }
+
     /// Checks whether `cost` fits.
     pub(crate) fn evaluate(&self, level: Level, now: Timestamp, cost: Cost) -> Outcome {
         let before = level.empty_at.saturating_sub(self.drained_by(now));
@@ -280,13 +284,14 @@ impl Bucket {
         }
     }
 
-    /// Converts a level of `old` to this bucket. It keeps the units spent, rounded up to whole units.
+    /// Converts a level of `old` to this bucket. It keeps the units spent, rounded up to whole subunits.
     pub(crate) fn rebase(&self, old: &Self, level: Level, now: Timestamp) -> Level {
         if self.rate == old.rate {
             return level;
         }
-        let units = old.subunits(level, now).div_ceil(old.rate.unit.get());
-        self.level(self.filled(0, Cost::new(units)), now)
+        let spent = u128::from(old.subunits(level, now)).saturating_mul(u128::from(self.rate.unit.get()));
+        let subunits = u64::try_from(spent.div_ceil(u128::from(old.rate.unit.get())));
+        self.level(subunits.map_or(EXACT_MAX, |subunits| subunits.min(EXACT_MAX)), now)
     }
 
     /// Whether the bucket is empty at `now`.

@@ -7,7 +7,7 @@ use core::num::NonZeroU64;
 
 use crate::decision::{Outcome, Verdict};
 use crate::limit::{Algorithm, Cost, LimitError, RateAlgorithm, Spec};
-use crate::time::{EXACT_MAX, Tick, Timestamp};
+use crate::time::{EXACT_MAX, Tick, TimeSpan, Timestamp};
 use crate::word::{bits_for_twice, join, split};
 
 /// The parameters of a fixed window.
@@ -26,6 +26,11 @@ pub struct WindowCount {
 }
 
 impl FixedWindow {
+    /// The window's length.
+    pub const fn window(&self) -> TimeSpan {
+        TimeSpan::from_micros(self.length.get())
+    }
+
     /// The state at `now`. A window that has begun is never replaced by an earlier one.
     fn settle(&self, state: WindowCount, now: Timestamp) -> WindowCount {
         let window = now.as_micros() / self.length;

@@ -21,6 +21,11 @@ impl LeakyBucket {
     pub const fn rate(&self) -> &Rate {
         self.0.rate()
     }
+
+    /// The largest fill level, in subunits, at which a request is admitted: what drains within the longest wait.
+    pub const fn max_backlog(&self) -> u64 {
+        self.0.max_backlog()
+    }
 }
 
 impl RateAlgorithm for LeakyBucket {

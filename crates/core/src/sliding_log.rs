@@ -49,6 +49,11 @@ impl AdmissionLog {
 }
 
 impl SlidingLog {
+    /// The window's length.
+    pub const fn window(&self) -> TimeSpan {
+        self.window
+    }
+
     fn is_inside(&self, entry: &AdmissionEntry, now: Timestamp) -> bool {
         now.since(entry.at) < self.window
     }

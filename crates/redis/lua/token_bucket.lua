@@ -1,15 +1,15 @@
 -- token_bucket: the same algorithm as in Rust. A bucket fills with what is spent and drains at an exact rate; its
--- content is counted in drops (Rust: subunits).
+-- content is counted in subunits.
 --
--- limit: { capacity, tick (in microseconds), unit (drops per unit of cost), drain (drops per tick) }
--- state: { tick, part }: it is empty when `part` drops more than at the start of `tick` have drained, part < drain
+-- limit: { capacity, tick (in microseconds), unit (subunits per unit of cost), drain (subunits per tick) }
+-- state: { tick, part }: it is empty when `part` subunits more than at the start of `tick` have drained, part < drain
 
 local token_bucket = {}
 
 token_bucket.unseen = { tick = 0, part = 0 }
 
 -- The fill level at `now`.
-local function drops_at(limit, state, now)
+local function level_at(limit, state, now)
   local ticks = state.tick - floor_div(now, limit.tick)
   if ticks < 0 then
     return 0
@@ -17,20 +17,20 @@ local function drops_at(limit, state, now)
   return math.min(ticks * limit.drain + state.part, MAX)
 end
 
--- The state of a bucket with this many drops at `now`; it is empty at most one tick after the last representable one.
-local function holding(limit, drops, now)
-  local tick = floor_div(now, limit.tick) + floor_div(drops, limit.drain)
+-- The state of a bucket with this fill level at `now`; it is empty at most one tick after the last representable one.
+local function with_level(limit, level, now)
+  local tick = floor_div(now, limit.tick) + floor_div(level, limit.drain)
   if tick > MAX then
     return { tick = MAX + 1, part = 0 }
   end
-  return { tick = tick, part = math.fmod(drops, limit.drain) }
+  return { tick = tick, part = math.fmod(level, limit.drain) }
 end
 
--- The time until at most this many drops are left.
-local function until_at_most(limit, drops, state, now)
+-- The time until the fill level is at most `level`.
+local function until_at_most(limit, level, state, now)
   local tick = state.tick + 1
-  if drops >= state.part then
-    tick = state.tick - floor_div(drops - state.part, limit.drain)
+  if level >= state.part then
+    tick = state.tick - floor_div(level - state.part, limit.drain)
   end
   if tick <= floor_div(now, limit.tick) then
     return 0
@@ -38,20 +38,30 @@ local function until_at_most(limit, drops, state, now)
   return since(math.min(tick * limit.tick, MAX), now)
 end
 
-local function filled(limit, drops, cost)
-  return math.min(drops + cost * limit.unit, MAX)
+local function filled(limit, level, cost)
+  return math.min(level + cost * limit.unit, MAX)
 end
 
-function token_bucket.judge(limit, state, now, cost)
-  local drops = drops_at(limit, state, now)
-  local brim = limit.capacity * limit.unit
-  local room = brim - cost * limit.unit
+-- Removes subunits from the bucket.
+local function without(limit, state, now, subunits)
+  local level = level_at(limit, state, now)
+  if level == 0 then
+    return state
+  end
+  return with_level(limit, math.max(level - subunits, 0), now)
+end
+
+-- `backlog` is the largest fill level at which a charge is admitted.
+local function judge_bucket(limit, backlog, state, now, cost)
+  local level = level_at(limit, state, now)
+  local full = limit.capacity * limit.unit
+  local room = math.min(full - cost * limit.unit, backlog)
   local verdict, span = PASS, 0
   if cost > limit.capacity then
     verdict = NEVER
-  elseif drops <= room then
-    drops = filled(limit, drops, cost)
-    state = holding(limit, drops, now)
+  elseif level <= room then
+    level = filled(limit, level, cost)
+    state = with_level(limit, level, now)
   else
     verdict, span = NOT_UNTIL, until_at_most(limit, room, state, now)
   end
@@ -59,32 +69,31 @@ function token_bucket.judge(limit, state, now, cost)
     verdict = verdict,
     span = span,
     limit = limit.capacity,
-    remaining = floor_div(math.max(brim - drops, 0), limit.unit),
+    remaining = floor_div(math.max(math.min(backlog + limit.unit, full) - level, 0), limit.unit),
     reset_after = until_at_most(limit, 0, state, now),
   }
 end
 
+function token_bucket.judge(limit, state, now, cost)
+  return judge_bucket(limit, limit.capacity * limit.unit, state, now, cost)
+end
+
 function token_bucket.charge(limit, state, now, cost)
-  return holding(limit, filled(limit, drops_at(limit, state, now), cost), now)
+  return with_level(limit, filled(limit, level_at(limit, state, now), cost), now)
 end
 
 -- Gives back only what cannot have drained since the charge.
 function token_bucket.refund(limit, state, charged, now, cost)
-  local drops = drops_at(limit, state, now)
-  if drops == 0 then
-    return state
-  end
   local ticks = math.max(floor_div(now, limit.tick) - floor_div(charged, limit.tick), 0)
-  local held = math.max(filled(limit, 0, cost) - ticks * limit.drain, 0)
-  return holding(limit, math.max(drops - held, 0), now)
+  return without(limit, state, now, math.max(filled(limit, 0, cost) - ticks * limit.drain, 0))
 end
 
--- Keeps the spent units, rounded up to whole units.
+-- Keeps the spent units, rounded up to whole subunits.
 function token_bucket.rebase(new, old, state, now)
   if new.tick == old.tick and new.unit == old.unit and new.drain == old.drain then
     return state
   end
-  return holding(new, filled(new, 0, ceil_div(drops_at(old, state, now), old.unit)), now)
+  return with_level(new, mul_div_ceil(level_at(old, state, now), new.unit, old.unit), now)
 end
 
 -- The time until the state equals an unused one.

@@ -9,6 +9,8 @@ use tidegate_core::CounterKey;
 const TAG_CHARACTERS: usize = 15;
 /// Characters of the rule: 48 bits.
 const RULE_CHARACTERS: usize = 8;
+/// The end of the names of counters that are leased.
+const LEASE_SUFFIX: u8 = b'L';
 /// Safe in key names and in hash tags.
 const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 
@@ -36,6 +38,14 @@ impl KeyNames {
         push_base64(&mut name, &key.rule.as_u64().to_be_bytes(), RULE_CHARACTERS);
         let tag = name.get(self.prefix.len() + 1..self.prefix.len() + 1 + TAG_CHARACTERS).unwrap_or_default();
         KeyName { slot: slot_of(tag), name: name.into() }
+    }
+
+    /// The name of the counter's leases.
+    pub(crate) fn lease(&self, key: CounterKey<'_>) -> KeyName {
+        let KeyName { slot, name } = self.counter(key);
+        let mut name = name.into_vec();
+        name.push(LEASE_SUFFIX);
+        KeyName { slot, name: name.into() }
     }
 
     /// A key for the purposes of the store itself, such as the list of nodes.

@@ -11,12 +11,24 @@
 mod central;
 mod config;
 mod endpoint;
+mod invalidation;
 mod key;
+mod lease;
 mod link;
+mod lost_writes;
+mod membership;
 mod nodes;
 mod operation;
+mod rejections;
+mod report;
 mod script;
+mod stand_in;
+mod store;
 
 pub use central::CentralStore;
 pub use config::{RedisConfig, TimeSource, TlsMaterial};
 pub use endpoint::{Endpoint, EndpointError};
+pub use lease::{LeaseReport, LeaseStore};
+pub use link::{BATCH_BOUNDS, LATENCY_BOUNDS, LinkReport};
+pub use report::{FallbackDecisions, StoreReport};
+pub use store::RedisStore;

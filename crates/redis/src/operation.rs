@@ -4,20 +4,23 @@ use tidegate_core::{Cost, Limit, Outcomes, Role, Timestamp};
 use tidegate_store::Override;
 
 use crate::key::KeyName;
+use crate::lease::{LeaseReply, LeaseRequest};
 
 /// One operation. All its keys are in one hash slot, unless a single server has all slots.
 #[derive(Clone, Debug)]
 pub(crate) enum Operation {
     /// Decides checks: all are charged, or none.
     Decide(Vec<CounterCheck>),
+    /// Decides checks like `Decide`. If another part of the decision rejects, [`Cancel`](Self::Cancel) undoes the charge.
+    Attempt(Vec<CounterCheck>),
     /// Evaluates checks without charging.
     Peek(Vec<CounterCheck>),
     /// Gives back what was charged.
     Refund(Vec<CounterRefund>),
-    /// Gives back what was charged a moment ago, because another part of the same decision rejected; then evaluates the
-    /// checks like a peek. Exact, also under an override.
+    /// Gives back what an attempt charged a moment ago, because another part of the same decision rejected; then evaluates
+    /// the checks like a peek. Exact if nothing else has changed the counters since, also under an override.
     Cancel {
-        /// The checks that were charged.
+        /// The checks; those that were not charged with cost 0.
         checks: Vec<CounterCheck>,
         /// The time of the charge.
         charged: Timestamp,
@@ -26,6 +29,8 @@ pub(crate) enum Operation {
     Reset(KeyName),
     /// Sets an override, or ends it.
     Override(KeyName, Option<Override>),
+    /// Leases of counters, in order.
+    Lease(Vec<LeaseRequest>),
 }
 
 /// A check with the name of its counter.
@@ -53,6 +58,10 @@ pub(crate) enum OperationReply {
     Outcomes(Timestamp, Outcomes),
     /// To any other operation: the server's time.
     Done(Timestamp),
+    /// A counter has a newer format. The operation has changed nothing.
+    NewerFormat,
+    /// To requests for leases: one reply each.
+    Leases(Vec<LeaseReply>),
 }
 
 /// The scripts. Operations of the same script can share a call.
@@ -60,6 +69,8 @@ pub(crate) enum OperationReply {
 pub(crate) enum ScriptName {
     /// `lua/central.lua`
     Central,
+    /// `lua/lease.lua`
+    Lease,
 }
 
 impl Operation {
@@ -67,22 +78,26 @@ impl Operation {
     pub(crate) fn script(&self) -> ScriptName {
         match self {
             Self::Decide(_)
+            | Self::Attempt(_)
             | Self::Peek(_)
             | Self::Refund(_)
             | Self::Cancel { .. }
             | Self::Reset(_)
             | Self::Override(..) => ScriptName::Central,
+            Self::Lease(_) => ScriptName::Lease,
         }
     }
 
     /// The hash slot of the operation's keys; `None` if it has no keys.
     pub(crate) fn slot(&self) -> Option<u16> {
         match self {
-            Self::Decide(checks) | Self::Peek(checks) | Self::Cancel { checks, .. } => {
-                checks.first().map(|check| check.key.slot())
-            }
+            Self::Decide(checks)
+            | Self::Attempt(checks)
+            | Self::Peek(checks)
+            | Self::Cancel { checks, .. } => checks.first().map(|check| check.key.slot()),
             Self::Refund(refunds) => refunds.first().map(|refund| refund.key.slot()),
             Self::Reset(key) | Self::Override(key, _) => Some(key.slot()),
+            Self::Lease(requests) => requests.first().map(|request| request.key.slot()),
         }
     }
 }

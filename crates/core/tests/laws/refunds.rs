@@ -105,6 +105,24 @@ proptest! {
     }
 
     #[test]
+    fn repeated_change_between_two_bucket_limits_leaves_as_much_as_before(
+        leaks in any::<bool>(), units in 1_u64..=1_000,
+        requests in prop::array::uniform2(1_u64..=1_000), seconds in prop::array::uniform2(1_u64..=120)
+    ) {
+        let algorithm = if leaks { Algorithm::LeakyBucket } else { Algorithm::TokenBucket };
+        let limit = |i: usize| Limit::new(algorithm, Spec::new(requests[i], TimeSpan::from_secs(seconds[i]))).unwrap();
+        let (a, b) = (limit(0), limit(1));
+        let (charged, now) = (Timestamp::from_secs(1_700_000_000), Timestamp::from_micros(1_700_000_000_123_456));
+        let mut state = CounterState::default();
+        a.charge(&mut state, charged, Cost::new(units));
+        let left = a.evaluate(&state, now, Cost::ZERO).remaining;
+        for _ in 0..20 {
+            state = a.rebase(&b, b.rebase(&a, state, now), now);
+        }
+        prop_assert_eq!(a.evaluate(&state, now, Cost::ZERO).remaining, left);
+    }
+
+    #[test]
     fn rebase_to_the_same_limit_changes_nothing(generated in any_limit(), start in start(), arrivals in forward()) {
         let (state, now) = after(&generated, start, &arrivals);
         prop_assert_eq!(generated.limit.rebase(&generated.limit, state.clone(), now), state);

@@ -1,34 +1,106 @@
 //! The connection to Redis: sends operations and returns their replies.
+//!
+//! One thread does all I/O. Callers put operations into a queue; the thread sends everything that waits for a server as one
+//! pipeline, in which operations of one script and one hash slot share a script call. A server that does not respond, or
+//! cannot be reached, opens its breaker: calls then fail at once, and only the thread itself probes the server.
+//!
+//! An operation is sent again only if a server said that it did not execute it (`MOVED`, `ASK`, `TRYAGAIN`, `NOSCRIPT`,
+//! `LOADING`, `READONLY`, `CLUSTERDOWN`). After a timeout or a lost connection its result is unknown: it is never sent again.
+
+mod batch;
+mod connect;
+mod dispatcher;
+mod error;
+mod queue;
+mod replies;
+mod routes;
+mod server;
+mod stats;
+mod subscription;
+#[cfg(test)]
+mod tests;
+mod thread;
+mod topology;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use futures_util::StreamExt;
-use redis::aio::ConnectionManager;
+use arc_swap::ArcSwap;
 use tidegate_core::Timestamp;
-use tidegate_store::{Clock, StoreError};
-use tokio::sync::{OnceCell, mpsc};
+use tidegate_store::{Clock, ClockReading, StoreError, SystemClock};
+use tokio::runtime::Handle;
+use tokio::sync::{mpsc, oneshot, watch};
 
+use self::error::LinkError;
+use self::queue::{CallBody, CallQueue, CallReply};
+use self::routes::{RouteTable, SlotRoute};
+use self::stats::LinkStats;
 use crate::config::{RedisConfig, TimeSource};
-use crate::endpoint::Deployment;
 use crate::key::KeyNames;
 use crate::operation::{Operation, OperationReply};
-use crate::script;
 
-/// The connection to Redis.
+pub(crate) use self::connect::{RedisConnector, ServerConnection};
+pub(crate) use self::error::ConnectError;
+pub use self::stats::{BATCH_BOUNDS, LATENCY_BOUNDS, LinkReport};
+pub(crate) use self::subscription::ChannelEvent;
+
+/// How often a server that fails is probed.
+const PROBE_INTERVAL: Duration = Duration::from_millis(100);
+
+/// The connection to Redis. Its thread ends when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Link {
     config: RedisConfig,
-    names: KeyNames,
+    names: Arc<KeyNames>,
     clock: Arc<dyn Clock>,
-    connection: OnceCell<ConnectionManager>,
+    shared: Arc<SharedState>,
+    /// `None` if the thread could not be started: then every call fails.
+    runtime: Option<LinkRuntime>,
+}
+
+/// The running thread.
+#[derive(Debug)]
+struct LinkRuntime {
+    handle: Handle,
+    connector: Arc<RedisConnector>,
+    available: watch::Receiver<bool>,
+    /// Dropping it stops the thread.
+    _stop: oneshot::Sender<()>,
+}
+
+/// What callers and the I/O thread share.
+#[derive(Debug)]
+struct SharedState {
+    queue: CallQueue,
+    routes: ArcSwap<RouteTable>,
+    stats: LinkStats,
+    /// The thread's own clock: the store's clock may be set by hand.
+    timer: SystemClock,
+    /// Counts up while the thread works.
+    heartbeat: AtomicU64,
 }
 
 impl Link {
-    /// A link that connects when it is first used.
+    /// Starts the thread. Redis need not be there yet.
     pub(crate) fn new(config: RedisConfig, clock: Arc<dyn Clock>) -> Self {
-        let names = KeyNames::new(&config.prefix, &config.secret);
-        Self { config, names, clock, connection: OnceCell::new() }
+        let names = Arc::new(KeyNames::new(&config.prefix, &config.secret));
+        let shared = Arc::new(SharedState {
+            queue: CallQueue::default(),
+            routes: ArcSwap::from_pointee(RouteTable::Unknown),
+            stats: LinkStats::default(),
+            timer: SystemClock::new(),
+            heartbeat: AtomicU64::new(0),
+        });
+        let runtime = match thread::start(&config, &names, &shared) {
+            Ok(runtime) => Some(runtime),
+            Err(error) => {
+                shared.routes.store(Arc::new(RouteTable::Unreachable));
+                tracing::error!(event = "redis_unavailable", "cannot use the store: {error}");
+                None
+            }
+        };
+        Self { config, names, clock, shared, runtime }
     }
 
     /// Derives the names of keys.
@@ -62,98 +134,99 @@ impl Link {
             TimeSource::Server => None,
             TimeSource::Caller => Some(now),
         };
-        let call = script::encode(&[&operation], now)?;
-        let mut connection = self.connect().await?;
-        let script = script::source(operation.script());
-        let mut invocation = script.prepare_invoke();
-        for key in &call.keys {
-            invocation.key(key);
+        let slot = operation.slot().unwrap_or_default();
+        match self.submit(CallBody::Operation(operation, now), slot).await? {
+            CallReply::Operation(reply) => Ok(reply),
+            CallReply::Command(_) => {
+                Err(StoreError::Protocol { reason: "no reply to the operation".to_owned() })
+            }
         }
-        for argument in &call.arguments {
-            invocation.arg(argument);
-        }
-        let value = invocation.invoke_async(&mut connection).await.map_err(store_error)?;
-        let mut replies = script::decode(&[&operation], &value)?;
-        replies.pop().ok_or_else(|| StoreError::Protocol { reason: "no reply to the operation".to_owned() })
     }
 
     /// Sends a command of the store itself to the server of hash slot `slot`, within the timeout.
-    pub(crate) async fn command(&self, _slot: u16, command: &redis::Cmd) -> Result<redis::Value, StoreError> {
-        let mut connection = self.connect().await?;
-        command.query_async(&mut connection).await.map_err(store_error)
+    pub(crate) async fn command(&self, slot: u16, command: &redis::Cmd) -> Result<redis::Value, StoreError> {
+        match self.submit(CallBody::Command(command.clone()), slot).await? {
+            CallReply::Command(value) => Ok(value),
+            CallReply::Operation(_) => {
+                Err(StoreError::Protocol { reason: "no reply to the command".to_owned() })
+            }
+        }
     }
 
-    /// Whether Redis is believed to work: calls are sent to it.
+    async fn submit(&self, body: CallBody, slot: u16) -> Result<CallReply, StoreError> {
+        let SharedState { queue, routes, stats, timer, .. } = &*self.shared;
+        let error = match routes.load().route(slot) {
+            SlotRoute::Server(server) if !server.is_available() => {
+                Some(LinkError::BreakerOpen { address: server.address.clone() })
+            }
+            SlotRoute::Nowhere => Some(LinkError::NoServer { slot }),
+            SlotRoute::Server(_) | SlotRoute::Wait => None,
+        };
+        if let Some(error) = error {
+            stats::add(&stats.rejected_open, 1);
+            return Err(error.into());
+        }
+        let reply =
+            queue.submit(body, slot, timer.read()).inspect_err(|_| stats::add(&stats.rejected_full, 1))?;
+        reply.await.unwrap_or_else(|_| Err(LinkError::Stopped.into()))
+    }
+
+    /// Whether Redis is believed to work: calls are sent to at least one server.
     pub(crate) fn is_available(&self) -> bool {
-        true
+        match &**self.shared.routes.load() {
+            RouteTable::Unknown => true,
+            routes => routes.servers().iter().any(|server| server.is_available()),
+        }
+    }
+
+    /// Waits until every known server is connected and works.
+    pub(crate) async fn wait_until_connected(&self) {
+        if let Some(runtime) = &self.runtime {
+            // An error means that the thread has ended.
+            let _ = runtime.available.clone().wait_for(|available| *available).await;
+        }
     }
 
     /// Runs a background task of the store until the link is dropped.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        tokio::spawn(task);
+        if let Some(runtime) = &self.runtime {
+            runtime.handle.spawn(task);
+        }
     }
 
     /// Subscribes to a channel, and again whenever the connection was lost.
     pub(crate) fn subscribe(&self, channel: &str) -> mpsc::Receiver<ChannelEvent> {
         let (sender, receiver) = mpsc::channel(1_024);
-        let (url, channel) = (self.url(), channel.to_owned());
-        self.spawn(async move {
-            let Ok(client) = redis::Client::open(url) else { return };
-            let Ok(mut subscriber) = client.get_async_pubsub().await else { return };
-            if subscriber.subscribe(&channel).await.is_err()
-                || sender.send(ChannelEvent::Subscribed).await.is_err()
-            {
-                return;
-            }
-            let mut messages = subscriber.into_on_message();
-            while let Some(message) = messages.next().await {
-                if sender.send(ChannelEvent::Message(message.get_payload_bytes().to_vec())).await.is_err() {
-                    return;
-                }
-            }
-            let _ = sender.send(ChannelEvent::Lost).await;
-        });
+        if let Some(runtime) = &self.runtime {
+            let (shared, connector) = (Arc::clone(&self.shared), Arc::clone(&runtime.connector));
+            self.spawn(subscription::run(shared, connector, channel.to_owned(), sender));
+        }
         receiver
     }
 
-    fn url(&self) -> String {
-        match &self.config.endpoint.deployment {
-            Deployment::Single(address) => format!("redis://{address}"),
-            Deployment::Sentinel { .. } | Deployment::Cluster(_) => String::new(),
+    /// The state and the counts.
+    pub(crate) fn report(&self) -> LinkReport {
+        let routes = self.shared.routes.load();
+        let open = routes.servers().iter().filter(|server| !server.is_available()).count();
+        LinkReport {
+            servers: routes.servers().len() as u64,
+            servers_open: open as u64,
+            unanswered: self.shared.queue.unanswered() as u64,
+            ..self.shared.stats.report(self.shared.timer.now())
         }
-    }
-
-    async fn connect(&self) -> Result<ConnectionManager, StoreError> {
-        let Deployment::Single(address) = &self.config.endpoint.deployment else {
-            return Err(StoreError::Protocol { reason: "only a single server is supported".to_owned() });
-        };
-        let connect = async || {
-            let client = redis::Client::open(format!("redis://{address}")).map_err(store_error)?;
-            let config =
-                redis::aio::ConnectionManagerConfig::new().set_response_timeout(Some(Duration::from_secs(1)));
-            ConnectionManager::new_with_config(client, config).await.map_err(store_error)
-        };
-        self.connection.get_or_try_init(connect).await.cloned()
     }
 }
 
-/// What happens on a channel.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum ChannelEvent {
-    /// From now on every message arrives.
-    Subscribed,
-    /// A message.
-    Message(Vec<u8>),
-    /// Messages may be missed until the next `Subscribed`.
-    Lost,
-}
+impl SharedState {
+    fn now(&self) -> Timestamp {
+        self.timer.now()
+    }
 
-/// An error reply of the server is not an outage: its cause is the script, the user's permissions or the server's version.
-fn store_error(error: redis::RedisError) -> StoreError {
-    match error.kind() {
-        redis::ErrorKind::Server(_) | redis::ErrorKind::Extension => {
-            StoreError::Protocol { reason: format!("{error} (Redis 7.0 or newer is required)") }
-        }
-        _ => StoreError::Unavailable(Box::new(error)),
+    fn timer_reading(&self) -> ClockReading {
+        self.timer.read()
+    }
+
+    fn beats(&self) -> u64 {
+        self.heartbeat.load(Ordering::Relaxed)
     }
 }

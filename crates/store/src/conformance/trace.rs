@@ -50,6 +50,8 @@ pub(super) struct Trace {
     rng: Rng,
     algorithms: &'static [Algorithm],
     limits: [Limit; RULES.len()],
+    /// All limits that each rule has had.
+    earlier: [Vec<Limit>; RULES.len()],
     clients: [Vec<u8>; CLIENTS],
     refundable: Vec<AdmittedDecision>,
     now: Timestamp,
@@ -63,7 +65,8 @@ impl Trace {
         // Client names may contain any bytes.
         let hostile: [&[u8]; CLIENTS] = [b"alice", b"bob:{x}\r\n\0\xff", b""];
         let clients = hostile.map(|name| [name, &seed.to_be_bytes()].concat());
-        Self { rng, algorithms, limits, clients, refundable: Vec::new(), now }
+        let earlier = limits.map(|limit| vec![limit]);
+        Self { rng, algorithms, limits, earlier, clients, refundable: Vec::new(), now }
     }
 
     pub(super) fn now(&self) -> Timestamp {
@@ -84,7 +87,7 @@ impl Trace {
             90..95 => Op::Override(self.key_index(), self.replacement()),
             _ => {
                 let rule = self.rng.usize(0..RULES.len());
-                Op::ChangeLimit(rule, random_limit(&mut self.rng, self.algorithms))
+                Op::ChangeLimit(rule, self.new_limit(rule))
             }
         }
     }
@@ -157,6 +160,18 @@ impl Trace {
             _ => Role::Overage,
         };
         CheckSpec { key, cost: Cost::new(cost), role }
+    }
+
+    /// A limit that the rule has not had: a store that several nodes share may remember earlier limits, because some nodes
+    /// may still use them.
+    fn new_limit(&mut self, rule: usize) -> Limit {
+        loop {
+            let limit = random_limit(&mut self.rng, self.algorithms);
+            if !self.earlier[rule].contains(&limit) {
+                self.earlier[rule].push(limit);
+                return limit;
+            }
+        }
     }
 
     fn key_index(&mut self) -> KeyIndex {

@@ -1,0 +1,73 @@
+-- One atomic script for all operations of the central store.
+--
+-- KEYS     the counters, without duplicates
+-- ARGV     1 now in microseconds, or "" for this server's own time
+--          2 the shortest time to live of a key, in seconds
+--          3 the limits, one after another, each in the format of `read_limit`
+--          4 the operations, one after another; each starts with its code:
+--              1 decide one binding check   key (2 bytes, high first), limit (1), cost (1)
+--              2 decide, 3 attempt, 4 peek, 5 cancel
+--                                           count (2), charged (7, us), and for each check: key (2), limit (2), cost (7),
+--                                           role (1: 1 binding, 2 advisory, 3 overage)
+--              6 refund, 7 reset, 8 override
+--                                           count (2), and for each: key (2), limit (2, 0 for none), cost (7), time (7, us:
+--                                           of the charge, or the end of the override)
+--            numbers are little-endian if nothing else is said; keys and limits are positions, from 1
+-- Reply    one string: now (7 bytes, us), then for each operation: for each check the verdict (1: 0 pass, 1 not until,
+--          2 never), span (7, us: wait or retry_after), limit (7), remaining (7), reset_after (7, us); for operations 6 to
+--          8 one byte: 3. If an entry has a newer format: one byte, 4, and the operation has changed nothing.
+--
+-- An attempt is a decision that may be cancelled. The fast path (one binding check of a token bucket whose entry holds
+-- nothing else) is judge and charge of token_bucket.lua, inlined: a call of many decisions costs little more than its
+-- reads and writes. Everything else is in `general`, whose functions are created only if they are needed.
+
+local VERSION = 1
+local MAX = 9007199254740991
+local DECIDE_ONE, DECIDE, ATTEMPT, PEEK, CANCEL, REFUND, RESET, OVERRIDE = 1, 2, 3, 4, 5, 6, 7, 8
+local DONE, FOREIGN = '\3', '\4'
+
+-- A number as in a packed limit: one digit and an exponent in a byte, three digits and an exponent in two bytes, or the
+-- length and the bytes. Returns the position after it, too.
+local function read_number(text, at)
+  local head, low = string.byte(text, at, at + 1)
+  if head < 128 then
+    return (head % 9 + 1) * 10 ^ math.floor(head / 9), at + 1
+  elseif head < 192 then
+    return ((head - 128) * 16 + math.floor(low / 16)) * 10 ^ (low % 16), at + 2
+  end
+  local size = head - 192
+  return struct.unpack('<I' .. size, text, at + 1), at + 1 + size
+end
+
+-- A packed limit: a byte of 16 * version + 3 * algorithm + tick + 1, with algorithms (token bucket, leaky bucket, fixed
+-- window, sliding log, sliding counter) and ticks (1 us, 1 ms, 1 s) numbered from 0; then the capacity and
+--   buckets   subunits per unit, subunits per tick; leaky bucket: the longest backlog in subunits
+--   others    the length of the window in ticks
+-- Returns the position after it, too.
+local function read_limit(text, at)
+  local shape, start = string.byte(text, at) % 16 - 1, at
+  local limit = { algorithm = math.floor(shape / 3) + 1, tick = 1000 ^ (shape % 3) }
+  limit.capacity, at = read_number(text, at + 1)
+  if limit.algorithm <= 2 then
+    limit.unit, at = read_number(text, at)
+    limit.drain, at = read_number(text, at)
+    limit.format = limit.drain == 1 and '<I7' or limit.drain <= 256 and '<I7B' or '<I7I7'
+    if limit.algorithm == 2 then
+      limit.backlog, at = read_number(text, at)
+    end
+  else
+    limit.length, at = read_number(text, at)
+  end
+  limit.blob = string.sub(text, start, at - 1)
+  return limit, at
+end
+
+local function read_limits(text)
+  local limits, at = {}, 1
+  while at <= #text do
+    local limit
+    limit, at = read_limit(text, at)
+    limits[#limits + 1] = limit
+  end
+  return limits
+end

@@ -1,0 +1,447 @@
+//! What a node knows of one counter: the units it may spend, and what Redis said last. No I/O and no clock.
+
+use std::num::NonZeroU32;
+
+use tidegate_core::{AlgorithmKind, Cost, Limit, Outcome, Role, TimeSpan, Timestamp, Verdict};
+
+use super::demand::Demand;
+use super::request::{LeaseAction, LeaseReply};
+use crate::nodes::NodeId;
+
+/// More than any limit: as much as the fair share allows.
+const WHOLE_SHARE: u64 = 1 << 53;
+/// The clocks of a node and of Redis differ in speed by at most one part in this many.
+const DRIFT: u64 = 100;
+/// The longest delay between the check of a lease and the use of its unit.
+const DELAY: TimeSpan = TimeSpan::from_millis(50);
+/// The same for a window, which may be short.
+const WINDOW_DELAY: TimeSpan = TimeSpan::from_millis(1);
+/// The bounds of the time between two settlements.
+const HORIZON: (TimeSpan, TimeSpan) = (TimeSpan::from_millis(50), TimeSpan::from_secs(5));
+/// When a block that is spent fast is settled for the first time. An unused bucket drains only from then on.
+const FIRST_SETTLEMENT: TimeSpan = TimeSpan::from_millis(200);
+/// The part of the block that must be spent by then.
+const FIRST_PART: u64 = 8;
+/// The shortest time between two requests that are rejected.
+const ASK_INTERVAL: TimeSpan = TimeSpan::from_millis(2);
+/// The same while other nodes hold units; it doubles up to eight times.
+const BACKOFF: TimeSpan = TimeSpan::from_millis(100);
+const MAX_BACKOFF: u32 = 3;
+/// Other nodes hold a relevant number of units if it is more than one part in this many of the limit.
+const RELEVANT: u64 = 50;
+/// The least number of units asked for in advance.
+const SMALLEST_WANT: u64 = 4;
+
+/// A counter on a node. All times are those of the node's clock, except where `store` time is mentioned.
+#[derive(Clone, Debug)]
+pub(crate) struct LeaseBlock {
+    limit: Limit,
+    /// The newest lease that the node knows; `granted` and `spent` belong to it. Before the first lease, a number smaller
+    /// than that of every lease to come.
+    epoch: u64,
+    granted: u64,
+    spent: u64,
+    /// `spent` in the last request, and its store time. Later spending can be refunded.
+    reported: u64,
+    reported_at: Timestamp,
+    /// Units charged beyond the lease (overage), not yet sent.
+    debt: u64,
+    /// From here on no unit of the lease may be spent.
+    usable_until: Timestamp,
+    contact: Option<LastContact>,
+    rejection: Option<LocalRejection>,
+    demand: Demand,
+    pending: Option<PendingRequest>,
+    /// With this many units left the next block is requested; 0 for never.
+    low_water: u64,
+    settle_at: Timestamp,
+    horizon: TimeSpan,
+    /// The store time of the last decision: the estimate never goes back.
+    latest: Timestamp,
+    rejections_in_a_row: u32,
+}
+
+/// What Redis said last.
+#[derive(Clone, Copy, Debug)]
+struct LastContact {
+    received: Timestamp,
+    /// Store time.
+    at: Timestamp,
+    available: u64,
+    capacity: u64,
+    /// When the counter equals an unused one, if all leased units are spent.
+    reset_at: Timestamp,
+}
+
+/// Redis has no units to grant.
+#[derive(Clone, Copy, Debug)]
+struct LocalRejection {
+    /// At least this many units beyond those of the lease were requested.
+    least: u64,
+    retry_at: Timestamp,
+    /// When to ask again; earlier than `retry_at` while other nodes hold units that they may release.
+    ask_at: Timestamp,
+}
+
+/// A request without a reply.
+#[derive(Clone, Copy, Debug)]
+struct PendingRequest {
+    sequence: u64,
+    sent: Timestamp,
+    least: u64,
+}
+
+/// Why a node contacts Redis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ContactReason {
+    /// A decision of this cost waits.
+    Decision { cost: u64 },
+    /// The block will soon be used up.
+    LowWater,
+    /// It is time to report, to renew and to release.
+    Settlement,
+}
+
+/// The identity of a request: who asks, in which order, among how many nodes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RequestOrigin {
+    pub(crate) node: NodeId,
+    pub(crate) sequence: u64,
+    pub(crate) nodes: NonZeroU32,
+}
+
+impl LeaseBlock {
+    /// A counter of which nothing is known. Earlier requests of the node have smaller sequence numbers than `sequence`, later
+    /// ones have larger ones.
+    pub(crate) fn new(limit: Limit, sequence: u64) -> Self {
+        Self {
+            limit,
+            epoch: sequence,
+            granted: 0,
+            spent: 0,
+            reported: 0,
+            reported_at: Timestamp::ZERO,
+            debt: 0,
+            usable_until: Timestamp::ZERO,
+            contact: None,
+            rejection: None,
+            demand: Demand::default(),
+            pending: None,
+            low_water: 0,
+            settle_at: Timestamp::MAX,
+            horizon: HORIZON.1,
+            latest: Timestamp::ZERO,
+            rejections_in_a_row: 0,
+        }
+    }
+
+    /// A counter without a lease, as Redis evaluated it at `now`.
+    pub(crate) fn from_peek(limit: Limit, cost: Cost, reply: &LeaseReply, now: Timestamp) -> Self {
+        let pending = PendingRequest { sequence: 0, sent: now, least: cost.get() };
+        let mut block = Self { pending: Some(pending), ..Self::new(limit, 0) };
+        block.receive(0, reply, now);
+        block
+    }
+
+    /// Whether Redis has replied since the lease was last forgotten.
+    pub(crate) fn is_known(&self) -> bool {
+        self.contact.is_some()
+    }
+
+    /// Whether units of the lease were left when it expired.
+    pub(crate) fn has_expired(&self, now: Timestamp) -> bool {
+        self.granted > self.spent && now >= self.usable_until
+    }
+
+    /// The rule's limit.
+    pub(crate) fn limit(&self) -> &Limit {
+        &self.limit
+    }
+
+    /// Uses another limit of the rule from now on. The lease is released with the next request.
+    pub(crate) fn set_limit(&mut self, limit: &Limit) {
+        if self.limit.fingerprint() != limit.fingerprint() {
+            self.limit = *limit;
+            self.forget();
+        }
+    }
+
+    /// Stops spending the lease, and asks Redis before the next decision. A request without a reply is given up.
+    pub(crate) fn forget(&mut self) {
+        self.granted = self.spent;
+        self.contact = None;
+        self.rejection = None;
+        self.pending = None;
+        self.low_water = 0;
+        self.rejections_in_a_row = 0;
+    }
+
+    /// The units that may be spent at `now`.
+    pub(crate) fn units(&self, now: Timestamp) -> u64 {
+        if now < self.usable_until { self.granted.saturating_sub(self.spent) } else { 0 }
+    }
+
+    /// Whether a request has no reply yet.
+    pub(crate) fn is_pending(&self) -> bool {
+        self.pending.is_some()
+    }
+
+    /// Whether Redis must be asked before a decision of this cost.
+    pub(crate) fn must_ask(&self, cost: Cost, now: Timestamp) -> bool {
+        let Some(contact) = &self.contact else { return true };
+        let missing = cost.get().saturating_sub(self.units(now));
+        if cost == Cost::ZERO {
+            return now.since(contact.received) > self.horizon && self.units(now) == 0;
+        }
+        missing > 0
+            && cost.get() <= contact.capacity
+            && self.rejection.is_none_or(|rejection| missing < rejection.least || now >= rejection.ask_at)
+    }
+
+    /// Whether the next block should be requested now.
+    pub(crate) fn is_low(&self, now: Timestamp) -> bool {
+        self.low_water > 0
+            && self.pending.is_none()
+            && self.units(now) <= self.low_water
+            && self.rejection.is_none_or(|rejection| now >= rejection.ask_at)
+            || self.debt > 0 && self.pending.is_none()
+    }
+
+    /// The store time at `now`, at most: it is never later than the server's clock, apart from drift.
+    pub(crate) fn store_time(&mut self, now: Timestamp) -> Timestamp {
+        if let Some(contact) = &self.contact {
+            self.latest = self.latest.max(contact.at + now.since(contact.received));
+        }
+        self.latest
+    }
+
+    /// Records a decision at store time `at`.
+    pub(crate) fn observe(&mut self, at: Timestamp) {
+        self.latest = self.latest.max(at);
+    }
+
+    /// Evaluates `cost` as of the last contact. If it fits, `remaining` is that after the charge.
+    pub(crate) fn evaluate(&self, cost: Cost, now: Timestamp) -> Outcome {
+        let (cost, units) = (cost.get(), self.units(now));
+        let Some(contact) = &self.contact else {
+            let verdict = if cost == 0 { Verdict::PASS } else { Verdict::NotUntil { retry_after: BACKOFF } };
+            let limit = self.limit.capacity();
+            return Outcome { verdict, limit, remaining: 0, reset_after: TimeSpan::ZERO };
+        };
+        let (verdict, left) = if cost > contact.capacity {
+            (Verdict::Never, units)
+        } else if cost <= units {
+            (Verdict::PASS, units.saturating_sub(cost))
+        } else {
+            let retry_at = self.rejection.map_or(now + BACKOFF, |rejection| rejection.retry_at);
+            (Verdict::NotUntil { retry_after: retry_at.since(now).max(ASK_INTERVAL) }, units)
+        };
+        let unspent = TimeSpan::from_micros(left.saturating_mul(self.micros_per_unit()));
+        Outcome {
+            verdict,
+            limit: contact.capacity,
+            remaining: left.saturating_add(contact.available).min(contact.capacity),
+            reset_after: (contact.reset_at - unspent).since(now),
+        }
+    }
+
+    /// Evaluates `cost` like [`evaluate`](Self::evaluate), but units that no node has leased fit too.
+    pub(crate) fn peek(&self, cost: Cost, now: Timestamp) -> Outcome {
+        let outcome = self.evaluate(cost, now);
+        let free = self.contact.map_or(0, |contact| contact.available);
+        let fits = cost.get() <= self.units(now).saturating_add(free) && cost.get() <= outcome.limit;
+        if fits && !outcome.verdict.is_pass() {
+            let remaining = outcome.remaining.saturating_sub(cost.get());
+            return Outcome { verdict: Verdict::PASS, remaining, ..outcome };
+        }
+        outcome
+    }
+
+    /// Spends `cost`; what exceeds the lease becomes a debt.
+    pub(crate) fn charge(&mut self, cost: Cost, now: Timestamp) {
+        let from_lease = cost.get().min(self.units(now));
+        self.spent = self.spent.saturating_add(from_lease);
+        self.debt = self.debt.saturating_add(cost.get().saturating_sub(from_lease));
+    }
+
+    /// Counts the demand for `cost`, admitted or not.
+    pub(crate) fn add_demand(&mut self, cost: Cost) {
+        self.demand.add(cost.get());
+    }
+
+    /// Decides a single check.
+    pub(crate) fn decide(&mut self, cost: Cost, role: Role, now: Timestamp) -> Outcome {
+        self.add_demand(cost);
+        let outcome = self.evaluate(cost, now);
+        if outcome.verdict.is_pass() {
+            self.charge(cost, now);
+        } else if role == Role::Overage {
+            self.charge(cost, now);
+            return Outcome { verdict: outcome.verdict, ..self.evaluate(Cost::ZERO, now) };
+        }
+        outcome
+    }
+
+    /// Makes units spendable again whose spending was not reported: those of the same lease, spent since the last request.
+    pub(crate) fn refund(&mut self, limit: &Limit, cost: Cost, charged: Timestamp) {
+        if charged > self.reported_at && limit.fingerprint() == self.limit.fingerprint() {
+            self.spent = self.spent.saturating_sub(cost.get()).max(self.reported.min(self.spent));
+        }
+    }
+
+    /// Whether it is time to settle.
+    pub(crate) fn is_due(&self, now: Timestamp) -> bool {
+        if self.pending.is_some() {
+            return false;
+        }
+        if self.debt > 0 {
+            return true;
+        }
+        match self.limit.kind() {
+            AlgorithmKind::TokenBucket(_) => {
+                self.is_first_settlement_due(now)
+                    || now >= self.settle_at && (self.granted > self.spent || self.spent > self.reported)
+            }
+            // Window units are charged when they are granted: there is only something to report if units are given back.
+            AlgorithmKind::FixedWindow(_) => now >= self.settle_at && self.units(now) > 0,
+            _ => now >= self.settle_at.min(self.usable_until) && self.granted > self.spent,
+        }
+    }
+
+    fn is_first_settlement_due(&self, now: Timestamp) -> bool {
+        self.reported == 0
+            && self.spent >= (self.granted / FIRST_PART).max(SMALLEST_WANT)
+            && self.contact.is_some_and(|contact| now.since(contact.received) >= FIRST_SETTLEMENT)
+    }
+
+    /// Whether nothing is lost if the block is dropped at `now`.
+    pub(crate) fn is_idle(&self, now: Timestamp) -> bool {
+        self.pending.is_none()
+            && self.debt == 0
+            && self.units(now) == 0
+            && (self.spent == self.reported || is_windowed(&self.limit))
+            && self.rejection.is_none_or(|rejection| now >= rejection.retry_at)
+            && (self.contact.is_none() || now >= self.settle_at)
+    }
+
+    /// Starts a request. `None` if there is nothing to tell Redis.
+    pub(crate) fn request(
+        &mut self,
+        origin: RequestOrigin,
+        reason: ContactReason,
+        now: Timestamp,
+    ) -> Option<LeaseAction> {
+        if now >= self.usable_until {
+            self.granted = self.spent;
+        }
+        let is_idle = self.demand.is_idle();
+        self.demand.sample(now);
+        let expected =
+            self.demand.within(self.horizon).map(|units| units.saturating_mul(2).max(SMALLEST_WANT));
+        let units = self.units(now);
+        let (least, want) = match reason {
+            ContactReason::Decision { cost } => {
+                let least = cost.saturating_sub(units);
+                (least, expected.unwrap_or(WHOLE_SHARE).saturating_sub(units).max(least))
+            }
+            ContactReason::LowWater => {
+                (1, expected.unwrap_or(WHOLE_SHARE).saturating_sub(units).max(SMALLEST_WANT))
+            }
+            ContactReason::Settlement => {
+                let kept = if is_idle { 0 } else { expected.unwrap_or(units).min(units) };
+                if kept == units && self.debt == 0 && is_windowed(&self.limit) {
+                    self.settle_at = now + self.horizon;
+                    return None;
+                }
+                self.granted = self.spent.saturating_add(kept);
+                (0, 0)
+            }
+        };
+        self.reported = self.spent;
+        self.reported_at = self.store_time(now);
+        self.pending = Some(PendingRequest { sequence: origin.sequence, sent: now, least });
+        let RequestOrigin { node, sequence, nodes } = origin;
+        let debt = std::mem::take(&mut self.debt);
+        Some(LeaseAction::Acquire {
+            node,
+            sequence,
+            epoch: self.epoch,
+            spent: self.spent,
+            granted: self.granted,
+            want,
+            least,
+            nodes,
+            debt,
+        })
+    }
+
+    /// Applies the reply to request `sequence`, received at `now`. A reply that the node does not wait for has no effect.
+    pub(crate) fn receive(&mut self, sequence: u64, reply: &LeaseReply, now: Timestamp) {
+        let Some(pending) = self.pending.take_if(|pending| pending.sequence == sequence) else { return };
+        if reply.is_ignored {
+            self.forget();
+            return;
+        }
+        if reply.epoch == self.epoch {
+            self.granted = self.granted.saturating_add(reply.granted);
+        } else {
+            // Without a lease, the reply names none (0).
+            (self.epoch, self.granted) = (reply.epoch.max(self.epoch), reply.granted);
+            (self.spent, self.reported) = (0, 0);
+            // What was spent so far belongs to another lease.
+            self.reported_at = self.latest;
+        }
+        let delay = if is_windowed(&self.limit) { WINDOW_DELAY } else { DELAY };
+        let margin = TimeSpan::from_micros(reply.life.as_micros() / DRIFT);
+        self.usable_until = pending.sent + reply.life - margin - delay;
+        self.contact = Some(LastContact {
+            received: now,
+            at: reply.now,
+            available: reply.available,
+            capacity: reply.capacity,
+            reset_at: now + reply.reset_after,
+        });
+        let parts = if is_windowed(&self.limit) { 4 } else { 2 };
+        self.horizon = TimeSpan::from_micros(reply.life.as_micros() / parts).clamp(HORIZON.0, HORIZON.1);
+        self.settle_at = now + self.horizon;
+        self.low_water = self.units(now) / 4;
+        if reply.granted < pending.least {
+            self.reject(pending.least, reply, now);
+        } else if pending.least > 0 {
+            self.rejection = None;
+            self.rejections_in_a_row = 0;
+        }
+    }
+
+    fn reject(&mut self, least: u64, reply: &LeaseReply, now: Timestamp) {
+        let retry_at = now + reply.retry_after;
+        let mut ask_at = retry_at;
+        if reply.held_elsewhere.saturating_mul(RELEVANT) > reply.capacity {
+            let backoff = BACKOFF.as_micros() << self.rejections_in_a_row.min(MAX_BACKOFF);
+            ask_at = ask_at.min(now + TimeSpan::from_micros(backoff));
+            self.rejections_in_a_row += 1;
+        }
+        self.rejection = Some(LocalRejection { least, retry_at, ask_at: ask_at.max(now + ASK_INTERVAL) });
+    }
+
+    /// Gives up request `sequence`: its result is unknown. Units that it may have been granted are never spent.
+    pub(crate) fn give_up(&mut self, sequence: u64) {
+        self.pending.take_if(|pending| pending.sequence == sequence);
+    }
+
+    /// The time in which one unit is refilled; 0 for windows.
+    fn micros_per_unit(&self) -> u64 {
+        match self.limit.kind() {
+            AlgorithmKind::TokenBucket(bucket) => {
+                let rate = bucket.rate();
+                rate.unit().get().saturating_mul(rate.tick().micros()) / rate.drain()
+            }
+            _ => 0,
+        }
+    }
+}
+
+/// Whether the limit counts in aligned windows.
+fn is_windowed(limit: &Limit) -> bool {
+    !matches!(limit.kind(), AlgorithmKind::TokenBucket(_))
+}

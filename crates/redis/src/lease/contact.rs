@@ -1,0 +1,241 @@
+//! Requests to Redis. They run as tasks of the link, so that a decision that is given up does not lose a grant; decisions
+//! that wait for the same counter share a request.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tidegate_core::{Algorithm, CounterKey, Limit, Timestamp};
+use tidegate_store::StoreError;
+use tokio::sync::oneshot;
+
+use super::block::{ContactReason, LeaseBlock, RequestOrigin};
+use super::report::{LeaseEvents, count};
+use super::request::{LeaseAction, LeaseReply, LeaseRequest};
+use super::table::{LeaseSlot, LeaseTable, SlotAddress};
+use crate::config::TimeSource;
+use crate::link::Link;
+use crate::nodes::{NodeCount, NodeId};
+use crate::operation::{Operation, OperationReply};
+
+/// The time between two steps of the settlement.
+const STEP: Duration = Duration::from_millis(20);
+/// A step looks at one shard in this many, so that every counter is looked at about once in 320 ms.
+const STEPS: usize = 16;
+/// The most counters settled in one call, so that Redis is not blocked for long.
+const CALL_MAX: usize = 64;
+
+/// The counters of a node and the way to Redis.
+#[derive(Debug)]
+pub(super) struct LeaseNode {
+    pub(super) link: Arc<Link>,
+    pub(super) table: LeaseTable,
+    pub(super) id: NodeId,
+    pub(super) events: LeaseEvents,
+    nodes: Arc<NodeCount>,
+    sequence: AtomicU64,
+}
+
+/// Why Redis did not reply to a request; each waiting decision gets a copy.
+#[derive(Clone, Debug)]
+pub(super) enum ContactFailure {
+    /// Redis is unreachable or too slow.
+    Unavailable(String),
+    /// The reply is invalid.
+    Protocol(String),
+    /// The algorithm cannot be leased.
+    Unsupported(Algorithm),
+}
+
+impl From<&StoreError> for ContactFailure {
+    fn from(error: &StoreError) -> Self {
+        match error {
+            StoreError::Protocol { reason } => Self::Protocol(reason.clone()),
+            StoreError::Unsupported { algorithm } => Self::Unsupported(*algorithm),
+            StoreError::Unavailable(source) => Self::Unavailable(source.to_string()),
+            StoreError::TooManyLimits { .. } => Self::Unavailable(error.to_string()),
+        }
+    }
+}
+
+impl From<ContactFailure> for StoreError {
+    fn from(failure: ContactFailure) -> Self {
+        match failure {
+            ContactFailure::Unavailable(reason) => Self::Unavailable(reason.into()),
+            ContactFailure::Protocol(reason) => Self::Protocol { reason },
+            ContactFailure::Unsupported(algorithm) => Self::Unsupported { algorithm },
+        }
+    }
+}
+
+/// A request that is ready to be sent.
+#[derive(Debug)]
+pub(super) struct ReadyRequest {
+    address: SlotAddress,
+    sequence: u64,
+    reason: ContactReason,
+    request: LeaseRequest,
+}
+
+/// The result of a request that a decision waits for.
+pub(super) type ContactResult = oneshot::Receiver<Result<(), ContactFailure>>;
+
+impl LeaseNode {
+    /// A node without counters.
+    pub(super) fn new(link: Arc<Link>, nodes: Arc<NodeCount>) -> Self {
+        Self {
+            table: LeaseTable::new(link.config().max_memory),
+            id: NodeId::random(),
+            events: LeaseEvents::default(),
+            nodes,
+            sequence: AtomicU64::new(0),
+            link,
+        }
+    }
+
+    /// The time that counts for leases: the caller's if traces are replayed, otherwise that of the node's clock.
+    #[inline]
+    pub(super) fn local_time(&self, now: Timestamp) -> Timestamp {
+        match self.link.config().time {
+            TimeSource::Server => self.link.clock().now(),
+            TimeSource::Caller => now,
+        }
+    }
+
+    /// A counter of which nothing is known.
+    pub(super) fn new_block(&self, limit: &Limit) -> LeaseBlock {
+        LeaseBlock::new(*limit, self.next_sequence())
+    }
+
+    fn next_sequence(&self) -> u64 {
+        self.sequence.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// Starts a request for a counter. `None` if there is nothing to tell Redis.
+    pub(super) fn prepare(
+        &self,
+        slot: &mut LeaseSlot,
+        reason: ContactReason,
+        now: Timestamp,
+    ) -> Option<ReadyRequest> {
+        let sequence = self.next_sequence();
+        let origin = RequestOrigin { node: self.id, sequence, nodes: self.nodes.get() };
+        if slot.block.has_expired(now) {
+            count(&self.events.expired, 1);
+        }
+        let action = slot.block.request(origin, reason, now)?;
+        let key = self.link.names().lease(slot.address.key());
+        let request = LeaseRequest { key, limit: Some(*slot.block.limit()), action };
+        Some(ReadyRequest { address: slot.address.clone(), sequence, reason, request })
+    }
+
+    /// Sends a request in the background.
+    pub(super) fn send(self: &Arc<Self>, ready: ReadyRequest, now: Timestamp) {
+        let node = Arc::clone(self);
+        self.link.spawn(async move { node.exchange(vec![ready], now).await });
+    }
+
+    /// Sends requests in one call and applies the replies.
+    async fn exchange(&self, mut batch: Vec<ReadyRequest>, now: Timestamp) {
+        let requests = batch.iter().map(|ready| ready.request.clone()).collect();
+        let result = self.call(requests, now).await;
+        let received = self.local_time(now);
+        match result {
+            Ok(replies) => {
+                for (ready, reply) in batch.iter().zip(&replies) {
+                    self.apply(ready, reply, received);
+                }
+                batch.drain(..replies.len().min(batch.len()));
+                self.fail(&batch, &ContactFailure::Protocol("too few replies".to_owned()));
+            }
+            Err(error) => self.fail(&batch, &ContactFailure::from(&error)),
+        }
+    }
+
+    /// Sends requests in one call.
+    pub(super) async fn call(
+        &self,
+        requests: Vec<LeaseRequest>,
+        now: Timestamp,
+    ) -> Result<Vec<LeaseReply>, StoreError> {
+        match self.link.call(Operation::Lease(requests), now).await? {
+            OperationReply::Leases(replies) => Ok(replies),
+            OperationReply::Done(_) | OperationReply::Outcomes(..) | OperationReply::NewerFormat => {
+                Err(StoreError::Protocol { reason: "no lease in the reply".to_owned() })
+            }
+        }
+    }
+
+    fn apply(&self, ready: &ReadyRequest, reply: &LeaseReply, received: Timestamp) {
+        let waiters = self.table.with_slot(&ready.address, |slot| {
+            slot.block.receive(ready.sequence, reply, received);
+            std::mem::take(&mut slot.waiters)
+        });
+        match ready.reason {
+            ContactReason::Settlement => count(&self.events.settlements, 1),
+            _ if reply.granted == 0 => count(&self.events.rejections, 1),
+            _ => {}
+        }
+        if reply.granted > 0 {
+            count(&self.events.grants, 1);
+            count(&self.events.granted_units, reply.granted);
+        }
+        for waiter in waiters.into_iter().flatten() {
+            let _ = waiter.send(Ok(()));
+        }
+    }
+
+    fn fail(&self, batch: &[ReadyRequest], failure: &ContactFailure) {
+        count(&self.events.failures, batch.len() as u64);
+        for ready in batch {
+            let waiters = self.table.with_slot(&ready.address, |slot| {
+                slot.block.give_up(ready.sequence);
+                std::mem::take(&mut slot.waiters)
+            });
+            for waiter in waiters.into_iter().flatten() {
+                let _ = waiter.send(Err(failure.clone()));
+            }
+        }
+    }
+
+    /// Settles the counters of some shards that are due, and drops those that are idle.
+    pub(super) async fn settle(&self, shards: impl Iterator<Item = usize>, now: Timestamp) {
+        let mut due = Vec::new();
+        for index in shards {
+            let Some(mut shard) = self.table.lock(index) else { continue };
+            for slot in shard.iter_mut().filter(|slot| slot.block.is_due(now)) {
+                due.extend(self.prepare(slot, ContactReason::Settlement, now));
+            }
+            shard.drop_idle(now);
+        }
+        while !due.is_empty() {
+            let batch: Vec<_> = due.drain(..due.len().min(CALL_MAX)).collect();
+            if self.link.has_slots() {
+                join_all(batch.into_iter().map(|ready| self.exchange(vec![ready], now))).await;
+            } else {
+                self.exchange(batch, now).await;
+            }
+        }
+    }
+
+    /// Settles in the background until the store is dropped.
+    pub(super) fn settle_forever(self: &Arc<Self>) {
+        let node = Arc::downgrade(self);
+        self.link.spawn(async move {
+            for step in (0..STEPS).cycle() {
+                tokio::time::sleep(STEP).await;
+                let Some(node) = node.upgrade() else { return };
+                if node.link.is_available() {
+                    let now = node.local_time(Timestamp::ZERO);
+                    node.settle((step..node.table.len()).step_by(STEPS), now).await;
+                }
+            }
+        });
+    }
+
+    /// A request that names the counter `key` only.
+    pub(super) fn bare_request(&self, key: CounterKey<'_>, action: LeaseAction) -> LeaseRequest {
+        LeaseRequest { key: self.link.names().lease(key), limit: None, action }
+    }
+}

@@ -1,0 +1,247 @@
+//! Decisions from local blocks.
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+use tidegate_core::{
+    AlgorithmKind, Check, Cost, Decision, Ledger, Limit, Outcome, Role, TimeSpan, Timestamp, Verdict, decide,
+};
+use tidegate_store::StoreError;
+
+use super::block::{ContactReason, LeaseBlock};
+use super::contact::{ContactFailure, ContactResult, LeaseNode, ReadyRequest};
+use super::request::{LeaseAction, LeaseRequest};
+use super::table::{LeaseTable, LockedShards};
+
+/// How often a decision asks Redis: another decision may spend the units it waited for.
+const ROUNDS: usize = 4;
+
+/// What a decision may do if units are missing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Effort {
+    /// Request them, and do not decide.
+    Request,
+    /// Request them and wait; decide if none are missing.
+    Wait,
+    /// Decide with what there is.
+    Decide,
+}
+
+/// The result of an attempt to decide.
+pub(super) enum Attempt {
+    /// The decision.
+    Decided(Decision),
+    /// Requests to wait for.
+    Waiting(SmallVec<[ContactResult; 4]>),
+}
+
+impl LeaseNode {
+    /// Decides a single check from the local block, if that is possible.
+    #[inline]
+    pub(super) fn decide_one(self: &Arc<Self>, check: &Check<'_>, now: Timestamp) -> Option<Decision> {
+        let now = self.local_time(now);
+        let hash = self.table.hash(check.key);
+        let mut shard = self.table.lock(LeaseTable::shard_index(hash))?;
+        let slot = shard.find(hash, check.key)?;
+        let block = &mut slot.block;
+        if block.limit().fingerprint() != check.limit.fingerprint() || block.must_ask(check.cost, now) {
+            return None;
+        }
+        let outcome = block.decide(check.cost, check.role, now);
+        let at = block.store_time(now);
+        let ready = block.is_low(now).then(|| self.prepare(slot, ContactReason::LowWater, now)).flatten();
+        drop(shard);
+        if let Some(ready) = ready {
+            self.send(ready, now);
+        }
+        Some(Decision::of_one(at, check.role, outcome))
+    }
+
+    /// Decides checks, asking Redis for missing units.
+    pub(super) async fn decide_all(
+        self: &Arc<Self>,
+        checks: &[Check<'_>],
+        now: Timestamp,
+    ) -> Result<Decision, StoreError> {
+        for _ in 0..ROUNDS {
+            match self.try_decide(checks, now, Effort::Wait)? {
+                Attempt::Decided(decision) => return Ok(decision),
+                Attempt::Waiting(requests) => {
+                    for request in requests {
+                        // A request that was given up (the counter was reset) is repeated.
+                        if let Ok(Err(failure)) = request.await {
+                            return Err(failure.into());
+                        }
+                    }
+                }
+            }
+        }
+        match self.try_decide(checks, now, Effort::Decide)? {
+            Attempt::Decided(decision) => Ok(decision),
+            Attempt::Waiting(_) => Err(no_room()),
+        }
+    }
+
+    /// Decides checks if all their blocks have an answer; otherwise requests what is missing.
+    pub(super) fn try_decide(
+        self: &Arc<Self>,
+        checks: &[Check<'_>],
+        now: Timestamp,
+        effort: Effort,
+    ) -> Result<Attempt, StoreError> {
+        let now = self.local_time(now);
+        let hashes: SmallVec<[u64; 4]> = checks.iter().map(|check| self.table.hash(check.key)).collect();
+        let mut shards = self.table.lock_all(&hashes);
+        let mut waiting = SmallVec::new();
+        let mut ready: SmallVec<[ReadyRequest; 4]> = SmallVec::new();
+        for (check, hash) in checks.iter().zip(&hashes) {
+            if !is_supported(check.limit) {
+                return Err(StoreError::Unsupported { algorithm: check.limit.algorithm() });
+            }
+            let slot = shards
+                .shard(*hash)
+                .and_then(|shard| shard.find_or_insert(*hash, check.key, now, || self.new_block(check.limit)))
+                .ok_or_else(no_room)?;
+            slot.block.set_limit(check.limit);
+            let cost = cost_of_key(checks, check);
+            if effort == Effort::Decide || !slot.block.must_ask(cost, now) {
+                continue;
+            }
+            if !self.link.is_available() {
+                return Err(ContactFailure::Unavailable("the breaker is open".to_owned()).into());
+            }
+            if !slot.block.is_pending() {
+                ready.extend(self.prepare(slot, ContactReason::Decision { cost: cost.get() }, now));
+            }
+            if effort == Effort::Wait {
+                let (sender, receiver) = tokio::sync::oneshot::channel();
+                slot.waiters.push(sender);
+                waiting.push(receiver);
+            }
+        }
+        let result = if effort == Effort::Request || !waiting.is_empty() {
+            Attempt::Waiting(waiting)
+        } else {
+            Attempt::Decided(self.decide_locked(checks, &hashes, shards, now, &mut ready))
+        };
+        for request in ready {
+            self.send(request, now);
+        }
+        Ok(result)
+    }
+
+    fn decide_locked(
+        &self,
+        checks: &[Check<'_>],
+        hashes: &[u64],
+        shards: LockedShards<'_>,
+        now: Timestamp,
+        ready: &mut SmallVec<[ReadyRequest; 4]>,
+    ) -> Decision {
+        let mut ledger = BlockLedger { shards, checks, hashes, now };
+        let mut at = Timestamp::ZERO;
+        for position in 0..checks.len() {
+            at = ledger.block(position).map_or(at, |block| at.max(block.store_time(now)));
+        }
+        let decision = decide(checks, at, &mut ledger);
+        for (position, (check, hash)) in checks.iter().zip(hashes).enumerate() {
+            if let Some(block) = ledger.block(position) {
+                block.observe(at);
+                block.add_demand(check.cost);
+            }
+            let Some(slot) = ledger.shards.shard(*hash).and_then(|shard| shard.find(*hash, check.key)) else {
+                continue;
+            };
+            if slot.block.is_low(now) {
+                ready.extend(self.prepare(slot, ContactReason::LowWater, now));
+            }
+        }
+        decision
+    }
+
+    /// A copy of the block of a check, or what Redis says if the node does not know the counter.
+    pub(super) async fn snapshot(&self, check: &Check<'_>, now: Timestamp) -> Result<LeaseBlock, StoreError> {
+        if let Some(block) = self.known_block(check) {
+            return Ok(block);
+        }
+        let action = LeaseAction::Peek { cost: check.cost.get() };
+        let request = LeaseRequest { limit: Some(*check.limit), ..self.bare_request(check.key, action) };
+        let replies = self.call(vec![request], now).await?;
+        let reply = replies.first().ok_or_else(|| ContactFailure::Protocol("no reply".to_owned()))?;
+        Ok(LeaseBlock::from_peek(*check.limit, check.cost, reply, now))
+    }
+
+    fn known_block(&self, check: &Check<'_>) -> Option<LeaseBlock> {
+        let hash = self.table.hash(check.key);
+        let mut shard = self.table.lock(LeaseTable::shard_index(hash))?;
+        let block = &shard.find(hash, check.key)?.block;
+        (block.is_known() && block.limit().fingerprint() == check.limit.fingerprint()).then(|| block.clone())
+    }
+}
+
+/// The blocks of a decision, under their locks.
+struct BlockLedger<'a, 'b> {
+    shards: LockedShards<'a>,
+    checks: &'b [Check<'b>],
+    hashes: &'b [u64],
+    now: Timestamp,
+}
+
+impl BlockLedger<'_, '_> {
+    fn block(&mut self, check: usize) -> Option<&mut LeaseBlock> {
+        let (hash, check) = (*self.hashes.get(check)?, self.checks.get(check)?);
+        self.shards.shard(hash)?.find(hash, check.key).map(|slot| &mut slot.block)
+    }
+}
+
+impl Ledger for BlockLedger<'_, '_> {
+    fn evaluate(&self, check: usize, cost: Cost) -> Outcome {
+        let slot = match (self.hashes.get(check), self.checks.get(check)) {
+            (Some(hash), Some(check)) => self.shards.slot(*hash, check.key),
+            _ => None,
+        };
+        slot.map_or(UNKNOWN, |slot| slot.block.evaluate(cost, self.now))
+    }
+
+    fn charge(&mut self, check: usize, cost: Cost) {
+        let now = self.now;
+        if let Some(block) = self.block(check) {
+            block.charge(cost, now);
+        }
+    }
+}
+
+/// Copies of the blocks of a decision that charges nothing.
+pub(super) struct PeekLedger {
+    pub(super) blocks: SmallVec<[LeaseBlock; 2]>,
+    pub(super) now: Timestamp,
+}
+
+impl Ledger for PeekLedger {
+    fn evaluate(&self, check: usize, cost: Cost) -> Outcome {
+        self.blocks.get(check).map_or(UNKNOWN, |block| block.peek(cost, self.now))
+    }
+
+    fn charge(&mut self, _check: usize, _cost: Cost) {}
+}
+
+/// The outcome of a check without a block; it does not occur.
+const UNKNOWN: Outcome =
+    Outcome { verdict: Verdict::Never, limit: 0, remaining: 0, reset_after: TimeSpan::ZERO };
+
+fn is_supported(limit: &Limit) -> bool {
+    matches!(
+        limit.kind(),
+        AlgorithmKind::TokenBucket(_) | AlgorithmKind::FixedWindow(_) | AlgorithmKind::SlidingCounter(_)
+    )
+}
+
+/// The cost of all checks on the key of `check` that need units of the lease.
+fn cost_of_key(checks: &[Check<'_>], check: &Check<'_>) -> Cost {
+    let same_key = checks.iter().filter(|other| other.key == check.key && other.role != Role::Overage);
+    same_key.fold(Cost::ZERO, |sum, other| sum.plus(other.cost))
+}
+
+fn no_room() -> StoreError {
+    StoreError::Unavailable("every counter in the table waits for Redis".into())
+}

@@ -1,0 +1,73 @@
+//! What a node and the script tell each other about a lease.
+
+use std::num::NonZeroU32;
+
+use tidegate_core::{Limit, TimeSpan, Timestamp};
+
+use crate::key::KeyName;
+use crate::nodes::NodeId;
+
+/// A request for one counter.
+#[derive(Clone, Debug)]
+pub(crate) struct LeaseRequest {
+    pub(crate) key: KeyName,
+    /// The rule's limit, or the replacement of an override. A reset and the end of an override need none.
+    pub(crate) limit: Option<Limit>,
+    pub(crate) action: LeaseAction,
+}
+
+/// What is requested.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LeaseAction {
+    /// Settles the node's lease and takes more units.
+    Acquire {
+        node: NodeId,
+        /// Larger in each request of the node. The script ignores a request that is not the newest.
+        sequence: u64,
+        /// The newest lease that the node knows, to which `spent` and `granted` belong.
+        epoch: u64,
+        /// The units of the lease that the node has spent.
+        spent: u64,
+        /// The units of the lease that the node has spent or can still spend. All others are released.
+        granted: u64,
+        /// The units that the node would like to get.
+        want: u64,
+        /// Fewer units are of no use.
+        least: u64,
+        /// The live nodes.
+        nodes: NonZeroU32,
+        /// Units to charge in addition, even if they do not fit.
+        debt: u64,
+    },
+    /// Evaluates a cost.
+    Peek { cost: u64 },
+    /// Resets the counter.
+    Reset,
+    /// Replaces the limit until this time; at 0 the override ends.
+    Override { until: Timestamp },
+}
+
+/// The reply to a request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct LeaseReply {
+    /// The request was not the node's newest. Nothing has happened, and the other fields are unknown.
+    pub(crate) is_ignored: bool,
+    /// The server's time.
+    pub(crate) now: Timestamp,
+    /// The lease that the node has now; 0 for none.
+    pub(crate) epoch: u64,
+    /// The units that this request added.
+    pub(crate) granted: u64,
+    /// How long the units of the lease may be spent, from `now`.
+    pub(crate) life: TimeSpan,
+    /// The units that no node has leased.
+    pub(crate) available: u64,
+    /// The limit that applies.
+    pub(crate) capacity: u64,
+    /// The time until the least useful units are available, if they were not granted.
+    pub(crate) retry_after: TimeSpan,
+    /// The time until the counter equals an unused one, if all leased units are spent.
+    pub(crate) reset_after: TimeSpan,
+    /// The units that other nodes can still spend.
+    pub(crate) held_elsewhere: u64,
+}

@@ -1,0 +1,171 @@
+//! The counters of a node: a sharded table of blocks.
+
+use std::hash::BuildHasher;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use foldhash::quality::RandomState;
+use hashbrown::HashTable;
+use smallvec::SmallVec;
+use tidegate_core::{CounterKey, RuleId, Timestamp};
+use tokio::sync::oneshot;
+
+use super::block::LeaseBlock;
+use super::contact::ContactFailure;
+
+/// The number of shards.
+const SHARDS: usize = 128;
+/// The estimated memory of a counter.
+const SLOT_BYTES: usize = 512;
+/// How many counters of a full shard are compared to find the one to drop.
+const CANDIDATES: usize = 16;
+
+/// Notifies decisions that wait for the same request.
+pub(super) type Waiter = oneshot::Sender<Result<(), ContactFailure>>;
+
+/// All counters of the node.
+#[derive(Debug)]
+pub(super) struct LeaseTable {
+    hasher: RandomState,
+    shards: Box<[Mutex<LeaseShard>]>,
+}
+
+/// One shard.
+#[derive(Debug)]
+pub(super) struct LeaseShard {
+    slots: HashTable<LeaseSlot>,
+    max: usize,
+}
+
+/// A counter and the decisions that wait for it.
+#[derive(Debug)]
+pub(super) struct LeaseSlot {
+    pub(super) address: SlotAddress,
+    pub(super) block: LeaseBlock,
+    pub(super) waiters: Vec<Waiter>,
+}
+
+/// Finds a slot again.
+#[derive(Clone, Debug)]
+pub(super) struct SlotAddress {
+    hash: u64,
+    rule: RuleId,
+    client: Box<[u8]>,
+}
+
+impl SlotAddress {
+    /// The counter's key.
+    pub(super) fn key(&self) -> CounterKey<'_> {
+        CounterKey::new(self.rule, &self.client)
+    }
+}
+
+impl LeaseTable {
+    /// A table that takes about `max_memory` bytes at most.
+    pub(super) fn new(max_memory: usize) -> Self {
+        let max = (max_memory / SLOT_BYTES / SHARDS).max(1);
+        let shard = |_| Mutex::new(LeaseShard { slots: HashTable::new(), max });
+        Self { hasher: RandomState::default(), shards: (0..SHARDS).map(shard).collect() }
+    }
+
+    /// The hash of a key.
+    pub(super) fn hash(&self, key: CounterKey<'_>) -> u64 {
+        self.hasher.hash_one((key.rule.as_u64(), key.client))
+    }
+
+    /// The number of shards.
+    pub(super) fn len(&self) -> usize {
+        self.shards.len()
+    }
+
+    /// The shard of a hash. The table uses the other bits.
+    pub(super) fn shard_index(hash: u64) -> usize {
+        (hash >> 32) as usize % SHARDS
+    }
+
+    /// Locks a shard.
+    pub(super) fn lock(&self, index: usize) -> Option<MutexGuard<'_, LeaseShard>> {
+        self.shards.get(index).map(|shard| shard.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Locks the shard of an address and calls `change` with the slot, if it exists.
+    pub(super) fn with_slot<T>(
+        &self,
+        address: &SlotAddress,
+        change: impl FnOnce(&mut LeaseSlot) -> T,
+    ) -> Option<T> {
+        self.lock(Self::shard_index(address.hash))?.find(address.hash, address.key()).map(change)
+    }
+
+    /// Locks the shards of all `hashes`, in the order of the shards: two decisions never wait for each other.
+    pub(super) fn lock_all(&self, hashes: &[u64]) -> LockedShards<'_> {
+        let mut indexes: SmallVec<[usize; 4]> = hashes.iter().map(|hash| Self::shard_index(*hash)).collect();
+        indexes.sort_unstable();
+        indexes.dedup();
+        LockedShards(indexes.into_iter().filter_map(|index| Some((index, self.lock(index)?))).collect())
+    }
+}
+
+/// Several locked shards.
+pub(super) struct LockedShards<'a>(SmallVec<[(usize, MutexGuard<'a, LeaseShard>); 4]>);
+
+impl LockedShards<'_> {
+    /// The shard of a hash that was passed to [`LeaseTable::lock_all`].
+    pub(super) fn shard(&mut self, hash: u64) -> Option<&mut LeaseShard> {
+        let index = LeaseTable::shard_index(hash);
+        self.0.iter_mut().find(|(locked, _)| *locked == index).map(|(_, shard)| &mut **shard)
+    }
+
+    /// The slot of a key.
+    pub(super) fn slot(&self, hash: u64, key: CounterKey<'_>) -> Option<&LeaseSlot> {
+        let index = LeaseTable::shard_index(hash);
+        let (_, shard) = self.0.iter().find(|(locked, _)| *locked == index)?;
+        shard.slots.find(hash, |slot| slot.address.key() == key)
+    }
+}
+
+impl LeaseShard {
+    /// The slot of a key.
+    #[inline]
+    pub(super) fn find(&mut self, hash: u64, key: CounterKey<'_>) -> Option<&mut LeaseSlot> {
+        self.slots.find_mut(hash, |slot| slot.address.key() == key)
+    }
+
+    /// The slot of a key, new if there is none; `None` if the shard is full of counters with pending requests.
+    pub(super) fn find_or_insert(
+        &mut self,
+        hash: u64,
+        key: CounterKey<'_>,
+        now: Timestamp,
+        new_block: impl FnOnce() -> LeaseBlock,
+    ) -> Option<&mut LeaseSlot> {
+        if self.slots.find(hash, |slot| slot.address.key() == key).is_none() {
+            if self.slots.len() >= self.max {
+                self.drop_one(now)?;
+            }
+            let address = SlotAddress { hash, rule: key.rule, client: key.client.into() };
+            let slot = LeaseSlot { address, block: new_block(), waiters: Vec::new() };
+            self.slots.insert_unique(hash, slot, |slot| slot.address.hash);
+        }
+        self.find(hash, key)
+    }
+
+    /// All slots.
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut LeaseSlot> {
+        self.slots.iter_mut()
+    }
+
+    /// Drops the slots of which nothing would be lost.
+    pub(super) fn drop_idle(&mut self, now: Timestamp) {
+        self.slots.retain(|slot| !slot.waiters.is_empty() || !slot.block.is_idle(now));
+    }
+
+    /// Drops the counter with the fewest units among a few. Units that are lost with it return when they expire.
+    fn drop_one(&mut self, now: Timestamp) -> Option<()> {
+        let droppable = self.slots.iter().filter(|slot| slot.waiters.is_empty() && !slot.block.is_pending());
+        let least = droppable.take(CANDIDATES).min_by_key(|slot| slot.block.units(now))?;
+        let address = least.address.clone();
+        let entry = self.slots.find_entry(address.hash, |slot| slot.address.key() == address.key()).ok()?;
+        entry.remove();
+        Some(())
+    }
+}

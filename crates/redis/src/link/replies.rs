@@ -1,0 +1,150 @@
+//! What the I/O thread does with replies.
+
+use redis::{RedisResult, Value};
+use tidegate_core::CallOutcome;
+
+use super::batch::{Batch, CallGroup};
+use super::dispatcher::Dispatcher;
+use super::error::{ErrorReply, LinkError};
+use super::queue::{CallReply, PendingCall};
+use super::stats;
+use crate::endpoint::ServerAddress;
+
+/// After so many refusals a call waits for the next tick, so that servers that disagree about a slot do not keep the thread
+/// busy.
+const MAX_IMMEDIATE_RETRIES: u32 = 6;
+
+impl Dispatcher {
+    /// Answers the calls of a pipeline, or sends them again if the server did not execute them.
+    pub(super) fn handle_replies(
+        &mut self,
+        address: &ServerAddress,
+        batch: Batch,
+        result: RedisResult<Vec<Value>>,
+    ) {
+        let replies = match result {
+            Ok(replies) => replies,
+            Err(error) if error.is_io_error() || error.is_unrecoverable_error() => {
+                for call in batch.groups.into_iter().flatten().flat_map(|group| group.calls) {
+                    let lost = LinkError::ConnectionLost { address: address.clone(), source: error.clone() };
+                    self.shared.queue.answer(&call.reply, Err(lost.into()));
+                }
+                return;
+            }
+            // A script could not be loaded, so that nothing was sent.
+            Err(error) => {
+                for call in batch.groups.into_iter().flatten().flat_map(|group| group.calls) {
+                    self.answer_rejected(&call, &error.to_string());
+                }
+                return;
+            }
+        };
+        let mut is_ready = true;
+        for (group, reply) in batch.groups.into_iter().zip(replies) {
+            let Some(group) = group else { continue };
+            match reply {
+                Value::ServerError(error) => {
+                    let error = ErrorReply::parse(&error, address);
+                    is_ready &= error != ErrorReply::NotReady;
+                    for call in group.calls {
+                        self.handle_error(address, call, group.script, &error);
+                    }
+                }
+                reply => self.answer(group, reply),
+            }
+        }
+        self.record_replies(address, is_ready);
+    }
+
+    fn record_replies(&mut self, address: &ServerAddress, is_ready: bool) {
+        let now = self.shared.now();
+        let outcome = if is_ready { CallOutcome::Success } else { CallOutcome::Failure };
+        let Some(server) = self.servers.get(address).filter(|server| server.health.is_available()) else {
+            return;
+        };
+        let has_opened = server.health.record(outcome, now);
+        if has_opened {
+            self.note_breakers(true);
+            self.reject_backlog(address);
+            if let Some(server) = self.servers.get_mut(address) {
+                server.disconnect();
+            }
+        }
+        if !is_ready {
+            self.refresh();
+        }
+    }
+
+    fn answer(&self, group: CallGroup, reply: Value) {
+        let now = self.shared.timer_reading();
+        let answer = |call: &PendingCall, reply| {
+            if self.shared.queue.answer(&call.reply, Ok(reply)) {
+                self.shared.stats.add_reply(now.nanos_since(call.submitted) / 1_000);
+            }
+        };
+        if group.is_command() {
+            group.calls.iter().for_each(|call| answer(call, CallReply::Command(reply.clone())));
+            return;
+        }
+        match group.decode(&reply) {
+            Ok(replies) => {
+                for (call, reply) in group.calls.iter().zip(replies) {
+                    answer(call, CallReply::Operation(reply));
+                }
+            }
+            Err(error) => {
+                let reason = error.to_string();
+                group.calls.iter().for_each(|call| self.answer_rejected(call, &reason));
+            }
+        }
+    }
+
+    fn handle_error(
+        &mut self,
+        from: &ServerAddress,
+        mut call: PendingCall,
+        script: Option<crate::operation::ScriptName>,
+        error: &ErrorReply,
+    ) {
+        if let ErrorReply::Rejected { reason } = error {
+            return self.answer_rejected(&call, reason);
+        }
+        if !self.grouping.has_slots && matches!(error, ErrorReply::Moved { .. } | ErrorReply::Ask { .. }) {
+            return self.answer_rejected(&call, "the server is part of a cluster; use `redis-cluster://`");
+        }
+        stats::add(&self.shared.stats.retries, 1);
+        call.refusals += 1;
+        call.is_asking = false;
+        let is_delayed = call.refusals > MAX_IMMEDIATE_RETRIES;
+        match error {
+            ErrorReply::Moved { slot, address } => {
+                let health = self.health(address);
+                self.server(&health);
+                if let Some(routes) = self.routes.moved(*slot, &health) {
+                    self.set_routes(routes);
+                    self.refresh();
+                }
+                if is_delayed { self.delayed.push(call) } else { self.route(call) }
+            }
+            ErrorReply::Ask { address } => {
+                // Some keys of a shared call may be at either server: each operation goes where its own keys are.
+                call.is_alone = true;
+                call.is_asking = !is_delayed;
+                let health = self.health(address);
+                if is_delayed { self.delayed.push(call) } else { self.push(&health, call) }
+            }
+            ErrorReply::TryAgain if !call.is_alone => {
+                call.is_alone = true;
+                self.route(call);
+            }
+            ErrorReply::NoScript if !is_delayed => match self.servers.get_mut(from) {
+                Some(server) => {
+                    server.missing_scripts.extend(script);
+                    server.push_first(call);
+                }
+                None => self.route(call),
+            },
+            _ => self.delayed.push(call),
+        }
+    }
+}

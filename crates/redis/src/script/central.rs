@@ -1,0 +1,250 @@
+//! The arguments and the reply of `central.lua`.
+
+use std::collections::HashMap;
+
+use redis::Value;
+use tidegate_core::{Algorithm, Cost, Limit, Outcome, Role, TimeSpan, Timestamp, Verdict};
+use tidegate_store::StoreError;
+
+use super::limit::push_limit;
+use super::{MAX_COST, ScriptCall, protocol_error};
+use crate::key::KeyName;
+use crate::operation::{CounterCheck, Operation, OperationReply};
+
+/// The fast path is in `central.lua`. The functions of all other files are created only when they are needed.
+pub(super) const SOURCE: &str = concat!(
+    "#!lua\n",
+    include_str!("../../lua/format.lua"),
+    "\nlocal function general(now, min_ttl, operations, limits, values, left)\n",
+    include_str!("../../lua/exact.lua"),
+    include_str!("../../lua/token_bucket.lua"),
+    include_str!("../../lua/leaky_bucket.lua"),
+    include_str!("../../lua/fixed_window.lua"),
+    include_str!("../../lua/sliding_counter.lua"),
+    include_str!("../../lua/sliding_log.lua"),
+    include_str!("../../lua/entry.lua"),
+    include_str!("../../lua/operations.lua"),
+    "end\n\n",
+    include_str!("../../lua/central.lua"),
+);
+
+/// The shortest TTL of a key: short enough to cost little, long enough for every round trip.
+const MIN_TTL_SECS: &str = "2";
+/// With time from the caller, keys must outlive a trace that is replayed faster than real time.
+const CALLER_TTL_SECS: &str = "3600";
+/// The bytes of an integer below 2^56.
+const WIDE: usize = 7;
+/// The bytes of the reply to an operation without outcomes.
+const DONE: u8 = 3;
+const NEWER_FORMAT: u8 = 4;
+
+pub(super) fn encode(operations: &[&Operation], now: Option<Timestamp>) -> Result<ScriptCall, StoreError> {
+    let mut encoder = Encoder::default();
+    for operation in operations {
+        encoder.push(operation)?;
+    }
+    let time = now.map_or_else(String::new, |now| now.as_micros().to_string());
+    let ttl = if now.is_some() { CALLER_TTL_SECS } else { MIN_TTL_SECS };
+    let arguments = vec![time.into_bytes(), ttl.as_bytes().to_vec(), encoder.limits, encoder.operations];
+    Ok(ScriptCall { keys: encoder.keys, arguments })
+}
+
+#[derive(Default)]
+struct Encoder<'a> {
+    keys: Vec<Vec<u8>>,
+    positions: HashMap<&'a [u8], u16>,
+    limits: Vec<u8>,
+    known_limits: Vec<&'a Limit>,
+    operations: Vec<u8>,
+}
+
+impl<'a> Encoder<'a> {
+    fn push(&mut self, operation: &'a Operation) -> Result<(), StoreError> {
+        match operation {
+            Operation::Decide(checks) => match checks.as_slice() {
+                [check] if is_plain(check) => self.push_plain(check),
+                _ => self.push_checks(2, Timestamp::ZERO, checks),
+            },
+            Operation::Attempt(checks) => self.push_checks(3, Timestamp::ZERO, checks),
+            Operation::Peek(checks) => self.push_checks(4, Timestamp::ZERO, checks),
+            Operation::Cancel { checks, charged } => self.push_checks(5, *charged, checks),
+            Operation::Refund(refunds) => {
+                self.push_code(6, refunds.len())?;
+                for refund in refunds {
+                    self.push_change(&refund.key, Some(&refund.limit), refund.cost, refund.charged)?;
+                }
+                Ok(())
+            }
+            Operation::Reset(key) => {
+                self.push_code(7, 1)?;
+                self.push_change(key, None, Cost::ZERO, Timestamp::ZERO)
+            }
+            Operation::Override(key, replacement) => {
+                self.push_code(8, 1)?;
+                let limit = replacement.as_ref().map(|replacement| &replacement.limit);
+                let until = replacement.map_or(Timestamp::ZERO, |replacement| replacement.until);
+                self.push_change(key, limit, Cost::ZERO, until)
+            }
+            Operation::Lease(_) => Err(protocol_error("an operation of another script")),
+        }
+    }
+
+    /// One binding check of a token bucket: the shortest form, for the fast path.
+    fn push_plain(&mut self, check: &'a CounterCheck) -> Result<(), StoreError> {
+        let (key, limit) = (self.key(&check.key)?, self.limit(&check.limit)?);
+        match (u8::try_from(limit), u8::try_from(check.cost.get())) {
+            (Ok(limit), Ok(cost)) => {
+                let [high, low] = key.to_be_bytes();
+                self.operations.extend([1, high, low, limit, cost]);
+                Ok(())
+            }
+            _ => self.push_checks(2, Timestamp::ZERO, std::slice::from_ref(check)),
+        }
+    }
+
+    fn push_checks(
+        &mut self,
+        code: u8,
+        charged: Timestamp,
+        checks: &'a [CounterCheck],
+    ) -> Result<(), StoreError> {
+        self.push_code(code, checks.len())?;
+        self.push_wide(charged.as_micros());
+        for check in checks {
+            self.push_counter(&check.key, Some(&check.limit), check.cost)?;
+            self.operations.push(match check.role {
+                Role::Binding => 1,
+                Role::Advisory => 2,
+                Role::Overage => 3,
+            });
+        }
+        Ok(())
+    }
+
+    fn push_change(
+        &mut self,
+        key: &'a KeyName,
+        limit: Option<&'a Limit>,
+        cost: Cost,
+        time: Timestamp,
+    ) -> Result<(), StoreError> {
+        self.push_counter(key, limit, cost)?;
+        self.push_wide(time.as_micros());
+        Ok(())
+    }
+
+    fn push_code(&mut self, code: u8, count: usize) -> Result<(), StoreError> {
+        self.operations.push(code);
+        self.operations.extend(position(count)?.to_le_bytes());
+        Ok(())
+    }
+
+    fn push_counter(
+        &mut self,
+        key: &'a KeyName,
+        limit: Option<&'a Limit>,
+        cost: Cost,
+    ) -> Result<(), StoreError> {
+        let key = self.key(key)?;
+        let limit = limit.map_or(Ok(0), |limit| self.limit(limit))?;
+        self.operations.extend(key.to_le_bytes());
+        self.operations.extend(limit.to_le_bytes());
+        self.push_wide(cost.get().min(MAX_COST));
+        Ok(())
+    }
+
+    fn push_wide(&mut self, number: u64) {
+        self.operations.extend(number.to_le_bytes().into_iter().take(WIDE));
+    }
+
+    fn key(&mut self, key: &'a KeyName) -> Result<u16, StoreError> {
+        if let Some(known) = self.positions.get(key.as_bytes()) {
+            return Ok(*known);
+        }
+        self.keys.push(key.as_bytes().to_vec());
+        let place = position(self.keys.len())?;
+        self.positions.insert(key.as_bytes(), place);
+        Ok(place)
+    }
+
+    fn limit(&mut self, limit: &'a Limit) -> Result<u16, StoreError> {
+        let known = self.known_limits.iter().position(|known| *known == limit);
+        let place = known.unwrap_or_else(|| {
+            push_limit(&mut self.limits, limit);
+            self.known_limits.push(limit);
+            self.known_limits.len() - 1
+        });
+        position(place + 1)
+    }
+}
+
+fn is_plain(check: &CounterCheck) -> bool {
+    check.role == Role::Binding
+        && check.limit.algorithm() == Algorithm::TokenBucket
+        && (1..=255).contains(&check.cost.get())
+}
+
+/// A position or a count in a call: scripts read two bytes, and Lua passes at most a few thousand values to a function.
+fn position(place: usize) -> Result<u16, StoreError> {
+    const MAX: u16 = 4_000;
+    let place = u16::try_from(place).ok().filter(|place| *place <= MAX);
+    place.ok_or_else(|| protocol_error("more than 4000 keys, limits or checks in one call"))
+}
+
+pub(super) fn decode(operations: &[&Operation], reply: &Value) -> Result<Vec<OperationReply>, StoreError> {
+    let Value::BulkString(bytes) = reply else { return Err(protocol_error("the reply is not a string")) };
+    let mut reader = Reader(bytes);
+    let at = Timestamp::from_micros(reader.wide()?);
+    let mut replies = Vec::with_capacity(operations.len());
+    for operation in operations {
+        replies.push(match operation {
+            _ if reader.0.first() == Some(&NEWER_FORMAT) => {
+                reader.byte()?;
+                OperationReply::NewerFormat
+            }
+            Operation::Decide(checks)
+            | Operation::Attempt(checks)
+            | Operation::Peek(checks)
+            | Operation::Cancel { checks, .. } => {
+                let outcomes = checks.iter().map(|_| reader.outcome()).collect::<Result<_, _>>()?;
+                OperationReply::Outcomes(at, outcomes)
+            }
+            Operation::Refund(_) | Operation::Reset(_) | Operation::Override(..) => match reader.byte()? {
+                DONE => OperationReply::Done(at),
+                _ => return Err(protocol_error("unknown reply to an operation")),
+            },
+            Operation::Lease(_) => return Err(protocol_error("an operation of another script")),
+        });
+    }
+    if reader.0.is_empty() { Ok(replies) } else { Err(protocol_error("the reply is too long")) }
+}
+
+/// The rest of a reply.
+struct Reader<'a>(&'a [u8]);
+
+impl Reader<'_> {
+    fn byte(&mut self) -> Result<u8, StoreError> {
+        let (first, rest) = self.0.split_first().ok_or_else(|| protocol_error("the reply is too short"))?;
+        self.0 = rest;
+        Ok(*first)
+    }
+
+    fn wide(&mut self) -> Result<u64, StoreError> {
+        let (number, rest) =
+            self.0.split_first_chunk::<WIDE>().ok_or_else(|| protocol_error("the reply is too short"))?;
+        self.0 = rest;
+        Ok(number.iter().rev().fold(0, |value, byte| (value << 8) | u64::from(*byte)))
+    }
+
+    fn outcome(&mut self) -> Result<Outcome, StoreError> {
+        let (verdict, span) = (self.byte()?, TimeSpan::from_micros(self.wide()?));
+        let verdict = match verdict {
+            0 => Verdict::Pass { wait: span },
+            1 => Verdict::NotUntil { retry_after: span },
+            2 => Verdict::Never,
+            _ => return Err(protocol_error("unknown verdict")),
+        };
+        let (limit, remaining) = (self.wide()?, self.wide()?);
+        Ok(Outcome { verdict, limit, remaining, reset_after: TimeSpan::from_micros(self.wide()?) })
+    }
+}

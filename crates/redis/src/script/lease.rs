@@ -1,0 +1,163 @@
+//! The arguments and replies of `lua/lease.lua`, packed in little-endian order.
+
+use redis::Value;
+use tidegate_core::{AlgorithmKind, Limit, TimeSpan, Timestamp};
+use tidegate_store::StoreError;
+
+use super::{MAX_COST, ScriptCall, protocol_error};
+use crate::lease::{LeaseAction, LeaseReply, LeaseRequest};
+use crate::operation::{Operation, OperationReply};
+
+/// The shortest TTL of a key: short enough to cost little, long enough for every round trip.
+const MIN_TTL_MILLIS: u64 = 1_000;
+/// With time from the caller, keys must outlive a trace that is replayed faster than real time.
+const CALLER_TTL_MILLIS: u64 = 3_600_000;
+/// The bytes of a reply: a status and nine numbers.
+const REPLY_BYTES: usize = 1 + 9 * 8;
+
+/// Encodes lease operations for one call.
+pub(super) fn encode(operations: &[&Operation], now: Option<Timestamp>) -> Result<ScriptCall, StoreError> {
+    let mut call = LeaseCall::default();
+    for operation in operations {
+        let Operation::Lease(requests) = operation else {
+            return Err(protocol_error("an operation of another script"));
+        };
+        for request in requests {
+            call.push(request)?;
+        }
+    }
+    call.finish(now)
+}
+
+/// Decodes the reply to the call that [`encode`] made of the same operations.
+pub(super) fn decode(operations: &[&Operation], reply: &Value) -> Result<Vec<OperationReply>, StoreError> {
+    let Value::BulkString(packed) = reply else { return Err(protocol_error("the reply is not a string")) };
+    let mut replies = packed.chunks(REPLY_BYTES);
+    let decoded = operations
+        .iter()
+        .map(|operation| {
+            let Operation::Lease(requests) = operation else {
+                return Err(protocol_error("an operation of another script"));
+            };
+            let one = |_| decode_one(replies.next().unwrap_or_default());
+            Ok(OperationReply::Leases(requests.iter().map(one).collect::<Result<_, _>>()?))
+        })
+        .collect::<Result<_, StoreError>>()?;
+    if replies.next().is_some() { Err(protocol_error("the reply is too long")) } else { Ok(decoded) }
+}
+
+fn decode_one(packed: &[u8]) -> Result<LeaseReply, StoreError> {
+    let too_short = || protocol_error("the reply is too short");
+    let (status, numbers) = packed.split_first().ok_or_else(too_short)?;
+    let mut numbers = numbers.as_chunks().0.iter().map(|bytes| whole(f64::from_le_bytes(*bytes)));
+    let mut next = || numbers.next().ok_or_else(too_short);
+    match status {
+        0 => {}
+        1 => return Ok(LeaseReply { is_ignored: true, ..LeaseReply::default() }),
+        2 => return Err(protocol_error("TIDEGATE newer format")),
+        _ => return Err(protocol_error("unknown status of a lease")),
+    }
+    Ok(LeaseReply {
+        is_ignored: false,
+        now: Timestamp::from_micros(next()?),
+        epoch: next()?,
+        granted: next()?,
+        life: TimeSpan::from_micros(next()?),
+        available: next()?,
+        capacity: next()?,
+        retry_after: TimeSpan::from_micros(next()?),
+        reset_after: TimeSpan::from_micros(next()?),
+        held_elsewhere: next()?,
+    })
+}
+
+/// The script sends whole numbers from 0 to 2^53.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a cast saturates")]
+fn whole(number: f64) -> u64 {
+    number as u64
+}
+
+/// A call in the making: limits and keys that several requests use are sent once.
+#[derive(Default)]
+struct LeaseCall {
+    call: ScriptCall,
+    limits: Vec<Limit>,
+    packed_limits: Vec<u8>,
+    packed_requests: Vec<u8>,
+    count: usize,
+}
+
+impl LeaseCall {
+    fn push(&mut self, request: &LeaseRequest) -> Result<(), StoreError> {
+        let key = self.call.key_index(&request.key) + 1;
+        let limit = match &request.limit {
+            Some(limit) => self.limit_index(limit)?,
+            None => 0,
+        };
+        let (kind, numbers) = match request.action {
+            LeaseAction::Acquire { node, sequence, epoch, spent, granted, want, least, nodes, debt } => {
+                (1, [node.0, sequence, epoch, spent, granted, want, least, u64::from(nodes.get()), debt])
+            }
+            LeaseAction::Peek { cost } => (2, [0, 0, 0, 0, 0, 0, cost, 0, 0]),
+            LeaseAction::Reset => (3, [0; 9]),
+            LeaseAction::Override { until } => (4, [0, 0, 0, 0, 0, until.as_micros(), 0, 0, 0]),
+        };
+        self.packed_requests.push(kind);
+        self.packed_requests.extend(index(key)?);
+        self.packed_requests.extend(index(limit)?);
+        for number in numbers {
+            self.packed_requests.extend(double(number.min(MAX_COST)));
+        }
+        self.count += 1;
+        Ok(())
+    }
+
+    /// The position of a limit in the call, from 1.
+    fn limit_index(&mut self, limit: &Limit) -> Result<usize, StoreError> {
+        if let Some(position) = self.limits.iter().position(|known| known == limit) {
+            return Ok(position + 1);
+        }
+        let (kind, numbers) = match limit.kind() {
+            AlgorithmKind::TokenBucket(bucket) => {
+                let rate = bucket.rate();
+                (1, [rate.tick().micros(), rate.unit().get(), rate.drain().get()])
+            }
+            AlgorithmKind::FixedWindow(window) => (2, [window.window().as_micros(), 0, 0]),
+            AlgorithmKind::SlidingCounter(counter) => {
+                let tick = limit.tick().micros();
+                (3, [tick, counter.window().as_micros() / tick, 0])
+            }
+            _ => return Err(StoreError::Unsupported { algorithm: limit.algorithm() }),
+        };
+        self.packed_limits.push(kind);
+        self.packed_limits.extend(double(limit.capacity()));
+        self.packed_limits.extend(numbers.into_iter().flat_map(double));
+        self.limits.push(*limit);
+        Ok(self.limits.len())
+    }
+
+    fn finish(mut self, now: Option<Timestamp>) -> Result<ScriptCall, StoreError> {
+        let mut packed = Vec::with_capacity(20 + self.packed_limits.len() + self.packed_requests.len());
+        packed.extend(match now {
+            Some(now) => double(now.as_micros()),
+            None => (-1.0_f64).to_le_bytes(),
+        });
+        packed.extend(double(if now.is_some() { CALLER_TTL_MILLIS } else { MIN_TTL_MILLIS }));
+        packed.extend(index(self.limits.len())?);
+        packed.extend(index(self.count)?);
+        packed.append(&mut self.packed_limits);
+        packed.append(&mut self.packed_requests);
+        self.call.arguments.push(packed);
+        Ok(self.call)
+    }
+}
+
+/// Every number of the protocol is at most 2^53 and so exact.
+#[expect(clippy::cast_precision_loss, reason = "exact up to 2^53")]
+fn double(number: u64) -> [u8; 8] {
+    (number as f64).to_le_bytes()
+}
+
+fn index(number: usize) -> Result<[u8; 2], StoreError> {
+    u16::try_from(number).map(u16::to_le_bytes).map_err(|_| protocol_error("too many operations in a call"))
+}

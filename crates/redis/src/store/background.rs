@@ -1,0 +1,100 @@
+//! The tasks that run beside decisions. They end when the store is dropped: between two steps they hold no handle to it.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::time::{Interval, MissedTickBehavior, interval};
+
+use super::StoreState;
+use crate::invalidation::{self, CounterChange, Invalidation, InvalidationMessage, InvalidationPublisher};
+use crate::link::ChannelEvent;
+use crate::membership::HEARTBEAT;
+
+/// How often a node in fallback asks whether Redis is back.
+const RECOVERY_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Starts all tasks.
+pub(super) fn start(state: &Arc<StoreState>, publisher: InvalidationPublisher) {
+    let link = &state.link;
+    let events = link.subscribe(&invalidation::channel(&link.config().prefix));
+    link.spawn(send_heartbeats(Arc::downgrade(state)));
+    link.spawn(leave_fallback(Arc::downgrade(state)));
+    link.spawn(follow_changes(Arc::downgrade(state), events));
+    let weak = Arc::downgrade(state);
+    link.spawn(publisher.run(move || weak.upgrade().map(|state| Arc::clone(&state.link))));
+}
+
+async fn send_heartbeats(state: Weak<StoreState>) {
+    let mut ticks = ticks(HEARTBEAT);
+    loop {
+        ticks.tick().await;
+        let Some(state) = state.upgrade() else { return };
+        state.send_heartbeat().await;
+    }
+}
+
+async fn leave_fallback(state: Weak<StoreState>) {
+    let mut ticks = ticks(RECOVERY_INTERVAL);
+    loop {
+        ticks.tick().await;
+        let Some(state) = state.upgrade() else { return };
+        state.try_leave_fallback().await;
+    }
+}
+
+async fn follow_changes(state: Weak<StoreState>, mut events: mpsc::Receiver<ChannelEvent>) {
+    loop {
+        let event = events.recv().await;
+        let Some(state) = state.upgrade() else { return };
+        match event {
+            Some(ChannelEvent::Subscribed) => state.rejections.resume(),
+            Some(ChannelEvent::Message(bytes)) => state.apply_changes(&bytes),
+            Some(ChannelEvent::Lost) => state.rejections.suspend(),
+            None => return state.rejections.suspend(),
+        }
+    }
+}
+
+fn ticks(period: Duration) -> Interval {
+    let mut ticks = interval(period);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    ticks
+}
+
+impl StoreState {
+    async fn send_heartbeat(&self) {
+        let heartbeats = [self.membership.beat(&self.link).await, self.check_writes().await];
+        if let Some(error) = heartbeats.into_iter().find_map(Result::err) {
+            tracing::debug!("a heartbeat failed: {error}");
+        }
+    }
+
+    /// Cached rejections stay: they are what Redis said before it forgot.
+    async fn check_writes(&self) -> Result<(), tidegate_store::StoreError> {
+        self.lost_writes.beat(&self.link).await.map(drop)
+    }
+
+    /// Drops what is known about counters that other nodes have changed.
+    fn apply_changes(&self, message: &[u8]) {
+        match invalidation::decode(self.node, message) {
+            None => {}
+            Some(InvalidationMessage::Everything) => self.rejections.clear(),
+            Some(InvalidationMessage::Counters(changes)) => {
+                for Invalidation { change, name } in &changes {
+                    self.rejections.forget(name);
+                    if *change == CounterChange::Refunded {
+                        continue;
+                    }
+                    self.lease.invalidate(name);
+                    self.sync.invalidate(name);
+                    // An override applies to what this node has counted; it does not start again.
+                    if *change == CounterChange::Reset {
+                        self.static_share.invalidate(name);
+                        self.fallback.invalidate(name);
+                    }
+                }
+            }
+        }
+    }
+}

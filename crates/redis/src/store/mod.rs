@@ -1,0 +1,323 @@
+//! The store that a node uses: each rule with its own coordination, its failure mode, and cached rejections.
+//!
+//! `compose` decides over several coordinations, `failure` decides while Redis fails, `batch` decides many requests,
+//! `background` has the tasks that run beside decisions.
+
+mod background;
+mod batch;
+mod compose;
+mod failure;
+mod groups;
+mod settings;
+
+use std::sync::Arc;
+
+use tidegate_core::{
+    Check, Coordination, CounterKey, Decision, Limit, Outcome, Refund, Role, StoreFailureMode, TimeSpan,
+    Timestamp, Verdict,
+};
+use tidegate_store::{Clock, Override, RetainedLimits, RuleSettings, Store, StoreError};
+
+use crate::central::CentralStore;
+use crate::config::{RedisConfig, TimeSource};
+
+use crate::invalidation::{CounterChange, InvalidationQueue};
+
+use crate::link::Link;
+use crate::lost_writes::LostWrites;
+use crate::membership::Membership;
+use crate::nodes::{NodeCount, NodeId};
+use crate::rejections::{Generation, LONGEST_LIFE, RejectionCache, RejectionSource};
+use crate::report::{FallbackDecisions, StoreReport};
+
+use crate::lease::LeaseStore;
+use crate::stand_in::{FallbackStore, StaticStore, SyncStore};
+use failure::{FallbackState, is_outage};
+use groups::Decider;
+use settings::SettingsTable;
+
+/// A rejection while an override applies is asked again after this time, because the end of the override is not known here.
+const OVERRIDE_LIFE: TimeSpan = TimeSpan::from_secs(1);
+/// A rejection by a lease or by synced counts ends when other nodes give units back.
+const LOCAL_LIFE: TimeSpan = TimeSpan::from_millis(100);
+
+/// Counters that several nodes share through Redis or Valkey.
+///
+/// Clones are handles to the same store. While Redis fails, the failure mode of each rule decides.
+#[derive(Clone, Debug)]
+pub struct RedisStore {
+    state: Arc<StoreState>,
+}
+
+/// Everything that decisions and background tasks use.
+#[derive(Debug)]
+struct StoreState {
+    link: Arc<Link>,
+    node: NodeId,
+    nodes: Arc<NodeCount>,
+    settings: SettingsTable,
+    central: CentralStore,
+    lease: LeaseStore,
+    sync: SyncStore,
+    static_share: StaticStore,
+    fallback: FallbackStore,
+    failures: FallbackState,
+    rejections: RejectionCache,
+    changes: InvalidationQueue,
+    membership: Membership,
+    lost_writes: LostWrites,
+}
+
+/// The moment before Redis is asked.
+#[derive(Clone, Copy, Debug)]
+struct AskedAt {
+    generation: Generation,
+    sent: Timestamp,
+}
+
+impl RedisStore {
+    /// Starts the connection and the background tasks. Does not wait for Redis: until it is there, the node is in fallback.
+    pub fn new(config: RedisConfig, clock: Arc<dyn Clock>) -> Self {
+        let link = Arc::new(Link::new(config, clock));
+        let node = NodeId::random();
+        let nodes = Arc::new(NodeCount::new(link.config().nodes));
+        let (changes, publisher) = InvalidationQueue::new(node);
+        let state = Arc::new(StoreState {
+            settings: SettingsTable::new(link.config()),
+            central: CentralStore::with_link(Arc::clone(&link)),
+            lease: LeaseStore::new(Arc::clone(&link), Arc::clone(&nodes)),
+            sync: SyncStore::new(Arc::clone(&link), Arc::clone(&nodes)),
+            static_share: StaticStore::new(Arc::clone(&link), Arc::clone(&nodes)),
+            fallback: FallbackStore::new(Arc::clone(&link), Arc::clone(&nodes)),
+            failures: FallbackState::default(),
+            rejections: RejectionCache::new(),
+            changes,
+            membership: Membership::new(node, Arc::clone(&nodes)),
+            lost_writes: LostWrites::new(&link, node),
+            link,
+            node,
+            nodes,
+        });
+        background::start(&state, publisher);
+        Self { state }
+    }
+
+    /// What the store has done since the start, for metrics.
+    pub fn report(&self) -> StoreReport {
+        let state = &*self.state;
+        let failures = &state.failures;
+        StoreReport {
+            is_in_fallback: failures.since().is_some(),
+            fallback_time: failures.total(state.link.clock().now()),
+            fallback_decisions: FallbackDecisions {
+                local: failures.decisions(StoreFailureMode::Local),
+                allow: failures.decisions(StoreFailureMode::Allow),
+                deny: failures.decisions(StoreFailureMode::Deny),
+            },
+            fallback_units_charged: failures.charged(),
+            nodes: state.nodes.get().get(),
+            lost_writes: state.lost_writes.detected(),
+            cached_rejections_served: state.rejections.served(),
+            cached_rejections: state.rejections.len() as u64,
+        }
+    }
+}
+
+impl StoreState {
+    /// The rejection of `checks`, if this node knows it. With the caller's time there is none: a trace may go back.
+    fn cached(&self, checks: &[Check<'_>]) -> Option<Decision> {
+        if self.link.config().time == TimeSource::Caller {
+            return None;
+        }
+        self.rejections.find(checks, self.link.clock().now())
+    }
+
+    fn asked_at(&self) -> AskedAt {
+        AskedAt { generation: self.rejections.generation(), sent: self.link.clock().now() }
+    }
+
+    /// Keeps a rejection that Redis took part in.
+    fn remember(&self, checks: &[Check<'_>], decision: &Decision, asked: AskedAt) {
+        if decision.passes() || self.link.config().time == TimeSource::Caller {
+            return;
+        }
+        let binding = checks.iter().zip(&decision.outcomes).enumerate();
+        let binding = binding.filter(|(_, (check, _))| check.role == Role::Binding);
+        let lasting = binding.max_by_key(|(_, (_, outcome))| match outcome.verdict {
+            Verdict::Pass { .. } => TimeSpan::ZERO,
+            Verdict::NotUntil { retry_after } => retry_after,
+            Verdict::Never => TimeSpan::MAX,
+        });
+        let Some((position, (check, outcome))) = lasting else { return };
+        let life = match self.settings.of(check.key.rule).coordination {
+            Coordination::Lease | Coordination::Sync => LOCAL_LIFE,
+            Coordination::Central if outcome.limit != check.limit.capacity() => OVERRIDE_LIFE,
+            Coordination::Central | Coordination::Static => LONGEST_LIFE,
+        };
+        let name = self.link.names().counter(check.key);
+        let source = RejectionSource {
+            position,
+            name: name.as_bytes(),
+            life,
+            generation: asked.generation,
+            sent: asked.sent,
+            received: self.link.clock().now(),
+        };
+        self.rejections.insert(checks, decision, source);
+    }
+
+    async fn decide(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
+        let coordination = self.settings.coordination_of(checks);
+        let asks_redis = match coordination {
+            Some(coordination) => coordination == Coordination::Central,
+            None => checks
+                .iter()
+                .any(|check| self.settings.of(check.key.rule).coordination == Coordination::Central),
+        };
+        if asks_redis && let Some(decision) = self.cached(checks) {
+            return Ok(decision);
+        }
+        let asked = self.asked_at();
+        let decision = match coordination {
+            Some(coordination) => match self.decide_by(coordination.into(), checks, now).await {
+                Ok(decision) => decision,
+                Err(error) if is_outage(&error) => return self.decide_failed(checks, error, now).await,
+                Err(error) => return Err(error),
+            },
+            None => self.decide_groups(checks, self.groups(checks), now).await?,
+        };
+        if asks_redis && !decision.passes() && self.failures.since().is_none() {
+            self.remember(checks, &decision, asked);
+        }
+        Ok(decision)
+    }
+
+    /// Refunds each group where it was charged.
+    async fn refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<(), StoreError> {
+        let mut result = Ok(());
+        for coordination in Coordination::ALL {
+            let is_ours =
+                |refund: &&Refund<'_>| self.settings.of(refund.key.rule).coordination == coordination;
+            let group: Vec<Refund<'_>> = refunds.iter().filter(is_ours).copied().collect();
+            if group.is_empty() {
+                continue;
+            }
+            match self.refund_by(coordination.into(), &group, now).await {
+                Ok(()) => self.announce_refunds(coordination, &group),
+                Err(error) if is_outage(&error) => result = self.refund_failed(&group, error, now).await,
+                Err(error) => result = Err(error),
+            }
+        }
+        result
+    }
+
+    async fn refund_by(
+        &self,
+        decider: Decider,
+        refunds: &[Refund<'_>],
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
+        match decider {
+            Decider::Static => self.static_share.refund(refunds, now).await,
+            Decider::Sync => self.sync.refund(refunds, now).await,
+            Decider::Lease => self.lease.refund(refunds, now).await,
+            Decider::Central => self.central.refund(refunds, now).await,
+            Decider::Fallback => self.fallback.refund(refunds, now).await,
+            Decider::Nothing => Ok(()),
+        }
+    }
+
+    /// Only central counters may have been rejected by other nodes for the refunded units.
+    fn announce_refunds(&self, coordination: Coordination, refunds: &[Refund<'_>]) {
+        for refund in refunds {
+            let name = self.link.names().counter(refund.key);
+            self.rejections.forget(name.as_bytes());
+            if coordination == Coordination::Central {
+                self.changes.push(CounterChange::Refunded, name.as_bytes());
+            }
+        }
+    }
+
+    /// Drops what this node knows about a counter that was changed here, and tells the others.
+    fn announce(&self, change: CounterChange, key: CounterKey<'_>) {
+        let name = self.link.names().counter(key);
+        self.rejections.forget(name.as_bytes());
+        self.changes.push(change, name.as_bytes());
+    }
+}
+
+impl Store for RedisStore {
+    async fn decide(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
+        self.state.decide(checks, now).await
+    }
+
+    fn decide_at_once(&self, check: &Check<'_>, now: Timestamp) -> Option<Outcome> {
+        match self.state.settings.of(check.key.rule).coordination {
+            Coordination::Static => self.state.static_share.decide_at_once(check, now),
+            Coordination::Sync => self.state.sync.decide_at_once(check, now),
+            Coordination::Lease => self.state.lease.decide_at_once(check, now),
+            Coordination::Central => {
+                self.state.cached(std::slice::from_ref(check))?.outcomes.first().copied()
+            }
+        }
+    }
+
+    async fn decide_batch(
+        &self,
+        batch: &[&[Check<'_>]],
+        now: Timestamp,
+        decisions: &mut Vec<Decision>,
+    ) -> Result<(), StoreError> {
+        self.state.decide_batch(batch, now, decisions).await
+    }
+
+    async fn peek(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
+        if checks.is_empty() {
+            return Ok(Decision::of_none(now));
+        }
+        self.state.peek_groups(checks, self.state.groups(checks), now).await
+    }
+
+    async fn refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<(), StoreError> {
+        self.state.refund(refunds, now).await
+    }
+
+    async fn reset(&self, key: CounterKey<'_>) -> Result<(), StoreError> {
+        let state = &*self.state;
+        state.fallback.reset(key).await?;
+        match state.settings.of(key.rule).coordination {
+            Coordination::Static => state.static_share.reset(key).await?,
+            Coordination::Sync => state.sync.reset(key).await?,
+            Coordination::Lease => state.lease.reset(key).await?,
+            Coordination::Central => state.central.reset(key).await?,
+        }
+        state.announce(CounterChange::Reset, key);
+        Ok(())
+    }
+
+    async fn override_limit(
+        &self,
+        key: CounterKey<'_>,
+        replacement: Option<Override>,
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
+        let state = &*self.state;
+        state.fallback.override_limit(key, replacement, now).await?;
+        match state.settings.of(key.rule).coordination {
+            Coordination::Static => state.static_share.override_limit(key, replacement, now).await?,
+            Coordination::Sync => state.sync.override_limit(key, replacement, now).await?,
+            Coordination::Lease => state.lease.override_limit(key, replacement, now).await?,
+            Coordination::Central => state.central.override_limit(key, replacement, now).await?,
+        }
+        state.announce(CounterChange::Overridden, key);
+        Ok(())
+    }
+
+    fn retain_limits(&self, limits: &[Limit], now: Timestamp) -> Result<RetainedLimits, StoreError> {
+        self.state.static_share.retain_limits(limits, now)
+    }
+
+    fn apply_settings(&self, rules: &[RuleSettings]) {
+        self.state.settings.apply(rules);
+    }
+}

@@ -1,0 +1,58 @@
+//! How the store handles each rule.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use foldhash::fast::FixedState;
+use tidegate_core::{Check, Coordination, RuleId, StoreFailureMode};
+use tidegate_store::RuleSettings;
+
+use crate::config::RedisConfig;
+
+/// The coordination and the failure mode of a rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct RuleModes {
+    pub(super) coordination: Coordination,
+    pub(super) on_failure: StoreFailureMode,
+}
+
+type ModesByRule = HashMap<RuleId, RuleModes, FixedState>;
+
+/// The modes of all rules. Rules without settings have those of the configuration.
+#[derive(Debug)]
+pub(super) struct SettingsTable {
+    configured: RuleModes,
+    rules: ArcSwap<ModesByRule>,
+}
+
+impl SettingsTable {
+    pub(super) fn new(config: &RedisConfig) -> Self {
+        let configured = RuleModes { coordination: config.coordination, on_failure: config.on_store_failure };
+        Self { configured, rules: ArcSwap::default() }
+    }
+
+    /// Replaces all settings.
+    pub(super) fn apply(&self, rules: &[RuleSettings]) {
+        let modes = |rule: &RuleSettings| {
+            let modes = RuleModes { coordination: rule.coordination, on_failure: rule.on_store_failure };
+            (rule.rule, modes)
+        };
+        let rules: ModesByRule =
+            rules.iter().map(modes).filter(|(_, modes)| *modes != self.configured).collect();
+        self.rules.store(Arc::new(rules));
+    }
+
+    /// The modes of a rule.
+    pub(super) fn of(&self, rule: RuleId) -> RuleModes {
+        let rules = self.rules.load();
+        if rules.is_empty() { self.configured } else { rules.get(&rule).copied().unwrap_or(self.configured) }
+    }
+
+    /// The coordination of all `checks`, if it is the same.
+    pub(super) fn coordination_of(&self, checks: &[Check<'_>]) -> Option<Coordination> {
+        let [first, rest @ ..] = checks else { return Some(self.configured.coordination) };
+        let coordination = self.of(first.key.rule).coordination;
+        rest.iter().all(|check| self.of(check.key.rule).coordination == coordination).then_some(coordination)
+    }
+}
