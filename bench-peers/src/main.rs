@@ -5,6 +5,7 @@
 mod bars;
 mod decide;
 mod gateway;
+mod redis;
 mod resilience;
 
 use std::path::PathBuf;
@@ -44,6 +45,15 @@ enum Bench {
         #[arg(long)]
         quick: bool,
     },
+    /// Redis as the shared store: a redis-server on one core, against the classic script
+    Redis {
+        /// Write every round's figure here, as JSON
+        #[arg(long, value_name = "FILE")]
+        json: Option<PathBuf>,
+        /// Only the works whose name contains this
+        #[arg(long, value_name = "TEXT")]
+        only: Option<String>,
+    },
     /// Tower layers against those of other crates and tower's own
     Resilience {
         /// Write every round's figure here, as JSON
@@ -63,6 +73,7 @@ fn main() -> ExitCode {
             quick,
             json: json.as_deref(),
         }),
+        Bench::Redis { json, only } => redis::run(json.as_deref(), only.as_deref().unwrap_or_default()),
         Bench::Resilience { json, only } => {
             resilience::run(json.as_deref(), only.as_deref().unwrap_or_default())
         }

@@ -2,6 +2,7 @@
 
 #![allow(clippy::disallowed_methods, reason = "a benchmark measures wall time")]
 
+mod accuracy;
 mod admit;
 mod cascade;
 mod flood;
@@ -44,6 +45,15 @@ enum Bench {
     },
     /// Three tiers of which the bottom one hangs for 10 s, with and without the stack of tower layers (virtual time)
     Cascade,
+    /// Three node processes that share limits through Redis, replayed on an ideal limiter: excess and utilisation
+    Accuracy {
+        /// Decisions per mode and algorithm
+        #[arg(long, default_value_t = 1_000_000)]
+        decisions: u64,
+    },
+    /// One node of `accuracy`
+    #[command(hide = true)]
+    AccuracyNode(accuracy::NodeArgs),
     /// One check per decision in a loop, for profiling
     Hot {
         /// Number of different keys
@@ -67,6 +77,8 @@ fn main() -> anyhow::Result<()> {
         Bench::Telemetry => telemetry::run(),
         Bench::Storm { picture } => storm::run(picture),
         Bench::Cascade => cascade::run(),
+        Bench::Accuracy { decisions } => accuracy::run(decisions),
+        Bench::AccuracyNode(args) => accuracy::run_node(&args),
         Bench::Hot { keys, batch, reject } => hot::run(keys, batch, reject),
     }
 }

@@ -13,7 +13,16 @@ struct LongTest {
     run: fn() -> anyhow::Result<()>,
 }
 
-const LONG_TESTS: [LongTest; 9] = [
+const LONG_TESTS: [LongTest; 10] = [
+    LongTest {
+        name: "accuracy",
+        what: "three node processes share limits through Redis in every mode, clocks skewed by 5 s; replayed on an ideal limiter",
+        bar: "excess 0 for central and lease, within the bound for sync; utilisation at least 99 % for central and lease",
+        run: || {
+            setup::ensure("redis-server")?;
+            run::run(&mut cargo("run --release --package bench -- accuracy"))
+        },
+    },
     LongTest {
         name: "cascade",
         what: "three tiers of which the bottom one hangs for 10 s, with and without the tower layers, on virtual time",

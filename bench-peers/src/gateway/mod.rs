@@ -2,7 +2,7 @@
 
 mod idle;
 mod load;
-mod process;
+pub(crate) mod process;
 mod proxy;
 mod report;
 mod tools;
