@@ -60,7 +60,7 @@ impl<S, D, K, P> RateLimitService<S, D, K, P> {
         let decision = match decision.map(Ok).or_else(|| self.limiter.decide_in_place(&client)) {
             Some(Ok(decision)) => decision,
             Some(Err(_)) if self.limiter.on_store_failure() == OnStoreFailure::Allow => {
-                return RateLimitFuture::admitted(self.inner.call(request), None, self.respond.clone());
+                return RateLimitFuture::direct(self.inner.call(request));
             }
             Some(Err(error)) => return RateLimitFuture::failed(error),
             None => {
@@ -72,9 +72,7 @@ impl<S, D, K, P> RateLimitService<S, D, K, P> {
         let verdict = decision.verdict();
         let charge = LimitCharge::new(self.limiter.clone(), client, decision);
         match verdict {
-            Verdict::PASS => {
-                RateLimitFuture::admitted(self.inner.call(request), Some(charge), self.respond.clone())
-            }
+            Verdict::PASS => RateLimitFuture::charged(self.inner.call(request), charge, self.respond.clone()),
             Verdict::Pass { wait } => {
                 let ready = self.take_ready();
                 RateLimitFuture::delayed(wait, (charge, self.respond.clone()), ready, request)
@@ -124,6 +122,10 @@ where
                 }
             }
         };
-        RateLimitFuture::admitted(self.inner.call(request), charge, self.respond.clone())
+        let inner = self.inner.call(request);
+        match charge {
+            Some(charge) => RateLimitFuture::charged(inner, charge, self.respond.clone()),
+            None => RateLimitFuture::direct(inner),
+        }
     }
 }
