@@ -42,7 +42,7 @@ pub use memory::{HeavyKey, MemoryStore, MemoryUse, RetainedLimits};
 pub use penalties::{Penalties, PenaltyChanges, PenaltyEntry, PenaltyKey};
 pub use permits::{Permit, Permits};
 pub use space_saving::{SpaceSaving, WeightedItem};
-pub use store::{Override, Store, StoreError};
+pub use store::{Override, PromptDecision, Store, StoreError};
 
 /// The examples of README.md.
 #[cfg(doctest)]

@@ -4,7 +4,7 @@ use std::mem;
 use std::task::{Context, Poll};
 
 use tidegate_core::Verdict;
-use tidegate_store::Store;
+use tidegate_store::{PromptDecision, Store};
 use tower_service::Service;
 
 use super::client::FindClient;
@@ -109,14 +109,12 @@ where
             let client = key.as_ref().map_or(&[][..], |key| key.bytes(&mut prefix));
             match self.limiter.decide_at_once(client) {
                 // Most requests are admitted at once.
-                Some((at, outcome)) if outcome.verdict == Verdict::PASS => {
-                    Self::Future::KEEPS_CHARGE.then(|| {
-                        let client = ClientBytes::from_slice(client);
-                        LimitCharge::new(self.limiter.clone(), client, KeptDecision::One { at, outcome })
-                    })
-                }
-                decision => {
-                    let decision = decision.map(|(at, outcome)| KeptDecision::One { at, outcome });
+                (at, PromptDecision::Admitted(outcome)) => Self::Future::KEEPS_CHARGE.then(|| {
+                    let client = ClientBytes::from_slice(client);
+                    LimitCharge::new(self.limiter.clone(), client, KeptDecision::One { at, outcome })
+                }),
+                (at, decision) => {
+                    let decision = decision.outcome().map(|outcome| KeptDecision::One { at, outcome });
                     let client = ClientBytes::from_slice(client);
                     return self.call_otherwise(decision, client, request);
                 }
