@@ -105,18 +105,17 @@ pin_project! {
             inner: S::Future,
         },
         Stateful {
-            state: Pin<Box<CallState<S, R, D, P>>>,
-        },
-        Done {
-            // `None` once it is returned.
-            result: Option<Box<Result<S::Response, BoxError>>>,
+            state: BoxCallState<S, R, D, P>,
         },
     }
 }
 
+/// The state of a call, if there is more to it than the future of the service.
+pub(super) type BoxCallState<S, R, D, P> = Pin<Box<CallState<S, R, D, P>>>;
+
 pin_project! {
     #[project = CallStateProjection]
-    enum CallState<S, R, D, P>
+    pub(super) enum CallState<S, R, D, P>
     where
         S: Service<R>,
         D: Store,
@@ -156,10 +155,25 @@ where
     /// refunded. An error without a value, such as `Infallible`, is never a rejection.
     pub(super) const KEEPS_CHARGE: bool = P::COMPLETES || size_of::<Result<(), S::Error>>() > 0;
 
-    fn stateful(state: CallState<S, R, D, P>) -> Self {
-        Self { path: CallPath::Stateful { state: Box::pin(state) } }
+    /// A call with a state.
+    #[inline]
+    pub(super) fn stateful(state: BoxCallState<S, R, D, P>) -> Self {
+        Self { path: CallPath::Stateful { state } }
     }
 
+    /// An admitted call without a charge.
+    #[expect(clippy::inline_always, reason = "the future is large and is best built in place")]
+    #[inline(always)]
+    pub(super) fn direct(inner: S::Future) -> Self {
+        Self { path: CallPath::Direct { inner } }
+    }
+}
+
+impl<S, R, D, P> CallState<S, R, D, P>
+where
+    S: Service<R>,
+    D: Store + 'static,
+{
     pub(super) fn undecided(
         (limiter, respond): (RateLimiter<D>, P),
         client: ClientBytes,
@@ -171,52 +185,30 @@ where
             let decision = decider.decide(&client).await;
             (client, decision)
         });
-        Self::stateful(CallState::Undecided { decision, limiter, call: Some((respond, ready, request)) })
+        Self::Undecided { decision, limiter, call: Some((respond, ready, request)) }
     }
 
-    pub(super) fn delayed(
-        wait: TimeSpan,
-        (charge, respond): (LimitCharge<D>, P),
-        ready: S,
-        request: R,
-    ) -> Self {
-        Self::stateful(CallState::delayed(wait, (charge, respond, ready, request)))
-    }
-
-    /// An admitted call whose charge is kept for its response.
-    pub(super) fn charged(inner: S::Future, mut charge: LimitCharge<D>, respond: P) -> Self {
-        charge.keep();
-        Self::stateful(CallState::Admitted { inner, charge: Some(charge), respond })
-    }
-
-    /// An admitted call without a charge.
-    #[expect(clippy::inline_always, reason = "the future is large and is best built in place")]
-    #[inline(always)]
-    pub(super) fn direct(inner: S::Future) -> Self {
-        Self { path: CallPath::Direct { inner } }
-    }
-
-    pub(super) fn rejected(result: Result<S::Response, BoxError>) -> Self {
-        Self { path: CallPath::Done { result: Some(Box::new(result)) } }
-    }
-
-    pub(super) fn failed(error: StoreError) -> Self {
-        Self::rejected(Err(error.into()))
-    }
-}
-
-impl<S, R, D, P> CallState<S, R, D, P>
-where
-    S: Service<R>,
-    D: Store + 'static,
-{
-    fn delayed(wait: TimeSpan, call: (LimitCharge<D>, P, S, R)) -> Self {
+    pub(super) fn delayed(wait: TimeSpan, call: (LimitCharge<D>, P, S, R)) -> Self {
         Self::Delayed { timer: sleep(wait.into()), call: Some(call) }
     }
 
-    fn admitted((mut charge, respond, mut ready, request): (LimitCharge<D>, P, S, R)) -> Self {
+    /// The service has the request; its charge is kept for its response.
+    pub(super) fn charged(inner: S::Future, mut charge: LimitCharge<D>, respond: P) -> Self {
         charge.keep();
-        Self::Admitted { inner: ready.call(request), charge: Some(charge), respond }
+        Self::Admitted { inner, charge: Some(charge), respond }
+    }
+
+    /// The service has the request, which was not charged because the store failed.
+    pub(super) fn uncharged(inner: S::Future, respond: P) -> Self {
+        Self::Admitted { inner, charge: None, respond }
+    }
+
+    pub(super) fn rejected(result: Result<S::Response, BoxError>) -> Self {
+        Self::Rejected { result: Some(result) }
+    }
+
+    fn admitted((charge, respond, mut ready, request): (LimitCharge<D>, P, S, R)) -> Self {
+        Self::charged(ready.call(request), charge, respond)
     }
 
     /// The state after the decision.
@@ -227,9 +219,7 @@ where
         match charge.decision.verdict() {
             Verdict::Pass { wait } if wait.is_zero() => Self::admitted((charge, respond, ready, request)),
             Verdict::Pass { wait } => Self::delayed(wait, (charge, respond, ready, request)),
-            Verdict::NotUntil { .. } | Verdict::Never => {
-                Self::Rejected { result: Some(charge.reject(&respond)) }
-            }
+            Verdict::NotUntil { .. } | Verdict::Never => Self::rejected(charge.reject(&respond)),
         }
     }
 
@@ -239,8 +229,8 @@ where
         (respond, mut ready, request): (P, S, R),
     ) -> Self {
         match limiter.on_store_failure() {
-            OnStoreFailure::Allow => Self::Admitted { inner: ready.call(request), charge: None, respond },
-            OnStoreFailure::Deny => Self::Rejected { result: Some(Err(error.into())) },
+            OnStoreFailure::Allow => Self::uncharged(ready.call(request), respond),
+            OnStoreFailure::Deny => Self::rejected(Err(error.into())),
         }
     }
 
@@ -297,9 +287,6 @@ where
         match self.project().path.project() {
             CallPathProjection::Direct { inner } => inner.poll(cx).map_err(Into::into),
             CallPathProjection::Stateful { state } => state.as_mut().poll_result(cx),
-            CallPathProjection::Done { result } => {
-                result.take().map_or(Poll::Pending, |result| Poll::Ready(*result))
-            }
         }
     }
 }

@@ -8,7 +8,7 @@ use tidegate_store::{PromptDecision, Store};
 use tower_service::Service;
 
 use super::client::FindClient;
-use super::future::{LimitCharge, RateLimitFuture};
+use super::future::{BoxCallState, CallState, LimitCharge, RateLimitFuture};
 use super::handle::{ClientBytes, OnStoreFailure, RateLimiter};
 use super::kept_decision::KeptDecision;
 use super::respond::RespondToLimit;
@@ -44,14 +44,14 @@ impl<S, D, K, P> RateLimitService<S, D, K, P> {
         mem::replace(&mut self.inner, clone)
     }
 
-    /// A call that is not admitted at once.
+    /// A call that is not admitted at once. Returns no future, because that may be large and would be copied.
     #[inline(never)]
     fn call_otherwise<R>(
         &mut self,
         decision: Option<KeptDecision>,
         client: ClientBytes,
         request: R,
-    ) -> RateLimitFuture<S, R, D, P>
+    ) -> BoxCallState<S, R, D, P>
     where
         S: Service<R> + Clone,
         D: Store + 'static,
@@ -60,27 +60,25 @@ impl<S, D, K, P> RateLimitService<S, D, K, P> {
         let decision = match decision.map(Ok).or_else(|| self.limiter.decide_in_place(&client)) {
             Some(Ok(decision)) => decision,
             Some(Err(_)) if self.limiter.on_store_failure() == OnStoreFailure::Allow => {
-                return RateLimitFuture::direct(self.inner.call(request));
+                return Box::pin(CallState::uncharged(self.inner.call(request), self.respond.clone()));
             }
-            Some(Err(error)) => return RateLimitFuture::failed(error),
+            Some(Err(error)) => return Box::pin(CallState::rejected(Err(error.into()))),
             None => {
                 let ready = self.take_ready();
                 let (limiter, respond) = (self.limiter.clone(), self.respond.clone());
-                return RateLimitFuture::undecided((limiter, respond), client, ready, request);
+                return Box::pin(CallState::undecided((limiter, respond), client, ready, request));
             }
         };
         let verdict = decision.verdict();
         let charge = LimitCharge::new(self.limiter.clone(), client, decision);
-        match verdict {
-            Verdict::PASS => RateLimitFuture::charged(self.inner.call(request), charge, self.respond.clone()),
+        Box::pin(match verdict {
+            Verdict::PASS => CallState::charged(self.inner.call(request), charge, self.respond.clone()),
             Verdict::Pass { wait } => {
                 let ready = self.take_ready();
-                RateLimitFuture::delayed(wait, (charge, self.respond.clone()), ready, request)
+                CallState::delayed(wait, (charge, self.respond.clone(), ready, request))
             }
-            Verdict::NotUntil { .. } | Verdict::Never => {
-                RateLimitFuture::rejected(charge.reject(&self.respond))
-            }
-        }
+            Verdict::NotUntil { .. } | Verdict::Never => CallState::rejected(charge.reject(&self.respond)),
+        })
     }
 }
 
@@ -116,13 +114,15 @@ where
                 (at, decision) => {
                     let decision = decision.outcome().map(|outcome| KeptDecision::One { at, outcome });
                     let client = ClientBytes::from_slice(client);
-                    return self.call_otherwise(decision, client, request);
+                    return RateLimitFuture::stateful(self.call_otherwise(decision, client, request));
                 }
             }
         };
         let inner = self.inner.call(request);
         match charge {
-            Some(charge) => RateLimitFuture::charged(inner, charge, self.respond.clone()),
+            Some(charge) => {
+                RateLimitFuture::stateful(Box::pin(CallState::charged(inner, charge, self.respond.clone())))
+            }
             None => RateLimitFuture::direct(inner),
         }
     }
