@@ -439,7 +439,11 @@ impl Store for MemoryStore {
             Some((algorithm, spent @ UnitCharge::Rejected(_))) => {
                 PromptDecision::Otherwise(algorithm.outcome_of_one(spent, now))
             }
-            None => self.try_one_slow(check, now),
+            None => {
+                // A copy, so that the check of any other decision need not be in memory.
+                let check = *check;
+                self.try_one_slow(&check, now)
+            }
         }
     }
 
