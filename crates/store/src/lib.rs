@@ -44,7 +44,7 @@ pub use penalties::{Penalties, PenaltyChanges, PenaltyEntry, PenaltyKey, Violati
 pub use permits::{Permit, Permits};
 pub use shared::{RecordExchange, SharedEvent, SharedRecord};
 pub use space_saving::{SpaceSaving, WeightedItem};
-pub use store::{Override, RuleSettings, Store, StoreError};
+pub use store::{Override, PromptDecision, RuleSettings, Store, StoreError};
 
 /// The examples of README.md.
 #[cfg(doctest)]

@@ -5,7 +5,7 @@ use std::error::Error;
 use thiserror::Error;
 use tidegate_core::{
     Algorithm, Check, Coordination, CounterKey, Decision, Limit, Outcome, Refund, RuleId, StoreFailureMode,
-    TimeSpan, Timestamp,
+    TimeSpan, Timestamp, Verdict,
 };
 
 use crate::memory::RetainedLimits;
@@ -27,10 +27,10 @@ pub trait Store: Send + Sync {
         now: Timestamp,
     ) -> impl Future<Output = Result<Decision, StoreError>> + Send;
 
-    /// Decides a single check like [`decide`](Self::decide) at `now`, if the store can do so at once. `None` if it cannot; then
-    /// nothing is charged. Faster than `decide`, because there is neither room for more outcomes nor an error to copy.
-    fn decide_at_once(&self, _check: &Check<'_>, _now: Timestamp) -> Option<Outcome> {
-        None
+    /// Decides a single check like [`decide`](Self::decide) at `now`, if the store can do so at once. Faster than `decide`,
+    /// because there is neither room for more outcomes nor an error to copy.
+    fn decide_at_once(&self, _check: &Check<'_>, _now: Timestamp) -> PromptDecision {
+        PromptDecision::Undecided
     }
 
     /// Decides several requests in order at one `now` and appends their decisions. Faster than single calls. On an error
@@ -90,6 +90,37 @@ pub struct RuleSettings {
     pub coordination: Coordination,
     /// What happens while the shared store fails.
     pub on_store_failure: StoreFailureMode,
+}
+
+/// The result of [`Store::decide_at_once`].
+///
+/// The most frequent result has a variant of its own: a caller that reads nothing but the variant spares the store the
+/// computation of the outcome, if the call is inlined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PromptDecision {
+    /// Admitted without a wait.
+    Admitted(Outcome),
+    /// Rejected, or admitted after a wait.
+    Otherwise(Outcome),
+    /// Not decided, and nothing is charged.
+    Undecided,
+}
+
+impl PromptDecision {
+    /// The outcome, if there is one.
+    pub const fn outcome(self) -> Option<Outcome> {
+        match self {
+            Self::Admitted(outcome) | Self::Otherwise(outcome) => Some(outcome),
+            Self::Undecided => None,
+        }
+    }
+}
+
+impl From<Outcome> for PromptDecision {
+    #[inline]
+    fn from(outcome: Outcome) -> Self {
+        if outcome.verdict == Verdict::PASS { Self::Admitted(outcome) } else { Self::Otherwise(outcome) }
+    }
 }
 
 /// Why a store failed. A request must not be treated as decided then.

@@ -127,7 +127,7 @@ async fn decide(
 ) -> Result<Decision, StoreError> {
     if let [check] = checks
         && step % 2 == 1
-        && let Some(outcome) = store.decide_at_once(check, now)
+        && let Some(outcome) = store.decide_at_once(check, now).outcome()
     {
         return Ok(Decision::of_one(now, check.role, outcome));
     }

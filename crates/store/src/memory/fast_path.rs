@@ -53,7 +53,11 @@ impl MemoryStore {
             .and_then(|slot| self.spend_at((limit, algorithm), key, lookup, slot, now));
         match spent {
             Ok(spent) => Some(spent),
-            Err(FastPathMiss::Contended) => self.spend_contended(limit, key, lookup.hash, lookup.number, now),
+            Err(FastPathMiss::Contended) => {
+                // A copy, so that the key of any other decision need not be in memory.
+                let key = *key;
+                self.spend_contended(limit, &key, lookup.hash, lookup.number, now)
+            }
             Err(FastPathMiss::Ineligible) => None,
         }
     }

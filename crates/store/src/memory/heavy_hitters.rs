@@ -58,11 +58,14 @@ struct KeyCounts {
 
 impl HeavyHitters {
     /// Records this decision if it is in the sample.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "two instructions of every decision")]
+    #[inline(always)]
     pub(super) fn sample(&self, key: &CounterKey<'_>, hash: u64, now: Timestamp, passes: bool) {
         // The low bits of the time are nearly random; the hash keeps decisions of one instant independent.
         if (now.as_micros() ^ hash).is_multiple_of(SAMPLE) {
-            self.record(key, passes);
+            // A copy, so that the caller's key need not be in memory for decisions outside the sample.
+            let key = *key;
+            self.record(&key, passes);
         }
     }
 

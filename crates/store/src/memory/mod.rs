@@ -26,11 +26,11 @@ use std::task::{Context, Poll};
 
 use smallvec::{SmallVec, smallvec};
 use tidegate_core::{
-    AlgorithmKind, Check, CounterKey, Decision, Limit, Outcome, Refund, Role, Timestamp, TokenBucket,
-    UnitCharge, decide, peek,
+    AlgorithmKind, Check, CounterKey, Decision, Limit, Refund, Role, Timestamp, TokenBucket, UnitCharge,
+    decide, peek,
 };
 
-use crate::store::{Override, Store, StoreError};
+use crate::store::{Override, PromptDecision, Store, StoreError};
 use cache_line::CacheLine;
 use fast_path::{DecideOne, TryOne, is_common};
 use hash::KeyHasher;
@@ -172,8 +172,9 @@ impl MemoryStore {
     }
 
     #[inline(never)]
-    fn try_one_slow(&self, check: &Check<'_>, now: Timestamp) -> Option<Outcome> {
-        check.limit.visit(TryOne { store: self, check, lookup: self.look_up(check), now })
+    fn try_one_slow(&self, check: &Check<'_>, now: Timestamp) -> PromptDecision {
+        let outcome = check.limit.visit(TryOne { store: self, check, lookup: self.look_up(check), now });
+        outcome.map_or(PromptDecision::Undecided, PromptDecision::from)
     }
 
     #[expect(clippy::inline_always, reason = "fields that the caller does not read are not computed")]
@@ -430,13 +431,20 @@ impl Store for MemoryStore {
 
     #[expect(clippy::inline_always, reason = "see decide_now")]
     #[inline(always)]
-    fn decide_at_once(&self, check: &Check<'_>, now: Timestamp) -> Option<Outcome> {
-        if let Some((algorithm, spent)) = self.spend_common(check, now) {
-            return Some(algorithm.outcome_of_one(spent, now));
+    fn decide_at_once(&self, check: &Check<'_>, now: Timestamp) -> PromptDecision {
+        match self.spend_common(check, now) {
+            Some((algorithm, spent @ UnitCharge::Admitted(_))) => {
+                PromptDecision::Admitted(algorithm.outcome_of_one(spent, now))
+            }
+            Some((algorithm, spent @ UnitCharge::Rejected(_))) => {
+                PromptDecision::Otherwise(algorithm.outcome_of_one(spent, now))
+            }
+            None => {
+                // A copy, so that the check of any other decision need not be in memory.
+                let check = *check;
+                self.try_one_slow(&check, now)
+            }
         }
-        // Field by field: otherwise the compiler passes both results through memory.
-        let Outcome { verdict, limit, remaining, reset_after } = self.try_one_slow(check, now)?;
-        Some(Outcome { verdict, limit, remaining, reset_after })
     }
 
     async fn decide_batch(

@@ -57,7 +57,8 @@ impl ByHeader {
 }
 
 impl<B> FindClient<Request<B>> for ByHeader {
-    #[inline]
+    #[expect(clippy::inline_always, reason = "a result that is not inlined goes through memory")]
+    #[inline(always)]
     fn client<'r>(&self, request: &'r Request<B>) -> Option<ClientKey<'r>> {
         Some(ClientKey::Bytes(request.headers().get(&self.0)?.as_bytes()))
     }

@@ -85,13 +85,37 @@ pin_project! {
         D: 'static,
     {
         #[pin]
-        state: CallState<S, R, D, P>,
+        path: CallPath<S, R, D, P>,
     }
 }
 
 pin_project! {
+    // No larger than the future of the service, if that has a spare value: this future is moved several times before it is
+    // polled, and each move copies all of it. Whatever else a call needs is allocated.
+    #[project = CallPathProjection]
+    enum CallPath<S, R, D, P>
+    where
+        S: Service<R>,
+        D: Store,
+        D: 'static,
+    {
+        // The service has the request, and nothing depends on its response.
+        Direct {
+            #[pin]
+            inner: S::Future,
+        },
+        Stateful {
+            state: BoxCallState<S, R, D, P>,
+        },
+    }
+}
+
+/// The state of a call, if there is more to it than the future of the service.
+pub(super) type BoxCallState<S, R, D, P> = Pin<Box<CallState<S, R, D, P>>>;
+
+pin_project! {
     #[project = CallStateProjection]
-    enum CallState<S, R, D, P>
+    pub(super) enum CallState<S, R, D, P>
     where
         S: Service<R>,
         D: Store,
@@ -100,21 +124,21 @@ pin_project! {
         Undecided {
             decision: PendingDecision,
             limiter: RateLimiter<D>,
-            // Boxed like the timer: a request that is admitted at once does not make room for them.
-            call: Option<Box<(P, S, R)>>,
+            call: Option<(P, S, R)>,
         },
         Delayed {
-            timer: Pin<Box<Sleep>>,
-            call: Option<Box<(LimitCharge<D>, P, S, R)>>,
+            #[pin]
+            timer: Sleep,
+            call: Option<(LimitCharge<D>, P, S, R)>,
         },
         Admitted {
             #[pin]
             inner: S::Future,
-            // `None` if it is not needed, or if the store failed.
+            // `None` if the store failed.
             charge: Option<LimitCharge<D>>,
             respond: P,
         },
-        Done {
+        Rejected {
             // `None` once it is returned.
             result: Option<Result<S::Response, BoxError>>,
         },
@@ -131,6 +155,25 @@ where
     /// refunded. An error without a value, such as `Infallible`, is never a rejection.
     pub(super) const KEEPS_CHARGE: bool = P::COMPLETES || size_of::<Result<(), S::Error>>() > 0;
 
+    /// A call with a state.
+    #[inline]
+    pub(super) fn stateful(state: BoxCallState<S, R, D, P>) -> Self {
+        Self { path: CallPath::Stateful { state } }
+    }
+
+    /// An admitted call without a charge.
+    #[expect(clippy::inline_always, reason = "the future is large and is best built in place")]
+    #[inline(always)]
+    pub(super) fn direct(inner: S::Future) -> Self {
+        Self { path: CallPath::Direct { inner } }
+    }
+}
+
+impl<S, R, D, P> CallState<S, R, D, P>
+where
+    S: Service<R>,
+    D: Store + 'static,
+{
     pub(super) fn undecided(
         (limiter, respond): (RateLimiter<D>, P),
         client: ClientBytes,
@@ -142,54 +185,30 @@ where
             let decision = decider.decide(&client).await;
             (client, decision)
         });
-        Self {
-            state: CallState::Undecided {
-                decision,
-                limiter,
-                call: Some(Box::new((respond, ready, request))),
-            },
-        }
+        Self::Undecided { decision, limiter, call: Some((respond, ready, request)) }
     }
 
-    pub(super) fn delayed(
-        wait: TimeSpan,
-        (charge, respond): (LimitCharge<D>, P),
-        ready: S,
-        request: R,
-    ) -> Self {
-        Self { state: CallState::delayed(wait, (charge, respond, ready, request)) }
+    pub(super) fn delayed(wait: TimeSpan, call: (LimitCharge<D>, P, S, R)) -> Self {
+        Self::Delayed { timer: sleep(wait.into()), call: Some(call) }
     }
 
-    #[expect(clippy::inline_always, reason = "the future is large and is best built in place")]
-    #[inline(always)]
-    pub(super) fn admitted(inner: S::Future, mut charge: Option<LimitCharge<D>>, respond: P) -> Self {
-        if let Some(charge) = &mut charge {
-            charge.keep();
-        }
-        Self { state: CallState::Admitted { inner, charge, respond } }
+    /// The service has the request; its charge is kept for its response.
+    pub(super) fn charged(inner: S::Future, mut charge: LimitCharge<D>, respond: P) -> Self {
+        charge.keep();
+        Self::Admitted { inner, charge: Some(charge), respond }
+    }
+
+    /// The service has the request, which was not charged because the store failed.
+    pub(super) fn uncharged(inner: S::Future, respond: P) -> Self {
+        Self::Admitted { inner, charge: None, respond }
     }
 
     pub(super) fn rejected(result: Result<S::Response, BoxError>) -> Self {
-        Self { state: CallState::Done { result: Some(result) } }
+        Self::Rejected { result: Some(result) }
     }
 
-    pub(super) fn failed(error: StoreError) -> Self {
-        Self::rejected(Err(error.into()))
-    }
-}
-
-impl<S, R, D, P> CallState<S, R, D, P>
-where
-    S: Service<R>,
-    D: Store + 'static,
-{
-    fn delayed(wait: TimeSpan, call: (LimitCharge<D>, P, S, R)) -> Self {
-        Self::Delayed { timer: Box::pin(sleep(wait.into())), call: Some(Box::new(call)) }
-    }
-
-    fn admitted((mut charge, respond, mut ready, request): (LimitCharge<D>, P, S, R)) -> Self {
-        charge.keep();
-        Self::Admitted { inner: ready.call(request), charge: Some(charge), respond }
+    fn admitted((charge, respond, mut ready, request): (LimitCharge<D>, P, S, R)) -> Self {
+        Self::charged(ready.call(request), charge, respond)
     }
 
     /// The state after the decision.
@@ -200,7 +219,7 @@ where
         match charge.decision.verdict() {
             Verdict::Pass { wait } if wait.is_zero() => Self::admitted((charge, respond, ready, request)),
             Verdict::Pass { wait } => Self::delayed(wait, (charge, respond, ready, request)),
-            Verdict::NotUntil { .. } | Verdict::Never => Self::Done { result: Some(charge.reject(&respond)) },
+            Verdict::NotUntil { .. } | Verdict::Never => Self::rejected(charge.reject(&respond)),
         }
     }
 
@@ -210,8 +229,46 @@ where
         (respond, mut ready, request): (P, S, R),
     ) -> Self {
         match limiter.on_store_failure() {
-            OnStoreFailure::Allow => Self::Admitted { inner: ready.call(request), charge: None, respond },
-            OnStoreFailure::Deny => Self::Done { result: Some(Err(error.into())) },
+            OnStoreFailure::Allow => Self::uncharged(ready.call(request), respond),
+            OnStoreFailure::Deny => Self::rejected(Err(error.into())),
+        }
+    }
+
+    fn poll_result(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<S::Response, BoxError>>
+    where
+        S::Error: Into<BoxError>,
+        P: RespondToLimit<S::Response>,
+    {
+        loop {
+            let next = match self.as_mut().project() {
+                CallStateProjection::Admitted { inner, charge, respond } => {
+                    let mut result = ready!(inner.poll(cx)).map_err(Into::into);
+                    if let Some(charge) = charge {
+                        charge.complete(&mut result, respond);
+                    }
+                    return Poll::Ready(result);
+                }
+                CallStateProjection::Undecided { decision, limiter, call } => {
+                    let (client, decision) = ready!(decision.as_mut().poll(cx));
+                    let Some(call) = call.take() else { return Poll::Pending };
+                    match decision {
+                        Ok(decision) => Self::decided(
+                            LimitCharge::new(limiter.clone(), client, KeptDecision::new(decision)),
+                            call,
+                        ),
+                        Err(error) => Self::store_failed(limiter, error, call),
+                    }
+                }
+                CallStateProjection::Delayed { timer, call } => {
+                    ready!(timer.poll(cx));
+                    let Some(call) = call.take() else { return Poll::Pending };
+                    Self::admitted(call)
+                }
+                CallStateProjection::Rejected { result } => {
+                    return result.take().map_or(Poll::Pending, Poll::Ready);
+                }
+            };
+            self.set(next);
         }
     }
 }
@@ -227,37 +284,9 @@ where
 
     #[inline]
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let mut state = self.project().state;
-        loop {
-            let next = match state.as_mut().project() {
-                CallStateProjection::Admitted { inner, charge, respond } => {
-                    let mut result = ready!(inner.poll(cx)).map_err(Into::into);
-                    if let Some(charge) = charge {
-                        charge.complete(&mut result, respond);
-                    }
-                    return Poll::Ready(result);
-                }
-                CallStateProjection::Undecided { decision, limiter, call } => {
-                    let (client, decision) = ready!(decision.as_mut().poll(cx));
-                    let Some(call) = call.take() else { return Poll::Pending };
-                    match decision {
-                        Ok(decision) => CallState::decided(
-                            LimitCharge::new(limiter.clone(), client, KeptDecision::new(decision)),
-                            *call,
-                        ),
-                        Err(error) => CallState::store_failed(limiter, error, *call),
-                    }
-                }
-                CallStateProjection::Delayed { timer, call } => {
-                    ready!(timer.as_mut().poll(cx));
-                    let Some(call) = call.take() else { return Poll::Pending };
-                    CallState::admitted(*call)
-                }
-                CallStateProjection::Done { result } => {
-                    return result.take().map_or(Poll::Pending, Poll::Ready);
-                }
-            };
-            state.set(next);
+        match self.project().path.project() {
+            CallPathProjection::Direct { inner } => inner.poll(cx).map_err(Into::into),
+            CallPathProjection::Stateful { state } => state.as_mut().poll_result(cx),
         }
     }
 }

@@ -7,10 +7,10 @@ use std::task::{Context, Poll, Waker};
 
 use smallvec::SmallVec;
 use tidegate_core::{
-    Algorithm, Check, CounterKey, Decision, Limit, LimitError, Outcome, RuleId, Spec, TimeSpan, Timestamp,
+    Algorithm, Check, CounterKey, Decision, Limit, LimitError, RuleId, Spec, TimeSpan, Timestamp,
 };
 use tidegate_headers::Quota;
-use tidegate_store::{Clock, RetainedLimits, Store, StoreError};
+use tidegate_store::{Clock, PromptDecision, RetainedLimits, Store, StoreError};
 
 use super::kept_decision::KeptDecision;
 use crate::clock::system_clock;
@@ -102,15 +102,14 @@ impl<S: Store> RateLimiter<S> {
         self.shared.store.decide(&self.checks(client), now).await
     }
 
-    /// The time and the outcome for the only limit, if the store decides at once.
+    /// The time and the decision about the only limit, if the store decides at once.
     #[expect(clippy::inline_always, reason = "a store computes only what its caller reads, if it is inlined")]
     #[inline(always)]
-    pub(super) fn decide_at_once(&self, client: &[u8]) -> Option<(Timestamp, Outcome)> {
-        let [rule] = &*self.shared.rules else { return None };
+    pub(super) fn decide_at_once(&self, client: &[u8]) -> (Timestamp, PromptDecision) {
+        let [rule] = &*self.shared.rules else { return (Timestamp::ZERO, PromptDecision::Undecided) };
         let now = self.shared.clock.now();
         let check = Check::new(CounterKey::new(rule.id, client), &rule.limit);
-        let outcome = self.shared.store.decide_at_once(&check, now)?;
-        Some((now, outcome))
+        (now, self.shared.store.decide_at_once(&check, now))
     }
 
     /// The decision, if it is immediate.

@@ -4,11 +4,11 @@ use std::mem;
 use std::task::{Context, Poll};
 
 use tidegate_core::Verdict;
-use tidegate_store::Store;
+use tidegate_store::{PromptDecision, Store};
 use tower_service::Service;
 
 use super::client::FindClient;
-use super::future::{LimitCharge, RateLimitFuture};
+use super::future::{BoxCallState, CallState, LimitCharge, RateLimitFuture};
 use super::handle::{ClientBytes, OnStoreFailure, RateLimiter};
 use super::kept_decision::KeptDecision;
 use super::respond::RespondToLimit;
@@ -44,14 +44,14 @@ impl<S, D, K, P> RateLimitService<S, D, K, P> {
         mem::replace(&mut self.inner, clone)
     }
 
-    /// A call that is not admitted at once.
+    /// A call that is not admitted at once. Returns no future, because that may be large and would be copied.
     #[inline(never)]
     fn call_otherwise<R>(
         &mut self,
         decision: Option<KeptDecision>,
         client: ClientBytes,
         request: R,
-    ) -> RateLimitFuture<S, R, D, P>
+    ) -> BoxCallState<S, R, D, P>
     where
         S: Service<R> + Clone,
         D: Store + 'static,
@@ -60,29 +60,25 @@ impl<S, D, K, P> RateLimitService<S, D, K, P> {
         let decision = match decision.map(Ok).or_else(|| self.limiter.decide_in_place(&client)) {
             Some(Ok(decision)) => decision,
             Some(Err(_)) if self.limiter.on_store_failure() == OnStoreFailure::Allow => {
-                return RateLimitFuture::admitted(self.inner.call(request), None, self.respond.clone());
+                return Box::pin(CallState::uncharged(self.inner.call(request), self.respond.clone()));
             }
-            Some(Err(error)) => return RateLimitFuture::failed(error),
+            Some(Err(error)) => return Box::pin(CallState::rejected(Err(error.into()))),
             None => {
                 let ready = self.take_ready();
                 let (limiter, respond) = (self.limiter.clone(), self.respond.clone());
-                return RateLimitFuture::undecided((limiter, respond), client, ready, request);
+                return Box::pin(CallState::undecided((limiter, respond), client, ready, request));
             }
         };
         let verdict = decision.verdict();
         let charge = LimitCharge::new(self.limiter.clone(), client, decision);
-        match verdict {
-            Verdict::PASS => {
-                RateLimitFuture::admitted(self.inner.call(request), Some(charge), self.respond.clone())
-            }
+        Box::pin(match verdict {
+            Verdict::PASS => CallState::charged(self.inner.call(request), charge, self.respond.clone()),
             Verdict::Pass { wait } => {
                 let ready = self.take_ready();
-                RateLimitFuture::delayed(wait, (charge, self.respond.clone()), ready, request)
+                CallState::delayed(wait, (charge, self.respond.clone(), ready, request))
             }
-            Verdict::NotUntil { .. } | Verdict::Never => {
-                RateLimitFuture::rejected(charge.reject(&self.respond))
-            }
-        }
+            Verdict::NotUntil { .. } | Verdict::Never => CallState::rejected(charge.reject(&self.respond)),
+        })
     }
 }
 
@@ -111,19 +107,23 @@ where
             let client = key.as_ref().map_or(&[][..], |key| key.bytes(&mut prefix));
             match self.limiter.decide_at_once(client) {
                 // Most requests are admitted at once.
-                Some((at, outcome)) if outcome.verdict == Verdict::PASS => {
-                    Self::Future::KEEPS_CHARGE.then(|| {
-                        let client = ClientBytes::from_slice(client);
-                        LimitCharge::new(self.limiter.clone(), client, KeptDecision::One { at, outcome })
-                    })
-                }
-                decision => {
-                    let decision = decision.map(|(at, outcome)| KeptDecision::One { at, outcome });
+                (at, PromptDecision::Admitted(outcome)) => Self::Future::KEEPS_CHARGE.then(|| {
                     let client = ClientBytes::from_slice(client);
-                    return self.call_otherwise(decision, client, request);
+                    LimitCharge::new(self.limiter.clone(), client, KeptDecision::One { at, outcome })
+                }),
+                (at, decision) => {
+                    let decision = decision.outcome().map(|outcome| KeptDecision::One { at, outcome });
+                    let client = ClientBytes::from_slice(client);
+                    return RateLimitFuture::stateful(self.call_otherwise(decision, client, request));
                 }
             }
         };
-        RateLimitFuture::admitted(self.inner.call(request), charge, self.respond.clone())
+        let inner = self.inner.call(request);
+        match charge {
+            Some(charge) => {
+                RateLimitFuture::stateful(Box::pin(CallState::charged(inner, charge, self.respond.clone())))
+            }
+            None => RateLimitFuture::direct(inner),
+        }
     }
 }
