@@ -51,7 +51,7 @@ local function new_limit(kind, a, b, c, d)
 end
 
 local function same(x, y)
-  return x.kind == y.kind and x.a == y.a and x.b == y.b and x.c == y.c and x.d == y.d
+  return x == y or x.kind == y.kind and x.a == y.a and x.b == y.b and x.c == y.c and x.d == y.d
 end
 
 local limits = {}
@@ -59,6 +59,17 @@ for i = 1, limit_count do
   local kind, a, b, c, d
   kind, a, b, c, d, place = struct.unpack('<Bdddd', data, place)
   limits[i] = new_limit(kind, a, b, c, d)
+end
+
+-- Most entries use a limit of the call.
+local function find_limit(kind, a, b, c, d)
+  for i = 1, limit_count do
+    local limit = limits[i]
+    if limit.a == a and limit.b == b and limit.c == c and limit.d == d and limit.kind == kind then
+      return limit
+    end
+  end
+  return new_limit(kind, a, b, c, d)
 end
 
 local function unpack_state(kind, x, y, z)
@@ -92,7 +103,7 @@ local function unpack_entry(packed)
   if kind > 0 then
     local a, b, c, d, x, y, z
     a, b, c, d, x, y, z, at = struct.unpack('<ddddddd', packed, at)
-    entry.limit, entry.state = new_limit(kind, a, b, c, d), unpack_state(kind, x, y, z)
+    entry.limit, entry.state = find_limit(kind, a, b, c, d), unpack_state(kind, x, y, z)
   end
   if overridden == 1 then
     local till, k, a, b, c, d
@@ -100,9 +111,12 @@ local function unpack_entry(packed)
     entry.instead = { till = till, limit = new_limit(k, a, b, c, d) }
   end
   for i = 1, count do
-    local r = {}
-    r.node, r.sequence, r.epoch, r.at, r.granted, r.spent, r.expiry, r.reset, at = struct.unpack('<dddddddB', packed, at)
-    entry.records[i] = r
+    local node, sequence, epoch, granted_at, granted, spent, expiry, was_reset
+    node, sequence, epoch, granted_at, granted, spent, expiry, was_reset, at = struct.unpack('<dddddddB', packed, at)
+    entry.records[i] = {
+      node = node, sequence = sequence, epoch = epoch, at = granted_at,
+      granted = granted, spent = spent, expiry = expiry, reset = was_reset,
+    }
   end
   return entry
 end
@@ -298,14 +312,15 @@ local function acquire(entry, op)
     end
   end
   if record and op.sequence <= record.sequence then
-    return IGNORED, 0, 0
+    return IGNORED, 0, 0, 0, 0
   end
   if record then
     record = settle(entry, record, op)
   end
   charge(entry, now, op.debt)
   local kind = entry.limit.kind
-  local available = algorithms[kind].judge(entry.limit, occupied(entry), now, 0).remaining
+  local state = occupied(entry)
+  local available = algorithms[kind].judge(entry.limit, state, now, 0).remaining
   local units = size_of_grant(entry, record, op, available)
   if entry.limit.window and floor_div(now, entry.limit.window) < entry.state.window then
     -- Time went back: units of the later window would be spent in the earlier one.
@@ -326,7 +341,26 @@ local function acquire(entry, op)
     -- Units of a sliding window can be given back in the window after it.
     record.expiry = now + life_of(entry) + (kind == SLIDING_COUNTER and entry.limit.window or 0)
   end
-  return DONE, record and record.epoch or 0, units
+  local retry_after = 0
+  if units < op.least then
+    retry_after = algorithms[kind].judge(entry.limit, state, now, op.least).span
+  end
+  return DONE, record and record.epoch or 0, units, available - units, retry_after
+end
+
+-- What is available, and the time until the cost fits.
+local function peek(entry, op)
+  adopt(entry, op.limit)
+  local judge, state = algorithms[entry.limit.kind].judge, occupied(entry)
+  return DONE, 0, 0, judge(entry.limit, state, now, 0).remaining, judge(entry.limit, state, now, op.least).span
+end
+
+-- The time until the counter equals an unused one, if all leased units are spent. `write` needs it too.
+local function fresh_after(entry)
+  if not entry.fresh then
+    entry.fresh = algorithms[entry.limit.kind].until_fresh(entry.limit, occupied(entry), now)
+  end
+  return entry.fresh
 end
 
 -- Leased units stay charged until their holder settles; what it has spent by then counts as spent before the reset.
@@ -352,7 +386,7 @@ local function write(key, entry)
   local parts, fresh = {}, 0
   local limit = entry.limit
   if limit then
-    fresh = algorithms[limit.kind].until_fresh(limit, occupied(entry), now)
+    fresh = fresh_after(entry)
     if fresh == 0 and #entry.records == 0 then
       limit = nil
     end
@@ -385,20 +419,21 @@ local function write(key, entry)
   redis.call('SET', KEYS[key], table.concat(parts), 'PX', string.format('%.0f', ttl))
 end
 
-local replies = {}
+local replies, op = {}, {}
 for i = 1, operation_count do
-  local kind, key, limit, op = 0, 0, 0, {}
+  local kind, key, limit
   kind, key, limit, op.node, op.sequence, op.epoch, op.spent, op.granted, op.want, op.least, op.nodes, op.debt, place =
     struct.unpack('<BHHddddddddd', data, place)
   op.limit = limits[limit]
   local entry = entry_of(key)
-  local status, epoch, granted = DONE, 0, 0
+  local status, epoch, granted, available, retry_after = DONE, 0, 0, 0, 0
+  entry.fresh = nil
   if entry.newer then
     status = NEWER
   elseif kind == ACQUIRE then
-    status, epoch, granted = acquire(entry, op)
+    status, epoch, granted, available, retry_after = acquire(entry, op)
   elseif kind == PEEK then
-    adopt(entry, op.limit)
+    status, epoch, granted, available, retry_after = peek(entry, op)
   elseif kind == RESET then
     reset(entry)
   elseif kind == OVERRIDE then
@@ -411,19 +446,14 @@ for i = 1, operation_count do
   else
     return redis.error_reply('TIDEGATE unknown operation')
   end
-  if entry.newer or not entry.state then
-    replies[i] = struct.pack('<Bddddddddd', status, now, 0, 0, 0, 0, 0, 0, 0, 0)
-  else
-    local o = algorithms[entry.limit.kind].judge(entry.limit, occupied(entry), now, math.max(op.least - granted, 0))
-    local left = o.remaining
-    if o.verdict == PASS then
-      left = left + math.max(op.least - granted, 0)
-    end
-    replies[i] = struct.pack(
-      '<Bddddddddd', status, now, epoch, granted, life_of(entry), left, o.limit, o.span, o.reset_after,
-      (held_by_others(entry, op.node))
-    )
+  local life, capacity, reset_after, held = 0, 0, 0, 0
+  if entry.state and kind <= PEEK then
+    life, capacity, held = life_of(entry), entry.limit.capacity, held_by_others(entry, op.node)
+    reset_after = entry.limit.kind == FIXED_WINDOW and since(window_end(entry), now) or fresh_after(entry)
   end
+  replies[i] = struct.pack(
+    '<Bddddddddd', status, now, epoch, granted, life, available, capacity, retry_after, reset_after, held
+  )
 end
 
 for key, entry in pairs(entries) do

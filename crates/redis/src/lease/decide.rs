@@ -28,7 +28,7 @@ pub(super) enum Effort {
 }
 
 /// The result of an attempt to decide.
-pub(super) enum Attempt {
+pub(super) enum LeaseAttempt {
     /// The decision.
     Decided(Decision),
     /// Requests to wait for.
@@ -65,8 +65,8 @@ impl LeaseNode {
     ) -> Result<Decision, StoreError> {
         for _ in 0..ROUNDS {
             match self.try_decide(checks, now, Effort::Wait)? {
-                Attempt::Decided(decision) => return Ok(decision),
-                Attempt::Waiting(requests) => {
+                LeaseAttempt::Decided(decision) => return Ok(decision),
+                LeaseAttempt::Waiting(requests) => {
                     for request in requests {
                         // A request that was given up (the counter was reset) is repeated.
                         if let Ok(Err(failure)) = request.await {
@@ -77,8 +77,8 @@ impl LeaseNode {
             }
         }
         match self.try_decide(checks, now, Effort::Decide)? {
-            Attempt::Decided(decision) => Ok(decision),
-            Attempt::Waiting(_) => Err(no_room()),
+            LeaseAttempt::Decided(decision) => Ok(decision),
+            LeaseAttempt::Waiting(_) => Err(no_room()),
         }
     }
 
@@ -88,7 +88,7 @@ impl LeaseNode {
         checks: &[Check<'_>],
         now: Timestamp,
         effort: Effort,
-    ) -> Result<Attempt, StoreError> {
+    ) -> Result<LeaseAttempt, StoreError> {
         let now = self.local_time(now);
         let hashes: SmallVec<[u64; 4]> = checks.iter().map(|check| self.table.hash(check.key)).collect();
         let mut shards = self.table.lock_all(&hashes);
@@ -120,10 +120,10 @@ impl LeaseNode {
             }
         }
         let result = if effort == Effort::Request || !waiting.is_empty() {
-            Attempt::Waiting(waiting)
+            LeaseAttempt::Waiting(waiting)
         } else {
             let mut ledger = BlockLedger { shards, checks, hashes: &hashes, now };
-            Attempt::Decided(self.decide_locked(&mut ledger, &mut ready))
+            LeaseAttempt::Decided(self.decide_locked(&mut ledger, &mut ready))
         };
         for request in ready {
             self.send(request, now);
