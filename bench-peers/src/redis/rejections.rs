@@ -30,7 +30,7 @@ pub(crate) fn run(redis: &RedisProcess, report: &mut Report) -> anyhow::Result<(
         anyhow::ensure!(store.decide(&[check], clock.now()).await?.passes(), "the first request is rejected");
         reject(1).await
     })?;
-    let sent = |store: &RedisStore| store.report().operations;
+    let sent = |store: &RedisStore| store.report().link.operations;
     let (before, start) = (sent(&store), Instant::now());
     runtime.block_on(reject(FLOOD))?;
     let nanos = start.elapsed().as_secs_f64() * 1e9 / f64::from(FLOOD);

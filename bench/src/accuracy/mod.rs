@@ -36,7 +36,9 @@ fn limit(algorithm: Algorithm) -> anyhow::Result<Limit> {
 /// Runs every mode with every algorithm it supports, `decisions` each.
 pub(crate) fn run(decisions: u64) -> anyhow::Result<()> {
     let seed = fastrand::u64(..);
-    println!("seed {seed}; {NODES} processes, {REQUESTS} per {WINDOW:?}, {CLIENTS} clients (Zipf), {decisions} decisions each");
+    println!(
+        "seed {seed}; {NODES} processes, {REQUESTS} per {WINDOW:?}, {CLIENTS} clients (Zipf), {decisions} decisions each"
+    );
     let mut failed = Vec::new();
     for coordination in [Coordination::Central, Coordination::Lease, Coordination::Sync] {
         for algorithm in [Algorithm::TokenBucket, Algorithm::FixedWindow, Algorithm::SlidingCounter] {
@@ -69,7 +71,12 @@ fn run_one(scenario: Scenario) -> anyhow::Result<Replay> {
     let mut nodes = Vec::new();
     for (index, (file, skew)) in files.iter().zip([scenario.skew, -scenario.skew, 0]).enumerate() {
         let mut command = Command::new(&program);
-        command.arg("accuracy-node").args(["--url", &redis.url(), "--coordination", scenario.coordination.name()]);
+        command.arg("accuracy-node").args([
+            "--url",
+            &redis.url(),
+            "--coordination",
+            scenario.coordination.name(),
+        ]);
         command.args(["--algorithm", scenario.algorithm.name(), "--skew", &skew.to_string()]);
         command.args(["--decisions", &(scenario.decisions / NODES).to_string()]);
         command.args(["--seed", &scenario.seed.wrapping_add(index as u64).to_string(), "--log"]).arg(file);

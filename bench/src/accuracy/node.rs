@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use clap::Args;
 use tidegate_core::{Algorithm, Check, Coordination, CounterKey, Limit, TimeSpan, Timestamp};
-use tidegate_redis::{Endpoint, RedisConfig, RedisStore};
+use tidegate_redis::{Endpoint, FallbackDecisions, RedisConfig, RedisStore};
 use tidegate_store::{Clock, Store, SystemClock};
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
@@ -76,14 +76,20 @@ pub(super) fn run(args: &NodeArgs) -> anyhow::Result<()> {
         for caller in 0..CALLERS {
             let seed = args.seed.wrapping_mul(CALLERS).wrapping_add(caller);
             let limit = limit(args.algorithm)?;
-            callers.spawn(call(Arc::clone(&store), Arc::clone(&clock), limit, seed, args.decisions / CALLERS));
+            callers.spawn(call(
+                Arc::clone(&store),
+                Arc::clone(&clock),
+                limit,
+                seed,
+                args.decisions / CALLERS,
+            ));
         }
         let mut records = Vec::new();
         while let Some(ended) = callers.join_next().await {
             records.extend(ended??);
         }
         let fallback = store.report().fallback_decisions;
-        ensure!(fallback == 0, "{fallback} decisions were made without Redis");
+        ensure!(fallback == FallbackDecisions::default(), "decisions were made without Redis: {fallback:?}");
         anyhow::Ok(records)
     })?;
     Record::write_all(&args.log, &records)
@@ -115,7 +121,11 @@ async fn call(
 
 /// A client whose probability is about proportional to 1/rank.
 fn zipf(rng: &mut fastrand::Rng) -> u32 {
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "below the number of clients")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "below the number of clients"
+    )]
     let rank = f64::from(CLIENTS).powf(rng.f64()) as u32;
     rank.min(CLIENTS)
 }

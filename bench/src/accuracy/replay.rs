@@ -5,9 +5,9 @@ use std::fmt;
 
 use tidegate_core::{Coordination, Cost, CounterState, Limit, Timestamp};
 
-use super::{NODES, REQUESTS, SATURATED, UTILISATION, WINDOW};
 use super::node::SYNC_INTERVAL;
 use super::record::Record;
+use super::{NODES, REQUESTS, SATURATED, UTILISATION, WINDOW};
 
 /// What the replay found.
 #[derive(Debug, Default)]
@@ -58,7 +58,8 @@ impl Replay {
         if attempts.len() as u64 >= SATURATED * REQUESTS * windows {
             let mut state = CounterState::default();
             for record in attempts {
-                let passes = limit.step(&mut state, Timestamp::from_micros(record.at), Cost::ONE).verdict.is_pass();
+                let passes =
+                    limit.step(&mut state, Timestamp::from_micros(record.at), Cost::ONE).verdict.is_pass();
                 self.ideal += u64::from(passes);
                 self.saturated += u64::from(record.admitted);
             }

@@ -50,7 +50,7 @@ impl Store for StaticStore {
         self.memory.decide(&with_limits(checks, &limits, |key| key), now).await
     }
 
-    fn decide_at_once(&self, check: &Check<'_>, now: Timestamp) -> Option<Outcome> {
+    fn decide_at_once(&self, check: &Check<'_>, now: Timestamp) -> PromptDecision {
         let limit = self.share(check.limit);
         self.memory.decide_at_once(&Check { limit: &limit, ..*check }, now)
     }

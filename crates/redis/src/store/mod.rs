@@ -109,6 +109,11 @@ impl RedisStore {
         Self { state }
     }
 
+    /// Waits for a reply to `PING`, on the connection that decisions use.
+    pub async fn ping(&self) -> Result<(), StoreError> {
+        self.state.link.command(0, &redis::cmd("PING")).await.map(drop)
+    }
+
     /// What the store has done since the start, for metrics.
     pub fn report(&self) -> StoreReport {
         let state = &*self.state;
@@ -274,7 +279,7 @@ impl Store for RedisStore {
         self.state.decide(checks, now).await
     }
 
-    fn decide_at_once(&self, check: &Check<'_>, now: Timestamp) -> Option<Outcome> {
+    fn decide_at_once(&self, check: &Check<'_>, now: Timestamp) -> PromptDecision {
         match self.state.settings.of(check.key.rule).coordination {
             Coordination::Static => self.state.static_share.decide_at_once(check, now),
             Coordination::Sync => self.state.sync.decide_at_once(check, now),
