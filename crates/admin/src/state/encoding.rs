@@ -82,7 +82,7 @@ pub(super) fn penalty_removal(key: &PenaltyKey, changed: Timestamp) -> SharedRec
 pub(super) fn ban_record(ban: &Ban, changed: Timestamp) -> SharedRecord {
     let (since, until) = (ban.since.as_micros(), ban.until.map(Timestamp::as_micros));
     let body = to_json(&BanBody { reason: ban.reason.clone(), since, until });
-    SharedRecord { id: ban_id(&ban.subject), changed, expires: ban.until, body }
+    SharedRecord { id: ban_id(&ban.subject), changed, expires: ban.until, body: Some(body) }
 }
 
 pub(super) fn override_record(
@@ -99,7 +99,7 @@ pub(super) fn override_record(
         since: record.since.as_micros(),
         until: record.until.map(Timestamp::as_micros),
     });
-    SharedRecord { id: override_id(key), changed, expires: record.until, body }
+    SharedRecord { id: override_id(key), changed, expires: record.until, body: Some(body) }
 }
 
 pub(super) fn penalty_record(entry: &PenaltyEntry, changed: Timestamp) -> SharedRecord {
@@ -112,7 +112,7 @@ pub(super) fn penalty_record(entry: &PenaltyEntry, changed: Timestamp) -> Shared
         locked_for: locked_for.as_micros(),
         expires_at: entry.expires_at.as_micros(),
     });
-    SharedRecord { id: penalty_id(&entry.key), changed, expires: Some(entry.expires_at), body }
+    SharedRecord { id: penalty_id(&entry.key), changed, expires: Some(entry.expires_at), body: Some(body) }
 }
 
 /// A message about a violation by `key`.
@@ -184,9 +184,9 @@ fn read_penalty(key: PenaltyKey, body: &[u8]) -> Option<PenaltyEntry> {
     Some(PenaltyEntry { key, record, expires_at: Timestamp::from_micros(body.expires_at) })
 }
 
-fn to_json(body: &impl Serialize) -> Option<Vec<u8>> {
+fn to_json(body: &impl Serialize) -> Vec<u8> {
     // These types have no keys that JSON lacks.
-    Some(serde_json::to_vec(body).unwrap_or_default())
+    serde_json::to_vec(body).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -140,11 +140,11 @@ impl<R: Backend> AdminState<R> {
         }
     }
 
-    async fn apply_records(self: &Arc<Self>, changed: Vec<SharedRecord>) {
+    async fn apply_records(self: &Arc<Self>, remote: Vec<SharedRecord>) {
         let applied = self.change(|state, mut records, now| async move {
             let mut changes = Vec::new();
             let mut overrides = Vec::new();
-            for record in changed {
+            for record in remote {
                 let Some(change) = encoding::read(&record) else { continue };
                 match change {
                     RemoteChange::Penalty(entry) => state.merge_penalty(entry, now).await,

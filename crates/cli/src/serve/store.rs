@@ -23,6 +23,10 @@ use super::store_report;
 ///
 /// Futures of the Redis store are boxed, so that those of the memory store stay small.
 #[derive(Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "there is one store per process; a box would cost the memory store an access"
+)]
 pub(crate) enum SelectedStore {
     /// In the memory of this process.
     Memory(MemoryStore),

@@ -61,7 +61,7 @@ impl Store for Remote {
     }
 
     fn apply_settings(&self, rules: &[RuleSettings]) {
-        *self.settings.lock().unwrap() = rules.to_vec();
+        *self.settings.lock().expect("no other test has it") = rules.to_vec();
     }
 }
 
@@ -110,14 +110,14 @@ fn settings_of_rules_apply_at_the_start_and_when_a_policy_is_activated() {
         )
     };
     let bench = bench(&policy("lease"), false);
-    let settings = || bench.limiter.store().settings.lock().unwrap().clone();
+    let settings = || bench.limiter.store().settings.lock().expect("no other test has it").clone();
     let expected = |coordination| {
         let (rule, on_store_failure) = (RuleId::named("default"), StoreFailureMode::Local);
         [RuleSettings { rule, coordination, on_store_failure }]
     };
     assert_eq!(settings(), expected(Coordination::Lease));
-    let plan = compile("policy.yaml", policy("sync").as_bytes(), &NoFiles).unwrap().plan;
-    let prepared = bench.limiter.prepare(ActivePolicy::new(plan)).unwrap();
+    let plan = compile("policy.yaml", policy("sync").as_bytes(), &NoFiles).expect("a policy").plan;
+    let prepared = bench.limiter.prepare(ActivePolicy::new(plan)).expect("limits");
     assert_eq!(settings(), expected(Coordination::Lease), "a prepared policy changes nothing");
     bench.limiter.activate(prepared);
     assert_eq!(settings(), expected(Coordination::Sync));

@@ -7,7 +7,7 @@ use tidegate_core::{Algorithm, Coordination, StoreFailureMode};
 use crate::compile::store_url::store_url;
 use crate::compile::{CompileContext, files, routing, scalar};
 use crate::language::{COORDINATIONS, STORE, STORE_FAILURE_MODES, STORE_TLS};
-use crate::plan::{RuleSharing, Secret, StorePlan, StoreSecret, StoreTlsPlan};
+use crate::plan::{RuleSharing, Secret, StorePlan, StoreSecret, StoreTlsPlan, StoreUrl};
 use crate::raw::{Fields, Finding, NodeRef, YamlNode};
 use crate::render::quote;
 
@@ -167,7 +167,7 @@ fn password(
             .hint("write the password into the file")
     } else if std::str::from_utf8(password).is_err() {
         Finding::error(node, format!("{} is not text", quote(&file.name))).hint("save the password as UTF-8")
-    } else if plan.url.as_ref().is_some_and(|url| url.has_password()) {
+    } else if plan.url.as_ref().is_some_and(StoreUrl::has_password) {
         Finding::error(node, "`store.url` contains a password too").hint("remove the password from the URL")
     } else {
         return Some(StoreSecret { secret: Secret::new(password), file: file.name });

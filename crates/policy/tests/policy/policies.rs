@@ -105,7 +105,7 @@ fn example_policies_compile_without_warnings() {
             count += 1;
         }
     }
-    assert_eq!(count, 7);
+    assert_eq!(count, 8);
 }
 
 #[test]

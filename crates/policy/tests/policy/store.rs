@@ -26,8 +26,8 @@ rate_limits:
   global: { requests: 10, window: 1s, coordination: central, on_store_failure: deny }
 ";
 
-fn sharing(coordination: Coordination, on_store_failure: StoreFailureMode) -> Option<RuleSharing> {
-    Some(RuleSharing { coordination, on_store_failure })
+fn sharing(coordination: Coordination, on_store_failure: StoreFailureMode) -> RuleSharing {
+    RuleSharing { coordination, on_store_failure }
 }
 
 #[test]
@@ -35,8 +35,8 @@ fn rule_without_own_settings_inherits_those_of_the_store() {
     let plan = plan(SHARED);
     let limits = &plan.rate_limits;
     let of = |rule: &Option<tidegate_policy::Rule>| rule.as_ref().and_then(|rule| rule.sharing);
-    assert_eq!(of(&limits.default), sharing(Coordination::Lease, StoreFailureMode::Allow));
-    assert_eq!(of(&limits.global), sharing(Coordination::Central, StoreFailureMode::Deny));
+    assert_eq!(of(&limits.default), Some(sharing(Coordination::Lease, StoreFailureMode::Allow)));
+    assert_eq!(of(&limits.global), Some(sharing(Coordination::Central, StoreFailureMode::Deny)));
     assert_eq!(plan.store.timeout, TimeSpan::from_millis(5));
     assert_eq!(plan.store.nodes.get(), 3);
     assert_eq!(

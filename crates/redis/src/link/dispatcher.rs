@@ -32,6 +32,9 @@ const PROBES_PER_SENTINEL_REFRESH: u64 = 10;
 /// The nodes of a cluster redirect calls, so that they need not be asked often.
 const PROBES_PER_CLUSTER_REFRESH: u64 = 100;
 
+/// The tasks that read and write sockets run at least after so many turns of the loop.
+const TURNS_PER_YIELD: u32 = 8;
+
 /// What happens to the I/O thread's servers.
 pub(super) enum LinkEvent {
     /// An attempt to connect has ended.
@@ -107,7 +110,7 @@ impl Dispatcher {
         let (mut ticks, mut intervals) = (delaying(self.tick), delaying(PROBE_INTERVAL));
         let shared = Arc::clone(&self.shared);
         self.refresh();
-        let mut is_ticking = false;
+        let (mut is_ticking, mut turns) = (false, 0_u32);
         loop {
             let is_waiting = self.is_waiting();
             if is_waiting && !is_ticking {
@@ -115,7 +118,10 @@ impl Dispatcher {
             }
             is_ticking = is_waiting;
             tokio::select! {
+                // Timers are first: under constant load there is always an event or a call.
                 biased;
+                _ = ticks.tick(), if is_ticking => self.tick(),
+                _ = intervals.tick() => self.maintain(),
                 event = self.received.recv() => {
                     let mut next = event;
                     while let Some(event) = next {
@@ -124,13 +130,15 @@ impl Dispatcher {
                     }
                 }
                 () = shared.queue.wait() => {}
-                _ = intervals.tick() => self.maintain(),
-                _ = ticks.tick(), if is_ticking => self.tick(),
             }
             for call in shared.queue.take() {
                 self.route(call);
             }
             self.send_waiting();
+            turns = turns.wrapping_add(1);
+            if turns % TURNS_PER_YIELD == 0 {
+                tokio::task::yield_now().await;
+            }
         }
     }
 

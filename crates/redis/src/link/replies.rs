@@ -5,7 +5,7 @@ use tidegate_core::CallOutcome;
 
 use super::batch::{Batch, CallGroup};
 use super::dispatcher::Dispatcher;
-use super::error::{ErrorReply, LinkError};
+use super::error::{ConnectError, ErrorReply, LinkError};
 use super::queue::{CallReply, PendingCall};
 use super::stats;
 use crate::endpoint::ServerAddress;
@@ -90,6 +90,8 @@ impl Dispatcher {
         };
         let has_opened = server.health.record(outcome, now);
         if has_opened {
+            let reason = "it is loading, read-only, busy or without a quorum".to_owned();
+            self.log_failure(&ConnectError::Probe { address: address.clone(), reason });
             self.note_breakers(true);
             self.reject_backlog(address);
             if let Some(server) = self.servers.get_mut(address) {

@@ -11,6 +11,7 @@ use tokio::sync::{oneshot, watch};
 use super::connect::RedisConnector;
 use super::dispatcher::Dispatcher;
 use super::error::ConnectError;
+use super::routes::RouteTable;
 use super::{LinkRuntime, SharedState, stats};
 use crate::config::RedisConfig;
 use crate::key::KeyNames;
@@ -40,7 +41,9 @@ pub(super) fn start(
     let (to_available, available) = watch::channel(false);
     let dispatcher =
         Dispatcher::new(config, Arc::clone(names), Arc::clone(&connector), Arc::clone(shared), to_available);
+    let end = ThreadEnd(Arc::clone(shared));
     thread::Builder::new().name("redis".to_owned()).spawn(move || {
+        let _end = end;
         runtime.block_on(async {
             tokio::select! {
                 // The sender is dropped with the link.
@@ -52,6 +55,16 @@ pub(super) fn start(
     let watched = Arc::downgrade(shared);
     thread::Builder::new().name("redis-watch".to_owned()).spawn(move || watch(&watched))?;
     Ok(LinkRuntime { handle, connector, available, _stop: stop })
+}
+
+/// However the thread ends, calls fail from then on.
+struct ThreadEnd(Arc<SharedState>);
+
+impl Drop for ThreadEnd {
+    fn drop(&mut self) {
+        self.0.routes.store(Arc::new(RouteTable::Unreachable));
+        self.0.queue.expire_all();
+    }
 }
 
 /// Calls expire on the I/O thread. If it makes no progress, this thread ends the waits of all callers.

@@ -55,24 +55,23 @@ impl SharedRecords {
     pub(crate) fn start(link: &Arc<Link>) -> (Self, mpsc::Receiver<SharedEvent>) {
         let (requests, waiting) = mpsc::channel(QUEUE);
         let (events, received) = mpsc::channel(EVENTS);
-        match Sealer::new(&link.config().secret) {
-            Some(sealer) => {
-                let channel = format!("{}records", link.config().prefix);
-                let exchange = Exchange {
-                    script: SharedScript::new(link),
-                    link: Arc::downgrade(link),
-                    node: NodeId::random(),
-                    copy: RecordCopy::default(),
-                    channel: channel.clone(),
-                    sealer,
-                    events,
-                };
-                link.spawn(exchange.run(waiting, link.subscribe(&channel)));
-            }
-            None => tracing::error!(
+        if let Some(sealer) = Sealer::new(&link.config().secret) {
+            let channel = format!("{}records", link.config().prefix);
+            let exchange = Exchange {
+                script: SharedScript::new(link),
+                link: Arc::downgrade(link),
+                node: NodeId::random(),
+                copy: RecordCopy::default(),
+                channel: channel.clone(),
+                sealer,
+                events,
+            };
+            link.spawn(exchange.run(waiting, link.subscribe(&channel)));
+        } else {
+            tracing::error!(
                 event = "records_not_shared",
                 "bans and overrides are not shared: the cryptographic library failed"
-            ),
+            );
         }
         (Self { requests }, received)
     }

@@ -142,7 +142,7 @@ fn status_and_metrics_show_the_shared_store() {
     eventually_blocking("both nodes are known", || status()["nodes"] == 2 && status()["mode"] == "normal");
     let (is_success, text, _) = two.command(&["status"]);
     assert!(is_success && text.contains("  store        redis://127.0.0.1:"), "{text}");
-    let metrics = one.send("GET", "/metrics", "").text().to_owned();
+    let metrics = one.send("GET", "/metrics", "").text();
     for line in
         ["redis_connection_errors 0", "tidegate_store_mode{mode=\"normal\"} 1", "tidegate_store_nodes 2"]
     {
