@@ -3,8 +3,8 @@
 use std::num::NonZeroU32;
 
 use smallvec::SmallVec;
-use tidegate_core::{Check, CounterKey, Decision, Limit, Outcome, Refund, Timestamp};
-use tidegate_store::{MemoryStore, Override, RetainedLimits, Store, StoreError};
+use tidegate_core::{Check, CounterKey, Decision, Limit, Refund, Timestamp};
+use tidegate_store::{MemoryStore, Override, PromptDecision, RetainedLimits, Store, StoreError};
 
 use crate::config::RedisConfig;
 use crate::share_table::{NodeShare, ShareTable, with_limits};

@@ -17,7 +17,7 @@ use tidegate_core::{
     Check, Coordination, CounterKey, Decision, Limit, Outcome, Refund, Role, StoreFailureMode, TimeSpan,
     Timestamp, Verdict,
 };
-use tidegate_store::{Clock, Override, RetainedLimits, RuleSettings, Store, StoreError};
+use tidegate_store::{Clock, Override, PromptDecision, RetainedLimits, RuleSettings, Store, StoreError};
 
 use crate::central::CentralStore;
 use crate::config::{RedisConfig, TimeSource};
@@ -285,7 +285,12 @@ impl Store for RedisStore {
             Coordination::Sync => self.state.sync.decide_at_once(check, now),
             Coordination::Lease => self.state.lease.decide_at_once(check, now),
             Coordination::Central => {
-                self.state.cached(std::slice::from_ref(check))?.outcomes.first().copied()
+                match self.state.cached(std::slice::from_ref(check)).map(|known| known.outcomes) {
+                    Some(outcomes) => outcomes
+                        .first()
+                        .map_or(PromptDecision::Undecided, |outcome| PromptDecision::Otherwise(*outcome)),
+                    None => PromptDecision::Undecided,
+                }
             }
         }
     }
