@@ -14,8 +14,8 @@ mod share;
 use std::sync::Arc;
 
 use tidegate_core::{
-    Check, Coordination, CounterKey, Decision, Limit, Outcome, Refund, Role, StoreFailureMode, TimeSpan,
-    Timestamp, Verdict,
+    Check, Coordination, CounterKey, Decision, Limit, Refund, Role, StoreFailureMode, TimeSpan, Timestamp,
+    Verdict,
 };
 use tidegate_store::{Clock, Override, PromptDecision, RetainedLimits, RuleSettings, Store, StoreError};
 

@@ -157,7 +157,7 @@ async fn rejected_flood_on_one_key_sends_no_command() {
         let decision = store.decide(&[check(CENTRAL, &limit)], Timestamp::ZERO).await.unwrap();
         let Verdict::NotUntil { retry_after } = decision.verdict else { panic!("{decision:?}") };
         assert!(retry_after <= TimeSpan::from_secs(1_200) && retry_after > TimeSpan::from_secs(1_100));
-        let outcome = store.decide_at_once(&check(CENTRAL, &limit), Timestamp::ZERO).unwrap();
+        let outcome = store.decide_at_once(&check(CENTRAL, &limit), Timestamp::ZERO).outcome().unwrap();
         assert_eq!((outcome.limit, outcome.remaining), (3, 0));
         let checks = [check(CENTRAL, &limit)];
         store.decide_batch(&[&checks, &checks], Timestamp::ZERO, &mut batch).await.unwrap();
