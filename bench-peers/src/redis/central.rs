@@ -122,7 +122,12 @@ async fn decide(store: &RedisStore, limit: &Limit, client: usize) -> anyhow::Res
 }
 
 /// Latency at about half of the saturation, which fewer callers produce, and of PINGs on the same connection meanwhile.
-fn latency(runtime: &Runtime, store: &Arc<RedisStore>, report: &mut Report, saturation: f64) -> anyhow::Result<()> {
+fn latency(
+    runtime: &Runtime,
+    store: &Arc<RedisStore>,
+    report: &mut Report,
+    saturation: f64,
+) -> anyhow::Result<()> {
     let mut callers = 1;
     while callers < CALLERS && load(runtime, store, callers, 20_000)?.per_second < saturation / 2.0 {
         callers += 1;
@@ -193,7 +198,12 @@ fn load(runtime: &Runtime, store: &Arc<RedisStore>, callers: usize, calls: usize
 fn percentile(latencies: &[f64], part: f64) -> f64 {
     let mut sorted = latencies.to_vec();
     sorted.sort_by(f64::total_cmp);
-    #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "an index")]
+    #[expect(
+        clippy::cast_precision_loss,
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "an index"
+    )]
     let index = (sorted.len() as f64 * part) as usize;
     sorted.get(index).copied().unwrap_or(f64::NAN)
 }

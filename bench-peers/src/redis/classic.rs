@@ -17,7 +17,12 @@ impl Classic {
     }
 
     /// Decides one request of `client` under `capacity` per `seconds`.
-    pub(crate) async fn decide(&mut self, client: usize, capacity: u64, seconds: u64) -> anyhow::Result<bool> {
+    pub(crate) async fn decide(
+        &mut self,
+        client: usize,
+        capacity: u64,
+        seconds: u64,
+    ) -> anyhow::Result<bool> {
         #[expect(clippy::cast_precision_loss, reason = "small numbers")]
         let rate = capacity as f64 / seconds as f64;
         let mut call = self.script.key(format!("ratelimit:{{user:{client:07}}}"));

@@ -52,7 +52,8 @@ pub(crate) fn run(json: Option<&Path>, only: &str) -> anyhow::Result<bool> {
         if name.contains(only) {
             println!("\n{name}");
             redis.flush()?;
-            decisions_per_second = decisions_per_second.or(run(&redis, &mut report).with_context(|| name.to_owned())?);
+            decisions_per_second =
+                decisions_per_second.or(run(&redis, &mut report).with_context(|| name.to_owned())?);
         }
     }
     if "lease".contains(only) {

@@ -65,7 +65,8 @@ impl RedisProcess {
     }
 
     pub(crate) fn info(&self) -> anyhow::Result<Info> {
-        let text: String = redis::cmd("INFO").arg("everything").query(&mut self.client()?.get_connection()?)?;
+        let text: String =
+            redis::cmd("INFO").arg("everything").query(&mut self.client()?.get_connection()?)?;
         let pairs = text.lines().filter_map(|line| line.split_once(':'));
         Ok(Info(pairs.map(|(name, value)| (name.to_owned(), value.trim().to_owned())).collect()))
     }
