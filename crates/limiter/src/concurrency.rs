@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use tidegate_core::{Role, RuleId};
+use tidegate_core::{CounterKey, Role, RuleId, StoreFailureMode, Timestamp};
 use tidegate_policy::{ConcurrencyCheck, ConcurrencyRule, MatchedRequest};
-use tidegate_store::{Permit, Permits};
+use tidegate_store::{Permit, PermitGrant, Permits, Store};
 
 /// The permits of a request.
 pub(crate) struct AcquiredPermits {
@@ -29,4 +29,79 @@ pub(crate) fn acquire<'a>(
         }
     }
     Ok(acquired)
+}
+
+/// Why a request does not get the permits that nodes share. All permits are released, except those of a failure.
+pub(crate) enum SharedRefusal<'a> {
+    /// The rule without a permit left, and the rules in shadow mode that had none left.
+    Exhausted(&'a ConcurrencyRule, Vec<RuleId>),
+    /// The store failed, and the rule must not be decided without it.
+    Failed(AcquiredPermits),
+}
+
+/// Like [`acquire`] for a policy with rules whose permits all nodes share. The store is asked last, so that a request which
+/// this node can reject by itself does not use it.
+pub(crate) async fn acquire_shared<'a, S: Store>(
+    permits: &Arc<Permits>,
+    store: &S,
+    matched: &MatchedRequest<'a>,
+    now: Timestamp,
+) -> Result<AcquiredPermits, SharedRefusal<'a>> {
+    let mut acquired = AcquiredPermits { permits: Vec::new(), shadow: Vec::new() };
+    let mut undecided = Vec::new();
+    for check in matched.concurrency_checks() {
+        let ConcurrencyCheck { rule, key, role, .. } = check;
+        match permits.acquire(key, node_max(rule)) {
+            Some(permit) if rule.has_shared_permits() => undecided.push((check, permit)),
+            Some(permit) => acquired.permits.push(permit),
+            None if role == Role::Binding => return Err(SharedRefusal::Exhausted(rule, acquired.shadow)),
+            None => acquired.shadow.push(rule.id),
+        }
+    }
+    for (ConcurrencyCheck { rule, key, role, .. }, permit) in undecided {
+        let granted = match store.acquire_permit(key, rule.concurrent, now).await {
+            Ok(grant) => apply_grant(permits, key, permit, grant),
+            // A rule in shadow mode never rejects.
+            Err(_) if role != Role::Binding => Some(permit),
+            Err(_) => return Err(SharedRefusal::Failed(acquired)),
+        };
+        match granted {
+            Some(permit) => acquired.permits.push(permit),
+            None if role == Role::Binding => return Err(SharedRefusal::Exhausted(rule, acquired.shadow)),
+            None => acquired.shadow.push(rule.id),
+        }
+    }
+    Ok(acquired)
+}
+
+/// The node's own permit after the store's answer; `None` if the request gets none.
+fn apply_grant(
+    permits: &Arc<Permits>,
+    key: CounterKey<'_>,
+    mut permit: Permit,
+    grant: PermitGrant,
+) -> Option<Permit> {
+    match grant {
+        PermitGrant::Shared(shared) => {
+            permit.set_shared(shared);
+            Some(permit)
+        }
+        PermitGrant::Unlimited => Some(permit),
+        PermitGrant::Exhausted => None,
+        PermitGrant::Local { max } => {
+            // Acquired again: requests that the store has admitted count too.
+            drop(permit);
+            permits.acquire(key, max)
+        }
+    }
+}
+
+/// How many requests this node admits before it asks the store. The store must be asked if the limit may not apply.
+fn node_max(rule: &ConcurrencyRule) -> u32 {
+    match rule.sharing {
+        Some(sharing) if rule.has_shared_permits() && sharing.on_store_failure == StoreFailureMode::Allow => {
+            u32::MAX
+        }
+        _ => rule.concurrent,
+    }
 }

@@ -6,12 +6,12 @@ use arc_swap::ArcSwap;
 use tidegate_core::{Check, Cost, CounterKey, Decision, Limit, TimeSpan, Timestamp, Verdict};
 use tidegate_headers::RejectionReason;
 use tidegate_policy::{
-    ActivePolicy, Admission, Bans, Exemption, Facts, MatchedRequest, RuntimeData, Scratch,
+    ActivePolicy, Admission, Bans, Exemption, Facts, MatchedRequest, RuleSharing, RuntimeData, Scratch,
 };
 use tidegate_store::{Clock, Penalties, Permits, RetainedLimits, RuleSettings, Store, StoreError};
 
 use crate::ban_list::BanList;
-use crate::concurrency::{self, AcquiredPermits};
+use crate::concurrency::{self, AcquiredPermits, SharedRefusal};
 use crate::lockout;
 use crate::refund::RefundGuard;
 use crate::report::RulingReport;
@@ -212,6 +212,10 @@ impl<S: Store + 'static> Limiter<S> {
                 return Box::pin(self.reject_uncharged(&matched, report)).await;
             }
         }
+        if policy.matcher.has_shared_permits() {
+            // Boxed, so that the futures of other policies are small.
+            return Box::pin(self.decide_with_shared_permits(policy, &matched, now)).await;
+        }
         // Before anything is charged: dropping permits is cheaper than a refund.
         let acquired = match concurrency::acquire(&self.permits, &matched) {
             Ok(acquired) => acquired,
@@ -229,6 +233,36 @@ impl<S: Store + 'static> Limiter<S> {
         }
         let decided = self.store().decide(matched.checks(), now).await;
         self.conclude(policy, &matched, (acquired, now), decided)
+    }
+
+    /// Decides about permits and limits if the store grants some of the permits. All are released if a limit rejects.
+    async fn decide_with_shared_permits<'a>(
+        &self,
+        policy: &ActivePolicy,
+        matched: &MatchedRequest<'a>,
+        now: Timestamp,
+    ) -> Ruling<'a> {
+        let acquired = concurrency::acquire_shared(&self.permits, self.store(), matched, now).await;
+        let acquired = match acquired {
+            Ok(acquired) => acquired,
+            Err(SharedRefusal::Exhausted(rule, shadow)) => {
+                let report = RulingReport {
+                    exhausted: Some(rule),
+                    shadow,
+                    ..RulingReport::new(matched.applied(), now)
+                };
+                return self.reject_uncharged(matched, report).await;
+            }
+            Err(SharedRefusal::Failed(acquired)) => {
+                let AdmittedRuling { report, permits, .. } = admitted(matched, acquired, now);
+                return Ruling::StoreFailed(FailedRuling { report, permits, is_binding: true });
+            }
+        };
+        if matched.checks().is_empty() {
+            return Ruling::Admitted(admitted(matched, acquired, now));
+        }
+        let decided = self.store().decide(matched.checks(), now).await;
+        self.conclude(policy, matched, (acquired, now), decided)
     }
 
     /// Turns the store's decision into a ruling.
@@ -326,11 +360,12 @@ fn retain_limits(
 
 /// How nodes share the rules of a policy.
 fn rule_settings(active: &ActivePolicy) -> Vec<RuleSettings> {
-    let rules = active.matcher.plan().rate_limits.iter();
-    let settings = rules.filter_map(|rule| {
-        let sharing = rule.sharing?;
-        let (coordination, on_store_failure) = (sharing.coordination, sharing.on_store_failure);
-        Some(RuleSettings { rule: rule.id, coordination, on_store_failure })
+    let limits = &active.matcher.plan().rate_limits;
+    let rates = limits.iter().map(|rule| (rule.id, rule.sharing));
+    let permits = limits.concurrent.iter().map(|rule| (rule.id, rule.sharing));
+    let settings = rates.chain(permits).filter_map(|(rule, sharing)| {
+        let RuleSharing { coordination, on_store_failure } = sharing?;
+        Some(RuleSettings { rule, coordination, on_store_failure })
     });
     settings.collect()
 }

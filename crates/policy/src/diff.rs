@@ -7,7 +7,7 @@ use tidegate_core::Cost;
 
 use crate::plan::{
     AdminPlan, Charge, Clients, ConcurrencyRule, CounterScope, CustomRule, Mode, NameSource, Plan,
-    ResiliencePlan, Rule, RuleCost, RuleMatch, TokenKey,
+    ResiliencePlan, Rule, RuleCost, RuleMatch, RuleSharing, TokenKey,
 };
 use crate::units::span_text;
 
@@ -138,13 +138,18 @@ impl RuleDescription {
 
 impl RuleDescription {
     fn concurrency(rule: &ConcurrencyRule) -> Self {
-        let ConcurrencyRule { name, mode, matches, count, .. } = rule;
+        let ConcurrencyRule { name, mode, matches, count, sharing, .. } = rule;
         let mut text = vec![rule.describe()];
         if *mode != Mode::Enforce {
             text.push(mode.to_string());
         }
         text.extend(describe_scope(matches, count));
-        Self { name: name.clone(), text: text.join(", "), counter_kind: format!("concurrent {count}") }
+        let coordination = sharing.map_or("", |sharing| sharing.coordination.name());
+        if let Some(RuleSharing { on_store_failure, .. }) = sharing {
+            text.push(format!("{coordination}, on_store_failure {}", on_store_failure.name()));
+        }
+        let counter_kind = format!("concurrent {coordination} {count}");
+        Self { name: name.clone(), text: text.join(", "), counter_kind }
     }
 }
 

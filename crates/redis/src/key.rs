@@ -13,6 +13,8 @@ const RULE_CHARACTERS: usize = 8;
 const LEASE_SUFFIX: u8 = b'L';
 /// The end of the names of counters of which nodes keep copies.
 const SYNC_SUFFIX: u8 = b'S';
+/// The end of the names of sets of permits.
+const PERMITS_SUFFIX: u8 = b'P';
 /// Safe in key names and in hash tags.
 const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 
@@ -44,17 +46,23 @@ impl KeyNames {
 
     /// The name of the counter's leases.
     pub(crate) fn lease(&self, key: CounterKey<'_>) -> KeyName {
-        let KeyName { slot, name } = self.counter(key);
-        let mut name = name.into_vec();
-        name.push(LEASE_SUFFIX);
-        KeyName { slot, name: name.into() }
+        self.with_suffix(key, LEASE_SUFFIX)
     }
 
     /// The name of a counter of which nodes keep copies.
     pub(crate) fn sync(&self, key: CounterKey<'_>) -> KeyName {
+        self.with_suffix(key, SYNC_SUFFIX)
+    }
+
+    /// The name of the set of permits.
+    pub(crate) fn permits(&self, key: CounterKey<'_>) -> KeyName {
+        self.with_suffix(key, PERMITS_SUFFIX)
+    }
+
+    fn with_suffix(&self, key: CounterKey<'_>, suffix: u8) -> KeyName {
         let KeyName { slot, name } = self.counter(key);
         let mut name = name.into_vec();
-        name.push(SYNC_SUFFIX);
+        name.push(suffix);
         KeyName { slot, name: name.into() }
     }
 

@@ -3,6 +3,7 @@
 //! [`RedisStore`] is the store of a node. Each rule has its own coordination: [`CentralStore`] asks Redis for every decision,
 //! [`LeaseStore`] spends leased blocks, [`SyncStore`] exchanges counts at an interval, and [`StaticStore`] enforces a part of
 //! the limit without Redis. While Redis fails, the failure mode of each rule decides.
+//! The permits of concurrency limits can be shared too: they expire unless their node renews them.
 //!
 //! Lua scripts decide. Redis runs them exclusively, so a decision over several checks is atomic without a lock. Time is the
 //! server's, so nodes with different clocks agree. The scripts are the only other copy of the arithmetic in `tidegate-core`;
@@ -26,6 +27,7 @@ mod membership;
 mod nodes;
 mod operation;
 mod owned_key;
+mod permits;
 mod rejections;
 mod report;
 mod script;

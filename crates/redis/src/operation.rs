@@ -5,6 +5,7 @@ use tidegate_store::Override;
 
 use crate::key::KeyName;
 use crate::lease::{LeaseReply, LeaseRequest};
+use crate::permits::PermitRequest;
 use crate::sync::{CounterExchange, ExchangeReply};
 
 /// One operation. All its keys are in one hash slot, unless a single server has all slots.
@@ -38,6 +39,8 @@ pub(crate) enum Operation {
     Exchange(Vec<CounterExchange>),
     /// Resets a counter of which nodes keep copies: changes made before are dropped when they arrive.
     ResetCopies(KeyName),
+    /// Acquires, renews and releases permits, in order.
+    Permits(Vec<PermitRequest>),
 }
 
 /// Identifies an attempt, so that nothing but its own charge is undone. Several attempts may have the same time.
@@ -82,6 +85,8 @@ pub(crate) enum OperationReply {
     Leases(Vec<LeaseReply>),
     /// To an exchange: the server's time and one reply per counter.
     Exchanged(Timestamp, Vec<ExchangeReply>),
+    /// To requests about permits: whether each was done; otherwise all permits are in use.
+    Permits(Vec<bool>),
 }
 
 /// The scripts. Operations of the same script can share a call.
@@ -93,6 +98,8 @@ pub(crate) enum ScriptName {
     Lease,
     /// `lua/sync.lua`
     Sync,
+    /// `lua/permits.lua`
+    Permits,
 }
 
 impl Operation {
@@ -108,6 +115,7 @@ impl Operation {
             | Self::Override(..) => ScriptName::Central,
             Self::Lease(_) => ScriptName::Lease,
             Self::Exchange(_) | Self::ResetCopies(_) => ScriptName::Sync,
+            Self::Permits(_) => ScriptName::Permits,
         }
     }
 
@@ -121,6 +129,7 @@ impl Operation {
             Self::Refund(refunds) => refunds.first().map(|refund| refund.key.slot()),
             Self::Lease(requests) => requests.first().map(|request| request.key.slot()),
             Self::Exchange(counters) => counters.first().map(|counter| counter.key.slot()),
+            Self::Permits(requests) => requests.first().map(|request| request.key.slot()),
             Self::Reset(key) | Self::Override(key, _) | Self::ResetCopies(key) => Some(key.slot()),
         }
     }

@@ -4,6 +4,7 @@
 //! identified by a seeded 64-bit hash: among 100,000 keys the probability that any two collide is about one in four
 //! thousand million.
 
+use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hashbrown::HashTable;
@@ -46,7 +47,7 @@ impl Permits {
             }
             Entry::Occupied(_) | Entry::Vacant(_) => return None,
         }
-        Some(Permit { permits: Arc::clone(self), hash })
+        Some(Permit { permits: Arc::clone(self), hash, shared: None })
     }
 
     /// The permits that `key` uses.
@@ -88,6 +89,50 @@ impl Permits {
 pub struct Permit {
     permits: Arc<Permits>,
     hash: u64,
+    /// Released with it.
+    shared: Option<SharedPermit>,
+}
+
+impl Permit {
+    /// Keeps `shared` as long as this permit.
+    pub fn set_shared(&mut self, shared: SharedPermit) {
+        self.shared = Some(shared);
+    }
+}
+
+/// A permit that all nodes share, granted by a [`Store`](crate::Store). Dropping it releases it and does not block.
+pub struct SharedPermit {
+    /// The store's own guard, which releases on drop.
+    _guard: Box<dyn Send + Sync>,
+}
+
+impl SharedPermit {
+    /// A permit that `guard` releases when it is dropped.
+    pub fn new(guard: impl Send + Sync + 'static) -> Self {
+        Self { _guard: Box::new(guard) }
+    }
+}
+
+impl fmt::Debug for SharedPermit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SharedPermit")
+    }
+}
+
+/// The result of [`Store::acquire_permit`](crate::Store::acquire_permit).
+#[derive(Debug)]
+pub enum PermitGrant {
+    /// All nodes together have fewer requests in progress than the maximum.
+    Shared(SharedPermit),
+    /// All permits are in use.
+    Exhausted,
+    /// This node decides alone: it may have this many requests in progress.
+    Local {
+        /// The maximum of this node.
+        max: u32,
+    },
+    /// The limit does not apply now.
+    Unlimited,
 }
 
 impl Drop for Permit {

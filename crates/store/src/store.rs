@@ -9,6 +9,7 @@ use tidegate_core::{
 };
 
 use crate::memory::RetainedLimits;
+use crate::permits::PermitGrant;
 
 /// Keeps counters and decides checks.
 ///
@@ -66,6 +67,19 @@ pub trait Store: Send + Sync {
         replacement: Option<Override>,
         now: Timestamp,
     ) -> impl Future<Output = Result<(), StoreError>> + Send;
+
+    /// Acquires one of `max` permits of `key` that all nodes share. If the future is dropped before it is ready, the permit is
+    /// released.
+    ///
+    /// A store of one process leaves the decision to the caller, which counts its own requests.
+    fn acquire_permit(
+        &self,
+        _key: CounterKey<'_>,
+        max: u32,
+        _now: Timestamp,
+    ) -> impl Future<Output = Result<PermitGrant, StoreError>> + Send {
+        std::future::ready(Ok(PermitGrant::Local { max }))
+    }
 
     /// Reserves each of `limits` for decisions until the result is dropped, or changes nothing. A policy retains its limits
     /// before it is activated, so that its decisions never fail with [`StoreError::TooManyLimits`].

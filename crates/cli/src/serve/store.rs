@@ -11,7 +11,8 @@ use tidegate_gateway::Gateway;
 use tidegate_policy::{StorePlan, StoreUrl};
 use tidegate_redis::{Endpoint, RedisConfig, RedisStore, TlsMaterial};
 use tidegate_store::{
-    Clock, HeavyKey, MemoryStore, MemoryUse, Override, RetainedLimits, RuleSettings, Store, StoreError,
+    Clock, HeavyKey, MemoryStore, MemoryUse, Override, PermitGrant, RetainedLimits, RuleSettings, Store,
+    StoreError,
 };
 use tidegate_telemetry::Exposition;
 use tokio::runtime::Runtime;
@@ -176,6 +177,18 @@ impl Store for SelectedStore {
         match self {
             Self::Memory(store) => store.override_limit(key, replacement, now).await,
             Self::Redis(shared) => Box::pin(shared.store.override_limit(key, replacement, now)).await,
+        }
+    }
+
+    async fn acquire_permit(
+        &self,
+        key: CounterKey<'_>,
+        max: u32,
+        now: Timestamp,
+    ) -> Result<PermitGrant, StoreError> {
+        match self {
+            Self::Memory(store) => store.acquire_permit(key, max, now).await,
+            Self::Redis(shared) => Box::pin(shared.store.acquire_permit(key, max, now)).await,
         }
     }
 

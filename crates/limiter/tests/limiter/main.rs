@@ -3,6 +3,7 @@
 mod parallel;
 mod reservations;
 mod rulings;
+mod shared_permits;
 mod stores;
 
 use std::sync::Arc;

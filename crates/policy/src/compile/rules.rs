@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use http::header::HeaderName;
-use tidegate_core::{Cost, LimitUnit};
+use tidegate_core::{Coordination, Cost, LimitUnit};
 
-use crate::compile::{CompileContext, clients, costs, limits, mode, routing, scalar};
+use crate::compile::{CompileContext, clients, costs, limits, mode, routing, scalar, store};
 use crate::expression::Expression;
 use crate::language::{EVERYBODY, MATCH, RULE};
 use crate::plan::{
@@ -67,8 +67,7 @@ fn concurrency_rule<'s>(
     scope: RuleScope,
     context: &mut CompileContext<'s, '_>,
 ) -> Option<ConcurrencyRule> {
-    let rate_keys = ["requests", "window", "algorithm", "burst", "max_wait", "cost", "charge", "penalty"];
-    for key in rate_keys.into_iter().chain(["coordination", "on_store_failure"]) {
+    for key in ["requests", "window", "algorithm", "burst", "max_wait", "cost", "charge", "penalty"] {
         if let Some(node) = fields.get(key) {
             let what = format!("`{key}` cannot be combined with `concurrent`");
             context.report.push(Finding::error(node, what).hint("use two rules, one for each"));
@@ -79,11 +78,18 @@ fn concurrency_rule<'s>(
     let concurrent = fields
         .get("concurrent")
         .and_then(|node| scalar::positive_u32(node, "`concurrent`", &mut context.report));
+    let sharing = store::permit_sharing(fields, context);
     let RuleScope { name, matches, count } = scope;
     let (id, name) = (id?, name?);
     context.targets.rules.insert(id, NodeRef::from(item));
-    let (concurrent, mode, line) = (concurrent?, mode?, item.position.line);
-    Some(ConcurrencyRule { name, id, concurrent, mode, matches: matches?, count: count?, line })
+    let (mut concurrent, mode, line) = (concurrent?, mode?, item.position.line);
+    if sharing.is_some_and(|sharing| sharing.coordination == Coordination::Static)
+        && let Some(store) = &context.store
+    {
+        // A node without a permit would reject everything.
+        concurrent = (concurrent / store.nodes).max(1);
+    }
+    Some(ConcurrencyRule { name, id, concurrent, mode, matches: matches?, count: count?, sharing, line })
 }
 
 fn custom<'s>(

@@ -214,6 +214,57 @@ pub(super) fn sharing<'s>(
     let store = context.store.clone()?;
     let coordination = own.unwrap_or(store.coordination);
     let on_store_failure = own_failure.unwrap_or(store.on_store_failure);
+    check_requirements(fields, coordination, &store, context);
+    let at = |key: &str| fields.get(key);
+    if let (Coordination::Lease | Coordination::Sync, Some(algorithm)) = (coordination, algorithm)
+        && matches!(algorithm, Algorithm::LeakyBucket | Algorithm::SlidingLog)
+    {
+        let what = format!("`{}` does not support `{algorithm}`", coordination.name());
+        let finding = Finding::error(at("coordination").or(at("algorithm")).unwrap_or(node), what);
+        let finding = finding.expected("token_bucket, fixed_window or sliding_window_counter");
+        context
+            .report
+            .push(finding.hint("set `coordination: central` for this limit, or change its algorithm"));
+    }
+    let is_shared = store.url.is_some() || coordination == Coordination::Static;
+    is_shared.then_some(RuleSharing { coordination, on_store_failure })
+}
+
+/// Decodes how nodes share the permits of a rule with `concurrent`; `None` if each node counts its own requests, which is the
+/// default, whatever `store.coordination` is.
+pub(super) fn permit_sharing<'s>(
+    fields: &Fields<'_, 's>,
+    context: &mut CompileContext<'s, '_>,
+) -> Option<RuleSharing> {
+    let own_failure = failure_mode(fields, context);
+    let Some(node) = fields.get("coordination") else {
+        if let Some(node) = fields.get("on_store_failure") {
+            let what = "`on_store_failure` has no effect: each node counts its own concurrent requests";
+            let hint = "add `coordination: central`, so that nodes share the limit, or remove it";
+            context.report.push(Finding::error(node, what).hint(hint));
+        }
+        return None;
+    };
+    let coordination = coordination(fields, context)?;
+    let store = context.store.clone()?;
+    if matches!(coordination, Coordination::Lease | Coordination::Sync) {
+        let what = format!("`{}` does not support `concurrent`", coordination.name());
+        let finding = Finding::error(node, what).expected("central or static");
+        let hint = "set `coordination: central`, or remove it, so that each node counts its own requests";
+        context.report.push(finding.hint(hint));
+        return None;
+    }
+    check_requirements(fields, coordination, &store, context);
+    Some(RuleSharing { coordination, on_store_failure: own_failure.unwrap_or(store.on_store_failure) })
+}
+
+/// Reports what the keys of a rule with this coordination require of `store`.
+fn check_requirements<'s>(
+    fields: &Fields<'_, 's>,
+    coordination: Coordination,
+    store: &StorePlan,
+    context: &mut CompileContext<'s, '_>,
+) {
     let at = |key: &str| fields.get(key);
     if let (Some(node), true) = (at("on_store_failure"), coordination == Coordination::Static) {
         let finding = Finding::error(node, "`on_store_failure` has no effect with `coordination: static`");
@@ -232,16 +283,4 @@ pub(super) fn sharing<'s>(
         let finding = Finding::error(node, "`on_store_failure` has no effect without `store.url`");
         context.report.push(finding.hint("add `store: { url: redis://127.0.0.1:6379 }`, or remove it"));
     }
-    if let (Coordination::Lease | Coordination::Sync, Some(algorithm)) = (coordination, algorithm)
-        && matches!(algorithm, Algorithm::LeakyBucket | Algorithm::SlidingLog)
-    {
-        let what = format!("`{}` does not support `{algorithm}`", coordination.name());
-        let finding = Finding::error(at("coordination").or(at("algorithm")).unwrap_or(node), what);
-        let finding = finding.expected("token_bucket, fixed_window or sliding_window_counter");
-        context
-            .report
-            .push(finding.hint("set `coordination: central` for this limit, or change its algorithm"));
-    }
-    let is_shared = store.url.is_some() || coordination == Coordination::Static;
-    is_shared.then_some(RuleSharing { coordination, on_store_failure })
 }

@@ -190,6 +190,9 @@ pub struct ExplainedConcurrency {
     pub binding: bool,
     /// The mode: `enforce`, `shadow`, or `canary` and a share.
     pub mode: String,
+    /// How nodes share the permits, if they do.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sharing: Option<ExplainedSharing>,
     /// Whether it applies only because its condition could not be evaluated.
     pub condition_failed: bool,
 }
@@ -203,6 +206,7 @@ impl ExplainedConcurrency {
             key: ClientName::from_key(check.key.client).to_string(),
             binding: check.role == Role::Binding,
             mode: check.rule.mode.to_string(),
+            sharing: check.rule.sharing.map(ExplainedSharing::new),
             condition_failed: check.condition_failed,
         }
     }

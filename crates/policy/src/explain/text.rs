@@ -109,9 +109,12 @@ impl ExplainedRule {
 
 impl ExplainedConcurrency {
     fn write(&self, number: usize, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { name, line, limit, key, binding, mode, condition_failed } = self;
+        let Self { name, line, limit, key, binding, mode, sharing, condition_failed } = self;
         writeln!(f, "{number:>2}. {name} (line {line}): {limit}")?;
         writeln!(f, "    counts requests in progress of {key}, {}", role(mode, *binding))?;
+        if let Some(sharing) = sharing {
+            writeln!(f, "    {}", sharing.text)?;
+        }
         if *condition_failed {
             writeln!(f, "    condition could not be evaluated, so the rule applies")?;
         }

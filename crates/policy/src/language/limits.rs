@@ -189,7 +189,7 @@ pub(crate) static RULE: Mapping = Mapping {
         PolicyKey::new(
             "concurrent",
             Count(1),
-            "The maximum number of concurrent requests, instead of `requests` and `window`. A request counts from the decision to the end of the response or of the upgraded connection. Each node counts separately.",
+            "The maximum number of concurrent requests, instead of `requests` and `window`. A request counts from the decision to the end of the response or of the upgraded connection. Each node counts separately, unless `coordination` is `central` (all nodes together) or `static` (`concurrent` divided by `store.nodes`, at least 1).",
             "10",
         ),
         MODE,
@@ -203,7 +203,7 @@ pub(crate) static RULE: Mapping = Mapping {
             "{ after: { status: [401, 403] } }",
         )
         .default("before forwarding"),
-        RULE_COORDINATION,
+        RULE_COORDINATION.default("that of `store`; with `concurrent`: each node counts separately"),
         RULE_FAILURE_MODE,
     ],
 };

@@ -29,7 +29,7 @@ use crate::directory::Directory;
 use crate::facts::Facts;
 use crate::identity::HeaderRules;
 use crate::networks::Networks;
-use crate::plan::{Charge, CustomRule, HostPattern, PathCase, Plan, Route, RuleCost};
+use crate::plan::{Charge, ConcurrencyRule, CustomRule, HostPattern, PathCase, Plan, Route, RuleCost};
 
 /// A plan, indexed for requests.
 ///
@@ -64,6 +64,7 @@ pub struct Matcher {
     bans: Networks,
     has_penalties: bool,
     has_reservations: bool,
+    has_shared_permits: bool,
     rules_by_name: HashMap<Box<str>, RuleRef, RandomState>,
 }
 
@@ -92,6 +93,7 @@ impl Matcher {
         };
         let has_reservations = limits.rules.iter().any(is_settled_later);
         let has_penalties = limits.iter().any(|rule| rule.penalty.is_some());
+        let has_shared_permits = limits.concurrent.iter().any(ConcurrencyRule::has_shared_permits);
         let header_rules = HeaderRules::new(&plan);
         let rules_by_name =
             RuleRef::all(&plan).map(|(rule, rule_ref)| (rule.name.as_str().into(), rule_ref)).collect();
@@ -107,6 +109,7 @@ impl Matcher {
             bans,
             has_penalties,
             has_reservations,
+            has_shared_permits,
             rules_by_name,
         }
     }
@@ -129,6 +132,11 @@ impl Matcher {
     /// Whether any rule makes reservations, which are settled later.
     pub fn has_reservations(&self) -> bool {
         self.has_reservations
+    }
+
+    /// Whether all nodes together have the permits of any concurrency rule.
+    pub fn has_shared_permits(&self) -> bool {
+        self.has_shared_permits
     }
 
     /// Whether limits ignore case for the path of a request.

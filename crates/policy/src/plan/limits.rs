@@ -5,7 +5,7 @@ use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use http::header::HeaderName;
-use tidegate_core::{Algorithm, Cost, LeakyBucket, Limit, Penalty, RuleId, TimeSpan};
+use tidegate_core::{Algorithm, Coordination, Cost, LeakyBucket, Limit, Penalty, RuleId, TimeSpan};
 
 use crate::endpoints::EndpointPattern;
 use crate::expression::Expression;
@@ -164,7 +164,7 @@ impl CustomRule {
     }
 }
 
-/// A limit on concurrent requests, counted on this node.
+/// A limit on concurrent requests.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ConcurrencyRule {
@@ -172,7 +172,7 @@ pub struct ConcurrencyRule {
     pub name: String,
     /// The id in the keys of its counters.
     pub id: RuleId,
-    /// The maximum number of requests in progress.
+    /// The maximum number of requests in progress: on all nodes with [`Coordination::Central`], otherwise on this node.
     pub concurrent: u32,
     /// Whether it is enforced.
     pub mode: Mode,
@@ -180,11 +180,18 @@ pub struct ConcurrencyRule {
     pub matches: RuleMatch,
     /// How clients are grouped into counters.
     pub count: CounterScope,
+    /// How nodes share the permits; `None` if each node counts its own requests.
+    pub sharing: Option<RuleSharing>,
     /// The line in the policy.
     pub line: u32,
 }
 
 impl ConcurrencyRule {
+    /// Whether all nodes together have the permits, so that the store grants them.
+    pub fn has_shared_permits(&self) -> bool {
+        self.sharing.is_some_and(|sharing| sharing.coordination == Coordination::Central)
+    }
+
     /// Describes the limit: `at most 10 concurrent requests`.
     pub fn describe(&self) -> String {
         format!("at most {} concurrent requests", self.concurrent)

@@ -32,10 +32,11 @@ pub(super) fn find(plan: &Plan, targets: &WarningTargets, report: &mut ProblemRe
 
 /// Keys of `store` that no rule uses.
 fn unused(plan: &Plan, targets: &WarningTargets, report: &mut ProblemReport<'_>) {
+    let permits = || plan.rate_limits.concurrent.iter().filter_map(|rule| rule.sharing);
     let any = |uses: &dyn Fn(RuleSharing) -> bool| {
-        plan.rate_limits.iter().filter_map(|rule| rule.sharing).any(uses)
+        plan.rate_limits.iter().filter_map(|rule| rule.sharing).chain(permits()).any(uses)
     };
-    if plan.rate_limits.iter().next().is_none() {
+    if plan.rate_limits.iter().next().is_none() && permits().next().is_none() {
         return;
     }
     let mut warn = |key: &str, is_used: bool, what: &str| {

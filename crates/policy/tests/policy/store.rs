@@ -2,8 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use tidegate_core::{Coordination, StoreFailureMode, TimeSpan};
-use tidegate_policy::{CompiledPolicy, Plan, RuleSharing, compile, diff};
+use http::header::HOST;
+use http::{HeaderMap, HeaderValue};
+use tidegate_core::{Coordination, StoreFailureMode, TimeSpan, Timestamp};
+use tidegate_policy::{
+    CompiledPolicy, ConcurrencyRule, ExplainRequest, Matcher, Plan, RuleSharing, compile, diff, explain,
+};
 
 fn compiled(text: &str) -> CompiledPolicy {
     let files = BTreeMap::from([
@@ -82,6 +86,58 @@ fn changed_coordination_resets_counters_and_changed_failure_mode_keeps_them() {
     let effect = |settings: &str| diff(&text(""), &text(settings))[0].to_string();
     assert!(effect(", coordination: lease").ends_with("; counters reset"));
     assert!(effect(", on_store_failure: deny").ends_with("; counters kept"));
+}
+
+/// The concurrency rule of a policy with these keys.
+fn exports(store: &str, keys: &str) -> ConcurrencyRule {
+    let text = format!("{store}\nrate_limits: {{ rules: [{{ name: exports, concurrent: 10{keys} }}] }}");
+    plan(&text).rate_limits.concurrent.remove(0)
+}
+
+#[test]
+fn concurrency_rule_shares_permits_only_with_its_own_coordination() {
+    let store = "store: { url: rediss://cache, coordination: lease, on_store_failure: allow, secret_file: store.secret }";
+    let of = |keys: &str| exports(store, keys).sharing;
+    assert_eq!(of(""), None, "each node counts");
+    assert!(!exports(store, "").has_shared_permits());
+    assert!(exports(store, ", coordination: central").has_shared_permits());
+    let expected = sharing(Coordination::Central, StoreFailureMode::Allow);
+    assert_eq!(of(", coordination: central"), Some(expected));
+    let expected = sharing(Coordination::Central, StoreFailureMode::Deny);
+    assert_eq!(of(", coordination: central, on_store_failure: deny"), Some(expected));
+}
+
+#[test]
+fn static_concurrency_rule_is_divided_by_the_nodes_and_stays_positive() {
+    let of = |nodes: u32| exports(&format!("store: {{ nodes: {nodes} }}"), ", coordination: static");
+    assert_eq!([1, 3, 10, 11].map(|nodes| of(nodes).concurrent), [10, 3, 1, 1]);
+    assert!(!of(3).has_shared_permits(), "each node has its own");
+}
+
+#[test]
+fn changed_coordination_of_a_concurrency_rule_is_a_difference() {
+    let policy = |keys: &str| {
+        plan(&format!(
+            "store: {{ url: redis://cache }}\nrate_limits: {{ rules: [{{ name: exports, concurrent: 2{keys} }}] }}"
+        ))
+    };
+    let change = diff(&policy(""), &policy(", coordination: central"))[0].to_string();
+    assert!(change.contains("at most 2 concurrent requests, central, on_store_failure local"), "{change}");
+}
+
+#[test]
+fn explanation_of_a_concurrency_rule_names_its_coordination() {
+    let text = "store: { url: redis://cache }\nrate_limits: { rules: [{ name: exports, concurrent: 2, coordination: central }] }";
+    let matcher = Matcher::new(plan(text));
+    let headers = HeaderMap::from_iter([(HOST, HeaderValue::from_static("a.example"))]);
+    let request =
+        ExplainRequest { method: "GET", target: "/", headers: &headers, peer: [192, 0, 2, 1].into() };
+    let directory = matcher.plan().directory.clone();
+    let text = explain(&matcher, &request, directory.as_deref(), Timestamp::ZERO).to_string();
+    assert!(
+        text.contains("central; while the store fails, each node enforces a part of the limit"),
+        "{text}"
+    );
 }
 
 #[test]

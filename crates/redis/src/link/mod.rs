@@ -81,6 +81,9 @@ struct SharedState {
     heartbeat: AtomicU64,
 }
 
+/// The reply to a call in the queue.
+type PendingReply = oneshot::Receiver<Result<CallReply, StoreError>>;
+
 impl Link {
     /// Starts the thread. Redis need not be there yet.
     pub(crate) fn new(config: RedisConfig, clock: Arc<dyn Clock>) -> Self {
@@ -130,16 +133,32 @@ impl Link {
         operation: Operation,
         now: Timestamp,
     ) -> Result<OperationReply, StoreError> {
-        let now = match self.config.time {
-            TimeSource::Server => None,
-            TimeSource::Caller => Some(now),
-        };
         let slot = operation.slot().unwrap_or_default();
-        match self.submit(CallBody::Operation(operation, now), slot).await? {
+        match self.submit(CallBody::Operation(operation, self.counted_time(now)), slot).await? {
             CallReply::Operation(reply) => Ok(reply),
             CallReply::Command(_) => {
                 Err(StoreError::Protocol { reason: "no reply to the operation".to_owned() })
             }
+        }
+    }
+
+    /// Sends `operation` without waiting for its reply. It is in the queue when this returns, behind all earlier ones; an
+    /// operation that cannot be sent is lost.
+    pub(crate) fn send(&self, operation: Operation, now: Timestamp) {
+        let slot = operation.slot().unwrap_or_default();
+        if let Ok(reply) = self.enqueue(CallBody::Operation(operation, self.counted_time(now)), slot) {
+            // A call without a receiver would not be sent.
+            self.spawn(async {
+                let _ = reply.await;
+            });
+        }
+    }
+
+    /// The time that counts, if it is the caller's.
+    fn counted_time(&self, now: Timestamp) -> Option<Timestamp> {
+        match self.config.time {
+            TimeSource::Server => None,
+            TimeSource::Caller => Some(now),
         }
     }
 
@@ -154,6 +173,10 @@ impl Link {
     }
 
     async fn submit(&self, body: CallBody, slot: u16) -> Result<CallReply, StoreError> {
+        self.enqueue(body, slot)?.await.unwrap_or_else(|_| Err(LinkError::Stopped.into()))
+    }
+
+    fn enqueue(&self, body: CallBody, slot: u16) -> Result<PendingReply, StoreError> {
         let SharedState { queue, routes, stats, timer, .. } = &*self.shared;
         let error = match routes.load().route(slot) {
             SlotRoute::Server(server) if !server.is_available() => {
@@ -166,9 +189,8 @@ impl Link {
             stats::add(&stats.rejected_open, 1);
             return Err(error.into());
         }
-        let reply =
-            queue.submit(body, slot, timer.read()).inspect_err(|_| stats::add(&stats.rejected_full, 1))?;
-        reply.await.unwrap_or_else(|_| Err(LinkError::Stopped.into()))
+        let reply = queue.submit(body, slot, timer.read());
+        Ok(reply.inspect_err(|_| stats::add(&stats.rejected_full, 1))?)
     }
 
     /// Whether Redis is believed to work: calls are sent to at least one server.

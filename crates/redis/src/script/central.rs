@@ -99,9 +99,10 @@ impl<'a> Encoder<'a> {
                 let until = replacement.map_or(Timestamp::ZERO, |replacement| replacement.until);
                 self.push_change(key, limit, Cost::ZERO, until)
             }
-            Operation::Lease(_) | Operation::Exchange(_) | Operation::ResetCopies(_) => {
-                Err(protocol_error("an operation of another script"))
-            }
+            Operation::Lease(_)
+            | Operation::Exchange(_)
+            | Operation::ResetCopies(_)
+            | Operation::Permits(_) => Err(protocol_error("an operation of another script")),
         }
     }
 
@@ -230,7 +231,10 @@ pub(super) fn decode(operations: &[&Operation], reply: &Value) -> Result<Vec<Ope
                 DONE => OperationReply::Done(at),
                 _ => return Err(protocol_error("unknown reply to an operation")),
             },
-            Operation::Lease(_) | Operation::Exchange(_) | Operation::ResetCopies(_) => {
+            Operation::Lease(_)
+            | Operation::Exchange(_)
+            | Operation::ResetCopies(_)
+            | Operation::Permits(_) => {
                 return Err(protocol_error("an operation of another script"));
             }
         });

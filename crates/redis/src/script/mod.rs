@@ -3,6 +3,7 @@
 mod central;
 mod lease;
 mod limit;
+mod permits;
 mod sync;
 
 use std::sync::OnceLock;
@@ -25,9 +26,11 @@ pub(crate) fn source(name: ScriptName) -> &'static Script {
     static CENTRAL: OnceLock<Script> = OnceLock::new();
     static LEASE: OnceLock<Script> = OnceLock::new();
     static SYNC: OnceLock<Script> = OnceLock::new();
+    static PERMITS: OnceLock<Script> = OnceLock::new();
     match name {
         ScriptName::Central => CENTRAL.get_or_init(|| Script::new(central::SOURCE)),
         ScriptName::Lease => LEASE.get_or_init(|| Script::new(lease::SOURCE)),
+        ScriptName::Permits => PERMITS.get_or_init(|| Script::new(permits::SOURCE)),
         ScriptName::Sync => SYNC.get_or_init(|| {
             Script::new(concat!(
                 "#!lua\n",
@@ -53,6 +56,7 @@ pub(crate) fn encode(operations: &[&Operation], now: Option<Timestamp>) -> Resul
     match operations.first().map(|operation| operation.script()) {
         Some(ScriptName::Lease) => lease::encode(operations, now),
         Some(ScriptName::Sync) => sync::encode(operations, now),
+        Some(ScriptName::Permits) => permits::encode(operations, now),
         Some(ScriptName::Central) | None => central::encode(operations, now),
     }
 }
@@ -62,6 +66,7 @@ pub(crate) fn decode(operations: &[&Operation], reply: &Value) -> Result<Vec<Ope
     match operations.first().map(|operation| operation.script()) {
         Some(ScriptName::Lease) => lease::decode(operations, reply),
         Some(ScriptName::Sync) => sync::decode(operations, reply),
+        Some(ScriptName::Permits) => permits::decode(operations, reply),
         Some(ScriptName::Central) | None => central::decode(operations, reply),
     }
 }

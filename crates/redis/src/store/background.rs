@@ -11,6 +11,7 @@ use super::StoreState;
 use crate::invalidation::{self, CounterChange, Invalidation, InvalidationMessage, InvalidationPublisher};
 use crate::link::ChannelEvent;
 use crate::membership::HEARTBEAT;
+use crate::permits::RENEWAL_INTERVAL;
 
 /// How often a node in fallback asks whether Redis is back.
 const RECOVERY_INTERVAL: Duration = Duration::from_millis(100);
@@ -21,6 +22,7 @@ pub(super) fn start(state: &Arc<StoreState>, publisher: InvalidationPublisher) {
     let events = link.subscribe(&invalidation::channel(&link.config().prefix));
     link.spawn(send_heartbeats(Arc::downgrade(state)));
     link.spawn(leave_fallback(Arc::downgrade(state)));
+    link.spawn(renew_permits(Arc::downgrade(state)));
     link.spawn(follow_changes(Arc::downgrade(state), events));
     let weak = Arc::downgrade(state);
     link.spawn(publisher.run(move || weak.upgrade().map(|state| Arc::clone(&state.link))));
@@ -41,6 +43,15 @@ async fn leave_fallback(state: Weak<StoreState>) {
         ticks.tick().await;
         let Some(state) = state.upgrade() else { return };
         state.try_leave_fallback().await;
+    }
+}
+
+async fn renew_permits(state: Weak<StoreState>) {
+    let mut ticks = ticks(RENEWAL_INTERVAL);
+    loop {
+        ticks.tick().await;
+        let Some(state) = state.upgrade() else { return };
+        state.permits.renew();
     }
 }
 
@@ -71,11 +82,12 @@ impl StoreState {
         }
     }
 
-    /// After a loss, leases that Redis may have forgotten are not spent. Cached rejections stay: they are what Redis said
+    /// After a loss, leases that Redis may have forgotten are not spent, and permits in use are added again. Cached rejections stay: they are what Redis said
     /// before it forgot.
     async fn check_writes(&self) -> Result<(), StoreError> {
         if self.lost_writes.beat(&self.link).await? {
             self.lease.invalidate_all();
+            self.permits.renew();
         }
         Ok(())
     }

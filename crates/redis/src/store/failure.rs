@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use futures_util::future::join_all;
-use tidegate_core::{Check, Decision, Refund, Role, StoreFailureMode, TimeSpan, Timestamp};
-use tidegate_store::{Store, StoreError};
+use tidegate_core::{Check, Decision, Refund, Role, RuleId, StoreFailureMode, TimeSpan, Timestamp};
+use tidegate_store::{PermitGrant, Store, StoreError};
 
 use super::StoreState;
 use super::groups::{Decider, Group, Groups, assemble, group};
@@ -125,6 +125,31 @@ impl StoreState {
         };
         let local: Vec<Refund<'_>> = refunds.iter().filter(is_local).copied().collect();
         if local.is_empty() { Err(error) } else { self.fallback.refund(&local, now).await }
+    }
+
+    /// The permit that the failure mode of `rule` grants.
+    pub(super) fn permit_after_failure(
+        &self,
+        rule: RuleId,
+        max: u32,
+        error: StoreError,
+    ) -> Result<PermitGrant, StoreError> {
+        if !is_outage(&error) {
+            return Err(error);
+        }
+        self.enter_fallback();
+        let mode = self.settings.of(rule).on_failure;
+        self.failures.count(mode).fetch_add(1, Ordering::Relaxed);
+        match mode {
+            StoreFailureMode::Local => {
+                let share = self.link.config().fallback_share.of(max.into());
+                let max = u32::try_from(share).unwrap_or(max) / self.nodes.get();
+                // Without any permit the node would deny.
+                Ok(PermitGrant::Local { max: max.max(1) })
+            }
+            StoreFailureMode::Allow => Ok(PermitGrant::Unlimited),
+            StoreFailureMode::Deny => Err(error),
+        }
     }
 
     /// The groups that decide instead of a failed one; an error if a rule denies, or if Redis is not the cause.

@@ -17,7 +17,9 @@ use tidegate_core::{
     Check, Coordination, CounterKey, Decision, Limit, Refund, Role, StoreFailureMode, TimeSpan, Timestamp,
     Verdict,
 };
-use tidegate_store::{Clock, Override, PromptDecision, RetainedLimits, RuleSettings, Store, StoreError};
+use tidegate_store::{
+    Clock, Override, PermitGrant, PromptDecision, RetainedLimits, RuleSettings, Store, StoreError,
+};
 
 use crate::central::CentralStore;
 use crate::config::{RedisConfig, TimeSource};
@@ -28,6 +30,7 @@ use crate::link::Link;
 use crate::lost_writes::LostWrites;
 use crate::membership::Membership;
 use crate::nodes::{NodeCount, NodeId};
+use crate::permits::SharedPermits;
 use crate::rejections::{Generation, LONGEST_LIFE, RejectionCache, RejectionSource};
 use crate::report::{FallbackDecisions, StoreReport};
 
@@ -69,6 +72,7 @@ struct StoreState {
     static_share: StaticStore,
     fallback: FallbackStore,
     failures: FallbackState,
+    permits: Arc<SharedPermits>,
     rejections: RejectionCache,
     changes: InvalidationQueue,
     membership: Membership,
@@ -97,6 +101,7 @@ impl RedisStore {
             static_share: StaticStore::new(link.config()),
             fallback: FallbackStore::new(Arc::clone(&link), Arc::clone(&nodes)),
             failures: FallbackState::default(),
+            permits: Arc::new(SharedPermits::new(Arc::clone(&link), node)),
             rejections: RejectionCache::new(),
             changes,
             membership: Membership::new(node, Arc::clone(&nodes)),
@@ -218,6 +223,19 @@ impl StoreState {
             self.remember(checks, &decision, asked);
         }
         Ok(decision)
+    }
+
+    async fn acquire_permit(
+        &self,
+        key: CounterKey<'_>,
+        max: u32,
+        now: Timestamp,
+    ) -> Result<PermitGrant, StoreError> {
+        match self.permits.acquire(key, max, now).await {
+            Ok(Some(permit)) => Ok(PermitGrant::Shared(permit)),
+            Ok(None) => Ok(PermitGrant::Exhausted),
+            Err(error) => self.permit_after_failure(key.rule, max, error),
+        }
     }
 
     /// Refunds each group where it was charged.
@@ -344,6 +362,15 @@ impl Store for RedisStore {
         }
         state.announce(CounterChange::Overridden, key);
         Ok(())
+    }
+
+    async fn acquire_permit(
+        &self,
+        key: CounterKey<'_>,
+        max: u32,
+        now: Timestamp,
+    ) -> Result<PermitGrant, StoreError> {
+        self.state.acquire_permit(key, max, now).await
     }
 
     fn retain_limits(&self, limits: &[Limit], now: Timestamp) -> Result<RetainedLimits, StoreError> {

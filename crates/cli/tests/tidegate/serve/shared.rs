@@ -1,8 +1,10 @@
 //! Several gateways with one Redis: limits, bans, overrides, lock-outs and resets are shared.
 
+use std::io::{BufReader, Read as _, Write as _};
+use std::net::TcpStream;
 use std::process::Command;
 
-use tidegate_testkit::client::request;
+use tidegate_testkit::client::{Connection, read_head, request};
 use tidegate_testkit::port::free_address;
 use tidegate_testkit::process::{PolicyFile, RedisServer, Tidegate};
 use tidegate_testkit::server::echo;
@@ -49,6 +51,53 @@ fn two_gateways_admit_one_limit_in_total() {
     let statuses: Vec<_> = (0..20).map(|turn| get(&gateways[turn % 2], "/", "sk_live_shared")).collect();
     assert_eq!(statuses.iter().filter(|status| **status == 200).count(), 10, "{statuses:?}");
     assert_eq!(statuses.iter().filter(|status| **status == 429).count(), 10, "{statuses:?}");
+}
+
+/// A request in progress: the upstream has responded, and a byte of the body is missing.
+struct OpenRequest {
+    stream: BufReader<TcpStream>,
+}
+
+impl OpenRequest {
+    fn start(gateway: &AdminGateway, key: &str) -> Self {
+        let mut stream = Connection::open(&gateway.server.address).unwrap().into_stream();
+        let head =
+            format!("POST /export HTTP/1.1\r\nHost: test\r\nX-API-Key: {key}\r\nContent-Length: 1\r\n\r\n");
+        stream.get_mut().write_all(head.as_bytes()).unwrap();
+        let response = read_head(&mut stream).unwrap();
+        assert!(response.starts_with("HTTP/1.1 200"), "{response}");
+        Self { stream }
+    }
+
+    fn finish(mut self) {
+        self.stream.get_mut().write_all(b"x").unwrap();
+        self.stream.read_exact(&mut [0]).unwrap();
+    }
+}
+
+#[test]
+fn two_gateways_share_the_permits_of_a_concurrency_limit() {
+    let redis = RedisServer::start();
+    let gateways = [(); 2].map(|()| {
+        let policy = policy(&redis.url());
+        let rule =
+            "  rules: [{ name: exports, match: { path: /export }, concurrent: 2, coordination: central }]\n";
+        let text = std::fs::read_to_string(policy.path()).unwrap() + rule;
+        std::fs::write(policy.path(), text).unwrap();
+        AdminGateway::serve(policy)
+    });
+    let [one, two] = &gateways;
+    let first = OpenRequest::start(one, "sk_live_shared");
+    let second = OpenRequest::start(two, "sk_live_shared");
+    for gateway in &gateways {
+        assert_eq!(get(gateway, "/export", "sk_live_shared"), 429, "two are in progress");
+        assert_eq!(get(gateway, "/export", "sk_live_other"), 200, "another client");
+    }
+    first.finish();
+    eventually_blocking("the permit is available on the other gateway", || {
+        get(two, "/export", "sk_live_shared") == 200
+    });
+    second.finish();
 }
 
 #[test]
