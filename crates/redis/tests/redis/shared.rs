@@ -64,3 +64,16 @@ async fn expired_record_pushed_again_is_not_shared() {
     let stored: u64 = redis::cmd("ZCARD").arg(&keys[0]).query_async(&mut raw).await.unwrap();
     assert_eq!((keys.len(), stored), (1, 1));
 }
+
+#[tokio::test]
+async fn record_published_after_more_broadcasts_than_the_queue_holds_arrives() {
+    let server = RedisServer::start();
+    let (sender, mut receiver) = (Node::start(&server).await, Node::start(&server).await);
+    // More than wait, sent faster than they leave.
+    for _ in 0..40_000 {
+        sender.records.broadcast(b"violation".to_vec());
+    }
+    let ban = record(b"ban", None);
+    sender.records.publish(vec![ban.clone()]);
+    assert_eq!(receiver.next_records().await, [ban]);
+}
