@@ -291,11 +291,19 @@ async fn move_slot_under_load(limit: Limit) {
         .collect();
     let to = (from + 1) % 3;
     let retries = store.link_report().retries;
+    let (handle, moving) = (tokio::runtime::Handle::current(), store.clone());
     let cluster = tokio::task::spawn_blocking(move || {
-        cluster.move_slot(slot, from, to, || {});
-        cluster
+        let mut tally = Tally::default();
+        // The keys of the client are not all on the same server during some of the steps.
+        let during = || {
+            tally.add(handle.block_on(decide_under(&moving, client, &limit)));
+        };
+        cluster.move_slot(slot, from, to, during);
+        (cluster, tally)
     });
-    let cluster = cluster.await.unwrap();
+    let (cluster, during) = cluster.await.unwrap();
+    tally.admitted += during.admitted;
+    tally.unavailable += during.unavailable;
     eventually("a redirection", || store.link_report().retries > retries).await;
     stop.send_replace(true);
     for worker in workers {
