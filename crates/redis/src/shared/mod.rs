@@ -56,7 +56,7 @@ pub struct SharedRecords {
 impl SharedRecords {
     /// Starts the exchange on the thread of `link`. The receiver gets what other nodes did.
     pub(crate) fn start(link: &Arc<Link>) -> (Self, mpsc::Receiver<SharedEvent>) {
-        let (changes, changed) = mpsc::channel(1);
+        let (changes, wakeups) = mpsc::channel(1);
         let (broadcasts, messages) = mpsc::channel(BROADCASTS);
         let (events, received) = mpsc::channel(EVENTS);
         let copy = Arc::new(Mutex::new(RecordCopy::default()));
@@ -82,7 +82,7 @@ impl SharedRecords {
                 sealer: Arc::clone(sealer),
                 events,
             };
-            link.spawn(exchange.run(changed, subscription));
+            link.spawn(exchange.run(wakeups, subscription));
         } else {
             tracing::error!(
                 event = "records_not_shared",
