@@ -324,14 +324,23 @@ impl<R: Backend> AdminState<R> {
         replacement: Option<&OverrideRecord>,
         now: Timestamp,
     ) -> Result<(), StoreError> {
+        let rule = RuleId::named(&key.rule);
         let replacement = replacement.and_then(|record| {
             let until = record.until.unwrap_or(Timestamp::MAX);
             // Invalid limits are rejected by the API and by the durable store.
             let limit = Limit::new(record.algorithm, record.spec).ok()?;
-            Some(Override { limit, until })
+            Some(Override { limit: self.part_of(limit, rule), until })
         });
-        let key = CounterKey::new(RuleId::named(&key.rule), &key.client);
+        let key = CounterKey::new(rule, &key.client);
         self.backend.limiter().store().override_limit(key, replacement, now).await
+    }
+
+    /// The part of the limit of an override that this process enforces, as for the limit of the rule.
+    fn part_of(&self, limit: Limit, rule: RuleId) -> Limit {
+        let policy = self.backend.limiter().policy();
+        let plan = policy.matcher.plan();
+        let rule = plan.rate_limits.iter().find(|known| known.id == rule);
+        plan.store.part_of(limit, rule.and_then(|rule| rule.sharing))
     }
 }
 

@@ -7,7 +7,7 @@ if not now then
 end
 local min_ttl, operations = tonumber(ARGV[2]), ARGV[4]
 -- Each entry is read once and written once, even if several checks or operations use it.
-local values = redis.call('MGET', unpack(KEYS))
+local values = redis.call('MGET', unpack(KEYS, 1, tonumber(ARGV[5]) or #KEYS))
 local limits = read_limits(ARGV[3])
 
 local loaded = {}

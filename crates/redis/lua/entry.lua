@@ -10,7 +10,9 @@
 --   shape 0         everything else: cmsgpack of { till, override, undo, attempt, then for each counter: rule, limit, used,
 --                   and its state }; `undo` is the entry before the charge of that attempt
 -- The cells of a sliding log are in a string beside the entry, 14 bytes each, named like the entry with '1' or '2' added:
--- a log of 10,000 admissions must not be rewritten by each decision. They are read and written one by one.
+-- a log of 10,000 admissions must not be rewritten by each decision. They are read and written one by one. Both names are in
+-- KEYS, so that a cluster that moves the slot rejects the call if it lacks one of them; only an operation of another algorithm
+-- that meets a log, after the algorithm of a rule was changed, uses names that are not.
 
 local FIELDS = {
   { 'tick', 'part' },
@@ -57,7 +59,7 @@ local function open_cells(log, name)
     for k = 0, CELLS_PER_READ - 1 do
       local cell = from + k + 1
       if not at[cell] then
-        -- Cells that are missing count for nothing.
+        -- Cells that are missing have no units.
         local time, count = 0, 0
         if #text >= (k + 1) * CELL then
           time, count = struct.unpack('<I7I7', text, k * CELL + 1)

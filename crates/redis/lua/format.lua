@@ -1,6 +1,6 @@
 -- One atomic script for all operations of the central store.
 --
--- KEYS     the counters, without duplicates
+-- KEYS     the counters, without duplicates, then the names of the cells of logs that the operations may use
 -- ARGV     1 now in microseconds, or "" for this server's own time
 --          2 the shortest time to live of a key, in seconds
 --          3 the limits, one after another, each in the format of `read_limit`
@@ -14,6 +14,7 @@
 --                                           count (2), and for each: key (2), limit (2, 0 for none), cost (7), time (7, us:
 --                                           of the charge, or the end of the override)
 --            numbers are little-endian if nothing else is said; keys and limits are positions, from 1
+--          5 the number of counters in KEYS; all of them if there is none
 -- Reply    one string: now (7 bytes, us), then for each operation: for each check the verdict (1: 0 pass, 1 not until,
 --          2 never), span (7, us: wait or retry_after), limit (7), remaining (7), reset_after (7, us); for operations 6 to
 --          8 one byte: 3. If an entry has a newer format: one byte, 4, and the operation has changed nothing.

@@ -16,6 +16,7 @@
 
 local records, changes, expiry = KEYS[1], KEYS[2], KEYS[3]
 local ttl = tonumber(ARGV[2])
+local REMOVALS = 1000
 
 redis.call('HSETNX', records, 'epoch', ARGV[3])
 local epoch = redis.call('HGET', records, 'epoch')
@@ -27,23 +28,33 @@ local function keep_alive()
   redis.call('EXPIRE', expiry, ttl)
 end
 
+local time = redis.call('TIME')
+local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
+
+-- Every call removes more records than a call can add, so expired ones do not accumulate.
 local function remove_expired()
-  local time = redis.call('TIME')
-  local now = string.format('%.0f', tonumber(time[1]) * 1000000 + tonumber(time[2]))
-  for _, field in ipairs(redis.call('ZRANGEBYSCORE', expiry, '-inf', now, 'LIMIT', 0, 100)) do
+  local till = string.format('%.0f', now)
+  for _, field in ipairs(redis.call('ZRANGEBYSCORE', expiry, '-inf', till, 'LIMIT', 0, REMOVALS)) do
     redis.call('HDEL', records, field)
     redis.call('ZREM', changes, field)
     redis.call('ZREM', expiry, field)
   end
 end
 
+remove_expired()
 if ARGV[1] == 'push' then
-  remove_expired()
   local accepted = 0
   for at = 4, #ARGV, 4 do
     local field, changed, till, sealed = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
     local stored = redis.call('HGET', records, field)
-    if not stored or tonumber(string.sub(stored, 1, 16)) < tonumber(changed) then
+    local accepts
+    if stored then
+      accepts = tonumber(string.sub(stored, 1, 16)) < tonumber(changed)
+    else
+      -- An expired record is of use only if it replaces another.
+      accepts = till == '' or tonumber(till) > now
+    end
+    if accepts then
       accepted = accepted + 1
       version = version + 1
       redis.call('HSET', records, field, changed .. sealed)

@@ -13,6 +13,29 @@ local sliding_log = {}
 
 sliding_log.unseen = { newest = 0, total = 0, count = 0, first = 1, last = 0 }
 
+-- The log without entries that were lost: the server may evict the cells of a log but not its state. Their units are unknown
+-- and must not count for ever. The first entry has units, so one without them was lost.
+local function without_lost(log)
+  if log.last < log.first or log.units[log.first] > 0 then
+    return log
+  end
+  local kept = {
+    newest = log.newest,
+    total = 0,
+    count = 0,
+    first = log.last + 1,
+    last = log.last,
+    at = log.at,
+    units = log.units,
+  }
+  for i = log.last, log.first, -1 do
+    if log.units[i] > 0 then
+      kept.total, kept.count, kept.first = kept.total + log.units[i], kept.count + 1, i
+    end
+  end
+  return kept
+end
+
 -- The first entry inside the window at `now`, the units of the entries before it, and their number.
 local function first_inside(limit, log, now)
   local i, units, count = log.first, 0, 0
@@ -27,6 +50,7 @@ end
 
 -- The log at `now`, without the entries that have left the window.
 local function without_expired(limit, log, now)
+  log = without_lost(log)
   local newest = math.max(log.newest, now)
   local first, units, count = first_inside(limit, log, newest)
   while first < log.last and log.units[first] == 0 do
@@ -62,6 +86,7 @@ local function until_left(limit, log, now)
 end
 
 function sliding_log.judge(limit, log, now, cost)
+  log = without_lost(log)
   local at = math.max(now, log.newest)
   local _, left = first_inside(limit, log, at)
   local used = log.total - left
@@ -109,6 +134,7 @@ end
 
 -- Gives back units of the entry of that charge.
 function sliding_log.refund(_, log, charged, _, cost)
+  log = without_lost(log)
   local low, high = log.first, log.last
   while low < high do
     local middle = math.floor((low + high) / 2)

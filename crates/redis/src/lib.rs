@@ -5,9 +5,17 @@
 //! the limit without Redis. While Redis fails, the failure mode of each rule decides.
 //! The permits of concurrency limits can be shared too: they expire unless their node renews them.
 //!
-//! Lua scripts decide. Redis runs them exclusively, so a decision over several checks is atomic without a lock. Time is the
-//! server's, so nodes with different clocks agree. The scripts are the only other copy of the arithmetic in `tidegate-core`;
-//! the conformance suite compares the two, field by field.
+//! Lua scripts decide. Redis runs them exclusively, so a decision over several checks of one hash slot is atomic without a
+//! lock; in a cluster, a decision over several slots is charged slot by slot and cancelled if one of them rejects it. Time is
+//! the server's, so nodes with different clocks agree. The scripts are the only other copy of the arithmetic in
+//! `tidegate-core`; the conformance suite compares the two, field by field.
+//!
+//! One thread does all I/O; decisions that wait at the same moment share a script call. A node repeats a rejection from memory
+//! until the counter may admit again, and learns through a channel that another node has reset, refunded or overridden it.
+//! Nodes announce themselves every second; their number divides limits in the first lease and while Redis fails.
+//!
+//! [`SharedRecords`] exchanges bans, overrides and penalties between nodes, encrypted. [`diagnose`] examines a server for
+//! `tidegate doctor`. [`RedisStore::report`] has the numbers for metrics.
 //!
 //! One server, Sentinel or a cluster; Redis 7.0 or newer, or Valkey.
 

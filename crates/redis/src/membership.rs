@@ -1,7 +1,7 @@
 //! Which nodes share the limits: each announces itself every second.
 //!
-//! The nodes are in one sorted set, by the time of their last heartbeat on the server's clock. Whoever sends a heartbeat also
-//! removes the nodes that have been silent for [`SILENCE`] and counts the others.
+//! The nodes are in one sorted set, by the time of their last heartbeat on the server's clock. Each heartbeat also removes the
+//! nodes that have been silent for [`SILENCE`] and counts the others.
 //!
 //! The number of nodes divides the limit, in the first lease and while Redis fails. Too small a number would admit too much,
 //! so it follows growth at once, but shrinks only to the largest number seen during [`HOLD_DOWN`].

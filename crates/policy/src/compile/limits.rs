@@ -183,13 +183,7 @@ pub(super) fn rule<'s>(
     let algorithm = limit.as_ref().map(|(limit, _)| limit.algorithm());
     let sharing = store::sharing(node, fields, algorithm, context);
     let (limit, spec) = limit?;
-    let limit = match &context.store {
-        // Without a shared store the process enforces its part itself.
-        Some(store) if store.url.is_none() && sharing.is_some() => {
-            limit.share(1, u64::from(store.nodes.get()))
-        }
-        _ => limit,
-    };
+    let limit = context.store.as_ref().map_or(limit, |store| store.part_of(limit, sharing));
     let (id, mode, penalty) = (id?, mode?, penalty?);
     context.targets.rules.insert(id, NodeRef::from(node));
     let Spec { requests, window, burst, max_wait } = spec;

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::num::NonZeroU32;
 
-use tidegate_core::{Coordination, Ratio, StoreFailureMode, TimeSpan};
+use tidegate_core::{Coordination, Limit, Ratio, StoreFailureMode, TimeSpan};
 
 use crate::plan::Secret;
 use crate::units::{percent_text, size_text, span_text};
@@ -45,6 +45,16 @@ impl StorePlan {
     pub(crate) const MAX_MEMORY: u64 = 64 << 20;
     /// The default of `prefix`.
     pub(crate) const PREFIX: &str = "tg:";
+
+    /// The part of `limit` that this process enforces, for a rule with this sharing. Without a shared store the process
+    /// divides a static limit itself; otherwise the store does.
+    pub fn part_of(&self, limit: Limit, sharing: Option<RuleSharing>) -> Limit {
+        if self.url.is_none() && sharing.is_some() {
+            limit.share(1, u64::from(self.nodes.get()))
+        } else {
+            limit
+        }
+    }
 
     /// The settings by key, without secrets. Those of a shared store are left out if there is none.
     pub(crate) fn settings(&self) -> Vec<(&'static str, String)> {

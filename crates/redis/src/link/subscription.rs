@@ -1,10 +1,11 @@
-//! A channel, subscribed to again whenever the connection was lost.
+//! A channel, subscribed to again whenever the connection was lost or calls go to another server.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
 use tokio::sync::mpsc;
+use tokio::time::{MissedTickBehavior, interval};
 
 use super::connect::RedisConnector;
 use super::{PROBE_INTERVAL, SharedState};
@@ -41,7 +42,8 @@ pub(super) async fn run(
     }
 }
 
-/// Forwards messages until the connection is lost. Any primary will do: in a cluster, messages reach all nodes.
+/// Forwards messages until the connection is lost or no call is routed to the server any more: an old primary that is cut off
+/// still responds, but gets no messages. Any primary will do: in a cluster, messages reach all nodes.
 async fn forward(
     shared: &SharedState,
     connector: &RedisConnector,
@@ -57,13 +59,26 @@ async fn forward(
     let send = async |event| events.send(event).await.map_err(|_| ReceiverGone);
     send(ChannelEvent::Subscribed).await?;
     let (mut commands, mut messages) = connection.split();
+    let (mut route_checks, mut pings) = (interval(PROBE_INTERVAL), interval(PING_INTERVAL));
+    for timer in [&mut route_checks, &mut pings] {
+        timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        timer.reset();
+    }
     loop {
         tokio::select! {
             message = messages.next() => match message {
-                Some(message) => send(ChannelEvent::Message(message.get_payload_bytes().to_vec())).await?,
+                Some(message) => {
+                    send(ChannelEvent::Message(message.get_payload_bytes().to_vec())).await?;
+                    pings.reset();
+                }
                 None => break,
             },
-            () = tokio::time::sleep(PING_INTERVAL) => {
+            _ = route_checks.tick() => {
+                if !shared.routes.load().servers().iter().any(|known| known.address == server.address) {
+                    break;
+                }
+            }
+            _ = pings.tick() => {
                 let pong = tokio::time::timeout(PING_INTERVAL, commands.ping::<redis::Value>()).await;
                 if !matches!(pong, Ok(Ok(_))) {
                     break;

@@ -10,9 +10,10 @@ use tidegate_testkit::process::RedisServer;
 use tidegate_testkit::wait::within;
 use tokio::sync::{mpsc, oneshot};
 
+use super::routes::{RedisServerHealth, RouteTable};
 use super::{ChannelEvent, Link};
 use crate::config::RedisConfig;
-use crate::endpoint::Endpoint;
+use crate::endpoint::{Endpoint, ServerAddress};
 use crate::key::slot_of;
 
 async fn connect(server: &RedisServer) -> Link {
@@ -42,6 +43,21 @@ async fn subscription_is_renewed_after_the_server_restarts() {
     assert_eq!(next(&mut events).await, Some(ChannelEvent::Subscribed));
     server.command(&["PUBLISH", "tg:news", "second"]);
     assert_eq!(next(&mut events).await, Some(ChannelEvent::Message(b"second".to_vec())));
+}
+
+#[tokio::test]
+async fn subscription_follows_the_routes_although_the_old_server_responds() {
+    let (old, new) = (RedisServer::start(), RedisServer::start());
+    let link = connect(&old).await;
+    let mut events = link.subscribe("tg:news");
+    assert_eq!(next(&mut events).await, Some(ChannelEvent::Subscribed));
+    let address = ServerAddress { host: "127.0.0.1".to_owned(), port: new.address().port() };
+    let routes = RouteTable::Single(Arc::new(RedisServerHealth::new(address)));
+    link.shared.routes.store(Arc::new(routes));
+    assert_eq!(next(&mut events).await, Some(ChannelEvent::Lost));
+    assert_eq!(next(&mut events).await, Some(ChannelEvent::Subscribed));
+    new.command(&["PUBLISH", "tg:news", "first"]);
+    assert_eq!(next(&mut events).await, Some(ChannelEvent::Message(b"first".to_vec())));
 }
 
 #[tokio::test]

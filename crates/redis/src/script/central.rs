@@ -1,6 +1,6 @@
 //! The arguments and the reply of `central.lua`.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use redis::Value;
 use tidegate_core::{Algorithm, Cost, Limit, Outcome, Role, TimeSpan, Timestamp, Verdict};
@@ -40,6 +40,8 @@ pub(super) const SOURCE: &str = concat!(
 const MIN_TTL_SECS: &str = "2";
 /// With time from the caller, keys must outlive a trace that is replayed faster than real time.
 const CALLER_TTL_SECS: &str = "3600";
+/// What follows the name of a counter in the names of its cells.
+const CELLS_SUFFIXES: [u8; 2] = *b"12";
 /// The bytes of an integer below 2^56.
 const WIDE: usize = 7;
 /// The bytes of the reply to an operation without outcomes.
@@ -53,13 +55,20 @@ pub(super) fn encode(operations: &[&Operation], now: Option<Timestamp>) -> Resul
     }
     let time = now.map_or_else(String::new, |now| now.as_micros().to_string());
     let ttl = if now.is_some() { CALLER_TTL_SECS } else { MIN_TTL_SECS };
-    let arguments = vec![time.into_bytes(), ttl.as_bytes().to_vec(), encoder.limits, encoder.operations];
-    Ok(ScriptCall { keys: encoder.keys, arguments })
+    let Encoder { mut keys, cells, limits, operations, .. } = encoder;
+    let mut arguments = vec![time.into_bytes(), ttl.as_bytes().to_vec(), limits, operations];
+    if !cells.is_empty() {
+        arguments.push(keys.len().to_string().into_bytes());
+        keys.extend(cells.iter().flat_map(|key| CELLS_SUFFIXES.map(|suffix| [*key, &[suffix]].concat())));
+    }
+    Ok(ScriptCall { keys, arguments })
 }
 
 #[derive(Default)]
 struct Encoder<'a> {
     keys: Vec<Vec<u8>>,
+    /// The counters that may have cells of a log.
+    cells: BTreeSet<&'a [u8]>,
     positions: HashMap<&'a [u8], u16>,
     limits: Vec<u8>,
     known_limits: Vec<&'a Limit>,
@@ -163,6 +172,10 @@ impl<'a> Encoder<'a> {
         limit: Option<&'a Limit>,
         cost: Cost,
     ) -> Result<(), StoreError> {
+        // A reset deletes the cells of whatever limit there was.
+        if limit.is_none_or(|limit| limit.algorithm() == Algorithm::SlidingLog) {
+            self.cells.insert(key.as_bytes());
+        }
         let key = self.key(key)?;
         let limit = limit.map_or(Ok(0), |limit| self.limit(limit))?;
         self.operations.extend(key.to_le_bytes());
@@ -269,5 +282,34 @@ impl Reader<'_> {
         };
         let (limit, remaining) = (self.wide()?, self.wide()?);
         Ok(Outcome { verdict, limit, remaining, reset_after: TimeSpan::from_micros(self.wide()?) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate_core::{CounterKey, RuleId, Spec};
+
+    use super::*;
+    use crate::key::KeyNames;
+
+    #[test]
+    fn call_names_the_cells_of_logs_after_all_counters() {
+        let names = KeyNames::new("tg:", b"secret");
+        let check = |client: &[u8], algorithm| CounterCheck {
+            key: names.counter(CounterKey::new(RuleId::named("default"), client)),
+            limit: Limit::new(algorithm, Spec::new(10, TimeSpan::from_secs(60))).unwrap(),
+            cost: Cost::ONE,
+            role: Role::Binding,
+        };
+        let (log, window) = (check(b"a", Algorithm::SlidingLog), check(b"b", Algorithm::FixedWindow));
+        let keys = [&log, &window].map(|check| check.key.as_bytes().to_vec());
+        let decide = |checks: &[&CounterCheck]| Operation::Decide(checks.iter().copied().cloned().collect());
+        let (plain, both) = (decide(&[&window]), decide(&[&log, &window]));
+        let call = encode(&[&plain], None).unwrap();
+        assert_eq!((call.keys.as_slice(), call.arguments.len()), (&keys[1..], 4));
+        let call = encode(&[&both, &both], None).unwrap();
+        let cells = [b"1", b"2"].map(|suffix| [keys[0].as_slice(), suffix].concat());
+        assert_eq!(call.keys, [keys.as_slice(), &cells].concat());
+        assert_eq!(call.arguments.get(4).map(Vec::as_slice), Some(b"2".as_slice()));
     }
 }

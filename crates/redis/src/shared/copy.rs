@@ -2,14 +2,22 @@
 
 use std::collections::{BTreeSet, HashMap};
 
+use tidegate_core::Timestamp;
 use tidegate_store::SharedRecord;
 
 use super::seal::Field;
 
+/// Records of a copy that expire, at most. Clients cause penalties, so their number must be bounded. Records without an expiry
+/// are made by operators only and always kept.
+const MAX_EXPIRING: usize = 100_000;
+
 /// All records that this node knows, and which of them Redis may lack.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct RecordCopy {
     records: HashMap<Field, SharedRecord>,
+    /// The records that expire, the first one first.
+    expiring: BTreeSet<(Timestamp, Field)>,
+    max_expiring: usize,
     /// Not pushed since they were changed.
     unpushed: BTreeSet<Field>,
     epoch: Option<Vec<u8>>,
@@ -17,20 +25,38 @@ pub(super) struct RecordCopy {
     version: u64,
 }
 
+impl Default for RecordCopy {
+    fn default() -> Self {
+        Self {
+            records: HashMap::new(),
+            expiring: BTreeSet::new(),
+            max_expiring: MAX_EXPIRING,
+            unpushed: BTreeSet::new(),
+            epoch: None,
+            version: 0,
+        }
+    }
+}
+
 impl RecordCopy {
     /// Takes a record that this node changed. Returns whether it is newer than the known one.
     pub(super) fn change(&mut self, field: Field, record: SharedRecord) -> bool {
         let is_newer = self.records.get(&field).is_none_or(|known| known.changed < record.changed);
         if is_newer {
-            self.records.insert(field, record);
             self.unpushed.insert(field);
+            self.insert(field, record);
         }
         is_newer
     }
 
-    /// Takes a record of Redis. Returns it if it differs from the known one and is not older. Of two versions of the same
-    /// time, that of Redis counts, on every node.
-    pub(super) fn accept(&mut self, field: Field, record: SharedRecord) -> Option<SharedRecord> {
+    /// Takes a record of Redis at `now`. Returns it if it differs from the known one and is not older. Of two versions of
+    /// the same time, that of Redis counts, on every node. An expired record is of use only if it replaces a known one.
+    pub(super) fn accept(
+        &mut self,
+        field: Field,
+        record: SharedRecord,
+        now: Timestamp,
+    ) -> Option<SharedRecord> {
         if let Some(known) = self.records.get(&field) {
             if record.changed < known.changed {
                 return None;
@@ -39,14 +65,46 @@ impl RecordCopy {
             if *known == record {
                 return None;
             }
+        } else if record.expires.is_some_and(|at| at <= now) {
+            return None;
         }
-        self.records.insert(field, record.clone());
+        self.insert(field, record.clone());
         Some(record)
     }
 
+    /// Inserts or replaces a record. If too many expire, the one that expires first is dropped.
+    fn insert(&mut self, field: Field, record: SharedRecord) {
+        if let Some(expires) = record.expires {
+            self.expiring.insert((expires, field));
+        }
+        let expires = record.expires;
+        if let Some(known) = self.records.insert(field, record)
+            && let Some(before) = known.expires.filter(|before| Some(*before) != expires)
+        {
+            self.expiring.remove(&(before, field));
+        }
+        while self.expiring.len() > self.max_expiring {
+            self.remove_first();
+        }
+    }
+
+    fn remove_first(&mut self) {
+        if let Some((_, field)) = self.expiring.pop_first() {
+            self.records.remove(&field);
+            self.unpushed.remove(&field);
+        }
+    }
+
+    /// Removes the records that have expired at `now`.
+    pub(super) fn remove_expired(&mut self, now: Timestamp) {
+        while self.expiring.first().is_some_and(|(expires, _)| *expires <= now) {
+            self.remove_first();
+        }
+    }
+
     /// The epoch and the version up to which records were pulled.
-    pub(super) fn cursor(&self) -> (&[u8], u64) {
-        (self.epoch.as_deref().unwrap_or_default(), self.version)
+    pub(super) fn cursor(&self) -> (Vec<u8>, u64) {
+        (self.epoch.clone().unwrap_or_default(), self.version)
     }
 
     /// Notes the epoch of Redis. Returns whether it is another one: then all records must be pushed.
@@ -74,29 +132,28 @@ impl RecordCopy {
     }
 
     /// Up to `count` records to push; `None` if there are none.
-    pub(super) fn next_batch(&self, count: usize) -> Option<Vec<Field>> {
-        let batch: Vec<_> = self.unpushed.iter().take(count).copied().collect();
+    pub(super) fn next_batch(&self, count: usize) -> Option<Vec<(Field, SharedRecord)>> {
+        let record = |field: &Field| Some((*field, self.records.get(field)?.clone()));
+        let batch: Vec<_> = self.unpushed.iter().filter_map(record).take(count).collect();
         Some(batch).filter(|batch| !batch.is_empty())
     }
 
-    pub(super) fn get(&self, field: &Field) -> Option<&SharedRecord> {
-        self.records.get(field)
-    }
-
-    pub(super) fn mark_pushed(&mut self, fields: &[Field]) {
-        for field in fields {
-            self.unpushed.remove(field);
+    /// Notes that a batch was pushed. Records that were changed meanwhile stay marked.
+    pub(super) fn mark_pushed(&mut self, batch: &[(Field, SharedRecord)]) {
+        for (field, pushed) in batch {
+            if self.records.get(field).is_none_or(|record| record.changed <= pushed.changed) {
+                self.unpushed.remove(field);
+            }
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use tidegate_core::Timestamp;
-
     use super::*;
 
     const FIELD: Field = [7; 16];
+    const NOW: Timestamp = Timestamp::from_secs(10);
 
     fn record(changed: u64, body: &[u8]) -> SharedRecord {
         let (id, changed) = (b"id".to_vec(), Timestamp::from_secs(changed));
@@ -107,9 +164,9 @@ mod tests {
     fn copy_keeps_the_version_that_was_changed_last() {
         let mut copy = RecordCopy::default();
         assert!(copy.change(FIELD, record(5, b"own")));
-        assert_eq!(copy.accept(FIELD, record(4, b"older")), None);
-        assert_eq!(copy.accept(FIELD, record(6, b"newer")), Some(record(6, b"newer")));
-        assert_eq!(copy.accept(FIELD, record(6, b"newer")), None);
+        assert_eq!(copy.accept(FIELD, record(4, b"older"), NOW), None);
+        assert_eq!(copy.accept(FIELD, record(6, b"newer"), NOW), Some(record(6, b"newer")));
+        assert_eq!(copy.accept(FIELD, record(6, b"newer"), NOW), None);
         assert!(!copy.change(FIELD, record(5, b"own")));
         assert_eq!(copy.next_batch(10), None, "nothing of this node is newer");
     }
@@ -118,7 +175,7 @@ mod tests {
     fn copy_of_the_same_time_gives_way_to_redis() {
         let mut copy = RecordCopy::default();
         copy.change(FIELD, record(5, b"own"));
-        assert_eq!(copy.accept(FIELD, record(5, b"other")), Some(record(5, b"other")));
+        assert_eq!(copy.accept(FIELD, record(5, b"other"), NOW), Some(record(5, b"other")));
         assert_eq!(copy.next_batch(10), None);
     }
 
@@ -127,11 +184,11 @@ mod tests {
         let mut copy = RecordCopy::default();
         copy.change(FIELD, record(5, b"own"));
         assert!(copy.enter_epoch(b"one"));
-        copy.mark_pushed(&[FIELD]);
+        copy.mark_pushed(&[(FIELD, record(5, b"own"))]);
         assert!(!copy.enter_epoch(b"one"));
         assert_eq!(copy.next_batch(10), None);
         assert!(copy.enter_epoch(b"two"));
-        assert_eq!(copy.next_batch(10), Some(vec![FIELD]));
+        assert_eq!(copy.next_batch(10), Some(vec![(FIELD, record(5, b"own"))]));
     }
 
     #[test]
@@ -139,11 +196,63 @@ mod tests {
         let mut copy = RecordCopy::default();
         copy.change(FIELD, record(5, b"own"));
         copy.enter_epoch(b"one");
-        copy.mark_pushed(&[FIELD]);
+        copy.mark_pushed(&[(FIELD, record(5, b"own"))]);
         copy.advance(3);
         copy.advance(4);
         assert_eq!(copy.next_batch(10), None);
         copy.advance(2);
-        assert_eq!(copy.next_batch(10), Some(vec![FIELD]));
+        assert_eq!(copy.next_batch(10), Some(vec![(FIELD, record(5, b"own"))]));
+    }
+
+    fn expiring(changed: u64, expires: u64) -> SharedRecord {
+        SharedRecord { expires: Some(Timestamp::from_secs(expires)), ..record(changed, b"") }
+    }
+
+    #[test]
+    fn copy_forgets_expired_records_and_does_not_push_them() {
+        let mut copy = RecordCopy::default();
+        copy.change(FIELD, expiring(5, 11));
+        copy.change([8; 16], record(5, b"own"));
+        copy.accept([9; 16], expiring(5, 12), NOW);
+        copy.remove_expired(NOW);
+        assert_eq!((copy.records.len(), copy.expiring.len()), (3, 2));
+        copy.remove_expired(Timestamp::from_secs(12));
+        copy.push_all();
+        assert_eq!(copy.next_batch(10), Some(vec![([8; 16], record(5, b"own"))]));
+        assert_eq!((copy.records.len(), copy.expiring.len()), (1, 0));
+    }
+
+    #[test]
+    fn copy_accepts_an_expired_record_only_to_replace_another() {
+        let mut copy = RecordCopy::default();
+        assert_eq!(copy.accept(FIELD, expiring(5, 10), NOW), None);
+        assert!(copy.records.is_empty());
+        copy.change(FIELD, expiring(5, 100));
+        assert_eq!(copy.accept(FIELD, expiring(6, 10), NOW), Some(expiring(6, 10)));
+        copy.remove_expired(NOW);
+        assert!(copy.records.is_empty() && copy.expiring.is_empty());
+    }
+
+    #[test]
+    fn copy_that_is_full_drops_the_record_that_expires_first() {
+        let mut copy = RecordCopy { max_expiring: 2, ..RecordCopy::default() };
+        copy.change([1; 16], record(1, b"forever"));
+        for (number, expires) in [(2, 30), (3, 20), (4, 40), (4, 50)] {
+            copy.change([number; 16], expiring(expires, expires));
+        }
+        let mut kept: Vec<_> = copy.records.keys().map(|field| field[0]).collect();
+        kept.sort_unstable();
+        assert_eq!(kept, [1, 2, 4]);
+        assert_eq!((copy.expiring.len(), copy.unpushed.len()), (2, 3));
+    }
+
+    #[test]
+    fn copy_changed_during_a_push_is_pushed_again() {
+        let mut copy = RecordCopy::default();
+        copy.change(FIELD, record(5, b"own"));
+        let batch = copy.next_batch(10).unwrap();
+        copy.change(FIELD, record(6, b"later"));
+        copy.mark_pushed(&batch);
+        assert_eq!(copy.next_batch(10), Some(vec![(FIELD, record(6, b"later"))]));
     }
 }

@@ -13,9 +13,10 @@ mod script;
 mod seal;
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use tidegate_store::{RecordExchange, SharedEvent, SharedRecord};
 use tokio::sync::mpsc;
 
@@ -29,8 +30,10 @@ use seal::Sealer;
 const INTERVAL: Duration = Duration::from_secs(1);
 /// After so many intervals all records are pushed again, in case Redis lost some without going back visibly.
 const PUSH_ALL_INTERVALS: u32 = 600;
-/// Requests that wait for the task; further ones are dropped. A dropped record is published again when it changes.
-const QUEUE: usize = 16_384;
+/// Broadcasts that wait; further ones are dropped. Records never wait here, so a flood of broadcasts does not delay them.
+const BROADCASTS: usize = 16_384;
+/// Broadcasts that are sent together.
+const BROADCAST_BATCH: usize = 64;
 /// Events that wait for their receiver.
 const EVENTS: usize = 256;
 /// A message on the channel: records were changed.
@@ -42,49 +45,76 @@ const TEXT_CONTEXT: &[u8] = b"message";
 
 /// Exchanges records with the other nodes through Redis.
 pub struct SharedRecords {
-    requests: mpsc::Sender<ShareRequest>,
-}
-
-enum ShareRequest {
-    Publish(Vec<SharedRecord>),
-    Broadcast(Vec<u8>),
+    /// `None` if the cryptographic library failed.
+    sealer: Option<Arc<Sealer>>,
+    copy: Arc<Mutex<RecordCopy>>,
+    /// Wakes the task that exchanges records; one waiting message is enough.
+    changes: mpsc::Sender<()>,
+    broadcasts: mpsc::Sender<Vec<u8>>,
 }
 
 impl SharedRecords {
     /// Starts the exchange on the thread of `link`. The receiver gets what other nodes did.
     pub(crate) fn start(link: &Arc<Link>) -> (Self, mpsc::Receiver<SharedEvent>) {
-        let (requests, waiting) = mpsc::channel(QUEUE);
+        let (changes, wakeups) = mpsc::channel(1);
+        let (broadcasts, messages) = mpsc::channel(BROADCASTS);
         let (events, received) = mpsc::channel(EVENTS);
-        if let Some(sealer) = Sealer::new(&link.config().secret) {
-            let channel = format!("{}records", link.config().prefix);
-            let exchange = Exchange {
-                script: SharedScript::new(link),
+        let copy = Arc::new(Mutex::new(RecordCopy::default()));
+        let sealer = Sealer::new(&link.config().secret).map(Arc::new);
+        if let Some(sealer) = &sealer {
+            let channel: Arc<str> = format!("{}records", link.config().prefix).into();
+            let (script, node) = (Arc::new(SharedScript::new(link)), NodeId::random());
+            let broadcaster = Broadcaster {
+                script: Arc::clone(&script),
                 link: Arc::downgrade(link),
-                node: NodeId::random(),
-                copy: RecordCopy::default(),
-                channel: channel.clone(),
-                sealer,
+                node,
+                channel: Arc::clone(&channel),
+                sealer: Arc::clone(sealer),
+            };
+            link.spawn(broadcaster.run(messages));
+            let subscription = link.subscribe(&channel);
+            let exchange = Exchange {
+                script,
+                link: Arc::downgrade(link),
+                node,
+                copy: Arc::clone(&copy),
+                channel,
+                sealer: Arc::clone(sealer),
                 events,
             };
-            link.spawn(exchange.run(waiting, link.subscribe(&channel)));
+            link.spawn(exchange.run(wakeups, subscription));
         } else {
             tracing::error!(
                 event = "records_not_shared",
                 "bans and overrides are not shared: the cryptographic library failed"
             );
         }
-        (Self { requests }, received)
+        (Self { sealer, copy, changes, broadcasts }, received)
     }
 }
 
 impl RecordExchange for SharedRecords {
     fn publish(&self, records: Vec<SharedRecord>) {
-        let _ = self.requests.try_send(ShareRequest::Publish(records));
+        let Some(sealer) = &self.sealer else { return };
+        let mut has_changes = false;
+        for record in records {
+            let field = sealer.field(&record.id);
+            has_changes |= lock(&self.copy).change(field, record);
+        }
+        if has_changes {
+            // If the queue is full, the task will run anyway.
+            let _ = self.changes.try_send(());
+        }
     }
 
     fn broadcast(&self, message: Vec<u8>) {
-        let _ = self.requests.try_send(ShareRequest::Broadcast(message));
+        let _ = self.broadcasts.try_send(message);
     }
+}
+
+/// The copy is never left half changed, so a panic elsewhere does not invalidate it.
+fn lock(copy: &Mutex<RecordCopy>) -> MutexGuard<'_, RecordCopy> {
+    copy.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl fmt::Debug for SharedRecords {
@@ -95,31 +125,27 @@ impl fmt::Debug for SharedRecords {
 
 /// The task that exchanges records.
 struct Exchange {
-    script: SharedScript,
+    script: Arc<SharedScript>,
     /// Weak: the link owns the thread that runs this task.
-    link: std::sync::Weak<Link>,
+    link: Weak<Link>,
     node: NodeId,
-    copy: RecordCopy,
-    channel: String,
-    sealer: Sealer,
+    copy: Arc<Mutex<RecordCopy>>,
+    channel: Arc<str>,
+    sealer: Arc<Sealer>,
     events: mpsc::Sender<SharedEvent>,
 }
 
 impl Exchange {
     /// Runs until the handle or the receiver of events is dropped.
-    async fn run(
-        mut self,
-        mut requests: mpsc::Receiver<ShareRequest>,
-        mut channel: mpsc::Receiver<ChannelEvent>,
-    ) {
+    async fn run(self, mut changes: mpsc::Receiver<()>, mut channel: mpsc::Receiver<ChannelEvent>) {
         let mut ticks = tokio::time::interval(INTERVAL);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut is_subscribed = true;
         let mut intervals = 0;
         while !self.events.is_closed() {
             tokio::select! {
-                request = requests.recv() => match request {
-                    Some(request) => self.handle(request, &mut requests).await,
+                change = changes.recv() => match change {
+                    Some(()) => self.exchange().await,
                     None => return,
                 },
                 event = channel.recv(), if is_subscribed => match event {
@@ -128,37 +154,24 @@ impl Exchange {
                 },
                 _ = ticks.tick() => {
                     intervals = (intervals + 1) % PUSH_ALL_INTERVALS;
-                    if intervals == 0 {
-                        self.copy.push_all();
-                    }
+                    self.remove_expired(intervals == 0);
                     self.exchange().await;
                 }
             }
         }
     }
 
-    /// Handles `request` and all others that wait, in one push.
-    async fn handle(&mut self, request: ShareRequest, requests: &mut mpsc::Receiver<ShareRequest>) {
-        let mut next = Some(request);
-        let mut has_changes = false;
-        while let Some(request) = next {
-            match request {
-                ShareRequest::Publish(records) => {
-                    for record in records {
-                        let field = self.sealer.field(&record.id);
-                        has_changes |= self.copy.change(field, record);
-                    }
-                }
-                ShareRequest::Broadcast(message) => self.broadcast(&message).await,
-            }
-            next = requests.try_recv().ok();
-        }
-        if has_changes {
-            self.exchange().await;
+    /// Removes expired records, and marks all others to be pushed if `pushes_all`.
+    fn remove_expired(&self, pushes_all: bool) {
+        let Some(link) = self.link.upgrade() else { return };
+        let mut copy = lock(&self.copy);
+        copy.remove_expired(link.clock().now());
+        if pushes_all {
+            copy.push_all();
         }
     }
 
-    async fn receive(&mut self, event: ChannelEvent) {
+    async fn receive(&self, event: ChannelEvent) {
         match event {
             // Changes may have been missed.
             ChannelEvent::Subscribed => self.exchange().await,
@@ -172,7 +185,7 @@ impl Exchange {
     }
 
     /// Pulls what others changed and pushes what this node changed. After an error, the next tick tries again.
-    async fn exchange(&mut self) {
+    async fn exchange(&self) {
         let Some(link) = self.link.upgrade() else { return };
         if link.is_available()
             && let Err(error) = self.try_exchange(&link).await
@@ -181,21 +194,23 @@ impl Exchange {
         }
     }
 
-    async fn try_exchange(&mut self, link: &Link) -> Result<(), tidegate_store::StoreError> {
+    async fn try_exchange(&self, link: &Link) -> Result<(), tidegate_store::StoreError> {
         loop {
-            let page = self.script.pull(link, self.copy.cursor()).await?;
-            if self.copy.enter_epoch(&page.epoch) {
+            let cursor = lock(&self.copy).cursor();
+            let page = self.script.pull(link, &cursor).await?;
+            let is_new = lock(&self.copy).enter_epoch(&page.epoch);
+            if is_new {
                 // Before the records, so that the receiver applies its own ones to a new store first.
                 self.send(SharedEvent::Attached).await;
             }
-            let mut changed = Vec::new();
+            let (mut changed, now) = (Vec::new(), link.clock().now());
             for (field, at, sealed) in page.records {
                 match self.sealer.open_record(&field, at, &sealed) {
-                    Ok(record) => changed.extend(self.copy.accept(field, record)),
+                    Ok(record) => changed.extend(lock(&self.copy).accept(field, record, now)),
                     Err(error) => tracing::warn!(event = "record_unreadable", "{error}"),
                 }
             }
-            self.copy.advance(page.reached);
+            lock(&self.copy).advance(page.reached);
             if !changed.is_empty() {
                 self.send(SharedEvent::Records(changed)).await;
             }
@@ -204,29 +219,20 @@ impl Exchange {
             }
         }
         let mut is_pushed = false;
-        while let Some(batch) = self.copy.next_batch(PAGE) {
-            let sealed = batch.iter().filter_map(|field| {
-                let record = self.copy.get(field)?;
-                Some((*field, record, self.sealer.seal_record(record)?))
-            });
+        loop {
+            let Some(batch) = lock(&self.copy).next_batch(PAGE) else { break };
+            let sealed = batch
+                .iter()
+                .filter_map(|(field, record)| Some((*field, record, self.sealer.seal_record(record)?)));
             let accepted = self.script.push(link, sealed).await?;
             is_pushed |= accepted > 0;
-            self.copy.mark_pushed(&batch);
+            lock(&self.copy).mark_pushed(&batch);
         }
         if is_pushed {
             let announcement = [&[CHANGED], self.node.0.to_be_bytes().as_slice()].concat();
             self.script.publish(link, &self.channel, &announcement).await?;
         }
         Ok(())
-    }
-
-    async fn broadcast(&self, message: &[u8]) {
-        let Some(link) = self.link.upgrade().filter(|link| link.is_available()) else { return };
-        let plain = [self.node.0.to_be_bytes().as_slice(), message].concat();
-        let Some(sealed) = self.sealer.seal(TEXT_CONTEXT, &plain) else { return };
-        let text = [&[TEXT], sealed.as_slice()].concat();
-        // A message is sent at most once, so an error is not repaired.
-        let _ = self.script.publish(&link, &self.channel, &text).await;
     }
 
     async fn receive_text(&self, sealed: &[u8]) {
@@ -241,5 +247,35 @@ impl Exchange {
     async fn send(&self, event: SharedEvent) {
         // If the receiver is gone, the task ends.
         let _ = self.events.send(event).await;
+    }
+}
+
+/// The task that sends broadcasts.
+struct Broadcaster {
+    script: Arc<SharedScript>,
+    /// Weak: the link owns the thread that runs this task.
+    link: Weak<Link>,
+    node: NodeId,
+    channel: Arc<str>,
+    sealer: Arc<Sealer>,
+}
+
+impl Broadcaster {
+    /// Runs until the handle is dropped.
+    async fn run(self, mut messages: mpsc::Receiver<Vec<u8>>) {
+        let mut batch = Vec::new();
+        while messages.recv_many(&mut batch, BROADCAST_BATCH).await > 0 {
+            join_all(batch.iter().map(|message| self.broadcast(message))).await;
+            batch.clear();
+        }
+    }
+
+    async fn broadcast(&self, message: &[u8]) {
+        let Some(link) = self.link.upgrade().filter(|link| link.is_available()) else { return };
+        let plain = [self.node.0.to_be_bytes().as_slice(), message].concat();
+        let Some(sealed) = self.sealer.seal(TEXT_CONTEXT, &plain) else { return };
+        let text = [&[TEXT], sealed.as_slice()].concat();
+        // A message is sent at most once, so an error is not repaired.
+        let _ = self.script.publish(&link, &self.channel, &text).await;
     }
 }

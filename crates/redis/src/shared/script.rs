@@ -60,9 +60,9 @@ impl SharedScript {
     }
 
     /// Pulls the records that changed after `cursor`: an epoch and a version.
-    pub(super) async fn pull(&self, link: &Link, cursor: (&[u8], u64)) -> Result<PulledPage, StoreError> {
+    pub(super) async fn pull(&self, link: &Link, cursor: &(Vec<u8>, u64)) -> Result<PulledPage, StoreError> {
         let mut command = self.command("pull");
-        command.arg(cursor.0).arg(cursor.1).arg(PAGE);
+        command.arg(cursor.0.as_slice()).arg(cursor.1).arg(PAGE);
         let values = self.call(link, &command).await?;
         let [Value::BulkString(epoch), Value::Int(version), Value::Int(reached), pairs @ ..] =
             values.as_slice()

@@ -135,13 +135,13 @@ mod tests {
     fn sealed_record_opens_only_with_its_secret_name_and_time() {
         let sealer = Sealer::new(b"one").unwrap();
         let record = record();
-        let (field, sealed) = (sealer.field(&record.id), sealer.seal_record(&record).unwrap());
-        assert_eq!(sealer.open_record(&field, record.changed, &sealed), Ok(record.clone()));
+        let (field, text) = (sealer.field(&record.id), sealer.seal_record(&record).unwrap());
+        assert_eq!(sealer.open_record(&field, record.changed, &text), Ok(record.clone()));
         let later = Timestamp::from_secs(1_800_000_001);
-        assert_eq!(sealer.open_record(&field, later, &sealed), Err(UnsealError));
-        assert_eq!(sealer.open_record(&Field::default(), record.changed, &sealed), Err(UnsealError));
+        assert_eq!(sealer.open_record(&field, later, &text), Err(UnsealError));
+        assert_eq!(sealer.open_record(&Field::default(), record.changed, &text), Err(UnsealError));
         let other = Sealer::new(b"two").unwrap();
-        assert_eq!(other.open_record(&field, record.changed, &sealed), Err(UnsealError));
+        assert_eq!(other.open_record(&field, record.changed, &text), Err(UnsealError));
         assert_ne!(other.field(&record.id), field);
     }
 
@@ -156,7 +156,7 @@ mod tests {
     fn removed_record_keeps_its_id_and_expiry() {
         let sealer = Sealer::new(b"one").unwrap();
         let removed = SharedRecord { body: None, expires: Some(Timestamp::from_secs(2)), ..record() };
-        let sealed = sealer.seal_record(&removed).unwrap();
-        assert_eq!(sealer.open_record(&sealer.field(&removed.id), removed.changed, &sealed), Ok(removed));
+        let text = sealer.seal_record(&removed).unwrap();
+        assert_eq!(sealer.open_record(&sealer.field(&removed.id), removed.changed, &text), Ok(removed));
     }
 }

@@ -241,6 +241,32 @@ async fn sliding_log_of_many_admissions_stays_short() {
 }
 
 #[tokio::test]
+async fn sliding_log_whose_cells_were_evicted_counts_only_what_is_left() {
+    let server = RedisServer::start();
+    let store = connect(&server, TimeSource::Caller).await;
+    let limit = Limit::new(Algorithm::SlidingLog, Spec::new(10, TimeSpan::from_secs(60))).unwrap();
+    let check = Check::new(CounterKey::new(RULE, b"client"), &limit);
+    let start = Timestamp::from_secs(1_700_000_000);
+    let later = |number: u64| start + TimeSpan::from_millis(number);
+    for (charged, refunds) in [(10, false), (4, false), (4, true)] {
+        store.reset(check.key).await.unwrap();
+        for number in 0..charged {
+            assert!(store.decide(&[check], later(number)).await.unwrap().passes());
+        }
+        let mut raw = raw(&server).await;
+        let keys: Vec<Vec<u8>> = raw.keys("*1").await.unwrap();
+        let removed: usize = raw.del(keys).await.unwrap();
+        assert_eq!(removed, 1);
+        let decision = store.decide(&[check], later(100)).await.unwrap();
+        assert_eq!((decision.passes(), decision.outcomes[0].remaining), (true, 9));
+        if refunds {
+            store.refund(&decision.refunds(&[check]), later(101)).await.unwrap();
+            assert_eq!(store.peek(&[check], later(102)).await.unwrap().outcomes[0].remaining, 10);
+        }
+    }
+}
+
+#[tokio::test]
 async fn stopped_server_is_an_unavailable_error() {
     let server = RedisServer::start();
     let store = connect(&server, TimeSource::Server).await;

@@ -41,6 +41,17 @@ fn override_applies_at_once_and_after_a_restart_until_it_is_removed() {
 }
 
 #[test]
+fn override_of_a_static_limit_is_divided_by_the_number_of_nodes() {
+    let gateway = AdminGateway::start("store: { coordination: static, nodes: 5 }\n");
+    assert_eq!(admitted_of_ten(&gateway, "carol"), 1, "a fifth of five");
+    let body = r#"{"client":"user:bob","rule":"default","requests":20}"#;
+    assert_eq!(gateway.send("POST", "/v1/overrides", body).status, 201);
+    assert_eq!(admitted_of_ten(&gateway, "bob"), 4, "a fifth of twenty");
+    let listed = gateway.send("GET", "/v1/overrides", "").json();
+    assert_eq!(listed["overrides"][0]["requests"], 20, "as the operator set it");
+}
+
+#[test]
 fn override_with_a_duration_ends() {
     let gateway = AdminGateway::start("");
     let body = r#"{"client":"user:bob","rule":"default","requests":1,"for":"300ms"}"#;
