@@ -39,6 +39,10 @@
 //! *Reset.* Leased units stay occupied until their holder settles next; what it has spent by then counts as spent before the
 //! reset. *Overage* beyond the lease is sent as a debt; a debt whose request fails is not sent again.
 //!
+//! *Two limits.* While some nodes have the old limit of a rule and some the new one, the entry has a counter for each, and
+//! every lease counts under both, so each node gets only what its limit admits on top of all leases. A lease ends with the
+//! first window of either limit that ends. Only leases granted before the second limit was met may outlive a window of it.
+//!
 //! # Sizes
 //!
 //! The first block is the node's fair share of what nodes without a lease can get: 300 units over three nodes start as

@@ -7,6 +7,7 @@ mod doctor;
 mod lease;
 mod link;
 mod rolling_change;
+mod rolling_nodes;
 mod store;
 mod sync;
 
