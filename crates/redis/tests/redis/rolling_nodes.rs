@@ -1,4 +1,4 @@
-//! Some nodes have the old limit of a rule and some the new one.
+//! Some nodes have the old limit of a rule and some the new one, with leases and with copies of counters.
 //!
 //! Each limit has a counter of its own, to which everything is charged that any node admits. So a node admits only what its
 //! limit admits on top of everything.
@@ -10,7 +10,7 @@ use std::time::Duration;
 use tidegate_core::{
     Algorithm, Check, Cost, CounterKey, CounterState, Limit, RuleId, Spec, TimeSpan, Timestamp,
 };
-use tidegate_redis::{Endpoint, LeaseStore, RedisConfig, TimeSource};
+use tidegate_redis::{Endpoint, LeaseStore, RedisConfig, SyncStore, TimeSource};
 use tidegate_store::{Store, SystemClock};
 use tidegate_testkit::process::RedisServer;
 
@@ -37,6 +37,10 @@ fn config(server: &RedisServer) -> RedisConfig {
 
 fn lease_node(server: &RedisServer) -> LeaseStore {
     LeaseStore::connect(config(server), Arc::new(SystemClock::new()))
+}
+
+fn sync_node(server: &RedisServer) -> SyncStore {
+    SyncStore::connect(config(server), Arc::new(SystemClock::new()))
 }
 
 /// An admission: when, and by which node.
@@ -67,16 +71,23 @@ async fn alternate<S: Store>(
     admitted
 }
 
-/// The admissions of node `by` that its limit does not admit on top of everything that both nodes have admitted.
-fn excess(limit: &Limit, by: usize, admitted: &[Admission]) -> usize {
+/// The most units above its limit to which node `by` has admitted a request, on top of everything that both nodes admitted.
+fn excess(limit: &Limit, by: usize, admitted: &[Admission]) -> u64 {
     let mut state = CounterState::default();
     let mut excess = 0;
     for (at, node) in admitted {
-        let fits = limit.evaluate(&state, *at, Cost::ONE).verdict.is_pass();
-        excess += usize::from(*node == by && !fits);
         limit.charge(&mut state, *at, Cost::ONE);
+        if *node == by {
+            excess = excess.max(limit.used(&state, *at).saturating_sub(limit.capacity()));
+        }
     }
     excess
+}
+
+async fn settle(nodes: &[LeaseStore; 2], now: Timestamp) {
+    for node in nodes {
+        node.settle(now).await;
+    }
 }
 
 #[tokio::test]
@@ -89,11 +100,6 @@ async fn leases_under_a_short_and_a_long_window_count_under_both() {
             let nodes = [lease_node(&server), lease_node(&server)];
             let client = format!("{algorithm} {order:?}");
             let times = (TimeSpan::from_secs(1), TimeSpan::from_secs(1_800));
-            let settle = async |nodes: &[LeaseStore; 2], now| {
-                for node in nodes {
-                    node.settle(now).await;
-                }
-            };
             let admitted = alternate(&nodes, limits, client.as_bytes(), times, settle).await;
             for by in [0, 1] {
                 assert_eq!(excess(&limits[by], by, &admitted), 0, "{client}: {by}");
@@ -115,16 +121,55 @@ async fn leases_under_two_algorithms_count_under_both() {
             let nodes = [lease_node(&server), lease_node(&server)];
             let client = format!("{old} {new}");
             let times = (TimeSpan::from_millis(500), TimeSpan::from_secs(360));
-            let settle = async |nodes: &[LeaseStore; 2], now| {
-                for node in nodes {
-                    node.settle(now).await;
-                }
-            };
             let admitted = alternate(&nodes, limits, client.as_bytes(), times, settle).await;
             assert!(admitted.len() > 60, "{client}: {}", admitted.len());
             for by in [0, 1] {
                 assert_eq!(excess(&limits[by], by, &admitted), 0, "{client}: {by}");
             }
+        }
+    }
+}
+
+async fn alternate_copies(server: &RedisServer, limits: [Limit; 2], client: &str) -> Vec<Admission> {
+    let nodes = [sync_node(server), sync_node(server)];
+    let exchange = async |nodes: &[SyncStore; 2], now| {
+        for node in nodes {
+            node.exchange(now).await.unwrap();
+        }
+    };
+    let times = (TimeSpan::from_secs(3), TimeSpan::from_secs(1_500));
+    let admitted = alternate(&nodes, limits, client.as_bytes(), times, exchange).await;
+    for by in [0, 1] {
+        // A node admits at most 2 units between two exchanges, and may miss those of the other.
+        let excess = excess(&limits[by], by, &admitted);
+        assert!(excess <= 4, "{client}: {by}: {excess} of {}", admitted.len());
+    }
+    admitted
+}
+
+#[tokio::test]
+async fn copies_under_a_short_and_a_long_window_count_under_both() {
+    let server = RedisServer::start();
+    for algorithm in ALGORITHMS {
+        for order in [[0, 1], [1, 0]] {
+            let both = [limit(algorithm, 10, 60), limit(algorithm, 100, 3_600)];
+            let client = format!("{algorithm} {order:?}");
+            let count = alternate_copies(&server, order.map(|index| both[index]), &client).await.len();
+            // 10 in each of 25 minutes, and once the burst of the other limit.
+            assert!((200..=360).contains(&count), "{client}: {count} admitted");
+        }
+    }
+    assert!(assert_all_keys_expire(&mut raw(&server).await).await > 0);
+}
+
+#[tokio::test]
+async fn copies_under_two_algorithms_count_under_both() {
+    let server = RedisServer::start();
+    for old in ALGORITHMS {
+        for new in ALGORITHMS.into_iter().filter(|new| *new != old) {
+            let (limits, client) = ([limit(old, 10, 60), limit(new, 100, 600)], format!("{old} {new}"));
+            let count = alternate_copies(&server, limits, &client).await.len();
+            assert!((200..=500).contains(&count), "{client}: {count} admitted");
         }
     }
 }
