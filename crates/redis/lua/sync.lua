@@ -36,6 +36,8 @@ local UNUSED = 600000000
 local USED_STEP = 60000000
 -- Numbers of nodes are kept this much longer than necessary, in microseconds.
 local NUMBER_MARGIN = 60000000
+-- An entry outlives the changes of its nodes by this much, in milliseconds.
+local NUMBER_LIFE = 1000
 
 local now = tonumber(ARGV[1])
 if not now then
@@ -266,6 +268,8 @@ local function write(key, entry)
   end
   for node, last in pairs(entry.nodes) do
     if since(now, last.at) <= 2 * span + NUMBER_MARGIN then
+      -- Without its number, a repeated delta would be applied again until it is too old.
+      ttl = math.max(ttl, ceil_div(since(last.at + span, now), 1000) + NUMBER_LIFE)
       f[#f + 1], f[#f + 2], f[#f + 3] = node, last.number, last.at
     end
   end
