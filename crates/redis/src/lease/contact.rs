@@ -15,6 +15,7 @@ use super::report::{LeaseEvents, count};
 use super::request::{LeaseAction, LeaseReply, LeaseRequest, LeaseStatus};
 use super::table::{LeaseSlot, LeaseTable, SlotAddress};
 use crate::config::TimeSource;
+use crate::key::KeyName;
 use crate::link::Link;
 use crate::nodes::{NodeCount, NodeId};
 use crate::operation::{Operation, OperationReply};
@@ -103,9 +104,9 @@ impl LeaseNode {
         }
     }
 
-    /// A counter of which nothing is known.
-    pub(super) fn new_block(&self, limit: &Limit) -> LeaseBlock {
-        LeaseBlock::new(*limit, self.next_sequence())
+    /// A counter of which nothing is known, and the name of its leases.
+    pub(super) fn new_block(&self, key: CounterKey<'_>, limit: &Limit) -> (KeyName, LeaseBlock) {
+        (self.link.names().lease(key), LeaseBlock::new(*limit, self.next_sequence()))
     }
 
     fn next_sequence(&self) -> u64 {
@@ -125,8 +126,7 @@ impl LeaseNode {
             count(&self.events.expired, 1);
         }
         let action = slot.block.request(origin, reason, now)?;
-        let key = self.link.names().lease(slot.address.key());
-        let request = LeaseRequest { key, limit: Some(*slot.block.limit()), action };
+        let request = LeaseRequest { key: slot.name.clone(), limit: Some(*slot.block.limit()), action };
         Some(ReadyRequest { address: slot.address.clone(), sequence, reason, request })
     }
 

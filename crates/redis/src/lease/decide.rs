@@ -100,7 +100,10 @@ impl LeaseNode {
             }
             let slot = shards
                 .shard(*hash)
-                .and_then(|shard| shard.find_or_insert(*hash, check.key, now, || self.new_block(check.limit)))
+                .and_then(|shard| {
+                    let new_block = || self.new_block(check.key, check.limit);
+                    shard.find_or_insert(*hash, check.key, now, new_block)
+                })
                 .ok_or_else(no_room)?;
             slot.block.set_limit(check.limit);
             let cost = cost_of_key(checks, check);

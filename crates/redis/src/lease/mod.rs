@@ -127,15 +127,12 @@ impl LeaseStore {
     /// Asks Redis before the next decision on the counter with this central name: another node has reset, refunded or
     /// overridden it.
     pub(crate) fn invalidate(&self, name: &[u8]) {
-        let names = self.node.link.names();
         for index in 0..self.node.table.len() {
             let Some(mut shard) = self.node.table.lock(index) else { continue };
-            for slot in shard.iter_mut() {
-                if names.counter(slot.address.key()).as_bytes() == name {
-                    slot.block.forget();
-                    slot.waiters.clear();
-                }
-            }
+            shard.change_named(name, |slot| {
+                slot.block.forget();
+                slot.waiters.clear();
+            });
         }
     }
 
