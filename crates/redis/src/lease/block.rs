@@ -186,6 +186,11 @@ impl LeaseBlock {
         self.pending.is_some()
     }
 
+    /// Whether units were charged beyond the lease that Redis does not know.
+    pub(crate) fn has_debt(&self) -> bool {
+        self.debt > 0
+    }
+
     /// Whether Redis must be asked before a decision of this cost.
     pub(crate) fn must_ask(&self, cost: Cost, now: Timestamp) -> bool {
         let Some(contact) = &self.contact else { return true };

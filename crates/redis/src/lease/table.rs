@@ -149,7 +149,7 @@ impl LeaseShard {
         self.slots.find_mut(hash, |slot| slot.address.key() == key)
     }
 
-    /// The slot of a key, new if there is none; `None` if the shard is full of counters with pending requests.
+    /// The slot of a key, new if there is none; `None` if the shard is full of counters with pending requests or debts.
     pub(super) fn find_or_insert(
         &mut self,
         hash: u64,
@@ -200,9 +200,12 @@ impl LeaseShard {
         }
     }
 
-    /// Drops the counter with the fewest units among a few. Units that are lost with it return when they expire.
+    /// Drops the counter with the fewest units among a few. Units that are lost with it return when they expire. A debt
+    /// exists nowhere else.
     fn drop_one(&mut self, now: Timestamp) -> Option<()> {
-        let droppable = self.slots.iter().filter(|slot| slot.waiters.is_empty() && !slot.block.is_pending());
+        let is_droppable =
+            |slot: &&LeaseSlot| slot.waiters.is_empty() && !slot.block.is_pending() && !slot.block.has_debt();
+        let droppable = self.slots.iter().filter(is_droppable);
         let least = droppable.take(CANDIDATES).min_by_key(|slot| slot.block.units(now))?;
         let address = least.address.clone();
         let entry = self.slots.find_entry(address.hash, |slot| slot.address.key() == address.key()).ok()?;
@@ -231,7 +234,7 @@ fn remove_name(names: &mut HashTable<NamedSlot>, named: NamedSlot) {
 
 #[cfg(test)]
 mod tests {
-    use tidegate_core::{Algorithm, Limit, Spec, TimeSpan};
+    use tidegate_core::{Algorithm, Cost, Limit, Spec, TimeSpan};
 
     use super::*;
     use crate::key::KeyNames;
@@ -270,5 +273,15 @@ mod tests {
         assert_eq!((shard.slots.len(), shard.names.len()), (2, 2));
         shard.drop_idle(NOW);
         assert_eq!((shard.slots.len(), shard.names.len()), (0, 0));
+    }
+    #[test]
+    fn slot_with_a_debt_is_not_dropped_for_another() {
+        let names = KeyNames::new("tg:", b"secret");
+        let mut shard = LeaseShard::new(RandomState::default(), 2);
+        for client in [b"a", b"b"] {
+            insert(&mut shard, &names, client).unwrap().block.charge(Cost::new(3), NOW);
+        }
+        assert!(insert(&mut shard, &names, b"c").is_none(), "both have a debt");
+        assert_eq!(shard.slots.len(), 2);
     }
 }
