@@ -41,7 +41,8 @@ pub(crate) struct LeaseBlock {
     epoch: u64,
     granted: u64,
     spent: u64,
-    /// `spent` in the last request, and its store time. Later spending can be refunded.
+    /// The units reported as spent in the last request, and the store time up to which they were spent. Later spending can be
+    /// refunded.
     reported: u64,
     reported_at: Timestamp,
     /// Units charged beyond the lease (overage), not yet sent.
@@ -96,8 +97,8 @@ struct PendingRequest {
 pub(crate) enum ContactReason {
     /// A decision of this cost waits.
     Decision { cost: u64 },
-    /// The block will soon be used up.
-    LowWater,
+    /// The block will soon be used up, after a decision of this cost.
+    LowWater { cost: u64 },
     /// It is time to report, to renew and to release.
     Settlement,
 }
@@ -349,7 +350,7 @@ impl LeaseBlock {
                 let least = cost.saturating_sub(units);
                 (least, expected.unwrap_or(WHOLE_SHARE).saturating_sub(units).max(least))
             }
-            ContactReason::LowWater => {
+            ContactReason::LowWater { .. } => {
                 (1, expected.unwrap_or(WHOLE_SHARE).saturating_sub(units).max(SMALLEST_WANT))
             }
             ContactReason::Settlement => {
@@ -362,8 +363,7 @@ impl LeaseBlock {
                 (0, 0)
             }
         };
-        self.reported = self.spent;
-        self.reported_at = self.store_time(now);
+        self.report(reason, now);
         self.pending = Some(PendingRequest { sequence: origin.sequence, sent: now, least });
         let RequestOrigin { node, sequence, nodes } = origin;
         let debt = std::mem::take(&mut self.debt);
@@ -371,13 +371,25 @@ impl LeaseBlock {
             node,
             sequence,
             epoch: self.epoch,
-            spent: self.spent,
+            spent: self.reported,
             granted: self.granted,
             want,
             least,
             nodes,
             debt,
         })
+    }
+
+    /// Reports what is spent, except by the decision that caused the request: it can still be refunded, and is reported with
+    /// the next request. Redis charges what is reported late no earlier than when it was spent.
+    fn report(&mut self, reason: ContactReason, now: Timestamp) {
+        let at = self.store_time(now);
+        let unreported = match reason {
+            ContactReason::LowWater { cost } => cost.min(self.spent.saturating_sub(self.reported)),
+            ContactReason::Decision { .. } | ContactReason::Settlement => 0,
+        };
+        self.reported = self.spent.saturating_sub(unreported);
+        self.reported_at = if unreported > 0 { at - TimeSpan::from_micros(1) } else { at };
     }
 
     /// Applies the reply to request `sequence`, received at `now`. A reply that the node does not wait for has no effect.

@@ -49,7 +49,8 @@ impl LeaseNode {
         }
         let outcome = block.decide(check.cost, check.role, now);
         let at = block.store_time(now);
-        let ready = block.is_low(now).then(|| self.prepare(slot, ContactReason::LowWater, now)).flatten();
+        let reason = ContactReason::LowWater { cost: check.cost.get() };
+        let ready = block.is_low(now).then(|| self.prepare(slot, reason, now)).flatten();
         drop(shard);
         if let Some(ready) = ready {
             self.send(ready, now);
@@ -151,7 +152,8 @@ impl LeaseNode {
             slot.block.observe(at);
             slot.block.add_demand(check.cost);
             if slot.block.is_low(now) {
-                ready.extend(self.prepare(slot, ContactReason::LowWater, now));
+                let cost = cost_of_key(checks, check).get();
+                ready.extend(self.prepare(slot, ContactReason::LowWater { cost }, now));
             }
         }
         decision

@@ -92,6 +92,28 @@ async fn refund_returns_units_to_the_lease_only_once() {
 }
 
 #[tokio::test]
+async fn charge_that_makes_the_block_low_can_be_refunded() {
+    let server = RedisServer::start();
+    for algorithm in LEASED {
+        let store = &nodes(&server, 1)[0];
+        let limit = limit(algorithm, 12, MINUTE);
+        let check = Check::new(CounterKey::new(RULE, algorithm.name().as_bytes()), &limit);
+        assert!(store.decide(&[check], START).await.unwrap().passes());
+        // The block has 12 units; with 3 left, the node requests more.
+        let large = [check.cost(Cost::new(9))];
+        let at = START + TimeSpan::from_millis(1);
+        let decision = store.decide(&large, at).await.unwrap();
+        assert!(decision.passes());
+        store.refund(&decision.refunds(&large), at).await.unwrap();
+        let mut passed = 0;
+        for _ in 0..30 {
+            passed += u64::from(store.decide(&[check], at).await.unwrap().passes());
+        }
+        assert_eq!(passed, 11, "{algorithm}");
+    }
+}
+
+#[tokio::test]
 async fn reset_frees_the_client_and_keeps_its_override() {
     let server = RedisServer::start();
     let stores = nodes(&server, 1);
