@@ -226,8 +226,8 @@ impl LeaseSlot {
     }
 }
 
-fn remove_name(names: &mut HashTable<NamedSlot>, named: NamedSlot) {
-    if let Ok(entry) = names.find_entry(named.name, |other| *other == named) {
+fn remove_name(names: &mut HashTable<NamedSlot>, slot: NamedSlot) {
+    if let Ok(entry) = names.find_entry(slot.name, |other| *other == slot) {
         entry.remove();
     }
 }
