@@ -90,6 +90,8 @@ struct PendingRequest {
     sequence: u64,
     sent: Timestamp,
     least: u64,
+    /// The debt that it carries.
+    debt: u64,
 }
 
 /// Why a node contacts Redis.
@@ -138,7 +140,7 @@ impl LeaseBlock {
 
     /// A counter without a lease, as Redis evaluated it at `now`.
     pub(crate) fn from_peek(limit: Limit, cost: Cost, reply: &LeaseReply, now: Timestamp) -> Self {
-        let pending = PendingRequest { sequence: 0, sent: now, least: cost.get() };
+        let pending = PendingRequest { sequence: 0, sent: now, least: cost.get(), debt: 0 };
         let mut block = Self { pending: Some(pending), ..Self::new(limit, 0) };
         block.receive(0, reply, now);
         block
@@ -364,9 +366,9 @@ impl LeaseBlock {
             }
         };
         self.report(reason, now);
-        self.pending = Some(PendingRequest { sequence: origin.sequence, sent: now, least });
         let RequestOrigin { node, sequence, nodes } = origin;
         let debt = std::mem::take(&mut self.debt);
+        self.pending = Some(PendingRequest { sequence, sent: now, least, debt });
         Some(LeaseAction::Acquire {
             node,
             sequence,
@@ -444,6 +446,13 @@ impl LeaseBlock {
     /// Gives up request `sequence`: its result is unknown. Units that it may have been granted are never spent.
     pub(crate) fn give_up(&mut self, sequence: u64) {
         self.pending.take_if(|pending| pending.sequence == sequence);
+    }
+
+    /// Takes back request `sequence`: it was not sent, so its debt goes into the next one.
+    pub(crate) fn take_back(&mut self, sequence: u64) {
+        if let Some(pending) = self.pending.take_if(|pending| pending.sequence == sequence) {
+            self.debt = self.debt.saturating_add(pending.debt);
+        }
     }
 
     /// The time in which one unit is refilled; 0 for windows.

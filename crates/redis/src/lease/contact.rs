@@ -16,7 +16,7 @@ use super::request::{LeaseAction, LeaseReply, LeaseRequest, LeaseStatus};
 use super::table::{LeaseSlot, LeaseTable, SlotAddress};
 use crate::config::TimeSource;
 use crate::key::KeyName;
-use crate::link::Link;
+use crate::link::{Link, LinkError};
 use crate::nodes::{NodeCount, NodeId};
 use crate::operation::{Operation, OperationReply};
 
@@ -43,6 +43,8 @@ pub(super) struct LeaseNode {
 pub(super) enum ContactFailure {
     /// Redis is unreachable or too slow.
     Unavailable(String),
+    /// The request was not sent.
+    NotSent(String),
     /// The reply is invalid.
     Protocol(String),
     /// The algorithm cannot be leased.
@@ -54,7 +56,12 @@ impl From<&StoreError> for ContactFailure {
         match error {
             StoreError::Protocol { reason } => Self::Protocol(reason.clone()),
             StoreError::Unsupported { algorithm } => Self::Unsupported(*algorithm),
-            StoreError::Unavailable(source) => Self::Unavailable(source.to_string()),
+            StoreError::Unavailable(source) => match source.downcast_ref() {
+                Some(LinkError::QueueFull | LinkError::BreakerOpen { .. } | LinkError::NoServer { .. }) => {
+                    Self::NotSent(source.to_string())
+                }
+                _ => Self::Unavailable(source.to_string()),
+            },
             StoreError::TooManyLimits { .. } => Self::Unavailable(error.to_string()),
         }
     }
@@ -63,7 +70,9 @@ impl From<&StoreError> for ContactFailure {
 impl From<ContactFailure> for StoreError {
     fn from(failure: ContactFailure) -> Self {
         match failure {
-            ContactFailure::Unavailable(reason) => Self::Unavailable(reason.into()),
+            ContactFailure::Unavailable(reason) | ContactFailure::NotSent(reason) => {
+                Self::Unavailable(reason.into())
+            }
             ContactFailure::Protocol(reason) => Self::Protocol { reason },
             ContactFailure::Unsupported(algorithm) => Self::Unsupported { algorithm },
         }
@@ -193,7 +202,10 @@ impl LeaseNode {
         count(&self.events.failures, batch.len() as u64);
         for ready in batch {
             let waiters = self.table.with_slot(&ready.address, |slot| {
-                slot.block.give_up(ready.sequence);
+                match failure {
+                    ContactFailure::NotSent(_) => slot.block.take_back(ready.sequence),
+                    _ => slot.block.give_up(ready.sequence),
+                }
                 std::mem::take(&mut slot.waiters)
             });
             for waiter in waiters.into_iter().flatten() {

@@ -37,7 +37,7 @@
 //! the grant and not after the moment of spending, which is all that the arguments above need.
 //!
 //! *Reset.* Leased units stay occupied until their holder settles next; what it has spent by then counts as spent before the
-//! reset. *Overage* beyond the lease is sent as a debt; a debt whose request fails is not sent again.
+//! reset. *Overage* beyond the lease is sent as a debt; a debt whose request has an unknown result is not sent again.
 //!
 //! *Two limits.* While some nodes have the old limit of a rule and some the new one, the entry has a counter for each, and
 //! every lease counts under both, so each node gets only what its limit admits on top of all leases. A lease ends with the
