@@ -15,9 +15,14 @@
 --          2 the entry has a newer format), now, epoch (0: no lease), granted, life (us), available, capacity,
 --          retry_after (us), reset_after (us), units that other nodes hold
 --
--- An entry is '<BBBB' version, algorithm (0: none), has an override, records; then '<ddddddd' the limit's four numbers
--- and the state's three; then the override '<dBdddd' until, limit; then each record '<dddddddB': node, sequence, epoch, at
--- (the time of its first grant, us), granted, spent, expiry (us), whether the counter was reset since it last settled.
+-- An entry is '<BBBB' version, counters, has an override, records; then each counter '<Bddddddddd': algorithm, the limit's
+-- four numbers, the state's three, used, since (us); then the override '<dBdddd' until, limit; then each record '<dddddddB':
+-- node, sequence, epoch, at (the time of its first grant, us), granted, spent, expiry (us), whether the counters were reset
+-- since it last settled.
+--
+-- An entry has a counter for each of the last two limits, the one used last first. While nodes with the old and nodes with
+-- the new limit of a rule alternate, every lease counts under both, so neither counter starts again. A counter is
+-- { limit, state, used (when a node last asked under it), since (leases granted before count as spent) }.
 
 local VERSION = 1
 local TOKEN_BUCKET, FIXED_WINDOW, SLIDING_COUNTER = 1, 2, 3
@@ -26,6 +31,10 @@ local DONE, IGNORED, NEWER = 0, 1, 2
 
 -- An override is kept this long after its end, in case time goes back.
 local OVERRIDE_KEPT = 120000000
+local COUNTERS = 2
+-- A limit under which no node has asked for this long does not shorten leases. Its counter is kept for as long as it
+-- remembers a charge: a node may be silent while it rejects on its own.
+local UNUSED = 600000000
 -- A lease of token_bucket lives for a sixth of the time in which the bucket refills, within these bounds.
 local MIN_LIFE, MAX_LIFE = 2000000, 10000000
 
@@ -91,7 +100,7 @@ local function pack_state(kind, state)
 end
 
 local function unpack_entry(packed)
-  local entry = { records = {} }
+  local entry = { counters = {}, records = {} }
   if not packed then
     return entry
   end
@@ -99,11 +108,13 @@ local function unpack_entry(packed)
     entry.newer = true
     return entry
   end
-  local _, kind, overridden, count, at = struct.unpack('<BBBB', packed)
-  if kind > 0 then
-    local a, b, c, d, x, y, z
-    a, b, c, d, x, y, z, at = struct.unpack('<ddddddd', packed, at)
-    entry.limit, entry.state = find_limit(kind, a, b, c, d), unpack_state(kind, x, y, z)
+  local _, counters, overridden, count, at = struct.unpack('<BBBB', packed)
+  for i = 1, counters do
+    local kind, a, b, c, d, x, y, z, used, from
+    kind, a, b, c, d, x, y, z, used, from, at = struct.unpack('<Bddddddddd', packed, at)
+    entry.counters[i] = {
+      limit = find_limit(kind, a, b, c, d), state = unpack_state(kind, x, y, z), used = used, since = from,
+    }
   end
   if overridden == 1 then
     local till, k, a, b, c, d
@@ -133,9 +144,9 @@ local function entry_of(key)
   return entry
 end
 
--- The units that nodes other than `node` can still spend, and the number of these nodes.
-local function held_by_others(entry, node)
-  local units, nodes, window = 0, 0, entry.limit.window
+-- The units that nodes other than `node` can still spend under a limit, and the number of these nodes.
+local function held_by_others(entry, node, window)
+  local units, nodes = 0, 0
   for _, r in ipairs(entry.records) do
     if r.node ~= node and (not window or floor_div(r.at, window) == floor_div(now, window)) then
       units, nodes = units + r.granted - r.spent, nodes + 1
@@ -144,31 +155,50 @@ local function held_by_others(entry, node)
   return units, nodes
 end
 
--- The state with all leased units charged. Windows charge units when they are granted.
-local function occupied(entry)
-  local limit, state = entry.limit, entry.state
-  if limit.kind ~= TOKEN_BUCKET then
-    return state
+-- A counter's state with all leased units charged. Windows charge units when they are granted.
+local function occupied(entry, counter)
+  if counter.limit.kind ~= TOKEN_BUCKET then
+    return counter.state
   end
   local units = held_by_others(entry, 0)
   if units <= 0 then
-    return state
+    return counter.state
   end
-  return token_bucket.charge(limit, state, now, units)
+  return token_bucket.charge(counter.limit, counter.state, now, units)
 end
 
-local function charge(entry, at, units)
+local function charge(entry, counter, at, units)
   if units > 0 then
-    entry.state = algorithms[entry.limit.kind].charge(entry.limit, entry.state, at, units)
+    counter.state = algorithms[counter.limit.kind].charge(counter.limit, counter.state, at, units)
     entry.dirty = true
   end
 end
 
--- Gives units back to the window in which they were granted.
+-- Charges the buckets; windows were charged with the grant.
+local function charge_buckets(entry, at, units)
+  for _, counter in ipairs(entry.counters) do
+    if counter.limit.kind == TOKEN_BUCKET then
+      charge(entry, counter, at, units)
+    end
+  end
+end
+
+local function charge_windows(entry, at, units)
+  for _, counter in ipairs(entry.counters) do
+    if counter.limit.window then
+      charge(entry, counter, at, units)
+    end
+  end
+end
+
+-- Gives units back to the windows in which they were granted.
 local function give_back(entry, granted_at, units)
-  if units > 0 then
-    entry.state = algorithms[entry.limit.kind].refund(entry.limit, entry.state, granted_at, now, units)
-    entry.dirty = true
+  for _, counter in ipairs(entry.counters) do
+    if units > 0 and counter.limit.window and granted_at >= counter.since then
+      local refund = algorithms[counter.limit.kind].refund
+      counter.state = refund(counter.limit, counter.state, granted_at, now, units)
+      entry.dirty = true
+    end
   end
 end
 
@@ -194,57 +224,88 @@ local function expire(entry)
     if not first then
       return
     end
-    if entry.limit.kind == TOKEN_BUCKET and first.reset == 0 then
-      charge(entry, first.expiry, first.granted - first.spent)
+    if first.reset == 0 then
+      charge_buckets(entry, first.expiry, first.granted - first.spent)
     end
     remove(entry, first)
   end
 end
 
--- Converts the counter to the limit that applies now.
+-- The longest time for which a charge counts.
+local function span_of(limit)
+  if limit.kind == TOKEN_BUCKET then
+    return ceil_div(limit.capacity * limit.unit, limit.drain) * limit.tick
+  end
+  return limit.kind == SLIDING_COUNTER and 2 * limit.window or limit.window
+end
+
+-- A counter for a limit met for the first time: it starts with the state of the limit used last.
+local function new_counter(entry, limit, last)
+  local algorithm = algorithms[limit.kind]
+  local counter = { limit = limit, state = algorithm.unseen, used = now, since = now }
+  if not last then
+    return counter
+  elseif limit.kind == last.limit.kind then
+    counter.state = algorithm.rebase(limit, last.limit, last.state, now)
+    if limit.window == last.limit.window then
+      counter.since = last.since
+    end
+  elseif limit.window then
+    charge(entry, counter, now, (held_by_others(entry, 0)))
+  end
+  entry.dirty = true
+  return counter
+end
+
+-- Selects the counter of the limit that applies now.
 local function adopt(entry, limit)
   if entry.instead and now < entry.instead.till then
     limit = entry.instead.limit
   end
-  if not entry.state then
-    entry.limit, entry.state = limit, algorithms[limit.kind].unseen
-    return
-  end
   expire(entry)
-  local old = entry.limit
-  if same(limit, old) then
-    return
-  end
-  local state = algorithms[limit.kind].unseen
-  if limit.kind ~= old.kind or limit.window ~= old.window then
-    -- Leases of other windows cannot be given back: they count as spent.
-    local units = held_by_others(entry, 0)
-    entry.records = {}
-    if limit.kind == old.kind then
-      state = algorithms[limit.kind].rebase(limit, old, entry.state, now)
-    elseif units > 0 then
-      state = algorithms[limit.kind].charge(limit, state, now, units)
+  local counters, counter = entry.counters, nil
+  for i, known in ipairs(counters) do
+    if same(known.limit, limit) then
+      counter = known
+      if i > 1 then
+        table.insert(counters, 1, table.remove(counters, i))
+        entry.dirty = true
+      end
+      break
     end
-  else
-    state = algorithms[limit.kind].rebase(limit, old, entry.state, now)
   end
-  entry.limit, entry.state, entry.dirty = limit, state, true
+  if not counter then
+    counter = new_counter(entry, limit, counters[1])
+    counters[COUNTERS] = nil
+    table.insert(counters, 1, counter)
+  end
+  local other = counters[2]
+  entry.dirty = entry.dirty or other and since(now, counter.used) >= UNUSED / 10
+  counter.used = now
+  if other and since(now, other.used) >= math.max(UNUSED, span_of(other.limit)) then
+    counters[2], entry.dirty = nil, true
+  end
 end
 
-local function window_end(entry)
-  local limit = entry.limit
-  local window = math.max(entry.state.window, floor_div(now, limit.window))
+local function window_end(counter)
+  local limit = counter.limit
+  local window = math.max(counter.state.window, floor_div(now, limit.window))
   return math.min((window + 1) * limit.window, MAX)
 end
 
--- How long units granted now may be spent.
+-- How long units granted now may be spent: within the same window of every limit in use.
 local function life_of(entry)
-  local limit, life = entry.limit, nil
-  if limit.kind == TOKEN_BUCKET then
-    local refill = limit.capacity * limit.unit / limit.drain * limit.tick
-    life = math.floor(math.max(MIN_LIFE, math.min(MAX_LIFE, refill / 6)))
-  else
-    life = since(window_end(entry), now)
+  local life = MAX
+  for _, counter in ipairs(entry.counters) do
+    local limit = counter.limit
+    if since(now, counter.used) >= UNUSED then
+      -- No node uses it.
+    elseif limit.kind == TOKEN_BUCKET then
+      local refill = limit.capacity * limit.unit / limit.drain * limit.tick
+      life = math.min(life, math.floor(math.max(MIN_LIFE, math.min(MAX_LIFE, refill / 6))))
+    else
+      life = math.min(life, since(window_end(counter), now))
+    end
   end
   if entry.instead and now < entry.instead.till then
     life = math.min(life, entry.instead.till - now)
@@ -252,35 +313,57 @@ local function life_of(entry)
   return life
 end
 
+-- How long after its end a lease can be given back: units of a sliding window also in the window after it, and units that
+-- were spendable for one window of a limit only also in the longer window of the other.
+local function grace_of(entry)
+  local first, second = entry.counters[1].limit, entry.counters[2] and entry.counters[2].limit
+  if second and first.window and second.window then
+    return math.max(first.window, second.window)
+  end
+  return first.kind == SLIDING_COUNTER and first.window or 0
+end
+
+-- Whether the window of a record is over, for a limit in use.
+local function is_over(entry, record)
+  for _, counter in ipairs(entry.counters) do
+    local window = counter.limit.window
+    if window and since(now, counter.used) < UNUSED
+      and floor_div(record.at, window) ~= floor_div(window_end(counter) - 1, window) then
+      return true
+    end
+  end
+  return false
+end
+
 -- Applies what the node reports: what it has spent, and which units it still knows. Units that it does not know will never
 -- be spent: it has released them, or never received them. Returns the record, if it can take more units.
 local function settle(entry, record, op)
-  local window = entry.limit.kind ~= TOKEN_BUCKET
   if record.epoch ~= op.epoch then
     -- The node knows every lease up to `op.epoch` and none after it: a newer one never reached the node; an older one was
     -- forgotten by the node, perhaps after it was spent.
     local unspent = record.granted - record.spent
-    if window and record.epoch > op.epoch then
+    if record.epoch > op.epoch then
       give_back(entry, record.at, unspent)
-    elseif not window and record.epoch < op.epoch then
-      charge(entry, now, unspent)
+    else
+      charge_buckets(entry, now, unspent)
     end
     remove(entry, record)
     return nil
   end
   local spent, released = op.spent - record.spent, record.granted - op.granted
-  if window then
-    give_back(entry, record.at, released + (record.reset == 1 and spent or 0))
-    if released < 0 then
-      charge(entry, record.at, -released)
-    end
-  elseif record.reset == 0 then
-    charge(entry, now, spent)
+  give_back(entry, record.at, released + (record.reset == 1 and spent or 0))
+  charge_windows(entry, record.at, -released)
+  if record.reset == 0 then
+    charge_buckets(entry, now, spent)
   end
   record.sequence, record.spent, record.granted, record.reset = op.sequence, op.spent, op.granted, 0
   entry.dirty = true
-  if record.granted <= record.spent
-    or window and floor_div(record.at, entry.limit.window) ~= floor_div(window_end(entry) - 1, entry.limit.window) then
+  if record.granted <= record.spent then
+    remove(entry, record)
+    return nil
+  elseif is_over(entry, record) then
+    -- The node may have spent the rest since it sent the request.
+    charge_buckets(entry, now, record.granted - record.spent)
     remove(entry, record)
     return nil
   end
@@ -297,7 +380,7 @@ local function size_of_grant(entry, record, op, available)
   if record then
     share = op.nodes > 1 and floor_div(available, 2) or available
   else
-    local _, others = held_by_others(entry, op.node)
+    local _, others = held_by_others(entry, op.node, entry.counters[1].limit.window)
     share = floor_div(available, math.max(op.nodes - others, 1))
   end
   return math.min(op.want, math.max(share, op.least, 1), available)
@@ -317,19 +400,19 @@ local function acquire(entry, op)
   if record then
     record = settle(entry, record, op)
   end
-  charge(entry, now, op.debt)
-  local kind = entry.limit.kind
-  local state = occupied(entry)
-  local available = algorithms[kind].judge(entry.limit, state, now, 0).remaining
+  charge_buckets(entry, now, op.debt)
+  charge_windows(entry, now, op.debt)
+  local counter = entry.counters[1]
+  local limit, state = counter.limit, occupied(entry, counter)
+  local judge = algorithms[limit.kind].judge
+  local available = judge(limit, state, now, 0).remaining
   local units = size_of_grant(entry, record, op, available)
-  if entry.limit.window and floor_div(now, entry.limit.window) < entry.state.window then
+  if limit.window and floor_div(now, limit.window) < counter.state.window then
     -- Time went back: units of the later window would be spent in the earlier one.
     units = 0
   end
   if units > 0 then
-    if kind ~= TOKEN_BUCKET then
-      charge(entry, now, units)
-    end
+    charge_windows(entry, now, units)
     if not record then
       record = { node = op.node, sequence = op.sequence, epoch = op.sequence, at = now, granted = 0, spent = 0, reset = 0 }
       table.insert(entry.records, record)
@@ -338,12 +421,11 @@ local function acquire(entry, op)
     entry.dirty = true
   end
   if record then
-    -- Units of a sliding window can be given back in the window after it.
-    record.expiry = now + life_of(entry) + (kind == SLIDING_COUNTER and entry.limit.window or 0)
+    record.expiry = now + life_of(entry) + grace_of(entry)
   end
   local retry_after = 0
   if units < op.least then
-    retry_after = algorithms[kind].judge(entry.limit, state, now, op.least).span
+    retry_after = judge(limit, state, now, op.least).span
   end
   return DONE, record and record.epoch or 0, units, available - units, retry_after
 end
@@ -351,69 +433,65 @@ end
 -- What is available, and the time until the cost fits.
 local function peek(entry, op)
   adopt(entry, op.limit)
-  local judge, state = algorithms[entry.limit.kind].judge, occupied(entry)
-  return DONE, 0, 0, judge(entry.limit, state, now, 0).remaining, judge(entry.limit, state, now, op.least).span
+  local counter = entry.counters[1]
+  local limit, state, judge = counter.limit, occupied(entry, counter), algorithms[counter.limit.kind].judge
+  return DONE, 0, 0, judge(limit, state, now, 0).remaining, judge(limit, state, now, op.least).span
 end
 
--- The time until the counter equals an unused one, if all leased units are spent. `write` needs it too.
-local function fresh_after(entry)
-  if not entry.fresh then
-    entry.fresh = algorithms[entry.limit.kind].until_fresh(entry.limit, occupied(entry), now)
-  end
-  return entry.fresh
+-- The time until a counter equals an unused one, if all leased units are spent.
+local function fresh_after(entry, counter)
+  return algorithms[counter.limit.kind].until_fresh(counter.limit, occupied(entry, counter), now)
 end
 
 -- Leased units stay charged until their holder settles; what it has spent by then counts as spent before the reset.
 local function reset(entry)
-  if not entry.state then
-    return
-  end
   expire(entry)
-  entry.state, entry.dirty = algorithms[entry.limit.kind].unseen, true
   for _, r in ipairs(entry.records) do
     r.reset = 1
   end
-  if entry.limit.window then
-    charge(entry, now, (held_by_others(entry, 0)))
+  for _, counter in ipairs(entry.counters) do
+    counter.state, entry.dirty = algorithms[counter.limit.kind].unseen, true
+    if counter.limit.window then
+      charge(entry, counter, now, (held_by_others(entry, 0, counter.limit.window)))
+    end
   end
 end
 
 local function write(key, entry)
-  local instead = entry.instead
+  local instead, counters = entry.instead, entry.counters
   if instead and instead.till + OVERRIDE_KEPT <= now then
     instead = nil
   end
-  local parts, fresh = {}, 0
-  local limit = entry.limit
-  if limit then
-    fresh = fresh_after(entry)
-    if fresh == 0 and #entry.records == 0 then
-      limit = nil
-    end
+  local fresh = 0
+  for _, counter in ipairs(counters) do
+    fresh = math.max(fresh, fresh_after(entry, counter))
   end
-  if not limit and not instead then
+  if fresh == 0 and #entry.records == 0 then
+    counters = {}
+  end
+  if #counters == 0 and not instead then
     if values[key] then
       redis.call('DEL', KEYS[key])
     end
     return
   end
-  parts[1] = struct.pack('<BBBB', VERSION, limit and limit.kind or 0, instead and 1 or 0, limit and #entry.records or 0)
-  local ttl = 0
-  if limit then
-    parts[2] = struct.pack('<ddddddd', limit.a, limit.b, limit.c, limit.d, pack_state(limit.kind, entry.state))
-    ttl = fresh
+  local parts, ttl = {}, fresh
+  parts[1] = struct.pack('<BBBB', VERSION, #counters, instead and 1 or 0, #entry.records)
+  for _, counter in ipairs(counters) do
+    local l = counter.limit
+    local x, y, z = pack_state(l.kind, counter.state)
+    parts[#parts + 1] =
+      struct.pack('<Bddddddddd', l.kind, l.a, l.b, l.c, l.d, x, y, z, counter.used, counter.since)
   end
   if instead then
     local l = instead.limit
     parts[#parts + 1] = struct.pack('<dBdddd', instead.till, l.kind, l.a, l.b, l.c, l.d)
     ttl = math.max(ttl, since(instead.till + OVERRIDE_KEPT, now))
   end
-  if limit then
-    for _, r in ipairs(entry.records) do
-      parts[#parts + 1] =
-        struct.pack('<dddddddB', r.node, r.sequence, r.epoch, r.at, r.granted, r.spent, r.expiry, r.reset)
-      ttl = math.max(ttl, fresh + since(r.expiry, now))
-    end
+  for _, r in ipairs(entry.records) do
+    parts[#parts + 1] =
+      struct.pack('<dddddddB', r.node, r.sequence, r.epoch, r.at, r.granted, r.spent, r.expiry, r.reset)
+    ttl = math.max(ttl, fresh + since(r.expiry, now))
   end
   ttl = math.max(least_ttl, 2 * ceil_div(ttl, 1000))
   redis.call('SET', KEYS[key], table.concat(parts), 'PX', string.format('%.0f', ttl))
@@ -427,7 +505,6 @@ for i = 1, operation_count do
   op.limit = limits[limit]
   local entry = entry_of(key)
   local status, epoch, granted, available, retry_after = DONE, 0, 0, 0, 0
-  entry.fresh = nil
   if entry.newer then
     status = NEWER
   elseif kind == ACQUIRE then
@@ -447,9 +524,10 @@ for i = 1, operation_count do
     return redis.error_reply('TIDEGATE unknown operation')
   end
   local life, capacity, reset_after, held = 0, 0, 0, 0
-  if entry.state and kind <= PEEK then
-    life, capacity, held = life_of(entry), entry.limit.capacity, held_by_others(entry, op.node)
-    reset_after = entry.limit.kind == FIXED_WINDOW and since(window_end(entry), now) or fresh_after(entry)
+  local counter = entry.counters[1]
+  if counter and kind <= PEEK then
+    life, capacity, held = life_of(entry), counter.limit.capacity, held_by_others(entry, op.node, counter.limit.window)
+    reset_after = counter.limit.kind == FIXED_WINDOW and since(window_end(counter), now) or fresh_after(entry, counter)
   end
   replies[i] = struct.pack(
     '<Bddddddddd', status, now, epoch, granted, life, available, capacity, retry_after, reset_after, held

@@ -1,6 +1,8 @@
 -- The operations on entries.
 
 local BINDING, OVERAGE = 1, 3
+-- The longest `undo` that is kept for an earlier attempt.
+local UNDO_BYTES = 256
 
 local function in_force(entry, limit)
   if entry.override and now < entry.override.till then
@@ -168,10 +170,13 @@ local function refresh(check, outcome)
   outcome.limit, outcome.remaining, outcome.reset_after = left.limit, left.remaining, left.reset_after
 end
 
--- Keeps the entry as it is before a charge, with the newest cells of its logs, which a charge may change.
+-- Keeps the entry as it is before a charge, with the newest cells of its logs, which a charge may change. What an earlier
+-- attempt kept stays inside, as long as it is short.
 local function keep_undo(entry, attempt)
-  if entry.undo then
+  if entry.undo and entry.attempt == attempt then
     return
+  elseif entry.undo and #entry.undo > UNDO_BYTES then
+    entry.undo = nil
   end
   local undo = { #entry.counters > 0 and pack_entry(entry) or '' }
   for i, counter in ipairs(entry.counters) do
@@ -208,15 +213,23 @@ end
 local function decide(checks, attempt)
   for _, check in ipairs(checks) do
     local entry = entry_of(check.key)
-    entry.undo = nil
+    local was_dirty = entry.dirty
+    entry.dirty = false
     adopt(check)
+    if entry.dirty then
+      entry.undo = nil
+    end
+    entry.dirty = entry.dirty or was_dirty
   end
   local outcomes, passes = judge_all(checks)
   if passes then
     for i, check in ipairs(checks) do
       if is_charged(check, outcomes[i]) and check.cost > 0 then
+        local entry = entry_of(check.key)
         if attempt then
-          keep_undo(entry_of(check.key), attempt)
+          keep_undo(entry, attempt)
+        else
+          entry.undo = nil
         end
         charge(check)
       end
@@ -239,7 +252,21 @@ local function peek(checks)
   return outcomes
 end
 
--- Gives back what an attempt charged at `charged`: if nothing has changed the entry since, exactly; otherwise what a refund gives.
+-- What a later attempt restores contains the charge of this one, unless it directly follows: then it restores what was
+-- before both.
+local function forget_attempt(entry, attempt)
+  local undo = entry.undo
+  entry.undo = nil
+  if undo then
+    local before = unpack_entry(cmsgpack.unpack(undo)[1], entry.name)
+    if before.undo and before.attempt == attempt then
+      entry.undo = before.undo
+    end
+  end
+end
+
+-- Gives back what an attempt charged at `charged`: exactly, if nothing was charged since, or only by attempts that are
+-- cancelled too; otherwise what a refund gives. A leaky bucket gives back only its last departure, and so nothing.
 local function cancel(checks, attempt, charged)
   for _, check in ipairs(checks) do
     local entry = entry_of(check.key)
@@ -248,8 +275,7 @@ local function cancel(checks, attempt, charged)
         undo_charge(check.key, entry)
         entries[check.key].restored = true
       else
-        -- What a later attempt would restore contains this charge.
-        entry.undo = nil
+        forget_attempt(entry, attempt)
         for _, counter in ipairs(entry.counters) do
           local refund = algorithm_of(counter.limit.algorithm).refund
           set_state(entry, counter, counter.limit, refund(counter.limit, counter.state, charged, now, check.cost))

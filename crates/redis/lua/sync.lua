@@ -14,8 +14,11 @@
 -- Reply    packed doubles: now, then for each operation: status (0 done, 1 the entry has a newer format), epoch (us),
 --          and for an exchange the state before and after the delta, three numbers each
 --
--- An entry is the format (1 byte), then packed: algorithm, limit (4), state (3), epoch, and for each node whose delta was
--- applied: node, number, time. `algorithm` is 0 if the counter was reset before its first exchange.
+-- An entry is the format (1 byte), then packed: epoch, the number of counters, for each counter: algorithm, limit (4), state
+-- (3), used, and for each node whose delta was applied: node, number, time. It has no counter if it was reset before the
+-- first exchange, and otherwise one for each of the last two limits. While nodes with the old and nodes with the new limit of
+-- a rule alternate, each delta is merged into both, so neither counter starts again. `used` is the time of the last exchange
+-- under the limit, about.
 --
 -- A delta is applied once, however often it arrives: a node repeats it with the same number until it gets the reply. A node's
 -- number is kept until each of its deltas would be too old to be applied. A delta of an epoch before the last reset is
@@ -26,8 +29,15 @@ local EXCHANGE = 1
 local TOKEN_BUCKET, FIXED_WINDOW, SLIDING_COUNTER = 1, 2, 3
 -- How long a reset counter without a limit is kept, in milliseconds.
 local RESET_LIFE = 3600000
+local COUNTERS = 2
+-- A limit without an exchange for this long, and for as long as it remembers a charge, is no longer in use on any node.
+local UNUSED = 600000000
+-- `used` is renewed at least this often.
+local USED_STEP = 60000000
 -- Numbers of nodes are kept this much longer than necessary, in microseconds.
 local NUMBER_MARGIN = 60000000
+-- An entry outlives the changes of its nodes by this much, in milliseconds.
+local NUMBER_LIFE = 1000
 
 local now = tonumber(ARGV[1])
 if not now then
@@ -105,6 +115,9 @@ local algorithms = {
     span = function(limit)
       return limit.length
     end,
+    window = function(limit)
+      return limit.length
+    end,
     merge = function(_, state, delta)
       if delta[1] < state.window then
         return state
@@ -127,6 +140,9 @@ local algorithms = {
     span = function(limit)
       return 2 * limit.length * limit.tick
     end,
+    window = function(limit)
+      return limit.length * limit.tick
+    end,
     merge = function(limit, state, delta)
       local max, later = floor_div(MAX, limit.length), delta[1] - state.window
       local previous, current = state.previous, state.current
@@ -145,6 +161,63 @@ local algorithms = {
   },
 }
 
+-- The changes of a delta with their times: { at, units }, and for a bucket the subunits instead of the units.
+local function changes_of(kind, limit, delta)
+  if kind == TOKEN_BUCKET then
+    return { { at = math.min(delta[4], now), subunits = delta[1] } }
+  end
+  local window = algorithms[kind].window(limit)
+  local last = { at = math.min((delta[1] + 1) * window - 1, now), units = delta[3] }
+  if kind == FIXED_WINDOW or delta[2] == 0 then
+    return { last }
+  end
+  return { { at = math.min(delta[1] * window - 1, now), units = delta[2] }, last }
+end
+
+-- A change of the algorithm `old_kind` as a delta under another limit.
+local function delta_under(kind, limit, change, old_kind, old)
+  if kind == TOKEN_BUCKET then
+    local size
+    if old_kind == TOKEN_BUCKET then
+      size = mul_div_ceil(math.abs(change.subunits), limit.unit, old.unit)
+    else
+      size = filled(limit, 0, math.abs(change.units))
+    end
+    if (change.subunits or change.units) < 0 then
+      return { -size, 0, 0, change.at }
+    end
+    local alone = with_level(limit, size, change.at)
+    return { size, alone.tick, alone.part, change.at }
+  end
+  local units = change.units
+  if not units then
+    units = ceil_div(math.abs(change.subunits), old.unit)
+    units = change.subunits < 0 and -units or units
+  end
+  return { floor_div(change.at, algorithms[kind].window(limit)), 0, units }
+end
+
+-- Merges a delta that was counted under the limit of `own` into the counter of another limit.
+local function merge_other(counter, own, delta)
+  local algorithm, limit = algorithms[counter.kind], counter.limit
+  if counter.kind == own.kind and limit.tick == own.limit.tick and limit.unit == own.limit.unit
+    and limit.drain == own.limit.drain and limit.length == own.limit.length then
+    -- The same rate or window: the same delta.
+    counter.state = algorithm.merge(limit, counter.state, delta, algorithm.span(limit))
+    return
+  end
+  for _, change in ipairs(changes_of(own.kind, own.limit, delta)) do
+    local converted = delta_under(counter.kind, limit, change, own.kind, own.limit)
+    counter.state = algorithm.merge(limit, counter.state, converted, algorithm.span(limit))
+  end
+end
+
+local function new_counter(kind, raw)
+  local algorithm = algorithms[kind]
+  local limit = algorithm.limit(raw[1], raw[2], raw[3], raw[4])
+  return { kind = kind, raw = raw, limit = limit, state = algorithm.rules.unseen, used = now }
+end
+
 -- Each entry is read once and written once, even if several operations use it.
 local entries = {}
 
@@ -153,20 +226,21 @@ local function entry_of(key)
   if entry then
     return entry
   end
-  entry = { algorithm = 0, epoch = 0, nodes = {} }
+  entry = { epoch = 0, counters = {}, nodes = {} }
   local packed = redis.call('GET', KEYS[key])
   if packed then
     if string.byte(packed) > FORMAT then
       entry.is_newer = true
     else
       local f = { cmsgpack.unpack(string.sub(packed, 2)) }
-      local algorithm = algorithms[f[1]]
-      entry.algorithm, entry.epoch = f[1], f[9]
-      if algorithm then
-        entry.raw = { f[2], f[3], f[4], f[5] }
-        entry.limit, entry.state = algorithm.limit(f[2], f[3], f[4], f[5]), algorithm.state(f[6], f[7], f[8])
+      local at = 3
+      entry.epoch = f[1]
+      for i = 1, f[2] do
+        local counter = new_counter(f[at], { f[at + 1], f[at + 2], f[at + 3], f[at + 4] })
+        counter.state, counter.used = algorithms[f[at]].state(f[at + 5], f[at + 6], f[at + 7]), f[at + 8]
+        entry.counters[i], at = counter, at + 9
       end
-      for i = 10, #f, 3 do
+      for i = at, #f, 3 do
         entry.nodes[f[i]] = { number = f[i + 1], at = f[i + 2] }
       end
     end
@@ -177,56 +251,84 @@ end
 
 local function write(key, entry)
   local ttl, span = tonumber(ARGV[2]), 0
-  local f = { 0, 0, 0, 0, 0, 0, 0, 0, entry.epoch }
-  local algorithm = algorithms[entry.algorithm]
-  if algorithm then
-    span = algorithm.span(entry.limit)
-    local raw = entry.raw
-    f = { entry.algorithm, raw[1], raw[2], raw[3], raw[4], algorithm.numbers(entry.state) }
-    f[9] = entry.epoch
-    ttl = math.max(ttl, 2 * ceil_div(algorithm.rules.until_fresh(entry.limit, entry.state, now), 1000))
-    if entry.epoch > 0 then
-      ttl = math.max(ttl, 2 * ceil_div(span, 1000))
+  local f = { entry.epoch, #entry.counters }
+  for _, counter in ipairs(entry.counters) do
+    local algorithm, raw = algorithms[counter.kind], counter.raw
+    local a, b, c = algorithm.numbers(counter.state)
+    for _, number in ipairs({ counter.kind, raw[1], raw[2], raw[3], raw[4], a, b, c, counter.used }) do
+      f[#f + 1] = number
     end
-  else
+    span = math.max(span, algorithm.span(counter.limit))
+    ttl = math.max(ttl, 2 * ceil_div(algorithm.rules.until_fresh(counter.limit, counter.state, now), 1000))
+  end
+  if #entry.counters == 0 then
     ttl = math.max(ttl, RESET_LIFE)
+  elseif entry.epoch > 0 then
+    ttl = math.max(ttl, 2 * ceil_div(span, 1000))
   end
   for node, last in pairs(entry.nodes) do
     if since(now, last.at) <= 2 * span + NUMBER_MARGIN then
+      -- Without its number, a repeated delta would be applied again until it is too old.
+      ttl = math.max(ttl, ceil_div(since(last.at + span, now), 1000) + NUMBER_LIFE)
       f[#f + 1], f[#f + 2], f[#f + 3] = node, last.number, last.at
     end
   end
   redis.call('SET', KEYS[key], string.char(FORMAT) .. cmsgpack.pack(unpack(f)), 'PX', string.format('%.0f', ttl))
 end
 
--- The entry's state under the limit of the exchange.
-local function state_under(entry, kind, limit)
-  if entry.algorithm ~= kind then
-    return algorithms[kind].rules.unseen
+local function same(x, y)
+  return x.kind == y.kind and x.raw[1] == y.raw[1] and x.raw[2] == y.raw[2] and x.raw[3] == y.raw[3] and x.raw[4] == y.raw[4]
+end
+
+-- The counter of a limit. A limit met for the first time starts with the state of the limit used last.
+local function counter_of(entry, kind, raw)
+  local counters, counter = entry.counters, new_counter(kind, raw)
+  for i, known in ipairs(counters) do
+    if same(known, counter) then
+      if since(now, known.used) >= USED_STEP then
+        entry.is_dirty = true
+      end
+      table.remove(counters, i)
+      table.insert(counters, 1, known)
+      return known
+    end
   end
-  return algorithms[kind].rules.rebase(limit, entry.limit, entry.state, now)
+  local last = counters[1]
+  if last then
+    if last.kind == kind then
+      counter.state = algorithms[kind].rules.rebase(counter.limit, last.limit, last.state, now)
+    end
+    counters[COUNTERS] = nil
+    entry.is_dirty = true
+  end
+  table.insert(counters, 1, counter)
+  return counter
 end
 
 local function exchange(entry, kind, raw, node, number, epoch, delta)
-  local algorithm = algorithms[kind]
-  local limit = algorithm.limit(raw[1], raw[2], raw[3], raw[4])
-  local before = state_under(entry, kind, limit)
-  local after, last = before, entry.nodes[node]
+  local counter, algorithm = counter_of(entry, kind, raw), algorithms[kind]
+  local before, last, other = counter.state, entry.nodes[node], entry.counters[2]
+  counter.used = now
+  if other and since(now, other.used) >= math.max(UNUSED, algorithms[other.kind].span(other.limit)) then
+    entry.counters[2], other = nil, nil
+  end
   if number > 0 and not (last and number <= last.number) then
     if epoch >= entry.epoch then
-      after = algorithm.merge(limit, before, delta, algorithm.span(limit))
+      counter.state = algorithm.merge(counter.limit, before, delta, algorithm.span(counter.limit))
+      if other then
+        merge_other(other, counter, delta)
+      end
     end
-    entry.algorithm, entry.raw, entry.limit, entry.state = kind, raw, limit, after
     entry.nodes[node] = { number = number, at = now }
     entry.is_dirty = true
   end
   local a, b, c = algorithm.numbers(before)
-  return struct.pack('<dddddddd', 0, entry.epoch, a, b, c, algorithm.numbers(after))
+  return struct.pack('<dddddddd', 0, entry.epoch, a, b, c, algorithm.numbers(counter.state))
 end
 
 local function reset(entry)
-  if entry.state then
-    entry.state = algorithms[entry.algorithm].rules.unseen
+  for _, counter in ipairs(entry.counters) do
+    counter.state = algorithms[counter.kind].rules.unseen
   end
   entry.epoch, entry.is_dirty = math.max(now, entry.epoch + 1), true
   return struct.pack('<dd', 0, entry.epoch)

@@ -41,7 +41,8 @@ pub(crate) struct LeaseBlock {
     epoch: u64,
     granted: u64,
     spent: u64,
-    /// `spent` in the last request, and its store time. Later spending can be refunded.
+    /// The units reported as spent in the last request, and the store time up to which they were spent. Later spending can be
+    /// refunded.
     reported: u64,
     reported_at: Timestamp,
     /// Units charged beyond the lease (overage), not yet sent.
@@ -89,6 +90,8 @@ struct PendingRequest {
     sequence: u64,
     sent: Timestamp,
     least: u64,
+    /// The debt that it carries.
+    debt: u64,
 }
 
 /// Why a node contacts Redis.
@@ -96,8 +99,8 @@ struct PendingRequest {
 pub(crate) enum ContactReason {
     /// A decision of this cost waits.
     Decision { cost: u64 },
-    /// The block will soon be used up.
-    LowWater,
+    /// The block will soon be used up, after a decision of this cost.
+    LowWater { cost: u64 },
     /// It is time to report, to renew and to release.
     Settlement,
 }
@@ -137,7 +140,7 @@ impl LeaseBlock {
 
     /// A counter without a lease, as Redis evaluated it at `now`.
     pub(crate) fn from_peek(limit: Limit, cost: Cost, reply: &LeaseReply, now: Timestamp) -> Self {
-        let pending = PendingRequest { sequence: 0, sent: now, least: cost.get() };
+        let pending = PendingRequest { sequence: 0, sent: now, least: cost.get(), debt: 0 };
         let mut block = Self { pending: Some(pending), ..Self::new(limit, 0) };
         block.receive(0, reply, now);
         block
@@ -184,6 +187,11 @@ impl LeaseBlock {
     /// Whether a request has no reply yet.
     pub(crate) fn is_pending(&self) -> bool {
         self.pending.is_some()
+    }
+
+    /// Whether units were charged beyond the lease that Redis does not know.
+    pub(crate) fn has_debt(&self) -> bool {
+        self.debt > 0
     }
 
     /// Whether Redis must be asked before a decision of this cost.
@@ -344,7 +352,7 @@ impl LeaseBlock {
                 let least = cost.saturating_sub(units);
                 (least, expected.unwrap_or(WHOLE_SHARE).saturating_sub(units).max(least))
             }
-            ContactReason::LowWater => {
+            ContactReason::LowWater { .. } => {
                 (1, expected.unwrap_or(WHOLE_SHARE).saturating_sub(units).max(SMALLEST_WANT))
             }
             ContactReason::Settlement => {
@@ -357,22 +365,33 @@ impl LeaseBlock {
                 (0, 0)
             }
         };
-        self.reported = self.spent;
-        self.reported_at = self.store_time(now);
-        self.pending = Some(PendingRequest { sequence: origin.sequence, sent: now, least });
+        self.report(reason, now);
         let RequestOrigin { node, sequence, nodes } = origin;
         let debt = std::mem::take(&mut self.debt);
+        self.pending = Some(PendingRequest { sequence, sent: now, least, debt });
         Some(LeaseAction::Acquire {
             node,
             sequence,
             epoch: self.epoch,
-            spent: self.spent,
+            spent: self.reported,
             granted: self.granted,
             want,
             least,
             nodes,
             debt,
         })
+    }
+
+    /// Reports what is spent, except by the decision that caused the request: it can still be refunded, and is reported with
+    /// the next request. Redis charges what is reported late no earlier than when it was spent.
+    fn report(&mut self, reason: ContactReason, now: Timestamp) {
+        let at = self.store_time(now);
+        let unreported = match reason {
+            ContactReason::LowWater { cost } => cost.min(self.spent.saturating_sub(self.reported)),
+            ContactReason::Decision { .. } | ContactReason::Settlement => 0,
+        };
+        self.reported = self.spent.saturating_sub(unreported);
+        self.reported_at = if unreported > 0 { at - TimeSpan::from_micros(1) } else { at };
     }
 
     /// Applies the reply to request `sequence`, received at `now`. A reply that the node does not wait for has no effect.
@@ -427,6 +446,13 @@ impl LeaseBlock {
     /// Gives up request `sequence`: its result is unknown. Units that it may have been granted are never spent.
     pub(crate) fn give_up(&mut self, sequence: u64) {
         self.pending.take_if(|pending| pending.sequence == sequence);
+    }
+
+    /// Takes back request `sequence`: it was not sent, so its debt goes into the next one.
+    pub(crate) fn take_back(&mut self, sequence: u64) {
+        if let Some(pending) = self.pending.take_if(|pending| pending.sequence == sequence) {
+            self.debt = self.debt.saturating_add(pending.debt);
+        }
     }
 
     /// The time in which one unit is refilled; 0 for windows.

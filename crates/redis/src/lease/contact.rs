@@ -15,7 +15,8 @@ use super::report::{LeaseEvents, count};
 use super::request::{LeaseAction, LeaseReply, LeaseRequest, LeaseStatus};
 use super::table::{LeaseSlot, LeaseTable, SlotAddress};
 use crate::config::TimeSource;
-use crate::link::Link;
+use crate::key::KeyName;
+use crate::link::{Link, LinkError};
 use crate::nodes::{NodeCount, NodeId};
 use crate::operation::{Operation, OperationReply};
 
@@ -42,6 +43,8 @@ pub(super) struct LeaseNode {
 pub(super) enum ContactFailure {
     /// Redis is unreachable or too slow.
     Unavailable(String),
+    /// The request was not sent.
+    NotSent(String),
     /// The reply is invalid.
     Protocol(String),
     /// The algorithm cannot be leased.
@@ -53,7 +56,12 @@ impl From<&StoreError> for ContactFailure {
         match error {
             StoreError::Protocol { reason } => Self::Protocol(reason.clone()),
             StoreError::Unsupported { algorithm } => Self::Unsupported(*algorithm),
-            StoreError::Unavailable(source) => Self::Unavailable(source.to_string()),
+            StoreError::Unavailable(source) => match source.downcast_ref() {
+                Some(LinkError::QueueFull | LinkError::BreakerOpen { .. } | LinkError::NoServer { .. }) => {
+                    Self::NotSent(source.to_string())
+                }
+                _ => Self::Unavailable(source.to_string()),
+            },
             StoreError::TooManyLimits { .. } => Self::Unavailable(error.to_string()),
         }
     }
@@ -62,7 +70,9 @@ impl From<&StoreError> for ContactFailure {
 impl From<ContactFailure> for StoreError {
     fn from(failure: ContactFailure) -> Self {
         match failure {
-            ContactFailure::Unavailable(reason) => Self::Unavailable(reason.into()),
+            ContactFailure::Unavailable(reason) | ContactFailure::NotSent(reason) => {
+                Self::Unavailable(reason.into())
+            }
             ContactFailure::Protocol(reason) => Self::Protocol { reason },
             ContactFailure::Unsupported(algorithm) => Self::Unsupported { algorithm },
         }
@@ -103,9 +113,9 @@ impl LeaseNode {
         }
     }
 
-    /// A counter of which nothing is known.
-    pub(super) fn new_block(&self, limit: &Limit) -> LeaseBlock {
-        LeaseBlock::new(*limit, self.next_sequence())
+    /// A counter of which nothing is known, and the name of its leases.
+    pub(super) fn new_block(&self, key: CounterKey<'_>, limit: &Limit) -> (KeyName, LeaseBlock) {
+        (self.link.names().lease(key), LeaseBlock::new(*limit, self.next_sequence()))
     }
 
     fn next_sequence(&self) -> u64 {
@@ -125,8 +135,7 @@ impl LeaseNode {
             count(&self.events.expired, 1);
         }
         let action = slot.block.request(origin, reason, now)?;
-        let key = self.link.names().lease(slot.address.key());
-        let request = LeaseRequest { key, limit: Some(*slot.block.limit()), action };
+        let request = LeaseRequest { key: slot.name.clone(), limit: Some(*slot.block.limit()), action };
         Some(ReadyRequest { address: slot.address.clone(), sequence, reason, request })
     }
 
@@ -193,7 +202,10 @@ impl LeaseNode {
         count(&self.events.failures, batch.len() as u64);
         for ready in batch {
             let waiters = self.table.with_slot(&ready.address, |slot| {
-                slot.block.give_up(ready.sequence);
+                match failure {
+                    ContactFailure::NotSent(_) => slot.block.take_back(ready.sequence),
+                    _ => slot.block.give_up(ready.sequence),
+                }
                 std::mem::take(&mut slot.waiters)
             });
             for waiter in waiters.into_iter().flatten() {

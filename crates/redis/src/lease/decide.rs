@@ -49,7 +49,8 @@ impl LeaseNode {
         }
         let outcome = block.decide(check.cost, check.role, now);
         let at = block.store_time(now);
-        let ready = block.is_low(now).then(|| self.prepare(slot, ContactReason::LowWater, now)).flatten();
+        let reason = ContactReason::LowWater { cost: check.cost.get() };
+        let ready = block.is_low(now).then(|| self.prepare(slot, reason, now)).flatten();
         drop(shard);
         if let Some(ready) = ready {
             self.send(ready, now);
@@ -100,7 +101,10 @@ impl LeaseNode {
             }
             let slot = shards
                 .shard(*hash)
-                .and_then(|shard| shard.find_or_insert(*hash, check.key, now, || self.new_block(check.limit)))
+                .and_then(|shard| {
+                    let new_block = || self.new_block(check.key, check.limit);
+                    shard.find_or_insert(*hash, check.key, now, new_block)
+                })
                 .ok_or_else(no_room)?;
             slot.block.set_limit(check.limit);
             let cost = cost_of_key(checks, check);
@@ -148,7 +152,8 @@ impl LeaseNode {
             slot.block.observe(at);
             slot.block.add_demand(check.cost);
             if slot.block.is_low(now) {
-                ready.extend(self.prepare(slot, ContactReason::LowWater, now));
+                let cost = cost_of_key(checks, check).get();
+                ready.extend(self.prepare(slot, ContactReason::LowWater { cost }, now));
             }
         }
         decision

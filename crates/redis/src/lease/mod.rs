@@ -37,7 +37,11 @@
 //! the grant and not after the moment of spending, which is all that the arguments above need.
 //!
 //! *Reset.* Leased units stay occupied until their holder settles next; what it has spent by then counts as spent before the
-//! reset. *Overage* beyond the lease is sent as a debt; a debt whose request fails is not sent again.
+//! reset. *Overage* beyond the lease is sent as a debt; a debt whose request has an unknown result is not sent again.
+//!
+//! *Two limits.* While some nodes have the old limit of a rule and some the new one, the entry has a counter for each, and
+//! every lease counts under both, so each node gets only what its limit admits on top of all leases. A lease ends with the
+//! first window of either limit that ends. Only leases granted before the second limit was met may outlive a window of it.
 //!
 //! # Sizes
 //!
@@ -123,15 +127,12 @@ impl LeaseStore {
     /// Asks Redis before the next decision on the counter with this central name: another node has reset, refunded or
     /// overridden it.
     pub(crate) fn invalidate(&self, name: &[u8]) {
-        let names = self.node.link.names();
         for index in 0..self.node.table.len() {
             let Some(mut shard) = self.node.table.lock(index) else { continue };
-            for slot in shard.iter_mut() {
-                if names.counter(slot.address.key()).as_bytes() == name {
-                    slot.block.forget();
-                    slot.waiters.clear();
-                }
-            }
+            shard.change_named(name, |slot| {
+                slot.block.forget();
+                slot.waiters.clear();
+            });
         }
     }
 

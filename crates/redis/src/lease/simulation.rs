@@ -139,7 +139,7 @@ impl Simulation {
             self.coverage.admitted += 1;
         }
         if simulated.block.is_low(local) {
-            self.contact(node, ContactReason::LowWater);
+            self.contact(node, ContactReason::LowWater { cost: 1 });
         }
     }
 

@@ -11,6 +11,7 @@ use tokio::sync::oneshot;
 
 use super::block::LeaseBlock;
 use super::contact::ContactFailure;
+use crate::key::KeyName;
 
 /// The number of shards.
 const SHARDS: usize = 128;
@@ -33,13 +34,26 @@ pub(super) struct LeaseTable {
 #[derive(Debug)]
 pub(super) struct LeaseShard {
     slots: HashTable<LeaseSlot>,
+    /// Every slot by its central name: a change on another node is known only by the name, from which the client cannot be
+    /// derived.
+    names: HashTable<NamedSlot>,
+    hasher: RandomState,
     max: usize,
+}
+
+/// The hashes of a slot's central name and of its key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct NamedSlot {
+    name: u64,
+    key: u64,
 }
 
 /// A counter and the decisions that wait for it.
 #[derive(Debug)]
 pub(super) struct LeaseSlot {
     pub(super) address: SlotAddress,
+    /// The name of the counter's leases.
+    pub(super) name: KeyName,
     pub(super) block: LeaseBlock,
     pub(super) waiters: Vec<Waiter>,
 }
@@ -63,8 +77,9 @@ impl LeaseTable {
     /// A table that takes about `max_memory` bytes at most.
     pub(super) fn new(max_memory: usize) -> Self {
         let max = (max_memory / SLOT_BYTES / SHARDS).max(1);
-        let shard = |_| Mutex::new(LeaseShard { slots: HashTable::new(), max });
-        Self { hasher: RandomState::default(), shards: (0..SHARDS).map(shard).collect() }
+        let hasher = RandomState::default();
+        let shards = (0..SHARDS).map(|_| Mutex::new(LeaseShard::new(hasher.clone(), max))).collect();
+        Self { hasher, shards }
     }
 
     /// The hash of a key.
@@ -124,26 +139,33 @@ impl LockedShards<'_> {
 }
 
 impl LeaseShard {
+    fn new(hasher: RandomState, max: usize) -> Self {
+        Self { slots: HashTable::new(), names: HashTable::new(), hasher, max }
+    }
+
     /// The slot of a key.
     #[inline]
     pub(super) fn find(&mut self, hash: u64, key: CounterKey<'_>) -> Option<&mut LeaseSlot> {
         self.slots.find_mut(hash, |slot| slot.address.key() == key)
     }
 
-    /// The slot of a key, new if there is none; `None` if the shard is full of counters with pending requests.
+    /// The slot of a key, new if there is none; `None` if the shard is full of counters with pending requests or debts.
     pub(super) fn find_or_insert(
         &mut self,
         hash: u64,
         key: CounterKey<'_>,
         now: Timestamp,
-        new_block: impl FnOnce() -> LeaseBlock,
+        new_block: impl FnOnce() -> (KeyName, LeaseBlock),
     ) -> Option<&mut LeaseSlot> {
         if self.slots.find(hash, |slot| slot.address.key() == key).is_none() {
             if self.slots.len() >= self.max {
                 self.drop_one(now)?;
             }
             let address = SlotAddress { hash, rule: key.rule, client: key.client.into() };
-            let slot = LeaseSlot { address, block: new_block(), waiters: Vec::new() };
+            let (name, block) = new_block();
+            let slot = LeaseSlot { address, name, block, waiters: Vec::new() };
+            let named = slot.named(&self.hasher);
+            self.names.insert_unique(named.name, named, |named| named.name);
             self.slots.insert_unique(hash, slot, |slot| slot.address.hash);
         }
         self.find(hash, key)
@@ -156,16 +178,110 @@ impl LeaseShard {
 
     /// Drops the slots of which nothing would be lost.
     pub(super) fn drop_idle(&mut self, now: Timestamp) {
-        self.slots.retain(|slot| !slot.waiters.is_empty() || !slot.block.is_idle(now));
+        let Self { slots, names, hasher, .. } = self;
+        slots.retain(|slot| {
+            let is_kept = !slot.waiters.is_empty() || !slot.block.is_idle(now);
+            if !is_kept {
+                remove_name(names, slot.named(hasher));
+            }
+            is_kept
+        });
     }
 
-    /// Drops the counter with the fewest units among a few. Units that are lost with it return when they expire.
+    /// Calls `change` with the slot of a counter with this central name, if there is one.
+    pub(super) fn change_named(&mut self, central: &[u8], change: impl FnOnce(&mut LeaseSlot)) {
+        let name = self.hasher.hash_one(central);
+        let is_it = |slot: &LeaseSlot| slot.central_name() == central;
+        let slots = &self.slots;
+        let found =
+            self.names.find(name, |named| named.name == name && slots.find(named.key, is_it).is_some());
+        if let Some(NamedSlot { key, .. }) = found.copied() {
+            self.slots.find_mut(key, is_it).map(change);
+        }
+    }
+
+    /// Drops the counter with the fewest units among a few. Units that are lost with it return when they expire. A debt
+    /// exists nowhere else.
     fn drop_one(&mut self, now: Timestamp) -> Option<()> {
-        let droppable = self.slots.iter().filter(|slot| slot.waiters.is_empty() && !slot.block.is_pending());
+        let is_droppable =
+            |slot: &&LeaseSlot| slot.waiters.is_empty() && !slot.block.is_pending() && !slot.block.has_debt();
+        let droppable = self.slots.iter().filter(is_droppable);
         let least = droppable.take(CANDIDATES).min_by_key(|slot| slot.block.units(now))?;
         let address = least.address.clone();
         let entry = self.slots.find_entry(address.hash, |slot| slot.address.key() == address.key()).ok()?;
-        entry.remove();
+        let (slot, _) = entry.remove();
+        remove_name(&mut self.names, slot.named(&self.hasher));
         Some(())
+    }
+}
+
+impl LeaseSlot {
+    /// The counter's name under central coordination: that of its leases without the suffix.
+    fn central_name(&self) -> &[u8] {
+        self.name.as_bytes().split_last().map_or(&[], |(_, central)| central)
+    }
+
+    fn named(&self, hasher: &RandomState) -> NamedSlot {
+        NamedSlot { name: hasher.hash_one(self.central_name()), key: self.address.hash }
+    }
+}
+
+fn remove_name(names: &mut HashTable<NamedSlot>, slot: NamedSlot) {
+    if let Ok(entry) = names.find_entry(slot.name, |other| *other == slot) {
+        entry.remove();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate_core::{Algorithm, Cost, Limit, Spec, TimeSpan};
+
+    use super::*;
+    use crate::key::KeyNames;
+
+    const RULE: RuleId = RuleId::named("default");
+    const NOW: Timestamp = Timestamp::from_secs(1);
+
+    fn insert<'s>(shard: &'s mut LeaseShard, names: &KeyNames, client: &[u8]) -> Option<&'s mut LeaseSlot> {
+        let key = CounterKey::new(RULE, client);
+        let limit = Limit::new(Algorithm::TokenBucket, Spec::new(10, TimeSpan::from_secs(60))).unwrap();
+        let hash = shard.hasher.hash_one((key.rule.as_u64(), key.client));
+        shard.find_or_insert(hash, key, NOW, || (names.lease(key), LeaseBlock::new(limit, 1)))
+    }
+
+    fn find_named(shard: &mut LeaseShard, names: &KeyNames, client: &[u8]) -> Option<Vec<u8>> {
+        let mut found = None;
+        let name = names.counter(CounterKey::new(RULE, client));
+        shard.change_named(name.as_bytes(), |slot| found = Some(slot.address.client.to_vec()));
+        found
+    }
+
+    #[test]
+    fn slot_is_found_by_its_central_name_until_it_is_dropped() {
+        let names = KeyNames::new("tg:", b"secret");
+        let mut shard = LeaseShard::new(RandomState::default(), 2);
+        for client in [b"a", b"b"] {
+            assert!(insert(&mut shard, &names, client).is_some());
+        }
+        for client in [b"a", b"b"] {
+            assert_eq!(find_named(&mut shard, &names, client).as_deref(), Some(&client[..]));
+        }
+        assert_eq!(find_named(&mut shard, &names, b"c"), None);
+        // One of the two makes room.
+        assert!(insert(&mut shard, &names, b"c").is_some());
+        assert_eq!(find_named(&mut shard, &names, b"c").as_deref(), Some(&b"c"[..]));
+        assert_eq!((shard.slots.len(), shard.names.len()), (2, 2));
+        shard.drop_idle(NOW);
+        assert_eq!((shard.slots.len(), shard.names.len()), (0, 0));
+    }
+    #[test]
+    fn slot_with_a_debt_is_not_dropped_for_another() {
+        let names = KeyNames::new("tg:", b"secret");
+        let mut shard = LeaseShard::new(RandomState::default(), 2);
+        for client in [b"a", b"b"] {
+            insert(&mut shard, &names, client).unwrap().block.charge(Cost::new(3), NOW);
+        }
+        assert!(insert(&mut shard, &names, b"c").is_none(), "both have a debt");
+        assert_eq!(shard.slots.len(), 2);
     }
 }

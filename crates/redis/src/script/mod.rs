@@ -1,5 +1,7 @@
 //! The scripts, their arguments and their replies.
 
+#[cfg(test)]
+mod attempt_tests;
 mod central;
 mod lease;
 mod limit;

@@ -61,7 +61,7 @@ async fn follow_changes(state: Weak<StoreState>, mut events: mpsc::Receiver<Chan
         let Some(state) = state.upgrade() else { return };
         match event {
             Some(ChannelEvent::Subscribed) => state.rejections.resume(),
-            Some(ChannelEvent::Message(bytes)) => state.apply_changes(&bytes),
+            Some(ChannelEvent::Message(bytes)) => StoreState::apply_changes(state, &bytes).await,
             Some(ChannelEvent::Lost) => state.rejections.suspend(),
             None => return state.rejections.suspend(),
         }
@@ -93,23 +93,36 @@ impl StoreState {
     }
 
     /// Drops what is known about counters that other nodes have changed.
-    fn apply_changes(&self, message: &[u8]) {
+    async fn apply_changes(self: Arc<Self>, message: &[u8]) {
         match invalidation::decode(self.node, message) {
             None => {}
             Some(InvalidationMessage::Everything) => self.rejections.clear(),
-            Some(InvalidationMessage::Counters(changes)) => {
-                for Invalidation { change, name } in &changes {
+            Some(InvalidationMessage::Counters(mut changes)) => {
+                for Invalidation { name, .. } in &changes {
                     self.rejections.forget(name);
-                    if *change == CounterChange::Refunded {
-                        continue;
-                    }
+                }
+                changes.retain(|Invalidation { change, .. }| *change != CounterChange::Refunded);
+                for Invalidation { name, .. } in &changes {
                     self.lease.invalidate(name);
-                    self.sync.invalidate(name);
-                    // An override applies to what this node has counted; it does not start again.
-                    if *change == CounterChange::Reset {
-                        self.fallback.invalidate(name);
+                }
+                if !changes.is_empty() {
+                    // The search takes time for each counter of the node, which calls to Redis must not wait for.
+                    let search = tokio::task::spawn_blocking(move || self.search_and_drop(&changes));
+                    if let Err(error) = search.await {
+                        tracing::error!("counters that another node has changed were not dropped: {error}");
                     }
                 }
+            }
+        }
+    }
+
+    /// Drops what is found only by a search of all counters.
+    fn search_and_drop(&self, changes: &[Invalidation]) {
+        for Invalidation { change, name } in changes {
+            self.sync.invalidate(name);
+            // An override applies to what this node has counted; it does not start again.
+            if *change == CounterChange::Reset {
+                self.fallback.invalidate(name);
             }
         }
     }

@@ -9,9 +9,13 @@
 //! All nodes together exceed a limit by at most `(nodes - 1) *` the units that one node admits between two exchanges. Proof: for
 //! each node, take the last exchange before its last admission, and let `k` be the node whose exchange is the latest of
 //! these. Node `k`'s copy then contained everything that any node pushed in its exchange, and its last admission fitted. Each
-//! other node has admitted more only since its exchange, which is less than an interval. A copy that is new or has not been
-//! used for a while starts from an unused or an old state; it is exchanged within an interval of its first use, so the same
-//! holds, and asking Redis before the first decision would not improve the bound.
+//! other node has admitted more only since its exchange. A copy that is new or has not been used for a while starts from an
+//! unused or an old state; it is exchanged within an interval of its first use, so the same holds, and asking Redis before
+//! the first decision would not improve the bound.
+//!
+//! Two exchanges are an interval and the duration of an exchange apart. A node whose exchanges fail continues with its copies
+//! for at most two intervals and a timeout, so that one failed exchange does not matter; then its decisions fail. So each
+//! other node adds at most what it admits in two intervals and a timeout.
 //!
 //! # Changes arrive once
 //!
@@ -74,7 +78,7 @@ struct SyncNode {
     /// Held during an exchange.
     turn: Mutex<()>,
     wake: Arc<Notify>,
-    /// Copies that no exchange has covered for longer are not used.
+    /// Copies that no exchange has covered for longer are not used. The bound of the store depends on it.
     max_age: TimeSpan,
 }
 

@@ -131,6 +131,45 @@ async fn repeated_exchange_is_applied_once() {
 }
 
 #[tokio::test]
+async fn entry_of_a_drained_counter_outlives_repetitions_of_its_changes() {
+    let server = RedisServer::start();
+    let config =
+        RedisConfig { timeout: TIMEOUT, ..RedisConfig::new(Endpoint::parse(&server.url()).unwrap()) };
+    let link = Arc::new(Link::new(config, Arc::new(SystemClock::new())));
+    for algorithm in [Algorithm::TokenBucket, Algorithm::FixedWindow, Algorithm::SlidingCounter] {
+        let limit = limit(algorithm, 6_000);
+        let key = link.names().sync(CounterKey::new(RULE, algorithm.name().as_bytes()));
+        let sent = CounterExchange {
+            key,
+            limit,
+            node: NodeId(1),
+            number: 0,
+            epoch: 0,
+            delta: CounterDelta::default(),
+        };
+        let OperationReply::Exchanged(now, _) =
+            link.call(Operation::Exchange(vec![sent.clone()]), START).await.unwrap()
+        else {
+            panic!("counters expected")
+        };
+        // One unit drains in 10 ms; a charge and its refund leave nothing.
+        let (mut own, mut delta) = (CounterState::default(), CounterDelta::default());
+        limit.charge_with_delta(&mut own, &mut delta, now, Cost::ONE);
+        exchange(&link, CounterExchange { number: 1, delta, ..sent.clone() }, now).await;
+        let mut delta = CounterDelta::default();
+        limit.refund_with_delta(&mut own, &mut delta, (now, now), Cost::ONE);
+        exchange(&link, CounterExchange { number: 2, delta, ..sent.clone() }, now).await;
+        // Within its span, a repeated change would be applied to an entry that does not know its number.
+        let pttl = redis::cmd("PTTL").arg(sent.key.as_bytes()).to_owned();
+        let redis::Value::Int(left) = link.command(sent.key.slot(), &pttl).await.unwrap() else {
+            panic!("a number expected")
+        };
+        let span = limit.memory_span().as_micros() / 1_000;
+        assert!(u64::try_from(left).unwrap() >= span, "{algorithm}: {left} ms of {span} ms");
+    }
+}
+
+#[tokio::test]
 async fn copy_with_an_unconfirmed_exchange_is_used_until_it_is_overdue() {
     let server = RedisServer::start();
     let link = link(&server);

@@ -8,6 +8,7 @@ mod lease;
 mod link;
 mod permits;
 mod rolling_change;
+mod rolling_nodes;
 mod shared;
 mod store;
 mod sync;

@@ -336,6 +336,36 @@ async fn stopped_server_is_unavailable_once_the_copies_are_too_old() {
 }
 
 #[tokio::test]
+async fn nodes_without_exchanges_admit_for_two_intervals_and_a_timeout() {
+    let server = RedisServer::start();
+    let times = (Duration::from_hours(1), Duration::from_secs(5));
+    let limit = Limit::new(Algorithm::FixedWindow, Spec::new(10, TimeSpan::from_secs(1 << 30))).unwrap();
+    let mut nodes = Vec::new();
+    for _ in 0..NODES {
+        let clock = Arc::new(ManualClock::at(START));
+        let config =
+            RedisConfig { sync_interval: times.0, timeout: times.1, ..config(&server, TimeSource::Server) };
+        let store = SyncStore::connect(config, Arc::clone(&clock) as Arc<dyn Clock>);
+        store.exchange(START).await.unwrap();
+        nodes.push((store, clock));
+    }
+    drop(server);
+    let (step, mut longest, mut admitted) = (TimeSpan::from_secs(900), TimeSpan::ZERO, 0);
+    for (store, clock) in &nodes {
+        while let Ok(decision) = store.decide(&[client(&limit)], START).await {
+            longest = longest.max(clock.now().since(START));
+            admitted += u64::from(decision.passes());
+            clock.advance(step);
+        }
+    }
+    assert!(longest <= TimeSpan::from(2 * times.0 + times.1), "{longest:?}");
+    // 9 of 10 per node: one at the start, and one in each quarter of an hour of two intervals.
+    assert_eq!(admitted, 27);
+    let bound = limit.capacity() + u64::from(NODES - 1) * 9;
+    assert!(admitted <= bound, "{admitted} of {bound}");
+}
+
+#[tokio::test]
 async fn nodes_with_skewed_clocks_agree() {
     let server = RedisServer::start();
     let wall = SystemClock::new().now();

@@ -9,6 +9,7 @@ use tidegate_core::{
 use tidegate_redis::TimeSource;
 use tidegate_store::{Clock, ManualClock, Override, Store, StoreError, SystemClock};
 use tidegate_testkit::process::RedisServer;
+use tidegate_testkit::wait::within;
 
 use super::super::{assert_all_keys_expire, raw};
 use super::{LEASED, RULE, START, limit, node, nodes};
@@ -89,6 +90,59 @@ async fn refund_returns_units_to_the_lease_only_once() {
         }
         assert_eq!(passed, 10, "{algorithm}");
     }
+}
+
+#[tokio::test]
+async fn charge_that_makes_the_block_low_can_be_refunded() {
+    let server = RedisServer::start();
+    for algorithm in LEASED {
+        let store = &nodes(&server, 1)[0];
+        let limit = limit(algorithm, 12, MINUTE);
+        let check = Check::new(CounterKey::new(RULE, algorithm.name().as_bytes()), &limit);
+        assert!(store.decide(&[check], START).await.unwrap().passes());
+        // The block has 12 units; with 3 left, the node requests more.
+        let large = [check.cost(Cost::new(9))];
+        let at = START + TimeSpan::from_millis(1);
+        let decision = store.decide(&large, at).await.unwrap();
+        assert!(decision.passes());
+        store.refund(&decision.refunds(&large), at).await.unwrap();
+        let mut passed = 0;
+        for _ in 0..30 {
+            passed += u64::from(store.decide(&[check], at).await.unwrap().passes());
+        }
+        assert_eq!(passed, 11, "{algorithm}");
+    }
+}
+
+#[tokio::test]
+async fn debt_whose_request_was_not_sent_is_sent_later() {
+    let mut server = RedisServer::start();
+    let clock = Arc::new(ManualClock::at(START));
+    let store = node(&server, 1, TimeSource::Caller, Arc::clone(&clock) as Arc<dyn Clock>);
+    let limit = limit(Algorithm::FixedWindow, 10, MINUTE);
+    let check = Check::new(CounterKey::new(RULE, b"a"), &limit);
+    assert!(store.decide(&[check], START).await.unwrap().passes());
+    server.kill();
+    // Until the connection is known to be lost, a request may have an unknown result.
+    let other = Check::new(CounterKey::new(RULE, b"b"), &limit);
+    let mut attempts = 0;
+    while attempts < 20 {
+        attempts += u32::from(store.decide(&[other], START).await.is_err());
+    }
+    let overage = store.decide(&[check.cost(Cost::new(25)).role(Role::Overage)], START).await.unwrap();
+    assert!(overage.passes());
+    server.restart();
+    within("the debt in Redis", async {
+        loop {
+            store.settle(START).await;
+            if let Ok(decision) = nodes(&server, 1)[0].peek(&[check], START).await
+                && decision.outcomes[0].remaining == 0
+            {
+                return;
+            }
+        }
+    })
+    .await;
 }
 
 #[tokio::test]
