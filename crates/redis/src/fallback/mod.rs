@@ -1,8 +1,8 @@
 //! Counters for the time in which Redis fails.
 //!
 //! Each node enforces `fallback_share / live nodes` of every limit, so all nodes together admit at most `fallback_share` of it
-//! per window. Each outage starts with empty counters. What was admitted is remembered per counter, so that it can be charged
-//! when Redis returns.
+//! per window. The counters of earlier outages stay and drain by themselves: several outages in one window share one part of
+//! the limit. What was admitted is remembered per counter, so that it can be charged when Redis returns.
 
 mod ledger;
 
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use smallvec::SmallVec;
-use tidegate_core::{Check, Cost, CounterKey, Decision, Limit, Ratio, Refund, Role, RuleId, Timestamp};
+use tidegate_core::{Check, Cost, CounterKey, Decision, Limit, Ratio, Refund, Role, Timestamp};
 use tidegate_store::{MemoryStore, Override, Store, StoreError};
 
 use crate::link::Link;
@@ -18,9 +18,6 @@ use crate::nodes::NodeCount;
 use crate::owned_key::{LocalOverrides, OwnedKey};
 use crate::share_table::{NodeShare, ShareTable, with_limits};
 use ledger::FallbackLedger;
-
-/// Spreads the number of the outage over all bits of a rule's number.
-const OUTAGE_FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// Decides while Redis fails.
 #[derive(Debug)]
@@ -31,8 +28,7 @@ pub(crate) struct FallbackStore {
     shares: ShareTable,
     overrides: LocalOverrides,
     ledger: FallbackLedger,
-    /// The number of the outage. It changes the keys of all counters, so that each outage starts with empty ones.
-    outage: AtomicU64,
+    outages: AtomicU64,
     decisions: AtomicU64,
 }
 
@@ -79,14 +75,14 @@ impl FallbackStore {
             shares: ShareTable::default(),
             overrides: LocalOverrides::default(),
             ledger: FallbackLedger::default(),
-            outage: AtomicU64::new(0),
+            outages: AtomicU64::new(0),
             decisions: AtomicU64::new(0),
         }
     }
 
-    /// Starts a new outage with empty counters. What was admitted in earlier ones is still remembered.
+    /// Counts an outage.
     pub(crate) fn begin(&self) {
-        self.outage.fetch_add(1, Ordering::AcqRel);
+        self.outages.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Removes what was admitted, and returns the units that still count at `now`. Units of windows that are over are not
@@ -103,7 +99,7 @@ impl FallbackStore {
     /// The use of the store.
     pub(crate) fn report(&self) -> FallbackReport {
         FallbackReport {
-            outages: self.outage.load(Ordering::Acquire),
+            outages: self.outages.load(Ordering::Relaxed),
             decisions: self.decisions.load(Ordering::Relaxed),
             counters: self.ledger.len() as u64,
             unrecorded_units: self.ledger.unrecorded(),
@@ -127,12 +123,6 @@ impl FallbackStore {
         let whole: SmallVec<[Limit; 4]> = checks.iter().map(whole).collect();
         let shares = whole.iter().map(|limit| self.share(limit)).collect();
         CheckLimits { whole, shares }
-    }
-
-    /// The key of a counter in this outage.
-    fn key<'a>(&self, key: CounterKey<'a>) -> CounterKey<'a> {
-        let outage = self.outage.load(Ordering::Acquire).wrapping_mul(OUTAGE_FACTOR);
-        CounterKey::new(RuleId::from_u64(key.rule.as_u64() ^ outage), key.client)
     }
 
     fn remember(&self, checks: &[Check<'_>], limits: &CheckLimits, decision: &Decision) {
@@ -164,8 +154,7 @@ impl Store for FallbackStore {
 
     async fn decide(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
         let limits = self.limits(checks, now);
-        let decision =
-            self.memory.decide(&with_limits(checks, &limits.shares, |key| self.key(key)), now).await?;
+        let decision = self.memory.decide(&with_limits(checks, &limits.shares, |key| key), now).await?;
         self.remember(checks, &limits, &decision);
         Ok(decision)
     }
@@ -193,13 +182,13 @@ impl Store for FallbackStore {
 
     async fn peek(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
         let limits = self.limits(checks, now);
-        self.memory.peek(&with_limits(checks, &limits.shares, |key| self.key(key)), now).await
+        self.memory.peek(&with_limits(checks, &limits.shares, |key| key), now).await
     }
 
     async fn refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<(), StoreError> {
         for refund in refunds.iter().filter(|refund| !self.overrides.may_affect(refund, now)) {
             let limit = self.share(refund.limit);
-            let local = Refund { key: self.key(refund.key), limit: &limit, ..*refund };
+            let local = Refund { limit: &limit, ..*refund };
             self.memory.refund(&[local], now).await?;
             self.ledger.refund(refund, now);
         }
@@ -208,7 +197,7 @@ impl Store for FallbackStore {
 
     async fn reset(&self, key: CounterKey<'_>) -> Result<(), StoreError> {
         self.ledger.remove(key);
-        self.memory.reset(self.key(key)).await
+        self.memory.reset(key).await
     }
 
     async fn override_limit(

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::num::NonZeroU32;
 
-use tidegate_core::{Algorithm, Spec, TimeSpan};
+use tidegate_core::{Algorithm, RuleId, Spec, TimeSpan};
 use tidegate_store::SystemClock;
 
 use super::*;
@@ -58,15 +58,18 @@ async fn fallback_nodes_together_admit_at_most_their_share_per_window() {
 }
 
 #[tokio::test]
-async fn outage_starts_with_empty_counters() {
-    let (store, limit) = (store(1, 50), limit(Algorithm::TokenBucket, 10));
-    store.begin();
-    assert!(spend(&store, &limit, START, 5).await);
-    assert!(!spend(&store, &limit, START, 1).await);
-    store.begin();
-    assert!(spend(&store, &limit, START, 5).await);
-    assert_eq!(store.report().outages, 2);
-    assert_eq!(store.report().decisions, 3);
+async fn later_outages_in_the_same_window_admit_no_further_share() {
+    for algorithm in Algorithm::ALL {
+        let (store, limit) = (store(1, 50), limit(*algorithm, 10));
+        store.begin();
+        assert!(spend(&store, &limit, START, 5).await, "{algorithm}");
+        for _ in 0..3 {
+            store.begin();
+            assert!(!spend(&store, &limit, START, 5).await, "{algorithm}");
+        }
+        assert!(spend(&store, &limit, START + TimeSpan::from_secs(120), 5).await, "{algorithm}");
+        assert_eq!((store.report().outages, store.report().decisions), (4, 5));
+    }
 }
 
 #[tokio::test]
@@ -98,18 +101,15 @@ async fn charges_of_windows_that_are_over_are_not_drained() {
 }
 
 #[tokio::test]
-async fn override_applies_to_the_fallback_in_every_outage() {
+async fn override_applies_to_the_fallback() {
     let (store, narrow) = (store(1, 50), limit(Algorithm::FixedWindow, 10));
     let key = CounterKey::new(RULE, b"client");
     let wide =
         Override { limit: limit(Algorithm::FixedWindow, 100), until: START + TimeSpan::from_secs(9_000) };
     store.override_limit(key, Some(wide), START).await.unwrap();
-    for _ in 0..2 {
-        store.begin();
-        assert!(spend(&store, &narrow, START, 50).await);
-        assert!(!spend(&store, &narrow, START, 1).await);
-    }
-    assert_eq!(store.drain(START)[0].cost, Cost::new(100), "both outages are charged");
+    assert!(spend(&store, &narrow, START, 50).await);
+    assert!(!spend(&store, &narrow, START, 1).await);
+    assert_eq!(store.drain(START)[0].cost, Cost::new(50));
     store.override_limit(key, None, START).await.unwrap();
     store.reset(key).await.unwrap();
     assert!(!spend(&store, &narrow, START, 6).await);

@@ -18,16 +18,12 @@ use crate::link::LinkError;
 
 /// Charges in one batch.
 const CHARGE_BATCH: usize = 64;
-/// A failure that follows sooner continues the last outage.
-const OUTAGE_GAP: TimeSpan = TimeSpan::from_secs(60);
 
 /// Whether this node is in fallback, since when, and what it did there.
 #[derive(Debug, Default)]
 pub(super) struct FallbackState {
     /// The time at which fallback began, in microseconds; 0 in normal operation.
     since: AtomicU64,
-    /// The time at which the last outage ended, in microseconds; 0 if there was none.
-    ended: AtomicU64,
     /// Microseconds in fallback before `since`.
     total: AtomicU64,
     local: AtomicU64,
@@ -52,14 +48,6 @@ impl FallbackState {
     pub(super) fn total(&self, now: Timestamp) -> TimeSpan {
         let current = self.since().map_or(TimeSpan::ZERO, |since| now.since(since));
         TimeSpan::from_micros(self.total.load(Ordering::Relaxed).saturating_add(current.as_micros()))
-    }
-
-    /// Whether the last outage ended long ago. While Redis fails again and again, the shares are not granted again.
-    fn is_new_outage(&self, now: Timestamp) -> bool {
-        match self.ended.load(Ordering::Acquire) {
-            0 => true,
-            micros => now.since(Timestamp::from_micros(micros)) >= OUTAGE_GAP,
-        }
     }
 
     /// Decisions by a failure mode.
@@ -200,9 +188,7 @@ impl StoreState {
         let pending = self.failures.lock();
         if self.failures.since().is_none() {
             let now = self.link.clock().now();
-            if self.failures.is_new_outage(now) {
-                self.fallback.begin();
-            }
+            self.fallback.begin();
             self.failures.since.store(now.as_micros().max(1), Ordering::Release);
         }
         drop(pending);
@@ -230,9 +216,7 @@ impl StoreState {
         }
         let since = self.failures.since.swap(0, Ordering::AcqRel);
         if since != 0 {
-            let now = self.link.clock().now();
-            let span = now.since(Timestamp::from_micros(since));
-            self.failures.ended.store(now.as_micros().max(1), Ordering::Release);
+            let span = self.link.clock().now().since(Timestamp::from_micros(since));
             self.failures.total.fetch_add(span.as_micros(), Ordering::Relaxed);
         }
     }
