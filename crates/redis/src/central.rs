@@ -181,18 +181,17 @@ impl SlotGroup {
     }
 }
 
-/// Puts the outcomes of all slots in the order of `checks`.
+/// Puts the outcomes of all slots in the order of `checks`. Each check keeps the time of its own server.
 fn merge(checks: &[Check<'_>], groups: Vec<SlotGroup>, now: Timestamp) -> Decision {
     let at = groups.iter().filter_map(|group| group.reply.as_ref()).map(|(at, _)| *at).max().unwrap_or(now);
-    let mut placed: Vec<(usize, Outcome)> = groups
-        .into_iter()
-        .flat_map(|group| {
-            let outcomes = group.reply.map(|(_, outcomes)| outcomes).unwrap_or_default();
-            group.positions.into_iter().zip(outcomes)
-        })
-        .collect();
-    placed.sort_unstable_by_key(|(position, _)| *position);
-    Decision::new(at, checks, placed.into_iter().map(|(_, outcome)| outcome).collect())
+    let mut placed: Vec<(usize, Timestamp, Outcome)> = Vec::with_capacity(checks.len());
+    for SlotGroup { positions, reply, .. } in groups {
+        let (charged, outcomes) = reply.unwrap_or_default();
+        placed.extend(positions.into_iter().zip(outcomes).map(|(place, outcome)| (place, charged, outcome)));
+    }
+    placed.sort_unstable_by_key(|(position, ..)| *position);
+    let outcomes = placed.iter().map(|(.., outcome)| *outcome).collect();
+    Decision::new(at, checks, outcomes).with_charge_times(placed.iter().map(|(_, charged, _)| Some(*charged)))
 }
 
 fn unexpected(reply: &OperationReply) -> StoreError {

@@ -176,8 +176,10 @@ impl StoreState {
                 parts.push((group.positions, decision));
             }
         }
-        let decision = assemble(checks, parts.iter().map(|(positions, decision)| (&**positions, decision)));
-        Decision { at: decision.at.min(now), ..decision }
+        let mut decision =
+            assemble(checks, parts.iter().map(|(positions, decision)| (&**positions, decision)));
+        decision.at = decision.at.min(now);
+        decision
     }
 
     /// Begins fallback, unless it has begun. The shares are ready before any decision uses them.
