@@ -150,8 +150,8 @@ impl StoreState {
     }
 }
 
-/// The decision over checks that nothing limits.
+/// The decision over checks that nothing limits and nothing counts, so that there is nothing to refund.
 fn pass(checks: &[Check<'_>], now: Timestamp) -> Decision {
     let outcomes: Outcomes = checks.iter().map(unlimited).collect();
-    Decision::new(now, checks, outcomes)
+    Decision::new(now, checks, outcomes).with_charge_times(checks.iter().map(|_| None))
 }

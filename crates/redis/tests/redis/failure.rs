@@ -9,6 +9,7 @@ use tidegate_core::{
 };
 use tidegate_redis::{Endpoint, RedisConfig, RedisStore};
 use tidegate_store::{RuleSettings, Store, SystemClock};
+use tidegate_testkit::port::free_address;
 use tidegate_testkit::process::RedisServer;
 
 const NOW: Timestamp = Timestamp::from_secs(1_700_000_000);
@@ -32,6 +33,25 @@ fn limit(algorithm: Algorithm, requests: u64) -> Limit {
 
 fn check<'a>(rule: &str, client: &'a [u8], limit: &'a Limit) -> Check<'a> {
     Check::new(CounterKey::new(RuleId::named(rule), client), limit)
+}
+
+#[tokio::test]
+async fn request_that_a_failure_mode_allowed_has_no_refund() {
+    let (central, lease, sync) = (Coordination::Central, Coordination::Lease, Coordination::Sync);
+    let allow = StoreFailureMode::Allow;
+    let rules = [("central", central, allow), ("lease", lease, allow), ("sync", sync, allow)];
+    let local = ("static", Coordination::Static, StoreFailureMode::Local);
+    let store = open(&format!("redis://{}", free_address()), &[rules[0], rules[1], rules[2], local]);
+    let limit = limit(Algorithm::TokenBucket, 5);
+    for (rule, ..) in rules {
+        let checks = [check(rule, b"client", &limit), check("static", b"client", &limit)];
+        let alone = store.decide(&checks[..1], NOW).await.unwrap();
+        assert!(alone.passes());
+        assert_eq!(alone.refunds(&checks[..1]).len(), 0, "{rule} charged nothing");
+        let both = store.decide(&checks, NOW).await.unwrap();
+        let refunds = both.refunds(&checks);
+        assert_eq!((refunds.len(), refunds[0].key, refunds[0].charged), (1, checks[1].key, NOW), "{rule}");
+    }
 }
 
 #[tokio::test]
