@@ -7,7 +7,7 @@
 mod ledger;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use smallvec::SmallVec;
 use tidegate_core::{Check, Cost, CounterKey, Decision, Limit, Ratio, Refund, Role, Timestamp};
@@ -17,7 +17,7 @@ use crate::link::Link;
 use crate::nodes::NodeCount;
 use crate::owned_key::{LocalOverrides, OwnedKey};
 use crate::share_table::{NodeShare, ShareTable, with_limits};
-use ledger::FallbackLedger;
+use ledger::{FallbackCounter, FallbackLedger};
 
 /// Decides while Redis fails.
 #[derive(Debug)]
@@ -28,27 +28,25 @@ pub(crate) struct FallbackStore {
     shares: ShareTable,
     overrides: LocalOverrides,
     ledger: FallbackLedger,
+    /// The server's time minus the node's, in microseconds. The server's windows decide what still counts.
+    offset: AtomicI64,
     outages: AtomicU64,
     decisions: AtomicU64,
 }
 
 /// Units of a counter that were admitted during an outage and still count.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 pub(crate) struct FallbackCharge {
-    /// The counter.
-    pub(crate) key: OwnedKey,
-    /// The whole limit.
-    pub(crate) limit: Limit,
+    key: OwnedKey,
     /// The units to charge.
     pub(crate) cost: Cost,
-    /// The time of the last charge.
-    pub(crate) at: Timestamp,
+    counter: FallbackCounter,
 }
 
 impl FallbackCharge {
     /// The check that charges the units, even beyond the limit.
     pub(crate) fn check(&self) -> Check<'_> {
-        Check::new(self.key.as_key(), &self.limit).cost(self.cost).role(Role::Overage)
+        Check::new(self.key.as_key(), &self.counter.whole).cost(self.cost).role(Role::Overage)
     }
 }
 
@@ -75,6 +73,7 @@ impl FallbackStore {
             shares: ShareTable::default(),
             overrides: LocalOverrides::default(),
             ledger: FallbackLedger::default(),
+            offset: AtomicI64::new(0),
             outages: AtomicU64::new(0),
             decisions: AtomicU64::new(0),
         }
@@ -85,10 +84,31 @@ impl FallbackStore {
         self.outages.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Removes what was admitted, and returns the units that still count at `now`. Units of windows that are over are not
-    /// returned.
-    pub(crate) fn drain(&self, now: Timestamp) -> Vec<FallbackCharge> {
-        self.ledger.drain(now)
+    /// Learns that the server's time is `server` when the node's is `node`.
+    pub(crate) fn observe_server_time(&self, server: Timestamp, node: Timestamp) {
+        let offset = i128::from(server.as_micros()) - i128::from(node.as_micros());
+        self.offset.store(i64::try_from(offset).unwrap_or(0), Ordering::Relaxed);
+    }
+
+    /// The server's time at the node's time `node`.
+    fn server_time(&self, node: Timestamp) -> Timestamp {
+        Timestamp::from_micros(node.as_micros().saturating_add_signed(self.offset.load(Ordering::Relaxed)))
+    }
+
+    /// Whether something was admitted that may have to be charged.
+    pub(crate) fn has_charges(&self) -> bool {
+        self.ledger.len() > 0
+    }
+
+    /// Removes what was admitted for up to `most` counters, and returns the units that still count at the node's time `now`.
+    /// Units of windows that are over on the server are not returned. Empty only if nothing is left.
+    pub(crate) fn take(&self, most: usize, now: Timestamp) -> Vec<FallbackCharge> {
+        self.ledger.take(most, self.server_time(now))
+    }
+
+    /// Takes back a charge that was not sent. By the time it can be sent, its window may be over.
+    pub(crate) fn put_back(&self, charge: FallbackCharge) {
+        self.ledger.put_back(charge);
     }
 
     /// Forgets what was admitted for the counter with this name in Redis.
@@ -137,7 +157,7 @@ impl FallbackStore {
                 limits.whole.get(position),
                 limits.shares.get(position),
             ) {
-                self.ledger.charge(check.key, (whole, share), decision.at, check.cost);
+                self.ledger.charge(check.key, (whole, share), self.server_time(decision.at), check.cost);
             }
         }
     }
@@ -190,7 +210,8 @@ impl Store for FallbackStore {
             let limit = self.share(refund.limit);
             let local = Refund { limit: &limit, ..*refund };
             self.memory.refund(&[local], now).await?;
-            self.ledger.refund(refund, now);
+            let remembered = Refund { charged: self.server_time(refund.charged), ..*refund };
+            self.ledger.refund(&remembered, self.server_time(now));
         }
         Ok(())
     }

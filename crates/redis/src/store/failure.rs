@@ -5,7 +5,7 @@
 //! succeeded and everything that the shares admitted was charged to Redis. A charge whose result is unknown is not repeated.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 use futures_util::future::join_all;
 use tidegate_core::{Check, Decision, Refund, Role, StoreFailureMode, TimeSpan, Timestamp};
@@ -13,6 +13,7 @@ use tidegate_store::{Store, StoreError};
 
 use super::StoreState;
 use super::groups::{Decider, Group, Groups, assemble, group};
+use crate::config::TimeSource;
 use crate::fallback::FallbackCharge;
 use crate::link::LinkError;
 
@@ -31,8 +32,8 @@ pub(super) struct FallbackState {
     deny: AtomicU64,
     charged: AtomicU64,
     uncharged: AtomicU64,
-    /// Charges that still have to be sent.
-    pending: Mutex<Vec<FallbackCharge>>,
+    /// Held while fallback begins.
+    beginning: Mutex<()>,
 }
 
 impl FallbackState {
@@ -71,10 +72,6 @@ impl FallbackState {
             StoreFailureMode::Allow => &self.allow,
             StoreFailureMode::Deny => &self.deny,
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<FallbackCharge>> {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -187,31 +184,31 @@ impl StoreState {
         if self.failures.since().is_some() {
             return;
         }
-        let pending = self.failures.lock();
+        let beginning = self.failures.beginning.lock().unwrap_or_else(PoisonError::into_inner);
         if self.failures.since().is_none() {
             let now = self.link.clock().now();
             self.fallback.begin();
             self.failures.since.store(now.as_micros().max(1), Ordering::Release);
         }
-        drop(pending);
+        drop(beginning);
     }
 
     /// Ends fallback if Redis works again: charges what the shares admitted. Called at short intervals, also in normal
     /// operation: a decision that began in fallback may admit after its end.
     pub(super) async fn try_leave_fallback(&self) {
-        if !self.has_charges() && self.failures.since().is_none() || !self.link.is_available() {
+        if !self.fallback.has_charges() && self.failures.since().is_none() || !self.link.is_available() {
             return;
         }
         // Only a reply proves that Redis works.
-        if self.membership.beat(&self.link).await.is_err() {
+        if self.membership.beat(&self.link).await.is_err() || self.observe_server_time().await.is_err() {
             return;
         }
-        while self.has_charges() {
-            let batch: Vec<FallbackCharge> = {
-                let mut pending = self.failures.lock();
-                let start = pending.len().saturating_sub(CHARGE_BATCH);
-                pending.drain(start..).collect()
-            };
+        loop {
+            // What still counts is known only now: earlier charges may have taken long.
+            let batch = self.fallback.take(CHARGE_BATCH, self.link.clock().now());
+            if batch.is_empty() {
+                break;
+            }
             if !self.charge(batch).await {
                 return;
             }
@@ -223,17 +220,22 @@ impl StoreState {
         }
     }
 
-    /// Takes over what the shares admitted. Returns whether there is something to charge.
-    fn has_charges(&self) -> bool {
-        let mut pending = self.failures.lock();
-        if pending.is_empty() {
-            *pending = self.fallback.drain(self.link.clock().now());
+    /// Compares the server's clock with that of this node. A trace has no other time than its own.
+    pub(super) async fn observe_server_time(&self) -> Result<(), StoreError> {
+        if self.link.config().time == TimeSource::Caller {
+            return Ok(());
         }
-        !pending.is_empty()
+        let node = self.link.clock().now();
+        let reply = self.link.command(0, &redis::cmd("TIME")).await?;
+        let (seconds, micros): (u64, u64) = redis::from_redis_value(reply)
+            .map_err(|_| StoreError::Protocol { reason: "the server's time is not a time".to_owned() })?;
+        let server = Timestamp::from_secs(seconds) + TimeSpan::from_micros(micros);
+        self.fallback.observe_server_time(server, node);
+        Ok(())
     }
 
     /// Charges units that were admitted while Redis failed; the calls travel together. Returns whether all succeeded. What was
-    /// not sent waits; what was sent without a reply is lost, because it may have been charged.
+    /// not sent is put back; what was sent without a reply is lost, because it may have been charged.
     async fn charge(&self, charges: Vec<FallbackCharge>) -> bool {
         let now = self.link.clock().now();
         let calls = charges.iter().map(|charge| async move {
@@ -243,7 +245,6 @@ impl StoreState {
         });
         let results = join_all(calls).await;
         let mut is_complete = true;
-        let mut unsent = Vec::new();
         for (charge, result) in charges.into_iter().zip(results) {
             let units = charge.cost.get();
             match result {
@@ -251,14 +252,13 @@ impl StoreState {
                 Err(error) => {
                     is_complete = false;
                     if was_not_sent(&error) {
-                        unsent.push(charge);
+                        self.fallback.put_back(charge);
                         continue;
                     }
                     self.failures.uncharged.fetch_add(units, Ordering::Relaxed)
                 }
             };
         }
-        self.failures.lock().append(&mut unsent);
         is_complete
     }
 }
