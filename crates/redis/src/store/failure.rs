@@ -153,20 +153,29 @@ impl StoreState {
             return Err(error);
         }
         let Group { positions, checks, .. } = failed;
-        Ok(group(positions.into_iter().zip(checks), |check| match mode(check) {
+        Ok(group(positions.into_iter().zip(checks), |check| self.failure_decider(check)))
+    }
+
+    /// The groups that evaluate the checks of a failed group, for a decision that is rejected anyway.
+    pub(super) fn peek_groups_of_failed<'a>(&self, failed: Group<'a>, error: &StoreError) -> Groups<'a> {
+        if is_outage(error) {
+            self.enter_fallback();
+        }
+        let Group { positions, checks, .. } = failed;
+        group(positions.into_iter().zip(checks), |check| self.failure_decider(check))
+    }
+
+    /// What evaluates a check if Redis cannot.
+    fn failure_decider(&self, check: &Check<'_>) -> Decider {
+        match self.settings.of(check.key.rule).on_failure {
             StoreFailureMode::Local => Decider::Fallback,
             StoreFailureMode::Allow | StoreFailureMode::Deny => Decider::Nothing,
-        }))
+        }
     }
 
     /// The outcomes of checks that Redis should have evaluated, for a decision that is rejected anyway.
     pub(super) async fn peek_after_failure(&self, checks: &[Check<'_>], now: Timestamp) -> Decision {
-        let groups = group(checks.iter().copied().enumerate(), |check| {
-            match self.settings.of(check.key.rule).on_failure {
-                StoreFailureMode::Local => Decider::Fallback,
-                StoreFailureMode::Allow | StoreFailureMode::Deny => Decider::Nothing,
-            }
-        });
+        let groups = group(checks.iter().copied().enumerate(), |check| self.failure_decider(check));
         let mut parts = Vec::with_capacity(groups.len());
         for group in groups {
             if let Ok(decision) = self.peek_by(group.decider, &group.checks, now).await {

@@ -36,6 +36,15 @@ pub(super) struct Group<'a> {
     pub(super) checks: SmallVec<[Check<'a>; 4]>,
 }
 
+impl Group<'_> {
+    /// The checks at these places in the group.
+    pub(super) fn part(&self, places: &[usize]) -> Self {
+        let positions = places.iter().filter_map(|place| self.positions.get(*place)).copied().collect();
+        let checks = places.iter().filter_map(|place| self.checks.get(*place)).copied().collect();
+        Self { decider: self.decider, positions, checks }
+    }
+}
+
 pub(super) type Groups<'a> = SmallVec<[Group<'a>; 2]>;
 
 /// Groups checks and their positions; the decider that is asked first is last.

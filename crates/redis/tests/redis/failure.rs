@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use tidegate_core::{
     Algorithm, Check, Coordination, CounterKey, Decision, Limit, RuleId, Spec, StoreFailureMode, TimeSpan,
     Timestamp,
@@ -10,7 +11,8 @@ use tidegate_core::{
 use tidegate_redis::{Endpoint, RedisConfig, RedisStore};
 use tidegate_store::{RuleSettings, Store, SystemClock};
 use tidegate_testkit::port::free_address;
-use tidegate_testkit::process::RedisServer;
+use tidegate_testkit::process::{RedisCluster, RedisServer};
+use tidegate_testkit::wait::within;
 
 const NOW: Timestamp = Timestamp::from_secs(1_700_000_000);
 
@@ -72,5 +74,90 @@ async fn refund_of_a_mixed_decision_reaches_each_counter_at_its_own_time() {
             decision.outcomes.iter().map(|outcome| outcome.remaining).collect::<Vec<_>>()
         };
         assert_eq!(remaining(&left), remaining(&unused), "{algorithm}");
+    }
+}
+
+/// Whether the server of the client's counters works.
+async fn is_served(store: &RedisStore, client: &[u8]) -> bool {
+    let limit = limit(Algorithm::TokenBucket, 1_000);
+    store.decide(&[check("probe", client, &limit)], NOW).await.is_ok()
+}
+
+async fn find_client(store: &RedisStore, is_wanted: bool) -> Vec<u8> {
+    for client in 0..200_u8 {
+        if is_served(store, &[client]).await == is_wanted {
+            return vec![client];
+        }
+    }
+    panic!("no client found");
+}
+
+#[tokio::test]
+async fn rejection_by_one_slot_stands_although_another_fails() {
+    let mut cluster = RedisCluster::start();
+    let rules = [
+        ("probe", Coordination::Central, StoreFailureMode::Deny),
+        ("narrow", Coordination::Central, StoreFailureMode::Allow),
+        ("global", Coordination::Central, StoreFailureMode::Allow),
+        ("strict", Coordination::Central, StoreFailureMode::Deny),
+    ];
+    let store = open(&cluster.url(), &rules);
+    assert!(is_served(&store, b"client").await);
+    cluster.nodes[0].kill();
+    let (here, gone) = (find_client(&store, true).await, find_client(&store, false).await);
+    let (narrow, wide) = (limit(Algorithm::TokenBucket, 3), limit(Algorithm::TokenBucket, 1_000));
+    let strict = [check("narrow", &here, &narrow), check("strict", &gone, &wide)];
+    for _ in 0..5 {
+        // Until the replica takes over, the rule denies, and the units of the other slot are given back.
+        if let Ok(decision) = store.decide(&strict, NOW).await {
+            store.refund(&decision.refunds(&strict), NOW).await.unwrap();
+        }
+    }
+    let checks = [check("narrow", &here, &narrow), check("global", &gone, &wide)];
+    let mut admitted = 0;
+    for _ in 0..10 {
+        admitted += u32::from(store.decide(&checks, NOW).await.unwrap().passes());
+    }
+    assert_eq!(admitted, 3);
+    assert!(store.report().fallback_decisions.allow > 0, "the server of the other slot was away");
+}
+
+#[tokio::test]
+async fn dropped_decision_gives_local_units_back() {
+    let server = RedisServer::start();
+    let store = open(&server.url(), &[("static", Coordination::Static, StoreFailureMode::Local)]);
+    let limit = limit(Algorithm::TokenBucket, 5);
+    let checks = [check("static", b"client", &limit), check("central", b"client", &limit)];
+    for _ in 0..20 {
+        let decision = store.decide(&checks, NOW).now_or_never();
+        assert!(decision.is_none(), "it waits for Redis");
+    }
+    assert_eq!(store.peek(&checks[..1], NOW).await.unwrap().outcomes[0].remaining, 5);
+}
+
+#[tokio::test]
+async fn dropped_decision_over_several_slots_leaves_no_charge() {
+    let cluster = RedisCluster::start();
+    let store = open(&cluster.url(), &[]);
+    let wide = limit(Algorithm::TokenBucket, 1_000);
+    let checks = [check("client", b"client", &wide), check("all", b"", &wide)];
+    let all = &checks[1..];
+    assert_eq!(store.peek(all, NOW).await.unwrap().outcomes[0].remaining, 1_000);
+    for _ in 0..20 {
+        let mut decision = Box::pin(store.decide(&checks, NOW));
+        assert!((&mut decision).now_or_never().is_none(), "it waits for Redis");
+        let charged = async {
+            while store.peek(all, NOW).await.unwrap().outcomes[0].remaining == 1_000 {
+                tokio::task::yield_now().await;
+            }
+        };
+        within("the charge", charged).await;
+        drop(decision);
+        let unused = async {
+            while store.peek(all, NOW).await.unwrap().outcomes[0].remaining < 1_000 {
+                tokio::task::yield_now().await;
+            }
+        };
+        within("the cancellation", unused).await;
     }
 }
