@@ -4,15 +4,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
+use redis::AsyncCommands;
 use tidegate_core::{
     Algorithm, Check, Coordination, CounterKey, Decision, Limit, RuleId, Spec, StoreFailureMode, TimeSpan,
     Timestamp,
 };
-use tidegate_redis::{Endpoint, RedisConfig, RedisStore};
+use tidegate_redis::{Endpoint, RedisConfig, RedisStore, TimeSource};
 use tidegate_store::{RuleSettings, Store, SystemClock};
 use tidegate_testkit::port::free_address;
 use tidegate_testkit::process::{RedisCluster, RedisServer};
 use tidegate_testkit::wait::within;
+
+use crate::raw;
 
 const NOW: Timestamp = Timestamp::from_secs(1_700_000_000);
 
@@ -160,4 +163,57 @@ async fn dropped_decision_over_several_slots_leaves_no_charge() {
         };
         within("the cancellation", unused).await;
     }
+}
+
+/// Marks the only counter in Redis as written by a newer version.
+async fn make_newer(server: &RedisServer) {
+    let mut raw = raw(server).await;
+    let keys: Vec<Vec<u8>> = raw.keys("*").await.unwrap();
+    for key in keys {
+        let Ok(written) = raw.get::<_, Vec<u8>>(&key).await else { continue };
+        if written.first().is_some_and(|first| first >> 4 == 1) {
+            let newer = [&[0x20], &written[1..]].concat();
+            return raw.set_ex(&key, newer, 1_000).await.unwrap();
+        }
+    }
+    panic!("no counter found");
+}
+
+#[tokio::test]
+async fn failed_request_of_a_batch_leaves_the_others_to_redis() {
+    let server = RedisServer::start();
+    let deny = ("deny", Coordination::Central, StoreFailureMode::Deny);
+    let store = open(&server.url(), &[deny]);
+    let limit = limit(Algorithm::TokenBucket, 2);
+    let newer = [check("local", b"newer", &limit)];
+    assert!(store.decide(&newer, NOW).await.unwrap().passes());
+    make_newer(&server).await;
+    let (spent, fresh) = ([check("local", b"spent", &limit)], [check("local", b"fresh", &limit)]);
+    for _ in 0..2 {
+        assert!(store.decide(&spent, NOW).await.unwrap().passes());
+    }
+    let mut decisions = Vec::new();
+    store.decide_batch(&[&spent, &newer, &fresh], NOW, &mut decisions).await.unwrap();
+    let passes: Vec<bool> = decisions.iter().map(Decision::passes).collect();
+    assert_eq!((passes, store.report().fallback_decisions.local), (vec![false, true, true], 1));
+    assert_eq!(store.peek(&fresh, NOW).await.unwrap().outcomes[0].remaining, 1);
+}
+
+#[tokio::test]
+async fn batch_of_which_a_request_fails_is_refunded() {
+    let server = RedisServer::start();
+    let rules = ["deny", "other"].map(|rule| (rule, Coordination::Central, StoreFailureMode::Deny));
+    let store = open(&server.url(), &rules);
+    let central = crate::central::connect(&server, TimeSource::Server).await;
+    let limit = limit(Algorithm::TokenBucket, 5);
+    let (newer, fresh) = ([check("deny", b"newer", &limit)], [check("other", b"fresh", &limit)]);
+    assert!(store.decide(&newer, NOW).await.unwrap().passes());
+    make_newer(&server).await;
+    let mut decisions = Vec::new();
+    for batch in [[&fresh, &newer], [&newer, &fresh]] {
+        let batch = batch.map(|checks| &checks[..]);
+        assert!(store.decide_batch(&batch, NOW, &mut decisions).await.is_err());
+        assert!(central.decide_batch(&batch, NOW, &mut decisions).await.is_err());
+    }
+    assert_eq!((decisions.len(), store.peek(&fresh, NOW).await.unwrap().outcomes[0].remaining), (0, 5));
 }
