@@ -1,5 +1,7 @@
 //! One decision over several checks: all or nothing.
 
+use alloc::boxed::Box;
+
 use smallvec::SmallVec;
 
 use crate::key::CounterKey;
@@ -103,7 +105,12 @@ pub struct Decision {
     pub rejected_by: Option<usize>,
     /// The outcomes, one per check.
     pub outcomes: Outcomes,
+    /// When each check was charged, if that is not `at` for all of them. Boxed, because it is rare.
+    charge_times: Option<Box<ChargeTimes>>,
 }
+
+/// The time at which each check of a decision was charged; `None` for a check that charges nothing although it passes.
+type ChargeTimes = SmallVec<[Option<Timestamp>; 4]>;
 
 impl Decision {
     /// Derives the decision from the `outcomes` of `checks`.
@@ -118,13 +125,14 @@ impl Decision {
                 }
             }
         }
-        Self { at, verdict, rejected_by, outcomes }
+        Self { at, verdict, rejected_by, outcomes, charge_times: None }
     }
 
     /// The decision over no checks: admitted.
     #[inline]
     pub fn of_none(at: Timestamp) -> Self {
-        Self { at, verdict: Verdict::PASS, rejected_by: None, outcomes: Outcomes::new() }
+        let outcomes = Outcomes::new();
+        Self { at, verdict: Verdict::PASS, rejected_by: None, outcomes, charge_times: None }
     }
 
     /// The decision over a single check in this role.
@@ -152,11 +160,30 @@ impl Decision {
         self.verdict.is_pass()
     }
 
+    /// Returns the decision with the time at which each check was charged; `None` for a check that passes without a charge.
+    /// A store whose counters have several clocks, or which does not count everything, needs this for exact refunds.
+    #[must_use]
+    pub fn with_charge_times(mut self, times: impl IntoIterator<Item = Option<Timestamp>>) -> Self {
+        let times: ChargeTimes = times.into_iter().collect();
+        let is_plain = times.iter().all(|time| *time == Some(self.at));
+        self.charge_times = if is_plain { None } else { Some(Box::new(times)) };
+        self
+    }
+
+    /// The time at which the check at `position` was charged, if it passes and charges anything.
+    pub fn charge_time(&self, position: usize) -> Option<Timestamp> {
+        match &self.charge_times {
+            None => Some(self.at),
+            Some(times) => times.get(position).copied().flatten(),
+        }
+    }
+
     /// The refunds for a request that was not served after all: everything that this decision charged, one per key. Pass
     /// them to a store's `refund`.
     pub fn refunds<'a>(&self, checks: &[Check<'a>]) -> Refunds<'a> {
         let mut refunds = Refunds::new();
-        for (check, outcome) in checks.iter().zip(&self.outcomes) {
+        for (position, (check, outcome)) in checks.iter().zip(&self.outcomes).enumerate() {
+            let Some(at) = self.charge_time(position) else { continue };
             let wait = match outcome.verdict {
                 _ if !self.passes() || check.cost == Cost::ZERO => continue,
                 Verdict::Pass { wait } => wait,
@@ -169,7 +196,7 @@ impl Decision {
                     key: check.key,
                     limit: check.limit,
                     cost: check.cost,
-                    charged: self.at + wait,
+                    charged: at + wait,
                 }),
             }
         }

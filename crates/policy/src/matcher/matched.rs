@@ -276,8 +276,9 @@ impl<'a> MatchedRequest<'a> {
     /// The charges of `decision` that the response or the request body will settle.
     pub fn reservations<'d>(&'d self, decision: &'d Decision) -> impl Iterator<Item = Reservation<'d>> {
         let results = self.check_results(decision).zip(self.rules.applied).filter(|_| decision.passes());
-        results.filter_map(|(result, applied)| {
+        results.enumerate().filter_map(|(position, (result, applied))| {
             let RuleRef::Custom(at) = applied.rule_ref else { return None };
+            let charge_time = decision.charge_time(position)?;
             let Verdict::Pass { wait } = result.outcome.verdict else { return None };
             let custom = self.rules.plan.rate_limits.rules.get(at)?;
             let settlement = match (&custom.charge, &custom.cost) {
@@ -286,7 +287,7 @@ impl<'a> MatchedRequest<'a> {
                 (Charge::UpFront, RuleCost::Body(unit)) if applied.cost_is_unknown => Settlement::Body(*unit),
                 (Charge::UpFront, _) => return None,
             };
-            Some(Reservation { check: result.check, charged: decision.at + wait, settlement })
+            Some(Reservation { check: result.check, charged: charge_time + wait, settlement })
         })
     }
 

@@ -16,7 +16,7 @@ pub(super) const MAX_COUNTERS: usize = 100_000;
 /// The logs of sliding logs beyond this many bytes are not remembered.
 const MAX_HEAP_BYTES: usize = 32 << 20;
 
-/// The units admitted per counter, within a cap.
+/// The units admitted per counter, within a cap. All times are the server's: its windows count.
 ///
 /// Windows are counted under the whole limit, so that units of windows that are over can be told apart. Buckets and logs are
 /// counted under the node's part: all nodes together then forget units no faster than the whole limit would.
@@ -34,13 +34,14 @@ struct LedgerShard {
     heap_bytes: usize,
 }
 
-#[derive(Debug)]
-struct FallbackCounter {
-    whole: Limit,
+/// What was admitted for one counter.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct FallbackCounter {
+    pub(super) whole: Limit,
     /// The limit under which `state` is counted.
     basis: Limit,
     state: CounterState,
-    last: Timestamp,
+    pub(super) last: Timestamp,
 }
 
 impl Default for FallbackLedger {
@@ -111,20 +112,38 @@ impl FallbackLedger {
         }
     }
 
-    /// Removes all counters, and returns the units of each that still count at `now`.
-    pub(super) fn drain(&self, now: Timestamp) -> Vec<FallbackCharge> {
+    /// Removes up to `most` counters, and returns those of which units still count at `now`. Empty only if no counter is left.
+    pub(super) fn take(&self, most: usize, now: Timestamp) -> Vec<FallbackCharge> {
         let mut charges = Vec::new();
         for shard in &self.shards {
-            let LedgerShard { counters, .. } = std::mem::take(&mut *lock(shard));
-            for (key, counter) in counters {
-                let units = counter.basis.used(&counter.state, now);
-                if units > 0 {
-                    let (limit, cost, at) = (counter.whole, Cost::new(units), counter.last);
-                    charges.push(FallbackCharge { key, limit, cost, at });
+            let LedgerShard { counters, heap_bytes } = &mut *lock(shard);
+            while charges.len() < most && !counters.is_empty() {
+                let keys: Vec<OwnedKey> = counters.keys().take(most - charges.len()).cloned().collect();
+                for (key, counter) in keys.iter().filter_map(|key| counters.remove_entry(key)) {
+                    *heap_bytes = heap_bytes.saturating_sub(counter.state.heap_bytes());
+                    let units = counter.units(now);
+                    if units > 0 {
+                        charges.push(FallbackCharge { key, cost: Cost::new(units), counter });
+                    }
                 }
             }
         }
         charges
+    }
+
+    /// Puts a counter back that could not be charged. What still counts is asked again when it is taken next.
+    pub(super) fn put_back(&self, charge: FallbackCharge) {
+        let FallbackCharge { key, counter: mut older, .. } = charge;
+        let mut shard = self.lock(&key);
+        if let Some(newer) = shard.counters.remove(&key) {
+            shard.heap_bytes = shard.heap_bytes.saturating_sub(newer.state.heap_bytes());
+            let units = newer.units(newer.last);
+            older.adopt(&newer.whole, &newer.basis, newer.last);
+            older.basis.charge(&mut older.state, newer.last, Cost::new(units));
+            older.last = older.last.max(newer.last);
+        }
+        shard.heap_bytes += older.state.heap_bytes();
+        shard.counters.insert(key, older);
     }
 
     pub(super) fn len(&self) -> usize {
@@ -143,6 +162,11 @@ impl FallbackLedger {
 }
 
 impl FallbackCounter {
+    /// The units that still count at `now`.
+    fn units(&self, now: Timestamp) -> u64 {
+        self.basis.used(&self.state, now)
+    }
+
     /// Converts the counter if its limit or its part has changed.
     fn adopt(&mut self, whole: &Limit, basis: &Limit, now: Timestamp) {
         self.whole = *whole;

@@ -1,26 +1,23 @@
 //! Counters for the time in which Redis fails.
 //!
 //! Each node enforces `fallback_share / live nodes` of every limit, so all nodes together admit at most `fallback_share` of it
-//! per window. Each outage starts with empty counters. What was admitted is remembered per counter, so that it can be charged
-//! when Redis returns.
+//! per window. The counters of earlier outages stay and drain by themselves: several outages in one window share one part of
+//! the limit. What was admitted is remembered per counter, so that it can be charged when Redis returns.
 
 mod ledger;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use smallvec::SmallVec;
-use tidegate_core::{Check, Cost, CounterKey, Decision, Limit, Ratio, Refund, Role, RuleId, Timestamp};
+use tidegate_core::{Check, Cost, CounterKey, Decision, Limit, Ratio, Refund, Role, Timestamp};
 use tidegate_store::{MemoryStore, Override, Store, StoreError};
 
 use crate::link::Link;
 use crate::nodes::NodeCount;
 use crate::owned_key::{LocalOverrides, OwnedKey};
 use crate::share_table::{NodeShare, ShareTable, with_limits};
-use ledger::FallbackLedger;
-
-/// Spreads the number of the outage over all bits of a rule's number.
-const OUTAGE_FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
+use ledger::{FallbackCounter, FallbackLedger};
 
 /// Decides while Redis fails.
 #[derive(Debug)]
@@ -31,28 +28,25 @@ pub(crate) struct FallbackStore {
     shares: ShareTable,
     overrides: LocalOverrides,
     ledger: FallbackLedger,
-    /// The number of the outage. It changes the keys of all counters, so that each outage starts with empty ones.
-    outage: AtomicU64,
+    /// The server's time minus the node's, in microseconds. The server's windows decide what still counts.
+    offset: AtomicI64,
+    outages: AtomicU64,
     decisions: AtomicU64,
 }
 
 /// Units of a counter that were admitted during an outage and still count.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 pub(crate) struct FallbackCharge {
-    /// The counter.
-    pub(crate) key: OwnedKey,
-    /// The whole limit.
-    pub(crate) limit: Limit,
+    key: OwnedKey,
     /// The units to charge.
     pub(crate) cost: Cost,
-    /// The time of the last charge.
-    pub(crate) at: Timestamp,
+    counter: FallbackCounter,
 }
 
 impl FallbackCharge {
     /// The check that charges the units, even beyond the limit.
     pub(crate) fn check(&self) -> Check<'_> {
-        Check::new(self.key.as_key(), &self.limit).cost(self.cost).role(Role::Overage)
+        Check::new(self.key.as_key(), &self.counter.whole).cost(self.cost).role(Role::Overage)
     }
 }
 
@@ -79,20 +73,42 @@ impl FallbackStore {
             shares: ShareTable::default(),
             overrides: LocalOverrides::default(),
             ledger: FallbackLedger::default(),
-            outage: AtomicU64::new(0),
+            offset: AtomicI64::new(0),
+            outages: AtomicU64::new(0),
             decisions: AtomicU64::new(0),
         }
     }
 
-    /// Starts a new outage with empty counters. What was admitted in earlier ones is still remembered.
+    /// Counts an outage.
     pub(crate) fn begin(&self) {
-        self.outage.fetch_add(1, Ordering::AcqRel);
+        self.outages.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Removes what was admitted, and returns the units that still count at `now`. Units of windows that are over are not
-    /// returned.
-    pub(crate) fn drain(&self, now: Timestamp) -> Vec<FallbackCharge> {
-        self.ledger.drain(now)
+    /// Learns that the server's time is `server` when the node's is `node`.
+    pub(crate) fn observe_server_time(&self, server: Timestamp, node: Timestamp) {
+        let offset = i128::from(server.as_micros()) - i128::from(node.as_micros());
+        self.offset.store(i64::try_from(offset).unwrap_or(0), Ordering::Relaxed);
+    }
+
+    /// The server's time at the node's time `node`.
+    fn server_time(&self, node: Timestamp) -> Timestamp {
+        Timestamp::from_micros(node.as_micros().saturating_add_signed(self.offset.load(Ordering::Relaxed)))
+    }
+
+    /// Whether something was admitted that may have to be charged.
+    pub(crate) fn has_charges(&self) -> bool {
+        self.ledger.len() > 0
+    }
+
+    /// Removes what was admitted for up to `most` counters, and returns the units that still count at the node's time `now`.
+    /// Units of windows that are over on the server are not returned. Empty only if nothing is left.
+    pub(crate) fn take(&self, most: usize, now: Timestamp) -> Vec<FallbackCharge> {
+        self.ledger.take(most, self.server_time(now))
+    }
+
+    /// Takes back a charge that was not sent. By the time it can be sent, its window may be over.
+    pub(crate) fn put_back(&self, charge: FallbackCharge) {
+        self.ledger.put_back(charge);
     }
 
     /// Forgets what was admitted for the counter with this name in Redis.
@@ -103,7 +119,7 @@ impl FallbackStore {
     /// The use of the store.
     pub(crate) fn report(&self) -> FallbackReport {
         FallbackReport {
-            outages: self.outage.load(Ordering::Acquire),
+            outages: self.outages.load(Ordering::Relaxed),
             decisions: self.decisions.load(Ordering::Relaxed),
             counters: self.ledger.len() as u64,
             unrecorded_units: self.ledger.unrecorded(),
@@ -129,12 +145,6 @@ impl FallbackStore {
         CheckLimits { whole, shares }
     }
 
-    /// The key of a counter in this outage.
-    fn key<'a>(&self, key: CounterKey<'a>) -> CounterKey<'a> {
-        let outage = self.outage.load(Ordering::Acquire).wrapping_mul(OUTAGE_FACTOR);
-        CounterKey::new(RuleId::from_u64(key.rule.as_u64() ^ outage), key.client)
-    }
-
     fn remember(&self, checks: &[Check<'_>], limits: &CheckLimits, decision: &Decision) {
         self.decisions.fetch_add(1, Ordering::Relaxed);
         if !decision.passes() {
@@ -147,7 +157,7 @@ impl FallbackStore {
                 limits.whole.get(position),
                 limits.shares.get(position),
             ) {
-                self.ledger.charge(check.key, (whole, share), decision.at, check.cost);
+                self.ledger.charge(check.key, (whole, share), self.server_time(decision.at), check.cost);
             }
         }
     }
@@ -164,8 +174,7 @@ impl Store for FallbackStore {
 
     async fn decide(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
         let limits = self.limits(checks, now);
-        let decision =
-            self.memory.decide(&with_limits(checks, &limits.shares, |key| self.key(key)), now).await?;
+        let decision = self.memory.decide(&with_limits(checks, &limits.shares, |key| key), now).await?;
         self.remember(checks, &limits, &decision);
         Ok(decision)
     }
@@ -193,22 +202,23 @@ impl Store for FallbackStore {
 
     async fn peek(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
         let limits = self.limits(checks, now);
-        self.memory.peek(&with_limits(checks, &limits.shares, |key| self.key(key)), now).await
+        self.memory.peek(&with_limits(checks, &limits.shares, |key| key), now).await
     }
 
     async fn refund(&self, refunds: &[Refund<'_>], now: Timestamp) -> Result<(), StoreError> {
         for refund in refunds.iter().filter(|refund| !self.overrides.may_affect(refund, now)) {
             let limit = self.share(refund.limit);
-            let local = Refund { key: self.key(refund.key), limit: &limit, ..*refund };
+            let local = Refund { limit: &limit, ..*refund };
             self.memory.refund(&[local], now).await?;
-            self.ledger.refund(refund, now);
+            let remembered = Refund { charged: self.server_time(refund.charged), ..*refund };
+            self.ledger.refund(&remembered, self.server_time(now));
         }
         Ok(())
     }
 
     async fn reset(&self, key: CounterKey<'_>) -> Result<(), StoreError> {
         self.ledger.remove(key);
-        self.memory.reset(self.key(key)).await
+        self.memory.reset(key).await
     }
 
     async fn override_limit(

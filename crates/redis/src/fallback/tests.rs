@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::num::NonZeroU32;
 
-use tidegate_core::{Algorithm, Spec, TimeSpan};
+use tidegate_core::{Algorithm, RuleId, Spec, TimeSpan};
 use tidegate_store::SystemClock;
 
 use super::*;
@@ -58,15 +58,18 @@ async fn fallback_nodes_together_admit_at_most_their_share_per_window() {
 }
 
 #[tokio::test]
-async fn outage_starts_with_empty_counters() {
-    let (store, limit) = (store(1, 50), limit(Algorithm::TokenBucket, 10));
-    store.begin();
-    assert!(spend(&store, &limit, START, 5).await);
-    assert!(!spend(&store, &limit, START, 1).await);
-    store.begin();
-    assert!(spend(&store, &limit, START, 5).await);
-    assert_eq!(store.report().outages, 2);
-    assert_eq!(store.report().decisions, 3);
+async fn later_outages_in_the_same_window_admit_no_further_share() {
+    for algorithm in Algorithm::ALL {
+        let (store, limit) = (store(1, 50), limit(*algorithm, 10));
+        store.begin();
+        assert!(spend(&store, &limit, START, 5).await, "{algorithm}");
+        for _ in 0..3 {
+            store.begin();
+            assert!(!spend(&store, &limit, START, 5).await, "{algorithm}");
+        }
+        assert!(spend(&store, &limit, START + TimeSpan::from_secs(120), 5).await, "{algorithm}");
+        assert_eq!((store.report().outages, store.report().decisions), (4, 5));
+    }
 }
 
 #[tokio::test]
@@ -80,11 +83,15 @@ async fn drained_charges_are_those_that_still_count() {
         assert!(first.passes());
         assert!(spend(&store, &limit, later, 3).await);
         store.refund(&first.refunds(&[check]), later).await.unwrap();
-        let charges = store.drain(later);
+        let charges = store.take(9, later);
         let [charge] = &charges[..] else { panic!("one charge expected for {algorithm}: {charges:?}") };
-        assert_eq!((charge.cost, charge.at, charge.limit), (Cost::new(3), later, limit), "{algorithm}");
+        assert_eq!(
+            (charge.cost, charge.counter.last, charge.counter.whole),
+            (Cost::new(3), later, limit),
+            "{algorithm}"
+        );
         assert_eq!(charge.check().role, Role::Overage);
-        assert_eq!(store.drain(later), []);
+        assert_eq!(store.take(9, later), []);
     }
 }
 
@@ -93,23 +100,55 @@ async fn charges_of_windows_that_are_over_are_not_drained() {
     for algorithm in Algorithm::ALL {
         let (store, limit) = (store(1, 100), limit(*algorithm, 10));
         assert!(spend(&store, &limit, START, 5).await);
-        assert_eq!(store.drain(START + TimeSpan::from_secs(180)), [], "{algorithm}");
+        assert_eq!(store.take(9, START + TimeSpan::from_secs(180)), [], "{algorithm}");
     }
 }
 
 #[tokio::test]
-async fn override_applies_to_the_fallback_in_every_outage() {
+async fn charge_that_was_put_back_ends_with_its_window() {
+    let (key, later) = (CounterKey::new(RULE, b"client"), START + TimeSpan::from_secs(1));
+    for algorithm in Algorithm::ALL {
+        let (store, limit) = (store(1, 100), limit(*algorithm, 60));
+        let spend = |now, cost| store.ledger.charge(key, (&limit, &limit), now, Cost::new(cost));
+        spend(START, 30);
+        let charge = store.take(9, START).remove(0);
+        assert!(!store.has_charges());
+        spend(later, 5);
+        store.put_back(charge);
+        let charge = store.take(9, later).remove(0);
+        // A bucket has drained one unit.
+        assert!((34..=35).contains(&charge.cost.get()), "{algorithm}: {charge:?}");
+        store.put_back(charge);
+        assert_eq!(store.take(9, START + TimeSpan::from_secs(180)), [], "{algorithm}");
+        assert!(!store.has_charges(), "{algorithm}");
+    }
+}
+
+#[tokio::test]
+async fn charge_of_a_window_that_is_over_on_the_server_is_dropped() {
+    let (store, limit) = (store(1, 100), limit(Algorithm::FixedWindow, 10));
+    let second = |second: u64| Timestamp::from_secs(START.as_secs_ceil() / 60 * 60 + second);
+    // The node's clock is 10 s behind.
+    store.observe_server_time(second(10), second(0));
+    assert!(spend(&store, &limit, second(45), 5).await);
+    assert!(
+        !store.has_charges() || store.take(9, second(52)).is_empty(),
+        "the server's next window has begun"
+    );
+    assert!(spend(&store, &limit, second(53), 4).await);
+    assert_eq!(store.take(9, second(61))[0].cost, Cost::new(4), "it is still that window");
+}
+
+#[tokio::test]
+async fn override_applies_to_the_fallback() {
     let (store, narrow) = (store(1, 50), limit(Algorithm::FixedWindow, 10));
     let key = CounterKey::new(RULE, b"client");
     let wide =
         Override { limit: limit(Algorithm::FixedWindow, 100), until: START + TimeSpan::from_secs(9_000) };
     store.override_limit(key, Some(wide), START).await.unwrap();
-    for _ in 0..2 {
-        store.begin();
-        assert!(spend(&store, &narrow, START, 50).await);
-        assert!(!spend(&store, &narrow, START, 1).await);
-    }
-    assert_eq!(store.drain(START)[0].cost, Cost::new(100), "both outages are charged");
+    assert!(spend(&store, &narrow, START, 50).await);
+    assert!(!spend(&store, &narrow, START, 1).await);
+    assert_eq!(store.take(9, START)[0].cost, Cost::new(50));
     store.override_limit(key, None, START).await.unwrap();
     store.reset(key).await.unwrap();
     assert!(!spend(&store, &narrow, START, 6).await);

@@ -180,7 +180,15 @@ impl Store for LeaseStore {
         }
         let mut decided = Vec::with_capacity(batch.len());
         for checks in batch {
-            decided.push(self.decide(checks, now).await?);
+            match self.decide(checks, now).await {
+                Ok(decision) => decided.push(decision),
+                Err(error) => {
+                    for (checks, decision) in batch.iter().zip(&decided) {
+                        self.refund(&decision.refunds(checks), now).await?;
+                    }
+                    return Err(error);
+                }
+            }
         }
         decisions.append(&mut decided);
         Ok(())

@@ -76,7 +76,11 @@ fn ticks(period: Duration) -> Interval {
 
 impl StoreState {
     async fn send_heartbeat(&self) {
-        let heartbeats = [self.membership.beat(&self.link).await, self.check_writes().await];
+        let heartbeats = [
+            self.membership.beat(&self.link).await,
+            self.check_writes().await,
+            self.observe_server_time().await,
+        ];
         if let Some(error) = heartbeats.into_iter().find_map(Result::err) {
             tracing::debug!("a heartbeat failed: {error}");
         }

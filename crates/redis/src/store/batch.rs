@@ -29,13 +29,16 @@ impl StoreState {
         }
     }
 
-    /// Known rejections are served; the rest is one batch.
+    /// Known rejections are served; Redis decides the rest together. Failure modes decide only the requests that failed.
     async fn decide_central_batch(
         &self,
         batch: &[&[Check<'_>]],
         now: Timestamp,
         decisions: &mut Vec<Decision>,
     ) -> Result<(), StoreError> {
+        if batch.iter().any(|checks| self.central.needs_attempts(checks)) {
+            return self.decide_each(batch, now, decisions).await;
+        }
         let asked = self.asked_at();
         let mut known: Vec<Option<Decision>> = batch.iter().map(|checks| self.cached(checks)).collect();
         let unknown: Vec<&[Check<'_>]> = batch
@@ -45,25 +48,13 @@ impl StoreState {
             .map(|(checks, _)| *checks)
             .collect();
         let mut decided = Vec::with_capacity(unknown.len());
-        if !unknown.is_empty() {
-            match self.central.decide_batch(&unknown, now, &mut decided).await {
-                Ok(()) => {
-                    for (checks, decision) in unknown.iter().zip(&decided) {
-                        self.remember(checks, decision, asked);
-                    }
-                }
-                Err(error) if is_outage(&error) => {
-                    for checks in &unknown {
-                        match Box::pin(self.decide_failed(checks, repeat(&error), now)).await {
-                            Ok(decision) => decided.push(decision),
-                            Err(error) => return Err(self.undo_batch(&unknown, &decided, error, now).await),
-                        }
-                    }
-                }
-                Err(error) => return Err(error),
-            }
+        for (checks, result) in unknown.iter().zip(self.central.decide_each(&unknown, now).await) {
+            decided.push(match result {
+                Err(error) if is_outage(&error) => Box::pin(self.decide_failed(checks, error, now)).await,
+                result => result.inspect(|decision| self.remember(checks, decision, asked)),
+            });
         }
-        let mut decided = decided.into_iter();
+        let mut decided = self.complete_batch(&unknown, decided, now).await?.into_iter();
         decisions.extend(known.iter_mut().filter_map(|known| known.take().or_else(|| decided.next())));
         Ok(())
     }
@@ -76,29 +67,34 @@ impl StoreState {
     ) -> Result<(), StoreError> {
         let mut decided = Vec::with_capacity(batch.len());
         for checks in batch {
-            match self.decide(checks, now).await {
-                Ok(decision) => decided.push(decision),
-                Err(error) => return Err(self.undo_batch(batch, &decided, error, now).await),
+            let result = self.decide(checks, now).await;
+            let has_failed = result.is_err();
+            decided.push(result);
+            if has_failed {
+                break;
             }
         }
-        decisions.append(&mut decided);
+        decisions.append(&mut self.complete_batch(batch, decided, now).await?);
         Ok(())
     }
 
-    /// Refunds the requests that were decided before one failed. Returns why it failed.
-    async fn undo_batch(
+    /// The decisions of a batch. If one failed, refunds the others and returns why it failed.
+    async fn complete_batch(
         &self,
         batch: &[&[Check<'_>]],
-        decided: &[Decision],
-        error: StoreError,
+        decided: Vec<Result<Decision, StoreError>>,
         now: Timestamp,
-    ) -> StoreError {
-        for (checks, decision) in batch.iter().zip(decided) {
+    ) -> Result<Vec<Decision>, StoreError> {
+        if decided.iter().all(Result::is_ok) {
+            return decided.into_iter().collect();
+        }
+        for (checks, decision) in batch.iter().zip(&decided) {
+            let Ok(decision) = decision else { continue };
             if let Err(error) = self.refund(&decision.refunds(checks), now).await {
                 tracing::debug!("a refund failed, and the units stay charged: {error}");
             }
         }
-        error
+        decided.into_iter().collect()
     }
 
     pub(super) async fn decide_batch_by(
@@ -115,13 +111,5 @@ impl StoreState {
             Decider::Central => self.central.decide_batch(batch, now, decisions).await,
             Decider::Fallback | Decider::Nothing => self.fallback.decide_batch(batch, now, decisions).await,
         }
-    }
-}
-
-/// The same error for another decision.
-fn repeat(error: &StoreError) -> StoreError {
-    match error {
-        StoreError::Protocol { reason } => StoreError::Protocol { reason: reason.clone() },
-        error => StoreError::Unavailable(error.to_string().into()),
     }
 }

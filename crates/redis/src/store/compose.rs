@@ -4,12 +4,15 @@
 //! ones are only evaluated, so the outcomes are those of a decision in one store. In between, others may find units charged
 //! that are given back: such a decision may reject too much for a moment, but never admits too much.
 
-use smallvec::SmallVec;
-use tidegate_core::{Check, Decision, Outcomes, Timestamp};
+use futures_util::FutureExt;
+use smallvec::{SmallVec, smallvec};
+use tidegate_core::{Check, Decision, Outcomes, Refund, Timestamp};
 use tidegate_store::{Store, StoreError};
+use tokio::sync::oneshot;
 
 use super::StoreState;
 use super::groups::{Decider, Group, Groups, assemble, group, unlimited};
+use crate::central::{SlotDecision, SlotFailure};
 
 /// A decision over several groups.
 #[derive(Debug)]
@@ -20,6 +23,45 @@ pub(super) struct ComposedDecision {
 }
 
 type Parts<'a> = SmallVec<[(Group<'a>, Decision); 2]>;
+type GroupResults<'a> = SmallVec<[(Group<'a>, Result<Decision, StoreError>); 2]>;
+
+/// The parts of a decision that are charged so far. They are given back on drop: the caller may go away before the decision
+/// is made.
+struct ChargedParts<'s, 'a> {
+    state: &'s StoreState,
+    parts: Parts<'a>,
+    now: Timestamp,
+}
+
+impl<'a> ChargedParts<'_, 'a> {
+    /// The request is admitted.
+    fn keep(mut self) -> Parts<'a> {
+        std::mem::take(&mut self.parts)
+    }
+
+    /// Gives everything back, and waits for Redis.
+    async fn undo(mut self) -> Parts<'a> {
+        let (state, parts) = (self.state, std::mem::take(&mut self.parts));
+        let start = |(group, decision): &(Group<'a>, Decision)| state.start_undo(group, decision, self.now);
+        let started: SmallVec<[_; 2]> = parts.iter().map(start).collect();
+        for (refund, (group, decision)) in started.into_iter().zip(&parts) {
+            if let Some(ended) = refund {
+                // An error means that the link has stopped.
+                let _ = ended.await;
+                state.forget_rejections(&decision.refunds(&group.checks));
+            }
+        }
+        parts
+    }
+}
+
+impl Drop for ChargedParts<'_, '_> {
+    fn drop(&mut self) {
+        for (group, decision) in &self.parts {
+            let _ = self.state.start_undo(group, decision, self.now);
+        }
+    }
+}
 
 impl StoreState {
     /// The groups of `checks` while Redis works.
@@ -36,30 +78,58 @@ impl StoreState {
         mut waiting: Groups<'a>,
         now: Timestamp,
     ) -> Result<ComposedDecision, StoreError> {
-        let (mut done, mut has_failed) = (Parts::new(), false);
+        let mut charged = ChargedParts { state: self, parts: Parts::new(), now };
+        let mut has_failed = false;
         while let Some(group) = waiting.pop() {
-            match self.decide_by(group.decider, &group.checks, now).await {
-                Ok(decision) if decision.passes() => done.push((group, decision)),
-                Ok(decision) => {
-                    self.undo(&done, now).await;
-                    waiting.extend(done.into_iter().map(|(group, _)| group));
-                    let decision = self.reject(checks, (group, decision), waiting, now).await;
-                    return Ok(ComposedDecision { decision, has_failed });
+            let (mut rejected, mut failed) = (None, None);
+            for (group, result) in self.decide_group(group, now).await {
+                match result {
+                    Ok(decision) if decision.passes() => charged.parts.push((group, decision)),
+                    Ok(decision) => rejected = Some((group, decision)),
+                    Err(error) => failed = Some((group, error)),
                 }
-                Err(error) => match self.replace_failed(group, error) {
-                    Ok(groups) => {
-                        has_failed = true;
-                        waiting.extend(groups);
-                    }
+            }
+            has_failed |= failed.is_some();
+            if let Some(rejected) = rejected {
+                // A rejection stands, whatever the slots that failed would have said.
+                if let Some((group, error)) = failed {
+                    waiting.extend(self.peek_groups_of_failed(group, &error));
+                }
+                waiting.extend(charged.undo().await.into_iter().map(|(group, _)| group));
+                let decision = self.reject(checks, rejected, waiting, now).await;
+                return Ok(ComposedDecision { decision, has_failed });
+            }
+            if let Some((group, error)) = failed {
+                match self.replace_failed(group, error) {
+                    Ok(groups) => waiting.extend(groups),
                     Err(error) => {
-                        self.undo(&done, now).await;
+                        charged.undo().await;
                         return Err(error);
                     }
-                },
+                }
             }
         }
+        let done = charged.keep();
         let decision = assemble(checks, done.iter().map(|(group, decision)| (&*group.positions, decision)));
         Ok(ComposedDecision { decision, has_failed })
+    }
+
+    /// Decides one group. If some hash slots fail, their checks are a group of their own.
+    async fn decide_group<'a>(&self, group: Group<'a>, now: Timestamp) -> GroupResults<'a> {
+        if group.decider != Decider::Central || !self.central.needs_attempts(&group.checks) {
+            let result = self.decide_by(group.decider, &group.checks, now).await;
+            return smallvec![(group, result)];
+        }
+        let SlotDecision { positions, decision, failure } =
+            self.central.decide_slots(&group.checks, now).await;
+        let mut results = GroupResults::new();
+        if !positions.is_empty() {
+            results.push((group.part(&positions), Ok(decision)));
+        }
+        if let Some(SlotFailure { positions, error }) = failure {
+            results.push((group.part(&positions), Err(error)));
+        }
+        results
     }
 
     /// The rejection by one group, with the outcomes of the `others` as they are.
@@ -82,21 +152,32 @@ impl StoreState {
         assemble(checks, parts.iter().map(|(group, decision)| (&*group.positions, decision)))
     }
 
-    /// Gives back what `parts` charged. Parts that were decided by this node cannot fail; Redis decides last, so the
-    /// decision of another group never follows its charge.
-    async fn undo(&self, parts: &Parts<'_>, now: Timestamp) {
-        for (group, decision) in parts {
-            let refunds = decision.refunds(&group.checks);
-            if refunds.is_empty() {
-                continue;
-            }
-            if let Err(error) = self.refund_by(group.decider, &refunds, now).await {
-                tracing::debug!("a refund failed, and the units stay charged: {error}");
-            }
-            // Others may have been rejected because of these units.
-            for refund in &refunds {
-                self.rejections.forget(self.link.names().counter(refund.key).as_bytes());
-            }
+    /// Gives back what a part charged. Counters of this node are changed at once; for Redis there is a receiver to wait for,
+    /// but the refund happens in any case.
+    fn start_undo(
+        &self,
+        group: &Group<'_>,
+        decision: &Decision,
+        now: Timestamp,
+    ) -> Option<oneshot::Receiver<()>> {
+        let refunds = decision.refunds(&group.checks);
+        if refunds.is_empty() {
+            return None;
+        }
+        if group.decider == Decider::Central {
+            return Some(self.central.start_refund(&refunds, now));
+        }
+        if let Some(Err(error)) = self.refund_by(group.decider, &refunds, now).now_or_never() {
+            tracing::debug!("a refund failed, and the units stay charged: {error}");
+        }
+        self.forget_rejections(&refunds);
+        None
+    }
+
+    /// Others may have been rejected because of units that were given back.
+    fn forget_rejections(&self, refunds: &[Refund<'_>]) {
+        for refund in refunds {
+            self.rejections.forget(self.link.names().counter(refund.key).as_bytes());
         }
     }
 
@@ -150,8 +231,8 @@ impl StoreState {
     }
 }
 
-/// The decision over checks that nothing limits.
+/// The decision over checks that nothing limits and nothing counts, so that there is nothing to refund.
 fn pass(checks: &[Check<'_>], now: Timestamp) -> Decision {
     let outcomes: Outcomes = checks.iter().map(unlimited).collect();
-    Decision::new(now, checks, outcomes)
+    Decision::new(now, checks, outcomes).with_charge_times(checks.iter().map(|_| None))
 }

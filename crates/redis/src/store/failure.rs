@@ -5,7 +5,7 @@
 //! succeeded and everything that the shares admitted was charged to Redis. A charge whose result is unknown is not repeated.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 use futures_util::future::join_all;
 use tidegate_core::{Check, Decision, Refund, Role, RuleId, StoreFailureMode, TimeSpan, Timestamp};
@@ -13,21 +13,18 @@ use tidegate_store::{PermitGrant, Store, StoreError};
 
 use super::StoreState;
 use super::groups::{Decider, Group, Groups, assemble, group};
+use crate::config::TimeSource;
 use crate::fallback::FallbackCharge;
 use crate::link::LinkError;
 
 /// Charges in one batch.
 const CHARGE_BATCH: usize = 64;
-/// A failure that follows sooner continues the last outage.
-const OUTAGE_GAP: TimeSpan = TimeSpan::from_secs(60);
 
 /// Whether this node is in fallback, since when, and what it did there.
 #[derive(Debug, Default)]
 pub(super) struct FallbackState {
     /// The time at which fallback began, in microseconds; 0 in normal operation.
     since: AtomicU64,
-    /// The time at which the last outage ended, in microseconds; 0 if there was none.
-    ended: AtomicU64,
     /// Microseconds in fallback before `since`.
     total: AtomicU64,
     local: AtomicU64,
@@ -35,8 +32,8 @@ pub(super) struct FallbackState {
     deny: AtomicU64,
     charged: AtomicU64,
     uncharged: AtomicU64,
-    /// Charges that still have to be sent.
-    pending: Mutex<Vec<FallbackCharge>>,
+    /// Held while fallback begins.
+    beginning: Mutex<()>,
 }
 
 impl FallbackState {
@@ -52,14 +49,6 @@ impl FallbackState {
     pub(super) fn total(&self, now: Timestamp) -> TimeSpan {
         let current = self.since().map_or(TimeSpan::ZERO, |since| now.since(since));
         TimeSpan::from_micros(self.total.load(Ordering::Relaxed).saturating_add(current.as_micros()))
-    }
-
-    /// Whether the last outage ended long ago. While Redis fails again and again, the shares are not granted again.
-    fn is_new_outage(&self, now: Timestamp) -> bool {
-        match self.ended.load(Ordering::Acquire) {
-            0 => true,
-            micros => now.since(Timestamp::from_micros(micros)) >= OUTAGE_GAP,
-        }
     }
 
     /// Decisions by a failure mode.
@@ -83,10 +72,6 @@ impl FallbackState {
             StoreFailureMode::Allow => &self.allow,
             StoreFailureMode::Deny => &self.deny,
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<FallbackCharge>> {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -193,28 +178,39 @@ impl StoreState {
             return Err(error);
         }
         let Group { positions, checks, .. } = failed;
-        Ok(group(positions.into_iter().zip(checks), |check| match mode(check) {
+        Ok(group(positions.into_iter().zip(checks), |check| self.failure_decider(check)))
+    }
+
+    /// The groups that evaluate the checks of a failed group, for a decision that is rejected anyway.
+    pub(super) fn peek_groups_of_failed<'a>(&self, failed: Group<'a>, error: &StoreError) -> Groups<'a> {
+        if is_outage(error) {
+            self.enter_fallback();
+        }
+        let Group { positions, checks, .. } = failed;
+        group(positions.into_iter().zip(checks), |check| self.failure_decider(check))
+    }
+
+    /// What evaluates a check if Redis cannot.
+    fn failure_decider(&self, check: &Check<'_>) -> Decider {
+        match self.settings.of(check.key.rule).on_failure {
             StoreFailureMode::Local => Decider::Fallback,
             StoreFailureMode::Allow | StoreFailureMode::Deny => Decider::Nothing,
-        }))
+        }
     }
 
     /// The outcomes of checks that Redis should have evaluated, for a decision that is rejected anyway.
     pub(super) async fn peek_after_failure(&self, checks: &[Check<'_>], now: Timestamp) -> Decision {
-        let groups = group(checks.iter().copied().enumerate(), |check| {
-            match self.settings.of(check.key.rule).on_failure {
-                StoreFailureMode::Local => Decider::Fallback,
-                StoreFailureMode::Allow | StoreFailureMode::Deny => Decider::Nothing,
-            }
-        });
+        let groups = group(checks.iter().copied().enumerate(), |check| self.failure_decider(check));
         let mut parts = Vec::with_capacity(groups.len());
         for group in groups {
             if let Ok(decision) = self.peek_by(group.decider, &group.checks, now).await {
                 parts.push((group.positions, decision));
             }
         }
-        let decision = assemble(checks, parts.iter().map(|(positions, decision)| (&**positions, decision)));
-        Decision { at: decision.at.min(now), ..decision }
+        let mut decision =
+            assemble(checks, parts.iter().map(|(positions, decision)| (&**positions, decision)));
+        decision.at = decision.at.min(now);
+        decision
     }
 
     /// Begins fallback, unless it has begun. The shares are ready before any decision uses them.
@@ -222,57 +218,58 @@ impl StoreState {
         if self.failures.since().is_some() {
             return;
         }
-        let pending = self.failures.lock();
+        let beginning = self.failures.beginning.lock().unwrap_or_else(PoisonError::into_inner);
         if self.failures.since().is_none() {
             let now = self.link.clock().now();
-            if self.failures.is_new_outage(now) {
-                self.fallback.begin();
-            }
+            self.fallback.begin();
             self.failures.since.store(now.as_micros().max(1), Ordering::Release);
         }
-        drop(pending);
+        drop(beginning);
     }
 
     /// Ends fallback if Redis works again: charges what the shares admitted. Called at short intervals, also in normal
     /// operation: a decision that began in fallback may admit after its end.
     pub(super) async fn try_leave_fallback(&self) {
-        if !self.has_charges() && self.failures.since().is_none() || !self.link.is_available() {
+        if !self.fallback.has_charges() && self.failures.since().is_none() || !self.link.is_available() {
             return;
         }
         // Only a reply proves that Redis works.
-        if self.membership.beat(&self.link).await.is_err() {
+        if self.membership.beat(&self.link).await.is_err() || self.observe_server_time().await.is_err() {
             return;
         }
-        while self.has_charges() {
-            let batch: Vec<FallbackCharge> = {
-                let mut pending = self.failures.lock();
-                let start = pending.len().saturating_sub(CHARGE_BATCH);
-                pending.drain(start..).collect()
-            };
+        loop {
+            // What still counts is known only now: earlier charges may have taken long.
+            let batch = self.fallback.take(CHARGE_BATCH, self.link.clock().now());
+            if batch.is_empty() {
+                break;
+            }
             if !self.charge(batch).await {
                 return;
             }
         }
         let since = self.failures.since.swap(0, Ordering::AcqRel);
         if since != 0 {
-            let now = self.link.clock().now();
-            let span = now.since(Timestamp::from_micros(since));
-            self.failures.ended.store(now.as_micros().max(1), Ordering::Release);
+            let span = self.link.clock().now().since(Timestamp::from_micros(since));
             self.failures.total.fetch_add(span.as_micros(), Ordering::Relaxed);
         }
     }
 
-    /// Takes over what the shares admitted. Returns whether there is something to charge.
-    fn has_charges(&self) -> bool {
-        let mut pending = self.failures.lock();
-        if pending.is_empty() {
-            *pending = self.fallback.drain(self.link.clock().now());
+    /// Compares the server's clock with that of this node. A trace has no other time than its own.
+    pub(super) async fn observe_server_time(&self) -> Result<(), StoreError> {
+        if self.link.config().time == TimeSource::Caller {
+            return Ok(());
         }
-        !pending.is_empty()
+        let node = self.link.clock().now();
+        let reply = self.link.command(0, &redis::cmd("TIME")).await?;
+        let (seconds, micros): (u64, u64) = redis::from_redis_value(reply)
+            .map_err(|_| StoreError::Protocol { reason: "the server's time is not a time".to_owned() })?;
+        let server = Timestamp::from_secs(seconds) + TimeSpan::from_micros(micros);
+        self.fallback.observe_server_time(server, node);
+        Ok(())
     }
 
     /// Charges units that were admitted while Redis failed; the calls travel together. Returns whether all succeeded. What was
-    /// not sent waits; what was sent without a reply is lost, because it may have been charged.
+    /// not sent is put back; what was sent without a reply is lost, because it may have been charged.
     async fn charge(&self, charges: Vec<FallbackCharge>) -> bool {
         let now = self.link.clock().now();
         let calls = charges.iter().map(|charge| async move {
@@ -282,7 +279,6 @@ impl StoreState {
         });
         let results = join_all(calls).await;
         let mut is_complete = true;
-        let mut unsent = Vec::new();
         for (charge, result) in charges.into_iter().zip(results) {
             let units = charge.cost.get();
             match result {
@@ -290,14 +286,13 @@ impl StoreState {
                 Err(error) => {
                     is_complete = false;
                     if was_not_sent(&error) {
-                        unsent.push(charge);
+                        self.fallback.put_back(charge);
                         continue;
                     }
                     self.failures.uncharged.fetch_add(units, Ordering::Relaxed)
                 }
             };
         }
-        self.failures.lock().append(&mut unsent);
         is_complete
     }
 }

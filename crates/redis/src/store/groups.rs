@@ -1,6 +1,6 @@
 //! The checks of a decision, grouped by what decides them.
 
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 use tidegate_core::{Check, Coordination, Decision, Outcome, Outcomes, TimeSpan, Timestamp, Verdict};
 
 /// What decides a check. Decisions of this node come first, so that most rejections need no message.
@@ -36,6 +36,15 @@ pub(super) struct Group<'a> {
     pub(super) checks: SmallVec<[Check<'a>; 4]>,
 }
 
+impl Group<'_> {
+    /// The checks at these places in the group.
+    pub(super) fn part(&self, places: &[usize]) -> Self {
+        let positions = places.iter().filter_map(|place| self.positions.get(*place)).copied().collect();
+        let checks = places.iter().filter_map(|place| self.checks.get(*place)).copied().collect();
+        Self { decider: self.decider, positions, checks }
+    }
+}
+
 pub(super) type Groups<'a> = SmallVec<[Group<'a>; 2]>;
 
 /// Groups checks and their positions; the decider that is asked first is last.
@@ -61,23 +70,24 @@ pub(super) fn group<'a>(
 
 /// Puts the decisions of groups together.
 ///
-/// The time is the earliest of theirs: the clocks of this node and of Redis may differ, and a refund that takes a charge for
-/// older than it is gives back too little, never too much.
+/// The time is the earliest of theirs. The clocks of this node and of Redis may differ, so each check keeps the time of its
+/// own charge: a refund needs it.
 pub(super) fn assemble<'d>(
     checks: &[Check<'_>],
     parts: impl Iterator<Item = (&'d [usize], &'d Decision)>,
 ) -> Decision {
     let mut outcomes: Outcomes = checks.iter().map(unlimited).collect();
+    let mut charged: SmallVec<[Option<Timestamp>; 4]> = smallvec![None; checks.len()];
     let mut at = Timestamp::MAX;
     for (positions, decision) in parts {
         at = at.min(decision.at);
-        for (position, outcome) in positions.iter().zip(&decision.outcomes) {
-            if let Some(place) = outcomes.get_mut(*position) {
-                *place = *outcome;
+        for (index, (position, outcome)) in positions.iter().zip(&decision.outcomes).enumerate() {
+            if let (Some(place), Some(time)) = (outcomes.get_mut(*position), charged.get_mut(*position)) {
+                (*place, *time) = (*outcome, decision.charge_time(index));
             }
         }
     }
-    Decision::new(at, checks, outcomes)
+    Decision::new(at, checks, outcomes).with_charge_times(charged)
 }
 
 /// The outcome of a check that nothing limits.

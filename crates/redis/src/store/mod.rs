@@ -204,7 +204,10 @@ impl StoreState {
             return Ok(decision);
         }
         let asked = self.asked_at();
-        let decision = if let Some(coordination) = coordination {
+        // If hash slots fail one by one, so do the parts of a decision.
+        let is_whole =
+            |one: &Coordination| *one != Coordination::Central || !self.central.needs_attempts(checks);
+        let decision = if let Some(coordination) = coordination.filter(is_whole) {
             match self.decide_by(coordination.into(), checks, now).await {
                 Err(error) if is_outage(&error) => {
                     return Box::pin(self.decide_failed(checks, error, now)).await;

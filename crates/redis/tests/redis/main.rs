@@ -4,6 +4,7 @@
 
 mod central;
 mod doctor;
+mod failure;
 mod lease;
 mod link;
 mod permits;

@@ -1,0 +1,219 @@
+//! The composed store when a part of a decision fails, is rejected or is refunded.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use redis::AsyncCommands;
+use tidegate_core::{
+    Algorithm, Check, Coordination, CounterKey, Decision, Limit, RuleId, Spec, StoreFailureMode, TimeSpan,
+    Timestamp,
+};
+use tidegate_redis::{Endpoint, RedisConfig, RedisStore, TimeSource};
+use tidegate_store::{RuleSettings, Store, SystemClock};
+use tidegate_testkit::port::free_address;
+use tidegate_testkit::process::{RedisCluster, RedisServer};
+use tidegate_testkit::wait::within;
+
+use crate::raw;
+
+const NOW: Timestamp = Timestamp::from_secs(1_700_000_000);
+
+fn open(url: &str, rules: &[(&str, Coordination, StoreFailureMode)]) -> RedisStore {
+    let config =
+        RedisConfig { timeout: Duration::from_secs(2), ..RedisConfig::new(Endpoint::parse(url).unwrap()) };
+    let store = RedisStore::new(config, Arc::new(SystemClock::new()));
+    let settings = |(name, coordination, on_store_failure): &(&str, _, _)| RuleSettings {
+        rule: RuleId::named(name),
+        coordination: *coordination,
+        on_store_failure: *on_store_failure,
+    };
+    store.apply_settings(&rules.iter().map(settings).collect::<Vec<_>>());
+    store
+}
+
+fn limit(algorithm: Algorithm, requests: u64) -> Limit {
+    Limit::new(algorithm, Spec::new(requests, TimeSpan::from_secs(3_600))).unwrap()
+}
+
+fn check<'a>(rule: &str, client: &'a [u8], limit: &'a Limit) -> Check<'a> {
+    Check::new(CounterKey::new(RuleId::named(rule), client), limit)
+}
+
+#[tokio::test]
+async fn request_that_a_failure_mode_allowed_has_no_refund() {
+    let (central, lease, sync) = (Coordination::Central, Coordination::Lease, Coordination::Sync);
+    let allow = StoreFailureMode::Allow;
+    let rules = [("central", central, allow), ("lease", lease, allow), ("sync", sync, allow)];
+    let local = ("static", Coordination::Static, StoreFailureMode::Local);
+    let store = open(&format!("redis://{}", free_address()), &[rules[0], rules[1], rules[2], local]);
+    let limit = limit(Algorithm::TokenBucket, 5);
+    for (rule, ..) in rules {
+        let checks = [check(rule, b"client", &limit), check("static", b"client", &limit)];
+        let alone = store.decide(&checks[..1], NOW).await.unwrap();
+        assert!(alone.passes());
+        assert_eq!(alone.refunds(&checks[..1]).len(), 0, "{rule} charged nothing");
+        let both = store.decide(&checks, NOW).await.unwrap();
+        let refunds = both.refunds(&checks);
+        assert_eq!((refunds.len(), refunds[0].key, refunds[0].charged), (1, checks[1].key, NOW), "{rule}");
+    }
+}
+
+#[tokio::test]
+async fn refund_of_a_mixed_decision_reaches_each_counter_at_its_own_time() {
+    let server = RedisServer::start();
+    let rules = [("static", Coordination::Static, StoreFailureMode::Local)];
+    let store = open(&server.url(), &rules);
+    for algorithm in [Algorithm::SlidingLog, Algorithm::LeakyBucket, Algorithm::FixedWindow] {
+        let limit = limit(algorithm, 5);
+        let checks = [check("static", b"client", &limit), check("central", b"client", &limit)];
+        let unused = store.peek(&checks, NOW).await.unwrap();
+        // The node's time is far from the server's.
+        let decision = store.decide(&checks, NOW).await.unwrap();
+        assert!(decision.passes());
+        store.refund(&decision.refunds(&checks), NOW).await.unwrap();
+        let left = store.peek(&checks, NOW).await.unwrap();
+        let remaining = |decision: &Decision| {
+            decision.outcomes.iter().map(|outcome| outcome.remaining).collect::<Vec<_>>()
+        };
+        assert_eq!(remaining(&left), remaining(&unused), "{algorithm}");
+    }
+}
+
+/// Whether the server of the client's counters works.
+async fn is_served(store: &RedisStore, client: &[u8]) -> bool {
+    let limit = limit(Algorithm::TokenBucket, 1_000);
+    store.decide(&[check("probe", client, &limit)], NOW).await.is_ok()
+}
+
+async fn find_client(store: &RedisStore, is_wanted: bool) -> Vec<u8> {
+    for client in 0..200_u8 {
+        if is_served(store, &[client]).await == is_wanted {
+            return vec![client];
+        }
+    }
+    panic!("no client found");
+}
+
+#[tokio::test]
+async fn rejection_by_one_slot_stands_although_another_fails() {
+    let mut cluster = RedisCluster::start();
+    let rules = [
+        ("probe", Coordination::Central, StoreFailureMode::Deny),
+        ("narrow", Coordination::Central, StoreFailureMode::Allow),
+        ("global", Coordination::Central, StoreFailureMode::Allow),
+        ("strict", Coordination::Central, StoreFailureMode::Deny),
+    ];
+    let store = open(&cluster.url(), &rules);
+    assert!(is_served(&store, b"client").await);
+    cluster.nodes[0].kill();
+    let (here, gone) = (find_client(&store, true).await, find_client(&store, false).await);
+    let (narrow, wide) = (limit(Algorithm::TokenBucket, 3), limit(Algorithm::TokenBucket, 1_000));
+    let strict = [check("narrow", &here, &narrow), check("strict", &gone, &wide)];
+    for _ in 0..5 {
+        // Until the replica takes over, the rule denies, and the units of the other slot are given back.
+        if let Ok(decision) = store.decide(&strict, NOW).await {
+            store.refund(&decision.refunds(&strict), NOW).await.unwrap();
+        }
+    }
+    let checks = [check("narrow", &here, &narrow), check("global", &gone, &wide)];
+    let mut admitted = 0;
+    for _ in 0..10 {
+        admitted += u32::from(store.decide(&checks, NOW).await.unwrap().passes());
+    }
+    assert_eq!(admitted, 3);
+    assert!(store.report().fallback_decisions.allow > 0, "the server of the other slot was away");
+}
+
+#[tokio::test]
+async fn dropped_decision_gives_local_units_back() {
+    let server = RedisServer::start();
+    let store = open(&server.url(), &[("static", Coordination::Static, StoreFailureMode::Local)]);
+    let limit = limit(Algorithm::TokenBucket, 5);
+    let checks = [check("static", b"client", &limit), check("central", b"client", &limit)];
+    for _ in 0..20 {
+        let decision = store.decide(&checks, NOW).now_or_never();
+        assert!(decision.is_none(), "it waits for Redis");
+    }
+    assert_eq!(store.peek(&checks[..1], NOW).await.unwrap().outcomes[0].remaining, 5);
+}
+
+#[tokio::test]
+async fn dropped_decision_over_several_slots_leaves_no_charge() {
+    let cluster = RedisCluster::start();
+    let store = open(&cluster.url(), &[]);
+    let wide = limit(Algorithm::TokenBucket, 1_000);
+    let checks = [check("client", b"client", &wide), check("all", b"", &wide)];
+    let all = &checks[1..];
+    assert_eq!(store.peek(all, NOW).await.unwrap().outcomes[0].remaining, 1_000);
+    for _ in 0..20 {
+        let mut decision = Box::pin(store.decide(&checks, NOW));
+        assert!((&mut decision).now_or_never().is_none(), "it waits for Redis");
+        let charged = async {
+            while store.peek(all, NOW).await.unwrap().outcomes[0].remaining == 1_000 {
+                tokio::task::yield_now().await;
+            }
+        };
+        within("the charge", charged).await;
+        drop(decision);
+        let unused = async {
+            while store.peek(all, NOW).await.unwrap().outcomes[0].remaining < 1_000 {
+                tokio::task::yield_now().await;
+            }
+        };
+        within("the cancellation", unused).await;
+    }
+}
+
+/// Marks the only counter in Redis as written by a newer version.
+async fn make_newer(server: &RedisServer) {
+    let mut raw = raw(server).await;
+    let keys: Vec<Vec<u8>> = raw.keys("*").await.unwrap();
+    for key in keys {
+        let Ok(written) = raw.get::<_, Vec<u8>>(&key).await else { continue };
+        if written.first().is_some_and(|first| first >> 4 == 1) {
+            let newer = [&[0x20], &written[1..]].concat();
+            return raw.set_ex(&key, newer, 1_000).await.unwrap();
+        }
+    }
+    panic!("no counter found");
+}
+
+#[tokio::test]
+async fn failed_request_of_a_batch_leaves_the_others_to_redis() {
+    let server = RedisServer::start();
+    let deny = ("deny", Coordination::Central, StoreFailureMode::Deny);
+    let store = open(&server.url(), &[deny]);
+    let limit = limit(Algorithm::TokenBucket, 2);
+    let newer = [check("local", b"newer", &limit)];
+    assert!(store.decide(&newer, NOW).await.unwrap().passes());
+    make_newer(&server).await;
+    let (spent, fresh) = ([check("local", b"spent", &limit)], [check("local", b"fresh", &limit)]);
+    for _ in 0..2 {
+        assert!(store.decide(&spent, NOW).await.unwrap().passes());
+    }
+    let mut decisions = Vec::new();
+    store.decide_batch(&[&spent, &newer, &fresh], NOW, &mut decisions).await.unwrap();
+    let passes: Vec<bool> = decisions.iter().map(Decision::passes).collect();
+    assert_eq!((passes, store.report().fallback_decisions.local), (vec![false, true, true], 1));
+    assert_eq!(store.peek(&fresh, NOW).await.unwrap().outcomes[0].remaining, 1);
+}
+
+#[tokio::test]
+async fn batch_of_which_a_request_fails_is_refunded() {
+    let server = RedisServer::start();
+    let rules = ["deny", "other"].map(|rule| (rule, Coordination::Central, StoreFailureMode::Deny));
+    let store = open(&server.url(), &rules);
+    let central = crate::central::connect(&server, TimeSource::Server).await;
+    let limit = limit(Algorithm::TokenBucket, 5);
+    let (newer, fresh) = ([check("deny", b"newer", &limit)], [check("other", b"fresh", &limit)]);
+    assert!(store.decide(&newer, NOW).await.unwrap().passes());
+    make_newer(&server).await;
+    let mut decisions = Vec::new();
+    for batch in [[&fresh, &newer], [&newer, &fresh]] {
+        let batch = batch.map(|checks| &checks[..]);
+        assert!(store.decide_batch(&batch, NOW, &mut decisions).await.is_err());
+        assert!(central.decide_batch(&batch, NOW, &mut decisions).await.is_err());
+    }
+    assert_eq!((decisions.len(), store.peek(&fresh, NOW).await.unwrap().outcomes[0].remaining), (0, 5));
+}
