@@ -32,7 +32,7 @@ const LONG_TESTS: [LongTest; 13] = [
     LongTest {
         name: "cluster",
         what: "two gateways and a cluster of six nodes at steady load: a killed primary, a failover, moved slots, SCRIPT FLUSH",
-        bar: "no failed request; at most 1.5 times the limit in the window of a change, the limit in all others",
+        bar: "no failed request; at most 1.5 times the limit in a window in which a fallback begins, the limit in all others",
         run: || with_redis("long_cluster"),
     },
     LongTest {
@@ -63,8 +63,8 @@ const LONG_TESTS: [LongTest; 13] = [
     LongTest {
         name: "outage",
         what: "two gateways at steady load while Redis is killed, stopped, busy, reset, blackholed, slow, absent at start",
-        bar: "no 5xx, responses within 100 ms, Redis used within 1 s of its return; at most 1.5 times the limit in the window in \
-              which the outage begins, the limit in all others",
+        bar: "no 5xx, responses within 100 ms, Redis used within 1 s of its return; at most 1.5 times the limit in a \
+              window in which a fallback begins, the limit in all others",
         run: || with_redis("long_outage"),
     },
     LongTest {
