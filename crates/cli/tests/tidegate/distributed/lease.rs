@@ -80,7 +80,8 @@ impl LeaseRun {
         let (first, last) = (index(self.began, window) + 1, index(self.began + plan.away, window));
         let counts = self.samples.admitted(window);
         let in_window = |number: u128| {
-            let responses = self.samples.0.iter().filter(|it| index(it.received, window) == number).count();
+            let answered = self.samples.0.iter().filter(|it| it.status.is_some());
+            let responses = answered.filter(|it| index(it.received, window) == number).count();
             (counts.get(&(number, 0)).copied().unwrap_or(0), responses)
         };
         let is_full = |(_, responses): &(u64, usize)| *responses as u64 >= requests * 3 / 2;
