@@ -13,7 +13,7 @@ struct LongTest {
     run: fn() -> anyhow::Result<()>,
 }
 
-const LONG_TESTS: [LongTest; 10] = [
+const LONG_TESTS: [LongTest; 13] = [
     LongTest {
         name: "accuracy",
         what: "three node processes share limits through Redis in every mode, clocks skewed by 5 s; replayed on an ideal limiter",
@@ -28,6 +28,12 @@ const LONG_TESTS: [LongTest; 10] = [
         what: "three tiers of which the bottom one hangs for 10 s, with and without the tower layers, on virtual time",
         bar: "with them 99 % of the requests that do not need the bottom succeed, all again within 5 s; without them neither",
         run: || run::run(&mut cargo("run --release --package bench -- cascade")),
+    },
+    LongTest {
+        name: "cluster",
+        what: "two gateways and a cluster of six nodes at steady load: a killed primary, a failover, moved slots, SCRIPT FLUSH",
+        bar: "no failed request; at most 1.5 times the limit in a window in which a fallback begins, the limit in all others",
+        run: || with_redis("long_cluster"),
     },
     LongTest {
         name: "crash",
@@ -47,7 +53,20 @@ const LONG_TESTS: [LongTest; 10] = [
         bar: "memory within the cap + 5 %, the abuser stays rejected, no regular client is, no pause over 1 ms",
         run: || run::run(&mut cargo("run --release --package bench -- flood")),
     },
+    LongTest {
+        name: "lease",
+        what: "one of two gateways with leased units is stopped past the end of its leases and continued, or killed",
+        bar: "no excess; at least 90 % of the limit available to the other gateway once the leases have expired",
+        run: || with_redis("long_lease"),
+    },
     LongTest { name: "loom", what: "all interleavings of concurrent code", bar: "clean", run: test::loom },
+    LongTest {
+        name: "outage",
+        what: "two gateways at steady load while Redis is killed, stopped, busy, reset, blackholed, slow, absent at start",
+        bar: "no 5xx, responses within 100 ms, Redis used within 1 s of its return; at most 1.5 times the limit in a \
+              window in which a fallback begins, the limit in all others",
+        run: || with_redis("long_outage"),
+    },
     LongTest {
         name: "probes",
         what: "several hundred valid and invalid requests, byte by byte, to the gateway and to nginx",
@@ -94,6 +113,12 @@ pub(crate) fn run(name: Option<&str>) -> anyhow::Result<()> {
 fn binary(name: &str) -> anyhow::Result<()> {
     let line = "test --release --package tidegate --test tidegate -- --ignored --nocapture";
     run::run(cargo(line).arg(name))
+}
+
+/// A long test of the real binary that starts Redis.
+fn with_redis(name: &str) -> anyhow::Result<()> {
+    setup::ensure("redis-server")?;
+    binary(name)
 }
 
 /// A long test of the gateway that starts nginx.

@@ -5,6 +5,7 @@
 
 mod check;
 mod contrib;
+mod distributed;
 mod documentation;
 mod explain;
 mod program;

@@ -5,6 +5,7 @@ mod collected;
 mod frames;
 mod http;
 mod raw;
+mod steady_load;
 mod tls;
 
 pub use blocking::{Connection, content_length, get, read_head, request, try_request};
@@ -15,4 +16,5 @@ pub use frames::{
 };
 pub use http::{http1, http2, http2_over, http2_streams};
 pub use raw::RawClient;
+pub use steady_load::{LoadClock, LoadPlan, LoadSample, SteadyLoad};
 pub use tls::{BlockingTls, connect_tls, roots, tls_config};

@@ -37,6 +37,14 @@ impl FaultProxy {
         Self { accepting, mode }
     }
 
+    /// The same in a thread of its own, for tests without a runtime.
+    pub fn start_in_thread(target: SocketAddr) -> Self {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let proxy = runtime.block_on(Self::start(target));
+        std::thread::spawn(move || runtime.block_on(std::future::pending::<()>()));
+        proxy
+    }
+
     /// Where clients connect to.
     pub fn address(&self) -> SocketAddr {
         self.accepting.address

@@ -1,6 +1,6 @@
 //! `tidegate serve` on a real port.
 
-mod admin;
+pub(crate) mod admin;
 mod certificates;
 mod file_descriptors;
 mod floods;
