@@ -70,6 +70,7 @@ const MAY_USE: [(&str, &[&str]); 15] = [
             "tidegate-telemetry",
             "tidegate-tower",
             "tidegate-gateway",
+            "tidegate-testkit",
         ],
     ),
     // Only for tests: no crate lists it, and dev-dependencies are not checked.

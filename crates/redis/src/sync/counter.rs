@@ -1,6 +1,8 @@
 //! A node's copy of one counter.
 
-use tidegate_core::{Cost, CounterDelta, CounterKey, CounterState, Limit, Outcome, Refund, Timestamp};
+use tidegate_core::{
+    Cost, CounterDelta, CounterKey, CounterState, Limit, Outcome, Refund, TimeSpan, Timestamp,
+};
 
 use super::{CounterExchange, ExchangeReply, ExchangedCounter};
 use crate::key::KeyName;
@@ -28,6 +30,8 @@ pub(super) struct SyncCounter {
     waiting_since: Option<Timestamp>,
     /// Whether the entry in Redis has a newer format.
     is_newer: bool,
+    /// When the last finished exchange began; `None` if there was none.
+    viewed_at: Option<Timestamp>,
 }
 
 #[derive(Debug)]
@@ -67,6 +71,7 @@ impl SyncCounter {
             is_touched: false,
             waiting_since: None,
             is_newer: false,
+            viewed_at: None,
         }
     }
 
@@ -92,6 +97,11 @@ impl SyncCounter {
     pub(super) fn waiting_since(&self) -> Option<Timestamp> {
         let sent = self.sent.as_ref().and_then(|sent| sent.waiting_since);
         sent.or(self.waiting_since)
+    }
+
+    /// Whether the last exchange is longer than `max_age` ago at `local`, or there was none.
+    pub(super) fn is_outdated(&self, local: Timestamp, max_age: TimeSpan) -> bool {
+        self.viewed_at.is_none_or(|viewed_at| local.since(viewed_at) > max_age)
     }
 
     /// Marks the counter for the next exchange.
@@ -173,9 +183,15 @@ impl SyncCounter {
         (sent.ticket, exchange)
     }
 
-    /// Adopts the counter that Redis returned at `at`, its own time.
-    pub(super) fn finish_exchange(&mut self, reply: ExchangeReply, at: Timestamp) -> ExchangeFindings {
+    /// Adopts the counter that Redis returned at `at`, its own time. The exchange began at `local`.
+    pub(super) fn finish_exchange(
+        &mut self,
+        reply: ExchangeReply,
+        at: Timestamp,
+        local: Timestamp,
+    ) -> ExchangeFindings {
         let Some(sent) = self.sent.take() else { return ExchangeFindings::default() };
+        self.viewed_at = Some(local);
         let ExchangeReply::Counter(ExchangedCounter { epoch, before, after }) = reply else {
             self.is_newer = true;
             return ExchangeFindings::default();

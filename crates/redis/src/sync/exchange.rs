@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use tidegate_core::{CounterDelta, CounterState, Limit, Timestamp};
+use tidegate_core::{Check, CounterDelta, CounterState, Limit, Timestamp};
 use tidegate_store::StoreError;
 use tokio::sync::Notify;
 
@@ -79,6 +79,37 @@ impl SyncNode {
         exchanged
     }
 
+    /// Renews the copies of `checks` that are new or have not been exchanged for a while: without this, a node that restarts or
+    /// sees a client rarely would decide on what it last knew.
+    pub(super) async fn renew(
+        &self,
+        checks: &[Check<'_>],
+        (local, store_time): (Timestamp, Timestamp),
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
+        let open = self.start_renewals(checks, (local, store_time))?;
+        if open.is_empty() { Ok(()) } else { self.exchange_all(open, local, now).await }
+    }
+
+    fn start_renewals(
+        &self,
+        checks: &[Check<'_>],
+        (local, now): (Timestamp, Timestamp),
+    ) -> Result<Vec<OpenExchange>, StoreError> {
+        let limits = self.limits(checks, now)?;
+        let (mut open, mut table) = (Vec::new(), self.table.lock(checks));
+        for (position, (check, limit)) in checks.iter().zip(&limits).enumerate() {
+            let counter = self.copy_of(&mut table, (position, check), limit, now)?;
+            if counter.is_outdated(local, self.max_age) {
+                counter.touch(local);
+                counter.adopt(limit, now);
+                let (ticket, exchange) = counter.start_exchange(self.id, self.next_ticket());
+                open.push(OpenExchange { place: self.table.place(check.key), ticket, exchange });
+            }
+        }
+        Ok(open)
+    }
+
     fn start_exchanges(&self, now: Timestamp) -> Vec<OpenExchange> {
         let mut open = Vec::new();
         self.table.visit_all(self.clock.store_time(now), |place, counter| {
@@ -130,8 +161,9 @@ impl SyncNode {
         self.clock.note_exchange(local, at, self.clock.local(now));
         for (open, reply) in group.iter().zip(replies) {
             let is_it = |counter: &super::counter::SyncCounter| counter.awaits(open.ticket);
-            let findings =
-                self.table.change_where(open.place, is_it, |counter| counter.finish_exchange(reply, at));
+            let findings = self
+                .table
+                .change_where(open.place, is_it, |counter| counter.finish_exchange(reply, at, local));
             self.metrics.note(findings.unwrap_or_default());
         }
         Ok(())

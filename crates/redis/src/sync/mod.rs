@@ -9,9 +9,8 @@
 //! All nodes together exceed a limit by at most `(nodes - 1) *` the units that one node admits between two exchanges. Proof: for
 //! each node, take the last exchange before its last admission, and let `k` be the node whose exchange is the latest of
 //! these. Node `k`'s copy then contained everything that any node pushed in its exchange, and its last admission fitted. Each
-//! other node has admitted more only since its exchange. A copy that is new or has not been used for a while starts from an
-//! unused or an old state; it is exchanged within an interval of its first use, so the same holds, and asking Redis before
-//! the first decision would not improve the bound.
+//! other node has admitted more only since its exchange. A copy that is new, or was not exchanged within two intervals, is renewed
+//! before it decides, so a node that restarts does not forget what it admitted.
 //!
 //! Two exchanges are an interval and the duration of an exchange apart. A node whose exchanges fail continues with its copies
 //! for at most two intervals and a timeout, so that one failed exchange does not matter; then its decisions fail. So each
@@ -208,16 +207,27 @@ impl SyncNode {
         let limits = self.limits(checks, now)?;
         let mut table = self.table.lock(checks);
         for (position, (check, limit)) in checks.iter().zip(&limits).enumerate() {
-            let create =
-                || SyncCounter::new(check.key, self.link.names().sync(check.key), limit, self.clock.newest());
-            let counter = table
-                .get_or_insert(position, check.key, now, create)
-                .ok_or_else(|| unavailable(SyncUnavailable::NoRoom))?;
+            let counter = self.copy_of(&mut table, (position, check), limit, now)?;
             counter.touch(local);
             counter.adopt(limit, now);
         }
         self.check_copies(checks, &table, local)?;
         Ok(decide(checks, now, &mut SyncLedger { table, checks, limits: &limits, now }))
+    }
+
+    /// The copy of a check's counter; a new one if there is none.
+    fn copy_of<'t>(
+        &self,
+        table: &'t mut LockedTable<'_>,
+        (position, check): (usize, &Check<'_>),
+        limit: &Limit,
+        now: Timestamp,
+    ) -> Result<&'t mut SyncCounter, StoreError> {
+        let create =
+            || SyncCounter::new(check.key, self.link.names().sync(check.key), limit, self.clock.newest());
+        table
+            .get_or_insert(position, check.key, now, create)
+            .ok_or_else(|| unavailable(SyncUnavailable::NoRoom))
     }
 
     fn peek_at(
@@ -258,6 +268,7 @@ fn unavailable(reason: SyncUnavailable) -> StoreError {
 impl Store for SyncStore {
     async fn decide(&self, checks: &[Check<'_>], now: Timestamp) -> Result<Decision, StoreError> {
         let times = self.node.current_time(now).await?;
+        self.node.renew(checks, times, now).await?;
         self.node.decide_at(checks, times)
     }
 

@@ -101,7 +101,7 @@ impl SyncTable {
         self.shards.iter().map(|shard| lock(shard).counters.len()).sum()
     }
 
-    fn place(&self, key: CounterKey<'_>) -> CounterPlace {
+    pub(super) fn place(&self, key: CounterKey<'_>) -> CounterPlace {
         let hash = self.hasher.hash_one(key);
         let shard = usize::try_from(hash >> 32).unwrap_or_default() % SHARDS;
         CounterPlace { shard, hash }
