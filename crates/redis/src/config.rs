@@ -21,7 +21,7 @@ pub struct RedisConfig {
     pub prefix: String,
     /// The secret for the hashes of client identifiers; the same on every node.
     pub secret: Vec<u8>,
-    /// How long a decision may wait for Redis.
+    /// How long a request to Redis may take; a decision that needs several in turn may wait this long for each.
     pub timeout: Duration,
     /// How often nodes exchange counts under [`Coordination::Sync`].
     pub sync_interval: Duration,
@@ -59,7 +59,7 @@ pub enum TimeSource {
 }
 
 impl RedisConfig {
-    /// The default timeout of a decision.
+    /// The default timeout of a request to Redis.
     pub const TIMEOUT: Duration = Duration::from_millis(20);
     /// The default interval between exchanges of counts.
     pub const SYNC_INTERVAL: Duration = Duration::from_secs(1);

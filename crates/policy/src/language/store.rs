@@ -41,7 +41,7 @@ pub(crate) static STORE: Mapping = Mapping {
             "lease",
         )
         .default("central"),
-        PolicyKey::new("timeout", Duration, "How long a decision may wait for Redis.", "20ms").default("20ms"),
+        PolicyKey::new("timeout", Duration, "How long a request to Redis may take; a decision that needs several in turn may wait this long for each.", "20ms").default("20ms"),
         PolicyKey::new(
             "sync_interval",
             Duration,
