@@ -60,7 +60,7 @@ pub(super) fn decode(operations: &[&Operation], reply: &Value) -> Result<Vec<Ope
     if bytes.next().is_some() { Err(protocol_error("the reply is too long")) } else { Ok(replies) }
 }
 
-fn requests<'o>(operation: &'o Operation) -> Result<&'o [PermitRequest], StoreError> {
+fn requests(operation: &Operation) -> Result<&[PermitRequest], StoreError> {
     match operation {
         Operation::Permits(requests) => Ok(requests),
         _ => Err(protocol_error("an operation of another script")),

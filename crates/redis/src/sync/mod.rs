@@ -208,6 +208,7 @@ impl SyncNode {
         let mut table = self.table.lock(checks);
         for (position, (check, limit)) in checks.iter().zip(&limits).enumerate() {
             let counter = self.copy_of(&mut table, (position, check), limit, now)?;
+            counter.note_view(local);
             counter.touch(local);
             counter.adopt(limit, now);
         }
