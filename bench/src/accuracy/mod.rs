@@ -43,7 +43,7 @@ pub(crate) fn run(decisions: u64) -> anyhow::Result<()> {
     for coordination in [Coordination::Central, Coordination::Lease, Coordination::Sync] {
         for algorithm in [Algorithm::TokenBucket, Algorithm::FixedWindow, Algorithm::SlidingCounter] {
             for skew in [0, 5] {
-                let replay = run_one(Scenario { coordination, algorithm, skew, decisions, seed })?;
+                let replay = run_one(&Scenario { coordination, algorithm, skew, decisions, seed })?;
                 let name = format!("{} {algorithm}, clocks skewed by {skew} s", coordination.name());
                 println!("{name}: {replay}");
                 if !replay.is_within_the_bar(coordination) {
@@ -64,7 +64,7 @@ struct Scenario {
     seed: u64,
 }
 
-fn run_one(scenario: Scenario) -> anyhow::Result<Replay> {
+fn run_one(scenario: &Scenario) -> anyhow::Result<Replay> {
     let redis = RedisServer::start();
     let files: Vec<_> = (0..NODES).map(|node| log_file(node, scenario.seed)).collect();
     let program = std::env::current_exe()?;

@@ -16,8 +16,8 @@ use super::record::Record;
 use super::{CLIENTS, limit, rule};
 
 const CALLERS: u64 = 32;
-/// Attempts of a caller per millisecond.
-const PER_TICK: u64 = 1;
+/// The time between two attempts of a caller.
+const PACE: Duration = Duration::from_millis(1);
 pub(super) const SYNC_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The parameters of a node.
@@ -104,12 +104,10 @@ async fn call(
 ) -> anyhow::Result<Vec<Record>> {
     let mut rng = fastrand::Rng::with_seed(seed);
     let mut records = Vec::new();
-    let mut ticks = tokio::time::interval(Duration::from_millis(1));
+    let mut ticks = tokio::time::interval(PACE);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
-    for number in 0..decisions {
-        if number % PER_TICK == 0 {
-            ticks.tick().await;
-        }
+    for _ in 0..decisions {
+        ticks.tick().await;
         let client = zipf(&mut rng);
         let name = client.to_be_bytes();
         let check = Check::new(CounterKey::new(rule(), &name), &limit);
