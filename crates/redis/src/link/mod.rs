@@ -11,6 +11,7 @@ mod batch;
 mod connect;
 mod dispatcher;
 mod error;
+mod failure_log;
 mod queue;
 mod replies;
 mod routes;
@@ -211,6 +212,7 @@ impl Link {
         LinkReport {
             servers: routes.servers().len() as u64,
             servers_open: open as u64,
+            servers_connected: self.shared.stats.connected.load(Ordering::Relaxed),
             unanswered: self.shared.queue.unanswered() as u64,
             ..self.shared.stats.report(self.shared.timer.now())
         }
