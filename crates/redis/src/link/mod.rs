@@ -41,7 +41,7 @@ use crate::key::KeyNames;
 use crate::operation::{Operation, OperationReply};
 
 pub(crate) use self::connect::{RedisConnector, ServerConnection};
-pub(crate) use self::error::LinkError;
+pub(crate) use self::error::{ConnectError, LinkError, missing_permission};
 pub use self::stats::{BATCH_BOUNDS, LATENCY_BOUNDS, LinkReport};
 pub(crate) use self::subscription::ChannelEvent;
 pub(crate) use self::topology::{Topology, ask_sentinel, discover};
