@@ -6,6 +6,7 @@ mod central;
 mod doctor;
 mod lease;
 mod link;
+mod membership;
 mod rolling_change;
 mod store;
 mod sync;
