@@ -222,3 +222,12 @@ fn doctor_takes_the_store_of_a_policy() {
     let output = run(&["doctor"]);
     assert!(!output.status.success() && String::from_utf8_lossy(&output.stderr).contains("<URL>"));
 }
+
+#[test]
+fn store_that_does_not_answer_is_never_logged_as_available() {
+    let redis = RedisServer::start();
+    let url = redis.url().replace("redis://", "rediss://");
+    let server = serve(&["--config", &policy(&url).path()]);
+    let first = server.wait_for_log("\"event\":\"store_");
+    assert!(first.contains("\"event\":\"store_unavailable\""), "{first}");
+}
