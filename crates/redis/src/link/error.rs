@@ -57,6 +57,14 @@ pub(crate) enum ConnectError {
     NoSlots { address: ServerAddress },
 }
 
+/// What the operator has to look at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum FailureKind {
+    Server,
+    Login,
+    Permission,
+}
+
 impl ConnectError {
     /// Whether an operator must change the configuration.
     pub(crate) fn is_permanent(&self) -> bool {
@@ -90,12 +98,12 @@ impl ConnectError {
         }
     }
 
-    /// The name of the log event.
-    pub(super) fn event(&self) -> &'static str {
+    /// What the operator has to look at.
+    pub(super) fn kind(&self) -> FailureKind {
         match self {
-            Self::Login { .. } => "redis_login_failed",
-            Self::Permission { .. } => "redis_permission_missing",
-            _ => "redis_unavailable",
+            Self::Login { .. } => FailureKind::Login,
+            Self::Permission { .. } => FailureKind::Permission,
+            _ => FailureKind::Server,
         }
     }
 }

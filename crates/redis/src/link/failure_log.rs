@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use tidegate_core::{TimeSpan, Timestamp};
 
 use super::PROBE_INTERVAL;
-use super::error::ConnectError;
+use super::error::{ConnectError, FailureKind};
 use crate::endpoint::ServerAddress;
 
 /// A failure that lasts is logged again after this time.
@@ -19,7 +19,7 @@ const FORGET_AFTER: TimeSpan = TimeSpan::from_secs(65);
 /// What was logged about each server. A failure to find the servers has no address.
 #[derive(Debug, Default)]
 pub(super) struct FailureLog {
-    logged: HashMap<(Option<ServerAddress>, &'static str), LoggedFailure>,
+    logged: HashMap<(Option<ServerAddress>, FailureKind), LoggedFailure>,
 }
 
 #[derive(Debug)]
@@ -31,14 +31,17 @@ struct LoggedFailure {
 impl FailureLog {
     /// Logs a failure, unless it is known.
     pub(super) fn failed(&mut self, error: &ConnectError, now: Timestamp) {
-        let event = error.event();
-        if !self.is_due(error.address().cloned(), event, now) {
+        let kind = error.kind();
+        if !self.is_due(error.address().cloned(), kind, now) {
             return;
         }
-        if error.is_permanent() {
-            tracing::error!(event, "{error}");
-        } else {
-            tracing::warn!(event, "{error}; retrying every {} ms", PROBE_INTERVAL.as_millis());
+        let interval = PROBE_INTERVAL.as_millis();
+        match kind {
+            FailureKind::Login => tracing::error!(event = "redis_login_failed", "{error}"),
+            FailureKind::Permission => tracing::error!(event = "redis_permission_missing", "{error}"),
+            FailureKind::Server => {
+                tracing::warn!(event = "redis_unavailable", "{error}; retrying every {interval} ms");
+            }
         }
     }
 
@@ -54,8 +57,8 @@ impl FailureLog {
         self.end(None);
     }
 
-    fn is_due(&mut self, address: Option<ServerAddress>, event: &'static str, now: Timestamp) -> bool {
-        let last = self.logged.get(&(address.clone(), event));
+    fn is_due(&mut self, address: Option<ServerAddress>, kind: FailureKind, now: Timestamp) -> bool {
+        let last = self.logged.get(&(address.clone(), kind));
         let is_due = last.is_none_or(|last| {
             let interval = if last.is_over { CHANGE_INTERVAL } else { REPEAT_INTERVAL };
             now.since(last.at) >= interval
@@ -63,7 +66,7 @@ impl FailureLog {
         if is_due {
             // Servers that are gone for long are forgotten.
             self.logged.retain(|_, last| now.since(last.at) < FORGET_AFTER);
-            self.logged.insert((address, event), LoggedFailure { at: now, is_over: false });
+            self.logged.insert((address, kind), LoggedFailure { at: now, is_over: false });
         }
         is_due
     }
@@ -91,12 +94,12 @@ mod tests {
                 let now = Timestamp::from_secs(1) + TimeSpan::from_millis(tenth * 100);
                 // Another server works all the time.
                 assert!(!log.end(Some(&address(2))));
-                log.is_due(Some(address(1)), "redis_unavailable", now)
+                log.is_due(Some(address(1)), FailureKind::Server, now)
             })
             .collect();
         assert_eq!(due, [0, 600, 1_200]);
-        assert!(log.is_due(Some(address(3)), "redis_unavailable", Timestamp::from_secs(2)));
-        assert!(log.is_due(None, "redis_login_failed", Timestamp::from_secs(2)));
+        assert!(log.is_due(Some(address(3)), FailureKind::Server, Timestamp::from_secs(2)));
+        assert!(log.is_due(None, FailureKind::Login, Timestamp::from_secs(2)));
     }
 
     #[test]
@@ -104,7 +107,7 @@ mod tests {
         let mut log = FailureLog::default();
         let server = address(1);
         let fails_at = |log: &mut FailureLog, second| {
-            log.is_due(Some(server.clone()), "redis_unavailable", Timestamp::from_secs(second))
+            log.is_due(Some(server.clone()), FailureKind::Server, Timestamp::from_secs(second))
         };
         assert!(fails_at(&mut log, 1));
         assert!(log.end(Some(&address(1))) && !log.end(Some(&address(1))));

@@ -22,9 +22,8 @@ use tracing_log::log::LevelFilter as LogLevelFilter;
 use super::json::{JsonLine, sanitized};
 use super::{Log, LogFormat};
 
-/// The crate of the program. The names of its libraries start with [`LIBRARY_PREFIX`].
+/// The crate of the program. The names of its libraries continue with an underscore.
 const PROGRAM: &str = "tidegate";
-const LIBRARY_PREFIX: &str = "tidegate_";
 /// The window in which the lines of dependencies are limited.
 const WINDOW: TimeSpan = TimeSpan::from_secs(60);
 /// The limit of these lines in a window.
@@ -126,7 +125,8 @@ impl Subscriber for LogSubscriber {
 
 fn is_process_event(metadata: &Metadata<'_>) -> bool {
     let name = metadata.target().split("::").next().unwrap_or_default();
-    (name == PROGRAM || name.starts_with(LIBRARY_PREFIX)) && metadata.fields().field("event").is_some()
+    let is_ours = name.strip_prefix(PROGRAM).is_some_and(|rest| rest.is_empty() || rest.starts_with('_'));
+    is_ours && metadata.fields().field("event").is_some()
 }
 
 /// The fields of an event, as text.
@@ -247,7 +247,7 @@ mod tests {
     #[test]
     fn event_of_a_library_of_the_workspace_is_a_process_event() {
         let through_tracing = lines_of(|| {
-            tracing::warn!(target: "tidegate_redis::link", event = "redis_unavailable", "no reply");
+            tracing::warn!(target: "tidegate_redis", event = "redis_unavailable", "no reply");
             tracing::info!(target: "tidegate_redis", event = "redis_available", "connected");
         });
         let (log, lines) = Log::into_channel(clock());
@@ -301,7 +301,7 @@ mod tests {
             tracing::info!(target: "h2", event = "started", "info");
             tracing::info!(target: "tidegatelike", event = "started", "info");
             tracing::info!(target: "tidegate_redis", "no event");
-            tracing::debug!(target: "tidegate_redis::shared", event = "records_not_exchanged", "debug");
+            tracing::debug!(target: "tidegate_redis", event = "records_not_exchanged", "debug");
             tracing::info!(target: "tidegate", "no event");
             tracing::debug!(target: "tidegate", event = "debug", "debug");
             assert!(tracing::error_span!("span").is_disabled());
